@@ -1,0 +1,194 @@
+//! A ring's part in shared memory, as words.
+//!
+//! Two kinds of access, because they are two kinds of fact. *Sync words* (indices, descriptor
+//! flags, event words) order the two sides and carry an explicit [`Ordering`]. *Data* (addresses,
+//! lengths, ids) is read and written relaxed and is ordered by a sync word next to it. Under
+//! `cfg(loom)` only sync words are visible to the model, which keeps it small enough to exhaust.
+
+use std::sync::Arc;
+
+#[cfg(loom)]
+pub use modelled::Area;
+#[cfg(not(loom))]
+pub use plain::Area;
+
+use crate::memory::GuestMemory;
+
+#[cfg(not(loom))]
+mod plain {
+    #![allow(unsafe_code)]
+    use std::ptr::NonNull;
+    use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+    use super::{Arc, GuestMemory};
+    use crate::mapping::Mapping;
+
+    /// `len` bytes of shared memory, aligned to 16, that stay mapped as long as this value lives.
+    /// All offsets are in bytes and must be aligned to the access; a bad one is a bug of ours and
+    /// panics (offsets come from validated ring geometry, never from the peer).
+    pub struct Area {
+        at: NonNull<u8>,
+        len: usize,
+        _mapping: Arc<Mapping>,
+    }
+
+    // SAFETY: only atomic accesses are made through the pointer, and the mapping outlives it.
+    unsafe impl Send for Area {}
+    // SAFETY: as above.
+    unsafe impl Sync for Area {}
+
+    macro_rules! words {
+        ($load:ident, $store:ident, $int:ty, $atomic:ty) => {
+            /// Relaxed load of a little-endian data word.
+            #[inline]
+            pub fn $load(&self, offset: usize) -> $int {
+                let at = self.word::<$int>(offset).cast::<$atomic>();
+                // SAFETY: `word` checked bounds and alignment; the mapping lives; the peer's
+                // writes are outside this program, where atomics are the nearest thing to them.
+                // JUSTIFICATION: shared memory has no safe view; bench `ring`.
+                <$int>::from_le(unsafe { at.as_ref() }.load(Ordering::Relaxed))
+            }
+
+            /// Relaxed store of a little-endian data word.
+            #[inline]
+            pub fn $store(&self, offset: usize, value: $int) {
+                let at = self.word::<$int>(offset).cast::<$atomic>();
+                // SAFETY: as for the load.
+                unsafe { at.as_ref() }.store(value.to_le(), Ordering::Relaxed);
+            }
+        };
+    }
+
+    impl Area {
+        /// The `len` bytes at guest address `addr`, if one region holds them and the address is
+        /// aligned to 4 (16 for descriptor tables is the ring's rule to check).
+        pub fn new(memory: &GuestMemory, addr: u64, len: usize) -> Option<Self> {
+            let (mapping, offset) = memory.find(addr, len as u64, &mut 0)?;
+            let at = mapping.at(offset, len)?;
+            if at.addr().get() % 2 != 0 {
+                return None;
+            }
+            Some(Self { at, len, _mapping: Arc::clone(mapping) })
+        }
+
+        #[inline]
+        fn word<T>(&self, offset: usize) -> NonNull<T> {
+            let size = size_of::<T>();
+            assert!(
+                offset <= self.len && size <= self.len - offset,
+                "offset {offset} of {}",
+                self.len
+            );
+            // SAFETY: the offset lies inside the mapping, checked above.
+            let at = unsafe { self.at.add(offset) };
+            debug_assert!(at.addr().get() % size == 0);
+            at.cast()
+        }
+
+        words!(load_u16, store_u16, u16, AtomicU16);
+        words!(load_u32, store_u32, u32, AtomicU32);
+        words!(load_u64, store_u64, u64, AtomicU64);
+
+        /// Load of a sync word.
+        #[inline]
+        pub fn sync_load(&self, offset: usize, order: Ordering) -> u16 {
+            let at = self.word::<u16>(offset).cast::<AtomicU16>();
+            // SAFETY: as for data words.
+            u16::from_le(unsafe { at.as_ref() }.load(order))
+        }
+
+        /// Store of a sync word.
+        #[inline]
+        pub fn sync_store(&self, offset: usize, value: u16, order: Ordering) {
+            let at = self.word::<u16>(offset).cast::<AtomicU16>();
+            // SAFETY: as for data words.
+            unsafe { at.as_ref() }.store(value.to_le(), order);
+        }
+
+        /// Asks the CPU to fetch the line at `offset`; out of range is ignored.
+        #[inline]
+        pub fn prefetch(&self, offset: usize) {
+            if offset < self.len {
+                crate::copy::prefetch(self.at.as_ptr().wrapping_add(offset));
+            }
+        }
+    }
+}
+
+#[cfg(loom)]
+mod modelled {
+    use std::collections::HashMap;
+    use std::sync::Mutex;
+
+    use loom::sync::atomic::{AtomicU16, Ordering};
+
+    use super::{Arc, GuestMemory};
+
+    /// The same, for loom: sync words are loom's atomics, data is invisible to the model.
+    /// Areas at the same guest address share their words through `Bank`.
+    #[derive(Clone)]
+    pub struct Area(Arc<Bank>);
+
+    struct Bank {
+        sync: HashMap<usize, AtomicU16>,
+        data: Mutex<Vec<u8>>,
+    }
+
+    impl Area {
+        /// Guest memory does not exist in a model; use [`Area::modelled`].
+        pub fn new(_: &GuestMemory, _: u64, _: usize) -> Option<Self> {
+            None
+        }
+
+        /// An area of `len` zeroed bytes whose sync words are at the offsets `sync`. Clones are
+        /// views of the same memory, one for each side.
+        pub fn modelled(len: usize, sync: &[usize]) -> Self {
+            let sync = sync.iter().map(|o| (*o, AtomicU16::new(0))).collect();
+            Self(Arc::new(Bank { sync, data: Mutex::new(vec![0; len]) }))
+        }
+
+        fn get<const N: usize>(&self, offset: usize) -> [u8; N] {
+            let data = self.0.data.lock().unwrap();
+            data[offset..offset + N].try_into().unwrap()
+        }
+
+        fn set(&self, offset: usize, bytes: &[u8]) {
+            self.0.data.lock().unwrap()[offset..offset + bytes.len()].copy_from_slice(bytes);
+        }
+
+        /// See the plain `Area`.
+        pub fn load_u16(&self, offset: usize) -> u16 {
+            u16::from_le_bytes(self.get(offset))
+        }
+        /// See the plain `Area`.
+        pub fn load_u32(&self, offset: usize) -> u32 {
+            u32::from_le_bytes(self.get(offset))
+        }
+        /// See the plain `Area`.
+        pub fn load_u64(&self, offset: usize) -> u64 {
+            u64::from_le_bytes(self.get(offset))
+        }
+        /// See the plain `Area`.
+        pub fn store_u16(&self, offset: usize, value: u16) {
+            self.set(offset, &value.to_le_bytes());
+        }
+        /// See the plain `Area`.
+        pub fn store_u32(&self, offset: usize, value: u32) {
+            self.set(offset, &value.to_le_bytes());
+        }
+        /// See the plain `Area`.
+        pub fn store_u64(&self, offset: usize, value: u64) {
+            self.set(offset, &value.to_le_bytes());
+        }
+        /// See the plain `Area`.
+        pub fn sync_load(&self, offset: usize, order: Ordering) -> u16 {
+            self.0.sync[&offset].load(order)
+        }
+        /// See the plain `Area`.
+        pub fn sync_store(&self, offset: usize, value: u16, order: Ordering) {
+            self.0.sync[&offset].store(value, order);
+        }
+        /// See the plain `Area`.
+        pub fn prefetch(&self, _: usize) {}
+    }
+}

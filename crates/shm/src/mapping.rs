@@ -1,0 +1,184 @@
+//! One mmap of a descriptor, owned.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use crate::sys;
+
+/// A shared mapping of a memfd, a hugetlbfs file or a plain file. Unmapped on drop.
+pub struct Mapping {
+    at: NonNull<u8>,
+    len: usize,
+    guarded: &'static sys::Guarded,
+    fd: Option<OwnedFd>,
+}
+
+// SAFETY: the mapping is plain memory; every access to it goes through atomics or raw copies that
+// assume concurrent writers, and the pointer and length never change.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// Why a descriptor could not be mapped.
+#[derive(Debug)]
+pub enum MapError {
+    /// The range is empty or its end does not fit the address space.
+    BadRange {
+        /// Offset asked for, in bytes.
+        offset: u64,
+        /// Length asked for, in bytes.
+        len: u64,
+    },
+    /// The file holds fewer bytes than the range claims.
+    Short {
+        /// End of the claimed range, in bytes.
+        claimed: u64,
+        /// Size of the file, in bytes.
+        held: u64,
+    },
+    /// The system refused.
+    Os(io::Error),
+}
+
+impl fmt::Display for MapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BadRange { offset, len } => {
+                write!(f, "memory range of {len:#x} bytes at offset {offset:#x} is empty or wraps")
+            }
+            Self::Short { claimed, held } => {
+                write!(f, "memory range ends at {claimed:#x} but its file holds {held:#x} bytes")
+            }
+            Self::Os(error) => write!(f, "mmap failed: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for MapError {}
+
+impl Mapping {
+    /// Maps the first `offset + len` bytes of `fd`, rounded up to its block size (hugetlbfs maps
+    /// in large pages only).
+    ///
+    /// # Errors
+    /// [`MapError`]; in particular a file shorter than the range, which would fault on access.
+    pub fn new(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, MapError> {
+        let bad = || MapError::BadRange { offset, len };
+        let end = offset.checked_add(len).filter(|_| len > 0).ok_or_else(bad)?;
+        let (size, block) = sys::file_size(fd).map_err(MapError::Os)?;
+        if let Some(held) = size.filter(|held| *held < end) {
+            return Err(MapError::Short { claimed: end, held });
+        }
+        let end = end.checked_next_multiple_of(block).ok_or_else(bad)?;
+        let len = usize::try_from(end).ok().filter(|l| isize::try_from(*l).is_ok());
+        let len = len.ok_or_else(bad)?;
+        let (at, guarded) = sys::map(fd, len).map_err(MapError::Os)?;
+        Ok(Self { at, len, guarded, fd: None })
+    }
+
+    /// A new memfd of `len` bytes, zeroed and mapped; a driver half's "guest memory".
+    ///
+    /// # Errors
+    /// [`MapError`] when the system refuses the memory.
+    pub fn memfd(name: &str, len: u64) -> Result<Self, MapError> {
+        let fd = sys::memfd(name, len).map_err(MapError::Os)?;
+        let mut mapping = Self::new(fd.as_fd(), 0, len)?;
+        mapping.fd = Some(fd);
+        Ok(mapping)
+    }
+
+    /// The descriptor behind a mapping made by [`Mapping::memfd`], to hand to the peer.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Length in bytes, block rounding included.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: an empty range is refused.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the peer took the file away under the mapping. What is read since is zeroes, what
+    /// is written reaches no one; the port is to be stopped.
+    pub fn is_lost(&self) -> bool {
+        self.guarded.is_lost()
+    }
+
+    /// Start of `len` bytes at `offset`, or `None` when they do not lie inside.
+    pub(crate) fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        if offset > self.len || len > self.len - offset {
+            return None;
+        }
+        // SAFETY: `offset` is at most the mapping's length, which fits isize (checked in `new`).
+        Some(unsafe { self.at.add(offset) })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        sys::unmap(self.at, self.len, self.guarded);
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mapping({:?}+{:#x})", self.at, self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Area, GuestMemory, Region};
+    use std::sync::Arc;
+
+    #[test]
+    fn file_shorter_than_claimed_is_refused() {
+        let fd = sys::memfd("short", 8192).unwrap();
+        let error = Mapping::new(fd.as_fd(), 4096, 8192).unwrap_err();
+        assert!(matches!(error, MapError::Short { claimed: 12288, held: 8192 }), "{error}");
+    }
+
+    #[test]
+    fn empty_and_wrapping_ranges_are_refused() {
+        let fd = sys::memfd("bad", 8192).unwrap();
+        assert!(matches!(Mapping::new(fd.as_fd(), 0, 0), Err(MapError::BadRange { .. })));
+        assert!(matches!(Mapping::new(fd.as_fd(), u64::MAX, 2), Err(MapError::BadRange { .. })));
+    }
+
+    #[test]
+    fn descriptor_that_cannot_be_mapped_is_an_os_error() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert!(matches!(Mapping::new(null.as_fd(), 0, 4096), Err(MapError::Os(_))));
+    }
+
+    #[test]
+    fn truncated_file_is_survived_and_reported() {
+        let path = std::env::temp_dir().join(format!("pvswitch-shm-{}", std::process::id()));
+        let options =
+            std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        let file = options.unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file.set_len(65536).unwrap();
+        let mapping = Arc::new(Mapping::new(file.as_fd(), 0, 65536).unwrap());
+        let region =
+            Region { guest_addr: 0, user_addr: 0, len: 65536, offset: 0, mapping: mapping.clone() };
+        let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
+        let area = Area::new(&memory, 32768, 64).unwrap();
+        area.store_u32(0, 7);
+        assert_eq!(area.load_u32(0), 7);
+        assert!(!mapping.is_lost());
+        file.set_len(0).unwrap();
+        assert_eq!(area.load_u32(0), 0);
+        assert!(mapping.is_lost() && memory.is_lost());
+        area.store_u32(0, 9);
+        assert_eq!(area.load_u32(0), 9);
+    }
+}
