@@ -1,1 +1,12 @@
-//! Under construction.
+//! Ring protocols as pure index logic over shared memory; both halves of each.
+//!
+//! A ring here has no descriptor to poll, no clock and no thread: it answers what is new, takes
+//! and gives back, and says whether the peer wants to be told. [`virtq`] holds the virtqueues of
+//! virtio 1.3, split and packed.
+//!
+//! Every verb is a transaction. `take` copies descriptors out exactly once and checks the copies;
+//! `put` (or `add`) prepares; nothing is visible to the peer before `publish`; `arm` re-checks
+//! by itself, so that no caller can sleep on a ring that has work.
+#![forbid(unsafe_code)]
+
+pub mod virtq;

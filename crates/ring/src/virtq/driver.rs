@@ -1,0 +1,171 @@
+//! Driver half: what a NIC driver does. `nic`, `gen`, tests, fuzzers and the lab use it.
+
+use shm::{Area, GuestMemory};
+
+use super::packed::PackedDriver;
+use super::split::SplitDriver;
+use super::{
+    Armed, Buf, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Layout, LayoutError, Malformed, Used,
+};
+
+/// Driver half of one virtqueue, split or packed. It trusts the device no further than the device
+/// trusts it: lengths and ids from the ring are checked against private records.
+pub struct DriverQueue(Kind);
+
+enum Kind {
+    Split(SplitDriver),
+    Packed(PackedDriver),
+}
+
+/// Memory for indirect tables: one table of `entries` descriptors for each ring descriptor.
+pub struct IndirectPool {
+    tables: Area,
+    addr: u64,
+    entries: u16,
+}
+
+impl IndirectPool {
+    /// A pool at guest address `addr` for a ring of `size`; needs `size * entries * 16` bytes.
+    pub fn new(memory: &GuestMemory, addr: u64, size: u16, entries: u16) -> Option<Self> {
+        let len = usize::from(size) * usize::from(entries) * DESC_LEN;
+        //= virtio-v1.3 2.7.5.3.1: a driver MUST NOT create a descriptor chain longer than the
+        //= Queue Size of the device.
+        Some(Self { tables: Area::new(memory, addr, len)?, addr, entries: entries.min(size) })
+    }
+
+    pub(super) fn fits(&self, bufs: &[Buf]) -> bool {
+        bufs.len() <= usize::from(self.entries)
+    }
+
+    /// Writes the table of chain `i`; returns its guest address and its length in bytes.
+    fn write(&self, i: u16, bufs: &[Buf], rest: impl Fn(u16, &Buf) -> u64) -> (u64, u32) {
+        let start = usize::from(i) * usize::from(self.entries) * DESC_LEN;
+        for (n, buf) in (0_u16..).zip(bufs) {
+            let at = start + usize::from(n) * DESC_LEN;
+            self.tables.store_u64(at, buf.addr);
+            self.tables.store_u64(at + 8, u64::from(buf.len) | rest(n, buf));
+        }
+        let len = u32::try_from(bufs.len() * DESC_LEN).expect("at most 2^16 entries");
+        (self.addr + u64::from(i) * u64::from(self.entries) * 16, len)
+    }
+
+    pub(super) fn write_split(&self, head: u16, bufs: &[Buf]) -> (u64, u32) {
+        self.write(head, bufs, |n, buf| {
+            let more = usize::from(n) + 1 < bufs.len();
+            let flags = if more { DESC_NEXT } else { 0 } | if buf.write { DESC_WRITE } else { 0 };
+            let next = if more { n + 1 } else { 0 };
+            u64::from(flags) << 32 | u64::from(next) << 48
+        })
+    }
+
+    pub(super) fn write_packed(&self, id: u16, bufs: &[Buf]) -> (u64, u32) {
+        self.write(id, bufs, |_, buf| u64::from(if buf.write { DESC_WRITE } else { 0 }) << 48)
+    }
+}
+
+impl DriverQueue {
+    /// Initialises a ring at `layout` in memory of ours, starting from `base` (the same value the
+    /// device is given, see [`DeviceQueue::new`](super::DeviceQueue::new)).
+    ///
+    /// # Errors
+    /// [`LayoutError`] when size, address, alignment or base are not legal.
+    pub fn new(
+        memory: &GuestMemory,
+        layout: &Layout,
+        features: Features,
+        base: u32,
+        indirect: Option<IndirectPool>,
+    ) -> Result<Self, LayoutError> {
+        let indirect = indirect.filter(|_| features.indirect);
+        if features.packed {
+            let q = PackedDriver::new(memory, layout, features, base, indirect)?;
+            return Ok(Self(Kind::Packed(q)));
+        }
+        let start = u16::try_from(base).map_err(|_| LayoutError::Base(base))?;
+        Ok(Self(Kind::Split(SplitDriver::new(memory, layout, features, start, indirect)?)))
+    }
+
+    /// Number of descriptors.
+    pub fn size(&self) -> u16 {
+        match &self.0 {
+            Kind::Split(q) => q.size(),
+            Kind::Packed(q) => q.size(),
+        }
+    }
+
+    /// Descriptors not in flight.
+    pub fn free(&self) -> u16 {
+        match &self.0 {
+            Kind::Split(q) => q.free(),
+            Kind::Packed(q) => q.free(),
+        }
+    }
+
+    /// Makes one chain of `bufs` (reads first) and returns its id, smaller than the ring's size;
+    /// `None` when the ring lacks room. Not visible before [`publish`](Self::publish).
+    #[inline]
+    pub fn add(&mut self, bufs: &[Buf]) -> Option<u16> {
+        match &mut self.0 {
+            Kind::Split(q) => q.add(bufs),
+            Kind::Packed(q) => q.add(bufs),
+        }
+    }
+
+    /// Makes every chain added so far visible to the device.
+    #[inline]
+    pub fn publish(&mut self) {
+        match &mut self.0 {
+            Kind::Split(q) => q.publish(),
+            Kind::Packed(q) => q.publish(),
+        }
+    }
+
+    /// Whether the device wants a kick for what was published since this was last asked.
+    #[inline]
+    #[must_use]
+    pub fn kick_needed(&mut self) -> bool {
+        match &mut self.0 {
+            Kind::Split(q) => q.kick_needed(),
+            Kind::Packed(q) => q.kick_needed(),
+        }
+    }
+
+    /// Appends up to about `max` used chains to `out` (a batch of an in-order device is not cut)
+    /// and returns how many.
+    ///
+    /// # Errors
+    /// [`Malformed`]: the device broke the protocol; the ring is to be abandoned.
+    #[inline]
+    pub fn take_used(&mut self, max: usize, out: &mut Vec<Used>) -> Result<usize, Malformed> {
+        match &mut self.0 {
+            Kind::Split(q) => q.take_used(max, out),
+            Kind::Packed(q) => q.take_used(max, out),
+        }
+    }
+
+    /// Asks for a call at the next used chain, and looks a last time. Only [`Armed::Armed`]
+    /// allows sleep.
+    pub fn arm(&mut self) -> Armed {
+        match &mut self.0 {
+            Kind::Split(q) => q.arm(),
+            Kind::Packed(q) => q.arm(),
+        }
+    }
+
+    /// Asks for no calls: the ring is being polled.
+    pub fn disarm(&mut self) {
+        match &mut self.0 {
+            Kind::Split(q) => q.disarm(),
+            Kind::Packed(q) => q.disarm(),
+        }
+    }
+
+    /// Whether there are used chains. One load.
+    #[inline]
+    pub fn has_used(&self) -> bool {
+        match &self.0 {
+            Kind::Split(q) => q.has_used(),
+            Kind::Packed(q) => q.has_used(),
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Virtqueues (virtio 1.3, 2.6 to 2.8): device half and driver half, split and packed.
+//!
+//! ```text
+//!            driver half (guest, nic, gen)            device half (the switch's ports)
+//!   add ──▶ publish ──▶ kick_needed ── kick ──▶  take ──▶ (copy) ──▶ put ──▶ publish
+//!   take_used ◀──────────────────────  call ◀── call_needed ◀─────────────────┘
+//! ```
+//!
+//! The device half uses chains strictly in the order it took them, whether or not IN_ORDER was
+//! negotiated: a back-end that dies can then resume from the used index alone, with no list of
+//! requests in flight, and a packed ring needs no bookkeeping of skipped slots.
+
+mod device;
+mod driver;
+mod packed;
+mod split;
+
+pub use device::DeviceQueue;
+pub use driver::{DriverQueue, IndirectPool};
+
+use std::fmt;
+
+/// Largest queue size of either layout (virtio 1.3, 2.7 and 2.8).
+pub const SIZE_MAX: u16 = 32768;
+
+/// What was negotiated that a ring cares about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// VIRTIO_F_RING_PACKED.
+    pub packed: bool,
+    /// VIRTIO_F_EVENT_IDX; without it the flags NO_NOTIFY and NO_INTERRUPT serve.
+    pub event_idx: bool,
+    /// VIRTIO_F_INDIRECT_DESC.
+    pub indirect: bool,
+    /// VIRTIO_F_IN_ORDER.
+    pub in_order: bool,
+}
+
+/// Where a ring lies, in guest addresses. Frozen at activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Number of descriptors; split: a power of two; packed: any; at most [`SIZE_MAX`].
+    pub size: u16,
+    /// Descriptor table, or packed descriptor ring.
+    pub desc: u64,
+    /// Driver area: available ring, or driver event suppression.
+    pub driver: u64,
+    /// Device area: used ring, or device event suppression.
+    pub device: u64,
+}
+
+/// Why a ring cannot be activated. All are the driver's or front-end's fault.
+#[derive(Debug, PartialEq, Eq)]
+pub enum LayoutError {
+    /// The size is zero, too large, or (split) not a power of two.
+    Size(u16),
+    /// A part of the ring is not inside one memory region.
+    Outside {
+        /// Which part: `desc`, `driver` or `device`.
+        part: &'static str,
+        /// Its guest address.
+        addr: u64,
+    },
+    /// A part of the ring is not aligned as the specification asks.
+    Unaligned {
+        /// Which part: `desc`, `driver` or `device`.
+        part: &'static str,
+        /// Its guest address.
+        addr: u64,
+    },
+    /// The start index lies outside the ring.
+    Base(u32),
+}
+
+impl fmt::Display for LayoutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Size(size) => write!(f, "queue size {size} is not legal for this ring"),
+            Self::Outside { part, addr } => {
+                write!(f, "ring {part} area at {addr:#x} lies outside guest memory")
+            }
+            Self::Unaligned { part, addr } => {
+                write!(f, "ring {part} area at {addr:#x} is not aligned")
+            }
+            Self::Base(base) => write!(f, "ring start index {base:#x} lies outside the ring"),
+        }
+    }
+}
+
+impl std::error::Error for LayoutError {}
+
+/// A peer broke the ring protocol. The ring is to be stopped and the port told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Malformed {
+    /// The producer index moved by more than the ring holds.
+    IndexJump {
+        /// Index seen.
+        seen: u16,
+        /// Index up to which we had taken.
+        taken: u16,
+    },
+    /// A descriptor index or `next` outside the table.
+    DescIndex(u16),
+    /// A chain longer than the ring (or its indirect table): a loop.
+    ChainTooLong,
+    /// INDIRECT set where the specification forbids it, or not negotiated.
+    Indirect,
+    /// An indirect table of length zero, or not a multiple of 16, or longer than allowed.
+    IndirectLen(u32),
+    /// An indirect table outside guest memory.
+    IndirectOutside(u64),
+    /// A readable descriptor after a writable one.
+    ReadAfterWrite,
+    /// (Driver half) the device used an id that is not in flight.
+    UsedId(u32),
+    /// (Driver half) the device claims to have written more than the buffer holds.
+    UsedLen(u32),
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::IndexJump { seen, taken } => {
+                write!(f, "ring index jumped from {taken} to {seen}, more than the ring holds")
+            }
+            Self::DescIndex(i) => write!(f, "descriptor index {i} is outside the table"),
+            Self::ChainTooLong => write!(f, "descriptor chain is longer than the ring (a loop)"),
+            Self::Indirect => write!(f, "indirect descriptor where none is allowed"),
+            Self::IndirectLen(len) => write!(f, "indirect table of {len} bytes is not legal"),
+            Self::IndirectOutside(addr) => {
+                write!(f, "indirect table at {addr:#x} is outside guest memory")
+            }
+            Self::ReadAfterWrite => write!(f, "readable descriptor after a writable one"),
+            Self::UsedId(id) => write!(f, "device used id {id}, which is not in flight"),
+            Self::UsedLen(len) => write!(f, "device wrote {len} bytes, more than the buffer holds"),
+        }
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+/// One buffer of a chain, copied out of its descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buf {
+    /// Guest address.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u32,
+    /// Whether the device may write it (else: read it).
+    pub write: bool,
+}
+
+/// One chain: what the driver made available as one unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// The driver's name for it; goes back in the used element.
+    pub id: u16,
+    /// Descriptors of the ring it occupies (an indirect one counts one).
+    pub slots: u16,
+    /// Index of its first buffer in [`Taken::bufs`].
+    pub first: u32,
+    /// How many of its buffers the device reads; they come first.
+    pub reads: u16,
+    /// How many the device may write.
+    pub writes: u16,
+}
+
+/// Chains taken in one burst, with their buffers. Allocated once per user; `take` clears it.
+#[derive(Debug)]
+pub struct Taken {
+    /// In ring order.
+    pub chains: Vec<Chain>,
+    /// All buffers; a chain's lie together.
+    pub bufs: Vec<Buf>,
+}
+
+impl Taken {
+    /// Room for bursts of `chains` from a ring of `size` descriptors without allocating.
+    pub fn with_capacity(chains: usize, size: u16) -> Self {
+        let bufs = chains * 4 + usize::from(size);
+        Self { chains: Vec::with_capacity(chains), bufs: Vec::with_capacity(bufs) }
+    }
+
+    /// The buffers of `chain` that the device reads.
+    #[inline]
+    pub fn reads(&self, chain: &Chain) -> &[Buf] {
+        let first = index(chain.first);
+        &self.bufs[first..first + usize::from(chain.reads)]
+    }
+
+    /// The buffers of `chain` that the device may write.
+    #[inline]
+    pub fn writes(&self, chain: &Chain) -> &[Buf] {
+        let first = index(chain.first) + usize::from(chain.reads);
+        &self.bufs[first..first + usize::from(chain.writes)]
+    }
+
+    fn clear(&mut self) {
+        self.chains.clear();
+        self.bufs.clear();
+    }
+
+    /// Adds one buffer to the chain under construction, keeping reads before writes.
+    #[inline]
+    fn push(&mut self, chain: &mut Chain, buf: Buf) -> Result<(), Malformed> {
+        if buf.write {
+            chain.writes += 1;
+        } else if chain.writes > 0 {
+            return Err(Malformed::ReadAfterWrite);
+        } else {
+            chain.reads += 1;
+        }
+        self.bufs.push(buf);
+        Ok(())
+    }
+
+    /// A chain that begins after the last buffer.
+    #[inline]
+    fn begin(&self, id: u16) -> Chain {
+        let first = u32::try_from(self.bufs.len()).expect("bounded by burst and ring size");
+        Chain { id, slots: 0, first, reads: 0, writes: 0 }
+    }
+
+    /// Drops the buffers of a chain that was given up.
+    fn forget(&mut self, chain: &Chain) {
+        self.bufs.truncate(index(chain.first));
+    }
+}
+
+/// A chain that came back to the driver half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// The id that `add` gave.
+    pub id: u16,
+    /// Bytes the device says it wrote; at most what the chain can hold. A device in order may
+    /// tell it only of the last chain of a batch; the others have 0.
+    pub len: u32,
+}
+
+/// What [`DeviceQueue::arm`] and [`DriverQueue::arm`] found.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Armed {
+    /// Nothing to do; the peer will notify. Sleeping is safe.
+    Armed,
+    /// Work arrived meanwhile. Go on; do not sleep.
+    WorkPending,
+}
+
+// Descriptor flags, both layouts (virtio 1.3, 2.7.5 and 2.8).
+const DESC_NEXT: u16 = 1;
+const DESC_WRITE: u16 = 2;
+const DESC_INDIRECT: u16 = 4;
+/// Size of a descriptor, in bytes.
+const DESC_LEN: usize = 16;
+
+/// Whether an index that moved from `old` to `new` passed `event` (virtio 1.3, 2.7.7.1):
+/// all free-running, so the distances are compared, not the indices.
+#[inline]
+const fn need_event(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+/// An in-memory index; `u32` fits `usize` on every machine we build for.
+#[inline]
+fn index(i: u32) -> usize {
+    usize::try_from(i).expect("usize holds 32 bits")
+}
+
+/// Bits 0 to 15.
+#[inline]
+const fn lo16(word: u64) -> u16 {
+    let b = word.to_le_bytes();
+    u16::from_le_bytes([b[0], b[1]])
+}
+
+/// Bits 0 to 31.
+#[inline]
+const fn lo32(word: u64) -> u32 {
+    let b = word.to_le_bytes();
+    u32::from_le_bytes([b[0], b[1], b[2], b[3]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rule a second time, by walking: did `event + 1` appear among the published indices?
+    fn need_event_by_walking(event: u16, new: u16, old: u16) -> bool {
+        let mut at = old;
+        while at != new {
+            at = at.wrapping_add(1);
+            if at == event.wrapping_add(1) {
+                return true;
+            }
+        }
+        false
+    }
+
+    #[test]
+    fn event_rule_equals_the_walked_rule_from_every_start_near_the_wrap() {
+        for old in (0..40_u16).chain(65500..=65535).chain(32750..32790) {
+            for moved in 0..70_u16 {
+                let new = old.wrapping_add(moved);
+                for event in 0..140_u16 {
+                    let event = old.wrapping_add(event).wrapping_sub(70);
+                    assert_eq!(
+                        need_event(event, new, old),
+                        need_event_by_walking(event, new, old),
+                        "event {event} new {new} old {old}"
+                    );
+                }
+            }
+        }
+    }
+}

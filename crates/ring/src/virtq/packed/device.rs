@@ -1,0 +1,233 @@
+//! Device half of the packed ring.
+
+use shm::sync::{Ordering, fence};
+use shm::{Area, GuestMemory};
+
+use super::{DESC_FLAGS, Parts, Pos, USED, event_arm, event_disarm, event_wanted};
+use crate::virtq::{
+    Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Layout,
+    LayoutError, Malformed, Taken, index, lo16, lo32,
+};
+
+pub(crate) struct PackedDevice {
+    parts: Parts,
+    features: Features,
+    /// Next descriptor to take.
+    avail: Pos,
+    /// Next descriptor to use.
+    used: Pos,
+    /// First used descriptor since the last publication, whose flags are written last.
+    first: Option<(Pos, u16)>,
+    /// Slots used and published since the last call decision, saturating.
+    moved: u16,
+    /// Slots used since the last publication.
+    unpublished: u16,
+    fault: Option<Malformed>,
+}
+
+/// Base of a ring that no one has used: position 0, wrap 1, for both sides.
+const BASE_FRESH: u32 = 0x8000_8000;
+
+impl PackedDevice {
+    pub(crate) fn new(
+        memory: &GuestMemory,
+        layout: &Layout,
+        features: Features,
+        base: u32,
+    ) -> Result<Self, LayoutError> {
+        let parts = Parts::new(memory, layout)?;
+        // User-Mode Linux starts packed rings at base 0, wrap bits clear, and then makes its first
+        // descriptor available with the wrap bit set. A real base 0 (after one lap) has slot 0
+        // with USED set, so the two can be told apart.
+        let untouched = parts.desc.sync_load(DESC_FLAGS, Ordering::Acquire) & USED == 0;
+        let base = if base == 0 && untouched { BASE_FRESH } else { base };
+        let half =
+            |bits: u64| Pos::from_bits(lo16(bits), parts.size).ok_or(LayoutError::Base(base));
+        let avail = half(u64::from(base))?;
+        let used = half(u64::from(base >> 16))?;
+        let (first, fault) = (None, None);
+        Ok(Self { parts, features, avail, used, first, moved: 0, unpublished: 0, fault })
+    }
+
+    pub(crate) fn size(&self) -> u16 {
+        self.parts.size
+    }
+
+    pub(crate) fn base(&self) -> u32 {
+        u32::from(self.avail.bits()) | u32::from(self.used.bits()) << 16
+    }
+
+    pub(crate) fn take(
+        &mut self,
+        memory: &GuestMemory,
+        max: usize,
+        out: &mut Taken,
+    ) -> Result<usize, Malformed> {
+        if let Some(fault) = self.fault {
+            return Err(fault);
+        }
+        let mut done = 0;
+        while done < max {
+            // Device sees the descriptor /before/ it trusts its flags; pairs with the driver's
+            // release in `publish`.
+            let flags =
+                self.parts.desc.sync_load(self.avail.offset() + DESC_FLAGS, Ordering::Acquire);
+            if !self.avail.is_available(flags) {
+                break;
+            }
+            self.parts.desc.prefetch(self.avail.offset() + 8 * DESC_LEN);
+            let mut chain = out.begin(0);
+            if let Err(fault) = self.chain(memory, flags, &mut chain, out) {
+                out.forget(&chain);
+                self.fault = Some(fault);
+                return if done > 0 { Ok(done) } else { Err(fault) };
+            }
+            self.avail.advance(chain.slots, self.parts.size);
+            out.chains.push(chain);
+            done += 1;
+        }
+        Ok(done)
+    }
+
+    /// Walks one chain from the available position. Every descriptor is read exactly once.
+    #[inline]
+    fn chain(
+        &self,
+        memory: &GuestMemory,
+        flags: u16,
+        chain: &mut Chain,
+        out: &mut Taken,
+    ) -> Result<(), Malformed> {
+        let mut at = self.avail;
+        let mut desc = Desc::read(&self.parts.desc, at.offset());
+        // Taken from the sync load: what we checked is what we use.
+        desc.flags = flags;
+        loop {
+            if chain.slots == self.parts.size {
+                return Err(Malformed::ChainTooLong);
+            }
+            chain.slots += 1;
+            // The last descriptor's id names the chain (2.8.6).
+            chain.id = desc.id;
+            if desc.flags & DESC_INDIRECT != 0 {
+                return self.indirect(memory, &desc, chain, out);
+            }
+            out.push(chain, desc.buf())?;
+            if desc.flags & DESC_NEXT == 0 {
+                return Ok(());
+            }
+            at.advance(1, self.parts.size);
+            desc = Desc::read(&self.parts.desc, at.offset());
+        }
+    }
+
+    /// The table an INDIRECT descriptor points to: all its entries, in order (2.8.7).
+    fn indirect(
+        &self,
+        memory: &GuestMemory,
+        desc: &Desc,
+        chain: &mut Chain,
+        out: &mut Taken,
+    ) -> Result<(), Malformed> {
+        if !self.features.indirect || chain.slots > 1 || desc.flags & DESC_NEXT != 0 {
+            return Err(Malformed::Indirect);
+        }
+        let len = index(desc.len);
+        let entries = len / DESC_LEN;
+        let whole = len.is_multiple_of(DESC_LEN) && entries > 0;
+        if !whole || entries > usize::from(self.parts.size) {
+            return Err(Malformed::IndirectLen(desc.len));
+        }
+        let table = Area::new(memory, desc.addr, len).filter(|_| desc.addr.is_multiple_of(8));
+        let table = table.ok_or(Malformed::IndirectOutside(desc.addr))?;
+        for at in 0..entries {
+            let desc = Desc::read(&table, at * DESC_LEN);
+            if desc.flags & DESC_INDIRECT != 0 {
+                return Err(Malformed::Indirect);
+            }
+            out.push(chain, desc.buf())?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn untake(&mut self, slots: u16) {
+        self.avail.rewind(slots, self.parts.size);
+    }
+
+    #[inline]
+    pub(crate) fn put(&mut self, id: u16, slots: u16, len: u32) {
+        let at = self.used.offset();
+        self.parts.desc.store_u32(at + 8, len);
+        self.parts.desc.store_u16(at + 12, id);
+        let write = if len > 0 { DESC_WRITE } else { 0 };
+        let flags = self.used.used_bits() | write;
+        if self.first.is_none() {
+            self.first = Some((self.used, flags));
+        } else {
+            // Driver sees id and length /before/ flags; pairs with the acquire in its `take_used`.
+            self.parts.desc.sync_store(at + DESC_FLAGS, flags, Ordering::Release);
+        }
+        self.used.advance(slots, self.parts.size);
+        self.unpublished = self.unpublished.saturating_add(slots);
+    }
+
+    pub(crate) fn publish(&mut self) {
+        if let Some((pos, flags)) = self.first.take() {
+            // The first used descriptor is written last, so that the driver sees the burst as a
+            // whole; pairs with the acquire in its `take_used`.
+            self.parts.desc.sync_store(pos.offset() + DESC_FLAGS, flags, Ordering::Release);
+            self.moved = self.moved.saturating_add(std::mem::take(&mut self.unpublished));
+        }
+    }
+
+    pub(crate) fn call_needed(&mut self) -> bool {
+        let moved = std::mem::take(&mut self.moved);
+        if moved == 0 {
+            return false;
+        }
+        // Used descriptors are visible /before/ we look whether the driver sleeps; pairs with the
+        // fence in its `arm`.
+        fence(Ordering::SeqCst);
+        event_wanted(&self.parts.driver, self.used, moved, self.parts.size)
+    }
+
+    pub(crate) fn arm(&mut self) -> Armed {
+        event_arm(&self.parts.device, self.features, self.avail);
+        // The driver sees that we wait /before/ we look a last time; pairs with the fence in its
+        // `kick_needed`.
+        fence(Ordering::SeqCst);
+        if self.has_work() { Armed::WorkPending } else { Armed::Armed }
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        event_disarm(&self.parts.device);
+    }
+
+    pub(crate) fn has_work(&self) -> bool {
+        let at = self.avail.offset() + DESC_FLAGS;
+        self.fault.is_some()
+            || self.avail.is_available(self.parts.desc.sync_load(at, Ordering::Relaxed))
+    }
+}
+
+/// A descriptor, copied out.
+struct Desc {
+    addr: u64,
+    len: u32,
+    id: u16,
+    flags: u16,
+}
+
+impl Desc {
+    #[inline]
+    fn read(table: &Area, at: usize) -> Self {
+        let addr = table.load_u64(at);
+        let rest = table.load_u64(at + 8);
+        Self { addr, len: lo32(rest), id: lo16(rest >> 32), flags: lo16(rest >> 48) }
+    }
+
+    #[inline]
+    fn buf(&self) -> Buf {
+        Buf { addr: self.addr, len: self.len, write: self.flags & DESC_WRITE != 0 }
+    }
+}

@@ -1,0 +1,243 @@
+//! Driver half of the packed ring.
+
+use std::collections::VecDeque;
+
+use shm::GuestMemory;
+use shm::sync::{Ordering, fence};
+
+use super::{DESC_FLAGS, EVENT_FLAGS, Parts, Pos, event_arm, event_disarm, event_wanted};
+use crate::virtq::driver::IndirectPool;
+use crate::virtq::{
+    Armed, Buf, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Layout, LayoutError,
+    Malformed, Used, lo16,
+};
+
+/// What we know of the chain with an id; the peer cannot write it.
+#[derive(Clone, Copy, Default)]
+struct Shadow {
+    /// Descriptors the chain occupies; 0: the id is free.
+    slots: u16,
+    /// Next free id.
+    next: u16,
+    /// Bytes the device may write.
+    room: u32,
+}
+
+pub(crate) struct PackedDriver {
+    parts: Parts,
+    features: Features,
+    shadow: Vec<Shadow>,
+    free_id: u16,
+    free: u16,
+    avail: Pos,
+    used: Pos,
+    /// Head of the first chain since the last publication, whose flags are written last.
+    first: Option<(Pos, u16)>,
+    unpublished: u16,
+    /// Slots published since the last kick decision, saturating.
+    moved: u16,
+    /// IN_ORDER: ids in flight, oldest first.
+    order: VecDeque<u16>,
+    indirect: Option<IndirectPool>,
+}
+
+impl PackedDriver {
+    /// Starts both positions at `base` (low half: available, high half: used; they are equal).
+    pub(crate) fn new(
+        memory: &GuestMemory,
+        layout: &Layout,
+        features: Features,
+        base: u32,
+        indirect: Option<IndirectPool>,
+    ) -> Result<Self, LayoutError> {
+        let parts = Parts::new(memory, layout)?;
+        let size = parts.size;
+        let pos = Pos::from_bits(lo16(u64::from(base)), size).ok_or(LayoutError::Base(base))?;
+        for slot in 0..size {
+            // What lies at or behind the position was used a lap ago, what lies before it in this
+            // lap: neither looks available to the device, nor used to us.
+            let lap = Pos { slot, wrap: if slot < pos.slot { pos.wrap } else { !pos.wrap } };
+            let at = lap.offset() + DESC_FLAGS;
+            parts.desc.sync_store(at, lap.used_bits(), Ordering::Relaxed);
+        }
+        parts.driver.sync_store(EVENT_FLAGS, super::EVENT_ENABLE, Ordering::Release);
+        Ok(Self {
+            shadow: (0..size).map(|i| Shadow { next: i + 1, ..Shadow::default() }).collect(),
+            free_id: 0,
+            free: size,
+            avail: pos,
+            used: pos,
+            first: None,
+            unpublished: 0,
+            moved: 0,
+            order: VecDeque::with_capacity(usize::from(size)),
+            parts,
+            features,
+            indirect,
+        })
+    }
+
+    pub(crate) fn size(&self) -> u16 {
+        self.parts.size
+    }
+
+    pub(crate) fn free(&self) -> u16 {
+        self.free
+    }
+
+    /// Makes one chain of `bufs`; `None` when the ring lacks room. Visible at `publish`.
+    pub(crate) fn add(&mut self, bufs: &[Buf]) -> Option<u16> {
+        assert!(!bufs.is_empty());
+        let count = u16::try_from(bufs.len()).ok()?;
+        let indirect = count > 1 && self.indirect.as_ref().is_some_and(|p| p.fits(bufs));
+        let slots = if indirect { 1 } else { count };
+        if slots > self.free {
+            return None;
+        }
+        let id = self.free_id;
+        let shadow = &mut self.shadow[usize::from(id)];
+        self.free_id = shadow.next;
+        self.free -= slots;
+        shadow.slots = slots;
+        shadow.room = bufs.iter().filter(|b| b.write).fold(0, |n, b| n.saturating_add(b.len));
+        let head = self.avail;
+        let head_flags = if indirect {
+            let pool = self.indirect.as_ref().expect("checked above");
+            let (addr, len) = pool.write_packed(id, bufs);
+            self.write(head, addr, len, id);
+            DESC_INDIRECT | head.available_bits()
+        } else {
+            self.direct(bufs, id)
+        };
+        self.avail.advance(slots, self.parts.size);
+        self.unpublished = self.unpublished.saturating_add(slots);
+        if self.first.is_none() {
+            self.first = Some((head, head_flags));
+        } else {
+            let at = head.offset() + DESC_FLAGS;
+            // Device sees the whole chain /before/ its head; pairs with the acquire in `take`.
+            self.parts.desc.sync_store(at, head_flags, Ordering::Release);
+        }
+        if self.features.in_order {
+            self.order.push_back(id);
+        }
+        Some(id)
+    }
+
+    /// Writes a chain of direct descriptors, all but the head's flags, which it returns.
+    fn direct(&self, bufs: &[Buf], id: u16) -> u16 {
+        let mut at = self.avail;
+        let mut head_flags = 0;
+        for (i, buf) in bufs.iter().enumerate() {
+            self.write(at, buf.addr, buf.len, id);
+            let more = if i + 1 < bufs.len() { DESC_NEXT } else { 0 };
+            let write = if buf.write { DESC_WRITE } else { 0 };
+            let flags = more | write | at.available_bits();
+            if i == 0 {
+                head_flags = flags;
+            } else {
+                self.parts.desc.sync_store(at.offset() + DESC_FLAGS, flags, Ordering::Relaxed);
+            }
+            at.advance(1, self.parts.size);
+        }
+        head_flags
+    }
+
+    fn write(&self, at: Pos, addr: u64, len: u32, id: u16) {
+        let at = DESC_LEN * usize::from(at.slot);
+        self.parts.desc.store_u64(at, addr);
+        self.parts.desc.store_u32(at + 8, len);
+        self.parts.desc.store_u16(at + 12, id);
+    }
+
+    pub(crate) fn publish(&mut self) {
+        if let Some((pos, flags)) = self.first.take() {
+            // The first head is written last: the burst becomes available as a whole; pairs with
+            // the acquire in the device's `take`.
+            self.parts.desc.sync_store(pos.offset() + DESC_FLAGS, flags, Ordering::Release);
+            self.moved = self.moved.saturating_add(std::mem::take(&mut self.unpublished));
+        }
+    }
+
+    pub(crate) fn kick_needed(&mut self) -> bool {
+        let moved = std::mem::take(&mut self.moved);
+        if moved == 0 {
+            return false;
+        }
+        // Available descriptors are visible /before/ we look whether the device sleeps; pairs with
+        // the fence in its `arm`.
+        fence(Ordering::SeqCst);
+        event_wanted(&self.parts.device, self.avail, moved, self.parts.size)
+    }
+
+    pub(crate) fn take_used(
+        &mut self,
+        max: usize,
+        out: &mut Vec<Used>,
+    ) -> Result<usize, Malformed> {
+        let start = out.len();
+        while out.len() - start < max && self.has_used_acquire() {
+            let at = self.used.offset();
+            let len = self.parts.desc.load_u32(at + 8);
+            let id = self.parts.desc.load_u16(at + 12);
+            if id >= self.parts.size {
+                return Err(Malformed::UsedId(u32::from(id)));
+            }
+            while self.features.in_order {
+                let oldest = self.order.pop_front().ok_or(Malformed::UsedId(u32::from(id)))?;
+                if oldest == id {
+                    break;
+                }
+                self.release(oldest)?;
+                out.push(Used { id: oldest, len: 0 });
+            }
+            self.release(id)?;
+            if len > self.shadow[usize::from(id)].room {
+                return Err(Malformed::UsedLen(len));
+            }
+            out.push(Used { id, len });
+        }
+        Ok(out.len() - start)
+    }
+
+    fn release(&mut self, id: u16) -> Result<(), Malformed> {
+        let shadow = &mut self.shadow[usize::from(id)];
+        let slots = std::mem::take(&mut shadow.slots);
+        if slots == 0 {
+            return Err(Malformed::UsedId(u32::from(id)));
+        }
+        shadow.next = self.free_id;
+        self.free_id = id;
+        self.free += slots;
+        self.used.advance(slots, self.parts.size);
+        Ok(())
+    }
+
+    pub(crate) fn arm(&mut self) -> Armed {
+        event_arm(&self.parts.driver, self.features, self.used);
+        // The device sees that we wait /before/ we look a last time; pairs with the fence in its
+        // `call_needed`.
+        fence(Ordering::SeqCst);
+        if self.has_used() { Armed::WorkPending } else { Armed::Armed }
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        event_disarm(&self.parts.driver);
+    }
+
+    pub(crate) fn has_used(&self) -> bool {
+        let at = self.used.offset() + DESC_FLAGS;
+        // A whole ring in flight looks "used a lap ago" only with the other wrap bit; a ring with
+        // nothing in flight has nothing to give.
+        self.free < self.parts.size
+            && self.used.is_used(self.parts.desc.sync_load(at, Ordering::Relaxed))
+    }
+
+    fn has_used_acquire(&self) -> bool {
+        let at = self.used.offset() + DESC_FLAGS;
+        // Driver sees id and length /before/ it trusts the flags; pairs with the releases in the
+        // device's `put` and `publish`.
+        self.free < self.parts.size
+            && self.used.is_used(self.parts.desc.sync_load(at, Ordering::Acquire))
+    }
+}

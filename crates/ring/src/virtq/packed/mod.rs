@@ -1,0 +1,205 @@
+//! Packed virtqueue (virtio 1.3, 2.8).
+//!
+//! ```text
+//!   one ring of descriptors, written by both sides in turn
+//!   ┌────────┬────────┬────────┬────────┐   available: AVAIL = wrap, USED ≠ wrap
+//!   │ used   │ used   │ avail  │ free   │   used:      AVAIL = USED = wrap
+//!   └────────┴────────┴────────┴────────┘   wrap: a bit of each side, starts at 1, flips when
+//!              ▲ used pos  ▲ avail pos            its position passes the end of the ring
+//! ```
+//! A position is a slot and a wrap bit; sizes need not be powers of two, so positions wrap by
+//! comparison and never by mask.
+
+mod device;
+mod driver;
+
+pub(super) use device::PackedDevice;
+pub(super) use driver::PackedDriver;
+
+use shm::sync::Ordering;
+use shm::{Area, GuestMemory};
+
+use super::{DESC_LEN, Features, Layout, LayoutError, SIZE_MAX, need_event};
+
+const AVAIL: u16 = 1 << 7;
+const USED: u16 = 1 << 15;
+
+/// Offset of `flags` in a descriptor: its sync word.
+const DESC_FLAGS: usize = 14;
+/// Offset of `desc` (offset and wrap) in an event suppression structure.
+const EVENT_OFF_WRAP: usize = 0;
+/// Offset of `flags` in an event suppression structure.
+const EVENT_FLAGS: usize = 2;
+const EVENT_ENABLE: u16 = 0;
+const EVENT_DISABLE: u16 = 1;
+const EVENT_DESC: u16 = 2;
+
+/// A position in the ring: slot and wrap bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pos {
+    slot: u16,
+    wrap: bool,
+}
+
+impl Pos {
+    /// From the 16 bits of an event word or of half a vring base.
+    fn from_bits(bits: u16, size: u16) -> Option<Self> {
+        let pos = Self { slot: bits & 0x7fff, wrap: bits >> 15 != 0 };
+        (pos.slot < size).then_some(pos)
+    }
+
+    fn bits(self) -> u16 {
+        self.slot | u16::from(self.wrap) << 15
+    }
+
+    /// `n` slots on, at most a whole ring.
+    #[inline]
+    fn advance(&mut self, n: u16, size: u16) {
+        debug_assert!(n <= size && self.slot < size);
+        // Both are at most 32768, so the sum fits.
+        self.slot += n;
+        if self.slot >= size {
+            self.slot -= size;
+            self.wrap = !self.wrap;
+        }
+    }
+
+    /// `n` slots back, at most a whole ring.
+    fn rewind(&mut self, n: u16, size: u16) {
+        debug_assert!(n <= size && self.slot < size);
+        if n > self.slot {
+            self.slot += size;
+            self.wrap = !self.wrap;
+        }
+        self.slot -= n;
+    }
+
+    #[inline]
+    fn offset(self) -> usize {
+        DESC_LEN * usize::from(self.slot)
+    }
+
+    #[inline]
+    fn is_available(self, flags: u16) -> bool {
+        (flags & AVAIL != 0) == self.wrap && (flags & USED != 0) != self.wrap
+    }
+
+    #[inline]
+    fn is_used(self, flags: u16) -> bool {
+        (flags & AVAIL != 0) == self.wrap && (flags & USED != 0) == self.wrap
+    }
+
+    /// The bits that make a descriptor available at this position.
+    #[inline]
+    fn available_bits(self) -> u16 {
+        if self.wrap { AVAIL } else { USED }
+    }
+
+    /// The bits that make a descriptor used at this position.
+    #[inline]
+    fn used_bits(self) -> u16 {
+        if self.wrap { AVAIL | USED } else { 0 }
+    }
+}
+
+/// The three parts of a ring and its frozen geometry.
+struct Parts {
+    desc: Area,
+    /// Driver event suppression: the driver says when it wants calls.
+    driver: Area,
+    /// Device event suppression: the device says when it wants kicks.
+    device: Area,
+    size: u16,
+}
+
+impl Parts {
+    fn new(memory: &GuestMemory, layout: &Layout) -> Result<Self, LayoutError> {
+        let size = layout.size;
+        if size == 0 || size > SIZE_MAX {
+            return Err(LayoutError::Size(size));
+        }
+        let part = |part, addr: u64, align: u64, len| {
+            if !addr.is_multiple_of(align) {
+                return Err(LayoutError::Unaligned { part, addr });
+            }
+            Area::new(memory, addr, len).ok_or(LayoutError::Outside { part, addr })
+        };
+        Ok(Self {
+            desc: part("desc", layout.desc, 16, usize::from(size) * DESC_LEN)?,
+            driver: part("driver", layout.driver, 4, 4)?,
+            device: part("device", layout.device, 4, 4)?,
+            size,
+        })
+    }
+}
+
+/// Says in `area` that its writer wants a notification when the peer passes `pos`.
+fn event_arm(area: &Area, features: Features, pos: Pos) {
+    if features.event_idx {
+        area.sync_store(EVENT_OFF_WRAP, pos.bits(), Ordering::Relaxed);
+        // The peer must not pair DESC with an old position.
+        area.sync_store(EVENT_FLAGS, EVENT_DESC, Ordering::Release);
+    } else {
+        area.sync_store(EVENT_FLAGS, EVENT_ENABLE, Ordering::Relaxed);
+    }
+}
+
+/// Says in `area` that its writer wants no notifications.
+fn event_disarm(area: &Area) {
+    area.sync_store(EVENT_FLAGS, EVENT_DISABLE, Ordering::Relaxed);
+}
+
+/// Whether the owner of `area` wants to hear that we moved `moved` slots, up to `now`.
+fn event_wanted(area: &Area, now: Pos, moved: u16, size: u16) -> bool {
+    match area.sync_load(EVENT_FLAGS, Ordering::Acquire) {
+        EVENT_DISABLE => false,
+        EVENT_DESC => {
+            let bits = area.sync_load(EVENT_OFF_WRAP, Ordering::Relaxed);
+            let (mut event, wrap) = (bits & 0x7fff, bits >> 15 != 0);
+            if wrap != now.wrap {
+                event = event.wrapping_sub(size);
+            }
+            moved >= size || need_event(event, now.slot, now.slot.wrapping_sub(moved))
+        }
+        // ENABLE, and whatever a broken peer writes: a notification too many harms no one else.
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advance_and_rewind_are_inverse_from_every_position() {
+        for size in [1_u16, 2, 3, 5, 8, 32768] {
+            for slot in (0..size.min(9)).chain(size.saturating_sub(9)..size) {
+                for wrap in [false, true] {
+                    for n in (0..=size.min(9)).chain(size.saturating_sub(9)..=size) {
+                        let start = Pos { slot, wrap };
+                        let mut pos = start;
+                        pos.advance(n, size);
+                        assert!(pos.slot < size);
+                        assert_eq!(Pos::from_bits(pos.bits(), size), Some(pos));
+                        pos.rewind(n, size);
+                        assert_eq!(pos, start, "size {size} n {n}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_descriptor_is_never_available_and_used_at_once() {
+        for wrap in [false, true] {
+            let pos = Pos { slot: 0, wrap };
+            assert!(pos.is_available(pos.available_bits()) && !pos.is_used(pos.available_bits()));
+            assert!(pos.is_used(pos.used_bits()) && !pos.is_available(pos.used_bits()));
+            // What was used or available a lap ago is neither now.
+            let before = Pos { slot: 0, wrap: !wrap };
+            assert!(!pos.is_available(before.used_bits()) && !pos.is_used(before.available_bits()));
+            assert!(!pos.is_used(before.used_bits()));
+            assert!(!pos.is_available(before.available_bits()));
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Device half of the split ring.
+
+use shm::sync::{Ordering, fence};
+use shm::{Area, GuestMemory};
+
+use super::{FLAGS, IDX, NO_NOTIFICATION, Parts, RING};
+use crate::virtq::{
+    Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Layout,
+    LayoutError, Malformed, Taken, index, lo16, lo32, need_event,
+};
+
+pub(crate) struct SplitDevice {
+    parts: Parts,
+    features: Features,
+    /// Next available index to take.
+    avail_next: u16,
+    /// Next used index to fill; ahead of `used_published` between `put` and `publish`.
+    used_next: u16,
+    used_published: u16,
+    /// Used index at the last call decision; `None` until the first, which always calls.
+    used_called: Option<u16>,
+    /// A fault behind good chains: told when these have been taken.
+    fault: Option<Malformed>,
+}
+
+impl SplitDevice {
+    pub(crate) fn new(
+        memory: &GuestMemory,
+        layout: &Layout,
+        features: Features,
+        avail_next: u16,
+    ) -> Result<Self, LayoutError> {
+        let parts = Parts::new(memory, layout, features)?;
+        // The ring's own index, not a guess: after a crash the front-end resumes where the used
+        // ring ends (in-order use, see the module above).
+        let used = parts.used.sync_load(IDX, Ordering::Acquire);
+        Ok(Self {
+            parts,
+            features,
+            avail_next,
+            used_next: used,
+            used_published: used,
+            used_called: None,
+            fault: None,
+        })
+    }
+
+    pub(crate) fn size(&self) -> u16 {
+        self.parts.size
+    }
+
+    pub(crate) fn base(&self) -> u32 {
+        u32::from(self.avail_next)
+    }
+
+    pub(crate) fn take(
+        &mut self,
+        memory: &GuestMemory,
+        max: usize,
+        out: &mut Taken,
+    ) -> Result<usize, Malformed> {
+        if let Some(fault) = self.fault {
+            return Err(fault);
+        }
+        // Device sees avail.idx /before/ the ring entries and descriptors it covers; pairs with
+        // the driver's release of avail.idx in `publish`; loom test `split_publish_take`.
+        let avail = self.parts.avail.sync_load(IDX, Ordering::Acquire);
+        let ready = avail.wrapping_sub(self.avail_next);
+        if ready > self.parts.size {
+            let taken = self.avail_next;
+            return Err(self.fail(Malformed::IndexJump { seen: avail, taken }));
+        }
+        let n = max.min(usize::from(ready)).min(HEADS_MAX);
+        let mut heads = [0_u16; HEADS_MAX];
+        let mut at = self.avail_next;
+        for head in &mut heads[..n] {
+            *head = self.parts.avail.load_u16(RING + 2 * self.parts.slot(at));
+            at = at.wrapping_add(1);
+            self.parts.desc.prefetch(DESC_LEN * usize::from(*head));
+        }
+        for (done, head) in heads[..n].iter().enumerate() {
+            let mut chain = out.begin(*head);
+            if let Err(fault) = self.chain(memory, &mut chain, out) {
+                out.forget(&chain);
+                let fault = self.fail(fault);
+                return if done > 0 { Ok(done) } else { Err(fault) };
+            }
+            out.chains.push(chain);
+            self.avail_next = self.avail_next.wrapping_add(1);
+        }
+        Ok(n)
+    }
+
+    fn fail(&mut self, fault: Malformed) -> Malformed {
+        *self.fault.insert(fault)
+    }
+
+    /// Walks one chain from its head. Every descriptor is read exactly once.
+    #[inline]
+    fn chain(
+        &self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+        out: &mut Taken,
+    ) -> Result<(), Malformed> {
+        let mut at = chain.id;
+        loop {
+            if at >= self.parts.size {
+                return Err(Malformed::DescIndex(at));
+            }
+            if chain.slots == self.parts.size {
+                return Err(Malformed::ChainTooLong);
+            }
+            chain.slots += 1;
+            let desc = Desc::read(&self.parts.desc, at);
+            if desc.flags & DESC_INDIRECT != 0 {
+                return self.indirect(memory, &desc, chain, out);
+            }
+            out.push(chain, desc.buf())?;
+            if desc.flags & DESC_NEXT == 0 {
+                return Ok(());
+            }
+            at = desc.next;
+        }
+    }
+
+    #[cold]
+    fn no_indirect(&self) -> Malformed {
+        Malformed::Indirect
+    }
+
+    /// The table an INDIRECT descriptor points to. It ends the chain (2.7.5.3.1: no NEXT beside
+    /// INDIRECT), and may not hold another.
+    fn indirect(
+        &self,
+        memory: &GuestMemory,
+        desc: &Desc,
+        chain: &mut Chain,
+        out: &mut Taken,
+    ) -> Result<(), Malformed> {
+        if !self.features.indirect || desc.flags & DESC_NEXT != 0 {
+            return Err(self.no_indirect());
+        }
+        let len = index(desc.len);
+        let entries = len / DESC_LEN;
+        let whole = len.is_multiple_of(DESC_LEN) && entries > 0;
+        if !whole || entries > usize::from(self.parts.size) {
+            return Err(Malformed::IndirectLen(desc.len));
+        }
+        let table = Area::new(memory, desc.addr, len).filter(|_| desc.addr.is_multiple_of(8));
+        let table = table.ok_or(Malformed::IndirectOutside(desc.addr))?;
+        let mut at = 0_u16;
+        for _ in 0..entries {
+            let desc = Desc::read(&table, at);
+            if desc.flags & DESC_INDIRECT != 0 {
+                return Err(Malformed::Indirect);
+            }
+            out.push(chain, desc.buf())?;
+            if desc.flags & DESC_NEXT == 0 {
+                return Ok(());
+            }
+            at = desc.next;
+            if usize::from(at) >= entries {
+                return Err(Malformed::DescIndex(at));
+            }
+        }
+        Err(Malformed::ChainTooLong)
+    }
+
+    pub(crate) fn untake(&mut self, chains: u16) {
+        self.avail_next = self.avail_next.wrapping_sub(chains);
+    }
+
+    #[inline]
+    pub(crate) fn put(&mut self, id: u16, len: u32) {
+        let at = RING + 8 * self.parts.slot(self.used_next);
+        self.parts.used.store_u32(at, u32::from(id));
+        self.parts.used.store_u32(at + 4, len);
+        self.used_next = self.used_next.wrapping_add(1);
+    }
+
+    pub(crate) fn publish(&mut self) {
+        debug_assert!(self.used_next.wrapping_sub(self.used_published) <= self.parts.size);
+        if self.used_next != self.used_published {
+            // Driver sees used elements /before/ used.idx; pairs with the acquire in the driver's
+            // `take_used`; loom test `split_publish_take`.
+            self.parts.used.sync_store(IDX, self.used_next, Ordering::Release);
+            self.used_published = self.used_next;
+        }
+    }
+
+    pub(crate) fn call_needed(&mut self) -> bool {
+        let new = self.used_published;
+        let old = self.used_called.replace(new);
+        if old == Some(new) {
+            return false;
+        }
+        // used.idx is visible /before/ we look whether the driver sleeps; pairs with the fence in
+        // the driver's `arm`; loom test `split_arm_used`.
+        fence(Ordering::SeqCst);
+        if self.features.event_idx {
+            let event = self.parts.avail.sync_load(self.parts.used_event(), Ordering::Relaxed);
+            old.is_none_or(|old| need_event(event, new, old))
+        } else {
+            //= virtio-v1.3 2.7.7.1: the device MUST ignore the used_event value and send no
+            //= notification if flags is 1.
+            self.parts.avail.sync_load(FLAGS, Ordering::Relaxed) & NO_NOTIFICATION == 0
+        }
+    }
+
+    pub(crate) fn arm(&mut self) -> Armed {
+        if self.features.event_idx {
+            let at = self.parts.avail_event();
+            self.parts.used.sync_store(at, self.avail_next, Ordering::Relaxed);
+        } else {
+            self.parts.used.sync_store(FLAGS, 0, Ordering::Relaxed);
+        }
+        // The driver sees that we wait /before/ we look a last time; pairs with the fence in its
+        // `kick_needed`; loom test `split_arm_avail`.
+        fence(Ordering::SeqCst);
+        if self.has_work() { Armed::WorkPending } else { Armed::Armed }
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        // With the event index nothing is written: the driver passes a stale avail_event once in
+        // 65536 buffers, which is cheaper than keeping it away.
+        if !self.features.event_idx {
+            self.parts.used.sync_store(FLAGS, NO_NOTIFICATION, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn has_work(&self) -> bool {
+        self.fault.is_some()
+            || self.parts.avail.sync_load(IDX, Ordering::Relaxed) != self.avail_next
+    }
+}
+
+/// Most chains one `take` looks at; longer bursts gain nothing and cost cache.
+const HEADS_MAX: usize = 64;
+
+/// A descriptor, copied out.
+struct Desc {
+    addr: u64,
+    len: u32,
+    flags: u16,
+    next: u16,
+}
+
+impl Desc {
+    #[inline]
+    fn read(table: &Area, at: u16) -> Self {
+        let at = DESC_LEN * usize::from(at);
+        let addr = table.load_u64(at);
+        let rest = table.load_u64(at + 8);
+        Self { addr, len: lo32(rest), flags: lo16(rest >> 32), next: lo16(rest >> 48) }
+    }
+
+    #[inline]
+    fn buf(&self) -> Buf {
+        Buf { addr: self.addr, len: self.len, write: self.flags & DESC_WRITE != 0 }
+    }
+}

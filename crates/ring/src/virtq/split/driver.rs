@@ -1,0 +1,241 @@
+//! Driver half of the split ring.
+
+use std::collections::VecDeque;
+
+use shm::GuestMemory;
+use shm::sync::{Ordering, fence};
+
+use super::{FLAGS, IDX, NO_NOTIFICATION, Parts, RING};
+use crate::virtq::driver::IndirectPool;
+use crate::virtq::{
+    Armed, Buf, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Layout, LayoutError,
+    Malformed, Used, need_event,
+};
+
+/// What we know of the chain that starts at a descriptor; the peer cannot write it.
+#[derive(Clone, Copy, Default)]
+struct Shadow {
+    /// Descriptors the chain occupies; 0: none starts here.
+    slots: u16,
+    /// The chain's next descriptor, or the next free one.
+    next: u16,
+    /// Bytes the device may write.
+    room: u32,
+}
+
+pub(crate) struct SplitDriver {
+    parts: Parts,
+    features: Features,
+    shadow: Vec<Shadow>,
+    free_head: u16,
+    free: u16,
+    avail_next: u16,
+    avail_published: u16,
+    /// Available index at the last kick decision.
+    avail_kicked: u16,
+    used_next: u16,
+    /// IN_ORDER: heads in flight, oldest first.
+    order: VecDeque<u16>,
+    indirect: Option<IndirectPool>,
+}
+
+impl SplitDriver {
+    /// Starts at index `start` on both sides; the device must be given the same.
+    pub(crate) fn new(
+        memory: &GuestMemory,
+        layout: &Layout,
+        features: Features,
+        start: u16,
+        indirect: Option<IndirectPool>,
+    ) -> Result<Self, LayoutError> {
+        let parts = Parts::new(memory, layout, features)?;
+        let size = parts.size;
+        let next = |i: u16| if i + 1 == size { 0 } else { i + 1 };
+        let shadow = (0..size).map(|i| Shadow { next: next(i), ..Shadow::default() }).collect();
+        parts.avail.sync_store(IDX, start, Ordering::Relaxed);
+        parts.used.sync_store(IDX, start, Ordering::Release);
+        Ok(Self {
+            // IN_ORDER (2.7.9): the driver uses the table as a ring from the start index on.
+            free_head: start & parts.mask,
+            parts,
+            features,
+            shadow,
+            free: size,
+            avail_next: start,
+            avail_published: start,
+            avail_kicked: start,
+            used_next: start,
+            order: VecDeque::with_capacity(usize::from(size)),
+            indirect,
+        })
+    }
+
+    pub(crate) fn size(&self) -> u16 {
+        self.parts.size
+    }
+
+    pub(crate) fn free(&self) -> u16 {
+        self.free
+    }
+
+    /// Makes one chain of `bufs`; `None` when the table lacks room. Visible at `publish`.
+    pub(crate) fn add(&mut self, bufs: &[Buf]) -> Option<u16> {
+        assert!(!bufs.is_empty());
+        let count = u16::try_from(bufs.len()).ok()?;
+        let indirect = count > 1 && self.indirect.as_ref().is_some_and(|p| p.fits(bufs));
+        let slots = if indirect { 1 } else { count };
+        if slots > self.free {
+            return None;
+        }
+        let head = self.free_head;
+        let mut at = head;
+        if indirect {
+            let pool = self.indirect.as_ref().expect("checked above");
+            let (addr, len) = pool.write_split(head, bufs);
+            self.write(at, addr, len, DESC_INDIRECT, 0);
+            at = self.shadow[usize::from(at)].next;
+        } else {
+            for (i, buf) in bufs.iter().enumerate() {
+                let next = self.shadow[usize::from(at)].next;
+                let more = if i + 1 < bufs.len() { DESC_NEXT } else { 0 };
+                let write = if buf.write { DESC_WRITE } else { 0 };
+                self.write(at, buf.addr, buf.len, more | write, next);
+                at = next;
+            }
+        }
+        self.free_head = at;
+        self.free -= slots;
+        let shadow = &mut self.shadow[usize::from(head)];
+        shadow.slots = slots;
+        shadow.room = bufs.iter().filter(|b| b.write).fold(0, |n, b| n.saturating_add(b.len));
+        self.parts.avail.store_u16(RING + 2 * self.parts.slot(self.avail_next), head);
+        self.avail_next = self.avail_next.wrapping_add(1);
+        if self.features.in_order {
+            self.order.push_back(head);
+        }
+        Some(head)
+    }
+
+    fn write(&self, at: u16, addr: u64, len: u32, flags: u16, next: u16) {
+        let at = DESC_LEN * usize::from(at);
+        self.parts.desc.store_u64(at, addr);
+        let rest = u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48;
+        self.parts.desc.store_u64(at + 8, rest);
+    }
+
+    pub(crate) fn publish(&mut self) {
+        if self.avail_next != self.avail_published {
+            // Device sees descriptors and ring entries /before/ avail.idx; pairs with the acquire
+            // in the device's `take`; loom test `split_publish_take`.
+            self.parts.avail.sync_store(IDX, self.avail_next, Ordering::Release);
+            self.avail_published = self.avail_next;
+        }
+    }
+
+    pub(crate) fn kick_needed(&mut self) -> bool {
+        let new = self.avail_published;
+        let old = std::mem::replace(&mut self.avail_kicked, new);
+        if old == new {
+            return false;
+        }
+        // avail.idx is visible /before/ we look whether the device sleeps; pairs with the fence in
+        // the device's `arm`; loom test `split_arm_avail`.
+        fence(Ordering::SeqCst);
+        if self.features.event_idx {
+            let event = self.parts.used.sync_load(self.parts.avail_event(), Ordering::Relaxed);
+            need_event(event, new, old)
+        } else {
+            self.parts.used.sync_load(FLAGS, Ordering::Relaxed) & NO_NOTIFICATION == 0
+        }
+    }
+
+    pub(crate) fn take_used(
+        &mut self,
+        max: usize,
+        out: &mut Vec<Used>,
+    ) -> Result<usize, Malformed> {
+        // Driver sees used.idx /before/ the elements it covers; pairs with the release in the
+        // device's `publish`; loom test `split_publish_take`.
+        let used = self.parts.used.sync_load(IDX, Ordering::Acquire);
+        let ready = used.wrapping_sub(self.used_next);
+        if ready > self.avail_published.wrapping_sub(self.used_next) {
+            return Err(Malformed::IndexJump { seen: used, taken: self.used_next });
+        }
+        let start = out.len();
+        while self.used_next != used && out.len() - start < max {
+            let at = RING + 8 * self.parts.slot(self.used_next);
+            let id = self.parts.used.load_u32(at);
+            let len = self.parts.used.load_u32(at + 4);
+            let head = u16::try_from(id).ok().filter(|h| *h < self.parts.size);
+            let head = head.ok_or(Malformed::UsedId(id))?;
+            if self.features.in_order {
+                self.batch(head, used, out)?;
+            } else {
+                self.release(head)?;
+                self.used_next = self.used_next.wrapping_add(1);
+            }
+            if len > self.shadow[usize::from(head)].room {
+                return Err(Malformed::UsedLen(len));
+            }
+            out.push(Used { id: head, len });
+        }
+        Ok(out.len() - start)
+    }
+
+    /// IN_ORDER: the element names the last chain of a batch; everything older is used too.
+    fn batch(&mut self, last: u16, used: u16, out: &mut Vec<Used>) -> Result<(), Malformed> {
+        loop {
+            let head = self.order.pop_front().filter(|_| self.used_next != used);
+            let head = head.ok_or(Malformed::UsedId(u32::from(last)))?;
+            self.release(head)?;
+            self.used_next = self.used_next.wrapping_add(1);
+            if head == last {
+                return Ok(());
+            }
+            out.push(Used { id: head, len: 0 });
+        }
+    }
+
+    /// Gives the descriptors of the chain at `head` back.
+    fn release(&mut self, head: u16) -> Result<(), Malformed> {
+        let slots = std::mem::take(&mut self.shadow[usize::from(head)].slots);
+        if slots == 0 {
+            return Err(Malformed::UsedId(u32::from(head)));
+        }
+        self.free += slots;
+        if self.features.in_order {
+            // The table is a ring; the links never change.
+            return Ok(());
+        }
+        let mut last = head;
+        for _ in 1..slots {
+            last = self.shadow[usize::from(last)].next;
+        }
+        self.shadow[usize::from(last)].next = self.free_head;
+        self.free_head = head;
+        Ok(())
+    }
+
+    pub(crate) fn arm(&mut self) -> Armed {
+        if self.features.event_idx {
+            let at = self.parts.used_event();
+            self.parts.avail.sync_store(at, self.used_next, Ordering::Relaxed);
+        } else {
+            self.parts.avail.sync_store(FLAGS, 0, Ordering::Relaxed);
+        }
+        // The device sees that we wait /before/ we look a last time; pairs with the fence in its
+        // `call_needed`; loom test `split_arm_used`.
+        fence(Ordering::SeqCst);
+        if self.has_used() { Armed::WorkPending } else { Armed::Armed }
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        if !self.features.event_idx {
+            self.parts.avail.sync_store(FLAGS, NO_NOTIFICATION, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn has_used(&self) -> bool {
+        self.parts.used.sync_load(IDX, Ordering::Relaxed) != self.used_next
+    }
+}

@@ -1,0 +1,86 @@
+//! Split virtqueue (virtio 1.3, 2.7).
+//!
+//! ```text
+//!   descriptor table        available ring (driver writes)   used ring (device writes)
+//!   16 B x size             flags idx ring[size] used_event  flags idx {id len}[size] avail_event
+//! ```
+//! Indices free-run through 16 bits; `& mask` makes a slot. Each side owns one index, and tells
+//! the other through `*_event` at which index it wants to be notified next.
+
+mod device;
+mod driver;
+
+pub(super) use device::SplitDevice;
+pub(super) use driver::SplitDriver;
+
+use shm::{Area, GuestMemory};
+
+use super::{DESC_LEN, Features, Layout, LayoutError, SIZE_MAX};
+
+/// Offset of `flags` in the available and the used ring.
+const FLAGS: usize = 0;
+/// Offset of `idx` in the available and the used ring.
+const IDX: usize = 2;
+/// Offset of `ring[0]` in the available and the used ring.
+const RING: usize = 4;
+/// `VIRTQ_USED_F_NO_NOTIFY` and `VIRTQ_AVAIL_F_NO_INTERRUPT`.
+const NO_NOTIFICATION: u16 = 1;
+
+/// The three parts of a ring and its frozen geometry.
+struct Parts {
+    desc: Area,
+    avail: Area,
+    used: Area,
+    size: u16,
+    mask: u16,
+}
+
+impl Parts {
+    fn new(memory: &GuestMemory, layout: &Layout, features: Features) -> Result<Self, LayoutError> {
+        let size = layout.size;
+        if !size.is_power_of_two() || size > SIZE_MAX {
+            return Err(LayoutError::Size(size));
+        }
+        let n = usize::from(size);
+        // The event words exist only when negotiated; a legacy ring may end where memory ends.
+        let event = if features.event_idx { 2 } else { 0 };
+        let part = |part, addr: u64, align: u64, len| {
+            if !addr.is_multiple_of(align) {
+                return Err(LayoutError::Unaligned { part, addr });
+            }
+            Area::new(memory, addr, len).ok_or(LayoutError::Outside { part, addr })
+        };
+        Ok(Self {
+            desc: part("desc", layout.desc, 16, n * DESC_LEN)?,
+            avail: part("driver", layout.driver, 2, RING + 2 * n + event)?,
+            used: part("device", layout.device, 4, RING + 8 * n + event)?,
+            size,
+            mask: size - 1,
+        })
+    }
+
+    /// The slot of a free-running index.
+    #[inline]
+    fn slot(&self, idx: u16) -> usize {
+        usize::from(idx & self.mask)
+    }
+
+    /// Offset of `used_event`, in the available ring.
+    #[inline]
+    fn used_event(&self) -> usize {
+        RING + 2 * usize::from(self.size)
+    }
+
+    /// Offset of `avail_event`, in the used ring.
+    #[inline]
+    fn avail_event(&self) -> usize {
+        RING + 8 * usize::from(self.size)
+    }
+
+    /// Every sync word of a ring of `size`, for the model: (available ring's, used ring's).
+    #[cfg(loom)]
+    pub(super) fn sync_words(size: u16) -> ([usize; 3], [usize; 3]) {
+        let n = usize::from(size);
+        ([FLAGS, IDX, RING + 2 * n], [FLAGS, IDX, RING + 8 * n])
+    }
+}

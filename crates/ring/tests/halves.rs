@@ -1,0 +1,178 @@
+//! Driver half against device half: whatever one adds, the other takes, and back.
+#![allow(clippy::as_conversions)]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use ring::virtq::{Armed, Buf, DeviceQueue, DriverQueue, Features, IndirectPool, Layout, Taken};
+use shm::{GuestMemory, Mapping, Region};
+
+const MEMORY: u64 = 1 << 20;
+
+fn memory() -> GuestMemory {
+    let mapping = Arc::new(Mapping::memfd("halves", MEMORY).unwrap());
+    let region = Region { guest_addr: 0x1000, user_addr: 0, len: MEMORY, offset: 0, mapping };
+    GuestMemory::new(vec![region]).unwrap()
+}
+
+/// What a test does to the pair; one step each.
+#[derive(Clone, Debug)]
+enum Op {
+    /// Driver adds a chain of so many readable and writable buffers.
+    Add(u8, u8),
+    /// Driver publishes and decides on a kick.
+    Publish,
+    /// Device takes up to so many chains and gives back the last few.
+    Take(u8, u8),
+    /// Device uses up to so many and publishes, and decides on a call.
+    Use(u8),
+    /// Driver collects.
+    Collect,
+    /// Device goes to sleep if it may.
+    DeviceArm,
+    /// Driver goes to sleep if it may.
+    DriverArm,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        3 => (0_u8..4, 0_u8..4).prop_map(|(r, w)| Op::Add(r, w)),
+        2 => Just(Op::Publish),
+        2 => (1_u8..9, 0_u8..4).prop_map(|(n, back)| Op::Take(n, back)),
+        2 => (1_u8..9).prop_map(Op::Use),
+        2 => Just(Op::Collect),
+        1 => Just(Op::DeviceArm),
+        1 => Just(Op::DriverArm),
+    ]
+}
+
+/// Runs `ops` on a ring of `size` from index `start` and checks every answer against queues.
+fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), TestCaseError> {
+    let memory = memory();
+    let layout = Layout { size, desc: 0x1000, driver: 0x1000 + 0x20000, device: 0x1000 + 0x40000 };
+    let base = if features.packed {
+        let half = u32::from(start % size) | u32::from(start & 0x8000);
+        half | half << 16
+    } else {
+        u32::from(start)
+    };
+    let pool = IndirectPool::new(&memory, 0x1000 + 0x80000, size, 8);
+    let mut driver = DriverQueue::new(&memory, &layout, features, base, pool).unwrap();
+    let mut device = DeviceQueue::new(&memory, &layout, features, base).unwrap();
+    let mut taken = Taken::with_capacity(64, size);
+
+    let mut added: VecDeque<(u16, Vec<Buf>)> = VecDeque::new();
+    let mut published = VecDeque::new();
+    let mut held = VecDeque::new();
+    let mut used: VecDeque<(u16, u32)> = VecDeque::new();
+    let (mut serial, mut device_asleep, mut driver_asleep) = (0_u64, false, false);
+    for op in ops {
+        match *op {
+            Op::Add(reads, writes) => {
+                let n = u64::from(reads + writes);
+                if n == 0 {
+                    continue;
+                }
+                let bufs: Vec<Buf> = (0..n)
+                    .map(|i| Buf {
+                        addr: serial + i,
+                        len: (serial % 1000) as u32 + 1,
+                        write: i >= u64::from(reads),
+                    })
+                    .collect();
+                serial += n;
+                match driver.add(&bufs) {
+                    Some(id) => added.push_back((id, bufs)),
+                    None => prop_assert!(u64::from(driver.free()) < n),
+                }
+            }
+            Op::Publish => {
+                let news = !added.is_empty();
+                driver.publish();
+                published.append(&mut added);
+                let kick = driver.kick_needed();
+                prop_assert!(kick || !(news && device_asleep), "lost kick");
+                device_asleep &= !kick;
+            }
+            Op::Take(max, back) => {
+                let n = device.take(&memory, usize::from(max), &mut taken).unwrap();
+                prop_assert_eq!(n, published.len().min(usize::from(max)));
+                let keep = n - usize::from(back).min(n);
+                for (i, chain) in taken.chains.iter().enumerate() {
+                    let (id, bufs): &(u16, Vec<Buf>) = &published[i];
+                    prop_assert_eq!(chain.id, *id);
+                    let got = [taken.reads(chain), taken.writes(chain)].concat();
+                    prop_assert_eq!(&got, bufs);
+                    if i < keep {
+                        held.push_back((*chain, bufs.clone()));
+                    }
+                }
+                device.untake(&taken.chains[keep..]);
+                published.drain(..keep);
+            }
+            Op::Use(max) => {
+                let n = usize::from(max).min(held.len());
+                for (chain, bufs) in held.drain(..n) {
+                    let room: u32 = bufs.iter().filter(|b: &&Buf| b.write).map(|b| b.len).sum();
+                    device.put(&chain, room / 2);
+                    used.push_back((chain.id, room / 2));
+                }
+                prop_assert!(!driver_asleep || used.len() == n || n == 0 || !driver.has_used());
+                device.publish();
+                let call = device.call_needed();
+                prop_assert!(call || !(n > 0 && driver_asleep), "lost call");
+                driver_asleep &= !call;
+            }
+            Op::Collect => {
+                let mut out = Vec::new();
+                driver.take_used(64, &mut out).unwrap();
+                prop_assert_eq!(out.len(), used.len().min(64));
+                for got in out {
+                    prop_assert_eq!((got.id, got.len), used.pop_front().unwrap());
+                }
+                driver_asleep = false;
+            }
+            Op::DeviceArm => {
+                device_asleep = device.arm() == Armed::Armed;
+                prop_assert_eq!(device_asleep, published.is_empty());
+                if !device_asleep {
+                    device.disarm();
+                }
+            }
+            Op::DriverArm => {
+                driver_asleep = driver.arm() == Armed::Armed;
+                prop_assert_eq!(driver_asleep, used.is_empty());
+                if !driver_asleep {
+                    driver.disarm();
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn features() -> impl Strategy<Value = Features> {
+    (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
+        |(packed, event_idx, indirect, in_order)| Features {
+            packed,
+            event_idx,
+            indirect,
+            in_order,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #[test]
+    fn what_one_half_adds_the_other_takes(
+        features in features(),
+        size in prop_oneof![Just(1_u16), Just(2), Just(4), Just(8), Just(64), 1_u16..40],
+        start in prop_oneof![any::<u16>(), 65530_u16..=65535, 32760_u16..32776, 0_u16..4],
+        ops in prop::collection::vec(op(), 1..200),
+    ) {
+        let size = if features.packed { size } else { size.next_power_of_two() };
+        model(features, size, start, &ops)?;
+    }
+}
