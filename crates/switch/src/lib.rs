@@ -1,1 +1,15 @@
-//! Under construction.
+//! The Ethernet switch: what happens to a frame between two ports.
+//!
+//! Ports implement [`port::Ingress`] and [`port::Egress`] and never see each other. The switch
+//! knows frames as [`shm::Seg`]ments, never a descriptor, a file or a clock: time is passed in.
+//!
+//! * [`frame`]: bursts of frames and their private header copies
+//! * [`vnet`]: the virtio-net header, checked
+//! * [`port`]: what a port must do
+//! * [`stats`]: counters, one for each cause
+#![forbid(unsafe_code)]
+
+pub mod frame;
+pub mod port;
+pub mod stats;
+pub mod vnet;

@@ -1,0 +1,93 @@
+//! What a port must do.
+//!
+//! A port has ingress queues (frames from the guest into the switch) and egress queues (frames
+//! from the switch to the guest). Each is used by one worker at a time; the switch locks egress
+//! queues once per group of frames. The calls are virtual, once per burst, never per frame.
+
+use std::fmt;
+
+use crate::frame::Burst;
+use crate::vnet::{Offloads, VnetHdr};
+
+/// Receives frames from a peer.
+pub trait Ingress: Send {
+    /// Takes up to `max` frames, held ones first, shows them to `forward`, and acts on the
+    /// verdicts: gives `Done` buffers back to the sender, in order, and keeps `Hold` frames to
+    /// show them again. Notifies the peer at most once. `burst` is scratch, given back empty.
+    /// Returns how many frames were shown.
+    ///
+    /// # Errors
+    /// [`Fault`]: the peer broke its protocol; the port is to be stopped.
+    fn burst(
+        &mut self,
+        max: usize,
+        now_ns: u64,
+        burst: &mut Burst<'static>,
+        forward: &mut dyn FnMut(&mut Burst<'_>),
+    ) -> Result<usize, Fault>;
+
+    /// Frames held because their destination was full.
+    fn held(&self) -> usize;
+
+    /// Asks the peer to notify and looks a last time. True: nothing to do, sleeping is safe (held
+    /// frames aside). False: there is work.
+    fn arm(&mut self) -> bool;
+
+    /// Asks the peer for no notifications: the queue is being polled.
+    fn disarm(&mut self);
+}
+
+/// Delivers frames to a peer.
+pub trait Egress: Send {
+    /// What the peer takes as it is; anything else must be resolved in software before.
+    fn offloads(&self) -> Offloads;
+
+    /// Copies the frames `picks` (indices into `burst.frames`) to the peer, in order, headers
+    /// from the private copies. Stops at the first that does not fit now. Returns how many were
+    /// dealt with: delivered, or dropped and counted because the peer could never take them.
+    /// Nothing is visible before [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// [`Fault`]: the peer broke its protocol; the port is to be stopped.
+    fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault>;
+
+    /// Like `put` for one frame made on the way: `head` is private, `body` follows it, and lies
+    /// in the sender's memory. False when it does not fit now.
+    ///
+    /// # Errors
+    /// [`Fault`], as for `put`.
+    fn put_made(
+        &mut self,
+        head: &[u8],
+        body: &[shm::Seg<'_>],
+        hdr: &VnetHdr,
+    ) -> Result<bool, Fault>;
+
+    /// How many frames of `len` bytes certainly fit now, at most `limit`; asked before a frame is
+    /// segmented, so that its segments are delivered together or not at all.
+    ///
+    /// # Errors
+    /// [`Fault`], as for `put`.
+    fn room(&mut self, len: u32, limit: usize) -> Result<usize, Fault>;
+
+    /// Publishes what was put and notifies the peer if it wants that: once.
+    fn flush(&mut self);
+
+    /// Asks the peer to notify when it has room, and looks a last time. True: still full.
+    fn arm(&mut self) -> bool;
+}
+
+/// A peer broke its protocol, or went away. Its port stops; no one else notices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault(
+    /// What was wrong, for one line of the log.
+    pub String,
+);
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Fault {}

@@ -1,0 +1,110 @@
+//! Counters. Each queue has its own, written only by whoever holds the queue, read by anyone.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// One counter. Has one writer at a time (the holder of its queue), so adding is a load and a
+/// store, not a locked instruction.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `n`.
+    #[inline]
+    pub fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// The value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $field:ident,)* }) => {
+        $(#[$meta])*
+        #[derive(Debug, Default)]
+        #[repr(align(128))]
+        pub struct $name { $($(#[$doc])* pub $field: Counter,)* }
+
+        impl $name {
+            /// Every counter's name, as it appears in `ctl stats --json`, and value.
+            pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+                [$((stringify!($field), self.$field.get()),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Counters of one ingress queue: from the guest into the switch.
+    IngressStats {
+        /// Frames taken.
+        frames,
+        /// Bytes of those, from the destination MAC on.
+        bytes,
+        /// Bursts that found something.
+        bursts,
+        /// Polls that found nothing.
+        polls_empty,
+        /// Notifications from the peer.
+        kicks,
+        /// Notifications to the peer: its buffers came back.
+        calls,
+        /// Times a frame was kept because its destination was full.
+        holds,
+        /// Shorter than an Ethernet header, or than the virtio-net header before it.
+        drops_runt,
+        /// Longer than any legal frame.
+        drops_too_long,
+        /// More segments than the switch takes.
+        drops_too_many_segs,
+        /// Offload request that makes no sense or was not negotiated (checksum outside the frame,
+        /// GSO size zero, unknown type).
+        drops_bad_hdr,
+        /// Buffer outside guest memory.
+        drops_bad_addr,
+        /// The destination stayed full for too long, or too much was held for it already.
+        drops_no_room,
+        /// No port to deliver to (cross mode without a partner, partner down).
+        drops_no_port,
+        /// The destination is the port the frame came from.
+        drops_same_port,
+        /// Link-local group address (01:80:c2:00:00:0x), which a bridge must not forward.
+        drops_link_local,
+        /// Software segmentation could not make sense of the headers.
+        drops_bad_gso,
+    }
+}
+
+counters! {
+    /// Counters of one egress queue: from the switch to the guest.
+    EgressStats {
+        /// Frames delivered.
+        frames,
+        /// Bytes of those, from the destination MAC on.
+        bytes,
+        /// Groups of frames delivered under one lock.
+        groups,
+        /// Notifications to the peer.
+        calls,
+        /// Notifications from the peer: it made room.
+        kicks,
+        /// Times a frame did not fit at once.
+        full,
+        /// Times the queue's lock was taken by another worker.
+        contended,
+        /// Frames made by software segmentation.
+        segmented,
+        /// Frames whose checksum was computed in software.
+        checksummed,
+        /// Frames the peer could never take: longer than its MTU or than all its buffers.
+        drops_too_long,
+        /// The peer's buffer lay outside its memory.
+        drops_bad_addr,
+        /// The queue is not started or not enabled.
+        drops_down,
+        /// Flooded frames that did not fit; floods are never held.
+        drops_no_room,
+    }
+}

@@ -1,0 +1,218 @@
+//! The virtio-net header (virtio 1.3, 5.1.6), as offload metadata of a frame inside the switch.
+//!
+//! Every port speaks it: virtio rings carry it before each frame, TAP with IFF_VNET_HDR too. A
+//! port without any of it uses [`VnetHdr::NONE`].
+
+/// `flags`: checksum from `csum_start` on is to be put at `csum_start + csum_offset`.
+pub const NEEDS_CSUM: u8 = 1;
+/// `flags`: the checksum has been verified.
+pub const DATA_VALID: u8 = 2;
+
+/// `gso_type` without its ECN bit.
+pub const GSO_NONE: u8 = 0;
+/// TCP over IPv4.
+pub const GSO_TCPV4: u8 = 1;
+/// UDP fragmentation (UFO); never offered, so never legal.
+pub const GSO_UDP: u8 = 3;
+/// TCP over IPv6.
+pub const GSO_TCPV6: u8 = 4;
+/// UDP segmentation (USO), either IP version.
+pub const GSO_UDP_L4: u8 = 5;
+/// The TCP flow uses ECN: CWR is set in the first segment only.
+pub const GSO_ECN: u8 = 0x80;
+
+/// A virtio-net header without `num_buffers`, in host byte order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VnetHdr {
+    /// [`NEEDS_CSUM`], [`DATA_VALID`].
+    pub flags: u8,
+    /// One of the `GSO_` types, perhaps with [`GSO_ECN`].
+    pub gso_type: u8,
+    /// Length of all headers, as told by the sender; a hint, never trusted.
+    pub hdr_len: u16,
+    /// Payload bytes for each segment.
+    pub gso_size: u16,
+    /// Where checksumming starts, from the start of the frame.
+    pub csum_start: u16,
+    /// Where the checksum goes, from `csum_start`.
+    pub csum_offset: u16,
+}
+
+/// What is wrong with a header. The frame is dropped and counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadHdr {
+    /// The checksum field would lie outside the frame.
+    CsumOutside,
+    /// `gso_type` is unknown, or was not negotiated.
+    GsoType,
+    /// GSO without NEEDS_CSUM, or with segment size zero.
+    GsoSize,
+}
+
+/// Offloads, as one side can take them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offloads {
+    /// Partial checksums (CSUM or GUEST_CSUM).
+    pub csum: bool,
+    /// TCP segmentation over IPv4.
+    pub tso4: bool,
+    /// TCP segmentation over IPv6.
+    pub tso6: bool,
+    /// ECN in TCP segmentation.
+    pub ecn: bool,
+    /// UDP segmentation over IPv4.
+    pub uso4: bool,
+    /// UDP segmentation over IPv6.
+    pub uso6: bool,
+}
+
+impl Offloads {
+    /// All of them.
+    pub const ALL: Self =
+        Self { csum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
+}
+
+impl VnetHdr {
+    /// A frame that asks for nothing.
+    pub const NONE: Self =
+        Self { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0 };
+    /// Length in bytes on a ring of a legacy guest without MRG_RXBUF.
+    pub const LEN: usize = 10;
+
+    /// From the wire (little-endian).
+    #[inline]
+    pub fn parse(b: &[u8; Self::LEN]) -> Self {
+        let le = |i: usize| u16::from_le_bytes([b[i], b[i + 1]]);
+        Self {
+            flags: b[0],
+            gso_type: b[1],
+            hdr_len: le(2),
+            gso_size: le(4),
+            csum_start: le(6),
+            csum_offset: le(8),
+        }
+    }
+
+    /// To the wire (little-endian).
+    #[inline]
+    pub fn bytes(&self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        b[0] = self.flags;
+        b[1] = self.gso_type;
+        b[2..4].copy_from_slice(&self.hdr_len.to_le_bytes());
+        b[4..6].copy_from_slice(&self.gso_size.to_le_bytes());
+        b[6..8].copy_from_slice(&self.csum_start.to_le_bytes());
+        b[8..10].copy_from_slice(&self.csum_offset.to_le_bytes());
+        b
+    }
+
+    /// Whether the frame asks for nothing: a complete frame of at most the link's size.
+    #[inline]
+    pub fn is_plain(&self) -> bool {
+        self.flags & NEEDS_CSUM == 0 && self.gso_type == GSO_NONE
+    }
+
+    /// Checks what a sender claims of a frame of `len` bytes, given what it negotiated, and
+    /// returns the header with everything ignored set to zero.
+    ///
+    /// # Errors
+    /// [`BadHdr`]: the frame is to be dropped.
+    #[inline]
+    pub fn check(self, len: u32, may: Offloads) -> Result<Self, BadHdr> {
+        // The usual frame asks for nothing.
+        if self.flags & NEEDS_CSUM == 0 && self.gso_type == GSO_NONE {
+            return Ok(Self { flags: self.flags & DATA_VALID, ..Self::NONE });
+        }
+        self.check_offload(len, may)
+    }
+
+    fn check_offload(self, len: u32, may: Offloads) -> Result<Self, BadHdr> {
+        let mut hdr = Self { flags: self.flags & (NEEDS_CSUM | DATA_VALID), ..self };
+        if hdr.flags & NEEDS_CSUM != 0 {
+            let end = u32::from(hdr.csum_start) + u32::from(hdr.csum_offset) + 2;
+            if !may.csum || end > len {
+                return Err(BadHdr::CsumOutside);
+            }
+        }
+        let known = match hdr.gso_type & !GSO_ECN {
+            GSO_NONE => hdr.gso_type == GSO_NONE,
+            GSO_TCPV4 => may.tso4,
+            GSO_TCPV6 => may.tso6,
+            GSO_UDP_L4 => (may.uso4 || may.uso6) && hdr.gso_type & GSO_ECN == 0,
+            _ => false,
+        };
+        // A driver may set the ECN bit only when it negotiated it; others cannot know the rule.
+        if !known || (hdr.gso_type & GSO_ECN != 0 && !may.ecn) {
+            return Err(BadHdr::GsoType);
+        }
+        if hdr.gso_type == GSO_NONE {
+            hdr.gso_size = 0;
+        } else if hdr.gso_size == 0 || hdr.flags & NEEDS_CSUM == 0 {
+            return Err(BadHdr::GsoSize);
+        }
+        Ok(hdr)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TSO: VnetHdr = VnetHdr {
+        flags: NEEDS_CSUM,
+        gso_type: GSO_TCPV4,
+        hdr_len: 54,
+        gso_size: 1448,
+        csum_start: 34,
+        csum_offset: 16,
+    };
+
+    #[test]
+    fn bytes_and_parse_are_inverse() {
+        assert_eq!(VnetHdr::parse(&TSO.bytes()), TSO);
+    }
+
+    #[test]
+    fn what_was_not_negotiated_is_refused() {
+        assert_eq!(TSO.check(3000, Offloads::ALL), Ok(TSO));
+        let no_tso = Offloads { tso4: false, ..Offloads::ALL };
+        assert_eq!(TSO.check(3000, no_tso), Err(BadHdr::GsoType));
+        let ecn = VnetHdr { gso_type: GSO_TCPV4 | GSO_ECN, ..TSO };
+        assert!(ecn.check(3000, Offloads::ALL).is_ok());
+        assert_eq!(ecn.check(3000, Offloads { ecn: false, ..Offloads::ALL }), Err(BadHdr::GsoType));
+        assert_eq!(
+            VnetHdr { gso_type: GSO_UDP, ..TSO }.check(3000, Offloads::ALL),
+            Err(BadHdr::GsoType)
+        );
+    }
+
+    #[test]
+    fn checksum_beyond_the_frame_is_refused() {
+        let hdr = VnetHdr { gso_type: 0, gso_size: 0, ..TSO };
+        assert!(hdr.check(52, Offloads::ALL).is_ok());
+        assert_eq!(hdr.check(51, Offloads::ALL), Err(BadHdr::CsumOutside));
+        let far = VnetHdr { csum_start: u16::MAX, csum_offset: u16::MAX, ..hdr };
+        assert_eq!(far.check(65000, Offloads::ALL), Err(BadHdr::CsumOutside));
+    }
+
+    #[test]
+    fn gso_without_size_or_checksum_is_refused() {
+        let zero = VnetHdr { gso_size: 0, ..TSO };
+        assert_eq!(zero.check(3000, Offloads::ALL), Err(BadHdr::GsoSize));
+        let bare = VnetHdr { flags: 0, ..TSO };
+        assert_eq!(bare.check(3000, Offloads::ALL), Err(BadHdr::GsoSize));
+    }
+
+    #[test]
+    fn fields_without_their_flag_are_forgotten() {
+        let junk = VnetHdr {
+            flags: 0xfc,
+            gso_type: 0,
+            hdr_len: 9,
+            gso_size: 9,
+            csum_start: 9,
+            csum_offset: 9,
+        };
+        assert_eq!(junk.check(60, Offloads::default()), Ok(VnetHdr::NONE));
+    }
+}
