@@ -6,9 +6,11 @@
 //! * [`frame`]: bursts of frames and their private header copies
 //! * [`vnet`]: the virtio-net header, checked
 //! * [`port`]: what a port must do
+//! * [`flow`]: MACs, VLAN and flow of a frame
 //! * [`stats`]: counters, one for each cause
 #![forbid(unsafe_code)]
 
+pub mod flow;
 pub mod frame;
 pub mod port;
 pub mod stats;
