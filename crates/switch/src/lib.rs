@@ -6,9 +6,13 @@
 //! * [`frame`]: bursts of frames and their private header copies
 //! * [`vnet`]: the virtio-net header, checked
 //! * [`port`]: what a port must do
+//! * [`flow`]: MACs, VLAN and flow of a frame
+//! * [`fdb`]: which MAC is behind which port
 //! * [`stats`]: counters, one for each cause
 #![forbid(unsafe_code)]
 
+pub mod fdb;
+pub mod flow;
 pub mod frame;
 pub mod port;
 pub mod stats;

@@ -1,0 +1,621 @@
+//! The forwarding database: which MAC, in which VLAN, is behind which port.
+//!
+//! One table for all workers. Looking up and refreshing takes no lock; what changes the table
+//! (a new address, a move, ageing) takes one and is rare. Guests choose their MACs, so the hash
+//! is keyed, and each port has a limit: a guest that floods addresses fills nothing but its own
+//! share.
+//!
+//! ```text
+//!   set (128 bytes)          key word     | 0 .. 0 |valid 60| vlan 59..48 | mac 47..0 |
+//!   ┌─────────────────┐
+//!   │ 8 key words     │ 64   value word   | valid 63 | static 62 | generation 61..48 |
+//!   │ 8 value words   │ 64                | port 47..32 | last seen, s 31..0 |
+//!   └─────────────────┘
+//! ```
+//!
+//! An address may lie in either of two sets, chosen by its hash; the second is used when the
+//! first is full, so the table fills to nine tenths and more before two sets clash.
+//!
+//! **A reader never gets another address's port**, which would be an isolation fault. Each entry
+//! is a seqlock of its own whose sequence number is the *generation* in the value word. To give
+//! an entry to another address the writer (one at a time, under the mutex) does, in this order:
+//! 1. value: not valid, generation + 1;
+//! 2. release fence, then key: the new one;
+//! 3. value, with release: valid, the new port.
+//!
+//! A reader loads value (acquire), key, and after an acquire fence value again. The first load
+//! being valid and of generation g means that g's key was written before it (3 pairs with the
+//! acquire load). If the key it then loads is already a later one, the fences pair (2 with the
+//! reader's) and its last load sees at least step 1: the generations differ and the entry does
+//! not count. So the key, the generation and the port belong together, unless the entry changes
+//! hands 2^14 times, exactly, between a reader's two loads. Port and time share one word, hence
+//! moving an address and refreshing it need no such care. A reader that meets a replacement misses
+//! the entry: the frame is flooded, as for any unknown address.
+//!
+//! What it does not do: it reads no clock (seconds are passed in), and it knows no policy about
+//! who may claim an address: a guest that sends from another's MAC moves that entry, as with any
+//! learning switch, unless the entry is static.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::flow::{fold_mul, is_multicast};
+
+/// A port's number in the switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortId(
+    /// Index into the switch's ports.
+    pub u16,
+);
+
+impl fmt::Display for PortId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A MAC address; written and read as `02:00:00:00:00:01`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mac(
+    /// As on the wire.
+    pub [u8; 6],
+);
+
+impl fmt::Display for Mac {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, f] = self.0;
+        write!(out, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+    }
+}
+
+/// Not a MAC address: six pairs of hex digits with colons between are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotAMac;
+
+impl fmt::Display for NotAMac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not a MAC address; write it like 02:00:00:00:00:01")
+    }
+}
+
+impl std::error::Error for NotAMac {}
+
+impl FromStr for Mac {
+    type Err = NotAMac;
+
+    fn from_str(s: &str) -> Result<Self, NotAMac> {
+        let mut mac = [0; 6];
+        let mut parts = s.split(':');
+        for byte in &mut mac {
+            let part = parts.next().ok_or(NotAMac)?;
+            if part.len() != 2 || !part.bytes().all(|b| b.is_ascii_hexdigit()) {
+                return Err(NotAMac);
+            }
+            *byte = u8::from_str_radix(part, 16).map_err(|_| NotAMac)?;
+        }
+        if parts.next().is_some() { Err(NotAMac) } else { Ok(Self(mac)) }
+    }
+}
+
+/// What [`Fdb::learn`] made of a source address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Learned {
+    /// It was in the table, at this port, and counts as seen now.
+    Known,
+    /// It is in the table now.
+    New,
+    /// It was behind another port until now.
+    Moved {
+        /// That port.
+        from: PortId,
+    },
+    /// The port has as many addresses as it may have; nothing changed.
+    LimitReached,
+    /// No place for it, and no one has more than a fair share; nothing changed.
+    TableFull,
+    /// A static entry, which learning does not change; perhaps for another port.
+    Static,
+    /// A group address or all zeros, which no frame may come from; nothing changed.
+    Invalid,
+}
+
+/// A line of `ctl fdb`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The address.
+    pub mac: Mac,
+    /// VLAN id; 0 for untagged.
+    pub vlan: u16,
+    /// Where it is.
+    pub port: PortId,
+    /// Seconds since a frame came from it; for a static entry, since it was added.
+    pub age_s: u32,
+    /// Whether it was configured, not learned.
+    pub is_static: bool,
+}
+
+/// No place for a static entry: the places it could have are taken by static entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoPlace;
+
+impl fmt::Display for NoPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no place for another static entry: raise the table's capacity")
+    }
+}
+
+impl std::error::Error for NoPlace {}
+
+/// The table. Shared by all workers; every method takes `&self`.
+pub struct Fdb {
+    sets: Box<[Set]>,
+    /// Learned addresses of each port, by port number. Written under `writer` only.
+    learned: Box<[AtomicU32]>,
+    writer: Mutex<Writer>,
+    key: [u64; 2],
+    ageing_s: AtomicU32,
+    port_limit: u32,
+}
+
+/// What only the holder of the lock looks at.
+struct Writer {
+    /// Ports that have learned addresses.
+    ports_active: u32,
+}
+
+/// Addresses in a set: one cache line of keys.
+const WAYS: usize = 8;
+/// Entries of a table unless configured otherwise.
+pub const CAPACITY_DEFAULT: usize = 65_536;
+
+#[derive(Default)]
+#[repr(align(64))]
+struct Line([AtomicU64; WAYS]);
+
+#[derive(Default)]
+struct Set {
+    keys: Line,
+    values: Line,
+}
+
+impl Fdb {
+    /// An empty table.
+    ///
+    /// `capacity`: entries, rounded up to a power of two, at least 8; 16 bytes each. `key`: random
+    /// and secret. `ageing_s`: seconds after which a silent address is forgotten, 0 for never.
+    /// `port_limit`: most addresses learned from one port; static entries do not count.
+    pub fn new(capacity: usize, key: [u64; 2], ageing_s: u32, port_limit: u32) -> Self {
+        let sets = capacity.div_ceil(WAYS).next_power_of_two();
+        Self {
+            sets: (0..sets).map(|_| Set::default()).collect(),
+            learned: (0..=u16::MAX).map(|_| AtomicU32::new(0)).collect(),
+            writer: Mutex::new(Writer { ports_active: 0 }),
+            key,
+            ageing_s: AtomicU32::new(ageing_s),
+            port_limit,
+        }
+    }
+
+    /// Where `mac` is in `vlan` (0: untagged); `None` if that is not known or too long ago: flood.
+    /// Lock-free.
+    #[inline]
+    pub fn lookup(&self, mac: [u8; 6], vlan: u16, now_s: u32) -> Option<PortId> {
+        let (_, value) = self.find(pack_key(mac, vlan))?;
+        (!self.is_expired(value, now_s)).then(|| value.port())
+    }
+
+    /// Takes note that a frame came from `mac` in `vlan` by `port`, at `now_s`.
+    ///
+    /// For a known address: one look-up, and a store once a second. It takes the lock for a new or
+    /// moved address, and never for a port that is at its limit.
+    #[inline]
+    pub fn learn(&self, mac: [u8; 6], vlan: u16, port: PortId, now_s: u32) -> Learned {
+        let key = pack_key(mac, vlan);
+        match self.find(key) {
+            Some((at, value)) if value.port() == port => self.refresh(at, value, now_s),
+            Some((_, value)) if value.is_static() => Learned::Static,
+            _ if is_multicast(mac) || mac == [0; 6] => Learned::Invalid,
+            _ if self.learned_from(port) >= self.port_limit => Learned::LimitReached,
+            _ => self.learn_locked(key, port, now_s),
+        }
+    }
+
+    /// Puts `mac` in `vlan` behind `port` until [`remove`](Self::remove)d: it does not age, and
+    /// learning does not move it. Replaces what was known; takes a learned entry's place if it
+    /// must.
+    ///
+    /// # Errors
+    /// [`NoPlace`]: only static entries are where it could be; nothing changed.
+    pub fn add_static(
+        &self,
+        mac: [u8; 6],
+        vlan: u16,
+        port: PortId,
+        now_s: u32,
+    ) -> Result<(), NoPlace> {
+        let key = pack_key(mac, vlan);
+        let mut writer = self.lock();
+        let value = Value::new(port, now_s).with_static();
+        if let Some((at, old)) = self.find(key) {
+            self.put_value(&mut writer, at, old, value);
+            return Ok(());
+        }
+        let place = self.vacant(key).or_else(|| {
+            let learned = |(_, value): &(At, Value)| !value.is_static();
+            self.places(key).filter(learned).min_by_key(|(_, value)| value.seen_s())
+        });
+        let (at, _) = place.ok_or(NoPlace)?;
+        self.replace(&mut writer, at, key, value);
+        Ok(())
+    }
+
+    /// Forgets `mac` in `vlan`, static or learned. Returns whether it was there.
+    pub fn remove(&self, mac: [u8; 6], vlan: u16) -> bool {
+        let mut writer = self.lock();
+        let found = self.find(pack_key(mac, vlan));
+        if let Some((at, _)) = found {
+            self.vacate(&mut writer, at);
+        }
+        found.is_some()
+    }
+
+    /// Forgets everything behind `port`, static entries too: the port is gone. Returns how many.
+    /// Frames of that port that other workers still handle may be learned from afterwards: stop
+    /// its ingress first.
+    pub fn flush_port(&self, port: PortId) -> usize {
+        self.sweep(|value| value.port() == port)
+    }
+
+    /// Forgets what was learned from `port`, as when its link goes down. Returns how many.
+    pub fn flush_learned(&self, port: PortId) -> usize {
+        self.sweep(|value| value.port() == port && !value.is_static())
+    }
+
+    /// Forgets addresses that were silent for too long. Returns how many. To be called about once
+    /// a second; [`lookup`](Self::lookup) does not find such addresses anyway, but until then they
+    /// take up space and count towards their port's limit.
+    pub fn age(&self, now_s: u32) -> usize {
+        self.sweep(|value| self.is_expired(value, now_s))
+    }
+
+    /// Changes the seconds after which a silent address is forgotten; 0 for never.
+    pub fn set_ageing(&self, ageing_s: u32) {
+        self.ageing_s.store(ageing_s, Ordering::Relaxed);
+    }
+
+    /// How many addresses were learned from `port` and are in the table.
+    #[inline]
+    pub fn learned_from(&self, port: PortId) -> u32 {
+        self.learned[usize::from(port.0)].load(Ordering::Relaxed)
+    }
+
+    /// Entries there is space for.
+    pub fn capacity(&self) -> usize {
+        self.sets.len() * WAYS
+    }
+
+    /// Everything known at `now_s`, in no order. Allocates.
+    pub fn entries(&self, now_s: u32) -> Vec<Entry> {
+        let all = self.all_places().filter_map(|at| {
+            let key = self.sets[at.set].keys.0[at.way].load(Ordering::Acquire);
+            let value = self.read(at, key)?;
+            (!self.is_expired(value, now_s)).then(|| Entry {
+                mac: unpack_mac(key),
+                vlan: (key >> 48) as u16 & 0xfff,
+                port: value.port(),
+                age_s: now_s.saturating_sub(value.seen_s()),
+                is_static: value.is_static(),
+            })
+        });
+        all.collect()
+    }
+}
+
+/// Finding: by readers without the lock, and by its holder.
+impl Fdb {
+    #[inline]
+    fn find(&self, key: u64) -> Option<(At, Value)> {
+        let [first, second] = self.sets_of(key);
+        self.find_in(first, key).or_else(|| self.find_in(second, key))
+    }
+
+    #[inline]
+    fn find_in(&self, set: usize, key: u64) -> Option<(At, Value)> {
+        let mut hits = 0_u32;
+        // All eight, without a branch each: where the key lies is not predictable.
+        for (way, word) in self.sets[set].keys.0.iter().enumerate() {
+            hits |= u32::from(word.load(Ordering::Relaxed) == key) << way;
+        }
+        if hits == 0 {
+            return None;
+        }
+        let at = At { set, way: hits.trailing_zeros() as usize % WAYS };
+        Some((at, self.read(at, key)?))
+    }
+
+    /// The value at `at` if it belongs to `key`: the reader's side of the protocol in the module's
+    /// documentation.
+    #[inline]
+    fn read(&self, at: At, key: u64) -> Option<Value> {
+        let set = &self.sets[at.set];
+        // Pairs with the release store in `fill`: a valid value comes with its key.
+        let before = Value(set.values.0[at.way].load(Ordering::Acquire));
+        let same_key = set.keys.0[at.way].load(Ordering::Relaxed) == key;
+        // Pairs with the fence in `fill`: if that load saw a later key, the next load sees that
+        // the value it had before is gone.
+        fence(Ordering::Acquire);
+        let after = Value(set.values.0[at.way].load(Ordering::Relaxed));
+        let same_entry = before.generation() == after.generation();
+        (same_key && same_entry && before.is_valid() && after.is_valid()).then_some(after)
+    }
+
+    /// The two sets where `key` may be; the same twice in a table of one set.
+    #[inline]
+    fn sets_of(&self, key: u64) -> [usize; 2] {
+        let once = fold_mul(key ^ self.key[0], self.key[1] | 1);
+        let hash = fold_mul(once ^ self.key[1], 0x9e37_79b9_7f4a_7c15);
+        let mask = self.sets.len() - 1;
+        let first = hash as usize & mask;
+        let second = (hash >> 32) as usize & mask;
+        if first == second { [first, (first ^ 1) & mask] } else { [first, second] }
+    }
+
+    #[inline]
+    fn is_expired(&self, value: Value, now_s: u32) -> bool {
+        let ageing_s = self.ageing_s.load(Ordering::Relaxed);
+        // Workers' ideas of now differ a little: what was seen in the future is fresh.
+        let age_s = now_s.saturating_sub(value.seen_s());
+        ageing_s != 0 && age_s > ageing_s && !value.is_static()
+    }
+
+    #[inline]
+    fn refresh(&self, at: At, value: Value, now_s: u32) -> Learned {
+        if value.is_static() {
+            return Learned::Static;
+        }
+        if value.seen_s() < now_s {
+            // If another worker, or the lock's holder, changed the value meanwhile, theirs stands.
+            let word = &self.sets[at.set].values.0[at.way];
+            let seen = value.with_seen(now_s).0;
+            let _ = word.compare_exchange(value.0, seen, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        Learned::Known
+    }
+
+    fn value(&self, at: At) -> Value {
+        Value(self.sets[at.set].values.0[at.way].load(Ordering::Relaxed))
+    }
+
+    /// All places `key` may have, with what is there.
+    fn places(&self, key: u64) -> impl Iterator<Item = (At, Value)> + '_ {
+        let [first, second] = self.sets_of(key);
+        let sets = [first, second].into_iter().take(if first == second { 1 } else { 2 });
+        let all = sets.flat_map(|set| (0..WAYS).map(move |way| At { set, way }));
+        all.map(|at| (at, self.value(at)))
+    }
+
+    fn vacant(&self, key: u64) -> Option<(At, Value)> {
+        self.places(key).find(|(_, value)| !value.is_valid())
+    }
+
+    fn all_places(&self) -> impl Iterator<Item = At> + use<> {
+        (0..self.sets.len()).flat_map(|set| (0..WAYS).map(move |way| At { set, way }))
+    }
+}
+
+/// Changing: under the lock.
+impl Fdb {
+    fn lock(&self) -> MutexGuard<'_, Writer> {
+        // A panic under the lock is impossible by construction; the words are atomic anyway.
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The slow part of [`learn`](Self::learn). Everything is looked at again: another worker may
+    /// have been first.
+    #[cold]
+    fn learn_locked(&self, key: u64, port: PortId, now_s: u32) -> Learned {
+        let mut writer = self.lock();
+        let new = Value::new(port, now_s);
+        let found = self.find(key);
+        if let Some((at, value)) = found
+            && (value.is_static() || value.port() == port)
+        {
+            return self.refresh(at, value, now_s);
+        }
+        if self.learned_from(port) >= self.port_limit {
+            return Learned::LimitReached;
+        }
+        if let Some((at, value)) = found {
+            self.put_value(&mut writer, at, value, new);
+            // An address that has expired is nowhere; it did not move.
+            let expired = self.is_expired(value, now_s);
+            return if expired { Learned::New } else { Learned::Moved { from: value.port() } };
+        }
+        let Some(at) = self.place_for(&writer, key, port, now_s) else {
+            return Learned::TableFull;
+        };
+        self.replace(&mut writer, at, key, new);
+        Learned::New
+    }
+
+    /// A vacant place; else the oldest expired entry's; else the oldest among those that belong to
+    /// a port with more than its fair share of the table: of any such port if `port` itself has
+    /// less than that, of its own if it has more.
+    fn place_for(&self, writer: &Writer, key: u64, port: PortId, now_s: u32) -> Option<At> {
+        if let Some((at, _)) = self.vacant(key) {
+            return Some(at);
+        }
+        let oldest = |wanted: &dyn Fn(Value) -> bool| {
+            let learned = |(_, value): &(At, Value)| !value.is_static() && wanted(*value);
+            let found = self.places(key).filter(learned).min_by_key(|(_, value)| value.seen_s());
+            found.map(|(at, _)| at)
+        };
+        let mine = self.learned_from(port);
+        let ports = writer.ports_active + u32::from(mine == 0);
+        let share = u32::try_from(self.capacity()).unwrap_or(u32::MAX) / ports.max(1);
+        let too_many = |value: Value| {
+            let owner = value.port();
+            self.learned_from(owner) > share && (mine < share || owner == port)
+        };
+        oldest(&|value| self.is_expired(value, now_s)).or_else(|| oldest(&too_many))
+    }
+
+    /// Gives the place to another address, counting both.
+    fn replace(&self, writer: &mut Writer, at: At, key: u64, value: Value) {
+        self.vacate(writer, at);
+        self.fill(at, key, value);
+        self.count(writer, value, true);
+    }
+
+    /// Step 1 of the protocol in the module's documentation: readers of what was here find that it
+    /// is gone.
+    fn vacate(&self, writer: &mut Writer, at: At) {
+        let old = self.value(at);
+        let set = &self.sets[at.set];
+        set.values.0[at.way].store(old.next_generation().0, Ordering::Relaxed);
+        if old.is_valid() {
+            self.count(writer, old, false);
+        }
+        // Pairs with the fence in `read`: whoever sees the key change also sees the value gone.
+        fence(Ordering::Release);
+        set.keys.0[at.way].store(0, Ordering::Relaxed);
+    }
+
+    /// Steps 2 and 3.
+    fn fill(&self, at: At, key: u64, value: Value) {
+        let generation = self.value(at);
+        let set = &self.sets[at.set];
+        // Pairs with the fence in `read`, as in `vacate`, which came before.
+        fence(Ordering::Release);
+        set.keys.0[at.way].store(key, Ordering::Relaxed);
+        // Pairs with the acquire load in `read`: a valid value comes with its key.
+        let value = value.with_generation_of(generation);
+        set.values.0[at.way].store(value.0, Ordering::Release);
+    }
+
+    /// Changes port or kind of an entry that keeps its address: one word, hence no protocol.
+    fn put_value(&self, writer: &mut Writer, at: At, old: Value, new: Value) {
+        let new = new.with_generation_of(old);
+        self.sets[at.set].values.0[at.way].store(new.0, Ordering::Release);
+        self.count(writer, old, false);
+        self.count(writer, new, true);
+    }
+
+    /// Keeps the counts of learned addresses.
+    fn count(&self, writer: &mut Writer, value: Value, added: bool) {
+        if value.is_static() {
+            return;
+        }
+        let count = &self.learned[usize::from(value.port().0)];
+        let before = count.load(Ordering::Relaxed);
+        assert!(added || before > 0, "a learned address was not counted");
+        let after = if added { before + 1 } else { before - 1 };
+        count.store(after, Ordering::Relaxed);
+        match (before, after) {
+            (0, _) => writer.ports_active += 1,
+            (_, 0) => writer.ports_active -= 1,
+            _ => {}
+        }
+    }
+
+    /// Vacates all entries that are `gone`. Looks without the lock and takes it per entry, so that
+    /// no worker that learns waits for the whole table.
+    fn sweep(&self, gone: impl Fn(Value) -> bool) -> usize {
+        let gone = |at| {
+            let value = self.value(at);
+            value.is_valid() && gone(value)
+        };
+        let mut swept = 0;
+        for at in self.all_places().filter(|at| gone(*at)) {
+            let mut writer = self.lock();
+            if gone(at) {
+                self.vacate(&mut writer, at);
+                swept += 1;
+            }
+        }
+        swept
+    }
+}
+
+/// Where an entry is.
+#[derive(Clone, Copy)]
+struct At {
+    set: usize,
+    way: usize,
+}
+
+/// A value word; its layout is drawn in the module's documentation.
+#[derive(Clone, Copy)]
+struct Value(u64);
+
+impl Value {
+    const VALID: u64 = 1 << 63;
+    const STATIC: u64 = 1 << 62;
+    const GENERATION_ONE: u64 = 1 << 48;
+    const GENERATION: u64 = 0x3fff << 48;
+
+    fn new(port: PortId, seen_s: u32) -> Self {
+        Self(Self::VALID | u64::from(port.0) << 32 | u64::from(seen_s))
+    }
+
+    #[inline]
+    fn is_valid(self) -> bool {
+        self.0 & Self::VALID != 0
+    }
+
+    #[inline]
+    fn is_static(self) -> bool {
+        self.0 & Self::STATIC != 0
+    }
+
+    #[inline]
+    fn generation(self) -> u64 {
+        self.0 & Self::GENERATION
+    }
+
+    #[inline]
+    fn port(self) -> PortId {
+        PortId((self.0 >> 32) as u16)
+    }
+
+    #[inline]
+    fn seen_s(self) -> u32 {
+        self.0 as u32
+    }
+
+    #[inline]
+    fn with_seen(self, seen_s: u32) -> Self {
+        Self(self.0 & !u64::from(u32::MAX) | u64::from(seen_s))
+    }
+
+    fn with_static(self) -> Self {
+        Self(self.0 | Self::STATIC)
+    }
+
+    fn with_generation_of(self, other: Self) -> Self {
+        Self(self.0 & !Self::GENERATION | other.generation())
+    }
+
+    /// Not valid, and of the next generation, which wraps.
+    fn next_generation(self) -> Self {
+        Self(self.0.wrapping_add(Self::GENERATION_ONE) & Self::GENERATION)
+    }
+}
+
+/// A key word; its layout is drawn in the module's documentation. Never zero.
+#[inline]
+fn pack_key(mac: [u8; 6], vlan: u16) -> u64 {
+    let [a, b, c, d, e, f] = mac;
+    let mac = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
+    1 << 60 | u64::from(vlan & 0xfff) << 48 | mac
+}
+
+fn unpack_mac(key: u64) -> Mac {
+    let [_, _, a, b, c, d, e, f] = key.to_be_bytes();
+    Mac([a, b, c, d, e, f])
+}
+
+#[cfg(test)]
+mod tests;
