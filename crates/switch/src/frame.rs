@@ -57,12 +57,12 @@ pub struct Burst<'m> {
 }
 
 impl<'m> Burst<'m> {
-    /// Adds a frame whose segments are the last `seg_count` in `segs`.
+    /// Adds a new frame of `len` bytes whose segments are `count` ones from `first` on.
     #[inline]
-    pub fn push(&mut self, seg_count: u16, len: u32, hdr: VnetHdr, held_ns: u64) {
-        let seg_first = (self.segs.len() - usize::from(seg_count)) as u32;
+    pub fn push_at(&mut self, first: usize, count: usize, len: u32, hdr: VnetHdr) {
+        let (seg_first, seg_count) = (first as u32, count as u16);
         let verdict = Verdict::Done;
-        self.frames.push(Frame { seg_first, seg_count, verdict, len, hdr, held_ns });
+        self.frames.push(Frame { seg_first, seg_count, verdict, len, hdr, held_ns: 0 });
     }
 
     /// The segments of `frame`.

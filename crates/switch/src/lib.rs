@@ -14,6 +14,7 @@
 pub mod fdb;
 pub mod flow;
 pub mod frame;
+pub mod poll;
 pub mod port;
 pub mod stats;
 pub mod vnet;

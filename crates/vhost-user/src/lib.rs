@@ -13,6 +13,7 @@
 //! * [`device`]: what that machine drives
 //! * [`frontend`]: the other end, for `nic`, `gen`, fake guests and tests
 //! * [`sys`]: every system call of this room
+//! * [`net`] and [`port`]: the virtio-net device and its rings, as ports of the switch
 //! * [`backoff`]: when to try a lost connection again
 //!
 //! Names and numbers are those of QEMU's `docs/interop/vhost-user.rst`; its sections are quoted
@@ -25,31 +26,12 @@ pub mod backoff;
 pub mod connection;
 pub mod device;
 pub mod error;
+pub mod feature;
 pub mod frontend;
 pub mod message;
+pub mod net;
+pub mod port;
 pub mod sys;
-
-/// Bits of virtio-net and vhost features that the protocol itself looks at.
-pub mod feature {
-    /// VIRTIO_NET_F_MTU.
-    pub const MTU: u64 = 1 << 3;
-    /// VIRTIO_NET_F_CTRL_VQ.
-    pub const CTRL_VQ: u64 = 1 << 17;
-    /// VIRTIO_NET_F_MQ.
-    pub const MQ: u64 = 1 << 22;
-    /// VIRTIO_F_INDIRECT_DESC.
-    pub const INDIRECT_DESC: u64 = 1 << 28;
-    /// VIRTIO_F_EVENT_IDX.
-    pub const EVENT_IDX: u64 = 1 << 29;
-    /// VHOST_USER_F_PROTOCOL_FEATURES.
-    pub const PROTOCOL_FEATURES: u64 = 1 << 30;
-    /// VIRTIO_F_VERSION_1.
-    pub const VERSION_1: u64 = 1 << 32;
-    /// VIRTIO_F_RING_PACKED.
-    pub const RING_PACKED: u64 = 1 << 34;
-    /// VIRTIO_F_IN_ORDER.
-    pub const IN_ORDER: u64 = 1 << 35;
-}
 
 /// What of the acknowledged `features` a ring cares about.
 pub fn ring_features(features: u64) -> ring::virtq::Features {

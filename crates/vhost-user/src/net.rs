@@ -1,0 +1,283 @@
+//! The virtio-net device that a vhost-user connection drives: features, and which ring is what.
+//!
+//! Ring `2 * i` is the guest's receive queue `i` (our egress), ring `2 * i + 1` its transmit queue
+//! (our ingress); virtio 1.3, 5.1.2. Rings beyond the last pair (a control queue that a front-end
+//! passes on) are accepted and left alone.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ring::virtq::{DeviceQueue, LayoutError};
+use shm::GuestMemory;
+use switch::frame::FRAME_LEN_MAX;
+use switch::stats::{EgressStats, IngressStats};
+use switch::vnet::Offloads;
+
+use crate::device::{Call, Device, Kick, Refused, RingSetup};
+use crate::feature;
+use crate::port::{Format, VirtioEgress, VirtioIngress};
+
+/// Most queue pairs of one port.
+pub const PAIRS_MAX: u16 = 16;
+
+/// What a port's owner is told, and does: its threads and descriptors.
+pub trait Host: Send {
+    /// A ring runs; `queue` is the pair's index. Poll it, or wait for `kick`.
+    fn started(&mut self, queue: u16, side: Side, kick: Kick);
+    /// A ring is about to stop: no kick will come.
+    fn stopped(&mut self, queue: u16, side: Side);
+    /// The guest kicked by message.
+    fn kicked(&mut self, queue: u16, side: Side);
+    /// So many egress queues, from the first on, are running and enabled.
+    fn active(&mut self, queues: u16);
+    /// Features were agreed on.
+    fn negotiated(&mut self, features: u64);
+    /// The guest moved here and cannot announce itself: announce `mac` to the other ports.
+    fn announce(&mut self, mac: [u8; 6]);
+}
+
+/// Direction of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// From the guest (its transmit queue).
+    Ingress,
+    /// To the guest (its receive queue).
+    Egress,
+}
+
+/// What an operator sets for a port.
+#[derive(Clone, Copy, Debug)]
+pub struct NetOptions {
+    /// Queue pairs offered, 1 to [`PAIRS_MAX`].
+    pub pairs: u16,
+    /// MTU offered to the guest, in bytes.
+    pub mtu: Option<u16>,
+    /// MAC address offered to the guest.
+    pub mac: Option<[u8; 6]>,
+    /// Feature bits not to offer.
+    pub without: u64,
+}
+
+/// The queues of a port; they outlive connections.
+#[derive(Clone)]
+pub struct Pair {
+    /// From the guest.
+    pub ingress: Arc<Mutex<VirtioIngress>>,
+    /// Its counters.
+    pub ingress_stats: Arc<IngressStats>,
+    /// To the guest.
+    pub egress: Arc<Mutex<VirtioEgress>>,
+    /// Its counters.
+    pub egress_stats: Arc<EgressStats>,
+}
+
+impl Pair {
+    /// An idle pair.
+    pub fn new() -> Self {
+        let ingress_stats = Arc::new(IngressStats::default());
+        let egress_stats = Arc::new(EgressStats::default());
+        Self {
+            ingress: Arc::new(Mutex::new(VirtioIngress::new(Arc::clone(&ingress_stats)))),
+            ingress_stats,
+            egress: Arc::new(Mutex::new(VirtioEgress::new(Arc::clone(&egress_stats)))),
+            egress_stats,
+        }
+    }
+}
+
+impl Default for Pair {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// One virtio-net device. Implements [`Device`] for the protocol; its pairs serve the switch.
+pub struct NetDevice<H: Host> {
+    options: NetOptions,
+    pairs: Vec<Pair>,
+    host: H,
+    memory: Arc<GuestMemory>,
+    acked: u64,
+    mtu: Option<u16>,
+}
+
+/// A queue's state is consistent between any two calls, so a poisoned lock is as good as another.
+fn lock<T>(queue: &Mutex<T>) -> MutexGuard<'_, T> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<H: Host> NetDevice<H> {
+    /// A device with these pairs, at least as many as it offers.
+    pub fn new(options: NetOptions, pairs: Vec<Pair>, host: H) -> Self {
+        assert!(pairs.len() >= usize::from(options.pairs) && options.pairs <= PAIRS_MAX);
+        let memory = Arc::new(GuestMemory::default());
+        Self { options, pairs, host, memory, acked: 0, mtu: options.mtu }
+    }
+
+    /// The owner's side.
+    pub fn host(&mut self) -> &mut H {
+        &mut self.host
+    }
+
+    fn pair(&self, ring: u16) -> Option<(u16, Side, &Pair)> {
+        let queue = ring / 2;
+        let side = if ring.is_multiple_of(2) { Side::Egress } else { Side::Ingress };
+        self.pairs.get(usize::from(queue)).map(|pair| (queue, side, pair))
+    }
+
+    fn format(&self) -> Format {
+        let has = |bit: u64| self.acked & bit != 0;
+        let mergeable = has(feature::MRG_RXBUF);
+        // An MTU is for frames without link header (14) and tag (4).
+        let frame_len_max = self.mtu.map_or(FRAME_LEN_MAX, |mtu| u32::from(mtu) + 18);
+        Format {
+            hdr_len: if mergeable || has(feature::VERSION_1) { 12 } else { 10 },
+            mergeable,
+            sends: Offloads {
+                csum: has(feature::CSUM),
+                tso4: has(feature::HOST_TSO4),
+                tso6: has(feature::HOST_TSO6),
+                ecn: has(feature::HOST_ECN),
+                uso4: has(feature::HOST_USO),
+                uso6: has(feature::HOST_USO),
+            },
+            takes: Offloads {
+                csum: has(feature::GUEST_CSUM),
+                tso4: has(feature::GUEST_TSO4),
+                tso6: has(feature::GUEST_TSO6),
+                ecn: has(feature::GUEST_ECN),
+                uso4: has(feature::GUEST_USO4),
+                uso6: has(feature::GUEST_USO6),
+            },
+            frame_len_max,
+        }
+    }
+
+    fn tell_active(&mut self) {
+        let up = self.pairs.iter().take_while(|p| lock(&p.egress).is_up()).count();
+        self.host.active(up as u16);
+    }
+}
+
+impl<H: Host> Device for NetDevice<H> {
+    fn features(&self) -> u64 {
+        let mut bits = feature::BASE;
+        // MQ without CTRL_VQ is against the specification, and drivers that are shown it refuse
+        // the device; front-ends that serve the control queue themselves add it. So it is offered
+        // only where the operator asked for several pairs.
+        if self.options.pairs > 1 {
+            bits |= feature::MQ;
+        }
+        if self.options.mtu.is_some() {
+            bits |= feature::MTU;
+        }
+        if self.options.mac.is_some() {
+            bits |= feature::MAC;
+        }
+        bits & !self.options.without
+    }
+
+    fn queues_max(&self) -> u16 {
+        self.options.pairs * 2
+    }
+
+    fn set_features(&mut self, acked: u64) {
+        self.acked = acked;
+        self.host.negotiated(acked);
+    }
+
+    fn set_memory(&mut self, memory: Arc<GuestMemory>) {
+        self.memory = memory;
+    }
+
+    fn start(&mut self, ring: u16, setup: RingSetup) -> Result<(), LayoutError> {
+        let format = self.format();
+        let Some((queue, side, pair)) = self.pair(ring) else { return Ok(()) };
+        let memory = Arc::clone(&self.memory);
+        let ring = DeviceQueue::new(&memory, &setup.layout, setup.features, setup.base)?;
+        match side {
+            Side::Ingress => lock(&pair.ingress).activate(ring, memory, setup.call, format),
+            Side::Egress => lock(&pair.egress).activate(ring, memory, setup.call, format),
+        }
+        self.host.started(queue, side, setup.kick);
+        self.tell_active();
+        Ok(())
+    }
+
+    fn stop(&mut self, ring: u16) -> Option<u32> {
+        let (queue, side, _) = self.pair(ring)?;
+        self.host.stopped(queue, side);
+        let (_, _, pair) = self.pair(ring)?;
+        let base = match side {
+            Side::Ingress => lock(&pair.ingress).deactivate(),
+            Side::Egress => lock(&pair.egress).deactivate(),
+        };
+        self.tell_active();
+        base
+    }
+
+    fn enable(&mut self, ring: u16, on: bool) {
+        let Some((queue, side, pair)) = self.pair(ring) else { return };
+        match side {
+            Side::Ingress => lock(&pair.ingress).enable(on),
+            Side::Egress => lock(&pair.egress).enable(on),
+        }
+        if on {
+            // What the guest made available while the ring was disabled was kicked for then.
+            self.host.kicked(queue, side);
+        }
+        self.tell_active();
+    }
+
+    fn set_call(&mut self, ring: u16, call: Option<Call>) {
+        match self.pair(ring) {
+            Some((_, Side::Ingress, pair)) => lock(&pair.ingress).set_call(call),
+            Some((_, Side::Egress, pair)) => lock(&pair.egress).set_call(call),
+            None => {}
+        }
+    }
+
+    fn kick(&mut self, ring: u16) {
+        if let Some((queue, side, _)) = self.pair(ring) {
+            self.host.kicked(queue, side);
+        }
+    }
+
+    fn set_mtu(&mut self, mtu: u16) -> Result<(), Refused> {
+        //= virtio-v1.3 5.1.4: mtu is between 68 and 65535.
+        if mtu < 68 {
+            return Err(Refused("an MTU is 68 at least"));
+        }
+        if u32::from(mtu) + 18 > FRAME_LEN_MAX {
+            return Err(Refused("an MTU is 9216 at most"));
+        }
+        self.mtu = Some(mtu);
+        Ok(())
+    }
+
+    fn send_rarp(&mut self, mac: [u8; 6]) {
+        self.host.announce(mac);
+    }
+
+    fn config(&self) -> Vec<u8> {
+        // struct virtio_net_config: mac[6] status(2) max_virtqueue_pairs(2) mtu(2), and speed and
+        // duplex, unknown.
+        let mut config = Vec::with_capacity(20);
+        config.extend(self.options.mac.unwrap_or_default());
+        const LINK_UP: u16 = 1;
+        config.extend(LINK_UP.to_le_bytes());
+        config.extend(self.options.pairs.to_le_bytes());
+        config.extend(self.options.mtu.unwrap_or(1500).to_le_bytes());
+        config.extend(u32::MAX.to_le_bytes());
+        config.push(0xff);
+        config.resize(24, 0);
+        config
+    }
+
+    fn reset(&mut self) {
+        for ring in 0..(self.pairs.len() * 2) as u16 {
+            self.stop(ring);
+        }
+        self.acked = 0;
+        self.mtu = self.options.mtu;
+    }
+}
