@@ -1,1 +1,34 @@
-//! Under construction.
+//! How the switch meets the host: TAP interfaces, packet capture files, and a port that drops.
+//!
+//! * [`open`] opens or creates a TAP interface, in any network namespace, and gives its queues.
+//! * [`TapFd`] moves batches of frames through one queue, many per system call, straight from and
+//!   into whatever memory the caller names. It is the only way frames pass a TAP here.
+//! * [`TapIngress`] and [`TapEgress`] make a switch port of a queue.
+//! * [`PcapWriter`] writes what `capture` saw, as pcapng.
+//! * [`NullIngress`] and [`NullEgress`]: nothing comes, everything is dropped.
+//!
+//! What it does not do: it owns no thread, no timer and no epoll; the program waits on the
+//! descriptors ([`TapFd`] lends its own) and calls when they have something.
+#![deny(unsafe_code)]
+
+mod egress;
+mod fd;
+mod ingress;
+mod netns;
+mod null;
+mod pcap;
+mod sys;
+mod tap;
+
+pub use egress::TapEgress;
+pub use fd::{Batching, TapFd};
+pub use ingress::TapIngress;
+pub use netns::in_netns;
+pub use null::{NullEgress, NullIngress};
+pub use pcap::{Direction, PcapWriter};
+pub use sys::{Io, ReadBatch, WriteBatch};
+pub use tap::{Tap, TapError, TapOptions, open};
+
+/// Length of the virtio-net header before each frame on a TAP queue, in bytes (virtio 1.3, with
+/// `num_buffers`, which a TAP ignores).
+pub const VNET_LEN: usize = 12;

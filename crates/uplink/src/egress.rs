@@ -1,0 +1,160 @@
+//! Frames from the switch into a TAP queue.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use shm::Seg;
+use switch::frame::{Burst, HEAD_LEN};
+use switch::port::{Egress, Fault};
+use switch::stats::EgressStats;
+use switch::vnet::{Offloads, VnetHdr};
+
+use crate::VNET_LEN;
+use crate::fd::{BATCH, TapFd};
+use crate::sys::Io;
+
+/// The virtio-net header and the private copy of the frame's first bytes, in one piece.
+type Start = [u8; VNET_LEN + HEAD_LEN];
+
+/// One TAP queue as a destination of frames.
+///
+/// A group of frames is written with one system call: header and first bytes from private memory,
+/// the rest straight from the sender's. The kernel handles each frame inside that call, so there
+/// is nothing to publish: `flush` does nothing.
+///
+/// What the kernel refuses for want of room or memory (EAGAIN, ENOBUFS, ENOMEM) at the end of a
+/// group does not fit now, and is told so. In the middle of a group it is dropped and counted
+/// (`drops_no_room`): the frames after it have been delivered, and it must not come after them.
+pub struct TapEgress {
+    fd: TapFd,
+    starts: Vec<Start>,
+    lens: Vec<u32>,
+    offloads: Offloads,
+    stats: Arc<EgressStats>,
+}
+
+impl TapEgress {
+    /// Delivers to `fd`, which takes `offloads` ([`crate::Tap::offloads_write`]).
+    pub fn new(fd: TapFd, offloads: Offloads, stats: Arc<EgressStats>) -> Self {
+        let starts = vec![[0; VNET_LEN + HEAD_LEN]; BATCH];
+        Self { fd, starts, lens: Vec::with_capacity(BATCH), offloads, stats }
+    }
+
+    /// Writes up to [`BATCH`] frames with one system call; returns how many were dealt with.
+    fn write(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
+        self.lens.clear();
+        for (start, pick) in self.starts.iter_mut().zip(picks) {
+            let frame = &burst.frames[usize::from(*pick)];
+            let head = burst.head(usize::from(*pick));
+            fill(start, &frame.hdr, frame.len);
+            start[VNET_LEN..][..head.len()].copy_from_slice(head);
+            self.lens.push(frame.len);
+        }
+        let mut batch = self.fd.writes();
+        for (start, pick) in self.starts.iter().zip(picks) {
+            let frame = &burst.frames[usize::from(*pick)];
+            let head_len = burst.head(usize::from(*pick)).len();
+            batch.push(Seg::of(&start[..VNET_LEN + head_len]));
+            let mut skip = head_len as u32;
+            let mut left = frame.len - skip;
+            for seg in burst.segs(frame) {
+                let rest = seg.skip(skip).take(left);
+                skip -= skip.min(seg.len());
+                left -= rest.len();
+                batch.push(rest);
+            }
+            batch.end_frame();
+        }
+        settle(batch.run(), &self.lens, &self.stats)
+    }
+}
+
+/// Puts the virtio-net header of a frame of `len` bytes at the start.
+fn fill(start: &mut Start, hdr: &VnetHdr, len: u32) {
+    // The kernel refuses a header length beyond the frame; the sender may have said anything.
+    let hdr_len = hdr.hdr_len.min(u16::try_from(len).unwrap_or(u16::MAX));
+    start[..VnetHdr::LEN].copy_from_slice(&VnetHdr { hdr_len, ..*hdr }.bytes());
+}
+
+fn no_room(result: Io) -> bool {
+    matches!(result, Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM))
+}
+
+/// Counts what became of each frame; returns how many were dealt with.
+fn settle(results: &[Io], lens: &[u32], stats: &EgressStats) -> Result<usize, Fault> {
+    // What follows the last frame that went through has been overtaken by none.
+    let done = results.iter().rposition(|r| !no_room(*r)).map_or(0, |last| last + 1);
+    if done < results.len() {
+        stats.full.add(1);
+    }
+    let mut frames = 0;
+    let mut bytes = 0;
+    for (result, len) in results[..done].iter().zip(lens) {
+        match result {
+            Ok(_) => {
+                frames += 1;
+                bytes += u64::from(*len);
+            }
+            Err(Errno::IO) => stats.drops_down.add(1),
+            // The sender took its memory away under the frame.
+            Err(Errno::FAULT) => stats.drops_bad_addr.add(1),
+            Err(Errno::BADFD) => return Err(Fault("the TAP interface was removed".into())),
+            Err(_) if no_room(*result) => stats.drops_no_room.add(1),
+            // EINVAL: the kernel makes no sense of the frame (offload request and headers do not
+            // agree, shorter than an Ethernet header). It could never take it.
+            Err(_) => stats.drops_too_long.add(1),
+        }
+    }
+    stats.frames.add(frames);
+    stats.bytes.add(bytes);
+    Ok(done)
+}
+
+impl Egress for TapEgress {
+    fn offloads(&self) -> Offloads {
+        self.offloads
+    }
+
+    fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
+        self.stats.groups.add(1);
+        let mut done = 0;
+        for part in picks.chunks(BATCH) {
+            let n = self.write(burst, part)?;
+            done += n;
+            if n < part.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn put_made(&mut self, head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr) -> Result<bool, Fault> {
+        let len = head.len() as u32 + body.iter().map(|seg| seg.len()).sum::<u32>();
+        fill(&mut self.starts[0], hdr, len);
+        let mut batch = self.fd.writes();
+        batch.push(Seg::of(&self.starts[0][..VNET_LEN]));
+        batch.push(Seg::of(head));
+        for seg in body {
+            batch.push(*seg);
+        }
+        batch.end_frame();
+        Ok(settle(batch.run(), &[len], &self.stats)? == 1)
+    }
+
+    fn room(&mut self, _len: u32, limit: usize) -> Result<usize, Fault> {
+        Ok(limit)
+    }
+
+    fn flush(&mut self) {}
+
+    fn arm(&mut self) -> bool {
+        false
+    }
+}
+
+impl AsFd for TapEgress {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

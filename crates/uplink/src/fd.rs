@@ -1,0 +1,60 @@
+//! One queue of a TAP interface, and how frames pass it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::sys::{Engine, ReadBatch, WriteBatch};
+
+/// Most frames one batch moves in one system call; a longer batch takes several.
+pub(crate) const BATCH: usize = 64;
+
+/// How a batch reaches the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batching {
+    /// io_uring if the kernel lets us have it, else as `Plain`. Decided once, when the queue is
+    /// wrapped; [`TapFd::batching`] tells what came of it.
+    Auto,
+    /// One readv or writev for each frame.
+    Plain,
+}
+
+/// One user of a TAP queue. A queue that is read and written by different threads has one for
+/// each direction, both over the same descriptor.
+pub struct TapFd {
+    // Declared first, dropped first: it holds a reference to the file behind `fd`.
+    engine: Engine,
+    fd: Arc<OwnedFd>,
+}
+
+impl TapFd {
+    /// Wraps a queue that [`crate::open`] gave.
+    pub fn new(fd: Arc<OwnedFd>, batching: Batching) -> Self {
+        let engine = match batching {
+            Batching::Auto => Engine::with_ring(fd.as_fd(), BATCH as u32),
+            Batching::Plain => Err(io::ErrorKind::Unsupported.into()),
+        };
+        Self { engine: engine.unwrap_or_else(|_| Engine::plain()), fd }
+    }
+
+    /// What batches use: `Auto` means io_uring.
+    pub fn batching(&self) -> Batching {
+        if self.engine.has_ring() { Batching::Auto } else { Batching::Plain }
+    }
+
+    /// Begins a batch of frames to read. Nothing is read before [`ReadBatch::run`].
+    pub fn reads<'m>(&mut self) -> ReadBatch<'_, 'm> {
+        self.engine.reads(self.fd.as_fd())
+    }
+
+    /// Begins a batch of frames to write. Nothing is written before [`WriteBatch::run`].
+    pub fn writes<'m>(&mut self) -> WriteBatch<'_, 'm> {
+        self.engine.writes(self.fd.as_fd())
+    }
+}
+
+impl AsFd for TapFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

@@ -1,0 +1,239 @@
+//! Frames from a TAP queue into the switch.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use shm::{Seg, SegMut};
+use switch::frame::{Burst, FRAME_LEN_MAX, Frame, GSO_LEN_MAX, Verdict};
+use switch::port::{Fault, Ingress};
+use switch::stats::IngressStats;
+use switch::vnet::{GSO_NONE, Offloads, VnetHdr};
+
+use crate::VNET_LEN;
+use crate::fd::{BATCH, TapFd};
+use crate::sys::Staging;
+
+/// Buffers frames are read into; twice a batch, so that held frames do not stop the others.
+const SLOTS: usize = 2 * BATCH;
+/// Distance between buffers: the longest frame and its header, the shift of [`start`], and a
+/// remainder that keeps buffers page-aligned.
+const STRIDE: usize = 17 * 4096;
+/// Bytes read into each buffer. One more than legal, to tell a frame that was cut off.
+const READ_LEN: usize = VNET_LEN + GSO_LEN_MAX as usize + 1;
+/// Bytes of a burst beyond which no more is read: about half of a core's own cache.
+const BURST_BYTES: usize = 512 * 1024;
+/// Shortest Ethernet frame we look at: its header.
+const ETH_LEN: usize = 14;
+
+const _: () = assert!(start(SLOTS - 1) + READ_LEN <= STRIDE);
+
+/// Where the virtio-net header goes in buffer `slot`: the frame after it is aligned to a cache
+/// line, and frames in neighbouring buffers do not share cache sets.
+const fn start(slot: usize) -> usize {
+    64 - VNET_LEN + slot % 16 * 128
+}
+
+/// A frame in a staging buffer.
+struct Taken {
+    slot: usize,
+    len: u32,
+    hdr: VnetHdr,
+    /// When it was held first; `None` for a new one.
+    held_since_ns: Option<u64>,
+}
+
+/// One TAP queue as a source of frames.
+///
+/// Frames are read into private buffers, several per system call. The buffers take memory only as
+/// far as frames reach into them (small frames: a page each), and the same few are used while few
+/// frames come. How many reads a call asks for follows what the last ones found, so an idle poll
+/// costs one system call.
+///
+/// Nothing needs arming: the program keeps the descriptor ([`AsFd`]) in its epoll. Both epoll
+/// modes work; with EPOLLET it must call [`Ingress::burst`] until [`Ingress::arm`] says true.
+pub struct TapIngress {
+    fd: TapFd,
+    staging: Staging,
+    /// One bit for each buffer not in use.
+    free: u128,
+    /// Frames in buffers, oldest first: between bursts those held.
+    taken: Vec<Taken>,
+    offloads: Offloads,
+    stats: Arc<IngressStats>,
+    /// Reads to ask for at the next poll.
+    ask: usize,
+    /// Most frames to read in one burst, so that large ones do not leave the cache.
+    burst_frames: usize,
+    /// The last read found the queue empty.
+    empty: bool,
+}
+
+impl TapIngress {
+    /// Takes frames from `fd`, whose sender may ask for `offloads`
+    /// ([`crate::Tap::offloads_read`]).
+    ///
+    /// # Errors
+    /// No memory for buffers.
+    pub fn new(fd: TapFd, offloads: Offloads, stats: Arc<IngressStats>) -> io::Result<Self> {
+        Ok(Self {
+            fd,
+            staging: Staging::new(SLOTS * STRIDE)?,
+            free: u128::MAX,
+            taken: Vec::with_capacity(SLOTS),
+            offloads,
+            stats,
+            ask: 1,
+            burst_frames: BATCH,
+            empty: false,
+        })
+    }
+
+    /// Reads up to `room` frames. Returns how many came, bad ones included.
+    fn read(&mut self, room: usize) -> Result<usize, Fault> {
+        let room = room.min(self.burst_frames);
+        let mut came = 0;
+        let mut ask = self.ask;
+        while came < room {
+            let n = ask.min(room - came).min(self.free.count_ones() as usize);
+            if n == 0 {
+                break;
+            }
+            let got = self.read_batch(n)?;
+            came += got;
+            self.empty = got < n;
+            if self.empty {
+                break;
+            }
+            ask = n * 2;
+        }
+        // One more than came last time: the one that finds nothing saves a call to find that out.
+        self.ask = if came > 0 { came + 1 + came / 8 } else { (self.ask / 2).max(1) };
+        Ok(came)
+    }
+
+    /// Reads up to `n` frames with one system call, into the first free buffers.
+    fn read_batch(&mut self, n: usize) -> Result<usize, Fault> {
+        let free = self.free;
+        let is_free = |slot: &usize| free >> slot & 1 != 0;
+        let mut batch = self.fd.reads();
+        let slots = self.staging.chunks_exact_mut(STRIDE).enumerate();
+        for (slot, buffer) in slots.filter(|(slot, _)| is_free(slot)).take(n) {
+            batch.push(SegMut::of(&mut buffer[start(slot)..][..READ_LEN]));
+            batch.end_frame();
+        }
+        let mut got = 0;
+        let mut bytes = 0;
+        for (slot, result) in (0..SLOTS).filter(is_free).zip(batch.run()) {
+            let len = match result {
+                Ok(len) => *len as usize,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::BADFD) => return Err(Fault("the TAP interface was removed".into())),
+                Err(error) => return Err(Fault(format!("reading the TAP interface: {error}"))),
+            };
+            got += 1;
+            let buffer = &self.staging[slot * STRIDE + start(slot)..][..len.min(READ_LEN)];
+            if let Some((len, hdr)) = check(buffer, self.offloads, &self.stats) {
+                bytes += u64::from(len);
+                self.free &= !(1 << slot);
+                self.taken.push(Taken { slot, len, hdr, held_since_ns: None });
+            }
+        }
+        if got > 0 {
+            let mean = (bytes as usize / got).max(1);
+            self.burst_frames = (BURST_BYTES / mean).clamp(4, BATCH);
+        }
+        Ok(got)
+    }
+}
+
+/// Gives back the buffers of frames that are done, keeps those held and those not shown.
+fn settle(taken: &mut Vec<Taken>, free: &mut u128, burst: &Burst<'_>, now_ns: u64) {
+    let mut verdicts = burst.frames.iter().map(|frame| frame.verdict);
+    taken.retain_mut(|taken| {
+        let done = verdicts.next() == Some(Verdict::Done);
+        if done {
+            *free |= 1 << taken.slot;
+        } else {
+            taken.held_since_ns.get_or_insert(now_ns);
+        }
+        !done
+    });
+}
+
+/// Length and checked header of the frame that was read into `buffer`; `None`: dropped and
+/// counted.
+fn check(buffer: &[u8], may: Offloads, stats: &IngressStats) -> Option<(u32, VnetHdr)> {
+    let Some((hdr, frame)) = buffer.split_at_checked(VNET_LEN).filter(|b| b.1.len() >= ETH_LEN)
+    else {
+        stats.drops_runt.add(1);
+        return None;
+    };
+    let len = frame.len() as u32;
+    let raw = VnetHdr::parse(hdr.first_chunk().expect("VNET_LEN bytes"));
+    let Ok(hdr) = raw.check(len, may) else {
+        stats.drops_bad_hdr.add(1);
+        return None;
+    };
+    let len_max = if hdr.gso_type == GSO_NONE { FRAME_LEN_MAX } else { GSO_LEN_MAX };
+    if len > len_max {
+        stats.drops_too_long.add(1);
+        return None;
+    }
+    Some((len, hdr))
+}
+
+impl Ingress for TapIngress {
+    fn burst(
+        &mut self,
+        max: usize,
+        now_ns: u64,
+        burst: &mut Burst<'static>,
+        forward: &mut dyn FnMut(&mut Burst<'_>),
+    ) -> Result<usize, Fault> {
+        let held = self.taken.len();
+        let came = self.read(max.saturating_sub(held))?;
+        let shown = self.taken.len().min(max);
+        if shown == 0 {
+            let counter = if came == 0 { &self.stats.polls_empty } else { &self.stats.bursts };
+            counter.add(1);
+            return Ok(came);
+        }
+        let mut out = std::mem::take(burst).recycle();
+        for taken in &self.taken[..shown] {
+            let at = taken.slot * STRIDE + start(taken.slot) + VNET_LEN;
+            let seg_first = out.segs.len() as u32;
+            out.segs.push(Seg::of(&self.staging[at..][..taken.len as usize]));
+            let held_ns = taken.held_since_ns.map_or(0, |t| now_ns.saturating_sub(t).max(1));
+            let (len, hdr, verdict) = (taken.len, taken.hdr, Verdict::Done);
+            out.frames.push(Frame { seg_first, seg_count: 1, verdict, len, hdr, held_ns });
+        }
+        let new = self.taken.get(held..).unwrap_or_default();
+        self.stats.frames.add(new.len() as u64);
+        self.stats.bytes.add(new.iter().map(|t| u64::from(t.len)).sum());
+        self.stats.bursts.add(1);
+        forward(&mut out);
+        settle(&mut self.taken, &mut self.free, &out, now_ns);
+        *burst = out.recycle();
+        self.stats.holds.add(self.taken.len() as u64);
+        Ok(shown.max(came))
+    }
+
+    fn held(&self) -> usize {
+        self.taken.len()
+    }
+
+    fn arm(&mut self) -> bool {
+        // Without a free buffer nothing can be read before held frames go, which wakes us anyway.
+        self.empty || self.free == 0
+    }
+
+    fn disarm(&mut self) {}
+}
+
+impl AsFd for TapIngress {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

@@ -1,0 +1,443 @@
+//! Every system call of this crate that needs `unsafe`: interface ioctls, staging memory, and
+//! batched reads and writes.
+//!
+//! Batches: the caller names the memory of every frame, then [`ReadBatch::run`] or
+//! [`WriteBatch::run`] hands all of them to the kernel in one io_uring_enter and returns when the
+//! last one has completed. Each request carries RWF_NOWAIT, so it completes while it is submitted,
+//! in order, with EAGAIN if it would wait: nothing is ever in flight between two calls, and frames
+//! keep their order. Without io_uring the same batch is a loop of readv or writev.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use shm::{Seg, SegMut};
+
+/// Outcome for one frame: bytes moved, virtio-net header included, or why not.
+pub type Io = Result<u32, Errno>;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Op {
+    Read,
+    Write,
+}
+
+/// Batch memory and, where the kernel has it, an io_uring.
+pub(crate) struct Engine {
+    ring: Option<IoUring>,
+    iovecs: Vec<libc::iovec>,
+    /// For each frame, the end of its part of `iovecs`.
+    ends: Vec<usize>,
+    results: Vec<Io>,
+}
+
+// SAFETY: the pointers in `iovecs` are used only inside `run`, which is called through a batch
+// that borrows the memory they name; between batches they are dead.
+unsafe impl Send for Engine {}
+
+impl Engine {
+    /// Without io_uring.
+    pub(crate) fn plain() -> Self {
+        Self { ring: None, iovecs: Vec::new(), ends: Vec::new(), results: Vec::new() }
+    }
+
+    /// With a ring of `entries` for `fd`, if this kernel lets us have one and can use it on `fd`
+    /// without waiting (TAP: Linux 5.8). Finding out moves no frame.
+    pub(crate) fn with_ring(fd: BorrowedFd<'_>, entries: u32) -> io::Result<Self> {
+        let ring = IoUring::builder().dontfork().build(entries)?;
+        ring.submitter().register_files(&[fd.as_raw_fd()])?;
+        let mut engine = Self::plain();
+        engine.ring = Some(ring);
+        // Reading zero bytes takes no frame off the queue, but fails where RWF_NOWAIT would.
+        for _ in 0..2 {
+            engine.iovecs.push(libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 });
+            engine.ends.push(engine.iovecs.len());
+        }
+        match engine.run(fd, Op::Read)[0] {
+            Ok(_) | Err(Errno::AGAIN) => Ok(engine),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    pub(crate) fn has_ring(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    /// An empty batch of frames to read.
+    pub(crate) fn reads<'e, 'm>(&'e mut self, fd: BorrowedFd<'e>) -> ReadBatch<'e, 'm> {
+        self.clear();
+        ReadBatch { engine: self, fd, _memory: PhantomData }
+    }
+
+    /// An empty batch of frames to write.
+    pub(crate) fn writes<'e, 'm>(&'e mut self, fd: BorrowedFd<'e>) -> WriteBatch<'e, 'm> {
+        self.clear();
+        WriteBatch { engine: self, fd, _memory: PhantomData }
+    }
+
+    fn clear(&mut self) {
+        self.iovecs.clear();
+        self.ends.clear();
+    }
+
+    /// Moves every frame of the batch. A read stops at the first EAGAIN, in effect: the queue is
+    /// empty, and what follows says EAGAIN too.
+    fn run(&mut self, fd: BorrowedFd<'_>, op: Op) -> &[Io] {
+        self.results.clear();
+        self.results.resize(self.ends.len(), Err(Errno::CANCELED));
+        // One frame is cheaper without a ring.
+        let ring = self.ring.as_mut().filter(|_| self.ends.len() > 1);
+        let went = match ring {
+            None => {
+                run_plain(fd, op, &self.iovecs, &self.ends, &mut self.results);
+                Ok(())
+            }
+            Some(ring) => run_ring(ring, op, &self.iovecs, &self.ends, &mut self.results),
+        };
+        if went.is_err() {
+            // Nothing is in flight (see the module doc), and what was not submitted goes with the
+            // ring. The unfinished frames stay CANCELED; the next batch is a plain one.
+            self.ring = None;
+        }
+        &self.results
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // A closed ring lets go of its files some time later; the TAP queue must be free at once.
+        if let Some(ring) = &self.ring {
+            let _ = ring.submitter().unregister_files();
+        }
+    }
+}
+
+fn frame_iovecs<'i>(iovecs: &'i [libc::iovec], ends: &[usize], i: usize) -> &'i [libc::iovec] {
+    let start = if i == 0 { 0 } else { ends[i - 1] };
+    &iovecs[start..ends[i]]
+}
+
+fn run_plain(
+    fd: BorrowedFd<'_>,
+    op: Op,
+    iovecs: &[libc::iovec],
+    ends: &[usize],
+    results: &mut [Io],
+) {
+    for i in 0..ends.len() {
+        let iov = frame_iovecs(iovecs, ends, i);
+        results[i] = loop {
+            let result = vectored(fd, op, iov);
+            if result != Err(Errno::INTR) {
+                break result;
+            }
+        };
+        if op == Op::Read && results[i] == Err(Errno::AGAIN) {
+            results[i..].fill(Err(Errno::AGAIN));
+            break;
+        }
+    }
+}
+
+fn vectored(fd: BorrowedFd<'_>, op: Op, iov: &[libc::iovec]) -> Io {
+    let count = libc::c_int::try_from(iov.len()).unwrap_or(libc::c_int::MAX);
+    let n = match op {
+        // SAFETY: the iovecs name memory the running batch borrows for writing.
+        Op::Read => unsafe { libc::readv(fd.as_raw_fd(), iov.as_ptr(), count) },
+        // SAFETY: the iovecs name memory the running batch borrows for reading.
+        Op::Write => unsafe { libc::writev(fd.as_raw_fd(), iov.as_ptr(), count) },
+    };
+    // More than 4 GiB in one call is impossible (MAX_RW_COUNT).
+    u32::try_from(n).map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap())
+}
+
+fn run_ring(
+    ring: &mut IoUring,
+    op: Op,
+    iovecs: &[libc::iovec],
+    ends: &[usize],
+    results: &mut [Io],
+) -> io::Result<()> {
+    let room = ring.params().sq_entries() as usize;
+    let mut first = 0;
+    while first < ends.len() {
+        let last = ends.len().min(first + room);
+        for i in first..last {
+            let entry = request(op, frame_iovecs(iovecs, ends, i)).user_data(i as u64);
+            // SAFETY: the memory of the request is borrowed by the running batch, and `iovecs`
+            // does not change, until `complete` below has seen the request's completion.
+            unsafe { ring.submission().push(&entry) }.expect("the queue is empty and has room");
+        }
+        complete(ring, last - first, results)?;
+        first = last;
+        // The queue was empty a moment ago; asking again would be a call for nothing.
+        if op == Op::Read && results[last - 1] == Err(Errno::AGAIN) {
+            results[last..].fill(Err(Errno::AGAIN));
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn request(op: Op, iov: &[libc::iovec]) -> squeue::Entry {
+    let fd = types::Fixed(0);
+    let count = u32::try_from(iov.len()).unwrap_or(u32::MAX);
+    let flags = libc::RWF_NOWAIT;
+    // One piece needs no list of pieces, which the kernel would have to fetch.
+    if let [one] = iov {
+        let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
+        let at = one.iov_base.cast::<u8>();
+        return match op {
+            Op::Read => opcode::Read::new(fd, at, len).rw_flags(flags).build(),
+            Op::Write => opcode::Write::new(fd, at, len).rw_flags(flags).build(),
+        };
+    }
+    match op {
+        Op::Read => opcode::Readv::new(fd, iov.as_ptr(), count).rw_flags(flags).build(),
+        Op::Write => opcode::Writev::new(fd, iov.as_ptr(), count).rw_flags(flags).build(),
+    }
+}
+
+/// Submits what is queued and waits until all `left` requests have completed.
+fn complete(ring: &mut IoUring, mut left: usize, results: &mut [Io]) -> io::Result<()> {
+    while left > 0 {
+        let submitted = ring.submit_and_wait(left);
+        for cqe in ring.completion() {
+            let slot = &mut results[cqe.user_data() as usize];
+            *slot = u32::try_from(cqe.result()).map_err(|_| errno_of(cqe.result()));
+            left -= 1;
+        }
+        match submitted {
+            Ok(_) => {}
+            // A signal, or the kernel is short of memory for requests: it takes the rest later.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) => {}
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+fn errno_of(negative: i32) -> Errno {
+    Errno::from_raw_os_error(negative.wrapping_neg())
+}
+
+/// Frames to read, each into memory that belongs to the batch until it has run.
+pub struct ReadBatch<'e, 'm> {
+    engine: &'e mut Engine,
+    fd: BorrowedFd<'e>,
+    _memory: PhantomData<SegMut<'m>>,
+}
+
+impl<'e, 'm> ReadBatch<'e, 'm> {
+    /// The next piece of memory of the frame being described; its first [`crate::VNET_LEN`] bytes
+    /// receive the virtio-net header.
+    #[inline]
+    pub fn push(&mut self, seg: SegMut<'m>) {
+        self.engine.iovecs.push(seg.as_iovec());
+    }
+
+    /// Ends the description of a frame. What does not fit its memory is cut off, and the result
+    /// is then the length of the memory.
+    #[inline]
+    pub fn end_frame(&mut self) {
+        self.engine.ends.push(self.engine.iovecs.len());
+    }
+
+    /// Reads up to as many frames as were described, in one system call where possible. The
+    /// result of frame `i` is at `i`; EAGAIN: the queue was empty, and no later frame was read.
+    pub fn run(self) -> &'e [Io] {
+        let fd = self.fd;
+        self.engine.run(fd, Op::Read)
+    }
+}
+
+/// Frames to write, each from memory that is borrowed until the batch has run.
+pub struct WriteBatch<'e, 'm> {
+    engine: &'e mut Engine,
+    fd: BorrowedFd<'e>,
+    _memory: PhantomData<Seg<'m>>,
+}
+
+impl<'e, 'm> WriteBatch<'e, 'm> {
+    /// The next piece of the frame being described, which begins with the virtio-net header.
+    /// Empty pieces are left out.
+    #[inline]
+    pub fn push(&mut self, seg: Seg<'m>) {
+        if !seg.is_empty() {
+            self.engine.iovecs.push(seg.as_iovec());
+        }
+    }
+
+    /// Ends the description of a frame.
+    #[inline]
+    pub fn end_frame(&mut self) {
+        self.engine.ends.push(self.engine.iovecs.len());
+    }
+
+    /// Writes the frames in order, in one system call where possible. The result of frame `i` is
+    /// at `i`; a frame that fails does not stop those after it.
+    pub fn run(self) -> &'e [Io] {
+        let fd = self.fd;
+        self.engine.run(fd, Op::Write)
+    }
+}
+
+/// Zeroed private memory that takes no room before it is touched, page by page.
+pub(crate) struct Staging {
+    at: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: plain memory with one owner.
+unsafe impl Send for Staging {}
+
+impl Staging {
+    pub(crate) fn new(len: usize) -> io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+        let at = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
+        // Small frames touch the start of each buffer only; large pages would fill in the rest.
+        // SAFETY: advice on the mapping made above. A kernel without large pages refuses it.
+        let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxNoHugepage) };
+        let at = NonNull::new(at.cast::<u8>()).ok_or(Errno::NOMEM)?;
+        Ok(Self { at, len })
+    }
+}
+
+impl Deref for Staging {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping has `len` readable, initialised bytes and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Staging {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; `&mut self` makes it the only view.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping; all views of it borrowed `self`.
+        let _ = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), self.len) };
+    }
+}
+
+/// An interface request for `name`, which is shorter than IFNAMSIZ (checked by the caller).
+fn request_for(name: &str) -> libc::ifreq {
+    // SAFETY: all-zero is a valid ifreq.
+    let mut ifr: libc::ifreq = unsafe { std::mem::zeroed() };
+    assert!(name.len() < ifr.ifr_name.len(), "checked by `tap::open`");
+    for (to, from) in ifr.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    ifr
+}
+
+fn ioctl_ifreq(fd: impl AsFd, code: libc::Ioctl, mut ifr: libc::ifreq) -> io::Result<libc::ifreq> {
+    // SAFETY: `code` is one of this file's, all of which take an ifreq.
+    let rc = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), code, &raw mut ifr) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(ifr) }
+}
+
+/// TUNSETIFF: makes `fd` a queue of interface `name`, creating it if need be.
+pub(crate) fn tun_attach(fd: impl AsFd, name: &str, flags: libc::c_int) -> io::Result<()> {
+    let mut ifr = request_for(name);
+    ifr.ifr_ifru.ifru_flags = flags as libc::c_short;
+    ioctl_ifreq(fd, libc::TUNSETIFF, ifr).map(drop)
+}
+
+/// TUNSETVNETHDRSZ: bytes of virtio-net header before each frame.
+pub(crate) fn tun_set_vnet_len(fd: impl AsFd, len: usize) -> io::Result<()> {
+    ioctl_int(fd, libc::TUNSETVNETHDRSZ, len as libc::c_int)
+}
+
+/// TUNSETVNETLE: the virtio-net header is little-endian whatever the machine is.
+pub(crate) fn tun_set_vnet_le(fd: impl AsFd) -> io::Result<()> {
+    ioctl_int(fd, libc::TUNSETVNETLE, 1)
+}
+
+fn ioctl_int(fd: impl AsFd, code: libc::Ioctl, mut value: libc::c_int) -> io::Result<()> {
+    // SAFETY: `code` is one of the two above, which read one int.
+    let rc = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), code, &raw mut value) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// TUNSETOFFLOAD: what the kernel may leave undone in frames we read.
+pub(crate) fn tun_set_offload(fd: impl AsFd, bits: libc::c_uint) -> io::Result<()> {
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: TUNSETOFFLOAD takes its argument by value.
+    let rc = unsafe { libc::ioctl(fd, libc::TUNSETOFFLOAD, libc::c_ulong::from(bits)) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Whether interface `name` exists in the network namespace of `socket`.
+pub(crate) fn if_exists(socket: impl AsFd, name: &str) -> io::Result<bool> {
+    match ioctl_ifreq(socket, libc::SIOCGIFINDEX, request_for(name)) {
+        Ok(_) => Ok(true),
+        Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Sets the interface up.
+pub(crate) fn if_set_up(socket: impl AsFd, name: &str) -> io::Result<()> {
+    let mut ifr = ioctl_ifreq(&socket, libc::SIOCGIFFLAGS, request_for(name))?;
+    // SAFETY: SIOCGIFFLAGS filled in the flags.
+    let flags = unsafe { ifr.ifr_ifru.ifru_flags };
+    ifr.ifr_ifru.ifru_flags = flags | libc::IFF_UP as libc::c_short;
+    ioctl_ifreq(&socket, libc::SIOCSIFFLAGS, ifr).map(drop)
+}
+
+/// The interface's MTU.
+pub(crate) fn if_mtu(socket: impl AsFd, name: &str) -> io::Result<u32> {
+    let ifr = ioctl_ifreq(socket, libc::SIOCGIFMTU, request_for(name))?;
+    // SAFETY: SIOCGIFMTU filled in the MTU.
+    let mtu = unsafe { ifr.ifr_ifru.ifru_mtu };
+    Ok(u32::try_from(mtu).unwrap_or(0))
+}
+
+/// Sets the interface's MTU.
+pub(crate) fn if_set_mtu(socket: impl AsFd, name: &str, mtu: u32) -> io::Result<()> {
+    let mut ifr = request_for(name);
+    ifr.ifr_ifru.ifru_mtu = libc::c_int::try_from(mtu).unwrap_or(libc::c_int::MAX);
+    ioctl_ifreq(socket, libc::SIOCSIFMTU, ifr).map(drop)
+}
+
+/// Sets how many frames the kernel queues for us, for each queue.
+pub(crate) fn if_set_queue_len(socket: impl AsFd, name: &str, frames: u32) -> io::Result<()> {
+    let mut ifr = request_for(name);
+    ifr.ifr_ifru.ifru_mtu = libc::c_int::try_from(frames).unwrap_or(libc::c_int::MAX);
+    ioctl_ifreq(socket, libc::SIOCSIFTXQLEN, ifr).map(drop)
+}
+
+/// The interface's MAC address.
+pub(crate) fn if_mac(socket: impl AsFd, name: &str) -> io::Result<[u8; 6]> {
+    let ifr = ioctl_ifreq(socket, libc::SIOCGIFHWADDR, request_for(name))?;
+    // SAFETY: SIOCGIFHWADDR filled in the address.
+    let addr = unsafe { ifr.ifr_ifru.ifru_hwaddr };
+    Ok(std::array::from_fn(|i| addr.sa_data[i].to_ne_bytes()[0]))
+}
+
+/// Sets the interface's MAC address.
+pub(crate) fn if_set_mac(socket: impl AsFd, name: &str, mac: [u8; 6]) -> io::Result<()> {
+    let mut ifr = request_for(name);
+    let mut data = [0; 14];
+    for (to, from) in data.iter_mut().zip(mac) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    let sa_family = libc::ARPHRD_ETHER;
+    ifr.ifr_ifru.ifru_hwaddr = libc::sockaddr { sa_family, sa_data: data };
+    ioctl_ifreq(socket, libc::SIOCSIFHWADDR, ifr).map(drop)
+}
