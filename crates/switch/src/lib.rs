@@ -8,12 +8,14 @@
 //! * [`port`]: what a port must do
 //! * [`flow`]: MACs, VLAN and flow of a frame
 //! * [`fdb`]: which MAC is behind which port
+//! * [`offload`]: segmentation and checksums in software, for ports that lack them
 //! * [`stats`]: counters, one for each cause
 #![forbid(unsafe_code)]
 
 pub mod fdb;
 pub mod flow;
 pub mod frame;
+pub mod offload;
 pub mod port;
 pub mod stats;
 pub mod vnet;
