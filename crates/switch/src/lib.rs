@@ -8,12 +8,17 @@
 //! * [`port`]: what a port must do
 //! * [`flow`]: MACs, VLAN and flow of a frame
 //! * [`fdb`]: which MAC is behind which port
+//! * [`offload`]: segmentation and checksums in software, for ports that lack them
+//! * [`forward`]: from an ingress burst to egress queues
+//! * [`poll`]: when to poll and when to sleep
 //! * [`stats`]: counters, one for each cause
 #![forbid(unsafe_code)]
 
 pub mod fdb;
 pub mod flow;
+pub mod forward;
 pub mod frame;
+pub mod offload;
 pub mod poll;
 pub mod port;
 pub mod stats;

@@ -1,0 +1,522 @@
+//! From one ingress burst to the egress queues: the learning switch, and the cross-connect.
+//!
+//! The frames of a burst are first grouped by egress queue, then each queue is locked once and
+//! given its group; a port's frames keep their order. What does not fit is held by the sender's
+//! port, within bounds, or dropped with a cause.
+
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use shm::Seg;
+
+use crate::fdb::{Fdb, Learned, PortId};
+use crate::flow;
+use crate::frame::{Burst, Verdict};
+use crate::offload;
+use crate::port::{Egress, Fault};
+use crate::stats::{EgressStats, IngressStats};
+use crate::vnet::VnetHdr;
+
+/// Longest time a frame waits for room at its destination, in ns. Long enough for a receiver that
+/// was scheduled away on a busy machine; then the receiver counts as stalled, and its frames are
+/// dropped at once until it takes one.
+pub const HOLD_NS_MAX: u64 = 50_000_000;
+
+/// How frames find their destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Learning Ethernet switch.
+    Switch,
+    /// Ports 0 and 1, 2 and 3, ... are wired together; nothing is looked up.
+    Cross,
+}
+
+/// A frame copied for a capture.
+#[derive(Debug)]
+pub struct Captured {
+    /// From the port into the switch, or out of it.
+    pub ingress: bool,
+    /// When it passed, in the ns that `forward` was given.
+    pub at_ns: u64,
+    /// The frame; offloads not resolved.
+    pub bytes: Vec<u8>,
+}
+
+/// Where a port's frames are copied to while someone captures them. Costs one load when no one
+/// does. A reader that is too slow loses frames, which are counted, and never slows the switch.
+#[derive(Debug, Default)]
+pub struct Mirror {
+    on: AtomicBool,
+    sink: Mutex<Option<SyncSender<Captured>>>,
+    /// Frames the reader was too slow for.
+    pub lost: AtomicU64,
+}
+
+impl Mirror {
+    /// Starts, or ends with `None`.
+    pub fn set(&self, sink: Option<SyncSender<Captured>>) {
+        self.on.store(sink.is_some(), Ordering::Relaxed);
+        *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+    }
+
+    /// Whether someone captures.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    #[cold]
+    fn copy(
+        &self,
+        burst: &Burst<'_>,
+        picks: impl Iterator<Item = usize>,
+        ingress: bool,
+        at_ns: u64,
+    ) {
+        let sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(sink) = sink.as_ref() else { return };
+        for i in picks {
+            let frame = &burst.frames[i];
+            let mut bytes = vec![0; frame.len as usize];
+            let mut at = 0;
+            for seg in burst.segs(frame) {
+                at += seg.read(&mut bytes[at..]);
+            }
+            if sink.try_send(Captured { ingress, at_ns, bytes }).is_err() {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// A destination: the egress side of a port.
+pub struct Port {
+    /// Its place in the table.
+    pub id: PortId,
+    /// Its name, as the operator gave it.
+    pub name: String,
+    /// Its egress queues.
+    pub egress: Vec<EgressQueue>,
+    /// How many of them the peer has enabled, from the first on; 0: the port is down.
+    active: AtomicU16,
+    /// Copies of its frames, both directions.
+    pub mirror: Mirror,
+}
+
+/// One egress queue, shared by all workers.
+pub struct EgressQueue {
+    /// The queue; locked once per group of frames.
+    pub queue: Arc<Mutex<dyn Egress>>,
+    /// Its counters.
+    pub stats: Arc<EgressStats>,
+    /// Workers that hold frames for it, one bit each; woken when it has room.
+    pub waiters: AtomicU64,
+    /// A frame waited [`HOLD_NS_MAX`] in vain, and none was taken since.
+    stalled: AtomicBool,
+}
+
+impl EgressQueue {
+    /// A queue no one waits for.
+    pub fn new(queue: Arc<Mutex<dyn Egress>>, stats: Arc<EgressStats>) -> Self {
+        Self { queue, stats, waiters: AtomicU64::new(0), stalled: AtomicBool::new(false) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, dyn Egress + 'static> {
+        let contended = match self.queue.try_lock() {
+            Ok(guard) => return guard,
+            Err(TryLockError::WouldBlock) => true,
+            Err(TryLockError::Poisoned(_)) => false,
+        };
+        // A panic elsewhere is our bug and ends the program; the guard is as good as any.
+        let guard = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if contended {
+            self.stats.contended.add(1);
+        }
+        guard
+    }
+}
+
+impl Port {
+    /// A port that is down.
+    pub fn new(id: PortId, name: String, egress: Vec<EgressQueue>) -> Self {
+        Self { id, name, egress, active: AtomicU16::new(0), mirror: Mirror::default() }
+    }
+
+    /// Tells how many egress queues the peer has enabled.
+    pub fn set_active(&self, queues: u16) {
+        assert!(usize::from(queues) <= self.egress.len());
+        self.active.store(queues, Ordering::Release);
+    }
+
+    /// How many egress queues are enabled.
+    pub fn active(&self) -> u16 {
+        self.active.load(Ordering::Acquire)
+    }
+}
+
+/// All ports, by id. A change makes a new table.
+pub type Table = Vec<Option<Arc<Port>>>;
+
+/// Where a burst comes from.
+pub struct Source {
+    /// The port.
+    pub port: PortId,
+    /// Index of the ingress queue in the port.
+    pub queue: u16,
+    /// The queue's counters.
+    pub stats: Arc<IngressStats>,
+}
+
+/// Frames of one burst for one egress queue.
+#[derive(Default)]
+struct Group {
+    port: PortId,
+    queue: u16,
+    /// Indices in the burst.
+    picks: Vec<u16>,
+    /// Bits of picks that are copies of a flooded frame (bit i: `picks[i]`).
+    floods: u64,
+}
+
+/// One worker's forwarding state.
+pub struct Forwarder {
+    mode: Mode,
+    /// Which bit of [`EgressQueue::waiters`] is ours.
+    worker: u8,
+    fdb: Arc<Fdb>,
+    table: Arc<Table>,
+    flow_key: u64,
+    groups: Vec<Group>,
+    groups_used: usize,
+    scratch: offload::Scratch,
+    /// Destinations that were full since the last [`arm_blocked`](Self::arm_blocked).
+    blocked: Vec<(PortId, u16)>,
+    /// Ports whose peers broke their protocol, to be stopped by the worker's owner.
+    pub faults: Vec<(PortId, Fault)>,
+    last_learned: Option<([u8; 6], u16, PortId, u32)>,
+    last_found: Option<([u8; 6], u16, u32, Option<PortId>)>,
+}
+
+impl Forwarder {
+    /// A forwarder for worker number `worker` (below 64).
+    pub fn new(mode: Mode, worker: u8, fdb: Arc<Fdb>, table: Arc<Table>, flow_key: u64) -> Self {
+        assert!(worker < 64);
+        Self {
+            mode,
+            worker,
+            fdb,
+            table,
+            flow_key,
+            groups: Vec::new(),
+            groups_used: 0,
+            scratch: offload::Scratch::default(),
+            blocked: Vec::new(),
+            faults: Vec::new(),
+            last_learned: None,
+            last_found: None,
+        }
+    }
+
+    /// Replaces the port table.
+    pub fn set_table(&mut self, table: Arc<Table>) {
+        self.table = table;
+        self.last_found = None;
+        self.last_learned = None;
+    }
+
+    /// Delivers a burst and writes its verdicts. `now_ns` is any monotonic time.
+    pub fn forward(&mut self, from: &Source, burst: &mut Burst<'_>, now_ns: u64) {
+        self.groups_used = 0;
+        if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref) {
+            if port.mirror.is_on() {
+                let new = burst.frames.iter().position(|f| f.held_ns == 0);
+                let new = new.unwrap_or(burst.frames.len())..burst.frames.len();
+                port.mirror.copy(burst, new, true, now_ns);
+            }
+        }
+        match self.mode {
+            Mode::Switch => self.switch(from, burst, (now_ns / 1_000_000_000) as u32),
+            Mode::Cross => self.cross(from, burst),
+        }
+        for i in 0..self.groups_used {
+            let group = std::mem::take(&mut self.groups[i]);
+            self.deliver(from, &group, burst, now_ns);
+            self.groups[i] = group;
+        }
+    }
+
+    fn cross(&mut self, from: &Source, burst: &mut Burst<'_>) {
+        let to = PortId(from.port.0 ^ 1);
+        let port = self.table.get(usize::from(to.0)).and_then(Option::as_ref);
+        let Some(active) = port.map(|p| p.active()).filter(|n| *n > 0) else {
+            from.stats.drops_no_port.add(burst.frames.len() as u64);
+            return;
+        };
+        let queue = from.queue % active;
+        // Nothing is looked at, so nothing is copied to look at, but for frames that may have to
+        // be worked on; a frame's header is then decided on and delivered from the same copy.
+        if burst.frames.iter().any(|f| !f.hdr.is_plain()) {
+            burst.snapshot();
+        }
+        for i in 0..burst.frames.len() {
+            self.pick(to, queue, i as u16, false);
+        }
+    }
+
+    fn switch(&mut self, from: &Source, burst: &mut Burst<'_>, now_s: u32) {
+        burst.snapshot();
+        for i in 0..burst.frames.len() {
+            let head = burst.head(i);
+            // A held frame whose memory went away has no bytes left.
+            let (Some(dst), Some(src)) = (flow::dst_mac(head), flow::src_mac(head)) else {
+                from.stats.drops_runt.add(1);
+                continue;
+            };
+            let vlan = flow::vlan_id(head);
+            self.learn(src, vlan, from.port, now_s);
+            if flow::is_link_local(dst) {
+                from.stats.drops_link_local.add(1);
+                continue;
+            }
+            let to = if flow::is_multicast(dst) { None } else { self.find(dst, vlan, now_s) };
+            match to {
+                Some(to) if to == from.port => from.stats.drops_same_port.add(1),
+                Some(to) => {
+                    let queue = self.queue_of(to, head);
+                    self.pick(to, queue, i as u16, false);
+                }
+                None => self.flood(from, i as u16, head),
+            }
+        }
+    }
+
+    #[inline]
+    fn learn(&mut self, src: [u8; 6], vlan: u16, port: PortId, now_s: u32) {
+        let fact = Some((src, vlan, port, now_s));
+        if self.last_learned == fact || flow::is_multicast(src) {
+            return;
+        }
+        let learned = self.fdb.learn(src, vlan, port, now_s);
+        self.last_learned = fact;
+        if !matches!(learned, Learned::Known) {
+            self.last_found = None;
+        }
+    }
+
+    #[inline]
+    fn find(&mut self, dst: [u8; 6], vlan: u16, now_s: u32) -> Option<PortId> {
+        // A memo for one burst's worth of the same flow; it lives at most a second, and a move
+        // seen by another worker within that second only delays what flooding would do.
+        match self.last_found {
+            Some((mac, tag, when, Some(port))) if (mac, tag, when) == (dst, vlan, now_s) => {
+                Some(port)
+            }
+            _ => {
+                let port = self.fdb.lookup(dst, vlan, now_s);
+                let port =
+                    port.filter(|p| self.table.get(usize::from(p.0)).is_some_and(Option::is_some));
+                self.last_found = Some((dst, vlan, now_s, port));
+                port
+            }
+        }
+    }
+
+    /// The egress queue of `to` for the flow of `head`: a flow stays on one queue.
+    #[inline]
+    fn queue_of(&self, to: PortId, head: &[u8]) -> u16 {
+        let port = self.table.get(usize::from(to.0)).and_then(Option::as_ref);
+        match port.map_or(0, |p| p.active()) {
+            0 | 1 => 0,
+            n => (flow::flow_hash(head, self.flow_key) % u32::from(n)) as u16,
+        }
+    }
+
+    fn flood(&mut self, from: &Source, i: u16, head: &[u8]) {
+        let table = Arc::clone(&self.table);
+        for port in table.iter().flatten() {
+            if port.id != from.port && port.active() > 0 {
+                let queue = self.queue_of(port.id, head);
+                self.pick(port.id, queue, i, true);
+            }
+        }
+    }
+
+    /// Puts frame `i` into the group for a queue.
+    #[inline]
+    fn pick(&mut self, port: PortId, queue: u16, i: u16, flood: bool) {
+        let used = &self.groups[..self.groups_used];
+        // The last group first: most frames of a burst go where the one before went.
+        let at = used.iter().rposition(|g| g.port == port && g.queue == queue);
+        let at = at.unwrap_or_else(|| {
+            if self.groups_used == self.groups.len() {
+                self.groups.push(Group::default());
+            }
+            let group = &mut self.groups[self.groups_used];
+            group.picks.clear();
+            (group.port, group.queue, group.floods) = (port, queue, 0);
+            self.groups_used += 1;
+            self.groups_used - 1
+        });
+        let group = &mut self.groups[at];
+        group.floods |= u64::from(flood) << group.picks.len();
+        group.picks.push(i);
+    }
+
+    /// Gives a group to its queue, under one lock.
+    fn deliver(&mut self, from: &Source, group: &Group, burst: &mut Burst<'_>, now_ns: u64) {
+        let table = Arc::clone(&self.table);
+        let Some(port) = table.get(usize::from(group.port.0)).and_then(Option::as_ref) else {
+            from.stats.drops_no_port.add(group.picks.len() as u64);
+            return;
+        };
+        let egress = &port.egress[usize::from(group.queue)];
+        let mut queue = egress.lock();
+        let result = self.put(&mut *queue, egress, from, &group.picks, burst);
+        queue.flush();
+        drop(queue);
+        let done = match result {
+            Ok(done) => done,
+            Err(fault) => {
+                self.faults.push((group.port, fault));
+                egress.stats.drops_down.add(group.picks.len() as u64);
+                group.picks.len()
+            }
+        };
+        if port.mirror.is_on() {
+            let picks = group.picks[..done].iter().map(|i| usize::from(*i));
+            port.mirror.copy(burst, picks, false, now_ns);
+        }
+        if done > 0 && egress.stalled.load(Ordering::Relaxed) {
+            egress.stalled.store(false, Ordering::Relaxed);
+        }
+        if done < group.picks.len() {
+            self.refused(from, egress, group, done, burst);
+        }
+    }
+
+    /// Puts `picks` in order; frames the peer cannot take as they are go through software.
+    fn put(
+        &mut self,
+        queue: &mut dyn Egress,
+        egress: &EgressQueue,
+        from: &Source,
+        picks: &[u16],
+        burst: &Burst<'_>,
+    ) -> Result<usize, Fault> {
+        let takes = queue.offloads();
+        let needs_work = |pick: &u16| {
+            let i = usize::from(*pick);
+            let hdr = &burst.frames[i].hdr;
+            !hdr.is_plain() && offload::needs_work(burst.head(i), hdr, &takes)
+        };
+        let mut done = 0;
+        while done < picks.len() {
+            let plain = picks[done..].iter().position(needs_work).unwrap_or(picks.len() - done);
+            if plain > 0 {
+                let n = queue.put(burst, &picks[done..done + plain])?;
+                done += n;
+                if n < plain {
+                    return Ok(done);
+                }
+            } else {
+                if !self.put_in_software(queue, egress, from, picks[done], burst)? {
+                    return Ok(done);
+                }
+                done += 1;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Segments or checksums one frame for a peer that cannot. False: it does not fit now.
+    fn put_in_software(
+        &mut self,
+        queue: &mut dyn Egress,
+        egress: &EgressQueue,
+        from: &Source,
+        pick: u16,
+        burst: &Burst<'_>,
+    ) -> Result<bool, Fault> {
+        let i = usize::from(pick);
+        let frame = &burst.frames[i];
+        let takes = queue.offloads();
+        let head = burst.head(i);
+        let Ok(plan) = offload::plan(head, frame.len, &frame.hdr, &takes) else {
+            from.stats.drops_bad_gso.add(1);
+            return Ok(true);
+        };
+        // All segments or none: a frame cut in the middle would be sent again as a whole.
+        if queue.room(plan.len_max, plan.frames)? < plan.frames {
+            egress.stats.full.add(1);
+            return Ok(false);
+        }
+        let mut body = Vec::new();
+        offload::after(burst.segs(frame), head.len(), &mut body);
+        let mut fault = None;
+        let mut emit = |head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr| {
+            queue.put_made(head, body, hdr).unwrap_or_else(|f| {
+                fault = Some(f);
+                false
+            })
+        };
+        let (len, hdr) = (frame.len, &frame.hdr);
+        let made = offload::resolve(head, &body, len, hdr, &takes, &mut self.scratch, &mut emit);
+        if let Some(fault) = fault {
+            return Err(fault);
+        }
+        match made {
+            Ok(1) => egress.stats.checksummed.add(1),
+            Ok(made) => egress.stats.segmented.add(made as u64),
+            Err(_) => from.stats.drops_bad_gso.add(1),
+        }
+        Ok(true)
+    }
+
+    /// Frames that did not fit: held by their sender, or dropped.
+    fn refused(
+        &mut self,
+        from: &Source,
+        egress: &EgressQueue,
+        group: &Group,
+        done: usize,
+        burst: &mut Burst<'_>,
+    ) {
+        let stalled = egress.stalled.load(Ordering::Relaxed);
+        let mut held = false;
+        for (n, pick) in group.picks.iter().enumerate().skip(done) {
+            let frame = &mut burst.frames[usize::from(*pick)];
+            if group.floods & 1 << n != 0 {
+                // A flooded frame was delivered to others; it is not shown to them twice.
+                egress.stats.drops_no_room.add(1);
+            } else if stalled || frame.held_ns > HOLD_NS_MAX {
+                from.stats.drops_no_room.add(1);
+                egress.stalled.store(true, Ordering::Relaxed);
+            } else {
+                frame.verdict = Verdict::Hold;
+                held = true;
+            }
+        }
+        if held {
+            egress.waiters.fetch_or(1 << self.worker, Ordering::AcqRel);
+            if !self.blocked.contains(&(group.port, group.queue)) {
+                self.blocked.push((group.port, group.queue));
+            }
+        }
+    }
+
+    /// Before sleeping with held frames: asks each full destination to notify when it has room.
+    /// False: one has room by now, go on.
+    pub fn arm_blocked(&mut self) -> bool {
+        let mut full = true;
+        for (port, queue) in self.blocked.drain(..) {
+            let port = self.table.get(usize::from(port.0)).and_then(Option::as_ref);
+            let Some(port) = port.filter(|p| p.active() > 0) else {
+                full = false;
+                continue;
+            };
+            full &= port.egress[usize::from(queue)].lock().arm();
+        }
+        full
+    }
+}

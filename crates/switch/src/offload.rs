@@ -1,0 +1,625 @@
+//! Offloads in software, for destinations that lack them: checksums and segmentation.
+//!
+//! A frame whose offloads the destination takes passes through untouched; only
+//! [`needs_work`] is asked of it. For other destinations [`resolve`] makes plain frames, or frames
+//! with a partial checksum, and hands each to `emit`:
+//!
+//! ```text
+//!   frame    | headers |                 payload                  |   in the sender's memory
+//!   private  | headers | payload.. |                                  its head, copied once
+//!   emitted  | headers'| 0 .. gso_size |
+//!            | headers'| gso_size .. 2 gso_size |          ...
+//!              private   ranges of the sender's segments
+//! ```
+//!
+//! Headers are decided on, patched and emitted from private memory only. The payload is read once
+//! here if its checksum is wanted, and copied once, by the destination. If the sender changes it
+//! in between, its own frame arrives with a wrong checksum, and no one else notices.
+//!
+//! What it does not do: no UDP fragmentation (UFO), no segmentation inside tunnels, of fragments,
+//! or behind an IPv6 routing header that still has segments left (the pseudo-header's address
+//! is then not the header's); such frames are [`Bad`]. Nothing is ever merged (no GRO).
+
+use std::fmt;
+
+use shm::Seg;
+
+use crate::flow::{
+    ETHERTYPE_IPV4, ETHERTYPE_IPV6, Network, PROTO_TCP, PROTO_UDP, Transport, be16, be32, network,
+    transport,
+};
+use crate::vnet::{
+    GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, Offloads, VnetHdr,
+};
+
+/// Longest headers understood, and the farthest a checksum field may be from the frame's start.
+pub const HEADERS_MAX: usize = 512;
+/// Most frames made from one. A full 64 KiB frame may ask for segments of 64 bytes, which is less
+/// than any TCP uses; a hostile guest may not turn one frame into 65,000.
+pub const SEGMENTS_MAX: usize = 1024;
+
+/// Bytes of payload read at once for a checksum.
+const CHUNK: usize = 2048;
+
+/// Where the checksum is in a TCP header, and in a UDP header.
+const TCP_CSUM_OFFSET: u16 = 16;
+const UDP_CSUM_OFFSET: u16 = 6;
+
+const TCP_FIN: u8 = 1;
+const TCP_PSH: u8 = 8;
+const TCP_CWR: u8 = 0x80;
+
+/// Why a frame cannot be made into what its destination takes. It is dropped and counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bad {
+    /// Head and segments are not as long as the frame is said to be.
+    Length,
+    /// The checksum field lies outside the frame, too far from its start, or where it would
+    /// overwrite what was decided on: MACs, tags, IP headers, ports.
+    Checksum,
+    /// The headers are not those of the claimed kind of GSO, or are cut short.
+    Headers,
+    /// A segment would be longer than an IP packet can be.
+    TooLong,
+    /// More than [`SEGMENTS_MAX`] segments.
+    TooManySegments,
+}
+
+impl fmt::Display for Bad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Length => "frame and segments differ in length",
+            Self::Checksum => "checksum field at an impossible place",
+            Self::Headers => "headers do not fit the claimed kind of GSO",
+            Self::TooLong => "GSO segment longer than an IP packet",
+            Self::TooManySegments => "too many GSO segments",
+        })
+    }
+}
+
+impl std::error::Error for Bad {}
+
+/// Receives one made frame: private head, the rest in the sender's memory, its offload request.
+/// False: the destination is full, no more.
+pub type Emit<'e> = dyn FnMut(&[u8], &[Seg<'_>], &VnetHdr) -> bool + 'e;
+
+/// What [`resolve`] will make of a frame, to ask [`Egress::room`](crate::port::Egress::room) for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// How many frames; perhaps a few more than will be made, never fewer.
+    pub frames: usize,
+    /// Length in bytes of the longest, from the destination MAC on; perhaps a bit more.
+    pub len_max: u32,
+}
+
+/// Memory that [`resolve`] works in; one per worker. Grows to what is needed and stays so.
+pub struct Scratch {
+    /// Private copy of the frame's start.
+    private: [u8; HEADERS_MAX],
+    /// Headers of the frame being made.
+    made: [u8; HEADERS_MAX],
+    chunk: [u8; CHUNK],
+    /// Empty between calls, as is `segs`.
+    payload: Vec<Seg<'static>>,
+    segs: Vec<Seg<'static>>,
+}
+
+impl Scratch {
+    /// Nothing allocated yet.
+    pub fn new() -> Self {
+        Self {
+            private: [0; HEADERS_MAX],
+            made: [0; HEADERS_MAX],
+            chunk: [0; CHUNK],
+            payload: Vec::new(),
+            segs: Vec::new(),
+        }
+    }
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Whether a frame with the checked header `hdr` must go through [`resolve`] for a destination
+/// that takes `to`. `head`, the frame's private head, is looked at for UDP segmentation only,
+/// whose type does not tell the IP version.
+#[inline]
+pub fn needs_work(head: &[u8], hdr: &VnetHdr, to: &Offloads) -> bool {
+    // A destination without GUEST_CSUM gets neither NEEDS_CSUM nor DATA_VALID.
+    let flags = hdr.flags != 0 && !to.csum;
+    flags || (hdr.gso_type != GSO_NONE && !takes_gso(head, hdr, to))
+}
+
+/// How many frames and how long for a destination that takes `to`.
+///
+/// # Errors
+/// [`Bad`], if that can be told from the head alone: the frame is to be dropped.
+pub fn plan(head: &[u8], len: u32, hdr: &VnetHdr, to: &Offloads) -> Result<Plan, Bad> {
+    if hdr.gso_type == GSO_NONE || takes_gso(head, hdr, to) {
+        return Ok(Plan { frames: 1, len_max: len });
+    }
+    let (frames, longest) = match Headers::of(head, hdr) {
+        Ok(headers) => (segments(hdr, len, headers.len), headers.len),
+        // They may go on beyond the head. The count is then too high, which alone is no fault.
+        Err(_) if head.len() < HEADERS_MAX && head.len() < len as usize => {
+            (segments(hdr, len, head.len()).min(SEGMENTS_MAX), HEADERS_MAX)
+        }
+        Err(bad) => return Err(bad),
+    };
+    if frames > SEGMENTS_MAX {
+        return Err(Bad::TooManySegments);
+    }
+    let len_max = len.min(longest as u32 + u32::from(hdr.gso_size));
+    Ok(Plan { frames, len_max })
+}
+
+/// How many frames a GSO frame of `len` bytes with `header_len` bytes of headers becomes; at least
+/// 1, and 1 for a frame without GSO.
+pub fn segments(hdr: &VnetHdr, len: u32, header_len: usize) -> usize {
+    let payload = (len as usize).saturating_sub(header_len);
+    if hdr.gso_size == 0 { 1 } else { payload.div_ceil(usize::from(hdr.gso_size)).max(1) }
+}
+
+/// Makes of a frame what a destination with offloads `to` takes, in order, each handed to `emit`
+/// until that returns false. Returns how many were emitted and accepted.
+///
+/// `head`: private copy of the frame's first bytes, at most [`HEADERS_MAX`]. `body`: the sender's
+/// segments, from behind the head on. `len`: of both together. `hdr`: checked by
+/// [`VnetHdr::check`].
+///
+/// * Partial checksum, destination without: computed over everything from `csum_start` to the end
+///   (virtio 1.3, 5.1.6.2) and put where `csum_offset` says.
+/// * GSO, destination without this kind, or without its ECN flavour: segments of `gso_size` bytes
+///   of payload each. IPv4: length, identification + 1 each, header checksum. IPv6: payload
+///   length. TCP: sequence number, FIN and PSH in the last only, CWR in the first only (RFC 3168,
+///   6.1.2). UDP: length (USO). Their checksums are left partial if the destination takes that.
+/// * DATA_VALID is taken from a destination that did not negotiate it: "if
+///   VIRTIO_NET_F_GUEST_CSUM was not negotiated, the device MUST set flags to zero" (virtio 1.3,
+///   5.1.6.4.1).
+///
+/// # Errors
+/// [`Bad`]: the frame is to be dropped; nothing was emitted.
+#[allow(clippy::too_many_arguments)]
+pub fn resolve(
+    head: &[u8],
+    body: &[Seg<'_>],
+    len: u32,
+    hdr: &VnetHdr,
+    to: &Offloads,
+    scratch: &mut Scratch,
+    emit: &mut Emit<'_>,
+) -> Result<usize, Bad> {
+    let body_len: u64 = body.iter().map(|seg| u64::from(seg.len())).sum();
+    if head.len() as u64 + body_len != u64::from(len) || head.len() > HEADERS_MAX {
+        return Err(Bad::Length);
+    }
+    if hdr.gso_type != GSO_NONE && !takes_gso(head, hdr, to) {
+        segment(head, body, hdr, to, scratch, emit)
+    } else if hdr.flags & NEEDS_CSUM != 0 && !to.csum {
+        complete(head, body, hdr, scratch, emit)
+    } else {
+        let flags = if to.csum { hdr.flags } else { 0 };
+        Ok(usize::from(emit(head, body, &VnetHdr { flags, ..*hdr })))
+    }
+}
+
+/// Whether the destination takes the frame's kind of GSO.
+fn takes_gso(head: &[u8], hdr: &VnetHdr, to: &Offloads) -> bool {
+    let kind = match hdr.gso_type & !GSO_ECN {
+        GSO_TCPV4 => to.tso4,
+        GSO_TCPV6 => to.tso6,
+        GSO_UDP_L4 => match network(head) {
+            Some(Network { ethertype: ETHERTYPE_IPV4, .. }) => to.uso4,
+            Some(Network { ethertype: ETHERTYPE_IPV6, .. }) => to.uso6,
+            _ => false,
+        },
+        _ => false,
+    };
+    kind && to.csum && (to.ecn || hdr.gso_type & GSO_ECN == 0)
+}
+
+/// Computes a frame's partial checksum.
+fn complete(
+    head: &[u8],
+    body: &[Seg<'_>],
+    hdr: &VnetHdr,
+    scratch: &mut Scratch,
+    emit: &mut Emit<'_>,
+) -> Result<usize, Bad> {
+    let start = usize::from(hdr.csum_start);
+    let field = start + usize::from(hdr.csum_offset);
+    let mut n = keep(&mut scratch.private, head);
+    let mut rest = relend(std::mem::take(&mut scratch.segs));
+    if field + 2 > n {
+        n = extend(&mut scratch.private, n, body);
+        after(body, n - head.len(), &mut rest);
+    } else {
+        rest.extend_from_slice(body);
+    }
+    let private = &mut scratch.private[..n];
+    let result = check_field(private, start, field).map(|()| {
+        let mut sum = Sum::default();
+        sum.add(&private[start..]);
+        sum.add_segs(&rest, &mut scratch.chunk);
+        private[field..field + 2].copy_from_slice(&sum.finish());
+        usize::from(emit(private, &rest, &VnetHdr::NONE))
+    });
+    scratch.segs = relend(rest);
+    result
+}
+
+/// Whether a checksum over everything from `start` on may be put at `field`: inside what is
+/// private, and not on anything that the switch decided on.
+fn check_field(private: &[u8], start: usize, field: usize) -> Result<(), Bad> {
+    let net = network(private).ok_or(Bad::Checksum)?;
+    let decided_end = match (net.ethertype, transport(private, &net)) {
+        (_, Transport::At { proto: PROTO_TCP | PROTO_UDP, at }) => at + 4,
+        (_, Transport::At { at, .. }) => at,
+        (ETHERTYPE_IPV4, Transport::Fragment) => net.at + 20,
+        (ETHERTYPE_IPV6, Transport::Fragment) => net.at + 40,
+        (ETHERTYPE_IPV4 | ETHERTYPE_IPV6, Transport::Unknown) => return Err(Bad::Checksum),
+        _ => net.at,
+    };
+    let fits = start <= field && field + 2 <= private.len();
+    if fits && field >= decided_end { Ok(()) } else { Err(Bad::Checksum) }
+}
+
+/// Cuts a GSO frame into segments.
+fn segment(
+    head: &[u8],
+    body: &[Seg<'_>],
+    hdr: &VnetHdr,
+    to: &Offloads,
+    scratch: &mut Scratch,
+    emit: &mut Emit<'_>,
+) -> Result<usize, Bad> {
+    let Scratch { private, made, chunk, payload, segs } = scratch;
+    let mut n = keep(private, head);
+    let mut headers = Headers::of(&private[..n], hdr);
+    if headers.is_err() && n < HEADERS_MAX && !body.is_empty() {
+        n = extend(private, n, body);
+        headers = Headers::of(&private[..n], hdr);
+    }
+    let headers = headers?;
+    let (template, rest) = private[..n].split_at(headers.len);
+    // What of the payload is private already is not fetched again.
+    let mut left = relend(std::mem::take(payload));
+    left.push(Seg::of(rest));
+    after(body, n - head.len(), &mut left);
+    let mut job = Job {
+        template,
+        headers,
+        gso_size: u32::from(hdr.gso_size),
+        payload_len: left.iter().map(|seg| seg.len()).sum(),
+        partial: to.csum,
+        left,
+        next: 0,
+        segs: relend(std::mem::take(segs)),
+    };
+    let result = job.run(made, chunk, emit);
+    *payload = relend(job.left);
+    *segs = relend(job.segs);
+    result
+}
+
+/// A GSO frame on its way into segments.
+struct Job<'a> {
+    template: &'a [u8],
+    headers: Headers,
+    gso_size: u32,
+    payload_len: u32,
+    /// Whether checksums stay partial.
+    partial: bool,
+    /// Payload, of which the first `next` segments have been used up.
+    left: Vec<Seg<'a>>,
+    next: usize,
+    /// Payload of the frame being made.
+    segs: Vec<Seg<'a>>,
+}
+
+impl Job<'_> {
+    fn run(
+        &mut self,
+        made: &mut [u8; HEADERS_MAX],
+        chunk: &mut [u8; CHUNK],
+        emit: &mut Emit<'_>,
+    ) -> Result<usize, Bad> {
+        let count = self.payload_len.div_ceil(self.gso_size).max(1);
+        if count as usize > SEGMENTS_MAX {
+            return Err(Bad::TooManySegments);
+        }
+        let longest = self.headers.len as u32 + self.payload_len.min(self.gso_size);
+        if longest - self.headers.net_at as u32 > u32::from(u16::MAX) {
+            return Err(Bad::TooLong);
+        }
+        let made = &mut made[..self.headers.len];
+        let (start, offset) = (self.headers.l4_at as u16, self.headers.csum_offset());
+        let partial =
+            VnetHdr { flags: NEEDS_CSUM, csum_start: start, csum_offset: offset, ..VnetHdr::NONE };
+        let hdr = if self.partial { partial } else { VnetHdr::NONE };
+        for k in 0..count {
+            let n = (self.payload_len - k * self.gso_size).min(self.gso_size);
+            self.take(n);
+            made.copy_from_slice(self.template);
+            self.patch(made, k, n as u16, k + 1 == count);
+            self.put_checksum(made, n as u16, chunk);
+            if !emit(made, &self.segs, &hdr) {
+                return Ok(k as usize);
+            }
+        }
+        Ok(count as usize)
+    }
+
+    /// Moves the next `n` bytes of payload to `segs`.
+    fn take(&mut self, mut n: u32) {
+        self.segs.clear();
+        while n > 0 && self.next < self.left.len() {
+            let seg = &mut self.left[self.next];
+            let part = seg.take(n);
+            n -= part.len();
+            *seg = seg.skip(part.len());
+            if seg.is_empty() {
+                self.next += 1;
+            }
+            if !part.is_empty() {
+                self.segs.push(part);
+            }
+        }
+        debug_assert_eq!(n, 0, "payload shorter than its length");
+    }
+
+    /// Makes the copied headers those of segment `k` with `n` bytes of payload; all but the
+    /// checksum of TCP or UDP.
+    fn patch(&self, made: &mut [u8], k: u32, n: u16, is_last: bool) {
+        let Headers { net_at, l4_at, len, v6, udp } = self.headers;
+        let l4_len = (len - l4_at) as u16 + n;
+        let ip = &mut made[net_at..l4_at];
+        if v6 {
+            let length = (ip.len() - 40) as u16 + l4_len;
+            put16(ip, 4, length);
+        } else {
+            let length = ip.len() as u16 + l4_len;
+            put16(ip, 2, length);
+            let id = be16(ip, 4).unwrap_or(0).wrapping_add(k as u16);
+            put16(ip, 4, id);
+            put16(ip, 10, 0);
+            let mut sum = Sum::default();
+            sum.add(ip);
+            ip[10..12].copy_from_slice(&sum.finish_zero());
+        }
+        let l4 = &mut made[l4_at..];
+        if udp {
+            put16(l4, 4, l4_len);
+            return;
+        }
+        let seq = be32(l4, 4).unwrap_or(0).wrapping_add(k.wrapping_mul(self.gso_size));
+        l4[4..8].copy_from_slice(&seq.to_be_bytes());
+        if !is_last {
+            l4[13] &= !(TCP_FIN | TCP_PSH);
+        }
+        if k > 0 {
+            l4[13] &= !TCP_CWR;
+        }
+    }
+
+    /// Puts the checksum of TCP or UDP, or of the pseudo-header alone if the rest is left to the
+    /// destination.
+    fn put_checksum(&self, made: &mut [u8], n: u16, chunk: &mut [u8; CHUNK]) {
+        let Headers { net_at, l4_at, v6, udp, .. } = self.headers;
+        let field = l4_at + usize::from(self.headers.csum_offset());
+        let l4_len = (made.len() - l4_at) as u16 + n;
+        let addresses = if v6 { net_at + 8..net_at + 40 } else { net_at + 12..net_at + 20 };
+        // RFC 9293, 3.1 and RFC 8200, 8.1: addresses, length, protocol.
+        let mut sum = Sum::default();
+        sum.add(&made[addresses]);
+        sum.add(&l4_len.to_be_bytes());
+        sum.add(&[0, if udp { PROTO_UDP } else { PROTO_TCP }]);
+        let bytes = if self.partial {
+            sum.fold()
+        } else {
+            put16(made, field, 0);
+            sum.add(&made[l4_at..]);
+            sum.add_segs(&self.segs, chunk);
+            sum.finish()
+        };
+        made[field..field + 2].copy_from_slice(&bytes);
+    }
+}
+
+/// The headers of a GSO frame, found in private memory; what the sender says of their length
+/// (`hdr_len`) plays no part.
+#[derive(Clone, Copy, Debug)]
+struct Headers {
+    net_at: usize,
+    l4_at: usize,
+    /// All of them, from the destination MAC on.
+    len: usize,
+    v6: bool,
+    udp: bool,
+}
+
+impl Headers {
+    fn of(head: &[u8], hdr: &VnetHdr) -> Result<Self, Bad> {
+        let net = network(head).ok_or(Bad::Headers)?;
+        let (v6, udp) = match (hdr.gso_type & !GSO_ECN, net.ethertype) {
+            (GSO_TCPV4, ETHERTYPE_IPV4) => (false, false),
+            (GSO_TCPV6, ETHERTYPE_IPV6) => (true, false),
+            (GSO_UDP_L4, ETHERTYPE_IPV4) => (false, true),
+            (GSO_UDP_L4, ETHERTYPE_IPV6) => (true, true),
+            _ => return Err(Bad::Headers),
+        };
+        let want = if udp { PROTO_UDP } else { PROTO_TCP };
+        let l4_at = match transport(head, &net) {
+            Transport::At { proto, at } if proto == want => at,
+            _ => return Err(Bad::Headers),
+        };
+        let l4_len = match (udp, head.get(l4_at + 12)) {
+            (true, _) => 8,
+            (false, Some(offset)) => usize::from(offset >> 4) * 4,
+            (false, None) => return Err(Bad::Headers),
+        };
+        let headers = Self { net_at: net.at, l4_at, len: l4_at + l4_len, v6, udp };
+        let same_csum = usize::from(hdr.csum_start) == l4_at
+            && hdr.csum_offset == headers.csum_offset()
+            && hdr.gso_size != 0;
+        let whole = headers.len <= head.len() && (udp || l4_len >= 20);
+        let routed = v6 && is_routed_on(&head[..l4_at.min(head.len())], net.at);
+        if same_csum && whole && !routed { Ok(headers) } else { Err(Bad::Headers) }
+    }
+
+    fn csum_offset(&self) -> u16 {
+        if self.udp { UDP_CSUM_OFFSET } else { TCP_CSUM_OFFSET }
+    }
+}
+
+/// Whether the IPv6 headers, up to the end of `head`, hold a routing header with segments left.
+fn is_routed_on(head: &[u8], net_at: usize) -> bool {
+    const ROUTING: u8 = 43;
+    let (mut proto, mut at) = (head.get(net_at + 6).copied(), net_at + 40);
+    while let (Some(kind), Some(&[next, len, _, segments_left])) =
+        (proto, head.get(at..).and_then(|b| b.first_chunk()))
+    {
+        if kind == ROUTING && segments_left != 0 {
+            return true;
+        }
+        proto = Some(next);
+        at += (usize::from(len) + 1) * 8;
+    }
+    false
+}
+
+/// Copies the head to where it can be patched; returns its length.
+fn keep(private: &mut [u8; HEADERS_MAX], head: &[u8]) -> usize {
+    private[..head.len()].copy_from_slice(head);
+    head.len()
+}
+
+/// Reads more of the frame behind the first `n` private bytes, as much as there is place for:
+/// those bytes are from now on decided on and delivered from here. Returns the new length.
+fn extend(private: &mut [u8; HEADERS_MAX], n: usize, body: &[Seg<'_>]) -> usize {
+    let mut at = n;
+    for seg in body {
+        at += seg.read(&mut private[at..]);
+    }
+    at
+}
+
+/// Appends to `out` the segments of `segs` without their first `n` bytes, such as a head that was
+/// copied.
+pub fn after<'m>(segs: &[Seg<'m>], n: usize, out: &mut Vec<Seg<'m>>) {
+    let mut n = u32::try_from(n).unwrap_or(u32::MAX);
+    for seg in segs {
+        let rest = seg.skip(n);
+        n -= seg.len() - rest.len();
+        if !rest.is_empty() {
+            out.push(rest);
+        }
+    }
+}
+
+/// The same allocation for segments of another lifetime, empty: collecting an empty vector in
+/// place keeps it.
+fn relend<'n>(mut segs: Vec<Seg<'_>>) -> Vec<Seg<'n>> {
+    segs.clear();
+    segs.into_iter().map(|_| Seg::EMPTY).collect()
+}
+
+fn put16(bytes: &mut [u8], at: usize, value: u16) {
+    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
+}
+
+/// A one's-complement sum (RFC 1071) of bytes that come in pieces of any length.
+///
+/// Words are added in the machine's byte order, which such a sum does not mind as long as the
+/// result is stored the same way: hence results are bytes, not numbers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sum {
+    /// Carries pile up in the upper half until the sum is folded.
+    total: u64,
+    /// Whether an odd number of bytes has been added.
+    is_odd: bool,
+}
+
+impl Sum {
+    /// Adds bytes that follow those added before.
+    #[inline]
+    pub fn add(&mut self, bytes: &[u8]) {
+        let sum = fold(sum_words(bytes));
+        self.total += u64::from(if self.is_odd { sum.swap_bytes() } else { sum });
+        self.is_odd ^= !bytes.len().is_multiple_of(2);
+    }
+
+    /// Adds the bytes of segments, each read once, through `chunk`, which must not be empty.
+    pub fn add_segs(&mut self, segs: &[Seg<'_>], chunk: &mut [u8]) {
+        assert!(!chunk.is_empty(), "nowhere to read to");
+        for seg in segs {
+            let mut seg = *seg;
+            while !seg.is_empty() {
+                let n = seg.read(chunk);
+                self.add(&chunk[..n]);
+                seg = seg.skip(n as u32);
+            }
+        }
+    }
+
+    /// The sum, as it is stored in a frame: the pseudo-header's, in a partial checksum.
+    #[inline]
+    pub fn fold(self) -> [u8; 2] {
+        fold(self.total).to_ne_bytes()
+    }
+
+    /// The checksum: the sum's complement, as it is stored in a frame, and never zero, which in
+    /// UDP means there is none (RFC 768); the value in its place is equivalent.
+    #[inline]
+    pub fn finish(self) -> [u8; 2] {
+        match self.finish_zero() {
+            [0, 0] => [0xff, 0xff],
+            sum => sum,
+        }
+    }
+
+    /// The checksum, which may be zero, as in an IPv4 header.
+    #[inline]
+    pub fn finish_zero(self) -> [u8; 2] {
+        (!fold(self.total)).to_ne_bytes()
+    }
+}
+
+/// Sum of 32-bit words in the machine's byte order, the last padded with zeros. Eight accumulators
+/// that cannot overflow (for less than 16 GiB) and do not wait for each other.
+#[inline]
+fn sum_words(bytes: &[u8]) -> u64 {
+    const LANES: usize = 8;
+    let word = |b: &[u8; 4]| u64::from(u32::from_ne_bytes(*b));
+    let (blocks, tail) = bytes.as_chunks::<{ 4 * LANES }>();
+    let mut lanes = [0_u64; LANES];
+    for block in blocks {
+        for (lane, b) in lanes.iter_mut().zip(block.as_chunks::<4>().0) {
+            *lane += word(b);
+        }
+    }
+    let (words, odd) = tail.as_chunks::<4>();
+    let mut total: u64 = lanes.iter().sum::<u64>() + words.iter().map(word).sum::<u64>();
+    if !odd.is_empty() {
+        let mut last = [0; 4];
+        last[..odd.len()].copy_from_slice(odd);
+        total += word(&last);
+    }
+    total
+}
+
+/// Adds the carries back in.
+#[inline]
+fn fold(total: u64) -> u16 {
+    let total = (total >> 32) + (total & 0xffff_ffff);
+    let total = (total >> 32) + (total & 0xffff_ffff);
+    let total = (total >> 16) + (total & 0xffff);
+    let total = (total >> 16) + (total & 0xffff);
+    total as u16
+}
+
+#[cfg(test)]
+mod tests;
