@@ -607,13 +607,15 @@ impl Value {
 /// A key word; its layout is drawn in the module's documentation. Never zero.
 #[inline]
 fn pack_key(mac: [u8; 6], vlan: u16) -> u64 {
+    // Low bytes first: two loads, where the other order would be put together byte by byte.
     let [a, b, c, d, e, f] = mac;
-    let mac = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
-    1 << 60 | u64::from(vlan & 0xfff) << 48 | mac
+    let low = u64::from(u32::from_le_bytes([a, b, c, d]));
+    let high = u64::from(u16::from_le_bytes([e, f]));
+    1 << 60 | u64::from(vlan & 0xfff) << 48 | high << 32 | low
 }
 
 fn unpack_mac(key: u64) -> Mac {
-    let [_, _, a, b, c, d, e, f] = key.to_be_bytes();
+    let [a, b, c, d, e, f, _, _] = key.to_le_bytes();
     Mac([a, b, c, d, e, f])
 }
 

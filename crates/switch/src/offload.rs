@@ -588,26 +588,33 @@ impl Sum {
     }
 }
 
-/// Sum of 32-bit words in the machine's byte order, the last padded with zeros. Eight accumulators
-/// that cannot overflow (for less than 16 GiB) and do not wait for each other.
+/// Sum of 32-bit words in the machine's byte order, the last padded with zeros. Adds 64 bits at a
+/// time with their carries, in two accumulators that do not wait for each other: twice as fast as
+/// what the compiler makes of 32-bit words in the baseline's vector registers.
 #[inline]
 fn sum_words(bytes: &[u8]) -> u64 {
-    const LANES: usize = 8;
+    let long = |b: &[u8; 8]| u128::from(u64::from_ne_bytes(*b));
     let word = |b: &[u8; 4]| u64::from(u32::from_ne_bytes(*b));
-    let (blocks, tail) = bytes.as_chunks::<{ 4 * LANES }>();
-    let mut lanes = [0_u64; LANES];
+    let (blocks, tail) = bytes.as_chunks::<32>();
+    let (mut even, mut uneven) = (0_u128, 0_u128);
     for block in blocks {
-        for (lane, b) in lanes.iter_mut().zip(block.as_chunks::<4>().0) {
-            *lane += word(b);
-        }
+        let (longs, _) = block.as_chunks::<8>();
+        even += long(&longs[0]);
+        uneven += long(&longs[1]);
+        even += long(&longs[2]);
+        uneven += long(&longs[3]);
     }
+    let (carries, sum) = (((even + uneven) >> 64) as u64, (even + uneven) as u64);
     let (words, odd) = tail.as_chunks::<4>();
-    let mut total: u64 = lanes.iter().sum::<u64>() + words.iter().map(word).sum::<u64>();
-    if !odd.is_empty() {
-        let mut last = [0; 4];
-        last[..odd.len()].copy_from_slice(odd);
-        total += word(&last);
-    }
+    let mut total = carries + (sum >> 32) + (sum & 0xffff_ffff);
+    total += words.iter().map(word).sum::<u64>();
+    // Spelled out: a copy of unknown length would be a call.
+    total += word(&match *odd {
+        [a, b, c] => [a, b, c, 0],
+        [a, b] => [a, b, 0, 0],
+        [a] => [a, 0, 0, 0],
+        _ => [0; 4],
+    });
     total
 }
 
