@@ -1,2 +1,150 @@
-//! The program.
-fn main() {}
+//! pvswitch: network back-end and virtual switch for virtual machines.
+
+mod capture;
+mod cli;
+mod config;
+mod control;
+mod ctl;
+mod demo;
+mod generate;
+mod guest;
+mod hints;
+mod nic;
+mod ports;
+mod run;
+mod spec;
+mod tap;
+mod worker;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use cli::{Cli, Command, ForwardArg, PlacementArg, RunArgs};
+use config::Config;
+use run::{Options, Placement};
+use switch::fdb::Mac;
+use switch::forward::Mode;
+
+/// Default of `ageing`, in seconds (IEEE 802.1Q).
+const AGEING_S: u32 = 300;
+/// Default of `addresses_per_port`.
+const ADDRESSES_PER_PORT: u32 = 4096;
+
+type AnyError = Box<dyn std::error::Error>;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    init_log();
+    let result = match cli.command {
+        Command::Run(args) => run_command(args),
+        Command::Ctl(args) => ctl::command(args).map_err(Into::into),
+        Command::Capture(args) => {
+            let control = args.control.unwrap_or_else(control::default_path);
+            capture::command(&control, &args.port, &args.write).map_err(Into::into)
+        }
+        Command::Nic(args) => nic::command(args),
+        Command::Gen(args) => generate::command(args),
+        Command::Demo(args) => demo::command(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pvswitch: {error}");
+            if error.downcast_ref::<Usage>().is_some() {
+                return ExitCode::from(2);
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A mistake on the command line or in the configuration: exit status 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
+
+fn init_log() {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .init();
+}
+
+fn run_command(args: RunArgs) -> Result<(), AnyError> {
+    let options = options(args).map_err(|error| Usage(error.to_string()))?;
+    Ok(run::run(options)?)
+}
+
+/// Command line over configuration file over defaults.
+fn options(args: RunArgs) -> Result<Options, AnyError> {
+    let (config, mut ports) = match &args.config {
+        Some(path) => {
+            let config = Config::load(path)?;
+            let ports = config.ports(path)?;
+            (config, ports)
+        }
+        None => (Config::default(), Vec::new()),
+    };
+    ports.extend(args.ports);
+    for (i, port) in ports.iter().enumerate() {
+        if ports[..i].iter().any(|p| p.name == port.name) {
+            return Err(run::RunError::DuplicatePort(port.name.clone()).into());
+        }
+    }
+    if ports.is_empty() && args.control.is_none() && config.control.is_none() {
+        return Err("no ports: add --port NAME=KIND:ARG, or --control PATH to add them later; \
+                    see pvswitch run --help"
+            .into());
+    }
+    let named = |name: Option<String>, what: &str, known: &[&str]| match name {
+        Some(name) if !known.contains(&name.as_str()) => {
+            let hint = spec::did_you_mean(&name, known.iter().copied());
+            Err(format!("{what} = \"{name}\"{hint}: use one of {}", known.join(", ")))
+        }
+        name => Ok(name),
+    };
+    let forward = named(config.forward.clone(), "forward", &["switch", "cross"])?;
+    let mode = match (args.forward, forward.as_deref()) {
+        (Some(ForwardArg::Cross), _) | (None, Some("cross")) => Mode::Cross,
+        _ => Mode::Switch,
+    };
+    let placement = named(config.placement.clone(), "placement", &["single", "group", "per-port"])?;
+    let placement = match (args.placement, placement.as_deref()) {
+        (Some(PlacementArg::Single), _) | (None, Some("single")) => Placement::Single,
+        (Some(PlacementArg::PerPort), _) | (None, Some("per-port")) => Placement::PerPort,
+        _ => Placement::Group,
+    };
+    let workers = args.workers.or(config.workers).unwrap_or(1);
+    if !(1..=run::WORKERS_MAX).contains(&workers) {
+        return Err(format!("workers = {workers}: use 1 to {}", run::WORKERS_MAX).into());
+    }
+    let static_addresses = config
+        .static_addresses
+        .iter()
+        .map(|(mac, port)| Ok((Mac(spec::mac(mac)?), port.clone())))
+        .collect::<Result<_, String>>()?;
+    Ok(Options {
+        ports,
+        policy: args.poll.or(config.poll).unwrap_or_default(),
+        workers,
+        placement,
+        cpus: args.cpus,
+        mode,
+        control: args.control.or(config.control),
+        duration: args.duration.map(seconds).transpose()?,
+        ageing_s: config.ageing.unwrap_or(AGEING_S),
+        addresses_per_port: config.addresses_per_port.unwrap_or(ADDRESSES_PER_PORT),
+        static_addresses,
+        hints: !args.quiet,
+    })
+}
+
+/// A duration given in seconds.
+fn seconds(secs: f64) -> Result<Duration, String> {
+    Duration::try_from_secs_f64(secs).map_err(|_| format!("{secs} is no length of time"))
+}

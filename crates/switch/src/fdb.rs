@@ -44,7 +44,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::flow::{fold_mul, is_multicast};
 
 /// A port's number in the switch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(
     /// Index into the switch's ports.
     pub u16,

@@ -228,12 +228,12 @@ impl Forwarder {
     /// Delivers a burst and writes its verdicts. `now_ns` is any monotonic time.
     pub fn forward(&mut self, from: &Source, burst: &mut Burst<'_>, now_ns: u64) {
         self.groups_used = 0;
-        if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref) {
-            if port.mirror.is_on() {
-                let new = burst.frames.iter().position(|f| f.held_ns == 0);
-                let new = new.unwrap_or(burst.frames.len())..burst.frames.len();
-                port.mirror.copy(burst, new, true, now_ns);
-            }
+        if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref)
+            && port.mirror.is_on()
+        {
+            let new = burst.frames.iter().position(|f| f.held_ns == 0);
+            let new = new.unwrap_or(burst.frames.len())..burst.frames.len();
+            port.mirror.copy(burst, new, true, now_ns);
         }
         match self.mode {
             Mode::Switch => self.switch(from, burst, (now_ns / 1_000_000_000) as u32),

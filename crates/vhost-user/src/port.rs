@@ -518,10 +518,10 @@ impl VirtioEgress {
             return Err(active.fault(malformed));
         }
         for chain in &self.taken.chains {
-            if let Some(buf) = self.taken.writes(chain).first() {
-                if let Some(seg) = active.memory.seg_mut(buf.addr, buf.len, &mut active.hint) {
-                    seg.prefetch();
-                }
+            if let Some(buf) = self.taken.writes(chain).first()
+                && let Some(seg) = active.memory.seg_mut(buf.addr, buf.len, &mut active.hint)
+            {
+                seg.prefetch();
             }
         }
         Ok(())

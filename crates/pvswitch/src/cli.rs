@@ -1,0 +1,321 @@
+//! The command line. It is a contract: scripts rely on it.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use switch::poll::Policy;
+
+use crate::spec::PortSpec;
+
+/// Network back-end and virtual switch for virtual machines.
+#[derive(Parser)]
+#[command(name = "pvswitch", version, about, max_term_width = 100, after_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  pvswitch demo
+      A switch and guests of its own, live; needs no root and no virtual machine.
+  pvswitch run --port vm1=vhost-user:/tmp/vm1.sock --port vm2=vhost-user:/tmp/vm2.sock
+      Two virtual machines on one switch; prints the QEMU lines to paste.
+  pvswitch ctl stats --json
+      What a running switch counted.
+Log level: RUST_LOG=debug pvswitch ...";
+
+/// Subcommands.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run a switch
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(RunArgs),
+    /// Ask a running switch, or change it
+    #[command(after_help = CTL_EXAMPLES)]
+    Ctl(CtlArgs),
+    /// Copy a port's frames, both directions, as pcapng
+    #[command(after_help = "Examples:\n  pvswitch capture vm1 -w vm1.pcapng\n  \
+        pvswitch capture vm1 | wireshark -k -i -")]
+    Capture(CaptureArgs),
+    /// Give a network namespace or container a NIC on a vhost-user switch
+    #[command(
+        after_help = "Example:\n  pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 \
+        --netns blue"
+    )]
+    Nic(NicArgs),
+    /// Generate or sink traffic as a guest would
+    #[command(
+        after_help = "Examples:\n  pvswitch gen --connect vhost-user:/tmp/p1.sock --mode sink\n  \
+        pvswitch gen --connect vhost-user:/tmp/p2.sock --mode send --size imix --rate 100k \
+        --duration 10 --json"
+    )]
+    Gen(GenArgs),
+    /// See it work: a switch and guests, live, in under a minute
+    Demo(DemoArgs),
+}
+
+const RUN_EXAMPLES: &str = "\
+Port kinds:
+  vhost-user:SOCKET[,mode=server|client][,queues=N][,mtu=N][,mac=MAC]
+  tap:IFNAME[,netns=NAME][,queues=N][,mtu=N]     existing, or created
+  null                                           drops everything
+Examples:
+  pvswitch run --port vm1=vhost-user:/tmp/vm1.sock --port host=tap:tap0
+  pvswitch run --port a=vhost-user:/tmp/a.sock,mode=client,queues=4 --poll adaptive --workers 2
+  pvswitch run --config /etc/pvswitch.toml";
+
+const CTL_EXAMPLES: &str = "\
+Examples:
+  pvswitch ctl show
+  pvswitch ctl stats --json
+  pvswitch ctl add-port vm3=vhost-user:/tmp/vm3.sock
+  pvswitch ctl fdb add 02:00:00:00:00:01 vm1";
+
+/// `run`.
+#[derive(Args)]
+pub struct RunArgs {
+    /// Settings in TOML; the command line wins
+    #[arg(long, value_name = "FILE.toml")]
+    pub config: Option<PathBuf>,
+    /// A port: NAME=KIND:ARG[,key=value]... (see below); may be repeated
+    #[arg(long = "port", value_name = "NAME=KIND:ARG")]
+    pub ports: Vec<PortSpec>,
+    /// When to poll and when to sleep: event, spin or adaptive [default: adaptive]
+    #[arg(long)]
+    pub poll: Option<Policy>,
+    /// Worker threads, 1 to 63 [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=63))]
+    pub workers: Option<u8>,
+    /// Which worker serves which port [default: group]
+    #[arg(long, value_enum)]
+    pub placement: Option<PlacementArg>,
+    /// CPUs to pin workers to, in order: 1 or 1,2
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub cpus: Vec<usize>,
+    /// How frames find their way [default: switch]
+    #[arg(long, value_enum)]
+    pub forward: Option<ForwardArg>,
+    /// Control socket [default: see ctl --help]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+    /// Stop after so many seconds
+    #[arg(long, value_name = "SECS")]
+    pub duration: Option<f64>,
+    /// Do not print how to attach guests
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+/// `--placement`.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum PlacementArg {
+    /// One worker serves everything
+    Single,
+    /// A port joins the worker with the fewest ports
+    Group,
+    /// Each queue of each port goes to the next worker
+    PerPort,
+}
+
+/// `--forward`.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum ForwardArg {
+    /// Learning Ethernet switch
+    Switch,
+    /// Ports 1 and 2, 3 and 4, ... wired together; no look-up
+    Cross,
+}
+
+/// `ctl`.
+#[derive(Args)]
+pub struct CtlArgs {
+    /// Control socket [default: $XDG_RUNTIME_DIR/pvswitch.sock, or /run/pvswitch.sock for root,
+    /// or /tmp/pvswitch-UID.sock]
+    #[arg(long, value_name = "PATH", global = true)]
+    pub control: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to ask.
+    #[command(subcommand)]
+    pub what: CtlCommand,
+}
+
+/// `ctl` subcommands.
+#[derive(Subcommand)]
+pub enum CtlCommand {
+    /// Ports, their state, and what their guests negotiated
+    Show,
+    /// Counters of every queue and worker
+    Stats,
+    /// Add a port: NAME=KIND:ARG[,key=value]...
+    AddPort {
+        /// As for `run --port`
+        port: PortSpecText,
+    },
+    /// Remove a port
+    DelPort {
+        /// Its name
+        name: String,
+    },
+    /// List the addresses known, or change them
+    Fdb {
+        /// add MAC PORT, or del MAC; nothing: list
+        #[command(subcommand)]
+        what: Option<FdbCommand>,
+    },
+    /// Stop the switch
+    Shutdown,
+}
+
+/// A port specification, checked here and sent as text.
+#[derive(Clone)]
+pub struct PortSpecText(pub String);
+
+impl std::str::FromStr for PortSpecText {
+    type Err = crate::spec::SpecError;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        s.parse::<PortSpec>().map(|_| Self(s.into()))
+    }
+}
+
+/// `ctl fdb` subcommands.
+#[derive(Subcommand)]
+pub enum FdbCommand {
+    /// Set a static address
+    Add {
+        /// 02:00:00:00:00:01
+        mac: String,
+        /// Port name
+        port: String,
+        /// VLAN id, 0 for untagged
+        #[arg(long, default_value_t = 0)]
+        vlan: u16,
+    },
+    /// Forget an address
+    Del {
+        /// 02:00:00:00:00:01
+        mac: String,
+        /// VLAN id, 0 for untagged
+        #[arg(long, default_value_t = 0)]
+        vlan: u16,
+    },
+}
+
+/// `capture`.
+#[derive(Args)]
+pub struct CaptureArgs {
+    /// Port name
+    pub port: String,
+    /// File to write; - for standard output
+    #[arg(short, long, value_name = "FILE", default_value = "-")]
+    pub write: String,
+    /// Control socket of the switch
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+}
+
+/// Where a front half connects: `vhost-user:SOCKET[,mode=server|client]`.
+#[derive(Args, Clone)]
+pub struct ConnectArgs {
+    /// Switch port: vhost-user:SOCKET (add ,mode=server to listen for the switch)
+    #[arg(long, value_name = "KIND:ARG")]
+    pub connect: String,
+    /// Ring size
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    pub queue_size: u16,
+    /// Use the packed ring
+    #[arg(long)]
+    pub packed: bool,
+    /// Ask for in-order use
+    #[arg(long)]
+    pub in_order: bool,
+    /// When to poll and when to sleep: event, spin or adaptive
+    #[arg(long, default_value_t = Policy::Adaptive)]
+    pub poll: Policy,
+}
+
+/// `nic`.
+#[derive(Args)]
+pub struct NicArgs {
+    /// Connection.
+    #[command(flatten)]
+    pub connect: ConnectArgs,
+    /// TAP interface, created if it does not exist
+    #[arg(long, value_name = "IFNAME")]
+    pub tap: String,
+    /// Network namespace of the interface
+    #[arg(long, value_name = "NAME")]
+    pub netns: Option<String>,
+    /// MTU of the interface
+    #[arg(long)]
+    pub mtu: Option<u16>,
+    /// MAC address of the interface
+    #[arg(long, value_parser = crate::spec::mac)]
+    pub mac: Option<[u8; 6]>,
+    /// Stop after so many seconds
+    #[arg(long, value_name = "SECS")]
+    pub duration: Option<f64>,
+}
+
+/// `gen`.
+#[derive(Args)]
+pub struct GenArgs {
+    /// Connection.
+    #[command(flatten)]
+    pub connect: ConnectArgs,
+    /// What to do with frames
+    #[arg(long, value_enum, default_value_t = GenMode::Send)]
+    pub mode: GenMode,
+    /// Frame size in bytes without FCS: N, MIN-MAX, or imix
+    #[arg(long, default_value = "60")]
+    pub size: crate::generate::Size,
+    /// Frames a second (suffix k or M); unlimited if not given
+    #[arg(long, value_name = "PPS", value_parser = crate::generate::parse_rate)]
+    pub rate: Option<f64>,
+    /// Flows (UDP source ports) to spread frames over
+    #[arg(long, default_value_t = 1)]
+    pub flows: u16,
+    /// Our MAC address
+    #[arg(long, value_parser = crate::spec::mac, default_value = "02:00:00:00:00:01")]
+    pub mac: [u8; 6],
+    /// Destination MAC address
+    #[arg(long, value_parser = crate::spec::mac, default_value = "02:00:00:00:00:02")]
+    pub peer: [u8; 6],
+    /// Stop after so many seconds [default: at an interrupt]
+    #[arg(long, value_name = "SECS")]
+    pub duration: Option<f64>,
+    /// Print JSON: totals at the end, and with --interval a line for each interval
+    #[arg(long)]
+    pub json: bool,
+    /// Print totals so far every so many seconds
+    #[arg(long, value_name = "SECS")]
+    pub interval: Option<f64>,
+}
+
+/// `gen --mode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GenMode {
+    /// Send frames
+    Send,
+    /// Count what comes
+    Sink,
+    /// Send back what comes, addresses swapped
+    Echo,
+    /// Send one, wait for its echo, measure, repeat
+    Rr,
+}
+
+/// `demo`.
+#[derive(Args)]
+pub struct DemoArgs {
+    /// Seconds for each of the demo's scenes
+    #[arg(long, default_value_t = 5.0, value_name = "SECS")]
+    pub scene: f64,
+    /// No colours, no redrawing: for logs
+    #[arg(long)]
+    pub plain: bool,
+}

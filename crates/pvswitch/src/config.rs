@@ -1,0 +1,231 @@
+//! The configuration file: the same settings as the command line, in TOML.
+//!
+//! ```toml
+//! poll = "adaptive"
+//! workers = 2
+//! forward = "switch"
+//!
+//! [port.vm1]
+//! kind = "vhost-user"
+//! socket = "/run/pvswitch/vm1.sock"
+//! queues = 4
+//!
+//! [port.host]
+//! kind = "tap"
+//! interface = "tap0"
+//! ```
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use switch::poll::Policy;
+
+use crate::spec::{self, Kind, PortSpec, Role, Tap, VhostUser, nearest};
+
+/// A parsed file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// `--poll`.
+    #[serde(deserialize_with = "policy")]
+    pub poll: Option<Policy>,
+    /// `--workers`.
+    pub workers: Option<u8>,
+    /// `--forward`.
+    pub forward: Option<String>,
+    /// `--placement`.
+    pub placement: Option<String>,
+    /// `--control`.
+    pub control: Option<PathBuf>,
+    /// Seconds after which an unseen address is forgotten.
+    pub ageing: Option<u32>,
+    /// Most addresses learned from one port.
+    pub addresses_per_port: Option<u32>,
+    /// Addresses that are never learned or aged: `"02:00:00:00:00:01" = "vm1"`.
+    #[serde(rename = "static")]
+    pub static_addresses: BTreeMap<String, String>,
+    /// Ports by name, in the order of their names.
+    port: BTreeMap<String, PortTable>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+enum PortTable {
+    VhostUser {
+        socket: PathBuf,
+        mode: Option<String>,
+        queues: Option<u16>,
+        mtu: Option<u16>,
+        mac: Option<String>,
+    },
+    Tap {
+        interface: String,
+        netns: Option<String>,
+        queues: Option<u16>,
+        mtu: Option<u16>,
+    },
+    Null {},
+}
+
+fn policy<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Policy>, D::Error> {
+    String::deserialize(d)?.parse().map(Some).map_err(serde::de::Error::custom)
+}
+
+/// Why a file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("cannot read configuration {path}: {error}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// It does not parse.
+    #[error("{path}:{line}:{column}: {what}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// Column, from 1.
+        column: usize,
+        /// What is wrong there.
+        what: String,
+    },
+    /// A port makes no sense.
+    #[error("{path}: port '{name}': {what}")]
+    Port {
+        /// The file.
+        path: PathBuf,
+        /// The port's name.
+        name: String,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+impl Config {
+    /// Reads and parses `path`.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| ConfigError::Read { path: path.into(), error })?;
+        Self::parse(path, &text)
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start).min(text.len());
+            let before = &text[..at];
+            ConfigError::Parse {
+                path: path.into(),
+                line: before.matches('\n').count() + 1,
+                column: before.len() - before.rfind('\n').map_or(0, |n| n + 1) + 1,
+                what: with_suggestion(error.message()),
+            }
+        })
+    }
+
+    /// The ports of the file.
+    pub fn ports(&self, path: &Path) -> Result<Vec<PortSpec>, ConfigError> {
+        self.port
+            .iter()
+            .map(|(name, table)| {
+                let error =
+                    |what| ConfigError::Port { path: path.into(), name: name.clone(), what };
+                let port = PortSpec { name: name.clone(), kind: table.kind().map_err(&error)? };
+                port.check().map_err(error)?;
+                Ok(port)
+            })
+            .collect()
+    }
+}
+
+impl PortTable {
+    fn kind(&self) -> Result<Kind, String> {
+        Ok(match self {
+            Self::VhostUser { socket, mode, queues, mtu, mac } => Kind::VhostUser(VhostUser {
+                socket: socket.clone(),
+                role: mode.as_deref().map_or(Ok(Role::default()), str::parse)?,
+                queues: queues.unwrap_or(1),
+                mtu: *mtu,
+                mac: mac.as_deref().map(spec::mac).transpose()?,
+            }),
+            Self::Tap { interface, netns, queues, mtu } => Kind::Tap(Tap {
+                ifname: interface.clone(),
+                netns: netns.clone(),
+                queues: queues.unwrap_or(1),
+                mtu: *mtu,
+            }),
+            Self::Null {} => Kind::Null,
+        })
+    }
+}
+
+/// Adds the nearest known word to serde's "unknown field `x`, expected one of `a`, `b`".
+fn with_suggestion(message: &str) -> String {
+    let mut quoted = message.split('`').skip(1).step_by(2);
+    let unknown = message.starts_with("unknown");
+    match quoted.next().filter(|_| unknown).and_then(|word| nearest(word, quoted)) {
+        Some(near) => format!("{message} (did you mean `{near}`?)"),
+        None => message.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        let path = Path::new("x.toml");
+        match Config::parse(path, text) {
+            Ok(config) => config.ports(path).unwrap_err().to_string(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_whole_file() {
+        let text = r#"
+            poll = "event"
+            workers = 2
+            [static]
+            "02:00:00:00:00:01" = "vm1"
+            [port.vm1]
+            kind = "vhost-user"
+            socket = "/tmp/vm1.sock"
+            queues = 4
+            [port.up]
+            kind = "tap"
+            interface = "tap0"
+        "#;
+        let path = Path::new("x.toml");
+        let config = Config::parse(path, text).unwrap();
+        assert_eq!((config.poll, config.workers), (Some(Policy::Event), Some(2)));
+        let ports = config.ports(path).unwrap();
+        let names: Vec<_> = ports.iter().map(|p| format!("{}={}", p.name, p.kind)).collect();
+        assert_eq!(names, ["up=tap:tap0", "vm1=vhost-user:/tmp/vm1.sock"]);
+    }
+
+    #[test]
+    fn a_typo_is_told_with_line_column_and_nearest_key() {
+        let typo = error("workers = 1\n  pol = \"event\"\n");
+        assert!(typo.starts_with("x.toml:2:3: "), "{typo}");
+        assert!(typo.contains("did you mean `poll`?"), "{typo}");
+        let port = error("[port.a]\nkind = \"vhost-user\"\nsockt = \"/tmp/a\"\n");
+        assert!(port.contains("did you mean `socket`?"), "{port}");
+        let kind = error("[port.a]\nkind = \"vhost-uzer\"\n");
+        assert!(kind.contains("did you mean `vhost-user`?"), "{kind}");
+    }
+
+    #[test]
+    fn bad_values_are_told() {
+        assert!(error("poll = \"evnt\"").contains("use one of event"));
+        assert!(error("[port.a]\nkind=\"tap\"\ninterface=\"\"\n").contains("port 'a'"));
+        assert!(error("workers = \n").contains("x.toml:1:"));
+        let missing = Config::load(Path::new("/nonexistent/x.toml")).unwrap_err().to_string();
+        assert!(missing.contains("cannot read configuration /nonexistent/x.toml"), "{missing}");
+    }
+}

@@ -1,0 +1,120 @@
+//! The control socket: one JSON object a line, each way, over a Unix stream socket.
+//!
+//! ```text
+//!   → {"cmd":"stats"}                         ← {"ok":true, ...}
+//!   → {"cmd":"add-port","port":"b=null"}      ← {"ok":false,"error":"..."}
+//! ```
+//! `capture` answers with one such line and then the pcapng stream itself.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// What can be asked.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "cmd", rename_all = "kebab-case")]
+pub enum Request {
+    /// Ports, their state and what was negotiated.
+    Show,
+    /// All counters.
+    Stats,
+    /// Adds a port, as `--port` does.
+    AddPort {
+        /// `NAME=KIND:ARG[,key=value]...`
+        port: String,
+    },
+    /// Removes a port.
+    DelPort {
+        /// Its name.
+        name: String,
+    },
+    /// Lists the addresses known.
+    Fdb,
+    /// Sets a static address.
+    FdbAdd {
+        /// `02:00:00:00:00:01`
+        mac: String,
+        /// Port name.
+        port: String,
+        /// VLAN id, 0 for untagged.
+        #[serde(default)]
+        vlan: u16,
+    },
+    /// Removes an address.
+    FdbDel {
+        /// `02:00:00:00:00:01`
+        mac: String,
+        /// VLAN id, 0 for untagged.
+        #[serde(default)]
+        vlan: u16,
+    },
+    /// Copies a port's frames to this connection as pcapng.
+    Capture {
+        /// Port name.
+        port: String,
+    },
+    /// Stops the switch.
+    Shutdown,
+}
+
+/// Where the socket is unless told otherwise.
+pub fn default_path() -> PathBuf {
+    if let Some(dir) = std::env::var_os("XDG_RUNTIME_DIR") {
+        return Path::new(&dir).join("pvswitch.sock");
+    }
+    let uid = rustix::process::getuid();
+    if uid.is_root() {
+        return "/run/pvswitch.sock".into();
+    }
+    format!("/tmp/pvswitch-{}.sock", uid.as_raw()).into()
+}
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// No switch listens.
+    #[error(
+        "cannot reach a switch at {path}: {error}; is `pvswitch run` running, with this --control?"
+    )]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The connection broke.
+    #[error("the switch did not answer: {0}")]
+    Io(#[from] std::io::Error),
+    /// The answer makes no sense.
+    #[error("the switch's answer is not JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    /// The switch said no.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Sends one request; returns the answer, and the connection behind it.
+pub fn call(
+    path: &Path,
+    request: &Request,
+) -> Result<(Value, BufReader<UnixStream>), ControlError> {
+    let stream = UnixStream::connect(path)
+        .map_err(|error| ControlError::Connect { path: path.into(), error })?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let mut line = serde_json::to_string(request)?;
+    line.push('\n');
+    (&stream).write_all(line.as_bytes())?;
+    let mut reader = BufReader::new(stream);
+    let mut answer = String::new();
+    reader.read_line(&mut answer)?;
+    let answer: Value = serde_json::from_str(&answer)?;
+    if answer["ok"] == Value::Bool(true) {
+        return Ok((answer, reader));
+    }
+    let error = answer["error"].as_str().unwrap_or("no reason given");
+    Err(ControlError::Refused(error.into()))
+}

@@ -1,0 +1,116 @@
+//! `pvswitch ctl`: asks a running switch; prints tables for people, JSON for scripts.
+
+use serde_json::Value;
+
+use crate::cli::{CtlArgs, CtlCommand, FdbCommand};
+use crate::control::{ControlError, Request, call, default_path};
+
+/// The command.
+pub fn command(args: CtlArgs) -> Result<(), ControlError> {
+    let path = args.control.unwrap_or_else(default_path);
+    let request = match args.what {
+        CtlCommand::Show => Request::Show,
+        CtlCommand::Stats => Request::Stats,
+        CtlCommand::AddPort { port } => Request::AddPort { port: port.0 },
+        CtlCommand::DelPort { name } => Request::DelPort { name },
+        CtlCommand::Fdb { what: None } => Request::Fdb,
+        CtlCommand::Fdb { what: Some(FdbCommand::Add { mac, port, vlan }) } => {
+            Request::FdbAdd { mac, port, vlan }
+        }
+        CtlCommand::Fdb { what: Some(FdbCommand::Del { mac, vlan }) } => {
+            Request::FdbDel { mac, vlan }
+        }
+        CtlCommand::Shutdown => Request::Shutdown,
+    };
+    let (answer, _) = call(&path, &request)?;
+    if args.json {
+        println!("{answer}");
+        return Ok(());
+    }
+    match request {
+        Request::Show => show(&answer),
+        Request::Stats => stats(&answer),
+        Request::Fdb => fdb(&answer),
+        _ => {}
+    }
+    Ok(())
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
+    value[key].as_array().map(Vec::as_slice).unwrap_or_default().iter()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn show(answer: &Value) {
+    println!(
+        "pvswitch {}, pid {}, up {} s, forward {}, poll {}, {} workers",
+        text(&answer["version"]),
+        answer["pid"],
+        answer["uptime_s"],
+        text(&answer["forward"]),
+        text(&answer["poll"]),
+        answer["workers"],
+    );
+    println!("{:15} {:6} {:>6} {:>6}  {}", "PORT", "STATE", "QUEUES", "FAULTS", "KIND");
+    for port in list(answer, "ports") {
+        let state = if port["up"] == true { "up" } else { "down" };
+        let queues = format!("{}/{}", port["queues_active"], port["queues"]);
+        let (name, kind) = (text(&port["name"]), text(&port["kind"]));
+        println!("{name:15} {state:6} {queues:>6} {:>6}  {kind}", port["faults"].to_string());
+        let features: Vec<_> = list(port, "features").map(text).collect();
+        if !features.is_empty() {
+            println!("{:15} {}", "", features.join(" "));
+        }
+    }
+}
+
+/// Sums a counter over a port's queues.
+fn sum(queues: &Value, counter: &str) -> u64 {
+    let queues = queues.as_array().map(Vec::as_slice).unwrap_or_default();
+    queues.iter().filter_map(|q| q[counter].as_u64()).sum()
+}
+
+fn stats(answer: &Value) {
+    println!(
+        "{:15} {:>12} {:>15} {:>12} {:>15} {:>9} {:>9}",
+        "PORT", "IN FRAMES", "IN BYTES", "OUT FRAMES", "OUT BYTES", "KICKS", "CALLS"
+    );
+    for port in list(answer, "ports") {
+        let (i, e) = (&port["ingress"], &port["egress"]);
+        println!(
+            "{:15} {:>12} {:>15} {:>12} {:>15} {:>9} {:>9}",
+            text(&port["name"]),
+            sum(i, "frames"),
+            sum(i, "bytes"),
+            sum(e, "frames"),
+            sum(e, "bytes"),
+            sum(i, "kicks") + sum(e, "kicks"),
+            sum(i, "calls") + sum(e, "calls"),
+        );
+        for (way, queues) in [("from guest", i), ("to guest", e)] {
+            let first = queues.as_array().and_then(|q| q.first()).and_then(Value::as_object);
+            let names = first.into_iter().flat_map(|q| q.keys());
+            for name in names.filter(|n| n.starts_with("drops_")) {
+                let drops = sum(queues, name);
+                if drops > 0 {
+                    println!("{:15}   {name} ({way}): {drops}", "");
+                }
+            }
+        }
+    }
+    for (i, worker) in list(answer, "workers").enumerate() {
+        let cpu = worker["cpu_ns"].as_u64().unwrap_or(0) as f64 / 1e9;
+        println!("worker {i}: {cpu:.2} s of CPU, {} sleeps", worker["sleeps"]);
+    }
+}
+
+fn fdb(answer: &Value) {
+    println!("{:17} {:>5} {:15} {:>6}", "ADDRESS", "VLAN", "PORT", "AGE S");
+    for e in list(answer, "entries") {
+        let age = if e["static"] == true { "static".into() } else { e["age_s"].to_string() };
+        println!("{:17} {:>5} {:15} {:>6}", text(&e["mac"]), e["vlan"], text(&e["port"]), age);
+    }
+}

@@ -1,0 +1,60 @@
+//! The lines a person pastes to attach a guest to a port.
+
+use crate::spec::{Kind, PortSpec, Role, VhostUser};
+
+/// Prints how to attach a guest, for QEMU, libvirt and Cloud Hypervisor.
+pub fn print(spec: &PortSpec) {
+    if let Kind::VhostUser(conf) = &spec.kind {
+        println!("{}", text(&spec.name, conf));
+    }
+}
+
+fn text(name: &str, conf: &VhostUser) -> String {
+    let socket = conf.socket.display();
+    let listens = conf.role == Role::Client;
+    let queues = conf.queues;
+    let id = name.replace(['.', '_'], "-");
+    let (chardev, mode) =
+        if listens { (",server=on,wait=off", "server") } else { (",reconnect=1", "client") };
+    let (netdev_mq, device_mq) = match queues {
+        1 => (String::new(), String::new()),
+        n => (format!(",queues={n}"), format!(",mq=on,vectors={}", 2 * n + 2)),
+    };
+    let driver = if queues > 1 { format!("<driver queues='{queues}'/>") } else { String::new() };
+    let ch_queues = if queues > 1 { format!(",num_queues={}", 2 * queues) } else { String::new() };
+    let ch_mode = if listens { ",vhost_mode=server" } else { "" };
+    format!(
+        "\
+# attach a guest to port {name}:
+#   QEMU
+  -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \\
+  -chardev socket,id=chr-{id},path={socket}{chardev} \\
+  -netdev vhost-user,id=net-{id},chardev=chr-{id}{netdev_mq} \\
+  -device virtio-net-pci,netdev=net-{id}{device_mq}
+#   libvirt (with <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>)
+  <interface type='vhostuser'><source type='unix' path='{socket}' mode='{mode}'/>\
+<model type='virtio'/>{driver}</interface>
+#   Cloud Hypervisor
+  --memory size=1G,shared=on --net vhost_user=true,socket={socket}{ch_queues}{ch_mode}
+"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_follow_mode_and_queues() {
+        let spec: PortSpec = "vm.1=vhost-user:/tmp/a,queues=4".parse().unwrap();
+        let Kind::VhostUser(conf) = &spec.kind else { panic!("a vhost-user port") };
+        let lines = text(&spec.name, conf);
+        assert!(lines.contains("id=chr-vm-1,path=/tmp/a,reconnect=1"));
+        assert!(lines.contains("chardev=chr-vm-1,queues=4") && lines.contains("vectors=10"));
+        assert!(lines.contains("mode='client'") && lines.contains("num_queues=8"));
+        let spec: PortSpec = "v=vhost-user:/tmp/a,mode=client".parse().unwrap();
+        let Kind::VhostUser(conf) = &spec.kind else { panic!("a vhost-user port") };
+        let lines = text(&spec.name, conf);
+        assert!(lines.contains("server=on,wait=off") && lines.contains("vhost_mode=server"));
+    }
+}

@@ -1,0 +1,703 @@
+//! `pvswitch run`: the switch, its control thread and its ports.
+//!
+//! The control thread owns sockets, handshakes and the port table; workers own the data path. It
+//! sleeps in one epoll set and wakes for events only: an idle switch makes no system call.
+
+mod requests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::BufReader;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use switch::fdb::{Fdb, Mac, PortId};
+use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
+use switch::poll::Policy;
+use switch::stats::{EgressStats, IngressStats};
+use switch::vnet::Offloads;
+use vhost_user::backend::{self, Backend};
+use vhost_user::backoff::Backoff;
+use vhost_user::connection::Connection;
+use vhost_user::net::{NetDevice, NetOptions, Pair, Side};
+use vhost_user::sys::{self, Listener, SocketError};
+
+use crate::hints;
+use crate::ports::{Guest, PortHost, burst_of, egress_of, rarp, token};
+use crate::spec::{Kind, PortSpec, Role, Tap, VhostUser, did_you_mean};
+use crate::worker::{self, Handle, Report, Served, Shared};
+
+/// Most ports of one switch.
+pub const PORTS_MAX: u16 = 4096;
+/// Bit of the control thread in the masks of workers that wait for room; it never waits.
+const CONTROL_WORKER: u8 = 63;
+/// Most workers: one bit each in a mask, less the control thread's.
+pub const WORKERS_MAX: u8 = 63;
+/// Addresses the switch can know.
+const FDB_ENTRIES: usize = 65_536;
+/// Longest control request, in bytes.
+const REQUEST_MAX: usize = 4096;
+
+/// Settings of one run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Ports to start with.
+    pub ports: Vec<PortSpec>,
+    /// Poll policy of every queue.
+    pub policy: Policy,
+    /// Worker threads.
+    pub workers: u8,
+    /// Which worker serves which queue.
+    pub placement: Placement,
+    /// CPUs to pin workers to, in order; empty: not pinned.
+    pub cpus: Vec<usize>,
+    /// How frames find their way.
+    pub mode: Mode,
+    /// Control socket; `None`: the default, if it is free.
+    pub control: Option<PathBuf>,
+    /// Stop after this long.
+    pub duration: Option<Duration>,
+    /// Seconds after which an unseen address is forgotten.
+    pub ageing_s: u32,
+    /// Most addresses learned from one port.
+    pub addresses_per_port: u32,
+    /// Static addresses: (address, port name).
+    pub static_addresses: Vec<(Mac, String)>,
+    /// Print how to attach guests.
+    pub hints: bool,
+}
+
+/// Which worker serves which queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// One worker for everything.
+    Single,
+    /// A port joins the worker with the fewest ports.
+    Group,
+    /// Each queue of each port goes to the next worker.
+    PerPort,
+}
+
+/// Why a switch cannot start, or a port cannot be added.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A name was used twice.
+    #[error("port '{0}' exists already: give each port its own name")]
+    DuplicatePort(String),
+    /// No such port.
+    #[error("no port '{0}'{1}")]
+    NoPort(String, String),
+    /// A socket cannot be had.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The TAP cannot be opened.
+    #[error("port '{name}': {error}")]
+    Tap {
+        /// The port.
+        name: String,
+        /// Why.
+        error: uplink::TapError,
+    },
+    /// Too many.
+    #[error("{0} ports are the most one switch takes")]
+    TooManyPorts(u16),
+    /// A system call that should not fail.
+    #[error("{what}: {error}")]
+    Os {
+        /// Which.
+        what: &'static str,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// A request that makes no sense.
+    #[error("{0}")]
+    Request(String),
+}
+
+fn os(what: &'static str) -> impl Fn(std::io::Error) -> RunError {
+    move |error| RunError::Os { what, error }
+}
+
+/// One port and what serves it.
+struct PortState {
+    spec: PortSpec,
+    port: Arc<Port>,
+    ingress_stats: Vec<Arc<IngressStats>>,
+    /// Queue `i` is served by `workers[i % workers.len()]`.
+    workers: Vec<Arc<Handle>>,
+    attach: Attach,
+    /// Faults of this port's guest so far.
+    faults: u64,
+}
+
+/// What is behind a port.
+enum Attach {
+    VhostUser(Box<VhostPort>),
+    Tap { queues: Vec<Arc<OwnedFd>>, created: bool, offloads: Offloads },
+    Null,
+}
+
+struct VhostPort {
+    conf: VhostUser,
+    pairs: Vec<Pair>,
+    guest: Arc<Mutex<Guest>>,
+    listener: Option<Listener>,
+    connection: Option<Connection>,
+    backoff: Backoff,
+    /// Client mode: when to try again.
+    retry: Option<Instant>,
+    connections: u64,
+}
+
+/// What an epoll token of the control thread stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum What {
+    Signal,
+    Reports,
+    ControlListener,
+    Client,
+    Listener(String),
+    Connection(String),
+}
+
+struct System {
+    options: Options,
+    epoll: OwnedFd,
+    tokens: HashMap<u64, What>,
+    next_token: u64,
+    workers: Vec<Arc<Handle>>,
+    shared: Shared,
+    reports: Receiver<Report>,
+    table: Table,
+    ports: BTreeMap<String, PortState>,
+    clients: HashMap<u64, BufReader<UnixStream>>,
+    control: Option<Listener>,
+    /// The control thread's own way into the switch, for announcements.
+    forwarder: Forwarder,
+    started: Instant,
+    stop: bool,
+}
+
+/// Runs a switch until a signal, `ctl shutdown` or the end of its time.
+pub fn run(options: Options) -> Result<(), RunError> {
+    let signals = signals()?;
+    let mut system = System::new(options)?;
+    system.watch(signals.as_fd(), What::Signal)?;
+    system.start_ports()?;
+    tracing::info!(
+        "switching between {} ports with {} workers, poll {}",
+        system.ports.len(),
+        system.workers.len(),
+        system.options.policy
+    );
+    while !system.stop {
+        system.round()?;
+    }
+    system.shutdown();
+    Ok(())
+}
+
+/// A descriptor that becomes readable on SIGTERM and SIGINT.
+pub fn signals() -> Result<UnixStream, RunError> {
+    let (read, write) = UnixStream::pair().map_err(os("signal pipe"))?;
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        let write = write.try_clone().map_err(os("signal pipe"))?;
+        signal_hook::low_level::pipe::register(signal, write).map_err(os("signal handler"))?;
+    }
+    Ok(read)
+}
+
+/// A key no guest can know.
+fn random_key() -> Result<[u64; 3], RunError> {
+    let mut bytes = [0_u8; 24];
+    let file = std::fs::File::open("/dev/urandom")
+        .and_then(|mut f| std::io::Read::read_exact(&mut f, &mut bytes));
+    file.map_err(os("/dev/urandom"))?;
+    let word = |i: usize| u64::from_ne_bytes(std::array::from_fn(|b| bytes[i * 8 + b]));
+    Ok([word(0), word(1), word(2)])
+}
+
+impl System {
+    fn new(options: Options) -> Result<Self, RunError> {
+        let started = Instant::now();
+        let [k0, k1, flow_key] = random_key()?;
+        let (ageing, limit) = (options.ageing_s, options.addresses_per_port);
+        let fdb = Arc::new(Fdb::new(FDB_ENTRIES, [k0, k1], ageing, limit));
+        let (reports_tx, reports) = mpsc::channel();
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wake = Arc::new(wake.map_err(|e| os("eventfd")(e.into()))?);
+        let shared = Shared {
+            fdb: Arc::clone(&fdb),
+            mode: options.mode,
+            policy: options.policy,
+            flow_key,
+            reports: reports_tx,
+            reports_wake: Arc::clone(&wake),
+            epoch: started,
+            peers: Arc::default(),
+        };
+        let workers = (0..options.workers)
+            .map(|i| {
+                let cpu = options.cpus.get(usize::from(i) % options.cpus.len().max(1)).copied();
+                worker::spawn(i, cpu, shared.clone())
+            })
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(os("worker thread"))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
+        let epoll = epoll.map_err(|e| os("epoll")(e.into()))?;
+        let table = Arc::new(Table::new());
+        let forwarder = Forwarder::new(options.mode, CONTROL_WORKER, fdb, table, flow_key);
+        let mut system = Self {
+            options,
+            epoll,
+            tokens: HashMap::new(),
+            next_token: 0,
+            workers,
+            shared,
+            reports,
+            table: Table::new(),
+            ports: BTreeMap::new(),
+            clients: HashMap::new(),
+            control: None,
+            forwarder,
+            started,
+            stop: false,
+        };
+        system.watch(wake.as_fd(), What::Reports)?;
+        system.listen_control()?;
+        Ok(system)
+    }
+
+    fn watch(&mut self, fd: BorrowedFd<'_>, what: What) -> Result<u64, RunError> {
+        let token = self.next_token;
+        self.next_token += 1;
+        let data = epoll::EventData::new_u64(token);
+        let added = epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN);
+        added.map_err(|e| os("epoll")(e.into()))?;
+        self.tokens.insert(token, what);
+        Ok(token)
+    }
+
+    fn unwatch(&mut self, fd: BorrowedFd<'_>, what: &What) {
+        let _ = epoll::delete(&self.epoll, fd);
+        self.tokens.retain(|_, w| w != what);
+    }
+
+    fn listen_control(&mut self) -> Result<(), RunError> {
+        let explicit = self.options.control.clone();
+        let path = explicit.clone().unwrap_or_else(crate::control::default_path);
+        match Listener::bind(&path) {
+            Ok(listener) => {
+                self.watch(listener.as_fd(), What::ControlListener)?;
+                self.control = Some(listener);
+                Ok(())
+            }
+            Err(error) if explicit.is_some() => Err(error.into()),
+            // A second switch on the machine works all the same; it only cannot be asked.
+            Err(error) => {
+                tracing::warn!("no control socket: {error} (give --control PATH)");
+                Ok(())
+            }
+        }
+    }
+
+    fn start_ports(&mut self) -> Result<(), RunError> {
+        for spec in std::mem::take(&mut self.options.ports) {
+            self.add_port(&spec)?;
+        }
+        for (mac, name) in std::mem::take(&mut self.options.static_addresses) {
+            let id = self.port(&name)?.port.id;
+            let added = self.shared.fdb.add_static(mac.0, 0, id, 0);
+            added.map_err(|error| RunError::Request(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    fn port(&self, name: &str) -> Result<&PortState, RunError> {
+        self.ports.get(name).ok_or_else(|| {
+            let hint = did_you_mean(name, self.ports.keys().map(String::as_str));
+            RunError::NoPort(name.into(), hint)
+        })
+    }
+
+    fn add_port(&mut self, spec: &PortSpec) -> Result<(), RunError> {
+        if self.ports.contains_key(&spec.name) {
+            return Err(RunError::DuplicatePort(spec.name.clone()));
+        }
+        let free = self.table.iter().position(Option::is_none).unwrap_or(self.table.len());
+        let id = u16::try_from(free).ok().filter(|id| *id < PORTS_MAX);
+        let id = PortId(id.ok_or(RunError::TooManyPorts(PORTS_MAX))?);
+        let workers = self.place(id);
+        let state = match &spec.kind {
+            Kind::VhostUser(conf) => self.add_vhost_user(spec, conf, id, workers)?,
+            Kind::Tap(conf) => self.add_tap(spec, conf, id, workers)?,
+            Kind::Null => add_null(spec, id, workers),
+        };
+        if free == self.table.len() {
+            self.table.push(None);
+        }
+        self.table[free] = Some(Arc::clone(&state.port));
+        self.publish_table();
+        if self.options.hints {
+            hints::print(spec);
+        }
+        let client = matches!(&spec.kind, Kind::VhostUser(c) if c.role == Role::Client);
+        self.ports.insert(spec.name.clone(), state);
+        if client {
+            self.connect(&spec.name);
+        }
+        Ok(())
+    }
+
+    /// The workers of a new port.
+    fn place(&self, id: PortId) -> Vec<Arc<Handle>> {
+        match self.options.placement {
+            Placement::Single => vec![Arc::clone(&self.workers[0])],
+            Placement::Group => {
+                let load = |w: &&Arc<Handle>| {
+                    self.ports
+                        .values()
+                        .filter(|p| p.workers.iter().any(|x| Arc::ptr_eq(x, w)))
+                        .count()
+                };
+                vec![Arc::clone(self.workers.iter().min_by_key(load).expect("at least one"))]
+            }
+            Placement::PerPort => {
+                let first = usize::from(id.0) % self.workers.len();
+                let all = self.workers.iter().cycle().skip(first).take(self.workers.len());
+                all.cloned().collect()
+            }
+        }
+    }
+
+    fn publish_table(&mut self) {
+        let table = Arc::new(self.table.clone());
+        for worker in &self.workers {
+            worker.set_table(Arc::clone(&table));
+        }
+        self.forwarder.set_table(table);
+    }
+
+    fn add_vhost_user(
+        &mut self,
+        spec: &PortSpec,
+        conf: &VhostUser,
+        id: PortId,
+        workers: Vec<Arc<Handle>>,
+    ) -> Result<PortState, RunError> {
+        let pairs: Vec<Pair> = (0..conf.queues).map(|_| Pair::new()).collect();
+        let port = Arc::new(Port::new(id, spec.name.clone(), egress_of(&pairs)));
+        let listener = match conf.role {
+            Role::Server => {
+                let listener = Listener::bind(&conf.socket)?;
+                self.watch(listener.as_fd(), What::Listener(spec.name.clone()))?;
+                Some(listener)
+            }
+            Role::Client => None,
+        };
+        let ingress_stats = pairs.iter().map(|p| Arc::clone(&p.ingress_stats)).collect();
+        let vhost = VhostPort {
+            conf: conf.clone(),
+            pairs,
+            guest: Arc::default(),
+            listener,
+            connection: None,
+            backoff: Backoff::default(),
+            retry: None,
+            connections: 0,
+        };
+        let attach = Attach::VhostUser(Box::new(vhost));
+        Ok(PortState { spec: spec.clone(), port, ingress_stats, workers, attach, faults: 0 })
+    }
+
+    fn add_tap(
+        &mut self,
+        spec: &PortSpec,
+        conf: &Tap,
+        id: PortId,
+        workers: Vec<Arc<Handle>>,
+    ) -> Result<PortState, RunError> {
+        let error = |error| RunError::Tap { name: spec.name.clone(), error };
+        let tap = crate::tap::open(conf).map_err(error)?;
+        let mut egress = Vec::new();
+        let mut ingress_stats = Vec::new();
+        let mut served = Vec::new();
+        let mut queues = Vec::new();
+        for (queue, pair) in tap.pairs.into_iter().enumerate() {
+            egress.push(EgressQueue::new(pair.egress, pair.egress_stats));
+            ingress_stats.push(Arc::clone(&pair.ingress_stats));
+            let source = Source { port: id, queue: queue as u16, stats: pair.ingress_stats };
+            let token = token(id, queue as u16, Side::Ingress);
+            served.push(Served { token, source, ingress: pair.ingress, notifies: true });
+            queues.push(pair.fd);
+        }
+        let port = Arc::new(Port::new(id, spec.name.clone(), egress));
+        port.set_active(port.egress.len() as u16);
+        for (i, served) in served.into_iter().enumerate() {
+            let worker = &workers[i % workers.len()];
+            worker.serve(served, Some(queues[i].as_fd())).map_err(os("epoll"))?;
+        }
+        let attach = Attach::Tap { queues, created: tap.created, offloads: tap.offloads };
+        Ok(PortState { spec: spec.clone(), port, ingress_stats, workers, attach, faults: 0 })
+    }
+
+    fn del_port(&mut self, name: &str) -> Result<(), RunError> {
+        self.port(name)?;
+        self.disconnect(name, "port removed");
+        let state = self.ports.remove(name).expect("looked up above");
+        let id = state.port.id;
+        state.port.set_active(0);
+        match &state.attach {
+            Attach::VhostUser(vhost) => {
+                if let Some(listener) = &vhost.listener {
+                    self.unwatch(listener.as_fd(), &What::Listener(name.into()));
+                }
+            }
+            Attach::Tap { queues, .. } => {
+                for (i, fd) in queues.iter().enumerate() {
+                    let token = token(id, i as u16, Side::Ingress);
+                    state.workers[i % state.workers.len()].drop_queue(token, Some(fd.as_fd()));
+                }
+            }
+            Attach::Null => {}
+        }
+        self.table[usize::from(id.0)] = None;
+        self.publish_table();
+        self.shared.fdb.flush_port(id);
+        tracing::info!("port {name}: removed");
+        Ok(())
+    }
+
+    fn round(&mut self) -> Result<(), RunError> {
+        let end = self.options.duration.map(|d| self.started + d);
+        let retries = self.ports.values().filter_map(|p| match &p.attach {
+            Attach::VhostUser(v) => v.retry,
+            _ => None,
+        });
+        let now = Instant::now();
+        let next = retries.chain(end).min().map(|at| at.saturating_duration_since(now));
+        let timeout = next.map(|d| Timespec {
+            tv_sec: d.as_secs().try_into().unwrap_or(i64::MAX),
+            // Rounded up, so as not to wake just before the time.
+            tv_nsec: i64::from(d.subsec_nanos()),
+        });
+        let mut events = Vec::with_capacity(32);
+        let buffer = rustix::buffer::spare_capacity(&mut events);
+        match epoll::wait(&self.epoll, buffer, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(os("epoll")(error.into())),
+        }
+        // Connections first: one that ended makes place for one that waits at the listener.
+        let mut what: Vec<_> = events
+            .iter()
+            .filter_map(|e: &epoll::Event| {
+                let token = e.data.u64();
+                self.tokens.get(&token).map(|w| (token, w.clone()))
+            })
+            .collect();
+        what.sort_by_key(|(_, w)| !matches!(w, What::Connection(_)));
+        for (token, what) in what {
+            self.handle(token, what);
+        }
+        self.retry_due();
+        self.announce();
+        self.stop |= end.is_some_and(|end| Instant::now() >= end);
+        Ok(())
+    }
+
+    fn handle(&mut self, token: u64, what: What) {
+        match what {
+            What::Signal => self.stop = true,
+            What::Reports => self.read_reports(),
+            What::ControlListener => self.accept_client(),
+            What::Client => self.serve_client(token),
+            What::Listener(name) => self.accept_guest(&name),
+            What::Connection(name) => self.serve_guest(&name),
+        }
+    }
+
+    // ---- guests ----
+
+    fn vhost(&mut self, name: &str) -> Option<(&Arc<Port>, &[Arc<Handle>], &mut VhostPort)> {
+        let state = self.ports.get_mut(name)?;
+        match &mut state.attach {
+            Attach::VhostUser(vhost) => Some((&state.port, &state.workers, vhost)),
+            _ => None,
+        }
+    }
+
+    fn accept_guest(&mut self, name: &str) {
+        let Some((_, _, vhost)) = self.vhost(name) else { return };
+        let stream = match vhost.listener.as_ref().map(Listener::accept) {
+            Some(Ok(Some(stream))) => stream,
+            Some(Err(error)) => {
+                tracing::error!("port {name}: {error}");
+                return;
+            }
+            _ => return,
+        };
+        if vhost.connection.is_some() {
+            // Closed at once: the front-end sees it, and the guest that is here keeps its port.
+            tracing::warn!("port {name}: a second front-end connected; refused, one is here");
+            return;
+        }
+        self.attach(name, stream);
+    }
+
+    fn attach(&mut self, name: &str, stream: UnixStream) {
+        let Some((port, workers, vhost)) = self.vhost(name) else { return };
+        let pairs = vhost.pairs.clone();
+        let guest = Arc::clone(&vhost.guest);
+        let host = PortHost::new(Arc::clone(port), pairs.clone(), workers.to_vec(), guest);
+        let options = NetOptions {
+            pairs: vhost.conf.queues,
+            mtu: vhost.conf.mtu,
+            mac: vhost.conf.mac,
+            without: 0,
+        };
+        let device = Box::new(NetDevice::new(options, pairs, host));
+        let backend = Backend::new(
+            device,
+            backend::Options { protocol_features: backend::PROTOCOL_FEATURES },
+        );
+        let connection = Connection::new(stream, backend);
+        if let Err(error) = self.watch(connection.as_fd(), What::Connection(name.into())) {
+            tracing::error!("port {name}: {error}");
+            return;
+        }
+        tracing::info!("port {name}: front-end connected");
+        let Some((_, _, vhost)) = self.vhost(name) else { return };
+        vhost.backoff.reset();
+        vhost.retry = None;
+        vhost.connections += 1;
+        vhost.connection = Some(connection);
+    }
+
+    fn serve_guest(&mut self, name: &str) {
+        let Some((_, _, vhost)) = self.vhost(name) else { return };
+        let Some(connection) = &mut vhost.connection else { return };
+        let end = connection.on_readable().err();
+        for refused in connection.take_refusals() {
+            tracing::warn!("port {name}: refused: {refused}");
+        }
+        if let Some(end) = end {
+            self.disconnect(name, &end.to_string());
+        }
+    }
+
+    /// Ends a guest's connection, if there is one; in client mode another is tried.
+    fn disconnect(&mut self, name: &str, why: &str) {
+        let Some((_, _, vhost)) = self.vhost(name) else { return };
+        let Some(connection) = vhost.connection.take() else { return };
+        if vhost.conf.role == Role::Client {
+            vhost.retry = Some(Instant::now() + vhost.backoff.next(jitter()));
+        }
+        if let Ok(mut guest) = vhost.guest.lock() {
+            *guest = Guest::default();
+        }
+        tracing::info!("port {name}: front-end left: {why}");
+        self.unwatch(connection.as_fd(), &What::Connection(name.into()));
+        // Stops its rings.
+        drop(connection.close());
+        if let Some((port, _, _)) = self.vhost(name) {
+            port.set_active(0);
+            let id = port.id;
+            self.shared.fdb.flush_learned(id);
+        }
+    }
+
+    fn connect(&mut self, name: &str) {
+        let Some((_, _, vhost)) = self.vhost(name) else { return };
+        match sys::connect(&vhost.conf.socket) {
+            Ok(stream) => self.attach(name, stream),
+            Err(error) => {
+                let delay = vhost.backoff.next(jitter());
+                vhost.retry = Some(Instant::now() + delay);
+                tracing::debug!("port {name}: {error}");
+            }
+        }
+    }
+
+    fn retry_due(&mut self) {
+        let now = Instant::now();
+        let due = |p: &PortState| match &p.attach {
+            Attach::VhostUser(v) => v.retry.is_some_and(|at| at <= now),
+            _ => false,
+        };
+        let names: Vec<_> =
+            self.ports.iter().filter(|(_, p)| due(p)).map(|(n, _)| n.clone()).collect();
+        for name in names {
+            self.connect(&name);
+        }
+    }
+
+    /// Announces guests that moved here and cannot do it themselves (SEND_RARP).
+    fn announce(&mut self) {
+        let mut due = Vec::new();
+        for state in self.ports.values() {
+            let Attach::VhostUser(vhost) = &state.attach else { continue };
+            let mut guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
+            due.extend(guest.announce.drain(..).map(|mac| (state.port.id, mac)));
+        }
+        let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        for (port, mac) in due {
+            let source = Source { port, queue: 0, stats: Arc::default() };
+            self.forwarder.forward(&source, &mut burst_of(&rarp(mac)), now);
+        }
+    }
+
+    // ---- workers ----
+
+    fn read_reports(&mut self) {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&*self.shared.reports_wake, &mut count);
+        while let Ok(Report::Fault(id, fault)) = self.reports.try_recv() {
+            let Some(state) = self.ports.values_mut().find(|p| p.port.id == id) else { continue };
+            state.faults += 1;
+            let name = state.spec.name.clone();
+            let connected = matches!(&state.attach, Attach::VhostUser(v) if v.connection.is_some());
+            // Once for each connection: reports that were on their way find it closed.
+            if connected {
+                tracing::warn!("port {name}: stopped, its guest broke the protocol: {fault}");
+                self.disconnect(&name, "guest fault");
+            }
+        }
+    }
+
+    fn shutdown(mut self) {
+        tracing::info!("stopping");
+        let names: Vec<_> = self.ports.keys().cloned().collect();
+        for name in names {
+            // Rings are given back and sockets removed; the guests keep their interfaces.
+            let _ = self.del_port(&name);
+        }
+        for worker in &self.workers {
+            worker.stop();
+        }
+    }
+}
+
+/// Spreads reconnects of many ports apart.
+fn jitter() -> u32 {
+    Instant::now().elapsed().subsec_nanos() ^ std::process::id()
+}
+
+/// A port that takes and drops everything.
+fn add_null(spec: &PortSpec, id: PortId, workers: Vec<Arc<Handle>>) -> PortState {
+    let stats = Arc::new(EgressStats::default());
+    let queue = Arc::new(Mutex::new(uplink::NullEgress::new(Arc::clone(&stats))));
+    let port = Port::new(id, spec.name.clone(), vec![EgressQueue::new(queue, stats)]);
+    port.set_active(1);
+    PortState {
+        spec: spec.clone(),
+        port: Arc::new(port),
+        ingress_stats: Vec::new(),
+        workers,
+        attach: Attach::Null,
+        faults: 0,
+    }
+}

@@ -1,0 +1,261 @@
+//! What `pvswitch ctl` asks, answered by the control thread.
+
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use rustix::event::epoll;
+use serde_json::{Value, json};
+use switch::fdb::Mac;
+use vhost_user::feature;
+
+use super::{Attach, PortState, REQUEST_MAX, RunError, System, What};
+use crate::capture;
+use crate::control::Request;
+use crate::spec::PortSpec;
+
+impl System {
+    pub(super) fn accept_client(&mut self) {
+        let Some(listener) = &self.control else { return };
+        let Ok(Some(stream)) = listener.accept() else { return };
+        // A client that neither reads nor writes must not hold up the switch's control.
+        let _ = stream.set_nonblocking(true);
+        if let Ok(token) = self.watch(stream.as_fd(), What::Client) {
+            self.clients.insert(token, BufReader::with_capacity(REQUEST_MAX, stream));
+        }
+    }
+
+    /// Reads what a client sent; answers each whole line.
+    pub(super) fn serve_client(&mut self, token: u64) {
+        let Some(mut reader) = self.clients.remove(&token) else { return };
+        let keep = match reader.fill_buf() {
+            Ok([]) => false,
+            Ok(buffered) => match buffered.iter().position(|b| *b == b'\n') {
+                Some(end) => {
+                    let line = buffered[..end].to_vec();
+                    reader.consume(end + 1);
+                    self.answer(&line, &mut reader)
+                }
+                // Half a line is not worth waiting for: requests are far shorter than a packet.
+                None => {
+                    reply(&mut reader, &failure("request is not one line of JSON"));
+                    false
+                }
+            },
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
+        };
+        if keep {
+            self.clients.insert(token, reader);
+        } else {
+            let _ = epoll::delete(&self.epoll, reader.get_ref());
+            self.tokens.remove(&token);
+        }
+    }
+
+    /// Answers one request; returns whether the connection goes on.
+    fn answer(&mut self, line: &[u8], client: &mut BufReader<UnixStream>) -> bool {
+        let request: Request = match serde_json::from_slice(line) {
+            Ok(request) => request,
+            Err(error) => {
+                reply(client, &failure(&format!("unknown request: {error}")));
+                return true;
+            }
+        };
+        let result = match &request {
+            Request::Capture { port } => return self.capture(port, client),
+            Request::Show => Ok(self.show()),
+            Request::Stats => Ok(self.stats()),
+            Request::AddPort { port } => port
+                .parse::<PortSpec>()
+                .map_err(|error| RunError::Request(error.to_string()))
+                .and_then(|spec| self.add_port(&spec))
+                .map(|()| json!({})),
+            Request::DelPort { name } => self.del_port(name).map(|()| json!({})),
+            Request::Fdb => Ok(self.fdb()),
+            Request::FdbAdd { mac, port, vlan } => self.fdb_add(mac, port, *vlan),
+            Request::FdbDel { mac, vlan } => self.fdb_del(mac, *vlan),
+            Request::Shutdown => {
+                self.stop = true;
+                Ok(json!({}))
+            }
+        };
+        let answer = match result {
+            Ok(mut value) => {
+                value["ok"] = true.into();
+                value
+            }
+            Err(error) => failure(&error.to_string()),
+        };
+        reply(client, &answer);
+        true
+    }
+
+    fn show(&self) -> Value {
+        let mut ports: Vec<_> = self.ports.values().collect();
+        ports.sort_by_key(|p| p.port.id.0);
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "uptime_s": self.started.elapsed().as_secs(),
+            "forward": match self.shared.mode {
+                switch::forward::Mode::Switch => "switch",
+                switch::forward::Mode::Cross => "cross",
+            },
+            "poll": self.shared.policy.to_string(),
+            "workers": self.workers.len(),
+            "ports": ports.into_iter().map(show_port).collect::<Vec<_>>(),
+        })
+    }
+
+    fn stats(&self) -> Value {
+        let mut ports: Vec<_> = self.ports.values().collect();
+        ports.sort_by_key(|p| p.port.id.0);
+        let workers: Vec<_> = self.workers.iter().map(|w| worker_stats(&w.stats)).collect();
+        json!({
+            "uptime_ns": u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            "ports": ports.into_iter().map(port_stats).collect::<Vec<_>>(),
+            "workers": workers,
+        })
+    }
+
+    fn fdb(&self) -> Value {
+        let now = u32::try_from(self.started.elapsed().as_secs()).unwrap_or(u32::MAX);
+        let name = |id: u16| {
+            let port = self.table.get(usize::from(id)).and_then(Option::as_ref);
+            port.map_or_else(|| format!("#{id}"), |p| p.name.clone())
+        };
+        let entries: Vec<_> = self
+            .shared
+            .fdb
+            .entries(now)
+            .into_iter()
+            .map(|e| {
+                json!({
+                    "mac": e.mac.to_string(),
+                    "vlan": e.vlan,
+                    "port": name(e.port.0),
+                    "age_s": e.age_s,
+                    "static": e.is_static,
+                })
+            })
+            .collect();
+        json!({ "entries": entries })
+    }
+
+    fn fdb_add(&self, mac: &str, port: &str, vlan: u16) -> Result<Value, RunError> {
+        let id = self.port(port)?.port.id;
+        let now = u32::try_from(self.started.elapsed().as_secs()).unwrap_or(u32::MAX);
+        let added = self.shared.fdb.add_static(parse_mac(mac)?.0, vlan_id(vlan)?, id, now);
+        added.map_err(|error| RunError::Request(error.to_string()))?;
+        Ok(json!({}))
+    }
+
+    fn fdb_del(&self, mac: &str, vlan: u16) -> Result<Value, RunError> {
+        if self.shared.fdb.remove(parse_mac(mac)?.0, vlan_id(vlan)?) {
+            return Ok(json!({}));
+        }
+        Err(RunError::Request(format!("no entry for {mac} on VLAN {vlan}")))
+    }
+
+    /// Hands the connection to a capture thread; it is no client any more.
+    fn capture(&self, name: &str, client: &mut BufReader<UnixStream>) -> bool {
+        let started = self.port(name).map_err(|e| e.to_string()).and_then(|state| {
+            let stream = client.get_ref().try_clone().map_err(|e| e.to_string())?;
+            capture::start(Arc::clone(&state.port), stream, self.started)
+        });
+        match started {
+            Ok(()) => false,
+            Err(error) => {
+                reply(client, &failure(&error));
+                true
+            }
+        }
+    }
+}
+
+fn parse_mac(mac: &str) -> Result<Mac, RunError> {
+    crate::spec::mac(mac).map(Mac).map_err(RunError::Request)
+}
+
+fn vlan_id(vlan: u16) -> Result<u16, RunError> {
+    if vlan < 4095 {
+        return Ok(vlan);
+    }
+    Err(RunError::Request(format!("VLAN {vlan}: use 0 (untagged) to 4094")))
+}
+
+fn failure(error: &str) -> Value {
+    json!({ "ok": false, "error": error })
+}
+
+/// Writes an answer. A client that does not take it within a second is cut off.
+fn reply(client: &mut BufReader<UnixStream>, answer: &Value) {
+    let stream = client.get_ref();
+    let _ = stream.set_nonblocking(false);
+    let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
+    let mut line = answer.to_string();
+    line.push('\n');
+    let mut stream = stream;
+    let _ = stream.write_all(line.as_bytes());
+    let _ = client.get_ref().set_nonblocking(true);
+}
+
+fn show_port(state: &PortState) -> Value {
+    let mut value = json!({
+        "name": state.spec.name,
+        "id": state.port.id.0,
+        "kind": state.spec.kind.to_string(),
+        "up": state.port.active() > 0,
+        "queues": state.port.egress.len(),
+        "queues_active": state.port.active(),
+        "faults": state.faults,
+    });
+    match &state.attach {
+        Attach::VhostUser(vhost) => {
+            let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
+            value["connected"] = vhost.connection.is_some().into();
+            value["connections"] = vhost.connections.into();
+            value["features"] = feature::names(guest.features).into();
+        }
+        Attach::Tap { created, offloads, .. } => {
+            value["created"] = (*created).into();
+            value["offloads"] = format!("{offloads:?}").into();
+        }
+        Attach::Null => {}
+    }
+    value
+}
+
+fn port_stats(state: &PortState) -> Value {
+    let counters = |all: &mut dyn Iterator<Item = (&'static str, u64)>| {
+        all.map(|(name, value)| (name.to_string(), Value::from(value))).collect::<Value>()
+    };
+    let ingress: Vec<_> = state.ingress_stats.iter().map(|s| counters(&mut s.all())).collect();
+    let egress: Vec<_> = state.port.egress.iter().map(|q| counters(&mut q.stats.all())).collect();
+    json!({
+        "name": state.spec.name,
+        "up": state.port.active() > 0,
+        "faults": state.faults,
+        "ingress": ingress,
+        "egress": egress,
+    })
+}
+
+fn worker_stats(stats: &crate::worker::WorkerStats) -> Value {
+    let tid = stats.tid.load(Ordering::Relaxed);
+    json!({
+        "tid": tid,
+        "rounds": stats.rounds.load(Ordering::Relaxed),
+        "sleeps": stats.sleeps.load(Ordering::Relaxed),
+        "cpu_ns": thread_cpu_ns(tid).unwrap_or(0),
+    })
+}
+
+/// CPU time of a thread of ours, in ns (the first figure of its schedstat).
+fn thread_cpu_ns(tid: u64) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
+    text.split_whitespace().next()?.parse().ok()
+}

@@ -1,0 +1,313 @@
+//! Port specifications: `NAME=KIND:ARG[,key=value]...` on the command line, a table in the config.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use vhost_user::net::PAIRS_MAX;
+
+/// Longest port name; it must fit a Linux interface name, so that tools can reuse it.
+const NAME_MAX: usize = 15;
+/// Longest socket path that fits `sockaddr_un`.
+const SOCKET_PATH_MAX: usize = 107;
+/// Longest Linux interface name.
+const IFNAME_MAX: usize = 15;
+
+/// One port, as the operator wants it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortSpec {
+    /// Unique name.
+    pub name: String,
+    /// What it attaches to.
+    pub kind: Kind,
+}
+
+/// What a port attaches to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A guest's virtio-net device.
+    VhostUser(VhostUser),
+    /// A TAP interface of the host.
+    Tap(Tap),
+    /// Takes and drops everything.
+    Null,
+}
+
+/// A vhost-user port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VhostUser {
+    /// Socket path.
+    pub socket: PathBuf,
+    /// Who listens.
+    pub role: Role,
+    /// Queue pairs offered.
+    pub queues: u16,
+    /// MTU offered, in bytes.
+    pub mtu: Option<u16>,
+    /// MAC address offered.
+    pub mac: Option<[u8; 6]>,
+}
+
+/// A TAP port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tap {
+    /// Interface name.
+    pub ifname: String,
+    /// Network namespace of the interface, if not ours.
+    pub netns: Option<String>,
+    /// Queues.
+    pub queues: u16,
+    /// MTU to set, in bytes.
+    pub mtu: Option<u16>,
+}
+
+/// Which end of a vhost-user socket we are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// We listen (`mode=server`).
+    #[default]
+    Server,
+    /// The front-end listens (`mode=client`); we connect, for ever.
+    Client,
+}
+
+/// What is wrong with a specification.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("port '{spec}': {what}")]
+pub struct SpecError {
+    spec: String,
+    what: String,
+}
+
+/// Kinds that exist, for messages.
+const KINDS: [&str; 3] = ["vhost-user", "tap", "null"];
+/// Kinds of later versions: named so that the message can say so.
+const KINDS_LATER: [&str; 5] = ["af-packet", "af-xdp", "pcap", "xen", "xen-local"];
+
+/// The candidate nearest to `word`, if one is near.
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let scored = candidates.into_iter().map(|c| (strsim::damerau_levenshtein(word, c), c));
+    scored.min().filter(|(distance, c)| *distance <= 2.max(c.len() / 3)).map(|(_, c)| c)
+}
+
+/// " (did you mean 'x'?)", or nothing.
+pub fn did_you_mean<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(word, candidates).map_or_else(String::new, |c| format!(" (did you mean '{c}'?)"))
+}
+
+impl FromStr for PortSpec {
+    type Err = SpecError;
+
+    fn from_str(s: &str) -> Result<Self, SpecError> {
+        let error = |what: String| SpecError { spec: s.into(), what };
+        let shape = "use NAME=KIND:ARG[,key=value]..., for example vm1=vhost-user:/tmp/vm1.sock";
+        let (name, rest) = s.split_once('=').ok_or_else(|| error(shape.into()))?;
+        let (kind, rest) = rest.split_once(':').unwrap_or((rest, ""));
+        let mut parts = rest.split(',');
+        let arg = parts.next().unwrap_or_default();
+        let mut options = Vec::new();
+        for part in parts {
+            let (key, value) = part
+                .split_once('=')
+                .ok_or_else(|| error(format!("option '{part}' has no value: use key=value")))?;
+            options.push((key, value));
+        }
+        let spec = Self { name: name.into(), kind: kind_of(kind, arg, &options).map_err(&error)? };
+        spec.check().map_err(error)?;
+        Ok(spec)
+    }
+}
+
+fn kind_of(kind: &str, arg: &str, options: &[(&str, &str)]) -> Result<Kind, String> {
+    match kind {
+        "vhost-user" => {
+            let mut port = VhostUser {
+                socket: arg.into(),
+                role: Role::default(),
+                queues: 1,
+                mtu: None,
+                mac: None,
+            };
+            for (key, value) in options {
+                match *key {
+                    "mode" => port.role = value.parse()?,
+                    "queues" => port.queues = number(key, value)?,
+                    "mtu" => port.mtu = Some(number(key, value)?),
+                    "mac" => port.mac = Some(mac(value)?),
+                    _ => return Err(unknown(key, kind, &["mode", "queues", "mtu", "mac"])),
+                }
+            }
+            Ok(Kind::VhostUser(port))
+        }
+        "tap" => {
+            let mut port = Tap { ifname: arg.into(), netns: None, queues: 1, mtu: None };
+            for (key, value) in options {
+                match *key {
+                    "netns" => port.netns = Some((*value).into()),
+                    "queues" => port.queues = number(key, value)?,
+                    "mtu" => port.mtu = Some(number(key, value)?),
+                    _ => return Err(unknown(key, kind, &["netns", "queues", "mtu"])),
+                }
+            }
+            Ok(Kind::Tap(port))
+        }
+        "null" => match options.first() {
+            Some((key, _)) => Err(unknown(key, kind, &[])),
+            None => Ok(Kind::Null),
+        },
+        _ if KINDS_LATER.contains(&kind) => {
+            Err(format!("kind '{kind}' is not in this version; it has {}", KINDS.join(", ")))
+        }
+        _ => {
+            let hint = did_you_mean(kind, KINDS);
+            Err(format!("unknown kind '{kind}'{hint}: use one of {}", KINDS.join(", ")))
+        }
+    }
+}
+
+fn unknown(key: &str, kind: &str, known: &[&str]) -> String {
+    let hint = did_you_mean(key, known.iter().copied());
+    let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+    format!("unknown option '{key}' of kind {kind}{hint}; known: {known}")
+}
+
+fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| format!("option {key}={value}: not a number in range"))
+}
+
+/// A MAC address, `02:00:00:00:00:01`.
+pub fn mac(value: &str) -> Result<[u8; 6], String> {
+    let bad = || format!("'{value}' is not a MAC address like 02:00:00:00:00:01");
+    let mut mac = [0; 6];
+    let mut parts = value.split(':');
+    for byte in &mut mac {
+        let part = parts.next().filter(|p| p.len() == 2).ok_or_else(bad)?;
+        *byte = u8::from_str_radix(part, 16).map_err(|_| bad())?;
+    }
+    if parts.next().is_some() || mac[0] & 1 != 0 {
+        return Err(bad());
+    }
+    Ok(mac)
+}
+
+impl FromStr for Role {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "server" => Ok(Self::Server),
+            "client" => Ok(Self::Client),
+            _ => {
+                let hint = did_you_mean(s, ["server", "client"]);
+                Err(format!("mode={s}{hint}: use server (we listen) or client (we connect)"))
+            }
+        }
+    }
+}
+
+impl PortSpec {
+    /// Checks names, lengths and ranges.
+    pub fn check(&self) -> Result<(), String> {
+        let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if self.name.is_empty() || self.name.len() > NAME_MAX || !self.name.chars().all(legal) {
+            return Err(format!(
+                "name '{}' must be 1 to {NAME_MAX} letters, digits, '-', '_' or '.'",
+                self.name
+            ));
+        }
+        match &self.kind {
+            Kind::VhostUser(port) => {
+                let len = port.socket.as_os_str().len();
+                if len == 0 {
+                    return Err("no socket path: use vhost-user:PATH".into());
+                }
+                if len > SOCKET_PATH_MAX {
+                    return Err(format!(
+                        "socket path is {len} bytes long, the system takes {SOCKET_PATH_MAX}: \
+                         use a shorter directory"
+                    ));
+                }
+                if port.mtu.is_some_and(|mtu| !(68..=9216).contains(&mtu)) {
+                    return Err("mtu must be 68 to 9216".into());
+                }
+                queues(port.queues)
+            }
+            Kind::Tap(port) => {
+                if port.ifname.is_empty() || port.ifname.len() > IFNAME_MAX {
+                    return Err(format!(
+                        "interface name '{}' must have 1 to {IFNAME_MAX} characters",
+                        port.ifname
+                    ));
+                }
+                queues(port.queues)
+            }
+            Kind::Null => Ok(()),
+        }
+    }
+}
+
+fn queues(n: u16) -> Result<(), String> {
+    if (1..=PAIRS_MAX).contains(&n) {
+        return Ok(());
+    }
+    Err(format!("queues={n}: use 1 to {PAIRS_MAX}"))
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::VhostUser(port) => {
+                let mode = if port.role == Role::Client { ",mode=client" } else { "" };
+                write!(f, "vhost-user:{}{mode}", port.socket.display())
+            }
+            Self::Tap(port) => write!(f, "tap:{}", port.ifname),
+            Self::Null => f.write_str("null"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(s: &str) -> String {
+        s.parse::<PortSpec>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn every_kind_and_option() {
+        let port: PortSpec =
+            "vm1=vhost-user:/tmp/a=b.sock,mode=client,queues=4,mtu=9000,mac=02:00:00:00:00:0a"
+                .parse()
+                .unwrap();
+        let want = VhostUser {
+            socket: "/tmp/a=b.sock".into(),
+            role: Role::Client,
+            queues: 4,
+            mtu: Some(9000),
+            mac: Some([2, 0, 0, 0, 0, 10]),
+        };
+        assert_eq!(port, PortSpec { name: "vm1".into(), kind: Kind::VhostUser(want) });
+        let port: PortSpec = "h=tap:tap0,netns=blue".parse().unwrap();
+        assert!(matches!(port.kind, Kind::Tap(Tap { netns: Some(ns), .. }) if ns == "blue"));
+        assert_eq!("n=null".parse::<PortSpec>().unwrap().kind, Kind::Null);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_what_to_do() {
+        assert!(error("vhost-user:/tmp/a").contains("NAME=KIND:ARG"));
+        assert!(error("a=vhost-usr:/tmp/a").contains("did you mean 'vhost-user'?"));
+        assert!(error("a=xen:1/0").contains("not in this version"));
+        assert!(error("a=vhost-user:/tmp/a,queue=2").contains("did you mean 'queues'?"));
+        assert!(error("a=vhost-user:/tmp/a,queues=0").contains("use 1 to 16"));
+        assert!(error("a=vhost-user:/tmp/a,queues=many").contains("not a number"));
+        assert!(error("a=vhost-user:/tmp/a,mode=sever").contains("did you mean 'server'?"));
+        assert!(error("a=vhost-user:/tmp/a,mode").contains("has no value"));
+        assert!(error("a=vhost-user:/tmp/a,mtu=20").contains("68 to 9216"));
+        assert!(error("a=vhost-user:/tmp/a,mac=ff:ff:ff:ff:ff:ff").contains("not a MAC"));
+        assert!(error("a=vhost-user:").contains("no socket path"));
+        assert!(error(&format!("a=vhost-user:/{}", "x".repeat(107))).contains("108 bytes long"));
+        assert!(error("a/b=null").contains("letters, digits"));
+        assert!(error("a=tap:much-too-long-a-name").contains("1 to 15"));
+    }
+}

@@ -1,0 +1,71 @@
+//! A TAP interface as the queues of a port.
+
+use std::num::NonZeroU16;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+use switch::port::{Egress, Ingress};
+use switch::stats::{EgressStats, IngressStats};
+use switch::vnet::Offloads;
+use uplink::{Batching, TapEgress, TapError, TapFd, TapIngress, TapOptions};
+
+use crate::spec::Tap;
+
+/// One queue of a TAP, both directions.
+pub struct TapPair {
+    pub ingress: Arc<Mutex<dyn Ingress>>,
+    pub ingress_stats: Arc<IngressStats>,
+    pub egress: Arc<Mutex<dyn Egress>>,
+    pub egress_stats: Arc<EgressStats>,
+    pub fd: Arc<OwnedFd>,
+}
+
+/// An open TAP.
+pub struct TapPort {
+    pub pairs: Vec<TapPair>,
+    pub created: bool,
+    pub offloads: Offloads,
+}
+
+/// Opens (or creates) the TAP of a port and sets it up.
+pub fn open(conf: &Tap) -> Result<TapPort, TapError> {
+    let tap = uplink::open(&options(conf))?;
+    let pairs = tap.queues.iter().map(|fd| pair(fd, tap.offloads_read, tap.offloads_write));
+    Ok(TapPort {
+        pairs: pairs.collect::<Result<_, _>>()?,
+        created: tap.created,
+        offloads: tap.offloads_read,
+    })
+}
+
+/// What to ask of the uplink for `conf`.
+pub fn options(conf: &Tap) -> TapOptions {
+    TapOptions {
+        name: conf.ifname.clone(),
+        netns: conf.netns.clone(),
+        queues: NonZeroU16::new(conf.queues).unwrap_or(NonZeroU16::MIN),
+        create: true,
+        up: true,
+        mtu: conf.mtu.map(u32::from),
+        mac: None,
+        queue_len: None,
+    }
+}
+
+fn pair(fd: &Arc<OwnedFd>, reads: Offloads, writes: Offloads) -> Result<TapPair, TapError> {
+    let ingress_stats = Arc::new(IngressStats::default());
+    let egress_stats = Arc::new(EgressStats::default());
+    let read = TapFd::new(Arc::clone(fd), Batching::Auto);
+    let write = TapFd::new(Arc::clone(fd), Batching::Auto);
+    let ingress = TapIngress::new(read, reads, Arc::clone(&ingress_stats));
+    let ingress =
+        ingress.map_err(|error| TapError::Os { what: "get memory for frames".into(), error })?;
+    let egress = TapEgress::new(write, writes, Arc::clone(&egress_stats));
+    Ok(TapPair {
+        ingress: Arc::new(Mutex::new(ingress)),
+        ingress_stats,
+        egress: Arc::new(Mutex::new(egress)),
+        egress_stats,
+        fd: Arc::clone(fd),
+    })
+}
