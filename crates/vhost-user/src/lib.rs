@@ -25,6 +25,8 @@ pub mod backoff;
 pub mod connection;
 pub mod device;
 pub mod error;
+#[cfg(test)]
+mod fake;
 pub mod frontend;
 pub mod message;
 pub mod sys;
