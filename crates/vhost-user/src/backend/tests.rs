@@ -203,6 +203,8 @@ fn memory_that_changes_restarts_running_rings_where_they_stood() {
     assert_eq!(rig.fake.did(), [Did::Memory(1), Did::Stop(0)]);
     rig.table(&[region(GUEST, USER, SIZE)]).unwrap();
     assert_eq!(rig.fake.did(), [Did::Memory(1)]);
+    let large = MemRegion { mmap_offset: MAPPED_BYTES_MAX, ..more }.to_single_bytes();
+    assert!(matches!(rig.err(R::ADD_MEM_REG, large, 1), E::MemoryTooLarge { .. }));
 }
 
 #[test]
@@ -326,8 +328,10 @@ fn tables_that_are_none() {
     assert!(matches!(rig.table(&wraps).unwrap_err(), E::Table(_)));
     let beyond = [region(GUEST, USER, SIZE + 1)];
     assert!(matches!(rig.table(&beyond).unwrap_err(), E::Map { .. }));
-    let far = [MemRegion { mmap_offset: u64::MAX, ..one[0] }];
-    assert!(matches!(rig.table(&far).unwrap_err(), E::Map { .. }));
+    let far = [MemRegion { mmap_offset: MAPPED_BYTES_MAX, ..one[0] }];
+    assert!(matches!(rig.table(&far).unwrap_err(), E::MemoryTooLarge { .. }));
+    let wraps = [MemRegion { mmap_offset: u64::MAX, ..one[0] }];
+    assert!(matches!(rig.table(&wraps).unwrap_err(), E::MemoryTooLarge { .. }));
     assert_eq!(rig.fake.did(), []);
 }
 
@@ -478,6 +482,14 @@ fn in_band_kicks_start_rings_and_calls_go_to_the_front_end() {
         Did::Start { ring: 1, size: 256, base: 0, desc: GUEST, packed: false, kick: "in band" };
     assert_eq!(rig.fake.did(), [start, Did::Enable(1, false), Did::Kick(1)]);
     let setup = rig.fake.state().setups[&1].clone();
+    // Another channel while the ring runs.
+    let (_other, write) = sys::pipe().unwrap();
+    rig.send(R::SET_BACKEND_REQ_FD, vec![], vec![write]).unwrap();
+    assert_eq!(rig.fake.did(), [Did::SetCall(1, true)]);
+    rig.backend.requests = Some(match &setup.call {
+        Some(Call::InBand { to, .. }) => Arc::clone(to),
+        other => panic!("{other:?}"),
+    });
     setup.call.unwrap().signal();
     setup.err.unwrap().signal();
     rig.backend.requests().unwrap().config_changed();

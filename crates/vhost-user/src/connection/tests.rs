@@ -133,3 +133,73 @@ fn socket_that_fails_is_an_os_error() {
     let error = connection.on_readable().unwrap_err();
     assert!(matches!(error, C::Os(_)), "{error}");
 }
+
+/// The front-end of the `vhost` crate (Cloud Hypervisor's), every request acknowledged.
+#[test]
+fn front_end_of_the_vhost_crate_is_served() {
+    use std::os::fd::AsRawFd;
+    use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag};
+    use vhost::vhost_user::{Frontend, VhostUserFrontend};
+    use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+    use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+    let (stream, mut connection, fake) = pair();
+    let server = std::thread::spawn(move || {
+        loop {
+            sys::wait_readable(connection.as_fd(), std::time::Duration::from_secs(10)).unwrap();
+            if let Err(error) = connection.on_readable() {
+                return (error, connection.take_refusals().len());
+            }
+        }
+    });
+    let mut front = Frontend::from_stream(stream, 32);
+    front.set_owner().unwrap();
+    let features = front.get_features().unwrap();
+    assert_ne!(features & crate::feature::PROTOCOL_FEATURES, 0);
+    let protocol = front.get_protocol_features().unwrap();
+    assert_eq!(protocol, PROTOCOL_FEATURES);
+    front.set_protocol_features(protocol).unwrap();
+    front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    front.set_features(features & !crate::feature::RING_PACKED).unwrap();
+    assert_eq!(front.get_queue_num().unwrap(), 16);
+    assert_eq!(front.get_max_mem_slots().unwrap(), 509);
+    let mapping = Mapping::memfd("t", 1 << 20).unwrap();
+    let region = |guest_phys_addr: u64| VhostUserMemoryRegionInfo {
+        guest_phys_addr,
+        memory_size: 1 << 20,
+        userspace_addr: guest_phys_addr + (1 << 40),
+        mmap_offset: 0,
+        mmap_handle: mapping.fd().unwrap().as_raw_fd(),
+    };
+    front.set_mem_table(&[region(0)]).unwrap();
+    front.add_mem_region(&region(1 << 30)).unwrap();
+    front.remove_mem_region(&region(1 << 30)).unwrap();
+    front.remove_mem_region(&region(1 << 30)).unwrap_err();
+    let (_, config) = front.get_config(0, 12, VhostUserConfigFlags::WRITABLE, &[0; 12]).unwrap();
+    assert_eq!(config[6..], [1, 0, 16, 0, 220, 5][..]);
+    let event = EventFd::new(EFD_NONBLOCK).unwrap();
+    let rings = VringConfigData {
+        queue_max_size: 256,
+        queue_size: 256,
+        flags: 0,
+        desc_table_addr: 1 << 40,
+        used_ring_addr: (1 << 40) + 0x4000,
+        avail_ring_addr: (1 << 40) + 0x8000,
+        log_addr: None,
+    };
+    front.set_vring_num(1, 256).unwrap();
+    front.set_vring_base(1, 77).unwrap();
+    front.set_vring_addr(1, &rings).unwrap();
+    front.set_vring_call(1, &event).unwrap();
+    front.set_vring_kick(1, &event).unwrap();
+    front.set_vring_err(1, &event).unwrap();
+    front.set_vring_enable(1, true).unwrap();
+    assert_eq!(fake.state().setups[&1].layout.driver, 0x8000);
+    assert_eq!(front.get_vring_base(1).unwrap(), 77);
+    front.reset_device().unwrap();
+    assert_eq!(fake.did().last(), Some(&Did::Reset));
+    drop(front);
+    let (error, refusals) = server.join().unwrap();
+    assert!(matches!(error, C::Closed), "{error}");
+    assert_eq!(refusals, 1);
+}
