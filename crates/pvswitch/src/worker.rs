@@ -260,6 +260,8 @@ impl Worker {
         while !self.stop {
             if self.handle.has_commands.swap(false, Ordering::Acquire) {
                 self.obey();
+                // What was asked may be to stop, or may have made queues hot.
+                continue;
             }
             let now = self.now();
             self.process(now);

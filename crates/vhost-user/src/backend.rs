@@ -25,7 +25,7 @@ use crate::message::{
 };
 use vring::Vring;
 
-pub use memory::SLOTS_MAX;
+pub use memory::{MAPPED_BYTES_MAX, SLOTS_MAX};
 
 /// Protocol features that are implemented.
 pub const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
@@ -181,6 +181,7 @@ impl Backend {
             R::SET_BACKEND_REQ_FD => {
                 let fd = one_fd(request, fds)?;
                 self.requests = Some(Arc::new(BackendRequests::new(fd)));
+                self.refresh_calls();
                 return Ok(Done);
             }
             R::SET_LOG_BASE | R::SET_LOG_FD => return Err(ProtocolError::NotOffered(request)),

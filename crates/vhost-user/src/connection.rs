@@ -157,3 +157,6 @@ impl AsFd for Connection {
         self.stream.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests;

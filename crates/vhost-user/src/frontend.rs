@@ -549,3 +549,6 @@ fn set_driver_ok(client: &mut Client) -> Result<(), FrontendError> {
 fn fresh_base(features: u64) -> u32 {
     if features & feature::RING_PACKED != 0 { 0x8000_8000 } else { 0 }
 }
+
+#[cfg(test)]
+mod tests;

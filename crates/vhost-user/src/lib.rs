@@ -26,6 +26,8 @@ pub mod backoff;
 pub mod connection;
 pub mod device;
 pub mod error;
+#[cfg(test)]
+mod fake;
 pub mod feature;
 pub mod frontend;
 pub mod message;

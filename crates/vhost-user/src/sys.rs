@@ -40,6 +40,8 @@ pub enum SocketError {
     NotASocket(PathBuf),
     /// Nobody listens there (yet).
     NobodyListens(PathBuf),
+    /// Nobody connected in time.
+    NobodyConnects(PathBuf),
     /// The system refused.
     Os {
         /// What was tried: `listen`, `connect` or `accept`.
@@ -79,6 +81,11 @@ impl fmt::Display for SocketError {
                 f,
                 "socket {}: nobody listens there; start the other side first, or swap \
                  mode=client and mode=server",
+                path.display()
+            ),
+            Self::NobodyConnects(path) => write!(
+                f,
+                "socket {}: nobody connected in time; is the other side in client mode?",
                 path.display()
             ),
             Self::Os { what, path, error } => {
@@ -139,7 +146,7 @@ impl Listener {
     /// The next connection, waited for.
     ///
     /// # Errors
-    /// [`SocketError::NobodyListens`] after `timeout`; or as [`accept`](Self::accept).
+    /// [`SocketError::NobodyConnects`] after `timeout`; or as [`accept`](Self::accept).
     pub fn accept_within(&self, timeout: Duration) -> Result<UnixStream, SocketError> {
         let deadline = std::time::Instant::now() + timeout;
         loop {
@@ -149,8 +156,7 @@ impl Listener {
             let left = deadline.saturating_duration_since(std::time::Instant::now());
             let ready = wait_readable(self.socket.as_fd(), left);
             if !ready.map_err(|error| os("accept", &self.path, error))? {
-                let error = io::Error::new(io::ErrorKind::TimedOut, "nobody connected in time");
-                return Err(os("accept", &self.path, error));
+                return Err(SocketError::NobodyConnects(self.path.clone()));
             }
         }
     }
@@ -407,8 +413,23 @@ mod tests {
         let dir = dir("timeout");
         let listener = Listener::bind(&dir.join("s")).unwrap();
         let error = listener.accept_within(Duration::from_millis(5)).unwrap_err();
-        assert!(matches!(error, SocketError::Os { what: "accept", .. }), "{error}");
+        assert!(matches!(error, SocketError::NobodyConnects(_)), "{error}");
         drop(listener);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_listener_that_cannot_accept_is_an_os_error() {
+        let dir = dir("accept");
+        let lone = rustix::net::socket(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::STREAM,
+            None,
+        );
+        let socket = UnixListener::from(lone.unwrap());
+        let listener = Listener { socket, path: dir.clone(), made: None };
+        let error = listener.accept().unwrap_err();
+        assert!(matches!(error, SocketError::Os { what: "accept", .. }), "{error}");
         std::fs::remove_dir_all(dir).unwrap();
     }
 
@@ -421,6 +442,7 @@ mod tests {
             SocketError::Busy(path.clone()),
             SocketError::NotASocket(path.clone()),
             SocketError::NobodyListens(path.clone()),
+            SocketError::NobodyConnects(path.clone()),
             os("listen", &path, io::Error::other("no")),
         ];
         for error in all {

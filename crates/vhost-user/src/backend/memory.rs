@@ -12,6 +12,11 @@ use crate::message::{FrontendReq, MemRegion, REGIONS_MAX};
 /// Memory slots offered (GET_MAX_MEM_SLOTS): what QEMU and rust-vmm can use.
 pub const SLOTS_MAX: usize = 509;
 
+/// Most bytes mapped for one connection, file offsets included because mappings begin at the start
+/// of their file: 16 TiB. Sparse files cost a hostile front-end nothing, and address space is all
+/// ports' (128 TiB).
+pub const MAPPED_BYTES_MAX: u64 = 1 << 44;
+
 impl Backend {
     pub(super) fn set_mem_table(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
         let request = FrontendReq::SET_MEM_TABLE;
@@ -24,6 +29,7 @@ impl Backend {
         if fds.len() != want {
             return Err(ProtocolError::FdCount { request, want, got: fds.len() });
         }
+        bounded(regions.iter().map(mapped_by))?;
         let slots = regions.iter().zip(&fds).map(|(region, fd)| map(region, fd));
         let slots = slots.collect::<Result<Vec<Region>, ProtocolError>>()?;
         self.install(slots)
@@ -36,6 +42,8 @@ impl Backend {
         if self.slots.len() >= SLOTS_MAX {
             return Err(ProtocolError::NoSlot);
         }
+        let held = self.slots.iter().map(|slot| slot.offset.saturating_add(slot.len));
+        bounded(held.chain([mapped_by(&region)]))?;
         let mut slots = self.slots.clone();
         slots.push(map(&region, &fd)?);
         self.install(slots)
@@ -75,6 +83,18 @@ impl Backend {
         }
         result
     }
+}
+
+fn mapped_by(region: &MemRegion) -> u64 {
+    region.mmap_offset.saturating_add(region.size)
+}
+
+fn bounded(mapped: impl Iterator<Item = u64>) -> Result<(), ProtocolError> {
+    let bytes = mapped.fold(0, u64::saturating_add);
+    if bytes <= MAPPED_BYTES_MAX {
+        return Ok(());
+    }
+    Err(ProtocolError::MemoryTooLarge { bytes })
 }
 
 fn map(region: &MemRegion, fd: &OwnedFd) -> Result<Region, ProtocolError> {

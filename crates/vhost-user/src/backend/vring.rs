@@ -176,6 +176,17 @@ impl Backend {
         }
     }
 
+    /// After SET_BACKEND_REQ_FD: rings whose calls go in band use the new channel.
+    pub(super) fn refresh_calls(&mut self) {
+        for ring in 0..self.rings.len() {
+            let v = &self.rings[ring];
+            if v.running && matches!(v.call, Told::Unsaid) {
+                let call = self.told(ring, false);
+                self.device.set_call(name(ring), call);
+            }
+        }
+    }
+
     /// "If VHOST_USER_F_PROTOCOL_FEATURES has not been negotiated, the ring starts directly in the
     /// enabled state" (Ring states).
     fn is_enabled(&self, ring: usize) -> bool {
