@@ -19,6 +19,7 @@ Exit status: 0 passed, 1 failed, 77 skipped (the last line then says what is mis
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -278,6 +279,15 @@ class Process:
 
         return wait_for(f"{self.name}: line {pattern!r} in {self.log_path}", found, timeout_s)
 
+    def wait_socket(self, path, timeout_s=20):
+        """Waits until the process has made its Unix socket; says so at once if it ended instead."""
+
+        def there():
+            self.need_alive()
+            return os.path.exists(path)
+
+        wait_for(f"{self.name}: socket {path}", there, timeout_s)
+
     def need_alive(self):
         if not self.alive():
             raise Failure(f"{self.name} ended ({self.popen.returncode}): {last_line(self.log())}"
@@ -337,7 +347,7 @@ def cpu_percent(pid, seconds):
 
 
 def syscalls(pid, seconds):
-    """System calls that the threads of a process made during the next seconds: {name: calls}.
+    """System calls that the threads of a process made during the next seconds: {"thread: call": count}.
 
     Calls that merely began before and still wait (an idle epoll_wait) are not counted.
     """
@@ -358,11 +368,18 @@ def syscalls(pid, seconds):
         strace.wait(10)
         counts = {}
         for line in log:
-            match = re.match(r"\d+\s+(\d+\.\d+) (?:<\.\.\. (\w+) resumed|(\w+)\()", line)
-            if match and begun <= float(match[1]) <= ended:
-                name = match[2] or match[3]
+            match = re.match(r"(\d+)\s+(\d+\.\d+) (?:<\.\.\. (\w+) resumed|(\w+)\()", line)
+            if match and begun <= float(match[2]) <= ended:
+                name = f"{thread_name(pid, match[1])}: {match[3] or match[4]}"
                 counts[name] = counts.get(name, 0) + 1
         return counts
+
+
+def thread_name(pid, thread):
+    try:
+        return Path(f"/proc/{pid}/task/{thread}/comm").read_text().strip()
+    except OSError:
+        return f"thread {thread}"
 
 
 def read_iperf3(text):
@@ -479,6 +496,16 @@ class Rig:
         """Calls `action()` at the end, in reverse order, whatever happens."""
         self._undo.append(action)
 
+    @contextlib.contextmanager
+    def scope(self):
+        """`with r.scope():` takes away what was started inside it when the block ends."""
+        outside, self._undo = self._undo, []
+        try:
+            yield
+        finally:
+            inside, self._undo = self._undo, outside
+            self._take_away(inside)
+
     def start(self, name, command, **options):
         """Starts a program whose log is rigs/out/RIG/NAME.log; it ends with the rig."""
         process = Process(name, command, self.out / f"{name}.log", **options)
@@ -506,13 +533,17 @@ class Rig:
         return str(self.tmp / name)
 
     def close(self):
-        while self._undo:
-            action = self._undo.pop()
+        self._take_away(self._undo)
+        shutil.rmtree(self.tmp, ignore_errors=True)
+
+    @staticmethod
+    def _take_away(actions):
+        while actions:
+            action = actions.pop()
             try:
                 action()
             except Exception as error:  # clean up the rest all the same
                 print(f"while cleaning up: {error}", file=sys.stderr)
-        shutil.rmtree(self.tmp, ignore_errors=True)
 
 
 def main(name, doc, body, arguments=None):
