@@ -231,6 +231,14 @@ def wait_port(port, netns=None, timeout_s=20):
     wait_for(f"TCP port {port}", lambda: run(listening, netns=netns, check=False).stdout.strip(), timeout_s)
 
 
+def remove_stale_netns():
+    """Removes the namespaces of rigs that were killed before they could clean up."""
+    for line in run(["ip", "netns", "list"], check=False).stdout.splitlines():
+        match = re.match(r"(pvs(\d+)-\S+)", line)
+        if match and not os.path.exists(f"/proc/{match[2]}"):
+            run(["ip", "netns", "del", match[1]], check=False)
+
+
 class Process:
     """A running program with a log. Ends with the rig, even when the rig itself is killed."""
 
@@ -515,6 +523,7 @@ class Rig:
     def netns(self, name):
         """A fresh network namespace with its loopback up; returns its real name, unique to this run."""
         need_root("make network namespaces")
+        remove_stale_netns()
         real = f"pvs{os.getpid()}-{name}"
         run(["ip", "netns", "add", real])
         self.undo(lambda: run(["ip", "netns", "del", real], check=False))
