@@ -132,10 +132,13 @@ def unpack_packages(packages, into):
 
 def dependency(package, pattern):
     """The first dependency of a package whose name matches: the real kernel behind linux-image-amd64."""
-    listing = subprocess.run(["apt-cache", "depends", package], capture_output=True, text=True).stdout
-    for name in re.findall(r"Depends: (\S+)", listing):
-        if re.fullmatch(pattern, name):
-            return name
+    for attempt in ("as is", "after an update of the package lists"):
+        listing = subprocess.run(["apt-cache", "depends", package], capture_output=True, text=True).stdout
+        for name in re.findall(r"Depends: (\S+)", listing):
+            if re.fullmatch(pattern, name):
+                return name
+        if attempt == "as is" and is_root():
+            subprocess.run(["apt-get", "update", "-q"], capture_output=True)
     raise Skip(f"package lists that know {package}; run: sudo apt-get update")
 
 
