@@ -1,0 +1,228 @@
+"""A stock Debian kernel in QEMU emulation with a vhost-user NIC, driven command by command.
+
+The image is built from Debian packages, unpacked and not installed: kernel and virtio modules,
+busybox, iperf3, ethtool. It holds one shell script, which answers commands on a virtio-serial port.
+"""
+
+import lzma
+import os
+import shutil
+import socket
+import struct
+import time
+from pathlib import Path
+
+import rig
+
+IMAGE_PACKAGES = "busybox-static iperf3 libiperf0 libsctp1 libssl3 libc6 ethtool libmnl0".split()
+
+# In the order of insmod.
+MODULES = """
+    virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci
+    failover net_failover virtio_net virtio_console
+""".split()
+
+# The kernel's command line carries guest_ip= and guest_mtu=; everything else comes as commands.
+INIT = r"""#!/bin/busybox sh
+/bin/busybox mkdir -p /proc /sys /dev /tmp /run /sbin /usr/bin /usr/sbin
+/bin/busybox --install -s
+export PATH=/bin:/sbin:/usr/bin:/usr/sbin HOME=/tmp
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mount -t tmpfs tmpfs /tmp
+# A guest with nothing to say must say nothing: no neighbour discovery, no multicast reports.
+echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6
+echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6
+echo 0 > /proc/sys/kernel/printk
+for module in $(cat /modules/order); do insmod /modules/$module.ko; done
+for word in $(cat /proc/cmdline); do
+    case $word in guest_*) export "$word";; esac
+done
+ip link set lo up
+[ -n "$guest_mtu" ] && ip link set eth0 mtu "$guest_mtu"
+ip addr add "$guest_ip/24" dev eth0
+ip link set eth0 up
+
+# The agent: reads "ID SECONDS COMMAND", runs it, answers with its output between two marks.
+# Not on a UART: an emulated one loses characters when the machine is busy.
+while ! ls /dev/vport*p1 > /dev/null 2>&1; do sleep 0.1; done
+port=$(ls /dev/vport*p1)
+exec 3<> "$port"
+echo "READY" >&3
+while read -r id seconds command <&3; do
+    timeout "$seconds" sh -c "$command" > /tmp/.answer 2>&1 < /dev/null
+    status=$?
+    { echo "BEGIN $id"; cat /tmp/.answer; echo "END $id $status"; } >&3
+done
+"""
+
+# virtio-v1.3, 5.1.3 and 6: what a guest and its device agreed on.
+FEATURES = {
+    0: "CSUM", 1: "GUEST_CSUM", 2: "CTRL_GUEST_OFFLOADS", 3: "MTU", 5: "MAC", 6: "GSO",
+    7: "GUEST_TSO4", 8: "GUEST_TSO6", 9: "GUEST_ECN", 10: "GUEST_UFO", 11: "HOST_TSO4",
+    12: "HOST_TSO6", 13: "HOST_ECN", 14: "HOST_UFO", 15: "MRG_RXBUF", 16: "STATUS", 17: "CTRL_VQ",
+    18: "CTRL_RX", 19: "CTRL_VLAN", 20: "CTRL_RX_EXTRA", 21: "GUEST_ANNOUNCE", 22: "MQ",
+    23: "CTRL_MAC_ADDR", 24: "NOTIFY_ON_EMPTY", 27: "ANY_LAYOUT", 28: "INDIRECT_DESC",
+    29: "EVENT_IDX", 32: "VERSION_1", 33: "ACCESS_PLATFORM", 34: "RING_PACKED", 35: "IN_ORDER",
+    36: "ORDER_PLATFORM", 54: "GUEST_USO4", 55: "GUEST_USO6", 56: "HOST_USO",
+}  # fmt: skip
+
+
+def build_image():
+    """Builds the guest's kernel and initramfs, or finds them in the cache; returns both paths."""
+    kernel_package = rig.dependency("linux-image-amd64", r"linux-image-.*")
+    cache = rig.CACHE / "qemu-guest"
+    kernel_root = rig.unpack_packages([kernel_package], cache / "kernel")
+    user_root = rig.unpack_packages(IMAGE_PACKAGES, cache / "user")
+    kernel = cache / "vmlinux"
+    image = cache / "initramfs.cpio"
+    inputs = [Path(__file__), kernel_root / ".packages", user_root / ".packages"]
+    if image.exists() and image.stat().st_mtime > max(path.stat().st_mtime for path in inputs):
+        return kernel, image
+    rig.need_packages(["cpio"])
+    print("building the guest image ...", flush=True)
+    kernel.write_bytes(plain_kernel(next((kernel_root / "boot").glob("vmlinuz-*"))))
+    tree = cache / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    (tree / "modules").mkdir(parents=True)
+    for module in MODULES:
+        found = list((kernel_root / "lib/modules").rglob(f"{module}.ko"))
+        if found:  # one that is missing is built into this kernel
+            shutil.copy(found[0], tree / "modules")
+    present = [m for m in MODULES if (tree / "modules" / f"{m}.ko").exists()]
+    (tree / "modules/order").write_text(" ".join(present))
+    for folder in ("bin", "sbin", "usr/bin", "usr/sbin", "lib", "lib64", "usr/lib"):
+        (tree / folder).mkdir(parents=True, exist_ok=True)
+    shutil.copy(user_root / "bin/busybox", tree / "bin/busybox")
+    shutil.copy(user_root / "usr/bin/iperf3", tree / "usr/bin/iperf3")
+    shutil.copy(next(user_root.rglob("sbin/ethtool")), tree / "sbin/ethtool")
+    shutil.copy(next(user_root.rglob("ld-linux-x86-64.so.2")), tree / "lib64")
+    for library in "libc.so.6 libm.so.6 libiperf.so.0 libsctp.so.1 libssl.so.3 libcrypto.so.3 libmnl.so.0".split():
+        shutil.copy(next(user_root.rglob(library)), tree / "lib")
+    (tree / "init").write_text(INIT)
+    (tree / "init").chmod(0o755)
+    # Written aside and renamed: an interrupted build must not look like a finished one.
+    unfinished = image.with_suffix(".new")
+    rig.run(["sh", "-c", f"find . | cpio -o -H newc -R 0:0 --quiet > '{unfinished}'"], cwd=tree)
+    unfinished.rename(image)
+    shutil.rmtree(tree)
+    return kernel, image
+
+
+def plain_kernel(path):
+    """The ELF image inside a vmlinuz: unpacking it under emulation takes longer than the whole boot.
+
+    Setup sectors at 0x1f1, offset and length of the payload at 0x248 (Linux x86 boot protocol).
+    """
+    packed = path.read_bytes()
+    offset, length = struct.unpack_from("<II", packed, 0x248)
+    payload = packed[(packed[0x1F1] + 1) * 512 + offset :][:length]
+    if not payload.startswith(b"\xfd7zXZ"):
+        return packed  # packed in another way: QEMU boots it as well, only more slowly
+    return lzma.LZMADecompressor().decompress(payload)
+
+
+class Guest:
+    """One virtual machine with one vhost-user NIC."""
+
+    def __init__(self, r, name, ip, nic_socket, *, listen=False, queues=1, mtu=None, properties="", cpus=2):
+        """`listen`: QEMU listens on the socket and the back-end connects; otherwise QEMU connects,
+        and connects again every second when the back-end went away."""
+        self.name, self.ip = name, ip
+        kernel, image = build_image()
+        agent_socket = r.socket_path(f"{name}.agent")
+        chardev = f"socket,id=nic,path={nic_socket}" + (",server=on,wait=off" if listen else ",reconnect=1")
+        netdev = f"vhost-user,id=net,chardev=nic,queues={queues}"
+        # vectors=0: no MSI-X. QEMU 7.2 dies of a segmentation fault (vhost_net_start) when a guest under
+        # emulation brings up a vhost-user NIC with MSI-X. Linux then uses one shared INTx line for all
+        # virtqueues, which also carries several queue pairs (mq=on): each interrupt looks at them all.
+        # romfile=: nothing boots from this NIC, so no option ROM is needed.
+        device = f"virtio-net-pci,netdev=net,mac=02:00:00:00:00:0{ip[-1]},vectors=0,romfile="
+        if queues > 1:
+            device += ",mq=on"
+        if mtu:
+            device += f",host_mtu={mtu}"
+        if properties:
+            device += f",{properties}"
+        words = f"console=ttyS0 panic=-1 mitigations=off guest_ip={ip}" + (f" guest_mtu={mtu}" if mtu else "")
+        self.process = r.start(f"guest-{name}", [
+            "qemu-system-x86_64", "-nodefaults", "-display", "none",
+            "-machine", "q35,memory-backend=memory", "-accel", "tcg,thread=multi,tb-size=128",
+            "-cpu", "max", "-smp", str(cpus), "-m", "256M",
+            # vhost-user: the back-end maps the guest's memory, so it must be shared.
+            "-object", "memory-backend-memfd,id=memory,size=256M,share=on",
+            "-kernel", kernel, "-initrd", image, "-append", words,
+            "-chardev", chardev, "-netdev", netdev, "-device", device,
+            "-serial", f"file:{r.out / f'console-{name}.log'}",
+            "-chardev", f"socket,id=agent,path={agent_socket},server=on,wait=off",
+            "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent",
+        ])  # fmt: skip
+        self._unread = b""
+        self._commands = 0
+        rig.wait_for(
+            f"agent socket of guest {name}", lambda: os.path.exists(agent_socket) or self.process.need_alive()
+        )
+        self._agent = socket.socket(socket.AF_UNIX)
+        self._agent.connect(agent_socket)
+        r.undo(self._agent.close)
+
+    def wait_ready(self, timeout_s=60):
+        """Waits until the guest has booted, also after a reboot."""
+        self._read_until(b"READY\n", timeout_s)
+        return self
+
+    def run(self, command, timeout_s=20):
+        """Runs a shell command in the guest; returns its exit status and output."""
+        self._commands += 1
+        number = self._commands
+        self._agent.sendall(f"{number} {timeout_s} {command}\n".encode())
+        # The guest's own time-out ends the command; ours comes later, for a guest that hangs.
+        self._read_until(f"BEGIN {number}\n".encode(), timeout_s + 10)
+        output = self._read_until(f"END {number} ".encode(), timeout_s + 10)
+        status = self._read_until(b"\n", 5)
+        return int(status), output.decode(errors="replace")
+
+    def must(self, command, timeout_s=20):
+        """The same for a command that has to succeed; returns its output."""
+        status, output = self.run(command, timeout_s)
+        if status != 0:
+            raise rig.Failure(f"guest {self.name}: {command}: exit status {status}: {rig.last_line(output)}")
+        return output
+
+    def reboot(self):
+        """Asks for a reboot and does not wait; `wait_ready` does."""
+        self._agent.sendall(b"0 1 reboot -f\n")
+
+    def features(self):
+        """The virtio features that driver and device agreed on, as a list of bit numbers."""
+        text = self.must("cat /sys/class/net/eth0/device/features").strip()
+        return [bit for bit, value in enumerate(text) if value == "1"]
+
+    def frames(self):
+        """Frames sent and received by eth0."""
+        folder = "/sys/class/net/eth0/statistics"
+        sent, received = self.must(f"cat {folder}/tx_packets {folder}/rx_packets").split()
+        return int(sent), int(received)
+
+    def _read_until(self, mark, timeout_s):
+        deadline = time.monotonic() + timeout_s
+        while mark not in self._unread:
+            self.process.need_alive()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise rig.Failure(
+                    f"guest {self.name}: no {mark.decode().strip()!r} within {timeout_s} s; its last words:"
+                    f" {rig.last_line(self._unread.decode(errors='replace'))!r}"
+                )
+            self._agent.settimeout(min(left, 1))
+            try:
+                self._unread += self._agent.recv(65536)
+            except TimeoutError:
+                continue
+        before, _, self._unread = self._unread.partition(mark)
+        return before
+
+
+def feature_names(bits):
+    return " ".join(FEATURES.get(bit, f"bit{bit}") for bit in bits)
