@@ -9,7 +9,6 @@ use shm::{Seg, SegMut};
 use uplink::{Batching, TapFd, TapOptions, VNET_LEN};
 
 const QUEUED: usize = 4000;
-const ROUNDS: usize = 25;
 
 fn read_all(fd: &mut TapFd, memory: &mut [Vec<u8>], n: usize) -> usize {
     let mut frames = 0;
@@ -45,7 +44,7 @@ fn timed(work: impl FnOnce() -> usize) -> (usize, u128) {
 
 /// Nanoseconds for each frame, the best of all rounds.
 fn best(mut round: impl FnMut() -> (usize, u128)) -> u128 {
-    (0..ROUNDS).map(|_| round()).map(|(frames, ns)| ns / frames.max(1) as u128).min().unwrap()
+    (0..25).map(|_| round()).map(|(frames, ns)| ns / frames.max(1) as u128).min().unwrap()
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
