@@ -158,3 +158,53 @@ impl AsFd for TapEgress {
         self.fd.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FULL: Io = Err(Errno::AGAIN);
+
+    fn settled(results: &[Io]) -> (Result<usize, Fault>, EgressStats) {
+        let stats = EgressStats::default();
+        (settle(results, &[100; 8], &stats), stats)
+    }
+
+    #[test]
+    fn frames_refused_at_the_end_of_a_group_do_not_fit_now() {
+        let (done, stats) = settled(&[Ok(112), Ok(112), FULL, Err(Errno::NOBUFS)]);
+        assert_eq!(done, Ok(2));
+        assert_eq!((stats.frames.get(), stats.full.get(), stats.drops_no_room.get()), (2, 1, 0));
+        let (done, stats) = settled(&[FULL]);
+        assert_eq!((done, stats.full.get()), (Ok(0), 1));
+    }
+
+    #[test]
+    fn frame_that_others_have_overtaken_is_dropped() {
+        let (done, stats) = settled(&[Ok(112), FULL, Ok(112), Err(Errno::NOMEM)]);
+        assert_eq!(done, Ok(3));
+        assert_eq!((stats.frames.get(), stats.drops_no_room.get()), (2, 1));
+        assert_eq!(stats.bytes.get(), 200);
+    }
+
+    #[test]
+    fn every_refusal_has_its_counter() {
+        let (done, stats) = settled(&[Err(Errno::IO), Err(Errno::FAULT), Err(Errno::INVAL)]);
+        assert_eq!(done, Ok(3));
+        let drops = [&stats.drops_down, &stats.drops_bad_addr, &stats.drops_too_long];
+        assert_eq!(drops.map(|c| c.get()), [1; 3]);
+        assert_eq!((stats.frames.get(), stats.full.get()), (0, 0));
+        assert!(settled(&[Err(Errno::BADFD)]).0.is_err());
+        assert_eq!(settled(&[]).0, Ok(0));
+    }
+
+    #[test]
+    fn header_length_beyond_the_frame_is_cut() {
+        let mut start = [0; VNET_LEN + HEAD_LEN];
+        let hdr = VnetHdr { hdr_len: 500, ..VnetHdr::NONE };
+        fill(&mut start, &hdr, 60);
+        assert_eq!(VnetHdr::parse(start.first_chunk().unwrap()).hdr_len, 60);
+        fill(&mut start, &hdr, 65_550);
+        assert_eq!(VnetHdr::parse(start.first_chunk().unwrap()).hdr_len, 500);
+    }
+}

@@ -48,8 +48,7 @@ struct Taken {
 ///
 /// Frames are read into private buffers, several per system call. The buffers take memory only as
 /// far as frames reach into them (small frames: a page each), and the same few are used while few
-/// frames come. How many reads a call asks for follows what the last ones found, so an idle poll
-/// costs one system call.
+/// frames come. An idle poll costs one plain read.
 ///
 /// Nothing needs arming: the program keeps the descriptor ([`AsFd`]) in its epoll. Both epoll
 /// modes work; with EPOLLET it must call [`Ingress::burst`] until [`Ingress::arm`] says true.
@@ -62,8 +61,8 @@ pub struct TapIngress {
     taken: Vec<Taken>,
     offloads: Offloads,
     stats: Arc<IngressStats>,
-    /// Reads to ask for at the next poll.
-    ask: usize,
+    /// Frames to ask for once one has come: the mean of what lately came after it.
+    more: usize,
     /// Most frames to read in one burst, so that large ones do not leave the cache.
     burst_frames: usize,
     /// The last read found the queue empty.
@@ -84,36 +83,40 @@ impl TapIngress {
             taken: Vec::with_capacity(SLOTS),
             offloads,
             stats,
-            ask: 1,
+            more: 1,
             burst_frames: BATCH,
             empty: false,
         })
     }
 
     /// Reads up to `room` frames. Returns how many came, bad ones included.
+    ///
+    /// A read that finds nothing costs half of one that finds a frame, so a batch is asked for
+    /// only after one frame has come, and for as many as came lately.
     fn read(&mut self, room: usize) -> Result<usize, Fault> {
         let room = room.min(self.burst_frames);
         let mut came = 0;
-        let mut ask = self.ask;
-        while came < room {
-            let n = ask.min(room - came).min(self.free.count_ones() as usize);
-            if n == 0 {
+        let mut more = self.more;
+        while came < room && self.free != 0 {
+            if self.read_batch(1)? == 0 {
                 break;
             }
-            let got = self.read_batch(n)?;
+            came += 1;
+            let n = more.min(room - came).min(self.free.count_ones() as usize);
+            let got = if n > 0 { self.read_batch(n)? } else { 0 };
             came += got;
-            self.empty = got < n;
-            if self.empty {
+            if got < n {
                 break;
             }
-            ask = n * 2;
+            more = n * 2;
         }
-        // One more than came last time: the one that finds nothing saves a call to find that out.
-        self.ask = if came > 0 { came + 1 + came / 8 } else { (self.ask / 2).max(1) };
+        if came > 0 {
+            self.more = (self.more + came - 1).div_ceil(2).max(1);
+        }
         Ok(came)
     }
 
-    /// Reads up to `n` frames with one system call, into the first free buffers.
+    /// Reads up to `n` frames, `n` > 0, with one system call, into the first free buffers.
     fn read_batch(&mut self, n: usize) -> Result<usize, Fault> {
         let free = self.free;
         let is_free = |slot: &usize| free >> slot & 1 != 0;
@@ -124,25 +127,29 @@ impl TapIngress {
             batch.end_frame();
         }
         let mut got = 0;
-        let mut bytes = 0;
+        let mut bytes: usize = 0;
         for (slot, result) in (0..SLOTS).filter(is_free).zip(batch.run()) {
             let len = match result {
                 Ok(len) => *len as usize,
-                Err(Errno::AGAIN) => break,
+                Err(Errno::AGAIN) => {
+                    // Not the end of it: a frame may have come while the batch was under way.
+                    self.empty = true;
+                    continue;
+                }
                 Err(Errno::BADFD) => return Err(Fault("the TAP interface was removed".into())),
                 Err(error) => return Err(Fault(format!("reading the TAP interface: {error}"))),
             };
             got += 1;
+            self.empty = false;
             let buffer = &self.staging[slot * STRIDE + start(slot)..][..len.min(READ_LEN)];
             if let Some((len, hdr)) = check(buffer, self.offloads, &self.stats) {
-                bytes += u64::from(len);
+                bytes += len as usize;
                 self.free &= !(1 << slot);
                 self.taken.push(Taken { slot, len, hdr, held_since_ns: None });
             }
         }
-        if got > 0 {
-            let mean = (bytes as usize / got).max(1);
-            self.burst_frames = (BURST_BYTES / mean).clamp(4, BATCH);
+        if let Some(mean) = bytes.checked_div(got) {
+            self.burst_frames = (BURST_BYTES / mean.max(1)).clamp(4, BATCH);
         }
         Ok(got)
     }
@@ -235,5 +242,56 @@ impl Ingress for TapIngress {
 impl AsFd for TapIngress {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use switch::vnet::{GSO_TCPV4, NEEDS_CSUM};
+
+    const TSO: VnetHdr = VnetHdr {
+        flags: NEEDS_CSUM,
+        gso_type: GSO_TCPV4,
+        hdr_len: 54,
+        gso_size: 1448,
+        csum_start: 34,
+        csum_offset: 16,
+    };
+
+    fn checked(hdr: VnetHdr, frame_len: usize) -> (Option<u32>, IngressStats) {
+        let mut buffer = hdr.bytes().to_vec();
+        buffer.resize(VNET_LEN + frame_len, 0);
+        let stats = IngressStats::default();
+        (check(&buffer, Offloads::ALL, &stats).map(|(len, _)| len), stats)
+    }
+
+    #[test]
+    fn frame_shorter_than_its_headers_is_a_runt() {
+        let (len, stats) = checked(VnetHdr::NONE, 13);
+        assert_eq!((len, stats.drops_runt.get()), (None, 1));
+        let stats = IngressStats::default();
+        assert!(check(&[0; 11], Offloads::ALL, &stats).is_none());
+        assert_eq!(stats.drops_runt.get(), 1);
+        assert_eq!(checked(VnetHdr::NONE, 14).0, Some(14));
+    }
+
+    #[test]
+    fn frame_longer_than_any_link_takes_is_dropped_unless_it_is_to_be_segmented() {
+        let jumbo = FRAME_LEN_MAX as usize;
+        assert_eq!(checked(VnetHdr::NONE, jumbo).0, Some(FRAME_LEN_MAX));
+        let (len, stats) = checked(VnetHdr::NONE, jumbo + 1);
+        assert_eq!((len, stats.drops_too_long.get()), (None, 1));
+        assert_eq!(checked(TSO, GSO_LEN_MAX as usize).0, Some(GSO_LEN_MAX));
+        let (len, stats) = checked(TSO, READ_LEN - VNET_LEN);
+        assert_eq!((len, stats.drops_too_long.get()), (None, 1));
+    }
+
+    #[test]
+    fn header_that_makes_no_sense_is_dropped() {
+        let (len, stats) = checked(VnetHdr { gso_size: 0, ..TSO }, 3000);
+        assert_eq!((len, stats.drops_bad_hdr.get()), (None, 1));
+        let (len, stats) = checked(VnetHdr { csum_start: 2990, ..TSO }, 3000);
+        assert_eq!((len, stats.drops_bad_hdr.get()), (None, 1));
     }
 }

@@ -17,6 +17,8 @@ use crate::{VNET_LEN, sys};
 
 /// Where the kernel hands out TAP queues.
 const DEVICE: &str = "/dev/net/tun";
+/// What it takes to create interfaces and to change them.
+const NET_ADMIN: &str = "CAP_NET_ADMIN";
 /// Longest interface name (IFNAMSIZ less the terminator).
 const NAME_LEN_MAX: usize = 15;
 
@@ -141,13 +143,16 @@ impl fmt::Display for TapError {
                  container the device (--device {DEVICE})",
                 path.display()
             ),
-            Self::NoPermission { what, capability } => write!(
-                f,
-                "no permission to {what}: that takes {capability}; run as root or grant it \
-                 (setcap {}+ep on the program), or let root make the interface for you: \
-                 ip tuntap add dev NAME mode tap multi_queue user $USER",
-                capability.to_ascii_lowercase()
-            ),
+            Self::NoPermission { what, capability } => {
+                let setcap = capability.to_ascii_lowercase();
+                write!(f, "no permission to {what}: that takes {capability}; run as root")?;
+                write!(f, " or grant it to the program (setcap {setcap}+ep)")?;
+                if *capability == NET_ADMIN {
+                    let make = "ip tuntap add dev NAME mode tap multi_queue user $USER";
+                    write!(f, ", or let root make the interface for you ({make})")?;
+                }
+                Ok(())
+            }
             Self::NoInterface { name, netns } => {
                 write!(f, "interface `{name}` does not exist")?;
                 let mut command = String::from("ip");
@@ -224,7 +229,7 @@ fn open_here(device: &Path, options: &TapOptions) -> Result<Tap, TapError> {
     let name = &options.name;
     let os = |what: &str, error: io::Error| match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            TapError::NoPermission { what: format!("{what} `{name}`"), capability: "CAP_NET_ADMIN" }
+            TapError::NoPermission { what: format!("{what} `{name}`"), capability: NET_ADMIN }
         }
         _ => TapError::Os { what: format!("{what} `{name}`"), error },
     };
@@ -287,7 +292,7 @@ fn open_device(device: &Path) -> Result<File, TapError> {
         }
         (io::ErrorKind::PermissionDenied, _) => TapError::NoPermission {
             what: format!("open {}", device.display()),
-            capability: "CAP_NET_ADMIN",
+            capability: NET_ADMIN,
         },
         _ => TapError::Os { what: format!("open {}", device.display()), error },
     })
@@ -305,7 +310,7 @@ fn attach_error(name: &str, error: io::Error, wanted: u16, given: u16) -> TapErr
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => TapError::NoPermission {
             what: format!("open TAP interface `{name}`"),
-            capability: "CAP_NET_ADMIN",
+            capability: NET_ADMIN,
         },
         Some(libc::EINVAL) => TapError::NotTap { name },
         Some(libc::EBUSY) => TapError::Busy { name },

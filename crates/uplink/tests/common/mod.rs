@@ -34,10 +34,8 @@ impl Netns {
         let netns = Self(name);
         netns.run(|| {
             for scope in ["all", "default"] {
-                let _ = std::fs::write(
-                    format!("/proc/sys/net/ipv6/conf/{scope}/disable_ipv6"),
-                    "1",
-                );
+                let _ =
+                    std::fs::write(format!("/proc/sys/net/ipv6/conf/{scope}/disable_ipv6"), "1");
             }
         });
         netns.ip("link set lo up");
