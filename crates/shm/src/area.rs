@@ -60,12 +60,13 @@ mod plain {
     }
 
     impl Area {
-        /// The `len` bytes at guest address `addr`, if one region holds them and the address is
-        /// aligned to 4 (16 for descriptor tables is the ring's rule to check).
+        /// The `len` bytes at guest address `addr`, if one region holds them. How `addr` is
+        /// aligned is the ring's rule to check; the memory is aligned alike, up to 16 bytes (a
+        /// region may sit askew in its mapping, and words there would tear).
         pub fn new(memory: &GuestMemory, addr: u64, len: usize) -> Option<Self> {
             let (mapping, offset) = memory.find(addr, len as u64, &mut 0)?;
             let at = mapping.at(offset, len)?;
-            if at.addr().get() % 2 != 0 {
+            if at.addr().get() % 16 != (addr % 16) as usize {
                 return None;
             }
             Some(Self { at, len, _mapping: Arc::clone(mapping) })
