@@ -52,7 +52,9 @@ impl PackedDriver {
     ) -> Result<Self, LayoutError> {
         let parts = Parts::new(memory, layout)?;
         let size = parts.size;
-        let pos = Pos::from_bits(lo16(u64::from(base)), size).ok_or(LayoutError::Base(base))?;
+        let (avail, used) = (lo16(u64::from(base)), lo16(u64::from(base >> 16)));
+        let pos = Pos::from_bits(avail, size).filter(|_| avail == used);
+        let pos = pos.ok_or(LayoutError::Base(base))?;
         for slot in 0..size {
             // What lies at or behind the position was used a lap ago, what lies before it in this
             // lap: neither looks available to the device, nor used to us.
