@@ -92,9 +92,9 @@ impl std::error::Error for LayoutError {}
 /// A peer broke the ring protocol. The ring is to be stopped and the port told apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// The producer index moved by more than the ring holds.
+    /// The producer index moved by more than the ring holds, counting what we still hold.
     IndexJump {
-        /// Index seen.
+        /// Index seen (packed: position and wrap bit).
         seen: u16,
         /// Index up to which we had taken.
         taken: u16,
@@ -193,6 +193,13 @@ impl Taken {
     pub fn writes(&self, chain: &Chain) -> &[Buf] {
         let first = index(chain.first) + usize::from(chain.reads);
         &self.bufs[first..first + usize::from(chain.writes)]
+    }
+
+    /// Whether another chain, which may be as long as a ring of `size`, might not fit. A burst
+    /// ends here, so that no guest decides how much memory it takes.
+    #[inline]
+    fn is_full(&self, size: u16) -> bool {
+        self.bufs.len() + usize::from(size) > self.bufs.capacity()
     }
 
     fn clear(&mut self) {

@@ -22,6 +22,8 @@ pub(crate) struct PackedDevice {
     moved: u16,
     /// Slots used since the last publication.
     unpublished: u16,
+    /// Slots taken and not yet visibly used; never more than the ring has.
+    held: u16,
     fault: Option<Malformed>,
 }
 
@@ -46,7 +48,7 @@ impl PackedDevice {
         let avail = half(u64::from(base))?;
         let used = half(u64::from(base >> 16))?;
         let (first, fault) = (None, None);
-        Ok(Self { parts, features, avail, used, first, moved: 0, unpublished: 0, fault })
+        Ok(Self { parts, features, avail, used, first, moved: 0, unpublished: 0, held: 0, fault })
     }
 
     pub(crate) fn size(&self) -> u16 {
@@ -77,16 +79,31 @@ impl PackedDevice {
             }
             self.parts.desc.prefetch(self.avail.offset() + 8 * DESC_LEN);
             let mut chain = out.begin(0);
-            if let Err(fault) = self.chain(memory, flags, &mut chain, out) {
+            let walked = self.chain(memory, flags, &mut chain, out);
+            if let Err(fault) = walked.and_then(|()| self.check_held(&chain)) {
                 out.forget(&chain);
                 self.fault = Some(fault);
                 return if done > 0 { Ok(done) } else { Err(fault) };
             }
             self.avail.advance(chain.slots, self.parts.size);
+            self.held += chain.slots;
             out.chains.push(chain);
             done += 1;
+            if out.is_full(self.parts.size) {
+                break;
+            }
         }
         Ok(done)
+    }
+
+    /// A chain may not reach into slots that we hold: the driver cannot own them.
+    #[inline]
+    fn check_held(&self, chain: &Chain) -> Result<(), Malformed> {
+        if chain.slots > self.parts.size - self.held {
+            let (seen, taken) = (self.avail.bits(), self.used.bits());
+            return Err(Malformed::IndexJump { seen, taken });
+        }
+        Ok(())
     }
 
     /// Walks one chain from the available position. Every descriptor is read exactly once.
@@ -151,7 +168,9 @@ impl PackedDevice {
     }
 
     pub(crate) fn untake(&mut self, slots: u16) {
+        assert!(slots <= self.held, "untake of chains never taken");
         self.avail.rewind(slots, self.parts.size);
+        self.held -= slots;
     }
 
     #[inline]
@@ -176,7 +195,10 @@ impl PackedDevice {
             // The first used descriptor is written last, so that the driver sees the burst as a
             // whole; pairs with the acquire in its `take_used`.
             self.parts.desc.sync_store(pos.offset() + DESC_FLAGS, flags, Ordering::Release);
-            self.moved = self.moved.saturating_add(std::mem::take(&mut self.unpublished));
+            let used = std::mem::take(&mut self.unpublished);
+            assert!(used <= self.held, "more chains used than taken");
+            self.held -= used;
+            self.moved = self.moved.saturating_add(used);
         }
     }
 
