@@ -43,6 +43,8 @@ mod plain {
             #[inline]
             pub fn $load(&self, offset: usize) -> $int {
                 let at = self.word::<$int>(offset).cast::<$atomic>();
+                #[cfg(feature = "audit")]
+                crate::audit::load(at.addr().get(), size_of::<$int>());
                 // SAFETY: `word` checked bounds and alignment; the mapping lives; the peer's
                 // writes are outside this program, where atomics are the nearest thing to them.
                 // JUSTIFICATION: shared memory has no safe view; bench `ring`.
@@ -94,6 +96,8 @@ mod plain {
         #[inline]
         pub fn sync_load(&self, offset: usize, order: Ordering) -> u16 {
             let at = self.word::<u16>(offset).cast::<AtomicU16>();
+            #[cfg(feature = "audit")]
+            crate::audit::load(at.addr().get(), size_of::<u16>());
             // SAFETY: as for data words.
             u16::from_le(unsafe { at.as_ref() }.load(order))
         }

@@ -116,9 +116,7 @@ impl PackedDevice {
         out: &mut Taken,
     ) -> Result<(), Malformed> {
         let mut at = self.avail;
-        let mut desc = Desc::read(&self.parts.desc, at.offset());
-        // Taken from the sync load: what we checked is what we use.
-        desc.flags = flags;
+        let mut desc = Desc::read_head(&self.parts.desc, at.offset(), flags);
         loop {
             if chain.slots == self.parts.size {
                 return Err(Malformed::ChainTooLong);
@@ -246,6 +244,13 @@ impl Desc {
         let addr = table.load_u64(at);
         let rest = table.load_u64(at + 8);
         Self { addr, len: lo32(rest), id: lo16(rest >> 32), flags: lo16(rest >> 48) }
+    }
+
+    /// The rest of a descriptor whose flags were fetched already, and are not fetched again.
+    #[inline]
+    fn read_head(table: &Area, at: usize, flags: u16) -> Self {
+        let (addr, len) = (table.load_u64(at), table.load_u32(at + 8));
+        Self { addr, len, id: table.load_u16(at + 12), flags }
     }
 
     #[inline]
