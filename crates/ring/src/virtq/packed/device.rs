@@ -5,8 +5,8 @@ use shm::{Area, GuestMemory};
 
 use super::{DESC_FLAGS, Parts, Pos, USED, event_arm, event_disarm, event_wanted};
 use crate::virtq::{
-    Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Layout,
-    LayoutError, Malformed, Taken, index, lo16, lo32,
+    Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, LayoutError,
+    Malformed, Taken, index, lo16, lo32,
 };
 
 pub(crate) struct PackedDevice {
@@ -31,13 +31,7 @@ pub(crate) struct PackedDevice {
 const BASE_FRESH: u32 = 0x8000_8000;
 
 impl PackedDevice {
-    pub(crate) fn new(
-        memory: &GuestMemory,
-        layout: &Layout,
-        features: Features,
-        base: u32,
-    ) -> Result<Self, LayoutError> {
-        let parts = Parts::new(memory, layout)?;
+    pub(crate) fn new(parts: Parts, features: Features, base: u32) -> Result<Self, LayoutError> {
         // User-Mode Linux starts packed rings at base 0, wrap bits clear, and then makes its first
         // descriptor available with the wrap bit set. A real base 0 (after one lap) has slot 0
         // with USED set, so the two can be told apart.
@@ -71,7 +65,7 @@ impl PackedDevice {
         let mut done = 0;
         while done < max {
             // Device sees the descriptor /before/ it trusts its flags; pairs with the driver's
-            // release in `publish`.
+            // release in `publish`; loom test `packed_publish_take`.
             let flags =
                 self.parts.desc.sync_load(self.avail.offset() + DESC_FLAGS, Ordering::Acquire);
             if !self.avail.is_available(flags) {
@@ -206,7 +200,7 @@ impl PackedDevice {
             return false;
         }
         // Used descriptors are visible /before/ we look whether the driver sleeps; pairs with the
-        // fence in its `arm`.
+        // fence in its `arm`; loom test `packed_arm_used`.
         fence(Ordering::SeqCst);
         event_wanted(&self.parts.driver, self.used, moved, self.parts.size)
     }
@@ -214,7 +208,7 @@ impl PackedDevice {
     pub(crate) fn arm(&mut self) -> Armed {
         event_arm(&self.parts.device, self.features, self.avail);
         // The driver sees that we wait /before/ we look a last time; pairs with the fence in its
-        // `kick_needed`.
+        // `kick_needed`; loom test `packed_arm_avail`.
         fence(Ordering::SeqCst);
         if self.has_work() { Armed::WorkPending } else { Armed::Armed }
     }

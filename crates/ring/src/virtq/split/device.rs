@@ -5,8 +5,8 @@ use shm::{Area, GuestMemory};
 
 use super::{FLAGS, IDX, NO_NOTIFICATION, Parts, RING};
 use crate::virtq::{
-    Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Layout,
-    LayoutError, Malformed, Taken, index, lo16, lo32, need_event,
+    Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Malformed, Taken,
+    index, lo16, lo32, need_event,
 };
 
 pub(crate) struct SplitDevice {
@@ -26,17 +26,11 @@ pub(crate) struct SplitDevice {
 }
 
 impl SplitDevice {
-    pub(crate) fn new(
-        memory: &GuestMemory,
-        layout: &Layout,
-        features: Features,
-        avail_next: u16,
-    ) -> Result<Self, LayoutError> {
-        let parts = Parts::new(memory, layout, features)?;
+    pub(crate) fn new(parts: Parts, features: Features, avail_next: u16) -> Self {
         // The ring's own index, not a guess: after a crash the front-end resumes where the used
         // ring ends (in-order use, see the module above).
         let used = parts.used.sync_load(IDX, Ordering::Acquire);
-        Ok(Self {
+        Self {
             parts,
             features,
             avail_next,
@@ -45,7 +39,7 @@ impl SplitDevice {
             held: 0,
             used_called: None,
             fault: None,
-        })
+        }
     }
 
     pub(crate) fn size(&self) -> u16 {
