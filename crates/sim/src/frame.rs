@@ -47,7 +47,7 @@ impl Frame {
     }
 
     fn payload_byte(&self, i: usize) -> u8 {
-        (self.tag as usize).wrapping_add(self.number as usize * 13).wrapping_add(i * 7) as u8
+        (self.tag ^ self.number.wrapping_mul(13)).wrapping_add(i as u64 * 7) as u8
     }
 
     /// Reads what [`bytes`](Self::bytes) made; `None` when it is not exactly that.
