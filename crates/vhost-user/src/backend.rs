@@ -1,0 +1,400 @@
+//! The back-end's side of the protocol: messages in, calls to a [`Device`] and replies out.
+//!
+//! No socket, no clock: [`Backend::handle`] is driven by [`Connection`](crate::connection), by
+//! tests and by the fuzzer alike. It keeps what the front-end has said about each ring and starts
+//! a ring when size, address, base, kick and memory are all known. (The specification starts it
+//! at the first kick; a ring without work does nothing, so there is no difference to see.)
+
+mod memory;
+mod vring;
+
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use shm::{GuestMemory, Region};
+
+use crate::device::{BackendRequests, Device};
+use crate::error::ProtocolError;
+use crate::feature;
+use crate::message::{
+    CONFIG_MAX, ConfigWindow, FrontendReq, Message, ProtocolFeatures, VringAddr, VringState,
+    parse_u64,
+};
+use vring::Vring;
+
+pub use memory::{MAPPED_BYTES_MAX, SLOTS_MAX};
+
+/// Protocol features that are implemented.
+pub const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
+    .union(ProtocolFeatures::RARP)
+    .union(ProtocolFeatures::REPLY_ACK)
+    .union(ProtocolFeatures::MTU)
+    .union(ProtocolFeatures::BACKEND_REQ)
+    .union(ProtocolFeatures::CONFIG)
+    .union(ProtocolFeatures::RESET_DEVICE)
+    .union(ProtocolFeatures::INBAND_NOTIFICATIONS)
+    .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    .union(ProtocolFeatures::STATUS);
+
+/// What in-band notifications need beside them.
+const INBAND_NEEDS: ProtocolFeatures =
+    ProtocolFeatures::BACKEND_REQ.union(ProtocolFeatures::REPLY_ACK);
+
+/// How a back-end presents itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Protocol features to offer; some of [`PROTOCOL_FEATURES`].
+    pub protocol_features: ProtocolFeatures,
+}
+
+/// What became of a message.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// To be sent back.
+    pub reply: Option<Message>,
+    /// The message was refused, and the connection stands. For the log.
+    pub refused: Option<ProtocolError>,
+}
+
+/// What a message that went well answers.
+enum Answer {
+    Done,
+    Payload(Vec<u8>),
+}
+
+use Answer::{Done, Payload};
+
+type Handled = Result<Answer, ProtocolError>;
+
+/// The protocol's state for one connection.
+pub struct Backend {
+    device: Box<dyn Device>,
+    offered: ProtocolFeatures,
+    /// Acknowledged, bit 30 included.
+    features: u64,
+    protocol: ProtocolFeatures,
+    slots: Vec<Region>,
+    memory: Arc<GuestMemory>,
+    rings: Vec<Vring>,
+    requests: Option<Arc<BackendRequests>>,
+    status: u8,
+}
+
+impl Backend {
+    /// For a connection that was just made.
+    pub fn new(device: Box<dyn Device>, options: Options) -> Self {
+        // One more than there are data rings: a front-end may register the control queue's vring
+        // too (User-Mode Linux does). It is remembered and never served.
+        let rings = (0..=device.queues_max()).map(|_| Vring::default()).collect();
+        Self {
+            device,
+            offered: options.protocol_features & PROTOCOL_FEATURES,
+            features: 0,
+            protocol: ProtocolFeatures::empty(),
+            slots: Vec::new(),
+            memory: Arc::new(GuestMemory::default()),
+            rings,
+            requests: None,
+            status: 0,
+        }
+    }
+
+    /// The connection is gone: stops every ring, resets the device, and gives it back.
+    pub fn close(mut self) -> Box<dyn Device> {
+        self.reset();
+        self.device
+    }
+
+    /// The device driven.
+    pub fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    /// Feature bits acknowledged, without VHOST_USER_F_PROTOCOL_FEATURES.
+    pub fn features(&self) -> u64 {
+        self.features & !feature::PROTOCOL_FEATURES
+    }
+
+    /// Protocol features negotiated.
+    pub fn protocol_features(&self) -> ProtocolFeatures {
+        self.protocol
+    }
+
+    /// The channel to the front-end, once it gave one.
+    pub fn requests(&self) -> Option<&Arc<BackendRequests>> {
+        self.requests.as_ref()
+    }
+
+    /// Handles one message with the descriptors that came beside it.
+    ///
+    /// # Errors
+    /// [`ProtocolError`] when the connection is to be closed. A fault that the front-end can be
+    /// told of (REPLY_ACK and need_reply) is an [`Outcome`] with `refused`.
+    pub fn handle(
+        &mut self,
+        message: &Message,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Outcome, ProtocolError> {
+        let request = FrontendReq::try_from(message.request).ok();
+        let handled = match request {
+            Some(request) => self.dispatch(request, &message.payload, fds),
+            None => Err(ProtocolError::UnknownRequest(message.request)),
+        };
+        // After the message, because User-Mode Linux asks for an acknowledgement of the very
+        // SET_PROTOCOL_FEATURES that negotiates it.
+        let acked = message.needs_reply() && self.protocol.contains(ProtocolFeatures::REPLY_ACK);
+        let reply = |payload| Some(Message::reply(message.request, payload));
+        let ack = |value: u64| reply(value.to_ne_bytes().to_vec()).filter(|_| acked);
+        match handled {
+            Ok(Payload(payload)) => Ok(Outcome { reply: reply(payload), refused: None }),
+            Ok(Done) => Ok(Outcome { reply: ack(0), refused: None }),
+            Err(error) if request == Some(FrontendReq::GET_CONFIG) => {
+                // "uses zero length of payload to indicate an error" (GET_CONFIG).
+                Ok(Outcome { reply: reply(Vec::new()), refused: Some(error) })
+            }
+            Err(error) if error.is_harmless() => {
+                Ok(Outcome { reply: ack(1), refused: Some(error) })
+            }
+            // A number in place of a reply body would be taken for the body.
+            Err(error) if acked && !error.is_fatal() && !request.is_some_and(has_body) => {
+                Ok(Outcome { reply: ack(1), refused: Some(error) })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn dispatch(&mut self, request: FrontendReq, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
+        use FrontendReq as R;
+        if let Some(needs) = needs(request) {
+            self.require(request, needs)?;
+        }
+        match request {
+            R::SET_MEM_TABLE => return self.set_mem_table(payload, fds),
+            R::ADD_MEM_REG => return self.add_mem_reg(payload, fds),
+            R::REM_MEM_REG => return self.rem_mem_reg(payload, fds),
+            R::SET_VRING_KICK | R::SET_VRING_CALL | R::SET_VRING_ERR => {
+                return self.set_vring_fd(request, payload, fds);
+            }
+            R::SET_BACKEND_REQ_FD => {
+                let fd = one_fd(request, fds)?;
+                self.requests = Some(Arc::new(BackendRequests::new(fd)));
+                self.refresh_calls();
+                return Ok(Done);
+            }
+            R::SET_LOG_BASE | R::SET_LOG_FD => return Err(ProtocolError::NotOffered(request)),
+            _ => no_fd(request, &fds)?,
+        }
+        match request {
+            R::GET_FEATURES
+            | R::SET_FEATURES
+            | R::SET_OWNER
+            | R::RESET_OWNER
+            | R::GET_PROTOCOL_FEATURES
+            | R::SET_PROTOCOL_FEATURES
+            | R::GET_QUEUE_NUM
+            | R::GET_MAX_MEM_SLOTS => self.negotiation(request, payload),
+            R::SET_VRING_NUM
+            | R::SET_VRING_BASE
+            | R::GET_VRING_BASE
+            | R::SET_VRING_ENABLE
+            | R::VRING_KICK => self.vring(request, state(request, payload)?),
+            R::SET_VRING_ADDR => {
+                let addr = VringAddr::parse(payload);
+                self.set_vring_addr(addr.ok_or_else(|| short(request, payload))?)
+            }
+            _ => self.net(request, payload),
+        }
+    }
+
+    /// Session and features.
+    fn negotiation(&mut self, request: FrontendReq, payload: &[u8]) -> Handled {
+        use FrontendReq as R;
+        let answer = |value: u64| Ok(Payload(value.to_ne_bytes().to_vec()));
+        match request {
+            R::GET_FEATURES => answer(self.offered_features()),
+            R::GET_PROTOCOL_FEATURES => answer(self.offered.bits()),
+            R::GET_QUEUE_NUM => answer(u64::from(self.device.queues_max() / 2)),
+            R::GET_MAX_MEM_SLOTS => answer(SLOTS_MAX as u64),
+            R::SET_FEATURES => self.set_features(number(request, payload)?),
+            R::SET_PROTOCOL_FEATURES => self.set_protocol_features(number(request, payload)?),
+            // "It is recommended that back-ends either ignore this message, or use it to disable
+            // all rings." (RESET_OWNER)
+            R::RESET_OWNER => {
+                (0..self.rings.len()).for_each(|ring| self.enable(ring, false));
+                Ok(Done)
+            }
+            _ => Ok(Done),
+        }
+    }
+
+    fn offered_features(&self) -> u64 {
+        self.device.features() | feature::PROTOCOL_FEATURES
+    }
+
+    fn set_features(&mut self, acked: u64) -> Handled {
+        let extra = acked & !self.offered_features();
+        if extra != 0 {
+            return Err(ProtocolError::Features { extra });
+        }
+        self.features = acked;
+        self.device.set_features(acked & !feature::PROTOCOL_FEATURES);
+        self.refresh_enabled();
+        Ok(Done)
+    }
+
+    fn set_protocol_features(&mut self, bits: u64) -> Handled {
+        let acked = ProtocolFeatures::from_bits_retain(bits);
+        let extra = acked.difference(self.offered).bits();
+        if extra != 0 {
+            return Err(ProtocolError::ProtocolFeatures { extra });
+        }
+        //= vhost-user.rst In-band notifications: the back-end should close the connection as a
+        //= response to a message that sets the in-band notifications feature flag without the
+        //= other two.
+        if acked.contains(ProtocolFeatures::INBAND_NOTIFICATIONS) && !acked.contains(INBAND_NEEDS) {
+            return Err(ProtocolError::InBand);
+        }
+        self.protocol = acked;
+        Ok(Done)
+    }
+
+    /// What concerns the device as a whole.
+    fn net(&mut self, request: FrontendReq, payload: &[u8]) -> Handled {
+        use FrontendReq as R;
+        match request {
+            R::SEND_RARP => {
+                let mac = payload.first_chunk().ok_or_else(|| short(request, payload))?;
+                self.device.send_rarp(*mac);
+                Ok(Done)
+            }
+            R::NET_SET_MTU => {
+                let mtu = number(request, payload)?;
+                let small = u16::try_from(mtu).map_err(|_| bad_value(request, mtu))?;
+                let set = self.device.set_mtu(small);
+                set.map_err(|why| ProtocolError::Mtu { mtu, why })?;
+                Ok(Done)
+            }
+            R::GET_CONFIG => self.get_config(payload),
+            R::SET_CONFIG => Err(ProtocolError::ConfigReadOnly),
+            R::RESET_DEVICE => {
+                self.reset();
+                Ok(Done)
+            }
+            R::GET_STATUS => Ok(Payload(u64::from(self.status).to_ne_bytes().to_vec())),
+            R::SET_STATUS => {
+                let value = number(request, payload)?;
+                let status = u8::try_from(value).map_err(|_| bad_value(request, value))?;
+                if status == 0 {
+                    self.reset();
+                }
+                self.status = status;
+                Ok(Done)
+            }
+            _ => Err(ProtocolError::NotOffered(request)),
+        }
+    }
+
+    fn get_config(&self, payload: &[u8]) -> Handled {
+        let request = FrontendReq::GET_CONFIG;
+        let window = ConfigWindow::parse(payload).ok_or_else(|| short(request, payload))?;
+        let end = u64::from(window.offset) + u64::from(window.size);
+        if window.size == 0 || end > CONFIG_MAX as u64 {
+            return Err(bad_value(request, end));
+        }
+        let mut config = self.device.config();
+        config.resize(CONFIG_MAX, 0);
+        let bytes = config.drain(window.offset as usize..end as usize).collect();
+        Ok(Payload(ConfigWindow { bytes, ..window }.to_bytes()))
+    }
+
+    /// Every ring stopped and disabled, the device as new. Memory, the calls and the ownership
+    /// stay ("The back-end retains ownership of the device throughout the reset operation").
+    fn reset(&mut self) {
+        for ring in 0..self.rings.len() {
+            self.stop(ring);
+            self.rings[ring].forget();
+        }
+        self.status = 0;
+        self.features &= feature::PROTOCOL_FEATURES;
+        self.device.reset();
+    }
+
+    fn require(&self, request: FrontendReq, needs: ProtocolFeatures) -> Result<(), ProtocolError> {
+        if self.protocol.contains(needs) {
+            return Ok(());
+        }
+        Err(ProtocolError::NotNegotiated { request, bit: needs.bits().trailing_zeros() })
+    }
+
+    fn in_band(&self) -> bool {
+        self.protocol.contains(ProtocolFeatures::INBAND_NOTIFICATIONS)
+    }
+}
+
+/// The protocol feature that a request belongs to.
+fn needs(request: FrontendReq) -> Option<ProtocolFeatures> {
+    use FrontendReq as R;
+    Some(match request {
+        R::GET_QUEUE_NUM => ProtocolFeatures::MQ,
+        R::SEND_RARP => ProtocolFeatures::RARP,
+        R::NET_SET_MTU => ProtocolFeatures::MTU,
+        R::SET_BACKEND_REQ_FD => ProtocolFeatures::BACKEND_REQ,
+        R::GET_CONFIG | R::SET_CONFIG => ProtocolFeatures::CONFIG,
+        R::RESET_DEVICE => ProtocolFeatures::RESET_DEVICE,
+        R::VRING_KICK => ProtocolFeatures::INBAND_NOTIFICATIONS,
+        R::GET_MAX_MEM_SLOTS | R::ADD_MEM_REG | R::REM_MEM_REG => {
+            ProtocolFeatures::CONFIGURE_MEM_SLOTS
+        }
+        R::GET_STATUS | R::SET_STATUS => ProtocolFeatures::STATUS,
+        _ => return None,
+    })
+}
+
+/// Requests that we serve and that have a reply body of eight bytes.
+fn has_body(request: FrontendReq) -> bool {
+    use FrontendReq as R;
+    matches!(
+        request,
+        R::GET_FEATURES
+            | R::GET_PROTOCOL_FEATURES
+            | R::GET_VRING_BASE
+            | R::GET_QUEUE_NUM
+            | R::GET_MAX_MEM_SLOTS
+            | R::GET_STATUS
+    )
+}
+
+fn short(request: FrontendReq, payload: &[u8]) -> ProtocolError {
+    ProtocolError::Payload { request, got: payload.len() }
+}
+
+fn bad_value(request: FrontendReq, value: u64) -> ProtocolError {
+    ProtocolError::Value { request, value }
+}
+
+fn number(request: FrontendReq, payload: &[u8]) -> Result<u64, ProtocolError> {
+    parse_u64(payload).ok_or_else(|| short(request, payload))
+}
+
+fn state(request: FrontendReq, payload: &[u8]) -> Result<VringState, ProtocolError> {
+    VringState::parse(payload).ok_or_else(|| short(request, payload))
+}
+
+fn no_fd(request: FrontendReq, fds: &[OwnedFd]) -> Result<(), ProtocolError> {
+    if fds.is_empty() {
+        return Ok(());
+    }
+    Err(ProtocolError::FdCount { request, want: 0, got: fds.len() })
+}
+
+fn one_fd(request: FrontendReq, fds: Vec<OwnedFd>) -> Result<OwnedFd, ProtocolError> {
+    let [fd] = <[OwnedFd; 1]>::try_from(fds).map_err(|fds| ProtocolError::FdCount {
+        request,
+        want: 1,
+        got: fds.len(),
+    })?;
+    Ok(fd)
+}

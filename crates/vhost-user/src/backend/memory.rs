@@ -1,0 +1,106 @@
+//! SET_MEM_TABLE, ADD_MEM_REG and REM_MEM_REG.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use shm::{GuestMemory, Mapping, Region};
+
+use super::{Backend, Done, Handled, one_fd, short};
+use crate::error::ProtocolError;
+use crate::message::{FrontendReq, MemRegion, REGIONS_MAX};
+
+/// Memory slots offered (GET_MAX_MEM_SLOTS): what QEMU and rust-vmm can use.
+pub const SLOTS_MAX: usize = 509;
+
+/// Most bytes mapped for one connection, file offsets included because mappings begin at the start
+/// of their file: 16 TiB. Sparse files cost a hostile front-end nothing, and address space is all
+/// ports' (128 TiB).
+pub const MAPPED_BYTES_MAX: u64 = 1 << 44;
+
+impl Backend {
+    pub(super) fn set_mem_table(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
+        let request = FrontendReq::SET_MEM_TABLE;
+        let count = MemRegion::announced(payload).ok_or_else(|| short(request, payload))?;
+        let want = usize::try_from(count).unwrap_or(usize::MAX);
+        if want == 0 || want > REGIONS_MAX {
+            return Err(ProtocolError::RegionCount(count));
+        }
+        let regions = MemRegion::parse_table(payload).ok_or_else(|| short(request, payload))?;
+        if fds.len() != want {
+            return Err(ProtocolError::FdCount { request, want, got: fds.len() });
+        }
+        bounded(regions.iter().map(mapped_by))?;
+        let slots = regions.iter().zip(&fds).map(|(region, fd)| map(region, fd));
+        let slots = slots.collect::<Result<Vec<Region>, ProtocolError>>()?;
+        self.install(slots)
+    }
+
+    pub(super) fn add_mem_reg(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
+        let request = FrontendReq::ADD_MEM_REG;
+        let region = MemRegion::parse_single(payload).ok_or_else(|| short(request, payload))?;
+        let fd = one_fd(request, fds)?;
+        if self.slots.len() >= SLOTS_MAX {
+            return Err(ProtocolError::NoSlot);
+        }
+        let held = self.slots.iter().map(|slot| slot.offset.saturating_add(slot.len));
+        bounded(held.chain([mapped_by(&region)]))?;
+        let mut slots = self.slots.clone();
+        slots.push(map(&region, &fd)?);
+        self.install(slots)
+    }
+
+    pub(super) fn rem_mem_reg(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
+        let request = FrontendReq::REM_MEM_REG;
+        let gone = MemRegion::parse_single(payload).ok_or_else(|| short(request, payload))?;
+        // "For compatibility with existing incorrect implementations, the back-end MAY accept
+        // messages with one file descriptor. [...] MUST close it without using it otherwise."
+        if fds.len() > 1 {
+            return Err(ProtocolError::FdCount { request, want: 0, got: fds.len() });
+        }
+        let is_it = |r: &Region| {
+            (r.guest_addr, r.user_addr, r.len) == (gone.guest_addr, gone.user_addr, gone.size)
+        };
+        let at = self.slots.iter().position(is_it);
+        let at = at.ok_or(ProtocolError::NoSuchRegion { guest_addr: gone.guest_addr })?;
+        let mut slots = self.slots.clone();
+        slots.remove(at);
+        self.install(slots)
+    }
+
+    /// Puts a new table in place, if it is one. Rings that run are restarted in it: the same
+    /// memory may come again at another place or in another file.
+    fn install(&mut self, slots: Vec<Region>) -> Handled {
+        let memory = GuestMemory::new(slots.clone()).map_err(ProtocolError::Table)?;
+        let memory = Arc::new(memory);
+        self.slots = slots;
+        self.memory = Arc::clone(&memory);
+        self.device.set_memory(memory);
+        let mut result = Ok(Done);
+        for ring in 0..self.rings.len() {
+            if let Err(error) = self.restart(ring) {
+                result = Err(error);
+            }
+        }
+        result
+    }
+}
+
+fn mapped_by(region: &MemRegion) -> u64 {
+    region.mmap_offset.saturating_add(region.size)
+}
+
+fn bounded(mapped: impl Iterator<Item = u64>) -> Result<(), ProtocolError> {
+    let bytes = mapped.fold(0, u64::saturating_add);
+    if bytes <= MAPPED_BYTES_MAX {
+        return Ok(());
+    }
+    Err(ProtocolError::MemoryTooLarge { bytes })
+}
+
+fn map(region: &MemRegion, fd: &OwnedFd) -> Result<Region, ProtocolError> {
+    let MemRegion { guest_addr, size, user_addr, mmap_offset } = *region;
+    let mapping = Mapping::new(fd.as_fd(), mmap_offset, size)
+        .map_err(|error| ProtocolError::Map { guest_addr, error })?;
+    let mapping = Arc::new(mapping);
+    Ok(Region { guest_addr, user_addr, len: size, offset: mmap_offset, mapping })
+}

@@ -1,0 +1,306 @@
+//! The messages of single rings, and when a ring starts.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use ring::virtq::{Layout, SIZE_MAX};
+
+use super::{Backend, Done, Handled, Payload, bad_value, no_fd, number, one_fd};
+use crate::device::{Call, Kick, RingSetup};
+use crate::error::ProtocolError;
+use crate::message::{FrontendReq, NO_FD, VringAddr, VringState};
+use crate::{feature, ring_features, sys};
+
+/// What the front-end said about one ring.
+#[derive(Default)]
+pub(super) struct Vring {
+    size: Option<u16>,
+    addr: Option<VringAddr>,
+    base: Option<u32>,
+    kick: Option<Kick>,
+    call: Told,
+    err: Told,
+    /// `None`: as a ring starts.
+    enabled: Option<bool>,
+    running: bool,
+}
+
+impl Vring {
+    /// Back to the start, except for how to tell the front-end: one that does not say it again
+    /// would wait for ever.
+    pub(super) fn forget(&mut self) {
+        let was = std::mem::take(self);
+        *self = Self { call: was.call, err: was.err, ..Self::default() };
+    }
+}
+
+/// How the front-end wants to be told something.
+#[derive(Default)]
+enum Told {
+    /// Not said: in band where that is negotiated, else not at all.
+    #[default]
+    Unsaid,
+    /// Not at all: it polls.
+    No,
+    /// Through a descriptor.
+    Fd(Arc<OwnedFd>),
+}
+
+impl Backend {
+    /// The messages that carry "a vring state description".
+    pub(super) fn vring(&mut self, request: FrontendReq, state: VringState) -> Handled {
+        use FrontendReq as R;
+        let ring = self.ring(u64::from(state.index))?;
+        match request {
+            R::SET_VRING_NUM => self.set_num(ring, state.num),
+            R::SET_VRING_BASE => {
+                // A ring that is moved cannot go on where it is. Front-ends that come back without
+                // GET_VRING_BASE do this (User-Mode Linux, when its driver is loaded again).
+                self.stop_running(ring);
+                self.rings[ring].base = Some(state.num);
+                self.start(ring)
+            }
+            R::GET_VRING_BASE => {
+                self.stop(ring);
+                let num = self.rings[ring].base.unwrap_or(0);
+                Ok(Payload(VringState { num, ..state }.to_bytes()))
+            }
+            R::SET_VRING_ENABLE => {
+                if state.num > 1 {
+                    return Err(bad_value(request, u64::from(state.num)));
+                }
+                self.enable(ring, state.num == 1);
+                Ok(Done)
+            }
+            _ => {
+                // "the ring is also started on the VHOST_USER_VRING_KICK message"
+                self.rings[ring].kick.get_or_insert(Kick::InBand);
+                self.start(ring)?;
+                if self.rings[ring].running {
+                    self.device.kick(name(ring));
+                }
+                Ok(Done)
+            }
+        }
+    }
+
+    fn set_num(&mut self, ring: usize, size: u32) -> Handled {
+        let bad = ProtocolError::QueueSize { ring: name(ring), size };
+        let packed = self.features & feature::RING_PACKED != 0;
+        let Some(size) = u16::try_from(size).ok().filter(|n| (1..=SIZE_MAX).contains(n)) else {
+            return Err(bad);
+        };
+        if !packed && !size.is_power_of_two() {
+            return Err(bad);
+        }
+        if self.rings[ring].size != Some(size) {
+            self.stop_running(ring);
+            self.rings[ring].size = Some(size);
+        }
+        self.start(ring)
+    }
+
+    pub(super) fn set_vring_addr(&mut self, addr: VringAddr) -> Handled {
+        let ring = self.ring(u64::from(addr.index))?;
+        let place = |a: &VringAddr| (a.desc, a.avail, a.used);
+        if self.rings[ring].addr.as_ref().map(place) != Some(place(&addr)) {
+            self.stop_running(ring);
+        }
+        self.rings[ring].addr = Some(addr);
+        if self.serves(ring) && !self.slots.is_empty() {
+            self.layout(ring, &addr, 1)?;
+        }
+        self.start(ring)
+    }
+
+    /// SET_VRING_KICK, SET_VRING_CALL and SET_VRING_ERR.
+    pub(super) fn set_vring_fd(
+        &mut self,
+        request: FrontendReq,
+        payload: &[u8],
+        fds: Vec<OwnedFd>,
+    ) -> Handled {
+        let value = number(request, payload)?;
+        if value & !(NO_FD | 0xff) != 0 {
+            return Err(bad_value(request, value));
+        }
+        let ring = self.ring(value & 0xff)?;
+        let fd = if value & NO_FD != 0 {
+            no_fd(request, &fds)?;
+            None
+        } else {
+            let fd = one_fd(request, fds)?;
+            sys::set_nonblocking(fd.as_fd());
+            Some(Arc::new(fd))
+        };
+        match request {
+            FrontendReq::SET_VRING_CALL => {
+                self.rings[ring].call = fd.map_or(Told::No, Told::Fd);
+                if self.rings[ring].running {
+                    let call = self.told(ring, false);
+                    self.device.set_call(name(ring), call);
+                }
+                Ok(Done)
+            }
+            FrontendReq::SET_VRING_ERR => {
+                self.rings[ring].err = fd.map_or(Told::No, Told::Fd);
+                self.restart(ring)
+            }
+            _ => {
+                // A front-end that kicks in band has no descriptor to give; polling for it would
+                // burn a core beside its kicks.
+                let without = if self.in_band() { Kick::InBand } else { Kick::Poll };
+                let kick = fd.map_or(without, Kick::Fd);
+                self.pause(ring);
+                self.rings[ring].kick = Some(kick);
+                self.start(ring)
+            }
+        }
+    }
+
+    /// Remembers whether a ring is enabled, and tells the device.
+    pub(super) fn enable(&mut self, ring: usize, on: bool) {
+        self.rings[ring].enabled = Some(on);
+        if self.rings[ring].running {
+            self.device.enable(name(ring), on);
+        }
+    }
+
+    /// After SET_FEATURES: rings about which nothing was said follow the rule for their start.
+    pub(super) fn refresh_enabled(&mut self) {
+        for ring in 0..self.rings.len() {
+            if self.rings[ring].running && self.rings[ring].enabled.is_none() {
+                let on = self.is_enabled(ring);
+                self.device.enable(name(ring), on);
+            }
+        }
+    }
+
+    /// After SET_BACKEND_REQ_FD: rings whose calls go in band use the new channel.
+    pub(super) fn refresh_calls(&mut self) {
+        for ring in 0..self.rings.len() {
+            let v = &self.rings[ring];
+            if v.running && matches!(v.call, Told::Unsaid) {
+                let call = self.told(ring, false);
+                self.device.set_call(name(ring), call);
+            }
+        }
+    }
+
+    /// "If VHOST_USER_F_PROTOCOL_FEATURES has not been negotiated, the ring starts directly in the
+    /// enabled state" (Ring states).
+    fn is_enabled(&self, ring: usize) -> bool {
+        let starts_enabled = self.features & feature::PROTOCOL_FEATURES == 0;
+        self.rings[ring].enabled.unwrap_or(starts_enabled)
+    }
+
+    /// Stops a ring, and keeps where it stood. It starts again with the next SET_VRING_KICK.
+    pub(super) fn stop(&mut self, ring: usize) {
+        self.pause(ring);
+        self.rings[ring].kick = None;
+    }
+
+    /// Stops a ring if it runs: what it was started with has changed. What it lies in may be in
+    /// other use by now, so it does not go on by itself.
+    fn stop_running(&mut self, ring: usize) {
+        if self.rings[ring].running {
+            self.stop(ring);
+        }
+    }
+
+    /// Stops a ring that is to go on at once.
+    fn pause(&mut self, ring: usize) {
+        if std::mem::take(&mut self.rings[ring].running)
+            && let Some(base) = self.device.stop(name(ring))
+        {
+            self.rings[ring].base = Some(base);
+        }
+    }
+
+    /// Stops a ring if it runs, and starts it with what is known now.
+    pub(super) fn restart(&mut self, ring: usize) -> Handled {
+        self.pause(ring);
+        self.start(ring)
+    }
+
+    /// Starts a ring if all is known, and it is one to be served, and does not run. One that
+    /// cannot start stays stopped until the front-end kicks it off again.
+    fn start(&mut self, ring: usize) -> Handled {
+        let started = self.try_start(ring);
+        if started.is_err() {
+            self.rings[ring].kick = None;
+        }
+        started.map(|()| Done)
+    }
+
+    fn try_start(&mut self, ring: usize) -> Result<(), ProtocolError> {
+        let v = &self.rings[ring];
+        let (Some(size), Some(addr), Some(base), Some(kick)) = (v.size, v.addr, v.base, &v.kick)
+        else {
+            return Ok(());
+        };
+        if v.running || self.slots.is_empty() || !self.serves(ring) {
+            return Ok(());
+        }
+        let setup = RingSetup {
+            layout: self.layout(ring, &addr, size)?,
+            features: ring_features(self.features),
+            base,
+            kick: kick.clone(),
+            call: self.told(ring, false),
+            err: self.told(ring, true),
+        };
+        let started = self.device.start(name(ring), setup);
+        started.map_err(|error| ProtocolError::Layout { ring: name(ring), error })?;
+        self.rings[ring].running = true;
+        let on = self.is_enabled(ring);
+        self.device.enable(name(ring), on);
+        Ok(())
+    }
+
+    /// Ring addresses as guest addresses. They arrive in the front-end's own address space.
+    fn layout(&self, ring: usize, addr: &VringAddr, size: u16) -> Result<Layout, ProtocolError> {
+        let guest = |part, user_addr| {
+            let outside = ProtocolError::RingOutside { ring: name(ring), part, user_addr };
+            self.memory.user_to_guest(user_addr).ok_or(outside)
+        };
+        Ok(Layout {
+            size,
+            desc: guest("desc", addr.desc)?,
+            driver: guest("avail", addr.avail)?,
+            device: guest("used", addr.used)?,
+        })
+    }
+
+    /// How to tell the driver of used buffers, or that its ring is broken.
+    fn told(&self, ring: usize, broken: bool) -> Option<Call> {
+        let v = &self.rings[ring];
+        match if broken { &v.err } else { &v.call } {
+            Told::Fd(fd) => Some(Call::Fd(Arc::clone(fd))),
+            Told::No => None,
+            Told::Unsaid => {
+                let to = Arc::clone(self.requests.as_ref().filter(|_| self.in_band())?);
+                Some(Call::InBand { to, ring: name(ring), broken })
+            }
+        }
+    }
+
+    /// Checks a ring index from a message.
+    fn ring(&self, index: u64) -> Result<usize, ProtocolError> {
+        let at = usize::try_from(index).ok().filter(|at| *at < self.rings.len());
+        at.ok_or(ProtocolError::Ring { index, rings: name(self.rings.len()) })
+    }
+
+    /// Whether a ring is a data ring. With a control queue and without MQ, ring 2 is the control
+    /// queue (virtio 1.3, 5.1.2); with MQ it comes after the last pair.
+    fn serves(&self, ring: usize) -> bool {
+        let control_at_2 = self.features & (feature::CTRL_VQ | feature::MQ) == feature::CTRL_VQ;
+        let queues = usize::from(self.device.queues_max());
+        ring < if control_at_2 { queues.min(2) } else { queues }
+    }
+}
+
+/// A ring's index as messages and devices have it; there are at most 33.
+fn name(ring: usize) -> u16 {
+    u16::try_from(ring).expect("few rings")
+}

@@ -1,0 +1,162 @@
+//! A back-end on its socket.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use crate::backend::Backend;
+use crate::device::Device;
+use crate::error::{ConnectionError, ProtocolError};
+use crate::message::{FDS_MAX, HEADER_LEN, Header, Message, PAYLOAD_MAX};
+use crate::sys::{self, Received};
+
+/// Messages handled in one call of [`Connection::on_readable`]: a front-end that floods its socket
+/// does not keep the thread that serves them all.
+const BURST_MESSAGES: usize = 32;
+/// Refusals kept for the log.
+const REFUSALS_MAX: usize = 8;
+
+/// One front-end's connection. Register it (it is [`AsFd`]) level-triggered, and call
+/// [`on_readable`](Self::on_readable) when it is.
+pub struct Connection {
+    stream: UnixStream,
+    backend: Backend,
+    assembly: Assembly,
+    refusals: Vec<ProtocolError>,
+}
+
+/// A message on its way in. Never reads beyond the end of a message, so that descriptors belong
+/// to the message they came with.
+#[derive(Default)]
+struct Assembly {
+    head: [u8; HEADER_LEN],
+    payload: Vec<u8>,
+    /// Bytes of header and payload that have come.
+    got: usize,
+    fds: Vec<OwnedFd>,
+}
+
+impl Assembly {
+    /// Where the next bytes go; empty when the message is whole.
+    fn room(&mut self) -> &mut [u8] {
+        match self.got.checked_sub(HEADER_LEN) {
+            None => &mut self.head[self.got..],
+            Some(got) => &mut self.payload[got..],
+        }
+    }
+
+    /// Counts bytes that came; checks the header when it is complete. Whether the message is whole.
+    fn advance(&mut self, bytes: usize) -> Result<bool, ProtocolError> {
+        self.got += bytes;
+        if self.got == HEADER_LEN {
+            let header = Header::parse(&self.head);
+            let Header { request, flags, size } = header;
+            if !header.version_ok() {
+                return Err(ProtocolError::Version { flags });
+            }
+            if header.is_reply() {
+                return Err(ProtocolError::UnexpectedReply { request });
+            }
+            let len = usize::try_from(size).ok().filter(|len| *len <= PAYLOAD_MAX);
+            let len = len.ok_or(ProtocolError::TooLong { request, size })?;
+            self.payload = vec![0; len];
+        }
+        Ok(self.got >= HEADER_LEN && self.room().is_empty())
+    }
+
+    fn take(&mut self) -> (Message, Vec<OwnedFd>) {
+        let whole = std::mem::take(self);
+        let header = Header::parse(&whole.head);
+        let message =
+            Message { request: header.request, flags: header.flags, payload: whole.payload };
+        (message, whole.fds)
+    }
+}
+
+impl Connection {
+    /// A back-end on a stream that was just accepted or connected.
+    pub fn new(stream: UnixStream, backend: Backend) -> Self {
+        Self { stream, backend, assembly: Assembly::default(), refusals: Vec::new() }
+    }
+
+    /// The protocol's state.
+    pub fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    /// What was refused since the last call, at most a few; the connection stood.
+    pub fn take_refusals(&mut self) -> Vec<ProtocolError> {
+        std::mem::take(&mut self.refusals)
+    }
+
+    /// Closes the socket, stops and resets the device, and gives it back for the next connection.
+    pub fn close(self) -> Box<dyn Device> {
+        self.backend.close()
+    }
+
+    /// Reads and handles what is there, without waiting.
+    ///
+    /// # Errors
+    /// [`ConnectionError`] when the connection is over; call [`close`](Self::close) then.
+    pub fn on_readable(&mut self) -> Result<(), ConnectionError> {
+        for _ in 0..BURST_MESSAGES {
+            if !self.read_message()? {
+                return Ok(());
+            }
+            let (message, fds) = self.assembly.take();
+            let outcome = self.backend.handle(&message, fds)?;
+            if let Some(error) = outcome.refused
+                && self.refusals.len() < REFUSALS_MAX
+            {
+                self.refusals.push(error);
+            }
+            if let Some(reply) = outcome.reply
+                && !self.reply(&reply)?
+            {
+                return Err(ConnectionError::NotReading);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a whole message has come.
+    fn read_message(&mut self) -> Result<bool, ConnectionError> {
+        loop {
+            let mut fds = std::mem::take(&mut self.assembly.fds);
+            let got = sys::recv(self.stream.as_fd(), self.assembly.room(), &mut fds);
+            self.assembly.fds = fds;
+            match got? {
+                Received::Nothing => return Ok(false),
+                Received::TooManyFds => return Err(ProtocolError::TooManyFds.into()),
+                Received::Closed if self.assembly.got == 0 => return Err(ConnectionError::Closed),
+                Received::Closed => {
+                    return Err(ProtocolError::Truncated { got: self.assembly.got }.into());
+                }
+                Received::Bytes(bytes) => {
+                    if self.assembly.advance(bytes)? {
+                        debug_assert!(self.assembly.fds.len() <= FDS_MAX);
+                        return Ok(true);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends a reply; `false` when the front-end leaves no room for it.
+    fn reply(&self, reply: &Message) -> Result<bool, ConnectionError> {
+        match sys::send(self.stream.as_fd(), &reply.to_bytes(), &[]) {
+            Ok(sent) => Ok(sent),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ConnectionError::Closed),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests;

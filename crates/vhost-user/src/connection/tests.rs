@@ -1,0 +1,205 @@
+use super::*;
+use crate::backend::{Options, PROTOCOL_FEATURES};
+use crate::fake::{Did, Fake};
+use crate::message::{FrontendReq, MemRegion};
+use ConnectionError as C;
+use ProtocolError as E;
+use shm::Mapping;
+
+fn pair() -> (UnixStream, Connection, Fake) {
+    let (front, back) = UnixStream::pair().unwrap();
+    let fake = Fake::default();
+    let options = Options { protocol_features: PROTOCOL_FEATURES };
+    let backend = Backend::new(Box::new(fake.clone()), options);
+    (front, Connection::new(back, backend), fake)
+}
+
+fn send(front: &UnixStream, bytes: &[u8]) {
+    assert!(sys::send(front.as_fd(), bytes, &[]).unwrap());
+}
+
+fn header(request: u32, flags: u32, size: u32) -> Vec<u8> {
+    [request, flags, size].map(u32::to_ne_bytes).concat()
+}
+
+fn fails(bytes: &[u8]) -> C {
+    let (front, mut connection, _) = pair();
+    send(&front, bytes);
+    drop(front);
+    loop {
+        if let Err(error) = connection.on_readable() {
+            assert!(!error.to_string().is_empty());
+            return error;
+        }
+    }
+}
+
+#[test]
+fn headers_that_make_no_sense_end_the_connection() {
+    assert!(matches!(fails(b""), C::Closed));
+    assert!(matches!(fails(&header(1, 1, 0)[..5]), C::Protocol(E::Truncated { got: 5 })));
+    assert!(matches!(fails(&header(2, 1, 8)), C::Protocol(E::Truncated { got: 12 })));
+    assert!(matches!(fails(&header(1, 2, 0)), C::Protocol(E::Version { flags: 2 })));
+    assert!(matches!(fails(&header(1, 5, 0)), C::Protocol(E::UnexpectedReply { request: 1 })));
+    let long = header(5, 1, 4097);
+    assert!(matches!(fails(&long), C::Protocol(E::TooLong { request: 5, size: 4097 })));
+    assert!(matches!(fails(&header(99, 1, 0)), C::Protocol(E::UnknownRequest(99))));
+    assert!(matches!(fails(&header(2, 9, 4)), C::Protocol(E::Truncated { .. })));
+}
+
+#[test]
+fn message_in_pieces_is_put_together_with_its_descriptor() {
+    let (front, mut connection, fake) = pair();
+    let mapping = Mapping::memfd("t", 4096).unwrap();
+    let region = MemRegion { guest_addr: 0, size: 4096, user_addr: 0, mmap_offset: 0 };
+    let payload = MemRegion::table_to_bytes(&[region]);
+    let bytes = Message::request(FrontendReq::SET_MEM_TABLE, payload, false).to_bytes();
+    for (i, byte) in bytes.iter().enumerate() {
+        assert_eq!(fake.did(), []);
+        let fds = [mapping.fd().unwrap()];
+        sys::send(front.as_fd(), &[*byte], if i == 0 { &fds } else { &[] }).unwrap();
+        connection.on_readable().unwrap();
+    }
+    assert_eq!(fake.did(), [Did::Memory(1)]);
+}
+
+#[test]
+fn descriptors_stay_with_the_message_they_came_with() {
+    let (front, mut connection, fake) = pair();
+    let mapping = Mapping::memfd("t", 4096).unwrap();
+    let region = MemRegion { guest_addr: 0, size: 4096, user_addr: 0, mmap_offset: 0 };
+    let owner = Message::request(FrontendReq::SET_OWNER, vec![], false).to_bytes();
+    let table = MemRegion::table_to_bytes(&[region]);
+    let table = Message::request(FrontendReq::SET_MEM_TABLE, table, false).to_bytes();
+    for _ in 0..5 {
+        send(&front, &owner);
+        sys::send(front.as_fd(), &table, &[mapping.fd().unwrap()]).unwrap();
+    }
+    connection.on_readable().unwrap();
+    assert_eq!(fake.did(), vec![Did::Memory(1); 5]);
+}
+
+#[test]
+fn flood_is_served_in_bursts_and_unread_replies_end_it() {
+    let (front, mut connection, _) = pair();
+    let get = Message::request(FrontendReq::GET_FEATURES, vec![], false).to_bytes();
+    send(&front, &get.repeat(BURST_MESSAGES + 1));
+    connection.on_readable().unwrap();
+    let mut buf = [0; 4096];
+    let got = sys::recv(front.as_fd(), &mut buf, &mut Vec::new()).unwrap();
+    assert_eq!(got, Received::Bytes(20 * BURST_MESSAGES));
+    let error = loop {
+        let _ = sys::send(front.as_fd(), &get.repeat(BURST_MESSAGES), &[]);
+        if let Err(error) = connection.on_readable() {
+            break error;
+        }
+    };
+    assert!(matches!(error, C::NotReading), "{error}");
+}
+
+#[test]
+fn too_many_descriptors_end_the_connection() {
+    let (front, mut connection, _) = pair();
+    let event = sys::eventfd().unwrap();
+    let fds = vec![event.as_fd(); FDS_MAX];
+    sys::send(front.as_fd(), &header(1, 1, 8), &fds).unwrap();
+    sys::send(front.as_fd(), &[0], &fds).unwrap();
+    let error = connection.on_readable().unwrap_err();
+    assert!(matches!(error, C::Protocol(E::TooManyFds)), "{error}");
+}
+
+#[test]
+fn refusals_are_kept_for_the_log_but_not_without_bound() {
+    let (front, mut connection, _) = pair();
+    let ack = crate::message::ProtocolFeatures::REPLY_ACK.bits().to_ne_bytes().to_vec();
+    send(&front, &Message::request(FrontendReq::SET_PROTOCOL_FEATURES, ack, false).to_bytes());
+    for _ in 0..20 {
+        send(&front, &header(99, 9, 0));
+    }
+    connection.on_readable().unwrap();
+    assert_eq!(connection.take_refusals().len(), REFUSALS_MAX);
+    assert!(connection.take_refusals().is_empty());
+    let device = connection.close();
+    assert_eq!(device.queues_max(), 32);
+}
+
+#[test]
+fn socket_that_fails_is_an_os_error() {
+    use rustix::net::{AddressFamily, SocketType, socket};
+    let lone = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    let options = Options { protocol_features: PROTOCOL_FEATURES };
+    let backend = Backend::new(Box::new(Fake::default()), options);
+    let mut connection = Connection::new(lone.into(), backend);
+    let error = connection.on_readable().unwrap_err();
+    assert!(matches!(error, C::Os(_)), "{error}");
+}
+
+/// The front-end of the `vhost` crate (Cloud Hypervisor's), every request acknowledged.
+#[test]
+fn front_end_of_the_vhost_crate_is_served() {
+    use std::os::fd::AsRawFd;
+    use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag};
+    use vhost::vhost_user::{Frontend, VhostUserFrontend};
+    use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+    use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+    let (stream, mut connection, fake) = pair();
+    let server = std::thread::spawn(move || {
+        loop {
+            sys::wait_readable(connection.as_fd(), std::time::Duration::from_secs(10)).unwrap();
+            if let Err(error) = connection.on_readable() {
+                return (error, connection.take_refusals().len());
+            }
+        }
+    });
+    let mut front = Frontend::from_stream(stream, 32);
+    front.set_owner().unwrap();
+    let features = front.get_features().unwrap();
+    assert_ne!(features & crate::feature::PROTOCOL_FEATURES, 0);
+    let protocol = front.get_protocol_features().unwrap();
+    assert_eq!(protocol, PROTOCOL_FEATURES);
+    front.set_protocol_features(protocol).unwrap();
+    front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+    front.set_features(features & !crate::feature::RING_PACKED).unwrap();
+    assert_eq!(front.get_queue_num().unwrap(), 16);
+    assert_eq!(front.get_max_mem_slots().unwrap(), 509);
+    let mapping = Mapping::memfd("t", 1 << 20).unwrap();
+    let region = |guest_phys_addr: u64| VhostUserMemoryRegionInfo {
+        guest_phys_addr,
+        memory_size: 1 << 20,
+        userspace_addr: guest_phys_addr + (1 << 40),
+        mmap_offset: 0,
+        mmap_handle: mapping.fd().unwrap().as_raw_fd(),
+    };
+    front.set_mem_table(&[region(0)]).unwrap();
+    front.add_mem_region(&region(1 << 30)).unwrap();
+    front.remove_mem_region(&region(1 << 30)).unwrap();
+    front.remove_mem_region(&region(1 << 30)).unwrap_err();
+    let (_, config) = front.get_config(0, 12, VhostUserConfigFlags::WRITABLE, &[0; 12]).unwrap();
+    assert_eq!(config[6..], [1, 0, 16, 0, 220, 5][..]);
+    let event = EventFd::new(EFD_NONBLOCK).unwrap();
+    let rings = VringConfigData {
+        queue_max_size: 256,
+        queue_size: 256,
+        flags: 0,
+        desc_table_addr: 1 << 40,
+        used_ring_addr: (1 << 40) + 0x4000,
+        avail_ring_addr: (1 << 40) + 0x8000,
+        log_addr: None,
+    };
+    front.set_vring_num(1, 256).unwrap();
+    front.set_vring_base(1, 77).unwrap();
+    front.set_vring_addr(1, &rings).unwrap();
+    front.set_vring_call(1, &event).unwrap();
+    front.set_vring_kick(1, &event).unwrap();
+    front.set_vring_err(1, &event).unwrap();
+    front.set_vring_enable(1, true).unwrap();
+    assert_eq!(fake.state().setups[&1].layout.driver, 0x8000);
+    assert_eq!(front.get_vring_base(1).unwrap(), 77);
+    front.reset_device().unwrap();
+    assert_eq!(fake.did().last(), Some(&Did::Reset));
+    drop(front);
+    let (error, refusals) = server.join().unwrap();
+    assert!(matches!(error, C::Closed), "{error}");
+    assert_eq!(refusals, 1);
+}

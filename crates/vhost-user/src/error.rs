@@ -1,0 +1,338 @@
+//! What a front-end can do wrong, and what it costs.
+
+use std::fmt;
+use std::io;
+
+use ring::virtq::LayoutError;
+use shm::{MapError, TableError};
+
+use crate::backend::MAPPED_BYTES_MAX;
+use crate::device::Refused;
+use crate::message::{CONFIG_MAX, FDS_MAX, FrontendReq, PAYLOAD_MAX, REGIONS_MAX};
+
+/// A front-end broke the protocol, or asked for what cannot be. With REPLY_ACK and need_reply it
+/// is told so and the connection stands (except where [`is_fatal`](Self::is_fatal)); otherwise the
+/// connection is closed. Nothing beyond it is ever lost.
+#[derive(Debug)]
+pub enum ProtocolError {
+    /// The version bits of the header are not 1.
+    Version {
+        /// Flags of the header.
+        flags: u32,
+    },
+    /// A reply where a request belongs.
+    UnexpectedReply {
+        /// Number of the request.
+        request: u32,
+    },
+    /// A payload longer than any of the specification.
+    TooLong {
+        /// Number of the request.
+        request: u32,
+        /// Bytes announced.
+        size: u32,
+    },
+    /// More descriptors at once than any message takes.
+    TooManyFds,
+    /// The connection ended inside a message.
+    Truncated {
+        /// Bytes of the message that had come.
+        got: usize,
+    },
+    /// A payload shorter than its message needs.
+    Payload {
+        /// The request.
+        request: FrontendReq,
+        /// Bytes that came.
+        got: usize,
+    },
+    /// A wrong number of descriptors.
+    FdCount {
+        /// The request.
+        request: FrontendReq,
+        /// How many it takes.
+        want: usize,
+        /// How many came.
+        got: usize,
+    },
+    /// A request that we do not know.
+    UnknownRequest(u32),
+    /// A request of a feature that we do not offer.
+    NotOffered(FrontendReq),
+    /// A request of a protocol feature that was not negotiated.
+    NotNegotiated {
+        /// The request.
+        request: FrontendReq,
+        /// The protocol feature's bit.
+        bit: u32,
+    },
+    /// Feature bits that were not offered.
+    Features {
+        /// Those bits.
+        extra: u64,
+    },
+    /// Protocol feature bits that were not offered.
+    ProtocolFeatures {
+        /// Those bits.
+        extra: u64,
+    },
+    /// INBAND_NOTIFICATIONS without BACKEND_REQ and REPLY_ACK.
+    InBand,
+    /// No ring has this index.
+    Ring {
+        /// The index.
+        index: u64,
+        /// How many there are.
+        rings: u16,
+    },
+    /// A queue size that no ring can have.
+    QueueSize {
+        /// Which ring.
+        ring: u16,
+        /// The size.
+        size: u32,
+    },
+    /// A ring address outside the front-end's memory table.
+    RingOutside {
+        /// Which ring.
+        ring: u16,
+        /// `desc`, `avail` or `used`.
+        part: &'static str,
+        /// The address, of the front-end's address space.
+        user_addr: u64,
+    },
+    /// A ring cannot start where it lies.
+    Layout {
+        /// Which ring.
+        ring: u16,
+        /// Why not.
+        error: LayoutError,
+    },
+    /// A number that the message does not allow.
+    Value {
+        /// The request.
+        request: FrontendReq,
+        /// The number.
+        value: u64,
+    },
+    /// SET_MEM_TABLE with no region, or too many.
+    RegionCount(u32),
+    /// More address space than one front-end may take from this process.
+    MemoryTooLarge {
+        /// Bytes that would be mapped.
+        bytes: u64,
+    },
+    /// ADD_MEM_REG with every slot in use.
+    NoSlot,
+    /// REM_MEM_REG of a region that is not there.
+    NoSuchRegion {
+        /// Its guest address.
+        guest_addr: u64,
+    },
+    /// A region cannot be mapped.
+    Map {
+        /// Its guest address.
+        guest_addr: u64,
+        /// Why not.
+        error: MapError,
+    },
+    /// The regions make no table.
+    Table(TableError),
+    /// A write to configuration space, all of which is read-only.
+    ConfigReadOnly,
+    /// The device refused the MTU.
+    Mtu {
+        /// The MTU.
+        mtu: u64,
+        /// Why.
+        why: Refused,
+    },
+}
+
+impl ProtocolError {
+    /// Whether it ends the connection even where the front-end could be told: the stream is out of
+    /// step, or the specification asks for it.
+    pub fn is_fatal(&self) -> bool {
+        matches!(
+            self,
+            Self::Version { .. }
+                | Self::UnexpectedReply { .. }
+                | Self::TooLong { .. }
+                | Self::TooManyFds
+                | Self::Truncated { .. }
+                | Self::InBand
+        )
+    }
+
+    /// Whether the connection stands even where the front-end cannot be told: the specification
+    /// asks to refuse it, and no state is in doubt.
+    pub fn is_harmless(&self) -> bool {
+        matches!(self, Self::ConfigReadOnly)
+    }
+}
+
+impl fmt::Display for ProtocolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version { .. }
+            | Self::UnexpectedReply { .. }
+            | Self::TooLong { .. }
+            | Self::TooManyFds
+            | Self::Truncated { .. }
+            | Self::Payload { .. }
+            | Self::FdCount { .. } => self.fmt_framing(f),
+            Self::UnknownRequest(_)
+            | Self::NotOffered(_)
+            | Self::NotNegotiated { .. }
+            | Self::Features { .. }
+            | Self::ProtocolFeatures { .. }
+            | Self::InBand => self.fmt_negotiation(f),
+            _ => self.fmt_content(f),
+        }
+    }
+}
+
+impl ProtocolError {
+    fn fmt_framing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version { flags } => write!(
+                f,
+                "message header with flags {flags:#x}, not vhost-user version 1: is the peer a \
+                 vhost-user front-end?"
+            ),
+            Self::UnexpectedReply { request } => write!(
+                f,
+                "a reply (to request {request}) where a request belongs: are both ends back-ends?"
+            ),
+            Self::TooLong { request, size } => write!(
+                f,
+                "request {request} announces {size} bytes of payload, at most {PAYLOAD_MAX} are \
+                 taken"
+            ),
+            Self::TooManyFds => {
+                write!(f, "more than {FDS_MAX} descriptors with one message")
+            }
+            Self::Truncated { got } => {
+                write!(f, "the front-end left after {got} bytes of a message")
+            }
+            Self::Payload { request, got } => {
+                write!(f, "{request:?} with a payload of {got} bytes, which is too short")
+            }
+            Self::FdCount { request, want, got } => {
+                write!(f, "{request:?} with {got} descriptors in place of {want}")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn fmt_negotiation(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownRequest(n) => {
+                write!(f, "request {n} is not of the vhost-user protocol as known here")
+            }
+            Self::NotOffered(request) => {
+                write!(f, "{request:?} belongs to a feature that was not offered")
+            }
+            Self::NotNegotiated { request, bit } => write!(
+                f,
+                "{request:?} needs protocol feature bit {bit}, which the front-end did not \
+                 negotiate"
+            ),
+            Self::Features { extra } => {
+                write!(f, "SET_FEATURES with bits that were not offered: {extra:#x}")
+            }
+            Self::ProtocolFeatures { extra } => {
+                write!(f, "SET_PROTOCOL_FEATURES with bits that were not offered: {extra:#x}")
+            }
+            Self::InBand => write!(
+                f,
+                "in-band notifications negotiated without BACKEND_REQ and REPLY_ACK; the front-end \
+                 must take all three or none"
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn fmt_content(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ring { index, rings } => {
+                write!(f, "ring index {index}: there are {rings} rings")
+            }
+            Self::QueueSize { ring, size } => write!(
+                f,
+                "ring {ring} with queue size {size}: 1 to 32768, and a power of two unless packed"
+            ),
+            Self::RingOutside { ring, part, user_addr } => write!(
+                f,
+                "ring {ring}: {part} address {user_addr:#x} is in no region of the memory table; \
+                 is guest memory shared (share=on)?"
+            ),
+            Self::Layout { ring, error } => write!(f, "ring {ring} cannot start: {error}"),
+            Self::Value { request, value } => {
+                write!(f, "{request:?} with {value:#x}, which it does not allow")
+            }
+            Self::RegionCount(n) => {
+                write!(f, "SET_MEM_TABLE with {n} regions: 1 to {REGIONS_MAX} are taken")
+            }
+            Self::MemoryTooLarge { bytes } => write!(
+                f,
+                "memory table of {bytes:#x} bytes (file offsets included): at most \
+                 {MAPPED_BYTES_MAX:#x} are mapped for one front-end"
+            ),
+            Self::NoSlot => write!(f, "ADD_MEM_REG with every memory slot in use"),
+            Self::NoSuchRegion { guest_addr } => {
+                write!(f, "REM_MEM_REG of a region at {guest_addr:#x} that was never added")
+            }
+            Self::Map { guest_addr, error } => {
+                write!(f, "memory region at guest address {guest_addr:#x}: {error}")
+            }
+            Self::Table(error) => write!(f, "memory table: {error}"),
+            Self::ConfigReadOnly => write!(
+                f,
+                "SET_CONFIG of read-only configuration (at most {CONFIG_MAX} bytes): refused"
+            ),
+            Self::Mtu { mtu, why } => write!(f, "MTU {mtu} refused: {why}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for ProtocolError {}
+
+/// Why a connection ended.
+#[derive(Debug)]
+pub enum ConnectionError {
+    /// The front-end closed it. Nothing is wrong.
+    Closed,
+    /// The front-end broke the protocol.
+    Protocol(ProtocolError),
+    /// The front-end does not read our replies.
+    NotReading,
+    /// The system said so.
+    Os(io::Error),
+}
+
+impl fmt::Display for ConnectionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => write!(f, "the front-end closed the connection"),
+            Self::Protocol(error) => write!(f, "{error}"),
+            Self::NotReading => write!(f, "the front-end does not read replies"),
+            Self::Os(error) => write!(f, "the socket failed: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for ConnectionError {}
+
+impl From<ProtocolError> for ConnectionError {
+    fn from(error: ProtocolError) -> Self {
+        Self::Protocol(error)
+    }
+}
+
+impl From<io::Error> for ConnectionError {
+    fn from(error: io::Error) -> Self {
+        Self::Os(error)
+    }
+}

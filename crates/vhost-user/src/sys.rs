@@ -1,0 +1,493 @@
+//! Every system call of this room.
+//!
+//! No `unsafe`: `rustix` has safe forms of all that is needed. Reads and writes on a peer's
+//! descriptors never wait: descriptors received are made non-blocking, socket calls carry
+//! MSG_DONTWAIT. One hole is left open knowingly: an eventfd's O_NONBLOCK belongs to both
+//! processes, so a front-end *process* (not its guest) that clears it and fills the counter can
+//! make a signal wait. Linux has no per-call form for eventfd writes.
+
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use crate::message::FDS_MAX;
+
+/// Longest socket path, in bytes, without the final zero (`struct sockaddr_un`).
+pub const PATH_MAX: usize = 107;
+
+/// Why a socket could not be had.
+#[derive(Debug)]
+pub enum SocketError {
+    /// The path does not fit a socket address.
+    PathTooLong(PathBuf),
+    /// The directory does not exist.
+    NoDirectory(PathBuf),
+    /// Another process listens there.
+    Busy(PathBuf),
+    /// Something that is no socket is there.
+    NotASocket(PathBuf),
+    /// Nobody listens there (yet).
+    NobodyListens(PathBuf),
+    /// Nobody connected in time.
+    NobodyConnects(PathBuf),
+    /// The system refused.
+    Os {
+        /// What was tried: `listen`, `connect` or `accept`.
+        what: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+impl fmt::Display for SocketError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PathTooLong(path) => write!(
+                f,
+                "socket path {} has {} bytes, a socket address holds {PATH_MAX}: use a shorter one",
+                path.display(),
+                path.as_os_str().len()
+            ),
+            Self::NoDirectory(path) => write!(
+                f,
+                "socket {}: its directory does not exist; create it first",
+                path.display()
+            ),
+            Self::Busy(path) => write!(
+                f,
+                "socket {}: another process listens there; stop it or choose another path",
+                path.display()
+            ),
+            Self::NotASocket(path) => write!(
+                f,
+                "socket {}: something else has that name; remove it or choose another path",
+                path.display()
+            ),
+            Self::NobodyListens(path) => write!(
+                f,
+                "socket {}: nobody listens there; start the other side first, or swap \
+                 mode=client and mode=server",
+                path.display()
+            ),
+            Self::NobodyConnects(path) => write!(
+                f,
+                "socket {}: nobody connected in time; is the other side in client mode?",
+                path.display()
+            ),
+            Self::Os { what, path, error } => {
+                write!(f, "socket {}: {what} failed: {error}", path.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for SocketError {}
+
+/// A listening socket; its name is removed with it.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    /// Device and inode of the name we made, so as not to remove another's.
+    made: Option<(u64, u64)>,
+}
+
+impl Listener {
+    /// Listens at `path`. A socket that a dead process left there is replaced.
+    ///
+    /// # Errors
+    /// [`SocketError`] says what stands in the way.
+    pub fn bind(path: &Path) -> Result<Self, SocketError> {
+        check_path(path)?;
+        let socket = match UnixListener::bind(path) {
+            Ok(socket) => socket,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => rebind(path)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(SocketError::NoDirectory(path.into()));
+            }
+            Err(error) => return Err(os("listen", path, error)),
+        };
+        socket.set_nonblocking(true).map_err(|error| os("listen", path, error))?;
+        let made = std::fs::symlink_metadata(path).ok().map(|m| (m.dev(), m.ino()));
+        Ok(Self { socket, path: path.into(), made })
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next connection; `None` when nobody waits.
+    ///
+    /// # Errors
+    /// [`SocketError::Os`], for instance when descriptors ran out.
+    pub fn accept(&self) -> Result<Option<UnixStream>, SocketError> {
+        match self.socket.accept() {
+            Ok((stream, _)) => Ok(Some(stream)),
+            Err(error) if transient(&error) => Ok(None),
+            Err(error) => Err(os("accept", &self.path, error)),
+        }
+    }
+
+    /// The next connection, waited for.
+    ///
+    /// # Errors
+    /// [`SocketError::NobodyConnects`] after `timeout`; or as [`accept`](Self::accept).
+    pub fn accept_within(&self, timeout: Duration) -> Result<UnixStream, SocketError> {
+        let deadline = std::time::Instant::now() + timeout;
+        loop {
+            if let Some(stream) = self.accept()? {
+                return Ok(stream);
+            }
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            let ready = wait_readable(self.socket.as_fd(), left);
+            if !ready.map_err(|error| os("accept", &self.path, error))? {
+                return Err(SocketError::NobodyConnects(self.path.clone()));
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let there = std::fs::symlink_metadata(&self.path).ok().map(|m| (m.dev(), m.ino()));
+        if there.is_some() && there == self.made {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn os(what: &'static str, path: &Path, error: io::Error) -> SocketError {
+    SocketError::Os { what, path: path.into(), error }
+}
+
+fn transient(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
+    matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted)
+}
+
+fn check_path(path: &Path) -> Result<(), SocketError> {
+    if path.as_os_str().len() > PATH_MAX {
+        return Err(SocketError::PathTooLong(path.into()));
+    }
+    Ok(())
+}
+
+/// The name is taken: by a living process, by a dead one's socket, or by something else.
+fn rebind(path: &Path) -> Result<UnixListener, SocketError> {
+    let kind = std::fs::symlink_metadata(path).map_err(|error| os("listen", path, error))?;
+    if !kind.file_type().is_socket() {
+        return Err(SocketError::NotASocket(path.into()));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+        _ => return Err(SocketError::Busy(path.into())),
+    }
+    std::fs::remove_file(path).map_err(|error| os("listen", path, error))?;
+    UnixListener::bind(path).map_err(|error| os("listen", path, error))
+}
+
+/// Connects to the socket at `path`.
+///
+/// # Errors
+/// [`SocketError`]; [`NobodyListens`](SocketError::NobodyListens) is the one worth another try.
+pub fn connect(path: &Path) -> Result<UnixStream, SocketError> {
+    check_path(path)?;
+    UnixStream::connect(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            SocketError::NobodyListens(path.into())
+        }
+        _ => os("connect", path, error),
+    })
+}
+
+/// What one [`recv`] brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// So many bytes, at least one.
+    Bytes(usize),
+    /// Nothing now.
+    Nothing,
+    /// The peer closed.
+    Closed,
+    /// More descriptors came at once than [`FDS_MAX`]; the rest are closed.
+    TooManyFds,
+}
+
+/// Reads into `buf` without waiting; descriptors are added to `fds`.
+///
+/// # Errors
+/// Whatever the system says, except "again" and "interrupted".
+pub fn recv(
+    socket: BorrowedFd<'_>,
+    buf: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = loop {
+        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buf)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            other => break other,
+        }
+    };
+    let got = match got {
+        Ok(got) => got,
+        Err(Errno::AGAIN) => return Ok(Received::Nothing),
+        Err(Errno::CONNRESET) => return Ok(Received::Closed),
+        Err(error) => return Err(error.into()),
+    };
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > FDS_MAX {
+        return Ok(Received::TooManyFds);
+    }
+    Ok(if got.bytes == 0 { Received::Closed } else { Received::Bytes(got.bytes) })
+}
+
+/// Sends all of `bytes` with `fds` beside them, without waiting. Whether all of it went; a
+/// socket that takes only a part has a peer that does not read.
+///
+/// # Errors
+/// Whatever the system says.
+pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors"));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    loop {
+        match rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
+            Ok(sent) => return Ok(sent == bytes.len()),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// A new eventfd, non-blocking, at zero.
+///
+/// # Errors
+/// When descriptors ran out.
+pub fn eventfd() -> io::Result<OwnedFd> {
+    Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// A new pipe, both ends non-blocking: (read end, write end).
+///
+/// # Errors
+/// When descriptors ran out.
+pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    use rustix::pipe::PipeFlags;
+    Ok(rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?)
+}
+
+/// Writes the eight bytes that make an eventfd (or a pipe, or a socket) readable. One system
+/// call; errors are of no use to the caller and are dropped.
+#[inline]
+pub fn signal(fd: BorrowedFd<'_>) {
+    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+}
+
+/// Writes a short message in one piece. `false`: there is no room now. A peer that is gone counts
+/// as having been told.
+pub fn write_whole(fd: BorrowedFd<'_>, bytes: &[u8]) -> bool {
+    !matches!(rustix::io::write(fd, bytes), Err(Errno::AGAIN))
+}
+
+/// Reads away what [`signal`] wrote, from an eventfd or a pipe; whether there was any. Bounded:
+/// a peer that keeps writing does not keep the caller.
+pub fn drain(fd: BorrowedFd<'_>) -> bool {
+    let mut buf = [0_u8; 512];
+    matches!(rustix::io::read(fd, &mut buf), Ok(n) if n > 0)
+}
+
+/// Makes a received descriptor non-blocking. Failure leaves it as it is.
+pub fn set_nonblocking(fd: BorrowedFd<'_>) {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    if let Ok(flags) = fcntl_getfl(fd)
+        && !flags.contains(OFlags::NONBLOCK)
+    {
+        let _ = fcntl_setfl(fd, flags | OFlags::NONBLOCK);
+    }
+}
+
+/// Waits until `fd` is readable (or closed by the peer); `false` after `timeout`.
+///
+/// # Errors
+/// Whatever the system says.
+pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
+    let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
+    let limit = Timespec { tv_sec: seconds, tv_nsec: i64::from(timeout.subsec_nanos()) };
+    match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dir(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("pvswitch-sys-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    #[test]
+    fn socket_paths_that_cannot_be() {
+        let dir = dir("paths");
+        let long = dir.join("x".repeat(120));
+        assert!(matches!(Listener::bind(&long), Err(SocketError::PathTooLong(_))));
+        assert!(matches!(connect(&long), Err(SocketError::PathTooLong(_))));
+        let nowhere = dir.join("nowhere/s");
+        assert!(matches!(Listener::bind(&nowhere), Err(SocketError::NoDirectory(_))));
+        assert!(matches!(connect(&nowhere), Err(SocketError::NobodyListens(_))));
+        let file = dir.join("file");
+        std::fs::write(&file, "x").unwrap();
+        assert!(matches!(Listener::bind(&file), Err(SocketError::NotASocket(_))));
+        assert!(matches!(
+            connect(&dir),
+            Err(SocketError::NobodyListens(_) | SocketError::Os { .. })
+        ));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_living_listener_is_busy_and_a_dead_ones_socket_is_replaced() {
+        let dir = dir("busy");
+        let path = dir.join("s");
+        let first = Listener::bind(&path).unwrap();
+        assert_eq!(first.path(), path);
+        assert!(matches!(Listener::bind(&path), Err(SocketError::Busy(_))));
+        drop(first);
+        assert!(!path.exists(), "the name goes with the listener");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "a dead process leaves its name");
+        let second = Listener::bind(&path).unwrap();
+        assert!(second.accept().unwrap().is_none());
+        let client = connect(&path).unwrap();
+        let server = second.accept_within(Duration::from_secs(5)).unwrap();
+        send(client.as_fd(), b"hello", &[]).unwrap();
+        let mut buf = [0; 8];
+        assert!(wait_readable(server.as_fd(), Duration::from_secs(5)).unwrap());
+        let got = recv(server.as_fd(), &mut buf, &mut Vec::new()).unwrap();
+        assert_eq!(got, Received::Bytes(5));
+        drop(client);
+        let got = recv(server.as_fd(), &mut buf, &mut Vec::new()).unwrap();
+        assert_eq!(got, Received::Closed);
+        drop(second);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn nobody_connecting_is_told_after_the_timeout() {
+        let dir = dir("timeout");
+        let listener = Listener::bind(&dir.join("s")).unwrap();
+        let error = listener.accept_within(Duration::from_millis(5)).unwrap_err();
+        assert!(matches!(error, SocketError::NobodyConnects(_)), "{error}");
+        drop(listener);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_listener_that_cannot_accept_is_an_os_error() {
+        let dir = dir("accept");
+        let lone = rustix::net::socket(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::STREAM,
+            None,
+        );
+        let socket = UnixListener::from(lone.unwrap());
+        let listener = Listener { socket, path: dir.clone(), made: None };
+        let error = listener.accept().unwrap_err();
+        assert!(matches!(error, SocketError::Os { what: "accept", .. }), "{error}");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn errors_say_what_where_and_what_to_do() {
+        let path = PathBuf::from("/run/s");
+        let all = [
+            SocketError::PathTooLong(path.clone()),
+            SocketError::NoDirectory(path.clone()),
+            SocketError::Busy(path.clone()),
+            SocketError::NotASocket(path.clone()),
+            SocketError::NobodyListens(path.clone()),
+            SocketError::NobodyConnects(path.clone()),
+            os("listen", &path, io::Error::other("no")),
+        ];
+        for error in all {
+            assert!(error.to_string().contains("/run/s"), "{error}");
+        }
+    }
+
+    #[test]
+    fn eventfds_and_pipes_are_signalled_and_drained() {
+        let event = eventfd().unwrap();
+        let (read, write) = pipe().unwrap();
+        for (read, write) in [(&event, &event), (&read, &write)] {
+            assert!(!drain(read.as_fd()));
+            signal(write.as_fd());
+            signal(write.as_fd());
+            assert!(wait_readable(read.as_fd(), Duration::ZERO).unwrap());
+            assert!(drain(read.as_fd()));
+            assert!(!drain(read.as_fd()));
+        }
+    }
+
+    #[test]
+    fn full_pipe_does_not_block_and_closed_pipe_does_not_kill() {
+        let (read, write) = pipe().unwrap();
+        for _ in 0..20_000 {
+            signal(write.as_fd());
+        }
+        assert!(!write_whole(write.as_fd(), b"x"));
+        drop(read);
+        signal(write.as_fd());
+        assert!(write_whole(write.as_fd(), b"x"));
+    }
+
+    #[test]
+    fn more_descriptors_than_fit_are_refused() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let event = eventfd().unwrap();
+        let fds = vec![event.as_fd(); FDS_MAX];
+        assert!(send(a.as_fd(), b"x", &fds).unwrap());
+        let mut got = Vec::new();
+        assert_eq!(recv(b.as_fd(), &mut [0; 4], &mut got).unwrap(), Received::Bytes(1));
+        assert_eq!(got.len(), FDS_MAX);
+        assert!(send(a.as_fd(), b"x", &fds).unwrap());
+        assert_eq!(recv(b.as_fd(), &mut [0; 4], &mut got).unwrap(), Received::TooManyFds);
+        let more = vec![event.as_fd(); FDS_MAX + 10];
+        assert!(send(a.as_fd(), b"x", &more).is_err());
+    }
+}
