@@ -7,6 +7,7 @@
 
 pub mod mutate;
 pub mod ring_image;
+pub mod vhost_user_stream;
 pub mod vnet_frame;
 
 /// Runs the files named on the command line through `run`.

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use pvswitch_fuzz::mutate::Mutator;
-use pvswitch_fuzz::{ring_image, vnet_frame};
+use pvswitch_fuzz::{ring_image, vhost_user_stream, vnet_frame};
 
 /// How long each target runs, in ms.
 const MS: u64 = 2000;
@@ -80,10 +80,27 @@ fn vnet_frame_holds_and_refuses_for_every_reason() {
 }
 
 #[test]
+fn vhost_user_stream_holds_and_is_refused_in_every_way() {
+    let mut sum = vhost_user_stream::Seen::default();
+    assert_holds("vhost_user_stream", vhost_user_stream::seeds(), |data| {
+        let seen = vhost_user_stream::explore(data);
+        sum.accepted += seen.accepted;
+        sum.refused += seen.refused;
+        sum.closed += seen.closed;
+        sum.started += seen.started;
+    });
+    assert!(sum.accepted > 0 && sum.refused > 0 && sum.closed > 0 && sum.started > 0, "{sum:?}");
+}
+
+#[test]
 fn seeds_alone_go_all_the_way() {
     for seed in ring_image::seeds() {
         let seen = ring_image::explore(&seed);
         assert!(seen.taken >= 2, "a seed in good order is served");
+    }
+    for seed in vhost_user_stream::seeds().iter().filter(|seed| seed[0] == 0) {
+        let seen = vhost_user_stream::explore(seed);
+        assert!(seen.started >= 2 && seen.refused + seen.closed == 0, "{seen:?}");
     }
     assert!(vnet_frame::seeds().iter().all(|seed| vnet_frame::explore(seed).is_ok()));
 }
