@@ -67,7 +67,7 @@ mod plain {
         /// aligned is the ring's rule to check; the memory is aligned alike, up to 16 bytes (a
         /// region may sit askew in its mapping, and words there would tear).
         pub fn new(memory: &GuestMemory, addr: u64, len: usize) -> Option<Self> {
-            let (mapping, offset) = memory.find(addr, len as u64, &mut 0)?;
+            let (mapping, offset) = memory.find(addr, len as u64)?;
             let at = mapping.at(offset, len)?;
             if at.addr().get() % 16 != (addr % 16) as usize {
                 return None;
