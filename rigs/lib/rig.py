@@ -1,0 +1,558 @@
+"""What every rig needs: packages, processes, namespaces, measuring, and checks that print what they saw.
+
+A rig is a program `rigs/NAME/run` that ends with `rig.main("NAME", __doc__, body)`. `body(rig)` is
+called with a `Rig`; when it returns, fails or is interrupted, everything started through the `Rig` is
+gone again: processes, namespaces, interfaces, temporary files.
+
+Exit status: 0 passed, 1 failed, 77 skipped (the last line then says what is missing and how to get it).
+
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
+    import rig
+
+    def body(r):
+        rig.need_packages(["iperf3"])
+        switch = r.start("pvswitch", [r.pvswitch, "run", "--port", "a=null"])
+        switch.wait_line("ready", 10)
+        r.check("switch is up", switch.alive())
+
+    rig.main("example", __doc__, body)
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RIGS = ROOT / "rigs"
+CACHE = RIGS / ".cache"  # fetched packages and built guest images; safe to delete
+OUT = RIGS / "out"  # logs of the last run of each rig
+
+SKIPPED = 77
+PR_SET_PDEATHSIG = 1
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Skip(Exception):
+    """The rig cannot run here. The text says what is missing and how to get it."""
+
+
+class Failure(Exception):
+    """The rig cannot go on: a peer died, a time-out passed, a command failed."""
+
+
+# ---------------------------------------------------------------- packages
+
+
+def is_root():
+    return os.geteuid() == 0
+
+
+def need_root(why):
+    if not is_root():
+        raise Skip(f"root, to {why}; run this rig as root (sudo {RIGS.relative_to(ROOT)}/run)")
+
+
+def installed(package):
+    answer = subprocess.run(
+        ["dpkg-query", "-W", "-f", "${db:Status-Status}", package], capture_output=True, text=True
+    )
+    return answer.returncode == 0 and answer.stdout == "installed"
+
+
+def need_packages(packages):
+    """Installs the Debian packages that are missing, or skips the rig with the command that would."""
+    if not shutil.which("dpkg-query"):
+        raise Skip(f"a Debian system; this rig uses the packages {' '.join(packages)}")
+    missing = [p for p in packages if not installed(p)]
+    if not missing:
+        return
+    by_hand = f"packages {' '.join(missing)}; install them: sudo apt-get install {' '.join(missing)}"
+    if not is_root() or not shutil.which("apt-get"):
+        raise Skip(by_hand)
+    print(f"installing {' '.join(missing)} ...", flush=True)
+    install = [
+        "apt-get", "install", "-y", "-q", "--no-install-recommends",
+        "-o", "DPkg::Lock::Timeout=300", *missing,
+    ]  # fmt: skip
+    environment = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
+    for attempt in ("as is", "after an update of the package lists"):
+        done = subprocess.run(install, env=environment, capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+        if attempt == "as is":
+            subprocess.run(["apt-get", "update", "-q"], capture_output=True)
+    raise Skip(f"{by_hand} (apt-get said: {last_line(done.stderr)})")
+
+
+def unpack_packages(packages, into):
+    """Fetches packages and unpacks them below the folder `into`, without installing; returns the folder.
+
+    No root needed. What was unpacked once is kept; delete `rigs/.cache` to fetch afresh.
+    """
+    into = Path(into)
+    stamp = into / ".packages"
+    wanted = "\n".join(sorted(packages))
+    if stamp.exists() and stamp.read_text() == wanted:
+        return into
+    if not shutil.which("apt-get") or not shutil.which("dpkg"):
+        raise Skip(f"apt-get and dpkg, to fetch the packages {' '.join(packages)}; use a Debian system")
+    print(f"fetching {' '.join(packages)} ...", flush=True)
+    shutil.rmtree(into, ignore_errors=True)
+    debs = into / ".debs"
+    debs.mkdir(parents=True)
+    # As root apt-get would drop to a user that may not write here; it then works, but warns.
+    fetch = ["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", *packages]
+    done = subprocess.run(fetch, cwd=debs, capture_output=True, text=True)
+    if done.returncode != 0 and is_root():
+        subprocess.run(["apt-get", "update", "-q"], capture_output=True)
+        done = subprocess.run(fetch, cwd=debs, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Skip(
+            f"packages {' '.join(packages)}; apt-get download said: {last_line(done.stderr)};"
+            " run: sudo apt-get update"
+        )
+    for deb in sorted(debs.glob("*.deb")):
+        run(["dpkg", "-x", str(deb), str(into)])
+    shutil.rmtree(debs)
+    stamp.write_text(wanted)
+    return into
+
+
+def dependency(package, pattern):
+    """The first dependency of a package whose name matches: the real kernel behind linux-image-amd64."""
+    listing = subprocess.run(["apt-cache", "depends", package], capture_output=True, text=True).stdout
+    for name in re.findall(r"Depends: (\S+)", listing):
+        if re.fullmatch(pattern, name):
+            return name
+    raise Skip(f"package lists that know {package}; run: sudo apt-get update")
+
+
+def need_hugepages(count):
+    """At least `count` hugepages of 2 MiB, and never fewer than there were: other rigs may run beside."""
+    setting = Path("/proc/sys/vm/nr_hugepages")
+    if not setting.exists():
+        raise Skip("a kernel with hugepages (CONFIG_HUGETLBFS)")
+    if int(setting.read_text()) < count:
+        need_root("reserve hugepages")
+        setting.write_text(str(count))
+    got = int(setting.read_text())
+    if got < count:
+        raise Skip(f"{count} hugepages, the kernel gave {got}; free memory or set vm.nr_hugepages at boot")
+
+
+def find_pvswitch(given):
+    """The program under test: the path given, or the release build of this tree, built when absent."""
+    if given:
+        path = Path(given).resolve()
+        if not os.access(path, os.X_OK):
+            raise Failure(f"--pvswitch {given}: no such program; build it: cargo build --release -p pvswitch")
+        return str(path)
+    target = Path(os.environ.get("CARGO_TARGET_DIR", "target"))
+    path = (ROOT / target).resolve() / "release" / "pvswitch"
+    if not path.exists():
+        if not shutil.which("cargo"):
+            raise Skip(f"{path}; install the Rust toolchain (rustup.rs), or name a program: --pvswitch PATH")
+        print("building pvswitch (cargo build --release -p pvswitch) ...", flush=True)
+        done = subprocess.run(
+            ["cargo", "build", "--release", "-p", "pvswitch"], cwd=ROOT, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise Failure(f"cargo build --release -p pvswitch failed:\n{done.stderr[-2000:]}")
+    return str(path)
+
+
+# ---------------------------------------------------------------- commands and processes
+
+
+def last_line(text):
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "nothing"
+
+
+def run(command, timeout_s=60, netns=None, check=True, **options):
+    """Runs a command to its end and returns it with its output; a failure names command and last words."""
+    command = in_netns(netns, [str(c) for c in command])
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, **options)
+    except subprocess.TimeoutExpired:
+        raise Failure(f"{shlex.join(command)}: no end after {timeout_s} s") from None
+    except FileNotFoundError:
+        raise Failure(f"{command[0]}: no such program; install it") from None
+    if check and done.returncode != 0:
+        words = last_line(done.stderr or done.stdout)
+        raise Failure(f"{shlex.join(command)}: exit status {done.returncode}: {words}")
+    return done
+
+
+def in_netns(netns, command):
+    return ["ip", "netns", "exec", netns, *command] if netns else command
+
+
+def pinned(cpus, command):
+    """The command on these CPUs only ("0", "0,1"); unpinned where the machine lacks one of them."""
+    wanted = {int(c) for c in str(cpus).split(",")}
+    if not wanted <= os.sched_getaffinity(0):
+        return command
+    return ["taskset", "-c", str(cpus), *command]
+
+
+def wait_for(what, condition, timeout_s=30, every_s=0.05):
+    """Waits until `condition()` is true and returns its value; a time-out says what was waited for."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise Failure(f"{what}: not within {timeout_s} s")
+        time.sleep(every_s)
+
+
+def wait_socket(path, timeout_s=20):
+    """Waits until a Unix socket exists. Does not connect: a vhost-user back-end serves one peer only."""
+    wait_for(f"socket {path}", lambda: os.path.exists(path), timeout_s)
+
+
+def wait_port(port, netns=None, timeout_s=20):
+    """Waits until something listens on a TCP port, seen from outside: connecting would disturb it."""
+    listening = ["ss", "-Hltn", f"sport = :{port}"]
+    wait_for(f"TCP port {port}", lambda: run(listening, netns=netns, check=False).stdout.strip(), timeout_s)
+
+
+class Process:
+    """A running program with a log. Ends with the rig, even when the rig itself is killed."""
+
+    def __init__(self, name, command, log_path, netns=None, stdin=None, env=None, cpus=None):
+        self.name = name
+        self.log_path = Path(log_path)
+        command = [str(c) for c in command]
+        if cpus is not None:
+            command = pinned(cpus, command)
+        command = in_netns(netns, command)
+        with open(self.log_path, "ab") as log:
+            log.write(f"# {shlex.join(command)}\n".encode())
+            log.flush()
+            self.log_start = log.tell()
+            try:
+                self.popen = subprocess.Popen(
+                    command, stdin=stdin or subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                    start_new_session=True, preexec_fn=die_with_parent,
+                    env=dict(os.environ, **env) if env else None,
+                )  # fmt: skip
+            except FileNotFoundError:
+                raise Failure(f"{name}: {command[0]}: no such program") from None
+
+    @property
+    def pid(self):
+        return self.popen.pid
+
+    def alive(self):
+        return self.popen.poll() is None
+
+    def log(self):
+        """What the process has written so far."""
+        with open(self.log_path, "rb") as log:
+            log.seek(self.log_start)
+            return log.read().decode(errors="replace")
+
+    def wait_line(self, pattern, timeout_s=20):
+        """Waits for a line matching the pattern in the log; returns the match."""
+
+        def found():
+            match = re.search(pattern, self.log(), re.MULTILINE)
+            if not match and not self.alive():
+                raise Failure(f"{self.name} ended ({self.popen.returncode}) before it wrote {pattern!r}:"
+                              f" {last_line(self.log())} (whole log: {self.log_path})")  # fmt: skip
+            return match
+
+        return wait_for(f"{self.name}: line {pattern!r} in {self.log_path}", found, timeout_s)
+
+    def wait_socket(self, path, timeout_s=20):
+        """Waits until the process has made its Unix socket; says so at once if it ended instead."""
+
+        def there():
+            self.need_alive()
+            return os.path.exists(path)
+
+        wait_for(f"{self.name}: socket {path}", there, timeout_s)
+
+    def need_alive(self):
+        if not self.alive():
+            raise Failure(f"{self.name} ended ({self.popen.returncode}): {last_line(self.log())}"
+                          f" (whole log: {self.log_path})")  # fmt: skip
+
+    def write(self, text):
+        """Types a line into the process; it must have been started with stdin=subprocess.PIPE."""
+        self.popen.stdin.write(text.encode())
+        self.popen.stdin.flush()
+
+    def kill(self):
+        """SIGKILL, as a crash would be."""
+        self._signal_group(signal.SIGKILL)
+        self.popen.wait()
+
+    def stop(self, timeout_s=10):
+        """SIGTERM and its exit status; SIGKILL if it does not listen, and None."""
+        if self.alive():
+            self._signal_group(signal.SIGTERM)
+            try:
+                self.popen.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                return None
+        return self.popen.returncode
+
+    def cpu_seconds(self):
+        return cpu_seconds(self.pid)
+
+    def _signal_group(self, number):
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def die_with_parent():
+    """Runs in the child: the kernel ends it when the rig dies without a chance to clean up."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def cpu_seconds(pid):
+    """User and system time of a process, all its threads, in seconds."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    fields = stat.rpartition(")")[2].split()  # the program's name may hold spaces and brackets
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+
+
+def cpu_percent(pid, seconds):
+    """Per cent of one core that a process used, over the next so many seconds."""
+    used, begun = cpu_seconds(pid), time.monotonic()
+    time.sleep(seconds)
+    return 100 * (cpu_seconds(pid) - used) / (time.monotonic() - begun)
+
+
+def syscalls(pid, seconds):
+    """System calls that the threads of a process made during the next seconds: {name: calls}.
+
+    Calls that merely began before and still wait (an idle epoll_wait) are not counted.
+    """
+    with tempfile.NamedTemporaryFile("r", suffix=".strace") as log:
+        strace = subprocess.Popen(
+            ["strace", "-f", "-ttt", "-o", log.name, "-p", str(pid)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        # strace attaches thread by thread and interrupts each one's waiting call, which the kernel
+        # then restarts: wait until that has settled, and count from there.
+        time.sleep(1)
+        if strace.poll() is not None:
+            raise Failure(f"strace -p {pid}: {last_line(strace.stderr.read())}")
+        begun = time.time()
+        time.sleep(seconds)
+        ended = time.time()
+        strace.send_signal(signal.SIGINT)
+        strace.wait(10)
+        counts = {}
+        for line in log:
+            match = re.match(r"\d+\s+(\d+\.\d+) (?:<\.\.\. (\w+) resumed|(\w+)\()", line)
+            if match and begun <= float(match[1]) <= ended:
+                name = match[2] or match[3]
+                counts[name] = counts.get(name, 0) + 1
+        return counts
+
+
+def read_iperf3(text):
+    """The figures of `iperf3 -J`: bits_per_s as received, retransmits (TCP), lost and sent packets (UDP)."""
+    start = text.find("{")
+    if start < 0:
+        raise Failure(f"iperf3 printed no JSON: {last_line(text)}")
+    try:
+        report, _ = json.JSONDecoder().raw_decode(text[start:])
+    except json.JSONDecodeError as error:
+        raise Failure(f"iperf3 printed broken JSON ({error})") from None
+    if "error" in report:
+        raise Failure(f"iperf3: {report['error']}")
+    end = report["end"]
+    if "sum_received" in end:
+        received, sent = end["sum_received"], end["sum_sent"]
+    else:  # UDP before iperf3 3.16: one sum, with the receiver's loss
+        received = sent = end["sum"]
+    bits_per_s = received["bits_per_second"]
+    lost = received.get("lost_packets", 0)
+    packets = received.get("packets", 0)
+    if "sum" in end and packets:
+        bits_per_s = end["sum"]["bits_per_second"] * (1 - lost / packets)
+    return {
+        "bits_per_s": bits_per_s,
+        "retransmits": sent.get("retransmits", 0),
+        "lost": lost,
+        "packets": packets,
+    }
+
+
+def iperf3(address, *options, seconds=4, netns=None, port=5201, timeout_s=None):
+    """Runs an iperf3 client against a server that listens already."""
+    command = ["iperf3", "-J", "-c", address, "-p", port, "-t", seconds, *options]
+    done = run(command, timeout_s=timeout_s or seconds + 30, netns=netns, check=False)
+    return read_iperf3(done.stdout or done.stderr)
+
+
+def iperf3_words(result):
+    """One line for people."""
+    words = f"{rate(result['bits_per_s'])}"
+    if result["packets"]:
+        return f"{words}, {result['lost']} of {result['packets']} datagrams lost"
+    return f"{words}, {result['retransmits']} retransmissions"
+
+
+def rate(bits_per_s):
+    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bits_per_s >= size:
+            return f"{bits_per_s / size:.2f} {unit}"
+    return f"{bits_per_s:.0f} bit/s"
+
+
+def read_ping(text):
+    """Sent and received of a ping, iputils or busybox."""
+    match = re.search(r"(\d+) packets transmitted, (\d+) (?:packets )?received", text)
+    if not match:
+        raise Failure(f"ping printed no summary: {last_line(text)}")
+    return int(match[1]), int(match[2])
+
+
+def median_and_spread(values):
+    """Median, smallest and largest."""
+    return statistics.median(values), min(values), max(values)
+
+
+# ---------------------------------------------------------------- the rig itself
+
+
+class Rig:
+    """One run of one rig: what it checked, and what has to be taken away afterwards."""
+
+    def __init__(self, name, options):
+        self.name = name
+        self.options = options
+        self.quick = options.quick
+        self.out = OUT / name
+        shutil.rmtree(self.out, ignore_errors=True)
+        self.out.mkdir(parents=True)
+        # Sockets live in a short path: sun_path holds 107 bytes, and a checkout may lie deep.
+        self.tmp = Path(tempfile.mkdtemp(prefix=f"pvswitch-{name}-"))
+        self.failed = []
+        self.passed = 0
+        self._undo = []
+        self._pvswitch = None
+
+    @property
+    def pvswitch(self):
+        if self._pvswitch is None:
+            self._pvswitch = find_pvswitch(self.options.pvswitch)
+        return self._pvswitch
+
+    def say(self, text):
+        print(text, flush=True)
+
+    def check(self, name, ok, detail=""):
+        """Records and prints one result; returns whether it passed, so that a rig may go on or not."""
+        print(f"{'ok  ' if ok else 'FAIL'}  {name}{': ' if detail else ''}{detail}", flush=True)
+        if ok:
+            self.passed += 1
+        else:
+            self.failed.append(name)
+        return bool(ok)
+
+    def attempt(self, name, action):
+        """Runs a group of checks; a time-out or dead peer in it fails the group, not the whole rig."""
+        try:
+            return action()
+        except Failure as error:
+            self.check(name, False, str(error))
+            return None
+
+    def undo(self, action):
+        """Calls `action()` at the end, in reverse order, whatever happens."""
+        self._undo.append(action)
+
+    def start(self, name, command, **options):
+        """Starts a program whose log is rigs/out/RIG/NAME.log; it ends with the rig."""
+        process = Process(name, command, self.out / f"{name}.log", **options)
+        self.undo(process.stop)
+        return process
+
+    def netns(self, name):
+        """A fresh network namespace with its loopback up; returns its real name, unique to this run."""
+        need_root("make network namespaces")
+        real = f"pvs{os.getpid()}-{name}"
+        run(["ip", "netns", "add", real])
+        self.undo(lambda: run(["ip", "netns", "del", real], check=False))
+        run(["ip", "link", "set", "lo", "up"], netns=real)
+        # IPv6 would speak up by itself (neighbour discovery), and a quiet guest must be quiet.
+        for scope in ("all", "default"):
+            run(["sysctl", "-qw", f"net.ipv6.conf.{scope}.disable_ipv6=1"], netns=real, check=False)
+        return real
+
+    def link(self, name):
+        """Removes this interface at the end, if it is still there then."""
+        self.undo(lambda: run(["ip", "link", "del", name], check=False))
+        return name
+
+    def socket_path(self, name):
+        return str(self.tmp / name)
+
+    def close(self):
+        while self._undo:
+            action = self._undo.pop()
+            try:
+                action()
+            except Exception as error:  # clean up the rest all the same
+                print(f"while cleaning up: {error}", file=sys.stderr)
+        shutil.rmtree(self.tmp, ignore_errors=True)
+
+
+def main(name, doc, body, arguments=None):
+    """Parses the options, runs `body(rig)`, cleans up, and exits with 0, 1 or 77.
+
+    `arguments(parser)` may add options; they arrive as `rig.options`.
+    """
+    parser = argparse.ArgumentParser(prog=f"rigs/{name}/run", description=doc.strip().splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="the short form, as CI runs it")
+    parser.add_argument("--pvswitch", metavar="PATH", help="the program under test (default: this tree's release build)")
+    if arguments:
+        arguments(parser)
+    options = parser.parse_args()
+    # A signal becomes an exception, so that the one clean-up path serves all ends.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+    begun = time.monotonic()
+    rig = Rig(name, options)
+    try:
+        body(rig)
+    except Skip as missing:
+        rig.close()
+        print(f"SKIP: {missing}", flush=True)
+        sys.exit(SKIPPED)
+    except Failure as error:
+        rig.check("run to the end", False, str(error))
+    finally:
+        rig.close()
+    seconds = time.monotonic() - begun
+    if not rig.passed and not rig.failed:
+        rig.check("any check at all", False, "the rig checked nothing")
+    verdict = f"{name}: {rig.passed} passed, {len(rig.failed)} failed, {seconds:.0f} s; logs in rigs/out/{name}"
+    print(verdict, flush=True)
+    sys.exit(1 if rig.failed else 0)
