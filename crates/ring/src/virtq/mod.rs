@@ -202,13 +202,23 @@ pub struct Taken {
     pub chains: Vec<Chain>,
     /// All buffers; a chain's lie together.
     pub bufs: Vec<Buf>,
+    /// The WRITE flag means nothing on this queue, see [`Taken::for_reading`].
+    write_ignored: bool,
 }
 
 impl Taken {
     /// Room for bursts of `chains` from a ring of `size` descriptors without allocating.
     pub fn with_capacity(chains: usize, size: u16) -> Self {
         let bufs = chains * 4 + usize::from(size);
-        Self { chains: Vec::with_capacity(chains), bufs: Vec::with_capacity(bufs) }
+        let (chains, bufs) = (Vec::with_capacity(chains), Vec::with_capacity(bufs));
+        Self { chains, bufs, write_ignored: false }
+    }
+
+    /// For a queue whose buffers are all for reading: the WRITE flag is ignored. DPDK 22.11's
+    /// virtio-user sets it on the header of packed indirect tables it transmits.
+    #[must_use]
+    pub fn for_reading(self) -> Self {
+        Self { write_ignored: true, ..self }
     }
 
     /// The buffers of `chain` that the device reads.
@@ -240,7 +250,7 @@ impl Taken {
     /// Adds one buffer to the chain under construction, keeping reads before writes.
     #[inline]
     fn push(&mut self, chain: &mut Chain, buf: Buf) -> Result<(), Malformed> {
-        if buf.write {
+        if buf.write && !self.write_ignored {
             chain.writes += 1;
         } else if chain.writes > 0 {
             return Err(Malformed::ReadAfterWrite);

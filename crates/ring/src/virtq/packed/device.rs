@@ -36,7 +36,13 @@ impl PackedDevice {
         // descriptor available with the wrap bit set. A real base 0 (after one lap) has slot 0
         // with USED set, so the two can be told apart.
         let untouched = parts.desc.sync_load(DESC_FLAGS, Ordering::Acquire) & USED == 0;
-        let base = if base == 0 && untouched { BASE_FRESH } else { base };
+        let base = match base {
+            0 if untouched => BASE_FRESH,
+            // DPDK's virtio-user tells the available position only. Chains are used in order and
+            // a ring that stops has none in flight, so the used position is the same.
+            1..=0xffff => base | base << 16,
+            _ => base,
+        };
         let half =
             |bits: u64| Pos::from_bits(lo16(bits), parts.size).ok_or(LayoutError::Base(base));
         let avail = half(u64::from(base))?;

@@ -30,6 +30,10 @@ impl SplitDevice {
         // The ring's own index, not a guess: after a crash the front-end resumes where the used
         // ring ends (in-order use, see the module above).
         let used = parts.used.sync_load(IDX, Ordering::Acquire);
+        // DPDK's virtio-user says 0 when it connects again to a back-end that died, in the middle
+        // of a ring: an impossible start is replaced by the one that always holds.
+        let ready = parts.avail.sync_load(IDX, Ordering::Acquire).wrapping_sub(avail_next);
+        let avail_next = if ready > parts.size { used } else { avail_next };
         Self {
             parts,
             features,
