@@ -89,10 +89,12 @@ impl<'m> Seg<'m> {
         (self.len as usize >= N).then(|| unsafe { self.at.cast::<[u8; N]>().read() })
     }
 
-    /// Asks the CPU to fetch the first line.
+    /// Asks the CPU to fetch the first two lines: drivers end the header at a line's end, so that
+    /// the frame begins in the second.
     #[inline]
     pub fn prefetch(self) {
         prefetch(self.at.as_ptr());
+        prefetch(self.at.as_ptr().wrapping_add(LINE));
     }
 
     /// Address and length for a system call's iovec. The kernel copes with whatever the peer does
@@ -184,10 +186,11 @@ impl<'m> SegMut<'m> {
         n
     }
 
-    /// Asks the CPU to fetch the first line for writing.
+    /// Asks the CPU to fetch the first two lines for writing.
     #[inline]
     pub fn prefetch(&self) {
         prefetch_write(self.at.as_ptr());
+        prefetch_write(self.at.as_ptr().wrapping_add(LINE));
     }
 
     /// Address and length for a system call's iovec.
@@ -195,6 +198,9 @@ impl<'m> SegMut<'m> {
         libc::iovec { iov_base: self.at.as_ptr().cast(), iov_len: self.len as usize }
     }
 }
+
+/// Size of a cache line, in bytes.
+const LINE: usize = 64;
 
 /// Longest copy done in line; longer ones go to the C library, which picks the widest moves the
 /// CPU has.
