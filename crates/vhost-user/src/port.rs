@@ -19,6 +19,9 @@ use switch::vnet::{Offloads, VnetHdr};
 
 use crate::device::Call;
 
+/// Receive chains kept at hand between bursts.
+const LOOK_AHEAD: usize = BURST_MAX / 4;
+
 /// Longest virtio-net header we use: with `num_buffers`.
 const HDR_MAX: usize = 12;
 
@@ -472,6 +475,8 @@ pub struct VirtioEgress {
     /// Receive chains taken and not yet used; the first `next` of them are used.
     taken: Taken,
     next: usize,
+    /// How many chains were at hand when a frame last did not fit.
+    short_at: usize,
     stats: Arc<EgressStats>,
 }
 
@@ -483,6 +488,7 @@ impl VirtioEgress {
             enabled: false,
             taken: Taken::with_capacity(BURST_MAX, 1024),
             next: 0,
+            short_at: 0,
             stats,
         }
     }
@@ -506,7 +512,12 @@ impl VirtioEgress {
 
     /// Takes the ring away and returns where it stands (VRING_BASE).
     pub fn deactivate(&mut self) -> Option<u32> {
-        self.flush();
+        let active = self.active.as_mut()?;
+        active.queue.untake(&self.taken.chains[self.next..]);
+        self.taken.chains.clear();
+        self.next = 0;
+        active.queue.publish();
+        self.stats.calls.add(active.call());
         self.active.take().map(|a| a.queue.base())
     }
 
@@ -531,13 +542,18 @@ impl VirtioEgress {
     /// Has at least `want` receive chains at hand, or all there are.
     #[inline]
     fn refill(&mut self, want: usize) -> Result<(), Fault> {
-        let Some(active) = &mut self.active else { return Ok(()) };
         if self.taken.chains.len() - self.next >= want {
             return Ok(());
         }
+        self.take()
+    }
+
+    /// Takes receive chains afresh, those at hand included, and has the CPU fetch their buffers.
+    fn take(&mut self) -> Result<(), Fault> {
+        let Some(active) = &mut self.active else { return Ok(()) };
         active.queue.untake(&self.taken.chains[self.next..]);
         self.next = 0;
-        let got = active.queue.take(&active.memory, want.clamp(1, BURST_MAX), &mut self.taken);
+        let got = active.queue.take(&active.memory, BURST_MAX, &mut self.taken);
         if let Err(malformed) = got {
             self.taken.chains.clear();
             return Err(active.fault(malformed));
@@ -562,7 +578,7 @@ impl VirtioEgress {
             if self.next + n == self.taken.chains.len() {
                 let had = n;
                 // A jumbo or GSO frame can need many small buffers.
-                self.refill(n + BURST_MAX / 2)?;
+                self.take()?;
                 if self.taken.chains.len() - self.next <= had {
                     return Ok(Fit::NotNow);
                 }
@@ -780,6 +796,7 @@ impl Egress for VirtioEgress {
             let body = burst.segs(frame);
             if !self.deliver(head, body, head.len() as u32, frame.len, &frame.hdr)? {
                 self.stats.full.add(1);
+                self.short_at = self.taken.chains.len() - self.next;
                 return Ok(done);
             }
             done += 1;
@@ -812,20 +829,24 @@ impl Egress for VirtioEgress {
                 room = 0;
             }
         }
+        self.short_at = self.taken.chains.len() - self.next;
         Ok(frames.min(limit))
     }
 
     fn flush(&mut self) {
         let Some(active) = &mut self.active else { return };
-        active.queue.untake(&self.taken.chains[self.next..]);
-        self.taken.chains.clear();
-        self.next = 0;
         active.queue.publish();
         self.stats.calls.add(active.call());
+        // The next burst's buffers are fetched while other ports are served. A fault is told when
+        // the chains are wanted: it is sticky.
+        if self.taken.chains.len() - self.next < LOOK_AHEAD {
+            let _ = self.take();
+        }
     }
 
     fn arm(&mut self) -> bool {
         let Some(active) = self.active.as_mut().filter(|_| self.enabled) else { return true };
-        active.queue.arm() == Armed::Armed
+        // What was too little then is too little now; more may have come to hand since.
+        self.taken.chains.len() - self.next <= self.short_at && active.queue.arm() == Armed::Armed
     }
 }
