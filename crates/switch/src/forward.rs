@@ -18,10 +18,13 @@ use crate::port::{Egress, Fault};
 use crate::stats::{EgressStats, IngressStats};
 use crate::vnet::VnetHdr;
 
-/// Longest time a frame waits for room at its destination, in ns. Long enough for a receiver that
-/// was scheduled away on a busy machine; then the receiver counts as stalled, and its frames are
-/// dropped at once until it takes one.
+/// Longest time a destination may take nothing while frames wait for it, in ns. Long enough for a
+/// receiver that was scheduled away on a busy machine; then it counts as stalled, and its frames
+/// are dropped at once until it takes one. A slow receiver is not a stalled one: what waits for it
+/// is bounded by its sender's ring.
 pub const HOLD_NS_MAX: u64 = 50_000_000;
+/// Longest time a frame waits, however its destination moves, in ns.
+const WAIT_NS_MAX: u64 = 1_000_000_000;
 
 /// How frames find their destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,12 +117,20 @@ pub struct EgressQueue {
     pub waiters: AtomicU64,
     /// A frame waited [`HOLD_NS_MAX`] in vain, and none was taken since.
     stalled: AtomicBool,
+    /// When it last took a frame.
+    took_ns: AtomicU64,
 }
 
 impl EgressQueue {
     /// A queue no one waits for.
     pub fn new(queue: Arc<Mutex<dyn Egress>>, stats: Arc<EgressStats>) -> Self {
-        Self { queue, stats, waiters: AtomicU64::new(0), stalled: AtomicBool::new(false) }
+        Self {
+            queue,
+            stats,
+            waiters: AtomicU64::new(0),
+            stalled: AtomicBool::new(false),
+            took_ns: AtomicU64::new(0),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, dyn Egress + 'static> {
@@ -387,11 +398,14 @@ impl Forwarder {
             let picks = group.picks[..done].iter().map(|i| usize::from(*i));
             port.mirror.copy(burst, picks, false, now_ns);
         }
-        if done > 0 && egress.stalled.load(Ordering::Relaxed) {
-            egress.stalled.store(false, Ordering::Relaxed);
+        if done > 0 {
+            egress.took_ns.store(now_ns, Ordering::Relaxed);
+            if egress.stalled.load(Ordering::Relaxed) {
+                egress.stalled.store(false, Ordering::Relaxed);
+            }
         }
         if done < group.picks.len() {
-            self.refused(from, egress, group, done, burst);
+            self.refused(from, egress, group, done, burst, now_ns);
         }
     }
 
@@ -481,15 +495,20 @@ impl Forwarder {
         group: &Group,
         done: usize,
         burst: &mut Burst<'_>,
+        now_ns: u64,
     ) {
         let stalled = egress.stalled.load(Ordering::Relaxed);
+        let idle_ns = now_ns.saturating_sub(egress.took_ns.load(Ordering::Relaxed));
         let mut held = false;
         for (n, pick) in group.picks.iter().enumerate().skip(done) {
             let frame = &mut burst.frames[usize::from(*pick)];
             if group.floods & 1 << n != 0 {
                 // A flooded frame was delivered to others; it is not shown to them twice.
                 egress.stats.drops_no_room.add(1);
-            } else if stalled || frame.held_ns > HOLD_NS_MAX {
+            } else if stalled
+                || frame.held_ns.min(idle_ns) > HOLD_NS_MAX
+                || frame.held_ns > WAIT_NS_MAX
+            {
                 from.stats.drops_no_room.add(1);
                 egress.stalled.store(true, Ordering::Relaxed);
             } else {
