@@ -37,7 +37,7 @@ enum Kind {
 
 const NO_ENV: &[(&str, &str)] = &[];
 
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 10] = [
     step("fmt", 5, "cargo fmt --all --check", NO_ENV, "Cargo.toml", Kind::Quiet),
     step("tidy", 5, "cargo xtask tidy", NO_ENV, "Cargo.toml", Kind::Quiet),
     step(
@@ -63,6 +63,14 @@ const STEPS: [Step; 9] = [
         "cargo test -p pvswitch-ring --test loom --release --target-dir target/loom",
         &[("RUSTFLAGS", "--cfg loom")],
         "crates/ring/tests/loom.rs",
+        Kind::Tests,
+    ),
+    step(
+        "audit",
+        15,
+        "cargo test -p pvswitch-ring --features audit --test audit",
+        NO_ENV,
+        "crates/ring/tests/audit.rs",
         Kind::Tests,
     ),
     step(
