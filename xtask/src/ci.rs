@@ -48,7 +48,14 @@ const STEPS: [Step; 10] = [
         "Cargo.toml",
         Kind::Quiet,
     ),
-    step("test", 25, "cargo test --workspace", NO_ENV, "Cargo.toml", Kind::Tests),
+    step(
+        "test",
+        25,
+        "cargo test --workspace --no-fail-fast -- --show-output",
+        NO_ENV,
+        "Cargo.toml",
+        Kind::Tests,
+    ),
     step(
         "doc",
         10,
@@ -146,10 +153,11 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
         return Err(format!("no step '{unknown}'; there are: {}", names().join(", ")));
     }
     let begun = Instant::now();
+    let limited = std::env::var_os("CI").is_some_and(|ci| !ci.is_empty() && ci != "false");
     let mut counts = Counts::default();
     let mut failures = Vec::new();
     for step in STEPS.iter().filter(|s| wanted.is_empty() || wanted.iter().any(|w| w == s.name)) {
-        let became = step.run(root);
+        let became = step.run(root, limited);
         if became.failed > 0 {
             failures.push(step.name);
         }
@@ -166,7 +174,8 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
 }
 
 impl Step {
-    fn run(&self, root: &Path) -> Counts {
+    /// Runs it; `limited`: ends it, with all it started, when its time is over.
+    fn run(&self, root: &Path, limited: bool) -> Counts {
         if !root.join(self.needs).exists() {
             println!("-- {:8} skipped: there is no {}", self.name, self.needs);
             return SKIPPED;
@@ -174,8 +183,8 @@ impl Step {
         println!("-- {:8} {}", self.name, self.command);
         let begun = Instant::now();
         let ran = match self.kind {
-            Kind::Rigs => self.stream(root),
-            Kind::Quiet | Kind::Tests => self.capture(root),
+            Kind::Rigs => self.stream(root, limited),
+            Kind::Quiet | Kind::Tests => self.capture(root, limited),
         };
         let took = begun.elapsed().as_secs_f64();
         let (counts, words) = ran.unwrap_or_else(|error| (FAILED, error));
@@ -184,7 +193,7 @@ impl Step {
         counts
     }
 
-    fn command(&self, root: &Path) -> Command {
+    fn command(&self, root: &Path, limited: bool) -> Command {
         let mut words = self.command.split_whitespace();
         let program = words.next().expect("a command has a program");
         let mut command = match program {
@@ -192,22 +201,22 @@ impl Step {
             path => Command::new(root.join(path)),
         };
         command.args(words).envs(self.env.iter().copied()).current_dir(root).stdin(Stdio::null());
-        if in_ci() {
+        if limited {
             command.process_group(0);
         }
         command
     }
 
     /// Runs with output to a file, which is shown if the step fails.
-    fn capture(&self, root: &Path) -> Result<(Counts, String), String> {
+    fn capture(&self, root: &Path, limited: bool) -> Result<(Counts, String), String> {
         let log = root.join("target").join("xtask").join(self.name).with_extension("log");
         let says = |error: std::io::Error| format!("{}: {error}", log.display());
         std::fs::create_dir_all(log.parent().expect("it has one")).map_err(says)?;
         let out = File::create(&log).map_err(says)?;
         let err = out.try_clone().map_err(says)?;
-        let child = self.command(root).stdout(out).stderr(err).spawn();
+        let child = self.command(root, limited).stdout(out).stderr(err).spawn();
         let child = child.map_err(|error| format!("cannot run {}: {error}", self.command))?;
-        let ended = self.wait(child);
+        let ended = self.wait(child, limited);
         let bytes = std::fs::read(&log).map_err(says)?;
         let text = String::from_utf8_lossy(&bytes);
         match ended {
@@ -223,9 +232,9 @@ impl Step {
     }
 
     /// Runs with output as it comes, and counts what the last counting line says.
-    fn stream(&self, root: &Path) -> Result<(Counts, String), String> {
+    fn stream(&self, root: &Path, limited: bool) -> Result<(Counts, String), String> {
         let mut child = self
-            .command(root)
+            .command(root, limited)
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|error| format!("cannot run {}: {error}", self.command))?;
@@ -242,7 +251,7 @@ impl Step {
             }
             counts
         });
-        let ended = self.wait(child);
+        let ended = self.wait(child, limited);
         if matches!(&ended, Ok(status) if status.success() || status.code() == Some(1)) {
             let counts = reader.join().ok().flatten();
             if let Some(n) =
@@ -256,18 +265,13 @@ impl Step {
     }
 
     /// Waits; in CI not longer than the limit, after which the step's process group is ended.
-    fn wait(&self, mut child: Child) -> Result<ExitStatus, String> {
+    fn wait(&self, mut child: Child, limited: bool) -> Result<ExitStatus, String> {
         let end = Instant::now() + Duration::from_secs(self.limit_min * 60);
         loop {
             match child.try_wait() {
                 Ok(Some(status)) => return Ok(status),
-                Ok(None) if in_ci() && Instant::now() >= end => {
-                    for signal in ["-TERM", "-KILL"] {
-                        let group = format!("-{}", child.id());
-                        let _ = Command::new("kill").args([signal, "--", &group]).status();
-                        std::thread::sleep(Duration::from_secs(5));
-                    }
-                    let _ = child.wait();
+                Ok(None) if limited && Instant::now() >= end => {
+                    end_group(&mut child);
                     return Err(format!("ended after {} minutes", self.limit_min));
                 }
                 Ok(None) => std::thread::sleep(Duration::from_millis(50)),
@@ -281,8 +285,19 @@ fn why(ended: Result<ExitStatus, String>) -> String {
     ended.map_or_else(|error| error, |status| status.to_string())
 }
 
-fn in_ci() -> bool {
-    std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false")
+/// Ends a child and its process group: kindly, and then not.
+fn end_group(child: &mut Child) {
+    for signal in ["TERM", "KILL"] {
+        let kill = format!("kill -s {signal} -- -{}", child.id());
+        let _ = Command::new("sh").args(["-c", &kill]).stderr(Stdio::null()).status();
+        let end = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < end {
+            if matches!(child.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
 }
 
 /// Sums up "test result: ok. 3 passed; 0 failed; ..." lines, and names what was left out.
@@ -292,7 +307,8 @@ fn tests(text: &str) -> String {
     for line in text.lines() {
         let count = line.strip_prefix("test result: ok. ").and_then(|l| l.split(' ').next());
         passed += count.and_then(|n| n.parse::<u32>().ok()).unwrap_or(0);
-        left_out.extend(line.strip_prefix("SKIP").map(|why| format!("\n     left out{why}")));
+        left_out
+            .extend(line.strip_prefix("skipped: ").map(|why| format!("\n     left out: {why}")));
     }
     format!("({passed} tests){}", left_out.into_iter().collect::<String>())
 }
@@ -313,9 +329,32 @@ mod tests {
 
     #[test]
     fn test_results_are_summed_up() {
-        let text = "test result: ok. 3 passed; 0 failed; 0 ignored\nSKIP: no tun\n\
-                    test result: ok. 4 passed; 0 failed; 0 ignored\nSKIP: no tun\n";
+        let text = "test result: ok. 3 passed; 0 failed; 0 ignored\nskipped: no tun\n\
+                    test result: ok. 4 passed; 0 failed; 0 ignored\nskipped: no tun\n";
         assert_eq!(tests(text), "(7 tests)\n     left out: no tun");
+    }
+
+    /// What becomes of a rig runner that does what `script` says.
+    fn rigs(name: &str, script: &str, limited: bool) -> Counts {
+        let root = std::env::temp_dir().join(format!("xtask-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&root).unwrap();
+        std::fs::write(root.join("script"), script).unwrap();
+        std::os::unix::fs::symlink("/bin/sh", root.join("sh")).unwrap();
+        let step = step("rigs", 0, "sh script", NO_ENV, "script", Kind::Rigs);
+        let counts = step.run(&root, limited);
+        std::fs::remove_dir_all(&root).unwrap();
+        counts
+    }
+
+    #[test]
+    fn rigs_count_themselves_and_one_that_does_not_has_failed() {
+        let n = |passed, failed, skipped| Counts { passed, failed, skipped };
+        let says = |words: &str, status: u8| format!("echo == a\necho {words}\nexit {status}\n");
+        assert_eq!(rigs("good", &says("3 passed, 0 failed, 2 skipped", 0), false), n(3, 0, 2));
+        assert_eq!(rigs("bad", &says("3 passed, 1 failed, 0 skipped", 1), false), n(3, 1, 0));
+        assert_eq!(rigs("liar", &says("3 passed, 0 failed, 0 skipped", 1), false), FAILED);
+        assert_eq!(rigs("mute", &says("bye", 0), false), FAILED);
+        assert_eq!(rigs("long", "sleep 60\n", true), FAILED);
     }
 
     #[test]
