@@ -31,10 +31,11 @@ impl<'m> Seg<'m> {
     /// No bytes.
     pub const EMPTY: Self = Self { at: NonNull::dangling(), len: 0, _memory: PhantomData };
 
+    /// # Safety
+    /// `len` bytes at `at` are readable during 'm, and no one relies on their not changing.
     #[inline]
-    pub(crate) fn in_mapping(mapping: &'m Mapping, offset: usize, len: u32) -> Option<Self> {
-        let at = mapping.at(offset, len as usize)?;
-        Some(Self { at, len, _memory: PhantomData })
+    pub(crate) unsafe fn new(at: NonNull<u8>, len: u32) -> Self {
+        Self { at, len, _memory: PhantomData }
     }
 
     /// Private bytes as a segment; at most 4 GiB of them.
@@ -95,10 +96,11 @@ impl<'m> Seg<'m> {
 }
 
 impl<'m> SegMut<'m> {
+    /// # Safety
+    /// `len` bytes at `at` are writable during 'm, and no one relies on their not changing.
     #[inline]
-    pub(crate) fn in_mapping(mapping: &'m Mapping, offset: usize, len: u32) -> Option<Self> {
-        let at = mapping.at(offset, len as usize)?;
-        Some(Self { at, len, _memory: PhantomData })
+    pub(crate) unsafe fn new(at: NonNull<u8>, len: u32) -> Self {
+        Self { at, len, _memory: PhantomData }
     }
 
     /// Private bytes as a segment; at most 4 GiB of them.

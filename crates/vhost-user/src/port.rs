@@ -99,7 +99,7 @@ impl VirtioIngress {
         Self {
             active: None,
             enabled: false,
-            taken: Taken::with_capacity(BURST_MAX, 1024),
+            taken: Taken::with_capacity(BURST_MAX, 1024).for_reading(),
             chain_of: Vec::with_capacity(BURST_MAX),
             pending: VecDeque::new(),
             held: 0,
@@ -116,7 +116,7 @@ impl VirtioIngress {
         format: Format,
     ) {
         assert!(self.active.is_none(), "a ring is activated once");
-        self.taken = Taken::with_capacity(BURST_MAX, queue.size());
+        self.taken = Taken::with_capacity(BURST_MAX, queue.size()).for_reading();
         self.active = Some(Active { queue, memory, call, format, hint: 0 });
     }
 
