@@ -225,7 +225,9 @@ impl Step {
                 Ok((PASSED, words))
             }
             ended => {
-                println!("{text}");
+                for line in text.lines().filter(|line| !is_dull(line)) {
+                    println!("   {line}");
+                }
                 Err(why(ended))
             }
         }
@@ -279,6 +281,13 @@ impl Step {
             }
         }
     }
+}
+
+/// What a test harness says when all is well.
+fn is_dull(line: &str) -> bool {
+    let passed = line.starts_with("test ") && line.ends_with(" ... ok");
+    let empty = line.is_empty() || line == "successes:";
+    passed || empty || line.starts_with("running ") || line.starts_with("test result: ok.")
 }
 
 fn why(ended: Result<ExitStatus, String>) -> String {
