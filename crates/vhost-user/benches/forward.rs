@@ -112,7 +112,7 @@ fn run(name: &str, features: Features, mode: Mode, len: u32, csum: bool) {
         }
         rx.driver.publish();
     }
-    println!("{name:32} {len:5} B  {:6.1} ns a frame", spent as f64 / frames as f64);
+    println!("{name:36} {:6.1} ns a frame", spent as f64 / frames as f64);
 }
 
 fn main() {
@@ -125,7 +125,7 @@ fn main() {
             for csum in [false, true] {
                 for len in [60, 1514] {
                     let offloads = if csum { "offloads" } else { "plain" };
-                    let name = format!("{name} {mode_name} {offloads}");
+                    let name = format!("{name} {mode_name} {offloads} {len}");
                     if name.contains(&only) {
                         run(&name, features, mode, len, csum);
                     }
