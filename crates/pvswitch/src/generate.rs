@@ -110,6 +110,9 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
         );
     }
     let mut generator = Generator::new(guest, &args);
+    if matches!(args.mode, GenMode::Sink | GenMode::Echo) {
+        generator.announce();
+    }
     let started = Instant::now();
     let mut report_at = args.interval.map(|s| started + Duration::from_secs_f64(s));
     let result = loop {
@@ -193,6 +196,19 @@ impl Generator {
             }
         }
         Ok(())
+    }
+
+    /// Tells the switch where we are, as a guest's kernel does when its interface comes up: frames
+    /// for an address never seen go to every port, and are dropped where there is no room at once.
+    fn announce(&mut self) {
+        let tx = &mut self.guest.tx;
+        let i = tx.free().next().expect("nothing was sent yet");
+        let frame = crate::ports::rarp(self.mac);
+        let mut to = tx.memory(i);
+        to.write(&[0; HDR_LEN]);
+        to.write(&frame);
+        tx.send(i, (HDR_LEN + frame.len()) as u32);
+        tx.publish();
     }
 
     /// How many frames are due by now.
