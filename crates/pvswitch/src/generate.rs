@@ -334,8 +334,11 @@ impl Generator {
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<(), guest::Malformed> {
         let Guest { frontend, tx, rx } = &mut self.guest;
-        // A sender with a rate sleeps until its next frame is due.
+        let full = tx.reclaim()? == 0;
+        // A sender with a rate sleeps until its next frame is due; one without only while it has
+        // no buffer: one that came back since it looked last may be the only one for long.
         let until_due = match (self.mode, self.gap_ns) {
+            (GenMode::Send, None) if !full => return Ok(()),
             (GenMode::Send | GenMode::Rr, Some(gap)) => {
                 let at = Duration::from_nanos((self.totals.sent as f64 * gap) as u64);
                 Some(at.saturating_sub(self.epoch.elapsed()))
@@ -346,7 +349,6 @@ impl Generator {
         let until_end = deadline.map(|d| d.saturating_duration_since(Instant::now()));
         let most = Some(Duration::from_millis(100));
         let timeout = [until_due, until_end, most].into_iter().flatten().min();
-        let full = tx.reclaim()? == 0;
         if rx.arm() && (!full || tx.arm()) {
             self.totals.sleeps += 1;
             guest::sleep(&[frontend.as_fd()], &[rx.call.as_fd(), tx.call.as_fd()], timeout);
