@@ -20,8 +20,8 @@ pub fn qemu(name: &str, conf: &VhostUser) -> String {
         n => (format!(",queues={n}"), format!(",mq=on,vectors={}", 2 * n + 2)),
     };
     format!(
-        "\
-  -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \\
+        "  -object memory-backend-memfd,id=mem,size=1G,share=on \\
+  -machine memory-backend=mem \\
   -chardev socket,id=chr-{id},path={socket}{chardev} \\
   -netdev vhost-user,id=net-{id},chardev=chr-{id}{netdev_mq} \\
   -device virtio-net-pci,netdev=net-{id}{device_mq}

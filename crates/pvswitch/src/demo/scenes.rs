@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
 use serde_json::Value;
 use switch::poll::Policy;
 
@@ -151,7 +150,7 @@ impl<'a> Demo<'a> {
             ("idle", 1, Self::idle),
             ("full speed", 2, Self::full_speed),
             ("request and response", 1, Self::round_trips),
-            ("when to poll, when to sleep", 3, Self::policies),
+            ("sleep or poll", 3, Self::policies),
             ("guests that misbehave", 1, Self::hostile),
         ];
         let mut due = 0;
@@ -170,7 +169,7 @@ impl<'a> Demo<'a> {
                 }
                 Err(Fail::Failed(why)) => {
                     let first = why.lines().next().unwrap_or_default();
-                    let short: String = first.chars().take(70).collect();
+                    let short: String = first.chars().take(60).collect();
                     self.view.result(&format!("failed: {short}"));
                     self.results.failures.push((name.to_string(), why));
                 }
@@ -180,6 +179,8 @@ impl<'a> Demo<'a> {
 
     fn begin(&mut self, about: [&str; 2]) {
         self.picture.about = about.map(String::from);
+        self.picture.note = "starting processes".into();
+        self.picture.histories.clear();
         self.progress(0.0);
         self.view.begin(&self.picture);
     }
@@ -203,7 +204,7 @@ impl<'a> Demo<'a> {
         let stopped = move || stop.load(Ordering::Relaxed);
         let mut stage = Stage::new(self.setting, policy, ports, &stopped)?;
         stage.join(roles, &stopped)?;
-        self.picture.histories.clear();
+        self.picture.note.clear();
         Ok(stage)
     }
 
@@ -237,8 +238,10 @@ impl<'a> Demo<'a> {
     ) -> Result<Change, Fail> {
         let span = self.scene.mul_f64((parts.end - parts.start).max(0.0));
         stage.ask()?;
-        // The answer's own wake-ups are not to be seen.
-        self.sleep(Duration::from_millis(20))?;
+        if !ask {
+            // The answer's own wake-ups are not to be seen.
+            self.sleep(Duration::from_millis(20))?;
+        }
         let first = stage.snapshot();
         let mut last = first.clone();
         loop {
@@ -276,7 +279,8 @@ impl<'a> Demo<'a> {
             let role = stage.role(port);
             Row {
                 port: (*port).into(),
-                does: role.map_or("gone", |role| role.does).into(),
+                does: stage.does(port).into(),
+                harmed: stage.harm(port).is_some(),
                 sent: change.rate(count.sent),
                 received: change.rate(count.received),
                 bits: change.rate((count.sent_bytes + count.received_bytes) * 8),
@@ -325,11 +329,11 @@ impl<'a> Demo<'a> {
             cpu_ns: change.switch.cpu_ns,
             wakeups: change.switch.wakeups,
         };
+        let cpu = if idle.cpu_ns == 0 { "no".into() } else { time_ns(idle.cpu_ns as f64) + " of" };
         self.view.result(&format!(
-            "idle: {} in {:.1} s, {} of CPU",
+            "idle: {} in {:.1} s, {cpu} CPU time",
             plural(idle.wakeups, "wake-up"),
             idle.span.as_secs_f64(),
-            time_ns(idle.cpu_ns as f64)
         ));
         self.results.idle = Some(idle);
         stage.end()
@@ -459,7 +463,7 @@ impl<'a> Demo<'a> {
         rates.push(("before", rate(&change, BOB)));
 
         self.picture.note = "Dave is frozen: he takes nothing any more".into();
-        stage.signal(DAVE, Signal::STOP);
+        stage.freeze(DAVE);
         let change = self.watch(&mut stage, true, 0.25..0.45)?;
         rates.push(("while Dave is frozen", rate(&change, BOB)));
 

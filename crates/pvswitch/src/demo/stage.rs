@@ -1,5 +1,6 @@
 //! One switch and its guests: each a process, joined by sockets in the demo's directory.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -70,6 +71,8 @@ pub struct Stage<'a> {
     pub policy: Policy,
     ports: Vec<&'static str>,
     guests: Vec<Guest>,
+    /// What was done to the guests at some ports.
+    harms: BTreeMap<&'static str, &'static str>,
     switch: Process,
     control: PathBuf,
     /// As last told by the switch.
@@ -106,6 +109,7 @@ impl<'a> Stage<'a> {
             policy,
             ports: ports.to_vec(),
             guests: Vec::new(),
+            harms: BTreeMap::new(),
             switch,
             control,
             known: Ports::new(),
@@ -148,6 +152,7 @@ impl<'a> Stage<'a> {
                 let pid = Pid::from_raw(process.id().cast_signed());
                 let _ = sched_setaffinity(pid, cpus);
             }
+            self.harms.remove(role.port);
             self.guests.push(Guest { role: *role, process });
         }
         self.wait(stop, "the guests to connect", |stage| {
@@ -220,10 +225,22 @@ impl<'a> Stage<'a> {
         self.guests.iter().find(|g| g.role.port == port).map(|g| &g.process)
     }
 
-    /// Sends a signal to the guest at `port`.
-    pub fn signal(&self, port: &str, signal: Signal) {
+    /// What the guest at a port does, or what was done to it.
+    pub fn does(&self, port: &str) -> &'static str {
+        let does = self.role(port).map_or("not here yet", |role| role.does);
+        self.harm(port).unwrap_or(does)
+    }
+
+    /// What was done to the guest at a port.
+    pub fn harm(&self, port: &str) -> Option<&'static str> {
+        self.harms.get(port).copied()
+    }
+
+    /// Stops the guest at `port` where it stands; its connection stays.
+    pub fn freeze(&mut self, port: &'static str) {
         if let Some(guest) = self.guest(port) {
-            guest.signal(signal);
+            guest.signal(Signal::STOP);
+            self.harms.insert(port, "frozen");
         }
     }
 
@@ -233,8 +250,9 @@ impl<'a> Stage<'a> {
     }
 
     /// Kills the guest at `port`, without warning.
-    pub fn kill(&mut self, port: &str) {
+    pub fn kill(&mut self, port: &'static str) {
         self.guests.retain(|g| g.role.port != port);
+        self.harms.insert(port, "killed");
     }
 
     /// Ends the guest at `port`; returns its totals.

@@ -24,7 +24,7 @@ pub fn text(results: &Results, machine: &Machine, setting: &Setting, view: &View
     chapter("Idle", wrap(&idle(results)));
     chapter("Full speed", full_speed(&results.floods));
     chapter("Request and response", wrap(&round_trips(results)));
-    chapter("When to poll, when to sleep", policies(&results.policies));
+    chapter("Sleep or poll", policies(&results.policies));
     chapter("Guests that misbehave", results.hostile.as_ref().map_or_else(String::new, hostile));
     for (name, why) in &results.failures {
         chapter(&view.paint("31", &format!("Failed: {name}")), format!("  {why}\n"));
@@ -182,7 +182,7 @@ fn hostile(seen: &Hostile) -> String {
 /// What the machine means for the figures.
 fn this(machine: &Machine, setting: &Setting) -> String {
     let cores = machine.cores();
-    let mut words = format!("This machine has {} for the demo: ", plural(cores as u64, "core"));
+    let mut words = format!("{} for the demo: ", plural(cores as u64, "core"));
     words += match &setting.cpus {
         None => "switch and guests took turns, which costs far more than the switching.",
         Some(_) if cores < 3 => {
@@ -218,7 +218,8 @@ fn next() -> String {
         "  Two virtual machines on one switch:\n\n\
          \x20 {exe} run --port {} \\\n      --port {}\n\n\
          \x20 It prints what to add for each guest; for vm1 and QEMU, this:\n\n{qemu}\n\
-         \x20 While it runs: {exe} ctl stats, {exe} capture vm1.\n",
+         \x20 While it runs, in another terminal:\n\n\
+         \x20 {exe} ctl stats\n",
         ports[0], ports[1]
     )
 }

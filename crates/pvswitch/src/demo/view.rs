@@ -17,6 +17,8 @@ pub struct Row {
     pub port: String,
     /// What its guest does.
     pub does: String,
+    /// Something bad was done to it.
+    pub harmed: bool,
     /// Frames a second from the guest.
     pub sent: f64,
     /// Frames a second to the guest.
@@ -117,8 +119,8 @@ impl View {
         if self.live {
             self.draw(picture);
         } else {
-            let about = picture.about.join(" ");
-            self.write(&format!("\n{}\n  {}\n", picture.scene, about.trim_end()));
+            let [first, second] = &picture.about;
+            self.write(&format!("\n{}\n  {first}\n  {second}\n", picture.scene));
         }
     }
 
@@ -169,7 +171,9 @@ impl View {
         );
         lines.push(self.paint("2", &head));
         lines.extend(p.rows.iter().map(|row| self.row(row)));
-        lines.push(self.switch(p));
+        if !p.rows.is_empty() {
+            lines.push(self.switch(p));
+        }
         lines.push(String::new());
         lines.extend(p.histories.iter().map(|(name, history)| self.history(name, history)));
         lines.push(self.paint("33", &format!(" {}", p.note)));
@@ -210,7 +214,11 @@ impl View {
             si(row.calls),
             cpu
         );
-        if row.cpu.is_none() { self.paint("31", &text) } else { text }
+        match row.cpu {
+            _ if row.harmed => self.paint("31", &text),
+            None => self.paint("2", &text),
+            Some(_) => text,
+        }
     }
 
     fn switch(&self, p: &Picture) -> String {
@@ -271,7 +279,7 @@ mod tests {
             last_line: None,
             scene_started: Instant::now(),
             broken: false,
-            seen: (0..20).map(|i| format!("{:77}", format!("result {i}"))).collect(),
+            seen: (0..20).map(|i| format!("{:76}", format!("result {i}"))).collect(),
         }
     }
 
@@ -279,6 +287,7 @@ mod tests {
         let row = Row {
             port: "carol".into(),
             does: "x".repeat(19),
+            harmed: false,
             sent: 123e6,
             received: 123e6,
             bits: 123e9,
@@ -287,7 +296,7 @@ mod tests {
             cpu: Some(0.004),
         };
         Picture {
-            scene: "scene 4 of 5: when to poll, when to sleep".into(),
+            scene: "scene 5 of 5: guests that misbehave".into(),
             about: ["x".repeat(78), "y".repeat(78)],
             rows: vec![row; 4],
             policy: "adaptive".into(),
@@ -301,7 +310,7 @@ mod tests {
         let lines = view().screen(&picture());
         assert!(lines.len() <= 23);
         for line in &lines {
-            assert!(line.chars().count() <= 80, "{line}");
+            assert!(line.chars().count() <= WIDTH, "{line}");
             assert!(!line.contains("NaN"), "{line}");
         }
         assert!(lines.last().unwrap().contains("result 19"), "the newest results stay");
