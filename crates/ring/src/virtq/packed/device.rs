@@ -22,6 +22,9 @@ pub(crate) struct PackedDevice {
     moved: u16,
     /// Slots used since the last publication.
     unpublished: u16,
+    /// Slots taken and not yet used. A driver that makes slots available again before we used
+    /// them must not lead us more than once around the ring.
+    in_flight: u16,
     fault: Option<Malformed>,
 }
 
@@ -46,7 +49,8 @@ impl PackedDevice {
         let avail = half(u64::from(base))?;
         let used = half(u64::from(base >> 16))?;
         let (first, fault) = (None, None);
-        Ok(Self { parts, features, avail, used, first, moved: 0, unpublished: 0, fault })
+        let (moved, unpublished, in_flight) = (0, 0, 0);
+        Ok(Self { parts, features, avail, used, first, moved, unpublished, in_flight, fault })
     }
 
     pub(crate) fn size(&self) -> u16 {
@@ -77,16 +81,26 @@ impl PackedDevice {
             }
             self.parts.desc.prefetch(self.avail.offset() + 8 * DESC_LEN);
             let mut chain = out.begin(0);
-            if let Err(fault) = self.chain(memory, flags, &mut chain, out) {
+            let walked = self.chain(memory, flags, &mut chain, out);
+            if let Err(fault) = walked.and_then(|()| self.bounded(chain.slots)) {
                 out.forget(&chain);
                 self.fault = Some(fault);
                 return if done > 0 { Ok(done) } else { Err(fault) };
             }
+            self.in_flight += chain.slots;
             self.avail.advance(chain.slots, self.parts.size);
             out.chains.push(chain);
             done += 1;
         }
         Ok(done)
+    }
+
+    fn bounded(&self, slots: u16) -> Result<(), Malformed> {
+        if slots <= self.parts.size - self.in_flight {
+            return Ok(());
+        }
+        let taken = self.avail.bits();
+        Err(Malformed::IndexJump { seen: taken, taken: self.used.bits() })
     }
 
     /// Walks one chain from the available position. Every descriptor is read exactly once.
@@ -151,6 +165,7 @@ impl PackedDevice {
     }
 
     pub(crate) fn untake(&mut self, slots: u16) {
+        self.in_flight -= slots;
         self.avail.rewind(slots, self.parts.size);
     }
 
@@ -167,6 +182,7 @@ impl PackedDevice {
             // Driver sees id and length /before/ flags; pairs with the acquire in its `take_used`.
             self.parts.desc.sync_store(at + DESC_FLAGS, flags, Ordering::Release);
         }
+        self.in_flight -= slots;
         self.used.advance(slots, self.parts.size);
         self.unpublished = self.unpublished.saturating_add(slots);
     }
