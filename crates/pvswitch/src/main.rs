@@ -9,6 +9,7 @@ mod demo;
 mod generate;
 mod guest;
 mod hints;
+mod limit;
 mod nic;
 mod ports;
 mod run;

@@ -27,6 +27,7 @@ use vhost_user::net::{NetDevice, NetOptions, Pair, Side};
 use vhost_user::sys::{self, Listener, SocketError};
 
 use crate::hints;
+use crate::limit::PortLog;
 use crate::ports::{Guest, PortHost, burst_of, egress_of, rarp, token};
 use crate::spec::{Kind, PortSpec, Role, Tap, VhostUser, did_you_mean};
 use crate::worker::{self, Handle, Report, Served, Shared};
@@ -145,6 +146,7 @@ struct VhostPort {
     conf: VhostUser,
     pairs: Vec<Pair>,
     guest: Arc<Mutex<Guest>>,
+    log: Arc<PortLog>,
     listener: Option<Listener>,
     connection: Option<Connection>,
     backoff: Backoff,
@@ -404,6 +406,7 @@ impl System {
             conf: conf.clone(),
             pairs,
             guest: Arc::default(),
+            log: Arc::new(PortLog::new(&spec.name)),
             listener,
             connection: None,
             backoff: Backoff::default(),
@@ -535,14 +538,14 @@ impl System {
         let stream = match vhost.listener.as_ref().map(Listener::accept) {
             Some(Ok(Some(stream))) => stream,
             Some(Err(error)) => {
-                tracing::error!("port {name}: {error}");
+                vhost.log.warn(format_args!("{error}"));
                 return;
             }
             _ => return,
         };
         if vhost.connection.is_some() {
             // Closed at once: the front-end sees it, and the guest that is here keeps its port.
-            tracing::warn!("port {name}: a second front-end connected; refused, one is here");
+            vhost.log.warn(format_args!("a second front-end connected; refused, one is here"));
             return;
         }
         self.attach(name, stream);
@@ -552,7 +555,8 @@ impl System {
         let Some((port, workers, vhost)) = self.vhost(name) else { return };
         let pairs = vhost.pairs.clone();
         let guest = Arc::clone(&vhost.guest);
-        let host = PortHost::new(Arc::clone(port), pairs.clone(), workers.to_vec(), guest);
+        let log = Arc::clone(&vhost.log);
+        let host = PortHost::new(Arc::clone(port), pairs.clone(), workers.to_vec(), guest, log);
         let options = NetOptions {
             pairs: vhost.conf.queues,
             mtu: vhost.conf.mtu,
@@ -569,8 +573,8 @@ impl System {
             tracing::error!("port {name}: {error}");
             return;
         }
-        tracing::info!("port {name}: front-end connected");
         let Some((_, _, vhost)) = self.vhost(name) else { return };
+        vhost.log.info(format_args!("front-end connected"));
         vhost.backoff.reset();
         vhost.retry = None;
         vhost.connections += 1;
@@ -582,7 +586,7 @@ impl System {
         let Some(connection) = &mut vhost.connection else { return };
         let end = connection.on_readable().err();
         for refused in connection.take_refusals() {
-            tracing::warn!("port {name}: refused: {refused}");
+            vhost.log.warn(format_args!("refused: {refused}"));
         }
         if let Some(end) = end {
             self.disconnect(name, &end.to_string());
@@ -599,7 +603,7 @@ impl System {
         if let Ok(mut guest) = vhost.guest.lock() {
             *guest = Guest::default();
         }
-        tracing::info!("port {name}: front-end left: {why}");
+        vhost.log.info(format_args!("front-end left: {why}"));
         self.unwatch(connection.as_fd(), &What::Connection(name.into()));
         // Stops its rings.
         drop(connection.close());
@@ -659,10 +663,11 @@ impl System {
             let Some(state) = self.ports.values_mut().find(|p| p.port.id == id) else { continue };
             state.faults += 1;
             let name = state.spec.name.clone();
-            let connected = matches!(&state.attach, Attach::VhostUser(v) if v.connection.is_some());
             // Once for each connection: reports that were on their way find it closed.
-            if connected {
-                tracing::warn!("port {name}: stopped, its guest broke the protocol: {fault}");
+            if let Attach::VhostUser(vhost) = &state.attach
+                && vhost.connection.is_some()
+            {
+                vhost.log.warn(format_args!("stopped, its guest broke the protocol: {fault}"));
                 self.disconnect(&name, "guest fault");
             }
         }
