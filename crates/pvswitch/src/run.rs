@@ -186,6 +186,7 @@ struct System {
 
 /// Runs a switch until a signal, `ctl shutdown` or the end of its time.
 pub fn run(options: Options) -> Result<(), RunError> {
+    raise_descriptor_limit();
     let signals = signals()?;
     let mut system = System::new(options)?;
     system.watch(signals.as_fd(), What::Signal)?;
@@ -211,6 +212,14 @@ pub fn signals() -> Result<UnixStream, RunError> {
         signal_hook::low_level::pipe::register(signal, write).map_err(os("signal handler"))?;
     }
     Ok(read)
+}
+
+/// Each port takes some descriptors, and front-ends bring more: as many as we may have. What the
+/// system refuses is told when they run out.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 /// A key no guest can know.
