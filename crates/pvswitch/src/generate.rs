@@ -98,6 +98,10 @@ struct Totals {
 pub fn command(args: GenArgs) -> Result<(), AnyError> {
     let to = Connect::try_from(&args.connect).map_err(Usage)?;
     let duration = args.duration.map(crate::seconds).transpose().map_err(Usage)?;
+    let interval = args.interval.map(crate::seconds).transpose().map_err(Usage)?;
+    if interval.is_some_and(|i| i.is_zero()) {
+        return Err(Usage("--interval 0: use a time between reports, in seconds".into()).into());
+    }
     let stop = crate::nic::stop_flag()?;
     let running = || !stop.load(std::sync::atomic::Ordering::Relaxed);
     let guest = guest::connect(&to, Some(&running))?;
@@ -114,14 +118,13 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
         generator.announce();
     }
     let started = Instant::now();
-    let mut report_at = args.interval.map(|s| started + Duration::from_secs_f64(s));
+    let mut report_at = interval.map(|i| started + i);
     let result = loop {
         let end = duration.is_some_and(|d| started.elapsed() >= d);
         if end || !running() {
             break Ok(());
         }
         if report_at.is_some_and(|at| Instant::now() >= at) {
-            let interval = args.interval.map(Duration::from_secs_f64);
             report_at = report_at.zip(interval).map(|(at, i)| at + i);
             generator.print(started.elapsed(), features, args.json);
         }

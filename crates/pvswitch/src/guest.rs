@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,8 @@ pub const HDR_LEN: usize = 12;
 pub const TX_BUFFER: u64 = 17 * 4096;
 /// Size of a receive buffer; longer frames take several (MRG_RXBUF).
 pub const RX_BUFFER: u64 = 4096;
+/// Time between two looks whether the other end is there.
+const RETRY_EVERY: Duration = Duration::from_millis(100);
 /// Longest wait for the back-end to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -81,24 +84,34 @@ pub struct Guest {
     pub rx: Rx,
 }
 
-/// Connects, waiting for the other end if it is not there yet and `wait` says so.
+/// Connects, waiting for the other end if it is not there yet and `wait` says so. Anything else
+/// that stands in the way is told at once.
 pub fn connect(to: &Connect, wait: Option<&dyn Fn() -> bool>) -> Result<Guest, ConnectError> {
-    let stream = match to.role {
+    let mut try_once: Box<dyn FnMut() -> Result<UnixStream, SocketError>> = match to.role {
         Role::Server => {
             let listener = sys::Listener::bind(&to.socket)?;
-            listener.accept_within(Duration::from_secs(3600))?
+            Box::new(move || listener.accept_within(RETRY_EVERY))
         }
-        Role::Client => loop {
-            match (sys::connect(&to.socket), wait) {
-                (Ok(stream), _) => break stream,
-                (Err(_), Some(go_on)) if go_on() => {
-                    std::thread::sleep(Duration::from_millis(100));
-                }
-                (Err(error), _) => return Err(error.into()),
-            }
-        },
+        Role::Client => Box::new(|| sys::connect(&to.socket)),
     };
-    Ok(start(stream, to)?)
+    let mut told = false;
+    loop {
+        let error = match try_once() {
+            Ok(stream) => return Ok(start(stream, to)?),
+            Err(error) => error,
+        };
+        let absent =
+            matches!(error, SocketError::NobodyListens(_) | SocketError::NobodyConnects(_));
+        if !absent || !wait.is_some_and(|go_on| go_on()) {
+            return Err(error.into());
+        }
+        if !std::mem::replace(&mut told, true) {
+            tracing::info!("waiting for the switch at {}", to.socket.display());
+        }
+        if to.role == Role::Client {
+            std::thread::sleep(RETRY_EVERY);
+        }
+    }
 }
 
 /// Why there is no connection.
@@ -112,7 +125,7 @@ pub enum ConnectError {
     Frontend(#[from] FrontendError),
 }
 
-fn start(stream: std::os::unix::net::UnixStream, to: &Connect) -> Result<Guest, FrontendError> {
+fn start(stream: UnixStream, to: &Connect) -> Result<Guest, FrontendError> {
     let size = u64::from(to.queue_size);
     let params = Params {
         features: to.features,

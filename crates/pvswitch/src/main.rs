@@ -9,6 +9,7 @@ mod demo;
 mod generate;
 mod guest;
 mod hints;
+mod limit;
 mod nic;
 mod ports;
 mod run;
@@ -123,6 +124,9 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
     if !(1..=run::WORKERS_MAX).contains(&workers) {
         return Err(format!("workers = {workers}: use 1 to {}", run::WORKERS_MAX).into());
     }
+    if let Some(cpu) = args.cpus.iter().find(|cpu| **cpu >= rustix::thread::CpuSet::MAX_CPU) {
+        return Err(format!("--cpus {cpu}: there is no such CPU").into());
+    }
     let static_addresses = config
         .static_addresses
         .iter()
@@ -144,7 +148,11 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
     })
 }
 
+/// Longest duration taken, in seconds: thirty years. Beyond, clocks overflow.
+const SECONDS_MAX: f64 = 1e9;
+
 /// A duration given in seconds.
 fn seconds(secs: f64) -> Result<Duration, String> {
-    Duration::try_from_secs_f64(secs).map_err(|_| format!("{secs} is no length of time"))
+    let duration = Duration::try_from_secs_f64(secs).ok().filter(|_| secs <= SECONDS_MAX);
+    duration.ok_or_else(|| format!("{secs} is no length of time: use seconds, 0 to {SECONDS_MAX}"))
 }

@@ -13,6 +13,7 @@ use vhost_user::device::Kick;
 use vhost_user::feature;
 use vhost_user::net::{Host, Pair, Side};
 
+use crate::limit::PortLog;
 use crate::worker::{Handle, Served};
 
 /// Names a queue of a port to workers.
@@ -37,6 +38,7 @@ pub struct PortHost {
     pairs: Vec<Pair>,
     workers: Vec<Arc<Handle>>,
     guest: Arc<Mutex<Guest>>,
+    log: Arc<PortLog>,
     kicks: HashMap<u64, Kick>,
     /// Last count told by `active`, to log changes once.
     up: u16,
@@ -49,8 +51,9 @@ impl PortHost {
         pairs: Vec<Pair>,
         workers: Vec<Arc<Handle>>,
         guest: Arc<Mutex<Guest>>,
+        log: Arc<PortLog>,
     ) -> Self {
-        Self { port, pairs, workers, guest, kicks: HashMap::new(), up: 0 }
+        Self { port, pairs, workers, guest, log, kicks: HashMap::new(), up: 0 }
     }
 
     fn worker(&self, queue: u16) -> &Arc<Handle> {
@@ -84,7 +87,7 @@ impl Host for PortHost {
         };
         if let Err(error) = result {
             // Without its kicks the ring would hang; the queue is still polled while hot.
-            tracing::error!("port {}: cannot wait for kicks: {error}", self.port.name);
+            self.log.warn(format_args!("cannot wait for kicks: {error}"));
         }
         self.kicks.insert(token, kick);
     }
@@ -110,7 +113,7 @@ impl Host for PortHost {
         self.port.set_active(queues);
         if (self.up == 0) != (queues == 0) {
             let state = if queues > 0 { "up" } else { "down" };
-            tracing::info!("port {}: {state}", self.port.name);
+            self.log.info(format_args!("{state}"));
         }
         self.up = queues;
     }
@@ -120,7 +123,7 @@ impl Host for PortHost {
         if guest.features != features {
             guest.features = features;
             let names = feature::names(features).join(" ");
-            tracing::info!("port {}: guest negotiated {names}", self.port.name);
+            self.log.info(format_args!("guest negotiated {names}"));
         }
     }
 

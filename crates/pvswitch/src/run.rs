@@ -27,6 +27,7 @@ use vhost_user::net::{NetDevice, NetOptions, Pair, Side};
 use vhost_user::sys::{self, Listener, SocketError};
 
 use crate::hints;
+use crate::limit::PortLog;
 use crate::ports::{Guest, PortHost, burst_of, egress_of, rarp, token};
 use crate::spec::{Kind, PortSpec, Role, Tap, VhostUser, did_you_mean};
 use crate::worker::{self, Handle, Report, Served, Shared};
@@ -147,6 +148,7 @@ struct VhostPort {
     conf: VhostUser,
     pairs: Vec<Pair>,
     guest: Arc<Mutex<Guest>>,
+    log: Arc<PortLog>,
     listener: Option<Listener>,
     connection: Option<Connection>,
     backoff: Backoff,
@@ -188,6 +190,7 @@ struct System {
 
 /// Runs a switch until a signal, `ctl shutdown` or the end of its time.
 pub fn run(options: Options) -> Result<(), RunError> {
+    raise_descriptor_limit();
     let signals = signals()?;
     let mut system = System::new(options)?;
     system.watch(signals.as_fd(), What::Signal)?;
@@ -213,6 +216,14 @@ pub fn signals() -> Result<UnixStream, RunError> {
         signal_hook::low_level::pipe::register(signal, write).map_err(os("signal handler"))?;
     }
     Ok(read)
+}
+
+/// Each port takes some descriptors, and front-ends bring more: as many as we may have. What the
+/// system refuses is told when they run out.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 /// A key no guest can know.
@@ -408,6 +419,7 @@ impl System {
             conf: conf.clone(),
             pairs,
             guest: Arc::default(),
+            log: Arc::new(PortLog::new(&spec.name)),
             listener,
             connection: None,
             backoff: Backoff::default(),
@@ -540,14 +552,14 @@ impl System {
         let stream = match vhost.listener.as_ref().map(Listener::accept) {
             Some(Ok(Some(stream))) => stream,
             Some(Err(error)) => {
-                tracing::error!("port {name}: {error}");
+                vhost.log.warn(format_args!("{error}"));
                 return;
             }
             _ => return,
         };
         if vhost.connection.is_some() {
             // Closed at once: the front-end sees it, and the guest that is here keeps its port.
-            tracing::warn!("port {name}: a second front-end connected; refused, one is here");
+            vhost.log.warn(format_args!("a second front-end connected; refused, one is here"));
             return;
         }
         self.attach(name, stream);
@@ -557,7 +569,8 @@ impl System {
         let Some((port, workers, vhost)) = self.vhost(name) else { return };
         let pairs = vhost.pairs.clone();
         let guest = Arc::clone(&vhost.guest);
-        let host = PortHost::new(Arc::clone(port), pairs.clone(), workers.to_vec(), guest);
+        let log = Arc::clone(&vhost.log);
+        let host = PortHost::new(Arc::clone(port), pairs.clone(), workers.to_vec(), guest, log);
         let options = NetOptions {
             pairs: vhost.conf.queues,
             mtu: vhost.conf.mtu,
@@ -574,8 +587,8 @@ impl System {
             tracing::error!("port {name}: {error}");
             return;
         }
-        tracing::info!("port {name}: front-end connected");
         let Some((_, _, vhost)) = self.vhost(name) else { return };
+        vhost.log.info(format_args!("front-end connected"));
         vhost.since = Instant::now();
         vhost.retry = None;
         vhost.connections += 1;
@@ -587,7 +600,7 @@ impl System {
         let Some(connection) = &mut vhost.connection else { return };
         let end = connection.on_readable().err();
         for refused in connection.take_refusals() {
-            tracing::warn!("port {name}: refused: {refused}");
+            vhost.log.warn(format_args!("refused: {refused}"));
         }
         if let Some(end) = end {
             self.disconnect(name, &end.to_string());
@@ -609,7 +622,7 @@ impl System {
         if let Ok(mut guest) = vhost.guest.lock() {
             *guest = Guest::default();
         }
-        tracing::info!("port {name}: front-end left: {why}");
+        vhost.log.info(format_args!("front-end left: {why}"));
         self.unwatch(connection.as_fd(), &What::Connection(name.into()));
         // Stops its rings.
         drop(connection.close());
@@ -669,10 +682,11 @@ impl System {
             let Some(state) = self.ports.values_mut().find(|p| p.port.id == id) else { continue };
             state.faults += 1;
             let name = state.spec.name.clone();
-            let connected = matches!(&state.attach, Attach::VhostUser(v) if v.connection.is_some());
             // Once for each connection: reports that were on their way find it closed.
-            if connected {
-                tracing::warn!("port {name}: stopped, its guest broke the protocol: {fault}");
+            if let Attach::VhostUser(vhost) = &state.attach
+                && vhost.connection.is_some()
+            {
+                vhost.log.warn(format_args!("stopped, its guest broke the protocol: {fault}"));
                 self.disconnect(&name, "guest fault");
             }
         }

@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use ring::virtq::{Armed, Buf, DeviceQueue, DriverQueue, Features, IndirectPool, Layout, Taken};
+use ring::virtq::{
+    Armed, Buf, DeviceQueue, DriverQueue, Features, IndirectPool, Layout, Malformed, Taken,
+};
 use shm::{GuestMemory, Mapping, Region};
 
 const MEMORY: u64 = 1 << 20;
@@ -175,4 +177,30 @@ proptest! {
         let size = if features.packed { size } else { size.next_power_of_two() };
         model(features, size, start, &ops)?;
     }
+}
+
+/// A packed driver may not make a slot available again before the device has used it. One that
+/// does would lead the device around the ring for ever.
+#[test]
+fn packed_slots_made_available_twice_are_a_fault() {
+    let memory = memory();
+    let layout = Layout { size: 4, desc: 0x1000, driver: 0x2000, device: 0x3000 };
+    let features = Features { packed: true, ..Features::default() };
+    let mut driver = DriverQueue::new(&memory, &layout, features, 0x8000_8000, None).unwrap();
+    let mut device = DeviceQueue::new(&memory, &layout, features, 0x8000_8000).unwrap();
+    let mut taken = Taken::with_capacity(64, 4);
+    for _ in 0..4 {
+        driver.add(&[Buf { addr: 0x4000, len: 100, write: true }]).unwrap();
+    }
+    driver.publish();
+    assert_eq!(device.take(&memory, 64, &mut taken), Ok(4));
+    // The next lap's flags on slots that are still ours: USED without AVAIL.
+    let desc = shm::Area::new(&memory, layout.desc, 64).unwrap();
+    for slot in 0..4 {
+        desc.store_u16(16 * slot + 14, 1 << 15);
+    }
+    let again = device.take(&memory, 64, &mut Taken::with_capacity(64, 4));
+    assert!(matches!(again, Err(Malformed::IndexJump { .. })), "{again:?}");
+    device.untake(&taken.chains);
+    assert_eq!(device.base(), 0x8000_8000);
 }

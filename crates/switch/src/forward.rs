@@ -16,7 +16,7 @@ use crate::frame::{Burst, Verdict};
 use crate::offload;
 use crate::port::{Egress, Fault};
 use crate::stats::{EgressStats, IngressStats};
-use crate::vnet::VnetHdr;
+use crate::vnet::{GSO_NONE, VnetHdr};
 
 /// Longest time a destination may take nothing while frames wait for it, in ns. Long enough for a
 /// receiver that was scheduled away on a busy machine; then it counts as stalled, and its frames
@@ -25,6 +25,9 @@ use crate::vnet::VnetHdr;
 pub const HOLD_NS_MAX: u64 = 50_000_000;
 /// Longest time a frame waits, however its destination moves, in ns.
 const WAIT_NS_MAX: u64 = 1_000_000_000;
+
+/// Addresses and type: the least that is a frame.
+const ETHERNET_LEN: u32 = 14;
 
 /// How frames find their destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -271,6 +274,11 @@ impl Forwarder {
             burst.snapshot();
         }
         for i in 0..burst.frames.len() {
+            // A held frame whose memory went away has no bytes left.
+            if burst.frames[i].len < ETHERNET_LEN {
+                from.stats.drops_runt.add(1);
+                continue;
+            }
             self.pick(to, queue, i as u16, false);
         }
     }
@@ -383,17 +391,14 @@ impl Forwarder {
         };
         let egress = &port.egress[usize::from(group.queue)];
         let mut queue = egress.lock();
-        let result = self.put(&mut *queue, egress, from, &group.picks, burst);
+        let (mut done, fault) = self.put(&mut *queue, egress, from, &group.picks, burst);
         queue.flush();
         drop(queue);
-        let done = match result {
-            Ok(done) => done,
-            Err(fault) => {
-                self.faults.push((group.port, fault));
-                egress.stats.drops_down.add(group.picks.len() as u64);
-                group.picks.len()
-            }
-        };
+        if let Some(fault) = fault {
+            self.faults.push((group.port, fault));
+            egress.stats.drops_down.add((group.picks.len() - done) as u64);
+            done = group.picks.len();
+        }
         if port.mirror.is_on() {
             let picks = group.picks[..done].iter().map(|i| usize::from(*i));
             port.mirror.copy(burst, picks, false, now_ns);
@@ -409,7 +414,8 @@ impl Forwarder {
         }
     }
 
-    /// Puts `picks` in order; frames the peer cannot take as they are go through software.
+    /// Puts `picks` in order; frames the peer cannot take as they are go through software. Returns
+    /// how many were dealt with, and the fault that ended it.
     fn put(
         &mut self,
         queue: &mut dyn Egress,
@@ -417,7 +423,7 @@ impl Forwarder {
         from: &Source,
         picks: &[u16],
         burst: &Burst<'_>,
-    ) -> Result<usize, Fault> {
+    ) -> (usize, Option<Fault>) {
         let takes = queue.offloads();
         let needs_work = |pick: &u16| {
             let i = usize::from(*pick);
@@ -427,20 +433,21 @@ impl Forwarder {
         let mut done = 0;
         while done < picks.len() {
             let plain = picks[done..].iter().position(needs_work).unwrap_or(picks.len() - done);
-            if plain > 0 {
-                let n = queue.put(burst, &picks[done..done + plain])?;
-                done += n;
-                if n < plain {
-                    return Ok(done);
-                }
+            let (want, got) = if plain > 0 {
+                (plain, queue.put(burst, &picks[done..done + plain]))
             } else {
-                if !self.put_in_software(queue, egress, from, picks[done], burst)? {
-                    return Ok(done);
-                }
-                done += 1;
+                let put = self.put_in_software(queue, egress, from, picks[done], burst);
+                (1, put.map(usize::from))
+            };
+            match got {
+                Ok(n) => done += n,
+                Err(fault) => return (done, Some(fault)),
+            }
+            if got != Ok(want) {
+                break;
             }
         }
-        Ok(done)
+        (done, None)
     }
 
     /// Segments or checksums one frame for a peer that cannot. False: it does not fit now.
@@ -460,19 +467,22 @@ impl Forwarder {
             from.stats.drops_bad_gso.add(1);
             return Ok(true);
         };
-        // All segments or none: a frame cut in the middle would be sent again as a whole.
+        // All segments or none: a frame cut in the middle would be sent again as a whole. A peer
+        // that can never have room for all of them says so, and gets what fits.
         if queue.room(plan.len_max, plan.frames)? < plan.frames {
             egress.stats.full.add(1);
             return Ok(false);
         }
         let mut body = Vec::new();
         offload::after(burst.segs(frame), head.len(), &mut body);
-        let mut fault = None;
+        let (mut fault, mut cut) = (None, false);
         let mut emit = |head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr| {
-            queue.put_made(head, body, hdr).unwrap_or_else(|f| {
+            let fits = queue.put_made(head, body, hdr).unwrap_or_else(|f| {
                 fault = Some(f);
                 false
-            })
+            });
+            cut |= !fits;
+            fits
         };
         let (len, hdr) = (frame.len, &frame.hdr);
         let made = offload::resolve(head, &body, len, hdr, &takes, &mut self.scratch, &mut emit);
@@ -480,10 +490,13 @@ impl Forwarder {
             return Err(fault);
         }
         match made {
-            Ok(1) => egress.stats.checksummed.add(1),
-            Ok(made) => egress.stats.segmented.add(made as u64),
+            Ok(made) if frame.hdr.gso_type != GSO_NONE && plan.frames > 1 => {
+                egress.stats.segmented.add(made as u64);
+            }
+            Ok(made) => egress.stats.checksummed.add(made as u64),
             Err(_) => from.stats.drops_bad_gso.add(1),
         }
+        egress.stats.drops_no_room.add(u64::from(cut));
         Ok(true)
     }
 
@@ -539,3 +552,6 @@ impl Forwarder {
         full
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -48,7 +48,8 @@ pub trait Egress: Send {
     /// Nothing is visible before [`flush`](Self::flush).
     ///
     /// # Errors
-    /// [`Fault`]: the peer broke its protocol; the port is to be stopped.
+    /// [`Fault`]: the peer broke its protocol; the port is to be stopped. None of `picks` was dealt with
+    /// then: a fault behind frames that were is told at the next call.
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault>;
 
     /// Like `put` for one frame made on the way: `head` is private, `body` follows it, and lies
@@ -64,7 +65,9 @@ pub trait Egress: Send {
     ) -> Result<bool, Fault>;
 
     /// How many frames of `len` bytes certainly fit now, at most `limit`; asked before a frame is
-    /// segmented, so that its segments are delivered together or not at all.
+    /// segmented, so that its segments are delivered together or not at all. `limit` also when
+    /// the port already sees as much room as it ever can: to wait for more would be in vain, and
+    /// what does not fit is dropped.
     ///
     /// # Errors
     /// [`Fault`], as for `put`.

@@ -281,3 +281,6 @@ impl<H: Host> Device for NetDevice<H> {
         self.mtu = self.options.mtu;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -43,6 +43,9 @@ pub struct Format {
     pub frame_len_max: u32,
 }
 
+/// Why a port stops whose memory went away.
+const LOST: &str = "front end truncated its memory";
+
 /// An activated ring.
 struct Active {
     queue: DeviceQueue,
@@ -51,13 +54,37 @@ struct Active {
     format: Format,
     /// The memory region that served last.
     hint: usize,
+    /// Mappings lost in the whole process when we last looked for one of ours.
+    lost_seen: usize,
 }
 
 impl Active {
+    fn new(
+        queue: DeviceQueue,
+        memory: Arc<GuestMemory>,
+        call: Option<Call>,
+        format: Format,
+    ) -> Self {
+        Self { queue, memory, call, format, hint: 0, lost_seen: 0 }
+    }
+
+    /// An empty ring may be one whose memory went away. One load unless some port lost memory.
+    #[inline]
+    fn check_lost(&mut self) -> Result<(), Fault> {
+        let lost = shm::mappings_lost();
+        if lost != self.lost_seen {
+            self.lost_seen = lost;
+            if self.memory.is_lost() {
+                return Err(Fault(LOST.into()));
+            }
+        }
+        Ok(())
+    }
+
     fn fault(&self, malformed: Malformed) -> Fault {
         // A ring in memory that went away reads as zeroes, which may look like anything.
         if self.memory.is_lost() {
-            return Fault("front end truncated its memory".into());
+            return Fault(LOST.into());
         }
         Fault(malformed.to_string())
     }
@@ -123,7 +150,7 @@ impl VirtioIngress {
     ) {
         assert!(self.active.is_none(), "a ring is activated once");
         self.taken = Taken::with_capacity(BURST_MAX, queue.size()).for_reading();
-        self.active = Some(Active { queue, memory, call, format, hint: 0 });
+        self.active = Some(Active::new(queue, memory, call, format));
     }
 
     /// Takes the ring away and returns where it stands (VRING_BASE). Held frames are given back
@@ -313,7 +340,8 @@ impl Ingress for VirtioIngress {
         };
         if taken == 0 && held == 0 {
             *scratch = burst.recycle();
-            return Ok(0);
+            let active = self.active.as_mut().expect("active above");
+            return active.check_lost().map(|()| 0);
         }
 
         self.chain_of.clear();
@@ -477,6 +505,8 @@ pub struct VirtioEgress {
     next: usize,
     /// How many chains were at hand when a frame last did not fit.
     short_at: usize,
+    /// The guest was asked to kick when it makes room.
+    armed: bool,
     stats: Arc<EgressStats>,
 }
 
@@ -489,6 +519,7 @@ impl VirtioEgress {
             taken: Taken::with_capacity(BURST_MAX, 1024),
             next: 0,
             short_at: 0,
+            armed: false,
             stats,
         }
     }
@@ -504,9 +535,10 @@ impl VirtioEgress {
         assert!(self.active.is_none(), "a ring is activated once");
         self.taken = Taken::with_capacity(BURST_MAX, queue.size());
         self.next = 0;
-        let mut active = Active { queue, memory, call, format, hint: 0 };
+        let mut active = Active::new(queue, memory, call, format);
         // The guest need not say when it adds buffers until we run out of them.
         active.queue.disarm();
+        self.armed = false;
         self.active = Some(active);
     }
 
@@ -571,7 +603,7 @@ impl VirtioEgress {
     /// How many chains, from `next` on, a frame of `total` bytes (header included) fills.
     fn chains_for(&mut self, total: u32) -> Result<Fit, Fault> {
         let active = self.active.as_ref().expect("callers check");
-        let mergeable = active.format.mergeable;
+        let (mergeable, size) = (active.format.mergeable, active.queue.size());
         let mut room = 0_u64;
         let mut n = 0;
         loop {
@@ -579,9 +611,14 @@ impl VirtioEgress {
                 let had = n;
                 // A jumbo or GSO frame can need many small buffers.
                 self.take()?;
-                if self.taken.chains.len() - self.next <= had {
-                    return Ok(Fit::NotNow);
+                let chains = &self.taken.chains[self.next..];
+                if chains.len() <= had {
+                    let slots: u32 = chains.iter().map(|c| u32::from(c.slots)).sum();
+                    let all = slots >= u32::from(size);
+                    return Ok(if all { Fit::Never } else { Fit::NotNow });
                 }
+                // What was at hand was read again, and may have changed: it is counted again.
+                (n, room) = (0, 0);
             }
             let chain = &self.taken.chains[self.next + n];
             room += self.taken.writes(chain).iter().map(|b| u64::from(b.len)).sum::<u64>();
@@ -794,10 +831,16 @@ impl Egress for VirtioEgress {
             let frame = &burst.frames[usize::from(*pick)];
             let head = burst.head(usize::from(*pick));
             let body = burst.segs(frame);
-            if !self.deliver(head, body, head.len() as u32, frame.len, &frame.hdr)? {
-                self.stats.full.add(1);
-                self.short_at = self.taken.chains.len() - self.next;
-                return Ok(done);
+            match self.deliver(head, body, head.len() as u32, frame.len, &frame.hdr) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.stats.full.add(1);
+                    self.short_at = self.taken.chains.len() - self.next;
+                    return Ok(done);
+                }
+                // Told again at the next call; these were delivered.
+                Err(_) if done > 0 => return Ok(done),
+                Err(fault) => return Err(fault),
             }
             done += 1;
         }
@@ -817,24 +860,34 @@ impl Egress for VirtioEgress {
         if !self.is_up() {
             return Ok(limit);
         }
-        let total =
-            u64::from(len) + u64::from(self.active.as_ref().map_or(0, |a| a.format.hdr_len));
         self.refill(BURST_MAX)?;
-        let mut frames = 0;
-        let mut room = 0_u64;
-        for chain in &self.taken.chains[self.next..] {
+        let Some(Active { queue, format, .. }) = &self.active else { return Ok(limit) };
+        let total = u64::from(len) + u64::from(format.hdr_len);
+        let (mut frames, mut room, mut slots) = (0, 0_u64, 0_u32);
+        let chains = &self.taken.chains[self.next..];
+        for chain in chains {
             room += self.taken.writes(chain).iter().map(|b| u64::from(b.len)).sum::<u64>();
-            if room >= total {
+            slots += u32::from(chain.slots);
+            // Without MRG_RXBUF a frame lies in one chain, or nowhere.
+            if room >= total || !format.mergeable {
                 frames += 1;
                 room = 0;
             }
         }
-        self.short_at = self.taken.chains.len() - self.next;
+        // As far as we look ahead, and as much as the ring holds.
+        if chains.len() == BURST_MAX || slots >= u32::from(queue.size()) {
+            return Ok(limit);
+        }
+        self.short_at = chains.len();
         Ok(frames.min(limit))
     }
 
     fn flush(&mut self) {
         let Some(active) = &mut self.active else { return };
+        if std::mem::take(&mut self.armed) {
+            // There was room again: without the event index the guest would kick for ever.
+            active.queue.disarm();
+        }
         active.queue.publish();
         self.stats.calls.add(active.call());
         // The next burst's buffers are fetched while other ports are served. A fault is told when
@@ -846,7 +899,11 @@ impl Egress for VirtioEgress {
 
     fn arm(&mut self) -> bool {
         let Some(active) = self.active.as_mut().filter(|_| self.enabled) else { return true };
+        self.armed = true;
         // What was too little then is too little now; more may have come to hand since.
         self.taken.chains.len() - self.next <= self.short_at && active.queue.arm() == Armed::Armed
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -199,26 +199,34 @@ fn rebind(path: &Path) -> Result<UnixListener, SocketError> {
     if !kind.file_type().is_socket() {
         return Err(SocketError::NotASocket(path.into()));
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+    match try_connect(path) {
+        Err(Errno::CONNREFUSED) => {}
         _ => return Err(SocketError::Busy(path.into())),
     }
     std::fs::remove_file(path).map_err(|error| os("listen", path, error))?;
     UnixListener::bind(path).map_err(|error| os("listen", path, error))
 }
 
-/// Connects to the socket at `path`.
+/// Connects to the socket at `path`, without waiting: a listener that accepts no one, with as many
+/// in its queue as that takes, is one where nobody listens.
 ///
 /// # Errors
 /// [`SocketError`]; [`NobodyListens`](SocketError::NobodyListens) is the one worth another try.
 pub fn connect(path: &Path) -> Result<UnixStream, SocketError> {
     check_path(path)?;
-    UnixStream::connect(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            SocketError::NobodyListens(path.into())
-        }
-        _ => os("connect", path, error),
+    try_connect(path).map_err(|error| match error {
+        Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN => SocketError::NobodyListens(path.into()),
+        _ => os("connect", path, error.into()),
     })
+}
+
+fn try_connect(path: &Path) -> Result<UnixStream, Errno> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(socket.into())
 }
 
 /// What one [`recv`] brought.
@@ -415,6 +423,22 @@ mod tests {
         let error = listener.accept_within(Duration::from_millis(5)).unwrap_err();
         assert!(matches!(error, SocketError::NobodyConnects(_)), "{error}");
         drop(listener);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_listener_that_accepts_no_one_does_not_keep_us() {
+        let dir = dir("backlog");
+        let path = dir.join("s");
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+        let full = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&full, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&full, 1).unwrap();
+        let waiting: Vec<_> = (0..100).map_while(|_| connect(&path).ok()).collect();
+        assert!(waiting.len() < 100);
+        let error = connect(&path).unwrap_err();
+        assert!(matches!(error, SocketError::NobodyListens(_)), "{error}");
+        assert!(matches!(Listener::bind(&path), Err(SocketError::Busy(_))));
         std::fs::remove_dir_all(dir).unwrap();
     }
 

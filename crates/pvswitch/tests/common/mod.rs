@@ -1,0 +1,232 @@
+//! The program as a process, for tests.
+#![allow(dead_code)]
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// Longest wait for anything; machines can be busy.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A directory for sockets; removed with its value.
+pub struct Dir(PathBuf);
+
+impl Dir {
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("pvs-{}-{n}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    /// `NAME=vhost-user:DIR/NAME`, with these options.
+    pub fn port(&self, name: &str, options: &str) -> String {
+        format!("{name}=vhost-user:{}{options}", self.text(name))
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub fn pvswitch() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pvswitch"));
+    command.env_remove("RUST_LOG").stdin(Stdio::null());
+    command
+}
+
+/// Waits for `what` to become true.
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < end, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+pub fn signal(child: &Child, signal: Signal) {
+    let _ = kill_process(Pid::from_child(child), signal);
+}
+
+/// A process, killed with its value.
+pub struct Process(pub Child);
+
+impl Process {
+    /// Asks it to end, and waits.
+    pub fn end(&mut self) -> ExitStatus {
+        signal(&self.0, Signal::TERM);
+        self.wait()
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        wait_for("a process to end", || {
+            status = self.0.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+
+    pub fn lives(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A running `pvswitch run`.
+pub struct Switch {
+    pub process: Process,
+    control: String,
+    log: PathBuf,
+}
+
+impl Switch {
+    /// Starts it with `args` and these ports, and waits until it answers.
+    pub fn start(dir: &Dir, args: &[&str], ports: &[String]) -> Self {
+        let (control, log) = (dir.text("ctl"), dir.path("log"));
+        let mut command = pvswitch();
+        command.args(["run", "--quiet", "--control", &control]).args(args);
+        command.args(ports.iter().flat_map(|p| ["--port", p]));
+        let file = File::options().create(true).append(true).open(&log).unwrap();
+        let child = command.stdout(Stdio::null()).stderr(file).spawn().unwrap();
+        let mut switch = Self { process: Process(child), control, log };
+        wait_for("the switch", || {
+            assert!(switch.process.lives(), "it ended: {}", switch.log());
+            switch.ctl(&["show"]).status.success()
+        });
+        switch
+    }
+
+    pub fn ctl(&self, args: &[&str]) -> Output {
+        pvswitch().args(["ctl", "--control", &self.control]).args(args).output().unwrap()
+    }
+
+    /// The answer to a request that must succeed.
+    pub fn json(&self, args: &[&str]) -> Value {
+        let out = self.ctl(&[args, &["--json"]].concat());
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        serde_json::from_slice(&out.stdout).unwrap()
+    }
+
+    pub fn control(&self) -> &str {
+        &self.control
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// What `ctl show` or `ctl stats` says of a port.
+    pub fn port(&self, what: &str, name: &str) -> Value {
+        let all = self.json(&[what]);
+        let ports = all["ports"].as_array().unwrap();
+        ports.iter().find(|p| p["name"] == name).unwrap_or(&Value::Null).clone()
+    }
+
+    pub fn is_up(&self, name: &str) -> bool {
+        self.port("show", name)["up"] == true
+    }
+
+    pub fn wait_up(&self, name: &str, up: bool) {
+        wait_for(&format!("port {name} to be up: {up}"), || self.is_up(name) == up);
+    }
+
+    /// A counter of a port's first queue; `way` is `ingress` or `egress`.
+    pub fn counter(&self, name: &str, way: &str, counter: &str) -> u64 {
+        self.port("stats", name)[way][0][counter].as_u64().unwrap()
+    }
+}
+
+/// A `pvswitch gen` whose report is read at its end.
+pub struct Gen(pub Process);
+
+impl Gen {
+    pub fn start(socket: &Path, args: &[&str]) -> Self {
+        let connect = format!("vhost-user:{}", socket.display());
+        Self::connect(&connect, args)
+    }
+
+    pub fn connect(connect: &str, args: &[&str]) -> Self {
+        let mut command = pvswitch();
+        command.args(["gen", "--json", "--poll", "event", "--connect", connect]).args(args);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(Process(command.spawn().unwrap()))
+    }
+
+    /// Waits for its end; the report.
+    pub fn report(mut self) -> Value {
+        let status = self.0.wait();
+        let text = std::io::read_to_string(self.0.0.stdout.take().unwrap()).unwrap();
+        assert!(status.success(), "gen ended with {status}: {text}");
+        serde_json::from_str(text.lines().last().unwrap()).unwrap()
+    }
+
+    /// Ends it; the report.
+    pub fn end(self) -> Value {
+        signal(&self.0.0, Signal::TERM);
+        self.report()
+    }
+}
+
+/// `gen rr` to `gen echo`, to see that a pair keeps its traffic. Addresses end in a1 and a2.
+pub struct Bystanders {
+    rr: Gen,
+    _echo: Gen,
+    port: &'static str,
+}
+
+impl Bystanders {
+    pub fn start(switch: &Switch, dir: &Dir, rr: &'static str, echo: &str) -> Self {
+        let (one, two) = ("02:00:00:00:00:a1", "02:00:00:00:00:a2");
+        let echo_to = ["--mode", "echo", "--mac", two, "--peer", one];
+        let echo_gen = Gen::start(&dir.path(echo), &echo_to);
+        switch.wait_up(echo, true);
+        let args = ["--mode", "rr", "--mac", one, "--peer", two, "--rate", "2k"];
+        let rr_gen = Gen::start(&dir.path(rr), &args);
+        switch.wait_up(rr, true);
+        let pair = Self { rr: rr_gen, _echo: echo_gen, port: rr };
+        pair.go_on(switch);
+        pair
+    }
+
+    /// Waits for twenty more answers.
+    pub fn go_on(&self, switch: &Switch) {
+        let before = switch.counter(self.port, "egress", "frames");
+        wait_for("answers to bystanders", || {
+            switch.counter(self.port, "egress", "frames") >= before + 20
+        });
+    }
+
+    /// Few were lost: a busy machine may lose one now and then.
+    pub fn end(self) {
+        let report = self.rr.end();
+        let lost = report["lost_frames"].as_u64().unwrap();
+        assert!(lost <= report["sent_frames"].as_u64().unwrap() / 20 + 2, "{report}");
+    }
+}

@@ -1,0 +1,216 @@
+//! The program as its users run it: one switch, guests in processes of their own.
+
+mod common;
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use common::{Bystanders, Dir, Gen, Process, Switch, pvswitch, signal, wait_for};
+use rustix::process::Signal;
+
+const SEND: [&str; 6] = ["--rate", "2k", "--duration", "0.4", "--queue-size", "1024"];
+
+/// Sends from a to b and wants every frame there, in order.
+fn send_all(forward: &str, poll: &str, guest: &[&str]) {
+    let dir = Dir::new();
+    let ports = [dir.port("a", ""), dir.port("b", "")];
+    let switch = Switch::start(&dir, &["--forward", forward, "--poll", poll], &ports);
+    let sink_args = [guest, &["--mode", "sink", "--queue-size", "1024"]].concat();
+    let sink = Gen::start(&dir.path("b"), &sink_args);
+    switch.wait_up("b", true);
+    let sender = [guest, &SEND, &["--size", "imix"]].concat();
+    let sent = Gen::start(&dir.path("a"), &sender).report();
+    let frames = sent["sent_frames"].as_u64().unwrap();
+    wait_for("the last frame", || switch.counter("b", "egress", "frames") == frames);
+    std::thread::sleep(Duration::from_millis(50));
+    let got = sink.end();
+    assert!(frames >= 700, "{sent}");
+    assert_eq!(got["received_frames"], frames, "{forward} {poll} {guest:?}");
+    assert_eq!(got["received_bytes"], sent["sent_bytes"]);
+    assert_eq!((&got["lost_frames"], &got["late_frames"]), (&0.into(), &0.into()));
+}
+
+#[test]
+fn every_frame_arrives_in_order_on_every_ring() {
+    for guest in [&[][..], &["--packed"], &["--in-order"], &["--packed", "--in-order"]] {
+        send_all("switch", "adaptive", guest);
+        send_all("cross", "event", guest);
+    }
+}
+
+#[test]
+fn every_frame_arrives_in_order_under_every_policy() {
+    send_all("switch", "event", &[]);
+    send_all("switch", "spin", &["--packed"]);
+    send_all("cross", "adaptive", &[]);
+    send_all("cross", "spin", &[]);
+}
+
+#[test]
+fn jumbo_frames_are_echoed() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);
+    let echo = ["--mode", "echo", "--mac", "02:00:00:00:00:02", "--peer", "02:00:00:00:00:01"];
+    let _echo = Gen::start(&dir.path("b"), &echo);
+    switch.wait_up("b", true);
+    let args = ["--mode", "rr", "--size", "9000", "--rate", "500", "--duration", "0.5"];
+    let report = Gen::start(&dir.path("a"), &args).report();
+    assert!(report["latency_samples"].as_u64().unwrap() > 20, "{report}");
+    assert!(report["lost_frames"].as_u64().unwrap() <= 2, "{report}");
+}
+
+#[test]
+fn killed_guest_harms_no_other_and_can_come_back() {
+    let dir = Dir::new();
+    let ports = ["a", "b", "c", "d"].map(|name| dir.port(name, ""));
+    let switch = Switch::start(&dir, &["--workers", "2", "--placement", "per-port"], &ports);
+    let others = Bystanders::start(&switch, &dir, "a", "b");
+    let _sink = Gen::start(&dir.path("d"), &["--mode", "sink", "--mac", "02:00:00:00:00:02"]);
+    switch.wait_up("d", true);
+    for _ in 0..3 {
+        let mut sender = Gen::start(&dir.path("c"), &["--rate", "20k"]);
+        switch.wait_up("c", true);
+        wait_for("traffic", || switch.counter("c", "ingress", "frames") > 100);
+        sender.0.kill();
+        switch.wait_up("c", false);
+        others.go_on(&switch);
+    }
+    others.end();
+    assert_eq!(switch.port("show", "c")["connections"], 3);
+    assert_eq!(switch.port("show", "c")["faults"], 0);
+}
+
+#[test]
+fn switch_in_client_mode_is_killed_and_comes_back() {
+    let dir = Dir::new();
+    let ports = ["a", "b"].map(|name| dir.port(name, ",mode=client"));
+    let connect = |name: &str| format!("vhost-user:{},mode=server", dir.text(name));
+    for _ in 0..2 {
+        // The switch is there first, and tries for ever.
+        let mut switch = Switch::start(&dir, &[], &ports);
+        let mut sink = Gen::connect(&connect("b"), &["--mode", "sink"]);
+        let mut sender = Gen::connect(&connect("a"), &["--rate", "2k"]);
+        switch.wait_up("a", true);
+        switch.wait_up("b", true);
+        wait_for("frames", || switch.counter("b", "egress", "frames") > 100);
+        switch.process.kill();
+        for guest in [&mut sink, &mut sender] {
+            assert_eq!(guest.0.wait().code(), Some(1));
+            let error = std::io::read_to_string(guest.0.0.stderr.take().unwrap()).unwrap();
+            assert!(error.contains("the switch closed the connection"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn waiting_guest_says_so_and_ends_when_asked() {
+    let dir = Dir::new();
+    for mode in ["client", "server"] {
+        let connect = format!("vhost-user:{},mode={mode}", dir.text("a"));
+        let mut waiting = Gen::connect(&connect, &[]);
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(waiting.0.end().code(), Some(1));
+        let error = std::io::read_to_string(waiting.0.0.stderr.take().unwrap()).unwrap();
+        assert!(error.contains("waiting for the switch at"), "{error}");
+        assert!(error.contains("the other side"), "what to do: {error}");
+    }
+}
+
+#[test]
+fn control_socket_answers() {
+    let dir = Dir::new();
+    let mut switch = Switch::start(&dir, &[], &[dir.port("a", "")]);
+    let show = switch.json(&["show"]);
+    assert_eq!((&show["ok"], &show["ports"][0]["name"]), (&true.into(), &"a".into()));
+    let text = |args: &[&str]| String::from_utf8(switch.ctl(args).stdout).unwrap();
+    assert!(text(&["show"]).contains("a               down"), "{}", text(&["show"]));
+    switch.json(&["add-port", &dir.port("b", ",queues=2")]);
+    assert!(dir.path("b").exists());
+    switch.json(&["fdb", "add", "02:00:00:00:00:07", "b", "--vlan", "5"]);
+    let entry = switch.json(&["fdb"])["entries"][0].clone();
+    assert_eq!(entry["mac"], "02:00:00:00:00:07");
+    assert_eq!((&entry["port"], &entry["static"]), (&"b".into(), &true.into()));
+    assert_eq!(entry["vlan"], 5);
+    assert!(text(&["fdb"]).contains("static"));
+    let stats = switch.json(&["stats"]);
+    assert_eq!(stats["ports"][1]["egress"].as_array().unwrap().len(), 2);
+    assert!(text(&["stats"]).contains("worker 0"));
+    switch.json(&["fdb", "del", "02:00:00:00:00:07", "--vlan", "5"]);
+    switch.json(&["del-port", "b"]);
+    assert!(!dir.path("b").exists());
+    let errors = [
+        (&["del-port", "b"][..], "no port 'b'"),
+        (&["add-port", "a=null"], "exists already"),
+        (&["fdb", "add", "nonsense", "a"], "not a MAC address"),
+        (&["fdb", "add", "02:00:00:00:00:07", "a", "--vlan", "5000"], "4094"),
+        (&["fdb", "del", "02:00:00:00:00:07"], "no entry"),
+    ];
+    for (args, want) in errors {
+        let out = switch.ctl(args);
+        let error = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(1), "{error}");
+        assert!(error.contains(want), "{error}");
+    }
+    switch.json(&["shutdown"]);
+    assert_eq!(switch.process.wait().code(), Some(0));
+    assert!(!dir.path("a").exists() && !dir.path("ctl").exists());
+}
+
+#[test]
+fn capture_writes_what_passes_in_a_file_that_wireshark_reads() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);
+    let _sink = Gen::start(&dir.path("b"), &["--mode", "sink"]);
+    switch.wait_up("b", true);
+    let file = dir.path("b.pcapng");
+    let mut command = pvswitch();
+    command.args(["capture", "b", "--control", switch.control(), "-w"]).arg(&file);
+    let mut capture = Process(command.spawn().unwrap());
+    wait_for("the file's header", || std::fs::metadata(&file).is_ok_and(|m| m.len() > 0));
+    Gen::start(&dir.path("a"), &SEND).report();
+    signal(&capture.0, Signal::INT);
+    assert_eq!(capture.wait().code(), Some(0));
+    let bytes = std::fs::read(&file).unwrap();
+    assert_eq!(bytes[..4], [0x0a, 0x0d, 0x0d, 0x0a]);
+    let frames = bytes.windows(12).filter(|w| *w == [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]).count();
+    assert!(frames >= 700, "{frames} frames");
+    let mut command = pvswitch();
+    command.args(["capture", "nobody", "--control", switch.control()]);
+    let out = command.output().unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    assert!(String::from_utf8(out.stderr).unwrap().contains("no port 'nobody'"));
+}
+
+#[test]
+fn terminated_switch_ends_well_and_removes_its_sockets() {
+    for signal_sent in [Signal::TERM, Signal::INT] {
+        let dir = Dir::new();
+        let mut switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);
+        let mut guest = Gen::start(&dir.path("a"), &["--rate", "1k"]);
+        switch.wait_up("a", true);
+        signal(&switch.process.0, signal_sent);
+        assert_eq!(switch.process.wait().code(), Some(0));
+        for name in ["a", "b", "ctl"] {
+            assert!(!dir.path(name).exists(), "{name} is left");
+        }
+        assert_eq!(guest.0.wait().code(), Some(1));
+    }
+    let dir = Dir::new();
+    let mut switch = Switch::start(&dir, &["--duration", "1"], &[dir.port("a", "")]);
+    assert_eq!(switch.process.wait().code(), Some(0));
+}
+
+#[test]
+fn second_front_end_is_refused_and_the_first_stays() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);
+    let first = Bystanders::start(&switch, &dir, "a", "b");
+    let mut second = UnixStream::connect(dir.path("a")).unwrap();
+    second.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(second.read(&mut [0]).unwrap(), 0, "closed at once");
+    first.go_on(&switch);
+    assert!(switch.log().contains("a second front-end connected; refused"));
+    assert_eq!(switch.port("show", "a")["connections"], 1);
+    first.end();
+}

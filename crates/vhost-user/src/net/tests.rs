@@ -1,0 +1,245 @@
+use std::os::fd::OwnedFd;
+
+use ring::virtq::{Buf, DriverQueue, Features, Layout};
+use shm::{Mapping, Region};
+use switch::frame::{Burst, Verdict};
+use switch::port::Ingress;
+
+use super::*;
+use crate::sys;
+
+/// What a host was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Told {
+    Started(u16, Side),
+    Stopped(u16, Side),
+    Kicked(u16, Side),
+    Active(u16),
+    Negotiated(u64),
+    Announce([u8; 6]),
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<Told>>>);
+
+impl Log {
+    fn take(&self) -> Vec<Told> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+
+    fn note(&self, told: Told) {
+        self.0.lock().unwrap().push(told);
+    }
+}
+
+impl Host for Log {
+    fn started(&mut self, queue: u16, side: Side, _: Kick) {
+        self.note(Told::Started(queue, side));
+    }
+    fn stopped(&mut self, queue: u16, side: Side) {
+        self.note(Told::Stopped(queue, side));
+    }
+    fn kicked(&mut self, queue: u16, side: Side) {
+        self.note(Told::Kicked(queue, side));
+    }
+    fn active(&mut self, queues: u16) {
+        self.note(Told::Active(queues));
+    }
+    fn negotiated(&mut self, features: u64) {
+        self.note(Told::Negotiated(features));
+    }
+    fn announce(&mut self, mac: [u8; 6]) {
+        self.note(Told::Announce(mac));
+    }
+}
+
+fn options(pairs: u16) -> NetOptions {
+    NetOptions { pairs, mtu: None, mac: None, without: 0 }
+}
+
+fn device(options: NetOptions) -> (NetDevice<Log>, Log) {
+    let log = Log::default();
+    let pairs = (0..options.pairs).map(|_| Pair::new()).collect();
+    (NetDevice::new(options, pairs, log.clone()), log)
+}
+
+const BASE: u64 = 0x10_0000;
+const LEN: u64 = 0x10_0000;
+
+fn memory() -> Arc<GuestMemory> {
+    let mapping = Arc::new(Mapping::memfd("net", LEN).unwrap());
+    let region = Region { guest_addr: BASE, user_addr: BASE, len: LEN, offset: 0, mapping };
+    Arc::new(GuestMemory::new(vec![region]).unwrap())
+}
+
+fn layout(ring: u16) -> Layout {
+    let at = BASE + u64::from(ring) * 0x4000;
+    Layout { size: 64, desc: at, driver: at + 0x1000, device: at + 0x2000 }
+}
+
+fn setup(ring: u16, base: u32) -> RingSetup {
+    let kick = Kick::Fd(Arc::new(event()));
+    let features = Features::default();
+    RingSetup { layout: layout(ring), features, base, kick, call: None, err: None }
+}
+
+fn event() -> OwnedFd {
+    sys::eventfd().unwrap()
+}
+
+#[test]
+fn features_offered_follow_the_options() {
+    let (plain, _) = device(options(1));
+    assert_eq!(plain.features(), feature::BASE);
+    assert_eq!(plain.queues_max(), 2);
+    let mac = Some([2, 0, 0, 0, 0, 1]);
+    let all = NetOptions { mtu: Some(9000), mac, without: feature::RING_PACKED, ..options(4) };
+    let (all, _) = device(all);
+    let more = feature::MQ | feature::MTU | feature::MAC;
+    assert_eq!(all.features(), (feature::BASE | more) & !feature::RING_PACKED);
+    assert_eq!(all.queues_max(), 8);
+}
+
+#[test]
+fn each_feature_is_one_offload() {
+    type Get = fn(&Format) -> bool;
+    let each: [(u64, Get); 13] = [
+        (feature::CSUM, |f| f.sends.csum),
+        (feature::HOST_TSO4, |f| f.sends.tso4),
+        (feature::HOST_TSO6, |f| f.sends.tso6),
+        (feature::HOST_ECN, |f| f.sends.ecn),
+        (feature::HOST_USO, |f| f.sends.uso4 && f.sends.uso6),
+        (feature::GUEST_CSUM, |f| f.takes.csum),
+        (feature::GUEST_TSO4, |f| f.takes.tso4),
+        (feature::GUEST_TSO6, |f| f.takes.tso6),
+        (feature::GUEST_ECN, |f| f.takes.ecn),
+        (feature::GUEST_USO4, |f| f.takes.uso4),
+        (feature::GUEST_USO6, |f| f.takes.uso6),
+        (feature::MRG_RXBUF, |f| f.mergeable),
+        (feature::MRG_RXBUF, |f| f.hdr_len == 12),
+    ];
+    for (bit, _) in each {
+        let (mut device, log) = device(options(1));
+        device.set_features(bit);
+        assert_eq!(log.take(), [Told::Negotiated(bit)]);
+        for (other, get) in each {
+            assert_eq!(get(&device.format()), bit == other, "bit {bit:#x}, that of {other:#x}");
+        }
+    }
+    let (mut device, _) = device(options(1));
+    assert_eq!(device.format().hdr_len, 10, "a legacy guest");
+    device.set_features(feature::VERSION_1);
+    assert_eq!((device.format().hdr_len, device.format().mergeable), (12, false));
+}
+
+#[test]
+fn configuration_space_byte_by_byte() {
+    let (plain, _) = device(options(1));
+    let mut want = vec![0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0xdc, 5, 0xff, 0xff, 0xff, 0xff, 0xff];
+    want.resize(24, 0);
+    assert_eq!(plain.config(), want);
+    let mac = Some([2, 1, 2, 3, 4, 5]);
+    let (full, _) = device(NetOptions { mtu: Some(9000), mac, ..options(4) });
+    assert_eq!(full.config()[..12], [2, 1, 2, 3, 4, 5, 1, 0, 4, 0, 0x28, 0x23]);
+}
+
+#[test]
+fn mtu_bounds_the_frames_of_rings_started_after_it() {
+    let (mut device, _) = device(options(1));
+    assert_eq!(device.format().frame_len_max, FRAME_LEN_MAX);
+    assert!(device.set_mtu(67).is_err() && device.set_mtu(9217).is_err());
+    device.set_mtu(1500).unwrap();
+    assert_eq!(device.format().frame_len_max, 1518);
+    device.reset();
+    assert_eq!(device.format().frame_len_max, FRAME_LEN_MAX);
+}
+
+#[test]
+fn rings_start_and_stop_and_the_host_is_told() {
+    let (mut device, log) = device(options(2));
+    device.set_memory(memory());
+    use Side::{Egress as E, Ingress as I};
+    for (ring, active) in [(0, 0), (1, 1), (3, 1), (2, 1)] {
+        device.start(ring, setup(ring, 5)).unwrap();
+        let side = if ring % 2 == 0 { E } else { I };
+        assert_eq!(log.take(), [Told::Started(ring / 2, side), Told::Active(active)]);
+        device.enable(ring, true);
+        let up = [1, 1, 1, 2][usize::from(if ring == 2 { 3 } else { ring.min(2) })];
+        assert_eq!(log.take(), [Told::Kicked(ring / 2, side), Told::Active(up)]);
+    }
+    device.kick(3);
+    assert_eq!(log.take(), [Told::Kicked(1, I)]);
+    // Queue 0 down: the switch may use none beyond it.
+    device.enable(0, false);
+    assert_eq!(log.take(), [Told::Active(0)]);
+    assert_eq!((device.stop(0), device.stop(0)), (Some(5), None));
+    log.take();
+    device.send_rarp([2; 6]);
+    assert_eq!(log.take(), [Told::Announce([2; 6])]);
+    device.reset();
+    let stopped: Vec<_> = log.take();
+    for (queue, side) in [(0, I), (1, E), (1, I)] {
+        assert!(stopped.contains(&Told::Stopped(queue, side)), "{stopped:?}");
+    }
+    assert_eq!(stopped.last(), Some(&Told::Active(0)));
+}
+
+#[test]
+fn ring_that_cannot_lie_there_stays_stopped() {
+    let (mut device, log) = device(options(1));
+    device.set_memory(memory());
+    let mut bad = setup(1, 0);
+    bad.layout.device = BASE + LEN;
+    assert!(matches!(device.start(1, bad), Err(LayoutError::Outside { part: _, .. })));
+    assert_eq!((log.take(), device.stop(1)), (vec![], None));
+    log.take();
+    // Beyond the pairs: a control queue that the front-end keeps to itself.
+    device.start(2, setup(2, 0)).unwrap();
+    device.enable(2, true);
+    device.set_call(2, None);
+    device.kick(2);
+    assert_eq!((log.take(), device.stop(2)), (vec![], None));
+}
+
+#[test]
+fn new_memory_while_frames_are_held_gives_them_back_and_goes_on_where_it_was() {
+    let pair = Pair::new();
+    let log = Log::default();
+    let mut device = NetDevice::new(options(1), vec![pair.clone()], log);
+    device.set_features(feature::VERSION_1 | feature::MRG_RXBUF);
+    let memory = memory();
+    device.set_memory(Arc::clone(&memory));
+    device.start(1, setup(1, 0)).unwrap();
+    device.enable(1, true);
+    let mut driver = DriverQueue::new(&memory, &layout(1), Features::default(), 0, None).unwrap();
+    let burst = |verdict: Verdict| {
+        let mut shown = 0;
+        lock(&pair.ingress)
+            .burst(64, 1, &mut Burst::default(), &mut |burst| {
+                shown = burst.frames.len();
+                burst.frames.iter_mut().for_each(|f| f.verdict = verdict);
+            })
+            .unwrap();
+        shown
+    };
+    let send = |driver: &mut DriverQueue, n: usize| {
+        for _ in 0..n {
+            driver.add(&[Buf { addr: BASE + 0x8000, len: 72, write: false }]).unwrap();
+        }
+        driver.publish();
+    };
+    send(&mut driver, 3);
+    assert_eq!((burst(Verdict::Hold), lock(&pair.ingress).held()), (3, 3));
+    send(&mut driver, 2);
+    // As the protocol does it: stopped, then started in the new table at the same place.
+    let base = device.stop(1).unwrap();
+    assert_eq!((base, lock(&pair.ingress).held()), (3, 0));
+    device.set_memory(Arc::clone(&memory));
+    device.start(1, setup(1, base)).unwrap();
+    device.enable(1, true);
+    assert_eq!(burst(Verdict::Done), 2);
+    let mut used = Vec::new();
+    driver.take_used(usize::MAX, &mut used).unwrap();
+    assert_eq!((used.len(), pair.ingress_stats.drops_no_room.get()), (5, 3));
+    assert!(!lock(&pair.egress).is_up());
+}

@@ -1,0 +1,500 @@
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use ring::virtq::{DriverQueue, Features, IndirectPool, Layout};
+use shm::{Area, Mapping, Region};
+use switch::vnet::{GSO_TCPV4, NEEDS_CSUM};
+
+use super::*;
+use crate::sys;
+
+/// Two regions of this size, side by side from `BASE` on.
+const HALF: u64 = 0x40_0000;
+const BASE: u64 = 0x1000_0000;
+const EDGE: u64 = BASE + HALF;
+/// Where buffers go.
+const BUFFERS: u64 = BASE + 0x10_0000;
+const SIZE: u16 = 128;
+const LAYOUT: Layout =
+    Layout { size: SIZE, desc: BASE, driver: BASE + 0x2000, device: BASE + 0x4000 };
+const NOW: u64 = 1_000_000_000;
+
+fn files() -> (Arc<GuestMemory>, [File; 2]) {
+    let mut regions = Vec::new();
+    let files = [0, 1].map(|i| {
+        let name =
+            format!("pvswitch-port-{}-{:?}-{i}", std::process::id(), std::thread::current().id());
+        let path = std::env::temp_dir().join(name);
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        file.set_len(HALF).unwrap();
+        let mapping = Arc::new(Mapping::new(file.as_fd(), 0, HALF).unwrap());
+        let guest_addr = BASE + i * HALF;
+        regions.push(Region { guest_addr, user_addr: guest_addr, len: HALF, offset: 0, mapping });
+        file
+    });
+    (Arc::new(GuestMemory::new(regions).unwrap()), files)
+}
+
+/// Every kind of ring.
+fn kinds() -> impl Iterator<Item = Features> {
+    (0..16).map(|n| Features {
+        packed: n & 1 != 0,
+        event_idx: n & 2 != 0,
+        indirect: n & 4 != 0,
+        in_order: n & 8 != 0,
+    })
+}
+
+fn format() -> Format {
+    Format {
+        hdr_len: 12,
+        mergeable: true,
+        sends: Offloads::ALL,
+        takes: Offloads::ALL,
+        frame_len_max: FRAME_LEN_MAX,
+    }
+}
+
+fn write(memory: &GuestMemory, addr: u64, bytes: &[u8]) {
+    let n = memory.span(addr, bytes.len() as u32).unwrap();
+    let (now, rest) = bytes.split_at(n as usize);
+    memory.seg_mut(addr, n, &mut 0).unwrap().write(now);
+    if !rest.is_empty() {
+        write(memory, addr + u64::from(n), rest);
+    }
+}
+
+fn read(memory: &GuestMemory, addr: u64, len: u32) -> Vec<u8> {
+    let n = memory.span(addr, len).unwrap();
+    let mut bytes = vec![0; n as usize];
+    memory.seg(addr, n, &mut 0).unwrap().read(&mut bytes);
+    if n < len {
+        bytes.extend(read(memory, addr + u64::from(n), len - n));
+    }
+    bytes
+}
+
+/// A guest's side of one ring, with what both tests of a direction need.
+struct Guest {
+    driver: DriverQueue,
+    memory: Arc<GuestMemory>,
+    files: [File; 2],
+    call: Arc<OwnedFd>,
+    /// Where the next buffer goes.
+    at: u64,
+}
+
+impl Guest {
+    fn new(features: Features) -> (Self, DeviceQueue) {
+        let (memory, files) = files();
+        let base = if features.packed { 0x8000_8000 } else { 0 };
+        let pool = IndirectPool::new(&memory, BASE + 0x6000, SIZE, 16);
+        let driver = DriverQueue::new(&memory, &LAYOUT, features, base, pool).unwrap();
+        let device = DeviceQueue::new(&memory, &LAYOUT, features, base).unwrap();
+        let call = Arc::new(sys::eventfd().unwrap());
+        (Self { driver, memory, files, call, at: BUFFERS }, device)
+    }
+
+    fn call(&self) -> Option<Call> {
+        Some(Call::Fd(Arc::clone(&self.call)))
+    }
+
+    fn place(&mut self, len: u32) -> u64 {
+        let at = self.at;
+        // Gaps, so that parts do not lie side by side by chance.
+        self.at += u64::from(len) + 64;
+        at
+    }
+
+    fn used(&mut self) -> Vec<(u16, u32)> {
+        let mut used = Vec::new();
+        self.driver.take_used(usize::MAX, &mut used).unwrap();
+        used.iter().map(|u| (u.id, u.len)).collect()
+    }
+}
+
+/// A transmit queue.
+struct Tx {
+    guest: Guest,
+    ingress: VirtioIngress,
+    stats: Arc<IngressStats>,
+    scratch: Burst<'static>,
+    now_ns: u64,
+}
+
+/// A frame as the switch saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seen {
+    bytes: Vec<u8>,
+    hdr: VnetHdr,
+    held_ns: u64,
+}
+
+impl Tx {
+    fn with(features: Features, format: Format) -> Self {
+        let (guest, device) = Guest::new(features);
+        let stats = Arc::new(IngressStats::default());
+        let mut ingress = VirtioIngress::new(Arc::clone(&stats));
+        ingress.activate(device, Arc::clone(&guest.memory), guest.call(), format);
+        ingress.enable(true);
+        Self { guest, ingress, stats, scratch: Burst::default(), now_ns: NOW }
+    }
+
+    fn new() -> Self {
+        Self::with(Features::default(), format())
+    }
+
+    /// Makes a chain of `bytes`, header included, cut into descriptors after so many bytes each.
+    fn chain(&mut self, bytes: &[u8], cuts: &[usize]) {
+        let mut bufs = Vec::new();
+        let mut rest = bytes;
+        for cut in cuts.iter().copied().chain([usize::MAX]) {
+            let (part, later) = rest.split_at(cut.min(rest.len()));
+            let addr = self.guest.place(part.len() as u32);
+            write(&self.guest.memory, addr, part);
+            bufs.push(Buf { addr, len: part.len() as u32, write: false });
+            rest = later;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        self.raw(&bufs);
+    }
+
+    fn raw(&mut self, bufs: &[Buf]) {
+        self.guest.driver.add(bufs).unwrap();
+        self.guest.driver.publish();
+    }
+
+    fn send(&mut self, hdr: VnetHdr, bytes: &[u8]) {
+        self.chain(&[&hdr.bytes()[..], &[0, 0], bytes].concat(), &[12]);
+    }
+
+    /// One burst; frame `i` of it gets `verdict(i)`.
+    fn burst(&mut self, verdict: impl Fn(usize) -> Verdict) -> Result<Vec<Seen>, Fault> {
+        let mut seen = Vec::new();
+        let shown = self.ingress.burst(64, self.now_ns, &mut self.scratch, &mut |burst| {
+            for i in 0..burst.frames.len() {
+                let frame = burst.frames[i];
+                let mut bytes = Vec::new();
+                for seg in burst.segs(&frame) {
+                    let mut part = vec![0; seg.len() as usize];
+                    seg.read(&mut part);
+                    bytes.extend(part);
+                }
+                assert_eq!(bytes.len(), frame.len as usize);
+                seen.push(Seen { bytes, hdr: frame.hdr, held_ns: frame.held_ns });
+                burst.frames[i].verdict = verdict(i);
+            }
+        })?;
+        assert!(shown >= seen.len());
+        Ok(seen)
+    }
+
+    fn all(&mut self) -> Vec<Seen> {
+        self.burst(|_| Verdict::Done).unwrap()
+    }
+
+    /// Takes what is there and wants it refused, counted as `counter`, and given back.
+    fn refused(mut self, counter: fn(&IngressStats) -> u64) {
+        assert_eq!(self.all(), []);
+        assert_eq!(counter(&self.stats), 1);
+        let drops = self.stats.all().filter(|(n, _)| n.starts_with("drops_"));
+        assert_eq!(drops.map(|(_, n)| n).sum::<u64>(), 1, "and as nothing else");
+        assert_eq!(self.guest.used().len(), 1, "the buffer came back");
+        self.send(VnetHdr::NONE, &frame(60, 1));
+        assert_eq!(self.all().len(), 1, "the port goes on");
+    }
+}
+
+fn frame(len: usize, n: u8) -> Vec<u8> {
+    (0..len).map(|i| (i * 7) as u8 ^ n).collect()
+}
+
+const TSO: VnetHdr = VnetHdr {
+    flags: NEEDS_CSUM,
+    gso_type: GSO_TCPV4,
+    hdr_len: 54,
+    gso_size: 1000,
+    csum_start: 34,
+    csum_offset: 16,
+};
+
+#[test]
+fn frames_arrive_whole_however_their_chain_is_cut() {
+    let bytes = frame(200, 3);
+    let cuts: [&[usize]; 7] =
+        [&[], &[12], &[1; 12], &[3, 4, 2, 1, 1, 1, 20, 0, 5], &[11, 2], &[0, 12, 0], &[10, 100]];
+    for features in kinds() {
+        let mut tx = Tx::with(features, format());
+        for cut in cuts {
+            tx.chain(&[&TSO.bytes()[..], &[9, 9], &bytes[..]].concat(), cut);
+        }
+        let seen = tx.all();
+        assert_eq!(seen, vec![Seen { bytes: bytes.clone(), hdr: TSO, held_ns: 0 }; cuts.len()]);
+        assert_eq!(tx.guest.used().len(), cuts.len(), "{features:?}");
+        assert_eq!((tx.stats.frames.get(), tx.stats.bytes.get()), (7, 1400));
+        assert_eq!(tx.burst(|_| Verdict::Done), Ok(vec![]));
+    }
+}
+
+#[test]
+fn legacy_header_has_ten_bytes() {
+    let mut tx = Tx::with(Features::default(), Format { hdr_len: 10, ..format() });
+    let bytes = frame(60, 1);
+    tx.chain(&[&TSO.bytes(), &bytes[..]].concat(), &[10]);
+    tx.chain(&[&TSO.bytes(), &bytes[..]].concat(), &[4, 3]);
+    let seen = Seen { bytes, hdr: TSO, held_ns: 0 };
+    assert_eq!(tx.all(), [seen.clone(), seen]);
+}
+
+#[test]
+fn longest_gso_frame_in_one_descriptor() {
+    let mut tx = Tx::new();
+    let bytes = frame(GSO_LEN_MAX as usize, 1);
+    tx.send(TSO, &bytes);
+    assert_eq!(tx.all()[0].bytes, bytes);
+}
+
+#[test]
+fn buffer_across_two_regions() {
+    for start in [EDGE - 5, EDGE - 12, EDGE - 40, EDGE - 71] {
+        let mut tx = Tx::new();
+        let bytes = frame(60, 1);
+        write(&tx.guest.memory, start, &[&TSO.bytes()[..], &[0, 0], &bytes[..]].concat());
+        tx.raw(&[Buf { addr: start, len: 72, write: false }]);
+        assert_eq!(tx.all(), [Seen { bytes, hdr: TSO, held_ns: 0 }]);
+    }
+}
+
+#[test]
+fn buffers_outside_memory_are_refused() {
+    let outside = [0, BASE - 1, BASE + 2 * HALF - 71, BASE + 2 * HALF, u64::MAX - 71, u64::MAX];
+    for addr in outside {
+        let mut tx = Tx::new();
+        tx.raw(&[Buf { addr, len: 72, write: false }]);
+        tx.refused(|s| s.drops_bad_addr.get());
+    }
+    let mut tx = Tx::new();
+    let good = Buf { addr: BUFFERS, len: 72, write: false };
+    tx.raw(&[good, Buf { addr: 0, len: 1, write: false }]);
+    tx.refused(|s| s.drops_bad_addr.get());
+}
+
+#[test]
+fn frames_too_short_too_long_or_too_scattered_are_refused() {
+    for len in [0, 1, 9, 11, 12, 25] {
+        let mut tx = Tx::new();
+        tx.raw(&[Buf { addr: BUFFERS, len, write: false }]);
+        tx.refused(|s| s.drops_runt.get());
+    }
+    // A chain of nothing but buffers to write to is a frame of no bytes.
+    let mut tx = Tx::new();
+    tx.raw(&[Buf { addr: BUFFERS, len: 100, write: true }]);
+    tx.refused(|s| s.drops_runt.get());
+    let mut tx = Tx::new();
+    tx.send(VnetHdr::NONE, &frame(FRAME_LEN_MAX as usize + 1, 1));
+    tx.refused(|s| s.drops_too_long.get());
+    let mut tx = Tx::new();
+    tx.send(TSO, &frame(GSO_LEN_MAX as usize + 1, 1));
+    tx.refused(|s| s.drops_too_long.get());
+    let mut tx = Tx::new();
+    let whole = Buf { addr: BASE, len: 0x40_0000, write: false };
+    tx.raw(&[whole; 100]);
+    tx.refused(|s| s.drops_too_long.get());
+}
+
+#[test]
+fn more_segments_than_the_switch_takes_are_refused() {
+    let (memory, _files) = files();
+    let layout = Layout { size: 512, driver: BASE + 0x4000, device: BASE + 0x8000, ..LAYOUT };
+    let mut driver = DriverQueue::new(&memory, &layout, Features::default(), 0, None).unwrap();
+    let device = DeviceQueue::new(&memory, &layout, Features::default(), 0).unwrap();
+    let mut tx = Tx::new();
+    tx.ingress.deactivate();
+    tx.ingress.activate(device, memory, None, format());
+    driver.add(&[Buf { addr: BUFFERS, len: 4, write: false }; SEGS_MAX + 1]).unwrap();
+    driver.add(&[Buf { addr: BUFFERS, len: 4, write: false }; SEGS_MAX - 1]).unwrap();
+    driver.publish();
+    assert_eq!(tx.all().len(), 1);
+    assert_eq!(tx.stats.drops_too_many_segs.get(), 1);
+}
+
+#[test]
+fn offload_requests_that_make_no_sense_are_refused() {
+    let bad = [
+        VnetHdr { csum_start: 100, csum_offset: 99, gso_type: 0, ..TSO },
+        VnetHdr { csum_start: u16::MAX, csum_offset: u16::MAX, ..TSO },
+        VnetHdr { gso_size: 0, ..TSO },
+        VnetHdr { flags: 0, ..TSO },
+        VnetHdr { gso_type: 3, ..TSO },
+        VnetHdr { gso_type: 77, ..TSO },
+    ];
+    for hdr in bad {
+        let mut tx = Tx::new();
+        tx.send(hdr, &frame(200, 1));
+        tx.refused(|s| s.drops_bad_hdr.get());
+    }
+    for sends in [Offloads { tso4: false, ..Offloads::ALL }, Offloads::default()] {
+        let mut tx = Tx::with(Features::default(), Format { sends, ..format() });
+        tx.send(TSO, &frame(200, 1));
+        tx.refused(|s| s.drops_bad_hdr.get());
+    }
+}
+
+#[test]
+fn held_frames_are_shown_first_and_buffers_go_back_in_order() {
+    for features in kinds() {
+        let mut tx = Tx::with(features, format());
+        for n in 0..4 {
+            tx.send(TSO, &frame(60, n));
+        }
+        let seen = tx.burst(|i| if i % 2 == 1 { Verdict::Hold } else { Verdict::Done }).unwrap();
+        assert_eq!(seen.len(), 4);
+        assert_eq!((tx.ingress.held(), tx.guest.used().len()), (2, 1), "the first alone");
+        tx.now_ns += 500;
+        // The guest scribbles over a held frame's header: what was checked counts.
+        write(&tx.guest.memory, BUFFERS + 2 * 64 + 12 + 60, &[0xff; 12]);
+        tx.send(VnetHdr::NONE, &frame(60, 4));
+        let seen = tx.burst(|i| if i == 1 { Verdict::Hold } else { Verdict::Done }).unwrap();
+        let what: Vec<_> = seen.iter().map(|s| (s.bytes[0], s.hdr, s.held_ns)).collect();
+        assert_eq!(what, [(1, TSO, 500), (3, TSO, 500), (4, VnetHdr::NONE, 0)]);
+        assert_eq!((tx.ingress.held(), tx.guest.used().len()), (1, 2));
+        let seen = tx.all();
+        assert_eq!((seen.len(), seen[0].bytes[0]), (1, 3));
+        assert_eq!((tx.ingress.held(), tx.guest.used().len()), (0, 2), "{features:?}");
+    }
+}
+
+#[test]
+fn bad_chains_between_held_ones_wait_for_their_turn() {
+    let mut tx = Tx::new();
+    tx.send(TSO, &frame(60, 0));
+    tx.raw(&[Buf { addr: 0, len: 72, write: false }]);
+    tx.send(TSO, &frame(60, 2));
+    let seen = tx.burst(|i| if i == 0 { Verdict::Hold } else { Verdict::Done }).unwrap();
+    assert_eq!((seen.len(), tx.guest.used().len()), (2, 0));
+    assert_eq!((tx.all().len(), tx.guest.used().len()), (1, 3));
+}
+
+#[test]
+fn what_is_held_is_bounded_by_half_the_ring() {
+    let mut tx = Tx::new();
+    let mut shown = 0;
+    for round in 0..10 {
+        while tx.guest.driver.free() >= 2 {
+            tx.chain(&[&[0; 12], &frame(60, round)[..]].concat(), &[]);
+        }
+        shown = tx.burst(|_| Verdict::Hold).unwrap().len();
+    }
+    assert_eq!((shown, tx.ingress.held()), (64, 64));
+    assert!(!tx.ingress.arm(), "the rest waits in the ring");
+}
+
+#[test]
+fn deactivation_gives_held_chains_back_and_tells_where_the_ring_stands() {
+    for features in kinds() {
+        let mut tx = Tx::with(features, format());
+        for n in 0..3 {
+            tx.chain(&[&[0; 12], &frame(60, n)[..]].concat(), &[]);
+        }
+        tx.burst(|i| if i == 1 { Verdict::Hold } else { Verdict::Done }).unwrap();
+        tx.chain(&[&[0; 12], &frame(60, 3)[..]].concat(), &[]);
+        let base = if features.packed { 0x8003_8003 } else { 3 };
+        assert_eq!(tx.ingress.deactivate(), Some(base));
+        assert_eq!(tx.ingress.deactivate(), None);
+        assert_eq!((tx.guest.used().len(), tx.ingress.held()), (3, 0));
+        assert_eq!(tx.stats.drops_no_room.get(), 1);
+        let device = DeviceQueue::new(&tx.guest.memory, &LAYOUT, features, base).unwrap();
+        tx.ingress.activate(device, Arc::clone(&tx.guest.memory), None, format());
+        assert_eq!(tx.all()[0].bytes, frame(60, 3), "goes on where it stood");
+    }
+}
+
+#[test]
+fn disabled_ring_is_not_looked_at() {
+    let mut tx = Tx::new();
+    tx.ingress.enable(false);
+    tx.send(VnetHdr::NONE, &frame(60, 1));
+    assert_eq!((tx.all().len(), tx.ingress.arm(), tx.ingress.is_up()), (0, true, false));
+    tx.ingress.enable(true);
+    assert_eq!((tx.all().len(), tx.ingress.is_up()), (1, true));
+}
+
+#[test]
+fn one_call_for_a_burst_and_none_while_the_driver_polls() {
+    for features in kinds() {
+        let mut tx = Tx::with(features, format());
+        tx.guest.driver.disarm();
+        // The first burst of an event index ring may call: nobody knows yet what was asked.
+        tx.send(VnetHdr::NONE, &frame(60, 1));
+        tx.all();
+        tx.guest.used();
+        sys::drain(tx.guest.call.as_fd());
+        let before = tx.stats.calls.get();
+        for _ in 0..2 {
+            (0..10).for_each(|n| tx.send(VnetHdr::NONE, &frame(60, n)));
+            assert_eq!((tx.all().len(), tx.guest.used().len()), (10, 10));
+        }
+        assert_eq!(tx.stats.calls.get(), before, "{features:?}");
+        assert!(!sys::drain(tx.guest.call.as_fd()));
+        let _ = tx.guest.driver.arm();
+        (0..10).for_each(|n| tx.send(VnetHdr::NONE, &frame(60, n)));
+        tx.all();
+        assert_eq!(tx.stats.calls.get(), before + 1, "{features:?}");
+        assert!(sys::drain(tx.guest.call.as_fd()));
+    }
+}
+
+#[test]
+fn new_call_descriptor_is_signalled_once() {
+    let mut tx = Tx::new();
+    let call = Arc::new(sys::eventfd().unwrap());
+    tx.ingress.set_call(Some(Call::Fd(Arc::clone(&call))));
+    assert!(sys::drain(call.as_fd()));
+    tx.ingress.set_call(None);
+    tx.send(VnetHdr::NONE, &frame(60, 1));
+    assert_eq!((tx.all().len(), tx.stats.calls.get()), (1, 0));
+}
+
+#[test]
+fn memory_taken_away_under_a_ring_is_a_fault() {
+    for features in kinds() {
+        let mut tx = Tx::with(features, format());
+        tx.send(VnetHdr::NONE, &frame(60, 1));
+        tx.all();
+        tx.send(VnetHdr::NONE, &frame(60, 2));
+        tx.guest.files[0].set_len(0).unwrap();
+        assert_eq!(tx.burst(|_| Verdict::Done), Err(Fault(LOST.into())), "{features:?}");
+        tx.ingress.deactivate();
+    }
+}
+
+#[test]
+fn memory_taken_away_under_a_frame_costs_that_frame_and_then_the_port() {
+    let mut tx = Tx::new();
+    write(&tx.guest.memory, EDGE + 100, &[1; 72]);
+    tx.raw(&[Buf { addr: EDGE + 100, len: 72, write: false }]);
+    tx.guest.files[1].set_len(0).unwrap();
+    assert_eq!(tx.all()[0].bytes, [0; 60], "what is gone reads as zeroes");
+    assert_eq!(tx.burst(|_| Verdict::Done), Err(Fault(LOST.into())));
+}
+
+#[test]
+fn malformed_ring_is_a_fault_after_the_good_chains_and_after_what_is_held() {
+    let mut tx = Tx::new();
+    tx.send(VnetHdr::NONE, &frame(60, 1));
+    tx.send(VnetHdr::NONE, &frame(60, 2));
+    // The second chain (descriptors 2 and 3) goes on at a descriptor that is not there.
+    let desc = Area::new(&tx.guest.memory, BASE, 16 * usize::from(SIZE)).unwrap();
+    desc.store_u16(2 * 16 + 14, SIZE);
+    assert_eq!(tx.burst(|_| Verdict::Hold).unwrap().len(), 1);
+    assert_eq!(tx.burst(|_| Verdict::Hold).unwrap().len(), 1, "still held");
+    assert_eq!(tx.all().len(), 1);
+    let fault = tx.burst(|_| Verdict::Done).unwrap_err();
+    assert_eq!(fault.0, format!("descriptor index {SIZE} is outside the table"));
+    assert!(!tx.ingress.arm(), "it is told again until someone stops the ring");
+}
+
+mod egress;

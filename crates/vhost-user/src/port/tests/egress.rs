@@ -1,0 +1,366 @@
+//! The receive queue.
+
+use super::*;
+
+struct Rx {
+    guest: Guest,
+    egress: VirtioEgress,
+    stats: Arc<EgressStats>,
+    /// Buffers of each chain in the ring, oldest first: what it is used for is looked up there.
+    posted: Vec<(u16, Vec<Buf>)>,
+}
+
+/// A frame as the guest finds it.
+#[derive(Debug, PartialEq, Eq)]
+struct Found {
+    hdr: VnetHdr,
+    /// Chains it lies in, and what its header says of that.
+    chains: u16,
+    bytes: Vec<u8>,
+}
+
+impl Rx {
+    fn with(features: Features, format: Format) -> Self {
+        let (guest, device) = Guest::new(features);
+        let stats = Arc::new(EgressStats::default());
+        let mut egress = VirtioEgress::new(Arc::clone(&stats));
+        egress.activate(device, Arc::clone(&guest.memory), guest.call(), format);
+        egress.enable(true);
+        Self { guest, egress, stats, posted: Vec::new() }
+    }
+
+    fn new() -> Self {
+        Self::with(Features::default(), format())
+    }
+
+    fn post_at(&mut self, bufs: Vec<Buf>) {
+        let id = self.guest.driver.add(&bufs).unwrap();
+        self.guest.driver.publish();
+        self.posted.push((id, bufs));
+    }
+
+    /// One chain of buffers of these lengths.
+    fn post(&mut self, lens: &[u32]) {
+        let buf = |len: &u32| Buf { addr: self.guest.place(*len), len: *len, write: true };
+        let bufs = lens.iter().map(buf).collect();
+        self.post_at(bufs);
+    }
+
+    /// Puts and publishes; returns how many were dealt with.
+    fn put(&mut self, frames: &[(VnetHdr, Vec<u8>)], snapshot: bool) -> Result<usize, Fault> {
+        let mut burst = Burst::default();
+        for (hdr, bytes) in frames {
+            let first = burst.segs.len();
+            // In two segments, as a sender may have it.
+            let (a, b) = bytes.split_at(bytes.len() / 3);
+            burst.segs.extend([Seg::of(a), Seg::of(b)]);
+            burst.push_at(first, 2, bytes.len() as u32, *hdr);
+        }
+        if snapshot {
+            burst.snapshot();
+        }
+        let picks: Vec<u16> = (0..frames.len() as u16).collect();
+        let done = self.egress.put(&burst, &picks);
+        self.egress.flush();
+        done
+    }
+
+    fn one(&mut self, bytes: Vec<u8>) -> usize {
+        self.put(&[(VnetHdr::NONE, bytes)], true).unwrap()
+    }
+
+    /// Frames in the used chains, whose headers have `hdr_len` bytes.
+    fn found(&mut self, hdr_len: usize) -> Vec<Found> {
+        let used = self.guest.used();
+        let mut at = 0;
+        let mut all = Vec::new();
+        while at < used.len() {
+            let first = self.bytes(used[at].0, used[at].1);
+            let hdr = VnetHdr::parse(first.first_chunk().unwrap());
+            let told = if hdr_len == 12 { u16::from_le_bytes([first[10], first[11]]) } else { 1 };
+            let mut bytes = first[hdr_len..].to_vec();
+            for (id, len) in &used[at + 1..at + usize::from(told)] {
+                bytes.extend(self.bytes(*id, *len));
+            }
+            at += usize::from(told);
+            all.push(Found { hdr, chains: told, bytes });
+        }
+        all
+    }
+
+    fn bytes(&mut self, id: u16, len: u32) -> Vec<u8> {
+        let at = self.posted.iter().position(|(posted, _)| *posted == id).unwrap();
+        let (_, bufs) = self.posted.remove(at);
+        let mut bytes = Vec::new();
+        for buf in bufs {
+            bytes.extend(read(&self.guest.memory, buf.addr, buf.len));
+        }
+        bytes.truncate(len as usize);
+        assert_eq!(bytes.len(), len as usize, "no more than the chain holds");
+        bytes
+    }
+}
+
+#[test]
+fn frames_are_found_whole_with_their_header() {
+    for features in kinds() {
+        for snapshot in [true, false] {
+            let mut rx = Rx::with(features, format());
+            for lens in [&[2000][..], &[12, 2000], &[5, 5, 5, 1000, 500], &[1526]] {
+                rx.post(lens);
+            }
+            let frames: Vec<_> = [60, 14, 1500, 200].map(|n| (TSO, frame(n, n as u8))).into();
+            assert_eq!(rx.put(&frames, snapshot), Ok(4));
+            let found = rx.found(12);
+            let want = |(hdr, bytes): &(VnetHdr, Vec<u8>)| Found {
+                hdr: *hdr,
+                chains: 1,
+                bytes: bytes.clone(),
+            };
+            assert_eq!(found, frames.iter().map(want).collect::<Vec<_>>(), "{features:?}");
+            assert_eq!((rx.stats.frames.get(), rx.stats.bytes.get()), (4, 1774));
+        }
+    }
+}
+
+#[test]
+fn long_frames_fill_many_small_buffers_and_say_how_many() {
+    for features in kinds() {
+        let mut rx = Rx::with(features, format());
+        for (len, buffer, chains) in
+            [(9000, 256, 36), (65_550, 1100, 60), (244, 256, 1), (245, 256, 2)]
+        {
+            let mut left = chains + 3;
+            while left > 0 {
+                rx.post(&[buffer]);
+                left -= 1;
+            }
+            let bytes = frame(len, 1);
+            assert_eq!(rx.put(&[(TSO, bytes.clone())], true), Ok(1));
+            assert_eq!(rx.found(12), [Found { hdr: TSO, chains, bytes }], "{len} {features:?}");
+            // The three left over, so that each case begins alike.
+            assert_eq!(rx.put(&[(TSO, frame(buffer as usize * 2 + 1, 1))], true), Ok(1));
+            assert_eq!(rx.found(12)[0].chains, 3);
+        }
+    }
+}
+
+#[test]
+fn header_without_mergeable_buffers_says_one_and_legacy_ones_say_nothing() {
+    let plain = Format { mergeable: false, ..format() };
+    let mut rx = Rx::with(Features::default(), plain);
+    rx.post(&[100]);
+    assert_eq!(rx.one(frame(80, 1)), 1);
+    assert_eq!(rx.found(12)[0].chains, 1);
+    let mut rx = Rx::with(Features::default(), Format { hdr_len: 10, ..plain });
+    rx.post(&[10, 100]);
+    assert_eq!(rx.one(frame(100, 1)), 1);
+    assert_eq!(rx.found(10)[0].bytes, frame(100, 1));
+}
+
+#[test]
+fn frame_that_no_buffer_can_hold_is_dropped_and_the_next_one_delivered() {
+    let mut rx = Rx::with(Features::default(), Format { mergeable: false, ..format() });
+    rx.post(&[100]);
+    let frames = [(VnetHdr::NONE, frame(89, 1)), (VnetHdr::NONE, frame(88, 2))];
+    assert_eq!(rx.put(&frames, true), Ok(2));
+    assert_eq!(rx.found(12)[0].bytes, frame(88, 2));
+    assert_eq!((rx.stats.drops_too_long.get(), rx.stats.frames.get()), (1, 1));
+    // Beyond the MTU that was agreed on; GSO frames are not measured by it.
+    let mut rx = Rx::with(Features::default(), Format { frame_len_max: 1518, ..format() });
+    rx.post(&[9000]);
+    rx.post(&[9000]);
+    assert_eq!(rx.put(&[(VnetHdr::NONE, frame(1519, 1)), (TSO, frame(1519, 1))], true), Ok(2));
+    assert_eq!((rx.stats.drops_too_long.get(), rx.found(12).len()), (1, 1));
+    // All the ring holds is not enough: to wait would be in vain.
+    let mut rx = Rx::new();
+    (0..SIZE).for_each(|_| rx.post(&[30]));
+    assert_eq!(rx.one(frame(9000, 1)), 1);
+    assert_eq!(rx.stats.drops_too_long.get(), 1);
+}
+
+#[test]
+fn frames_without_buffers_do_not_fit_now_and_ask_for_a_kick() {
+    for features in kinds() {
+        let mut rx = Rx::with(features, format());
+        rx.post(&[100]);
+        rx.post(&[100]);
+        let frames = [60, 150, 60].map(|n| (VnetHdr::NONE, frame(n, 1)));
+        assert_eq!(rx.put(&frames, true), Ok(1), "the second needs two");
+        assert_eq!((rx.stats.full.get(), rx.found(12).len()), (1, 1));
+        rx.post(&[100]);
+        let _ = rx.guest.driver.kick_needed();
+        assert!(!rx.egress.arm(), "there is a buffer: look again");
+        assert_eq!(rx.put(&frames[1..2], true), Ok(1));
+        assert_eq!(rx.found(12)[0].bytes.len(), 150);
+        assert!(rx.egress.arm(), "full");
+        rx.post(&[100]);
+        assert!(rx.guest.driver.kick_needed(), "{features:?}");
+        assert_eq!(rx.put(&frames[..1], true), Ok(1));
+        rx.post(&[100]);
+        assert!(!rx.guest.driver.kick_needed(), "not asked any more: {features:?}");
+    }
+}
+
+#[test]
+fn buffers_left_are_given_back_and_the_base_tells() {
+    for features in kinds() {
+        let mut rx = Rx::with(features, format());
+        (0..5).for_each(|_| rx.post(&[100]));
+        assert_eq!(rx.put(&[(VnetHdr::NONE, frame(60, 1)), (TSO, frame(160, 1))], true), Ok(2));
+        let base = if features.packed { 0x8003_8003 } else { 3 };
+        assert_eq!(rx.egress.deactivate(), Some(base));
+        assert_eq!(rx.found(12).len(), 2);
+        assert!(!rx.egress.is_up());
+        assert_eq!(rx.one(frame(60, 1)), 1);
+        assert_eq!(rx.stats.drops_down.get(), 1);
+        let device = DeviceQueue::new(&rx.guest.memory, &LAYOUT, features, base).unwrap();
+        rx.egress.activate(device, Arc::clone(&rx.guest.memory), None, format());
+        assert_eq!((rx.one(frame(60, 2)), rx.found(12).len()), (1, 1));
+    }
+}
+
+#[test]
+fn disabled_ring_drops_and_leaves_its_buffers() {
+    let mut rx = Rx::new();
+    rx.post(&[100]);
+    rx.egress.enable(false);
+    assert_eq!(rx.one(frame(60, 1)), 1);
+    assert_eq!(rx.egress.put_made(&frame(60, 1), &[], &VnetHdr::NONE), Ok(true));
+    assert_eq!((rx.stats.drops_down.get(), rx.egress.room(60, 5)), (2, Ok(5)));
+    assert!(rx.egress.arm() && rx.guest.used().is_empty());
+    rx.egress.enable(true);
+    assert_eq!((rx.one(frame(60, 1)), rx.found(12).len()), (1, 1));
+}
+
+#[test]
+fn guest_without_checksums_gets_flags_zero() {
+    let takes = Offloads::default();
+    let mut rx = Rx::with(Features::default(), Format { takes, ..format() });
+    rx.post(&[100]);
+    let valid = VnetHdr { flags: switch::vnet::DATA_VALID, ..VnetHdr::NONE };
+    assert_eq!(rx.put(&[(valid, frame(60, 1))], true), Ok(1));
+    assert_eq!(rx.found(12)[0].hdr, VnetHdr::NONE);
+}
+
+#[test]
+fn buffers_across_regions_are_filled_and_those_outside_cost_their_frame() {
+    for start in [EDGE - 5, EDGE - 40] {
+        let mut rx = Rx::new();
+        rx.post_at(vec![Buf { addr: start, len: 100, write: true }]);
+        assert_eq!(rx.one(frame(80, 1)), 1);
+        assert_eq!(rx.found(12)[0].bytes, frame(80, 1));
+    }
+    for addr in [0, BASE - 1, BASE + 2 * HALF - 50, u64::MAX - 50] {
+        let mut rx = Rx::new();
+        rx.post_at(vec![Buf { addr, len: 100, write: true }]);
+        rx.post(&[100]);
+        assert_eq!(rx.put(&[60, 61].map(|n| (VnetHdr::NONE, frame(n, 1))), true), Ok(2));
+        assert_eq!((rx.stats.drops_bad_addr.get(), rx.stats.frames.get()), (1, 1));
+        assert_eq!(rx.guest.used().len(), 2, "the chain came back");
+    }
+}
+
+#[test]
+fn chain_with_nothing_to_write_to_is_used_up_or_passed_by() {
+    let mut rx = Rx::new();
+    rx.post_at(vec![Buf { addr: BUFFERS, len: 100, write: false }]);
+    rx.post(&[100]);
+    assert_eq!(rx.one(frame(60, 1)), 1);
+    assert_eq!(rx.guest.used().iter().map(|u| u.1).collect::<Vec<_>>(), [0, 72]);
+}
+
+#[test]
+fn room_counts_whole_frames_and_says_when_waiting_is_in_vain() {
+    let mut rx = Rx::new();
+    for _ in 0..5 {
+        rx.post(&[50]);
+    }
+    assert_eq!((rx.egress.room(60, 9), rx.egress.room(38, 9)), (Ok(2), Ok(5)));
+    assert_eq!(rx.egress.room(38, 3), Ok(3));
+    assert_eq!(rx.egress.room(1000, 9), Ok(0));
+    (5..SIZE).for_each(|_| rx.post(&[50]));
+    assert_eq!(rx.egress.room(38, 500), Ok(500), "no ring is looked at further ahead");
+    rx.egress.flush();
+    assert_eq!(rx.one(frame(30, 1)), 1);
+}
+
+#[test]
+fn made_frames_are_copied_from_behind_their_head() {
+    let mut rx = Rx::new();
+    rx.post(&[200]);
+    let bytes = frame(100, 5);
+    let body = [Seg::of(&bytes[40..60]), Seg::of(&bytes[60..])];
+    assert_eq!(rx.egress.put_made(&bytes[..40], &body, &TSO), Ok(true));
+    assert_eq!(rx.egress.put_made(&bytes[..40], &body, &TSO), Ok(false));
+    assert!(rx.guest.used().is_empty(), "nothing to see before the flush");
+    rx.egress.flush();
+    assert_eq!(rx.found(12), [Found { hdr: TSO, chains: 1, bytes }]);
+}
+
+#[test]
+fn one_call_for_a_group_and_none_while_the_driver_polls() {
+    for features in kinds() {
+        let mut rx = Rx::with(features, format());
+        rx.guest.driver.disarm();
+        rx.post(&[100]);
+        rx.one(frame(60, 1));
+        rx.found(12);
+        let before = rx.stats.calls.get();
+        let ten: Vec<_> = (0..10).map(|n| (VnetHdr::NONE, frame(60, n))).collect();
+        (0..10).for_each(|_| rx.post(&[100]));
+        assert_eq!((rx.put(&ten, true), rx.found(12).len()), (Ok(10), 10));
+        assert_eq!(rx.stats.calls.get(), before, "{features:?}");
+        let _ = rx.guest.driver.arm();
+        (0..10).for_each(|_| rx.post(&[100]));
+        assert_eq!((rx.put(&ten, true), rx.stats.calls.get()), (Ok(10), before + 1));
+    }
+}
+
+#[test]
+fn malformed_ring_is_a_fault_once_the_good_buffers_are_used() {
+    let mut rx = Rx::new();
+    rx.post(&[100]);
+    rx.post(&[50, 50]);
+    let desc = Area::new(&rx.guest.memory, BASE, 16 * usize::from(SIZE)).unwrap();
+    desc.store_u16(16 + 14, SIZE);
+    let frames = [60, 61].map(|n| (VnetHdr::NONE, frame(n, 1)));
+    assert_eq!(rx.put(&frames, true), Ok(1), "the fault is told at the next call");
+    assert_eq!(rx.found(12).len(), 1);
+    assert!(rx.put(&frames[1..], true).unwrap_err().0.contains("outside the table"));
+    assert!(rx.egress.room(60, 1).is_err());
+    assert!(rx.egress.put_made(&frame(60, 1), &[], &VnetHdr::NONE).is_err());
+    assert_eq!(rx.egress.deactivate(), Some(1));
+}
+
+#[test]
+fn memory_taken_away_under_buffers_harms_no_one_else() {
+    let mut rx = Rx::new();
+    rx.post(&[100]);
+    rx.one(frame(60, 1));
+    rx.found(12);
+    rx.post(&[100]);
+    rx.guest.files[0].set_len(0).unwrap();
+    assert_eq!(rx.put(&[(VnetHdr::NONE, frame(60, 1))], true), Err(Fault(LOST.into())));
+}
+
+/// The guest makes the buffers smaller between two looks at them: what was counted on the first
+/// look does not count after the second.
+#[test]
+fn buffers_changed_while_they_are_counted_are_counted_again() {
+    let mut rx = Rx::new();
+    rx.post(&[1000]);
+    let burst = Burst::default();
+    assert_eq!(rx.egress.put(&burst, &[]), Ok(0));
+    assert_eq!(rx.egress.room(988, 1), Ok(1), "one chain is at hand");
+    let desc = Area::new(&rx.guest.memory, BASE, 16 * usize::from(SIZE)).unwrap();
+    desc.store_u32(8, 100);
+    rx.post(&[1000]);
+    let bytes = frame(1500, 1);
+    // As read first they would be enough together.
+    assert_eq!(rx.egress.put_made(&bytes, &[], &VnetHdr::NONE), Ok(false));
+    rx.post(&[1000]);
+    assert_eq!(rx.egress.put_made(&bytes, &[], &VnetHdr::NONE), Ok(true));
+    rx.egress.flush();
+    assert_eq!(rx.guest.used().iter().map(|u| u.1).collect::<Vec<_>>(), [100, 1000, 412]);
+}
