@@ -206,8 +206,13 @@ pub struct Forwarder {
     scratch: offload::Scratch,
     /// Destinations that were full since the last [`arm_blocked`](Self::arm_blocked).
     blocked: Vec<(PortId, u16)>,
+    /// Workers (one bit each) that held frames for a destination that took some of ours since: it
+    /// may have room for theirs, and tells no one when it is asked for no notification again.
+    pub woken: u64,
     /// Ports whose peers broke their protocol, to be stopped by the worker's owner.
     pub faults: Vec<(PortId, Fault)>,
+    /// When the table was last swept.
+    aged_s: u32,
     last_learned: Option<([u8; 6], u16, PortId, u32)>,
     last_found: Option<([u8; 6], u16, u32, Option<PortId>)>,
 }
@@ -226,6 +231,8 @@ impl Forwarder {
             groups_used: 0,
             scratch: offload::Scratch::default(),
             blocked: Vec::new(),
+            woken: 0,
+            aged_s: 0,
             faults: Vec::new(),
             last_learned: None,
             last_found: None,
@@ -321,6 +328,12 @@ impl Forwarder {
         if !matches!(learned, Learned::Known) {
             self.last_found = None;
         }
+        // Silent addresses are swept out when their place is wanted, at most once a second: no
+        // timer runs on an idle switch.
+        if matches!(learned, Learned::LimitReached | Learned::TableFull) && self.aged_s != now_s {
+            self.aged_s = now_s;
+            self.fdb.age(now_s);
+        }
     }
 
     #[inline]
@@ -405,6 +418,9 @@ impl Forwarder {
         }
         if done > 0 {
             egress.took_ns.store(now_ns, Ordering::Relaxed);
+            if egress.waiters.load(Ordering::Relaxed) != 0 {
+                self.woken |= egress.waiters.swap(0, Ordering::AcqRel);
+            }
             if egress.stalled.load(Ordering::Relaxed) {
                 egress.stalled.store(false, Ordering::Relaxed);
             }

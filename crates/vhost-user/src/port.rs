@@ -51,6 +51,8 @@ struct Active {
     queue: DeviceQueue,
     memory: Arc<GuestMemory>,
     call: Option<Call>,
+    /// How the front-end hears that the ring is broken (SET_VRING_ERR).
+    err: Option<Call>,
     format: Format,
     /// The memory region that served last.
     hint: usize,
@@ -65,7 +67,7 @@ impl Active {
         call: Option<Call>,
         format: Format,
     ) -> Self {
-        Self { queue, memory, call, format, hint: 0, lost_seen: 0 }
+        Self { queue, memory, call, err: None, format, hint: 0, lost_seen: 0 }
     }
 
     /// An empty ring may be one whose memory went away. One load unless some port lost memory.
@@ -75,7 +77,7 @@ impl Active {
         if lost != self.lost_seen {
             self.lost_seen = lost;
             if self.memory.is_lost() {
-                return Err(Fault(LOST.into()));
+                return Err(self.broken(LOST.into()));
             }
         }
         Ok(())
@@ -84,9 +86,14 @@ impl Active {
     fn fault(&self, malformed: Malformed) -> Fault {
         // A ring in memory that went away reads as zeroes, which may look like anything.
         if self.memory.is_lost() {
-            return Fault(LOST.into());
+            return self.broken(LOST.into());
         }
-        Fault(malformed.to_string())
+        self.broken(malformed.to_string())
+    }
+
+    fn broken(&self, why: String) -> Fault {
+        self.err.iter().for_each(Call::signal);
+        Fault(why)
     }
 
     /// Calls the guest if it wants that; returns how many calls were made.
@@ -181,6 +188,13 @@ impl VirtioIngress {
             active.call = call;
             // The guest may have missed calls while there was no descriptor.
             active.call.iter().for_each(Call::signal);
+        }
+    }
+
+    /// Where to tell that the ring is broken.
+    pub fn set_err(&mut self, err: Option<Call>) {
+        if let Some(active) = &mut self.active {
+            active.err = err;
         }
     }
 
@@ -563,6 +577,13 @@ impl VirtioEgress {
         if let Some(active) = &mut self.active {
             active.call = call;
             active.call.iter().for_each(Call::signal);
+        }
+    }
+
+    /// Where to tell that the ring is broken.
+    pub fn set_err(&mut self, err: Option<Call>) {
+        if let Some(active) = &mut self.active {
+            active.err = err;
         }
     }
 

@@ -33,7 +33,7 @@ impl SplitDevice {
         // DPDK's virtio-user says 0 when it connects again to a back-end that died, in the middle
         // of a ring: an impossible start is replaced by the one that always holds.
         let ready = parts.avail.sync_load(IDX, Ordering::Acquire).wrapping_sub(avail_next);
-        let avail_next = if ready > parts.size { used } else { avail_next };
+        let avail_next = if avail_next == 0 && ready > parts.size { used } else { avail_next };
         Self {
             parts,
             features,
