@@ -20,6 +20,10 @@ pub use driver::{DriverQueue, IndirectPool};
 
 use std::fmt;
 
+/// Buffers after which a burst ends. A driver may make each chain as long as the ring; a whole
+/// burst of such chains would take milliseconds and megabytes that belong to other ports.
+const BURST_BUFS_MAX: usize = 4096;
+
 /// Largest queue size of either layout (virtio 1.3, 2.7 and 2.8).
 pub const SIZE_MAX: u16 = 32768;
 

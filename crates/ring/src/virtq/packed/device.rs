@@ -5,8 +5,8 @@ use shm::{Area, GuestMemory};
 
 use super::{DESC_FLAGS, Parts, Pos, USED, event_arm, event_disarm, event_wanted};
 use crate::virtq::{
-    Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Layout,
-    LayoutError, Malformed, Taken, index, lo16, lo32,
+    Armed, BURST_BUFS_MAX, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features,
+    Layout, LayoutError, Malformed, Taken, index, lo16, lo32,
 };
 
 pub(crate) struct PackedDevice {
@@ -91,6 +91,9 @@ impl PackedDevice {
             self.avail.advance(chain.slots, self.parts.size);
             out.chains.push(chain);
             done += 1;
+            if out.bufs.len() >= BURST_BUFS_MAX {
+                break;
+            }
         }
         Ok(done)
     }

@@ -5,8 +5,8 @@ use shm::{Area, GuestMemory};
 
 use super::{FLAGS, IDX, NO_NOTIFICATION, Parts, RING};
 use crate::virtq::{
-    Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Layout,
-    LayoutError, Malformed, Taken, index, lo16, lo32, need_event,
+    Armed, BURST_BUFS_MAX, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features,
+    Layout, LayoutError, Malformed, Taken, index, lo16, lo32, need_event,
 };
 
 pub(crate) struct SplitDevice {
@@ -87,6 +87,9 @@ impl SplitDevice {
             }
             out.chains.push(chain);
             self.avail_next = self.avail_next.wrapping_add(1);
+            if out.bufs.len() >= BURST_BUFS_MAX {
+                return Ok(done + 1);
+            }
         }
         Ok(n)
     }
