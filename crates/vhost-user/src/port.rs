@@ -475,8 +475,6 @@ pub struct VirtioEgress {
     /// Receive chains taken and not yet used; the first `next` of them are used.
     taken: Taken,
     next: usize,
-    /// The guest was asked to kick when it makes room.
-    armed: bool,
     stats: Arc<EgressStats>,
 }
 
@@ -488,7 +486,6 @@ impl VirtioEgress {
             enabled: false,
             taken: Taken::with_capacity(BURST_MAX, 1024),
             next: 0,
-            armed: false,
             stats,
         }
     }
@@ -507,7 +504,6 @@ impl VirtioEgress {
         let mut active = Active::new(queue, memory, call, format);
         // The guest need not say when it adds buffers until we run out of them.
         active.queue.disarm();
-        self.armed = false;
         self.active = Some(active);
     }
 
@@ -799,10 +795,6 @@ impl Egress for VirtioEgress {
     fn flush(&mut self) {
         let Some(active) = &mut self.active else { return };
         active.queue.untake(&self.taken.chains[self.next..]);
-        if std::mem::take(&mut self.armed) {
-            // There was room again: without the event index the guest would kick for ever.
-            active.queue.disarm();
-        }
         self.taken.chains.clear();
         self.next = 0;
         active.queue.publish();
@@ -811,8 +803,13 @@ impl Egress for VirtioEgress {
 
     fn arm(&mut self) -> bool {
         let Some(active) = self.active.as_mut().filter(|_| self.enabled) else { return true };
-        self.armed = true;
         active.queue.arm() == Armed::Armed
+    }
+
+    fn disarm(&mut self) {
+        if let Some(active) = &mut self.active {
+            active.queue.disarm();
+        }
     }
 }
 
