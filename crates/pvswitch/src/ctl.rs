@@ -54,7 +54,7 @@ fn show(answer: &Value) {
         text(&answer["poll"]),
         answer["workers"],
     );
-    println!("{:15} {:6} {:>6} {:>6}  {}", "PORT", "STATE", "QUEUES", "FAULTS", "KIND");
+    println!("{:15} {:6} {:>6} {:>6}  KIND", "PORT", "STATE", "QUEUES", "FAULTS");
     for port in list(answer, "ports") {
         let state = if port["up"] == true { "up" } else { "down" };
         let queues = format!("{}/{}", port["queues_active"], port["queues"]);

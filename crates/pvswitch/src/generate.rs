@@ -28,6 +28,8 @@ const SIZE_MIN: u32 = (HEADERS + STAMP) as u32;
 /// Longest frame: jumbo.
 const SIZE_MAX: u32 = 9216;
 const MARK: [u8; 2] = *b"pv";
+/// Longest wait, at the end, for the switch to take the last frames.
+const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// Frames handled at once.
 const BATCH: usize = 64;
 
@@ -137,7 +139,11 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
             break Err("the switch closed the connection".into());
         }
     };
-    generator.print(started.elapsed(), features, args.json);
+    let elapsed = started.elapsed();
+    if result.is_ok() {
+        generator.drain()?;
+    }
+    generator.print(elapsed, features, args.json);
     result
 }
 
@@ -180,6 +186,19 @@ impl Generator {
 
     fn now_ns(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Waits until the switch has taken what was sent, or for [`DRAIN_MAX`].
+    fn drain(&mut self) -> Result<(), guest::Malformed> {
+        let end = Instant::now() + DRAIN_MAX;
+        let Guest { frontend, tx, .. } = &mut self.guest;
+        while tx.reclaim()? < usize::from(tx.size()) && !guest::is_gone(frontend) {
+            if Instant::now() >= end {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     /// Works for a while, or sleeps until there is something to do or `deadline`.
@@ -342,6 +361,8 @@ impl Generator {
         // no buffer: one that came back since it looked last may be the only one for long.
         let until_due = match (self.mode, self.gap_ns) {
             (GenMode::Send, None) if !full => return Ok(()),
+            // Nothing is due while an answer is awaited; `most` is when it counts as lost.
+            (GenMode::Rr, _) if self.awaiting.is_some() => None,
             (GenMode::Send | GenMode::Rr, Some(gap)) => {
                 let at = Duration::from_nanos((self.totals.sent as f64 * gap) as u64);
                 Some(at.saturating_sub(self.epoch.elapsed()))

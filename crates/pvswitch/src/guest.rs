@@ -184,6 +184,11 @@ impl Tx {
         }
     }
 
+    /// Number of buffers.
+    pub fn size(&self) -> u16 {
+        self.driver.size()
+    }
+
     /// Takes back what the switch has used; returns how many buffers are free.
     pub fn reclaim(&mut self) -> Result<usize, Malformed> {
         self.used.clear();

@@ -144,6 +144,9 @@ enum Attach {
     Null,
 }
 
+/// A vhost-user port's place in the switch, its workers, and itself.
+type VhostRef<'a> = (&'a Arc<Port>, &'a [Arc<Handle>], &'a mut VhostPort);
+
 struct VhostPort {
     conf: VhostUser,
     pairs: Vec<Pair>,
@@ -539,7 +542,7 @@ impl System {
 
     // ---- guests ----
 
-    fn vhost(&mut self, name: &str) -> Option<(&Arc<Port>, &[Arc<Handle>], &mut VhostPort)> {
+    fn vhost(&mut self, name: &str) -> Option<VhostRef<'_>> {
         let state = self.ports.get_mut(name)?;
         match &mut state.attach {
             Attach::VhostUser(vhost) => Some((&state.port, &state.workers, vhost)),

@@ -331,6 +331,8 @@ impl Worker {
         } else if let Some((port, queue)) = self.watched.get(&token) {
             let egress = &port.egress[usize::from(*queue)];
             egress.stats.kicks.add(1);
+            // Without the event index the guest would kick for each buffer from now on.
+            lock(&egress.queue).disarm();
             let waiters = egress.waiters.swap(0, Ordering::AcqRel);
             self.wake(waiters);
         } else if token == RETRY {

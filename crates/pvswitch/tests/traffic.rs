@@ -4,7 +4,7 @@ mod common;
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Bystanders, Dir, Gen, Process, Switch, pvswitch, signal, wait_for};
 use rustix::process::Signal;
@@ -22,7 +22,13 @@ fn send_all(forward: &str, poll: &str, guest: &[&str]) {
     let sender = [guest, &SEND, &["--size", "imix"]].concat();
     let sent = Gen::start(&dir.path("a"), &sender).report();
     let frames = sent["sent_frames"].as_u64().unwrap();
-    wait_for("the last frame", || switch.counter("b", "egress", "frames") == frames);
+    let taken = switch.counter("a", "ingress", "frames");
+    assert_eq!(taken, frames, "{forward} {poll} {guest:?}: {}", switch.json(&["stats"]));
+    let passed = || switch.counter("b", "egress", "frames") == frames;
+    let end = Instant::now() + Duration::from_secs(5);
+    while !passed() {
+        assert!(Instant::now() < end, "{forward} {poll} {guest:?}: {}", switch.json(&["stats"]));
+    }
     std::thread::sleep(Duration::from_millis(50));
     let got = sink.end();
     assert!(frames >= 700, "{sent}");

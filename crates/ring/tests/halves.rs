@@ -204,3 +204,36 @@ fn packed_slots_made_available_twice_are_a_fault() {
     device.untake(&taken.chains);
     assert_eq!(device.base(), 0x8000_8000);
 }
+
+/// Chains as long as the ring end a burst early; the next bursts bring the rest.
+#[test]
+fn burst_of_endless_chains_is_cut_short() {
+    for packed in [false, true] {
+        let memory = memory();
+        let layout = Layout { size: 1024, desc: 0x1000, driver: 0x8000, device: 0x10000 };
+        let features = Features { packed, indirect: true, ..Features::default() };
+        let base = if packed { 0x8000_8000 } else { 0 };
+        let mut device = DeviceQueue::new(&memory, &layout, features, base).unwrap();
+        let desc = shm::Area::new(&memory, layout.desc, 16 * 1024).unwrap();
+        let table = shm::Area::new(&memory, 0x20000, 16 * 1024).unwrap();
+        for i in 0..1024_u16 {
+            let at = 16 * usize::from(i);
+            table.store_u64(at, 0x1000);
+            // Length 1; split: NEXT to the one behind.
+            let next = if packed || i == 1023 { 0 } else { 1 << 32 | u64::from(i + 1) << 48 };
+            table.store_u64(at + 8, 1 | next);
+            desc.store_u64(at, 0x20000);
+            // Length of the table, INDIRECT; packed: AVAIL.
+            let flags = if packed { (4 | 1 << 7) << 48 } else { 4 << 32 };
+            desc.store_u64(at + 8, 16 * 1024 | flags);
+        }
+        let avail = shm::Area::new(&memory, layout.driver, 16).unwrap();
+        if !packed {
+            avail.store_u16(2, 10);
+        }
+        let mut taken = Taken::with_capacity(64, 1024);
+        assert_eq!(device.take(&memory, 64, &mut taken), Ok(4), "packed: {packed}");
+        assert_eq!(taken.bufs.len(), 4096);
+        assert_eq!(device.take(&memory, 64, &mut taken), Ok(4));
+    }
+}

@@ -203,6 +203,10 @@ pub struct Forwarder {
     flow_key: u64,
     groups: Vec<Group>,
     groups_used: usize,
+    /// Bursts so far.
+    bursts: u64,
+    /// For each port, the burst in which it last had a group, and which.
+    group_of: Vec<(u64, usize)>,
     scratch: offload::Scratch,
     /// Destinations that were full since the last [`arm_blocked`](Self::arm_blocked).
     blocked: Vec<(PortId, u16)>,
@@ -221,6 +225,7 @@ impl Forwarder {
     /// A forwarder for worker number `worker` (below 64).
     pub fn new(mode: Mode, worker: u8, fdb: Arc<Fdb>, table: Arc<Table>, flow_key: u64) -> Self {
         assert!(worker < 64);
+        let group_of = vec![(0, 0); table.len()];
         Self {
             mode,
             worker,
@@ -229,6 +234,8 @@ impl Forwarder {
             flow_key,
             groups: Vec::new(),
             groups_used: 0,
+            bursts: 0,
+            group_of,
             scratch: offload::Scratch::default(),
             blocked: Vec::new(),
             woken: 0,
@@ -241,6 +248,7 @@ impl Forwarder {
 
     /// Replaces the port table.
     pub fn set_table(&mut self, table: Arc<Table>) {
+        self.group_of.resize(table.len(), (0, 0));
         self.table = table;
         self.last_found = None;
         self.last_learned = None;
@@ -249,6 +257,7 @@ impl Forwarder {
     /// Delivers a burst and writes its verdicts. `now_ns` is any monotonic time.
     pub fn forward(&mut self, from: &Source, burst: &mut Burst<'_>, now_ns: u64) {
         self.groups_used = 0;
+        self.bursts += 1;
         if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref)
             && port.mirror.is_on()
         {
@@ -378,8 +387,19 @@ impl Forwarder {
     #[inline]
     fn pick(&mut self, port: PortId, queue: u16, i: u16, flood: bool) {
         let used = &self.groups[..self.groups_used];
+        let is_it = |g: &Group| g.port == port && g.queue == queue;
         // The last group first: most frames of a burst go where the one before went.
-        let at = used.iter().rposition(|g| g.port == port && g.queue == queue);
+        let at = if used.last().is_some_and(is_it) {
+            Some(used.len() - 1)
+        } else {
+            // Not a search: a flood has a group for each port.
+            match self.group_of.get(usize::from(port.0)) {
+                Some((burst, at)) if *burst == self.bursts => Some(*at)
+                    .filter(|at| is_it(&used[*at]))
+                    .or_else(|| used.iter().rposition(is_it)),
+                _ => None,
+            }
+        };
         let at = at.unwrap_or_else(|| {
             if self.groups_used == self.groups.len() {
                 self.groups.push(Group::default());
@@ -388,6 +408,9 @@ impl Forwarder {
             group.picks.clear();
             (group.port, group.queue, group.floods) = (port, queue, 0);
             self.groups_used += 1;
+            if let Some(of) = self.group_of.get_mut(usize::from(port.0)) {
+                *of = (self.bursts, self.groups_used - 1);
+            }
             self.groups_used - 1
         });
         let group = &mut self.groups[at];

@@ -78,6 +78,10 @@ pub trait Egress: Send {
 
     /// Asks the peer to notify when it has room, and looks a last time. True: still full.
     fn arm(&mut self) -> bool;
+
+    /// The peer notified: asks for no more, until the next [`arm`](Self::arm). Not earlier, and
+    /// before those who wait are woken, or one would sleep on.
+    fn disarm(&mut self) {}
 }
 
 /// A peer broke its protocol, or went away. Its port stops; no one else notices.

@@ -519,8 +519,6 @@ pub struct VirtioEgress {
     next: usize,
     /// How many chains were at hand when a frame last did not fit.
     short_at: usize,
-    /// The guest was asked to kick when it makes room.
-    armed: bool,
     stats: Arc<EgressStats>,
 }
 
@@ -533,7 +531,6 @@ impl VirtioEgress {
             taken: Taken::with_capacity(BURST_MAX, 1024),
             next: 0,
             short_at: 0,
-            armed: false,
             stats,
         }
     }
@@ -552,7 +549,6 @@ impl VirtioEgress {
         let mut active = Active::new(queue, memory, call, format);
         // The guest need not say when it adds buffers until we run out of them.
         active.queue.disarm();
-        self.armed = false;
         self.active = Some(active);
     }
 
@@ -905,10 +901,6 @@ impl Egress for VirtioEgress {
 
     fn flush(&mut self) {
         let Some(active) = &mut self.active else { return };
-        if std::mem::take(&mut self.armed) {
-            // There was room again: without the event index the guest would kick for ever.
-            active.queue.disarm();
-        }
         active.queue.publish();
         self.stats.calls.add(active.call());
         // The next burst's buffers are fetched while other ports are served. A fault is told when
@@ -920,9 +912,14 @@ impl Egress for VirtioEgress {
 
     fn arm(&mut self) -> bool {
         let Some(active) = self.active.as_mut().filter(|_| self.enabled) else { return true };
-        self.armed = true;
         // What was too little then is too little now; more may have come to hand since.
         self.taken.chains.len() - self.next <= self.short_at && active.queue.arm() == Armed::Armed
+    }
+
+    fn disarm(&mut self) {
+        if let Some(active) = &mut self.active {
+            active.queue.disarm();
+        }
     }
 }
 

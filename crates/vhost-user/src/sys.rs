@@ -353,10 +353,13 @@ pub fn set_nonblocking(fd: BorrowedFd<'_>) {
 pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
     let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
     let limit = Timespec { tv_sec: seconds, tv_nsec: i64::from(timeout.subsec_nanos()) };
-    match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)) {
-        Ok(ready) => Ok(ready > 0),
-        Err(Errno::INTR) => Ok(true),
-        Err(error) => Err(error.into()),
+    loop {
+        match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)) {
+            Ok(ready) => return Ok(ready > 0),
+            // A signal says nothing of `fd`. The wait begins anew; signals are few.
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 

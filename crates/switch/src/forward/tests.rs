@@ -456,6 +456,18 @@ fn floods_are_never_held() {
 }
 
 #[test]
+fn floods_to_many_ports_and_queues_keep_one_group_for_each() {
+    let mut rig = Rig::new(Mode::Switch, 40, 3);
+    let flooded = |n: u32| tagged(BROADCAST, mac(0), None, (n % 7) as u16, n);
+    rig.send(0, &(0..60).map(flooded).collect::<Vec<_>>());
+    for port in 1..40 {
+        let stats = |q: usize| rig.queue(port, q).got.len();
+        assert_eq!((0..3).map(stats).sum::<usize>(), 60);
+    }
+    assert!(rig.forwarder.groups_used <= 39 * 3);
+}
+
+#[test]
 fn one_flood_is_segmented_for_the_plain_port_only() {
     let mut rig = Rig::new(Mode::Switch, 3, 1);
     rig.port(1).takes = Offloads::default();

@@ -196,6 +196,7 @@ fn frames_without_buffers_do_not_fit_now_and_ask_for_a_kick() {
         assert!(rx.egress.arm(), "full");
         rx.post(&[100]);
         assert!(rx.guest.driver.kick_needed(), "{features:?}");
+        rx.egress.disarm();
         assert_eq!(rx.put(&frames[..1], true), Ok(1));
         rx.post(&[100]);
         assert!(!rx.guest.driver.kick_needed(), "not asked any more: {features:?}");

@@ -1,0 +1,204 @@
+//! What operators get wrong: exit status, and a message that says what, where and what to do.
+
+mod common;
+
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use common::{Dir, Switch, pvswitch};
+
+const USAGE: i32 = 2;
+const FAILURE: i32 = 1;
+
+/// Runs `command`, which must end by itself, and checks status and message.
+fn fails(mut command: Command, status: i32, wants: &[&str]) {
+    let out = command.output().unwrap();
+    let error = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(status), "{command:?}: {error}");
+    for want in wants {
+        assert!(error.contains(want), "{want:?} is not said by {command:?}: {error}");
+    }
+    assert!(!error.contains("panicked"), "{error}");
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = pvswitch();
+    command.args(args);
+    command
+}
+
+/// `run` with these arguments, a control socket in `dir`, and an end if it should start after all.
+fn run(dir: &Dir, args: &[&str]) -> Command {
+    let mut command = command(&["run", "--control", &dir.text("ctl")]);
+    if !args.iter().any(|arg| arg.starts_with("--duration")) {
+        command.args(["--duration", "5"]);
+    }
+    command.args(args);
+    command
+}
+
+#[test]
+fn socket_paths_that_cannot_be() {
+    let dir = Dir::new();
+    let _busy = UnixListener::bind(dir.path("busy")).unwrap();
+    std::fs::write(dir.path("file"), "precious").unwrap();
+    let port = |path: &str| format!("a=vhost-user:{path}");
+    let busy = port(&dir.text("busy"));
+    fails(run(&dir, &["--port", &busy]), FAILURE, &["/busy", "another process listens there"]);
+    let file = port(&dir.text("file"));
+    fails(run(&dir, &["--port", &file]), FAILURE, &["/file", "remove it or choose another path"]);
+    assert_eq!(std::fs::read(dir.path("file")).unwrap(), b"precious");
+    let missing = port(&dir.text("no/such/dir"));
+    fails(run(&dir, &["--port", &missing]), FAILURE, &["directory does not exist; create it"]);
+    let long = port(&format!("/tmp/{}", "x".repeat(110)));
+    fails(run(&dir, &["--port", &long]), USAGE, &["115 bytes long", "use a shorter directory"]);
+    fails(run(&dir, &["--port", "a=vhost-user:"]), USAGE, &["no socket path"]);
+    let long = format!("/tmp/{}", "x".repeat(110));
+    fails(command(&["run", "--control", &long]), FAILURE, &["use a shorter one"]);
+}
+
+#[test]
+fn a_dead_switchs_sockets_are_taken_over() {
+    let dir = Dir::new();
+    let ports = [dir.port("a", "")];
+    let mut first = Switch::start(&dir, &[], &ports);
+    let control = dir.text("ctl");
+    let args = ["run", "--duration", "5", "--control", &control];
+    fails(command(&args), FAILURE, &["/ctl", "another process listens there"]);
+    first.process.kill();
+    assert!(dir.path("a").exists());
+    drop(Switch::start(&dir, &[], &ports));
+}
+
+#[test]
+fn interfaces_that_cannot_be() {
+    let dir = Dir::new();
+    fails(run(&dir, &["--port", "t=tap:much-too-long-name"]), USAGE, &["1 to 15 characters"]);
+    fails(run(&dir, &["--port", "t=tap:"]), USAGE, &["interface name ''"]);
+    let root = rustix::process::getuid().is_root();
+    let tun = std::path::Path::new("/dev/net/tun").exists();
+    if !root || !tun {
+        eprintln!("skipped: needs root and /dev/net/tun");
+        return;
+    }
+    let lo = ["--port", "t=tap:lo"];
+    fails(run(&dir, &lo), FAILURE, &["port 't'", "lo"]);
+    let nowhere = ["--port", "t=tap:pvs-none,netns=pvs-no-such-namespace"];
+    fails(run(&dir, &nowhere), FAILURE, &["port 't'", "pvs-no-such-namespace"]);
+    // Not root any more: the message names what is missing.
+    let control = std::env::temp_dir().join(format!("pvs-nobody-{}", std::process::id()));
+    let mut nobody = command(&["run", "--duration", "5", "--port", "t=tap:pvs-none", "--control"]);
+    nobody.arg(control).uid(65534).gid(65534);
+    if nobody.status().is_err() {
+        eprintln!("skipped: user nobody cannot reach the program");
+        return;
+    }
+    fails(nobody, FAILURE, &["port 't'", "CAP_NET_ADMIN"]);
+    let mut nic = command(&["nic", "--connect", "vhost-user:/tmp/x", "--tap", "pvs-none"]);
+    nic.uid(65534).gid(65534);
+    fails(nic, FAILURE, &["CAP_NET_ADMIN"]);
+}
+
+#[test]
+fn options_that_make_no_sense() {
+    let dir = Dir::new();
+    let bad: [(&[&str], &str); 16] = [
+        (&["--poll", "evnt"], "unknown poll policy 'evnt': use one of event, spin, adaptive"),
+        (&["--workers", "0"], "1..=63"),
+        (&["--workers", "64"], "1..=63"),
+        (&["--placement", "everywhere"], "possible values: single, group, per-port"),
+        (&["--forward", "bridge"], "possible values: switch, cross"),
+        (&["--cpus", "99999"], "no such CPU"),
+        (&["--cpus", "one"], "--cpus"),
+        (&["--duration=-1"], "no length of time"),
+        (&["--duration=nan"], "no length of time"),
+        (&["--duration=1e19"], "no length of time"),
+        (&["--prot", "a=null"], "--port"),
+        (&["--port", "null"], "use NAME=KIND:ARG"),
+        (&["--port", "a=vhostuser:/tmp/a"], "did you mean 'vhost-user'?"),
+        (&["--port", "a=xen:1/0"], "not in this version"),
+        (&["--port", "a=vhost-user:/tmp/a,queus=2"], "did you mean 'queues'?"),
+        (&["--port", "a=null", "--port", "a=null"], "port 'a' exists already"),
+    ];
+    for (args, want) in bad {
+        fails(run(&dir, args), USAGE, &[want]);
+    }
+    fails(command(&["run"]), USAGE, &["no ports: add --port"]);
+    fails(command(&["rum"]), USAGE, &["'run'"]);
+    fails(command(&[]), USAGE, &["Usage"]);
+}
+
+#[test]
+fn configuration_errors_name_line_column_and_the_nearest_key() {
+    let dir = Dir::new();
+    let file = dir.text("x.toml");
+    let bad: [(&str, &[&str]); 11] = [
+        ("poll = \"event\"\nworkrs = 2\n", &["x.toml:2:1:", "did you mean `workers`?"]),
+        ("\n  poll = \"evnt\"\n", &["x.toml:2:10:", "use one of event"]),
+        ("[port.a]\nkind = \"vhost-usr\"\n", &["did you mean `vhost-user`?"]),
+        ("[port.a]\nkind = \"vhost-user\"\nsokket = \"/tmp/a\"\n", &["did you mean `socket`?"]),
+        ("[port.a]\nkind = \"vhost-user\"\n", &["socket"]),
+        ("[port.a]\nkind=\"vhost-user\"\nsocket=\"/tmp/a\"\nqueues=99\n", &["port 'a'", "1 to 16"]),
+        ("[port.a]\nkind = \"null\"\n[port.a]\nkind = \"null\"\n", &["x.toml:3:", "duplicate"]),
+        ("workers = 200\n[port.a]\nkind = \"null\"\n", &["workers = 200: use 1 to 63"]),
+        ("forward = \"cros\"\n[port.a]\nkind = \"null\"\n", &["did you mean 'cross'?"]),
+        ("placement = \"grup\"\n[port.a]\nkind = \"null\"\n", &["did you mean 'group'?"]),
+        ("workers = \n", &["x.toml:1:"]),
+    ];
+    for (text, wants) in bad {
+        std::fs::write(&file, text).unwrap();
+        fails(run(&dir, &["--config", &file]), USAGE, wants);
+    }
+    let none = dir.text("none.toml");
+    fails(run(&dir, &["--config", &none]), USAGE, &["cannot read configuration", "none.toml"]);
+    std::fs::write(&file, "[port.a]\nkind = \"null\"\n").unwrap();
+    let twice = ["--config", &file, "--port", "a=null"];
+    fails(run(&dir, &twice), USAGE, &["port 'a' exists already: give each port its own name"]);
+    std::fs::write(&file, "[static]\n\"02:00:00:00:00:01\" = \"b\"\n[port.bb]\nkind=\"null\"\n")
+        .unwrap();
+    fails(run(&dir, &["--config", &file]), FAILURE, &["no port 'b' (did you mean 'bb'?)"]);
+}
+
+#[test]
+fn asking_a_switch_that_is_not_there() {
+    let dir = Dir::new();
+    let nowhere = dir.text("ctl");
+    for what in ["show", "stats", "fdb", "shutdown"] {
+        let wants = ["cannot reach a switch at", "is `pvswitch run` running"];
+        fails(command(&["ctl", "--control", &nowhere, what]), FAILURE, &wants);
+    }
+    fails(command(&["capture", "a", "--control", &nowhere]), FAILURE, &["cannot reach a switch"]);
+    fails(command(&["ctl", "--control", &nowhere, "add-port", "nonsense"]), USAGE, &["NAME=KIND"]);
+    fails(command(&["ctl", "stast"]), USAGE, &["'stats'"]);
+}
+
+#[test]
+fn guests_that_cannot_connect() {
+    let dir = Dir::new();
+    let socket = format!("vhost-user:{}", dir.text("a"));
+    let long = format!("vhost-user:/tmp/{}", "x".repeat(110));
+    let file = format!("vhost-user:{},mode=server", dir.text("file"));
+    std::fs::write(dir.path("file"), "precious").unwrap();
+    let spec = "use vhost-user:SOCKET[,mode=client|server]";
+    for connect in ["", "/tmp/a", "vhost-usr:/tmp/a", "vhost-user:", "vhost-user:/a,mode=x", &long]
+    {
+        fails(command(&["gen", "--connect", connect]), USAGE, &[spec]);
+        fails(command(&["nic", "--tap", "x", "--connect", connect]), USAGE, &[spec]);
+    }
+    fails(command(&["gen", "--connect", &file]), FAILURE, &["remove it or choose another path"]);
+    let bad: [(&[&str], &str); 9] = [
+        (&["--queue-size", "0"], "1 to 32768"),
+        (&["--queue-size", "100"], "a power of two unless --packed"),
+        (&["--size", "20"], "no frame size"),
+        (&["--rate", "fast"], "no rate"),
+        (&["--mac", "nonsense"], "not a MAC address"),
+        (&["--mode", "shout"], "possible values: send, sink, echo, rr"),
+        (&["--interval=-1"], "no length of time"),
+        (&["--interval=0"], "--interval 0"),
+        (&["--duration=nan"], "no length of time"),
+    ];
+    for (args, want) in bad {
+        fails(command(&[&["gen", "--connect", &socket], args].concat()), USAGE, &[want]);
+    }
+}
