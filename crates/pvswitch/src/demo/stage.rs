@@ -125,11 +125,6 @@ impl<'a> Stage<'a> {
         socket(self.setting, port)
     }
 
-    /// The switch's process id.
-    pub fn pid(&self) -> u32 {
-        self.switch.id()
-    }
-
     /// Starts guests and waits until the switch serves them.
     pub fn join(&mut self, roles: &[Role], stop: &dyn Fn() -> bool) -> Result<(), Fail> {
         for role in roles {

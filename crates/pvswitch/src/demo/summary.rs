@@ -184,10 +184,10 @@ fn this(machine: &Machine, setting: &Setting) -> String {
     let cores = machine.cores();
     let mut words = format!("{} for the demo: ", plural(cores as u64, "core"));
     words += match &setting.cpus {
-        None => "switch and guests took turns, which costs far more than the switching.",
+        None => "switch and guests took turns on it.",
         Some(_) if cores < 3 => {
-            "one for the switch, and one for both guests, which took turns on it. Guests with a \
-             core each would be faster, and latency lower."
+            "one for the switch, and one that all guests took turns on. With a core for each \
+             guest the figures will differ."
         }
         Some(_) => "one for the switch, the others for the guests.",
     };

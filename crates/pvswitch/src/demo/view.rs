@@ -64,6 +64,7 @@ pub struct View {
     utf8: bool,
     colour: bool,
     last_line: Option<Instant>,
+    last_note: String,
     scene_started: Instant,
     /// Nobody reads what is written any more.
     pub broken: bool,
@@ -83,6 +84,7 @@ impl View {
             utf8: live && locale.is_some_and(|l| l.contains("utf-8") || l.contains("utf8")),
             colour: live && env("NO_COLOR").is_empty(),
             last_line: None,
+            last_note: String::new(),
             scene_started: Instant::now(),
             broken: false,
             seen: Vec::new(),
@@ -129,10 +131,14 @@ impl View {
         if self.live {
             return self.draw(picture);
         }
-        if self.last_line.is_some_and(|at| at.elapsed() < LINE_EVERY) {
+        // Something new is told at once; figures after the colon are not.
+        let note = picture.note.split(':').next().unwrap_or_default();
+        let same = self.last_note == note;
+        if same && self.last_line.is_some_and(|at| at.elapsed() < LINE_EVERY) {
             return;
         }
         self.last_line = Some(Instant::now());
+        self.last_note = note.into();
         let line = line(picture, self.scene_started.elapsed());
         self.write(&line);
     }
@@ -257,10 +263,8 @@ fn line(p: &Picture, elapsed: Duration) -> String {
     let mut parts: Vec<String> = pairs.collect();
     parts.push(format!("switch {} CPU", percent(p.cpu)));
     parts.push(plural_rate(p.wakeups));
-    if !p.note.is_empty() {
-        parts.push(p.note.clone());
-    }
-    format!("  {:4.1} s  {}\n", elapsed.as_secs_f64(), parts.join(", "))
+    let note = if p.note.is_empty() { String::new() } else { format!("          {}\n", p.note) };
+    format!("{note}  {:4.1} s  {}\n", elapsed.as_secs_f64(), parts.join(", "))
 }
 
 fn plural_rate(wakeups: f64) -> String {
@@ -277,6 +281,7 @@ mod tests {
             utf8: false,
             colour: false,
             last_line: None,
+            last_note: String::new(),
             scene_started: Instant::now(),
             broken: false,
             seen: (0..20).map(|i| format!("{:76}", format!("result {i}"))).collect(),
