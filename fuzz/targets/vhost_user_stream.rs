@@ -1,4 +1,5 @@
-//! See [`pvswitch_fuzz::vhost_user_stream`]. Without cargo-fuzz: runs the files named on the command line.
+//! See [`pvswitch_fuzz::vhost_user_stream`]. Without cargo-fuzz: runs the files named on the
+//! command line.
 #![cfg_attr(fuzzing, no_main)]
 
 #[cfg(fuzzing)]

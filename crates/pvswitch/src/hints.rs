@@ -44,9 +44,10 @@ fn text(name: &str, conf: &VhostUser) -> String {
         "\
 # attach a guest to port {name}:
 #   QEMU
-{qemu}#   libvirt (with <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>)
-  <interface type='vhostuser'><mac address='{mac}'/><source type='unix' path='{socket}' mode='{mode}'/>\
-<model type='virtio'/>{driver}</interface>
+{qemu}#   libvirt (with <memoryBacking><source type='memfd'/>\
+<access mode='shared'/></memoryBacking>)
+  <interface type='vhostuser'><mac address='{mac}'/>\
+<source type='unix' path='{socket}' mode='{mode}'/><model type='virtio'/>{driver}</interface>
 #   Cloud Hypervisor
   --memory size=1G,shared=on --net vhost_user=true,socket={socket},mac={mac}{ch_queues}{ch_mode}
 "

@@ -48,8 +48,8 @@ pub trait Egress: Send {
     /// Nothing is visible before [`flush`](Self::flush).
     ///
     /// # Errors
-    /// [`Fault`]: the peer broke its protocol; the port is to be stopped. None of `picks` was dealt with
-    /// then: a fault behind frames that were is told at the next call.
+    /// [`Fault`]: the peer broke its protocol; the port is to be stopped. None of `picks` was dealt
+    /// with then: a fault behind frames that were is told at the next call.
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault>;
 
     /// Like `put` for one frame made on the way: `head` is private, `body` follows it, and lies

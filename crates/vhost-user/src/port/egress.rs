@@ -1,0 +1,435 @@
+//! The guest's receive queue: frames out of the switch.
+
+use std::sync::Arc;
+
+use ring::virtq::{Armed, Buf, DeviceQueue, Taken};
+use shm::{GuestMemory, Seg, SegMut};
+use switch::frame::{BURST_MAX, Burst};
+use switch::port::{Egress, Fault};
+use switch::stats::EgressStats;
+use switch::vnet::{Offloads, VnetHdr};
+
+use super::{Active, Format};
+use crate::device::Call;
+
+/// Receive chains kept at hand between bursts.
+const LOOK_AHEAD: usize = BURST_MAX / 4;
+
+/// Longest virtio-net header we use: with `num_buffers`.
+const HDR_MAX: usize = 12;
+
+/// `num_buffers` of 1, behind `csum_offset` in the header's last word.
+const ONE_BUFFER: u32 = 1 << 16;
+
+/// Device half of a guest's receive queue: frames out of the switch.
+pub struct VirtioEgress {
+    active: Option<Active>,
+    enabled: bool,
+    /// Receive chains taken and not yet used; the first `next` of them are used.
+    taken: Taken,
+    next: usize,
+    /// How many chains were at hand when a frame last did not fit.
+    short_at: usize,
+    stats: Arc<EgressStats>,
+}
+
+impl VirtioEgress {
+    /// An inactive queue.
+    pub fn new(stats: Arc<EgressStats>) -> Self {
+        Self {
+            active: None,
+            enabled: false,
+            taken: Taken::with_capacity(BURST_MAX, 1024),
+            next: 0,
+            short_at: 0,
+            stats,
+        }
+    }
+
+    /// Puts a ring to work.
+    pub fn activate(
+        &mut self,
+        queue: DeviceQueue,
+        memory: Arc<GuestMemory>,
+        call: Option<Call>,
+        format: Format,
+    ) {
+        assert!(self.active.is_none(), "a ring is activated once");
+        self.taken = Taken::with_capacity(BURST_MAX, queue.size());
+        self.next = 0;
+        let mut active = Active::new(queue, memory, call, format);
+        // The guest need not say when it adds buffers until we run out of them.
+        active.queue.disarm();
+        self.active = Some(active);
+    }
+
+    /// Takes the ring away and returns where it stands (VRING_BASE).
+    pub fn deactivate(&mut self) -> Option<u32> {
+        let active = self.active.as_mut()?;
+        active.queue.untake(&self.taken.chains[self.next..]);
+        self.taken.chains.clear();
+        self.next = 0;
+        active.queue.publish();
+        self.stats.calls.add(active.call());
+        self.active.take().map(|a| a.queue.base())
+    }
+
+    /// SET_VRING_ENABLE. Frames for a disabled receive ring are dropped and counted.
+    pub fn enable(&mut self, on: bool) {
+        self.enabled = on;
+    }
+
+    /// Replaces the call descriptor.
+    pub fn set_call(&mut self, call: Option<Call>) {
+        if let Some(active) = &mut self.active {
+            active.call = call;
+            active.call.iter().for_each(Call::signal);
+        }
+    }
+
+    /// Where to tell that the ring is broken.
+    pub fn set_err(&mut self, err: Option<Call>) {
+        if let Some(active) = &mut self.active {
+            active.err = err;
+        }
+    }
+
+    /// Whether the guest has a running, enabled ring here.
+    pub fn is_up(&self) -> bool {
+        self.enabled && self.active.is_some()
+    }
+
+    /// Has at least `want` receive chains at hand, or all there are.
+    #[inline]
+    fn refill(&mut self, want: usize) -> Result<(), Fault> {
+        if self.taken.chains.len() - self.next >= want {
+            return Ok(());
+        }
+        self.take()
+    }
+
+    /// Takes receive chains afresh, those at hand included, and has the CPU fetch their buffers.
+    fn take(&mut self) -> Result<(), Fault> {
+        let Some(active) = &mut self.active else { return Ok(()) };
+        active.queue.untake(&self.taken.chains[self.next..]);
+        self.next = 0;
+        let got = active.queue.take(&active.memory, BURST_MAX, &mut self.taken);
+        if let Err(malformed) = got {
+            self.taken.chains.clear();
+            return Err(active.fault(malformed));
+        }
+        for chain in &self.taken.chains {
+            if let Some(buf) = self.taken.writes(chain).first()
+                && let Some(seg) = active.memory.seg_mut(buf.addr, buf.len, &mut active.hint)
+            {
+                seg.prefetch();
+            }
+        }
+        Ok(())
+    }
+
+    /// How many chains, from `next` on, a frame of `total` bytes (header included) fills.
+    fn chains_for(&mut self, total: u32) -> Result<Fit, Fault> {
+        let active = self.active.as_ref().expect("callers check");
+        let (mergeable, size) = (active.format.mergeable, active.queue.size());
+        let mut room = 0_u64;
+        let mut n = 0;
+        loop {
+            if self.next + n == self.taken.chains.len() {
+                let had = n;
+                // A jumbo or GSO frame can need many small buffers.
+                self.take()?;
+                let chains = &self.taken.chains[self.next..];
+                if chains.len() <= had {
+                    let slots: u32 = chains.iter().map(|c| u32::from(c.slots)).sum();
+                    let all = slots >= u32::from(size);
+                    return Ok(if all { Fit::Never } else { Fit::NotNow });
+                }
+                // What was at hand was read again, and may have changed: it is counted again.
+                (n, room) = (0, 0);
+            }
+            let chain = &self.taken.chains[self.next + n];
+            room += self.taken.writes(chain).iter().map(|b| u64::from(b.len)).sum::<u64>();
+            n += 1;
+            if room >= u64::from(total) {
+                return Ok(Fit::In(n));
+            }
+            if !mergeable {
+                return Ok(Fit::Never);
+            }
+            if n == BURST_MAX {
+                return Ok(Fit::Never);
+            }
+        }
+    }
+
+    /// Delivers frames as long as each lies in one segment and fits one receive buffer of one
+    /// region, which nearly all do; returns how many. The first that is otherwise, or finds no
+    /// buffer at hand, is left to [`deliver`](Self::deliver).
+    fn put_simple(&mut self, burst: &Burst<'_>, picks: &[u16]) -> usize {
+        let Self { active, taken, next, stats, .. } = self;
+        let Some(Active { queue, memory, format, hint, .. }) = active else { return 0 };
+        let mut bytes = 0;
+        let mut done = 0;
+        for (pick, chain) in picks.iter().zip(&taken.chains[*next..]) {
+            let frame = &burst.frames[usize::from(*pick)];
+            let total = frame.len + format.hdr_len;
+            let ([body], [buf]) = (burst.segs(frame), taken.writes(chain)) else { break };
+            let fits = buf.len >= total && chain.reads == 0;
+            if !fits || (frame.len > format.frame_len_max && frame.hdr.gso_size == 0) {
+                break;
+            }
+            let Some(mut to) = memory.seg_mut(buf.addr, total, hint) else { break };
+            let (word, last) = header(&frame.hdr, format).words();
+            to.write_u64(word);
+            if format.hdr_len as usize == HDR_MAX {
+                to.write_u32(u32::from(last) | ONE_BUFFER);
+            } else {
+                to.write_u16(last);
+            }
+            let head = burst.head(usize::from(*pick));
+            to.write(head);
+            to.copy_from(body.skip(head.len() as u32));
+            queue.put(chain, total);
+            bytes += u64::from(frame.len);
+            done += 1;
+        }
+        *next += done;
+        stats.frames.add(done as u64);
+        stats.bytes.add(bytes);
+        done
+    }
+
+    /// Copies one frame. `body` is what follows `head`, once its first `skip` bytes are skipped.
+    fn deliver(
+        &mut self,
+        head: &[u8],
+        body: &[Seg<'_>],
+        skip: u32,
+        len: u32,
+        hdr: &VnetHdr,
+    ) -> Result<bool, Fault> {
+        let active = self.active.as_ref().expect("callers check");
+        let total = len + active.format.hdr_len;
+        if hdr.gso_size == 0 && len > active.format.frame_len_max {
+            self.stats.drops_too_long.add(1);
+            return Ok(true);
+        }
+        let chains = match self.chains_for(total)? {
+            Fit::In(n) => n,
+            Fit::NotNow => return Ok(false),
+            Fit::Never => {
+                self.stats.drops_too_long.add(1);
+                return Ok(true);
+            }
+        };
+        let Some(Active { queue, memory, format, hint, .. }) = &mut self.active else {
+            return Ok(false);
+        };
+        let mut raw = [0_u8; HDR_MAX];
+        raw[..VnetHdr::LEN].copy_from_slice(&header(hdr, format).bytes());
+        //= virtio-v1.3 5.1.6.4.1: if MRG_RXBUF has not been negotiated, the device MUST set
+        //= num_buffers to 1.
+        raw[VnetHdr::LEN..].copy_from_slice(&(chains as u16).to_le_bytes());
+
+        let chains = &self.taken.chains[self.next..self.next + chains];
+        self.next += chains.len();
+        let whole = {
+            let bufs = chains.iter().flat_map(|c| self.taken.writes(c));
+            let mut to = Room { memory, hint, bufs, seg: None, rest: None, lost: false };
+            to.write(&raw[..format.hdr_len as usize]);
+            to.write(head);
+            let mut skip = skip;
+            for seg in body {
+                let n = seg.len().min(skip);
+                skip -= n;
+                to.copy(seg.skip(n));
+            }
+            !to.lost
+        };
+        let mut left = u64::from(total);
+        for chain in chains {
+            let room: u64 = self.taken.writes(chain).iter().map(|b| u64::from(b.len)).sum();
+            let n = left.min(room);
+            queue.put(chain, n as u32);
+            left -= n;
+        }
+        if whole {
+            self.stats.frames.add(1);
+            self.stats.bytes.add(u64::from(len));
+        } else {
+            self.stats.drops_bad_addr.add(1);
+        }
+        Ok(true)
+    }
+}
+
+/// The virtio-net header as this guest takes it.
+#[inline]
+fn header(hdr: &VnetHdr, format: &Format) -> VnetHdr {
+    //= virtio-v1.3 5.1.6.4.1: if GUEST_CSUM was not negotiated, the device MUST set flags to 0.
+    VnetHdr { flags: if format.takes.csum { hdr.flags } else { 0 }, ..*hdr }
+}
+
+/// Whether a frame fits the guest's receive buffers.
+enum Fit {
+    /// Into so many chains.
+    In(usize),
+    /// When the guest adds buffers.
+    NotNow,
+    /// Whatever the guest adds.
+    Never,
+}
+
+/// The writable bytes of some chains, as a place to write to from front to back.
+struct Room<'a, 'm, I> {
+    memory: &'m GuestMemory,
+    hint: &'a mut usize,
+    bufs: I,
+    /// Where the next byte goes.
+    seg: Option<SegMut<'m>>,
+    /// What of the current buffer lies in further regions.
+    rest: Option<(u64, u32)>,
+    /// A buffer lay outside memory: the frame is not whole.
+    lost: bool,
+}
+
+impl<'b, 'm, I: Iterator<Item = &'b Buf>> Room<'_, 'm, I> {
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) {
+        self.copy(Seg::of(bytes));
+    }
+
+    #[inline]
+    fn copy(&mut self, mut from: Seg<'_>) {
+        while !from.is_empty() {
+            let Some(to) = self.seg.as_mut().filter(|to| !to.is_empty()) else {
+                if !self.next_seg() {
+                    return;
+                }
+                continue;
+            };
+            let n = to.copy_from(from);
+            from = from.skip(n);
+        }
+    }
+
+    #[inline]
+    fn next_seg(&mut self) -> bool {
+        let buf = match self.rest.take() {
+            Some(rest) => Some(rest),
+            None => self.bufs.next().map(|buf| (buf.addr, buf.len)),
+        };
+        let Some((addr, len)) = buf else { return false };
+        self.seg = self.memory.seg_mut(addr, len, self.hint);
+        if self.seg.is_none() {
+            self.next_across(addr, len);
+        }
+        true
+    }
+
+    /// A buffer that does not lie in one region: its first part now, the rest next.
+    #[cold]
+    fn next_across(&mut self, addr: u64, len: u32) {
+        let Some(n) = self.memory.span(addr, len).filter(|n| *n < len) else {
+            self.lost = true;
+            return;
+        };
+        self.seg = self.memory.seg_mut(addr, n, self.hint);
+        self.rest = Some((addr + u64::from(n), len - n));
+    }
+}
+
+impl Egress for VirtioEgress {
+    fn offloads(&self) -> Offloads {
+        self.active.as_ref().map_or(Offloads::ALL, |a| a.format.takes)
+    }
+
+    fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
+        if !self.is_up() {
+            self.stats.drops_down.add(picks.len() as u64);
+            return Ok(picks.len());
+        }
+        self.stats.groups.add(1);
+        self.refill(picks.len())?;
+        let mut done = 0;
+        while done < picks.len() {
+            done += self.put_simple(burst, &picks[done..]);
+            let Some(pick) = picks.get(done) else { break };
+            let frame = &burst.frames[usize::from(*pick)];
+            let head = burst.head(usize::from(*pick));
+            let body = burst.segs(frame);
+            match self.deliver(head, body, head.len() as u32, frame.len, &frame.hdr) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.stats.full.add(1);
+                    self.short_at = self.taken.chains.len() - self.next;
+                    return Ok(done);
+                }
+                // Told again at the next call; these were delivered.
+                Err(_) if done > 0 => return Ok(done),
+                Err(fault) => return Err(fault),
+            }
+            done += 1;
+        }
+        Ok(picks.len())
+    }
+
+    fn put_made(&mut self, head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr) -> Result<bool, Fault> {
+        if !self.is_up() {
+            self.stats.drops_down.add(1);
+            return Ok(true);
+        }
+        let len = head.len() as u32 + body.iter().map(|s| s.len()).sum::<u32>();
+        self.deliver(head, body, 0, len, hdr)
+    }
+
+    fn room(&mut self, len: u32, limit: usize) -> Result<usize, Fault> {
+        if !self.is_up() {
+            return Ok(limit);
+        }
+        self.refill(BURST_MAX)?;
+        let Some(Active { queue, format, .. }) = &self.active else { return Ok(limit) };
+        let total = u64::from(len) + u64::from(format.hdr_len);
+        let (mut frames, mut room, mut slots) = (0, 0_u64, 0_u32);
+        let chains = &self.taken.chains[self.next..];
+        for chain in chains {
+            room += self.taken.writes(chain).iter().map(|b| u64::from(b.len)).sum::<u64>();
+            slots += u32::from(chain.slots);
+            // Without MRG_RXBUF a frame lies in one chain, or nowhere.
+            if room >= total || !format.mergeable {
+                frames += 1;
+                room = 0;
+            }
+        }
+        // As far as we look ahead, and as much as the ring holds.
+        if chains.len() == BURST_MAX || slots >= u32::from(queue.size()) {
+            return Ok(limit);
+        }
+        self.short_at = chains.len();
+        Ok(frames.min(limit))
+    }
+
+    fn flush(&mut self) {
+        let Some(active) = &mut self.active else { return };
+        active.queue.publish();
+        self.stats.calls.add(active.call());
+        // The next burst's buffers are fetched while other ports are served. A fault is told when
+        // the chains are wanted: it is sticky.
+        if self.taken.chains.len() - self.next < LOOK_AHEAD {
+            let _ = self.take();
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        let Some(active) = self.active.as_mut().filter(|_| self.enabled) else { return true };
+        // What was too little then is too little now; more may have come to hand since.
+        self.taken.chains.len() - self.next <= self.short_at && active.queue.arm() == Armed::Armed
+    }
+
+    fn disarm(&mut self) {
+        if let Some(active) = &mut self.active {
+            active.queue.disarm();
+        }
+    }
+}
