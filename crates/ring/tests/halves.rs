@@ -225,7 +225,7 @@ fn burst_of_endless_chains_is_cut_short() {
             desc.store_u64(at, 0x20000);
             // Length of the table, INDIRECT; packed: AVAIL.
             let flags = if packed { (4 | 1 << 7) << 48 } else { 4 << 32 };
-            desc.store_u64(at + 8, 16 * 1024 | flags);
+            desc.store_u64(at + 8, (16 * 1024) | flags);
         }
         let avail = shm::Area::new(&memory, layout.driver, 16).unwrap();
         if !packed {
