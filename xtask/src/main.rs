@@ -1,2 +1,46 @@
-//! Project tasks.
-fn main() {}
+//! Project tasks: `cargo xtask ci` and `cargo xtask tidy`.
+#![forbid(unsafe_code)]
+
+mod ci;
+mod licence;
+mod text;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask ci [STEP...]    everything CI checks, or the steps named
+       cargo xtask tidy            the house rules that neither rustc nor clippy know";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let passed = match arguments.split_first() {
+        Some((task, steps)) if task == "ci" => match ci::run(&root(), steps) {
+            Ok(passed) => passed,
+            Err(usage) => {
+                eprintln!("cargo xtask ci: {usage}");
+                return ExitCode::from(2);
+            }
+        },
+        Some((task, [])) if task == "tidy" => {
+            let offences = tidy::check(&root());
+            for offence in &offences {
+                println!("{offence}");
+            }
+            println!("tidy: {} offences", offences.len());
+            offences.is_empty()
+        }
+        _ => {
+            eprintln!("{USAGE}\nsteps of ci: {}", ci::names().join(" "));
+            return ExitCode::from(2);
+        }
+    };
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The workspace.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("xtask lies in the workspace").into()
+}

@@ -1,9 +1,153 @@
-//! `pvswitch demo`, under construction in this commit's successor.
+//! `pvswitch demo`: see it work. No root, no virtual machine, under a minute.
+//!
+//! The switch and every guest is a process of this very program (`run` and `gen`), joined by
+//! vhost-user sockets and shared memory as virtual machines would be: what is measured is real.
+//! The demo only starts them, looks on, and tells. Nothing of it stays behind.
 
-use crate::AnyError;
+mod format;
+mod measure;
+mod process;
+mod scenes;
+mod stage;
+mod summary;
+mod view;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+use switch::poll::Policy;
+
 use crate::cli::DemoArgs;
+use crate::{AnyError, Usage};
+use process::Workdir;
+use scenes::Demo;
+use stage::Setting;
+use view::View;
+
+/// Lengths of a scene that make sense, in seconds.
+const SCENE_MIN: f64 = 0.2;
+const SCENE_MAX: f64 = 600.0;
+/// Steps of a scene's length in a whole demo.
+const STEPS: u32 = 8;
+/// From so many cores on, guests can poll without standing in each other's way.
+const CORES_TO_POLL: usize = 4;
+
+/// Why a scene did not come to its end.
+#[derive(Debug)]
+pub enum Fail {
+    /// The user has seen enough.
+    Interrupted,
+    /// Something went wrong.
+    Failed(String),
+}
+
+impl From<String> for Fail {
+    fn from(what: String) -> Self {
+        Self::Failed(what)
+    }
+}
 
 /// The command.
-pub fn command(_: DemoArgs) -> Result<(), AnyError> {
-    Err("not built yet".into())
+pub fn command(args: DemoArgs) -> Result<(), AnyError> {
+    if !(SCENE_MIN..=SCENE_MAX).contains(&args.scene) {
+        let error = format!("--scene {}: use {SCENE_MIN} to {SCENE_MAX} seconds", args.scene);
+        return Err(Usage(error).into());
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    let scene = Duration::from_secs_f64(args.scene);
+    let dir = Workdir::new().map_err(|error| format!("no directory for sockets: {error}"))?;
+    let machine = Machine::look();
+    let setting = Setting {
+        exe: std::env::current_exe()?,
+        dir: dir.path().into(),
+        guest_poll: machine.guest_poll(),
+        cpus: machine.split(),
+        life: scene * STEPS + Duration::from_secs(60),
+    };
+    let mut view = View::new(args.plain);
+    view.write(&machine.greeting(&setting));
+    let mut demo = Demo::new(&setting, scene, stop, view);
+    demo.play();
+    let failures = demo.results.failures.len();
+    demo.view.close();
+    let text = summary::text(&demo.results, &machine, &setting, &demo.view);
+    demo.view.write(&text);
+    match failures {
+        0 => Ok(()),
+        n => Err(format!("{} failed, see above", format::plural(n as u64, "scene")).into()),
+    }
+}
+
+/// What the demo runs on.
+pub struct Machine {
+    /// CPUs we may use.
+    cpus: Vec<usize>,
+    /// How many threads wanted to run in the last minute, others' too.
+    load: f64,
+}
+
+impl Machine {
+    fn look() -> Self {
+        let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+        let mut cpus: Vec<_> = (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
+        if cpus.is_empty() {
+            cpus.push(0);
+        }
+        let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let load = load.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0.0);
+        Self { cpus, load }
+    }
+
+    /// Number of cores.
+    fn cores(&self) -> usize {
+        self.cpus.len()
+    }
+
+    /// Whether other programs want so much that it shows in the figures.
+    fn is_busy(&self) -> bool {
+        self.load > 0.5 * self.cores() as f64
+    }
+
+    fn guest_poll(&self) -> Policy {
+        if self.cores() >= CORES_TO_POLL { Policy::Adaptive } else { Policy::Event }
+    }
+
+    /// One CPU for the switch, the others for the guests: both would lose by moving about.
+    fn split(&self) -> Option<(usize, CpuSet)> {
+        let (switch, guests) = self.cpus.split_last().filter(|(_, rest)| !rest.is_empty())?;
+        let mut set = CpuSet::new();
+        guests.iter().for_each(|cpu| set.set(*cpu));
+        Some((*switch, set))
+    }
+
+    fn greeting(&self, setting: &Setting) -> String {
+        let cores = format::plural(self.cores() as u64, "core");
+        let share = match &setting.cpus {
+            Some((cpu, _)) => format!("CPU {cpu} for the switch, the rest for its guests"),
+            None => "one core for all of it".into(),
+        };
+        format!("pvswitch demo: {cores} to use, {share}\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_switch_has_a_core_of_its_own_where_there_are_two() {
+        let machine = |cpus: &[usize]| Machine { cpus: cpus.to_vec(), load: 0.0 };
+        assert!(machine(&[3]).split().is_none());
+        let (switch, guests) = machine(&[1, 4, 6]).split().unwrap();
+        assert_eq!(switch, 6);
+        assert!(guests.is_set(1) && guests.is_set(4) && !guests.is_set(6));
+        assert_eq!(machine(&[0, 1]).guest_poll(), Policy::Event);
+        assert_eq!(machine(&[0, 1, 2, 3]).guest_poll(), Policy::Adaptive);
+    }
 }

@@ -116,6 +116,9 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
         );
     }
     let mut generator = Generator::new(guest, &args);
+    if matches!(args.mode, GenMode::Sink | GenMode::Echo) {
+        generator.announce();
+    }
     let started = Instant::now();
     let mut report_at = interval.map(|i| started + i);
     let result = loop {
@@ -215,6 +218,19 @@ impl Generator {
             }
         }
         Ok(())
+    }
+
+    /// Tells the switch where we are, as a guest's kernel does when its interface comes up: frames
+    /// for an address never seen go to every port, and are dropped where there is no room at once.
+    fn announce(&mut self) {
+        let tx = &mut self.guest.tx;
+        let i = tx.free().next().expect("nothing was sent yet");
+        let frame = crate::ports::rarp(self.mac);
+        let mut to = tx.memory(i);
+        to.write(&[0; HDR_LEN]);
+        to.write(&frame);
+        tx.send(i, (HDR_LEN + frame.len()) as u32);
+        tx.publish();
     }
 
     /// How many frames are due by now.
@@ -340,10 +356,13 @@ impl Generator {
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<(), guest::Malformed> {
         let Guest { frontend, tx, rx } = &mut self.guest;
-        // A sender with a rate sleeps until its next frame is due.
+        let full = tx.reclaim()? == 0;
+        // A sender with a rate sleeps until its next frame is due; one without only while it has
+        // no buffer: one that came back since it looked last may be the only one for long.
         let until_due = match (self.mode, self.gap_ns) {
             // Nothing is due while an answer is awaited; `most` is when it counts as lost.
             (GenMode::Rr, _) if self.awaiting.is_some() => None,
+            (GenMode::Send, None) if !full => return Ok(()),
             (GenMode::Send | GenMode::Rr, Some(gap)) => {
                 let at = Duration::from_nanos((self.totals.sent as f64 * gap) as u64);
                 Some(at.saturating_sub(self.epoch.elapsed()))
@@ -354,7 +373,6 @@ impl Generator {
         let until_end = deadline.map(|d| d.saturating_duration_since(Instant::now()));
         let most = Some(Duration::from_millis(100));
         let timeout = [until_due, until_end, most].into_iter().flatten().min();
-        let full = tx.reclaim()? == 0;
         if rx.arm() && (!full || tx.arm()) {
             self.totals.sleeps += 1;
             guest::sleep(&[frontend.as_fd()], &[rx.call.as_fd(), tx.call.as_fd()], timeout);

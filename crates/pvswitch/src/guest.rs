@@ -253,7 +253,8 @@ pub struct Rx {
     /// Which buffer is behind a chain id.
     buffer_of: Vec<u16>,
     batch: Vec<Used>,
-    /// Used buffers not yet shown: the rest of a frame may not have been taken yet.
+    /// Used buffers not yet shown, `id` being the buffer by now: the chain's id is free again, and
+    /// the rest of a frame may not have been taken yet.
     used: VecDeque<Used>,
     /// Buffers to give back.
     done: Vec<u16>,
@@ -290,12 +291,13 @@ impl Rx {
     ) -> Result<usize, Malformed> {
         self.batch.clear();
         self.driver.take_used(max, &mut self.batch)?;
-        self.used.extend(self.batch.iter());
+        let Self { batch, used, buffer_of, .. } = self;
+        used.extend(batch.iter().map(|u| Used { id: buffer_of[usize::from(u.id)], ..*u }));
         let mut frames = 0;
         let mut segs = [Seg::EMPTY; 64];
         while let Some(first) = self.used.front() {
             let mut header = [0; HDR_LEN];
-            let head = seg(&self.memory, self.base, &self.buffer_of, *first);
+            let head = seg(&self.memory, self.base, *first);
             head.read(&mut header);
             let count = usize::from(u16::from_le_bytes([header[10], header[11]])).max(1);
             if count > segs.len() {
@@ -305,8 +307,8 @@ impl Rx {
                 break;
             }
             for (to, used) in segs.iter_mut().zip(self.used.drain(..count)) {
-                *to = seg(&self.memory, self.base, &self.buffer_of, used);
-                self.done.push(self.buffer_of[usize::from(used.id)]);
+                *to = seg(&self.memory, self.base, used);
+                self.done.push(used.id);
             }
             show(&segs[..count]);
             frames += 1;
@@ -344,8 +346,8 @@ impl Rx {
 }
 
 /// What of a used buffer holds data.
-fn seg<'m>(memory: &'m GuestMemory, base: u64, buffer_of: &[u16], used: Used) -> Seg<'m> {
-    let at = base + u64::from(buffer_of[usize::from(used.id)]) * RX_BUFFER;
+fn seg(memory: &GuestMemory, base: u64, used: Used) -> Seg<'_> {
+    let at = base + u64::from(used.id) * RX_BUFFER;
     let seg = memory.seg(at, used.len.min(RX_BUFFER as u32), &mut 0);
     seg.expect("buffers lie in our own memory")
 }

@@ -9,35 +9,58 @@ pub fn print(spec: &PortSpec) {
     }
 }
 
+/// What to add to a QEMU command line.
+pub fn qemu(name: &str, conf: &VhostUser) -> String {
+    let socket = conf.socket.display();
+    let id = name.replace(['.', '_'], "-");
+    let listens = conf.role == Role::Client;
+    let chardev = if listens { ",server=on,wait=off" } else { ",reconnect=1" };
+    let (netdev_mq, device_mq) = match conf.queues {
+        1 => (String::new(), String::new()),
+        n => (format!(",queues={n}"), format!(",mq=on,vectors={}", 2 * n + 2)),
+    };
+    let mac = mac(name);
+    format!(
+        "  -object memory-backend-memfd,id=mem,size=1G,share=on \\
+  -machine memory-backend=mem \\
+  -chardev socket,id=chr-{id},path={socket}{chardev} \\
+  -netdev vhost-user,id=net-{id},chardev=chr-{id}{netdev_mq} \\
+  -device virtio-net-pci,netdev=net-{id},mac={mac}{device_mq}
+"
+    )
+}
+
 fn text(name: &str, conf: &VhostUser) -> String {
     let socket = conf.socket.display();
     let listens = conf.role == Role::Client;
     let queues = conf.queues;
-    let id = name.replace(['.', '_'], "-");
-    let (chardev, mode) =
-        if listens { (",server=on,wait=off", "server") } else { (",reconnect=1", "client") };
-    let (netdev_mq, device_mq) = match queues {
-        1 => (String::new(), String::new()),
-        n => (format!(",queues={n}"), format!(",mq=on,vectors={}", 2 * n + 2)),
-    };
+    let mode = if listens { "server" } else { "client" };
+    let qemu = qemu(name, conf);
     let driver = if queues > 1 { format!("<driver queues='{queues}'/>") } else { String::new() };
     let ch_queues = if queues > 1 { format!(",num_queues={}", 2 * queues) } else { String::new() };
     let ch_mode = if listens { ",vhost_mode=server" } else { "" };
+    let mac = mac(name);
     format!(
         "\
 # attach a guest to port {name}:
 #   QEMU
-  -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \\
-  -chardev socket,id=chr-{id},path={socket}{chardev} \\
-  -netdev vhost-user,id=net-{id},chardev=chr-{id}{netdev_mq} \\
-  -device virtio-net-pci,netdev=net-{id}{device_mq}
-#   libvirt (with <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>)
-  <interface type='vhostuser'><source type='unix' path='{socket}' mode='{mode}'/>\
+{qemu}#   libvirt (with <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>)
+  <interface type='vhostuser'><mac address='{mac}'/><source type='unix' path='{socket}' mode='{mode}'/>\
 <model type='virtio'/>{driver}</interface>
 #   Cloud Hypervisor
-  --memory size=1G,shared=on --net vhost_user=true,socket={socket}{ch_queues}{ch_mode}
+  --memory size=1G,shared=on --net vhost_user=true,socket={socket},mac={mac}{ch_queues}{ch_mode}
 "
     )
+}
+
+/// An address for the guest, made from the port's name: QEMU gives every machine the same one
+/// unless told otherwise.
+fn mac(name: &str) -> String {
+    // FNV-1a: spreads names like vm1 and vm2 apart.
+    let sum =
+        name.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x100_0193));
+    let [_, x, y, z] = sum.to_be_bytes();
+    format!("52:54:00:{x:02x}:{y:02x}:{z:02x}")
 }
 
 #[cfg(test)]

@@ -40,6 +40,8 @@ const CONTROL_WORKER: u8 = 63;
 pub const WORKERS_MAX: u8 = 63;
 /// Addresses the switch can know.
 const FDB_ENTRIES: usize = 65_536;
+/// A connection that lasted so long was a good one.
+const LASTING: Duration = Duration::from_secs(2);
 /// Longest control request, in bytes.
 const REQUEST_MAX: usize = 4096;
 
@@ -153,6 +155,8 @@ struct VhostPort {
     listener: Option<Listener>,
     connection: Option<Connection>,
     backoff: Backoff,
+    /// When the connection was made.
+    since: Instant,
     /// Client mode: when to try again.
     retry: Option<Instant>,
     connections: u64,
@@ -422,6 +426,7 @@ impl System {
             listener,
             connection: None,
             backoff: Backoff::default(),
+            since: Instant::now(),
             retry: None,
             connections: 0,
         };
@@ -587,7 +592,7 @@ impl System {
         }
         let Some((_, _, vhost)) = self.vhost(name) else { return };
         vhost.log.info(format_args!("front-end connected"));
-        vhost.backoff.reset();
+        vhost.since = Instant::now();
         vhost.retry = None;
         vhost.connections += 1;
         vhost.connection = Some(connection);
@@ -609,6 +614,11 @@ impl System {
     fn disconnect(&mut self, name: &str, why: &str) {
         let Some((_, _, vhost)) = self.vhost(name) else { return };
         let Some(connection) = vhost.connection.take() else { return };
+        // A connection that did not last is no reason to hurry: a guest whose rings are broken
+        // would be tried in a loop.
+        if vhost.since.elapsed() > LASTING {
+            vhost.backoff.reset();
+        }
         if vhost.conf.role == Role::Client {
             vhost.retry = Some(Instant::now() + vhost.backoff.next(jitter()));
         }

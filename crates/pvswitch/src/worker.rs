@@ -334,16 +334,21 @@ impl Worker {
             // Without the event index the guest would kick for each buffer from now on.
             lock(&egress.queue).disarm();
             let waiters = egress.waiters.swap(0, Ordering::AcqRel);
-            if waiters & 1 << self.handle.index != 0 {
-                self.retry();
-            }
-            for peer in lock(&self.shared.peers).iter() {
-                if peer.index != self.handle.index && waiters & 1 << peer.index != 0 {
-                    peer.kicked(RETRY);
-                }
-            }
+            self.wake(waiters);
         } else if token == RETRY {
             self.retry();
+        }
+    }
+
+    /// Tells workers that a destination they hold frames for may have room.
+    fn wake(&mut self, workers: u64) {
+        if workers & 1 << self.handle.index != 0 {
+            self.retry();
+        }
+        for peer in lock(&self.shared.peers).iter() {
+            if peer.index != self.handle.index && workers & 1 << peer.index != 0 {
+                peer.kicked(RETRY);
+            }
         }
     }
 
@@ -368,6 +373,10 @@ impl Worker {
                 queue.hot = false;
                 self.hot.swap_remove(i);
             }
+        }
+        let woken = std::mem::take(&mut self.forwarder.woken);
+        if woken != 0 {
+            self.wake(woken);
         }
         for (port, fault) in self.forwarder.faults.drain(..) {
             report(&self.shared, port, fault);

@@ -178,7 +178,7 @@ const INDIRECT: u16 = 4;
 #[test]
 fn broken_rings_stop_their_port_only() {
     type Attack = fn(&Raw);
-    let attacks: [(&str, Attack); 8] = [
+    let attacks: [(&str, Attack); 7] = [
         ("descriptor chain is longer than the ring", |raw| {
             raw.describe(1, 0, BUFFERS, 100, NEXT, 0);
             raw.offer(1, 1);
@@ -186,11 +186,6 @@ fn broken_rings_stop_their_port_only() {
         ("ring index jumped from 0 to 30000", |raw| raw.offer(1, 30_000)),
         ("descriptor index 256 is outside the table", |raw| {
             raw.describe(1, 0, BUFFERS, 100, NEXT, SIZE);
-            raw.offer(1, 1);
-        }),
-        ("readable descriptor after a writable one", |raw| {
-            raw.describe(1, 0, BUFFERS, 100, NEXT | WRITE, 1);
-            raw.describe(1, 1, BUFFERS, 100, 0, 0);
             raw.offer(1, 1);
         }),
         ("indirect table at 0x10 is outside guest memory", |raw| {
@@ -216,6 +211,7 @@ fn broken_rings_stop_their_port_only() {
     for (n, (what, attack)) in attacks.into_iter().enumerate() {
         let name = format!("bad{n}");
         let raw = Raw::started(&switch, &dir, &name);
+        eprintln!("{name}: {what}");
         attack(&raw);
         raw.closed();
         others.go_on(&switch);
@@ -235,7 +231,8 @@ fn broken_receive_ring_stops_its_port_only() {
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
     let raw = Raw::started(&switch, &dir, "bad");
-    raw.describe(0, 0, BUFFERS, 100, NEXT | WRITE, 0);
+    raw.describe(0, 0, BUFFERS, 100, NEXT | WRITE, 1);
+    raw.describe(0, 1, BUFFERS, 100, 0, 0);
     raw.offer(0, 1);
     // A frame that is flooded reaches it, from a guest that behaves.
     switch.json(&["add-port", &dir.port("z", "")]);
@@ -243,7 +240,7 @@ fn broken_receive_ring_stops_its_port_only() {
     let _flood = Gen::start(&dir.path("z"), &flood);
     raw.closed();
     others.go_on(&switch);
-    assert_eq!(lines(&switch, "port bad: stopped, its guest broke the protocol"), 1);
+    assert_eq!(lines(&switch, "broke the protocol: readable descriptor after a writable"), 1);
     others.end();
 }
 

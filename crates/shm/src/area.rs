@@ -3,7 +3,8 @@
 //! Two kinds of access, because they are two kinds of fact. *Sync words* (indices, descriptor
 //! flags, event words) order the two sides and carry an explicit [`Ordering`]. *Data* (addresses,
 //! lengths, ids) is read and written relaxed and is ordered by a sync word next to it. Under
-//! `cfg(loom)` only sync words are visible to the model, which keeps it small enough to exhaust.
+//! `cfg(loom)` only sync words have histories, which keeps the model small enough to exhaust; of
+//! data the model knows only that no two sides touch it at once.
 
 use std::sync::Arc;
 
@@ -43,6 +44,8 @@ mod plain {
             #[inline]
             pub fn $load(&self, offset: usize) -> $int {
                 let at = self.word::<$int>(offset).cast::<$atomic>();
+                #[cfg(feature = "audit")]
+                crate::audit::load(at.addr().get(), size_of::<$int>());
                 // SAFETY: `word` checked bounds and alignment; the mapping lives; the peer's
                 // writes are outside this program, where atomics are the nearest thing to them.
                 // JUSTIFICATION: shared memory has no safe view; bench `ring`.
@@ -60,12 +63,13 @@ mod plain {
     }
 
     impl Area {
-        /// The `len` bytes at guest address `addr`, if one region holds them and the address is
-        /// aligned to 4 (16 for descriptor tables is the ring's rule to check).
+        /// The `len` bytes at guest address `addr`, if one region holds them. How `addr` is
+        /// aligned is the ring's rule to check; the memory is aligned alike, up to 16 bytes (a
+        /// region may sit askew in its mapping, and words there would tear).
         pub fn new(memory: &GuestMemory, addr: u64, len: usize) -> Option<Self> {
-            let (mapping, offset) = memory.find(addr, len as u64, &mut 0)?;
+            let (mapping, offset) = memory.find(addr, len as u64)?;
             let at = mapping.at(offset, len)?;
-            if at.addr().get() % 2 != 0 {
+            if at.addr().get() % 16 != (addr % 16) as usize {
                 return None;
             }
             Some(Self { at, len, _mapping: Arc::clone(mapping) })
@@ -93,6 +97,8 @@ mod plain {
         #[inline]
         pub fn sync_load(&self, offset: usize, order: Ordering) -> u16 {
             let at = self.word::<u16>(offset).cast::<AtomicU16>();
+            #[cfg(feature = "audit")]
+            crate::audit::load(at.addr().get(), size_of::<u16>());
             // SAFETY: as for data words.
             u16::from_le(unsafe { at.as_ref() }.load(order))
         }
@@ -117,21 +123,45 @@ mod plain {
 
 #[cfg(loom)]
 mod modelled {
-    use std::collections::HashMap;
+    #![allow(unsafe_code)]
+    use std::collections::BTreeMap;
     use std::sync::Mutex;
 
+    use loom::cell::UnsafeCell;
     use loom::sync::atomic::{AtomicU16, Ordering};
 
     use super::{Arc, GuestMemory};
 
-    /// The same, for loom: sync words are loom's atomics, data is invisible to the model.
-    /// Areas at the same guest address share their words through `Bank`.
+    /// The same, for loom. Sync words are loom's atomics. Data has one value at a time, but each
+    /// access tells the model, which fails when two sides touch a word that no sync word orders.
+    /// Clones are views of the same memory, one for each side.
     #[derive(Clone)]
     pub struct Area(Arc<Bank>);
 
     struct Bank {
-        sync: HashMap<usize, AtomicU16>,
+        sync: BTreeMap<usize, AtomicU16>,
         data: Mutex<Vec<u8>>,
+        /// One for each two bytes of data; holds nothing, only knows who was there.
+        races: Vec<UnsafeCell<()>>,
+    }
+
+    // SAFETY: the cells hold no data; the model checks who enters them.
+    unsafe impl Send for Bank {}
+    // SAFETY: as above.
+    unsafe impl Sync for Bank {}
+
+    macro_rules! words {
+        ($load:ident, $store:ident, $int:ty) => {
+            /// See the plain `Area`.
+            pub fn $load(&self, offset: usize) -> $int {
+                <$int>::from_le_bytes(self.get(offset))
+            }
+
+            /// See the plain `Area`.
+            pub fn $store(&self, offset: usize, value: $int) {
+                self.set(offset, &value.to_le_bytes());
+            }
+        };
     }
 
     impl Area {
@@ -140,54 +170,46 @@ mod modelled {
             None
         }
 
-        /// An area of `len` zeroed bytes whose sync words are at the offsets `sync`. Clones are
-        /// views of the same memory, one for each side.
+        /// An area of `len` zeroed bytes whose sync words are at the offsets `sync`.
         pub fn modelled(len: usize, sync: &[usize]) -> Self {
             let sync = sync.iter().map(|o| (*o, AtomicU16::new(0))).collect();
-            Self(Arc::new(Bank { sync, data: Mutex::new(vec![0; len]) }))
+            let races = (0..len.div_ceil(2)).map(|_| UnsafeCell::new(())).collect();
+            Self(Arc::new(Bank { sync, data: Mutex::new(vec![0; len]), races }))
+        }
+
+        /// The cells of the data words in a range; sync words order themselves.
+        fn cells(&self, offset: usize, len: usize) -> impl Iterator<Item = &UnsafeCell<()>> {
+            let words = (offset..offset + len).step_by(2);
+            words.filter(|o| !self.0.sync.contains_key(o)).map(|o| &self.0.races[o / 2])
         }
 
         fn get<const N: usize>(&self, offset: usize) -> [u8; N] {
+            self.cells(offset, N).for_each(|cell| cell.with(|_| ()));
             let data = self.0.data.lock().unwrap();
             data[offset..offset + N].try_into().unwrap()
         }
 
         fn set(&self, offset: usize, bytes: &[u8]) {
+            self.cells(offset, bytes.len()).for_each(|cell| cell.with_mut(|_| ()));
             self.0.data.lock().unwrap()[offset..offset + bytes.len()].copy_from_slice(bytes);
         }
 
-        /// See the plain `Area`.
-        pub fn load_u16(&self, offset: usize) -> u16 {
-            u16::from_le_bytes(self.get(offset))
-        }
-        /// See the plain `Area`.
-        pub fn load_u32(&self, offset: usize) -> u32 {
-            u32::from_le_bytes(self.get(offset))
-        }
-        /// See the plain `Area`.
-        pub fn load_u64(&self, offset: usize) -> u64 {
-            u64::from_le_bytes(self.get(offset))
-        }
-        /// See the plain `Area`.
-        pub fn store_u16(&self, offset: usize, value: u16) {
-            self.set(offset, &value.to_le_bytes());
-        }
-        /// See the plain `Area`.
-        pub fn store_u32(&self, offset: usize, value: u32) {
-            self.set(offset, &value.to_le_bytes());
-        }
-        /// See the plain `Area`.
-        pub fn store_u64(&self, offset: usize, value: u64) {
-            self.set(offset, &value.to_le_bytes());
-        }
+        words!(load_u16, store_u16, u16);
+        words!(load_u32, store_u32, u32);
+        words!(load_u64, store_u64, u64);
+
         /// See the plain `Area`.
         pub fn sync_load(&self, offset: usize, order: Ordering) -> u16 {
             self.0.sync[&offset].load(order)
         }
-        /// See the plain `Area`.
+
+        /// See the plain `Area`. A sync word may also be read as data, together with its
+        /// neighbours, by whoever another sync word allowed to.
         pub fn sync_store(&self, offset: usize, value: u16, order: Ordering) {
+            self.0.data.lock().unwrap()[offset..offset + 2].copy_from_slice(&value.to_le_bytes());
             self.0.sync[&offset].store(value, order);
         }
+
         /// See the plain `Area`.
         pub fn prefetch(&self, _: usize) {}
     }

@@ -15,6 +15,8 @@
 #![deny(unsafe_code)]
 
 mod area;
+#[cfg(feature = "audit")]
+pub mod audit;
 mod copy;
 mod mapping;
 mod memory;

@@ -1,6 +1,8 @@
 //! The guest's memory as a table of regions.
+#![allow(unsafe_code)]
 
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::copy::{Seg, SegMut};
@@ -27,7 +29,23 @@ pub struct Region {
 pub struct GuestMemory {
     /// Sorted by guest address, without overlap.
     regions: Vec<Region>,
+    /// The same, with what a translation needs side by side: one line of cache for each.
+    spans: Vec<Span>,
 }
+
+/// A region as translations see it. Its bytes are mapped as long as the table's regions live.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    guest_addr: u64,
+    len: u64,
+    host: NonNull<u8>,
+}
+
+// SAFETY: a span is an address into a mapping that its table keeps alive and that every user
+// treats as concurrently written.
+unsafe impl Send for Span {}
+// SAFETY: as above.
+unsafe impl Sync for Span {}
 
 /// Why regions do not make a table.
 #[derive(Debug, PartialEq, Eq)]
@@ -77,6 +95,7 @@ impl GuestMemory {
     pub fn new(mut regions: Vec<Region>) -> Result<Self, TableError> {
         regions.sort_by_key(|r| r.guest_addr);
         let mut end = 0;
+        let mut spans = Vec::with_capacity(regions.len());
         for r in &regions {
             let bad = TableError::BadRegion { guest_addr: r.guest_addr, len: r.len };
             let ends = (r.guest_addr.checked_add(r.len), r.user_addr.checked_add(r.len));
@@ -85,16 +104,15 @@ impl GuestMemory {
             };
             let start = usize::try_from(r.offset).ok();
             let len = usize::try_from(r.len).ok();
-            let inside = start.zip(len).and_then(|(s, l)| r.mapping.at(s, l));
-            if inside.is_none() {
-                return Err(TableError::OutsideMapping { guest_addr: r.guest_addr });
-            }
+            let host = start.zip(len).and_then(|(s, l)| r.mapping.at(s, l));
+            let host = host.ok_or(TableError::OutsideMapping { guest_addr: r.guest_addr })?;
+            spans.push(Span { guest_addr: r.guest_addr, len: r.len, host });
             if r.guest_addr < end {
                 return Err(TableError::Overlap { guest_addr: r.guest_addr });
             }
             end = next;
         }
-        Ok(Self { regions })
+        Ok(Self { regions, spans })
     }
 
     /// The regions, sorted by guest address.
@@ -111,15 +129,40 @@ impl GuestMemory {
     /// index of the region that served last, and is updated; any value is fine.
     #[inline]
     pub fn seg(&self, addr: u64, len: u32, hint: &mut usize) -> Option<Seg<'_>> {
-        let (mapping, offset) = self.find(addr, u64::from(len), hint)?;
-        Seg::in_mapping(mapping, offset, len)
+        // SAFETY: `host` found all `len` bytes inside a region of this table, which outlives '_.
+        Some(unsafe { Seg::new(self.host(addr, len, hint)?, len) })
     }
 
     /// `len` writable bytes at guest address `addr`, if they lie in one region.
     #[inline]
     pub fn seg_mut(&self, addr: u64, len: u32, hint: &mut usize) -> Option<SegMut<'_>> {
-        let (mapping, offset) = self.find(addr, u64::from(len), hint)?;
-        SegMut::in_mapping(mapping, offset, len)
+        // SAFETY: as for `seg`; all memory of a guest is writable, and shared.
+        Some(unsafe { SegMut::new(self.host(addr, len, hint)?, len) })
+    }
+
+    /// Where the `len` bytes at `addr` are, if one region holds them.
+    #[inline]
+    fn host(&self, addr: u64, len: u32, hint: &mut usize) -> Option<NonNull<u8>> {
+        let inside = |span: &Span| {
+            let off = addr.wrapping_sub(span.guest_addr);
+            (off < span.len && u64::from(len) <= span.len - off).then_some(off)
+        };
+        let (span, off) = match self.spans.get(*hint).and_then(|s| Some((s, inside(s)?))) {
+            Some(found) => found,
+            None => {
+                *hint = self.index_of(addr)?;
+                let span = &self.spans[*hint];
+                (span, inside(span)?)
+            }
+        };
+        // SAFETY: the offset lies inside the span, whose length was checked against its mapping.
+        Some(unsafe { span.host.add(off as usize) })
+    }
+
+    /// The region at or before `addr`.
+    #[cold]
+    fn index_of(&self, addr: u64) -> Option<usize> {
+        self.spans.partition_point(|s| s.guest_addr <= addr).checked_sub(1)
     }
 
     /// How many of `len` bytes from guest address `addr` lie in the region that holds `addr`;
@@ -139,32 +182,11 @@ impl GuestMemory {
         Some(r.guest_addr + (user_addr - r.user_addr))
     }
 
-    #[inline]
-    pub(crate) fn find(
-        &self,
-        addr: u64,
-        len: u64,
-        hint: &mut usize,
-    ) -> Option<(&Arc<Mapping>, usize)> {
-        if let Some(r) = self.regions.get(*hint) {
-            let off = addr.wrapping_sub(r.guest_addr);
-            if off < r.len && len <= r.len - off {
-                return Some((&r.mapping, (r.offset + off) as usize));
-            }
-        }
-        self.search(addr, len, hint)
-    }
-
-    #[cold]
-    fn search(&self, addr: u64, len: u64, hint: &mut usize) -> Option<(&Arc<Mapping>, usize)> {
-        let i = self.regions.partition_point(|r| r.guest_addr <= addr).checked_sub(1)?;
-        let r = &self.regions[i];
+    /// The mapping that holds `len` bytes at `addr`, and where in it they are.
+    pub(crate) fn find(&self, addr: u64, len: u64) -> Option<(&Arc<Mapping>, usize)> {
+        let r = &self.regions[self.index_of(addr)?];
         let off = addr - r.guest_addr;
-        if off >= r.len || len > r.len - off {
-            return None;
-        }
-        *hint = i;
-        Some((&r.mapping, (r.offset + off) as usize))
+        (off < r.len && len <= r.len - off).then_some((&r.mapping, (r.offset + off) as usize))
     }
 }
 

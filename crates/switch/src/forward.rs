@@ -18,10 +18,13 @@ use crate::port::{Egress, Fault};
 use crate::stats::{EgressStats, IngressStats};
 use crate::vnet::{GSO_NONE, VnetHdr};
 
-/// Longest time a frame waits for room at its destination, in ns. Long enough for a receiver that
-/// was scheduled away on a busy machine; then the receiver counts as stalled, and its frames are
-/// dropped at once until it takes one.
+/// Longest time a destination may take nothing while frames wait for it, in ns. Long enough for a
+/// receiver that was scheduled away on a busy machine; then it counts as stalled, and its frames
+/// are dropped at once until it takes one. A slow receiver is not a stalled one: what waits for it
+/// is bounded by its sender's ring.
 pub const HOLD_NS_MAX: u64 = 50_000_000;
+/// Longest time a frame waits, however its destination moves, in ns.
+const WAIT_NS_MAX: u64 = 1_000_000_000;
 
 /// Addresses and type: the least that is a frame.
 const ETHERNET_LEN: u32 = 14;
@@ -117,12 +120,20 @@ pub struct EgressQueue {
     pub waiters: AtomicU64,
     /// A frame waited [`HOLD_NS_MAX`] in vain, and none was taken since.
     stalled: AtomicBool,
+    /// When it last took a frame.
+    took_ns: AtomicU64,
 }
 
 impl EgressQueue {
     /// A queue no one waits for.
     pub fn new(queue: Arc<Mutex<dyn Egress>>, stats: Arc<EgressStats>) -> Self {
-        Self { queue, stats, waiters: AtomicU64::new(0), stalled: AtomicBool::new(false) }
+        Self {
+            queue,
+            stats,
+            waiters: AtomicU64::new(0),
+            stalled: AtomicBool::new(false),
+            took_ns: AtomicU64::new(0),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, dyn Egress + 'static> {
@@ -199,8 +210,13 @@ pub struct Forwarder {
     scratch: offload::Scratch,
     /// Destinations that were full since the last [`arm_blocked`](Self::arm_blocked).
     blocked: Vec<(PortId, u16)>,
+    /// Workers (one bit each) that held frames for a destination that took some of ours since: it
+    /// may have room for theirs, and tells no one when it is asked for no notification again.
+    pub woken: u64,
     /// Ports whose peers broke their protocol, to be stopped by the worker's owner.
     pub faults: Vec<(PortId, Fault)>,
+    /// When the table was last swept.
+    aged_s: u32,
     last_learned: Option<([u8; 6], u16, PortId, u32)>,
     last_found: Option<([u8; 6], u16, u32, Option<PortId>)>,
 }
@@ -222,6 +238,8 @@ impl Forwarder {
             group_of,
             scratch: offload::Scratch::default(),
             blocked: Vec::new(),
+            woken: 0,
+            aged_s: 0,
             faults: Vec::new(),
             last_learned: None,
             last_found: None,
@@ -319,6 +337,12 @@ impl Forwarder {
         if !matches!(learned, Learned::Known) {
             self.last_found = None;
         }
+        // Silent addresses are swept out when their place is wanted, at most once a second: no
+        // timer runs on an idle switch.
+        if matches!(learned, Learned::LimitReached | Learned::TableFull) && self.aged_s != now_s {
+            self.aged_s = now_s;
+            self.fdb.age(now_s);
+        }
     }
 
     #[inline]
@@ -415,11 +439,17 @@ impl Forwarder {
             let picks = group.picks[..done].iter().map(|i| usize::from(*i));
             port.mirror.copy(burst, picks, false, now_ns);
         }
-        if done > 0 && egress.stalled.load(Ordering::Relaxed) {
-            egress.stalled.store(false, Ordering::Relaxed);
+        if done > 0 {
+            egress.took_ns.store(now_ns, Ordering::Relaxed);
+            if egress.waiters.load(Ordering::Relaxed) != 0 {
+                self.woken |= egress.waiters.swap(0, Ordering::AcqRel);
+            }
+            if egress.stalled.load(Ordering::Relaxed) {
+                egress.stalled.store(false, Ordering::Relaxed);
+            }
         }
         if done < group.picks.len() {
-            self.refused(from, egress, group, done, burst);
+            self.refused(from, egress, group, done, burst, now_ns);
         }
     }
 
@@ -517,15 +547,20 @@ impl Forwarder {
         group: &Group,
         done: usize,
         burst: &mut Burst<'_>,
+        now_ns: u64,
     ) {
         let stalled = egress.stalled.load(Ordering::Relaxed);
+        let idle_ns = now_ns.saturating_sub(egress.took_ns.load(Ordering::Relaxed));
         let mut held = false;
         for (n, pick) in group.picks.iter().enumerate().skip(done) {
             let frame = &mut burst.frames[usize::from(*pick)];
             if group.floods & 1 << n != 0 {
                 // A flooded frame was delivered to others; it is not shown to them twice.
                 egress.stats.drops_no_room.add(1);
-            } else if stalled || frame.held_ns > HOLD_NS_MAX {
+            } else if stalled
+                || frame.held_ns.min(idle_ns) > HOLD_NS_MAX
+                || frame.held_ns > WAIT_NS_MAX
+            {
                 from.stats.drops_no_room.add(1);
                 egress.stalled.store(true, Ordering::Relaxed);
             } else {

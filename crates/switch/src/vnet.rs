@@ -93,16 +93,24 @@ impl VnetHdr {
         }
     }
 
+    /// To the wire, as little-endian words: the first eight bytes, and the last two.
+    #[inline]
+    pub fn words(&self) -> (u64, u16) {
+        let word = u64::from(self.flags)
+            | u64::from(self.gso_type) << 8
+            | u64::from(self.hdr_len) << 16
+            | u64::from(self.gso_size) << 32
+            | u64::from(self.csum_start) << 48;
+        (word, self.csum_offset)
+    }
+
     /// To the wire (little-endian).
     #[inline]
     pub fn bytes(&self) -> [u8; Self::LEN] {
+        let (word, last) = self.words();
         let mut b = [0; Self::LEN];
-        b[0] = self.flags;
-        b[1] = self.gso_type;
-        b[2..4].copy_from_slice(&self.hdr_len.to_le_bytes());
-        b[4..6].copy_from_slice(&self.gso_size.to_le_bytes());
-        b[6..8].copy_from_slice(&self.csum_start.to_le_bytes());
-        b[8..10].copy_from_slice(&self.csum_offset.to_le_bytes());
+        b[..8].copy_from_slice(&word.to_le_bytes());
+        b[8..].copy_from_slice(&last.to_le_bytes());
         b
     }
 

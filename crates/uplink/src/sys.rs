@@ -399,7 +399,12 @@ pub(crate) fn if_set_up(socket: impl AsFd, name: &str) -> io::Result<()> {
     let mut ifr = ioctl_ifreq(&socket, libc::SIOCGIFFLAGS, request_for(name))?;
     // SAFETY: SIOCGIFFLAGS filled in the flags.
     let flags = unsafe { ifr.ifr_ifru.ifru_flags };
-    ifr.ifr_ifru.ifru_flags = flags | libc::IFF_UP as libc::c_short;
+    let up = libc::IFF_UP as libc::c_short;
+    if flags & up != 0 {
+        // Setting takes CAP_NET_ADMIN even where nothing changes.
+        return Ok(());
+    }
+    ifr.ifr_ifru.ifru_flags = flags | up;
     ioctl_ifreq(&socket, libc::SIOCSIFFLAGS, ifr).map(drop)
 }
 

@@ -14,7 +14,7 @@ mod tests;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use shm::{GuestMemory, Region};
+use shm::GuestMemory;
 
 use crate::device::{BackendRequests, Device};
 use crate::error::ProtocolError;
@@ -76,7 +76,7 @@ pub struct Backend {
     /// Acknowledged, bit 30 included.
     features: u64,
     protocol: ProtocolFeatures,
-    slots: Vec<Region>,
+    slots: Vec<memory::Slot>,
     memory: Arc<GuestMemory>,
     rings: Vec<Vring>,
     requests: Option<Arc<BackendRequests>>,

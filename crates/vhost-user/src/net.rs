@@ -195,8 +195,16 @@ impl<H: Host> Device for NetDevice<H> {
         let memory = Arc::clone(&self.memory);
         let ring = DeviceQueue::new(&memory, &setup.layout, setup.features, setup.base)?;
         match side {
-            Side::Ingress => lock(&pair.ingress).activate(ring, memory, setup.call, format),
-            Side::Egress => lock(&pair.egress).activate(ring, memory, setup.call, format),
+            Side::Ingress => {
+                let mut ingress = lock(&pair.ingress);
+                ingress.activate(ring, memory, setup.call, format);
+                ingress.set_err(setup.err);
+            }
+            Side::Egress => {
+                let mut egress = lock(&pair.egress);
+                egress.activate(ring, memory, setup.call, format);
+                egress.set_err(setup.err);
+            }
         }
         self.host.started(queue, side, setup.kick);
         self.tell_active();

@@ -12,15 +12,21 @@ use std::sync::Arc;
 
 use ring::virtq::{Armed, Buf, Chain, DeviceQueue, Malformed, Taken};
 use shm::{GuestMemory, Seg, SegMut};
-use switch::frame::{BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, HEAD_LEN, SEGS_MAX, Verdict};
+use switch::frame::{BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, SEGS_MAX, Verdict};
 use switch::port::{Egress, Fault, Ingress};
 use switch::stats::{EgressStats, IngressStats};
 use switch::vnet::{Offloads, VnetHdr};
 
 use crate::device::Call;
 
+/// Receive chains kept at hand between bursts.
+const LOOK_AHEAD: usize = BURST_MAX / 4;
+
 /// Longest virtio-net header we use: with `num_buffers`.
 const HDR_MAX: usize = 12;
+
+/// `num_buffers` of 1, behind `csum_offset` in the header's last word.
+const ONE_BUFFER: u32 = 1 << 16;
 
 /// How frames look on the rings of one guest, from the negotiated features.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +51,8 @@ struct Active {
     queue: DeviceQueue,
     memory: Arc<GuestMemory>,
     call: Option<Call>,
+    /// How the front-end hears that the ring is broken (SET_VRING_ERR).
+    err: Option<Call>,
     format: Format,
     /// The memory region that served last.
     hint: usize,
@@ -59,7 +67,7 @@ impl Active {
         call: Option<Call>,
         format: Format,
     ) -> Self {
-        Self { queue, memory, call, format, hint: 0, lost_seen: 0 }
+        Self { queue, memory, call, err: None, format, hint: 0, lost_seen: 0 }
     }
 
     /// An empty ring may be one whose memory went away. One load unless some port lost memory.
@@ -69,7 +77,7 @@ impl Active {
         if lost != self.lost_seen {
             self.lost_seen = lost;
             if self.memory.is_lost() {
-                return Err(Fault(LOST.into()));
+                return Err(self.broken(LOST.into()));
             }
         }
         Ok(())
@@ -78,9 +86,14 @@ impl Active {
     fn fault(&self, malformed: Malformed) -> Fault {
         // A ring in memory that went away reads as zeroes, which may look like anything.
         if self.memory.is_lost() {
-            return Fault(LOST.into());
+            return self.broken(LOST.into());
         }
-        Fault(malformed.to_string())
+        self.broken(malformed.to_string())
+    }
+
+    fn broken(&self, why: String) -> Fault {
+        self.err.iter().for_each(Call::signal);
+        Fault(why)
     }
 
     /// Calls the guest if it wants that; returns how many calls were made.
@@ -126,7 +139,7 @@ impl VirtioIngress {
         Self {
             active: None,
             enabled: false,
-            taken: Taken::with_capacity(BURST_MAX, 1024),
+            taken: Taken::with_capacity(BURST_MAX, 1024).for_reading(),
             chain_of: Vec::with_capacity(BURST_MAX),
             pending: VecDeque::new(),
             held: 0,
@@ -143,7 +156,7 @@ impl VirtioIngress {
         format: Format,
     ) {
         assert!(self.active.is_none(), "a ring is activated once");
-        self.taken = Taken::with_capacity(BURST_MAX, queue.size());
+        self.taken = Taken::with_capacity(BURST_MAX, queue.size()).for_reading();
         self.active = Some(Active::new(queue, memory, call, format));
     }
 
@@ -175,6 +188,13 @@ impl VirtioIngress {
             active.call = call;
             // The guest may have missed calls while there was no descriptor.
             active.call.iter().for_each(Call::signal);
+        }
+    }
+
+    /// Where to tell that the ring is broken.
+    pub fn set_err(&mut self, err: Option<Call>) {
+        if let Some(active) = &mut self.active {
+            active.err = err;
         }
     }
 
@@ -264,20 +284,14 @@ fn finish(
     if count > SEGS_MAX {
         return Err(Bad::TooManySegs);
     }
-    let mut raw = [0_u8; VnetHdr::LEN];
-    let mut skipped = 0;
-    let (mut read, mut left) = (0, hdr_len);
-    // The header may span several descriptors (CVE-2022-2132 was one over more than two).
-    while left > 0 {
-        let seg = &mut burst.segs[first + skipped];
-        read += seg.read(&mut raw[read..]);
-        let n = seg.len().min(left);
-        *seg = seg.skip(n);
-        left -= n;
-        if seg.is_empty() {
-            skipped += 1;
+    let head = &mut burst.segs[first];
+    let (raw, skipped) = match head.first().filter(|_| head.len() > hdr_len) {
+        Some(raw) => {
+            *head = head.skip(hdr_len);
+            (raw, 0)
         }
-    }
+        None => scattered_header(&mut burst.segs[first..], hdr_len),
+    };
     let hdr = VnetHdr::parse(&raw).check(len, format.sends).map_err(|_| Bad::Hdr)?;
     let max = if hdr.is_plain() || hdr.gso_size == 0 { FRAME_LEN_MAX } else { GSO_LEN_MAX };
     if len > max {
@@ -285,6 +299,24 @@ fn finish(
     }
     burst.push_at(first + skipped, count - skipped, len, hdr);
     Ok(())
+}
+
+/// Takes a header of `hdr_len` bytes that spans several segments (CVE-2022-2132 was one over more
+/// than two) off them; returns it and how many segments it used up.
+#[cold]
+fn scattered_header(segs: &mut [Seg<'_>], hdr_len: u32) -> ([u8; VnetHdr::LEN], usize) {
+    let mut raw = [0_u8; VnetHdr::LEN];
+    let (mut read, mut left, mut used) = (0, hdr_len, 0);
+    // The caller made sure that the segments are longer than a header together.
+    while left > 0 {
+        let seg = &mut segs[used];
+        read += seg.read(&mut raw[read..]);
+        let n = seg.len().min(left);
+        *seg = seg.skip(n);
+        left -= n;
+        used += usize::from(seg.is_empty());
+    }
+    (raw, used)
 }
 
 impl Ingress for VirtioIngress {
@@ -390,7 +422,17 @@ fn collect<'m>(
     let mut bad = 0_u64;
     for (i, (chain, part)) in taken.chains.iter().zip(&mut parts).enumerate() {
         let first = burst.segs.len();
-        match translate(memory, taken.reads(chain), hint, &mut burst.segs) {
+        let bufs = taken.reads(chain);
+        // Nearly every frame lies in one buffer, of the region that served last.
+        if let [buf] = bufs
+            && let Some(seg) = memory.seg(buf.addr, buf.len, hint)
+        {
+            seg.prefetch();
+            burst.segs.push(seg);
+            *part = (first as u32, 1, u64::from(buf.len));
+            continue;
+        }
+        match translate(memory, bufs, hint, &mut burst.segs) {
             Ok((count, len)) => *part = (first as u32, count as u32, len),
             Err(why) => {
                 why.count(stats);
@@ -475,6 +517,8 @@ pub struct VirtioEgress {
     /// Receive chains taken and not yet used; the first `next` of them are used.
     taken: Taken,
     next: usize,
+    /// How many chains were at hand when a frame last did not fit.
+    short_at: usize,
     stats: Arc<EgressStats>,
 }
 
@@ -486,6 +530,7 @@ impl VirtioEgress {
             enabled: false,
             taken: Taken::with_capacity(BURST_MAX, 1024),
             next: 0,
+            short_at: 0,
             stats,
         }
     }
@@ -509,7 +554,12 @@ impl VirtioEgress {
 
     /// Takes the ring away and returns where it stands (VRING_BASE).
     pub fn deactivate(&mut self) -> Option<u32> {
-        self.flush();
+        let active = self.active.as_mut()?;
+        active.queue.untake(&self.taken.chains[self.next..]);
+        self.taken.chains.clear();
+        self.next = 0;
+        active.queue.publish();
+        self.stats.calls.add(active.call());
         self.active.take().map(|a| a.queue.base())
     }
 
@@ -526,6 +576,13 @@ impl VirtioEgress {
         }
     }
 
+    /// Where to tell that the ring is broken.
+    pub fn set_err(&mut self, err: Option<Call>) {
+        if let Some(active) = &mut self.active {
+            active.err = err;
+        }
+    }
+
     /// Whether the guest has a running, enabled ring here.
     pub fn is_up(&self) -> bool {
         self.enabled && self.active.is_some()
@@ -534,13 +591,18 @@ impl VirtioEgress {
     /// Has at least `want` receive chains at hand, or all there are.
     #[inline]
     fn refill(&mut self, want: usize) -> Result<(), Fault> {
-        let Some(active) = &mut self.active else { return Ok(()) };
         if self.taken.chains.len() - self.next >= want {
             return Ok(());
         }
+        self.take()
+    }
+
+    /// Takes receive chains afresh, those at hand included, and has the CPU fetch their buffers.
+    fn take(&mut self) -> Result<(), Fault> {
+        let Some(active) = &mut self.active else { return Ok(()) };
         active.queue.untake(&self.taken.chains[self.next..]);
         self.next = 0;
-        let got = active.queue.take(&active.memory, want.clamp(1, BURST_MAX), &mut self.taken);
+        let got = active.queue.take(&active.memory, BURST_MAX, &mut self.taken);
         if let Err(malformed) = got {
             self.taken.chains.clear();
             return Err(active.fault(malformed));
@@ -556,7 +618,6 @@ impl VirtioEgress {
     }
 
     /// How many chains, from `next` on, a frame of `total` bytes (header included) fills.
-    #[inline]
     fn chains_for(&mut self, total: u32) -> Result<Fit, Fault> {
         let active = self.active.as_ref().expect("callers check");
         let (mergeable, size) = (active.format.mergeable, active.queue.size());
@@ -566,7 +627,7 @@ impl VirtioEgress {
             if self.next + n == self.taken.chains.len() {
                 let had = n;
                 // A jumbo or GSO frame can need many small buffers.
-                self.refill(n + BURST_MAX / 2)?;
+                self.take()?;
                 let chains = &self.taken.chains[self.next..];
                 if chains.len() <= had {
                     let slots: u32 = chains.iter().map(|c| u32::from(c.slots)).sum();
@@ -591,8 +652,44 @@ impl VirtioEgress {
         }
     }
 
+    /// Delivers frames as long as each lies in one segment and fits one receive buffer of one
+    /// region, which nearly all do; returns how many. The first that is otherwise, or finds no
+    /// buffer at hand, is left to [`deliver`](Self::deliver).
+    fn put_simple(&mut self, burst: &Burst<'_>, picks: &[u16]) -> usize {
+        let Self { active, taken, next, stats, .. } = self;
+        let Some(Active { queue, memory, format, hint, .. }) = active else { return 0 };
+        let mut bytes = 0;
+        let mut done = 0;
+        for (pick, chain) in picks.iter().zip(&taken.chains[*next..]) {
+            let frame = &burst.frames[usize::from(*pick)];
+            let total = frame.len + format.hdr_len;
+            let ([body], [buf]) = (burst.segs(frame), taken.writes(chain)) else { break };
+            let fits = buf.len >= total && chain.reads == 0;
+            if !fits || (frame.len > format.frame_len_max && frame.hdr.gso_size == 0) {
+                break;
+            }
+            let Some(mut to) = memory.seg_mut(buf.addr, total, hint) else { break };
+            let (word, last) = header(&frame.hdr, format).words();
+            to.write_u64(word);
+            if format.hdr_len as usize == HDR_MAX {
+                to.write_u32(u32::from(last) | ONE_BUFFER);
+            } else {
+                to.write_u16(last);
+            }
+            let head = burst.head(usize::from(*pick));
+            to.write(head);
+            to.copy_from(body.skip(head.len() as u32));
+            queue.put(chain, total);
+            bytes += u64::from(frame.len);
+            done += 1;
+        }
+        *next += done;
+        stats.frames.add(done as u64);
+        stats.bytes.add(bytes);
+        done
+    }
+
     /// Copies one frame. `body` is what follows `head`, once its first `skip` bytes are skipped.
-    #[inline]
     fn deliver(
         &mut self,
         head: &[u8],
@@ -618,10 +715,8 @@ impl VirtioEgress {
         let Some(Active { queue, memory, format, hint, .. }) = &mut self.active else {
             return Ok(false);
         };
-        //= virtio-v1.3 5.1.6.4.1: if GUEST_CSUM was not negotiated, the device MUST set flags to 0.
-        let flags = if format.takes.csum { hdr.flags } else { 0 };
         let mut raw = [0_u8; HDR_MAX];
-        raw[..VnetHdr::LEN].copy_from_slice(&VnetHdr { flags, ..*hdr }.bytes());
+        raw[..VnetHdr::LEN].copy_from_slice(&header(hdr, format).bytes());
         //= virtio-v1.3 5.1.6.4.1: if MRG_RXBUF has not been negotiated, the device MUST set
         //= num_buffers to 1.
         raw[VnetHdr::LEN..].copy_from_slice(&(chains as u16).to_le_bytes());
@@ -656,6 +751,13 @@ impl VirtioEgress {
         }
         Ok(true)
     }
+}
+
+/// The virtio-net header as this guest takes it.
+#[inline]
+fn header(hdr: &VnetHdr, format: &Format) -> VnetHdr {
+    //= virtio-v1.3 5.1.6.4.1: if GUEST_CSUM was not negotiated, the device MUST set flags to 0.
+    VnetHdr { flags: if format.takes.csum { hdr.flags } else { 0 }, ..*hdr }
 }
 
 /// Whether a frame fits the guest's receive buffers.
@@ -739,21 +841,25 @@ impl Egress for VirtioEgress {
         }
         self.stats.groups.add(1);
         self.refill(picks.len())?;
-        for (done, pick) in picks.iter().enumerate() {
+        let mut done = 0;
+        while done < picks.len() {
+            done += self.put_simple(burst, &picks[done..]);
+            let Some(pick) = picks.get(done) else { break };
             let frame = &burst.frames[usize::from(*pick)];
             let head = burst.head(usize::from(*pick));
-            debug_assert!(head.len() <= HEAD_LEN);
             let body = burst.segs(frame);
             match self.deliver(head, body, head.len() as u32, frame.len, &frame.hdr) {
                 Ok(true) => {}
                 Ok(false) => {
                     self.stats.full.add(1);
+                    self.short_at = self.taken.chains.len() - self.next;
                     return Ok(done);
                 }
                 // Told again at the next call; these were delivered.
                 Err(_) if done > 0 => return Ok(done),
                 Err(fault) => return Err(fault),
             }
+            done += 1;
         }
         Ok(picks.len())
     }
@@ -789,21 +895,25 @@ impl Egress for VirtioEgress {
         if chains.len() == BURST_MAX || slots >= u32::from(queue.size()) {
             return Ok(limit);
         }
+        self.short_at = chains.len();
         Ok(frames.min(limit))
     }
 
     fn flush(&mut self) {
         let Some(active) = &mut self.active else { return };
-        active.queue.untake(&self.taken.chains[self.next..]);
-        self.taken.chains.clear();
-        self.next = 0;
         active.queue.publish();
         self.stats.calls.add(active.call());
+        // The next burst's buffers are fetched while other ports are served. A fault is told when
+        // the chains are wanted: it is sticky.
+        if self.taken.chains.len() - self.next < LOOK_AHEAD {
+            let _ = self.take();
+        }
     }
 
     fn arm(&mut self) -> bool {
         let Some(active) = self.active.as_mut().filter(|_| self.enabled) else { return true };
-        active.queue.arm() == Armed::Armed
+        // What was too little then is too little now; more may have come to hand since.
+        self.taken.chains.len() - self.next <= self.short_at && active.queue.arm() == Armed::Armed
     }
 
     fn disarm(&mut self) {

@@ -2,8 +2,8 @@
 
 use shm::GuestMemory;
 
-use super::packed::PackedDevice;
-use super::split::SplitDevice;
+use super::packed::{self, PackedDevice};
+use super::split::{self, SplitDevice};
 use super::{Armed, Chain, Features, Layout, LayoutError, Malformed, Taken};
 
 /// Device half of one virtqueue, split or packed.
@@ -32,10 +32,34 @@ impl DeviceQueue {
         base: u32,
     ) -> Result<Self, LayoutError> {
         if features.packed {
-            return Ok(Self(Kind::Packed(PackedDevice::new(memory, layout, features, base)?)));
+            return Self::packed(packed::Parts::new(memory, layout)?, features, base);
         }
+        Self::split(split::Parts::new(memory, layout, features)?, features, base)
+    }
+
+    /// The device half of a ring in a loom model.
+    ///
+    /// # Errors
+    /// [`LayoutError::Base`].
+    #[cfg(loom)]
+    pub fn modelled(
+        ring: &super::ModelledRing,
+        features: Features,
+        base: u32,
+    ) -> Result<Self, LayoutError> {
+        if features.packed {
+            return Self::packed(packed::Parts::modelled(ring), features, base);
+        }
+        Self::split(split::Parts::modelled(ring), features, base)
+    }
+
+    fn packed(parts: packed::Parts, features: Features, base: u32) -> Result<Self, LayoutError> {
+        Ok(Self(Kind::Packed(PackedDevice::new(parts, features, base)?)))
+    }
+
+    fn split(parts: split::Parts, features: Features, base: u32) -> Result<Self, LayoutError> {
         let next = u16::try_from(base).map_err(|_| LayoutError::Base(base))?;
-        Ok(Self(Kind::Split(SplitDevice::new(memory, layout, features, next)?)))
+        Ok(Self(Kind::Split(SplitDevice::new(parts, features, next))))
     }
 
     /// Number of descriptors.

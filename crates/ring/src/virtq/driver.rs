@@ -2,8 +2,8 @@
 
 use shm::{Area, GuestMemory};
 
-use super::packed::PackedDriver;
-use super::split::SplitDriver;
+use super::packed::{self, PackedDriver};
+use super::split::{self, SplitDriver};
 use super::{
     Armed, Buf, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Layout, LayoutError, Malformed, Used,
 };
@@ -78,11 +78,44 @@ impl DriverQueue {
     ) -> Result<Self, LayoutError> {
         let indirect = indirect.filter(|_| features.indirect);
         if features.packed {
-            let q = PackedDriver::new(memory, layout, features, base, indirect)?;
-            return Ok(Self(Kind::Packed(q)));
+            return Self::packed(packed::Parts::new(memory, layout)?, features, base, indirect);
         }
+        Self::split(split::Parts::new(memory, layout, features)?, features, base, indirect)
+    }
+
+    /// The driver half of a ring in a loom model.
+    ///
+    /// # Errors
+    /// [`LayoutError::Base`].
+    #[cfg(loom)]
+    pub fn modelled(
+        ring: &super::ModelledRing,
+        features: Features,
+        base: u32,
+    ) -> Result<Self, LayoutError> {
+        if features.packed {
+            return Self::packed(packed::Parts::modelled(ring), features, base, None);
+        }
+        Self::split(split::Parts::modelled(ring), features, base, None)
+    }
+
+    fn packed(
+        parts: packed::Parts,
+        features: Features,
+        base: u32,
+        indirect: Option<IndirectPool>,
+    ) -> Result<Self, LayoutError> {
+        Ok(Self(Kind::Packed(PackedDriver::new(parts, features, base, indirect)?)))
+    }
+
+    fn split(
+        parts: split::Parts,
+        features: Features,
+        base: u32,
+        indirect: Option<IndirectPool>,
+    ) -> Result<Self, LayoutError> {
         let start = u16::try_from(base).map_err(|_| LayoutError::Base(base))?;
-        Ok(Self(Kind::Split(SplitDriver::new(memory, layout, features, start, indirect)?)))
+        Ok(Self(Kind::Split(SplitDriver::new(parts, features, start, indirect))))
     }
 
     /// Number of descriptors.

@@ -20,10 +20,6 @@ pub use driver::{DriverQueue, IndirectPool};
 
 use std::fmt;
 
-/// Buffers after which a burst ends. A driver may make each chain as long as the ring; a whole
-/// burst of such chains would take milliseconds and megabytes that belong to other ports.
-const BURST_BUFS_MAX: usize = 4096;
-
 /// Largest queue size of either layout (virtio 1.3, 2.7 and 2.8).
 pub const SIZE_MAX: u16 = 32768;
 
@@ -51,6 +47,36 @@ pub struct Layout {
     pub driver: u64,
     /// Device area: used ring, or device event suppression.
     pub device: u64,
+}
+
+/// A ring in a loom model: its areas, with their sync words, as both halves and the test see them.
+#[cfg(loom)]
+pub struct ModelledRing {
+    /// Number of descriptors.
+    pub size: u16,
+    /// See [`Layout::desc`].
+    pub desc: shm::Area,
+    /// See [`Layout::driver`].
+    pub driver: shm::Area,
+    /// See [`Layout::device`].
+    pub device: shm::Area,
+}
+
+#[cfg(loom)]
+impl ModelledRing {
+    /// A zeroed ring of `size`.
+    pub fn new(size: u16, packed: bool) -> Self {
+        use shm::Area;
+        let n = usize::from(size);
+        if packed {
+            let flags: Vec<usize> = (0..n).map(|i| i * DESC_LEN + 14).collect();
+            let event = || Area::modelled(4, &[0, 2]);
+            let desc = Area::modelled(n * DESC_LEN, &flags);
+            return Self { size, desc, driver: event(), device: event() };
+        }
+        let part = |entry| Area::modelled(6 + entry * n, &[0, 2, 4 + entry * n]);
+        Self { size, desc: Area::modelled(n * DESC_LEN, &[]), driver: part(2), device: part(8) }
+    }
 }
 
 /// Why a ring cannot be activated. All are the driver's or front-end's fault.
@@ -96,9 +122,9 @@ impl std::error::Error for LayoutError {}
 /// A peer broke the ring protocol. The ring is to be stopped and the port told apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// The producer index moved by more than the ring holds.
+    /// The producer index moved by more than the ring holds, counting what we still hold.
     IndexJump {
-        /// Index seen.
+        /// Index seen (packed: position and wrap bit).
         seen: u16,
         /// Index up to which we had taken.
         taken: u16,
@@ -176,13 +202,23 @@ pub struct Taken {
     pub chains: Vec<Chain>,
     /// All buffers; a chain's lie together.
     pub bufs: Vec<Buf>,
+    /// The WRITE flag means nothing on this queue, see [`Taken::for_reading`].
+    write_ignored: bool,
 }
 
 impl Taken {
     /// Room for bursts of `chains` from a ring of `size` descriptors without allocating.
     pub fn with_capacity(chains: usize, size: u16) -> Self {
         let bufs = chains * 4 + usize::from(size);
-        Self { chains: Vec::with_capacity(chains), bufs: Vec::with_capacity(bufs) }
+        let (chains, bufs) = (Vec::with_capacity(chains), Vec::with_capacity(bufs));
+        Self { chains, bufs, write_ignored: false }
+    }
+
+    /// For a queue whose buffers are all for reading: the WRITE flag is ignored. DPDK 22.11's
+    /// virtio-user sets it on the header of packed indirect tables it transmits.
+    #[must_use]
+    pub fn for_reading(self) -> Self {
+        Self { write_ignored: true, ..self }
     }
 
     /// The buffers of `chain` that the device reads.
@@ -199,6 +235,13 @@ impl Taken {
         &self.bufs[first..first + usize::from(chain.writes)]
     }
 
+    /// Whether another chain, which may be as long as a ring of `size`, might not fit. A burst
+    /// ends here, so that no guest decides how much memory it takes.
+    #[inline]
+    fn is_full(&self, size: u16) -> bool {
+        self.bufs.len() + usize::from(size) > self.bufs.capacity()
+    }
+
     fn clear(&mut self) {
         self.chains.clear();
         self.bufs.clear();
@@ -207,7 +250,7 @@ impl Taken {
     /// Adds one buffer to the chain under construction, keeping reads before writes.
     #[inline]
     fn push(&mut self, chain: &mut Chain, buf: Buf) -> Result<(), Malformed> {
-        if buf.write {
+        if buf.write && !self.write_ignored {
             chain.writes += 1;
         } else if chain.writes > 0 {
             return Err(Malformed::ReadAfterWrite);

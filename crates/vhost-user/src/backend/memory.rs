@@ -17,6 +17,21 @@ pub const SLOTS_MAX: usize = 509;
 /// ports' (128 TiB).
 pub const MAPPED_BYTES_MAX: u64 = 1 << 44;
 
+/// A region, and how often it was added. QEMU adds and removes every region once for each queue
+/// pair, so it is gone when it was removed as often.
+#[derive(Clone)]
+pub(super) struct Slot {
+    region: Region,
+    times: u32,
+}
+
+impl Slot {
+    fn is(&self, it: &MemRegion) -> bool {
+        let r = &self.region;
+        (r.guest_addr, r.user_addr, r.len) == (it.guest_addr, it.user_addr, it.size)
+    }
+}
+
 impl Backend {
     pub(super) fn set_mem_table(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
         let request = FrontendReq::SET_MEM_TABLE;
@@ -31,7 +46,7 @@ impl Backend {
         }
         bounded(regions.iter().map(mapped_by))?;
         let slots = regions.iter().zip(&fds).map(|(region, fd)| map(region, fd));
-        let slots = slots.collect::<Result<Vec<Region>, ProtocolError>>()?;
+        let slots = slots.collect::<Result<Vec<Slot>, ProtocolError>>()?;
         self.install(slots)
     }
 
@@ -39,10 +54,14 @@ impl Backend {
         let request = FrontendReq::ADD_MEM_REG;
         let region = MemRegion::parse_single(payload).ok_or_else(|| short(request, payload))?;
         let fd = one_fd(request, fds)?;
+        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.is(&region)) {
+            slot.times = slot.times.saturating_add(1);
+            return Ok(Done);
+        }
         if self.slots.len() >= SLOTS_MAX {
             return Err(ProtocolError::NoSlot);
         }
-        let held = self.slots.iter().map(|slot| slot.offset.saturating_add(slot.len));
+        let held = self.slots.iter().map(|s| s.region.offset.saturating_add(s.region.len));
         bounded(held.chain([mapped_by(&region)]))?;
         let mut slots = self.slots.clone();
         slots.push(map(&region, &fd)?);
@@ -57,11 +76,12 @@ impl Backend {
         if fds.len() > 1 {
             return Err(ProtocolError::FdCount { request, want: 0, got: fds.len() });
         }
-        let is_it = |r: &Region| {
-            (r.guest_addr, r.user_addr, r.len) == (gone.guest_addr, gone.user_addr, gone.size)
-        };
-        let at = self.slots.iter().position(is_it);
+        let at = self.slots.iter().position(|slot| slot.is(&gone));
         let at = at.ok_or(ProtocolError::NoSuchRegion { guest_addr: gone.guest_addr })?;
+        if self.slots[at].times > 1 {
+            self.slots[at].times -= 1;
+            return Ok(Done);
+        }
         let mut slots = self.slots.clone();
         slots.remove(at);
         self.install(slots)
@@ -69,8 +89,9 @@ impl Backend {
 
     /// Puts a new table in place, if it is one. Rings that run are restarted in it: the same
     /// memory may come again at another place or in another file.
-    fn install(&mut self, slots: Vec<Region>) -> Handled {
-        let memory = GuestMemory::new(slots.clone()).map_err(ProtocolError::Table)?;
+    fn install(&mut self, slots: Vec<Slot>) -> Handled {
+        let regions = slots.iter().map(|slot| slot.region.clone()).collect();
+        let memory = GuestMemory::new(regions).map_err(ProtocolError::Table)?;
         let memory = Arc::new(memory);
         self.slots = slots;
         self.memory = Arc::clone(&memory);
@@ -97,10 +118,11 @@ fn bounded(mapped: impl Iterator<Item = u64>) -> Result<(), ProtocolError> {
     Err(ProtocolError::MemoryTooLarge { bytes })
 }
 
-fn map(region: &MemRegion, fd: &OwnedFd) -> Result<Region, ProtocolError> {
+fn map(region: &MemRegion, fd: &OwnedFd) -> Result<Slot, ProtocolError> {
     let MemRegion { guest_addr, size, user_addr, mmap_offset } = *region;
     let mapping = Mapping::new(fd.as_fd(), mmap_offset, size)
         .map_err(|error| ProtocolError::Map { guest_addr, error })?;
     let mapping = Arc::new(mapping);
-    Ok(Region { guest_addr, user_addr, len: size, offset: mmap_offset, mapping })
+    let region = Region { guest_addr, user_addr, len: size, offset: mmap_offset, mapping };
+    Ok(Slot { region, times: 1 })
 }

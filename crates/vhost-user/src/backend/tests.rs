@@ -223,6 +223,21 @@ fn five_hundred_and_nine_slots() {
 }
 
 #[test]
+fn a_slot_added_once_for_each_queue_pair_goes_when_it_was_removed_as_often() {
+    let mut rig = Rig::ready(feature::VERSION_1);
+    let slot = region(GUEST + SIZE, USER + SIZE, SIZE).to_single_bytes();
+    for _ in 0..4 {
+        rig.send(R::ADD_MEM_REG, slot.clone(), vec![memfd()]).unwrap();
+    }
+    assert_eq!(rig.fake.state().memory.regions().len(), 2);
+    for left in [2, 2, 2, 1] {
+        rig.ok(R::REM_MEM_REG, slot.clone());
+        assert_eq!(rig.fake.state().memory.regions().len(), left);
+    }
+    assert!(matches!(rig.err(R::REM_MEM_REG, slot, 0), E::NoSuchRegion { .. }));
+}
+
+#[test]
 fn user_mode_linux_announces_one_region_and_sends_two_slots() {
     let mut rig = Rig::new();
     let mut payload = MemRegion::table_to_bytes(&[region(0x50_0000, 0x50_0000, SIZE)]);

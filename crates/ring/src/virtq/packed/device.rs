@@ -5,8 +5,8 @@ use shm::{Area, GuestMemory};
 
 use super::{DESC_FLAGS, Parts, Pos, USED, event_arm, event_disarm, event_wanted};
 use crate::virtq::{
-    Armed, BURST_BUFS_MAX, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features,
-    Layout, LayoutError, Malformed, Taken, index, lo16, lo32,
+    Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, LayoutError,
+    Malformed, Taken, index, lo16, lo32,
 };
 
 pub(crate) struct PackedDevice {
@@ -22,9 +22,8 @@ pub(crate) struct PackedDevice {
     moved: u16,
     /// Slots used since the last publication.
     unpublished: u16,
-    /// Slots taken and not yet used. A driver that makes slots available again before we used
-    /// them must not lead us more than once around the ring.
-    in_flight: u16,
+    /// Slots taken and not yet visibly used; never more than the ring has.
+    held: u16,
     fault: Option<Malformed>,
 }
 
@@ -32,25 +31,24 @@ pub(crate) struct PackedDevice {
 const BASE_FRESH: u32 = 0x8000_8000;
 
 impl PackedDevice {
-    pub(crate) fn new(
-        memory: &GuestMemory,
-        layout: &Layout,
-        features: Features,
-        base: u32,
-    ) -> Result<Self, LayoutError> {
-        let parts = Parts::new(memory, layout)?;
+    pub(crate) fn new(parts: Parts, features: Features, base: u32) -> Result<Self, LayoutError> {
         // User-Mode Linux starts packed rings at base 0, wrap bits clear, and then makes its first
         // descriptor available with the wrap bit set. A real base 0 (after one lap) has slot 0
         // with USED set, so the two can be told apart.
         let untouched = parts.desc.sync_load(DESC_FLAGS, Ordering::Acquire) & USED == 0;
-        let base = if base == 0 && untouched { BASE_FRESH } else { base };
+        let base = match base {
+            0 if untouched => BASE_FRESH,
+            // DPDK's virtio-user tells the available position only. Chains are used in order and
+            // a ring that stops has none in flight, so the used position is the same.
+            1..=0xffff => base | base << 16,
+            _ => base,
+        };
         let half =
             |bits: u64| Pos::from_bits(lo16(bits), parts.size).ok_or(LayoutError::Base(base));
         let avail = half(u64::from(base))?;
         let used = half(u64::from(base >> 16))?;
         let (first, fault) = (None, None);
-        let (moved, unpublished, in_flight) = (0, 0, 0);
-        Ok(Self { parts, features, avail, used, first, moved, unpublished, in_flight, fault })
+        Ok(Self { parts, features, avail, used, first, moved: 0, unpublished: 0, held: 0, fault })
     }
 
     pub(crate) fn size(&self) -> u16 {
@@ -73,7 +71,7 @@ impl PackedDevice {
         let mut done = 0;
         while done < max {
             // Device sees the descriptor /before/ it trusts its flags; pairs with the driver's
-            // release in `publish`.
+            // release in `publish`; loom test `packed_publish_take`.
             let flags =
                 self.parts.desc.sync_load(self.avail.offset() + DESC_FLAGS, Ordering::Acquire);
             if !self.avail.is_available(flags) {
@@ -82,28 +80,30 @@ impl PackedDevice {
             self.parts.desc.prefetch(self.avail.offset() + 8 * DESC_LEN);
             let mut chain = out.begin(0);
             let walked = self.chain(memory, flags, &mut chain, out);
-            if let Err(fault) = walked.and_then(|()| self.bounded(chain.slots)) {
+            if let Err(fault) = walked.and_then(|()| self.check_held(&chain)) {
                 out.forget(&chain);
                 self.fault = Some(fault);
                 return if done > 0 { Ok(done) } else { Err(fault) };
             }
-            self.in_flight += chain.slots;
             self.avail.advance(chain.slots, self.parts.size);
+            self.held += chain.slots;
             out.chains.push(chain);
             done += 1;
-            if out.bufs.len() >= BURST_BUFS_MAX {
+            if out.is_full(self.parts.size) {
                 break;
             }
         }
         Ok(done)
     }
 
-    fn bounded(&self, slots: u16) -> Result<(), Malformed> {
-        if slots <= self.parts.size - self.in_flight {
-            return Ok(());
+    /// A chain may not reach into slots that we hold: the driver cannot own them.
+    #[inline]
+    fn check_held(&self, chain: &Chain) -> Result<(), Malformed> {
+        if chain.slots > self.parts.size - self.held {
+            let (seen, taken) = (self.avail.bits(), self.used.bits());
+            return Err(Malformed::IndexJump { seen, taken });
         }
-        let taken = self.avail.bits();
-        Err(Malformed::IndexJump { seen: taken, taken: self.used.bits() })
+        Ok(())
     }
 
     /// Walks one chain from the available position. Every descriptor is read exactly once.
@@ -116,9 +116,7 @@ impl PackedDevice {
         out: &mut Taken,
     ) -> Result<(), Malformed> {
         let mut at = self.avail;
-        let mut desc = Desc::read(&self.parts.desc, at.offset());
-        // Taken from the sync load: what we checked is what we use.
-        desc.flags = flags;
+        let mut desc = Desc::read_head(&self.parts.desc, at.offset(), flags);
         loop {
             if chain.slots == self.parts.size {
                 return Err(Malformed::ChainTooLong);
@@ -168,8 +166,9 @@ impl PackedDevice {
     }
 
     pub(crate) fn untake(&mut self, slots: u16) {
-        self.in_flight -= slots;
+        assert!(slots <= self.held, "untake of chains never taken");
         self.avail.rewind(slots, self.parts.size);
+        self.held -= slots;
     }
 
     #[inline]
@@ -185,7 +184,6 @@ impl PackedDevice {
             // Driver sees id and length /before/ flags; pairs with the acquire in its `take_used`.
             self.parts.desc.sync_store(at + DESC_FLAGS, flags, Ordering::Release);
         }
-        self.in_flight -= slots;
         self.used.advance(slots, self.parts.size);
         self.unpublished = self.unpublished.saturating_add(slots);
     }
@@ -195,7 +193,10 @@ impl PackedDevice {
             // The first used descriptor is written last, so that the driver sees the burst as a
             // whole; pairs with the acquire in its `take_used`.
             self.parts.desc.sync_store(pos.offset() + DESC_FLAGS, flags, Ordering::Release);
-            self.moved = self.moved.saturating_add(std::mem::take(&mut self.unpublished));
+            let used = std::mem::take(&mut self.unpublished);
+            assert!(used <= self.held, "more chains used than taken");
+            self.held -= used;
+            self.moved = self.moved.saturating_add(used);
         }
     }
 
@@ -205,7 +206,7 @@ impl PackedDevice {
             return false;
         }
         // Used descriptors are visible /before/ we look whether the driver sleeps; pairs with the
-        // fence in its `arm`.
+        // fence in its `arm`; loom test `packed_arm_used`.
         fence(Ordering::SeqCst);
         event_wanted(&self.parts.driver, self.used, moved, self.parts.size)
     }
@@ -213,7 +214,7 @@ impl PackedDevice {
     pub(crate) fn arm(&mut self) -> Armed {
         event_arm(&self.parts.device, self.features, self.avail);
         // The driver sees that we wait /before/ we look a last time; pairs with the fence in its
-        // `kick_needed`.
+        // `kick_needed`; loom test `packed_arm_avail`.
         fence(Ordering::SeqCst);
         if self.has_work() { Armed::WorkPending } else { Armed::Armed }
     }
@@ -243,6 +244,13 @@ impl Desc {
         let addr = table.load_u64(at);
         let rest = table.load_u64(at + 8);
         Self { addr, len: lo32(rest), id: lo16(rest >> 32), flags: lo16(rest >> 48) }
+    }
+
+    /// The rest of a descriptor whose flags were fetched already, and are not fetched again.
+    #[inline]
+    fn read_head(table: &Area, at: usize, flags: u16) -> Self {
+        let (addr, len) = (table.load_u64(at), table.load_u32(at + 8));
+        Self { addr, len, id: table.load_u16(at + 12), flags }
     }
 
     #[inline]

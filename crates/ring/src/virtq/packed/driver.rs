@@ -2,14 +2,13 @@
 
 use std::collections::VecDeque;
 
-use shm::GuestMemory;
 use shm::sync::{Ordering, fence};
 
 use super::{DESC_FLAGS, EVENT_FLAGS, Parts, Pos, event_arm, event_disarm, event_wanted};
 use crate::virtq::driver::IndirectPool;
 use crate::virtq::{
-    Armed, Buf, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Layout, LayoutError,
-    Malformed, Used, lo16,
+    Armed, Buf, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, LayoutError, Malformed,
+    Used, lo16,
 };
 
 /// What we know of the chain with an id; the peer cannot write it.
@@ -44,15 +43,15 @@ pub(crate) struct PackedDriver {
 impl PackedDriver {
     /// Starts both positions at `base` (low half: available, high half: used; they are equal).
     pub(crate) fn new(
-        memory: &GuestMemory,
-        layout: &Layout,
+        parts: Parts,
         features: Features,
         base: u32,
         indirect: Option<IndirectPool>,
     ) -> Result<Self, LayoutError> {
-        let parts = Parts::new(memory, layout)?;
         let size = parts.size;
-        let pos = Pos::from_bits(lo16(u64::from(base)), size).ok_or(LayoutError::Base(base))?;
+        let (avail, used) = (lo16(u64::from(base)), lo16(u64::from(base >> 16)));
+        let pos = Pos::from_bits(avail, size).filter(|_| avail == used);
+        let pos = pos.ok_or(LayoutError::Base(base))?;
         for slot in 0..size {
             // What lies at or behind the position was used a lap ago, what lies before it in this
             // lap: neither looks available to the device, nor used to us.
@@ -165,7 +164,7 @@ impl PackedDriver {
             return false;
         }
         // Available descriptors are visible /before/ we look whether the device sleeps; pairs with
-        // the fence in its `arm`.
+        // the fence in its `arm`; loom test `packed_arm_avail`.
         fence(Ordering::SeqCst);
         event_wanted(&self.parts.device, self.avail, moved, self.parts.size)
     }
@@ -216,7 +215,7 @@ impl PackedDriver {
     pub(crate) fn arm(&mut self) -> Armed {
         event_arm(&self.parts.driver, self.features, self.used);
         // The device sees that we wait /before/ we look a last time; pairs with the fence in its
-        // `call_needed`.
+        // `call_needed`; loom test `packed_arm_used`.
         fence(Ordering::SeqCst);
         if self.has_used() { Armed::WorkPending } else { Armed::Armed }
     }
@@ -236,7 +235,7 @@ impl PackedDriver {
     fn has_used_acquire(&self) -> bool {
         let at = self.used.offset() + DESC_FLAGS;
         // Driver sees id and length /before/ it trusts the flags; pairs with the releases in the
-        // device's `put` and `publish`.
+        // device's `put` and `publish`; loom test `packed_publish_take`.
         self.free < self.parts.size
             && self.used.is_used(self.parts.desc.sync_load(at, Ordering::Acquire))
     }

@@ -103,7 +103,7 @@ impl Pos {
 }
 
 /// The three parts of a ring and its frozen geometry.
-struct Parts {
+pub(super) struct Parts {
     desc: Area,
     /// Driver event suppression: the driver says when it wants calls.
     driver: Area,
@@ -113,7 +113,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn new(memory: &GuestMemory, layout: &Layout) -> Result<Self, LayoutError> {
+    pub(super) fn new(memory: &GuestMemory, layout: &Layout) -> Result<Self, LayoutError> {
         let size = layout.size;
         if size == 0 || size > SIZE_MAX {
             return Err(LayoutError::Size(size));
@@ -130,6 +130,13 @@ impl Parts {
             device: part("device", layout.device, 4, 4)?,
             size,
         })
+    }
+
+    /// The parts of a modelled ring.
+    #[cfg(loom)]
+    pub(super) fn modelled(ring: &super::ModelledRing) -> Self {
+        let (desc, driver, device) = (ring.desc.clone(), ring.driver.clone(), ring.device.clone());
+        Self { desc, driver, device, size: ring.size }
     }
 }
 

@@ -5,8 +5,8 @@ use shm::{Area, GuestMemory};
 
 use super::{FLAGS, IDX, NO_NOTIFICATION, Parts, RING};
 use crate::virtq::{
-    Armed, BURST_BUFS_MAX, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features,
-    Layout, LayoutError, Malformed, Taken, index, lo16, lo32, need_event,
+    Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Malformed, Taken,
+    index, lo16, lo32, need_event,
 };
 
 pub(crate) struct SplitDevice {
@@ -17,6 +17,8 @@ pub(crate) struct SplitDevice {
     /// Next used index to fill; ahead of `used_published` between `put` and `publish`.
     used_next: u16,
     used_published: u16,
+    /// Chains taken and not yet visibly used; with what is new, never more than the ring holds.
+    held: u16,
     /// Used index at the last call decision; `None` until the first, which always calls.
     used_called: Option<u16>,
     /// A fault behind good chains: told when these have been taken.
@@ -24,25 +26,24 @@ pub(crate) struct SplitDevice {
 }
 
 impl SplitDevice {
-    pub(crate) fn new(
-        memory: &GuestMemory,
-        layout: &Layout,
-        features: Features,
-        avail_next: u16,
-    ) -> Result<Self, LayoutError> {
-        let parts = Parts::new(memory, layout, features)?;
+    pub(crate) fn new(parts: Parts, features: Features, avail_next: u16) -> Self {
         // The ring's own index, not a guess: after a crash the front-end resumes where the used
         // ring ends (in-order use, see the module above).
         let used = parts.used.sync_load(IDX, Ordering::Acquire);
-        Ok(Self {
+        // DPDK's virtio-user says 0 when it connects again to a back-end that died, in the middle
+        // of a ring: an impossible start is replaced by the one that always holds.
+        let ready = parts.avail.sync_load(IDX, Ordering::Acquire).wrapping_sub(avail_next);
+        let avail_next = if avail_next == 0 && ready > parts.size { used } else { avail_next };
+        Self {
             parts,
             features,
             avail_next,
             used_next: used,
             used_published: used,
+            held: 0,
             used_called: None,
             fault: None,
-        })
+        }
     }
 
     pub(crate) fn size(&self) -> u16 {
@@ -66,7 +67,7 @@ impl SplitDevice {
         // the driver's release of avail.idx in `publish`; loom test `split_publish_take`.
         let avail = self.parts.avail.sync_load(IDX, Ordering::Acquire);
         let ready = avail.wrapping_sub(self.avail_next);
-        if ready > self.parts.size {
+        if ready > self.parts.size - self.held {
             let taken = self.avail_next;
             return Err(self.fail(Malformed::IndexJump { seen: avail, taken }));
         }
@@ -87,11 +88,12 @@ impl SplitDevice {
             }
             out.chains.push(chain);
             self.avail_next = self.avail_next.wrapping_add(1);
-            if out.bufs.len() >= BURST_BUFS_MAX {
-                return Ok(done + 1);
+            self.held += 1;
+            if out.is_full(self.parts.size) {
+                break;
             }
         }
-        Ok(n)
+        Ok(out.chains.len())
     }
 
     fn fail(&mut self, fault: Malformed) -> Malformed {
@@ -171,7 +173,9 @@ impl SplitDevice {
     }
 
     pub(crate) fn untake(&mut self, chains: u16) {
+        assert!(chains <= self.held, "untake of chains never taken");
         self.avail_next = self.avail_next.wrapping_sub(chains);
+        self.held -= chains;
     }
 
     #[inline]
@@ -183,12 +187,14 @@ impl SplitDevice {
     }
 
     pub(crate) fn publish(&mut self) {
-        debug_assert!(self.used_next.wrapping_sub(self.used_published) <= self.parts.size);
+        let moved = self.used_next.wrapping_sub(self.used_published);
+        assert!(moved <= self.held, "more chains used than taken");
         if self.used_next != self.used_published {
             // Driver sees used elements /before/ used.idx; pairs with the acquire in the driver's
             // `take_used`; loom test `split_publish_take`.
             self.parts.used.sync_store(IDX, self.used_next, Ordering::Release);
             self.used_published = self.used_next;
+            self.held -= moved;
         }
     }
 

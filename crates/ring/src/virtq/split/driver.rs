@@ -2,14 +2,13 @@
 
 use std::collections::VecDeque;
 
-use shm::GuestMemory;
 use shm::sync::{Ordering, fence};
 
 use super::{FLAGS, IDX, NO_NOTIFICATION, Parts, RING};
 use crate::virtq::driver::IndirectPool;
 use crate::virtq::{
-    Armed, Buf, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Layout, LayoutError,
-    Malformed, Used, need_event,
+    Armed, Buf, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Malformed, Used,
+    need_event,
 };
 
 /// What we know of the chain that starts at a descriptor; the peer cannot write it.
@@ -42,19 +41,17 @@ pub(crate) struct SplitDriver {
 impl SplitDriver {
     /// Starts at index `start` on both sides; the device must be given the same.
     pub(crate) fn new(
-        memory: &GuestMemory,
-        layout: &Layout,
+        parts: Parts,
         features: Features,
         start: u16,
         indirect: Option<IndirectPool>,
-    ) -> Result<Self, LayoutError> {
-        let parts = Parts::new(memory, layout, features)?;
+    ) -> Self {
         let size = parts.size;
         let next = |i: u16| if i + 1 == size { 0 } else { i + 1 };
         let shadow = (0..size).map(|i| Shadow { next: next(i), ..Shadow::default() }).collect();
         parts.avail.sync_store(IDX, start, Ordering::Relaxed);
         parts.used.sync_store(IDX, start, Ordering::Release);
-        Ok(Self {
+        Self {
             // IN_ORDER (2.7.9): the driver uses the table as a ring from the start index on.
             free_head: start & parts.mask,
             parts,
@@ -67,7 +64,7 @@ impl SplitDriver {
             used_next: start,
             order: VecDeque::with_capacity(usize::from(size)),
             indirect,
-        })
+        }
     }
 
     pub(crate) fn size(&self) -> u16 {

@@ -27,7 +27,7 @@ const RING: usize = 4;
 const NO_NOTIFICATION: u16 = 1;
 
 /// The three parts of a ring and its frozen geometry.
-struct Parts {
+pub(super) struct Parts {
     desc: Area,
     avail: Area,
     used: Area,
@@ -36,7 +36,11 @@ struct Parts {
 }
 
 impl Parts {
-    fn new(memory: &GuestMemory, layout: &Layout, features: Features) -> Result<Self, LayoutError> {
+    pub(super) fn new(
+        memory: &GuestMemory,
+        layout: &Layout,
+        features: Features,
+    ) -> Result<Self, LayoutError> {
         let size = layout.size;
         if !size.is_power_of_two() || size > SIZE_MAX {
             return Err(LayoutError::Size(size));
@@ -77,10 +81,10 @@ impl Parts {
         RING + 8 * usize::from(self.size)
     }
 
-    /// Every sync word of a ring of `size`, for the model: (available ring's, used ring's).
+    /// The parts of a modelled ring.
     #[cfg(loom)]
-    pub(super) fn sync_words(size: u16) -> ([usize; 3], [usize; 3]) {
-        let n = usize::from(size);
-        ([FLAGS, IDX, RING + 2 * n], [FLAGS, IDX, RING + 8 * n])
+    pub(super) fn modelled(ring: &super::ModelledRing) -> Self {
+        let (desc, avail, used) = (ring.desc.clone(), ring.driver.clone(), ring.device.clone());
+        Self { desc, avail, used, size: ring.size, mask: ring.size - 1 }
     }
 }

@@ -1,0 +1,36 @@
+//! Numbers from a seed.
+
+/// A reproducible sequence (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// The sequence of `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number from `range`, which is not empty.
+    pub fn within(&mut self, range: std::ops::Range<u64>) -> u64 {
+        range.start + self.bits() % (range.end - range.start)
+    }
+
+    /// True once in `n` times.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.bits().is_multiple_of(n)
+    }
+
+    /// An index into something of `len`.
+    pub fn index(&mut self, len: usize) -> usize {
+        (self.bits() % len as u64) as usize
+    }
+}

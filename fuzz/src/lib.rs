@@ -1,0 +1,47 @@
+//! Fuzz targets. Each is a module with `run`, which must hold for any bytes, and `seeds`, inputs
+//! from which mutation gets somewhere.
+//!
+//! * `cargo +nightly fuzz run ring_image`: coverage-guided, for as long as one likes.
+//! * `cargo test` in this directory: a short seeded run on the stable toolchain, part of CI.
+//! * `cargo run --bin ring_image -- FILE`: an input again, on the stable toolchain.
+
+pub mod mutate;
+pub mod ring_image;
+pub mod vhost_user_stream;
+pub mod vnet_frame;
+
+/// Runs the files named on the command line through `run`.
+pub fn replay(run: fn(&[u8])) {
+    for path in std::env::args_os().skip(1) {
+        match std::fs::read(&path) {
+            Ok(data) => run(&data),
+            Err(error) => {
+                eprintln!("{}: {error}", path.display());
+                std::process::exit(1);
+            }
+        }
+    }
+}
+
+/// Bytes of an input, from the front; zeroes when it is used up.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn u8(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else {
+            return 0;
+        };
+        self.0 = rest;
+        *first
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes([self.u8(), self.u8()])
+    }
+
+    fn take(&mut self, len: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(len.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+}

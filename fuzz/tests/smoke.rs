@@ -1,0 +1,115 @@
+//! Each target for a short time on seeded inputs: `cargo test`, `FUZZ_MS=60000 cargo test` for
+//! longer, `FUZZ_NUMBER=N` for another sequence. An input that fails is kept in `artifacts/`.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use pvswitch_fuzz::mutate::Mutator;
+use pvswitch_fuzz::{ring_image, vhost_user_stream, vnet_frame};
+
+/// How long each target runs, in ms.
+const MS: u64 = 2000;
+
+fn from_env(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |v| v.parse().expect("a number"))
+}
+
+/// Runs seeds and mutations for a while; the first input that fails, if any.
+fn search(seeds: Vec<Vec<u8>>, mut run: impl FnMut(&[u8])) -> Option<Vec<u8>> {
+    let until = Instant::now() + Duration::from_millis(from_env("FUZZ_MS", MS));
+    let mut mutator = Mutator::new(from_env("FUZZ_NUMBER", 1), seeds.clone());
+    let mut fails = |input: &[u8]| catch_unwind(AssertUnwindSafe(|| run(input))).is_err();
+    if let Some(bad) = seeds.into_iter().find(|seed| fails(seed)) {
+        return Some(bad);
+    }
+    let mut count = 0_u64;
+    while Instant::now() < until {
+        let input = mutator.input();
+        if fails(&input) {
+            return Some(input);
+        }
+        count += 1;
+    }
+    println!("{count} inputs");
+    None
+}
+
+fn assert_holds(target: &str, seeds: Vec<Vec<u8>>, run: impl FnMut(&[u8])) {
+    if let Some(input) = search(seeds, run) {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/artifacts");
+        let path = format!("{dir}/{target}-smoke");
+        std::fs::create_dir_all(dir).and_then(|()| std::fs::write(&path, &input)).unwrap();
+        panic!("{target} failed: cargo run --bin {target} -- {path}");
+    }
+}
+
+#[test]
+fn ring_image_holds_and_reaches_every_fault() {
+    let (mut faults, mut taken, mut used) = (BTreeSet::new(), 0, 0);
+    assert_holds("ring_image", ring_image::seeds(), |data| {
+        let seen = ring_image::explore(data);
+        faults.extend(seen.faults.into_keys());
+        taken += seen.taken;
+        used += seen.used;
+    });
+    assert!(taken > 0 && used > 0);
+    let all = [
+        "ChainTooLong",
+        "DescIndex",
+        "IndexJump",
+        "Indirect",
+        "IndirectLen",
+        "IndirectOutside",
+        "ReadAfterWrite",
+        "UsedId",
+        "UsedLen",
+    ];
+    assert_eq!(faults.iter().map(String::as_str).collect::<Vec<_>>(), all);
+}
+
+#[test]
+fn vnet_frame_holds_and_refuses_for_every_reason() {
+    let mut results = BTreeSet::new();
+    assert_holds("vnet_frame", vnet_frame::seeds(), |data| {
+        let result = vnet_frame::explore(data);
+        results.insert(result.map_or_else(|bad| format!("{bad:?}"), |_| "Ok".to_owned()));
+    });
+    let all = ["CsumOutside", "GsoSize", "GsoType", "Ok"];
+    assert_eq!(results.iter().map(String::as_str).collect::<Vec<_>>(), all);
+}
+
+#[test]
+fn vhost_user_stream_holds_and_is_refused_in_every_way() {
+    let mut sum = vhost_user_stream::Seen::default();
+    assert_holds("vhost_user_stream", vhost_user_stream::seeds(), |data| {
+        let seen = vhost_user_stream::explore(data);
+        sum.accepted += seen.accepted;
+        sum.refused += seen.refused;
+        sum.closed += seen.closed;
+        sum.started += seen.started;
+    });
+    assert!(sum.accepted > 0 && sum.refused > 0 && sum.closed > 0 && sum.started > 0, "{sum:?}");
+}
+
+#[test]
+fn seeds_alone_go_all_the_way() {
+    for seed in ring_image::seeds() {
+        let seen = ring_image::explore(&seed);
+        assert!(seen.taken >= 2, "a seed in good order is served");
+    }
+    for seed in vhost_user_stream::seeds().iter().filter(|seed| seed[0] == 0) {
+        let seen = vhost_user_stream::explore(seed);
+        assert!(seen.started >= 2 && seen.refused + seen.closed == 0, "{seen:?}");
+    }
+    assert!(vnet_frame::seeds().iter().all(|seed| vnet_frame::explore(seed).is_ok()));
+}
+
+#[test]
+fn canary_a_fault_that_must_not_happen_is_found() {
+    let found = search(ring_image::seeds(), |data| {
+        let seen = ring_image::explore(data);
+        assert!(!seen.faults.contains_key("ChainTooLong"), "canary");
+    });
+    assert!(found.is_some(), "the search finds nothing");
+}

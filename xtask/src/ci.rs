@@ -1,0 +1,374 @@
+//! `cargo xtask ci`: every step runs, whatever became of those before it, so that one run tells
+//! everything. The last line counts steps and rigs: `N passed, N failed, N skipped`.
+//!
+//! Nothing asks for input. With `CI` set in the environment a step that exceeds its time is
+//! ended, with all it started; without it, an interrupt at the terminal ends everything.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// One step.
+struct Step {
+    name: &'static str,
+    /// Time it may take in CI, in minutes.
+    limit_min: u64,
+    /// Program and arguments; `cargo` is the one that runs us.
+    command: &'static str,
+    env: &'static [(&'static str, &'static str)],
+    /// Skipped where this file is missing.
+    needs: &'static str,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Its output matters if it fails.
+    Quiet,
+    /// Prints the result lines of Rust's test harness, which are summed up.
+    Tests,
+    /// Prints as it goes, and at the end counts itself: `N passed, N failed, N skipped`.
+    Rigs,
+}
+
+const NO_ENV: &[(&str, &str)] = &[];
+
+const STEPS: [Step; 10] = [
+    step("fmt", 5, "cargo fmt --all --check", NO_ENV, "Cargo.toml", Kind::Quiet),
+    step("tidy", 5, "cargo xtask tidy", NO_ENV, "Cargo.toml", Kind::Quiet),
+    step(
+        "clippy",
+        15,
+        "cargo clippy --quiet --workspace --all-targets -- -D warnings",
+        NO_ENV,
+        "Cargo.toml",
+        Kind::Quiet,
+    ),
+    step(
+        "test",
+        25,
+        "cargo test --workspace --no-fail-fast -- --show-output",
+        NO_ENV,
+        "Cargo.toml",
+        Kind::Tests,
+    ),
+    step(
+        "doc",
+        10,
+        "cargo doc --quiet --workspace --no-deps",
+        &[("RUSTDOCFLAGS", "-D warnings")],
+        "Cargo.toml",
+        Kind::Quiet,
+    ),
+    step(
+        "loom",
+        15,
+        "cargo test -p pvswitch-ring --test loom --release --target-dir target/loom",
+        &[("RUSTFLAGS", "--cfg loom")],
+        "crates/ring/tests/loom.rs",
+        Kind::Tests,
+    ),
+    step(
+        "audit",
+        15,
+        "cargo test -p pvswitch-ring --features audit --test audit",
+        NO_ENV,
+        "crates/ring/tests/audit.rs",
+        Kind::Tests,
+    ),
+    step(
+        "fuzz",
+        15,
+        "cargo test --manifest-path fuzz/Cargo.toml --target-dir target/fuzz",
+        NO_ENV,
+        "fuzz/Cargo.toml",
+        Kind::Tests,
+    ),
+    step(
+        "demo",
+        10,
+        "cargo run --quiet --release -- demo --plain --scene 0.3",
+        NO_ENV,
+        "Cargo.toml",
+        Kind::Quiet,
+    ),
+    step("rigs", 45, "rigs/run --quick", NO_ENV, "rigs/run", Kind::Rigs),
+];
+
+const fn step(
+    name: &'static str,
+    limit_min: u64,
+    command: &'static str,
+    env: &'static [(&'static str, &'static str)],
+    needs: &'static str,
+    kind: Kind,
+) -> Step {
+    Step { name, limit_min, command, env, needs, kind }
+}
+
+/// What became of steps and rigs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    passed: u32,
+    failed: u32,
+    skipped: u32,
+}
+
+const PASSED: Counts = Counts { passed: 1, failed: 0, skipped: 0 };
+const FAILED: Counts = Counts { passed: 0, failed: 1, skipped: 0 };
+const SKIPPED: Counts = Counts { passed: 0, failed: 0, skipped: 1 };
+
+impl Counts {
+    fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+
+    /// Reads `N passed, N failed, N skipped`.
+    fn parse(line: &str) -> Option<Self> {
+        let mut parts = line.trim().split(", ");
+        let mut next = |word| parts.next()?.strip_suffix(word)?.trim().parse().ok();
+        let counts =
+            Self { passed: next("passed")?, failed: next("failed")?, skipped: next("skipped")? };
+        parts.next().is_none().then_some(counts)
+    }
+}
+
+/// Names of all steps.
+pub fn names() -> Vec<&'static str> {
+    STEPS.iter().map(|step| step.name).collect()
+}
+
+/// Runs the steps `wanted`, or all; whether none failed.
+///
+/// # Errors
+/// A step that does not exist.
+pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
+    if let Some(unknown) = wanted.iter().find(|name| !names().contains(&name.as_str())) {
+        return Err(format!("no step '{unknown}'; there are: {}", names().join(", ")));
+    }
+    let begun = Instant::now();
+    let limited = std::env::var_os("CI").is_some_and(|ci| !ci.is_empty() && ci != "false");
+    let mut counts = Counts::default();
+    let mut failures = Vec::new();
+    for step in STEPS.iter().filter(|s| wanted.is_empty() || wanted.iter().any(|w| w == s.name)) {
+        let became = step.run(root, limited);
+        if became.failed > 0 {
+            failures.push(step.name);
+        }
+        counts.add(became);
+    }
+    println!();
+    if !failures.is_empty() {
+        println!("failed: {}", failures.join(" "));
+    }
+    println!("in {:.0} s", begun.elapsed().as_secs_f64());
+    let Counts { passed, failed, skipped } = counts;
+    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    Ok(failed == 0)
+}
+
+impl Step {
+    /// Runs it; `limited`: ends it, with all it started, when its time is over.
+    fn run(&self, root: &Path, limited: bool) -> Counts {
+        if !root.join(self.needs).exists() {
+            println!("-- {:8} skipped: there is no {}", self.name, self.needs);
+            return SKIPPED;
+        }
+        println!("-- {:8} {}", self.name, self.command);
+        let begun = Instant::now();
+        let ran = match self.kind {
+            Kind::Rigs => self.stream(root, limited),
+            Kind::Quiet | Kind::Tests => self.capture(root, limited),
+        };
+        let took = begun.elapsed().as_secs_f64();
+        let (counts, words) = ran.unwrap_or_else(|error| (FAILED, error));
+        let verdict = if counts.failed > 0 { "FAILED" } else { "ok" };
+        println!("   {:8} {verdict} in {took:.1} s {words}", self.name);
+        counts
+    }
+
+    fn command(&self, root: &Path, limited: bool) -> Command {
+        let mut words = self.command.split_whitespace();
+        let program = words.next().expect("a command has a program");
+        let mut command = match program {
+            "cargo" => Command::new(crate::tidy::cargo()),
+            path => Command::new(root.join(path)),
+        };
+        command.args(words).envs(self.env.iter().copied()).current_dir(root).stdin(Stdio::null());
+        if limited {
+            command.process_group(0);
+        }
+        command
+    }
+
+    /// Runs with output to a file, which is shown if the step fails.
+    fn capture(&self, root: &Path, limited: bool) -> Result<(Counts, String), String> {
+        let log = root.join("target").join("xtask").join(self.name).with_extension("log");
+        let says = |error: std::io::Error| format!("{}: {error}", log.display());
+        std::fs::create_dir_all(log.parent().expect("it has one")).map_err(says)?;
+        let out = File::create(&log).map_err(says)?;
+        let err = out.try_clone().map_err(says)?;
+        let child = self.command(root, limited).stdout(out).stderr(err).spawn();
+        let child = child.map_err(|error| format!("cannot run {}: {error}", self.command))?;
+        let ended = self.wait(child, limited);
+        let bytes = std::fs::read(&log).map_err(says)?;
+        let text = String::from_utf8_lossy(&bytes);
+        match ended {
+            Ok(status) if status.success() => {
+                let words = if self.kind == Kind::Tests { tests(&text) } else { String::new() };
+                Ok((PASSED, words))
+            }
+            ended => {
+                for line in text.lines().filter(|line| !is_dull(line)) {
+                    println!("   {line}");
+                }
+                Err(why(ended))
+            }
+        }
+    }
+
+    /// Runs with output as it comes, and counts what the last counting line says.
+    fn stream(&self, root: &Path, limited: bool) -> Result<(Counts, String), String> {
+        let mut child = self
+            .command(root, limited)
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("cannot run {}: {error}", self.command))?;
+        let out = child.stdout.take().expect("piped");
+        let reader = std::thread::spawn(move || {
+            let mut counts = None;
+            for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
+                let line = String::from_utf8_lossy(&line);
+                match Counts::parse(&line) {
+                    // Ours is the only such line that stands alone.
+                    Some(n) => counts = Some(n),
+                    None => println!("   {line}"),
+                }
+            }
+            counts
+        });
+        let ended = self.wait(child, limited);
+        if matches!(&ended, Ok(status) if status.success() || status.code() == Some(1)) {
+            let counts = reader.join().ok().flatten();
+            if let Some(n) =
+                counts.filter(|n| matches!(&ended, Ok(s) if s.success()) || n.failed > 0)
+            {
+                let words = format!("({}/{}/{})", n.passed, n.failed, n.skipped);
+                return Ok((n, words));
+            }
+        }
+        Err(why(ended))
+    }
+
+    /// Waits; in CI not longer than the limit, after which the step's process group is ended.
+    fn wait(&self, mut child: Child, limited: bool) -> Result<ExitStatus, String> {
+        let end = Instant::now() + Duration::from_secs(self.limit_min * 60);
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) => return Ok(status),
+                Ok(None) if limited && Instant::now() >= end => {
+                    end_group(&mut child);
+                    return Err(format!("ended after {} minutes", self.limit_min));
+                }
+                Ok(None) => std::thread::sleep(Duration::from_millis(50)),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+}
+
+/// What a test harness says when all is well.
+fn is_dull(line: &str) -> bool {
+    let passed = line.starts_with("test ") && line.ends_with(" ... ok");
+    let empty = line.is_empty() || line == "successes:";
+    passed || empty || line.starts_with("running ") || line.starts_with("test result: ok.")
+}
+
+fn why(ended: Result<ExitStatus, String>) -> String {
+    ended.map_or_else(|error| error, |status| status.to_string())
+}
+
+/// Ends a child and its process group: kindly, and then not.
+fn end_group(child: &mut Child) {
+    for signal in ["TERM", "KILL"] {
+        let kill = format!("kill -s {signal} -- -{}", child.id());
+        let _ = Command::new("sh").args(["-c", &kill]).stderr(Stdio::null()).status();
+        let end = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < end {
+            if matches!(child.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// Sums up "test result: ok. 3 passed; 0 failed; ..." lines, and names what was left out.
+fn tests(text: &str) -> String {
+    let mut passed = 0;
+    let mut left_out = BTreeSet::new();
+    for line in text.lines() {
+        let count = line.strip_prefix("test result: ok. ").and_then(|l| l.split(' ').next());
+        passed += count.and_then(|n| n.parse::<u32>().ok()).unwrap_or(0);
+        left_out
+            .extend(line.strip_prefix("skipped: ").map(|why| format!("\n     left out: {why}")));
+    }
+    format!("({passed} tests){}", left_out.into_iter().collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read_back_and_nothing_else_is_a_count() {
+        let n = Counts { passed: 12, failed: 0, skipped: 3 };
+        assert_eq!(Counts::parse("12 passed, 0 failed, 3 skipped\n"), Some(n));
+        for line in ["", "1 passed", "1 passed, 2 failed, 3 skipped, 4", "a passed, 0 failed, 0 x"]
+        {
+            assert_eq!(Counts::parse(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn test_results_are_summed_up() {
+        let text = "test result: ok. 3 passed; 0 failed; 0 ignored\nskipped: no tun\n\
+                    test result: ok. 4 passed; 0 failed; 0 ignored\nskipped: no tun\n";
+        assert_eq!(tests(text), "(7 tests)\n     left out: no tun");
+    }
+
+    /// What becomes of a rig runner that does what `script` says.
+    fn rigs(name: &str, script: &str, limited: bool) -> Counts {
+        let root = std::env::temp_dir().join(format!("xtask-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&root).unwrap();
+        std::fs::write(root.join("script"), script).unwrap();
+        std::os::unix::fs::symlink("/bin/sh", root.join("sh")).unwrap();
+        let step = step("rigs", 0, "sh script", NO_ENV, "script", Kind::Rigs);
+        let counts = step.run(&root, limited);
+        std::fs::remove_dir_all(&root).unwrap();
+        counts
+    }
+
+    #[test]
+    fn rigs_count_themselves_and_one_that_does_not_has_failed() {
+        let n = |passed, failed, skipped| Counts { passed, failed, skipped };
+        let says = |words: &str, status: u8| format!("echo == a\necho {words}\nexit {status}\n");
+        assert_eq!(rigs("good", &says("3 passed, 0 failed, 2 skipped", 0), false), n(3, 0, 2));
+        assert_eq!(rigs("bad", &says("3 passed, 1 failed, 0 skipped", 1), false), n(3, 1, 0));
+        assert_eq!(rigs("liar", &says("3 passed, 0 failed, 0 skipped", 1), false), FAILED);
+        assert_eq!(rigs("mute", &says("bye", 0), false), FAILED);
+        assert_eq!(rigs("long", "sleep 60\n", true), FAILED);
+    }
+
+    #[test]
+    fn a_step_that_does_not_exist_is_told() {
+        let error = run(Path::new("."), &["fmd".into()]).unwrap_err();
+        assert!(error.contains("no step 'fmd'") && error.contains("fmt"), "{error}");
+    }
+}
