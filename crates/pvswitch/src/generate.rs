@@ -360,9 +360,9 @@ impl Generator {
         // A sender with a rate sleeps until its next frame is due; one without only while it has
         // no buffer: one that came back since it looked last may be the only one for long.
         let until_due = match (self.mode, self.gap_ns) {
-            (GenMode::Send, None) if !full => return Ok(()),
             // Nothing is due while an answer is awaited; `most` is when it counts as lost.
             (GenMode::Rr, _) if self.awaiting.is_some() => None,
+            (GenMode::Send, None) if !full => return Ok(()),
             (GenMode::Send | GenMode::Rr, Some(gap)) => {
                 let at = Duration::from_nanos((self.totals.sent as f64 * gap) as u64);
                 Some(at.saturating_sub(self.epoch.elapsed()))

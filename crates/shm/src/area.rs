@@ -111,6 +111,14 @@ mod plain {
             unsafe { at.as_ref() }.store(value.to_le(), order);
         }
 
+        /// Asks the CPU to fetch the line at `offset` for writing; out of range is ignored.
+        #[inline]
+        pub fn prefetch_write(&self, offset: usize) {
+            if offset < self.len {
+                crate::copy::prefetch_write(self.at.as_ptr().wrapping_add(offset));
+            }
+        }
+
         /// Asks the CPU to fetch the line at `offset`; out of range is ignored.
         #[inline]
         pub fn prefetch(&self, offset: usize) {
@@ -212,5 +220,7 @@ mod modelled {
 
         /// See the plain `Area`.
         pub fn prefetch(&self, _: usize) {}
+        /// See the plain `Area`.
+        pub fn prefetch_write(&self, _: usize) {}
     }
 }

@@ -77,7 +77,8 @@ impl PackedDevice {
             if !self.avail.is_available(flags) {
                 break;
             }
-            self.parts.desc.prefetch(self.avail.offset() + 8 * DESC_LEN);
+            // For writing: the used descriptor goes where the available one was.
+            self.parts.desc.prefetch_write(self.avail.offset() + 8 * DESC_LEN);
             let mut chain = out.begin(0);
             let walked = self.chain(memory, flags, &mut chain, out);
             if let Err(fault) = walked.and_then(|()| self.check_held(&chain)) {

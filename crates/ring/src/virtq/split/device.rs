@@ -194,6 +194,11 @@ impl SplitDevice {
             // `take_used`; loom test `split_publish_take`.
             self.parts.used.sync_store(IDX, self.used_next, Ordering::Release);
             self.used_published = self.used_next;
+            // The next burst's elements, 8 to a line: the driver has read these lines last.
+            for line in 0..4 {
+                let at = self.parts.slot(self.used_next.wrapping_add(8 * line));
+                self.parts.used.prefetch_write(RING + 8 * at);
+            }
             self.held -= moved;
         }
     }
