@@ -38,6 +38,10 @@ mod plain {
     // SAFETY: as above.
     unsafe impl Sync for Area {}
 
+    /// A packed descriptor: address, length, id, and flags, which are a sync word.
+    #[repr(C)]
+    struct Unflagged(AtomicU64, AtomicU32, AtomicU16, AtomicU16);
+
     macro_rules! words {
         ($load:ident, $store:ident, $int:ty, $atomic:ty) => {
             /// Relaxed load of a little-endian data word.
@@ -85,13 +89,48 @@ mod plain {
             );
             // SAFETY: the offset lies inside the mapping, checked above.
             let at = unsafe { self.at.add(offset) };
-            debug_assert!(at.addr().get() % size == 0);
+            debug_assert!(at.addr().get() % align_of::<T>() == 0);
             at.cast()
         }
 
         words!(load_u16, store_u16, u16, AtomicU16);
         words!(load_u32, store_u32, u32, AtomicU32);
         words!(load_u64, store_u64, u64, AtomicU64);
+
+        /// Relaxed load of 16 bytes as two little-endian words, each fetched once.
+        #[inline]
+        pub fn load_pair(&self, offset: usize) -> (u64, u64) {
+            let at = self.word::<[AtomicU64; 2]>(offset);
+            #[cfg(feature = "audit")]
+            crate::audit::load(at.addr().get(), 16);
+            // SAFETY: as for data words.
+            let [first, second] = unsafe { at.as_ref() };
+            let first = u64::from_le(first.load(Ordering::Relaxed));
+            (first, u64::from_le(second.load(Ordering::Relaxed)))
+        }
+
+        /// Relaxed load of the first 14 of 16 bytes: a packed descriptor without its flags.
+        #[inline]
+        pub fn load_unflagged(&self, offset: usize) -> (u64, u32, u16) {
+            let at = self.word::<Unflagged>(offset);
+            #[cfg(feature = "audit")]
+            crate::audit::load(at.addr().get(), 14);
+            // SAFETY: as for data words.
+            let Unflagged(addr, len, id, _) = unsafe { at.as_ref() };
+            let addr = u64::from_le(addr.load(Ordering::Relaxed));
+            let len = u32::from_le(len.load(Ordering::Relaxed));
+            (addr, len, u16::from_le(id.load(Ordering::Relaxed)))
+        }
+
+        /// Store of three data words and the sync word behind them (the last 8 bytes of a packed
+        /// descriptor), at once.
+        #[inline]
+        pub fn sync_store_tail(&self, offset: usize, len: u32, id: u16, flags: u16, o: Ordering) {
+            let at = self.word::<u64>(offset).cast::<AtomicU64>();
+            let word = u64::from(len) | u64::from(id) << 32 | u64::from(flags) << 48;
+            // SAFETY: as for data words.
+            unsafe { at.as_ref() }.store(word.to_le(), o);
+        }
 
         /// Load of a sync word.
         #[inline]
@@ -218,6 +257,20 @@ mod modelled {
             self.0.sync[&offset].store(value, order);
         }
 
+        /// See the plain `Area`.
+        pub fn load_pair(&self, offset: usize) -> (u64, u64) {
+            (self.load_u64(offset), self.load_u64(offset + 8))
+        }
+        /// See the plain `Area`.
+        pub fn load_unflagged(&self, offset: usize) -> (u64, u32, u16) {
+            (self.load_u64(offset), self.load_u32(offset + 8), self.load_u16(offset + 12))
+        }
+        /// See the plain `Area`.
+        pub fn sync_store_tail(&self, offset: usize, len: u32, id: u16, flags: u16, o: Ordering) {
+            self.store_u32(offset, len);
+            self.store_u16(offset + 4, id);
+            self.sync_store(offset + 6, flags, o);
+        }
         /// See the plain `Area`.
         pub fn prefetch(&self, _: usize) {}
         /// See the plain `Area`.

@@ -284,18 +284,22 @@ impl Forwarder {
             return;
         };
         let queue = from.queue % active;
-        // Nothing is looked at, so nothing is copied to look at, but for frames that may have to
-        // be worked on; a frame's header is then decided on and delivered from the same copy.
-        if burst.frames.iter().any(|f| !f.hdr.is_plain()) {
-            burst.snapshot();
-        }
-        for i in 0..burst.frames.len() {
+        let at = self.group_for(to, queue);
+        let picks = &mut self.groups[at].picks;
+        let mut plain = true;
+        for (i, frame) in burst.frames.iter().enumerate() {
             // A held frame whose memory went away has no bytes left.
-            if burst.frames[i].len < ETHERNET_LEN {
+            if frame.len < ETHERNET_LEN {
                 from.stats.drops_runt.add(1);
                 continue;
             }
-            self.pick(to, queue, i as u16, false);
+            plain &= frame.hdr.is_plain();
+            picks.push(i as u16);
+        }
+        // Nothing is looked at, so nothing is copied to look at, but for frames that may have to
+        // be worked on; a frame's header is then decided on and delivered from the same copy.
+        if !plain {
+            burst.snapshot();
         }
     }
 
@@ -386,6 +390,15 @@ impl Forwarder {
     /// Puts frame `i` into the group for a queue.
     #[inline]
     fn pick(&mut self, port: PortId, queue: u16, i: u16, flood: bool) {
+        let at = self.group_for(port, queue);
+        let group = &mut self.groups[at];
+        group.floods |= u64::from(flood) << group.picks.len();
+        group.picks.push(i);
+    }
+
+    /// The index of the group for a queue, which is made if there is none yet.
+    #[inline]
+    fn group_for(&mut self, port: PortId, queue: u16) -> usize {
         let used = &self.groups[..self.groups_used];
         let is_it = |g: &Group| g.port == port && g.queue == queue;
         // The last group first: most frames of a burst go where the one before went.
@@ -400,7 +413,7 @@ impl Forwarder {
                 _ => None,
             }
         };
-        let at = at.unwrap_or_else(|| {
+        at.unwrap_or_else(|| {
             if self.groups_used == self.groups.len() {
                 self.groups.push(Group::default());
             }
@@ -412,10 +425,7 @@ impl Forwarder {
                 *of = (self.bursts, self.groups_used - 1);
             }
             self.groups_used - 1
-        });
-        let group = &mut self.groups[at];
-        group.floods |= u64::from(flood) << group.picks.len();
-        group.picks.push(i);
+        })
     }
 
     /// Gives a group to its queue, under one lock.

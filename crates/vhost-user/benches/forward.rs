@@ -87,7 +87,7 @@ fn run(name: &str, features: Features, mode: Mode, len: u32, csum: bool) {
     let mut scratch = Burst::default();
     let mut used: Vec<Used> = Vec::new();
     let (mut next, mut spent, mut frames) = (0_u16, 0_u128, 0_u64);
-    let total = 3_000_000;
+    let total = std::env::var("FRAMES").map_or(3_000_000, |n| n.parse().expect("a number"));
     while frames < total {
         for _ in 0..32 {
             let at = addr(&tx, next % SIZE);

@@ -261,6 +261,15 @@ impl Taken {
         Ok(())
     }
 
+    /// Adds a chain of one descriptor, which nearly all are.
+    #[inline]
+    fn push_single(&mut self, id: u16, buf: Buf) {
+        let write = u16::from(buf.write && !self.write_ignored);
+        let first = u32::try_from(self.bufs.len()).expect("bounded by burst and ring size");
+        self.chains.push(Chain { id, slots: 1, first, reads: 1 - write, writes: write });
+        self.bufs.push(buf);
+    }
+
     /// A chain that begins after the last buffer.
     #[inline]
     fn begin(&self, id: u16) -> Chain {

@@ -68,33 +68,42 @@ impl PackedDevice {
         if let Some(fault) = self.fault {
             return Err(fault);
         }
-        let mut done = 0;
-        while done < max {
+        while out.chains.len() < max {
             // Device sees the descriptor /before/ it trusts its flags; pairs with the driver's
             // release in `publish`; loom test `packed_publish_take`.
-            let flags =
-                self.parts.desc.sync_load(self.avail.offset() + DESC_FLAGS, Ordering::Acquire);
+            let at = self.avail.offset();
+            let flags = self.parts.desc.sync_load(at + DESC_FLAGS, Ordering::Acquire);
             if !self.avail.is_available(flags) {
                 break;
             }
             // For writing: the used descriptor goes where the available one was.
-            self.parts.desc.prefetch_write(self.avail.offset() + 8 * DESC_LEN);
+            self.parts.desc.prefetch_write(at + 8 * DESC_LEN);
+            let desc = Desc::read_head(&self.parts.desc, at, flags);
+            if flags & (DESC_NEXT | DESC_INDIRECT) == 0 && self.held < self.parts.size {
+                out.push_single(desc.id, desc.buf());
+                self.avail.advance(1, self.parts.size);
+                self.held += 1;
+                continue;
+            }
+            // A burst ends where the longest chain might not fit: see `Taken::is_full`.
+            if out.is_full(self.parts.size) && !out.chains.is_empty() {
+                break;
+            }
             let mut chain = out.begin(0);
-            let walked = self.chain(memory, flags, &mut chain, out);
+            let walked = self.chain(memory, desc, &mut chain, out);
             if let Err(fault) = walked.and_then(|()| self.check_held(&chain)) {
                 out.forget(&chain);
                 self.fault = Some(fault);
-                return if done > 0 { Ok(done) } else { Err(fault) };
+                break;
             }
             self.avail.advance(chain.slots, self.parts.size);
             self.held += chain.slots;
             out.chains.push(chain);
-            done += 1;
-            if out.is_full(self.parts.size) {
-                break;
-            }
         }
-        Ok(done)
+        match self.fault {
+            Some(fault) if out.chains.is_empty() => Err(fault),
+            _ => Ok(out.chains.len()),
+        }
     }
 
     /// A chain may not reach into slots that we hold: the driver cannot own them.
@@ -108,16 +117,14 @@ impl PackedDevice {
     }
 
     /// Walks one chain from the available position. Every descriptor is read exactly once.
-    #[inline]
     fn chain(
         &self,
         memory: &GuestMemory,
-        flags: u16,
+        mut desc: Desc,
         chain: &mut Chain,
         out: &mut Taken,
     ) -> Result<(), Malformed> {
         let mut at = self.avail;
-        let mut desc = Desc::read_head(&self.parts.desc, at.offset(), flags);
         loop {
             if chain.slots == self.parts.size {
                 return Err(Malformed::ChainTooLong);
@@ -175,15 +182,15 @@ impl PackedDevice {
     #[inline]
     pub(crate) fn put(&mut self, id: u16, slots: u16, len: u32) {
         let at = self.used.offset();
-        self.parts.desc.store_u32(at + 8, len);
-        self.parts.desc.store_u16(at + 12, id);
         let write = if len > 0 { DESC_WRITE } else { 0 };
         let flags = self.used.used_bits() | write;
         if self.first.is_none() {
+            self.parts.desc.store_u32(at + 8, len);
+            self.parts.desc.store_u16(at + 12, id);
             self.first = Some((self.used, flags));
         } else {
             // Driver sees id and length /before/ flags; pairs with the acquire in its `take_used`.
-            self.parts.desc.sync_store(at + DESC_FLAGS, flags, Ordering::Release);
+            self.parts.desc.sync_store_tail(at + 8, len, id, flags, Ordering::Release);
         }
         self.used.advance(slots, self.parts.size);
         self.unpublished = self.unpublished.saturating_add(slots);
@@ -242,16 +249,15 @@ struct Desc {
 impl Desc {
     #[inline]
     fn read(table: &Area, at: usize) -> Self {
-        let addr = table.load_u64(at);
-        let rest = table.load_u64(at + 8);
+        let (addr, rest) = table.load_pair(at);
         Self { addr, len: lo32(rest), id: lo16(rest >> 32), flags: lo16(rest >> 48) }
     }
 
     /// The rest of a descriptor whose flags were fetched already, and are not fetched again.
     #[inline]
     fn read_head(table: &Area, at: usize, flags: u16) -> Self {
-        let (addr, len) = (table.load_u64(at), table.load_u32(at + 8));
-        Self { addr, len, id: table.load_u16(at + 12), flags }
+        let (addr, len, id) = table.load_unflagged(at);
+        Self { addr, len, id, flags }
     }
 
     #[inline]

@@ -79,45 +79,55 @@ impl SplitDevice {
             at = at.wrapping_add(1);
             self.parts.desc.prefetch(DESC_LEN * usize::from(*head));
         }
-        for (done, head) in heads[..n].iter().enumerate() {
-            let mut chain = out.begin(*head);
-            if let Err(fault) = self.chain(memory, &mut chain, out) {
-                out.forget(&chain);
-                let fault = self.fail(fault);
-                return if done > 0 { Ok(done) } else { Err(fault) };
-            }
-            out.chains.push(chain);
-            self.avail_next = self.avail_next.wrapping_add(1);
-            self.held += 1;
-            if out.is_full(self.parts.size) {
+        for head in heads[..n].iter().copied() {
+            if head < self.parts.size {
+                let desc = Desc::read(&self.parts.desc, head);
+                if desc.flags & (DESC_NEXT | DESC_INDIRECT) == 0 {
+                    out.push_single(head, desc.buf());
+                    continue;
+                }
+                // A burst ends where the longest chain might not fit: see `Taken::is_full`.
+                if out.is_full(self.parts.size) && !out.chains.is_empty() {
+                    break;
+                }
+                let mut chain = out.begin(head);
+                if let Err(fault) = self.chain(memory, desc, &mut chain, out) {
+                    out.forget(&chain);
+                    self.fault = Some(fault);
+                    break;
+                }
+                out.chains.push(chain);
+            } else {
+                self.fault = Some(Malformed::DescIndex(head));
                 break;
             }
         }
-        Ok(out.chains.len())
+        let done = u16::try_from(out.chains.len()).expect("at most HEADS_MAX");
+        self.avail_next = self.avail_next.wrapping_add(done);
+        self.held += done;
+        match self.fault {
+            Some(fault) if done == 0 => Err(fault),
+            _ => Ok(usize::from(done)),
+        }
     }
 
     fn fail(&mut self, fault: Malformed) -> Malformed {
         *self.fault.insert(fault)
     }
 
-    /// Walks one chain from its head. Every descriptor is read exactly once.
-    #[inline]
+    /// Walks one chain from its first descriptor. Every descriptor is read exactly once.
     fn chain(
         &self,
         memory: &GuestMemory,
+        mut desc: Desc,
         chain: &mut Chain,
         out: &mut Taken,
     ) -> Result<(), Malformed> {
-        let mut at = chain.id;
         loop {
-            if at >= self.parts.size {
-                return Err(Malformed::DescIndex(at));
-            }
             if chain.slots == self.parts.size {
                 return Err(Malformed::ChainTooLong);
             }
             chain.slots += 1;
-            let desc = Desc::read(&self.parts.desc, at);
             if desc.flags & DESC_INDIRECT != 0 {
                 return self.indirect(memory, &desc, chain, out);
             }
@@ -125,7 +135,10 @@ impl SplitDevice {
             if desc.flags & DESC_NEXT == 0 {
                 return Ok(());
             }
-            at = desc.next;
+            if desc.next >= self.parts.size {
+                return Err(Malformed::DescIndex(desc.next));
+            }
+            desc = Desc::read(&self.parts.desc, desc.next);
         }
     }
 
@@ -264,8 +277,7 @@ impl Desc {
     #[inline]
     fn read(table: &Area, at: u16) -> Self {
         let at = DESC_LEN * usize::from(at);
-        let addr = table.load_u64(at);
-        let rest = table.load_u64(at + 8);
+        let (addr, rest) = table.load_pair(at);
         Self { addr, len: lo32(rest), flags: lo16(rest >> 32), next: lo16(rest >> 48) }
     }
 
