@@ -572,7 +572,9 @@ impl Forwarder {
                 || frame.held_ns > WAIT_NS_MAX
             {
                 from.stats.drops_no_room.add(1);
-                egress.stalled.store(true, Ordering::Relaxed);
+                if idle_ns > HOLD_NS_MAX {
+                    egress.stalled.store(true, Ordering::Relaxed);
+                }
             } else {
                 frame.verdict = Verdict::Hold;
                 held = true;

@@ -397,6 +397,23 @@ fn what_is_held_is_bounded_by_half_the_ring() {
 }
 
 #[test]
+fn one_held_frame_does_not_hold_up_the_rest_for_ever() {
+    let mut tx = Tx::new();
+    let mut given_up_at = None;
+    for round in 0..SIZE {
+        tx.chain(&[&[0; 12], &frame(60, round as u8)[..]].concat(), &[]);
+        let seen = tx.burst(|i| if i == 0 { Verdict::Hold } else { Verdict::Done }).unwrap();
+        if seen[0].held_ns == u64::MAX {
+            given_up_at = Some(round);
+            break;
+        }
+    }
+    assert_eq!(given_up_at, Some(SIZE / 2), "half a ring waits for it");
+    tx.all();
+    assert_eq!(tx.guest.used().len(), usize::from(SIZE / 2), "all but the newest go back");
+}
+
+#[test]
 fn deactivation_gives_held_chains_back_and_tells_where_the_ring_stands() {
     for features in kinds() {
         let mut tx = Tx::with(features, format());
