@@ -115,9 +115,17 @@ fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), Te
             }
             Op::Use(max) => {
                 let n = usize::from(max).min(held.len());
-                for (chain, bufs) in held.drain(..n) {
+                let (chains, bufs): (Vec<_>, Vec<_>) = held.drain(..n).unzip();
+                // A burst with nothing to write goes at once, as transmitted frames do.
+                let at_once = chains.iter().all(|c: &ring::virtq::Chain| c.writes == 0);
+                if at_once {
+                    device.put_all(&chains);
+                }
+                for (chain, bufs) in chains.iter().zip(bufs) {
                     let room: u32 = bufs.iter().filter(|b: &&Buf| b.write).map(|b| b.len).sum();
-                    device.put(&chain, room / 2);
+                    if !at_once {
+                        device.put(chain, room / 2);
+                    }
                     used.push_back((chain.id, room / 2));
                 }
                 prop_assert!(!driver_asleep || used.len() == n || n == 0 || !driver.has_used());

@@ -119,6 +119,16 @@ impl DeviceQueue {
         }
     }
 
+    /// Uses a whole burst of chains of which nothing was written, in the order taken. With
+    /// IN_ORDER the last one stands for all (virtio 1.3, 2.7.9 and 2.8.9).
+    #[inline]
+    pub fn put_all(&mut self, chains: &[Chain]) {
+        match &mut self.0 {
+            Kind::Split(q) => q.put_all(chains),
+            Kind::Packed(q) => chains.iter().for_each(|c| q.put(c.id, c.slots, 0)),
+        }
+    }
+
     /// Makes every chain used so far visible to the driver.
     #[inline]
     pub fn publish(&mut self) {

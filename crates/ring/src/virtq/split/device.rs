@@ -199,6 +199,20 @@ impl SplitDevice {
         self.used_next = self.used_next.wrapping_add(1);
     }
 
+    pub(crate) fn put_all(&mut self, chains: &[Chain]) {
+        match chains {
+            [_, .., last] if self.features.in_order => {
+                //= virtio-v1.3 2.7.9: the device can notify the use of a batch of buffers to the
+                //= driver by only writing out a single used ring entry with the id corresponding
+                //= to the head entry of the descriptor chain describing the last buffer.
+                self.put(last.id, 0);
+                let skipped = u16::try_from(chains.len() - 1).expect("a burst");
+                self.used_next = self.used_next.wrapping_add(skipped);
+            }
+            _ => chains.iter().for_each(|c| self.put(c.id, 0)),
+        }
+    }
+
     pub(crate) fn publish(&mut self) {
         let moved = self.used_next.wrapping_sub(self.used_published);
         assert!(moved <= self.held, "more chains used than taken");
