@@ -129,6 +129,17 @@ impl DeviceQueue {
         }
     }
 
+    /// Has the CPU fetch what the next `take` will read and use: for a queue whose chains were made
+    /// available long ago, as receive buffers are. (Elsewhere it would fetch lines that the driver
+    /// is about to write.)
+    #[inline]
+    pub fn look_ahead(&self) {
+        match &self.0 {
+            Kind::Split(q) => q.look_ahead(),
+            Kind::Packed(q) => q.look_ahead(),
+        }
+    }
+
     /// Makes every chain used so far visible to the driver.
     #[inline]
     pub fn publish(&mut self) {

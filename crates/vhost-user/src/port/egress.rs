@@ -125,6 +125,7 @@ impl VirtioEgress {
                 seg.prefetch();
             }
         }
+        active.queue.look_ahead();
         Ok(())
     }
 

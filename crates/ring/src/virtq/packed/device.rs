@@ -196,6 +196,15 @@ impl PackedDevice {
         self.unpublished = self.unpublished.saturating_add(slots);
     }
 
+    pub(crate) fn look_ahead(&self) {
+        let mut at = self.avail;
+        // 4 descriptors to a line; at most once around.
+        for _ in 0..16.min(self.parts.size / 4) {
+            self.parts.desc.prefetch_write(at.offset());
+            at.advance(4, self.parts.size);
+        }
+    }
+
     pub(crate) fn publish(&mut self) {
         if let Some((pos, flags)) = self.first.take() {
             // The first used descriptor is written last, so that the driver sees the burst as a
