@@ -76,8 +76,10 @@ impl PackedDevice {
             if !self.avail.is_available(flags) {
                 break;
             }
-            // For writing: the used descriptor goes where the available one was.
-            self.parts.desc.prefetch_write(at + 8 * DESC_LEN);
+            // For writing: the used descriptor goes where the available one was. 4 to a line.
+            if self.avail.slot.is_multiple_of(4) {
+                self.parts.desc.prefetch_write(at + 16 * DESC_LEN);
+            }
             let desc = Desc::read_head(&self.parts.desc, at, flags);
             if flags & (DESC_NEXT | DESC_INDIRECT) == 0 && self.held < self.parts.size {
                 out.push_single(desc.id, desc.buf());
@@ -179,7 +181,7 @@ impl PackedDevice {
         self.held -= slots;
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn put(&mut self, id: u16, slots: u16, len: u32) {
         let at = self.used.offset();
         let write = if len > 0 { DESC_WRITE } else { 0 };

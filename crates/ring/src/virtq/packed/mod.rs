@@ -81,12 +81,12 @@ impl Pos {
 
     #[inline]
     fn is_available(self, flags: u16) -> bool {
-        (flags & AVAIL != 0) == self.wrap && (flags & USED != 0) != self.wrap
+        flags & (AVAIL | USED) == self.available_bits()
     }
 
     #[inline]
     fn is_used(self, flags: u16) -> bool {
-        (flags & AVAIL != 0) == self.wrap && (flags & USED != 0) == self.wrap
+        flags & (AVAIL | USED) == self.used_bits()
     }
 
     /// The bits that make a descriptor available at this position.
