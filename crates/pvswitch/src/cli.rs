@@ -234,7 +234,7 @@ pub struct ConnectArgs {
     #[arg(long)]
     pub in_order: bool,
     /// When to poll and when to sleep: event, spin or adaptive
-    #[arg(long, default_value_t = Policy::Adaptive)]
+    #[arg(long, default_value_t = Policy::ADAPTIVE)]
     pub poll: Policy,
 }
 

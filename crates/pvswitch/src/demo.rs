@@ -115,7 +115,7 @@ impl Machine {
     }
 
     fn guest_poll(&self) -> Policy {
-        if self.cores() >= CORES_TO_POLL { Policy::Adaptive } else { Policy::Event }
+        if self.cores() >= CORES_TO_POLL { Policy::ADAPTIVE } else { Policy::Event }
     }
 
     /// One CPU for the switch, the others for the guests: both would lose by moving about.
@@ -148,6 +148,6 @@ mod tests {
         assert_eq!(switch, 6);
         assert!(guests.is_set(1) && guests.is_set(4) && !guests.is_set(6));
         assert_eq!(machine(&[0, 1]).guest_poll(), Policy::Event);
-        assert_eq!(machine(&[0, 1, 2, 3]).guest_poll(), Policy::Adaptive);
+        assert_eq!(machine(&[0, 1, 2, 3]).guest_poll(), Policy::ADAPTIVE);
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 use shm::Seg;
-use switch::poll::{Action, Poller};
+use switch::poll::{Action, Costs, Poller};
 use vhost_user::feature;
 
 use crate::cli::{GenArgs, GenMode};
@@ -175,7 +175,7 @@ impl Generator {
             gap_ns: args.rate.map(|rate| 1e9 / rate),
             mac: args.mac,
             peer: args.peer,
-            poller: Poller::new(args.connect.poll, 0),
+            poller: Poller::new(args.connect.poll, Costs::TYPICAL, 0),
             epoch: Instant::now(),
             totals: Totals::default(),
             latency_ns: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("constant bounds"),
@@ -211,7 +211,7 @@ impl Generator {
                 GenMode::Sink | GenMode::Echo => 0,
             };
             let now = self.now_ns();
-            if self.poller.next(received + sent, now) == Action::ArmAndSleep {
+            if self.poller.next(received + sent, now) == Action::Arm {
                 self.sleep(deadline)?;
                 self.poller.wake(self.now_ns());
                 return Ok(());

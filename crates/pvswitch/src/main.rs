@@ -4,6 +4,7 @@ mod capture;
 mod cli;
 mod config;
 mod control;
+mod cost;
 mod ctl;
 mod demo;
 mod generate;

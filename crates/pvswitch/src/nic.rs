@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use shm::Seg;
-use switch::poll::{Action, Poller};
+use switch::poll::{Action, Costs, Poller};
 use uplink::{Batching, TapFd};
 use vhost_user::feature;
 
@@ -50,7 +50,7 @@ pub fn command(args: NicArgs) -> Result<(), AnyError> {
         };
         let names = feature::names(guest.frontend.features()).join(" ");
         tracing::info!("{} connected to {}: {names}", args.tap, to.socket.display());
-        let poller = Poller::new(args.connect.poll, 0);
+        let poller = Poller::new(args.connect.poll, Costs::TYPICAL, 0);
         match serve(guest, &mut reads, &mut writes, poller, &go_on) {
             Ok(()) => {}
             Err(error) => tracing::warn!("the switch broke the ring protocol: {error}"),
@@ -91,7 +91,7 @@ fn serve(
         if rounds.is_multiple_of(1024) && (!go_on() || guest::is_gone(&guest.frontend)) {
             return Ok(());
         }
-        if poller.next(sent + received, at) == Action::Spin {
+        if poller.next(sent + received, at) != Action::Arm {
             continue;
         }
         if !sleep(&mut guest, reads)? || !go_on() {

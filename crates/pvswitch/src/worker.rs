@@ -16,7 +16,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Forwarder, HOLD_NS_MAX, Mode, Port, Source, Table};
 use switch::frame::{BURST_MAX, Burst};
-use switch::poll::{Action, Policy, Poller};
+use switch::poll::{Action, Costs, Policy, Poller};
 use switch::port::{Fault, Ingress};
 
 /// How often a busy worker looks for kicks of cold queues, in ns.
@@ -282,7 +282,7 @@ impl Worker {
             match command {
                 Command::Serve(served) => {
                     let policy = if served.notifies { self.shared.policy } else { Policy::Spin };
-                    let poller = Poller::new(policy, self.now());
+                    let poller = Poller::new(policy, Costs::TYPICAL, self.now());
                     self.by_token.insert(served.token, self.queues.len());
                     self.queues.push(Queue { served, poller, hot: false, held: 0 });
                     // The peer may have made frames available before anyone listened.
@@ -412,8 +412,8 @@ impl Worker {
             source.stats.polls_empty.add(1);
         }
         match queue.poller.next(news, now) {
-            Action::Spin => true,
-            Action::ArmAndSleep => !ingress.arm(),
+            Action::Poll | Action::Until(_) => true,
+            Action::Arm => !ingress.arm(),
         }
     }
 

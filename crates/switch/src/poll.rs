@@ -1,126 +1,164 @@
-//! When to poll a queue and when to sleep: pure policies, with time passed in.
+//! When to poll a queue and when to sleep, when to notify and when to wait: pure policies, with
+//! time passed in.
 //!
-//! A queue is *hot* (polled, its peer asked for no notifications) or *cold* (armed, out of the
-//! poll set; only a kick brings it back). A policy sees what each poll of a hot queue found and
-//! says whether it stays hot.
+//! A queue's reader asks its [`Poller`] after each look what to do next; a queue's writer asks its
+//! [`Notifier`] after each publication whether the peer is told now. Either half of a ring uses
+//! both. Neither makes a system call or reads a clock, so that tests run them in virtual time.
 
-use std::fmt;
-use std::str::FromStr;
+mod adaptive;
+mod notifier;
+mod policy;
 
-/// How long `adaptive` polls an empty queue before it sleeps, in ns: about the cost of the sleep
-/// and wake-up it hopes to avoid, so that it never spends more than twice the best choice.
-pub const ADAPTIVE_SPIN_NS: u64 = 50_000;
+pub use adaptive::Adaptive;
+pub use notifier::{Notifier, Notify};
+pub use policy::{DEFAULT_LATENCY_US, POLICIES, Policy, TIMER_HZ_MAX};
 
-/// A policy, as the command line names it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
-    /// Sleep as soon as a poll finds nothing.
-    Event,
-    /// Never sleep.
-    Spin,
-    /// Poll for [`ADAPTIVE_SPIN_NS`] after the last frame, then sleep.
-    #[default]
-    Adaptive,
+/// Longest time that `timer` goes on polling without traffic, in ns.
+pub const TIMER_IDLE_NS: u64 = 100_000_000;
+
+/// What sleeping costs on this machine: measured at start, since it differs a hundredfold between
+/// a bare machine and a nested virtual one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Costs {
+    /// CPU time of one sleep that a notification ends, the peer's part of it included, in ns.
+    pub wake_ns: u64,
+    /// Time from a notification until the sleeper runs, in ns.
+    pub wake_late_ns: u64,
+    /// CPU time of one sleep that a timer ends, in ns.
+    pub nap_ns: u64,
+    /// Time from a timer's end until the sleeper runs, in ns.
+    pub nap_late_ns: u64,
 }
 
-/// Names a person may have meant, for error messages.
-pub const POLICIES: [&str; 3] = ["event", "spin", "adaptive"];
+impl Costs {
+    /// Of a bare machine, for tests and until something was measured.
+    pub const TYPICAL: Self =
+        Self { wake_ns: 6_000, wake_late_ns: 5_000, nap_ns: 4_000, nap_late_ns: 5_000 };
+}
 
-impl FromStr for Policy {
-    type Err = String;
+/// How a queue is served at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// Polled in every round; its peer is asked for no notification.
+    Hot,
+    /// Looked at now and then, at a time that is set; its peer is asked for no notification.
+    Warm,
+    /// Armed and out of the poll set: only a notification brings it back.
+    Cold,
+}
 
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "event" => Ok(Self::Event),
-            "spin" => Ok(Self::Spin),
-            "adaptive" => Ok(Self::Adaptive),
-            _ => Err(format!("unknown poll policy '{s}': use one of {}", POLICIES.join(", "))),
+impl State {
+    /// Its name, as people see it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hot => "hot",
+            Self::Warm => "warm",
+            Self::Cold => "cold",
         }
     }
 }
 
-impl fmt::Display for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Event => "event",
-            Self::Spin => "spin",
-            Self::Adaptive => "adaptive",
-        })
-    }
-}
-
-/// What to do with a queue after a poll.
+/// What to do with a queue after a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Poll again.
-    Spin,
-    /// Arm, re-check, and leave the poll set.
-    ArmAndSleep,
+    /// Look again in the next round.
+    Poll,
+    /// Look again at this time, in ns; the peer stays asked for no notification.
+    Until(u64),
+    /// Ask the peer to notify, look a last time, and leave the poll set.
+    Arm,
 }
 
-/// A policy at work on one queue.
-#[derive(Clone, Copy, Debug)]
+/// A policy at work on the reader's side of one queue.
+#[derive(Clone, Debug)]
 pub struct Poller {
     policy: Policy,
-    /// When the queue last had something; the start of its empty time.
+    /// When the queue last had something, or was woken.
     busy_ns: u64,
+    adaptive: Adaptive,
 }
 
 impl Poller {
-    /// For a queue that became hot at `now_ns`.
-    pub fn new(policy: Policy, now_ns: u64) -> Self {
-        Self { policy, busy_ns: now_ns }
+    /// For a queue that is polled from `now_ns` on.
+    pub fn new(policy: Policy, costs: Costs, now_ns: u64) -> Self {
+        let latency_us = match policy {
+            Policy::Adaptive { latency_us } => latency_us,
+            _ => DEFAULT_LATENCY_US,
+        };
+        let adaptive = Adaptive::new(u64::from(latency_us) * 1000, costs, now_ns);
+        Self { policy, busy_ns: now_ns, adaptive }
     }
 
-    /// A kick made the queue hot.
+    /// The policy it was made with.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// Whether the peer is to be asked for no notifications while the queue is polled. Not under
+    /// `event`, which stays armed.
+    pub fn disarms(&self) -> bool {
+        self.policy != Policy::Event
+    }
+
+    /// Most frames to take in one look.
+    #[inline]
+    pub fn budget(&self) -> usize {
+        match self.policy {
+            Policy::Napi { budget } => usize::from(budget),
+            _ => crate::frame::BURST_MAX,
+        }
+    }
+
+    /// A notification ended the queue's sleep.
     pub fn wake(&mut self, now_ns: u64) {
         self.busy_ns = now_ns;
+        self.adaptive.wake(now_ns);
     }
 
-    /// What a poll at `now_ns` found, and what to do next.
+    /// What a look at `now_ns` found, and what to do next.
     #[inline]
     pub fn next(&mut self, frames: usize, now_ns: u64) -> Action {
+        let empty_ns = now_ns.saturating_sub(self.busy_ns);
         if frames > 0 {
             self.busy_ns = now_ns;
-            return Action::Spin;
         }
         match self.policy {
-            Policy::Spin => Action::Spin,
-            Policy::Event => Action::ArmAndSleep,
-            Policy::Adaptive if now_ns.saturating_sub(self.busy_ns) < ADAPTIVE_SPIN_NS => {
-                Action::Spin
+            Policy::Adaptive { .. } => self.adaptive.next(frames, now_ns),
+            Policy::Spin => Action::Poll,
+            Policy::Event => Action::Arm,
+            Policy::Napi { budget } if frames >= usize::from(budget) => Action::Poll,
+            Policy::Napi { .. } => Action::Arm,
+            Policy::Timer { hz } => {
+                if frames == 0 && empty_ns >= TIMER_IDLE_NS {
+                    return Action::Arm;
+                }
+                if frames >= crate::frame::BURST_MAX {
+                    return Action::Poll;
+                }
+                Action::Until(tick_after(now_ns, hz))
             }
-            Policy::Adaptive => Action::ArmAndSleep,
+            Policy::Coalesce { usecs: 0, .. } | Policy::CoalescePending { usecs: 0 } => {
+                if frames > 0 { Action::Poll } else { Action::Arm }
+            }
+            Policy::Coalesce { usecs, frames: most } => match frames {
+                0 => Action::Arm,
+                n if n >= usize::from(most) => Action::Poll,
+                _ => Action::Until(now_ns + u64::from(usecs) * 1000),
+            },
+            Policy::CoalescePending { usecs } => match frames {
+                0 => Action::Arm,
+                n => Action::Until(now_ns + u64::from(usecs) * 1000 / n as u64),
+            },
         }
     }
+}
+
+/// The first tick after `now_ns` of a timer of `hz`: all queues of one frequency share it.
+pub fn tick_after(now_ns: u64, hz: u32) -> u64 {
+    let period = 1_000_000_000 / u64::from(hz.max(1));
+    (now_ns / period + 1) * period
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn adaptive_spins_for_its_time_after_the_last_frame() {
-        let mut p = Poller::new(Policy::Adaptive, 1000);
-        assert_eq!(p.next(0, 1000 + ADAPTIVE_SPIN_NS - 1), Action::Spin);
-        assert_eq!(p.next(3, 2 * ADAPTIVE_SPIN_NS), Action::Spin);
-        assert_eq!(p.next(0, 3 * ADAPTIVE_SPIN_NS - 1), Action::Spin);
-        assert_eq!(p.next(0, 3 * ADAPTIVE_SPIN_NS), Action::ArmAndSleep);
-        p.wake(9 * ADAPTIVE_SPIN_NS);
-        assert_eq!(p.next(0, 9 * ADAPTIVE_SPIN_NS + 1), Action::Spin);
-    }
-
-    #[test]
-    fn event_sleeps_at_once_and_spin_never() {
-        assert_eq!(Poller::new(Policy::Event, 0).next(0, 0), Action::ArmAndSleep);
-        assert_eq!(Poller::new(Policy::Spin, 0).next(0, u64::MAX), Action::Spin);
-    }
-
-    #[test]
-    fn names_round_trip_and_unknown_ones_are_told() {
-        for name in POLICIES {
-            assert_eq!(name.parse::<Policy>().unwrap().to_string(), name);
-        }
-        assert!("napi2".parse::<Policy>().unwrap_err().contains("adaptive"));
-    }
-}
+mod tests;

@@ -320,7 +320,7 @@ impl<'a> Demo<'a> {
             "a core now; this one sleeps. Seen from outside, so as not to wake it.",
         ]);
         let roles = NAMES.map(|port| Role::sink(port, "waits"));
-        let mut stage = self.stage(Policy::Adaptive, &NAMES, &roles)?;
+        let mut stage = self.stage(Policy::ADAPTIVE, &NAMES, &roles)?;
         self.sleep(SETTLE)?;
         let change = self.watch(&mut stage, false, 0.0..1.0)?;
         let idle = Idle {
@@ -349,7 +349,7 @@ impl<'a> Demo<'a> {
             let does = if size == 60 { "sends 60 B" } else { "sends 1514 B" };
             let send = sender(ALICE, BOB, size, None, does);
             let mut stage =
-                self.stage(Policy::Adaptive, &[ALICE, BOB], &[Role::sink(BOB, "reads")])?;
+                self.stage(Policy::ADAPTIVE, &[ALICE, BOB], &[Role::sink(BOB, "reads")])?;
             self.join(&mut stage, &[send])?;
             self.sleep(SETTLE.min(self.scene / 4))?;
             let change = self.watch(&mut stage, true, 0.0..1.0)?;
@@ -374,7 +374,7 @@ impl<'a> Demo<'a> {
         ]);
         let echo = Role { mode: "echo", ..Role::sink(BOB, "answers") };
         let ask = Role { mode: "rr", ..sender(ALICE, BOB, 60, None, "asks") };
-        let mut stage = self.stage(Policy::Adaptive, &[ALICE, BOB], &[echo])?;
+        let mut stage = self.stage(Policy::ADAPTIVE, &[ALICE, BOB], &[echo])?;
         self.join(&mut stage, &[ask])?;
         let change = self.watch(&mut stage, true, 0.0..1.0)?;
         let told = stage.leave(ALICE)?;
@@ -394,19 +394,14 @@ impl<'a> Demo<'a> {
     }
 
     fn policies(&mut self) -> Result<(), Fail> {
-        for policy in [Policy::Event, Policy::Adaptive, Policy::Spin] {
+        for (policy, words) in [
+            (Policy::Event, "sleeps whenever it finds nothing to do (--poll event)."),
+            (Policy::ADAPTIVE, "polls, naps or sleeps, whichever costs least (--poll adaptive)."),
+            (Policy::Spin, "never sleeps, as DPDK's do (--poll spin)."),
+        ] {
             let load =
                 format!("First nothing, then {} frames a second. The switch", si(MODERATE.into()));
-            self.begin([
-                &load,
-                match policy {
-                    Policy::Event => "sleeps whenever it finds nothing to do (--poll event).",
-                    Policy::Adaptive => {
-                        "polls a moment longer, then sleeps (--poll adaptive, the default)."
-                    }
-                    Policy::Spin => "never sleeps, as DPDK's do (--poll spin).",
-                },
-            ]);
+            self.begin([&load, words]);
             let run = self.policy(policy)?;
             let [p50, p99] = run.latency.map(time_ns);
             self.view.result(&format!(
@@ -453,7 +448,7 @@ impl<'a> Demo<'a> {
         let sinks = [Role::sink(BOB, "reads"), Role::sink(DAVE, "reads")];
         let carol = sender(CAROL, DAVE, 60, pace, "sends 60 B, paced");
         let senders = [sender(ALICE, BOB, 60, pace, "sends 60 B, paced"), carol];
-        let mut stage = self.stage(Policy::Adaptive, &NAMES, &sinks)?;
+        let mut stage = self.stage(Policy::ADAPTIVE, &NAMES, &sinks)?;
         self.join(&mut stage, &senders)?;
         let mut rates = Vec::new();
         let rate = |change: &Change, port| change.rate(change.port(port).received);

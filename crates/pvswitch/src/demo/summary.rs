@@ -290,13 +290,13 @@ mod tests {
     fn the_verdict_follows_the_figures() {
         let runs = [
             run(Policy::Event, 0.2, 30e3),
-            run(Policy::Adaptive, 0.3, 20e3),
+            run(Policy::ADAPTIVE, 0.3, 20e3),
             run(Policy::Spin, 1.0, 10e3),
         ];
         let words = verdict(&runs);
         assert!(words.contains("least CPU with event, lowest median latency with spin"), "{words}");
         assert!(words.contains("2.0 times"), "{words}");
-        let words = verdict(&[run(Policy::Adaptive, 0.3, 0.0), run(Policy::Spin, 1.0, 0.0)]);
+        let words = verdict(&[run(Policy::ADAPTIVE, 0.3, 0.0), run(Policy::Spin, 1.0, 0.0)]);
         assert!(!words.contains("NaN") && !words.contains("inf"), "{words}");
     }
 }
