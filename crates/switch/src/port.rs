@@ -45,7 +45,8 @@ pub trait Egress: Send {
     /// Copies the frames `picks` (indices into `burst.frames`) to the peer, in order, headers
     /// from the private copies. Stops at the first that does not fit now. Returns how many were
     /// dealt with: delivered, or dropped and counted because the peer could never take them.
-    /// Nothing is visible before [`flush`](Self::flush).
+    /// Nothing is visible before [`flush`](Self::flush), nor told before
+    /// [`notify`](Self::notify).
     ///
     /// # Errors
     /// [`Fault`]: the peer broke its protocol; the port is to be stopped. None of `picks` was dealt
@@ -73,8 +74,11 @@ pub trait Egress: Send {
     /// [`Fault`], as for `put`.
     fn room(&mut self, len: u32, limit: usize) -> Result<usize, Fault>;
 
-    /// Publishes what was put and notifies the peer if it wants that: once.
+    /// Makes what was put visible to the peer: once.
     fn flush(&mut self);
+
+    /// Notifies the peer of what was made visible since the last time, if it wants that.
+    fn notify(&mut self) {}
 
     /// Asks the peer to notify when it has room, and looks a last time. True: still full.
     fn arm(&mut self) -> bool;

@@ -414,12 +414,16 @@ impl Egress for VirtioEgress {
     fn flush(&mut self) {
         let Some(active) = &mut self.active else { return };
         active.queue.publish();
-        self.stats.calls.add(active.call());
         // The next burst's buffers are fetched while other ports are served. A fault is told when
         // the chains are wanted: it is sticky.
         if self.taken.chains.len() - self.next < LOOK_AHEAD {
             let _ = self.take();
         }
+    }
+
+    fn notify(&mut self) {
+        let Some(active) = &mut self.active else { return };
+        self.stats.calls.add(active.call());
     }
 
     fn arm(&mut self) -> bool {
