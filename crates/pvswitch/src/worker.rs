@@ -125,6 +125,11 @@ impl Handle {
             thread: Mutex::new(None),
         };
         handle.add(handle.wake.as_fd(), WAKE)?;
+        // epoll_pwait2: naps are shorter than a millisecond. A kernel before Linux 5.11 is told
+        // here, at start.
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut none = Vec::<epoll::Event>::with_capacity(1);
+        epoll::wait(&handle.epoll, rustix::buffer::spare_capacity(&mut none), Some(&zero))?;
         Ok(handle)
     }
 
