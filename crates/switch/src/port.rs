@@ -14,7 +14,8 @@ pub trait Ingress: Send {
     /// Takes up to `max` frames, held ones first, shows them to `forward`, and acts on the
     /// verdicts: gives `Done` buffers back to the sender, in order, and keeps `Hold` frames to
     /// show them again. Notifies the peer at most once. `burst` is scratch, given back empty.
-    /// Returns how many frames were shown.
+    /// Returns how many frames were shown; at least `max` if it stopped before for their length
+    /// ([`BURST_BYTES`](crate::frame::BURST_BYTES)) and there are more.
     ///
     /// # Errors
     /// [`Fault`]: the peer broke its protocol; the port is to be stopped.
