@@ -76,7 +76,8 @@ pub trait Egress: Send {
     /// Publishes what was put and notifies the peer if it wants that: once.
     fn flush(&mut self);
 
-    /// Asks the peer to notify when it has room, and looks a last time. True: still full.
+    /// Asks the peer to notify when it has room, and looks a last time. True: still full, for all
+    /// that did not fit since this last was false.
     fn arm(&mut self) -> bool;
 
     /// The peer notified: asks for no more, until the next [`arm`](Self::arm). Not earlier, and
