@@ -81,7 +81,8 @@ pub trait Egress: Send {
     /// Notifies the peer of what was made visible since the last time, if it wants that.
     fn notify(&mut self) {}
 
-    /// Asks the peer to notify when it has room, and looks a last time. True: still full.
+    /// Asks the peer to notify when it has room, and looks a last time. True: still full, for all
+    /// that did not fit since this last was false.
     fn arm(&mut self) -> bool;
 
     /// The peer notified: asks for no more, until the next [`arm`](Self::arm). Not earlier, and

@@ -378,9 +378,10 @@ fn collect<'m>(
         if bad & 1 << i != 0 {
             continue;
         }
-        // Nearly every frame asks for nothing: a header of zeroes.
-        let seg = &mut burst.segs[first as usize];
+        // Nearly every frame asks for nothing: a header of zeroes. (Of empty buffers outside memory
+        // no segment is made.)
         if count == 1
+            && let seg = &mut burst.segs[first as usize]
             && seg.first() == Some([0; VnetHdr::LEN])
             && (HDR_RUNT..=FRAME_LEN_MAX).contains(&seg.len())
         {

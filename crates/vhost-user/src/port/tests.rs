@@ -323,6 +323,10 @@ fn frames_too_short_too_long_or_too_scattered_are_refused() {
         tx.raw(&[Buf { addr: BUFFERS, len, write: false }]);
         tx.refused(|s| s.drops_runt.get());
     }
+    // Empty, and nowhere: no segment is made of it.
+    let mut tx = Tx::new();
+    tx.raw(&[Buf { addr: 0, len: 0, write: false }]);
+    tx.refused(|s| s.drops_runt.get());
     let mut tx = Tx::new();
     tx.send(VnetHdr::NONE, &frame(FRAME_LEN_MAX as usize + 1, 1));
     tx.refused(|s| s.drops_too_long.get());

@@ -369,3 +369,15 @@ fn buffers_changed_while_they_are_counted_are_counted_again() {
     rx.egress.notify();
     assert_eq!(rx.guest.used().iter().map(|u| u.1).collect::<Vec<_>>(), [100, 1000, 412]);
 }
+
+#[test]
+fn room_for_the_shorter_of_two_waiting_frames_is_told_before_sleep() {
+    let mut rx = Rx::new();
+    rx.post(&[100]);
+    rx.post(&[100]);
+    assert_eq!(rx.one(vec![1; 250]), 0, "three buffers are wanted");
+    rx.post(&[100]);
+    assert_eq!(rx.one(vec![2; 450]), 0, "five are wanted");
+    assert!(!rx.egress.arm(), "the first frame has room by now");
+    assert_eq!(rx.one(vec![1; 250]), 1);
+}
