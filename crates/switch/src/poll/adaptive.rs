@@ -67,12 +67,12 @@ impl Adaptive {
     pub fn new(latency_ns: u64, costs: Costs, now_ns: u64) -> Self {
         Self {
             latency_ns,
-            costs,
+            costs: costs.bounded(),
             state: State::Hot,
             looked_ns: now_ns,
             busy_ns: now_ns,
             found_ns: now_ns,
-            gaps: Gaps::new(costs.wake_ns),
+            gaps: Gaps::new(costs.bounded().wake_ns),
             window: Window::new(now_ns),
             nap_ns: 0,
             full: 0,
@@ -111,10 +111,10 @@ impl Adaptive {
         let in_vain = self.state == State::Hot && self.busy_ns < self.looked_ns;
         self.looked_ns = now_ns;
         if in_vain {
-            self.window.empty_ns += since_look;
+            self.window.empty_ns = self.window.empty_ns.saturating_add(since_look);
         }
         if frames > 0 {
-            self.window.frames += frames as u64;
+            self.window.frames = self.window.frames.saturating_add(frames as u64);
             let since_found = now_ns.saturating_sub(self.found_ns);
             self.window.pass(since_found, self.period_ns());
             self.found_ns = now_ns;
@@ -157,7 +157,8 @@ impl Adaptive {
             return false;
         }
         // The window counted the longest naps.
-        let (longest_ns, period_ns) = (self.period_ns(), nap_ns + self.costs.nap_late_ns);
+        let (longest_ns, period_ns) =
+            (self.period_ns(), nap_ns.saturating_add(self.costs.nap_late_ns));
         let cost = scale(window.naps_cost(self.costs), longest_ns, period_ns);
         if scale(cost, 100, PAYS_PERCENT) >= window.spent_at_most(self.costs) {
             return false;
@@ -169,7 +170,7 @@ impl Adaptive {
 
     /// What the latency target allows, if it does not fill the ring.
     fn longest_nap(&self, window: &Window) -> u64 {
-        let room_ns = (ROOM * window.active_ns) / window.frames.max(1);
+        let room_ns = scale(window.active_ns, ROOM, window.frames);
         self.latency_ns.min(room_ns.saturating_sub(self.costs.nap_late_ns))
     }
 
@@ -182,7 +183,7 @@ impl Adaptive {
             if self.full > ROOM / BURST_MAX as u64 {
                 (self.full, self.nap_ns) = (0, self.nap_ns / 2);
                 // A shorter one would be nothing but lateness.
-                if self.nap_ns < self.costs.nap_late_ns / 4 {
+                if self.nap_ns <= self.costs.nap_late_ns / 4 {
                     return self.leave(now_ns, true);
                 }
             }
@@ -231,6 +232,20 @@ impl Adaptive {
             self.backoff_ns = (self.backoff_ns * 2).min(BACKOFF_NS.1);
         }
         Action::Poll
+    }
+}
+
+impl Costs {
+    /// With which sums of them do not overflow: none is more than a second.
+    fn bounded(self) -> Self {
+        let bound = |ns: u64| ns.min(1_000_000_000);
+        let (wake_ns, wake_late_ns) = (bound(self.wake_ns), bound(self.wake_late_ns));
+        Self {
+            wake_ns,
+            wake_late_ns,
+            nap_ns: bound(self.nap_ns),
+            nap_late_ns: bound(self.nap_late_ns),
+        }
     }
 }
 
@@ -298,7 +313,7 @@ impl Window {
 
     /// A frame was found `gap_ns` after the one before, where a nap takes `period_ns`.
     fn pass(&mut self, gap_ns: u64, period_ns: u64) {
-        self.active_ns += gap_ns.min(period_ns);
+        self.active_ns = self.active_ns.saturating_add(gap_ns.min(period_ns));
         let (time, found) = self.napped;
         let time = time.saturating_add(gap_ns);
         if time < period_ns {
@@ -316,12 +331,13 @@ impl Window {
 
     /// What waiting cost, in ns.
     fn spent(&self, costs: Costs) -> u64 {
-        self.empty_ns + self.wakes * costs.wake_ns + self.naps * costs.nap_ns
+        let (wakes, naps) = (self.wakes * costs.wake_ns, self.naps * costs.nap_ns);
+        self.empty_ns.saturating_add(wakes + naps)
     }
 
     /// The same; where it was more than a wake-up for each frame, [`Gaps`] is about to mend that.
     fn spent_at_most(&self, costs: Costs) -> u64 {
-        self.spent(costs).min(self.frames * costs.wake_ns)
+        self.spent(costs).min(self.frames.saturating_mul(costs.wake_ns))
     }
 
     /// What it would have cost with naps, in ns.
