@@ -276,21 +276,25 @@ Loads, frames/s: even; poisson; on/off: twice the rate for a time, then nothing 
 rr N T: N questions under way, each asked a time T after its answer; ~T: random with that mean;
 break-even: polling for so long costs as much as a wake-up.
 ";
-const SUMMARY: &str = "
-adaptive against event and spin. CPU in percent of a core, ratio: CPU per frame against that of the
-better of the two, served: frames against spin, p99 us: from a frame's coming until it is taken,
-turns: changes between naps and looks in vain, cheapest: of all policies that serve as much in time.
-                                   CPU    CPU    CPU                   p99     p99     p99
-load                             event   spin  adapt ratio serve   event    spin   adapt turns  cheapest
-";
-const TABLE: &str = "
-All policies. polled: time of looks in percent; sleeps: without a time-out; wakes: those that a
-notification ended; naps: with a time-out; late us: from a frame's coming until it is taken; told:
-from there until the peer behind is notified; left: frames at the end; the rest a second, turns in
-all.
-                                                                    late   late   late   told
-policy                  served    CPU polled sleeps  wakes   naps   calls    p50    p99    max    p99 left    lost turns
-";
+const SUMMARY: &str = concat!(
+    "\nadaptive against event and spin. CPU in percent of a core; ratio: CPU per frame against\n",
+    "that of the better of the two; serve: frames against spin; p99 us: from a frame's coming\n",
+    "until it is taken; turns: changes between naps and looks in vain; cheapest: of all policies\n",
+    "that serve as much in time.\n",
+    "                                  CPU    CPU    CPU                  p99     p99     p99\n",
+    "load                            event   spin  adapt ratio serve   event    spin   adapt",
+    " turns  cheapest\n",
+);
+const TABLE: &str = concat!(
+    "\nAll policies. polled: time of looks in percent; sleeps: without a time-out; wakes: those\n",
+    "that a notification ended; naps: with a time-out; late us: from a frame's coming until it\n",
+    "is taken; told: from there until the peer behind is notified; left: frames at the end;\n",
+    "turns in all; the rest a second.\n",
+    "                                                                   late   late   late",
+    "   told\n",
+    "policy               served    CPU polled sleeps  wakes   naps   calls    p50    p99    max",
+    "    p99 left    lost turns\n",
+);
 
 fn blocks(machine: &'static str, costs: Costs) -> Vec<Block> {
     let block = |case: Case| {
