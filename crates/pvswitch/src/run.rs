@@ -19,17 +19,17 @@ use switch::fdb::{Fdb, Mac, PortId};
 use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
-use switch::vnet::Offloads;
 use vhost_user::backend::{self, Backend};
 use vhost_user::backoff::Backoff;
 use vhost_user::connection::Connection;
-use vhost_user::net::{NetDevice, NetOptions, Pair, Side};
+use vhost_user::net::{NetDevice, NetOptions, Pair, Side, takes};
 use vhost_user::sys::{self, Listener, SocketError};
 
 use crate::hints;
 use crate::limit::PortLog;
 use crate::ports::{Guest, PortHost, burst_of, egress_of, rarp, token};
 use crate::spec::{Kind, PortSpec, Role, Tap, VhostUser, did_you_mean};
+use crate::tap::TapQueues;
 use crate::worker::{self, Handle, Report, Served, Shared};
 
 /// Most ports of one switch.
@@ -140,7 +140,7 @@ struct PortState {
 /// What is behind a port.
 enum Attach {
     VhostUser(Box<VhostPort>),
-    Tap { queues: Vec<Arc<OwnedFd>>, created: bool, offloads: Offloads },
+    Tap(TapQueues),
     Null,
 }
 
@@ -365,6 +365,7 @@ impl System {
         }
         let client = matches!(&spec.kind, Kind::VhostUser(c) if c.role == Role::Client);
         self.ports.insert(spec.name.clone(), state);
+        self.follow(id);
         if client {
             self.connect(&spec.name);
         }
@@ -446,22 +447,21 @@ impl System {
         let mut egress = Vec::new();
         let mut ingress_stats = Vec::new();
         let mut served = Vec::new();
-        let mut queues = Vec::new();
+        let queues = TapQueues::new(&tap);
         for (queue, pair) in tap.pairs.into_iter().enumerate() {
             egress.push(EgressQueue::new(pair.egress, pair.egress_stats));
             ingress_stats.push(Arc::clone(&pair.ingress_stats));
             let source = Source { port: id, queue: queue as u16, stats: pair.ingress_stats };
             let token = token(id, queue as u16, Side::Ingress);
             served.push(Served { token, source, ingress: pair.ingress, notifies: true });
-            queues.push(pair.fd);
         }
         let port = Arc::new(Port::new(id, spec.name.clone(), egress));
         port.set_active(port.egress.len() as u16);
         for (i, served) in served.into_iter().enumerate() {
             let worker = &workers[i % workers.len()];
-            worker.serve(served, Some(queues[i].as_fd())).map_err(os("epoll"))?;
+            worker.serve(served, Some(queues.fds[i].as_fd())).map_err(os("epoll"))?;
         }
-        let attach = Attach::Tap { queues, created: tap.created, offloads: tap.offloads };
+        let attach = Attach::Tap(queues);
         Ok(PortState { spec: spec.clone(), port, ingress_stats, workers, attach, faults: 0 })
     }
 
@@ -477,8 +477,8 @@ impl System {
                     self.unwatch(listener.as_fd(), &What::Listener(name.into()));
                 }
             }
-            Attach::Tap { queues, .. } => {
-                for (i, fd) in queues.iter().enumerate() {
+            Attach::Tap(queues) => {
+                for (i, fd) in queues.fds.iter().enumerate() {
                     let token = token(id, i as u16, Side::Ingress);
                     state.workers[i % state.workers.len()].drop_queue(token, Some(fd.as_fd()));
                 }
@@ -607,6 +607,33 @@ impl System {
         }
         if let Some(end) = end {
             self.disconnect(name, &end.to_string());
+        } else if let Some((port, _, _)) = self.vhost(name) {
+            let id = port.id;
+            self.follow(id);
+        }
+    }
+
+    /// Cross-connected, a TAP has one receiver: it asks the kernel for what the guest at the
+    /// other end takes.
+    fn follow(&mut self, id: PortId) {
+        if self.shared.mode != Mode::Cross {
+            return;
+        }
+        let wired = |p: &PortState| p.port.id.0 | 1 == id.0 | 1;
+        let features = self.ports.values().filter(|p| wired(p)).find_map(|p| match &p.attach {
+            Attach::VhostUser(vhost) => {
+                let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
+                Some(guest.features).filter(|features| *features != 0)
+            }
+            _ => None,
+        });
+        let Some(features) = features else { return };
+        for state in self.ports.values_mut().filter(|p| wired(p)) {
+            if let Attach::Tap(tap) = &mut state.attach
+                && let Err(error) = tap.follow(&takes(features))
+            {
+                tracing::warn!("port {}: cannot change offloads: {error}", state.spec.name);
+            }
         }
     }
 

@@ -394,6 +394,7 @@ impl Worker {
     ) -> bool {
         let Served { source, ingress, .. } = &queue.served;
         let mut ingress = lock(ingress);
+        forwarder.direct(source, &mut *ingress, now);
         let got = ingress.burst(BURST_MAX, now, scratch, &mut |burst| {
             forwarder.forward(source, burst, now);
         });

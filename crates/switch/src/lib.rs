@@ -14,6 +14,7 @@
 //! * [`stats`]: counters, one for each cause
 #![forbid(unsafe_code)]
 
+pub mod direct;
 pub mod fdb;
 pub mod flow;
 pub mod forward;

@@ -365,3 +365,5 @@ fn buffers_changed_while_they_are_counted_are_counted_again() {
     rx.egress.flush();
     assert_eq!(rx.guest.used().iter().map(|u| u.1).collect::<Vec<_>>(), [100, 1000, 412]);
 }
+
+mod direct;
