@@ -8,10 +8,12 @@
 //!   receiver      │ first chain │ next chain ... │
 //! ```
 //!
-//! So no frame is cut off. Small frames are not read this way: several pieces cost the kernel more
-//! than the copy saves (example `tap_direct` of `pvswitch`). One that cannot be delivered as it lies is copied from the receiver's
+//! So no frame is cut off. One that cannot be delivered as it lies is copied from the receiver's
 //! buffers into the gap, and is then a frame like those that are read privately; so are those
 //! behind it, for their order.
+//!
+//! Where only small frames come, nothing is read this way: several pieces cost the kernel more
+//! than the copy saves (example `tap_direct` of `pvswitch`).
 
 use rustix::io::Errno;
 use shm::SegMut;

@@ -1,6 +1,5 @@
 //! The guest's receive queue: frames out of the switch.
 
-#[path = "direct.rs"]
 mod direct;
 
 use std::sync::Arc;
