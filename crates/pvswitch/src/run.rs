@@ -20,11 +20,10 @@ use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
 use switch::tuning::{HOLD_MAX, Tuning};
-use switch::vnet::Offloads;
 use vhost_user::backend::{self, Backend};
 use vhost_user::backoff::Backoff;
 use vhost_user::connection::Connection;
-use vhost_user::net::{NetDevice, NetOptions, Pair};
+use vhost_user::net::{NetDevice, NetOptions, Pair, takes};
 use vhost_user::sys::{self, Listener, SocketError};
 
 use crate::hints;
@@ -32,6 +31,7 @@ use crate::limit::PortLog;
 use crate::pool::{Common, Placement, Pool, token};
 use crate::ports::{Guest, PortHost, burst_of, egress_of, rarp};
 use crate::spec::{Kind, PortSpec, Role, Tap, VhostUser, did_you_mean};
+use crate::tap::TapQueues;
 use crate::worker::{Report, Served};
 
 /// Most ports of one switch.
@@ -138,7 +138,7 @@ struct Ingress {
 /// What is behind a port.
 enum Attach {
     VhostUser(Box<VhostPort>),
-    Tap { created: bool, offloads: Offloads },
+    Tap(TapQueues),
     Null,
 }
 
@@ -359,6 +359,7 @@ impl System {
         }
         let client = matches!(&spec.kind, Kind::VhostUser(c) if c.role == Role::Client);
         self.ports.insert(spec.name.clone(), state);
+        self.follow(id);
         if client {
             self.connect(&spec.name);
         }
@@ -410,6 +411,7 @@ impl System {
         let mut egress = Vec::new();
         let mut ingress = Vec::new();
         let mut served = Vec::new();
+        let queues = TapQueues::new(&tap);
         for (queue, pair) in tap.pairs.into_iter().enumerate() {
             egress.push(EgressQueue::new(pair.egress, pair.egress_stats));
             let known = self.ingress(spec, &pair.ingress_stats);
@@ -426,7 +428,7 @@ impl System {
         for served in served {
             self.pool.serve(served).map_err(os("epoll"))?;
         }
-        let attach = Attach::Tap { created: tap.created, offloads: tap.offloads };
+        let attach = Attach::Tap(queues);
         Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
     }
 
@@ -450,7 +452,7 @@ impl System {
                     self.unwatch(listener.as_fd(), &What::Listener(name.into()));
                 }
             }
-            Attach::Tap { .. } => {
+            Attach::Tap(_) => {
                 for queue in 0..state.ingress.len() as u16 {
                     self.pool.drop_queue(token(id, queue, false));
                 }
@@ -581,6 +583,33 @@ impl System {
         }
         if let Some(end) = end {
             self.disconnect(name, &end.to_string());
+        } else if let Some((port, _, _)) = self.vhost(name) {
+            let id = port.id;
+            self.follow(id);
+        }
+    }
+
+    /// Cross-connected, a TAP has one receiver: it asks the kernel for what the guest at the
+    /// other end takes.
+    fn follow(&mut self, id: PortId) {
+        if self.options.mode != Mode::Cross {
+            return;
+        }
+        let wired = |p: &PortState| p.port.id.0 | 1 == id.0 | 1;
+        let features = self.ports.values().filter(|p| wired(p)).find_map(|p| match &p.attach {
+            Attach::VhostUser(vhost) => {
+                let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
+                Some(guest.features).filter(|features| *features != 0)
+            }
+            _ => None,
+        });
+        let Some(features) = features else { return };
+        for state in self.ports.values_mut().filter(|p| wired(p)) {
+            if let Attach::Tap(tap) = &mut state.attach
+                && let Err(error) = tap.follow(&takes(features))
+            {
+                tracing::warn!("port {}: cannot change offloads: {error}", state.spec.name);
+            }
         }
     }
 

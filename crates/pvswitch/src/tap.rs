@@ -2,9 +2,9 @@
 
 use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use switch::port::{Egress, Ingress};
+use switch::port::Egress;
 use switch::stats::{EgressStats, IngressStats};
 use switch::vnet::Offloads;
 use uplink::{Batching, TapEgress, TapError, TapFd, TapIngress, TapOptions};
@@ -13,7 +13,7 @@ use crate::spec::Tap;
 
 /// One queue of a TAP, both directions.
 pub struct TapPair {
-    pub ingress: Arc<Mutex<dyn Ingress>>,
+    pub ingress: Arc<Mutex<TapIngress>>,
     pub ingress_stats: Arc<IngressStats>,
     pub egress: Arc<Mutex<dyn Egress>>,
     pub egress_stats: Arc<EgressStats>,
@@ -36,6 +36,43 @@ pub fn open(conf: &Tap) -> Result<TapPort, TapError> {
         created: tap.created,
         offloads: tap.offloads_read,
     })
+}
+
+/// A TAP's queues and what they were asked for, as the control thread keeps them.
+pub struct TapQueues {
+    pub fds: Vec<Arc<OwnedFd>>,
+    ingress: Vec<Arc<Mutex<TapIngress>>>,
+    pub created: bool,
+    /// What the kernel can leave undone in frames from here.
+    all: Offloads,
+    /// What it was asked to leave undone.
+    pub offloads: Offloads,
+}
+
+impl TapQueues {
+    pub fn new(tap: &TapPort) -> Self {
+        Self {
+            fds: tap.pairs.iter().map(|p| Arc::clone(&p.fd)).collect(),
+            ingress: tap.pairs.iter().map(|p| Arc::clone(&p.ingress)).collect(),
+            created: tap.created,
+            all: tap.offloads,
+            offloads: tap.offloads,
+        }
+    }
+
+    /// Asks the kernel for what `takes`, the only receiver, can take: the kernel then does the
+    /// rest itself, and no frame needs work on its way.
+    pub fn follow(&mut self, takes: &Offloads) -> std::io::Result<()> {
+        let want = self.all.and(takes);
+        if want == self.offloads {
+            return Ok(());
+        }
+        self.offloads = uplink::ask_offloads(&*self.fds[0], &want)?;
+        for ingress in &self.ingress {
+            ingress.lock().unwrap_or_else(PoisonError::into_inner).set_asks(self.offloads);
+        }
+        Ok(())
+    }
 }
 
 /// What to ask of the uplink for `conf`.

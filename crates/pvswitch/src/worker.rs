@@ -632,6 +632,7 @@ impl Worker {
             queue.poller = Poller::new(effective(policy, &queue.served), pool.common.costs, now);
         }
         let mut ingress = lock(ingress);
+        forwarder.direct(source, &mut *ingress, now);
         let got = ingress.burst(queue.poller.budget(), now, scratch, &mut |burst| {
             forwarder.forward(source, burst, now);
         });

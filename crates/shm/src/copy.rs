@@ -118,6 +118,12 @@ impl<'m> SegMut<'m> {
         Self { at: NonNull::from(bytes).cast(), len, _memory: PhantomData }
     }
 
+    /// The same bytes, for reading.
+    #[inline]
+    pub fn as_seg(&self) -> Seg<'m> {
+        Seg { at: self.at, len: self.len, _memory: PhantomData }
+    }
+
     /// Length in bytes.
     #[inline]
     pub fn len(&self) -> u32 {

@@ -4,6 +4,8 @@
 //! given its group; a port's frames keep their order. What does not fit is held by the sender's
 //! port, within bounds, or dropped with a cause.
 
+mod direct;
+
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -501,16 +503,21 @@ impl Forwarder {
             port.mirror.copy(burst, picks, false, now_ns);
         }
         if done > 0 {
-            egress.took_ns.store(now_ns, Ordering::Relaxed);
-            if egress.waiters.load(Ordering::Relaxed) != 0 {
-                self.woken |= egress.waiters.swap(0, Ordering::AcqRel);
-            }
-            if egress.stalled.load(Ordering::Relaxed) {
-                egress.stalled.store(false, Ordering::Relaxed);
-            }
+            self.took(egress, now_ns);
         }
         if done < group.picks.len() {
             self.refused(from, egress, group, done, burst, now_ns);
+        }
+    }
+
+    /// Notes that a destination took a frame: those that wait for it may try again.
+    fn took(&mut self, egress: &EgressQueue, now_ns: u64) {
+        egress.took_ns.store(now_ns, Ordering::Relaxed);
+        if egress.waiters.load(Ordering::Relaxed) != 0 {
+            self.woken |= egress.waiters.swap(0, Ordering::AcqRel);
+        }
+        if egress.stalled.load(Ordering::Relaxed) {
+            egress.stalled.store(false, Ordering::Relaxed);
         }
     }
 

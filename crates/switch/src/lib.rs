@@ -16,6 +16,7 @@
 //! * [`stats`]: counters, one for each cause
 #![forbid(unsafe_code)]
 
+pub mod direct;
 pub mod fair;
 pub mod fdb;
 pub mod flow;

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use crate::direct::Direct;
 use crate::frame::Burst;
 use crate::vnet::{Offloads, VnetHdr};
 
@@ -26,6 +27,21 @@ pub trait Ingress: Send {
         burst: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault>;
+
+    /// Whether new frames can be read straight into buffers of the one port they all go to: a
+    /// cross-connect then calls [`burst_into`](Self::burst_into) before each `burst`.
+    fn goes_direct(&self) -> bool {
+        false
+    }
+
+    /// Reads up to `max` frames straight into the buffers of `to`; returns how many it accepted.
+    /// What else came is shown by the next `burst`, which reads no more if this did.
+    ///
+    /// # Errors
+    /// [`Fault`] of `to`, not of this port: faults of this port are told by `burst`.
+    fn burst_into(&mut self, _max: usize, _to: &mut dyn Direct) -> Result<usize, Fault> {
+        Ok(0)
+    }
 
     /// Frames held because their destination was full.
     fn held(&self) -> usize;
@@ -74,6 +90,11 @@ pub trait Egress: Send {
     /// # Errors
     /// [`Fault`], as for `put`.
     fn room(&mut self, len: u32, limit: usize) -> Result<usize, Fault>;
+
+    /// Its buffers, to be read into; `None`: frames can only be put.
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        None
+    }
 
     /// Makes what was put visible to the peer: once.
     fn flush(&mut self);

@@ -72,6 +72,8 @@ counters! {
         kicks,
         /// Notifications to the peer: its buffers came back.
         calls,
+        /// Frames of those that were read straight into their receiver's buffers.
+        direct,
         /// Times a frame was kept because its destination was full.
         holds,
         /// Shorter than an Ethernet header, or than the virtio-net header before it.

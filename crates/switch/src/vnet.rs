@@ -70,6 +70,43 @@ impl Offloads {
     /// All of them.
     pub const ALL: Self =
         Self { csum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
+
+    /// Whether nothing of `other` is missing here.
+    pub fn cover(&self, other: &Self) -> bool {
+        (self.csum || !other.csum)
+            && (self.tso4 || !other.tso4)
+            && (self.tso6 || !other.tso6)
+            && (self.ecn || !other.ecn)
+            && (self.uso4 || !other.uso4)
+            && (self.uso6 || !other.uso6)
+    }
+
+    /// What is both here and in `other`.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        Self {
+            csum: self.csum && other.csum,
+            tso4: self.tso4 && other.tso4,
+            tso6: self.tso6 && other.tso6,
+            ecn: self.ecn && other.ecn,
+            uso4: self.uso4 && other.uso4,
+            uso6: self.uso6 && other.uso6,
+        }
+    }
+
+    /// Whether a frame with the checked header `hdr` can go as it is to one who takes these,
+    /// told without a look at the frame: UDP segmentation must be taken for both IP versions.
+    #[inline]
+    pub fn take(&self, hdr: &VnetHdr) -> bool {
+        let gso = match hdr.gso_type & !GSO_ECN {
+            GSO_NONE => true,
+            GSO_TCPV4 => self.tso4,
+            GSO_TCPV6 => self.tso6,
+            _ => self.uso4 && self.uso6,
+        };
+        gso && (self.csum || hdr.flags & NEEDS_CSUM == 0)
+            && (self.ecn || hdr.gso_type & GSO_ECN == 0)
+    }
 }
 
 impl VnetHdr {
@@ -209,6 +246,33 @@ mod tests {
         assert_eq!(zero.check(3000, Offloads::ALL), Err(BadHdr::GsoSize));
         let bare = VnetHdr { flags: 0, ..TSO };
         assert_eq!(bare.check(3000, Offloads::ALL), Err(BadHdr::GsoSize));
+    }
+
+    #[test]
+    fn frame_goes_as_it_is_only_to_one_who_takes_all_it_asks_for() {
+        let all = Offloads::ALL;
+        let udp = VnetHdr { gso_type: GSO_UDP_L4, ..TSO };
+        let ecn = VnetHdr { gso_type: GSO_TCPV6 | GSO_ECN, ..TSO };
+        let csum = VnetHdr { gso_type: GSO_NONE, gso_size: 0, ..TSO };
+        for hdr in [TSO, udp, ecn, csum, VnetHdr::NONE] {
+            assert!(all.take(&hdr));
+        }
+        let lacks = [
+            (TSO, Offloads { tso4: false, ..all }),
+            (TSO, Offloads { csum: false, ..all }),
+            (csum, Offloads { csum: false, ..all }),
+            (udp, Offloads { uso4: false, ..all }),
+            (udp, Offloads { uso6: false, ..all }),
+            (ecn, Offloads { tso6: false, ..all }),
+            (ecn, Offloads { ecn: false, ..all }),
+        ];
+        for (hdr, lacking) in lacks {
+            assert!(!lacking.take(&hdr), "{hdr:?} {lacking:?}");
+            assert!(all.cover(&lacking) && !lacking.cover(&all) && lacking.cover(&lacking));
+            assert_eq!(all.and(&lacking), lacking);
+        }
+        let verified = VnetHdr { flags: DATA_VALID, ..VnetHdr::NONE };
+        assert!(Offloads::default().take(&verified));
     }
 
     #[test]

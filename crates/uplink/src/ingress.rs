@@ -1,11 +1,14 @@
 //! Frames from a TAP queue into the switch.
 
+mod direct;
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use shm::{Seg, SegMut};
+use switch::direct::Direct;
 use switch::frame::{Burst, FRAME_LEN_MAX, Frame, GSO_LEN_MAX, Verdict};
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
@@ -60,6 +63,11 @@ pub struct TapIngress {
     /// Frames in buffers, oldest first: between bursts those held.
     taken: Vec<Taken>,
     offloads: Offloads,
+    /// What the kernel was asked for last; frames that wait in its queue may still ask for more.
+    asks: Offloads,
+    direct: direct::State,
+    /// Frames that `burst_into` read since the last burst; `None`: it could not.
+    passed: Option<usize>,
     stats: Arc<IngressStats>,
     /// Frames to ask for once one has come: the mean of what lately came after it.
     more: usize,
@@ -82,11 +90,20 @@ impl TapIngress {
             free: u128::MAX,
             taken: Vec::with_capacity(SLOTS),
             offloads,
+            asks: offloads,
+            direct: direct::State::new(),
+            passed: None,
             stats,
             more: 1,
             burst_frames: BATCH,
             empty: false,
         })
+    }
+
+    /// The kernel was asked for `offloads` ([`crate::ask_offloads`]). Frames go straight into a
+    /// receiver's buffers only if it takes all of these.
+    pub fn set_asks(&mut self, offloads: Offloads) {
+        self.asks = offloads;
     }
 
     /// Reads up to `room` frames. Returns how many came, bad ones included.
@@ -127,7 +144,7 @@ impl TapIngress {
             batch.end_frame();
         }
         let mut got = 0;
-        let mut bytes: usize = 0;
+        let (mut bytes, mut longest) = (0, 0);
         for (slot, result) in (0..SLOTS).filter(is_free).zip(batch.run()) {
             let len = match result {
                 Ok(len) => *len as usize,
@@ -141,17 +158,24 @@ impl TapIngress {
             };
             got += 1;
             self.empty = false;
-            let buffer = &self.staging[slot * STRIDE + start(slot)..][..len.min(READ_LEN)];
-            if let Some((len, hdr)) = check(buffer, self.offloads, &self.stats) {
+            let head = &self.staging[slot * STRIDE + start(slot)..][..VNET_LEN];
+            if let Some((len, hdr)) = check(head, len, self.offloads, &self.stats) {
                 bytes += len as usize;
+                longest = longest.max(len);
                 self.free &= !(1 << slot);
                 self.taken.push(Taken { slot, len, hdr, held_since_ns: None });
             }
         }
+        self.learn(got, bytes, longest);
+        Ok(got)
+    }
+
+    /// Draws conclusions from a batch of `got` frames, of `bytes` bytes together.
+    fn learn(&mut self, got: usize, bytes: usize, longest: u32) {
         if let Some(mean) = bytes.checked_div(got) {
             self.burst_frames = (BURST_BYTES / mean.max(1)).clamp(4, BATCH);
+            self.direct.expect(longest);
         }
-        Ok(got)
     }
 }
 
@@ -169,15 +193,14 @@ fn settle(taken: &mut Vec<Taken>, free: &mut u128, burst: &Burst<'_>, now_ns: u6
     });
 }
 
-/// Length and checked header of the frame that was read into `buffer`; `None`: dropped and
-/// counted.
-fn check(buffer: &[u8], may: Offloads, stats: &IngressStats) -> Option<(u32, VnetHdr)> {
-    let Some((hdr, frame)) = buffer.split_at_checked(VNET_LEN).filter(|b| b.1.len() >= ETH_LEN)
-    else {
+/// Length and checked header of a frame of which `read` bytes were read, the virtio-net header
+/// `hdr` included; `None`: dropped and counted.
+fn check(hdr: &[u8], read: usize, may: Offloads, stats: &IngressStats) -> Option<(u32, VnetHdr)> {
+    if read < VNET_LEN + ETH_LEN {
         stats.drops_runt.add(1);
         return None;
-    };
-    let len = frame.len() as u32;
+    }
+    let len = (read - VNET_LEN) as u32;
     let raw = VnetHdr::parse(hdr.first_chunk().expect("VNET_LEN bytes"));
     let Ok(hdr) = raw.check(len, may) else {
         stats.drops_bad_hdr.add(1);
@@ -199,12 +222,14 @@ impl Ingress for TapIngress {
         burst: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
-        let held = self.taken.len();
-        let came = self.read(max.saturating_sub(held))?;
+        let held = self.taken.iter().take_while(|t| t.held_since_ns.is_some()).count();
+        let came = match self.passed.take() {
+            Some(passed) => passed,
+            None => self.read(max.saturating_sub(held))?,
+        };
         let shown = self.taken.len().min(max);
         if shown == 0 {
-            let counter = if came == 0 { &self.stats.polls_empty } else { &self.stats.bursts };
-            counter.add(1);
+            self.stats.bursts.add(u64::from(came > 0));
             return Ok(came);
         }
         let mut out = std::mem::take(burst).recycle();
@@ -225,6 +250,19 @@ impl Ingress for TapIngress {
         *burst = out.recycle();
         self.stats.holds.add(self.taken.len() as u64);
         Ok(shown.max(came))
+    }
+
+    fn goes_direct(&self) -> bool {
+        // Held frames come first. While they wait, others are read privately behind them: by the
+        // time the receiver has buffers, half of the work is done.
+        self.taken.is_empty() && !self.direct.expects_small()
+    }
+
+    fn burst_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault> {
+        if !to.takes().cover(&self.asks) {
+            return Ok(0);
+        }
+        self.read_into(max, to)
     }
 
     fn held(&self) -> usize {
@@ -263,7 +301,8 @@ mod tests {
         let mut buffer = hdr.bytes().to_vec();
         buffer.resize(VNET_LEN + frame_len, 0);
         let stats = IngressStats::default();
-        (check(&buffer, Offloads::ALL, &stats).map(|(len, _)| len), stats)
+        let read = buffer.len();
+        (check(&buffer[..VNET_LEN], read, Offloads::ALL, &stats).map(|(len, _)| len), stats)
     }
 
     #[test]
@@ -271,7 +310,7 @@ mod tests {
         let (len, stats) = checked(VnetHdr::NONE, 13);
         assert_eq!((len, stats.drops_runt.get()), (None, 1));
         let stats = IngressStats::default();
-        assert!(check(&[0; 11], Offloads::ALL, &stats).is_none());
+        assert!(check(&[0; VNET_LEN], 11, Offloads::ALL, &stats).is_none());
         assert_eq!(stats.drops_runt.get(), 1);
         assert_eq!(checked(VnetHdr::NONE, 14).0, Some(14));
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::num::NonZeroU16;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -322,14 +322,47 @@ fn attach_error(name: &str, error: io::Error, wanted: u16, given: u16) -> TapErr
 /// Asks for all offloads, or for all but UDP segmentation where the kernel is older than 6.2.
 /// Returns what frames read may ask for, and what frames written may ask for.
 fn set_offloads(file: &File) -> io::Result<(Offloads, Offloads)> {
-    let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
-    let uso = libc::TUN_F_USO4 | libc::TUN_F_USO6;
-    if sys::tun_set_offload(file, tcp | uso).is_ok() {
-        return Ok((Offloads::ALL, Offloads::ALL));
+    let all = ask_offloads(file, &Offloads::ALL)?;
+    Ok((all, all))
+}
+
+/// Has the kernel leave undone, in frames read from the interface of `queue`, what is in `want`
+/// and no more, as far as it can tell them apart. Returns what it may leave undone now; frames
+/// that wait to be read may ask for what was asked for before. A queue of the interface is
+/// enough: they are all alike.
+///
+/// # Errors
+/// The interface is gone.
+pub fn ask_offloads(queue: impl AsFd, want: &Offloads) -> io::Result<Offloads> {
+    // No segmentation without checksums, no ECN without TCP, and UDP for both IP versions.
+    let tcp = want.csum && (want.tso4 || want.tso6);
+    let uso = want.csum && want.uso4 && want.uso6;
+    let mut asked = Offloads {
+        csum: want.csum,
+        tso4: want.csum && want.tso4,
+        tso6: want.csum && want.tso6,
+        ecn: tcp && want.ecn,
+        uso4: uso,
+        uso6: uso,
+    };
+    if uso && sys::tun_set_offload(&queue, offload_bits(&asked)).is_ok() {
+        return Ok(asked);
     }
-    sys::tun_set_offload(file, tcp)?;
-    let no_uso = Offloads { uso4: false, uso6: false, ..Offloads::ALL };
-    Ok((no_uso, no_uso))
+    (asked.uso4, asked.uso6) = (false, false);
+    sys::tun_set_offload(&queue, offload_bits(&asked))?;
+    Ok(asked)
+}
+
+fn offload_bits(offloads: &Offloads) -> libc::c_uint {
+    let bits = [
+        (offloads.csum, libc::TUN_F_CSUM),
+        (offloads.tso4, libc::TUN_F_TSO4),
+        (offloads.tso6, libc::TUN_F_TSO6),
+        (offloads.ecn, libc::TUN_F_TSO_ECN),
+        (offloads.uso4, libc::TUN_F_USO4),
+        (offloads.uso6, libc::TUN_F_USO6),
+    ];
+    bits.iter().filter(|(on, _)| *on).fold(0, |all, (_, bit)| all | bit)
 }
 
 #[cfg(test)]

@@ -110,7 +110,7 @@ fn frames_come_in_order_whatever_the_burst() {
         let mut burst = Burst::default();
         assert_eq!(ingress.burst(64, 0, &mut burst, &mut |_| ()), Ok(0));
         assert!(ingress.arm(), "nothing to do");
-        assert!(seen.frames.get() >= u64::from(next) && seen.polls_empty.get() > 0);
+        assert!(seen.frames.get() >= u64::from(next));
     }
 }
 

@@ -57,6 +57,19 @@ pub struct NetOptions {
     pub without: u64,
 }
 
+/// What a guest that acknowledged `features` takes.
+pub fn takes(features: u64) -> Offloads {
+    let has = |bit: u64| features & bit != 0;
+    Offloads {
+        csum: has(feature::GUEST_CSUM),
+        tso4: has(feature::GUEST_TSO4),
+        tso6: has(feature::GUEST_TSO6),
+        ecn: has(feature::GUEST_ECN),
+        uso4: has(feature::GUEST_USO4),
+        uso6: has(feature::GUEST_USO6),
+    }
+}
+
 /// The queues of a port; they outlive connections.
 #[derive(Clone)]
 pub struct Pair {
@@ -140,14 +153,7 @@ impl<H: Host> NetDevice<H> {
                 uso4: has(feature::HOST_USO),
                 uso6: has(feature::HOST_USO),
             },
-            takes: Offloads {
-                csum: has(feature::GUEST_CSUM),
-                tso4: has(feature::GUEST_TSO4),
-                tso6: has(feature::GUEST_TSO6),
-                ecn: has(feature::GUEST_ECN),
-                uso4: has(feature::GUEST_USO4),
-                uso6: has(feature::GUEST_USO6),
-            },
+            takes: takes(self.acked),
             frame_len_max,
         }
     }

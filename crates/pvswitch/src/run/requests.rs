@@ -297,9 +297,9 @@ fn show_port(state: &PortState) -> Value {
             value["connections"] = vhost.connections.into();
             value["features"] = feature::names(guest.features).into();
         }
-        Attach::Tap { created, offloads, .. } => {
-            value["created"] = (*created).into();
-            value["offloads"] = format!("{offloads:?}").into();
+        Attach::Tap(tap) => {
+            value["created"] = tap.created.into();
+            value["offloads"] = format!("{:?}", tap.offloads).into();
         }
         Attach::Null => {}
     }

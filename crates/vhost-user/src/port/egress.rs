@@ -1,9 +1,12 @@
 //! The guest's receive queue: frames out of the switch.
 
+mod direct;
+
 use std::sync::Arc;
 
 use ring::virtq::{Armed, Buf, DeviceQueue, Taken};
 use shm::{GuestMemory, Seg, SegMut};
+use switch::direct::Direct;
 use switch::frame::{BURST_MAX, Burst};
 use switch::port::{Egress, Fault};
 use switch::stats::EgressStats;
@@ -410,6 +413,10 @@ impl Egress for VirtioEgress {
         }
         self.short_at = self.short_at.min(chains.len());
         Ok(frames.min(limit))
+    }
+
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        if self.is_up() { Some(self) } else { None }
     }
 
     fn flush(&mut self) {

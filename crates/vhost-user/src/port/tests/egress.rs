@@ -381,3 +381,5 @@ fn room_for_the_shorter_of_two_waiting_frames_is_told_before_sleep() {
     assert!(!rx.egress.arm(), "the first frame has room by now");
     assert_eq!(rx.one(vec![1; 250]), 1);
 }
+
+mod direct;

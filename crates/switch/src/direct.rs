@@ -1,0 +1,126 @@
+//! Reading frames straight into their receiver's buffers, where the receiver is known before the
+//! frame is: in the cross-connect.
+//!
+//! ```text
+//!  reader (TAP)                          receiver (virtio ring), locked throughout
+//!     │ ───────────── lend ─────────────▶  buffers, taken from the ring and checked
+//!     │ read: header and what is too long
+//!     │ for the buffers in private memory
+//!     │ ──────────── accept ────────────▶  header written, chains used, not yet published
+//!     │ ─────────── take_back ──────────▶  bytes of a frame that must go another way
+//! ```
+//!
+//! A frame is never cut off: what the lent buffers do not hold goes to private memory, and such a
+//! frame is taken back and sent like any other. So is one that asks for work in software.
+
+use shm::SegMut;
+
+use crate::port::Fault;
+use crate::vnet::{Offloads, VnetHdr};
+
+/// Room in a receiver's memory, frame after frame, behind where each one's virtio-net header goes.
+#[derive(Default)]
+pub struct Lent<'m> {
+    segs: Vec<SegMut<'m>>,
+    /// For each frame: its segments and its bytes.
+    frames: Vec<(usize, u32)>,
+    /// Segments and bytes of the frame that was not ended yet.
+    open: (usize, u32),
+}
+
+impl<'m> Lent<'m> {
+    /// Adds to the room of the frame being described.
+    pub fn push(&mut self, seg: SegMut<'m>) {
+        self.open = (self.open.0 + 1, self.open.1 + seg.len());
+        self.segs.push(seg);
+    }
+
+    /// Ends the description of a frame. Returns how much room it has.
+    pub fn end_frame(&mut self) -> u32 {
+        let frame = std::mem::take(&mut self.open);
+        self.frames.push(frame);
+        frame.1
+    }
+
+    /// Bytes of room for each frame.
+    pub fn lens(&self) -> impl Iterator<Item = u32> + '_ {
+        self.frames.iter().map(|(_, len)| *len)
+    }
+
+    /// Hands out each frame's segments, in order, once.
+    pub fn hand_out(&mut self, mut each: impl FnMut(&mut dyn Iterator<Item = SegMut<'m>>, u32)) {
+        let mut segs = self.segs.drain(..);
+        for (count, len) in &self.frames {
+            each(&mut segs.by_ref().take(*count), *len);
+        }
+    }
+
+    /// The same allocations, empty. The segments' lifetime ends here.
+    pub fn recycle<'n>(self) -> Lent<'n> {
+        let (mut segs, mut frames) = (self.segs, self.frames);
+        segs.clear();
+        frames.clear();
+        // Collecting an empty vector in place keeps its allocation.
+        let segs = segs.into_iter().map(|_| SegMut::of(&mut [])).collect();
+        Lent { segs, frames, open: (0, 0) }
+    }
+}
+
+/// A frame that was read into lent room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Came {
+    /// Its length, from the destination MAC on; no longer than its room.
+    pub len: u32,
+    /// Its checked offload request.
+    pub hdr: VnetHdr,
+}
+
+/// A receiver whose buffers can be read into. Used under its queue's lock, from
+/// [`lend`](Self::lend) to the last call about what was lent; nothing else is called between.
+pub trait Direct {
+    /// What the peer takes as it is.
+    fn takes(&self) -> Offloads;
+
+    /// Lends room for up to `frames` frames of about `len` bytes; fewer, or none, if that is all
+    /// there is. A frame may get less room than `len`.
+    fn lend<'m>(&'m mut self, frames: usize, len: u32, lent: &mut Lent<'m>);
+
+    /// Delivers what came into the first frames' room. Stops at the first that cannot go this way
+    /// (it asks for what the peer does not take, or is longer than its link takes). Returns how
+    /// many were delivered. Nothing is visible before [`flush`](crate::port::Egress::flush).
+    fn accept(&mut self, came: &[Came]) -> usize;
+
+    /// Copies what was read into the room of frame `i`, counted from the first that was not
+    /// accepted. The peer may have changed it.
+    fn take_back(&mut self, i: usize, out: &mut [u8]);
+
+    /// The kernel could not write into the room of frame `i`, `len` bytes, counted as in
+    /// `take_back`: the frame is lost, and is counted.
+    ///
+    /// # Errors
+    /// [`Fault`]: the peer took its memory away.
+    fn failed(&mut self, i: usize, len: u32) -> Result<(), Fault>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_frame_gets_its_own_segments() {
+        let mut memory = [0_u8; 100];
+        let (a, b) = memory.split_at_mut(30);
+        let (b, c) = b.split_at_mut(20);
+        let mut lent = Lent::default();
+        lent.push(SegMut::of(a));
+        lent.push(SegMut::of(b));
+        assert_eq!(lent.end_frame(), 50);
+        lent.push(SegMut::of(c));
+        assert_eq!(lent.end_frame(), 50);
+        assert_eq!(lent.lens().collect::<Vec<_>>(), [50, 50]);
+        let mut seen = Vec::new();
+        lent.hand_out(|segs, len| seen.push((segs.map(|s| s.len()).collect::<Vec<_>>(), len)));
+        assert_eq!(seen, [(vec![30, 20], 50), (vec![50], 50)]);
+        assert_eq!(lent.recycle().lens().count(), 0);
+    }
+}

@@ -1,0 +1,53 @@
+//! The cross-connect's short way: frames read straight into the buffers of the port they go to.
+
+use std::sync::Arc;
+
+use super::{Forwarder, Mode, Source};
+use crate::fdb::PortId;
+use crate::frame::BURST_MAX;
+use crate::port::Ingress;
+
+impl Forwarder {
+    /// Before a burst of `ingress`: lets it read into the buffers of the port that everything it
+    /// reads goes to, if there is one that can. Whatever stands in the way (a learning switch, a
+    /// partner that is down or has no buffers, a capture of either port, held frames), nothing is
+    /// read here and the burst does it all.
+    #[inline]
+    pub fn direct(&mut self, from: &Source, ingress: &mut dyn Ingress, now_ns: u64) {
+        if self.mode == Mode::Cross && ingress.goes_direct() {
+            self.read_into_partner(from, ingress, now_ns);
+        }
+    }
+
+    fn read_into_partner(&mut self, from: &Source, ingress: &mut dyn Ingress, now_ns: u64) {
+        let table = Arc::clone(&self.table);
+        let port = |id: PortId| table.get(usize::from(id.0)).and_then(Option::as_ref);
+        let to = PortId(from.port.0 ^ 1);
+        let Some((own, partner)) = port(from.port).zip(port(to)) else { return };
+        let active = partner.active();
+        if active == 0 || own.mirror.is_on() || partner.mirror.is_on() {
+            return;
+        }
+        let egress = &partner.egress[usize::from(from.queue % active)];
+        let mut queue = egress.lock();
+        let Some(direct) = queue.direct() else { return };
+        let done = ingress.burst_into(BURST_MAX, direct);
+        let mut late = None;
+        if done != Ok(0) {
+            queue.flush();
+            late = egress.tell(&mut *queue, done.as_ref().map_or(1, |n| *n), false, now_ns);
+        }
+        drop(queue);
+        if let Some(at) = late {
+            self.put_off(at, to, from.queue % active);
+        }
+        match done {
+            Ok(0) => {}
+            Ok(_) => self.took(egress, now_ns),
+            Err(fault) => self.faults.push((to, fault)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

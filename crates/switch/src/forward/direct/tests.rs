@@ -1,0 +1,203 @@
+use std::sync::mpsc::sync_channel;
+use std::sync::{Mutex, atomic::Ordering};
+
+use shm::Seg;
+
+use super::*;
+use crate::direct::{Came, Direct, Lent};
+use crate::fdb::Fdb;
+use crate::forward::{EgressQueue, Port};
+use crate::frame::Burst;
+use crate::port::{Egress, Fault};
+use crate::vnet::{Offloads, VnetHdr};
+
+/// A receiver that counts.
+#[derive(Default)]
+struct Receiver {
+    lends: bool,
+    asked: usize,
+    flushed: usize,
+}
+
+impl Egress for Receiver {
+    fn offloads(&self) -> Offloads {
+        Offloads::ALL
+    }
+
+    fn put(&mut self, _: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
+        Ok(picks.len())
+    }
+
+    fn put_made(&mut self, _: &[u8], _: &[Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
+        Ok(true)
+    }
+
+    fn room(&mut self, _: u32, limit: usize) -> Result<usize, Fault> {
+        Ok(limit)
+    }
+
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        self.asked += 1;
+        if self.lends { Some(self) } else { None }
+    }
+
+    fn flush(&mut self) {
+        self.flushed += 1;
+    }
+
+    fn arm(&mut self) -> bool {
+        true
+    }
+}
+
+impl Direct for Receiver {
+    fn takes(&self) -> Offloads {
+        Offloads::ALL
+    }
+
+    fn lend<'m>(&'m mut self, _: usize, _: u32, _: &mut Lent<'m>) {}
+
+    fn accept(&mut self, came: &[Came]) -> usize {
+        came.len()
+    }
+
+    fn take_back(&mut self, _: usize, _: &mut [u8]) {}
+
+    fn failed(&mut self, _: usize, _: u32) -> Result<(), Fault> {
+        Ok(())
+    }
+}
+
+/// A sender that says it read so many.
+struct Sender {
+    direct: bool,
+    reads: Result<usize, Fault>,
+    asked: usize,
+}
+
+impl Ingress for Sender {
+    fn burst(
+        &mut self,
+        _: usize,
+        _: u64,
+        _: &mut Burst<'static>,
+        _: &mut dyn FnMut(&mut Burst<'_>),
+    ) -> Result<usize, Fault> {
+        Ok(0)
+    }
+
+    fn goes_direct(&self) -> bool {
+        self.direct
+    }
+
+    fn burst_into(&mut self, max: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+        assert_eq!(max, BURST_MAX);
+        self.asked += 1;
+        self.reads.clone()
+    }
+
+    fn held(&self) -> usize {
+        0
+    }
+
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    fn disarm(&mut self) {}
+}
+
+struct Rig {
+    forwarder: Forwarder,
+    ports: Vec<Arc<Port>>,
+    receivers: Vec<Arc<Mutex<Receiver>>>,
+    sender: Sender,
+}
+
+/// Ports 0 and 1, each with two queues.
+fn rig(mode: Mode) -> Rig {
+    let lends = || Arc::new(Mutex::new(Receiver { lends: true, ..Receiver::default() }));
+    let receivers: Vec<_> = (0..4).map(|_| lends()).collect();
+    let port = |(id, queues): (usize, &[Arc<Mutex<Receiver>>])| {
+        let queue = |q: &Arc<Mutex<Receiver>>| EgressQueue::new(q.clone(), Arc::default());
+        let port = Port::new(PortId(id as u16), "p".into(), queues.iter().map(queue).collect());
+        port.set_active(2);
+        Arc::new(port)
+    };
+    let ports: Vec<_> = receivers.chunks(2).enumerate().map(port).collect();
+    let table = Arc::new(ports.iter().cloned().map(Some).collect());
+    let fdb = Arc::new(Fdb::new(64, [1, 2], 300, 4));
+    let sender = Sender { direct: true, reads: Ok(3), asked: 0 };
+    Rig { forwarder: Forwarder::new(mode, 0, fdb, table, 7), ports, receivers, sender }
+}
+
+impl Rig {
+    /// One round of the sender, queue `queue` of port 0; returns how often it was asked to read.
+    fn round(&mut self, queue: u16) -> usize {
+        let tuning = Arc::new(crate::tuning::Tuning::new(crate::poll::Policy::Event));
+        let from = Source { port: PortId(0), queue, stats: Arc::default(), tuning };
+        let before = self.sender.asked;
+        self.forwarder.direct(&from, &mut self.sender, 5);
+        self.sender.asked - before
+    }
+
+    fn flushed(&self) -> Vec<usize> {
+        self.receivers.iter().map(|r| r.lock().unwrap().flushed).collect()
+    }
+}
+
+#[test]
+fn partner_s_queue_is_the_one_that_cross_chooses() {
+    let mut rig = rig(Mode::Cross);
+    assert_eq!((rig.round(0), rig.round(1), rig.round(2)), (1, 1, 1));
+    assert_eq!(rig.flushed(), [0, 0, 2, 1]);
+    rig.ports[1].set_active(1);
+    assert_eq!(rig.round(1), 1);
+    assert_eq!(rig.flushed(), [0, 0, 3, 1]);
+}
+
+#[test]
+fn nothing_is_read_where_the_receiver_is_not_known_or_someone_looks() {
+    assert_eq!(rig(Mode::Switch).round(0), 0);
+    let mut rig = rig(Mode::Cross);
+    rig.sender.direct = false;
+    assert_eq!(rig.round(0), 0);
+    rig.sender.direct = true;
+    for port in 0..2 {
+        let (sink, _source) = sync_channel(1);
+        rig.ports[port].mirror.set(Some(sink));
+        assert_eq!(rig.round(0), 0);
+        rig.ports[port].mirror.set(None);
+    }
+    rig.ports[1].set_active(0);
+    assert_eq!(rig.round(0), 0);
+    assert_eq!(rig.receivers[2].lock().unwrap().asked, 0, "not even looked at");
+    rig.ports[1].set_active(2);
+    rig.receivers[2].lock().unwrap().lends = false;
+    assert_eq!(rig.round(0), 0);
+    let table = Arc::new(vec![Some(Arc::clone(&rig.ports[0]))]);
+    rig.forwarder.set_table(table);
+    assert_eq!(rig.round(0), 0, "no partner");
+}
+
+#[test]
+fn what_was_read_is_published_and_wakes_those_who_wait() {
+    let mut rig = rig(Mode::Cross);
+    let egress = &Arc::clone(&rig.ports[1]).egress[0];
+    egress.waiters.store(1 << 9, Ordering::Relaxed);
+    rig.sender.reads = Ok(0);
+    assert_eq!((rig.round(0), rig.forwarder.woken), (1, 0));
+    assert_eq!(rig.flushed(), [0; 4]);
+    rig.sender.reads = Ok(1);
+    assert_eq!((rig.round(0), rig.forwarder.woken), (1, 1 << 9));
+    assert_eq!(rig.flushed(), [0, 0, 1, 0]);
+}
+
+#[test]
+fn fault_is_the_receiver_s() {
+    let mut rig = rig(Mode::Cross);
+    rig.sender.reads = Err(Fault("gone".into()));
+    assert_eq!(rig.round(0), 1);
+    assert_eq!(rig.forwarder.faults, [(PortId(1), Fault("gone".into()))]);
+    assert_eq!(rig.flushed(), [0, 0, 1, 0], "what came before it is published");
+}

@@ -1,0 +1,192 @@
+//! The guest's receive buffers, lent to be read into (see `switch::direct`).
+//!
+//! Small frames get a chain each. If one chain does not hold what is expected, one frame at a
+//! time gets as many as it takes: chains are used in the order taken, so what a frame leaves over
+//! must go to the next. Descriptors were copied and checked when the chains were taken; nothing
+//! here reads them again. A buffer that does not lie in one region is not lent, nor what follows.
+
+use ring::virtq::{Chain, Taken};
+use shm::{GuestMemory, SegMut};
+use switch::direct::{Came, Direct, Lent};
+use switch::frame::{GSO_LEN_MAX, SEGS_MAX};
+use switch::port::Fault;
+use switch::vnet::{Offloads, VnetHdr};
+
+use super::super::{Active, LOST};
+use super::{HDR_MAX, VirtioEgress, header};
+
+/// Distance of the bytes that are touched to see whether memory is still there.
+const PAGE: u32 = 4096;
+
+impl VirtioEgress {
+    /// How many frames of `len` bytes there is room for, and how many chains each gets.
+    fn room_for(&mut self, frames: usize, len: u32) -> Result<(usize, usize), Fault> {
+        let Some(format) = self.active.as_ref().map(|a| a.format) else { return Ok((0, 0)) };
+        let total = u64::from(len) + u64::from(format.hdr_len);
+        self.refill(frames)?;
+        let chains = self.taken.chains[self.next..].iter().take(frames);
+        let single = chains.take_while(|c| room(&self.taken, c) >= total).count();
+        if single > 0 {
+            return Ok((single, 1));
+        }
+        // Without MRG_RXBUF a frame lies in one chain, or nowhere.
+        let mut per = if format.mergeable { self.at_hand(total) } else { Some(1) };
+        if per.is_none() {
+            self.take()?;
+            per = self.at_hand(total);
+        }
+        let all = self.taken.chains.len() - self.next;
+        let per = per.unwrap_or(all).min(all);
+        Ok((per.min(1), per))
+    }
+
+    /// How many of the chains at hand hold `total` bytes.
+    fn at_hand(&self, total: u64) -> Option<usize> {
+        let mut left = total;
+        let chains = self.taken.chains[self.next..].iter();
+        let fills = |chain| {
+            left = left.saturating_sub(room(&self.taken, chain));
+            left == 0
+        };
+        chains.map(fills).position(|full| full).map(|last| last + 1)
+    }
+
+    /// The room behind the header in the chains from `i` on, up to `len` bytes, in segments.
+    fn each_seg(&mut self, i: usize, len: u32, each: impl FnMut(SegMut<'_>)) {
+        let Some(Active { memory, hint, format, .. }) = &mut self.active else { return };
+        let chains = &self.taken.chains[self.next + i..];
+        each_seg(memory, hint, &self.taken, chains, format.hdr_len..format.hdr_len + len, each);
+    }
+}
+
+/// Bytes that a chain takes.
+fn room(taken: &Taken, chain: &Chain) -> u64 {
+    taken.writes(chain).iter().map(|b| u64::from(b.len)).sum()
+}
+
+/// Bytes `range` of what `chains` take, in segments, as far as every buffer lies in one region.
+fn each_seg<'m>(
+    memory: &'m GuestMemory,
+    hint: &mut usize,
+    taken: &Taken,
+    chains: &[Chain],
+    range: std::ops::Range<u32>,
+    mut each: impl FnMut(SegMut<'m>),
+) {
+    let (mut skip, mut left) = (range.start, range.end - range.start);
+    for buf in chains.iter().flat_map(|c| taken.writes(c)) {
+        let skipped = skip.min(buf.len);
+        let n = left.min(buf.len - skipped);
+        // Skipped bytes must be there, too: the header goes there.
+        let Some(mut seg) = memory.seg_mut(buf.addr, skipped + n, hint) else { return };
+        seg.advance(skipped);
+        skip -= skipped;
+        left -= n;
+        if !seg.is_empty() {
+            each(seg);
+        }
+        if left == 0 {
+            return;
+        }
+    }
+}
+
+impl Direct for VirtioEgress {
+    fn takes(&self) -> Offloads {
+        self.active.as_ref().map_or(Offloads::default(), |a| a.format.takes)
+    }
+
+    fn lend<'m>(&'m mut self, frames: usize, len: u32, lent: &mut Lent<'m>) {
+        // A fault is sticky, and is told when a frame is put.
+        let Ok((frames, per)) = self.room_for(frames, len) else { return };
+        let Some(Active { memory, hint, format, .. }) = &mut self.active else { return };
+        let chains = &self.taken.chains[self.next..][..frames * per];
+        for chains in chains.chunks_exact(per.max(1)) {
+            let range = format.hdr_len..format.hdr_len + GSO_LEN_MAX;
+            let mut segs = 0;
+            each_seg(memory, hint, &self.taken, chains, range, |seg| {
+                segs += 1;
+                if segs <= SEGS_MAX {
+                    lent.push(seg);
+                }
+            });
+            if segs == 0 {
+                return;
+            }
+            lent.end_frame();
+        }
+    }
+
+    fn accept(&mut self, came: &[Came]) -> usize {
+        let Self { active, taken, next, stats, .. } = self;
+        let Some(Active { queue, memory, format, hint, .. }) = active else { return 0 };
+        let mut bytes = 0;
+        let mut done = 0;
+        for Came { len, hdr } in came {
+            let too_long = hdr.gso_size == 0 && *len > format.frame_len_max;
+            if too_long || !format.takes.take(hdr) {
+                break;
+            }
+            let chains = &taken.chains[*next..];
+            let mut left = u64::from(*len) + u64::from(format.hdr_len);
+            let mut n = 0;
+            while left > 0 {
+                let fill = left.min(room(taken, &chains[n]));
+                queue.put(&chains[n], fill as u32);
+                left -= fill;
+                n += 1;
+            }
+            write_header(memory, hint, taken, &chains[..n], &header(hdr, format), format.hdr_len);
+            *next += n;
+            bytes += u64::from(*len);
+            done += 1;
+        }
+        if done > 0 {
+            stats.groups.add(1);
+            stats.frames.add(done as u64);
+            stats.bytes.add(bytes);
+        }
+        done
+    }
+
+    fn take_back(&mut self, i: usize, out: &mut [u8]) {
+        let (mut at, len) = (0, out.len() as u32);
+        self.each_seg(i, len, |seg| at += seg.as_seg().read(&mut out[at..]));
+    }
+
+    fn failed(&mut self, i: usize, len: u32) -> Result<(), Fault> {
+        self.stats.drops_bad_addr.add(1);
+        // The kernel found the memory gone and told no one; our own access finds it for all.
+        self.each_seg(i, len, |mut seg| {
+            while !seg.is_empty() {
+                seg.write(&[0]);
+                seg.advance(PAGE - 1);
+            }
+        });
+        match &self.active {
+            Some(active) if active.memory.is_lost() => Err(active.broken(LOST.into())),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Puts the header where the room of a frame in `chains` begins.
+fn write_header(
+    memory: &GuestMemory,
+    hint: &mut usize,
+    taken: &Taken,
+    chains: &[Chain],
+    hdr: &VnetHdr,
+    hdr_len: u32,
+) {
+    let mut raw = [0_u8; HDR_MAX];
+    raw[..VnetHdr::LEN].copy_from_slice(&hdr.bytes());
+    //= virtio-v1.3 5.1.6.4.1: if MRG_RXBUF has not been negotiated, the device MUST set
+    //= num_buffers to 1.
+    raw[VnetHdr::LEN..].copy_from_slice(&(chains.len() as u16).to_le_bytes());
+    let mut rest = &raw[..];
+    each_seg(memory, hint, taken, chains, 0..hdr_len, |mut seg| {
+        let n = seg.write(&rest[..(seg.len() as usize).min(rest.len())]);
+        rest = &rest[n as usize..];
+    });
+}
