@@ -3,8 +3,10 @@
 use std::str::FromStr;
 
 /// How far back a sender looks when it has fallen behind, in ns: what it missed longer ago it
-/// makes up for at twice its rate, not in one burst.
+/// makes up for at [`CATCH_UP`] times its rate, not in one burst.
 const LOOK_BACK_NS: u64 = 10_000;
+/// How much faster than its rate a sender is that has fallen behind.
+const CATCH_UP: f64 = 4.0;
 
 /// A rate in frames a second: `1000`, `100k`, `1.5M`.
 pub fn parse_rate(s: &str) -> Result<f64, String> {
@@ -119,7 +121,7 @@ impl Pace {
         }
         let behind = ((active as f64 / period) as u64 + 1).saturating_sub(self.begun);
         let back = (now - self.not_before).min(LOOK_BACK_NS);
-        behind.min((back as f64 / (period / 2.0)) as u64 + 1) * self.burst
+        behind.min((back as f64 / (period / CATCH_UP)) as u64 + 1) * self.burst
     }
 
     /// `frames` were sent at `now`.
@@ -132,7 +134,7 @@ impl Pace {
         let bursts = frames.div_ceil(self.burst);
         self.begun += bursts;
         self.left = bursts * self.burst - frames;
-        self.not_before = now + (period / 2.0) as u64;
+        self.not_before = now + (period / CATCH_UP) as u64;
     }
 
     /// When the next frame is due; `now` if one is.
@@ -212,7 +214,7 @@ mod tests {
             let n = pace.due(now);
             assert!(n <= 1);
             if n > 0 {
-                assert!(now - last >= 49_000);
+                assert!(now - last >= 24_000);
                 last = now;
             }
             pace.sent(n, now);
