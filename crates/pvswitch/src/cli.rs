@@ -289,7 +289,7 @@ pub struct GenArgs {
     /// Frames a second (suffix k or M); unlimited if not given
     #[arg(long, value_name = "PPS", value_parser = crate::generate::parse_rate)]
     pub rate: Option<f64>,
-    /// Frames sent at once, and the time from one such burst to the next; without it, as --rate says
+    /// Frames sent at once, and the time from burst to burst; without it, as --rate says
     #[arg(long, value_name = "N[,GAP_US]")]
     pub burst: Option<crate::generate::Burst>,
     /// Traffic that comes and goes: send for ON_MS, not for OFF_MS, and so on

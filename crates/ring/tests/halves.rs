@@ -142,7 +142,7 @@ fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), Te
                 let early = call && driver_asleep && counts && !enough;
                 prop_assert!(!(early && begun), "call too early");
                 begun = true;
-                prop_assert!(driver.has_used_many(1) == !used.is_empty());
+                prop_assert!(driver.has_used_many(1) != used.is_empty());
                 prop_assert!(driver.has_used_many(3) == (used.len() >= 3) || features.packed);
                 driver_asleep &= !call;
             }

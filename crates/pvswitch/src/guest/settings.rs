@@ -113,7 +113,7 @@ Driver settings (--set KEY=VALUE, may be repeated; default first):
                                         when transmitted buffers are taken back
   tx-full=stop-before-full|busy-retry   what a sender without a free buffer does
   rx-refill=at-once|below-half|batch:N  when received buffers are given back
-  header=inline|apart                   virtio-net header before the frame, or a descriptor of its own
+  header=inline|apart                   header before the frame, or in a descriptor of its own
   offset=N                              bytes left free at the start of each buffer, 0 to 64
   suppress=event-index|flags            how notifications are called off
   indirect=on|off                       tables for chains of several descriptors

@@ -233,6 +233,88 @@ fn every_completion_wakes_a_blocked_sender_on_every_ring() {
     }
 }
 
+/// Random steps of a sender and of a switch that both sleep when they may. Whenever both do, a
+/// deadline must be set, or nothing may be left to do.
+fn nobody_sleeps_for_ever(features: Features, kick: &str, sets: &[&str], seed: u64) {
+    let what = format!("{features:?} --kick {kick} {sets:?} seed {seed}");
+    let (mut tx, mut device) = tx_pair(features, kick, sets);
+    let mut random = seed * 2 + 1;
+    let mut next = |n: u64| {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (random >> 33) % n
+    };
+    let (mut now, mut left) = (1, 200);
+    let (mut device_asleep, mut taken) = (false, 0);
+    let mut rounds = 0;
+    while taken < 200 {
+        rounds += 1;
+        assert!(rounds < 100_000, "{what}: the switch is not told");
+        now += next(3) * 1000;
+        // The switch: one step if it is awake.
+        device_asleep &= !device.kicked();
+        if !device_asleep && next(2) == 0 {
+            let got = device.take();
+            taken += got;
+            for _ in 0..next(4).min(device.held.len() as u64) {
+                device.use_one(0);
+            }
+            if got == 0 && device.held.is_empty() {
+                device_asleep = device.queue.arm() == ::ring::virtq::Armed::Armed;
+            }
+        }
+        // The sender: a burst, then a sleep if it may.
+        tx.tick(now).unwrap();
+        let want = (next(5) as usize).min(left);
+        let room = tx.room(want).unwrap();
+        if room > 0 {
+            send(&mut tx, room, now);
+            left -= room;
+        }
+        let blocked = want > 0 && room == 0;
+        let retries = blocked && tx.stop();
+        if !blocked && left > 0 || retries || tx.rest(blocked).unwrap() == Rest::Awake {
+            continue;
+        }
+        // It sleeps until called, or until its deadline.
+        tx.ring.take_calls();
+        let mut called = false;
+        device_asleep &= !device.kicked();
+        while !called && !device_asleep {
+            let got = device.take();
+            taken += got;
+            if device.held.is_empty() {
+                device_asleep = device.queue.arm() == ::ring::virtq::Armed::Armed;
+            } else {
+                device.use_one(0);
+            }
+            called = tx.ring.take_calls();
+        }
+        if !called {
+            match tx.deadline() {
+                Some(at) => now = now.max(at),
+                None => assert!(!blocked && taken == 200, "{what}: everyone sleeps"),
+            }
+        }
+    }
+    assert_eq!(left, 0, "{what}");
+}
+
+#[test]
+fn nobody_sleeps_with_work_pending() {
+    for features in [EVENT, FLAGS, PACKED, Features { in_order: true, ..EVENT }] {
+        for kick in ["event", "timer:1000", "coalesce:50,4", "coalesce:50/pending"] {
+            for completion in ["orphan", "before-tx", "timer:1000", "on-empty", "on-half-empty"] {
+                for full in ["stop-before-full", "busy-retry"] {
+                    let sets = [format!("tx-completion={completion}"), format!("tx-full={full}")];
+                    for seed in 0..20 {
+                        nobody_sleeps_for_ever(features, kick, &[&sets[0], &sets[1]], seed);
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_full_ring_stops_a_sender_or_makes_it_try_again() {
     let (mut tx, mut device) = tx_pair(EVENT, "event", &[]);
