@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use switch::poll::Policy;
 
 use crate::guest::{HELP, Setting};
+use crate::pool::Placement;
 use crate::spec::PortSpec;
 
 /// Network back-end and virtual switch for virtual machines.
@@ -52,9 +53,10 @@ pub enum Command {
 
 const RUN_EXAMPLES: &str = "\
 Port kinds:
-  vhost-user:SOCKET[,mode=server|client][,queues=N][,mtu=N][,mac=MAC]
+  vhost-user:SOCKET[,mode=server|client][,queues=N][,mtu=N][,mac=MAC][,without=FEATURE+...]
   tap:IFNAME[,netns=NAME][,queues=N][,mtu=N]     existing, or created
   null                                           drops everything
+  with any kind: [,poll=POLICY][,call=POLICY][,weight=N][,hold=N]
 Examples:
   pvswitch run --port vm1=vhost-user:/tmp/vm1.sock --port host=tap:tap0
   pvswitch run --port a=vhost-user:/tmp/a.sock,mode=client,queues=4 --poll adaptive --workers 2
@@ -78,7 +80,10 @@ Examples:
   pvswitch ctl show
   pvswitch ctl stats --json
   pvswitch ctl add-port vm3=vhost-user:/tmp/vm3.sock
-  pvswitch ctl fdb add 02:00:00:00:00:01 vm1";
+  pvswitch ctl fdb add 02:00:00:00:00:01 vm1
+  pvswitch ctl set vm1 poll=timer:2000 weight=3
+  pvswitch ctl set vm1/0 call=coalesce:50,32
+  pvswitch ctl set placement=single";
 
 /// `run`.
 #[derive(Args)]
@@ -89,15 +94,19 @@ pub struct RunArgs {
     /// A port: NAME=KIND:ARG[,key=value]... (see below); may be repeated
     #[arg(long = "port", value_name = "NAME=KIND:ARG")]
     pub ports: Vec<PortSpec>,
-    /// When to poll and when to sleep: event, spin or adaptive [default: adaptive]
+    /// When to look at guests' queues: event, napi[:BUDGET], timer[:HZ], coalesce:USECS,FRAMES,
+    /// coalesce:USECS/pending, spin, adaptive[:LATENCY_US] [default: adaptive]
     #[arg(long)]
     pub poll: Option<Policy>,
+    /// When to notify guests of frames; same forms [default: event, once per burst]
+    #[arg(long)]
+    pub call: Option<Policy>,
     /// Worker threads, 1 to 63 [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=63))]
     pub workers: Option<u8>,
-    /// Which worker serves which port [default: group]
+    /// Which worker serves which queue [default: balanced]
     #[arg(long, value_enum)]
-    pub placement: Option<PlacementArg>,
+    pub placement: Option<Placement>,
     /// CPUs to pin workers to, in order: 1 or 1,2
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub cpus: Vec<usize>,
@@ -113,17 +122,6 @@ pub struct RunArgs {
     /// Do not print how to attach guests
     #[arg(long)]
     pub quiet: bool,
-}
-
-/// `--placement`.
-#[derive(Clone, Copy, ValueEnum)]
-pub enum PlacementArg {
-    /// One worker serves everything
-    Single,
-    /// A port joins the worker with the fewest ports
-    Group,
-    /// Each queue of each port goes to the next worker
-    PerPort,
 }
 
 /// `--forward`.
@@ -172,6 +170,13 @@ pub enum CtlCommand {
         /// add MAC PORT, or del MAC; nothing: list
         #[command(subcommand)]
         what: Option<FdbCommand>,
+    },
+    /// Change settings: [PORT[/QUEUE]] KEY=VALUE...; PORT: poll, call, weight, hold; none: poll
+    /// and call of every port, placement
+    Set {
+        /// vm1 poll=spin, vm1/2 call=event, placement=balanced
+        #[arg(required = true, value_name = "WHAT")]
+        what: Vec<String>,
     },
     /// Stop the switch
     Shutdown,

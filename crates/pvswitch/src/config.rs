@@ -21,21 +21,26 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use switch::poll::Policy;
 
-use crate::spec::{self, Kind, PortSpec, Role, Tap, VhostUser, nearest};
+use crate::pool::Placement;
+use crate::spec::{self, Kind, PortSpec, PortTuning, Role, Tap, VhostUser, nearest};
 
 /// A parsed file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// `--poll`.
-    #[serde(deserialize_with = "policy")]
+    #[serde(deserialize_with = "parsed")]
     pub poll: Option<Policy>,
+    /// `--call`.
+    #[serde(deserialize_with = "parsed")]
+    pub call: Option<Policy>,
     /// `--workers`.
     pub workers: Option<u8>,
     /// `--forward`.
     pub forward: Option<String>,
     /// `--placement`.
-    pub placement: Option<String>,
+    #[serde(deserialize_with = "parsed")]
+    pub placement: Option<Placement>,
     /// `--control`.
     pub control: Option<PathBuf>,
     /// Seconds after which an unseen address is forgotten.
@@ -58,17 +63,30 @@ enum PortTable {
         queues: Option<u16>,
         mtu: Option<u16>,
         mac: Option<String>,
+        without: Option<String>,
+        poll: Option<String>,
+        call: Option<String>,
+        weight: Option<u32>,
+        hold: Option<u16>,
     },
     Tap {
         interface: String,
         netns: Option<String>,
         queues: Option<u16>,
         mtu: Option<u16>,
+        poll: Option<String>,
+        call: Option<String>,
+        weight: Option<u32>,
+        hold: Option<u16>,
     },
     Null {},
 }
 
-fn policy<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Policy>, D::Error> {
+fn parsed<'de, D, T>(d: D) -> Result<Option<T>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: std::str::FromStr<Err = String>,
+{
     String::deserialize(d)?.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
@@ -135,7 +153,9 @@ impl Config {
             .map(|(name, table)| {
                 let error =
                     |what| ConfigError::Port { path: path.into(), name: name.clone(), what };
-                let port = PortSpec { name: name.clone(), kind: table.kind().map_err(&error)? };
+                let kind = table.kind().map_err(&error)?;
+                let tuning = table.tuning().map_err(&error)?;
+                let port = PortSpec { name: name.clone(), kind, tuning };
                 port.check().map_err(error)?;
                 Ok(port)
             })
@@ -146,14 +166,17 @@ impl Config {
 impl PortTable {
     fn kind(&self) -> Result<Kind, String> {
         Ok(match self {
-            Self::VhostUser { socket, mode, queues, mtu, mac } => Kind::VhostUser(VhostUser {
-                socket: socket.clone(),
-                role: mode.as_deref().map_or(Ok(Role::default()), str::parse)?,
-                queues: queues.unwrap_or(1),
-                mtu: *mtu,
-                mac: mac.as_deref().map(spec::mac).transpose()?,
-            }),
-            Self::Tap { interface, netns, queues, mtu } => Kind::Tap(Tap {
+            Self::VhostUser { socket, mode, queues, mtu, mac, without, .. } => {
+                Kind::VhostUser(VhostUser {
+                    socket: socket.clone(),
+                    role: mode.as_deref().map_or(Ok(Role::default()), str::parse)?,
+                    queues: queues.unwrap_or(1),
+                    mtu: *mtu,
+                    mac: mac.as_deref().map(spec::mac).transpose()?,
+                    without: without.as_deref().map_or(Ok(0), spec::without)?,
+                })
+            }
+            Self::Tap { interface, netns, queues, mtu, .. } => Kind::Tap(Tap {
                 ifname: interface.clone(),
                 netns: netns.clone(),
                 queues: queues.unwrap_or(1),
@@ -161,6 +184,26 @@ impl PortTable {
             }),
             Self::Null {} => Kind::Null,
         })
+    }
+}
+
+impl PortTable {
+    fn tuning(&self) -> Result<PortTuning, String> {
+        let mut tuning = PortTuning::default();
+        let (Self::VhostUser { poll, call, weight, hold, .. }
+        | Self::Tap { poll, call, weight, hold, .. }) = self
+        else {
+            return Ok(tuning);
+        };
+        let numbers = [("weight", *weight), ("hold", hold.map(u32::from))];
+        let numbers = numbers.map(|(key, n)| (key, n.map(|n| n.to_string())));
+        let policies = [("poll", poll.clone()), ("call", call.clone())];
+        for (key, value) in policies.into_iter().chain(numbers) {
+            if let Some(value) = value {
+                tuning.set(key, &value)?;
+            }
+        }
+        Ok(tuning)
     }
 }
 
@@ -191,12 +234,15 @@ mod tests {
         let text = r#"
             poll = "event"
             workers = 2
+            placement = "per-port"
             [static]
             "02:00:00:00:00:01" = "vm1"
             [port.vm1]
             kind = "vhost-user"
             socket = "/tmp/vm1.sock"
             queues = 4
+            poll = "timer:2000"
+            weight = 3
             [port.up]
             kind = "tap"
             interface = "tap0"
@@ -207,6 +253,9 @@ mod tests {
         let ports = config.ports(path).unwrap();
         let names: Vec<_> = ports.iter().map(|p| format!("{}={}", p.name, p.kind)).collect();
         assert_eq!(names, ["up=tap:tap0", "vm1=vhost-user:/tmp/vm1.sock"]);
+        let tuning = ports[1].tuning;
+        assert_eq!((tuning.poll, tuning.weight), (Some(Policy::Timer { hz: 2000 }), Some(3)));
+        assert_eq!(config.placement, Some(Placement::PerPort));
     }
 
     #[test]
@@ -224,6 +273,8 @@ mod tests {
     fn bad_values_are_told() {
         assert!(error("poll = \"evnt\"").contains("use one of event"));
         assert!(error("[port.a]\nkind=\"tap\"\ninterface=\"\"\n").contains("port 'a'"));
+        let placement = error("placement = \"balance\"");
+        assert!(placement.contains("did you mean 'balanced'?"), "{placement}");
         assert!(error("workers = \n").contains("x.toml:1:"));
         let missing = Config::load(Path::new("/nonexistent/x.toml")).unwrap_err().to_string();
         assert!(missing.contains("cannot read configuration /nonexistent/x.toml"), "{missing}");

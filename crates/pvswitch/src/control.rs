@@ -57,6 +57,14 @@ pub enum Request {
         /// Port name.
         port: String,
     },
+    /// Changes settings while traffic flows.
+    Set {
+        /// Port, or `PORT/QUEUE`; none: of the whole switch.
+        #[serde(default)]
+        target: Option<String>,
+        /// `KEY=VALUE` each.
+        settings: Vec<String>,
+    },
     /// Stops the switch.
     Shutdown,
 }

@@ -20,6 +20,10 @@ pub fn command(args: CtlArgs) -> Result<(), ControlError> {
         CtlCommand::Fdb { what: Some(FdbCommand::Del { mac, vlan }) } => {
             Request::FdbDel { mac, vlan }
         }
+        CtlCommand::Set { mut what } => {
+            let target = (!what[0].contains('=')).then(|| what.remove(0));
+            Request::Set { target, settings: what }
+        }
         CtlCommand::Shutdown => Request::Shutdown,
     };
     let (answer, _) = call(&path, &request)?;

@@ -12,6 +12,7 @@ mod guest;
 mod hints;
 mod limit;
 mod nic;
+mod pool;
 mod ports;
 mod run;
 mod spec;
@@ -22,9 +23,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use cli::{Cli, Command, ForwardArg, PlacementArg, RunArgs};
+use cli::{Cli, Command, ForwardArg, RunArgs};
 use config::Config;
-use run::{Options, Placement};
+use run::Options;
 use switch::fdb::Mac;
 use switch::forward::Mode;
 
@@ -115,12 +116,6 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
         (Some(ForwardArg::Cross), _) | (None, Some("cross")) => Mode::Cross,
         _ => Mode::Switch,
     };
-    let placement = named(config.placement.clone(), "placement", &["single", "group", "per-port"])?;
-    let placement = match (args.placement, placement.as_deref()) {
-        (Some(PlacementArg::Single), _) | (None, Some("single")) => Placement::Single,
-        (Some(PlacementArg::PerPort), _) | (None, Some("per-port")) => Placement::PerPort,
-        _ => Placement::Group,
-    };
     let workers = args.workers.or(config.workers).unwrap_or(1);
     if !(1..=run::WORKERS_MAX).contains(&workers) {
         return Err(format!("workers = {workers}: use 1 to {}", run::WORKERS_MAX).into());
@@ -136,8 +131,9 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
     Ok(Options {
         ports,
         policy: args.poll.or(config.poll).unwrap_or_default(),
+        call: args.call.or(config.call).unwrap_or(switch::poll::Policy::Event),
         workers,
-        placement,
+        placement: args.placement.or(config.placement).unwrap_or_default(),
         cpus: args.cpus,
         mode,
         control: args.control.or(config.control),

@@ -1,26 +1,20 @@
 //! Ports as the control thread keeps them: sockets, connections, and what workers were told.
 
-use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
-use switch::fdb::PortId;
 use switch::forward::{EgressQueue, Port, Source};
 use switch::frame::Burst;
 use switch::port::Ingress;
+use switch::tuning::Tuning;
 use switch::vnet::VnetHdr;
 use vhost_user::device::Kick;
 use vhost_user::feature;
 use vhost_user::net::{Host, Pair, Side};
 
 use crate::limit::PortLog;
-use crate::worker::{Handle, Served};
-
-/// Names a queue of a port to workers.
-pub fn token(port: PortId, queue: u16, side: Side) -> u64 {
-    let side = u64::from(side == Side::Egress);
-    u64::from(port.0) << 32 | u64::from(queue) << 1 | side
-}
+use crate::pool::{Pool, token};
+use crate::worker::Served;
 
 /// What is known of a vhost-user port's guest.
 #[derive(Default)]
@@ -36,77 +30,71 @@ pub struct Guest {
 pub struct PortHost {
     port: Arc<Port>,
     pairs: Vec<Pair>,
-    workers: Vec<Arc<Handle>>,
+    tuning: Vec<Arc<Tuning>>,
+    pool: Arc<Pool>,
     guest: Arc<Mutex<Guest>>,
     log: Arc<PortLog>,
-    kicks: HashMap<u64, Kick>,
+    /// Queues that workers were told of.
+    told: HashSet<u64>,
     /// Last count told by `active`, to log changes once.
     up: u16,
 }
 
 impl PortHost {
-    /// For a port whose queue `i` is served by `workers[i % workers.len()]`.
+    /// For a port with `tuning` for each of its ingress queues.
     pub fn new(
         port: Arc<Port>,
         pairs: Vec<Pair>,
-        workers: Vec<Arc<Handle>>,
+        tuning: Vec<Arc<Tuning>>,
+        pool: Arc<Pool>,
         guest: Arc<Mutex<Guest>>,
         log: Arc<PortLog>,
     ) -> Self {
-        Self { port, pairs, workers, guest, log, kicks: HashMap::new(), up: 0 }
-    }
-
-    fn worker(&self, queue: u16) -> &Arc<Handle> {
-        &self.workers[usize::from(queue) % self.workers.len()]
-    }
-}
-
-fn fd(kick: &Kick) -> Option<BorrowedFd<'_>> {
-    match kick {
-        Kick::Fd(fd) => Some(fd.as_fd()),
-        Kick::InBand | Kick::Poll => None,
+        Self { port, pairs, tuning, pool, guest, log, told: HashSet::new(), up: 0 }
     }
 }
 
 impl Host for PortHost {
     fn started(&mut self, queue: u16, side: Side, kick: Kick) {
-        let token = token(self.port.id, queue, side);
+        let token = token(self.port.id, queue, side == Side::Egress);
         let pair = &self.pairs[usize::from(queue)];
-        let result = match side {
-            Side::Ingress => {
-                let source =
-                    Source { port: self.port.id, queue, stats: Arc::clone(&pair.ingress_stats) };
+        let notifies = !matches!(kick, Kick::Poll);
+        let kick = match kick {
+            Kick::Fd(fd) => Some(fd),
+            Kick::InBand | Kick::Poll => None,
+        };
+        let result = match (side, kick) {
+            (Side::Ingress, kick) => {
+                let source = Source {
+                    port: self.port.id,
+                    queue,
+                    stats: Arc::clone(&pair.ingress_stats),
+                    tuning: Arc::clone(&self.tuning[usize::from(queue)]),
+                };
                 let ingress: Arc<Mutex<dyn Ingress>> = pair.ingress.clone();
-                let notifies = !matches!(kick, Kick::Poll);
-                self.worker(queue).serve(Served { token, source, ingress, notifies }, fd(&kick))
+                self.pool.serve(Served { token, source, ingress, kick, notifies })
             }
-            Side::Egress => match fd(&kick) {
-                Some(fd) => self.worker(queue).watch(token, Arc::clone(&self.port), queue, fd),
-                None => Ok(()),
-            },
+            (Side::Egress, Some(kick)) => {
+                self.pool.watch(token, Arc::clone(&self.port), queue, kick)
+            }
+            (Side::Egress, None) => Ok(()),
         };
         if let Err(error) = result {
             // Without its kicks the ring would hang; the queue is still polled while hot.
             self.log.warn(format_args!("cannot wait for kicks: {error}"));
         }
-        self.kicks.insert(token, kick);
+        self.told.insert(token);
     }
 
     fn stopped(&mut self, queue: u16, side: Side) {
-        let token = token(self.port.id, queue, side);
-        let Some(kick) = self.kicks.remove(&token) else { return };
-        match side {
-            Side::Ingress => self.worker(queue).drop_queue(token, fd(&kick)),
-            Side::Egress => {
-                if let Some(fd) = fd(&kick) {
-                    self.worker(queue).unwatch(token, fd);
-                }
-            }
+        let token = token(self.port.id, queue, side == Side::Egress);
+        if self.told.remove(&token) {
+            self.pool.drop_queue(token);
         }
     }
 
     fn kicked(&mut self, queue: u16, side: Side) {
-        self.worker(queue).kicked(token(self.port.id, queue, side));
+        self.pool.kicked(token(self.port.id, queue, side == Side::Egress));
     }
 
     fn active(&mut self, queues: u16) {

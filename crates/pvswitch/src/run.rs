@@ -19,18 +19,20 @@ use switch::fdb::{Fdb, Mac, PortId};
 use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
+use switch::tuning::{HOLD_MAX, Tuning};
 use switch::vnet::Offloads;
 use vhost_user::backend::{self, Backend};
 use vhost_user::backoff::Backoff;
 use vhost_user::connection::Connection;
-use vhost_user::net::{NetDevice, NetOptions, Pair, Side};
+use vhost_user::net::{NetDevice, NetOptions, Pair};
 use vhost_user::sys::{self, Listener, SocketError};
 
 use crate::hints;
 use crate::limit::PortLog;
-use crate::ports::{Guest, PortHost, burst_of, egress_of, rarp, token};
+use crate::pool::{Common, Placement, Pool, token};
+use crate::ports::{Guest, PortHost, burst_of, egress_of, rarp};
 use crate::spec::{Kind, PortSpec, Role, Tap, VhostUser, did_you_mean};
-use crate::worker::{self, Handle, Report, Served, Shared};
+use crate::worker::{Report, Served};
 
 /// Most ports of one switch.
 pub const PORTS_MAX: u16 = 4096;
@@ -50,8 +52,10 @@ const REQUEST_MAX: usize = 4096;
 pub struct Options {
     /// Ports to start with.
     pub ports: Vec<PortSpec>,
-    /// Poll policy of every queue.
+    /// Poll policy of queues that have none of their own.
     pub policy: Policy,
+    /// Call policy of queues that have none of their own.
+    pub call: Policy,
     /// Worker threads.
     pub workers: u8,
     /// Which worker serves which queue.
@@ -72,17 +76,6 @@ pub struct Options {
     pub static_addresses: Vec<(Mac, String)>,
     /// Print how to attach guests.
     pub hints: bool,
-}
-
-/// Which worker serves which queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
-    /// One worker for everything.
-    Single,
-    /// A port joins the worker with the fewest ports.
-    Group,
-    /// Each queue of each port goes to the next worker.
-    PerPort,
 }
 
 /// Why a switch cannot start, or a port cannot be added.
@@ -129,23 +122,28 @@ fn os(what: &'static str) -> impl Fn(std::io::Error) -> RunError {
 struct PortState {
     spec: PortSpec,
     port: Arc<Port>,
-    ingress_stats: Vec<Arc<IngressStats>>,
-    /// Queue `i` is served by `workers[i % workers.len()]`.
-    workers: Vec<Arc<Handle>>,
+    ingress: Vec<Ingress>,
     attach: Attach,
     /// Faults of this port's guest so far.
     faults: u64,
 }
 
+/// What is known of an ingress queue from outside.
+#[derive(Clone)]
+struct Ingress {
+    stats: Arc<IngressStats>,
+    tuning: Arc<Tuning>,
+}
+
 /// What is behind a port.
 enum Attach {
     VhostUser(Box<VhostPort>),
-    Tap { queues: Vec<Arc<OwnedFd>>, created: bool, offloads: Offloads },
+    Tap { created: bool, offloads: Offloads },
     Null,
 }
 
-/// A vhost-user port's place in the switch, its workers, and itself.
-type VhostRef<'a> = (&'a Arc<Port>, &'a [Arc<Handle>], &'a mut VhostPort);
+/// A vhost-user port's place in the switch, its ingress queues, and itself.
+type VhostRef<'a> = (&'a Arc<Port>, &'a [Ingress], &'a mut VhostPort);
 
 struct VhostPort {
     conf: VhostUser,
@@ -178,8 +176,8 @@ struct System {
     epoll: OwnedFd,
     tokens: HashMap<u64, What>,
     next_token: u64,
-    workers: Vec<Arc<Handle>>,
-    shared: Shared,
+    pool: Arc<Pool>,
+    fdb: Arc<Fdb>,
     reports: Receiver<Report>,
     table: Table,
     ports: BTreeMap<String, PortState>,
@@ -201,7 +199,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     tracing::info!(
         "switching between {} ports with {} workers, poll {}",
         system.ports.len(),
-        system.workers.len(),
+        system.pool.workers().len(),
         system.options.policy
     );
     while !system.stop {
@@ -248,34 +246,29 @@ impl System {
         let (reports_tx, reports) = mpsc::channel();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = Arc::new(wake.map_err(|e| os("eventfd")(e.into()))?);
-        let shared = Shared {
+        let common = Common {
             fdb: Arc::clone(&fdb),
             mode: options.mode,
-            policy: options.policy,
             flow_key,
+            costs: crate::cost::costs(),
             reports: reports_tx,
             reports_wake: Arc::clone(&wake),
             epoch: started,
-            peers: Arc::default(),
         };
-        let workers = (0..options.workers)
-            .map(|i| {
-                let cpu = options.cpus.get(usize::from(i) % options.cpus.len().max(1)).copied();
-                worker::spawn(i, cpu, shared.clone())
-            })
-            .collect::<Result<Vec<_>, _>>()
+        let pool = Pool::start(options.workers, &options.cpus, options.placement, common)
             .map_err(os("worker thread"))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
         let epoll = epoll.map_err(|e| os("epoll")(e.into()))?;
         let table = Arc::new(Table::new());
-        let forwarder = Forwarder::new(options.mode, CONTROL_WORKER, fdb, table, flow_key);
+        let forwarder =
+            Forwarder::new(options.mode, CONTROL_WORKER, Arc::clone(&fdb), table, flow_key);
         let mut system = Self {
             options,
             epoll,
             tokens: HashMap::new(),
             next_token: 0,
-            workers,
-            shared,
+            pool,
+            fdb,
             reports,
             table: Table::new(),
             ports: BTreeMap::new(),
@@ -329,7 +322,7 @@ impl System {
         }
         for (mac, name) in std::mem::take(&mut self.options.static_addresses) {
             let id = self.port(&name)?.port.id;
-            let added = self.shared.fdb.add_static(mac.0, 0, id, 0);
+            let added = self.fdb.add_static(mac.0, 0, id, 0);
             added.map_err(|error| RunError::Request(error.to_string()))?;
         }
         Ok(())
@@ -349,12 +342,13 @@ impl System {
         let free = self.table.iter().position(Option::is_none).unwrap_or(self.table.len());
         let id = u16::try_from(free).ok().filter(|id| *id < PORTS_MAX);
         let id = PortId(id.ok_or(RunError::TooManyPorts(PORTS_MAX))?);
-        let workers = self.place(id);
         let state = match &spec.kind {
-            Kind::VhostUser(conf) => self.add_vhost_user(spec, conf, id, workers)?,
-            Kind::Tap(conf) => self.add_tap(spec, conf, id, workers)?,
-            Kind::Null => add_null(spec, id, workers),
+            Kind::VhostUser(conf) => self.add_vhost_user(spec, conf, id)?,
+            Kind::Tap(conf) => self.add_tap(spec, conf, id)?,
+            Kind::Null => add_null(spec, id),
         };
+        let call = spec.tuning.call.unwrap_or(self.options.call);
+        state.port.egress.iter().for_each(|queue| queue.set_call(call));
         if free == self.table.len() {
             self.table.push(None);
         }
@@ -371,32 +365,9 @@ impl System {
         Ok(())
     }
 
-    /// The workers of a new port.
-    fn place(&self, id: PortId) -> Vec<Arc<Handle>> {
-        match self.options.placement {
-            Placement::Single => vec![Arc::clone(&self.workers[0])],
-            Placement::Group => {
-                let load = |w: &&Arc<Handle>| {
-                    self.ports
-                        .values()
-                        .filter(|p| p.workers.iter().any(|x| Arc::ptr_eq(x, w)))
-                        .count()
-                };
-                vec![Arc::clone(self.workers.iter().min_by_key(load).expect("at least one"))]
-            }
-            Placement::PerPort => {
-                let first = usize::from(id.0) % self.workers.len();
-                let all = self.workers.iter().cycle().skip(first).take(self.workers.len());
-                all.cloned().collect()
-            }
-        }
-    }
-
     fn publish_table(&mut self) {
         let table = Arc::new(self.table.clone());
-        for worker in &self.workers {
-            worker.set_table(Arc::clone(&table));
-        }
+        self.pool.set_table(&table);
         self.forwarder.set_table(table);
     }
 
@@ -405,7 +376,6 @@ impl System {
         spec: &PortSpec,
         conf: &VhostUser,
         id: PortId,
-        workers: Vec<Arc<Handle>>,
     ) -> Result<PortState, RunError> {
         let pairs: Vec<Pair> = (0..conf.queues).map(|_| Pair::new()).collect();
         let port = Arc::new(Port::new(id, spec.name.clone(), egress_of(&pairs)));
@@ -417,7 +387,7 @@ impl System {
             }
             Role::Client => None,
         };
-        let ingress_stats = pairs.iter().map(|p| Arc::clone(&p.ingress_stats)).collect();
+        let ingress = pairs.iter().map(|p| self.ingress(spec, &p.ingress_stats)).collect();
         let vhost = VhostPort {
             conf: conf.clone(),
             pairs,
@@ -431,38 +401,41 @@ impl System {
             connections: 0,
         };
         let attach = Attach::VhostUser(Box::new(vhost));
-        Ok(PortState { spec: spec.clone(), port, ingress_stats, workers, attach, faults: 0 })
+        Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
     }
 
-    fn add_tap(
-        &mut self,
-        spec: &PortSpec,
-        conf: &Tap,
-        id: PortId,
-        workers: Vec<Arc<Handle>>,
-    ) -> Result<PortState, RunError> {
+    fn add_tap(&mut self, spec: &PortSpec, conf: &Tap, id: PortId) -> Result<PortState, RunError> {
         let error = |error| RunError::Tap { name: spec.name.clone(), error };
         let tap = crate::tap::open(conf).map_err(error)?;
         let mut egress = Vec::new();
-        let mut ingress_stats = Vec::new();
+        let mut ingress = Vec::new();
         let mut served = Vec::new();
-        let mut queues = Vec::new();
         for (queue, pair) in tap.pairs.into_iter().enumerate() {
             egress.push(EgressQueue::new(pair.egress, pair.egress_stats));
-            ingress_stats.push(Arc::clone(&pair.ingress_stats));
-            let source = Source { port: id, queue: queue as u16, stats: pair.ingress_stats };
-            let token = token(id, queue as u16, Side::Ingress);
-            served.push(Served { token, source, ingress: pair.ingress, notifies: true });
-            queues.push(pair.fd);
+            let known = self.ingress(spec, &pair.ingress_stats);
+            let tuning = Arc::clone(&known.tuning);
+            ingress.push(known);
+            let queue = queue as u16;
+            let source = Source { port: id, queue, stats: pair.ingress_stats, tuning };
+            let token = token(id, queue, false);
+            let kick = Some(pair.fd);
+            served.push(Served { token, source, ingress: pair.ingress, kick, notifies: true });
         }
         let port = Arc::new(Port::new(id, spec.name.clone(), egress));
         port.set_active(port.egress.len() as u16);
-        for (i, served) in served.into_iter().enumerate() {
-            let worker = &workers[i % workers.len()];
-            worker.serve(served, Some(queues[i].as_fd())).map_err(os("epoll"))?;
+        for served in served {
+            self.pool.serve(served).map_err(os("epoll"))?;
         }
-        let attach = Attach::Tap { queues, created: tap.created, offloads: tap.offloads };
-        Ok(PortState { spec: spec.clone(), port, ingress_stats, workers, attach, faults: 0 })
+        let attach = Attach::Tap { created: tap.created, offloads: tap.offloads };
+        Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
+    }
+
+    /// An ingress queue of a new port.
+    fn ingress(&self, spec: &PortSpec, stats: &Arc<IngressStats>) -> Ingress {
+        let tuning = Tuning::new(spec.tuning.poll.unwrap_or(self.options.policy));
+        tuning.set_weight(spec.tuning.weight.unwrap_or(1));
+        tuning.set_hold(spec.tuning.hold.unwrap_or(HOLD_MAX));
+        Ingress { stats: Arc::clone(stats), tuning: Arc::new(tuning) }
     }
 
     fn del_port(&mut self, name: &str) -> Result<(), RunError> {
@@ -477,17 +450,16 @@ impl System {
                     self.unwatch(listener.as_fd(), &What::Listener(name.into()));
                 }
             }
-            Attach::Tap { queues, .. } => {
-                for (i, fd) in queues.iter().enumerate() {
-                    let token = token(id, i as u16, Side::Ingress);
-                    state.workers[i % state.workers.len()].drop_queue(token, Some(fd.as_fd()));
+            Attach::Tap { .. } => {
+                for queue in 0..state.ingress.len() as u16 {
+                    self.pool.drop_queue(token(id, queue, false));
                 }
             }
             Attach::Null => {}
         }
         self.table[usize::from(id.0)] = None;
         self.publish_table();
-        self.shared.fdb.flush_port(id);
+        self.fdb.flush_port(id);
         tracing::info!("port {name}: removed");
         Ok(())
     }
@@ -545,7 +517,7 @@ impl System {
     fn vhost(&mut self, name: &str) -> Option<VhostRef<'_>> {
         let state = self.ports.get_mut(name)?;
         match &mut state.attach {
-            Attach::VhostUser(vhost) => Some((&state.port, &state.workers, vhost)),
+            Attach::VhostUser(vhost) => Some((&state.port, &state.ingress, vhost)),
             _ => None,
         }
     }
@@ -569,16 +541,18 @@ impl System {
     }
 
     fn attach(&mut self, name: &str, stream: UnixStream) {
-        let Some((port, workers, vhost)) = self.vhost(name) else { return };
+        let pool = Arc::clone(&self.pool);
+        let Some((port, ingress, vhost)) = self.vhost(name) else { return };
         let pairs = vhost.pairs.clone();
         let guest = Arc::clone(&vhost.guest);
         let log = Arc::clone(&vhost.log);
-        let host = PortHost::new(Arc::clone(port), pairs.clone(), workers.to_vec(), guest, log);
+        let tuning = ingress.iter().map(|q| Arc::clone(&q.tuning)).collect();
+        let host = PortHost::new(Arc::clone(port), pairs.clone(), tuning, pool, guest, log);
         let options = NetOptions {
             pairs: vhost.conf.queues,
             mtu: vhost.conf.mtu,
             mac: vhost.conf.mac,
-            without: 0,
+            without: vhost.conf.without,
         };
         let device = Box::new(NetDevice::new(options, pairs, host));
         let backend = Backend::new(
@@ -632,7 +606,7 @@ impl System {
         if let Some((port, _, _)) = self.vhost(name) {
             port.set_active(0);
             let id = port.id;
-            self.shared.fdb.flush_learned(id);
+            self.fdb.flush_learned(id);
         }
     }
 
@@ -671,7 +645,8 @@ impl System {
         }
         let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         for (port, mac) in due {
-            let source = Source { port, queue: 0, stats: Arc::default() };
+            let tuning = Arc::new(Tuning::new(Policy::Event));
+            let source = Source { port, queue: 0, stats: Arc::default(), tuning };
             self.forwarder.forward(&source, &mut burst_of(&rarp(mac)), now);
         }
     }
@@ -680,7 +655,7 @@ impl System {
 
     fn read_reports(&mut self) {
         let mut count = [0; 8];
-        let _ = rustix::io::read(&*self.shared.reports_wake, &mut count);
+        let _ = rustix::io::read(&*self.pool.common.reports_wake, &mut count);
         while let Ok(Report::Fault(id, fault)) = self.reports.try_recv() {
             let Some(state) = self.ports.values_mut().find(|p| p.port.id == id) else { continue };
             state.faults += 1;
@@ -702,9 +677,7 @@ impl System {
             // Rings are given back and sockets removed; the guests keep their interfaces.
             let _ = self.del_port(&name);
         }
-        for worker in &self.workers {
-            worker.stop();
-        }
+        self.pool.stop();
     }
 }
 
@@ -714,7 +687,7 @@ fn jitter() -> u32 {
 }
 
 /// A port that takes and drops everything.
-fn add_null(spec: &PortSpec, id: PortId, workers: Vec<Arc<Handle>>) -> PortState {
+fn add_null(spec: &PortSpec, id: PortId) -> PortState {
     let stats = Arc::new(EgressStats::default());
     let queue = Arc::new(Mutex::new(uplink::NullEgress::new(Arc::clone(&stats))));
     let port = Port::new(id, spec.name.clone(), vec![EgressQueue::new(queue, stats)]);
@@ -722,8 +695,7 @@ fn add_null(spec: &PortSpec, id: PortId, workers: Vec<Arc<Handle>>) -> PortState
     PortState {
         spec: spec.clone(),
         port: Arc::new(port),
-        ingress_stats: Vec::new(),
-        workers,
+        ingress: Vec::new(),
         attach: Attach::Null,
         faults: 0,
     }

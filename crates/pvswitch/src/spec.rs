@@ -4,6 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use switch::fair::WEIGHT_MAX;
+use switch::poll::Policy;
+use switch::tuning::HOLD_MAX;
+use vhost_user::feature;
 use vhost_user::net::PAIRS_MAX;
 
 /// Longest port name; it must fit a Linux interface name, so that tools can reuse it.
@@ -20,6 +24,44 @@ pub struct PortSpec {
     pub name: String,
     /// What it attaches to.
     pub kind: Kind,
+    /// How it is served.
+    pub tuning: PortTuning,
+}
+
+/// How a port is served, where it differs from the switch's own settings. Any kind has these
+/// options; all but `without` can be changed at run time (`ctl set`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortTuning {
+    /// When its ingress queues are looked at.
+    pub poll: Option<Policy>,
+    /// When its peer is notified of frames.
+    pub call: Option<Policy>,
+    /// Its part of a worker's time, against other ports'.
+    pub weight: Option<u32>,
+    /// Most frames each of its ingress queues may have held for full destinations.
+    pub hold: Option<u16>,
+}
+
+/// Options of every kind of port.
+pub const TUNING: [&str; 4] = ["poll", "call", "weight", "hold"];
+
+impl PortTuning {
+    /// Sets an option; false: there is none of that name.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<bool, String> {
+        match key {
+            "poll" => self.poll = Some(value.parse()?),
+            "call" => self.call = Some(value.parse()?),
+            "weight" => self.weight = Some(within(key, value, 1, WEIGHT_MAX)?),
+            "hold" => self.hold = Some(within(key, value, 0, HOLD_MAX.into())? as u16),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+fn within(key: &str, value: &str, min: u32, max: u32) -> Result<u32, String> {
+    let n = value.parse().ok().filter(|n| (min..=max).contains(n));
+    n.ok_or_else(|| format!("{key}={value}: use {min} to {max}"))
 }
 
 /// What a port attaches to.
@@ -46,6 +88,8 @@ pub struct VhostUser {
     pub mtu: Option<u16>,
     /// MAC address offered.
     pub mac: Option<[u8; 6]>,
+    /// Features not offered, as bits.
+    pub without: u64,
 }
 
 /// A TAP port.
@@ -102,17 +146,33 @@ impl FromStr for PortSpec {
         let error = |what: String| SpecError { spec: s.into(), what };
         let shape = "use NAME=KIND:ARG[,key=value]..., for example vm1=vhost-user:/tmp/vm1.sock";
         let (name, rest) = s.split_once('=').ok_or_else(|| error(shape.into()))?;
-        let (kind, rest) = rest.split_once(':').unwrap_or((rest, ""));
+        // A kind without an argument may have options: null,weight=2.
+        let end = rest.find([':', ',']).unwrap_or(rest.len());
+        let (kind, rest) = rest.split_at(end);
+        let rest = rest.strip_prefix(':').unwrap_or(rest);
         let mut parts = rest.split(',');
         let arg = parts.next().unwrap_or_default();
-        let mut options = Vec::new();
+        let mut options: Vec<(&str, String)> = Vec::new();
         for part in parts {
-            let (key, value) = part
-                .split_once('=')
-                .ok_or_else(|| error(format!("option '{part}' has no value: use key=value")))?;
-            options.push((key, value));
+            match (part.split_once('='), options.last_mut()) {
+                (Some((key, value)), _) => options.push((key, value.into())),
+                // A policy may have a comma in it: poll=coalesce:50,32.
+                (None, Some((_, value))) if value.starts_with("coalesce:") => {
+                    value.push(',');
+                    value.push_str(part);
+                }
+                _ => return Err(error(format!("option '{part}' has no value: use key=value"))),
+            }
         }
-        let spec = Self { name: name.into(), kind: kind_of(kind, arg, &options).map_err(&error)? };
+        let mut tuning = PortTuning::default();
+        let mut own = Vec::new();
+        for (key, value) in &options {
+            if !tuning.set(key, value).map_err(&error)? {
+                own.push((*key, value.as_str()));
+            }
+        }
+        let kind = kind_of(kind, arg, &own).map_err(&error)?;
+        let spec = Self { name: name.into(), kind, tuning };
         spec.check().map_err(error)?;
         Ok(spec)
     }
@@ -127,6 +187,7 @@ fn kind_of(kind: &str, arg: &str, options: &[(&str, &str)]) -> Result<Kind, Stri
                 queues: 1,
                 mtu: None,
                 mac: None,
+                without: 0,
             };
             for (key, value) in options {
                 match *key {
@@ -134,7 +195,11 @@ fn kind_of(kind: &str, arg: &str, options: &[(&str, &str)]) -> Result<Kind, Stri
                     "queues" => port.queues = number(key, value)?,
                     "mtu" => port.mtu = Some(number(key, value)?),
                     "mac" => port.mac = Some(mac(value)?),
-                    _ => return Err(unknown(key, kind, &["mode", "queues", "mtu", "mac"])),
+                    "without" => port.without = without(value)?,
+                    _ => {
+                        let known = ["mode", "queues", "mtu", "mac", "without"];
+                        return Err(unknown(key, kind, &known));
+                    }
                 }
             }
             Ok(Kind::VhostUser(port))
@@ -166,9 +231,19 @@ fn kind_of(kind: &str, arg: &str, options: &[(&str, &str)]) -> Result<Kind, Stri
 }
 
 fn unknown(key: &str, kind: &str, known: &[&str]) -> String {
+    let known = [known, &TUNING].concat();
     let hint = did_you_mean(key, known.iter().copied());
-    let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+    let known = known.join(", ");
     format!("unknown option '{key}' of kind {kind}{hint}; known: {known}")
+}
+
+/// Features not to be offered.
+pub fn without(names: &str) -> Result<u64, String> {
+    feature::parse(names).map_err(|word| {
+        let all = feature::names(u64::MAX);
+        let hint = did_you_mean(&word.to_ascii_uppercase(), all.iter().copied());
+        format!("without: unknown feature '{word}'{hint}; known: {}", all.join(" "))
+    })
 }
 
 fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
@@ -277,7 +352,8 @@ mod tests {
     #[test]
     fn every_kind_and_option() {
         let port: PortSpec =
-            "vm1=vhost-user:/tmp/a=b.sock,mode=client,queues=4,mtu=9000,mac=02:00:00:00:00:0a"
+            "vm1=vhost-user:/tmp/a=b.sock,mode=client,queues=4,mtu=9000,mac=02:00:00:00:00:0a,\
+             without=event-idx+IN_ORDER,poll=coalesce:50,32,weight=4"
                 .parse()
                 .unwrap();
         let want = VhostUser {
@@ -286,8 +362,11 @@ mod tests {
             queues: 4,
             mtu: Some(9000),
             mac: Some([2, 0, 0, 0, 0, 10]),
+            without: feature::EVENT_IDX | feature::IN_ORDER,
         };
-        assert_eq!(port, PortSpec { name: "vm1".into(), kind: Kind::VhostUser(want) });
+        assert_eq!(port.kind, Kind::VhostUser(want));
+        let poll = Policy::Coalesce { usecs: 50, frames: 32 };
+        assert_eq!((port.tuning.poll, port.tuning.weight), (Some(poll), Some(4)));
         let port: PortSpec = "h=tap:tap0,netns=blue".parse().unwrap();
         assert!(matches!(port.kind, Kind::Tap(Tap { netns: Some(ns), .. }) if ns == "blue"));
         assert_eq!("n=null".parse::<PortSpec>().unwrap().kind, Kind::Null);
@@ -307,6 +386,10 @@ mod tests {
         assert!(error("a=vhost-user:/tmp/a,mac=ff:ff:ff:ff:ff:ff").contains("not a MAC"));
         assert!(error("a=vhost-user:").contains("no socket path"));
         assert!(error(&format!("a=vhost-user:/{}", "x".repeat(107))).contains("108 bytes long"));
+        assert!(error("a=null,weight=0").contains("use 1 to 100"));
+        assert!(error("a=null,poll=evnt").contains("use one of event"));
+        let feature = error("a=vhost-user:/tmp/a,without=event-id");
+        assert!(feature.contains("did you mean 'EVENT_IDX'?"), "{feature}");
         assert!(error("a/b=null").contains("letters, digits"));
         assert!(error("a=tap:much-too-long-a-name").contains("1 to 15"));
     }

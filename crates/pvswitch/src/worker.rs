@@ -1,28 +1,36 @@
-//! Worker threads: each serves some ingress queues, and sleeps when all are cold.
+//! Worker threads: each serves some ingress queues, and sleeps when none is hot.
 //!
-//! One round is three phases, one function each: [`Worker::process`] polls the hot queues,
-//! [`Worker::arm`] re-checks before sleep, [`Worker::wait`] sleeps. Queues become hot by a kick
-//! (an edge on their descriptor in the worker's epoll set, never read) and cold by their policy.
+//! One round is three phases, one function each: [`Worker::process`] serves the hot queues and the
+//! warm ones whose time has come, [`Worker::arm`] re-checks before sleep, [`Worker::wait`] sleeps.
+//! Queues become hot by a kick (an edge on their descriptor in the worker's epoll set, never read)
+//! and warm or cold by their policy. Ports share a worker by deficit round-robin in measured time;
+//! under the placement `balanced` a crowded worker gives queues away and a quiet one folds.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
-use switch::fdb::{Fdb, PortId};
-use switch::forward::{Forwarder, HOLD_NS_MAX, Mode, Port, Source, Table};
-use switch::frame::{BURST_MAX, Burst};
-use switch::poll::{Action, Costs, Policy, Poller};
+use switch::fair::{self, Move, Share};
+use switch::fdb::PortId;
+use switch::forward::{Forwarder, HOLD_NS_MAX, Port, Source, Table};
+use switch::frame::Burst;
+use switch::poll::{Action, Policy, Poller, State};
 use switch::port::{Fault, Ingress};
+
+use crate::cost;
+use crate::pool::{Placement, Pool};
 
 /// How often a busy worker looks for kicks of cold queues, in ns.
 const LOOK_NS: u64 = 20_000;
 /// Epoll token of a worker's own wake-up descriptor.
 const WAKE: u64 = u64::MAX;
+/// Length of a load measurement, in ns.
+const WINDOW_NS: u64 = 1_000_000;
+/// After a queue came or went, this many measurements are made before another goes.
+const SETTLE: u32 = 3;
 
 /// A queue to serve.
 pub struct Served {
@@ -32,7 +40,9 @@ pub struct Served {
     pub source: Source,
     /// The queue.
     pub ingress: Arc<Mutex<dyn Ingress>>,
-    /// Whether the peer can notify. If not, the queue is always polled.
+    /// Becomes readable when the peer notifies.
+    pub kick: Option<Arc<OwnedFd>>,
+    /// Whether the peer can notify, by `kick` or otherwise. If not, the queue is always polled.
     pub notifies: bool,
 }
 
@@ -40,12 +50,21 @@ pub struct Served {
 enum Command {
     Serve(Served),
     Drop(u64),
+    /// Gives a queue to another worker.
+    Away(u64, usize),
     /// An egress queue whose peer kicks when it makes room.
-    Watch(u64, Arc<Port>, u16),
-    Unwatch(u64),
+    Watch(u64, Watched),
     Kicked(u64),
+    /// A destination that frames are held for has room.
+    Retry,
     Table(Arc<Table>),
     Stop,
+}
+
+struct Watched {
+    port: Arc<Port>,
+    queue: u16,
+    kick: Arc<OwnedFd>,
 }
 
 /// Something a worker tells the control thread.
@@ -59,8 +78,18 @@ pub enum Report {
 pub struct WorkerStats {
     /// Rounds over the hot queues.
     pub rounds: AtomicU64,
-    /// Times it slept.
+    /// Times it slept until it was woken, or for long.
     pub sleeps: AtomicU64,
+    /// Times it slept for a time that was set.
+    pub naps: AtomicU64,
+    /// Queues it gave to another worker.
+    pub moves: AtomicU64,
+    /// Queues it serves.
+    pub queues: AtomicU32,
+    /// Part of its time spent on frames, in thousandths, when last measured.
+    pub load: AtomicU32,
+    /// Whether it sleeps.
+    pub asleep: AtomicBool,
     /// Thread id, for its CPU time.
     pub tid: AtomicU64,
 }
@@ -82,24 +111,41 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Handle {
+    /// For worker number `index`, which does not run yet.
+    pub fn new(index: u8) -> std::io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let handle = Self {
+            index,
+            epoll,
+            wake,
+            commands: Mutex::new(Vec::new()),
+            has_commands: AtomicBool::new(false),
+            stats: WorkerStats::default(),
+            thread: Mutex::new(None),
+        };
+        handle.add(handle.wake.as_fd(), WAKE)?;
+        // epoll_pwait2: naps are shorter than a millisecond. A kernel before Linux 5.11 is told
+        // here, at start.
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut none = Vec::<epoll::Event>::with_capacity(1);
+        epoll::wait(&handle.epoll, rustix::buffer::spare_capacity(&mut none), Some(&zero))?;
+        Ok(handle)
+    }
+
     fn send(&self, command: Command) {
         lock(&self.commands).push(command);
         self.has_commands.store(true, Ordering::Release);
-        self.poke();
+        vhost_user::sys::signal(self.wake.as_fd());
     }
 
-    /// Wakes the worker.
-    pub fn poke(&self) {
-        // A full counter means a wake-up is pending already.
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
-    }
-
-    /// Starts serving a queue; `kick` notifies of it.
-    pub fn serve(&self, served: Served, kick: Option<BorrowedFd<'_>>) -> std::io::Result<()> {
-        let token = served.token;
+    /// Starts serving a queue.
+    pub fn serve(&self, served: Served) -> std::io::Result<()> {
+        let (token, kick) = (served.token, served.kick.clone());
+        served.source.tuning.set_worker(self.index);
         self.send(Command::Serve(served));
         // Added after the command is queued: a kick in between finds the queue in the table.
-        kick.map_or(Ok(()), |kick| self.add(kick, token))
+        kick.map_or(Ok(()), |kick| self.add(kick.as_fd(), token))
     }
 
     /// Edge-triggered: a kick need not be read, so it costs the wake-up and no more.
@@ -108,35 +154,37 @@ impl Handle {
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
     }
 
-    /// Stops serving a queue. It may be served for the length of one round more.
-    pub fn drop_queue(&self, token: u64, kick: Option<BorrowedFd<'_>>) {
-        if let Some(kick) = kick {
-            let _ = epoll::delete(&self.epoll, kick);
-        }
+    /// Stops serving or watching a queue. It may be served for the length of one round more.
+    pub fn drop_queue(&self, token: u64) {
         self.send(Command::Drop(token));
     }
 
-    /// Watches an egress queue for its peer's kick: it made room.
+    /// Gives a queue to another worker.
+    pub fn send_away(&self, token: u64, to: usize) {
+        self.send(Command::Away(token, to));
+    }
+
+    /// Watches an egress queue for its peer's kick.
     pub fn watch(
         &self,
         token: u64,
         port: Arc<Port>,
         queue: u16,
-        kick: BorrowedFd<'_>,
+        kick: Arc<OwnedFd>,
     ) -> std::io::Result<()> {
-        self.send(Command::Watch(token, port, queue));
-        self.add(kick, token)
-    }
-
-    /// Undoes [`watch`](Self::watch).
-    pub fn unwatch(&self, token: u64, kick: BorrowedFd<'_>) {
-        let _ = epoll::delete(&self.epoll, kick);
-        self.send(Command::Unwatch(token));
+        let fd = Arc::clone(&kick);
+        self.send(Command::Watch(token, Watched { port, queue, kick }));
+        self.add(fd.as_fd(), token)
     }
 
     /// A queue was kicked by other means than its descriptor.
     pub fn kicked(&self, token: u64) {
         self.send(Command::Kicked(token));
+    }
+
+    /// A destination made room.
+    pub fn retry(&self) {
+        self.send(Command::Retry);
     }
 
     /// Replaces the port table.
@@ -151,45 +199,19 @@ impl Handle {
             let _ = thread.join();
         }
     }
+
+    /// Its load, in thousandths; none while it sleeps.
+    pub fn load(&self) -> u32 {
+        if self.stats.asleep.load(Ordering::Relaxed) {
+            return 0;
+        }
+        self.stats.load.load(Ordering::Relaxed)
+    }
 }
 
-/// What all workers share.
-#[derive(Clone)]
-pub struct Shared {
-    /// Learned addresses.
-    pub fdb: Arc<Fdb>,
-    /// Forwarding mode.
-    pub mode: Mode,
-    /// Default policy of queues.
-    pub policy: Policy,
-    /// Key of the flow hash.
-    pub flow_key: u64,
-    /// Where reports go.
-    pub reports: Sender<Report>,
-    /// Wakes whoever reads them.
-    pub reports_wake: Arc<OwnedFd>,
-    /// Zero of the time that policies see.
-    pub epoch: Instant,
-    /// All workers, to wake those that wait for room.
-    pub peers: Arc<Mutex<Vec<Arc<Handle>>>>,
-}
-
-/// Starts worker `index`, pinned to `cpu` if given.
-pub fn spawn(index: u8, cpu: Option<usize>, shared: Shared) -> std::io::Result<Arc<Handle>> {
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-    epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), flags)?;
-    let handle = Arc::new(Handle {
-        index,
-        epoll,
-        wake,
-        commands: Mutex::new(Vec::new()),
-        has_commands: AtomicBool::new(false),
-        stats: WorkerStats::default(),
-        thread: Mutex::new(None),
-    });
-    lock(&shared.peers).push(Arc::clone(&handle));
+/// Starts the thread of worker `index`, pinned to `cpu` if given.
+pub fn spawn(index: usize, cpu: Option<usize>, pool: Arc<Pool>) -> std::io::Result<()> {
+    let handle = Arc::clone(&pool.workers()[index]);
     let mine = Arc::clone(&handle);
     let thread = std::thread::Builder::new().name(format!("worker{index}")).spawn(move || {
         if let Some(cpu) = cpu {
@@ -199,156 +221,275 @@ pub fn spawn(index: u8, cpu: Option<usize>, shared: Shared) -> std::io::Result<A
                 tracing::warn!("worker {index} could not be pinned to CPU {cpu}: {error}");
             }
         }
-        Worker::new(mine, shared).run();
+        cost::precise_timers();
+        Worker::new(mine, pool).run();
     })?;
     *lock(&handle.thread) = Some(thread);
-    Ok(handle)
+    Ok(())
 }
 
 /// A served queue and its state.
 struct Queue {
     served: Served,
     poller: Poller,
-    hot: bool,
+    /// What the operator wants; the poller follows it.
+    policy: Policy,
+    state: State,
+    /// In the list of queues to be served in this round.
+    listed: bool,
+    /// Warm: since when, and until when it is left alone, in ns.
+    nap: (u64, u64),
     /// Frames held when last polled.
     held: usize,
+    share: Share,
+    /// When it was woken, until its first frame is delivered.
+    woke_ns: Option<u64>,
+    /// Time spent on its frames in this load measurement, in ns.
+    busy_ns: u64,
+}
+
+impl Queue {
+    fn set_state(&mut self, state: State) {
+        if self.state != state {
+            self.state = state;
+            self.served.source.tuning.set_state(state);
+        }
+    }
 }
 
 struct Worker {
     handle: Arc<Handle>,
-    shared: Shared,
+    pool: Arc<Pool>,
     forwarder: Forwarder,
     queues: Vec<Queue>,
-    /// Indices in `queues` of the hot ones.
+    /// Indices in `queues` of those to be served in the next round.
     hot: Vec<usize>,
+    /// Indices of those that are left alone until a time that is set.
+    warm: Vec<usize>,
+    /// The earliest of those times, in ns.
+    warm_ns: u64,
+    /// Hot queues of each port.
+    hot_of: Vec<u16>,
     by_token: HashMap<u64, usize>,
-    watched: HashMap<u64, (Arc<Port>, u16)>,
+    watched: HashMap<u64, Watched>,
     scratch: Burst<'static>,
     events: Vec<epoll::Event>,
     /// When kicks of cold queues were last looked for.
     looked_ns: u64,
+    /// When held frames of queues that are not hot were last tried, in ns.
+    retried_ns: u64,
+    /// Whether the worker slept since the last round.
+    slept: bool,
+    /// Load measurement: its start, and time spent on frames since, in ns.
+    window: (u64, u64),
+    /// Load measurements to be made before a queue is given away.
+    settle: u32,
     stop: bool,
 }
 
 impl Worker {
-    fn new(handle: Arc<Handle>, shared: Shared) -> Self {
+    fn new(handle: Arc<Handle>, pool: Arc<Pool>) -> Self {
         let tid = u64::from(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
         handle.stats.tid.store(tid, Ordering::Relaxed);
         let table = Arc::new(Table::new());
-        let (mode, key) = (shared.mode, shared.flow_key);
-        let fdb = Arc::clone(&shared.fdb);
+        let common = &pool.common;
+        let fdb = Arc::clone(&common.fdb);
         Self {
-            forwarder: Forwarder::new(mode, handle.index, fdb, table, key),
+            forwarder: Forwarder::new(common.mode, handle.index, fdb, table, common.flow_key),
             handle,
-            shared,
+            pool,
             queues: Vec::new(),
             hot: Vec::new(),
+            warm: Vec::new(),
+            warm_ns: u64::MAX,
+            hot_of: Vec::new(),
             by_token: HashMap::new(),
             watched: HashMap::new(),
             scratch: Burst::default(),
             events: Vec::with_capacity(64),
             looked_ns: 0,
+            retried_ns: 0,
+            slept: false,
+            window: (0, 0),
+            settle: SETTLE,
             stop: false,
         }
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.shared.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        u64::try_from(self.pool.common.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
     fn run(mut self) {
+        let mut now = self.now();
         while !self.stop {
             if self.handle.has_commands.swap(false, Ordering::Acquire) {
                 self.obey();
+                now = self.now();
                 // What was asked may be to stop, or may have made queues hot.
                 continue;
             }
-            let now = self.now();
-            self.process(now);
+            now = self.process(now);
+            if now.saturating_sub(self.window.0) >= WINDOW_NS {
+                self.measure(now);
+            }
             if self.hot.is_empty() {
                 if self.arm() {
-                    self.wait(self.timeout());
+                    self.wait(self.timeout(now));
+                    now = self.now();
                 }
             } else if now.saturating_sub(self.looked_ns) > LOOK_NS {
                 self.looked_ns = now;
                 self.wait(Some(0));
+                self.mind_held(now);
             }
         }
+        self.forwarder.notify_late(u64::MAX);
     }
 
     fn obey(&mut self) {
         let commands = std::mem::take(&mut *lock(&self.handle.commands));
         for command in commands {
             match command {
-                Command::Serve(served) => {
-                    let policy = if served.notifies { self.shared.policy } else { Policy::Spin };
-                    let poller = Poller::new(policy, Costs::TYPICAL, self.now());
-                    self.by_token.insert(served.token, self.queues.len());
-                    self.queues.push(Queue { served, poller, hot: false, held: 0 });
-                    // The peer may have made frames available before anyone listened.
-                    self.heat(self.queues.len() - 1);
+                Command::Serve(served) => self.adopt(served),
+                Command::Drop(token) => self.drop_queue(token),
+                Command::Away(token, to) => {
+                    if let Some(&at) = self.by_token.get(&token) {
+                        self.give(at, to);
+                    }
                 }
-                Command::Drop(token) => self.forget(token),
-                Command::Watch(token, port, queue) => {
-                    self.watched.insert(token, (port, queue));
-                }
-                Command::Unwatch(token) => {
-                    self.watched.remove(&token);
+                Command::Watch(token, watched) => {
+                    self.watched.insert(token, watched);
                 }
                 Command::Kicked(token) => self.kicked(token),
-                Command::Table(table) => self.forwarder.set_table(table),
+                Command::Retry => self.retry(),
+                Command::Table(table) => {
+                    self.hot_of.resize(table.len().max(self.hot_of.len()), 0);
+                    self.forwarder.set_table(table);
+                }
                 Command::Stop => self.stop = true,
             }
         }
+        self.handle.stats.queues.store(self.queues.len() as u32, Ordering::Relaxed);
     }
 
-    fn forget(&mut self, token: u64) {
-        let Some(at) = self.by_token.remove(&token) else { return };
-        self.queues.swap_remove(at);
+    // ---- the set of queues ----
+
+    fn adopt(&mut self, served: Served) {
+        let now = self.now();
+        let policy = served.source.tuning.poll();
+        let port = usize::from(served.source.port.0);
+        self.hot_of.resize(self.hot_of.len().max(port + 1), 0);
+        self.by_token.insert(served.token, self.queues.len());
+        self.queues.push(Queue {
+            poller: Poller::new(effective(policy, &served), self.pool.common.costs, now),
+            served,
+            policy,
+            state: State::Cold,
+            listed: false,
+            nap: (now, now),
+            held: 0,
+            share: Share::default(),
+            woke_ns: None,
+            busy_ns: 0,
+        });
+        self.settle = SETTLE;
+        // The peer may have made frames available before anyone listened.
+        self.heat(self.queues.len() - 1);
+    }
+
+    /// Takes a queue out of the worker's hands.
+    fn forget(&mut self, at: usize) -> Served {
+        let queue = self.queues.swap_remove(at);
+        self.by_token.remove(&queue.served.token);
         if let Some(moved) = self.queues.get(at) {
             self.by_token.insert(moved.served.token, at);
         }
+        if let Some(kick) = &queue.served.kick {
+            let _ = epoll::delete(&self.handle.epoll, kick.as_fd());
+        }
         self.hot.clear();
-        self.hot.extend(self.queues.iter().enumerate().filter(|(_, q)| q.hot).map(|(i, _)| i));
+        self.warm.clear();
+        self.hot_of.fill(0);
+        for (i, queue) in self.queues.iter().enumerate() {
+            if queue.listed {
+                self.hot.push(i);
+                self.hot_of[usize::from(queue.served.source.port.0)] += 1;
+            } else if queue.state == State::Warm {
+                self.warm.push(i);
+            }
+        }
+        queue.served
     }
 
-    /// Puts a queue into the poll set.
+    fn drop_queue(&mut self, token: u64) {
+        if let Some(&at) = self.by_token.get(&token) {
+            self.forget(at).source.tuning.set_state(State::Cold);
+        } else if let Some(watched) = self.watched.remove(&token) {
+            let _ = epoll::delete(&self.handle.epoll, watched.kick.as_fd());
+        }
+    }
+
+    /// Gives a queue to another worker.
+    fn give(&mut self, at: usize, to: usize) {
+        let served = self.forget(at);
+        self.handle.stats.moves.fetch_add(1, Ordering::Relaxed);
+        self.pool.hand_over(usize::from(self.handle.index), to, served);
+        self.settle = SETTLE;
+    }
+
+    /// Puts a queue among those to be served.
+    fn list(&mut self, at: usize) {
+        let queue = &mut self.queues[at];
+        if !queue.listed {
+            queue.listed = true;
+            self.hot.push(at);
+            self.hot_of[usize::from(queue.served.source.port.0)] += 1;
+        }
+    }
+
+    /// Makes a queue hot: it was kicked, or may have work for another reason.
     fn heat(&mut self, at: usize) {
         let now = self.now();
         let queue = &mut self.queues[at];
         queue.poller.wake(now);
-        if !queue.hot {
-            queue.hot = true;
-            lock(&queue.served.ingress).disarm();
-            self.hot.push(at);
+        if queue.state == State::Cold {
+            queue.woke_ns = Some(now);
+            if queue.poller.disarms() {
+                lock(&queue.served.ingress).disarm();
+            }
         }
+        if queue.state == State::Warm {
+            self.warm.retain(|i| *i != at);
+        }
+        queue.set_state(State::Hot);
+        self.list(at);
     }
 
     fn kicked(&mut self, token: u64) {
         if let Some(&at) = self.by_token.get(&token) {
-            self.queues[at].served.source.stats.kicks.add(1);
+            let queue = &self.queues[at];
+            queue.served.source.stats.kicks.add(1);
+            queue.served.source.stats.wakes.add(u64::from(queue.state == State::Cold));
             self.heat(at);
-        } else if let Some((port, queue)) = self.watched.get(&token) {
+        } else if let Some(Watched { port, queue, .. }) = self.watched.get(&token) {
             let egress = &port.egress[usize::from(*queue)];
             egress.stats.kicks.add(1);
             // Without the event index the guest would kick for each buffer from now on.
             lock(&egress.queue).disarm();
             let waiters = egress.waiters.swap(0, Ordering::AcqRel);
             self.wake(waiters);
-        } else if token == RETRY {
-            self.retry();
         }
     }
 
     /// Tells workers that a destination they hold frames for may have room.
     fn wake(&mut self, workers: u64) {
-        if workers & 1 << self.handle.index != 0 {
+        let mine = 1 << self.handle.index;
+        if workers & mine != 0 {
             self.retry();
         }
-        for peer in lock(&self.shared.peers).iter() {
-            if peer.index != self.handle.index && workers & 1 << peer.index != 0 {
-                peer.kicked(RETRY);
-            }
+        if workers & !mine != 0 {
+            self.pool.wake(workers & !mine);
         }
     }
 
@@ -361,49 +502,147 @@ impl Worker {
         }
     }
 
-    /// Phase 1: one burst from each hot queue; queues whose policy says so go cold.
-    fn process(&mut self, now: u64) {
+    // ---- phase 1 ----
+
+    /// Serves each hot queue while it has credit; queues whose policy says so go warm or cold.
+    /// Returns the time after.
+    fn process(&mut self, start: u64) -> u64 {
         self.handle.stats.rounds.fetch_add(1, Ordering::Relaxed);
+        if !self.warm.is_empty() {
+            self.end_naps(start);
+        }
+        let mut now = start;
+        let alone = self.hot.len() == 1;
         let mut i = 0;
         while i < self.hot.len() {
-            let queue = &mut self.queues[self.hot[i]];
-            if Self::serve(queue, &mut self.forwarder, &mut self.scratch, &self.shared, now) {
-                i += 1;
-            } else {
-                queue.hot = false;
-                self.hot.swap_remove(i);
+            let at = self.hot[i];
+            let queue = &mut self.queues[at];
+            let port = usize::from(queue.served.source.port.0);
+            if alone {
+                queue.share.forgive();
             }
+            let weight = queue.served.source.tuning.weight();
+            queue.share.grant(weight, usize::from(self.hot_of[port]));
+            let mut stays = true;
+            while stays && queue.share.may() {
+                let (frames, action) =
+                    Self::serve(queue, &mut self.forwarder, &mut self.scratch, &self.pool, now);
+                let end = ns_since(&self.pool);
+                let took = end.saturating_sub(now);
+                now = end;
+                queue.served.source.stats.served_ns.add(took);
+                if frames > 0 {
+                    self.window.1 += took;
+                    queue.busy_ns += took;
+                    queue.share.charge(took);
+                    if let Some(woke) = queue.woke_ns.take() {
+                        first_frame(&queue.served.source, end.saturating_sub(woke));
+                    }
+                }
+                match action {
+                    Action::Poll => {
+                        queue.set_state(State::Hot);
+                        if frames == 0 {
+                            break;
+                        }
+                    }
+                    Action::Until(at_ns) => {
+                        queue.nap = (now, at_ns);
+                        queue.set_state(State::Warm);
+                        stays = false;
+                    }
+                    Action::Arm => {
+                        queue.set_state(State::Cold);
+                        stays = false;
+                    }
+                }
+                if alone {
+                    // Kicks and commands are looked for between bursts.
+                    break;
+                }
+            }
+            if stays {
+                i += 1;
+                continue;
+            }
+            queue.listed = false;
+            let stats = &queue.served.source.stats;
+            if queue.state == State::Warm {
+                stats.naps.add(1);
+                self.warm_ns = self.warm_ns.min(queue.nap.1);
+                self.warm.push(at);
+            } else {
+                stats.sleeps.add(1);
+            }
+            self.hot_of[port] -= 1;
+            self.hot.swap_remove(i);
         }
         let woken = std::mem::take(&mut self.forwarder.woken);
         if woken != 0 {
             self.wake(woken);
         }
+        if self.forwarder.late().is_some_and(|at| at <= now) {
+            self.forwarder.notify_late(now);
+        }
         for (port, fault) in self.forwarder.faults.drain(..) {
-            report(&self.shared, port, fault);
+            self.pool.report(Report::Fault(port, fault));
+        }
+        now
+    }
+
+    /// Lists the warm queues whose time has come. After a sleep, `adaptive` ones whose time has
+    /// half come too: queues that nap are looked at together, so that they share their wake-ups.
+    fn end_naps(&mut self, now: u64) {
+        let slept = std::mem::take(&mut self.slept);
+        if now < self.warm_ns && !slept {
+            return;
+        }
+        self.warm_ns = u64::MAX;
+        let mut i = 0;
+        while i < self.warm.len() {
+            let at = self.warm[i];
+            let queue = &self.queues[at];
+            let (since, until) = queue.nap;
+            let early = slept && matches!(queue.policy, Policy::Adaptive { .. });
+            let due = if early { since.midpoint(until) } else { until };
+            if now >= due {
+                self.warm.swap_remove(i);
+                self.list(at);
+            } else {
+                self.warm_ns = self.warm_ns.min(until);
+                i += 1;
+            }
         }
     }
 
-    /// One burst; returns whether the queue stays hot.
+    /// One burst; returns how many frames were new, and what comes next. `Arm`: it was done, and
+    /// nothing is there.
     #[inline]
     fn serve(
         queue: &mut Queue,
         forwarder: &mut Forwarder,
         scratch: &mut Burst<'static>,
-        shared: &Shared,
+        pool: &Pool,
         now: u64,
-    ) -> bool {
+    ) -> (usize, Action) {
         let Served { source, ingress, .. } = &queue.served;
+        let policy = source.tuning.poll();
+        if policy != queue.policy {
+            queue.policy = policy;
+            queue.poller = Poller::new(effective(policy, &queue.served), pool.common.costs, now);
+        }
         let mut ingress = lock(ingress);
-        let got = ingress.burst(BURST_MAX, now, scratch, &mut |burst| {
+        let got = ingress.burst(queue.poller.budget(), now, scratch, &mut |burst| {
             forwarder.forward(source, burst, now);
         });
         let held = ingress.held();
         queue.held = held;
+        source.stats.polls.add(1);
         let frames = match got {
             Ok(n) => n,
             Err(fault) => {
-                report(shared, source.port, fault);
-                return false;
+                pool.report(Report::Fault(source.port, fault));
+                return (0, Action::Arm);
             }
         };
         // Held frames alone are no reason to poll: the destination tells when it has room.
@@ -411,14 +650,22 @@ impl Worker {
         if frames == 0 {
             source.stats.polls_empty.add(1);
         }
-        match queue.poller.next(news, now) {
-            Action::Poll | Action::Until(_) => true,
-            Action::Arm => !ingress.arm(),
-        }
+        let action = match queue.poller.next(news, now) {
+            Action::Arm if !ingress.arm() => {
+                if queue.poller.disarms() {
+                    ingress.disarm();
+                }
+                Action::Poll
+            }
+            action => action,
+        };
+        (news, action)
     }
 
-    /// Phase 2: the last look before sleep. Queues were armed one by one as they went cold; what
-    /// is left are the destinations of held frames, and commands.
+    // ---- phase 2 ----
+
+    /// The last look before sleep. Queues were armed one by one as they went cold, warm ones have
+    /// a time; what is left are the destinations of held frames, and commands.
     fn arm(&mut self) -> bool {
         if self.handle.has_commands.load(Ordering::Acquire) {
             return false;
@@ -430,22 +677,53 @@ impl Worker {
         true
     }
 
-    /// How long to sleep at most, in ns: for ever, or until held frames must be given up.
-    fn timeout(&self) -> Option<u64> {
-        self.queues.iter().any(|q| q.held > 0).then_some(HOLD_NS_MAX / 4)
+    /// A busy worker never sleeps: whose frames are held would wait until it did.
+    fn mind_held(&mut self, now: u64) {
+        if !self.queues.iter().any(|q| q.held > 0 && !q.listed) {
+            self.retried_ns = now;
+        } else if !self.forwarder.arm_blocked()
+            || now.saturating_sub(self.retried_ns) > HOLD_NS_MAX / 4
+        {
+            self.retried_ns = now;
+            self.retry();
+        }
     }
 
-    /// Phase 3: sleeps until a kick, a command or the time-out; 0 only looks.
+    /// How long to sleep at most, in ns: for ever, or until held frames must be given up, a warm
+    /// queue is to be looked at, or a peer to be notified.
+    fn timeout(&self, now: u64) -> Option<u64> {
+        let held = self.queues.iter().any(|q| q.held > 0).then_some(HOLD_NS_MAX / 4);
+        let warm = (!self.warm.is_empty()).then(|| self.warm_ns.saturating_sub(now));
+        let late = self.forwarder.late().map(|at| at.saturating_sub(now));
+        [held, warm, late].into_iter().flatten().min()
+    }
+
+    // ---- phase 3 ----
+
+    /// Sleeps until a kick, a command or the time-out; 0 only looks.
     fn wait(&mut self, timeout_ns: Option<u64>) {
-        let timeout = timeout_ns.map(|ns| Timespec { tv_sec: 0, tv_nsec: ns as i64 });
+        let timeout = timeout_ns.map(|ns| Timespec {
+            tv_sec: (ns / 1_000_000_000) as i64,
+            tv_nsec: (ns % 1_000_000_000) as i64,
+        });
         self.events.clear();
+        let sleeps = timeout_ns != Some(0);
+        let stats = &self.handle.stats;
+        if sleeps {
+            let naps = timeout_ns.is_some_and(|ns| ns < HOLD_NS_MAX / 4);
+            if naps { &stats.naps } else { &stats.sleeps }.fetch_add(1, Ordering::Relaxed);
+            if !naps {
+                stats.asleep.store(true, Ordering::Relaxed);
+            }
+        }
         let looked = epoll::wait(
             &self.handle.epoll,
             rustix::buffer::spare_capacity(&mut self.events),
             timeout.as_ref(),
         );
-        if timeout_ns != Some(0) {
-            self.handle.stats.sleeps.fetch_add(1, Ordering::Relaxed);
+        if sleeps {
+            self.slept = true;
+            stats.asleep.store(false, Ordering::Relaxed);
         }
         if looked.is_err() {
             return;
@@ -457,18 +735,54 @@ impl Worker {
                 self.kicked(token);
             }
         }
-        if events.is_empty() && timeout_ns.is_some_and(|ns| ns > 0) {
+        if events.is_empty() && sleeps && self.queues.iter().any(|q| q.held > 0) {
             self.retry();
         }
         self.events = events;
     }
+
+    // ---- load ----
+
+    /// At the end of a load measurement: publishes it, and gives queues away if that is better.
+    fn measure(&mut self, now: u64) {
+        let length = now.saturating_sub(self.window.0).max(1);
+        let part = |ns: u64| (ns.saturating_mul(1000) / length).min(1000) as u32;
+        let load = part(self.window.1);
+        self.window = (now, 0);
+        self.handle.stats.load.store(load, Ordering::Relaxed);
+        self.settle = self.settle.saturating_sub(1);
+        let workers = self.pool.workers();
+        if self.settle > 0 || workers.len() < 2 || self.pool.placement() != Placement::Balanced {
+            self.queues.iter_mut().for_each(|q| q.busy_ns = 0);
+            return;
+        }
+        let queues: Vec<u32> =
+            self.queues.iter_mut().map(|q| part(std::mem::take(&mut q.busy_ns))).collect();
+        let loads: Vec<u32> = workers.iter().map(|w| w.load()).collect();
+        match fair::balance(usize::from(self.handle.index), &loads, &queues) {
+            Some(Move::Queue(at, to)) => self.give(at, to),
+            Some(Move::All(to)) => {
+                while !self.queues.is_empty() {
+                    self.give(self.queues.len() - 1, to);
+                }
+            }
+            None => {}
+        }
+        self.handle.stats.queues.store(self.queues.len() as u32, Ordering::Relaxed);
+    }
 }
 
-/// Token that stands for "some destination made room".
-const RETRY: u64 = u64::MAX - 1;
+/// The policy a queue can have: one whose peer cannot notify is polled whatever was wanted.
+fn effective(policy: Policy, served: &Served) -> Policy {
+    if served.notifies { policy } else { Policy::Spin }
+}
 
-fn report(shared: &Shared, port: PortId, fault: Fault) {
-    // The control thread is gone only when the program ends.
-    let _ = shared.reports.send(Report::Fault(port, fault));
-    let _ = rustix::io::write(shared.reports_wake.as_fd(), &1_u64.to_ne_bytes());
+fn ns_since(pool: &Pool) -> u64 {
+    u64::try_from(pool.common.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn first_frame(source: &Source, ns: u64) {
+    source.stats.first_frames.add(1);
+    source.stats.first_frame_ns.add(ns);
+    source.stats.first_frame_ns_max.raise(ns);
 }

@@ -14,8 +14,10 @@ use crate::fdb::{Fdb, Learned, PortId};
 use crate::flow;
 use crate::frame::{Burst, Verdict};
 use crate::offload;
+use crate::poll::{Notifier, Notify, Policy};
 use crate::port::{Egress, Fault};
 use crate::stats::{EgressStats, IngressStats};
+use crate::tuning::Tuning;
 use crate::vnet::{GSO_NONE, VnetHdr};
 
 /// Longest time a destination may take nothing while frames wait for it, in ns. Long enough for a
@@ -122,6 +124,9 @@ pub struct EgressQueue {
     stalled: AtomicBool,
     /// When it last took a frame.
     took_ns: AtomicU64,
+    /// When its peer is notified.
+    call: AtomicU64,
+    notifier: Mutex<Notifier>,
 }
 
 impl EgressQueue {
@@ -133,6 +138,42 @@ impl EgressQueue {
             waiters: AtomicU64::new(0),
             stalled: AtomicBool::new(false),
             took_ns: AtomicU64::new(0),
+            call: AtomicU64::new(Policy::Event.to_bits()),
+            notifier: Mutex::new(Notifier::new(Policy::Event)),
+        }
+    }
+
+    /// When the peer is notified of frames.
+    #[inline]
+    pub fn call(&self) -> Policy {
+        Policy::from_bits(self.call.load(Ordering::Relaxed))
+    }
+
+    /// Sets [`call`](Self::call). What waits to be told is told when its time comes.
+    pub fn set_call(&self, policy: Policy) {
+        self.call.store(policy.to_bits(), Ordering::Relaxed);
+    }
+
+    /// `frames` were made visible. The time at which the peer is to be told, if not now; always
+    /// now if it is `full`.
+    #[inline]
+    fn tell(&self, queue: &mut dyn Egress, frames: usize, full: bool, now_ns: u64) -> Option<u64> {
+        let policy = self.call();
+        if !Notifier::waits(policy) || full {
+            queue.notify();
+            return None;
+        }
+        let mut notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner);
+        notifier.set_policy(policy);
+        match notifier.published(frames, now_ns) {
+            Notify::Now => {
+                queue.notify();
+                None
+            }
+            Notify::At(at) => {
+                self.stats.calls_late.add(1);
+                Some(at)
+            }
         }
     }
 
@@ -180,6 +221,8 @@ pub struct Source {
     pub queue: u16,
     /// The queue's counters.
     pub stats: Arc<IngressStats>,
+    /// Its settings.
+    pub tuning: Arc<Tuning>,
 }
 
 /// Frames of one burst for one egress queue.
@@ -213,6 +256,8 @@ pub struct Forwarder {
     /// Workers (one bit each) that held frames for a destination that took some of ours since: it
     /// may have room for theirs, and tells no one when it is asked for no notification again.
     pub woken: u64,
+    /// Queues whose peers are to be notified later, and when, in ns; the earliest is not first.
+    late: Vec<(u64, PortId, u16)>,
     /// Ports whose peers broke their protocol, to be stopped by the worker's owner.
     pub faults: Vec<(PortId, Fault)>,
     /// When the table was last swept.
@@ -239,6 +284,7 @@ impl Forwarder {
             scratch: offload::Scratch::default(),
             blocked: Vec::new(),
             woken: 0,
+            late: Vec::new(),
             aged_s: 0,
             faults: Vec::new(),
             last_learned: None,
@@ -439,7 +485,12 @@ impl Forwarder {
         let mut queue = egress.lock();
         let (mut done, fault) = self.put(&mut *queue, egress, from, &group.picks, burst);
         queue.flush();
+        let full = done < group.picks.len();
+        let at = egress.tell(&mut *queue, done, full, now_ns).filter(|_| done > 0);
         drop(queue);
+        if let Some(at) = at {
+            self.put_off(at, group.port, group.queue);
+        }
         if let Some(fault) = fault {
             self.faults.push((group.port, fault));
             egress.stats.drops_down.add((group.picks.len() - done) as u64);
@@ -562,6 +613,9 @@ impl Forwarder {
         let stalled = egress.stalled.load(Ordering::Relaxed);
         let idle_ns = now_ns.saturating_sub(egress.took_ns.load(Ordering::Relaxed));
         let mut held = false;
+        let mut room = usize::from(from.tuning.hold());
+        room =
+            room.saturating_sub(burst.frames.iter().filter(|f| f.verdict == Verdict::Hold).count());
         for (n, pick) in group.picks.iter().enumerate().skip(done) {
             let frame = &mut burst.frames[usize::from(*pick)];
             if group.floods & 1 << n != 0 {
@@ -570,6 +624,7 @@ impl Forwarder {
             } else if stalled
                 || frame.held_ns.min(idle_ns) > HOLD_NS_MAX
                 || frame.held_ns > WAIT_NS_MAX
+                || room == 0
             {
                 from.stats.drops_no_room.add(1);
                 if idle_ns > HOLD_NS_MAX {
@@ -577,6 +632,7 @@ impl Forwarder {
                 }
             } else {
                 frame.verdict = Verdict::Hold;
+                room -= 1;
                 held = true;
             }
         }
@@ -586,6 +642,39 @@ impl Forwarder {
                 self.blocked.push((group.port, group.queue));
             }
         }
+    }
+
+    /// Remembers to notify a queue's peer.
+    fn put_off(&mut self, at: u64, port: PortId, queue: u16) {
+        match self.late.iter_mut().find(|(_, p, q)| (*p, *q) == (port, queue)) {
+            // The time of `coalesce:USECS/pending` moves forward as frames gather.
+            Some(late) => late.0 = late.0.min(at),
+            None => self.late.push((at, port, queue)),
+        }
+    }
+
+    /// When [`notify_late`](Self::notify_late) is to be called next, in ns.
+    pub fn late(&self) -> Option<u64> {
+        self.late.iter().map(|(at, ..)| *at).min()
+    }
+
+    /// Notifies the peers whose time has come. `u64::MAX`: all of them.
+    pub fn notify_late(&mut self, now_ns: u64) {
+        let table = &self.table;
+        self.late.retain(|(at, port, queue)| {
+            if *at > now_ns {
+                return true;
+            }
+            if let Some(port) = table.get(usize::from(port.0)).and_then(Option::as_ref) {
+                let egress = &port.egress[usize::from(*queue)];
+                let mut queue = egress.lock();
+                let mut notifier = egress.notifier.lock().unwrap_or_else(PoisonError::into_inner);
+                if notifier.due() {
+                    queue.notify();
+                }
+            }
+            false
+        });
     }
 
     /// Before sleeping with held frames: asks each full destination to notify when it has room.
@@ -598,7 +687,12 @@ impl Forwarder {
                 full = false;
                 continue;
             };
-            full &= port.egress[usize::from(queue)].lock().arm();
+            let egress = &port.egress[usize::from(queue)];
+            if !egress.lock().arm() {
+                full = false;
+                // Other workers' frames may fit, too, and no one will tell them again.
+                self.woken |= egress.waiters.swap(0, Ordering::AcqRel) & !(1 << self.worker);
+            }
         }
         full
     }

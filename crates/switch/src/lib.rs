@@ -10,10 +10,13 @@
 //! * [`fdb`]: which MAC is behind which port
 //! * [`offload`]: segmentation and checksums in software, for ports that lack them
 //! * [`forward`]: from an ingress burst to egress queues
-//! * [`poll`]: when to poll and when to sleep
+//! * [`poll`]: when to poll and when to sleep, when to notify
+//! * [`fair`]: who is served next, and by which worker
+//! * [`tuning`]: what an operator can set for a queue while it runs
 //! * [`stats`]: counters, one for each cause
 #![forbid(unsafe_code)]
 
+pub mod fair;
 pub mod fdb;
 pub mod flow;
 pub mod forward;
@@ -22,4 +25,5 @@ pub mod offload;
 pub mod poll;
 pub mod port;
 pub mod stats;
+pub mod tuning;
 pub mod vnet;

@@ -14,6 +14,11 @@ impl Counter {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
+    /// Raises it to `n`, if it is less: for a counter that keeps a maximum.
+    pub fn raise(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).max(n), Ordering::Relaxed);
+    }
+
     /// The value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -45,8 +50,24 @@ counters! {
         bytes,
         /// Bursts that found something.
         bursts,
-        /// Polls that found nothing.
+        /// Looks, whatever they found.
+        polls,
+        /// Those that found nothing.
         polls_empty,
+        /// Times the queue was armed and left the poll set.
+        sleeps,
+        /// Times it was left alone for a time that was set.
+        naps,
+        /// Sleeps that a notification ended.
+        wakes,
+        /// Time its worker spent on it, looks in vain included, in ns.
+        served_ns,
+        /// Times from a wake-up to its first frame's delivery, added up, in ns.
+        first_frame_ns,
+        /// How many of those there were.
+        first_frames,
+        /// The longest of them, in ns.
+        first_frame_ns_max,
         /// Notifications from the peer.
         kicks,
         /// Notifications to the peer: its buffers came back.
@@ -88,6 +109,8 @@ counters! {
         groups,
         /// Notifications to the peer.
         calls,
+        /// Times a notification was put off, as the queue's call policy says.
+        calls_late,
         /// Notifications from the peer: it made room.
         kicks,
         /// Times a frame did not fit at once.

@@ -71,7 +71,9 @@ fn run(name: &str, features: Features, mode: Mode, len: u32, csum: bool) {
     let macs = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
     fdb.learn(macs[1], 0, PortId(1), 0);
     let mut forwarder = Forwarder::new(mode, 0, fdb, Arc::new(ports.into()), 3);
-    let source = Source { port: PortId(0), queue: 0, stats: Arc::clone(&a.ingress_stats) };
+    let tuning = Arc::new(switch::tuning::Tuning::new(switch::poll::Policy::Spin));
+    let stats = Arc::clone(&a.ingress_stats);
+    let source = Source { port: PortId(0), queue: 0, stats, tuning };
 
     let addr = |half: &Half, i: u16| half.buffers + u64::from(i) * BUFFER;
     for i in 0..SIZE {

@@ -70,32 +70,45 @@ pub const BASE: u64 = CSUM
     | GUEST_USO6
     | HOST_USO;
 
+const NAMES: [(u64, &str); 23] = [
+    (CSUM, "CSUM"),
+    (GUEST_CSUM, "GUEST_CSUM"),
+    (MTU, "MTU"),
+    (MAC, "MAC"),
+    (GUEST_TSO4, "GUEST_TSO4"),
+    (GUEST_TSO6, "GUEST_TSO6"),
+    (GUEST_ECN, "GUEST_ECN"),
+    (HOST_TSO4, "HOST_TSO4"),
+    (HOST_TSO6, "HOST_TSO6"),
+    (HOST_ECN, "HOST_ECN"),
+    (MRG_RXBUF, "MRG_RXBUF"),
+    (STATUS, "STATUS"),
+    (CTRL_VQ, "CTRL_VQ"),
+    (MQ, "MQ"),
+    (ANY_LAYOUT, "ANY_LAYOUT"),
+    (INDIRECT_DESC, "INDIRECT_DESC"),
+    (EVENT_IDX, "EVENT_IDX"),
+    (VERSION_1, "VERSION_1"),
+    (RING_PACKED, "RING_PACKED"),
+    (IN_ORDER, "IN_ORDER"),
+    (GUEST_USO4, "GUEST_USO4"),
+    (GUEST_USO6, "GUEST_USO6"),
+    (HOST_USO, "HOST_USO"),
+];
+
 /// Names of the features in `bits`, for people.
 pub fn names(bits: u64) -> Vec<&'static str> {
-    const NAMES: [(u64, &str); 23] = [
-        (CSUM, "CSUM"),
-        (GUEST_CSUM, "GUEST_CSUM"),
-        (MTU, "MTU"),
-        (MAC, "MAC"),
-        (GUEST_TSO4, "GUEST_TSO4"),
-        (GUEST_TSO6, "GUEST_TSO6"),
-        (GUEST_ECN, "GUEST_ECN"),
-        (HOST_TSO4, "HOST_TSO4"),
-        (HOST_TSO6, "HOST_TSO6"),
-        (HOST_ECN, "HOST_ECN"),
-        (MRG_RXBUF, "MRG_RXBUF"),
-        (STATUS, "STATUS"),
-        (CTRL_VQ, "CTRL_VQ"),
-        (MQ, "MQ"),
-        (ANY_LAYOUT, "ANY_LAYOUT"),
-        (INDIRECT_DESC, "INDIRECT_DESC"),
-        (EVENT_IDX, "EVENT_IDX"),
-        (VERSION_1, "VERSION_1"),
-        (RING_PACKED, "RING_PACKED"),
-        (IN_ORDER, "IN_ORDER"),
-        (GUEST_USO4, "GUEST_USO4"),
-        (GUEST_USO6, "GUEST_USO6"),
-        (HOST_USO, "HOST_USO"),
-    ];
     NAMES.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()
+}
+
+/// The bits of `names`: as [`names`] has them, in either case, `-` for `_`, with `+` between.
+///
+/// # Errors
+/// The first word that names none.
+pub fn parse(names: &str) -> Result<u64, String> {
+    names.split('+').try_fold(0, |bits, word| {
+        let name = word.to_ascii_uppercase().replace('-', "_");
+        let found = NAMES.iter().find(|(_, known)| *known == name);
+        found.map(|(bit, _)| bits | bit).ok_or_else(|| word.to_string())
+    })
 }

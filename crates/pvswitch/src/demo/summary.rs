@@ -211,7 +211,7 @@ fn next() -> String {
     let exe = program();
     let ports = ["vm1", "vm2"].map(|name| format!("{name}=vhost-user:/tmp/{name}.sock"));
     let qemu = match ports[0].parse::<PortSpec>() {
-        Ok(PortSpec { name, kind: Kind::VhostUser(conf) }) => hints::qemu(&name, &conf),
+        Ok(PortSpec { name, kind: Kind::VhostUser(conf), .. }) => hints::qemu(&name, &conf),
         _ => String::new(),
     };
     format!(

@@ -15,7 +15,8 @@ use vhost_user::feature;
 use super::{Attach, PortState, REQUEST_MAX, RunError, System, What};
 use crate::capture;
 use crate::control::Request;
-use crate::spec::PortSpec;
+use crate::pool::{Placement, token};
+use crate::spec::{PortSpec, PortTuning, TUNING, did_you_mean};
 
 impl System {
     pub(super) fn accept_client(&mut self) {
@@ -77,6 +78,7 @@ impl System {
             Request::Fdb => Ok(self.fdb()),
             Request::FdbAdd { mac, port, vlan } => self.fdb_add(mac, port, *vlan),
             Request::FdbDel { mac, vlan } => self.fdb_del(mac, *vlan),
+            Request::Set { target, settings } => self.set(target.as_deref(), settings),
             Request::Shutdown => {
                 self.stop = true;
                 Ok(json!({}))
@@ -96,16 +98,25 @@ impl System {
     fn show(&self) -> Value {
         let mut ports: Vec<_> = self.ports.values().collect();
         ports.sort_by_key(|p| p.port.id.0);
+        let costs = self.pool.common.costs;
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
             "uptime_s": self.started.elapsed().as_secs(),
-            "forward": match self.shared.mode {
+            "forward": match self.options.mode {
                 switch::forward::Mode::Switch => "switch",
                 switch::forward::Mode::Cross => "cross",
             },
-            "poll": self.shared.policy.to_string(),
-            "workers": self.workers.len(),
+            "poll": self.options.policy.to_string(),
+            "call": self.options.call.to_string(),
+            "workers": self.pool.workers().len(),
+            "placement": self.pool.placement().name(),
+            "costs_ns": {
+                "wake": costs.wake_ns,
+                "wake_late": costs.wake_late_ns,
+                "nap": costs.nap_ns,
+                "nap_late": costs.nap_late_ns,
+            },
             "ports": ports.into_iter().map(show_port).collect::<Vec<_>>(),
         })
     }
@@ -113,7 +124,7 @@ impl System {
     fn stats(&self) -> Value {
         let mut ports: Vec<_> = self.ports.values().collect();
         ports.sort_by_key(|p| p.port.id.0);
-        let workers: Vec<_> = self.workers.iter().map(|w| worker_stats(&w.stats)).collect();
+        let workers: Vec<_> = self.pool.workers().iter().map(|w| worker_stats(&w.stats)).collect();
         json!({
             "uptime_ns": u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX),
             "ports": ports.into_iter().map(port_stats).collect::<Vec<_>>(),
@@ -128,7 +139,6 @@ impl System {
             port.map_or_else(|| format!("#{id}"), |p| p.name.clone())
         };
         let entries: Vec<_> = self
-            .shared
             .fdb
             .entries(now)
             .into_iter()
@@ -148,16 +158,83 @@ impl System {
     fn fdb_add(&self, mac: &str, port: &str, vlan: u16) -> Result<Value, RunError> {
         let id = self.port(port)?.port.id;
         let now = u32::try_from(self.started.elapsed().as_secs()).unwrap_or(u32::MAX);
-        let added = self.shared.fdb.add_static(parse_mac(mac)?.0, vlan_id(vlan)?, id, now);
+        let added = self.fdb.add_static(parse_mac(mac)?.0, vlan_id(vlan)?, id, now);
         added.map_err(|error| RunError::Request(error.to_string()))?;
         Ok(json!({}))
     }
 
     fn fdb_del(&self, mac: &str, vlan: u16) -> Result<Value, RunError> {
-        if self.shared.fdb.remove(parse_mac(mac)?.0, vlan_id(vlan)?) {
+        if self.fdb.remove(parse_mac(mac)?.0, vlan_id(vlan)?) {
             return Ok(json!({}));
         }
         Err(RunError::Request(format!("no entry for {mac} on VLAN {vlan}")))
+    }
+
+    /// Changes settings; all of them or, if one is wrong, none.
+    fn set(&mut self, target: Option<&str>, settings: &[String]) -> Result<Value, RunError> {
+        let bad = RunError::Request;
+        let mut tuning = PortTuning::default();
+        let mut placement = None;
+        for setting in settings {
+            let (key, value) = setting
+                .split_once('=')
+                .ok_or_else(|| bad(format!("'{setting}': use KEY=VALUE")))?;
+            if key == "placement" && target.is_none() {
+                placement = Some(value.parse::<Placement>().map_err(bad)?);
+                continue;
+            }
+            let known: &[&str] =
+                if target.is_some() { &TUNING } else { &["poll", "call", "placement"] };
+            if !known.contains(&key) || !tuning.set(key, value).map_err(bad)? {
+                let hint = did_you_mean(key, known.iter().copied());
+                let known = known.join(", ");
+                return Err(bad(format!("unknown setting '{key}'{hint}; known here: {known}")));
+            }
+        }
+        let (name, queue) = match target.and_then(|t| t.split_once('/')) {
+            Some((name, queue)) => {
+                let queues = self.port(name)?.port.egress.len();
+                let n = queue.parse::<usize>().ok().filter(|n| *n < queues);
+                let n = n.ok_or_else(|| bad(format!("{name}/{queue}: it has {queues} queues")))?;
+                (Some(name), Some(n))
+            }
+            None => (target, None),
+        };
+        match name {
+            Some(name) => self.tune(self.port(name)?, queue, &tuning),
+            None => {
+                self.ports.values().for_each(|state| self.tune(state, None, &tuning));
+                self.options.policy = tuning.poll.unwrap_or(self.options.policy);
+                self.options.call = tuning.call.unwrap_or(self.options.call);
+            }
+        }
+        if let Some(placement) = placement {
+            self.pool.set_placement(placement);
+        }
+        Ok(json!({}))
+    }
+
+    /// Changes what `tuning` names, of one queue or all of a port's.
+    fn tune(&self, state: &PortState, only: Option<usize>, tuning: &PortTuning) {
+        let of = |queue: usize| only.is_none_or(|only| only == queue);
+        for (i, queue) in state.ingress.iter().enumerate().filter(|(i, _)| of(*i)) {
+            if let Some(poll) = tuning.poll {
+                queue.tuning.set_poll(poll);
+                // Its worker asks the new policy; the queue may be cold.
+                self.pool.kicked(token(state.port.id, i as u16, false));
+            }
+            if let Some(weight) = tuning.weight {
+                queue.tuning.set_weight(weight);
+            }
+            if let Some(hold) = tuning.hold {
+                queue.tuning.set_hold(hold);
+            }
+        }
+        for (_, queue) in state.port.egress.iter().enumerate().filter(|(i, _)| of(*i)) {
+            if let Some(call) = tuning.call {
+                queue.set_call(call);
+            }
+        }
     }
 
     /// Hands the connection to a capture thread; it is no client any more.
@@ -233,14 +310,26 @@ fn port_stats(state: &PortState) -> Value {
     let counters = |all: &mut dyn Iterator<Item = (&'static str, u64)>| {
         all.map(|(name, value)| (name.to_string(), Value::from(value))).collect::<Value>()
     };
-    let ingress: Vec<_> = state.ingress_stats.iter().map(|s| counters(&mut s.all())).collect();
-    let egress: Vec<_> = state.port.egress.iter().map(|q| counters(&mut q.stats.all())).collect();
+    let ingress = state.ingress.iter().map(|queue| {
+        let mut value = counters(&mut queue.stats.all());
+        value["state"] = queue.tuning.state().name().into();
+        value["worker"] = queue.tuning.worker().into();
+        value["poll"] = queue.tuning.poll().to_string().into();
+        value["weight"] = queue.tuning.weight().into();
+        value["hold"] = queue.tuning.hold().into();
+        value
+    });
+    let egress = state.port.egress.iter().map(|queue| {
+        let mut value = counters(&mut queue.stats.all());
+        value["call"] = queue.call().to_string().into();
+        value
+    });
     json!({
         "name": state.spec.name,
         "up": state.port.active() > 0,
         "faults": state.faults,
-        "ingress": ingress,
-        "egress": egress,
+        "ingress": ingress.collect::<Vec<_>>(),
+        "egress": egress.collect::<Vec<_>>(),
     })
 }
 
@@ -250,6 +339,11 @@ fn worker_stats(stats: &crate::worker::WorkerStats) -> Value {
         "tid": tid,
         "rounds": stats.rounds.load(Ordering::Relaxed),
         "sleeps": stats.sleeps.load(Ordering::Relaxed),
+        "naps": stats.naps.load(Ordering::Relaxed),
+        "moves": stats.moves.load(Ordering::Relaxed),
+        "queues": stats.queues.load(Ordering::Relaxed),
+        "load": stats.load.load(Ordering::Relaxed),
+        "asleep": stats.asleep.load(Ordering::Relaxed),
         "cpu_ns": thread_cpu_ns(tid).unwrap_or(0),
     })
 }

@@ -129,7 +129,9 @@ impl Rig {
                 Some(Arc::new(port))
             })
             .collect();
-        let source = |id| Source { port: PortId(id), queue: 0, stats: Arc::default() };
+        let tuning = || Arc::new(Tuning::new(Policy::Event));
+        let source =
+            |id| Source { port: PortId(id), queue: 0, stats: Arc::default(), tuning: tuning() };
         let shared = Arc::new(table.clone());
         Self {
             forwarder: Forwarder::new(mode, 3, Arc::clone(&fdb), shared, 7),

@@ -1,0 +1,269 @@
+//! The workers together: which of them serves which queue, and how queues move between them.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use switch::fdb::{Fdb, PortId};
+use switch::forward::{Mode, Port, Table};
+use switch::poll::Costs;
+
+use crate::worker::{self, Handle, Report, Served};
+
+/// Which worker serves which queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[repr(u8)]
+pub enum Placement {
+    /// One worker serves everything
+    Single,
+    /// A port joins the worker with the fewest ports
+    Group,
+    /// Each queue of each port goes to the next worker
+    PerPort,
+    /// Queues move between workers by measured load
+    #[default]
+    Balanced,
+}
+
+impl Placement {
+    const ALL: [Self; 4] = [Self::Single, Self::Group, Self::PerPort, Self::Balanced];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Group => "group",
+            Self::PerPort => "per-port",
+            Self::Balanced => "balanced",
+        }
+    }
+
+    /// Every name.
+    pub fn names() -> [&'static str; 4] {
+        Self::ALL.map(Self::name)
+    }
+}
+
+impl std::str::FromStr for Placement {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|p| p.name() == s).ok_or_else(|| {
+            let hint = crate::spec::did_you_mean(s, Self::names());
+            format!("unknown placement '{s}'{hint}: use one of {}", Self::names().join(", "))
+        })
+    }
+}
+
+/// What all workers are given.
+pub struct Common {
+    /// Learned addresses.
+    pub fdb: Arc<Fdb>,
+    /// Forwarding mode.
+    pub mode: Mode,
+    /// Key of the flow hash.
+    pub flow_key: u64,
+    /// What sleeping costs here.
+    pub costs: Costs,
+    /// Where reports go.
+    pub reports: Sender<Report>,
+    /// Wakes whoever reads them.
+    pub reports_wake: Arc<OwnedFd>,
+    /// Zero of the time that policies see.
+    pub epoch: Instant,
+}
+
+/// The worker threads, and who serves what.
+pub struct Pool {
+    /// What all of them share.
+    pub common: Common,
+    workers: Vec<Arc<Handle>>,
+    /// Which worker serves a queue or watches it, by token. Whoever gives a queue to a worker, or
+    /// takes it away, holds this lock meanwhile: a queue is never lost between two workers.
+    homes: Mutex<HashMap<u64, usize>>,
+    placement: AtomicU8,
+}
+
+/// Names a queue of a port to workers.
+pub fn token(port: PortId, queue: u16, egress: bool) -> u64 {
+    u64::from(port.0) << 32 | u64::from(queue) << 1 | u64::from(egress)
+}
+
+fn port_of(token: u64) -> u64 {
+    token >> 32
+}
+
+fn queue_of(token: u64) -> usize {
+    (token as u32 >> 1) as usize
+}
+
+impl Pool {
+    /// Starts `count` workers, pinned to `cpus` in turn, if there are any.
+    pub fn start(
+        count: u8,
+        cpus: &[usize],
+        placement: Placement,
+        common: Common,
+    ) -> std::io::Result<Arc<Self>> {
+        let workers = (0..count).map(|i| Ok(Arc::new(Handle::new(i)?)));
+        let workers = workers.collect::<std::io::Result<Vec<_>>>()?;
+        let pool = Arc::new(Self {
+            common,
+            workers,
+            homes: Mutex::default(),
+            placement: AtomicU8::new(placement as u8),
+        });
+        for (i, _) in pool.workers.iter().enumerate() {
+            let cpu = cpus.get(i % cpus.len().max(1)).copied();
+            worker::spawn(i, cpu, Arc::clone(&pool))?;
+        }
+        Ok(pool)
+    }
+
+    /// All workers, by number.
+    pub fn workers(&self) -> &[Arc<Handle>] {
+        &self.workers
+    }
+
+    /// How queues are placed.
+    pub fn placement(&self) -> Placement {
+        Placement::ALL[usize::from(self.placement.load(Ordering::Relaxed)) % 4]
+    }
+
+    fn homes(&self) -> MutexGuard<'_, HashMap<u64, usize>> {
+        self.homes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The worker for a queue, by the placement.
+    fn place(&self, token: u64, homes: &HashMap<u64, usize>) -> usize {
+        match self.placement() {
+            // Balanced starts folded: whoever is crowded gives queues away.
+            Placement::Single | Placement::Balanced => 0,
+            Placement::PerPort => (port_of(token) as usize + queue_of(token)) % self.workers.len(),
+            Placement::Group => {
+                let siblings = homes.iter().find(|(t, _)| port_of(**t) == port_of(token));
+                if let Some((_, worker)) = siblings {
+                    return *worker;
+                }
+                let mut ports: Vec<_> = homes.iter().map(|(t, w)| (*w, port_of(*t))).collect();
+                ports.sort_unstable();
+                ports.dedup();
+                let load = |w: &usize| ports.iter().filter(|(worker, _)| worker == w).count();
+                (0..self.workers.len()).min_by_key(load).unwrap_or(0)
+            }
+        }
+    }
+
+    /// Starts serving a queue.
+    pub fn serve(&self, served: Served) -> std::io::Result<()> {
+        let mut homes = self.homes();
+        let to = self.place(served.token, &homes);
+        homes.insert(served.token, to);
+        self.workers[to].serve(served)
+    }
+
+    /// Stops serving a queue. It may be served for the length of one round more.
+    pub fn drop_queue(&self, token: u64) {
+        if let Some(worker) = self.homes().remove(&token) {
+            self.workers[worker].drop_queue(token);
+        }
+    }
+
+    /// Watches an egress queue for its peer's kick: it made room.
+    pub fn watch(
+        &self,
+        token: u64,
+        port: Arc<Port>,
+        queue: u16,
+        kick: Arc<OwnedFd>,
+    ) -> std::io::Result<()> {
+        let mut homes = self.homes();
+        let to = self.place(token, &homes);
+        homes.insert(token, to);
+        self.workers[to].watch(token, port, queue, kick)
+    }
+
+    /// A queue was kicked by other means than its descriptor, or its settings changed.
+    pub fn kicked(&self, token: u64) {
+        if let Some(worker) = self.homes().get(&token) {
+            self.workers[*worker].kicked(token);
+        }
+    }
+
+    /// Replaces the port table.
+    pub fn set_table(&self, table: &Arc<Table>) {
+        for worker in &self.workers {
+            worker.set_table(Arc::clone(table));
+        }
+    }
+
+    /// Places every queue anew; nothing stops.
+    pub fn set_placement(&self, placement: Placement) {
+        let homes = self.homes();
+        // Under the lock: a queue that is handed over later goes where this placement says.
+        self.placement.store(placement as u8, Ordering::Relaxed);
+        let mut placed = HashMap::new();
+        let mut tokens: Vec<_> = homes.iter().map(|(token, home)| (*token, *home)).collect();
+        // Egress queues are only watched; it does not matter where.
+        tokens.retain(|(token, _)| token & 1 == 0);
+        tokens.sort_unstable();
+        for (token, home) in tokens {
+            let to = match placement {
+                // They are where they are; load decides from here.
+                Placement::Balanced => home,
+                _ => self.place(token, &placed),
+            };
+            placed.insert(token, to);
+            if to != home {
+                self.workers[home].send_away(token, to);
+            }
+        }
+    }
+
+    /// Moves a queue from worker `from`, which has stopped serving it, to worker `to`.
+    pub fn hand_over(&self, from: usize, to: usize, served: Served) {
+        let mut homes = self.homes();
+        // Dropped meanwhile: the command is on its way.
+        if homes.get(&served.token) != Some(&from) {
+            return;
+        }
+        let to = match self.placement() {
+            Placement::Balanced => to,
+            _ => {
+                homes.remove(&served.token);
+                self.place(served.token, &homes)
+            }
+        };
+        homes.insert(served.token, to);
+        // The epoll set of a worker that runs cannot refuse what another's took.
+        if let Err(error) = self.workers[to].serve(served) {
+            tracing::error!("worker {to} cannot wait for kicks: {error}");
+        }
+    }
+
+    /// Wakes the workers (one bit each) that hold frames for a destination that has room.
+    pub fn wake(&self, workers: u64) {
+        for (i, worker) in self.workers.iter().enumerate() {
+            if workers & 1 << i != 0 {
+                worker.retry();
+            }
+        }
+    }
+
+    /// Ends all threads and waits for them.
+    pub fn stop(&self) {
+        for worker in &self.workers {
+            worker.stop();
+        }
+    }
+
+    /// Tells the control thread something.
+    pub fn report(&self, report: Report) {
+        // The control thread is gone only when the program ends.
+        let _ = self.common.reports.send(report);
+        vhost_user::sys::signal(self.common.reports_wake.as_fd());
+    }
+}

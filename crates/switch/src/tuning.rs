@@ -1,0 +1,90 @@
+//! What an operator can set for an ingress queue while it runs, and what it is doing.
+
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use crate::frame::BURST_MAX;
+use crate::poll::{Policy, State};
+
+/// Most frames one queue may have held for full destinations.
+pub const HOLD_MAX: u16 = BURST_MAX as u16;
+
+/// Settings of one ingress queue, changed by anyone and read by its worker once per burst; and its
+/// state, for people.
+#[derive(Debug)]
+pub struct Tuning {
+    poll: AtomicU64,
+    weight: AtomicU32,
+    hold: AtomicU16,
+    state: AtomicU8,
+    worker: AtomicU8,
+}
+
+impl Tuning {
+    /// Weight 1, and as many held frames as there can be.
+    pub fn new(poll: Policy) -> Self {
+        Self {
+            poll: AtomicU64::new(poll.to_bits()),
+            weight: AtomicU32::new(1),
+            hold: AtomicU16::new(HOLD_MAX),
+            state: AtomicU8::new(State::Cold as u8),
+            worker: AtomicU8::new(0),
+        }
+    }
+
+    /// When the queue is looked at.
+    #[inline]
+    pub fn poll(&self) -> Policy {
+        Policy::from_bits(self.poll.load(Ordering::Relaxed))
+    }
+
+    /// Sets [`poll`](Self::poll). The queue's worker is to be told if the queue may be cold.
+    pub fn set_poll(&self, policy: Policy) {
+        self.poll.store(policy.to_bits(), Ordering::Relaxed);
+    }
+
+    /// The port's part of a worker's time, against other ports'.
+    #[inline]
+    pub fn weight(&self) -> u32 {
+        self.weight.load(Ordering::Relaxed)
+    }
+
+    /// Sets [`weight`](Self::weight), from 1 to [`WEIGHT_MAX`](crate::fair::WEIGHT_MAX).
+    pub fn set_weight(&self, weight: u32) {
+        self.weight.store(weight, Ordering::Relaxed);
+    }
+
+    /// Most frames held for full destinations.
+    #[inline]
+    pub fn hold(&self) -> u16 {
+        self.hold.load(Ordering::Relaxed)
+    }
+
+    /// Sets [`hold`](Self::hold), up to [`HOLD_MAX`].
+    pub fn set_hold(&self, frames: u16) {
+        self.hold.store(frames, Ordering::Relaxed);
+    }
+
+    /// How the queue is served at the moment.
+    pub fn state(&self) -> State {
+        match self.state.load(Ordering::Relaxed) {
+            0 => State::Hot,
+            1 => State::Warm,
+            _ => State::Cold,
+        }
+    }
+
+    /// Told by the queue's worker.
+    pub fn set_state(&self, state: State) {
+        self.state.store(state as u8, Ordering::Relaxed);
+    }
+
+    /// Which worker serves it.
+    pub fn worker(&self) -> u8 {
+        self.worker.load(Ordering::Relaxed)
+    }
+
+    /// Told by whoever gives it to a worker.
+    pub fn set_worker(&self, worker: u8) {
+        self.worker.store(worker, Ordering::Relaxed);
+    }
+}
