@@ -44,6 +44,8 @@ pub const WORKERS_MAX: u8 = 63;
 const FDB_ENTRIES: usize = 65_536;
 /// A connection that lasted so long was a good one.
 const LASTING: Duration = Duration::from_secs(2);
+/// How long a listener that cannot accept is left alone.
+const REST: Duration = Duration::from_secs(1);
 /// Longest control request, in bytes.
 const REQUEST_MAX: usize = 4096;
 
@@ -185,6 +187,8 @@ struct System {
     control: Option<Listener>,
     /// The control thread's own way into the switch, for announcements.
     forwarder: Forwarder,
+    /// Listeners that could not accept, and when they are looked at again.
+    resting: Vec<(Instant, What)>,
     started: Instant,
     stop: bool,
 }
@@ -275,6 +279,7 @@ impl System {
             clients: HashMap::new(),
             control: None,
             forwarder,
+            resting: Vec::new(),
             started,
             stop: false,
         };
@@ -473,7 +478,9 @@ impl System {
             _ => None,
         });
         let now = Instant::now();
-        let next = retries.chain(end).min().map(|at| at.saturating_duration_since(now));
+        let rests = self.resting.iter().map(|(at, _)| *at);
+        let next =
+            retries.chain(end).chain(rests).min().map(|at| at.saturating_duration_since(now));
         let timeout = next.map(|d| Timespec {
             tv_sec: d.as_secs().try_into().unwrap_or(i64::MAX),
             // Rounded up, so as not to wake just before the time.
@@ -498,9 +505,43 @@ impl System {
             self.handle(token, what);
         }
         self.retry_due();
+        self.end_rests();
         self.announce();
         self.stop |= end.is_some_and(|end| Instant::now() >= end);
         Ok(())
+    }
+
+    fn listener(&self, what: &What) -> Option<&Listener> {
+        match what {
+            What::ControlListener => self.control.as_ref(),
+            What::Listener(name) => match &self.ports.get(name)?.attach {
+                Attach::VhostUser(vhost) => vhost.listener.as_ref(),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Looks at a listener again, or no more for now.
+    fn listen(&self, what: &What, flags: epoll::EventFlags) {
+        let token = self.tokens.iter().find(|(_, w)| *w == what).map(|(token, _)| *token);
+        if let Some((listener, token)) = self.listener(what).zip(token) {
+            let _ = epoll::modify(&self.epoll, listener, epoll::EventData::new_u64(token), flags);
+        }
+    }
+
+    /// A listener that cannot accept (no descriptor is left) has a second's rest: who waits there
+    /// would be tried in a loop.
+    fn rest(&mut self, what: What) {
+        self.listen(&what, epoll::EventFlags::empty());
+        self.resting.push((Instant::now() + REST, what));
+    }
+
+    fn end_rests(&mut self) {
+        let now = Instant::now();
+        for (_, what) in self.resting.extract_if(.., |(at, _)| *at <= now).collect::<Vec<_>>() {
+            self.listen(&what, epoll::EventFlags::IN);
+        }
     }
 
     fn handle(&mut self, token: u64, what: What) {
@@ -530,6 +571,7 @@ impl System {
             Some(Ok(Some(stream))) => stream,
             Some(Err(error)) => {
                 vhost.log.warn(format_args!("{error}"));
+                self.rest(What::Listener(name.into()));
                 return;
             }
             _ => return,

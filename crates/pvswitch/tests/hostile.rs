@@ -175,6 +175,28 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
+/// Connections, until the switch has no descriptor left.
+#[test]
+fn switch_without_descriptors_rests_and_goes_on_when_there_are_some() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);
+    let pid = rustix::process::Pid::from_child(&switch.process.0);
+    let limit = rustix::process::Rlimit { current: Some(40), maximum: Some(40) };
+    rustix::process::prlimit(Some(pid), rustix::process::Resource::Nofile, limit).unwrap();
+    let mut clients = Vec::new();
+    wait_for("no descriptor to be left", || {
+        clients.push(UnixStream::connect(switch.control()).unwrap());
+        switch.log().contains("accept")
+    });
+    // Told once a second, not in a loop.
+    let lines = switch.log().lines().count();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(switch.log().lines().count() <= lines + 1, "{}", switch.log());
+    clients.clear();
+    let pair = Bystanders::start(&switch, &dir, "a", "b");
+    pair.end();
+}
+
 #[test]
 fn broken_rings_stop_their_port_only() {
     type Attack = fn(&Raw);

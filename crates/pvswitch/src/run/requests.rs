@@ -21,7 +21,14 @@ use crate::spec::{PortSpec, PortTuning, TUNING, did_you_mean};
 impl System {
     pub(super) fn accept_client(&mut self) {
         let Some(listener) = &self.control else { return };
-        let Ok(Some(stream)) = listener.accept() else { return };
+        let stream = match listener.accept() {
+            Ok(Some(stream)) => stream,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!("{error}");
+                return self.rest(What::ControlListener);
+            }
+        };
         // A client that neither reads nor writes must not hold up the switch's control.
         let _ = stream.set_nonblocking(true);
         if let Ok(token) = self.watch(stream.as_fd(), What::Client) {
