@@ -128,7 +128,7 @@ class TestPmd(Foreign):
         for n, socket in enumerate(self.sockets):
             vdevs += ["--vdev", f"net_vhost{n},iface={socket}"]
         # Its output kept open, so that it does not end at the end of its input.
-        command = ["dpdk-testpmd", "-l", f"{main},{back}", "--main-lcore", main, "--in-memory", "--no-pci",
+        command = ["stdbuf", "-oL", "dpdk-testpmd", "-l", f"{main},{back}", "--main-lcore", main, "--in-memory", "--no-pci",
                    "--file-prefix", f"policies{os.getpid()}", *vdevs, "--", "--forward-mode=io", "--auto-start",
                    "--nb-cores=1", "--total-num-mbufs=16384"]  # fmt: skip
         self.process = r.start("testpmd", command, stdin=-1)

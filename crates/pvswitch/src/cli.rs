@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use switch::poll::Policy;
 
+use crate::guest::{HELP, Setting};
 use crate::pool::Placement;
 use crate::spec::PortSpec;
 
@@ -41,17 +42,10 @@ pub enum Command {
         pvswitch capture vm1 | wireshark -k -i -")]
     Capture(CaptureArgs),
     /// Give a network namespace or container a NIC on a vhost-user switch
-    #[command(
-        after_help = "Example:\n  pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 \
-        --netns blue"
-    )]
+    #[command(after_help = format!("{NIC_EXAMPLES}\n{HELP}"))]
     Nic(NicArgs),
     /// Generate or sink traffic as a guest would
-    #[command(
-        after_help = "Examples:\n  pvswitch gen --connect vhost-user:/tmp/p1.sock --mode sink\n  \
-        pvswitch gen --connect vhost-user:/tmp/p2.sock --mode send --size imix --rate 100k \
-        --duration 10 --json"
-    )]
+    #[command(after_help = format!("{GEN_EXAMPLES}\n{HELP}"))]
     Gen(GenArgs),
     /// See it work: a switch and guests, live, in under a minute
     Demo(DemoArgs),
@@ -67,6 +61,19 @@ Examples:
   pvswitch run --port vm1=vhost-user:/tmp/vm1.sock --port host=tap:tap0
   pvswitch run --port a=vhost-user:/tmp/a.sock,mode=client,queues=4 --poll adaptive --workers 2
   pvswitch run --config /etc/pvswitch.toml";
+
+const NIC_EXAMPLES: &str = "\
+Examples:
+  pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --netns blue
+  pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --poll timer:5000 --kick coalesce:20,16
+  pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --set rx-refill=below-half";
+
+const GEN_EXAMPLES: &str = "\
+Examples:
+  pvswitch gen --connect vhost-user:/tmp/p1.sock --mode sink
+  pvswitch gen --connect vhost-user:/tmp/p2.sock --size imix --rate 100k --duration 10 --json
+  pvswitch gen --connect vhost-user:/tmp/p2.sock --burst 32,1000 --set tx-completion=on-half-empty
+  pvswitch gen --connect vhost-user:/tmp/p{}.sock --mode idle --count 1000 --queue-size 8";
 
 const CTL_EXAMPLES: &str = "\
 Examples:
@@ -238,9 +245,15 @@ pub struct ConnectArgs {
     /// Ask for in-order use
     #[arg(long)]
     pub in_order: bool,
-    /// When to poll and when to sleep: event, spin or adaptive
-    #[arg(long, default_value_t = Policy::ADAPTIVE)]
+    /// When to look at the receive ring: a policy, see below
+    #[arg(long, value_name = "POLICY", default_value_t = Policy::ADAPTIVE)]
     pub poll: Policy,
+    /// When to tell the switch of transmitted frames: a policy, see below
+    #[arg(long, value_name = "POLICY", default_value_t = Policy::Event)]
+    pub kick: Policy,
+    /// A driver setting, see below; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<Setting>,
 }
 
 /// `nic`.
@@ -281,6 +294,12 @@ pub struct GenArgs {
     /// Frames a second (suffix k or M); unlimited if not given
     #[arg(long, value_name = "PPS", value_parser = crate::generate::parse_rate)]
     pub rate: Option<f64>,
+    /// Frames sent at once, and the time from burst to burst; without it, as --rate says
+    #[arg(long, value_name = "N[,GAP_US]")]
+    pub burst: Option<crate::generate::Burst>,
+    /// Traffic that comes and goes: send for ON_MS, not for OFF_MS, and so on
+    #[arg(long, value_name = "ON_MS,OFF_MS")]
+    pub on_off: Option<crate::generate::OnOff>,
     /// Flows (UDP source ports) to spread frames over
     #[arg(long, default_value_t = 1)]
     pub flows: u16,
@@ -290,6 +309,12 @@ pub struct GenArgs {
     /// Destination MAC address
     #[arg(long, value_parser = crate::spec::mac, default_value = "02:00:00:00:00:02")]
     pub peer: [u8; 6],
+    /// CPU to run on
+    #[arg(long, value_name = "N")]
+    pub cpu: Option<usize>,
+    /// With --mode idle: ports; {} in the socket's path is each one's number, from 0 on
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub count: Option<u32>,
     /// Stop after so many seconds [default: at an interrupt]
     #[arg(long, value_name = "SECS")]
     pub duration: Option<f64>,
@@ -312,6 +337,8 @@ pub enum GenMode {
     Echo,
     /// Send one, wait for its echo, measure, repeat
     Rr,
+    /// Be there and do nothing
+    Idle,
 }
 
 /// `demo`.

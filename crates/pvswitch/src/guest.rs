@@ -1,28 +1,47 @@
 //! A guest of our own: the driver half of one queue pair with its buffers. `nic`, `gen` and the
 //! demo's guests are made of it.
+//!
+//! One thread serves both rings, in rounds: what is due ([`Guest::begin`]), a look at the receive
+//! ring when the poll policy wants one, frames to send, and [`Guest::wait`], the one place where
+//! it sleeps.
 
-use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+mod report;
+mod ring;
+mod rx;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod tx;
+
+pub use self::report::Report;
+pub use self::rx::Rx;
+pub use self::settings::{HELP, Setting, Settings};
+pub use self::tx::Tx;
+
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ring::virtq::{Armed, Buf, DriverQueue, Used};
-use shm::{GuestMemory, Seg, SegMut};
+use switch::poll::{Action, Costs, Policy, Poller};
 use vhost_user::feature;
-use vhost_user::frontend::{Frontend, FrontendError, PROTOCOL_FEATURES, Params, Queue};
+use vhost_user::frontend::{Frontend, FrontendError, PROTOCOL_FEATURES, Params};
 use vhost_user::sys::{self, SocketError};
 
+use self::ring::Buffers;
+use self::tx::Rest;
 use crate::cli::ConnectArgs;
 use crate::spec::Role;
 
 /// Header before each frame: virtio 1.x, with `num_buffers`.
 pub const HDR_LEN: usize = 12;
 /// Size of a transmit buffer: a 64 KiB GSO frame with its headers, on a page of its own.
-pub const TX_BUFFER: u64 = 17 * 4096;
+const TX_BUFFER: u64 = 17 * 4096;
 /// Size of a receive buffer; longer frames take several (MRG_RXBUF).
-pub const RX_BUFFER: u64 = 4096;
+const RX_BUFFER: u64 = 4096;
+/// Size of both where there are many guests and little traffic.
+const SMALL_BUFFER: u64 = 2048;
 /// Time between two looks whether the other end is there.
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 /// Longest wait for the back-end to answer.
@@ -39,6 +58,22 @@ pub struct Connect {
     pub queue_size: u16,
     /// Features to take if offered.
     pub features: u64,
+    /// How the driver half works.
+    pub settings: Settings,
+    /// Size of the buffers: (transmit, receive).
+    buffers: (u64, u64),
+}
+
+impl Connect {
+    /// The same elsewhere.
+    pub fn at(&self, socket: PathBuf) -> Self {
+        Self { socket, ..self.clone() }
+    }
+
+    /// With small buffers, for a process that is many guests.
+    pub fn small(self) -> Self {
+        Self { buffers: (SMALL_BUFFER, SMALL_BUFFER), ..self }
+    }
 }
 
 impl TryFrom<&ConnectArgs> for Connect {
@@ -63,14 +98,24 @@ impl TryFrom<&ConnectArgs> for Connect {
                 "--queue-size {size}: use 1 to 32768, a power of two unless --packed"
             ));
         }
-        let mut features = feature::BASE & !feature::RING_PACKED & !feature::IN_ORDER;
-        if args.packed {
-            features |= feature::RING_PACKED;
+        let settings = Settings::new(args.poll, args.kick, &args.set);
+        if settings.apart && size < 2 {
+            return Err("--queue-size 1: header=apart takes 2 descriptors for a frame".into());
         }
-        if args.in_order {
-            features |= feature::IN_ORDER;
+        let mut features = feature::BASE;
+        for (bit, on) in [
+            (feature::RING_PACKED, args.packed),
+            (feature::IN_ORDER, args.in_order),
+            (feature::EVENT_IDX, settings.event_index),
+            (feature::INDIRECT_DESC, settings.indirect),
+        ] {
+            if !on {
+                features &= !bit;
+            }
         }
-        Ok(Self { socket: socket.into(), role, queue_size: size, features })
+        let socket = socket.into();
+        let buffers = (TX_BUFFER, RX_BUFFER);
+        Ok(Self { socket, role, queue_size: size, features, settings, buffers })
     }
 }
 
@@ -82,6 +127,37 @@ pub struct Guest {
     pub tx: Tx,
     /// Frames from the switch.
     pub rx: Rx,
+    poller: Poller,
+    /// What the poll policy said last.
+    resting: Action,
+    /// What was counted.
+    pub counts: SleepCounts,
+}
+
+/// What a guest's thread counts of its sleep.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SleepCounts {
+    /// Sleeps that a notification could end.
+    pub sleeps: u64,
+    /// Sleeps with the receive ring not armed.
+    pub naps: u64,
+    /// Time in both, in ns.
+    pub asleep_ns: u64,
+}
+
+/// What a guest waits for beside its rings.
+#[derive(Default)]
+pub struct Also<'a> {
+    /// Readable when there are frames to send.
+    pub source: Option<BorrowedFd<'a>>,
+    /// There may be frames to send at once.
+    pub more: bool,
+    /// There are, but no buffer is free.
+    pub blocked: bool,
+    /// Frames received cannot be dealt with before a buffer is free.
+    pub deaf: bool,
+    /// When else to return, in ns.
+    pub until: Option<u64>,
 }
 
 /// Connects, waiting for the other end if it is not there yet and `wait` says so. Anything else
@@ -126,6 +202,7 @@ pub enum ConnectError {
 }
 
 fn start(stream: UnixStream, to: &Connect) -> Result<Guest, FrontendError> {
+    let Connect { settings, buffers: (tx_stride, rx_stride), .. } = *to;
     let size = u64::from(to.queue_size);
     let params = Params {
         features: to.features,
@@ -133,242 +210,166 @@ fn start(stream: UnixStream, to: &Connect) -> Result<Guest, FrontendError> {
         pairs: 1,
         queue_size: to.queue_size,
         base: None,
-        indirect_entries: 0,
-        buffer_bytes: size * (TX_BUFFER + RX_BUFFER),
+        indirect_entries: if settings.apart && settings.indirect { 2 } else { 0 },
+        buffer_bytes: size * (tx_stride + rx_stride),
         timeout: TIMEOUT,
     };
     let (frontend, mut queues) = Frontend::start(stream, &params)?;
     let memory = Arc::clone(frontend.memory());
-    let buffers = frontend.buffers().start;
-    let tx = queues.remove(1);
-    let rx = queues.remove(0);
-    let tx = Tx::new(tx, Arc::clone(&memory), buffers);
-    let rx = Rx::new(rx, memory, buffers + size * TX_BUFFER);
-    Ok(Guest { frontend, tx, rx })
+    let base = frontend.buffers().start;
+    let two = settings.apart && frontend.features() & feature::INDIRECT_DESC == 0;
+    let count = if two { to.queue_size / 2 } else { to.queue_size };
+    let Settings { apart, offset, checks, .. } = settings;
+    if !checks {
+        queues.iter_mut().for_each(|queue| queue.driver.trust_device());
+    }
+    let buffers = |base, stride| Buffers { base, stride, count, apart, offset };
+    let tx_buffers = buffers(base, tx_stride);
+    let tx = Tx::new(queues.remove(1), Arc::clone(&memory), tx_buffers, &settings);
+    let rx_buffers = buffers(base + size * tx_stride, rx_stride);
+    let rx = Rx::new(queues.remove(0), memory, rx_buffers, &settings);
+    let costs = match settings.poll {
+        Policy::Adaptive { .. } => crate::cost::costs(),
+        _ => Costs::TYPICAL,
+    };
+    let poller = Poller::new(settings.poll, costs, now_ns());
+    let counts = SleepCounts::default();
+    Ok(Guest { frontend, tx, rx, poller, resting: Action::Poll, counts })
 }
 
 /// The switch broke the ring protocol: the connection is to be given up.
-pub type Malformed = ring::virtq::Malformed;
+pub type Malformed = ::ring::virtq::Malformed;
 
-/// The transmit queue and its buffers.
-pub struct Tx {
-    driver: DriverQueue,
-    kick: OwnedFd,
-    /// Readable when the switch was asked to tell of used buffers, and did.
-    pub call: OwnedFd,
-    memory: Arc<GuestMemory>,
-    base: u64,
-    free: Vec<u16>,
-    /// Which buffer is behind a chain id.
-    buffer_of: Vec<u16>,
-    used: Vec<Used>,
-    /// Kicks made.
-    pub kicks: u64,
-}
+impl Guest {
+    /// Begins a round: does what is due, and says whether the poll policy wants a look at the
+    /// receive ring.
+    pub fn begin(&mut self, now: u64) -> Result<bool, Malformed> {
+        self.tx.tick(now)?;
+        Ok(match self.resting {
+            Action::Poll => true,
+            Action::Until(at) => at <= now,
+            Action::Arm => self.rx.ring.has_used(),
+        })
+    }
 
-impl Tx {
-    fn new(queue: Queue, memory: Arc<GuestMemory>, base: u64) -> Self {
-        let size = queue.driver.size();
-        let mut driver = queue.driver;
-        driver.disarm();
-        Self {
-            driver,
-            kick: queue.kick,
-            call: queue.call,
-            memory,
-            base,
-            free: (0..size).rev().collect(),
-            buffer_of: vec![0; usize::from(size)],
-            used: Vec::with_capacity(usize::from(size)),
-            kicks: 0,
+    /// Most used buffers to take in one look.
+    pub fn budget(&self) -> usize {
+        self.poller.budget()
+    }
+
+    /// Ends a round in which so many frames passed; `looked`: the receive ring was looked at.
+    ///
+    /// `adaptive` serves both directions with the latency it may trade; the other policies say
+    /// when the receive ring is looked at, and leave what is sent to the kick policy.
+    pub fn end(&mut self, looked: bool, received: usize, sent: usize, now: u64) {
+        let frames = if self.serves_both() { received + sent } else { received };
+        if looked || frames > 0 {
+            self.resting = self.poller.next(frames, now);
         }
     }
 
-    /// Number of buffers.
-    pub fn size(&self) -> u16 {
-        self.driver.size()
+    fn serves_both(&self) -> bool {
+        matches!(self.poller.policy(), Policy::Adaptive { .. })
     }
 
-    /// Takes back what the switch has used; returns how many buffers are free.
-    pub fn reclaim(&mut self) -> Result<usize, Malformed> {
-        self.used.clear();
-        self.driver.take_used(usize::MAX, &mut self.used)?;
-        for used in &self.used {
-            self.free.push(self.buffer_of[usize::from(used.id)]);
+    /// Sleeps until there is something to do, unless there is already; false when the switch is
+    /// gone.
+    pub fn wait(&mut self, also: &Also<'_>) -> Result<bool, Malformed> {
+        let napping = matches!(self.resting, Action::Until(_));
+        let stays = also.more && !(napping && self.serves_both());
+        let retries = also.blocked && self.tx.stop();
+        if self.resting == Action::Poll || stays || retries {
+            return Ok(true);
         }
-        Ok(self.free.len())
-    }
-
-    /// Free buffers, the next to be sent first.
-    pub fn free(&self) -> impl Iterator<Item = u16> + '_ {
-        self.free.iter().rev().copied()
-    }
-
-    /// The memory of buffer `i`, header first.
-    pub fn memory(&self, i: u16) -> SegMut<'_> {
-        let at = self.base + u64::from(i) * TX_BUFFER;
-        let seg = self.memory.seg_mut(at, TX_BUFFER as u32, &mut 0);
-        seg.expect("buffers lie in our own memory")
-    }
-
-    /// Sends free buffer `i`, which holds `len` bytes with its header.
-    pub fn send(&mut self, i: u16, len: u32) {
-        // Nearly always the last one: buffers are filled in the order they are offered.
-        let at = self.free.iter().rposition(|free| *free == i).expect("a free buffer");
-        self.free.remove(at);
-        let addr = self.base + u64::from(i) * TX_BUFFER;
-        let id = self.driver.add(&[Buf { addr, len, write: false }]);
-        let id = id.expect("as many descriptors as buffers");
-        self.buffer_of[usize::from(id)] = i;
-    }
-
-    /// Publishes what was sent, and kicks if the switch wants it.
-    pub fn publish(&mut self) {
-        self.driver.publish();
-        if self.driver.kick_needed() {
-            self.kicks += 1;
-            sys::signal(self.kick.as_fd());
+        let armed = self.resting == Action::Arm && !also.deaf;
+        let ready = armed && !self.rx.ring.arm();
+        let rest = if ready { Rest::Awake } else { self.tx.rest(also.blocked)? };
+        let gone = rest != Rest::Awake && self.sleep(also, armed, rest == Rest::Armed);
+        if self.poller.disarms() {
+            self.rx.ring.driver.disarm();
         }
+        self.tx.ring.driver.disarm();
+        Ok(!gone)
     }
 
-    /// Before sleeping for free buffers: asks for a call. False: there are some by now.
-    pub fn arm(&mut self) -> bool {
-        self.driver.arm() == Armed::Armed
-    }
-
-    /// Ends what [`arm`](Self::arm) began.
-    pub fn disarm(&mut self) {
-        self.driver.disarm();
-    }
-}
-
-/// The receive queue and its buffers.
-pub struct Rx {
-    driver: DriverQueue,
-    kick: OwnedFd,
-    /// Readable when the switch was asked to tell of frames, and did.
-    pub call: OwnedFd,
-    memory: Arc<GuestMemory>,
-    base: u64,
-    /// Which buffer is behind a chain id.
-    buffer_of: Vec<u16>,
-    batch: Vec<Used>,
-    /// Used buffers not yet shown, `id` being the buffer by now: the chain's id is free again, and
-    /// the rest of a frame may not have been taken yet.
-    used: VecDeque<Used>,
-    /// Buffers to give back.
-    done: Vec<u16>,
-    /// Kicks made.
-    pub kicks: u64,
-}
-
-impl Rx {
-    fn new(queue: Queue, memory: Arc<GuestMemory>, base: u64) -> Self {
-        let size = queue.driver.size();
-        let mut rx = Self {
-            driver: queue.driver,
-            kick: queue.kick,
-            call: queue.call,
-            memory,
-            base,
-            buffer_of: vec![0; usize::from(size)],
-            batch: Vec::with_capacity(usize::from(size)),
-            used: VecDeque::with_capacity(usize::from(size)),
-            done: (0..size).collect(),
-            kicks: 0,
+    /// True when the switch is gone.
+    fn sleep(&mut self, also: &Also<'_>, armed: bool, tx_armed: bool) -> bool {
+        let nap = match self.resting {
+            Action::Until(at) if !also.deaf => Some(at),
+            _ => None,
         };
-        rx.driver.disarm();
-        rx.refill();
-        rx
-    }
-
-    /// Takes frames and shows each, as segments with the header first, to `show`; their buffers
-    /// are given back afterwards by [`refill`](Self::refill). Returns how many.
-    pub fn receive<'a>(
-        &'a mut self,
-        max: usize,
-        mut show: impl FnMut(&[Seg<'a>]),
-    ) -> Result<usize, Malformed> {
-        self.batch.clear();
-        self.driver.take_used(max, &mut self.batch)?;
-        let Self { batch, used, buffer_of, .. } = self;
-        used.extend(batch.iter().map(|u| Used { id: buffer_of[usize::from(u.id)], ..*u }));
-        let mut frames = 0;
-        let mut segs = [Seg::EMPTY; 64];
-        while let Some(first) = self.used.front() {
-            let mut header = [0; HDR_LEN];
-            let head = seg(&self.memory, self.base, *first);
-            head.read(&mut header);
-            let count = usize::from(u16::from_le_bytes([header[10], header[11]])).max(1);
-            if count > segs.len() {
-                return Err(Malformed::ChainTooLong);
-            }
-            if count > self.used.len() {
-                break;
-            }
-            for (to, used) in segs.iter_mut().zip(self.used.drain(..count)) {
-                *to = seg(&self.memory, self.base, used);
-                self.done.push(used.id);
-            }
-            show(&segs[..count]);
-            frames += 1;
+        let until = [nap, also.until, self.tx.deadline()].into_iter().flatten().min();
+        let before = now_ns();
+        let timeout = until.map(|at| at.saturating_sub(before));
+        if timeout == Some(0) {
+            return false;
         }
-        Ok(frames)
-    }
-
-    /// Gives buffers whose frames were dealt with back to the switch.
-    pub fn refill(&mut self) {
-        if self.done.is_empty() {
-            return;
+        // What `adaptive` lets wait, waits in both directions.
+        let source = also.source.filter(|_| nap.is_none() || !self.serves_both());
+        let calls = [armed.then(|| self.rx.ring.call()), tx_armed.then(|| self.tx.ring.call())];
+        let [gone, sent, called, _] =
+            readable([Some(self.frontend.as_fd()), source, calls[0], calls[1]], timeout);
+        let now = now_ns();
+        *(if armed { &mut self.counts.sleeps } else { &mut self.counts.naps }) += 1;
+        self.counts.asleep_ns += now.saturating_sub(before);
+        if tx_armed {
+            self.tx.ring.take_calls();
         }
-        for i in self.done.drain(..) {
-            let addr = self.base + u64::from(i) * RX_BUFFER;
-            let id = self.driver.add(&[Buf { addr, len: RX_BUFFER as u32, write: true }]);
-            let id = id.expect("as many descriptors as buffers");
-            self.buffer_of[usize::from(id)] = i;
+        if called {
+            self.rx.ring.take_calls();
         }
-        self.driver.publish();
-        if self.driver.kick_needed() {
-            self.kicks += 1;
-            sys::signal(self.kick.as_fd());
+        if armed && (called || sent && self.serves_both()) {
+            self.poller.wake(now);
+            self.resting = Action::Poll;
         }
-    }
-
-    /// Before sleeping: asks for a call. False: there are frames by now.
-    pub fn arm(&mut self) -> bool {
-        self.driver.arm() == Armed::Armed
-    }
-
-    /// Ends what [`arm`](Self::arm) began.
-    pub fn disarm(&mut self) {
-        self.driver.disarm();
+        gone
     }
 }
 
-/// What of a used buffer holds data.
-fn seg(memory: &GuestMemory, base: u64, used: Used) -> Seg<'_> {
-    let at = base + u64::from(used.id) * RX_BUFFER;
-    let seg = memory.seg(at, used.len.min(RX_BUFFER as u32), &mut 0);
-    seg.expect("buffers lie in our own memory")
+/// Sleeps until one of many guests, whose receive rings are armed, was called, or for at most
+/// `timeout_ns`; false when one's switch is gone.
+pub fn wait_many(guests: &mut [Guest], timeout_ns: u64) -> bool {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let mut all = Vec::with_capacity(2 * guests.len());
+    for guest in &*guests {
+        all.push(PollFd::new(&guest.frontend, PollFlags::IN));
+        all.push(PollFd::from_borrowed_fd(guest.rx.ring.call(), PollFlags::IN));
+    }
+    let _ = poll(&mut all, Some(&timespec(timeout_ns)));
+    let ready: Vec<_> = all.iter().map(|fd| !fd.revents().is_empty()).collect();
+    for (guest, ready) in guests.iter_mut().zip(ready.chunks(2)) {
+        if ready[1] {
+            guest.rx.ring.take_calls();
+        }
+    }
+    ready.chunks(2).all(|ready| !ready[0])
 }
 
-/// Sleeps until one of `fds` is readable, at most `timeout`; reads the eventfds among `calls`
-/// empty.
-pub fn sleep(fds: &[BorrowedFd<'_>], calls: &[BorrowedFd<'_>], timeout: Option<Duration>) {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut all: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-    all.extend(calls.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
-    let timeout = timeout.map(|t| Timespec {
-        tv_sec: t.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: t.subsec_nanos().into(),
-    });
+fn timespec(ns: u64) -> rustix::event::Timespec {
+    rustix::event::Timespec {
+        tv_sec: (ns / 1_000_000_000).try_into().unwrap_or(i64::MAX),
+        tv_nsec: (ns % 1_000_000_000) as i64,
+    }
+}
+
+/// Sleeps until one of `fds` is readable, at most `timeout_ns`; says which are.
+pub fn readable<const N: usize>(
+    fds: [Option<BorrowedFd<'_>>; N],
+    timeout_ns: Option<u64>,
+) -> [bool; N] {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let mut all: Vec<_> = fds.iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let timeout = timeout_ns.map(timespec);
     // An interrupted sleep is a sleep that ended.
     let _ = poll(&mut all, timeout.as_ref());
-    for (polled, call) in all[fds.len()..].iter().zip(calls) {
-        if polled.revents().contains(PollFlags::IN) {
-            sys::drain(*call);
-        }
-    }
+    let mut polled = all.iter();
+    fds.map(|fd| fd.is_some() && polled.next().is_some_and(|p| !p.revents().is_empty()))
+}
+
+/// The machine's monotonic clock, in ns: comparable between processes.
+pub fn now_ns() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
 }
 
 /// Whether the switch has closed the connection.

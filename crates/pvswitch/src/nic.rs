@@ -10,21 +10,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use shm::Seg;
-use switch::poll::{Action, Costs, Poller};
 use uplink::{Batching, TapFd};
 use vhost_user::feature;
 
 use crate::cli::NicArgs;
-use crate::guest::{self, Connect, Guest};
+use crate::guest::{self, Also, Connect, Guest, Report};
 use crate::spec::Tap;
 use crate::{AnyError, Usage};
 
 /// Frames moved in one batch.
 const BATCH: usize = 64;
+/// Longest sleep, in ns.
+const LOOK_AROUND_NS: u64 = 1_000_000_000;
 
 /// The command.
 pub fn command(args: NicArgs) -> Result<(), AnyError> {
     let to = Connect::try_from(&args.connect).map_err(Usage)?;
+    crate::cost::precise_timers();
     let stop = stop_flag()?;
     let conf = Tap { ifname: args.tap.clone(), netns: args.netns, queues: 1, mtu: args.mtu };
     let mut options = crate::tap::options(&conf);
@@ -39,7 +41,7 @@ pub fn command(args: NicArgs) -> Result<(), AnyError> {
     let end = end.map(|d| Instant::now() + d);
     let go_on = || !stop.load(Ordering::Relaxed) && end.is_none_or(|end| Instant::now() < end);
     while go_on() {
-        let guest = match guest::connect(&to, Some(&go_on)) {
+        let mut guest = match guest::connect(&to, Some(&go_on)) {
             Ok(guest) => guest,
             Err(_) if !go_on() => break,
             Err(error) => {
@@ -50,11 +52,12 @@ pub fn command(args: NicArgs) -> Result<(), AnyError> {
         };
         let names = feature::names(guest.frontend.features()).join(" ");
         tracing::info!("{} connected to {}: {names}", args.tap, to.socket.display());
-        let poller = Poller::new(args.connect.poll, Costs::TYPICAL, 0);
-        match serve(guest, &mut reads, &mut writes, poller, &go_on) {
+        let started = Instant::now();
+        match serve(&mut guest, &mut reads, &mut writes, &go_on) {
             Ok(()) => {}
             Err(error) => tracing::warn!("the switch broke the ring protocol: {error}"),
         }
+        tracing::info!("{}: {}", args.tap, Report::new(&mut guest, started.elapsed()));
         if go_on() {
             tracing::info!("{}: the switch is gone; waiting for it", args.tap);
         }
@@ -73,50 +76,67 @@ pub fn stop_flag() -> std::io::Result<Arc<AtomicBool>> {
 
 /// Moves frames until the switch is gone or `go_on` says no.
 fn serve(
-    mut guest: Guest,
+    guest: &mut Guest,
     reads: &mut TapFd,
     writes: &mut TapFd,
-    mut poller: Poller,
     go_on: &dyn Fn() -> bool,
 ) -> Result<(), guest::Malformed> {
-    let epoch = Instant::now();
-    let now = || u64::try_from(epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let mut rounds = 0_u32;
-    let mut sent = 1;
+    let mut last = 1;
     loop {
-        sent = send(&mut guest, reads, sent)?;
-        let received = deliver(&mut guest, writes)?;
-        let at = now();
+        let now = guest::now_ns();
+        let look = guest.begin(now)?;
+        let (room, sent) = send(guest, reads, last, now)?;
+        last = sent;
+        let received = if look { deliver(guest, writes)? } else { 0 };
+        guest.end(look, received, sent, now);
         rounds = rounds.wrapping_add(1);
         if rounds.is_multiple_of(1024) && (!go_on() || guest::is_gone(&guest.frontend)) {
             return Ok(());
         }
-        if poller.next(sent + received, at) != Action::Arm {
-            continue;
-        }
-        if !sleep(&mut guest, reads)? || !go_on() {
+        // Without a buffer it matters whether a frame waits for one.
+        let blocked = room == 0 && guest::readable([Some(reads.as_fd())], Some(0))[0];
+        let also = Also {
+            source: (!blocked).then_some(reads.as_fd()),
+            more: sent > 0,
+            blocked,
+            // A signal that comes just before a sleep does not end it.
+            until: Some(now + LOOK_AROUND_NS),
+            ..Also::default()
+        };
+        let slept = guest.counts.sleeps + guest.counts.naps;
+        if !guest.wait(&also)? {
             return Ok(());
         }
-        poller.wake(now());
+        if guest.counts.sleeps + guest.counts.naps > slept && !go_on() {
+            return Ok(());
+        }
     }
 }
 
 /// TAP to ring: as many frames as were there last time, and some more, in one batch. Asking for
-/// many frames of an idle TAP would cost more than moving a few.
-fn send(guest: &mut Guest, tap: &mut TapFd, last: usize) -> Result<usize, guest::Malformed> {
+/// many frames of an idle TAP would cost more than moving a few. Returns how many there was room
+/// for and how many came.
+fn send(
+    guest: &mut Guest,
+    tap: &mut TapFd,
+    last: usize,
+    now: u64,
+) -> Result<(usize, usize), guest::Malformed> {
     let tx = &mut guest.tx;
-    if tx.reclaim()? == 0 {
-        return Ok(0);
-    }
     let want = (last * 2).clamp(1, BATCH);
+    let room = tx.room(want)?;
+    if room == 0 {
+        return Ok((0, 0));
+    }
     let mut offered = [0_u16; BATCH];
-    let mut n = 0;
     let mut batch = tap.reads();
-    for (i, to) in tx.free().take(want).zip(&mut offered) {
-        batch.push(tx.memory(i));
+    for (i, to) in tx.free().take(room).zip(&mut offered) {
+        for seg in tx.memory(i) {
+            batch.push(seg);
+        }
         batch.end_frame();
         *to = i;
-        n += 1;
     }
     let mut lens = [0_u32; BATCH];
     for (len, read) in lens.iter_mut().zip(batch.run()) {
@@ -125,20 +145,21 @@ fn send(guest: &mut Guest, tap: &mut TapFd, last: usize) -> Result<usize, guest:
         *len = read.unwrap_or(0);
     }
     let mut frames = 0;
-    for (i, len) in offered[..n].iter().zip(lens).filter(|(_, len)| *len > 0) {
+    for (i, len) in offered[..room].iter().zip(lens).filter(|(_, len)| *len > 0) {
         tx.send(*i, len);
         frames += 1;
     }
     if frames > 0 {
-        tx.publish();
+        tx.publish(frames, now);
     }
-    Ok(frames)
+    Ok((room, frames))
 }
 
 /// Ring to TAP: what is there, in one batch, from the buffers it lies in.
 fn deliver(guest: &mut Guest, tap: &mut TapFd) -> Result<usize, guest::Malformed> {
+    let max = guest.budget().min(BATCH);
     let mut batch = tap.writes();
-    let frames = guest.rx.receive(BATCH, |frame: &[Seg<'_>]| {
+    let frames = guest.rx.receive(max, |frame: &[Seg<'_>]| {
         for seg in frame {
             batch.push(*seg);
         }
@@ -150,21 +171,4 @@ fn deliver(guest: &mut Guest, tap: &mut TapFd) -> Result<usize, guest::Malformed
         guest.rx.refill();
     }
     Ok(frames)
-}
-
-/// Sleeps until there is something; false when the switch is gone.
-fn sleep(guest: &mut Guest, tap: &TapFd) -> Result<bool, guest::Malformed> {
-    let full = guest.tx.reclaim()? == 0;
-    let armed = guest.rx.arm() && (!full || guest.tx.arm());
-    if armed {
-        let connection = guest.frontend.as_fd();
-        let mut fds = vec![connection];
-        if !full {
-            fds.push(tap.as_fd());
-        }
-        guest::sleep(&fds, &[guest.rx.call.as_fd(), guest.tx.call.as_fd()], None);
-    }
-    guest.rx.disarm();
-    guest.tx.disarm();
-    Ok(!guest::is_gone(&guest.frontend))
 }

@@ -187,18 +187,49 @@ fn guests_that_cannot_connect() {
         fails(command(&["nic", "--tap", "x", "--connect", connect]), USAGE, &[spec]);
     }
     fails(command(&["gen", "--connect", &file]), FAILURE, &["remove it or choose another path"]);
-    let bad: [(&[&str], &str); 9] = [
+    let bad: [(&[&str], &str); 18] = [
+        (&["--burst", "0"], "FRAMES,GAP_US"),
+        (&["--burst", "4"], "give it --rate"),
+        (&["--burst", "4,9", "--rate", "1k"], "give one"),
+        (&["--on-off", "5"], "ON_MS,OFF_MS"),
+        (&["--cpu", "99999"], "no such CPU"),
+        (&["--count", "3"], "only with --mode idle"),
+        (&["--count", "3", "--mode", "idle"], "write {} for the number"),
+        (&["--mode", "idle", "--count", "0"], "1..=65536"),
+        (&["--queue-size", "1", "--set", "header=apart"], "takes 2 descriptors"),
         (&["--queue-size", "0"], "1 to 32768"),
         (&["--queue-size", "100"], "a power of two unless --packed"),
         (&["--size", "20"], "no frame size"),
         (&["--rate", "fast"], "no rate"),
         (&["--mac", "nonsense"], "not a MAC address"),
-        (&["--mode", "shout"], "possible values: send, sink, echo, rr"),
+        (&["--mode", "shout"], "possible values: send, sink, echo, rr, idle"),
         (&["--interval=-1"], "no length of time"),
         (&["--interval=0"], "--interval 0"),
         (&["--duration=nan"], "no length of time"),
     ];
     for (args, want) in bad {
         fails(command(&[&["gen", "--connect", &socket], args].concat()), USAGE, &[want]);
+    }
+}
+
+#[test]
+fn driver_settings_that_make_no_sense() {
+    let dir = Dir::new();
+    let socket = format!("vhost-user:{}", dir.text("a"));
+    let bad: [(&[&str], &str); 9] = [
+        (&["--set", "tx-complete=orphan"], "did you mean 'tx-completion'?"),
+        (&["--set", "nonsense=1"], "known: tx-completion, tx-full, rx-refill, header, offset"),
+        (&["--set", "tx-completion=on-half"], "use orphan, before-tx, timer:HZ, on-empty"),
+        (&["--set", "tx-completion=timer:20001"], "from 1 to 20000"),
+        (&["--set", "offset=65"], "0 to 64"),
+        (&["--set", "suppress=flag"], "did you mean 'flags'?"),
+        (&["--set", "checks"], "use on, off"),
+        (&["--poll", "tmer"], "use one of event, napi"),
+        (&["--kick", "coalesce:5"], "coalesce:USECS,FRAMES"),
+    ];
+    for (args, want) in bad {
+        fails(command(&[&["gen", "--connect", &socket], args].concat()), USAGE, &[want]);
+        let nic = ["nic", "--tap", "pvs-none", "--connect", &socket];
+        fails(command(&[&nic, args].concat()), USAGE, &[want]);
     }
 }

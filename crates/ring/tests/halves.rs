@@ -35,6 +35,8 @@ enum Op {
     DeviceArm,
     /// Driver goes to sleep if it may.
     DriverArm,
+    /// Driver goes to sleep until so many are used, if it may.
+    DriverArmAfter(u8),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -46,6 +48,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::Collect),
         1 => Just(Op::DeviceArm),
         1 => Just(Op::DriverArm),
+        1 => (1_u8..9).prop_map(Op::DriverArmAfter),
     ]
 }
 
@@ -69,6 +72,10 @@ fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), Te
     let mut held = VecDeque::new();
     let mut used: VecDeque<(u16, u32)> = VecDeque::new();
     let (mut serial, mut device_asleep, mut driver_asleep) = (0_u64, false, false);
+    // How many used chains wake the driver, and whether the ring can count to more than one.
+    let (mut wake_at, counts) = (1, !features.packed && features.event_idx);
+    // A device that has just begun calls once without being asked.
+    let mut begun = false;
     for op in ops {
         match *op {
             Op::Add(reads, writes) => {
@@ -128,10 +135,15 @@ fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), Te
                     }
                     used.push_back((chain.id, room / 2));
                 }
-                prop_assert!(!driver_asleep || used.len() == n || n == 0 || !driver.has_used());
                 device.publish();
                 let call = device.call_needed();
-                prop_assert!(call || !(n > 0 && driver_asleep), "lost call");
+                let enough = used.len() >= wake_at;
+                prop_assert!(call || !(n > 0 && driver_asleep && enough), "lost call");
+                let early = call && driver_asleep && counts && !enough;
+                prop_assert!(!(early && begun), "call too early");
+                begun = true;
+                prop_assert!(driver.has_used_many(1) != used.is_empty());
+                prop_assert!(driver.has_used_many(3) == (used.len() >= 3) || features.packed);
                 driver_asleep &= !call;
             }
             Op::Collect => {
@@ -153,6 +165,15 @@ fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), Te
             Op::DriverArm => {
                 driver_asleep = driver.arm() == Armed::Armed;
                 prop_assert_eq!(driver_asleep, used.is_empty());
+                wake_at = 1;
+                if !driver_asleep {
+                    driver.disarm();
+                }
+            }
+            Op::DriverArmAfter(n) => {
+                driver_asleep = driver.arm_after(u16::from(n)) == Armed::Armed;
+                wake_at = if features.packed { 1 } else { usize::from(n) };
+                prop_assert_eq!(driver_asleep, used.len() < wake_at);
                 if !driver_asleep {
                     driver.disarm();
                 }

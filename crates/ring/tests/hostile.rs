@@ -566,6 +566,36 @@ fn device_claims_more_than_the_buffer_holds() {
     }
 }
 
+/// Mistakes that are not looked for are no faults, but ids stay in the ring, and no more is free
+/// than there is. A jump of the index is looked for all the same.
+#[test]
+fn split_device_that_is_trusted_and_errs() {
+    let raw = Raw::new(SIZE);
+    let (mut driver, ids) = in_flight(&raw, SPLIT, 0, 3);
+    driver.trust_device();
+    for (slot, id) in [ids[0], ids[0], 1].into_iter().enumerate() {
+        raw.used(u16::try_from(slot).unwrap(), u32::from(id), u32::MAX);
+    }
+    let mut out = Vec::new();
+    assert_eq!(driver.take_used(64, &mut out), Ok(3));
+    assert_eq!(out[2], Used { id: 1, len: u32::MAX });
+    for lap in 3..40 {
+        while let Some(id) = driver.add(&[readable(1, 12)]) {
+            assert!(id < SIZE && driver.free() < SIZE);
+        }
+        driver.publish();
+        raw.used(lap, u32::from(ids[0]), 0);
+        assert_eq!(driver.take_used(64, &mut out), Ok(1));
+    }
+    raw.used(40, u32::from(SIZE), 0);
+    assert_eq!(driver.take_used(64, &mut out), Err(Malformed::UsedId(u32::from(SIZE))));
+    let raw = Raw::new(SIZE);
+    let (mut driver, _) = in_flight(&raw, SPLIT, 0, 1);
+    driver.trust_device();
+    raw.used(1, 0, 0);
+    assert_device_fault(&mut driver, &[], Malformed::IndexJump { seen: 2, taken: 0 });
+}
+
 #[test]
 fn packed_device_uses_ids_that_are_not_in_flight_or_twice() {
     for in_order in [false, true] {

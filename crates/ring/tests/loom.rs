@@ -115,6 +115,11 @@ fn driver_arm(_: &ModelledRing, driver: &mut DriverQueue) -> Armed {
     driver.arm()
 }
 
+/// Sleeps until all that is in flight is used.
+fn driver_arm_all(_: &ModelledRing, driver: &mut DriverQueue) -> Armed {
+    driver.arm_after(2 - driver.free())
+}
+
 /// The driver publishes chain after chain and kicks when told to; the device takes until `arm`
 /// lets it sleep. Asleep with a chain left and never kicked is a guest that hangs.
 fn arm_avail(features: Features, chains: u32, arm: DeviceArm) {
@@ -209,6 +214,12 @@ fn split_arm_used() {
 fn split_arm_used_event_idx() {
     arm_used(SPLIT_EVENT, 1, driver_arm);
     arm_used(SPLIT_EVENT, 2, driver_arm);
+}
+
+#[test]
+fn split_arm_used_later() {
+    arm_used(SPLIT, 2, driver_arm_all);
+    arm_used(SPLIT_EVENT, 2, driver_arm_all);
 }
 
 #[test]

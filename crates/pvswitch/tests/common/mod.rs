@@ -174,7 +174,10 @@ impl Gen {
 
     pub fn connect(connect: &str, args: &[&str]) -> Self {
         let mut command = pvswitch();
-        command.args(["gen", "--json", "--poll", "event", "--connect", connect]).args(args);
+        command.args(["gen", "--json", "--connect", connect]).args(args);
+        if !args.contains(&"--poll") {
+            command.args(["--poll", "event"]);
+        }
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Self(Process(command.spawn().unwrap()))
     }

@@ -185,6 +185,26 @@ impl DriverQueue {
         }
     }
 
+    /// As [`arm`](Self::arm), but asks for a call only once `n` more chains are used, of those in
+    /// flight. A ring that cannot say that (no event index, or packed) asks for one at the next,
+    /// so whoever is woken looks again whether it is time.
+    pub fn arm_after(&mut self, n: u16) -> Armed {
+        match &mut self.0 {
+            Kind::Split(q) => q.arm_after(n.max(1)),
+            Kind::Packed(q) => q.arm(),
+        }
+    }
+
+    /// Does without the checks of used elements that only find a device's mistakes: that a chain
+    /// is in flight, and that no more was written to it than it holds, which the caller must then
+    /// bound. A device that errs makes the driver mix up buffers, all of which it has shared.
+    /// A packed ring finds its position through these checks and keeps them.
+    pub fn trust_device(&mut self) {
+        if let Kind::Split(q) = &mut self.0 {
+            q.trust_device();
+        }
+    }
+
     /// Asks for no calls: the ring is being polled.
     pub fn disarm(&mut self) {
         match &mut self.0 {
@@ -198,6 +218,15 @@ impl DriverQueue {
     pub fn has_used(&self) -> bool {
         match &self.0 {
             Kind::Split(q) => q.has_used(),
+            Kind::Packed(q) => q.has_used(),
+        }
+    }
+
+    /// Whether at least `n` chains are used, or (packed) any is. One load.
+    #[inline]
+    pub fn has_used_many(&self, n: u16) -> bool {
+        match &self.0 {
+            Kind::Split(q) => q.used() >= n.max(1),
             Kind::Packed(q) => q.has_used(),
         }
     }

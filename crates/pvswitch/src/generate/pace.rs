@@ -1,0 +1,267 @@
+//! When `gen` sends: rates, bursts, traffic that comes and goes.
+
+use std::str::FromStr;
+
+/// How far back a sender looks when it has fallen behind, in ns: what it missed longer ago it
+/// makes up for at [`CATCH_UP`] times its rate, not in one burst.
+const LOOK_BACK_NS: u64 = 10_000;
+/// How much faster than its rate a sender is that has fallen behind.
+const CATCH_UP: f64 = 4.0;
+
+/// A rate in frames a second: `1000`, `100k`, `1.5M`.
+pub fn parse_rate(s: &str) -> Result<f64, String> {
+    let (digits, factor) = match s.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&s[..at], 1e3),
+        Some((at, 'm' | 'M')) => (&s[..at], 1e6),
+        _ => (s, 1.0),
+    };
+    let rate = digits.parse::<f64>().ok().map(|n| n * factor);
+    rate.filter(|n| n.is_finite() && *n > 0.0)
+        .ok_or_else(|| format!("'{s}' is no rate: use frames a second, 1000, 100k or 1.5M"))
+}
+
+/// `--burst N[,GAP_US]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Burst {
+    /// Frames sent at once.
+    pub frames: u32,
+    /// Time from one burst to the next, in us; `None`: as `--rate` says.
+    pub gap_us: Option<u64>,
+}
+
+impl FromStr for Burst {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let error = || format!("'{s}' is no burst: use FRAMES, or FRAMES,GAP_US; from 1 on");
+        let (frames, gap) = s.split_once(',').map_or((s, None), |(n, gap)| (n, Some(gap)));
+        let frames = frames.parse().ok().filter(|n| *n > 0).ok_or_else(error)?;
+        let gap_us = gap.map(|gap| gap.parse().ok().filter(|n| *n > 0).ok_or_else(error));
+        Ok(Self { frames, gap_us: gap_us.transpose()? })
+    }
+}
+
+/// `--on-off ON_MS,OFF_MS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnOff {
+    /// Time with traffic, in ms.
+    pub on_ms: u64,
+    /// Time without, in ms.
+    pub off_ms: u64,
+}
+
+impl FromStr for OnOff {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let error = || format!("'{s}' is no change of traffic: use ON_MS,OFF_MS; from 1 on");
+        let number = |s: &str| s.parse().ok().filter(|n| (1..=1_000_000_000).contains(n));
+        let (on, off) = s.split_once(',').ok_or_else(error)?;
+        Ok(Self { on_ms: number(on).ok_or_else(error)?, off_ms: number(off).ok_or_else(error)? })
+    }
+}
+
+/// Says how many frames are due. All times in ns.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    start: u64,
+    /// From one burst to the next; `None`: as fast as it goes.
+    period: Option<f64>,
+    burst: u64,
+    /// Time with traffic, and of both.
+    on_off: Option<(u64, u64)>,
+    /// Bursts begun.
+    begun: u64,
+    /// Frames of the last of them that were not sent.
+    left: u64,
+    not_before: u64,
+}
+
+impl Pace {
+    /// From `start` on.
+    ///
+    /// # Errors
+    /// What to give with a burst.
+    pub fn new(
+        start: u64,
+        rate: Option<f64>,
+        burst: Option<Burst>,
+        on_off: Option<OnOff>,
+    ) -> Result<Self, String> {
+        let frames = burst.map_or(1, |b| u64::from(b.frames));
+        let period = match (burst.and_then(|b| b.gap_us), rate) {
+            (Some(_), Some(_)) => return Err("--burst N,GAP_US and --rate: give one".into()),
+            (Some(gap), None) => Some(gap as f64 * 1e3),
+            (None, Some(rate)) => Some(frames as f64 * 1e9 / rate),
+            (None, None) if burst.is_some() => {
+                return Err("--burst N: give it --rate, or a gap: --burst N,GAP_US".into());
+            }
+            (None, None) => None,
+        };
+        let on_off = on_off.map(|p| (p.on_ms * 1_000_000, (p.on_ms + p.off_ms) * 1_000_000));
+        Ok(Self { start, period, burst: frames, on_off, begun: 0, left: 0, not_before: 0 })
+    }
+
+    /// Time with traffic up to `now`; `None` while there is none.
+    fn active(&self, now: u64) -> Option<u64> {
+        let since = now.saturating_sub(self.start);
+        match self.on_off {
+            None => Some(since),
+            Some((on, both)) if since % both < on => Some(since / both * on + since % both),
+            Some(_) => None,
+        }
+    }
+
+    /// Frames that may be sent at `now`.
+    pub fn due(&self, now: u64) -> u64 {
+        let Some(active) = self.active(now) else { return 0 };
+        let Some(period) = self.period else { return u64::MAX };
+        if self.left > 0 || now < self.not_before {
+            return self.left;
+        }
+        let behind = ((active as f64 / period) as u64 + 1).saturating_sub(self.begun);
+        let back = (now - self.not_before).min(LOOK_BACK_NS);
+        behind.min((back as f64 / (period / CATCH_UP)) as u64 + 1) * self.burst
+    }
+
+    /// `frames` were sent at `now`.
+    pub fn sent(&mut self, frames: u64, now: u64) {
+        let Some(period) = self.period.filter(|_| frames > 0) else { return };
+        if self.left > 0 {
+            self.left = self.left.saturating_sub(frames);
+            return;
+        }
+        let bursts = frames.div_ceil(self.burst);
+        self.begun += bursts;
+        self.left = bursts * self.burst - frames;
+        self.not_before = now + (period / CATCH_UP) as u64;
+    }
+
+    /// When the next frame is due; `now` if one is.
+    pub fn next(&self, now: u64) -> u64 {
+        if self.due(now) > 0 {
+            return now;
+        }
+        let since = now.saturating_sub(self.start);
+        let next = match (self.on_off, self.period) {
+            (None, None) => now,
+            (None, Some(period)) => self.start + (self.begun as f64 * period).ceil() as u64,
+            (Some((on, both)), period) => {
+                // In time with traffic; then as the clock shows it.
+                let at = period.map_or(0, |period| (self.begun as f64 * period).ceil() as u64);
+                let cycle = if since % both < on { since / both } else { since / both + 1 };
+                let at = at.max(cycle * on);
+                self.start + at / on * both + at % on
+            }
+        };
+        next.max(self.not_before)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frames and times of sending of one who looks every `look` ns until `end`.
+    fn run(pace: &mut Pace, look: u64, end: u64) -> Vec<u64> {
+        let mut sent = Vec::new();
+        let mut now = 0;
+        while now < end {
+            let n = pace.due(now).min(64);
+            if n == 0 {
+                let next = pace.next(now);
+                assert!(next > now, "at {now} nothing is due, but {next} is next");
+            }
+            pace.sent(n, now);
+            sent.extend((0..n).map(|_| now));
+            now += look;
+        }
+        sent
+    }
+
+    fn pace(rate: Option<f64>, burst: Option<&str>, on_off: Option<&str>) -> Pace {
+        let (burst, on_off) =
+            (burst.map(|s| s.parse().unwrap()), on_off.map(|s| s.parse().unwrap()));
+        Pace::new(0, rate, burst, on_off).unwrap()
+    }
+
+    #[test]
+    fn rates() {
+        assert_eq!(parse_rate("1.5M"), Ok(1.5e6));
+        assert_eq!(parse_rate("100k"), Ok(1e5));
+        for bad in ["", "k", "-1", "0", "fast", "inf"] {
+            assert!(parse_rate(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn rates_are_kept() {
+        for rate in [10.0, 1e3, 33_333.0, 1e6, 2e6] {
+            let second = 1_000_000_000;
+            let sent = run(&mut pace(Some(rate), None, None), 300, second);
+            assert!((sent.len() as f64 / rate - 1.0).abs() < 0.01, "{rate}: {}", sent.len());
+        }
+    }
+
+    #[test]
+    fn lost_time_is_made_up_for_but_not_at_once() {
+        let mut pace = pace(Some(10_000.0), None, None);
+        run(&mut pace, 1_000, 10_000_000);
+        // Away until 20 ms: 100 frames behind.
+        let mut now = 20_000_000;
+        let mut last = 0;
+        while now < 40_000_000 {
+            let n = pace.due(now);
+            assert!(n <= 1);
+            if n > 0 {
+                assert!(now - last >= 24_000);
+                last = now;
+            }
+            pace.sent(n, now);
+            now += 1_000;
+        }
+        assert_eq!(pace.begun, 400);
+    }
+
+    #[test]
+    fn bursts_go_at_once_and_keep_their_distance() {
+        for mut pace in [pace(Some(4e3), Some("4"), None), pace(None, Some("4,1000"), None)] {
+            let sent = run(&mut pace, 1_000, 10_000_000);
+            assert_eq!(sent.len(), 40);
+            assert_eq!(sent[..5], [0, 0, 0, 0, 1_000_000]);
+        }
+        // As many as fit at once; the rest follows.
+        let mut pace = pace(None, Some("100,1000"), None);
+        assert_eq!(pace.due(0), 100);
+        pace.sent(64, 0);
+        assert_eq!((pace.due(100), pace.next(100)), (36, 100));
+        pace.sent(36, 100);
+        assert_eq!((pace.due(200), pace.next(200)), (0, 1_000_000));
+    }
+
+    #[test]
+    fn traffic_that_comes_and_goes() {
+        let mut pace = pace(Some(1e6), None, Some("1,9"));
+        let sent = run(&mut pace, 500, 30_000_000);
+        assert!((2_990..=3_010).contains(&sent.len()), "{}", sent.len());
+        assert!(sent.iter().all(|at| at % 10_000_000 < 1_000_000));
+        assert_eq!(pace.next(31_500_000), 40_000_000);
+        let flood = super::tests::pace(None, None, Some("2,3"));
+        assert_eq!((flood.due(1_999_999), flood.due(2_000_000)), (u64::MAX, 0));
+        assert_eq!((flood.next(2_000_000), flood.next(6_000_000)), (5_000_000, 6_000_000));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_told() {
+        for bad in ["", "0", "x", "4,", "4,0", "4,5,6", "-1"] {
+            assert!(bad.parse::<Burst>().unwrap_err().contains("FRAMES,GAP_US"), "{bad}");
+        }
+        for bad in ["", "5", "0,5", "5,0", "a,b", "1,2,3"] {
+            assert!(bad.parse::<OnOff>().unwrap_err().contains("ON_MS,OFF_MS"), "{bad}");
+        }
+        let burst = Some("4".parse().unwrap());
+        assert!(Pace::new(0, None, burst, None).unwrap_err().contains("--rate"));
+        let burst = Some("4,9".parse().unwrap());
+        assert!(Pace::new(0, Some(1.0), burst, None).unwrap_err().contains("give one"));
+    }
+}

@@ -1,0 +1,99 @@
+//! What a guest counted, for people and for scripts.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::Guest;
+use super::SleepCounts;
+use super::rx::RxCounts;
+use super::tx::TxCounts;
+
+/// The counters of a guest.
+pub struct Report {
+    tx: TxCounts,
+    rx: RxCounts,
+    sleep: SleepCounts,
+    kicks: [u64; 2],
+    calls: [u64; 2],
+    elapsed: Duration,
+}
+
+fn per(n: u64, of: u64) -> f64 {
+    if of == 0 { 0.0 } else { n as f64 / of as f64 }
+}
+
+impl Report {
+    /// Of `guest`, which has run for `elapsed`.
+    pub fn new(guest: &mut Guest, elapsed: Duration) -> Self {
+        let Guest { tx, rx, .. } = guest;
+        // Calls that came while we were awake.
+        tx.ring.take_calls();
+        rx.ring.take_calls();
+        Self {
+            tx: tx.counts,
+            rx: rx.counts,
+            sleep: guest.counts,
+            kicks: [tx.ring.kicks, rx.ring.kicks],
+            calls: [tx.ring.calls, rx.ring.calls],
+            elapsed,
+        }
+    }
+
+    /// As keys and values.
+    pub fn json(&self) -> Value {
+        json!({
+            "polls": self.rx.polls,
+            "polls_empty": self.rx.polls_empty,
+            "sleeps": self.sleep.sleeps,
+            "naps": self.sleep.naps,
+            "asleep_s": self.sleep.asleep_ns as f64 / 1e9,
+            "kicks": self.kicks[0] + self.kicks[1],
+            "kicks_tx": self.kicks[0],
+            "kicks_rx": self.kicks[1],
+            "calls_tx": self.calls[0],
+            "calls_rx": self.calls[1],
+            "frames_per_kick": per(self.tx.frames, self.kicks[0]),
+            "frames_per_call": per(self.rx.frames, self.calls[1]),
+            "reclaims": self.tx.reclaims,
+            "reclaimed_buffers": self.tx.reclaimed,
+            "refills": self.rx.refills,
+            "refilled_buffers": self.rx.refilled,
+            "tx_stops": self.tx.stops,
+            "tx_busy": self.tx.busy,
+        })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { tx, rx, sleep, kicks, calls, elapsed } = self;
+        write!(
+            f,
+            "{:.1} s: sent {}, {} kicks ({:.1} frames each), {} calls, {} buffers in {} reclaims, \
+             {} stops, {} retries; received {} in {} polls ({} empty), {} calls ({:.1} frames \
+             each), {} buffers in {} refills, {} kicks; {} sleeps, {} naps, asleep {:.1} s",
+            elapsed.as_secs_f64(),
+            tx.frames,
+            kicks[0],
+            per(tx.frames, kicks[0]),
+            calls[0],
+            tx.reclaimed,
+            tx.reclaims,
+            tx.stops,
+            tx.busy,
+            rx.frames,
+            rx.polls,
+            rx.polls_empty,
+            calls[1],
+            per(rx.frames, calls[1]),
+            rx.refilled,
+            rx.refills,
+            kicks[1],
+            sleep.sleeps,
+            sleep.naps,
+            sleep.asleep_ns as f64 / 1e9,
+        )
+    }
+}

@@ -1,0 +1,143 @@
+//! The receive queue: frames out of it, and when buffers are given back.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use ring::virtq::Used;
+use shm::{GuestMemory, Seg};
+use vhost_user::frontend::Queue;
+
+use super::ring::{Buffers, Ring};
+use super::settings::{Refill, Settings};
+use super::{HDR_LEN, Malformed};
+
+/// Most buffers of one frame.
+const FRAME_BUFFERS_MAX: usize = 64;
+/// Longest frame a switch sends, with its header: 64 KiB of payload.
+const FRAME_MAX: u32 = 65_536 + 14 + 20 + 40 + HDR_LEN as u32;
+
+/// The receive queue and its buffers.
+pub struct Rx {
+    /// Its ring.
+    pub ring: Ring,
+    batch: Vec<Used>,
+    /// Used buffers not yet shown, `id` being the buffer by now: the chain's id is free again, and
+    /// the rest of a frame may not have been taken yet.
+    used: VecDeque<Used>,
+    /// Buffers to give back.
+    done: Vec<u16>,
+    /// How many of them are worth a refill.
+    refill_at: usize,
+    /// What was counted.
+    pub counts: RxCounts,
+}
+
+/// What a receive queue counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RxCounts {
+    /// Frames received.
+    pub frames: u64,
+    /// Looks for used buffers.
+    pub polls: u64,
+    /// Looks that found none.
+    pub polls_empty: u64,
+    /// Times buffers were given back.
+    pub refills: u64,
+    /// Buffers given back.
+    pub refilled: u64,
+}
+
+impl Rx {
+    pub(super) fn new(
+        queue: Queue,
+        memory: Arc<GuestMemory>,
+        buffers: Buffers,
+        settings: &Settings,
+    ) -> Self {
+        let size = usize::from(buffers.count);
+        let mut rx = Self {
+            ring: Ring::new(queue, memory, buffers),
+            batch: Vec::with_capacity(size),
+            used: VecDeque::with_capacity(size),
+            done: (0..buffers.count).collect(),
+            refill_at: refill_at(settings.refill, &buffers),
+            counts: RxCounts::default(),
+        };
+        rx.give_back();
+        rx.counts = RxCounts::default();
+        rx
+    }
+
+    /// Takes frames and shows each, as segments with the header first, to `show`; their buffers
+    /// are given back afterwards by [`refill`](Self::refill). Returns how many.
+    pub fn receive<'a>(
+        &'a mut self,
+        max: usize,
+        mut show: impl FnMut(&[Seg<'a>]),
+    ) -> Result<usize, Malformed> {
+        self.batch.clear();
+        self.ring.driver.take_used(max, &mut self.batch)?;
+        self.counts.polls += 1;
+        self.counts.polls_empty += u64::from(self.batch.is_empty());
+        let Self { ring, batch, used, done, counts, .. } = self;
+        let ring: &'a Ring = ring;
+        used.extend(batch.iter().map(|u| Used { id: ring.buffer(u.id), ..*u }));
+        let mut frames = 0;
+        let mut segs = [Seg::EMPTY; 2 * FRAME_BUFFERS_MAX];
+        while let Some(first) = used.front() {
+            let mut header = [0; HDR_LEN];
+            if let Some(head) = ring.to_read(first.id, first.len).next() {
+                head.read(&mut header);
+            }
+            let count = usize::from(u16::from_le_bytes([header[10], header[11]])).max(1);
+            if count > FRAME_BUFFERS_MAX {
+                return Err(Malformed::ChainTooLong);
+            }
+            if count > used.len() {
+                break;
+            }
+            let mut n = 0;
+            for used in used.drain(..count) {
+                for seg in ring.to_read(used.id, used.len) {
+                    segs[n] = seg;
+                    n += 1;
+                }
+                done.push(used.id);
+            }
+            show(&segs[..n]);
+            frames += 1;
+        }
+        counts.frames += frames as u64;
+        Ok(frames)
+    }
+
+    /// Gives buffers whose frames were dealt with back to the switch, if they are worth it.
+    pub fn refill(&mut self) {
+        if self.done.len() >= self.refill_at {
+            self.give_back();
+        }
+    }
+
+    fn give_back(&mut self) {
+        self.counts.refills += 1;
+        self.counts.refilled += self.done.len() as u64;
+        for i in self.done.drain(..) {
+            self.ring.add(i, self.ring.room(), true);
+        }
+        self.ring.driver.publish();
+        self.ring.kick();
+    }
+}
+
+/// How many buffers are given back at once: what is wanted, but never so many that the longest
+/// frame would wait for them, nor more than half.
+fn refill_at(refill: Refill, buffers: &Buffers) -> usize {
+    let size = usize::from(buffers.count);
+    let wanted = match refill {
+        Refill::AtOnce => 1,
+        Refill::BelowHalf => size / 2 + 1,
+        Refill::Batch(n) => usize::from(n).min(size / 2),
+    };
+    let longest = FRAME_MAX.div_ceil(buffers.room()) as usize;
+    wanted.min(size.saturating_sub(longest)).max(1)
+}

@@ -1,0 +1,316 @@
+//! What of the driver half can be set: `--set KEY=VALUE` of `nic` and `gen`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use switch::poll::{Policy, TIMER_HZ_MAX};
+
+use crate::spec::did_you_mean;
+
+/// Most bytes that a buffer begins behind a page.
+const OFFSET_MAX: u8 = 64;
+
+/// When transmitted buffers are taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completion {
+    /// Before each burst is sent.
+    BeforeTx,
+    /// At ticks of a timer that runs while any is in flight, and only then.
+    Timer {
+        /// Ticks a second.
+        hz: u32,
+    },
+    /// When all that is in flight was used; a sleeper is called then.
+    OnEmpty,
+    /// When half of them are free again; a sleeper is called then.
+    OnHalfEmpty,
+    /// Given up when sent: nobody waits for them. When a burst finds too few free.
+    Orphan,
+}
+
+/// What a sender without a free buffer does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    /// Stops taking frames, and sleeps until there is a buffer.
+    StopBeforeFull,
+    /// Tries again at once, for ever.
+    BusyRetry,
+}
+
+/// When received buffers are given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refill {
+    /// After each look that found frames.
+    AtOnce,
+    /// When fewer than half of them are with the switch.
+    BelowHalf,
+    /// When so many are to be given back.
+    Batch(u16),
+}
+
+/// How the driver half works, but for what is negotiated by options of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// When the receive ring is looked at.
+    pub poll: Policy,
+    /// When the switch is told of transmitted frames.
+    pub kick: Policy,
+    /// `tx-completion`.
+    pub completion: Completion,
+    /// `tx-full`.
+    pub full: Full,
+    /// `rx-refill`.
+    pub refill: Refill,
+    /// `header=apart`: in a descriptor of its own.
+    pub apart: bool,
+    /// `offset`: bytes left free at the start of each buffer.
+    pub offset: u8,
+    /// `suppress=event-index`; else by flags.
+    pub event_index: bool,
+    /// `indirect`.
+    pub indirect: bool,
+    /// `checks`.
+    pub checks: bool,
+}
+
+/// One `--set`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// `tx-completion`.
+    TxCompletion(Completion),
+    /// `tx-full`.
+    TxFull(Full),
+    /// `rx-refill`.
+    RxRefill(Refill),
+    /// `header`, true: apart.
+    Header(bool),
+    /// `offset`.
+    Offset(u8),
+    /// `suppress`, true: by event index.
+    Suppress(bool),
+    /// `indirect`.
+    Indirect(bool),
+    /// `checks`.
+    Checks(bool),
+}
+
+/// Each key with the forms of its values, the default first.
+const KEYS: [(&str, &[&str]); 8] = [
+    ("tx-completion", &["orphan", "before-tx", "timer:HZ", "on-empty", "on-half-empty"]),
+    ("tx-full", &["stop-before-full", "busy-retry"]),
+    ("rx-refill", &["at-once", "below-half", "batch:N"]),
+    ("header", &["inline", "apart"]),
+    ("offset", &["0 to 64"]),
+    ("suppress", &["event-index", "flags"]),
+    ("indirect", &["on", "off"]),
+    ("checks", &["on", "off"]),
+];
+
+/// For `--help`.
+pub const HELP: &str = "\
+Driver settings (--set KEY=VALUE, may be repeated; default first):
+  tx-completion=orphan|before-tx|timer:HZ|on-empty|on-half-empty
+                                        when transmitted buffers are taken back
+  tx-full=stop-before-full|busy-retry   what a sender without a free buffer does
+  rx-refill=at-once|below-half|batch:N  when received buffers are given back
+  header=inline|apart                   header before the frame, or in a descriptor of its own
+  offset=N                              bytes left free at the start of each buffer, 0 to 64
+  suppress=event-index|flags            how notifications are called off
+  indirect=on|off                       tables for chains of several descriptors
+  checks=on|off                         checks of what the switch says it used
+Policies (--poll, --kick): event, napi[:BUDGET], timer[:HZ], coalesce:USECS,FRAMES,
+  coalesce:USECS/pending, spin, adaptive[:LATENCY_US]";
+
+impl Settings {
+    /// The defaults, changed by `sets`; the last one of a key counts.
+    pub fn new(poll: Policy, kick: Policy, sets: &[Setting]) -> Self {
+        let mut s = Self {
+            poll,
+            kick,
+            completion: Completion::Orphan,
+            full: Full::StopBeforeFull,
+            refill: Refill::AtOnce,
+            apart: false,
+            offset: 0,
+            event_index: true,
+            indirect: true,
+            checks: true,
+        };
+        for set in sets {
+            match *set {
+                Setting::TxCompletion(completion) => s.completion = completion,
+                Setting::TxFull(full) => s.full = full,
+                Setting::RxRefill(refill) => s.refill = refill,
+                Setting::Header(apart) => s.apart = apart,
+                Setting::Offset(offset) => s.offset = offset,
+                Setting::Suppress(event_index) => s.event_index = event_index,
+                Setting::Indirect(on) => s.indirect = on,
+                Setting::Checks(on) => s.checks = on,
+            }
+        }
+        s
+    }
+
+    /// Keys and values, as they are given on the command line.
+    pub fn pairs(&self) -> [(&'static str, String); 10] {
+        let on = |on: bool| if on { "on" } else { "off" }.to_string();
+        [
+            ("poll", self.poll.to_string()),
+            ("kick", self.kick.to_string()),
+            ("tx-completion", self.completion.to_string()),
+            ("tx-full", self.full.to_string()),
+            ("rx-refill", self.refill.to_string()),
+            ("header", if self.apart { "apart" } else { "inline" }.into()),
+            ("offset", self.offset.to_string()),
+            ("suppress", if self.event_index { "event-index" } else { "flags" }.into()),
+            ("indirect", on(self.indirect)),
+            ("checks", on(self.checks)),
+        ]
+    }
+}
+
+impl FromStr for Setting {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let (key, value) = s.split_once('=').unwrap_or((s, ""));
+        let names = || KEYS.iter().map(|(name, _)| *name);
+        let Some((key, values)) = KEYS.into_iter().find(|(name, _)| *name == key) else {
+            let hint = did_you_mean(key, names());
+            let known: Vec<_> = names().collect();
+            return Err(format!("unknown setting '{key}'{hint}; known: {}", known.join(", ")));
+        };
+        let bad = || {
+            let hint = did_you_mean(value, values.iter().copied().filter(|v| *v != value));
+            format!("{key}={value}{hint}: use {}", values.join(", "))
+        };
+        let (word, arg) = value.split_once(':').map_or((value, None), |(w, a)| (w, Some(a)));
+        let number = |most: u32| {
+            arg.and_then(|n| n.parse().ok())
+                .filter(|n| (1..=most).contains(n))
+                .ok_or_else(|| format!("{key}={value}: use {word}:N with N from 1 to {most}"))
+        };
+        let switch = |on: &str, off: &str| match value {
+            v if v == on => Ok(true),
+            v if v == off => Ok(false),
+            _ => Err(bad()),
+        };
+        Ok(match (key, word, arg) {
+            ("tx-completion", "orphan", None) => Self::TxCompletion(Completion::Orphan),
+            ("tx-completion", "before-tx", None) => Self::TxCompletion(Completion::BeforeTx),
+            ("tx-completion", "on-empty", None) => Self::TxCompletion(Completion::OnEmpty),
+            ("tx-completion", "on-half-empty", None) => Self::TxCompletion(Completion::OnHalfEmpty),
+            ("tx-completion", "timer", _) => {
+                Self::TxCompletion(Completion::Timer { hz: number(TIMER_HZ_MAX)? })
+            }
+            ("tx-full", "stop-before-full", None) => Self::TxFull(Full::StopBeforeFull),
+            ("tx-full", "busy-retry", None) => Self::TxFull(Full::BusyRetry),
+            ("rx-refill", "at-once", None) => Self::RxRefill(Refill::AtOnce),
+            ("rx-refill", "below-half", None) => Self::RxRefill(Refill::BelowHalf),
+            ("rx-refill", "batch", _) => {
+                let n = number(32768)?;
+                Self::RxRefill(Refill::Batch(u16::try_from(n).map_err(|_| bad())?))
+            }
+            ("header", ..) => Self::Header(switch("apart", "inline")?),
+            ("offset", ..) => {
+                let n = value.parse().ok().filter(|n| *n <= OFFSET_MAX);
+                Self::Offset(n.ok_or_else(bad)?)
+            }
+            ("suppress", ..) => Self::Suppress(switch("event-index", "flags")?),
+            ("indirect", ..) => Self::Indirect(switch("on", "off")?),
+            ("checks", ..) => Self::Checks(switch("on", "off")?),
+            _ => return Err(bad()),
+        })
+    }
+}
+
+impl fmt::Display for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BeforeTx => f.write_str("before-tx"),
+            Self::Timer { hz } => write!(f, "timer:{hz}"),
+            Self::OnEmpty => f.write_str("on-empty"),
+            Self::OnHalfEmpty => f.write_str("on-half-empty"),
+            Self::Orphan => f.write_str("orphan"),
+        }
+    }
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::StopBeforeFull => "stop-before-full",
+            Self::BusyRetry => "busy-retry",
+        })
+    }
+}
+
+impl fmt::Display for Refill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtOnce => f.write_str("at-once"),
+            Self::BelowHalf => f.write_str("below-half"),
+            Self::Batch(n) => write!(f, "batch:{n}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_said_as_they_are_given_and_the_last_one_counts() {
+        let sets = [
+            "tx-completion=timer:20000",
+            "tx-full=busy-retry",
+            "rx-refill=batch:16",
+            "header=apart",
+            "offset=2",
+            "suppress=flags",
+            "indirect=off",
+            "checks=off",
+        ];
+        let parsed: Vec<Setting> = sets.iter().map(|s| s.parse().unwrap()).collect();
+        let settings = Settings::new(Policy::Event, Policy::Spin, &parsed);
+        let said: Vec<_> =
+            settings.pairs()[2..].iter().map(|(key, value)| format!("{key}={value}")).collect();
+        assert_eq!(said, sets);
+        for value in ["orphan", "before-tx", "on-empty", "on-half-empty"] {
+            let set = format!("tx-completion={value}").parse().unwrap();
+            let settings = Settings::new(Policy::Event, Policy::Event, &[parsed[0], set]);
+            assert_eq!(settings.pairs()[2].1, value);
+        }
+        let defaults = Settings::new(Policy::Event, Policy::Event, &[]);
+        for ((key, value), (known, values)) in defaults.pairs()[2..].iter().zip(KEYS) {
+            assert!(*key == known && (values[0] == value || key == &"offset"), "{key}={value}");
+        }
+    }
+
+    #[test]
+    fn bad_settings_are_told_with_the_nearest_good_one() {
+        for (bad, hint) in [
+            ("tx-complete=orphan", "did you mean 'tx-completion'?"),
+            ("headr=apart", "did you mean 'header'?"),
+            ("nonsense", "known: tx-completion, tx-full"),
+            ("tx-completion", "use orphan, before-tx"),
+            ("tx-completion=orpan", "did you mean 'orphan'?"),
+            ("tx-completion=timer", "from 1 to 20000"),
+            ("tx-completion=timer:20001", "from 1 to 20000"),
+            ("tx-completion=orphan:3", "use orphan"),
+            ("tx-full=retry", "use stop-before-full, busy-retry"),
+            ("rx-refill=below-halve", "did you mean 'below-half'?"),
+            ("rx-refill=batch:0", "from 1 to 32768"),
+            ("rx-refill=at-once:1", "use at-once"),
+            ("header=apar", "did you mean 'apart'?"),
+            ("offset=65", "0 to 64"),
+            ("offset=-1", "0 to 64"),
+            ("suppress=flag", "did you mean 'flags'?"),
+            ("indirect=yes", "use on, off"),
+            ("checks=", "use on, off"),
+        ] {
+            let error = bad.parse::<Setting>().unwrap_err();
+            assert!(error.contains(hint), "{bad}: {error}");
+        }
+    }
+}

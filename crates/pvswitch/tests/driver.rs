@@ -1,0 +1,236 @@
+//! The driver half under every policy and setting: each frame arrives once, and whoever sleeps is
+//! woken.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Dir, Gen, Process, Switch, pvswitch, wait_for};
+use serde_json::Value;
+
+const POLICIES: [&str; 8] = [
+    "event",
+    "napi:16",
+    "timer:1000",
+    "timer:20000",
+    "coalesce:100,8",
+    "coalesce:200/pending",
+    "spin",
+    "adaptive",
+];
+const SETS: [&str; 15] = [
+    "tx-completion=before-tx",
+    "tx-completion=timer:1000",
+    "tx-completion=on-empty",
+    "tx-completion=on-half-empty",
+    "tx-completion=orphan",
+    "tx-full=stop-before-full",
+    "tx-full=busy-retry",
+    "rx-refill=below-half",
+    "rx-refill=batch:16",
+    "header=apart",
+    "offset=2",
+    "suppress=flags",
+    "indirect=off",
+    "checks=off",
+    "rx-refill=at-once",
+];
+/// Pairs of guests at a time.
+const PAIRS: usize = 4;
+/// Four times 20 ms of bursts that do not fit the ring, and 150 ms of silence, in which timers
+/// stop and everyone falls asleep.
+const SEND: [&str; 8] =
+    ["--burst", "100,5000", "--on-off", "20,150", "--duration", "0.6", "--queue-size", "64"];
+
+/// A switch whose ports are wired in pairs: 0 to 1, 2 to 3, and so on.
+fn wired(dir: &Dir) -> Switch {
+    let ports: Vec<_> = (0..2 * PAIRS).map(|i| dir.port(&format!("p{i}"), "")).collect();
+    Switch::start(dir, &["--forward", "cross", "--poll", "event"], &ports)
+}
+
+/// Sends through one pair for each case, all at once, both halves with these arguments; every
+/// frame has to arrive once.
+fn all_arrive(switch: &Switch, dir: &Dir, cases: &[Vec<&str>]) {
+    let port = |i: usize| format!("p{i}");
+    let mut running = Vec::new();
+    for (i, case) in cases.iter().enumerate() {
+        let (from, to) = (port(2 * i), port(2 * i + 1));
+        switch.wait_up(&to, false);
+        let before = switch.counter(&to, "egress", "frames");
+        let args = [case, &["--mode", "sink", "--queue-size", "1024"][..]].concat();
+        let sink = Gen::start(&dir.path(&to), &args);
+        switch.wait_up(&to, true);
+        let sender = Gen::start(&dir.path(&from), &[case, &SEND[..]].concat());
+        running.push((case, sender, sink, to, before));
+    }
+    for (case, sender, sink, to, before) in running {
+        let sent = sender.report();
+        let frames = sent["sent_frames"].as_u64().unwrap();
+        wait_for("all frames to pass", || {
+            switch.counter(&to, "egress", "frames") - before >= frames
+        });
+        // Within the time in which the slowest policy must have looked.
+        std::thread::sleep(Duration::from_millis(100));
+        let got = sink.end();
+        // One that hangs has sent a ring full; a busy machine costs a burst or two.
+        assert!(frames >= 400, "{case:?}: a sender was held up: {sent}");
+        assert_eq!(got["received_frames"], frames, "{case:?}: {got}");
+        assert_eq!((&got["lost_frames"], &got["late_frames"]), (&0.into(), &0.into()), "{case:?}");
+    }
+}
+
+fn both_rings(mut cases: Vec<Vec<&'static str>>) {
+    let dir = Dir::new();
+    let switch = wired(&dir);
+    let packed: Vec<_> = cases.iter().map(|case| [case, &["--packed"][..]].concat()).collect();
+    cases.extend(packed);
+    for some in cases.chunks(PAIRS) {
+        all_arrive(&switch, &dir, some);
+    }
+}
+
+#[test]
+fn every_frame_arrives_under_every_poll_policy() {
+    both_rings(POLICIES.map(|poll| vec!["--poll", poll]).into());
+}
+
+#[test]
+fn every_frame_arrives_under_every_kick_policy() {
+    both_rings(POLICIES.map(|kick| vec!["--kick", kick]).into());
+}
+
+#[test]
+fn every_frame_arrives_with_every_setting() {
+    let policies = POLICIES.iter().cycle();
+    let kicks = ["event", "coalesce:100,8", "timer:1000"].iter().cycle();
+    let cases = SETS.iter().zip(policies).zip(kicks);
+    let cases = cases.map(|((set, poll), kick)| vec!["--set", set, "--poll", poll, "--kick", kick]);
+    both_rings(cases.collect());
+}
+
+#[test]
+fn every_frame_arrives_with_settings_that_meet() {
+    let mut cases = Vec::new();
+    for completion in &SETS[..5] {
+        for (full, suppress) in [(5, 11), (6, 11), (6, 13)] {
+            let sets = ["--set", completion, "--set", SETS[full], "--set", SETS[suppress]];
+            cases.push([&sets[..], &["--poll", "timer:1000", "--kick", "timer:1000"]].concat());
+        }
+    }
+    let apart = ["--set", "header=apart", "--set", "offset=2", "--set", "indirect=off"];
+    cases.push([&apart[..], &["--set", "rx-refill=batch:4", "--in-order"]].concat());
+    both_rings(cases);
+}
+
+/// Asks and answers: an answer that does not come in 100 ms is lost, as it is if anyone sleeps
+/// with work pending.
+fn answered(switch: &Switch, dir: &Dir, case: &[&str]) -> Value {
+    let echo = Gen::start(&dir.path("p1"), &[case, &["--mode", "echo"]].concat());
+    switch.wait_up("p1", true);
+    let args = ["--mode", "rr", "--rate", "200", "--duration", "0.4", "--size", "1514"];
+    let report = Gen::start(&dir.path("p0"), &[case, &args].concat()).report();
+    assert!(report["latency_samples"].as_u64().unwrap() > 30, "{case:?}: {report}");
+    // A busy machine may be that slow, once.
+    assert!(report["lost_frames"].as_u64().unwrap() <= 1, "{case:?}: {report}");
+    echo.end();
+    switch.wait_up("p1", false);
+    report
+}
+
+#[test]
+fn every_question_is_answered_under_every_policy_and_setting() {
+    let dir = Dir::new();
+    let switch = wired(&dir);
+    for policy in POLICIES {
+        let report = answered(&switch, &dir, &["--poll", policy, "--kick", policy]);
+        assert_eq!(report["settings"]["kick"], policy);
+    }
+    for set in SETS {
+        answered(&switch, &dir, &["--set", set, "--poll", "coalesce:50,8", "--packed"]);
+    }
+}
+
+#[test]
+fn an_echo_with_a_small_ring_holds_frames_up_and_loses_none() {
+    let dir = Dir::new();
+    let switch = wired(&dir);
+    for completion in &SETS[..5] {
+        let args = ["--mode", "echo", "--queue-size", "16", "--set", completion];
+        let echo = Gen::start(&dir.path("p1"), &args);
+        switch.wait_up("p1", true);
+        let args = ["--burst", "100,20000", "--duration", "0.2", "--queue-size", "1024"];
+        let sent = Gen::start(&dir.path("p0"), &args).report();
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(echo.end()["sent_frames"], sent["sent_frames"], "{completion}");
+        switch.wait_up("p1", false);
+    }
+}
+
+#[test]
+fn a_poll_timer_stops_soon_after_the_last_frame() {
+    let dir = Dir::new();
+    let switch = wired(&dir);
+    let sink = Gen::start(&dir.path("p1"), &["--mode", "sink", "--poll", "timer:1000"]);
+    switch.wait_up("p1", true);
+    std::thread::sleep(Duration::from_millis(300));
+    Gen::start(&dir.path("p0"), &["--burst", "9,1000000", "--duration", "0.1"]).report();
+    std::thread::sleep(Duration::from_millis(1000));
+    let got = sink.end();
+    let naps = got["naps"].as_u64().unwrap();
+    assert_eq!(got["received_frames"], 9, "{got}");
+    // It runs from the start on as after traffic, and after the frames: twice 100 ms.
+    assert!((20..400).contains(&naps), "{got}");
+    assert!(got["asleep_s"].as_f64().unwrap() > 1.0, "{got}");
+}
+
+#[test]
+fn what_settings_do_is_counted() {
+    let dir = Dir::new();
+    let switch = wired(&dir);
+    let sent = |args: &[&str]| {
+        let args = [args, &["--burst", "100,10000", "--duration", "0.3", "--queue-size", "64"]];
+        let report = Gen::start(&dir.path("p0"), &args.concat()).report();
+        switch.wait_up("p0", false);
+        move |key: &str| report[key].as_u64().unwrap()
+    };
+    let _sink = Gen::start(&dir.path("p1"), &["--mode", "sink", "--queue-size", "1024"]);
+    switch.wait_up("p1", true);
+    let orphan = sent(&[]);
+    assert!(orphan("tx_stops") > 0 && orphan("calls_tx") > 0 && orphan("tx_busy") == 0);
+    let busy = sent(&["--set", "tx-full=busy-retry"]);
+    // A device that has just begun calls once without being asked.
+    assert!(busy("tx_busy") > 0 && busy("calls_tx") <= 1 && busy("tx_stops") == 0);
+    let before = sent(&["--set", "tx-completion=before-tx"]);
+    assert!(before("reclaims") >= orphan("reclaims"));
+    let timer = sent(&["--set", "tx-completion=timer:100"]);
+    // Half a ring a tick, and what a burst leaves; no calls at all.
+    assert!(timer("reclaims") <= 45 && timer("calls_tx") <= 1, "{}", timer("reclaims"));
+    let empty = sent(&["--set", "tx-completion=on-empty"]);
+    assert!(empty("calls_tx") > 0 && empty("reclaimed_buffers") >= empty("sent_frames") - 64);
+    let kicks = sent(&["--kick", "timer:200"]);
+    assert!(kicks("kicks_tx") <= 2 * 80, "{}", kicks("kicks_tx"));
+}
+
+#[test]
+fn many_idle_ports_live_in_one_process() {
+    let dir = Dir::new();
+    let ports: Vec<_> = (0..40).map(|i| dir.port(&format!("i{i}"), "")).collect();
+    let switch = Switch::start(&dir, &["--poll", "event"], &ports);
+    let connect = format!("vhost-user:{}", dir.text("i{}"));
+    let args = ["gen", "--json", "--mode", "idle", "--count", "39", "--queue-size", "8"];
+    let mut command = pvswitch();
+    command.args(args).args(["--connect", &connect, "--duration", "1.5"]);
+    command.stdout(std::process::Stdio::piped());
+    let mut idle = Process(command.spawn().unwrap());
+    switch.wait_up("i38", true);
+    // What is flooded reaches them all and is thrown away.
+    let args = ["--rate", "200", "--duration", "0.3", "--mac", "02:00:00:00:00:77"];
+    let sent = Gen::start(&dir.path("i39"), &args).report();
+    assert_eq!(idle.wait().code(), Some(0));
+    let text = std::io::read_to_string(idle.0.stdout.take().unwrap()).unwrap();
+    let report: Value = serde_json::from_str(text.trim()).unwrap();
+    assert_eq!(report["ports"], 39);
+    let frames = sent["sent_frames"].as_u64().unwrap();
+    let got = report["received_frames"].as_u64().unwrap();
+    assert!(got >= 39 * frames * 9 / 10 && got <= 39 * frames, "{got} of {frames}");
+}
