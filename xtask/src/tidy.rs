@@ -19,7 +19,7 @@ const ARROWS: [(&str, &[&str]); 8] = [
     ("vhost-user", &["ring", "switch", "shm"]),
     ("uplink", &["switch", "shm"]),
     ("pvswitch", &["vhost-user", "uplink", "ring", "switch", "shm"]),
-    ("sim", &["ring", "switch", "shm"]),
+    ("sim", &["vhost-user", "ring", "switch", "shm"]),
     ("xtask", &[]),
 ];
 const TESTS_ONLY: &str = "sim";

@@ -276,6 +276,8 @@ struct Worker {
     events: Vec<epoll::Event>,
     /// When kicks of cold queues were last looked for.
     looked_ns: u64,
+    /// When held frames of queues that are not hot were last tried, in ns.
+    retried_ns: u64,
     /// Whether the worker slept since the last round.
     slept: bool,
     /// Load measurement: its start, and time spent on frames since, in ns.
@@ -306,6 +308,7 @@ impl Worker {
             scratch: Burst::default(),
             events: Vec::with_capacity(64),
             looked_ns: 0,
+            retried_ns: 0,
             slept: false,
             window: (0, 0),
             settle: SETTLE,
@@ -338,6 +341,7 @@ impl Worker {
             } else if now.saturating_sub(self.looked_ns) > LOOK_NS {
                 self.looked_ns = now;
                 self.wait(Some(0));
+                self.mind_held(now);
             }
         }
         self.forwarder.notify_late(u64::MAX);
@@ -671,6 +675,18 @@ impl Worker {
             return false;
         }
         true
+    }
+
+    /// A busy worker never sleeps: whose frames are held would wait until it did.
+    fn mind_held(&mut self, now: u64) {
+        if !self.queues.iter().any(|q| q.held > 0 && !q.listed) {
+            self.retried_ns = now;
+        } else if !self.forwarder.arm_blocked()
+            || now.saturating_sub(self.retried_ns) > HOLD_NS_MAX / 4
+        {
+            self.retried_ns = now;
+            self.retry();
+        }
     }
 
     /// How long to sleep at most, in ns: for ever, or until held frames must be given up, a warm

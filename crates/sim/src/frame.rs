@@ -1,69 +1,93 @@
 //! Frames that tell who sent them, and whether they arrived whole.
 
-/// Length of the virtio-net header before each frame.
-pub const HDR_LEN: usize = 12;
-/// From the destination MAC to the end of the tag, flow and number.
-const FIXED_LEN: usize = 14 + 16;
-/// Most bytes of a frame with its header; what fits a receive buffer.
-pub const ROOM: usize = 2048;
+/// Ethernet, IPv4 and UDP headers, so that the switch sees flows; then tag and number.
+const HEADERS_LEN: usize = 14 + 20 + 8;
+/// All before the payload.
+pub const FIXED_LEN: usize = HEADERS_LEN + 16;
+
+/// Who a frame is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum To {
+    /// One guest, as an index.
+    One(usize),
+    /// Everyone else.
+    All,
+}
 
 /// What a frame says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Receiver, as an index of guests.
-    pub to: usize,
-    /// Sender, likewise.
+    pub to: To,
+    /// Sender, as an index of guests.
     pub from: usize,
-    /// The sender's secret; no other guest can write it.
+    /// One of the flows between the two; the UDP source port.
+    pub flow: u16,
+    /// The sender's secret.
     pub tag: u64,
-    /// Number within the flow, from 0 on.
+    /// Number among all that the sender sent, from 0 on.
     pub number: u64,
     /// Payload bytes after the fixed part.
     pub payload: usize,
 }
 
 /// The MAC of guest `index`.
-fn mac(index: usize) -> [u8; 6] {
+pub fn mac(index: usize) -> [u8; 6] {
     [2, 0, 0, 0, 0, index as u8]
 }
 
-/// The guest that a frame (without virtio-net header) is for.
-pub fn destination(frame: &[u8]) -> Option<usize> {
-    let mac = frame.get(..6)?;
+/// The guest whose MAC `bytes` begin with.
+pub fn guest_of(bytes: &[u8]) -> Option<usize> {
+    let mac = bytes.get(..6)?;
     (mac[..5] == [2, 0, 0, 0, 0]).then(|| usize::from(mac[5]))
 }
 
 impl Frame {
-    /// The bytes, virtio-net header included.
+    /// The bytes, from the destination MAC on.
     pub fn bytes(&self) -> Vec<u8> {
-        let mut b = vec![0; HDR_LEN];
-        b.extend(mac(self.to));
+        let mut b = Vec::with_capacity(FIXED_LEN + self.payload);
+        let (to_mac, to_ip) = match self.to {
+            To::One(to) => (mac(to), [10, 0, 0, to as u8]),
+            To::All => ([0xff; 6], [0xff; 4]),
+        };
+        let udp_len = (FIXED_LEN - 34 + self.payload) as u16;
+        b.extend(to_mac);
         b.extend(mac(self.from));
-        b.extend([0x88, 0xb5]);
+        b.extend([0x08, 0x00, 0x45, 0]);
+        b.extend((udp_len + 20).to_be_bytes());
+        b.extend([0, 0, 0, 0, 64, 17, 0, 0]);
+        b.extend([10, 0, 0, self.from as u8]);
+        b.extend(to_ip);
+        b.extend(self.flow.to_be_bytes());
+        b.extend(4789_u16.to_be_bytes());
+        b.extend(udp_len.to_be_bytes());
+        b.extend([0, 0]);
         b.extend(self.tag.to_le_bytes());
         b.extend(self.number.to_le_bytes());
-        b.extend((0..self.payload).map(|i| self.payload_byte(i)));
+        let seed = self.tag ^ self.number.wrapping_mul(13);
+        b.extend((0..self.payload as u64).map(|i| seed.wrapping_add(i * 7) as u8));
         b
     }
 
-    fn payload_byte(&self, i: usize) -> u8 {
-        (self.tag ^ self.number.wrapping_mul(13)).wrapping_add(i as u64 * 7) as u8
+    /// Length of [`bytes`](Self::bytes).
+    pub fn len(&self) -> usize {
+        FIXED_LEN + self.payload
     }
 
     /// Reads what [`bytes`](Self::bytes) made; `None` when it is not exactly that.
-    pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let frame = bytes.get(HDR_LEN..)?;
+    pub fn parse(frame: &[u8]) -> Option<Self> {
         let le = |at: usize| {
             frame.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")))
         };
+        let to = if frame.get(..6)? == [0xff; 6] { To::All } else { To::One(guest_of(frame)?) };
         let parsed = Self {
-            to: destination(frame)?,
-            from: destination(frame.get(6..)?)?,
-            tag: le(14)?,
-            number: le(22)?,
+            to,
+            from: guest_of(frame.get(6..)?)?,
+            flow: u16::from_be_bytes(frame.get(34..36)?.try_into().expect("2 bytes")),
+            tag: le(HEADERS_LEN)?,
+            number: le(HEADERS_LEN + 8)?,
             payload: frame.len().checked_sub(FIXED_LEN)?,
         };
-        (parsed.bytes()[HDR_LEN..] == *frame).then_some(parsed)
+        (parsed.bytes() == frame).then_some(parsed)
     }
 }
 
@@ -73,11 +97,14 @@ mod tests {
 
     #[test]
     fn parse_reads_what_bytes_made_and_nothing_else() {
-        let frame = Frame { to: 3, from: 7, tag: 0x1234_5678_9abc, number: 5, payload: 100 };
-        let mut bytes = frame.bytes();
-        assert_eq!(Frame::parse(&bytes), Some(frame));
-        assert_eq!(Frame::parse(&bytes[..20]), None);
-        *bytes.last_mut().unwrap() ^= 1;
-        assert_eq!(Frame::parse(&bytes), None);
+        for to in [To::One(3), To::All] {
+            let tag = 0x1234_5678_9abc;
+            let frame = Frame { to, from: 7, flow: 9, tag, number: 5, payload: 100 };
+            let mut bytes = frame.bytes();
+            assert_eq!(Frame::parse(&bytes), Some(frame));
+            assert_eq!(Frame::parse(&bytes[..20]), None);
+            *bytes.last_mut().unwrap() ^= 1;
+            assert_eq!(Frame::parse(&bytes), None);
+        }
     }
 }

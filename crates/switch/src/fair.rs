@@ -75,7 +75,7 @@ pub fn balance(me: usize, workers: &[u32], queues: &[u32]) -> Option<Move> {
         let gap = mine.saturating_sub(*least);
         // A queue as heavy as the gap would only swap the two workers' places.
         let best = queues.iter().enumerate().filter(|(_, load)| **load >= LIGHT);
-        let best = best.min_by_key(|(_, load)| (gap / 2).abs_diff(**load))?;
+        let best = best.min_by_key(|(_, load)| ((gap / 2).abs_diff(**load), **load))?;
         let busy = queues.iter().filter(|load| **load >= LIGHT).count();
         return (busy > 1 && *best.1 < gap * 4 / 5).then_some(Move::Queue(best.0, to));
     }

@@ -687,7 +687,12 @@ impl Forwarder {
                 full = false;
                 continue;
             };
-            full &= port.egress[usize::from(queue)].lock().arm();
+            let egress = &port.egress[usize::from(queue)];
+            if !egress.lock().arm() {
+                full = false;
+                // Other workers' frames may fit, too, and no one will tell them again.
+                self.woken |= egress.waiters.swap(0, Ordering::AcqRel) & !(1 << self.worker);
+            }
         }
         full
     }

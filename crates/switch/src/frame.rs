@@ -8,6 +8,8 @@ use crate::vnet::VnetHdr;
 pub const HEAD_LEN: usize = 128;
 /// Most frames a port hands over at once.
 pub const BURST_MAX: usize = 64;
+/// Most bytes of one burst, its first frame aside: others wait while it is copied.
+pub const BURST_BYTES: u64 = 256 * 1024;
 /// Longest frame without GSO, link header and tag included: jumbo.
 pub const FRAME_LEN_MAX: u32 = 9216 + 18;
 /// Longest frame with GSO.

@@ -14,7 +14,8 @@ pub trait Ingress: Send {
     /// Takes up to `max` frames, held ones first, shows them to `forward`, and acts on the
     /// verdicts: gives `Done` buffers back to the sender, in order, and keeps `Hold` frames to
     /// show them again. Notifies the peer at most once. `burst` is scratch, given back empty.
-    /// Returns how many frames were shown.
+    /// Returns how many frames were shown; at least `max` if it stopped before for their length
+    /// ([`BURST_BYTES`](crate::frame::BURST_BYTES)) and there are more.
     ///
     /// # Errors
     /// [`Fault`]: the peer broke its protocol; the port is to be stopped.
@@ -80,7 +81,8 @@ pub trait Egress: Send {
     /// Notifies the peer of what was made visible since the last time, if it wants that.
     fn notify(&mut self) {}
 
-    /// Asks the peer to notify when it has room, and looks a last time. True: still full.
+    /// Asks the peer to notify when it has room, and looks a last time. True: still full, for all
+    /// that did not fit since this last was false.
     fn arm(&mut self) -> bool;
 
     /// The peer notified: asks for no more, until the next [`arm`](Self::arm). Not earlier, and

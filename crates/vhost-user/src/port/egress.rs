@@ -28,7 +28,8 @@ pub struct VirtioEgress {
     /// Receive chains taken and not yet used; the first `next` of them are used.
     taken: Taken,
     next: usize,
-    /// How many chains were at hand when a frame last did not fit.
+    /// The fewest chains at hand with which a frame did not fit, since [`arm`](Egress::arm) last
+    /// found room: of several frames that wait, one may fit where another does not.
     short_at: usize,
     stats: Arc<EgressStats>,
 }
@@ -41,7 +42,7 @@ impl VirtioEgress {
             enabled: false,
             taken: Taken::with_capacity(BURST_MAX, 1024),
             next: 0,
-            short_at: 0,
+            short_at: usize::MAX,
             stats,
         }
     }
@@ -364,7 +365,7 @@ impl Egress for VirtioEgress {
                 Ok(true) => {}
                 Ok(false) => {
                     self.stats.full.add(1);
-                    self.short_at = self.taken.chains.len() - self.next;
+                    self.short_at = self.short_at.min(self.taken.chains.len() - self.next);
                     return Ok(done);
                 }
                 // Told again at the next call; these were delivered.
@@ -407,7 +408,7 @@ impl Egress for VirtioEgress {
         if chains.len() == BURST_MAX || slots >= u32::from(queue.size()) {
             return Ok(limit);
         }
-        self.short_at = chains.len();
+        self.short_at = self.short_at.min(chains.len());
         Ok(frames.min(limit))
     }
 
@@ -429,7 +430,12 @@ impl Egress for VirtioEgress {
     fn arm(&mut self) -> bool {
         let Some(active) = self.active.as_mut().filter(|_| self.enabled) else { return true };
         // What was too little then is too little now; more may have come to hand since.
-        self.taken.chains.len() - self.next <= self.short_at && active.queue.arm() == Armed::Armed
+        let at_hand = self.taken.chains.len() - self.next;
+        let full = at_hand <= self.short_at && active.queue.arm() == Armed::Armed;
+        if !full {
+            self.short_at = usize::MAX;
+        }
+        full
     }
 
     fn disarm(&mut self) {

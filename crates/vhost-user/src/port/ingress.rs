@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ring::virtq::{Armed, Buf, Chain, DeviceQueue, Taken};
 use shm::{GuestMemory, Seg};
-use switch::frame::{BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, SEGS_MAX, Verdict};
+use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, SEGS_MAX, Verdict};
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
 use switch::vnet::VnetHdr;
@@ -255,8 +255,8 @@ impl Ingress for VirtioIngress {
         let held = burst.frames.len();
         // Chains that wait bound how much one guest can have open; then its ring backs up.
         let room = usize::from(queue.size()).saturating_sub(self.pending.len() * 2);
-        let max = max.min(room).saturating_sub(held).min(BURST_MAX);
-        let taken = queue.take(memory, max, &mut self.taken);
+        let most = max.min(room).saturating_sub(held).min(BURST_MAX);
+        let taken = queue.take(memory, most, &mut self.taken);
         let taken = match taken {
             Ok(n) => n,
             Err(malformed) if held == 0 => {
@@ -267,6 +267,8 @@ impl Ingress for VirtioIngress {
             // Told at the next call; first what is held.
             Err(_) => 0,
         };
+        let back = give_back(queue, &mut self.taken, BURST_BYTES);
+        let taken = taken - back;
         if taken == 0 && held == 0 {
             *scratch = burst.recycle();
             let active = self.active.as_mut().expect("active above");
@@ -300,7 +302,7 @@ impl Ingress for VirtioIngress {
         self.stats.bytes.add(bytes);
         self.stats.bursts.add(1);
         self.stats.calls.add(self.active.as_mut().map_or(0, Active::call));
-        Ok(shown.max(taken))
+        Ok(if back > 0 { max.max(shown) } else { shown.max(taken) })
     }
 
     fn held(&self) -> usize {
@@ -317,6 +319,25 @@ impl Ingress for VirtioIngress {
             active.queue.disarm();
         }
     }
+}
+
+/// Leaves the chains beyond `most` bytes, but for the first, for the next burst; returns how many.
+#[inline]
+fn give_back(queue: &mut DeviceQueue, taken: &mut Taken, most: u64) -> usize {
+    let all: u64 = taken.bufs.iter().map(|buf| u64::from(buf.len)).sum();
+    if all <= most {
+        return 0;
+    }
+    let mut bytes = 0_u64;
+    let fits = taken.chains.iter().take_while(|chain| {
+        bytes += taken.reads(chain).iter().map(|buf| u64::from(buf.len)).sum::<u64>();
+        bytes <= most
+    });
+    let keep = fits.count().max(1).min(taken.chains.len());
+    let back = taken.chains.len() - keep;
+    queue.untake(&taken.chains[keep..]);
+    taken.chains.truncate(keep);
+    back
 }
 
 /// Makes frames of the chains taken. A chain that is none is counted, and has no frame.
@@ -357,9 +378,10 @@ fn collect<'m>(
         if bad & 1 << i != 0 {
             continue;
         }
-        // Nearly every frame asks for nothing: a header of zeroes.
-        let seg = &mut burst.segs[first as usize];
+        // Nearly every frame asks for nothing: a header of zeroes. (Of empty buffers outside memory
+        // no segment is made.)
         if count == 1
+            && let seg = &mut burst.segs[first as usize]
             && seg.first() == Some([0; VnetHdr::LEN])
             && (HDR_RUNT..=FRAME_LEN_MAX).contains(&seg.len())
         {

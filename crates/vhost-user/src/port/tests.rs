@@ -7,7 +7,7 @@ use switch::vnet::{GSO_TCPV4, NEEDS_CSUM};
 
 use ring::virtq::Buf;
 use shm::Seg;
-use switch::frame::{Burst, FRAME_LEN_MAX, GSO_LEN_MAX, SEGS_MAX, Verdict};
+use switch::frame::{BURST_BYTES, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, SEGS_MAX, Verdict};
 use switch::port::{Egress, Ingress};
 use switch::stats::{EgressStats, IngressStats};
 use switch::vnet::VnetHdr;
@@ -265,6 +265,33 @@ fn longest_gso_frame_in_one_descriptor() {
 }
 
 #[test]
+fn burst_of_long_frames_is_cut_and_the_rest_comes_next() {
+    for features in kinds() {
+        let mut tx = Tx::with(features, format());
+        let long = BURST_BYTES as usize / 4;
+        for n in 0..6 {
+            tx.send(TSO, &frame(long - 100, n));
+        }
+        let mut order = Vec::new();
+        for most in [4, 2] {
+            let mut shown = 0;
+            let told = tx.ingress.burst(64, NOW, &mut tx.scratch, &mut |burst| {
+                shown = burst.frames.len();
+                for i in 0..shown {
+                    let mut first = [0];
+                    burst.segs(&burst.frames[i])[0].read(&mut first);
+                    order.push(first[0]);
+                }
+            });
+            assert_eq!(shown, most, "{features:?}");
+            assert_eq!(told, Ok(if most == 4 { 64 } else { 2 }), "there is more, or not");
+        }
+        assert_eq!(order, [0, 1, 2, 3, 4, 5]);
+        assert_eq!(tx.guest.used().len(), 6);
+    }
+}
+
+#[test]
 fn buffer_across_two_regions() {
     for start in [EDGE - 5, EDGE - 12, EDGE - 40, EDGE - 71] {
         let mut tx = Tx::new();
@@ -296,6 +323,10 @@ fn frames_too_short_too_long_or_too_scattered_are_refused() {
         tx.raw(&[Buf { addr: BUFFERS, len, write: false }]);
         tx.refused(|s| s.drops_runt.get());
     }
+    // Empty, and nowhere: no segment is made of it.
+    let mut tx = Tx::new();
+    tx.raw(&[Buf { addr: 0, len: 0, write: false }]);
+    tx.refused(|s| s.drops_runt.get());
     let mut tx = Tx::new();
     tx.send(VnetHdr::NONE, &frame(FRAME_LEN_MAX as usize + 1, 1));
     tx.refused(|s| s.drops_too_long.get());

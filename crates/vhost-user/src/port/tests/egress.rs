@@ -62,6 +62,7 @@ impl Rx {
         let picks: Vec<u16> = (0..frames.len() as u16).collect();
         let done = self.egress.put(&burst, &picks);
         self.egress.flush();
+        self.egress.notify();
         done
     }
 
@@ -283,6 +284,7 @@ fn room_counts_whole_frames_and_says_when_waiting_is_in_vain() {
     (5..SIZE).for_each(|_| rx.post(&[50]));
     assert_eq!(rx.egress.room(38, 500), Ok(500), "no ring is looked at further ahead");
     rx.egress.flush();
+    rx.egress.notify();
     assert_eq!(rx.one(frame(30, 1)), 1);
 }
 
@@ -296,6 +298,7 @@ fn made_frames_are_copied_from_behind_their_head() {
     assert_eq!(rx.egress.put_made(&bytes[..40], &body, &TSO), Ok(false));
     assert!(rx.guest.used().is_empty(), "nothing to see before the flush");
     rx.egress.flush();
+    rx.egress.notify();
     assert_eq!(rx.found(12), [Found { hdr: TSO, chains: 1, bytes }]);
 }
 
@@ -363,5 +366,18 @@ fn buffers_changed_while_they_are_counted_are_counted_again() {
     rx.post(&[1000]);
     assert_eq!(rx.egress.put_made(&bytes, &[], &VnetHdr::NONE), Ok(true));
     rx.egress.flush();
+    rx.egress.notify();
     assert_eq!(rx.guest.used().iter().map(|u| u.1).collect::<Vec<_>>(), [100, 1000, 412]);
+}
+
+#[test]
+fn room_for_the_shorter_of_two_waiting_frames_is_told_before_sleep() {
+    let mut rx = Rx::new();
+    rx.post(&[100]);
+    rx.post(&[100]);
+    assert_eq!(rx.one(vec![1; 250]), 0, "three buffers are wanted");
+    rx.post(&[100]);
+    assert_eq!(rx.one(vec![2; 450]), 0, "five are wanted");
+    assert!(!rx.egress.arm(), "the first frame has room by now");
+    assert_eq!(rx.one(vec![1; 250]), 1);
 }
