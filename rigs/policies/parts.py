@@ -13,6 +13,7 @@ RATES = [0, 1_000, 10_000, 100_000, 1_000_000, None]
 IDLE_PORTS = [1, 10, 100, 1000]
 TAX_PORTS = [0, 10, 100, 1000]
 BURSTS_MS = ["0.5", "1", "5", "20"]
+AT_ONCE = "50 at once"
 BURST_RATE = 100_000
 QUIET_GUESTS, QUIET_RATE = 8, 200
 JAIN_SIZES = [60, 300, 800, 1514]
@@ -158,20 +159,28 @@ def first_group(bench, group):
 
 
 def bursts(bench):
-    """Traffic that comes and goes about as fast as a policy can follow."""
-    lengths = ["1", "5"] if bench.rig.quick else BURSTS_MS
-    for length in lengths:
-        able = bench.gen_knows("--on-off") and bench.gen_takes("--rate", "1k", "--on-off", f"{length},{length}")
-        skip = None if able else f"a build whose gen has --on-off {length},{length}"
+    """Traffic that comes and goes about as fast as a policy can follow; and frames that come all at once."""
+    for name in [AT_ONCE, "5"] if bench.rig.quick else [AT_ONCE, *BURSTS_MS]:
+        options = burst_options(name)
+        able = bench.gen_knows("--on-off") and bench.gen_takes(*options)
+        skip = None if able else f"a build whose gen takes {' '.join(options)}"
         for policy in bench.rig.options.many:
-            cell = {"policy": policy, "on_off_ms": length}
+            cell = {"policy": policy, "on_off_ms": name}
             yield Item("bursts", cell, lambda cell=cell: [(cell, burst_point(bench, cell))], skip)
+
+
+def burst_options(name):
+    """All at once: the frames of 0.5 ms at the rate, every millisecond."""
+    if name == AT_ONCE:
+        return ("--burst", f"{BURST_RATE // 2000},1000")
+    return ("--rate", str(BURST_RATE), "--on-off", f"{name},{name}")
 
 
 def burst_point(bench, cell):
     switch = Switch(bench, cell["policy"], 2)
     try:
-        return pair(bench, switch, rate=BURST_RATE, on_off=f"{cell['on_off_ms']},{cell['on_off_ms']}")
+        names = dict(zip(*[iter(word.lstrip("-").replace("-", "_") for word in burst_options(cell["on_off_ms"]))] * 2))
+        return pair(bench, switch, **names)
     finally:
         switch.stop()
 

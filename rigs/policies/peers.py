@@ -78,8 +78,11 @@ class Foreign:
             sent = sender.report(20)
             time.sleep(0.1)
             received = sink.end()
+            known = after["own"] - before["own"] + (after["guests"] - before["guests"]) / 1e9
             figures = {
                 "seconds": span,
+                "others_percent": max(0, 100 * (after["busy"] - before["busy"] - known) / span),
+                "worker_waited_percent": (after["waited"] - before["waited"]) / span / 1e7,
                 "frames_per_s": received["received_frames"] / sent["duration_s"],
                 "delivered_per_s": received["received_frames"] / sent["duration_s"],
                 "cpu_percent": (after["cpu"] - before["cpu"]) / span / 1e7,
@@ -99,12 +102,15 @@ class Foreign:
         pid = self.process.pid
         threads = [t for t in rig.threads(pid) if rig.thread_name(pid, t).startswith(self.thread)]
         if not threads:
-            raise rig.Failure(f"{self.process.name}: no thread {self.thread}...")
+            raise rig.Failure(f"{self.process.name}: no thread {self.thread[0]}...")
         return {
             "time": time.monotonic(),
             "cpu": sum(rig.schedstat(pid, t)[0] for t in threads),
             "switches": sum(voluntary_switches(pid, t) for t in threads),
             "guests": sum(rig.cpu_ns(guest.process.pid) for guest in guests),
+            "own": rig.cpu_ns(pid) / 1e9 + time.process_time(),
+            "waited": sum(rig.schedstat(pid, t)[1] for t in threads),
+            "busy": rig.machine_busy_s(),
         }
 
 
@@ -116,7 +122,7 @@ def voluntary_switches(pid, thread):
 
 
 class TestPmd(Foreign):
-    thread = "lcore-worker"
+    thread = ("lcore-worker", "rte-worker")
 
     def __init__(self, bench):
         need_hugepages(bench)
@@ -138,7 +144,7 @@ class TestPmd(Foreign):
 
 
 class Ovs(Foreign):
-    thread = "pmd-"
+    thread = ("pmd-",)
 
     def __init__(self, bench, maxsleep_us):
         need_hugepages(bench)

@@ -47,6 +47,9 @@ def lines(title, x_title, y_title, x_names, series, floor):
     points = [(name, [tuple(max(v * scale, floor) for v in spread) if spread and spread[0] is not None else None
                       for spread in values]) for name, values, scale in series]  # fmt: skip
     points = [(name, values) for name, values in points if any(values)]
+    used = [i for i in range(len(x_names)) if any(values[i] for _, values in points)]
+    x_names = [x_names[i] for i in used]
+    points = [(name, [values[i] for i in used]) for name, values in points]
     highest = max((v[2] for _, values in points for v in values if v), default=floor * 10)
     low, high = math.log10(floor), math.ceil(math.log10(max(highest, floor * 10)) - 0.02)
     if highest > 10**high:  # one point just above a power of ten needs no decade of its own

@@ -228,9 +228,9 @@ def judged(table):
     """Adaptive against the better of event and spin, figure by figure."""
     rows = []
     places = [("load", {"rate": rate}) for rate in rates(table, "load")] if table.values("load", "rate") else []
-    places += [("bursts", {"on_off_ms": ms}) for ms in table.values("bursts", "on_off_ms")]
+    places += [("bursts", {"on_off_ms": ms}) for ms in burst_lengths(table)]
     for part, cell in places:
-        row = [f"{part} {next(iter(cell.values()))}{' ms' if part == 'bursts' else ''}"]
+        row = [f"{part} {next(iter(cell.values()))}{' ms on and off' if part == 'bursts' and 'at' not in cell['on_off_ms'] else ''}"]
         for _, figure, best in JUDGED:
             ours, *others = (table.median(figure, part, policy=p, **cell) for p in ("adaptive", "event", "spin"))
             if ours is None or None in others:
@@ -288,14 +288,21 @@ def first(table):
     return "\n".join([f"## The first frame after {gap:g} s of silence", "", *one_row_each(table, "first", figures), ""])
 
 
-def bursts(table):
-    lengths = sorted(table.values("bursts", "on_off_ms"), key=float)
-    if not lengths:
-        return ""
-    from parts import BURST_RATE
+def burst_lengths(table):
+    from parts import AT_ONCE
 
-    return "\n".join([f"## Bursts: {BURST_RATE} frames/s for so many ms, then as long nothing",
-                      *grid(table, "bursts", ("policy", table.policies("bursts")), ("on_off_ms", lengths), LOAD), ""])  # fmt: skip
+    return sorted(table.values("bursts", "on_off_ms"), key=lambda name: 0 if name == AT_ONCE else float(name))
+
+
+def bursts(table):
+    if not table.values("bursts", "on_off_ms"):
+        return ""
+    from parts import AT_ONCE, BURST_RATE
+
+    return "\n".join([f"## Bursts: {BURST_RATE} frames/s for so many ms, then as long nothing", "",
+                      f"`{AT_ONCE}`: every millisecond, without time between them.",
+                      *grid(table, "bursts", ("policy", table.policies("bursts")), ("on_off_ms", burst_lengths(table)), LOAD),
+                      ""])  # fmt: skip
 
 
 def neighbour(table):
@@ -381,6 +388,7 @@ def peers(table):
 
 
 def plots(table):
+    """Name and text of each plot that there is data for."""
     if table.values("load", "rate"):
         names = rates(table, "load")
         series = lambda figure, scale: [  # noqa: E731
@@ -389,12 +397,12 @@ def plots(table):
         yield "load-cpu.svg", plot.lines("CPU of the worker against load", "frames offered a second",
                                          "% of one core", names, series("cpu_percent", 1), 0.01)  # fmt: skip
         yield "load-p99.svg", plot.lines("Latency, 99th percentile, against load", "frames offered a second",
-                                         "us from guest to guest", names, series("latency_ns_p99", 1e-3), 1)  # fmt: skip
+                                         "us from guest to guest", names, series("latency_ns_p99", 1e-3), 10)  # fmt: skip
     if table.values("peers", "rate"):
         names = rates(table, "peers")
         for name, figure, title, unit, scale, floor in (
             ("peers-cpu.svg", "cpu_percent", "CPU of each back-end against load", "% of one core", 1, 0.01),
-            ("peers-p99.svg", "latency_ns_p99", "Latency, 99th percentile, of each back-end", "us from guest to guest", 1e-3, 1),
+            ("peers-p99.svg", "latency_ns_p99", "Latency, 99th percentile, of each back-end", "us from guest to guest", 1e-3, 10),
         ):
             data = [(end, [table.spread(figure, "peers", backend=end, rate=rate) for rate in names], scale)
                     for end in sorted(table.values("peers", "backend"))]  # fmt: skip
