@@ -33,8 +33,12 @@ def in_short(figures):
     return "  ".join(words)
 
 
-def is_far(run, smallest):
-    return max(run["distance_ns"]) > rig.Distance.FAR * smallest
+def nearest(runs):
+    return rig.Distance.nearest([ns for run in runs for ns in run["distance_ns"]])
+
+
+def is_far(run, near):
+    return max(run["distance_ns"]) > rig.Distance.FAR * near
 
 
 def is_disturbed(run):
@@ -48,14 +52,14 @@ class Table:
 
     def __init__(self, data):
         self.data = data
-        self.smallest = min(ns for run in data["runs"] for ns in run["distance_ns"])
+        self.nearest = nearest(data["runs"])
         self.cells = {}
         for run in data["runs"]:
             key = (run["part"], tuple(sorted((name, str(value)) for name, value in run["cell"].items())))
             self.cells.setdefault(key, []).append(run)
 
     def far(self, run):
-        return is_far(run, self.smallest)
+        return is_far(run, self.nearest)
 
     def disturbed(self, run):
         return is_disturbed(run)
@@ -182,7 +186,7 @@ def head(data, table):
             ["features negotiated", " ".join(features)],
             ["measured at start (`ctl show`: costs_ns)", cost_words],
             ["windows", f"{settings['seconds']:g} s, idle {settings['idle_seconds']:g} s; up to {repeats} repeats, in turn"],
-            ["distance of the CPUs", f"{table.smallest:.0f} ns at the nearest; {far} of {len(data['runs'])} cells measured"
+            ["distance of the CPUs", f"{table.nearest:.0f} ns when near; {far} of {len(data['runs'])} cells measured"
              f" while far (over {rig.Distance.FAR} times that), {disturbed} while others took more than {OTHERS_PERCENT} % of a"
              f" core or {WAITED_PERCENT} % of the worker's time"],
         ]), "",
