@@ -6,6 +6,7 @@
 //! * `cargo run --bin ring_image -- FILE`: an input again, on the stable toolchain.
 
 pub mod mutate;
+pub mod poll_policy;
 pub mod ring_image;
 pub mod vhost_user_stream;
 pub mod vnet_frame;

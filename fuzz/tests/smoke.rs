@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use pvswitch_fuzz::mutate::Mutator;
-use pvswitch_fuzz::{ring_image, vhost_user_stream, vnet_frame};
+use pvswitch_fuzz::{poll_policy, ring_image, vhost_user_stream, vnet_frame};
 
 /// How long each target runs, in ms.
 const MS: u64 = 2000;
@@ -90,6 +90,19 @@ fn vhost_user_stream_holds_and_is_refused_in_every_way() {
         sum.started += seen.started;
     });
     assert!(sum.accepted > 0 && sum.refused > 0 && sum.closed > 0 && sum.started > 0, "{sum:?}");
+}
+
+#[test]
+fn poll_policy_holds_and_does_everything() {
+    let mut sum = poll_policy::Seen::default();
+    assert_holds("poll_policy", poll_policy::seeds(), |data| {
+        let seen = poll_policy::explore(data);
+        sum.naps += seen.naps;
+        sum.arms += seen.arms;
+        sum.polls += seen.polls;
+        sum.put_off += seen.put_off;
+    });
+    assert!(sum.naps > 0 && sum.arms > 0 && sum.polls > 0 && sum.put_off > 0, "{sum:?}");
 }
 
 #[test]

@@ -105,7 +105,8 @@ impl Poller {
     #[inline]
     pub fn budget(&self) -> usize {
         match self.policy {
-            Policy::Napi { budget } => usize::from(budget),
+            // A word that no command line wrote may say anything.
+            Policy::Napi { budget } => usize::from(budget).clamp(1, crate::frame::BURST_MAX),
             _ => crate::frame::BURST_MAX,
         }
     }
@@ -127,7 +128,7 @@ impl Poller {
             Policy::Adaptive { .. } => self.adaptive.next(frames, now_ns),
             Policy::Spin => Action::Poll,
             Policy::Event => Action::Arm,
-            Policy::Napi { budget } if frames >= usize::from(budget) => Action::Poll,
+            Policy::Napi { .. } if frames >= self.budget() => Action::Poll,
             Policy::Napi { .. } => Action::Arm,
             Policy::Timer { hz } => {
                 if frames == 0 && empty_ns >= TIMER_IDLE_NS {
@@ -144,11 +145,14 @@ impl Poller {
             Policy::Coalesce { usecs, frames: most } => match frames {
                 0 => Action::Arm,
                 n if n >= usize::from(most) => Action::Poll,
-                _ => Action::Until(now_ns + u64::from(usecs) * 1000),
+                _ => Action::Until(now_ns.saturating_add(u64::from(usecs) * 1000)),
             },
             Policy::CoalescePending { usecs } => match frames {
                 0 => Action::Arm,
-                n => Action::Until(now_ns + u64::from(usecs) * 1000 / n as u64),
+                n => {
+                    let nap_ns = u64::from(usecs) * 1000 / n as u64;
+                    Action::Until(now_ns.saturating_add(nap_ns.max(1)))
+                }
             },
         }
     }
@@ -156,8 +160,8 @@ impl Poller {
 
 /// The first tick after `now_ns` of a timer of `hz`: all queues of one frequency share it.
 pub fn tick_after(now_ns: u64, hz: u32) -> u64 {
-    let period = 1_000_000_000 / u64::from(hz.max(1));
-    (now_ns / period + 1) * period
+    let period = (1_000_000_000 / u64::from(hz.max(1))).max(1);
+    (now_ns / period).saturating_add(1).saturating_mul(period)
 }
 
 #[cfg(test)]

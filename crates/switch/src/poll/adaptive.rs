@@ -6,43 +6,33 @@
 //! - *warm*: stay un-armed and look again after a nap. Costs [`Costs::nap_ns`] each time, however
 //!   many frames came meanwhile, and adds up to the latency target.
 //!
-//! Between hot and cold it is ski rental: poll for as long as a sleep and wake-up would cost, so
-//! that at most twice the best choice is spent; and not at all while that was in vain lately.
-//! Warm is tried when polling and waking cost clearly more than naps would, and given up when the
-//! naps themselves slow the traffic down, as they do when each frame waits for the one before.
+//! Two questions, each with a part of its own. How long to poll before sleeping: [`Gaps`] keeps
+//! what each of a few limits would have cost lately, and the cheapest is followed. Whether to nap
+//! where frames come: [`Window`] counts what is spent without naps and what naps would have cost;
+//! where they would have been clearly cheaper they are tried, and given up when they slow the
+//! traffic down, as they do where each frame waits for the one before. A nap that found nothing
+//! ends in a sleep, not in another nap.
+//!
+//! Why so, with figures: `docs/design/0008-adaptive.md`.
 
 use super::{Action, Costs, State};
 use crate::frame::BURST_MAX;
 
-/// Length of an observation, in ns.
-const WINDOW_NS: u64 = 1_000_000;
+/// An observation has at least this length, and either so many frames or the second length, in ns.
+const WINDOW_NS: (u64, u64) = (1_000_000, 8_000_000);
+const WINDOW_FRAMES: u64 = 512;
 /// Frames that may gather in a nap: half a ring of 256.
 const ROOM: u64 = 128;
-/// Naps that must be seen before they are judged.
-const TRIAL_NAPS: u32 = 8;
 /// Naps pay when they cost less than this part of what is spent without, in percent.
-const PAYS_PERCENT: u64 = 80;
-/// First and longest time without naps after they slowed traffic down, in ns.
+const PAYS_PERCENT: u64 = 90;
+/// Naps that must be seen before they are judged.
+const TRIAL_NAPS: u64 = 8;
+/// First and longest time without naps after a trial that failed, in ns.
 const BACKOFF_NS: (u64, u64) = (10_000_000, 1_000_000_000);
-/// Windows after which a warm queue looks whether naps still pay.
-const REVIEW_WINDOWS: u32 = 64;
-/// Most that is remembered of whether polling paid.
-const SCORE_MAX: u8 = 8;
+/// Time after which a queue that naps looks whether that still pays, in ns.
+const REVIEW_NS: u64 = 200_000_000;
 /// How long a queue is polled after its last frame if sleeping cannot meet the latency target.
 const LATENCY_SPIN_NS: u64 = 1_000_000;
-
-/// What was seen since `start_ns`.
-#[derive(Clone, Copy, Debug, Default)]
-struct Window {
-    start_ns: u64,
-    frames: u64,
-    /// Sleeps that a notification ended.
-    wakes: u64,
-    /// Time polled in vain, in ns.
-    empty_ns: u64,
-    /// Full bursts in a row that one nap left.
-    full: u64,
-}
 
 /// The policy's memory of one queue.
 #[derive(Clone, Debug)]
@@ -54,16 +44,19 @@ pub struct Adaptive {
     looked_ns: u64,
     /// When the last frame was found, or the queue woken.
     busy_ns: u64,
-    /// How often polling for the next frame would have paid lately.
-    score: u8,
-    spins: bool,
+    /// When the last frame was found.
+    found_ns: u64,
+    gaps: Gaps,
     window: Window,
-    /// Length of a nap, in ns.
+    /// Length of a nap, in ns; 0: it does not nap.
     nap_ns: u64,
-    naps: u32,
-    windows_warm: u32,
-    /// Frames, and in how many ns, before warm was tried; while it is on trial.
-    before: Option<(u64, u64)>,
+    /// Full bursts in a row that one nap left.
+    full: u64,
+    /// Since when it naps, and whether that has paid for one window yet.
+    napping_ns: u64,
+    on_trial: bool,
+    /// The window before naps were tried.
+    before: Window,
     /// No naps before this time.
     naps_from_ns: u64,
     backoff_ns: u64,
@@ -74,17 +67,18 @@ impl Adaptive {
     pub fn new(latency_ns: u64, costs: Costs, now_ns: u64) -> Self {
         Self {
             latency_ns,
-            costs,
+            costs: costs.bounded(),
             state: State::Hot,
             looked_ns: now_ns,
             busy_ns: now_ns,
-            score: SCORE_MAX,
-            spins: true,
-            window: Window { start_ns: now_ns, ..Window::default() },
+            found_ns: now_ns,
+            gaps: Gaps::new(costs.bounded().wake_ns),
+            window: Window::new(now_ns),
             nap_ns: 0,
-            naps: 0,
-            windows_warm: 0,
-            before: None,
+            full: 0,
+            napping_ns: 0,
+            on_trial: false,
+            before: Window::new(now_ns),
             naps_from_ns: 0,
             backoff_ns: BACKOFF_NS.0,
         }
@@ -93,11 +87,16 @@ impl Adaptive {
     /// A notification ended the queue's sleep.
     pub fn wake(&mut self, now_ns: u64) {
         if self.state == State::Cold {
-            self.window.wakes += 1;
-            // The gap that polling would have had to bridge.
-            let gap = now_ns.saturating_sub(self.busy_ns);
-            self.learn(gap < self.spin_ns());
             self.state = State::Hot;
+            self.window.wakes += 1;
+            let came_ns = now_ns.saturating_sub(self.costs.wake_late_ns);
+            let gap_ns = came_ns.saturating_sub(self.busy_ns);
+            if self.nap_ns == 0 {
+                // A short gap is a guess: traffic that does not wait for answers comes closer to
+                // the frame before when that is late. Spinning will tell.
+                let last = if gap_ns < self.costs.wake_ns { 64 } else { 16 };
+                self.gaps.learn(gap_ns, self.costs.wake_ns, last);
+            }
         }
         self.looked_ns = now_ns;
         self.busy_ns = now_ns;
@@ -107,148 +106,257 @@ impl Adaptive {
     #[inline]
     pub fn next(&mut self, frames: usize, now_ns: u64) -> Action {
         let since_look = now_ns.saturating_sub(self.looked_ns);
+        let since_busy = now_ns.saturating_sub(self.busy_ns);
+        // Otherwise the time since the look before went into what it found.
+        let in_vain = self.state == State::Hot && self.busy_ns < self.looked_ns;
         self.looked_ns = now_ns;
-        if self.state == State::Warm {
-            return self.warm(frames, now_ns);
+        if in_vain {
+            self.window.empty_ns = self.window.empty_ns.saturating_add(since_look);
         }
         if frames > 0 {
-            // Looks were in vain since the frame before, and did not go on for too long.
-            if self.state == State::Hot && now_ns.saturating_sub(self.busy_ns) > since_look {
-                self.learn(true);
+            self.window.frames = self.window.frames.saturating_add(frames as u64);
+            let since_found = now_ns.saturating_sub(self.found_ns);
+            self.window.pass(since_found, self.period_ns());
+            self.found_ns = now_ns;
+            if in_vain {
+                self.gaps.learn(since_busy, self.costs.wake_ns, 16);
             }
-            self.state = State::Hot;
-            self.window.frames += frames as u64;
             self.busy_ns = now_ns;
-        } else {
-            self.window.empty_ns += since_look;
         }
-        if now_ns.saturating_sub(self.window.start_ns) >= WINDOW_NS && self.try_warm(now_ns) {
-            return Action::Until(now_ns + self.nap_ns);
+        if self.nap_ns > 0 {
+            return self.nap(frames, now_ns);
         }
+        self.state = State::Hot;
         if frames > 0 {
+            if self.window.is_over(now_ns) && self.try_naps(now_ns) {
+                return self.nap(frames, now_ns);
+            }
             return Action::Poll;
         }
-        let limit = if self.spins { self.spin_ns() } else { 0 };
-        if now_ns.saturating_sub(self.busy_ns) < limit {
+        let in_time = self.costs.wake_late_ns <= self.latency_ns;
+        // If sleeping cannot meet the target, it is too late whatever it saves.
+        let limit_ns = if in_time { self.gaps.limit_ns } else { LATENCY_SPIN_NS };
+        if since_busy < limit_ns {
             return Action::Poll;
-        }
-        if self.spins {
-            self.learn(false);
         }
         self.state = State::Cold;
         Action::Arm
     }
 
-    /// How long polling for the next frame is worth it.
-    fn spin_ns(&self) -> u64 {
-        if self.costs.wake_late_ns > self.latency_ns {
-            // Sleeping cannot meet the target, whatever it saves.
-            LATENCY_SPIN_NS
-        } else {
-            self.costs.wake_ns
-        }
+    /// Time from one nap's beginning to the next one's, in ns.
+    fn period_ns(&self) -> u64 {
+        let nap_ns = if self.nap_ns > 0 { self.nap_ns } else { self.latency_ns };
+        nap_ns.saturating_add(self.costs.nap_late_ns)
     }
 
-    /// Whether polling paid, or would have. It takes several findings to change one's mind.
-    fn learn(&mut self, paid: bool) {
-        if paid {
-            self.score = (self.score + 1).min(SCORE_MAX);
-        } else {
-            self.score = self.score.saturating_sub(2);
-        }
-        self.spins = if self.spins { self.score > 0 } else { self.score >= SCORE_MAX / 2 };
-    }
-
-    /// At the end of a window of a queue that is not warm.
-    fn try_warm(&mut self, now_ns: u64) -> bool {
-        let window = std::mem::take(&mut self.window);
-        self.window.start_ns = now_ns;
-        let in_time = self.costs.nap_late_ns <= self.latency_ns;
-        if now_ns < self.naps_from_ns || window.frames == 0 || !in_time {
+    /// At the end of a window without naps.
+    fn try_naps(&mut self, now_ns: u64) -> bool {
+        let window = std::mem::replace(&mut self.window, Window::new(now_ns));
+        let nap_ns = self.longest_nap(&window);
+        if nap_ns == 0 || now_ns < self.naps_from_ns || self.costs.nap_late_ns > self.latency_ns {
             return false;
         }
-        let length = now_ns - window.start_ns;
-        // No nap may fill the ring.
-        let room_ns = ROOM * length / window.frames;
-        let nap = self.latency_ns.min(room_ns.saturating_sub(self.costs.nap_late_ns));
-        let spent = window.empty_ns + window.wakes * self.costs.wake_ns;
-        if nap == 0 || self.naps_cost(nap, length) * 100 >= spent * PAYS_PERCENT {
+        // The window counted the longest naps.
+        let (longest_ns, period_ns) =
+            (self.period_ns(), nap_ns.saturating_add(self.costs.nap_late_ns));
+        let cost = scale(window.naps_cost(self.costs), longest_ns, period_ns);
+        if scale(cost, 100, PAYS_PERCENT) >= window.spent_at_most(self.costs) {
             return false;
         }
-        (self.nap_ns, self.naps, self.windows_warm) = (nap, 0, 0);
-        self.before = Some((window.frames, length));
-        self.state = State::Warm;
+        (self.nap_ns, self.full, self.before) = (nap_ns, 0, window);
+        (self.napping_ns, self.on_trial) = (now_ns, true);
         true
     }
 
-    /// What naps of `nap_ns` cost in a time of `length`.
-    fn naps_cost(&self, nap_ns: u64, length: u64) -> u64 {
-        let period = nap_ns + self.costs.nap_late_ns;
-        (u128::from(length) * u128::from(self.costs.nap_ns) / u128::from(period.max(1))) as u64
+    /// What the latency target allows, if it does not fill the ring.
+    fn longest_nap(&self, window: &Window) -> u64 {
+        let room_ns = scale(window.active_ns, ROOM, window.frames);
+        self.latency_ns.min(room_ns.saturating_sub(self.costs.nap_late_ns))
     }
 
-    fn warm(&mut self, frames: usize, now_ns: u64) -> Action {
-        self.window.frames += frames as u64;
-        if frames > 0 {
-            self.busy_ns = now_ns;
-        }
+    /// After a look at a queue that naps.
+    fn nap(&mut self, frames: usize, now_ns: u64) -> Action {
         if frames >= BURST_MAX {
             // There is more, and it came within one nap.
-            self.window.full += 1;
-            if self.window.full > ROOM / BURST_MAX as u64 {
-                return self.leave(now_ns, false);
+            self.full += 1;
+            self.state = State::Hot;
+            if self.full > ROOM / BURST_MAX as u64 {
+                (self.full, self.nap_ns) = (0, self.nap_ns / 2);
+                // A shorter one would be nothing but lateness.
+                if self.nap_ns <= self.costs.nap_late_ns / 4 {
+                    return self.leave(now_ns, true);
+                }
             }
             return Action::Poll;
         }
-        self.window.full = 0;
-        self.naps += 1;
-        let length = now_ns.saturating_sub(self.window.start_ns);
-        if self.naps >= TRIAL_NAPS && length >= WINDOW_NS {
-            let window = std::mem::take(&mut self.window);
-            self.window.start_ns = now_ns;
-            self.naps = 0;
-            self.windows_warm += 1;
-            if let Some((before, before_ns)) = self.before.take() {
-                if slowed(before, before_ns, window.frames, length) {
-                    return self.leave(now_ns, true);
-                }
-                self.backoff_ns = BACKOFF_NS.0;
+        if frames == 0 && self.full == 0 {
+            // On average the traffic paused in the middle of the nap before.
+            self.window.active_ns = self.window.active_ns.saturating_sub(self.period_ns() / 2);
+            self.state = State::Cold;
+            return Action::Arm;
+        }
+        self.full = 0;
+        if self.on_trial
+            && self.window.naps >= TRIAL_NAPS
+            && self.window.is_slower_than(&self.before)
+        {
+            return self.leave(now_ns, true);
+        }
+        if self.window.is_over(now_ns) {
+            let window = std::mem::replace(&mut self.window, Window::new(now_ns));
+            self.nap_ns = self.longest_nap(&window);
+            // As much a frame as before, if not as much as polling for ever.
+            let spent = self.before.spent_at_most(self.costs);
+            let spent = scale(spent, window.frames, self.before.frames);
+            let other = spent.min(now_ns.saturating_sub(window.start_ns));
+            if window.spent(self.costs) >= other || self.nap_ns == 0 {
+                return self.leave(now_ns, self.on_trial);
             }
-            // At most every frame would have been a wake-up.
-            let spent = window.frames * self.costs.wake_ns;
-            let cost = self.naps_cost(self.nap_ns, length);
-            if cost * PAYS_PERCENT >= spent * 100 || self.windows_warm >= REVIEW_WINDOWS {
-                return self.leave(now_ns, false);
-            }
-            let room_ns = ROOM * length / window.frames.max(1);
-            self.nap_ns = self.latency_ns.min(room_ns.saturating_sub(self.costs.nap_late_ns));
-            if self.nap_ns == 0 {
+            (self.on_trial, self.backoff_ns) = (false, BACKOFF_NS.0);
+            if now_ns.saturating_sub(self.napping_ns) >= REVIEW_NS {
                 return self.leave(now_ns, false);
             }
         }
-        Action::Until(now_ns + self.nap_ns)
+        self.window.naps += 1;
+        self.state = State::Warm;
+        Action::Until(now_ns.saturating_add(self.nap_ns))
     }
 
-    /// From warm to hot; `slowed`: because naps slowed the traffic down.
-    fn leave(&mut self, now_ns: u64, slowed: bool) -> Action {
+    /// No more naps; `failed`: nor a trial soon.
+    fn leave(&mut self, now_ns: u64, failed: bool) -> Action {
         self.state = State::Hot;
-        self.before = None;
-        self.window = Window { start_ns: now_ns, ..Window::default() };
-        self.busy_ns = now_ns;
-        if slowed {
-            self.naps_from_ns = now_ns + self.backoff_ns;
+        self.nap_ns = 0;
+        self.window = Window::new(now_ns);
+        if failed {
+            self.naps_from_ns = now_ns.saturating_add(self.backoff_ns);
             self.backoff_ns = (self.backoff_ns * 2).min(BACKOFF_NS.1);
         }
         Action::Poll
     }
 }
 
-/// Whether `after` frames in `after_ns` are fewer than `before` in `before_ns` by more than a tenth
-/// and more than three standard deviations of what counting leaves open.
-fn slowed(before: u64, before_ns: u64, after: u64, after_ns: u64) -> bool {
-    let expected =
-        (u128::from(before) * u128::from(after_ns) / u128::from(before_ns.max(1))) as u64;
-    let less = expected.saturating_sub(after);
-    let variance = expected + expected * after_ns / before_ns.max(1);
-    less > expected / 10 && less.saturating_mul(less) > 9 * variance
+impl Costs {
+    /// With which sums of them do not overflow: none is more than a second.
+    fn bounded(self) -> Self {
+        let bound = |ns: u64| ns.min(1_000_000_000);
+        let (wake_ns, wake_late_ns) = (bound(self.wake_ns), bound(self.wake_late_ns));
+        Self {
+            wake_ns,
+            wake_late_ns,
+            nap_ns: bound(self.nap_ns),
+            nap_late_ns: bound(self.nap_late_ns),
+        }
+    }
+}
+
+/// How long to poll for the next frame before sleeping: of a few limits, the one that would have
+/// cost least for the gaps seen lately.
+#[derive(Clone, Debug)]
+struct Gaps {
+    /// The limit to follow, in ns.
+    limit_ns: u64,
+    /// What a gap costs with each of the limits, on average lately, in ns.
+    cost_ns: [u64; 3],
+}
+
+/// Multiples of a wake-up's cost: not at all; as long as a wake-up costs, with which a gap never
+/// costs more than twice what it must; and on through the longer ones of random gaps that are
+/// short on average.
+const LIMITS: [u64; 3] = [0, 1, 8];
+
+impl Gaps {
+    fn new(wake_ns: u64) -> Self {
+        Self { limit_ns: wake_ns, cost_ns: [wake_ns, wake_ns / 2, wake_ns] }
+    }
+
+    /// A frame came `gap_ns` after the one before was found; it counts as one of the `last` gaps.
+    fn learn(&mut self, gap_ns: u64, wake_ns: u64, last: u64) {
+        let mut least = u64::MAX;
+        for (cost_ns, times) in self.cost_ns.iter_mut().zip(LIMITS) {
+            let limit_ns = wake_ns * times;
+            let cost = if gap_ns < limit_ns { gap_ns } else { limit_ns + wake_ns };
+            *cost_ns = (*cost_ns * (last - 1) + cost) / last;
+            if *cost_ns < least {
+                (least, self.limit_ns) = (*cost_ns, limit_ns);
+            }
+        }
+    }
+}
+
+/// What was seen since `start_ns`.
+#[derive(Clone, Debug, Default)]
+struct Window {
+    start_ns: u64,
+    frames: u64,
+    /// Time with traffic: of each gap as much as a nap bridges, in ns.
+    active_ns: u64,
+    /// Time polled in vain, in ns.
+    empty_ns: u64,
+    /// Sleeps that a notification ended.
+    wakes: u64,
+    naps: u64,
+    /// Naps and wake-ups that there would have been with naps.
+    would: (u64, u64),
+    /// Time in the nap that there would be, and whether it would have found something.
+    napped: (u64, bool),
+}
+
+impl Window {
+    fn new(start_ns: u64) -> Self {
+        Self { start_ns, ..Self::default() }
+    }
+
+    fn is_over(&self, now_ns: u64) -> bool {
+        let length = now_ns.saturating_sub(self.start_ns);
+        length >= WINDOW_NS.1 || length >= WINDOW_NS.0 && self.frames >= WINDOW_FRAMES
+    }
+
+    /// A frame was found `gap_ns` after the one before, where a nap takes `period_ns`.
+    fn pass(&mut self, gap_ns: u64, period_ns: u64) {
+        self.active_ns = self.active_ns.saturating_add(gap_ns.min(period_ns));
+        let (time, found) = self.napped;
+        let time = time.saturating_add(gap_ns);
+        if time < period_ns {
+            self.napped = (time, true);
+        } else if found && time - period_ns < period_ns {
+            self.would.0 += 1;
+            self.napped = (time - period_ns, true);
+        } else {
+            // A nap in vain, a wake-up, and a nap.
+            self.would.0 += 1 + u64::from(found);
+            self.would.1 += 1;
+            self.napped = (0, false);
+        }
+    }
+
+    /// What waiting cost, in ns.
+    fn spent(&self, costs: Costs) -> u64 {
+        let (wakes, naps) = (self.wakes * costs.wake_ns, self.naps * costs.nap_ns);
+        self.empty_ns.saturating_add(wakes + naps)
+    }
+
+    /// The same; where it was more than a wake-up for each frame, [`Gaps`] is about to mend that.
+    fn spent_at_most(&self, costs: Costs) -> u64 {
+        self.spent(costs).min(self.frames.saturating_mul(costs.wake_ns))
+    }
+
+    /// What it would have cost with naps, in ns.
+    fn naps_cost(&self, costs: Costs) -> u64 {
+        self.would.0 * costs.nap_ns + self.would.1 * costs.wake_ns
+    }
+
+    /// Whether frames came more slowly than `before`, by more than a tenth and two and
+    /// a half standard deviations of what counting leaves open.
+    fn is_slower_than(&self, before: &Self) -> bool {
+        let expected = scale(before.frames, self.active_ns, before.active_ns);
+        let less = expected.saturating_sub(self.frames);
+        let variance = expected.saturating_add(scale(expected, self.active_ns, before.active_ns));
+        less > expected / 10 && less.saturating_mul(less) > variance.saturating_mul(6)
+    }
+}
+
+/// `n * times / over`.
+fn scale(n: u64, times: u64, over: u64) -> u64 {
+    let scaled = u128::from(n) * u128::from(times) / u128::from(over.max(1));
+    u64::try_from(scaled).unwrap_or(u64::MAX)
 }

@@ -53,9 +53,10 @@ impl Notifier {
         let at = match self.policy {
             Policy::Timer { hz } => tick_after(self.since_ns, hz),
             Policy::Coalesce { frames, .. } if self.pending >= u32::from(frames) => now_ns,
-            Policy::Coalesce { usecs, .. } => self.since_ns + u64::from(usecs) * 1000,
+            Policy::Coalesce { usecs, .. } => self.since_ns.saturating_add(u64::from(usecs) * 1000),
             Policy::CoalescePending { usecs } => {
-                self.since_ns + u64::from(usecs) * 1000 / u64::from(self.pending.max(1))
+                let wait_ns = u64::from(usecs) * 1000 / u64::from(self.pending.max(1));
+                self.since_ns.saturating_add(wait_ns)
             }
             _ => now_ns,
         };

@@ -1,0 +1,148 @@
+//! Policies under any times, frames and costs: never a panic, and no wait beyond what was asked
+//! for.
+//!
+//! ```text
+//!   policy (8 bytes)  costs (4 x 3 bytes)  step...
+//! ```
+
+use switch::poll::{Action, Costs, Notifier, Notify, Policy, Poller};
+
+use crate::Bytes;
+
+/// What an input came by.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Naps.
+    pub naps: u64,
+    /// Looks after which the queue was armed.
+    pub arms: u64,
+    /// Looks after which it was polled on.
+    pub polls: u64,
+    /// Notifications put off.
+    pub put_off: u64,
+}
+
+/// Must hold for any bytes.
+pub fn run(data: &[u8]) {
+    let _ = explore(data);
+}
+
+/// Longest wait of a policy, in ns.
+fn longest(policy: Policy) -> u64 {
+    match policy {
+        Policy::Event | Policy::Napi { .. } | Policy::Spin => 0,
+        Policy::Timer { hz } => (1_000_000_000 / u64::from(hz.max(1))).max(1),
+        Policy::Coalesce { usecs, .. } | Policy::CoalescePending { usecs } => {
+            u64::from(usecs) * 1000
+        }
+        Policy::Adaptive { latency_us } => u64::from(latency_us) * 1000,
+    }
+}
+
+fn word(bytes: &mut Bytes<'_>) -> u64 {
+    (0..4).fold(0, |word, _| word << 16 | u64::from(bytes.u16()))
+}
+
+/// A policy as the command line names it, or any word at all.
+fn policy(bytes: &mut Bytes<'_>) -> Policy {
+    let kind = bytes.u8();
+    let (a, b) = (u32::from(bytes.u16()), bytes.u16());
+    match kind % 9 {
+        0 => Policy::Event,
+        1 => Policy::Napi { budget: b % 64 + 1 },
+        2 => Policy::Timer { hz: a % 20_000 + 1 },
+        3 => Policy::Coalesce { usecs: a, frames: b % 256 + 1 },
+        4 => Policy::CoalescePending { usecs: a },
+        5 => Policy::Spin,
+        6 | 7 => Policy::Adaptive { latency_us: a % 1000 },
+        _ => Policy::from_bits(word(bytes)),
+    }
+}
+
+fn after(time: u64, now: u64, longest: u64) {
+    assert!(time > now || time == u64::MAX, "{time} is not after {now}");
+    assert!(time - now <= longest, "{time} is too long after {now}");
+}
+
+/// [`run`], telling what happened.
+pub fn explore(data: &[u8]) -> Seen {
+    let (mut bytes, mut seen) = (Bytes(data), Seen::default());
+    let mut cost = || u64::from(bytes.u8()) << (bytes.u8() % 40);
+    let costs =
+        Costs { wake_ns: cost(), wake_late_ns: cost(), nap_ns: cost(), nap_late_ns: cost() };
+    let mut now = 0_u64;
+    let mut of_poller = policy(&mut bytes);
+    assert_eq!(Policy::from_bits(of_poller.to_bits()), of_poller);
+    let mut poller = Poller::new(of_poller, costs, now);
+    let (mut of_notifier, mut notifier) = (of_poller, Notifier::new(of_poller));
+    // The longest wait of a policy that something pending was put off under.
+    let mut puts_off = longest(of_notifier);
+    while !bytes.0.is_empty() {
+        let (what, amount) = (bytes.u8(), bytes.u8());
+        let frames = usize::from(amount % 65) << (amount / 128 * (what / 64) * 20);
+        match what % 16 {
+            // Time passes, by little, by much, or to its end.
+            0 | 1 => now = now.saturating_add(u64::from(amount)),
+            2 | 3 => now = now.saturating_add(u64::from(amount) << 10),
+            4 => now = now.saturating_add(u64::from(amount) << 18),
+            5 => now = now.saturating_add(u64::from(amount) << (what / 4)),
+            6 => poller.wake(now),
+            7 if amount > 250 => {
+                of_poller = policy(&mut bytes);
+                poller = Poller::new(of_poller, costs, now);
+            }
+            8 if amount > 200 => {
+                of_notifier = policy(&mut bytes);
+                notifier.set_policy(of_notifier);
+                puts_off = puts_off.max(longest(of_notifier));
+            }
+            9 => {
+                notifier.due();
+                puts_off = longest(of_notifier);
+            }
+            10 | 11 => match notifier.published(frames.max(1), now) {
+                Notify::Now => puts_off = longest(of_notifier),
+                Notify::At(at) => {
+                    assert!(Notifier::waits(of_notifier));
+                    after(at, now, puts_off);
+                    seen.put_off += 1;
+                }
+            },
+            _ => {
+                assert!((1..=64).contains(&poller.budget()));
+                let frames = frames.min(poller.budget() << (amount / 255));
+                match poller.next(frames, now) {
+                    Action::Poll => seen.polls += 1,
+                    Action::Until(at) => {
+                        after(at, now, longest(of_poller));
+                        seen.naps += 1;
+                        now = now.max(if what > 127 { at } else { now });
+                    }
+                    Action::Arm => {
+                        assert!(of_poller != Policy::Spin, "spin slept");
+                        let took = matches!(of_poller, Policy::Event | Policy::Napi { .. });
+                        assert!(frames == 0 || took, "{of_poller} slept after {frames} frames");
+                        seen.arms += 1;
+                    }
+                }
+            }
+        }
+    }
+    seen
+}
+
+/// A life of each policy: quick frames, slow ones, questions, and none.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let life = |kind: u8| {
+        let mut data: Vec<u8> = [6, 10, 5, 10, 4, 10, 5, 10].into();
+        data.extend([kind, 50, 0, 31, 0]);
+        for (passes, times) in [(10, 600), (0, 200), (255, 40)] {
+            for _ in 0..times {
+                // A frame, a look that finds it, a nap to its end, a look in vain, time, a wake-up.
+                data.extend([10, 1, 140, 1, 12, 0, 2, passes, 6, 0]);
+            }
+        }
+        data
+    };
+    (0..8).map(life).collect()
+}
