@@ -357,6 +357,57 @@ def cpu_percent(pid, seconds):
     return 100 * (cpu_seconds(pid) - used) / (time.monotonic() - begun)
 
 
+def cpu_ns(pid):
+    """CPU time of a process, all its living threads, in ns: finer than the ticks of `cpu_seconds`."""
+    return sum(schedstat(pid, thread)[0] for thread in threads(pid))
+
+
+def threads(pid):
+    try:
+        return [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
+
+
+def schedstat(pid, thread):
+    """What a thread ran, and what it stood ready to run while its CPU did something else, in ns."""
+    try:
+        ran, waited = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[:2]
+        return int(ran), int(waited)
+    except (OSError, ValueError):
+        return 0, 0
+
+
+def machine_busy_s():
+    """Seconds that all CPUs together were busy or taken away by the hypervisor, since the boot."""
+    fields = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / CLOCK_TICKS
+
+
+class Distance:
+    """How far two CPUs are from each other, in ns for the round trip of a cache line (dpdk/distance.c).
+
+    On a shared machine it changes within minutes, and every figure of two cores with it: a run is
+    bracketed by it, and one taken while they were far is told from the others.
+    """
+
+    FAR = 1.6  # times the nearest
+
+    def __init__(self, cpu_a, cpu_b):
+        self.cpus = [str(cpu_a), str(cpu_b)]
+        OUT.mkdir(parents=True, exist_ok=True)
+        self.program = OUT / "distance"
+        run(["cc", "-O2", "-pthread", "-o", self.program, RIGS / "dpdk" / "distance.c"])
+
+    def now(self):
+        return float(run([self.program, *self.cpus]).stdout)
+
+    @staticmethod
+    def nearest(seen):
+        """A distance that the CPUs often had: one probe in ten is nearer, and may be a slip."""
+        return sorted(seen)[len(seen) // 10] if seen else float("inf")
+
+
 def syscalls(pid, seconds):
     """System calls that the threads of a process made during the next seconds: {"thread: call": count}.
 
