@@ -85,6 +85,9 @@ Examples:
   pvswitch ctl set vm1/0 call=coalesce:50,32
   pvswitch ctl set placement=single";
 
+const POLL_HELP: &str = "When to look at guests' queues: event, napi[:BUDGET], timer[:HZ], \
+    coalesce:USECS,FRAMES, coalesce:USECS/pending, spin, adaptive[:LATENCY_US] [default: adaptive]";
+
 /// `run`.
 #[derive(Args)]
 pub struct RunArgs {
@@ -94,9 +97,8 @@ pub struct RunArgs {
     /// A port: NAME=KIND:ARG[,key=value]... (see below); may be repeated
     #[arg(long = "port", value_name = "NAME=KIND:ARG")]
     pub ports: Vec<PortSpec>,
-    /// When to look at guests' queues: event, napi[:BUDGET], timer[:HZ], coalesce:USECS,FRAMES,
-    /// coalesce:USECS/pending, spin, adaptive[:LATENCY_US] [default: adaptive]
-    #[arg(long)]
+    /// `--poll`.
+    #[arg(long, help = POLL_HELP)]
     pub poll: Option<Policy>,
     /// When to notify guests of frames; same forms [default: event, once per burst]
     #[arg(long)]

@@ -201,7 +201,7 @@ fn what_settings_do_is_counted() {
     // A device that has just begun calls once without being asked.
     assert!(busy("tx_busy") > 0 && busy("calls_tx") <= 1 && busy("tx_stops") == 0);
     let before = sent(&["--set", "tx-completion=before-tx"]);
-    assert!(before("reclaims") >= orphan("reclaims"));
+    assert!(before("reclaims") >= before("sent_frames") / 100, "once a burst");
     let timer = sent(&["--set", "tx-completion=timer:100"]);
     // Half a ring a tick, and what a burst leaves; no calls at all.
     assert!(timer("reclaims") <= 45 && timer("calls_tx") <= 1, "{}", timer("reclaims"));
