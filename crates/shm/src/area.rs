@@ -42,6 +42,31 @@ mod plain {
     #[repr(C)]
     struct Unflagged(AtomicU64, AtomicU32, AtomicU16, AtomicU16);
 
+    /// Packed descriptors that follow each other, their bounds checked once for all.
+    pub struct Descs<'a>(&'a [Unflagged]);
+
+    impl Descs<'_> {
+        /// Load of the sync word of the `i`th.
+        #[inline]
+        pub fn sync_load(&self, i: usize, order: Ordering) -> u16 {
+            let Unflagged(.., flags) = &self.0[i];
+            #[cfg(feature = "audit")]
+            crate::audit::load(flags.as_ptr().addr(), size_of::<u16>());
+            u16::from_le(flags.load(order))
+        }
+
+        /// Relaxed load of the first 14 bytes of the `i`th: all but its flags.
+        #[inline]
+        pub fn load_unflagged(&self, i: usize) -> (u64, u32, u16) {
+            let Unflagged(addr, len, id, _) = &self.0[i];
+            #[cfg(feature = "audit")]
+            crate::audit::load(addr.as_ptr().addr(), 14);
+            let addr = u64::from_le(addr.load(Ordering::Relaxed));
+            let len = u32::from_le(len.load(Ordering::Relaxed));
+            (addr, len, u16::from_le(id.load(Ordering::Relaxed)))
+        }
+    }
+
     macro_rules! words {
         ($load:ident, $store:ident, $int:ty, $atomic:ty) => {
             /// Relaxed load of a little-endian data word.
@@ -109,17 +134,19 @@ mod plain {
             (first, u64::from_le(second.load(Ordering::Relaxed)))
         }
 
-        /// Relaxed load of the first 14 of 16 bytes: a packed descriptor without its flags.
+        /// `n` packed descriptors from `offset` on.
         #[inline]
-        pub fn load_unflagged(&self, offset: usize) -> (u64, u32, u16) {
-            let at = self.word::<Unflagged>(offset);
-            #[cfg(feature = "audit")]
-            crate::audit::load(at.addr().get(), 14);
-            // SAFETY: as for data words.
-            let Unflagged(addr, len, id, _) = unsafe { at.as_ref() };
-            let addr = u64::from_le(addr.load(Ordering::Relaxed));
-            let len = u32::from_le(len.load(Ordering::Relaxed));
-            (addr, len, u16::from_le(id.load(Ordering::Relaxed)))
+        pub fn descs(&self, offset: usize, n: usize) -> Descs<'_> {
+            assert!(
+                offset <= self.len && n <= (self.len - offset) / size_of::<Unflagged>(),
+                "offset {offset} of {}",
+                self.len
+            );
+            let at = self.word::<[Unflagged; 0]>(offset).cast::<Unflagged>();
+            // SAFETY: they lie inside the mapping, checked above, which outlives the borrow of
+            // `self`; all are atomics, as for data words.
+            // JUSTIFICATION: one check of bounds for a burst; bench `forward`.
+            Descs(unsafe { NonNull::slice_from_raw_parts(at, n).as_ref() })
         }
 
         /// Store of three data words and the sync word behind them (the last 8 bytes of a packed
@@ -211,6 +238,22 @@ mod modelled {
         };
     }
 
+    /// See the plain `Descs`.
+    pub struct Descs<'a>(&'a Area, usize);
+
+    impl Descs<'_> {
+        /// See the plain `Descs`.
+        pub fn sync_load(&self, i: usize, order: Ordering) -> u16 {
+            self.0.sync_load(self.1 + 16 * i + 14, order)
+        }
+
+        /// See the plain `Descs`.
+        pub fn load_unflagged(&self, i: usize) -> (u64, u32, u16) {
+            let at = self.1 + 16 * i;
+            (self.0.load_u64(at), self.0.load_u32(at + 8), self.0.load_u16(at + 12))
+        }
+    }
+
     impl Area {
         /// Guest memory does not exist in a model; use [`Area::modelled`].
         pub fn new(_: &GuestMemory, _: u64, _: usize) -> Option<Self> {
@@ -262,8 +305,8 @@ mod modelled {
             (self.load_u64(offset), self.load_u64(offset + 8))
         }
         /// See the plain `Area`.
-        pub fn load_unflagged(&self, offset: usize) -> (u64, u32, u16) {
-            (self.load_u64(offset), self.load_u32(offset + 8), self.load_u16(offset + 12))
+        pub fn descs(&self, offset: usize, _: usize) -> Descs<'_> {
+            Descs(self, offset)
         }
         /// See the plain `Area`.
         pub fn sync_store_tail(&self, offset: usize, len: u32, id: u16, flags: u16, o: Ordering) {

@@ -54,6 +54,60 @@ struct Active {
     lost_seen: usize,
 }
 
+/// The place of a ring in a port: whether there is one, and whether it is enabled.
+#[derive(Default)]
+struct Ring {
+    active: Option<Active>,
+    enabled: bool,
+}
+
+impl Ring {
+    fn activate(&mut self, active: Active) {
+        assert!(self.active.is_none(), "a ring is activated once");
+        self.active = Some(active);
+    }
+
+    /// Takes the ring away and returns where it stands (VRING_BASE).
+    fn deactivate(&mut self) -> Option<u32> {
+        self.active.take().map(|a| a.queue.base())
+    }
+
+    fn enable(&mut self, on: bool) {
+        self.enabled = on;
+    }
+
+    fn set_call(&mut self, call: Option<Call>) {
+        if let Some(active) = &mut self.active {
+            active.call = call;
+            // The guest may have missed calls while there was no descriptor.
+            active.call.iter().for_each(Call::signal);
+        }
+    }
+
+    fn set_err(&mut self, err: Option<Call>) {
+        if let Some(active) = &mut self.active {
+            active.err = err;
+        }
+    }
+
+    #[inline]
+    fn is_up(&self) -> bool {
+        self.enabled && self.active.is_some()
+    }
+
+    /// The ring, if it is up.
+    #[inline]
+    fn up(&mut self) -> Option<&mut Active> {
+        self.active.as_mut().filter(|_| self.enabled)
+    }
+
+    fn disarm(&mut self) {
+        if let Some(active) = &mut self.active {
+            active.queue.disarm();
+        }
+    }
+}
+
 impl Active {
     fn new(
         queue: DeviceQueue,

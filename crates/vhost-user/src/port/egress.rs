@@ -12,7 +12,7 @@ use switch::port::{Egress, Fault};
 use switch::stats::EgressStats;
 use switch::vnet::{Offloads, VnetHdr};
 
-use super::{Active, Format};
+use super::{Active, Format, Ring};
 use crate::device::Call;
 
 /// Receive chains kept at hand between bursts.
@@ -26,8 +26,7 @@ const ONE_BUFFER: u32 = 1 << 16;
 
 /// Device half of a guest's receive queue: frames out of the switch.
 pub struct VirtioEgress {
-    active: Option<Active>,
-    enabled: bool,
+    ring: Ring,
     /// Receive chains taken and not yet used; the first `next` of them are used.
     taken: Taken,
     next: usize,
@@ -41,8 +40,7 @@ impl VirtioEgress {
     /// An inactive queue.
     pub fn new(stats: Arc<EgressStats>) -> Self {
         Self {
-            active: None,
-            enabled: false,
+            ring: Ring::default(),
             taken: Taken::with_capacity(BURST_MAX, 1024),
             next: 0,
             short_at: usize::MAX,
@@ -58,49 +56,43 @@ impl VirtioEgress {
         call: Option<Call>,
         format: Format,
     ) {
-        assert!(self.active.is_none(), "a ring is activated once");
         self.taken = Taken::with_capacity(BURST_MAX, queue.size());
         self.next = 0;
         let mut active = Active::new(queue, memory, call, format);
         // The guest need not say when it adds buffers until we run out of them.
         active.queue.disarm();
-        self.active = Some(active);
+        self.ring.activate(active);
     }
 
     /// Takes the ring away and returns where it stands (VRING_BASE).
     pub fn deactivate(&mut self) -> Option<u32> {
-        let active = self.active.as_mut()?;
+        let active = self.ring.active.as_mut()?;
         active.queue.untake(&self.taken.chains[self.next..]);
         self.taken.chains.clear();
         self.next = 0;
         active.queue.publish();
         self.stats.calls.add(active.call());
-        self.active.take().map(|a| a.queue.base())
+        self.ring.deactivate()
     }
 
     /// SET_VRING_ENABLE. Frames for a disabled receive ring are dropped and counted.
     pub fn enable(&mut self, on: bool) {
-        self.enabled = on;
+        self.ring.enable(on);
     }
 
     /// Replaces the call descriptor.
     pub fn set_call(&mut self, call: Option<Call>) {
-        if let Some(active) = &mut self.active {
-            active.call = call;
-            active.call.iter().for_each(Call::signal);
-        }
+        self.ring.set_call(call);
     }
 
     /// Where to tell that the ring is broken.
     pub fn set_err(&mut self, err: Option<Call>) {
-        if let Some(active) = &mut self.active {
-            active.err = err;
-        }
+        self.ring.set_err(err);
     }
 
     /// Whether the guest has a running, enabled ring here.
     pub fn is_up(&self) -> bool {
-        self.enabled && self.active.is_some()
+        self.ring.is_up()
     }
 
     /// Has at least `want` receive chains at hand, or all there are.
@@ -114,7 +106,7 @@ impl VirtioEgress {
 
     /// Takes receive chains afresh, those at hand included, and has the CPU fetch their buffers.
     fn take(&mut self) -> Result<(), Fault> {
-        let Some(active) = &mut self.active else { return Ok(()) };
+        let Some(active) = &mut self.ring.active else { return Ok(()) };
         active.queue.untake(&self.taken.chains[self.next..]);
         self.next = 0;
         let got = active.queue.take(&active.memory, BURST_MAX, &mut self.taken);
@@ -135,7 +127,7 @@ impl VirtioEgress {
 
     /// How many chains, from `next` on, a frame of `total` bytes (header included) fills.
     fn chains_for(&mut self, total: u32) -> Result<Fit, Fault> {
-        let active = self.active.as_ref().expect("callers check");
+        let active = self.ring.active.as_ref().expect("callers check");
         let (mergeable, size) = (active.format.mergeable, active.queue.size());
         let mut room = 0_u64;
         let mut n = 0;
@@ -172,8 +164,8 @@ impl VirtioEgress {
     /// region, which nearly all do; returns how many. The first that is otherwise, or finds no
     /// buffer at hand, is left to [`deliver`](Self::deliver).
     fn put_simple(&mut self, burst: &Burst<'_>, picks: &[u16]) -> usize {
-        let Self { active, taken, next, stats, .. } = self;
-        let Some(Active { queue, memory, format, hint, .. }) = active else { return 0 };
+        let Self { ring, taken, next, stats, .. } = self;
+        let Some(Active { queue, memory, format, hint, .. }) = &mut ring.active else { return 0 };
         let mut bytes = 0;
         let mut done = 0;
         for (pick, chain) in picks.iter().zip(&taken.chains[*next..]) {
@@ -214,7 +206,7 @@ impl VirtioEgress {
         len: u32,
         hdr: &VnetHdr,
     ) -> Result<bool, Fault> {
-        let active = self.active.as_ref().expect("callers check");
+        let active = self.ring.active.as_ref().expect("callers check");
         let total = len + active.format.hdr_len;
         if hdr.gso_size == 0 && len > active.format.frame_len_max {
             self.stats.drops_too_long.add(1);
@@ -228,7 +220,7 @@ impl VirtioEgress {
                 return Ok(true);
             }
         };
-        let Some(Active { queue, memory, format, hint, .. }) = &mut self.active else {
+        let Some(Active { queue, memory, format, hint, .. }) = &mut self.ring.active else {
             return Ok(false);
         };
         let mut raw = [0_u8; HDR_MAX];
@@ -347,7 +339,7 @@ impl<'b, 'm, I: Iterator<Item = &'b Buf>> Room<'_, 'm, I> {
 
 impl Egress for VirtioEgress {
     fn offloads(&self) -> Offloads {
-        self.active.as_ref().map_or(Offloads::ALL, |a| a.format.takes)
+        self.ring.active.as_ref().map_or(Offloads::ALL, |a| a.format.takes)
     }
 
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
@@ -394,7 +386,7 @@ impl Egress for VirtioEgress {
             return Ok(limit);
         }
         self.refill(BURST_MAX)?;
-        let Some(Active { queue, format, .. }) = &self.active else { return Ok(limit) };
+        let Some(Active { queue, format, .. }) = &self.ring.active else { return Ok(limit) };
         let total = u64::from(len) + u64::from(format.hdr_len);
         let (mut frames, mut room, mut slots) = (0, 0_u64, 0_u32);
         let chains = &self.taken.chains[self.next..];
@@ -420,7 +412,7 @@ impl Egress for VirtioEgress {
     }
 
     fn flush(&mut self) {
-        let Some(active) = &mut self.active else { return };
+        let Some(active) = &mut self.ring.active else { return };
         active.queue.publish();
         // The next burst's buffers are fetched while other ports are served. A fault is told when
         // the chains are wanted: it is sticky.
@@ -430,12 +422,12 @@ impl Egress for VirtioEgress {
     }
 
     fn notify(&mut self) {
-        let Some(active) = &mut self.active else { return };
+        let Some(active) = &mut self.ring.active else { return };
         self.stats.calls.add(active.call());
     }
 
     fn arm(&mut self) -> bool {
-        let Some(active) = self.active.as_mut().filter(|_| self.enabled) else { return true };
+        let Some(active) = self.ring.up() else { return true };
         // What was too little then is too little now; more may have come to hand since.
         let at_hand = self.taken.chains.len() - self.next;
         let full = at_hand <= self.short_at && active.queue.arm() == Armed::Armed;
@@ -446,8 +438,6 @@ impl Egress for VirtioEgress {
     }
 
     fn disarm(&mut self) {
-        if let Some(active) = &mut self.active {
-            active.queue.disarm();
-        }
+        self.ring.disarm();
     }
 }

@@ -10,7 +10,7 @@ use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
 use switch::vnet::VnetHdr;
 
-use super::{Active, Format};
+use super::{Active, Format, Ring};
 use crate::device::Call;
 
 /// Shortest buffer of header and frame that needs no second look.
@@ -18,8 +18,7 @@ const HDR_RUNT: u32 = 12 + 14;
 
 /// Device half of a guest's transmit queue: frames into the switch.
 pub struct VirtioIngress {
-    active: Option<Active>,
-    enabled: bool,
+    ring: Ring,
     taken: Taken,
     /// Index in `taken.chains` of each frame of the current burst that is new.
     chain_of: Vec<u16>,
@@ -46,8 +45,7 @@ impl VirtioIngress {
     /// An inactive queue.
     pub fn new(stats: Arc<IngressStats>) -> Self {
         Self {
-            active: None,
-            enabled: false,
+            ring: Ring::default(),
             taken: Taken::with_capacity(BURST_MAX, 1024).for_reading(),
             chain_of: Vec::with_capacity(BURST_MAX),
             pending: VecDeque::new(),
@@ -64,15 +62,14 @@ impl VirtioIngress {
         call: Option<Call>,
         format: Format,
     ) {
-        assert!(self.active.is_none(), "a ring is activated once");
         self.taken = Taken::with_capacity(BURST_MAX, queue.size()).for_reading();
-        self.active = Some(Active::new(queue, memory, call, format));
+        self.ring.activate(Active::new(queue, memory, call, format));
     }
 
     /// Takes the ring away and returns where it stands (VRING_BASE). Held frames are given back
     /// undelivered, so that the guest gets every buffer back.
     pub fn deactivate(&mut self) -> Option<u32> {
-        if let Some(active) = &mut self.active {
+        if let Some(active) = &mut self.ring.active {
             for p in self.pending.drain(..) {
                 active.queue.put(&p.chain, 0);
                 if p.held.is_some() {
@@ -83,33 +80,27 @@ impl VirtioIngress {
             active.queue.publish();
             self.stats.calls.add(active.call());
         }
-        self.active.take().map(|a| a.queue.base())
+        self.ring.deactivate()
     }
 
     /// SET_VRING_ENABLE. A disabled transmit ring is not looked at.
     pub fn enable(&mut self, on: bool) {
-        self.enabled = on;
+        self.ring.enable(on);
     }
 
     /// Replaces the call descriptor.
     pub fn set_call(&mut self, call: Option<Call>) {
-        if let Some(active) = &mut self.active {
-            active.call = call;
-            // The guest may have missed calls while there was no descriptor.
-            active.call.iter().for_each(Call::signal);
-        }
+        self.ring.set_call(call);
     }
 
     /// Where to tell that the ring is broken.
     pub fn set_err(&mut self, err: Option<Call>) {
-        if let Some(active) = &mut self.active {
-            active.err = err;
-        }
+        self.ring.set_err(err);
     }
 
     /// Whether the guest has a running, enabled ring here.
     pub fn is_up(&self) -> bool {
-        self.enabled && self.active.is_some()
+        self.ring.is_up()
     }
 }
 
@@ -236,7 +227,7 @@ impl Ingress for VirtioIngress {
         scratch: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
-        let Some(active) = self.active.as_mut().filter(|_| self.enabled) else { return Ok(0) };
+        let Some(active) = self.ring.up() else { return Ok(0) };
         let mut burst: Burst<'_> = std::mem::take(scratch);
         let Active { queue, memory, format, hint, .. } = active;
         let memory: &GuestMemory = memory;
@@ -261,7 +252,7 @@ impl Ingress for VirtioIngress {
             Ok(n) => n,
             Err(malformed) if held == 0 => {
                 *scratch = burst.recycle();
-                let active = self.active.as_ref().expect("active above");
+                let active = self.ring.active.as_ref().expect("active above");
                 return Err(active.fault(malformed));
             }
             // Told at the next call; first what is held.
@@ -271,7 +262,7 @@ impl Ingress for VirtioIngress {
         let taken = taken - back;
         if taken == 0 && held == 0 {
             *scratch = burst.recycle();
-            let active = self.active.as_mut().expect("active above");
+            let active = self.ring.active.as_mut().expect("active above");
             return active.check_lost().map(|()| 0);
         }
 
@@ -301,7 +292,7 @@ impl Ingress for VirtioIngress {
         self.stats.frames.add(frames);
         self.stats.bytes.add(bytes);
         self.stats.bursts.add(1);
-        self.stats.calls.add(self.active.as_mut().map_or(0, Active::call));
+        self.stats.calls.add(self.ring.active.as_mut().map_or(0, Active::call));
         Ok(if back > 0 { max.max(shown) } else { shown.max(taken) })
     }
 
@@ -310,14 +301,12 @@ impl Ingress for VirtioIngress {
     }
 
     fn arm(&mut self) -> bool {
-        let Some(active) = self.active.as_mut().filter(|_| self.enabled) else { return true };
+        let Some(active) = self.ring.up() else { return true };
         active.queue.arm() == Armed::Armed
     }
 
     fn disarm(&mut self) {
-        if let Some(active) = &mut self.active {
-            active.queue.disarm();
-        }
+        self.ring.disarm();
     }
 }
 

@@ -3,7 +3,7 @@
 use shm::sync::{Ordering, fence};
 use shm::{Area, GuestMemory};
 
-use super::{DESC_FLAGS, Parts, Pos, USED, event_arm, event_disarm, event_wanted};
+use super::{AVAIL, DESC_FLAGS, Parts, Pos, USED, event_arm, event_disarm, event_wanted};
 use crate::virtq::{
     Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, LayoutError,
     Malformed, Taken, index, lo16, lo32,
@@ -68,29 +68,15 @@ impl PackedDevice {
         if let Some(fault) = self.fault {
             return Err(fault);
         }
-        while out.chains.len() < max {
-            // Device sees the descriptor /before/ it trusts its flags; pairs with the driver's
-            // release in `publish`; loom test `packed_publish_take`.
-            let at = self.avail.offset();
-            let flags = self.parts.desc.sync_load(at + DESC_FLAGS, Ordering::Acquire);
+        while let Some(flags) = self.take_plain(max, out) {
             if !self.avail.is_available(flags) {
                 break;
-            }
-            // For writing: the used descriptor goes where the available one was. 4 to a line.
-            if self.avail.slot.is_multiple_of(4) {
-                self.parts.desc.prefetch_write(at + 16 * DESC_LEN);
-            }
-            let desc = Desc::read_head(&self.parts.desc, at, flags);
-            if flags & (DESC_NEXT | DESC_INDIRECT) == 0 && self.held < self.parts.size {
-                out.push_single(desc.id, desc.buf());
-                self.avail.advance(1, self.parts.size);
-                self.held += 1;
-                continue;
             }
             // A burst ends where the longest chain might not fit: see `Taken::is_full`.
             if out.is_full(self.parts.size) && !out.chains.is_empty() {
                 break;
             }
+            let desc = Desc::read_head(&self.parts.desc, self.avail.offset(), flags);
             let mut chain = out.begin(0);
             let walked = self.chain(memory, desc, &mut chain, out);
             if let Err(fault) = walked.and_then(|()| self.check_held(&chain)) {
@@ -106,6 +92,44 @@ impl PackedDevice {
             Some(fault) if out.chains.is_empty() => Err(fault),
             _ => Ok(out.chains.len()),
         }
+    }
+
+    /// Takes chains of one descriptor, which nearly all are, until `max` are taken or one is
+    /// otherwise; returns the flags of that one, which are not fetched again.
+    #[inline]
+    fn take_plain(&mut self, max: usize, out: &mut Taken) -> Option<u16> {
+        while out.chains.len() < max {
+            let size = self.parts.size;
+            let (slot, left) = (usize::from(self.avail.slot), max - out.chains.len());
+            // One run: not past the end of the ring, nor into slots that we hold.
+            let n = left.min(usize::from(size) - slot).min(usize::from(size - self.held));
+            let descs = self.parts.desc.descs(self.avail.offset(), n.max(1));
+            let plain = self.avail.available_bits();
+            let mut end = (n == 0).then(|| descs.sync_load(0, Ordering::Acquire));
+            let mut taken = 0_u16;
+            for i in 0..n {
+                // Device sees the descriptor /before/ it trusts its flags; pairs with the driver's
+                // release in `publish`; loom test `packed_publish_take`.
+                let flags = descs.sync_load(i, Ordering::Acquire);
+                if flags & (AVAIL | USED | DESC_NEXT | DESC_INDIRECT) != plain {
+                    end = Some(flags);
+                    break;
+                }
+                // For writing: the used descriptor goes where the available one was. 4 to a line.
+                if (slot + i).is_multiple_of(4) {
+                    self.parts.desc.prefetch_write((slot + i + 16) * DESC_LEN);
+                }
+                let (addr, len, id) = descs.load_unflagged(i);
+                out.push_single(id, Buf { addr, len, write: flags & DESC_WRITE != 0 });
+                taken += 1;
+            }
+            self.avail.advance(taken, size);
+            self.held += taken;
+            if end.is_some() {
+                return end;
+            }
+        }
+        None
     }
 
     /// A chain may not reach into slots that we hold: the driver cannot own them.
@@ -267,7 +291,7 @@ impl Desc {
     /// The rest of a descriptor whose flags were fetched already, and are not fetched again.
     #[inline]
     fn read_head(table: &Area, at: usize, flags: u16) -> Self {
-        let (addr, len, id) = table.load_unflagged(at);
+        let (addr, len, id) = table.descs(at, 1).load_unflagged(0);
         Self { addr, len, id, flags }
     }
 

@@ -21,7 +21,7 @@ const PAGE: u32 = 4096;
 impl VirtioEgress {
     /// How many frames of `len` bytes there is room for, and how many chains each gets.
     fn room_for(&mut self, frames: usize, len: u32) -> Result<(usize, usize), Fault> {
-        let Some(format) = self.active.as_ref().map(|a| a.format) else { return Ok((0, 0)) };
+        let Some(format) = self.ring.active.as_ref().map(|a| a.format) else { return Ok((0, 0)) };
         let total = u64::from(len) + u64::from(format.hdr_len);
         self.refill(frames)?;
         let chains = self.taken.chains[self.next..].iter().take(frames);
@@ -53,7 +53,7 @@ impl VirtioEgress {
 
     /// The room behind the header in the chains from `i` on, up to `len` bytes, in segments.
     fn each_seg(&mut self, i: usize, len: u32, each: impl FnMut(SegMut<'_>)) {
-        let Some(Active { memory, hint, format, .. }) = &mut self.active else { return };
+        let Some(Active { memory, hint, format, .. }) = &mut self.ring.active else { return };
         let chains = &self.taken.chains[self.next + i..];
         each_seg(memory, hint, &self.taken, chains, format.hdr_len..format.hdr_len + len, each);
     }
@@ -93,13 +93,13 @@ fn each_seg<'m>(
 
 impl Direct for VirtioEgress {
     fn takes(&self) -> Offloads {
-        self.active.as_ref().map_or(Offloads::default(), |a| a.format.takes)
+        self.ring.active.as_ref().map_or(Offloads::default(), |a| a.format.takes)
     }
 
     fn lend<'m>(&'m mut self, frames: usize, len: u32, lent: &mut Lent<'m>) {
         // A fault is sticky, and is told when a frame is put.
         let Ok((frames, per)) = self.room_for(frames, len) else { return };
-        let Some(Active { memory, hint, format, .. }) = &mut self.active else { return };
+        let Some(Active { memory, hint, format, .. }) = &mut self.ring.active else { return };
         let chains = &self.taken.chains[self.next..][..frames * per];
         for chains in chains.chunks_exact(per.max(1)) {
             let range = format.hdr_len..format.hdr_len + GSO_LEN_MAX;
@@ -118,7 +118,8 @@ impl Direct for VirtioEgress {
     }
 
     fn accept(&mut self, came: &[Came]) -> usize {
-        let Self { active, taken, next, stats, .. } = self;
+        let Self { ring, taken, next, stats, .. } = self;
+        let active = &mut ring.active;
         let Some(Active { queue, memory, format, hint, .. }) = active else { return 0 };
         let mut bytes = 0;
         let mut done = 0;
@@ -163,7 +164,7 @@ impl Direct for VirtioEgress {
                 seg.advance(PAGE - 1);
             }
         });
-        match &self.active {
+        match &self.ring.active {
             Some(active) if active.memory.is_lost() => Err(active.broken(LOST.into())),
             _ => Ok(()),
         }
