@@ -109,6 +109,9 @@ pub struct RunArgs {
     /// Control socket [default: see ctl --help]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+    /// Serve counters and state by HTTP: HOST:PORT, PORT alone (on 127.0.0.1) or unix:PATH
+    #[arg(long, value_name = "ADDR")]
+    pub http: Option<crate::http::Address>,
     /// Stop after so many seconds
     #[arg(long, value_name = "SECS")]
     pub duration: Option<f64>,

@@ -10,6 +10,7 @@ mod demo;
 mod generate;
 mod guest;
 mod hints;
+mod http;
 mod limit;
 mod nic;
 mod pool;
@@ -137,6 +138,7 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
         cpus: args.cpus,
         mode,
         control: args.control.or(config.control),
+        http: args.http.or(config.http),
         duration: args.duration.map(seconds).transpose()?,
         ageing_s: config.ageing.unwrap_or(AGEING_S),
         addresses_per_port: config.addresses_per_port.unwrap_or(ADDRESSES_PER_PORT),
