@@ -18,6 +18,7 @@ mod ports;
 mod run;
 mod spec;
 mod tap;
+mod top;
 mod worker;
 
 use std::process::ExitCode;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
     init_log();
     let result = match cli.command {
         Command::Run(args) => run_command(args),
+        Command::Top(args) => top::command(args),
         Command::Ctl(args) => ctl::command(args).map_err(Into::into),
         Command::Capture(args) => {
             let control = args.control.unwrap_or_else(control::default_path);
