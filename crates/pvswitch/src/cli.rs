@@ -34,6 +34,9 @@ pub enum Command {
     /// Run a switch
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
+    /// Watch a running switch, live
+    #[command(after_help = TOP_HELP)]
+    Top(TopArgs),
     /// Ask a running switch, or change it
     #[command(after_help = CTL_EXAMPLES)]
     Ctl(CtlArgs),
@@ -118,6 +121,9 @@ pub struct RunArgs {
     /// Control socket [default: see ctl --help]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+    /// Serve counters and state by HTTP: HOST:PORT, PORT alone (on 127.0.0.1) or unix:PATH
+    #[arg(long, value_name = "ADDR")]
+    pub http: Option<crate::http::Address>,
     /// Stop after so many seconds
     #[arg(long, value_name = "SECS")]
     pub duration: Option<f64>,
@@ -133,6 +139,24 @@ pub enum ForwardArg {
     Switch,
     /// Ports 1 and 2, 3 and 4, ... wired together; no look-up
     Cross,
+}
+
+const TOP_HELP: &str = "\
+Keys: q quit, arrows or j and k choose a port, Enter its details, t queues of all ports, s sort,
+      ? help";
+
+/// `top`.
+#[derive(Args)]
+pub struct TopArgs {
+    /// Control socket of the switch [default: see ctl --help]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+    /// Seconds from one look to the next
+    #[arg(long, value_name = "SECS", default_value_t = 1.0)]
+    pub interval: f64,
+    /// Print one picture as plain text, of two looks, and exit; so it does without a terminal
+    #[arg(long)]
+    pub once: bool,
 }
 
 /// `ctl`.

@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use switch::poll::Policy;
 
+use crate::http;
 use crate::pool::Placement;
 use crate::spec::{self, Kind, PortSpec, PortTuning, Role, Tap, VhostUser, nearest};
 
@@ -43,6 +44,9 @@ pub struct Config {
     pub placement: Option<Placement>,
     /// `--control`.
     pub control: Option<PathBuf>,
+    /// `--http`.
+    #[serde(deserialize_with = "parsed")]
+    pub http: Option<http::Address>,
     /// Seconds after which an unseen address is forgotten.
     pub ageing: Option<u32>,
     /// Most addresses learned from one port.

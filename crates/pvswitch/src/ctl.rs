@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::cli::{CtlArgs, CtlCommand, FdbCommand};
 use crate::control::{ControlError, Request, call, default_path};
+use crate::demo::format::time_ns;
 
 /// The command.
 pub fn command(args: CtlArgs) -> Result<(), ControlError> {
@@ -79,13 +80,13 @@ fn sum(queues: &Value, counter: &str) -> u64 {
 
 fn stats(answer: &Value) {
     println!(
-        "{:15} {:>12} {:>15} {:>12} {:>15} {:>9} {:>9}",
-        "PORT", "IN FRAMES", "IN BYTES", "OUT FRAMES", "OUT BYTES", "KICKS", "CALLS"
+        "{:15} {:>12} {:>15} {:>12} {:>15} {:>9} {:>9} {:>9}",
+        "PORT", "IN FRAMES", "IN BYTES", "OUT FRAMES", "OUT BYTES", "KICKS", "CALLS", "HELD"
     );
     for port in list(answer, "ports") {
         let (i, e) = (&port["ingress"], &port["egress"]);
         println!(
-            "{:15} {:>12} {:>15} {:>12} {:>15} {:>9} {:>9}",
+            "{:15} {:>12} {:>15} {:>12} {:>15} {:>9} {:>9} {:>9}",
             text(&port["name"]),
             sum(i, "frames"),
             sum(i, "bytes"),
@@ -93,7 +94,13 @@ fn stats(answer: &Value) {
             sum(e, "bytes"),
             sum(i, "kicks") + sum(e, "kicks"),
             sum(i, "calls") + sum(e, "calls"),
+            sum(i, "holds"),
         );
+        if port["up"] == true {
+            list(port, "ingress")
+                .enumerate()
+                .for_each(|(n, queue)| println!("{}", brief(n, queue)));
+        }
         for (way, queues) in [("from guest", i), ("to guest", e)] {
             let first = queues.as_array().and_then(|q| q.first()).and_then(Value::as_object);
             let names = first.into_iter().flat_map(|q| q.keys());
@@ -107,8 +114,26 @@ fn stats(answer: &Value) {
     }
     for (i, worker) in list(answer, "workers").enumerate() {
         let cpu = worker["cpu_ns"].as_u64().unwrap_or(0) as f64 / 1e9;
-        println!("worker {i}: {cpu:.2} s of CPU, {} sleeps", worker["sleeps"]);
+        let (sleeps, naps) = (&worker["sleeps"], &worker["naps"]);
+        let (moves, queues) = (&worker["moves"], &worker["queues"]);
+        println!(
+            "worker {i}: {cpu:.2} s of CPU, {queues} queues, {sleeps} sleeps, {naps} naps, \
+             {moves} queues given away"
+        );
     }
+}
+
+/// One ingress queue in a line: what it is doing, and how fast it wakes up.
+fn brief(n: usize, queue: &Value) -> String {
+    let (state, poll) = (text(&queue["state"]), text(&queue["poll"]));
+    let number = |key: &str| queue[key].as_f64().unwrap_or(0.0);
+    let first = if number("first_frames") > 0.0 {
+        let mean = time_ns(number("first_frame_ns") / number("first_frames"));
+        format!(", first frame after {mean}, at most {}", time_ns(number("first_frame_ns_max")))
+    } else {
+        String::new()
+    };
+    format!("{:15}   queue {n}: {state}, worker {}, {poll}{first}", "", queue["worker"])
 }
 
 fn fdb(answer: &Value) {

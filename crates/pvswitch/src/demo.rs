@@ -4,7 +4,7 @@
 //! vhost-user sockets and shared memory as virtual machines would be: what is measured is real.
 //! The demo only starts them, looks on, and tells. Nothing of it stays behind.
 
-mod format;
+pub mod format;
 mod measure;
 mod process;
 mod scenes;

@@ -10,6 +10,7 @@ mod demo;
 mod generate;
 mod guest;
 mod hints;
+mod http;
 mod limit;
 mod nic;
 mod pool;
@@ -17,6 +18,7 @@ mod ports;
 mod run;
 mod spec;
 mod tap;
+mod top;
 mod worker;
 
 use std::process::ExitCode;
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
     init_log();
     let result = match cli.command {
         Command::Run(args) => run_command(args),
+        Command::Top(args) => top::command(args),
         Command::Ctl(args) => ctl::command(args).map_err(Into::into),
         Command::Capture(args) => {
             let control = args.control.unwrap_or_else(control::default_path);
@@ -137,6 +140,7 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
         cpus: args.cpus,
         mode,
         control: args.control.or(config.control),
+        http: args.http.or(config.http),
         duration: args.duration.map(seconds).transpose()?,
         ageing_s: config.ageing.unwrap_or(AGEING_S),
         addresses_per_port: config.addresses_per_port.unwrap_or(ADDRESSES_PER_PORT),

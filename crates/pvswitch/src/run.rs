@@ -27,6 +27,7 @@ use vhost_user::net::{NetDevice, NetOptions, Pair, takes};
 use vhost_user::sys::{self, Listener, SocketError};
 
 use crate::hints;
+use crate::http;
 use crate::limit::PortLog;
 use crate::pool::{Common, Placement, Pool, token};
 use crate::ports::{Guest, PortHost, burst_of, egress_of, rarp};
@@ -68,6 +69,8 @@ pub struct Options {
     pub mode: Mode,
     /// Control socket; `None`: the default, if it is free.
     pub control: Option<PathBuf>,
+    /// Where to serve HTTP.
+    pub http: Option<http::Address>,
     /// Stop after this long.
     pub duration: Option<Duration>,
     /// Seconds after which an unseen address is forgotten.
@@ -114,6 +117,9 @@ pub enum RunError {
     /// A request that makes no sense.
     #[error("{0}")]
     Request(String),
+    /// HTTP cannot be served.
+    #[error(transparent)]
+    Http(#[from] http::HttpError),
 }
 
 fn os(what: &'static str) -> impl Fn(std::io::Error) -> RunError {
@@ -169,6 +175,7 @@ enum What {
     Reports,
     ControlListener,
     Client,
+    Http,
     Listener(String),
     Connection(String),
 }
@@ -185,6 +192,7 @@ struct System {
     ports: BTreeMap<String, PortState>,
     clients: HashMap<u64, BufReader<UnixStream>>,
     control: Option<Listener>,
+    http: Option<http::Server>,
     /// The control thread's own way into the switch, for announcements.
     forwarder: Forwarder,
     /// Listeners that could not accept, and when they are looked at again.
@@ -278,6 +286,7 @@ impl System {
             ports: BTreeMap::new(),
             clients: HashMap::new(),
             control: None,
+            http: None,
             forwarder,
             resting: Vec::new(),
             started,
@@ -285,6 +294,7 @@ impl System {
         };
         system.watch(wake.as_fd(), What::Reports)?;
         system.listen_control()?;
+        system.start_http()?;
         Ok(system)
     }
 
@@ -319,6 +329,14 @@ impl System {
                 Ok(())
             }
         }
+    }
+
+    fn start_http(&mut self) -> Result<(), RunError> {
+        let Some(address) = &self.options.http else { return Ok(()) };
+        let server = http::Server::start(address)?;
+        self.watch(server.as_fd(), What::Http)?;
+        self.http = Some(server);
+        Ok(())
     }
 
     fn start_ports(&mut self) -> Result<(), RunError> {
@@ -550,6 +568,7 @@ impl System {
             What::Reports => self.read_reports(),
             What::ControlListener => self.accept_client(),
             What::Client => self.serve_client(token),
+            What::Http => self.serve_http(),
             What::Listener(name) => self.accept_guest(&name),
             What::Connection(name) => self.serve_guest(&name),
         }

@@ -15,8 +15,10 @@ use vhost_user::feature;
 use super::{Attach, PortState, REQUEST_MAX, RunError, System, What};
 use crate::capture;
 use crate::control::Request;
+use crate::http::Asked;
 use crate::pool::{Placement, token};
 use crate::spec::{PortSpec, PortTuning, TUNING, did_you_mean};
+use crate::worker::Handle;
 
 impl System {
     pub(super) fn accept_client(&mut self) {
@@ -72,8 +74,27 @@ impl System {
                 return true;
             }
         };
-        let result = match &request {
-            Request::Capture { port } => return self.capture(port, client),
+        if let Request::Capture { port } = &request {
+            return self.capture(port, client);
+        }
+        reply(client, &self.respond(&request));
+        true
+    }
+
+    /// Answers what was asked by HTTP.
+    pub(super) fn serve_http(&mut self) {
+        let Some(server) = &self.http else { return };
+        vhost_user::sys::drain(server.as_fd());
+        let asked: Vec<_> = server.asked.try_iter().collect();
+        for Asked { request, answer } in asked {
+            // A client that was cut off meanwhile wants no answer.
+            let _ = answer.send(self.respond(&request));
+        }
+    }
+
+    /// Does what a request asks for; the answer.
+    fn respond(&mut self, request: &Request) -> Value {
+        let result = match request {
             Request::Show => Ok(self.show()),
             Request::Stats => Ok(self.stats()),
             Request::AddPort { port } => port
@@ -90,16 +111,17 @@ impl System {
                 self.stop = true;
                 Ok(json!({}))
             }
+            Request::Capture { .. } => {
+                Err(RunError::Request("a capture needs a connection of its own".into()))
+            }
         };
-        let answer = match result {
+        match result {
             Ok(mut value) => {
                 value["ok"] = true.into();
                 value
             }
             Err(error) => failure(&error.to_string()),
-        };
-        reply(client, &answer);
-        true
+        }
     }
 
     fn show(&self) -> Value {
@@ -124,6 +146,7 @@ impl System {
                 "nap": costs.nap_ns,
                 "nap_late": costs.nap_late_ns,
             },
+            "http": self.http.as_ref().map(|server| server.url.as_str()),
             "ports": ports.into_iter().map(show_port).collect::<Vec<_>>(),
         })
     }
@@ -131,7 +154,7 @@ impl System {
     fn stats(&self) -> Value {
         let mut ports: Vec<_> = self.ports.values().collect();
         ports.sort_by_key(|p| p.port.id.0);
-        let workers: Vec<_> = self.pool.workers().iter().map(|w| worker_stats(&w.stats)).collect();
+        let workers: Vec<_> = self.pool.workers().iter().map(|w| worker_stats(w)).collect();
         json!({
             "uptime_ns": u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX),
             "ports": ports.into_iter().map(port_stats).collect::<Vec<_>>(),
@@ -340,7 +363,8 @@ fn port_stats(state: &PortState) -> Value {
     })
 }
 
-fn worker_stats(stats: &crate::worker::WorkerStats) -> Value {
+fn worker_stats(worker: &Handle) -> Value {
+    let stats = &worker.stats;
     let tid = stats.tid.load(Ordering::Relaxed);
     json!({
         "tid": tid,
@@ -349,7 +373,7 @@ fn worker_stats(stats: &crate::worker::WorkerStats) -> Value {
         "naps": stats.naps.load(Ordering::Relaxed),
         "moves": stats.moves.load(Ordering::Relaxed),
         "queues": stats.queues.load(Ordering::Relaxed),
-        "load": stats.load.load(Ordering::Relaxed),
+        "load": worker.load(),
         "asleep": stats.asleep.load(Ordering::Relaxed),
         "cpu_ns": thread_cpu_ns(tid).unwrap_or(0),
     })

@@ -1,0 +1,339 @@
+//! The counters as Prometheus reads them: text format 0.0.4, made from the answers to `show` and
+//! `stats`.
+//!
+//! Names follow from those of `stats`: `pvswitch_ingress_NAME_total`, times in seconds, drops as
+//! one counter with the cause as a label. A counter that is new needs nothing here but its help.
+
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value};
+
+/// What the text is served as.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// One way through the switch.
+struct Way {
+    name: &'static str,
+    /// Counters: name in `stats`, and help.
+    helps: &'static [(&'static str, &'static str)],
+    /// What is no counter: name in `stats`, and help.
+    gauges: &'static [(&'static str, &'static str)],
+    drops: &'static str,
+}
+
+const INGRESS: Way = Way {
+    name: "ingress",
+    helps: &[
+        ("frames", "Frames taken from the guest."),
+        ("bytes", "Bytes of frames taken from the guest, from the destination MAC on."),
+        ("bursts", "Looks at the queue that found something."),
+        ("direct", "Frames read straight into the buffers of the port they go to."),
+        ("polls", "Looks at the queue."),
+        ("polls_empty", "Looks at the queue that found nothing."),
+        ("sleeps", "Times the queue was armed and left the poll set."),
+        ("naps", "Times the queue was left alone for a time that was set."),
+        ("wakes", "Sleeps that a notification ended."),
+        ("served_ns", "Time its worker spent on the queue, looks in vain included."),
+        ("kicks", "Notifications from the guest."),
+        ("calls", "Notifications to the guest that its buffers came back."),
+        ("holds", "Looks at a frame that was held because its destination was full."),
+    ],
+    gauges: &[
+        ("worker", "Number of the worker that serves the queue."),
+        ("weight", "Part of a worker's time for the port, against other ports'."),
+        ("hold", "Most frames that may be held for full destinations."),
+    ],
+    drops: "Frames from the guest that were dropped, by cause.",
+};
+
+const EGRESS: Way = Way {
+    name: "egress",
+    helps: &[
+        ("frames", "Frames delivered to the guest."),
+        ("bytes", "Bytes of frames delivered to the guest, from the destination MAC on."),
+        ("groups", "Groups of frames delivered under one lock."),
+        ("calls", "Notifications to the guest of frames."),
+        ("calls_late", "Notifications to the guest that were put off."),
+        ("kicks", "Notifications from the guest that it made room."),
+        ("full", "Times a frame did not fit at once."),
+        ("contended", "Times another worker had the queue's lock."),
+        ("segmented", "Frames made by segmentation in software."),
+        ("checksummed", "Frames whose checksum was computed in software."),
+    ],
+    gauges: &[],
+    drops: "Frames to the guest that were dropped, by cause.",
+};
+
+const WORKER: Way = Way {
+    name: "worker",
+    helps: &[
+        ("rounds", "Rounds over the hot queues."),
+        ("sleeps", "Times the worker slept until it was woken, or for long."),
+        ("naps", "Times the worker slept for a short time that was set."),
+        ("moves", "Queues the worker gave to another."),
+        ("cpu_ns", "CPU time of the worker's thread."),
+    ],
+    gauges: &[("queues", "Queues the worker serves.")],
+    drops: "",
+};
+
+/// Of each first frame after a sleep; told as a summary and a maximum.
+const FIRST: [&str; 3] = ["first_frame_ns", "first_frames", "first_frame_ns_max"];
+
+/// Everything, as of these answers.
+pub fn text(show: &Value, stats: &Value) -> String {
+    let mut out = String::with_capacity(1 << 16);
+    about(&mut out, show, stats);
+    let ports = list(&stats["ports"]);
+    for (way, key) in [(&INGRESS, "ingress"), (&EGRESS, "egress")] {
+        let mut queues = Vec::new();
+        for port in ports {
+            for (i, queue) in list(&port[key]).iter().enumerate() {
+                let name = escaped(port["name"].as_str().unwrap_or_default());
+                let labels = format!("port=\"{name}\",queue=\"{i}\"");
+                queues.extend(queue.as_object().map(|counters| (labels, counters)));
+            }
+        }
+        way.write(&mut out, &queues);
+        if way.name == INGRESS.name {
+            first_frames(&mut out, &queues);
+        }
+        words(&mut out, way.name, &queues);
+    }
+    let workers = list(&stats["workers"]).iter().enumerate();
+    let workers: Vec<_> =
+        workers.filter_map(|(i, w)| Some((format!("worker=\"{i}\""), w.as_object()?))).collect();
+    WORKER.write(&mut out, &workers);
+    let mut load = Family::new(&mut out, "pvswitch_worker_load_ratio", "gauge", LOAD);
+    for (labels, worker) in &workers {
+        load.sample(labels, worker["load"].as_f64().unwrap_or(0.0) / 1000.0);
+    }
+    let asleep = "Whether the worker sleeps until it is woken.";
+    let mut asleep = Family::new(&mut out, "pvswitch_worker_asleep", "gauge", asleep);
+    for (labels, worker) in &workers {
+        asleep.sample(labels, f64::from(u8::from(worker["asleep"] == true)));
+    }
+    out
+}
+
+const LOAD: &str = "Part of the worker's time spent on frames in the last millisecond it ran.";
+
+/// The switch itself, and its ports.
+fn about(out: &mut String, show: &Value, stats: &Value) {
+    let version = escaped(show["version"].as_str().unwrap_or_default());
+    Family::new(out, "pvswitch_build_info", "gauge", "Always 1; the version is a label.")
+        .sample(&format!("version=\"{version}\""), 1.0);
+    let uptime = stats["uptime_ns"].as_f64().unwrap_or(0.0) / 1e9;
+    Family::new(out, "pvswitch_uptime_seconds", "gauge", "Time since the switch was started.")
+        .sample("", uptime);
+    let ports: Vec<_> = list(&show["ports"])
+        .iter()
+        .map(|port| (escaped(port["name"].as_str().unwrap_or_default()), port))
+        .collect();
+    let mut info =
+        Family::new(out, "pvswitch_port_info", "gauge", "Always 1; its kind is a label.");
+    for (name, port) in &ports {
+        let kind = escaped(port["kind"].as_str().unwrap_or_default());
+        info.sample(&format!("port=\"{name}\",kind=\"{kind}\""), 1.0);
+    }
+    let help = "Whether the guest has a receive queue enabled.";
+    let mut up = Family::new(out, "pvswitch_port_up", "gauge", help);
+    for (name, port) in &ports {
+        up.sample(&format!("port=\"{name}\""), f64::from(u8::from(port["up"] == true)));
+    }
+    let help = "Queue pairs the guest has enabled.";
+    let mut active = Family::new(out, "pvswitch_port_queues_active", "gauge", help);
+    for (name, port) in &ports {
+        active.sample(&format!("port=\"{name}\""), port["queues_active"].as_f64().unwrap_or(0.0));
+    }
+    let help = "Times the guest broke the protocol.";
+    let mut faults = Family::new(out, "pvswitch_port_faults_total", "counter", help);
+    for (name, port) in &ports {
+        faults.sample(&format!("port=\"{name}\""), port["faults"].as_f64().unwrap_or(0.0));
+    }
+    let help = "Front-ends that connected.";
+    let mut connections = Family::new(out, "pvswitch_port_connections_total", "counter", help);
+    for (name, port) in &ports {
+        if let Some(n) = port["connections"].as_f64() {
+            connections.sample(&format!("port=\"{name}\""), n);
+        }
+    }
+}
+
+impl Way {
+    /// Every counter and gauge of these queues or workers.
+    fn write(&self, out: &mut String, all: &[(String, &Map<String, Value>)]) {
+        let Some((_, first)) = all.first() else { return };
+        let mut drops = Vec::new();
+        for (key, value) in *first {
+            if FIRST.contains(&key.as_str()) || !value.is_u64() {
+                continue;
+            }
+            let help = self.helps.iter().find(|(name, _)| name == key).map(|(_, help)| *help);
+            if let Some(cause) = key.strip_prefix("drops_") {
+                drops.push((key, cause));
+            } else if let Some(help) = help {
+                let (base, scale) = unit(key);
+                let name = format!("pvswitch_{}_{base}_total", self.name);
+                let mut family = Family::new(out, &name, "counter", help);
+                for (labels, counters) in all {
+                    family.sample(labels, counters[key].as_f64().unwrap_or(0.0) * scale);
+                }
+            } else if let Some((_, help)) = self.gauges.iter().find(|(name, _)| name == key) {
+                let name = format!("pvswitch_{}_{key}", self.name);
+                let mut family = Family::new(out, &name, "gauge", help);
+                for (labels, counters) in all {
+                    family.sample(labels, counters[key].as_f64().unwrap_or(0.0));
+                }
+            }
+        }
+        if drops.is_empty() {
+            return;
+        }
+        let name = format!("pvswitch_{}_drops_total", self.name);
+        let mut family = Family::new(out, &name, "counter", self.drops);
+        for (labels, counters) in all {
+            for (key, cause) in &drops {
+                let labels = format!("{labels},cause=\"{cause}\"");
+                family.sample(&labels, counters[*key].as_f64().unwrap_or(0.0));
+            }
+        }
+    }
+}
+
+fn first_frames(out: &mut String, queues: &[(String, &Map<String, Value>)]) {
+    let number = |counters: &Map<String, Value>, key: &str| {
+        counters.get(key).and_then(Value::as_f64).unwrap_or(0.0)
+    };
+    let help = "Time from a wake-up to its first frame's delivery.";
+    let name = "pvswitch_ingress_first_frame_seconds";
+    let mut family = Family::new(out, name, "summary", help);
+    for (labels, counters) in queues {
+        family.part("_sum", labels, number(counters, FIRST[0]) * 1e-9);
+        family.part("_count", labels, number(counters, FIRST[1]));
+    }
+    let help = "Longest time from a wake-up to its first frame's delivery.";
+    let name = "pvswitch_ingress_first_frame_max_seconds";
+    let mut family = Family::new(out, name, "gauge", help);
+    for (labels, counters) in queues {
+        family.sample(labels, number(counters, FIRST[2]) * 1e-9);
+    }
+}
+
+/// What is a word: a queue's state, as one of three that is 1, and its policy, as a label.
+fn words(out: &mut String, way: &str, queues: &[(String, &Map<String, Value>)]) {
+    let with = |key: &str| queues.first().is_some_and(|(_, counters)| counters.contains_key(key));
+    if with("state") {
+        let help = "1 for the state the queue is in: hot is polled, warm now and then, cold armed.";
+        let mut family = Family::new(out, &format!("pvswitch_{way}_state"), "gauge", help);
+        for (labels, counters) in queues {
+            for state in ["hot", "warm", "cold"] {
+                let labels = format!("{labels},state=\"{state}\"");
+                family.sample(&labels, f64::from(u8::from(counters["state"] == state)));
+            }
+        }
+    }
+    for (key, what) in [("poll", "when it is polled"), ("call", "when the guest is notified")] {
+        if !with(key) {
+            continue;
+        }
+        let help = format!("Always 1; the policy of the queue, {what}, is a label.");
+        let mut family = Family::new(out, &format!("pvswitch_{way}_{key}_info"), "gauge", &help);
+        for (labels, counters) in queues {
+            let policy = escaped(counters[key].as_str().unwrap_or_default());
+            family.sample(&format!("{labels},{key}=\"{policy}\""), 1.0);
+        }
+    }
+}
+
+/// The name without its unit, with the base unit where it has one; and the factor between them.
+fn unit(key: &str) -> (String, f64) {
+    match key.strip_suffix("_ns") {
+        Some(base) => (format!("{base}_seconds"), 1e-9),
+        None => (key.into(), 1.0),
+    }
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+/// As a label's value.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// A metric: its head is written once, then its samples.
+struct Family<'a> {
+    out: &'a mut String,
+    name: String,
+}
+
+impl<'a> Family<'a> {
+    fn new(out: &'a mut String, name: &str, kind: &str, help: &str) -> Self {
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        Self { out, name: name.into() }
+    }
+
+    fn sample(&mut self, labels: &str, value: f64) {
+        self.part("", labels, value);
+    }
+
+    fn part(&mut self, suffix: &str, labels: &str, value: f64) {
+        let name = &self.name;
+        let _ = if labels.is_empty() {
+            writeln!(self.out, "{name}{suffix} {value}")
+        } else {
+            writeln!(self.out, "{name}{suffix}{{{labels}}} {value}")
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use switch::stats::{EgressStats, IngressStats};
+
+    use super::*;
+
+    #[test]
+    fn every_counter_has_help() {
+        let (ingress, egress) = (IngressStats::default(), EgressStats::default());
+        let names = ingress.all().map(|(name, _)| (&INGRESS, name));
+        for (way, name) in names.chain(egress.all().map(|(name, _)| (&EGRESS, name))) {
+            let known = name.starts_with("drops_")
+                || FIRST.contains(&name)
+                || way.helps.iter().any(|(key, _)| *key == name);
+            assert!(known, "{} {name}: add its help", way.name);
+        }
+    }
+
+    #[test]
+    fn labels_are_escaped_and_times_are_seconds() {
+        let show = json!({"version": "1", "ports": [
+            {"name": "a", "kind": "tap:\"x\\y\"\n", "up": true, "faults": 3},
+        ]});
+        let stats = json!({"uptime_ns": 1_500_000_000_u64, "ports": [{"name": "a",
+            "ingress": [{"frames": 5, "served_ns": 2_000, "drops_runt": 7, "state": "warm",
+                         "first_frame_ns": 4_000, "first_frames": 2, "first_frame_ns_max": 3_000,
+                         "poll": "adaptive"}],
+            "egress": [],
+        }], "workers": [{"cpu_ns": 3_000_000_000_u64, "load": 250, "asleep": true}]});
+        let text = text(&show, &stats);
+        for line in [
+            "pvswitch_uptime_seconds 1.5",
+            r#"pvswitch_port_info{port="a",kind="tap:\"x\\y\"\n"} 1"#,
+            r#"pvswitch_ingress_frames_total{port="a",queue="0"} 5"#,
+            r#"pvswitch_ingress_drops_total{port="a",queue="0",cause="runt"} 7"#,
+            r#"pvswitch_ingress_first_frame_seconds_count{port="a",queue="0"} 2"#,
+            r#"pvswitch_ingress_state{port="a",queue="0",state="warm"} 1"#,
+            r#"pvswitch_ingress_state{port="a",queue="0",state="hot"} 0"#,
+            r#"pvswitch_worker_cpu_seconds_total{worker="0"} 3"#,
+            r#"pvswitch_worker_load_ratio{worker="0"} 0.25"#,
+            "# TYPE pvswitch_ingress_first_frame_seconds summary",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
+        }
+        assert!(!text.contains("egress"), "{text}");
+    }
+}

@@ -1,0 +1,336 @@
+//! `pvswitch top`: a running switch, live. It knows only what the control socket tells, so that it
+//! shows any switch, and costs it two answers a second.
+//!
+//! One thread asks, one reads keys, one waits for signals; the main one draws what they send, and
+//! owns the terminal.
+
+mod sample;
+mod table;
+mod view;
+
+use std::io::{IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::Paragraph;
+
+use crate::cli::TopArgs;
+use crate::control::{ControlError, default_path};
+use crate::{AnyError, Usage};
+use sample::{Picture, Sample, picture};
+use view::Sort;
+
+/// Shortest and longest time between two looks, in seconds.
+const INTERVAL_S: (f64, f64) = (0.1, 3600.0);
+/// Width of `--once` where there is no terminal to ask.
+const PLAIN_WIDTH: usize = 120;
+/// Part of the screen that workers may take.
+const WORKERS_PART: usize = 3;
+
+/// The command.
+pub fn command(args: TopArgs) -> Result<(), AnyError> {
+    let (least, most) = INTERVAL_S;
+    if !(least..=most).contains(&args.interval) {
+        let error = format!("--interval {}: use {least} to {most} seconds", args.interval);
+        return Err(Usage(error).into());
+    }
+    let interval = Duration::from_secs_f64(args.interval);
+    let control = args.control.unwrap_or_else(default_path);
+    // A path that is wrong is told at once; a switch that goes away later is waited for.
+    let first = Sample::take(&control)?;
+    if args.once || !std::io::stdout().is_terminal() {
+        return once(&control, first, interval);
+    }
+    live(control, first, interval)
+}
+
+fn once(control: &Path, first: Sample, interval: Duration) -> Result<(), AnyError> {
+    std::thread::sleep(interval);
+    let picture = picture(Some(&first), &Sample::take(control)?);
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
+    let width = size.map_or(0, |size| usize::from(size.ws_col));
+    let text = view::plain(&picture, if width > 0 { width } else { PLAIN_WIDTH });
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Whoever read it has seen enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        result => Ok(result?),
+    }
+}
+
+/// What the main thread waits for.
+enum News {
+    Answer(Result<Sample, ControlError>),
+    Terminal(Event),
+    /// A signal, or the terminal is gone.
+    End,
+}
+
+fn live(control: PathBuf, first: Sample, interval: Duration) -> Result<(), AnyError> {
+    let (send, news) = channel();
+    let mut signals = crate::run::signals()?;
+    let (keys, samples) = (send.clone(), send.clone());
+    std::thread::spawn(move || {
+        let _ = signals.read(&mut [0]);
+        let _ = send.send(News::End);
+    });
+    // Restores the terminal also when something panics.
+    let terminal = ratatui::try_init();
+    let result = terminal.map_err(AnyError::from).and_then(|terminal| {
+        std::thread::spawn(move || read_keys(&keys));
+        std::thread::spawn(move || ask(&control, interval, &samples));
+        let app = App { interval, last: Some(first), ..App::default() };
+        app.run(terminal, &news)
+    });
+    ratatui::try_restore()?;
+    result
+}
+
+fn read_keys(news: &Sender<News>) {
+    while let Ok(event) = event::read() {
+        if news.send(News::Terminal(event)).is_err() {
+            return;
+        }
+    }
+    let _ = news.send(News::End);
+}
+
+fn ask(control: &Path, interval: Duration, news: &Sender<News>) {
+    let mut next = Instant::now();
+    loop {
+        // A switch that was slow to answer is not asked twice in a row for that.
+        next = (next + interval).max(Instant::now());
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        if news.send(News::Answer(Sample::take(control))).is_err() {
+            return;
+        }
+    }
+}
+
+/// What is on the screen.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Page {
+    #[default]
+    Ports,
+    /// The selected port.
+    Port,
+    Help,
+}
+
+#[derive(Default)]
+struct App {
+    interval: Duration,
+    last: Option<Sample>,
+    picture: Picture,
+    /// Why the switch does not answer, and since when.
+    silent: Option<(String, Instant)>,
+    page: Page,
+    sort: Sort,
+    /// Queues of all ports are in the list.
+    queues: bool,
+    /// Name of the selected port.
+    selected: String,
+    /// Lines of the list, or of the page, above the screen.
+    scroll: usize,
+    /// Lines of the list on the screen, when last drawn.
+    room: usize,
+}
+
+impl App {
+    fn run(
+        mut self,
+        mut terminal: ratatui::DefaultTerminal,
+        news: &Receiver<News>,
+    ) -> Result<(), AnyError> {
+        if let Some(first) = &self.last {
+            self.picture = picture(None, first);
+        }
+        loop {
+            terminal.draw(|frame| self.draw(frame))?;
+            match news.recv()? {
+                News::Answer(answer) => self.answered(answer),
+                News::Terminal(Event::Key(key)) if key.kind != KeyEventKind::Release => {
+                    if !self.key(key) {
+                        return Ok(());
+                    }
+                }
+                // A new size is drawn in the next round.
+                News::Terminal(_) => {}
+                News::End => return Ok(()),
+            }
+        }
+    }
+
+    fn answered(&mut self, answer: Result<Sample, ControlError>) {
+        match answer {
+            Ok(sample) => {
+                self.picture = picture(self.last.as_ref(), &sample);
+                self.last = Some(sample);
+                self.silent = None;
+            }
+            Err(error) => {
+                let since = self.silent.take().map_or_else(Instant::now, |(_, since)| since);
+                self.silent = Some((error.to_string(), since));
+            }
+        }
+    }
+
+    // ---- keys ----
+
+    /// Does what a key says; whether to go on.
+    fn key(&mut self, key: KeyEvent) -> bool {
+        let control = key.modifiers.contains(KeyModifiers::CONTROL);
+        let jump = self.room.max(1) as isize;
+        match key.code {
+            KeyCode::Char('c') if control => return false,
+            KeyCode::Char('q') | KeyCode::Esc if self.page != Page::Ports => {
+                self.turn_to(Page::Ports);
+            }
+            KeyCode::Char('q') => return false,
+            KeyCode::Char('?' | 'h') if self.page == Page::Help => self.turn_to(Page::Ports),
+            KeyCode::Char('?' | 'h') => self.turn_to(Page::Help),
+            KeyCode::Enter if self.page == Page::Ports => self.turn_to(Page::Port),
+            KeyCode::Enter => self.turn_to(Page::Ports),
+            KeyCode::Char('s') => self.sort = self.sort.next(),
+            KeyCode::Char('t') | KeyCode::Tab => self.queues = !self.queues,
+            KeyCode::Up | KeyCode::Char('k') => self.step(-1),
+            KeyCode::Down | KeyCode::Char('j') => self.step(1),
+            KeyCode::PageUp => self.step(-jump),
+            KeyCode::PageDown => self.step(jump),
+            KeyCode::Home => self.step(isize::MIN),
+            KeyCode::End => self.step(isize::MAX),
+            _ => {}
+        }
+        true
+    }
+
+    fn turn_to(&mut self, page: Page) {
+        self.page = page;
+        self.scroll = 0;
+    }
+
+    /// Chooses another port; on other pages, scrolls.
+    fn step(&mut self, by: isize) {
+        if self.page != Page::Ports {
+            self.scroll = self.scroll.saturating_add_signed(by);
+            return;
+        }
+        let ports = self.sorted();
+        let at = ports.iter().position(|port| port.name == self.selected).unwrap_or(0);
+        let to = at.saturating_add_signed(by).min(ports.len().saturating_sub(1));
+        self.selected = ports.get(to).map_or_else(String::new, |port| port.name.clone());
+    }
+
+    fn sorted(&self) -> Vec<sample::Port> {
+        let mut ports = self.picture.ports.clone();
+        self.sort.apply(&mut ports);
+        ports
+    }
+
+    // ---- drawing ----
+
+    fn draw(&mut self, frame: &mut Frame<'_>) {
+        let area = frame.area();
+        let (width, height) = (usize::from(area.width), usize::from(area.height));
+        let every = format!("every {} s", self.interval.as_secs_f64());
+        let mut top = vec![view::title(&self.picture, width, &every), self.news(width)];
+        if self.page != Page::Help {
+            top.extend(view::workers(&self.picture, width, (height / WORKERS_PART).max(2)));
+            top.push(Line::raw(""));
+        }
+        let body = self.body(width, height.saturating_sub(top.len() + 1), &mut top);
+        top.extend(body);
+        let rest = Rect { height: area.height.saturating_sub(1), ..area };
+        let mut lines = Paragraph::new(top);
+        if self.silent.is_some() {
+            // What is not known to be so any more.
+            lines = lines.style(Style::new().add_modifier(Modifier::DIM));
+        }
+        frame.render_widget(lines, rest);
+        let foot = Rect { y: area.bottom().saturating_sub(1), height: area.height.min(1), ..area };
+        frame.render_widget(Paragraph::new(self.foot(width)), foot);
+    }
+
+    /// The second line: whether the switch answers.
+    fn news(&self, width: usize) -> Line<'static> {
+        let Some((error, since)) = &self.silent else { return Line::raw("") };
+        let secs = since.elapsed().as_secs();
+        let text = format!(" NO ANSWER for {secs} s, trying on. {error}");
+        let style = Style::new().fg(Color::Red).add_modifier(Modifier::REVERSED);
+        Line::styled(table::cut(&text, width), style)
+    }
+
+    /// What is between workers and the last line; heads go to `top`.
+    fn body(&mut self, width: usize, room: usize, top: &mut Vec<Line<'_>>) -> Vec<Line<'static>> {
+        let ports = self.sorted();
+        if !ports.iter().any(|port| port.name == self.selected) && self.page == Page::Ports {
+            self.selected = ports.first().map_or_else(String::new, |port| port.name.clone());
+        }
+        let page = match self.page {
+            Page::Help => view::help(),
+            Page::Port => match ports.iter().find(|port| port.name == self.selected) {
+                Some(port) => view::detail(port, width),
+                None => vec![Line::raw(format!("Port {} is gone.", self.selected))],
+            },
+            Page::Ports => {
+                let (heads, lines) = view::ports(&ports, width, self.queues);
+                let room = room.saturating_sub(heads.len());
+                top.extend(heads);
+                return self.list(&ports, lines, room);
+            }
+        };
+        self.room = room;
+        self.scroll = self.scroll.min(page.len().saturating_sub(room));
+        page.into_iter().skip(self.scroll).take(room).collect()
+    }
+
+    /// The part of the list that is on the screen, with the selected port.
+    fn list(
+        &mut self,
+        ports: &[sample::Port],
+        mut lines: Vec<view::PortLine>,
+        room: usize,
+    ) -> Vec<Line<'static>> {
+        if ports.is_empty() {
+            return vec![Line::raw("No ports: pvswitch ctl add-port NAME=KIND:ARG")];
+        }
+        let selected = ports.iter().position(|port| port.name == self.selected);
+        let mine = |(port, _): &view::PortLine| Some(*port) == selected;
+        let first = lines.iter().position(mine).unwrap_or(0);
+        let last = lines.iter().rposition(mine).unwrap_or(0);
+        if let Some((_, line)) = lines.get_mut(first) {
+            line.style = line.style.add_modifier(Modifier::REVERSED);
+        }
+        // Its end is shown, but rather its beginning.
+        self.scroll = self.scroll.max((last + 1).saturating_sub(room)).min(first);
+        self.scroll = self.scroll.min(lines.len().saturating_sub(room));
+        self.room = room;
+        lines.into_iter().map(|(_, line)| line).skip(self.scroll).take(room).collect()
+    }
+
+    fn foot(&self, width: usize) -> Line<'static> {
+        let keys = match self.page {
+            Page::Ports => "q quit  j k choose  Enter port  t queues  s sort  ? help",
+            Page::Port => "q back  j k scroll  ? help",
+            Page::Help => "q back  j k scroll",
+        };
+        let n = self.picture.ports.len();
+        let right = match self.page {
+            Page::Ports => {
+                format!("{n} port{}, {}", if n == 1 { "" } else { "s" }, self.sort.name())
+            }
+            _ => String::new(),
+        };
+        let room = width.saturating_sub(right.len());
+        let text = format!("{:room$}{right}", table::cut(keys, room.saturating_sub(1)));
+        Line::styled(table::cut(&text, width), Style::new().add_modifier(Modifier::REVERSED))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,437 @@
+//! Two looks at a switch, and what happened between them.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::control::{ControlError, Request, call};
+use crate::demo::format::ratio;
+
+/// What a switch answered.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    show: Value,
+    stats: Value,
+}
+
+impl Sample {
+    /// Asks the switch.
+    pub fn take(control: &Path) -> Result<Self, ControlError> {
+        let (show, _) = call(control, &Request::Show)?;
+        let (stats, _) = call(control, &Request::Stats)?;
+        Ok(Self { show, stats })
+    }
+}
+
+/// All that is shown. Rates are a second; `None` until there are two looks.
+#[derive(Clone, Debug, Default)]
+pub struct Picture {
+    /// Version, age and settings.
+    pub about: String,
+    /// Time between the looks, in seconds; 0: there was one.
+    pub secs: f64,
+    pub workers: Vec<Worker>,
+    pub ports: Vec<Port>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Worker {
+    /// Part of a CPU.
+    pub cpu: Option<f64>,
+    /// Part of its time spent on the queues it has now.
+    pub load: Option<f64>,
+    pub queues: u64,
+    pub rounds: Option<f64>,
+    pub sleeps: Option<f64>,
+    pub naps: Option<f64>,
+    /// Queues given away so far.
+    pub moves: u64,
+    pub asleep: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Port {
+    pub name: String,
+    pub kind: String,
+    pub up: bool,
+    /// Whether there is a front-end; `None`: its kind has none.
+    pub connected: Option<bool>,
+    pub queues_active: u64,
+    pub queues: u64,
+    /// Negotiated features, or offloads.
+    pub features: String,
+    pub faults: u64,
+    pub in_frames: Option<f64>,
+    pub in_bits: Option<f64>,
+    pub out_frames: Option<f64>,
+    pub out_bits: Option<f64>,
+    /// Looks at held frames.
+    pub holds: Option<f64>,
+    /// Causes that there were.
+    pub drops: Vec<Drop>,
+    pub ingress: Vec<Queue>,
+    pub egress: Vec<Egress>,
+}
+
+/// Frames dropped for one cause.
+#[derive(Clone, Debug, Default)]
+pub struct Drop {
+    pub cause: String,
+    /// From the guest; otherwise to it.
+    pub ingress: bool,
+    pub rate: Option<f64>,
+    pub total: u64,
+}
+
+/// An ingress queue, with what its egress twin is called for.
+#[derive(Clone, Debug, Default)]
+pub struct Queue {
+    /// `hot`, `warm` or `cold`.
+    pub state: String,
+    pub worker: Option<u64>,
+    pub poll: String,
+    pub weight: Option<u64>,
+    pub frames: Option<f64>,
+    pub polls: Option<f64>,
+    /// Part of the polls that found nothing.
+    pub empty: Option<f64>,
+    pub sleeps: Option<f64>,
+    pub naps: Option<f64>,
+    pub kicks: Option<f64>,
+    pub frames_per_kick: Option<f64>,
+    /// Notifications to the guest of its buffers.
+    pub calls: Option<f64>,
+    pub frames_per_burst: Option<f64>,
+    /// Part of a CPU spent on it.
+    pub served: Option<f64>,
+    /// Time to the first frame after a sleep, in ns: mean since the last look, or if there was
+    /// none, since the beginning; and the longest ever.
+    pub first_ns: Option<f64>,
+    pub first_ns_max: Option<f64>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Egress {
+    pub call: String,
+    pub frames: Option<f64>,
+    pub calls: Option<f64>,
+    pub frames_per_call: Option<f64>,
+    pub calls_late: Option<f64>,
+    pub kicks: Option<f64>,
+    pub full: Option<f64>,
+    pub contended: Option<f64>,
+    pub segmented: Option<f64>,
+    pub checksummed: Option<f64>,
+}
+
+impl Drop {
+    /// The cause: `runt` on the way from the guest, `to:down` on the way to it.
+    pub fn name(&self) -> String {
+        format!("{}{}", if self.ingress { "" } else { "to:" }, self.cause)
+    }
+}
+
+impl Port {
+    /// Frames dropped in a second, for all causes.
+    pub fn drop_rate(&self) -> Option<f64> {
+        self.drops.iter().map(|drop| drop.rate).sum::<Option<f64>>().or(Some(0.0))
+    }
+
+    /// Its state in a word.
+    pub fn state(&self) -> &'static str {
+        if self.up { "up" } else { "down" }
+    }
+}
+
+/// Counters of one queue, port or worker, at both looks.
+#[derive(Clone, Copy)]
+struct Pair<'a> {
+    new: &'a Value,
+    /// Null: it was not there.
+    old: &'a Value,
+    /// 0: there was one look.
+    secs: f64,
+}
+
+impl Pair<'_> {
+    /// By how much a counter grew. One that went back belongs to something new of the same name.
+    fn grown(&self, counter: &str) -> f64 {
+        let new = self.new[counter].as_u64().unwrap_or(0);
+        let old = self.old[counter].as_u64().unwrap_or(0);
+        (if new >= old { new - old } else { new }) as f64
+    }
+
+    /// That in a second; `None`: not known.
+    fn rate(&self, counter: &str) -> Option<f64> {
+        let known = self.secs > 0.0 && self.new[counter].is_u64();
+        known.then(|| self.grown(counter) / self.secs)
+    }
+
+    /// How many of one for each of another; `None`: there was none of the other.
+    fn per(&self, part: &str, whole: &str) -> Option<f64> {
+        let whole = self.grown(whole);
+        (self.secs > 0.0 && whole > 0.0).then(|| ratio(self.grown(part), whole))
+    }
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().into()
+}
+
+/// What happened between two looks; `old` may be missing, or of a switch that is no more.
+pub fn picture(old: Option<&Sample>, new: &Sample) -> Picture {
+    let same = |old: &&Sample| old.show["pid"] == new.show["pid"];
+    let uptime = |sample: &Sample| sample.stats["uptime_ns"].as_f64().unwrap_or(0.0) / 1e9;
+    let old = old.filter(same).filter(|old| uptime(old) < uptime(new));
+    let secs = old.map_or(0.0, |old| uptime(new) - uptime(old));
+    let null = Value::Null;
+    let old_stats = old.map_or(&null, |old| &old.stats);
+    let workers = list(&new.stats["workers"])
+        .iter()
+        .enumerate()
+        .map(|(i, now)| worker(Pair { new: now, old: &old_stats["workers"][i], secs }));
+    let ports = list(&new.stats["ports"]).iter().map(|now| {
+        let same = |port: &&Value| port["name"] == now["name"];
+        let before = list(&old_stats["ports"]).iter().find(same).unwrap_or(&null);
+        let shown = list(&new.show["ports"]).iter().find(same).unwrap_or(&null);
+        port(Pair { new: now, old: before, secs }, shown)
+    });
+    let ports: Vec<_> = ports.collect();
+    let mut workers: Vec<_> = workers.collect();
+    for (i, worker) in workers.iter_mut().enumerate() {
+        let queues = ports.iter().flat_map(|port| &port.ingress);
+        let mine = queues.filter(|queue| queue.worker == Some(i as u64));
+        worker.load = mine.map(|queue| queue.served).sum::<Option<f64>>().filter(|_| secs > 0.0);
+    }
+    Picture { about: about(&new.show), secs, workers, ports }
+}
+
+fn about(show: &Value) -> String {
+    let up = show["uptime_s"].as_u64().unwrap_or(0);
+    let (hours, minutes, seconds) = (up / 3600, up / 60 % 60, up % 60);
+    let mut about = format!(
+        "pvswitch {}  pid {}  up {hours}:{minutes:02}:{seconds:02}  {}",
+        text(&show["version"]),
+        show["pid"],
+        text(&show["forward"]),
+    );
+    let words = [("  poll ", "poll"), ("  ", "placement")];
+    for (before, word) in words.map(|(before, key)| (before, show[key].as_str())) {
+        about.extend(word.into_iter().flat_map(|word| [before, word]));
+    }
+    about
+}
+
+fn worker(pair: Pair<'_>) -> Worker {
+    let now = pair.new;
+    Worker {
+        cpu: pair.rate("cpu_ns").map(|ns| ns / 1e9),
+        load: None,
+        queues: now["queues"].as_u64().unwrap_or(0),
+        rounds: pair.rate("rounds"),
+        sleeps: pair.rate("sleeps"),
+        naps: pair.rate("naps"),
+        moves: now["moves"].as_u64().unwrap_or(0),
+        asleep: now["asleep"] == true,
+    }
+}
+
+fn port(pair: Pair<'_>, shown: &Value) -> Port {
+    let Pair { new, old, secs } = pair;
+    let queues = |way: &'static str| {
+        let queues = list(&new[way]).iter().enumerate();
+        queues.map(move |(i, now)| Pair { new: now, old: &old[way][i], secs })
+    };
+    let total = |way: &'static str, counter: &str| {
+        let rates = queues(way).map(|queue| queue.rate(counter));
+        // A port without queues of one way has no traffic that way.
+        rates.sum::<Option<f64>>().filter(|_| secs > 0.0)
+    };
+    let mut all: Vec<_> = ["ingress", "egress"]
+        .into_iter()
+        .flat_map(|way| drops(&queues(way).collect::<Vec<_>>(), way == "ingress"))
+        .collect();
+    // Those of now first.
+    all.sort_by(|a, b| b.rate.unwrap_or(0.0).total_cmp(&a.rate.unwrap_or(0.0)));
+    let features: Vec<_> = list(&shown["features"]).iter().map(text).collect();
+    Port {
+        name: text(&new["name"]),
+        kind: text(&shown["kind"]),
+        up: new["up"] == true,
+        connected: shown["connected"].as_bool(),
+        queues_active: shown["queues_active"].as_u64().unwrap_or(0),
+        queues: shown["queues"].as_u64().unwrap_or(0),
+        features: if features.is_empty() { text(&shown["offloads"]) } else { features.join(" ") },
+        faults: new["faults"].as_u64().unwrap_or(0),
+        in_frames: total("ingress", "frames"),
+        in_bits: total("ingress", "bytes").map(|bytes| bytes * 8.0),
+        out_frames: total("egress", "frames"),
+        out_bits: total("egress", "bytes").map(|bytes| bytes * 8.0),
+        holds: total("ingress", "holds"),
+        drops: all,
+        ingress: queues("ingress").map(ingress).collect(),
+        egress: queues("egress").map(egress).collect(),
+    }
+}
+
+/// Causes for which these queues dropped anything.
+fn drops(queues: &[Pair<'_>], ingress: bool) -> Vec<Drop> {
+    let first = queues.first().and_then(|queue| queue.new.as_object());
+    let names = first.into_iter().flat_map(|counters| counters.keys());
+    let causes = names.filter_map(|name| Some((name, name.strip_prefix("drops_")?)));
+    let drops = causes.map(|(name, cause)| Drop {
+        cause: cause.into(),
+        ingress,
+        rate: queues.iter().map(|queue| queue.rate(name)).sum(),
+        total: queues.iter().filter_map(|queue| queue.new[name].as_u64()).sum(),
+    });
+    drops.filter(|drop| drop.total > 0).collect()
+}
+
+fn ingress(pair: Pair<'_>) -> Queue {
+    let now = pair.new;
+    let recent = pair.per("first_frame_ns", "first_frames");
+    let ever = Pair { old: &Value::Null, secs: 1.0, ..pair }.per("first_frame_ns", "first_frames");
+    Queue {
+        state: text(&now["state"]),
+        worker: now["worker"].as_u64(),
+        poll: text(&now["poll"]),
+        weight: now["weight"].as_u64(),
+        frames: pair.rate("frames"),
+        polls: pair.rate("polls"),
+        empty: pair.per("polls_empty", "polls"),
+        sleeps: pair.rate("sleeps"),
+        naps: pair.rate("naps"),
+        kicks: pair.rate("kicks"),
+        frames_per_kick: pair.per("frames", "kicks"),
+        calls: pair.rate("calls"),
+        frames_per_burst: pair.per("frames", "bursts"),
+        served: pair.rate("served_ns").map(|ns| ns / 1e9),
+        first_ns: recent.or(ever),
+        first_ns_max: now["first_frame_ns_max"].as_f64().filter(|ns| *ns > 0.0),
+    }
+}
+
+fn egress(pair: Pair<'_>) -> Egress {
+    Egress {
+        call: text(&pair.new["call"]),
+        frames: pair.rate("frames"),
+        calls: pair.rate("calls"),
+        frames_per_call: pair.per("frames", "calls"),
+        calls_late: pair.rate("calls_late"),
+        kicks: pair.rate("kicks"),
+        full: pair.rate("full"),
+        contended: pair.rate("contended"),
+        segmented: pair.rate("segmented"),
+        checksummed: pair.rate("checksummed"),
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A switch with `ports` ports of `queues` queues each, after `secs` seconds of traffic.
+    pub fn sample(pid: u32, secs: u64, ports: usize, queues: usize) -> Sample {
+        let name = |i: usize| match i {
+            0 => "a-long-name-015".into(),
+            _ => format!("vm{i}"),
+        };
+        let n = |per_second: u64| per_second * secs;
+        let states = ["hot", "warm", "cold"];
+        let ingress = |i: usize| {
+            json!({
+                "frames": n(1_234_567), "bytes": n(98_765_432), "bursts": n(40_000), "holds": n(7),
+                "polls": n(200_000), "polls_empty": n(50_000), "sleeps": n(12), "naps": n(345),
+                "kicks": n(1_000), "calls": n(0), "served_ns": n(250_000_000),
+                "first_frame_ns": n(12_300 * 20), "first_frames": n(20),
+                "first_frame_ns_max": 1_500_000, "drops_runt": 0, "drops_no_room": n(1_500),
+                "drops_link_local": n(2),
+                "state": states[i % 3], "worker": i % 2, "poll": "coalesce:1000,32", "weight": 1,
+            })
+        };
+        let egress = json!({
+            "frames": n(500_000), "bytes": n(40_000_000), "calls": n(2_000), "call": "event",
+            "drops_down": 0,
+        });
+        let stats_of = |i: usize| {
+            json!({
+                "name": name(i), "up": i % 4 != 3, "faults": u64::from(i == 2),
+                "ingress": (0..queues).map(|q| ingress(i + q)).collect::<Vec<_>>(),
+                "egress": vec![egress.clone(); queues],
+            })
+        };
+        let show_of = |i: usize| {
+            json!({
+                "name": name(i), "kind": format!("vhost-user:/run/some/long/folder/{i}.sock"),
+                "connected": i % 4 != 3, "queues": queues, "queues_active": queues,
+                "features": ["CSUM", "GUEST_CSUM", "MRG_RXBUF", "EVENT_IDX"],
+            })
+        };
+        let worker = json!({
+            "tid": 1, "cpu_ns": n(421_000_000), "load": 380, "queues": ports * queues,
+            "rounds": n(1_100_000), "sleeps": n(15), "naps": n(900), "moves": 3, "asleep": false,
+        });
+        Sample {
+            show: json!({
+                "version": "0.1.0", "pid": pid, "uptime_s": secs, "forward": "switch",
+                "poll": "adaptive", "placement": "balanced", "workers": 2,
+                "ports": (0..ports).map(show_of).collect::<Vec<_>>(),
+            }),
+            stats: json!({
+                "uptime_ns": secs * 1_000_000_000,
+                "ports": (0..ports).map(stats_of).collect::<Vec<_>>(),
+                "workers": [worker.clone(), worker],
+            }),
+        }
+    }
+
+    #[test]
+    fn rates_are_differences_over_the_switchs_own_time() {
+        let picture = picture(Some(&sample(1, 10, 2, 2)), &sample(1, 12, 2, 2));
+        assert_eq!(picture.secs, 2.0);
+        let (port, worker) = (&picture.ports[1], &picture.workers[0]);
+        assert_eq!(port.in_frames, Some(2.0 * 1_234_567.0));
+        assert_eq!(port.in_bits, Some(2.0 * 8.0 * 98_765_432.0));
+        assert_eq!(port.drop_rate(), Some(2.0 * 1_502.0));
+        let causes: Vec<_> = port.drops.iter().map(|d| (d.cause.as_str(), d.ingress)).collect();
+        assert_eq!(causes, [("no_room", true), ("link_local", true)]);
+        assert_eq!(worker.cpu, Some(0.421));
+        let queue = &port.ingress[0];
+        assert_eq!((queue.empty, queue.frames_per_kick), (Some(0.25), Some(1234.567)));
+        assert_eq!((queue.first_ns, queue.first_ns_max), (Some(12_300.0), Some(1.5e6)));
+        assert_eq!(port.egress[0].frames_per_call, Some(250.0));
+    }
+
+    #[test]
+    fn first_look_has_no_rates_and_a_switch_that_was_started_again_none_either() {
+        let new = sample(2, 3, 1, 1);
+        let before = [None, Some(sample(1, 10, 1, 1)), Some(sample(2, 3, 1, 1))];
+        for old in before {
+            let picture = picture(old.as_ref(), &new);
+            assert_eq!((picture.secs, picture.ports[0].in_frames), (0.0, None));
+            assert_eq!(picture.workers[0].cpu, None);
+            assert_eq!(picture.ports[0].ingress[0].state, "hot", "what is no rate is known");
+        }
+    }
+
+    #[test]
+    fn port_that_came_meanwhile_counts_from_nothing() {
+        let picture = picture(Some(&sample(1, 1, 1, 1)), &sample(1, 2, 2, 1));
+        assert_eq!(picture.ports[1].in_frames, Some(2.0 * 1_234_567.0));
+    }
+
+    #[test]
+    fn switch_without_ports_or_with_unknown_answers_does_no_harm() {
+        let empty = Sample { show: json!({}), stats: json!({"ports": [{}], "workers": [{}]}) };
+        let picture = picture(Some(&empty), &empty);
+        assert_eq!((picture.ports.len(), picture.workers.len()), (1, 1));
+        assert_eq!(picture.ports[0].drop_rate(), Some(0.0));
+    }
+}

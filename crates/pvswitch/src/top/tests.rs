@@ -1,0 +1,108 @@
+//! The live screen, drawn into memory.
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+
+use super::sample::tests::sample;
+use super::*;
+
+fn app(ports: usize, queues: usize) -> App {
+    App {
+        interval: Duration::from_secs(1),
+        picture: picture(Some(&sample(1, 10, ports, queues)), &sample(1, 11, ports, queues)),
+        ..App::default()
+    }
+}
+
+fn screen(app: &mut App, width: u16, height: u16) -> Vec<String> {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal.draw(|frame| app.draw(frame)).unwrap();
+    let buffer = terminal.backend().buffer().clone();
+    let row = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
+    (0..height).map(|y| row(y).trim_end().to_string()).collect()
+}
+
+fn press(app: &mut App, code: KeyCode) -> bool {
+    app.key(KeyEvent::new(code, KeyModifiers::NONE))
+}
+
+#[test]
+fn all_that_matters_fits_80_columns_and_24_rows() {
+    let mut app = app(3, 1);
+    let text = screen(&mut app, 80, 24).join("\n");
+    for want in
+        ["WORKER", "42%", "50%", "HELD/s", "a-long-name-015", "1.23M", "1.50k no_room +1", "q quit"]
+    {
+        assert!(text.contains(want), "{want} is not in:\n{text}");
+    }
+    press(&mut app, KeyCode::Char('t'));
+    let text = screen(&mut app, 80, 24).join("\n");
+    for want in ["cold", "warm", "hot", "25%", "12.3us", "1.50ms", "1.23k"] {
+        assert!(text.contains(want), "{want}:\n{text}");
+    }
+}
+
+#[test]
+fn selected_port_stays_on_the_screen() {
+    let mut app = app(40, 2);
+    for queues in [false, true] {
+        app.queues = queues;
+        for key in [KeyCode::End, KeyCode::Up, KeyCode::PageUp, KeyCode::Home, KeyCode::PageDown] {
+            press(&mut app, key);
+            let lines = screen(&mut app, 80, 24);
+            assert!(lines.iter().any(|l| l.starts_with(&app.selected)), "{key:?} {lines:?}");
+        }
+    }
+    press(&mut app, KeyCode::End);
+    assert_eq!(app.selected, "vm39");
+}
+
+#[test]
+fn every_page_survives_every_size() {
+    for (ports, queues) in [(0, 0), (1, 1), (40, 16)] {
+        let mut app = app(ports, queues);
+        app.silent = Some(("gone".into(), Instant::now()));
+        for (width, height) in [(1, 1), (2, 3), (20, 5), (80, 24), (300, 100)] {
+            for page in [Page::Ports, Page::Port, Page::Help] {
+                app.turn_to(page);
+                app.queues = !app.queues;
+                screen(&mut app, width, height);
+                press(&mut app, KeyCode::End);
+                screen(&mut app, width, height);
+            }
+        }
+    }
+}
+
+#[test]
+fn silence_is_said_and_ends() {
+    let mut app = app(2, 1);
+    app.answered(Err(ControlError::Refused("it is gone".into())));
+    let text = screen(&mut app, 80, 24).join("\n");
+    assert!(text.contains("NO ANSWER for 0 s, trying on. it is gone"), "{text}");
+    assert!(text.contains("vm1"), "the last picture stays: {text}");
+    app.answered(Ok(sample(2, 1, 1, 1)));
+    let text = screen(&mut app, 80, 24).join("\n");
+    assert!(!text.contains("NO ANSWER") && !text.contains("vm1"), "{text}");
+}
+
+#[test]
+fn keys_lead_there_and_back() {
+    let mut app = app(3, 1);
+    screen(&mut app, 80, 24);
+    press(&mut app, KeyCode::Down);
+    press(&mut app, KeyCode::Enter);
+    let text = screen(&mut app, 80, 40).join("\n");
+    for want in ["Port vm1", "EVENT_IDX", "From the guest", "To the guest", "link_local"] {
+        assert!(text.contains(want), "{want} is not in:\n{text}");
+    }
+    assert!(press(&mut app, KeyCode::Char('q')) && app.page == Page::Ports);
+    press(&mut app, KeyCode::Char('?'));
+    assert!(screen(&mut app, 80, 40).join("\n").contains("F/KICK"));
+    press(&mut app, KeyCode::Esc);
+    press(&mut app, KeyCode::Char('s'));
+    press(&mut app, KeyCode::Char('s'));
+    assert!(screen(&mut app, 80, 24)[23].ends_with("3 ports, frames in"));
+    assert!(!press(&mut app, KeyCode::Char('q')));
+    assert!(!app.key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)));
+}

@@ -1,0 +1,452 @@
+//! What is shown, as lines of text with colours. A live terminal and `--once` show the same lines.
+
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+
+use super::sample::{Picture, Port, Queue, Worker};
+use super::table::{self, Cell, Column, cut, number, word};
+use crate::demo::format::{percent, si, time_ns};
+
+const HEAD: Style = Style::new().add_modifier(Modifier::BOLD);
+const FAINT: Style = Style::new().add_modifier(Modifier::DIM);
+const PLAIN: Style = Style::new();
+const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
+const GOOD: Style = Style::new().fg(Color::Green);
+
+/// What ports are sorted by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sort {
+    /// The order they were added in.
+    #[default]
+    Added,
+    Name,
+    In,
+    Out,
+    Drops,
+}
+
+impl Sort {
+    const ALL: [Self; 5] = [Self::Added, Self::Name, Self::In, Self::Out, Self::Drops];
+
+    pub fn next(self) -> Self {
+        let at = Self::ALL.iter().position(|sort| *sort == self).unwrap_or(0);
+        Self::ALL[(at + 1) % Self::ALL.len()]
+    }
+
+    /// As the footer shows it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Added => "as added",
+            Self::Name => "name",
+            Self::In => "frames in",
+            Self::Out => "frames out",
+            Self::Drops => "drops",
+        }
+    }
+
+    pub fn apply(self, ports: &mut [Port]) {
+        let most = |key: &dyn Fn(&Port) -> Option<f64>, a: &Port, b: &Port| {
+            key(b).unwrap_or(0.0).total_cmp(&key(a).unwrap_or(0.0))
+        };
+        match self {
+            Self::Added => {}
+            Self::Name => ports.sort_by(|a, b| a.name.cmp(&b.name)),
+            Self::In => ports.sort_by(|a, b| most(&|p| p.in_frames, a, b)),
+            Self::Out => ports.sort_by(|a, b| most(&|p| p.out_frames, a, b)),
+            Self::Drops => ports.sort_by(|a, b| most(&Port::drop_rate, a, b)),
+        }
+    }
+}
+
+// ---- cells ----
+
+fn cell(text: impl Into<String>) -> Cell {
+    (text.into(), PLAIN)
+}
+
+/// Number without space before its prefix; nothing is faint.
+fn amount(n: Option<f64>) -> Cell {
+    match n {
+        None => ("-".into(), FAINT),
+        Some(n) => {
+            let text = si(n).replace(' ', "");
+            let style = if text == "0" { FAINT } else { PLAIN };
+            (text, style)
+        }
+    }
+}
+
+fn whole(n: Option<u64>) -> Cell {
+    n.map_or(("-".into(), FAINT), |n| cell(n.to_string()))
+}
+
+fn share(part: Option<f64>) -> Cell {
+    part.map_or(("-".into(), FAINT), |part| cell(percent(part).replace(' ', "")))
+}
+
+fn time(ns: Option<f64>) -> Cell {
+    ns.map_or(("-".into(), FAINT), |ns| cell(time_ns(ns).replace(' ', "")))
+}
+
+fn state(state: &str) -> Cell {
+    let style = match state {
+        "hot" => Style::new().fg(Color::Red),
+        "warm" => Style::new().fg(Color::Yellow),
+        "cold" => Style::new().fg(Color::Cyan),
+        _ => FAINT,
+    };
+    (state.into(), style)
+}
+
+// ---- the switch and its workers ----
+
+/// The first line: the switch, and how often it is looked at.
+pub fn title(picture: &Picture, width: usize, right: &str) -> Line<'static> {
+    let room = width.saturating_sub(right.len() + 1);
+    let left = cut(&picture.about, room);
+    Line::from(vec![
+        Span::styled(format!("{left:room$} "), HEAD),
+        Span::styled(right.to_string(), FAINT),
+    ])
+}
+
+const WORKERS: [Column; 9] = [
+    word("WORKER", 6, 6, 0),
+    word("STATE", 6, 6, 1),
+    number("CPU", 6, 1),
+    number("LOAD", 6, 1),
+    number("QUEUES", 6, 1),
+    number("ROUNDS/s", 8, 1),
+    number("SLEEPS/s", 8, 1),
+    number("NAPS/s", 8, 1),
+    number("MOVES", 7, 2),
+];
+
+fn worker(i: usize, worker: &Worker) -> Vec<Cell> {
+    let state = if worker.asleep { ("asleep", FAINT) } else { ("awake", GOOD) };
+    vec![
+        cell(i.to_string()),
+        (state.0.into(), state.1),
+        share(worker.cpu),
+        share(worker.load),
+        cell(worker.queues.to_string()),
+        amount(worker.rounds),
+        amount(worker.sleeps),
+        amount(worker.naps),
+        cell(worker.moves.to_string()),
+    ]
+}
+
+/// The workers, `most` lines at most, head included.
+pub fn workers(picture: &Picture, width: usize, most: usize) -> Vec<Line<'static>> {
+    let all = picture.workers.iter().enumerate();
+    let rows: Vec<_> = all.map(|(i, one)| worker(i, one)).collect();
+    let mut lines = table::lines(&WORKERS, &rows, width, 0, HEAD);
+    let hidden = lines.len().saturating_sub(most);
+    if hidden > 0 {
+        lines.truncate(most.saturating_sub(1));
+        lines.push(Line::styled(format!("... {} more workers", hidden + 1), FAINT));
+    }
+    lines
+}
+
+// ---- ports ----
+
+const PORTS: [Column; 10] = [
+    word("PORT", 4, 15, 0),
+    word("LINK", 4, 4, 0),
+    number("IN/s", 5, 0),
+    number("IN b/s", 6, 1),
+    number("OUT/s", 5, 0),
+    number("OUT b/s", 7, 1),
+    number("HELD/s", 6, 3),
+    number("FAULTS", 6, 2),
+    word("DROPS/s WHY", 16, 24, 1),
+    word("KIND", 8, 60, 4),
+];
+
+/// What is dropped now and why; what was dropped before is faint.
+fn drops(port: &Port) -> Cell {
+    let now = port.drops.iter().filter(|drop| drop.rate.is_some_and(|rate| rate > 0.0)).count();
+    match port.drops.first() {
+        Some(first) if now > 0 => {
+            let more = if now > 1 { format!(" +{}", now - 1) } else { String::new() };
+            let rate = amount(port.drop_rate()).0;
+            (format!("{rate} {}{more}", first.name()), BAD)
+        }
+        _ => ("0".into(), FAINT),
+    }
+}
+
+fn port(port: &Port) -> Vec<Cell> {
+    let up = if port.up { GOOD } else { FAINT };
+    let faults = if port.faults > 0 { BAD } else { FAINT };
+    vec![
+        cell(port.name.clone()),
+        (port.state().into(), up),
+        amount(port.in_frames),
+        amount(port.in_bits),
+        amount(port.out_frames),
+        amount(port.out_bits),
+        amount(port.holds),
+        (port.faults.to_string(), faults),
+        drops(port),
+        cell(port.kind.clone()),
+    ]
+}
+
+const QUEUES: [Column; 15] = [
+    number("Q", 2, 0),
+    word("STATE", 5, 5, 0),
+    number("WORKER", 6, 3),
+    word("POLL", 8, 18, 4),
+    number("POLLS/s", 7, 0),
+    number("EMPTY", 5, 0),
+    number("SLEEPS/s", 8, 0),
+    number("NAPS/s", 6, 5),
+    number("KICKS/s", 7, 0),
+    number("CALLS/s", 7, 0),
+    number("F/KICK", 6, 2),
+    number("F/CALL", 6, 2),
+    number("1ST", 6, 1),
+    number("1ST MAX", 7, 1),
+    number("CPU", 6, 6),
+];
+
+fn queue(i: usize, port: &Port, queue: &Queue) -> Vec<Cell> {
+    let egress = port.egress.get(i).cloned().unwrap_or_default();
+    vec![
+        cell(i.to_string()),
+        state(&queue.state),
+        whole(queue.worker),
+        cell(queue.poll.clone()),
+        amount(queue.polls),
+        share(queue.empty),
+        amount(queue.sleeps),
+        amount(queue.naps),
+        amount(queue.kicks),
+        amount(egress.calls),
+        amount(queue.frames_per_kick),
+        amount(egress.frames_per_call),
+        time(queue.first_ns),
+        time(queue.first_ns_max),
+        share(queue.served),
+    ]
+}
+
+/// The queues of one port.
+fn queues(port: &Port, width: usize) -> Vec<Line<'static>> {
+    let rows: Vec<_> = port.ingress.iter().enumerate().map(|(i, q)| queue(i, port, q)).collect();
+    table::lines(&QUEUES, &rows, width, 0, FAINT)
+}
+
+/// The queues of all ports, one a line.
+fn all_queues(ports: &[Port], width: usize) -> Vec<Line<'static>> {
+    let columns: Vec<_> = [word("PORT", 4, 15, 0)].into_iter().chain(QUEUES).collect();
+    let of = |port: &Port| {
+        let numbered = port.ingress.iter().enumerate();
+        let rows = numbered.map(|(i, one)| [vec![cell(&port.name)], queue(i, port, one)].concat());
+        rows.collect::<Vec<_>>()
+    };
+    let rows: Vec<_> = ports.iter().flat_map(of).collect();
+    table::lines(&columns, &rows, width, 0, HEAD)
+}
+
+/// A line of the list of ports, and the port it belongs to.
+pub type PortLine = (usize, Line<'static>);
+
+/// The heads of the list of ports, and its lines; with `open`, those of their queues too.
+pub fn ports(ports: &[Port], width: usize, open: bool) -> (Vec<Line<'static>>, Vec<PortLine>) {
+    let rows: Vec<_> = ports.iter().map(port).collect();
+    let mut lines = table::lines(&PORTS, &rows, width, 0, HEAD).into_iter();
+    let mut heads: Vec<_> = lines.next().into_iter().collect();
+    // One table, so that columns are below each other.
+    let rows = ports
+        .iter()
+        .flat_map(|port| port.ingress.iter().enumerate().map(move |(i, one)| queue(i, port, one)));
+    let rows: Vec<_> = if open { rows.collect() } else { Vec::new() };
+    let mut queues = table::lines(&QUEUES, &rows, width, 2, FAINT).into_iter();
+    let head = queues.next().filter(|_| open);
+    heads.extend(head);
+    let mut all = Vec::new();
+    for ((i, line), port) in lines.enumerate().zip(ports) {
+        all.push((i, line));
+        all.extend(queues.by_ref().take(port.ingress.len()).map(|line| (i, line)));
+    }
+    (heads, all)
+}
+
+// ---- one port ----
+
+const DROPS: [Column; 4] = [
+    word("DROPS", 16, 24, 0),
+    word("WAY", 10, 10, 0),
+    number("NOW/s", 8, 0),
+    number("SO FAR", 8, 0),
+];
+
+const OUT: [Column; 10] = [
+    number("Q", 2, 0),
+    word("CALL", 8, 18, 2),
+    number("FRAMES/s", 8, 0),
+    number("CALLS/s", 7, 0),
+    number("F/CALL", 6, 0),
+    number("LATE/s", 6, 3),
+    number("KICKS/s", 7, 1),
+    number("FULL/s", 6, 0),
+    number("CONTENDED/s", 11, 4),
+    number("SW-OFFL/s", 9, 5),
+];
+
+const IN: [Column; 9] = [
+    number("Q", 2, 0),
+    number("WORKER", 6, 0),
+    word("POLL", 8, 18, 0),
+    number("FRAMES/s", 8, 0),
+    number("F/BURST", 7, 0),
+    number("CALLS/s", 7, 0),
+    number("NAPS/s", 6, 0),
+    number("WEIGHT", 6, 0),
+    number("CPU", 5, 0),
+];
+
+/// All that is known of one port.
+pub fn detail(port: &Port, width: usize) -> Vec<Line<'static>> {
+    let front_end = match port.connected {
+        Some(true) => ", front-end connected",
+        Some(false) => ", no front-end",
+        None => "",
+    };
+    let up = if port.up { GOOD } else { FAINT };
+    let about = format!(
+        "{front_end}, {} of {} queues active, {} faults",
+        port.queues_active, port.queues, port.faults
+    );
+    let mut lines = vec![
+        Line::from(vec![
+            Span::styled(format!("Port {}  ", port.name), HEAD),
+            Span::styled(port.state(), up),
+            Span::raw(about),
+        ]),
+        Line::raw(cut(&port.kind, width)),
+    ];
+    lines.extend(wrapped(&port.features, width).into_iter().map(|l| Line::styled(l, FAINT)));
+    let rates = [("in", port.in_frames, port.in_bits), ("out", port.out_frames, port.out_bits)];
+    let rates = rates.map(|(way, frames, bits)| {
+        format!("{way} {} frames/s {} bit/s", amount(frames).0, amount(bits).0)
+    });
+    lines.push(Line::raw(format!("{}   held/s {}", rates.join("   "), amount(port.holds).0)));
+    let section = |name: &str| [Line::raw(""), Line::styled(name.to_string(), HEAD)];
+    if !port.ingress.is_empty() {
+        lines.extend(section("From the guest"));
+        lines.extend(queues(port, width));
+        let more = port.ingress.iter().enumerate().map(|(i, queue)| {
+            vec![
+                cell(i.to_string()),
+                whole(queue.worker),
+                cell(&queue.poll),
+                amount(queue.frames),
+                amount(queue.frames_per_burst),
+                amount(queue.calls),
+                amount(queue.naps),
+                whole(queue.weight),
+                share(queue.served),
+            ]
+        });
+        lines.extend(table::lines(&IN, &more.collect::<Vec<_>>(), width, 0, FAINT));
+    }
+    lines.extend(section("To the guest"));
+    let rows = port.egress.iter().enumerate().map(|(i, queue)| {
+        let software = queue.segmented.zip(queue.checksummed).map(|(a, b)| a + b);
+        vec![
+            cell(i.to_string()),
+            cell(queue.call.clone()),
+            amount(queue.frames),
+            amount(queue.calls),
+            amount(queue.frames_per_call),
+            amount(queue.calls_late),
+            amount(queue.kicks),
+            amount(queue.full),
+            amount(queue.contended),
+            amount(software),
+        ]
+    });
+    lines.extend(table::lines(&OUT, &rows.collect::<Vec<_>>(), width, 0, FAINT));
+    lines.push(Line::raw(""));
+    if port.drops.is_empty() {
+        lines.push(Line::styled("Nothing dropped", GOOD));
+        return lines;
+    }
+    let rows = port.drops.iter().map(|drop| {
+        let style = if drop.rate.is_some_and(|rate| rate > 0.0) { BAD } else { PLAIN };
+        vec![
+            (drop.cause.clone(), style),
+            cell(if drop.ingress { "from guest" } else { "to guest" }),
+            amount(drop.rate),
+            amount(Some(drop.total as f64)),
+        ]
+    });
+    lines.extend(table::lines(&DROPS, &rows.collect::<Vec<_>>(), width, 0, HEAD));
+    lines
+}
+
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.len() + 1 + word.len() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.into()),
+        }
+    }
+    lines
+}
+
+// ---- help, and plain text ----
+
+/// What keys do and what columns mean.
+pub fn help() -> Vec<Line<'static>> {
+    const TEXT: &str = "\
+q         quit (Ctrl-C too); from here and from a port's page, back
+up down   choose a port (k and j too; PgUp, PgDn, Home, End)
+Enter     the port's page, and back
+t         queues of all ports in the list, or not
+s         sort by the next of: as added, name, frames in, frames out, drops
+?         this page, and back
+
+IN, OUT   from the guest into the switch, from the switch to the guest: frames
+          and bits a second; drops marked to: happened on the way OUT
+HELD/s    looks at frames that wait because their destination is full
+STATE     of a queue: hot, polled in every round; warm, looked at now and then;
+          cold, armed and asleep until its guest kicks
+EMPTY     part of the polls that found nothing
+F/KICK    frames from the guest for each of its kicks
+F/CALL    frames to the guest for each call (interrupt) it gets
+1ST       from waking up to the delivery of the first frame: mean, longest
+LOAD      part of the worker's time spent on its queues
+CPU       part of one core";
+    TEXT.lines().map(Line::raw).collect()
+}
+
+/// A whole picture as text, `width` columns wide: workers, ports and all queues.
+pub fn plain(picture: &Picture, width: usize) -> String {
+    let mut lines = vec![
+        Line::raw(picture.about.clone()),
+        Line::raw(format!("rates over {:.2} s", picture.secs)),
+        Line::raw(""),
+    ];
+    lines.extend(workers(picture, width, usize::MAX));
+    lines.push(Line::raw(""));
+    let (heads, all) = ports(&picture.ports, width, false);
+    lines.extend(heads);
+    lines.extend(all.into_iter().map(|(_, line)| line));
+    lines.push(Line::raw(""));
+    lines.extend(all_queues(&picture.ports, width));
+    let lines = lines.iter().map(|line| format!("{}\n", line.to_string().trim_end()));
+    lines.collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+//! `pvswitch top`, and that what it and `ctl stats` show is explained.
+
+mod common;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use common::{Dir, Gen, Process, Switch, pvswitch, signal, wait_for};
+use rustix::process::Signal;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+use serde_json::Value;
+
+const OBSERVABILITY: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/observability.md"));
+
+fn top(control: &str, args: &[&str]) -> Command {
+    let mut command = pvswitch();
+    command.args(["top", "--control", control]).args(args);
+    command
+}
+
+#[test]
+fn once_prints_workers_ports_and_queues_as_text() {
+    let dir = Dir::new();
+    let ports = [dir.port("sender", ",queues=2"), dir.port("taker", ""), "n=null".into()];
+    let switch = Switch::start(&dir, &[], &ports);
+    let _sink = Gen::start(&dir.path("taker"), &["--mode", "sink"]);
+    switch.wait_up("taker", true);
+    let _sender = Gen::start(&dir.path("sender"), &["--rate", "5k"]);
+    wait_for("traffic", || switch.counter("taker", "egress", "frames") > 100);
+    // With and without --once: there is no terminal.
+    for args in [&["--once"][..], &["--interval", "0.5"]] {
+        let out = top(switch.control(), args).output().unwrap();
+        let text = String::from_utf8(out.stdout).unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        assert!(!text.contains('\x1b') && !text.contains("NaN"), "{text}");
+        let rows = |name: &str| {
+            let rows = text.lines().filter(|line| line.split(' ').next() == Some(name));
+            rows.map(|line| line.split_whitespace().collect::<Vec<_>>()).collect::<Vec<_>>()
+        };
+        let (sender, taker) = (rows("sender"), rows("taker"));
+        assert_eq!((sender.len(), taker.len(), rows("n").len()), (1 + 2, 1 + 1, 1), "{text}");
+        let thousands = |cell: &str| cell.strip_suffix('k').and_then(|n| n.parse::<f64>().ok());
+        assert_eq!(sender[0][1], "up", "{text}");
+        assert!(thousands(sender[0][2]).is_some_and(|rate| rate > 1.0), "{text}");
+        assert!(thousands(taker[0][4]).is_some_and(|rate| rate > 1.0), "{text}");
+        let states = ["hot", "warm", "cold"];
+        assert!(states.contains(&sender[1][2]) && sender[1][4] == "adaptive", "{text}");
+        assert!(text.contains("\nWORKER") && text.contains("KICKS/s"), "{text}");
+    }
+}
+
+#[test]
+fn switch_that_is_not_there_and_intervals_that_cannot_be() {
+    let dir = Dir::new();
+    let out = top(&dir.text("ctl"), &["--once"]).output().unwrap();
+    let error = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(1), "{error}");
+    assert!(error.contains("cannot reach a switch at"), "{error}");
+    for interval in ["0", "-1", "nan", "1e9"] {
+        let interval = format!("--interval={interval}");
+        let out = top(&dir.text("ctl"), &["--once", &interval]).output().unwrap();
+        assert_eq!(out.status.code(), Some(2), "{interval}");
+        assert!(String::from_utf8_lossy(&out.stderr).contains("use 0.1 to 3600 seconds"));
+    }
+}
+
+/// `top` on a terminal of its own.
+struct Screen {
+    process: Process,
+    master: File,
+    slave: File,
+    written: Arc<Mutex<String>>,
+}
+
+impl Screen {
+    fn start(control: &str) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+        let slave = File::options().read(true).write(true).open(name).unwrap();
+        let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&slave, size).unwrap();
+        let master = File::from(master);
+        let stdio = || slave.try_clone().unwrap();
+        let mut command = top(control, &["--interval", "0.2"]);
+        let child = command.stdin(stdio()).stdout(stdio()).stderr(stdio()).spawn().unwrap();
+        let written = Arc::new(Mutex::new(String::new()));
+        let (mut reader, text) = (master.try_clone().unwrap(), Arc::clone(&written));
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(n) = reader.read(&mut buffer) {
+                text.lock().unwrap().push_str(&String::from_utf8_lossy(&buffer[..n]));
+            }
+        });
+        Self { process: Process(child), master, slave, written }
+    }
+
+    /// Waits until it wrote `what`, and forgets all up to then.
+    fn wait(&self, what: &str) {
+        wait_for(&format!("'{what}' on the screen"), || {
+            let mut written = self.written.lock().unwrap();
+            let Some(at) = written.find(what) else { return false };
+            written.drain(..at + what.len());
+            true
+        });
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.master.write_all(keys.as_bytes()).unwrap();
+    }
+
+    fn is_raw(&self) -> bool {
+        !tcgetattr(&self.slave).unwrap().local_modes.contains(LocalModes::ICANON)
+    }
+
+    /// It ended well, and left the terminal as it was.
+    fn ended(mut self) {
+        assert_eq!(self.process.wait().code(), Some(0));
+        self.wait("\x1b[?1049l");
+        assert!(!self.is_raw());
+    }
+}
+
+const ENTERED: &str = "\x1b[?1049h";
+
+#[test]
+fn terminal_is_given_back_at_the_end_by_key_and_by_signal() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &["n=null".into()]);
+    for end in ["q", "\x03", ""] {
+        let mut screen = Screen::start(switch.control());
+        screen.wait(ENTERED);
+        screen.wait("WORKER");
+        assert!(screen.is_raw());
+        match end {
+            "" => signal(&screen.process.0, Signal::TERM),
+            key => screen.press(key),
+        }
+        screen.ended();
+    }
+}
+
+#[test]
+fn switch_goes_away_and_comes_back() {
+    let dir = Dir::new();
+    let mut switch = Switch::start(&dir, &[], &["first=null".into()]);
+    let mut screen = Screen::start(switch.control());
+    screen.wait("first");
+    screen.press("\r");
+    screen.wait("To the guest");
+    screen.press("?");
+    screen.wait("F/KICK");
+    screen.press("qt");
+    switch.process.kill();
+    screen.wait("NO ANSWER");
+    let _switch = Switch::start(&dir, &[], &["second=null".into()]);
+    screen.wait("second");
+    screen.press("q");
+    screen.ended();
+}
+
+/// Every key of an object, and of those in it.
+fn keys(value: &Value, found: &mut Vec<String>) {
+    if let Some(object) = value.as_object() {
+        found.extend(object.keys().cloned());
+        object.values().for_each(|value| keys(value, found));
+    }
+    value.as_array().into_iter().flatten().for_each(|value| keys(value, found));
+}
+
+#[test]
+fn every_name_of_the_answers_is_explained() {
+    let dir = Dir::new();
+    let ports = [dir.port("a", ""), "n=null".into()];
+    let switch = Switch::start(&dir, &["--http", "0"], &ports);
+    switch.json(&["fdb", "add", "02:00:00:00:00:07", "a"]);
+    for what in ["stats", "show", "fdb"] {
+        let mut names = Vec::new();
+        keys(&switch.json(&[what]), &mut names);
+        assert!(names.len() > 5, "{names:?}");
+        for name in names {
+            let known = [format!("`{name}`"), format!("\"{name}\"")];
+            let explained = known.iter().any(|name| OBSERVABILITY.contains(name.as_str()));
+            assert!(explained, "{what}: `{name}` is not in docs/observability.md");
+        }
+    }
+}
+
+#[test]
+fn stats_in_words_tell_the_state_of_queues() {
+    let dir = Dir::new();
+    let ports = [dir.port("a", ",poll=event"), dir.port("b", "")];
+    let switch = Switch::start(&dir, &[], &ports);
+    let _sink = Gen::start(&dir.path("b"), &["--mode", "sink"]);
+    switch.wait_up("b", true);
+    let _sender = Gen::start(&dir.path("a"), &["--rate", "100"]);
+    let frames = || switch.counter("a", "ingress", "first_frames");
+    wait_for("first frames", || frames() > 3);
+    let text = String::from_utf8(switch.ctl(&["stats"]).stdout).unwrap();
+    let line = text.lines().find(|l| l.contains("queue 0: ") && l.contains("event")).expect(&text);
+    assert!(line.contains("worker 0") && line.contains("first frame after "), "{text}");
+    assert!(text.lines().next().unwrap().ends_with("HELD"), "{text}");
+}
