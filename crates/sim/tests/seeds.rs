@@ -81,8 +81,13 @@ fn every_seed_is_safe_and_drains() {
         "egress drops_bad_addr",
         "egress drops_down",
         "egress full",
+        "egress calls_late",
     ] {
         assert!(sum.counters[counter] > 0, "no {counter}");
+    }
+    let done = [("sleeps", sum.sleeps), ("naps", sum.naps), ("moves", sum.moves)];
+    for (what, n) in done.into_iter().chain([("settings changed", sum.tunes)]) {
+        assert!(n > 0, "no {what}");
     }
     for fault in [
         "ring index jumped",
