@@ -16,7 +16,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use switch::fair::{self, Move, Share};
 use switch::fdb::PortId;
 use switch::forward::{Forwarder, HOLD_NS_MAX, Port, Source, Table};
-use switch::frame::Burst;
+use switch::frame::{BURST_MAX, Burst};
 use switch::poll::{Action, Policy, Poller, State};
 use switch::port::{Fault, Ingress};
 
@@ -633,7 +633,9 @@ impl Worker {
         }
         let mut ingress = lock(ingress);
         forwarder.direct(source, &mut *ingress, now);
-        let got = ingress.burst(queue.poller.budget(), now, scratch, &mut |burst| {
+        // Held frames are shown again whatever the budget, or they would keep all others waiting.
+        let max = (queue.poller.budget() + ingress.held()).min(BURST_MAX);
+        let got = ingress.burst(max, now, scratch, &mut |burst| {
             forwarder.forward(source, burst, now);
         });
         let held = ingress.held();

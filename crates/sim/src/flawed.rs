@@ -35,6 +35,24 @@ pub enum Mistake {
     BlamesSender,
     /// Always finds something to do.
     NeverSleeps,
+    /// Lets a queue nap without end, now and then.
+    NapsForEver,
+    /// Sleeps without minding the queues that nap.
+    ForgetsNaps,
+    /// Never makes a call that was put off.
+    ForgetsLateCalls,
+    /// Does not look at a queue that another worker gave it, until it is kicked.
+    AdoptsCold,
+    /// Gives a queue away, and lets its kicks come as before.
+    ForgetsHome,
+    /// Gives a queue away to no one, now and then.
+    LosesQueues,
+    /// Forgives what a queue was served beyond its due.
+    IgnoresDebt,
+    /// Held frames use up the budget of new ones.
+    HeldUseBudget,
+    /// Remembers of several frames that did not fit only how much the last one lacked.
+    ForgetsShorter,
 }
 
 /// A port's queue with a mistake.
@@ -94,6 +112,10 @@ impl<Q: Egress> Egress for Flawed<Q> {
     }
 
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
+        if self.mistake == Mistake::ForgetsShorter {
+            // If there is room for what was refused before, this forgets it.
+            self.queue.arm();
+        }
         let (last, before) = picks.split_last().expect("a group has frames");
         if self.strikes(Mistake::DropsUncounted) {
             let put = if before.is_empty() { 0 } else { self.queue.put(burst, before)? };

@@ -38,7 +38,7 @@ pub(crate) struct Link {
 pub(crate) enum Kind {
     /// Quick, and by the book.
     Honest,
-    /// By the book, but a hundred times slower, until healed.
+    /// By the book, but many times slower, until healed.
     Slow,
     /// By the book, but takes no frames from some moment on, until healed.
     Deaf,
@@ -118,8 +118,13 @@ pub(crate) struct Guest {
     rx_pieces: u64,
     /// Bytes of a receive buffer.
     pub rx_len: u64,
-    /// Receive buffers are given out when so many are idle.
+    /// Receive buffers are given out when so many are idle, so many in one step.
     rx_batch: usize,
+    rx_drip: usize,
+    /// (Slow) how many times slower it is.
+    slowness: u64,
+    /// Most payload of its frames, but for few.
+    payload_max: u64,
     /// (Deaf) frames it takes before it stops.
     hears: u64,
     arming: bool,
@@ -178,7 +183,8 @@ fn format(random: &mut Random) -> Format {
 }
 
 impl Guest {
-    pub fn new(index: usize, kind: Kind, random: &mut Random) -> (Self, Link) {
+    /// `short`: of room for what it receives.
+    pub fn new(index: usize, kind: Kind, short: bool, random: &mut Random) -> (Self, Link) {
         let memory = memory(random);
         let features = Features {
             packed: random.one_in(2),
@@ -186,8 +192,11 @@ impl Guest {
             indirect: random.one_in(2),
             in_order: random.one_in(4),
         };
-        let format = format(random);
-        let rx_pieces = random.within(1..4);
+        let mut format = format(random);
+        if short {
+            (format.mergeable, format.hdr_len) = (true, 12);
+        }
+        let rx_pieces = if short { 1 } else { random.within(1..4) };
         let count = random.within(1..PAIRS_MAX + 1);
         let pairs: Vec<[(Layout, u32); 2]> = (0..count)
             .map(|i| {
@@ -199,15 +208,17 @@ impl Guest {
         let rx_pieces = rx_pieces.min(least);
         let chains = least / rx_pieces;
         let rx_len = if format.mergeable {
-            // All buffers together take any frame; else it would wait for ever.
+            // All buffers together take any frame, or, but for descriptors that are left over, the
+            // switch sees that they never will; else it would wait for ever.
             let most = [2048, 400][random.index(2)];
+            let all = if rx_pieces == 1 && random.one_in(2) { 0 } else { ROOM.div_ceil(chains) };
             random
-                .within(100..most)
-                .max(ROOM.div_ceil(chains))
+                .within(100..if short { 200 } else { most })
+                .max(all)
                 .next_multiple_of(rx_pieces)
                 .min(ROOM)
         } else {
-            [1600, ROOM][random.index(2)]
+            [1600, ROOM, ROOM, 300][random.index(4)]
         };
         let link = Link { memory: Arc::clone(&memory), features, format, pairs: pairs.clone() };
         let pair = |(i, layouts)| Pair::new(i, layouts, &memory, features, rx_pieces);
@@ -228,6 +239,12 @@ impl Guest {
             rx_pieces,
             rx_len,
             rx_batch: random.within(1..9) as usize,
+            rx_drip: match random.within(0..4) {
+                0 | 1 if !short => usize::MAX,
+                n => n as usize % 2 + 1,
+            },
+            slowness: [10, 30, 100][random.index(3)],
+            payload_max: [50, 300, 1430, 1430][random.index(4)],
             hears: random.within(0..100),
             arming: false,
             confused: false,
@@ -241,7 +258,7 @@ impl Guest {
 
     /// How long a step takes, in ns.
     pub fn delay(&self, random: &mut Random) -> u64 {
-        let factor = if self.kind == Kind::Slow && !self.healed { 100 } else { 1 };
+        let factor = if self.kind == Kind::Slow && !self.healed { self.slowness } else { 1 };
         random.within(100..3000) * factor
     }
 
@@ -430,7 +447,8 @@ impl Guest {
             return false;
         }
         let before = pair.rx_idle.len();
-        while let Some(slot) = pair.rx_idle.last().copied() {
+        for _ in 0..self.rx_drip {
+            let Some(slot) = pair.rx_idle.last().copied() else { break };
             let len = rx_len / pieces;
             let ends = (1..=pieces).map(|i| if i == pieces { rx_len } else { i * len });
             let bufs: Vec<Buf> = (0..pieces)
@@ -457,8 +475,8 @@ impl Guest {
         let mut busy = false;
         while let (Some(&(to, flow)), Some(&slot)) = (pair.outbox.front(), pair.tx_free.last()) {
             let room = ROOM as usize - hdr_len - FIXED_LEN;
-            let max = if random.one_in(8) { room } else { 1430 };
-            let payload = random.within(0..max as u64) as usize;
+            let max = if random.one_in(8) { room as u64 } else { self.payload_max };
+            let payload = random.within(0..max) as usize;
             let (from, tag, number) = (self.index, self.tag, self.number);
             let frame = Frame { to, from, flow, tag, number, payload };
             let mut bytes = vec![0; hdr_len];
@@ -491,6 +509,16 @@ impl Guest {
             pair.kick_due[0] = true;
         }
         busy
+    }
+
+    /// Descriptors of the transmit ring of pair `q`.
+    pub fn tx_size(&self, q: usize) -> u64 {
+        u64::from(self.pairs[q].tx.size())
+    }
+
+    /// Whether received frames wait that it has not looked at, and that it asked to be told of.
+    pub fn waits_for_call(&self, q: usize) -> bool {
+        !self.is_deaf() && self.pairs[q].rx.has_used()
     }
 
     /// What it still waits for; `None` when it has everything back.

@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 use switch::flow;
 use switch::forward::{Mode, Table};
-use switch::frame::{Burst, Verdict};
+use switch::frame::{BURST_MAX, Burst, Verdict};
+use switch::poll::{Policy, tick_after};
 use switch::stats::{EgressStats, IngressStats};
 
 use crate::frame::{Frame, To, guest_of};
@@ -36,6 +37,21 @@ pub(crate) struct EgressBook {
     pub stats: Arc<EgressStats>,
     /// The ports that delivered frames come from; the guest has not found these yet.
     origins: VecDeque<usize>,
+    /// When the guest is to be called at the latest, if it sleeps; `u64::MAX`: need not be.
+    pub call_by_ns: u64,
+}
+
+impl IngressBook {
+    /// Whether held frames keep a queue of `size` from showing new ones: what is held, and what
+    /// waits behind it, may be half of the ring, and no more than a burst is shown.
+    pub fn is_full(&self, size: u64) -> bool {
+        let held = self.held.len() as u64;
+        let open = self.held.front().map_or(0, |(at, _)| self.shown - at);
+        let room = size.saturating_sub(2 * open).min(BURST_MAX as u64);
+        // Few held frames that keep many others from going back are given up instead.
+        let crowded = open >= size / 2 && held * 2 < open;
+        held > 0 && room <= held && !crowded
+    }
 }
 
 /// What the switch must know to be right.
@@ -50,6 +66,9 @@ pub(crate) struct Ledger {
     known: Vec<bool>,
     /// Frames (sender and number) that were shown to everyone.
     flooded: BTreeSet<(usize, u64)>,
+    /// Frames that were held, where addresses may move: others may have gone another way since.
+    /// `None` where they stay.
+    waited: Option<BTreeSet<(usize, u64)>>,
     /// Number of the last frame that arrived, by sender, destination, flow and receiver.
     arrived: BTreeMap<(usize, To, u16, usize), u64>,
     /// Counts new frames, and those done with.
@@ -70,6 +89,17 @@ pub(crate) struct Shown {
     delivered: Vec<Vec<u64>>,
 }
 
+/// When a peer is to be told at the latest of what was published at `now_ns`.
+fn call_by(policy: Policy, now_ns: u64) -> u64 {
+    match policy {
+        Policy::Timer { hz } => tick_after(now_ns, hz),
+        Policy::Coalesce { usecs, .. } | Policy::CoalescePending { usecs } => {
+            now_ns + u64::from(usecs) * 1000
+        }
+        Policy::Event | Policy::Napi { .. } | Policy::Spin | Policy::Adaptive { .. } => now_ns,
+    }
+}
+
 impl Ledger {
     pub fn new(
         mode: Mode,
@@ -77,6 +107,7 @@ impl Ledger {
         honest: Vec<Option<u64>>,
         stats: Vec<Vec<(Arc<IngressStats>, Arc<EgressStats>)>>,
         static_addresses: bool,
+        spoofed: bool,
     ) -> Self {
         let ingress = |stats: &Arc<IngressStats>| IngressBook {
             stats: Arc::clone(stats),
@@ -87,6 +118,7 @@ impl Ledger {
         let egress = |stats: &Arc<EgressStats>| EgressBook {
             stats: Arc::clone(stats),
             origins: VecDeque::new(),
+            call_by_ns: u64::MAX,
         };
         Self {
             mode,
@@ -96,10 +128,20 @@ impl Ledger {
             ingress: stats.iter().map(|p| p.iter().map(|(i, _)| ingress(i)).collect()).collect(),
             egress: stats.iter().map(|p| p.iter().map(|(_, e)| egress(e)).collect()).collect(),
             flooded: BTreeSet::new(),
+            waited: spoofed.then(BTreeSet::new),
             arrived: BTreeMap::new(),
             progress: 0,
             finding: None,
         }
+    }
+
+    /// Whether the guest at `port` keeps the protocol.
+    pub fn is_honest(&self, port: usize) -> bool {
+        self.honest[port].is_some()
+    }
+
+    pub fn egress(&mut self, port: usize, queue: usize) -> &mut EgressBook {
+        &mut self.egress[port][queue]
     }
 
     pub fn ingress(&self, port: usize, queue: usize) -> &IngressBook {
@@ -193,13 +235,17 @@ impl Ledger {
     }
 
     /// After the forwarder dealt with it.
-    pub fn after(&mut self, shown: &Shown, burst: &Burst<'_>) {
+    pub fn after(&mut self, shown: &Shown, burst: &Burst<'_>, now_ns: u64) {
         let Shown { port, queue, .. } = *shown;
         for (to, was) in shown.delivered.iter().enumerate() {
             for (q, was) in was.iter().enumerate() {
                 let book = &mut self.egress[to][q];
                 let new = book.stats.frames.get() - was;
                 book.origins.extend((0..new).map(|_| port));
+                if new > 0 {
+                    let policy = self.table[to].as_ref().expect("ports stay").egress[q].call();
+                    book.call_by_ns = book.call_by_ns.min(call_by(policy, now_ns));
+                }
             }
         }
         if self.honest[port].is_none() || self.finding.is_some() {
@@ -215,6 +261,9 @@ impl Ledger {
             shown.frames.iter().zip(&burst.frames).enumerate()
         {
             if now.verdict == Verdict::Hold {
+                if let Some(waited) = &mut self.waited {
+                    waited.insert((frame.from, frame.number));
+                }
                 let at = old.get(i).map_or(first_new + (i - shown.held.min(i)) as u64, |o| o.0);
                 held.push((at, *frame));
                 if *flooded {
@@ -270,6 +319,9 @@ impl Ledger {
         };
         if !right {
             return Err(Finding::Misdelivered(format!("guest {to} got {frame:?}")));
+        }
+        if self.waited.as_ref().is_some_and(|waited| waited.contains(&(from, frame.number))) {
+            return Ok(());
         }
         let flow = (from, frame.to, frame.flow, to);
         match self.arrived.insert(flow, frame.number) {

@@ -9,16 +9,21 @@
 //! Phase 1, safety: whatever the guests do, frames arrive whole and in order within their flow,
 //! where they belong, losses are counted, and a hostile guest stops no port but its own. Phase 2,
 //! healing: traffic ends, slow guests turn fast, deaf ones listen, hostile ones fall silent, and
-//! then everything must drain, in bounded time. Queues are polled only when they are hot, and only
-//! a kick makes them so: after each step, no cold queue may have frames unless a kick is on its
-//! way.
+//! then everything must drain, in bounded time. All the while queues move between workers, and
+//! operators change policies, weights and bounds. After each step:
+//! - no cold queue may have frames, and no worker sleep that could deliver a held one, unless a
+//!   kick or a command is on its way;
+//! - a warm queue has a time, and was looked at when it had come;
+//! - a guest that sleeps was called by the time that the call policy gives;
+//! - each queue is served by one worker, which never finds work and then does none;
+//! - a queue that never runs empty had its share of the worker's time.
 //!
 //! Guests and workers act in small steps with random delays between them, so whatever may happen
 //! between two steps does happen: between publishing and looking whether a kick is wanted, between
 //! an empty poll and arming, while a kick is on its way. Memory ordering is not simulated; loom
 //! does that (`crates/ring/tests/loom.rs`). Nor are threads and sockets: the worker here is a
-//! model of the program's, with the same three phases. When it polls and when it sleeps is for
-//! [`Polling`] to say.
+//! model of the program's, with the same three phases, on the product's policies
+//! (`switch::poll`), shares (`switch::fair`), settings, forwarder and ports.
 //!
 //! [`Mistake`]s can be ordered, which show that the oracles see them.
 #![forbid(unsafe_code)]
@@ -28,11 +33,10 @@ mod frame;
 mod guest;
 mod ledger;
 mod random;
+mod settings;
 mod switching;
 mod worker;
 mod world;
 
 pub use flawed::Mistake;
-pub use random::Random;
-pub use worker::{Linger, Next, Polling};
 pub use world::{Finding, Report, run};

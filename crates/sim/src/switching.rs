@@ -1,5 +1,6 @@
 //! The product's switch on simulated guests: its ports, its forwarder, and workers that drive them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -7,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use ring::virtq::DeviceQueue;
 use switch::fdb::{Fdb, PortId};
+use switch::flow;
 use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
@@ -16,12 +18,16 @@ use vhost_user::port::{VirtioEgress, VirtioIngress};
 use vhost_user::sys;
 
 use crate::flawed::{Flawed, Mistake};
-use crate::frame::mac;
+use crate::frame::{Frame, mac};
 use crate::guest::{Link, Ring};
 use crate::ledger::Ledger;
 use crate::random::Random;
-use crate::worker::{Polling, Served, Then, Token, Worker, lock};
+use crate::settings::{Operators, costs, delay_ns_max, weight};
+use crate::worker::{Command, Name, Served, Then, Token, Worker, lock};
 use crate::world::Finding;
+
+/// How much of a frame the switch looks at.
+const HEAD_MAX: usize = 128;
 
 /// A ring's call descriptor, and how many calls its counter told of so far.
 struct Calls {
@@ -37,8 +43,9 @@ struct Pair {
     egress: Arc<Mutex<Flawed<VirtioEgress>>>,
     egress_stats: Arc<EgressStats>,
     egress_calls: Calls,
-    /// Which worker serves its ingress queue, and which looks after kicks of the egress queue.
-    workers: [usize; 2],
+    tuning: Arc<Tuning>,
+    /// Which worker looks after kicks of the egress queue.
+    watcher: usize,
 }
 
 pub(crate) struct Switching {
@@ -46,6 +53,15 @@ pub(crate) struct Switching {
     pub ledger: Ledger,
     ports: Vec<Vec<Pair>>,
     table: Arc<Table>,
+    mode: Mode,
+    flow_key: u64,
+    /// Which worker serves an ingress queue.
+    homes: BTreeMap<Name, usize>,
+    /// Ingress queues whose kick descriptors were written to, and are never read.
+    kicked: BTreeSet<Name>,
+    mistake: Mistake,
+    /// Queues that went from one worker to another.
+    pub moves: u64,
 }
 
 fn call() -> (Call, Calls) {
@@ -70,7 +86,7 @@ impl Calls {
 }
 
 impl Pair {
-    fn new(link: &Link, q: usize, mistake: Mistake, workers: [usize; 2]) -> Self {
+    fn new(link: &Link, q: usize, mistake: Mistake, policy: Policy, watcher: usize) -> Self {
         let ring = |ring: usize| {
             let (layout, base) = link.pairs[q][ring];
             DeviceQueue::new(&link.memory, &layout, link.features, base).expect("a legal layout")
@@ -91,25 +107,27 @@ impl Pair {
             egress: Arc::new(Mutex::new(Flawed::new(egress, mistake))),
             egress_stats,
             egress_calls,
-            workers,
+            tuning: Arc::new(Tuning::new(policy)),
+            watcher,
         }
     }
 }
 
 impl Switching {
-    /// Serves `links`. `tags` are the secrets of the guests that keep the protocol.
+    /// Serves `links`. `tags` are the secrets of the guests that keep the protocol; `spoofed`:
+    /// others may send from their addresses.
     pub fn new(
         links: &[Link],
         tags: Vec<Option<u64>>,
-        mode: Mode,
-        static_addresses: bool,
+        (mode, static_addresses, spoofed): (Mode, bool, bool),
         mistake: Mistake,
+        operators: Operators,
         random: &mut Random,
-        polling: &dyn Fn(&mut Random) -> Box<dyn Polling>,
     ) -> Self {
         let count = random.within(1..4) as usize;
         let pair = |link: &Link, q, random: &mut Random| {
-            Pair::new(link, q, mistake, [random.index(count), random.index(count)])
+            let policy = operators.policy(random);
+            Pair::new(link, q, mistake, policy, random.index(count))
         };
         let ports: Vec<Vec<Pair>> = links
             .iter()
@@ -122,52 +140,213 @@ impl Switching {
                 fdb.add_static(mac(port), 0, PortId(port as u16), 0).expect("an empty table");
             }
         }
-        let flow_key = random.bits();
-        let mut workers: Vec<Worker> = (0..count as u8)
+        let (flow_key, costs) = (random.bits(), costs(random));
+        let workers: Vec<Worker> = (0..count as u8)
             .map(|w| {
                 let (fdb, to) = (Arc::clone(&fdb), Arc::clone(&table));
                 let forwarder = Forwarder::new(mode, w, fdb, to, flow_key);
-                Worker::new(w, forwarder, Arc::clone(&table), mistake)
+                Worker::new(w, forwarder, Arc::clone(&table), costs, mistake)
             })
             .collect();
-        for (port, pairs) in ports.iter().enumerate() {
-            for (q, pair) in pairs.iter().enumerate() {
-                let stats = Arc::clone(&pair.ingress_stats);
-                let tuning = Arc::new(Tuning::new(Policy::Event));
-                let source = Source { port: PortId(port as u16), queue: q as u16, stats, tuning };
-                let ingress = pair.ingress.clone();
-                let served = Served::new(port, q, source, ingress, polling(random));
-                workers[pair.workers[0]].queues.push(served);
-            }
-        }
         let both = |p: &Pair| (Arc::clone(&p.ingress_stats), Arc::clone(&p.egress_stats));
         let stats = ports.iter().map(|pairs| pairs.iter().map(both).collect()).collect();
-        let ledger = Ledger::new(mode, Arc::clone(&table), tags, stats, static_addresses);
-        Self { workers, ledger, ports, table }
+        let ledger = Ledger::new(mode, Arc::clone(&table), tags, stats, static_addresses, spoofed);
+        let mut switching = Self {
+            workers,
+            ledger,
+            ports,
+            table,
+            mode,
+            flow_key,
+            homes: BTreeMap::new(),
+            kicked: BTreeSet::new(),
+            mistake,
+            moves: 0,
+        };
+        switching.serve_all(operators, random);
+        switching
+    }
+
+    /// Gives every queue to a worker.
+    fn serve_all(&mut self, operators: Operators, random: &mut Random) {
+        for (port, pairs) in self.ports.iter().enumerate() {
+            let weight = weight(random);
+            // Some guests' frames are dear.
+            let frame_ns = if random.one_in(4) { random.within(0..500) } else { 20 };
+            for (queue, pair) in pairs.iter().enumerate() {
+                pair.tuning.set_weight(weight);
+                if random.one_in(2) {
+                    self.table[port].as_ref().expect("ports stay").egress[queue]
+                        .set_call(operators.policy(random));
+                }
+                let source = Source {
+                    port: PortId(port as u16),
+                    queue: queue as u16,
+                    stats: Arc::clone(&pair.ingress_stats),
+                    tuning: Arc::clone(&pair.tuning),
+                };
+                let name = (port, queue);
+                let served = Served { name, source, ingress: pair.ingress.clone(), frame_ns };
+                let to = random.index(self.workers.len());
+                self.homes.insert(name, to);
+                self.workers[to].adopt(served, 0);
+            }
+        }
     }
 
     /// A step of a worker.
     pub fn step(&mut self, worker: usize, now_ns: u64) -> Result<Then, Finding> {
         let then = self.workers[worker].step(now_ns, &mut self.ledger);
-        self.ledger.finding.take().map_or(Ok(then), Err)
+        let finding = self.ledger.finding.take().or(self.workers[worker].finding.take());
+        finding.map_or(Ok(then), Err)
+    }
+
+    /// Passes on what worker `from` has for others; returns whom to wake.
+    pub fn pass(&mut self, from: usize) -> Vec<usize> {
+        let mut woken = Vec::new();
+        for (to, command) in std::mem::take(&mut self.workers[from].sends) {
+            self.workers[to].commands.push(command);
+            woken.push(to);
+        }
+        for (served, to) in std::mem::take(&mut self.workers[from].given) {
+            woken.extend(self.hand_over(from, to, served));
+        }
+        woken
+    }
+
+    /// Moves a queue that worker `from` has stopped serving to worker `to`.
+    fn hand_over(&mut self, from: usize, to: usize, served: Served) -> Option<usize> {
+        let name = served.name;
+        let token = Token::Ingress(name.0, name.1);
+        self.workers[from].pending.remove(&token);
+        // Dropped meanwhile: the command is on its way.
+        if self.homes.get(&name) != Some(&from) {
+            return None;
+        }
+        self.moves += 1;
+        if self.mistake == Mistake::LosesQueues && self.moves.is_multiple_of(7) {
+            return None;
+        }
+        if self.mistake != Mistake::ForgetsHome {
+            self.homes.insert(name, to);
+        }
+        served.source.tuning.set_worker(to as u8);
+        let worker = &mut self.workers[to];
+        worker.commands.push(Command::Serve(served));
+        // A descriptor that is readable when it is added is an event.
+        if self.kicked.contains(&name) {
+            worker.pending.insert(token);
+        }
+        Some(to)
+    }
+
+    /// Sends a command to the worker that serves a queue; returns whom to wake.
+    fn command(&mut self, name: Name, command: Command) -> Option<usize> {
+        let worker = *self.homes.get(&name)?;
+        self.workers[worker].commands.push(command);
+        Some(worker)
+    }
+
+    /// Asks for a queue to be moved; returns whom to wake.
+    pub fn away(&mut self, name: Name, to: usize) -> Option<usize> {
+        self.command(name, Command::Away(name, to % self.workers.len()))
+    }
+
+    /// An operator changes something about a queue; returns whom to wake.
+    pub fn tune(
+        &mut self,
+        (port, queue): Name,
+        operators: Operators,
+        random: &mut Random,
+    ) -> Option<usize> {
+        if random.one_in(3) {
+            let port = self.table[port].as_ref().expect("ports stay");
+            port.egress[queue].set_call(operators.policy(random));
+            return None;
+        }
+        operators.tune(&self.ports[port][queue].tuning, random);
+        self.command((port, queue), Command::Kicked((port, queue)))
+    }
+
+    /// A name for `n`, whatever it is.
+    pub fn name(&self, port: usize, n: usize) -> Name {
+        (port, n % self.ports[port].len())
+    }
+
+    /// The longest that any look or call may be put off, as things are, in ns.
+    pub fn delay_ns_max(&self) -> u64 {
+        let looks = self.ports.iter().flatten().map(|pair| pair.tuning.poll());
+        let queues = self.table.iter().flatten().flat_map(|port| &port.egress);
+        let calls = queues.map(EgressQueue::call);
+        let [looks, calls] = [looks.map(delay_ns_max).max(), calls.map(delay_ns_max).max()]
+            .map(Option::unwrap_or_default);
+        looks + calls
+    }
+
+    /// Which egress queue of `to` a frame from queue `queue` goes to.
+    pub fn queue_of(&self, queue: usize, to: usize, frame: &Frame) -> usize {
+        let active = self.ports[to].len();
+        match self.mode {
+            Mode::Cross => queue % active,
+            Mode::Switch => {
+                let bytes = frame.bytes();
+                let head = &bytes[..bytes.len().min(HEAD_MAX)];
+                flow::flow_hash(head, self.flow_key) as usize % active
+            }
+        }
+    }
+
+    /// A queue must be served by the worker that is its home, and by no other.
+    pub fn check_homes(&self) -> Result<(), Finding> {
+        let mut served = BTreeMap::new();
+        for (w, worker) in self.workers.iter().enumerate() {
+            let coming = worker.commands.iter().filter_map(|command| match command {
+                Command::Serve(served) => Some(served.name),
+                _ => None,
+            });
+            for name in worker.queues.iter().map(|q| q.served.name).chain(coming) {
+                if let Some(other) = served.insert(name, w) {
+                    let what = format!("queue {name:?} is served by workers {w} and {other}");
+                    return Err(Finding::Homeless(what));
+                }
+            }
+        }
+        let lost = self.homes.iter().find(|(name, _)| !served.contains_key(name));
+        lost.map_or(Ok(()), |(name, _)| {
+            Err(Finding::Homeless(format!("no worker serves queue {name:?}")))
+        })
     }
 
     /// Whom a kick of a ring reaches, and as what.
-    pub fn kicked(&self, port: usize, queue: usize, ring: Ring) -> (usize, Token) {
-        let [ingress, egress] = self.ports[port][queue].workers;
+    pub fn kicked(&self, port: usize, queue: usize, ring: Ring) -> Option<(usize, Token)> {
         match ring {
-            Ring::Tx => (ingress, Token::Ingress(port, queue)),
-            Ring::Rx => (egress, Token::Egress(port, queue)),
+            Ring::Tx => {
+                let home = *self.homes.get(&(port, queue))?;
+                Some((home, Token::Ingress(port, queue)))
+            }
+            Ring::Rx => Some((self.ports[port][queue].watcher, Token::Egress(port, queue))),
+        }
+    }
+
+    /// A guest writes to a kick descriptor.
+    pub fn kick(&mut self, port: usize, queue: usize, ring: Ring) {
+        if ring == Ring::Tx {
+            self.kicked.insert((port, queue));
         }
     }
 
     /// Calls to a port's guest since the last look.
     pub fn calls(&mut self, port: usize) -> u64 {
-        let both = self.ports[port].iter_mut().map(|pair| {
-            pair.ingress_calls.new_since(pair.ingress_stats.calls.get())
-                + pair.egress_calls.new_since(pair.egress_stats.calls.get())
-        });
-        both.sum()
+        let mut all = 0;
+        for (q, pair) in self.ports[port].iter_mut().enumerate() {
+            all += pair.ingress_calls.new_since(pair.ingress_stats.calls.get());
+            let new = pair.egress_calls.new_since(pair.egress_stats.calls.get());
+            if new > 0 {
+                self.ledger.egress(port, q).call_by_ns = u64::MAX;
+            }
+            all += new;
+        }
+        all
     }
 
     pub fn stats(&self, port: usize, queue: usize) -> (&IngressStats, &EgressStats) {
@@ -175,16 +354,20 @@ impl Switching {
         (&pair.ingress_stats, &pair.egress_stats)
     }
 
-    /// Stops a port, as the control thread does when its guest broke the protocol.
-    pub fn stop(&mut self, port: usize) {
-        for worker in &mut self.workers {
-            worker.forget(port);
-        }
+    /// Stops a port, as the control thread does when its guest broke the protocol; returns whom to
+    /// wake.
+    pub fn stop(&mut self, port: usize) -> Vec<usize> {
         self.table[port].as_ref().expect("ports stay").set_active(0);
-        for pair in &self.ports[port] {
+        let mut woken = Vec::new();
+        for queue in 0..self.ports[port].len() {
+            let pair = &self.ports[port][queue];
             lock(&pair.ingress).queue.deactivate();
             lock(&pair.egress).queue.deactivate();
+            let name = (port, queue);
+            woken.extend(self.command(name, Command::Drop(name)));
+            self.homes.remove(&name);
         }
+        woken
     }
 }
 

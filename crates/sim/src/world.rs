@@ -6,16 +6,20 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::fmt;
 
 use switch::forward::Mode;
+use switch::poll::{State, TIMER_IDLE_NS};
 
 use crate::flawed::Mistake;
 use crate::frame::To;
 use crate::guest::{Guest, Kind, Link, Next, Ring};
 use crate::random::Random;
+use crate::settings::Operators;
 use crate::switching::Switching;
-use crate::worker::{Polling, Then, Token};
+use crate::worker::{Name, Queue, Then, Wake, Worker};
 
 /// How long the applications want frames sent, in ns.
 const TRAFFIC_NS: u64 = 3_000_000;
+/// Most frames of a guest that storms.
+const STORM: u64 = 1000;
 /// After healing: so many times a little traffic, and then all must drain again. Each is another
 /// chance for a wake-up to be lost with nothing behind it that would hide the loss.
 const WAVES: u64 = 20;
@@ -26,6 +30,10 @@ const WAVE_NS: u64 = 40_000;
 const DRAIN_NS: u64 = 10_000_000;
 /// The same where guests may still wait for others that never take anything.
 const SETTLE_NS: u64 = 5_000_000_000;
+/// Times that the longest delay of the policies may add to it, one after another.
+const PATIENCE: u64 = 200;
+/// How long a worker may be busy with other things when something is to be done, in ns.
+const BUSY_NS: u64 = 3_000_000;
 /// Events after which a run that should have come to rest has not.
 const EVENTS_MAX: u64 = 2_000_000;
 
@@ -48,6 +56,16 @@ pub enum Finding {
     Lost(String),
     /// A guest that kept the protocol was stopped.
     Blamed(String),
+    /// A queue that naps was not looked at when its time had come, or has none.
+    Overslept(String),
+    /// A guest sleeps, and was not told in time of frames that arrived.
+    Uncalled(String),
+    /// A queue is served by two workers, or by none.
+    Homeless(String),
+    /// A queue got more or less than its share of a worker's time.
+    Unfair(String),
+    /// A worker finds work again and again, and does none.
+    Spins(String),
 }
 
 impl fmt::Display for Finding {
@@ -61,6 +79,11 @@ impl fmt::Display for Finding {
             Self::Misdelivered(what) => write!(f, "misdelivered: {what}"),
             Self::Lost(what) => write!(f, "does not add up: {what}"),
             Self::Blamed(what) => write!(f, "stopped without cause: {what}"),
+            Self::Overslept(what) => write!(f, "overslept: {what}"),
+            Self::Uncalled(what) => write!(f, "not called in time: {what}"),
+            Self::Homeless(what) => write!(f, "not served by one worker: {what}"),
+            Self::Unfair(what) => write!(f, "unfair: {what}"),
+            Self::Spins(what) => write!(f, "spins: {what}"),
         }
     }
 }
@@ -84,6 +107,12 @@ pub struct Report {
     pub wakes: u64,
     /// Times that a worker slept.
     pub sleeps: u64,
+    /// Times that a queue was left alone for a time.
+    pub naps: u64,
+    /// Queues that went from one worker to another.
+    pub moves: u64,
+    /// Settings changed while frames passed.
+    pub tunes: u64,
     /// Steps of everyone.
     pub events: u64,
 }
@@ -106,6 +135,12 @@ enum Event {
     App { from: usize, to: To, flow: u16, frames: u64 },
     /// A port is stopped, because of its guest's fault.
     Stop(usize),
+    /// A queue moves to another worker.
+    Move(Name, usize),
+    /// An operator changes settings of a queue.
+    Tune(Name),
+    /// Nothing happens for a while.
+    Rest,
     /// Slow guests become quick, hostile ones silent.
     Heal,
 }
@@ -142,23 +177,21 @@ pub(crate) struct World {
     pokes: Vec<u64>,
     /// Ports that are being stopped.
     stopping: BTreeSet<usize>,
+    hub: Option<usize>,
     /// Nothing kept hostile guests from sending from the address of another.
     spoofed: bool,
     /// Frames of honest guests may have to wait for a hostile one that fell silent.
     tied: bool,
+    operators: Operators,
     mistake: Mistake,
     report: Report,
 }
 
-/// Runs the simulation of `seed` with a mistake in it; `polling` makes the policy of each queue.
+/// Runs the simulation of `seed` with a mistake in it.
 ///
 /// # Errors
 /// [`Finding`]: what is wrong with the switch, its ports, or the rings.
-pub fn run(
-    seed: u64,
-    mistake: Mistake,
-    polling: &dyn Fn(&mut Random) -> Box<dyn Polling>,
-) -> Result<Report, Finding> {
+pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
     let mut random = Random::new(seed);
     let count = random.within(3..7) as usize;
     let kind = |i, random: &mut Random| match random.within(0..8) {
@@ -168,9 +201,12 @@ pub fn run(
         3 => Kind::Deaf,
         _ => Kind::Honest,
     };
+    // A guest whom the others like most, and who has little room.
+    let hub = random.one_in(2).then(|| random.index(count));
     let made = (0..count).map(|i| {
-        let kind = kind(i, &mut random);
-        Guest::new(i, kind, &mut random)
+        let is_hub = hub == Some(i);
+        let kind = if is_hub { Kind::Slow } else { kind(i, &mut random) };
+        Guest::new(i, kind, is_hub, &mut random)
     });
     let (guests, links): (Vec<Guest>, Vec<Link>) = made.unzip();
     let mode = if random.one_in(5) { Mode::Cross } else { Mode::Switch };
@@ -179,8 +215,9 @@ pub fn run(
     let hostile = guests.iter().any(|g| !g.is_honest());
     let spoofed = hostile && mode == Mode::Switch && !static_addresses;
     let tied = hostile && mode == Mode::Cross || spoofed;
-    let switch =
-        Switching::new(&links, tags, mode, static_addresses, mistake, &mut random, polling);
+    let operators = Operators::new(&mut random);
+    let modes = (mode, static_addresses, spoofed);
+    let switch = Switching::new(&links, tags, modes, mistake, operators, &mut random);
     let mut world = World {
         random,
         now_ns: 0,
@@ -193,17 +230,18 @@ pub fn run(
         pokes: vec![0; switch.workers.len()],
         switch,
         stopping: BTreeSet::new(),
+        hub,
         spoofed,
         tied,
+        operators,
         mistake,
         report: Report::default(),
     };
     world.begin();
     world.settle(SETTLE_NS)?;
     for _ in 0..WAVES {
-        world.wave();
-        let bound = if world.tied { SETTLE_NS } else { WAVE_NS + DRAIN_NS };
-        world.settle(bound)?;
+        let lasts_ns = world.wave();
+        world.settle(lasts_ns + if world.tied { SETTLE_NS } else { DRAIN_NS })?;
     }
     Ok(world.report())
 }
@@ -240,6 +278,31 @@ impl World {
                 self.wish(from, &all, 17, when);
             }
         }
+        let until = heal.min(2 * TRAFFIC_NS);
+        for _ in 0..self.random.within(0..12) {
+            self.meddle(until);
+        }
+        // Frames that no one waits for: nothing keeps their senders from sending more.
+        if self.random.one_in(4) {
+            for from in 0..guests {
+                let frames = self.random.within(200..STORM);
+                let (to, flow) = (To::One(200), self.random.within(0..4) as u16);
+                self.at(0, Event::App { from, to, flow, frames });
+            }
+        }
+    }
+
+    /// An operator changes something, or a queue moves, within `until_ns`.
+    fn meddle(&mut self, until_ns: u64) {
+        let (port, queue) = (self.random.index(self.guests.len()), self.random.index(8));
+        let name = self.switch.name(port, queue);
+        let when = self.random.within(0..until_ns);
+        let event = if self.random.one_in(2) {
+            Event::Tune(name)
+        } else {
+            Event::Move(name, self.random.index(8))
+        };
+        self.at(when, event);
     }
 
     /// Some frames of guest `from` to one of `among`, to everyone, or to no one.
@@ -249,15 +312,18 @@ impl World {
             0 => To::All,
             // An address that the switch never learns.
             1 if self.random.one_in(2) => To::One(200),
-            _ => To::One(others[self.random.index(others.len())]),
+            _ => {
+                let hub = self.hub.filter(|hub| *hub != from && self.random.one_in(2));
+                To::One(hub.unwrap_or_else(|| others[self.random.index(others.len())]))
+            }
         };
         let flow = self.random.within(0..4) as u16;
         let frames = self.random.within(1..max);
         self.at(when, Event::App { from, to, flow, frames });
     }
 
-    /// A little traffic between guests that keep the protocol.
-    fn wave(&mut self) {
+    /// A little traffic between guests that keep the protocol. Returns how long it lasts, in ns.
+    fn wave(&mut self) -> u64 {
         let honest: Vec<usize> =
             (0..self.guests.len()).filter(|i| self.guests[*i].is_honest()).collect();
         for _ in 0..self.random.within(1..5) {
@@ -265,29 +331,53 @@ impl World {
             let when = self.random.within(0..WAVE_NS);
             self.wish(from, &honest, 20, when);
         }
+        for _ in 0..self.random.within(0..3) {
+            self.meddle(WAVE_NS);
+        }
+        // Time for all to fall asleep, whatever their policy.
+        if self.random.one_in(20) {
+            let rest_ns = TIMER_IDLE_NS + TIMER_IDLE_NS / 5;
+            self.at(rest_ns, Event::Rest);
+            return rest_ns;
+        }
+        WAVE_NS
     }
 
     /// Lets everyone act until no one does any more; then all must be well.
     fn settle(&mut self, bound_ns: u64) -> Result<(), Finding> {
         let started_ns = self.now_ns;
         while self.others > 0 || !self.switch.workers.iter().all(|w| w.is_idle(self.now_ns)) {
-            let Reverse((at, _, event)) = self.events.pop().expect("someone is not idle");
+            let Some(Reverse((at, _, event))) = self.events.pop() else {
+                return Err(self.stuck());
+            };
             self.now_ns = at;
             self.report.events += 1;
             if event.is_other() {
                 self.others -= 1;
                 self.switch.workers.iter_mut().for_each(|w| w.disturb());
             }
-            if self.report.events > EVENTS_MAX || at - started_ns > bound_ns {
+            let patience_ns = PATIENCE * self.switch.delay_ns_max();
+            if self.report.events > EVENTS_MAX || at - started_ns > bound_ns + patience_ns {
                 return Err(Finding::Late(self.state()));
             }
             self.act(event)?;
             self.calls();
             self.check_wakes()?;
+            self.check_calls()?;
+            if matches!(event, Event::Work(_) | Event::Move(..)) {
+                self.switch.check_homes()?;
+            }
         }
         (0..self.guests.len())
             .filter(|i| self.guests[*i].is_honest())
             .try_for_each(|i| self.judge(i))
+    }
+
+    /// Someone has something to do, and nothing will ever remind him.
+    fn stuck(&mut self) -> Finding {
+        self.now_ns += SETTLE_NS;
+        let found = self.check_wakes().and_then(|()| self.check_calls());
+        found.err().unwrap_or_else(|| Finding::Hang(self.state()))
     }
 
     fn act(&mut self, event: Event) -> Result<(), Finding> {
@@ -295,17 +385,19 @@ impl World {
             Event::Work(worker) => self.work(worker)?,
             Event::Timer(worker, timer) => {
                 if self.switch.workers[worker].timer == timer {
-                    self.rouse(worker, None);
+                    self.rouse(worker, Wake::Timer);
                 }
             }
             Event::Poke(worker) => {
                 self.pokes[worker] -= 1;
-                self.rouse(worker, Some(Token::Retry));
+                self.rouse(worker, Wake::Command);
             }
             Event::Kick(port, queue, ring) => {
                 *self.kicks.get_mut(&(port, queue, ring)).expect("under way") -= 1;
-                let (worker, token) = self.switch.kicked(port, queue, ring);
-                self.rouse(worker, Some(token));
+                self.switch.kick(port, queue, ring);
+                if let Some((worker, token)) = self.switch.kicked(port, queue, ring) {
+                    self.rouse(worker, Wake::Kick(token));
+                }
             }
             Event::Step(i) => self.step(i)?,
             Event::Call(i) if self.actors[i].awake => self.actors[i].latched = true,
@@ -319,7 +411,20 @@ impl World {
                 self.guests[from].want(to, flow, frames);
                 self.at(0, Event::Call(from));
             }
-            Event::Stop(port) => self.switch.stop(port),
+            Event::Stop(port) => {
+                let woken = self.switch.stop(port);
+                self.poke(woken);
+            }
+            Event::Move(name, to) => {
+                let woken = self.switch.away(name, to);
+                self.poke(woken);
+            }
+            Event::Tune(name) => {
+                self.report.tunes += 1;
+                let woken = self.switch.tune(name, self.operators, &mut self.random);
+                self.poke(woken);
+            }
+            Event::Rest => {}
             Event::Heal => {
                 for i in 0..self.guests.len() {
                     self.guests[i].healed = true;
@@ -334,29 +439,28 @@ impl World {
     }
 
     /// Something wakes a worker, if it sleeps.
-    fn rouse(&mut self, worker: usize, token: Option<Token>) {
-        if self.switch.workers[worker].wake(token, self.now_ns) {
+    fn rouse(&mut self, worker: usize, wake: Wake) {
+        if self.switch.workers[worker].wake(wake, self.now_ns) {
             let delay = self.latency();
             self.at(delay, Event::Work(worker));
-            self.poke(worker);
+            let woken = self.switch.pass(worker);
+            self.poke(woken);
         }
     }
 
-    /// Passes on what a worker found for others.
-    fn poke(&mut self, worker: usize) {
-        let pokes = std::mem::take(&mut self.switch.workers[worker].pokes);
-        for other in 0..self.switch.workers.len() {
-            if pokes & 1 << other != 0 {
-                self.pokes[other] += 1;
-                let delay = self.latency();
-                self.at(delay, Event::Poke(other));
-            }
+    /// Workers were sent commands.
+    fn poke(&mut self, woken: impl IntoIterator<Item = usize>) {
+        for worker in woken {
+            self.pokes[worker] += 1;
+            let delay = self.latency();
+            self.at(delay, Event::Poke(worker));
         }
     }
 
     fn work(&mut self, worker: usize) -> Result<(), Finding> {
         let then = self.switch.step(worker, self.now_ns)?;
-        self.poke(worker);
+        let woken = self.switch.pass(worker);
+        self.poke(woken);
         for (port, fault) in std::mem::take(&mut self.switch.workers[worker].faults) {
             if self.guests[port].is_honest() {
                 return Err(Finding::Blamed(format!("guest {port}: {fault}")));
@@ -447,34 +551,38 @@ impl World {
     /// Whether a kick of a ring is still to come, or to be looked at.
     fn is_kicked(&self, port: usize, queue: usize, ring: Ring) -> bool {
         let due = self.guests[port].pairs[queue].kick_due[usize::from(ring == Ring::Rx)];
-        let (worker, token) = self.switch.kicked(port, queue, ring);
         let under_way = self.kicks.get(&(port, queue, ring)).is_some_and(|n| *n > 0);
-        due || under_way || self.switch.workers[worker].pending.contains(&token)
+        due || under_way
+            || self
+                .switch
+                .kicked(port, queue, ring)
+                .is_some_and(|(worker, token)| self.switch.workers[worker].pending.contains(&token))
     }
 
     /// No queue may be cold that has something to do, and no worker sleep that could go on, unless
     /// a kick is on its way.
     fn check_wakes(&self) -> Result<(), Finding> {
         for (w, worker) in self.switch.workers.iter().enumerate() {
+            if worker.is_asleep() && !worker.commands.is_empty() && self.pokes[w] == 0 {
+                return Err(Finding::Asleep(format!("worker {w} has commands")));
+            }
             let poked = self.pokes[w] > 0
-                || worker.pending.contains(&Token::Retry)
+                || !worker.commands.is_empty()
                 || self.switch.workers.iter().any(|other| other.will_wake(w));
-            for served in worker.queues.iter().filter(|q| self.guests[q.port].is_honest()) {
-                let (port, queue) = (served.port, served.queue);
-                let (sent, shown) = (
-                    self.guests[port].pairs[queue].sent,
-                    self.switch.ledger.ingress(port, queue).shown,
-                );
-                if !served.hot && sent > shown && !self.is_kicked(port, queue, Ring::Tx) {
-                    let what = format!("queue {queue} of port {port}: {sent} sent, {shown} taken");
-                    return Err(Finding::Asleep(what));
+            for queue in worker.queues.iter().filter(|q| self.guests[q.served.name.0].is_honest()) {
+                let (port, index) = queue.served.name;
+                if queue.state == State::Warm && !queue.listed {
+                    self.check_nap(worker, queue)?;
+                }
+                if queue.state == State::Cold {
+                    self.check_cold(port, index)?;
                 }
                 if worker.is_asleep()
                     && !poked
-                    && let Some(to) = self.could_deliver(port, queue)
+                    && let Some(to) = self.could_deliver(port, index)
                 {
                     let what = format!(
-                        "queue {queue} of port {port} holds a frame for {to}, which has room"
+                        "queue {index} of port {port} holds a frame for {to}, which has room"
                     );
                     return Err(Finding::Asleep(what));
                 }
@@ -483,23 +591,79 @@ impl World {
         Ok(())
     }
 
-    /// Whether the oldest frame that a queue holds is for a guest that has room, and for which.
-    fn could_deliver(&self, port: usize, queue: usize) -> Option<usize> {
-        let ledger = &self.switch.ledger;
-        let (_, frame) = ledger.ingress(port, queue).held.front().filter(|_| !self.spoofed)?;
-        let to = ledger.waits_for(port, frame)?;
-        self.has_room(to, frame.len() as u64).then_some(to)
+    /// A queue that naps is looked at when its time has come.
+    fn check_nap(&self, worker: &Worker, queue: &Queue) -> Result<(), Finding> {
+        let until = queue.nap.1;
+        if worker.began_ns >= until || self.now_ns > until.saturating_add(BUSY_NS) {
+            let name = queue.served.name;
+            let what = format!("queue {name:?} until {until}, and it is {}", self.now_ns);
+            return Err(Finding::Overslept(what));
+        }
+        Ok(())
     }
 
-    /// Whether guest `to`, which keeps the protocol, certainly has room for a frame, on each of
-    /// its queues, and has no kick on its way that says so.
-    fn has_room(&self, to: usize, len: u64) -> bool {
-        let Some(guest) = self.guests.get(to).filter(|g| g.is_honest()) else { return false };
+    /// A cold queue has nothing to do, or a kick is on its way.
+    fn check_cold(&self, port: usize, queue: usize) -> Result<(), Finding> {
+        let sent = self.guests[port].pairs[queue].sent;
+        let book = self.switch.ledger.ingress(port, queue);
+        if sent > book.shown && !self.is_kicked(port, queue, Ring::Tx) {
+            // Held frames may keep others from being taken.
+            let size = self.guests[port].tx_size(queue);
+            if !book.is_full(size) {
+                let what = format!(
+                    "queue {queue} of port {port}: {sent} sent, {} taken, {} held",
+                    book.shown,
+                    book.held.len()
+                );
+                return Err(Finding::Asleep(what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the oldest frame that a queue holds for some guest could be delivered, and to which.
+    fn could_deliver(&self, port: usize, queue: usize) -> Option<usize> {
+        let ledger = &self.switch.ledger;
+        let mut seen = BTreeSet::new();
+        let mut held = ledger.ingress(port, queue).held.iter().filter(|_| !self.spoofed);
+        held.find_map(|(_, frame)| {
+            let to = ledger.waits_for(port, frame)?;
+            let egress =
+                (to < self.guests.len()).then(|| self.switch.queue_of(queue, to, frame))?;
+            let oldest = seen.insert((to, egress));
+            (oldest && self.has_room(to, egress, frame.len() as u64)).then_some(to)
+        })
+    }
+
+    /// Whether guest `to`, which keeps the protocol, certainly has room for a frame on a queue, and
+    /// has no kick on its way that says so.
+    fn has_room(&self, to: usize, queue: usize, len: u64) -> bool {
+        let guest = &self.guests[to];
         let total = len + u64::from(guest.format.hdr_len);
         let need = if guest.format.mergeable { total.div_ceil(guest.rx_len) } else { 1 };
-        (0..guest.pairs.len()).all(|q| {
-            guest.waiting(q).is_some_and(|n| n >= need) && !self.is_kicked(to, q, Ring::Rx)
-        })
+        guest.is_honest()
+            && guest.waiting(queue).is_some_and(|n| n >= need)
+            && !self.is_kicked(to, queue, Ring::Rx)
+    }
+
+    /// Guests that sleep are told in time of frames that arrived.
+    fn check_calls(&mut self) -> Result<(), Finding> {
+        for (i, guest) in self.guests.iter().enumerate().filter(|(_, g)| g.is_honest()) {
+            for q in 0..guest.pairs.len() {
+                let book = self.switch.ledger.egress(i, q);
+                if book.call_by_ns == u64::MAX {
+                    continue;
+                }
+                if self.actors[i].awake || !guest.waits_for_call(q) {
+                    // It looks before it sleeps.
+                    book.call_by_ns = u64::MAX;
+                } else if self.now_ns > book.call_by_ns + BUSY_NS {
+                    let what = format!("guest {i} on queue {q}, by {}", book.call_by_ns);
+                    return Err(Finding::Uncalled(what));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// All is quiet. Is all well with guest `i`?
@@ -538,10 +702,20 @@ impl World {
         let workers = self.switch.workers.iter().enumerate();
         let awake = workers.filter(|(_, w)| !w.is_idle(self.now_ns));
         let awake = awake.map(|(w, _)| format!("worker {w} is awake"));
-        left.chain(awake).collect::<Vec<_>>().join("; ")
+        let held = self.switch.workers.iter().flat_map(|w| &w.queues).filter_map(|queue| {
+            let (port, index) = queue.served.name;
+            let (_, frame) = self.switch.ledger.ingress(port, index).held.front()?;
+            let (to, state) = (frame.to, queue.state);
+            let len = frame.len();
+            Some(format!("{state:?} queue {index} of port {port} holds {len} bytes for {to:?}"))
+        });
+        let all = left.chain(awake).chain(held).collect::<Vec<_>>().join("; ");
+        format!("{all}; {} events are to come, at {} ns", self.others, self.now_ns)
     }
 
     fn report(mut self) -> Report {
+        self.report.moves = self.switch.moves;
+        self.report.naps = self.switch.workers.iter().map(|w| w.naps).sum();
         for (port, guest) in self.guests.iter().enumerate() {
             let honest = u64::from(guest.is_honest());
             self.report.honest += honest;

@@ -3,34 +3,12 @@
 
 use std::ops::Range;
 
-use sim::{Finding, Linger, Mistake, Next, Polling, Random, Report, run};
+use sim::{Finding, Mistake, Report, run};
 
 /// Seeds of a plain run.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 200;
 /// Seeds in which a mistake must show itself.
 const CANARY_SEEDS: u64 = 60;
-
-/// Sleeps and polls without sense: not even that may lose a frame.
-struct Moody(Random);
-
-impl Polling for Moody {
-    fn woken(&mut self, _: u64) {}
-
-    fn polled(&mut self, _: usize, _: u64) -> Next {
-        if self.0.one_in(3) { Next::Sleep } else { Next::Poll }
-    }
-}
-
-/// A policy for one queue.
-fn polling(random: &mut Random) -> Box<dyn Polling> {
-    match random.within(0..10) {
-        0..4 => Box::new(Linger::new(0)),
-        4..7 => Box::new(Linger::new(random.within(0..100_000))),
-        // As for a peer that cannot kick.
-        7 => Box::new(Linger::new(u64::MAX)),
-        _ => Box::new(Moody(random.clone())),
-    }
-}
 
 fn from_env(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
@@ -38,7 +16,7 @@ fn from_env(name: &str) -> Option<u64> {
 }
 
 fn one(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
-    run(seed, mistake, &polling)
+    run(seed, mistake)
 }
 
 fn add(sum: &mut Report, report: Report) {
@@ -47,6 +25,9 @@ fn add(sum: &mut Report, report: Report) {
     sum.frames += report.frames;
     sum.wakes += report.wakes;
     sum.sleeps += report.sleeps;
+    sum.naps += report.naps;
+    sum.moves += report.moves;
+    sum.tunes += report.tunes;
     sum.events += report.events;
     for (why, n) in report.faults {
         *sum.faults.entry(why).or_default() += n;
@@ -100,8 +81,13 @@ fn every_seed_is_safe_and_drains() {
         "egress drops_bad_addr",
         "egress drops_down",
         "egress full",
+        "egress calls_late",
     ] {
         assert!(sum.counters[counter] > 0, "no {counter}");
+    }
+    let done = [("sleeps", sum.sleeps), ("naps", sum.naps), ("moves", sum.moves)];
+    for (what, n) in done.into_iter().chain([("settings changed", sum.tunes)]) {
+        assert!(n > 0, "no {what}");
     }
     for fault in [
         "ring index jumped",
@@ -125,7 +111,8 @@ fn a_seed_gives_the_same_run_twice() {
 
 /// Finds `mistake` in one of the canary seeds, as what it is.
 fn assert_found(mistake: Mistake, is: fn(&Finding) -> bool) {
-    let mut found = (0..CANARY_SEEDS).filter_map(|seed| one(seed, mistake).err());
+    let seeds = from_env("SEEDS").unwrap_or(CANARY_SEEDS);
+    let mut found = (0..seeds).filter_map(|seed| one(seed, mistake).err());
     let mut others = Vec::new();
     let it = found.find(|finding| {
         others.push(finding.to_string());
@@ -192,5 +179,50 @@ fn canary_stopping_the_wrong_guest_is_found() {
 
 #[test]
 fn canary_never_sleeping_is_found() {
-    assert_found(Mistake::NeverSleeps, |f| matches!(f, Finding::Late(_)));
+    assert_found(Mistake::NeverSleeps, |f| matches!(f, Finding::Spins(_)));
+}
+
+#[test]
+fn canary_naps_without_end_are_found() {
+    assert_found(Mistake::NapsForEver, |f| matches!(f, Finding::Overslept(_)));
+}
+
+#[test]
+fn canary_naps_that_sleep_forgets_are_found() {
+    assert_found(Mistake::ForgetsNaps, |f| matches!(f, Finding::Overslept(_)));
+}
+
+#[test]
+fn canary_forgotten_late_calls_are_found() {
+    assert_found(Mistake::ForgetsLateCalls, |f| matches!(f, Finding::Uncalled(_)));
+}
+
+#[test]
+fn canary_moved_queue_that_is_not_looked_at_is_found() {
+    assert_found(Mistake::AdoptsCold, |f| matches!(f, Finding::Asleep(_)));
+}
+
+#[test]
+fn canary_moved_queue_whose_kicks_stay_behind_is_found() {
+    assert_found(Mistake::ForgetsHome, |f| matches!(f, Finding::Asleep(_)));
+}
+
+#[test]
+fn canary_queues_lost_on_the_way_are_found() {
+    assert_found(Mistake::LosesQueues, |f| matches!(f, Finding::Homeless(_)));
+}
+
+#[test]
+fn canary_forgiven_debt_is_found() {
+    assert_found(Mistake::IgnoresDebt, |f| matches!(f, Finding::Unfair(_)));
+}
+
+#[test]
+fn canary_shorter_of_two_frames_that_wait_is_found() {
+    assert_found(Mistake::ForgetsShorter, |f| matches!(f, Finding::Asleep(_)));
+}
+
+#[test]
+fn canary_held_frames_that_use_up_the_budget_are_found() {
+    assert_found(Mistake::HeldUseBudget, |f| matches!(f, Finding::Spins(_)));
 }

@@ -102,6 +102,21 @@ impl VirtioIngress {
     pub fn is_up(&self) -> bool {
         self.ring.is_up()
     }
+
+    /// How many chains a burst may take beside those held. Chains that wait bound how much one
+    /// guest can have open; then its ring backs up.
+    #[inline]
+    fn room(&self, size: u16) -> usize {
+        let room = usize::from(size).saturating_sub(self.pending.len() * 2);
+        room.min(BURST_MAX).saturating_sub(self.held)
+    }
+
+    /// Buffers go back in order, so a few frames for one slow receiver would in the end hold up all
+    /// that this guest sends to others: then they are given up.
+    #[inline]
+    fn is_crowded(&self, size: u16) -> bool {
+        self.pending.len() >= usize::from(size) / 2 && self.held * 2 < self.pending.len()
+    }
 }
 
 /// Why a chain is no frame. The chain is given back at once.
@@ -227,16 +242,14 @@ impl Ingress for VirtioIngress {
         scratch: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
-        let Some(active) = self.ring.up() else { return Ok(0) };
+        let Some(size) = self.ring.up().map(|active| active.queue.size()) else { return Ok(0) };
+        let (room, crowded) = (self.room(size), self.is_crowded(size));
+        let active = self.ring.up().expect("up above");
         let mut burst: Burst<'_> = std::mem::take(scratch);
         let Active { queue, memory, format, hint, .. } = active;
         let memory: &GuestMemory = memory;
 
         if self.held > 0 {
-            // Buffers go back in order, so a few frames for one slow receiver would in the end
-            // hold up all that this guest sends to others: then they are given up.
-            let half = usize::from(queue.size()) / 2;
-            let crowded = self.pending.len() >= half && self.held * 2 < self.pending.len();
             for held in self.pending.iter().filter_map(|p| p.held.as_ref()).take(BURST_MAX) {
                 let held_ns = now_ns.saturating_sub(held.since_ns).max(1);
                 let held_ns = if crowded { u64::MAX } else { held_ns };
@@ -244,9 +257,7 @@ impl Ingress for VirtioIngress {
             }
         }
         let held = burst.frames.len();
-        // Chains that wait bound how much one guest can have open; then its ring backs up.
-        let room = usize::from(queue.size()).saturating_sub(self.pending.len() * 2);
-        let most = max.min(room).saturating_sub(held).min(BURST_MAX);
+        let most = room.min(max.saturating_sub(held));
         let taken = queue.take(memory, most, &mut self.taken);
         let taken = match taken {
             Ok(n) => n,
@@ -258,7 +269,7 @@ impl Ingress for VirtioIngress {
             // Told at the next call; first what is held.
             Err(_) => 0,
         };
-        let back = give_back(queue, &mut self.taken, BURST_BYTES);
+        let back = if taken > 0 { give_back(queue, &mut self.taken, BURST_BYTES) } else { 0 };
         let taken = taken - back;
         if taken == 0 && held == 0 {
             *scratch = burst.recycle();
@@ -301,8 +312,12 @@ impl Ingress for VirtioIngress {
     }
 
     fn arm(&mut self) -> bool {
-        let Some(active) = self.ring.up() else { return true };
-        active.queue.arm() == Armed::Armed
+        let Some(size) = self.ring.up().map(|active| active.queue.size()) else { return true };
+        // Held frames keep more from being taken. That they go wakes us; then we look again.
+        if self.held > 0 && self.room(size) == 0 && !self.is_crowded(size) {
+            return true;
+        }
+        self.ring.up().is_none_or(|active| active.queue.arm() == Armed::Armed)
     }
 
     fn disarm(&mut self) {

@@ -424,7 +424,29 @@ fn what_is_held_is_bounded_by_half_the_ring() {
         shown = tx.burst(|_| Verdict::Hold).unwrap().len();
     }
     assert_eq!((shown, tx.ingress.held()), (64, 64));
-    assert!(!tx.ingress.arm(), "the rest waits in the ring");
+    // The rest waits in the ring, and taking it must wait: that is no work to stay awake for.
+    assert!(tx.ingress.arm());
+    assert_eq!(tx.burst(|_| Verdict::Hold).unwrap().len(), 64);
+    assert!(tx.ingress.arm());
+    // When they go there is room, and arming sees what waits, though no one kicks again.
+    tx.all();
+    assert!(!tx.ingress.arm());
+    assert!(!tx.all().is_empty());
+}
+
+#[test]
+fn held_frames_that_will_be_given_up_are_work() {
+    let mut tx = Tx::new();
+    for n in 0..SIZE / 2 {
+        tx.chain(&[&[0; 12], &frame(60, n as u8)[..]].concat(), &[]);
+    }
+    tx.burst(|i| if i == 0 { Verdict::Hold } else { Verdict::Done }).unwrap();
+    assert!(tx.ingress.arm(), "nothing more is there");
+    tx.chain(&[&[0; 12], &frame(60, 0)[..]].concat(), &[]);
+    assert!(!tx.ingress.arm(), "one frame keeps the rest waiting");
+    assert_eq!(tx.all()[0].held_ns, u64::MAX);
+    assert!(!tx.ingress.arm());
+    assert_eq!(tx.all().len(), 1);
 }
 
 #[test]
