@@ -38,11 +38,13 @@ def nearest(runs):
 
 
 def is_far(run, near):
-    return max(run["distance_ns"]) > rig.Distance.FAR * near
+    return not run["figures"].get("counts_only") and max(run["distance_ns"]) > rig.Distance.FAR * near
 
 
 def is_disturbed(run):
     figures = run["figures"]
+    if figures.get("counts_only"):
+        return False
     waited = 0 if figures.get("shares_cpu") else figures.get("worker_waited_percent", 0)
     return figures.get("others_percent", 0) > OTHERS_PERCENT or waited > WAITED_PERCENT
 
@@ -112,7 +114,7 @@ def time_words(ns):
 
 def count_words(n):
     for size, unit in ((1e6, "M"), (1e3, "k")):
-        if n >= size:
+        if n >= 0.9995 * size:
             return f"{n / size:.3g} {unit}"
     return f"{n:.3g}"
 
@@ -182,10 +184,12 @@ def head(data, table):
             ["kernel", f"{machine['kernel']}, {machine['system']}; idle {machine['idle'] or 'by the hypervisor'}"],
             ["CPUs", f"workers on {settings['switch_cpus']}, guests on {settings['guest_cpus']}"],
             ["guests", f"`pvswitch gen --poll {settings['guest_poll']}` in all runs alike, 60-byte frames unless told"],
+            *([["receivers", "in the real-time class, before senders and floods, with which they share a CPU"]]
+              if settings.get("receivers_first") else []),
             ["switch", f"`--forward {settings['forward']} --call {settings['call']} --workers 1` unless told"],
             ["features negotiated", " ".join(features)],
             ["measured at start (`ctl show`: costs_ns)", cost_words],
-            ["windows", f"{settings['seconds']:g} s, idle {settings['idle_seconds']:g} s; up to {repeats} repeats, in turn"],
+            ["windows", f"{window_words(data)}; up to {repeats} repeats, in turn"],
             ["distance of the CPUs", f"{table.nearest:.0f} ns when near; {far} of {len(data['runs'])} cells measured"
              f" while far (over {rig.Distance.FAR} times that), {disturbed} while others took more than {OTHERS_PERCENT} % of a"
              f" core or {WAITED_PERCENT} % of the worker's time"],
@@ -195,6 +199,15 @@ def head(data, table):
         " until the other has read it: its own wake-up included, which is the same for every policy, so `spin` shows the"
         " floor. A guest here is a process: leaving and entering a virtual machine would come on top, once for each kick"
         " and each call.", ""])  # fmt: skip
+
+
+def window_words(data):
+    """How long the windows of each part were: parts measured in turns may differ."""
+    lengths = {}
+    for run in data["runs"]:
+        if "seconds" in run["figures"]:
+            lengths.setdefault(run["part"], []).append(run["figures"]["seconds"])
+    return ", ".join(f"{part} {statistics.median(each):.2g} s" for part, each in lengths.items())
 
 
 LOAD = [
@@ -263,11 +276,11 @@ def idle(table):
         return ""
     figures = [("Wake-ups of the worker in the window", "worker_sleeps", plain), ("Naps", "worker_naps", plain),
                ("CPU of the worker, of one core", "cpu_percent", percent),
-               ("CPU of the whole switch, of one core", "switch_cpu_percent", percent),
+               ("CPU of the whole switch, our two looks at its counters included", "switch_cpu_percent", percent),
                ("Private memory of the switch, KiB", "resident_kib", count_words),
                ("Seconds to connect", "connected_s", plain)]  # fmt: skip
-    seconds = table.data["settings"]["idle_seconds"]
-    return "\n".join([f"## Idle: connected ports without traffic, {seconds:g} s",
+    seconds = statistics.median(run["figures"]["seconds"] for run in table.data["runs"] if run["part"] == "idle")
+    return "\n".join([f"## Idle: connected ports without traffic, {seconds:.3g} s",
                       *grid(table, "idle", ("policy", table.policies("idle")), ("ports", counts), figures), ""])  # fmt: skip
 
 
