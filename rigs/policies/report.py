@@ -6,6 +6,7 @@ import plot
 import rig
 
 OTHERS_PERCENT = 10  # of a core, that other programs may take during a run that counts
+COUNTED = ("idle",)  # parts whose figures are counts, which no distance and no neighbour changes
 WAITED_PERCENT = 3  # of the time, that a worker may stand ready while its CPU does something else
 
 
@@ -38,12 +39,12 @@ def nearest(runs):
 
 
 def is_far(run, near):
-    return not run["figures"].get("counts_only") and max(run["distance_ns"]) > rig.Distance.FAR * near
+    return run["part"] not in COUNTED and max(run["distance_ns"]) > rig.Distance.FAR * near
 
 
 def is_disturbed(run):
     figures = run["figures"]
-    if figures.get("counts_only"):
+    if run["part"] in COUNTED:
         return False
     waited = 0 if figures.get("shares_cpu") else figures.get("worker_waited_percent", 0)
     return figures.get("others_percent", 0) > OTHERS_PERCENT or waited > WAITED_PERCENT
@@ -178,7 +179,8 @@ def head(data, table):
         f"{name} {with_spread(rig.median_and_spread([c[name] for c in costs]), time_words)}" for name in (costs[0] if costs else {}))  # fmt: skip
     return "\n".join([
         "# Poll policies, side by side", "",
-        f"{data['date']}, {data['program']}, commit {data['commit']}; `rigs/policies/run {data['command']}`.", "",
+        f"{data['date']}, {data['program']}, commit {data['commit']}; measured by:", "",
+        *(f"    rigs/policies/run {command}" for command in data["commands"]), "",
         *lines(["", ""], [
             ["CPU", f"{machine['cpu']}, {machine['cpus']} CPUs" + (", a virtual machine" if machine["hypervisor"] else "")],
             ["kernel", f"{machine['kernel']}, {machine['system']}; idle {machine['idle'] or 'by the hypervisor'}"],
@@ -262,12 +264,15 @@ def judged(table):
             worse = ratio > 1.1 if best is min else ratio < 0.9
             row.append(f"{'**' if worse else ''}{ratio:.2f}{'**' if worse else ''} of {of}")
         if any(word != "-" for word in row[1:]):
+            marks = "".join(table.mark(part, policy=p, **cell) for p in ("adaptive", "event", "spin"))
+            row.append(" ".join(sorted(set(marks))))
             rows.append(row)
     if not rows:
         return ""
     return "\n".join(["## Adaptive against the better of event and spin", "",
                       "Each figure by itself, so that no policy could reach all of them at once; bold: worse by more than a"
-                      " tenth.", "", *lines(["", *(name for name, _, _ in JUDGED)], rows), ""])  # fmt: skip
+                      " tenth. A ratio with a mark has a far or disturbed run in it and proves nothing.", "",
+                      *lines(["", *(name for name, _, _ in JUDGED), "marks"], rows), ""])  # fmt: skip
 
 
 def idle(table):
@@ -352,7 +357,9 @@ def tax(table):
         row = [f"`{policy}`", with_spread(table.spread("delivered_per_s", "tax", policy=policy, ports=0), count_words)]
         for count in counts[1:]:
             spread = table.spread("delivered_per_s", "tax", policy=policy, ports=count)
-            row.append(with_spread(spread and [x / alone for x in spread], ratio_words) if alone else "-")
+            marks = {*table.mark("tax", policy=policy, ports=0), *table.mark("tax", policy=policy, ports=count)}
+            words = with_spread(spread and [x / alone for x in spread], ratio_words) if alone else "-"
+            row.append(" ".join([words, *sorted(marks)]))
         rows.append(row)
     cost = grid(table, "tax", ("policy", table.policies("tax")), ("ports", counts),
                 [("Time of the worker for each frame", "ns_per_frame", time_words)])  # fmt: skip
@@ -382,7 +389,8 @@ def workers(table):
             spread, per_cpu = (table.spread(name, "workers", **cell) for name in ("frames_per_s", "frames_per_cpu_s"))
             each = [run["figures"]["each_worker_percent"] for run in table.runs("workers", **cell)]
             busy = [f"{statistics.median(part):.0f} %" for part in zip(*each)]
-            rows.append([f"{workers} {placement}", with_spread(spread, count_words), f"{spread[0] / base:.2f}",
+            mark = table.mark("workers", **cell)
+            rows.append([f"{workers} {placement}{' ' + mark if mark else ''}", with_spread(spread, count_words), f"{spread[0] / base:.2f}",
                          with_spread(per_cpu, count_words), f"{per_cpu[0] / base_cpu:.2f}", " + ".join(busy),
                          with_spread(table.spread("guests_cpu_percent", "workers", **cell), percent),
                          with_spread(table.spread("moves", "workers", **cell), plain)])  # fmt: skip
@@ -396,7 +404,8 @@ def peers(table):
     if not table.values("peers", "backend"):
         return ""
     return "\n".join(["## Other back-ends, same guests, same rates", "",
-                      "Wake-ups of testpmd and OVS are the voluntary switches of their busy thread.",
+                      "Wake-ups of testpmd and OVS are the voluntary switches of their busy thread. Histograms take in"
+                      " the first frames of a run; why OVS is slow in the tail at low rates was not looked into.",
                       *grid(table, "peers", ("backend", sorted(table.values("peers", "backend"))),
                             ("rate", rates(table, "peers")), LOAD), ""])  # fmt: skip
 
