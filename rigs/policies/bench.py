@@ -25,6 +25,7 @@ class Bench:
         self.rig = r
         self.switch_cpus = [int(cpu) for cpu in o.switch_cpus.split(",")]
         self.guest_cpus = [int(cpu) for cpu in o.guest_cpus.split(",")]
+        self.sharing = len(self.guest_cpus) < 2
         self.guest_poll = o.guest_poll
         self.seconds = o.seconds
         self.call = o.call
@@ -125,7 +126,7 @@ class Switch:
 class Guest:
     """`pvswitch gen` at one port; on the guests' CPUs."""
 
-    def __init__(self, bench, connect, mode, number, peer=None, idle_class=False, **options):
+    def __init__(self, bench, connect, mode, number, peer=None, idle_class=False, first=False, **options):
         command = [bench.rig.pvswitch, "gen", "--connect", f"vhost-user:{connect}", "--mode", mode, "--json"]
         if mode != "idle":
             command += ["--poll", bench.guest_poll, "--mac", mac(number)]
@@ -136,6 +137,8 @@ class Guest:
                 command += [f"--{name.replace('_', '-')}", value]
         if idle_class:  # runs when no other guest on its CPU wants to
             command = ["chrt", "--idle", "0", *command]
+        if first:
+            command = ["chrt", "--rr", "1", *command]
         cpus = ",".join(map(str, bench.guest_cpus))
         self.process = bench.rig.start(f"guest{number}", command, cpus=cpus)
 
@@ -154,6 +157,16 @@ class Guest:
             if line.startswith("{"):
                 return json.loads(line)
         raise rig.Failure(f"{self.process.name}: no report: {rig.last_line(self.process.log())}")
+
+
+def receiver(bench, socket):
+    """A guest that counts what comes.
+
+    Where it shares a CPU with the sender, which spins before a frame is due, it goes first: without
+    that a kernel with lazy preemption lets it run at the next tick, and the tail of every latency is
+    the length of a tick.
+    """
+    return Guest(bench, socket, "sink", 1, first=bench.sharing and rig.is_root())
 
 
 def counters(stats, side):
@@ -242,7 +255,7 @@ class Window:
 def pair(bench, switch, rate=None, size=60, seconds=None, more_guests=(), **options):
     """Guest 0 sends to guest 1 over a switch with nothing else; one window in the middle of it."""
     seconds = seconds or bench.seconds
-    sink = Guest(bench, switch.socket(1), "sink", 1)
+    sink = receiver(bench, switch.socket(1))
     more = sum(count for _, count in more_guests)
     switch.wait_up(1 + more)
     duration = WARM_S + seconds + TAIL_S

@@ -4,7 +4,7 @@ import os
 import time
 
 import rig
-from bench import Guest, Switch, Window, counters, difference, idle_guests, idle_possible, latencies, mac, pair
+from bench import Guest, Switch, Window, counters, difference, idle_guests, idle_possible, latencies, pair, receiver
 
 POLICIES = ["event", "napi", "timer:1000", "timer:20000", "coalesce:50,32", "coalesce:50/pending",
             "spin", "adaptive", "adaptive:200"]  # fmt: skip
@@ -95,7 +95,7 @@ def idle_point(bench, policy, count):
         with Window(switch) as window:
             time.sleep(bench.rig.options.idle_seconds)
         memory = resident_kib(switch.process.pid)
-        return window.figures | {"connected_s": connected_s, "resident_kib": memory}
+        return window.figures | {"connected_s": connected_s, "resident_kib": memory, "counts_only": True}
     finally:
         switch.stop()
 
@@ -131,7 +131,7 @@ def first_group(bench, group):
     sinks, senders, answers = [], [], []
     try:
         for switch in switches:
-            sinks.append(Guest(bench, switch.socket(1), "sink", 1))
+            sinks.append(receiver(bench, switch.socket(1)))
             switch.wait_up(1)
         for n, switch in enumerate(switches):
             senders.append(Guest(bench, switch.socket(0), "send", 0, peer=1, rate=1 / gap_s,
@@ -201,15 +201,16 @@ def neighbour(bench):
 
 
 def neighbour_point(bench, policy, flood):
-    """Eight ask one that echoes; the flooder's frames go nowhere, so that all it costs is the switch's."""
+    """Some ask one that echoes; the flooder's frames go nowhere, so that all it costs is the switch's."""
     count, seconds = QUIET_GUESTS, bench.seconds
     switch = Switch(bench, policy, count + 2, forward="switch", null=NOWHERE)
     try:
-        echo = Guest(bench, switch.socket(0), "echo", 0)
+        first = bench.sharing and rig.is_root()
+        echo = Guest(bench, switch.socket(0), "echo", 0, first=first)
         switch.wait_up(1)
         duration = 2 * WARM_IDLE_S + seconds + 0.2
-        quiet = [Guest(bench, switch.socket(1 + i), "rr", 1 + i, peer=0, rate=QUIET_RATE, duration=duration)
-                 for i in range(count)]  # fmt: skip
+        quiet = [Guest(bench, switch.socket(1 + i), "rr", 1 + i, peer=0, rate=QUIET_RATE, duration=duration,
+                       first=first) for i in range(count)]  # fmt: skip
         flooders = []
         if flood:
             flooders.append(Guest(bench, switch.socket(count + 1), "send", count + 1, peer=NOWHERE,

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import rig
-from bench import TAIL_S, WARM_S, Guest, latencies
+from bench import TAIL_S, WARM_S, Guest, latencies, receiver
 from parts import Item, load_point, rate_name
 
 HUGEPAGES = 700
@@ -66,7 +66,7 @@ class Foreign:
     def point(self, rate):
         bench, seconds = self.bench, self.bench.seconds
         with bench.rig.scope():
-            sink = Guest(bench, self.sockets[1], "sink", 1)
+            sink = receiver(bench, self.sockets[1])
             time.sleep(0.5)
             sender = Guest(bench, self.sockets[0], "sink" if rate == 0 else "send", 0, peer=None if rate == 0 else 1,
                            rate=rate or None, duration=0.5 + WARM_S + seconds + TAIL_S)  # fmt: skip
