@@ -23,6 +23,11 @@ const WINDOW_NS: (u64, u64) = (1_000_000, 8_000_000);
 const WINDOW_FRAMES: u64 = 512;
 /// Frames that may gather in a nap: half a ring of 256.
 const ROOM: u64 = 128;
+/// Who fills half a ring so many times in a row, always soon after it was emptied, is as fast as
+/// we let it be.
+const BACKLOGS: u8 = 6;
+/// How soon, at least, in ns: time for a peer that slept to wake up and fill half a ring.
+const BACKLOG_NS: u64 = 150_000;
 /// Naps pay when they cost less than this part of what is spent without, in percent.
 const PAYS_PERCENT: u64 = 90;
 /// Naps that must be seen before they are judged.
@@ -46,6 +51,10 @@ pub struct Adaptive {
     busy_ns: u64,
     /// When the last frame was found.
     found_ns: u64,
+    /// Frames found since the last look in vain.
+    run: u64,
+    /// How often of late the next frame came soon after half a ring.
+    backlogs: u8,
     gaps: Gaps,
     window: Window,
     /// Length of a nap, in ns; 0: it does not nap.
@@ -72,6 +81,8 @@ impl Adaptive {
             looked_ns: now_ns,
             busy_ns: now_ns,
             found_ns: now_ns,
+            run: 0,
+            backlogs: 0,
             gaps: Gaps::new(costs.bounded().wake_ns),
             window: Window::new(now_ns),
             nap_ns: 0,
@@ -88,6 +99,9 @@ impl Adaptive {
     pub fn wake(&mut self, now_ns: u64) {
         if self.state == State::Cold {
             self.state = State::Hot;
+            let came_soon = now_ns.saturating_sub(self.found_ns) < self.backlog_ns();
+            self.backlog(came_soon);
+            self.run = 0;
             self.window.wakes += 1;
             let came_ns = now_ns.saturating_sub(self.costs.wake_late_ns);
             let gap_ns = came_ns.saturating_sub(self.busy_ns);
@@ -114,6 +128,11 @@ impl Adaptive {
             self.window.empty_ns = self.window.empty_ns.saturating_add(since_look);
         }
         if frames > 0 {
+            if in_vain {
+                self.backlog(true);
+                self.run = 0;
+            }
+            self.run = self.run.saturating_add(frames as u64);
             self.window.frames = self.window.frames.saturating_add(frames as u64);
             let since_found = now_ns.saturating_sub(self.found_ns);
             self.window.pass(since_found, self.period_ns());
@@ -135,12 +154,29 @@ impl Adaptive {
         }
         let in_time = self.costs.wake_late_ns <= self.latency_ns;
         // If sleeping cannot meet the target, it is too late whatever it saves.
-        let limit_ns = if in_time { self.gaps.limit_ns } else { LATENCY_SPIN_NS };
+        let limit_ns = match in_time {
+            // It waits for us as much as we for it: it need not notify us if we are still there.
+            true if self.run >= ROOM && self.backlogs >= BACKLOGS => self.backlog_ns(),
+            true => self.gaps.limit_ns,
+            false => LATENCY_SPIN_NS,
+        };
         if since_busy < limit_ns {
             return Action::Poll;
         }
         self.state = State::Cold;
         Action::Arm
+    }
+
+    /// After half a ring: whether the next frame came soon.
+    fn backlog(&mut self, soon: bool) {
+        if self.run >= ROOM {
+            let more = self.backlogs.saturating_add(1).min(BACKLOGS * 2);
+            self.backlogs = if soon { more } else { self.backlogs.saturating_sub(3) };
+        }
+    }
+
+    fn backlog_ns(&self) -> u64 {
+        self.costs.wake_ns.saturating_mul(LIMITS[2]).max(BACKLOG_NS)
     }
 
     /// Time from one nap's beginning to the next one's, in ns.
