@@ -276,7 +276,7 @@ struct Worker {
     events: Vec<epoll::Event>,
     /// When kicks of cold queues were last looked for.
     looked_ns: u64,
-    /// When held frames of queues that are not hot were last tried, in ns.
+    /// When held frames of queues that are not hot were last tried for their age, in ns.
     retried_ns: u64,
     /// Whether the worker slept since the last round.
     slept: bool,
@@ -337,6 +337,7 @@ impl Worker {
                 if self.arm() {
                     self.wait(self.timeout(now));
                     now = self.now();
+                    self.give_up(now);
                 }
             } else if now.saturating_sub(self.looked_ns) > LOOK_NS {
                 self.looked_ns = now;
@@ -692,6 +693,15 @@ impl Worker {
         }
     }
 
+    /// After a sleep: frames held for too long are to be given up, whatever ended it.
+    fn give_up(&mut self, now: u64) {
+        let late = now.saturating_sub(self.retried_ns) >= HOLD_NS_MAX / 4;
+        if late && self.queues.iter().any(|q| q.held > 0) {
+            self.retried_ns = now;
+            self.retry();
+        }
+    }
+
     /// How long to sleep at most, in ns: for ever, or until held frames must be given up, a warm
     /// queue is to be looked at, or a peer to be notified.
     fn timeout(&self, now: u64) -> Option<u64> {
@@ -737,9 +747,6 @@ impl Worker {
             if token != WAKE {
                 self.kicked(token);
             }
-        }
-        if events.is_empty() && sleeps && self.queues.iter().any(|q| q.held > 0) {
-            self.retry();
         }
         self.events = events;
     }

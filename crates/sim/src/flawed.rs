@@ -49,6 +49,8 @@ pub enum Mistake {
     LosesQueues,
     /// Forgives what a queue was served beyond its due.
     IgnoresDebt,
+    /// Gives held frames up only after a sleep that nothing ended.
+    GivesUpInSilence,
     /// Held frames use up the budget of new ones.
     HeldUseBudget,
     /// Remembers of several frames that did not fit only how much the last one lacked.

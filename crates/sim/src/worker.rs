@@ -295,8 +295,8 @@ impl Worker {
         }
         (self.slept, self.phase) = (true, Phase::Start);
         self.look(now_ns);
-        if wake == Wake::Timer && self.queues.iter().any(|q| q.held > 0) {
-            self.retry(now_ns);
+        if wake == Wake::Timer || self.mistake != Mistake::GivesUpInSilence {
+            self.give_up(now_ns);
         }
         true
     }
@@ -329,6 +329,9 @@ impl Worker {
                 self.slept |= timeout != Some(0);
                 self.phase = Phase::Start;
                 self.look(now_ns);
+                if self.mistake != Mistake::GivesUpInSilence {
+                    self.give_up(now_ns);
+                }
             }
             Phase::Asleep => unreachable!("wake comes first"),
         }
@@ -481,7 +484,6 @@ impl Worker {
 
     /// A destination made room: queues with held frames try again.
     fn retry(&mut self, now_ns: u64) {
-        self.retried_ns = now_ns;
         for at in 0..self.queues.len() {
             if self.queues[at].held > 0 {
                 self.heat(at, now_ns);
@@ -739,6 +741,16 @@ impl Worker {
         } else if !self.forwarder.arm_blocked()
             || now_ns.saturating_sub(self.retried_ns) > HOLD_NS_MAX / 4
         {
+            self.retried_ns = now_ns;
+            self.retry(now_ns);
+        }
+    }
+
+    /// After a sleep: frames held for too long are to be given up, whatever ended it.
+    fn give_up(&mut self, now_ns: u64) {
+        let late = now_ns.saturating_sub(self.retried_ns) >= HOLD_NS_MAX / 4;
+        if late && self.queues.iter().any(|q| q.held > 0) {
+            self.retried_ns = now_ns;
             self.retry(now_ns);
         }
     }

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::fmt;
 
-use switch::forward::Mode;
+use switch::forward::{HOLD_NS_MAX, Mode};
 use switch::poll::{State, TIMER_IDLE_NS};
 
 use crate::flawed::Mistake;
@@ -22,7 +22,7 @@ const TRAFFIC_NS: u64 = 3_000_000;
 const STORM: u64 = 1000;
 /// After healing: so many times a little traffic, and then all must drain again. Each is another
 /// chance for a wake-up to be lost with nothing behind it that would hide the loss.
-const WAVES: u64 = 20;
+const WAVES: u64 = 14;
 /// How long the traffic of a wave lasts, at most, in ns.
 const WAVE_NS: u64 = 40_000;
 /// How long after the last wish of a wave all must be done, in ns: less than the timer that saves
@@ -178,6 +178,9 @@ pub(crate) struct World {
     /// Ports that are being stopped.
     stopping: BTreeSet<usize>,
     hub: Option<usize>,
+    /// Of each queue that holds frames: which is the oldest, how many its receiver took, and since
+    /// when that is so.
+    stalls: BTreeMap<Name, ((u64, u64), u64)>,
     /// Nothing kept hostile guests from sending from the address of another.
     spoofed: bool,
     /// Frames of honest guests may have to wait for a hostile one that fell silent.
@@ -231,6 +234,7 @@ pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
         switch,
         stopping: BTreeSet::new(),
         hub,
+        stalls: BTreeMap::new(),
         spoofed,
         tied,
         operators,
@@ -265,7 +269,8 @@ impl World {
             self.at(0, Event::Work(worker));
         }
         // Some runs last longer than frames are held.
-        let heal = if self.random.one_in(4) { 80_000_000 } else { TRAFFIC_NS };
+        let long = self.random.one_in(4);
+        let heal = if long { 2 * HOLD_NS_MAX } else { TRAFFIC_NS };
         self.at(heal, Event::Heal);
         let guests = self.guests.len();
         for from in 0..guests {
@@ -277,6 +282,12 @@ impl World {
                 let when = self.random.within(0..until);
                 self.wish(from, &all, 17, when);
             }
+        }
+        // Someone always wakes the workers.
+        for _ in 0..if long { self.random.within(0..120) } else { 0 } {
+            let all: Vec<usize> = (0..guests).collect();
+            let (from, when) = (self.random.index(guests), self.random.within(0..heal));
+            self.wish(from, &all, 3, when);
         }
         let until = heal.min(2 * TRAFFIC_NS);
         for _ in 0..self.random.within(0..12) {
@@ -364,6 +375,7 @@ impl World {
             self.calls();
             self.check_wakes()?;
             self.check_calls()?;
+            self.check_stalls()?;
             if matches!(event, Event::Work(_) | Event::Move(..)) {
                 self.switch.check_homes()?;
             }
@@ -616,6 +628,37 @@ impl World {
                     book.held.len()
                 );
                 return Err(Finding::Asleep(what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Frames for a guest that takes nothing are given up in time.
+    fn check_stalls(&mut self) -> Result<(), Finding> {
+        let limit_ns = HOLD_NS_MAX + HOLD_NS_MAX / 2 + BUSY_NS + self.switch.delay_ns_max();
+        for (port, guest) in self.guests.iter().enumerate().filter(|(_, g)| g.is_honest()) {
+            for queue in 0..guest.pairs.len() {
+                let ledger = &self.switch.ledger;
+                let Some((at, frame)) = ledger.ingress(port, queue).held.front() else {
+                    self.stalls.remove(&(port, queue));
+                    continue;
+                };
+                let Some(to) = ledger.waits_for(port, frame).filter(|_| !self.spoofed) else {
+                    continue;
+                };
+                let Some(to) = self.guests.get(to).map(|_| to) else { continue };
+                let egress = self.switch.queue_of(queue, to, frame);
+                let seen = (*at, self.switch.stats(to, egress).1.frames.get());
+                let stall = self.stalls.entry((port, queue)).or_insert((seen, self.now_ns));
+                if stall.0 != seen {
+                    *stall = (seen, self.now_ns);
+                }
+                if self.now_ns - stall.1 > limit_ns {
+                    let what = format!(
+                        "queue {queue} of port {port} holds a frame for {to}, which takes none"
+                    );
+                    return Err(Finding::Late(what));
+                }
             }
         }
         Ok(())

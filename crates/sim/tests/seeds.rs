@@ -6,9 +6,9 @@ use std::ops::Range;
 use sim::{Finding, Mistake, Report, run};
 
 /// Seeds of a plain run.
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 160;
 /// Seeds in which a mistake must show itself.
-const CANARY_SEEDS: u64 = 60;
+const CANARY_SEEDS: u64 = SEEDS;
 
 fn from_env(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
@@ -225,4 +225,9 @@ fn canary_shorter_of_two_frames_that_wait_is_found() {
 #[test]
 fn canary_held_frames_that_use_up_the_budget_are_found() {
     assert_found(Mistake::HeldUseBudget, |f| matches!(f, Finding::Spins(_)));
+}
+
+#[test]
+fn canary_held_frames_kept_for_as_long_as_others_are_awake_are_found() {
+    assert_found(Mistake::GivesUpInSilence, |f| matches!(f, Finding::Late(_)));
 }
