@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use shm::{Seg, SegMut};
 use switch::direct::Direct;
-use switch::frame::{Burst, FRAME_LEN_MAX, Frame, GSO_LEN_MAX, Verdict};
+use switch::frame::{BURST_MAX, Burst, FRAME_LEN_MAX, Frame, GSO_LEN_MAX, Verdict};
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
 use switch::vnet::{GSO_NONE, Offloads, VnetHdr};
@@ -270,8 +270,9 @@ impl Ingress for TapIngress {
     }
 
     fn arm(&mut self) -> bool {
-        // Without a free buffer nothing can be read before held frames go, which wakes us anyway.
-        self.empty || self.free == 0
+        // Without a free buffer, or behind a whole burst of held frames, nothing can be read before
+        // those go, which wakes us anyway.
+        self.empty || self.free == 0 || self.taken.len() >= BURST_MAX
     }
 
     fn disarm(&mut self) {}

@@ -264,6 +264,11 @@ fn all_buffers_held_stops_reading_without_spinning() {
         burst.frames.iter_mut().for_each(|f| f.verdict = Verdict::Hold);
     };
     for _ in 0..20 {
+        ingress.burst(64, 0, &mut burst, &mut hold).unwrap();
+    }
+    assert_eq!(ingress.held(), 64);
+    assert!(ingress.arm(), "a burst shows no others");
+    for _ in 0..20 {
         ingress.burst(256, 0, &mut burst, &mut hold).unwrap();
     }
     assert_eq!(ingress.held(), 128);
