@@ -123,6 +123,12 @@ impl Pool {
         Ok(pool)
     }
 
+    /// The time that policies see, in ns.
+    #[inline]
+    pub fn now(&self) -> u64 {
+        u64::try_from(self.common.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
     /// All workers, by number.
     pub fn workers(&self) -> &[Arc<Handle>] {
         &self.workers
@@ -158,11 +164,11 @@ impl Pool {
     }
 
     /// Starts serving a queue.
-    pub fn serve(&self, served: Served) -> std::io::Result<()> {
+    pub fn serve(&self, served: Served) {
         let mut homes = self.homes();
         let to = self.place(served.token, &homes);
         homes.insert(served.token, to);
-        self.workers[to].serve(served)
+        self.workers[to].serve(served);
     }
 
     /// Stops serving a queue. It may be served for the length of one round more.
@@ -173,17 +179,11 @@ impl Pool {
     }
 
     /// Watches an egress queue for its peer's kick: it made room.
-    pub fn watch(
-        &self,
-        token: u64,
-        port: Arc<Port>,
-        queue: u16,
-        kick: Arc<OwnedFd>,
-    ) -> std::io::Result<()> {
+    pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Arc<OwnedFd>) {
         let mut homes = self.homes();
         let to = self.place(token, &homes);
         homes.insert(token, to);
-        self.workers[to].watch(token, port, queue, kick)
+        self.workers[to].watch(token, port, queue, kick);
     }
 
     /// A queue was kicked by other means than its descriptor, or its settings changed.
@@ -238,10 +238,7 @@ impl Pool {
             }
         };
         homes.insert(served.token, to);
-        // The epoll set of a worker that runs cannot refuse what another's took.
-        if let Err(error) = self.workers[to].serve(served) {
-            tracing::error!("worker {to} cannot wait for kicks: {error}");
-        }
+        self.workers[to].serve(served);
     }
 
     /// Wakes the workers (one bit each) that hold frames for a destination that has room.

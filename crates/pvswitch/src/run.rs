@@ -4,6 +4,7 @@
 //! sleeps in one epoll set and wakes for events only: an idle switch makes no system call.
 
 mod requests;
+mod setup;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::BufReader;
@@ -203,7 +204,7 @@ struct System {
 
 /// Runs a switch until a signal, `ctl shutdown` or the end of its time.
 pub fn run(options: Options) -> Result<(), RunError> {
-    raise_descriptor_limit();
+    setup::raise_descriptor_limit();
     let signals = signals()?;
     let mut system = System::new(options)?;
     system.watch(signals.as_fd(), What::Signal)?;
@@ -231,28 +232,10 @@ pub fn signals() -> Result<UnixStream, RunError> {
     Ok(read)
 }
 
-/// Each port takes some descriptors, and front-ends bring more: as many as we may have. What the
-/// system refuses is told when they run out.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
-}
-
-/// A key no guest can know.
-fn random_key() -> Result<[u64; 3], RunError> {
-    let mut bytes = [0_u8; 24];
-    let file = std::fs::File::open("/dev/urandom")
-        .and_then(|mut f| std::io::Read::read_exact(&mut f, &mut bytes));
-    file.map_err(os("/dev/urandom"))?;
-    let word = |i: usize| u64::from_ne_bytes(std::array::from_fn(|b| bytes[i * 8 + b]));
-    Ok([word(0), word(1), word(2)])
-}
-
 impl System {
     fn new(options: Options) -> Result<Self, RunError> {
         let started = Instant::now();
-        let [k0, k1, flow_key] = random_key()?;
+        let [k0, k1, flow_key] = setup::random_key()?;
         let (ageing, limit) = (options.ageing_s, options.addresses_per_port);
         let fdb = Arc::new(Fdb::new(FDB_ENTRIES, [k0, k1], ageing, limit));
         let (reports_tx, reports) = mpsc::channel();
@@ -449,7 +432,7 @@ impl System {
         let port = Arc::new(Port::new(id, spec.name.clone(), egress));
         port.set_active(port.egress.len() as u16);
         for served in served {
-            self.pool.serve(served).map_err(os("epoll"))?;
+            self.pool.serve(served);
         }
         let attach = Attach::Tap(queues);
         Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
@@ -746,8 +729,21 @@ impl System {
     fn read_reports(&mut self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&*self.pool.common.reports_wake, &mut count);
-        while let Ok(Report::Fault(id, fault)) = self.reports.try_recv() {
-            let Some(state) = self.ports.values_mut().find(|p| p.port.id == id) else { continue };
+        while let Ok(report) = self.reports.try_recv() {
+            let (Report::Fault(id, _) | Report::Deaf(id, _)) = &report;
+            let Some(state) = self.ports.values_mut().find(|p| p.port.id == *id) else { continue };
+            let fault = match report {
+                Report::Fault(_, fault) => fault,
+                Report::Deaf(_, error) => {
+                    match &state.attach {
+                        Attach::VhostUser(vhost) => {
+                            vhost.log.warn(format_args!("cannot wait for kicks: {error}"));
+                        }
+                        _ => tracing::warn!("port {}: cannot wait: {error}", state.spec.name),
+                    }
+                    continue;
+                }
+            };
             state.faults += 1;
             let name = state.spec.name.clone();
             // Once for each connection: reports that were on their way find it closed.

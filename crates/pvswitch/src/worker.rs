@@ -71,6 +71,8 @@ struct Watched {
 pub enum Report {
     /// A peer broke its protocol; its port is to be stopped.
     Fault(PortId, Fault),
+    /// A queue's kicks cannot be waited for.
+    Deaf(PortId, std::io::Error),
 }
 
 /// What a worker did, for people.
@@ -140,15 +142,14 @@ impl Handle {
     }
 
     /// Starts serving a queue.
-    pub fn serve(&self, served: Served) -> std::io::Result<()> {
-        let (token, kick) = (served.token, served.kick.clone());
+    pub fn serve(&self, served: Served) {
         served.source.tuning.set_worker(self.index);
         self.send(Command::Serve(served));
-        // Added after the command is queued: a kick in between finds the queue in the table.
-        kick.map_or(Ok(()), |kick| self.add(kick.as_fd(), token))
     }
 
-    /// Edge-triggered: a kick need not be read, so it costs the wake-up and no more.
+    /// Edge-triggered: a kick need not be read, so it costs the wake-up and no more. By the worker
+    /// alone, as it obeys: the descriptor of a queue that is dropped and served again is often the
+    /// same, and must not be taken out after it was put in.
     fn add(&self, fd: BorrowedFd<'_>, token: u64) -> std::io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
@@ -165,16 +166,8 @@ impl Handle {
     }
 
     /// Watches an egress queue for its peer's kick.
-    pub fn watch(
-        &self,
-        token: u64,
-        port: Arc<Port>,
-        queue: u16,
-        kick: Arc<OwnedFd>,
-    ) -> std::io::Result<()> {
-        let fd = Arc::clone(&kick);
+    pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Arc<OwnedFd>) {
         self.send(Command::Watch(token, Watched { port, queue, kick }));
-        self.add(fd.as_fd(), token)
     }
 
     /// A queue was kicked by other means than its descriptor.
@@ -317,7 +310,7 @@ impl Worker {
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.pool.common.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        self.pool.now()
     }
 
     fn run(mut self) {
@@ -360,6 +353,7 @@ impl Worker {
                     }
                 }
                 Command::Watch(token, watched) => {
+                    self.listen(watched.port.id, &watched.kick, token);
                     self.watched.insert(token, watched);
                 }
                 Command::Kicked(token) => self.kicked(token),
@@ -376,8 +370,18 @@ impl Worker {
 
     // ---- the set of queues ----
 
+    /// Waits for a kick from now on. Without it the queue is still served while it is hot.
+    fn listen(&self, port: PortId, kick: &OwnedFd, token: u64) {
+        if let Err(error) = self.handle.add(kick.as_fd(), token) {
+            self.pool.report(Report::Deaf(port, error));
+        }
+    }
+
     fn adopt(&mut self, served: Served) {
         let now = self.now();
+        if let Some(kick) = &served.kick {
+            self.listen(served.source.port, kick, served.token);
+        }
         let policy = served.source.tuning.poll();
         let port = usize::from(served.source.port.0);
         self.hot_of.resize(self.hot_of.len().max(port + 1), 0);
@@ -528,7 +532,7 @@ impl Worker {
             while stays && queue.share.may() {
                 let (frames, action) =
                     Self::serve(queue, &mut self.forwarder, &mut self.scratch, &self.pool, now);
-                let end = ns_since(&self.pool);
+                let end = self.pool.now();
                 let took = end.saturating_sub(now);
                 now = end;
                 queue.served.source.stats.served_ns.add(took);
@@ -785,10 +789,6 @@ impl Worker {
 /// The policy a queue can have: one whose peer cannot notify is polled whatever was wanted.
 fn effective(policy: Policy, served: &Served) -> Policy {
     if served.notifies { policy } else { Policy::Spin }
-}
-
-fn ns_since(pool: &Pool) -> u64 {
-    u64::try_from(pool.common.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn first_frame(source: &Source, ns: u64) {
