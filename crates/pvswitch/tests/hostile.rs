@@ -453,3 +453,24 @@ fn memory_in_64_slots() {
     wait_for("its frame", || switch.counter("slots", "ingress", "frames") == 1);
     others.end();
 }
+
+#[test]
+fn ring_stopped_and_started_again_is_still_listened_to() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &["--poll", "event"], &[dir.port("a", "")]);
+    let raw = Raw::started(&switch, &dir, "a");
+    raw.write(BUFFERS, &[0; 12 + 60]);
+    raw.describe(1, 0, BUFFERS, 12 + 60, 0, 0);
+    let frames = || switch.counter("a", "ingress", "frames");
+    for _ in 0..20 {
+        let before = frames();
+        raw.ask(R::GET_VRING_BASE, VringState { index: 1, num: 0 }.to_bytes(), &[]).unwrap();
+        raw.offer(1, 1);
+        raw.ring(1);
+        wait_for("what was there", || frames() == before + 1);
+        wait_for("sleep", || switch.port("stats", "a")["ingress"][0]["state"] == "cold");
+        // It is asked to notify, so nothing but this kick brings it back.
+        raw.offer(1, 2);
+        wait_for("what was kicked for", || frames() == before + 2);
+    }
+}
