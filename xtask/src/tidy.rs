@@ -12,13 +12,14 @@ use crate::licence::is_permissive;
 use crate::text::{code_of, has_word};
 
 /// Which rooms each room may use. `sim` is for tests, and may be used by them anywhere.
-const ARROWS: [(&str, &[&str]); 8] = [
+const ARROWS: [(&str, &[&str]); 9] = [
     ("shm", &[]),
     ("ring", &["shm"]),
     ("switch", &["shm"]),
     ("vhost-user", &["ring", "switch", "shm"]),
+    ("xen-netif", &["ring", "switch", "shm"]),
     ("uplink", &["switch", "shm"]),
-    ("pvswitch", &["vhost-user", "uplink", "ring", "switch", "shm"]),
+    ("pvswitch", &["vhost-user", "xen-netif", "uplink", "ring", "switch", "shm"]),
     ("sim", &["vhost-user", "ring", "switch", "shm"]),
     ("xtask", &[]),
 ];

@@ -1,0 +1,1 @@
+//! The back half of a vif: its handshake over xenstore.

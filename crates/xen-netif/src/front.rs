@@ -1,0 +1,1 @@
+//! The front half of a vif.

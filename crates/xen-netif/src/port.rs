@@ -1,0 +1,1 @@
+//! The rings of a vif as ports of the switch.
