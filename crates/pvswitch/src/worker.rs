@@ -6,201 +6,32 @@
 //! and warm or cold by their policy. Ports share a worker by deficit round-robin in measured time;
 //! under the placement `balanced` a crowded worker gives queues away and a quiet one folds.
 
-use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+mod handle;
 
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+pub use self::handle::{Handle, Report, Served};
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::event::{Timespec, epoll};
 use switch::fair::{self, Move, Share};
 use switch::fdb::PortId;
-use switch::forward::{Forwarder, HOLD_NS_MAX, Port, Source, Table};
+use switch::forward::{Forwarder, HOLD_NS_MAX, Source, Table};
 use switch::frame::{BURST_MAX, Burst};
 use switch::poll::{Action, Policy, Poller, State};
-use switch::port::{Fault, Ingress};
 
+use self::handle::{Command, WAKE, Watched, lock};
 use crate::cost;
 use crate::pool::{Placement, Pool};
 
 /// How often a busy worker looks for kicks of cold queues, in ns.
 const LOOK_NS: u64 = 20_000;
-/// Epoll token of a worker's own wake-up descriptor.
-const WAKE: u64 = u64::MAX;
 /// Length of a load measurement, in ns.
 const WINDOW_NS: u64 = 1_000_000;
 /// After a queue came or went, this many measurements are made before another goes.
 const SETTLE: u32 = 3;
-
-/// A queue to serve.
-pub struct Served {
-    /// Names the queue; unique among all queues of the program.
-    pub token: u64,
-    /// Where its frames come from.
-    pub source: Source,
-    /// The queue.
-    pub ingress: Arc<Mutex<dyn Ingress>>,
-    /// Becomes readable when the peer notifies.
-    pub kick: Option<Arc<OwnedFd>>,
-    /// Whether the peer can notify, by `kick` or otherwise. If not, the queue is always polled.
-    pub notifies: bool,
-}
-
-/// What a worker is asked to do between two rounds.
-enum Command {
-    Serve(Served),
-    Drop(u64),
-    /// Gives a queue to another worker.
-    Away(u64, usize),
-    /// An egress queue whose peer kicks when it makes room.
-    Watch(u64, Watched),
-    Kicked(u64),
-    /// A destination that frames are held for has room.
-    Retry,
-    Table(Arc<Table>),
-    Stop,
-}
-
-struct Watched {
-    port: Arc<Port>,
-    queue: u16,
-    kick: Arc<OwnedFd>,
-}
-
-/// Something a worker tells the control thread.
-pub enum Report {
-    /// A peer broke its protocol; its port is to be stopped.
-    Fault(PortId, Fault),
-    /// A queue's kicks cannot be waited for.
-    Deaf(PortId, std::io::Error),
-}
-
-/// What a worker did, for people.
-#[derive(Default)]
-pub struct WorkerStats {
-    /// Rounds over the hot queues.
-    pub rounds: AtomicU64,
-    /// Times it slept until it was woken, or for long.
-    pub sleeps: AtomicU64,
-    /// Times it slept for a time that was set.
-    pub naps: AtomicU64,
-    /// Queues it gave to another worker.
-    pub moves: AtomicU64,
-    /// Queues it serves.
-    pub queues: AtomicU32,
-    /// Part of its time spent on frames, in thousandths, when last measured.
-    pub load: AtomicU32,
-    /// Whether it sleeps.
-    pub asleep: AtomicBool,
-    /// Thread id, for its CPU time.
-    pub tid: AtomicU64,
-}
-
-/// Handle to a worker thread; outlives it.
-pub struct Handle {
-    index: u8,
-    epoll: OwnedFd,
-    wake: OwnedFd,
-    commands: Mutex<Vec<Command>>,
-    has_commands: AtomicBool,
-    /// Its counters.
-    pub stats: WorkerStats,
-    thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Handle {
-    /// For worker number `index`, which does not run yet.
-    pub fn new(index: u8) -> std::io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let handle = Self {
-            index,
-            epoll,
-            wake,
-            commands: Mutex::new(Vec::new()),
-            has_commands: AtomicBool::new(false),
-            stats: WorkerStats::default(),
-            thread: Mutex::new(None),
-        };
-        handle.add(handle.wake.as_fd(), WAKE)?;
-        // epoll_pwait2: naps are shorter than a millisecond. A kernel before Linux 5.11 is told
-        // here, at start.
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut none = Vec::<epoll::Event>::with_capacity(1);
-        epoll::wait(&handle.epoll, rustix::buffer::spare_capacity(&mut none), Some(&zero))?;
-        Ok(handle)
-    }
-
-    fn send(&self, command: Command) {
-        lock(&self.commands).push(command);
-        self.has_commands.store(true, Ordering::Release);
-        vhost_user::sys::signal(self.wake.as_fd());
-    }
-
-    /// Starts serving a queue.
-    pub fn serve(&self, served: Served) {
-        served.source.tuning.set_worker(self.index);
-        self.send(Command::Serve(served));
-    }
-
-    /// Edge-triggered: a kick need not be read, so it costs the wake-up and no more. By the worker
-    /// alone, as it obeys: the descriptor of a queue that is dropped and served again is often the
-    /// same, and must not be taken out after it was put in.
-    fn add(&self, fd: BorrowedFd<'_>, token: u64) -> std::io::Result<()> {
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
-    }
-
-    /// Stops serving or watching a queue. It may be served for the length of one round more.
-    pub fn drop_queue(&self, token: u64) {
-        self.send(Command::Drop(token));
-    }
-
-    /// Gives a queue to another worker.
-    pub fn send_away(&self, token: u64, to: usize) {
-        self.send(Command::Away(token, to));
-    }
-
-    /// Watches an egress queue for its peer's kick.
-    pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Arc<OwnedFd>) {
-        self.send(Command::Watch(token, Watched { port, queue, kick }));
-    }
-
-    /// A queue was kicked by other means than its descriptor.
-    pub fn kicked(&self, token: u64) {
-        self.send(Command::Kicked(token));
-    }
-
-    /// A destination made room.
-    pub fn retry(&self) {
-        self.send(Command::Retry);
-    }
-
-    /// Replaces the port table.
-    pub fn set_table(&self, table: Arc<Table>) {
-        self.send(Command::Table(table));
-    }
-
-    /// Ends the thread and waits for it.
-    pub fn stop(&self) {
-        self.send(Command::Stop);
-        if let Some(thread) = lock(&self.thread).take() {
-            let _ = thread.join();
-        }
-    }
-
-    /// Its load, in thousandths; none while it sleeps.
-    pub fn load(&self) -> u32 {
-        if self.stats.asleep.load(Ordering::Relaxed) {
-            return 0;
-        }
-        self.stats.load.load(Ordering::Relaxed)
-    }
-}
 
 /// Starts the thread of worker `index`, pinned to `cpu` if given.
 pub fn spawn(index: usize, cpu: Option<usize>, pool: Arc<Pool>) -> std::io::Result<()> {
@@ -269,6 +100,8 @@ struct Worker {
     events: Vec<epoll::Event>,
     /// When kicks of cold queues were last looked for.
     looked_ns: u64,
+    /// How many queues hold frames.
+    holding: usize,
     /// When held frames of queues that are not hot were last tried for their age, in ns.
     retried_ns: u64,
     /// Whether the worker slept since the last round.
@@ -301,6 +134,7 @@ impl Worker {
             scratch: Burst::default(),
             events: Vec::with_capacity(64),
             looked_ns: 0,
+            holding: 0,
             retried_ns: 0,
             slept: false,
             window: (0, 0),
@@ -406,6 +240,7 @@ impl Worker {
     /// Takes a queue out of the worker's hands.
     fn forget(&mut self, at: usize) -> Served {
         let queue = self.queues.swap_remove(at);
+        self.holding -= usize::from(queue.held > 0);
         self.by_token.remove(&queue.served.token);
         if let Some(moved) = self.queues.get(at) {
             self.by_token.insert(moved.served.token, at);
@@ -500,6 +335,9 @@ impl Worker {
 
     /// A destination made room: queues with held frames try again.
     fn retry(&mut self) {
+        if self.holding == 0 {
+            return;
+        }
         for at in 0..self.queues.len() {
             if self.queues[at].held > 0 {
                 self.heat(at);
@@ -530,8 +368,11 @@ impl Worker {
             queue.share.grant(weight, usize::from(self.hot_of[port]));
             let mut stays = true;
             while stays && queue.share.may() {
+                let held = queue.held > 0;
                 let (frames, action) =
                     Self::serve(queue, &mut self.forwarder, &mut self.scratch, &self.pool, now);
+                self.holding += usize::from(queue.held > 0);
+                self.holding -= usize::from(held);
                 let end = self.pool.now();
                 let took = end.saturating_sub(now);
                 now = end;
@@ -687,7 +528,7 @@ impl Worker {
 
     /// A busy worker never sleeps: whose frames are held would wait until it did.
     fn mind_held(&mut self, now: u64) {
-        if !self.queues.iter().any(|q| q.held > 0 && !q.listed) {
+        if self.holding == 0 || !self.queues.iter().any(|q| q.held > 0 && !q.listed) {
             self.retried_ns = now;
         } else if !self.forwarder.arm_blocked()
             || now.saturating_sub(self.retried_ns) > HOLD_NS_MAX / 4
@@ -700,7 +541,7 @@ impl Worker {
     /// After a sleep: frames held for too long are to be given up, whatever ended it.
     fn give_up(&mut self, now: u64) {
         let late = now.saturating_sub(self.retried_ns) >= HOLD_NS_MAX / 4;
-        if late && self.queues.iter().any(|q| q.held > 0) {
+        if late && self.holding > 0 {
             self.retried_ns = now;
             self.retry();
         }
@@ -709,7 +550,7 @@ impl Worker {
     /// How long to sleep at most, in ns: for ever, or until held frames must be given up, a warm
     /// queue is to be looked at, or a peer to be notified.
     fn timeout(&self, now: u64) -> Option<u64> {
-        let held = self.queues.iter().any(|q| q.held > 0).then_some(HOLD_NS_MAX / 4);
+        let held = (self.holding > 0).then_some(HOLD_NS_MAX / 4);
         let warm = (!self.warm.is_empty()).then(|| self.warm_ns.saturating_sub(now));
         let late = self.forwarder.late().map(|at| at.saturating_sub(now));
         [held, warm, late].into_iter().flatten().min()
@@ -766,7 +607,10 @@ impl Worker {
         self.handle.stats.load.store(load, Ordering::Relaxed);
         self.settle = self.settle.saturating_sub(1);
         let workers = self.pool.workers();
-        if self.settle > 0 || workers.len() < 2 || self.pool.placement() != Placement::Balanced {
+        if workers.len() < 2 {
+            return;
+        }
+        if self.settle > 0 || self.pool.placement() != Placement::Balanced {
             self.queues.iter_mut().for_each(|q| q.busy_ns = 0);
             return;
         }

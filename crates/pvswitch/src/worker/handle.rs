@@ -1,0 +1,184 @@
+//! A worker as others see it: what it can be told, what it tells, and its counters.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use switch::fdb::PortId;
+use switch::forward::{Port, Source, Table};
+use switch::port::{Fault, Ingress};
+
+/// Epoll token of a worker's own wake-up descriptor.
+pub(super) const WAKE: u64 = u64::MAX;
+
+/// A queue to serve.
+pub struct Served {
+    /// Names the queue; unique among all queues of the program.
+    pub token: u64,
+    /// Where its frames come from.
+    pub source: Source,
+    /// The queue.
+    pub ingress: Arc<Mutex<dyn Ingress>>,
+    /// Becomes readable when the peer notifies.
+    pub kick: Option<Arc<OwnedFd>>,
+    /// Whether the peer can notify, by `kick` or otherwise. If not, the queue is always polled.
+    pub notifies: bool,
+}
+
+/// What a worker is asked to do between two rounds.
+pub(super) enum Command {
+    Serve(Served),
+    Drop(u64),
+    /// Gives a queue to another worker.
+    Away(u64, usize),
+    /// An egress queue whose peer kicks when it makes room.
+    Watch(u64, Watched),
+    Kicked(u64),
+    /// A destination that frames are held for has room.
+    Retry,
+    Table(Arc<Table>),
+    Stop,
+}
+
+pub(super) struct Watched {
+    pub port: Arc<Port>,
+    pub queue: u16,
+    pub kick: Arc<OwnedFd>,
+}
+
+/// Something a worker tells the control thread.
+pub enum Report {
+    /// A peer broke its protocol; its port is to be stopped.
+    Fault(PortId, Fault),
+    /// A queue's kicks cannot be waited for.
+    Deaf(PortId, std::io::Error),
+}
+
+/// What a worker did, for people.
+#[derive(Default)]
+pub struct WorkerStats {
+    /// Rounds over the hot queues.
+    pub rounds: AtomicU64,
+    /// Times it slept until it was woken, or for long.
+    pub sleeps: AtomicU64,
+    /// Times it slept for a time that was set.
+    pub naps: AtomicU64,
+    /// Queues it gave to another worker.
+    pub moves: AtomicU64,
+    /// Queues it serves.
+    pub queues: AtomicU32,
+    /// Part of its time spent on frames, in thousandths, when last measured.
+    pub load: AtomicU32,
+    /// Whether it sleeps.
+    pub asleep: AtomicBool,
+    /// Thread id, for its CPU time.
+    pub tid: AtomicU64,
+}
+
+/// Handle to a worker thread; outlives it.
+pub struct Handle {
+    pub(super) index: u8,
+    pub(super) epoll: OwnedFd,
+    pub(super) wake: OwnedFd,
+    pub(super) commands: Mutex<Vec<Command>>,
+    pub(super) has_commands: AtomicBool,
+    /// Its counters.
+    pub stats: WorkerStats,
+    pub(super) thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Handle {
+    /// For worker number `index`, which does not run yet.
+    pub fn new(index: u8) -> std::io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let handle = Self {
+            index,
+            epoll,
+            wake,
+            commands: Mutex::new(Vec::new()),
+            has_commands: AtomicBool::new(false),
+            stats: WorkerStats::default(),
+            thread: Mutex::new(None),
+        };
+        handle.add(handle.wake.as_fd(), WAKE)?;
+        // epoll_pwait2: naps are shorter than a millisecond. A kernel before Linux 5.11 is told
+        // here, at start.
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut none = Vec::<epoll::Event>::with_capacity(1);
+        epoll::wait(&handle.epoll, rustix::buffer::spare_capacity(&mut none), Some(&zero))?;
+        Ok(handle)
+    }
+
+    fn send(&self, command: Command) {
+        lock(&self.commands).push(command);
+        self.has_commands.store(true, Ordering::Release);
+        vhost_user::sys::signal(self.wake.as_fd());
+    }
+
+    /// Starts serving a queue.
+    pub fn serve(&self, served: Served) {
+        served.source.tuning.set_worker(self.index);
+        self.send(Command::Serve(served));
+    }
+
+    /// Edge-triggered: a kick need not be read, so it costs the wake-up and no more. By the worker
+    /// alone, as it obeys: the descriptor of a queue that is dropped and served again is often the
+    /// same, and must not be taken out after it was put in.
+    pub(super) fn add(&self, fd: BorrowedFd<'_>, token: u64) -> std::io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
+    }
+
+    /// Stops serving or watching a queue. It may be served for the length of one round more.
+    pub fn drop_queue(&self, token: u64) {
+        self.send(Command::Drop(token));
+    }
+
+    /// Gives a queue to another worker.
+    pub fn send_away(&self, token: u64, to: usize) {
+        self.send(Command::Away(token, to));
+    }
+
+    /// Watches an egress queue for its peer's kick.
+    pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Arc<OwnedFd>) {
+        self.send(Command::Watch(token, Watched { port, queue, kick }));
+    }
+
+    /// A queue was kicked by other means than its descriptor.
+    pub fn kicked(&self, token: u64) {
+        self.send(Command::Kicked(token));
+    }
+
+    /// A destination made room.
+    pub fn retry(&self) {
+        self.send(Command::Retry);
+    }
+
+    /// Replaces the port table.
+    pub fn set_table(&self, table: Arc<Table>) {
+        self.send(Command::Table(table));
+    }
+
+    /// Ends the thread and waits for it.
+    pub fn stop(&self) {
+        self.send(Command::Stop);
+        if let Some(thread) = lock(&self.thread).take() {
+            let _ = thread.join();
+        }
+    }
+
+    /// Its load, in thousandths; none while it sleeps.
+    pub fn load(&self) -> u32 {
+        if self.stats.asleep.load(Ordering::Relaxed) {
+            return 0;
+        }
+        self.stats.load.load(Ordering::Relaxed)
+    }
+}
