@@ -307,21 +307,26 @@ def tax_point(bench, policy, count):
 
 
 def scaling(bench):
-    """One and two workers, even and skewed load, each placement; frames go nowhere."""
+    """One worker and more, even and skewed load, each placement; frames go nowhere."""
     policy = "adaptive" if "adaptive" in bench.rig.options.few else bench.rig.options.few[0]
+    pools = [(1, "single"), (2, "single"), (2, "group"), (2, "per-port"), (2, "balanced")]
+    pools += [(n, placement) for n in (4, 8) if n <= len(bench.switch_cpus) for placement in ("per-port", "balanced")]
     for skew in (False, True):
-        for workers, placement in [(1, "single"), (2, "single"), (2, "group"), (2, "per-port"), (2, "balanced")]:
+        for workers, placement in pools:
             cell = {"policy": policy, "load": "skewed" if skew else "even", "workers": workers,
                     "placement": placement}  # fmt: skip
             yield Item("workers", cell, lambda cell=cell: [(cell, workers_point(bench, cell))])
 
 
 def workers_point(bench, cell):
-    switch = Switch(bench, cell["policy"], 4, workers=cell["workers"], placement=cell["placement"],
+    most = max(2, len(bench.switch_cpus))
+    ports = 4 if most == 2 else len(bench.guest_cpus)
+    switch = Switch(bench, cell["policy"], ports, workers=cell["workers"], placement=cell["placement"],
                     forward="switch", null=NOWHERE)  # fmt: skip
     try:
-        # Skewed: the two floods are those that placement by number puts on one worker.
-        rates = [None, 10_000, None, 10_000] if cell["load"] == "skewed" else [None] * 4
+        # Skewed: those flood that placement by number puts on one worker.
+        skewed = cell["load"] == "skewed"
+        rates = [10_000 if skewed and i % most else None for i in range(ports)]
         floating = sorted(set(bench.switch_cpus + bench.guest_cpus))
         pinned, bench.guest_cpus = bench.guest_cpus, floating if len(os.sched_getaffinity(0)) < 6 else bench.guest_cpus
         try:
@@ -329,7 +334,7 @@ def workers_point(bench, cell):
                       for i, rate in enumerate(rates)]  # fmt: skip
         finally:
             bench.guest_cpus = pinned
-        switch.wait_up(4)
+        switch.wait_up(ports)
         time.sleep(WARM_IDLE_S)
         with Window(switch, guests) as window:
             time.sleep(bench.seconds)

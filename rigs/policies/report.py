@@ -373,7 +373,8 @@ def workers(table):
         return ""
     policy = table.policies("workers")[0]
     out = ["## Workers and placement", "",
-           f"`{policy}`; four guests send to nowhere; skewed: two of them flood, two send 10,000 a second."]  # fmt: skip
+           f"`{policy}`; guests send to nowhere; skewed: those flood that placement by number puts on one worker, the"
+           " others send 10,000 a second."]  # fmt: skip
     if table.data["machine"]["cpus"] < 6:
         out += ["The guests share the workers' CPUs, so that frames a second end where all CPU time is spent, whatever the"
                 " number of workers; frames for a CPU-second of the workers tell what a worker lost by sharing."]  # fmt: skip
@@ -382,7 +383,8 @@ def workers(table):
         base = table.median("frames_per_s", "workers", **base_cell)
         base_cpu = table.median("frames_per_cpu_s", "workers", **base_cell)
         rows = []
-        for workers, placement in [(1, "single"), (2, "single"), (2, "group"), (2, "per-port"), (2, "balanced")]:
+        counts, placements = sorted(table.values("workers", "workers")), ("single", "group", "per-port", "balanced")
+        for workers, placement in [(n, placement) for n in counts for placement in placements]:
             cell = {"policy": policy, "load": load_name, "workers": workers, "placement": placement}
             if not table.runs("workers", **cell) or not base:
                 continue
