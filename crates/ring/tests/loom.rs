@@ -234,6 +234,12 @@ fn packed_arm_used_event_idx() {
     arm_used(PACKED_EVENT, 2, driver_arm);
 }
 
+#[test]
+fn packed_arm_used_later() {
+    arm_used(PACKED, 2, driver_arm_all);
+    arm_used(PACKED_EVENT, 2, driver_arm_all);
+}
+
 // ---- canaries ----
 
 /// The model finds a fault, and it is a sleeper that no one wakes.

@@ -186,12 +186,13 @@ impl DriverQueue {
     }
 
     /// As [`arm`](Self::arm), but asks for a call only once `n` more chains are used, of those in
-    /// flight. A ring that cannot say that (no event index, or packed) asks for one at the next,
-    /// so whoever is woken looks again whether it is time.
+    /// flight. A ring that cannot say that (no event index; packed, and IN_ORDER or some chain of
+    /// several descriptors) asks for one at the next, so whoever is woken looks again whether it
+    /// is time.
     pub fn arm_after(&mut self, n: u16) -> Armed {
         match &mut self.0 {
             Kind::Split(q) => q.arm_after(n.max(1)),
-            Kind::Packed(q) => q.arm(),
+            Kind::Packed(q) => q.arm_after(n.max(1)),
         }
     }
 
@@ -222,12 +223,12 @@ impl DriverQueue {
         }
     }
 
-    /// Whether at least `n` chains are used, or (packed) any is. One load.
+    /// Whether at least `n` chains are used, or (packed, where it cannot say) any is.
     #[inline]
     pub fn has_used_many(&self, n: u16) -> bool {
         match &self.0 {
             Kind::Split(q) => q.used() >= n.max(1),
-            Kind::Packed(q) => q.has_used(),
+            Kind::Packed(q) => q.has_used_many(n.max(1)),
         }
     }
 }

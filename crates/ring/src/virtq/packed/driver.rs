@@ -28,6 +28,8 @@ pub(crate) struct PackedDriver {
     shadow: Vec<Shadow>,
     free_id: u16,
     free: u16,
+    /// Chains in flight.
+    chains: u16,
     avail: Pos,
     used: Pos,
     /// Head of the first chain since the last publication, whose flags are written last.
@@ -64,6 +66,7 @@ impl PackedDriver {
             shadow: (0..size).map(|i| Shadow { next: i + 1, ..Shadow::default() }).collect(),
             free_id: 0,
             free: size,
+            chains: 0,
             avail: pos,
             used: pos,
             first: None,
@@ -97,6 +100,7 @@ impl PackedDriver {
         let shadow = &mut self.shadow[usize::from(id)];
         self.free_id = shadow.next;
         self.free -= slots;
+        self.chains += 1;
         shadow.slots = slots;
         shadow.room = bufs.iter().filter(|b| b.write).fold(0, |n, b| n.saturating_add(b.len));
         let head = self.avail;
@@ -208,16 +212,37 @@ impl PackedDriver {
         shadow.next = self.free_id;
         self.free_id = id;
         self.free += slots;
+        self.chains -= 1;
         self.used.advance(slots, self.parts.size);
         Ok(())
     }
 
     pub(crate) fn arm(&mut self) -> Armed {
-        event_arm(&self.parts.driver, self.features, self.used);
+        self.arm_after(1)
+    }
+
+    /// Asks for a call at the `n`th used chain from here, where it is known at which slot that
+    /// will be; otherwise at the next.
+    pub(crate) fn arm_after(&mut self, n: u16) -> Armed {
+        let at = self.nth_used(n).unwrap_or(self.used);
+        event_arm(&self.parts.driver, self.features, at);
         // The device sees that we wait /before/ we look a last time; pairs with the fence in its
         // `call_needed`; loom test `packed_arm_used`.
         fence(Ordering::SeqCst);
-        if self.has_used() { Armed::WorkPending } else { Armed::Armed }
+        if self.has_used_at(at) { Armed::WorkPending } else { Armed::Armed }
+    }
+
+    /// Where the device will write the `n`th used chain from here. Chains of several descriptors
+    /// move it on by their length, in whatever order they are used, and of a batch that is used in
+    /// order only the first slot is written.
+    fn nth_used(&self, n: u16) -> Option<Pos> {
+        let single = self.chains == self.parts.size - self.free;
+        let known = self.features.event_idx && single && !self.features.in_order;
+        (known && (1..=self.chains).contains(&n)).then(|| {
+            let mut at = self.used;
+            at.advance(n - 1, self.parts.size);
+            at
+        })
     }
 
     pub(crate) fn disarm(&mut self) {
@@ -225,11 +250,22 @@ impl PackedDriver {
     }
 
     pub(crate) fn has_used(&self) -> bool {
-        let at = self.used.offset() + DESC_FLAGS;
+        self.has_used_at(self.used)
+    }
+
+    /// Whether `n` chains are used; any, where it is not known at which slot the `n`th is.
+    pub(crate) fn has_used_many(&self, n: u16) -> bool {
+        self.has_used_at(self.nth_used(n).unwrap_or(self.used))
+    }
+
+    /// Whether the slot at `at` is used, and the next one, without which no other can be taken.
+    fn has_used_at(&self, at: Pos) -> bool {
+        let is_used = |at: Pos| {
+            at.is_used(self.parts.desc.sync_load(at.offset() + DESC_FLAGS, Ordering::Relaxed))
+        };
         // A whole ring in flight looks "used a lap ago" only with the other wrap bit; a ring with
         // nothing in flight has nothing to give.
-        self.free < self.parts.size
-            && self.used.is_used(self.parts.desc.sync_load(at, Ordering::Relaxed))
+        self.free < self.parts.size && is_used(self.used) && (at == self.used || is_used(at))
     }
 
     fn has_used_acquire(&self) -> bool {
