@@ -1,0 +1,386 @@
+//! The control ring's service: hash, queue table and static grants, as a guest orders them.
+//!
+//! ```text
+//!   front ── control ring ──▶ Control (control thread) ── publishes ──▶ Orders ◀── ports look
+//! ```
+//! What a guest wrote is copied to private memory, checked there, and only then put in the place
+//! of what was: a request that fails changes nothing. The ports see whole tables, never one in
+//! the making.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ring::xen::ctrl_status::{INVALID_PARAMETER as INVALID, NOT_SUPPORTED, SUCCESS};
+use ring::xen::{
+    Armed, BackCtrl, CtrlRequest, CtrlResponse, GREF_ENTRY_LEN, GrefEntry, Malformed, PAGE_LEN,
+    ctrl_status, ctrl_type,
+};
+use shm::{Domain, Mapping, Seg, SegMut};
+
+use super::hash::{KEY_LEN_MAX, MAPPING_MAX, Steering, algorithm, hash_type};
+
+/// Most static grants of one queue: two rings' worth of buffers, twice.
+pub const STATIC_GRANTS_MAX: usize = 1024;
+/// Most entries of one list of grants: a page's.
+const LIST_MAX: u32 = PAGE_LEN as u32 / GREF_ENTRY_LEN as u32;
+/// Most entries of one piece of the hash table: a page's.
+const PIECE_MAX: u32 = PAGE_LEN as u32 / 4;
+/// Most requests one look serves; a front half that asks faster waits for the next.
+const REQUESTS_MAX: usize = 128;
+
+/// A granted page that stays mapped. The mapping goes with the last table that holds it.
+#[derive(Clone, Debug)]
+pub struct StaticPage {
+    mapping: Arc<Mapping>,
+    offset: usize,
+    readonly: bool,
+}
+
+impl StaticPage {
+    /// The page at `offset` of `mapping`.
+    pub fn new(mapping: Arc<Mapping>, offset: usize, readonly: bool) -> Self {
+        Self { mapping, offset, readonly }
+    }
+
+    /// `len` bytes to read at `offset` of the page; `None` if they leave it.
+    #[inline]
+    pub fn seg(&self, offset: u16, len: u16) -> Option<Seg<'_>> {
+        let at = self.place(offset, len)?;
+        self.mapping.seg(at, u32::from(len))
+    }
+
+    /// `len` bytes to write; `None` if they leave the page, or it may not be written.
+    #[inline]
+    pub fn seg_mut(&self, offset: u16, len: u16) -> Option<SegMut<'_>> {
+        let at = self.place(offset, len).filter(|_| !self.readonly)?;
+        self.mapping.seg_mut(at, u32::from(len))
+    }
+
+    fn place(&self, offset: u16, len: u16) -> Option<usize> {
+        let inside = u32::from(offset) + u32::from(len) <= u32::from(PAGE_LEN);
+        inside.then_some(self.offset + usize::from(offset))
+    }
+}
+
+/// The static grants of one queue. A grant that is not here is copied from and to as any.
+#[derive(Clone, Debug, Default)]
+pub struct StaticGrants(BTreeMap<u32, StaticPage>);
+
+impl StaticGrants {
+    /// The page of a grant, if it stays mapped.
+    #[inline]
+    pub fn get(&self, gref: u32) -> Option<&StaticPage> {
+        if self.0.is_empty() { None } else { self.0.get(&gref) }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none, as with most guests.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// What a guest ordered over its control ring, for the ports of its vif.
+pub struct Orders {
+    steering: Mutex<Arc<Steering>>,
+    /// By queue.
+    grants: Vec<Mutex<Arc<StaticGrants>>>,
+    changes: AtomicU64,
+}
+
+impl Orders {
+    /// Nothing ordered yet, by a vif of `queues` queues.
+    pub fn new(queues: usize) -> Self {
+        let grants = (0..queues).map(|_| Mutex::default()).collect();
+        Self { steering: Mutex::default(), grants, changes: AtomicU64::new(0) }
+    }
+
+    /// Number of queues.
+    pub fn queues(&self) -> usize {
+        self.grants.len()
+    }
+
+    /// Grows by one with every change; a port that kept a table looks here whether it is the
+    /// latest.
+    #[inline]
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// How to spread frames over the queues.
+    pub fn steering(&self) -> Arc<Steering> {
+        Arc::clone(&self.steering.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The static grants of `queue`; none, for one that is not there.
+    pub fn grants(&self, queue: usize) -> Arc<StaticGrants> {
+        let lock =
+            |m: &Mutex<Arc<_>>| Arc::clone(&m.lock().unwrap_or_else(PoisonError::into_inner));
+        self.grants.get(queue).map(lock).unwrap_or_default()
+    }
+
+    fn set<T>(&self, place: &Mutex<Arc<T>>, new: T) {
+        // What was is dropped here, outside the lock: that may unmap.
+        let old = std::mem::replace(
+            &mut *place.lock().unwrap_or_else(PoisonError::into_inner),
+            Arc::new(new),
+        );
+        self.changes.fetch_add(1, Ordering::Release);
+        drop(old);
+    }
+}
+
+impl fmt::Debug for Orders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let grants: Vec<_> = (0..self.queues()).map(|q| self.grants(q).len()).collect();
+        f.debug_struct("Orders").field("grants", &grants).finish_non_exhaustive()
+    }
+}
+
+/// Who maps static grants.
+pub trait StaticHost: Send {
+    /// Maps all of `grants` (whether readonly beside each), or, `None`, not one of them. Why not,
+    /// the host logs; the guest is only told that it failed.
+    fn map(&mut self, grants: &[(u32, bool)]) -> Option<Vec<StaticPage>>;
+
+    /// Returns once the ports of `queue` have let go of the table they had: a grant may be told
+    /// to be unmapped only when it is.
+    fn settle(&mut self, queue: usize);
+}
+
+/// Serves a vif's control ring.
+pub struct Control {
+    ring: BackCtrl,
+    domain: Arc<Domain>,
+    orders: Arc<Orders>,
+    host: Option<Box<dyn StaticHost>>,
+}
+
+impl Control {
+    /// Serves `ring` of `domain`, for the ports that look at `orders`. Without a `host` there are
+    /// no static grants.
+    pub fn new(
+        ring: BackCtrl,
+        domain: Arc<Domain>,
+        orders: Arc<Orders>,
+        host: Option<Box<dyn StaticHost>>,
+    ) -> Self {
+        Self { ring, domain, orders, host }
+    }
+
+    /// Serves what is there, up to a ring's worth, and whether to notify the front half.
+    ///
+    /// # Errors
+    /// [`Malformed`]: the vif is to be stopped.
+    pub fn serve(&mut self) -> Result<bool, Malformed> {
+        for _ in 0..REQUESTS_MAX {
+            let Some(request) = self.ring.take()? else {
+                break;
+            };
+            let answer = self.answer(&request);
+            let (status, data) = answer.map_or_else(|status| (status, 0), |data| (SUCCESS, data));
+            let CtrlRequest { id, kind, .. } = request;
+            self.ring.put(CtrlResponse { id, kind, status, data });
+        }
+        self.ring.publish();
+        Ok(self.ring.notify_needed())
+    }
+
+    /// Asks to be notified of the next request, and looks a last time. Only [`Armed::Armed`]
+    /// allows sleep.
+    pub fn arm(&mut self) -> Armed {
+        self.ring.arm()
+    }
+
+    /// Whether there is something to serve.
+    pub fn has_work(&self) -> bool {
+        self.ring.has_work()
+    }
+
+    /// The answer's data, or the status that says why not.
+    fn answer(&mut self, request: &CtrlRequest) -> Result<u32, u32> {
+        let [a, b, c] = request.data;
+        match request.kind {
+            ctrl_type::SET_HASH_ALGORITHM => self.set_algorithm(a),
+            ctrl_type::GET_HASH_FLAGS => self.hash_flags(),
+            ctrl_type::SET_HASH_FLAGS => self.set_hash_flags(a),
+            ctrl_type::SET_HASH_KEY => self.set_key(a, b),
+            ctrl_type::GET_HASH_MAPPING_SIZE => Ok(MAPPING_MAX as u32),
+            ctrl_type::SET_HASH_MAPPING_SIZE => self.set_mapping_size(a),
+            ctrl_type::SET_HASH_MAPPING => self.set_mapping(a, b, c),
+            ctrl_type::GET_GREF_MAPPING_SIZE => {
+                self.static_queue(a).map(|_| STATIC_GRANTS_MAX as u32)
+            }
+            ctrl_type::ADD_GREF_MAPPING => self.add_grants(a, b, c),
+            ctrl_type::DEL_GREF_MAPPING => self.del_grants(a, b, c),
+            _ => Err(NOT_SUPPORTED),
+        }
+    }
+
+    /// Puts a changed copy of the steering into its place.
+    fn steer(&self, change: impl FnOnce(&mut Steering)) {
+        let mut new = Steering::clone(&self.orders.steering());
+        change(&mut new);
+        self.orders.set(&self.orders.steering, new);
+    }
+
+    fn set_algorithm(&self, wanted: u32) -> Result<u32, u32> {
+        let known = [algorithm::NONE, algorithm::TOEPLITZ];
+        let wanted = known.into_iter().find(|known| u32::from(*known) == wanted);
+        let wanted = wanted.ok_or(INVALID)?;
+        self.steer(|s| s.algorithm = wanted);
+        Ok(0)
+    }
+
+    /// "A valid hash algorithm must be selected before this operation can succeed."
+    fn hash_flags(&self) -> Result<u32, u32> {
+        let chosen = self.orders.steering().algorithm != algorithm::NONE;
+        if chosen { Ok(hash_type::ALL) } else { Err(NOT_SUPPORTED) }
+    }
+
+    fn set_hash_flags(&self, types: u32) -> Result<u32, u32> {
+        let chosen = self.orders.steering().algorithm != algorithm::NONE;
+        if types & !hash_type::ALL != 0 || !chosen {
+            return Err(INVALID);
+        }
+        self.steer(|s| s.types = types);
+        Ok(0)
+    }
+
+    fn set_key(&self, gref: u32, len: u32) -> Result<u32, u32> {
+        let mut key = [0; KEY_LEN_MAX];
+        let len = len as usize;
+        self.read(gref, key.get_mut(..len).ok_or(ctrl_status::BUFFER_OVERFLOW)?)?;
+        self.steer(|s| s.key = key);
+        Ok(0)
+    }
+
+    fn set_mapping_size(&self, size: u32) -> Result<u32, u32> {
+        let size = size as usize;
+        if size > MAPPING_MAX {
+            return Err(INVALID);
+        }
+        self.steer(|s| s.mapping = vec![0; size]);
+        Ok(0)
+    }
+
+    /// Replaces `len` entries from `offset` on.
+    fn set_mapping(&self, gref: u32, len: u32, offset: u32) -> Result<u32, u32> {
+        let end = offset.checked_add(len).filter(|_| len <= PIECE_MAX).ok_or(INVALID)?;
+        if end as usize > MAPPING_MAX {
+            return Err(ctrl_status::BUFFER_OVERFLOW);
+        }
+        if end as usize > self.orders.steering().mapping.len() {
+            return Err(INVALID);
+        }
+        let mut bytes = [0; MAPPING_MAX * 4];
+        let bytes = &mut bytes[..len as usize * 4];
+        self.read(gref, bytes)?;
+        let words = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let queues: Vec<u32> = words.collect();
+        if queues.iter().any(|queue| *queue as usize >= self.orders.queues()) {
+            return Err(INVALID);
+        }
+        self.steer(|s| s.mapping[offset as usize..end as usize].copy_from_slice(&queues));
+        Ok(0)
+    }
+
+    /// The number of a queue that can have static grants.
+    fn static_queue(&self, queue: u32) -> Result<usize, u32> {
+        if self.host.is_none() {
+            return Err(NOT_SUPPORTED);
+        }
+        let queue = queue as usize;
+        if queue < self.orders.queues() { Ok(queue) } else { Err(INVALID) }
+    }
+
+    /// All of a list or none of it.
+    fn add_grants(&mut self, queue: u32, gref: u32, len: u32) -> Result<u32, u32> {
+        let queue = self.static_queue(queue)?;
+        let list = self.list(gref, len)?;
+        let mut new = StaticGrants::clone(&self.orders.grants(queue));
+        if new.len() + list.len() > STATIC_GRANTS_MAX {
+            return Err(INVALID);
+        }
+        // Twice in the list, or there already: which of two pages should it be?
+        let mut grants: Vec<_> = list.iter().map(|e| (e.gref, e.readonly)).collect();
+        grants.sort_unstable();
+        let twice = grants.windows(2).any(|pair| pair[0].0 == pair[1].0);
+        if twice || grants.iter().any(|(gref, _)| new.0.contains_key(gref)) {
+            return Err(INVALID);
+        }
+        if grants.is_empty() {
+            return Ok(0);
+        }
+        let host = self.host.as_mut().ok_or(NOT_SUPPORTED)?;
+        let pages = host.map(&grants).ok_or(INVALID)?;
+        if pages.len() != grants.len() {
+            return Err(INVALID);
+        }
+        new.0.extend(grants.iter().map(|(gref, _)| *gref).zip(pages));
+        self.orders.set(&self.orders.grants[queue], new);
+        Ok(0)
+    }
+
+    /// Those of a list that are there; each entry is told whether it was. How many there were.
+    fn del_grants(&mut self, queue: u32, gref: u32, len: u32) -> Result<u32, u32> {
+        let queue = self.static_queue(queue)?;
+        let mut list = self.list(gref, len)?;
+        let mut new = StaticGrants::clone(&self.orders.grants(queue));
+        let mut removed = 0;
+        for entry in &mut list {
+            let found = new.0.remove(&entry.gref).is_some();
+            removed += u32::from(found);
+            let status = if found { SUCCESS } else { INVALID };
+            entry.status = u16::try_from(status).expect("small");
+        }
+        if removed > 0 {
+            self.orders.set(&self.orders.grants[queue], new);
+            if let Some(host) = &mut self.host {
+                host.settle(queue);
+            }
+        }
+        let bytes: Vec<u8> = list.into_iter().flat_map(GrefEntry::encode).collect();
+        self.write(gref, &bytes)?;
+        Ok(removed)
+    }
+
+    /// A private copy of a list of grants.
+    fn list(&self, gref: u32, len: u32) -> Result<Vec<GrefEntry>, u32> {
+        if len > LIST_MAX {
+            return Err(INVALID);
+        }
+        let mut bytes = vec![[0; GREF_ENTRY_LEN]; len as usize];
+        self.read(gref, bytes.as_flattened_mut())?;
+        Ok(bytes.into_iter().map(GrefEntry::decode).collect())
+    }
+
+    /// Fills `out` from the start of a granted page; at most a page.
+    fn read(&self, gref: u32, out: &mut [u8]) -> Result<(), u32> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        let len = u16::try_from(out.len()).map_err(|_| INVALID)?;
+        let from = Seg::granted(&self.domain, gref, 0, len).ok_or(INVALID)?;
+        if from.read(out) == out.len() { Ok(()) } else { Err(INVALID) }
+    }
+
+    /// Writes `bytes` to the start of a granted page.
+    fn write(&self, gref: u32, bytes: &[u8]) -> Result<(), u32> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let len = u16::try_from(bytes.len()).map_err(|_| INVALID)?;
+        let mut to = SegMut::granted(&self.domain, gref, 0, len).ok_or(INVALID)?;
+        if to.write(bytes) as usize == bytes.len() { Ok(()) } else { Err(INVALID) }
+    }
+}
+
+#[cfg(test)]
+mod tests;
