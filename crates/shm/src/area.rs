@@ -27,6 +27,8 @@ mod plain {
     /// `len` bytes of shared memory, aligned to 16, that stay mapped as long as this value lives.
     /// All offsets are in bytes and must be aligned to the access; a bad one is a bug of ours and
     /// panics (offsets come from validated ring geometry, never from the peer).
+    /// Clones are views of the same memory.
+    #[derive(Clone)]
     pub struct Area {
         at: NonNull<u8>,
         len: usize,
@@ -131,6 +133,17 @@ mod plain {
         pub fn of(mapping: &Arc<Mapping>, offset: usize, len: usize) -> Option<Self> {
             let at = mapping.at(offset, len).filter(|_| mapping.access() == Access::Write)?;
             (at.addr().get() % 16 == 0).then(|| Self { at, len, _mapping: Arc::clone(mapping) })
+        }
+
+        /// Its length in bytes.
+        #[inline]
+        pub fn len(&self) -> usize {
+            self.len
+        }
+
+        /// Whether it has none.
+        pub fn is_empty(&self) -> bool {
+            self.len == 0
         }
 
         #[inline]
@@ -313,6 +326,16 @@ mod modelled {
             let races = (0..len.div_ceil(2)).map(|_| UnsafeCell::new(())).collect();
             let data = Mutex::new(vec![0; len]);
             Self(Arc::new(Bank { sync, sync_u32, sync_u8, data, races }))
+        }
+
+        /// See the plain `Area`.
+        pub fn len(&self) -> usize {
+            self.0.data.lock().unwrap().len()
+        }
+
+        /// See the plain `Area`.
+        pub fn is_empty(&self) -> bool {
+            self.len() == 0
         }
 
         /// Whether the two bytes at `offset` are a sync word, or in one.
