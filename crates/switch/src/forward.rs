@@ -373,7 +373,7 @@ impl Forwarder {
     fn switch(&mut self, from: &Source, burst: &mut Burst<'_>, now_s: u32) {
         burst.snapshot();
         for i in 0..burst.frames.len() {
-            if burst.is_unreadable(i) {
+            if burst.is_out(i) {
                 continue;
             }
             let head = burst.head(i);
@@ -744,8 +744,8 @@ fn fetch(burst: &mut Burst<'_>, group: &mut Group, takes: &Offloads, as_it_is: b
         wanted |= u64::from(!as_it_is || needs_work(burst, i)) << i;
     }
     burst.fetch((0..burst.frames.len()).filter(|i| wanted & 1 << i != 0));
-    if burst.unreadable() != 0 {
-        group.retain(|i| !burst.is_unreadable(i));
+    if burst.any_out() {
+        group.retain(|i| !burst.is_out(i));
     }
 }
 

@@ -66,6 +66,8 @@ pub struct Burst<'m> {
     copies: Copies<'m>,
     /// Frames whose source could not be read, one bit each.
     unreadable: Cell<u64>,
+    /// Frames that turned out to be none, one bit each.
+    refused: u64,
 }
 
 impl<'m> Burst<'m> {
@@ -137,16 +139,28 @@ impl<'m> Burst<'m> {
         self.unreadable.set(self.unreadable.get() | 1 << i);
     }
 
-    /// Whether [`mark_unreadable`](Self::mark_unreadable) was called for frame `i`.
-    #[inline]
-    pub fn is_unreadable(&self, i: usize) -> bool {
-        self.unreadable.get() & 1 << i != 0
+    /// The port counted frame `i` and will give it back: no one is to see it. For a port that must
+    /// look at a head to know.
+    pub fn refuse(&mut self, i: usize) {
+        self.refused |= 1 << i;
     }
 
-    /// How many frames are unreadable.
+    /// Whether frame `i` cannot be read or was refused: it is not delivered.
+    #[inline]
+    pub fn is_out(&self, i: usize) -> bool {
+        (self.unreadable.get() | self.refused) & 1 << i != 0
+    }
+
+    /// Whether any frame [is out](Self::is_out).
+    #[inline]
+    pub fn any_out(&self) -> bool {
+        self.unreadable.get() | self.refused != 0
+    }
+
+    /// How many frames could not be read, those refused aside.
     #[inline]
     pub fn unreadable(&self) -> u32 {
-        self.unreadable.get().count_ones()
+        (self.unreadable.get() & !self.refused).count_ones()
     }
 
     /// The same as [`snapshot`](Self::snapshot), with one call for all that is granted.

@@ -131,6 +131,8 @@ counters! {
         drops_bad_addr,
         /// The peer's grant could not be written.
         drops_bad_grant,
+        /// Multicast the peer did not ask for.
+        drops_filtered,
         /// The queue is not started or not enabled.
         drops_down,
         /// Flooded frames that did not fit; floods are never held.

@@ -65,12 +65,12 @@ fn snapshot_and_fetch_are_one_call_each_and_fail_frame_by_frame() {
     assert_eq!(std::mem::take(&mut *fake.calls.lock().unwrap()), [4]);
     assert_eq!(burst.head(0), [&[8; 20][..], &[9; 108]].concat());
     assert_eq!((burst.head(2), burst.head(3)), (&[5; 128][..], &[10; 128][..]));
-    assert!((0..4).map(|i| burst.is_unreadable(i)).eq([false, true, false, false]));
+    assert!((0..4).map(|i| burst.is_out(i)).eq([false, true, false, false]));
     burst.fetch([0, 2, 3].into_iter());
     assert_eq!(std::mem::take(&mut *fake.calls.lock().unwrap()), [4]);
     assert_eq!(bytes(&burst, 0), [&[8; 20][..], &[9; 500]].concat());
     assert_eq!(bytes(&burst, 2), [5; 200]);
-    assert!(burst.is_unreadable(3), "its second page is bad");
+    assert!(burst.is_out(3), "its second page is bad");
     assert_eq!(bytes(&burst, 3), [&[10; 200][..], &[0; 200]].concat());
     burst.fetch(0..4);
     assert_eq!(fake.calls.lock().unwrap()[..], [1], "but for frame 1, all is here already");
@@ -89,5 +89,5 @@ fn frame_longer_than_the_arena_is_given_up() {
     push(&mut burst, &[page(9, 60)]);
     burst.fetch(0..2);
     assert_eq!(bytes(&burst, 0), [8; 60]);
-    assert!(!burst.is_unreadable(0) && burst.is_unreadable(1));
+    assert!(!burst.is_out(0) && burst.is_out(1));
 }
