@@ -358,11 +358,15 @@ impl Store {
         let deadline = Instant::now() + ANSWER_WAIT;
         self.send(link, bytes, deadline)?;
         loop {
+            let mut found = None;
+            // To the end of what came: an event behind the answer is to be noted now, for no one
+            // will find the connection readable because of it.
             while let Some(answer) = self.next_answer(link)? {
                 // Any other is late: its asker gave up.
-                if answer.header.req_id == req_id {
-                    return Ok(answer);
-                }
+                found = found.or((answer.header.req_id == req_id).then_some(answer));
+            }
+            if let Some(answer) = found {
+                return Ok(answer);
             }
             if !self.receive(link)? {
                 self.wait(Until::Readable, deadline)?;
