@@ -1,0 +1,360 @@
+//! The wire protocol of xenstore, as `io/xs_wire.h` and `docs/misc/xenstore.txt` have it.
+//!
+//! ```text
+//!   0      4        8       12      16                16 + len
+//!   ├ type ┼ req_id ┼ tx_id ┼ len   ┼ payload ... ────┤    words in the machine's own order
+//! ```
+//! Payloads are strings that end in zero bytes; the last one of WRITE and READ is raw bytes.
+
+use std::fmt;
+
+/// Longest payload, in bytes (`XENSTORE_PAYLOAD_MAX`).
+pub const PAYLOAD_MAX: usize = 4096;
+/// Longest absolute path, in bytes (`XENSTORE_ABS_PATH_MAX`).
+pub const ABS_PATH_MAX: usize = 3072;
+/// Longest relative path, in bytes (`XENSTORE_REL_PATH_MAX`).
+pub const REL_PATH_MAX: usize = 2048;
+/// Length of a message's head, in bytes.
+pub const HEADER_LEN: usize = 16;
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident = $value:literal,)*) => {
+        /// What a message is (`enum xsd_sockmsg_type`).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u32)]
+        pub enum Kind {
+            $($(#[$doc])* $name = $value,)*
+        }
+
+        impl Kind {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// The kind with this number, if there is one.
+            pub fn from_wire(value: u32) -> Option<Self> {
+                match value {
+                    $($value => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+
+            /// Its number.
+            pub fn to_wire(self) -> u32 {
+                match self {
+                    $(Self::$name => $value,)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// Debugging of the daemon.
+    Control = 0,
+    /// Lists children.
+    Directory = 1,
+    /// Reads a value.
+    Read = 2,
+    /// Who may do what.
+    GetPerms = 3,
+    /// Asks to be told of changes.
+    Watch = 4,
+    /// No longer.
+    Unwatch = 5,
+    /// Begins a transaction.
+    TransactionStart = 6,
+    /// Commits or drops it.
+    TransactionEnd = 7,
+    /// A domain is there.
+    Introduce = 8,
+    /// It is gone.
+    Release = 9,
+    /// Where a domain's nodes are.
+    GetDomainPath = 10,
+    /// Writes a value.
+    Write = 11,
+    /// Makes a node.
+    Mkdir = 12,
+    /// Removes a node and all below.
+    Rm = 13,
+    /// Says who may do what.
+    SetPerms = 14,
+    /// Something changed.
+    WatchEvent = 15,
+    /// A request failed.
+    Error = 16,
+    /// Whether a domain was introduced.
+    IsDomainIntroduced = 17,
+    /// A domain goes on after suspend.
+    Resume = 18,
+    /// A domain acts for another.
+    SetTarget = 19,
+    /// Drops all watches and transactions of the connection.
+    ResetWatches = 21,
+    /// Lists children, in parts.
+    DirectoryPart = 22,
+}
+
+macro_rules! errors {
+    ($($name:ident = $text:literal,)*) => {
+        /// What a store answers to a request it does not grant (`xsd_errors`).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs, reason = "the names of errno.h")]
+        pub enum Errno {
+            $($name,)*
+        }
+
+        impl Errno {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// Its name on the wire.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+errors! {
+    Einval = "EINVAL",
+    Eacces = "EACCES",
+    Eexist = "EEXIST",
+    Eisdir = "EISDIR",
+    Enoent = "ENOENT",
+    Enomem = "ENOMEM",
+    Enospc = "ENOSPC",
+    Eio = "EIO",
+    Enotempty = "ENOTEMPTY",
+    Enosys = "ENOSYS",
+    Erofs = "EROFS",
+    Ebusy = "EBUSY",
+    Eagain = "EAGAIN",
+    Eisconn = "EISCONN",
+    E2big = "E2BIG",
+    Eperm = "EPERM",
+}
+
+impl Errno {
+    /// The error a payload names; what no one has heard of is EIO.
+    pub fn from_wire(payload: &[u8]) -> Self {
+        let name = payload.strip_suffix(&[0]).unwrap_or(payload);
+        Self::ALL.iter().copied().find(|e| e.name().as_bytes() == name).unwrap_or(Self::Eio)
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A message's head. `kind` is as it came: a peer may write any number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// See [`Kind`].
+    pub kind: u32,
+    /// Chosen by the asker, repeated by the answer.
+    pub req_id: u32,
+    /// Transaction, 0 for none.
+    pub tx_id: u32,
+    /// Length of the payload, in bytes.
+    pub len: u32,
+}
+
+impl Header {
+    /// As on the wire.
+    pub fn to_bytes(self) -> [u8; HEADER_LEN] {
+        let mut bytes = [0; HEADER_LEN];
+        let words = [self.kind, self.req_id, self.tx_id, self.len];
+        for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    /// From the wire; any bytes are a head.
+    pub fn from_bytes(bytes: [u8; HEADER_LEN]) -> Self {
+        let mut words = bytes.chunks_exact(4).map(|w| w.try_into().map_or(0, u32::from_ne_bytes));
+        let mut next = || words.next().unwrap_or(0);
+        Self { kind: next(), req_id: next(), tx_id: next(), len: next() }
+    }
+}
+
+/// A whole message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Its head.
+    pub header: Header,
+    /// What it says.
+    pub payload: Vec<u8>,
+}
+
+impl Message {
+    /// A message of this kind; `payload` is cut to what a message holds, which callers check.
+    pub fn new(kind: Kind, req_id: u32, tx_id: u32, mut payload: Vec<u8>) -> Self {
+        payload.truncate(PAYLOAD_MAX);
+        let len = u32::try_from(payload.len()).unwrap_or(0);
+        Self { header: Header { kind: kind.to_wire(), req_id, tx_id, len }, payload }
+    }
+
+    /// Its kind, if it is one.
+    pub fn kind(&self) -> Option<Kind> {
+        Kind::from_wire(self.header.kind)
+    }
+
+    /// Adds it to `out` as on the wire.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.header.to_bytes());
+        out.extend_from_slice(&self.payload);
+    }
+}
+
+/// The peer claims a payload longer than [`PAYLOAD_MAX`]: what follows cannot be understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Oversized(pub u32);
+
+/// Makes messages of bytes as they come.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    bytes: Vec<u8>,
+    /// How many of them are used up.
+    done: usize,
+}
+
+impl Decoder {
+    /// Adds bytes that came.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..self.done);
+        self.done = 0;
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next whole message, if it is there.
+    ///
+    /// # Errors
+    /// [`Oversized`]: close the connection.
+    pub fn take(&mut self) -> Result<Option<Message>, Oversized> {
+        let rest = &self.bytes[self.done..];
+        let Some((head, rest)) = rest.split_first_chunk::<HEADER_LEN>() else { return Ok(None) };
+        let header = Header::from_bytes(*head);
+        let len = usize::try_from(header.len).unwrap_or(usize::MAX);
+        if len > PAYLOAD_MAX {
+            return Err(Oversized(header.len));
+        }
+        let Some(payload) = rest.get(..len) else { return Ok(None) };
+        let payload = payload.to_vec();
+        self.done += HEADER_LEN + len;
+        Ok(Some(Message { header, payload }))
+    }
+}
+
+/// The strings of a payload, each of which must end in a zero byte; `None` if the last does not.
+pub fn strings(payload: &[u8]) -> Option<Vec<&[u8]>> {
+    if payload.is_empty() {
+        return Some(Vec::new());
+    }
+    Some(payload.strip_suffix(&[0])?.split(|b| *b == 0).collect())
+}
+
+/// What a domain may do with a node (`r`, `w`, `b`, `n` on the wire).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Nothing.
+    None,
+    /// Read.
+    Read,
+    /// Write.
+    Write,
+    /// Both.
+    Both,
+}
+
+/// One entry of a node's permissions. The first names the owner, who may do everything, and says
+/// what everyone may who is not named after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Perm {
+    /// What.
+    pub access: Access,
+    /// Who.
+    pub domid: u16,
+}
+
+impl Perm {
+    /// An entry.
+    pub const fn new(access: Access, domid: u16) -> Self {
+        Self { access, domid }
+    }
+
+    /// From a string of the wire, such as `r5`.
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        let (letter, domid) = text.split_first()?;
+        let access = match letter {
+            b'n' => Access::None,
+            b'r' => Access::Read,
+            b'w' => Access::Write,
+            b'b' => Access::Both,
+            _ => return None,
+        };
+        let digits = std::str::from_utf8(domid).ok()?;
+        // Rust's own parser takes a plus sign.
+        let plain = digits.bytes().all(|b| b.is_ascii_digit());
+        Some(Self { access, domid: digits.parse().ok().filter(|_| plain)? })
+    }
+}
+
+impl fmt::Display for Perm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letter = match self.access {
+            Access::None => 'n',
+            Access::Read => 'r',
+            Access::Write => 'w',
+            Access::Both => 'b',
+        };
+        write!(f, "{letter}{}", self.domid)
+    }
+}
+
+impl Access {
+    /// Whether it allows reading.
+    pub fn reads(self) -> bool {
+        matches!(self, Self::Read | Self::Both)
+    }
+
+    /// Whether it allows writing.
+    pub fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::Both)
+    }
+}
+
+/// Whether `path` is an absolute path of a node: letters, digits and `-/_@`, no empty part. Dots
+/// are no part of a name, so there is nothing to climb with.
+pub fn is_node(path: &[u8]) -> bool {
+    let Some(rest) = path.strip_prefix(b"/") else { return false };
+    let name = |part: &[u8]| {
+        !part.is_empty() && part.iter().all(|b| b.is_ascii_alphanumeric() || b"-_@".contains(b))
+    };
+    path.len() <= ABS_PATH_MAX && (rest.is_empty() || rest.split(|b| *b == b'/').all(name))
+}
+
+/// Whether `path` is `parent` or below it.
+pub fn is_under(path: &str, parent: &str) -> bool {
+    if parent == "/" {
+        return path.starts_with('/');
+    }
+    path.strip_prefix(parent).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// The node that holds `path`; `None` for the root.
+pub fn parent(path: &str) -> Option<&str> {
+    match path.rsplit_once('/')? {
+        (_, "") => None,
+        ("", _) => Some("/"),
+        (parent, _) => Some(parent),
+    }
+}
+
+#[cfg(test)]
+mod tests;
