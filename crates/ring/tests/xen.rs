@@ -264,6 +264,9 @@ fn rx_op() -> impl Strategy<Value = RxOp> {
     ]
 }
 
+/// A packet as its slots: what was answered with how many bytes, slots for extras, their number.
+type Filled = (Vec<(RxRequest, u16)>, Vec<RxRequest>, u8);
+
 struct RxModel {
     front: FrontRx,
     back: BackRx,
@@ -271,7 +274,7 @@ struct RxModel {
     posted: VecDeque<RxRequest>,
     published: VecDeque<RxRequest>,
     /// Packets put: buffers with lengths, spare buffers, number of extra infos.
-    filled: VecDeque<(Vec<(RxRequest, u16)>, Vec<RxRequest>, u8)>,
+    filled: VecDeque<Filled>,
     filled_slots: u32,
     back_asleep: Option<usize>,
     front_asleep: Option<u32>,
