@@ -19,14 +19,16 @@ use crate::memory::GuestMemory;
 mod plain {
     #![allow(unsafe_code)]
     use std::ptr::NonNull;
-    use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
     use super::{Arc, GuestMemory};
-    use crate::mapping::Mapping;
+    use crate::mapping::{Access, Mapping};
 
     /// `len` bytes of shared memory, aligned to 16, that stay mapped as long as this value lives.
     /// All offsets are in bytes and must be aligned to the access; a bad one is a bug of ours and
     /// panics (offsets come from validated ring geometry, never from the peer).
+    /// Clones are views of the same memory.
+    #[derive(Clone)]
     pub struct Area {
         at: NonNull<u8>,
         len: usize,
@@ -91,6 +93,28 @@ mod plain {
         };
     }
 
+    macro_rules! sync_words {
+        ($load:ident, $store:ident, $int:ty, $atomic:ty) => {
+            /// Load of a sync word.
+            #[inline]
+            pub fn $load(&self, offset: usize, order: Ordering) -> $int {
+                let at = self.word::<$int>(offset).cast::<$atomic>();
+                #[cfg(feature = "audit")]
+                crate::audit::load(at.addr().get(), size_of::<$int>());
+                // SAFETY: as for data words.
+                <$int>::from_le(unsafe { at.as_ref() }.load(order))
+            }
+
+            /// Store of a sync word.
+            #[inline]
+            pub fn $store(&self, offset: usize, value: $int, order: Ordering) {
+                let at = self.word::<$int>(offset).cast::<$atomic>();
+                // SAFETY: as for data words.
+                unsafe { at.as_ref() }.store(value.to_le(), order);
+            }
+        };
+    }
+
     impl Area {
         /// The `len` bytes at guest address `addr`, if one region holds them. How `addr` is
         /// aligned is the ring's rule to check; the memory is aligned alike, up to 16 bytes (a
@@ -102,6 +126,24 @@ mod plain {
                 return None;
             }
             Some(Self { at, len, _mapping: Arc::clone(mapping) })
+        }
+
+        /// The `len` bytes at `offset` of a mapping, if it holds them, may be written, and they are
+        /// aligned to 16.
+        pub fn of(mapping: &Arc<Mapping>, offset: usize, len: usize) -> Option<Self> {
+            let at = mapping.at(offset, len).filter(|_| mapping.access() == Access::Write)?;
+            (at.addr().get() % 16 == 0).then(|| Self { at, len, _mapping: Arc::clone(mapping) })
+        }
+
+        /// Its length in bytes.
+        #[inline]
+        pub fn len(&self) -> usize {
+            self.len
+        }
+
+        /// Whether it has none.
+        pub fn is_empty(&self) -> bool {
+            self.len == 0
         }
 
         #[inline]
@@ -159,23 +201,9 @@ mod plain {
             unsafe { at.as_ref() }.store(word.to_le(), o);
         }
 
-        /// Load of a sync word.
-        #[inline]
-        pub fn sync_load(&self, offset: usize, order: Ordering) -> u16 {
-            let at = self.word::<u16>(offset).cast::<AtomicU16>();
-            #[cfg(feature = "audit")]
-            crate::audit::load(at.addr().get(), size_of::<u16>());
-            // SAFETY: as for data words.
-            u16::from_le(unsafe { at.as_ref() }.load(order))
-        }
-
-        /// Store of a sync word.
-        #[inline]
-        pub fn sync_store(&self, offset: usize, value: u16, order: Ordering) {
-            let at = self.word::<u16>(offset).cast::<AtomicU16>();
-            // SAFETY: as for data words.
-            unsafe { at.as_ref() }.store(value.to_le(), order);
-        }
+        sync_words!(sync_load, sync_store, u16, AtomicU16);
+        sync_words!(sync_load_u32, sync_store_u32, u32, AtomicU32);
+        sync_words!(sync_load_u8, sync_store_u8, u8, AtomicU8);
 
         /// Asks the CPU to fetch the line at `offset` for writing; out of range is ignored.
         #[inline]
@@ -202,9 +230,10 @@ mod modelled {
     use std::sync::Mutex;
 
     use loom::cell::UnsafeCell;
-    use loom::sync::atomic::{AtomicU16, Ordering};
+    use loom::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
     use super::{Arc, GuestMemory};
+    use crate::mapping::Mapping;
 
     /// The same, for loom. Sync words are loom's atomics. Data has one value at a time, but each
     /// access tells the model, which fails when two sides touch a word that no sync word orders.
@@ -214,6 +243,8 @@ mod modelled {
 
     struct Bank {
         sync: BTreeMap<usize, AtomicU16>,
+        sync_u32: BTreeMap<usize, AtomicU32>,
+        sync_u8: BTreeMap<usize, AtomicU8>,
         data: Mutex<Vec<u8>>,
         /// One for each two bytes of data; holds nothing, only knows who was there.
         races: Vec<UnsafeCell<()>>,
@@ -234,6 +265,22 @@ mod modelled {
             /// See the plain `Area`.
             pub fn $store(&self, offset: usize, value: $int) {
                 self.set(offset, &value.to_le_bytes());
+            }
+        };
+    }
+
+    macro_rules! sync_words {
+        ($load:ident, $store:ident, $words:ident, $int:ty) => {
+            /// See the plain `Area`.
+            pub fn $load(&self, offset: usize, order: Ordering) -> $int {
+                self.0.$words[&offset].load(order)
+            }
+
+            /// See the plain `Area`.
+            pub fn $store(&self, offset: usize, value: $int, order: Ordering) {
+                let end = offset + size_of::<$int>();
+                self.0.data.lock().unwrap()[offset..end].copy_from_slice(&value.to_le_bytes());
+                self.0.$words[&offset].store(value, order);
             }
         };
     }
@@ -260,17 +307,51 @@ mod modelled {
             None
         }
 
-        /// An area of `len` zeroed bytes whose sync words are at the offsets `sync`.
+        /// As [`new`](Self::new).
+        pub fn of(_: &Arc<Mapping>, _: usize, _: usize) -> Option<Self> {
+            None
+        }
+
+        /// An area of `len` zeroed bytes whose sync words, of 16 bits, are at the offsets `sync`.
         pub fn modelled(len: usize, sync: &[usize]) -> Self {
-            let sync = sync.iter().map(|o| (*o, AtomicU16::new(0))).collect();
+            Self::modelled_words(len, sync, &[], &[])
+        }
+
+        /// An area of `len` zeroed bytes with sync words of 16, of 32 and of 8 bits. Two of them
+        /// may not lie in the same two bytes.
+        pub fn modelled_words(len: usize, u16s: &[usize], u32s: &[usize], u8s: &[usize]) -> Self {
+            let sync = u16s.iter().map(|o| (*o, AtomicU16::new(0))).collect();
+            let sync_u32 = u32s.iter().map(|o| (*o, AtomicU32::new(0))).collect();
+            let sync_u8 = u8s.iter().map(|o| (*o, AtomicU8::new(0))).collect();
             let races = (0..len.div_ceil(2)).map(|_| UnsafeCell::new(())).collect();
-            Self(Arc::new(Bank { sync, data: Mutex::new(vec![0; len]), races }))
+            let data = Mutex::new(vec![0; len]);
+            Self(Arc::new(Bank { sync, sync_u32, sync_u8, data, races }))
+        }
+
+        /// See the plain `Area`.
+        pub fn len(&self) -> usize {
+            self.0.data.lock().unwrap().len()
+        }
+
+        /// See the plain `Area`.
+        pub fn is_empty(&self) -> bool {
+            self.len() == 0
+        }
+
+        /// Whether the two bytes at `offset` are a sync word, or in one.
+        fn is_sync(&self, offset: usize) -> bool {
+            let Bank { sync, sync_u32, sync_u8, .. } = &*self.0;
+            sync.contains_key(&offset)
+                || sync_u32.contains_key(&offset)
+                || offset.checked_sub(2).is_some_and(|o| sync_u32.contains_key(&o))
+                || sync_u8.contains_key(&offset)
+                || sync_u8.contains_key(&(offset + 1))
         }
 
         /// The cells of the data words in a range; sync words order themselves.
         fn cells(&self, offset: usize, len: usize) -> impl Iterator<Item = &UnsafeCell<()>> {
             let words = (offset..offset + len).step_by(2);
-            words.filter(|o| !self.0.sync.contains_key(o)).map(|o| &self.0.races[o / 2])
+            words.filter(|o| !self.is_sync(*o)).map(|o| &self.0.races[o / 2])
         }
 
         fn get<const N: usize>(&self, offset: usize) -> [u8; N] {
@@ -287,6 +368,8 @@ mod modelled {
         words!(load_u16, store_u16, u16);
         words!(load_u32, store_u32, u32);
         words!(load_u64, store_u64, u64);
+        sync_words!(sync_load_u32, sync_store_u32, sync_u32, u32);
+        sync_words!(sync_load_u8, sync_store_u8, sync_u8, u8);
 
         /// See the plain `Area`.
         pub fn sync_load(&self, offset: usize, order: Ordering) -> u16 {

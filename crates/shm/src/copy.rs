@@ -1,47 +1,79 @@
 //! Segments of memory and the copy engine.
+//!
+//! A segment is mapped memory, or *granted*: bytes of another domain's page, which only the
+//! hypervisor reaches. Both kinds are 16 bytes and are cut alike; see [`grant`](crate::grant).
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
+use crate::grant::{self, Domain};
 use crate::mapping::Mapping;
 
 /// Readable bytes: part of a guest's memory, or private ones. Lives as long as its memory table.
 #[derive(Clone, Copy)]
 pub struct Seg<'m> {
+    /// Where the bytes are; of granted ones, as far behind their [`Domain`] as they are into
+    /// their page (which stays inside the domain's own size, by its alignment).
     at: NonNull<u8>,
     len: u32,
+    /// 0: mapped. Otherwise granted: the grant reference plus one.
+    grant: u32,
     _memory: PhantomData<&'m Mapping>,
 }
 
 /// Writable bytes: part of a guest's memory, or private ones.
 pub struct SegMut<'m> {
+    /// As in [`Seg`].
     at: NonNull<u8>,
     len: u32,
+    grant: u32,
     _memory: PhantomData<&'m Mapping>,
 }
 
 // SAFETY: a segment is a bounded pointer into memory that outlives 'm and that every user treats
-// as concurrently written.
+// as concurrently written; or a reference to a domain, which any thread may use.
 unsafe impl Send for Seg<'_> {}
 // SAFETY: as above.
 unsafe impl Send for SegMut<'_> {}
 
 impl<'m> Seg<'m> {
     /// No bytes.
-    pub const EMPTY: Self = Self { at: NonNull::dangling(), len: 0, _memory: PhantomData };
+    pub const EMPTY: Self =
+        Self { at: NonNull::dangling(), len: 0, grant: 0, _memory: PhantomData };
 
     /// # Safety
     /// `len` bytes at `at` are readable during 'm, and no one relies on their not changing.
     #[inline]
     pub(crate) unsafe fn new(at: NonNull<u8>, len: u32) -> Self {
-        Self { at, len, _memory: PhantomData }
+        Self { at, len, grant: 0, _memory: PhantomData }
     }
 
     /// Private bytes as a segment; at most 4 GiB of them.
     pub fn of(bytes: &'m [u8]) -> Self {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        Self { at: NonNull::from(bytes).cast(), len, _memory: PhantomData }
+        Self { at: NonNull::from(bytes).cast(), len, grant: 0, _memory: PhantomData }
+    }
+
+    /// `len` bytes from `offset` in the page that `domain` granted as `gref`; `None` if they do not
+    /// lie in the page, or if no domain can have granted that (Xen's headers keep `u32::MAX` as
+    /// the reference of nothing). Whether it did is known only when they are copied.
+    #[inline]
+    pub fn granted(domain: &'m Domain, gref: u32, offset: u16, len: u16) -> Option<Self> {
+        let (at, grant) = grant::point(domain, gref, offset, len)?;
+        Some(Self { at, len: u32::from(len), grant, _memory: PhantomData })
+    }
+
+    /// Whether the bytes are in another domain's memory, and each copy costs a call.
+    #[inline]
+    pub fn is_granted(self) -> bool {
+        self.grant != 0
+    }
+
+    /// Where granted bytes are; `None` if they are mapped.
+    pub(crate) fn place(self) -> Option<(&'m Domain, u32, u16)> {
+        // SAFETY: made by `granted` from a reference that lives for 'm.
+        (self.grant != 0).then(|| unsafe { grant::place(self.at, self.grant) })
     }
 
     /// Length in bytes.
@@ -63,7 +95,7 @@ impl<'m> Seg<'m> {
         let n = n.min(self.len);
         // SAFETY: `n` is at most the segment's length.
         let at = unsafe { self.at.add(n as usize) };
-        Self { at, len: self.len - n, _memory: PhantomData }
+        Self { at, len: self.len - n, ..self }
     }
 
     /// The segment's first `n` bytes (all of them if it is shorter).
@@ -73,20 +105,26 @@ impl<'m> Seg<'m> {
         Self { len: self.len.min(n), ..self }
     }
 
-    /// Copies the first bytes out; returns how many: the smaller of the two lengths.
+    /// Copies the first bytes out; returns how many: the smaller of the two lengths, or none of
+    /// granted ones that cannot be read. Those cost a call: [`Copies`](crate::Copies) makes one for
+    /// many.
     #[inline]
     pub fn read(self, out: &mut [u8]) -> usize {
+        if self.grant != 0 {
+            return grant::copy_now(SegMut::of(out), self) as usize;
+        }
         let n = out.len().min(self.len as usize);
         // SAFETY: both sides have `n` bytes, and `out` is private, so they do not overlap.
         unsafe { copy(out.as_mut_ptr(), self.at.as_ptr(), n) };
         n
     }
 
-    /// The first `N` bytes, in registers; `None` if there are fewer.
+    /// The first `N` bytes, in registers; `None` if there are fewer, or if they are granted.
     #[inline]
     pub fn first<const N: usize>(self) -> Option<[u8; N]> {
+        let mapped = self.len as usize >= N && self.grant == 0;
         // SAFETY: `N` bytes are readable; an array of bytes has no alignment.
-        (self.len as usize >= N).then(|| unsafe { self.at.cast::<[u8; N]>().read() })
+        mapped.then(|| unsafe { self.at.cast::<[u8; N]>().read() })
     }
 
     /// Asks the CPU to fetch the first two lines: drivers end the header at a line's end, so that
@@ -98,8 +136,9 @@ impl<'m> Seg<'m> {
     }
 
     /// Address and length for a system call's iovec. The kernel copes with whatever the peer does
-    /// to the memory meanwhile.
+    /// to the memory meanwhile. Granted bytes have no address: asking for it is a bug of ours.
     pub fn as_iovec(self) -> libc::iovec {
+        assert!(self.grant == 0, "granted bytes have no address");
         libc::iovec { iov_base: self.at.as_ptr().cast(), iov_len: self.len as usize }
     }
 }
@@ -109,19 +148,63 @@ impl<'m> SegMut<'m> {
     /// `len` bytes at `at` are writable during 'm, and no one relies on their not changing.
     #[inline]
     pub(crate) unsafe fn new(at: NonNull<u8>, len: u32) -> Self {
-        Self { at, len, _memory: PhantomData }
+        Self { at, len, grant: 0, _memory: PhantomData }
     }
 
     /// Private bytes as a segment; at most 4 GiB of them.
     pub fn of(bytes: &'m mut [u8]) -> Self {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        Self { at: NonNull::from(bytes).cast(), len, _memory: PhantomData }
+        Self { at: NonNull::from(bytes).cast(), len, grant: 0, _memory: PhantomData }
+    }
+
+    /// Where granted bytes are; `None` if they are mapped.
+    pub(crate) fn place(&self) -> Option<(&'m Domain, u32, u16)> {
+        self.as_seg().place()
     }
 
     /// The same bytes, for reading.
     #[inline]
     pub fn as_seg(&self) -> Seg<'m> {
-        Seg { at: self.at, len: self.len, _memory: PhantomData }
+        Seg { at: self.at, len: self.len, grant: self.grant, _memory: PhantomData }
+    }
+
+    /// As [`Seg::granted`]; the grant must allow writing.
+    #[inline]
+    pub fn granted(domain: &'m Domain, gref: u32, offset: u16, len: u16) -> Option<Self> {
+        let (at, grant) = grant::point(domain, gref, offset, len)?;
+        Some(Self { at, len: u32::from(len), grant, _memory: PhantomData })
+    }
+
+    /// As [`Seg::is_granted`].
+    #[inline]
+    pub fn is_granted(&self) -> bool {
+        self.grant != 0
+    }
+
+    /// Splits off the first `n` bytes (all of them if it is shorter).
+    #[inline]
+    pub fn split_off(&mut self, n: u32) -> Self {
+        let front = Self { len: self.len.min(n), ..*self };
+        self.advance(n);
+        front
+    }
+
+    /// The same bytes, for as long as this is not used.
+    #[inline]
+    pub fn reborrow(&mut self) -> SegMut<'_> {
+        SegMut { ..*self }
+    }
+
+    /// Sets all bytes to zero; returns how many were.
+    pub fn zero(mut self) -> u32 {
+        let (zeroes, mut done) = ([0; 512], 0);
+        while !self.is_empty() {
+            match self.write(&zeroes) {
+                0 => break,
+                n => done += n,
+            }
+        }
+        done
     }
 
     /// Length in bytes.
@@ -172,17 +255,32 @@ impl<'m> SegMut<'m> {
 
     #[inline(always)]
     fn write_array<const N: usize>(&mut self, bytes: [u8; N]) {
-        if self.len as usize >= N {
+        if self.grant != 0 {
+            self.write_granted(&bytes);
+        } else if self.len as usize >= N {
             // SAFETY: `N` bytes are writable; an array of bytes has no alignment.
             unsafe { self.at.cast::<[u8; N]>().write(bytes) };
             self.advance(N as u32);
         }
     }
 
-    /// Copies from `src` and advances; returns how many bytes: the smaller of the two lengths.
+    #[cold]
+    fn write_granted(&mut self, bytes: &[u8]) {
+        if self.len as usize >= bytes.len() {
+            self.write(bytes);
+        }
+    }
+
+    /// Copies from `src` and advances; returns how many bytes: the smaller of the two lengths, or
+    /// none if either side is granted and cannot be used.
     /// The one copy of a frame's payload from guest to guest.
     #[inline]
     pub fn copy_from(&mut self, src: Seg<'_>) -> u32 {
+        if self.grant | src.grant != 0 {
+            let n = grant::copy_now(self.reborrow(), src);
+            self.advance(n);
+            return n;
+        }
         let n = self.len.min(src.len);
         // SAFETY: both sides have `n` bytes. Two guests' segments may be the same memory only if
         // one guest maps it twice; `copy` is then still a plain byte copy (memmove semantics are
@@ -199,8 +297,9 @@ impl<'m> SegMut<'m> {
         prefetch_write(self.at.as_ptr().wrapping_add(LINE));
     }
 
-    /// Address and length for a system call's iovec.
+    /// Address and length for a system call's iovec; as [`Seg::as_iovec`].
     pub fn as_iovec(&self) -> libc::iovec {
+        assert!(self.grant == 0, "granted bytes have no address");
         libc::iovec { iov_base: self.at.as_ptr().cast(), iov_len: self.len as usize }
     }
 }

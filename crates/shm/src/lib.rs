@@ -8,6 +8,8 @@
 //! * [`GuestMemory`]: an immutable table of regions; translates guest addresses to segments.
 //! * [`Seg`] and [`SegMut`]: bounded pieces of memory to copy from and to. There is no way to get
 //!   a `&[u8]` to guest memory: a peer may change it between two looks.
+//! * [`Domain`], [`Grants`] and [`Copies`]: pages that other domains granted, which are copied to
+//!   and from without being mapped, many at a time.
 //! * [`Area`]: a ring's part in shared memory, read and written word by word.
 //! * [`sync`]: atomics and fences, the standard ones or loom's.
 //!
@@ -18,13 +20,15 @@ mod area;
 #[cfg(feature = "audit")]
 pub mod audit;
 mod copy;
+mod grant;
 mod mapping;
 mod memory;
 mod sys;
 
 pub use area::Area;
 pub use copy::{Seg, SegMut};
-pub use mapping::{MapError, Mapping};
+pub use grant::{Copies, Domain, Failed, GRANT_LEN, Grants, Piece, Side};
+pub use mapping::{Access, MapError, Mapping};
 pub use memory::{GuestMemory, Region, TableError};
 
 pub use sys::mappings_lost;

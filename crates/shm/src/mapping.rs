@@ -6,14 +6,27 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
+use crate::copy::{Seg, SegMut};
 use crate::sys;
 
-/// A shared mapping of a memfd, a hugetlbfs file or a plain file. Unmapped on drop.
+/// What may be done with mapped memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reading only: no [`SegMut`] and no [`Area`](crate::Area) comes of it.
+    Read,
+    /// Reading and writing.
+    Write,
+}
+
+/// A shared mapping of a memfd, a hugetlbfs file, a plain file, or a device. Unmapped on drop.
 pub struct Mapping {
     at: NonNull<u8>,
     len: usize,
+    access: Access,
     guarded: &'static sys::Guarded,
     fd: Option<OwnedFd>,
+    /// Called when it is unmapped.
+    unmapped: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
 // SAFETY: the mapping is plain memory; every access to it goes through atomics or raw copies that
@@ -75,8 +88,54 @@ impl Mapping {
         let end = end.checked_next_multiple_of(block).ok_or_else(bad)?;
         let len = usize::try_from(end).ok().filter(|l| isize::try_from(*l).is_ok());
         let len = len.ok_or_else(bad)?;
-        let (at, guarded) = sys::map(fd, len).map_err(MapError::Os)?;
-        Ok(Self { at, len, guarded, fd: None })
+        let (at, guarded) = sys::map(fd, 0, len, Access::Write).map_err(MapError::Os)?;
+        Ok(Self { at, len, access: Access::Write, guarded, fd: None, unmapped: None })
+    }
+
+    /// Maps exactly `len` bytes at `offset` of a device, whose size no one knows and which may
+    /// refuse any other range (gntdev and gntalloc do).
+    ///
+    /// # Errors
+    /// [`MapError`]: a range that is empty or wraps, or what the device says.
+    pub fn exact(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<Self, MapError> {
+        let bad = || MapError::BadRange { offset, len };
+        let end = offset.checked_add(len).filter(|_| len > 0);
+        end.filter(|end| i64::try_from(*end).is_ok()).ok_or_else(bad)?;
+        let bytes = usize::try_from(len).ok().filter(|l| isize::try_from(*l).is_ok());
+        let bytes = bytes.ok_or_else(bad)?;
+        let (at, guarded) = sys::map(fd, offset, bytes, access).map_err(MapError::Os)?;
+        Ok(Self { at, len: bytes, access, guarded, fd: None, unmapped: None })
+    }
+
+    /// Has `then` called when the memory is no longer mapped, whoever was the last to hold it.
+    #[must_use]
+    pub fn on_unmap(mut self, then: impl FnOnce() + Send + Sync + 'static) -> Self {
+        self.unmapped = Some(Box::new(then));
+        self
+    }
+
+    /// What may be done with it.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// `len` readable bytes at `offset`, if they lie inside.
+    pub fn seg(&self, offset: usize, len: u32) -> Option<Seg<'_>> {
+        let at = self.at(offset, len as usize)?;
+        // SAFETY: `at` found all `len` bytes inside this mapping, which outlives '_.
+        Some(unsafe { Seg::new(at, len) })
+    }
+
+    /// `len` writable bytes at `offset`, if they lie inside and may be written.
+    pub fn seg_mut(&self, offset: usize, len: u32) -> Option<SegMut<'_>> {
+        let at = self.at(offset, len as usize).filter(|_| self.access == Access::Write)?;
+        // SAFETY: as for `seg`; it is mapped writable, and shared.
+        Some(unsafe { SegMut::new(at, len) })
     }
 
     /// A new memfd of `len` bytes, zeroed and mapped; a driver half's "guest memory".
@@ -124,6 +183,9 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         sys::unmap(self.at, self.len, self.guarded);
+        if let Some(then) = self.unmapped.take() {
+            then();
+        }
     }
 }
 
@@ -157,6 +219,44 @@ mod tests {
     fn descriptor_that_cannot_be_mapped_is_an_os_error() {
         let null = std::fs::File::open("/dev/null").unwrap();
         assert!(matches!(Mapping::new(null.as_fd(), 0, 4096), Err(MapError::Os(_))));
+    }
+
+    #[test]
+    fn exact_range_of_a_file_is_mapped_and_told_when_it_goes() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+
+        let whole = Mapping::memfd("exact", 12288).unwrap();
+        let fd = whole.fd().unwrap();
+        assert_eq!(whole.seg_mut(4096, 4).unwrap().write(&[1, 2, 3, 4]), 4);
+        let gone = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&gone);
+        let page = Mapping::exact(fd, 4096, 4096, Access::Write).unwrap();
+        let page = Arc::new(page.on_unmap(move || told.store(true, Ordering::Relaxed)));
+        assert_eq!((page.len(), page.seg(0, 4).unwrap().first()), (4096, Some([1, 2, 3, 4])));
+        assert!(page.seg(4093, 4).is_none() && page.seg_mut(usize::MAX, 1).is_none());
+        let area = Area::of(&page, 0, 4096).unwrap();
+        assert!(Area::of(&page, 0, 4097).is_none() && Area::of(&page, 8, 16).is_none());
+        drop(page);
+        area.sync_store_u32(0, 7, Ordering::Release);
+        assert_eq!(
+            (whole.seg(4096, 1).unwrap().first(), gone.load(Ordering::Relaxed)),
+            (Some([7]), false)
+        );
+        drop(area);
+        assert!(gone.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn what_may_only_be_read_gives_nothing_to_write() {
+        let whole = Mapping::memfd("read", 4096).unwrap();
+        let page = Arc::new(Mapping::exact(whole.fd().unwrap(), 0, 4096, Access::Read).unwrap());
+        assert_eq!(page.seg(0, 4096).unwrap().read(&mut [1; 4096]), 4096);
+        assert!(page.seg_mut(0, 1).is_none() && Area::of(&page, 0, 64).is_none());
+        let region = Region { guest_addr: 0, user_addr: 0, len: 4096, offset: 0, mapping: page };
+        assert_eq!(
+            GuestMemory::new(vec![region]).unwrap_err(),
+            crate::TableError::ReadOnly { guest_addr: 0 }
+        );
     }
 
     #[test]

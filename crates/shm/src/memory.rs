@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::copy::{Seg, SegMut};
-use crate::mapping::Mapping;
+use crate::mapping::{Access, Mapping};
 
 /// One region of guest memory (vhost-user memory region description).
 #[derive(Clone, Debug)]
@@ -62,6 +62,11 @@ pub enum TableError {
         /// First guest address of the region.
         guest_addr: u64,
     },
+    /// A region's mapping may only be read.
+    ReadOnly {
+        /// First guest address of the region.
+        guest_addr: u64,
+    },
     /// Two regions share guest addresses.
     Overlap {
         /// First guest address of the second one.
@@ -77,6 +82,9 @@ impl fmt::Display for TableError {
             }
             Self::OutsideMapping { guest_addr } => {
                 write!(f, "memory region at {guest_addr:#x} reaches beyond its mapping")
+            }
+            Self::ReadOnly { guest_addr } => {
+                write!(f, "memory region at {guest_addr:#x} may not be written")
             }
             Self::Overlap { guest_addr } => {
                 write!(f, "memory region at {guest_addr:#x} overlaps the one before it")
@@ -106,6 +114,9 @@ impl GuestMemory {
             let len = usize::try_from(r.len).ok();
             let host = start.zip(len).and_then(|(s, l)| r.mapping.at(s, l));
             let host = host.ok_or(TableError::OutsideMapping { guest_addr: r.guest_addr })?;
+            if r.mapping.access() != Access::Write {
+                return Err(TableError::ReadOnly { guest_addr: r.guest_addr });
+            }
             spans.push(Span { guest_addr: r.guest_addr, len: r.len, host });
             if r.guest_addr < end {
                 return Err(TableError::Overlap { guest_addr: r.guest_addr });

@@ -14,6 +14,8 @@ use std::ptr::NonNull;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
+use crate::mapping::Access;
+
 /// One entry of the guard's list. Entries are leaked and used again, never freed: the signal
 /// handler may walk the list at any time.
 pub(crate) struct Guarded {
@@ -116,17 +118,24 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
 }
 
-/// mmaps `len` bytes of `fd` from its start, shared, and guards them.
-pub(crate) fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<(NonNull<u8>, &'static Guarded)> {
+/// mmaps `len` bytes of `fd` from `offset` on, shared, and guards them.
+pub(crate) fn map(
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    len: usize,
+    access: Access,
+) -> io::Result<(NonNull<u8>, &'static Guarded)> {
+    let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+    let write = if access == Access::Write { libc::PROT_WRITE } else { 0 };
     // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
     let at = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
             len,
-            libc::PROT_READ | libc::PROT_WRITE,
+            libc::PROT_READ | write,
             libc::MAP_SHARED | libc::MAP_NORESERVE,
             fd.as_raw_fd(),
-            0,
+            offset,
         )
     };
     if at == libc::MAP_FAILED {

@@ -15,6 +15,7 @@ mod driver;
 mod packed;
 mod split;
 
+pub use crate::Armed;
 pub use device::DeviceQueue;
 pub use driver::{DriverQueue, IndirectPool};
 
@@ -291,16 +292,6 @@ pub struct Used {
     /// Bytes the device says it wrote; at most what the chain can hold. A device in order may
     /// tell it only of the last chain of a batch; the others have 0.
     pub len: u32,
-}
-
-/// What [`DeviceQueue::arm`] and [`DriverQueue::arm`] found.
-#[must_use]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Armed {
-    /// Nothing to do; the peer will notify. Sleeping is safe.
-    Armed,
-    /// Work arrived meanwhile. Go on; do not sleep.
-    WorkPending,
 }
 
 // Descriptor flags, both layouts (virtio 1.3, 2.7.5 and 2.8).

@@ -1,0 +1,110 @@
+use std::time::Duration;
+
+use super::super::fake::{Counted, Fake, back, front};
+use super::super::keys::Offer;
+use super::*;
+
+const OFFER: Offer = Offer { queues: 1, without: 0 };
+
+fn id(domid: u16, devid: u32) -> VifId {
+    VifId { domid, devid }
+}
+
+/// Serves what was found; the ids.
+fn serve(bus: &mut Bus<Counted>, store: &mut Fake, now: Instant) -> Vec<VifId> {
+    let found = bus.found(store).unwrap();
+    for id in &found {
+        let vif = Handshake::new(*id, OFFER, Counted::default(), now);
+        bus.add(store, *id, vif, now).unwrap();
+    }
+    found
+}
+
+#[test]
+fn vifs_come_and_go() {
+    let (mut store, now) = (Fake::default(), Instant::now());
+    let mut bus = Bus::new(true);
+    bus.start(&mut store, now).unwrap();
+    assert_eq!(serve(&mut bus, &mut store, now), []);
+    store.make_vif(3, 1);
+    store.make_vif(3, 0);
+    store.make_vif(12, 0);
+    // What is no vif is no reason to stop.
+    store.set("backend/vif/garbage/0/online", "1");
+    store.set("backend/vif/70000/0/online", "1");
+    assert_eq!(serve(&mut bus, &mut store, now), [], "nothing was told");
+    bus.on_events(&mut store, ["vifs"].into_iter(), now).unwrap();
+    let mut found = serve(&mut bus, &mut store, now);
+    found.sort_unstable();
+    assert_eq!(found, [id(3, 0), id(3, 1), id(12, 0)]);
+    assert_eq!(store.states, [2, 2, 2]);
+    store.rm(&back(3, 0));
+    store.set(&format!("{}/online", back(12, 0)), "0");
+    store.set(&format!("{}/state", front(12, 0)), "6");
+    bus.on_events(&mut store, ["b3/0", "f12/0", "vifs"].into_iter(), now).unwrap();
+    assert_eq!(bus.over(), [id(3, 0), id(12, 0)]);
+    for gone in bus.over() {
+        bus.remove(&mut store, gone);
+    }
+    assert_eq!(serve(&mut bus, &mut store, now), [], "offline ones are not taken up again");
+    assert_eq!(bus.vifs().map(|(id, _)| id).collect::<Vec<_>>(), [id(3, 1)]);
+    let tokens: Vec<_> = store.watches.iter().map(|(_, token)| token.as_str()).collect();
+    assert_eq!(tokens, ["f3/1", "release", "vifs", "b3/1"]);
+}
+
+#[test]
+fn many_events_of_a_vif_are_one_look() {
+    let (mut store, now) = (Fake::default(), Instant::now());
+    store.make_vif(1, 0);
+    let mut bus = Bus::new(true);
+    bus.start(&mut store, now).unwrap();
+    serve(&mut bus, &mut store, now);
+    let before = store.reads;
+    let flood = ["f1/0", "b1/0"].into_iter().cycle().take(1000);
+    bus.on_events(&mut store, flood, now).unwrap();
+    assert!(store.reads - before < 10);
+}
+
+#[test]
+fn a_domain_that_is_gone_is_looked_for_everywhere() {
+    let (mut store, now) = (Fake::default(), Instant::now());
+    store.make_vif(1, 0);
+    let mut bus = Bus::new(true);
+    bus.start(&mut store, now).unwrap();
+    serve(&mut bus, &mut store, now);
+    store.rm("/local/domain/1");
+    bus.on_events(&mut store, ["release"].into_iter(), now).unwrap();
+    assert_eq!(store.states, [2, 5, 6]);
+}
+
+#[test]
+fn tokens_that_are_nobodys() {
+    let (mut store, now) = (Fake::default(), Instant::now());
+    let mut bus = Bus::<Counted>::new(false);
+    bus.start(&mut store, now).unwrap();
+    let tokens = ["", "b", "b1", "x1/0", "b1/", "f9/9", "b99999/0", "vifs"];
+    bus.on_events(&mut store, tokens.into_iter(), now).unwrap();
+    assert_eq!(bus.found(&mut store).unwrap(), []);
+    bus.set_auto(&mut store).unwrap();
+    store.make_vif(1, 0);
+    assert_eq!(serve(&mut bus, &mut store, now), [id(1, 0)]);
+    assert_eq!(bus.due(), None);
+}
+
+#[test]
+fn what_a_flood_left_is_looked_at_in_time() {
+    let (mut store, now) = (Fake::default(), Instant::now());
+    store.make_vif(1, 0);
+    let mut bus = Bus::new(true);
+    bus.start(&mut store, now).unwrap();
+    serve(&mut bus, &mut store, now);
+    for _ in 0..1000 {
+        bus.on_events(&mut store, ["f1/0"].into_iter(), now).unwrap();
+    }
+    store.set(&format!("{}/state", front(1, 0)), "6");
+    let due = bus.due().unwrap();
+    bus.tick(&mut store, due - Duration::from_millis(1)).unwrap();
+    assert_eq!(store.states, [2]);
+    bus.tick(&mut store, due).unwrap();
+    assert_eq!(store.states, [2, 5, 6]);
+}

@@ -1,0 +1,190 @@
+//! Xenstore and rings for tests: a tree in memory that remembers what was written, and a plug that
+//! counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::keys::{Refused, Request};
+use super::tree::{Failure, Tree};
+use super::vif::{Plug, Settings};
+
+/// Xenstore in memory.
+#[derive(Default)]
+pub struct Fake {
+    pub nodes: BTreeMap<String, String>,
+    pub watches: BTreeSet<(String, String)>,
+    /// States that were written to the back end's directory, in order.
+    pub states: Vec<u32>,
+    /// Every transaction's keys.
+    pub transactions: Vec<Vec<String>>,
+    /// Reads so far.
+    pub reads: usize,
+    /// Fails this many operations from now; the last of them and all later ones.
+    pub fail_after: Option<usize>,
+    /// Removes this directory just before the next transaction.
+    pub race: Option<String>,
+}
+
+impl Fake {
+    pub fn set(&mut self, path: &str, value: &str) {
+        self.nodes.insert(path.into(), value.into());
+    }
+
+    pub fn get(&self, path: &str) -> Option<&str> {
+        self.nodes.get(path).map(String::as_str)
+    }
+
+    pub fn rm(&mut self, path: &str) {
+        let below = format!("{path}/");
+        self.nodes.retain(|p, _| p != path && !p.starts_with(&below));
+    }
+
+    /// What a toolstack writes for a vif.
+    pub fn make_vif(&mut self, domid: u16, devid: u32) {
+        let (back, front) = (back(domid, devid), front(domid, devid));
+        for (key, value) in [
+            ("frontend", front.as_str()),
+            ("frontend-id", &domid.to_string()),
+            ("online", "1"),
+            ("state", "1"),
+            ("mac", "00:16:3e:00:00:01"),
+            ("handle", &devid.to_string()),
+            ("hotplug-status", ""),
+        ] {
+            self.set(&format!("{back}/{key}"), value);
+        }
+        for (key, value) in [("backend-id", "0"), ("state", "1"), ("trusted", "1")] {
+            self.set(&format!("{front}/{key}"), value);
+        }
+    }
+
+    /// What a front end with one queue and one channel writes.
+    pub fn name_rings(&mut self, front: &str) {
+        for (key, value) in [
+            ("tx-ring-ref", "8"),
+            ("rx-ring-ref", "9"),
+            ("event-channel", "5"),
+            ("request-rx-copy", "1"),
+            ("feature-rx-notify", "1"),
+            ("feature-sg", "1"),
+        ] {
+            self.set(&format!("{front}/{key}"), value);
+        }
+    }
+
+    fn operation(&mut self) -> Result<(), Failure> {
+        if let Some(left) = &mut self.fail_after {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                return Err(Failure("xenstore went away".into()));
+            }
+        }
+        Ok(())
+    }
+}
+
+pub fn back(domid: u16, devid: u32) -> String {
+    format!("backend/vif/{domid}/{devid}")
+}
+
+pub fn front(domid: u16, devid: u32) -> String {
+    format!("/local/domain/{domid}/device/vif/{devid}")
+}
+
+impl Tree for Fake {
+    fn read(&mut self, path: &str) -> Result<Option<String>, Failure> {
+        self.operation()?;
+        self.reads += 1;
+        Ok(self.nodes.get(path).cloned())
+    }
+
+    fn write(
+        &mut self,
+        dir: &str,
+        anchor: &str,
+        keys: &[(String, String)],
+    ) -> Result<bool, Failure> {
+        self.operation()?;
+        if let Some(dir) = self.race.take() {
+            self.rm(&dir);
+        }
+        if !self.nodes.contains_key(&format!("{dir}/{anchor}")) {
+            return Ok(false);
+        }
+        for (key, value) in keys {
+            if key == "state" {
+                self.states.push(value.parse().unwrap());
+            }
+            self.set(&format!("{dir}/{key}"), value);
+        }
+        self.transactions.push(keys.iter().map(|(key, _)| key.clone()).collect());
+        Ok(true)
+    }
+
+    fn note(&mut self, path: &str, value: &str) -> Result<(), Failure> {
+        self.operation()?;
+        self.set(path, value);
+        Ok(())
+    }
+
+    fn remove(&mut self, path: &str) -> Result<(), Failure> {
+        self.operation()?;
+        self.rm(path);
+        Ok(())
+    }
+
+    fn list(&mut self, dir: &str) -> Result<Vec<String>, Failure> {
+        self.operation()?;
+        let below = format!("{dir}/");
+        let names = self.nodes.keys().filter_map(|p| p.strip_prefix(&below));
+        let names: BTreeSet<_> = names.map(|p| p.split('/').next().unwrap().to_string()).collect();
+        Ok(names.into_iter().collect())
+    }
+
+    fn watch(&mut self, path: &str, token: &str) -> Result<(), Failure> {
+        self.operation()?;
+        self.watches.insert((path.into(), token.into()));
+        Ok(())
+    }
+
+    fn unwatch(&mut self, path: &str, token: &str) -> Result<(), Failure> {
+        self.operation()?;
+        self.watches.remove(&(path.into(), token.into()));
+        Ok(())
+    }
+}
+
+/// Rings that are counted.
+#[derive(Default)]
+pub struct Counted {
+    /// What is held: queues and control ring.
+    pub held: usize,
+    pub connects: usize,
+    pub settings: Vec<Settings>,
+    pub refuses: Option<Refused>,
+    pub claimed: Option<String>,
+}
+
+impl Plug for Counted {
+    fn claimed(&mut self) -> Option<String> {
+        self.claimed.clone()
+    }
+
+    fn connect(&mut self, request: &Request) -> Result<(), Refused> {
+        assert_eq!(self.held, 0, "rings are given back before others are taken");
+        self.connects += 1;
+        if let Some(refused) = &self.refuses {
+            return Err(refused.clone());
+        }
+        self.held = request.queues.len() + usize::from(request.ctrl.is_some());
+        Ok(())
+    }
+
+    fn set(&mut self, settings: &Settings) {
+        assert!(self.held > 0, "settings are for rings that are there");
+        self.settings.push(*settings);
+    }
+
+    fn disconnect(&mut self) {
+        self.held = 0;
+    }
+}
