@@ -14,7 +14,6 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 use shm::Seg;
-use vhost_user::feature;
 
 use self::frame::{HEADERS, MARK, SIZE_MIN, STAMP, headers, stamp, touch};
 use self::pace::Pace;
@@ -77,13 +76,8 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
         return idle::command(&args, to, duration, &running);
     }
     let guest = guest::connect(&to, Some(&running))?;
-    let features = guest.frontend.features();
     if !args.json {
-        eprintln!(
-            "connected to {}: {}",
-            guest::name(&to.socket),
-            feature::names(features).join(" ")
-        );
+        eprintln!("connected to {}: {}", to.target, guest.link.features().join(" "));
     }
     let mut generator = Generator::new(guest, &args, &to, costs.nap_late_ns)?;
     if matches!(args.mode, GenMode::Sink | GenMode::Echo) {
@@ -180,9 +174,9 @@ impl Generator {
     /// Waits until the switch has taken what was sent, or for [`DRAIN_MAX`].
     fn drain(&mut self) -> Result<(), guest::Malformed> {
         let end = now_ns() + DRAIN_MAX.as_nanos() as u64;
-        let Guest { frontend, tx, .. } = &mut self.guest;
+        let Guest { link, tx, .. } = &mut self.guest;
         tx.kick_now();
-        while tx.in_flight() > 0 && !guest::is_gone(frontend) && now_ns() < end {
+        while tx.in_flight() > 0 && !link.is_gone() && now_ns() < end {
             tx.reclaim()?;
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -228,7 +222,7 @@ impl Generator {
                 return Ok(true);
             }
         }
-        Ok(!guest::is_gone(&self.guest.frontend))
+        Ok(!self.guest.link.is_gone())
     }
 
     /// When there is something to send, `now` if at once; `None`: not before something came.
@@ -371,7 +365,7 @@ impl Generator {
         let cpu = (cpu_time() - self.cpu_before).as_secs_f64();
         let mut value = json!({
             "mode": format!("{:?}", self.mode).to_lowercase(),
-            "features": feature::names(self.guest.frontend.features()),
+            "features": self.guest.link.features(),
             "settings": self.settings,
             "duration_s": secs,
             "sent_frames": t.sent,

@@ -5,6 +5,7 @@
 //! ring when the poll policy wants one, frames to send, and [`Guest::wait`], the one place where
 //! it sleeps.
 
+mod connect;
 mod report;
 mod ring;
 mod rx;
@@ -13,116 +14,27 @@ mod settings;
 mod tests;
 mod tx;
 
+pub use self::connect::{Connect, Link, connect};
 pub use self::report::Report;
 pub use self::rx::Rx;
 pub use self::settings::{HELP, Setting, Settings};
 pub use self::tx::Tx;
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
 
 use switch::poll::{Action, Costs, Policy, Poller};
-use vhost_user::feature;
-use vhost_user::frontend::{Frontend, FrontendError, PROTOCOL_FEATURES, Params};
-use vhost_user::sys::{self, SocketError};
 
-use self::ring::Buffers;
+use self::ring::Ring;
 use self::tx::Rest;
-use crate::cli::ConnectArgs;
-use crate::spec::Role;
 
-/// Header before each frame: virtio 1.x, with `num_buffers`.
+/// Header before each frame: virtio 1.x, with `num_buffers`. Buffers have it on every ring; what
+/// a ring says of a frame in another way is told through it.
 pub const HDR_LEN: usize = 12;
-/// Size of a transmit buffer: a 64 KiB GSO frame with its headers, on a page of its own.
-const TX_BUFFER: u64 = 17 * 4096;
-/// Size of a receive buffer; longer frames take several (MRG_RXBUF).
-const RX_BUFFER: u64 = 4096;
-/// Size of both where there are many guests and little traffic.
-const SMALL_BUFFER: u64 = 2048;
-/// Time between two looks whether the other end is there.
-const RETRY_EVERY: Duration = Duration::from_millis(100);
-/// Longest wait for the back-end to answer.
-const TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Where to connect, and how.
-#[derive(Clone, Debug)]
-pub struct Connect {
-    /// Socket path.
-    pub socket: PathBuf,
-    /// Who listens: `Server`: we do.
-    pub role: Role,
-    /// Ring size.
-    pub queue_size: u16,
-    /// Features to take if offered.
-    pub features: u64,
-    /// How the driver half works.
-    pub settings: Settings,
-    /// Size of the buffers: (transmit, receive).
-    buffers: (u64, u64),
-}
-
-impl Connect {
-    /// The same elsewhere.
-    pub fn at(&self, socket: PathBuf) -> Self {
-        Self { socket, ..self.clone() }
-    }
-
-    /// With small buffers, for a process that is many guests.
-    pub fn small(self) -> Self {
-        Self { buffers: (SMALL_BUFFER, SMALL_BUFFER), ..self }
-    }
-}
-
-impl TryFrom<&ConnectArgs> for Connect {
-    type Error = String;
-
-    fn try_from(args: &ConnectArgs) -> Result<Self, String> {
-        let error =
-            || format!("--connect {}: use vhost-user:SOCKET[,mode=client|server]", args.connect);
-        let rest = args.connect.strip_prefix("vhost-user:").ok_or_else(error)?;
-        let (socket, role) = match rest.split_once(',') {
-            None => (rest, Role::Client),
-            Some((socket, "mode=client")) => (socket, Role::Client),
-            Some((socket, "mode=server")) => (socket, Role::Server),
-            Some(_) => return Err(error()),
-        };
-        if socket.is_empty() || socket.len() > 107 {
-            return Err(error());
-        }
-        let size = args.queue_size;
-        if size == 0 || size > 32768 || (!args.packed && !size.is_power_of_two()) {
-            return Err(format!(
-                "--queue-size {size}: use 1 to 32768, a power of two unless --packed"
-            ));
-        }
-        let settings = Settings::new(args.poll, args.kick, &args.set);
-        if settings.apart && size < 2 {
-            return Err("--queue-size 1: header=apart takes 2 descriptors for a frame".into());
-        }
-        let mut features = feature::BASE;
-        for (bit, on) in [
-            (feature::RING_PACKED, args.packed),
-            (feature::IN_ORDER, args.in_order),
-            (feature::EVENT_IDX, settings.event_index),
-            (feature::INDIRECT_DESC, settings.indirect),
-        ] {
-            if !on {
-                features &= !bit;
-            }
-        }
-        let socket = socket.into();
-        let buffers = (TX_BUFFER, RX_BUFFER);
-        Ok(Self { socket, role, queue_size: size, features, settings, buffers })
-    }
-}
 
 /// A connected guest.
 pub struct Guest {
-    /// The connection; readable when the switch has gone.
-    pub frontend: Frontend,
+    /// The connection.
+    pub link: Link,
     /// Frames to the switch.
     pub tx: Tx,
     /// Frames from the switch.
@@ -160,87 +72,26 @@ pub struct Also<'a> {
     pub until: Option<u64>,
 }
 
-/// Connects, waiting for the other end if it is not there yet and `wait` says so. Anything else
-/// that stands in the way is told at once.
-pub fn connect(to: &Connect, wait: Option<&dyn Fn() -> bool>) -> Result<Guest, ConnectError> {
-    let mut try_once: Box<dyn FnMut() -> Result<UnixStream, SocketError>> = match to.role {
-        Role::Server => {
-            let listener = sys::Listener::bind(&to.socket)?;
-            Box::new(move || listener.accept_within(RETRY_EVERY))
-        }
-        Role::Client => Box::new(|| sys::connect(&to.socket)),
-    };
-    let mut told = false;
-    loop {
-        let error = match try_once() {
-            Ok(stream) => return Ok(start(stream, to)?),
-            Err(error) => error,
-        };
-        let absent =
-            matches!(error, SocketError::NobodyListens(_) | SocketError::NobodyConnects(_));
-        if !absent || !wait.is_some_and(|go_on| go_on()) {
-            return Err(error.into());
-        }
-        if !std::mem::replace(&mut told, true) {
-            tracing::info!("waiting for the switch at {}", to.socket.display());
-        }
-        if to.role == Role::Client {
-            std::thread::sleep(RETRY_EVERY);
-        }
-    }
-}
-
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// No socket.
-    #[error(transparent)]
-    Socket(#[from] SocketError),
-    /// No agreement.
-    #[error(transparent)]
-    Frontend(#[from] FrontendError),
-}
-
-fn start(stream: UnixStream, to: &Connect) -> Result<Guest, FrontendError> {
-    let Connect { settings, buffers: (tx_stride, rx_stride), .. } = *to;
-    let size = u64::from(to.queue_size);
-    let params = Params {
-        features: to.features,
-        protocol_features: PROTOCOL_FEATURES,
-        pairs: 1,
-        queue_size: to.queue_size,
-        base: None,
-        indirect_entries: if settings.apart && settings.indirect { 2 } else { 0 },
-        buffer_bytes: size * (tx_stride + rx_stride),
-        timeout: TIMEOUT,
-    };
-    let (frontend, mut queues) = Frontend::start(stream, &params)?;
-    let memory = Arc::clone(frontend.memory());
-    let base = frontend.buffers().start;
-    let two = settings.apart && frontend.features() & feature::INDIRECT_DESC == 0;
-    let count = if two { to.queue_size / 2 } else { to.queue_size };
-    let Settings { apart, offset, checks, .. } = settings;
-    if !checks {
-        queues.iter_mut().for_each(|queue| queue.driver.trust_device());
-    }
-    let buffers = |base, stride| Buffers { base, stride, count, apart, offset };
-    let tx_buffers = buffers(base, tx_stride);
-    let tx = Tx::new(queues.remove(1), Arc::clone(&memory), tx_buffers, &settings);
-    let rx_buffers = buffers(base + size * tx_stride, rx_stride);
-    let rx = Rx::new(queues.remove(0), memory, rx_buffers, &settings);
-    let costs = match settings.poll {
-        Policy::Adaptive { .. } => crate::cost::costs(),
-        _ => Costs::TYPICAL,
-    };
-    let poller = Poller::new(settings.poll, costs, now_ns());
-    let counts = SleepCounts::default();
-    Ok(Guest { frontend, tx, rx, poller, resting: Action::Poll, counts })
-}
-
 /// The switch broke the ring protocol: the connection is to be given up.
-pub type Malformed = ::ring::virtq::Malformed;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// Of a virtqueue.
+    #[error(transparent)]
+    Virtio(#[from] ::ring::virtq::Malformed),
+}
 
 impl Guest {
+    fn new(link: Link, tx: Ring, rx: Ring, settings: &Settings) -> Self {
+        let costs = match settings.poll {
+            Policy::Adaptive { .. } => crate::cost::costs(),
+            _ => Costs::TYPICAL,
+        };
+        let poller = Poller::new(settings.poll, costs, now_ns());
+        let (tx, rx) = (Tx::new(tx, settings), Rx::new(rx, settings));
+        let counts = SleepCounts::default();
+        Self { link, tx, rx, poller, resting: Action::Poll, counts }
+    }
+
     /// Begins a round: does what is due, and says whether the poll policy wants a look at the
     /// receive ring.
     pub fn begin(&mut self, now: u64) -> Result<bool, Malformed> {
@@ -286,9 +137,9 @@ impl Guest {
         let rest = if ready { Rest::Awake } else { self.tx.rest(also.blocked)? };
         let gone = rest != Rest::Awake && self.sleep(also, armed, rest == Rest::Armed);
         if self.poller.disarms() {
-            self.rx.ring.driver.disarm();
+            self.rx.ring.disarm();
         }
-        self.tx.ring.driver.disarm();
+        self.tx.ring.disarm();
         Ok(!gone)
     }
 
@@ -308,7 +159,7 @@ impl Guest {
         let source = also.source.filter(|_| nap.is_none() || !self.serves_both());
         let calls = [armed.then(|| self.rx.ring.call()), tx_armed.then(|| self.tx.ring.call())];
         let [gone, sent, called, _] =
-            readable([Some(self.frontend.as_fd()), source, calls[0], calls[1]], timeout);
+            readable([Some(self.link.as_fd()), source, calls[0], calls[1]], timeout);
         let now = now_ns();
         *(if armed { &mut self.counts.sleeps } else { &mut self.counts.naps }) += 1;
         self.counts.asleep_ns += now.saturating_sub(before);
@@ -322,7 +173,7 @@ impl Guest {
             self.poller.wake(now);
             self.resting = Action::Poll;
         }
-        gone
+        gone && self.link.is_gone()
     }
 }
 
@@ -332,7 +183,7 @@ pub fn wait_many(guests: &mut [Guest], timeout_ns: u64) -> bool {
     use rustix::event::{PollFd, PollFlags, poll};
     let mut all = Vec::with_capacity(2 * guests.len());
     for guest in &*guests {
-        all.push(PollFd::new(&guest.frontend, PollFlags::IN));
+        all.push(PollFd::new(&guest.link, PollFlags::IN));
         all.push(PollFd::from_borrowed_fd(guest.rx.ring.call(), PollFlags::IN));
     }
     let _ = poll(&mut all, Some(&timespec(timeout_ns)));
@@ -342,7 +193,7 @@ pub fn wait_many(guests: &mut [Guest], timeout_ns: u64) -> bool {
             guest.rx.ring.take_calls();
         }
     }
-    ready.chunks(2).all(|ready| !ready[0])
+    !guests.iter_mut().zip(ready.chunks(2)).any(|(guest, ready)| ready[0] && guest.link.is_gone())
 }
 
 fn timespec(ns: u64) -> rustix::event::Timespec {
@@ -370,14 +221,4 @@ pub fn readable<const N: usize>(
 pub fn now_ns() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
-}
-
-/// Whether the switch has closed the connection.
-pub fn is_gone(frontend: &Frontend) -> bool {
-    sys::wait_readable(frontend.as_fd(), Duration::ZERO).unwrap_or(true)
-}
-
-/// Names a socket for messages.
-pub fn name(path: &Path) -> String {
-    path.display().to_string()
 }

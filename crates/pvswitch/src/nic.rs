@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use shm::Seg;
 use uplink::{Batching, TapFd};
-use vhost_user::feature;
 
 use crate::cli::NicArgs;
 use crate::guest::{self, Also, Connect, Guest, Report};
@@ -45,13 +44,13 @@ pub fn command(args: NicArgs) -> Result<(), AnyError> {
             Ok(guest) => guest,
             Err(_) if !go_on() => break,
             Err(error) => {
-                tracing::warn!("{}: {error}; trying again", to.socket.display());
+                tracing::warn!("{}: {error}; trying again", to.target);
                 std::thread::sleep(Duration::from_millis(500));
                 continue;
             }
         };
-        let names = feature::names(guest.frontend.features()).join(" ");
-        tracing::info!("{} connected to {}: {names}", args.tap, to.socket.display());
+        let names = guest.link.features().join(" ");
+        tracing::info!("{} connected to {}: {names}", args.tap, to.target);
         let started = Instant::now();
         match serve(&mut guest, &mut reads, &mut writes, &go_on) {
             Ok(()) => {}
@@ -91,7 +90,7 @@ fn serve(
         let received = if look { deliver(guest, writes)? } else { 0 };
         guest.end(look, received, sent, now);
         rounds = rounds.wrapping_add(1);
-        if rounds.is_multiple_of(1024) && (!go_on() || guest::is_gone(&guest.frontend)) {
+        if rounds.is_multiple_of(1024) && (!go_on() || guest.link.is_gone()) {
             return Ok(());
         }
         // Without a buffer it matters whether a frame waits for one.

@@ -16,7 +16,7 @@ mod tree;
 mod vif;
 
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 
 pub use bus::Bus;
 pub use keys::{

@@ -1,1 +1,20 @@
-//! The front half of a vif.
+//! The front half of a vif: its handshake over xenstore, and its queues with their pages.
+//!
+//! * `step`: what to do next, by the states of both ends
+//! * `keys`: what a back end offers, and what we write for it
+//! * `vif`: one vif's handshake
+//! * `tx`, `rx`: the rings of one queue, with the pages granted for them
+//!
+//! The handshake decides and writes keys; making rings and channels is done by a [`Rings`].
+
+mod keys;
+mod rx;
+mod step;
+mod tx;
+mod vif;
+
+pub use keys::{Agreed, Wishes};
+pub use rx::{RxDrops, RxQueue};
+pub use step::{Step, step};
+pub use tx::{Refused, TxQueue};
+pub use vif::{Handshake, Named, Rings, Status};

@@ -76,7 +76,7 @@ fn empty(guest: &mut Guest) -> Result<usize, guest::Malformed> {
 
 /// Where each connects: `{}` or `%` in the path is its number.
 fn sockets(connect: &str, to: &Connect, count: u32) -> Result<Vec<String>, String> {
-    let path = to.socket.to_string_lossy();
+    let path = to.target.path().to_string_lossy();
     let mark = ["{}", "%"].into_iter().find(|mark| path.contains(mark));
     match mark {
         None if count > 1 => {

@@ -3,12 +3,12 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ring::virtq::{Armed, Buf, DriverQueue};
+use ring::virtq::{Armed, Buf, DriverQueue, Used};
 use shm::{GuestMemory, Seg, SegMut};
 use vhost_user::frontend::Queue;
 use vhost_user::sys;
 
-use super::HDR_LEN;
+use super::{HDR_LEN, Malformed};
 
 /// With `header=apart`, where the frame begins: on a cache line of its own.
 const FRAME_APART: u64 = 64;
@@ -47,33 +47,73 @@ impl Buffers {
         let frame = (at + FRAME_APART + offset, len - header);
         ([(at, header), frame], if frame.1 > 0 { 2 } else { 1 })
     }
+
+    /// The first `len` bytes of buffer `i` in `memory`, header first, in one or two segments.
+    pub(super) fn read<'m>(
+        &self,
+        memory: &'m GuestMemory,
+        i: u16,
+        len: u32,
+    ) -> impl Iterator<Item = Seg<'m>> + use<'m> {
+        let (pieces, n) = self.pieces(i, len.min(self.room()));
+        pieces.into_iter().take(n).map(|(at, len)| {
+            let seg = memory.seg(at, len, &mut 0);
+            seg.expect("buffers lie in our own memory")
+        })
+    }
 }
 
 /// One direction.
 pub struct Ring {
-    pub(super) driver: DriverQueue,
-    kick: OwnedFd,
-    call: OwnedFd,
+    pub(super) half: Half,
     memory: Arc<GuestMemory>,
     buffers: Buffers,
-    /// Which buffer is behind a chain id.
-    buffer_of: Vec<u16>,
     /// Kicks made.
     pub kicks: u64,
     /// Calls the switch made, as far as we have seen them.
     pub calls: u64,
 }
 
+/// The ring itself, told apart once for each thing done to it.
+pub enum Half {
+    /// A virtqueue.
+    Virtio(Virtq),
+}
+
+/// A virtqueue's driver half, and the notifications of it.
+pub struct Virtq {
+    driver: DriverQueue,
+    kick: OwnedFd,
+    call: OwnedFd,
+    /// Which buffer is behind a chain id.
+    buffer_of: Vec<u16>,
+    used: Vec<Used>,
+}
+
+impl Virtq {
+    /// Takes used chains; `id` is that of the buffer by then, the chain's being free again.
+    pub fn take_used(&mut self, max: usize) -> Result<&[Used], Malformed> {
+        self.used.clear();
+        self.driver.take_used(max, &mut self.used)?;
+        for used in &mut self.used {
+            used.id = self.buffer_of[usize::from(used.id)];
+        }
+        Ok(&self.used)
+    }
+}
+
 impl Ring {
-    pub(super) fn new(queue: Queue, memory: Arc<GuestMemory>, buffers: Buffers) -> Self {
+    pub(super) fn virtio(queue: Queue, memory: Arc<GuestMemory>, buffers: Buffers) -> Self {
         let mut driver = queue.driver;
         driver.disarm();
         let buffer_of = vec![0; usize::from(driver.size())];
+        let used = Vec::with_capacity(usize::from(driver.size()));
         let (kick, call) = (queue.kick, queue.call);
-        Self { driver, kick, call, memory, buffers, buffer_of, kicks: 0, calls: 0 }
+        let half = Half::Virtio(Virtq { driver, kick, call, buffer_of, used });
+        Self { half, memory, buffers, kicks: 0, calls: 0 }
     }
 
-    /// Number of buffers: as many as the ring has room for chains.
+    /// Number of buffers.
     pub fn size(&self) -> u16 {
         self.buffers.count
     }
@@ -83,17 +123,43 @@ impl Ring {
         self.buffers.room()
     }
 
-    /// Which buffer is behind the chain of this id.
-    pub(super) fn buffer(&self, id: u16) -> u16 {
-        self.buffer_of[usize::from(id)]
+    /// How many frames the ring itself has room for, however long they are.
+    pub(super) fn frames_free(&self) -> usize {
+        match &self.half {
+            // As many descriptors as buffers.
+            Half::Virtio(_) => usize::MAX,
+        }
     }
 
-    /// Makes a chain of the first `len` bytes of buffer `i`.
+    /// Puts the first `len` bytes of buffer `i` on the ring, to be read by the switch, or with
+    /// `write` to be written.
     pub(super) fn add(&mut self, i: u16, len: u32, write: bool) {
         let (pieces, n) = self.buffers.pieces(i, len);
-        let bufs = pieces.map(|(addr, len)| Buf { addr, len, write });
-        let id = self.driver.add(&bufs[..n]).expect("as many descriptors as buffers");
-        self.buffer_of[usize::from(id)] = i;
+        match &mut self.half {
+            Half::Virtio(virtq) => {
+                let bufs = pieces.map(|(addr, len)| Buf { addr, len, write });
+                let id = virtq.driver.add(&bufs[..n]).expect("as many descriptors as buffers");
+                virtq.buffer_of[usize::from(id)] = i;
+            }
+        }
+    }
+
+    /// Shows the switch what was added.
+    pub(super) fn publish(&mut self) {
+        match &mut self.half {
+            Half::Virtio(virtq) => virtq.driver.publish(),
+        }
+    }
+
+    /// Adds to `free` the buffers that the switch has read; how many.
+    pub(super) fn reclaim(&mut self, free: &mut Vec<u16>) -> Result<usize, Malformed> {
+        match &mut self.half {
+            Half::Virtio(virtq) => {
+                let used = virtq.take_used(usize::MAX)?;
+                free.extend(used.iter().map(|used| used.id));
+                Ok(used.len())
+            }
+        }
     }
 
     /// The first `len` bytes of buffer `i` to write to, header first, in one or two segments.
@@ -105,44 +171,78 @@ impl Ring {
         })
     }
 
-    /// The first `len` bytes of buffer `i`, header first, in one or two segments.
-    pub(super) fn to_read(&self, i: u16, len: u32) -> impl Iterator<Item = Seg<'_>> {
-        let (pieces, n) = self.buffers.pieces(i, len.min(self.room()));
-        pieces.into_iter().take(n).map(|(at, len)| {
-            let seg = self.memory.seg(at, len, &mut 0);
-            seg.expect("buffers lie in our own memory")
-        })
+    /// The ring, and where its buffers lie: for who reads them while the ring is worked on.
+    pub(super) fn parts(&mut self) -> (&mut Half, &GuestMemory, &Buffers) {
+        (&mut self.half, &self.memory, &self.buffers)
     }
 
     /// Kicks if the switch wants it for what was published since this was last asked.
     pub(super) fn kick(&mut self) {
-        if self.driver.kick_needed() {
-            self.kicks += 1;
-            sys::signal(self.kick.as_fd());
-        }
+        let kicked = match &mut self.half {
+            Half::Virtio(virtq) => {
+                let needed = virtq.driver.kick_needed();
+                if needed {
+                    sys::signal(virtq.kick.as_fd());
+                }
+                needed
+            }
+        };
+        self.kicks += u64::from(kicked);
     }
 
     /// Whether there are used buffers. One load.
     pub fn has_used(&self) -> bool {
-        self.driver.has_used()
+        match &self.half {
+            Half::Virtio(virtq) => virtq.driver.has_used(),
+        }
+    }
+
+    /// Whether at least `n` buffers are used, as near as the ring tells with one load.
+    pub(super) fn has_used_many(&self, n: u16) -> bool {
+        match &self.half {
+            Half::Virtio(virtq) => virtq.driver.has_used_many(n),
+        }
     }
 
     /// Before sleeping: asks for a call. False: there is something by now.
     pub fn arm(&mut self) -> bool {
-        self.driver.arm() == Armed::Armed
+        match &mut self.half {
+            Half::Virtio(virtq) => virtq.driver.arm() == Armed::Armed,
+        }
+    }
+
+    /// As [`arm`](Self::arm), for when `n` more buffers are used, or earlier where the ring cannot
+    /// say that.
+    pub(super) fn arm_after(&mut self, n: u16) -> bool {
+        match &mut self.half {
+            Half::Virtio(virtq) => virtq.driver.arm_after(n) == Armed::Armed,
+        }
+    }
+
+    /// Asks for no calls: the ring is being polled.
+    pub(super) fn disarm(&mut self) {
+        match &mut self.half {
+            Half::Virtio(virtq) => virtq.driver.disarm(),
+        }
     }
 
     /// Readable when the switch called.
     pub(super) fn call(&self) -> BorrowedFd<'_> {
-        self.call.as_fd()
+        match &self.half {
+            Half::Virtio(virtq) => virtq.call.as_fd(),
+        }
     }
 
     /// Takes note of the calls made, and whether there were any.
     pub fn take_calls(&mut self) -> bool {
-        let mut count = [0; 8];
-        let calls = match rustix::io::read(&self.call, &mut count) {
-            Ok(8) => u64::from_ne_bytes(count),
-            _ => 0,
+        let calls = match &mut self.half {
+            Half::Virtio(virtq) => {
+                let mut count = [0; 8];
+                match rustix::io::read(&virtq.call, &mut count) {
+                    Ok(8) => u64::from_ne_bytes(count),
+                    _ => 0,
+                }
+            }
         };
         self.calls += calls;
         calls > 0

@@ -1,13 +1,11 @@
 //! The receive queue: frames out of it, and when buffers are given back.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use ring::virtq::Used;
-use shm::{GuestMemory, Seg};
-use vhost_user::frontend::Queue;
+use ring::virtq::{self, Used};
+use shm::Seg;
 
-use super::ring::{Buffers, Ring};
+use super::ring::{Half, Ring};
 use super::settings::{Refill, Settings};
 use super::{HDR_LEN, Malformed};
 
@@ -20,7 +18,6 @@ const FRAME_MAX: u32 = 65_536 + 14 + 20 + 40 + HDR_LEN as u32;
 pub struct Rx {
     /// Its ring.
     pub ring: Ring,
-    batch: Vec<Used>,
     /// Used buffers not yet shown, `id` being the buffer by now: the chain's id is free again, and
     /// the rest of a frame may not have been taken yet.
     used: VecDeque<Used>,
@@ -48,19 +45,12 @@ pub struct RxCounts {
 }
 
 impl Rx {
-    pub(super) fn new(
-        queue: Queue,
-        memory: Arc<GuestMemory>,
-        buffers: Buffers,
-        settings: &Settings,
-    ) -> Self {
-        let size = usize::from(buffers.count);
+    pub(super) fn new(ring: Ring, settings: &Settings) -> Self {
         let mut rx = Self {
-            ring: Ring::new(queue, memory, buffers),
-            batch: Vec::with_capacity(size),
-            used: VecDeque::with_capacity(size),
-            done: (0..buffers.count).collect(),
-            refill_at: refill_at(settings.refill, &buffers),
+            used: VecDeque::with_capacity(usize::from(ring.size())),
+            done: (0..ring.size()).collect(),
+            refill_at: refill_at(settings.refill, &ring),
+            ring,
             counts: RxCounts::default(),
         };
         rx.give_back();
@@ -75,30 +65,30 @@ impl Rx {
         max: usize,
         mut show: impl FnMut(&[Seg<'a>]),
     ) -> Result<usize, Malformed> {
-        self.batch.clear();
-        self.ring.driver.take_used(max, &mut self.batch)?;
-        self.counts.polls += 1;
-        self.counts.polls_empty += u64::from(self.batch.is_empty());
-        let Self { ring, batch, used, done, counts, .. } = self;
-        let ring: &'a Ring = ring;
-        used.extend(batch.iter().map(|u| Used { id: ring.buffer(u.id), ..*u }));
+        let Self { ring, used, done, counts, .. } = self;
+        let (half, memory, buffers) = ring.parts();
+        let Half::Virtio(virtq) = half;
+        let batch = virtq.take_used(max)?;
+        counts.polls += 1;
+        counts.polls_empty += u64::from(batch.is_empty());
+        used.extend(batch);
         let mut frames = 0;
         let mut segs = [Seg::EMPTY; 2 * FRAME_BUFFERS_MAX];
         while let Some(first) = used.front() {
             let mut header = [0; HDR_LEN];
-            if let Some(head) = ring.to_read(first.id, first.len).next() {
+            if let Some(head) = buffers.read(memory, first.id, first.len).next() {
                 head.read(&mut header);
             }
             let count = usize::from(u16::from_le_bytes([header[10], header[11]])).max(1);
             if count > FRAME_BUFFERS_MAX {
-                return Err(Malformed::ChainTooLong);
+                return Err(virtq::Malformed::ChainTooLong.into());
             }
             if count > used.len() {
                 break;
             }
             let mut n = 0;
             for used in used.drain(..count) {
-                for seg in ring.to_read(used.id, used.len) {
+                for seg in buffers.read(memory, used.id, used.len) {
                     segs[n] = seg;
                     n += 1;
                 }
@@ -124,20 +114,20 @@ impl Rx {
         for i in self.done.drain(..) {
             self.ring.add(i, self.ring.room(), true);
         }
-        self.ring.driver.publish();
+        self.ring.publish();
         self.ring.kick();
     }
 }
 
 /// How many buffers are given back at once: what is wanted, but never so many that the longest
 /// frame would wait for them, nor more than half.
-fn refill_at(refill: Refill, buffers: &Buffers) -> usize {
-    let size = usize::from(buffers.count);
+fn refill_at(refill: Refill, ring: &Ring) -> usize {
+    let size = usize::from(ring.size());
     let wanted = match refill {
         Refill::AtOnce => 1,
         Refill::BelowHalf => size / 2 + 1,
         Refill::Batch(n) => usize::from(n).min(size / 2),
     };
-    let longest = FRAME_MAX.div_ceil(buffers.room()) as usize;
+    let longest = FRAME_MAX.div_ceil(ring.room()) as usize;
     wanted.min(size.saturating_sub(longest)).max(1)
 }

@@ -1,10 +1,14 @@
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use ::ring::virtq::{Chain, DeviceQueue, DriverQueue, Features, Layout, Taken};
 use shm::{GuestMemory, Mapping, Region};
 use switch::poll::Policy;
 use vhost_user::frontend::Queue;
+use vhost_user::sys;
 
+use super::connect::RX_BUFFER;
+use super::ring::{Buffers, Ring};
 use super::tx::Rest;
 use super::*;
 
@@ -96,7 +100,7 @@ fn tx_pair(features: Features, kick: &str, sets: &[&str]) -> (Tx, Device) {
     let settings = settings(kick, sets);
     let (queue, device, buffers) = ring_pair(features, &settings);
     let memory = Arc::clone(&device.memory);
-    (Tx::new(queue, memory, buffers, &settings), device)
+    (Tx::new(Ring::virtio(queue, memory, buffers), &settings), device)
 }
 
 fn send(tx: &mut Tx, frames: usize, now: u64) {
@@ -385,7 +389,7 @@ fn rx_pair(sets: &[&str]) -> (Rx, Device) {
     // Small frames only: or a ring of eight would always be refilled at once.
     let buffers = Buffers { stride: 69_632, count: buffers.count, ..buffers };
     let memory = Arc::clone(&device.memory);
-    let rx = Rx::new(queue, memory, buffers, &settings);
+    let rx = Rx::new(Ring::virtio(queue, memory, buffers), &settings);
     assert_eq!(device.take(), usize::from(buffers.count));
     assert!(device.kicked());
     assert_eq!(::ring::virtq::Armed::Armed, device.queue.arm());

@@ -1,13 +1,9 @@
 //! The transmit queue: when the switch is told of frames, and when buffers are taken back.
 
-use std::sync::Arc;
-
-use ring::virtq::{Armed, Used};
-use shm::{GuestMemory, SegMut};
+use shm::SegMut;
 use switch::poll::{Notifier, Notify, tick_after};
-use vhost_user::frontend::Queue;
 
-use super::ring::{Buffers, Ring};
+use super::ring::Ring;
 use super::settings::{Completion, Full, Settings};
 use super::{HDR_LEN, Malformed};
 
@@ -16,7 +12,6 @@ pub struct Tx {
     /// Its ring.
     pub ring: Ring,
     free: Vec<u16>,
-    used: Vec<Used>,
     completion: Completion,
     full: Full,
     notifier: Notifier,
@@ -57,16 +52,10 @@ pub enum Rest {
 }
 
 impl Tx {
-    pub(super) fn new(
-        queue: Queue,
-        memory: Arc<GuestMemory>,
-        buffers: Buffers,
-        settings: &Settings,
-    ) -> Self {
+    pub(super) fn new(ring: Ring, settings: &Settings) -> Self {
         Self {
-            ring: Ring::new(queue, memory, buffers),
-            free: (0..buffers.count).rev().collect(),
-            used: Vec::with_capacity(usize::from(buffers.count)),
+            free: (0..ring.size()).rev().collect(),
+            ring,
             completion: settings.completion,
             full: settings.full,
             notifier: Notifier::new(settings.kick),
@@ -84,11 +73,9 @@ impl Tx {
 
     /// Takes back what the switch has used.
     pub fn reclaim(&mut self) -> Result<(), Malformed> {
-        self.used.clear();
-        self.ring.driver.take_used(usize::MAX, &mut self.used)?;
-        self.free.extend(self.used.iter().map(|used| self.ring.buffer(used.id)));
-        self.counts.reclaims += u64::from(!self.used.is_empty());
-        self.counts.reclaimed += self.used.len() as u64;
+        let reclaimed = self.ring.reclaim(&mut self.free)?;
+        self.counts.reclaims += u64::from(reclaimed > 0);
+        self.counts.reclaimed += reclaimed as u64;
         Ok(())
     }
 
@@ -119,19 +106,24 @@ impl Tx {
 
     /// How many of `want` frames may be sent now; takes buffers back if it is time to.
     pub fn room(&mut self, want: usize) -> Result<usize, Malformed> {
-        let short = self.free.len() < want;
+        let short = self.sendable() < want;
         let due = match self.completion {
             Completion::BeforeTx => true,
             Completion::Timer { .. } => false,
             Completion::Orphan => short,
             Completion::OnEmpty | Completion::OnHalfEmpty => {
-                short && self.ring.driver.has_used_many(self.awaited())
+                short && self.ring.has_used_many(self.awaited())
             }
         };
         if due {
             self.reclaim()?;
         }
-        Ok(self.free.len().min(want))
+        Ok(self.sendable().min(want))
+    }
+
+    /// How many frames there are buffers and room on the ring for.
+    fn sendable(&self) -> usize {
+        self.free.len().min(self.ring.frames_free())
     }
 
     /// How many more buffers must be used before they are taken back.
@@ -172,7 +164,7 @@ impl Tx {
 
     /// Publishes the `frames` sent, and tells the switch now or when the kick policy says.
     pub fn publish(&mut self, frames: usize, now: u64) {
-        self.ring.driver.publish();
+        self.ring.publish();
         self.counts.frames += frames as u64;
         self.stopped = false;
         self.wind(now);
@@ -212,8 +204,8 @@ impl Tx {
         if !wants_call {
             return Ok(Rest::Sound);
         }
-        if self.ring.driver.arm_after(awaited) == Armed::WorkPending {
-            self.ring.driver.disarm();
+        if !self.ring.arm_after(awaited) {
+            self.ring.disarm();
             self.reclaim()?;
             return Ok(Rest::Awake);
         }

@@ -1,0 +1,185 @@
+use ring::xen::{BackRx, Extra, Gso, RxResponse, gso_type, rx_flag};
+use switch::poll::{Action, Costs, Policy, Poller};
+
+use super::super::tx::tests::{ALL, page};
+use super::*;
+
+/// A queue's two rings as the front half has them, and the back's half of its rx ring.
+fn pair() -> (RxQueue, TxQueue, BackRx, Area) {
+    let [ours, theirs] = page();
+    let [tx_page, _] = page();
+    let rx = RxQueue::new(ours, (0..256).collect());
+    let tx = TxQueue::new(tx_page, (256..257).collect(), 1, &ALL);
+    (rx, tx, BackRx::attach(theirs.clone()).unwrap(), theirs)
+}
+
+fn answer(back: &mut BackRx, flags: u16, offset: u16, status: i16) {
+    back.available().unwrap();
+    let id = back.take().unwrap().id;
+    back.put(RxResponse { id, offset, flags, status });
+}
+
+fn offer_all(rx: &mut RxQueue, packet: &mut RxPacket) {
+    for slot in packet.slots.drain(..) {
+        rx.offer(slot.request.id);
+    }
+    rx.publish();
+}
+
+#[test]
+fn a_packet_of_several_pages_is_shown_with_its_offloads() {
+    let (mut rx, _, mut back, _) = pair();
+    let more = rx_flag::MORE_DATA;
+    answer(&mut back, more | rx_flag::EXTRA_INFO | rx_flag::CSUM_BLANK, 0, 4096);
+    back.available().unwrap();
+    back.take().unwrap();
+    back.put_extra(Extra::Gso(Gso { size: 1448, kind: gso_type::TCPV4, features: 0 }), false);
+    answer(&mut back, 0, 16, 1000);
+    back.publish();
+    let mut packet = RxPacket::new();
+    assert_eq!(rx.take(&mut packet, 64), Ok(true));
+    assert_eq!((packet.len, packet.gso.unwrap().size), (5096, 1448));
+    let pages: Vec<_> = packet.slots.iter().map(|s| (s.request.id, s.offset, s.len)).collect();
+    assert_eq!(pages, [(0, 0, 4096), (2, 16, 1000)], "the page under the extra is not data");
+    offer_all(&mut rx, &mut packet);
+    assert_eq!(back.available(), Ok(256), "no page is lost");
+}
+
+#[test]
+fn bad_packets_are_counted_by_cause_and_their_pages_offered_again() {
+    let (mut rx, _, mut back, raw) = pair();
+    let mut packet = RxPacket::new();
+    answer(&mut back, 0, 0, -1);
+    answer(&mut back, 0, 4000, 97);
+    answer(&mut back, 0, 0, 13);
+    for i in 0..20 {
+        answer(&mut back, if i < 19 { rx_flag::MORE_DATA } else { 0 }, 0, 60);
+    }
+    answer(&mut back, rx_flag::EXTRA_INFO, 0, 60);
+    back.take().unwrap();
+    back.put_extra(Extra::Gso(Gso { size: 0, kind: gso_type::TCPV4, features: 0 }), false);
+    answer(&mut back, rx_flag::EXTRA_INFO, 0, 60);
+    back.take().unwrap();
+    back.put_extra(Extra::McastAdd([0; 6]), false);
+    // A type that does not exist, and that no half of ours writes.
+    raw.store_u64(64 + 8 * 26, 9);
+    answer(&mut back, 0, 0, 60);
+    back.publish();
+    assert_eq!(rx.take(&mut packet, 64), Ok(true));
+    assert_eq!(packet.slots.len(), 1, "what comes after them is received");
+    let one = RxDrops { status: 1, crosses_page: 1, slots: 1, extra: 1, gso: 1, short: 1 };
+    assert_eq!(rx.drops, one);
+    offer_all(&mut rx, &mut packet);
+    assert_eq!(back.available(), Ok(256));
+}
+
+#[test]
+fn bad_packets_without_end_do_not_keep_the_front_half() {
+    let (mut rx, _, mut back, _) = pair();
+    (0..100).for_each(|_| answer(&mut back, 0, 0, -1));
+    back.publish();
+    assert_eq!(rx.take(&mut RxPacket::new(), 64), Ok(false));
+    assert_eq!(rx.drops.status, 64);
+    assert!(rx.has_used());
+}
+
+#[test]
+fn a_hostile_back_end_loses_the_ring() {
+    for rsp_prod in [257_u32, u32::MAX, 1 << 31] {
+        let (mut rx, _, _, raw) = pair();
+        raw.store_u32(8, rsp_prod);
+        let mut packet = RxPacket::new();
+        assert!(rx.take(&mut packet, 64).is_err(), "{rsp_prod}");
+        assert!(rx.take(&mut packet, 64).is_err(), "{rsp_prod}, and for ever");
+    }
+    let (mut rx, _, mut back, raw) = pair();
+    answer(&mut back, 0, 0, 60);
+    answer(&mut back, 0, 0, 60);
+    back.publish();
+    assert_eq!(rx.take(&mut RxPacket::new(), 64), Ok(true));
+    raw.store_u32(8, 0);
+    let mut next = RxPacket::new();
+    let verdicts = [rx.take(&mut next, 64), rx.take(&mut next, 64)];
+    assert!(verdicts[1].is_err(), "rsp_prod went back: {verdicts:?}");
+}
+
+/// Events that reach the front half in `ms` of virtual time, of which traffic (one packet every
+/// 4 us) fills the first `busy_ms`; and when it last looked without being told to.
+fn events(policy: Policy, smart: bool, busy_ms: u64, ms: u64) -> (u64, u64) {
+    const STEP: u64 = 4_000;
+    let (mut rx, tx, mut back, _) = pair();
+    let mut packet = RxPacket::new();
+    let mut poller = Poller::new(policy, Costs::TYPICAL, 0);
+    let (mut resting, mut asleep, mut events, mut last_look) = (Action::Poll, false, 0, 0);
+    let mut received = 0;
+    for now in (0..ms * 1_000_000).step_by(STEP as usize) {
+        if now < busy_ms * 1_000_000 {
+            answer(&mut back, 0, 0, 60);
+            back.publish();
+            let plain = back.notify_needed();
+            let notify = if smart { back.smart_poll().claim() } else { plain };
+            if notify {
+                events += 1;
+                if std::mem::take(&mut asleep) {
+                    poller.wake(now);
+                    resting = Action::Poll;
+                }
+            }
+        }
+        let due = match resting {
+            Action::Poll => true,
+            Action::Until(at) => at <= now,
+            Action::Arm => false,
+        };
+        if asleep || !due {
+            continue;
+        }
+        last_look = now;
+        let mut frames = 0;
+        while frames < poller.budget() && rx.take(&mut packet, 64).unwrap() {
+            offer_all(&mut rx, &mut packet);
+            frames += 1;
+        }
+        received += frames as u64;
+        resting = poller.next(frames, now);
+        if resting == Action::Arm {
+            let armed = if smart { rx.stop_polling(&tx) } else { rx.arm() };
+            asleep = armed == Armed::Armed;
+            resting = if asleep { Action::Arm } else { Action::Poll };
+        }
+    }
+    assert_eq!(received, busy_ms * 1_000_000 / STEP, "{policy}: all were received");
+    (events, last_look)
+}
+
+#[test]
+fn smart_poll_takes_95_of_100_events_away_and_its_timer_stops() {
+    let timer = Policy::Timer { hz: 1000 };
+    let (plain, _) = events(Policy::Event, false, 400, 800);
+    let (smart, last_look) = events(timer, true, 400, 800);
+    assert_eq!(plain, 100_000, "one event for each packet that comes alone");
+    assert!(smart * 20 <= plain, "{smart} of {plain} events are left");
+    let idle_ms = last_look / 1_000_000 - 400;
+    assert!((100..200).contains(&idle_ms), "the timer ran {idle_ms} ms after the last packet");
+    // The protocol's own way, leaving the event un-armed, does as well with every peer.
+    let (unarmed, last_look) = events(timer, false, 400, 800);
+    assert!(unarmed * 20 <= plain, "{unarmed} of {plain} events are left");
+    assert!(last_look / 1_000_000 - 400 < 200);
+}
+
+#[test]
+fn a_response_between_the_last_look_and_the_cleared_flag_is_found() {
+    let (mut rx, tx, mut back, _) = pair();
+    let mut packet = RxPacket::new();
+    back.smart_poll().set(true);
+    assert_eq!(rx.take(&mut packet, 64), Ok(false));
+    answer(&mut back, 0, 0, 60);
+    back.publish();
+    assert!(!back.smart_poll().claim(), "we are taken to be polling: no event");
+    assert_eq!(rx.stop_polling(&tx), Armed::WorkPending);
+    assert_eq!(rx.take(&mut packet, 64), Ok(true));
+    assert_eq!(rx.stop_polling(&tx), Armed::Armed);
+    answer(&mut back, 0, 0, 60);
+    back.publish();
+    assert!(back.smart_poll().claim(), "and the next one is told");
+}

@@ -1,0 +1,185 @@
+//! The tx ring of one queue, with the pages granted for it: buffers of as many pages each as the
+//! longest frame needs.
+
+use ring::xen::{
+    Armed, Extra, FrontRx, FrontTx, Gso, Malformed, PAGE_LEN, SLOTS_PORTABLE, TxRequest, gso_type,
+    status, tx_flag,
+};
+use shm::Area;
+use switch::vnet::{DATA_VALID, GSO_NONE, GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, VnetHdr};
+
+use super::Agreed;
+
+/// Why a frame cannot be sent; its buffer is free again at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// Shorter than an Ethernet header.
+    Short,
+    /// Longer than a request says, or, without sg, than a page.
+    Long,
+    /// Asks for an offload that the back end does not take.
+    Offload,
+}
+
+/// Sends from buffers that lie one behind the other in granted pages.
+pub struct TxQueue {
+    ring: FrontTx,
+    /// Grants of the pages, in order.
+    grefs: Vec<u32>,
+    pages_each: u16,
+    agreed: Agreed,
+    free_ids: Vec<u16>,
+    /// The buffer behind each id.
+    buffer_of: Vec<u16>,
+    /// Answers that each buffer waits for.
+    awaited: Vec<u16>,
+    /// Frames that the back end answered with an error.
+    pub errors: u64,
+    /// Frames that it dropped.
+    pub dropped: u64,
+}
+
+impl TxQueue {
+    /// A fresh ring in `area`. The pages of `grefs` make buffers of `pages_each`.
+    pub fn new(area: Area, grefs: Vec<u32>, pages_each: u16, agreed: &Agreed) -> Self {
+        assert!((1..SLOTS_PORTABLE).contains(&usize::from(pages_each)));
+        let ring = FrontTx::new(area);
+        let ids = u16::try_from(ring.size()).expect("a page holds 256 slots");
+        let buffers = grefs.len() / usize::from(pages_each);
+        Self {
+            ring,
+            grefs,
+            pages_each,
+            agreed: *agreed,
+            free_ids: (0..ids).rev().collect(),
+            buffer_of: vec![0; usize::from(ids)],
+            awaited: vec![0; buffers],
+            errors: 0,
+            dropped: 0,
+        }
+    }
+
+    /// How many frames the ring has room for, however long they are.
+    pub fn frames_free(&self) -> usize {
+        // One slot more for how to cut it.
+        self.ring.room() as usize / (usize::from(self.pages_each) + 1)
+    }
+
+    /// Sends the `len` bytes at `offset` of `buffer`, which must be free.
+    ///
+    /// # Errors
+    /// [`Refused`]: nothing was done.
+    pub fn send(
+        &mut self,
+        buffer: u16,
+        offset: u16,
+        len: u32,
+        hdr: &VnetHdr,
+    ) -> Result<(), Refused> {
+        assert_eq!(self.awaited[usize::from(buffer)], 0, "buffer {buffer} is in flight");
+        let size = u16::try_from(len).map_err(|_| Refused::Long)?;
+        if size < 14 {
+            return Err(Refused::Short);
+        }
+        let end = u32::from(offset) + len;
+        let page = u32::from(PAGE_LEN);
+        if end > page * u32::from(self.pages_each) || (end > page && !self.agreed.sg) {
+            return Err(Refused::Long);
+        }
+        let (flags, gso) = self.asks(hdr)?;
+        let mut requests = [TxRequest::default(); SLOTS_PORTABLE];
+        let (mut at, mut n) = (u32::from(offset), 0);
+        while at < end {
+            let index = usize::from(buffer) * usize::from(self.pages_each) + n;
+            let to = end.min((at / page + 1) * page);
+            requests[n] = TxRequest {
+                gref: self.grefs[index],
+                offset: (at % page) as u16,
+                flags: if n == 0 { flags } else { 0 },
+                id: self.free_ids.pop().expect("as many ids as slots"),
+                // The first says the length of all.
+                size: if n == 0 { size } else { (to - at) as u16 },
+            };
+            self.buffer_of[usize::from(requests[n].id)] = buffer;
+            (at, n) = (to, n + 1);
+        }
+        let extra = gso.map(Extra::Gso);
+        let added = self.ring.add(requests[0], extra.as_slice(), &requests[1..n]);
+        assert!(added, "callers ask for room first");
+        self.awaited[usize::from(buffer)] = n as u16;
+        Ok(())
+    }
+
+    /// Flags and GSO of a frame; netif says that a checksum is blank, not where.
+    fn asks(&self, hdr: &VnetHdr) -> Result<(u16, Option<Gso>), Refused> {
+        let blank = hdr.flags & NEEDS_CSUM != 0;
+        let flags = match (blank, hdr.flags & DATA_VALID != 0) {
+            (true, _) => tx_flag::CSUM_BLANK | tx_flag::DATA_VALIDATED,
+            (false, true) => tx_flag::DATA_VALIDATED,
+            (false, false) => 0,
+        };
+        // Whether it is IPv6, the header tells only of GSO: others need both.
+        let (kind, takes) = match hdr.gso_type {
+            GSO_NONE => (None, !blank || (self.agreed.csum4 && self.agreed.csum6)),
+            GSO_TCPV4 => (Some(gso_type::TCPV4), self.agreed.gso_tcpv4 && self.agreed.csum4),
+            GSO_TCPV6 => (Some(gso_type::TCPV6), self.agreed.gso_tcpv6 && self.agreed.csum6),
+            _ => (None, false),
+        };
+        //= netif.h: GSO takes csum_blank, and a size.
+        if !takes || (kind.is_some() && (!blank || hdr.gso_size == 0)) {
+            return Err(Refused::Offload);
+        }
+        Ok((flags, kind.map(|kind| Gso { size: hdr.gso_size, kind, features: 0 })))
+    }
+
+    /// Adds to `free` the buffers all of whose requests were answered; how many.
+    ///
+    /// # Errors
+    /// [`Malformed`]: the ring is to be abandoned.
+    pub fn reclaim(&mut self, free: &mut Vec<u16>) -> Result<usize, Malformed> {
+        let before = free.len();
+        while let Some(response) = self.ring.take_response()? {
+            self.errors += u64::from(response.status == status::ERROR);
+            self.dropped += u64::from(response.status == status::DROPPED);
+            self.free_ids.push(response.id);
+            let buffer = self.buffer_of[usize::from(response.id)];
+            // An id is answered once, or the ring would have said so.
+            let awaited = &mut self.awaited[usize::from(buffer)];
+            *awaited -= 1;
+            if *awaited == 0 {
+                free.push(buffer);
+            }
+        }
+        Ok(free.len() - before)
+    }
+
+    /// Shows the back end what was sent.
+    pub fn publish(&mut self) {
+        self.ring.publish();
+    }
+
+    /// Whether the back end wants to be told of it.
+    #[must_use]
+    pub fn notify_needed(&mut self) -> bool {
+        self.ring.notify_needed()
+    }
+
+    /// Whether `n` slots were answered.
+    pub fn has_used_many(&self, n: u32) -> bool {
+        self.ring.has_responses_many(n)
+    }
+
+    /// Before sleeping: asks for an event after `n` answers. Only [`Armed::Armed`] allows sleep.
+    pub fn arm_after(&mut self, n: u32) -> Armed {
+        self.ring.arm_after(n)
+    }
+
+    /// With smart poll agreed on, before sleeping: clears the flag in the page of `rx` and looks
+    /// at both rings again.
+    pub fn stop_polling(&self, rx: &FrontRx) -> Armed {
+        rx.stop_polling(&self.ring)
+    }
+}
+
+#[cfg(test)]
+pub(in crate::front) mod tests;

@@ -1,0 +1,144 @@
+use std::sync::Arc;
+
+use ring::xen::{BackTx, Packet, TxPacket};
+use shm::{GuestMemory, Mapping, Region};
+
+use super::*;
+
+pub const ALL: Agreed = Agreed {
+    queues: 1,
+    split: false,
+    ctrl: false,
+    smart_poll: false,
+    sg: true,
+    gso_tcpv4: true,
+    gso_tcpv6: true,
+    csum4: true,
+    csum6: true,
+    trusted: true,
+};
+const TSO: VnetHdr = VnetHdr {
+    flags: NEEDS_CSUM,
+    gso_type: GSO_TCPV4,
+    hdr_len: 54,
+    gso_size: 1448,
+    csum_start: 34,
+    csum_offset: 16,
+};
+
+/// Two views of a page that both halves share.
+pub fn page() -> [Area; 2] {
+    let mapping = Arc::new(Mapping::memfd("ring", 4096).unwrap());
+    let region = Region { guest_addr: 0, user_addr: 0, len: 4096, offset: 0, mapping };
+    let memory = GuestMemory::new(vec![region]).unwrap();
+    [0; 2].map(|at| Area::new(&memory, at, 4096).unwrap())
+}
+
+fn pair(pages: u32, each: u16, agreed: &Agreed) -> (TxQueue, BackTx, [Area; 2]) {
+    let [ours, theirs] = page();
+    let tx = TxQueue::new(ours, (100..100 + pages).collect(), each, agreed);
+    let [.., raw] = [0, 1].map(|_| theirs.clone());
+    (tx, BackTx::attach(theirs.clone()).unwrap(), [theirs, raw])
+}
+
+#[test]
+fn a_long_frame_takes_a_slot_for_each_page_and_is_free_when_all_are_answered() {
+    let (mut tx, mut back, _) = pair(34, 17, &ALL);
+    tx.send(1, 100, 60_000, &TSO).unwrap();
+    tx.publish();
+    let mut packet = TxPacket::new();
+    assert_eq!(back.take(&mut packet), Ok(Some(Packet::Frame)));
+    assert_eq!((packet.len, packet.slots().len()), (60_000, 15));
+    assert_eq!(packet.gso, Some(Gso { size: 1448, kind: gso_type::TCPV4, features: 0 }));
+    assert_eq!(packet.flags & 3, tx_flag::CSUM_BLANK | tx_flag::DATA_VALIDATED);
+    let first = packet.slots()[0];
+    assert_eq!((first.gref, first.offset, first.len), (117, 100, 3996));
+    assert!(packet.slots()[1..].iter().all(|slot| slot.offset == 0));
+    let mut free = Vec::new();
+    assert_eq!(tx.reclaim(&mut free), Ok(0));
+    back.put(status::OKAY);
+    back.publish();
+    assert_eq!(tx.reclaim(&mut free), Ok(1));
+    assert_eq!((free, tx.free_ids.len()), (vec![1], 256));
+}
+
+#[test]
+fn the_ring_is_filled_and_emptied_many_times_over() {
+    let (mut tx, mut back, _) = pair(256, 1, &ALL);
+    let mut free: Vec<u16> = (0..256).collect();
+    let (mut packet, mut sent, mut seen) = (TxPacket::new(), 0, 0);
+    for round in 0..2000 {
+        for _ in 0..tx.frames_free().min(1 + round % 200) {
+            tx.send(free.pop().unwrap(), 0, 60, &VnetHdr::NONE).unwrap();
+            sent += 1;
+        }
+        tx.publish();
+        while back.take(&mut packet).unwrap().is_some() {
+            back.put(status::OKAY);
+            seen += 1;
+        }
+        back.publish();
+        tx.reclaim(&mut free).unwrap();
+        assert_eq!((free.len(), seen), (256, sent));
+    }
+    assert_eq!((tx.errors, tx.dropped), (0, 0));
+}
+
+#[test]
+fn what_the_back_end_does_not_take_is_not_sent() {
+    let plain = Agreed { sg: false, gso_tcpv4: false, csum6: false, ..ALL };
+    let (mut tx, mut back, _) = pair(17, 17, &plain);
+    let blank = VnetHdr { gso_type: GSO_NONE, gso_size: 0, ..TSO };
+    assert_eq!(tx.send(0, 0, 13, &VnetHdr::NONE), Err(Refused::Short));
+    assert_eq!(tx.send(0, 0, 4097, &VnetHdr::NONE), Err(Refused::Long));
+    assert_eq!(tx.send(0, 1, 4096, &VnetHdr::NONE), Err(Refused::Long));
+    assert_eq!(tx.send(0, 0, 65_536, &VnetHdr::NONE), Err(Refused::Long));
+    assert_eq!(tx.send(0, 0, 3000, &TSO), Err(Refused::Offload));
+    assert_eq!(tx.send(0, 0, 3000, &blank), Err(Refused::Offload));
+    tx.publish();
+    assert_eq!(back.take(&mut TxPacket::new()), Ok(None));
+    assert_eq!(tx.free_ids.len(), 256, "nothing is lost");
+    let (mut tx, ..) = pair(17, 17, &ALL);
+    assert_eq!(tx.send(0, 0, 3000, &VnetHdr { gso_size: 0, ..TSO }), Err(Refused::Offload));
+    assert_eq!(tx.send(0, 0, 3000, &VnetHdr { flags: 0, ..TSO }), Err(Refused::Offload));
+    assert_eq!(tx.send(0, 0, 3000, &blank), Ok(()));
+}
+
+#[test]
+fn errors_of_the_back_end_are_counted_and_cost_no_buffer() {
+    let (mut tx, mut back, _) = pair(2, 1, &ALL);
+    let mut free = Vec::new();
+    for (buffer, answer) in [(0, status::ERROR), (1, status::DROPPED)] {
+        tx.send(buffer, 0, 60, &VnetHdr::NONE).unwrap();
+        tx.publish();
+        back.take(&mut TxPacket::new()).unwrap();
+        back.put(answer);
+        back.publish();
+        assert_eq!(tx.reclaim(&mut free), Ok(1));
+    }
+    assert_eq!((tx.errors, tx.dropped, free), (1, 1, vec![0, 1]));
+}
+
+/// Offsets of `rsp_prod` and of the first slot (`io/ring.h`).
+const RSP_PROD: usize = 8;
+const SLOTS: usize = 64;
+
+#[test]
+fn a_hostile_back_end_loses_the_ring() {
+    for (rsp_prod, id, what) in [
+        (2_u32, 255_u32, "more answers than requests"),
+        (257, 255, "more answers than slots"),
+        (u32::MAX, 255, "answers that go back"),
+        (1, 7, "an id that is not in flight"),
+        (1, 0xffff, "an id outside the ring"),
+    ] {
+        let (mut tx, _, [raw, _]) = pair(2, 1, &ALL);
+        tx.send(0, 0, 60, &VnetHdr::NONE).unwrap();
+        tx.publish();
+        raw.store_u32(SLOTS, id);
+        raw.store_u32(RSP_PROD, rsp_prod);
+        let mut free = Vec::new();
+        assert!(tx.reclaim(&mut free).is_err(), "{what}");
+        assert!(tx.reclaim(&mut free).is_err() && free.is_empty(), "{what}, and for ever");
+    }
+}

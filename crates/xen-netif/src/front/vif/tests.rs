@@ -1,0 +1,198 @@
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::back::fake::{Counted, Fake, back, front};
+use crate::back::{Handshake as BackHalf, Offer, VifId, without};
+
+const WISHES: Wishes = Wishes { queues: 2, split: true, ctrl: true, smart_poll: true };
+
+/// Rings that are counted.
+#[derive(Default)]
+struct Made {
+    used: bool,
+    held: bool,
+    prepared: usize,
+}
+
+impl Rings for Made {
+    fn prepare(&mut self, agreed: &Agreed) -> Result<Named, Failure> {
+        assert!(!self.held, "rings are given back before others are made");
+        (self.used, self.held) = (true, true);
+        self.prepared += 1;
+        let queue = |n: u16| {
+            let n = u32::from(n) * 10;
+            let rx_port = agreed.split.then_some(n + 4);
+            QueueKeys { tx_ref: n + 1, rx_ref: n + 2, tx_port: n + 3, rx_port }
+        };
+        let ctrl = agreed.ctrl.then_some(CtrlKeys { ring_ref: 90, port: 91 });
+        Ok(Named { queues: (0..agreed.queues).map(queue).collect(), ctrl })
+    }
+
+    fn stop(&mut self) {
+        self.used = false;
+    }
+
+    fn release(&mut self) {
+        assert!(!self.used, "rings in use are not given back");
+        self.held = false;
+    }
+}
+
+/// Both halves over one xenstore: the back half is the one that guests meet.
+struct Bench {
+    store: Fake,
+    front: Handshake<Made>,
+    back: BackHalf<Counted>,
+    now: Instant,
+}
+
+impl Bench {
+    fn offering(offer: Offer) -> Self {
+        let now = Instant::now();
+        let mut store = Fake::default();
+        store.make_vif(1, 0);
+        store.set(&format!("{}/backend", front(1, 0)), &back(1, 0));
+        let front = Handshake::new(front(1, 0), WISHES, Made::default());
+        let mut bench = Self { store, front, back: back_half(offer, now), now };
+        bench.back.start(&mut bench.store, now).unwrap();
+        bench
+    }
+
+    fn up() -> Self {
+        let mut bench = Self::offering(Offer { queues: 4, without: 0 });
+        assert_eq!(bench.run(), Status::Up);
+        bench
+    }
+
+    /// Both look in turn, until they stay as they are.
+    fn run(&mut self) -> Status {
+        let mut status = Status::Waiting;
+        for _ in 0..8 {
+            self.now += Duration::from_secs(1);
+            status = self.front.look(&mut self.store).unwrap();
+            self.back.look(&mut self.store, self.now).unwrap();
+        }
+        status
+    }
+
+    fn ours(&self, key: &str) -> Option<&str> {
+        self.store.get(&format!("{}/{key}", front(1, 0)))
+    }
+
+    fn set_back(&mut self, key: &str, value: &str) {
+        self.store.set(&format!("{}/{key}", back(1, 0)), value);
+    }
+}
+
+fn back_half(offer: Offer, now: Instant) -> BackHalf<Counted> {
+    BackHalf::new(VifId { domid: 1, devid: 0 }, offer, Counted::default(), now)
+}
+
+#[test]
+fn both_halves_come_up_with_all_that_both_can() {
+    let mut bench = Bench::up();
+    assert_eq!(bench.back.plug().held, 2 + 1, "two queues and a control ring");
+    let agreed = *bench.front.agreed().unwrap();
+    assert!(agreed.split && agreed.ctrl && agreed.smart_poll && agreed.sg && agreed.csum6);
+    assert_eq!((agreed.queues, agreed.trusted), (2, true));
+    assert_eq!(bench.ours("queue-1/event-channel-rx"), Some("14"));
+    assert_eq!(bench.ours("tx-ring-ref"), None, "with two queues no key is flat");
+}
+
+#[test]
+fn what_is_not_offered_is_not_used() {
+    let none = without("split-event-channels+ctrl-ring+smart-poll+sg").unwrap();
+    let mut bench = Bench::offering(Offer { queues: 1, without: none });
+    assert_eq!(bench.run(), Status::Up);
+    let agreed = bench.front.agreed().unwrap();
+    assert!(!(agreed.split || agreed.ctrl || agreed.smart_poll));
+    assert!(!(agreed.sg || agreed.gso_tcpv4 || agreed.gso_tcpv6), "GSO takes sg");
+    assert_eq!(bench.ours("event-channel"), Some("3"));
+    assert_eq!(bench.ours("feature-smart-poll"), Some("0"));
+    assert_eq!(bench.back.plug().held, 1);
+}
+
+#[test]
+fn a_front_end_that_does_not_want_smart_poll_gets_plain_events() {
+    let mut bench = Bench::offering(Offer { queues: 1, without: 0 });
+    bench.front.wishes.smart_poll = false;
+    assert_eq!(bench.run(), Status::Up);
+    assert!(!bench.front.agreed().unwrap().smart_poll);
+    assert_eq!(bench.ours("feature-smart-poll"), Some("0"));
+}
+
+#[test]
+fn a_back_end_that_closes_and_comes_back_is_followed() {
+    let mut bench = Bench::up();
+    bench.set_back("state", "5");
+    assert_eq!(bench.front.look(&mut bench.store).unwrap(), Status::Waiting);
+    assert!(!bench.front.rings().held);
+    assert_eq!(bench.ours("state"), Some("6"));
+    bench.set_back("state", "6");
+    bench.front.look(&mut bench.store).unwrap();
+    assert_eq!(bench.ours("state"), Some("1"));
+    bench.set_back("state", "2");
+    bench.front.look(&mut bench.store).unwrap();
+    bench.set_back("state", "4");
+    assert_eq!(bench.front.look(&mut bench.store).unwrap(), Status::Up);
+    assert_eq!(bench.front.rings().prepared, 2);
+}
+
+#[test]
+fn a_back_end_that_was_restarted_finds_the_same_rings() {
+    let mut bench = Bench::up();
+    bench.set_back("state", "2");
+    assert_eq!(bench.front.look(&mut bench.store).unwrap(), Status::Waiting);
+    bench.set_back("state", "4");
+    assert_eq!(bench.front.look(&mut bench.store).unwrap(), Status::Up);
+    assert_eq!(bench.front.rings().prepared, 1);
+}
+
+#[test]
+fn rings_that_another_front_end_left_are_closed_first() {
+    let mut bench = Bench::up();
+    bench.front = Handshake::new(front(1, 0), WISHES, Made::default());
+    assert_eq!(bench.run(), Status::Up);
+    assert_eq!(bench.front.rings().prepared, 1);
+    assert_eq!(bench.back.plug().connects, 2, "the back half let the old ones go");
+}
+
+#[test]
+fn a_vif_that_is_taken_away_is_closed_and_not_begun_again() {
+    let mut bench = Bench::up();
+    bench.set_back("online", "0");
+    bench.set_back("state", "5");
+    assert_eq!(bench.front.look(&mut bench.store).unwrap(), Status::Waiting);
+    bench.set_back("state", "6");
+    assert_eq!(bench.front.look(&mut bench.store).unwrap(), Status::Waiting);
+    assert_eq!(bench.ours("state"), Some("6"));
+    bench.store.rm(&front(1, 0));
+    assert_eq!(bench.front.look(&mut bench.store).unwrap(), Status::Gone);
+    assert_eq!(bench.store.nodes.keys().filter(|k| k.starts_with(&front(1, 0))).count(), 0);
+}
+
+#[test]
+fn leaving_closes_both_halves_and_gives_all_back() {
+    let mut bench = Bench::up();
+    bench.front.leave();
+    assert_eq!(bench.run(), Status::Over);
+    assert!(!bench.front.rings().held);
+    assert_eq!(bench.back.plug().held, 0);
+}
+
+#[test]
+fn a_back_end_that_would_flip_pages_is_refused() {
+    let mut bench = Bench::offering(Offer { queues: 1, without: 0 });
+    bench.set_back("feature-rx-copy", "0");
+    let failure = bench.front.look(&mut bench.store).unwrap_err();
+    assert!(failure.0.contains("feature-rx-copy"), "{failure}");
+    assert_eq!(bench.front.rings().prepared, 0);
+}
+
+#[test]
+fn an_untrusted_back_end_is_known_as_one() {
+    let mut bench = Bench::offering(Offer { queues: 1, without: 0 });
+    bench.store.set(&format!("{}/trusted", front(1, 0)), "0");
+    assert_eq!(bench.run(), Status::Up);
+    assert!(!bench.front.agreed().unwrap().trusted);
+}
