@@ -63,12 +63,6 @@ done
 for module in xen-evtchn xen-gntdev xen-gntalloc tun; do insmod /modules/$module.ko; done
 if [ "$guest_netfront" = yes ]; then
     insmod /modules/xen-netfront.ko
-    # Whenever the interface appears, also after a detach and attach, it gets its address.
-    echo "#!/bin/sh
-[ \"\$ACTION\$SUBSYSTEM\" = addnet ] && ip addr add $guest_ip/24 dev \$INTERFACE && ip link set \$INTERFACE up" \
-        > /bin/hotplug
-    chmod +x /bin/hotplug
-    echo /bin/hotplug > /proc/sys/kernel/hotplug
     ip addr add "$guest_ip/24" dev eth0
     ip link set eth0 up
 fi
@@ -197,6 +191,7 @@ def build_images():
     write_script(tree / "init", INIT + DOM0_INIT + agent.SHELL)
     write_script(tree / "bin/relay", RELAY)
     write_script(tree / "etc/xen/scripts/vif", VIF_SCRIPT)
+    (tree / "etc/xen/xl.conf").write_text('autoballoon="off"\n')
     shutil.copy(vmlinux, tree / "guest/vmlinux")
     pack(tree, dom0)
     return cache
@@ -242,7 +237,7 @@ class Machine(agent.Agent):
             "-machine", "q35", "-accel", "tcg,thread=multi,tb-size=256", "-cpu", "Nehalem",
             "-smp", str(cpus), "-m", "2560M",
             "-kernel", cache / "xen",
-            "-append", "console=com1 com1=115200 dom0_mem=1400M noreboot sched=credit2",
+            "-append", "console=com1 com1=115200 dom0_mem=1400M noreboot",
             "-initrd", f"{cache}/vmlinux console=hvc0 mitigations=off,{image}",
             "-serial", f"file:{r.out / 'console.log'}",
             "-device", "virtio-serial-pci", *ports,
@@ -268,8 +263,41 @@ class Guest(agent.Agent):
         super().__init__(machine.r, name, machine.sockets[name], machine.process)
 
     def create(self):
-        self.machine.must(f"xl create /tmp/{self.name}.cfg && relay {self.name}", timeout_s=60)
+        self.machine.must(f"xl create /tmp/{self.name}.cfg", timeout_s=60)
+        return self.join()
+
+    def join(self):
+        """Joins the console of a new domain to our socket."""
+        self.machine.must(f"relay {self.name}")
         return self
 
     def domid(self):
-        return int(self.machine.must(f"xl domid {self.name}"))
+        """The number of the domain, a new one after each start; None while there is none."""
+        status, text = self.machine.run(f"xl domid {self.name}")
+        return int(text) if status == 0 else None
+
+    def reboot(self):
+        """Reboots from inside; the toolstack then starts a new domain."""
+        before = self.domid()
+        self.tell("reboot -f")
+        rig.wait_for(f"a new domain for {self.name}", lambda: self.domid() not in (None, before), 60, 0.5)
+        return self.join().wait_ready(60)
+
+    def save_and_restore(self):
+        self.machine.must(f"xl save {self.name} /tmp/{self.name}.save", timeout_s=120)
+        self.machine.must(f"xl restore /tmp/{self.name}.save && rm /tmp/{self.name}.save", timeout_s=120)
+        return self.join()
+
+    def attach(self):
+        """Plugs the NIC in, and brings it up inside."""
+        self.machine.must(f"xl network-attach {self.name} {self.vif.replace(',', ' ')}", timeout_s=40)
+        self.must("for i in $(seq 100); do [ -d /sys/class/net/eth0 ] && break; sleep 0.1; done;"
+                  f" ip addr add {self.ip}/24 dev eth0 && ip link set eth0 up")  # fmt: skip
+
+    def detach(self):
+        self.machine.must(f"xl network-detach {self.name} {self.mac}", timeout_s=40)
+        self.must("for i in $(seq 100); do [ -d /sys/class/net/eth0 ] || exit 0; sleep 0.1; done; exit 1")
+
+    def store(self, key):
+        """A key of the NIC's frontend directory, or nothing."""
+        return self.machine.run(f"xenstore-read /local/domain/{self.domid()}/device/vif/0/{key}")[1].strip()
