@@ -87,14 +87,20 @@ exec 3<> /dev/agent-dom0
 # Joins a guest's console and the virtio-serial port of the same name, until the guest goes.
 RELAY = r"""#!/bin/sh
 [ -f /run/relay.$1 ] && kill -- -$(cat /run/relay.$1) 2> /dev/null
-sleep 0.1
+# A domain that is being made has no terminal yet.
+for i in $(seq 150); do
+    tty=$(xenstore-read /local/domain/$(xl domid $1)/console/tty 2> /dev/null)
+    [ -c "$tty" ] && break
+    sleep 0.1
+done
+[ -c "$tty" ] || { echo "no terminal for the console of $1"; exit 1; }
 setsid sh -c '
     echo $$ > /run/relay.$0
     exec 3<> /dev/agent-$0 4<> $1
     cat <&3 >&4 &
     cat <&4 >&3
     kill $!
-' $1 $(xenstore-read /local/domain/$(xl domid $1)/console/tty) > /dev/null 2>&1 < /dev/null &
+' $1 $tty > /dev/null 2>&1 < /dev/null &
 """
 
 # What the toolstack calls for each vif. A kernel's vif has an interface, which joins the bridge.
@@ -263,12 +269,12 @@ class Guest(agent.Agent):
         super().__init__(machine.r, name, machine.sockets[name], machine.process)
 
     def create(self):
-        self.machine.must(f"xl create /tmp/{self.name}.cfg", timeout_s=60)
+        self.machine.must(f"xl create /tmp/{self.name}.cfg", timeout_s=120)
         return self.join()
 
     def join(self):
         """Joins the console of a new domain to our socket."""
-        self.machine.must(f"relay {self.name}")
+        self.machine.must(f"relay {self.name}", timeout_s=60)
         return self
 
     def domid(self):
@@ -280,8 +286,8 @@ class Guest(agent.Agent):
         """Reboots from inside; the toolstack then starts a new domain."""
         before = self.domid()
         self.tell("reboot -f")
-        rig.wait_for(f"a new domain for {self.name}", lambda: self.domid() not in (None, before), 60, 0.5)
-        return self.join().wait_ready(60)
+        rig.wait_for(f"a new domain for {self.name}", lambda: self.domid() not in (None, before), 120, 0.5)
+        return self.join().wait_ready(180)
 
     def save_and_restore(self):
         self.machine.must(f"xl save {self.name} /tmp/{self.name}.save", timeout_s=120)
@@ -290,13 +296,13 @@ class Guest(agent.Agent):
 
     def attach(self):
         """Plugs the NIC in, and brings it up inside."""
-        self.machine.must(f"xl network-attach {self.name} {self.vif.replace(',', ' ')}", timeout_s=40)
-        self.must("for i in $(seq 100); do [ -d /sys/class/net/eth0 ] && break; sleep 0.1; done;"
-                  f" ip addr add {self.ip}/24 dev eth0 && ip link set eth0 up")  # fmt: skip
+        self.machine.must(f"xl network-attach {self.name} {self.vif.replace(',', ' ')}", timeout_s=60)
+        self.must("for i in $(seq 150); do [ -d /sys/class/net/eth0 ] && break; sleep 0.1; done;"
+                  f" ip addr add {self.ip}/24 dev eth0 && ip link set eth0 up", timeout_s=60)  # fmt: skip
 
     def detach(self):
-        self.machine.must(f"xl network-detach {self.name} {self.mac}", timeout_s=40)
-        self.must("for i in $(seq 100); do [ -d /sys/class/net/eth0 ] || exit 0; sleep 0.1; done; exit 1")
+        self.machine.must(f"xl network-detach {self.name} {self.mac}", timeout_s=60)
+        self.must("for i in $(seq 100); do [ -d /sys/class/net/eth0 ] || exit 0; sleep 0.1; done; exit 1", timeout_s=60)
 
     def store(self, key):
         """A key of the NIC's frontend directory, or nothing."""
