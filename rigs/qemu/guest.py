@@ -4,14 +4,10 @@ The image is built from Debian packages, unpacked and not installed: kernel and 
 busybox, iperf3, ethtool. It holds one shell script, which answers commands on a virtio-serial port.
 """
 
-import lzma
-import os
 import shutil
-import socket
-import struct
-import time
 from pathlib import Path
 
+import agent
 import rig
 
 IMAGE_PACKAGES = "busybox-static iperf3 libiperf0 libsctp1 libssl3 libc6 ethtool libmnl0".split()
@@ -44,17 +40,10 @@ ip link set lo up
 ip addr add "$guest_ip/24" dev eth0
 ip link set eth0 up
 
-# The agent: reads "ID SECONDS COMMAND", runs it, answers with its output between two marks.
-# Not on a UART: an emulated one loses characters when the machine is busy.
+# The agent. Not on a UART: an emulated one loses characters when the machine is busy.
 while ! ls /dev/vport*p1 > /dev/null 2>&1; do sleep 0.1; done
 port=$(ls /dev/vport*p1)
 exec 3<> "$port"
-echo "READY" >&3
-while read -r id seconds command <&3; do
-    timeout "$seconds" sh -c "$command" > /tmp/.answer 2>&1 < /dev/null
-    status=$?
-    { echo "BEGIN $id"; cat /tmp/.answer; echo "END $id $status"; } >&3
-done
 """
 
 # virtio-v1.3, 5.1.3 and 6: what a guest and its device agreed on.
@@ -77,12 +66,12 @@ def build_image():
     user_root = rig.unpack_packages(IMAGE_PACKAGES, cache / "user")
     kernel = cache / "vmlinux"
     image = cache / "initramfs.cpio"
-    inputs = [Path(__file__), kernel_root / ".packages", user_root / ".packages"]
+    inputs = [Path(__file__), Path(agent.__file__), kernel_root / ".packages", user_root / ".packages"]
     if image.exists() and image.stat().st_mtime > max(path.stat().st_mtime for path in inputs):
         return kernel, image
     rig.need_packages(["cpio"])
     print("building the guest image ...", flush=True)
-    kernel.write_bytes(plain_kernel(next((kernel_root / "boot").glob("vmlinuz-*"))))
+    kernel.write_bytes(agent.plain_kernel(next((kernel_root / "boot").glob("vmlinuz-*"))))
     tree = cache / "tree"
     shutil.rmtree(tree, ignore_errors=True)
     (tree / "modules").mkdir(parents=True)
@@ -100,7 +89,7 @@ def build_image():
     shutil.copy(next(user_root.rglob("ld-linux-x86-64.so.2")), tree / "lib64")
     for library in "libc.so.6 libm.so.6 libiperf.so.0 libsctp.so.1 libssl.so.3 libcrypto.so.3 libmnl.so.0".split():
         shutil.copy(next(user_root.rglob(library)), tree / "lib")
-    (tree / "init").write_text(INIT)
+    (tree / "init").write_text(INIT + agent.SHELL)
     (tree / "init").chmod(0o755)
     # Written aside and renamed: an interrupted build must not look like a finished one.
     unfinished = image.with_suffix(".new")
@@ -110,26 +99,13 @@ def build_image():
     return kernel, image
 
 
-def plain_kernel(path):
-    """The ELF image inside a vmlinuz: unpacking it under emulation takes longer than the whole boot.
-
-    Setup sectors at 0x1f1, offset and length of the payload at 0x248 (Linux x86 boot protocol).
-    """
-    packed = path.read_bytes()
-    offset, length = struct.unpack_from("<II", packed, 0x248)
-    payload = packed[(packed[0x1F1] + 1) * 512 + offset :][:length]
-    if not payload.startswith(b"\xfd7zXZ"):
-        return packed  # packed in another way: QEMU boots it as well, only more slowly
-    return lzma.LZMADecompressor().decompress(payload)
-
-
-class Guest:
+class Guest(agent.Agent):
     """One virtual machine with one vhost-user NIC."""
 
     def __init__(self, r, name, ip, nic_socket, *, listen=False, queues=1, mtu=None, properties="", cpus=2):
         """`listen`: QEMU listens on the socket and the back-end connects; otherwise QEMU connects,
         and connects again every second when the back-end went away."""
-        self.name, self.ip = name, ip
+        self.ip = ip
         kernel, image = build_image()
         agent_socket = r.socket_path(f"{name}.agent")
         chardev = f"socket,id=nic,path={nic_socket}" + (",server=on,wait=off" if listen else ",reconnect=1")
@@ -146,7 +122,7 @@ class Guest:
         if properties:
             device += f",{properties}"
         words = f"console=ttyS0 panic=-1 mitigations=off guest_ip={ip}" + (f" guest_mtu={mtu}" if mtu else "")
-        self.process = r.start(f"guest-{name}", [
+        process = r.start(f"guest-{name}", [
             "qemu-system-x86_64", "-nodefaults", "-display", "none",
             "-machine", "q35,memory-backend=memory", "-accel", "tcg,thread=multi,tb-size=128",
             "-cpu", "max", "-smp", str(cpus), "-m", "256M",
@@ -158,41 +134,11 @@ class Guest:
             "-chardev", f"socket,id=agent,path={agent_socket},server=on,wait=off",
             "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent",
         ])  # fmt: skip
-        self._unread = b""
-        self._commands = 0
-        rig.wait_for(
-            f"agent socket of guest {name}", lambda: os.path.exists(agent_socket) or self.process.need_alive()
-        )
-        self._agent = socket.socket(socket.AF_UNIX)
-        self._agent.connect(agent_socket)
-        r.undo(self._agent.close)
-
-    def wait_ready(self, timeout_s=60):
-        """Waits until the guest has booted, also after a reboot."""
-        self._read_until(b"READY\n", timeout_s)
-        return self
-
-    def run(self, command, timeout_s=20):
-        """Runs a shell command in the guest; returns its exit status and output."""
-        self._commands += 1
-        number = self._commands
-        self._agent.sendall(f"{number} {timeout_s} {command}\n".encode())
-        # The guest's own time-out ends the command; ours comes later, for a guest that hangs.
-        self._read_until(f"BEGIN {number}\n".encode(), timeout_s + 10)
-        output = self._read_until(f"END {number} ".encode(), timeout_s + 10)
-        status = self._read_until(b"\n", 5)
-        return int(status), output.decode(errors="replace")
-
-    def must(self, command, timeout_s=20):
-        """The same for a command that has to succeed; returns its output."""
-        status, output = self.run(command, timeout_s)
-        if status != 0:
-            raise rig.Failure(f"guest {self.name}: {command}: exit status {status}: {rig.last_line(output)}")
-        return output
+        super().__init__(r, name, agent_socket, process)
 
     def reboot(self):
         """Asks for a reboot and does not wait; `wait_ready` does."""
-        self._agent.sendall(b"0 1 reboot -f\n")
+        self.tell("reboot -f")
 
     def features(self):
         """The virtio features that driver and device agreed on, as a list of bit numbers."""
@@ -204,24 +150,6 @@ class Guest:
         folder = "/sys/class/net/eth0/statistics"
         sent, received = self.must(f"cat {folder}/tx_packets {folder}/rx_packets").split()
         return int(sent), int(received)
-
-    def _read_until(self, mark, timeout_s):
-        deadline = time.monotonic() + timeout_s
-        while mark not in self._unread:
-            self.process.need_alive()
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise rig.Failure(
-                    f"guest {self.name}: no {mark.decode().strip()!r} within {timeout_s} s; its last words:"
-                    f" {rig.last_line(self._unread.decode(errors='replace'))!r}"
-                )
-            self._agent.settimeout(min(left, 1))
-            try:
-                self._unread += self._agent.recv(65536)
-            except TimeoutError:
-                continue
-        before, _, self._unread = self._unread.partition(mark)
-        return before
 
 
 def feature_names(bits):
