@@ -264,14 +264,17 @@ fn rx_op() -> impl Strategy<Value = RxOp> {
     ]
 }
 
+/// Buffers with lengths, spare buffers, number of extra infos.
+type Filled = (Vec<(RxRequest, u16)>, Vec<RxRequest>, u8);
+
 struct RxModel {
     front: FrontRx,
     back: BackRx,
     gref: u32,
     posted: VecDeque<RxRequest>,
     published: VecDeque<RxRequest>,
-    /// Packets put: buffers with lengths, spare buffers, number of extra infos.
-    filled: VecDeque<(Vec<(RxRequest, u16)>, Vec<RxRequest>, u8)>,
+    /// Packets put and not collected.
+    filled: VecDeque<Filled>,
     filled_slots: u32,
     back_asleep: Option<usize>,
     front_asleep: Option<u32>,
