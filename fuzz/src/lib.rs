@@ -10,6 +10,7 @@ pub mod poll_policy;
 pub mod ring_image;
 pub mod vhost_user_stream;
 pub mod vnet_frame;
+pub mod xen_ring;
 
 /// Runs the files named on the command line through `run`.
 pub fn replay(run: fn(&[u8])) {

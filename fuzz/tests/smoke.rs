@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use pvswitch_fuzz::mutate::Mutator;
-use pvswitch_fuzz::{poll_policy, ring_image, vhost_user_stream, vnet_frame};
+use pvswitch_fuzz::{poll_policy, ring_image, vhost_user_stream, vnet_frame, xen_ring};
 
 /// How long each target runs, in ms.
 const MS: u64 = 2000;
@@ -93,6 +93,35 @@ fn vhost_user_stream_holds_and_is_refused_in_every_way() {
 }
 
 #[test]
+fn xen_ring_holds_and_reaches_every_fault() {
+    let (mut faults, mut refused) = (BTreeSet::new(), BTreeSet::new());
+    let (mut taken, mut collected) = (0, 0);
+    assert_holds("xen_ring", xen_ring::seeds(), |data| {
+        let seen = xen_ring::explore(data);
+        faults.extend(seen.faults);
+        refused.extend(seen.refused);
+        taken += seen.taken;
+        collected += seen.collected;
+    });
+    assert!(taken > 0 && collected > 0);
+    let all = [
+        "AttachOverflow",
+        "CrossesPage",
+        "Endless",
+        "ExtraType",
+        "GsoSize",
+        "GsoType",
+        "ReqProd",
+        "ResponseId",
+        "RspProd",
+        "TooManySlots",
+    ];
+    assert_eq!(faults.iter().map(String::as_str).collect::<Vec<_>>(), all);
+    let refusals = ["Short", "Size", "Status"];
+    assert!(refusals.iter().all(|why| refused.contains(*why)), "{refused:?}");
+}
+
+#[test]
 fn poll_policy_holds_and_does_everything() {
     let mut sum = poll_policy::Seen::default();
     assert_holds("poll_policy", poll_policy::seeds(), |data| {
@@ -110,6 +139,10 @@ fn seeds_alone_go_all_the_way() {
     for seed in ring_image::seeds() {
         let seen = ring_image::explore(&seed);
         assert!(seen.taken >= 2, "a seed in good order is served");
+    }
+    for (i, seed) in xen_ring::seeds().iter().take(6).enumerate() {
+        let seen = xen_ring::explore(seed);
+        assert!(seen.taken >= 2 && (i % 2 == 1 || seen.collected >= 2), "seed {i}: {seen:?}");
     }
     for seed in vhost_user_stream::seeds().iter().filter(|seed| seed[0] == 0) {
         let seen = vhost_user_stream::explore(seed);

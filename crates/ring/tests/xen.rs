@@ -264,7 +264,7 @@ fn rx_op() -> impl Strategy<Value = RxOp> {
     ]
 }
 
-/// A packet as its slots: what was answered with how many bytes, slots for extras, their number.
+/// Buffers with lengths, spare buffers, number of extra infos.
 type Filled = (Vec<(RxRequest, u16)>, Vec<RxRequest>, u8);
 
 struct RxModel {
@@ -273,7 +273,7 @@ struct RxModel {
     gref: u32,
     posted: VecDeque<RxRequest>,
     published: VecDeque<RxRequest>,
-    /// Packets put: buffers with lengths, spare buffers, number of extra infos.
+    /// Packets put and not collected.
     filled: VecDeque<Filled>,
     filled_slots: u32,
     back_asleep: Option<usize>,
