@@ -383,3 +383,4 @@ fn room_for_the_shorter_of_two_waiting_frames_is_told_before_sleep() {
 }
 
 mod direct;
+mod granted;
