@@ -67,7 +67,7 @@ const STEPS: [Step; 10] = [
     step(
         "loom",
         15,
-        "cargo test -p pvswitch-ring --test loom --test loom_xen --release --target-dir target/loom",
+        "cargo test -p pvswitch-ring --test loom --test loom_xen -r --target-dir target/loom",
         &[("RUSTFLAGS", "--cfg loom")],
         "crates/ring/tests/loom.rs",
         Kind::Tests,
