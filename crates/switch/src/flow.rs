@@ -82,6 +82,17 @@ pub fn flow_hash(head: &[u8], key: u64) -> u32 {
     (hash >> 32) as u32 ^ hash as u32
 }
 
+/// Where the checksum of a TCP or UDP frame is, as a partial checksum says it: from where on it is
+/// computed, and how far from there it is put. `None` for anything else, fragments included.
+pub fn csum_place(head: &[u8]) -> Option<(u16, u16)> {
+    let (at, offset) = match transport(head, &network(head)?) {
+        Transport::At { proto: PROTO_TCP, at } => (at, 16),
+        Transport::At { proto: PROTO_UDP, at } => (at, 6),
+        _ => return None,
+    };
+    Some((u16::try_from(at).ok()?, offset))
+}
+
 /// One end of a flow.
 #[derive(Default)]
 struct End {

@@ -20,7 +20,7 @@ use crate::poll::{Notifier, Notify, Policy};
 use crate::port::{Egress, Fault};
 use crate::stats::{EgressStats, IngressStats};
 use crate::tuning::Tuning;
-use crate::vnet::{GSO_NONE, VnetHdr};
+use crate::vnet::{GSO_NONE, Offloads, VnetHdr};
 
 /// Longest time a destination may take nothing while frames wait for it, in ns. Long enough for a
 /// receiver that was scheduled away on a busy machine; then it counts as stalled, and its frames
@@ -238,6 +238,21 @@ struct Group {
     floods: u64,
 }
 
+impl Group {
+    /// Drops the picks of which `keep` is false.
+    #[cold]
+    fn retain(&mut self, keep: impl Fn(usize) -> bool) {
+        let (floods, mut i, mut kept) = (std::mem::take(&mut self.floods), 0, 0);
+        self.picks.retain(|pick| {
+            let stays = keep(usize::from(*pick));
+            self.floods |= u64::from(stays && floods & 1 << i != 0) << kept;
+            kept += u32::from(stays);
+            i += 1;
+            stays
+        });
+    }
+}
+
 /// One worker's forwarding state.
 pub struct Forwarder {
     mode: Mode,
@@ -311,6 +326,7 @@ impl Forwarder {
         {
             let new = burst.frames.iter().position(|f| f.held_ns == 0);
             let new = new.unwrap_or(burst.frames.len())..burst.frames.len();
+            burst.fetch(new.clone());
             port.mirror.copy(burst, new, true, now_ns);
         }
         match self.mode {
@@ -318,9 +334,12 @@ impl Forwarder {
             Mode::Cross => self.cross(from, burst),
         }
         for i in 0..self.groups_used {
-            let group = std::mem::take(&mut self.groups[i]);
-            self.deliver(from, &group, burst, now_ns);
+            let mut group = std::mem::take(&mut self.groups[i]);
+            self.deliver(from, &mut group, burst, now_ns);
             self.groups[i] = group;
+        }
+        if burst.is_lent() {
+            from.stats.drops_bad_grant.add(u64::from(burst.unreadable()));
         }
     }
 
@@ -354,6 +373,9 @@ impl Forwarder {
     fn switch(&mut self, from: &Source, burst: &mut Burst<'_>, now_s: u32) {
         burst.snapshot();
         for i in 0..burst.frames.len() {
+            if burst.is_out(i) {
+                continue;
+            }
             let head = burst.head(i);
             // A held frame whose memory went away has no bytes left.
             let (Some(dst), Some(src)) = (flow::dst_mac(head), flow::src_mac(head)) else {
@@ -477,7 +499,7 @@ impl Forwarder {
     }
 
     /// Gives a group to its queue, under one lock.
-    fn deliver(&mut self, from: &Source, group: &Group, burst: &mut Burst<'_>, now_ns: u64) {
+    fn deliver(&mut self, from: &Source, group: &mut Group, burst: &mut Burst<'_>, now_ns: u64) {
         let table = Arc::clone(&self.table);
         let Some(port) = table.get(usize::from(group.port.0)).and_then(Option::as_ref) else {
             from.stats.drops_no_port.add(group.picks.len() as u64);
@@ -485,6 +507,10 @@ impl Forwarder {
         };
         let egress = &port.egress[usize::from(group.queue)];
         let mut queue = egress.lock();
+        if burst.is_lent() {
+            let as_it_is = queue.takes_granted() && !port.mirror.is_on();
+            fetch(burst, group, &queue.offloads(), as_it_is);
+        }
         let (mut done, fault) = self.put(&mut *queue, egress, from, &group.picks, burst);
         queue.flush();
         let full = done < group.picks.len();
@@ -702,6 +728,24 @@ impl Forwarder {
             }
         }
         full
+    }
+}
+
+/// Copies to private memory what the destination cannot use where it is: everything, unless it
+/// takes the frames as they are; else what must be worked on. What cannot be read is dropped.
+#[cold]
+fn fetch(burst: &mut Burst<'_>, group: &mut Group, takes: &Offloads, as_it_is: bool) {
+    let needs_work = |burst: &Burst<'_>, i: usize| {
+        let hdr = burst.frames[i].hdr;
+        !hdr.is_plain() && offload::needs_work(burst.head(i), &hdr, takes)
+    };
+    let mut wanted = 0_u64;
+    for i in group.picks.iter().map(|pick| usize::from(*pick)) {
+        wanted |= u64::from(!as_it_is || needs_work(burst, i)) << i;
+    }
+    burst.fetch((0..burst.frames.len()).filter(|i| wanted & 1 << i != 0));
+    if burst.any_out() {
+        group.retain(|i| !burst.is_out(i));
     }
 }
 

@@ -1,6 +1,8 @@
 //! Bursts of frames on their way through the switch.
 
-use shm::Seg;
+use std::cell::Cell;
+
+use shm::{Copies, Seg, SegMut};
 
 use crate::vnet::VnetHdr;
 
@@ -56,6 +58,16 @@ pub struct Burst<'m> {
     heads: Vec<[u8; HEAD_LEN]>,
     /// How many frames the snapshot covers.
     snapshot_of: usize,
+    /// Whether segments may be granted.
+    lent: bool,
+    /// Private memory for what must be fetched.
+    arena: &'m mut [u8],
+    /// Kept for its allocation.
+    copies: Copies<'m>,
+    /// Frames whose source could not be read, one bit each.
+    unreadable: Cell<u64>,
+    /// Frames that turned out to be none, one bit each.
+    refused: u64,
 }
 
 impl<'m> Burst<'m> {
@@ -74,10 +86,111 @@ impl<'m> Burst<'m> {
         &self.segs[first..first + usize::from(frame.seg_count)]
     }
 
-    /// Copies every frame's first bytes to private memory. Call once, before looking.
+    /// The sender's segments may be granted, and `arena` is where [`fetch`](Self::fetch) copies to;
+    /// as long as all frames together. Who calls this does so before adding frames.
+    pub fn lend(&mut self, arena: &'m mut [u8]) {
+        self.lent = true;
+        self.arena = arena;
+    }
+
+    /// Whether segments may be granted.
+    #[inline]
+    pub fn is_lent(&self) -> bool {
+        self.lent
+    }
+
+    /// Copies those frames among `picks` that lie in granted memory to private memory, all with
+    /// one call, and refers to them there from now on: for whoever can do nothing with a grant.
+    pub fn fetch(&mut self, picks: impl Iterator<Item = usize>) {
+        if !self.lent {
+            return;
+        }
+        let mut copies = std::mem::take(&mut self.copies);
+        for i in picks {
+            let Frame { seg_first, seg_count, len, .. } = self.frames[i];
+            let range = seg_first as usize..seg_first as usize + usize::from(seg_count);
+            if !self.segs[range.clone()].iter().any(|seg| seg.is_granted()) {
+                continue;
+            }
+            let arena = std::mem::take(&mut self.arena);
+            let Some((room, rest)) = arena.split_at_mut_checked(len as usize) else {
+                // Not as long as promised: the frame is given up, not the process.
+                self.mark_unreadable(i);
+                continue;
+            };
+            self.arena = rest;
+            let mut to = SegMut::of(room);
+            let fetched = to.as_seg();
+            for seg in &self.segs[range.clone()] {
+                copies.copy(&mut to, *seg, i as u16);
+            }
+            self.segs[range.start] = fetched;
+            self.frames[i].seg_count = 1;
+        }
+        copies.finish(|tag, _| self.mark_unreadable(tag.into()));
+        self.copies = copies;
+    }
+
+    /// The sender's memory could not be read: what is of frame `i` here or with a receiver is not
+    /// what it meant to send.
+    #[inline]
+    pub fn mark_unreadable(&self, i: usize) {
+        debug_assert!(i < BURST_MAX);
+        self.unreadable.set(self.unreadable.get() | 1 << i);
+    }
+
+    /// The port counted frame `i` and will give it back: no one is to see it. For a port that must
+    /// look at a head to know.
+    pub fn refuse(&mut self, i: usize) {
+        self.refused |= 1 << i;
+    }
+
+    /// Whether frame `i` cannot be read or was refused: it is not delivered.
+    #[inline]
+    pub fn is_out(&self, i: usize) -> bool {
+        (self.unreadable.get() | self.refused) & 1 << i != 0
+    }
+
+    /// Whether any frame [is out](Self::is_out).
+    #[inline]
+    pub fn any_out(&self) -> bool {
+        self.unreadable.get() | self.refused != 0
+    }
+
+    /// How many frames could not be read, those refused aside.
+    #[inline]
+    pub fn unreadable(&self) -> u32 {
+        (self.unreadable.get() & !self.refused).count_ones()
+    }
+
+    /// The same as [`snapshot`](Self::snapshot), with one call for all that is granted.
+    fn snapshot_granted(&mut self) {
+        let mut copies = std::mem::take(&mut self.copies).recycle();
+        for (i, (frame, head)) in self.frames.iter().zip(&mut self.heads).enumerate() {
+            let first = frame.seg_first as usize;
+            let mut to = SegMut::of(head);
+            for seg in &self.segs[first..first + usize::from(frame.seg_count)] {
+                copies.copy(&mut to, *seg, i as u16);
+            }
+        }
+        let unreadable = &self.unreadable;
+        copies.finish(|tag, _| unreadable.set(unreadable.get() | 1 << tag));
+        self.copies = copies.recycle();
+    }
+
+    /// Copies every frame's first bytes to private memory, before anyone looks; once, whoever of
+    /// port and switch asks first.
     pub fn snapshot(&mut self) {
+        if self.snapshot_of == self.frames.len() {
+            return;
+        }
         // Only the length changes: stale bytes beyond a short frame are never looked at.
         self.heads.resize(self.frames.len().max(self.heads.len()), [0; HEAD_LEN]);
+        if self.lent {
+            self.snapshot_granted();
+            self.snapshot_of = self.frames.len();
+            return;
+        }
         for (frame, head) in self.frames.iter().zip(&mut self.heads) {
             let first = frame.seg_first as usize;
             let mut at = 0;
@@ -103,11 +216,14 @@ impl<'m> Burst<'m> {
 
     /// The same allocations for another burst, empty. The segments' lifetime ends here.
     pub fn recycle<'n>(self) -> Burst<'n> {
-        let (mut frames, mut segs) = (self.frames, self.segs);
+        let Self { mut frames, mut segs, heads, copies, .. } = self;
         frames.clear();
         segs.clear();
         // Collecting an empty vector in place keeps its allocation.
         let segs = segs.into_iter().map(|_| Seg::EMPTY).collect();
-        Burst { frames, segs, heads: self.heads, snapshot_of: 0 }
+        Burst { frames, segs, heads, copies: copies.recycle(), ..Burst::default() }
     }
 }
+
+#[cfg(test)]
+mod tests;

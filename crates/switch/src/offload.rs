@@ -559,6 +559,9 @@ impl Sum {
             let mut seg = *seg;
             while !seg.is_empty() {
                 let n = seg.read(chunk);
+                if n == 0 {
+                    break;
+                }
                 self.add(&chunk[..n]);
                 seg = seg.skip(n as u32);
             }

@@ -59,6 +59,13 @@ pub trait Egress: Send {
     /// What the peer takes as it is; anything else must be resolved in software before.
     fn offloads(&self) -> Offloads;
 
+    /// Whether frames may lie in granted memory (see [`shm::Copies`]). Who says so copies a burst's
+    /// frames with one call, and [tells](Burst::mark_unreadable) of those it could not read; to
+    /// others frames are shown in private memory.
+    fn takes_granted(&self) -> bool {
+        false
+    }
+
     /// Copies the frames `picks` (indices into `burst.frames`) to the peer, in order, headers
     /// from the private copies. Stops at the first that does not fit now. Returns how many were
     /// dealt with: delivered, or dropped and counted because the peer could never take them.

@@ -87,6 +87,8 @@ counters! {
         drops_bad_hdr,
         /// Buffer outside guest memory.
         drops_bad_addr,
+        /// The sender's grant could not be read.
+        drops_bad_grant,
         /// The destination stayed full for too long, or too much was held for it already.
         drops_no_room,
         /// No port to deliver to (cross mode without a partner, partner down).
@@ -127,6 +129,10 @@ counters! {
         drops_too_long,
         /// The peer's buffer lay outside its memory.
         drops_bad_addr,
+        /// The peer's grant could not be written.
+        drops_bad_grant,
+        /// Multicast the peer did not ask for.
+        drops_filtered,
         /// The queue is not started or not enabled.
         drops_down,
         /// Flooded frames that did not fit; floods are never held.

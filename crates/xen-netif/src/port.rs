@@ -1,4 +1,136 @@
-//! The rings of a vif as ports of the switch.
+//! The rings of a vif as ports of the switch (`io/netif.h`).
+//!
+//! [`XenIngress`] is the back half of a tx ring, [`XenEgress`] that of an rx ring. What a guest
+//! sends lies in pages it granted, and is copied once, by one call for a burst, straight to where
+//! the receiver wants it: `shm::Copies` gathers, the hypervisor copies.
+//!
+//! Both stay in place while the guest comes and goes: they are *activated* with a ring and
+//! *deactivated* again under their lock, by the control thread, between two bursts. What the queues
+//! of one vif share, they share in a [`Vif`].
+//!
+//! What it does not do: no page flipping, no XDP headroom, no GSO prefix.
 
 pub mod control;
+mod egress;
 pub mod hash;
+mod ingress;
+mod offload;
+mod vif;
+
+pub use egress::XenEgress;
+pub use ingress::XenIngress;
+pub use vif::{Rate, Vif};
+
+use std::sync::{Arc, Mutex};
+
+use ring::xen::{Malformed, SmartPoll};
+use shm::Domain;
+use switch::port::Fault;
+use switch::stats::{EgressStats, IngressStats};
+use switch::vnet::Offloads;
+
+/// The event channel of a ring, as far as its port uses it.
+pub trait Event: Send + Sync {
+    /// Tells the peer.
+    fn notify(&self);
+    /// Takes what the peer told, so that it can tell again.
+    fn ack(&self);
+}
+
+/// What a front half takes; all absent by default, as where it wrote no key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// `feature-sg`: frames in several slots.
+    pub sg: bool,
+    /// `feature-gso-tcpv4`.
+    pub gso4: bool,
+    /// `feature-gso-tcpv6`.
+    pub gso6: bool,
+    /// Not `feature-no-csum-offload`: partial checksums over IPv4.
+    pub csum4: bool,
+    /// `feature-ipv6-csum-offload`: over IPv6.
+    pub csum6: bool,
+    /// `feature-rx-notify`: it notifies when it has offered pages.
+    pub rx_notify: bool,
+}
+
+impl Peer {
+    /// The same in the switch's words. Those have one word for checksums, so it is said only where
+    /// both kinds are taken.
+    fn takes(&self) -> Offloads {
+        Offloads {
+            csum: self.csum4 && self.csum6,
+            tso4: self.sg && self.gso4,
+            tso6: self.sg && self.gso6,
+            // No extra info says that CWR is for the first segment alone.
+            ..Offloads::default()
+        }
+    }
+}
+
+/// What a ring is used with.
+#[derive(Clone)]
+pub struct Wiring {
+    /// Its event channel.
+    pub channel: Arc<dyn Event>,
+    /// Whose grants its slots name.
+    pub domain: Arc<Domain>,
+    /// What the front half takes.
+    pub peer: Peer,
+    /// The flag of the rx ring's page, where `feature-smart-poll` was agreed on.
+    pub smart_poll: Option<Arc<SmartPoll>>,
+    /// What its queues share.
+    pub vif: Arc<Vif>,
+}
+
+impl Wiring {
+    /// Tells the front half, if `needed` or, with smart poll, if it does not poll; returns how many
+    /// notifications that made.
+    fn tell(&self, needed: bool) -> u64 {
+        let tell = self.smart_poll.as_ref().map_or(needed, |smart| smart.claim());
+        if tell {
+            self.channel.notify();
+        }
+        u64::from(tell)
+    }
+}
+
+fn fault(malformed: Malformed) -> Fault {
+    Fault(malformed.to_string())
+}
+
+/// The queues of a port; they outlive what is connected to them.
+#[derive(Clone)]
+pub struct Pair {
+    /// From the guest.
+    pub ingress: Arc<Mutex<XenIngress>>,
+    /// Its counters.
+    pub ingress_stats: Arc<IngressStats>,
+    /// To the guest.
+    pub egress: Arc<Mutex<XenEgress>>,
+    /// Its counters.
+    pub egress_stats: Arc<EgressStats>,
+}
+
+impl Pair {
+    /// An idle pair.
+    pub fn new() -> Self {
+        let ingress_stats = Arc::new(IngressStats::default());
+        let egress_stats = Arc::new(EgressStats::default());
+        Self {
+            ingress: Arc::new(Mutex::new(XenIngress::new(Arc::clone(&ingress_stats)))),
+            ingress_stats,
+            egress: Arc::new(Mutex::new(XenEgress::new(Arc::clone(&egress_stats)))),
+            egress_stats,
+        }
+    }
+}
+
+impl Default for Pair {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -670,3 +670,5 @@ proptest! {
         model(if cross { Mode::Cross } else { Mode::Switch }, &ops)?;
     }
 }
+
+mod granted;

@@ -5,7 +5,7 @@ mod direct;
 use std::sync::Arc;
 
 use ring::virtq::{Armed, Buf, DeviceQueue, Taken};
-use shm::{GuestMemory, Seg, SegMut};
+use shm::{Copies, GuestMemory, Seg, SegMut};
 use switch::direct::Direct;
 use switch::frame::{BURST_MAX, Burst};
 use switch::port::{Egress, Fault};
@@ -33,7 +33,24 @@ pub struct VirtioEgress {
     /// The fewest chains at hand with which a frame did not fit, since [`arm`](Egress::arm) last
     /// found room: of several frames that wait, one may fit where another does not.
     short_at: usize,
+    /// Kept for its allocation.
+    copies: Copies<'static>,
     stats: Arc<EgressStats>,
+}
+
+/// Copies from granted memory that wait for the end of a `put`, and the memory they go to.
+struct Batch<'m> {
+    memory: &'m GuestMemory,
+    copies: Copies<'m>,
+}
+
+/// What follows a frame's head: `segs`, once their first `skip` bytes are skipped.
+#[derive(Clone, Copy)]
+struct Body<'m> {
+    segs: &'m [Seg<'m>],
+    skip: u32,
+    /// Which frame it is, if a copy fails.
+    pick: u16,
 }
 
 impl VirtioEgress {
@@ -44,6 +61,7 @@ impl VirtioEgress {
             taken: Taken::with_capacity(BURST_MAX, 1024),
             next: 0,
             short_at: usize::MAX,
+            copies: Copies::new(),
             stats,
         }
     }
@@ -197,14 +215,60 @@ impl VirtioEgress {
         done
     }
 
-    /// Copies one frame. `body` is what follows `head`, once its first `skip` bytes are skipped.
-    fn deliver(
+    /// As [`put`](Egress::put), for frames of which some lie in granted memory.
+    #[cold]
+    fn put_granted(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
+        let Some(active) = &self.ring.active else { return Ok(picks.len()) };
+        let memory = Arc::clone(&active.memory);
+        let copies = std::mem::take(&mut self.copies).recycle();
+        let mut batch = Batch { memory: &memory, copies };
+        let mut done = Ok(0);
+        for (i, pick) in picks.iter().enumerate() {
+            match self.put_one(burst, *pick, i == 0, Some(&mut batch)) {
+                Ok(true) => done = Ok(i + 1),
+                Ok(false) => break,
+                Err(fault) => {
+                    done = Err(fault);
+                    break;
+                }
+            }
+        }
+        batch.copies.finish(|pick, _| burst.mark_unreadable(pick.into()));
+        self.copies = batch.copies.recycle();
+        done
+    }
+
+    /// Delivers a frame of a burst; false: not now. A fault is told of the `first` only, as of
+    /// others it is told again at the next call.
+    fn put_one<'m>(
+        &mut self,
+        burst: &'m Burst<'m>,
+        pick: u16,
+        first: bool,
+        batch: Option<&mut Batch<'m>>,
+    ) -> Result<bool, Fault> {
+        let frame = &burst.frames[usize::from(pick)];
+        let head = burst.head(usize::from(pick));
+        let body = Body { segs: burst.segs(frame), skip: head.len() as u32, pick };
+        match self.deliver(head, body, frame.len, &frame.hdr, batch) {
+            Ok(false) => {
+                self.stats.full.add(1);
+                self.short_at = self.short_at.min(self.taken.chains.len() - self.next);
+                Ok(false)
+            }
+            Err(_) if !first => Ok(false),
+            done => done,
+        }
+    }
+
+    /// Copies one frame; what is granted, with the `batch`.
+    fn deliver<'m>(
         &mut self,
         head: &[u8],
-        body: &[Seg<'_>],
-        skip: u32,
+        body: Body<'m>,
         len: u32,
         hdr: &VnetHdr,
+        batch: Option<&mut Batch<'m>>,
     ) -> Result<bool, Fault> {
         let active = self.ring.active.as_ref().expect("callers check");
         let total = len + active.format.hdr_len;
@@ -233,16 +297,11 @@ impl VirtioEgress {
         self.next += chains.len();
         let whole = {
             let bufs = chains.iter().flat_map(|c| self.taken.writes(c));
-            let mut to = Room { memory, hint, bufs, seg: None, rest: None, lost: false };
-            to.write(&raw[..format.hdr_len as usize]);
-            to.write(head);
-            let mut skip = skip;
-            for seg in body {
-                let n = seg.len().min(skip);
-                skip -= n;
-                to.copy(seg.skip(n));
+            let start = (&raw[..format.hdr_len as usize], head);
+            match batch {
+                Some(Batch { memory, copies }) => fill(memory, hint, bufs, start, body, copies),
+                None => fill(memory, hint, bufs, start, body, &mut Copies::new()),
             }
-            !to.lost
         };
         let mut left = u64::from(total);
         for chain in chains {
@@ -266,6 +325,28 @@ impl VirtioEgress {
 fn header(hdr: &VnetHdr, format: &Format) -> VnetHdr {
     //= virtio-v1.3 5.1.6.4.1: if GUEST_CSUM was not negotiated, the device MUST set flags to 0.
     VnetHdr { flags: if format.takes.csum { hdr.flags } else { 0 }, ..*hdr }
+}
+
+/// Writes a frame into `bufs`; `start` is private. False: a buffer lay outside memory.
+#[inline]
+fn fill<'b, 'm>(
+    memory: &'m GuestMemory,
+    hint: &mut usize,
+    bufs: impl Iterator<Item = &'b Buf>,
+    start: (&[u8], &[u8]),
+    body: Body<'m>,
+    copies: &mut Copies<'m>,
+) -> bool {
+    let mut to = Room { memory, hint, bufs, seg: None, rest: None, lost: false };
+    to.write(start.0);
+    to.write(start.1);
+    let mut skip = body.skip;
+    for seg in body.segs {
+        let n = seg.len().min(skip);
+        skip -= n;
+        to.copy(seg.skip(n), |to, from| copies.copy(to, from, body.pick));
+    }
+    !to.lost
 }
 
 /// Whether a frame fits the guest's receive buffers.
@@ -294,11 +375,15 @@ struct Room<'a, 'm, I> {
 impl<'b, 'm, I: Iterator<Item = &'b Buf>> Room<'_, 'm, I> {
     #[inline]
     fn write(&mut self, bytes: &[u8]) {
-        self.copy(Seg::of(bytes));
+        self.copy(Seg::of(bytes), |to, from| to.copy_from(from));
     }
 
     #[inline]
-    fn copy(&mut self, mut from: Seg<'_>) {
+    fn copy<'s>(
+        &mut self,
+        mut from: Seg<'s>,
+        mut copy: impl FnMut(&mut SegMut<'m>, Seg<'s>) -> u32,
+    ) {
         while !from.is_empty() {
             let Some(to) = self.seg.as_mut().filter(|to| !to.is_empty()) else {
                 if !self.next_seg() {
@@ -306,7 +391,7 @@ impl<'b, 'm, I: Iterator<Item = &'b Buf>> Room<'_, 'm, I> {
                 }
                 continue;
             };
-            let n = to.copy_from(from);
+            let n = copy(to, from);
             from = from.skip(n);
         }
     }
@@ -342,6 +427,10 @@ impl Egress for VirtioEgress {
         self.ring.active.as_ref().map_or(Offloads::ALL, |a| a.format.takes)
     }
 
+    fn takes_granted(&self) -> bool {
+        true
+    }
+
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
         if !self.is_up() {
             self.stats.drops_down.add(picks.len() as u64);
@@ -349,23 +438,15 @@ impl Egress for VirtioEgress {
         }
         self.stats.groups.add(1);
         self.refill(picks.len())?;
+        if burst.is_lent() {
+            return self.put_granted(burst, picks);
+        }
         let mut done = 0;
         while done < picks.len() {
             done += self.put_simple(burst, &picks[done..]);
             let Some(pick) = picks.get(done) else { break };
-            let frame = &burst.frames[usize::from(*pick)];
-            let head = burst.head(usize::from(*pick));
-            let body = burst.segs(frame);
-            match self.deliver(head, body, head.len() as u32, frame.len, &frame.hdr) {
-                Ok(true) => {}
-                Ok(false) => {
-                    self.stats.full.add(1);
-                    self.short_at = self.short_at.min(self.taken.chains.len() - self.next);
-                    return Ok(done);
-                }
-                // Told again at the next call; these were delivered.
-                Err(_) if done > 0 => return Ok(done),
-                Err(fault) => return Err(fault),
+            if !self.put_one(burst, *pick, done == 0, None)? {
+                return Ok(done);
             }
             done += 1;
         }
@@ -378,7 +459,7 @@ impl Egress for VirtioEgress {
             return Ok(true);
         }
         let len = head.len() as u32 + body.iter().map(|s| s.len()).sum::<u32>();
-        self.deliver(head, body, 0, len, hdr)
+        self.deliver(head, Body { segs: body, skip: 0, pick: 0 }, len, hdr, None)
     }
 
     fn room(&mut self, len: u32, limit: usize) -> Result<usize, Fault> {

@@ -1,0 +1,93 @@
+//! Bursts whose segments are granted.
+
+use std::sync::{Arc, Mutex};
+
+use shm::{Domain, Failed, Grants, Piece, Side};
+
+use super::*;
+
+/// A domain whose pages hold their own number in each byte; those from 100 on do not exist.
+#[derive(Default)]
+struct Fake {
+    calls: Mutex<Vec<usize>>,
+}
+
+impl Grants for Fake {
+    fn copy(&self, pieces: &mut [Piece<'_>]) {
+        self.calls.lock().unwrap().push(pieces.len());
+        for piece in pieces {
+            let Side::Granted { gref, .. } = piece.src() else { continue };
+            let page = [gref as u8; 4096];
+            let len = piece.len() as usize;
+            if let Side::Mapped(mut to) = piece.dst()
+                && gref < 100
+            {
+                to.write(&page[..len]);
+                piece.set(Ok(()));
+            } else {
+                piece.set(Err(Failed::Source));
+            }
+        }
+    }
+}
+
+fn push<'m>(burst: &mut Burst<'m>, segs: &[Seg<'m>]) {
+    let first = burst.segs.len();
+    burst.segs.extend_from_slice(segs);
+    let len = segs.iter().map(|s| s.len()).sum();
+    burst.push_at(first, segs.len(), len, VnetHdr::NONE);
+}
+
+fn bytes(burst: &Burst<'_>, i: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    for seg in burst.segs(&burst.frames[i]) {
+        let mut part = vec![0; seg.len() as usize];
+        assert!(!seg.is_granted() && seg.read(&mut part) == part.len());
+        out.extend(part);
+    }
+    out
+}
+
+#[test]
+fn snapshot_and_fetch_are_one_call_each_and_fail_frame_by_frame() {
+    let fake = Arc::new(Fake::default());
+    let domain = Domain::new(1, fake.clone());
+    let page = |gref, len| Seg::granted(&domain, gref, 0, len).unwrap();
+    let mut arena = [0xee; 2000];
+    let mut burst = Burst::default();
+    burst.lend(&mut arena);
+    push(&mut burst, &[page(8, 20), page(9, 500)]);
+    push(&mut burst, &[page(100, 60)]);
+    push(&mut burst, &[Seg::of(&[5; 200])]);
+    push(&mut burst, &[page(10, 200), page(101, 200)]);
+    burst.snapshot();
+    burst.snapshot();
+    assert_eq!(std::mem::take(&mut *fake.calls.lock().unwrap()), [4]);
+    assert_eq!(burst.head(0), [&[8; 20][..], &[9; 108]].concat());
+    assert_eq!((burst.head(2), burst.head(3)), (&[5; 128][..], &[10; 128][..]));
+    assert!((0..4).map(|i| burst.is_out(i)).eq([false, true, false, false]));
+    burst.fetch([0, 2, 3].into_iter());
+    assert_eq!(std::mem::take(&mut *fake.calls.lock().unwrap()), [4]);
+    assert_eq!(bytes(&burst, 0), [&[8; 20][..], &[9; 500]].concat());
+    assert_eq!(bytes(&burst, 2), [5; 200]);
+    assert!(burst.is_out(3), "its second page is bad");
+    assert_eq!(bytes(&burst, 3), [&[10; 200][..], &[0; 200]].concat());
+    burst.fetch(0..4);
+    assert_eq!(fake.calls.lock().unwrap()[..], [1], "but for frame 1, all is here already");
+    let burst = burst.recycle();
+    assert_eq!((burst.unreadable(), burst.is_lent()), (0, false));
+}
+
+#[test]
+fn frame_longer_than_the_arena_is_given_up() {
+    let domain = Domain::new(1, Arc::new(Fake::default()));
+    let page = |gref, len| Seg::granted(&domain, gref, 0, len).unwrap();
+    let mut arena = [0; 100];
+    let mut burst = Burst::default();
+    burst.lend(&mut arena);
+    push(&mut burst, &[page(8, 60)]);
+    push(&mut burst, &[page(9, 60)]);
+    burst.fetch(0..2);
+    assert_eq!(bytes(&burst, 0), [8; 60]);
+    assert!(!burst.is_out(0) && burst.is_out(1));
+}

@@ -1,0 +1,347 @@
+//! The guest's rx ring: frames out of the switch.
+
+use std::sync::Arc;
+
+use ring::xen::{Armed, BackRx, Extra, Gso, RxResponse, rx_flag, status};
+use shm::{Copies, Domain, Failed, GRANT_LEN, Seg, SegMut};
+use switch::flow;
+use switch::frame::Burst;
+use switch::port::{Egress, Fault};
+use switch::stats::EgressStats;
+use switch::vnet::{Offloads, VnetHdr};
+
+use super::offload::to_rx;
+use super::{Wiring, fault};
+
+/// Back half of a guest's rx ring: frames out of the switch.
+pub struct XenEgress {
+    active: Option<Active>,
+    /// Answers that wait for the copies to be done.
+    answers: Vec<Answer>,
+    /// Kept for its allocation.
+    copies: Copies<'static>,
+    stats: Arc<EgressStats>,
+}
+
+struct Active {
+    ring: BackRx,
+    wiring: Wiring,
+    /// The fewest pages that a frame lacked, since [`arm`](Egress::arm) last found room.
+    short_of: Option<u32>,
+    /// A notification may have come since the last was taken.
+    armed: bool,
+}
+
+/// What goes into one slot.
+#[derive(Clone, Copy)]
+enum Answer {
+    /// Of the frame with this tag.
+    Data(RxResponse, u16),
+    Extra(Extra),
+}
+
+/// A frame to be copied.
+struct Job<'m> {
+    head: &'m [u8],
+    /// What follows the head, once its first `skip` bytes are skipped.
+    body: &'m [Seg<'m>],
+    skip: u32,
+    len: u32,
+    hdr: VnetHdr,
+    tag: u16,
+}
+
+/// What became of a frame.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Laid {
+    Copied,
+    Dropped,
+    NotNow,
+}
+
+impl XenEgress {
+    /// An inactive queue.
+    pub fn new(stats: Arc<EgressStats>) -> Self {
+        Self { active: None, answers: Vec::new(), copies: Copies::new(), stats }
+    }
+
+    /// Puts a ring to work.
+    pub fn activate(&mut self, ring: BackRx, wiring: Wiring) {
+        assert!(self.active.is_none(), "a ring is activated once");
+        self.active = Some(Active { ring, wiring, short_of: None, armed: true });
+    }
+
+    /// Takes the ring away. False: there was none.
+    pub fn deactivate(&mut self) -> bool {
+        let Some(mut active) = self.active.take() else { return false };
+        active.ring.publish();
+        let needed = active.ring.notify_needed();
+        self.stats.calls.add(active.wiring.tell(needed));
+        true
+    }
+
+    /// Whether the guest has a ring here.
+    pub fn is_up(&self) -> bool {
+        self.active.is_some()
+    }
+
+    /// Tells the copies, then answers the slots: of a frame that failed, with ERROR.
+    fn finish(&mut self, mut copies: Copies<'_>, mut source_failed: impl FnMut(u16)) {
+        let (mut failed, mut refused) = (0_u64, 0_u64);
+        copies.finish(|tag, whose| {
+            failed |= 1 << tag;
+            match whose {
+                Failed::Source => source_failed(tag),
+                Failed::Destination => refused |= 1 << tag,
+            }
+        });
+        self.copies = copies.recycle();
+        let Some(active) = &mut self.active else { return };
+        let (mut frames, mut bytes) = (0, 0);
+        for answer in self.answers.drain(..) {
+            match answer {
+                Answer::Extra(extra) => active.ring.put_extra(extra, false),
+                Answer::Data(response, tag) if failed & 1 << tag != 0 => {
+                    active.ring.put(RxResponse { status: status::ERROR, ..response });
+                }
+                Answer::Data(response, _) if response.status < 0 => active.ring.put(response),
+                Answer::Data(response, _) => {
+                    frames += u64::from(response.flags & rx_flag::MORE_DATA == 0);
+                    bytes += u64::from(response.status.unsigned_abs());
+                    active.ring.put(response);
+                }
+            }
+        }
+        self.stats.frames.add(frames);
+        self.stats.bytes.add(bytes);
+        self.stats.drops_bad_grant.add(refused.count_ones().into());
+    }
+}
+
+impl Active {
+    /// Slots that a frame takes, with its extra info.
+    fn slots_for(len: u32, gso: bool) -> u32 {
+        len.div_ceil(GRANT_LEN) + u32::from(gso)
+    }
+
+    /// Whether the guest takes a frame like that at all.
+    fn fits_ever(&self, len: u32, gso: bool) -> bool {
+        let mtu = u32::from(self.wiring.vif.mtu());
+        // An MTU is for frames without link header (14) and tag (4).
+        let short = gso || mtu == 0 || len <= mtu + 18;
+        let one = self.wiring.peer.sg || len <= GRANT_LEN;
+        short && one && Self::slots_for(len, gso) <= self.ring.size()
+    }
+
+    fn wants(&self, head: &[u8], body: &[Seg<'_>]) -> bool {
+        if !self.wiring.vif.is_filtering() {
+            return true;
+        }
+        let mut mac = [0; 6];
+        match flow::dst_mac(head) {
+            Some(dst) => mac = dst,
+            // Nothing was looked at on the way here.
+            None => {
+                if let Some(seg) = body.first() {
+                    seg.read(&mut mac);
+                }
+            }
+        }
+        self.wiring.vif.wants(mac)
+    }
+}
+
+/// Gives a frame its slots and orders its copies.
+fn lay<'m>(
+    active: &mut Active,
+    domain: &'m Domain,
+    job: &Job<'m>,
+    copies: &mut Copies<'m>,
+    answers: &mut Vec<Answer>,
+    stats: &EgressStats,
+) -> Result<Laid, Fault> {
+    let takes_csum = active.wiring.peer.takes().csum;
+    let (flags, gso) = to_rx(&job.hdr, takes_csum);
+    if !active.fits_ever(job.len, gso.is_some()) {
+        stats.drops_too_long.add(1);
+        return Ok(Laid::Dropped);
+    }
+    if !active.wants(job.head, job.body) {
+        stats.drops_filtered.add(1);
+        return Ok(Laid::Dropped);
+    }
+    let need = Active::slots_for(job.len, gso.is_some());
+    if active.ring.available().map_err(fault)? < need {
+        active.short_of = Some(active.short_of.map_or(need, |n| n.min(need)));
+        return Ok(Laid::NotNow);
+    }
+    let mut segs = std::iter::once(Seg::of(job.head)).chain(after(job.body, job.skip));
+    let mut from = Seg::EMPTY;
+    let mut left = job.len;
+    let mut bad = false;
+    while left > 0 {
+        let first = left == job.len;
+        let Some(request) = active.ring.take() else { break };
+        let n = left.min(GRANT_LEN);
+        left -= n;
+        let mut to = SegMut::granted(domain, request.gref, 0, n as u16);
+        while let Some(to) = to.as_mut().filter(|to| !to.is_empty()) {
+            if from.is_empty() {
+                let Some(next) = segs.next() else { break };
+                from = next;
+            }
+            from = from.skip(copies.copy(to, from, job.tag));
+        }
+        bad |= to.is_none();
+        let more = if left > 0 { rx_flag::MORE_DATA } else { 0 };
+        let extra = if first && gso.is_some() { rx_flag::EXTRA_INFO } else { 0 };
+        let flags = more | extra | if first { flags } else { 0 };
+        let response = RxResponse { id: request.id, offset: 0, flags, status: n as i16 };
+        answers.push(Answer::Data(response, job.tag));
+        if let Some(Gso { size, kind, features }) = gso.filter(|_| first)
+            && active.ring.take().is_some()
+        {
+            answers.push(Answer::Extra(Extra::Gso(Gso { size, kind, features })));
+        }
+    }
+    if bad {
+        // One of its slots names no grant: none of them holds a frame.
+        stats.drops_bad_grant.add(1);
+        for answer in answers {
+            if let Answer::Data(response, tag) = answer
+                && *tag == job.tag
+            {
+                response.status = status::ERROR;
+            }
+        }
+    }
+    Ok(if bad { Laid::Dropped } else { Laid::Copied })
+}
+
+/// The segments without their first `skip` bytes.
+fn after<'m>(body: &'m [Seg<'m>], mut skip: u32) -> impl Iterator<Item = Seg<'m>> {
+    body.iter().map(move |seg| {
+        let rest = seg.skip(skip);
+        skip -= seg.len() - rest.len();
+        rest
+    })
+}
+
+impl Egress for XenEgress {
+    fn offloads(&self) -> Offloads {
+        self.active.as_ref().map_or(Offloads::ALL, |a| a.wiring.peer.takes())
+    }
+
+    fn takes_granted(&self) -> bool {
+        true
+    }
+
+    fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
+        let Some(active) = &mut self.active else {
+            self.stats.drops_down.add(picks.len() as u64);
+            return Ok(picks.len());
+        };
+        self.stats.groups.add(1);
+        let domain = Arc::clone(&active.wiring.domain);
+        let mut copies = std::mem::take(&mut self.copies).recycle();
+        let mut done = Ok(picks.len());
+        for (i, pick) in picks.iter().enumerate() {
+            let frame = &burst.frames[usize::from(*pick)];
+            let head = burst.head(usize::from(*pick));
+            let job = Job {
+                head,
+                body: burst.segs(frame),
+                skip: head.len() as u32,
+                len: frame.len,
+                hdr: frame.hdr,
+                tag: *pick,
+            };
+            match lay(active, &domain, &job, &mut copies, &mut self.answers, &self.stats) {
+                Ok(Laid::NotNow) => {
+                    self.stats.full.add(1);
+                    done = Ok(i);
+                    break;
+                }
+                Ok(_) => {}
+                // Told again at the next call; those before were delivered.
+                Err(_) if i > 0 => {
+                    done = Ok(i);
+                    break;
+                }
+                Err(fault) => {
+                    done = Err(fault);
+                    break;
+                }
+            }
+        }
+        self.finish(copies, |tag| burst.mark_unreadable(tag.into()));
+        done
+    }
+
+    fn put_made(&mut self, head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr) -> Result<bool, Fault> {
+        let Some(active) = &mut self.active else {
+            self.stats.drops_down.add(1);
+            return Ok(true);
+        };
+        let domain = Arc::clone(&active.wiring.domain);
+        let mut copies = std::mem::take(&mut self.copies).recycle();
+        let len = head.len() as u32 + body.iter().map(|s| s.len()).sum::<u32>();
+        let job = Job { head, body, skip: 0, len, hdr: *hdr, tag: 0 };
+        let laid = lay(active, &domain, &job, &mut copies, &mut self.answers, &self.stats);
+        self.finish(copies, |_| {});
+        laid.map(|laid| laid != Laid::NotNow)
+    }
+
+    fn room(&mut self, len: u32, limit: usize) -> Result<usize, Fault> {
+        let Some(active) = &mut self.active else { return Ok(limit) };
+        let available = active.ring.available().map_err(fault)?;
+        let need = Active::slots_for(len, false).max(1);
+        if available >= active.ring.size() || !active.fits_ever(len, false) {
+            return Ok(limit);
+        }
+        let frames = usize::try_from(available / need).unwrap_or(usize::MAX);
+        if frames < limit {
+            // As many as can ever be, if more are wanted than that.
+            let wanted = u32::try_from(limit).unwrap_or(u32::MAX).saturating_mul(need);
+            let wanted = wanted.min(active.ring.size());
+            active.short_of = Some(active.short_of.map_or(wanted, |n| n.min(wanted)));
+        }
+        Ok(frames.min(limit))
+    }
+
+    fn flush(&mut self) {
+        if let Some(active) = &mut self.active {
+            active.ring.publish();
+        }
+    }
+
+    fn notify(&mut self) {
+        let Some(active) = &mut self.active else { return };
+        let needed = active.ring.notify_needed();
+        self.stats.calls.add(active.wiring.tell(needed));
+    }
+
+    fn arm(&mut self) -> bool {
+        let Some(active) = &mut self.active else { return true };
+        let need = active.short_of.unwrap_or(1);
+        // One that does not tell of the pages it offers is looked at until the frames are too old.
+        let tells = active.wiring.peer.rx_notify;
+        let full = tells && !active.ring.has_room(need) && {
+            if std::mem::take(&mut active.armed) {
+                active.wiring.channel.ack();
+            }
+            active.armed = true;
+            active.ring.arm(need) == Armed::Armed
+        };
+        if !full {
+            active.short_of = None;
+        }
+        full
+    }
+
+    fn disarm(&mut self) {
+        if let Some(active) = &mut self.active {
+            active.ring.disarm();
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! The guest's tx ring: frames into the switch.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use ring::xen::{Armed, BackTx, Gso, Multicast, Packet, Refusal, TxPacket, TxSlot, status};
+use shm::{Domain, Seg};
+use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, Verdict};
+use switch::port::{Fault, Ingress};
+use switch::stats::IngressStats;
+use switch::vnet::VnetHdr;
+
+use super::offload::{from_tx, looks};
+use super::{Wiring, fault};
+
+/// Longest time that the rest of a packet may take, in ns. Front halves push whole packets; one
+/// that does not stops what is behind it, so it is no use to wait for ever.
+const PARTIAL_NS_MAX: u64 = 10_000_000_000;
+/// Room for a burst's frames: it ends with the frame that passes `BURST_BYTES`.
+const ARENA_LEN: usize = BURST_BYTES as usize + GSO_LEN_MAX as usize;
+
+/// Back half of a guest's tx ring: frames into the switch.
+pub struct XenIngress {
+    pub(super) active: Option<Active>,
+    packet: TxPacket,
+    /// Packets of the current burst, and the slots of their frames.
+    taken: Vec<Taken>,
+    slots: Vec<TxSlot>,
+    /// Packets not yet answered because one before them, or they themselves, are held.
+    pending: VecDeque<Pending>,
+    held: usize,
+    /// Where frames go that a receiver cannot take from the guest's pages.
+    arena: Vec<u8>,
+    stats: Arc<IngressStats>,
+}
+
+pub(super) struct Active {
+    ring: BackTx,
+    pub(super) wiring: Wiring,
+    /// Since when a packet's rest is waited for.
+    partial_ns: Option<u64>,
+    /// The rate kept a packet from being taken: there is work, and no one will tell of it.
+    limited: bool,
+    /// A notification may have come since the last was taken.
+    armed: bool,
+}
+
+/// A packet taken in this burst.
+struct Taken {
+    ring_slots: u32,
+    /// How to answer it, if it has no frame.
+    status: i16,
+    frame: Option<usize>,
+    /// Its part of the slots.
+    slots: (usize, usize),
+    flags: u16,
+    gso: Option<Gso>,
+}
+
+/// A packet that waits to be answered.
+struct Pending {
+    ring_slots: u32,
+    status: i16,
+    /// What is needed to show the frame again; `None` when it is done.
+    held: Option<Held>,
+}
+
+struct Held {
+    slots: Box<[TxSlot]>,
+    hdr: VnetHdr,
+    since_ns: u64,
+}
+
+impl XenIngress {
+    /// An inactive queue.
+    pub fn new(stats: Arc<IngressStats>) -> Self {
+        Self {
+            active: None,
+            packet: TxPacket::new(),
+            taken: Vec::with_capacity(BURST_MAX),
+            slots: Vec::new(),
+            pending: VecDeque::new(),
+            held: 0,
+            arena: Vec::new(),
+            stats,
+        }
+    }
+
+    /// Puts a ring to work. It may hold packets already, of which no one will be notified.
+    pub fn activate(&mut self, ring: BackTx, wiring: Wiring) {
+        assert!(self.active.is_none(), "a ring is activated once");
+        self.arena = vec![0; ARENA_LEN];
+        let active = Active { ring, wiring, partial_ns: None, limited: false, armed: true };
+        self.active = Some(active);
+    }
+
+    /// Takes the ring away. What was held is answered, undelivered, so that the guest gets every
+    /// page back. False: there was none.
+    pub fn deactivate(&mut self) -> bool {
+        let Some(mut active) = self.active.take() else { return false };
+        for p in self.pending.drain(..) {
+            let held = p.held.is_some();
+            active.ring.put(if held { status::DROPPED } else { p.status });
+            self.stats.drops_no_room.add(u64::from(held));
+        }
+        self.held = 0;
+        self.arena = Vec::new();
+        active.ring.publish();
+        let needed = active.ring.notify_needed();
+        self.stats.calls.add(active.wiring.tell(needed));
+        true
+    }
+
+    /// Whether the guest has a ring here.
+    pub fn is_up(&self) -> bool {
+        self.active.is_some()
+    }
+
+    /// How many packets a burst may take beside those held, of a ring of `size`. What waits bounds
+    /// how much one guest can have open; then its ring backs up.
+    fn room(&self, size: u32) -> usize {
+        if self.waiting() * 2 >= size { 0 } else { BURST_MAX.saturating_sub(self.held) }
+    }
+
+    /// Packets are answered in order, so a few frames for one slow receiver would in the end hold
+    /// up all that this guest sends to others: then they are given up.
+    fn is_crowded(&self, size: u32) -> bool {
+        self.waiting() * 2 >= size && self.held * 2 < self.pending.len()
+    }
+
+    fn waiting(&self) -> u32 {
+        self.pending.iter().map(|p| p.ring_slots).sum()
+    }
+
+    /// Takes packets and makes frames of them. Whether it ended for their length.
+    fn collect<'m>(
+        active: &mut Active,
+        domain: &'m Domain,
+        (most, now_ns): (usize, u64),
+        burst: &mut Burst<'m>,
+        (packet, taken, slots): (&mut TxPacket, &mut Vec<Taken>, &mut Vec<TxSlot>),
+        stats: &IngressStats,
+    ) -> Result<bool, Fault> {
+        let mut bytes = burst.frames.iter().map(|f| u64::from(f.len)).sum::<u64>();
+        while taken.len() < most {
+            if bytes > BURST_BYTES {
+                return Ok(true);
+            }
+            let Some(kind) = active.ring.take(packet).map_err(fault)? else { break };
+            let mut new = Taken {
+                ring_slots: packet.ring_slots,
+                status: status::OKAY,
+                frame: None,
+                slots: (slots.len(), slots.len()),
+                flags: packet.flags,
+                gso: packet.gso,
+            };
+            match kind {
+                Packet::Multicast(change) => {
+                    new.status = change_multicast(&active.wiring, change);
+                }
+                Packet::Refused(why) => {
+                    refused(why, stats);
+                    new.status = status::ERROR;
+                }
+                Packet::Frame if !active.wiring.vif.may_send(packet.len, now_ns) => {
+                    active.ring.untake(1);
+                    active.limited = true;
+                    break;
+                }
+                Packet::Frame if packet.gso.is_none() && u32::from(packet.len) > FRAME_LEN_MAX => {
+                    stats.drops_too_long.add(1);
+                    new.status = status::ERROR;
+                }
+                Packet::Frame => {
+                    if push(burst, domain, packet.slots(), packet.len.into(), VnetHdr::NONE) {
+                        slots.extend_from_slice(packet.slots());
+                        new.slots.1 = slots.len();
+                        new.frame = Some(burst.frames.len() - 1);
+                        bytes += u64::from(packet.len);
+                    } else {
+                        stats.drops_bad_grant.add(1);
+                        new.status = status::ERROR;
+                    }
+                }
+            }
+            taken.push(new);
+        }
+        Ok(false)
+    }
+}
+
+/// Pushes a frame that lies in `slots`; false: one of them has the reference of no grant.
+fn push<'m>(
+    burst: &mut Burst<'m>,
+    domain: &'m Domain,
+    slots: &[TxSlot],
+    len: u32,
+    hdr: VnetHdr,
+) -> bool {
+    let first = burst.segs.len();
+    for slot in slots {
+        let Some(seg) = Seg::granted(domain, slot.gref, slot.offset, slot.len) else {
+            burst.segs.truncate(first);
+            return false;
+        };
+        burst.segs.push(seg);
+    }
+    burst.push_at(first, slots.len(), len, hdr);
+    true
+}
+
+fn change_multicast(wiring: &Wiring, change: Multicast) -> i16 {
+    match change {
+        Multicast::Add(mac) if !wiring.vif.add_multicast(mac) => return status::ERROR,
+        Multicast::Add(_) => {}
+        Multicast::Del(mac) => wiring.vif.del_multicast(mac),
+    }
+    status::OKAY
+}
+
+fn refused(why: Refusal, stats: &IngressStats) {
+    match why {
+        Refusal::Slots => stats.drops_too_many_segs.add(1),
+        Refusal::Extras => stats.drops_bad_hdr.add(1),
+        Refusal::Size => stats.drops_too_long.add(1),
+        Refusal::Short => stats.drops_runt.add(1),
+    }
+}
+
+/// Gives new frames the header that their flags stand for. One that cannot be is refused.
+fn understand(burst: &mut Burst<'_>, taken: &[Taken], stats: &IngressStats) {
+    if !taken.iter().any(|t| t.frame.is_some() && looks(t.flags, t.gso)) {
+        for new in taken {
+            if let Some(i) = new.frame
+                && let Some(hdr) = from_tx(new.flags, None, &[], 0)
+            {
+                burst.frames[i].hdr = hdr;
+            }
+        }
+        return;
+    }
+    burst.snapshot();
+    for new in taken {
+        let Some(i) = new.frame.filter(|i| !burst.is_out(*i)) else { continue };
+        match from_tx(new.flags, new.gso, burst.head(i), burst.frames[i].len) {
+            Some(hdr) => burst.frames[i].hdr = hdr,
+            None => {
+                stats.drops_bad_hdr.add(1);
+                burst.refuse(i);
+            }
+        }
+    }
+}
+
+impl Ingress for XenIngress {
+    fn burst(
+        &mut self,
+        max: usize,
+        now_ns: u64,
+        scratch: &mut Burst<'static>,
+        forward: &mut dyn FnMut(&mut Burst<'_>),
+    ) -> Result<usize, Fault> {
+        let Some(size) = self.active.as_ref().map(|a| a.ring.size()) else { return Ok(0) };
+        let (room, crowded) = (self.room(size), self.is_crowded(size));
+        let Self { active, packet, taken, slots, pending, arena, stats, .. } = self;
+        let Some(active) = active else { return Ok(0) };
+        let domain = Arc::clone(&active.wiring.domain);
+        let mut burst: Burst<'_> = std::mem::take(scratch);
+        burst.lend(arena);
+
+        let all = show_again(&mut burst, &domain, pending, now_ns, crowded);
+        let held = burst.frames.len();
+        taken.clear();
+        slots.clear();
+        let most = if all { room.min(max.saturating_sub(held)) } else { 0 };
+        let mut more = !all;
+        active.limited = false;
+        let lists = (packet, &mut *taken, &mut *slots);
+        match Self::collect(active, &domain, (most, now_ns), &mut burst, lists, stats) {
+            Ok(cut) => more |= cut,
+            Err(fault) if held == 0 && taken.is_empty() => {
+                *scratch = burst.recycle();
+                return Err(fault);
+            }
+            // Told at the next call; first what came before.
+            Err(_) => {}
+        }
+        if taken.is_empty() && held == 0 {
+            *scratch = burst.recycle();
+            return active.check_partial(now_ns).map(|()| 0);
+        }
+        active.partial_ns = None;
+
+        understand(&mut burst, taken, stats);
+        let (mut frames, mut bytes) = (0, 0);
+        for frame in &burst.frames[held..] {
+            frames += 1;
+            bytes += u64::from(frame.len);
+        }
+        let shown = burst.frames.len();
+        if shown > 0 {
+            forward(&mut burst);
+        }
+        settle(&burst, held, now_ns, taken, slots, pending);
+        *scratch = burst.recycle();
+        while let Some(done) = pending.pop_front_if(|p| p.held.is_none()) {
+            active.ring.put(done.status);
+        }
+        active.ring.publish();
+        let needed = active.ring.notify_needed();
+        stats.calls.add(active.wiring.tell(needed));
+        stats.frames.add(frames);
+        stats.bytes.add(bytes);
+        stats.bursts.add(1);
+        let taken = taken.len();
+        self.held = self.pending.iter().filter(|p| p.held.is_some()).count();
+        self.stats.holds.add(self.held as u64);
+        Ok(if more { max.max(shown) } else { shown.max(taken) })
+    }
+
+    fn held(&self) -> usize {
+        self.held
+    }
+
+    fn arm(&mut self) -> bool {
+        let Some(size) = self.active.as_ref().map(|a| a.ring.size()) else { return true };
+        // Held frames keep more from being taken. That they go wakes us; then we look again.
+        if self.held > 0 && self.room(size) == 0 && !self.is_crowded(size) {
+            return true;
+        }
+        self.active.as_mut().is_none_or(Active::arm)
+    }
+
+    fn disarm(&mut self) {
+        if let Some(active) = &mut self.active {
+            active.ring.disarm();
+        }
+    }
+}
+
+impl Active {
+    fn arm(&mut self) -> bool {
+        if self.limited {
+            return false;
+        }
+        // Before the last look: what is told after it is told again.
+        if std::mem::take(&mut self.armed) {
+            self.wiring.channel.ack();
+        }
+        self.armed = true;
+        self.ring.arm() == Armed::Armed
+    }
+
+    /// Nothing was taken: perhaps for a packet whose rest is missing.
+    fn check_partial(&mut self, now_ns: u64) -> Result<(), Fault> {
+        if !self.ring.is_partial() {
+            self.partial_ns = None;
+            return Ok(());
+        }
+        let since = *self.partial_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since) > PARTIAL_NS_MAX {
+            return Err(Fault("a packet whose last slots never came".into()));
+        }
+        Ok(())
+    }
+}
+
+/// Shows held frames again, as many as a burst may be long; whether that was all.
+fn show_again<'m>(
+    burst: &mut Burst<'m>,
+    domain: &'m Domain,
+    pending: &VecDeque<Pending>,
+    now_ns: u64,
+    crowded: bool,
+) -> bool {
+    let mut bytes = 0;
+    for held in pending.iter().filter_map(|p| p.held.as_ref()) {
+        if burst.frames.len() == BURST_MAX || bytes > BURST_BYTES {
+            return false;
+        }
+        let len = held.slots.iter().map(|s| u32::from(s.len)).sum();
+        bytes += u64::from(len);
+        // They were grants when it was first shown.
+        if !push(burst, domain, &held.slots, len, held.hdr) {
+            burst.push_at(burst.segs.len(), 0, 0, VnetHdr::NONE);
+        }
+        let held_ns = now_ns.saturating_sub(held.since_ns).max(1);
+        if let Some(frame) = burst.frames.last_mut() {
+            frame.held_ns = if crowded { u64::MAX } else { held_ns };
+        }
+    }
+    true
+}
+
+/// Books the verdicts of a burst whose first `held` frames were held before.
+fn settle(
+    burst: &Burst<'_>,
+    held: usize,
+    now_ns: u64,
+    taken: &[Taken],
+    slots: &[TxSlot],
+    pending: &mut VecDeque<Pending>,
+) {
+    let waits = |i: usize| burst.frames[i].verdict == Verdict::Hold && !burst.is_out(i);
+    let answer = |i: usize| if burst.is_out(i) { status::ERROR } else { status::OKAY };
+    for (i, p) in pending.iter_mut().filter(|p| p.held.is_some()).take(held).enumerate() {
+        if !waits(i) {
+            (p.held, p.status) = (None, answer(i));
+        }
+    }
+    for new in taken {
+        let held = new.frame.filter(|i| waits(*i)).map(|i| Held {
+            slots: slots[new.slots.0..new.slots.1].into(),
+            hdr: burst.frames[i].hdr,
+            since_ns: now_ns,
+        });
+        let status = new.frame.map_or(new.status, answer);
+        pending.push_back(Pending { ring_slots: new.ring_slots, status, held });
+    }
+}

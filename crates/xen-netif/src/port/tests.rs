@@ -1,0 +1,576 @@
+//! Both rings of a vif as ports, against front halves, honest and not.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ring::xen::{
+    BackRx, BackTx, Extra, FrontRx, Gso, RxPacket, RxRefusal, RxRequest, TxRequest, gso_type,
+    rx_flag, status, tx_flag,
+};
+use shm::{Area, Failed, Grants, Mapping, Piece, Seg, Side};
+use switch::frame::{Burst, Verdict};
+use switch::port::{Egress, Ingress};
+use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
+
+use super::*;
+
+/// Start near the end of the indices: they wrap in every test that is long enough.
+const START: u32 = u32::MAX - 3;
+const READ_ONLY: u32 = 300;
+const NO_SUCH: u32 = 999;
+
+/// Pages that one guest granted, by reference.
+#[derive(Default)]
+struct Host {
+    pages: Mutex<BTreeMap<(u16, u32), Arc<Mapping>>>,
+    calls: AtomicUsize,
+}
+
+impl Host {
+    fn page(&self, id: u16, gref: u32) -> Option<Arc<Mapping>> {
+        if gref == NO_SUCH {
+            return None;
+        }
+        let mut pages = self.pages.lock().unwrap();
+        let page = || Arc::new(Mapping::memfd("page", 4096).unwrap());
+        Some(Arc::clone(pages.entry((id, gref)).or_insert_with(page)))
+    }
+
+    fn one(&self, piece: &mut Piece<'_>) -> Result<(), Failed> {
+        let len = piece.len();
+        let held;
+        let from = match piece.src() {
+            Side::Mapped(seg) => seg,
+            Side::Granted { domain, gref, offset } => {
+                held = self.page(domain.id(), gref).ok_or(Failed::Source)?;
+                held.seg(offset.into(), len).ok_or(Failed::Source)?
+            }
+        };
+        match piece.dst() {
+            Side::Mapped(mut to) => to.copy_from(from),
+            Side::Granted { gref: READ_ONLY, .. } => return Err(Failed::Destination),
+            Side::Granted { domain, gref, offset } => {
+                let page = self.page(domain.id(), gref).ok_or(Failed::Destination)?;
+                page.seg_mut(offset.into(), len).ok_or(Failed::Destination)?.copy_from(from)
+            }
+        };
+        Ok(())
+    }
+}
+
+impl Grants for Host {
+    fn copy(&self, pieces: &mut [Piece<'_>]) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        for piece in pieces {
+            let result = self.one(piece);
+            piece.set(result);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Channel {
+    notified: AtomicUsize,
+    acked: AtomicUsize,
+}
+
+impl Event for Channel {
+    fn notify(&self) {
+        self.notified.fetch_add(1, Ordering::Relaxed);
+    }
+    fn ack(&self) {
+        self.acked.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+const ALL: Peer =
+    Peer { sg: true, gso4: true, gso6: true, csum4: true, csum6: true, rx_notify: true };
+
+/// A tx ring, written by hand: our front half would send nothing of what a hostile one does.
+struct Tx {
+    page: Area,
+    req_prod: u32,
+    rsp_cons: u32,
+}
+
+impl Tx {
+    fn new(page: Area) -> Self {
+        for (at, value) in [(0, START), (4, START + 1), (8, START), (12, START + 1)] {
+            page.store_u32(at, value);
+        }
+        Self { page, req_prod: START, rsp_cons: START }
+    }
+
+    fn slot(&mut self, words: [u32; 3]) {
+        let at = 64 + 12 * (self.req_prod % 256) as usize;
+        for (i, word) in words.into_iter().enumerate() {
+            self.page.store_u32(at + 4 * i, word);
+        }
+        self.req_prod = self.req_prod.wrapping_add(1);
+    }
+
+    fn add(&mut self, mut first: TxRequest, extras: &[Extra], rest: &[TxRequest]) {
+        let more = |more: bool| if more { tx_flag::MORE_DATA } else { 0 };
+        let words = |r: &TxRequest, flags: u16| {
+            let flags = u32::from(r.flags | flags) << 16;
+            [r.gref, u32::from(r.offset) | flags, u32::from(r.id) | u32::from(r.size) << 16]
+        };
+        first.flags |= if extras.is_empty() { 0 } else { tx_flag::EXTRA_INFO };
+        self.slot(words(&first, more(!rest.is_empty())));
+        for (i, extra) in extras.iter().enumerate() {
+            let (kind, [a, b, c, d, e, f]) = match *extra {
+                Extra::Gso(Gso { size, kind, .. }) => {
+                    let [a, b] = size.to_le_bytes();
+                    (1, [a, b, kind, 0, 0, 0])
+                }
+                Extra::McastAdd(mac) => (2, mac),
+                Extra::McastDel(mac) => (3, mac),
+                Extra::Hash(_) => (4, [0; 6]),
+            };
+            let more = u8::from(i + 1 < extras.len());
+            self.slot([
+                u32::from_le_bytes([kind, more, a, b]),
+                u32::from_le_bytes([c, d, e, f]),
+                0,
+            ]);
+        }
+        for (i, request) in rest.iter().enumerate() {
+            self.slot(words(request, more(i + 1 < rest.len())));
+        }
+        self.page.sync_store_u32(0, self.req_prod, shm::sync::Ordering::Release);
+    }
+
+    /// The status of every slot answered since the last time.
+    fn responses(&mut self) -> Vec<i16> {
+        let mut all = Vec::new();
+        while self.rsp_cons != self.page.sync_load_u32(8, shm::sync::Ordering::Acquire) {
+            let word = self.page.load_u32(64 + 12 * (self.rsp_cons % 256) as usize);
+            all.push((word >> 16) as i16);
+            self.rsp_cons = self.rsp_cons.wrapping_add(1);
+        }
+        all
+    }
+}
+
+/// One vif: both halves of both its rings.
+struct Guest {
+    id: u16,
+    host: Arc<Host>,
+    tx: Tx,
+    rx: FrontRx,
+    channel: Arc<Channel>,
+    vif: Arc<Vif>,
+    pair: Pair,
+    next: u16,
+}
+
+fn area() -> Area {
+    Area::of(&Arc::new(Mapping::memfd("ring", 4096).unwrap()), 0, 4096).unwrap()
+}
+
+impl Guest {
+    fn new(id: u16, host: &Arc<Host>, peer: Peer) -> Self {
+        let (tx_page, rx_page) = (area(), area());
+        let tx = Tx::new(tx_page.clone());
+        let rx = FrontRx::starting_at(rx_page.clone(), START);
+        let pair = Pair::new();
+        let channel = Arc::new(Channel::default());
+        let vif = Arc::new(Vif::new());
+        let wiring = Wiring {
+            channel: channel.clone(),
+            domain: Arc::new(Domain::new(id, host.clone())),
+            peer,
+            smart_poll: None,
+            vif: vif.clone(),
+        };
+        pair.ingress.lock().unwrap().activate(BackTx::attach(tx_page).unwrap(), wiring.clone());
+        pair.egress.lock().unwrap().activate(BackRx::attach(rx_page).unwrap(), wiring);
+        Self { id, host: host.clone(), tx, rx, channel, vif, pair, next: 0 }
+    }
+
+    fn write(&self, gref: u32, at: usize, bytes: &[u8]) {
+        let page = self.host.page(self.id, gref).unwrap();
+        page.seg_mut(at, bytes.len() as u32).unwrap().write(bytes);
+    }
+
+    /// Sends a packet in slots of these lengths, from grant 8 on.
+    fn send(&mut self, bytes: &[u8], cut: &[usize], flags: u16, extras: &[Extra]) {
+        let (mut at, mut requests) = (0, Vec::new());
+        for (i, n) in cut.iter().enumerate() {
+            let gref = 8 + u32::from(self.next);
+            self.write(gref, 16, &bytes[at..at + n]);
+            let size = if i == 0 { bytes.len() } else { *n } as u16;
+            requests.push(TxRequest { gref, offset: 16, flags: 0, id: self.next, size });
+            self.next = (self.next + 1) % 200;
+            at += n;
+        }
+        requests[0].flags = flags;
+        self.raw(requests[0], extras, &requests[1..]);
+    }
+
+    fn raw(&mut self, first: TxRequest, extras: &[Extra], rest: &[TxRequest]) {
+        self.tx.add(first, extras, rest);
+    }
+
+    /// Shows what was sent to `see`; its verdicts are the burst's.
+    fn burst(&mut self, now_ns: u64, mut see: impl FnMut(&mut Burst<'_>)) -> Result<usize, Fault> {
+        let mut scratch = Burst::default();
+        let mut ingress = self.pair.ingress.lock().unwrap();
+        ingress.burst(64, now_ns, &mut scratch, &mut |burst| see(burst))
+    }
+
+    /// Everything sent, as private bytes; what cannot be read is left out.
+    fn received(&mut self) -> Result<Vec<(VnetHdr, Vec<u8>)>, Fault> {
+        let mut all = Vec::new();
+        self.burst(0, |burst| {
+            burst.snapshot();
+            burst.fetch(0..burst.frames.len());
+            for i in (0..burst.frames.len()).filter(|i| !burst.is_out(*i)) {
+                let frame = &burst.frames[i];
+                let mut bytes = vec![0; frame.len as usize];
+                let mut at = 0;
+                burst.segs(frame).iter().for_each(|seg| at += seg.read(&mut bytes[at..]));
+                all.push((frame.hdr, bytes));
+            }
+        })?;
+        Ok(all)
+    }
+
+    fn responses(&mut self) -> Vec<i16> {
+        self.tx.responses()
+    }
+
+    fn post(&mut self, grefs: impl IntoIterator<Item = u32>) {
+        for gref in grefs {
+            assert!(self.rx.post(RxRequest { id: gref as u16, gref }));
+        }
+        self.rx.publish();
+        let _ = self.rx.notify_needed();
+    }
+
+    fn take(&mut self) -> Option<Result<(RxPacket, Vec<u8>), RxRefusal>> {
+        let mut packet = RxPacket::new();
+        let result = self.rx.take(&mut packet).unwrap()?;
+        let mut bytes = Vec::new();
+        for slot in &packet.slots {
+            let page = self.host.page(self.id, slot.request.gref).unwrap();
+            let mut part = vec![0; slot.len.into()];
+            page.seg(slot.offset.into(), slot.len.into()).unwrap().read(&mut part);
+            bytes.extend(part);
+        }
+        Some(result.map(|()| (packet, bytes)))
+    }
+}
+
+/// A TCP frame over IPv4.
+fn tcp(len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..len).map(|i| (i * 11 + 5) as u8).collect();
+    bytes[..6].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
+    bytes[12..26].copy_from_slice(&[8, 0, 0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0]);
+    bytes[46] = 0x50;
+    bytes
+}
+
+fn two() -> (Guest, Guest) {
+    let host = Arc::new(Host::default());
+    (Guest::new(1, &host, ALL), Guest::new(2, &host, ALL))
+}
+
+/// Sends what `a` has to `b`, as the forwarder would; returns how many frames it took.
+fn carry(a: &mut Guest, b: &mut Guest) -> usize {
+    let egress = b.pair.egress.clone();
+    let mut took = 0;
+    let shown = a.burst(1, |burst| {
+        burst.snapshot();
+        let picks = (0..burst.frames.len() as u16).filter(|i| !burst.is_out((*i).into()));
+        let picks: Vec<u16> = picks.collect();
+        let mut egress = egress.lock().unwrap();
+        took = egress.put(burst, &picks).unwrap();
+        egress.flush();
+        egress.notify();
+        for pick in &picks[took..] {
+            burst.frames[usize::from(*pick)].verdict = Verdict::Hold;
+        }
+    });
+    shown.unwrap();
+    took
+}
+
+#[test]
+fn frames_go_from_grant_to_grant_in_two_calls_a_burst() {
+    let (mut a, mut b) = two();
+    b.post(100..164);
+    for round in 0..5_usize {
+        (0..8).for_each(|n| a.send(&tcp(60 + 100 * n + round), &[60 + 100 * n + round], 0, &[]));
+        a.host.calls.store(0, Ordering::Relaxed);
+        assert_eq!(carry(&mut a, &mut b), 8);
+        assert_eq!(a.host.calls.load(Ordering::Relaxed), 2, "heads, and all the rest");
+        assert_eq!(a.responses(), [status::OKAY; 8]);
+        for n in 0..8 {
+            assert_eq!(b.take().unwrap().unwrap().1, tcp(60 + 100 * n + round));
+        }
+    }
+}
+
+#[test]
+fn packet_of_many_slots_with_gso_arrives_whole_with_its_flags() {
+    let (mut a, mut b) = two();
+    b.post(100..130);
+    let bytes = tcp(30_000);
+    let gso = Gso { size: 1448, kind: gso_type::TCPV4, features: 0 };
+    // Headers split over slots, an empty slot among them.
+    let cut = [10, 20, 0, 970, 4000, 4000, 4000, 4000, 4000, 4000, 4000, 1000];
+    let flags = tx_flag::CSUM_BLANK | tx_flag::DATA_VALIDATED;
+    a.send(&bytes, &cut, flags, &[Extra::Gso(gso)]);
+    assert_eq!(carry(&mut a, &mut b), 1);
+    let mut want = [status::OKAY; 13];
+    want[1] = status::NULL;
+    assert_eq!(a.responses(), want);
+    let (packet, got) = b.take().unwrap().unwrap();
+    assert!(got == bytes);
+    assert_eq!(packet.gso, Some(gso));
+    assert_eq!(packet.flags & 3, rx_flag::CSUM_BLANK | rx_flag::DATA_VALIDATED);
+    assert_eq!(packet.slots.len(), 8, "no more than its length needs");
+}
+
+#[test]
+fn blank_checksum_is_found_in_headers_split_over_slots() {
+    let (mut a, _) = two();
+    a.send(&tcp(100), &[14, 10, 26, 50], tx_flag::CSUM_BLANK, &[]);
+    let got = a.received().unwrap();
+    let (hdr, bytes) = &got[0];
+    assert_eq!((hdr.flags, hdr.csum_start, hdr.csum_offset), (NEEDS_CSUM, 34, 16));
+    assert_eq!(bytes, &tcp(100));
+}
+
+#[test]
+fn bad_grant_costs_its_own_packet_and_is_answered_with_error() {
+    let (mut a, mut b) = two();
+    b.post(100..110);
+    a.send(&tcp(60), &[60], 0, &[]);
+    a.raw(TxRequest { gref: NO_SUCH, offset: 0, flags: 0, id: 210, size: 60 }, &[], &[]);
+    a.raw(TxRequest { gref: u32::MAX, offset: 0, flags: 0, id: 211, size: 60 }, &[], &[]);
+    // Its first slot is good, so its head is; the second is not.
+    let first = TxRequest { gref: 8, offset: 16, flags: 0, id: 212, size: 500 };
+    a.raw(first, &[], &[TxRequest { gref: NO_SUCH, offset: 0, flags: 0, id: 213, size: 300 }]);
+    a.send(&tcp(61), &[61], 0, &[]);
+    carry(&mut a, &mut b);
+    let (ok, err) = (status::OKAY, status::ERROR);
+    assert_eq!(a.responses(), [ok, err, err, err, err, ok]);
+    assert_eq!(b.take().unwrap().unwrap().1, tcp(60));
+    assert_eq!(b.take().unwrap().unwrap_err(), RxRefusal::Status(status::ERROR));
+    assert_eq!(b.take().unwrap().unwrap().1, tcp(61));
+    assert_eq!(b.pair.egress_stats.frames.get(), 2);
+}
+
+#[test]
+fn receivers_bad_page_costs_its_own_frame() {
+    let (mut a, mut b) = two();
+    b.post([READ_ONLY, 101, NO_SUCH, 103]);
+    (0..4).for_each(|n| a.send(&tcp(60 + n), &[60 + n], 0, &[]));
+    assert_eq!(carry(&mut a, &mut b), 4);
+    assert_eq!(a.responses(), [status::OKAY; 4], "the sender did nothing wrong");
+    let error = RxRefusal::Status(status::ERROR);
+    assert_eq!(b.take().unwrap().unwrap_err(), error);
+    assert_eq!(b.take().unwrap().unwrap().1, tcp(61));
+    assert_eq!(b.take().unwrap().unwrap_err(), error);
+    assert_eq!(b.take().unwrap().unwrap().1, tcp(63));
+    assert_eq!(b.pair.egress_stats.drops_bad_grant.get(), 2);
+}
+
+#[test]
+fn what_is_decided_on_is_what_arrives_whatever_the_guest_writes_meanwhile() {
+    let (mut a, mut b) = two();
+    b.post(100..102);
+    a.send(&tcp(600), &[600], 0, &[]);
+    let page = a.host.page(1, 8).unwrap();
+    let egress = b.pair.egress.clone();
+    a.burst(0, |burst| {
+        burst.snapshot();
+        page.seg_mut(16, 600).unwrap().write(&[0xee; 600]);
+        let mut egress = egress.lock().unwrap();
+        assert_eq!(egress.put(burst, &[0]), Ok(1));
+        egress.flush();
+    })
+    .unwrap();
+    let (_, bytes) = b.take().unwrap().unwrap();
+    assert_eq!((&bytes[..128], &bytes[128..]), (&tcp(600)[..128], &[0xee; 472][..]));
+}
+
+#[test]
+fn refused_packets_are_answered_with_error_and_the_rest_goes_on() {
+    let (mut a, _) = two();
+    let slot = |id, size| TxRequest { gref: 8, offset: 0, flags: 0, id, size };
+    a.raw(slot(200, 13), &[], &[]);
+    // 20 and 21 slots; a later slot longer than the packet; too long without GSO.
+    for n in [19, 20] {
+        let rest: Vec<_> = (0..n).map(|_| slot(201, 10)).collect();
+        a.raw(slot(201, 300), &[], &rest);
+    }
+    a.raw(slot(202, 100), &[], &[slot(203, 101)]);
+    let rest: Vec<_> = (0..3).map(|_| slot(204, 4000)).collect();
+    a.raw(slot(204, 13_000), &[], &rest);
+    // A blank checksum of a frame that has none.
+    a.write(8, 0, &[0; 100]);
+    a.raw(TxRequest { flags: tx_flag::CSUM_BLANK, ..slot(205, 60) }, &[], &[]);
+    a.send(&tcp(60), &[60], 0, &[]);
+    assert_eq!(a.received().unwrap().len(), 1);
+    let responses = a.responses();
+    assert_eq!(responses.len(), 1 + 20 + 21 + 2 + 4 + 1 + 1);
+    assert!(responses[..49].iter().all(|s| *s == status::ERROR) && responses[49] == 0);
+    let stats = &a.pair.ingress_stats;
+    assert_eq!((stats.drops_runt.get(), stats.drops_too_many_segs.get()), (1, 2));
+    assert_eq!((stats.drops_too_long.get(), stats.drops_bad_hdr.get()), (2, 1));
+}
+
+#[test]
+fn malformed_packets_stop_their_own_port_after_what_came_before() {
+    let slot = |size| TxRequest { gref: 8, offset: 0, flags: 0, id: 200, size };
+    let gso = |size, kind| Extra::Gso(Gso { size, kind, features: 0 });
+    let crossing = TxRequest { offset: 4000, ..slot(200) };
+    let many = vec![slot(1); 21];
+    let cases: [(TxRequest, Vec<Extra>, Vec<TxRequest>); 5] = [
+        (crossing, vec![], vec![]),
+        (slot(300), vec![], vec![TxRequest { offset: u16::MAX, ..slot(100) }]),
+        (slot(300), vec![], many),
+        (slot(300), vec![gso(0, gso_type::TCPV4)], vec![]),
+        (slot(300), vec![gso(1000, 9)], vec![]),
+    ];
+    for (first, extras, rest) in cases {
+        let (mut a, mut b) = two();
+        b.send(&tcp(60), &[60], 0, &[]);
+        a.send(&tcp(60), &[60], 0, &[]);
+        a.raw(first, &extras, &rest);
+        assert_eq!(a.received().unwrap().len(), 1, "{first:?}");
+        assert_eq!(a.responses(), [status::OKAY]);
+        a.received().unwrap_err();
+        a.received().unwrap_err();
+        assert!(a.pair.ingress.lock().unwrap().deactivate());
+        assert_eq!(b.received().unwrap().len(), 1, "others notice nothing");
+    }
+}
+
+#[test]
+fn held_frames_are_shown_again_and_answered_in_order() {
+    let (mut a, mut b) = two();
+    b.post(100..102);
+    (0..5).for_each(|n| a.send(&tcp(60 + n), &[60 + n], 0, &[]));
+    assert_eq!(carry(&mut a, &mut b), 2);
+    assert_eq!((a.responses().len(), a.pair.ingress.lock().unwrap().held()), (2, 3));
+    assert!(b.pair.egress.lock().unwrap().arm(), "full");
+    b.post(102..104);
+    assert!(!b.pair.egress.lock().unwrap().arm());
+    assert_eq!(carry(&mut a, &mut b), 2);
+    let got: Vec<_> = std::iter::from_fn(|| b.take()).map(|p| p.unwrap().1.len()).collect();
+    assert_eq!((got, a.responses().len()), (vec![60, 61, 62, 63], 2));
+    assert!(a.pair.ingress.lock().unwrap().deactivate());
+    assert_eq!(a.responses(), [status::DROPPED]);
+}
+
+#[test]
+fn front_without_scatter_gather_gets_one_page_at_most() {
+    let host = Arc::new(Host::default());
+    let mut a = Guest::new(1, &host, ALL);
+    let mut b = Guest::new(2, &host, Peer { sg: false, ..ALL });
+    b.post(100..110);
+    a.send(&tcp(4096), &[4000, 96], 0, &[]);
+    a.send(&tcp(4097), &[4000, 97], 0, &[]);
+    assert_eq!(carry(&mut a, &mut b), 2);
+    assert_eq!(b.take().unwrap().unwrap().1, tcp(4096));
+    assert!(b.take().is_none());
+    assert_eq!(b.pair.egress_stats.drops_too_long.get(), 1);
+    let takes = b.pair.egress.lock().unwrap().offloads();
+    assert!(takes.csum && !takes.tso4 && !takes.tso6);
+}
+
+#[test]
+fn rate_is_kept_before_a_packet_is_taken() {
+    let (mut a, _) = two();
+    a.vif.set_rate(Some(Rate { bytes: 1000, usecs: 1000 }));
+    (0..200).for_each(|_| a.send(&tcp(1000), &[1000], 0, &[]));
+    let mut shown = 0;
+    for _ in 0..4 {
+        shown += a.burst(0, |burst| assert!(!burst.frames.is_empty())).unwrap();
+        a.responses();
+    }
+    assert_eq!(shown, 131, "the bucket");
+    assert_eq!(a.burst(0, |_| ()), Ok(0));
+    assert!(!a.pair.ingress.lock().unwrap().arm(), "no one would wake it");
+    assert_eq!(a.burst(10_000_000, |_| ()), Ok(10));
+}
+
+#[test]
+fn multicast_is_filtered_by_the_list_that_the_guest_keeps() {
+    let (mut a, mut b) = two();
+    b.vif.filter_multicast(true);
+    b.post(100..120);
+    let group = |n| [1, 0, 0x5e, 0, 0, n];
+    let dummy = TxRequest { gref: 8, offset: 0, flags: 0, id: 200, size: 0 };
+    (0..65).for_each(|n| b.raw(dummy, &[Extra::McastAdd(group(n))], &[]));
+    b.raw(dummy, &[Extra::McastDel(group(7))], &[]);
+    assert_eq!(b.received().unwrap().len() + b.received().unwrap().len(), 0, "no frames");
+    let data: Vec<_> = b.responses().into_iter().filter(|s| *s != status::NULL).collect();
+    assert_eq!(data.iter().filter(|s| **s == status::ERROR).count(), 1, "a list of 64");
+    for mac in [group(3), group(7), [0xff; 6], [2, 0, 0, 0, 0, 2]] {
+        let mut bytes = tcp(60);
+        bytes[..6].copy_from_slice(&mac);
+        a.send(&bytes, &[60], 0, &[]);
+    }
+    assert_eq!(carry(&mut a, &mut b), 4);
+    assert_eq!(std::iter::from_fn(|| b.take()).count(), 3);
+    assert_eq!(b.pair.egress_stats.drops_filtered.get(), 1);
+}
+
+#[test]
+fn notified_once_a_burst_and_not_while_the_front_polls() {
+    let (mut a, _) = two();
+    (0..3).for_each(|_| a.send(&tcp(60), &[60], 0, &[]));
+    a.received().unwrap();
+    assert_eq!(a.channel.notified.load(Ordering::Relaxed), 1);
+    for _ in 0..3 {
+        a.send(&tcp(60), &[60], 0, &[]);
+        a.received().unwrap();
+    }
+    assert_eq!(a.channel.notified.load(Ordering::Relaxed), 1, "not armed again");
+    assert_eq!(a.responses().len(), 6);
+    let mut ingress = a.pair.ingress.lock().unwrap();
+    assert!(ingress.arm());
+    assert_eq!(a.channel.acked.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn made_frames_and_room_for_them() {
+    let (_, mut b) = two();
+    b.post(100..104);
+    let mut egress = b.pair.egress.lock().unwrap();
+    assert_eq!((egress.room(1500, 10), egress.room(5000, 10)), (Ok(4), Ok(2)));
+    let hdr = VnetHdr { flags: NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..VnetHdr::NONE };
+    let body = tcp(1500);
+    assert_eq!(egress.put_made(&body[..54], &[Seg::of(&body[54..])], &hdr), Ok(true));
+    let gso = VnetHdr { gso_type: GSO_TCPV4, gso_size: 1000, ..hdr };
+    assert_eq!(egress.put_made(&tcp(9000), &[], &gso), Ok(false), "three pages and an extra");
+    egress.flush();
+    drop(egress);
+    let (packet, bytes) = b.take().unwrap().unwrap();
+    assert_eq!((bytes, packet.flags), (tcp(1500), 3));
+    assert!(b.take().is_none());
+}
+
+#[test]
+fn packet_whose_rest_never_comes_stops_the_port_in_the_end() {
+    let (mut a, _) = two();
+    let page = area();
+    let mut tx = Tx::new(page.clone());
+    let slot = TxRequest { gref: 8, offset: 0, flags: 0, id: 1, size: 60 };
+    tx.add(slot, &[], &[slot]);
+    // Only the first of its two slots was published.
+    page.sync_store_u32(0, START + 1, shm::sync::Ordering::Release);
+    let mut ingress = a.pair.ingress.lock().unwrap();
+    let wiring = ingress.active.as_ref().unwrap().wiring.clone();
+    ingress.deactivate();
+    ingress.activate(BackTx::attach(page.clone()).unwrap(), wiring);
+    drop(ingress);
+    assert_eq!(a.burst(1, |_| ()), Ok(0));
+    assert_eq!(a.burst(9_000_000_000, |_| ()), Ok(0));
+    a.burst(11_000_000_000, |_| ()).unwrap_err();
+}

@@ -1,0 +1,196 @@
+//! What the queues of one vif share: its rate, its multicast list, its MTU.
+
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Longest multicast list of a guest, as in Linux's netback.
+const MULTICAST_MAX: usize = 64;
+/// What may be sent at once however low the rate: a whole GSO frame, twice.
+const BURST_BYTES_MIN: u64 = 131_072;
+
+/// How much a guest may send: `rate` in its back end's directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// Bytes for each interval.
+    pub bytes: u64,
+    /// The interval, in microseconds; not 0.
+    pub usecs: u64,
+}
+
+impl Rate {
+    /// From xenstore: `BYTES,USECS`. Zero of either, or anything else, is no limit.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (bytes, usecs) = text.trim().split_once(',')?;
+        let rate = Self { bytes: bytes.parse().ok()?, usecs: usecs.parse().ok()? };
+        (rate.bytes > 0 && rate.usecs > 0).then_some(rate)
+    }
+}
+
+/// A token bucket. One for all queues, or a guest would get its rate as often as it has queues.
+#[derive(Debug)]
+struct Bucket {
+    rate: Rate,
+    tokens: u64,
+    /// Up to when tokens were handed out, in ns.
+    filled_ns: u64,
+}
+
+impl Bucket {
+    fn most(&self) -> u64 {
+        self.rate.bytes.max(BURST_BYTES_MIN)
+    }
+
+    fn take(&mut self, len: u64, now_ns: u64) -> bool {
+        let elapsed = u128::from(now_ns.saturating_sub(self.filled_ns));
+        let interval_ns = u128::from(self.rate.usecs) * 1000;
+        let new = elapsed * u128::from(self.rate.bytes) / interval_ns;
+        // Time that makes no whole byte is kept for the next time.
+        if new > 0 {
+            let used = new * interval_ns / u128::from(self.rate.bytes);
+            self.filled_ns += u64::try_from(used).unwrap_or(u64::MAX);
+            let new = u64::try_from(new).unwrap_or(u64::MAX);
+            self.tokens = self.tokens.saturating_add(new).min(self.most());
+        }
+        let enough = self.tokens >= len;
+        if enough {
+            self.tokens -= len;
+        }
+        enough
+    }
+}
+
+/// What the queues of one vif share. Set by the control thread, or by the guest's own requests.
+#[derive(Debug, Default)]
+pub struct Vif {
+    limited: AtomicBool,
+    bucket: Mutex<Option<Bucket>>,
+    filtering: AtomicBool,
+    multicast: Mutex<Vec<[u8; 6]>>,
+    /// 0: none was set.
+    mtu: AtomicU16,
+}
+
+impl Vif {
+    /// No limit, no filter.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Limits what the guest sends; a full bucket to begin with.
+    pub fn set_rate(&self, rate: Option<Rate>) {
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        *bucket = rate.map(|rate| Bucket { rate, tokens: 0, filled_ns: 0 });
+        if let Some(bucket) = bucket.as_mut() {
+            bucket.tokens = bucket.most();
+        }
+        self.limited.store(rate.is_some(), Ordering::Release);
+    }
+
+    /// Whether a frame of `len` bytes may be sent now, which is then paid for.
+    #[inline]
+    pub(super) fn may_send(&self, len: u16, now_ns: u64) -> bool {
+        if !self.limited.load(Ordering::Acquire) {
+            return true;
+        }
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        bucket.as_mut().is_none_or(|bucket| bucket.take(len.into(), now_ns))
+    }
+
+    /// `request-multicast-control`: only multicast that the guest asked for goes to it. The list
+    /// starts empty.
+    pub fn filter_multicast(&self, on: bool) {
+        self.multicast.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.filtering.store(on, Ordering::Release);
+    }
+
+    /// Adds an address; false: the list is full.
+    pub(super) fn add_multicast(&self, mac: [u8; 6]) -> bool {
+        let mut list = self.multicast.lock().unwrap_or_else(PoisonError::into_inner);
+        if list.contains(&mac) {
+            return true;
+        }
+        if list.len() == MULTICAST_MAX {
+            return false;
+        }
+        list.push(mac);
+        true
+    }
+
+    /// Removes an address, if it is there.
+    pub(super) fn del_multicast(&self, mac: [u8; 6]) {
+        let mut list = self.multicast.lock().unwrap_or_else(PoisonError::into_inner);
+        list.retain(|m| *m != mac);
+    }
+
+    /// Whether multicast is filtered.
+    #[inline]
+    pub(super) fn is_filtering(&self) -> bool {
+        self.filtering.load(Ordering::Acquire)
+    }
+
+    /// Whether a frame to `mac` is wanted. Broadcast always is.
+    pub(super) fn wants(&self, mac: [u8; 6]) -> bool {
+        let group = mac[0] & 1 != 0 && mac != [0xff; 6];
+        !group || self.multicast.lock().unwrap_or_else(PoisonError::into_inner).contains(&mac)
+    }
+
+    /// Longest packet behind an Ethernet header, in bytes; 0: whatever there is.
+    pub fn set_mtu(&self, mtu: u16) {
+        self.mtu.store(mtu, Ordering::Relaxed);
+    }
+
+    /// As [`set_mtu`](Self::set_mtu) had it.
+    pub fn mtu(&self) -> u16 {
+        self.mtu.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_is_read_as_the_toolstack_writes_it() {
+        assert_eq!(Rate::parse("125000,50000"), Some(Rate { bytes: 125_000, usecs: 50_000 }));
+        for none in ["", "0,0", "1,0", "0,1", "x,1", "1", "1,2,3", "-1,5"] {
+            assert_eq!(Rate::parse(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn rate_holds_over_time_and_whatever_the_queues() {
+        let vif = Vif::new();
+        assert!((0..10_000).all(|_| vif.may_send(u16::MAX, 0)), "no limit");
+        vif.set_rate(Some(Rate { bytes: 1_000_000, usecs: 1_000_000 }));
+        let mut sent = 0;
+        for us in 0..3_000_000_u64 {
+            sent += u64::from(us % 7 == 0 && vif.may_send(1000, us * 1000)) * 1000;
+        }
+        // Three seconds' worth, and the bucket that was full.
+        assert!((3_999_000..=4_001_000).contains(&sent), "{sent}");
+        vif.set_rate(None);
+        assert!((0..100).all(|_| vif.may_send(u16::MAX, 0)));
+    }
+
+    #[test]
+    fn largest_frame_passes_at_the_lowest_rate() {
+        let vif = Vif::new();
+        vif.set_rate(Some(Rate { bytes: 1, usecs: 1 }));
+        assert!(vif.may_send(u16::MAX, 0) && vif.may_send(u16::MAX, 0));
+        assert!(!vif.may_send(u16::MAX, 0));
+        assert!(vif.may_send(u16::MAX, 65_535_000));
+    }
+
+    #[test]
+    fn multicast_list_is_bounded_and_broadcast_needs_no_entry() {
+        let vif = Vif::new();
+        vif.filter_multicast(true);
+        let mac = |n| [1, 0, 0x5e, 0, 0, n];
+        assert!((0..64).all(|n| vif.add_multicast(mac(n))));
+        assert!(!vif.add_multicast(mac(64)) && vif.add_multicast(mac(3)), "full, but known");
+        assert!(vif.wants(mac(63)) && !vif.wants(mac(64)));
+        assert!(vif.wants([0xff; 6]) && vif.wants([2, 0, 0, 0, 0, 1]));
+        vif.del_multicast(mac(63));
+        assert!(!vif.wants(mac(63)) && vif.add_multicast(mac(64)));
+    }
+}
