@@ -105,7 +105,7 @@ impl Page<'_> {
     /// A piece of the image into the page.
     fn smash(&mut self, n: usize) {
         let len = [4, 16][n % 2];
-        let at = (self.serial * 37 + n * len) % self.area.len() & !3;
+        let at = ((self.serial * 37 + n * len) % self.area.len()) & !3;
         self.serial += 1;
         let from = at.min(self.image.len());
         self.write(at, &self.image[from..self.image.len().min(from + len)]);

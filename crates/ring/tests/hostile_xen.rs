@@ -7,7 +7,7 @@
 #[path = "common/xen.rs"]
 mod common;
 
-use common::{REQ_PROD, RSP_EVENT, RSP_PROD, Raw, START, area};
+use common::{REQ_EVENT, REQ_PROD, RSP_EVENT, RSP_PROD, Raw, START, area};
 use ring::xen::{
     Armed, AttachError, BackCtrl, BackRx, BackTx, CTRL_SLOT_LEN, CtrlRequest, EXTRAS_MAX, Extra,
     FrontCtrl, FrontRx, FrontTx, Gso, Malformed, Multicast, Packet, RX_SLOT_LEN, Refusal, RxPacket,
@@ -420,6 +420,7 @@ fn packet_whose_tail_is_not_published_is_left_and_taken_when_it_is() {
             assert_eq!(back.take(&mut packet), Ok(None));
             assert!(back.is_partial() && !back.has_work());
             assert_eq!(back.arm(), Armed::Armed, "sleeping until there is more of it");
+            assert_eq!(raw.get(REQ_EVENT), START.wrapping_add(3), "and told of it");
         }
         raw.requests(3);
         assert!(back.has_work());
@@ -563,6 +564,7 @@ fn rx_packet_without_end_and_one_without_its_tail() {
     assert_eq!(front.take(&mut packet), Ok(None));
     assert!(front.is_partial() && !front.has_responses());
     assert_eq!(front.arm(), Armed::Armed);
+    assert_eq!(raw.get(RSP_EVENT), START.wrapping_add(32), "told of what follows the part");
     raw.responses(32);
     assert!(front.has_responses());
     assert_eq!(front.take(&mut packet), Err(Malformed::Endless));

@@ -214,8 +214,9 @@ impl TxModel {
             TxOp::FrontArm(n) => {
                 let on = |all: &VecDeque<Sent>| all.iter().map(|s| s.ring_slots).sum::<u32>();
                 let most = on(&self.published) + on(&self.held) + self.answered_slots;
+                // Never asks for more than can come.
+                let armed = self.front.arm_after(u32::from(*n)) == Armed::Armed;
                 let n = u32::from(*n).min(most).max(1);
-                let armed = self.front.arm_after(n) == Armed::Armed;
                 prop_assert_eq!(armed, self.answered_slots < n);
                 self.front_asleep = armed.then_some(n);
             }
@@ -395,8 +396,9 @@ impl RxModel {
             }
             RxOp::FrontArm(n) => {
                 let most = self.published.len() as u32 + self.filled_slots;
+                // Never asks for more than can come.
+                let armed = self.front.arm_after(u32::from(*n)) == Armed::Armed;
                 let n = u32::from(*n).min(most).max(1);
-                let armed = self.front.arm_after(n) == Armed::Armed;
                 prop_assert_eq!(armed, self.filled_slots < n);
                 self.front_asleep = armed.then_some(n);
             }
