@@ -1,0 +1,400 @@
+//! The ioctls of Xen's device nodes: the only `unsafe` of this room.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::io::Errno;
+use shm::{Domain, Failed, Piece, Side};
+
+use self::ioctl::{CopyPtr, CopySegment, Foreign};
+
+/// Calls an ioctl with one argument structure.
+///
+/// # Safety
+/// `number` is one of [`ioctl`]'s whose argument is laid out as `T` (which may be the head of a
+/// longer array that `argument` points to), and pointers inside it are valid for what it does.
+unsafe fn call<T>(fd: BorrowedFd<'_>, number: u32, argument: *mut T) -> io::Result<u32> {
+    loop {
+        // SAFETY: the caller's contract.
+        let got = unsafe { libc::ioctl(fd.as_raw_fd(), number as libc::Ioctl, argument) };
+        match u32::try_from(got) {
+            Ok(got) => return Ok(got),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+/// Takes the events of an evtchn descriptor and has its one port told again; whether there were
+/// any.
+pub fn evtchn_ack(evtchn: BorrowedFd<'_>, port: u32) -> bool {
+    let mut ports = [0_u8; 64];
+    match rustix::io::read(evtchn, &mut ports) {
+        Ok(0) => return false,
+        Ok(_) => {}
+        // More came than its ring holds: it tells of none until this is cleared.
+        Err(Errno::FBIG) => drop(ioctl::reset(evtchn)),
+        Err(_) => return false,
+    }
+    let _ = rustix::io::write(evtchn, &port.to_ne_bytes());
+    true
+}
+
+/// Copies done by one call.
+const COPIES: usize = 64;
+
+/// Has the hypervisor do `pieces`, and tells each how it went.
+pub fn grant_copy(gntdev: BorrowedFd<'_>, pieces: &mut [Piece<'_>]) {
+    for pieces in pieces.chunks_mut(COPIES) {
+        let mut segments = [EMPTY; COPIES];
+        for (segment, piece) in segments.iter_mut().zip(pieces.iter_mut()) {
+            *segment = segment_of(piece);
+        }
+        let segments = &mut segments[..pieces.len()];
+        // SAFETY: `segment_of` took the addresses from segments that live as long as the pieces.
+        if unsafe { ioctl::grant_copy(gntdev, segments) }.is_err() {
+            // One of them is bad as a call, and those after it were not done: each by itself.
+            for segment in &mut *segments {
+                segment.status = ioctl::GNTST_GENERAL_ERROR;
+                let one = std::slice::from_mut(segment);
+                // SAFETY: as above.
+                if unsafe { ioctl::grant_copy(gntdev, one) }.is_err() {
+                    one[0].status = ioctl::GNTST_GENERAL_ERROR;
+                }
+            }
+        }
+        for (segment, piece) in segments.iter().zip(pieces) {
+            piece.set(verdict(gntdev, segment));
+        }
+    }
+}
+
+const EMPTY: CopySegment = CopySegment {
+    source: CopyPtr { virt: std::ptr::null_mut() },
+    dest: CopyPtr { virt: std::ptr::null_mut() },
+    len: 0,
+    flags: 0,
+    status: ioctl::GNTST_GENERAL_ERROR,
+};
+
+fn segment_of(piece: &mut Piece<'_>) -> CopySegment {
+    let place = |domain: &Domain, gref, offset| CopyPtr {
+        foreign: Foreign { gref, offset, domid: domain.id() },
+    };
+    // A piece lies inside one page.
+    let len = u16::try_from(piece.len()).unwrap_or(0);
+    let (source, from) = match piece.src() {
+        Side::Mapped(seg) => (CopyPtr { virt: seg.as_iovec().iov_base }, 0),
+        Side::Granted { domain, gref, offset } => {
+            (place(domain, gref, offset), ioctl::GNTCOPY_SOURCE_GREF)
+        }
+    };
+    let (dest, to) = match piece.dst() {
+        Side::Mapped(seg) => (CopyPtr { virt: seg.as_iovec().iov_base }, 0),
+        Side::Granted { domain, gref, offset } => {
+            (place(domain, gref, offset), ioctl::GNTCOPY_DEST_GREF)
+        }
+    };
+    CopySegment { source, dest, len, flags: from | to, ..EMPTY }
+}
+
+/// How a copy went. Where both sides are grants the status does not say which was bad: one byte is
+/// read from the source to find out.
+fn verdict(gntdev: BorrowedFd<'_>, segment: &CopySegment) -> Result<(), Failed> {
+    if segment.status == ioctl::GNTST_OKAY {
+        return Ok(());
+    }
+    match segment.flags {
+        ioctl::GNTCOPY_SOURCE_GREF => return Err(Failed::Source),
+        ioctl::GNTCOPY_DEST_GREF => return Err(Failed::Destination),
+        _ => {}
+    }
+    let mut byte = 0_u8;
+    let mut probe = CopySegment {
+        dest: CopyPtr { virt: (&raw mut byte).cast() },
+        len: 1,
+        flags: ioctl::GNTCOPY_SOURCE_GREF,
+        status: ioctl::GNTST_GENERAL_ERROR,
+        ..*segment
+    };
+    // SAFETY: the one address is that of a byte of ours.
+    let done = unsafe { ioctl::grant_copy(gntdev, std::slice::from_mut(&mut probe)) };
+    let readable = done.is_ok() && probe.status == ioctl::GNTST_OKAY;
+    Err(if readable { Failed::Destination } else { Failed::Source })
+}
+
+pub mod ioctl {
+    //! Numbers and layouts of Xen's public headers `sys/{gntdev,gntalloc,evtchn}.h`, and calls.
+
+    use std::io;
+    use std::os::fd::BorrowedFd;
+
+    use super::call;
+
+    /// `IOCTL_GNTDEV_MAP_GRANT_REF`
+    pub const GNTDEV_MAP_GRANT_REF: u32 = 0x18_4700;
+    /// `IOCTL_GNTDEV_UNMAP_GRANT_REF`
+    pub const GNTDEV_UNMAP_GRANT_REF: u32 = 0x10_4701;
+    /// `IOCTL_GNTDEV_GRANT_COPY`
+    pub const GNTDEV_GRANT_COPY: u32 = 0x10_4708;
+    /// `IOCTL_GNTALLOC_ALLOC_GREF`
+    pub const GNTALLOC_ALLOC_GREF: u32 = 0x18_4705;
+    /// `IOCTL_GNTALLOC_DEALLOC_GREF`
+    pub const GNTALLOC_DEALLOC_GREF: u32 = 0x10_4706;
+    /// `IOCTL_EVTCHN_BIND_INTERDOMAIN`
+    pub const EVTCHN_BIND_INTERDOMAIN: u32 = 0x08_4501;
+    /// `IOCTL_EVTCHN_BIND_UNBOUND_PORT`
+    pub const EVTCHN_BIND_UNBOUND_PORT: u32 = 0x04_4502;
+    /// `IOCTL_EVTCHN_UNBIND`
+    pub const EVTCHN_UNBIND: u32 = 0x04_4503;
+    /// `IOCTL_EVTCHN_NOTIFY`
+    pub const EVTCHN_NOTIFY: u32 = 0x04_4504;
+    /// `IOCTL_EVTCHN_RESET`
+    pub const EVTCHN_RESET: u32 = 0x00_4505;
+
+    /// `struct ioctl_gntdev_map_grant_ref` with one reference.
+    #[repr(C)]
+    #[derive(Debug, Default)]
+    pub struct MapGrantRef {
+        /// How many references.
+        pub count: u32,
+        /// Nothing.
+        pub pad: u32,
+        /// Where to mmap them, in bytes.
+        pub index: u64,
+        /// Whose grant.
+        pub domid: u32,
+        /// Which grant.
+        pub gref: u32,
+    }
+
+    /// `struct ioctl_gntdev_unmap_grant_ref`, and `struct ioctl_gntalloc_dealloc_gref`.
+    #[repr(C)]
+    #[derive(Debug, Default)]
+    pub struct Release {
+        /// What the other call gave out.
+        pub index: u64,
+        /// How many pages.
+        pub count: u32,
+        /// Nothing.
+        pub pad: u32,
+    }
+
+    /// One side of a copy: an address of ours, or a place in a grant.
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    pub union CopyPtr {
+        /// An address of ours.
+        pub virt: *mut libc::c_void,
+        /// A place in a grant.
+        pub foreign: Foreign,
+    }
+
+    /// A place in a grant.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Foreign {
+        /// Which grant.
+        pub gref: u32,
+        /// Where in its page, in bytes.
+        pub offset: u16,
+        /// Whose grant.
+        pub domid: u16,
+    }
+
+    /// `struct ioctl_gntdev_grant_copy_segment`
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    pub struct CopySegment {
+        /// Where from.
+        pub source: CopyPtr,
+        /// Where to.
+        pub dest: CopyPtr,
+        /// How many bytes.
+        pub len: u16,
+        /// [`GNTCOPY_SOURCE_GREF`], [`GNTCOPY_DEST_GREF`].
+        pub flags: u16,
+        /// How it went, `GNTST_*`.
+        pub status: i16,
+    }
+
+    /// The source is a grant.
+    pub const GNTCOPY_SOURCE_GREF: u16 = 1;
+    /// The destination is a grant.
+    pub const GNTCOPY_DEST_GREF: u16 = 2;
+    /// `GNTST_okay`
+    pub const GNTST_OKAY: i16 = 0;
+    /// `GNTST_general_error`: the status of a segment that nobody looked at.
+    pub const GNTST_GENERAL_ERROR: i16 = -1;
+
+    /// `struct ioctl_gntdev_grant_copy`
+    #[repr(C)]
+    pub struct GrantCopy {
+        /// How many segments.
+        pub count: u32,
+        /// Where they are.
+        pub segments: *mut CopySegment,
+    }
+
+    /// `struct ioctl_gntalloc_alloc_gref` without its references, which follow.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, Default)]
+    pub struct AllocGref {
+        /// Who may use them.
+        pub domid: u16,
+        /// [`GNTALLOC_FLAG_WRITABLE`].
+        pub flags: u16,
+        /// How many.
+        pub count: u32,
+        /// Where to mmap them, in bytes.
+        pub index: u64,
+    }
+
+    /// They may be written.
+    pub const GNTALLOC_FLAG_WRITABLE: u16 = 1;
+
+    /// `struct ioctl_evtchn_bind_interdomain`
+    #[repr(C)]
+    #[derive(Debug)]
+    pub struct BindInterdomain {
+        /// Whose port.
+        pub remote_domain: u32,
+        /// Which port.
+        pub remote_port: u32,
+    }
+
+    /// Asks gntdev for a range to map one grant at.
+    ///
+    /// # Errors
+    /// Whatever the device says.
+    pub fn map_grant_ref(gntdev: BorrowedFd<'_>, domid: u16, gref: u32) -> io::Result<u64> {
+        let mut map = MapGrantRef { count: 1, domid: domid.into(), gref, ..Default::default() };
+        // SAFETY: the argument is that of the number.
+        unsafe { call(gntdev, GNTDEV_MAP_GRANT_REF, &raw mut map) }?;
+        Ok(map.index)
+    }
+
+    /// Gives a range back, after its munmap.
+    ///
+    /// # Errors
+    /// Whatever the device says.
+    pub fn unmap_grant_ref(gntdev: BorrowedFd<'_>, index: u64) -> io::Result<()> {
+        let mut unmap = Release { index, count: 1, pad: 0 };
+        // SAFETY: the argument is that of the number.
+        unsafe { call(gntdev, GNTDEV_UNMAP_GRANT_REF, &raw mut unmap) }.map(drop)
+    }
+
+    /// Copies between grants and memory; each segment says how it went.
+    ///
+    /// # Errors
+    /// The call as a whole: some segments may have been copied.
+    ///
+    /// # Safety
+    /// An address in a segment is readable or writable, as its side asks, for `len` bytes.
+    pub unsafe fn grant_copy(
+        gntdev: BorrowedFd<'_>,
+        segments: &mut [CopySegment],
+    ) -> io::Result<()> {
+        let count = u32::try_from(segments.len()).unwrap_or(u32::MAX);
+        let mut copy = GrantCopy { count, segments: segments.as_mut_ptr() };
+        // SAFETY: the argument is that of the number; it points to `count` segments, whose
+        // addresses are the caller's to answer for.
+        unsafe { call(gntdev, GNTDEV_GRANT_COPY, &raw mut copy) }.map(drop)
+    }
+
+    /// Grants `count` fresh pages: where to mmap them, and their references.
+    ///
+    /// # Errors
+    /// Whatever the device says.
+    pub fn alloc_gref(
+        gntalloc: BorrowedFd<'_>,
+        domid: u16,
+        flags: u16,
+        count: u32,
+    ) -> io::Result<(u64, Vec<u32>)> {
+        let head = size_of::<AllocGref>() / size_of::<u32>();
+        let n = usize::try_from(count).map_err(io::Error::other)?;
+        // Words of eight bytes for the alignment of the head.
+        let mut words = vec![0_u64; (head + n).div_ceil(2)];
+        let argument = words.as_mut_ptr().cast::<AllocGref>();
+        // SAFETY: the vector is long enough and aligned for the head.
+        unsafe { argument.write(AllocGref { domid, flags, count, index: 0 }) };
+        // SAFETY: the argument is that of the number, `count` references long.
+        unsafe { call(gntalloc, GNTALLOC_ALLOC_GREF, argument) }?;
+        // SAFETY: it was written above.
+        let index = unsafe { argument.read() }.index;
+        let references = words.iter().flat_map(|w| {
+            let bytes = w.to_ne_bytes();
+            let half = |at: usize| bytes[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
+            [half(0), half(4)]
+        });
+        Ok((index, references.skip(head).take(n).collect()))
+    }
+
+    /// Ends grants.
+    ///
+    /// # Errors
+    /// Whatever the device says.
+    pub fn dealloc_gref(gntalloc: BorrowedFd<'_>, index: u64, count: u32) -> io::Result<()> {
+        let mut release = Release { index, count, pad: 0 };
+        // SAFETY: the argument is that of the number.
+        unsafe { call(gntalloc, GNTALLOC_DEALLOC_GREF, &raw mut release) }.map(drop)
+    }
+
+    /// Binds a port of another domain; returns ours.
+    ///
+    /// # Errors
+    /// Whatever the device says.
+    pub fn bind_interdomain(evtchn: BorrowedFd<'_>, domid: u16, port: u32) -> io::Result<u32> {
+        let mut bind = BindInterdomain { remote_domain: domid.into(), remote_port: port };
+        // SAFETY: the argument is that of the number.
+        unsafe { call(evtchn, EVTCHN_BIND_INTERDOMAIN, &raw mut bind) }
+    }
+
+    /// A port that domain `domid` may bind.
+    ///
+    /// # Errors
+    /// Whatever the device says.
+    pub fn bind_unbound_port(evtchn: BorrowedFd<'_>, domid: u16) -> io::Result<u32> {
+        let mut domid = u32::from(domid);
+        // SAFETY: the argument is that of the number: one word.
+        unsafe { call(evtchn, EVTCHN_BIND_UNBOUND_PORT, &raw mut domid) }
+    }
+
+    /// Gives a port back.
+    ///
+    /// # Errors
+    /// Whatever the device says.
+    pub fn unbind(evtchn: BorrowedFd<'_>, port: u32) -> io::Result<()> {
+        let mut port = port;
+        // SAFETY: the argument is that of the number: one word.
+        unsafe { call(evtchn, EVTCHN_UNBIND, &raw mut port) }.map(drop)
+    }
+
+    /// Sends an event.
+    ///
+    /// # Errors
+    /// Whatever the device says.
+    pub fn notify(evtchn: BorrowedFd<'_>, port: u32) -> io::Result<()> {
+        let mut port = port;
+        // SAFETY: the argument is that of the number: one word.
+        unsafe { call(evtchn, EVTCHN_NOTIFY, &raw mut port) }.map(drop)
+    }
+
+    /// Clears the overflow of a ring of events that nobody read.
+    ///
+    /// # Errors
+    /// Whatever the device says.
+    pub fn reset(evtchn: BorrowedFd<'_>) -> io::Result<()> {
+        // SAFETY: the number takes no argument.
+        unsafe { call::<u8>(evtchn, EVTCHN_RESET, std::ptr::null_mut()) }.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! Numbers and layouts against the headers of this machine (package linux-libc-dev).
+
+use std::mem::offset_of;
+use std::process::Command;
+
+use super::ioctl::*;
+
+const PROGRAM: &str = r#"
+#include <stdint.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <linux/types.h>
+typedef uint16_t domid_t;
+typedef uint32_t grant_ref_t;
+#include <xen/gntdev.h>
+#include <xen/gntalloc.h>
+#include <xen/evtchn.h>
+#define P(x) printf("%lu\n", (unsigned long)(x))
+int main(void) {
+    P(IOCTL_GNTDEV_MAP_GRANT_REF); P(IOCTL_GNTDEV_UNMAP_GRANT_REF); P(IOCTL_GNTDEV_GRANT_COPY);
+    P(IOCTL_GNTALLOC_ALLOC_GREF); P(IOCTL_GNTALLOC_DEALLOC_GREF);
+    P(IOCTL_EVTCHN_BIND_INTERDOMAIN); P(IOCTL_EVTCHN_BIND_UNBOUND_PORT);
+    P(IOCTL_EVTCHN_UNBIND); P(IOCTL_EVTCHN_NOTIFY); P(IOCTL_EVTCHN_RESET);
+    P(sizeof(struct ioctl_gntdev_map_grant_ref));
+    P(offsetof(struct ioctl_gntdev_map_grant_ref, index));
+    P(offsetof(struct ioctl_gntdev_map_grant_ref, refs));
+    P(sizeof(struct ioctl_gntdev_unmap_grant_ref));
+    P(offsetof(struct ioctl_gntdev_unmap_grant_ref, count));
+    P(sizeof(struct gntdev_grant_copy_segment));
+    P(offsetof(struct gntdev_grant_copy_segment, dest));
+    P(offsetof(struct gntdev_grant_copy_segment, source.foreign.offset));
+    P(offsetof(struct gntdev_grant_copy_segment, source.foreign.domid));
+    P(offsetof(struct gntdev_grant_copy_segment, len));
+    P(offsetof(struct gntdev_grant_copy_segment, flags));
+    P(offsetof(struct gntdev_grant_copy_segment, status));
+    P(sizeof(struct ioctl_gntdev_grant_copy));
+    P(offsetof(struct ioctl_gntdev_grant_copy, segments));
+    P(offsetof(struct ioctl_gntalloc_alloc_gref, flags));
+    P(offsetof(struct ioctl_gntalloc_alloc_gref, count));
+    P(offsetof(struct ioctl_gntalloc_alloc_gref, index));
+    P(offsetof(struct ioctl_gntalloc_alloc_gref, gref_ids));
+    P(sizeof(struct ioctl_gntalloc_dealloc_gref));
+    P(offsetof(struct ioctl_gntalloc_dealloc_gref, count));
+    P(sizeof(struct ioctl_evtchn_bind_interdomain));
+    P(offsetof(struct ioctl_evtchn_bind_interdomain, remote_port));
+    P(GNTALLOC_FLAG_WRITABLE);
+    return 0;
+}
+"#;
+
+#[test]
+fn numbers_and_layouts_are_those_of_the_headers() {
+    if !std::path::Path::new("/usr/include/xen/gntdev.h").exists() {
+        println!("skipped: no xen/gntdev.h: apt-get install linux-libc-dev");
+        return;
+    }
+    let dir = std::env::temp_dir().join(format!("pvswitch-abi-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let (source, program) = (dir.join("abi.c"), dir.join("abi"));
+    std::fs::write(&source, PROGRAM).unwrap();
+    let built = Command::new("cc").arg("-o").args([&program, &source]).output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let printed = Command::new(&program).output().unwrap().stdout;
+    std::fs::remove_dir_all(dir).unwrap();
+    let theirs = String::from_utf8(printed).unwrap();
+    let theirs: Vec<usize> = theirs.lines().map(|l| l.parse().unwrap()).collect();
+    let numbers = [
+        GNTDEV_MAP_GRANT_REF,
+        GNTDEV_UNMAP_GRANT_REF,
+        GNTDEV_GRANT_COPY,
+        GNTALLOC_ALLOC_GREF,
+        GNTALLOC_DEALLOC_GREF,
+        EVTCHN_BIND_INTERDOMAIN,
+        EVTCHN_BIND_UNBOUND_PORT,
+        EVTCHN_UNBIND,
+        EVTCHN_NOTIFY,
+        EVTCHN_RESET,
+    ];
+    let mut ours: Vec<usize> = numbers.iter().map(|n| *n as usize).collect();
+    ours.extend([
+        size_of::<MapGrantRef>(),
+        offset_of!(MapGrantRef, index),
+        offset_of!(MapGrantRef, domid),
+        size_of::<Release>(),
+        offset_of!(Release, count),
+        size_of::<CopySegment>(),
+        offset_of!(CopySegment, dest),
+        offset_of!(Foreign, offset),
+        offset_of!(Foreign, domid),
+        offset_of!(CopySegment, len),
+        offset_of!(CopySegment, flags),
+        offset_of!(CopySegment, status),
+        size_of::<GrantCopy>(),
+        offset_of!(GrantCopy, segments),
+        offset_of!(AllocGref, flags),
+        offset_of!(AllocGref, count),
+        offset_of!(AllocGref, index),
+        size_of::<AllocGref>(),
+        size_of::<Release>(),
+        offset_of!(Release, count),
+        size_of::<BindInterdomain>(),
+        offset_of!(BindInterdomain, remote_port),
+        usize::from(GNTALLOC_FLAG_WRITABLE),
+    ]);
+    assert_eq!(ours, theirs);
+}
