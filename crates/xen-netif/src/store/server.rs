@@ -1,6 +1,6 @@
 //! A store of our own, for machines without Xen: the real wire protocol over Unix sockets.
 //!
-//! One thread owns the [`tree`], sleeps in epoll, and serves every connection in turn. Each
+//! One thread owns the `tree`, sleeps in epoll, and serves every connection in turn. Each
 //! connection acts for a domain: domain 0 may do everything, others what permissions and
 //! [`Limits`] allow. What a client sends never ends the thread: a message that is none closes its
 //! connection, everything else gets its answer.
