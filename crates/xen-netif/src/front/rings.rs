@@ -65,10 +65,11 @@ impl OneQueue {
 
     /// The queue that was prepared, once.
     pub fn take(&mut self) -> Option<Queue> {
+        self.stopped = false;
         self.prepared.take()
     }
 
-    /// Whether a queue that was prepared is not to be used any more.
+    /// Whether the queue that was taken is not to be used any more.
     pub fn is_stopped(&self) -> bool {
         self.stopped
     }

@@ -41,7 +41,7 @@ pub struct RxQueue {
     ring: FrontRx,
     /// Grants of the pages.
     grefs: Vec<u32>,
-    /// Pages without a frame were offered again by [`take`](Self::take).
+    /// Pages were offered again and not published.
     reoffered: bool,
     /// What was not shown.
     pub drops: RxDrops,
@@ -91,8 +91,15 @@ impl RxQueue {
         Ok(false)
     }
 
-    /// Whether [`take`](Self::take) offered pages again that are not yet published: those of bad
-    /// packets, and those under extra infos.
+    /// Drops a packet that was taken, for its checksum: all its pages are offered again.
+    pub fn reject(&mut self, packet: &RxPacket) {
+        self.reoffered = true;
+        self.drops.csum += 1;
+        packet.slots.iter().for_each(|slot| self.offer(slot.request.id));
+    }
+
+    /// Whether [`take`](Self::take) or [`reject`](Self::reject) offered pages again that are not
+    /// yet published: those of bad packets, and those under extra infos.
     pub fn has_reoffered(&self) -> bool {
         self.reoffered
     }
@@ -117,11 +124,6 @@ impl RxQueue {
     /// Before sleeping: asks for an event. Only [`Armed::Armed`] allows sleep.
     pub fn arm(&mut self) -> Armed {
         self.ring.arm()
-    }
-
-    /// Asks for no events: the ring is being polled.
-    pub fn disarm(&mut self) {
-        self.ring.disarm();
     }
 
     /// With smart poll agreed on, before the timer stops: clears the flag and looks at both rings
