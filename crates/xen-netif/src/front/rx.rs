@@ -50,7 +50,8 @@ pub struct RxQueue {
 impl RxQueue {
     /// A fresh ring in `area` that offers all pages of `grefs`, as far as it has room.
     pub fn new(area: Area, grefs: Vec<u32>) -> Self {
-        let mut queue = Self { ring: FrontRx::new(area), grefs, reoffered: false, drops: RxDrops::default() };
+        let mut queue =
+            Self { ring: FrontRx::new(area), grefs, reoffered: false, drops: RxDrops::default() };
         let room = usize::try_from(queue.ring.room()).unwrap_or(usize::MAX);
         let pages = u16::try_from(queue.grefs.len().min(room)).unwrap_or(u16::MAX);
         (0..pages).for_each(|page| queue.offer(page));
