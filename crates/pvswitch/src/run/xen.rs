@@ -281,7 +281,7 @@ impl System {
     fn add_found(&mut self, id: VifId) {
         let Some(auto) = self.xen_auto.clone() else { return };
         let spec = found_spec(&auto, id);
-        let added = spec.check().map_err(RunError::Request).and_then(|()| self.add_port(&spec));
+        let added = spec.check().map_err(RunError::Request).and_then(|()| self.insert_port(&spec));
         if let Err(error) = added {
             tracing::warn!("vif {id} is not served: {error}");
         }
