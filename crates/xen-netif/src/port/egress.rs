@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ring::xen::{Armed, BackRx, Extra, Gso, RxResponse, rx_flag, status};
-use shm::{Copies, Domain, Failed, GRANT_LEN, Seg, SegMut};
+use shm::{Copies, Failed, GRANT_LEN, Seg};
 use switch::flow;
 use switch::frame::Burst;
 use switch::port::{Egress, Fault};
@@ -11,6 +11,7 @@ use switch::stats::EgressStats;
 use switch::vnet::{Offloads, VnetHdr};
 
 use super::offload::to_rx;
+use super::pages::Pages;
 use super::{Wiring, fault};
 
 /// Back half of a guest's rx ring: frames out of the switch.
@@ -26,6 +27,7 @@ pub struct XenEgress {
 struct Active {
     ring: BackRx,
     wiring: Wiring,
+    pages: Pages,
     /// The fewest pages that a frame lacked, since [`arm`](Egress::arm) last found room.
     short_of: Option<u32>,
     /// A notification may have come since the last was taken.
@@ -68,7 +70,8 @@ impl XenEgress {
     /// Puts a ring to work.
     pub fn activate(&mut self, ring: BackRx, wiring: Wiring) {
         assert!(self.active.is_none(), "a ring is activated once");
-        self.active = Some(Active { ring, wiring, short_of: None, armed: true });
+        let pages = Pages::new(&wiring);
+        self.active = Some(Active { ring, wiring, pages, short_of: None, armed: true });
     }
 
     /// Takes the ring away. False: there was none.
@@ -78,6 +81,13 @@ impl XenEgress {
         let needed = active.ring.notify_needed();
         self.stats.calls.add(active.wiring.tell(needed));
         true
+    }
+
+    /// Lets go of static grants that the guest has taken back.
+    pub(super) fn forget_grants(&mut self) {
+        if let Some(active) = &mut self.active {
+            active.pages.refresh(&active.wiring);
+        }
     }
 
     /// Whether the guest has a ring here.
@@ -119,6 +129,12 @@ impl XenEgress {
 }
 
 impl Active {
+    /// What the segments of a burst borrow from.
+    fn latest_pages(&mut self) -> Pages {
+        self.pages.refresh(&self.wiring);
+        self.pages.clone()
+    }
+
     /// Slots that a frame takes, with its extra info.
     fn slots_for(len: u32, gso: bool) -> u32 {
         len.div_ceil(GRANT_LEN) + u32::from(gso)
@@ -154,7 +170,7 @@ impl Active {
 /// Gives a frame its slots and orders its copies.
 fn lay<'m>(
     active: &mut Active,
-    domain: &'m Domain,
+    pages: &'m Pages,
     job: &Job<'m>,
     copies: &mut Copies<'m>,
     answers: &mut Vec<Answer>,
@@ -184,7 +200,7 @@ fn lay<'m>(
         let Some(request) = active.ring.take() else { break };
         let n = left.min(GRANT_LEN);
         left -= n;
-        let mut to = SegMut::granted(domain, request.gref, 0, n as u16);
+        let mut to = pages.seg_mut(request.gref, n as u16);
         while let Some(to) = to.as_mut().filter(|to| !to.is_empty()) {
             if from.is_empty() {
                 let Some(next) = segs.next() else { break };
@@ -242,7 +258,7 @@ impl Egress for XenEgress {
             return Ok(picks.len());
         };
         self.stats.groups.add(1);
-        let domain = Arc::clone(&active.wiring.domain);
+        let pages = active.latest_pages();
         let mut copies = std::mem::take(&mut self.copies).recycle();
         let mut done = Ok(picks.len());
         for (i, pick) in picks.iter().enumerate() {
@@ -256,7 +272,7 @@ impl Egress for XenEgress {
                 hdr: frame.hdr,
                 tag: *pick,
             };
-            match lay(active, &domain, &job, &mut copies, &mut self.answers, &self.stats) {
+            match lay(active, &pages, &job, &mut copies, &mut self.answers, &self.stats) {
                 Ok(Laid::NotNow) => {
                     self.stats.full.add(1);
                     done = Ok(i);
@@ -283,11 +299,11 @@ impl Egress for XenEgress {
             self.stats.drops_down.add(1);
             return Ok(true);
         };
-        let domain = Arc::clone(&active.wiring.domain);
+        let pages = active.latest_pages();
         let mut copies = std::mem::take(&mut self.copies).recycle();
         let len = head.len() as u32 + body.iter().map(|s| s.len()).sum::<u32>();
         let job = Job { head, body, skip: 0, len, hdr: *hdr, tag: 0 };
-        let laid = lay(active, &domain, &job, &mut copies, &mut self.answers, &self.stats);
+        let laid = lay(active, &pages, &job, &mut copies, &mut self.answers, &self.stats);
         self.finish(copies, |_| {});
         laid.map(|laid| laid != Laid::NotNow)
     }

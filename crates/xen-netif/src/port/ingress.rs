@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ring::xen::{Armed, BackTx, Gso, Multicast, Packet, Refusal, TxPacket, TxSlot, status};
-use shm::{Domain, Seg};
 use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, Verdict};
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
 use switch::vnet::VnetHdr;
 
 use super::offload::{from_tx, looks};
+use super::pages::Pages;
 use super::{Wiring, fault};
 
 /// Longest time that the rest of a packet may take, in ns. Front halves push whole packets; one
@@ -37,6 +37,7 @@ pub struct XenIngress {
 pub(super) struct Active {
     ring: BackTx,
     pub(super) wiring: Wiring,
+    pages: Pages,
     /// Since when a packet's rest is waited for.
     partial_ns: Option<u64>,
     /// The rate kept a packet from being taken: there is work, and no one will tell of it.
@@ -90,7 +91,8 @@ impl XenIngress {
     pub fn activate(&mut self, ring: BackTx, wiring: Wiring) {
         assert!(self.active.is_none(), "a ring is activated once");
         self.arena = vec![0; ARENA_LEN];
-        let active = Active { ring, wiring, partial_ns: None, limited: false, armed: true };
+        let pages = Pages::new(&wiring);
+        let active = Active { ring, wiring, pages, partial_ns: None, limited: false, armed: true };
         self.active = Some(active);
     }
 
@@ -109,6 +111,13 @@ impl XenIngress {
         let needed = active.ring.notify_needed();
         self.stats.calls.add(active.wiring.tell(needed));
         true
+    }
+
+    /// Lets go of static grants that the guest has taken back.
+    pub(super) fn forget_grants(&mut self) {
+        if let Some(active) = &mut self.active {
+            active.pages.refresh(&active.wiring);
+        }
     }
 
     /// Whether the guest has a ring here.
@@ -135,7 +144,7 @@ impl XenIngress {
     /// Takes packets and makes frames of them. Whether it ended for their length.
     fn collect<'m>(
         active: &mut Active,
-        domain: &'m Domain,
+        pages: &'m Pages,
         (most, now_ns): (usize, u64),
         burst: &mut Burst<'m>,
         (packet, taken, slots): (&mut TxPacket, &mut Vec<Taken>, &mut Vec<TxSlot>),
@@ -173,7 +182,7 @@ impl XenIngress {
                     new.status = status::ERROR;
                 }
                 Packet::Frame => {
-                    if push(burst, domain, packet.slots(), packet.len.into(), VnetHdr::NONE) {
+                    if push(burst, pages, packet.slots(), packet.len.into(), VnetHdr::NONE) {
                         slots.extend_from_slice(packet.slots());
                         new.slots.1 = slots.len();
                         new.frame = Some(burst.frames.len() - 1);
@@ -193,14 +202,14 @@ impl XenIngress {
 /// Pushes a frame that lies in `slots`; false: one of them has the reference of no grant.
 fn push<'m>(
     burst: &mut Burst<'m>,
-    domain: &'m Domain,
+    pages: &'m Pages,
     slots: &[TxSlot],
     len: u32,
     hdr: VnetHdr,
 ) -> bool {
     let first = burst.segs.len();
     for slot in slots {
-        let Some(seg) = Seg::granted(domain, slot.gref, slot.offset, slot.len) else {
+        let Some(seg) = pages.seg(slot.gref, slot.offset, slot.len) else {
             burst.segs.truncate(first);
             return false;
         };
@@ -265,11 +274,13 @@ impl Ingress for XenIngress {
         let (room, crowded) = (self.room(size), self.is_crowded(size));
         let Self { active, packet, taken, slots, pending, arena, stats, .. } = self;
         let Some(active) = active else { return Ok(0) };
-        let domain = Arc::clone(&active.wiring.domain);
+        active.pages.refresh(&active.wiring);
+        // The segments of the burst borrow from it.
+        let pages = active.pages.clone();
         let mut burst: Burst<'_> = std::mem::take(scratch);
         burst.lend(arena);
 
-        let all = show_again(&mut burst, &domain, pending, now_ns, crowded);
+        let all = show_again(&mut burst, &pages, pending, now_ns, crowded);
         let held = burst.frames.len();
         taken.clear();
         slots.clear();
@@ -277,7 +288,7 @@ impl Ingress for XenIngress {
         let mut more = !all;
         active.limited = false;
         let lists = (packet, &mut *taken, &mut *slots);
-        match Self::collect(active, &domain, (most, now_ns), &mut burst, lists, stats) {
+        match Self::collect(active, &pages, (most, now_ns), &mut burst, lists, stats) {
             Ok(cut) => more |= cut,
             Err(fault) if held == 0 && taken.is_empty() => {
                 *scratch = burst.recycle();
@@ -369,7 +380,7 @@ impl Active {
 /// Shows held frames again, as many as a burst may be long; whether that was all.
 fn show_again<'m>(
     burst: &mut Burst<'m>,
-    domain: &'m Domain,
+    pages: &'m Pages,
     pending: &VecDeque<Pending>,
     now_ns: u64,
     crowded: bool,
@@ -382,7 +393,7 @@ fn show_again<'m>(
         let len = held.slots.iter().map(|s| u32::from(s.len)).sum();
         bytes += u64::from(len);
         // They were grants when it was first shown.
-        if !push(burst, domain, &held.slots, len, held.hdr) {
+        if !push(burst, pages, &held.slots, len, held.hdr) {
             burst.push_at(burst.segs.len(), 0, 0, VnetHdr::NONE);
         }
         let held_ns = now_ns.saturating_sub(held.since_ns).max(1);

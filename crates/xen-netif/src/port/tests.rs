@@ -14,6 +14,8 @@ use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 
 use super::*;
 
+mod statics;
+
 /// Start near the end of the indices: they wrap in every test that is long enough.
 const START: u32 = u32::MAX - 3;
 const READ_ONLY: u32 = 300;
@@ -160,6 +162,7 @@ struct Guest {
     rx: FrontRx,
     channel: Arc<Channel>,
     vif: Arc<Vif>,
+    orders: Arc<Orders>,
     pair: Pair,
     next: u16,
 }
@@ -176,16 +179,19 @@ impl Guest {
         let pair = Pair::new();
         let channel = Arc::new(Channel::default());
         let vif = Arc::new(Vif::new());
+        let orders = Arc::new(Orders::new(1));
         let wiring = Wiring {
             channel: channel.clone(),
             domain: Arc::new(Domain::new(id, host.clone())),
             peer,
             smart_poll: None,
             vif: vif.clone(),
+            orders: orders.clone(),
+            queue: 0,
         };
         pair.ingress.lock().unwrap().activate(BackTx::attach(tx_page).unwrap(), wiring.clone());
         pair.egress.lock().unwrap().activate(BackRx::attach(rx_page).unwrap(), wiring);
-        Self { id, host: host.clone(), tx, rx, channel, vif, pair, next: 0 }
+        Self { id, host: host.clone(), tx, rx, channel, vif, orders, pair, next: 0 }
     }
 
     fn write(&self, gref: u32, at: usize, bytes: &[u8]) {
