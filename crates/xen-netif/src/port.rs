@@ -9,6 +9,10 @@
 //! *deactivated* again under their lock, by the control thread, between two bursts. What the queues
 //! of one vif share, they share in a [`Vif`].
 //!
+//! A guest that [chose a hash](hash) gets each frame on the queue that its table says, from the
+//! burst after the one that learned of it, and the hash with it; cross-connected ports, where no
+//! one looks at frames, do neither.
+//!
 //! What it does not do: no page flipping, no XDP headroom, no GSO prefix.
 
 pub mod control;

@@ -102,6 +102,12 @@ impl Orders {
         self.set(&self.grants[queue], StaticGrants(pages.into_iter().collect()));
     }
 
+    /// As the control ring does it.
+    #[cfg(test)]
+    pub(super) fn set_steering(&self, steering: Steering) {
+        self.set(&self.steering, steering);
+    }
+
     fn set<T>(&self, place: &Mutex<Arc<T>>, new: T) {
         // What was is dropped here, outside the lock: that may unmap.
         let old = std::mem::replace(

@@ -34,12 +34,14 @@ impl Pages {
         Self { domain: Arc::clone(&wiring.domain), grants, changes }
     }
 
-    /// Lets go of a table that is not the latest.
+    /// Lets go of a table that may not be the latest; whether it did.
     #[inline]
-    pub fn refresh(&mut self, wiring: &Wiring) {
-        if self.changes != wiring.orders.changes() {
+    pub fn refresh(&mut self, wiring: &Wiring) -> bool {
+        let changed = self.changes != wiring.orders.changes();
+        if changed {
             *self = Self::new(wiring);
         }
+        changed
     }
 
     /// Bytes to read; `None` if they are no part of a page, or `gref` is no grant.

@@ -15,6 +15,7 @@ use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 use super::*;
 
 mod statics;
+mod steering;
 
 /// Start near the end of the indices: they wrap in every test that is long enough.
 const START: u32 = u32::MAX - 3;
@@ -173,13 +174,17 @@ fn area() -> Area {
 
 impl Guest {
     fn new(id: u16, host: &Arc<Host>, peer: Peer) -> Self {
+        Self::queue(id, host, peer, Arc::new(Orders::new(1)), 0)
+    }
+
+    /// One queue of a vif that may have several.
+    fn queue(id: u16, host: &Arc<Host>, peer: Peer, orders: Arc<Orders>, queue: usize) -> Self {
         let (tx_page, rx_page) = (area(), area());
         let tx = Tx::new(tx_page.clone());
         let rx = FrontRx::starting_at(rx_page.clone(), START);
         let pair = Pair::new();
         let channel = Arc::new(Channel::default());
         let vif = Arc::new(Vif::new());
-        let orders = Arc::new(Orders::new(1));
         let wiring = Wiring {
             channel: channel.clone(),
             domain: Arc::new(Domain::new(id, host.clone())),
@@ -187,7 +192,7 @@ impl Guest {
             smart_poll: None,
             vif: vif.clone(),
             orders: orders.clone(),
-            queue: 0,
+            queue,
         };
         pair.ingress.lock().unwrap().activate(BackTx::attach(tx_page).unwrap(), wiring.clone());
         pair.egress.lock().unwrap().activate(BackRx::attach(rx_page).unwrap(), wiring);
