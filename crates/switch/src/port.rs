@@ -51,6 +51,12 @@ pub trait Ingress: Send {
     /// frames aside). False: there is work.
     fn arm(&mut self) -> bool;
 
+    /// Once [`arm`](Self::arm) was true: when there is work that no one will tell of, in the ns that
+    /// bursts are given, such as what may not be sent yet.
+    fn due(&self) -> Option<u64> {
+        None
+    }
+
     /// Asks the peer for no notifications: the queue is being polled.
     fn disarm(&mut self);
 }

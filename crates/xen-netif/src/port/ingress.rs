@@ -40,8 +40,8 @@ pub(super) struct Active {
     pages: Pages,
     /// Since when a packet's rest is waited for.
     partial_ns: Option<u64>,
-    /// The rate kept a packet from being taken: there is work, and no one will tell of it.
-    limited: bool,
+    /// The rate kept a packet from being taken, until this time, in ns; no one tells of that.
+    limited_ns: Option<u64>,
     /// A notification may have come since the last was taken.
     armed: bool,
 }
@@ -92,7 +92,8 @@ impl XenIngress {
         assert!(self.active.is_none(), "a ring is activated once");
         self.arena = vec![0; ARENA_LEN];
         let pages = Pages::new(&wiring);
-        let active = Active { ring, wiring, pages, partial_ns: None, limited: false, armed: true };
+        let (partial_ns, limited_ns) = (None, None);
+        let active = Active { ring, wiring, pages, partial_ns, limited_ns, armed: true };
         self.active = Some(active);
     }
 
@@ -156,6 +157,13 @@ impl XenIngress {
                 return Ok(true);
             }
             let Some(kind) = active.ring.take(packet).map_err(fault)? else { break };
+            if matches!(kind, Packet::Frame)
+                && let Err(due_ns) = active.wiring.vif.pay(packet.len, now_ns)
+            {
+                active.ring.untake(1);
+                active.limited_ns = Some(due_ns);
+                break;
+            }
             let mut new = Taken {
                 ring_slots: packet.ring_slots,
                 status: status::OKAY,
@@ -171,11 +179,6 @@ impl XenIngress {
                 Packet::Refused(why) => {
                     refused(why, stats);
                     new.status = status::ERROR;
-                }
-                Packet::Frame if !active.wiring.vif.may_send(packet.len, now_ns) => {
-                    active.ring.untake(1);
-                    active.limited = true;
-                    break;
                 }
                 Packet::Frame if packet.gso.is_none() && u32::from(packet.len) > FRAME_LEN_MAX => {
                     stats.drops_too_long.add(1);
@@ -286,7 +289,7 @@ impl Ingress for XenIngress {
         slots.clear();
         let most = if all { room.min(max.saturating_sub(held)) } else { 0 };
         let mut more = !all;
-        active.limited = false;
+        active.limited_ns = None;
         let lists = (packet, &mut *taken, &mut *slots);
         match Self::collect(active, &pages, (most, now_ns), &mut burst, lists, stats) {
             Ok(cut) => more |= cut,
@@ -343,6 +346,10 @@ impl Ingress for XenIngress {
         self.active.as_mut().is_none_or(Active::arm)
     }
 
+    fn due(&self) -> Option<u64> {
+        self.active.as_ref().and_then(|active| active.limited_ns)
+    }
+
     fn disarm(&mut self) {
         if let Some(active) = &mut self.active {
             active.ring.disarm();
@@ -352,8 +359,9 @@ impl Ingress for XenIngress {
 
 impl Active {
     fn arm(&mut self) -> bool {
-        if self.limited {
-            return false;
+        // What is there is nothing until then, and so is what comes meanwhile.
+        if self.limited_ns.is_some() {
+            return true;
         }
         // Before the last look: what is told after it is told again.
         if std::mem::take(&mut self.armed) {

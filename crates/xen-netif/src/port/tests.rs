@@ -506,8 +506,21 @@ fn rate_is_kept_before_a_packet_is_taken() {
     }
     assert_eq!(shown, 131, "the bucket");
     assert_eq!(a.burst(0, |_| ()), Ok(0));
-    assert!(!a.pair.ingress.lock().unwrap().arm(), "no one would wake it");
-    assert_eq!(a.burst(10_000_000, |_| ()), Ok(10));
+    let rests = |a: &Guest| {
+        let mut ingress = a.pair.ingress.lock().unwrap();
+        (ingress.arm(), ingress.due())
+    };
+    // Something is there, and nothing to do before its time, whatever else comes.
+    assert_eq!(rests(&a), (true, Some(928_000)), "72 bytes were left");
+    a.send(&tcp(60), &[60], 0, &[]);
+    assert_eq!((a.burst(927_999, |_| ()), rests(&a)), (Ok(0), (true, Some(928_000))));
+    assert_eq!(a.channel.acked.load(Ordering::Relaxed), 0, "nor is anything to be told");
+    assert_eq!((a.burst(928_000, |_| ()), rests(&a).1), (Ok(1), Some(1_928_000)));
+    assert_eq!((a.burst(60_928_000, |_| ()), a.responses().len()), (Ok(60), 61));
+    a.vif.set_rate(None);
+    assert_eq!(a.burst(60_928_001, |_| ()), Ok(9));
+    assert_eq!(rests(&a), (true, None), "armed as any");
+    assert_eq!(a.channel.acked.load(Ordering::Relaxed), 1);
 }
 
 #[test]
