@@ -51,8 +51,8 @@ pub trait Ingress: Send {
     /// frames aside). False: there is work.
     fn arm(&mut self) -> bool;
 
-    /// Once [`arm`](Self::arm) was true: when there is work that no one will tell of, in the ns that
-    /// bursts are given, such as what may not be sent yet.
+    /// Once [`arm`](Self::arm) was true: when there is work that no one will tell of, such as what
+    /// may not be sent yet; in the ns that bursts are given.
     fn due(&self) -> Option<u64> {
         None
     }

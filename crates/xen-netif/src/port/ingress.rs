@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use ring::xen::{Armed, BackTx, Gso, Multicast, Packet, Refusal, TxPacket, TxSlot, status};
 use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, Verdict};
+use switch::offload::put_partial;
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
 use switch::vnet::VnetHdr;
 
-use super::offload::{from_tx, looks};
+use super::offload::{from_tx, lacks_partial, looks};
 use super::pages::Pages;
 use super::{Wiring, fault};
 
@@ -69,6 +70,7 @@ struct Pending {
 struct Held {
     slots: Box<[TxSlot]>,
     hdr: VnetHdr,
+    lacks_partial: bool,
     since_ns: u64,
 }
 
@@ -260,7 +262,30 @@ fn understand(burst: &mut Burst<'_>, taken: &[Taken], stats: &IngressStats) {
             None => {
                 stats.drops_bad_hdr.add(1);
                 burst.refuse(i);
+                continue;
             }
+        }
+        if lacks_partial(new.flags, new.gso) {
+            mend(burst, i, stats);
+        }
+    }
+}
+
+/// Puts the partial checksum that frame `i` lacks, in its private head, or refuses it.
+fn mend(burst: &mut Burst<'_>, i: usize, stats: &IngressStats) {
+    burst.snapshot();
+    let len = burst.frames[i].len;
+    if !burst.is_out(i) && !put_partial(burst.head_mut(i), len) {
+        stats.drops_bad_hdr.add(1);
+        burst.refuse(i);
+    }
+}
+
+/// The same once more for those that are shown again: their heads are copied anew.
+fn mend_held(burst: &mut Burst<'_>, pending: &VecDeque<Pending>, stats: &IngressStats) {
+    for (i, held) in pending.iter().filter_map(|p| p.held.as_ref()).enumerate() {
+        if held.lacks_partial && i < burst.frames.len() {
+            mend(burst, i, stats);
         }
     }
 }
@@ -306,6 +331,7 @@ impl Ingress for XenIngress {
         }
         active.partial_ns = None;
 
+        mend_held(&mut burst, pending, stats);
         understand(&mut burst, taken, stats);
         let (mut frames, mut bytes) = (0, 0);
         for frame in &burst.frames[held..] {
@@ -432,6 +458,7 @@ fn settle(
         let held = new.frame.filter(|i| waits(*i)).map(|i| Held {
             slots: slots[new.slots.0..new.slots.1].into(),
             hdr: burst.frames[i].hdr,
+            lacks_partial: lacks_partial(new.flags, new.gso),
             since_ns: now_ns,
         });
         let status = new.frame.map_or(new.status, answer);

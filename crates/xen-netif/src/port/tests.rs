@@ -355,6 +355,41 @@ fn blank_checksum_is_found_in_headers_split_over_slots() {
 }
 
 #[test]
+fn gso_without_a_partial_checksum_gets_one_as_often_as_it_is_shown() {
+    let (mut a, mut b) = two();
+    let gso = Gso { size: 1448, kind: gso_type::TCPV4, features: 0 };
+    for flags in [0, tx_flag::DATA_VALIDATED] {
+        // It finds no room at first, and has to be shown again.
+        a.send(&tcp(6000), &[100, 3900, 2000], flags, &[Extra::Gso(gso)]);
+        a.send(&tcp(60), &[60], 0, &[]);
+        assert_eq!(carry(&mut a, &mut b), 0);
+        b.post(100..104);
+        assert_eq!(carry(&mut a, &mut b), 2);
+        let (packet, bytes) = b.take().unwrap().unwrap();
+        assert_eq!((packet.gso, packet.flags & 3), (Some(gso), 3));
+        let mut sum = switch::offload::Sum::default();
+        sum.add(&tcp(60)[26..34]);
+        sum.add(&[0, 6]);
+        sum.add(&(6000_u16 - 34).to_be_bytes());
+        let mut want = tcp(6000);
+        want[50..52].copy_from_slice(&sum.fold());
+        assert!(bytes == want);
+        assert_eq!(b.take().unwrap().unwrap().1, tcp(60), "nothing else is touched");
+    }
+    // Headers that go on beyond the head, and such as cannot have one.
+    let mut options = tcp(6000);
+    options[12..22].copy_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 100, 60, 64]);
+    options[54..56].copy_from_slice(&[6, 9]);
+    let mut arp = tcp(6000);
+    arp[13] = 6;
+    for bad in [options, arp] {
+        a.send(&bad, &[4000, 2000], 0, &[Extra::Gso(gso)]);
+    }
+    assert_eq!(a.received().unwrap(), []);
+    assert_eq!(a.pair.ingress_stats.drops_bad_hdr.get(), 2);
+}
+
+#[test]
 fn bad_grant_costs_its_own_packet_and_is_answered_with_error() {
     let (mut a, mut b) = two();
     b.post(100..110);
