@@ -411,12 +411,8 @@ impl Job<'_> {
         let Headers { net_at, l4_at, v6, udp, .. } = self.headers;
         let field = l4_at + usize::from(self.headers.csum_offset());
         let l4_len = (made.len() - l4_at) as u16 + n;
-        let addresses = if v6 { net_at + 8..net_at + 40 } else { net_at + 12..net_at + 20 };
-        // RFC 9293, 3.1 and RFC 8200, 8.1: addresses, length, protocol.
-        let mut sum = Sum::default();
-        sum.add(&made[addresses]);
-        sum.add(&l4_len.to_be_bytes());
-        sum.add(&[0, if udp { PROTO_UDP } else { PROTO_TCP }]);
+        let proto = if udp { PROTO_UDP } else { PROTO_TCP };
+        let mut sum = pseudo_sum(made, net_at, v6, proto, l4_len);
         let bytes = if self.partial {
             sum.fold()
         } else {
@@ -489,6 +485,32 @@ fn is_routed_on(head: &[u8], net_at: usize) -> bool {
         at += (usize::from(len) + 1) * 8;
     }
     false
+}
+
+/// Puts the pseudo-header's sum where a TCP or UDP frame of `len` bytes has its checksum, as partial
+/// ones have it; for a sender who should have. False: there is no such place in its private head.
+pub fn put_partial(head: &mut [u8], len: u32) -> bool {
+    let Some(net) = network(head) else { return false };
+    let (proto, at, offset) = match transport(head, &net) {
+        Transport::At { proto: PROTO_TCP, at } => (PROTO_TCP, at, TCP_CSUM_OFFSET),
+        Transport::At { proto: PROTO_UDP, at } => (PROTO_UDP, at, UDP_CSUM_OFFSET),
+        _ => return false,
+    };
+    let l4_len = usize::try_from(len).ok().and_then(|len| u16::try_from(len.checked_sub(at)?).ok());
+    let field = at + usize::from(offset);
+    let Some(l4_len) = l4_len.filter(|_| field + 2 <= head.len()) else { return false };
+    let sum = pseudo_sum(head, net.at, net.ethertype == ETHERTYPE_IPV6, proto, l4_len);
+    head[field..field + 2].copy_from_slice(&sum.fold());
+    true
+}
+
+/// Addresses, length and protocol (RFC 9293, 3.1 and RFC 8200, 8.1).
+fn pseudo_sum(head: &[u8], net_at: usize, v6: bool, proto: u8, l4_len: u16) -> Sum {
+    let mut sum = Sum::default();
+    sum.add(&head[if v6 { net_at + 8..net_at + 40 } else { net_at + 12..net_at + 20 }]);
+    sum.add(&l4_len.to_be_bytes());
+    sum.add(&[0, proto]);
+    sum
 }
 
 /// Copies the head to where it can be patched; returns its length.

@@ -2,11 +2,16 @@
 //!
 //! [`XenIngress`] is the back half of a tx ring, [`XenEgress`] that of an rx ring. What a guest
 //! sends lies in pages it granted, and is copied once, by one call for a burst, straight to where
-//! the receiver wants it: `shm::Copies` gathers, the hypervisor copies.
+//! the receiver wants it: `shm::Copies` gathers, the hypervisor copies. Pages that a guest has
+//! mapped for good, as static grants, are memory as any.
 //!
 //! Both stay in place while the guest comes and goes: they are *activated* with a ring and
 //! *deactivated* again under their lock, by the control thread, between two bursts. What the queues
 //! of one vif share, they share in a [`Vif`].
+//!
+//! A guest that [chose a hash](hash) gets each frame on the queue that its table says, from the
+//! burst after the one that learned of it, and the hash with it; cross-connected ports, where no
+//! one looks at frames, do neither.
 //!
 //! What it does not do: no page flipping, no XDP headroom, no GSO prefix.
 
@@ -15,19 +20,23 @@ mod egress;
 pub mod hash;
 mod ingress;
 mod offload;
+mod pages;
 mod vif;
 
 pub use egress::XenEgress;
 pub use ingress::XenIngress;
+pub use pages::PageMapper;
 pub use vif::{Rate, Vif};
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ring::xen::{Malformed, SmartPoll};
 use shm::Domain;
 use switch::port::Fault;
 use switch::stats::{EgressStats, IngressStats};
 use switch::vnet::Offloads;
+
+use self::control::Orders;
 
 /// The event channel of a ring, as far as its port uses it.
 pub trait Event: Send + Sync {
@@ -81,6 +90,10 @@ pub struct Wiring {
     pub smart_poll: Option<Arc<SmartPoll>>,
     /// What its queues share.
     pub vif: Arc<Vif>,
+    /// What the guest ordered over its control ring; of a guest without one, nothing ever.
+    pub orders: Arc<Orders>,
+    /// The number of its queue.
+    pub queue: usize,
 }
 
 impl Wiring {
@@ -124,6 +137,18 @@ impl Pair {
             egress_stats,
         }
     }
+
+    /// Returns once neither queue uses a static grant that its guest has taken back: waits for
+    /// the bursts in progress.
+    pub fn forget_grants(&self) {
+        lock(&self.ingress).forget_grants();
+        lock(&self.egress).forget_grants();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere is our bug and ends the program; the guard is as good as any.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Default for Pair {

@@ -244,6 +244,19 @@ proptest! {
     }
 
     #[test]
+    fn a_partial_checksum_is_put_where_there_is_none(
+        spec in spec(), len in 0..5000_usize, seed: u32, head in 0..=128_usize
+    ) {
+        let frame = spec.frame(&payload(len, seed));
+        let head = head.min(frame.len());
+        let mut private = frame[..head].to_vec();
+        let put = put_partial(&mut private, frame.len() as u32);
+        prop_assert_eq!(put, spec.field() + 2 <= head);
+        let want = if put { spec.partial(frame) } else { frame };
+        prop_assert_eq!(&private, &want[..head]);
+    }
+
+    #[test]
     fn segments_are_what_an_independent_builder_makes(
         spec in spec(), len in prop_oneof![0..6000_usize, 60_000..64_500_usize], seed: u32,
         gso_size in prop_oneof![Just(1_usize), 1..100_usize, 500..3000_usize, Just(65_535)],
@@ -293,6 +306,7 @@ proptest! {
         let to = Offloads { csum, tso4, tso6, ecn, uso4, uso6 };
         let head_len = head.min(frame.len());
         needs_work(&frame[..head_len], &hdr, &to);
+        put_partial(&mut frame[..head_len].to_vec(), frame.len() as u32);
         // Unchecked headers too: whatever `VnetHdr::check` lets through must not matter here.
         if let Ok(made) = run(&frame, head, &cuts, &hdr, &to) {
             let addresses = |f: &[u8]| f.iter().take(12).copied().collect::<Vec<u8>>();

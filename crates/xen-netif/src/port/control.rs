@@ -17,9 +17,10 @@ use ring::xen::{
     Armed, BackCtrl, CtrlRequest, CtrlResponse, GREF_ENTRY_LEN, GrefEntry, Malformed, PAGE_LEN,
     ctrl_status, ctrl_type,
 };
-use shm::{Domain, Mapping, Seg, SegMut};
+use shm::{Domain, Seg, SegMut};
 
 use super::hash::{KEY_LEN_MAX, MAPPING_MAX, Steering, algorithm, hash_type};
+use crate::host::StaticPage;
 
 /// Most static grants of one queue: two rings' worth of buffers, twice.
 pub const STATIC_GRANTS_MAX: usize = 1024;
@@ -29,40 +30,6 @@ const LIST_MAX: u32 = PAGE_LEN as u32 / GREF_ENTRY_LEN as u32;
 const PIECE_MAX: u32 = PAGE_LEN as u32 / 4;
 /// Most requests one look serves; a front half that asks faster waits for the next.
 const REQUESTS_MAX: usize = 128;
-
-/// A granted page that stays mapped. The mapping goes with the last table that holds it.
-#[derive(Clone, Debug)]
-pub struct StaticPage {
-    mapping: Arc<Mapping>,
-    offset: usize,
-    readonly: bool,
-}
-
-impl StaticPage {
-    /// The page at `offset` of `mapping`.
-    pub fn new(mapping: Arc<Mapping>, offset: usize, readonly: bool) -> Self {
-        Self { mapping, offset, readonly }
-    }
-
-    /// `len` bytes to read at `offset` of the page; `None` if they leave it.
-    #[inline]
-    pub fn seg(&self, offset: u16, len: u16) -> Option<Seg<'_>> {
-        let at = self.place(offset, len)?;
-        self.mapping.seg(at, u32::from(len))
-    }
-
-    /// `len` bytes to write; `None` if they leave the page, or it may not be written.
-    #[inline]
-    pub fn seg_mut(&self, offset: u16, len: u16) -> Option<SegMut<'_>> {
-        let at = self.place(offset, len).filter(|_| !self.readonly)?;
-        self.mapping.seg_mut(at, u32::from(len))
-    }
-
-    fn place(&self, offset: u16, len: u16) -> Option<usize> {
-        let inside = u32::from(offset) + u32::from(len) <= u32::from(PAGE_LEN);
-        inside.then_some(self.offset + usize::from(offset))
-    }
-}
 
 /// The static grants of one queue. A grant that is not here is copied from and to as any.
 #[derive(Clone, Debug, Default)]
@@ -123,6 +90,22 @@ impl Orders {
         let lock =
             |m: &Mutex<Arc<_>>| Arc::clone(&m.lock().unwrap_or_else(PoisonError::into_inner));
         self.grants.get(queue).map(lock).unwrap_or_default()
+    }
+
+    /// As the control ring does it.
+    #[cfg(test)]
+    pub(super) fn set_grants(
+        &self,
+        queue: usize,
+        pages: impl IntoIterator<Item = (u32, StaticPage)>,
+    ) {
+        self.set(&self.grants[queue], StaticGrants(pages.into_iter().collect()));
+    }
+
+    /// As the control ring does it.
+    #[cfg(test)]
+    pub(super) fn set_steering(&self, steering: Steering) {
+        self.set(&self.steering, steering);
     }
 
     fn set<T>(&self, place: &Mutex<Arc<T>>, new: T) {
@@ -341,10 +324,13 @@ impl Control {
             entry.status = u16::try_from(status).expect("small");
         }
         if removed > 0 {
+            // Kept until the ports have let go of it, so that what is unmapped is unmapped here.
+            let old = self.orders.grants(queue);
             self.orders.set(&self.orders.grants[queue], new);
             if let Some(host) = &mut self.host {
                 host.settle(queue);
             }
+            drop(old);
         }
         let bytes: Vec<u8> = list.into_iter().flat_map(GrefEntry::encode).collect();
         self.write(gref, &bytes)?;
