@@ -487,8 +487,8 @@ fn is_routed_on(head: &[u8], net_at: usize) -> bool {
     false
 }
 
-/// Puts the pseudo-header's sum where a TCP or UDP frame of `len` bytes has its checksum, as partial
-/// ones have it; for a sender who should have. False: there is no such place in its private head.
+/// Puts the pseudo-header's sum where a TCP or UDP frame of `len` bytes has its checksum, as
+/// partial ones have it; for a sender who should have. False: its private head has no such place.
 pub fn put_partial(head: &mut [u8], len: u32) -> bool {
     let Some(net) = network(head) else { return false };
     let (proto, at, offset) = match transport(head, &net) {

@@ -13,6 +13,20 @@
 //! burst after the one that learned of it, and the hash with it; cross-connected ports, where no
 //! one looks at frames, do neither.
 //!
+//! A front half that offers no pages costs others nothing, by the switch's own rules for any
+//! receiver, which do what the kernel's netback has two timers for:
+//!
+//! | | netback | here |
+//! |---|---|---|
+//! | what waits for it | 512 KiB of frames | some of each sender's, in its own ring |
+//! | frames that wait are dropped (*drain*) | after 10 s | after 50 ms in which it took none, else 1 s |
+//! | the same, without `feature-rx-notify` | after 30 ms | the same; its ring is looked at meanwhile |
+//! | new ones are dropped at once (*stall*) | after 60 s, by carrier off | from the first drop on |
+//! | that ends | when it has offered enough pages | with the first frame that fits |
+//!
+//! The kernel takes the carrier off its own interface, so that a bridge sends nothing there; no
+//! front half is told. Here nothing has to be: the pages are looked at for each frame.
+//!
 //! What it does not do: no page flipping, no XDP headroom, no GSO prefix.
 
 pub mod control;

@@ -14,6 +14,7 @@ use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 
 use super::*;
 
+mod stall;
 mod statics;
 mod steering;
 
