@@ -19,7 +19,7 @@
 //! | | netback | here |
 //! |---|---|---|
 //! | what waits for it | 512 KiB of frames | some of each sender's, in its own ring |
-//! | frames that wait are dropped (*drain*) | after 10 s | after 50 ms in which it took none, else 1 s |
+//! | they are dropped (*drain*) | after 10 s | after 50 ms in which it took none, else 1 s |
 //! | the same, no `feature-rx-notify` | after 30 ms | the same; its ring is looked at |
 //! | new ones are dropped (*stall*) | after 60 s, by carrier off | from the first drop on |
 //! | that ends | when it has offered enough pages | with the first frame that fits |
