@@ -82,7 +82,7 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
     if !args.json {
         eprintln!("connected to {}: {}", to.target, guest.link.features().join(" "));
     }
-    let mut generator = Generator::new(guest, &args, &to, costs.nap_late_ns)?;
+    let mut generator = Generator::new(guest, &args, costs.nap_late_ns)?;
     if matches!(args.mode, GenMode::Sink | GenMode::Echo) {
         generator.announce();
     }
@@ -153,13 +153,13 @@ struct Round {
 }
 
 impl Generator {
-    fn new(guest: Guest, args: &GenArgs, to: &Connect, nap_late_ns: u64) -> Result<Self, Usage> {
+    fn new(guest: Guest, args: &GenArgs, nap_late_ns: u64) -> Result<Self, Usage> {
         let (longest, most) = (args.size.longest(), guest.tx.ring.longest());
         if longest > most {
             let what = format!("the switch takes frames of at most {most} bytes here");
             return Err(Usage(format!("--size: {longest} bytes: {what}")));
         }
-        let settings = to.settings.pairs().map(|(key, value)| (key.to_string(), value.into()));
+        let settings = guest.settings.pairs().map(|(key, value)| (key.to_string(), value.into()));
         Ok(Self {
             guest,
             mode: args.mode,

@@ -50,6 +50,8 @@ pub struct Guest {
     resting: Action,
     /// What was counted.
     pub counts: SleepCounts,
+    /// How it works, after what was agreed on.
+    pub settings: Settings,
 }
 
 /// What a guest's thread counts of its sleep.
@@ -99,7 +101,8 @@ impl Guest {
         let (tx, rx) = (Tx::new(tx, settings), Rx::new(rx, settings));
         let counts = SleepCounts::default();
         let smart_poll = link.has_smart_poll();
-        Self { link, tx, rx, poller, smart_poll, resting: Action::Poll, counts }
+        let (resting, settings) = (Action::Poll, *settings);
+        Self { link, tx, rx, poller, smart_poll, resting, counts, settings }
     }
 
     /// Begins a round: does what is due, and says whether the poll policy wants a look at the

@@ -55,6 +55,8 @@ pub struct Connect {
     buffers: (u64, u64),
     /// Longest frame that will be sent.
     frame_max: u32,
+    /// The poll policy in place of smart poll's, if that is not agreed on.
+    poll_plain: Policy,
 }
 
 /// What to connect to.
@@ -137,10 +139,11 @@ impl TryFrom<&ConnectArgs> for Connect {
                 return Err(says(what));
             }
         };
-        let poll = args.poll.unwrap_or(match &target {
-            Target::Xen(target) if target.smart_poll => SMART_POLL,
-            _ => Policy::ADAPTIVE,
-        });
+        let poll_plain = args.poll.unwrap_or(Policy::ADAPTIVE);
+        let poll = match &target {
+            Target::Xen(target) if target.smart_poll => args.poll.unwrap_or(SMART_POLL),
+            _ => poll_plain,
+        };
         let settings = Settings::new(poll, args.kick, &args.set);
         match &target {
             Target::VhostUser { .. } => check_virtio(args, &settings)?,
@@ -158,7 +161,8 @@ impl TryFrom<&ConnectArgs> for Connect {
             }
         }
         let (buffers, frame_max) = ((TX_BUFFER, RX_BUFFER), xen::FRAME_MAX);
-        Ok(Self { target, queue_size: args.queue_size, features, settings, buffers, frame_max })
+        let queue_size = args.queue_size;
+        Ok(Self { target, queue_size, features, settings, buffers, frame_max, poll_plain })
     }
 }
 
@@ -355,7 +359,10 @@ fn xen(target: &xen::Target, to: &Connect, kept: &mut Option<Kept>) -> Result<Gu
     match link.within(RETRY_EVERY) {
         Ok(queue) => {
             let (tx, rx) = xen::rings(queue, sizes, &to.settings);
-            Ok(Guest::new(Link::Xen(link), tx, rx, &to.settings))
+            let smart = link.agreed().is_some_and(|agreed| agreed.smart_poll);
+            let poll = if smart { to.settings.poll } else { to.poll_plain };
+            let settings = Settings { poll, ..to.settings };
+            Ok(Guest::new(Link::Xen(link), tx, rx, &settings))
         }
         Err(error) => {
             if error.is_absence() {
