@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use shm::{Access, Area, Domain, GRANT_LEN, GuestMemory, Mapping, Region, Seg, SegMut};
 
-pub use channel::Channel;
+pub use channel::{Channel, SharedChannel};
 pub use error::HostError;
 
 use crate::store::{Store, StoreError};

@@ -25,8 +25,8 @@ pub struct Rate {
 impl Rate {
     /// From xenstore: `BYTES,USECS`. Zero of either, or anything else, is no limit.
     pub fn parse(text: &str) -> Option<Self> {
-        let (bytes, usecs) = text.trim().split_once(',')?;
-        let rate = Self { bytes: bytes.parse().ok()?, usecs: usecs.parse().ok()? };
+        let (bytes, usecs) = text.split_once(',')?;
+        let rate = Self { bytes: bytes.trim().parse().ok()?, usecs: usecs.trim().parse().ok()? };
         (rate.bytes > 0 && rate.usecs > 0).then_some(rate)
     }
 }
@@ -172,7 +172,9 @@ mod tests {
     #[test]
     fn rate_is_read_as_the_toolstack_writes_it() {
         assert_eq!(Rate::parse("125000,50000"), Some(Rate { bytes: 125_000, usecs: 50_000 }));
-        for none in ["", "0,0", "1,0", "0,1", "x,1", "1", "1,2,3", "-1,5"] {
+        assert_eq!(Rate::parse(" 1 , 2 "), Some(Rate { bytes: 1, usecs: 2 }));
+        let too_long = "1,18446744073709551616";
+        for none in ["", ",", "0,0", "1,0", "0,1", "x,1", "1", "1,2,3", "-1,5", too_long] {
             assert_eq!(Rate::parse(none), None, "{none}");
         }
     }
