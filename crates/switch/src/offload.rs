@@ -124,12 +124,12 @@ impl Default for Scratch {
 }
 
 /// Whether a frame with the checked header `hdr` must go through [`resolve`] for a destination
-/// that takes `to`. `head`, the frame's private head, is looked at for UDP segmentation only,
-/// whose type does not tell the IP version.
+/// that takes `to`. `head`, the frame's private head, is looked at only for what does not tell the
+/// IP version: UDP segmentation, and checksums where that matters.
 #[inline]
 pub fn needs_work(head: &[u8], hdr: &VnetHdr, to: &Offloads) -> bool {
     // A destination without GUEST_CSUM gets neither NEEDS_CSUM nor DATA_VALID.
-    let flags = hdr.flags != 0 && !to.csum;
+    let flags = hdr.flags != 0 && !takes_csum(head, to);
     flags || (hdr.gso_type != GSO_NONE && !takes_gso(head, hdr, to))
 }
 
@@ -196,14 +196,22 @@ pub fn resolve(
     if head.len() as u64 + body_len != u64::from(len) || head.len() > HEADERS_MAX {
         return Err(Bad::Length);
     }
+    let csum = takes_csum(head, to);
     if hdr.gso_type != GSO_NONE && !takes_gso(head, hdr, to) {
-        segment(head, body, hdr, to, scratch, emit)
-    } else if hdr.flags & NEEDS_CSUM != 0 && !to.csum {
+        segment(head, body, hdr, csum, scratch, emit)
+    } else if hdr.flags & NEEDS_CSUM != 0 && !csum {
         complete(head, body, hdr, scratch, emit)
     } else {
-        let flags = if to.csum { hdr.flags } else { 0 };
+        let flags = if csum { hdr.flags } else { 0 };
         Ok(usize::from(emit(head, body, &VnetHdr { flags, ..*hdr })))
     }
+}
+
+/// Whether the destination takes the frame's checksum as a partial one.
+#[inline]
+fn takes_csum(head: &[u8], to: &Offloads) -> bool {
+    let is_v4 = || network(head).is_some_and(|net| net.ethertype == ETHERTYPE_IPV4);
+    to.csum && (!to.csum_v4_only || is_v4())
 }
 
 /// Whether the destination takes the frame's kind of GSO.
@@ -218,7 +226,7 @@ fn takes_gso(head: &[u8], hdr: &VnetHdr, to: &Offloads) -> bool {
         },
         _ => false,
     };
-    kind && to.csum && (to.ecn || hdr.gso_type & GSO_ECN == 0)
+    kind && takes_csum(head, to) && (to.ecn || hdr.gso_type & GSO_ECN == 0)
 }
 
 /// Computes a frame's partial checksum.
@@ -267,12 +275,12 @@ fn check_field(private: &[u8], start: usize, field: usize) -> Result<(), Bad> {
     if fits && field >= decided_end { Ok(()) } else { Err(Bad::Checksum) }
 }
 
-/// Cuts a GSO frame into segments.
+/// Cuts a GSO frame into segments; `partial`: whose checksums stay so.
 fn segment(
     head: &[u8],
     body: &[Seg<'_>],
     hdr: &VnetHdr,
-    to: &Offloads,
+    partial: bool,
     scratch: &mut Scratch,
     emit: &mut Emit<'_>,
 ) -> Result<usize, Bad> {
@@ -294,7 +302,7 @@ fn segment(
         headers,
         gso_size: u32::from(hdr.gso_size),
         payload_len: left.iter().map(|seg| seg.len()).sum(),
-        partial: to.csum,
+        partial,
         left,
         next: 0,
         segs: relend(std::mem::take(segs)),

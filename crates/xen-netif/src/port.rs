@@ -19,8 +19,8 @@
 //! | | netback | here |
 //! |---|---|---|
 //! | what waits for it | 512 KiB of frames | some of each sender's, in its own ring |
-//! | they are dropped (*drain*) | after 10 s | after 50 ms in which it took none, else 1 s |
-//! | the same, no `feature-rx-notify` | after 30 ms | the same; its ring is looked at |
+//! | those are dropped (*drain*) | after 10 s | after 50 ms if it took none, else 1 s |
+//! | without `feature-rx-notify` | after 30 ms | the same; its ring is looked at meanwhile |
 //! | new ones are dropped (*stall*) | after 60 s, by carrier off | from the first drop on |
 //! | that ends | when it has offered enough pages | with the first frame that fits |
 //!
@@ -78,11 +78,12 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// The same in the switch's words. Those have one word for checksums, so it is said only where
-    /// both kinds are taken.
+    /// The same in the switch's words. Those know no one who takes partial checksums over IPv6
+    /// alone; such a one gets none.
     fn takes(&self) -> Offloads {
         Offloads {
-            csum: self.csum4 && self.csum6,
+            csum: self.csum4,
+            csum_v4_only: !self.csum6,
             tso4: self.sg && self.gso4,
             tso6: self.sg && self.gso6,
             // No extra info says that CWR is for the first segment alone.

@@ -10,8 +10,7 @@ use switch::vnet::{
 };
 
 /// What a guest may ask of us.
-const SENDS: Offloads =
-    Offloads { csum: true, tso4: true, tso6: true, ecn: false, uso4: false, uso6: false };
+const SENDS: Offloads = Offloads { ecn: false, uso4: false, uso6: false, ..Offloads::ALL };
 
 /// Whether the head must be looked at to know what a packet asks for.
 pub(super) fn looks(flags: u16, gso: Option<Gso>) -> bool {

@@ -14,9 +14,9 @@ use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 
 use super::*;
 
-mod stall;
 mod statics;
 mod steering;
+mod switched;
 
 /// Start near the end of the indices: they wrap in every test that is long enough.
 const START: u32 = u32::MAX - 3;

@@ -246,6 +246,20 @@ fn static_grants_are_added_all_or_none() {
 }
 
 #[test]
+fn static_grants_are_found_however_far_apart() {
+    let mapping = Arc::new(Mapping::memfd("static", 4096).unwrap());
+    let page = || StaticPage::new(Arc::clone(&mapping), 0, true);
+    let near: Vec<u32> = (8..40).step_by(3).collect();
+    let max = u32::MAX;
+    for grefs in [vec![], near, vec![0], vec![max], vec![0, max], vec![7, 4102], vec![7, 4103]] {
+        let grants = StaticGrants::of(grefs.iter().map(|gref| (*gref, page())).collect());
+        assert_eq!((grants.len(), grants.is_empty()), (grefs.len(), grefs.is_empty()));
+        let probes = (0..5000).chain([1 << 31, max - 1, max]);
+        assert!(probes.clone().all(|gref| grants.get(gref).is_some() == grefs.contains(&gref)));
+    }
+}
+
+#[test]
 fn static_pages_are_bounded_and_readonly_ones_not_written() {
     let mut rig = Rig::new(true);
     rig.list(PAGE, &[1000, 1001]);

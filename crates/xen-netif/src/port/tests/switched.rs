@@ -1,4 +1,4 @@
-//! Front halves that offer too few pages, among others.
+//! Several front halves behind a switch.
 
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Forwarder, HOLD_NS_MAX, Mode, Port, Source};
@@ -84,5 +84,52 @@ fn front_that_always_lacks_a_page_is_given_up_and_comes_back() {
         // Back among those that are waited for.
         (0..3).for_each(|_| a.send(&to(1, 6000), &[4000, 2000], 0, &[]));
         assert_eq!((net.serve(&mut a, 1), net.drops()), (2, 2));
+    }
+}
+
+/// A UDP frame over IPv6 to port 1, its checksum blank: the pseudo-header's sum, and complete.
+fn udp6(blank: bool) -> Vec<u8> {
+    let mut bytes = to(1, 60);
+    bytes.truncate(12);
+    bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 108, 17, 64]);
+    bytes.extend((0..32).map(|i| i * 7));
+    bytes.extend([0, 1, 0, 2, 0, 108, 0, 0]);
+    bytes.extend((0..100).map(|i| i * 2));
+    let mut sum = switch::offload::Sum::default();
+    sum.add(&bytes[22..54]);
+    sum.add(&[0, 108, 0, 17]);
+    let field = if blank {
+        sum.fold()
+    } else {
+        sum.add(&bytes[54..]);
+        sum.finish()
+    };
+    bytes[60..62].copy_from_slice(&field);
+    bytes
+}
+
+#[test]
+fn front_that_takes_blank_checksums_over_one_version_gets_the_others_complete() {
+    let host = Arc::new(Host::default());
+    let gso = Gso { size: 1448, kind: gso_type::TCPV4, features: 0 };
+    let blank = rx_flag::CSUM_BLANK | rx_flag::DATA_VALIDATED;
+    // What netif's oldest front halves take, all, nothing, and only the newer.
+    for (csum4, csum6) in [(true, false), (true, true), (false, false), (false, true)] {
+        let mut a = Guest::new(1, &host, ALL);
+        let mut b = Guest::new(2, &host, Peer { csum4, csum6, ..ALL });
+        let mut net = Net::new(&[&b]);
+        b.post(100..110);
+        a.send(&udp6(true), &[50, 112], tx_flag::CSUM_BLANK, &[]);
+        a.send(&to(1, 2000), &[2000], tx_flag::CSUM_BLANK, &[Extra::Gso(gso)]);
+        assert_eq!(net.serve(&mut a, 0), 0);
+        let (packet, bytes) = b.take().unwrap().unwrap();
+        let takes6 = csum4 && csum6;
+        assert!(bytes == udp6(takes6), "{csum4} {csum6}");
+        assert_eq!(packet.flags & 3, if takes6 { blank } else { 0 });
+        let (packet, bytes) = b.take().unwrap().unwrap();
+        let whole = (Some(gso), blank, 2000);
+        let first = (None, 0, 1448 + 54);
+        let want = if csum4 { whole } else { first };
+        assert_eq!((packet.gso, packet.flags & 3, bytes.len()), want);
     }
 }
