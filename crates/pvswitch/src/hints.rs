@@ -16,7 +16,8 @@ pub fn print(spec: &PortSpec) {
 fn xen(name: &str, at: &XenAt) -> String {
     match at {
         XenAt::Local(dir) => format!(
-            "# attach to port {name}, without Xen:\n  pvswitch nic --connect xen-local:{} --tap tap0\n",
+            "# attach to port {name}, without Xen\n  \
+             pvswitch nic --connect xen-local:{} --tap tap0\n",
             dir.display()
         ),
         XenAt::Vif(_) | XenAt::Auto => format!(

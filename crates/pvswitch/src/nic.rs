@@ -1,8 +1,9 @@
 //! `pvswitch nic`: a TAP interface served by the driver half, for a namespace or container.
 //!
 //! The kernel reads and writes frames straight from and into the memory shared with the switch;
-//! the TAP's virtio-net header and a virtqueue's are the same bytes, and Xen's rings have it told in
-//! another way. The interface stays when the switch goes away, and traffic resumes when it is back.
+//! the TAP's virtio-net header and a virtqueue's are the same bytes, and Xen's rings are told of
+//! them in another way. The interface stays when the switch goes away, and traffic resumes when it
+//! is back.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

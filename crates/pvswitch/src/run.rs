@@ -346,7 +346,16 @@ impl System {
         })
     }
 
+    /// Adds a port that someone asked for.
     fn add_port(&mut self, spec: &PortSpec) -> Result<(), RunError> {
+        self.insert_port(spec)?;
+        if self.options.hints {
+            hints::print(spec);
+        }
+        Ok(())
+    }
+
+    fn insert_port(&mut self, spec: &PortSpec) -> Result<(), RunError> {
         let taken = self.xen_auto.as_ref().is_some_and(|auto| auto.name == spec.name);
         if taken || self.ports.contains_key(&spec.name) {
             return Err(RunError::DuplicatePort(spec.name.clone()));
@@ -370,9 +379,6 @@ impl System {
         }
         self.table[free] = Some(Arc::clone(&state.port));
         self.publish_table();
-        if self.options.hints {
-            hints::print(spec);
-        }
         let client = matches!(&spec.kind, Kind::VhostUser(c) if c.role == Role::Client);
         self.ports.insert(spec.name.clone(), state);
         self.follow(id);

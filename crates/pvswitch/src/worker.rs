@@ -506,6 +506,7 @@ impl Worker {
                 }
                 Action::Poll
             }
+            Action::Arm => ingress.due().map_or(Action::Arm, Action::Until),
             action => action,
         };
         (news, action)
@@ -640,3 +641,6 @@ fn first_frame(source: &Source, ns: u64) {
     source.stats.first_frame_ns.add(ns);
     source.stats.first_frame_ns_max.raise(ns);
 }
+
+#[cfg(test)]
+mod tests;

@@ -68,6 +68,7 @@ pub(super) struct VifQueues {
     queues: Vec<(Pair, Arc<Tuning>)>,
     pool: Arc<Pool>,
     fdb: Arc<Fdb>,
+    log: Arc<PortLog>,
 }
 
 impl Queues for VifQueues {
@@ -99,6 +100,11 @@ impl Queues for VifQueues {
         if queues == 0 {
             self.fdb.flush_learned(self.port.id);
         }
+    }
+
+    fn log(&self) -> Box<dyn FnMut(HostError) + Send> {
+        let log = Arc::clone(&self.log);
+        Box::new(move |error| log.warn(format_args!("static grants are not mapped: {error}")))
     }
 }
 
@@ -172,18 +178,20 @@ impl System {
         let port = Arc::new(Port::new(id, spec.name.clone(), pairs.iter().map(egress).collect()));
         let ingress: Vec<_> = pairs.iter().map(|p| self.ingress(spec, &p.ingress_stats)).collect();
         let tuning = ingress.iter().map(|q| Arc::clone(&q.tuning));
+        let log = Arc::new(PortLog::new(&spec.name));
         let queues = VifQueues {
             port: Arc::clone(&port),
             queues: pairs.iter().cloned().zip(tuning).collect(),
             pool: Arc::clone(&self.pool),
             fdb: Arc::clone(&self.fdb),
+            log: Arc::clone(&log),
         };
         let socket = Socket::new(host, vif, pairs, queues);
         let handshake = Handshake::new(vif, conf.offer, socket, Instant::now());
         let xen = XenPort {
             of,
             id: vif,
-            log: Arc::new(PortLog::new(&spec.name)),
+            log,
             handshake: Some(Box::new(handshake)),
             told: String::new(),
             control: None,
@@ -281,7 +289,7 @@ impl System {
     fn add_found(&mut self, id: VifId) {
         let Some(auto) = self.xen_auto.clone() else { return };
         let spec = found_spec(&auto, id);
-        let added = spec.check().map_err(RunError::Request).and_then(|()| self.add_port(&spec));
+        let added = spec.check().map_err(RunError::Request).and_then(|()| self.insert_port(&spec));
         if let Err(error) = added {
             tracing::warn!("vif {id} is not served: {error}");
         }

@@ -11,7 +11,7 @@ use super::keys::{CtrlKeys, QueueKeys, Refused, Request, Takes};
 use super::vif::{Plug, Settings, VifId};
 use crate::host::{self, Channel, HostError, RingPage, SharedChannel};
 use crate::port::control::{Control, Orders};
-use crate::port::{Event, Pair, Peer, Vif, Wiring};
+use crate::port::{Event, PageMapper, Pair, Peer, Vif, Wiring};
 
 /// What the owner of a port is told of its queues.
 pub trait Queues {
@@ -22,6 +22,8 @@ pub trait Queues {
     fn stopped(&mut self, queue: u16);
     /// Frames may go to so many of them, from the first on.
     fn active(&mut self, queues: u16);
+    /// Takes why static grants could not be mapped; a guest can have that as often as it likes.
+    fn log(&self) -> Box<dyn FnMut(HostError) + Send>;
 }
 
 /// The queue pairs of one port, and what is plugged into them.
@@ -121,15 +123,17 @@ impl<Q: Queues> Socket<Q> {
     fn ctrl(
         &self,
         keys: &CtrlKeys,
-        queues: usize,
+        orders: &Arc<Orders>,
         pages: &mut Vec<RingPage>,
     ) -> Result<Ctrl, Refused> {
         let ring = BackCtrl::attach(self.page(keys.ring_ref, pages)?);
         let ring = ring.map_err(|e| bad_ring("control", e))?;
         let domain = self.host.domain(self.id.domid).map_err(|e| bad_host(&e))?;
         let channel = self.host.bind(self.id.domid, keys.port).map_err(|e| bad_host(&e))?;
-        let orders = Arc::new(Orders::new(queues));
-        Ok(Ctrl { control: Control::new(ring, domain, orders, None), channel })
+        let (host, pairs) = (Arc::clone(&self.host), self.pairs.clone());
+        let mapper = PageMapper::new(host, self.id.domid, pairs, self.queues.log());
+        let control = Control::new(ring, domain, Arc::clone(orders), Some(Box::new(mapper)));
+        Ok(Ctrl { control, channel })
     }
 
     fn end(&mut self) {
@@ -182,7 +186,8 @@ impl<Q: Queues> Plug for Socket<Q> {
         let queues: Vec<Queue> =
             request.queues.iter().map(|q| self.queue(q, &mut pages)).collect::<Result<_, _>>()?;
         let ctrl = request.ctrl.as_ref();
-        let ctrl = ctrl.map(|c| self.ctrl(c, queues.len(), &mut pages)).transpose()?;
+        let orders = Arc::new(Orders::new(queues.len()));
+        let ctrl = ctrl.map(|c| self.ctrl(c, &orders, &mut pages)).transpose()?;
         let vif = Arc::new(Vif::new());
         let count = u16::try_from(queues.len()).expect("16 at most");
         for ((number, pair), queue) in (0..count).zip(&self.pairs).zip(queues) {
@@ -194,6 +199,8 @@ impl<Q: Queues> Plug for Socket<Q> {
                 peer: peer(&request.takes),
                 smart_poll: smart_poll.clone(),
                 vif: Arc::clone(&vif),
+                orders: Arc::clone(&orders),
+                queue: usize::from(number),
             };
             lock(&pair.ingress).activate(tx, wiring(tx_end.0));
             lock(&pair.egress).activate(rx, wiring(rx_end.0));

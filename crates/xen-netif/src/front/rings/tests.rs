@@ -12,7 +12,7 @@ use switch::vnet::VnetHdr;
 use super::*;
 use crate::back::{Handshake as BackHalf, Home, Offer, Queues, Socket, VifId, without};
 use crate::front::{Handshake, Status, Wishes};
-use crate::host::Back;
+use crate::host::{Back, HostError};
 use crate::port::Pair;
 
 const DIR: &str = "device/vif/0";
@@ -24,6 +24,10 @@ impl Queues for Nobody {
     fn started(&mut self, _: u16, _: Arc<OwnedFd>, _: Arc<OwnedFd>) {}
     fn stopped(&mut self, _: u16) {}
     fn active(&mut self, _: u16) {}
+
+    fn log(&self) -> Box<dyn FnMut(HostError) + Send> {
+        Box::new(|error| panic!("{error}"))
+    }
 }
 
 /// Both halves of a vif in a directory, each with its own connection to the store.
