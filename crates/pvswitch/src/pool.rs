@@ -178,8 +178,9 @@ impl Pool {
         }
     }
 
-    /// Watches an egress queue for its peer's kick: it made room.
-    pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Arc<OwnedFd>) {
+    /// Watches an egress queue for its peer's kick, by this descriptor or by
+    /// [`kicked`](Self::kicked): it made room.
+    pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Option<Arc<OwnedFd>>) {
         let mut homes = self.homes();
         let to = self.place(token, &homes);
         homes.insert(token, to);

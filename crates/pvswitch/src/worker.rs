@@ -187,7 +187,9 @@ impl Worker {
                     }
                 }
                 Command::Watch(token, watched) => {
-                    self.listen(watched.port.id, &watched.kick, token);
+                    if let Some(kick) = &watched.kick {
+                        self.listen(watched.port.id, kick, token);
+                    }
                     self.watched.insert(token, watched);
                 }
                 Command::Kicked(token) => self.kicked(token),
@@ -265,8 +267,8 @@ impl Worker {
     fn drop_queue(&mut self, token: u64) {
         if let Some(&at) = self.by_token.get(&token) {
             self.forget(at).source.tuning.set_state(State::Cold);
-        } else if let Some(watched) = self.watched.remove(&token) {
-            let _ = epoll::delete(&self.handle.epoll, watched.kick.as_fd());
+        } else if let Some(Watched { kick: Some(kick), .. }) = self.watched.remove(&token) {
+            let _ = epoll::delete(&self.handle.epoll, kick.as_fd());
         }
     }
 
