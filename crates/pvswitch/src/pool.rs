@@ -187,6 +187,11 @@ impl Pool {
         self.workers[to].watch(token, port, queue, kick);
     }
 
+    /// Whether a worker has this queue.
+    pub fn serves(&self, token: u64) -> bool {
+        self.homes().contains_key(&token)
+    }
+
     /// A queue was kicked by other means than its descriptor, or its settings changed.
     pub fn kicked(&self, token: u64) {
         if let Some(worker) = self.homes().get(&token) {
