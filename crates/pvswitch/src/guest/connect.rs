@@ -239,6 +239,7 @@ impl Link {
                 let has = |bit| frontend.features() & bit != 0;
                 Offloads {
                     csum: has(feature::CSUM),
+                    csum_v4_only: false,
                     tso4: has(feature::HOST_TSO4),
                     tso6: has(feature::HOST_TSO6),
                     ecn: has(feature::HOST_ECN),
