@@ -209,6 +209,15 @@ pub enum CtlCommand {
         #[arg(required = true, value_name = "WHAT")]
         what: Vec<String>,
     },
+    /// Take no more frames from a port, and wait until what it sent is delivered; then it can be
+    /// removed, or its guest restarted, without loss. Frames to it are delivered as before
+    Drain {
+        /// Its name
+        name: String,
+        /// Take frames from it again
+        #[arg(long)]
+        off: bool,
+    },
     /// Stop the switch
     Shutdown,
 }

@@ -65,6 +65,15 @@ pub enum Request {
         /// `KEY=VALUE` each.
         settings: Vec<String>,
     },
+    /// Takes no more frames from a port, or takes them again. Answered at once; to be asked again
+    /// until the port is drained.
+    Drain {
+        /// Its name.
+        name: String,
+        /// Take them again.
+        #[serde(default)]
+        off: bool,
+    },
     /// Stops the switch.
     Shutdown,
 }

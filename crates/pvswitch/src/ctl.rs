@@ -1,10 +1,18 @@
 //! `pvswitch ctl`: asks a running switch; prints tables for people, JSON for scripts.
 
+use std::path::Path;
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 
 use crate::cli::{CtlArgs, CtlCommand, FdbCommand};
 use crate::control::{ControlError, Request, call, default_path};
 use crate::demo::format::time_ns;
+
+/// Longest wait for a port to be drained: no frame is held for more than a second.
+const DRAIN_MAX: Duration = Duration::from_secs(3);
+/// How often it is asked meanwhile.
+const DRAIN_LOOK: Duration = Duration::from_millis(5);
 
 /// The command.
 pub fn command(args: CtlArgs) -> Result<(), ControlError> {
@@ -25,9 +33,13 @@ pub fn command(args: CtlArgs) -> Result<(), ControlError> {
             let target = (!what[0].contains('=')).then(|| what.remove(0));
             Request::Set { target, settings: what }
         }
+        CtlCommand::Drain { name, off } => Request::Drain { name, off },
         CtlCommand::Shutdown => Request::Shutdown,
     };
-    let (answer, _) = call(&path, &request)?;
+    let answer = match &request {
+        Request::Drain { name, .. } => drain(&path, &request, name)?,
+        _ => call(&path, &request)?.0,
+    };
     if args.json {
         println!("{answer}");
         return Ok(());
@@ -39,6 +51,26 @@ pub fn command(args: CtlArgs) -> Result<(), ControlError> {
         _ => {}
     }
     Ok(())
+}
+
+/// Asks until the port is drained, or for [`DRAIN_MAX`].
+fn drain(path: &Path, request: &Request, name: &str) -> Result<Value, ControlError> {
+    let end = Instant::now() + DRAIN_MAX;
+    loop {
+        let (answer, _) = call(path, request)?;
+        if answer["drain"] != "draining" {
+            return Ok(answer);
+        }
+        if Instant::now() >= end {
+            return Err(ControlError::Refused(format!(
+                "port '{name}' takes no more frames, but {} of its own still wait for full \
+                 receivers after {} s: ask again, or undo it with `pvswitch ctl drain {name} --off`",
+                answer["held"],
+                DRAIN_MAX.as_secs()
+            )));
+        }
+        std::thread::sleep(DRAIN_LOOK);
+    }
 }
 
 fn list<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
@@ -62,12 +94,16 @@ fn show(answer: &Value) {
     if let Some(name) = answer["xen_auto"].as_str() {
         println!("{name}: every vif of this domain gets a port of its own (xen:auto)");
     }
-    println!("{:15} {:6} {:>6} {:>6}  KIND", "PORT", "STATE", "QUEUES", "FAULTS");
+    println!("{:15} {:8} {:>6} {:>6}  KIND", "PORT", "STATE", "QUEUES", "FAULTS");
     for port in list(answer, "ports") {
-        let state = if port["up"] == true { "up" } else { "down" };
+        let state = match (&port["up"], text(&port["drain"])) {
+            (Value::Bool(true), drain @ ("draining" | "drained")) => drain,
+            (Value::Bool(true), _) => "up",
+            _ => "down",
+        };
         let queues = format!("{}/{}", port["queues_active"], port["queues"]);
         let (name, kind) = (text(&port["name"]), text(&port["kind"]));
-        println!("{name:15} {state:6} {queues:>6} {:>6}  {kind}", port["faults"].to_string());
+        println!("{name:15} {state:8} {queues:>6} {:>6}  {kind}", port["faults"].to_string());
         let features: Vec<_> = list(port, "features").map(text).collect();
         if !features.is_empty() {
             println!("{:15} {}", "", features.join(" "));

@@ -178,12 +178,18 @@ impl Pool {
         }
     }
 
-    /// Watches an egress queue for its peer's kick: it made room.
-    pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Arc<OwnedFd>) {
+    /// Watches an egress queue for its peer's kick, by this descriptor or by
+    /// [`kicked`](Self::kicked): it made room.
+    pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Option<Arc<OwnedFd>>) {
         let mut homes = self.homes();
         let to = self.place(token, &homes);
         homes.insert(token, to);
         self.workers[to].watch(token, port, queue, kick);
+    }
+
+    /// Whether a worker has this queue.
+    pub fn serves(&self, token: u64) -> bool {
+        self.homes().contains_key(&token)
     }
 
     /// A queue was kicked by other means than its descriptor, or its settings changed.

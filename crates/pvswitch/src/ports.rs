@@ -63,8 +63,8 @@ impl Host for PortHost {
             Kick::Fd(fd) => Some(fd),
             Kick::InBand | Kick::Poll => None,
         };
-        match (side, kick) {
-            (Side::Ingress, kick) => {
+        match side {
+            Side::Ingress => {
                 let source = Source {
                     port: self.port.id,
                     queue,
@@ -74,10 +74,10 @@ impl Host for PortHost {
                 let ingress: Arc<Mutex<dyn Ingress>> = pair.ingress.clone();
                 self.pool.serve(Served { token, source, ingress, kick, notifies });
             }
-            (Side::Egress, Some(kick)) => {
+            Side::Egress if notifies => {
                 self.pool.watch(token, Arc::clone(&self.port), queue, kick);
             }
-            (Side::Egress, None) => {}
+            Side::Egress => {}
         }
         self.told.insert(token);
     }

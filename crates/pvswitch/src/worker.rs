@@ -21,6 +21,7 @@ use switch::fdb::PortId;
 use switch::forward::{Forwarder, HOLD_NS_MAX, Source, Table};
 use switch::frame::{BURST_MAX, Burst};
 use switch::poll::{Action, Policy, Poller, State};
+use switch::tuning::Drain;
 
 use self::handle::{Command, WAKE, Watched, lock};
 use crate::cost;
@@ -65,6 +66,8 @@ struct Queue {
     nap: (u64, u64),
     /// Frames held when last polled.
     held: usize,
+    /// Drained: its kicks are not listened to.
+    hushed: bool,
     share: Share,
     /// When it was woken, until its first frame is delivered.
     woke_ns: Option<u64>,
@@ -187,7 +190,9 @@ impl Worker {
                     }
                 }
                 Command::Watch(token, watched) => {
-                    self.listen(watched.port.id, &watched.kick, token);
+                    if let Some(kick) = &watched.kick {
+                        self.listen(watched.port.id, kick, token);
+                    }
                     self.watched.insert(token, watched);
                 }
                 Command::Kicked(token) => self.kicked(token),
@@ -228,6 +233,7 @@ impl Worker {
             listed: false,
             nap: (now, now),
             held: 0,
+            hushed: false,
             share: Share::default(),
             woke_ns: None,
             busy_ns: 0,
@@ -264,9 +270,12 @@ impl Worker {
 
     fn drop_queue(&mut self, token: u64) {
         if let Some(&at) = self.by_token.get(&token) {
-            self.forget(at).source.tuning.set_state(State::Cold);
-        } else if let Some(watched) = self.watched.remove(&token) {
-            let _ = epoll::delete(&self.handle.epoll, watched.kick.as_fd());
+            let tuning = self.forget(at).source.tuning;
+            tuning.set_state(State::Cold);
+            tuning.set_held(0);
+            tuning.drained();
+        } else if let Some(Watched { kick: Some(kick), .. }) = self.watched.remove(&token) {
+            let _ = epoll::delete(&self.handle.epoll, kick.as_fd());
         }
     }
 
@@ -304,6 +313,28 @@ impl Worker {
         }
         queue.set_state(State::Hot);
         self.list(at);
+        self.listen_again(at);
+    }
+
+    /// A queue that is being drained need not be heard: however often its guest kicks, it wakes no
+    /// one.
+    fn hush(&mut self, at: usize) {
+        let queue = &mut self.queues[at];
+        if let Some(kick) = queue.served.kick.as_ref().filter(|_| !queue.hushed) {
+            let _ = epoll::delete(&self.handle.epoll, kick.as_fd());
+            queue.hushed = true;
+        }
+    }
+
+    /// Ends [`hush`](Self::hush) of a queue that frames are taken from again.
+    fn listen_again(&mut self, at: usize) {
+        let queue = &mut self.queues[at];
+        let Served { source, kick, token, .. } = &queue.served;
+        if queue.hushed && source.tuning.drain() == Drain::Off {
+            queue.hushed = false;
+            let (port, token, kick) = (source.port, *token, kick.clone());
+            kick.iter().for_each(|kick| self.listen(port, kick, token));
+        }
     }
 
     fn kicked(&mut self, token: u64) {
@@ -311,7 +342,13 @@ impl Worker {
             let queue = &self.queues[at];
             queue.served.source.stats.kicks.add(1);
             queue.served.source.stats.wakes.add(u64::from(queue.state == State::Cold));
-            self.heat(at);
+            let drain = queue.served.source.tuning.drain();
+            if drain != Drain::Off {
+                self.hush(at);
+            }
+            if drain != Drain::Done {
+                self.heat(at);
+            }
         } else if let Some(Watched { port, queue, .. }) = self.watched.get(&token) {
             let egress = &port.egress[usize::from(*queue)];
             egress.stats.kicks.add(1);
@@ -478,14 +515,21 @@ impl Worker {
             queue.poller = Poller::new(effective(policy, &queue.served), pool.common.costs, now);
         }
         let mut ingress = lock(ingress);
-        forwarder.direct(source, &mut *ingress, now);
+        let drains = source.tuning.drain() != Drain::Off;
+        if !drains {
+            forwarder.direct(source, &mut *ingress, now);
+        }
         // Held frames are shown again whatever the budget, or they would keep all others waiting.
-        let max = (queue.poller.budget() + ingress.held()).min(BURST_MAX);
+        let new = if drains { 0 } else { queue.poller.budget() };
+        let max = (new + ingress.held()).min(BURST_MAX);
         let got = ingress.burst(max, now, scratch, &mut |burst| {
             forwarder.forward(source, burst, now);
         });
         let held = ingress.held();
-        queue.held = held;
+        if held != queue.held {
+            queue.held = held;
+            source.tuning.set_held(held);
+        }
         source.stats.polls.add(1);
         let frames = match got {
             Ok(n) => n,
@@ -498,6 +542,14 @@ impl Worker {
         let news = frames.saturating_sub(held);
         if frames == 0 {
             source.stats.polls_empty.add(1);
+        }
+        if drains {
+            if held == 0 {
+                source.tuning.drained();
+            }
+            // Its frames are no reason to stay awake, nor for its guest to kick.
+            ingress.disarm();
+            return (news, Action::Arm);
         }
         let action = match queue.poller.next(news, now) {
             Action::Arm if !ingress.arm() => {

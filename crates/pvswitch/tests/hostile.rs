@@ -455,6 +455,25 @@ fn memory_in_64_slots() {
 }
 
 #[test]
+fn receive_ring_that_is_kicked_in_band_wakes_who_waits_for_room() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[]);
+    let raw = Raw::started(&switch, &dir, "x");
+    // It has no descriptor to give: its kicks are messages, for both rings.
+    for ring in 0..2_u64 {
+        raw.must(R::SET_VRING_KICK, (ring | 1 << 8).to_ne_bytes().to_vec(), &[]);
+    }
+    let kicks = |way: &str| switch.counter("x", way, "kicks");
+    let before = ["egress", "ingress"].map(kicks);
+    for ring in 0..2 {
+        raw.must(R::VRING_KICK, VringState { index: ring, num: 0 }.to_bytes(), &[]);
+    }
+    wait_for("both kicks to be heard", || {
+        ["egress", "ingress"].map(kicks) == before.map(|n| n + 1)
+    });
+}
+
+#[test]
 fn ring_stopped_and_started_again_is_still_listened_to() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &["--poll", "event"], &[dir.port("a", "")]);

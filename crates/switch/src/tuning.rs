@@ -8,6 +8,29 @@ use crate::poll::{Policy, State};
 /// Most frames one queue may have held for full destinations.
 pub const HOLD_MAX: u16 = BURST_MAX as u16;
 
+/// Whether a queue is being drained: asked for by an operator, said to be done by its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Drain {
+    /// New frames are taken.
+    Off,
+    /// None are to be taken; its worker may not know yet, or frames are still held.
+    Asked,
+    /// None are taken, and none is held.
+    Done,
+}
+
+impl Drain {
+    /// Its name in `ctl`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Asked => "draining",
+            Self::Done => "drained",
+        }
+    }
+}
+
 /// Settings of one ingress queue, changed by anyone and read by its worker once per burst; and its
 /// state, for people.
 #[derive(Debug)]
@@ -15,8 +38,10 @@ pub struct Tuning {
     poll: AtomicU64,
     weight: AtomicU32,
     hold: AtomicU16,
+    drain: AtomicU8,
     state: AtomicU8,
     worker: AtomicU8,
+    held: AtomicU16,
 }
 
 impl Tuning {
@@ -26,8 +51,10 @@ impl Tuning {
             poll: AtomicU64::new(poll.to_bits()),
             weight: AtomicU32::new(1),
             hold: AtomicU16::new(HOLD_MAX),
+            drain: AtomicU8::new(Drain::Off as u8),
             state: AtomicU8::new(State::Cold as u8),
             worker: AtomicU8::new(0),
+            held: AtomicU16::new(0),
         }
     }
 
@@ -62,6 +89,48 @@ impl Tuning {
     /// Sets [`hold`](Self::hold), up to [`HOLD_MAX`].
     pub fn set_hold(&self, frames: u16) {
         self.hold.store(frames, Ordering::Relaxed);
+    }
+
+    /// Whether the queue is being drained.
+    #[inline]
+    pub fn drain(&self) -> Drain {
+        match self.drain.load(Ordering::Relaxed) {
+            0 => Drain::Off,
+            1 => Drain::Asked,
+            _ => Drain::Done,
+        }
+    }
+
+    /// Asks for no more frames to be taken, or for frames again. The queue's worker is to be told,
+    /// if it has one.
+    pub fn set_drain(&self, on: bool) {
+        if on {
+            // One that is drained already stays so.
+            let _ = self.swap_drain(Drain::Off, Drain::Asked);
+        } else {
+            self.drain.store(Drain::Off as u8, Ordering::Relaxed);
+        }
+    }
+
+    /// Told by the queue's worker: it has taken none since it was asked, and holds none.
+    pub fn drained(&self) {
+        // Not if it was asked for frames again meanwhile.
+        let _ = self.swap_drain(Drain::Asked, Drain::Done);
+    }
+
+    fn swap_drain(&self, from: Drain, to: Drain) -> Result<u8, u8> {
+        let (from, to) = (from as u8, to as u8);
+        self.drain.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+    }
+
+    /// How many of its frames are held for full destinations now.
+    pub fn held(&self) -> u16 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Told by the queue's worker.
+    pub fn set_held(&self, frames: usize) {
+        self.held.store(frames.min(usize::from(u16::MAX)) as u16, Ordering::Relaxed);
     }
 
     /// How the queue is served at the moment.

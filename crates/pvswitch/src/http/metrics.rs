@@ -42,6 +42,7 @@ const INGRESS: Way = Way {
         ("worker", "Number of the worker that serves the queue."),
         ("weight", "Part of a worker's time for the port, against other ports'."),
         ("hold", "Most frames that may be held for full destinations."),
+        ("held", "Frames that are held for full destinations now."),
     ],
     drops: "Frames from the guest that were dropped, by cause.",
 };
@@ -140,6 +141,12 @@ fn about(out: &mut String, show: &Value, stats: &Value) {
     let mut up = Family::new(out, "pvswitch_port_up", "gauge", help);
     for (name, port) in &ports {
         up.sample(&format!("port=\"{name}\""), f64::from(u8::from(port["up"] == true)));
+    }
+    let help = "Whether no frames are taken from the port, as an operator drains it.";
+    let mut drain = Family::new(out, "pvswitch_port_drain", "gauge", help);
+    for (name, port) in &ports {
+        let drains = matches!(port["drain"].as_str(), Some("draining" | "drained"));
+        drain.sample(&format!("port=\"{name}\""), f64::from(u8::from(drains)));
     }
     let help = "Queue pairs the guest has enabled.";
     let mut active = Family::new(out, "pvswitch_port_queues_active", "gauge", help);

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::event::epoll;
 use serde_json::{Value, json};
 use switch::fdb::Mac;
+use switch::tuning::Drain;
 use vhost_user::feature;
 
 use super::{Attach, PortState, REQUEST_MAX, RunError, System, What};
@@ -107,6 +108,7 @@ impl System {
             Request::FdbAdd { mac, port, vlan } => self.fdb_add(mac, port, *vlan),
             Request::FdbDel { mac, vlan } => self.fdb_del(mac, *vlan),
             Request::Set { target, settings } => self.set(target.as_deref(), settings),
+            Request::Drain { name, off } => self.drain(name, *off),
             Request::Shutdown => {
                 self.stop = true;
                 Ok(json!({}))
@@ -161,6 +163,7 @@ impl System {
             "queues": state.port.egress.len(),
             "queues_active": state.port.active(),
             "faults": state.faults,
+            "drain": drain_of(state).name(),
         });
         match &state.attach {
             Attach::VhostUser(vhost) => {
@@ -295,6 +298,23 @@ impl System {
         }
     }
 
+    /// Asks a port's queues for no more frames, or for frames again.
+    fn drain(&self, name: &str, off: bool) -> Result<Value, RunError> {
+        let state = self.port(name)?;
+        for (i, queue) in state.ingress.iter().enumerate() {
+            let token = token(state.port.id, i as u16, false);
+            queue.tuning.set_drain(!off);
+            if !self.pool.serves(token) {
+                // Its ring was stopped before it was taken from its worker.
+                queue.tuning.drained();
+            } else if queue.tuning.drain() != Drain::Done {
+                self.pool.kicked(token);
+            }
+        }
+        let held: u64 = state.ingress.iter().map(|queue| u64::from(queue.tuning.held())).sum();
+        Ok(json!({ "drain": drain_of(state).name(), "held": held }))
+    }
+
     /// Hands the connection to a capture thread; it is no client any more.
     fn capture(&self, name: &str, client: &mut BufReader<UnixStream>) -> bool {
         let started = self.port(name).map_err(|e| e.to_string()).and_then(|state| {
@@ -338,6 +358,13 @@ fn reply(client: &mut BufReader<UnixStream>, answer: &Value) {
     let _ = client.get_ref().set_nonblocking(true);
 }
 
+/// Whether a port is being drained: not done before all its queues are.
+fn drain_of(state: &PortState) -> Drain {
+    let queues = state.ingress.iter().map(|queue| queue.tuning.drain());
+    // A port that nothing comes from has nothing to drain.
+    queues.max_by_key(|drain| *drain == Drain::Asked).unwrap_or(Drain::Off)
+}
+
 fn port_stats(state: &PortState) -> Value {
     let counters = |all: &mut dyn Iterator<Item = (&'static str, u64)>| {
         all.map(|(name, value)| (name.to_string(), Value::from(value))).collect::<Value>()
@@ -349,6 +376,8 @@ fn port_stats(state: &PortState) -> Value {
         value["poll"] = queue.tuning.poll().to_string().into();
         value["weight"] = queue.tuning.weight().into();
         value["hold"] = queue.tuning.hold().into();
+        value["held"] = queue.tuning.held().into();
+        value["drain"] = queue.tuning.drain().name().into();
         value
     });
     let egress = state.port.egress.iter().map(|queue| {

@@ -86,7 +86,7 @@ impl Queues for VifQueues {
         let served =
             Served { token: token_of(false), source, ingress, kick: Some(tx), notifies: true };
         self.pool.serve(served);
-        self.pool.watch(token_of(true), Arc::clone(&self.port), queue, rx);
+        self.pool.watch(token_of(true), Arc::clone(&self.port), queue, Some(rx));
     }
 
     fn stopped(&mut self, queue: u16) {

@@ -54,6 +54,8 @@ pub struct Port {
     pub name: String,
     pub kind: String,
     pub up: bool,
+    /// `off`, `draining` or `drained`.
+    pub drain: String,
     /// Whether there is a front-end; `None`: its kind has none.
     pub connected: Option<bool>,
     pub queues_active: u64,
@@ -139,7 +141,12 @@ impl Port {
 
     /// Its state in a word.
     pub fn state(&self) -> &'static str {
-        if self.up { "up" } else { "down" }
+        match self.drain.as_str() {
+            _ if !self.up => "down",
+            "draining" => "draining",
+            "drained" => "drained",
+            _ => "up",
+        }
     }
 }
 
@@ -262,6 +269,7 @@ fn port(pair: Pair<'_>, shown: &Value) -> Port {
         name: text(&new["name"]),
         kind: text(&shown["kind"]),
         up: new["up"] == true,
+        drain: text(&shown["drain"]),
         connected: shown["connected"].as_bool(),
         queues_active: shown["queues_active"].as_u64().unwrap_or(0),
         queues: shown["queues"].as_u64().unwrap_or(0),
@@ -419,6 +427,16 @@ pub mod tests {
             assert_eq!(picture.workers[0].cpu, None);
             assert_eq!(picture.ports[0].ingress[0].state, "hot", "what is no rate is known");
         }
+    }
+
+    #[test]
+    fn port_that_is_drained_says_so_while_it_is_up() {
+        let mut sample = sample(1, 1, 4, 1);
+        for (i, drain) in ["off", "draining", "drained", "drained"].iter().enumerate() {
+            sample.show["ports"][i]["drain"] = (*drain).into();
+        }
+        let states: Vec<_> = picture(None, &sample).ports.iter().map(Port::state).collect();
+        assert_eq!(states, ["up", "draining", "drained", "down"]);
     }
 
     #[test]

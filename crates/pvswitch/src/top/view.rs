@@ -154,7 +154,7 @@ pub fn workers(picture: &Picture, width: usize, most: usize) -> Vec<Line<'static
 
 const PORTS: [Column; 10] = [
     word("PORT", 4, 15, 0),
-    word("LINK", 4, 4, 0),
+    word("LINK", 4, 8, 0),
     number("IN/s", 5, 0),
     number("IN b/s", 6, 1),
     number("OUT/s", 5, 0),

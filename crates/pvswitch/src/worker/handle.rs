@@ -45,7 +45,8 @@ pub(super) enum Command {
 pub(super) struct Watched {
     pub port: Arc<Port>,
     pub queue: u16,
-    pub kick: Arc<OwnedFd>,
+    /// `None`: its peer kicks by other means.
+    pub kick: Option<Arc<OwnedFd>>,
 }
 
 /// Something a worker tells the control thread.
@@ -147,7 +148,7 @@ impl Handle {
     }
 
     /// Watches an egress queue for its peer's kick.
-    pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Arc<OwnedFd>) {
+    pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Option<Arc<OwnedFd>>) {
         self.send(Command::Watch(token, Watched { port, queue, kick }));
     }
 

@@ -1,6 +1,10 @@
-use std::sync::Mutex;
+mod due;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+use rustix::event::{EventfdFlags, eventfd};
 use switch::fdb::Fdb;
 use switch::forward::Mode;
 use switch::poll::Costs;
@@ -9,88 +13,195 @@ use switch::stats::IngressStats;
 use switch::tuning::Tuning;
 
 use super::*;
-use crate::pool::{Common, token};
+use crate::pool::Common;
 
-/// Has nothing before its next time, and no one who would tell of it.
-struct Slow {
-    every_ns: u64,
-    next_ns: u64,
-    /// When it was looked at, in ns.
-    looks: Vec<u64>,
-    found: usize,
+const TOKEN: u64 = 4;
+
+/// What a guest's transmit queue is for a worker: frames that wait, and some that are held.
+#[derive(Default)]
+struct Guest {
+    /// Frames it made available that were not taken.
+    waiting: AtomicUsize,
+    taken: AtomicUsize,
+    /// Frames that its receivers have no room for.
+    held: AtomicUsize,
+    /// Whether they have.
+    room: AtomicBool,
+    bursts: AtomicUsize,
 }
 
-impl Ingress for Slow {
+struct Transmit(Arc<Guest>);
+
+impl Ingress for Transmit {
     fn burst(
         &mut self,
-        _: usize,
-        now_ns: u64,
-        _: &mut Burst<'static>,
-        _: &mut dyn FnMut(&mut Burst<'_>),
+        max: usize,
+        _now_ns: u64,
+        _burst: &mut Burst<'static>,
+        _forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
-        self.looks.push(now_ns);
-        if now_ns < self.next_ns {
-            return Ok(0);
+        let Guest { waiting, taken, held, room, bursts } = &*self.0;
+        bursts.fetch_add(1, Ordering::SeqCst);
+        let old = held.load(Ordering::SeqCst);
+        let new = waiting.load(Ordering::SeqCst).min(max.saturating_sub(old));
+        waiting.fetch_sub(new, Ordering::SeqCst);
+        taken.fetch_add(new, Ordering::SeqCst);
+        if room.load(Ordering::SeqCst) {
+            held.store(0, Ordering::SeqCst);
         }
-        self.next_ns = now_ns + self.every_ns;
-        self.found += 1;
-        Ok(1)
+        Ok(old + new)
     }
 
     fn held(&self) -> usize {
-        0
+        self.0.held.load(Ordering::SeqCst)
     }
 
     fn arm(&mut self) -> bool {
-        true
-    }
-
-    fn due(&self) -> Option<u64> {
-        Some(self.next_ns)
+        self.0.waiting.load(Ordering::SeqCst) == 0
     }
 
     fn disarm(&mut self) {}
 }
 
-#[test]
-fn queue_that_is_due_at_a_time_is_slept_for_until_then() {
-    let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-    let common = Common {
-        fdb: Arc::new(Fdb::new(64, [1, 2], 300, 4)),
-        mode: Mode::Switch,
-        flow_key: 1,
-        costs: Costs::TYPICAL,
-        reports: std::sync::mpsc::channel().0,
-        reports_wake: Arc::new(wake),
-        epoch: Instant::now(),
-    };
-    let pool = Pool::start(1, &[], Placement::Single, common).unwrap();
-    let slow = Arc::new(Mutex::new(Slow {
-        every_ns: 20_000_000,
-        next_ns: 20_000_000,
-        looks: Vec::new(),
-        found: 0,
-    }));
-    let source = Source {
-        port: PortId(0),
-        queue: 0,
-        stats: Arc::new(IngressStats::default()),
-        tuning: Arc::new(Tuning::new(Policy::Event)),
-    };
-    pool.serve(Served {
-        token: token(PortId(0), 0, false),
-        source,
-        ingress: Arc::<Mutex<Slow>>::clone(&slow),
-        kick: None,
-        notifies: true,
-    });
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while slow.lock().unwrap().found < 10 && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
+/// A worker with one queue.
+struct Rig {
+    pool: Arc<Pool>,
+    guest: Arc<Guest>,
+    kick: Arc<OwnedFd>,
+    tuning: Arc<Tuning>,
+}
+
+impl Rig {
+    fn new(policy: Policy, guest: Guest) -> Self {
+        let event = || Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let common = Common {
+            fdb: Arc::new(Fdb::new(64, [1, 2], 300, 16)),
+            mode: Mode::Switch,
+            flow_key: 1,
+            costs: Costs { wake_ns: 5000, wake_late_ns: 5000, nap_ns: 5000, nap_late_ns: 5000 },
+            reports: mpsc::channel().0,
+            reports_wake: event(),
+            epoch: Instant::now(),
+        };
+        let pool = Pool::start(1, &[], Placement::Single, common).unwrap();
+        let (guest, kick, tuning) = (Arc::new(guest), event(), Arc::new(Tuning::new(policy)));
+        let rig = Self { pool, guest, kick, tuning };
+        rig.serve();
+        rig
     }
-    pool.stop();
-    let slow = slow.lock().unwrap();
-    assert!(slow.found >= 10, "looked at when it is due");
-    // The first look; then two each time, one that finds and one that comes before it sleeps.
-    assert!(slow.looks.len() <= 2 * slow.found + 3, "and seldom else: {:?}", slow.looks);
+
+    fn serve(&self) {
+        let source = Source {
+            port: PortId(0),
+            queue: 0,
+            stats: Arc::new(IngressStats::default()),
+            tuning: Arc::clone(&self.tuning),
+        };
+        let ingress = Arc::new(Mutex::new(Transmit(Arc::clone(&self.guest))));
+        let kick = Some(Arc::clone(&self.kick));
+        self.pool.serve(Served { token: TOKEN, source, ingress, kick, notifies: true });
+    }
+
+    fn kick(&self) {
+        vhost_user::sys::signal(self.kick.as_fd());
+    }
+
+    fn drain(&self, on: bool) {
+        self.tuning.set_drain(on);
+        self.pool.kicked(TOKEN);
+    }
+
+    fn wait_for(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !done(self) {
+            assert!(Instant::now() < end, "waited in vain for {what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn taken(&self) -> usize {
+        self.guest.taken.load(Ordering::SeqCst)
+    }
+
+    fn is_drained(&self) -> bool {
+        self.tuning.drain() == Drain::Done
+    }
+}
+
+impl std::ops::Drop for Rig {
+    fn drop(&mut self) {
+        self.pool.stop();
+    }
+}
+
+#[test]
+fn drained_queue_wakes_no_one_however_often_its_guest_kicks() {
+    for policy in ["event", "napi:8", "timer:1000", "coalesce:200,16", "spin", "adaptive"] {
+        let rig = Rig::new(policy.parse().unwrap(), Guest::default());
+        rig.guest.waiting.store(5, Ordering::SeqCst);
+        rig.kick();
+        rig.wait_for("frames", |rig| rig.taken() == 5);
+        rig.drain(true);
+        rig.wait_for("the queue to be drained", Rig::is_drained);
+        let stats = &rig.pool.workers()[0].stats;
+        rig.wait_for("sleep", |_| stats.asleep.load(Ordering::SeqCst));
+        let counts = || {
+            let Guest { bursts, taken, .. } = &*rig.guest;
+            let rounds = stats.rounds.load(Ordering::SeqCst);
+            (rounds, bursts.load(Ordering::SeqCst), taken.load(Ordering::SeqCst))
+        };
+        let before = counts();
+        for _ in 0..500 {
+            rig.guest.waiting.fetch_add(1, Ordering::SeqCst);
+            rig.kick();
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        assert_eq!(counts(), before, "{policy}");
+        rig.drain(false);
+        rig.wait_for("the frames that waited", |rig| rig.taken() == 505);
+        // And it is heard again.
+        rig.guest.waiting.store(1, Ordering::SeqCst);
+        rig.kick();
+        rig.wait_for("a frame", |rig| rig.taken() == 506);
+    }
+}
+
+#[test]
+fn queue_is_not_drained_while_frames_of_it_are_held() {
+    let held = Guest { held: AtomicUsize::new(3), ..Guest::default() };
+    let rig = Rig::new(Policy::Event, held);
+    rig.wait_for("held frames to be told", |rig| rig.tuning.held() == 3);
+    rig.drain(true);
+    rig.guest.waiting.store(7, Ordering::SeqCst);
+    // They are tried every 12.5 ms.
+    let bursts = || rig.guest.bursts.load(Ordering::SeqCst);
+    let tried = bursts() + 4;
+    rig.wait_for("tries", |_| bursts() >= tried);
+    assert_eq!((rig.tuning.drain(), rig.tuning.held(), rig.taken()), (Drain::Asked, 3, 0));
+    rig.guest.room.store(true, Ordering::SeqCst);
+    rig.pool.wake(1);
+    rig.wait_for("the queue to be drained", Rig::is_drained);
+    assert_eq!((rig.tuning.held(), rig.taken()), (0, 0));
+    rig.drain(false);
+    rig.wait_for("the frames that waited", |rig| rig.taken() == 7);
+}
+
+#[test]
+fn queue_that_is_taken_away_is_drained_and_stays_so_when_it_comes_back() {
+    let held = Guest { held: AtomicUsize::new(3), ..Guest::default() };
+    let rig = Rig::new(Policy::Event, held);
+    rig.drain(true);
+    rig.wait_for("held frames to be told", |rig| rig.tuning.held() == 3);
+    rig.pool.drop_queue(TOKEN);
+    rig.wait_for("the queue to be drained", Rig::is_drained);
+    assert_eq!((rig.tuning.held(), rig.pool.serves(TOKEN)), (0, false));
+    // Its guest was restarted: what was held is gone, new frames wait.
+    rig.guest.held.store(0, Ordering::SeqCst);
+    rig.guest.waiting.store(2, Ordering::SeqCst);
+    let bursts = rig.guest.bursts.load(Ordering::SeqCst);
+    rig.serve();
+    rig.wait_for("a look", |rig| rig.guest.bursts.load(Ordering::SeqCst) > bursts);
+    assert_eq!((rig.taken(), rig.is_drained()), (0, true));
+    rig.drain(false);
+    rig.wait_for("the frames that waited", |rig| rig.taken() == 2);
 }

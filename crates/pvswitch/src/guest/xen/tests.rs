@@ -8,14 +8,12 @@ use ::ring::xen::{
 use shm::{Domain, Seg, SegMut};
 use switch::poll::Policy;
 use switch::vnet::{DATA_VALID, GSO_TCPV4, NEEDS_CSUM, Offloads, VnetHdr};
-use xen_netif::back::{
-    self, Offer, Plug, Refused, Request, VifId, without,
-};
+use xen_netif::back::{self, Offer, Plug, Refused, Request, VifId, without};
 use xen_netif::host::{self, Back};
 
 use super::*;
-use crate::guest::tx::Rest;
 use crate::guest::connect::ConnectError;
+use crate::guest::tx::Rest;
 use crate::guest::{Also, Connect, Guest, Setting, connect, now_ns};
 
 /// The switch's ends of both rings, worked by hand.
