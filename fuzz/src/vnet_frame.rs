@@ -24,6 +24,7 @@ pub fn explore(data: &[u8]) -> Result<VnetHdr, BadHdr> {
     let bits = bytes.u8();
     let may = Offloads {
         csum: bits & 1 != 0,
+        csum_v4_only: bits & 64 != 0,
         tso4: bits & 2 != 0,
         tso6: bits & 4 != 0,
         ecn: bits & 8 != 0,

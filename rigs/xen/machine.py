@@ -294,9 +294,9 @@ class Guest(agent.Agent):
         self.machine.must(f"xl restore /tmp/{self.name}.save && rm /tmp/{self.name}.save", timeout_s=120)
         return self.join()
 
-    def attach(self):
-        """Plugs the NIC in, and brings it up inside."""
-        self.machine.must(f"xl network-attach {self.name} {self.vif.replace(',', ' ')}", timeout_s=60)
+    def attach(self, script="/etc/xen/scripts/vif"):
+        """Plugs the NIC in, and brings it up inside. A back end without an interface needs no script."""
+        self.machine.must(f"xl network-attach {self.name} mac={self.mac} script={script}", timeout_s=60)
         self.must("for i in $(seq 150); do [ -d /sys/class/net/eth0 ] && break; sleep 0.1; done;"
                   f" ip addr add {self.ip}/24 dev eth0 && ip link set eth0 up", timeout_s=60)  # fmt: skip
 

@@ -44,7 +44,7 @@ pub enum Command {
     #[command(after_help = "Examples:\n  pvswitch capture vm1 -w vm1.pcapng\n  \
         pvswitch capture vm1 | wireshark -k -i -")]
     Capture(CaptureArgs),
-    /// Give a network namespace or container a NIC on a vhost-user switch
+    /// Give a network namespace or container a NIC on a switch
     #[command(after_help = format!("{NIC_EXAMPLES}\n{HELP}"))]
     Nic(NicArgs),
     /// Generate or sink traffic as a guest would
@@ -69,13 +69,18 @@ const NIC_EXAMPLES: &str = "\
 Examples:
   pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --netns blue
   pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --poll timer:5000 --kick coalesce:20,16
-  pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --set rx-refill=below-half";
+  pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --set rx-refill=below-half
+  pvswitch nic --connect xen-local:/tmp/p1 --tap eth0 --netns blue
+      Xen's rings on a machine without Xen; --port of the switch: xen-local:/tmp/p1
+  pvswitch nic --connect xen:0,smart-poll=on --tap eth1
+      In a Xen guest, its vif 0, which the kernel's driver must not have";
 
 const GEN_EXAMPLES: &str = "\
 Examples:
   pvswitch gen --connect vhost-user:/tmp/p1.sock --mode sink
   pvswitch gen --connect vhost-user:/tmp/p2.sock --size imix --rate 100k --duration 10 --json
   pvswitch gen --connect vhost-user:/tmp/p2.sock --burst 32,1000 --set tx-completion=on-half-empty
+  pvswitch gen --connect xen-local:/tmp/p1,split=off --mode echo --poll event
   pvswitch gen --connect vhost-user:/tmp/p{}.sock --mode idle --count 1000 --queue-size 8";
 
 const CTL_EXAMPLES: &str = "\
@@ -265,10 +270,11 @@ pub struct CaptureArgs {
     pub control: Option<PathBuf>,
 }
 
-/// Where a front half connects: `vhost-user:SOCKET[,mode=server|client]`.
+/// Where a front half connects.
 #[derive(Args, Clone)]
 pub struct ConnectArgs {
-    /// Switch port: vhost-user:SOCKET (add ,mode=server to listen for the switch)
+    /// Switch port: vhost-user:SOCKET[,mode=server], xen-local:DIR or xen:DEVID (of this domain);
+    /// Xen's with [,split=off][,smart-poll=on]
     #[arg(long, value_name = "KIND:ARG")]
     pub connect: String,
     /// Ring size
@@ -280,9 +286,10 @@ pub struct ConnectArgs {
     /// Ask for in-order use
     #[arg(long)]
     pub in_order: bool,
-    /// When to look at the receive ring: a policy, see below
-    #[arg(long, value_name = "POLICY", default_value_t = Policy::ADAPTIVE)]
-    pub poll: Policy,
+    /// When to look at the receive ring: a policy, see below [default: adaptive, or timer:1000
+    /// with smart-poll=on]
+    #[arg(long, value_name = "POLICY")]
+    pub poll: Option<Policy>,
     /// When to tell the switch of transmitted frames: a policy, see below
     #[arg(long, value_name = "POLICY", default_value_t = Policy::Event)]
     pub kick: Policy,

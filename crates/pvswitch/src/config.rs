@@ -23,7 +23,7 @@ use switch::poll::Policy;
 
 use crate::http;
 use crate::pool::Placement;
-use crate::spec::{self, Kind, PortSpec, PortTuning, Role, Tap, VhostUser, nearest};
+use crate::spec::{self, Kind, PortSpec, PortTuning, Role, Tap, VhostUser, Xen, XenAt, nearest};
 
 /// A parsed file.
 #[derive(Debug, Default, Deserialize)]
@@ -78,6 +78,29 @@ enum PortTable {
         netns: Option<String>,
         queues: Option<u16>,
         mtu: Option<u16>,
+        poll: Option<String>,
+        call: Option<String>,
+        weight: Option<u32>,
+        hold: Option<u16>,
+    },
+    /// `vif = "1/0"` or `vif = "auto"`.
+    Xen {
+        vif: String,
+        queues: Option<u16>,
+        without: Option<String>,
+        #[serde(default)]
+        smart_poll: bool,
+        poll: Option<String>,
+        call: Option<String>,
+        weight: Option<u32>,
+        hold: Option<u16>,
+    },
+    XenLocal {
+        directory: PathBuf,
+        queues: Option<u16>,
+        without: Option<String>,
+        #[serde(default)]
+        smart_poll: bool,
         poll: Option<String>,
         call: Option<String>,
         weight: Option<u32>,
@@ -186,6 +209,17 @@ impl PortTable {
                 queues: queues.unwrap_or(1),
                 mtu: *mtu,
             }),
+            Self::Xen { vif, queues, without, smart_poll, .. } => {
+                let at = match vif.as_str() {
+                    "auto" => XenAt::Auto,
+                    _ => XenAt::Vif(spec::vif(vif)?),
+                };
+                xen(at, *queues, without.as_deref(), *smart_poll)?
+            }
+            Self::XenLocal { directory, queues, without, smart_poll, .. } => {
+                let at = XenAt::Local(directory.clone());
+                xen(at, *queues, without.as_deref(), *smart_poll)?
+            }
             Self::Null {} => Kind::Null,
         })
     }
@@ -195,7 +229,9 @@ impl PortTable {
     fn tuning(&self) -> Result<PortTuning, String> {
         let mut tuning = PortTuning::default();
         let (Self::VhostUser { poll, call, weight, hold, .. }
-        | Self::Tap { poll, call, weight, hold, .. }) = self
+        | Self::Tap { poll, call, weight, hold, .. }
+        | Self::Xen { poll, call, weight, hold, .. }
+        | Self::XenLocal { poll, call, weight, hold, .. }) = self
         else {
             return Ok(tuning);
         };
@@ -209,6 +245,16 @@ impl PortTable {
         }
         Ok(tuning)
     }
+}
+
+fn xen(
+    at: XenAt,
+    queues: Option<u16>,
+    without: Option<&str>,
+    smart_poll: bool,
+) -> Result<Kind, String> {
+    let queues = queues.unwrap_or(spec::XEN_QUEUES);
+    Ok(Kind::Xen(Xen { at, offer: spec::xen_offer(queues, without, smart_poll)? }))
 }
 
 /// Adds the nearest known word to serde's "unknown field `x`, expected one of `a`, `b`".
@@ -260,6 +306,31 @@ mod tests {
         let tuning = ports[1].tuning;
         assert_eq!((tuning.poll, tuning.weight), (Some(Policy::Timer { hz: 2000 }), Some(3)));
         assert_eq!(config.placement, Some(Placement::PerPort));
+    }
+
+    #[test]
+    fn vifs_are_ports() {
+        let text = r#"
+            [port.all]
+            kind = "xen"
+            vif = "auto"
+            queues = 2
+            [port.one]
+            kind = "xen"
+            vif = "3/1"
+            [port.zlocal]
+            kind = "xen-local"
+            directory = "/run/v"
+            smart_poll = true
+            weight = 2
+        "#;
+        let path = Path::new("x.toml");
+        let ports = Config::parse(path, text).unwrap().ports(path).unwrap();
+        let names: Vec<_> = ports.iter().map(|p| format!("{}={}", p.name, p.kind)).collect();
+        assert_eq!(names, ["all=xen:auto", "one=xen:3/1", "zlocal=xen-local:/run/v"]);
+        assert_eq!(ports[2].tuning.weight, Some(2));
+        let vif = error("[port.a]\nkind = \"xen\"\nvif = \"x\"\n");
+        assert!(vif.contains("port 'a'") && vif.contains("xen:DOMID/DEVID"), "{vif}");
     }
 
     #[test]

@@ -91,6 +91,9 @@ fn show(answer: &Value) {
         text(&answer["poll"]),
         answer["workers"],
     );
+    if let Some(name) = answer["xen_auto"].as_str() {
+        println!("{name}: every vif of this domain gets a port of its own (xen:auto)");
+    }
     println!("{:15} {:8} {:>6} {:>6}  KIND", "PORT", "STATE", "QUEUES", "FAULTS");
     for port in list(answer, "ports") {
         let state = match (&port["up"], text(&port["drain"])) {
@@ -105,7 +108,32 @@ fn show(answer: &Value) {
         if !features.is_empty() {
             println!("{:15} {}", "", features.join(" "));
         }
+        if port["xen"].is_object() {
+            println!("{:15} {}", "", vif(&port["xen"]));
+        }
     }
+}
+
+/// A vif in a line: how its handshake stands, in plain words.
+fn vif(xen: &Value) -> String {
+    let (number, state) = (text(&xen["vif"]), text(&xen["state"]));
+    let (front, back) = (text(&xen["front"]), text(&xen["back"]));
+    let mut line = format!("vif {number}: {state} (front {front}, back {back}");
+    if xen["queues"].as_u64().unwrap_or(0) > 0 {
+        line += &format!(", {} queues", xen["queues"]);
+    }
+    line += ")";
+    let takes: Vec<_> = list(xen, "takes").map(text).collect();
+    if !takes.is_empty() {
+        line += &format!(" takes {}", takes.join(" "));
+    }
+    for (what, why) in [("error", &xen["error"]), ("xenstore", &xen["xenstore"])] {
+        let why = text(why);
+        if !why.is_empty() && why != "connected" {
+            line += &format!("; {what}: {why}");
+        }
+    }
+    line
 }
 
 /// Sums a counter over a port's queues.

@@ -52,7 +52,10 @@ struct Totals {
 
 /// The command.
 pub fn command(args: GenArgs) -> Result<(), AnyError> {
-    let to = Connect::try_from(&args.connect).map_err(Usage)?;
+    let mut to = Connect::try_from(&args.connect).map_err(Usage)?;
+    if matches!(args.mode, GenMode::Send | GenMode::Rr) {
+        to = to.frames_up_to(args.size.longest());
+    }
     let ns = |secs: f64| crate::seconds(secs).map(|d| d.as_nanos() as u64).map_err(Usage);
     let duration = args.duration.map(ns).transpose()?;
     let interval = args.interval.map(ns).transpose()?;
@@ -79,7 +82,7 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
     if !args.json {
         eprintln!("connected to {}: {}", to.target, guest.link.features().join(" "));
     }
-    let mut generator = Generator::new(guest, &args, &to, costs.nap_late_ns)?;
+    let mut generator = Generator::new(guest, &args, costs.nap_late_ns)?;
     if matches!(args.mode, GenMode::Sink | GenMode::Echo) {
         generator.announce();
     }
@@ -150,10 +153,13 @@ struct Round {
 }
 
 impl Generator {
-    fn new(guest: Guest, args: &GenArgs, to: &Connect, nap_late_ns: u64) -> Result<Self, Usage> {
-        let longest = args.size.0.iter().max().copied().unwrap_or(SIZE_MIN);
-        assert!(longest + HDR_LEN as u32 <= guest.tx.ring.room());
-        let settings = to.settings.pairs().map(|(key, value)| (key.to_string(), value.into()));
+    fn new(guest: Guest, args: &GenArgs, nap_late_ns: u64) -> Result<Self, Usage> {
+        let (longest, most) = (args.size.longest(), guest.tx.ring.longest());
+        if longest > most {
+            let what = format!("the switch takes frames of at most {most} bytes here");
+            return Err(Usage(format!("--size: {longest} bytes: {what}")));
+        }
+        let settings = guest.settings.pairs().map(|(key, value)| (key.to_string(), value.into()));
         Ok(Self {
             guest,
             mode: args.mode,
@@ -242,8 +248,8 @@ impl Generator {
         let i = tx.free().next().expect("nothing was sent yet");
         let frame = crate::ports::rarp(self.mac);
         tx.plain(i).write(&frame);
-        tx.send(i, (HDR_LEN + frame.len()) as u32);
-        tx.publish(1, now_ns());
+        let sent = tx.send(i, (HDR_LEN + frame.len()) as u32);
+        tx.publish(usize::from(sent), now_ns());
         tx.kick_now();
     }
 
@@ -271,7 +277,8 @@ impl Generator {
             while left > 0 {
                 left -= to.write(&[0xa5; 256][..left.min(256) as usize]);
             }
-            self.guest.tx.send(i, HDR_LEN as u32 + size);
+            let sent = self.guest.tx.send(i, HDR_LEN as u32 + size);
+            assert!(sent, "a plain frame, no longer than the longest");
             self.totals.sent += 1;
             self.totals.sent_bytes += u64::from(size);
         }
@@ -464,7 +471,7 @@ impl fmt::Display for Summary<'_> {
 /// Sends a frame back with its addresses swapped; false when there is no room.
 fn echo(tx: &mut guest::Tx, segs: &[Seg<'_>], mac: [u8; 6]) -> bool {
     let len: u32 = segs.iter().map(|s| s.len()).sum();
-    if len > tx.ring.room() || len < HDR_LEN as u32 + 14 {
+    if len > tx.ring.longest() + HDR_LEN as u32 || len < HDR_LEN as u32 + 14 {
         return false;
     }
     let Some(i) = tx.free().next() else { return false };
@@ -483,8 +490,7 @@ fn echo(tx: &mut guest::Tx, segs: &[Seg<'_>], mac: [u8; 6]) -> bool {
         skip -= n;
         to.copy_from(seg.skip(n));
     }
-    tx.send(i, len);
-    true
+    tx.send(i, len)
 }
 
 /// CPU time of this process.

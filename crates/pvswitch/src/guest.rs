@@ -13,6 +13,7 @@ mod settings;
 #[cfg(test)]
 mod tests;
 mod tx;
+mod xen;
 
 pub use self::connect::{Connect, Link, connect};
 pub use self::report::Report;
@@ -24,12 +25,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use switch::poll::{Action, Costs, Policy, Poller};
 
-use self::ring::Ring;
+use self::ring::{Half, Ring};
 use self::tx::Rest;
 
 /// Header before each frame: virtio 1.x, with `num_buffers`. Buffers have it on every ring; what
 /// a ring says of a frame in another way is told through it.
 pub const HDR_LEN: usize = 12;
+
+/// Time between two looks for free buffers where smart poll says nothing of them, in ns.
+const SMART_TICK_NS: u64 = 1_000_000;
 
 /// A connected guest.
 pub struct Guest {
@@ -40,10 +44,14 @@ pub struct Guest {
     /// Frames from the switch.
     pub rx: Rx,
     poller: Poller,
+    /// Smart poll was agreed on: events come where a flag for both rings is clear.
+    smart_poll: bool,
     /// What the poll policy said last.
     resting: Action,
     /// What was counted.
     pub counts: SleepCounts,
+    /// How it works, after what was agreed on.
+    pub settings: Settings,
 }
 
 /// What a guest's thread counts of its sleep.
@@ -78,6 +86,9 @@ pub enum Malformed {
     /// Of a virtqueue.
     #[error(transparent)]
     Virtio(#[from] ::ring::virtq::Malformed),
+    /// Of a ring of Xen's.
+    #[error(transparent)]
+    Xen(#[from] ::ring::xen::Malformed),
 }
 
 impl Guest {
@@ -89,7 +100,9 @@ impl Guest {
         let poller = Poller::new(settings.poll, costs, now_ns());
         let (tx, rx) = (Tx::new(tx, settings), Rx::new(rx, settings));
         let counts = SleepCounts::default();
-        Self { link, tx, rx, poller, resting: Action::Poll, counts }
+        let smart_poll = link.has_smart_poll();
+        let (resting, settings) = (Action::Poll, *settings);
+        Self { link, tx, rx, poller, smart_poll, resting, counts, settings }
     }
 
     /// Begins a round: does what is due, and says whether the poll policy wants a look at the
@@ -134,7 +147,10 @@ impl Guest {
         }
         let armed = self.resting == Action::Arm && !also.deaf;
         let ready = armed && !self.rx.ring.arm();
-        let rest = if ready { Rest::Awake } else { self.tx.rest(also.blocked)? };
+        let mut rest = if ready { Rest::Awake } else { self.tx.rest(also.blocked)? };
+        if armed && rest != Rest::Awake && !self.stop_polling(also.blocked)? {
+            rest = Rest::Awake;
+        }
         let gone = rest != Rest::Awake && self.sleep(also, armed, rest == Rest::Armed);
         if self.poller.disarms() {
             self.rx.ring.disarm();
@@ -143,29 +159,57 @@ impl Guest {
         Ok(!gone)
     }
 
+    /// Before a sleep that waits for frames only: asks for a call. False: there is something.
+    pub fn arm(&mut self) -> Result<bool, Malformed> {
+        Ok(self.rx.ring.arm() && self.stop_polling(false)?)
+    }
+
+    /// With smart poll, clears the flag by which we ask not to be called, after the ring was armed;
+    /// false: there is something by now. It is one flag for both rings, so nothing may wait on
+    /// either: what was sent is taken back first.
+    fn stop_polling(&mut self, blocked: bool) -> Result<bool, Malformed> {
+        if !self.smart_poll {
+            return Ok(true);
+        }
+        let before = self.tx.in_flight();
+        self.tx.reclaim()?;
+        let freed = blocked && self.tx.in_flight() < before;
+        let armed = match (&self.tx.ring.half, &self.rx.ring.half) {
+            (Half::XenTx(tx), Half::XenRx(rx)) => rx.stop_polling(tx),
+            _ => true,
+        };
+        Ok(armed && !freed)
+    }
+
     /// True when the switch is gone.
     fn sleep(&mut self, also: &Also<'_>, armed: bool, tx_armed: bool) -> bool {
         let nap = match self.resting {
             Action::Until(at) if !also.deaf => Some(at),
             _ => None,
         };
-        let until = [nap, also.until, self.tx.deadline()].into_iter().flatten().min();
         let before = now_ns();
+        // With smart poll and the flag not cleared, nobody tells of buffers that are free.
+        let smart = self.smart_poll;
+        let look = (smart && tx_armed && !armed).then_some(before + SMART_TICK_NS);
+        let until = [nap, look, also.until, self.tx.deadline()].into_iter().flatten().min();
         let timeout = until.map(|at| at.saturating_sub(before));
         if timeout == Some(0) {
             return false;
         }
         // What `adaptive` lets wait, waits in both directions.
         let source = also.source.filter(|_| nap.is_none() || !self.serves_both());
-        let calls = [armed.then(|| self.rx.ring.call()), tx_armed.then(|| self.tx.ring.call())];
-        let [gone, sent, called, _] =
+        // With smart poll either ring's event may be the only one.
+        let tx_calls = tx_armed || (smart && armed);
+        let calls = [armed.then(|| self.rx.ring.call()), tx_calls.then(|| self.tx.ring.call())];
+        let [gone, sent, rx_called, tx_called] =
             readable([Some(self.link.as_fd()), source, calls[0], calls[1]], timeout);
         let now = now_ns();
         *(if armed { &mut self.counts.sleeps } else { &mut self.counts.naps }) += 1;
         self.counts.asleep_ns += now.saturating_sub(before);
-        if tx_armed {
+        if tx_calls {
             self.tx.ring.take_calls();
         }
+        let called = rx_called || (smart && tx_called);
         if called {
             self.rx.ring.take_calls();
         }

@@ -1,11 +1,33 @@
 //! The lines a person pastes to attach a guest to a port.
 
-use crate::spec::{Kind, PortSpec, Role, VhostUser};
+use crate::spec::{Kind, PortSpec, Role, VhostUser, Xen, XenAt};
 
-/// Prints how to attach a guest, for QEMU, libvirt and Cloud Hypervisor.
+/// Prints how to attach a guest: for QEMU, libvirt and Cloud Hypervisor, for xl, or for a front
+/// half of our own.
 pub fn print(spec: &PortSpec) {
-    if let Kind::VhostUser(conf) = &spec.kind {
-        println!("{}", text(&spec.name, conf));
+    match &spec.kind {
+        Kind::VhostUser(conf) => println!("{}", text(&spec.name, conf)),
+        Kind::Xen(Xen { at, .. }) => println!("{}", xen(&spec.name, at)),
+        Kind::Tap(_) | Kind::Null => {}
+    }
+}
+
+/// How a vif comes to be. The script is named because xl's own wants an interface of the kernel's.
+fn xen(name: &str, at: &XenAt) -> String {
+    match at {
+        XenAt::Local(dir) => format!(
+            "# attach to port {name}, without Xen\n  \
+             pvswitch nic --connect xen-local:{} --tap tap0\n",
+            dir.display()
+        ),
+        XenAt::Vif(_) | XenAt::Auto => format!(
+            "\
+# attach a guest to port {name}: in its xl configuration (docs/xen.md)
+  vif = [ 'script=/bin/true' ]
+# or while it runs
+  xl network-attach DOMAIN script=/bin/true
+"
+        ),
     }
 }
 
@@ -67,6 +89,17 @@ fn mac(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn vifs_are_told_of_their_toolstack() {
+        let at = |spec: &str| match spec.parse::<PortSpec>().unwrap().kind {
+            Kind::Xen(xen) => xen.at,
+            _ => panic!("a Xen port"),
+        };
+        let local = xen("x", &at("x=xen-local:/run/v"));
+        assert!(local.contains("--connect xen-local:/run/v --tap"), "{local}");
+        assert!(xen("x", &at("x=xen:auto")).contains("vif = [ 'script=/bin/true' ]"));
+    }
 
     #[test]
     fn lines_follow_mode_and_queues() {

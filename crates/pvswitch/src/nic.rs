@@ -1,8 +1,9 @@
 //! `pvswitch nic`: a TAP interface served by the driver half, for a namespace or container.
 //!
 //! The kernel reads and writes frames straight from and into the memory shared with the switch;
-//! the TAP's virtio-net header and the ring's are the same bytes. The interface stays when the
-//! switch goes away, and traffic resumes when it is back.
+//! the TAP's virtio-net header and a virtqueue's are the same bytes, and Xen's rings are told of
+//! them in another way. The interface stays when the switch goes away, and traffic resumes when it
+//! is back.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ pub fn command(args: NicArgs) -> Result<(), AnyError> {
     let tap = uplink::open(&options)?;
     let fd = Arc::clone(&tap.queues[0]);
     let mut reads = TapFd::new(Arc::clone(&fd), Batching::Auto);
-    let mut writes = TapFd::new(fd, Batching::Auto);
+    let mut writes = TapFd::new(Arc::clone(&fd), Batching::Auto);
     let end = args.duration.map(crate::seconds).transpose().map_err(Usage)?;
     let end = end.map(|d| Instant::now() + d);
     let go_on = || !stop.load(Ordering::Relaxed) && end.is_none_or(|end| Instant::now() < end);
@@ -49,6 +50,9 @@ pub fn command(args: NicArgs) -> Result<(), AnyError> {
                 continue;
             }
         };
+        // What the switch does not take the kernel does itself, from now on; frames that wait may
+        // still ask for more, and are dropped.
+        uplink::ask_offloads(&*fd, &tap.offloads_read.and(&guest.link.takes()))?;
         let names = guest.link.features().join(" ");
         tracing::info!("{} connected to {}: {names}", args.tap, to.target);
         let started = Instant::now();
@@ -145,8 +149,7 @@ fn send(
     }
     let mut frames = 0;
     for (i, len) in offered[..room].iter().zip(lens).filter(|(_, len)| *len > 0) {
-        tx.send(*i, len);
-        frames += 1;
+        frames += usize::from(tx.send(*i, len));
     }
     if frames > 0 {
         tx.publish(frames, now);

@@ -5,6 +5,8 @@
 
 mod requests;
 mod setup;
+mod vhost;
+mod xen;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::BufReader;
@@ -12,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
@@ -21,18 +23,15 @@ use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
 use switch::tuning::{HOLD_MAX, Tuning};
-use vhost_user::backend::{self, Backend};
-use vhost_user::backoff::Backoff;
-use vhost_user::connection::Connection;
-use vhost_user::net::{NetDevice, NetOptions, Pair, takes};
-use vhost_user::sys::{self, Listener, SocketError};
+use vhost_user::sys::{Listener, SocketError};
+use xen_netif::host::HostError;
 
+use self::vhost::VhostPort;
+use self::xen::{Hypervisor, XenBus, XenPort};
 use crate::hints;
 use crate::http;
-use crate::limit::PortLog;
 use crate::pool::{Common, Placement, Pool, token};
-use crate::ports::{Guest, PortHost, burst_of, egress_of, rarp};
-use crate::spec::{Kind, PortSpec, Role, Tap, VhostUser, did_you_mean};
+use crate::spec::{Kind, PortSpec, Role, Tap, Xen, XenAt, did_you_mean};
 use crate::tap::TapQueues;
 use crate::worker::{Report, Served};
 
@@ -44,8 +43,6 @@ const CONTROL_WORKER: u8 = 63;
 pub const WORKERS_MAX: u8 = 63;
 /// Addresses the switch can know.
 const FDB_ENTRIES: usize = 65_536;
-/// A connection that lasted so long was a good one.
-const LASTING: Duration = Duration::from_secs(2);
 /// How long a listener that cannot accept is left alone.
 const REST: Duration = Duration::from_secs(1);
 /// Longest control request, in bytes.
@@ -104,6 +101,14 @@ pub enum RunError {
         /// Why.
         error: uplink::TapError,
     },
+    /// The hypervisor, or what takes its place, is not to be had.
+    #[error("port '{name}': {error}")]
+    Xen {
+        /// The port.
+        name: String,
+        /// Why.
+        error: HostError,
+    },
     /// Too many.
     #[error("{0} ports are the most one switch takes")]
     TooManyPorts(u16),
@@ -148,25 +153,8 @@ struct Ingress {
 enum Attach {
     VhostUser(Box<VhostPort>),
     Tap(TapQueues),
+    Xen(Box<XenPort>),
     Null,
-}
-
-/// A vhost-user port's place in the switch, its ingress queues, and itself.
-type VhostRef<'a> = (&'a Arc<Port>, &'a [Ingress], &'a mut VhostPort);
-
-struct VhostPort {
-    conf: VhostUser,
-    pairs: Vec<Pair>,
-    guest: Arc<Mutex<Guest>>,
-    log: Arc<PortLog>,
-    listener: Option<Listener>,
-    connection: Option<Connection>,
-    backoff: Backoff,
-    /// When the connection was made.
-    since: Instant,
-    /// Client mode: when to try again.
-    retry: Option<Instant>,
-    connections: u64,
 }
 
 /// What an epoll token of the control thread stands for.
@@ -179,6 +167,8 @@ enum What {
     Http,
     Listener(String),
     Connection(String),
+    Xenstore(Hypervisor),
+    XenControl(String),
 }
 
 struct System {
@@ -191,6 +181,9 @@ struct System {
     reports: Receiver<Report>,
     table: Table,
     ports: BTreeMap<String, PortState>,
+    xen: BTreeMap<Hypervisor, XenBus>,
+    /// `xen:auto`, if there is such a port.
+    xen_auto: Option<PortSpec>,
     clients: HashMap<u64, BufReader<UnixStream>>,
     control: Option<Listener>,
     http: Option<http::Server>,
@@ -200,6 +193,22 @@ struct System {
     resting: Vec<(Instant, What)>,
     started: Instant,
     stop: bool,
+}
+
+fn watch(
+    epoll: &OwnedFd,
+    tokens: &mut HashMap<u64, What>,
+    next_token: &mut u64,
+    fd: BorrowedFd<'_>,
+    what: What,
+) -> Result<u64, RunError> {
+    let token = *next_token;
+    *next_token += 1;
+    let data = epoll::EventData::new_u64(token);
+    let added = epoll::add(epoll, fd, data, epoll::EventFlags::IN);
+    added.map_err(|e| os("epoll")(e.into()))?;
+    tokens.insert(token, what);
+    Ok(token)
 }
 
 /// Runs a switch until a signal, `ctl shutdown` or the end of its time.
@@ -267,6 +276,8 @@ impl System {
             reports,
             table: Table::new(),
             ports: BTreeMap::new(),
+            xen: BTreeMap::new(),
+            xen_auto: None,
             clients: HashMap::new(),
             control: None,
             http: None,
@@ -282,13 +293,7 @@ impl System {
     }
 
     fn watch(&mut self, fd: BorrowedFd<'_>, what: What) -> Result<u64, RunError> {
-        let token = self.next_token;
-        self.next_token += 1;
-        let data = epoll::EventData::new_u64(token);
-        let added = epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN);
-        added.map_err(|e| os("epoll")(e.into()))?;
-        self.tokens.insert(token, what);
-        Ok(token)
+        watch(&self.epoll, &mut self.tokens, &mut self.next_token, fd, what)
     }
 
     fn unwatch(&mut self, fd: BorrowedFd<'_>, what: &What) {
@@ -341,9 +346,22 @@ impl System {
         })
     }
 
+    /// Adds a port that someone asked for.
     fn add_port(&mut self, spec: &PortSpec) -> Result<(), RunError> {
-        if self.ports.contains_key(&spec.name) {
+        self.insert_port(spec)?;
+        if self.options.hints {
+            hints::print(spec);
+        }
+        Ok(())
+    }
+
+    fn insert_port(&mut self, spec: &PortSpec) -> Result<(), RunError> {
+        let taken = self.xen_auto.as_ref().is_some_and(|auto| auto.name == spec.name);
+        if taken || self.ports.contains_key(&spec.name) {
             return Err(RunError::DuplicatePort(spec.name.clone()));
+        }
+        if matches!(&spec.kind, Kind::Xen(Xen { at: XenAt::Auto, .. })) {
+            return self.add_xen_auto(spec);
         }
         let free = self.table.iter().position(Option::is_none).unwrap_or(self.table.len());
         let id = u16::try_from(free).ok().filter(|id| *id < PORTS_MAX);
@@ -351,6 +369,7 @@ impl System {
         let state = match &spec.kind {
             Kind::VhostUser(conf) => self.add_vhost_user(spec, conf, id)?,
             Kind::Tap(conf) => self.add_tap(spec, conf, id)?,
+            Kind::Xen(conf) => self.add_xen(spec, conf, id)?,
             Kind::Null => add_null(spec, id),
         };
         let call = spec.tuning.call.unwrap_or(self.options.call);
@@ -360,15 +379,13 @@ impl System {
         }
         self.table[free] = Some(Arc::clone(&state.port));
         self.publish_table();
-        if self.options.hints {
-            hints::print(spec);
-        }
         let client = matches!(&spec.kind, Kind::VhostUser(c) if c.role == Role::Client);
         self.ports.insert(spec.name.clone(), state);
         self.follow(id);
         if client {
             self.connect(&spec.name);
         }
+        self.start_xen(&spec.name);
         Ok(())
     }
 
@@ -376,39 +393,6 @@ impl System {
         let table = Arc::new(self.table.clone());
         self.pool.set_table(&table);
         self.forwarder.set_table(table);
-    }
-
-    fn add_vhost_user(
-        &mut self,
-        spec: &PortSpec,
-        conf: &VhostUser,
-        id: PortId,
-    ) -> Result<PortState, RunError> {
-        let pairs: Vec<Pair> = (0..conf.queues).map(|_| Pair::new()).collect();
-        let port = Arc::new(Port::new(id, spec.name.clone(), egress_of(&pairs)));
-        let listener = match conf.role {
-            Role::Server => {
-                let listener = Listener::bind(&conf.socket)?;
-                self.watch(listener.as_fd(), What::Listener(spec.name.clone()))?;
-                Some(listener)
-            }
-            Role::Client => None,
-        };
-        let ingress = pairs.iter().map(|p| self.ingress(spec, &p.ingress_stats)).collect();
-        let vhost = VhostPort {
-            conf: conf.clone(),
-            pairs,
-            guest: Arc::default(),
-            log: Arc::new(PortLog::new(&spec.name)),
-            listener,
-            connection: None,
-            backoff: Backoff::default(),
-            since: Instant::now(),
-            retry: None,
-            connections: 0,
-        };
-        let attach = Attach::VhostUser(Box::new(vhost));
-        Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
     }
 
     fn add_tap(&mut self, spec: &PortSpec, conf: &Tap, id: PortId) -> Result<PortState, RunError> {
@@ -447,12 +431,16 @@ impl System {
     }
 
     fn del_port(&mut self, name: &str) -> Result<(), RunError> {
+        if let Some(vifs) = self.del_xen_auto(name) {
+            tracing::info!("port {name}: removed, and the {vifs} vifs it found");
+            return Ok(());
+        }
         self.port(name)?;
         self.disconnect(name, "port removed");
         let state = self.ports.remove(name).expect("looked up above");
         let id = state.port.id;
         state.port.set_active(0);
-        match &state.attach {
+        match state.attach {
             Attach::VhostUser(vhost) => {
                 if let Some(listener) = &vhost.listener {
                     self.unwatch(listener.as_fd(), &What::Listener(name.into()));
@@ -463,6 +451,7 @@ impl System {
                     self.pool.drop_queue(token(id, queue, false));
                 }
             }
+            Attach::Xen(port) => self.del_xen(name, *port),
             Attach::Null => {}
         }
         self.table[usize::from(id.0)] = None;
@@ -480,8 +469,12 @@ impl System {
         });
         let now = Instant::now();
         let rests = self.resting.iter().map(|(at, _)| *at);
-        let next =
-            retries.chain(end).chain(rests).min().map(|at| at.saturating_duration_since(now));
+        let next = retries
+            .chain(end)
+            .chain(rests)
+            .chain(self.xen_due())
+            .min()
+            .map(|at| at.saturating_duration_since(now));
         let timeout = next.map(|d| Timespec {
             tv_sec: d.as_secs().try_into().unwrap_or(i64::MAX),
             // Rounded up, so as not to wake just before the time.
@@ -507,6 +500,7 @@ impl System {
         }
         self.retry_due();
         self.end_rests();
+        self.xen_tick();
         self.announce();
         self.stop |= end.is_some_and(|end| Instant::now() >= end);
         Ok(())
@@ -554,173 +548,8 @@ impl System {
             What::Http => self.serve_http(),
             What::Listener(name) => self.accept_guest(&name),
             What::Connection(name) => self.serve_guest(&name),
-        }
-    }
-
-    // ---- guests ----
-
-    fn vhost(&mut self, name: &str) -> Option<VhostRef<'_>> {
-        let state = self.ports.get_mut(name)?;
-        match &mut state.attach {
-            Attach::VhostUser(vhost) => Some((&state.port, &state.ingress, vhost)),
-            _ => None,
-        }
-    }
-
-    fn accept_guest(&mut self, name: &str) {
-        let Some((_, _, vhost)) = self.vhost(name) else { return };
-        let stream = match vhost.listener.as_ref().map(Listener::accept) {
-            Some(Ok(Some(stream))) => stream,
-            Some(Err(error)) => {
-                vhost.log.warn(format_args!("{error}"));
-                self.rest(What::Listener(name.into()));
-                return;
-            }
-            _ => return,
-        };
-        if vhost.connection.is_some() {
-            // Closed at once: the front-end sees it, and the guest that is here keeps its port.
-            vhost.log.warn(format_args!("a second front-end connected; refused, one is here"));
-            return;
-        }
-        self.attach(name, stream);
-    }
-
-    fn attach(&mut self, name: &str, stream: UnixStream) {
-        let pool = Arc::clone(&self.pool);
-        let Some((port, ingress, vhost)) = self.vhost(name) else { return };
-        let pairs = vhost.pairs.clone();
-        let guest = Arc::clone(&vhost.guest);
-        let log = Arc::clone(&vhost.log);
-        let tuning = ingress.iter().map(|q| Arc::clone(&q.tuning)).collect();
-        let host = PortHost::new(Arc::clone(port), pairs.clone(), tuning, pool, guest, log);
-        let options = NetOptions {
-            pairs: vhost.conf.queues,
-            mtu: vhost.conf.mtu,
-            mac: vhost.conf.mac,
-            without: vhost.conf.without,
-        };
-        let device = Box::new(NetDevice::new(options, pairs, host));
-        let backend = Backend::new(
-            device,
-            backend::Options { protocol_features: backend::PROTOCOL_FEATURES },
-        );
-        let connection = Connection::new(stream, backend);
-        if let Err(error) = self.watch(connection.as_fd(), What::Connection(name.into())) {
-            tracing::error!("port {name}: {error}");
-            return;
-        }
-        let Some((_, _, vhost)) = self.vhost(name) else { return };
-        vhost.log.info(format_args!("front-end connected"));
-        vhost.since = Instant::now();
-        vhost.retry = None;
-        vhost.connections += 1;
-        vhost.connection = Some(connection);
-    }
-
-    fn serve_guest(&mut self, name: &str) {
-        let Some((_, _, vhost)) = self.vhost(name) else { return };
-        let Some(connection) = &mut vhost.connection else { return };
-        let end = connection.on_readable().err();
-        for refused in connection.take_refusals() {
-            vhost.log.warn(format_args!("refused: {refused}"));
-        }
-        if let Some(end) = end {
-            self.disconnect(name, &end.to_string());
-        } else if let Some((port, _, _)) = self.vhost(name) {
-            let id = port.id;
-            self.follow(id);
-        }
-    }
-
-    /// Cross-connected, a TAP has one receiver: it asks the kernel for what the guest at the
-    /// other end takes.
-    fn follow(&mut self, id: PortId) {
-        if self.options.mode != Mode::Cross {
-            return;
-        }
-        let wired = |p: &PortState| p.port.id.0 | 1 == id.0 | 1;
-        let features = self.ports.values().filter(|p| wired(p)).find_map(|p| match &p.attach {
-            Attach::VhostUser(vhost) => {
-                let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
-                Some(guest.features).filter(|features| *features != 0)
-            }
-            _ => None,
-        });
-        let Some(features) = features else { return };
-        for state in self.ports.values_mut().filter(|p| wired(p)) {
-            if let Attach::Tap(tap) = &mut state.attach
-                && let Err(error) = tap.follow(&takes(features))
-            {
-                tracing::warn!("port {}: cannot change offloads: {error}", state.spec.name);
-            }
-        }
-    }
-
-    /// Ends a guest's connection, if there is one; in client mode another is tried.
-    fn disconnect(&mut self, name: &str, why: &str) {
-        let Some((_, _, vhost)) = self.vhost(name) else { return };
-        let Some(connection) = vhost.connection.take() else { return };
-        // A connection that did not last is no reason to hurry: a guest whose rings are broken
-        // would be tried in a loop.
-        if vhost.since.elapsed() > LASTING {
-            vhost.backoff.reset();
-        }
-        if vhost.conf.role == Role::Client {
-            vhost.retry = Some(Instant::now() + vhost.backoff.next(jitter()));
-        }
-        if let Ok(mut guest) = vhost.guest.lock() {
-            *guest = Guest::default();
-        }
-        vhost.log.info(format_args!("front-end left: {why}"));
-        self.unwatch(connection.as_fd(), &What::Connection(name.into()));
-        // Stops its rings.
-        drop(connection.close());
-        if let Some((port, _, _)) = self.vhost(name) {
-            port.set_active(0);
-            let id = port.id;
-            self.fdb.flush_learned(id);
-        }
-    }
-
-    fn connect(&mut self, name: &str) {
-        let Some((_, _, vhost)) = self.vhost(name) else { return };
-        match sys::connect(&vhost.conf.socket) {
-            Ok(stream) => self.attach(name, stream),
-            Err(error) => {
-                let delay = vhost.backoff.next(jitter());
-                vhost.retry = Some(Instant::now() + delay);
-                tracing::debug!("port {name}: {error}");
-            }
-        }
-    }
-
-    fn retry_due(&mut self) {
-        let now = Instant::now();
-        let due = |p: &PortState| match &p.attach {
-            Attach::VhostUser(v) => v.retry.is_some_and(|at| at <= now),
-            _ => false,
-        };
-        let names: Vec<_> =
-            self.ports.iter().filter(|(_, p)| due(p)).map(|(n, _)| n.clone()).collect();
-        for name in names {
-            self.connect(&name);
-        }
-    }
-
-    /// Announces guests that moved here and cannot do it themselves (SEND_RARP).
-    fn announce(&mut self) {
-        let mut due = Vec::new();
-        for state in self.ports.values() {
-            let Attach::VhostUser(vhost) = &state.attach else { continue };
-            let mut guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
-            due.extend(guest.announce.drain(..).map(|mac| (state.port.id, mac)));
-        }
-        let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        for (port, mac) in due {
-            let tuning = Arc::new(Tuning::new(Policy::Event));
-            let source = Source { port, queue: 0, stats: Arc::default(), tuning };
-            self.forwarder.forward(&source, &mut burst_of(&rarp(mac)), now);
+            What::Xenstore(of) => self.read_xenstore(&of),
+            What::XenControl(name) => self.serve_control(&name),
         }
     }
 
@@ -746,6 +575,10 @@ impl System {
             };
             state.faults += 1;
             let name = state.spec.name.clone();
+            if matches!(state.attach, Attach::Xen(_)) {
+                self.fault_vif(&name, &fault.to_string());
+                continue;
+            }
             // Once for each connection: reports that were on their way find it closed.
             if let Attach::VhostUser(vhost) = &state.attach
                 && vhost.connection.is_some()
@@ -765,11 +598,6 @@ impl System {
         }
         self.pool.stop();
     }
-}
-
-/// Spreads reconnects of many ports apart.
-fn jitter() -> u32 {
-    Instant::now().elapsed().subsec_nanos() ^ std::process::id()
 }
 
 /// A port that takes and drops everything.

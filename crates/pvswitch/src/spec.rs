@@ -9,6 +9,7 @@ use switch::poll::Policy;
 use switch::tuning::HOLD_MAX;
 use vhost_user::feature;
 use vhost_user::net::PAIRS_MAX;
+use xen_netif::back::{self, Offer, QUEUES_MAX, VifId};
 
 /// Longest port name; it must fit a Linux interface name, so that tools can reuse it.
 const NAME_MAX: usize = 15;
@@ -71,6 +72,8 @@ pub enum Kind {
     VhostUser(VhostUser),
     /// A TAP interface of the host.
     Tap(Tap),
+    /// A Xen guest's vif.
+    Xen(Xen),
     /// Takes and drops everything.
     Null,
 }
@@ -105,6 +108,29 @@ pub struct Tap {
     pub mtu: Option<u16>,
 }
 
+/// A port for a vif, or for all vifs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Xen {
+    /// Which.
+    pub at: XenAt,
+    /// What the back half offers.
+    pub offer: Offer,
+}
+
+/// Which vif of which hypervisor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum XenAt {
+    /// This one, of real Xen (`xen:DOMID/DEVID`).
+    Vif(VifId),
+    /// Every one of this back-end domain, each a port of its own named `vifD.N` (`xen:auto`).
+    Auto,
+    /// That of a directory, without Xen (`xen-local:DIR`).
+    Local(PathBuf),
+}
+
+/// Queues that a vif is offered unless told otherwise. A guest takes no more than it has CPUs.
+pub const XEN_QUEUES: u16 = 4;
+
 /// Which end of a vhost-user socket we are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
@@ -124,9 +150,9 @@ pub struct SpecError {
 }
 
 /// Kinds that exist, for messages.
-const KINDS: [&str; 3] = ["vhost-user", "tap", "null"];
+const KINDS: [&str; 5] = ["vhost-user", "tap", "xen", "xen-local", "null"];
 /// Kinds of later versions: named so that the message can say so.
-const KINDS_LATER: [&str; 5] = ["af-packet", "af-xdp", "pcap", "xen", "xen-local"];
+const KINDS_LATER: [&str; 3] = ["af-packet", "af-xdp", "pcap"];
 
 /// The candidate nearest to `word`, if one is near.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
@@ -216,6 +242,16 @@ fn kind_of(kind: &str, arg: &str, options: &[(&str, &str)]) -> Result<Kind, Stri
             }
             Ok(Kind::Tap(port))
         }
+        "xen" => {
+            let at = match arg {
+                "auto" => XenAt::Auto,
+                _ => XenAt::Vif(vif(arg)?),
+            };
+            Ok(Kind::Xen(Xen { at, offer: offer(kind, options)? }))
+        }
+        "xen-local" => {
+            Ok(Kind::Xen(Xen { at: XenAt::Local(arg.into()), offer: offer(kind, options)? }))
+        }
         "null" => match options.first() {
             Some((key, _)) => Err(unknown(key, kind, &[])),
             None => Ok(Kind::Null),
@@ -227,6 +263,48 @@ fn kind_of(kind: &str, arg: &str, options: &[(&str, &str)]) -> Result<Kind, Stri
             let hint = did_you_mean(kind, KINDS);
             Err(format!("unknown kind '{kind}'{hint}: use one of {}", KINDS.join(", ")))
         }
+    }
+}
+
+/// A vif by its numbers, `DOMID/DEVID`.
+pub fn vif(arg: &str) -> Result<VifId, String> {
+    let numbers = arg.split_once('/').and_then(|(domid, devid)| {
+        Some(VifId { domid: domid.parse().ok()?, devid: devid.parse().ok()? })
+    });
+    numbers.ok_or_else(|| {
+        format!("'{arg}' is no vif: use xen:DOMID/DEVID, for example xen:1/0, or xen:auto")
+    })
+}
+
+/// What a vif is offered. Smart poll is for front halves of our own: off unless asked for.
+fn offer(kind: &str, options: &[(&str, &str)]) -> Result<Offer, String> {
+    let (mut queues, mut names, mut smart_poll) = (XEN_QUEUES, None, false);
+    for (key, value) in options {
+        match *key {
+            "queues" => queues = number(key, value)?,
+            "without" => names = Some(*value),
+            "smart-poll" => smart_poll = on_off(key, value)?,
+            _ => return Err(unknown(key, kind, &["queues", "without", "smart-poll"])),
+        }
+    }
+    xen_offer(queues, names, smart_poll)
+}
+
+/// An offer, from options or from the configuration file.
+pub fn xen_offer(queues: u16, without: Option<&str>, smart_poll: bool) -> Result<Offer, String> {
+    let off = if smart_poll { 0 } else { back::without("smart-poll")? };
+    let without = without.map_or(Ok(0), back::without).map_err(|word| {
+        let hint = did_you_mean(&word, back::FEATURES);
+        format!("without: unknown feature '{word}'{hint}; known: {}", back::FEATURES.join(" "))
+    })?;
+    Ok(Offer { queues, without: without | off })
+}
+
+fn on_off(key: &str, value: &str) -> Result<bool, String> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("{key}={value}: use on or off")),
     }
 }
 
@@ -316,6 +394,15 @@ impl PortSpec {
                 }
                 queues(port.queues)
             }
+            Kind::Xen(port) => {
+                if matches!(&port.at, XenAt::Local(dir) if dir.as_os_str().is_empty()) {
+                    return Err("no directory: use xen-local:DIR".into());
+                }
+                match port.offer.queues {
+                    1..=QUEUES_MAX => Ok(()),
+                    n => Err(format!("queues={n}: use 1 to {QUEUES_MAX}")),
+                }
+            }
             Kind::Null => Ok(()),
         }
     }
@@ -336,6 +423,11 @@ impl fmt::Display for Kind {
                 write!(f, "vhost-user:{}{mode}", port.socket.display())
             }
             Self::Tap(port) => write!(f, "tap:{}", port.ifname),
+            Self::Xen(Xen { at: XenAt::Vif(id), .. }) => write!(f, "xen:{id}"),
+            Self::Xen(Xen { at: XenAt::Auto, .. }) => f.write_str("xen:auto"),
+            Self::Xen(Xen { at: XenAt::Local(dir), .. }) => {
+                write!(f, "xen-local:{}", dir.display())
+            }
             Self::Null => f.write_str("null"),
         }
     }
@@ -369,6 +461,15 @@ mod tests {
         assert_eq!((port.tuning.poll, port.tuning.weight), (Some(poll), Some(4)));
         let port: PortSpec = "h=tap:tap0,netns=blue".parse().unwrap();
         assert!(matches!(port.kind, Kind::Tap(Tap { netns: Some(ns), .. }) if ns == "blue"));
+        let port: PortSpec = "x=xen:3/1,queues=2,without=sg+ctrl-ring".parse().unwrap();
+        assert_eq!(port.kind.to_string(), "xen:3/1");
+        let Kind::Xen(xen) = &port.kind else { panic!("a Xen port") };
+        assert_eq!((&xen.at, xen.offer.queues), (&XenAt::Vif(VifId { domid: 3, devid: 1 }), 2));
+        assert!(!xen.offer.has("gso-tcpv4") && !xen.offer.has("smart-poll"));
+        let port: PortSpec = "x=xen-local:/run/v,smart-poll=on".parse().unwrap();
+        assert_eq!(port.kind.to_string(), "xen-local:/run/v");
+        assert!(matches!(&port.kind, Kind::Xen(xen) if xen.offer.has("smart-poll")));
+        assert_eq!("x=xen:auto".parse::<PortSpec>().unwrap().kind.to_string(), "xen:auto");
         assert_eq!("n=null".parse::<PortSpec>().unwrap().kind, Kind::Null);
     }
 
@@ -376,7 +477,14 @@ mod tests {
     fn what_is_wrong_is_told_with_what_to_do() {
         assert!(error("vhost-user:/tmp/a").contains("NAME=KIND:ARG"));
         assert!(error("a=vhost-usr:/tmp/a").contains("did you mean 'vhost-user'?"));
-        assert!(error("a=xen:1/0").contains("not in this version"));
+        assert!(error("a=pcap:x").contains("not in this version"));
+        assert!(error("a=xen:1").contains("use xen:DOMID/DEVID"));
+        assert!(error("a=xen:65536/0").contains("use xen:DOMID/DEVID"));
+        assert!(error("a=xen-local:").contains("use xen-local:DIR"));
+        assert!(error("a=xen:auto,queues=17").contains("use 1 to 16"));
+        assert!(error("a=xen:auto,without=ctrl-rings").contains("did you mean 'ctrl-ring'?"));
+        assert!(error("a=xen:auto,smart-poll=yes").contains("use on or off"));
+        assert!(error("a=xen:auto,mtu=9000").contains("known: queues, without, smart-poll"));
         assert!(error("a=vhost-user:/tmp/a,queue=2").contains("did you mean 'queues'?"));
         assert!(error("a=vhost-user:/tmp/a,queues=0").contains("use 1 to 16"));
         assert!(error("a=vhost-user:/tmp/a,queues=many").contains("not a number"));

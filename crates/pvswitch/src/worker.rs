@@ -558,6 +558,7 @@ impl Worker {
                 }
                 Action::Poll
             }
+            Action::Arm => ingress.due().map_or(Action::Arm, Action::Until),
             action => action,
         };
         (news, action)

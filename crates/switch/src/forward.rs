@@ -17,7 +17,7 @@ use crate::flow;
 use crate::frame::{Burst, Verdict};
 use crate::offload;
 use crate::poll::{Notifier, Notify, Policy};
-use crate::port::{Egress, Fault};
+use crate::port::{Egress, Fault, Steer};
 use crate::stats::{EgressStats, IngressStats};
 use crate::tuning::Tuning;
 use crate::vnet::{GSO_NONE, Offloads, VnetHdr};
@@ -267,6 +267,8 @@ pub struct Forwarder {
     bursts: u64,
     /// For each port, the burst in which it last had a group, and which.
     group_of: Vec<(u64, usize)>,
+    /// How each port's peer wants frames spread, as of the last that it was given.
+    steer: Vec<Option<Arc<dyn Steer>>>,
     scratch: offload::Scratch,
     /// Destinations that were full since the last [`arm_blocked`](Self::arm_blocked).
     blocked: Vec<(PortId, u16)>,
@@ -298,6 +300,7 @@ impl Forwarder {
             groups_used: 0,
             bursts: 0,
             group_of,
+            steer: Vec::new(),
             scratch: offload::Scratch::default(),
             blocked: Vec::new(),
             woken: 0,
@@ -312,6 +315,7 @@ impl Forwarder {
     /// Replaces the port table.
     pub fn set_table(&mut self, table: Arc<Table>) {
         self.group_of.resize(table.len(), (0, 0));
+        self.steer.clear();
         self.table = table;
         self.last_found = None;
         self.last_learned = None;
@@ -441,10 +445,22 @@ impl Forwarder {
     #[inline]
     fn queue_of(&self, to: PortId, head: &[u8]) -> u16 {
         let port = self.table.get(usize::from(to.0)).and_then(Option::as_ref);
-        match port.map_or(0, |p| p.active()) {
-            0 | 1 => 0,
-            n => (flow::flow_hash(head, self.flow_key) % u32::from(n)) as u16,
+        match (port.map_or(0, |p| p.active()), self.steer.get(usize::from(to.0))) {
+            (0 | 1, _) => 0,
+            (n, Some(Some(steer))) => steer.queue(head, n) % n,
+            (n, _) => (flow::flow_hash(head, self.flow_key) % u32::from(n)) as u16,
         }
+    }
+
+    /// Remembers how a port's peer wants frames spread, so that none need be asked per frame. What
+    /// it says reaches us with the next frames; until then they go as before.
+    fn learn_steer(&mut self, port: PortId, steer: Option<Arc<dyn Steer>>) {
+        let at = usize::from(port.0);
+        if steer.is_none() && self.steer.len() <= at {
+            return;
+        }
+        self.steer.resize(self.steer.len().max(at + 1), None);
+        self.steer[at] = steer;
     }
 
     fn flood(&mut self, from: &Source, i: u16, head: &[u8]) {
@@ -513,6 +529,9 @@ impl Forwarder {
         }
         let (mut done, fault) = self.put(&mut *queue, egress, from, &group.picks, burst);
         queue.flush();
+        if port.active() > 1 {
+            self.learn_steer(port.id, queue.steer());
+        }
         let full = done < group.picks.len();
         let at = egress.tell(&mut *queue, done, full, now_ns).filter(|_| done > 0);
         drop(queue);

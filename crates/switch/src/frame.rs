@@ -214,6 +214,12 @@ impl<'m> Burst<'m> {
         &self.heads[i][..len]
     }
 
+    /// The same, for a port to mend before anyone else looks.
+    pub fn head_mut(&mut self, i: usize) -> &mut [u8] {
+        let len = self.head(i).len();
+        self.heads.get_mut(i).map_or(&mut [], |head| &mut head[..len])
+    }
+
     /// The same allocations for another burst, empty. The segments' lifetime ends here.
     pub fn recycle<'n>(self) -> Burst<'n> {
         let Self { mut frames, mut segs, heads, copies, .. } = self;

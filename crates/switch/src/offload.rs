@@ -124,12 +124,12 @@ impl Default for Scratch {
 }
 
 /// Whether a frame with the checked header `hdr` must go through [`resolve`] for a destination
-/// that takes `to`. `head`, the frame's private head, is looked at for UDP segmentation only,
-/// whose type does not tell the IP version.
+/// that takes `to`. `head`, the frame's private head, is looked at only for what does not tell the
+/// IP version: UDP segmentation, and checksums where that matters.
 #[inline]
 pub fn needs_work(head: &[u8], hdr: &VnetHdr, to: &Offloads) -> bool {
     // A destination without GUEST_CSUM gets neither NEEDS_CSUM nor DATA_VALID.
-    let flags = hdr.flags != 0 && !to.csum;
+    let flags = hdr.flags != 0 && !takes_csum(head, to);
     flags || (hdr.gso_type != GSO_NONE && !takes_gso(head, hdr, to))
 }
 
@@ -196,14 +196,22 @@ pub fn resolve(
     if head.len() as u64 + body_len != u64::from(len) || head.len() > HEADERS_MAX {
         return Err(Bad::Length);
     }
+    let csum = takes_csum(head, to);
     if hdr.gso_type != GSO_NONE && !takes_gso(head, hdr, to) {
-        segment(head, body, hdr, to, scratch, emit)
-    } else if hdr.flags & NEEDS_CSUM != 0 && !to.csum {
+        segment(head, body, hdr, csum, scratch, emit)
+    } else if hdr.flags & NEEDS_CSUM != 0 && !csum {
         complete(head, body, hdr, scratch, emit)
     } else {
-        let flags = if to.csum { hdr.flags } else { 0 };
+        let flags = if csum { hdr.flags } else { 0 };
         Ok(usize::from(emit(head, body, &VnetHdr { flags, ..*hdr })))
     }
+}
+
+/// Whether the destination takes the frame's checksum as a partial one.
+#[inline]
+fn takes_csum(head: &[u8], to: &Offloads) -> bool {
+    let is_v4 = || network(head).is_some_and(|net| net.ethertype == ETHERTYPE_IPV4);
+    to.csum && (!to.csum_v4_only || is_v4())
 }
 
 /// Whether the destination takes the frame's kind of GSO.
@@ -218,7 +226,7 @@ fn takes_gso(head: &[u8], hdr: &VnetHdr, to: &Offloads) -> bool {
         },
         _ => false,
     };
-    kind && to.csum && (to.ecn || hdr.gso_type & GSO_ECN == 0)
+    kind && takes_csum(head, to) && (to.ecn || hdr.gso_type & GSO_ECN == 0)
 }
 
 /// Computes a frame's partial checksum.
@@ -267,12 +275,12 @@ fn check_field(private: &[u8], start: usize, field: usize) -> Result<(), Bad> {
     if fits && field >= decided_end { Ok(()) } else { Err(Bad::Checksum) }
 }
 
-/// Cuts a GSO frame into segments.
+/// Cuts a GSO frame into segments; `partial`: whose checksums stay so.
 fn segment(
     head: &[u8],
     body: &[Seg<'_>],
     hdr: &VnetHdr,
-    to: &Offloads,
+    partial: bool,
     scratch: &mut Scratch,
     emit: &mut Emit<'_>,
 ) -> Result<usize, Bad> {
@@ -294,7 +302,7 @@ fn segment(
         headers,
         gso_size: u32::from(hdr.gso_size),
         payload_len: left.iter().map(|seg| seg.len()).sum(),
-        partial: to.csum,
+        partial,
         left,
         next: 0,
         segs: relend(std::mem::take(segs)),
@@ -411,12 +419,8 @@ impl Job<'_> {
         let Headers { net_at, l4_at, v6, udp, .. } = self.headers;
         let field = l4_at + usize::from(self.headers.csum_offset());
         let l4_len = (made.len() - l4_at) as u16 + n;
-        let addresses = if v6 { net_at + 8..net_at + 40 } else { net_at + 12..net_at + 20 };
-        // RFC 9293, 3.1 and RFC 8200, 8.1: addresses, length, protocol.
-        let mut sum = Sum::default();
-        sum.add(&made[addresses]);
-        sum.add(&l4_len.to_be_bytes());
-        sum.add(&[0, if udp { PROTO_UDP } else { PROTO_TCP }]);
+        let proto = if udp { PROTO_UDP } else { PROTO_TCP };
+        let mut sum = pseudo_sum(made, net_at, v6, proto, l4_len);
         let bytes = if self.partial {
             sum.fold()
         } else {
@@ -489,6 +493,32 @@ fn is_routed_on(head: &[u8], net_at: usize) -> bool {
         at += (usize::from(len) + 1) * 8;
     }
     false
+}
+
+/// Puts the pseudo-header's sum where a TCP or UDP frame of `len` bytes has its checksum, as
+/// partial ones have it; for a sender who should have. False: its private head has no such place.
+pub fn put_partial(head: &mut [u8], len: u32) -> bool {
+    let Some(net) = network(head) else { return false };
+    let (proto, at, offset) = match transport(head, &net) {
+        Transport::At { proto: PROTO_TCP, at } => (PROTO_TCP, at, TCP_CSUM_OFFSET),
+        Transport::At { proto: PROTO_UDP, at } => (PROTO_UDP, at, UDP_CSUM_OFFSET),
+        _ => return false,
+    };
+    let l4_len = usize::try_from(len).ok().and_then(|len| u16::try_from(len.checked_sub(at)?).ok());
+    let field = at + usize::from(offset);
+    let Some(l4_len) = l4_len.filter(|_| field + 2 <= head.len()) else { return false };
+    let sum = pseudo_sum(head, net.at, net.ethertype == ETHERTYPE_IPV6, proto, l4_len);
+    head[field..field + 2].copy_from_slice(&sum.fold());
+    true
+}
+
+/// Addresses, length and protocol (RFC 9293, 3.1 and RFC 8200, 8.1).
+fn pseudo_sum(head: &[u8], net_at: usize, v6: bool, proto: u8, l4_len: u16) -> Sum {
+    let mut sum = Sum::default();
+    sum.add(&head[if v6 { net_at + 8..net_at + 40 } else { net_at + 12..net_at + 20 }]);
+    sum.add(&l4_len.to_be_bytes());
+    sum.add(&[0, proto]);
+    sum
 }
 
 /// Copies the head to where it can be patched; returns its length.

@@ -5,6 +5,7 @@
 //! queues once per group of frames. The calls are virtual, once per burst, never per frame.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::direct::Direct;
 use crate::frame::Burst;
@@ -49,6 +50,12 @@ pub trait Ingress: Send {
     /// Asks the peer to notify and looks a last time. True: nothing to do, sleeping is safe (held
     /// frames aside). False: there is work.
     fn arm(&mut self) -> bool;
+
+    /// Once [`arm`](Self::arm) was true: when there is work that no one will tell of, such as what
+    /// may not be sent yet; in the ns that bursts are given.
+    fn due(&self) -> Option<u64> {
+        None
+    }
 
     /// Asks the peer for no notifications: the queue is being polled.
     fn disarm(&mut self);
@@ -103,6 +110,12 @@ pub trait Egress: Send {
         None
     }
 
+    /// How the peer wants frames spread over its port's queues; asked after `put`, of ports with
+    /// several. `None`: as the switch likes.
+    fn steer(&self) -> Option<Arc<dyn Steer>> {
+        None
+    }
+
     /// Makes what was put visible to the peer: once.
     fn flush(&mut self);
 
@@ -116,6 +129,13 @@ pub trait Egress: Send {
     /// The peer notified: asks for no more, until the next [`arm`](Self::arm). Not earlier, and
     /// before those who wait are woken, or one would sleep on.
     fn disarm(&mut self) {}
+}
+
+/// How a peer wants frames spread over the egress queues of its port. One that wants something else
+/// by now gives another of these.
+pub trait Steer: Send + Sync {
+    /// The queue, below `queues`, for a frame whose private head this is.
+    fn queue(&self, head: &[u8], queues: u16) -> u16;
 }
 
 /// A peer broke its protocol, or went away. Its port stops; no one else notices.

@@ -54,6 +54,8 @@ pub enum BadHdr {
 pub struct Offloads {
     /// Partial checksums (CSUM or GUEST_CSUM).
     pub csum: bool,
+    /// Of partial checksums only those over IPv4: Xen's netif tells them apart.
+    pub csum_v4_only: bool,
     /// TCP segmentation over IPv4.
     pub tso4: bool,
     /// TCP segmentation over IPv6.
@@ -68,12 +70,20 @@ pub struct Offloads {
 
 impl Offloads {
     /// All of them.
-    pub const ALL: Self =
-        Self { csum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
+    pub const ALL: Self = Self {
+        csum: true,
+        csum_v4_only: false,
+        tso4: true,
+        tso6: true,
+        ecn: true,
+        uso4: true,
+        uso6: true,
+    };
 
     /// Whether nothing of `other` is missing here.
     pub fn cover(&self, other: &Self) -> bool {
         (self.csum || !other.csum)
+            && (!self.csum_v4_only || !other.csum || other.csum_v4_only)
             && (self.tso4 || !other.tso4)
             && (self.tso6 || !other.tso6)
             && (self.ecn || !other.ecn)
@@ -86,6 +96,7 @@ impl Offloads {
     pub fn and(&self, other: &Self) -> Self {
         Self {
             csum: self.csum && other.csum,
+            csum_v4_only: self.csum_v4_only || other.csum_v4_only,
             tso4: self.tso4 && other.tso4,
             tso6: self.tso6 && other.tso6,
             ecn: self.ecn && other.ecn,
@@ -95,7 +106,8 @@ impl Offloads {
     }
 
     /// Whether a frame with the checked header `hdr` can go as it is to one who takes these,
-    /// told without a look at the frame: UDP segmentation must be taken for both IP versions.
+    /// told without a look at the frame: checksums and UDP segmentation must be taken for both IP
+    /// versions.
     #[inline]
     pub fn take(&self, hdr: &VnetHdr) -> bool {
         let gso = match hdr.gso_type & !GSO_ECN {
@@ -104,7 +116,7 @@ impl Offloads {
             GSO_TCPV6 => self.tso6,
             _ => self.uso4 && self.uso6,
         };
-        gso && (self.csum || hdr.flags & NEEDS_CSUM == 0)
+        gso && (self.csum && !self.csum_v4_only || hdr.flags & NEEDS_CSUM == 0)
             && (self.ecn || hdr.gso_type & GSO_ECN == 0)
     }
 }
@@ -261,6 +273,7 @@ mod tests {
             (TSO, Offloads { tso4: false, ..all }),
             (TSO, Offloads { csum: false, ..all }),
             (csum, Offloads { csum: false, ..all }),
+            (csum, Offloads { csum_v4_only: true, ..all }),
             (udp, Offloads { uso4: false, ..all }),
             (udp, Offloads { uso6: false, ..all }),
             (ecn, Offloads { tso6: false, ..all }),

@@ -339,6 +339,7 @@ pub fn ask_offloads(queue: impl AsFd, want: &Offloads) -> io::Result<Offloads> {
     let uso = want.csum && want.uso4 && want.uso6;
     let mut asked = Offloads {
         csum: want.csum,
+        csum_v4_only: false,
         tso4: want.csum && want.tso4,
         tso6: want.csum && want.tso6,
         ecn: tcp && want.ecn,

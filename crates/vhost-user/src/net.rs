@@ -62,6 +62,7 @@ pub fn takes(features: u64) -> Offloads {
     let has = |bit: u64| features & bit != 0;
     Offloads {
         csum: has(feature::GUEST_CSUM),
+        csum_v4_only: false,
         tso4: has(feature::GUEST_TSO4),
         tso6: has(feature::GUEST_TSO6),
         ecn: has(feature::GUEST_ECN),
@@ -147,6 +148,7 @@ impl<H: Host> NetDevice<H> {
             mergeable,
             sends: Offloads {
                 csum: has(feature::CSUM),
+                csum_v4_only: false,
                 tso4: has(feature::HOST_TSO4),
                 tso6: has(feature::HOST_TSO6),
                 ecn: has(feature::HOST_ECN),

@@ -3,15 +3,18 @@
 //! * `state`: the states of both ends, and the ways between them
 //! * `keys`: what a back end offers and a front end asks for, checked
 //! * `vif`: one vif's state machine
+//! * `plug`: its rings, plugged into the queue pairs of a port
 //! * `bus`: all vifs of one back-end domain, and those that come and go
-//! * `tree`: what of xenstore they need
+//! * `tree`, `store`: what of xenstore they need, and xenstore
 //!
 //! The state machine decides and writes keys; mapping rings and binding channels is done by a
 //! [`Plug`], all of it or nothing.
 
 mod bus;
 mod keys;
+mod plug;
 mod state;
+mod store;
 mod tree;
 mod vif;
 
@@ -20,9 +23,11 @@ pub(crate) mod fake;
 
 pub use bus::Bus;
 pub use keys::{
-    CtrlKeys, FEATURES, Offer, QUEUES_MAX, QueueKeys, Rate, Refused, Request, Takes, without,
+    CtrlKeys, FEATURES, Offer, QUEUES_MAX, QueueKeys, Refused, Request, Takes, without,
 };
+pub use plug::{Queues, Socket};
 pub use state::State;
+pub use store::Home;
 pub use tree::{Failure, Tree};
 pub use vif::{Handshake, Plug, Settings, Status, VifId};
 

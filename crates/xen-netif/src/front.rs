@@ -4,17 +4,20 @@
 //! * `keys`: what a back end offers, and what we write for it
 //! * `vif`: one vif's handshake
 //! * `tx`, `rx`: the rings of one queue, with the pages granted for them
+//! * `rings`: what makes them, for a vif with one queue
 //!
 //! The handshake decides and writes keys; making rings and channels is done by a [`Rings`].
 
 mod keys;
+mod rings;
 mod rx;
 mod step;
 mod tx;
 mod vif;
 
 pub use keys::{Agreed, Wishes};
-pub use rx::{RxDrops, RxQueue};
+pub use rings::{OneQueue, Queue, Sizes};
+pub use rx::{RxDrops, RxQueue, vnet_hdr, wants_head};
 pub use step::{Step, step};
 pub use tx::{Refused, TxQueue};
 pub use vif::{Handshake, Named, Rings, Status};

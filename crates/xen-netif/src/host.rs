@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use shm::{Access, Area, Domain, GRANT_LEN, GuestMemory, Mapping, Region, Seg, SegMut};
 
-pub use channel::Channel;
+pub use channel::{Channel, SharedChannel};
 pub use error::HostError;
 
 use crate::store::{Store, StoreError};
@@ -58,7 +58,8 @@ impl RingPage {
     }
 }
 
-/// A granted page that stays mapped, to copy from and to.
+/// A granted page that stays mapped, to copy from and to. The mapping goes with its last clone.
+#[derive(Clone, Debug)]
 pub struct StaticPage {
     mapping: Arc<Mapping>,
     offset: usize,
@@ -66,20 +67,22 @@ pub struct StaticPage {
 }
 
 impl StaticPage {
-    /// Readable bytes of it.
+    /// The page at `offset` of `mapping`.
+    pub fn new(mapping: Arc<Mapping>, offset: usize, readonly: bool) -> Self {
+        Self { mapping, offset, readonly }
+    }
+
+    /// `len` bytes to read at `offset` of the page; `None` if they leave it.
+    #[inline]
     pub fn seg(&self, offset: u16, len: u16) -> Option<Seg<'_>> {
         self.mapping.seg(self.place(offset, len)?, len.into())
     }
 
-    /// Writable bytes of it; none of a page granted for reading only.
+    /// `len` bytes to write; `None` if they leave the page, or it may not be written.
+    #[inline]
     pub fn seg_mut(&self, offset: u16, len: u16) -> Option<SegMut<'_>> {
         let place = self.place(offset, len).filter(|_| !self.readonly)?;
         self.mapping.seg_mut(place, len.into())
-    }
-
-    /// Whether the peer took the memory away.
-    pub fn is_lost(&self) -> bool {
-        self.mapping.is_lost()
     }
 
     fn place(&self, offset: u16, len: u16) -> Option<usize> {
@@ -178,7 +181,7 @@ impl Back {
                 Self::Xen(back) => (Arc::new(back.map(domid, *gref, access)?), 0),
                 Self::Local(back) => back.map(domid, *gref, access)?,
             };
-            Ok(StaticPage { mapping, offset, readonly: *readonly })
+            Ok(StaticPage::new(mapping, offset, *readonly))
         };
         grants.iter().map(map).collect()
     }

@@ -2,11 +2,30 @@
 //!
 //! [`XenIngress`] is the back half of a tx ring, [`XenEgress`] that of an rx ring. What a guest
 //! sends lies in pages it granted, and is copied once, by one call for a burst, straight to where
-//! the receiver wants it: `shm::Copies` gathers, the hypervisor copies.
+//! the receiver wants it: `shm::Copies` gathers, the hypervisor copies. Pages that a guest has
+//! mapped for good, as static grants, are memory as any.
 //!
 //! Both stay in place while the guest comes and goes: they are *activated* with a ring and
 //! *deactivated* again under their lock, by the control thread, between two bursts. What the queues
 //! of one vif share, they share in a [`Vif`].
+//!
+//! A guest that [chose a hash](hash) gets each frame on the queue that its table says, from the
+//! burst after the one that learned of it, and the hash with it; cross-connected ports, where no
+//! one looks at frames, do neither.
+//!
+//! A front half that offers no pages costs others nothing, by the switch's own rules for any
+//! receiver, which do what the kernel's netback has two timers for:
+//!
+//! | | netback | here |
+//! |---|---|---|
+//! | what waits for it | 512 KiB of frames | some of each sender's, in its own ring |
+//! | those are dropped (*drain*) | after 10 s | after 50 ms if it took none, else 1 s |
+//! | without `feature-rx-notify` | after 30 ms | the same; its ring is looked at meanwhile |
+//! | new ones are dropped (*stall*) | after 60 s, by carrier off | from the first drop on |
+//! | that ends | when it has offered enough pages | with the first frame that fits |
+//!
+//! The kernel takes the carrier off its own interface, so that a bridge sends nothing there; no
+//! front half is told. Here nothing has to be: the pages are looked at for each frame.
 //!
 //! What it does not do: no page flipping, no XDP headroom, no GSO prefix.
 
@@ -15,19 +34,23 @@ mod egress;
 pub mod hash;
 mod ingress;
 mod offload;
+mod pages;
 mod vif;
 
 pub use egress::XenEgress;
 pub use ingress::XenIngress;
+pub use pages::PageMapper;
 pub use vif::{Rate, Vif};
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ring::xen::{Malformed, SmartPoll};
 use shm::Domain;
 use switch::port::Fault;
 use switch::stats::{EgressStats, IngressStats};
 use switch::vnet::Offloads;
+
+use self::control::Orders;
 
 /// The event channel of a ring, as far as its port uses it.
 pub trait Event: Send + Sync {
@@ -55,11 +78,12 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// The same in the switch's words. Those have one word for checksums, so it is said only where
-    /// both kinds are taken.
+    /// The same in the switch's words. Those know no one who takes partial checksums over IPv6
+    /// alone; such a one gets none.
     fn takes(&self) -> Offloads {
         Offloads {
-            csum: self.csum4 && self.csum6,
+            csum: self.csum4,
+            csum_v4_only: !self.csum6,
             tso4: self.sg && self.gso4,
             tso6: self.sg && self.gso6,
             // No extra info says that CWR is for the first segment alone.
@@ -81,6 +105,10 @@ pub struct Wiring {
     pub smart_poll: Option<Arc<SmartPoll>>,
     /// What its queues share.
     pub vif: Arc<Vif>,
+    /// What the guest ordered over its control ring; of a guest without one, nothing ever.
+    pub orders: Arc<Orders>,
+    /// The number of its queue.
+    pub queue: usize,
 }
 
 impl Wiring {
@@ -124,6 +152,18 @@ impl Pair {
             egress_stats,
         }
     }
+
+    /// Returns once neither queue uses a static grant that its guest has taken back: waits for
+    /// the bursts in progress.
+    pub fn forget_grants(&self) {
+        lock(&self.ingress).forget_grants();
+        lock(&self.egress).forget_grants();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere is our bug and ends the program; the guard is as good as any.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Default for Pair {

@@ -406,6 +406,12 @@ pub struct Ready {
     pub readable: bool,
 }
 
+impl From<Epoll> for OwnedFd {
+    fn from(epoll: Epoll) -> Self {
+        epoll.0
+    }
+}
+
 impl Epoll {
     /// An empty set.
     ///

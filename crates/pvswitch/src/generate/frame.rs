@@ -19,6 +19,13 @@ pub const MARK: [u8; 2] = *b"pv";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Size(pub Vec<u32>);
 
+impl Size {
+    /// The longest of them.
+    pub fn longest(&self) -> u32 {
+        self.0.iter().max().copied().unwrap_or(SIZE_MIN)
+    }
+}
+
 impl FromStr for Size {
     type Err = String;
 

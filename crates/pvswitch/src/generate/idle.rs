@@ -8,8 +8,9 @@ use crate::cli::GenArgs;
 use crate::guest::{self, Connect, Guest, now_ns};
 use crate::{AnyError, Usage};
 
-/// Descriptors of one guest: socket, memory, two kicks, two calls; and what connecting needs.
-const FDS_EACH: u64 = 8;
+/// Descriptors of one guest, and what connecting needs. Of vhost-user: socket, memory, two kicks,
+/// two calls. Of Xen: the host's and the store's, memory, two for each of two channels.
+const FDS_EACH: u64 = 16;
 /// Longest sleep, in ns.
 const LOOK_AROUND_NS: u64 = 1_000_000_000;
 
@@ -67,7 +68,7 @@ pub fn command(
 /// Throws away what came; the receive ring is armed afterwards.
 fn empty(guest: &mut Guest) -> Result<usize, guest::Malformed> {
     let mut frames = 0;
-    while !guest.rx.ring.arm() {
+    while !guest.arm()? {
         frames += guest.rx.receive(BATCH, |_| {})?;
         guest.rx.refill();
     }
@@ -76,7 +77,10 @@ fn empty(guest: &mut Guest) -> Result<usize, guest::Malformed> {
 
 /// Where each connects: `{}` or `%` in the path is its number.
 fn sockets(connect: &str, to: &Connect, count: u32) -> Result<Vec<String>, String> {
-    let path = to.target.path().to_string_lossy();
+    let Some(path) = to.target.path() else {
+        return Err(format!("--connect {connect}: --mode idle takes a socket or a directory"));
+    };
+    let path = path.to_string_lossy();
     let mark = ["{}", "%"].into_iter().find(|mark| path.contains(mark));
     match mark {
         None if count > 1 => {

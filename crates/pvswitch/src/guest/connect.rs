@@ -1,20 +1,25 @@
 //! Where a guest of our own connects, and the connection.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use switch::poll::Policy;
+use switch::vnet::Offloads;
 use vhost_user::feature;
 use vhost_user::frontend::{Frontend, FrontendError, PROTOCOL_FEATURES, Params};
 use vhost_user::sys::{self, SocketError};
+use xen_netif::front::Agreed;
 
 use super::ring::{Buffers, Ring};
-use super::{Guest, Settings};
+use super::xen::{self, XenError, XenLink};
+use super::{Guest, HDR_LEN, Settings};
 use crate::cli::ConnectArgs;
-use crate::spec::Role;
+use crate::spec::{Role, did_you_mean};
 
 /// Size of a transmit buffer: a 64 KiB GSO frame with its headers, on a page of its own.
 const TX_BUFFER: u64 = 17 * 4096;
@@ -27,6 +32,14 @@ const RETRY_EVERY: Duration = Duration::from_millis(100);
 /// Longest wait for the back-end to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What `--connect` can say.
+const FORMS: &str = "vhost-user:SOCKET[,mode=client|server], or xen-local:DIR or xen:DEVID, both \
+                     with [,split=on|off][,smart-poll=on|off]";
+/// Least and most buffers of a ring of Xen's: it has 256 slots, and a longest frame takes 18.
+const XEN_SIZES: RangeInclusive<u16> = 20..=256;
+/// The poll policy with smart poll, unless another is asked for.
+const SMART_POLL: Policy = Policy::Timer { hz: 1000 };
+
 /// Where to connect, and how.
 #[derive(Clone, Debug)]
 pub struct Connect {
@@ -38,8 +51,12 @@ pub struct Connect {
     pub features: u64,
     /// How the driver half works.
     pub settings: Settings,
-    /// Size of the buffers: (transmit, receive).
+    /// Size of a virtio ring's buffers: (transmit, receive).
     buffers: (u64, u64),
+    /// Longest frame that will be sent.
+    frame_max: u32,
+    /// The poll policy in place of smart poll's, if that is not agreed on.
+    poll_plain: Policy,
 }
 
 /// What to connect to.
@@ -52,13 +69,19 @@ pub enum Target {
         /// Who listens: `Server`: we do.
         role: Role,
     },
+    /// A vif.
+    Xen(xen::Target),
 }
 
 impl Target {
-    /// The path of its socket or directory.
-    pub fn path(&self) -> &Path {
+    /// The path of its socket or directory, if it has one.
+    pub fn path(&self) -> Option<&Path> {
         match self {
-            Self::VhostUser { socket, .. } => socket,
+            Self::VhostUser { socket, .. } => Some(socket),
+            Self::Xen(target) => match &target.vif {
+                xen::Vif::Local(dir) => Some(dir),
+                xen::Vif::Device(_) => None,
+            },
         }
     }
 
@@ -66,6 +89,7 @@ impl Target {
     fn at(&self, path: PathBuf) -> Self {
         match self {
             Self::VhostUser { role, .. } => Self::VhostUser { socket: path, role: *role },
+            Self::Xen(target) => Self::Xen(xen::Target { vif: xen::Vif::Local(path), ..*target }),
         }
     }
 }
@@ -75,6 +99,7 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::VhostUser { socket, .. } => write!(f, "{}", socket.display()),
+            Self::Xen(target) => target.fmt(f),
         }
     }
 }
@@ -87,7 +112,14 @@ impl Connect {
 
     /// With small buffers, for a process that is many guests.
     pub fn small(self) -> Self {
-        Self { buffers: (SMALL_BUFFER, SMALL_BUFFER), ..self }
+        let frame_max = SMALL_BUFFER as u32 - HDR_LEN as u32;
+        Self { buffers: (SMALL_BUFFER, SMALL_BUFFER), frame_max, ..self }
+    }
+
+    /// For a sender of frames of at most `len` bytes: more of them fit a ring where each page of a
+    /// buffer takes a slot of its own.
+    pub fn frames_up_to(self, len: u32) -> Self {
+        Self { frame_max: len, ..self }
     }
 }
 
@@ -95,27 +127,27 @@ impl TryFrom<&ConnectArgs> for Connect {
     type Error = String;
 
     fn try_from(args: &ConnectArgs) -> Result<Self, String> {
-        let error =
-            || format!("--connect {}: use vhost-user:SOCKET[,mode=client|server]", args.connect);
-        let rest = args.connect.strip_prefix("vhost-user:").ok_or_else(error)?;
-        let (socket, role) = match rest.split_once(',') {
-            None => (rest, Role::Client),
-            Some((socket, "mode=client")) => (socket, Role::Client),
-            Some((socket, "mode=server")) => (socket, Role::Server),
-            Some(_) => return Err(error()),
+        let (kind, rest) = args.connect.split_once(':').unwrap_or((&args.connect, ""));
+        let says = |error: String| format!("--connect {}: {error}", args.connect);
+        let target = match kind {
+            "vhost-user" => vhost_user_target(rest).map_err(says)?,
+            "xen-local" => Target::Xen(xen::Target::parse(rest, false).map_err(says)?),
+            "xen" => Target::Xen(xen::Target::parse(rest, true).map_err(says)?),
+            _ => {
+                let hint = did_you_mean(kind, ["vhost-user", "xen-local", "xen"]);
+                let what = format!("unknown kind '{kind}'{hint}; use {FORMS}");
+                return Err(says(what));
+            }
         };
-        if socket.is_empty() || socket.len() > 107 {
-            return Err(error());
-        }
-        let size = args.queue_size;
-        if size == 0 || size > 32768 || (!args.packed && !size.is_power_of_two()) {
-            return Err(format!(
-                "--queue-size {size}: use 1 to 32768, a power of two unless --packed"
-            ));
-        }
-        let settings = Settings::new(args.poll, args.kick, &args.set);
-        if settings.apart && size < 2 {
-            return Err("--queue-size 1: header=apart takes 2 descriptors for a frame".into());
+        let poll_plain = args.poll.unwrap_or(Policy::ADAPTIVE);
+        let poll = match &target {
+            Target::Xen(target) if target.smart_poll => args.poll.unwrap_or(SMART_POLL),
+            _ => poll_plain,
+        };
+        let settings = Settings::new(poll, args.kick, &args.set);
+        match &target {
+            Target::VhostUser { .. } => check_virtio(args, &settings)?,
+            Target::Xen(_) => check_xen(args, &settings)?,
         }
         let mut features = feature::BASE;
         for (bit, on) in [
@@ -128,16 +160,64 @@ impl TryFrom<&ConnectArgs> for Connect {
                 features &= !bit;
             }
         }
-        let target = Target::VhostUser { socket: socket.into(), role };
-        let buffers = (TX_BUFFER, RX_BUFFER);
-        Ok(Self { target, queue_size: size, features, settings, buffers })
+        let (buffers, frame_max) = ((TX_BUFFER, RX_BUFFER), xen::FRAME_MAX);
+        let queue_size = args.queue_size;
+        Ok(Self { target, queue_size, features, settings, buffers, frame_max, poll_plain })
     }
+}
+
+fn vhost_user_target(rest: &str) -> Result<Target, String> {
+    let (socket, options) = rest.split_once(',').unwrap_or((rest, "mode=client"));
+    let role = match options {
+        "mode=client" => Role::Client,
+        "mode=server" => Role::Server,
+        _ => return Err(format!("use {FORMS}")),
+    };
+    if socket.is_empty() || socket.len() > 107 {
+        return Err(format!("use {FORMS}"));
+    }
+    Ok(Target::VhostUser { socket: socket.into(), role })
+}
+
+fn check_virtio(args: &ConnectArgs, settings: &Settings) -> Result<(), String> {
+    let size = args.queue_size;
+    if size == 0 || size > 32768 || (!args.packed && !size.is_power_of_two()) {
+        return Err(format!("--queue-size {size}: use 1 to 32768, a power of two unless --packed"));
+    }
+    if settings.apart && size < 2 {
+        return Err("--queue-size 1: header=apart takes 2 descriptors for a frame".into());
+    }
+    Ok(())
+}
+
+/// What is a virtqueue's alone is refused: a measurement must not name what did not happen.
+fn check_xen(args: &ConnectArgs, settings: &Settings) -> Result<(), String> {
+    let size = args.queue_size;
+    if !XEN_SIZES.contains(&size) {
+        let (least, most) = (XEN_SIZES.start(), XEN_SIZES.end());
+        return Err(format!("--queue-size {size}: use {least} to {most} with Xen's rings"));
+    }
+    for (what, set) in [
+        ("--packed", args.packed),
+        ("--in-order", args.in_order),
+        ("--set header=apart", settings.apart),
+        ("--set suppress=flags", !settings.event_index),
+        ("--set indirect=off", !settings.indirect),
+        ("--set checks=off", !settings.checks),
+    ] {
+        if set {
+            return Err(format!("{what}: Xen's rings have no such thing; leave it out"));
+        }
+    }
+    Ok(())
 }
 
 /// A guest's connection to the switch.
 pub enum Link {
     /// A vhost-user socket.
     VhostUser(Frontend),
+    /// A vif's handshake.
+    Xen(Box<XenLink>),
 }
 
 impl Link {
@@ -148,6 +228,34 @@ impl Link {
             Self::VhostUser(frontend) => {
                 sys::wait_readable(frontend.as_fd(), Duration::ZERO).unwrap_or(true)
             }
+            Self::Xen(link) => link.is_gone(),
+        }
+    }
+
+    /// What the switch does in place of who sends.
+    pub fn takes(&self) -> Offloads {
+        match self {
+            Self::VhostUser(frontend) => {
+                let has = |bit| frontend.features() & bit != 0;
+                Offloads {
+                    csum: has(feature::CSUM),
+                    csum_v4_only: false,
+                    tso4: has(feature::HOST_TSO4),
+                    tso6: has(feature::HOST_TSO6),
+                    ecn: has(feature::HOST_ECN),
+                    uso4: has(feature::HOST_USO),
+                    uso6: has(feature::HOST_USO),
+                }
+            }
+            Self::Xen(link) => link.agreed().map(Agreed::takes).unwrap_or_default(),
+        }
+    }
+
+    /// Whether smart poll was agreed on.
+    pub fn has_smart_poll(&self) -> bool {
+        match self {
+            Self::VhostUser(_) => false,
+            Self::Xen(link) => link.agreed().is_some_and(|agreed| agreed.smart_poll),
         }
     }
 
@@ -155,6 +263,7 @@ impl Link {
     pub fn features(&self) -> Vec<&'static str> {
         match self {
             Self::VhostUser(frontend) => feature::names(frontend.features()),
+            Self::Xen(link) => link.agreed().map(Agreed::names).unwrap_or_default(),
         }
     }
 }
@@ -164,6 +273,7 @@ impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::VhostUser(frontend) => frontend.as_fd(),
+            Self::Xen(link) => link.as_fd(),
         }
     }
 }
@@ -177,22 +287,37 @@ pub enum ConnectError {
     /// No agreement.
     #[error(transparent)]
     Frontend(#[from] FrontendError),
+    /// No vif.
+    #[error(transparent)]
+    Xen(#[from] XenError),
 }
 
 impl ConnectError {
     /// Whether the other end is just not there yet.
     fn is_absence(&self) -> bool {
-        matches!(self, Self::Socket(SocketError::NobodyListens(_) | SocketError::NobodyConnects(_)))
+        match self {
+            Self::Socket(error) => {
+                matches!(error, SocketError::NobodyListens(_) | SocketError::NobodyConnects(_))
+            }
+            Self::Frontend(_) => false,
+            Self::Xen(error) => error.is_absence(),
+        }
     }
+}
+
+/// What an attempt made that the next one goes on with.
+enum Kept {
+    Listener(sys::Listener),
+    Vif(Box<XenLink>),
 }
 
 /// Connects, waiting for the other end if it is not there yet and `wait` says so. Anything else
 /// that stands in the way is told at once.
 pub fn connect(to: &Connect, wait: Option<&dyn Fn() -> bool>) -> Result<Guest, ConnectError> {
-    let mut listener = None;
+    let mut kept = None;
     let mut told = false;
     loop {
-        let error = match try_once(to, &mut listener) {
+        let error = match try_once(to, &mut kept) {
             Ok(guest) => return Ok(guest),
             Err(error) => error,
         };
@@ -200,27 +325,53 @@ pub fn connect(to: &Connect, wait: Option<&dyn Fn() -> bool>) -> Result<Guest, C
             return Err(error);
         }
         if !std::mem::replace(&mut told, true) {
-            tracing::info!("waiting for the switch at {}", to.target);
+            tracing::info!("waiting for the switch at {}: {error}", to.target);
         }
-        if listener.is_none() {
+        if kept.is_none() {
             std::thread::sleep(RETRY_EVERY);
         }
     }
 }
 
-/// One attempt; a listener made for it is kept for the next.
-fn try_once(to: &Connect, listener: &mut Option<sys::Listener>) -> Result<Guest, ConnectError> {
+/// One attempt.
+fn try_once(to: &Connect, kept: &mut Option<Kept>) -> Result<Guest, ConnectError> {
     let stream = match &to.target {
         Target::VhostUser { socket, role: Role::Client } => sys::connect(socket)?,
         Target::VhostUser { socket, role: Role::Server } => {
-            let listener = match listener {
-                Some(listener) => listener,
-                None => listener.insert(sys::Listener::bind(socket)?),
+            let listener = match kept.take() {
+                Some(Kept::Listener(listener)) => listener,
+                _ => sys::Listener::bind(socket)?,
             };
-            listener.accept_within(RETRY_EVERY)?
+            let accepted = listener.accept_within(RETRY_EVERY);
+            *kept = Some(Kept::Listener(listener));
+            accepted?
         }
+        Target::Xen(target) => return Ok(xen(target, to, kept)?),
     };
     Ok(vhost_user(stream, to)?)
+}
+
+fn xen(target: &xen::Target, to: &Connect, kept: &mut Option<Kept>) -> Result<Guest, XenError> {
+    let sizes = xen::sizes(to.queue_size, to.frame_max, &to.settings);
+    let mut link = match kept.take() {
+        Some(Kept::Vif(link)) => link,
+        _ => Box::new(XenLink::begin(target, sizes)?),
+    };
+    match link.within(RETRY_EVERY) {
+        Ok(queue) => {
+            let (tx, rx) = xen::rings(queue, sizes, &to.settings);
+            let smart = link.agreed().is_some_and(|agreed| agreed.smart_poll);
+            let poll = if smart { to.settings.poll } else { to.poll_plain };
+            let settings = Settings { poll, ..to.settings };
+            Ok(Guest::new(Link::Xen(link), tx, rx, &settings))
+        }
+        Err(error) => {
+            if error.is_absence() {
+                *kept = Some(Kept::Vif(link));
+            }
+            Err(error)
+        }
+    }
 }
 
 fn vhost_user(stream: UnixStream, to: &Connect) -> Result<Guest, FrontendError> {

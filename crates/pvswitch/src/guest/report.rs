@@ -17,6 +17,8 @@ pub struct Report {
     sleep: SleepCounts,
     kicks: [u64; 2],
     calls: [u64; 2],
+    /// Frames that the switch did not take, and those that it gave us and that we did not.
+    lost: [u64; 2],
     elapsed: Duration,
 }
 
@@ -37,6 +39,7 @@ impl Report {
             sleep: guest.counts,
             kicks: [tx.ring.kicks, rx.ring.kicks],
             calls: [tx.ring.calls, rx.ring.calls],
+            lost: [tx.ring.lost(), rx.ring.lost()],
             elapsed,
         }
     }
@@ -62,13 +65,16 @@ impl Report {
             "refilled_buffers": self.rx.refilled,
             "tx_stops": self.tx.stops,
             "tx_busy": self.tx.busy,
+            "tx_refused": self.tx.refused,
+            "tx_errors": self.lost[0],
+            "rx_errors": self.lost[1],
         })
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tx, rx, sleep, kicks, calls, elapsed } = self;
+        let Self { tx, rx, sleep, kicks, calls, lost, elapsed } = self;
         write!(
             f,
             "{:.1} s: sent {}, {} kicks ({:.1} frames each), {} calls, {} buffers in {} reclaims, \
@@ -94,6 +100,11 @@ impl fmt::Display for Report {
             sleep.sleeps,
             sleep.naps,
             sleep.asleep_ns as f64 / 1e9,
-        )
+        )?;
+        if tx.refused + lost[0] + lost[1] > 0 {
+            let [sent, received] = lost;
+            write!(f, "; dropped: {} refused, {sent} sent, {received} received", tx.refused)?;
+        }
+        Ok(())
     }
 }

@@ -8,6 +8,7 @@ use shm::{GuestMemory, Seg, SegMut};
 use vhost_user::frontend::Queue;
 use vhost_user::sys;
 
+use super::xen::{XenRx, XenTx};
 use super::{HDR_LEN, Malformed};
 
 /// With `header=apart`, where the frame begins: on a cache line of its own.
@@ -78,6 +79,10 @@ pub struct Ring {
 pub enum Half {
     /// A virtqueue.
     Virtio(Virtq),
+    /// A tx ring of Xen's.
+    XenTx(XenTx),
+    /// An rx ring of Xen's.
+    XenRx(XenRx),
 }
 
 /// A virtqueue's driver half, and the notifications of it.
@@ -113,6 +118,19 @@ impl Ring {
         Self { half, memory, buffers, kicks: 0, calls: 0 }
     }
 
+    pub(super) fn xen(half: Half, memory: Arc<GuestMemory>, buffers: Buffers) -> Self {
+        Self { half, memory, buffers, kicks: 0, calls: 0 }
+    }
+
+    /// Frames that were lost on the ring: sent, and answered with an error; or received, and bad.
+    pub fn lost(&self) -> u64 {
+        match &self.half {
+            Half::Virtio(_) => 0,
+            Half::XenTx(tx) => tx.queue.errors + tx.queue.dropped,
+            Half::XenRx(rx) => rx.queue.drops.total(),
+        }
+    }
+
     /// Number of buffers.
     pub fn size(&self) -> u16 {
         self.buffers.count
@@ -123,23 +141,47 @@ impl Ring {
         self.buffers.room()
     }
 
+    /// Bytes of the longest frame that can be sent, without its header.
+    pub fn longest(&self) -> u32 {
+        let room = self.room() - HDR_LEN as u32;
+        match &self.half {
+            Half::XenTx(tx) => tx.longest(&self.buffers).min(room),
+            Half::Virtio(_) | Half::XenRx(_) => room,
+        }
+    }
+
+    /// How many buffers are with the switch from the start.
+    pub(super) fn offered(&self) -> u16 {
+        match &self.half {
+            Half::XenRx(_) => self.size(),
+            Half::Virtio(_) | Half::XenTx(_) => 0,
+        }
+    }
+
     /// How many frames the ring itself has room for, however long they are.
     pub(super) fn frames_free(&self) -> usize {
         match &self.half {
             // As many descriptors as buffers.
-            Half::Virtio(_) => usize::MAX,
+            Half::Virtio(_) | Half::XenRx(_) => usize::MAX,
+            Half::XenTx(tx) => tx.queue.frames_free(),
         }
     }
 
     /// Puts the first `len` bytes of buffer `i` on the ring, to be read by the switch, or with
-    /// `write` to be written.
-    pub(super) fn add(&mut self, i: u16, len: u32, write: bool) {
+    /// `write` to be written. False, and nothing done: the switch does not take such a frame.
+    pub(super) fn add(&mut self, i: u16, len: u32, write: bool) -> bool {
         let (pieces, n) = self.buffers.pieces(i, len);
         match &mut self.half {
             Half::Virtio(virtq) => {
                 let bufs = pieces.map(|(addr, len)| Buf { addr, len, write });
                 let id = virtq.driver.add(&bufs[..n]).expect("as many descriptors as buffers");
                 virtq.buffer_of[usize::from(id)] = i;
+                true
+            }
+            Half::XenTx(tx) => tx.send(&self.memory, &self.buffers, i, len),
+            Half::XenRx(rx) => {
+                rx.queue.offer(i);
+                true
             }
         }
     }
@@ -148,6 +190,8 @@ impl Ring {
     pub(super) fn publish(&mut self) {
         match &mut self.half {
             Half::Virtio(virtq) => virtq.driver.publish(),
+            Half::XenTx(tx) => tx.queue.publish(),
+            Half::XenRx(rx) => rx.queue.publish(),
         }
     }
 
@@ -159,6 +203,8 @@ impl Ring {
                 free.extend(used.iter().map(|used| used.id));
                 Ok(used.len())
             }
+            Half::XenTx(tx) => Ok(tx.queue.reclaim(free)?),
+            Half::XenRx(_) => unreachable!("what is received is taken with its bytes"),
         }
     }
 
@@ -171,9 +217,10 @@ impl Ring {
         })
     }
 
-    /// The ring, and where its buffers lie: for who reads them while the ring is worked on.
-    pub(super) fn parts(&mut self) -> (&mut Half, &GuestMemory, &Buffers) {
-        (&mut self.half, &self.memory, &self.buffers)
+    /// The ring, where its buffers lie, and the kicks made: for who reads buffers while the ring
+    /// is worked on.
+    pub(super) fn parts(&mut self) -> (&mut Half, &GuestMemory, &Buffers, &mut u64) {
+        (&mut self.half, &self.memory, &self.buffers, &mut self.kicks)
     }
 
     /// Kicks if the switch wants it for what was published since this was last asked.
@@ -186,6 +233,8 @@ impl Ring {
                 }
                 needed
             }
+            Half::XenTx(tx) => tx.kick(),
+            Half::XenRx(rx) => rx.kick(),
         };
         self.kicks += u64::from(kicked);
     }
@@ -194,6 +243,8 @@ impl Ring {
     pub fn has_used(&self) -> bool {
         match &self.half {
             Half::Virtio(virtq) => virtq.driver.has_used(),
+            Half::XenTx(tx) => tx.queue.has_used_many(1),
+            Half::XenRx(rx) => rx.queue.has_used(),
         }
     }
 
@@ -201,6 +252,8 @@ impl Ring {
     pub(super) fn has_used_many(&self, n: u16) -> bool {
         match &self.half {
             Half::Virtio(virtq) => virtq.driver.has_used_many(n),
+            Half::XenTx(tx) => tx.queue.has_used_many(n.into()),
+            Half::XenRx(rx) => rx.queue.has_used(),
         }
     }
 
@@ -208,6 +261,8 @@ impl Ring {
     pub fn arm(&mut self) -> bool {
         match &mut self.half {
             Half::Virtio(virtq) => virtq.driver.arm() == Armed::Armed,
+            Half::XenTx(tx) => tx.queue.arm_after(1) == Armed::Armed,
+            Half::XenRx(rx) => rx.queue.arm() == Armed::Armed,
         }
     }
 
@@ -216,6 +271,8 @@ impl Ring {
     pub(super) fn arm_after(&mut self, n: u16) -> bool {
         match &mut self.half {
             Half::Virtio(virtq) => virtq.driver.arm_after(n) == Armed::Armed,
+            Half::XenTx(tx) => tx.queue.arm_after(n.into()) == Armed::Armed,
+            Half::XenRx(rx) => rx.queue.arm() == Armed::Armed,
         }
     }
 
@@ -223,6 +280,8 @@ impl Ring {
     pub(super) fn disarm(&mut self) {
         match &mut self.half {
             Half::Virtio(virtq) => virtq.driver.disarm(),
+            // Nobody is told of what passed the event that was asked for.
+            Half::XenTx(_) | Half::XenRx(_) => {}
         }
     }
 
@@ -230,6 +289,8 @@ impl Ring {
     pub(super) fn call(&self) -> BorrowedFd<'_> {
         match &self.half {
             Half::Virtio(virtq) => virtq.call.as_fd(),
+            Half::XenTx(tx) => tx.channel.call(),
+            Half::XenRx(rx) => rx.channel.call(),
         }
     }
 
@@ -243,6 +304,8 @@ impl Ring {
                     _ => 0,
                 }
             }
+            Half::XenTx(tx) => tx.channel.take_call(),
+            Half::XenRx(rx) => rx.channel.take_call(),
         };
         self.calls += calls;
         calls > 0

@@ -48,7 +48,7 @@ impl Rx {
     pub(super) fn new(ring: Ring, settings: &Settings) -> Self {
         let mut rx = Self {
             used: VecDeque::with_capacity(usize::from(ring.size())),
-            done: (0..ring.size()).collect(),
+            done: (ring.offered()..ring.size()).collect(),
             refill_at: refill_at(settings.refill, &ring),
             ring,
             counts: RxCounts::default(),
@@ -66,10 +66,19 @@ impl Rx {
         mut show: impl FnMut(&[Seg<'a>]),
     ) -> Result<usize, Malformed> {
         let Self { ring, used, done, counts, .. } = self;
-        let (half, memory, buffers) = ring.parts();
-        let Half::Virtio(virtq) = half;
-        let batch = virtq.take_used(max)?;
+        let (half, memory, buffers, kicks) = ring.parts();
         counts.polls += 1;
+        let virtq = match half {
+            Half::Virtio(virtq) => virtq,
+            Half::XenRx(xen) => {
+                let frames = xen.receive(max, memory, done, kicks, show)?;
+                counts.polls_empty += u64::from(frames == 0);
+                counts.frames += frames as u64;
+                return Ok(frames);
+            }
+            Half::XenTx(_) => unreachable!("nothing is received from a transmit ring"),
+        };
+        let batch = virtq.take_used(max)?;
         counts.polls_empty += u64::from(batch.is_empty());
         used.extend(batch);
         let mut frames = 0;
@@ -112,7 +121,8 @@ impl Rx {
         self.counts.refills += 1;
         self.counts.refilled += self.done.len() as u64;
         for i in self.done.drain(..) {
-            self.ring.add(i, self.ring.room(), true);
+            let added = self.ring.add(i, self.ring.room(), true);
+            assert!(added, "a buffer to receive into is not refused");
         }
         self.ring.publish();
         self.ring.kick();

@@ -38,6 +38,9 @@ pub struct TxCounts {
     pub stops: u64,
     /// `busy-retry`: attempts that found no buffer.
     pub busy: u64,
+    /// Frames dropped because the switch takes none like that: too long, or with work left undone
+    /// that it did not agree to do.
+    pub refused: u64,
 }
 
 /// What a transmit queue has to say before a sleep.
@@ -154,12 +157,18 @@ impl Tx {
         segs.next().unwrap_or(header)
     }
 
-    /// Sends free buffer `i`, which holds `len` bytes with its header.
-    pub fn send(&mut self, i: u16, len: u32) {
+    /// Sends free buffer `i`, which holds `len` bytes with its header. False: it was dropped, and
+    /// is free again.
+    pub fn send(&mut self, i: u16, len: u32) -> bool {
         // Nearly always the last one: buffers are filled in the order they are offered.
         let at = self.free.iter().rposition(|free| *free == i).expect("a free buffer");
         self.free.remove(at);
-        self.ring.add(i, len, false);
+        let sent = self.ring.add(i, len, false);
+        if !sent {
+            self.free.push(i);
+            self.counts.refused += 1;
+        }
+        sent
     }
 
     /// Publishes the `frames` sent, and tells the switch now or when the kick policy says.

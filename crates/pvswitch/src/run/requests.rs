@@ -149,8 +149,37 @@ impl System {
                 "nap_late": costs.nap_late_ns,
             },
             "http": self.http.as_ref().map(|server| server.url.as_str()),
-            "ports": ports.into_iter().map(show_port).collect::<Vec<_>>(),
+            "xen_auto": self.xen_auto.as_ref().map(|spec| spec.name.as_str()),
+            "ports": ports.into_iter().map(|port| self.show_port(port)).collect::<Vec<_>>(),
         })
+    }
+
+    fn show_port(&self, state: &PortState) -> Value {
+        let mut value = json!({
+            "name": state.spec.name,
+            "id": state.port.id.0,
+            "kind": state.spec.kind.to_string(),
+            "up": state.port.active() > 0,
+            "queues": state.port.egress.len(),
+            "queues_active": state.port.active(),
+            "faults": state.faults,
+            "drain": drain_of(state).name(),
+        });
+        match &state.attach {
+            Attach::VhostUser(vhost) => {
+                let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
+                value["connected"] = vhost.connection.is_some().into();
+                value["connections"] = vhost.connections.into();
+                value["features"] = feature::names(guest.features).into();
+            }
+            Attach::Tap(tap) => {
+                value["created"] = tap.created.into();
+                value["offloads"] = format!("{:?}", tap.offloads).into();
+            }
+            Attach::Xen(port) => value["xen"] = self.show_xen(port),
+            Attach::Null => {}
+        }
+        value
     }
 
     fn stats(&self) -> Value {
@@ -334,33 +363,6 @@ fn drain_of(state: &PortState) -> Drain {
     let queues = state.ingress.iter().map(|queue| queue.tuning.drain());
     // A port that nothing comes from has nothing to drain.
     queues.max_by_key(|drain| *drain == Drain::Asked).unwrap_or(Drain::Off)
-}
-
-fn show_port(state: &PortState) -> Value {
-    let mut value = json!({
-        "name": state.spec.name,
-        "id": state.port.id.0,
-        "kind": state.spec.kind.to_string(),
-        "up": state.port.active() > 0,
-        "queues": state.port.egress.len(),
-        "queues_active": state.port.active(),
-        "faults": state.faults,
-        "drain": drain_of(state).name(),
-    });
-    match &state.attach {
-        Attach::VhostUser(vhost) => {
-            let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
-            value["connected"] = vhost.connection.is_some().into();
-            value["connections"] = vhost.connections.into();
-            value["features"] = feature::names(guest.features).into();
-        }
-        Attach::Tap(tap) => {
-            value["created"] = tap.created.into();
-            value["offloads"] = format!("{:?}", tap.offloads).into();
-        }
-        Attach::Null => {}
-    }
-    value
 }
 
 fn port_stats(state: &PortState) -> Value {

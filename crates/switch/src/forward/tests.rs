@@ -25,6 +25,7 @@ struct FakeEgress {
     got: Vec<Vec<u8>>,
     hdrs: Vec<VnetHdr>,
     flushed: usize,
+    steer: Option<Arc<dyn Steer>>,
     stats: Arc<EgressStats>,
 }
 
@@ -83,6 +84,10 @@ impl Egress for FakeEgress {
 
     fn room(&mut self, _: u32, limit: usize) -> Result<usize, Fault> {
         Ok(if self.room >= self.looks { limit } else { self.room.min(limit) })
+    }
+
+    fn steer(&self) -> Option<Arc<dyn Steer>> {
+        self.steer.clone()
     }
 
     fn flush(&mut self) {
@@ -202,6 +207,7 @@ fn fake() -> (Arc<Mutex<FakeEgress>>, Arc<EgressStats>) {
         got: Vec::new(),
         hdrs: Vec::new(),
         flushed: 0,
+        steer: None,
         stats: Arc::clone(&stats),
     };
     (Arc::new(Mutex::new(fake)), stats)
@@ -445,6 +451,49 @@ fn held_too_long_is_dropped_and_a_stalled_port_holds_nothing_until_it_takes_a_fr
     rig.send(0, &one(3));
     rig.send(0, &one(4));
     assert_eq!((serials(&rig.got(1)), rig.waiting[0].len()), (vec![3], 1), "it is back");
+}
+
+/// Everything to the queue of this number.
+struct To(u16);
+
+impl Steer for To {
+    fn queue(&self, head: &[u8], _: u16) -> u16 {
+        assert!(head.len() >= 14);
+        self.0
+    }
+}
+
+#[test]
+fn peer_that_spreads_its_frames_itself_is_asked_with_each_group() {
+    let mut rig = Rig::new(Mode::Switch, 2, 4);
+    let flows = |dst| (0..16).map(|n| tagged(dst, mac(0), None, n, n.into())).collect::<Vec<_>>();
+    let spread = |rig: &Rig| (0..4).map(|q| rig.queue(1, q).got.len()).collect::<Vec<_>>();
+    for queue in 0..4 {
+        // One that does not exist is brought back among those that do.
+        rig.queue(1, queue).steer = Some(Arc::new(To(6)));
+    }
+    rig.send(0, &flows(BROADCAST));
+    let first = spread(&rig);
+    assert!(first.iter().filter(|n| **n > 0).count() > 1, "as the switch likes: {first:?}");
+    rig.send(0, &flows(BROADCAST));
+    rig.send(0, &flows(mac(1)));
+    let after = spread(&rig);
+    assert_eq!(after[2], first[2] + 32);
+    assert_eq!(after.iter().sum::<usize>(), 48);
+    (0..4).for_each(|queue| rig.queue(1, queue).steer = None);
+    rig.send(0, &flows(mac(1)));
+    rig.send(0, &flows(mac(1)));
+    assert_eq!(
+        spread(&rig),
+        (0..4).map(|q| { 2 * first[q] + if q == 2 { 48 } else { 0 } }).collect::<Vec<_>>()
+    );
+    // Of a port with one queue nothing is asked.
+    rig.queue(1, 0).steer = Some(Arc::new(To(3)));
+    rig.table[1].as_ref().unwrap().set_active(1);
+    let before = spread(&rig)[0];
+    rig.send(0, &flows(mac(1)));
+    rig.send(0, &flows(mac(1)));
+    assert_eq!(spread(&rig)[0], before + 32);
 }
 
 #[test]

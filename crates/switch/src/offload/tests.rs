@@ -225,7 +225,7 @@ fn run(
 }
 
 const CSUM_ONLY: Offloads =
-    Offloads { csum: true, tso4: false, tso6: false, ecn: false, uso4: false, uso6: false };
+    Offloads { tso4: false, tso6: false, ecn: false, uso4: false, uso6: false, ..Offloads::ALL };
 const NOTHING: Offloads = Offloads { csum: false, ..CSUM_ONLY };
 
 fn cuts() -> impl Strategy<Value = Vec<usize>> {
@@ -241,6 +241,36 @@ proptest! {
         let frame = spec.partial(want.clone());
         let made = run(&frame, head, &cuts, &spec.hdr(0), &NOTHING).unwrap();
         prop_assert_eq!(made, vec![(want, VnetHdr::NONE)]);
+    }
+
+    #[test]
+    fn a_partial_checksum_goes_as_it_is_over_the_version_that_is_taken(
+        spec in spec(), len in 0..3000_usize, seed: u32, cuts in cuts(), head in 64..=128_usize
+    ) {
+        let whole = spec.frame(&payload(len, seed));
+        let partial = spec.partial(whole.clone());
+        let to = Offloads { csum_v4_only: true, ..Offloads::ALL };
+        let (hdr, gso) = (spec.hdr(0), spec.hdr(1448));
+        let made = run(&partial, head, &cuts, &hdr, &to).unwrap();
+        let want = if spec.v6 { (whole, VnetHdr::NONE) } else { (partial.clone(), hdr) };
+        prop_assert_eq!(made, vec![want]);
+        prop_assert_eq!(needs_work(&partial[..head.min(partial.len())], &gso, &to), spec.v6);
+        let made = run(&partial, head, &cuts, &gso, &to).unwrap();
+        let plain = run(&partial, head, &cuts, &gso, &NOTHING).unwrap();
+        prop_assert_eq!(made, if spec.v6 { plain } else { vec![(partial, gso)] });
+    }
+
+    #[test]
+    fn a_partial_checksum_is_put_where_there_is_none(
+        spec in spec(), len in 0..5000_usize, seed: u32, head in 0..=128_usize
+    ) {
+        let frame = spec.frame(&payload(len, seed));
+        let head = head.min(frame.len());
+        let mut private = frame[..head].to_vec();
+        let put = put_partial(&mut private, frame.len() as u32);
+        prop_assert_eq!(put, spec.field() + 2 <= head);
+        let want = if put { spec.partial(frame) } else { frame };
+        prop_assert_eq!(&private, &want[..head]);
     }
 
     #[test]
@@ -281,7 +311,7 @@ proptest! {
         spec in spec(), len in 0..700_usize,
         noise in prop::collection::vec((0..300_usize, any::<u8>()), 0..8),
         cut_at in 0..900_usize, hdr: [u8; 10], sane_hdr: bool, gso_size in 0..600_u16,
-        head in 0..=200_usize, cuts in cuts(), to: [bool; 6]
+        head in 0..=200_usize, cuts in cuts(), to: [bool; 7]
     ) {
         let mut frame = spec.frame(&payload(len, 0));
         for (at, byte) in noise {
@@ -289,10 +319,11 @@ proptest! {
         }
         frame.truncate(cut_at);
         let hdr = if sane_hdr { spec.hdr(gso_size) } else { VnetHdr::parse(&hdr) };
-        let [csum, tso4, tso6, ecn, uso4, uso6] = to;
-        let to = Offloads { csum, tso4, tso6, ecn, uso4, uso6 };
+        let [csum, csum_v4_only, tso4, tso6, ecn, uso4, uso6] = to;
+        let to = Offloads { csum, csum_v4_only, tso4, tso6, ecn, uso4, uso6 };
         let head_len = head.min(frame.len());
         needs_work(&frame[..head_len], &hdr, &to);
+        put_partial(&mut frame[..head_len].to_vec(), frame.len() as u32);
         // Unchecked headers too: whatever `VnetHdr::check` lets through must not matter here.
         if let Ok(made) = run(&frame, head, &cuts, &hdr, &to) {
             let addresses = |f: &[u8]| f.iter().take(12).copied().collect::<Vec<u8>>();

@@ -38,6 +38,13 @@ impl<P: Plug> Bus<P> {
         Ok(())
     }
 
+    /// Vifs that come are no longer looked for.
+    pub fn unset_auto<T: Tree>(&mut self, store: &mut T) {
+        (self.auto, self.news) = (false, false);
+        // A store that is gone holds no watches.
+        let _ = store.unwatch(VIFS, VIFS_TOKEN);
+    }
+
     /// Asks to be told of everything: at the start, and when xenstore is back.
     pub fn start<T: Tree>(&mut self, store: &mut T, now: Instant) -> Result<(), Failure> {
         store.watch(RELEASE, RELEASE_TOKEN)?;

@@ -295,22 +295,6 @@ pub fn read<T: Tree>(store: &mut T, front: &str, offer: &Offer) -> Result<Reques
     Ok(Request { queues, ctrl, takes })
 }
 
-/// A guest's transmit rate: `bytes` for each interval of `usecs`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rate {
-    /// Bytes in an interval.
-    pub bytes: u64,
-    /// Length of an interval.
-    pub usecs: u64,
-}
-
-/// What a `rate` key, `"<bytes>,<usecs>"`, says; `None`: nothing that limits.
-pub fn rate(value: &str) -> Option<Rate> {
-    let (bytes, usecs) = value.split_once(',')?;
-    let parse = |s: &str| s.trim().parse::<u64>().ok().filter(|n| *n > 0);
-    Some(Rate { bytes: parse(bytes)?, usecs: parse(usecs)? })
-}
-
 /// What an `mtu` key says, if it can be one.
 pub fn mtu(value: &str) -> Option<u16> {
     let mtu = number(value).and_then(|n| u16::try_from(n).ok())?;

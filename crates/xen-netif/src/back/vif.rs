@@ -20,9 +20,10 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::keys::{self, Offer, Rate, ReadError, Refused, Request};
+use super::keys::{self, Offer, ReadError, Refused, Request};
 use super::state::{self, State};
 use super::tree::{Failure, Tree};
+use crate::port::Rate;
 
 /// Names a vif of our back-end domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -488,7 +489,7 @@ impl<P: Plug> Handshake<P> {
             false => self.multicast,
         };
         Ok(Settings {
-            rate: rate.as_deref().and_then(keys::rate),
+            rate: rate.as_deref().and_then(Rate::parse),
             mtu: mtu.as_deref().and_then(keys::mtu),
             multicast_control: multicast && self.offer.has("multicast-control"),
             link: !keys::flag(store, &format!("{front}/disconnect"))?,

@@ -1,5 +1,7 @@
 //! The keys of a front end's handshake: what is offered, checked; and what we write.
 
+use switch::vnet::Offloads;
+
 use crate::back::{CtrlKeys, Failure, QueueKeys, Tree};
 
 /// What we would have, if it is offered.
@@ -78,6 +80,15 @@ impl Agreed {
         let queues = u32::from(wishes.queues).min(most).max(1);
         let trusted = number(store, &format!("{front}/trusted"), 1)? != 0;
         Ok(Some(Self { queues: u16::try_from(queues).unwrap_or(1), trusted, ..agreed }))
+    }
+
+    /// What frames to the back end may leave undone. Whether a blank checksum is of IPv6 no header
+    /// tells: it takes both.
+    pub fn takes(&self) -> Offloads {
+        let csum = self.csum4 && self.csum6;
+        let (tso4, tso6) = (csum && self.gso_tcpv4, csum && self.gso_tcpv6);
+        // No extra info says that CWR is for the first segment alone.
+        Offloads { csum, tso4, tso6, ..Offloads::default() }
     }
 
     /// Names of what was agreed on, for people.

@@ -1,7 +1,11 @@
 //! The rx ring of one queue, with the pages granted for it.
 
-use ring::xen::{Armed, FrontRx, Malformed, RxPacket, RxRefusal, RxRequest};
+use ring::xen::{
+    Armed, FrontRx, Gso, Malformed, RxPacket, RxRefusal, RxRequest, gso_type, rx_flag,
+};
 use shm::Area;
+use switch::flow;
+use switch::vnet::{DATA_VALID, GSO_NONE, GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, Offloads, VnetHdr};
 
 use super::TxQueue;
 
@@ -20,6 +24,16 @@ pub struct RxDrops {
     pub gso: u64,
     /// Shorter than an Ethernet header.
     pub short: u64,
+    /// A checksum that is blank where there is none, or GSO without one.
+    pub csum: u64,
+}
+
+impl RxDrops {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        let Self { status, crosses_page, slots, extra, gso, short, csum } = self;
+        status + crosses_page + slots + extra + gso + short + csum
+    }
 }
 
 /// Receives into pages that are offered one by one; the id of each is its number.
@@ -27,6 +41,8 @@ pub struct RxQueue {
     ring: FrontRx,
     /// Grants of the pages.
     grefs: Vec<u32>,
+    /// Pages were offered again and not published.
+    reoffered: bool,
     /// What was not shown.
     pub drops: RxDrops,
 }
@@ -34,7 +50,8 @@ pub struct RxQueue {
 impl RxQueue {
     /// A fresh ring in `area` that offers all pages of `grefs`, as far as it has room.
     pub fn new(area: Area, grefs: Vec<u32>) -> Self {
-        let mut queue = Self { ring: FrontRx::new(area), grefs, drops: RxDrops::default() };
+        let mut queue =
+            Self { ring: FrontRx::new(area), grefs, reoffered: false, drops: RxDrops::default() };
         let room = usize::try_from(queue.ring.room()).unwrap_or(usize::MAX);
         let pages = u16::try_from(queue.grefs.len().min(room)).unwrap_or(u16::MAX);
         (0..pages).for_each(|page| queue.offer(page));
@@ -57,6 +74,7 @@ impl RxQueue {
         for _ in 0..max {
             let Some(verdict) = self.ring.take(packet)? else { return Ok(false) };
             for spare in packet.spare.drain(..) {
+                self.reoffered = true;
                 let posted = self.ring.post(spare);
                 assert!(posted, "it was just taken");
             }
@@ -74,8 +92,22 @@ impl RxQueue {
         Ok(false)
     }
 
+    /// Drops a packet that was taken, for its checksum: all its pages are offered again.
+    pub fn reject(&mut self, packet: &RxPacket) {
+        self.reoffered = true;
+        self.drops.csum += 1;
+        packet.slots.iter().for_each(|slot| self.offer(slot.request.id));
+    }
+
+    /// Whether [`take`](Self::take) or [`reject`](Self::reject) offered pages again that are not
+    /// yet published: those of bad packets, and those under extra infos.
+    pub fn has_reoffered(&self) -> bool {
+        self.reoffered
+    }
+
     /// Shows the back end what was offered.
     pub fn publish(&mut self) {
+        self.reoffered = false;
         self.ring.publish();
     }
 
@@ -100,6 +132,30 @@ impl RxQueue {
     pub fn stop_polling(&self, tx: &TxQueue) -> Armed {
         tx.stop_polling(&self.ring)
     }
+}
+
+/// What a packet whose first bytes are `head` asks for. netif says *that* a checksum is blank, and
+/// not where. `None`: it makes no sense, and is to be dropped.
+pub fn vnet_hdr(packet: &RxPacket, head: &[u8]) -> Option<VnetHdr> {
+    let valid = if packet.flags & rx_flag::DATA_VALIDATED != 0 { DATA_VALID } else { 0 };
+    if !wants_head(packet) {
+        return Some(VnetHdr { flags: valid, ..VnetHdr::NONE });
+    }
+    let (csum_start, csum_offset) = flow::csum_place(head)?;
+    let flags = if packet.flags & rx_flag::CSUM_BLANK != 0 { NEEDS_CSUM } else { 0 };
+    let (gso_type, gso_size) = match packet.gso {
+        None => (GSO_NONE, 0),
+        Some(Gso { kind: gso_type::TCPV4, size, .. }) => (GSO_TCPV4, size),
+        Some(Gso { kind: gso_type::TCPV6, size, .. }) => (GSO_TCPV6, size),
+        Some(_) => return None,
+    };
+    let hdr = VnetHdr { flags, gso_type, gso_size, csum_start, csum_offset, ..VnetHdr::NONE };
+    hdr.check(packet.len, Offloads::ALL).ok()
+}
+
+/// Whether the head of a packet must be looked at to know what it asks for.
+pub fn wants_head(packet: &RxPacket) -> bool {
+    packet.flags & rx_flag::CSUM_BLANK != 0 || packet.gso.is_some()
 }
 
 #[cfg(test)]

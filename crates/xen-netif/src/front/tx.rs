@@ -33,6 +33,7 @@ pub struct TxQueue {
     buffer_of: Vec<u16>,
     /// Answers that each buffer waits for.
     awaited: Vec<u16>,
+    in_flight: usize,
     /// Frames that the back end answered with an error.
     pub errors: u64,
     /// Frames that it dropped.
@@ -54,9 +55,15 @@ impl TxQueue {
             free_ids: (0..ids).rev().collect(),
             buffer_of: vec![0; usize::from(ids)],
             awaited: vec![0; buffers],
+            in_flight: 0,
             errors: 0,
             dropped: 0,
         }
+    }
+
+    /// Whether the back end takes the pages of a frame one by one.
+    pub fn takes_sg(&self) -> bool {
+        self.agreed.sg
     }
 
     /// How many frames the ring has room for, however long they are.
@@ -107,6 +114,7 @@ impl TxQueue {
         let added = self.ring.add(requests[0], extra.as_slice(), &requests[1..n]);
         assert!(added, "callers ask for room first");
         self.awaited[usize::from(buffer)] = n as u16;
+        self.in_flight += 1;
         Ok(())
     }
 
@@ -148,6 +156,7 @@ impl TxQueue {
             *awaited -= 1;
             if *awaited == 0 {
                 free.push(buffer);
+                self.in_flight -= 1;
             }
         }
         Ok(free.len() - before)
@@ -164,14 +173,24 @@ impl TxQueue {
         self.ring.notify_needed()
     }
 
-    /// Whether `n` slots were answered.
-    pub fn has_used_many(&self, n: u32) -> bool {
-        self.ring.has_responses_many(n)
+    /// Whether `frames` frames were answered, as near as one load tells: exactly for all that are
+    /// in flight, else by slots, of which a frame has one at least.
+    pub fn has_used_many(&self, frames: usize) -> bool {
+        self.ring.has_responses_many(self.slots_of(frames))
     }
 
-    /// Before sleeping: asks for an event after `n` answers. Only [`Armed::Armed`] allows sleep.
-    pub fn arm_after(&mut self, n: u32) -> Armed {
-        self.ring.arm_after(n)
+    /// Before sleeping: asks for an event when `frames` frames were answered, or earlier. Only
+    /// [`Armed::Armed`] allows sleep.
+    pub fn arm_after(&mut self, frames: usize) -> Armed {
+        // Before there is room for one frame more nobody has a use for it.
+        let lacking = (u32::from(self.pages_each) + 1).saturating_sub(self.ring.room());
+        self.ring.arm_after(self.slots_of(frames).max(lacking))
+    }
+
+    /// Slots that are answered when `frames` frames are, at least.
+    fn slots_of(&self, frames: usize) -> u32 {
+        let all = self.ring.size() - self.ring.room();
+        if frames >= self.in_flight { all } else { all.min(frames as u32) }
     }
 
     /// With smart poll agreed on, before sleeping: clears the flag in the page of `rx` and looks

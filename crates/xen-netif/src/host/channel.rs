@@ -1,10 +1,20 @@
 //! Our end of an event channel.
+//!
+//! Where both rings of a queue share one channel, two threads may sleep for it, and whoever takes
+//! an event takes it from the other. So each has a [`SharedChannel`], which tells the other:
+//!
+//! ```text
+//!   channel ──┬─▶ half of tx ── took one ──┐        each waits for the channel and for what
+//!             └─▶ half of rx ◀─────────────┘ tells  the other half tells, and acks both
+//! ```
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use super::HostError;
 use super::xen::sys as xen;
-use crate::sys;
+use crate::port::Event;
+use crate::sys::{self, Epoll};
 
 /// Our end of an event channel. The other end learns nothing of when this one looks.
 pub struct Channel {
@@ -60,6 +70,68 @@ impl Channel {
         match &self.end {
             End::Xen(port) => xen::evtchn_ack(self.fd.as_fd(), *port),
             End::Local(_) => sys::drain(self.fd.as_fd()),
+        }
+    }
+}
+
+impl Event for Channel {
+    fn notify(&self) {
+        Self::notify(self);
+    }
+
+    fn ack(&self) {
+        Self::ack(self);
+    }
+}
+
+/// One of two ends of a channel that both rings of a queue share.
+pub struct SharedChannel {
+    channel: Arc<Channel>,
+    /// The other half took an event.
+    told: Arc<OwnedFd>,
+    /// Says so to the other.
+    other: Arc<OwnedFd>,
+    /// The channel, and `told`.
+    either: Arc<OwnedFd>,
+}
+
+impl SharedChannel {
+    /// Both of them.
+    ///
+    /// # Errors
+    /// [`HostError::Os`]: no descriptors are left.
+    pub fn pair(channel: Channel) -> Result<[Self; 2], HostError> {
+        let os = |error| HostError::Os { at: "channel".into(), what: "epoll", error };
+        let channel = Arc::new(channel);
+        let told = [Arc::new(sys::eventfd().map_err(os)?), Arc::new(sys::eventfd().map_err(os)?)];
+        let half = |mine: usize| {
+            let epoll = Epoll::new()?;
+            epoll.add(channel.fd.as_fd(), 0)?;
+            epoll.add(told[mine].as_fd(), 1)?;
+            let other = Arc::clone(&told[1 - mine]);
+            let channel = Arc::clone(&channel);
+            let either = Arc::new(OwnedFd::from(epoll));
+            Ok(Self { channel, told: Arc::clone(&told[mine]), other, either })
+        };
+        Ok([half(0).map_err(os)?, half(1).map_err(os)?])
+    }
+
+    /// The descriptor to wait for, edge-triggered.
+    pub fn fd(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.either)
+    }
+}
+
+impl Event for SharedChannel {
+    fn notify(&self) {
+        self.channel.notify();
+    }
+
+    fn ack(&self) {
+        // First what the other told: it told of an event that is taken already.
+        sys::drain(self.told.as_fd());
+        if self.channel.ack() {
+            sys::signal(self.other.as_fd());
         }
     }
 }

@@ -13,7 +13,8 @@ use crate::sys::SocketError;
 pub enum HostError {
     /// A device node is not there.
     #[error(
-        "{node} is not there: is this a Xen domain? If so, load its module (modprobe {module})"
+        "{node} is not there: is this a Xen domain? If so, load its module (modprobe {module}); \
+         without Xen use xen-local"
     )]
     NoNode {
         /// Which.

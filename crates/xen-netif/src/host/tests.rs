@@ -300,3 +300,43 @@ fn device_nodes_that_are_not_there_say_what_to_do() {
         assert!(matches!(Front::open_xen(), Err(HostError::NoNode { module: "xen-gntalloc", .. })));
     }
 }
+
+#[test]
+fn both_halves_of_a_shared_channel_learn_of_every_event() {
+    use rustix::event::epoll;
+    let dir = dir();
+    let back = Back::open_local(&dir).unwrap();
+    let front = Front::open_local(&dir).unwrap();
+    let (port, theirs) = front.channel(0).unwrap();
+    let halves = SharedChannel::pair(back.bind(1, port).unwrap()).unwrap();
+    // As workers wait: for edges, and never reading what they wait for.
+    let sets = halves.each_ref().map(|half| {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&set, &*half.fd(), epoll::EventData::new_u64(0), edge).unwrap();
+        set
+    });
+    let told = |set: &OwnedFd| {
+        let mut events = Vec::with_capacity(4);
+        let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        epoll::wait(set, rustix::buffer::spare_capacity(&mut events), Some(&none)).unwrap()
+    };
+    use crate::port::Event as _;
+    for round in 0..4 {
+        theirs.notify();
+        // One takes it before the other even looked.
+        let first = round % 2;
+        assert_eq!(told(&sets[first]), 1, "round {round}");
+        halves[first].ack();
+        assert_eq!(told(&sets[1 - first]), 1, "round {round}: taken from the other");
+        halves[1 - first].ack();
+        assert_eq!((told(&sets[0]), told(&sets[1])), (0, 0), "round {round}");
+    }
+    // Neither acks between two events: both are told again.
+    theirs.notify();
+    assert_eq!((told(&sets[0]), told(&sets[1])), (1, 1));
+    theirs.notify();
+    assert_eq!((told(&sets[0]), told(&sets[1])), (1, 1));
+    halves[0].notify();
+    assert!(readable(&theirs.fd()));
+}

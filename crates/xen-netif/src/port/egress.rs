@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use ring::xen::{Armed, BackRx, Extra, Gso, RxResponse, rx_flag, status};
-use shm::{Copies, Domain, Failed, GRANT_LEN, Seg, SegMut};
+use ring::xen::{Armed, BackRx, Extra, RxResponse, rx_flag, status};
+use shm::{Copies, Failed, GRANT_LEN, Seg};
 use switch::flow;
 use switch::frame::Burst;
-use switch::port::{Egress, Fault};
+use switch::port::{Egress, Fault, Steer};
 use switch::stats::EgressStats;
 use switch::vnet::{Offloads, VnetHdr};
 
+use super::hash::Steering;
 use super::offload::to_rx;
+use super::pages::Pages;
 use super::{Wiring, fault};
 
 /// Back half of a guest's rx ring: frames out of the switch.
@@ -26,6 +28,9 @@ pub struct XenEgress {
 struct Active {
     ring: BackRx,
     wiring: Wiring,
+    pages: Pages,
+    /// How the guest wants frames spread, if it said so; it is then told the hash of each.
+    steering: Option<Arc<Steering>>,
     /// The fewest pages that a frame lacked, since [`arm`](Egress::arm) last found room.
     short_of: Option<u32>,
     /// A notification may have come since the last was taken.
@@ -37,7 +42,8 @@ struct Active {
 enum Answer {
     /// Of the frame with this tag.
     Data(RxResponse, u16),
-    Extra(Extra),
+    /// And whether another follows.
+    Extra(Extra, bool),
 }
 
 /// A frame to be copied.
@@ -68,7 +74,9 @@ impl XenEgress {
     /// Puts a ring to work.
     pub fn activate(&mut self, ring: BackRx, wiring: Wiring) {
         assert!(self.active.is_none(), "a ring is activated once");
-        self.active = Some(Active { ring, wiring, short_of: None, armed: true });
+        let (pages, steering) = (Pages::new(&wiring), steering(&wiring));
+        let active = Active { ring, wiring, pages, steering, short_of: None, armed: true };
+        self.active = Some(active);
     }
 
     /// Takes the ring away. False: there was none.
@@ -78,6 +86,13 @@ impl XenEgress {
         let needed = active.ring.notify_needed();
         self.stats.calls.add(active.wiring.tell(needed));
         true
+    }
+
+    /// Lets go of static grants that the guest has taken back.
+    pub(super) fn forget_grants(&mut self) {
+        if let Some(active) = &mut self.active {
+            active.refresh();
+        }
     }
 
     /// Whether the guest has a ring here.
@@ -100,7 +115,7 @@ impl XenEgress {
         let (mut frames, mut bytes) = (0, 0);
         for answer in self.answers.drain(..) {
             match answer {
-                Answer::Extra(extra) => active.ring.put_extra(extra, false),
+                Answer::Extra(extra, more) => active.ring.put_extra(extra, more),
                 Answer::Data(response, tag) if failed & 1 << tag != 0 => {
                     active.ring.put(RxResponse { status: status::ERROR, ..response });
                 }
@@ -119,18 +134,25 @@ impl XenEgress {
 }
 
 impl Active {
-    /// Slots that a frame takes, with its extra info.
-    fn slots_for(len: u32, gso: bool) -> u32 {
-        len.div_ceil(GRANT_LEN) + u32::from(gso)
+    /// Looks what the guest ordered.
+    fn refresh(&mut self) {
+        if self.pages.refresh(&self.wiring) {
+            self.steering = steering(&self.wiring);
+        }
+    }
+
+    /// Slots that a frame takes, with its extra infos.
+    fn slots_for(len: u32, extras: usize) -> u32 {
+        len.div_ceil(GRANT_LEN) + extras as u32
     }
 
     /// Whether the guest takes a frame like that at all.
-    fn fits_ever(&self, len: u32, gso: bool) -> bool {
+    fn fits_ever(&self, len: u32, extras: usize, gso: bool) -> bool {
         let mtu = u32::from(self.wiring.vif.mtu());
         // An MTU is for frames without link header (14) and tag (4).
         let short = gso || mtu == 0 || len <= mtu + 18;
         let one = self.wiring.peer.sg || len <= GRANT_LEN;
-        short && one && Self::slots_for(len, gso) <= self.ring.size()
+        short && one && Self::slots_for(len, extras) <= self.ring.size()
     }
 
     fn wants(&self, head: &[u8], body: &[Seg<'_>]) -> bool {
@@ -151,10 +173,15 @@ impl Active {
     }
 }
 
+/// How the guest wants frames spread, if it said so.
+fn steering(wiring: &Wiring) -> Option<Arc<Steering>> {
+    Some(wiring.orders.steering()).filter(|steering| steering.is_set())
+}
+
 /// Gives a frame its slots and orders its copies.
 fn lay<'m>(
     active: &mut Active,
-    domain: &'m Domain,
+    pages: &'m Pages,
     job: &Job<'m>,
     copies: &mut Copies<'m>,
     answers: &mut Vec<Answer>,
@@ -162,7 +189,11 @@ fn lay<'m>(
 ) -> Result<Laid, Fault> {
     let takes_csum = active.wiring.peer.takes().csum;
     let (flags, gso) = to_rx(&job.hdr, takes_csum);
-    if !active.fits_ever(job.len, gso.is_some()) {
+    let hash = active.steering.as_ref().and_then(|steering| steering.hash(job.head));
+    let extras = [gso.map(Extra::Gso), hash.map(Extra::Hash)];
+    let mut extras = extras.into_iter().flatten().peekable();
+    let extra_count = extras.clone().count();
+    if !active.fits_ever(job.len, extra_count, gso.is_some()) {
         stats.drops_too_long.add(1);
         return Ok(Laid::Dropped);
     }
@@ -170,7 +201,7 @@ fn lay<'m>(
         stats.drops_filtered.add(1);
         return Ok(Laid::Dropped);
     }
-    let need = Active::slots_for(job.len, gso.is_some());
+    let need = Active::slots_for(job.len, extra_count);
     if active.ring.available().map_err(fault)? < need {
         active.short_of = Some(active.short_of.map_or(need, |n| n.min(need)));
         return Ok(Laid::NotNow);
@@ -184,7 +215,7 @@ fn lay<'m>(
         let Some(request) = active.ring.take() else { break };
         let n = left.min(GRANT_LEN);
         left -= n;
-        let mut to = SegMut::granted(domain, request.gref, 0, n as u16);
+        let mut to = pages.seg_mut(request.gref, n as u16);
         while let Some(to) = to.as_mut().filter(|to| !to.is_empty()) {
             if from.is_empty() {
                 let Some(next) = segs.next() else { break };
@@ -194,14 +225,14 @@ fn lay<'m>(
         }
         bad |= to.is_none();
         let more = if left > 0 { rx_flag::MORE_DATA } else { 0 };
-        let extra = if first && gso.is_some() { rx_flag::EXTRA_INFO } else { 0 };
+        let extra = if first && extra_count > 0 { rx_flag::EXTRA_INFO } else { 0 };
         let flags = more | extra | if first { flags } else { 0 };
         let response = RxResponse { id: request.id, offset: 0, flags, status: n as i16 };
         answers.push(Answer::Data(response, job.tag));
-        if let Some(Gso { size, kind, features }) = gso.filter(|_| first)
-            && active.ring.take().is_some()
-        {
-            answers.push(Answer::Extra(Extra::Gso(Gso { size, kind, features })));
+        while let Some(extra) = extras.next() {
+            if active.ring.take().is_some() {
+                answers.push(Answer::Extra(extra, extras.peek().is_some()));
+            }
         }
     }
     if bad {
@@ -242,7 +273,9 @@ impl Egress for XenEgress {
             return Ok(picks.len());
         };
         self.stats.groups.add(1);
-        let domain = Arc::clone(&active.wiring.domain);
+        active.refresh();
+        // What the segments to write to borrow from.
+        let pages = active.pages.clone();
         let mut copies = std::mem::take(&mut self.copies).recycle();
         let mut done = Ok(picks.len());
         for (i, pick) in picks.iter().enumerate() {
@@ -256,7 +289,7 @@ impl Egress for XenEgress {
                 hdr: frame.hdr,
                 tag: *pick,
             };
-            match lay(active, &domain, &job, &mut copies, &mut self.answers, &self.stats) {
+            match lay(active, &pages, &job, &mut copies, &mut self.answers, &self.stats) {
                 Ok(Laid::NotNow) => {
                     self.stats.full.add(1);
                     done = Ok(i);
@@ -283,11 +316,13 @@ impl Egress for XenEgress {
             self.stats.drops_down.add(1);
             return Ok(true);
         };
-        let domain = Arc::clone(&active.wiring.domain);
+        active.refresh();
+        // What the segments to write to borrow from.
+        let pages = active.pages.clone();
         let mut copies = std::mem::take(&mut self.copies).recycle();
         let len = head.len() as u32 + body.iter().map(|s| s.len()).sum::<u32>();
         let job = Job { head, body, skip: 0, len, hdr: *hdr, tag: 0 };
-        let laid = lay(active, &domain, &job, &mut copies, &mut self.answers, &self.stats);
+        let laid = lay(active, &pages, &job, &mut copies, &mut self.answers, &self.stats);
         self.finish(copies, |_| {});
         laid.map(|laid| laid != Laid::NotNow)
     }
@@ -295,8 +330,9 @@ impl Egress for XenEgress {
     fn room(&mut self, len: u32, limit: usize) -> Result<usize, Fault> {
         let Some(active) = &mut self.active else { return Ok(limit) };
         let available = active.ring.available().map_err(fault)?;
-        let need = Active::slots_for(len, false).max(1);
-        if available >= active.ring.size() || !active.fits_ever(len, false) {
+        let extras = usize::from(active.steering.is_some());
+        let need = Active::slots_for(len, extras).max(1);
+        if available >= active.ring.size() || !active.fits_ever(len, extras, false) {
             return Ok(limit);
         }
         let frames = usize::try_from(available / need).unwrap_or(usize::MAX);
@@ -307,6 +343,11 @@ impl Egress for XenEgress {
             active.short_of = Some(active.short_of.map_or(wanted, |n| n.min(wanted)));
         }
         Ok(frames.min(limit))
+    }
+
+    fn steer(&self) -> Option<Arc<dyn Steer>> {
+        let steering = self.active.as_ref()?.steering.as_ref()?;
+        Some(Arc::<Steering>::clone(steering))
     }
 
     fn flush(&mut self) {

@@ -5,6 +5,7 @@
 //! are bounded as in Linux's netback.
 
 use ring::xen::Hash;
+use switch::port::Steer;
 
 /// Longest key, in bytes (`XEN_NETBK_MAX_HASH_KEY_SIZE`).
 pub const KEY_LEN_MAX: usize = 40;
@@ -84,6 +85,13 @@ impl Steering {
         };
         // Checked when set; a guest that came back with fewer queues has set nothing yet.
         self.mapping[(value % len) as usize] % queues
+    }
+}
+
+impl Steer for Steering {
+    fn queue(&self, head: &[u8], queues: u16) -> u16 {
+        let queue = Self::queue(self, self.hash(head), queues.into());
+        u16::try_from(queue).unwrap_or(0)
     }
 }
 

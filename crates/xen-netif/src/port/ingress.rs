@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ring::xen::{Armed, BackTx, Gso, Multicast, Packet, Refusal, TxPacket, TxSlot, status};
-use shm::{Domain, Seg};
 use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, Verdict};
+use switch::offload::put_partial;
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
 use switch::vnet::VnetHdr;
 
-use super::offload::{from_tx, looks};
+use super::offload::{from_tx, lacks_partial, looks};
+use super::pages::Pages;
 use super::{Wiring, fault};
 
 /// Longest time that the rest of a packet may take, in ns. Front halves push whole packets; one
@@ -37,10 +38,11 @@ pub struct XenIngress {
 pub(super) struct Active {
     ring: BackTx,
     pub(super) wiring: Wiring,
+    pages: Pages,
     /// Since when a packet's rest is waited for.
     partial_ns: Option<u64>,
-    /// The rate kept a packet from being taken: there is work, and no one will tell of it.
-    limited: bool,
+    /// The rate kept a packet from being taken, until this time, in ns; no one tells of that.
+    limited_ns: Option<u64>,
     /// A notification may have come since the last was taken.
     armed: bool,
 }
@@ -68,6 +70,7 @@ struct Pending {
 struct Held {
     slots: Box<[TxSlot]>,
     hdr: VnetHdr,
+    lacks_partial: bool,
     since_ns: u64,
 }
 
@@ -90,7 +93,9 @@ impl XenIngress {
     pub fn activate(&mut self, ring: BackTx, wiring: Wiring) {
         assert!(self.active.is_none(), "a ring is activated once");
         self.arena = vec![0; ARENA_LEN];
-        let active = Active { ring, wiring, partial_ns: None, limited: false, armed: true };
+        let pages = Pages::new(&wiring);
+        let (partial_ns, limited_ns) = (None, None);
+        let active = Active { ring, wiring, pages, partial_ns, limited_ns, armed: true };
         self.active = Some(active);
     }
 
@@ -109,6 +114,13 @@ impl XenIngress {
         let needed = active.ring.notify_needed();
         self.stats.calls.add(active.wiring.tell(needed));
         true
+    }
+
+    /// Lets go of static grants that the guest has taken back.
+    pub(super) fn forget_grants(&mut self) {
+        if let Some(active) = &mut self.active {
+            active.pages.refresh(&active.wiring);
+        }
     }
 
     /// Whether the guest has a ring here.
@@ -135,7 +147,7 @@ impl XenIngress {
     /// Takes packets and makes frames of them. Whether it ended for their length.
     fn collect<'m>(
         active: &mut Active,
-        domain: &'m Domain,
+        pages: &'m Pages,
         (most, now_ns): (usize, u64),
         burst: &mut Burst<'m>,
         (packet, taken, slots): (&mut TxPacket, &mut Vec<Taken>, &mut Vec<TxSlot>),
@@ -147,6 +159,13 @@ impl XenIngress {
                 return Ok(true);
             }
             let Some(kind) = active.ring.take(packet).map_err(fault)? else { break };
+            if matches!(kind, Packet::Frame)
+                && let Err(due_ns) = active.wiring.vif.pay(packet.len, now_ns)
+            {
+                active.ring.untake(1);
+                active.limited_ns = Some(due_ns);
+                break;
+            }
             let mut new = Taken {
                 ring_slots: packet.ring_slots,
                 status: status::OKAY,
@@ -163,17 +182,12 @@ impl XenIngress {
                     refused(why, stats);
                     new.status = status::ERROR;
                 }
-                Packet::Frame if !active.wiring.vif.may_send(packet.len, now_ns) => {
-                    active.ring.untake(1);
-                    active.limited = true;
-                    break;
-                }
                 Packet::Frame if packet.gso.is_none() && u32::from(packet.len) > FRAME_LEN_MAX => {
                     stats.drops_too_long.add(1);
                     new.status = status::ERROR;
                 }
                 Packet::Frame => {
-                    if push(burst, domain, packet.slots(), packet.len.into(), VnetHdr::NONE) {
+                    if push(burst, pages, packet.slots(), packet.len.into(), VnetHdr::NONE) {
                         slots.extend_from_slice(packet.slots());
                         new.slots.1 = slots.len();
                         new.frame = Some(burst.frames.len() - 1);
@@ -193,14 +207,14 @@ impl XenIngress {
 /// Pushes a frame that lies in `slots`; false: one of them has the reference of no grant.
 fn push<'m>(
     burst: &mut Burst<'m>,
-    domain: &'m Domain,
+    pages: &'m Pages,
     slots: &[TxSlot],
     len: u32,
     hdr: VnetHdr,
 ) -> bool {
     let first = burst.segs.len();
     for slot in slots {
-        let Some(seg) = Seg::granted(domain, slot.gref, slot.offset, slot.len) else {
+        let Some(seg) = pages.seg(slot.gref, slot.offset, slot.len) else {
             burst.segs.truncate(first);
             return false;
         };
@@ -248,7 +262,30 @@ fn understand(burst: &mut Burst<'_>, taken: &[Taken], stats: &IngressStats) {
             None => {
                 stats.drops_bad_hdr.add(1);
                 burst.refuse(i);
+                continue;
             }
+        }
+        if lacks_partial(new.flags, new.gso) {
+            mend(burst, i, stats);
+        }
+    }
+}
+
+/// Puts the partial checksum that frame `i` lacks, in its private head, or refuses it.
+fn mend(burst: &mut Burst<'_>, i: usize, stats: &IngressStats) {
+    burst.snapshot();
+    let len = burst.frames[i].len;
+    if !burst.is_out(i) && !put_partial(burst.head_mut(i), len) {
+        stats.drops_bad_hdr.add(1);
+        burst.refuse(i);
+    }
+}
+
+/// The same once more for those that are shown again: their heads are copied anew.
+fn mend_held(burst: &mut Burst<'_>, pending: &VecDeque<Pending>, stats: &IngressStats) {
+    for (i, held) in pending.iter().filter_map(|p| p.held.as_ref()).enumerate() {
+        if held.lacks_partial && i < burst.frames.len() {
+            mend(burst, i, stats);
         }
     }
 }
@@ -265,19 +302,21 @@ impl Ingress for XenIngress {
         let (room, crowded) = (self.room(size), self.is_crowded(size));
         let Self { active, packet, taken, slots, pending, arena, stats, .. } = self;
         let Some(active) = active else { return Ok(0) };
-        let domain = Arc::clone(&active.wiring.domain);
+        active.pages.refresh(&active.wiring);
+        // The segments of the burst borrow from it.
+        let pages = active.pages.clone();
         let mut burst: Burst<'_> = std::mem::take(scratch);
         burst.lend(arena);
 
-        let all = show_again(&mut burst, &domain, pending, now_ns, crowded);
+        let all = show_again(&mut burst, &pages, pending, now_ns, crowded);
         let held = burst.frames.len();
         taken.clear();
         slots.clear();
         let most = if all { room.min(max.saturating_sub(held)) } else { 0 };
         let mut more = !all;
-        active.limited = false;
+        active.limited_ns = None;
         let lists = (packet, &mut *taken, &mut *slots);
-        match Self::collect(active, &domain, (most, now_ns), &mut burst, lists, stats) {
+        match Self::collect(active, &pages, (most, now_ns), &mut burst, lists, stats) {
             Ok(cut) => more |= cut,
             Err(fault) if held == 0 && taken.is_empty() => {
                 *scratch = burst.recycle();
@@ -292,6 +331,7 @@ impl Ingress for XenIngress {
         }
         active.partial_ns = None;
 
+        mend_held(&mut burst, pending, stats);
         understand(&mut burst, taken, stats);
         let (mut frames, mut bytes) = (0, 0);
         for frame in &burst.frames[held..] {
@@ -332,6 +372,10 @@ impl Ingress for XenIngress {
         self.active.as_mut().is_none_or(Active::arm)
     }
 
+    fn due(&self) -> Option<u64> {
+        self.active.as_ref().and_then(|active| active.limited_ns)
+    }
+
     fn disarm(&mut self) {
         if let Some(active) = &mut self.active {
             active.ring.disarm();
@@ -341,8 +385,9 @@ impl Ingress for XenIngress {
 
 impl Active {
     fn arm(&mut self) -> bool {
-        if self.limited {
-            return false;
+        // What is there is nothing until then, and so is what comes meanwhile.
+        if self.limited_ns.is_some() {
+            return true;
         }
         // Before the last look: what is told after it is told again.
         if std::mem::take(&mut self.armed) {
@@ -369,7 +414,7 @@ impl Active {
 /// Shows held frames again, as many as a burst may be long; whether that was all.
 fn show_again<'m>(
     burst: &mut Burst<'m>,
-    domain: &'m Domain,
+    pages: &'m Pages,
     pending: &VecDeque<Pending>,
     now_ns: u64,
     crowded: bool,
@@ -382,7 +427,7 @@ fn show_again<'m>(
         let len = held.slots.iter().map(|s| u32::from(s.len)).sum();
         bytes += u64::from(len);
         // They were grants when it was first shown.
-        if !push(burst, domain, &held.slots, len, held.hdr) {
+        if !push(burst, pages, &held.slots, len, held.hdr) {
             burst.push_at(burst.segs.len(), 0, 0, VnetHdr::NONE);
         }
         let held_ns = now_ns.saturating_sub(held.since_ns).max(1);
@@ -413,6 +458,7 @@ fn settle(
         let held = new.frame.filter(|i| waits(*i)).map(|i| Held {
             slots: slots[new.slots.0..new.slots.1].into(),
             hdr: burst.frames[i].hdr,
+            lacks_partial: lacks_partial(new.flags, new.gso),
             since_ns: now_ns,
         });
         let status = new.frame.map_or(new.status, answer);

@@ -10,12 +10,17 @@ use switch::vnet::{
 };
 
 /// What a guest may ask of us.
-const SENDS: Offloads =
-    Offloads { csum: true, tso4: true, tso6: true, ecn: false, uso4: false, uso6: false };
+const SENDS: Offloads = Offloads { ecn: false, uso4: false, uso6: false, ..Offloads::ALL };
 
 /// Whether the head must be looked at to know what a packet asks for.
 pub(super) fn looks(flags: u16, gso: Option<Gso>) -> bool {
     flags & tx_flag::CSUM_BLANK != 0 || gso.is_some()
+}
+
+/// Whether a packet has a whole checksum, or none at all, where it should have a partial one. Some
+/// front halves forget the flag; as in Linux, the sum is then put there, whatever it was.
+pub(super) fn lacks_partial(flags: u16, gso: Option<Gso>) -> bool {
+    gso.is_some() && flags & tx_flag::CSUM_BLANK == 0
 }
 
 /// The header of a packet that was sent with `flags`; `None` if it makes no sense.
@@ -25,8 +30,7 @@ pub(super) fn from_tx(flags: u16, gso: Option<Gso>, head: &[u8], len: u32) -> Op
         return Some(VnetHdr { flags: valid, ..VnetHdr::NONE });
     }
     let (csum_start, csum_offset) = flow::csum_place(head)?;
-    let blank = if flags & tx_flag::CSUM_BLANK != 0 { NEEDS_CSUM } else { 0 };
-    let hdr = VnetHdr { flags: blank, csum_start, csum_offset, ..VnetHdr::NONE };
+    let hdr = VnetHdr { flags: NEEDS_CSUM, csum_start, csum_offset, ..VnetHdr::NONE };
     let gso_type = match gso.map(|gso| gso.kind) {
         None => GSO_NONE,
         Some(gso_type::TCPV4) => GSO_TCPV4,
@@ -100,13 +104,19 @@ mod tests {
     }
 
     #[test]
-    fn gso_without_blank_checksum_is_refused() {
+    fn gso_asks_for_a_partial_checksum_whatever_the_flags() {
         let gso = Some(Gso { size: 1448, kind: gso_type::TCPV4, features: 0 });
         let head = packet(0, false);
-        assert_eq!(from_tx(0, gso, &head, 3000), None);
-        let hdr = from_tx(tx_flag::CSUM_BLANK, gso, &head, 3000).unwrap();
-        assert_eq!((hdr.gso_type, hdr.gso_size), (GSO_TCPV4, 1448));
-        assert_eq!(to_rx(&hdr, true), (3, gso));
+        for flags in [0, tx_flag::CSUM_BLANK, tx_flag::DATA_VALIDATED] {
+            let hdr = from_tx(flags, gso, &head, 3000).unwrap();
+            assert_eq!((hdr.gso_type, hdr.gso_size, hdr.flags), (GSO_TCPV4, 1448, NEEDS_CSUM));
+            assert_eq!(to_rx(&hdr, true), (3, gso));
+            assert_eq!(lacks_partial(flags, gso), flags & tx_flag::CSUM_BLANK == 0);
+        }
+        assert!(!lacks_partial(0, None));
+        let mut arp = packet(0, false);
+        (arp[12], arp[13]) = (8, 6);
+        assert_eq!(from_tx(0, gso, &arp, 3000), None);
     }
 
     #[test]

@@ -14,6 +14,10 @@ use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 
 use super::*;
 
+mod statics;
+mod steering;
+mod switched;
+
 /// Start near the end of the indices: they wrap in every test that is long enough.
 const START: u32 = u32::MAX - 3;
 const READ_ONLY: u32 = 300;
@@ -160,6 +164,7 @@ struct Guest {
     rx: FrontRx,
     channel: Arc<Channel>,
     vif: Arc<Vif>,
+    orders: Arc<Orders>,
     pair: Pair,
     next: u16,
 }
@@ -170,6 +175,11 @@ fn area() -> Area {
 
 impl Guest {
     fn new(id: u16, host: &Arc<Host>, peer: Peer) -> Self {
+        Self::queue(id, host, peer, Arc::new(Orders::new(1)), 0)
+    }
+
+    /// One queue of a vif that may have several.
+    fn queue(id: u16, host: &Arc<Host>, peer: Peer, orders: Arc<Orders>, queue: usize) -> Self {
         let (tx_page, rx_page) = (area(), area());
         let tx = Tx::new(tx_page.clone());
         let rx = FrontRx::starting_at(rx_page.clone(), START);
@@ -182,10 +192,12 @@ impl Guest {
             peer,
             smart_poll: None,
             vif: vif.clone(),
+            orders: orders.clone(),
+            queue,
         };
         pair.ingress.lock().unwrap().activate(BackTx::attach(tx_page).unwrap(), wiring.clone());
         pair.egress.lock().unwrap().activate(BackRx::attach(rx_page).unwrap(), wiring);
-        Self { id, host: host.clone(), tx, rx, channel, vif, pair, next: 0 }
+        Self { id, host: host.clone(), tx, rx, channel, vif, orders, pair, next: 0 }
     }
 
     fn write(&self, gref: u32, at: usize, bytes: &[u8]) {
@@ -344,6 +356,41 @@ fn blank_checksum_is_found_in_headers_split_over_slots() {
 }
 
 #[test]
+fn gso_without_a_partial_checksum_gets_one_as_often_as_it_is_shown() {
+    let (mut a, mut b) = two();
+    let gso = Gso { size: 1448, kind: gso_type::TCPV4, features: 0 };
+    for flags in [0, tx_flag::DATA_VALIDATED] {
+        // It finds no room at first, and has to be shown again.
+        a.send(&tcp(6000), &[100, 3900, 2000], flags, &[Extra::Gso(gso)]);
+        a.send(&tcp(60), &[60], 0, &[]);
+        assert_eq!(carry(&mut a, &mut b), 0);
+        b.post(100..104);
+        assert_eq!(carry(&mut a, &mut b), 2);
+        let (packet, bytes) = b.take().unwrap().unwrap();
+        assert_eq!((packet.gso, packet.flags & 3), (Some(gso), 3));
+        let mut sum = switch::offload::Sum::default();
+        sum.add(&tcp(60)[26..34]);
+        sum.add(&[0, 6]);
+        sum.add(&(6000_u16 - 34).to_be_bytes());
+        let mut want = tcp(6000);
+        want[50..52].copy_from_slice(&sum.fold());
+        assert!(bytes == want);
+        assert_eq!(b.take().unwrap().unwrap().1, tcp(60), "nothing else is touched");
+    }
+    // Headers that go on beyond the head, and such as cannot have one.
+    let mut options = tcp(6000);
+    options[12..22].copy_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 100, 60, 64]);
+    options[54..56].copy_from_slice(&[6, 9]);
+    let mut arp = tcp(6000);
+    arp[13] = 6;
+    for bad in [options, arp] {
+        a.send(&bad, &[4000, 2000], 0, &[Extra::Gso(gso)]);
+    }
+    assert_eq!(a.received().unwrap(), []);
+    assert_eq!(a.pair.ingress_stats.drops_bad_hdr.get(), 2);
+}
+
+#[test]
 fn bad_grant_costs_its_own_packet_and_is_answered_with_error() {
     let (mut a, mut b) = two();
     b.post(100..110);
@@ -495,8 +542,21 @@ fn rate_is_kept_before_a_packet_is_taken() {
     }
     assert_eq!(shown, 131, "the bucket");
     assert_eq!(a.burst(0, |_| ()), Ok(0));
-    assert!(!a.pair.ingress.lock().unwrap().arm(), "no one would wake it");
-    assert_eq!(a.burst(10_000_000, |_| ()), Ok(10));
+    let rests = |a: &Guest| {
+        let mut ingress = a.pair.ingress.lock().unwrap();
+        (ingress.arm(), ingress.due())
+    };
+    // Something is there, and nothing to do before its time, whatever else comes.
+    assert_eq!(rests(&a), (true, Some(928_000)), "72 bytes were left");
+    a.send(&tcp(60), &[60], 0, &[]);
+    assert_eq!((a.burst(927_999, |_| ()), rests(&a)), (Ok(0), (true, Some(928_000))));
+    assert_eq!(a.channel.acked.load(Ordering::Relaxed), 0, "nor is anything to be told");
+    assert_eq!((a.burst(928_000, |_| ()), rests(&a).1), (Ok(1), Some(1_928_000)));
+    assert_eq!((a.burst(60_928_000, |_| ()), a.responses().len()), (Ok(60), 61));
+    a.vif.set_rate(None);
+    assert_eq!(a.burst(60_928_001, |_| ()), Ok(9));
+    assert_eq!(rests(&a), (true, None), "armed as any");
+    assert_eq!(a.channel.acked.load(Ordering::Relaxed), 1);
 }
 
 #[test]

@@ -7,6 +7,11 @@ use std::sync::{Mutex, PoisonError};
 const MULTICAST_MAX: usize = 64;
 /// What may be sent at once however low the rate: a whole GSO frame, twice.
 const BURST_BYTES_MIN: u64 = 131_072;
+/// A guest that may not send is looked at again with this much more to send, in ns, if the bucket
+/// holds that much.
+const DUE_NS_MIN: u128 = 1_000_000;
+/// And in this time, in ns, however low its rate: by then it may have another.
+const DUE_NS_MAX: u64 = 1_000_000_000;
 
 /// How much a guest may send: `rate` in its back end's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +25,8 @@ pub struct Rate {
 impl Rate {
     /// From xenstore: `BYTES,USECS`. Zero of either, or anything else, is no limit.
     pub fn parse(text: &str) -> Option<Self> {
-        let (bytes, usecs) = text.trim().split_once(',')?;
-        let rate = Self { bytes: bytes.parse().ok()?, usecs: usecs.parse().ok()? };
+        let (bytes, usecs) = text.split_once(',')?;
+        let rate = Self { bytes: bytes.trim().parse().ok()?, usecs: usecs.trim().parse().ok()? };
         (rate.bytes > 0 && rate.usecs > 0).then_some(rate)
     }
 }
@@ -40,7 +45,8 @@ impl Bucket {
         self.rate.bytes.max(BURST_BYTES_MIN)
     }
 
-    fn take(&mut self, len: u64, now_ns: u64) -> bool {
+    /// Takes `len` tokens, or says when to ask again, in ns.
+    fn take(&mut self, len: u64, now_ns: u64) -> Result<(), u64> {
         let elapsed = u128::from(now_ns.saturating_sub(self.filled_ns));
         let interval_ns = u128::from(self.rate.usecs) * 1000;
         let new = elapsed * u128::from(self.rate.bytes) / interval_ns;
@@ -51,11 +57,22 @@ impl Bucket {
             let new = u64::try_from(new).unwrap_or(u64::MAX);
             self.tokens = self.tokens.saturating_add(new).min(self.most());
         }
-        let enough = self.tokens >= len;
-        if enough {
-            self.tokens -= len;
+        match self.tokens.checked_sub(len) {
+            Some(rest) => self.tokens = rest,
+            None => return Err(self.due(len, now_ns)),
         }
-        enough
+        Ok(())
+    }
+
+    /// When there are tokens for `len` bytes; or for what comes in `DUE_NS_MIN`, if that is more:
+    /// a wake-up for each packet would cost more than the packets.
+    fn due(&self, len: u64, now_ns: u64) -> u64 {
+        let interval_ns = u128::from(self.rate.usecs) * 1000;
+        let bytes = u128::from(self.rate.bytes);
+        let batch = (bytes * DUE_NS_MIN / interval_ns).min(u128::from(self.most() / 2));
+        let missing = batch.max(len.into()).saturating_sub(self.tokens.into());
+        let ns = u64::try_from((missing * interval_ns).div_ceil(bytes)).unwrap_or(u64::MAX);
+        self.filled_ns.saturating_add(ns).min(now_ns.saturating_add(DUE_NS_MAX))
     }
 }
 
@@ -86,14 +103,17 @@ impl Vif {
         self.limited.store(rate.is_some(), Ordering::Release);
     }
 
-    /// Whether a frame of `len` bytes may be sent now, which is then paid for.
+    /// Pays for a frame of `len` bytes that is sent now.
+    ///
+    /// # Errors
+    /// It may not be sent now; ask again at this time, in ns.
     #[inline]
-    pub(super) fn may_send(&self, len: u16, now_ns: u64) -> bool {
+    pub(super) fn pay(&self, len: u16, now_ns: u64) -> Result<(), u64> {
         if !self.limited.load(Ordering::Acquire) {
-            return true;
+            return Ok(());
         }
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        bucket.as_mut().is_none_or(|bucket| bucket.take(len.into(), now_ns))
+        bucket.as_mut().map_or(Ok(()), |bucket| bucket.take(len.into(), now_ns))
     }
 
     /// `request-multicast-control`: only multicast that the guest asked for goes to it. The list
@@ -152,7 +172,9 @@ mod tests {
     #[test]
     fn rate_is_read_as_the_toolstack_writes_it() {
         assert_eq!(Rate::parse("125000,50000"), Some(Rate { bytes: 125_000, usecs: 50_000 }));
-        for none in ["", "0,0", "1,0", "0,1", "x,1", "1", "1,2,3", "-1,5"] {
+        assert_eq!(Rate::parse(" 1 , 2 "), Some(Rate { bytes: 1, usecs: 2 }));
+        let too_long = "1,18446744073709551616";
+        for none in ["", ",", "0,0", "1,0", "0,1", "x,1", "1", "1,2,3", "-1,5", too_long] {
             assert_eq!(Rate::parse(none), None, "{none}");
         }
     }
@@ -160,25 +182,54 @@ mod tests {
     #[test]
     fn rate_holds_over_time_and_whatever_the_queues() {
         let vif = Vif::new();
-        assert!((0..10_000).all(|_| vif.may_send(u16::MAX, 0)), "no limit");
+        assert!((0..10_000).all(|_| vif.pay(u16::MAX, 0).is_ok()), "no limit");
         vif.set_rate(Some(Rate { bytes: 1_000_000, usecs: 1_000_000 }));
         let mut sent = 0;
         for us in 0..3_000_000_u64 {
-            sent += u64::from(us % 7 == 0 && vif.may_send(1000, us * 1000)) * 1000;
+            sent += u64::from(us % 7 == 0 && vif.pay(1000, us * 1000).is_ok()) * 1000;
         }
         // Three seconds' worth, and the bucket that was full.
         assert!((3_999_000..=4_001_000).contains(&sent), "{sent}");
         vif.set_rate(None);
-        assert!((0..100).all(|_| vif.may_send(u16::MAX, 0)));
+        assert!((0..100).all(|_| vif.pay(u16::MAX, 0).is_ok()));
     }
 
     #[test]
     fn largest_frame_passes_at_the_lowest_rate() {
         let vif = Vif::new();
         vif.set_rate(Some(Rate { bytes: 1, usecs: 1 }));
-        assert!(vif.may_send(u16::MAX, 0) && vif.may_send(u16::MAX, 0));
-        assert!(!vif.may_send(u16::MAX, 0));
-        assert!(vif.may_send(u16::MAX, 65_535_000));
+        assert!(vif.pay(u16::MAX, 0).is_ok() && vif.pay(u16::MAX, 0).is_ok());
+        // Two bytes were left.
+        assert_eq!(vif.pay(u16::MAX, 0), Err(65_533_000));
+        assert_eq!(vif.pay(u16::MAX, 65_533_000), Ok(()));
+        // One byte an hour: looked at again within a second, for there may be another by then.
+        vif.set_rate(Some(Rate { bytes: 1, usecs: 3_600_000_000 }));
+        assert!(vif.pay(u16::MAX, 0).is_ok() && vif.pay(u16::MAX, 0).is_ok());
+        assert_eq!(vif.pay(60, 5), Err(1_000_000_005));
+    }
+
+    #[test]
+    fn rate_is_reached_by_looking_when_told_and_seldom() {
+        for (bytes, usecs) in [(125_000_000, 1_000_000), (125_000, 100), (1_250, 50_000)] {
+            let vif = Vif::new();
+            vif.set_rate(Some(Rate { bytes, usecs }));
+            let (mut now, mut sent, mut looks) = (0, 0, 0);
+            while now < 2_000_000_000 {
+                match vif.pay(1500, now) {
+                    Ok(()) => sent += 1500,
+                    Err(due) => {
+                        assert!(due > now, "or it would be asked for ever");
+                        (now, looks) = (due, looks + 1);
+                    }
+                }
+            }
+            let want = 2_000_000 * bytes / usecs;
+            let most = bytes.max(BURST_BYTES_MIN);
+            assert!((want..=want + 2 * most).contains(&sent), "{bytes}: {sent}, not {want}");
+            let naps = (want / (most / 2)).max(2_000);
+            // What was left of the last time shortens a nap a little.
+            assert!(looks <= naps * 102 / 100 + 1, "{bytes}: {looks}");
+        }
     }
 
     #[test]

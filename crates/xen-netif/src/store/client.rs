@@ -176,6 +176,9 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn watch(&self, path: &str, token: &str) -> Result<(), StoreError> {
+        if self.lock().watches.iter().any(|w| w.path == path && w.token == token) {
+            return Ok(());
+        }
         let watch = Watch { path: path.into(), token: token.into(), pending: false };
         self.lock().watches.push(watch);
         let done = self.request(Kind::Watch, "watch", 0, path, &[token.as_bytes(), &[0]]);

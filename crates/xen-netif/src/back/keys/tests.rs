@@ -140,17 +140,6 @@ fn an_offer_says_0_and_1_and_nothing_without_what_it_needs() {
 }
 
 #[test]
-fn rates_and_mtus() {
-    assert_eq!(rate("5000000,50000"), Some(Rate { bytes: 5_000_000, usecs: 50_000 }));
-    assert_eq!(rate(" 1 , 2 "), Some(Rate { bytes: 1, usecs: 2 }));
-    for none in ["", "5", ",", "0,50000", "5,0", "a,b", "1,2,3", "-1,5", "1,18446744073709551616"] {
-        assert_eq!(rate(none), None, "{none:?}");
-    }
-    assert_eq!((mtu("68"), mtu("9216")), (Some(68), Some(9216)));
-    assert_eq!((mtu("67"), mtu("9217"), mtu("70000"), mtu("x")), (None, None, None, None));
-}
-
-#[test]
 fn xenstore_that_goes_away_is_nobodys_fault() {
     let total = {
         let mut store = front(2);
@@ -162,4 +151,10 @@ fn xenstore_that_goes_away_is_nobodys_fault() {
         store.fail_after = Some(after);
         assert!(matches!(read(&mut store, FRONT, &OFFER), Err(ReadError::Store(_))), "{after}");
     }
+}
+
+#[test]
+fn mtus() {
+    assert_eq!((mtu("68"), mtu("9216")), (Some(68), Some(9216)));
+    assert_eq!((mtu("67"), mtu("9217"), mtu("70000"), mtu("x")), (None, None, None, None));
 }

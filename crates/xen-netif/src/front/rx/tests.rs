@@ -67,8 +67,9 @@ fn bad_packets_are_counted_by_cause_and_their_pages_offered_again() {
     back.publish();
     assert_eq!(rx.take(&mut packet, 64), Ok(true));
     assert_eq!(packet.slots.len(), 1, "what comes after them is received");
-    let one = RxDrops { status: 1, crosses_page: 1, slots: 1, extra: 1, gso: 1, short: 1 };
-    assert_eq!(rx.drops, one);
+    let one = RxDrops { status: 1, crosses_page: 1, slots: 1, extra: 1, gso: 1, short: 1, csum: 0 };
+    assert_eq!((rx.drops, rx.drops.total()), (one, 6));
+    assert!(rx.has_reoffered(), "their pages are to be published");
     offer_all(&mut rx, &mut packet);
     assert_eq!(back.available(), Ok(256));
 }

@@ -1,8 +1,9 @@
 use std::collections::BTreeMap;
+use std::sync::Weak;
 
 use ring::xen::{CTRL_SLOT_LEN, FrontCtrl};
 use shm::sync::Ordering as Order;
-use shm::{Area, Failed, Grants, Piece, Side};
+use shm::{Area, Failed, Grants, Mapping, Piece, Side};
 
 use super::*;
 
@@ -32,9 +33,12 @@ impl Grants for Pages {
     }
 }
 
-/// Maps grants 1000 to 3000; knows what was settled.
+/// Maps grants 1000 to 3000; knows what was settled, and the pages of each call.
 #[derive(Clone, Default)]
-struct Mapper(Arc<Mutex<Vec<usize>>>);
+struct Mapper {
+    settled: Arc<Mutex<Vec<usize>>>,
+    mapped: Arc<Mutex<Vec<Weak<Mapping>>>>,
+}
 
 impl StaticHost for Mapper {
     fn map(&mut self, grants: &[(u32, bool)]) -> Option<Vec<StaticPage>> {
@@ -42,6 +46,7 @@ impl StaticHost for Mapper {
             return None;
         }
         let mapping = Arc::new(Mapping::memfd("static", 4096 * grants.len() as u64).unwrap());
+        self.mapped.lock().unwrap().push(Arc::downgrade(&mapping));
         let page = |(i, (_, readonly)): (usize, &(u32, bool))| {
             StaticPage::new(Arc::clone(&mapping), 4096 * i, *readonly)
         };
@@ -49,7 +54,7 @@ impl StaticHost for Mapper {
     }
 
     fn settle(&mut self, queue: usize) {
-        self.0.lock().unwrap().push(queue);
+        self.settled.lock().unwrap().push(queue);
     }
 }
 
@@ -241,6 +246,20 @@ fn static_grants_are_added_all_or_none() {
 }
 
 #[test]
+fn static_grants_are_found_however_far_apart() {
+    let mapping = Arc::new(Mapping::memfd("static", 4096).unwrap());
+    let page = || StaticPage::new(Arc::clone(&mapping), 0, true);
+    let near: Vec<u32> = (8..40).step_by(3).collect();
+    let max = u32::MAX;
+    for grefs in [vec![], near, vec![0], vec![max], vec![0, max], vec![7, 4102], vec![7, 4103]] {
+        let grants = StaticGrants::of(grefs.iter().map(|gref| (*gref, page())).collect());
+        assert_eq!((grants.len(), grants.is_empty()), (grefs.len(), grefs.is_empty()));
+        let probes = (0..5000).chain([1 << 31, max - 1, max]);
+        assert!(probes.clone().all(|gref| grants.get(gref).is_some() == grefs.contains(&gref)));
+    }
+}
+
+#[test]
 fn static_pages_are_bounded_and_readonly_ones_not_written() {
     let mut rig = Rig::new(true);
     rig.list(PAGE, &[1000, 1001]);
@@ -263,12 +282,12 @@ fn static_grants_are_removed_one_by_one() {
     let (add, del) = (ctrl_type::ADD_GREF_MAPPING, ctrl_type::DEL_GREF_MAPPING);
     rig.list(PAGE, &[1000, 1001, 1002]);
     assert_eq!(rig.ask(add, [2, PAGE, 3]), OK);
-    let kept = Arc::downgrade(&rig.orders.grants(2).get(1002).unwrap().mapping);
+    let kept = Weak::clone(&rig.mapper.mapped.lock().unwrap()[0]);
     // Not there, there, and there no more.
     rig.list(PAGE, &[5, 1001, 1001, 1000]);
     assert_eq!(rig.ask(del, [2, PAGE, 4]), (SUCCESS, 2));
     assert_eq!(rig.statuses(PAGE, 4), [2, 0, 2, 0]);
-    assert_eq!(*rig.mapper.0.lock().unwrap(), [2], "ports have let go before the answer");
+    assert_eq!(*rig.mapper.settled.lock().unwrap(), [2], "ports have let go before the answer");
     // Of another queue.
     rig.list(PAGE, &[1002]);
     assert_eq!(rig.ask(del, [0, PAGE, 1]), OK);

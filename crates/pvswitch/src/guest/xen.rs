@@ -1,0 +1,334 @@
+//! A guest's vif, over Xen or without it: its connection, which is its xenstore handshake.
+//!
+//! The rings' halves are in `half`. Whoever drops a link closes the vif and waits, not for ever,
+//! for the back end to let go, so that grants are given back and its port goes down at once.
+
+mod half;
+#[cfg(test)]
+mod tests;
+
+pub use self::half::{XenRx, XenTx};
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use xen_netif::back::{Failure, Home, State, Tree};
+use xen_netif::front::{Agreed, Handshake, OneQueue, Queue, Sizes, Status, Wishes};
+use xen_netif::host::{Front, HostError};
+use xen_netif::store::StoreError;
+use xen_netif::sys::{self, SocketError, Until};
+
+use self::half::Channel;
+use super::ring::{Buffers, Half, Ring};
+use super::{HDR_LEN, Settings};
+
+/// Bytes of a page, and of a receive buffer.
+const PAGE: u32 = 4096;
+/// Longest frame that a tx ring can tell of.
+pub const FRAME_MAX: u32 = 65_535;
+/// Pages that hold one, with a header and the largest offset.
+const PAGES_EACH_MAX: u32 = 17;
+/// Longest wait for the back end when we leave.
+const LEAVE_MAX: Duration = Duration::from_secs(2);
+/// Where the kernel tells which of its drivers have which vifs.
+const DEVICES: &str = "/sys/bus/xen/devices";
+
+/// Which vif.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Vif {
+    /// The one in this directory, without Xen.
+    Local(PathBuf),
+    /// This domain's, by number.
+    Device(u16),
+}
+
+/// Which vif, and what is wanted of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Which.
+    pub vif: Vif,
+    /// An event channel for each ring.
+    pub split: bool,
+    /// Smart poll.
+    pub smart_poll: bool,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.vif {
+            Vif::Local(dir) => write!(f, "xen-local:{}", dir.display()),
+            Vif::Device(devid) => write!(f, "xen:{devid}"),
+        }
+    }
+}
+
+impl Target {
+    /// Reads what follows `--connect xen-local:` or, with `real`, `xen:`.
+    pub fn parse(rest: &str, real: bool) -> Result<Self, String> {
+        let mut parts = rest.split(',');
+        let which = parts.next().unwrap_or_default();
+        let vif = match which.parse() {
+            Ok(devid) if real => Vif::Device(devid),
+            _ if real => return Err(format!("'{which}' is no number of a vif; use xen:0")),
+            _ if which.is_empty() => return Err("use xen-local:DIR, a directory".into()),
+            _ => Vif::Local(which.into()),
+        };
+        let mut target = Self { vif, split: true, smart_poll: false };
+        for option in parts {
+            let (key, value) = option.split_once('=').unwrap_or((option, ""));
+            let field = match key {
+                "split" => &mut target.split,
+                "smart-poll" => &mut target.smart_poll,
+                _ => {
+                    let hint = crate::spec::did_you_mean(key, ["split", "smart-poll"]);
+                    return Err(format!("unknown option '{key}'{hint}; known: split, smart-poll"));
+                }
+            };
+            *field = match value {
+                "on" => true,
+                "off" => false,
+                _ => return Err(format!("{key}={value}: use {key}=on or {key}=off")),
+            };
+        }
+        Ok(target)
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum XenError {
+    /// The host refuses.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The store refuses.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The handshake failed.
+    #[error("the vif's handshake failed: {0}")]
+    Handshake(#[from] Failure),
+    /// There is no such vif.
+    #[error(
+        "this domain has no vif {devid} (it has: {}); attach one (xl network-attach)",
+        list(have)
+    )]
+    NoVif {
+        /// The one asked for.
+        devid: u16,
+        /// Those there are.
+        have: Vec<u16>,
+    },
+    /// Its keys make no sense.
+    #[error("{key} is '{value}', not the number of a domain; did a toolstack make this vif?")]
+    BadKey {
+        /// Which.
+        key: String,
+        /// What it says.
+        value: String,
+    },
+    /// Someone else has it.
+    #[error("vif {devid} is in use by {by}")]
+    Claimed {
+        /// Which.
+        devid: u16,
+        /// Who, and what to do.
+        by: String,
+    },
+    /// Its back end does not answer yet.
+    #[error("its back end {back} is in state {state}; is a switch running there that serves it?")]
+    NotYet {
+        /// The back end's directory.
+        back: String,
+        /// Its state.
+        state: State,
+    },
+}
+
+fn list(vifs: &[u16]) -> String {
+    let vifs: Vec<_> = vifs.iter().map(u16::to_string).collect();
+    if vifs.is_empty() { "none".into() } else { vifs.join(", ") }
+}
+
+impl XenError {
+    /// Whether the other end is just not there yet.
+    pub fn is_absence(&self) -> bool {
+        let is_absent = |e: &SocketError| {
+            matches!(e, SocketError::NobodyListens(_) | SocketError::NoDirectory(_))
+        };
+        match self {
+            Self::Host(HostError::Socket(e) | HostError::Store(StoreError::Socket(e)))
+            | Self::Store(StoreError::Socket(e)) => is_absent(e),
+            Self::NoVif { .. } | Self::NotYet { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+/// A vif's connection, or one that is being made.
+pub struct XenLink {
+    handshake: Handshake<OneQueue>,
+    home: Home,
+    /// Its directory.
+    dir: String,
+    agreed: Option<Agreed>,
+    gone: bool,
+    /// Given back last.
+    _claim: Option<OwnedFd>,
+}
+
+impl XenLink {
+    /// Begins a handshake for a queue of `sizes`.
+    pub fn begin(target: &Target, sizes: Sizes) -> Result<Self, XenError> {
+        let (front, devid, claim) = match &target.vif {
+            Vif::Local(dir) => (Front::open_local(dir)?, 0, None),
+            Vif::Device(devid) => {
+                not_the_kernels(Path::new(DEVICES), *devid)?;
+                (Front::open_xen()?, *devid, Some(claim(*devid)?))
+            }
+        };
+        let dir = format!("device/vif/{devid}");
+        let mut home = Home::new(front.store()?)?;
+        if home.read(&format!("{dir}/backend"))?.is_none() {
+            return Err(XenError::NoVif { devid, have: front.vifs()? });
+        }
+        let key = format!("{dir}/backend-id");
+        let value = home.read(&key)?.unwrap_or_default();
+        let Ok(backend_domid) = value.trim().parse() else {
+            return Err(XenError::BadKey { key, value });
+        };
+        let Target { split, smart_poll, .. } = *target;
+        let wishes = Wishes { queues: 1, split, ctrl: false, smart_poll };
+        let queue = OneQueue::new(front, backend_domid, sizes);
+        let handshake = Handshake::new(dir.clone(), wishes, queue);
+        home.watch(&format!("{dir}/backend"), "front")?;
+        Ok(Self { handshake, home, dir, agreed: None, gone: false, _claim: claim })
+    }
+
+    /// Waits for the back end for at most `limit`; then it can be waited for again.
+    pub fn within(&mut self, limit: Duration) -> Result<Queue, XenError> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let status = self.handshake.look(&mut self.home)?;
+            if status == Status::Up
+                && let Some(queue) = self.handshake.rings().take()
+            {
+                self.agreed = self.handshake.agreed().copied();
+                return Ok(queue);
+            }
+            if !sys::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false) {
+                return Err(self.not_yet()?);
+            }
+            self.home.events()?;
+        }
+    }
+
+    fn not_yet(&mut self) -> Result<XenError, XenError> {
+        let back = self.home.read(&format!("{}/backend", self.dir))?.unwrap_or_default();
+        let state = self.home.read(&format!("{back}/state"))?;
+        let state = state.and_then(|state| State::parse(&state)).unwrap_or(State::Unknown);
+        Ok(XenError::NotYet { back, state })
+    }
+
+    /// What was agreed on.
+    pub fn agreed(&self) -> Option<&Agreed> {
+        self.agreed.as_ref()
+    }
+
+    /// Whether the back end has gone, or closed, or began anew.
+    pub fn is_gone(&mut self) -> bool {
+        if !self.gone {
+            self.gone = match self.home.events() {
+                Ok(events) if events.is_empty() => false,
+                Ok(_) => {
+                    self.handshake.look(&mut self.home).is_err()
+                        || self.handshake.rings().is_stopped()
+                }
+                Err(_) => true,
+            };
+        }
+        self.gone
+    }
+
+    /// Closes; gives up when xenstore is lost or the back end does not follow.
+    fn leave(&mut self) {
+        // Without rings there is nothing to wait for.
+        let limit = self.handshake.agreed().map_or(Duration::ZERO, |_| LEAVE_MAX);
+        let deadline = Instant::now() + limit;
+        self.handshake.leave();
+        while let Ok(Status::Up | Status::Waiting) = self.handshake.look(&mut self.home)
+            && sys::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false)
+            && self.home.events().is_ok()
+        {}
+    }
+}
+
+impl Drop for XenLink {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// Readable when [`XenLink::is_gone`] is to be asked.
+impl AsFd for XenLink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.home.as_fd()
+    }
+}
+
+/// The memory of a queue: `buffers` of each direction, for frames of at most `frame_max` bytes.
+pub fn sizes(buffers: u16, frame_max: u32, settings: &Settings) -> Sizes {
+    let longest = HDR_LEN as u32 + u32::from(settings.offset) + frame_max;
+    let pages = longest.div_ceil(PAGE).clamp(1, PAGES_EACH_MAX);
+    Sizes { tx_buffers: buffers, tx_pages_each: pages as u16, rx_pages: buffers }
+}
+
+/// Both rings of a queue, (transmit, receive), as a guest has them.
+pub fn rings(queue: Queue, sizes: Sizes, settings: &Settings) -> (Ring, Ring) {
+    let buffers = |pages: u16, count, offset| Buffers {
+        base: 0,
+        stride: u64::from(pages) * u64::from(PAGE),
+        count,
+        apart: false,
+        offset,
+    };
+    let tx_buffers = buffers(sizes.tx_pages_each, queue.tx_buffers, settings.offset);
+    // Where in its page a frame begins is the back end's to say.
+    let rx_buffers = buffers(1, sizes.rx_pages, 0);
+    let tx = Half::XenTx(XenTx { queue: queue.tx, channel: Channel::new(queue.tx_channel) });
+    let rx = Half::XenRx(XenRx::new(queue.rx, Channel::new(queue.rx_channel)));
+    (Ring::xen(tx, queue.tx_memory, tx_buffers), Ring::xen(rx, queue.rx_memory, rx_buffers))
+}
+
+/// Refuses a vif that a driver of the kernel has.
+fn not_the_kernels(devices: &Path, devid: u16) -> Result<(), XenError> {
+    let driver = devices.join(format!("vif-{devid}")).join("driver");
+    let Ok(driver) = std::fs::read_link(driver) else { return Ok(()) };
+    let name = driver.file_name().unwrap_or(driver.as_os_str()).to_string_lossy();
+    let by = format!(
+        "this kernel's driver '{name}'; take it away: echo vif-{devid} > \
+         /sys/bus/xen/drivers/{name}/unbind"
+    );
+    Err(XenError::Claimed { devid, by })
+}
+
+/// Takes a vif for this process: a name that ends with its descriptor.
+fn claim(devid: u16) -> Result<OwnedFd, XenError> {
+    let os = |error: rustix::io::Errno| HostError::Os {
+        at: format!("vif {devid}").into(),
+        what: "claim",
+        error: error.into(),
+    };
+    let name = SocketAddrUnix::new_abstract_name(format!("pvswitch-vif-{devid}").as_bytes());
+    let (family, kind) = (AddressFamily::UNIX, SocketType::DGRAM);
+    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).map_err(os)?;
+    match rustix::net::bind(&socket, &name.map_err(os)?) {
+        Ok(()) => Ok(socket),
+        Err(rustix::io::Errno::ADDRINUSE) => {
+            let by = "another pvswitch (nic or gen); stop it, or use another vif".into();
+            Err(XenError::Claimed { devid, by })
+        }
+        Err(error) => Err(os(error).into()),
+    }
+}

@@ -1,0 +1,663 @@
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+use ::ring::xen::{
+    BackRx, BackTx, Extra, Gso, Packet, RxResponse, TxPacket, gso_type, rx_flag, status, tx_flag,
+};
+use shm::{Domain, Seg, SegMut};
+use switch::poll::Policy;
+use switch::vnet::{DATA_VALID, GSO_TCPV4, NEEDS_CSUM, Offloads, VnetHdr};
+use xen_netif::back::{self, Offer, Plug, Refused, Request, VifId, without};
+use xen_netif::host::{self, Back};
+
+use super::*;
+use crate::guest::connect::ConnectError;
+use crate::guest::tx::Rest;
+use crate::guest::{Also, Connect, Guest, Setting, connect, now_ns};
+
+/// The switch's ends of both rings, worked by hand.
+struct Ends {
+    tx: BackTx,
+    rx: BackRx,
+    tx_channel: host::Channel,
+    rx_channel: Option<host::Channel>,
+    domain: std::sync::Arc<Domain>,
+    smart: bool,
+    /// Slots of packets taken and not answered.
+    held: usize,
+}
+
+#[derive(Clone)]
+struct Raw {
+    host: std::sync::Arc<Back>,
+    ends: std::sync::Arc<Mutex<Option<Ends>>>,
+}
+
+impl Plug for Raw {
+    fn claimed(&mut self) -> Option<String> {
+        None
+    }
+
+    fn connect(&mut self, request: &Request) -> Result<(), Refused> {
+        let keys = &request.queues[0];
+        let page = |gref| self.host.map(1, gref).unwrap().area().unwrap();
+        let bind = |port| self.host.bind(1, port).unwrap();
+        *self.ends.lock().unwrap() = Some(Ends {
+            tx: BackTx::attach(page(keys.tx_ref)).unwrap(),
+            rx: BackRx::attach(page(keys.rx_ref)).unwrap(),
+            tx_channel: bind(keys.tx_port),
+            rx_channel: keys.rx_port.map(bind),
+            domain: self.host.domain(1).unwrap(),
+            smart: request.takes.smart_poll,
+            held: 0,
+        });
+        Ok(())
+    }
+
+    fn set(&mut self, _: &back::Settings) {}
+
+    fn disconnect(&mut self) {
+        *self.ends.lock().unwrap() = None;
+    }
+}
+
+/// A switch's side of a directory: the handshake in a thread of its own.
+struct Peer {
+    raw: Raw,
+    dir: PathBuf,
+    stop: std::sync::Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Peer {
+    fn new(lacks: &str) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self::at(std::env::temp_dir().join(format!("pvs-vif-{}-{n}", std::process::id())), lacks)
+    }
+
+    fn at(dir: PathBuf, lacks: &str) -> Self {
+        let host = std::sync::Arc::new(Back::open_local(&dir).unwrap());
+        let raw = Raw { ends: std::sync::Arc::default(), host };
+        let mut home = Home::new(raw.host.store().unwrap()).unwrap();
+        let without = if lacks.is_empty() { 0 } else { without(lacks).unwrap() };
+        let (id, offer) = (VifId { domid: 1, devid: 0 }, Offer { queues: 1, without });
+        let mut vif = back::Handshake::new(id, offer, raw.clone(), Instant::now());
+        let stop = std::sync::Arc::new(AtomicBool::new(false));
+        let stopped = std::sync::Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            vif.start(&mut home, Instant::now()).unwrap();
+            while !stopped.load(Ordering::Relaxed) {
+                let soon = Instant::now() + Duration::from_millis(5);
+                let _ = sys::wait(home.as_fd(), Until::Readable, soon);
+                home.events().unwrap();
+                vif.look(&mut home, Instant::now()).unwrap();
+            }
+        });
+        Self { raw, dir, stop, thread: Some(thread) }
+    }
+
+    fn ends(&self) -> MutexGuard<'_, Option<Ends>> {
+        self.raw.ends.lock().unwrap()
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut Ends) -> R) -> R {
+        f(self.ends().as_mut().expect("connected"))
+    }
+
+    fn to(&self, options: &str, poll: Option<Policy>, kick: &str, sets: &[&str]) -> Connect {
+        let connect = format!("xen-local:{}{options}", self.dir.display());
+        Connect::try_from(&args(&connect, poll, kick, sets)).unwrap()
+    }
+
+    fn guest(&self, options: &str) -> Guest {
+        let to = self.to(options, Some(Policy::Event), "event", &[]);
+        connect(&to, Some(&|| true)).unwrap()
+    }
+
+    fn write_state(&self, state: &str) {
+        let store = self.raw.host.store().unwrap();
+        store.write("/local/domain/0/backend/vif/1/0/state", state).unwrap();
+    }
+
+    /// Stops the handshake, and with `host` leaves the directory to nobody.
+    fn stop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn args(connect: &str, poll: Option<Policy>, kick: &str, sets: &[&str]) -> crate::cli::ConnectArgs {
+    crate::cli::ConnectArgs {
+        connect: connect.into(),
+        queue_size: 256,
+        packed: false,
+        in_order: false,
+        poll,
+        kick: kick.parse().unwrap(),
+        set: sets.iter().map(|set| set.parse::<Setting>().unwrap()).collect(),
+    }
+}
+
+impl Ends {
+    /// Takes the next packet, with its bytes.
+    fn take(&mut self) -> Option<(TxPacket, Vec<u8>)> {
+        let mut packet = TxPacket::new();
+        assert_eq!(self.tx.take(&mut packet).unwrap()?, Packet::Frame);
+        self.held += 1;
+        let mut bytes = Vec::new();
+        for slot in packet.slots() {
+            let mut part = vec![0; slot.len.into()];
+            let seg = Seg::granted(&self.domain, slot.gref, slot.offset, slot.len).unwrap();
+            assert_eq!(seg.read(&mut part), part.len(), "the grant can be read");
+            bytes.extend(part);
+        }
+        Some((packet, bytes))
+    }
+
+    fn take_all(&mut self) -> usize {
+        std::iter::from_fn(|| self.take()).count()
+    }
+
+    /// Answers the oldest packet; whether the guest was told.
+    fn answer(&mut self, status: i16) -> bool {
+        self.held -= 1;
+        self.tx.put(status);
+        self.tx.publish();
+        let needed = self.tx.notify_needed();
+        let tell = if self.smart { self.rx.smart_poll().claim() } else { needed };
+        if tell {
+            self.tx_channel.notify();
+        }
+        tell
+    }
+
+    /// Puts a packet on the rx ring, as a switch would that puts `each` bytes into a page.
+    fn give(&mut self, flags: u16, gso: Option<Gso>, bytes: &[u8], each: usize) -> bool {
+        self.rx.available().unwrap();
+        let parts: Vec<_> = bytes.chunks(each).collect();
+        for (i, part) in parts.iter().enumerate() {
+            let request = self.rx.take().unwrap();
+            let len = u16::try_from(part.len()).unwrap();
+            let mut to = SegMut::granted(&self.domain, request.gref, 0, len).unwrap();
+            assert_eq!(to.write(part), u32::from(len), "the grant can be written");
+            let more = if i + 1 < parts.len() { rx_flag::MORE_DATA } else { 0 };
+            let extra = gso.filter(|_| i == 0);
+            let with = if extra.is_some() { rx_flag::EXTRA_INFO } else { 0 };
+            let first = if i == 0 { flags } else { 0 };
+            let flags = more | with | first;
+            let status = i16::try_from(len).unwrap();
+            self.rx.put(RxResponse { id: request.id, offset: 0, flags, status });
+            if let Some(gso) = extra {
+                self.rx.take().unwrap();
+                self.rx.put_extra(Extra::Gso(gso), false);
+            }
+        }
+        self.rx.publish();
+        let needed = self.rx.notify_needed();
+        let tell = if self.smart { self.rx.smart_poll().claim() } else { needed };
+        if tell {
+            self.rx_channel.as_ref().unwrap_or(&self.tx_channel).notify();
+        }
+        tell
+    }
+}
+
+/// Ethernet, IPv4 and TCP, and `len` bytes in all that can be told apart.
+fn tcp(len: usize) -> Vec<u8> {
+    let mut frame: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+    frame[12..26].copy_from_slice(&[8, 0, 0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0]);
+    frame
+}
+
+const TSO: VnetHdr = VnetHdr {
+    flags: NEEDS_CSUM,
+    gso_type: GSO_TCPV4,
+    hdr_len: 0,
+    gso_size: 1448,
+    csum_start: 34,
+    csum_offset: 16,
+};
+const GSO: Gso = Gso { size: 1448, kind: gso_type::TCPV4, features: 0 };
+
+/// Sends a frame with a header, as a TAP writes both into a buffer.
+fn send(guest: &mut Guest, hdr: &VnetHdr, frame: &[u8]) -> bool {
+    assert!(guest.tx.room(1).unwrap() > 0);
+    let i = guest.tx.free().next().unwrap();
+    let mut to = guest.tx.memory(i).next().unwrap();
+    to.write(&hdr.bytes());
+    to.write(&[0, 0]);
+    to.write(frame);
+    let sent = guest.tx.send(i, (HDR_LEN + frame.len()) as u32);
+    guest.tx.publish(usize::from(sent), now_ns());
+    sent
+}
+
+/// What comes, as (header, bytes).
+fn receive(guest: &mut Guest) -> Vec<(VnetHdr, Vec<u8>)> {
+    let mut all = Vec::new();
+    let frames = guest.rx.receive(64, |segs| {
+        let mut bytes = vec![0; segs.iter().map(|seg| seg.len() as usize).sum()];
+        let mut at = 0;
+        segs.iter().for_each(|seg| at += seg.read(&mut bytes[at..]));
+        let frame = bytes.split_off(HDR_LEN);
+        assert_eq!(bytes[10..], [1, 0], "one buffer's worth, as the header tells");
+        all.push((VnetHdr::parse(bytes.first_chunk().unwrap()), frame));
+    });
+    assert_eq!(frames.unwrap(), all.len());
+    guest.rx.refill();
+    all
+}
+
+#[test]
+fn headers_go_out_as_flags_and_extra_infos() {
+    let peer = Peer::new("");
+    for (options, sets) in [("", vec![]), (",split=off", vec!["offset=6"])] {
+        let to = peer.to(options, Some(Policy::Event), "event", &sets);
+        let mut guest = connect(&to, Some(&|| true)).unwrap();
+        let valid = VnetHdr { flags: DATA_VALID, ..VnetHdr::NONE };
+        let blank = VnetHdr { gso_type: 0, gso_size: 0, ..TSO };
+        let both = tx_flag::CSUM_BLANK | tx_flag::DATA_VALIDATED;
+        for (hdr, len, flags, gso) in [
+            (VnetHdr::NONE, 60, 0, None),
+            (valid, 1514, tx_flag::DATA_VALIDATED, None),
+            (blank, 1514, both, None),
+            (TSO, 65_000, both, Some(GSO)),
+        ] {
+            let frame = tcp(len);
+            assert!(send(&mut guest, &hdr, &frame));
+            peer.with(|ends| {
+                let (packet, bytes) = ends.take().unwrap();
+                assert_eq!((packet.flags & both, packet.gso), (flags, gso));
+                assert!(bytes == frame, "{len} bytes");
+                ends.answer(status::OKAY);
+            });
+            guest.tx.reclaim().unwrap();
+            assert_eq!((guest.tx.in_flight(), guest.tx.ring.lost()), (0, 0));
+        }
+        send(&mut guest, &VnetHdr::NONE, &tcp(60));
+        peer.with(|ends| (ends.take().unwrap(), ends.answer(status::ERROR)));
+        guest.tx.reclaim().unwrap();
+        assert_eq!((guest.tx.in_flight(), guest.tx.ring.lost()), (0, 1));
+    }
+}
+
+#[test]
+fn headers_are_made_of_what_comes_in() {
+    let peer = Peer::new("");
+    let mut guest = peer.guest("");
+    peer.with(|ends| {
+        ends.give(0, None, &tcp(60), 4096);
+        ends.give(rx_flag::DATA_VALIDATED, None, &tcp(1514), 4096);
+        ends.give(rx_flag::CSUM_BLANK | rx_flag::DATA_VALIDATED, None, &tcp(9000), 4096);
+        // Headers that are split over pages are found as well.
+        ends.give(rx_flag::CSUM_BLANK, Some(GSO), &tcp(3000), 20);
+    });
+    let got = receive(&mut guest);
+    let valid = VnetHdr { flags: DATA_VALID, ..VnetHdr::NONE };
+    let blank = VnetHdr { gso_type: 0, gso_size: 0, ..TSO };
+    let hdrs: Vec<_> = got.iter().map(|(hdr, _)| *hdr).collect();
+    assert_eq!(hdrs[..3], [VnetHdr::NONE, valid, blank]);
+    assert!([60, 1514, 9000].iter().zip(&got).all(|(len, (_, frame))| *frame == tcp(*len)));
+    // 150 pages are more than a packet may have.
+    assert_eq!((hdrs.len(), guest.rx.ring.lost()), (3, 1));
+    peer.with(|ends| ends.give(rx_flag::CSUM_BLANK, Some(GSO), &tcp(300), 20));
+    let got = receive(&mut guest);
+    assert_eq!((got[0].0, got[0].1.len()), (TSO, 300));
+    peer.with(|ends| assert_eq!(ends.rx.available(), Ok(256), "every page is offered again"));
+}
+
+#[test]
+fn a_checksum_that_is_blank_where_there_is_none_drops_the_packet_and_costs_no_page() {
+    let peer = Peer::new("");
+    let mut guest = peer.guest("");
+    let mut arp = tcp(60);
+    arp[13] = 6;
+    for round in 1..20 {
+        peer.with(|ends| {
+            for _ in 0..60 {
+                ends.give(rx_flag::CSUM_BLANK, None, &arp, 4096);
+            }
+        });
+        assert_eq!(receive(&mut guest), []);
+        assert_eq!(guest.rx.ring.lost(), 60 * round);
+        // It offered them again by itself: no frame came with which it would have.
+        peer.with(|ends| assert_eq!(ends.rx.available(), Ok(256)));
+    }
+}
+
+#[test]
+fn what_the_switch_does_not_take_is_dropped_and_counted() {
+    let peer = Peer::new("sg+gso-tcpv4");
+    let mut guest = peer.guest("");
+    assert_eq!(guest.link.takes(), Offloads { csum: true, ..Offloads::default() });
+    assert_eq!(guest.tx.ring.longest(), 4096 - 12);
+    assert!(!send(&mut guest, &TSO, &tcp(3000)));
+    assert!(!send(&mut guest, &VnetHdr::NONE, &tcp(4085)));
+    assert!(send(&mut guest, &VnetHdr::NONE, &tcp(4084)));
+    assert_eq!((guest.tx.counts.refused, guest.tx.counts.frames, guest.tx.in_flight()), (2, 1, 1));
+    let peer = Peer::new("");
+    let guest = peer.guest("");
+    let takes = Offloads { csum: true, tso4: true, tso6: true, ..Offloads::default() };
+    assert_eq!((guest.link.takes(), guest.tx.ring.longest()), (takes, 65_535));
+}
+
+#[test]
+fn every_completion_wakes_a_blocked_sender() {
+    let peer = Peer::new("");
+    for completion in ["orphan", "before-tx", "timer:1000", "on-empty", "on-half-empty"] {
+        let set = format!("tx-completion={completion}");
+        let to = peer.to("", Some(Policy::Event), "event", &[&set]);
+        let mut guest = connect(&to, Some(&|| true)).unwrap();
+        // Each takes a slot; room for another is only counted where the longest has it.
+        while guest.tx.room(1).unwrap() > 0 {
+            send(&mut guest, &VnetHdr::NONE, &tcp(60));
+        }
+        let sent = guest.tx.in_flight();
+        assert!((230..=256).contains(&sent), "{sent} are in flight");
+        assert_eq!(peer.with(Ends::take_all), usize::from(sent));
+        let mut told = None;
+        for used in 1..=sent {
+            if guest.tx.rest(true).unwrap() == Rest::Awake || guest.tx.room(1).unwrap() > 0 {
+                break;
+            }
+            if peer.with(|ends| ends.answer(status::OKAY)) {
+                told.get_or_insert(used);
+            }
+        }
+        guest.tx.tick(now_ns() + 2_000_000).unwrap();
+        assert!(guest.tx.room(1).unwrap() > 0, "{completion}");
+        match completion {
+            "on-empty" => assert_eq!(told, Some(sent)),
+            // A fresh ring asks for the first.
+            "timer:1000" => assert!(told.is_none_or(|used| used == 1)),
+            _ => assert!(told.is_some(), "{completion}"),
+        }
+    }
+}
+
+/// A sender and a switch that both sleep when they may, in random steps: whenever both do, a
+/// deadline is set, or nothing is left to do.
+fn nobody_sleeps_for_ever(peer: &Peer, kick: &str, completion: &str, seed: u64) {
+    let what = format!("--kick {kick} tx-completion={completion} seed {seed}");
+    let set = format!("tx-completion={completion}");
+    let mut guest = connect(&peer.to("", None, kick, &[&set]), Some(&|| true)).unwrap();
+    let mut random = seed * 2 + 1;
+    let mut next = |n: u64| {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (random >> 33) % n
+    };
+    let (mut now, mut left, mut taken, mut switch_asleep) = (1, 2000_usize, 0, false);
+    let mut rounds = 0;
+    while taken < 2000 {
+        rounds += 1;
+        assert!(rounds < 200_000, "{what}: the switch is not told");
+        now += next(3) * 1000;
+        let answers = next(60) as usize;
+        peer.with(|ends| {
+            switch_asleep &= !ends.tx_channel.ack();
+            if !switch_asleep && next(2) == 0 {
+                let got = ends.take_all();
+                taken += got;
+                for _ in 0..answers.min(ends.held) {
+                    ends.answer(status::OKAY);
+                }
+                if got == 0 && ends.held == 0 {
+                    switch_asleep = ends.tx.arm() == ::ring::xen::Armed::Armed;
+                }
+            }
+        });
+        guest.tx.tick(now).unwrap();
+        let want = (next(64) as usize).min(left);
+        let room = guest.tx.room(want).unwrap();
+        for _ in 0..room {
+            let i = guest.tx.free().next().unwrap();
+            guest.tx.plain(i).write(&tcp(60));
+            assert!(guest.tx.send(i, 72));
+        }
+        if room > 0 {
+            guest.tx.publish(room, now);
+            left -= room;
+        }
+        let blocked = want > 0 && room == 0;
+        let retries = blocked && guest.tx.stop();
+        if !blocked && left > 0 || retries || guest.tx.rest(blocked).unwrap() == Rest::Awake {
+            continue;
+        }
+        // It sleeps: the switch goes on until it does, too, or has told.
+        let told = peer.with(|ends| {
+            switch_asleep &= !ends.tx_channel.ack();
+            let mut told = guest.tx.ring.take_calls();
+            while !told && !switch_asleep {
+                taken += ends.take_all();
+                if ends.held == 0 {
+                    switch_asleep = ends.tx.arm() == ::ring::xen::Armed::Armed;
+                } else {
+                    ends.answer(status::OKAY);
+                }
+                told = guest.tx.ring.take_calls();
+            }
+            told
+        });
+        if !told {
+            match guest.tx.deadline() {
+                Some(at) => now = now.max(at),
+                None => assert!(!blocked && taken == 2000, "{what}: everyone sleeps"),
+            }
+        }
+    }
+    assert_eq!(left, 0, "{what}");
+}
+
+#[test]
+fn nobody_sleeps_with_work_pending() {
+    let peer = Peer::new("");
+    for kick in ["event", "timer:1000", "coalesce:50,4", "coalesce:50/pending"] {
+        for completion in ["orphan", "before-tx", "timer:1000", "on-empty", "on-half-empty"] {
+            (0..2).for_each(|seed| nobody_sleeps_for_ever(&peer, kick, completion, seed));
+        }
+    }
+}
+
+/// Sleeps until told, as a round does; whether it was before the look-around.
+fn sleeps_until_told(guest: &mut Guest, also: Also<'_>) -> bool {
+    const LONG_NS: u64 = 20_000_000_000;
+    let begun = now_ns();
+    guest.begin(begun).unwrap();
+    guest.end(true, 0, 0, begun);
+    assert!(guest.wait(&Also { until: Some(begun + LONG_NS), ..also }).unwrap());
+    now_ns() < begun + LONG_NS / 2
+}
+
+#[test]
+fn a_sleeper_is_told_of_frames_and_of_free_buffers() {
+    for options in ["", ",split=off", ",smart-poll=on", ",smart-poll=on,split=off"] {
+        let peer = Peer::new("");
+        let mut guest = peer.guest(options);
+        for round in 0..3 {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(30));
+                    peer.with(|ends| ends.give(0, None, &tcp(60), 4096));
+                });
+                while receive(&mut guest).is_empty() {
+                    assert!(sleeps_until_told(&mut guest, Also::default()), "{options} {round}");
+                }
+            });
+            while guest.tx.room(1).unwrap() > 0 {
+                send(&mut guest, &VnetHdr::NONE, &tcp(60));
+            }
+            let blocked = || Also { blocked: true, ..Also::default() };
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(30));
+                    peer.with(|ends| {
+                        ends.take_all();
+                        // The other ring is served in between, so that its event may be the one.
+                        ends.give(0, None, &tcp(60), 4096);
+                        while ends.held > 0 {
+                            ends.answer(status::OKAY);
+                        }
+                    });
+                });
+                while guest.tx.room(1).unwrap() == 0 {
+                    // Frames that come wait: their echoes need buffers.
+                    let also = Also { deaf: round == 1, ..blocked() };
+                    assert!(sleeps_until_told(&mut guest, also), "{options} {round}");
+                }
+            });
+            while receive(&mut guest).is_empty() {
+                assert!(sleeps_until_told(&mut guest, Also::default()), "{options} {round}");
+            }
+        }
+    }
+}
+
+#[test]
+fn smart_poll_is_used_where_both_want_it_and_takes_events_away() {
+    let peer = Peer::new("");
+    let to = peer.to(",smart-poll=on", None, "event", &[]);
+    let mut guest = connect(&to, Some(&|| true)).unwrap();
+    assert!(guest.link.features().contains(&"smart-poll"));
+    assert_eq!(guest.settings.poll, Policy::Timer { hz: 1000 });
+    while !guest.arm().unwrap() {}
+    let told = (0..100).filter(|_| peer.with(|ends| ends.give(0, None, &tcp(60), 4096))).count();
+    assert_eq!(told, 1, "the first says that we poll from now on");
+    assert!(!guest.arm().unwrap(), "and what came is found before a sleep");
+    assert_eq!(receive(&mut guest).len() + receive(&mut guest).len(), 100);
+    assert!(guest.arm().unwrap());
+    assert!(peer.with(|ends| ends.give(0, None, &tcp(60), 4096)));
+    // One side alone: plain events, and the policy of those.
+    for (lacks, options) in [("smart-poll", ",smart-poll=on"), ("", "")] {
+        let peer = Peer::new(lacks);
+        let guest = connect(&peer.to(options, None, "event", &[]), Some(&|| true)).unwrap();
+        assert!(!guest.link.features().contains(&"smart-poll"));
+        assert_eq!(guest.settings.poll, Policy::ADAPTIVE);
+        assert!(!peer.with(|ends| ends.smart));
+    }
+}
+
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < end, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_guest_that_goes_takes_its_rings_with_it_and_the_next_one_comes() {
+    let peer = Peer::new("");
+    for _ in 0..3 {
+        let mut guest = peer.guest("");
+        assert!(!guest.link.is_gone());
+        assert!(peer.ends().is_some());
+        drop(guest);
+        assert!(peer.ends().is_none(), "the back end had let go before the guest was gone");
+    }
+}
+
+#[test]
+fn a_back_end_that_closes_is_gone_and_is_waited_for() {
+    let mut peer = Peer::new("");
+    let mut guest = peer.guest("");
+    peer.write_state("5");
+    eventually("the link to end", || guest.link.is_gone());
+    assert!(guest.link.is_gone(), "and it stays so");
+    drop(guest);
+    let mut guest = peer.guest("");
+    assert!(!guest.link.is_gone());
+    let dir = peer.dir.clone();
+    peer.stop();
+    drop(peer);
+    eventually("the link to end", || guest.link.is_gone());
+    drop(guest);
+    // Nobody is there; then somebody is.
+    let to = args(&format!("xen-local:{}", dir.display()), None, "event", &[]);
+    let to = Connect::try_from(&to).unwrap();
+    let error = connect(&to, None).err().unwrap();
+    let ConnectError::Xen(error) = error else { panic!("{error}") };
+    assert!(error.is_absence(), "{error}");
+    let later = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(150));
+        Peer::at(dir, "")
+    });
+    let mut guest = connect(&to, Some(&|| true)).unwrap();
+    let peer = later.join().unwrap();
+    assert!(!guest.link.is_gone() && peer.ends().is_some());
+}
+
+#[test]
+fn a_back_end_that_serves_nobody_is_waited_for_and_named() {
+    let dir = std::env::temp_dir().join(format!("pvs-vif-none-{}", std::process::id()));
+    let _host = Back::open_local(&dir).unwrap();
+    let to = args(&format!("xen-local:{}", dir.display()), None, "event", &[]);
+    let error = connect(&Connect::try_from(&to).unwrap(), None).err().unwrap();
+    let what = "its back end /local/domain/0/backend/vif/1/0 is in state Initialising";
+    assert!(error.to_string().contains(what), "{error}");
+    let ConnectError::Xen(error) = error else { panic!("{error}") };
+    assert!(error.is_absence());
+}
+
+#[test]
+fn a_vif_that_the_kernel_or_another_process_has_is_refused() {
+    let devices = std::env::temp_dir().join(format!("pvs-vifs-{}", std::process::id()));
+    std::fs::create_dir_all(devices.join("vif-3")).unwrap();
+    assert!(not_the_kernels(&devices, 3).is_ok(), "no driver has it");
+    std::os::unix::fs::symlink("../../drivers/vif", devices.join("vif-3/driver")).unwrap();
+    let error = not_the_kernels(&devices, 3).unwrap_err();
+    assert!(error.to_string().contains("echo vif-3 > /sys/bus/xen/drivers/vif/unbind"), "{error}");
+    assert!(!error.is_absence());
+    std::fs::remove_dir_all(devices).unwrap();
+    // Of this process alone: other tests may run at the same time.
+    let devid = (std::process::id() % 60_000) as u16;
+    let first = claim(devid).unwrap();
+    let error = claim(devid).unwrap_err();
+    assert!(error.to_string().contains("another pvswitch"), "{error}");
+    drop(first);
+    assert!(claim(devid).is_ok());
+    let none = XenError::NoVif { devid: 2, have: vec![0, 1] };
+    assert!(none.to_string().contains("no vif 2 (it has: 0, 1)"), "{none}");
+}
+
+#[test]
+fn targets_are_read_and_what_is_wrong_is_told() {
+    let to = |connect: &str| Connect::try_from(&args(connect, None, "event", &[]));
+    let target = |connect: &str| to(connect).unwrap().target.to_string();
+    assert_eq!(target("xen-local:/tmp/a,split=off"), "xen-local:/tmp/a");
+    assert_eq!(target("xen:3,smart-poll=on"), "xen:3");
+    let all = Target::parse("7,split=off,smart-poll=on", true).unwrap();
+    assert_eq!(all, Target { vif: Vif::Device(7), split: false, smart_poll: true });
+    for (bad, hint) in [
+        ("xn-local:/tmp/a", "unknown kind 'xn-local' (did you mean 'xen-local'?)"),
+        ("xen-local:", "use xen-local:DIR"),
+        ("xen:eth0", "'eth0' is no number of a vif"),
+        ("xen:65536", "no number"),
+        ("xen-local:/tmp/a,slpit=off", "unknown option 'slpit' (did you mean 'split'?)"),
+        ("xen-local:/tmp/a,queues=2", "known: split, smart-poll"),
+        ("xen:0,split=no", "use split=on or split=off"),
+        ("vhost-user:/tmp/a,mode=listen", "use vhost-user:SOCKET[,mode=client|server]"),
+    ] {
+        let error = to(bad).unwrap_err();
+        assert!(error.contains(hint) && error.contains(bad), "{bad}: {error}");
+    }
+    let with = |sets: &[&str]| args("xen:0", None, "event", sets);
+    for (args, hint) in [
+        (crate::cli::ConnectArgs { packed: true, ..with(&[]) }, "--packed: Xen's rings have no"),
+        (crate::cli::ConnectArgs { queue_size: 19, ..with(&[]) }, "use 20 to 256"),
+        (with(&["header=apart"]), "--set header=apart"),
+        (with(&["checks=off"]), "--set checks=off"),
+    ] {
+        let error = Connect::try_from(&args).unwrap_err();
+        assert!(error.contains(hint), "{error}");
+    }
+}

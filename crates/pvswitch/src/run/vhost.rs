@@ -1,0 +1,247 @@
+//! vhost-user ports: sockets, connections, and guests that come and go.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use switch::fdb::PortId;
+use switch::forward::{Mode, Port, Source};
+use switch::poll::Policy;
+use switch::tuning::Tuning;
+use vhost_user::backend::{self, Backend};
+use vhost_user::backoff::Backoff;
+use vhost_user::connection::Connection;
+use vhost_user::net::{NetDevice, NetOptions, Pair, takes};
+use vhost_user::sys::{self, Listener};
+
+use super::{Attach, Ingress, PortState, RunError, System, What};
+use crate::limit::PortLog;
+use crate::ports::{Guest, PortHost, burst_of, egress_of, rarp};
+use crate::spec::{PortSpec, Role, VhostUser};
+
+/// A connection that lasted so long was a good one.
+const LASTING: Duration = Duration::from_secs(2);
+
+/// A vhost-user port's place in the switch, its ingress queues, and itself.
+type VhostRef<'a> = (&'a Arc<Port>, &'a [Ingress], &'a mut VhostPort);
+
+pub(super) struct VhostPort {
+    pub(super) conf: VhostUser,
+    pub(super) pairs: Vec<Pair>,
+    pub(super) guest: Arc<Mutex<Guest>>,
+    pub(super) log: Arc<PortLog>,
+    pub(super) listener: Option<Listener>,
+    pub(super) connection: Option<Connection>,
+    pub(super) backoff: Backoff,
+    /// When the connection was made.
+    pub(super) since: Instant,
+    /// Client mode: when to try again.
+    pub(super) retry: Option<Instant>,
+    pub(super) connections: u64,
+}
+
+impl System {
+    pub(super) fn add_vhost_user(
+        &mut self,
+        spec: &PortSpec,
+        conf: &VhostUser,
+        id: PortId,
+    ) -> Result<PortState, RunError> {
+        let pairs: Vec<Pair> = (0..conf.queues).map(|_| Pair::new()).collect();
+        let port = Arc::new(Port::new(id, spec.name.clone(), egress_of(&pairs)));
+        let listener = match conf.role {
+            Role::Server => {
+                let listener = Listener::bind(&conf.socket)?;
+                self.watch(listener.as_fd(), What::Listener(spec.name.clone()))?;
+                Some(listener)
+            }
+            Role::Client => None,
+        };
+        let ingress = pairs.iter().map(|p| self.ingress(spec, &p.ingress_stats)).collect();
+        let vhost = VhostPort {
+            conf: conf.clone(),
+            pairs,
+            guest: Arc::default(),
+            log: Arc::new(PortLog::new(&spec.name)),
+            listener,
+            connection: None,
+            backoff: Backoff::default(),
+            since: Instant::now(),
+            retry: None,
+            connections: 0,
+        };
+        let attach = Attach::VhostUser(Box::new(vhost));
+        Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
+    }
+
+    fn vhost(&mut self, name: &str) -> Option<VhostRef<'_>> {
+        let state = self.ports.get_mut(name)?;
+        match &mut state.attach {
+            Attach::VhostUser(vhost) => Some((&state.port, &state.ingress, vhost)),
+            _ => None,
+        }
+    }
+
+    pub(super) fn accept_guest(&mut self, name: &str) {
+        let Some((_, _, vhost)) = self.vhost(name) else { return };
+        let stream = match vhost.listener.as_ref().map(Listener::accept) {
+            Some(Ok(Some(stream))) => stream,
+            Some(Err(error)) => {
+                vhost.log.warn(format_args!("{error}"));
+                self.rest(What::Listener(name.into()));
+                return;
+            }
+            _ => return,
+        };
+        if vhost.connection.is_some() {
+            // Closed at once: the front-end sees it, and the guest that is here keeps its port.
+            vhost.log.warn(format_args!("a second front-end connected; refused, one is here"));
+            return;
+        }
+        self.attach(name, stream);
+    }
+
+    fn attach(&mut self, name: &str, stream: UnixStream) {
+        let pool = Arc::clone(&self.pool);
+        let Some((port, ingress, vhost)) = self.vhost(name) else { return };
+        let pairs = vhost.pairs.clone();
+        let guest = Arc::clone(&vhost.guest);
+        let log = Arc::clone(&vhost.log);
+        let tuning = ingress.iter().map(|q| Arc::clone(&q.tuning)).collect();
+        let host = PortHost::new(Arc::clone(port), pairs.clone(), tuning, pool, guest, log);
+        let options = NetOptions {
+            pairs: vhost.conf.queues,
+            mtu: vhost.conf.mtu,
+            mac: vhost.conf.mac,
+            without: vhost.conf.without,
+        };
+        let device = Box::new(NetDevice::new(options, pairs, host));
+        let backend = Backend::new(
+            device,
+            backend::Options { protocol_features: backend::PROTOCOL_FEATURES },
+        );
+        let connection = Connection::new(stream, backend);
+        if let Err(error) = self.watch(connection.as_fd(), What::Connection(name.into())) {
+            tracing::error!("port {name}: {error}");
+            return;
+        }
+        let Some((_, _, vhost)) = self.vhost(name) else { return };
+        vhost.log.info(format_args!("front-end connected"));
+        vhost.since = Instant::now();
+        vhost.retry = None;
+        vhost.connections += 1;
+        vhost.connection = Some(connection);
+    }
+
+    pub(super) fn serve_guest(&mut self, name: &str) {
+        let Some((_, _, vhost)) = self.vhost(name) else { return };
+        let Some(connection) = &mut vhost.connection else { return };
+        let end = connection.on_readable().err();
+        for refused in connection.take_refusals() {
+            vhost.log.warn(format_args!("refused: {refused}"));
+        }
+        if let Some(end) = end {
+            self.disconnect(name, &end.to_string());
+        } else if let Some((port, _, _)) = self.vhost(name) {
+            let id = port.id;
+            self.follow(id);
+        }
+    }
+
+    /// Cross-connected, a TAP has one receiver: it asks the kernel for what the guest at the
+    /// other end takes.
+    pub(super) fn follow(&mut self, id: PortId) {
+        if self.options.mode != Mode::Cross {
+            return;
+        }
+        let wired = |p: &PortState| p.port.id.0 | 1 == id.0 | 1;
+        let features = self.ports.values().filter(|p| wired(p)).find_map(|p| match &p.attach {
+            Attach::VhostUser(vhost) => {
+                let guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
+                Some(guest.features).filter(|features| *features != 0)
+            }
+            _ => None,
+        });
+        let Some(features) = features else { return };
+        for state in self.ports.values_mut().filter(|p| wired(p)) {
+            if let Attach::Tap(tap) = &mut state.attach
+                && let Err(error) = tap.follow(&takes(features))
+            {
+                tracing::warn!("port {}: cannot change offloads: {error}", state.spec.name);
+            }
+        }
+    }
+
+    /// Ends a guest's connection, if there is one; in client mode another is tried.
+    pub(super) fn disconnect(&mut self, name: &str, why: &str) {
+        let Some((_, _, vhost)) = self.vhost(name) else { return };
+        let Some(connection) = vhost.connection.take() else { return };
+        // A connection that did not last is no reason to hurry: a guest whose rings are broken
+        // would be tried in a loop.
+        if vhost.since.elapsed() > LASTING {
+            vhost.backoff.reset();
+        }
+        if vhost.conf.role == Role::Client {
+            vhost.retry = Some(Instant::now() + vhost.backoff.next(jitter()));
+        }
+        if let Ok(mut guest) = vhost.guest.lock() {
+            *guest = Guest::default();
+        }
+        vhost.log.info(format_args!("front-end left: {why}"));
+        self.unwatch(connection.as_fd(), &What::Connection(name.into()));
+        // Stops its rings.
+        drop(connection.close());
+        if let Some((port, _, _)) = self.vhost(name) {
+            port.set_active(0);
+            let id = port.id;
+            self.fdb.flush_learned(id);
+        }
+    }
+
+    pub(super) fn connect(&mut self, name: &str) {
+        let Some((_, _, vhost)) = self.vhost(name) else { return };
+        match sys::connect(&vhost.conf.socket) {
+            Ok(stream) => self.attach(name, stream),
+            Err(error) => {
+                let delay = vhost.backoff.next(jitter());
+                vhost.retry = Some(Instant::now() + delay);
+                tracing::debug!("port {name}: {error}");
+            }
+        }
+    }
+
+    pub(super) fn retry_due(&mut self) {
+        let now = Instant::now();
+        let due = |p: &PortState| match &p.attach {
+            Attach::VhostUser(v) => v.retry.is_some_and(|at| at <= now),
+            _ => false,
+        };
+        let names: Vec<_> =
+            self.ports.iter().filter(|(_, p)| due(p)).map(|(n, _)| n.clone()).collect();
+        for name in names {
+            self.connect(&name);
+        }
+    }
+
+    /// Announces guests that moved here and cannot do it themselves (SEND_RARP).
+    pub(super) fn announce(&mut self) {
+        let mut due = Vec::new();
+        for state in self.ports.values() {
+            let Attach::VhostUser(vhost) = &state.attach else { continue };
+            let mut guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
+            due.extend(guest.announce.drain(..).map(|mac| (state.port.id, mac)));
+        }
+        let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        for (port, mac) in due {
+            let tuning = Arc::new(Tuning::new(Policy::Event));
+            let source = Source { port, queue: 0, stats: Arc::default(), tuning };
+            self.forwarder.forward(&source, &mut burst_of(&rarp(mac)), now);
+        }
+    }
+}
+
+/// Spreads reconnects of many ports apart.
+pub(super) fn jitter() -> u32 {
+    Instant::now().elapsed().subsec_nanos() ^ std::process::id()
+}

@@ -1,0 +1,496 @@
+//! Xen ports: the hypervisors they are on, and vifs that come and go.
+//!
+//! All ports of real Xen share one [`XenBus`]: one connection to xenstore, one descriptor for
+//! grants. A directory of `xen-local` has one of its own.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use switch::fdb::{Fdb, PortId};
+use switch::forward::{EgressQueue, Port, Source};
+use switch::tuning::Tuning;
+use vhost_user::backoff::Backoff;
+use xen_netif::back::{Bus, Failure, Handshake, Home, Queues, Socket, VifId};
+use xen_netif::host::{Back, HostError};
+use xen_netif::port::Pair;
+
+use super::vhost::jitter;
+use super::{Attach, PortState, RunError, System, What};
+use crate::limit::PortLog;
+use crate::pool::{Pool, token};
+use crate::spec::{Kind, PortSpec, Xen, XenAt};
+use crate::worker::Served;
+
+/// The one vif of a directory: its front end is domain 1, device 0.
+const LOCAL: VifId = VifId { domid: 1, devid: 0 };
+/// A guest that keeps its control ring full is served again after so long: others come first.
+const CONTROL_AGAIN: Duration = Duration::from_millis(1);
+
+/// Names a hypervisor.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Hypervisor {
+    /// The one this machine runs on.
+    Xen,
+    /// The directory of this port.
+    Local(String),
+}
+
+/// A hypervisor, and all of its vifs that are served.
+pub(super) struct XenBus {
+    host: Arc<Back>,
+    home: Home,
+    bus: Bus<Socket<VifQueues>>,
+    /// Xenstore is to be asked anew.
+    retry: Option<Instant>,
+    backoff: Backoff,
+}
+
+/// A vif as a port.
+pub(super) struct XenPort {
+    of: Hypervisor,
+    id: VifId,
+    log: Arc<PortLog>,
+    /// Until the port is in the switch.
+    handshake: Option<Box<Handshake<Socket<VifQueues>>>>,
+    /// What was last logged of it.
+    told: String,
+    /// Its control ring, while it has one.
+    control: Option<Arc<OwnedFd>>,
+    /// When to look at the control ring though nothing is told.
+    control_due: Option<Instant>,
+}
+
+/// What a vif's handshake does to workers.
+pub(super) struct VifQueues {
+    port: Arc<Port>,
+    queues: Vec<(Pair, Arc<Tuning>)>,
+    pool: Arc<Pool>,
+    fdb: Arc<Fdb>,
+    log: Arc<PortLog>,
+}
+
+impl Queues for VifQueues {
+    fn started(&mut self, queue: u16, tx: Arc<OwnedFd>, rx: Arc<OwnedFd>) {
+        let (pair, tuning) = &self.queues[usize::from(queue)];
+        let id = self.port.id;
+        let source = Source {
+            port: id,
+            queue,
+            stats: Arc::clone(&pair.ingress_stats),
+            tuning: Arc::clone(tuning),
+        };
+        let ingress: Arc<Mutex<dyn switch::port::Ingress>> = pair.ingress.clone();
+        let token_of = |egress| token(id, queue, egress);
+        let served =
+            Served { token: token_of(false), source, ingress, kick: Some(tx), notifies: true };
+        self.pool.serve(served);
+        self.pool.watch(token_of(true), Arc::clone(&self.port), queue, Some(rx));
+    }
+
+    fn stopped(&mut self, queue: u16) {
+        for egress in [false, true] {
+            self.pool.drop_queue(token(self.port.id, queue, egress));
+        }
+    }
+
+    fn active(&mut self, queues: u16) {
+        self.port.set_active(queues);
+        if queues == 0 {
+            self.fdb.flush_learned(self.port.id);
+        }
+    }
+
+    fn log(&self) -> Box<dyn FnMut(HostError) + Send> {
+        let log = Arc::clone(&self.log);
+        Box::new(move |error| log.warn(format_args!("static grants are not mapped: {error}")))
+    }
+}
+
+impl XenBus {
+    /// When it has something to do though nothing is told.
+    fn due(&self) -> Option<Instant> {
+        // Without xenstore there is nothing to look at.
+        self.retry.or_else(|| self.bus.due())
+    }
+}
+
+impl System {
+    // ---- ports ----
+
+    /// `xen:auto`: vifs that are there get their ports at the next look at xenstore.
+    pub(super) fn add_xen_auto(&mut self, spec: &PortSpec) -> Result<(), RunError> {
+        if let Some(other) = &self.xen_auto {
+            let what = format!("port '{}' has xen:auto already: one is enough", other.name);
+            return Err(RunError::Request(what));
+        }
+        self.open_bus(&Hypervisor::Xen, spec, &XenAt::Auto)?;
+        self.xen_auto = Some(spec.clone());
+        let bus = self.xen.get_mut(&Hypervisor::Xen).expect("opened above");
+        let done = bus.bus.set_auto(&mut bus.home);
+        self.settle_bus(&Hypervisor::Xen, done);
+        Ok(())
+    }
+
+    /// No more vifs are looked for, and those found so are no longer served. Their number.
+    pub(super) fn del_xen_auto(&mut self, name: &str) -> Option<usize> {
+        let spec = self.xen_auto.take_if(|spec| spec.name == name)?;
+        if let Some(bus) = self.xen.get_mut(&Hypervisor::Xen) {
+            bus.bus.unset_auto(&mut bus.home);
+        }
+        let found = self.found_by(&spec);
+        for name in &found {
+            let _ = self.del_port(name);
+        }
+        Some(found.len())
+    }
+
+    /// Ports of vifs that `xen:auto` found.
+    pub(super) fn found_by(&self, auto: &PortSpec) -> Vec<String> {
+        let ports = self.ports.iter();
+        let found = ports.filter(|(name, p)| match &p.attach {
+            Attach::Xen(port) => **name == vif_name(port.id) && p.spec == found_spec(auto, port.id),
+            _ => false,
+        });
+        found.map(|(name, _)| name.clone()).collect()
+    }
+
+    pub(super) fn add_xen(
+        &mut self,
+        spec: &PortSpec,
+        conf: &Xen,
+        id: PortId,
+    ) -> Result<PortState, RunError> {
+        let (of, vif) = match &conf.at {
+            XenAt::Vif(vif) => (Hypervisor::Xen, *vif),
+            XenAt::Local(_) => (Hypervisor::Local(spec.name.clone()), LOCAL),
+            XenAt::Auto => return Err(RunError::Request("xen:auto is no port".into())),
+        };
+        if let Some(other) = self.port_of(&of, vif) {
+            let what = format!("vif {vif} is served by port '{other}' already");
+            return Err(RunError::Request(what));
+        }
+        self.open_bus(&of, spec, &conf.at)?;
+        let host = Arc::clone(&self.xen[&of].host);
+        let pairs: Vec<Pair> = (0..conf.offer.queues).map(|_| Pair::new()).collect();
+        let egress = |p: &Pair| EgressQueue::new(p.egress.clone(), Arc::clone(&p.egress_stats));
+        let port = Arc::new(Port::new(id, spec.name.clone(), pairs.iter().map(egress).collect()));
+        let ingress: Vec<_> = pairs.iter().map(|p| self.ingress(spec, &p.ingress_stats)).collect();
+        let tuning = ingress.iter().map(|q| Arc::clone(&q.tuning));
+        let log = Arc::new(PortLog::new(&spec.name));
+        let queues = VifQueues {
+            port: Arc::clone(&port),
+            queues: pairs.iter().cloned().zip(tuning).collect(),
+            pool: Arc::clone(&self.pool),
+            fdb: Arc::clone(&self.fdb),
+            log: Arc::clone(&log),
+        };
+        let socket = Socket::new(host, vif, pairs, queues);
+        let handshake = Handshake::new(vif, conf.offer, socket, Instant::now());
+        let xen = XenPort {
+            of,
+            id: vif,
+            log,
+            handshake: Some(Box::new(handshake)),
+            told: String::new(),
+            control: None,
+            control_due: None,
+        };
+        let attach = Attach::Xen(Box::new(xen));
+        Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
+    }
+
+    /// Begins the handshake of a port that is in the switch now.
+    pub(super) fn start_xen(&mut self, name: &str) {
+        let Some(xen) = self.xen_port(name) else { return };
+        let (of, id) = (xen.of.clone(), xen.id);
+        let Some(handshake) = xen.handshake.take() else { return };
+        let Some(bus) = self.xen.get_mut(&of) else { return };
+        let done = bus.bus.add(&mut bus.home, id, *handshake, Instant::now());
+        self.settle_bus(&of, done);
+    }
+
+    /// Stops serving a port's vif; its front end is left as it is, for whoever comes next.
+    pub(super) fn del_xen(&mut self, name: &str, port: XenPort) {
+        if let Some(bus) = self.xen.get_mut(&port.of) {
+            bus.bus.remove(&mut bus.home, port.id);
+        }
+        if let Some(fd) = port.control {
+            self.unwatch(fd.as_fd(), &What::XenControl(name.into()));
+        }
+        if port.of != Hypervisor::Xen
+            && let Some(bus) = self.xen.remove(&port.of)
+        {
+            self.unwatch(bus.home.as_fd(), &What::Xenstore(port.of));
+        }
+    }
+
+    fn xen_port(&mut self, name: &str) -> Option<&mut XenPort> {
+        match &mut self.ports.get_mut(name)?.attach {
+            Attach::Xen(port) => Some(port),
+            _ => None,
+        }
+    }
+
+    fn port_of(&self, of: &Hypervisor, id: VifId) -> Option<&str> {
+        let mut ports = self.ports.iter();
+        let is = |p: &PortState| matches!(&p.attach, Attach::Xen(x) if x.of == *of && x.id == id);
+        ports.find(|(_, p)| is(p)).map(|(name, _)| name.as_str())
+    }
+
+    // ---- xenstore ----
+
+    fn open_bus(&mut self, of: &Hypervisor, spec: &PortSpec, at: &XenAt) -> Result<(), RunError> {
+        if self.xen.contains_key(of) {
+            return Ok(());
+        }
+        let error = |error| RunError::Xen { name: spec.name.clone(), error };
+        let host = match at {
+            XenAt::Local(dir) => Back::open_local(dir),
+            XenAt::Vif(_) | XenAt::Auto => Back::open_xen(),
+        };
+        let host = Arc::new(host.map_err(error)?);
+        let home = home(&host).map_err(error)?;
+        let mut bus =
+            XenBus { host, home, bus: Bus::new(false), retry: None, backoff: Backoff::default() };
+        let done = bus.bus.start(&mut bus.home, Instant::now());
+        self.xen.insert(of.clone(), bus);
+        self.watch_home(of)?;
+        self.settle_bus(of, done);
+        Ok(())
+    }
+
+    /// Obeys what xenstore told.
+    pub(super) fn read_xenstore(&mut self, of: &Hypervisor) {
+        let Some(bus) = self.xen.get_mut(of) else { return };
+        let done = bus.home.events().and_then(|tokens| {
+            let tokens = tokens.iter().map(String::as_str);
+            bus.bus.on_events(&mut bus.home, tokens, Instant::now())
+        });
+        self.settle_bus(of, done);
+    }
+
+    /// After anything that was done with xenstore: ports come and go, and what changed is told.
+    fn settle_bus(&mut self, of: &Hypervisor, done: Result<(), Failure>) {
+        let found = match (done, self.xen.get_mut(of)) {
+            (Ok(()), Some(bus)) => bus.bus.found(&mut bus.home),
+            (Err(failure), _) => Err(failure),
+            (Ok(()), None) => return,
+        };
+        match found {
+            Ok(found) => found.into_iter().for_each(|id| self.add_found(id)),
+            Err(failure) => self.lose_xenstore(of, &failure),
+        }
+        self.drop_over(of);
+        self.tell_vifs(of);
+    }
+
+    fn add_found(&mut self, id: VifId) {
+        let Some(auto) = self.xen_auto.clone() else { return };
+        let spec = found_spec(&auto, id);
+        let added = spec.check().map_err(RunError::Request).and_then(|()| self.insert_port(&spec));
+        if let Err(error) = added {
+            tracing::warn!("vif {id} is not served: {error}");
+        }
+    }
+
+    /// Removes ports of vifs that `xen:auto` found and that are gone.
+    fn drop_over(&mut self, of: &Hypervisor) {
+        let Some(auto) = self.xen_auto.clone() else { return };
+        for name in self.found_by(&auto) {
+            let Some(port) = self.xen_port(&name).filter(|port| port.of == *of) else { continue };
+            let id = port.id;
+            if self.xen.get_mut(of).and_then(|b| b.bus.vif(id)).is_some_and(|vif| vif.is_over()) {
+                let _ = self.del_port(&name);
+            }
+        }
+    }
+
+    /// The vifs keep their rings; frames pass as before.
+    fn lose_xenstore(&mut self, of: &Hypervisor, failure: &Failure) {
+        let Some(bus) = self.xen.get_mut(of) else { return };
+        let wait = bus.backoff.next(jitter()).max(Duration::from_millis(100));
+        bus.retry = Some(Instant::now() + wait);
+        tracing::warn!("{failure}; connected vifs go on as they are, trying again");
+        if bus.home.is_gone() {
+            let Self { epoll, tokens, xen, .. } = self;
+            let _ = rustix::event::epoll::delete(&*epoll, &xen[of].home);
+            tokens.retain(|_, what| *what != What::Xenstore(of.clone()));
+        }
+    }
+
+    /// Asks xenstore anew, if it is time to.
+    fn retry_xenstore(&mut self, of: &Hypervisor) {
+        let Some(bus) = self.xen.get_mut(of) else { return };
+        bus.retry = None;
+        if bus.home.is_gone() {
+            match home(&bus.host) {
+                Ok(home) => bus.home = home,
+                Err(error) => {
+                    tracing::debug!("{error}");
+                    bus.retry = Some(Instant::now() + bus.backoff.next(jitter()));
+                    return;
+                }
+            }
+            if let Err(error) = self.watch_home(of) {
+                tracing::error!("xenstore: {error}");
+            }
+            tracing::info!("xenstore is back");
+        }
+        let Some(bus) = self.xen.get_mut(of) else { return };
+        let done = bus.bus.start(&mut bus.home, Instant::now());
+        if done.is_ok() {
+            bus.backoff.reset();
+        }
+        self.settle_bus(of, done);
+    }
+
+    fn watch_home(&mut self, of: &Hypervisor) -> Result<(), RunError> {
+        let Self { epoll, tokens, next_token, xen, .. } = self;
+        let fd = xen[of].home.as_fd();
+        super::watch(epoll, tokens, next_token, fd, What::Xenstore(of.clone())).map(drop)
+    }
+
+    // ---- what vifs need ----
+
+    /// Logs what changed, and watches the control rings that there are.
+    fn tell_vifs(&mut self, of: &Hypervisor) {
+        let Some(bus) = self.xen.get_mut(of) else { return };
+        let mut changed = Vec::new();
+        for (name, state) in &mut self.ports {
+            let Attach::Xen(port) = &mut state.attach else { continue };
+            let Some(vif) = bus.bus.vif(port.id).filter(|_| port.of == *of) else { continue };
+            let status = vif.status();
+            if port.told != status.text {
+                let why = status.error.map(|why| format!(": {why}")).unwrap_or_default();
+                port.log.info(format_args!("vif {}: {}{why}", port.id, status.text));
+                port.told = status.text;
+            }
+            let control = vif.plug().control();
+            let same = match (&port.control, &control) {
+                (Some(old), Some(new)) => Arc::ptr_eq(old, new),
+                (old, new) => old.is_none() && new.is_none(),
+            };
+            if !same {
+                changed.push((name.clone(), std::mem::replace(&mut port.control, control)));
+            }
+        }
+        for (name, old) in changed {
+            let what = What::XenControl(name.clone());
+            if let Some(old) = old {
+                self.unwatch(old.as_fd(), &what);
+            }
+            if let Some(new) = self.xen_port(&name).and_then(|port| port.control.clone()) {
+                if let Err(error) = self.watch(new.as_fd(), what) {
+                    tracing::error!("port {name}: {error}");
+                }
+                // Requests may wait that were told of before anyone looked.
+                self.serve_control(&name);
+            }
+        }
+    }
+
+    /// Serves a vif's control ring.
+    pub(super) fn serve_control(&mut self, name: &str) {
+        let Some(port) = self.xen_port(name) else { return };
+        port.control_due = None;
+        let (of, id) = (port.of.clone(), port.id);
+        let Some(vif) = self.xen.get_mut(&of).and_then(|b| b.bus.vif(id)) else { return };
+        match vif.plug().serve_control() {
+            Ok(false) => {}
+            Ok(true) => {
+                let due = Instant::now() + CONTROL_AGAIN;
+                if let Some(port) = self.xen_port(name) {
+                    port.control_due = Some(due);
+                }
+            }
+            Err(malformed) => {
+                if let Some(state) = self.ports.get_mut(name) {
+                    state.faults += 1;
+                }
+                self.fault_vif(name, &format!("control ring: {malformed}"));
+            }
+        }
+    }
+
+    /// A guest broke the protocol: it loses its rings.
+    pub(super) fn fault_vif(&mut self, name: &str, why: &str) {
+        let Some(port) = self.xen_port(name) else { return };
+        let (of, id, log) = (port.of.clone(), port.id, Arc::clone(&port.log));
+        let Some(bus) = self.xen.get_mut(&of) else { return };
+        let Some(vif) = bus.bus.vif(id) else { return };
+        // Once: reports that were on their way find it stopped.
+        if vif.status().queues > 0 {
+            log.warn(format_args!("stopped, its guest broke the protocol: {why}"));
+        }
+        let done = vif.fault(&mut bus.home, why);
+        self.settle_bus(&of, done);
+    }
+
+    /// When something is due though nothing is told.
+    pub(super) fn xen_due(&self) -> Option<Instant> {
+        let control = self.ports.values().filter_map(|p| match &p.attach {
+            Attach::Xen(port) => port.control_due,
+            _ => None,
+        });
+        self.xen.values().filter_map(XenBus::due).chain(control).min()
+    }
+
+    /// Does what is due.
+    pub(super) fn xen_tick(&mut self) {
+        let now = Instant::now();
+        let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        let buses: Vec<_> =
+            self.xen.iter().filter(|(_, b)| due(b.due())).map(|(of, _)| of.clone()).collect();
+        for of in buses {
+            let Some(bus) = self.xen.get_mut(&of) else { continue };
+            if bus.retry.is_some() {
+                self.retry_xenstore(&of);
+            } else {
+                let done = bus.bus.tick(&mut bus.home, now);
+                self.settle_bus(&of, done);
+            }
+        }
+        let is_due = |p: &PortState| matches!(&p.attach, Attach::Xen(x) if due(x.control_due));
+        let names: Vec<_> =
+            self.ports.iter().filter(|(_, p)| is_due(p)).map(|(name, _)| name.clone()).collect();
+        for name in names {
+            self.serve_control(&name);
+        }
+    }
+
+    /// A vif for `ctl show`.
+    pub(super) fn show_xen(&self, port: &XenPort) -> Value {
+        let bus = self.xen.get(&port.of);
+        let vif = bus.and_then(|b| b.bus.vifs().find(|(id, _)| *id == port.id));
+        let Some((id, vif)) = vif else { return Value::Null };
+        let status = vif.status();
+        json!({
+            "vif": id.to_string(),
+            "front": status.front.to_string(),
+            "back": status.back.to_string(),
+            "state": status.text,
+            "error": status.error,
+            "takes": status.takes,
+            "queues": status.queues,
+            "xenstore": if bus.is_some_and(|b| b.retry.is_none()) { "connected" } else { "lost" },
+        })
+    }
+}
+
+fn home(host: &Back) -> Result<Home, HostError> {
+    Ok(Home::new(host.store()?)?)
+}
+
+/// The port's name for a vif that was found, as Linux names its interface.
+fn vif_name(id: VifId) -> String {
+    format!("vif{}.{}", id.domid, id.devid)
+}
+
+/// The port for a vif that was found.
+fn found_spec(auto: &PortSpec, id: VifId) -> PortSpec {
+    let Kind::Xen(xen) = &auto.kind else { unreachable!("xen:auto is a Xen port") };
+    let kind = Kind::Xen(Xen { at: XenAt::Vif(id), offer: xen.offer });
+    PortSpec { name: vif_name(id), kind, tuning: auto.tuning }
+}

@@ -1,0 +1,96 @@
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use switch::fdb::Fdb;
+use switch::forward::Mode;
+use switch::poll::Costs;
+use switch::port::{Fault, Ingress};
+use switch::stats::IngressStats;
+use switch::tuning::Tuning;
+
+use super::super::*;
+use crate::pool::{Common, token};
+
+/// Has nothing before its next time, and no one who would tell of it.
+struct Slow {
+    every_ns: u64,
+    next_ns: u64,
+    /// When it was looked at, in ns.
+    looks: Vec<u64>,
+    found: usize,
+}
+
+impl Ingress for Slow {
+    fn burst(
+        &mut self,
+        _: usize,
+        now_ns: u64,
+        _: &mut Burst<'static>,
+        _: &mut dyn FnMut(&mut Burst<'_>),
+    ) -> Result<usize, Fault> {
+        self.looks.push(now_ns);
+        if now_ns < self.next_ns {
+            return Ok(0);
+        }
+        self.next_ns = now_ns + self.every_ns;
+        self.found += 1;
+        Ok(1)
+    }
+
+    fn held(&self) -> usize {
+        0
+    }
+
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    fn due(&self) -> Option<u64> {
+        Some(self.next_ns)
+    }
+
+    fn disarm(&mut self) {}
+}
+
+#[test]
+fn queue_that_is_due_at_a_time_is_slept_for_until_then() {
+    let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let common = Common {
+        fdb: Arc::new(Fdb::new(64, [1, 2], 300, 4)),
+        mode: Mode::Switch,
+        flow_key: 1,
+        costs: Costs::TYPICAL,
+        reports: std::sync::mpsc::channel().0,
+        reports_wake: Arc::new(wake),
+        epoch: Instant::now(),
+    };
+    let pool = Pool::start(1, &[], Placement::Single, common).unwrap();
+    let slow = Arc::new(Mutex::new(Slow {
+        every_ns: 20_000_000,
+        next_ns: 20_000_000,
+        looks: Vec::new(),
+        found: 0,
+    }));
+    let source = Source {
+        port: PortId(0),
+        queue: 0,
+        stats: Arc::new(IngressStats::default()),
+        tuning: Arc::new(Tuning::new(Policy::Event)),
+    };
+    pool.serve(Served {
+        token: token(PortId(0), 0, false),
+        source,
+        ingress: Arc::<Mutex<Slow>>::clone(&slow),
+        kick: None,
+        notifies: true,
+    });
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while slow.lock().unwrap().found < 10 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    pool.stop();
+    let slow = slow.lock().unwrap();
+    assert!(slow.found >= 10, "looked at when it is due");
+    // The first look; then two each time, one that finds and one that comes before it sleeps.
+    assert!(slow.looks.len() <= 2 * slow.found + 3, "and seldom else: {:?}", slow.looks);
+}

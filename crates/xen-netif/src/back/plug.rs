@@ -1,0 +1,252 @@
+//! Where a vif's rings go: the queue pairs of a port.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use ring::xen::{Armed, AttachError, BackCtrl, BackRx, BackTx, Malformed};
+use rustix::io::Errno;
+
+use super::keys::{CtrlKeys, QueueKeys, Refused, Request, Takes};
+use super::vif::{Plug, Settings, VifId};
+use crate::host::{self, Channel, HostError, RingPage, SharedChannel};
+use crate::port::control::{Control, Orders};
+use crate::port::{Event, PageMapper, Pair, Peer, Vif, Wiring};
+
+/// What the owner of a port is told of its queues.
+pub trait Queues {
+    /// A queue has rings. `tx` becomes readable when its front half sent, `rx` when it offers
+    /// pages: edges, to be waited for and not read.
+    fn started(&mut self, queue: u16, tx: Arc<OwnedFd>, rx: Arc<OwnedFd>);
+    /// It has none any more.
+    fn stopped(&mut self, queue: u16);
+    /// Frames may go to so many of them, from the first on.
+    fn active(&mut self, queues: u16);
+    /// Takes why static grants could not be mapped; a guest can have that as often as it likes.
+    fn log(&self) -> Box<dyn FnMut(HostError) + Send>;
+}
+
+/// The queue pairs of one port, and what is plugged into them.
+pub struct Socket<Q: Queues> {
+    host: Arc<host::Back>,
+    id: VifId,
+    pairs: Vec<Pair>,
+    queues: Q,
+    rings: Option<Rings>,
+}
+
+/// Dropped only after the pairs let go of them.
+struct Rings {
+    count: u16,
+    vif: Arc<Vif>,
+    ctrl: Option<Ctrl>,
+    settings: Option<Settings>,
+    pages: Vec<RingPage>,
+}
+
+struct Ctrl {
+    control: Control,
+    channel: Channel,
+}
+
+/// A ring's event channel, and what to wait for.
+type End = (Arc<dyn Event>, Arc<OwnedFd>);
+
+/// One queue, all of it there.
+struct Queue {
+    tx: BackTx,
+    rx: BackRx,
+    tx_end: End,
+    rx_end: End,
+}
+
+impl<Q: Queues> Socket<Q> {
+    /// Nothing plugged in yet.
+    pub fn new(host: Arc<host::Back>, id: VifId, pairs: Vec<Pair>, queues: Q) -> Self {
+        Self { host, id, pairs, queues, rings: None }
+    }
+
+    /// Readable when the control ring is to be served ([`serve_control`](Self::serve_control)).
+    pub fn control(&self) -> Option<Arc<OwnedFd>> {
+        Some(self.rings.as_ref()?.ctrl.as_ref()?.channel.fd())
+    }
+
+    /// Serves the control ring, a ring's worth at most. Whether there is more: then it must be
+    /// called again, for nobody will tell.
+    ///
+    /// # Errors
+    /// [`Malformed`]: the vif is at fault.
+    pub fn serve_control(&mut self) -> Result<bool, Malformed> {
+        let Some(ctrl) = self.rings.as_mut().and_then(|r| r.ctrl.as_mut()) else {
+            return Ok(false);
+        };
+        // Before the look: an event that comes after it is told again.
+        ctrl.channel.ack();
+        if ctrl.control.serve()? {
+            ctrl.channel.notify();
+        }
+        Ok(ctrl.control.arm() != Armed::Armed)
+    }
+
+    /// Whether a ring's memory was taken away.
+    pub fn is_lost(&self) -> bool {
+        self.rings.as_ref().is_some_and(|r| r.pages.iter().any(RingPage::is_lost))
+    }
+
+    fn queue(&self, keys: &QueueKeys, pages: &mut Vec<RingPage>) -> Result<Queue, Refused> {
+        let tx = BackTx::attach(self.page(keys.tx_ref, pages)?).map_err(|e| bad_ring("tx", e))?;
+        let rx = BackRx::attach(self.page(keys.rx_ref, pages)?).map_err(|e| bad_ring("rx", e))?;
+        let bind = |port| self.host.bind(self.id.domid, port).map_err(|e| bad_host(&e));
+        let channel = bind(keys.tx_port)?;
+        let (tx_end, rx_end): (End, End) = match keys.rx_port {
+            Some(port) => {
+                let rx = bind(port)?;
+                let (tx_fd, rx_fd) = (channel.fd(), rx.fd());
+                ((Arc::new(channel), tx_fd), (Arc::new(rx), rx_fd))
+            }
+            None => {
+                let [tx, rx] = SharedChannel::pair(channel).map_err(|e| bad_host(&e))?;
+                let (tx_fd, rx_fd) = (tx.fd(), rx.fd());
+                ((Arc::new(tx), tx_fd), (Arc::new(rx), rx_fd))
+            }
+        };
+        Ok(Queue { tx, rx, tx_end, rx_end })
+    }
+
+    fn page(&self, gref: u32, pages: &mut Vec<RingPage>) -> Result<shm::Area, Refused> {
+        let page = self.host.map(self.id.domid, gref).map_err(|e| bad_host(&e))?;
+        let area = page.area().ok_or_else(|| Refused::invalid(format!("grant {gref} is short")))?;
+        pages.push(page);
+        Ok(area)
+    }
+
+    fn ctrl(
+        &self,
+        keys: &CtrlKeys,
+        orders: &Arc<Orders>,
+        pages: &mut Vec<RingPage>,
+    ) -> Result<Ctrl, Refused> {
+        let ring = BackCtrl::attach(self.page(keys.ring_ref, pages)?);
+        let ring = ring.map_err(|e| bad_ring("control", e))?;
+        let domain = self.host.domain(self.id.domid).map_err(|e| bad_host(&e))?;
+        let channel = self.host.bind(self.id.domid, keys.port).map_err(|e| bad_host(&e))?;
+        let (host, pairs) = (Arc::clone(&self.host), self.pairs.clone());
+        let mapper = PageMapper::new(host, self.id.domid, pairs, self.queues.log());
+        let control = Control::new(ring, domain, Arc::clone(orders), Some(Box::new(mapper)));
+        Ok(Ctrl { control, channel })
+    }
+
+    fn end(&mut self) {
+        let Some(rings) = self.rings.take() else { return };
+        self.queues.active(0);
+        for (queue, pair) in (0..rings.count).zip(&self.pairs) {
+            self.queues.stopped(queue);
+            lock(&pair.ingress).deactivate();
+            lock(&pair.egress).deactivate();
+        }
+    }
+}
+
+fn lock<T>(queue: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn bad_ring(which: &str, error: AttachError) -> Refused {
+    Refused::invalid(format!("{which} ring: {error}"))
+}
+
+fn bad_host(error: &HostError) -> Refused {
+    Refused { errno: Errno::IO, text: error.to_string() }
+}
+
+/// What a front end takes, in the words of its port.
+fn peer(takes: &Takes) -> Peer {
+    Peer {
+        sg: takes.sg,
+        gso4: takes.gso_tcpv4,
+        gso6: takes.gso_tcpv6,
+        csum4: !takes.no_csum_offload,
+        csum6: takes.ipv6_csum_offload,
+        rx_notify: takes.rx_notify,
+    }
+}
+
+impl<Q: Queues> Plug for Socket<Q> {
+    fn claimed(&mut self) -> Option<String> {
+        match *self.host {
+            host::Back::Xen(_) => claimed_by(Path::new("/sys/bus/xen-backend/devices"), self.id),
+            host::Back::Local(_) => None,
+        }
+    }
+
+    fn connect(&mut self, request: &Request) -> Result<(), Refused> {
+        self.end();
+        let mut pages = Vec::new();
+        let domain = self.host.domain(self.id.domid).map_err(|e| bad_host(&e))?;
+        let queues: Vec<Queue> =
+            request.queues.iter().map(|q| self.queue(q, &mut pages)).collect::<Result<_, _>>()?;
+        let ctrl = request.ctrl.as_ref();
+        let orders = Arc::new(Orders::new(queues.len()));
+        let ctrl = ctrl.map(|c| self.ctrl(c, &orders, &mut pages)).transpose()?;
+        let vif = Arc::new(Vif::new());
+        let count = u16::try_from(queues.len()).expect("16 at most");
+        for ((number, pair), queue) in (0..count).zip(&self.pairs).zip(queues) {
+            let Queue { tx, rx, tx_end, rx_end } = queue;
+            let smart_poll = request.takes.smart_poll.then(|| Arc::new(rx.smart_poll()));
+            let wiring = |channel| Wiring {
+                channel,
+                domain: Arc::clone(&domain),
+                peer: peer(&request.takes),
+                smart_poll: smart_poll.clone(),
+                vif: Arc::clone(&vif),
+                orders: Arc::clone(&orders),
+                queue: usize::from(number),
+            };
+            lock(&pair.ingress).activate(tx, wiring(tx_end.0));
+            lock(&pair.egress).activate(rx, wiring(rx_end.0));
+            self.queues.started(number, tx_end.1, rx_end.1);
+        }
+        self.rings = Some(Rings { count, vif, ctrl, settings: None, pages });
+        Ok(())
+    }
+
+    fn set(&mut self, settings: &Settings) {
+        let Some(rings) = &mut self.rings else { return };
+        let old = rings.settings.replace(*settings);
+        let changed = |of: fn(&Settings) -> u64| old.is_none_or(|old| of(&old) != of(settings));
+        if old.is_none_or(|old| old.rate != settings.rate) {
+            rings.vif.set_rate(settings.rate);
+        }
+        if changed(|s| s.multicast_control.into()) {
+            rings.vif.filter_multicast(settings.multicast_control);
+        }
+        rings.vif.set_mtu(settings.mtu.unwrap_or(0));
+        if changed(|s| s.link.into()) {
+            self.queues.active(if settings.link { rings.count } else { 0 });
+        }
+    }
+
+    fn disconnect(&mut self) {
+        self.end();
+    }
+}
+
+impl<Q: Queues> Drop for Socket<Q> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Who in this domain's kernel serves the vif, if someone does.
+fn claimed_by(devices: &Path, id: VifId) -> Option<String> {
+    let driver = devices.join(format!("vif-{}-{}", id.domid, id.devid)).join("driver");
+    let driver = std::fs::read_link(driver).ok()?;
+    let name = driver.file_name().unwrap_or(driver.as_os_str()).to_string_lossy().into_owned();
+    Some(format!(
+        "this kernel's driver '{name}' has it; unbind it, or keep the module xen-netback away \
+         (see docs/xen.md)"
+    ))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,219 @@
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use ring::xen::RxPacket;
+use shm::GRANT_LEN;
+use switch::frame::{BURST_MAX, Burst};
+use switch::port::{Egress, Ingress};
+use switch::vnet::VnetHdr;
+
+use super::*;
+use crate::back::{Handshake as BackHalf, Home, Offer, Queues, Socket, VifId, without};
+use crate::front::{Handshake, Status, Wishes};
+use crate::host::{Back, HostError};
+use crate::port::Pair;
+
+const DIR: &str = "device/vif/0";
+const SIZES: Sizes = Sizes { tx_buffers: 8, tx_pages_each: 2, rx_pages: 32 };
+
+struct Nobody;
+
+impl Queues for Nobody {
+    fn started(&mut self, _: u16, _: Arc<OwnedFd>, _: Arc<OwnedFd>) {}
+    fn stopped(&mut self, _: u16) {}
+    fn active(&mut self, _: u16) {}
+
+    fn log(&self) -> Box<dyn FnMut(HostError) + Send> {
+        Box::new(|error| panic!("{error}"))
+    }
+}
+
+/// Both halves of a vif in a directory, each with its own connection to the store.
+struct Bench {
+    front: Handshake<OneQueue>,
+    front_home: Home,
+    back: BackHalf<Socket<Nobody>>,
+    back_home: Home,
+    pair: Pair,
+    host: Arc<Back>,
+    now: Instant,
+}
+
+impl Bench {
+    fn offering(lacks: &str, wishes: Wishes) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir: PathBuf =
+            std::env::temp_dir().join(format!("pvs-rings-{}-{n}", std::process::id()));
+        let host = Arc::new(Back::open_local(&dir).unwrap());
+        let front = Front::open_local(&dir).unwrap();
+        let front_home = Home::new(front.store().unwrap()).unwrap();
+        let mut back_home = Home::new(host.store().unwrap()).unwrap();
+        let (pair, id) = (Pair::new(), VifId { domid: 1, devid: 0 });
+        let socket = Socket::new(Arc::clone(&host), id, vec![pair.clone()], Nobody);
+        let offer = Offer {
+            queues: 1,
+            without: if lacks.is_empty() { 0 } else { without(lacks).unwrap() },
+        };
+        let now = Instant::now();
+        let mut back = BackHalf::new(id, offer, socket, now);
+        back.start(&mut back_home, now).unwrap();
+        let front = Handshake::new(DIR.into(), wishes, OneQueue::new(front, 0, SIZES));
+        Self { front, front_home, back, back_home, pair, host, now }
+    }
+
+    fn run(&mut self) -> Status {
+        let mut status = Status::Waiting;
+        for _ in 0..8 {
+            self.now += Duration::from_secs(1);
+            status = self.front.look(&mut self.front_home).unwrap();
+            self.back.look(&mut self.back_home, self.now).unwrap();
+        }
+        status
+    }
+
+    fn up(lacks: &str, wishes: Wishes) -> (Self, Queue) {
+        let mut bench = Self::offering(lacks, wishes);
+        assert_eq!(bench.run(), Status::Up);
+        let queue = bench.front.rings().take().unwrap();
+        assert!(bench.front.rings().take().is_none(), "it is taken once");
+        (bench, queue)
+    }
+
+    /// What the front half sent comes back to it; how many frames.
+    fn turn_around(&mut self) -> usize {
+        let mut ingress = self.pair.ingress.lock().unwrap();
+        let mut egress = self.pair.egress.lock().unwrap();
+        let mut frames = 0;
+        let mut forward = |burst: &mut Burst<'_>| {
+            burst.snapshot();
+            let picks: Vec<u16> = (0..burst.frames.len() as u16).collect();
+            frames = egress.put(burst, &picks).unwrap();
+            egress.flush();
+            egress.notify();
+        };
+        ingress.burst(BURST_MAX, 0, &mut Burst::default(), &mut forward).unwrap();
+        frames
+    }
+
+    /// Grants and ports that the front half has; none that a back end could use means none.
+    fn mapped(&self, key: &str) -> bool {
+        let gref: u32 = self.host_key(key).parse().unwrap();
+        self.host.map(1, gref).is_ok()
+    }
+
+    fn host_key(&self, key: &str) -> String {
+        let store = self.host.store().unwrap();
+        store.read(&format!("/local/domain/1/{DIR}/{key}")).unwrap().unwrap_or_default()
+    }
+}
+
+const PLAIN: Wishes = Wishes { queues: 1, split: true, ctrl: false, smart_poll: false };
+
+fn send(queue: &mut Queue, buffer: u16, len: u32) {
+    let bytes: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+    let base = u64::from(buffer) * u64::from(SIZES.tx_pages_each) * u64::from(GRANT_LEN);
+    queue.tx_memory.seg_mut(base + 12, len, &mut 0).unwrap().write(&bytes);
+    queue.tx.send(buffer, 12, len, &VnetHdr::NONE).unwrap();
+    queue.tx.publish();
+    if queue.tx.notify_needed() {
+        queue.tx_channel.notify();
+    }
+}
+
+fn receive(queue: &mut Queue) -> Vec<u8> {
+    let (mut packet, mut bytes) = (RxPacket::new(), Vec::new());
+    assert_eq!(queue.rx.take(&mut packet, 64), Ok(true));
+    for slot in &packet.slots {
+        let at = u64::from(slot.request.id) * u64::from(GRANT_LEN) + u64::from(slot.offset);
+        let mut part = vec![0; slot.len.into()];
+        queue.rx_memory.seg(at, slot.len.into(), &mut 0).unwrap().read(&mut part);
+        bytes.extend(part);
+        queue.rx.offer(slot.request.id);
+    }
+    queue.rx.publish();
+    bytes
+}
+
+#[test]
+fn frames_go_out_and_come_back_with_channels_split_or_shared() {
+    for (split, lacks) in [(true, ""), (false, ""), (true, "split-event-channels")] {
+        let (mut bench, mut queue) = Bench::up(lacks, Wishes { split, ..PLAIN });
+        let apart = split && lacks.is_empty();
+        assert_eq!(Arc::ptr_eq(&queue.tx_channel, &queue.rx_channel), !apart);
+        for len in [60, 4084, 5000] {
+            send(&mut queue, 3, len);
+            assert_eq!(bench.turn_around(), 1);
+            let bytes = receive(&mut queue);
+            assert_eq!(bytes.len(), len as usize);
+            assert!(bytes.iter().enumerate().all(|(i, b)| *b == (i % 251) as u8));
+            let mut free = Vec::new();
+            assert_eq!((queue.tx.reclaim(&mut free), free), (Ok(1), vec![3]));
+        }
+        queue.rx_channel.ack();
+        assert_eq!(queue.rx.arm(), ring::xen::Armed::Armed);
+        send(&mut queue, 0, 60);
+        bench.turn_around();
+        assert!(queue.rx_channel.ack(), "we are told of it");
+    }
+}
+
+#[test]
+fn grants_last_until_the_back_end_let_go_and_end_with_the_memory() {
+    let (mut bench, queue) = Bench::up("", PLAIN);
+    assert!(bench.mapped("tx-ring-ref") && bench.mapped("rx-ring-ref"));
+    // The user drops the rings first: their memory is the back end's for as long as it has them.
+    drop(queue);
+    assert!(bench.mapped("tx-ring-ref"));
+    bench.front.leave();
+    assert_eq!(bench.run(), Status::Over);
+    assert!(!bench.mapped("tx-ring-ref") && !bench.mapped("rx-ring-ref"));
+    let (mut bench, queue) = Bench::up("", PLAIN);
+    bench.front.leave();
+    assert_eq!(bench.run(), Status::Over);
+    assert!(bench.front.rings().is_stopped());
+    assert!(bench.mapped("tx-ring-ref"), "the user still has them");
+    drop(queue);
+    assert!(!bench.mapped("tx-ring-ref"));
+}
+
+#[test]
+fn a_back_end_that_begins_anew_stops_the_queue_and_gets_another() {
+    let (mut bench, queue) = Bench::up("", PLAIN);
+    assert!(!bench.front.rings().is_stopped());
+    let store = bench.host.store().unwrap();
+    for state in ["5", "6", "2", "4"] {
+        store.write("/local/domain/0/backend/vif/1/0/state", state).unwrap();
+        bench.front.look(&mut bench.front_home).unwrap();
+        assert!(bench.front.rings().is_stopped());
+    }
+    drop(queue);
+    assert!(bench.front.rings().take().is_some(), "made for whoever goes on");
+    assert!(!bench.front.rings().is_stopped());
+}
+
+#[test]
+fn transmit_buffers_cannot_be_written_and_are_fewer_where_pages_are_short() {
+    let front = |bench: &mut Bench, sizes: Sizes| {
+        bench.front.rings().sizes = sizes;
+        let queue = bench.front.rings().tx_pages();
+        queue.map(|(pages, n)| (pages.grefs, n)).map_err(|error| error.to_string())
+    };
+    let mut bench = Bench::offering("", PLAIN);
+    // The host has 32768 pages: a quarter of the buffers have room.
+    let (grefs, n) =
+        front(&mut bench, Sizes { tx_buffers: 4096, tx_pages_each: 17, ..SIZES }).unwrap();
+    assert_eq!((n, grefs.len()), (1024, 1024 * 17));
+    let pages = bench.front.rings().front.alloc(1, 0, true).unwrap();
+    assert!(bench.host.map(1, pages.grefs[0]).is_err(), "for reading only");
+    let kept = bench.front.rings().front.alloc(32_000, 0, true).unwrap();
+    let why = front(&mut bench, Sizes { tx_buffers: 256, tx_pages_each: 17, ..SIZES });
+    drop(kept);
+    assert_eq!(why.map(|(_, n)| n), Ok(32), "as many as fit");
+    let kept = bench.front.rings().front.alloc(32_700, 0, true).unwrap();
+    let why = front(&mut bench, Sizes { tx_buffers: 256, tx_pages_each: 17, ..SIZES });
+    assert!(why.unwrap_err().contains("pages cannot be granted"));
+    drop(kept);
+}

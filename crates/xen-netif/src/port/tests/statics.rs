@@ -1,0 +1,173 @@
+//! Static grants: pages of a guest that stay mapped.
+
+use std::os::fd::AsFd;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::*;
+use crate::host::{self, HostError, StaticPage};
+use crate::port::control::StaticHost;
+
+impl Guest {
+    /// Has these grants mapped: (reference, readonly).
+    fn keep(&self, grefs: impl IntoIterator<Item = (u32, bool)>) {
+        let page = |(gref, readonly)| {
+            let page = self.host.page(self.id, gref).unwrap();
+            (gref, StaticPage::new(page, 0, readonly))
+        };
+        self.orders.set_grants(0, grefs.into_iter().map(page));
+    }
+
+    fn calls(&self) -> usize {
+        self.host.calls.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn pages_that_stay_mapped_need_no_call_to_the_hypervisor() {
+    let (mut a, mut b) = two();
+    a.keep((8..208).map(|gref| (gref, true)));
+    b.keep((100..200).map(|gref| (gref, false)));
+    for round in 0..40 {
+        b.post(100..104);
+        a.send(&tcp(60 + round), &[60 + round], 0, &[]);
+        a.send(&tcp(9000), &[4000, 4000, 1000], 0, &[]);
+        assert_eq!(carry(&mut a, &mut b), 2);
+        assert_eq!(a.responses(), [status::OKAY; 4]);
+        assert_eq!(b.take().unwrap().unwrap().1, tcp(60 + round));
+        assert_eq!(b.take().unwrap().unwrap().1, tcp(9000));
+    }
+    assert_eq!((a.calls(), b.pair.egress_stats.frames.get()), (0, 80));
+}
+
+#[test]
+fn what_is_not_mapped_is_copied_by_its_grant() {
+    let (mut a, mut b) = two();
+    // Of each frame's pages some; of the receiver's the first for reading only.
+    a.keep([(8, true), (10, true)]);
+    b.keep([(100, true), (READ_ONLY, true), (103, false)]);
+    b.post([100, READ_ONLY, 102, 103]);
+    for n in 0..4 {
+        a.send(&tcp(800 + n), &[500, 300 + n], 0, &[]);
+    }
+    assert_eq!(carry(&mut a, &mut b), 4);
+    assert_eq!(
+        b.take().unwrap().unwrap().1,
+        tcp(800),
+        "the grant allows what the mapping does not"
+    );
+    assert_eq!(b.take().unwrap().unwrap_err(), RxRefusal::Status(status::ERROR), "nor the grant");
+    assert_eq!(b.take().unwrap().unwrap().1, tcp(802));
+    assert_eq!(b.take().unwrap().unwrap().1, tcp(803));
+    assert_eq!(a.responses(), [status::OKAY; 8]);
+    assert_eq!(a.calls(), 2, "one for the heads, one for the rest");
+}
+
+#[test]
+fn grants_are_let_go_of_when_the_guest_takes_them_back() {
+    let (mut a, mut b) = two();
+    a.keep([(8, true), (9, true)]);
+    b.keep([(100, false), (101, false)]);
+    let tables = [&a, &b].map(|guest| Arc::downgrade(&guest.orders.grants(0)));
+    b.post(100..101);
+    a.send(&tcp(200), &[200], 0, &[]);
+    a.send(&tcp(201), &[201], 0, &[]);
+    assert_eq!((carry(&mut a, &mut b), a.calls()), (1, 0), "the other is held");
+    a.keep([(9, true)]);
+    b.keep([]);
+    assert!(tables.iter().all(|table| table.upgrade().is_some()), "as of the last burst");
+    a.pair.forget_grants();
+    b.pair.forget_grants();
+    assert!(tables.iter().all(|table| table.upgrade().is_none()));
+    // The page of what is held went the same way.
+    a.keep([]);
+    b.post(101..102);
+    assert_eq!(carry(&mut a, &mut b), 1);
+    assert_eq!(b.take().unwrap().unwrap().1, tcp(200));
+    assert_eq!(b.take().unwrap().unwrap().1, tcp(201));
+    assert_eq!((a.responses(), a.calls()), (vec![status::OKAY; 2], 2));
+    assert!(a.pair.ingress.lock().unwrap().deactivate());
+    a.pair.forget_grants();
+}
+
+#[test]
+fn grants_are_not_let_go_of_in_the_middle_of_a_burst() {
+    let (mut a, _) = two();
+    a.keep([(8, true)]);
+    a.send(&tcp(200), &[200], 0, &[]);
+    let (pair, orders) = (a.pair.clone(), a.orders.clone());
+    let (said, heard) = mpsc::channel();
+    let mut waiting = None;
+    a.burst(0, |burst| {
+        orders.set_grants(0, []);
+        let (pair, said) = (pair.clone(), said.clone());
+        waiting = Some(std::thread::spawn(move || {
+            pair.forget_grants();
+            said.send(()).unwrap();
+        }));
+        assert!(heard.recv_timeout(Duration::from_millis(50)).is_err(), "still in use");
+        let mut bytes = [0; 200];
+        assert_eq!(burst.segs[0].read(&mut bytes), 200);
+        assert_eq!(bytes, *tcp(200));
+    })
+    .unwrap();
+    heard.recv_timeout(Duration::from_secs(20)).unwrap();
+    waiting.unwrap().join().unwrap();
+}
+
+#[test]
+fn a_vifs_pages_are_mapped_through_its_host_or_it_is_told_why_not() {
+    let dir = std::env::temp_dir().join(format!("xen-statics-{}", std::process::id()));
+    let back = Arc::new(host::Back::open_local(&dir).unwrap());
+    let front = host::Front::open_local(&dir).unwrap();
+    let pages = front.alloc(2, 0, false).unwrap();
+    let (mut a, _) = two();
+    let (said, heard) = mpsc::channel();
+    let told = move |error: HostError| said.send(error.to_string()).unwrap();
+    let mut mapper = PageMapper::new(back, 1, vec![a.pair.clone()], told);
+    let grants = [(pages.grefs[0], true), (pages.grefs[1], false)];
+    let mapped = mapper.map(&grants).unwrap();
+    assert!(heard.try_recv().is_err());
+    assert!(mapper.map(&[grants[0], (u32::MAX, false)]).is_none());
+    assert!(heard.try_recv().unwrap().contains("no such entry"));
+
+    pages.memory.seg_mut(16, 200, &mut 0).unwrap().write(&tcp(200));
+    let [gref, other] = [pages.grefs[0], pages.grefs[1]];
+    a.orders.set_grants(0, [gref, other].into_iter().zip(mapped));
+    let slot = |gref| TxRequest { gref, offset: 16, flags: 0, id: 1, size: 200 };
+    a.raw(slot(gref), &[], &[]);
+    assert_eq!(a.received().unwrap()[0].1, tcp(200));
+    let table = Arc::downgrade(&a.orders.grants(0));
+    a.orders.set_grants(0, []);
+    mapper.settle(7);
+    assert!(table.upgrade().is_some(), "another queue's");
+    mapper.settle(0);
+    assert!(table.upgrade().is_none());
+}
+
+#[test]
+fn a_guest_that_truncates_its_mapped_pages_loses_its_own_frames_only() {
+    let (mut a, mut b) = two();
+    // Not sealed, as ours are.
+    let fd = rustix::fs::memfd_create("shrinks", rustix::fs::MemfdFlags::empty()).unwrap();
+    rustix::fs::ftruncate(&fd, 4096 * 2).unwrap();
+    let memory = Arc::new(Mapping::new(fd.as_fd(), 0, 4096 * 2).unwrap());
+    let page = |i: usize| StaticPage::new(Arc::clone(&memory), 4096 * i, false);
+    let (mut c, mut d) = (Guest::new(3, &a.host, ALL), Guest::new(4, &a.host, ALL));
+    // Its tx page and, as a receiver, its rx page.
+    a.orders.set_grants(0, [(8, page(0)), (100, page(1))]);
+    rustix::fs::ftruncate(&fd, 0).unwrap();
+    a.raw(TxRequest { gref: 8, offset: 0, flags: 0, id: 1, size: 500 }, &[], &[]);
+    a.post(100..101);
+    b.post(100..101);
+    assert_eq!(carry(&mut a, &mut b), 1);
+    assert_eq!(b.take().unwrap().unwrap().1, [0; 500]);
+    c.send(&tcp(300), &[300], 0, &[]);
+    assert_eq!(carry(&mut c, &mut a), 1);
+    assert_eq!(c.responses(), [status::OKAY]);
+    assert!(memory.is_lost());
+    d.post(100..101);
+    c.send(&tcp(301), &[301], 0, &[]);
+    assert_eq!(carry(&mut c, &mut d), 1);
+    assert_eq!(d.take().unwrap().unwrap().1, tcp(301));
+}

@@ -1,0 +1,135 @@
+//! Several front halves behind a switch.
+
+use switch::fdb::{Fdb, PortId};
+use switch::forward::{EgressQueue, Forwarder, HOLD_NS_MAX, Mode, Port, Source};
+use switch::poll::Policy;
+use switch::tuning::Tuning;
+
+use super::*;
+
+/// A sender, port 0, and receivers behind it; the MAC of port `n` ends in `n`.
+struct Net {
+    forwarder: Forwarder,
+    source: Source,
+    now_ns: u64,
+}
+
+impl Net {
+    fn new(receivers: &[&Guest]) -> Self {
+        let port = |(id, guest): (usize, &&Guest)| {
+            let Pair { egress, egress_stats, .. } = guest.pair.clone();
+            let queue = EgressQueue::new(egress, egress_stats);
+            let port = Port::new(PortId(id as u16 + 1), format!("p{id}"), vec![queue]);
+            port.set_active(1);
+            Some(Arc::new(port))
+        };
+        let table = std::iter::once(None).chain(receivers.iter().enumerate().map(port)).collect();
+        let fdb = Arc::new(Fdb::new(64, [1, 2], 300, 4));
+        for n in 1..=receivers.len() as u8 {
+            fdb.learn([2, 0, 0, 0, 0, n], 0, PortId(n.into()), 1);
+        }
+        let tuning = Arc::new(Tuning::new(Policy::Event));
+        let source = Source { port: PortId(0), queue: 0, stats: Arc::default(), tuning };
+        let forwarder = Forwarder::new(Mode::Switch, 0, fdb, Arc::new(table), 7);
+        Self { forwarder, source, now_ns: 1_000_000_000 }
+    }
+
+    /// Serves the sender after `ns`; how many frames it holds then.
+    fn serve(&mut self, sender: &mut Guest, ns: u64) -> usize {
+        self.now_ns += ns;
+        let (forwarder, source, now_ns) = (&mut self.forwarder, &self.source, self.now_ns);
+        sender.burst(now_ns, |burst| forwarder.forward(source, burst, now_ns)).unwrap();
+        sender.pair.ingress.lock().unwrap().held()
+    }
+
+    fn drops(&self) -> u64 {
+        self.source.stats.drops_no_room.get()
+    }
+}
+
+fn to(n: u8, len: usize) -> Vec<u8> {
+    let mut bytes = tcp(len);
+    bytes[..12].copy_from_slice(&[2, 0, 0, 0, 0, n, 2, 0, 0, 0, 0, 0]);
+    bytes
+}
+
+#[test]
+fn front_that_always_lacks_a_page_is_given_up_and_comes_back() {
+    for peer in [ALL, Peer { rx_notify: false, ..ALL }] {
+        let host = Arc::new(Host::default());
+        let mut a = Guest::new(1, &host, ALL);
+        let (mut b, mut c) = (Guest::new(2, &host, peer), Guest::new(3, &host, ALL));
+        let mut net = Net::new(&[&b, &c]);
+        // One page is there, and two are needed.
+        b.post(100..101);
+        c.post(100..110);
+        a.send(&to(1, 6000), &[4000, 2000], 0, &[]);
+        assert_eq!(net.serve(&mut a, 0), 1);
+        a.send(&to(2, 60), &[60], 0, &[]);
+        assert_eq!(net.serve(&mut a, 1), 1);
+        assert_eq!(c.take().unwrap().unwrap().1, to(2, 60), "others wait for no one");
+        // Its sender sleeps until it is told of a page, if it ever is.
+        assert_eq!(net.forwarder.arm_blocked(), peer.rx_notify);
+        assert_eq!((net.serve(&mut a, HOLD_NS_MAX - 1), net.drops()), (1, 0));
+        assert_eq!((net.serve(&mut a, 1), net.drops()), (0, 1));
+        assert_eq!(a.responses(), [status::OKAY; 3], "in order");
+        a.send(&to(1, 6000), &[4000, 2000], 0, &[]);
+        assert_eq!((net.serve(&mut a, 1), net.drops()), (0, 2), "nothing waits any more");
+        b.post(101..106);
+        a.send(&to(1, 6000), &[4000, 2000], 0, &[]);
+        a.send(&to(1, 61), &[61], 0, &[]);
+        assert_eq!((net.serve(&mut a, 1), net.drops()), (0, 2));
+        assert_eq!(b.take().unwrap().unwrap().1, to(1, 6000));
+        assert_eq!(b.take().unwrap().unwrap().1, to(1, 61));
+        // Back among those that are waited for.
+        (0..3).for_each(|_| a.send(&to(1, 6000), &[4000, 2000], 0, &[]));
+        assert_eq!((net.serve(&mut a, 1), net.drops()), (2, 2));
+    }
+}
+
+/// A UDP frame over IPv6 to port 1, its checksum blank: the pseudo-header's sum, and complete.
+fn udp6(blank: bool) -> Vec<u8> {
+    let mut bytes = to(1, 60);
+    bytes.truncate(12);
+    bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 108, 17, 64]);
+    bytes.extend((0..32).map(|i| i * 7));
+    bytes.extend([0, 1, 0, 2, 0, 108, 0, 0]);
+    bytes.extend((0..100).map(|i| i * 2));
+    let mut sum = switch::offload::Sum::default();
+    sum.add(&bytes[22..54]);
+    sum.add(&[0, 108, 0, 17]);
+    let field = if blank {
+        sum.fold()
+    } else {
+        sum.add(&bytes[54..]);
+        sum.finish()
+    };
+    bytes[60..62].copy_from_slice(&field);
+    bytes
+}
+
+#[test]
+fn front_that_takes_blank_checksums_over_one_version_gets_the_others_complete() {
+    let host = Arc::new(Host::default());
+    let gso = Gso { size: 1448, kind: gso_type::TCPV4, features: 0 };
+    let blank = rx_flag::CSUM_BLANK | rx_flag::DATA_VALIDATED;
+    // What netif's oldest front halves take, all, nothing, and only the newer.
+    for (csum4, csum6) in [(true, false), (true, true), (false, false), (false, true)] {
+        let mut a = Guest::new(1, &host, ALL);
+        let mut b = Guest::new(2, &host, Peer { csum4, csum6, ..ALL });
+        let mut net = Net::new(&[&b]);
+        b.post(100..110);
+        a.send(&udp6(true), &[50, 112], tx_flag::CSUM_BLANK, &[]);
+        a.send(&to(1, 2000), &[2000], tx_flag::CSUM_BLANK, &[Extra::Gso(gso)]);
+        assert_eq!(net.serve(&mut a, 0), 0);
+        let (packet, bytes) = b.take().unwrap().unwrap();
+        let takes6 = csum4 && csum6;
+        assert!(bytes == udp6(takes6), "{csum4} {csum6}");
+        assert_eq!(packet.flags & 3, if takes6 { blank } else { 0 });
+        let (packet, bytes) = b.take().unwrap().unwrap();
+        let whole = (Some(gso), blank, 2000);
+        let first = (None, 0, 1448 + 54);
+        let want = if csum4 { whole } else { first };
+        assert_eq!((packet.gso, packet.flags & 3, bytes.len()), want);
+    }
+}
