@@ -220,6 +220,10 @@ impl Store {
                 }
             }
         }
+        if link.gone && trouble.is_none() {
+            // Given up for what it said, though its end may still be open.
+            trouble = Some(StoreError::Gone(self.name.clone()));
+        }
         let mut told = Vec::new();
         for watch in link.watches.iter_mut().filter(|w| w.pending) {
             watch.pending = false;
