@@ -8,6 +8,8 @@
 //! What it does not do: nothing is kept on disk, and there is no ring version for kernels.
 
 mod connection;
+mod exchange;
+mod session;
 mod tree;
 
 use std::collections::BTreeMap;
@@ -16,7 +18,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use self::connection::{Connection, Fired};
+pub use self::exchange::{Exchange, Usage};
+
+use self::connection::Connection;
+use self::session::{Fired, World};
 use self::tree::Tree;
 use super::error::StoreError;
 use super::wire::{Access, Perm};
@@ -217,7 +222,8 @@ impl Service {
         let Some(connection) = self.connections.get_mut(&tag) else { return };
         let mut fired = Vec::new();
         let mut released = Vec::new();
-        let alive = connection.serve(&mut self.tree, readable, &mut fired, &mut released);
+        let mut world = World { tree: &mut self.tree, fired: &mut fired, released: &mut released };
+        let alive = connection.serve(&mut world, readable);
         for domid in released {
             fired.extend(self.tree.forget(domid).into_iter().map(Fired::Node));
             // Whoever acted for it is not to act for the next domain of that number.

@@ -232,6 +232,11 @@ impl Decoder {
         self.bytes.extend_from_slice(bytes);
     }
 
+    /// How many bytes came that were not taken.
+    pub fn unread(&self) -> usize {
+        self.bytes.len() - self.done
+    }
+
     /// The next whole message, if it is there.
     ///
     /// # Errors

@@ -211,6 +211,40 @@ fn a_transaction_is_seen_whole_or_not_at_all() {
 }
 
 #[test]
+fn a_transaction_that_changes_a_node_many_times_takes_no_more_memory_and_tells_who_saw_it_first() {
+    let mut store = Exchange::new(Limits::XENSTORED);
+    let clients = [0, 1, 2, 3].map(|domid| store.connect(domid));
+    let mut ask = |client: usize, kind: Kind, tx_id: u32, payload: &str| {
+        let mut bytes = Vec::new();
+        Message::new(kind, 9, tx_id, payload.into()).encode(&mut bytes);
+        assert!(store.say(clients[client], &bytes));
+        (store.hear(clients[client]), store.usage(clients[client]))
+    };
+    ask(0, Kind::Write, 0, "/local/domain/1\0");
+    ask(0, Kind::SetPerms, 0, "/local/domain/1\0n1\0");
+    ask(1, Kind::Write, 0, "x\0before");
+    ask(1, Kind::SetPerms, 0, "x\0n1\0r2\0");
+    for watcher in [2, 3] {
+        ask(watcher, Kind::Watch, 0, "/local/domain/1/x\0t\0");
+    }
+    ask(1, Kind::TransactionStart, 0, "\0");
+    // The third may see it in between, that is never.
+    for (value, perms) in [("a", "n1\0r3\0"), ("b", "r1\0"), ("c", "n1\0")] {
+        for _ in 0..1000 {
+            ask(1, Kind::Write, 1, &format!("x\0{value}"));
+            let (_, usage) = ask(1, Kind::SetPerms, 1, &format!("x\0{perms}"));
+            assert_eq!((usage.transactions, usage.changed), (1, 1));
+        }
+    }
+    assert!(ask(1, Kind::TransactionEnd, 1, "T\0").0.ends_with(b"OK\0"));
+    let told = [2, 3].map(|watcher| {
+        let (heard, _) = ask(watcher, Kind::GetDomainPath, 0, "1\0");
+        heard.windows(5).filter(|w| w == b"/x\0t\0").count()
+    });
+    assert_eq!(told, [1, 0]);
+}
+
+#[test]
 fn watches_tell_of_what_is_below_once() {
     let server = server();
     let (dom0, watcher) = (server.connect(0).unwrap(), server.connect(0).unwrap());
@@ -383,4 +417,18 @@ fn a_server_that_goes_is_told_and_leaves_no_socket() {
     let text = Store::device(&path).unwrap_err().to_string();
     assert!(text.contains("modprobe xenfs"), "{text}");
     std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn a_client_that_gave_a_store_up_says_so_to_who_waits_for_events() {
+    let (ours, theirs) = sys::socketpair().unwrap();
+    let store = Store::over(ours, "of no use".into()).unwrap();
+    assert!(store.events().unwrap().is_empty());
+    let header = Header { kind: 2, req_id: 1, tx_id: 0, len: 4097 };
+    assert_eq!(sys::write(theirs.as_fd(), &header.to_bytes()).unwrap(), 16);
+    assert!(store.read("x").is_err());
+    // Its end is open, and says nothing more.
+    assert!(matches!(store.events(), Err(StoreError::Gone(_))));
+    assert!(matches!(store.read("x"), Err(StoreError::Gone(_))));
+    drop(theirs);
 }

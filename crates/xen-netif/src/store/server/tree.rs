@@ -42,6 +42,8 @@ pub struct Change {
     /// Only watches of this very node hear of it: it went together with one above.
     pub exact: bool,
     pub readers: Vec<Arc<Node>>,
+    /// How many of them are those of the first time; the others are those of the last.
+    first: usize,
 }
 
 /// What a transaction saw and wants.
@@ -49,7 +51,22 @@ pub struct Change {
 pub struct Transaction {
     seen: BTreeMap<String, Option<Arc<Node>>>,
     wanted: BTreeMap<String, Option<Arc<Node>>>,
+    /// Each once, however often a node is changed.
     changes: Vec<Change>,
+    /// Where in them (path, exact) is.
+    places: BTreeMap<(String, bool), usize>,
+}
+
+impl Transaction {
+    /// How many nodes it saw.
+    pub fn touched(&self) -> usize {
+        self.seen.len()
+    }
+
+    /// How many it wants to be others, or has something to tell of.
+    pub fn changed(&self) -> usize {
+        self.wanted.len().max(self.changes.len())
+    }
 }
 
 /// All nodes.
@@ -88,6 +105,11 @@ impl Tree {
 
     pub fn is_introduced(&self, domid: u16) -> bool {
         self.introduced.contains(&domid)
+    }
+
+    /// How many nodes a domain owns.
+    pub fn owned(&self, domid: u16) -> usize {
+        self.owned.get(&domid).copied().unwrap_or(0)
     }
 
     /// Puts what a transaction wants in place; what changed.
@@ -136,7 +158,7 @@ impl Tree {
 
     /// How many nodes a domain would own with a transaction in place.
     fn owned_with(&self, transaction: &Transaction, domid: u16) -> usize {
-        let mut owned = self.owned.get(&domid).copied().unwrap_or(0);
+        let mut owned = self.owned(domid);
         let is_its =
             |node: Option<&Arc<Node>>| usize::from(node.is_some_and(|n| n.owner() == domid));
         for (path, wanted) in &transaction.wanted {
@@ -226,7 +248,19 @@ impl View<'_> {
         for path in [Some(path), parent(path)].into_iter().flatten() {
             readers.extend(self.look(path).ok().flatten());
         }
-        self.transaction.changes.push(Change { path: path.into(), exact, readers });
+        let Transaction { changes, places, .. } = &mut *self.transaction;
+        let at = *places.entry((path.into(), exact)).or_insert(changes.len());
+        match changes.get_mut(at) {
+            Some(change) => {
+                // What a transaction had in between no one ever sees.
+                change.readers.truncate(change.first);
+                change.readers.extend(readers);
+            }
+            None => {
+                let first = readers.len();
+                changes.push(Change { path: path.into(), exact, readers, first });
+            }
+        }
     }
 
     pub fn write(&mut self, path: &str, value: &[u8]) -> Result<(), Errno> {
