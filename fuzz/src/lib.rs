@@ -11,6 +11,7 @@ pub mod ring_image;
 pub mod vhost_user_stream;
 pub mod vnet_frame;
 pub mod xen_ring;
+pub mod xenstore;
 
 /// Runs the files named on the command line through `run`.
 pub fn replay(run: fn(&[u8])) {

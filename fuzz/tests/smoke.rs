@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use pvswitch_fuzz::mutate::Mutator;
-use pvswitch_fuzz::{poll_policy, ring_image, vhost_user_stream, vnet_frame, xen_ring};
+use pvswitch_fuzz::{poll_policy, ring_image, vhost_user_stream, vnet_frame, xen_ring, xenstore};
 
 /// How long each target runs, in ms.
 const MS: u64 = 2000;
@@ -122,6 +122,27 @@ fn xen_ring_holds_and_reaches_every_fault() {
 }
 
 #[test]
+fn xenstore_holds_and_is_refused_in_every_way() {
+    let mut sum = xenstore::Seen::default();
+    assert_holds("xenstore", xenstore::seeds(), |data| {
+        let seen = xenstore::explore(data);
+        sum.granted += seen.granted;
+        sum.errors.extend(seen.errors);
+        sum.events += seen.events;
+        sum.closed += seen.closed;
+        sum.decoded += seen.decoded;
+        sum.answered += seen.answered;
+    });
+    assert!(sum.granted > 0 && sum.events > 0 && sum.closed > 0, "{sum:?}");
+    assert!(sum.decoded > 0 && sum.answered > 0, "{sum:?}");
+    let all = [
+        "E2BIG", "EACCES", "EAGAIN", "EBUSY", "EEXIST", "EINVAL", "ENOENT", "ENOSPC", "ENOSYS",
+        "EPERM",
+    ];
+    assert_eq!(sum.errors.into_iter().collect::<Vec<_>>(), all);
+}
+
+#[test]
 fn poll_policy_holds_and_does_everything() {
     let mut sum = poll_policy::Seen::default();
     assert_holds("poll_policy", poll_policy::seeds(), |data| {
@@ -148,6 +169,10 @@ fn seeds_alone_go_all_the_way() {
         let seen = vhost_user_stream::explore(seed);
         assert!(seen.started >= 2 && seen.refused + seen.closed == 0, "{seen:?}");
     }
+    let seeds = xenstore::seeds();
+    let asked = seeds.iter().filter(|seed| seed[0] == 3);
+    let answered: Vec<_> = asked.map(|seed| xenstore::explore(seed).answered).collect();
+    assert_eq!(answered, [7, 7, 0]);
     assert!(vnet_frame::seeds().iter().all(|seed| vnet_frame::explore(seed).is_ok()));
 }
 
