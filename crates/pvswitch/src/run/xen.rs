@@ -420,6 +420,8 @@ impl System {
         let (of, id, log) = (port.of.clone(), port.id, Arc::clone(&port.log));
         let Some(bus) = self.xen.get_mut(&of) else { return };
         let Some(vif) = bus.bus.vif(id) else { return };
+        // Rings that turned to zeroes look like anything; this is what happened.
+        let why = if vif.plug().is_lost() { "it took back the memory of its rings" } else { why };
         // Once: reports that were on their way find it stopped.
         if vif.status().queues > 0 {
             log.warn(format_args!("stopped, its guest broke the protocol: {why}"));
