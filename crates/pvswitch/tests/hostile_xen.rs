@@ -205,12 +205,19 @@ fn answer(socket: &OwnedFd) -> ([u32; 4], Vec<OwnedFd>) {
     ([word(0), word(1), word(2), word(3)], fds)
 }
 
-/// Descriptors and mappings of memory that the switch holds.
-fn holds(switch: &Switch) -> (usize, usize) {
+/// Descriptors and mappings of memory that the switch holds. Clients of its control socket come
+/// and go, so the least of a few looks.
+fn holds(switch: &Switch) -> [usize; 2] {
     let proc = PathBuf::from(format!("/proc/{}", switch.process.0.id()));
-    let maps = std::fs::read_to_string(proc.join("maps")).unwrap();
-    let mapped = maps.lines().filter(|line| line.contains("memfd:")).count();
-    (std::fs::read_dir(proc.join("fd")).unwrap().count(), mapped)
+    let mut least = [usize::MAX; 2];
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(5));
+        let maps = std::fs::read_to_string(proc.join("maps")).unwrap();
+        let mapped = maps.lines().filter(|line| line.contains("memfd:")).count();
+        let fds = std::fs::read_dir(proc.join("fd")).unwrap().count();
+        least = [least[0].min(fds), least[1].min(mapped)];
+    }
+    least
 }
 
 /// CPU time of a thread of the switch, by its name.
@@ -243,7 +250,7 @@ struct Vif<'a> {
     switch: &'a Switch,
     name: &'a str,
     dir: PathBuf,
-    before: (usize, usize),
+    before: [usize; 2],
 }
 
 impl<'a> Vif<'a> {
@@ -264,12 +271,7 @@ impl<'a> Vif<'a> {
     /// Nothing of the last guest is held, and the next is served.
     fn recovers(&self) {
         wait_for("the vif to be removed", || self.xen("state").starts_with("waiting for the tool"));
-        let mut holding = self.before;
-        wait_for("grants and channels to be given back", || {
-            holding = holds(self.switch);
-            holding <= self.before
-        });
-        assert!(holding.0 <= self.before.0 && holding.1 <= self.before.1, "{holding:?}");
+        wait_for("grants and channels to be given back", || holds(self.switch) == self.before);
         let faults = self.faults();
         let mut next = Guest::started(&self.dir);
         self.switch.wait_up(self.name, true);
@@ -498,9 +500,7 @@ fn a_storm_of_events_takes_no_ones_turn() {
         let (n, control, time) = under_storm((&switch, &others), |_| channel.notify());
         eprintln!("{what}: {n} events, {control:?} of the control thread in {time:?}");
         assert!(n > 1000, "{n} events are no storm");
-        if which != CTRL {
-            assert!(control < time / 2, "{control:?} of {time:?}");
-        }
+        assert!(control < time / 4, "{control:?} of {time:?}");
     }
     guest.is_served();
     assert_eq!(switch.log().lines().count(), log, "{}", switch.log());
@@ -560,6 +560,7 @@ fn a_flood_of_control_requests_takes_no_ones_turn() {
     let (_, control, time) = under_storm((&switch, &others), ask);
     eprintln!("{answers} answers, {control:?} of the control thread in {time:?}");
     assert!(answers > 1000, "{answers} answers are no flood");
+    assert!(control < time / 4, "{control:?} of {time:?}");
     let more = switch.log().lines().count() - log;
     assert!(more < 30, "{more} lines\n{}", switch.log());
     guest.is_served();
