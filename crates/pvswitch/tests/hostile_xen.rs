@@ -6,13 +6,16 @@
 
 mod common;
 
+use std::fs::Permissions;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{Bystanders, Dir, Gen, Switch, wait_for};
+use common::{Bystanders, Dir, Gen, Switch, pvswitch, wait_for};
 use ring::xen::{CtrlRequest, FrontCtrl, FrontRx, FrontTx, RxRequest, ctrl_type, status, tx_flag};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use shm::{Area, Mapping};
@@ -649,4 +652,35 @@ fn a_guest_that_is_killed_in_the_middle_leaves_nothing() {
     }
     assert_eq!(vif.faults(), 0);
     others.end();
+}
+
+#[test]
+fn what_a_guest_may_not_do_and_what_went_away_is_told() {
+    let dir = Dir::new();
+    let vif = format!("a=xen-local:{}", dir.text("a"));
+    let mut switch = Switch::start(&dir, &[], &[vif]);
+    let at = format!("xen-local:{}", dir.text("a"));
+    let mut other = pvswitch();
+    other.args(["gen", "--connect", &at, "--mode", "sink", "--duration", "1"]);
+    if rustix::process::geteuid().is_root() {
+        other.uid(65_534).gid(65_534);
+    } else {
+        std::fs::set_permissions(dir.path("a"), Permissions::from_mode(0)).unwrap();
+    }
+    let refused = other.output().unwrap();
+    std::fs::set_permissions(dir.path("a"), Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(text.contains("hypervisor: permission denied; run as root or as the user"), "{text}");
+    // Xenstore, and all else of the other side, goes without a word.
+    let mut guest = Gen::connect(&at, &["--mode", "sink"]);
+    switch.wait_up("a", true);
+    switch.process.kill();
+    assert_eq!(guest.0.wait().code(), Some(1));
+    let text = std::io::read_to_string(guest.0.0.stderr.take().unwrap()).unwrap();
+    assert!(text.contains("pvswitch: the switch closed the connection"), "{text}");
+    // And what it left is in no one's way.
+    let next = Switch::start(&dir, &[], &[format!("a=xen-local:{}", dir.text("a"))]);
+    let _guest = Gen::connect(&at, &["--mode", "sink"]);
+    next.wait_up("a", true);
 }
