@@ -602,6 +602,70 @@ fn numbers_of_queues_that_cannot_be() {
     others.end();
 }
 
+/// Some of a queue can be had and some not: what could is given back.
+#[test]
+fn keys_that_name_nothing_leave_nothing_behind() {
+    let cases: [(&[(&str, u32)], &str); 8] = [
+        (&[("tx-ring-ref", 0)], "grant 0 cannot be mapped: not in use"),
+        (&[("rx-ring-ref", u32::MAX)], "grant 4294967295 cannot be mapped: no such entry"),
+        (&[("ctrl-ring-ref", GREF + PAGES)], "cannot be mapped: no such entry"),
+        (&[("event-channel-rx", 77)], "event channel 77 cannot be bound: no such port"),
+        // What one waits for, another would take.
+        (&[("event-channel-tx", 2)], "event channel 2 cannot be bound: it is bound already"),
+        (&[("event-channel-ctrl", 1)], "event channel 1 cannot be bound: it is bound already"),
+        // A page of data is no ring.
+        (&[("tx-ring-ref", GREF + DATA)], "tx ring: "),
+        (&[("multi-queue-num-queues", 2)], "queue-0/tx-ring-ref is missing"),
+    ];
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    for (n, (keys, what)) in cases.into_iter().enumerate() {
+        let name = format!("bad{n}");
+        let vif = Vif::add(&switch, &dir, &name);
+        let guest = Guest::new(&vif.dir);
+        guest.area(DATA as usize).store_u32(REQ_PROD, 1000);
+        guest.offer_rings();
+        let connected = holds(&switch);
+        keys.iter().for_each(|(key, value)| guest.set(key, *value));
+        guest.wait_back("2");
+        guest.set("state", 4);
+        guest.wait_back("5");
+        assert!(vif.xen("error").contains(what), "{what}: {}", vif.xen("error"));
+        assert_eq!(lines(&switch, &format!("port {name}: vif 1/0: refused")), 1);
+        assert_eq!(holds(&switch), connected);
+        others.go_on(&switch);
+        drop(guest);
+        vif.recovers();
+    }
+    others.end();
+}
+
+/// All three rings in one page: whatever it makes of that, it is its own.
+#[test]
+fn rings_that_lie_over_each_other() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let vif = Vif::add(&switch, &dir, "bad");
+    let mut guest = Guest::new(&vif.dir);
+    guest.offer_rings();
+    ["rx-ring-ref", "ctrl-ring-ref"].iter().for_each(|key| guest.set(key, GREF));
+    guest.connect();
+    switch.wait_up("bad", true);
+    switch.json(&["add-port", &dir.port("z", "")]);
+    let flood = Gen::start(&dir.path("z"), &["--peer", "02:00:00:00:00:bb", "--rate", "2k"]);
+    for n in 0..10 {
+        (0..20).for_each(|i| guest.request(GREF + (i + n) % 3, 0, 0, 60));
+        guest.push();
+        guest.channels.iter().for_each(Channel::notify);
+        others.go_on(&switch);
+    }
+    flood.end();
+    switch.json(&["del-port", "z"]);
+    drop(guest);
+    vif.recovers();
+    others.end();
+}
+
 #[test]
 fn states_in_any_order() {
     let dir = Dir::new();

@@ -53,7 +53,7 @@ pub(super) struct XenBus {
 pub(super) struct XenPort {
     of: Hypervisor,
     id: VifId,
-    log: Arc<PortLog>,
+    pub(super) log: Arc<PortLog>,
     /// Until the port is in the switch.
     handshake: Option<Box<Handshake<Socket<VifQueues>>>>,
     /// What was last logged of it.
