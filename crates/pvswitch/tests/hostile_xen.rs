@@ -525,8 +525,22 @@ fn a_flood_of_watch_events_is_looked_at_now_and_then() {
     eprintln!("{n} writes, {control:?} of the control thread in {time:?}");
     assert!(n > 200, "{n} writes are no flood");
     assert!(control < time / 2, "{control:?} of {time:?}");
-    guest.is_served();
     assert_eq!(switch.log().lines().count(), log, "{}", switch.log());
+    // Keys that change something, and are told of in the log.
+    let keys = [("state", "4"), ("disconnect", "1"), ("state", "7"), ("disconnect", "0")];
+    let write = |n: u32| {
+        let (key, value) = keys[n as usize % keys.len()];
+        store.write(&format!("{FRONT}/{key}"), value).unwrap();
+    };
+    let (n, control, time) = under_storm((&switch, &others), write);
+    eprintln!("{n} changes, {control:?} of the control thread in {time:?}");
+    assert!(control < time / 2, "{control:?} of {time:?}");
+    let more = switch.log().lines().count() - log;
+    assert!(more < 30, "{more} lines\n{}", switch.log());
+    guest.set("disconnect", 0);
+    guest.set("state", 4);
+    guest.is_served();
+    assert_eq!(lines(&switch, "trying again"), 0, "xenstore is well\n{}", switch.log());
     drop(guest);
     vif.recovers();
     others.end();
@@ -695,6 +709,7 @@ fn states_in_any_order() {
     guest.connect();
     guest.is_served();
     assert_eq!(vif.faults(), 0);
+    assert_eq!(lines(&switch, "trying again"), 0, "xenstore is well\n{}", switch.log());
     drop(guest);
     vif.recovers();
     others.end();
