@@ -744,7 +744,7 @@ fn what_a_guest_may_not_do_and_what_went_away_is_told() {
     if rustix::process::geteuid().is_root() {
         other.uid(65_534).gid(65_534);
     } else {
-        std::fs::set_permissions(dir.path("a"), Permissions::from_mode(0)).unwrap();
+        std::fs::set_permissions(dir.path("a"), Permissions::from_mode(0o000)).unwrap();
     }
     let refused = other.output().unwrap();
     std::fs::set_permissions(dir.path("a"), Permissions::from_mode(0o755)).unwrap();
