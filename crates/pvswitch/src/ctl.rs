@@ -64,7 +64,7 @@ fn drain(path: &Path, request: &Request, name: &str) -> Result<Value, ControlErr
         if Instant::now() >= end {
             return Err(ControlError::Refused(format!(
                 "port '{name}' takes no more frames, but {} of its own still wait for full \
-                 receivers after {} s: ask again, or undo it with `pvswitch ctl drain {name} --off`",
+                 receivers after {} s: ask again, or undo it: `pvswitch ctl drain {name} --off`",
                 answer["held"],
                 DRAIN_MAX.as_secs()
             )));

@@ -52,7 +52,10 @@ pub fn command(args: NicArgs) -> Result<(), AnyError> {
         };
         // What the switch does not take the kernel does itself, from now on; frames that wait may
         // still ask for more, and are dropped.
-        uplink::ask_offloads(&*fd, &tap.offloads_read.and(&guest.link.takes()))?;
+        let takes = tap.offloads_read.and(&guest.link.takes());
+        uplink::ask_offloads(&*fd, &takes).map_err(|error| {
+            format!("interface {}: its offloads cannot be set ({error}); is it there?", args.tap)
+        })?;
         let names = guest.link.features().join(" ");
         tracing::info!("{} connected to {}: {names}", args.tap, to.target);
         let started = Instant::now();

@@ -21,13 +21,19 @@ struct World {
 
 impl World {
     fn new(send: &[&str]) -> Self {
+        Self::over("vhost-user", send)
+    }
+
+    /// With a sender behind a port of this kind.
+    fn over(kind: &str, send: &[&str]) -> Self {
         let dir = Dir::new();
-        let ports = ["s", "d", "t"].map(|name| dir.port(name, ""));
+        let at = format!("{kind}:{}", dir.text("s"));
+        let ports = [format!("s={at}"), dir.port("d", ""), dir.port("t", "")];
         let switch = Switch::start(&dir, &[], &ports);
         let sink = Gen::start(&dir.path("d"), &["--mode", "sink", "--mac", RECEIVER]);
         switch.wait_up("d", true);
         let to = ["--mac", SENDER, "--peer", RECEIVER];
-        let sender = Gen::start(&dir.path("s"), &[&to, send].concat());
+        let sender = Gen::connect(&at, &[&to, send].concat());
         switch.wait_up("s", true);
         let world = Self { switch, dir, sender, sink };
         world.wait_taken(200);
@@ -106,6 +112,24 @@ fn drained_port_waits_costs_nothing_and_goes_on_without_loss() {
         assert_eq!(got["received_frames"], frames, "{poll}: {got}");
         assert_eq!((&got["lost_frames"], &got["late_frames"]), (&0.into(), &0.into()), "{poll}");
     }
+}
+
+#[test]
+fn drained_vif_waits_and_is_removed_without_loss() {
+    let world = World::over("xen-local", &["--rate", "3k"]);
+    for _ in 0..2 {
+        world.drain();
+        let taken = world.taken();
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!((world.taken(), world.given(), world.drops()), (taken, taken, 0));
+        world.switch.json(&["drain", "s", "--off"]);
+        world.wait_taken(100);
+    }
+    world.drain();
+    let taken = world.taken();
+    world.switch.json(&["del-port", "s"]);
+    let got = world.sink.end();
+    assert_eq!((&got["received_frames"], &got["lost_frames"]), (&taken.into(), &0.into()), "{got}");
 }
 
 #[test]

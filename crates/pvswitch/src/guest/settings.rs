@@ -118,6 +118,7 @@ Driver settings (--set KEY=VALUE, may be repeated; default first):
   suppress=event-index|flags            how notifications are called off
   indirect=on|off                       tables for chains of several descriptors
   checks=on|off                         checks of what the switch says it used
+  With Xen's rings only the first three and offset, which is for transmitted frames.
 Policies (--poll, --kick): event, napi[:BUDGET], timer[:HZ], coalesce:USECS,FRAMES,
   coalesce:USECS/pending, spin, adaptive[:LATENCY_US]";
 

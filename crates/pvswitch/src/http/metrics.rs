@@ -142,12 +142,6 @@ fn about(out: &mut String, show: &Value, stats: &Value) {
     for (name, port) in &ports {
         up.sample(&format!("port=\"{name}\""), f64::from(u8::from(port["up"] == true)));
     }
-    let help = "Whether no frames are taken from the port, as an operator drains it.";
-    let mut drain = Family::new(out, "pvswitch_port_drain", "gauge", help);
-    for (name, port) in &ports {
-        let drains = matches!(port["drain"].as_str(), Some("draining" | "drained"));
-        drain.sample(&format!("port=\"{name}\""), f64::from(u8::from(drains)));
-    }
     let help = "Queue pairs the guest has enabled.";
     let mut active = Family::new(out, "pvswitch_port_queues_active", "gauge", help);
     for (name, port) in &ports {
@@ -230,13 +224,20 @@ fn first_frames(out: &mut String, queues: &[(String, &Map<String, Value>)]) {
 /// What is a word: a queue's state, as one of three that is 1, and its policy, as a label.
 fn words(out: &mut String, way: &str, queues: &[(String, &Map<String, Value>)]) {
     let with = |key: &str| queues.first().is_some_and(|(_, counters)| counters.contains_key(key));
-    if with("state") {
-        let help = "1 for the state the queue is in: hot is polled, warm now and then, cold armed.";
-        let mut family = Family::new(out, &format!("pvswitch_{way}_state"), "gauge", help);
+    let states = "1 for the state the queue is in: hot is polled, warm now and then, cold armed.";
+    let drains = "1 for what an operator did: off, or no frames are taken from the queue.";
+    for (key, values, help) in [
+        ("state", ["hot", "warm", "cold"], states),
+        ("drain", ["off", "draining", "drained"], drains),
+    ] {
+        if !with(key) {
+            continue;
+        }
+        let mut family = Family::new(out, &format!("pvswitch_{way}_{key}"), "gauge", help);
         for (labels, counters) in queues {
-            for state in ["hot", "warm", "cold"] {
-                let labels = format!("{labels},state=\"{state}\"");
-                family.sample(&labels, f64::from(u8::from(counters["state"] == state)));
+            for value in values {
+                let labels = format!("{labels},{key}=\"{value}\"");
+                family.sample(&labels, f64::from(u8::from(counters[key] == value)));
             }
         }
     }

@@ -3,6 +3,7 @@
 //! ```text
 //!   prepare ──▶ take: the user's ──▶ stop: not to be used any more ──▶ release: grants end
 //! ```
+//! One queue is taken, and no other is made after it: who had it begins a handshake of its own.
 //! Memory lives until both the user has let go and [`release`](Rings::release) was called, which is
 //! when the back end has; the grants end with it.
 
@@ -54,18 +55,20 @@ pub struct OneQueue {
     prepared: Option<Queue>,
     /// What the back end may have mapped.
     held: Vec<Pages>,
+    taken: bool,
     stopped: bool,
 }
 
 impl OneQueue {
     /// For a vif whose back end is in domain `backend_domid`.
     pub fn new(front: Front, backend_domid: u16, sizes: Sizes) -> Self {
-        Self { front, backend_domid, sizes, prepared: None, held: Vec::new(), stopped: false }
+        let (prepared, held) = (None, Vec::new());
+        Self { front, backend_domid, sizes, prepared, held, taken: false, stopped: false }
     }
 
     /// The queue that was prepared, once.
     pub fn take(&mut self) -> Option<Queue> {
-        self.stopped = false;
+        self.taken |= self.prepared.is_some();
         self.prepared.take()
     }
 
@@ -121,6 +124,10 @@ impl OneQueue {
 
 impl Rings for OneQueue {
     fn prepare(&mut self, agreed: &Agreed) -> Result<Named, Failure> {
+        if self.taken {
+            // Its user has yet to learn that it is stopped, and would find another's events.
+            return Err(Failure("the queue before this one is still in use".into()));
+        }
         let (queue, keys) = self.make(agreed).map_err(|error| Failure(error.to_string()))?;
         self.prepared = Some(queue);
         Ok(Named { queues: vec![keys], ctrl: None })
@@ -128,7 +135,7 @@ impl Rings for OneQueue {
 
     fn stop(&mut self) {
         self.prepared = None;
-        self.stopped |= !self.held.is_empty();
+        self.stopped |= self.taken;
     }
 
     fn release(&mut self) {

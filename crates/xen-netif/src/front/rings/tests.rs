@@ -180,18 +180,32 @@ fn grants_last_until_the_back_end_let_go_and_end_with_the_memory() {
 }
 
 #[test]
-fn a_back_end_that_begins_anew_stops_the_queue_and_gets_another() {
+fn a_back_end_that_begins_anew_stops_the_queue_and_gets_no_other() {
     let (mut bench, queue) = Bench::up("", PLAIN);
     assert!(!bench.front.rings().is_stopped());
+    let store = bench.host.store().unwrap();
+    let mut looks = ["5", "6", "2"].map(|state| {
+        store.write("/local/domain/0/backend/vif/1/0/state", state).unwrap();
+        let status = bench.front.look(&mut bench.front_home);
+        assert!(bench.front.rings().is_stopped());
+        status
+    });
+    assert_eq!(looks[..2], [Ok(Status::Waiting), Ok(Status::Waiting)]);
+    assert!(looks[2].as_mut().unwrap_err().0.contains("still in use"));
+    drop(queue);
+    assert!(bench.front.rings().take().is_none());
+}
+
+#[test]
+fn a_back_end_that_begins_anew_before_the_queue_is_taken_gets_another() {
+    let mut bench = Bench::offering("", PLAIN);
+    assert_eq!(bench.run(), Status::Up);
     let store = bench.host.store().unwrap();
     for state in ["5", "6", "2", "4"] {
         store.write("/local/domain/0/backend/vif/1/0/state", state).unwrap();
         bench.front.look(&mut bench.front_home).unwrap();
-        assert!(bench.front.rings().is_stopped());
     }
-    drop(queue);
-    assert!(bench.front.rings().take().is_some(), "made for whoever goes on");
-    assert!(!bench.front.rings().is_stopped());
+    assert!(bench.front.rings().take().is_some() && !bench.front.rings().is_stopped());
 }
 
 #[test]

@@ -1,0 +1,126 @@
+//! Nanoseconds for one frame through the switch, in one thread: front half, ingress, forwarder,
+//! egress, front half. `cargo bench -p pvswitch --bench forward [-- WORDS]` runs the cases whose
+//! names hold all WORDS.
+//!
+//! One core does the guests' work too, and no line crosses to another core: this counts
+//! instructions, not distances. `rigs/dpdk` measures what a deployment would see. All cases take
+//! turns, so that they meet the same disturbances: median, and quartiles in brackets.
+
+mod guests;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ring::virtq::Features;
+use switch::fdb::{Fdb, PortId};
+use switch::forward::{Forwarder, Mode, Port, Source};
+use switch::frame::{BURST_MAX, Burst};
+
+use guests::{FRAMES, Lane};
+
+/// Frames of one case in one turn.
+const TURN: u64 = 100_000;
+const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+
+/// Two guests on one switch, the first of which sends.
+struct Case {
+    name: String,
+    lanes: Vec<Lane>,
+    forwarder: Forwarder,
+    sources: Vec<Source>,
+    scratch: Burst<'static>,
+    /// Of each turn, in ns a frame.
+    results: Vec<f64>,
+}
+
+impl Case {
+    fn new(name: String, mode: Mode, mut lanes: Vec<Lane>) -> Self {
+        let queues = lanes.iter_mut().filter_map(|lane| lane.egress.take()).collect();
+        let port = |id, queues: Vec<_>| {
+            let port = Port::new(PortId(id), "p".into(), queues);
+            port.set_active(port.egress.len() as u16);
+            Some(Arc::new(port))
+        };
+        let table = vec![port(0, Vec::new()), port(1, queues)];
+        let fdb = Arc::new(Fdb::new(65536, [1, 2], 300, 4096));
+        fdb.learn(MACS[1], 0, PortId(1), 0);
+        let forwarder = Forwarder::new(mode, 0, fdb, Arc::new(table), 3);
+        let source = |(queue, lane): (u16, &Lane)| Source {
+            port: PortId(0),
+            queue,
+            stats: Arc::clone(&lane.ingress_stats),
+            tuning: Arc::new(switch::tuning::Tuning::new(switch::poll::Policy::Spin)),
+        };
+        let sources = (0..).zip(&lanes).map(source).collect();
+        let scratch = Burst::default();
+        Self { name, lanes, forwarder, sources, scratch, results: Vec::new() }
+    }
+
+    fn turn(&mut self) {
+        let (mut spent, mut frames) = (0_u128, 0);
+        while frames < TURN {
+            let sent = self.lanes.len() * FRAMES;
+            self.lanes.iter_mut().for_each(|lane| lane.guests.send());
+            let start = Instant::now();
+            for (lane, source) in self.lanes.iter_mut().zip(&self.sources) {
+                let mut ingress = lane.ingress.lock().expect("no panic before");
+                let forwarder = &mut self.forwarder;
+                let each = &mut |burst: &mut Burst<'_>| forwarder.forward(source, burst, 1);
+                ingress.burst(BURST_MAX, 1, &mut self.scratch, each).expect("no fault");
+            }
+            spent += start.elapsed().as_nanos();
+            let arrived: usize = self.lanes.iter_mut().map(|lane| lane.guests.take()).sum();
+            assert_eq!(arrived, sent, "{}: every frame arrives", self.name);
+            frames += sent as u64;
+        }
+        self.results.push(spent as f64 / frames as f64);
+    }
+
+    fn print(&mut self) {
+        self.results.sort_by(f64::total_cmp);
+        let at = |part: usize| self.results[(self.results.len() - 1) * part / 4];
+        let (low, ns, high) = (at(1), at(2), at(3));
+        let name = &self.name;
+        println!("{name:40} {ns:6.1} ns a frame ({low:.1}-{high:.1}), {:5.2} M/s", 1e3 / ns);
+    }
+}
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let turns = std::env::var("TURNS").map_or(30, |n| n.parse().expect("TURNS is a number"));
+    let split = Features { event_idx: true, indirect: true, ..Features::default() };
+    let packed = Features { packed: true, ..split };
+    let in_order = Features { in_order: true, ..split };
+    let mut cases = Vec::new();
+    let mut case = |name: String, mode, lanes: &dyn Fn() -> Vec<Lane>| {
+        if words.iter().all(|word| name.contains(word)) {
+            cases.push(Case::new(name, mode, lanes()));
+        }
+    };
+    for len in [60, 1514] {
+        for (layout, features) in [("split", split), ("packed", packed), ("in-order", in_order)] {
+            for (mode_name, mode) in [("cross", Mode::Cross), ("switch", Mode::Switch)] {
+                for offloads in [false, true] {
+                    let words = if offloads { "offloads" } else { "plain" };
+                    let name = format!("{layout} {mode_name} {words} {len}");
+                    case(name, mode, &|| vec![guests::virtio(features, offloads, (0, 1024), len)]);
+                }
+            }
+        }
+    }
+    // As deep as a ring of Xen's is.
+    for len in [60, 1500] {
+        for queues in [1, 2] {
+            let name = |kind: &str| format!("vif {kind} {queues} queues {len}");
+            let mode = Mode::Switch;
+            let virtio = |queue| guests::virtio(split, true, (queue, guests::SLOTS), len);
+            case(name("virtio"), mode, &|| (0..queues).map(virtio).collect());
+            case(name("grants"), mode, &|| guests::vif(queues, false, len));
+            case(name("static"), mode, &|| guests::vif(queues, true, len));
+        }
+    }
+    for _ in 0..turns {
+        cases.iter_mut().for_each(Case::turn);
+    }
+    cases.iter_mut().for_each(Case::print);
+}
