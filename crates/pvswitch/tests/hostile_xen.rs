@@ -576,7 +576,7 @@ fn a_flood_of_control_requests_takes_no_ones_turn() {
     };
     let (_, control, time) = under_storm((&switch, &others), ask);
     eprintln!("{answers} answers, {control:?} of the control thread in {time:?}");
-    assert!(answers > 1000, "{answers} answers are no flood");
+    assert!(answers > 300, "{answers} answers are no flood");
     assert!(control < time / 4, "{control:?} of {time:?}");
     let more = switch.log().lines().count() - log;
     assert!(more < 30, "{more} lines\n{}", switch.log());
