@@ -579,6 +579,9 @@ impl System {
                         Attach::VhostUser(vhost) => {
                             vhost.log.warn(format_args!("cannot wait for kicks: {error}"));
                         }
+                        Attach::Xen(xen) => {
+                            xen.log.warn(format_args!("cannot wait for events: {error}"));
+                        }
                         _ => tracing::warn!("port {}: cannot wait: {error}", state.spec.name),
                     }
                     continue;
