@@ -20,16 +20,22 @@ fn guest(dir: &Dir, name: &str, kind: &str, args: &[&str]) -> Gen {
     Gen::connect(&format!("{kind}:{}{comma}{options}", dir.text(name)), args)
 }
 
-/// Sends from one port to another and wants every frame there, in order.
-fn send_all(from: &str, to: &str, args: &[&str]) {
+/// Sends from one port to another and wants every frame there, in order; both reports. A kind may
+/// have options of the guest's.
+fn send_all(from: &str, to: &str, args: &[&str]) -> [serde_json::Value; 2] {
     let dir = Dir::new();
+    let [(from, from_options), (to, to_options)] =
+        [from, to].map(|kind| kind.split_once(',').unwrap_or((kind, "")));
+    let at = |name: &str, options: &str| {
+        if options.is_empty() { name.into() } else { format!("{name},{options}") }
+    };
     let port = |name: &str, kind: &str| format!("{name}={kind}:{}", dir.text(name));
     let ports = [port("a", from), port("b", to)];
     let switch = Switch::start(&dir, args, &ports);
-    let sink = guest(&dir, "b", to, &["--mode", "sink"]);
+    let sink = guest(&dir, &at("b", to_options), to, &["--mode", "sink"]);
     switch.wait_up("b", true);
     let send = ["--rate", "2k", "--duration", "0.4", "--size", "imix"];
-    let sent = guest(&dir, "a", from, &send).report();
+    let sent = guest(&dir, &at("a", from_options), from, &send).report();
     let frames = sent["sent_frames"].as_u64().unwrap();
     let words = format!("{from} to {to} {args:?}");
     wait_for(&words, || switch.counter("b", "egress", "frames") == frames);
@@ -39,6 +45,7 @@ fn send_all(from: &str, to: &str, args: &[&str]) {
     assert_eq!(got["received_frames"], frames, "{words}");
     assert_eq!(got["received_bytes"], sent["sent_bytes"], "{words}");
     assert_eq!((&got["lost_frames"], &got["late_frames"]), (&0.into(), &0.into()), "{words}");
+    [sent, got]
 }
 
 #[test]
@@ -50,6 +57,22 @@ fn every_frame_arrives_in_order_between_vifs_and_virtio_guests() {
     }
     send_all(kinds[0], kinds[0], &["--poll", "spin"]);
     send_all(kinds[0], kinds[0], &["--poll", "timer:1000", "--call", "coalesce:100,32"]);
+}
+
+#[test]
+fn every_frame_arrives_in_order_with_pages_that_stay_mapped() {
+    for (from, to) in
+        [("xen-local,static=on", "xen-local,static=on"), ("vhost-user", "xen-local,static=on")]
+    {
+        for report in send_all(from, to, &[]) {
+            let names = report["features"].to_string();
+            let xen = !names.contains("VERSION_1");
+            assert_eq!(names.contains("static-grants"), xen, "{names}");
+            let kept = report["static_grants"].as_u64().unwrap();
+            assert!(if xen { kept >= 512 } else { kept == 0 }, "{report}");
+            assert_eq!(report["static_grants_refused"], 0);
+        }
+    }
 }
 
 #[test]

@@ -4,10 +4,12 @@
 //! * `keys`: what a back end offers, and what we write for it
 //! * `vif`: one vif's handshake
 //! * `tx`, `rx`: the rings of one queue, with the pages granted for them
-//! * `rings`: what makes them, for a vif with one queue
+//! * `ctrl`: the control ring, and static grants over it
+//! * `rings`: what makes all of them
 //!
 //! The handshake decides and writes keys; making rings and channels is done by a [`Rings`].
 
+mod ctrl;
 mod keys;
 mod rings;
 mod rx;
@@ -15,8 +17,9 @@ mod step;
 mod tx;
 mod vif;
 
+pub use ctrl::{Ctrl, Kept};
 pub use keys::{Agreed, Wishes};
-pub use rings::{OneQueue, Queue, Sizes};
+pub use rings::{FrontRings, Queue, Sizes};
 pub use rx::{RxDrops, RxQueue, vnet_hdr, wants_head};
 pub use step::{Step, step};
 pub use tx::{Refused, TxQueue};

@@ -34,7 +34,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What `--connect` can say.
 const FORMS: &str = "vhost-user:SOCKET[,mode=client|server], or xen-local:DIR or xen:DEVID, both \
-                     with [,split=on|off][,smart-poll=on|off]";
+                     with [,split=on|off][,smart-poll=on|off][,static=on|off]";
 /// Least and most buffers of a ring of Xen's: it has 256 slots, and a longest frame takes 18.
 const XEN_SIZES: RangeInclusive<u16> = 20..=256;
 /// The poll policy with smart poll, unless another is asked for.
@@ -263,7 +263,15 @@ impl Link {
     pub fn features(&self) -> Vec<&'static str> {
         match self {
             Self::VhostUser(frontend) => feature::names(frontend.features()),
-            Self::Xen(link) => link.agreed().map(Agreed::names).unwrap_or_default(),
+            Self::Xen(link) => link.names(),
+        }
+    }
+
+    /// Pages that the switch keeps mapped, and requests for that which it refused.
+    pub fn static_grants(&self) -> (usize, u64) {
+        match self {
+            Self::VhostUser(_) => (0, 0),
+            Self::Xen(link) => (link.kept().grants, link.kept().refusals),
         }
     }
 }

@@ -19,6 +19,8 @@ pub struct Report {
     calls: [u64; 2],
     /// Frames that the switch did not take, and those that it gave us and that we did not.
     lost: [u64; 2],
+    /// Pages kept mapped, and requests for that which were refused.
+    statics: (usize, u64),
     elapsed: Duration,
 }
 
@@ -40,6 +42,7 @@ impl Report {
             kicks: [tx.ring.kicks, rx.ring.kicks],
             calls: [tx.ring.calls, rx.ring.calls],
             lost: [tx.ring.lost(), rx.ring.lost()],
+            statics: guest.link.static_grants(),
             elapsed,
         }
     }
@@ -68,13 +71,15 @@ impl Report {
             "tx_refused": self.tx.refused,
             "tx_errors": self.lost[0],
             "rx_errors": self.lost[1],
+            "static_grants": self.statics.0,
+            "static_grants_refused": self.statics.1,
         })
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tx, rx, sleep, kicks, calls, lost, elapsed } = self;
+        let Self { tx, rx, sleep, kicks, calls, lost, statics: _, elapsed } = self;
         write!(
             f,
             "{:.1} s: sent {}, {} kicks ({:.1} frames each), {} calls, {} buffers in {} reclaims, \

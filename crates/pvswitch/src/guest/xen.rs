@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use xen_netif::back::{Failure, Home, State, Tree};
-use xen_netif::front::{Agreed, Handshake, OneQueue, Queue, Sizes, Status, Wishes};
+use xen_netif::front::{Agreed, FrontRings, Handshake, Kept, Queue, Sizes, Status, Wishes};
 use xen_netif::host::{Front, HostError};
 use xen_netif::store::StoreError;
 use xen_netif::sys::{self, SocketError, Until};
@@ -33,8 +33,13 @@ pub const FRAME_MAX: u32 = 65_535;
 const PAGES_EACH_MAX: u32 = 17;
 /// Longest wait for the back end when we leave.
 const LEAVE_MAX: Duration = Duration::from_secs(2);
+/// Longest wait for what it says to static grants, each way. Frames wait that long.
+const KEEP_MAX: Duration = Duration::from_millis(500);
 /// Where the kernel tells which of its drivers have which vifs.
 const DEVICES: &str = "/sys/bus/xen/devices";
+
+/// What a target can say beside which vif.
+const OPTIONS: [&str; 3] = ["split", "smart-poll", "static"];
 
 /// Which vif.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +59,8 @@ pub struct Target {
     pub split: bool,
     /// Smart poll.
     pub smart_poll: bool,
+    /// Static grants.
+    pub statics: bool,
 }
 
 impl fmt::Display for Target {
@@ -76,15 +83,17 @@ impl Target {
             _ if which.is_empty() => return Err("use xen-local:DIR, a directory".into()),
             _ => Vif::Local(which.into()),
         };
-        let mut target = Self { vif, split: true, smart_poll: false };
+        let mut target = Self { vif, split: true, smart_poll: false, statics: false };
         for option in parts {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
             let field = match key {
                 "split" => &mut target.split,
                 "smart-poll" => &mut target.smart_poll,
+                "static" => &mut target.statics,
                 _ => {
-                    let hint = crate::spec::did_you_mean(key, ["split", "smart-poll"]);
-                    return Err(format!("unknown option '{key}'{hint}; known: split, smart-poll"));
+                    let hint = crate::spec::did_you_mean(key, OPTIONS);
+                    let known = OPTIONS.join(", ");
+                    return Err(format!("unknown option '{key}'{hint}; known: {known}"));
                 }
             };
             *field = match value {
@@ -109,6 +118,9 @@ pub enum XenError {
     /// The handshake failed.
     #[error("the vif's handshake failed: {0}")]
     Handshake(#[from] Failure),
+    /// The control ring is broken.
+    #[error("the switch broke the protocol of the control ring: {0}; connect without static=on")]
+    Control(#[from] ring::xen::Malformed),
     /// There is no such vif.
     #[error(
         "this domain has no vif {devid} (it has: {}); attach one (xl network-attach)",
@@ -168,11 +180,14 @@ impl XenError {
 
 /// A vif's connection, or one that is being made.
 pub struct XenLink {
-    handshake: Handshake<OneQueue>,
+    handshake: Handshake<FrontRings>,
     home: Home,
     /// Its directory.
     dir: String,
     agreed: Option<Agreed>,
+    /// Static grants are wanted.
+    statics: bool,
+    kept: Kept,
     gone: bool,
     /// Given back last.
     _claim: Option<OwnedFd>,
@@ -198,12 +213,13 @@ impl XenLink {
         let Ok(backend_domid) = value.trim().parse() else {
             return Err(XenError::BadKey { key, value });
         };
-        let Target { split, smart_poll, .. } = *target;
-        let wishes = Wishes { queues: 1, split, ctrl: false, smart_poll };
-        let queue = OneQueue::new(front, backend_domid, sizes);
-        let handshake = Handshake::new(dir.clone(), wishes, queue);
+        let Target { split, smart_poll, statics, .. } = *target;
+        let wishes = Wishes { queues: 1, split, ctrl: statics, smart_poll };
+        let rings = FrontRings::new(front, backend_domid, sizes);
+        let handshake = Handshake::new(dir.clone(), wishes, rings);
         home.watch(&format!("{dir}/backend"), "front")?;
-        Ok(Self { handshake, home, dir, agreed: None, gone: false, _claim: claim })
+        let (agreed, kept) = (None, Kept::default());
+        Ok(Self { handshake, home, dir, agreed, statics, kept, gone: false, _claim: claim })
     }
 
     /// Waits for the back end for at most `limit`; then it can be waited for again.
@@ -212,9 +228,12 @@ impl XenLink {
         loop {
             let status = self.handshake.look(&mut self.home)?;
             if status == Status::Up
-                && let Some(queue) = self.handshake.rings().take()
+                && let Some(queue) = self.handshake.rings().take().and_then(|mut all| all.pop())
             {
                 self.agreed = self.handshake.agreed().copied();
+                if self.statics {
+                    self.keep_grants()?;
+                }
                 return Ok(queue);
             }
             if !sys::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false) {
@@ -222,6 +241,25 @@ impl XenLink {
             }
             self.home.events()?;
         }
+    }
+
+    /// Has the back end keep our pages mapped, as far as it would; the rest it copies by grant.
+    fn keep_grants(&mut self) -> Result<(), XenError> {
+        let Some(ctrl) = self.handshake.rings().ctrl() else {
+            tracing::info!("no static grants: the back end has no control ring");
+            return Ok(());
+        };
+        ctrl.keep();
+        let answered = ctrl.finish(KEEP_MAX)?;
+        self.kept = ctrl.kept();
+        let Kept { grants, of, refusals } = self.kept;
+        let why = match (answered, refusals) {
+            (false, _) => "; it did not answer in time",
+            (true, 0) => "",
+            (true, _) => "; it refused more",
+        };
+        tracing::info!("static grants: the back end keeps {grants} of {of} pages mapped{why}");
+        Ok(())
     }
 
     fn not_yet(&mut self) -> Result<XenError, XenError> {
@@ -234,6 +272,18 @@ impl XenLink {
     /// What was agreed on.
     pub fn agreed(&self) -> Option<&Agreed> {
         self.agreed.as_ref()
+    }
+
+    /// Names of what was agreed on.
+    pub fn names(&self) -> Vec<&'static str> {
+        let mut names = self.agreed.as_ref().map(Agreed::names).unwrap_or_default();
+        names.extend((self.kept.grants > 0).then_some("static-grants"));
+        names
+    }
+
+    /// The pages that the back end keeps mapped.
+    pub fn kept(&self) -> Kept {
+        self.kept
     }
 
     /// Whether the back end has gone, or closed, or began anew.
@@ -256,6 +306,15 @@ impl XenLink {
         // Without rings there is nothing to wait for.
         let limit = self.handshake.agreed().map_or(Duration::ZERO, |_| LEAVE_MAX);
         let deadline = Instant::now() + limit;
+        // Pages that are given back are not to be mapped any more. A back end that does not say so
+        // in time, or says nonsense, lets go of them when it lets go of the rings.
+        if self.kept != Kept::default()
+            && !self.is_gone()
+            && let Some(ctrl) = self.handshake.rings().ctrl()
+        {
+            ctrl.forget();
+            let _ = ctrl.finish(KEEP_MAX);
+        }
         self.handshake.leave();
         while let Ok(Status::Up | Status::Waiting) = self.handshake.look(&mut self.home)
             && sys::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false)

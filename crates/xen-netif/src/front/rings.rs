@@ -1,9 +1,9 @@
-//! The rings of a vif with one queue, with their pages and channels, of either host.
+//! The rings of a vif, with their pages and channels, of either host.
 //!
 //! ```text
 //!   prepare ──▶ take: the user's ──▶ stop: not to be used any more ──▶ release: grants end
 //! ```
-//! One queue is taken, and no other is made after it: who had it begins a handshake of its own.
+//! Queues are taken once, and none is made after them: who had them begins a handshake of its own.
 //! Memory lives until both the user has let go and [`release`](Rings::release) was called, which is
 //! when the back end has; the grants end with it.
 
@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use shm::GuestMemory;
 
+use super::ctrl::{Ctrl, Grants};
 use super::{Agreed, Named, Rings, RxQueue, TxQueue};
 use crate::back::{Failure, QueueKeys};
 use crate::host::{Channel, Front, HostError, Pages};
@@ -47,44 +48,89 @@ pub struct Queue {
     pub rx_channel: Arc<Channel>,
 }
 
-/// What the rings of a vif with one queue are made of.
-pub struct OneQueue {
+/// What the rings of a vif are made of.
+pub struct FrontRings {
     front: Front,
     backend_domid: u16,
     sizes: Sizes,
-    prepared: Option<Queue>,
+    prepared: Option<Vec<Queue>>,
+    ctrl: Option<Ctrl>,
     /// What the back end may have mapped.
     held: Vec<Pages>,
     taken: bool,
     stopped: bool,
 }
 
-impl OneQueue {
-    /// For a vif whose back end is in domain `backend_domid`.
+/// The two pages of a queue's rings, and its rx pages.
+struct Bare {
+    rings: Pages,
+    rx: Pages,
+}
+
+impl FrontRings {
+    /// For a vif whose back end is in domain `backend_domid`. `sizes` are those of each queue.
     pub fn new(front: Front, backend_domid: u16, sizes: Sizes) -> Self {
-        let (prepared, held) = (None, Vec::new());
-        Self { front, backend_domid, sizes, prepared, held, taken: false, stopped: false }
+        let (prepared, ctrl, held) = (None, None, Vec::new());
+        Self { front, backend_domid, sizes, prepared, ctrl, held, taken: false, stopped: false }
     }
 
-    /// The queue that was prepared, once.
-    pub fn take(&mut self) -> Option<Queue> {
+    /// The queues that were prepared, in order, once.
+    pub fn take(&mut self) -> Option<Vec<Queue>> {
         self.taken |= self.prepared.is_some();
         self.prepared.take()
     }
 
-    /// Whether the queue that was taken is not to be used any more.
+    /// Whether the queues that were taken are not to be used any more.
     pub fn is_stopped(&self) -> bool {
         self.stopped
     }
 
-    fn make(&mut self, agreed: &Agreed) -> Result<(Queue, QueueKeys), HostError> {
+    /// The control ring, if there is one in use.
+    pub fn ctrl(&mut self) -> Option<&mut Ctrl> {
+        self.ctrl.as_mut()
+    }
+
+    fn make(&mut self, agreed: &Agreed) -> Result<Named, HostError> {
+        let bare: Vec<_> = (0..agreed.queues).map(|_| self.bare()).collect::<Result<_, _>>()?;
+        let (tx_pages, tx_buffers) = self.tx_pages(bare.len())?;
+        let each = self.sizes.tx_pages_each;
+        let (ctrl, ctrl_keys) = if agreed.ctrl {
+            let grants = |(bare, tx): (&Bare, &Pages)| Grants::new(&tx.grefs, each, &bare.rx.grefs);
+            let grants = bare.iter().zip(&tx_pages).map(grants).collect();
+            let (ctrl, keys) = Ctrl::new(&self.front, self.backend_domid, grants)?;
+            (Some(ctrl), Some(keys))
+        } else {
+            (None, None)
+        };
+        let (mut queues, mut keys, mut held) = (Vec::new(), Vec::new(), Vec::new());
+        for (Bare { rings, rx }, tx) in bare.into_iter().zip(tx_pages) {
+            let (queue, its_keys) = self.queue(agreed, &rings, &rx, &tx, tx_buffers)?;
+            queues.push(queue);
+            keys.push(its_keys);
+            held.extend([rings, rx, tx]);
+        }
+        (self.prepared, self.ctrl, self.held) = (Some(queues), ctrl, held);
+        Ok(Named { queues: keys, ctrl: ctrl_keys })
+    }
+
+    fn bare(&self) -> Result<Bare, HostError> {
+        let alloc = |pages| self.front.alloc(pages, self.backend_domid, false);
+        Ok(Bare { rings: alloc(2)?, rx: alloc(self.sizes.rx_pages.into())? })
+    }
+
+    /// One queue of these pages.
+    fn queue(
+        &self,
+        agreed: &Agreed,
+        rings: &Pages,
+        rx_pages: &Pages,
+        tx_pages: &Pages,
+        tx_buffers: u16,
+    ) -> Result<(Queue, QueueKeys), HostError> {
         let to = self.backend_domid;
-        let rings = self.front.alloc(2, to, false)?;
         let (Some(tx_page), Some(rx_page)) = (rings.area(0), rings.area(1)) else {
             return Err(HostError::NoPages { pages: 2, advice: "memory is short" });
         };
-        let rx_pages = self.front.alloc(self.sizes.rx_pages.into(), to, false)?;
-        let (tx_pages, tx_buffers) = self.tx_pages()?;
         let (tx_port, tx_channel) = self.front.channel(to)?;
         let tx_channel = Arc::new(tx_channel);
         let (rx_port, rx_channel) = if agreed.split {
@@ -103,39 +149,38 @@ impl OneQueue {
             tx_channel,
             rx_channel,
         };
-        let keys = QueueKeys { tx_ref: rings.grefs[0], rx_ref: rings.grefs[1], tx_port, rx_port };
-        self.held = vec![rings, rx_pages, tx_pages];
-        Ok((queue, keys))
+        let (tx_ref, rx_ref) = (rings.grefs[0], rings.grefs[1]);
+        Ok((queue, QueueKeys { tx_ref, rx_ref, tx_port, rx_port }))
     }
 
-    /// Pages of as many buffers as wanted, or of a half, a quarter...: real Xen's limit is a
-    /// parameter of a module, and low unless it is set.
-    fn tx_pages(&self) -> Result<(Pages, u16), HostError> {
+    /// For each of so many queues, pages of as many buffers as wanted, or of a half, a quarter...:
+    /// real Xen's limit is a parameter of a module, and low unless it is set.
+    fn tx_pages(&self, queues: usize) -> Result<(Vec<Pages>, u16), HostError> {
         let Sizes { tx_buffers: mut n, tx_pages_each: each, .. } = self.sizes;
         loop {
             let pages = u32::from(n) * u32::from(each);
-            match self.front.alloc(pages, self.backend_domid, true) {
+            let alloc = |_| self.front.alloc(pages, self.backend_domid, true);
+            match (0..queues).map(alloc).collect() {
                 Err(HostError::NoPages { .. }) if n / 2 >= TX_BUFFERS_MIN => n /= 2,
-                got => return got.map(|pages| (pages, n)),
+                got => return got.map(|pages: Vec<_>| (pages, n)),
             }
         }
     }
 }
 
-impl Rings for OneQueue {
+impl Rings for FrontRings {
     fn prepare(&mut self, agreed: &Agreed) -> Result<Named, Failure> {
         if self.taken {
-            // Its user has yet to learn that it is stopped, and would find another's events.
-            return Err(Failure("the queue before this one is still in use".into()));
+            // Their user has yet to learn that they are stopped, and would find another's events.
+            return Err(Failure("the queues before these are still in use".into()));
         }
-        let (queue, keys) = self.make(agreed).map_err(|error| Failure(error.to_string()))?;
-        self.prepared = Some(queue);
-        Ok(Named { queues: vec![keys], ctrl: None })
+        self.make(agreed).map_err(|error| Failure(error.to_string()))
     }
 
     fn stop(&mut self) {
         self.prepared = None;
         self.stopped |= self.taken;
+        self.held.extend(self.ctrl.take().map(Ctrl::into_pages));
     }
 
     fn release(&mut self) {

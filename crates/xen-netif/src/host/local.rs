@@ -18,6 +18,9 @@ mod back;
 mod front;
 mod grants;
 
+#[cfg(test)]
+pub(crate) use grants::all;
+
 pub use back::Back;
 pub use front::Front;
 

@@ -612,6 +612,26 @@ fn a_back_end_that_closes_is_gone_and_is_waited_for() {
 }
 
 #[test]
+fn a_back_end_that_says_nothing_to_static_grants_is_used_without_them() {
+    let peer = Peer::new("");
+    let before = Instant::now();
+    let mut guest = peer.guest(",static=on");
+    assert!(before.elapsed() >= KEEP_MAX);
+    let names = guest.link.features();
+    assert!(names.contains(&"ctrl-ring") && !names.contains(&"static-grants"), "{names:?}");
+    assert_eq!(guest.link.static_grants(), (0, 0));
+    assert!(send(&mut guest, &VnetHdr::NONE, &tcp(100)));
+    assert_eq!(peer.with(|ends| ends.take().unwrap().1), tcp(100));
+    drop(guest);
+    eventually("the back end to let go", || peer.ends().is_none());
+    let peer = Peer::new("ctrl-ring");
+    let mut guest = peer.guest(",static=on");
+    assert!(!guest.link.features().contains(&"ctrl-ring"));
+    assert!(send(&mut guest, &VnetHdr::NONE, &tcp(100)));
+    assert_eq!(peer.with(|ends| ends.take().unwrap().1), tcp(100));
+}
+
+#[test]
 fn a_back_end_that_serves_nobody_is_waited_for_and_named() {
     let dir = std::env::temp_dir().join(format!("pvs-vif-none-{}", std::process::id()));
     let _host = Back::open_local(&dir).unwrap();
@@ -650,15 +670,16 @@ fn targets_are_read_and_what_is_wrong_is_told() {
     let target = |connect: &str| to(connect).unwrap().target.to_string();
     assert_eq!(target("xen-local:/tmp/a,split=off"), "xen-local:/tmp/a");
     assert_eq!(target("xen:3,smart-poll=on"), "xen:3");
-    let all = Target::parse("7,split=off,smart-poll=on", true).unwrap();
-    assert_eq!(all, Target { vif: Vif::Device(7), split: false, smart_poll: true });
+    let all = Target::parse("7,split=off,smart-poll=on,static=on", true).unwrap();
+    assert_eq!(all, Target { vif: Vif::Device(7), split: false, smart_poll: true, statics: true });
+    assert!(!Target::parse("7", true).unwrap().statics, "unless it is asked for");
     for (bad, hint) in [
         ("xn-local:/tmp/a", "unknown kind 'xn-local' (did you mean 'xen-local'?)"),
         ("xen-local:", "use xen-local:DIR"),
         ("xen:eth0", "'eth0' is no number of a vif"),
         ("xen:65536", "no number"),
         ("xen-local:/tmp/a,slpit=off", "unknown option 'slpit' (did you mean 'split'?)"),
-        ("xen-local:/tmp/a,queues=2", "known: split, smart-poll"),
+        ("xen-local:/tmp/a,queues=2", "known: split, smart-poll, static"),
         ("xen:0,split=no", "use split=on or split=off"),
         ("vhost-user:/tmp/a,mode=listen", "use vhost-user:SOCKET[,mode=client|server]"),
     ] {

@@ -11,8 +11,8 @@ use switch::vnet::VnetHdr;
 
 use super::*;
 use crate::back::{Handshake as BackHalf, Home, Offer, Queues, Socket, VifId, without};
-use crate::front::{Handshake, Status, Wishes};
-use crate::host::{Back, HostError};
+use crate::front::{Handshake, Kept, Status, Wishes};
+use crate::host::{Back, HostError, local};
 use crate::port::Pair;
 
 const DIR: &str = "device/vif/0";
@@ -32,11 +32,11 @@ impl Queues for Nobody {
 
 /// Both halves of a vif in a directory, each with its own connection to the store.
 struct Bench {
-    front: Handshake<OneQueue>,
+    front: Handshake<FrontRings>,
     front_home: Home,
     back: BackHalf<Socket<Nobody>>,
     back_home: Home,
-    pair: Pair,
+    pairs: Vec<Pair>,
     host: Arc<Back>,
     now: Instant,
 }
@@ -51,17 +51,17 @@ impl Bench {
         let front = Front::open_local(&dir).unwrap();
         let front_home = Home::new(front.store().unwrap()).unwrap();
         let mut back_home = Home::new(host.store().unwrap()).unwrap();
-        let (pair, id) = (Pair::new(), VifId { domid: 1, devid: 0 });
-        let socket = Socket::new(Arc::clone(&host), id, vec![pair.clone()], Nobody);
+        let (pairs, id) = ([0; 2].map(|_| Pair::new()).to_vec(), VifId { domid: 1, devid: 0 });
+        let socket = Socket::new(Arc::clone(&host), id, pairs.clone(), Nobody);
         let offer = Offer {
-            queues: 1,
+            queues: 2,
             without: if lacks.is_empty() { 0 } else { without(lacks).unwrap() },
         };
         let now = Instant::now();
         let mut back = BackHalf::new(id, offer, socket, now);
         back.start(&mut back_home, now).unwrap();
-        let front = Handshake::new(DIR.into(), wishes, OneQueue::new(front, 0, SIZES));
-        Self { front, front_home, back, back_home, pair, host, now }
+        let front = Handshake::new(DIR.into(), wishes, FrontRings::new(front, 0, SIZES));
+        Self { front, front_home, back, back_home, pairs, host, now }
     }
 
     fn run(&mut self) -> Status {
@@ -77,15 +77,22 @@ impl Bench {
     fn up(lacks: &str, wishes: Wishes) -> (Self, Queue) {
         let mut bench = Self::offering(lacks, wishes);
         assert_eq!(bench.run(), Status::Up);
-        let queue = bench.front.rings().take().unwrap();
-        assert!(bench.front.rings().take().is_none(), "it is taken once");
+        let mut queues = bench.front.rings().take().unwrap();
+        assert!(bench.front.rings().take().is_none(), "they are taken once");
+        let queue = queues.pop().unwrap();
+        assert!(queues.is_empty());
         (bench, queue)
     }
 
-    /// What the front half sent comes back to it; how many frames.
+    /// What the front half sent on its first queue comes back to it; how many frames.
     fn turn_around(&mut self) -> usize {
-        let mut ingress = self.pair.ingress.lock().unwrap();
-        let mut egress = self.pair.egress.lock().unwrap();
+        self.carry(0, 0)
+    }
+
+    /// What it sent on queue `from` goes to queue `to`.
+    fn carry(&mut self, from: usize, to: usize) -> usize {
+        let mut ingress = self.pairs[from].ingress.lock().unwrap();
+        let mut egress = self.pairs[to].egress.lock().unwrap();
         let mut frames = 0;
         let mut forward = |burst: &mut Burst<'_>| {
             burst.snapshot();
@@ -96,6 +103,24 @@ impl Bench {
         };
         ingress.burst(BURST_MAX, 0, &mut Burst::default(), &mut forward).unwrap();
         frames
+    }
+
+    /// Both halves work on the control ring until the front half has no more to ask.
+    fn settle(&mut self) -> Kept {
+        while !self.front.rings().ctrl().unwrap().step().unwrap() {
+            assert_eq!(self.back.plug().serve_control(), Ok(false));
+        }
+        self.front.rings().ctrl().unwrap().kept()
+    }
+
+    fn keep(&mut self) -> Kept {
+        self.front.rings().ctrl().unwrap().keep();
+        self.settle()
+    }
+
+    /// Copies that the back half made by grant, so far.
+    fn copies(&self) -> u64 {
+        local::all().copies(&self.host.domain(1).unwrap())
     }
 
     /// Grants and ports that the front half has; none that a back end could use means none.
@@ -212,8 +237,9 @@ fn a_back_end_that_begins_anew_before_the_queue_is_taken_gets_another() {
 fn transmit_buffers_cannot_be_written_and_are_fewer_where_pages_are_short() {
     let front = |bench: &mut Bench, sizes: Sizes| {
         bench.front.rings().sizes = sizes;
-        let queue = bench.front.rings().tx_pages();
-        queue.map(|(pages, n)| (pages.grefs, n)).map_err(|error| error.to_string())
+        let pages = bench.front.rings().tx_pages(1);
+        let grefs = |mut pages: Vec<Pages>| pages.remove(0).grefs;
+        pages.map(|(pages, n)| (grefs(pages), n)).map_err(|error| error.to_string())
     };
     let mut bench = Bench::offering("", PLAIN);
     // The host has 32768 pages: a quarter of the buffers have room.
@@ -230,4 +256,123 @@ fn transmit_buffers_cannot_be_written_and_are_fewer_where_pages_are_short() {
     let why = front(&mut bench, Sizes { tx_buffers: 256, tx_pages_each: 17, ..SIZES });
     assert!(why.unwrap_err().contains("pages cannot be granted"));
     drop(kept);
+}
+
+const STATICS: Wishes = Wishes { ctrl: true, ..PLAIN };
+/// Two slots' worth of buffers, and the rx pages.
+const ALL_KEPT: Kept = Kept { grants: 8 * 2 + 32, of: 8 * 2 + 32, refusals: 0 };
+
+#[test]
+fn with_static_grants_frames_pass_and_none_is_copied_by_grant() {
+    let (mut bench, mut queue) = Bench::up("", STATICS);
+    let round = |bench: &mut Bench, queue: &mut Queue| {
+        let before = bench.copies();
+        for len in [60, 4084, 5000] {
+            send(queue, 3, len);
+            assert_eq!(bench.turn_around(), 1);
+            let bytes = receive(queue);
+            assert_eq!(bytes.len(), len as usize);
+            assert!(bytes.iter().enumerate().all(|(i, b)| *b == (i % 251) as u8));
+            assert_eq!(queue.tx.reclaim(&mut Vec::new()), Ok(1));
+        }
+        bench.copies() - before
+    };
+    assert!(round(&mut bench, &mut queue) >= 6, "by grant, both ways");
+    assert_eq!(bench.keep(), ALL_KEPT);
+    assert_eq!(round(&mut bench, &mut queue), 0, "not one");
+    bench.front.rings().ctrl().unwrap().forget();
+    assert_eq!(bench.settle().grants, 0);
+    assert!(round(&mut bench, &mut queue) >= 6, "by grant again");
+    // And once more, as the same back end may be asked again.
+    assert_eq!(bench.keep(), ALL_KEPT);
+    assert_eq!(round(&mut bench, &mut queue), 0);
+}
+
+#[test]
+fn grants_that_a_back_end_keeps_end_when_it_lets_go() {
+    for forget in [true, false] {
+        let (mut bench, queue) = Bench::up("", STATICS);
+        assert_eq!(bench.keep(), ALL_KEPT);
+        let grefs = [queue.tx.grefs()[0], queue.tx.grefs()[15]];
+        let is_granted =
+            |bench: &Bench| grefs.map(|gref| bench.host.map_static(1, &[(gref, true)]).is_ok());
+        drop(queue);
+        assert_eq!(is_granted(&bench), [true; 2]);
+        if forget {
+            bench.front.rings().ctrl().unwrap().forget();
+            assert_eq!(bench.settle().grants, 0);
+        }
+        // A back end that was not told lets go of them with the rings.
+        assert!(bench.mapped("ctrl-ring-ref"));
+        bench.front.leave();
+        assert_eq!(bench.run(), Status::Over);
+        assert_eq!(is_granted(&bench), [false; 2]);
+        assert!(!bench.mapped("ctrl-ring-ref"));
+        assert!(bench.front.rings().ctrl().is_none());
+    }
+}
+
+#[test]
+fn without_a_control_ring_there_is_none_to_ask() {
+    let (mut bench, mut queue) = Bench::up("ctrl-ring", STATICS);
+    assert!(!bench.front.agreed().unwrap().ctrl);
+    assert!(bench.front.rings().ctrl().is_none());
+    assert_eq!(bench.host_key("ctrl-ring-ref"), "");
+    send(&mut queue, 0, 60);
+    assert_eq!((bench.turn_around(), receive(&mut queue).len()), (1, 60));
+}
+
+#[test]
+fn more_than_a_back_end_keeps_is_copied_by_grant() {
+    let mut bench = Bench::offering("", STATICS);
+    // Of 1200 tx pages and 32 rx pages it keeps 1024.
+    bench.front.rings().sizes = Sizes { tx_buffers: 600, ..SIZES };
+    assert_eq!(bench.run(), Status::Up);
+    let mut queue = bench.front.rings().take().unwrap().pop().unwrap();
+    let kept = bench.keep();
+    assert_eq!(kept, Kept { grants: 1024, of: 1232, refusals: 0 });
+    let before = bench.copies();
+    send(&mut queue, 599, 60);
+    assert_eq!((bench.turn_around(), receive(&mut queue).len()), (1, 60));
+    assert_eq!(bench.copies(), before, "the first page of each is kept");
+    send(&mut queue, 598, 5000);
+    assert_eq!((bench.turn_around(), receive(&mut queue).len()), (1, 5000));
+    assert!(bench.copies() > before);
+}
+
+#[test]
+fn two_queues_pass_frames_each_on_its_own_rings() {
+    for wishes in [STATICS, Wishes { split: false, ..PLAIN }] {
+        let mut bench = Bench::offering("", Wishes { queues: 2, ..wishes });
+        assert_eq!(bench.run(), Status::Up);
+        assert_eq!(bench.front.agreed().unwrap().queues, 2);
+        assert_eq!(bench.host_key("multi-queue-num-queues"), "2");
+        assert_eq!(bench.host_key("tx-ring-ref"), "");
+        assert!(["0", "1"].iter().all(|n| bench.mapped(&format!("queue-{n}/tx-ring-ref"))));
+        assert!(["0", "1"].iter().all(|n| bench.mapped(&format!("queue-{n}/rx-ring-ref"))));
+        let mut queues = bench.front.rings().take().unwrap();
+        assert_eq!(queues.len(), 2);
+        let mut copies = [0; 2];
+        for kept in [false, wishes.ctrl] {
+            if kept {
+                assert_eq!(bench.keep().grants, 2 * ALL_KEPT.grants);
+            }
+            let before = bench.copies();
+            for (from, to) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                send(&mut queues[from], 5, 5000);
+                assert_eq!(bench.carry(1 - from, to), 0, "nothing was sent there");
+                assert_eq!(bench.carry(from, to), 1);
+                let bytes = receive(&mut queues[to]);
+                assert!(bytes.len() == 5000 && bytes[4999] == (4999 % 251) as u8);
+                let mut free = Vec::new();
+                assert_eq!((queues[from].tx.reclaim(&mut free), free), (Ok(1), vec![5]));
+            }
+            copies[usize::from(kept)] = bench.copies() - before;
+        }
+        assert!(copies[0] >= 8 && copies[1] == 0, "{copies:?}");
+        drop(queues);
+        bench.front.leave();
+        assert_eq!(bench.run(), Status::Over);
+        assert!(!bench.mapped("queue-1/tx-ring-ref"));
+    }
 }

@@ -12,11 +12,21 @@ pub struct Memory {
     table: Area,
     entries: u32,
     pages: u32,
+    /// Copies made by grant.
+    #[cfg(test)]
+    copies: std::sync::atomic::AtomicU64,
 }
 
 impl Memory {
     pub fn new(memory: Arc<Mapping>, table: Area, entries: u32, pages: u32) -> Self {
-        Self { memory, table, entries, pages }
+        Self {
+            memory,
+            table,
+            entries,
+            pages,
+            #[cfg(test)]
+            copies: Default::default(),
+        }
     }
 
     pub fn mapping(&self) -> &Arc<Mapping> {
@@ -47,13 +57,20 @@ impl Memory {
     }
 
     fn seg(&self, gref: u32, offset: u16, len: u32) -> Option<Seg<'_>> {
+        self.count();
         let page = self.find(gref, Access::Read).ok()?;
         self.memory.seg(page + inside(offset, len)?, len)
     }
 
     fn seg_mut(&self, gref: u32, offset: u16, len: u32) -> Option<SegMut<'_>> {
+        self.count();
         let page = self.find(gref, Access::Write).ok()?;
         self.memory.seg_mut(page + inside(offset, len)?, len)
+    }
+
+    fn count(&self) {
+        #[cfg(test)]
+        self.copies.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
 }
 
@@ -94,6 +111,14 @@ impl AllGrants {
             None => slots.push(slot),
         }
         Some(domain)
+    }
+
+    /// Copies by grant from and to the domain's pages.
+    #[cfg(test)]
+    pub fn copies(&self, domain: &Domain) -> u64 {
+        let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let memory = slots[usize::from(domain.id())].memory.as_ref().expect("it is there");
+        memory.copies.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// The domain is gone: every copy from or to it fails from now on.

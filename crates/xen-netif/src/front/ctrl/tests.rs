@@ -1,0 +1,217 @@
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ring::xen::{BackCtrl, ctrl_status::*, ctrl_type::*};
+use shm::Area;
+
+use super::*;
+use crate::host::Back;
+
+/// A control ring with its back half, worked by hand.
+struct Bench {
+    ctrl: Ctrl,
+    back: BackCtrl,
+    /// The ring, as anyone may write it.
+    raw: Area,
+    host: Arc<Back>,
+    list_ref: u32,
+    /// Of the ring's channel.
+    port: u32,
+    _front: Front,
+}
+
+/// What was asked: (type, queue, the list as (reference, readonly)).
+type Order = (u16, u32, Vec<(u32, bool)>);
+
+impl Bench {
+    fn new(queues: Vec<Grants>) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir: PathBuf =
+            std::env::temp_dir().join(format!("pvs-ctrl-{}-{n}", std::process::id()));
+        let host = Arc::new(Back::open_local(&dir).unwrap());
+        let front = Front::open_local(&dir).unwrap();
+        let (ctrl, keys) = Ctrl::new(&front, 0, queues).unwrap();
+        let raw = host.map(1, keys.ring_ref).unwrap().area().unwrap();
+        let back = BackCtrl::attach(raw.clone()).unwrap();
+        let (list_ref, port) = (ctrl.pages.grefs[1], keys.port);
+        Self { ctrl, back, raw, host, list_ref, port, _front: front }
+    }
+
+    /// The next request, unanswered.
+    fn take(&mut self) -> Option<(CtrlRequest, Order)> {
+        let request = self.back.take().unwrap()?;
+        let [queue, gref, len] = request.data;
+        let mut bytes = vec![[0; GREF_ENTRY_LEN]; len as usize];
+        if len > 0 {
+            assert_eq!(gref, self.list_ref);
+            let page = &self.host.map_static(1, &[(gref, false)]).unwrap()[0];
+            let flat = bytes.as_flattened_mut();
+            let list_len = u16::try_from(flat.len()).unwrap();
+            assert_eq!(page.seg(0, list_len).unwrap().read(flat), flat.len());
+        }
+        let entry = |bytes| {
+            let GrefEntry { gref, readonly, status } = GrefEntry::decode(bytes);
+            assert_eq!(status, 0);
+            (gref, readonly)
+        };
+        Some((request, (request.kind, queue, bytes.into_iter().map(entry).collect())))
+    }
+
+    fn put(&mut self, id: u16, kind: u16, status: u32, data: u32) {
+        self.back.put(CtrlResponse { id, kind, status, data });
+        self.back.publish();
+    }
+
+    /// Answers all that is asked, as `answer` says; what was asked, and whether it came to an end.
+    fn serve(&mut self, mut answer: impl FnMut(&Order) -> (u32, u32)) -> Vec<Order> {
+        let mut orders = Vec::new();
+        while !self.ctrl.step().unwrap() {
+            assert!(!self.ctrl.step().unwrap(), "it waits for the answer");
+            let (request, order) = self.take().expect("it was published");
+            assert!(self.take().is_none(), "one at a time");
+            let (status, data) = answer(&order);
+            self.put(request.id, request.kind, status, data);
+            orders.push(order);
+        }
+        assert!(self.ctrl.step().unwrap() && self.take().is_none());
+        orders
+    }
+}
+
+fn queue(first: u32, grants: u32) -> Grants {
+    Grants {
+        wanted: (first..first + grants).map(|g| (g, g % 2 == 0)).collect(),
+        ..Grants::default()
+    }
+}
+
+fn list(grants: std::ops::Range<u32>) -> Vec<(u32, bool)> {
+    grants.map(|g| (g, g % 2 == 0)).collect()
+}
+
+#[test]
+fn pages_that_every_frame_is_in_come_first() {
+    let grants = Grants::new(&[10, 11, 12, 13, 14, 15], 3, &[90, 91, 92]);
+    let (r, w) = (true, false);
+    let all = [(10, r), (90, w), (13, r), (91, w), (92, w), (11, r), (14, r), (12, r), (15, r)];
+    assert_eq!(grants.wanted, all);
+}
+
+#[test]
+fn as_many_as_the_back_end_would_keep_are_listed_a_page_at_a_time_and_taken_back() {
+    let mut bench = Bench::new(vec![queue(1000, 1100), queue(5000, 600)]);
+    assert!(bench.serve(|_| unreachable!()).is_empty(), "nothing is asked for unbidden");
+    bench.ctrl.keep();
+    // Of the first queue all, more than there are; of the second fewer.
+    let orders = bench.serve(|(kind, queue, _)| match *kind {
+        GET_GREF_MAPPING_SIZE => (SUCCESS, [u32::MAX, 3][*queue as usize]),
+        _ => (SUCCESS, 0),
+    });
+    let want: [Order; 6] = [
+        (GET_GREF_MAPPING_SIZE, 0, vec![]),
+        (ADD_GREF_MAPPING, 0, list(1000..1512)),
+        (ADD_GREF_MAPPING, 0, list(1512..2024)),
+        (ADD_GREF_MAPPING, 0, list(2024..2100)),
+        (GET_GREF_MAPPING_SIZE, 1, vec![]),
+        (ADD_GREF_MAPPING, 1, list(5000..5003)),
+    ];
+    assert_eq!(orders, want);
+    assert_eq!(bench.ctrl.kept(), Kept { grants: 1103, of: 1700, refusals: 0 });
+    bench.ctrl.forget();
+    // One answer says that nothing was there: it is not asked again.
+    let orders = bench.serve(|(_, queue, _)| ([SUCCESS, INVALID_PARAMETER][*queue as usize], 0));
+    let want: [Order; 4] = [
+        (DEL_GREF_MAPPING, 0, list(1_588..2_100)),
+        (DEL_GREF_MAPPING, 0, list(1_076..1_588)),
+        (DEL_GREF_MAPPING, 0, list(1_000..1_076)),
+        (DEL_GREF_MAPPING, 1, list(5000..5003)),
+    ];
+    assert_eq!(orders, want);
+    assert_eq!(bench.ctrl.kept().grants, 0);
+}
+
+#[test]
+fn a_back_end_that_refuses_is_asked_for_no_more_and_keeps_what_it_has() {
+    for status in [NOT_SUPPORTED, INVALID_PARAMETER, BUFFER_OVERFLOW, 77] {
+        let mut bench = Bench::new(vec![queue(8, 10), queue(100, 10)]);
+        bench.ctrl.keep();
+        assert_eq!(bench.serve(|_| (status, 10)).len(), 1);
+        assert_eq!(bench.ctrl.kept(), Kept { grants: 0, of: 20, refusals: 1 });
+        bench.ctrl.forget();
+        assert!(bench.serve(|_| unreachable!()).is_empty());
+    }
+    let mut bench = Bench::new(vec![queue(8, 600), queue(1000, 10)]);
+    bench.ctrl.keep();
+    let mut lists = 0;
+    let orders = bench.serve(|(kind, ..)| {
+        lists += u32::from(*kind == ADD_GREF_MAPPING);
+        if lists < 2 { (SUCCESS, 600) } else { (INVALID_PARAMETER, 0) }
+    });
+    assert_eq!(orders.len(), 3);
+    assert_eq!(bench.ctrl.kept(), Kept { grants: 512, of: 610, refusals: 1 });
+    bench.ctrl.forget();
+    assert_eq!(bench.serve(|_| (SUCCESS, 512)), [(DEL_GREF_MAPPING, 0, list(8..520))]);
+}
+
+/// Where `rsp_prod` is (`io/ring.h`).
+const RSP_PROD: usize = 8;
+
+#[test]
+fn a_hostile_back_end_loses_the_control_ring() {
+    let asking = || {
+        let mut bench = Bench::new(vec![queue(8, 10)]);
+        bench.ctrl.keep();
+        assert_eq!(bench.ctrl.step(), Ok(false));
+        let (request, _) = bench.take().unwrap();
+        (bench, request)
+    };
+    let (mut bench, request) = asking();
+    bench.put(request.id.wrapping_add(1), request.kind, SUCCESS, 10);
+    assert_eq!(bench.ctrl.step(), Err(Malformed::ResponseId(request.id.wrapping_add(1))));
+    let (mut bench, request) = asking();
+    bench.put(request.id, ADD_GREF_MAPPING, SUCCESS, 10);
+    assert!(bench.ctrl.finish(Duration::from_secs(5)).is_err(), "an answer to something else");
+    for rsp_prod in [2, 257, u32::MAX, 1 << 31] {
+        let (mut bench, _) = asking();
+        bench.raw.store_u32(RSP_PROD, rsp_prod);
+        assert!(bench.ctrl.finish(Duration::from_secs(5)).is_err(), "{rsp_prod}");
+        assert!(bench.ctrl.step().is_err(), "{rsp_prod}, and for ever");
+        assert_eq!(bench.ctrl.kept().grants, 0);
+    }
+}
+
+#[test]
+fn a_back_end_that_says_nothing_is_waited_for_no_longer_than_that() {
+    let mut bench = Bench::new(vec![queue(8, 10)]);
+    let channel = bench.host.bind(1, bench.port).unwrap();
+    bench.ctrl.keep();
+    let before = Instant::now();
+    // Events without answers.
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let noise = std::thread::spawn(move || {
+        while !stopped.load(Ordering::Relaxed) {
+            channel.notify();
+        }
+    });
+    let done = bench.ctrl.finish(Duration::from_millis(50));
+    let took = before.elapsed();
+    stop.store(true, Ordering::Relaxed);
+    noise.join().unwrap();
+    assert_eq!(done, Ok(false));
+    assert!(took >= Duration::from_millis(50) && took < Duration::from_secs(5), "{took:?}");
+    // It answers when we leave: then that is heard first, and what it keeps is taken back.
+    bench.ctrl.forget();
+    assert_eq!(bench.ctrl.step(), Ok(false));
+    let (request, _) = bench.take().unwrap();
+    bench.put(request.id, request.kind, SUCCESS, 10);
+    assert_eq!(bench.ctrl.step(), Ok(true));
+    bench.ctrl.keep();
+    assert_eq!(bench.ctrl.step(), Ok(false));
+    let (request, _) = bench.take().unwrap();
+    bench.ctrl.forget();
+    bench.put(request.id, request.kind, SUCCESS, 0);
+    assert_eq!(bench.serve(|_| (SUCCESS, 10)), [(DEL_GREF_MAPPING, 0, list(8..18))]);
+}
