@@ -22,7 +22,7 @@ use switch::fdb::{Fdb, Mac, PortId};
 use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
-use switch::tuning::{HOLD_MAX, Tuning};
+use switch::tuning::{Drain, HOLD_MAX, Tuning};
 use vhost_user::sys::{Listener, SocketError};
 use xen_netif::host::HostError;
 
@@ -45,6 +45,8 @@ pub const WORKERS_MAX: u8 = 63;
 const FDB_ENTRIES: usize = 65_536;
 /// How long a listener that cannot accept is left alone.
 const REST: Duration = Duration::from_secs(1);
+/// How long the end of the program waits for full receivers. Frames are not held for longer.
+const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// Longest control request, in bytes.
 const REQUEST_MAX: usize = 4096;
 
@@ -140,6 +142,15 @@ struct PortState {
     attach: Attach,
     /// Faults of this port's guest so far.
     faults: u64,
+}
+
+impl PortState {
+    /// Whether it is being drained: not done before all its queues are.
+    fn drain(&self) -> Drain {
+        let queues = self.ingress.iter().map(|queue| queue.tuning.drain());
+        // A port that nothing comes from has nothing to drain.
+        queues.max_by_key(|drain| *drain == Drain::Asked).unwrap_or(Drain::Off)
+    }
 }
 
 /// What is known of an ingress queue from outside.
@@ -568,6 +579,9 @@ impl System {
                         Attach::VhostUser(vhost) => {
                             vhost.log.warn(format_args!("cannot wait for kicks: {error}"));
                         }
+                        Attach::Xen(xen) => {
+                            xen.log.warn(format_args!("cannot wait for events: {error}"));
+                        }
                         _ => tracing::warn!("port {}: cannot wait: {error}", state.spec.name),
                     }
                     continue;
@@ -592,6 +606,12 @@ impl System {
     fn shutdown(mut self) {
         tracing::info!("stopping");
         let names: Vec<_> = self.ports.keys().cloned().collect();
+        // What was taken from guests is delivered; nothing more is taken.
+        let end = Instant::now() + DRAIN_MAX;
+        names.iter().for_each(|name| drop(self.drain(name, false)));
+        while self.ports.values().any(|port| port.drain() == Drain::Asked) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         for name in names {
             // Rings are given back and sockets removed; the guests keep their interfaces.
             let _ = self.del_port(&name);

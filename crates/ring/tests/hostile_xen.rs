@@ -485,6 +485,45 @@ fn responses_to_ids_that_are_not_in_flight() {
     assert_eq!(front.take_response(), Err(Malformed::ResponseId(1)));
 }
 
+#[test]
+fn responses_to_what_is_not_yet_published() {
+    let (raw, mut front) = front_tx();
+    assert!(front.add(request(5, 0, 60), &[], &[]));
+    raw.bytes(0, &[5, 0, 0, 0]);
+    raw.responses(1);
+    assert_eq!(front.take_response(), Err(Malformed::ResponseId(5)));
+    // Once it is, it may be answered, in any order.
+    let (raw, mut front) = front_tx();
+    assert!(front.add(request(5, 0, 60), &[], &[]));
+    front.publish();
+    raw.bytes(0, &[5, 0, 0, 0]);
+    raw.responses(1);
+    assert_eq!(front.take_response().unwrap().unwrap().id, 5);
+}
+
+#[test]
+fn buffers_are_answered_with_more_than_nothing() {
+    let null = [0, 0, 1, 0];
+    let (raw, mut front) = front_tx();
+    raw.bytes(0, &null);
+    raw.responses(1);
+    assert_eq!(front.take_response(), Err(Malformed::NullResponse));
+    assert_eq!(front.take_response(), Err(Malformed::NullResponse));
+    assert!(!Malformed::NullResponse.to_string().is_empty());
+    // As often as there were extra infos, wherever it answers them.
+    let (raw, mut front) = front_tx();
+    let gso = Extra::Gso(Gso { size: 1, kind: 1, features: 0 });
+    assert!(front.add(request(5, 0, 60), &[gso], &[]));
+    front.publish();
+    for n in [0, 2] {
+        raw.bytes(n, &null);
+    }
+    raw.bytes(1, &[5, 0, 0, 0]);
+    raw.responses(3);
+    assert_eq!(front.take_response().unwrap().unwrap().id, 5);
+    assert_eq!(front.take_response(), Err(Malformed::NullResponse));
+}
+
 /// A front half with `n` pages posted, and what its back half says.
 fn front_rx(n: u16) -> (Raw, FrontRx) {
     let raw = Raw::rx(32);

@@ -68,6 +68,8 @@ pub struct Burst<'m> {
     unreadable: Cell<u64>,
     /// Frames that turned out to be none, one bit each.
     refused: u64,
+    /// Frames that a receiver wanted [fetched](Self::fetch), one bit each.
+    asked: u64,
 }
 
 impl<'m> Burst<'m> {
@@ -101,10 +103,25 @@ impl<'m> Burst<'m> {
 
     /// Copies those frames among `picks` that lie in granted memory to private memory, all with
     /// one call, and refers to them there from now on: for whoever can do nothing with a grant.
-    pub fn fetch(&mut self, picks: impl Iterator<Item = usize>) {
-        if !self.lent {
-            return;
+    pub fn fetch(&mut self, picks: impl Iterator<Item = usize> + Clone) {
+        if self.lent {
+            picks.clone().for_each(|i| self.asked |= 1 << i);
+            self.bring(picks);
         }
+    }
+
+    /// Fetches all frames before anyone asked, heads and all with one call: for a port whose
+    /// frames were [all asked for](Self::all_asked) lately.
+    pub fn fetch_ahead(&mut self) {
+        self.bring(0..self.frames.len());
+    }
+
+    /// Whether every frame was wanted fetched.
+    pub fn all_asked(&self) -> bool {
+        self.asked.count_ones() as usize >= self.frames.len()
+    }
+
+    fn bring(&mut self, picks: impl Iterator<Item = usize>) {
         let mut copies = std::mem::take(&mut self.copies);
         for i in picks {
             let Frame { seg_first, seg_count, len, .. } = self.frames[i];

@@ -20,7 +20,8 @@ pub const TIMER_IDLE_NS: u64 = 100_000_000;
 /// a bare machine and a nested virtual one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// CPU time of one sleep that a notification ends, the peer's part of it included, in ns.
+    /// CPU time of one sleep that a notification ends, the peer's part of it included, in ns; 0:
+    /// nothing is saved by polling.
     pub wake_ns: u64,
     /// Time from a notification until the sleeper runs, in ns.
     pub wake_late_ns: u64,
@@ -34,6 +35,9 @@ impl Costs {
     /// Of a bare machine, for tests and until something was measured.
     pub const TYPICAL: Self =
         Self { wake_ns: 6_000, wake_late_ns: 5_000, nap_ns: 4_000, nap_late_ns: 5_000 };
+
+    /// Of a machine with one CPU: who polls there keeps the peer from what it is waited for.
+    pub const ONE_CPU: Self = Self { wake_ns: 0, wake_late_ns: 0, ..Self::TYPICAL };
 }
 
 /// How a queue is served at the moment.

@@ -248,7 +248,7 @@ pub fn vif(queues: u16, statics: bool, len: u16) -> Vec<Lane> {
     let vifs = [0; 2].map(|_| Arc::new(Vif::new()));
     let (mut pages, mut made, mut grants) = (Vec::new(), Vec::new(), [Vec::new(), Vec::new()]);
     let pairs = [0; 2].map(|_| (0..queues).map(|_| Pair::new()).collect::<Vec<_>>());
-    for queue in 0..usize::from(queues) {
+    for (queue, (from, to)) in pairs[0].iter().zip(&pairs[1]).enumerate() {
         let wiring = |side: usize, domain: &Domain| Wiring {
             channel: Arc::new(Quiet),
             domain: domain.back.domain(1).expect("it is there"),
@@ -272,13 +272,13 @@ pub fn vif(queues: u16, statics: bool, len: u16) -> Vec<Lane> {
             seg.write(&head((queue as u16) << 10 | i, len));
         }
         let attached = BackTx::attach(theirs).expect("a fresh ring");
-        pairs[0][queue].ingress.lock().expect("fresh").activate(attached, wiring(0, &a));
+        from.ingress.lock().expect("fresh").activate(attached, wiring(0, &a));
         grants[0].push((queue, buffers.grefs.clone()));
         pages.extend([page, buffers]);
         let (page, buffers, theirs) = ring(&b);
         let rx = RxQueue::new(page.area(0).expect("a page"), buffers.grefs.clone());
         let attached = BackRx::attach(theirs).expect("a fresh ring");
-        pairs[1][queue].egress.lock().expect("fresh").activate(attached, wiring(1, &b));
+        to.egress.lock().expect("fresh").activate(attached, wiring(1, &b));
         grants[1].push((queue, buffers.grefs.clone()));
         pages.extend([page, buffers]);
         made.push((tx, rx));

@@ -163,7 +163,7 @@ impl System {
             "queues": state.port.egress.len(),
             "queues_active": state.port.active(),
             "faults": state.faults,
-            "drain": drain_of(state).name(),
+            "drain": state.drain().name(),
         });
         match &state.attach {
             Attach::VhostUser(vhost) => {
@@ -299,7 +299,7 @@ impl System {
     }
 
     /// Asks a port's queues for no more frames, or for frames again.
-    fn drain(&self, name: &str, off: bool) -> Result<Value, RunError> {
+    pub(super) fn drain(&self, name: &str, off: bool) -> Result<Value, RunError> {
         let state = self.port(name)?;
         for (i, queue) in state.ingress.iter().enumerate() {
             let token = token(state.port.id, i as u16, false);
@@ -312,7 +312,7 @@ impl System {
             }
         }
         let held: u64 = state.ingress.iter().map(|queue| u64::from(queue.tuning.held())).sum();
-        Ok(json!({ "drain": drain_of(state).name(), "held": held }))
+        Ok(json!({ "drain": state.drain().name(), "held": held }))
     }
 
     /// Hands the connection to a capture thread; it is no client any more.
@@ -356,13 +356,6 @@ fn reply(client: &mut BufReader<UnixStream>, answer: &Value) {
     let mut stream = stream;
     let _ = stream.write_all(line.as_bytes());
     let _ = client.get_ref().set_nonblocking(true);
-}
-
-/// Whether a port is being drained: not done before all its queues are.
-fn drain_of(state: &PortState) -> Drain {
-    let queues = state.ingress.iter().map(|queue| queue.tuning.drain());
-    // A port that nothing comes from has nothing to drain.
-    queues.max_by_key(|drain| *drain == Drain::Asked).unwrap_or(Drain::Off)
 }
 
 fn port_stats(state: &PortState) -> Value {

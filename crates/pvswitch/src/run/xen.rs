@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::event::epoll;
 use serde_json::{Value, json};
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Port, Source};
@@ -25,7 +26,8 @@ use crate::worker::Served;
 
 /// The one vif of a directory: its front end is domain 1, device 0.
 const LOCAL: VifId = VifId { domid: 1, devid: 0 };
-/// A guest that keeps its control ring full is served again after so long: others come first.
+/// Between two looks at a control ring. A guest that keeps it full, or tells of it in a loop, must
+/// not take the control thread from others (XSA-332).
 const CONTROL_AGAIN: Duration = Duration::from_millis(1);
 
 /// Names a hypervisor.
@@ -51,15 +53,17 @@ pub(super) struct XenBus {
 pub(super) struct XenPort {
     of: Hypervisor,
     id: VifId,
-    log: Arc<PortLog>,
+    pub(super) log: Arc<PortLog>,
     /// Until the port is in the switch.
     handshake: Option<Box<Handshake<Socket<VifQueues>>>>,
     /// What was last logged of it.
     told: String,
     /// Its control ring, while it has one.
     control: Option<Arc<OwnedFd>>,
-    /// When to look at the control ring though nothing is told.
+    /// It was looked at, and is not listened to until then.
     control_due: Option<Instant>,
+    /// It held more than one look serves.
+    control_more: bool,
 }
 
 /// What a vif's handshake does to workers.
@@ -196,6 +200,7 @@ impl System {
             told: String::new(),
             control: None,
             control_due: None,
+            control_more: false,
         };
         let attach = Attach::Xen(Box::new(xen));
         Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
@@ -315,7 +320,7 @@ impl System {
         tracing::warn!("{failure}; connected vifs go on as they are, trying again");
         if bus.home.is_gone() {
             let Self { epoll, tokens, xen, .. } = self;
-            let _ = rustix::event::epoll::delete(&*epoll, &xen[of].home);
+            let _ = epoll::delete(&*epoll, &xen[of].home);
             tokens.retain(|_, what| *what != What::Xenstore(of.clone()));
         }
     }
@@ -391,26 +396,43 @@ impl System {
         }
     }
 
-    /// Serves a vif's control ring.
+    /// Serves a vif's control ring, which then has a rest.
     pub(super) fn serve_control(&mut self, name: &str) {
         let Some(port) = self.xen_port(name) else { return };
-        port.control_due = None;
+        port.control_due = Some(Instant::now() + CONTROL_AGAIN);
         let (of, id) = (port.of.clone(), port.id);
+        self.listen_control_ring(name, epoll::EventFlags::empty());
         let Some(vif) = self.xen.get_mut(&of).and_then(|b| b.bus.vif(id)) else { return };
-        match vif.plug().serve_control() {
-            Ok(false) => {}
-            Ok(true) => {
-                let due = Instant::now() + CONTROL_AGAIN;
-                if let Some(port) = self.xen_port(name) {
-                    port.control_due = Some(due);
-                }
+        let served = vif.plug().serve_control();
+        if let Some(port) = self.xen_port(name) {
+            port.control_more = served == Ok(true);
+        }
+        if let Err(malformed) = served {
+            if let Some(state) = self.ports.get_mut(name) {
+                state.faults += 1;
             }
-            Err(malformed) => {
-                if let Some(state) = self.ports.get_mut(name) {
-                    state.faults += 1;
-                }
-                self.fault_vif(name, &format!("control ring: {malformed}"));
-            }
+            self.fault_vif(name, &format!("control ring: {malformed}"));
+        }
+    }
+
+    /// A control ring's rest is over.
+    fn resume_control(&mut self, name: &str) {
+        let Some(port) = self.xen_port(name) else { return };
+        port.control_due = None;
+        if port.control_more {
+            self.serve_control(name);
+        } else {
+            self.listen_control_ring(name, epoll::EventFlags::IN);
+        }
+    }
+
+    fn listen_control_ring(&mut self, name: &str, flags: epoll::EventFlags) {
+        let what = What::XenControl(name.into());
+        let token = self.tokens.iter().find(|(_, w)| **w == what).map(|(token, _)| *token);
+        let control = self.xen_port(name).and_then(|port| port.control.clone());
+        if let Some((control, token)) = control.zip(token) {
+            let data = epoll::EventData::new_u64(token);
+            let _ = epoll::modify(&self.epoll, control.as_fd(), data, flags);
         }
     }
 
@@ -420,6 +442,8 @@ impl System {
         let (of, id, log) = (port.of.clone(), port.id, Arc::clone(&port.log));
         let Some(bus) = self.xen.get_mut(&of) else { return };
         let Some(vif) = bus.bus.vif(id) else { return };
+        // Rings that turned to zeroes look like anything; this is what happened.
+        let why = if vif.plug().is_lost() { "it took back the memory of its rings" } else { why };
         // Once: reports that were on their way find it stopped.
         if vif.status().queues > 0 {
             log.warn(format_args!("stopped, its guest broke the protocol: {why}"));
@@ -456,7 +480,7 @@ impl System {
         let names: Vec<_> =
             self.ports.iter().filter(|(_, p)| is_due(p)).map(|(name, _)| name.clone()).collect();
         for name in names {
-            self.serve_control(&name);
+            self.resume_control(&name);
         }
     }
 

@@ -113,6 +113,8 @@ pub enum Malformed {
     },
     /// (Front half) a response to an id that is not in flight.
     ResponseId(u16),
+    /// (Front half) more responses that tell of no buffer than there were extra infos.
+    NullResponse,
 }
 
 impl fmt::Display for Malformed {
@@ -134,6 +136,9 @@ impl fmt::Display for Malformed {
             }
             Self::ResponseId(id) => {
                 write!(f, "the back end answered request {id}, which is not in flight")
+            }
+            Self::NullResponse => {
+                write!(f, "the back end did not tell what became of a buffer")
             }
         }
     }

@@ -176,6 +176,9 @@ impl Adaptive {
     }
 
     fn backlog_ns(&self) -> u64 {
+        if self.costs.wake_ns == 0 {
+            return 0;
+        }
         self.costs.wake_ns.saturating_mul(LIMITS[2]).max(BACKLOG_NS)
     }
 

@@ -175,6 +175,29 @@ mod tests {
         assert_eq!(home.read("backend/vif/2/0/state").unwrap(), None);
     }
 
+    /// In a driver domain, which xenstore does not let see everything as it does domain 0.
+    #[test]
+    fn what_a_guest_hides_is_not_there() {
+        use crate::store::server::{Limits, Server};
+        use crate::store::{Access, Perm};
+        let server = Server::start(Limits::XENSTORED).unwrap();
+        let dom0 = server.connect(0).unwrap();
+        let (front, ours) = ("/local/domain/1/device/vif/0", "/local/domain/2");
+        dom0.write(&format!("{front}/state"), "4").unwrap();
+        let hidden = [Perm::new(Access::None, 1)];
+        dom0.set_perms(&format!("{front}/state"), &hidden).unwrap();
+        dom0.write(&format!("{ours}/domid"), "2").unwrap();
+        let seen = [Perm::new(Access::None, 0), Perm::new(Access::Read, 2)];
+        dom0.set_perms(&format!("{ours}/domid"), &seen).unwrap();
+        let mut home = Home::new(server.connect(2).unwrap()).unwrap();
+        assert_eq!(home.dir, ours);
+        assert_eq!(home.read(&format!("{front}/state")).unwrap(), None);
+        home.note(&format!("{front}/state"), "1").unwrap();
+        home.remove(&format!("{front}/state")).unwrap();
+        assert_eq!(dom0.read(&format!("{front}/state")).unwrap().as_deref(), Some("4"));
+        assert!(!home.is_gone(), "a refusal, no more");
+    }
+
     /// The next `n` different tokens, in order of the alphabet.
     fn told(home: &mut Home, n: usize) -> Vec<String> {
         let deadline = Instant::now() + Duration::from_secs(20);

@@ -301,6 +301,37 @@ fn device_nodes_that_are_not_there_say_what_to_do() {
     }
 }
 
+/// As in Xen: two that wait for one channel would take its events from each other.
+#[test]
+fn a_channel_is_bound_once_at_a_time() {
+    let dir = dir();
+    let back = Back::open_local(&dir).unwrap();
+    let front = Front::open_local(&dir).unwrap();
+    let (port, _ours) = front.channel(0).unwrap();
+    let first = back.bind(1, port).unwrap();
+    assert!(why(back.bind(1, port)).contains("cannot be bound: it is bound already"));
+    assert!(why(back.bind(1, port + 1)).contains("no such port"));
+    drop(first);
+    drop(back.bind(1, port).unwrap());
+    drop(back.bind(1, port).unwrap());
+}
+
+/// XSA-332 and XSA-391: however many events the other end sends, whoever sleeps is woken once, and
+/// looks once.
+#[test]
+fn a_storm_of_events_is_one_event() {
+    let dir = dir();
+    let back = Back::open_local(&dir).unwrap();
+    let front = Front::open_local(&dir).unwrap();
+    let (port, ours) = front.channel(0).unwrap();
+    let theirs = back.bind(1, port).unwrap();
+    for (from, to) in [(&ours, &theirs), (&theirs, &ours)] {
+        (0..100_000).for_each(|_| from.notify());
+        assert!(readable(&to.fd()) && to.ack());
+        assert!(!to.ack() && !readable(&to.fd()));
+    }
+}
+
 #[test]
 fn both_halves_of_a_shared_channel_learn_of_every_event() {
     use rustix::event::epoll;

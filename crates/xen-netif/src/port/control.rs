@@ -30,8 +30,10 @@ const NEAR_MAX: u32 = 4 * STATIC_GRANTS_MAX as u32;
 const LIST_MAX: u32 = PAGE_LEN as u32 / GREF_ENTRY_LEN as u32;
 /// Most entries of one piece of the hash table: a page's.
 const PIECE_MAX: u32 = PAGE_LEN as u32 / 4;
-/// Most requests one look serves; a front half that asks faster waits for the next.
-const REQUESTS_MAX: usize = 128;
+/// Most work of one look, in requests; a front half that asks for more waits for the next.
+const WORK_MAX: u32 = 128;
+/// Grants whose mapping counts as a request: each may be a call to the hypervisor.
+const GRANTS_EACH: u32 = 8;
 
 /// The static grants of one queue. A grant that is not here is copied from and to as any.
 #[derive(Clone, Debug, Default)]
@@ -180,15 +182,17 @@ impl Control {
         Self { ring, domain, orders, host }
     }
 
-    /// Serves what is there, up to a ring's worth, and whether to notify the front half.
+    /// Serves what is there, a look's worth at most, and whether to notify the front half.
     ///
     /// # Errors
     /// [`Malformed`]: the vif is to be stopped.
     pub fn serve(&mut self) -> Result<bool, Malformed> {
-        for _ in 0..REQUESTS_MAX {
+        let mut left = WORK_MAX;
+        while left > 0 {
             let Some(request) = self.ring.take()? else {
                 break;
             };
+            left = left.saturating_sub(work(&request));
             let answer = self.answer(&request);
             let (status, data) = answer.map_or_else(|status| (status, 0), |data| (SUCCESS, data));
             let CtrlRequest { id, kind, .. } = request;
@@ -388,6 +392,17 @@ impl Control {
         let len = u16::try_from(bytes.len()).map_err(|_| INVALID)?;
         let mut to = SegMut::granted(&self.domain, gref, 0, len).ok_or(INVALID)?;
         if to.write(bytes) as usize == bytes.len() { Ok(()) } else { Err(INVALID) }
+    }
+}
+
+/// What a request costs at most.
+fn work(request: &CtrlRequest) -> u32 {
+    let [_, _, len] = request.data;
+    match request.kind {
+        ctrl_type::ADD_GREF_MAPPING | ctrl_type::DEL_GREF_MAPPING => {
+            1 + len.min(LIST_MAX) / GRANTS_EACH
+        }
+        _ => 1,
     }
 }
 

@@ -355,6 +355,23 @@ fn blank_checksum_is_found_in_headers_split_over_slots() {
     assert_eq!(bytes, &tcp(100));
 }
 
+/// XSA-423 and XSA-432: headers are put together before anything looks at them, over as many slots
+/// as there may be, all of which together are shorter than what is put together.
+#[test]
+fn headers_in_eighteen_tiny_slots_arrive_whole() {
+    let (mut a, mut b) = two();
+    b.post(100..140);
+    let tiny = [&[1; 13][..], &[0], &[3], &[0], &[10, 34]].concat();
+    assert_eq!((tiny.len(), tiny.iter().sum::<usize>()), (18, 60));
+    for flags in [0, tx_flag::CSUM_BLANK] {
+        a.send(&tcp(60), &tiny, flags, &[]);
+        assert_eq!(carry(&mut a, &mut b), 1);
+        assert_eq!(a.responses(), [status::OKAY; 18]);
+        let (packet, bytes) = b.take().unwrap().unwrap();
+        assert_eq!((packet.slots.len(), bytes), (1, tcp(60)));
+    }
+}
+
 #[test]
 fn gso_without_a_partial_checksum_gets_one_as_often_as_it_is_shown() {
     let (mut a, mut b) = two();

@@ -6,11 +6,19 @@ use crate::xen::page::Front;
 use crate::xen::wire::{Extra, TX_SLOT_LEN, TxRequest, TxResponse, tx_flag};
 use crate::xen::{Armed, Malformed, SLOTS_PORTABLE, index, lo32, status};
 
+/// An index this near behind another is behind it, not before: more than any ring holds.
+const SHOWN: u32 = 1 << 31;
+
 /// Front half of a tx ring: sends.
+///
+/// Each slot that is not answered holds an id or an extra info, and each response ends one of
+/// them. So there is an id free for every slot that is, whatever a back half answers.
 pub struct FrontTx {
     ring: Front,
-    /// Which ids are in flight.
-    pending: Box<[bool]>,
+    /// The indices that the ids not answered are at.
+    pending: Box<[Option<u32>]>,
+    /// Extra infos not answered.
+    extras: u32,
 }
 
 impl FrontTx {
@@ -22,8 +30,8 @@ impl FrontTx {
     /// As [`new`](Self::new), with all indices at `start` (tests begin before the wrap).
     pub fn starting_at(area: Area, start: u32) -> Self {
         let ring = Front::new(area, TX_SLOT_LEN, start);
-        let pending = vec![false; index(ring.page.size)].into();
-        Self { ring, pending }
+        let pending = vec![None; index(ring.page.size)].into();
+        Self { ring, pending, extras: 0 }
     }
 
     /// Slots of the ring; ids are smaller.
@@ -59,6 +67,7 @@ impl FrontTx {
             area.store_u32(at, lo32(word));
             area.store_u32(at + 4, lo32(word >> 32));
             area.store_u32(at + 8, 0);
+            self.extras += 1;
         }
         for (i, request) in rest.iter().enumerate() {
             self.request(with(*request, tx_flag::MORE_DATA, i + 1 < rest.len()));
@@ -68,8 +77,8 @@ impl FrontTx {
 
     fn request(&mut self, request: TxRequest) {
         let pending = &mut self.pending[usize::from(request.id)];
-        assert!(!*pending, "id {} is in flight", request.id);
-        *pending = true;
+        assert!(pending.is_none(), "id {} is in flight", request.id);
+        *pending = Some(self.ring.req_prod);
         let at = self.ring.request();
         for (i, word) in request.encode().into_iter().enumerate() {
             self.ring.page.area.store_u32(at + 4 * i, word);
@@ -104,12 +113,21 @@ impl FrontTx {
             }
             let at = self.ring.page.slot(self.ring.rsp_cons);
             let response = TxResponse::decode(self.ring.page.area.load_u32(at));
-            if response.status != status::NULL {
+            if response.status == status::NULL {
+                // No buffer is told of so. One that was would be lost, and its id.
+                let Some(left) = self.extras.checked_sub(1) else {
+                    return Err(self.ring.fail(Malformed::NullResponse));
+                };
+                self.extras = left;
+            } else {
+                let published = self.ring.req_published;
+                // What is not published cannot have been answered.
+                let is_shown = |at: u32| published.wrapping_sub(at.wrapping_add(1)) < SHOWN;
                 let pending = self.pending.get_mut(usize::from(response.id));
-                let Some(pending) = pending.filter(|p| **p) else {
+                let Some(pending) = pending.filter(|p| p.is_some_and(is_shown)) else {
                     return Err(self.ring.fail(Malformed::ResponseId(response.id)));
                 };
-                *pending = false;
+                *pending = None;
             }
             self.ring.rsp_cons = self.ring.rsp_cons.wrapping_add(1);
             if response.status != status::NULL {

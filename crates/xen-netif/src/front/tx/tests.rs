@@ -142,3 +142,25 @@ fn a_hostile_back_end_loses_the_ring() {
         assert!(tx.reclaim(&mut free).is_err() && free.is_empty(), "{what}, and for ever");
     }
 }
+
+/// Buffers of many pages have more of them than there are ids: each id that got lost would be
+/// missed in the end.
+#[test]
+fn a_back_end_that_tells_nothing_loses_the_ring() {
+    let (mut tx, _, [raw, _]) = pair(64 * 17, 17, &ALL);
+    for buffer in 0..64_u32 {
+        if tx.frames_free() == 0 {
+            break;
+        }
+        tx.send(buffer as u16, 100, 60_000, &TSO).unwrap();
+        tx.publish();
+        let slots = 16 * (buffer + 1);
+        (slots - 16..slots).for_each(|n| raw.store_u32(SLOTS + 12 * (n % 256) as usize, 1 << 16));
+        raw.store_u32(RSP_PROD, slots);
+        if let Err(fault) = tx.reclaim(&mut Vec::new()) {
+            assert_eq!(fault, Malformed::NullResponse);
+            return;
+        }
+    }
+    panic!("it went on");
+}

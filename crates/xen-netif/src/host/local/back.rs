@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -48,8 +49,16 @@ impl Shared {
 struct Guest {
     memory: Arc<Memory>,
     domain: Arc<Domain>,
-    ports: BTreeMap<u32, (Arc<OwnedFd>, Arc<OwnedFd>)>,
+    ports: BTreeMap<u32, Port>,
     next_port: u32,
+}
+
+/// An event channel that the front end has.
+struct Port {
+    to_front: Arc<OwnedFd>,
+    to_back: Arc<OwnedFd>,
+    /// As in Xen, one at a time has it.
+    bound: Arc<AtomicBool>,
 }
 
 impl Drop for Guest {
@@ -121,9 +130,14 @@ impl Back {
     pub(in crate::host) fn bind(&self, domid: u16, port: u32) -> Result<Channel, HostError> {
         let guest = self.shared.lock();
         let guest = guest.as_ref().filter(|_| domid == FRONT).ok_or(HostError::NoDomain(domid))?;
-        let why = || HostError::BadPort { domid, port, why: "no such port".into() };
-        let (to_front, to_back) = guest.ports.get(&port).ok_or_else(why)?;
-        Ok(Channel::local(Arc::clone(to_back), Arc::clone(to_front)))
+        let bad = |why: &str| HostError::BadPort { domid, port, why: why.into() };
+        let its = guest.ports.get(&port).ok_or_else(|| bad("no such port"))?;
+        if its.bound.swap(true, Ordering::AcqRel) {
+            return Err(bad("it is bound already"));
+        }
+        let bound = Arc::clone(&its.bound);
+        let channel = Channel::local(Arc::clone(&its.to_back), Arc::clone(&its.to_front));
+        Ok(channel.on_close(move || bound.store(false, Ordering::Release)))
     }
 }
 
@@ -218,10 +232,11 @@ impl Host {
                 let to_back = Arc::new(sys::eventfd().ok()?);
                 let port = its.next_port;
                 its.next_port += 1;
-                its.ports.insert(port, (Arc::clone(&to_front), Arc::clone(&to_back)));
+                let fds = [Arc::clone(&to_front), Arc::clone(&to_back)];
+                its.ports.insert(port, Port { to_front, to_back, bound: Arc::default() });
                 drop(guest);
                 let answer = Message { what: PORT, a: port, b: 0 };
-                self.reply(answer, &[&to_front, &to_back])
+                self.reply(answer, &fds.each_ref())
             }
             (CLOSE, Some(its)) => {
                 its.ports.remove(&message.a);

@@ -323,3 +323,26 @@ fn ring_full_of_requests_is_served_at_once_and_a_jump_stops_it() {
     assert!(matches!(rig.control.serve(), Err(Malformed::ReqProd { seen: 5000, .. })));
     assert_eq!(rig.control.arm(), Armed::WorkPending);
 }
+
+#[test]
+fn long_lists_of_grants_are_served_a_few_at_a_time() {
+    let mut rig = Rig::new(true);
+    let grefs: Vec<u32> = (1000..1512).collect();
+    rig.list(PAGE, &grefs);
+    for id in 0..20 {
+        let kind = [ctrl_type::ADD_GREF_MAPPING, ctrl_type::DEL_GREF_MAPPING][usize::from(id % 2)];
+        assert!(rig.front.put(CtrlRequest { id, kind, data: [1, PAGE, 512] }));
+    }
+    rig.front.publish();
+    for look in 1..=10 {
+        rig.control.serve().unwrap();
+        let mapped = rig.mapper.mapped.lock().unwrap().len();
+        assert_eq!(mapped, look, "one list is mapped, and given back, in a look");
+        // Who has more is not waited for.
+        let more = if look < 10 { Armed::WorkPending } else { Armed::Armed };
+        assert_eq!(rig.control.arm(), more, "{look}");
+    }
+    for _ in 0..20 {
+        assert_eq!(rig.front.take().unwrap().unwrap().status, SUCCESS);
+    }
+}

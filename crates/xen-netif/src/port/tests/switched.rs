@@ -133,3 +133,35 @@ fn front_that_takes_blank_checksums_over_one_version_gets_the_others_complete() 
         assert_eq!((packet.gso, packet.flags & 3, bytes.len()), want);
     }
 }
+
+#[test]
+fn frames_for_the_host_are_copied_with_one_call_once_that_is_known() {
+    let (mut a, _) = two();
+    let mut calls_of = |fetches: bool| {
+        let before = a.host.calls.load(Ordering::Relaxed);
+        let frame = tcp(900);
+        a.send(&frame, &[500, 400], 0, &[]);
+        let mut scratch = Burst::default();
+        let mut ingress = a.pair.ingress.lock().unwrap();
+        let seen = ingress.burst(64, 1, &mut scratch, &mut |burst| {
+            burst.snapshot();
+            assert_eq!(burst.head(0)[..64], frame[..64]);
+            if fetches {
+                burst.fetch(0..1);
+                let mut bytes = vec![0; 900];
+                assert_eq!(burst.segs(&burst.frames[0])[0].read(&mut bytes), 900);
+                assert_eq!(bytes, frame);
+            }
+        });
+        assert_eq!(seen.unwrap(), 1);
+        drop(ingress);
+        assert_eq!(a.responses(), [status::OKAY; 2]);
+        a.host.calls.load(Ordering::Relaxed) - before
+    };
+    for _ in 0..4 {
+        assert_eq!(calls_of(true), 2, "the head, and the frame");
+    }
+    assert_eq!((calls_of(true), calls_of(true)), (1, 1));
+    assert_eq!(calls_of(false), 1, "ahead, and in vain");
+    assert_eq!((calls_of(false), calls_of(true)), (1, 2), "the head alone");
+}

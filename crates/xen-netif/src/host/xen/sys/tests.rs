@@ -1,7 +1,12 @@
 //! Numbers and layouts against the headers of this machine (package linux-libc-dev).
 
+use std::fs::File;
 use std::mem::offset_of;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
+use std::sync::Arc;
+
+use shm::{Copies, Domain, Failed, Grants, Mapping, Piece, Seg, SegMut};
 
 use super::ioctl::*;
 
@@ -104,4 +109,39 @@ fn numbers_and_layouts_are_those_of_the_headers() {
         usize::from(GNTALLOC_FLAG_WRITABLE),
     ]);
     assert_eq!(ours, theirs);
+}
+
+/// A device that knows none of our calls.
+struct Refuses(OwnedFd);
+
+impl Grants for Refuses {
+    fn copy(&self, pieces: &mut [Piece<'_>]) {
+        super::grant_copy(self.0.as_fd(), pieces);
+    }
+}
+
+/// XSA-367: a segment's status says nothing where the call itself failed.
+#[test]
+fn a_call_that_fails_is_a_failure_of_every_piece() {
+    let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+    let domain = Domain::new(1, Arc::new(Refuses(null.into())));
+    let mut bytes = [0xaa; 100];
+    assert_eq!(Seg::granted(&domain, 8, 0, 100).unwrap().read(&mut bytes), 0);
+    assert_eq!(SegMut::granted(&domain, 8, 0, 100).unwrap().write(&bytes), 0);
+    // More than go into one call; from grants, to grants, and between grants.
+    let memory = Mapping::memfd("pieces", 4096).unwrap();
+    let mut copies = Copies::new();
+    for tag in 0..64 {
+        let from = || Seg::granted(&domain, 8, 0, 100).unwrap();
+        let to = || SegMut::granted(&domain, 9, 0, 100).unwrap();
+        copies.copy(&mut memory.seg_mut(100, 100).unwrap(), from(), tag);
+        copies.copy(&mut to(), memory.seg(0, 100).unwrap(), tag);
+        copies.copy(&mut to(), from(), tag);
+    }
+    let (mut sources, mut destinations) = (0, 0);
+    copies.finish(|_, whose| match whose {
+        Failed::Source => sources += 1,
+        Failed::Destination => destinations += 1,
+    });
+    assert_eq!((sources, destinations), (2 * 64, 64));
 }

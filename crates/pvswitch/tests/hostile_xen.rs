@@ -1,0 +1,765 @@
+//! A hostile front end of a vif: whatever it does costs its own port only. Beside each attack a
+//! pair of other ports keeps its traffic; afterwards the switch holds nothing of the guest's, and
+//! the next guest of the same vif is served.
+//!
+//! The front end is all of this file's own: its memory, its grant table, its rings, its keys.
+
+mod common;
+
+use std::fs::Permissions;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use common::{Bystanders, Dir, Gen, Switch, pvswitch, wait_for};
+use ring::xen::{CtrlRequest, FrontCtrl, FrontRx, FrontTx, RxRequest, ctrl_type, status, tx_flag};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use shm::{Area, Mapping};
+use xen_netif::store::Store;
+use xen_netif::sys::{self, Carries, Received, Until};
+
+/// Pages of a guest; page `n` is granted with reference `GREF + n`.
+const PAGES: u32 = 64;
+const GREF: u32 = 8;
+/// Which of them hold the rings, and from which on there is data.
+const TX: usize = 0;
+const RX: usize = 1;
+const CTRL: usize = 2;
+const DATA: u32 = 4;
+/// Where a ring's `req_prod` and its first slot are.
+const REQ_PROD: usize = 0;
+const SLOTS: usize = 64;
+const RING_SIZE: u32 = 256;
+
+const FRONT: &str = "/local/domain/1/device/vif/0";
+const BACK: &str = "/local/domain/0/backend/vif/1/0";
+
+/// Our end of an event channel.
+struct Channel {
+    port: u32,
+    to_back: OwnedFd,
+    /// Held, as a guest would.
+    _to_front: OwnedFd,
+}
+
+impl Channel {
+    fn notify(&self) {
+        sys::signal(self.to_back.as_fd());
+    }
+}
+
+/// A front end that does whatever a test wants.
+struct Guest {
+    memory: OwnedFd,
+    mapping: Arc<Mapping>,
+    /// tx, rx, ctrl.
+    channels: Vec<Channel>,
+    store: Store,
+    tx_prod: u32,
+    /// Last: the domain ends with it.
+    socket: OwnedFd,
+}
+
+fn message(words: [u32; 4]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+}
+
+impl Guest {
+    /// A domain whose toolstack has made its vif.
+    fn new(dir: &Path) -> Self {
+        let mut socket = None;
+        wait_for("the hypervisor", || {
+            socket = sys::connect(&dir.join("hypervisor"), Carries::Messages).ok();
+            socket.is_some()
+        });
+        let socket = socket.unwrap();
+        let memory = memfd_create("hostile", MemfdFlags::CLOEXEC).unwrap();
+        let table = memfd_create("hostile-grants", MemfdFlags::CLOEXEC).unwrap();
+        let len = u64::from(PAGES) * 4096;
+        ftruncate(&memory, len).unwrap();
+        ftruncate(&table, u64::from(PAGES + GREF) * 8).unwrap();
+        // `{flags u16, domid u16, frame u32}`: in use, for domain 0.
+        let table_bytes: Vec<u8> =
+            (0..PAGES).flat_map(|frame| (1 | u64::from(frame) << 32).to_le_bytes()).collect();
+        rustix::io::pwrite(&table, &table_bytes, u64::from(GREF) * 8).unwrap();
+        let hello = message([1, 1, PAGES, 0]);
+        sys::send(socket.as_fd(), &hello, &[memory.as_fd(), table.as_fd()]).unwrap();
+        let (answer, _) = answer(&socket);
+        assert_eq!(answer[0], 2, "welcome");
+        let mapping = Arc::new(Mapping::new(memory.as_fd(), 0, len).unwrap());
+        let store = Store::connect(&dir.join("xenstored")).unwrap();
+        let mut guest = Self { memory, mapping, channels: Vec::new(), store, tx_prod: 0, socket };
+        guest.channels = (0..3).map(|_| guest.channel()).collect();
+        guest
+    }
+
+    /// With all rings connected.
+    fn started(dir: &Path) -> Self {
+        let guest = Self::new(dir);
+        guest.offer_rings();
+        guest.connect();
+        guest
+    }
+
+    fn channel(&self) -> Channel {
+        sys::send(self.socket.as_fd(), &message([3, 0, 0, 0]), &[]).unwrap();
+        let (words, fds) = answer(&self.socket);
+        let [to_front, to_back] = <[OwnedFd; 2]>::try_from(fds).unwrap();
+        Channel { port: words[1], to_back, _to_front: to_front }
+    }
+
+    fn set(&self, key: &str, value: impl ToString) {
+        self.store.write(&format!("{FRONT}/{key}"), &value.to_string()).unwrap();
+    }
+
+    fn back_state(&self) -> String {
+        self.store.read(&format!("{BACK}/state")).unwrap().unwrap_or_default()
+    }
+
+    fn wait_back(&self, state: &str) {
+        wait_for(&format!("the back end in state {state}"), || self.back_state() == state);
+    }
+
+    /// Empty rings, and their keys.
+    fn offer_rings(&self) {
+        FrontTx::new(self.area(TX));
+        FrontRx::new(self.area(RX));
+        FrontCtrl::new(self.area(CTRL));
+        let names = [("tx-ring-ref", TX), ("rx-ring-ref", RX), ("ctrl-ring-ref", CTRL)];
+        names.iter().for_each(|(key, page)| self.set(key, GREF + *page as u32));
+        for (key, channel) in ["tx", "rx", "ctrl"].iter().zip(&self.channels) {
+            self.set(&format!("event-channel-{key}"), channel.port);
+        }
+        ["request-rx-copy", "feature-rx-notify", "feature-sg"].iter().for_each(|k| self.set(k, 1));
+    }
+
+    fn connect(&self) {
+        self.wait_back("2");
+        self.set("state", 4);
+        self.wait_back("4");
+    }
+
+    fn area(&self, page: usize) -> Area {
+        Area::of(&self.mapping, page * 4096, 4096).unwrap()
+    }
+
+    /// Puts words into the next tx slot.
+    fn slot(&mut self, words: [u32; 3]) {
+        let at = SLOTS + 12 * (self.tx_prod % RING_SIZE) as usize;
+        let area = self.area(TX);
+        (0..3).for_each(|i| area.store_u32(at + 4 * i, words[i]));
+        self.tx_prod = self.tx_prod.wrapping_add(1);
+    }
+
+    /// Puts a request into the next tx slot.
+    fn request(&mut self, gref: u32, offset: u16, flags: u16, size: u16) {
+        let id = self.tx_prod % RING_SIZE;
+        let pair = |low: u32, high: u16| low | u32::from(high) << 16;
+        self.slot([gref, pair(offset.into(), flags), pair(id, size)]);
+    }
+
+    /// Puts an extra info into the next tx slot.
+    fn extra(&mut self, bytes: [u8; 8]) {
+        let word = u64::from_le_bytes(bytes);
+        self.slot([word as u32, (word >> 32) as u32, 0]);
+    }
+
+    /// Publishes what the tx ring holds, and kicks.
+    fn push(&self) {
+        self.area(TX).sync_store_u32(REQ_PROD, self.tx_prod, Ordering::Release);
+        self.channels[TX].notify();
+    }
+
+    /// The statuses of the last `n` slots of the tx ring, once they are all answered.
+    fn answers(&self, n: u32) -> Vec<i16> {
+        let area = self.area(TX);
+        wait_for("answers", || area.sync_load_u32(8, Ordering::Acquire) == self.tx_prod);
+        let answered = (0..n).map(|i| self.tx_prod.wrapping_sub(n - i) % RING_SIZE);
+        answered.map(|i| area.load_u16(SLOTS + 12 * i as usize + 2) as i16).collect()
+    }
+
+    /// A frame of 60 bytes to nobody, in the first page of data.
+    fn write_frame(&self, from: u8) {
+        let frame = [[2, 0, 0, 0, 0, 0x99], [2, 0, 0, 0, 0, from]].concat();
+        self.mapping.seg_mut(DATA as usize * 4096, 60).unwrap().write(&frame);
+    }
+
+    /// Whether it is served as any other: a frame is sent, and answered.
+    fn is_served(&mut self) {
+        self.write_frame(0x98);
+        self.request(GREF + DATA, 0, 0, 60);
+        self.push();
+        assert_eq!(self.answers(1), [status::OKAY]);
+    }
+}
+
+/// What the hypervisor says.
+fn answer(socket: &OwnedFd) -> ([u32; 4], Vec<OwnedFd>) {
+    let end = Instant::now() + Duration::from_secs(20);
+    assert!(sys::wait(socket.as_fd(), Until::Readable, end).unwrap(), "no answer");
+    let (mut bytes, mut fds) = ([0; 16], Vec::new());
+    let got = sys::recv(socket.as_fd(), &mut bytes, &mut fds).unwrap();
+    assert_eq!(got, Received::Bytes(16));
+    let word = |i: usize| u32::from_le_bytes(bytes[4 * i..4 * i + 4].try_into().unwrap());
+    ([word(0), word(1), word(2), word(3)], fds)
+}
+
+/// Descriptors and mappings of memory that the switch holds. Clients of its control socket come
+/// and go, so the least of a few looks.
+fn holds(switch: &Switch) -> [usize; 2] {
+    let proc = PathBuf::from(format!("/proc/{}", switch.process.0.id()));
+    let mut least = [usize::MAX; 2];
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(5));
+        let maps = std::fs::read_to_string(proc.join("maps")).unwrap();
+        let mapped = maps.lines().filter(|line| line.contains("memfd:")).count();
+        let fds = std::fs::read_dir(proc.join("fd")).unwrap().count();
+        least = [least[0].min(fds), least[1].min(mapped)];
+    }
+    least
+}
+
+/// CPU time of a thread of the switch, by its name.
+fn cpu(switch: &Switch, thread: &str) -> Duration {
+    let tasks = format!("/proc/{}/task", switch.process.0.id());
+    let mut ticks = 0;
+    for task in std::fs::read_dir(tasks).unwrap() {
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+        let Some((name, rest)) = stat.rsplit_once(')') else { continue };
+        if name.split_once('(').unwrap().1 == thread {
+            let fields = rest.split_whitespace().skip(11).take(2);
+            ticks += fields.map(|t| t.parse::<u64>().unwrap()).sum::<u64>();
+        }
+    }
+    Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+}
+
+/// The control thread.
+const CONTROL: &str = "pvswitch";
+
+/// Two ports with traffic between them, and a switch for more.
+fn rig(dir: &Dir) -> (Switch, Bystanders) {
+    let switch = Switch::start(dir, &[], &[dir.port("x", ""), dir.port("y", "")]);
+    let others = Bystanders::start(&switch, dir, "x", "y");
+    (switch, others)
+}
+
+/// A vif of the switch, and what the switch holds before anyone comes there.
+struct Vif<'a> {
+    switch: &'a Switch,
+    name: &'a str,
+    dir: PathBuf,
+    before: [usize; 2],
+}
+
+impl<'a> Vif<'a> {
+    fn add(switch: &'a Switch, dir: &Dir, name: &'a str) -> Self {
+        switch.json(&["add-port", &format!("{name}=xen-local:{}", dir.text(name))]);
+        let (dir, before) = (dir.path(name), holds(switch));
+        Self { switch, name, dir, before }
+    }
+
+    fn xen(&self, key: &str) -> String {
+        self.switch.port("show", self.name)["xen"][key].as_str().unwrap_or_default().into()
+    }
+
+    fn faults(&self) -> u64 {
+        self.switch.port("show", self.name)["faults"].as_u64().unwrap()
+    }
+
+    /// Nothing of the last guest is held, and the next is served.
+    fn recovers(&self) {
+        wait_for("the vif to be removed", || self.xen("state").starts_with("waiting for the tool"));
+        wait_for("grants and channels to be given back", || holds(self.switch) == self.before);
+        let faults = self.faults();
+        let mut next = Guest::started(&self.dir);
+        self.switch.wait_up(self.name, true);
+        next.is_served();
+        assert_eq!(self.faults(), faults);
+    }
+}
+
+/// Lines of the log with this in them.
+fn lines(switch: &Switch, what: &str) -> usize {
+    switch.log().lines().filter(|line| line.contains(what)).count()
+}
+
+/// Does something in a loop for a second, and says how often.
+fn storm(mut act: impl FnMut(u32)) -> u32 {
+    let end = Instant::now() + Duration::from_secs(1);
+    let mut n = 0;
+    while Instant::now() < end {
+        act(n);
+        n += 1;
+    }
+    n
+}
+
+/// `act` for a second, while the switch is asked things and bystanders' frames pass. How often,
+/// and the CPU time that the control thread took meanwhile.
+fn under_storm(
+    (switch, others): (&Switch, &Bystanders),
+    act: impl FnMut(u32) + Send,
+) -> (u32, Duration, Duration) {
+    let before = (cpu(switch, CONTROL), Instant::now());
+    let n = std::thread::scope(|scope| {
+        let storm = scope.spawn(|| storm(act));
+        while !storm.is_finished() {
+            let asked = Instant::now();
+            assert!(switch.ctl(&["show"]).status.success());
+            assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+            others.go_on(switch);
+        }
+        storm.join().unwrap()
+    });
+    (n, cpu(switch, CONTROL) - before.0, before.1.elapsed())
+}
+
+#[test]
+fn broken_rings_stop_their_port_only() {
+    type Attack = fn(&mut Guest);
+    let attacks: [(&str, Attack); 9] = [
+        ("req_prod jumped to 30000, with requests taken up to 0", |guest| {
+            guest.tx_prod = 30_000;
+            guest.push();
+        }),
+        ("a buffer of 200 bytes at 4000 leaves its page", |guest| {
+            guest.request(GREF + DATA, 4000, 0, 200);
+            guest.push();
+        }),
+        ("a packet of 22 slots or more", |guest| {
+            guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 22 * 100);
+            (1..22).for_each(|_| guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 100));
+            guest.push();
+        }),
+        ("a packet without end: it fills the whole ring", |guest| {
+            guest.request(GREF + DATA, 0, tx_flag::EXTRA_INFO, 100);
+            // Multicast, another follows.
+            (1..RING_SIZE).for_each(|_| guest.extra([2, 1, 1, 0, 0x5e, 0, 0, 1]));
+            guest.push();
+        }),
+        ("an extra info of unknown type 0", |guest| {
+            guest.request(GREF + DATA, 0, tx_flag::EXTRA_INFO, 100);
+            guest.extra([0; 8]);
+            guest.push();
+        }),
+        ("a GSO packet with segments of 0 bytes", |guest| {
+            guest.request(GREF + DATA, 0, tx_flag::EXTRA_INFO, 100);
+            guest.extra([1, 0, 0, 0, 1, 0, 0, 0]);
+            guest.push();
+        }),
+        ("a GSO packet of unknown type 7", |guest| {
+            guest.request(GREF + DATA, 0, tx_flag::EXTRA_INFO, 100);
+            guest.extra([1, 0, 100, 0, 7, 0, 0, 0]);
+            guest.push();
+        }),
+        ("control ring: req_prod jumped to 30000, with requests taken up to 0", |guest| {
+            guest.area(CTRL).sync_store_u32(REQ_PROD, 30_000, Ordering::Release);
+            guest.channels[CTRL].notify();
+        }),
+        ("it took back the memory of its rings", |guest| {
+            guest.is_served();
+            ftruncate(&guest.memory, 0).unwrap();
+            guest.channels[TX].notify();
+        }),
+    ];
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    for (n, (what, attack)) in attacks.into_iter().enumerate() {
+        let name = format!("bad{n}");
+        eprintln!("{name}: {what}");
+        let vif = Vif::add(&switch, &dir, &name);
+        let mut guest = Guest::started(&vif.dir);
+        switch.wait_up(&name, true);
+        attack(&mut guest);
+        switch.wait_up(&name, false);
+        others.go_on(&switch);
+        assert!(vif.faults() >= 1, "{what}");
+        assert!(vif.xen("state").contains("the guest's driver broke the protocol"));
+        assert_eq!(vif.xen("error"), what);
+        let line = format!("port {name}: stopped, its guest broke the protocol: {what}");
+        assert_eq!(lines(&switch, &line), 1, "{line}\n{}", switch.log());
+        assert_eq!(lines(&switch, &format!("port {name}: stopped, its")), 1);
+        // It is told by its carrier, and keeps its state until it closes.
+        let carrier = guest.store.read(&format!("{BACK}/carrier")).unwrap();
+        assert_eq!((guest.back_state().as_str(), carrier.as_deref()), ("4", Some("0")));
+        // What it does to its rings now, nobody sees.
+        guest.channels.iter().for_each(Channel::notify);
+        others.go_on(&switch);
+        drop(guest);
+        vif.recovers();
+    }
+    others.end();
+}
+
+#[test]
+fn a_broken_receive_ring_stops_its_port_only() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let vif = Vif::add(&switch, &dir, "bad");
+    let guest = Guest::started(&vif.dir);
+    switch.wait_up("bad", true);
+    guest.area(RX).sync_store_u32(REQ_PROD, 30_000, Ordering::Release);
+    guest.channels[RX].notify();
+    // A frame that is flooded reaches it.
+    switch.json(&["add-port", &dir.port("z", "")]);
+    let flood = Gen::start(&dir.path("z"), &["--peer", "02:00:00:00:00:bb", "--rate", "100"]);
+    switch.wait_up("bad", false);
+    others.go_on(&switch);
+    let what = "broke the protocol: req_prod jumped to 30000, with requests taken up to 0";
+    assert_eq!(lines(&switch, what), 1, "{}", switch.log());
+    flood.end();
+    switch.json(&["del-port", "z"]);
+    drop(guest);
+    vif.recovers();
+    others.end();
+}
+
+#[test]
+fn refused_packets_are_answered_and_their_port_goes_on() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let vif = Vif::add(&switch, &dir, "bad");
+    let mut guest = Guest::started(&vif.dir);
+    let counter = |name: &str| switch.counter("bad", "ingress", name);
+    // A whole ring of grants that are none: not in the table, and beyond it.
+    for i in 0..RING_SIZE {
+        let gref = if i % 2 == 0 { i % GREF } else { u32::MAX - i };
+        guest.request(gref, 0, 0, 60);
+    }
+    guest.push();
+    assert_eq!(guest.answers(RING_SIZE), [status::ERROR; RING_SIZE as usize]);
+    assert_eq!(counter("drops_bad_grant"), u64::from(RING_SIZE));
+    others.go_on(&switch);
+    // Shorter than a header; more slots than are taken; a later slot longer than the packet.
+    guest.request(GREF + DATA, 0, 0, 13);
+    guest.push();
+    assert_eq!((guest.answers(1), counter("drops_runt")), (vec![status::ERROR], 1));
+    guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 300);
+    (1..20).for_each(|i| guest.request(GREF + DATA, 0, tx_flag::MORE_DATA * u16::from(i < 19), 10));
+    guest.push();
+    assert_eq!((guest.answers(20), counter("drops_too_many_segs")), (vec![status::ERROR; 20], 1));
+    guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 100);
+    guest.request(GREF + DATA, 0, 0, 101);
+    guest.push();
+    assert_eq!((guest.answers(2), counter("drops_too_long")), (vec![status::ERROR; 2], 1));
+    // Headers over many slots, of which some have no bytes at all, are a packet as any other.
+    guest.write_frame(0x98);
+    let before = counter("frames");
+    guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 60);
+    for n in 0..6 {
+        guest.request(GREF + DATA, n, tx_flag::MORE_DATA, n % 2);
+    }
+    guest.request(GREF + DATA, 3, 0, 57);
+    guest.push();
+    assert_eq!(guest.answers(8), [status::OKAY; 8]);
+    assert_eq!(counter("frames"), before + 1);
+    others.go_on(&switch);
+    assert!(switch.is_up("bad"));
+    assert_eq!(vif.faults(), 0);
+    drop(guest);
+    vif.recovers();
+    others.end();
+}
+
+#[test]
+fn pages_to_receive_into_that_are_no_grants_cost_the_guests_own_frames() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let vif = Vif::add(&switch, &dir, "bad");
+    let guest = Guest::started(&vif.dir);
+    let mut rx = FrontRx::new(guest.area(RX));
+    for id in 0..64 {
+        rx.post(RxRequest { id, gref: u32::MAX - u32::from(id) });
+    }
+    rx.publish();
+    guest.channels[RX].notify();
+    switch.json(&["add-port", &dir.port("z", "")]);
+    let flood = Gen::start(&dir.path("z"), &["--peer", "02:00:00:00:00:bb", "--rate", "2k"]);
+    wait_for("bad grants", || switch.counter("bad", "egress", "drops_bad_grant") >= 64);
+    others.go_on(&switch);
+    assert!(switch.is_up("bad"));
+    assert_eq!(vif.faults(), 0);
+    flood.end();
+    switch.json(&["del-port", "z"]);
+    drop(guest);
+    vif.recovers();
+    others.end();
+}
+
+#[test]
+fn a_storm_of_events_takes_no_ones_turn() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let vif = Vif::add(&switch, &dir, "bad");
+    let mut guest = Guest::started(&vif.dir);
+    let log = switch.log().lines().count();
+    for (which, what) in [(TX, "tx"), (RX, "rx"), (CTRL, "ctrl")] {
+        let channel = &guest.channels[which];
+        let (n, control, time) = under_storm((&switch, &others), |_| channel.notify());
+        eprintln!("{what}: {n} events, {control:?} of the control thread in {time:?}");
+        assert!(n > 1000, "{n} events are no storm");
+        assert!(control < time / 4, "{control:?} of {time:?}");
+    }
+    guest.is_served();
+    assert_eq!(switch.log().lines().count(), log, "{}", switch.log());
+    drop(guest);
+    vif.recovers();
+    others.end();
+}
+
+#[test]
+fn a_flood_of_watch_events_is_looked_at_now_and_then() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let vif = Vif::add(&switch, &dir, "bad");
+    let mut guest = Guest::started(&vif.dir);
+    let log = switch.log().lines().count();
+    let store = &guest.store;
+    let write = |n: u32| store.write(&format!("{FRONT}/feature-sg"), &n.to_string()).unwrap();
+    let (n, control, time) = under_storm((&switch, &others), write);
+    eprintln!("{n} writes, {control:?} of the control thread in {time:?}");
+    assert!(n > 200, "{n} writes are no flood");
+    assert!(control < time / 2, "{control:?} of {time:?}");
+    assert_eq!(switch.log().lines().count(), log, "{}", switch.log());
+    // Keys that change something, and are told of in the log.
+    let keys = [("state", "4"), ("disconnect", "1"), ("state", "7"), ("disconnect", "0")];
+    let write = |n: u32| {
+        let (key, value) = keys[n as usize % keys.len()];
+        store.write(&format!("{FRONT}/{key}"), value).unwrap();
+    };
+    let (n, control, time) = under_storm((&switch, &others), write);
+    eprintln!("{n} changes, {control:?} of the control thread in {time:?}");
+    assert!(control < time / 2, "{control:?} of {time:?}");
+    let more = switch.log().lines().count() - log;
+    assert!(more < 30, "{more} lines\n{}", switch.log());
+    guest.set("disconnect", 0);
+    guest.set("state", 4);
+    guest.is_served();
+    assert_eq!(lines(&switch, "trying again"), 0, "xenstore is well\n{}", switch.log());
+    drop(guest);
+    vif.recovers();
+    others.end();
+}
+
+#[test]
+fn a_flood_of_control_requests_takes_no_ones_turn() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let vif = Vif::add(&switch, &dir, "bad");
+    let mut guest = Guest::started(&vif.dir);
+    let log = switch.log().lines().count();
+    // Lists of 512 grants that are none, of no queue, and keys and tables that cannot be.
+    let list = GREF + DATA;
+    let orders: [(u16, [u32; 3]); 6] = [
+        (ctrl_type::ADD_GREF_MAPPING, [0, list, 512]),
+        (ctrl_type::ADD_GREF_MAPPING, [17, list, u32::MAX]),
+        (ctrl_type::DEL_GREF_MAPPING, [0, list, 512]),
+        (ctrl_type::SET_HASH_KEY, [list, u32::MAX, 0]),
+        (ctrl_type::SET_HASH_MAPPING, [list, 1024, u32::MAX]),
+        (u16::MAX, [0; 3]),
+    ];
+    let mut ring = FrontCtrl::new(guest.area(CTRL));
+    let (channel, mut answers) = (&guest.channels[CTRL], 0);
+    let ask = |n: u32| {
+        let (kind, data) = orders[n as usize % orders.len()];
+        while ring.put(CtrlRequest { id: n as u16, kind, data }) {}
+        ring.publish();
+        channel.notify();
+        while ring.take().unwrap().is_some() {
+            answers += 1;
+        }
+    };
+    let (_, control, time) = under_storm((&switch, &others), ask);
+    eprintln!("{answers} answers, {control:?} of the control thread in {time:?}");
+    assert!(answers > 300, "{answers} answers are no flood");
+    assert!(control < time / 4, "{control:?} of {time:?}");
+    let more = switch.log().lines().count() - log;
+    assert!(more < 30, "{more} lines\n{}", switch.log());
+    guest.is_served();
+    assert_eq!(vif.faults(), 0);
+    drop(guest);
+    vif.recovers();
+    others.end();
+}
+
+#[test]
+fn numbers_of_queues_that_cannot_be() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let vif = Vif::add(&switch, &dir, "bad");
+    let guest = Guest::new(&vif.dir);
+    guest.offer_rings();
+    for count in ["0", "17", "4294967296", "-1", "two"] {
+        guest.wait_back("2");
+        guest.set("multi-queue-num-queues", count);
+        guest.set("state", 4);
+        guest.wait_back("5");
+        assert!(vif.xen("error").contains("multi-queue-num-queues is"), "{}", vif.xen("error"));
+        assert!(vif.xen("state").starts_with("refused"), "{}", vif.xen("state"));
+        others.go_on(&switch);
+        guest.set("state", 6);
+        guest.wait_back("6");
+        guest.set("state", 1);
+    }
+    // Nothing of a ring was mapped: with one queue it is served.
+    let mut guest = guest;
+    guest.set("multi-queue-num-queues", 1);
+    guest.connect();
+    guest.is_served();
+    drop(guest);
+    vif.recovers();
+    others.end();
+}
+
+/// Some of a queue can be had and some not: what could is given back.
+#[test]
+fn keys_that_name_nothing_leave_nothing_behind() {
+    let cases: [(&[(&str, u32)], &str); 8] = [
+        (&[("tx-ring-ref", 0)], "grant 0 cannot be mapped: not in use"),
+        (&[("rx-ring-ref", u32::MAX)], "grant 4294967295 cannot be mapped: no such entry"),
+        (&[("ctrl-ring-ref", GREF + PAGES)], "cannot be mapped: no such entry"),
+        (&[("event-channel-rx", 77)], "event channel 77 cannot be bound: no such port"),
+        // What one waits for, another would take.
+        (&[("event-channel-tx", 2)], "event channel 2 cannot be bound: it is bound already"),
+        (&[("event-channel-ctrl", 1)], "event channel 1 cannot be bound: it is bound already"),
+        // A page of data is no ring.
+        (&[("tx-ring-ref", GREF + DATA)], "tx ring: "),
+        (&[("multi-queue-num-queues", 2)], "queue-0/tx-ring-ref is missing"),
+    ];
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    for (n, (keys, what)) in cases.into_iter().enumerate() {
+        let name = format!("bad{n}");
+        let vif = Vif::add(&switch, &dir, &name);
+        let guest = Guest::new(&vif.dir);
+        guest.area(DATA as usize).store_u32(REQ_PROD, 1000);
+        guest.offer_rings();
+        let connected = holds(&switch);
+        keys.iter().for_each(|(key, value)| guest.set(key, *value));
+        guest.wait_back("2");
+        guest.set("state", 4);
+        guest.wait_back("5");
+        assert!(vif.xen("error").contains(what), "{what}: {}", vif.xen("error"));
+        assert_eq!(lines(&switch, &format!("port {name}: vif 1/0: refused")), 1);
+        assert_eq!(holds(&switch), connected);
+        others.go_on(&switch);
+        drop(guest);
+        vif.recovers();
+    }
+    others.end();
+}
+
+/// All three rings in one page: whatever it makes of that, it is its own.
+#[test]
+fn rings_that_lie_over_each_other() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let vif = Vif::add(&switch, &dir, "bad");
+    let mut guest = Guest::new(&vif.dir);
+    guest.offer_rings();
+    ["rx-ring-ref", "ctrl-ring-ref"].iter().for_each(|key| guest.set(key, GREF));
+    guest.connect();
+    switch.wait_up("bad", true);
+    switch.json(&["add-port", &dir.port("z", "")]);
+    let flood = Gen::start(&dir.path("z"), &["--peer", "02:00:00:00:00:bb", "--rate", "2k"]);
+    for n in 0..10 {
+        (0..20).for_each(|i| guest.request(GREF + (i + n) % 3, 0, 0, 60));
+        guest.push();
+        guest.channels.iter().for_each(Channel::notify);
+        others.go_on(&switch);
+    }
+    flood.end();
+    switch.json(&["del-port", "z"]);
+    drop(guest);
+    vif.recovers();
+    others.end();
+}
+
+#[test]
+fn states_in_any_order() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let vif = Vif::add(&switch, &dir, "bad");
+    let mut guest = Guest::started(&vif.dir);
+    let states = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "", "four"];
+    for from in states {
+        for to in states {
+            guest.set("state", from);
+            guest.set("state", to);
+        }
+        others.go_on(&switch);
+    }
+    // And slowly, with each state seen.
+    for state in states.into_iter().rev() {
+        guest.set("state", state);
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    others.go_on(&switch);
+    // It may behave again.
+    guest.set("state", 6);
+    guest.wait_back("6");
+    guest.set("state", 1);
+    guest.offer_rings();
+    guest.tx_prod = 0;
+    guest.connect();
+    guest.is_served();
+    assert_eq!(vif.faults(), 0);
+    assert_eq!(lines(&switch, "trying again"), 0, "xenstore is well\n{}", switch.log());
+    drop(guest);
+    vif.recovers();
+    others.end();
+}
+
+#[test]
+fn a_guest_that_is_killed_in_the_middle_leaves_nothing() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let vif = Vif::add(&switch, &dir, "bad");
+    for _ in 0..3 {
+        let before = switch.counter("bad", "ingress", "frames");
+        let mut sender = Gen::connect(&format!("xen-local:{}", vif.dir.display()), &[]);
+        switch.wait_up("bad", true);
+        wait_for("frames", || switch.counter("bad", "ingress", "frames") > before + 100);
+        sender.0.kill();
+        vif.recovers();
+        others.go_on(&switch);
+    }
+    assert_eq!(vif.faults(), 0);
+    others.end();
+}
+
+#[test]
+fn what_a_guest_may_not_do_and_what_went_away_is_told() {
+    let dir = Dir::new();
+    let vif = format!("a=xen-local:{}", dir.text("a"));
+    let mut switch = Switch::start(&dir, &[], &[vif]);
+    let at = format!("xen-local:{}", dir.text("a"));
+    let mut other = pvswitch();
+    other.args(["gen", "--connect", &at, "--mode", "sink", "--duration", "1"]);
+    if rustix::process::geteuid().is_root() {
+        other.uid(65_534).gid(65_534);
+    } else {
+        std::fs::set_permissions(dir.path("a"), Permissions::from_mode(0o000)).unwrap();
+    }
+    let refused = other.output().unwrap();
+    std::fs::set_permissions(dir.path("a"), Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(text.contains("hypervisor: permission denied; run as root or as the user"), "{text}");
+    // Xenstore, and all else of the other side, goes without a word.
+    let mut guest = Gen::connect(&at, &["--mode", "sink"]);
+    switch.wait_up("a", true);
+    switch.process.kill();
+    assert_eq!(guest.0.wait().code(), Some(1));
+    let text = std::io::read_to_string(guest.0.0.stderr.take().unwrap()).unwrap();
+    assert!(text.contains("pvswitch: the switch closed the connection"), "{text}");
+    // And what it left is in no one's way.
+    let next = Switch::start(&dir, &[], &[format!("a=xen-local:{}", dir.text("a"))]);
+    let _guest = Gen::connect(&at, &["--mode", "sink"]);
+    next.wait_up("a", true);
+}
