@@ -346,7 +346,17 @@ pub fn seeds() -> Vec<Vec<u8>> {
     }
     image[HEADER + 6] = 8;
     seeds.push(input(0, &[0x20; 6], &image));
+    seeds.push(null_response());
     seeds
+}
+
+/// A request that is answered as if it were an extra info: the second piece thrown in ends in the
+/// first word of the first slot.
+fn null_response() -> Vec<u8> {
+    let mut image = image(0);
+    image[8] = 1;
+    image[HEADER..][..4].copy_from_slice(&[0, 0, 1, 0]);
+    input(0, &[0x07, 0x0a, 0x0e, 0x1e, 0x0b], &image)
 }
 
 fn input(kind: u8, ops: &[u8], image: &[u8]) -> Vec<u8> {

@@ -111,6 +111,7 @@ fn xen_ring_holds_and_reaches_every_fault() {
         "ExtraType",
         "GsoSize",
         "GsoType",
+        "NullResponse",
         "ReqProd",
         "ResponseId",
         "RspProd",
