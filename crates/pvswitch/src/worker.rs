@@ -109,6 +109,8 @@ struct Worker {
     retried_ns: u64,
     /// Whether the worker slept since the last round.
     slept: bool,
+    /// All hot queues owed time in the last round: none was served.
+    owing: bool,
     /// Load measurement: its start, and time spent on frames since, in ns.
     window: (u64, u64),
     /// Load measurements to be made before a queue is given away.
@@ -140,6 +142,7 @@ impl Worker {
             holding: 0,
             retried_ns: 0,
             slept: false,
+            owing: false,
             window: (0, 0),
             settle: SETTLE,
             stop: false,
@@ -384,6 +387,26 @@ impl Worker {
 
     // ---- phase 1 ----
 
+    /// All hot queues owe time, perhaps hundreds of rounds: goes to that in which one is served.
+    #[cold]
+    fn skip_rounds(&mut self) {
+        let terms = |queue: &Queue, hot_of: &[u16]| {
+            let source = &queue.served.source;
+            (source.tuning.weight(), usize::from(hot_of[usize::from(source.port.0)]))
+        };
+        let hot = self.hot.iter().map(|at| &self.queues[*at]);
+        let waits = hot.map(|queue| {
+            let (weight, queues) = terms(queue, &self.hot_of);
+            queue.share.waits(weight, queues)
+        });
+        let rounds = waits.min().unwrap_or(0);
+        for at in &self.hot {
+            let queue = &mut self.queues[*at];
+            let (weight, queues) = terms(queue, &self.hot_of);
+            queue.share.skip(rounds, weight, queues);
+        }
+    }
+
     /// Serves each hot queue while it has credit; queues whose policy says so go warm or cold.
     /// Returns the time after.
     fn process(&mut self, start: u64) -> u64 {
@@ -393,6 +416,10 @@ impl Worker {
         }
         let mut now = start;
         let alone = self.hot.len() == 1;
+        if self.owing {
+            self.skip_rounds();
+        }
+        let mut served = false;
         let mut i = 0;
         while i < self.hot.len() {
             let at = self.hot[i];
@@ -405,6 +432,7 @@ impl Worker {
             queue.share.grant(weight, usize::from(self.hot_of[port]));
             let mut stays = true;
             while stays && queue.share.may() {
+                served = true;
                 let held = queue.held > 0;
                 let (frames, action) =
                     Self::serve(queue, &mut self.forwarder, &mut self.scratch, &self.pool, now);
@@ -460,6 +488,7 @@ impl Worker {
             self.hot_of[port] -= 1;
             self.hot.swap_remove(i);
         }
+        self.owing = !served;
         let woken = std::mem::take(&mut self.forwarder.woken);
         if woken != 0 {
             self.wake(woken);

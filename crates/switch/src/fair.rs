@@ -20,9 +20,20 @@ impl Share {
     /// A round begins. `queues`: how many queues of the port share its quantum.
     #[inline]
     pub fn grant(&mut self, weight: u32, queues: usize) {
-        let quantum = i64::from(QUANTUM_NS) * i64::from(weight.clamp(1, WEIGHT_MAX));
-        let quantum = (quantum / queues.max(1) as i64).max(1);
-        self.credit_ns = (self.credit_ns + quantum).min(quantum);
+        self.skip(1, weight, queues);
+    }
+
+    /// How many rounds it cannot be served in, from the next on.
+    pub fn waits(&self, weight: u32, queues: usize) -> u64 {
+        self.credit_ns.min(0).unsigned_abs() / quantum(weight, queues).unsigned_abs()
+    }
+
+    /// So many rounds pass at once: those in which no queue can be served need not be gone
+    /// through. After a long burst, or when the CPU was taken from its worker, they are hundreds.
+    pub fn skip(&mut self, rounds: u64, weight: u32, queues: usize) {
+        let quantum = quantum(weight, queues);
+        let credit = quantum.saturating_mul(i64::try_from(rounds).unwrap_or(i64::MAX));
+        self.credit_ns = self.credit_ns.saturating_add(credit).min(quantum);
     }
 
     /// Whether it may be served (on).
@@ -42,6 +53,13 @@ impl Share {
     pub fn forgive(&mut self) {
         self.credit_ns = 0;
     }
+}
+
+/// What a queue gets in each round, in ns.
+#[inline]
+fn quantum(weight: u32, queues: usize) -> i64 {
+    let quantum = i64::from(QUANTUM_NS) * i64::from(weight.clamp(1, WEIGHT_MAX));
+    (quantum / queues.max(1) as i64).max(1)
 }
 
 /// Loads are in thousandths of a worker's time; from here on it is crowded.
@@ -134,6 +152,27 @@ mod tests {
         share.forgive();
         share.grant(1, 1);
         assert!(share.may());
+    }
+
+    #[test]
+    fn rounds_that_are_skipped_are_those_in_which_nothing_was_served() {
+        for owes in [0, 1, 9_999, 10_000, 10_001, 3_000_000, u64::MAX >> 1] {
+            for (weight, queues) in [(1, 1), (3, 2), (1, 7)] {
+                let mut share = Share::default();
+                share.charge(owes);
+                let waits = share.waits(weight, queues);
+                let mut skipped = share;
+                skipped.skip(waits, weight, queues);
+                assert_eq!(skipped.waits(weight, queues), 0, "{owes} {weight} {queues}");
+                skipped.grant(weight, queues);
+                assert!(skipped.may());
+                if waits > 0 {
+                    share.skip(waits - 1, weight, queues);
+                    share.grant(weight, queues);
+                    assert!(!share.may(), "{owes}: one round earlier");
+                }
+            }
+        }
     }
 
     #[test]
