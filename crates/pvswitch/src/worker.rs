@@ -107,6 +107,8 @@ struct Worker {
     holding: usize,
     /// When held frames of queues that are not hot were last tried for their age, in ns.
     retried_ns: u64,
+    /// When it last looked at the clock for what happens outside of rounds, in ns.
+    time: u64,
     /// Whether the worker slept since the last round.
     slept: bool,
     /// All hot queues owed time in the last round: none was served.
@@ -143,6 +145,7 @@ impl Worker {
             retried_ns: 0,
             slept: false,
             owing: false,
+            time: 0,
             window: (0, 0),
             settle: SETTLE,
             stop: false,
@@ -155,10 +158,12 @@ impl Worker {
 
     fn run(mut self) {
         let mut now = self.now();
+        self.time = now;
         while !self.stop {
             if self.handle.has_commands.swap(false, Ordering::Acquire) {
+                self.time = self.now();
                 self.obey();
-                now = self.now();
+                now = self.time;
                 // What was asked may be to stop, or may have made queues hot.
                 continue;
             }
@@ -169,7 +174,7 @@ impl Worker {
             if self.hot.is_empty() {
                 if self.arm() {
                     self.wait(self.timeout(now));
-                    now = self.now();
+                    now = self.time;
                     self.give_up(now);
                 }
             } else if now.saturating_sub(self.looked_ns) > LOOK_NS {
@@ -302,7 +307,7 @@ impl Worker {
 
     /// Makes a queue hot: it was kicked, or may have work for another reason.
     fn heat(&mut self, at: usize) {
-        let now = self.now();
+        let now = self.time;
         let queue = &mut self.queues[at];
         queue.poller.wake(now);
         if queue.state == State::Cold {
@@ -488,7 +493,7 @@ impl Worker {
             self.hot_of[port] -= 1;
             self.hot.swap_remove(i);
         }
-        self.owing = !served;
+        (self.time, self.owing) = (now, !served);
         let woken = std::mem::take(&mut self.forwarder.woken);
         if woken != 0 {
             self.wake(woken);
@@ -664,6 +669,10 @@ impl Worker {
         if sleeps {
             self.slept = true;
             stats.asleep.store(false, Ordering::Relaxed);
+        }
+        // Once for all that was kicked: where the clock is a system call, each counts.
+        if sleeps || !self.events.is_empty() {
+            self.time = self.pool.now();
         }
         if looked.is_err() {
             return;

@@ -119,6 +119,11 @@ impl Adaptive {
     /// What a look found, and what to do next.
     #[inline]
     pub fn next(&mut self, frames: usize, now_ns: u64) -> Action {
+        if self.costs.wake_ns == 0 {
+            // Even a second look is in vain.
+            self.state = State::Cold;
+            return Action::Arm;
+        }
         let since_look = now_ns.saturating_sub(self.looked_ns);
         let since_busy = now_ns.saturating_sub(self.busy_ns);
         // Otherwise the time since the look before went into what it found.
@@ -176,9 +181,6 @@ impl Adaptive {
     }
 
     fn backlog_ns(&self) -> u64 {
-        if self.costs.wake_ns == 0 {
-            return 0;
-        }
         self.costs.wake_ns.saturating_mul(LIMITS[2]).max(BACKLOG_NS)
     }
 
