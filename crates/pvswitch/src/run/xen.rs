@@ -47,6 +47,8 @@ pub(super) struct XenBus {
     /// Xenstore is to be asked anew.
     retry: Option<Instant>,
     backoff: Backoff,
+    /// What is wrong with it, told once.
+    trouble: Option<Failure>,
 }
 
 /// A vif as a port.
@@ -317,7 +319,10 @@ impl System {
         let Some(bus) = self.xen.get_mut(of) else { return };
         let wait = bus.backoff.next(jitter()).max(Duration::from_millis(100));
         bus.retry = Some(Instant::now() + wait);
-        tracing::warn!("{failure}; connected vifs go on as they are, trying again");
+        if bus.trouble.as_ref() != Some(failure) {
+            tracing::warn!("{failure}; connected vifs go on as they are, trying again");
+            bus.trouble = Some(failure.clone());
+        }
         if bus.home.is_gone() {
             let Self { epoll, tokens, xen, .. } = self;
             let _ = epoll::delete(&*epoll, &xen[of].home);
@@ -347,6 +352,7 @@ impl System {
         let done = bus.bus.start(&mut bus.home, Instant::now());
         if done.is_ok() {
             bus.backoff.reset();
+            bus.trouble = None;
         }
         self.settle_bus(of, done);
     }
