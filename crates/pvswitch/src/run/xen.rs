@@ -259,8 +259,14 @@ impl System {
         };
         let host = Arc::new(host.map_err(error)?);
         let home = home(&host).map_err(error)?;
-        let mut bus =
-            XenBus { host, home, bus: Bus::new(false), retry: None, backoff: Backoff::default() };
+        let mut bus = XenBus {
+            host,
+            home,
+            bus: Bus::new(false),
+            retry: None,
+            backoff: Backoff::default(),
+            trouble: None,
+        };
         let done = bus.bus.start(&mut bus.home, Instant::now());
         self.xen.insert(of.clone(), bus);
         self.watch_home(of)?;
