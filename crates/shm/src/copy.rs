@@ -76,6 +76,12 @@ impl<'m> Seg<'m> {
         (self.grant != 0).then(|| unsafe { grant::place(self.at, self.grant) })
     }
 
+    /// How far into a page of 4096 bytes the first one is.
+    pub fn page_offset(self) -> u16 {
+        // Domains, whose addresses granted bytes borrow, are aligned to more than a page.
+        (self.at.addr().get() % grant::GRANT_LEN as usize) as u16
+    }
+
     /// Length in bytes.
     #[inline]
     pub fn len(self) -> u32 {

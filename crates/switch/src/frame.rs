@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use shm::{Copies, Seg, SegMut};
+use shm::{Copies, GRANT_LEN, Seg, SegMut};
 
 use crate::vnet::VnetHdr;
 
@@ -62,6 +62,9 @@ pub struct Burst<'m> {
     lent: bool,
     /// Private memory for what must be fetched.
     arena: &'m mut [u8],
+    /// Frames fetched, and what of the arena all frames together leave over.
+    brought: usize,
+    spare: usize,
     /// Kept for its allocation.
     copies: Copies<'m>,
     /// Frames whose source could not be read, one bit each.
@@ -122,6 +125,10 @@ impl<'m> Burst<'m> {
     }
 
     fn bring(&mut self, picks: impl Iterator<Item = usize>) {
+        if self.brought == 0 {
+            let needed: usize = self.frames.iter().map(|frame| frame.len as usize).sum();
+            self.spare = self.arena.len().saturating_sub(needed);
+        }
         let mut copies = std::mem::take(&mut self.copies);
         for i in picks {
             let Frame { seg_first, seg_count, len, .. } = self.frames[i];
@@ -129,7 +136,8 @@ impl<'m> Burst<'m> {
             if !self.segs[range.clone()].iter().any(|seg| seg.is_granted()) {
                 continue;
             }
-            let arena = std::mem::take(&mut self.arena);
+            let shift = self.shift(range.clone());
+            let arena = std::mem::take(&mut self.arena).split_at_mut(shift).1;
             let Some((room, rest)) = arena.split_at_mut_checked(len as usize) else {
                 // Not as long as promised: the frame is given up, not the process.
                 self.mark_unreadable(i);
@@ -141,11 +149,25 @@ impl<'m> Burst<'m> {
             for seg in &self.segs[range.clone()] {
                 copies.copy(&mut to, *seg, i as u16);
             }
+            self.brought += 1;
             self.segs[range.start] = fetched;
             self.frames[i].seg_count = 1;
         }
         copies.finish(|tag, _| self.mark_unreadable(tag.into()));
         self.copies = copies;
+    }
+
+    /// Bytes of the arena to leave out before a frame, so that its pages come to lie on pages: a
+    /// copy that crosses a page at either end is two for the hypervisor.
+    fn shift(&mut self, segs: std::ops::Range<usize>) -> usize {
+        let [first, second, ..] = &self.segs[segs] else { return 0 };
+        let end = Seg::of(self.arena).page_offset().wrapping_add(first.len() as u16);
+        let shift = usize::from(second.page_offset().wrapping_sub(end) % GRANT_LEN as u16);
+        if shift > self.spare {
+            return 0;
+        }
+        self.spare -= shift;
+        shift
     }
 
     /// The sender's memory could not be read: what is of frame `i` here or with a receiver is not

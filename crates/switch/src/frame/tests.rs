@@ -91,3 +91,33 @@ fn frame_longer_than_the_arena_is_given_up() {
     assert_eq!(bytes(&burst, 0), [8; 60]);
     assert!(!burst.is_out(0) && burst.is_out(1));
 }
+
+#[test]
+fn pages_come_to_lie_on_pages_where_there_is_room() {
+    let fake = Arc::new(Fake::default());
+    let domain = Domain::new(1, fake);
+    let seg = |gref, offset, len| Seg::granted(&domain, gref, offset, len).unwrap();
+    for arena_len in [3 * 20_000, 3 * 20_000 + 3 * 4095] {
+        let mut arena = vec![0; arena_len];
+        let mut burst = Burst::default();
+        burst.lend(&mut arena);
+        for n in 0..3 {
+            // As Linux sends them: headers somewhere, then whole pages, and what is left.
+            let whole: Vec<_> = (1..5).map(|page| seg(page, 0, 4096)).collect();
+            let first = seg(9, 700 * n + 1, 66);
+            push(&mut burst, &[&[first], &whole[..], &[seg(5, 0, 3550)]].concat());
+        }
+        burst.fetch(0..3);
+        let mut aligned = 0;
+        for frame in &burst.frames {
+            let fetched = burst.segs(frame)[0];
+            let mut bytes = vec![0; 20_000];
+            assert_eq!(fetched.read(&mut bytes), 20_000);
+            assert!(bytes[..66].iter().all(|b| *b == 9) && bytes[66] == 1 && bytes[19_999] == 5);
+            aligned += usize::from(fetched.skip(66).page_offset() == 0);
+        }
+        assert!(!burst.any_out());
+        let room = arena_len > 3 * 20_000;
+        assert!(if room { aligned == 3 } else { aligned < 3 }, "{aligned} with room: {room}");
+    }
+}

@@ -19,8 +19,9 @@ use super::{Wiring, fault};
 const PARTIAL_NS_MAX: u64 = 10_000_000_000;
 /// After so many bursts for receivers that cannot take grants, the next is taken to be one.
 const FETCHED_BEFORE: u8 = 4;
-/// Room for a burst's frames: it ends with the frame that passes `BURST_BYTES`.
-const ARENA_LEN: usize = BURST_BYTES as usize + GSO_LEN_MAX as usize;
+/// Room for a burst's frames: it ends with the frame that passes `BURST_BYTES`. And for each a page
+/// less a byte, by which it is shifted so that pages lie on pages.
+const ARENA_LEN: usize = BURST_BYTES as usize + GSO_LEN_MAX as usize + BURST_MAX * 4095;
 
 /// Back half of a guest's tx ring: frames into the switch.
 pub struct XenIngress {
