@@ -120,7 +120,12 @@ pub fn explore(data: &[u8]) -> Seen {
                     }
                     Action::Arm => {
                         assert!(of_poller != Policy::Spin, "spin slept");
-                        let took = matches!(of_poller, Policy::Event | Policy::Napi { .. });
+                        let took = match of_poller {
+                            Policy::Event | Policy::Napi { .. } => true,
+                            // On one CPU.
+                            Policy::Adaptive { .. } => costs.wake_ns == 0,
+                            _ => false,
+                        };
                         assert!(frames == 0 || took, "{of_poller} slept after {frames} frames");
                         seen.arms += 1;
                     }

@@ -453,7 +453,10 @@ fn pollers(policy: Policy) -> Vec<(Poller, Status, u64)> {
         ],
         _ => &[&[]],
     };
-    lives.iter().map(|life| live(Poller::new(policy, Costs::TYPICAL, 1_000), life)).collect()
+    let fresh = |costs| Poller::new(policy, costs, 1_000);
+    let adaptive = matches!(policy, Policy::Adaptive { .. });
+    let one_cpu = adaptive.then(|| live(fresh(Costs::ONE_CPU), &[]));
+    lives.iter().map(|life| live(fresh(Costs::TYPICAL), life)).chain(one_cpu).collect()
 }
 
 /// So many frames, each so many ns after the one before; 0: 3 us after that was served. Ends with
