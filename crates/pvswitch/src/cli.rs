@@ -274,7 +274,7 @@ pub struct CaptureArgs {
 #[derive(Args, Clone)]
 pub struct ConnectArgs {
     /// Switch port: vhost-user:SOCKET[,mode=server], xen-local:DIR or xen:DEVID (of this domain);
-    /// Xen's with [,split=off][,smart-poll=on][,static=on]
+    /// Xen's with any of ,split=off ,smart-poll=on ,static=on
     #[arg(long, value_name = "KIND:ARG")]
     pub connect: String,
     /// Ring size

@@ -103,7 +103,7 @@ fn interfaces_that_cannot_be() {
 #[test]
 fn options_that_make_no_sense() {
     let dir = Dir::new();
-    let bad: [(&[&str], &str); 16] = [
+    let bad: [(&[&str], &str); 18] = [
         (&["--poll", "evnt"], "unknown poll policy 'evnt': use one of event, napi[:BUDGET]"),
         (&["--workers", "0"], "1..=63"),
         (&["--workers", "64"], "1..=63"),
@@ -117,7 +117,9 @@ fn options_that_make_no_sense() {
         (&["--prot", "a=null"], "--port"),
         (&["--port", "null"], "use NAME=KIND:ARG"),
         (&["--port", "a=vhostuser:/tmp/a"], "did you mean 'vhost-user'?"),
-        (&["--port", "a=xen:1/0"], "not in this version"),
+        (&["--port", "a=pcap:/tmp/a"], "not in this version"),
+        (&["--port", "a=xen:1"], "use xen:DOMID/DEVID"),
+        (&["--port", "a=xen-local:"], "use xen-local:DIR"),
         (&["--port", "a=vhost-user:/tmp/a,queus=2"], "did you mean 'queues'?"),
         (&["--port", "a=null", "--port", "a=null"], "port 'a' exists already"),
     ];
