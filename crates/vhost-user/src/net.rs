@@ -57,6 +57,20 @@ pub struct NetOptions {
     pub without: u64,
 }
 
+/// What a guest that acknowledged `features` may send.
+pub fn sends(features: u64) -> Offloads {
+    let has = |bit: u64| features & bit != 0;
+    Offloads {
+        csum: has(feature::CSUM),
+        csum_v4_only: false,
+        tso4: has(feature::HOST_TSO4),
+        tso6: has(feature::HOST_TSO6),
+        ecn: has(feature::HOST_ECN),
+        uso4: has(feature::HOST_USO),
+        uso6: has(feature::HOST_USO),
+    }
+}
+
 /// What a guest that acknowledged `features` takes.
 pub fn takes(features: u64) -> Offloads {
     let has = |bit: u64| features & bit != 0;
@@ -146,15 +160,7 @@ impl<H: Host> NetDevice<H> {
         Format {
             hdr_len: if mergeable || has(feature::VERSION_1) { 12 } else { 10 },
             mergeable,
-            sends: Offloads {
-                csum: has(feature::CSUM),
-                csum_v4_only: false,
-                tso4: has(feature::HOST_TSO4),
-                tso6: has(feature::HOST_TSO6),
-                ecn: has(feature::HOST_ECN),
-                uso4: has(feature::HOST_USO),
-                uso6: has(feature::HOST_USO),
-            },
+            sends: sends(self.acked),
             takes: takes(self.acked),
             frame_len_max,
         }

@@ -235,18 +235,7 @@ impl Link {
     /// What the switch does in place of who sends.
     pub fn takes(&self) -> Offloads {
         match self {
-            Self::VhostUser(frontend) => {
-                let has = |bit| frontend.features() & bit != 0;
-                Offloads {
-                    csum: has(feature::CSUM),
-                    csum_v4_only: false,
-                    tso4: has(feature::HOST_TSO4),
-                    tso6: has(feature::HOST_TSO6),
-                    ecn: has(feature::HOST_ECN),
-                    uso4: has(feature::HOST_USO),
-                    uso6: has(feature::HOST_USO),
-                }
-            }
+            Self::VhostUser(frontend) => vhost_user::net::sends(frontend.features()),
             Self::Xen(link) => link.agreed().map(Agreed::takes).unwrap_or_default(),
         }
     }

@@ -55,6 +55,8 @@ pub(super) struct XenBus {
 pub(super) struct XenPort {
     of: Hypervisor,
     id: VifId,
+    /// `xen:auto` found it, and it goes with that.
+    found: bool,
     pub(super) log: Arc<PortLog>,
     /// Until the port is in the switch.
     handshake: Option<Box<Handshake<Socket<VifQueues>>>>,
@@ -141,11 +143,11 @@ impl System {
 
     /// No more vifs are looked for, and those found so are no longer served. Their number.
     pub(super) fn del_xen_auto(&mut self, name: &str) -> Option<usize> {
-        let spec = self.xen_auto.take_if(|spec| spec.name == name)?;
+        self.xen_auto.take_if(|spec| spec.name == name)?;
         if let Some(bus) = self.xen.get_mut(&Hypervisor::Xen) {
             bus.bus.unset_auto(&mut bus.home);
         }
-        let found = self.found_by(&spec);
+        let found = self.found();
         for name in &found {
             let _ = self.del_port(name);
         }
@@ -153,13 +155,10 @@ impl System {
     }
 
     /// Ports of vifs that `xen:auto` found.
-    pub(super) fn found_by(&self, auto: &PortSpec) -> Vec<String> {
-        let ports = self.ports.iter();
-        let found = ports.filter(|(name, p)| match &p.attach {
-            Attach::Xen(port) => **name == vif_name(port.id) && p.spec == found_spec(auto, port.id),
-            _ => false,
-        });
-        found.map(|(name, _)| name.clone()).collect()
+    fn found(&self) -> Vec<String> {
+        let found = |p: &PortState| matches!(&p.attach, Attach::Xen(xen) if xen.found);
+        let ports = self.ports.iter().filter(|(_, p)| found(p));
+        ports.map(|(name, _)| name.clone()).collect()
     }
 
     pub(super) fn add_xen(
@@ -197,6 +196,7 @@ impl System {
         let xen = XenPort {
             of,
             id: vif,
+            found: false,
             log,
             handshake: Some(Box::new(handshake)),
             told: String::new(),
@@ -303,15 +303,19 @@ impl System {
         let Some(auto) = self.xen_auto.clone() else { return };
         let spec = found_spec(&auto, id);
         let added = spec.check().map_err(RunError::Request).and_then(|()| self.insert_port(&spec));
-        if let Err(error) = added {
-            tracing::warn!("vif {id} is not served: {error}");
+        match added {
+            Ok(()) => {
+                if let Some(port) = self.xen_port(&spec.name) {
+                    port.found = true;
+                }
+            }
+            Err(error) => tracing::warn!("vif {id} is not served: {error}"),
         }
     }
 
     /// Removes ports of vifs that `xen:auto` found and that are gone.
     fn drop_over(&mut self, of: &Hypervisor) {
-        let Some(auto) = self.xen_auto.clone() else { return };
-        for name in self.found_by(&auto) {
+        for name in self.found() {
             let Some(port) = self.xen_port(&name).filter(|port| port.of == *of) else { continue };
             let id = port.id;
             if self.xen.get_mut(of).and_then(|b| b.bus.vif(id)).is_some_and(|vif| vif.is_over()) {

@@ -152,7 +152,7 @@ impl XenIngress {
 
     /// Takes packets and makes frames of them. Whether it ended for their length.
     fn collect<'m>(
-        active: &mut Active,
+        (ring, wiring, limited_ns): (&mut BackTx, &Wiring, &mut Option<u64>),
         pages: &'m Pages,
         (most, now_ns): (usize, u64),
         burst: &mut Burst<'m>,
@@ -164,12 +164,12 @@ impl XenIngress {
             if bytes > BURST_BYTES {
                 return Ok(true);
             }
-            let Some(kind) = active.ring.take(packet).map_err(fault)? else { break };
+            let Some(kind) = ring.take(packet).map_err(fault)? else { break };
             if matches!(kind, Packet::Frame)
-                && let Err(due_ns) = active.wiring.vif.pay(packet.len, now_ns)
+                && let Err(due_ns) = wiring.vif.pay(packet.len, now_ns)
             {
-                active.ring.untake(1);
-                active.limited_ns = Some(due_ns);
+                ring.untake(1);
+                *limited_ns = Some(due_ns);
                 break;
             }
             let mut new = Taken {
@@ -182,7 +182,7 @@ impl XenIngress {
             };
             match kind {
                 Packet::Multicast(change) => {
-                    new.status = change_multicast(&active.wiring, change);
+                    new.status = change_multicast(wiring, change);
                 }
                 Packet::Refused(why) => {
                     refused(why, stats);
@@ -308,21 +308,21 @@ impl Ingress for XenIngress {
         let (room, crowded) = (self.room(size), self.is_crowded(size));
         let Self { active, packet, taken, slots, pending, arena, fetched, stats, .. } = self;
         let Some(active) = active else { return Ok(0) };
-        active.pages.refresh(&active.wiring);
-        // The segments of the burst borrow from it.
-        let pages = active.pages.clone();
+        let Active { ring, wiring, pages, limited_ns, partial_ns, .. } = &mut *active;
+        pages.refresh(wiring);
         let mut burst: Burst<'_> = std::mem::take(scratch);
         burst.lend(arena);
 
-        let all = show_again(&mut burst, &pages, pending, now_ns, crowded);
+        let all = show_again(&mut burst, pages, pending, now_ns, crowded);
         let held = burst.frames.len();
         taken.clear();
         slots.clear();
         let most = if all { room.min(max.saturating_sub(held)) } else { 0 };
         let mut more = !all;
-        active.limited_ns = None;
+        *limited_ns = None;
         let lists = (packet, &mut *taken, &mut *slots);
-        match Self::collect(active, &pages, (most, now_ns), &mut burst, lists, stats) {
+        let ring = (ring, &*wiring, limited_ns);
+        match Self::collect(ring, pages, (most, now_ns), &mut burst, lists, stats) {
             Ok(cut) => more |= cut,
             Err(fault) if held == 0 && taken.is_empty() => {
                 *scratch = burst.recycle();
@@ -335,7 +335,7 @@ impl Ingress for XenIngress {
             *scratch = burst.recycle();
             return active.check_partial(now_ns).map(|()| 0);
         }
-        active.partial_ns = None;
+        *partial_ns = None;
 
         // One call to the hypervisor in place of two, where heads alone would not do. Wrong once
         // when the guest turns to another receiver: that burst is copied twice.
