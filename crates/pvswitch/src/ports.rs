@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
-use switch::forward::{EgressQueue, Port, Source};
+use switch::forward::{Port, Source};
 use switch::frame::Burst;
 use switch::port::Ingress;
 use switch::tuning::Tuning;
@@ -115,12 +115,6 @@ impl Host for PortHost {
         let mut guest = self.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         guest.announce.push(mac);
     }
-}
-
-/// The egress queues of vhost-user pairs.
-pub fn egress_of(pairs: &[Pair]) -> Vec<EgressQueue> {
-    let queue = |p: &Pair| EgressQueue::new(p.egress.clone(), Arc::clone(&p.egress_stats));
-    pairs.iter().map(queue).collect()
 }
 
 /// A reverse ARP request that tells a network where `mac` is now (RFC 903), 60 bytes.

@@ -23,6 +23,7 @@ pub mod flow;
 pub mod forward;
 pub mod frame;
 pub mod offload;
+pub mod pair;
 pub mod poll;
 pub mod port;
 pub mod stats;

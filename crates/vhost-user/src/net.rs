@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ring::virtq::{DeviceQueue, LayoutError};
 use shm::GuestMemory;
 use switch::frame::FRAME_LEN_MAX;
-use switch::stats::{EgressStats, IngressStats};
 use switch::vnet::Offloads;
 
 use crate::device::{Call, Device, Kick, Refused, RingSetup};
@@ -86,37 +85,7 @@ pub fn takes(features: u64) -> Offloads {
 }
 
 /// The queues of a port; they outlive connections.
-#[derive(Clone)]
-pub struct Pair {
-    /// From the guest.
-    pub ingress: Arc<Mutex<VirtioIngress>>,
-    /// Its counters.
-    pub ingress_stats: Arc<IngressStats>,
-    /// To the guest.
-    pub egress: Arc<Mutex<VirtioEgress>>,
-    /// Its counters.
-    pub egress_stats: Arc<EgressStats>,
-}
-
-impl Pair {
-    /// An idle pair.
-    pub fn new() -> Self {
-        let ingress_stats = Arc::new(IngressStats::default());
-        let egress_stats = Arc::new(EgressStats::default());
-        Self {
-            ingress: Arc::new(Mutex::new(VirtioIngress::new(Arc::clone(&ingress_stats)))),
-            ingress_stats,
-            egress: Arc::new(Mutex::new(VirtioEgress::new(Arc::clone(&egress_stats)))),
-            egress_stats,
-        }
-    }
-}
-
-impl Default for Pair {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+pub type Pair = switch::pair::Pair<VirtioIngress, VirtioEgress>;
 
 /// One virtio-net device. Implements [`Device`] for the protocol; its pairs serve the switch.
 pub struct NetDevice<H: Host> {

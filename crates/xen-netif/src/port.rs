@@ -47,7 +47,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ring::xen::{Malformed, SmartPoll};
 use shm::Domain;
 use switch::port::Fault;
-use switch::stats::{EgressStats, IngressStats};
 use switch::vnet::Offloads;
 
 use self::control::Orders;
@@ -128,48 +127,18 @@ fn fault(malformed: Malformed) -> Fault {
 }
 
 /// The queues of a port; they outlive what is connected to them.
-#[derive(Clone)]
-pub struct Pair {
-    /// From the guest.
-    pub ingress: Arc<Mutex<XenIngress>>,
-    /// Its counters.
-    pub ingress_stats: Arc<IngressStats>,
-    /// To the guest.
-    pub egress: Arc<Mutex<XenEgress>>,
-    /// Its counters.
-    pub egress_stats: Arc<EgressStats>,
-}
+pub type Pair = switch::pair::Pair<XenIngress, XenEgress>;
 
-impl Pair {
-    /// An idle pair.
-    pub fn new() -> Self {
-        let ingress_stats = Arc::new(IngressStats::default());
-        let egress_stats = Arc::new(EgressStats::default());
-        Self {
-            ingress: Arc::new(Mutex::new(XenIngress::new(Arc::clone(&ingress_stats)))),
-            ingress_stats,
-            egress: Arc::new(Mutex::new(XenEgress::new(Arc::clone(&egress_stats)))),
-            egress_stats,
-        }
-    }
-
-    /// Returns once neither queue uses a static grant that its guest has taken back: waits for
-    /// the bursts in progress.
-    pub fn forget_grants(&self) {
-        lock(&self.ingress).forget_grants();
-        lock(&self.egress).forget_grants();
-    }
+/// Returns once neither queue of `pair` uses a static grant that its guest has taken back: waits
+/// for the bursts in progress.
+pub fn forget_grants(pair: &Pair) {
+    lock(&pair.ingress).forget_grants();
+    lock(&pair.egress).forget_grants();
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic elsewhere is our bug and ends the program; the guard is as good as any.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Default for Pair {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 #[cfg(test)]

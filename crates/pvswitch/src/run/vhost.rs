@@ -17,7 +17,7 @@ use vhost_user::sys::{self, Listener};
 
 use super::{Attach, Ingress, PortState, RunError, System, What};
 use crate::limit::PortLog;
-use crate::ports::{Guest, PortHost, burst_of, egress_of, rarp};
+use crate::ports::{Guest, PortHost, burst_of, rarp};
 use crate::spec::{PortSpec, Role, VhostUser};
 
 /// A connection that lasted so long was a good one.
@@ -49,7 +49,11 @@ impl System {
         id: PortId,
     ) -> Result<PortState, RunError> {
         let pairs: Vec<Pair> = (0..conf.queues).map(|_| Pair::new()).collect();
-        let port = Arc::new(Port::new(id, spec.name.clone(), egress_of(&pairs)));
+        let port = Arc::new(Port::new(
+            id,
+            spec.name.clone(),
+            pairs.iter().map(Pair::egress_queue).collect(),
+        ));
         let listener = match conf.role {
             Role::Server => {
                 let listener = Listener::bind(&conf.socket)?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use serde_json::{Value, json};
 use switch::fdb::{Fdb, PortId};
-use switch::forward::{EgressQueue, Port, Source};
+use switch::forward::{Port, Source};
 use switch::tuning::Tuning;
 use vhost_user::backoff::Backoff;
 use xen_netif::back::{Bus, Failure, Handshake, Home, Queues, Socket, VifId};
@@ -179,8 +179,11 @@ impl System {
         self.open_bus(&of, spec, &conf.at)?;
         let host = Arc::clone(&self.xen[&of].host);
         let pairs: Vec<Pair> = (0..conf.offer.queues).map(|_| Pair::new()).collect();
-        let egress = |p: &Pair| EgressQueue::new(p.egress.clone(), Arc::clone(&p.egress_stats));
-        let port = Arc::new(Port::new(id, spec.name.clone(), pairs.iter().map(egress).collect()));
+        let port = Arc::new(Port::new(
+            id,
+            spec.name.clone(),
+            pairs.iter().map(Pair::egress_queue).collect(),
+        ));
         let ingress: Vec<_> = pairs.iter().map(|p| self.ingress(spec, &p.ingress_stats)).collect();
         let tuning = ingress.iter().map(|q| Arc::clone(&q.tuning));
         let log = Arc::new(PortLog::new(&spec.name));

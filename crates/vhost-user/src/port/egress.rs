@@ -53,6 +53,12 @@ struct Body<'m> {
     pick: u16,
 }
 
+impl From<Arc<EgressStats>> for VirtioEgress {
+    fn from(stats: Arc<EgressStats>) -> Self {
+        Self::new(stats)
+    }
+}
+
 impl VirtioEgress {
     /// An inactive queue.
     pub fn new(stats: Arc<EgressStats>) -> Self {

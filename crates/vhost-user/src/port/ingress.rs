@@ -41,6 +41,12 @@ struct Held {
     since_ns: u64,
 }
 
+impl From<Arc<IngressStats>> for VirtioIngress {
+    fn from(stats: Arc<IngressStats>) -> Self {
+        Self::new(stats)
+    }
+}
+
 impl VirtioIngress {
     /// An inactive queue.
     pub fn new(stats: Arc<IngressStats>) -> Self {

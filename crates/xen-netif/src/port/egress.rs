@@ -65,6 +65,12 @@ enum Laid {
     NotNow,
 }
 
+impl From<Arc<EgressStats>> for XenEgress {
+    fn from(stats: Arc<EgressStats>) -> Self {
+        Self::new(stats)
+    }
+}
+
 impl XenEgress {
     /// An inactive queue.
     pub fn new(stats: Arc<EgressStats>) -> Self {

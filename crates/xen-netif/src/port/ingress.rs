@@ -79,6 +79,12 @@ struct Held {
     since_ns: u64,
 }
 
+impl From<Arc<IngressStats>> for XenIngress {
+    fn from(stats: Arc<IngressStats>) -> Self {
+        Self::new(stats)
+    }
+}
+
 impl XenIngress {
     /// An inactive queue.
     pub fn new(stats: Arc<IngressStats>) -> Self {

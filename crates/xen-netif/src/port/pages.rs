@@ -89,7 +89,7 @@ impl StaticHost for PageMapper {
 
     fn settle(&mut self, queue: usize) {
         if let Some(pair) = self.pairs.get(queue) {
-            pair.forget_grants();
+            super::forget_grants(pair);
         }
     }
 }

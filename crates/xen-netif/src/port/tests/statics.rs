@@ -76,8 +76,8 @@ fn grants_are_let_go_of_when_the_guest_takes_them_back() {
     a.keep([(9, true)]);
     b.keep([]);
     assert!(tables.iter().all(|table| table.upgrade().is_some()), "as of the last burst");
-    a.pair.forget_grants();
-    b.pair.forget_grants();
+    forget_grants(&a.pair);
+    forget_grants(&b.pair);
     assert!(tables.iter().all(|table| table.upgrade().is_none()));
     // The page of what is held went the same way.
     a.keep([]);
@@ -87,7 +87,7 @@ fn grants_are_let_go_of_when_the_guest_takes_them_back() {
     assert_eq!(b.take().unwrap().unwrap().1, tcp(201));
     assert_eq!((a.responses(), a.calls()), (vec![status::OKAY; 2], 2));
     assert!(a.pair.ingress.lock().unwrap().deactivate());
-    a.pair.forget_grants();
+    forget_grants(&a.pair);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn grants_are_not_let_go_of_in_the_middle_of_a_burst() {
         orders.set_grants(0, []);
         let (pair, said) = (pair.clone(), said.clone());
         waiting = Some(std::thread::spawn(move || {
-            pair.forget_grants();
+            forget_grants(&pair);
             said.send(()).unwrap();
         }));
         assert!(heard.recv_timeout(Duration::from_millis(50)).is_err(), "still in use");
