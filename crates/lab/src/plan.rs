@@ -1,0 +1,81 @@
+//! A plan: the matrix of a study, as `plan.toml` has it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The format of plans and results that this version writes and reads.
+pub const FORMAT: u32 = 1;
+
+/// How much of a study is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// The fewest cells that show the direction of the main result; for CI. Under a minute.
+    Smallest,
+    /// Under five minutes on two CPUs.
+    Quick,
+    /// What a laptop does over a break.
+    Usual,
+    /// The seed's whole matrix with its own times.
+    Full,
+}
+
+/// The matrix of one study.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Name of the study.
+    pub study: String,
+    /// How often each cell is measured.
+    pub repeats: u32,
+    /// Length of the window measured, in seconds.
+    pub seconds: f64,
+    /// Names and values; the cells are all combinations. Values of the last axis are set beside
+    /// each other, the base first.
+    pub axes: Vec<Axis>,
+}
+
+/// One axis of the matrix.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Axis {
+    /// Lower case, words joined by `_`; a column of the results.
+    pub name: String,
+    /// In the order measured.
+    pub values: Vec<String>,
+}
+
+impl Axis {
+    /// One of `values`, written as they print.
+    pub fn new<T: fmt::Display>(name: &str, values: impl IntoIterator<Item = T>) -> Self {
+        let values = values.into_iter().map(|value| value.to_string()).collect();
+        Self { name: name.into(), values }
+    }
+}
+
+/// One combination of the axes' values.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cell(pub Vec<(String, String)>);
+
+impl Cell {
+    /// Its value of an axis; empty if it has no such axis.
+    pub fn get(&self, axis: &str) -> &str {
+        self.0.iter().find(|(name, _)| name == axis).map_or("", |(_, value)| value)
+    }
+
+    /// The same as a number; 0 if it is none.
+    pub fn number(&self, axis: &str) -> f64 {
+        self.get(axis).parse().unwrap_or(0.0)
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (axis, value)) in self.0.iter().enumerate() {
+            write!(f, "{}{axis}={value}", if i == 0 { "" } else { " " })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,107 @@
+//! What a study is.
+
+use std::collections::BTreeMap;
+
+use crate::plan::{Cell, Plan, Scale};
+use crate::report::Part;
+
+/// What one run of one cell measured: a number for each measure it has, by name.
+pub type Figures = BTreeMap<&'static str, f64>;
+
+/// One column of results.
+#[derive(Clone, Copy, Debug)]
+pub struct Measure {
+    /// As in the file of results: lower case, words joined by `_`.
+    pub name: &'static str,
+    /// What it is in, as printed: `Mbit/s`, `%`, `us`; empty for a plain count.
+    pub unit: &'static str,
+    /// Which way is better; none where neither is.
+    pub better: Better,
+    /// One sentence: what it says, and of what.
+    pub about: &'static str,
+}
+
+/// Which way a measure is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// The more the better.
+    More,
+    /// The less the better.
+    Less,
+    /// It says how, not how well.
+    Neither,
+}
+
+/// Where a study comes from.
+#[derive(Clone, Copy, Debug)]
+pub struct Seed {
+    /// Who measured it first, where and when, in one line.
+    pub source: &'static str,
+    /// Its main result, in one or two sentences.
+    pub claim: &'static str,
+}
+
+/// What became of one expectation, told from counts (events, copies, calls), never from times.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// What was expected, with the figures seen.
+    pub what: String,
+    /// Whether it was so.
+    pub holds: bool,
+}
+
+/// Why a cell could not be measured. The text says what was wrong, where, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Fail {
+    /// This cell has no result; others may.
+    #[error("{0}")]
+    Cell(String),
+    /// Something is missing on this machine that this cell needs; the text names the package.
+    #[error("{0}")]
+    Missing(String),
+    /// Nothing more can be measured.
+    #[error("{0}")]
+    Over(String),
+}
+
+/// One run of one cell.
+pub struct Run<'a> {
+    /// Which cell.
+    pub cell: &'a Cell,
+    /// Length of the window measured, in seconds; traffic runs before it, to warm up.
+    pub seconds: f64,
+    /// Where processes run.
+    pub stage: &'a crate::stage::Stage,
+}
+
+/// A study. All of them are in [`crate::studies::ALL`].
+pub trait Study: Sync {
+    /// Its name on the command line.
+    fn name(&self) -> &'static str;
+    /// One line: its question.
+    fn about(&self) -> &'static str;
+    /// Where it comes from; none for those of our own.
+    fn seed(&self) -> Option<Seed>;
+    /// What it measures, in the order of the columns.
+    fn measures(&self) -> &'static [Measure];
+    /// The matrix. The last axis holds what is set beside each other, the base first.
+    fn plan(&self, scale: Scale) -> Plan;
+    /// Whether the matrix has this cell: a seed did not measure all of its own.
+    fn has(&self, _cell: &Cell) -> bool {
+        true
+    }
+    /// Programs that a cell of this plan calls, with the Debian package of each.
+    fn tools(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+    /// About how long one run of a cell takes beyond its window, in seconds.
+    fn overhead_s(&self, _cell: &Cell) -> f64 {
+        2.0
+    }
+    /// Measures one cell once.
+    fn run(&self, run: &Run) -> Result<Figures, Fail>;
+    /// Tables and plots: the seed's own beside ours, in its layout.
+    fn report(&self, results: &crate::store::Results) -> Vec<Part>;
+    /// Whether the seed's main result is seen, told from counts.
+    fn judge(&self, results: &crate::store::Results) -> Vec<Verdict>;
+}
