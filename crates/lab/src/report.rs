@@ -1,4 +1,146 @@
 //! What a report is made of. A study says what is to be seen; how it looks is settled here.
+//!
+//! [`write`] makes one page that needs nothing but itself, and each plot as a file of its own.
+//! A plot is laid out once as a [`scene`] of lines and words ([`plot`], [`axis`]), which [`svg`]
+//! and [`png`] put down; [`table`] and [`html`] are the page.
+
+mod axis;
+mod font;
+mod html;
+mod plot;
+mod png;
+mod scene;
+mod svg;
+mod table;
+mod words;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crate::study::{Seed, Verdict};
+
+/// The page's name in its folder.
+pub const PAGE: &str = "report.html";
+/// The folder of plots beside it.
+pub const PLOTS: &str = "plots";
+
+/// All that one report tells.
+#[derive(Clone, Debug, Default)]
+pub struct Document {
+    /// The study's name.
+    pub title: String,
+    /// Its question, in one line.
+    pub question: String,
+    /// Where it comes from; none for those of our own.
+    pub seed: Option<Seed>,
+    /// What repeats all of it: a command line; empty for none.
+    pub command: String,
+    /// What the machine is: names and values.
+    pub machine: Vec<(String, String)>,
+    /// How it was measured: repeats, seconds, runs left out.
+    pub method: Vec<(String, String)>,
+    /// Whether the seed's main result is seen.
+    pub verdicts: Vec<Verdict>,
+    /// What is not in the tables as it should be.
+    pub warnings: Vec<Warning>,
+    /// Text, tables and plots.
+    pub parts: Vec<Part>,
+}
+
+/// Something that is missing, or to be read with care.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Warning {
+    /// What it is about: a cell; empty for all.
+    pub what: String,
+    /// What is the matter with it. Warnings of the same reason are shown together.
+    pub why: String,
+}
+
+/// Why a report could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The folder or a file of it.
+    #[error("{path}: {source}: the report needs a folder that can be written")]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A study's plot has no usable name.
+    #[error("plot '{0}': a name of a-z, 0-9 and '-' is needed, another for each plot")]
+    Name(String),
+    /// A study's table is not rectangular.
+    #[error("table '{title}', row {row}: {found} values for {wanted} columns")]
+    Row {
+        /// The table's caption.
+        title: String,
+        /// Which row, from 1.
+        row: usize,
+        /// How many values it has.
+        found: usize,
+        /// How many columns there are.
+        wanted: usize,
+    },
+}
+
+/// Writes [`PAGE`] and each plot as SVG and PNG into `folder`, and tells where the page is. What
+/// is there of an earlier report is replaced, each file at once.
+pub fn write(folder: &Path, document: &Document) -> Result<PathBuf, Error> {
+    check(document)?;
+    let plots = folder.join(PLOTS);
+    std::fs::create_dir_all(&plots)
+        .map_err(|source| Error::Write { path: plots.clone(), source })?;
+    for plot in document.plots() {
+        let scene = plot::draw(plot, plot::Room::Alone);
+        replace(&plots.join(format!("{}.svg", plot.file)), svg::file(&scene).as_bytes())?;
+        replace(&plots.join(format!("{}.png", plot.file)), &png::file(&scene))?;
+    }
+    let page = folder.join(PAGE);
+    replace(&page, html::page(document).as_bytes())?;
+    Ok(page)
+}
+
+/// What only a study can do wrong.
+fn check(document: &Document) -> Result<(), Error> {
+    let mut names = BTreeSet::new();
+    for plot in document.plots() {
+        let name = &plot.file;
+        let plain = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
+        if name.is_empty() || !name.bytes().all(plain) || !names.insert(name) {
+            return Err(Error::Name(name.clone()));
+        }
+    }
+    for part in &document.parts {
+        let Part::Table(table) = part else { continue };
+        let wanted = table.columns.len();
+        for (row, values) in table.rows.iter().enumerate() {
+            let (title, row, found) = (table.title.clone(), row + 1, values.len());
+            if found != wanted {
+                return Err(Error::Row { title, row, found, wanted });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A reader sees the old file or the new one, never half of one.
+fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    std::fs::write(&part, bytes)
+        .and_then(|()| std::fs::rename(&part, path))
+        .map_err(|source| Error::Write { path: path.into(), source })
+}
+
+impl Document {
+    fn plots(&self) -> impl Iterator<Item = &Plot> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Plot(plot) => Some(plot),
+            Part::Text { .. } | Part::Table(_) => None,
+        })
+    }
+}
 
 /// One part of a report, in the order shown.
 #[derive(Clone, Debug)]
@@ -60,6 +202,8 @@ pub enum Value {
 pub struct Plot {
     /// Its caption.
     pub title: String,
+    /// What has to be known to read it; may be empty.
+    pub note: String,
     /// Name of the file without its ending: lower case, words joined by `-`; unique in a report.
     pub file: String,
     /// Label of the x axis.

@@ -1,0 +1,229 @@
+//! Lines, bars, dots and error bars.
+
+use super::super::scene::{Ink, Item, Outline, Scene, Shape, Spot, Stroke};
+use super::super::words::short;
+use super::super::{Plot, Point, Series, font};
+use super::frame::Frame;
+use super::{Look, place};
+
+/// Half the width of a dot.
+const DOT: f32 = 4.2;
+/// How much of a gap between places bars take.
+const BARS: f32 = 0.78;
+
+/// All series: bars behind lines, dots in front.
+pub fn draw(scene: &mut Scene, plot: &Plot, look: &Look, frame: &Frame) {
+    let bars: Vec<&Series> = plot.series.iter().filter(|s| s.bars).collect();
+    let width = bar_width(plot, frame, bars.len());
+    for (n, series) in bars.iter().enumerate() {
+        let shift = (n as f32 - (bars.len() - 1) as f32 / 2.0) * width;
+        draw_bars(scene, plot, look, frame, series, (shift, width));
+    }
+    let lines = || plot.series.iter().enumerate().filter(|(_, s)| !s.bars);
+    for (_, series) in lines() {
+        draw_line(scene, frame, series);
+    }
+    for (n, series) in lines() {
+        for point in &series.points {
+            let Some(at) = spot(frame, point, series.right) else { continue };
+            scene.items.push(Item::Shape(dot(plot, n, at, DOT, hint(plot, series, point))));
+        }
+    }
+}
+
+/// What stands for a series in the legend, its left end's middle at `at`.
+pub fn sample(scene: &mut Scene, plot: &Plot, n: usize, at: Spot, wide: f32) {
+    let series = &plot.series[n];
+    if series.bars {
+        let (left, right) = (at.0 + wide - 16.0, at.0 + wide);
+        let area =
+            [(left, at.1 - 6.0), (right, at.1 - 6.0), (right, at.1 + 6.0), (left, at.1 + 6.0)];
+        scene.items.push(Item::Shape(bar(series, area.into(), String::new())));
+        return;
+    }
+    let ends = vec![at, (at.0 + wide, at.1)];
+    scene.line(ends, Ink::Subject(series.colour), 2.0, series.dashed);
+    let middle = (at.0 + wide / 2.0, at.1);
+    scene.items.push(Item::Shape(dot(plot, n, middle, DOT, String::new())));
+}
+
+/// Where a point is; none where the axes have no such place.
+fn spot(frame: &Frame, point: &Point, right: bool) -> Option<Spot> {
+    Some((frame.across(point.x)?, frame.down(point.y, right)?))
+}
+
+fn hint(plot: &Plot, series: &Series, point: &Point) -> String {
+    let mut hint = format!("{}, {}: {}", series.name, place(plot, point.x), short(point.y));
+    if point.low < point.y || point.high > point.y {
+        hint.push_str(&format!(" ({} to {})", short(point.low), short(point.high)));
+    }
+    hint
+}
+
+/// Straight from point to point; broken where one is missing.
+fn draw_line(scene: &mut Scene, frame: &Frame, series: &Series) {
+    let ink = Ink::Subject(series.colour);
+    let mut run = Vec::new();
+    for point in &series.points {
+        match spot(frame, point, series.right) {
+            Some(at) => run.push(at),
+            None => scene.line(std::mem::take(&mut run), ink, 2.0, series.dashed),
+        }
+    }
+    scene.line(run, ink, 2.0, series.dashed);
+    scene.items.retain(|item| !is_empty(item));
+    for point in &series.points {
+        let Some((x, _)) = spot(frame, point, series.right) else { continue };
+        error_bar(scene, frame, series, point, (x, 4.5), ink);
+    }
+}
+
+/// A line of fewer than two points.
+fn is_empty(item: &Item) -> bool {
+    let Item::Shape(Shape { outline: Outline::Line(spots), .. }) = item else { return false };
+    spots.len() < 2
+}
+
+/// From its low to its high end, with a cap at each; `(where, half a cap's width)`.
+fn error_bar(
+    scene: &mut Scene,
+    frame: &Frame,
+    series: &Series,
+    point: &Point,
+    (x, cap): (f32, f32),
+    ink: Ink,
+) {
+    let axis = frame.side(series.right);
+    let ends = [point.low, point.high].map(|end| frame.down(axis.within(end), series.right));
+    let [Some(low), Some(high)] = ends else { return };
+    if low - high < 0.5 {
+        return;
+    }
+    scene.line(vec![(x, low), (x, high)], ink, 1.3, false);
+    for (y, end) in [(low, point.low), (high, point.high)] {
+        // No cap where the bar goes on beyond the axis.
+        if axis.within(end) == end {
+            scene.line(vec![(x - cap, y), (x + cap, y)], ink, 1.3, false);
+        }
+    }
+}
+
+/// A series' dot: shape by colour, another for a second line of the same looks; hollow if dashed.
+fn dot(plot: &Plot, n: usize, at: Spot, size: f32, hint: String) -> Shape {
+    let series = &plot.series[n];
+    let like = |s: &&Series| !s.bars && (s.colour, s.dashed) == (series.colour, series.dashed);
+    let before = plot.series[..n].iter().filter(like).count();
+    let ink = Ink::Subject(series.colour);
+    let (line, fill) = if series.dashed { (ink, Ink::Paper) } else { (Ink::Paper, ink) };
+    Shape {
+        outline: outline(series.colour + 4 * before, at, size),
+        stroke: Some(Stroke {
+            ink: line,
+            width: if series.dashed { 1.7 } else { 1.0 },
+            dashed: false,
+        }),
+        fill: Some((fill, 1.0)),
+        hint,
+    }
+}
+
+/// One of eight shapes of about the same size.
+fn outline(kind: usize, (x, y): Spot, size: f32) -> Outline {
+    let around = |corners: usize, first: f32, radius: f32| {
+        let corner = |n: usize| {
+            let angle = (first + 360.0 * n as f32 / corners as f32).to_radians();
+            (x + radius * angle.sin(), y - radius * angle.cos())
+        };
+        Outline::Area((0..corners).map(corner).collect())
+    };
+    match kind % 8 {
+        0 => Outline::Circle((x, y), size),
+        1 => around(4, 45.0, size * 1.3),
+        2 => around(3, 0.0, size * 1.45),
+        3 => around(4, 0.0, size * 1.35),
+        4 => around(3, 180.0, size * 1.45),
+        5 => cross((x, y), size * 1.15),
+        6 => around(6, 0.0, size * 1.2),
+        _ => around(5, 0.0, size * 1.25),
+    }
+}
+
+/// A plus sign.
+fn cross((x, y): Spot, size: f32) -> Outline {
+    let third = size / 2.6;
+    let corners = [
+        (-third, -size),
+        (third, -size),
+        (third, -third),
+        (size, -third),
+        (size, third),
+        (third, third),
+        (third, size),
+        (-third, size),
+        (-third, third),
+        (-size, third),
+        (-size, -third),
+        (-third, -third),
+    ];
+    Outline::Area(corners.map(|(right, down)| (x + right, y + down)).into())
+}
+
+fn bar_width(plot: &Plot, frame: &Frame, count: usize) -> f32 {
+    let mut places: Vec<f32> = plot
+        .series
+        .iter()
+        .filter(|s| s.bars)
+        .flat_map(|s| &s.points)
+        .filter_map(|p| frame.across(p.x))
+        .collect();
+    places.sort_by(f32::total_cmp);
+    let wide = frame.edges[2] - frame.edges[0];
+    let most = match plot.categories.len() {
+        0 => wide * 0.12,
+        n => wide / n as f32,
+    };
+    let gaps = places.windows(2).map(|two| two[1] - two[0]).filter(|gap| *gap > 0.5);
+    let gap = gaps.fold(most, f32::min);
+    (gap * BARS / count.max(1) as f32).min(72.0)
+}
+
+fn bar(series: &Series, area: Vec<Spot>, hint: String) -> Shape {
+    let ink = Ink::Subject(series.colour);
+    let (line, cover) = if series.dashed { (1.5, 0.15) } else { (1.0, 0.85) };
+    Shape {
+        outline: Outline::Area(area),
+        stroke: Some(Stroke { ink, width: line, dashed: series.dashed }),
+        fill: Some((ink, cover)),
+        hint,
+    }
+}
+
+fn draw_bars(
+    scene: &mut Scene,
+    plot: &Plot,
+    look: &Look,
+    frame: &Frame,
+    series: &Series,
+    (shift, width): (f32, f32),
+) {
+    let axis = frame.side(series.right);
+    let base = frame.down(axis.within(0.0), series.right).unwrap_or(frame.edges[3]);
+    let inner = (width * 0.92).max(1.0);
+    let size = look.letters * 0.85;
+    let numbers = |p: &Point| font::width(&short(p.y), size) <= width - 2.0;
+    let numbered = series.points.iter().all(numbers);
+    for point in &series.points {
+        let Some((x, y)) = spot(frame, point, series.right) else { continue };
+        let x = x + shift;
+        let (left, right) = (x - inner / 2.0, x + inner / 2.0);
+        let area = vec![(left, base), (left, y), (right, y), (right, base)];
+        scene.items.push(Item::Shape(bar(series, area, hint(plot, series, point))));
+        error_bar(scene, frame, series, point, (x, (inner / 4.0).min(5.0)), Ink::Text);
+        let top = frame.down(axis.within(point.high.max(point.y)), series.right).unwrap_or(y);
+        if numbered {
+            let at = (x, top.min(base) - 4.0);
+            let anchor = super::Anchor::Middle;
+            scene.words(&short(point.y), at, anchor, size, Ink::Text);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Tables as HTML: columns that sort, figures of others set apart, what is missing with its
+//! reason below.
+
+use std::fmt::Write as _;
+
+use super::words::{escape, number};
+use super::{Plot, Table, Value};
+
+/// What is known of a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Column {
+    /// Words, set from the left.
+    Words,
+    /// Figures, set from the right.
+    Figures,
+    /// Figures of others, and nothing else.
+    Seed,
+}
+
+/// The table in its box, with notes below.
+pub fn html(table: &Table, name: &str) -> String {
+    let columns: Vec<Column> = (0..table.columns.len()).map(|n| column(table, n)).collect();
+    let mut reasons: Vec<&str> = Vec::new();
+    let title = escape(&table.title);
+    let dense = match table.columns.len() {
+        ..=7 => "",
+        8..=12 => " dense",
+        _ => " denser",
+    };
+    let mut html = format!(
+        "<div class=\"box\" role=\"region\" tabindex=\"0\" aria-label=\"{title}\">\n\
+         <table id=\"{name}-table\" class=\"sorts{dense}\">\n<caption class=\"unseen\">{title}\
+         </caption>\n<thead><tr>"
+    );
+    for (name, column) in table.columns.iter().zip(&columns) {
+        let class = match column {
+            Column::Words => "",
+            Column::Figures => " class=\"n\"",
+            Column::Seed => " class=\"n seed\"",
+        };
+        let _ = write!(html, "<th scope=\"col\"{class}><span>{}</span></th>", escape(name));
+    }
+    html.push_str("</tr></thead>\n<tbody>\n");
+    for row in &table.rows {
+        html.push_str("<tr>");
+        for (n, (value, column)) in row.iter().zip(&columns).enumerate() {
+            cell(&mut html, value, n == 0, *column, &mut reasons);
+        }
+        html.push_str("</tr>\n");
+    }
+    html.push_str("</tbody>\n</table>\n</div>\n");
+    notes(&mut html, table, &reasons);
+    html
+}
+
+fn column(table: &Table, n: usize) -> Column {
+    let values = || table.rows.iter().filter_map(|row| row.get(n));
+    let words = values().any(|value| matches!(value, Value::Text(_)));
+    let seed = values().any(|value| matches!(value, Value::Seed(..)));
+    let ours = values().any(|value| matches!(value, Value::Number(..) | Value::Spread { .. }));
+    match (words, ours, seed) {
+        (true, ..) => Column::Words,
+        (false, false, true) => Column::Seed,
+        (false, ..) => Column::Figures,
+    }
+}
+
+fn cell<'a>(
+    html: &mut String,
+    value: &'a Value,
+    first: bool,
+    column: Column,
+    reasons: &mut Vec<&'a str>,
+) {
+    let (open, close) = if first { ("th scope=\"row\"", "th") } else { ("td", "td") };
+    let right = if column == Column::Words { "" } else { "n" };
+    let exact = |value: f64| if value.is_finite() { format!("{value}") } else { String::new() };
+    let _ = match value {
+        Value::Text(text) => {
+            write!(html, "<{open} class=\"{right}\">{}</{close}>", escape(text))
+        }
+        Value::Number(value, digits) => {
+            let (exact, shown) = (exact(*value), number(*value, *digits));
+            write!(html, "<{open} class=\"n\" data-v=\"{exact}\">{shown}</{close}>")
+        }
+        Value::Spread { median, low, high, digits } => {
+            let [shown, low, high] = [median, low, high].map(|v| number(*v, *digits));
+            let exact = exact(*median);
+            write!(
+                html,
+                "<{open} class=\"n\" data-v=\"{exact}\">{shown} <span class=\"range\">{low}\
+                 \u{2013}{high}</span></{close}>"
+            )
+        }
+        Value::Seed(value, digits) => {
+            let (exact, shown) = (exact(*value), number(*value, *digits));
+            write!(html, "<{open} class=\"n seed\" data-v=\"{exact}\">{shown}</{close}>")
+        }
+        Value::Missing(why) => {
+            let mark = mark(why, reasons);
+            let why = escape(why);
+            write!(
+                html,
+                "<{open} class=\"{right} missing\" title=\"{why}\">\u{2014}{mark}</{close}>"
+            )
+        }
+    };
+}
+
+/// The number of a reason below the table; the same reason has one number.
+fn mark<'a>(why: &'a str, reasons: &mut Vec<&'a str>) -> String {
+    if why.is_empty() {
+        return String::new();
+    }
+    let known = reasons.iter().position(|reason| *reason == why);
+    let place = known.unwrap_or_else(|| {
+        reasons.push(why);
+        reasons.len() - 1
+    });
+    format!("<sup>{}</sup>", place + 1)
+}
+
+fn notes(html: &mut String, table: &Table, reasons: &[&str]) {
+    let any = |wanted: fn(&Value) -> bool| table.rows.iter().flatten().any(wanted);
+    let mut keys = Vec::new();
+    if any(|value| matches!(value, Value::Seed(..))) {
+        keys.push("<span class=\"key seed\">shaded, in italics</span>: as printed by its source");
+    }
+    if any(|value| matches!(value, Value::Spread { .. })) {
+        keys.push("median <span class=\"range\">least\u{2013}most</span>");
+    }
+    if !keys.is_empty() {
+        let _ = writeln!(html, "<p class=\"keys\">{}</p>", keys.join(" \u{00b7} "));
+    }
+    if !reasons.is_empty() {
+        html.push_str("<ol class=\"reasons\">\n");
+        for reason in reasons {
+            let _ = writeln!(html, "<li>{}</li>", escape(reason));
+        }
+        html.push_str("</ol>\n");
+    }
+}
+
+/// What a plot shows, as a table.
+pub fn of_plot(plot: &Plot) -> Table {
+    let mut places: Vec<f64> =
+        plot.series.iter().flat_map(|s| &s.points).map(|p| p.x).filter(|x| x.is_finite()).collect();
+    places.sort_by(f64::total_cmp);
+    places.dedup();
+    let mut columns = vec![plot.x.clone()];
+    columns.extend(plot.series.iter().map(|series| {
+        let unit = if series.right { &plot.right } else { &plot.y };
+        if unit.is_empty() { series.name.clone() } else { format!("{}: {unit}", series.name) }
+    }));
+    let mut rows = Vec::new();
+    for x in places {
+        let place = plot.categories.get(x as usize).filter(|_| x >= 0.0);
+        let mut row = vec![match place {
+            Some(name) => Value::Text(name.clone()),
+            None => Value::Number(x, digits(x)),
+        }];
+        row.extend(plot.series.iter().map(|series| {
+            let most = series.points.iter().map(|p| p.y.abs()).fold(0.0, f64::max);
+            let digits = digits(most);
+            match series.points.iter().find(|p| p.x == x && p.y.is_finite()) {
+                None => Value::Missing(String::new()),
+                Some(p) if p.low < p.y || p.high > p.y => {
+                    Value::Spread { median: p.y, low: p.low, high: p.high, digits }
+                }
+                Some(p) => Value::Number(p.y, digits),
+            }
+        }));
+        rows.push(row);
+    }
+    let title = format!("Figures of: {}", plot.title);
+    Table { title, columns, rows, ..Table::default() }
+}
+
+/// Digits behind the point that tell four of a number.
+fn digits(value: f64) -> usize {
+    match value.abs() {
+        size if size == 0.0 || size >= 1000.0 || value.fract() == 0.0 => 0,
+        size => (3.0 - size.log10().floor()).clamp(0.0, 9.0) as usize,
+    }
+}

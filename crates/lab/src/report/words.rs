@@ -1,0 +1,103 @@
+//! Numbers and words as they are shown, and as markup.
+
+/// Text that can stand anywhere in HTML and XML: between tags and in quotes. What XML has no way
+/// to say (control characters) becomes a mark that something was there.
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            '\t' | '\n' => escaped.push(c),
+            '\u{fffe}' | '\u{ffff}' => escaped.push('\u{fffd}'),
+            c if c.is_control() => escaped.push('\u{fffd}'),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+/// A number with so many digits behind the point, thousands set apart from 10,000 on.
+pub fn number(value: f64, digits: usize) -> String {
+    if !value.is_finite() {
+        return "\u{2014}".into();
+    }
+    let plain = format!("{:.*}", digits, value.abs());
+    let (whole, fraction) = plain.split_once('.').unwrap_or((&plain, ""));
+    let mut shown = String::new();
+    if value < 0.0 && plain.bytes().any(|b| (b'1'..=b'9').contains(&b)) {
+        shown.push('\u{2212}');
+    }
+    for (i, digit) in whole.chars().enumerate() {
+        if whole.len() > 4 && i > 0 && (whole.len() - i) % 3 == 0 {
+            shown.push(',');
+        }
+        shown.push(digit);
+    }
+    if !fraction.is_empty() {
+        shown.push('.');
+        shown.push_str(fraction);
+    }
+    shown
+}
+
+/// A number with about four digits that count, for hints and lists of what a plot shows.
+pub fn short(value: f64) -> String {
+    let digits = match value.abs() {
+        size if size == 0.0 || size >= 1000.0 => 0,
+        size if size >= 100.0 => 1,
+        size if size >= 10.0 => 2,
+        size if size >= 0.1 => 3,
+        _ => return plain(value),
+    };
+    let shown = number(value, digits);
+    if digits == 0 {
+        return shown;
+    }
+    shown.trim_end_matches('0').trim_end_matches('.').into()
+}
+
+/// Four digits that count of a small number.
+fn plain(value: f64) -> String {
+    let digits = (4.0 - value.abs().log10().ceil()).clamp(0.0, 12.0);
+    let shown = number(value, digits as usize);
+    shown.trim_end_matches('0').trim_end_matches('.').into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_gets_out_of_quotes_or_tags() {
+        assert_eq!(escape("<a b=\"c\" d='e'>&"), "&lt;a b=&quot;c&quot; d=&#39;e&#39;&gt;&amp;");
+        assert_eq!(
+            escape("a\u{0}b\u{1b}c\u{ffff}\u{7f}\n"),
+            "a\u{fffd}b\u{fffd}c\u{fffd}\u{fffd}\n"
+        );
+        assert_eq!(escape("µs → 5"), "µs → 5");
+    }
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(number(1234.5, 1), "1234.5");
+        assert_eq!(number(12345.0, 0), "12,345");
+        assert_eq!(number(-1_234_567.891, 2), "\u{2212}1,234,567.89");
+        assert_eq!(number(-0.001, 2), "0.00");
+        assert_eq!(number(f64::NAN, 2), "\u{2014}");
+        assert_eq!(number(100.0, 0), "100");
+    }
+
+    #[test]
+    fn short_numbers_keep_what_counts() {
+        let shown: Vec<String> =
+            [0.0, 1.0, 0.25, 12.3456, 123.456, 98765.4, 0.000_123_456, -2.5].map(short).into();
+        assert_eq!(
+            shown,
+            ["0", "1", "0.25", "12.35", "123.5", "98,765", "0.0001235", "\u{2212}2.5"]
+        );
+    }
+}

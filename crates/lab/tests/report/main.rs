@@ -1,0 +1,251 @@
+//! A whole report: what is in its files, and what a browser makes of it.
+
+mod browser;
+mod sample;
+
+use std::path::{Path, PathBuf};
+
+use pvswitch_lab::report::{Document, Error, PAGE, PLOTS, Part, Plot, Series, Table, Value, write};
+use roxmltree::Document as Xml;
+
+/// A folder for one test, empty.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&folder);
+    folder
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap()
+}
+
+fn plots(document: &Document) -> impl Iterator<Item = &Plot> {
+    document.parts.iter().filter_map(|part| match part {
+        Part::Plot(plot) => Some(plot),
+        _ => None,
+    })
+}
+
+#[test]
+fn page_needs_nothing_but_itself() {
+    let folder = folder("itself");
+    let page = write(&folder, &sample::document()).unwrap();
+    assert_eq!(page, folder.join(PAGE));
+    let html = read(&page);
+    for foreign in
+        ["http:", "https:", "//www", "<script src", "<link", "<img", "<iframe", "url(", "@import"]
+    {
+        assert!(!html.contains(foreign), "{foreign} in the page");
+    }
+    // What is linked is in the page or in its folder.
+    for (at, _) in html.match_indices("href=\"") {
+        let link = html[at + 6..].split('"').next().unwrap();
+        match link.strip_prefix('#') {
+            Some(id) => assert!(html.contains(&format!("id=\"{id}\"")), "{link}"),
+            None => assert!(folder.join(link).is_file(), "{link}"),
+        }
+    }
+    assert!(html.contains("default-src 'none'"));
+}
+
+#[test]
+fn everything_told_is_in_the_page() {
+    let document = sample::document();
+    let html = read(&write(&folder("everything"), &document).unwrap());
+    let told = document.machine.iter().chain(&document.method).map(|(_, value)| value.as_str());
+    let told = told.chain(document.verdicts.iter().map(|v| v.what.as_str()));
+    let told = told.chain(document.warnings.iter().flat_map(|w| [w.what.as_str(), w.why.as_str()]));
+    let seed = document.seed.unwrap();
+    for text in told.chain([&*document.title, &*document.question, seed.claim, seed.source]) {
+        assert!(html.contains(&text.replace('"', "&quot;").replace('\'', "&#39;")), "{text}");
+    }
+    for part in &document.parts {
+        if let Part::Table(table) = part {
+            in_page(&html, table);
+        }
+        let command = match part {
+            Part::Text { .. } => continue,
+            Part::Table(table) => &table.command,
+            Part::Plot(plot) => &plot.command,
+        };
+        assert!(!command.is_empty() && html.contains(&format!("<code>{command}</code>")));
+    }
+    let buttons = html.matches("class=\"copy needs-script\"").count();
+    assert_eq!(buttons, document.parts.len() - 2 + 1, "one for each table and plot, and for all");
+}
+
+/// Every value of a table, in a cell of its kind.
+fn in_page(html: &str, table: &Table) {
+    for value in table.rows.iter().flatten() {
+        let wanted = match value {
+            Value::Text(text) => format!(">{text}</"),
+            Value::Number(value, digits) if *value < 10_000.0 => format!(">{value:.digits$}</"),
+            Value::Number(value, _) => format!("data-v=\"{value}\""),
+            Value::Spread { median, low, high, digits } => format!(
+                ">{median:.digits$} <span class=\"range\">{low:.digits$}\u{2013}{high:.digits$}"
+            ),
+            Value::Seed(value, digits) => {
+                format!("class=\"n seed\" data-v=\"{value}\">{value:.digits$}</")
+            }
+            Value::Missing(why) => format!("title=\"{why}\">\u{2014}<sup>"),
+        };
+        assert!(html.contains(&wanted), "{wanted}");
+    }
+}
+
+#[test]
+fn plots_are_files_that_can_be_read() {
+    let folder = folder("plots");
+    let document = sample::document();
+    write(&folder, &document).unwrap();
+    for plot in plots(&document) {
+        let path = folder.join(PLOTS).join(&plot.file);
+        let svg = read(&path.with_extension("svg"));
+        let xml = Xml::parse(&svg).unwrap_or_else(|error| panic!("{}: {error}", plot.file));
+        let texts: Vec<&str> =
+            xml.descendants().filter(|n| n.is_text()).filter_map(|n| n.text()).collect();
+        let title = xml.root_element().children().find(|n| n.has_tag_name(tag("title"))).unwrap();
+        assert_eq!(title.text(), Some(plot.title.as_str()));
+        for text in [&plot.y, &plot.x, &plot.right].into_iter().filter(|text| !text.is_empty()) {
+            assert!(texts.contains(&text.as_str()), "{text} in {}", plot.file);
+        }
+        assert!(svg.contains("prefers-color-scheme: dark") && !svg.contains("NaN"));
+        let png = std::fs::read(path.with_extension("png")).unwrap();
+        let map = tiny_skia::Pixmap::decode_png(&png).unwrap();
+        let inked = map.pixels().iter().filter(|p| p.red() < 250 || p.blue() < 250).count();
+        assert!(inked > 5000, "{} is almost blank: {inked} pixels", plot.file);
+        assert!(map.pixels().iter().all(|pixel| pixel.is_opaque()));
+    }
+}
+
+fn tag(name: &str) -> (&str, &str) {
+    ("http://www.w3.org/2000/svg", name)
+}
+
+#[test]
+fn every_point_is_drawn_and_said() {
+    let folder = folder("points");
+    let document = sample::document();
+    write(&folder, &document).unwrap();
+    for plot in plots(&document) {
+        let svg = read(&folder.join(PLOTS).join(format!("{}.svg", plot.file)));
+        let xml = Xml::parse(&svg).unwrap();
+        let hints = xml.descendants().filter(|n| n.has_tag_name(tag("title")));
+        let hints: Vec<&str> = hints.filter_map(|n| n.text()).collect();
+        for series in &plot.series {
+            let shown = hints.iter().filter(|hint| hint.starts_with(&format!("{}, ", series.name)));
+            let drawable = series.points.iter().filter(|p| !plot.log.1 || p.y > 0.0);
+            assert_eq!(shown.count(), drawable.count(), "{} of {}", series.name, plot.file);
+        }
+        let view = xml.root_element().attribute("viewBox").unwrap();
+        let size: Vec<f64> = view.split(' ').map(|number| number.parse().unwrap()).collect();
+        for (axis, most) in [("x", size[2]), ("y", size[3]), ("cx", size[2]), ("cy", size[3])] {
+            for at in xml.descendants().filter_map(|n| n.attribute(axis)) {
+                let at: f64 = at.parse().unwrap();
+                assert!((0.0..=most).contains(&at), "{axis}={at} is outside {}", plot.file);
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_told_becomes_markup() {
+    let evil = "</style></script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&\u{1}";
+    let mut document = sample::document();
+    let text = || evil.to_owned();
+    (document.title, document.question, document.command) = (text(), text(), text());
+    document.machine.push((text(), text()));
+    document.method.push((text(), text()));
+    document.verdicts[0].what = text();
+    document.warnings[0].what = text();
+    document.warnings[0].why = text();
+    document.parts.push(Part::Text { title: text(), body: text() });
+    document.parts.push(Part::Table(Table {
+        title: text(),
+        note: text(),
+        columns: vec![text(), text()],
+        rows: vec![vec![Value::Text(text()), Value::Missing(text())]],
+        command: text(),
+    }));
+    let point = pvswitch_lab::report::Point { x: 0.0, y: 1.0, low: 0.5, high: 2.0 };
+    let series = Series { name: text(), points: vec![point], ..Series::default() };
+    document.parts.push(Part::Plot(Plot {
+        title: text(),
+        note: text(),
+        file: "evil".into(),
+        x: text(),
+        categories: vec![text()],
+        y: text(),
+        right: text(),
+        series: vec![series.clone(), Series { right: true, bars: true, ..series }],
+        command: text(),
+        ..Plot::default()
+    }));
+    let folder = folder("evil");
+    let html = read(&write(&folder, &document).unwrap());
+    assert!(!html.contains("<script>alert") && !html.contains("<img") && !html.contains('\u{1}'));
+    assert_eq!(html.matches("<script>").count(), 1);
+    assert!(html.matches("&lt;script&gt;alert(1)").count() > 20);
+    let svg = read(&folder.join(PLOTS).join("evil.svg"));
+    let xml = Xml::parse(&svg).unwrap();
+    let kept = |n: roxmltree::Node| n.text().is_some_and(|t| t.contains("<script>alert(1)"));
+    assert!(xml.descendants().any(kept));
+    assert!(
+        !xml.descendants().any(|n| n.has_tag_name(tag("script")) || n.has_tag_name(tag("img")))
+    );
+}
+
+#[test]
+fn plots_of_nothing_and_of_odd_values() {
+    let folder = folder("odd");
+    let odd = [f64::NAN, f64::INFINITY, -1.0, 0.0, 1e300, 1e-300, 5.0];
+    for (n, log) in [(false, false), (true, true), (false, true)].into_iter().enumerate() {
+        for count in 0..=odd.len() {
+            let point = |v: &f64| pvswitch_lab::report::Point { x: *v, y: *v, low: *v, high: *v };
+            let points: Vec<_> = odd[..count].iter().map(point).collect();
+            let series = Series { name: "odd".into(), points, ..Series::default() };
+            let bars = Series { bars: true, right: true, ..series.clone() };
+            let file = format!("odd-{n}-{count}");
+            let plot = Plot { file, log, series: vec![series, bars], ..Plot::default() };
+            let document = Document { parts: vec![Part::Plot(plot)], ..Document::default() };
+            let html = read(&write(&folder, &document).unwrap());
+            assert!(!html.contains("NaN") && !html.contains("inf "), "{n} {count}");
+        }
+    }
+    let html = read(&write(&folder, &Document::default()).unwrap());
+    assert!(html.contains("<main"));
+}
+
+#[test]
+fn a_report_replaces_the_one_before() {
+    let folder = folder("again");
+    let mut document = sample::document();
+    write(&folder, &document).unwrap();
+    document.title = "second".into();
+    let html = read(&write(&folder, &document).unwrap());
+    assert!(html.contains("<h1>second</h1>"));
+    let left = std::fs::read_dir(&folder).unwrap().flatten();
+    assert_eq!(
+        left.filter(|entry| entry.path().extension().is_some_and(|e| e == "part")).count(),
+        0
+    );
+}
+
+#[test]
+fn what_cannot_be_written_is_told() {
+    let plot = |file: &str| Part::Plot(Plot { file: file.into(), ..Plot::default() });
+    let of = |parts: Vec<Part>| Document { parts, ..Document::default() };
+    for parts in [vec![plot("")], vec![plot("../x")], vec![plot("A")], vec![plot("a"), plot("a")]] {
+        let folder = folder("names");
+        assert!(matches!(write(&folder, &of(parts)), Err(Error::Name(_))));
+        assert!(!folder.exists(), "something was written");
+    }
+    let short = Table { columns: vec!["a".into()], rows: vec![vec![]], ..Table::default() };
+    let error = write(&folder("rows"), &of(vec![Part::Table(short)])).unwrap_err();
+    assert_eq!(error.to_string(), "table '', row 1: 0 values for 1 columns");
+    let folder = folder("file");
+    std::fs::write(&folder, "not a folder").unwrap();
+    let error = write(&folder, &of(Vec::new())).unwrap_err();
+    assert!(matches!(&error, Error::Write { path, .. } if path.starts_with(&folder)), "{error}");
+    std::fs::remove_file(&folder).unwrap();
+}
