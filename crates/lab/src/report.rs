@@ -237,6 +237,10 @@ pub struct Series {
     pub right: bool,
     /// Bars in place of a line.
     pub bars: bool,
+    /// A line without dots: a model, or a limit, of which no point was measured.
+    pub model: bool,
+    /// Dots without a line: what is between them is not known.
+    pub loose: bool,
 }
 
 /// One point, with its error bar.

@@ -62,17 +62,21 @@ impl Axis {
     /// Of whole numbers or the like: ends where the values do, or at zero.
     pub fn of_places(values: &[f64], log: bool) -> Self {
         let mut axis = Self::of_values(values, log, false);
-        let most = values.iter().copied().filter(|v| v.is_finite()).fold(f64::MIN, f64::max);
+        let least = values.iter().copied().fold(f64::MAX, f64::min);
+        let most = values.iter().copied().fold(f64::MIN, f64::max);
         let whole = values.iter().all(|v| v.fract() == 0.0);
         if log || !whole || values.is_empty() {
             return axis;
         }
-        if most - axis.low <= 16.0 && most > axis.low {
-            let count = (most - axis.low) as u32;
-            let marks = (0..=count).map(|n| axis.low + f64::from(n));
-            axis.marks = marks.map(|value| (value, number(value, 0))).collect();
-            axis.high = most;
+        if least == most {
+            (axis.low, axis.high) = (most - 1.0, most + 1.0);
+        } else if most - axis.low.floor() <= 16.0 {
+            (axis.low, axis.high) = (axis.low.floor(), most);
+        } else {
+            return axis;
         }
+        let marks = (0..=(axis.high - axis.low) as u32).map(|n| axis.low + f64::from(n));
+        axis.marks = marks.map(|value| (value, number(value, 0))).collect();
         axis
     }
 
@@ -102,23 +106,25 @@ impl Axis {
             (_, 0.0) => (0.0, 1.0),
             _ => (low - low.abs() / 2.0, high + high.abs() / 2.0),
         };
-        let step = step_of((high - low) / count);
-        let low = (low / step + 1e-9).floor() * step;
-        let count = ((high - low) / step - 1e-9).ceil();
-        Self { low, high: low + count * step, log: false, marks: marks(low, step, count) }
+        // Of a few steps, the one that leaves the least room unused; of equals, the fewest marks.
+        let ends = |step: f64| ((low / step + 1e-9).floor(), (high / step - 1e-9).ceil());
+        let unused = |step: &f64| {
+            let (first, last) = ends(*step);
+            (last - first) * step - (high - low)
+        };
+        let steps = [0.0, 1.0, 2.0, 3.0].map(|more| step_of((high - low) / (count + more)));
+        let less = |a: &f64, b: &f64| (unused(a) * 1.000_001).total_cmp(&unused(b));
+        let step = steps.into_iter().min_by(less).unwrap_or(1.0);
+        let (first, last) = ends(step);
+        let (low, high) = (first * step, last * step);
+        Self { low, high, log: false, marks: marks(low, step, last - first) }
     }
 
     fn logarithmic(low: f64, high: f64) -> Self {
         let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
-        let decades = (last - first).max(1);
-        let factors: &[f64] = match decades {
-            ..=2 => &[1.0, 2.0, 5.0],
-            _ => &[1.0],
-        };
-        let skip = (decades / 8 + 1) as usize;
-        let powers = (first - 1..=last.max(first + 1)).step_by(skip);
+        let powers = first - 1..=last.max(first + 1);
         let all: Vec<f64> = powers
-            .flat_map(|power| factors.iter().map(move |factor| factor * 10f64.powi(power)))
+            .flat_map(|power| [1.0, 2.0, 5.0].map(|factor| factor * 10f64.powi(power)))
             .collect();
         let below = |value: &&f64| **value <= low * (1.0 + 1e-9);
         let start = all.iter().filter(below).count().saturating_sub(1);
@@ -126,7 +132,15 @@ impl Axis {
         let end = all.iter().position(above).unwrap_or(all.len() - 1);
         let end = end.max(start + 1).min(all.len() - 1);
         let shown = &all[start.min(end - 1)..=end];
-        let marks = shown.iter().map(|value| (*value, written(*value, *value, *value))).collect();
+        // All of a few decades; of more the powers of ten; of many not even all of those.
+        let every = match shown.len() {
+            ..=8 => 1,
+            len => 3 * (len / 24 + 1),
+        };
+        let whole = |value: &f64| (value.log10() - value.log10().round()).abs() < 1e-9;
+        let start = if every == 1 { 0 } else { shown.iter().position(whole).unwrap_or(0) };
+        let marked = shown.iter().skip(start).step_by(every);
+        let marks = marked.map(|value| (*value, written(*value, *value, *value))).collect();
         Self { low: shown[0], high: shown[shown.len() - 1], log: true, marks }
     }
 }
@@ -179,10 +193,10 @@ mod tests {
             (vec![0.0, 941.2], "0 200 400 600 800 1000"),
             (vec![120.0, 47_000.0], "0 10k 20k 30k 40k 50k"),
             (vec![0.0, 2_300_000.0], "0 0.5M 1.0M 1.5M 2.0M 2.5M"),
-            (vec![0.0, 0.012], "0 0.005 0.010 0.015"),
+            (vec![0.0, 0.012], "0 0.002 0.004 0.006 0.008 0.010 0.012"),
             (vec![0.0, 0.000_02], "0 5µ 10µ 15µ 20µ"),
             (vec![-3.0, 7.0], "\u{2212}4 \u{2212}2 0 2 4 6 8"),
-            (vec![7.0], "0 2 4 6 8"),
+            (vec![7.0], "0 1 2 3 4 5 6 7"),
             (vec![0.0], "0 0.2 0.4 0.6 0.8 1.0"),
             (vec![], "0 0.2 0.4 0.6 0.8 1.0"),
             (vec![f64::NAN, f64::INFINITY], "0 0.2 0.4 0.6 0.8 1.0"),
@@ -201,10 +215,10 @@ mod tests {
     fn logarithmic_axes_have_powers_of_ten() {
         for (values, wanted) in [
             (vec![1.0, 1000.0], "1 10 100 1000"),
-            (vec![3.0, 40_000.0, 0.0], "1 10 100 1000 10k 100k"),
+            (vec![3.0, 40_000.0, 0.0], "10 100 1000 10k"),
             (vec![12.0, 70.0], "10 20 50 100"),
             (vec![5.0], "5 10"),
-            (vec![0.002, 3.0], "0.001 0.01 0.1 1 10"),
+            (vec![0.002, 3.0], "0.01 0.1 1"),
             (vec![0.0, -4.0], "1 2 5 10"),
         ] {
             let axis = Axis::of_values(&values, true, true);
@@ -225,7 +239,7 @@ mod tests {
         assert_eq!(shown(&guests), "0 1 2 3 4 5 6 7 8");
         assert_eq!((guests.low, guests.high), (0.0, 8.0));
         assert_eq!(shown(&Axis::of_places(&[50.0, 1472.0, 1500.0], false)), "0 500 1000 1500");
-        assert_eq!(shown(&Axis::of_places(&[3.0], false)), "1 2 3");
+        assert_eq!(shown(&Axis::of_places(&[3.0], false)), "2 3 4");
     }
 
     #[test]

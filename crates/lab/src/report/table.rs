@@ -33,12 +33,14 @@ pub fn html(table: &Table, name: &str) -> String {
          </caption>\n<thead><tr>"
     );
     for (name, column) in table.columns.iter().zip(&columns) {
-        let class = match column {
+        let kind = match column {
             Column::Words => "",
-            Column::Figures => " class=\"n\"",
-            Column::Seed => " class=\"n seed\"",
+            Column::Figures => "n",
+            Column::Seed => "n seed",
         };
-        let _ = write!(html, "<th scope=\"col\"{class}><span>{}</span></th>", escape(name));
+        let long = if name.chars().count() > 14 { " long" } else { "" };
+        let name = escape(name);
+        let _ = write!(html, "<th scope=\"col\" class=\"{kind}{long}\"><span>{name}</span></th>");
     }
     html.push_str("</tr></thead>\n<tbody>\n");
     for row in &table.rows {
@@ -77,7 +79,8 @@ fn cell<'a>(
     let exact = |value: f64| if value.is_finite() { format!("{value}") } else { String::new() };
     let _ = match value {
         Value::Text(text) => {
-            write!(html, "<{open} class=\"{right}\">{}</{close}>", escape(text))
+            let long = if text.chars().count() > 36 { " long" } else { "" };
+            write!(html, "<{open} class=\"{right}{long}\">{}</{close}>", escape(text))
         }
         Value::Number(value, digits) => {
             let (exact, shown) = (exact(*value), number(*value, *digits));

@@ -60,6 +60,24 @@ pub fn short(value: f64) -> String {
     shown.trim_end_matches('0').trim_end_matches('.').into()
 }
 
+/// A number for where there is little room: three digits that count, thousands as `k`.
+pub fn brief(value: f64) -> String {
+    let (unit, letter) = match value.abs() {
+        size if size >= 1e9 => (1e9, "G"),
+        size if size >= 1e6 => (1e6, "M"),
+        size if size >= 1e4 => (1e3, "k"),
+        size if size >= 1e3 || size == 0.0 => (1.0, ""),
+        size if size < 0.1 => return short(value),
+        _ => (1.0, ""),
+    };
+    let digits = match value.abs() / unit {
+        size if size >= 100.0 || size == 0.0 => 0,
+        size if size >= 10.0 => 1,
+        _ => 2,
+    };
+    number(value / unit, digits) + letter
+}
+
 /// Four digits that count of a small number.
 fn plain(value: f64) -> String {
     let digits = (4.0 - value.abs().log10().ceil()).clamp(0.0, 12.0);
@@ -89,6 +107,14 @@ mod tests {
         assert_eq!(number(-0.001, 2), "0.00");
         assert_eq!(number(f64::NAN, 2), "\u{2014}");
         assert_eq!(number(100.0, 0), "100");
+    }
+
+    #[test]
+    fn brief_numbers_have_three_digits() {
+        let shown = [0.0, 4.1, 12.34, 512.0, 9876.0, 98765.0, 1.234e6, 0.012, -0.5].map(brief);
+        let wanted =
+            ["0", "4.10", "12.3", "512", "9876", "98.8k", "1.23M", "0.012", "\u{2212}0.50"];
+        assert_eq!(shown, wanted);
     }
 
     #[test]

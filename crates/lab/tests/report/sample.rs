@@ -280,8 +280,12 @@ pub fn threads() -> Plot {
                     (12.0, 4.6, 0.5),
                 ],
             ),
-            Series { dashed: true, ..line("model of balanced", 0, &fit) },
-            Series { dashed: true, ..line("seed", 2, &[(4.0, 3.7, 0.0), (10.0, 2.0, 0.0)]) },
+            Series { dashed: true, model: true, ..line("model of balanced", 0, &fit) },
+            Series {
+                dashed: true,
+                loose: true,
+                ..line("seed", 2, &[(4.0, 3.7, 0.0), (10.0, 2.0, 0.0)])
+            },
         ],
         command: "pvswitch lab run threads".into(),
         ..Plot::default()

@@ -86,7 +86,20 @@ impl Frame {
         };
         let room = (edges[2] - edges[0]) / plot.categories.len().max(1) as f32;
         let below = Below::of(&x, look, if plot.categories.is_empty() { 60.0 } else { room });
-        Self { x, left, right, edges, inset, below }
+        let mut frame = Self { x, left, right, edges, inset, below };
+        frame.make_room(look);
+        frame
+    }
+
+    /// Moves the left edge so that no slanting label begins outside.
+    fn make_room(&mut self, look: &Look) {
+        let Below::Slanting(labels) = &self.below else { return };
+        let starts = self.x.marks.iter().zip(labels).filter_map(|((value, _), label)| {
+            let wide = font::width(label, look.letters) * SLANT.to_radians().cos();
+            Some(self.across(*value)? - wide * SLACK)
+        });
+        let short = look.gap - starts.fold(f32::MAX, f32::min);
+        self.edges[0] += short.clamp(0.0, look.width / 4.0);
     }
 
     /// Where an x is.
@@ -208,6 +221,8 @@ fn slanting(scene: &mut Scene, look: &Look, spots: &[f32], labels: &[String], to
     top + look.letters * 1.2 + deepest * SLANT.to_radians().sin()
 }
 
+/// Room for letters that are wider than ours.
+pub const SLACK: f32 = 1.1;
 /// Degrees.
 const SLANT: f32 = 40.0;
 
@@ -231,7 +246,7 @@ impl Below {
 
 /// No more than a label may take of a plot's height.
 fn shorten(text: &str) -> String {
-    const MOST: usize = 28;
+    const MOST: usize = 32;
     if text.chars().count() <= MOST {
         return text.into();
     }

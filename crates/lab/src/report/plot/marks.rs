@@ -1,10 +1,10 @@
 //! Lines, bars, dots and error bars.
 
 use super::super::scene::{Ink, Item, Outline, Scene, Shape, Spot, Stroke};
-use super::super::words::short;
+use super::super::words::{brief, short};
 use super::super::{Plot, Point, Series, font};
-use super::frame::Frame;
-use super::{Look, place};
+use super::frame::{Frame, SLACK};
+use super::{Anchor, Look, place};
 
 /// Half the width of a dot.
 const DOT: f32 = 4.2;
@@ -19,14 +19,22 @@ pub fn draw(scene: &mut Scene, plot: &Plot, look: &Look, frame: &Frame) {
         let shift = (n as f32 - (bars.len() - 1) as f32 / 2.0) * width;
         draw_bars(scene, plot, look, frame, series, (shift, width));
     }
-    let lines = || plot.series.iter().enumerate().filter(|(_, s)| !s.bars);
-    for (_, series) in lines() {
+    // What is ours, or the point of the plot, lies above what is dashed.
+    let mut lines: Vec<(usize, &Series)> =
+        plot.series.iter().enumerate().filter(|(_, s)| !s.bars).collect();
+    lines.sort_by_key(|(_, series)| !series.dashed);
+    for (_, series) in &lines {
         draw_line(scene, frame, series);
     }
-    for (n, series) in lines() {
+    for (n, series) in lines {
         for point in &series.points {
             let Some(at) = spot(frame, point, series.right) else { continue };
-            scene.items.push(Item::Shape(dot(plot, n, at, DOT, hint(plot, series, point))));
+            let mut dot = dot(plot, n, at, DOT, hint(plot, series, point));
+            if series.model {
+                // Seen by the pointer only.
+                (dot.stroke, dot.fill) = (None, Some((Ink::Paper, 0.0)));
+            }
+            scene.items.push(Item::Shape(dot));
         }
     }
 }
@@ -35,16 +43,20 @@ pub fn draw(scene: &mut Scene, plot: &Plot, look: &Look, frame: &Frame) {
 pub fn sample(scene: &mut Scene, plot: &Plot, n: usize, at: Spot, wide: f32) {
     let series = &plot.series[n];
     if series.bars {
-        let (left, right) = (at.0 + wide - 16.0, at.0 + wide);
+        let (left, right) = (at.0, at.0 + wide);
         let area =
             [(left, at.1 - 6.0), (right, at.1 - 6.0), (right, at.1 + 6.0), (left, at.1 + 6.0)];
         scene.items.push(Item::Shape(bar(series, area.into(), String::new())));
         return;
     }
-    let ends = vec![at, (at.0 + wide, at.1)];
-    scene.line(ends, Ink::Subject(series.colour), 2.0, series.dashed);
-    let middle = (at.0 + wide / 2.0, at.1);
-    scene.items.push(Item::Shape(dot(plot, n, middle, DOT, String::new())));
+    if !series.loose {
+        let ends = vec![at, (at.0 + wide, at.1)];
+        scene.line(ends, Ink::Subject(series.colour), 2.0, series.dashed);
+    }
+    if !series.model {
+        let middle = (at.0 + wide / 2.0, at.1);
+        scene.items.push(Item::Shape(dot(plot, n, middle, DOT, String::new())));
+    }
 }
 
 /// Where a point is; none where the axes have no such place.
@@ -64,7 +76,7 @@ fn hint(plot: &Plot, series: &Series, point: &Point) -> String {
 fn draw_line(scene: &mut Scene, frame: &Frame, series: &Series) {
     let ink = Ink::Subject(series.colour);
     let mut run = Vec::new();
-    for point in &series.points {
+    for point in series.points.iter().filter(|_| !series.loose) {
         match spot(frame, point, series.right) {
             Some(at) => run.push(at),
             None => scene.line(std::mem::take(&mut run), ink, 2.0, series.dashed),
@@ -210,8 +222,10 @@ fn draw_bars(
     let base = frame.down(axis.within(0.0), series.right).unwrap_or(frame.edges[3]);
     let inner = (width * 0.92).max(1.0);
     let size = look.letters * 0.85;
-    let numbers = |p: &Point| font::width(&short(p.y), size) <= width - 2.0;
-    let numbered = series.points.iter().all(numbers);
+    let fits = |p: &Point| font::width(&brief(p.y), size) * SLACK <= width;
+    // Lines would run through the numbers.
+    let bars = || plot.series.iter().filter(|s| s.bars);
+    let numbered = plot.series.iter().all(|s| s.bars) && bars().flat_map(|s| &s.points).all(fits);
     for point in &series.points {
         let Some((x, y)) = spot(frame, point, series.right) else { continue };
         let x = x + shift;
@@ -222,8 +236,7 @@ fn draw_bars(
         let top = frame.down(axis.within(point.high.max(point.y)), series.right).unwrap_or(y);
         if numbered {
             let at = (x, top.min(base) - 4.0);
-            let anchor = super::Anchor::Middle;
-            scene.words(&short(point.y), at, anchor, size, Ink::Text);
+            scene.words(&brief(point.y), at, Anchor::Middle, size, Ink::Text);
         }
     }
 }
