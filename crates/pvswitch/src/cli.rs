@@ -319,6 +319,13 @@ pub struct NicArgs {
     /// Stop after so many seconds
     #[arg(long, value_name = "SECS")]
     pub duration: Option<f64>,
+    /// Print JSON: what was counted when a connection ends, and with --interval a line for each
+    /// interval
+    #[arg(long)]
+    pub json: bool,
+    /// Print what was counted so far every so many seconds
+    #[arg(long, value_name = "SECS")]
+    pub interval: Option<f64>,
 }
 
 /// `gen`.

@@ -172,7 +172,7 @@ impl Generator {
             totals: Totals::default(),
             latency_ns: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("constant bounds"),
             awaiting: None,
-            cpu_before: cpu_time(),
+            cpu_before: guest::cpu_time(),
             settings: Value::Object(settings.into_iter().collect()),
         })
     }
@@ -369,7 +369,7 @@ impl Generator {
         let t = &self.totals;
         let secs = elapsed.as_secs_f64().max(1e-9);
         let q = |p: f64| self.latency_ns.value_at_quantile(p);
-        let cpu = (cpu_time() - self.cpu_before).as_secs_f64();
+        let cpu = (guest::cpu_time() - self.cpu_before).as_secs_f64();
         let mut value = json!({
             "mode": format!("{:?}", self.mode).to_lowercase(),
             "features": self.guest.link.features(),
@@ -491,12 +491,6 @@ fn echo(tx: &mut guest::Tx, segs: &[Seg<'_>], mac: [u8; 6]) -> bool {
         to.copy_from(seg.skip(n));
     }
     tx.send(i, len)
-}
-
-/// CPU time of this process.
-fn cpu_time() -> Duration {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec.unsigned_abs() as u32)
 }
 
 #[cfg(test)]

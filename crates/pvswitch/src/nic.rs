@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
 use shm::Seg;
 use uplink::{Batching, TapFd};
 
@@ -37,6 +38,10 @@ pub fn command(args: NicArgs) -> Result<(), AnyError> {
     let fd = Arc::clone(&tap.queues[0]);
     let mut reads = TapFd::new(Arc::clone(&fd), Batching::Auto);
     let mut writes = TapFd::new(Arc::clone(&fd), Batching::Auto);
+    let interval = args.interval.map(crate::seconds).transpose().map_err(Usage)?;
+    if interval == Some(Duration::ZERO) {
+        return Err(Usage("--interval 0: use a time between reports, in seconds".into()).into());
+    }
     let end = args.duration.map(crate::seconds).transpose().map_err(Usage)?;
     let end = end.map(|d| Instant::now() + d);
     let go_on = || !stop.load(Ordering::Relaxed) && end.is_none_or(|end| Instant::now() < end);
@@ -58,12 +63,12 @@ pub fn command(args: NicArgs) -> Result<(), AnyError> {
         })?;
         let names = guest.link.features().join(" ");
         tracing::info!("{} connected to {}: {names}", args.tap, to.target);
-        let started = Instant::now();
-        match serve(&mut guest, &mut reads, &mut writes, &go_on) {
+        let mut teller = Teller::new(&args.tap, interval, args.json);
+        match serve(&mut guest, &mut reads, &mut writes, &mut teller, &go_on) {
             Ok(()) => {}
             Err(error) => tracing::warn!("the switch broke the ring protocol: {error}"),
         }
-        tracing::info!("{}: {}", args.tap, Report::new(&mut guest, started.elapsed()));
+        teller.tell(&mut guest);
         if go_on() {
             tracing::info!("{}: the switch is gone; waiting for it", args.tap);
         }
@@ -80,17 +85,70 @@ pub fn stop_flag() -> std::io::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
+/// Tells what was counted over one connection: at its end, and now and then if asked to.
+struct Teller<'a> {
+    tap: &'a str,
+    json: bool,
+    started_ns: u64,
+    cpu_before: Duration,
+    interval_ns: u64,
+    /// When to tell next; never at its greatest.
+    next_ns: u64,
+}
+
+impl<'a> Teller<'a> {
+    fn new(tap: &'a str, interval: Option<Duration>, json: bool) -> Self {
+        let started_ns = guest::now_ns();
+        let interval_ns = interval.map_or(u64::MAX, |interval| interval.as_nanos() as u64);
+        let next_ns = started_ns.saturating_add(interval_ns);
+        Self { tap, json, started_ns, cpu_before: guest::cpu_time(), interval_ns, next_ns }
+    }
+
+    fn due(&mut self, now: u64) -> bool {
+        let due = now >= self.next_ns;
+        if due {
+            self.next_ns = self.next_ns.saturating_add(self.interval_ns).max(now);
+        }
+        due
+    }
+
+    fn tell(&self, guest: &mut Guest) {
+        let elapsed = Duration::from_nanos(guest::now_ns() - self.started_ns);
+        let report = Report::new(guest, elapsed);
+        if self.json {
+            let mut value = json!({
+                "tap": self.tap,
+                "features": guest.link.features(),
+                "duration_s": elapsed.as_secs_f64(),
+                "sent_frames": guest.tx.counts.frames,
+                "received_frames": guest.rx.counts.frames,
+                "cpu_s": (guest::cpu_time() - self.cpu_before).as_secs_f64(),
+            });
+            if let (Some(all), Value::Object(more)) = (value.as_object_mut(), report.json()) {
+                all.extend(more);
+            }
+            println!("{value}");
+        } else {
+            tracing::info!("{}: {report}", self.tap);
+        }
+    }
+}
+
 /// Moves frames until the switch is gone or `go_on` says no.
 fn serve(
     guest: &mut Guest,
     reads: &mut TapFd,
     writes: &mut TapFd,
+    teller: &mut Teller<'_>,
     go_on: &dyn Fn() -> bool,
 ) -> Result<(), guest::Malformed> {
     let mut rounds = 0_u32;
     let mut last = 1;
     loop {
         let now = guest::now_ns();
+        if teller.due(now) {
+            teller.tell(guest);
+        }
         let look = guest.begin(now)?;
         let (room, sent) = send(guest, reads, last, now)?;
         last = sent;
@@ -107,7 +165,7 @@ fn serve(
             more: sent > 0,
             blocked,
             // A signal that comes just before a sleep does not end it.
-            until: Some(now + LOOK_AROUND_NS),
+            until: Some(teller.next_ns.min(now + LOOK_AROUND_NS)),
             ..Also::default()
         };
         let slept = guest.counts.sleeps + guest.counts.naps;

@@ -3,9 +3,9 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
-use super::{BATCH, cpu_time};
+use super::BATCH;
 use crate::cli::GenArgs;
-use crate::guest::{self, Connect, Guest, now_ns};
+use crate::guest::{self, Connect, Guest, cpu_time, now_ns};
 use crate::{AnyError, Usage};
 
 /// Descriptors of one guest, and what connecting needs. Of vhost-user: socket, memory, two kicks,
