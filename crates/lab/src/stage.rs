@@ -1,4 +1,151 @@
 //! Where processes run: network namespaces, CPUs, and a folder of their own.
+//!
+//! ```text
+//!   Switch ── port p0 ── Nic (namespace g0: TAP, iperf3, ping)      guests' CPUs
+//!     │  ├─── port p1 ── Gen (frames of exact sizes and rates)
+//!     │  └─── port up ── Wire (namespace w: TAP, or a link of 1 Gbit/s)
+//!     └ control socket: Snapshot, Window
+//! ```
+//!
+//! All of it lives in the namespaces that the lab's own process is in, and ends with the values
+//! here: a process is killed when its [`Process`] is dropped, a namespace goes with its last
+//! process. What goes wrong is told with the end of the log of the process concerned.
+
+mod control;
+mod cpu;
+mod guest;
+mod netns;
+mod process;
+mod switch;
+mod tools;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+pub use self::control::Control;
+pub use self::cpu::{busy_ns, cpu_ns, waited_ns};
+pub use self::guest::{Gen, Link, Nic, NicOptions, Wire};
+pub use self::netns::Namespace;
+pub use self::process::{Place, Process, Workdir, wait_for};
+pub use self::switch::{Count, Port, Snapshot, Switch, SwitchOptions, Window};
+pub use self::tools::{Flow, Iperf, Ping, Pings, Traffic};
+
+use crate::study::Fail;
+
+/// What a guest and the switch speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proto {
+    /// Virtqueues over vhost-user.
+    Virtio,
+    /// Xen's rings, on a machine without Xen.
+    Xen,
+}
+
+impl Proto {
+    /// Kind of port and of connection, as the command line has it.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Virtio => "vhost-user",
+            Self::Xen => "xen-local",
+        }
+    }
+}
+
+impl fmt::Display for Proto {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Virtio => "virtio",
+            Self::Xen => "xen",
+        })
+    }
+}
+
+impl FromStr for Proto {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "virtio" => Ok(Self::Virtio),
+            "xen" => Ok(Self::Xen),
+            _ => Err(format!("{s}: no such protocol; there are virtio and xen")),
+        }
+    }
+}
 
 /// What all runs of a study share.
-pub struct Stage {}
+#[derive(Debug)]
+pub struct Stage {
+    /// The program measured.
+    pub program: PathBuf,
+    /// CPUs of the switch's workers, in order.
+    pub switch_cpus: Vec<usize>,
+    /// CPUs of guests.
+    pub guest_cpus: Vec<usize>,
+    /// What guests speak where a study has no axis for it.
+    pub proto: Proto,
+    dir: Workdir,
+    next: AtomicU32,
+}
+
+impl Stage {
+    /// One that runs `program`; its folder goes when it is dropped.
+    pub fn new(
+        program: &Path,
+        switch_cpus: &[usize],
+        guest_cpus: &[usize],
+        proto: Proto,
+    ) -> Result<Self, Fail> {
+        let dir = Workdir::new()
+            .map_err(|error| Fail::Over(format!("no folder for sockets and logs: {error}")))?;
+        Ok(Self {
+            program: program.into(),
+            switch_cpus: switch_cpus.into(),
+            guest_cpus: guest_cpus.into(),
+            proto,
+            dir,
+            next: AtomicU32::new(0),
+        })
+    }
+
+    /// Where the processes' logs and sockets are.
+    pub fn folder(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// CPUs of switch and guests: for tools that are neither.
+    pub fn all_cpus(&self) -> Vec<usize> {
+        let mut all = [&self.switch_cpus[..], &self.guest_cpus].concat();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// A name that no other value of this stage has or had.
+    fn unique(&self, name: &str) -> String {
+        format!("{name}-{}", self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Starts a process of our own program.
+    pub fn start_program(
+        &self,
+        name: &str,
+        args: &[String],
+        place: &Place,
+    ) -> Result<Process, Fail> {
+        let program = self.program.display().to_string();
+        self.start(name, &program, args, place)
+    }
+
+    /// Starts a process; what it prints goes to files in our folder.
+    pub fn start(
+        &self,
+        name: &str,
+        program: &str,
+        args: &[String],
+        place: &Place,
+    ) -> Result<Process, Fail> {
+        Process::start(self.dir.path(), &self.unique(name), program, args, place)
+    }
+}

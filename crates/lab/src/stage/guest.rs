@@ -1,0 +1,254 @@
+//! Who is attached to a switch: namespaces with a NIC, generators, and the network outside.
+
+use std::cell::RefCell;
+
+use serde_json::Value;
+
+use super::switch::Port;
+use super::{Namespace, Place, Process, Stage, wait_for};
+use crate::study::Fail;
+
+/// How a guest's NIC or generator works. [`NicOptions::new`] is the program's own way; fields are
+/// changed from there.
+#[derive(Clone, Debug)]
+pub struct NicOptions {
+    /// `--poll`; empty: the program's default.
+    pub poll: String,
+    /// `--kick`.
+    pub kick: String,
+    /// `--set` of each.
+    pub set: Vec<String>,
+    /// Options of the connection, each with its comma: `,smart-poll=on,static=on`.
+    pub connect: String,
+    /// Offloads of the interface to turn off, by `ethtool`'s short names: `tso gso gro tx`.
+    pub without: String,
+    /// MTU of the interface.
+    pub mtu: u16,
+    /// Further options, as they are: `--queue-size`, `--packed`.
+    pub more: Vec<String>,
+}
+
+impl NicOptions {
+    /// The program's defaults; MTU 1500 and all offloads.
+    pub fn new(poll: &str) -> Self {
+        Self {
+            poll: poll.into(),
+            kick: "event".into(),
+            set: Vec::new(),
+            connect: String::new(),
+            without: String::new(),
+            mtu: 1500,
+            more: Vec::new(),
+        }
+    }
+
+    fn args(&self, command: &str, port: &Port) -> Vec<String> {
+        let connect = format!("{}{}", port.connect, self.connect);
+        let mut args: Vec<String> =
+            [command, "--connect", &connect, "--kick", &self.kick].map(String::from).into();
+        if !self.poll.is_empty() {
+            args.extend(["--poll".into(), self.poll.clone()]);
+        }
+        args.extend(self.set.iter().flat_map(|pair| ["--set".into(), pair.clone()]));
+        args.extend(self.more.iter().cloned());
+        args
+    }
+}
+
+/// Address of guest `i` on the link: `10.9.0.10` and on; the wire has [`Wire::ADDRESS`].
+fn address_of(i: usize) -> String {
+    format!("10.9.{}.{}", i / 200, 10 + i % 200)
+}
+
+/// MAC address of guest `i`.
+fn mac_of(i: usize) -> String {
+    format!("02:00:00:09:{:02x}:{:02x}", i / 256, i % 256)
+}
+
+/// A guest with a kernel's network: a namespace with an interface that `pvswitch nic` serves from
+/// within.
+#[derive(Debug)]
+pub struct Nic {
+    /// Its address on the link.
+    pub address: String,
+    /// Its MAC address.
+    pub mac: String,
+    process: RefCell<Process>,
+    /// Where it is; the tools that run in it count as the guest's.
+    pub netns: Namespace,
+}
+
+impl Nic {
+    /// The interface.
+    pub const DEVICE: &str = "eth0";
+
+    /// Guest `i` at a port, on the guests' CPUs, all of them on one link.
+    pub fn start(stage: &Stage, i: usize, port: &Port, options: &NicOptions) -> Result<Self, Fail> {
+        Self::start_at(stage, i, port, options, &format!("{}/16", address_of(i)))
+    }
+
+    /// The same with an address of its own, `10.1.0.2/24`.
+    pub fn start_at(
+        stage: &Stage,
+        i: usize,
+        port: &Port,
+        options: &NicOptions,
+        address: &str,
+    ) -> Result<Self, Fail> {
+        let netns = Namespace::new(stage, &port.name)?;
+        let (mac, mtu) = (mac_of(i), options.mtu.to_string());
+        let mut args = options.args("nic", port);
+        for (key, value) in [("--tap", Self::DEVICE), ("--mac", &mac), ("--mtu", &mtu)] {
+            args.extend([key.into(), value.into()]);
+        }
+        args.push("--json".into());
+        let name = format!("nic-{}", port.name);
+        let mut process = stage.start_program(&name, &args, &netns.on(&stage.guest_cpus))?;
+        wait_for(&format!("the interface of {name}"), 20.0, || {
+            process.check()?;
+            Ok(netns.has(Self::DEVICE))
+        })?;
+        netns.address(Self::DEVICE, address)?;
+        if !options.without.is_empty() {
+            netns.offloads(Self::DEVICE, &options.without, false)?;
+        }
+        let address = address.split('/').next().unwrap_or_default().into();
+        Ok(Self { address, mac, process: process.into(), netns })
+    }
+
+    /// An error, with the end of its log, if its NIC's process has ended.
+    pub fn check(&self) -> Result<(), Fail> {
+        self.process.borrow_mut().check()
+    }
+
+    /// Ends its NIC's process; what that counted, as `nic --json` prints it.
+    pub fn end(&self) -> Result<Value, Fail> {
+        let mut process = self.process.borrow_mut();
+        process.end()?;
+        process.last_json()
+    }
+}
+
+/// A guest that makes or takes frames of exact sizes and rates: `pvswitch gen`.
+#[derive(Debug)]
+pub struct Gen {
+    /// Its MAC address.
+    pub mac: String,
+    process: Process,
+}
+
+impl Gen {
+    /// Guest `i` at a port, on the guests' CPUs. `mode` and the options behind it are `gen`'s own:
+    /// `send --size 60 --rate 10k --duration 3`.
+    pub fn start(
+        stage: &Stage,
+        i: usize,
+        port: &Port,
+        options: &NicOptions,
+        mode: &str,
+    ) -> Result<Self, Fail> {
+        let mac = mac_of(i);
+        let mut args = options.args("gen", port);
+        args.extend(["--json", "--mac", &mac, "--mode"].map(String::from));
+        args.extend(mode.split_whitespace().map(String::from));
+        let place = Place { netns: None, cpus: &stage.guest_cpus };
+        let process = stage.start_program(&format!("gen-{}", port.name), &args, &place)?;
+        Ok(Self { mac, process })
+    }
+
+    /// MAC address of guest `i`, for `--peer`.
+    pub fn mac(i: usize) -> String {
+        mac_of(i)
+    }
+
+    /// Process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// What it counted, once it has come to its own end.
+    pub fn report(mut self, seconds: f64) -> Result<Value, Fail> {
+        self.process.finish(seconds)?;
+        self.process.last_json()
+    }
+
+    /// Asks it to end; what it counted.
+    pub fn end(mut self) -> Result<Value, Fail> {
+        self.process.end()?;
+        self.process.last_json()
+    }
+}
+
+/// How the network outside is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// The switch's own TAP interface is there: as fast as the machine, and the peer is the host's
+    /// own network, as dom0's was.
+    Free,
+    /// A link of 1 Gbit/s each way, with frames of at most the MTU, as from a network card: the
+    /// switch's interface is on a bridge in a namespace between, and a pair of virtual interfaces
+    /// with a token bucket at each end leads to the peer. Both ends are needed, as a bucket delays
+    /// only what leaves. The bridge keeps what the switch sees apart from the buckets' queues.
+    Gigabit,
+}
+
+/// The network outside: a namespace behind a TAP port of the switch.
+#[derive(Debug)]
+pub struct Wire {
+    /// Where it is; the tools that run in it are the peers of the guests.
+    pub netns: Namespace,
+    middle: Option<Namespace>,
+}
+
+impl Wire {
+    /// Its address on the link.
+    pub const ADDRESS: &str = "10.9.255.1";
+    /// Its port of the switch.
+    pub const PORT: &str = "up";
+    const TAP: &str = "up0";
+
+    /// Makes the namespaces; the switch is to be started with [`Wire::port`], then [`Wire::up`].
+    pub fn new(stage: &Stage, link: Link) -> Result<Self, Fail> {
+        let netns = Namespace::new(stage, "wire")?;
+        let middle = match link {
+            Link::Free => None,
+            Link::Gigabit => Some(Namespace::new(stage, "middle")?),
+        };
+        Ok(Self { netns, middle })
+    }
+
+    /// The port that leads there.
+    pub fn port(&self, options: &str) -> Port {
+        Port::tap(Self::PORT, Self::TAP, self.middle.as_ref().unwrap_or(&self.netns), options)
+    }
+
+    /// The interface with the wire's address.
+    pub fn device(&self) -> &'static str {
+        if self.middle.is_some() { "eth0" } else { Self::TAP }
+    }
+
+    /// Sets it up, once the switch runs.
+    pub fn up(&self) -> Result<(), Fail> {
+        let address = format!("{}/16", Self::ADDRESS);
+        let Some(middle) = &self.middle else {
+            return self.netns.address(Self::TAP, &address);
+        };
+        // No rules are asked, whatever the host has set.
+        middle.set("net.bridge.bridge-nf-call-iptables", "0")?;
+        middle.ip(&format!(
+            "link add br0 type bridge
+             link add far type veth peer name eth0 netns {}
+             link set far master br0 up
+             link set {} master br0 up
+             link set br0 up",
+            self.netns.pid(),
+            Self::TAP,
+        ))?;
+        self.netns.offloads("eth0", "tso gso", false)?;
+        // Room for 3 ms and two frames in a burst, as the queues of a card have.
+        let bucket = "root tbf rate 1gbit burst 3200 limit 400000";
+        self.netns.run("tc", &format!("qdisc add dev eth0 {bucket}"))?;
+        middle.run("tc", &format!("qdisc add dev far {bucket}"))?;
+        self.netns.address("eth0", &address)
+    }
+}

@@ -1,0 +1,139 @@
+//! Network namespaces. Each is held by a process of ours and has no name, so nothing has to be
+//! mounted for it and nothing of it can stay behind.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::process::output;
+use super::{Place, Process, Stage, cpu_ns, wait_for};
+use crate::study::Fail;
+
+/// A network namespace; what runs in it should be dropped before it.
+#[derive(Debug)]
+pub struct Namespace {
+    holder: Process,
+    /// `net:[4026532...]`: what its processes are known by.
+    id: String,
+}
+
+/// What `/proc/PID/ns/net` says; none of a process that has ended.
+fn namespace_of(pid: &str) -> Option<String> {
+    let link = std::fs::read_link(format!("/proc/{pid}/ns/net")).ok()?;
+    Some(link.to_string_lossy().into_owned())
+}
+
+impl Namespace {
+    /// Makes one, with its loopback up and without IPv6, whose own frames nobody asked for.
+    pub fn new(stage: &Stage, name: &str) -> Result<Self, Fail> {
+        let args = ["--net", "--", "sleep", "infinity"].map(String::from);
+        let mut holder = stage.start(name, "unshare", &args, &Place::default())?;
+        let ours = namespace_of("self");
+        let mut id = None;
+        wait_for("a network namespace", 10.0, || {
+            holder.check()?;
+            id = namespace_of(&holder.id().to_string()).filter(|id| Some(id) != ours.as_ref());
+            Ok(id.is_some())
+        })?;
+        let namespace = Self { holder, id: id.unwrap_or_default() };
+        namespace.run("ip", "link set lo up")?;
+        for conf in ["all", "default"] {
+            namespace.set(&format!("net.ipv6.conf.{conf}.disable_ipv6"), "1")?;
+        }
+        Ok(namespace)
+    }
+
+    /// The file that stands for it.
+    pub fn path(&self) -> String {
+        format!("/proc/{}/ns/net", self.holder.id())
+    }
+
+    /// A process in it, for `ip link ... netns PID`.
+    pub fn pid(&self) -> u32 {
+        self.holder.id()
+    }
+
+    /// It, on these CPUs.
+    pub fn on<'a>(&'a self, cpus: &'a [usize]) -> Place<'a> {
+        Place { netns: Some(self), cpus }
+    }
+
+    /// Runs a program in it, with arguments that have no blanks in them; what it printed.
+    pub fn run(&self, program: &str, args: &str) -> Result<String, Fail> {
+        let args: Vec<_> = args.split_whitespace().map(String::from).collect();
+        output(program, &args, &self.on(&[]))
+    }
+
+    /// Runs `ip` commands, one a line.
+    pub fn ip(&self, lines: &str) -> Result<(), Fail> {
+        let mut lines = lines.lines().map(str::trim).filter(|line| !line.is_empty());
+        lines.try_for_each(|line| self.run("ip", line).map(|_| ()))
+    }
+
+    /// Sets a kernel setting of it; `.` may be written for `/`. One that this kernel lacks is left
+    /// alone.
+    pub fn set(&self, key: &str, value: &str) -> Result<(), Fail> {
+        let path = format!("/proc/sys/{}", key.replace('.', "/"));
+        if !Path::new(&path).exists() {
+            return Ok(());
+        }
+        let script = format!("echo {value} > {path}");
+        output("sh", &["-c".into(), script], &self.on(&[])).map(|_| ())
+    }
+
+    /// Gives a device an address (`10.9.0.1/24`) and brings it up.
+    pub fn address(&self, device: &str, address: &str) -> Result<(), Fail> {
+        self.ip(&format!("addr add {address} dev {device}\nlink set {device} up"))
+    }
+
+    /// Turns features of a device on or off, by their short names for `ethtool -K`: `tso gso gro`.
+    pub fn offloads(&self, device: &str, names: &str, on: bool) -> Result<(), Fail> {
+        let value = if on { " on " } else { " off " };
+        let words: String = names.split_whitespace().flat_map(|name| [name, value]).collect();
+        self.run("ethtool", &format!("-K {device} {words}")).map(|_| ())
+    }
+
+    /// Whether it has a device.
+    pub fn has(&self, device: &str) -> bool {
+        let text = self.read("dev");
+        text.lines().any(|line| line.split(':').next().is_some_and(|name| name.trim() == device))
+    }
+
+    /// A file of the network's counters: `dev`, `snmp`, `netstat`, `tcp`.
+    pub fn read(&self, file: &str) -> String {
+        let path = format!("/proc/{}/net/{file}", self.holder.id());
+        std::fs::read_to_string(path).unwrap_or_default()
+    }
+
+    /// The kernel's counters of protocols, as in `Udp.InDatagrams` and `TcpExt.TCPTimeouts`.
+    pub fn counters(&self) -> BTreeMap<String, u64> {
+        let mut all = BTreeMap::new();
+        for file in ["snmp", "netstat"] {
+            let text = self.read(file);
+            let lines: Vec<_> = text.lines().collect();
+            for pair in lines.chunks_exact(2) {
+                let (Some((group, names)), Some((_, values))) =
+                    (pair[0].split_once(": "), pair[1].split_once(": "))
+                else {
+                    continue;
+                };
+                for (name, value) in names.split_whitespace().zip(values.split_whitespace()) {
+                    all.insert(format!("{group}.{name}"), value.parse().unwrap_or(0));
+                }
+            }
+        }
+        all
+    }
+
+    /// Ids of the processes in it.
+    pub fn processes(&self) -> Vec<u32> {
+        let Ok(all) = std::fs::read_dir("/proc") else { return Vec::new() };
+        let names = all.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let here = names.filter(|name| namespace_of(name).as_ref() == Some(&self.id));
+        here.filter_map(|name| name.parse().ok()).collect()
+    }
+
+    /// CPU time of all processes in it, in ns.
+    pub fn cpu_ns(&self) -> u64 {
+        self.processes().into_iter().map(cpu_ns).sum()
+    }
+}

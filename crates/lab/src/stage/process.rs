@@ -1,0 +1,341 @@
+//! Processes and the folder they share. Both end with the values that stand for them.
+
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::Namespace;
+use crate::study::Fail;
+
+/// Longest folder name that leaves room for the sockets' names in a socket address.
+const DIR_LEN_MAX: usize = 70;
+/// How long a process may take to end when asked to.
+const END_MAX: Duration = Duration::from_secs(5);
+/// Lines of a failed process's log that are shown.
+const TAIL_LINES: usize = 6;
+
+/// Programs that may not be installed, and the Debian package of each.
+const PACKAGES: [(&str, &str); 8] = [
+    ("iperf3", "iperf3"),
+    ("ping", "iputils-ping"),
+    ("ip", "iproute2"),
+    ("tc", "iproute2"),
+    ("ethtool", "ethtool"),
+    ("nft", "nftables"),
+    ("nsenter", "util-linux"),
+    ("taskset", "util-linux"),
+];
+
+/// Waits until `done`, at most `seconds`; `what` is what is waited for.
+pub fn wait_for(
+    what: &str,
+    seconds: f64,
+    mut done: impl FnMut() -> Result<bool, Fail>,
+) -> Result<(), Fail> {
+    let by = Instant::now() + Duration::from_secs_f64(seconds);
+    while !done()? {
+        if Instant::now() > by {
+            return Err(Fail::Cell(format!("waited {seconds:.0} s in vain for {what}")));
+        }
+        std::thread::sleep(Duration::from_millis(3));
+    }
+    Ok(())
+}
+
+/// A private folder; removed with all in it when dropped.
+#[derive(Debug)]
+pub struct Workdir(PathBuf);
+
+impl Workdir {
+    /// Makes one below the system's folder for temporary files.
+    pub fn new() -> std::io::Result<Self> {
+        let mut base = std::env::temp_dir();
+        if base.as_os_str().len() > DIR_LEN_MAX - 32 {
+            base = "/tmp".into();
+        }
+        let base = std::path::absolute(base)?;
+        let mut last = std::io::Error::other("no free name");
+        // In a process namespace of our own, ids begin anew each time.
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_nsec;
+        for n in 0..100 {
+            let path = base.join(format!("pvl-{}-{:x}", std::process::id(), now + n));
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Self(path)),
+                Err(error) => last = error,
+            }
+        }
+        Err(std::io::Error::new(last.kind(), format!("{}: {last}", base.display())))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Workdir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Where a process runs.
+#[derive(Clone, Copy, Default)]
+pub struct Place<'a> {
+    /// Its network namespace; the lab's own if none.
+    pub netns: Option<&'a Namespace>,
+    /// CPUs it may use; any if empty.
+    pub cpus: &'a [usize],
+}
+
+impl Place<'_> {
+    /// `program`, to be started there. Both helpers turn into it, so that its process id is the
+    /// child's.
+    fn command(&self, program: &str, args: &[String]) -> Command {
+        let mut words = Vec::new();
+        if let Some(netns) = self.netns {
+            words.extend(["nsenter".into(), format!("--net={}", netns.path()), "--".into()]);
+        }
+        if !self.cpus.is_empty() {
+            words.extend(["taskset".into(), "--cpu-list".into(), cpu_list(self.cpus)]);
+        }
+        words.push(program.into());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args(args).stdin(Stdio::null());
+        command
+    }
+}
+
+/// `1,2,5`.
+pub(super) fn cpu_list(cpus: &[usize]) -> String {
+    cpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Whether a program is found.
+fn installed(program: &str) -> bool {
+    if program.contains('/') {
+        return Path::new(program).exists();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).exists())
+}
+
+/// An error that names the package, if a program is not installed.
+fn need(program: &str) -> Result<(), Fail> {
+    if installed(program) {
+        return Ok(());
+    }
+    let package = PACKAGES.iter().find(|(name, _)| *name == program).map(|(_, package)| package);
+    Err(Fail::Missing(match package {
+        Some(package) => format!("{program} is not installed (Debian package {package})"),
+        None => format!("{program}: there is no such program"),
+    }))
+}
+
+/// Runs a program to its end, which must be a good one; what it printed.
+pub(super) fn output(program: &str, args: &[String], place: &Place) -> Result<String, Fail> {
+    need(program)?;
+    let done = place.command(program, args).output();
+    let what = || format!("{program} {}", args.join(" "));
+    let done = done.map_err(|error| Fail::Cell(format!("{}: {error}", what())))?;
+    if done.status.success() {
+        return Ok(String::from_utf8_lossy(&done.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&done.stderr);
+    Err(Fail::Cell(format!("{}: {} ({})", what(), said.trim(), done.status)))
+}
+
+/// A process; killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    /// What it is called in messages.
+    pub name: String,
+    child: Child,
+    out: PathBuf,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts one. What it prints goes to files in `dir`.
+    pub(super) fn start(
+        dir: &Path,
+        name: &str,
+        program: &str,
+        args: &[String],
+        place: &Place,
+    ) -> Result<Self, Fail> {
+        need(program)?;
+        let (out, log) = (dir.join(format!("{name}.out")), dir.join(format!("{name}.log")));
+        let file = |path: &Path| {
+            File::create(path).map_err(|error| Fail::Over(format!("{}: {error}", path.display())))
+        };
+        let child = place
+            .command(program, args)
+            .env("RUST_LOG", "info")
+            .stdout(file(&out)?)
+            .stderr(file(&log)?)
+            // Out of the terminal's reach: at Ctrl-C the lab stops, and then it stops the others.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| Fail::Cell(format!("cannot start {program}: {error}")))?;
+        Ok(Self { name: name.into(), child, out, log })
+    }
+
+    /// Process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// An error, with the end of its log, if it has ended.
+    pub fn check(&mut self) -> Result<(), Fail> {
+        match self.child.try_wait() {
+            Ok(None) => Ok(()),
+            Ok(Some(status)) => Err(self.fail(&format!("ended early ({status})"))),
+            Err(error) => Err(self.fail(&error.to_string())),
+        }
+    }
+
+    /// Asks it to end, and waits until it has; how it ended does not matter.
+    pub fn end(&mut self) -> Result<(), Fail> {
+        // It may have ended; then there is nothing to tell it. Its id is not free before we wait.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let by = Instant::now() + END_MAX;
+        while Instant::now() < by {
+            match self.child.try_wait() {
+                Ok(None) => std::thread::sleep(Duration::from_millis(2)),
+                Ok(Some(_)) => return Ok(()),
+                Err(error) => return Err(self.fail(&error.to_string())),
+            }
+        }
+        Err(self.fail("did not end when asked to"))
+    }
+
+    /// Waits until it ends by itself, at most `seconds`, with success.
+    pub fn finish(&mut self, seconds: f64) -> Result<(), Fail> {
+        let what = format!("process '{}' to end{}", self.name, self.tail());
+        let mut status = None;
+        wait_for(&what, seconds, || {
+            status = self.child.try_wait().map_err(|error| Fail::Cell(error.to_string()))?;
+            Ok(status.is_some())
+        })?;
+        match status {
+            Some(status) if !status.success() => Err(self.fail(&format!("failed ({status})"))),
+            _ => Ok(()),
+        }
+    }
+
+    /// What it printed.
+    pub fn printed(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.out).unwrap_or_default()).into_owned()
+    }
+
+    /// What it logged.
+    pub fn logged(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// The last whole line of JSON it printed.
+    pub fn last_json(&self) -> Result<Value, Fail> {
+        let text = self.printed();
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let last = whole.lines().last().unwrap_or("");
+        serde_json::from_str(last).map_err(|error| self.fail(&format!("printed no JSON ({error})")))
+    }
+
+    /// An error about it, with the end of its log.
+    pub fn fail(&self, what: &str) -> Fail {
+        Fail::Cell(format!("process '{}': {what}{}", self.name, self.tail()))
+    }
+
+    /// The last lines of its log, to be put behind a message.
+    fn tail(&self) -> String {
+        let text = self.logged();
+        let lines: Vec<_> = text.lines().collect();
+        let last = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+        if last.is_empty() {
+            return "; it logged nothing".into();
+        }
+        let last: String = last.iter().map(|line| format!("\n    | {line}")).collect();
+        format!("; the end of its log:{last}")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both do nothing to a process that has ended and was waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(dir: &Workdir, script: &str) -> Process {
+        let args = ["-c", script].map(String::from);
+        Process::start(dir.path(), "sh", "sh", &args, &Place::default()).unwrap()
+    }
+
+    #[test]
+    fn a_process_that_fails_is_named_with_the_end_of_its_log() {
+        let dir = Workdir::new().unwrap();
+        let mut process = shell(&dir, "for i in 1 2 3 4 5 6 7; do echo line $i >&2; done; exit 3");
+        let error = process.finish(10.0).unwrap_err().to_string();
+        assert!(error.contains("'sh'") && error.contains("| line 7"), "{error}");
+        assert!(!error.contains("line 1"), "{error}");
+        assert!(process.check().unwrap_err().to_string().contains("ended early"));
+    }
+
+    #[test]
+    fn a_process_that_does_not_end_is_waited_for_in_vain() {
+        let dir = Workdir::new().unwrap();
+        let mut process = shell(&dir, "exec sleep 60");
+        let error = process.finish(0.05).unwrap_err().to_string();
+        assert!(error.contains("in vain") && error.contains("'sh' to end"), "{error}");
+        process.end().unwrap();
+    }
+
+    #[test]
+    fn only_whole_lines_are_read() {
+        let dir = Workdir::new().unwrap();
+        let process = shell(&dir, r#"printf '{"a":1}\n{"a":2}\n{"a'; exec sleep 60"#);
+        let second = || Ok(process.last_json().is_ok_and(|json| json["a"] == 2));
+        wait_for("two lines", 10.0, second).unwrap();
+    }
+
+    #[test]
+    fn a_missing_program_is_told_with_its_package() {
+        let missing = need("no-such-program").unwrap_err();
+        assert!(matches!(&missing, Fail::Missing(words) if words.contains("no-such-program")));
+        assert!(need("sh").is_ok());
+    }
+
+    #[test]
+    fn nothing_is_left_behind() {
+        let dir = Workdir::new().unwrap();
+        let path = dir.path().to_path_buf();
+        let process = shell(&dir, "exec sleep 60");
+        let proc = PathBuf::from(format!("/proc/{}", process.id()));
+        assert!(path.exists() && proc.exists());
+        drop(process);
+        drop(dir);
+        assert!(!path.exists() && !proc.exists());
+    }
+
+    #[test]
+    fn cpus_are_those_given() {
+        let dir = Workdir::new().unwrap();
+        let args = ["-c", "grep Cpus_allowed_list /proc/self/status"].map(String::from);
+        let place = Place { netns: None, cpus: &[0] };
+        let mut process = Process::start(dir.path(), "sh", "sh", &args, &place).unwrap();
+        process.finish(10.0).unwrap();
+        assert_eq!(process.printed().trim(), "Cpus_allowed_list:\t0");
+    }
+}

@@ -1,0 +1,368 @@
+//! A switch, and what it counts over a window of time.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::process::cpu_list;
+use super::{
+    Control, Namespace, Place, Process, Proto, Stage, busy_ns, cpu_ns, wait_for, waited_ns,
+};
+use crate::study::Fail;
+
+/// A port: how the switch is told of it, and how a guest connects to it.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// `NAME=KIND:ARG...`, for the switch.
+    pub spec: String,
+    /// `KIND:ARG`, for the guest; empty for a port without one.
+    pub connect: String,
+}
+
+impl Port {
+    /// A port for a guest. `options` is empty or begins with a comma: `,queues=2,poll=spin`.
+    pub fn guest(stage: &Stage, name: &str, proto: Proto, options: &str) -> Self {
+        let path = stage.folder().join(stage.unique(name));
+        let connect = format!("{}:{}", proto.kind(), path.display());
+        Self { name: name.into(), spec: format!("{name}={connect}{options}"), connect }
+    }
+
+    /// A TAP interface in a namespace, made by the switch.
+    pub fn tap(name: &str, device: &str, netns: &Namespace, options: &str) -> Self {
+        let spec = format!("{name}=tap:{device},netns={}{options}", netns.path());
+        Self { name: name.into(), spec, connect: String::new() }
+    }
+
+    /// One that drops everything.
+    pub fn null(name: &str) -> Self {
+        Self { name: name.into(), spec: format!("{name}=null"), connect: String::new() }
+    }
+}
+
+/// How a switch runs. [`SwitchOptions::new`] is what most studies want; fields are changed from
+/// there.
+#[derive(Clone, Debug)]
+pub struct SwitchOptions {
+    /// `--poll`.
+    pub poll: String,
+    /// `--call`.
+    pub call: String,
+    /// `--workers`.
+    pub workers: usize,
+    /// `--placement`.
+    pub placement: String,
+    /// `--forward`.
+    pub forward: String,
+    /// CPUs of its workers, in order; not pinned if empty.
+    pub cpus: Vec<usize>,
+    /// Further options of `pvswitch run`, as they are.
+    pub more: Vec<String>,
+}
+
+impl SwitchOptions {
+    /// One worker on the switch's first CPU; this poll policy, calls at once.
+    pub fn new(stage: &Stage, poll: &str) -> Self {
+        Self {
+            poll: poll.into(),
+            call: "event".into(),
+            workers: 1,
+            placement: "balanced".into(),
+            forward: "switch".into(),
+            cpus: stage.switch_cpus.iter().copied().take(1).collect(),
+            more: Vec::new(),
+        }
+    }
+
+    fn args(&self, ports: &[Port]) -> Vec<String> {
+        let mut args = vec!["run".to_string(), "--quiet".into()];
+        let workers = self.workers.to_string();
+        for (key, value) in [
+            ("--poll", &self.poll),
+            ("--call", &self.call),
+            ("--workers", &workers),
+            ("--placement", &self.placement),
+            ("--forward", &self.forward),
+        ] {
+            args.extend([key.into(), value.clone()]);
+        }
+        if !self.cpus.is_empty() {
+            args.extend(["--cpus".into(), cpu_list(&self.cpus)]);
+        }
+        args.extend(ports.iter().flat_map(|port| ["--port".into(), port.spec.clone()]));
+        args.extend(self.more.iter().cloned());
+        args
+    }
+}
+
+/// A running switch.
+#[derive(Debug)]
+pub struct Switch {
+    process: RefCell<Process>,
+    control: RefCell<Control>,
+}
+
+impl Switch {
+    /// Starts one and waits until it answers.
+    pub fn start(stage: &Stage, options: &SwitchOptions, ports: &[Port]) -> Result<Self, Fail> {
+        let socket = stage.folder().join(stage.unique("ctl"));
+        let mut args = options.args(ports);
+        args.extend(["--control".into(), socket.display().to_string()]);
+        // On all CPUs: it measures at start what a wake-up from another one costs.
+        let mut process = stage.start_program("switch", &args, &Place::default())?;
+        let mut control = None;
+        wait_for("the switch's control socket", 20.0, || {
+            process.check()?;
+            control = Control::open(&socket).ok();
+            Ok(control.is_some())
+        })?;
+        match control {
+            Some(control) => Ok(Self { process: process.into(), control: control.into() }),
+            None => Err(process.fail("has no control socket")),
+        }
+    }
+
+    /// Process id.
+    pub fn id(&self) -> u32 {
+        self.process.borrow().id()
+    }
+
+    /// An error, with the end of its log, if it has ended.
+    pub fn check(&self) -> Result<(), Fail> {
+        self.process.borrow_mut().check()
+    }
+
+    /// The answer to a request on its control socket: `show`, `stats`, `fdb`, `set`, ...
+    pub fn ask(&self, cmd: &str, more: Value) -> Result<Value, Fail> {
+        let answer = self.control.borrow_mut().ask(cmd, more);
+        answer.map_err(|error| match self.check() {
+            Err(ended) => ended,
+            Ok(()) => Fail::Cell(format!("the switch's control socket: {error}")),
+        })
+    }
+
+    /// Changes settings as `ctl set` does: of a port, a queue (`p0/0`), or of all (`None`).
+    pub fn set(&self, target: Option<&str>, settings: &[&str]) -> Result<(), Fail> {
+        self.ask("set", json!({ "target": target, "settings": settings })).map(|_| ())
+    }
+
+    /// Adds a static address, for ports whose guest does not tell its own.
+    pub fn address(&self, mac: &str, port: &str) -> Result<(), Fail> {
+        self.ask("fdb-add", json!({ "mac": mac, "port": port, "vlan": 0 })).map(|_| ())
+    }
+
+    /// What a guest negotiated.
+    pub fn port(&self, name: &str) -> Result<Value, Fail> {
+        let show = self.ask("show", Value::Null)?;
+        let mut ports = show["ports"].as_array().into_iter().flatten();
+        let found = ports.find(|port| port["name"] == name).cloned();
+        found.ok_or_else(|| Fail::Cell(format!("the switch has no port {name}")))
+    }
+
+    /// Waits until so many ports have their guests.
+    pub fn wait_up(&self, count: usize) -> Result<(), Fail> {
+        wait_for(&format!("{count} ports to be up"), 30.0, || {
+            let stats = self.ask("stats", Value::Null)?;
+            let ports = stats["ports"].as_array().into_iter().flatten();
+            Ok(ports.filter(|port| port["up"] == true).count() >= count)
+        })
+    }
+
+    /// All counters now, and the CPU time of those who play `roles`.
+    pub fn snapshot(&self, roles: &[&Namespace]) -> Result<Snapshot, Fail> {
+        Ok(Snapshot {
+            switch_ns: cpu_ns(self.id()),
+            waited_ns: waited_ns(self.id()),
+            roles_ns: roles.iter().map(|role| role.cpu_ns()).collect(),
+            stats: self.ask("stats", Value::Null)?,
+            busy_ns: busy_ns(),
+        })
+    }
+}
+
+/// Counters at one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    switch_ns: u64,
+    waited_ns: u64,
+    roles_ns: Vec<u64>,
+    busy_ns: u64,
+    /// The switch's own, as `ctl stats --json` has them.
+    pub stats: Value,
+}
+
+/// Counts between two moments.
+pub struct Window<'a> {
+    switch: &'a Switch,
+    roles: Vec<&'a Namespace>,
+    before: Snapshot,
+}
+
+impl<'a> Window<'a> {
+    /// Begins one. CPU time is accounted to the switch and to each role: a guest is a namespace
+    /// with its NIC's process and all tools in it.
+    pub fn open(switch: &'a Switch, roles: &[&'a Namespace]) -> Result<Self, Fail> {
+        Ok(Self { switch, roles: roles.into(), before: switch.snapshot(roles)? })
+    }
+
+    /// Ends it. Processes that ended meanwhile are not in their role's CPU time.
+    pub fn close(self) -> Result<Count, Fail> {
+        Ok(Count::between(&self.before, &self.switch.snapshot(&self.roles)?))
+    }
+}
+
+type Counters = BTreeMap<String, u64>;
+
+/// What was counted in a window.
+#[derive(Clone, Debug)]
+pub struct Count {
+    /// How long it was.
+    pub seconds: f64,
+    /// CPU time of the switch, all threads, in ns.
+    pub switch_ns: u64,
+    /// How long its threads waited for a CPU, in ns.
+    pub waited_ns: u64,
+    /// CPU time of each role, in ns, in the order given.
+    pub roles_ns: Vec<u64>,
+    /// Time that all CPUs together were not idle, in ns; in steps of 10 ms.
+    pub busy_ns: u64,
+    /// Of all workers: `sleeps`, `naps`, `rounds`, `moves`, `cpu_ns`.
+    pub workers: Counters,
+    /// By port: ingress, egress; all queues together.
+    ports: BTreeMap<String, [Counters; 2]>,
+}
+
+/// `after` less `before`; a counter never falls, a gauge may.
+fn difference(after: &Value, before: &Value, sum: &mut Counters) {
+    for (name, value) in after.as_object().into_iter().flatten() {
+        let Some(value) = value.as_u64() else { continue };
+        let more = value.saturating_sub(before[name].as_u64().unwrap_or(0));
+        *sum.entry(name.clone()).or_default() += more;
+    }
+}
+
+impl Count {
+    fn between(before: &Snapshot, after: &Snapshot) -> Self {
+        let uptime = |snapshot: &Snapshot| snapshot.stats["uptime_ns"].as_u64().unwrap_or(0);
+        let by_name = |snapshot: &Snapshot, name: &Value| {
+            let mut ports = snapshot.stats["ports"].as_array().into_iter().flatten();
+            ports.find(|port| port["name"] == *name).cloned().unwrap_or(Value::Null)
+        };
+        let mut ports = BTreeMap::new();
+        for port in after.stats["ports"].as_array().into_iter().flatten() {
+            let old = by_name(before, &port["name"]);
+            let mut sums = [Counters::new(), Counters::new()];
+            for (side, sum) in ["ingress", "egress"].into_iter().zip(&mut sums) {
+                for (i, queue) in port[side].as_array().into_iter().flatten().enumerate() {
+                    difference(queue, &old[side][i], sum);
+                }
+            }
+            ports.insert(port["name"].as_str().unwrap_or_default().into(), sums);
+        }
+        let mut workers = Counters::new();
+        for (i, worker) in after.stats["workers"].as_array().into_iter().flatten().enumerate() {
+            difference(worker, &before.stats["workers"][i], &mut workers);
+        }
+        let roles = after.roles_ns.iter().zip(&before.roles_ns);
+        Self {
+            seconds: (uptime(after).saturating_sub(uptime(before)) as f64 / 1e9)
+                .max(f64::MIN_POSITIVE),
+            switch_ns: after.switch_ns.saturating_sub(before.switch_ns),
+            waited_ns: after.waited_ns.saturating_sub(before.waited_ns),
+            roles_ns: roles.map(|(after, before)| after.saturating_sub(*before)).collect(),
+            busy_ns: after.busy_ns.saturating_sub(before.busy_ns),
+            workers,
+            ports,
+        }
+    }
+
+    fn sum(&self, side: usize, ports: &str, counter: &str) -> f64 {
+        let ports = self.ports.iter().filter(|(name, _)| name.starts_with(ports));
+        ports.map(|(_, sides)| sides[side].get(counter).copied().unwrap_or(0) as f64).sum()
+    }
+
+    /// A counter of what guests sent, over all ports whose name begins so.
+    pub fn ingress(&self, ports: &str, counter: &str) -> f64 {
+        self.sum(0, ports, counter)
+    }
+
+    /// A counter of what guests got.
+    pub fn egress(&self, ports: &str, counter: &str) -> f64 {
+        self.sum(1, ports, counter)
+    }
+
+    /// Notifications from guests, of both rings.
+    pub fn kicks(&self, ports: &str) -> f64 {
+        self.ingress(ports, "kicks") + self.egress(ports, "kicks")
+    }
+
+    /// Notifications to guests, of both rings.
+    pub fn calls(&self, ports: &str) -> f64 {
+        self.ingress(ports, "calls") + self.egress(ports, "calls")
+    }
+
+    /// Frames lost at these ports, by cause.
+    pub fn drops(&self, ports: &str) -> BTreeMap<String, u64> {
+        let ports = self.ports.iter().filter(|(name, _)| name.starts_with(ports));
+        let mut drops = BTreeMap::new();
+        for (name, value) in ports.flat_map(|(_, sides)| sides.iter().flatten()) {
+            if name.starts_with("drops_") && *value > 0 {
+                *drops.entry(name.clone()).or_default() += value;
+            }
+        }
+        drops
+    }
+
+    /// So many in the window, as a rate.
+    pub fn per_second(&self, n: f64) -> f64 {
+        n / self.seconds
+    }
+
+    /// CPU time in the window, in per cent of one CPU.
+    pub fn percent(&self, ns: u64) -> f64 {
+        ns as f64 / self.seconds / 1e7
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(uptime_ns: u64, frames: u64, drops: u64) -> Snapshot {
+        let queue = json!({"frames": frames, "calls": 1, "drops_no_room": drops, "poll": "spin"});
+        let stats = json!({
+            "uptime_ns": uptime_ns,
+            "ports": [
+                {"name": "g0", "ingress": [queue, queue], "egress": [queue]},
+                {"name": "up", "ingress": [], "egress": [queue]},
+            ],
+            "workers": [{"sleeps": frames, "cpu_ns": 5}],
+        });
+        let roles_ns = vec![uptime_ns];
+        Snapshot { switch_ns: uptime_ns, waited_ns: 0, roles_ns, busy_ns: 0, stats }
+    }
+
+    #[test]
+    fn counts_are_differences_summed_over_queues() {
+        let count = Count::between(&snapshot(1_000, 10, 0), &snapshot(2_000_001_000, 40, 3));
+        assert_eq!(count.seconds, 2.0);
+        assert_eq!(count.ingress("g", "frames"), 60.0);
+        assert_eq!(count.egress("", "frames"), 60.0);
+        assert_eq!(count.egress("up", "frames"), 30.0);
+        assert_eq!(count.calls(""), 0.0);
+        assert_eq!(count.drops("g"), [("drops_no_room".into(), 9)].into());
+        assert_eq!(count.workers["sleeps"], 30);
+        assert_eq!(count.percent(count.roles_ns[0]), 100.0);
+        assert_eq!(count.per_second(10.0), 5.0);
+    }
+
+    #[test]
+    fn a_port_that_came_meanwhile_counts_from_zero() {
+        let mut before = snapshot(0, 0, 0);
+        before.stats["ports"] = json!([]);
+        let count = Count::between(&before, &snapshot(1, 7, 0));
+        assert_eq!(count.egress("up", "frames"), 7.0);
+    }
+}
