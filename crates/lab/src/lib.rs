@@ -3,13 +3,46 @@
 //! A [`Study`](study::Study) is a matrix of cells, each measured several times; its results are a
 //! folder ([`store`]) that a report is made of ([`report`]). Everything measured is a process: the
 //! program itself as switch and as guests, and the tools of the kernel's network.
+//!
+//! [`run::run`] is `pvswitch lab run`, [`list`] is `lab list`, [`show`] is `lab report`.
 
 #![forbid(unsafe_code)]
 
+pub mod distance;
+pub mod isolate;
+pub mod machine;
+mod near;
 pub mod plan;
 pub mod report;
+pub mod run;
 pub mod stage;
 pub mod stats;
 pub mod store;
 pub mod studies;
 pub mod study;
+
+pub use run::{Ask, list, show};
+
+/// Why the lab did not do what it was asked. The text says what, where, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A mistake of the command line or of a plan.
+    #[error("{0}")]
+    Usage(String),
+    /// Anything else.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Error {
+    pub(crate) fn usage(what: impl Into<String>) -> Self {
+        Self::Usage(what.into())
+    }
+
+    pub(crate) fn failed(what: impl Into<String>) -> Self {
+        Self::Failed(what.into())
+    }
+}
+
+/// Studies that can be run: [`studies::ALL`], or those of a test.
+pub type Studies = &'static [&'static dyn study::Study];

@@ -2,6 +2,10 @@
 
 use std::fmt;
 
+mod cells;
+mod file;
+
+pub use cells::Turn;
 use serde::{Deserialize, Serialize};
 
 /// The format of plans and results that this version writes and reads.
@@ -35,6 +39,30 @@ pub struct Plan {
     /// Names and values; the cells are all combinations. Values of the last axis are set beside
     /// each other, the base first.
     pub axes: Vec<Axis>,
+}
+
+impl Plan {
+    /// In what another plan is different; nothing where it is not.
+    pub fn differs(&self, other: &Self) -> Option<String> {
+        let told = |what: &str, then: &dyn fmt::Display, now: &dyn fmt::Display| {
+            Some(format!("{what} then {then}, now {now}"))
+        };
+        if self.study != other.study {
+            return told("study", &self.study, &other.study);
+        }
+        if self.repeats != other.repeats {
+            return told("repeats", &self.repeats, &other.repeats);
+        }
+        if self.seconds.to_bits() != other.seconds.to_bits() {
+            return told("seconds", &self.seconds, &other.seconds);
+        }
+        let values = |axis: &Axis| format!("{}={}", axis.name, axis.values.join(","));
+        let pairs = self.axes.iter().zip(&other.axes);
+        if let Some((a, b)) = pairs.into_iter().find(|(a, b)| a != b) {
+            return told("axis", &values(a), &values(b));
+        }
+        (self != other).then(|| "its axes".into())
+    }
 }
 
 /// One axis of the matrix.

@@ -90,6 +90,11 @@ pub trait Study: Sync {
     fn has(&self, _cell: &Cell) -> bool {
         true
     }
+    /// Whether its guests speak what the stage says. Not so where the study has an axis for it, or
+    /// where one protocol is what it is about.
+    fn takes_proto(&self) -> bool {
+        true
+    }
     /// Programs that a cell of this plan calls, with the Debian package of each.
     fn tools(&self) -> &'static [(&'static str, &'static str)] {
         &[]

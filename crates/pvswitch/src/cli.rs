@@ -52,6 +52,9 @@ pub enum Command {
     Gen(GenArgs),
     /// See it work: a switch and guests, live, in under a minute
     Demo(DemoArgs),
+    /// Measure: studies of polling, workers, notifications and copies, with reports
+    #[command(after_help = LAB_EXAMPLES)]
+    Lab(LabArgs),
 }
 
 const RUN_EXAMPLES: &str = "\
@@ -82,6 +85,23 @@ Examples:
   pvswitch gen --connect vhost-user:/tmp/p2.sock --burst 32,1000 --set tx-completion=on-half-empty
   pvswitch gen --connect xen-local:/tmp/p1,split=off --mode echo --poll event
   pvswitch gen --connect vhost-user:/tmp/p{}.sock --mode idle --count 1000 --queue-size 8";
+
+const LAB_EXAMPLES: &str = "\
+Examples:
+  pvswitch lab list
+  pvswitch lab run polling --quick
+      Under five minutes; the report is pvswitch-lab-polling/report.html
+  pvswitch lab run polling --only guests=1,3 --only policy=event,adaptive --repeats 5 --dry-run
+      Which cells that would be, and how long it would take
+  pvswitch lab run fairness --full --out results
+      As the seed did it; interrupted, the same command goes on
+  pvswitch lab report results";
+
+const LAB_RUN_HELP: &str = "\
+Everything is started in namespaces of its own; nothing is left behind. Without root, user
+namespaces must be allowed. A PLAN is a plan.toml, as each folder of results has one.
+Exit status: 0 measured; 1 nothing could be, or --assert found otherwise; 2 bad usage;
+130, 143 interrupted: the same command goes on.";
 
 const CTL_EXAMPLES: &str = "\
 Examples:
@@ -399,4 +419,84 @@ pub struct DemoArgs {
     /// No colours, no redrawing: for logs
     #[arg(long)]
     pub plain: bool,
+}
+
+/// `lab`.
+#[derive(Args)]
+pub struct LabArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub what: LabCommand,
+}
+
+/// `lab` subcommands.
+#[derive(Subcommand)]
+pub enum LabCommand {
+    /// The studies, their questions, and how long they take
+    List {
+        /// Print JSON: axes and measures too
+        #[arg(long)]
+        json: bool,
+    },
+    /// Measure a study, and write a report
+    #[command(after_help = LAB_RUN_HELP)]
+    Run(Box<LabRunArgs>),
+    /// Write the report of results again; of several machines' into the first folder
+    Report {
+        /// Folders of results of one study
+        #[arg(required = true, value_name = "DIR")]
+        folders: Vec<PathBuf>,
+    },
+}
+
+/// `lab run`.
+#[derive(Args)]
+pub struct LabRunArgs {
+    /// Its name, as lab list has it
+    pub study: String,
+    /// The fewest cells that show the main result; under a minute
+    #[arg(long, group = "scale")]
+    pub smallest: bool,
+    /// Under five minutes on two CPUs
+    #[arg(long, group = "scale")]
+    pub quick: bool,
+    /// The seed's whole matrix with its own times; hours
+    #[arg(long, group = "scale")]
+    pub full: bool,
+    /// Cells, repeats and seconds from a file
+    #[arg(long, value_name = "FILE", group = "scale")]
+    pub plan: Option<PathBuf>,
+    /// Only these values of an axis; may be repeated
+    #[arg(long, value_name = "AXIS=V,V")]
+    pub only: Vec<String>,
+    /// How often each cell is measured
+    #[arg(long, value_name = "N")]
+    pub repeats: Option<u32>,
+    /// Seconds measured in each run
+    #[arg(long, value_name = "S")]
+    pub seconds: Option<f64>,
+    /// Folder of results; measured already: goes on [default: pvswitch-lab-STUDY]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// What guests speak: virtio or xen
+    #[arg(long, value_name = "PROTO")]
+    pub proto: Option<String>,
+    /// What guests are: netns, qemu or uml
+    #[arg(long, value_name = "KIND")]
+    pub guest: Option<String>,
+    /// CPUs of the switch: 0 or 0,1 [default: the first half]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub switch_cpus: Vec<usize>,
+    /// CPUs of guests [default: the second half]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub guest_cpus: Vec<usize>,
+    /// Exit with 1 unless the counts show the seed's main result
+    #[arg(long = "assert")]
+    pub judge: bool,
+    /// Print cells and time, and measure nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print the summary as JSON on standard output
+    #[arg(long)]
+    pub json: bool,
 }

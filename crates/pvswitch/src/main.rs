@@ -11,6 +11,7 @@ mod generate;
 mod guest;
 mod hints;
 mod http;
+mod lab;
 mod limit;
 mod nic;
 mod pool;
@@ -52,6 +53,10 @@ fn main() -> ExitCode {
         Command::Nic(args) => nic::command(args),
         Command::Gen(args) => generate::command(args),
         Command::Demo(args) => demo::command(args),
+        Command::Lab(args) => match lab::command(args) {
+            Ok(status) => return status,
+            Err(error) => Err(error),
+        },
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

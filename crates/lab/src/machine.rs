@@ -1,0 +1,248 @@
+//! What was measured on: `machine.json`, and who used the CPUs meanwhile.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use crate::study::Study;
+
+/// A machine and its settings.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Model of its CPUs.
+    pub cpu: String,
+    /// How many may be used.
+    pub cpus: usize,
+    /// Kernel and its build.
+    pub kernel: String,
+    /// What the kernel does against faults of the CPU, by name.
+    pub mitigations: BTreeMap<String, String>,
+    /// Governor of CPU 0; empty where there is none, as in most virtual machines.
+    pub governor: String,
+    /// Name of the hypervisor it runs under, as far as it tells; empty for none.
+    pub hypervisor: String,
+    /// CPUs of the switch's workers.
+    pub switch_cpus: Vec<usize>,
+    /// CPUs of the guests.
+    pub guest_cpus: Vec<usize>,
+    /// What guests spoke, where the plan has no axis for it.
+    #[serde(default)]
+    pub proto: String,
+    /// Versions of the program and of the tools used.
+    pub versions: BTreeMap<String, String>,
+    /// The command line that these results are of.
+    pub command: String,
+}
+
+fn line(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default().trim().to_string()
+}
+
+impl Machine {
+    /// This one.
+    pub fn here(study: &dyn Study, switch_cpus: &[usize], guest_cpus: &[usize]) -> Self {
+        let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let field = |names: &[&str]| {
+            let fields = info.lines().filter_map(|line| line.split_once(':'));
+            let found = fields.into_iter().find(|(name, _)| names.contains(&name.trim()));
+            found.map_or(String::new(), |(_, value)| value.trim().to_string())
+        };
+        let vulnerabilities = fs::read_dir("/sys/devices/system/cpu/vulnerabilities");
+        let mitigations = vulnerabilities.into_iter().flatten().flatten().map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            (name, line(&entry.path().to_string_lossy()))
+        });
+        let mut versions = BTreeMap::from([("pvswitch".into(), version_of_itself())]);
+        for (tool, _) in study.tools() {
+            if let Some(version) = version(tool) {
+                versions.insert((*tool).into(), version);
+            }
+        }
+        let hypervised = field(&["flags", "Features"]).split(' ').any(|flag| flag == "hypervisor");
+        let hypervisor = match line("/sys/hypervisor/type") {
+            name if name.is_empty() && hypervised => line("/sys/class/dmi/id/sys_vendor"),
+            name => name,
+        };
+        Self {
+            cpu: field(&["model name", "Hardware", "cpu"]),
+            cpus: allowed_cpus().len(),
+            kernel: format!(
+                "{} {}",
+                line("/proc/sys/kernel/osrelease"),
+                line("/proc/sys/kernel/version")
+            ),
+            mitigations: mitigations.collect(),
+            governor: line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+            hypervisor: if hypervised && hypervisor.is_empty() { "yes".into() } else { hypervisor },
+            switch_cpus: switch_cpus.into(),
+            guest_cpus: guest_cpus.into(),
+            proto: String::new(),
+            versions,
+            command: String::new(),
+        }
+    }
+
+    /// Why runs of two machines cannot be in one table; nothing where they can.
+    pub fn differs(&self, other: &Self) -> Option<String> {
+        let pairs = [
+            ("CPU", &self.cpu, &other.cpu),
+            ("number of CPUs", &self.cpus.to_string(), &other.cpus.to_string()),
+            ("kernel", &self.kernel, &other.kernel),
+            ("switch's CPUs", &list(&self.switch_cpus), &list(&other.switch_cpus)),
+            ("guests' CPUs", &list(&self.guest_cpus), &list(&other.guest_cpus)),
+            ("protocol", &self.proto, &other.proto),
+        ];
+        let (what, was, is) = pairs.into_iter().find(|(_, a, b)| a != b)?;
+        Some(format!("{what} then '{was}', now '{is}'"))
+    }
+}
+
+/// As the command line has it.
+pub fn list(cpus: &[usize]) -> String {
+    cpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn version_of_itself() -> String {
+    // Of the workspace: all of its crates have one version.
+    env!("CARGO_PKG_VERSION").into()
+}
+
+/// First line of what a tool says of its version.
+fn version(tool: &str) -> Option<String> {
+    let ask = |option: &str| {
+        let output =
+            Command::new(tool).arg(option).stdin(std::process::Stdio::null()).output().ok()?;
+        let text = if output.stdout.is_empty() { output.stderr } else { output.stdout };
+        let line = String::from_utf8_lossy(&text).lines().next()?.trim().to_string();
+        (output.status.success() && !line.is_empty()).then_some(line)
+    };
+    ask("--version").or_else(|| ask("-V"))
+}
+
+/// Whether a program can be found as the shell would.
+pub fn has_tool(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let usual = ["/usr/sbin", "/sbin"].map(std::path::PathBuf::from);
+    std::env::split_paths(&path).chain(usual).any(|folder| is_program(&folder.join(name)))
+}
+
+fn is_program(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    fs::metadata(path).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+}
+
+/// The CPUs that this process may use.
+pub fn allowed_cpus() -> Vec<usize> {
+    let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+    let cpus: Vec<usize> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
+    if cpus.is_empty() { vec![0] } else { cpus }
+}
+
+/// CPU time of the machine and of ours, at a moment.
+pub struct Busy {
+    at: Instant,
+    machine: u64,
+    ours: u64,
+}
+
+impl Busy {
+    /// Now.
+    pub fn look() -> Self {
+        Self { at: Instant::now(), machine: machine_ticks(), ours: our_ticks() }
+    }
+
+    /// CPU time of other programs since then, in per cent of one CPU. The kernel's interrupts are
+    /// nobody's, and mostly ours.
+    pub fn others_percent(&self) -> f64 {
+        let now = Self::look();
+        let ours = now.ours.saturating_sub(self.ours);
+        let others = now.machine.saturating_sub(self.machine).saturating_sub(ours);
+        let span = now.at.duration_since(self.at).as_secs_f64();
+        let per_second = rustix::param::clock_ticks_per_second() as f64;
+        if span > 0.0 { 100.0 * others as f64 / per_second / span } else { 0.0 }
+    }
+}
+
+/// User, nice, system and stolen time of all CPUs.
+fn machine_ticks() -> u64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let fields: Vec<u64> = stat
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .skip(1)
+        .filter_map(|field| field.parse().ok())
+        .collect();
+    [0, 1, 2, 7].into_iter().filter_map(|i| fields.get(i)).sum()
+}
+
+/// Time of this process, of all that descend from it, and of those of them that have ended.
+fn our_ticks() -> u64 {
+    let mut times = HashMap::new();
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        if let Some((parent, ticks)) = parse_stat(&stat) {
+            times.insert(pid, ticks);
+            children.entry(parent).or_default().push(pid);
+        }
+    }
+    let (mut sum, mut todo) = (0, vec![std::process::id()]);
+    while let Some(pid) = todo.pop() {
+        sum += times.get(&pid).copied().unwrap_or(0);
+        todo.extend(children.remove(&pid).unwrap_or_default());
+    }
+    sum
+}
+
+/// Parent, and user and system time with those of the children waited for.
+fn parse_stat(stat: &str) -> Option<(u32, u64)> {
+    // The name in brackets may have spaces and brackets of its own.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = fields.get(11..15)?.iter().map(|field| field.parse::<i64>().unwrap_or(0).max(0));
+    Some((fields.get(1)?.parse().ok()?, ticks.sum::<i64>().unsigned_abs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_with_a_strange_name() {
+        let stat = "17 (a) b ( c) S 4 17 17 0 -1 4194560 1 2 3 4 10 20 30 40 20 0 1 0 5 6 7";
+        assert_eq!(parse_stat(stat), Some((4, 100)));
+        assert_eq!(parse_stat(""), None);
+        assert_eq!(parse_stat("17 (a) S 4"), None);
+    }
+
+    #[test]
+    fn our_own_work_is_not_that_of_others() {
+        let (mine, before) = (our_ticks(), Instant::now());
+        while before.elapsed().as_millis() < 200 {
+            std::hint::spin_loop();
+        }
+        assert!(our_ticks() > mine);
+        let look = Busy::look();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(look.others_percent() >= 0.0);
+    }
+
+    #[test]
+    fn this_machine_can_be_told() {
+        let machine = Machine { cpu: "x".into(), ..Machine::default() };
+        assert_eq!(machine.differs(&machine), None);
+        let other = Machine { cpu: "y".into(), ..Machine::default() };
+        assert_eq!(machine.differs(&other).as_deref(), Some("CPU then 'x', now 'y'"));
+        assert!(has_tool("sh") && !has_tool("no-such-tool"));
+        assert!(!allowed_cpus().is_empty());
+    }
+}

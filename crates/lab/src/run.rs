@@ -1,0 +1,143 @@
+//! What `pvswitch lab` does: list, run, report.
+
+use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+mod measure;
+mod order;
+mod page;
+mod progress;
+
+pub use measure::{Ended, measure};
+pub use order::{Ask, Order};
+use serde_json::json;
+
+use crate::isolate::{self, Side};
+use crate::plan::Scale;
+use crate::stage::Stage;
+use crate::store::{self, Results};
+use crate::study::{Study, Verdict};
+use crate::{Error, Studies};
+
+/// All studies with their questions; as JSON with their axes and measures.
+pub fn list(studies: Studies, as_json: bool) -> String {
+    if as_json {
+        let studies: Vec<_> = studies.iter().map(|study| described(*study)).collect();
+        return serde_json::to_string_pretty(&studies).unwrap_or_default() + "\n";
+    }
+    let mut text = String::new();
+    for study in studies {
+        let _ = writeln!(text, "{:<12}{}", study.name(), study.about());
+        if let Some(seed) = study.seed() {
+            let _ = writeln!(text, "{:<12}after {}", "", seed.source);
+        }
+        let lengths = [Scale::Smallest, Scale::Quick, Scale::Usual, Scale::Full].map(|scale| {
+            let plan = study.plan(scale);
+            let length = progress::length(order::seconds(&plan.turns(*study), &plan, *study));
+            format!("{} {length}", name_of(scale))
+        });
+        let _ = writeln!(text, "{:<12}{}", "", lengths.join(", "));
+    }
+    text
+}
+
+fn name_of(scale: Scale) -> &'static str {
+    match scale {
+        Scale::Smallest => "--smallest",
+        Scale::Quick => "--quick",
+        Scale::Usual => "as it is",
+        Scale::Full => "--full",
+    }
+}
+
+fn described(study: &dyn Study) -> serde_json::Value {
+    let measures = study
+        .measures()
+        .iter()
+        .map(|measure| json!({"name": measure.name, "unit": measure.unit, "about": measure.about}));
+    let scales = [Scale::Smallest, Scale::Quick, Scale::Usual, Scale::Full].map(|scale| {
+        let plan = study.plan(scale);
+        let turns = plan.turns(study);
+        let name = format!("{scale:?}").to_lowercase();
+        json!({"scale": name, "repeats": plan.repeats, "seconds": plan.seconds, "axes": plan.axes,
+            "runs": turns.len(), "takes_s": order::seconds(&turns, &plan, study).round()})
+    });
+    let seed = study.seed().map(|seed| json!({"source": seed.source, "claim": seed.claim}));
+    json!({"name": study.name(), "about": study.about(), "seed": seed, "scales": scales,
+        "measures": measures.collect::<Vec<_>>()})
+}
+
+/// Measures a study; the exit status.
+pub fn run(ask: &Ask, studies: Studies) -> Result<u8, Error> {
+    let side = isolate::side()?;
+    let order = Order::of(ask, studies)?;
+    let there = store::look(&order.out, &order.plan, order.study)?;
+    if ask.dry_run {
+        print!("{}", order.described(&there, ask.json));
+        return Ok(0);
+    }
+    order.check_length(ask, &there)?;
+    match side {
+        Side::Outside(outside) => {
+            order.warn_of_missing_tools();
+            outside.run(&order.keep()?)
+        }
+        Side::Inside => inside(ask, &order),
+    }
+}
+
+/// Measures, with all namespaces made.
+fn inside(ask: &Ask, order: &Order) -> Result<u8, Error> {
+    let stop = isolate::settle()?;
+    let stage = stage(order)?;
+    let ended = measure(order, &Arc::new(stage), &stop)?;
+    if ask.json {
+        println!("{:#}", ended.summary);
+    }
+    let mut status = u8::from(ended.done == 0);
+    if ask.judge {
+        for Verdict { what, holds } in &ended.verdicts {
+            eprintln!("{}: {what}", if *holds { "holds" } else { "DOES NOT HOLD" });
+        }
+        let all = ended.verdicts.iter().all(|verdict| verdict.holds);
+        if !all || ended.verdicts.is_empty() || ended.failed > 0 {
+            status = 1;
+        }
+    }
+    if let Some(signal) = stop.asked() {
+        status = 128 | u8::try_from(signal).unwrap_or(0);
+    }
+    Ok(status)
+}
+
+/// Where the processes of all runs run.
+fn stage(order: &Order) -> Result<Stage, Error> {
+    let program = std::env::current_exe().map_err(|error| Error::failed(error.to_string()))?;
+    Stage::new(&program, &order.switch_cpus, &order.guest_cpus, order.proto)
+        .map_err(|error| Error::failed(error.to_string()))
+}
+
+/// Writes the report of a folder of results, and of others of the same study beside it; its page.
+pub fn show(folders: &[PathBuf], studies: Studies) -> Result<PathBuf, Error> {
+    let Some(first) = folders.first() else { return Err(Error::usage("report: of which folder?")) };
+    let plan = store::plan_of(first)?;
+    let study = order::study(&plan.study, studies)?;
+    let mut all = Vec::new();
+    for folder in folders {
+        let plan = store::plan_of(folder)?;
+        if plan.study != study.name() {
+            let (at, name) = (folder.display(), study.name());
+            return Err(Error::usage(format!("{at}: results of {}, not of {name}", plan.study)));
+        }
+        plan.check(study)?;
+        all.push(Results::read(folder, plan, study)?);
+    }
+    page::write(first, &all, study)
+}
+
+/// Whether somebody watches.
+fn on_terminal() -> bool {
+    std::io::stderr().is_terminal()
+}

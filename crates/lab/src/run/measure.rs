@@ -1,0 +1,257 @@
+//! The runs of a plan, one after the other.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::order::{Order, seconds};
+use super::progress::Progress;
+use super::{on_terminal, page};
+use crate::Error;
+use crate::distance;
+use crate::isolate::Stop;
+use crate::machine::{Busy, Machine};
+use crate::plan::{Cell, Turn};
+use crate::stage::Stage;
+use crate::store::{Done, Folder, Results, is_disturbed, summary};
+use crate::study::{Fail, Run, Study, Verdict};
+
+/// How often a run that goes on is looked after.
+const TICK: Duration = Duration::from_millis(100);
+/// Figures shown of each run; all are in the file.
+const SHOWN: usize = 3;
+
+/// What came out of it.
+#[derive(Debug, Default)]
+pub struct Ended {
+    /// Runs there are now, those of earlier times included.
+    pub done: usize,
+    /// Runs that failed this time.
+    pub failed: usize,
+    /// Runs skipped because something is missing.
+    pub skipped: usize,
+    /// `summary.json`.
+    pub summary: Value,
+    /// What became of the expectations.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// Makes all runs that are not there yet, until it is asked to stop; writes summary and report of
+/// what there is.
+pub fn measure(order: &Order, stage: &Arc<Stage>, stop: &Stop) -> Result<Ended, Error> {
+    let (study, plan) = (order.study, &order.plan);
+    let machine = Machine {
+        command: order.command.clone(),
+        proto: format!("{:?}", order.proto).to_lowercase(),
+        ..Machine::here(study, &order.switch_cpus, &order.guest_cpus)
+    };
+    let say = &mut |line: String| eprintln!("{line}");
+    let (mut folder, there) = Folder::open(&order.out, plan, study, &machine, say)?;
+    let left = order.left(&there);
+    let mut progress = Progress::new(left.len(), seconds(&left, plan, study), on_terminal());
+    let pair = order.switch_cpus.first().zip(order.guest_cpus.last()).map(|(a, b)| (*a, *b));
+    let probe = Probe::new(pair, &progress);
+    let count = plan.turns(study).len();
+    if !there.is_empty() {
+        progress.say(&format!(
+            "{}: {} of {count} runs are there",
+            order.out.display(),
+            there.len()
+        ));
+    }
+    let mut session = Session { ended: Ended::default(), missing: Vec::new(), over: None };
+    for turn in &left {
+        if stop.asked().is_some() || session.over.is_some() {
+            break;
+        }
+        let expected = seconds(std::slice::from_ref(turn), plan, study);
+        progress.begin(format!("{} repeat {}", turn.cell, turn.repeat + 1), expected);
+        if session.missing.contains(&turn.cell) {
+            session.ended.skipped += 1;
+            progress.end("skipped");
+            continue;
+        }
+        let run = start(study, turn, plan.seconds, stage, probe.clone());
+        match wait(&run, &progress, stop)? {
+            Some(outcome) => session.note(turn, outcome, &mut folder, &mut progress, study)?,
+            None => break,
+        }
+    }
+    progress.finish();
+    session.close(order, &folder, stop, count)
+}
+
+/// What one run comes to.
+type Outcome = Result<Done, Fail>;
+
+/// Begins a run on a thread of its own: where it is asked to stop, nobody waits for it.
+fn start(
+    study: &'static dyn Study,
+    turn: &Turn,
+    seconds: f64,
+    stage: &Arc<Stage>,
+    probe: Probe,
+) -> mpsc::Receiver<Outcome> {
+    let (sender, receiver) = mpsc::channel();
+    let (turn, stage) = (turn.clone(), Arc::clone(stage));
+    std::thread::spawn(move || {
+        let before = probe.ns();
+        let busy = Busy::look();
+        let outcome = study.run(&Run { cell: &turn.cell, seconds, stage: &stage });
+        let others_percent = busy.others_percent();
+        let done = outcome.map(|figures| Done {
+            cell: turn.cell,
+            repeat: turn.repeat,
+            distance_ns: before.max(probe.ns()),
+            others_percent,
+            // What cannot be told is not there.
+            figures: figures
+                .into_iter()
+                .filter(|(_, value)| value.is_finite())
+                .map(|(name, value)| (name.to_string(), value))
+                .collect(),
+        });
+        let _ = sender.send(done);
+    });
+    receiver
+}
+
+/// Until it is over; none where it is asked to stop first.
+fn wait(
+    run: &mpsc::Receiver<Outcome>,
+    progress: &Progress,
+    stop: &Stop,
+) -> Result<Option<Outcome>, Error> {
+    loop {
+        match run.recv_timeout(TICK) {
+            Ok(outcome) => return Ok(Some(outcome)),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::failed("the study panicked; what is finished is kept"));
+            }
+            Err(RecvTimeoutError::Timeout) if stop.asked().is_some() => return Ok(None),
+            Err(RecvTimeoutError::Timeout) => progress.tick(),
+        }
+    }
+}
+
+/// What is known while it goes on.
+struct Session {
+    ended: Ended,
+    /// Cells that need something that is not here.
+    missing: Vec<Cell>,
+    /// Why nothing more can be measured.
+    over: Option<String>,
+}
+
+impl Session {
+    fn note(
+        &mut self,
+        turn: &Turn,
+        outcome: Outcome,
+        folder: &mut Folder,
+        progress: &mut Progress,
+        study: &dyn Study,
+    ) -> Result<(), Error> {
+        match outcome {
+            Ok(done) => {
+                folder.add(&done)?;
+                progress.end(&shown(&done, study));
+            }
+            Err(Fail::Missing(why)) => {
+                self.missing.push(turn.cell.clone());
+                self.ended.skipped += 1;
+                progress.end(&format!("skipped: {}", one_line(&why)));
+            }
+            Err(Fail::Cell(why)) => {
+                self.ended.failed += 1;
+                folder.add_failed(&turn.cell, turn.repeat, &why)?;
+                progress.end(&format!("FAILED: {}", one_line(&why)));
+            }
+            Err(Fail::Over(why)) => {
+                folder.add_failed(&turn.cell, turn.repeat, &why)?;
+                progress.end(&format!("FAILED: {}", one_line(&why)));
+                self.over = Some(why);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what there is.
+    fn close(
+        mut self,
+        order: &Order,
+        folder: &Folder,
+        stop: &Stop,
+        count: usize,
+    ) -> Result<Ended, Error> {
+        let results = Results::read(&order.out, order.plan.clone(), order.study)?;
+        let done = results.runs.len();
+        let ended = &mut self.ended;
+        ended.done = done;
+        if done > 0 {
+            ended.summary = summary::of(&results, order.study);
+            ended.verdicts = order.study.judge(&results);
+            folder.write_summary(&ended.summary)?;
+            let page = page::write(&order.out, std::slice::from_ref(&results), order.study)?;
+            eprintln!("{}", page.display());
+        }
+        if ended.failed > 0 {
+            eprintln!(
+                "{} runs failed, see failed.csv; the same command tries them again",
+                ended.failed
+            );
+        }
+        if ended.skipped > 0 {
+            eprintln!("{} runs skipped: something they need is not installed", ended.skipped);
+        }
+        if let Some(why) = self.over {
+            return Err(Error::Failed(format!(
+                "{why}\n{done} of {count} runs done; the same command goes on"
+            )));
+        }
+        if stop.asked().is_some() {
+            eprintln!("interrupted: {done} of {count} runs done; the same command goes on");
+        }
+        Ok(self.ended)
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The first figures of a run.
+fn shown(done: &Done, study: &dyn Study) -> String {
+    let figures = study.measures().iter().filter_map(|measure| {
+        let value = done.figures.get(measure.name)?;
+        let digits = if value.abs() >= 100.0 { 0 } else { 2 };
+        let unit = if measure.unit.is_empty() { measure.name } else { measure.unit };
+        Some(format!("{value:.digits$} {unit}"))
+    });
+    let mut text = figures.take(SHOWN).collect::<Vec<_>>().join(", ");
+    if is_disturbed(done) {
+        text += &format!(" (disturbed: others used {:.0} % of a CPU)", done.others_percent);
+    }
+    text
+}
+
+/// The distance of the CPUs of switch and guests.
+#[derive(Clone)]
+struct Probe(Option<(usize, usize)>);
+
+impl Probe {
+    fn new(pair: Option<(usize, usize)>, progress: &Progress) -> Self {
+        let told = pair.and_then(|(a, b)| distance::between(a, b));
+        if told.is_none() {
+            progress.say("the CPUs' distance cannot be told: switch and guests share one");
+        }
+        Self(pair.filter(|_| told.is_some()))
+    }
+
+    /// Now, in ns; 0 where it cannot be told.
+    fn ns(&self) -> f64 {
+        self.0.and_then(|(a, b)| distance::between(a, b)).unwrap_or(0.0)
+    }
+}

@@ -1,0 +1,257 @@
+//! What is to be done, from what was asked: checked before anything is started.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::progress::length;
+use crate::machine::{allowed_cpus, has_tool};
+use crate::near::did_you_mean;
+use crate::plan::{Axis, Plan, Scale, Turn};
+use crate::stage::Proto;
+use crate::store::Done;
+use crate::study::Study;
+use crate::{Error, Studies};
+
+/// Longest measurement that is begun without `--full` or a plan of one's own, in seconds.
+const LONG_S: f64 = 4.0 * 3600.0;
+/// Of each run, beyond what its study says: the probe before and after it.
+const PROBE_S: f64 = 0.1;
+const GUESTS: [&str; 3] = ["netns", "qemu", "uml"];
+
+/// `pvswitch lab run`, as on the command line.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// Name of the study.
+    pub study: String,
+    /// How much of it.
+    pub scale: Scale,
+    /// In place of the plan's repeats.
+    pub repeats: Option<u32>,
+    /// In place of the plan's seconds.
+    pub seconds: Option<f64>,
+    /// In place of the study's own plan.
+    pub plan: Option<PathBuf>,
+    /// `AXIS=V,V`, in place of the plan's values.
+    pub only: Vec<String>,
+    /// What guests speak: `virtio` or `xen`.
+    pub proto: Option<String>,
+    /// What guests are: `netns`, `qemu` or `uml`.
+    pub guest: Option<String>,
+    /// Folder of results; `pvswitch-lab-STUDY` if none is given.
+    pub out: Option<PathBuf>,
+    /// CPUs of the switch.
+    pub switch_cpus: Vec<usize>,
+    /// CPUs of guests.
+    pub guest_cpus: Vec<usize>,
+    /// Whether the exit status is to tell of the seed's main result.
+    pub judge: bool,
+    /// Only tell what would be measured.
+    pub dry_run: bool,
+    /// Print JSON.
+    pub json: bool,
+    /// The command line, for people to repeat.
+    pub command: String,
+}
+
+/// What is to be done.
+pub struct Order {
+    /// The study.
+    pub study: &'static dyn Study,
+    /// Its matrix.
+    pub plan: Plan,
+    /// Folder of results.
+    pub out: PathBuf,
+    /// CPUs of the switch.
+    pub switch_cpus: Vec<usize>,
+    /// CPUs of guests.
+    pub guest_cpus: Vec<usize>,
+    /// What guests speak where the study has no axis for it.
+    pub proto: Proto,
+    /// The command line.
+    pub command: String,
+}
+
+/// The study of that name.
+pub fn study(name: &str, studies: Studies) -> Result<&'static dyn Study, Error> {
+    studies.iter().find(|study| study.name() == name).copied().ok_or_else(|| {
+        let names: Vec<&str> = studies.iter().map(|study| study.name()).collect();
+        let hint = did_you_mean(name, names.iter().copied());
+        Error::usage(format!("no study '{name}'{hint}: there are {}", names.join(", ")))
+    })
+}
+
+/// How long runs take, in seconds.
+pub fn seconds(turns: &[Turn], plan: &Plan, study: &dyn Study) -> f64 {
+    turns.iter().map(|turn| plan.seconds + study.overhead_s(&turn.cell) + PROBE_S).sum()
+}
+
+impl Order {
+    /// Checks all that can be told before something is started.
+    pub fn of(ask: &Ask, studies: Studies) -> Result<Self, Error> {
+        let study = study(&ask.study, studies)?;
+        let mut plan = match &ask.plan {
+            Some(path) => Plan::read(path)?,
+            None => study.plan(ask.scale),
+        };
+        plan.check(study)?;
+        for only in &ask.only {
+            plan.restrict(study, only)?;
+        }
+        let mut proto = Proto::Virtio;
+        if let Some(name) = &ask.proto {
+            let known = name.parse().map_err(|what| Error::usage(format!("--proto {what}")))?;
+            let has_axis = plan.axes.iter().any(|axis| axis.name == "proto");
+            if study.takes_proto() && !has_axis {
+                proto = known;
+            } else {
+                let why = "what its guests speak is part of what it measures";
+                set_axis(&mut plan, study, "proto", name, why)?;
+            }
+        }
+        if let Some(guest) = &ask.guest {
+            set_guest(&mut plan, study, guest)?;
+        }
+        plan.repeats = ask.repeats.unwrap_or(plan.repeats);
+        plan.seconds = ask.seconds.unwrap_or(plan.seconds);
+        plan.check(study)?;
+        let (switch_cpus, guest_cpus) = cpus(ask)?;
+        let out =
+            ask.out.clone().unwrap_or_else(|| format!("pvswitch-lab-{}", study.name()).into());
+        let command = ask.command.clone();
+        Ok(Self { study, plan, out, switch_cpus, guest_cpus, proto, command })
+    }
+
+    /// The runs that are not among those.
+    pub fn left(&self, there: &[Done]) -> Vec<Turn> {
+        let done = |turn: &Turn| {
+            there.iter().any(|run| run.repeat == turn.repeat && run.cell == turn.cell)
+        };
+        self.plan.turns(self.study).into_iter().filter(|turn| !done(turn)).collect()
+    }
+
+    /// How long the rest takes, in seconds.
+    fn seconds(&self, turns: &[Turn]) -> f64 {
+        seconds(turns, &self.plan, self.study)
+    }
+
+    /// Tells how long it takes, and refuses what was hardly meant.
+    pub fn check_length(&self, ask: &Ask, there: &[Done]) -> Result<(), Error> {
+        let left = self.left(there);
+        let takes = self.seconds(&left);
+        if takes > LONG_S && ask.scale != Scale::Full && ask.plan.is_none() {
+            return Err(Error::usage(format!(
+                "{} runs would take about {}: fewer values (--only AXIS=V), --repeats or \
+                 --seconds; or --full, or a --plan of your own, if you mean it. --dry-run tells \
+                 each cell",
+                left.len(),
+                length(takes)
+            )));
+        }
+        Ok(())
+    }
+
+    /// What would be measured.
+    pub fn described(&self, there: &[Done], as_json: bool) -> String {
+        let (cells, left) = (self.plan.cells(self.study), self.left(there));
+        let takes = self.seconds(&left);
+        if as_json {
+            let axes = |cell: &crate::plan::Cell| {
+                let pairs = cell.0.iter().map(|(axis, value)| (axis.clone(), json!(value)));
+                pairs.collect::<serde_json::Map<_, _>>()
+            };
+            let all = json!({"study": self.study.name(), "out": self.out, "plan": self.plan,
+                "cells": cells.iter().map(axes).collect::<Vec<_>>(), "runs_done": there.len(),
+                "runs_left": left.len(), "takes_s": takes.round(),
+                "switch_cpus": self.switch_cpus, "guest_cpus": self.guest_cpus});
+            return format!("{all:#}\n");
+        }
+        let mut text = String::new();
+        for cell in &cells {
+            let _ = writeln!(text, "{cell}");
+        }
+        let _ = writeln!(
+            text,
+            "{} cells, {} repeats of {} s: {} runs left to do, about {}; into {}",
+            cells.len(),
+            self.plan.repeats,
+            self.plan.seconds,
+            left.len(),
+            length(takes),
+            self.out.display()
+        );
+        text
+    }
+
+    /// Says which tools of this study are missing: its cells that need them are skipped.
+    pub fn warn_of_missing_tools(&self) {
+        for (tool, package) in self.study.tools().iter().filter(|(tool, _)| !has_tool(tool)) {
+            eprintln!(
+                "{tool} is not here: cells that need it are skipped; it is in the package {package}"
+            );
+        }
+    }
+
+    /// Folders that have to be seen from inside.
+    pub fn keep(&self) -> Result<Vec<PathBuf>, Error> {
+        let absolute = |path: &PathBuf| std::path::absolute(path);
+        let all = [absolute(&self.out), std::env::current_dir(), std::env::current_exe()];
+        let all: std::io::Result<Vec<PathBuf>> = all.into_iter().collect();
+        all.map_err(|error| Error::failed(format!("the current folder: {error}")))
+    }
+}
+
+/// Sets an axis to one value; where the study has no such axis, the reason why it cannot.
+fn set_axis(
+    plan: &mut Plan,
+    study: &dyn Study,
+    axis: &str,
+    value: &str,
+    why: &str,
+) -> Result<(), Error> {
+    if plan.axes.iter().any(|known| known.name == axis) {
+        return plan.restrict(study, &format!("{axis}={value}"));
+    }
+    let names: Vec<&str> = plan.axes.iter().map(|axis: &Axis| axis.name.as_str()).collect();
+    Err(Error::usage(format!(
+        "--{axis} {value}: {} has no axis '{axis}': {why}; it has {}",
+        study.name(),
+        names.join(", ")
+    )))
+}
+
+fn set_guest(plan: &mut Plan, study: &dyn Study, guest: &str) -> Result<(), Error> {
+    if !GUESTS.contains(&guest) {
+        let hint = did_you_mean(guest, GUESTS);
+        return Err(Error::usage(format!(
+            "--guest {guest}{hint}: there are {}",
+            GUESTS.join(", ")
+        )));
+    }
+    let has_axis = plan.axes.iter().any(|axis| axis.name == "guest");
+    if guest == GUESTS[0] && !has_axis {
+        return Ok(());
+    }
+    let why = "guests in QEMU and UML are not there yet, only network namespaces (netns)";
+    set_axis(plan, study, "guest", guest, why)
+}
+
+/// Where switch and guests run: of two CPUs the first and the second, of more the first half and
+/// the second.
+fn cpus(ask: &Ask) -> Result<(Vec<usize>, Vec<usize>), Error> {
+    let allowed = allowed_cpus();
+    let half = allowed.len() / 2;
+    let pick = |name: &str, given: &[usize], usual: &[usize]| {
+        if let Some(cpu) = given.iter().find(|cpu| !allowed.contains(cpu)) {
+            let known: Vec<String> = allowed.iter().map(ToString::to_string).collect();
+            let what = format!("{name} {cpu}: no such CPU here: there are {}", known.join(","));
+            return Err(Error::usage(what));
+        }
+        Ok(if given.is_empty() { usual.to_vec() } else { given.to_vec() })
+    };
+    let (first, second) =
+        if half == 0 { (&allowed[..], &allowed[..]) } else { allowed.split_at(half) };
+    let switch = pick("--switch-cpus", &ask.switch_cpus, first)?;
+    Ok((switch, pick("--guest-cpus", &ask.guest_cpus, second)?))
+}

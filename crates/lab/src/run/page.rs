@@ -1,0 +1,119 @@
+//! The report of results: what a study tells of them, and how they came about.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+use crate::machine::{Machine, list};
+use crate::report::{self, Document, Part, Warning};
+use crate::store::{Results, is_disturbed};
+use crate::study::Study;
+
+/// Writes the page and its plots into a folder; several results become one page, one after the
+/// other.
+pub fn write(folder: &Path, all: &[Results], study: &dyn Study) -> Result<PathBuf, Error> {
+    report::write(folder, &document(all, study)).map_err(|error| Error::failed(error.to_string()))
+}
+
+fn document(all: &[Results], study: &dyn Study) -> Document {
+    let mut document = Document {
+        title: study.name().into(),
+        question: study.about().into(),
+        seed: study.seed(),
+        ..Document::default()
+    };
+    for (i, results) in all.iter().enumerate() {
+        let several = all.len() > 1;
+        let which = if several { format!("{}: ", i + 1) } else { String::new() };
+        let named = |pairs: Vec<(String, String)>| {
+            pairs
+                .into_iter()
+                .map(|(name, value)| (format!("{which}{name}"), value))
+                .collect::<Vec<_>>()
+        };
+        document.machine.extend(named(machine(&results.machine)));
+        document.method.extend(named(method(results, study)));
+        document.warnings.extend(warnings(results, study));
+        document.verdicts.extend(study.judge(results));
+        if several {
+            document.parts.push(Part::Text {
+                title: format!("Machine {}", i + 1),
+                body: format!("{}, {} CPUs", results.machine.cpu, results.machine.cpus),
+            });
+        } else {
+            document.command.clone_from(&results.command);
+        }
+        let mut parts = study.report(results);
+        // Names of files are unique within one set of results only.
+        if i > 0 {
+            for part in &mut parts {
+                if let Part::Plot(plot) = part {
+                    plot.file = format!("{}-{}", plot.file, i + 1);
+                }
+            }
+        }
+        document.parts.append(&mut parts);
+    }
+    document
+}
+
+fn machine(machine: &Machine) -> Vec<(String, String)> {
+    let mut told = vec![
+        ("CPU".to_string(), machine.cpu.clone()),
+        ("CPUs".into(), machine.cpus.to_string()),
+        ("switch on CPU".into(), list(&machine.switch_cpus)),
+        ("guests on CPU".into(), list(&machine.guest_cpus)),
+        ("kernel".into(), machine.kernel.clone()),
+        ("hypervisor".into(), machine.hypervisor.clone()),
+        ("governor".into(), machine.governor.clone()),
+    ];
+    let versions = machine.versions.iter();
+    told.extend(versions.map(|(tool, version)| (format!("version of {tool}"), version.clone())));
+    let against = machine.mitigations.iter().filter(|(_, state)| *state != "Not affected");
+    told.extend(against.map(|(what, state)| (format!("against {what}"), state.clone())));
+    told.retain(|(_, value)| !value.is_empty());
+    told
+}
+
+fn method(results: &Results, study: &dyn Study) -> Vec<(String, String)> {
+    let plan = &results.plan;
+    let far = results.runs.iter().filter(|run| results.is_far(run)).count();
+    let disturbed = results.runs.iter().filter(|run| is_disturbed(run)).count();
+    let last = plan.axes.last().map_or("", |axis| &axis.name);
+    let mut told = vec![
+        ("cells".to_string(), plan.cells(study).len().to_string()),
+        ("repeats".into(), plan.repeats.to_string()),
+        ("seconds of each run".into(), plan.seconds.to_string()),
+        ("runs".into(), format!("{} of {}", results.runs.len(), plan.turns(study).len())),
+        ("side by side".into(), format!("values of {last}, forwards and backwards in turn")),
+        ("command".into(), results.command.clone()),
+    ];
+    let nearest = results.nearest_ns();
+    if nearest > 0.0 {
+        let ns = format!("{nearest:.0} ns there and back at best; {far} runs at far more");
+        told.push(("distance of the CPUs".into(), ns));
+    }
+    told.push(("disturbed".into(), format!("{disturbed} runs, by other programs")));
+    let out = results.runs.len() - results.used().len();
+    told.push((
+        "left out of medians".into(),
+        format!("{out} runs: far or disturbed, of cells that have others"),
+    ));
+    told
+}
+
+fn warnings(results: &Results, study: &dyn Study) -> Vec<Warning> {
+    let warning = |what: String, why: &str| Warning { what, why: why.into() };
+    let has: BTreeSet<_> = results.cells().into_iter().collect();
+    let mut told = Vec::new();
+    for cell in results.plan.cells(study) {
+        if !has.contains(&cell) {
+            told.push(warning(cell.to_string(), "not measured"));
+        } else if !results.runs.iter().any(|run| run.cell == cell && results.is_quiet(run)) {
+            told.push(warning(cell.to_string(), "no quiet run: CPUs far apart, or other programs"));
+        }
+    }
+    told.extend(results.failed.iter().map(|(cell, why)| warning(cell.to_string(), why)));
+    let unique: BTreeSet<Warning> = told.drain(..).collect();
+    unique.into_iter().collect()
+}
