@@ -59,8 +59,9 @@ impl Axis {
         }
     }
 
-    /// Of whole numbers or the like: ends where the values do, or at zero.
-    pub fn of_places(values: &[f64], log: bool) -> Self {
+    /// Of whole numbers or the like: ends where the values do, or at zero where that is near and
+    /// has a meaning (`zero`).
+    pub fn of_places(values: &[f64], log: bool, zero: bool) -> Self {
         let mut axis = Self::of_values(values, log, false);
         let least = values.iter().copied().fold(f64::MAX, f64::min);
         let most = values.iter().copied().fold(f64::MIN, f64::max);
@@ -71,7 +72,7 @@ impl Axis {
         if least == most {
             (axis.low, axis.high) = (most - 1.0, most + 1.0);
         } else if most - axis.low.floor() <= 16.0 {
-            (axis.low, axis.high) = (axis.low.floor(), most);
+            (axis.low, axis.high) = (if zero { axis.low.floor() } else { least }, most);
         } else {
             return axis;
         }
@@ -235,11 +236,15 @@ mod tests {
 
     #[test]
     fn whole_numbers_are_all_marked() {
-        let guests = Axis::of_places(&[1.0, 2.0, 8.0], false);
+        let guests = Axis::of_places(&[1.0, 2.0, 8.0], false, true);
         assert_eq!(shown(&guests), "0 1 2 3 4 5 6 7 8");
         assert_eq!((guests.low, guests.high), (0.0, 8.0));
-        assert_eq!(shown(&Axis::of_places(&[50.0, 1472.0, 1500.0], false)), "0 500 1000 1500");
-        assert_eq!(shown(&Axis::of_places(&[3.0], false)), "2 3 4");
+        assert_eq!(shown(&Axis::of_places(&[1.0, 4.0], false, false)), "1 2 3 4");
+        assert_eq!(
+            shown(&Axis::of_places(&[50.0, 1472.0, 1500.0], false, true)),
+            "0 500 1000 1500"
+        );
+        assert_eq!(shown(&Axis::of_places(&[3.0], false, true)), "2 3 4");
     }
 
     #[test]

@@ -182,23 +182,27 @@ fn table_part(html: &mut String, name: &str, it: &Table) {
     let title = escape(&it.title);
     let _ = writeln!(html, "<section class=\"table\">\n<h3 id=\"{name}\">{title}</h3>");
     paragraphs(html, &it.note, " class=\"note\"");
-    html.push_str(&table::html(it, name));
+    html.push_str(&table::html(it, name, "least and most of the runs that the median is of"));
     command(html, &it.command, "Repeat");
     html.push_str("</section>\n");
 }
 
 fn plot_part(html: &mut String, name: &str, it: &Plot) {
     let (title, file) = (escape(&it.title), escape(&it.file));
-    let _ = writeln!(html, "<figure>\n<figcaption><h3 id=\"{name}\">{title}</h3></figcaption>");
+    let _ = writeln!(
+        html,
+        "<figure>\n<div class=\"whole\">\n<figcaption><h3 id=\"{name}\">{title}</h3>\
+         </figcaption>"
+    );
     paragraphs(html, &it.note, " class=\"note\"");
     html.push_str(&svg::inline(&plot::draw(it, Room::Wide), "plot wide"));
     html.push_str(&svg::inline(&plot::draw(it, Room::Narrow), "plot narrow"));
     let _ = write!(
         html,
-        "<details class=\"figures\"><summary>The figures of this plot</summary>\n{}</details>\n\
-         <p class=\"files\">As a file: <a href=\"{PLOTS}/{file}.svg\">SVG</a> \
+        "</div>\n<details class=\"figures\"><summary>The figures of this plot</summary>\n{}\
+         </details>\n<p class=\"files\">As a file: <a href=\"{PLOTS}/{file}.svg\">SVG</a> \
          <a href=\"{PLOTS}/{file}.png\">PNG</a></p>\n",
-        table::html(&table::of_plot(it), name),
+        table::html(&table::of_plot(it), name, "ends of the error bars"),
     );
     command(html, &it.command, "Repeat");
     html.push_str("</figure>\n");

@@ -130,3 +130,6 @@ pub fn place(plot: &Plot, x: f64) -> String {
     let category = || plot.categories.get(x as usize).filter(|_| x >= 0.0 && x.fract() == 0.0);
     category().cloned().unwrap_or_else(|| short(x))
 }
+
+#[cfg(test)]
+mod tests;

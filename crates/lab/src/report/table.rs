@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use super::words::{escape, number};
-use super::{Plot, Table, Value};
+use super::{Plot, Series, Table, Value};
 
 /// What is known of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,8 +17,8 @@ enum Column {
     Seed,
 }
 
-/// The table in its box, with notes below.
-pub fn html(table: &Table, name: &str) -> String {
+/// The table in its box, with notes below; `small`: what the small figures beside others are.
+pub fn html(table: &Table, name: &str, small: &str) -> String {
     let columns: Vec<Column> = (0..table.columns.len()).map(|n| column(table, n)).collect();
     let mut reasons: Vec<&str> = Vec::new();
     let title = escape(&table.title);
@@ -51,7 +51,7 @@ pub fn html(table: &Table, name: &str) -> String {
         html.push_str("</tr>\n");
     }
     html.push_str("</tbody>\n</table>\n</div>\n");
-    notes(&mut html, table, &reasons);
+    notes(&mut html, table, &reasons, small);
     html
 }
 
@@ -123,14 +123,16 @@ fn mark<'a>(why: &'a str, reasons: &mut Vec<&'a str>) -> String {
     format!("<sup>{}</sup>", place + 1)
 }
 
-fn notes(html: &mut String, table: &Table, reasons: &[&str]) {
+fn notes(html: &mut String, table: &Table, reasons: &[&str], small: &str) {
     let any = |wanted: fn(&Value) -> bool| table.rows.iter().flatten().any(wanted);
-    let mut keys = Vec::new();
+    let mut keys: Vec<String> = Vec::new();
     if any(|value| matches!(value, Value::Seed(..))) {
-        keys.push("<span class=\"key seed\">shaded, in italics</span>: as printed by its source");
+        keys.push(
+            "<span class=\"key seed\">shaded, in italics</span>: as its source printed it".into(),
+        );
     }
     if any(|value| matches!(value, Value::Spread { .. })) {
-        keys.push("median <span class=\"range\">least\u{2013}most</span>");
+        keys.push(format!("<span class=\"range\">small</span>: {small}"));
     }
     if !keys.is_empty() {
         let _ = writeln!(html, "<p class=\"keys\">{}</p>", keys.join(" \u{00b7} "));
@@ -146,8 +148,8 @@ fn notes(html: &mut String, table: &Table, reasons: &[&str]) {
 
 /// What a plot shows, as a table.
 pub fn of_plot(plot: &Plot) -> Table {
-    let mut places: Vec<f64> =
-        plot.series.iter().flat_map(|s| &s.points).map(|p| p.x).filter(|x| x.is_finite()).collect();
+    let points = || plot.series.iter().flat_map(|s| &s.points);
+    let mut places: Vec<f64> = points().map(|p| p.x).filter(|x| x.is_finite()).collect();
     places.sort_by(f64::total_cmp);
     places.dedup();
     let mut columns = vec![plot.x.clone()];
@@ -155,34 +157,85 @@ pub fn of_plot(plot: &Plot) -> Table {
         let unit = if series.right { &plot.right } else { &plot.y };
         if unit.is_empty() { series.name.clone() } else { format!("{}: {unit}", series.name) }
     }));
+    let x_digits = digits(places.iter().copied());
     let mut rows = Vec::new();
     for x in places {
         let place = plot.categories.get(x as usize).filter(|_| x >= 0.0);
         let mut row = vec![match place {
             Some(name) => Value::Text(name.clone()),
-            None => Value::Number(x, digits(x)),
+            None => Value::Number(x, x_digits),
         }];
-        row.extend(plot.series.iter().map(|series| {
-            let most = series.points.iter().map(|p| p.y.abs()).fold(0.0, f64::max);
-            let digits = digits(most);
-            match series.points.iter().find(|p| p.x == x && p.y.is_finite()) {
-                None => Value::Missing(String::new()),
-                Some(p) if p.low < p.y || p.high > p.y => {
-                    Value::Spread { median: p.y, low: p.low, high: p.high, digits }
-                }
-                Some(p) => Value::Number(p.y, digits),
-            }
-        }));
+        row.extend(plot.series.iter().map(|series| figure(series, x)));
         rows.push(row);
     }
     let title = format!("Figures of: {}", plot.title);
     Table { title, columns, rows, ..Table::default() }
 }
 
-/// Digits behind the point that tell four of a number.
-fn digits(value: f64) -> usize {
-    match value.abs() {
-        size if size == 0.0 || size >= 1000.0 || value.fract() == 0.0 => 0,
-        size => (3.0 - size.log10().floor()).clamp(0.0, 9.0) as usize,
+/// What a series has at a place.
+fn figure(series: &Series, x: f64) -> Value {
+    let digits = digits(series.points.iter().map(|p| p.y));
+    match series.points.iter().find(|p| p.x == x && p.y.is_finite()) {
+        None => Value::Missing(String::new()),
+        Some(p) if p.low < p.y || p.high > p.y => {
+            Value::Spread { median: p.y, low: p.low, high: p.high, digits }
+        }
+        Some(p) => Value::Number(p.y, digits),
+    }
+}
+
+/// Digits behind the point that tell about four of the greatest of these numbers.
+fn digits(values: impl Iterator<Item = f64> + Clone) -> usize {
+    let finite = values.filter(|value| value.is_finite());
+    let most = finite.clone().map(f64::abs).fold(0.0, f64::max);
+    match most {
+        most if most >= 1000.0 || finite.clone().all(|value| value.fract() == 0.0) => 0,
+        most => (3.0 - most.log10().floor()).clamp(0.0, 9.0) as usize,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Point;
+    use super::*;
+
+    #[test]
+    fn figures_of_a_plot_have_the_digits_they_need() {
+        assert_eq!(digits([1.0, 12.0].into_iter()), 0);
+        assert_eq!(digits([1.0, 12.5, f64::NAN].into_iter()), 2);
+        assert_eq!(digits([0.0123].into_iter()), 5);
+        assert_eq!(digits([54321.5].into_iter()), 0);
+        assert_eq!(digits([].into_iter()), 0);
+    }
+
+    #[test]
+    fn figures_of_a_plot_are_by_place() {
+        let point = |x: f64, y: f64, error: f64| Point { x, y, low: y - error, high: y + error };
+        let series = |name: &str, points: Vec<Point>| Series {
+            name: name.into(),
+            points,
+            ..Series::default()
+        };
+        let plot = Plot {
+            x: "guests".into(),
+            y: "Gbit/s".into(),
+            series: vec![
+                series("a", vec![point(2.0, 3.5, 0.5), point(1.0, 2.0, 0.0)]),
+                series("b", vec![point(3.0, 7.0, 0.0)]),
+            ],
+            ..Plot::default()
+        };
+        let table = of_plot(&plot);
+        assert_eq!(table.columns, ["guests", "a: Gbit/s", "b: Gbit/s"]);
+        let none = || Value::Missing(String::new());
+        let spread = Value::Spread { median: 3.5, low: 3.0, high: 4.0, digits: 3 };
+        assert_eq!(
+            table.rows,
+            [
+                vec![Value::Number(1.0, 0), Value::Number(2.0, 3), none()],
+                vec![Value::Number(2.0, 0), spread, none()],
+                vec![Value::Number(3.0, 0), none(), Value::Number(7.0, 0)],
+            ]
+        );
     }
 }

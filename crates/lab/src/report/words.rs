@@ -71,7 +71,7 @@ pub fn brief(value: f64) -> String {
         _ => (1.0, ""),
     };
     let digits = match value.abs() / unit {
-        size if size >= 100.0 || size == 0.0 => 0,
+        size if size >= 100.0 || size.fract() == 0.0 => 0,
         size if size >= 10.0 => 1,
         _ => 2,
     };

@@ -344,3 +344,84 @@ pub fn neighbours() -> Plot {
         ..Plot::default()
     }
 }
+
+/// Layouts that no seed has, and that a study may ask for.
+pub fn kinds() -> Vec<Plot> {
+    let steps = |count: u32, value: fn(f64) -> f64| -> Vec<(f64, f64, f64)> {
+        (1..=count).map(f64::from).map(|n| (n, value(n), value(n).abs() * 0.08)).collect()
+    };
+    let bars = |series: Series| Series { bars: true, ..series };
+    let settings: Vec<String> = (1..=14).map(|n| format!("setting-{n} off")).collect();
+    let changes: Vec<_> = (0..14).map(f64::from).map(|n| (n, (n - 5.0) * (n - 9.0), 2.0)).collect();
+    let plot = |title: &str, file: &str, x: &str, y: &str, series: Vec<Series>| Plot {
+        title: title.into(),
+        file: file.into(),
+        x: x.into(),
+        y: y.into(),
+        series,
+        command: COMMAND.into(),
+        ..Plot::default()
+    };
+    vec![
+        Plot {
+            categories: settings,
+            ..plot(
+                "One thing changed at a time: what it does to the calls per frame, in per cent of \
+                 the default's, with the frames of one guest",
+                "changes",
+                "setting",
+                "change, %",
+                vec![bars(line("calls per frame", 0, &changes))],
+            )
+        },
+        plot(
+            "Calls by workers",
+            "numeric-bars",
+            "workers",
+            "calls/s",
+            vec![
+                bars(line("event", 0, &steps(6, |n| 21_000.0 / n))),
+                bars(line("poll", 1, &steps(6, |_| 1000.0))),
+            ],
+        ),
+        plot("One point", "one", "guests", "Gbit/s", vec![line("once", 0, &[(3.0, 4.2, 0.0)])]),
+        plot("Nothing", "nothing", "guests", "Gbit/s", vec![line("never", 0, &[])]),
+        Plot {
+            right: "wake-ups/s".into(),
+            log: (false, true),
+            ..plot(
+                "Idle ports",
+                "idle",
+                "ports",
+                "CPU, %",
+                vec![
+                    line("CPU, adaptive", 0, &steps(8, |n| 0.02 * n)),
+                    line("CPU, always spin", 1, &steps(8, |n| 90.0 + n)),
+                    Series {
+                        right: true,
+                        dashed: true,
+                        ..line("wake-ups", 0, &steps(8, |n| 3.0 * n))
+                    },
+                    Series {
+                        right: true,
+                        dashed: true,
+                        ..line("wake-ups of spin", 1, &steps(8, |_| 0.0))
+                    },
+                ],
+            )
+        },
+        plot(
+            "Eight at once",
+            "eight",
+            "guests",
+            "Mbit/s",
+            (0..8)
+                .map(|n| {
+                    let at = move |x: f64| 900.0 / (1.0 + 0.1 * x * f64::from(n + 1));
+                    let points: Vec<_> = (1..=9).map(f64::from).map(|x| (x, at(x), 0.0)).collect();
+                    line(&format!("policy {}", n + 1), n as usize, &points)
+                })
+                .collect(),
+        ),
+    ]
+}

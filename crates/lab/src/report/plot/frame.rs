@@ -58,10 +58,11 @@ fn axes(plot: &Plot) -> (Axis, Option<Axis>) {
 impl Frame {
     /// Of a plot, with its upper edge at `top`.
     pub fn of(plot: &Plot, look: &Look, top: f32) -> Self {
+        let bars = plot.series.iter().any(|s| s.bars);
         let places = plot.series.iter().flat_map(|s| &s.points).map(|p| p.x);
         let places: Vec<f64> = places.collect();
         let x = match plot.categories.is_empty() {
-            true => Axis::of_places(&places, plot.log.0),
+            true => Axis::of_places(&places, plot.log.0, !bars),
             false => Axis::of_categories(&plot.categories),
         };
         let (left, right) = axes(plot);
@@ -70,15 +71,19 @@ impl Frame {
             widths.fold(0.0, f32::max) + MARK + look.gap * 0.5
         };
         let titled = |label: &str| if label.is_empty() { 0.0 } else { look.letters * 1.6 };
+        // The first and the last number below may reach beyond the axis.
+        let beyond = |mark: Option<&(f64, String)>| match plot.categories.is_empty() {
+            true => mark.map_or(0.0, |(_, text)| font::width(text, look.letters) / 2.0),
+            false => 0.0,
+        };
+        let to_left = titled(&plot.y) + widest(&left);
+        let to_right = right.as_ref().map_or(look.gap, |r| titled(&plot.right) + widest(r));
         let edges = [
-            look.gap + titled(&plot.y) + widest(&left),
+            look.gap + to_left.max(beyond(x.marks.first())),
             top,
-            look.width
-                - look.gap
-                - right.as_ref().map_or(look.gap, |r| titled(&plot.right) + widest(r)),
+            look.width - look.gap - to_right.max(beyond(x.marks.last())),
             top + look.height,
         ];
-        let bars = plot.series.iter().any(|s| s.bars);
         let inset = match (plot.categories.is_empty(), bars) {
             (true, true) => [(edges[2] - edges[0]) * 0.07; 2],
             (true, false) => [if x.low == 0.0 { 0.0 } else { 12.0 }, 12.0],

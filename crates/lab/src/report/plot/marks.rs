@@ -15,9 +15,14 @@ const BARS: f32 = 0.78;
 pub fn draw(scene: &mut Scene, plot: &Plot, look: &Look, frame: &Frame) {
     let bars: Vec<&Series> = plot.series.iter().filter(|s| s.bars).collect();
     let width = bar_width(plot, frame, bars.len());
+    let mut tops = Vec::new();
     for (n, series) in bars.iter().enumerate() {
         let shift = (n as f32 - (bars.len() - 1) as f32 / 2.0) * width;
-        draw_bars(scene, plot, look, frame, series, (shift, width));
+        draw_bars(scene, plot, frame, series, (shift, width), &mut tops);
+    }
+    // Lines would run through the numbers.
+    if bars.len() == plot.series.len() {
+        number_bars(scene, look, &tops, width);
     }
     // What is ours, or the point of the plot, lies above what is dashed.
     let mut lines: Vec<(usize, &Series)> =
@@ -210,22 +215,18 @@ fn bar(series: &Series, area: Vec<Spot>, hint: String) -> Shape {
     }
 }
 
+/// A series' bars; adds where each ends, with its error bar, and its value to `tops`.
 fn draw_bars(
     scene: &mut Scene,
     plot: &Plot,
-    look: &Look,
     frame: &Frame,
     series: &Series,
     (shift, width): (f32, f32),
+    tops: &mut Vec<(Spot, f64)>,
 ) {
     let axis = frame.side(series.right);
     let base = frame.down(axis.within(0.0), series.right).unwrap_or(frame.edges[3]);
     let inner = (width * 0.92).max(1.0);
-    let size = look.letters * 0.85;
-    let fits = |p: &Point| font::width(&brief(p.y), size) * SLACK <= width;
-    // Lines would run through the numbers.
-    let bars = || plot.series.iter().filter(|s| s.bars);
-    let numbered = plot.series.iter().all(|s| s.bars) && bars().flat_map(|s| &s.points).all(fits);
     for point in &series.points {
         let Some((x, y)) = spot(frame, point, series.right) else { continue };
         let x = x + shift;
@@ -234,9 +235,26 @@ fn draw_bars(
         scene.items.push(Item::Shape(bar(series, area, hint(plot, series, point))));
         error_bar(scene, frame, series, point, (x, (inner / 4.0).min(5.0)), Ink::Text);
         let top = frame.down(axis.within(point.high.max(point.y)), series.right).unwrap_or(y);
-        if numbered {
-            let at = (x, top.min(base) - 4.0);
-            scene.words(&brief(point.y), at, Anchor::Middle, size, Ink::Text);
+        tops.push(((x, top.min(base)), point.y));
+    }
+}
+
+/// Above each bar its value, if there is room for all of them.
+fn number_bars(scene: &mut Scene, look: &Look, tops: &[(Spot, f64)], width: f32) {
+    let size = look.letters * 0.85;
+    let wide = |value: f64| font::width(&brief(value), size) * SLACK;
+    if tops.iter().any(|(_, value)| wide(*value) > width) {
+        return;
+    }
+    let mut taken: Vec<Spot> = Vec::new();
+    for ((x, top), value) in tops {
+        let at = (*x, top - 4.0);
+        // Bars of one series at the same place, or nearly so.
+        let near = |t: &Spot| (t.0 - at.0).abs() < width - 0.5 && (t.1 - at.1).abs() < size * 1.1;
+        if taken.iter().any(near) {
+            continue;
         }
+        taken.push(at);
+        scene.words(&brief(*value), at, Anchor::Middle, size, Ink::Text);
     }
 }
