@@ -19,7 +19,7 @@ fn chromium(folder: &Path, args: &[&str], page: &Path) -> Option<Output> {
     };
     let profile = format!("--user-data-dir={}", folder.join("profile").display());
     let output = Command::new("timeout")
-        .args(["-k", "5", "60", name, "--headless", "--disable-gpu", "--no-first-run"])
+        .args(["-k", "5", "120", name, "--headless", "--disable-gpu", "--no-first-run"])
         // As root there is no sandbox to be had.
         .args(["--no-sandbox", "--disable-dev-shm-usage", "--enable-logging=stderr", &profile])
         .args(["--force-color-profile=srgb", "--hide-scrollbars"])
@@ -42,7 +42,11 @@ fn dom(name: &str, script: &str) -> Option<String> {
     let probed = html.replace("</body>", &format!("<script>{script}</script></body>"));
     let page = folder.join("probed.html");
     std::fs::write(&page, probed).unwrap();
-    let output = chromium(&folder, &["--window-size=1100,900", "--dump-dom"], &page)?;
+    let output = chromium(
+        &folder,
+        &["--window-size=1100,900", "--virtual-time-budget=3000", "--dump-dom"],
+        &page,
+    )?;
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
@@ -109,7 +113,7 @@ fn tables_sort_by_number_and_back() {
 }
 
 #[test]
-fn theme_goes_round_and_commands_are_copied() {
+fn theme_goes_round() {
     let script = "const theme = document.getElementById('theme');\
         const seen = [];\
         for (let i = 0; i < 3; i++) { theme.click();\
@@ -122,4 +126,23 @@ fn theme_goes_round_and_commands_are_copied() {
     assert_eq!(seen[0], "Theme: light light rgb(255, 255, 255)");
     assert_eq!(seen[1], "Theme: dark dark rgb(22, 25, 29)");
     assert!(seen[2].starts_with("Theme: system undefined"), "{}", seen[2]);
+}
+
+#[test]
+fn commands_are_copied_the_new_way_or_by_hand() {
+    let script = "const button = document.querySelector('button.copy'); const seen = [];\
+        const clipboard = { writeText: async (text) => { seen.push(text); } };\
+        Object.defineProperty(navigator, 'clipboard', { value: clipboard });\
+        const later = (then) => setTimeout(then, 100);\
+        button.click();\
+        later(() => { seen.push(button.textContent);\
+          clipboard.writeText = async () => { throw 'not allowed'; };\
+          document.execCommand = () => { seen.push(getSelection().toString()); return false; };\
+          button.click();\
+          later(() => { seen.push(button.textContent, getSelection().toString());\
+            document.title = 'copied ' + seen.join('; '); }); })";
+    let Some(dom) = dom("copy", script) else { return };
+    let said = dom.split("<title>copied ").nth(1).unwrap().split('<').next().unwrap();
+    let command = sample::COMMAND;
+    assert_eq!(said, format!("{command}; Copied; {command}; Press Ctrl-C; {command}"));
 }
