@@ -20,6 +20,7 @@ pub mod stats;
 pub mod store;
 pub mod studies;
 pub mod study;
+pub mod usl;
 
 pub use run::{Ask, list, show};
 

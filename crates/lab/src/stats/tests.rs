@@ -26,11 +26,11 @@ fn percentiles_between_values() {
 
 #[test]
 fn fairness_of_jain_chiu_and_hawe() {
-    // DEC-TR-301 (1984), section 3: m of n users share equally, the others have none: m/n.
+    // DEC-TR-301 (1984): where m of n users share equally and the others have none, it is m/n.
     assert_eq!(jain(&[1.0, 1.0, 0.0, 0.0, 0.0]), Some(0.4));
     assert_eq!(jain(&[3.0; 7]), Some(1.0));
-    // The same report's example: 50, 30, 50 Mbit/s measured.
-    near(jain(&[50.0, 30.0, 50.0]).unwrap(), 0.9548, 1e-4);
+    // (1 + 3 + 5)^2 / (3 (1 + 9 + 25)).
+    near(jain(&[1.0, 3.0, 5.0]).unwrap(), 81.0 / 105.0, 1e-12);
     assert_eq!(jain(&[]), None);
     assert_eq!(jain(&[0.0, 0.0]), None);
 }
