@@ -161,7 +161,9 @@ impl Busy {
     pub fn others_percent(&self) -> f64 {
         let now = Self::look();
         let ours = now.ours.saturating_sub(self.ours);
-        let others = now.machine.saturating_sub(self.machine).saturating_sub(ours);
+        // Each CPU's time is told in whole ticks.
+        let unsure = allowed_cpus().len() as u64;
+        let others = now.machine.saturating_sub(self.machine).saturating_sub(ours + unsure);
         let span = now.at.duration_since(self.at).as_secs_f64();
         let per_second = rustix::param::clock_ticks_per_second() as f64;
         if span > 0.0 { 100.0 * others as f64 / per_second / span } else { 0.0 }

@@ -81,6 +81,7 @@ pub fn run(ask: &Ask, studies: Studies) -> Result<u8, Error> {
     order.check_length(ask, &there)?;
     match side {
         Side::Outside(outside) => {
+            eprintln!("{}", order.in_short(&there));
             order.warn_of_missing_tools();
             outside.run(&order.keep()?)
         }
@@ -112,9 +113,12 @@ fn inside(ask: &Ask, order: &Order) -> Result<u8, Error> {
     Ok(status)
 }
 
-/// Where the processes of all runs run.
+/// Where the processes of all runs run. They run a copy of this program: one that is built anew
+/// meanwhile must not change what is measured.
 fn stage(order: &Order) -> Result<Stage, Error> {
-    let program = std::env::current_exe().map_err(|error| Error::failed(error.to_string()))?;
+    let program = std::env::temp_dir().join("pvswitch");
+    let copied = std::env::current_exe().and_then(|this| std::fs::copy(this, &program));
+    copied.map_err(|error| Error::failed(format!("{}: {error}", program.display())))?;
     Stage::new(&program, &order.switch_cpus, &order.guest_cpus, order.proto)
         .map_err(|error| Error::failed(error.to_string()))
 }
@@ -132,7 +136,7 @@ pub fn show(folders: &[PathBuf], studies: Studies) -> Result<PathBuf, Error> {
             return Err(Error::usage(format!("{at}: results of {}, not of {name}", plan.study)));
         }
         plan.check(study)?;
-        all.push(Results::read(folder, plan, study)?);
+        all.push(Results::read(folder, plan, study, &mut |line| eprintln!("{line}"))?);
     }
     page::write(first, &all, study)
 }

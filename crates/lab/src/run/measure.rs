@@ -186,7 +186,8 @@ impl Session {
         stop: &Stop,
         count: usize,
     ) -> Result<Ended, Error> {
-        let results = Results::read(&order.out, order.plan.clone(), order.study)?;
+        let say = &mut |line: String| eprintln!("{line}");
+        let results = Results::read(&order.out, order.plan.clone(), order.study, say)?;
         let done = results.runs.len();
         let ended = &mut self.ended;
         ended.done = done;
@@ -195,7 +196,7 @@ impl Session {
             ended.verdicts = order.study.judge(&results);
             folder.write_summary(&ended.summary)?;
             let page = page::write(&order.out, std::slice::from_ref(&results), order.study)?;
-            eprintln!("{}", page.display());
+            eprintln!("report: {}", page.display());
         }
         if ended.failed > 0 {
             eprintln!(

@@ -136,7 +136,7 @@ impl Order {
         seconds(turns, &self.plan, self.study)
     }
 
-    /// Tells how long it takes, and refuses what was hardly meant.
+    /// Refuses what was hardly meant, and tells how long it would take.
     pub fn check_length(&self, ask: &Ask, there: &[Done]) -> Result<(), Error> {
         let left = self.left(there);
         let takes = self.seconds(&left);
@@ -171,17 +171,22 @@ impl Order {
         for cell in &cells {
             let _ = writeln!(text, "{cell}");
         }
-        let _ = writeln!(
-            text,
-            "{} cells, {} repeats of {} s: {} runs left to do, about {}; into {}",
-            cells.len(),
+        text + &self.in_short(there) + "\n"
+    }
+
+    /// How much it is.
+    pub fn in_short(&self, there: &[Done]) -> String {
+        let left = self.left(there);
+        format!(
+            "{}: {} cells, {} repeats of {} s: {} runs left to do, about {}; into {}",
+            self.study.name(),
+            self.plan.cells(self.study).len(),
             self.plan.repeats,
             self.plan.seconds,
             left.len(),
-            length(takes),
+            length(self.seconds(&left)),
             self.out.display()
-        );
-        text
+        )
     }
 
     /// Says which tools of this study are missing: its cells that need them are skipped.

@@ -284,10 +284,18 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
 }
 
 impl Results {
-    /// Reads a folder of results, as far as it has come.
-    pub fn read(path: &Path, plan: Plan, study: &dyn Study) -> Result<Self, Error> {
+    /// Reads a folder of results, as far as it has come; `say` is told what is missing.
+    pub fn read(
+        path: &Path,
+        plan: Plan,
+        study: &dyn Study,
+        say: &mut dyn FnMut(String),
+    ) -> Result<Self, Error> {
         let file = path.join(RUNS);
-        let mut runs = read_runs(&file, &Columns::of(&plan, study))?.runs;
+        let Read { mut runs, whole } = read_runs(&file, &Columns::of(&plan, study))?;
+        if whole.is_some() {
+            say(format!("{}: its last line is incomplete and left out", file.display()));
+        }
         let mut seen = BTreeSet::new();
         runs.retain(|run| seen.insert((run.cell.clone(), run.repeat)));
         let machine = read_machine(path)?;

@@ -1,0 +1,422 @@
+//! Plans, folders of results, and the runs between them, with a study that measures nothing.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use common::{STUDIES, ask, folder};
+use pvswitch_lab::isolate::Stop;
+use pvswitch_lab::plan::{Cell, Plan, Scale};
+use pvswitch_lab::run::{Ended, Order, measure};
+use pvswitch_lab::stage::{Proto, Stage};
+use pvswitch_lab::store::{self, Outcome, Results};
+use pvswitch_lab::{Ask, Error};
+
+/// Asks for cells that work, into a folder.
+fn quick(out: &Path) -> Ask {
+    Ask { only: vec!["poll=event".into()], ..ask(out) }
+}
+
+fn order(ask: &Ask) -> Order {
+    Order::of(ask, STUDIES).unwrap()
+}
+
+fn go(ask: &Ask, stop: &Stop) -> Result<Ended, Error> {
+    let stage = Stage::new(Path::new("/bin/true"), &[0], &[0], Proto::Virtio).unwrap();
+    measure(&order(ask), &Arc::new(stage), stop)
+}
+
+fn read(out: &Path) -> Results {
+    let plan = store::plan_of(out).unwrap();
+    Results::read(out, plan, STUDIES[0], &mut |_| ()).unwrap()
+}
+
+fn text(out: &Path, file: &str) -> String {
+    fs::read_to_string(out.join(file)).unwrap()
+}
+
+fn usage(change: impl FnOnce(&mut Ask)) -> String {
+    let mut ask = ask(Path::new("nowhere"));
+    change(&mut ask);
+    match Order::of(&ask, STUDIES) {
+        Err(Error::Usage(what)) => what,
+        Err(other) => panic!("not a mistake of usage: {other}"),
+        Ok(_) => panic!("it is taken"),
+    }
+}
+
+/// All words are in it.
+fn says(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "no '{word}' in: {text}");
+    }
+}
+
+// ---- plans ----
+
+#[test]
+fn an_unknown_name_comes_with_the_nearest_one() {
+    says(&usage(|ask| ask.study = "fkae".into()), &["no study 'fkae'", "mean 'fake'"]);
+    says(&usage(|ask| ask.only = vec!["lod=1".into()]), &["no axis 'lod'", "mean 'load'"]);
+    says(&usage(|ask| ask.only = vec!["poll=evnt".into()]), &["'evnt'", "mean 'event'"]);
+    says(&usage(|ask| ask.only = vec!["poll".into()]), &["AXIS=VALUE"]);
+    says(&usage(|ask| ask.only = vec!["poll=".into()]), &["no value ''"]);
+    says(&usage(|ask| ask.only = vec!["load=1,1".into()]), &["'1' is there twice"]);
+    says(&usage(|ask| ask.only = vec!["load=-1".into()]), &["no value '-1'"]);
+    says(&usage(|ask| ask.proto = Some("xenn".into())), &["--proto", "virtio and xen"]);
+    says(&usage(|ask| ask.guest = Some("qem".into())), &["mean 'qemu'"]);
+}
+
+#[test]
+fn what_cannot_be_is_told() {
+    says(&usage(|ask| ask.guest = Some("qemu".into())), &["not there yet", "netns"]);
+    says(&usage(|ask| ask.guest = Some("uml".into())), &["not there yet"]);
+    says(&usage(|ask| ask.switch_cpus = vec![1000]), &["--switch-cpus 1000", "there are"]);
+    says(&usage(|ask| ask.guest_cpus = vec![1000]), &["--guest-cpus 1000"]);
+    says(&usage(|ask| ask.repeats = Some(0)), &["repeats = 0", "use 1 to"]);
+    says(&usage(|ask| ask.seconds = Some(f64::NAN)), &["seconds = NaN"]);
+    says(&usage(|ask| ask.seconds = Some(-1.0)), &["seconds = -1"]);
+    let none = usage(|ask| ask.only = vec!["load=7".into(), "side=b".into()]);
+    says(&none, &["not one combination"]);
+}
+
+#[test]
+fn values_are_those_of_any_scale_and_any_number_where_all_are() {
+    let cells = |only: &[&str]| {
+        let only = only.iter().map(ToString::to_string).collect();
+        let order = order(&Ask { only, ..ask(Path::new("nowhere")) });
+        order.plan.cells(order.study).iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    // 6 is in the full plan only, 99 in none; a comma may be part of a value.
+    assert_eq!(
+        cells(&["load=6,99", "poll=coalesce:50,32,event", "side=b"]),
+        [
+            "load=6 poll=coalesce:50,32 side=b",
+            "load=6 poll=event side=b",
+            "load=99 poll=coalesce:50,32 side=b",
+            "load=99 poll=event side=b"
+        ]
+    );
+}
+
+#[test]
+fn what_is_set_beside_each_other_is_measured_side_by_side() {
+    let order = order(&quick(Path::new("nowhere")));
+    let turns: Vec<String> =
+        order.left(&[]).iter().map(|t| format!("{} {}", t.cell, t.repeat)).collect();
+    assert_eq!(
+        turns,
+        [
+            "load=1 poll=event side=a 0",
+            "load=1 poll=event side=b 0",
+            "load=7 poll=event side=a 0",
+            "load=1 poll=event side=b 1",
+            "load=1 poll=event side=a 1",
+            "load=7 poll=event side=a 1",
+        ]
+    );
+}
+
+#[test]
+fn a_plan_is_read_as_it_was_written() {
+    let path = folder("plan").join("plan.toml");
+    for scale in [Scale::Smallest, Scale::Quick, Scale::Usual, Scale::Full] {
+        let plan = STUDIES[0].plan(scale);
+        fs::write(&path, plan.to_toml()).unwrap();
+        assert_eq!(Plan::read(&path).unwrap(), plan);
+    }
+}
+
+#[test]
+fn plans_that_make_no_sense() {
+    let path = folder("plans").join("mine.toml");
+    let good = STUDIES[0].plan(Scale::Quick).to_toml();
+    let told = |text: &str| {
+        fs::write(&path, text).unwrap();
+        usage(|ask| ask.plan = Some(path.clone()))
+    };
+    says(&told("format = = 1"), &["mine.toml", "not TOML", "line 1"]);
+    says(&told("a = 1"), &["mine.toml", "no 'format = 1'"]);
+    says(&told(&good.replace("format = 1", "format = 2")), &["another version", "format is 2"]);
+    says(&told(&good.replace("\"fake\"", "\"other\"")), &["no plan of fake"]);
+    says(&told(&good.replace("\"load\"", "\"laod\"")), &["no axis 'laod'", "mean 'load'"]);
+    says(&told(&good.replace("\"event\"", "\"evnt\"")), &["'evnt'", "mean 'event'"]);
+    says(&told(&good.replace("[\"a\", \"b\"]", "[]")), &["'side' has no values"]);
+    says(&told(&good.replace("repeats", "repaets")), &["mine.toml", "repaets"]);
+    says(&told(&good.replace("repeats = 2", "repeats = \"two\"")), &["mine.toml", "two"]);
+    let (head, axes) = good.split_at(good.find("[[axes]]").unwrap());
+    let half = &axes[..axes[1..].find("[[axes]]").unwrap() + 1];
+    says(&told(&format!("{head}{half}")), &["its axes are load, poll, side, in this order"]);
+    let many: Vec<String> = (0..500_000).map(|i| format!("\"{i}\"")).collect();
+    says(&told(&good.replace("[\"1\", \"7\"]", &format!("[{}]", many.join(",")))), &["at most"]);
+    says(&usage(|ask| ask.plan = Some("no-such-file".into())), &["no-such-file", "No such file"]);
+}
+
+#[test]
+fn a_matrix_too_large_says_how_long_it_would_take() {
+    let ask = Ask { repeats: Some(1000), seconds: Some(60.0), ..quick(Path::new("nowhere")) };
+    let told = order(&ask).check_length(&ask, &[]).unwrap_err().to_string();
+    says(&told, &["3000 runs", "2 days", "--full", "--dry-run"]);
+    let meant = Ask { scale: Scale::Full, ..ask };
+    assert!(order(&meant).check_length(&meant, &[]).is_ok());
+}
+
+#[test]
+fn a_dry_run_tells_cells_and_time() {
+    let ask = quick(Path::new("nowhere"));
+    says(&order(&ask).described(&[], false), &["load=7 poll=event side=a\n", "3 cells", "6 runs"]);
+    let json: serde_json::Value = serde_json::from_str(&order(&ask).described(&[], true)).unwrap();
+    assert_eq!((json["runs_left"].as_u64(), json["cells"].as_array().unwrap().len()), (Some(6), 3));
+}
+
+// ---- runs ----
+
+#[test]
+fn all_runs_are_made_and_kept() {
+    let out = folder("all").join("out");
+    let ended = go(&quick(&out), &Stop::default()).unwrap();
+    assert_eq!((ended.done, ended.failed, ended.skipped), (6, 0, 0));
+    let lines = text(&out, "runs.csv");
+    let head = "load,poll,side,repeat,distance_ns,others_percent,mbps,events,cpu_percent";
+    assert_eq!(lines.lines().next(), Some(head));
+    assert_eq!(lines.lines().count(), 7);
+    // What is no number is not there.
+    assert!(lines.lines().skip(1).all(|line| line.ends_with(",7,")), "{lines}");
+    let results = read(&out);
+    assert_eq!(results.values(|cell| cell.get("side") == "b", "mbps"), [2.0, 2.0]);
+    assert_eq!(results.machine.command, "pvswitch lab run fake");
+    let summary: serde_json::Value = serde_json::from_str(&text(&out, "summary.json")).unwrap();
+    assert_eq!(summary["complete"], true);
+    assert_eq!(summary["cells"][0]["measures"]["mbps"]["median"], 1.0);
+    assert_eq!(summary["cells"][0]["measures"]["mbps"]["unit"], "Mbit/s");
+    assert_eq!(summary["comparisons"][0]["ratio"], 2.0);
+    assert_eq!(summary["comparisons"][0]["outcome"], "too few runs to tell");
+    assert_eq!(summary["verdicts"][0]["holds"], true);
+    assert!(text(&out, "report.html").contains("load=7 poll=event side=a"));
+}
+
+#[test]
+fn what_fails_does_not_end_the_study() {
+    let out = folder("fails").join("out");
+    let only = vec!["poll=event,never,absent".to_string(), "load=1".into()];
+    let ended = go(&Ask { only, ..quick(&out) }, &Stop::default()).unwrap();
+    // Two cells fail twice; two are missing something, and are skipped twice.
+    assert_eq!((ended.done, ended.failed, ended.skipped), (4, 4, 4));
+    let failed = text(&out, "failed.csv");
+    assert_eq!(failed.lines().next(), Some("load,poll,side,repeat,error"));
+    assert_eq!(failed.lines().nth(1), Some("1,never,a,0,broken by design"));
+    assert_eq!(read(&out).failed.len(), 4);
+    assert!(text(&out, "report.html").contains("broken by design"));
+}
+
+#[test]
+fn an_interrupted_study_goes_on() {
+    let out = folder("goes-on").join("out");
+    let ask = quick(&out);
+    go(&ask, &Stop::default()).unwrap();
+    let whole = text(&out, "runs.csv");
+    let kept: String = whole.lines().take(4).map(|line| format!("{line}\n")).collect();
+    fs::write(out.join("runs.csv"), &kept).unwrap();
+    let stop = Stop::default();
+    stop.ask(2);
+    assert_eq!(go(&ask, &stop).unwrap().done, 3);
+    assert_eq!(text(&out, "runs.csv"), kept);
+    let summary: serde_json::Value = serde_json::from_str(&text(&out, "summary.json")).unwrap();
+    assert_eq!(summary["complete"], false);
+    assert_eq!(go(&ask, &Stop::default()).unwrap().done, 6);
+    assert!(text(&out, "runs.csv").starts_with(&kept));
+    let cells = |text: &str| {
+        let lines = text.lines().skip(1);
+        lines.map(|line| line.split(',').take(4).collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
+    };
+    assert_eq!(cells(&text(&out, "runs.csv")), cells(&whole));
+    // And once more: nothing to do, nothing changed.
+    let now = text(&out, "runs.csv");
+    assert_eq!(go(&ask, &Stop::default()).unwrap().done, 6);
+    assert_eq!(text(&out, "runs.csv"), now);
+}
+
+// ---- folders that are not as they should be ----
+
+/// A folder with all runs of `quick`.
+fn measured(name: &str) -> PathBuf {
+    let out = folder(name).join("out");
+    go(&quick(&out), &Stop::default()).unwrap();
+    out
+}
+
+/// All files and their contents.
+fn contents(out: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let files = fs::read_dir(out).unwrap().map(|entry| entry.unwrap().path());
+    let mut all: Vec<_> = files
+        .filter(|path| path.is_file())
+        .map(|path| (path.clone(), fs::read(path).unwrap()))
+        .collect();
+    all.sort();
+    all
+}
+
+/// What is told of a folder, in which nothing is changed.
+fn refused(ask: &Ask) -> String {
+    let out = ask.out.as_ref().unwrap();
+    let before = contents(out);
+    let told = match go(ask, &Stop::default()) {
+        Err(Error::Failed(what)) => what,
+        other => panic!("{other:?}"),
+    };
+    assert!(contents(out) == before, "changed: {told}");
+    told
+}
+
+#[test]
+fn a_half_written_line_is_dropped_and_its_file_kept() {
+    let out = measured("torn");
+    let whole = text(&out, "runs.csv");
+    let torn = &whole[..whole.len() - 10];
+    fs::write(out.join("runs.csv"), torn).unwrap();
+    assert_eq!(read(&out).runs.len(), 5);
+    assert_eq!(go(&quick(&out), &Stop::default()).unwrap().done, 6);
+    assert_eq!(text(&out, "runs.csv.damaged-1"), torn);
+    let lines: Vec<String> = text(&out, "runs.csv").lines().map(Into::into).collect();
+    assert_eq!(lines.len(), 7);
+    assert_eq!(lines[..6], whole.lines().collect::<Vec<_>>()[..6]);
+    // Torn within its first line.
+    fs::write(out.join("runs.csv"), "load,po").unwrap();
+    assert_eq!(go(&quick(&out), &Stop::default()).unwrap().done, 6);
+    assert_eq!(text(&out, "runs.csv.damaged-2"), "load,po");
+}
+
+#[test]
+fn results_of_another_plan_version_or_machine_are_left_alone() {
+    let out = measured("others");
+    let ask = quick(&out);
+    let repeats = Ask { repeats: Some(3), ..ask.clone() };
+    says(&refused(&repeats), &["another plan", "repeats then 2, now 3", "--out"]);
+    let axis = Ask { only: vec!["poll=never".into()], ..ask.clone() };
+    says(&refused(&axis), &["axis then poll=event, now poll=never"]);
+    let seconds = Ask { seconds: Some(0.02), ..ask.clone() };
+    says(&refused(&seconds), &["seconds then 0.01, now 0.02"]);
+    let change = |file: &str, from: &str, to: &str| {
+        let was = text(&out, file);
+        assert!(was.contains(from));
+        fs::write(out.join(file), was.replace(from, to)).unwrap();
+        let told = refused(&ask);
+        let shown =
+            pvswitch_lab::show(std::slice::from_ref(&out), STUDIES).map_err(|e| e.to_string());
+        fs::write(out.join(file), was).unwrap();
+        (told, shown)
+    };
+    let (told, shown) = change("plan.toml", "format = 1", "format = 9");
+    says(&told, &["plan.toml", "another version", "format is 9"]);
+    says(&shown.unwrap_err(), &["another version"]);
+    let (told, shown) = change("runs.csv", "mbps,events", "mbps,wakes");
+    says(&told, &["runs.csv", "columns", "nothing was changed"]);
+    says(&shown.unwrap_err(), &["columns"]);
+    let (told, shown) = change("runs.csv", "7,event", "7,event,more");
+    says(&told, &["runs.csv", "line 4"]);
+    says(&shown.unwrap_err(), &["line 4"]);
+    let (told, shown) = change("machine.json", "\"cpus\": ", "\"cpus\": 9");
+    says(&told, &["another machine", "number of CPUs then '9"]);
+    assert!(shown.is_ok());
+    assert_eq!(go(&ask, &Stop::default()).unwrap().done, 6);
+}
+
+#[test]
+fn a_folder_of_something_else_is_left_alone() {
+    let out = folder("else");
+    fs::write(out.join("thesis.tex"), "all my work").unwrap();
+    says(&refused(&quick(&out)), &["no plan.toml", "--out"]);
+    let file = out.join("thesis.tex");
+    let told = match go(&quick(&file), &Stop::default()) {
+        Err(Error::Failed(what)) => what,
+        other => panic!("{other:?}"),
+    };
+    says(&told, &["thesis.tex", "Not a directory"]);
+    let told = pvswitch_lab::show(&[out], STUDIES).unwrap_err().to_string();
+    says(&told, &["no plan.toml", "not results of the lab"]);
+}
+
+#[test]
+fn two_runs_at_once_do_not_share_a_folder() {
+    let out = measured("twice");
+    let lock = fs::File::open(out.join("plan.toml")).unwrap();
+    lock.lock().unwrap();
+    says(&refused(&quick(&out)), &["another run of the lab"]);
+}
+
+#[test]
+fn reports_of_two_machines_are_one_page() {
+    let (one, two) = (measured("one"), measured("two"));
+    let page = pvswitch_lab::show(&[one.clone(), two], STUDIES).unwrap();
+    assert_eq!(page, one.join("report.html"));
+    says(&text(&one, "report.html"), &["Machine 1", "Machine 2"]);
+}
+
+// ---- what is told of results ----
+
+#[test]
+fn far_and_disturbed_runs_are_left_out_where_there_are_others() {
+    let out = measured("quiet");
+    let mut results = read(&out);
+    let cell = |cell: &Cell| cell.get("side") == "a" && cell.number("load") < 2.0;
+    for run in &mut results.runs {
+        (run.distance_ns, run.others_percent) = (60.0, 1.0);
+    }
+    let far = results.runs.iter().position(|run| cell(&run.cell)).unwrap();
+    results.runs[far].distance_ns = 400.0;
+    results.runs[far].figures.insert("mbps".into(), 99.0);
+    assert_eq!(results.values(cell, "mbps"), [1.0]);
+    // 140 ns is more than twice the least, and yet no other cache.
+    results.runs[far].distance_ns = 140.0;
+    assert_eq!(results.values(cell, "mbps").len(), 2);
+    results.runs[far].others_percent = 26.0;
+    assert_eq!(results.values(cell, "mbps"), [1.0]);
+    // Where no run of a cell is quiet, all count.
+    for run in &mut results.runs {
+        run.others_percent = 50.0;
+    }
+    assert_eq!(results.values(cell, "mbps").len(), 2);
+}
+
+#[test]
+fn comparisons_say_more_less_no_difference_or_too_few() {
+    let mut results = read(&measured("compare"));
+    let template = results.runs[0].clone();
+    let mut set = |a: &[f64], b: &[f64]| {
+        results.runs.clear();
+        for (side, values) in [("a", a), ("b", b)] {
+            for (repeat, value) in values.iter().enumerate() {
+                let mut run = template.clone();
+                run.cell.0[2].1 = side.into();
+                run.repeat = u32::try_from(repeat).unwrap();
+                run.figures.insert("mbps".into(), *value);
+                (run.distance_ns, run.others_percent) = (60.0, 0.0);
+                results.runs.push(run);
+            }
+        }
+        let found = results.compare("mbps");
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].base.as_str(), found[0].value.as_str()), ("a", "b"));
+        found[0].clone()
+    };
+    let more = set(&[1.0, 2.0, 3.0, 4.0], &[10.0, 20.0, 30.0, 40.0]);
+    assert_eq!(more.outcome, Outcome::More);
+    assert_eq!((more.ratio, more.range), (Some(10.0), Some((10.0, 10.0))));
+    assert_eq!(set(&[10.0, 20.0, 30.0, 40.0], &[1.0, 2.0, 3.0, 4.0]).outcome, Outcome::Less);
+    assert_eq!(set(&[1.0, 2.0, 3.0, 4.0], &[1.5, 2.5, 3.5, 4.5]).outcome, Outcome::NoDifference);
+    let few = set(&[1.0, 2.0, 3.0], &[10.0, 20.0, 30.0]);
+    assert_eq!(few.outcome, Outcome::TooFewRuns);
+    assert_eq!(few.outcome.to_string(), "too few runs to tell");
+    assert_eq!(set(&[0.0], &[0.0]).ratio, None);
+}
+
+#[test]
+fn the_list_tells_studies_and_times() {
+    says(&pvswitch_lab::list(STUDIES, false), &["fake", "Does the lab work?", "--quick"]);
+    let json: serde_json::Value = serde_json::from_str(&pvswitch_lab::list(STUDIES, true)).unwrap();
+    assert_eq!(json[0]["name"], "fake");
+    assert_eq!(json[0]["measures"][0]["unit"], "Mbit/s");
+    assert_eq!(json[0]["scales"][3]["axes"][0]["values"][3], "7");
+}
