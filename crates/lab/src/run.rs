@@ -102,6 +102,9 @@ fn inside(ask: &Ask, order: &Order) -> Result<u8, Error> {
         for Verdict { what, holds } in &ended.verdicts {
             eprintln!("{}: {what}", if *holds { "holds" } else { "DOES NOT HOLD" });
         }
+        if ended.verdicts.is_empty() {
+            eprintln!("--assert: there is nothing to judge by");
+        }
         let all = ended.verdicts.iter().all(|verdict| verdict.holds);
         if !all || ended.verdicts.is_empty() || ended.failed > 0 {
             status = 1;
