@@ -43,8 +43,8 @@ type Free = [bool; 3];
 
 const STEPS_MAX: usize = 500;
 
-/// The law that comes nearest to (workers, throughput); none of fewer than three numbers of workers,
-/// or where one is below 1 or nothing was done.
+/// The law that comes nearest to (workers, throughput); none of fewer than three numbers of
+/// workers, or where one is below 1 or nothing was done.
 pub fn fit(points: &[(f64, f64)]) -> Option<Law> {
     let sane = |(n, x): &(f64, f64)| *n >= 1.0 && n.is_finite() && *x > 0.0 && x.is_finite();
     let mut counts: Vec<f64> = points.iter().map(|(n, _)| *n).collect();
