@@ -34,6 +34,9 @@ pub struct Machine {
     pub proto: String,
     /// Versions of the program and of the tools used.
     pub versions: BTreeMap<String, String>,
+    /// What guests negotiated: by kind of port, each list of features that was seen.
+    #[serde(default)]
+    pub features: crate::stage::Features,
     /// The command line that these results are of.
     pub command: String,
 }
@@ -82,6 +85,7 @@ impl Machine {
             guest_cpus: guest_cpus.into(),
             proto: String::new(),
             versions,
+            features: BTreeMap::new(),
             command: String::new(),
         }
     }

@@ -19,10 +19,12 @@ mod process;
 mod switch;
 mod tools;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 pub use self::control::Control;
 pub use self::cpu::{busy_ns, cpu_ns, waited_ns};
@@ -87,6 +89,31 @@ pub struct Stage {
     pub proto: Proto,
     dir: Workdir,
     next: AtomicU32,
+    negotiated: Negotiated,
+}
+
+/// What guests negotiated so far: by kind of port, each list of features that was seen.
+pub type Features = BTreeMap<String, BTreeSet<String>>;
+
+/// Shared by a stage and its switches.
+#[derive(Clone, Debug, Default)]
+struct Negotiated(Arc<Mutex<Features>>);
+
+impl Negotiated {
+    /// `show` is the answer of a switch whose ports are up.
+    fn note(&self, show: &serde_json::Value) {
+        let words = |list: &serde_json::Value| {
+            let words = list.as_array()?.iter().filter_map(|word| word.as_str());
+            Some(words.collect::<Vec<_>>().join(" "))
+        };
+        for port in show["ports"].as_array().into_iter().flatten() {
+            let kind = port["kind"].as_str().and_then(|kind| kind.split(':').next());
+            let features = words(&port["features"]).or_else(|| words(&port["xen"]["takes"]));
+            if let (Some(kind), Some(features), Ok(mut all)) = (kind, features, self.0.lock()) {
+                all.entry(kind.into()).or_default().insert(features);
+            }
+        }
+    }
 }
 
 impl Stage {
@@ -106,7 +133,13 @@ impl Stage {
             proto,
             dir,
             next: AtomicU32::new(0),
+            negotiated: Negotiated::default(),
         })
+    }
+
+    /// What guests have negotiated with this stage's switches.
+    pub fn features(&self) -> Features {
+        self.negotiated.0.lock().map(|all| all.clone()).unwrap_or_default()
     }
 
     /// Where the processes' logs and sockets are.
@@ -147,5 +180,27 @@ impl Stage {
         place: &Place,
     ) -> Result<Process, Fail> {
         Process::start(self.dir.path(), &self.unique(name), program, args, place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn features_are_kept_by_kind_of_port() {
+        let negotiated = Negotiated::default();
+        let port = |kind: &str, features: &[&str]| json!({"kind": kind, "features": features});
+        let xen = json!({"kind": "xen-local:/x", "xen": {"takes": ["sg", "gso"]}});
+        negotiated.note(&json!({"ports": [port("vhost-user:/a", &["CSUM", "TSO"]), xen]}));
+        negotiated.note(&json!({"ports": [port("vhost-user:/b", &["CSUM"]), {"kind": "null"}]}));
+        negotiated.note(&json!({"ports": [port("vhost-user:/a", &["CSUM", "TSO"])]}));
+        let all = negotiated.0.lock().unwrap().clone();
+        assert_eq!(
+            json!(all),
+            json!({"vhost-user": ["CSUM", "CSUM TSO"], "xen-local": ["sg gso"]})
+        );
     }
 }

@@ -80,6 +80,7 @@ pub fn measure(order: &Order, stage: &Arc<Stage>, stop: &Stop) -> Result<Ended, 
         }
     }
     progress.finish();
+    folder.add_features(stage.features())?;
     session.close(order, &folder, stop, count)
 }
 

@@ -69,6 +69,9 @@ fn machine(machine: &Machine) -> Vec<(String, String)> {
     ];
     let versions = machine.versions.iter();
     told.extend(versions.map(|(tool, version)| (format!("version of {tool}"), version.clone())));
+    for (kind, lists) in &machine.features {
+        told.extend(lists.iter().map(|list| (format!("{kind} negotiated"), list.clone())));
+    }
     let against = machine.mitigations.iter().filter(|(_, state)| *state != "Not affected");
     told.extend(against.map(|(what, state)| (format!("against {what}"), state.clone())));
     told.retain(|(_, value)| !value.is_empty());

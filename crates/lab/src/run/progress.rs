@@ -23,7 +23,7 @@ impl Progress {
     pub fn new(count: usize, all_s: f64, on_terminal: bool) -> Self {
         let bar = on_terminal.then(|| {
             let bar = ProgressBar::new(1000);
-            let style = ProgressStyle::with_template("{bar:30} {msg}");
+            let style = ProgressStyle::with_template("{bar:30} {wide_msg}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar
         });
@@ -45,13 +45,9 @@ impl Progress {
     pub fn tick(&self) {
         let Some(bar) = &self.bar else { return };
         bar.set_position((1000.0 * self.part()) as u64);
-        bar.set_message(format!(
-            "{}/{} {}: {} left",
-            self.number,
-            self.count,
-            self.what,
-            self.left()
-        ));
+        // What is cut off in a narrow window comes last.
+        let (number, count) = (self.number, self.count);
+        bar.set_message(format!("{number}/{count}, {} left: {}", self.left(), self.what));
     }
 
     /// The run is over.

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::process::cpu_list;
 use super::{
-    Control, Namespace, Place, Process, Proto, Stage, busy_ns, cpu_ns, wait_for, waited_ns,
+    Control, Namespace, Negotiated, Place, Process, Proto, Stage, busy_ns, cpu_ns, wait_for,
+    waited_ns,
 };
 use crate::study::Fail;
 
@@ -102,6 +103,7 @@ impl SwitchOptions {
 pub struct Switch {
     process: RefCell<Process>,
     control: RefCell<Control>,
+    negotiated: Negotiated,
 }
 
 impl Switch {
@@ -119,7 +121,11 @@ impl Switch {
             Ok(control.is_some())
         })?;
         match control {
-            Some(control) => Ok(Self { process: process.into(), control: control.into() }),
+            Some(control) => Ok(Self {
+                process: process.into(),
+                control: control.into(),
+                negotiated: stage.negotiated.clone(),
+            }),
             None => Err(process.fail("has no control socket")),
         }
     }
@@ -167,7 +173,9 @@ impl Switch {
             let stats = self.ask("stats", Value::Null)?;
             let ports = stats["ports"].as_array().into_iter().flatten();
             Ok(ports.filter(|port| port["up"] == true).count() >= count)
-        })
+        })?;
+        self.negotiated.note(&self.ask("show", Value::Null)?);
+        Ok(())
     }
 
     /// All counters now, and the CPU time of those who play `roles`.

@@ -10,6 +10,7 @@ use super::{Done, Results};
 use crate::Error;
 use crate::machine::Machine;
 use crate::plan::{Cell, Plan};
+use crate::stage::Features;
 use crate::study::Study;
 
 /// Columns of `runs.csv` between axes and measures.
@@ -235,6 +236,15 @@ impl Folder {
             .map_err(|error| failed(&path, error))
     }
 
+    /// Adds to `machine.json` what guests negotiated.
+    pub fn add_features(&self, features: Features) -> Result<(), Error> {
+        let mut machine = read_machine(&self.path)?;
+        for (kind, lists) in features {
+            machine.features.entry(kind).or_default().extend(lists);
+        }
+        write_machine(&self.path, &machine)
+    }
+
     /// Writes `summary.json`.
     pub fn write_summary(&self, summary: &serde_json::Value) -> Result<(), Error> {
         let text = serde_json::to_string_pretty(summary).unwrap_or_default() + "\n";
@@ -267,7 +277,12 @@ fn same_machine(path: &Path, machine: &Machine, has_runs: bool) -> Result<(), Er
     if has_runs && file.exists() {
         return Ok(());
     }
-    write(&file, &(serde_json::to_string_pretty(machine).unwrap_or_default() + "\n"))
+    write_machine(path, machine)
+}
+
+fn write_machine(path: &Path, machine: &Machine) -> Result<(), Error> {
+    let text = serde_json::to_string_pretty(machine).unwrap_or_default() + "\n";
+    write(&path.join(MACHINE), &text)
 }
 
 fn read_machine(path: &Path) -> Result<Machine, Error> {
