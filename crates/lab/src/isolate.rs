@@ -13,7 +13,9 @@
 //! What it does not do: keep files apart. The inside sees the same folders, but for a `tmpfs` over
 //! `/run/netns` and one for its own short-lived files.
 
+use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
@@ -31,7 +33,9 @@ use crate::Error;
 /// [`INSIDE`].
 const MARK: &str = "PVSWITCH_LAB";
 const INSIDE: &str = "inside";
-const UNSHARE: [&str; 6] = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
+const UNSHARE: [&str; 5] = ["--net", "--mount", "--pid", "--fork", "--kill-child"];
+/// Done by ourselves, inside; here to see whether it may be done.
+const AND_PROC: &str = "--mount-proc";
 const AS_ROOT_OF_OUR_OWN: [&str; 2] = ["--user", "--map-root-user"];
 /// The first of these that nobody needs is hidden by our own short-lived files.
 const SCRATCH: [&str; 5] = ["/dev/shm", "/mnt", "/media", "/srv", "/tmp"];
@@ -151,7 +155,8 @@ fn forward(signals: &mut Signals, mut stdin: Option<ChildStdin>) {
 fn allowed() -> Result<bool, Error> {
     let attempt = |user: bool| -> Result<(), String> {
         let more = if user { &AS_ROOT_OF_OUR_OWN[..] } else { &[] };
-        let output = Command::new("unshare").args(UNSHARE).args(more).arg("true").output();
+        let output =
+            Command::new("unshare").args(UNSHARE).arg(AND_PROC).args(more).arg("true").output();
         match output {
             Ok(output) if output.status.success() => Ok(()),
             Ok(output) => Err(String::from_utf8_lossy(&output.stderr)
@@ -202,26 +207,44 @@ fn scratch(keep: &[PathBuf]) -> Result<&'static str, Error> {
     })
 }
 
-/// Once inside, before anything is started: folders for short-lived files, which go with the
-/// namespaces, and what tells of signals.
-pub fn settle() -> Result<Stop, Error> {
-    hide(&std::env::temp_dir())?;
-    hide(Path::new(if Path::new(NETNS).is_dir() { NETNS } else { "/run" }))?;
-    std::fs::create_dir_all(NETNS).map_err(|error| Error::failed(format!("{NETNS}: {error}")))?;
-    let stop = Stop::default();
-    listen(stop.clone())?;
-    Ok(stop)
+/// What the process inside works with.
+pub struct Inside {
+    /// Whether it was asked to end.
+    pub stop: Stop,
+    /// `/proc` as it was: with the processes of everyone.
+    everyone: File,
 }
 
+impl Inside {
+    /// Once, before anything is started: folders for short-lived files, which go with the
+    /// namespaces, and what tells of signals.
+    pub fn settle() -> Result<Self, Error> {
+        let everyone = File::open("/proc").map_err(|e| Error::failed(format!("/proc: {e}")))?;
+        mount("proc", Path::new("/proc"), MountFlags::NOEXEC)?;
+        hide(&std::env::temp_dir())?;
+        hide(Path::new(if Path::new(NETNS).is_dir() { NETNS } else { "/run" }))?;
+        std::fs::create_dir_all(NETNS).map_err(|e| Error::failed(format!("{NETNS}: {e}")))?;
+        let stop = Stop::default();
+        listen(stop.clone())?;
+        Ok(Self { stop, everyone })
+    }
+
+    /// A folder of everyone's processes.
+    pub fn everyone(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.everyone.as_raw_fd()).into()
+    }
+}
+
+/// Covers a folder with an empty one of our own.
 fn hide(folder: &Path) -> Result<(), Error> {
-    rustix::mount::mount(
-        "tmpfs",
-        folder,
-        "tmpfs",
-        MountFlags::NOSUID | MountFlags::NODEV,
-        c"mode=755",
-    )
-    .map_err(|error| Error::failed(format!("mount -t tmpfs over {}: {error}", folder.display())))
+    mount("tmpfs", folder, MountFlags::empty())
+}
+
+fn mount(kind: &str, folder: &Path, more: MountFlags) -> Result<(), Error> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | more;
+    rustix::mount::mount(kind, folder, kind, flags, None).map_err(|error| {
+        Error::failed(format!("mount -t {kind} over {}: {error}", folder.display()))
+    })
 }
 
 /// Waits for the outside to tell of a signal. Standard input is nobody else's from then on.
@@ -229,9 +252,9 @@ fn listen(stop: Stop) -> Result<(), Error> {
     let io = |error: std::io::Error| Error::failed(format!("standard input: {error}"));
     let own =
         rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).map_err(|e| io(e.into()))?;
-    let null = std::fs::File::open("/dev/null").map_err(io)?;
+    let null = File::open("/dev/null").map_err(io)?;
     rustix::stdio::dup2_stdin(&null).map_err(|e| io(e.into()))?;
-    let mut own = std::fs::File::from(own);
+    let mut own = File::from(own);
     std::thread::spawn(move || {
         let mut byte = [0];
         // Its end: the outside is gone, and so are we in a moment.

@@ -147,52 +147,45 @@ pub fn allowed_cpus() -> Vec<usize> {
     if cpus.is_empty() { vec![0] } else { cpus }
 }
 
-/// CPU time of the machine and of ours, at a moment.
-pub struct Busy {
+/// CPU time of other programs, at a moment.
+pub struct Others {
     at: Instant,
-    machine: u64,
-    ours: u64,
+    ticks: u64,
 }
 
-impl Busy {
-    /// Now.
-    pub fn look() -> Self {
-        Self { at: Instant::now(), machine: machine_ticks(), ours: our_ticks() }
+impl Others {
+    /// Now. `proc` is a `/proc` that shows the processes of everyone.
+    ///
+    /// Each process tells its own time exactly; the machine's is sampled by the timer on many
+    /// kernels, which goes wrong with programs that work by timers themselves.
+    pub fn look(proc: &Path) -> Self {
+        Self { at: Instant::now(), ticks: stolen_ticks(proc) + others_ticks(proc) }
     }
 
-    /// CPU time of other programs since then, in per cent of one CPU. The kernel's interrupts are
-    /// nobody's, and mostly ours.
-    pub fn others_percent(&self) -> f64 {
-        let now = Self::look();
-        let ours = now.ours.saturating_sub(self.ours);
-        // Each CPU's time is told in whole ticks.
-        let unsure = allowed_cpus().len() as u64;
-        let others = now.machine.saturating_sub(self.machine).saturating_sub(ours + unsure);
+    /// What they used since then, in per cent of one CPU.
+    pub fn percent(&self, proc: &Path) -> f64 {
+        let now = Self::look(proc);
         let span = now.at.duration_since(self.at).as_secs_f64();
         let per_second = rustix::param::clock_ticks_per_second() as f64;
-        if span > 0.0 { 100.0 * others as f64 / per_second / span } else { 0.0 }
+        let ticks = now.ticks.saturating_sub(self.ticks) as f64;
+        if span > 0.0 { 100.0 * ticks / per_second / span } else { 0.0 }
     }
 }
 
-/// User, nice, system and stolen time of all CPUs.
-fn machine_ticks() -> u64 {
-    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
-    let fields: Vec<u64> = stat
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .split_whitespace()
-        .skip(1)
-        .filter_map(|field| field.parse().ok())
-        .collect();
-    [0, 1, 2, 7].into_iter().filter_map(|i| fields.get(i)).sum()
+/// Time that the hypervisor gave to other machines.
+fn stolen_ticks(proc: &Path) -> u64 {
+    let stat = fs::read_to_string(proc.join("stat")).unwrap_or_default();
+    let steal = stat.lines().next().and_then(|cpus| cpus.split_whitespace().nth(8));
+    steal.and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
 }
 
-/// Time of this process, of all that descend from it, and of those of them that have ended.
-fn our_ticks() -> u64 {
-    let mut times = HashMap::new();
+/// Time of all processes that neither are this one, nor descend from it, nor are the kernel's, and
+/// of those of their children that have ended.
+fn others_ticks(proc: &Path) -> u64 {
+    const KTHREADD: u32 = 2;
+    let mut times: HashMap<u32, u64> = HashMap::new();
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+    for entry in fs::read_dir(proc).into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
@@ -202,12 +195,17 @@ fn our_ticks() -> u64 {
             children.entry(parent).or_default().push(pid);
         }
     }
-    let (mut sum, mut todo) = (0, vec![std::process::id()]);
-    while let Some(pid) = todo.pop() {
-        sum += times.get(&pid).copied().unwrap_or(0);
-        todo.extend(children.remove(&pid).unwrap_or_default());
+    // Our id as that /proc has it: of the namespace that it was mounted in.
+    let own = fs::read_link(proc.join("self")).ok().and_then(|pid| pid.to_str()?.parse().ok());
+    let mut not_theirs: Vec<u32> = own.into_iter().collect();
+    if line(&proc.join("2/comm").to_string_lossy()) == "kthreadd" {
+        not_theirs.push(KTHREADD);
     }
-    sum
+    while let Some(pid) = not_theirs.pop() {
+        times.remove(&pid);
+        not_theirs.extend(children.remove(&pid).unwrap_or_default());
+    }
+    times.values().sum()
 }
 
 /// Parent, and user and system time with those of the children waited for.
@@ -230,16 +228,48 @@ mod tests {
         assert_eq!(parse_stat("17 (a) S 4"), None);
     }
 
+    fn process(proc: &Path, pid: u32, parent: u32, name: &str, ticks: u32) {
+        let folder = proc.join(pid.to_string());
+        fs::create_dir_all(&folder).unwrap();
+        let stat = format!("{pid} ({name}) S {parent} 1 1 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0 1 0 5");
+        fs::write(folder.join("stat"), stat).unwrap();
+        fs::write(folder.join("comm"), format!("{name}\n")).unwrap();
+    }
+
+    #[test]
+    fn work_of_others_is_neither_ours_nor_the_kernels() {
+        let proc = std::env::temp_dir().join(format!("pvlab-proc-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&proc);
+        for (pid, parent, name, ticks) in [
+            (1, 0, "init", 1),
+            (2, 0, "kthreadd", 1000),
+            (3, 2, "ksoftirqd/0", 1000),
+            (10, 1, "shell", 10),
+            (11, 10, "compiler", 100),
+            (20, 10, "lab", 1000),
+            (21, 20, "guest", 1000),
+            (22, 21, "iperf3", 1000),
+        ] {
+            process(&proc, pid, parent, name, ticks);
+        }
+        std::os::unix::fs::symlink("20", proc.join("self")).unwrap();
+        fs::write(proc.join("stat"), "cpu  1 2 3 4 5 6 7 5000 9 10\n").unwrap();
+        assert_eq!(others_ticks(&proc), 111);
+        assert_eq!(stolen_ticks(&proc), 5000);
+        fs::remove_dir_all(&proc).unwrap();
+    }
+
     #[test]
     fn our_own_work_is_not_that_of_others() {
-        let (mine, before) = (our_ticks(), Instant::now());
-        while before.elapsed().as_millis() < 200 {
+        let proc = Path::new("/proc");
+        let ours = std::process::id().to_string();
+        let ticks = || parse_stat(&line(&format!("/proc/{ours}/stat"))).unwrap().1;
+        let (before, begin) = (ticks(), Instant::now());
+        while begin.elapsed().as_millis() < 200 {
             std::hint::spin_loop();
         }
-        assert!(our_ticks() > mine);
-        let look = Busy::look();
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        assert!(look.others_percent() >= 0.0);
+        assert!(ticks() > before);
+        assert!(Others::look(proc).percent(proc) >= 0.0);
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub use measure::{Ended, measure};
 pub use order::{Ask, Order};
 use serde_json::json;
 
-use crate::isolate::{self, Side};
+use crate::isolate::{self, Inside, Side};
 use crate::plan::Scale;
 use crate::stage::Stage;
 use crate::store::{self, Results};
@@ -91,9 +91,9 @@ pub fn run(ask: &Ask, studies: Studies) -> Result<u8, Error> {
 
 /// Measures, with all namespaces made.
 fn inside(ask: &Ask, order: &Order) -> Result<u8, Error> {
-    let stop = isolate::settle()?;
+    let here = Inside::settle()?;
     let stage = stage(order)?;
-    let ended = measure(order, &Arc::new(stage), &stop)?;
+    let ended = measure(order, &Arc::new(stage), &here.stop, &here.everyone())?;
     if ask.json {
         println!("{:#}", ended.summary);
     }
@@ -110,7 +110,7 @@ fn inside(ask: &Ask, order: &Order) -> Result<u8, Error> {
             status = 1;
         }
     }
-    if let Some(signal) = stop.asked() {
+    if let Some(signal) = here.stop.asked() {
         status = 128 | u8::try_from(signal).unwrap_or(0);
     }
     Ok(status)

@@ -25,7 +25,7 @@ fn order(ask: &Ask) -> Order {
 
 fn go(ask: &Ask, stop: &Stop) -> Result<Ended, Error> {
     let stage = Stage::new(Path::new("/bin/true"), &[0], &[0], Proto::Virtio).unwrap();
-    measure(&order(ask), &Arc::new(stage), stop)
+    measure(&order(ask), &Arc::new(stage), stop, Path::new("/proc"))
 }
 
 fn read(out: &Path) -> Results {

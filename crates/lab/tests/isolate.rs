@@ -21,8 +21,9 @@ fn main() -> ExitCode {
         println!("skipped: no namespaces here: {why}");
         return ExitCode::SUCCESS;
     }
-    let tests: [(&str, fn()); 5] = [
+    let tests: [(&str, fn()); 6] = [
         ("a whole study", a_whole_study),
+        ("others are seen from inside", others_are_seen_from_inside),
         ("a signal leaves what is done", a_signal_leaves_what_is_done),
         ("a second signal ends it at once", a_second_signal_ends_it_at_once),
         ("killed in the middle", killed_in_the_middle),
@@ -35,10 +36,15 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// `run OUT [AXIS=V,V]...`
+/// `run OUT [AXIS=V,V]... [seconds=S]`
 fn the_lab(args: Vec<String>) -> ExitCode {
     let mut ask = common::ask(Path::new(&args[0]));
-    ask.only = args[1..].to_vec();
+    for arg in &args[1..] {
+        match arg.strip_prefix("seconds=") {
+            Some(seconds) => ask.seconds = seconds.parse().ok(),
+            None => ask.only.push(arg.clone()),
+        }
+    }
     ask.judge = true;
     match pvswitch_lab::run::run(&ask, common::STUDIES) {
         Ok(status) => status.into(),
@@ -124,6 +130,17 @@ fn a_whole_study() {
     }
     let output = lab(&common::folder("whole-2"), &["poll=event"]).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+}
+
+/// Their processes are in no namespace of ours.
+fn others_are_seen_from_inside() {
+    let out = common::folder("others").join("out");
+    let mut busy = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+    let output = lab(&out, &["poll=event", "load=1", "seconds=0.5"]).output();
+    busy.kill().unwrap();
+    busy.wait().unwrap();
+    let text = words(&output.unwrap());
+    assert!(text.contains("disturbed: others used"), "{text}");
 }
 
 fn a_signal_leaves_what_is_done() {

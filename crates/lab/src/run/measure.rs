@@ -1,5 +1,6 @@
 //! The runs of a plan, one after the other.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::{on_terminal, page};
 use crate::Error;
 use crate::distance;
 use crate::isolate::Stop;
-use crate::machine::{Busy, Machine};
+use crate::machine::{Machine, Others};
 use crate::plan::{Cell, Turn};
 use crate::stage::Stage;
 use crate::store::{Done, Folder, Results, is_disturbed, summary};
@@ -39,8 +40,13 @@ pub struct Ended {
 }
 
 /// Makes all runs that are not there yet, until it is asked to stop; writes summary and report of
-/// what there is.
-pub fn measure(order: &Order, stage: &Arc<Stage>, stop: &Stop) -> Result<Ended, Error> {
+/// what there is. `proc` shows the processes of everyone.
+pub fn measure(
+    order: &Order,
+    stage: &Arc<Stage>,
+    stop: &Stop,
+    proc: &Path,
+) -> Result<Ended, Error> {
     let (study, plan) = (order.study, &order.plan);
     let machine = Machine {
         command: order.command.clone(),
@@ -52,7 +58,7 @@ pub fn measure(order: &Order, stage: &Arc<Stage>, stop: &Stop) -> Result<Ended, 
     let left = order.left(&there);
     let mut progress = Progress::new(left.len(), seconds(&left, plan, study), on_terminal());
     let pair = order.switch_cpus.first().zip(order.guest_cpus.last()).map(|(a, b)| (*a, *b));
-    let probe = Probe::new(pair, &progress);
+    let probe = Probe::new(pair, proc, &progress);
     let count = plan.turns(study).len();
     if !there.is_empty() {
         progress.say(&format!(
@@ -99,9 +105,9 @@ fn start(
     let (turn, stage) = (turn.clone(), Arc::clone(stage));
     std::thread::spawn(move || {
         let before = probe.ns();
-        let busy = Busy::look();
+        let others = Others::look(&probe.proc);
         let outcome = study.run(&Run { cell: &turn.cell, seconds, stage: &stage });
-        let others_percent = busy.others_percent();
+        let others_percent = others.percent(&probe.proc);
         let done = outcome.map(|figures| Done {
             cell: turn.cell,
             repeat: turn.repeat,
@@ -239,21 +245,25 @@ fn shown(done: &Done, study: &dyn Study) -> String {
     text
 }
 
-/// The distance of the CPUs of switch and guests.
+/// What is looked at before and after each run.
 #[derive(Clone)]
-struct Probe(Option<(usize, usize)>);
+struct Probe {
+    /// A CPU of the switch and one of the guests.
+    pair: Option<(usize, usize)>,
+    proc: PathBuf,
+}
 
 impl Probe {
-    fn new(pair: Option<(usize, usize)>, progress: &Progress) -> Self {
+    fn new(pair: Option<(usize, usize)>, proc: &Path, progress: &Progress) -> Self {
         let told = pair.and_then(|(a, b)| distance::between(a, b));
         if told.is_none() {
             progress.say("the CPUs' distance cannot be told: switch and guests share one");
         }
-        Self(pair.filter(|_| told.is_some()))
+        Self { pair: pair.filter(|_| told.is_some()), proc: proc.into() }
     }
 
-    /// Now, in ns; 0 where it cannot be told.
+    /// The distance now, in ns; 0 where it cannot be told.
     fn ns(&self) -> f64 {
-        self.0.and_then(|(a, b)| distance::between(a, b)).unwrap_or(0.0)
+        self.pair.and_then(|(a, b)| distance::between(a, b)).unwrap_or(0.0)
     }
 }
