@@ -20,9 +20,10 @@ use crate::sys::Staging;
 
 /// Buffers frames are read into; twice a batch, so that held frames do not stop the others.
 const SLOTS: usize = 2 * BATCH;
+const PAGE: usize = 4096;
 /// Distance between buffers: the longest frame and its header, the shift of [`start`], and a
 /// remainder that keeps buffers page-aligned.
-const STRIDE: usize = 17 * 4096;
+const STRIDE: usize = 18 * PAGE;
 /// Bytes read into each buffer. One more than legal, to tell a frame that was cut off.
 const READ_LEN: usize = VNET_LEN + GSO_LEN_MAX as usize + 1;
 /// Bytes of a burst beyond which no more is read: about half of a core's own cache.
@@ -30,17 +31,22 @@ const BURST_BYTES: usize = 512 * 1024;
 /// Shortest Ethernet frame we look at: its header.
 const ETH_LEN: usize = 14;
 
-const _: () = assert!(start(SLOTS - 1) + READ_LEN <= STRIDE);
+const _: () = assert!(start(SLOTS - 1, false) + READ_LEN <= STRIDE);
+const _: () = assert!(start(0, true) + READ_LEN <= STRIDE);
 
-/// Where the virtio-net header goes in buffer `slot`: the frame after it is aligned to a cache
-/// line, and frames in neighbouring buffers do not share cache sets.
-const fn start(slot: usize) -> usize {
-    64 - VNET_LEN + slot % 16 * 128
+/// Where the virtio-net header goes in buffer `slot`. The frame after it is aligned to a cache
+/// line, and frames in neighbouring buffers do not share cache sets. Where frames are `long`, it
+/// is aligned to a page: granted pages are filled from the start of each, and one that is copied
+/// from a single page of ours needs one operation of the hypervisor's in place of two.
+const fn start(slot: usize, long: bool) -> usize {
+    if long { PAGE - VNET_LEN } else { 64 - VNET_LEN + slot % 16 * 128 }
 }
 
 /// A frame in a staging buffer.
 struct Taken {
     slot: usize,
+    /// Where it begins in all buffers.
+    at: usize,
     len: u32,
     hdr: VnetHdr,
     /// When it was held first; `None` for a new one.
@@ -73,6 +79,8 @@ pub struct TapIngress {
     more: usize,
     /// Most frames to read in one burst, so that large ones do not leave the cache.
     burst_frames: usize,
+    /// Frames are longer than a page, on the average of the last batch.
+    long: bool,
     /// The last read found the queue empty.
     empty: bool,
 }
@@ -96,6 +104,7 @@ impl TapIngress {
             stats,
             more: 1,
             burst_frames: BATCH,
+            long: false,
             empty: false,
         })
     }
@@ -135,12 +144,12 @@ impl TapIngress {
 
     /// Reads up to `n` frames, `n` > 0, with one system call, into the first free buffers.
     fn read_batch(&mut self, n: usize) -> Result<usize, Fault> {
-        let free = self.free;
+        let (free, long) = (self.free, self.long);
         let is_free = |slot: &usize| free >> slot & 1 != 0;
         let mut batch = self.fd.reads();
         let slots = self.staging.chunks_exact_mut(STRIDE).enumerate();
         for (slot, buffer) in slots.filter(|(slot, _)| is_free(slot)).take(n) {
-            batch.push(SegMut::of(&mut buffer[start(slot)..][..READ_LEN]));
+            batch.push(SegMut::of(&mut buffer[start(slot, long)..][..READ_LEN]));
             batch.end_frame();
         }
         let mut got = 0;
@@ -158,12 +167,14 @@ impl TapIngress {
             };
             got += 1;
             self.empty = false;
-            let head = &self.staging[slot * STRIDE + start(slot)..][..VNET_LEN];
+            let at = slot * STRIDE + start(slot, long);
+            let head = &self.staging[at..][..VNET_LEN];
             if let Some((len, hdr)) = check(head, len, self.offloads, &self.stats) {
                 bytes += len as usize;
                 longest = longest.max(len);
                 self.free &= !(1 << slot);
-                self.taken.push(Taken { slot, len, hdr, held_since_ns: None });
+                let at = at + VNET_LEN;
+                self.taken.push(Taken { slot, at, len, hdr, held_since_ns: None });
             }
         }
         self.learn(got, bytes, longest);
@@ -173,6 +184,7 @@ impl TapIngress {
     /// Draws conclusions from a batch of `got` frames, of `bytes` bytes together.
     fn learn(&mut self, got: usize, bytes: usize, longest: u32) {
         if let Some(mean) = bytes.checked_div(got) {
+            self.long = mean > PAGE;
             self.burst_frames = (BURST_BYTES / mean.max(1)).clamp(4, BATCH);
             self.direct.expect(longest);
         }
@@ -234,9 +246,8 @@ impl Ingress for TapIngress {
         }
         let mut out = std::mem::take(burst).recycle();
         for taken in &self.taken[..shown] {
-            let at = taken.slot * STRIDE + start(taken.slot) + VNET_LEN;
             let seg_first = out.segs.len() as u32;
-            out.segs.push(Seg::of(&self.staging[at..][..taken.len as usize]));
+            out.segs.push(Seg::of(&self.staging[taken.at..][..taken.len as usize]));
             let held_ns = taken.held_since_ns.map_or(0, |t| now_ns.saturating_sub(t).max(1));
             let (len, hdr, verdict) = (taken.len, taken.hdr, Verdict::Done);
             out.frames.push(Frame { seg_first, seg_count: 1, verdict, len, hdr, held_ns });

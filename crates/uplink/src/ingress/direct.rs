@@ -127,7 +127,7 @@ impl TapIngress {
         let mut buffers = self.staging.chunks_exact_mut(STRIDE).enumerate();
         lent.hand_out(|segs, len| {
             let (slot, buffer) = buffers.next().expect("all are free, and more than a batch");
-            let (hdr, rest) = buffer[start(slot)..][..READ_LEN].split_at_mut(VNET_LEN);
+            let (hdr, rest) = buffer[start(slot, false)..][..READ_LEN].split_at_mut(VNET_LEN);
             reads.push(SegMut::of(hdr));
             segs.for_each(|seg| reads.push(seg));
             if let Some(tail) = rest.get_mut(len as usize..).filter(|tail| !tail.is_empty()) {
@@ -144,7 +144,7 @@ impl TapIngress {
                 Ok(len) => {
                     batch.came += 1;
                     self.empty = false;
-                    let head = &self.staging[slot * STRIDE + start(slot)..][..VNET_LEN];
+                    let head = &self.staging[slot * STRIDE + start(slot, false)..][..VNET_LEN];
                     let frame = check(head, *len as usize, self.offloads, &self.stats);
                     frame.map_or(Rest::Nothing, |(len, hdr)| {
                         bytes += len as usize;
@@ -192,10 +192,11 @@ impl TapIngress {
                     }
                 }
                 Rest::Came(Came { len, hdr }) => {
-                    let gap = &mut self.staging[slot * STRIDE + start(slot) + VNET_LEN..];
+                    let at = slot * STRIDE + start(slot, false) + VNET_LEN;
+                    let gap = &mut self.staging[at..];
                     to.take_back(i, &mut gap[..len.min(rooms[slot]) as usize]);
                     self.free &= !(1 << slot);
-                    self.taken.push(Taken { slot, len, hdr, held_since_ns: None });
+                    self.taken.push(Taken { slot, at, len, hdr, held_since_ns: None });
                 }
             }
         }
