@@ -4,7 +4,7 @@ mod common;
 
 use std::process::{Command, Output};
 
-use common::{Dir, pvswitch};
+use common::{Dir, Switch, pvswitch};
 use serde_json::Value;
 
 fn lab(args: &[&str]) -> Output {
@@ -91,4 +91,35 @@ fn reports_of_what_is_none() {
     std::fs::write(&mine, "format = 1\nstudy = \"x\"\nrepeats = 1\nseconds = 1.0\naxes = []\n")
         .unwrap();
     fails(&["report", &folder], 2, &["no study 'x'"]);
+}
+
+/// Guests of a lab that is run without root: root only in a user namespace.
+#[test]
+fn a_nic_in_a_user_namespace() {
+    let unshare = ["--user", "--map-root-user", "--net"];
+    let possible = Command::new("unshare").args(unshare).arg("true").output();
+    if !possible.is_ok_and(|output| output.status.success()) {
+        println!("skipped: no user namespaces here");
+        return;
+    }
+    let dir = Dir::new();
+    let _switch = Switch::start(&dir, &[], &[dir.port("a", "")]);
+    let connect = format!("vhost-user:{}", dir.text("a"));
+    let nic = pvswitch();
+    let mut command = Command::new("unshare");
+    command.args(unshare).arg("--").arg(nic.get_program());
+    command.args([
+        "nic",
+        "--connect",
+        &connect,
+        "--tap",
+        "t0",
+        "--mtu",
+        "9000",
+        "--duration",
+        "0.3",
+    ]);
+    let output = command.output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
 }

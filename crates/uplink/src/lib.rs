@@ -14,6 +14,7 @@
 mod egress;
 mod fd;
 mod ingress;
+mod netlink;
 mod netns;
 mod null;
 mod pcap;

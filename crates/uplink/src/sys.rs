@@ -423,13 +423,6 @@ pub(crate) fn if_set_mtu(socket: impl AsFd, name: &str, mtu: u32) -> io::Result<
     ioctl_ifreq(socket, libc::SIOCSIFMTU, ifr).map(drop)
 }
 
-/// Sets how many frames the kernel queues for us, for each queue.
-pub(crate) fn if_set_queue_len(socket: impl AsFd, name: &str, frames: u32) -> io::Result<()> {
-    let mut ifr = request_for(name);
-    ifr.ifr_ifru.ifru_mtu = libc::c_int::try_from(frames).unwrap_or(libc::c_int::MAX);
-    ioctl_ifreq(socket, libc::SIOCSIFTXQLEN, ifr).map(drop)
-}
-
 /// The interface's MAC address.
 pub(crate) fn if_mac(socket: impl AsFd, name: &str) -> io::Result<[u8; 6]> {
     let ifr = ioctl_ifreq(socket, libc::SIOCGIFHWADDR, request_for(name))?;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use switch::vnet::Offloads;
 
 use crate::netns::in_netns;
-use crate::{VNET_LEN, sys};
+use crate::{VNET_LEN, netlink, sys};
 
 /// Where the kernel hands out TAP queues.
 const DEVICE: &str = "/dev/net/tun";
@@ -250,7 +250,7 @@ fn open_here(device: &Path, options: &TapOptions) -> Result<Tap, TapError> {
         sys::if_set_mtu(&socket, name, mtu).map_err(|e| os(&what, e))?;
     }
     if let Some(frames) = options.queue_len {
-        let set = sys::if_set_queue_len(&socket, name, frames);
+        let set = netlink::set_queue_len(&socket, name, frames);
         set.map_err(|e| os("set the queue length of interface", e))?;
     }
     if options.up {

@@ -169,7 +169,7 @@ fn created_interface_has_what_was_asked_for_and_lives_as_long_as_its_queues() {
         up: true,
         mtu: Some(9000),
         mac: Some(mac),
-        queue_len: Some(1000),
+        queue_len: Some(1500),
         ..netns.options("t0")
     };
     let tap = open(&wanted).unwrap();
@@ -181,7 +181,7 @@ fn created_interface_has_what_was_asked_for_and_lives_as_long_as_its_queues() {
         String::from_utf8(Command::new("ip").args(command).output().unwrap().stdout).unwrap()
     };
     let text = show();
-    for word in ["UP", "mtu 9000", "qlen 1000", "02:00:00:00:00:07", "vnet_hdr", "multi_queue"] {
+    for word in ["UP", "mtu 9000", "qlen 1500", "02:00:00:00:00:07", "vnet_hdr", "multi_queue"] {
         assert!(text.contains(word), "{word}: {text}");
     }
     assert_eq!(std::fs::read_link("/proc/thread-self/ns/net").unwrap(), before);
