@@ -179,6 +179,13 @@ impl Gen {
     }
 }
 
+/// Frames that arrive at once behind [`Link::Gigabit`].
+const CARD_FRAMES: u32 = 4;
+
+/// The bucket of [`Link::Gigabit`]: what is sent at no more than this rate, in bursts of up to 2 ms,
+/// does not wait, and needs no timer of the kernel's; a queue of 1 ms, which TCP fills.
+const BUCKET: &str = "rate 1gbit burst 250000 limit 125000";
+
 /// How the network outside is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
@@ -244,11 +251,12 @@ impl Wire {
             self.netns.pid(),
             Self::TAP,
         ))?;
-        self.netns.offloads("eth0", "tso gso", false)?;
-        // Room for 3 ms and two frames in a burst, as the queues of a card have.
-        let bucket = "root tbf rate 1gbit burst 3200 limit 400000";
-        self.netns.run("tc", &format!("qdisc add dev eth0 {bucket}"))?;
-        middle.run("tc", &format!("qdisc add dev far {bucket}"))?;
+        // What the switch sees are frames of at most the MTU, up to four at a time.
+        self.netns.ip(&format!("link set eth0 gso_max_segs {CARD_FRAMES}"))?;
+        middle.offloads(Self::TAP, "tso gso", false)?;
+        for (netns, device) in [(&self.netns, "eth0"), (middle, "far")] {
+            netns.run("tc", &format!("qdisc add dev {device} root tbf {BUCKET}"))?;
+        }
         self.netns.address("eth0", &address)
     }
 }

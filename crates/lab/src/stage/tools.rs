@@ -173,6 +173,7 @@ pub struct Ping {
 
 impl Ping {
     /// Pings an address every `interval_ms`, `count` times, with so many bytes behind the header.
+    /// At less than 12 ms `ping` does not sleep, and keeps its CPU from others.
     pub fn start(
         stage: &Stage,
         place: &Place,
