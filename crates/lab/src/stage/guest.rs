@@ -196,7 +196,15 @@ pub enum Link {
     /// switch's interface is on a bridge in a namespace between, and a pair of virtual interfaces
     /// with a token bucket at each end leads to the peer. Both ends are needed, as a bucket delays
     /// only what leaves. The bridge keeps what the switch sees apart from the buckets' queues.
-    Gigabit,
+    ///
+    /// Whoever sends had better stay below the limit by itself: a bucket that is empty sends by a
+    /// timer, at the expense of whom that interrupts.
+    Gigabit {
+        /// Traffic is to guests: what they answer is taken in by a thread of the kernel's. Else
+        /// the switch would pay for the peer's network, which sends when an answer comes.
+        /// Traffic from guests cannot have it without doing without TSO.
+        to_guests: bool,
+    },
 }
 
 /// The network outside: a namespace behind a TAP port of the switch.
@@ -205,6 +213,7 @@ pub struct Wire {
     /// Where it is; the tools that run in it are the peers of the guests.
     pub netns: Namespace,
     middle: Option<Namespace>,
+    link: Link,
 }
 
 impl Wire {
@@ -219,9 +228,9 @@ impl Wire {
         let netns = Namespace::new(stage, "wire")?;
         let middle = match link {
             Link::Free => None,
-            Link::Gigabit => Some(Namespace::new(stage, "middle")?),
+            Link::Gigabit { .. } => Some(Namespace::new(stage, "middle")?),
         };
-        Ok(Self { netns, middle })
+        Ok(Self { netns, middle, link })
     }
 
     /// The port that leads there.
@@ -237,6 +246,8 @@ impl Wire {
     /// Sets it up, once the switch runs.
     pub fn up(&self) -> Result<(), Fail> {
         let address = format!("{}/16", Self::ADDRESS);
+        let there = self.middle.as_ref().unwrap_or(&self.netns);
+        wait_for("the switch's interface", 20.0, || Ok(there.has(Self::TAP)))?;
         let Some(middle) = &self.middle else {
             return self.netns.address(Self::TAP, &address);
         };
@@ -257,6 +268,11 @@ impl Wire {
         for (netns, device) in [(&self.netns, "eth0"), (middle, "far")] {
             netns.run("tc", &format!("qdisc add dev {device} root tbf {BUCKET}"))?;
         }
-        self.netns.address("eth0", &address)
+        self.netns.address("eth0", &address)?;
+        if self.link == (Link::Gigabit { to_guests: true }) {
+            middle.offloads("far", "tso", false)?;
+            self.netns.threaded("eth0")?;
+        }
+        Ok(())
     }
 }

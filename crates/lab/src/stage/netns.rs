@@ -23,7 +23,8 @@ fn namespace_of(pid: &str) -> Option<String> {
 }
 
 impl Namespace {
-    /// Makes one, with its loopback up and without IPv6, whose own frames nobody asked for.
+    /// Makes one, with its loopback up, plain TCP, whatever the machine prefers, and
+    /// without IPv6, whose own frames nobody asked for.
     pub fn new(stage: &Stage, name: &str) -> Result<Self, Fail> {
         let args = ["--net", "--", "sleep", "infinity"].map(String::from);
         let mut holder = stage.start(name, "unshare", &args, &Place::default())?;
@@ -39,6 +40,9 @@ impl Namespace {
         for conf in ["all", "default"] {
             namespace.set(&format!("net.ipv6.conf.{conf}.disable_ipv6"), "1")?;
         }
+        // Every kernel has it, and lets anyone choose it. What measures the least round trip, as
+        // bbr, takes the delay of a poll timer for that of a longer way.
+        namespace.set("net.ipv4.tcp_congestion_control", "reno")?;
         Ok(namespace)
     }
 
@@ -76,8 +80,20 @@ impl Namespace {
         if !Path::new(&path).exists() {
             return Ok(());
         }
-        let script = format!("echo {value} > {path}");
+        let script = format!("set -e; echo {value} > {path}");
         output("sh", &["-c".into(), script], &self.on(&[])).map(|_| ())
+    }
+
+    /// Lets a thread of the kernel's take in what comes to a virtual interface, in place of whoever
+    /// sends it: what the network behind it costs is not the sender's then. The other end must not
+    /// take TSO, and the interface must be up. Left as it is where the kernel does not let us.
+    pub fn threaded(&self, device: &str) -> Result<(), Fail> {
+        // Only with it the interface has a queue that a thread could serve.
+        self.offloads(device, "gro", true)?;
+        let threaded = format!("/sys/class/net/{device}/threaded");
+        let script = format!("mount -t sysfs none /sys && echo 1 > {threaded} || true");
+        let words = ["--mount", "sh", "-c", &script].map(String::from);
+        output("unshare", &words, &self.on(&[])).map(|_| ())
     }
 
     /// Gives a device an address (`10.9.0.1/24`) and brings it up.

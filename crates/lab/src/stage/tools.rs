@@ -109,16 +109,12 @@ fn listens(table: &str, port: u16) -> bool {
 /// A running client.
 #[derive(Debug)]
 pub struct Flow {
-    process: Process,
+    /// Its process; the flow ends with it.
+    pub process: Process,
     seconds: f64,
 }
 
 impl Flow {
-    /// Process id.
-    pub fn id(&self) -> u32 {
-        self.process.id()
-    }
-
     /// Waits for its end; what came of it.
     pub fn report(mut self) -> Result<Traffic, Fail> {
         let ended = self.process.finish(self.seconds + 20.0);
@@ -173,7 +169,7 @@ pub struct Ping {
 
 impl Ping {
     /// Pings an address every `interval_ms`, `count` times, with so many bytes behind the header.
-    /// At less than 12 ms `ping` does not sleep, and keeps its CPU from others.
+    /// Within 10 ms of the next one `ping` does not sleep, and keeps its CPU from others.
     pub fn start(
         stage: &Stage,
         place: &Place,

@@ -1,0 +1,357 @@
+//! `fairness`: one worker for all ports against one for each.
+
+use std::collections::BTreeMap;
+
+use super::bulk::Bulk;
+use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::report::{Part, Plot, Point, Series, Table, Value};
+use crate::stage::{Link, NicOptions, SwitchOptions};
+use crate::stats::{Summary, jain};
+use crate::store::Results;
+use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+
+/// What the guest that got least got, at least, of what it would have if all had the same.
+const SHARE_LEAST: f64 = 0.1;
+/// Jain's index, at least, in the median of all runs.
+const JAIN_LEAST: f64 = 0.8;
+
+const ABOUT: &str = "Shared is one worker that serves all ports, as the plain kernel's few threads \
+served all interfaces; per-port is one worker for each, as the kernel with NAPI and a thread per \
+interface. x is the number of guests, the left axis the throughput of all of them together, the \
+right axis the CPU time of the switch in per cent of one CPU. Points are means, error bars one \
+standard deviation. The network outside is the host's own, through a TAP port.
+
+The seed has its figures in pictures only, so there is no table of them beside ours. It ran on \
+twelve cores; on a machine with fewer CPUs than guests the workers of per-port take turns, and what \
+they may gain they cannot gain there.";
+
+/// The study.
+pub struct Fairness;
+
+const MEASURES: [Measure; 8] = [
+    Measure {
+        name: "throughput",
+        unit: "Gbit/s",
+        better: Better::More,
+        about: "TCP payload that arrived, all guests together",
+    },
+    Measure {
+        name: "switch_cpu",
+        unit: "%",
+        better: Better::Less,
+        about: "CPU time of the switch, of one CPU",
+    },
+    Measure {
+        name: "guests_cpu",
+        unit: "%",
+        better: Better::Less,
+        about: "CPU time of all guests: NIC, kernel and tools",
+    },
+    Measure {
+        name: "jain",
+        unit: "",
+        better: Better::More,
+        about: "Jain's index over the guests' bytes: 1 where all have the same, 1/n where one has all",
+    },
+    Measure {
+        name: "least_share",
+        unit: "",
+        better: Better::More,
+        about: "bytes of the guest that had fewest, over the mean",
+    },
+    Measure {
+        name: "frames",
+        unit: "1/s",
+        better: Better::Neither,
+        about: "frames between guests and switch, both ways; up to 64 KiB each with TSO",
+    },
+    Measure {
+        name: "retransmits",
+        unit: "1/s",
+        better: Better::Less,
+        about: "TCP segments sent again",
+    },
+    Measure {
+        name: "workers",
+        unit: "",
+        better: Better::Neither,
+        about: "workers that the switch had",
+    },
+];
+
+impl Study for Fairness {
+    fn name(&self) -> &'static str {
+        "fairness"
+    }
+
+    fn about(&self) -> &'static str {
+        "whether a worker for each port shares out throughput better than one for all, and at what cost"
+    }
+
+    fn seed(&self) -> Option<Seed> {
+        Some(Seed {
+            source: "Xen wiki: Xen-netback NAPI + kThread V3 performance testing; two Xeon X5650, \
+                     iperf, dom0 to 1..8 guests and back, 1 to 4 streams each",
+            claim: "A thread for each interface changes throughput little: not to the guests, and \
+                    from them only above four guests with one or two streams, where it costs some; \
+                    it should be fairer.",
+        })
+    }
+
+    fn measures(&self) -> &'static [Measure] {
+        &MEASURES
+    }
+
+    fn plan(&self, scale: Scale) -> Plan {
+        let (guests, streams, seconds, repeats): (&[u32], &[u32], f64, u32) = match scale {
+            Scale::Smallest => (&[1, 3], &[1], 1.0, 2),
+            Scale::Quick => (&[1, 2, 4, 8], &[1, 4], 1.0, 2),
+            Scale::Usual => (&[1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 4], 3.0, 3),
+            Scale::Full => (&[1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 4], 120.0, 3),
+        };
+        Plan {
+            format: FORMAT,
+            study: self.name().into(),
+            repeats,
+            seconds,
+            axes: vec![
+                Axis::new("direction", ["to-guest", "from-guest"]),
+                Axis::new("streams", streams),
+                Axis::new("guests", guests),
+                Axis::new("variant", ["shared", "per-port"]),
+            ],
+        }
+    }
+
+    fn tools(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("iperf3", "iperf3"),
+            ("ping", "iputils-ping"),
+            ("ip", "iproute2"),
+            ("nsenter", "util-linux"),
+        ]
+    }
+
+    fn overhead_s(&self, cell: &Cell) -> f64 {
+        1.0 + 0.2 * cell.number("guests")
+    }
+
+    fn run(&self, run: &Run) -> Result<Figures, Fail> {
+        let (cell, stage) = (run.cell, run.stage);
+        let guests = cell.number("guests") as usize;
+        let mut switch = SwitchOptions::new(stage, "event");
+        match cell.get("variant") {
+            "shared" => switch.placement = "single".into(),
+            "per-port" => {
+                switch.placement = "per-port".into();
+                // And one for the network outside.
+                switch.workers = guests + 1;
+                // Where there are CPUs for it, each has its own.
+                switch.cpus = stage.switch_cpus.clone();
+            }
+            other => return Err(Fail::Cell(format!("variant {other}: there is none"))),
+        }
+        let workers = switch.workers as f64;
+        let bulk = Bulk {
+            proto: stage.proto,
+            guests,
+            port: "",
+            nic: NicOptions::new("event"),
+            switch,
+            link: Link::Free,
+            from_guests: cell.get("direction") == "from-guest",
+            udp: false,
+            len: 0,
+            bits_per_s: 0.0,
+            streams: cell.number("streams") as u32,
+            ping: false,
+        };
+        let done = bulk.run(stage, run.seconds)?;
+        let count = &done.count;
+        let each = &done.bits_per_s;
+        let mean = each.iter().sum::<f64>() / each.len().max(1) as f64;
+        let least = each.iter().copied().min_by(f64::total_cmp).unwrap_or(0.0);
+        let mut figures = BTreeMap::from([
+            ("throughput", done.arrived_bits_per_s / 1e9),
+            ("switch_cpu", count.percent(count.switch_ns)),
+            ("guests_cpu", done.guests_percent()),
+            (
+                "frames",
+                count.per_second(count.ingress("g", "frames") + count.egress("g", "frames")),
+            ),
+            ("retransmits", count.per_second(done.retransmits)),
+            ("workers", workers),
+        ]);
+        if let Some(jain) = jain(each) {
+            figures.extend([("jain", jain), ("least_share", least / mean)]);
+        }
+        Ok(figures)
+    }
+
+    fn report(&self, results: &Results) -> Vec<Part> {
+        let values = |name: &str| -> Vec<&str> {
+            let axis = results.plan.axes.iter().find(|axis| axis.name == name);
+            axis.map_or_else(Vec::new, |axis| axis.values.iter().map(String::as_str).collect())
+        };
+        let mut parts = vec![Part::Text { title: "How to read this".into(), body: ABOUT.into() }];
+        for direction in values("direction") {
+            for streams in values("streams") {
+                let part = Panel { results, direction, streams };
+                parts.push(Part::Plot(part.plot()));
+                parts.push(Part::Table(part.table()));
+            }
+        }
+        parts
+    }
+
+    fn judge(&self, results: &Results) -> Vec<Verdict> {
+        let several = |cell: &Cell| cell.number("guests") > 1.0;
+        let mut verdicts = Vec::new();
+        for variant in ["shared", "per-port"] {
+            let of = |measure| {
+                results.values(|cell| several(cell) && cell.get("variant") == variant, measure)
+            };
+            let (Some(shares), Some(jains)) =
+                (Summary::of(&of("least_share")), Summary::of(&of("jain")))
+            else {
+                continue;
+            };
+            verdicts.push(Verdict {
+                what: format!(
+                    "{variant}: no guest goes without: in each of {} runs all have {:.0} % or more \
+                     of the mean, in bytes; least {:.0} %",
+                    shares.count,
+                    100.0 * SHARE_LEAST,
+                    100.0 * shares.low
+                ),
+                holds: shares.low >= SHARE_LEAST,
+            });
+            verdicts.push(Verdict {
+                what: format!(
+                    "{variant}: bytes are shared out evenly: Jain's index is {JAIN_LEAST} or more \
+                     in the median; {:.3}, {:.3} to {:.3}",
+                    jains.median, jains.low, jains.high
+                ),
+                holds: jains.median >= JAIN_LEAST,
+            });
+        }
+        verdicts
+    }
+}
+
+/// One of the wiki's plots: a direction and a number of streams.
+struct Panel<'a> {
+    results: &'a Results,
+    direction: &'a str,
+    streams: &'a str,
+}
+
+impl Panel<'_> {
+    fn summary(&self, guests: &str, variant: &str, measure: &str) -> Option<Summary> {
+        let pairs = [
+            ("direction", self.direction),
+            ("streams", self.streams),
+            ("guests", guests),
+            ("variant", variant),
+        ];
+        let cell = Cell(pairs.map(|(name, value)| (name.into(), value.into())).into());
+        self.results.summary(&cell, measure)
+    }
+
+    fn values(&self, name: &str) -> &[String] {
+        let axis = self.results.plan.axes.iter().find(|axis| axis.name == name);
+        axis.map_or(&[], |axis| &axis.values)
+    }
+
+    fn words(&self) -> String {
+        let way = if self.direction == "to-guest" { "host to guests" } else { "guests to host" };
+        let streams = if self.streams == "1" { "stream" } else { "streams" };
+        format!("{way}, {} TCP {streams} each", self.streams)
+    }
+
+    fn command(&self) -> String {
+        let Self { direction, streams, .. } = self;
+        format!("pvswitch lab run fairness --only direction={direction} --only streams={streams}")
+    }
+
+    fn line(&self, variant: &str, measure: &str) -> Vec<Point> {
+        let points = self.values("guests").iter().filter_map(|guests| {
+            let found = self.summary(guests, variant, measure)?;
+            let (y, off) = (found.mean, found.deviation);
+            Some(Point { x: guests.parse().ok()?, y, low: y - off, high: y + off })
+        });
+        points.collect()
+    }
+
+    /// Throughput on the left, in a colour of its own each; CPU on the right, both alike.
+    fn plot(&self) -> Plot {
+        let mut series = Vec::new();
+        for (colour, variant) in self.values("variant").iter().enumerate() {
+            let (name, points) = (variant.clone(), self.line(variant, "throughput"));
+            series.push(Series { name, points, colour, ..Series::default() });
+        }
+        for variant in self.values("variant") {
+            let (name, points) = (format!("CPU, {variant}"), self.line(variant, "switch_cpu"));
+            let (dashed, right) = (true, true);
+            series.push(Series { name, points, colour: 2, dashed, right, ..Series::default() });
+        }
+        Plot {
+            title: self.words(),
+            file: format!("{}-{}", self.direction, self.streams),
+            x: "number of VMs".into(),
+            y: "throughput, Gbit/s".into(),
+            right: "CPU of the switch, % of one CPU".into(),
+            series,
+            command: self.command(),
+            ..Plot::default()
+        }
+    }
+
+    fn table(&self) -> Table {
+        let mut rows = Vec::new();
+        for guests in self.values("guests") {
+            for variant in self.values("variant") {
+                let value = |measure, digits| match self.summary(guests, variant, measure) {
+                    None => Value::Missing("not measured".into()),
+                    Some(found) if found.count == 1 => Value::Number(found.median, digits),
+                    Some(found) => Value::Spread {
+                        median: found.median,
+                        low: found.low,
+                        high: found.high,
+                        digits,
+                    },
+                };
+                rows.push(vec![
+                    Value::Number(guests.parse().unwrap_or(0.0), 0),
+                    Value::Text(variant.clone()),
+                    value("throughput", 2),
+                    value("switch_cpu", 0),
+                    value("guests_cpu", 0),
+                    value("jain", 3),
+                    value("least_share", 2),
+                    value("retransmits", 0),
+                ]);
+            }
+        }
+        Table {
+            title: format!("Shares: {}", self.words()),
+            note: "Medians with their range. Jain's index: 1 where all guests have the same, 1/n \
+                   where one of n has all."
+                .into(),
+            columns: [
+                "Guests",
+                "Workers",
+                "Throughput, Gbit/s",
+                "Switch CPU, %",
+                "Guests' CPU, %",
+                "Jain's index",
+                "Least share of the mean",
+                "Retransmissions, 1/s",
+            ]
+            .map(String::from)
+            .into(),
+            rows,
+            command: self.command(),
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! `polling`: what a timer in the front end saves against events.
+
+use std::collections::BTreeMap;
+
+use super::bulk::{Bulk, gigabit_tcp, gigabit_udp};
+use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::report::Part;
+use crate::stage::{Link, NicOptions, Proto, SwitchOptions};
+use crate::store::Results;
+use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+
+mod seed;
+mod tables;
+
+/// Calls a second with events from which on a fall of them can be told.
+const CALLS_MANY: f64 = 500.0;
+/// Part of them that polling takes away.
+const CALLS_FALL: f64 = 0.9;
+/// Frames that pass with polling, at least, as a part of those with events.
+const FRAMES_LEAST: f64 = 0.5;
+
+/// The study.
+pub struct Polling;
+
+const fn measure(
+    name: &'static str,
+    unit: &'static str,
+    better: Better,
+    about: &'static str,
+) -> Measure {
+    Measure { name, unit, better, about }
+}
+
+const MEASURES: [Measure; 12] = [
+    measure("throughput", "Mbit/s", Better::More, "payload that arrived, all guests together"),
+    measure("backend_cpu", "%", Better::Less, "CPU time of the switch, of one CPU"),
+    measure("guests_cpu", "%", Better::Less, "CPU time of all guests: NIC, kernel and tools"),
+    measure("host_cpu", "%", Better::Neither, "CPU time of the tools outside, which are no part"),
+    measure("events", "1/s", Better::Less, "notifications between guests and switch, both ways"),
+    measure("calls", "1/s", Better::Less, "notifications from the switch to guests"),
+    measure("kicks", "1/s", Better::Less, "notifications from guests to the switch"),
+    measure("frames", "1/s", Better::Neither, "frames to guests, or from them where they send"),
+    measure("guest_ns_per_frame", "ns", Better::Less, "CPU time of guests for each of these"),
+    measure("lost", "%", Better::Less, "datagrams that did not arrive"),
+    measure(
+        "ping_p50",
+        "us",
+        Better::Less,
+        "round trip of pings to a guest beside the bulk, median",
+    ),
+    measure("ping_p99", "us", Better::Less, "the round trip that 99 of 100 of them stay within"),
+];
+
+/// How the front end works, and whether the back end has the seed's feature.
+fn front_end(variant: &str, proto: Proto) -> Result<(NicOptions, &'static str), Fail> {
+    let poll = match variant {
+        "event" => "event",
+        "smart-poll" => "timer:1000",
+        "timer" => "timer:5000",
+        "adaptive" => "adaptive",
+        _ => return Err(Fail::Cell(format!("variant {variant}: there is no such front end"))),
+    };
+    let mut nic = NicOptions::new(poll);
+    // Virtqueues have no such feature, and need none: a queue that is not armed is not called.
+    let smart = variant == "smart-poll" && proto == Proto::Xen;
+    if smart {
+        nic.connect = ",smart-poll=on".into();
+    }
+    Ok((nic, if smart { ",smart-poll=on" } else { "" }))
+}
+
+impl Study for Polling {
+    fn name(&self) -> &'static str {
+        "polling"
+    }
+
+    fn about(&self) -> &'static str {
+        "how much CPU guests save when they poll by a timer in place of being called"
+    }
+
+    fn seed(&self) -> Option<Seed> {
+        Some(Seed {
+            source: "Dongxiao Xu, xen-devel, 10 September 2009: data polling in netfront in place \
+                     of events; Intel Q9550, netperf",
+            claim: "At the same throughput a poll timer of 1 kHz in the guests takes guest CPU \
+                    down by about half from three guests on, and dom0 CPU by up to a quarter.",
+        })
+    }
+
+    fn measures(&self) -> &'static [Measure] {
+        &MEASURES
+    }
+
+    fn plan(&self, scale: Scale) -> Plan {
+        let few = matches!(scale, Scale::Smallest);
+        let quick = few || scale == Scale::Quick;
+        let full = scale == Scale::Full;
+        let pick = |few_of: usize, all: &[&'static str]| -> Vec<&'static str> {
+            all[..if few { few_of } else { all.len() }].to_vec()
+        };
+        let mut uplinks = vec!["1g"];
+        let mut protos = vec!["xen"];
+        if full {
+            uplinks.push("unlimited");
+            protos.push("virtio");
+        }
+        let variants = if quick {
+            vec!["event", "smart-poll"]
+        } else {
+            vec!["event", "smart-poll", "timer", "adaptive"]
+        };
+        Plan {
+            format: FORMAT,
+            study: self.name().into(),
+            repeats: if quick { 1 } else { 3 },
+            seconds: if full {
+                10.0
+            } else if quick {
+                1.5
+            } else {
+                3.0
+            },
+            axes: vec![
+                Axis::new("guests", pick(2, &["1", "3", "6", "9"])),
+                Axis::new("size", pick(1, &["1472", "1500", "50"])),
+                Axis::new("traffic", pick(2, &["udp", "tcp"])),
+                Axis::new("direction", pick(1, &["receive", "send"])),
+                Axis::new("uplink", uplinks),
+                Axis::new("proto", protos),
+                Axis::new("variant", variants),
+            ],
+        }
+    }
+
+    fn has(&self, cell: &Cell) -> bool {
+        cell.get("size") != "50" || cell.get("guests") == "1" && cell.get("direction") == "receive"
+    }
+
+    fn takes_proto(&self) -> bool {
+        false
+    }
+
+    fn tools(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("iperf3", "iperf3"),
+            ("ping", "iputils-ping"),
+            ("ip", "iproute2"),
+            ("tc", "iproute2"),
+            ("ethtool", "ethtool"),
+            ("nsenter", "util-linux"),
+        ]
+    }
+
+    fn overhead_s(&self, cell: &Cell) -> f64 {
+        1.2 + 0.2 * cell.number("guests")
+    }
+
+    fn run(&self, run: &Run) -> Result<Figures, Fail> {
+        let cell = run.cell;
+        let proto: Proto = cell.get("proto").parse().map_err(Fail::Cell)?;
+        let (nic, port) = front_end(cell.get("variant"), proto)?;
+        let size = cell.number("size") as u32;
+        let limited = cell.get("uplink") == "1g";
+        let (send, udp) = (cell.get("direction") == "send", cell.get("traffic") == "udp");
+        let bulk = Bulk {
+            proto,
+            guests: cell.number("guests") as usize,
+            port,
+            nic,
+            // As netback: it is told of everything, and tells at once.
+            switch: SwitchOptions::new(run.stage, "event"),
+            link: if limited { Link::Gigabit { to_guests: !send } } else { Link::Free },
+            from_guests: send,
+            udp,
+            len: size,
+            bits_per_s: match (limited, udp) {
+                (true, true) => gigabit_udp(size),
+                (true, false) => gigabit_tcp(),
+                (false, _) => 0.0,
+            },
+            streams: 1,
+            ping: true,
+        };
+        let done = bulk.run(run.stage, run.seconds)?;
+        let count = &done.count;
+        let frames = if send { count.ingress("g", "frames") } else { count.egress("g", "frames") };
+        let guests_ns: u64 = count.roles_ns.iter().skip(1).sum();
+        let (calls, kicks) = (count.calls("g"), count.kicks("g"));
+        let mut figures = BTreeMap::from([
+            ("throughput", done.arrived_bits_per_s / 1e6),
+            ("backend_cpu", count.percent(count.switch_ns)),
+            ("guests_cpu", done.guests_percent()),
+            ("host_cpu", done.host_percent()),
+            ("events", count.per_second(calls + kicks)),
+            ("calls", count.per_second(calls)),
+            ("kicks", count.per_second(kicks)),
+            ("frames", count.per_second(frames)),
+            ("guest_ns_per_frame", guests_ns as f64 / frames.max(1.0)),
+            ("lost", done.lost_percent),
+        ]);
+        let pings = done.pings.as_ref();
+        for (name, part) in [("ping_p50", 0.5), ("ping_p99", 0.99)] {
+            if let Some(us) = pings.and_then(|pings| pings.quantile_us(part)) {
+                figures.insert(name, us);
+            }
+        }
+        Ok(figures)
+    }
+
+    fn report(&self, results: &Results) -> Vec<Part> {
+        tables::parts(results)
+    }
+
+    fn judge(&self, results: &Results) -> Vec<Verdict> {
+        let mut fall = Fall::default();
+        let of = |cell: &Cell, measure| results.summary(cell, measure).map(|found| found.median);
+        for cell in results.cells() {
+            if cell.get("variant") != "smart-poll" || cell.get("direction") != "receive" {
+                continue;
+            }
+            let base = with(cell, "variant", "event");
+            let [Some(calls), Some(base_calls), Some(frames), Some(base_frames)] =
+                [of(cell, "calls"), of(&base, "calls"), of(cell, "frames"), of(&base, "frames")]
+            else {
+                continue;
+            };
+            fall.add(cell, (base_calls, calls), (base_frames, frames));
+        }
+        fall.verdicts()
+    }
+}
+
+/// The same cell with another value of one axis.
+fn with(cell: &Cell, axis: &str, value: &str) -> Cell {
+    let pair = |(name, old): &(String, String)| {
+        (name.clone(), if name == axis { value.to_string() } else { old.clone() })
+    };
+    Cell(cell.0.iter().map(pair).collect())
+}
+
+/// What became of calls and frames over all pairs of cells.
+#[derive(Default)]
+struct Fall {
+    cells: u32,
+    calls: (f64, f64),
+    frames: (f64, f64),
+    /// The cell where calls fell least, by what part.
+    least: Option<(f64, String)>,
+}
+
+impl Fall {
+    fn add(&mut self, cell: &Cell, calls: (f64, f64), frames: (f64, f64)) {
+        if calls.0 < CALLS_MANY {
+            return;
+        }
+        self.cells += 1;
+        self.calls = (self.calls.0 + calls.0, self.calls.1 + calls.1);
+        self.frames = (self.frames.0 + frames.0, self.frames.1 + frames.1);
+        let fell = 1.0 - calls.1 / calls.0;
+        if self.least.as_ref().is_none_or(|(least, _)| fell < *least) {
+            self.least = Some((fell, cell.to_string()));
+        }
+    }
+
+    fn verdicts(&self) -> Vec<Verdict> {
+        let Some((least, cell)) = &self.least else { return Vec::new() };
+        let fewer = format!(
+            "smart poll takes away {:.0} % or more of the calls to receiving guests in each of {} \
+             cells with {CALLS_MANY} a second or more: {:.0} a second with events and {:.0} with \
+             it, all together; least in {cell}, {:.1} %",
+            100.0 * CALLS_FALL,
+            self.cells,
+            self.calls.0,
+            self.calls.1,
+            100.0 * least,
+        );
+        let frames = format!(
+            "as many frames pass, {:.0} % of them at least: {:.0} a second with events and {:.0} \
+             with smart poll, all together",
+            100.0 * FRAMES_LEAST,
+            self.frames.0,
+            self.frames.1,
+        );
+        vec![
+            Verdict { what: fewer, holds: *least >= CALLS_FALL },
+            Verdict { what: frames, holds: self.frames.1 >= FRAMES_LEAST * self.frames.0 },
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_case_of_the_seed_is_a_cell_of_the_full_matrix() {
+        let cells = Polling.plan(Scale::Full).cells(&Polling);
+        for row in &seed::TABLE {
+            let is = |cell: &&Cell| {
+                cell.number("guests") == f64::from(row.guests)
+                    && cell.number("size") == f64::from(row.size)
+                    && (cell.get("traffic") == "udp") == row.udp
+                    && (cell.get("direction") == "receive") == row.receive
+            };
+            // Two uplinks, two protocols, four front ends.
+            assert_eq!(cells.iter().filter(is).count(), 16);
+        }
+    }
+
+    #[test]
+    fn polling_that_saves_no_calls_or_loses_frames_is_seen() {
+        let cell = Cell(vec![("guests".into(), "1".into())]);
+        let holds = |calls, frames| {
+            let mut fall = Fall::default();
+            fall.add(&cell, calls, frames);
+            fall.verdicts().iter().map(|verdict| verdict.holds).collect::<Vec<_>>()
+        };
+        assert_eq!(holds((5000.0, 0.0), (80_000.0, 79_000.0)), [true, true]);
+        assert_eq!(holds((5000.0, 600.0), (80_000.0, 79_000.0)), [false, true]);
+        assert_eq!(holds((5000.0, 0.0), (80_000.0, 1_000.0)), [true, false]);
+        // Too few events to tell.
+        assert!(holds((100.0, 0.0), (80_000.0, 80_000.0)).is_empty());
+    }
+}
