@@ -182,8 +182,8 @@ impl Gen {
 /// Frames that arrive at once behind [`Link::Gigabit`].
 const CARD_FRAMES: u32 = 4;
 
-/// The bucket of [`Link::Gigabit`]: what is sent at no more than this rate, in bursts of up to 2 ms,
-/// does not wait, and needs no timer of the kernel's; a queue of 1 ms, which TCP fills.
+/// The bucket of [`Link::Gigabit`]: what is sent at no more than this rate, in bursts of up to
+/// 2 ms, does not wait, and needs no timer of the kernel's; a queue of 1 ms, which TCP fills.
 const BUCKET: &str = "rate 1gbit burst 250000 limit 125000";
 
 /// How the network outside is attached.

@@ -15,15 +15,17 @@ const SHARE_LEAST: f64 = 0.1;
 /// Jain's index, at least, in the median of all runs.
 const JAIN_LEAST: f64 = 0.8;
 
-const ABOUT: &str = "Shared is one worker that serves all ports, as the plain kernel's few threads \
-served all interfaces; per-port is one worker for each, as the kernel with NAPI and a thread per \
-interface. x is the number of guests, the left axis the throughput of all of them together, the \
-right axis the CPU time of the switch in per cent of one CPU. Points are means, error bars one \
-standard deviation. The network outside is the host's own, through a TAP port.
+const ABOUT: &str = "\
+Shared is one worker that serves all ports, as the plain kernel's few threads served all \
+interfaces; per-port is one worker for each, as the kernel with NAPI and a thread per \
+interface. x is the number of guests, the left axis the throughput of all of them \
+together, the right axis the CPU time of the switch in per cent of one CPU. Points are \
+means, error bars one standard deviation. The network outside is the host's own, through \
+a TAP port.
 
-The seed has its figures in pictures only, so there is no table of them beside ours. It ran on \
-twelve cores; on a machine with fewer CPUs than guests the workers of per-port take turns, and what \
-they may gain they cannot gain there.";
+The seed has its figures in pictures only, so there is no table of them beside ours. It \
+ran on twelve cores; on a machine with fewer CPUs than guests the workers of per-port \
+take turns, and what they may gain they cannot gain there.";
 
 /// The study.
 pub struct Fairness;
@@ -51,7 +53,7 @@ const MEASURES: [Measure; 8] = [
         name: "jain",
         unit: "",
         better: Better::More,
-        about: "Jain's index over the guests' bytes: 1 where all have the same, 1/n where one has all",
+        about: "Jain's index over guests' bytes: 1 if all have the same, 1/n if one has all",
     },
     Measure {
         name: "least_share",
@@ -85,7 +87,7 @@ impl Study for Fairness {
     }
 
     fn about(&self) -> &'static str {
-        "whether a worker for each port shares out throughput better than one for all, and at what cost"
+        "whether a worker for each port is fairer than one for all, and what it costs"
     }
 
     fn seed(&self) -> Option<Seed> {

@@ -6,15 +6,19 @@ use crate::plan::{Axis, Cell};
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::store::Results;
 
-const ABOUT: &str = "Without the patch is the front end with events; with it is the seed's smart poll: a timer of \
-1 kHz, during which the back end does not notify. The precise timer looks 5,000 times a second, adaptive as it finds \
-best. The back end is the same in all of them: one worker that sleeps until it is notified and notifies at once.
+const ABOUT: &str = "\
+Without the patch is the front end with events; with it is the seed's smart poll: a \
+timer of 1 kHz, during which the back end does not notify. The precise timer looks 5,000 \
+times a second, adaptive as it finds best. The back end is the same in all of them: one \
+worker that sleeps until it is notified and notifies at once.
 
-CPU is in per cent of one CPU. The back end's has the bridge and the network outside in it, which run in its \
-context; the guests' has their NIC's process and the tools. A guest is a network namespace here, so neither the \
-virtual machine's exits nor its interrupts cost anything, and the tools are iperf3, not netperf. 1500: each datagram \
-is one full and one small frame; with TCP it is the length of a write. Where the CPUs are too few for the sender, \
-throughput falls behind the seed's; CPU time per frame is then the fairer figure.";
+CPU is in per cent of one CPU. The back end's has the bridge and the network outside in \
+it, which run in its context; the guests' has their NIC's process and the tools. A guest \
+is a network namespace here, so neither the virtual machine's exits nor its interrupts \
+cost anything, and the tools are iperf3, not netperf. 1500: each datagram is one full \
+and one small frame; with TCP it is the length of a write. Where the CPUs are too few \
+for the sender, throughput falls behind the seed's; CPU time per frame is then the \
+fairer figure.";
 
 /// One protocol's and uplink's part of the matrix.
 struct Side<'a> {
