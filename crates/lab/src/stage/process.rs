@@ -253,9 +253,12 @@ impl Process {
         Fail::Cell(format!("process '{}': {what}{}", self.name, self.tail()))
     }
 
-    /// The last lines of its log, to be put behind a message.
+    /// The last lines of its log, to be put behind a message; of what it printed, if it has none.
     fn tail(&self) -> String {
-        let text = self.logged();
+        let mut text = self.logged();
+        if text.trim().is_empty() {
+            text = self.printed();
+        }
         let lines: Vec<_> = text.lines().collect();
         let last = &lines[lines.len().saturating_sub(TAIL_LINES)..];
         if last.is_empty() {

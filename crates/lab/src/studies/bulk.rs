@@ -3,12 +3,16 @@
 
 use crate::stage::{
     Count, Iperf, Link, Namespace, Nic, NicOptions, Ping, Pings, Port, Process, Proto, Stage,
-    Switch, SwitchOptions, Window, Wire,
+    Switch, SwitchOptions, Window, Wire, wait_for,
 };
 use crate::study::Fail;
 
-/// Traffic before a window, and more of it for each guest: their tools start one after the other.
-const WARM_S: (f64, f64) = (0.6, 0.06);
+/// Traffic before a window, once all guests have some.
+const WARM_S: f64 = 0.5;
+/// Longest wait for that.
+const START_MAX_S: f64 = 15.0;
+/// Payload that is more than the tools' words to each other before they start, in bits.
+const START_BITS: f64 = 160_000.0;
 /// Time from ping to ping, in ms: `ping` sleeps between them, if an answer takes no longer than 10.
 const PING_MS: f64 = 20.0;
 /// Bytes of the headers of an IP packet with TCP, with its time stamps.
@@ -95,13 +99,19 @@ impl Bulk<'_> {
         for nic in &nics {
             Ping::until_answered(&nic.netns, Wire::ADDRESS)?;
         }
-        // Longer than the window may come to: it is ended with the rest.
-        let _traffic = self.traffic(stage, &wire, &nics, seconds + 30.0)?;
-        let (warm, each) = WARM_S;
-        sleep(warm + each * self.guests as f64);
         let mut namespaces = vec![&wire.netns];
         namespaces.extend(nics.iter().map(|nic| &nic.netns));
         let counters = || namespaces.iter().map(|netns| netns.counters()).collect::<Vec<_>>();
+        let quiet = counters();
+        // Longer than the window may come to: it is ended with the rest.
+        let mut traffic = self.traffic(stage, &wire, &nics, seconds + 60.0)?;
+        wait_for("traffic of every guest", START_MAX_S, || {
+            traffic.iter_mut().try_for_each(Process::check)?;
+            let now = counters();
+            let enough = |i| self.payload(&quiet[i], &now[i], !self.from_guests) > START_BITS;
+            Ok((1..now.len()).all(enough))
+        })?;
+        sleep(WARM_S);
         let ping = self.ping.then(|| {
             let shape = (PING_MS, (seconds * 1e3 / PING_MS) as u32, 56);
             let all_cpus = stage.all_cpus();
@@ -159,6 +169,21 @@ impl Bulk<'_> {
         flow
     }
 
+    /// What passed a namespace's IP layer in one direction, as payload in bits.
+    fn payload(&self, before: &Counters, after: &Counters, arrived: bool) -> f64 {
+        let (datagrams, octets, packets) = if arrived {
+            ("Udp.InDatagrams", "IpExt.InOctets", "Ip.InReceives")
+        } else {
+            ("Udp.OutDatagrams", "IpExt.OutOctets", "Ip.OutRequests")
+        };
+        let n = |name: &str| more(before, after, name);
+        8.0 * if self.udp {
+            n(datagrams) * f64::from(self.len)
+        } else {
+            (n(octets) - TCP_HEADERS * n(packets)).max(0.0)
+        }
+    }
+
     fn done(
         &self,
         count: Count,
@@ -166,20 +191,7 @@ impl Bulk<'_> {
         after: &[Counters],
         pings: Option<Pings>,
     ) -> Done {
-        // What passed a namespace's IP layer in one direction, as payload.
-        let payload = |i: usize, arrived: bool| {
-            let (datagrams, octets, packets) = if arrived {
-                ("Udp.InDatagrams", "IpExt.InOctets", "Ip.InReceives")
-            } else {
-                ("Udp.OutDatagrams", "IpExt.OutOctets", "Ip.OutRequests")
-            };
-            let n = |name: &str| more(&before[i], &after[i], name);
-            8.0 * if self.udp {
-                n(datagrams) * f64::from(self.len)
-            } else {
-                (n(octets) - TCP_HEADERS * n(packets)).max(0.0)
-            }
-        };
+        let payload = |i: usize, arrived: bool| self.payload(&before[i], &after[i], arrived);
         let guests = 1..before.len();
         let side = |guests_side: bool, arrived: bool| -> f64 {
             if guests_side {
