@@ -24,16 +24,17 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 pub use self::control::Control;
 pub use self::cpu::{busy_ns, cpu_ns, waited_ns};
-pub use self::guest::{Gen, Link, Nic, NicOptions, Wire};
+pub use self::guest::{Class, Gen, Link, Nic, NicOptions, Wire};
 pub use self::netns::Namespace;
 pub use self::process::{Place, Process, Workdir, wait_for};
 pub use self::switch::{Count, Port, Snapshot, Switch, SwitchOptions, Window};
 pub use self::tools::{Flow, Iperf, Ping, Pings, Traffic};
 
+use self::process::output;
 use crate::study::Fail;
 
 /// What a guest and the switch speak.
@@ -90,6 +91,7 @@ pub struct Stage {
     dir: Workdir,
     next: AtomicU32,
     negotiated: Negotiated,
+    real_time: OnceLock<bool>,
 }
 
 /// What guests negotiated so far: by kind of port, each list of features that was seen.
@@ -134,6 +136,7 @@ impl Stage {
             dir,
             next: AtomicU32::new(0),
             negotiated: Negotiated::default(),
+            real_time: OnceLock::new(),
         })
     }
 
@@ -153,6 +156,12 @@ impl Stage {
         all.sort_unstable();
         all.dedup();
         all
+    }
+
+    /// Whether a process may be put before all others on its CPU.
+    fn has_real_time(&self) -> bool {
+        let words = ["--rr", "1", "true"].map(String::from);
+        *self.real_time.get_or_init(|| output("chrt", &words, &Place::default()).is_ok())
     }
 
     /// A name that no other value of this stage has or had.

@@ -2,9 +2,22 @@
 
 mod bulk;
 mod fairness;
+mod grid;
+mod idle;
+mod latency;
+mod neighbours;
+mod pair;
+mod policies;
 mod polling;
 
 use crate::study::Study;
 
 /// All of them, in the order listed.
-pub const ALL: &[&dyn Study] = &[&polling::Polling, &fairness::Fairness];
+pub const ALL: &[&dyn Study] = &[
+    &polling::Polling,
+    &fairness::Fairness,
+    &policies::Policies,
+    &latency::Latency,
+    &idle::Idle,
+    &neighbours::Neighbours,
+];

@@ -129,6 +129,30 @@ impl Nic {
     }
 }
 
+/// When a process runs, of those that want to run on its CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// In turn with others.
+    Usual,
+    /// Before them: in the real-time class. As usual where that is not allowed, as it is not for
+    /// whoever is root of a user namespace only.
+    First,
+    /// When no other wants to.
+    Last,
+}
+
+impl Class {
+    /// Words for `chrt` before the program; none for none.
+    fn words(self, stage: &Stage) -> &'static [&'static str] {
+        match self {
+            Self::Usual => &[],
+            Self::First if !stage.has_real_time() => &[],
+            Self::First => &["--rr", "1"],
+            Self::Last => &["--idle", "0"],
+        }
+    }
+}
+
 /// A guest that makes or takes frames of exact sizes and rates: `pvswitch gen`.
 #[derive(Debug)]
 pub struct Gen {
@@ -147,12 +171,32 @@ impl Gen {
         options: &NicOptions,
         mode: &str,
     ) -> Result<Self, Fail> {
+        Self::start_as(stage, i, port, options, mode, Class::Usual)
+    }
+
+    /// The same before or after others that want to run on its CPU.
+    pub fn start_as(
+        stage: &Stage,
+        i: usize,
+        port: &Port,
+        options: &NicOptions,
+        mode: &str,
+        class: Class,
+    ) -> Result<Self, Fail> {
         let mac = mac_of(i);
         let mut args = options.args("gen", port);
         args.extend(["--json", "--mac", &mac, "--mode"].map(String::from));
         args.extend(mode.split_whitespace().map(String::from));
         let place = Place { netns: None, cpus: &stage.guest_cpus };
-        let process = stage.start_program(&format!("gen-{}", port.name), &args, &place)?;
+        let name = format!("gen-{}", port.name);
+        let process = match class.words(stage) {
+            [] => stage.start_program(&name, &args, &place)?,
+            words => {
+                let program = stage.program.display().to_string();
+                let words = words.iter().map(ToString::to_string).chain([program]);
+                stage.start(&name, "chrt", &words.chain(args).collect::<Vec<_>>(), &place)?
+            }
+        };
         Ok(Self { mac, process })
     }
 

@@ -21,7 +21,7 @@ const END_MAX: Duration = Duration::from_secs(5);
 const TAIL_LINES: usize = 6;
 
 /// Programs that may not be installed, and the Debian package of each.
-const PACKAGES: [(&str, &str); 8] = [
+const PACKAGES: [(&str, &str); 9] = [
     ("iperf3", "iperf3"),
     ("ping", "iputils-ping"),
     ("ip", "iproute2"),
@@ -30,6 +30,7 @@ const PACKAGES: [(&str, &str); 8] = [
     ("nft", "nftables"),
     ("nsenter", "util-linux"),
     ("taskset", "util-linux"),
+    ("chrt", "util-linux"),
 ];
 
 /// Waits until `done`, at most `seconds`; `what` is what is waited for.

@@ -31,6 +31,25 @@ impl Port {
         Self { name: name.into(), spec: format!("{name}={connect}{options}"), connect }
     }
 
+    /// So many ports for guests, `NAME0` and on, and one that stands for all of them to a guest
+    /// that plays them all (`gen --mode idle --count N`).
+    pub fn many(
+        stage: &Stage,
+        name: &str,
+        proto: Proto,
+        count: usize,
+    ) -> Result<(Vec<Self>, Self), Fail> {
+        let folder = stage.folder().join(stage.unique(name));
+        std::fs::create_dir(&folder)
+            .map_err(|error| Fail::Over(format!("{}: {error}", folder.display())))?;
+        let port = |name: String, number: &str| {
+            let connect = format!("{}:{}/{number}", proto.kind(), folder.display());
+            Self { spec: format!("{name}={connect}"), name, connect }
+        };
+        let ports = (0..count).map(|i| port(format!("{name}{i}"), &i.to_string()));
+        Ok((ports.collect(), port(name.into(), "{}")))
+    }
+
     /// A TAP interface in a namespace, made by the switch.
     pub fn tap(name: &str, device: &str, netns: &Namespace, options: &str) -> Self {
         let spec = format!("{name}=tap:{device},netns={}{options}", netns.path());

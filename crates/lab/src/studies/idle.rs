@@ -1,0 +1,190 @@
+//! `idle`: what connected ports cost that do nothing, alone and beside a pair that is busy.
+
+use super::grid::{Grid, summary, values};
+use super::pair::{
+    self, FEW, Idle as IdleGuests, JUDGED, MEASURES, Pair, WARM_IDLE_S, WARM_S, of_window,
+};
+use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::report::{Part, Table, Value};
+use crate::stage::{Switch, Window};
+use crate::store::Results;
+use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+
+const ABOUT: &str = "alone: so many connected guests that do nothing; the worker should sleep. \
+beside-pair: the same beside one guest that sends to another as fast as it can; what is lost of \
+the pair's rate is the tax on it.";
+
+const OWN: [Measure; 2] = [
+    Measure {
+        name: "switch_cpu",
+        unit: "%",
+        better: Better::Less,
+        about: "CPU time of the whole switch, both looks at its counters included",
+    },
+    Measure {
+        name: "memory",
+        unit: "KiB",
+        better: Better::Less,
+        about: "private memory of the switch: what it does not share with guests",
+    },
+];
+
+/// All measures: those of its own first, as those of a pair are no counts of idle ports.
+const ALL: [Measure; OWN.len() + MEASURES.len()] = {
+    let mut all = [OWN[0]; OWN.len() + MEASURES.len()];
+    all[1] = OWN[1];
+    let mut i = 0;
+    while i < MEASURES.len() {
+        all[OWN.len() + i] = MEASURES[i];
+        i += 1;
+    }
+    all
+};
+
+/// The study.
+pub struct Idle;
+
+impl Study for Idle {
+    fn name(&self) -> &'static str {
+        "idle"
+    }
+
+    fn about(&self) -> &'static str {
+        "what connected ports cost that do nothing, and what a busy pair pays for them"
+    }
+
+    fn seed(&self) -> Option<Seed> {
+        None
+    }
+
+    fn measures(&self) -> &'static [Measure] {
+        &ALL
+    }
+
+    fn plan(&self, scale: Scale) -> Plan {
+        let (ports, policies, seconds, repeats): (&[u32], &[&str], f64, u32) = match scale {
+            Scale::Smallest => (&[0, 1, 100], &JUDGED, 0.5, 1),
+            Scale::Quick => (&[0, 1, 10, 100, 1000], &FEW, 1.0, 1),
+            Scale::Usual => (&[0, 1, 10, 100, 1000], &FEW, 5.0, 3),
+            Scale::Full => (&[0, 1, 10, 100, 1000], &FEW, 10.0, 9),
+        };
+        Plan {
+            format: FORMAT,
+            study: self.name().into(),
+            repeats,
+            seconds,
+            axes: vec![
+                Axis::new("traffic", ["alone", "beside-pair"]),
+                Axis::new("ports", ports),
+                Axis::new("policy", policies),
+            ],
+        }
+    }
+
+    fn has(&self, cell: &Cell) -> bool {
+        // No port at all costs nothing; one beside a pair tells no more than none does.
+        match cell.get("traffic") {
+            "alone" => cell.number("ports") > 0.0,
+            _ => cell.number("ports") != 1.0,
+        }
+    }
+
+    fn overhead_s(&self, cell: &Cell) -> f64 {
+        pair::OVERHEAD_S + cell.number("ports") / 300.0
+    }
+
+    fn run(&self, run: &Run) -> Result<Figures, Fail> {
+        let (policy, ports) = (run.cell.get("policy"), run.cell.number("ports") as usize);
+        if run.cell.get("traffic") == "beside-pair" {
+            let pair = Pair { policy, traffic: "", idle: ports, warm_s: WARM_S };
+            return pair.run(run.stage, run.seconds);
+        }
+        let idle = IdleGuests::new(run.stage, ports)?;
+        let options = pair::switch_options(run.stage, policy);
+        let switch = Switch::start(run.stage, &options, &idle.ports)?;
+        let _guests = idle.start(run.stage)?;
+        switch.wait_up(ports)?;
+        pair::sleep(WARM_IDLE_S + ports as f64 / 1e3);
+        let window = Window::open(&switch, &[])?;
+        pair::sleep(run.seconds);
+        let count = window.close()?;
+        switch.check()?;
+        let mut figures = of_window(&count);
+        figures.insert("switch_cpu", count.percent(count.switch_ns));
+        figures.insert("memory", private_kib(switch.id()));
+        Ok(figures)
+    }
+
+    fn report(&self, results: &Results) -> Vec<Part> {
+        let mut parts = vec![Part::Text { title: "How to read this".into(), body: ABOUT.into() }];
+        parts.extend(tax(results));
+        let fixed = [("traffic", "alone")];
+        let alone = Grid { results, fixed: &fixed, rows: "policy", columns: "ports" };
+        for (title, measure) in [
+            ("Idle ports alone: wake-ups of the worker in the window", "woken"),
+            ("Idle ports alone: CPU of the worker, % of one CPU", "cpu"),
+            ("Idle ports alone: CPU of the whole switch, % of one CPU", "switch_cpu"),
+            ("Idle ports alone: private memory of the switch, KiB", "memory"),
+        ] {
+            parts.extend(alone.table(title, "Columns: connected ports.", measure));
+        }
+        let fixed = [("traffic", "beside-pair")];
+        let beside = Grid { results, fixed: &fixed, rows: "policy", columns: "ports" };
+        for (title, measure) in [
+            ("Beside a busy pair: CPU time of the worker for each frame, ns", "frame_ns"),
+            ("Beside a busy pair: latency, p99, us", "p99"),
+            ("Beside a busy pair: time that the switch stood ready without a CPU, %", "waited"),
+        ] {
+            parts.extend(beside.table(title, "Columns: idle ports.", measure));
+        }
+        parts
+    }
+
+    fn judge(&self, results: &Results) -> Vec<Verdict> {
+        let quiet = |cell: &Cell| cell.get("traffic") == "alone";
+        let ports = values(results, "ports").last().cloned().unwrap_or_default();
+        let what = format!("up to {ports} idle ports");
+        let all = [pair::nothing_wakes(results, &what, quiet), pair::accounted(results)];
+        all.into_iter().flatten().collect()
+    }
+}
+
+/// What a pair keeps of its rate.
+fn tax(results: &Results) -> Option<Part> {
+    let counts: Vec<&String> =
+        values(results, "ports").iter().filter(|ports| *ports != "0" && *ports != "1").collect();
+    let rate = |policy: &str, ports: &str| {
+        let pairs = [("traffic", "beside-pair"), ("ports", ports), ("policy", policy)];
+        summary(results, &pairs, "delivered").map(|found| found.median)
+    };
+    let missing = || Value::Missing("not measured".into());
+    let mut rows = Vec::new();
+    for policy in values(results, "policy") {
+        let Some(alone) = rate(policy, "0").filter(|rate| *rate > 0.0) else { continue };
+        let mut row = vec![Value::Text(policy.clone()), Value::Number(alone, 0)];
+        row.extend(counts.iter().map(|ports| {
+            rate(policy, ports).map_or_else(missing, |rate| Value::Number(rate / alone, 3))
+        }));
+        rows.push(row);
+    }
+    let columns = ["policy".into(), "frames/s alone".into()];
+    let columns = columns.into_iter().chain(counts.iter().map(|n| format!("beside {n} ports")));
+    let table = Table {
+        title: "The tax of idle neighbours: what a busy pair keeps of its rate".into(),
+        note: "Medians. Where guests share CPUs with each other, the rate tells of them too; CPU \
+               time for each frame, below, tells of the worker alone."
+            .into(),
+        columns: columns.collect(),
+        rows,
+        command: "pvswitch lab run idle --only traffic=beside-pair".into(),
+    };
+    (!table.rows.is_empty()).then_some(Part::Table(table))
+}
+
+/// Private memory of a process; 0 where it cannot be told.
+fn private_kib(pid: u32) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let private = text.lines().filter(|line| line.starts_with("Private_"));
+    let kib = private.filter_map(|line| line.split_whitespace().nth(1)?.parse::<f64>().ok());
+    kib.sum()
+}

@@ -1,0 +1,164 @@
+//! `latency`: the first frame after a silence, and traffic that comes and goes about as fast as a
+//! policy can follow.
+
+use super::grid::Grid;
+use super::pair::{self, FEW, JUDGED, MEASURES, POLICIES, Pair, WARM_S};
+use super::policies::tables;
+use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::report::Part;
+use crate::store::Results;
+use crate::study::{Fail, Figures, Measure, Run, Seed, Study, Verdict};
+
+/// Frames a second while traffic is on.
+const RATE: u32 = 100_000;
+/// Frames after a silence, at least: a window is longer where it has to be.
+const SAMPLES_LEAST: f64 = 10.0;
+
+const ABOUT: &str = "silence-N: one frame every N ms, so that each is the first after idle; the \
+99th percentile of few frames is the slowest of them. at-once: 50 frames every millisecond, \
+without time between them. on-off-N: 100 000 frames a second for N ms, then nothing for as long. \
+Latency is from the sender's ring to the receiver's program, whose wake-up is in it and is the \
+same for every policy: spin shows the floor.";
+
+/// The study.
+pub struct Latency;
+
+/// What is behind a word, as a number of ms.
+fn ms(traffic: &str, word: &str) -> Option<f64> {
+    traffic.strip_prefix(word)?.parse().ok()
+}
+
+/// How long a window is.
+fn window_s(traffic: &str, seconds: f64) -> f64 {
+    ms(traffic, "silence-").map_or(seconds, |gap| seconds.max(SAMPLES_LEAST * gap / 1e3))
+}
+
+/// What `gen` has to be told.
+fn options(traffic: &str) -> Option<String> {
+    if traffic == "at-once" {
+        return Some("--burst 50,1000".into());
+    }
+    if let Some(gap) = ms(traffic, "silence-") {
+        return Some(format!("--rate {}", 1e3 / gap));
+    }
+    ms(traffic, "on-off-").map(|ms| format!("--rate {RATE} --on-off {ms},{ms}"))
+}
+
+impl Study for Latency {
+    fn name(&self) -> &'static str {
+        "latency"
+    }
+
+    fn about(&self) -> &'static str {
+        "how late a first frame comes after idle, and frames of bursts that come and go"
+    }
+
+    fn seed(&self) -> Option<Seed> {
+        None
+    }
+
+    fn measures(&self) -> &'static [Measure] {
+        &MEASURES
+    }
+
+    fn plan(&self, scale: Scale) -> Plan {
+        let all = [
+            "silence-1000",
+            "silence-200",
+            "at-once",
+            "on-off-0.5",
+            "on-off-1",
+            "on-off-5",
+            "on-off-20",
+        ];
+        let (traffic, policies, seconds, repeats): (&[&str], &[&str], f64, u32) = match scale {
+            Scale::Smallest => (&["silence-50", "at-once", "on-off-5"], &JUDGED, 0.5, 1),
+            Scale::Quick => (&all[1..], &FEW, 1.0, 3),
+            Scale::Usual => (&all[1..], &POLICIES, 5.0, 5),
+            Scale::Full => (&all, &POLICIES, 50.0, 5),
+        };
+        Plan {
+            format: FORMAT,
+            study: self.name().into(),
+            repeats,
+            seconds,
+            axes: vec![Axis::new("traffic", traffic), Axis::new("policy", policies)],
+        }
+    }
+
+    fn overhead_s(&self, cell: &Cell) -> f64 {
+        // As for a window of a second: how long it is to be is not told here.
+        pair::OVERHEAD_S + window_s(cell.get("traffic"), 1.0) - 1.0
+    }
+
+    fn run(&self, run: &Run) -> Result<Figures, Fail> {
+        let (policy, traffic) = (run.cell.get("policy"), run.cell.get("traffic"));
+        let Some(options) = options(traffic) else {
+            return Err(Fail::Cell(format!("traffic {traffic}: there is none of that kind")));
+        };
+        let seconds = window_s(traffic, run.seconds);
+        Pair { policy, traffic: &options, idle: 0, warm_s: WARM_S }.run(run.stage, seconds)
+    }
+
+    fn report(&self, results: &Results) -> Vec<Part> {
+        let grid = Grid { results, fixed: &[], rows: "policy", columns: "traffic" };
+        let mut parts = vec![Part::Text { title: "How to read this".into(), body: ABOUT.into() }];
+        let y = "us from guest to guest";
+        for (title, file, measure) in [
+            ("Latency, half of the frames", "latency-p50", "p50"),
+            ("Latency, 99th percentile", "latency-p99", "p99"),
+        ] {
+            parts.extend(grid.plot((title, file), "traffic", y, measure));
+        }
+        let note = "The switch's own part: from the look that finds it to its delivery.";
+        parts.extend(grid.table("First frame after idle, in the switch, us", note, "first_frame"));
+        parts.extend(tables(&grid, "Columns: traffic, as told above."));
+        parts
+    }
+
+    fn judge(&self, results: &Results) -> Vec<Verdict> {
+        let all = [pair::accounted(results), sleeps_between(results)];
+        all.into_iter().flatten().collect()
+    }
+}
+
+/// Before each frame that follows a silence the worker has slept; `event` no more often than it is
+/// told of something.
+fn sleeps_between(results: &Results) -> Option<Verdict> {
+    let wanted =
+        |cell: &Cell| cell.get("traffic").starts_with("silence-") && cell.get("policy") == "event";
+    let kicks = results.values(wanted, "kicks");
+    let least = kicks.iter().copied().min_by(f64::total_cmp)?;
+    Some(Verdict {
+        what: format!(
+            "event: each frame after a silence has its kick: {least:.2} or more for each frame in \
+             {} runs",
+            kicks.len()
+        ),
+        holds: least >= 1.0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_traffic_is_known_to_the_generator() {
+        for scale in [Scale::Smallest, Scale::Quick, Scale::Usual, Scale::Full] {
+            for traffic in &Latency.plan(scale).axes[0].values {
+                assert!(options(traffic).is_some(), "{traffic}");
+            }
+        }
+        assert_eq!(options("silence-200").as_deref(), Some("--rate 5"));
+        assert_eq!(options("on-off-0.5").as_deref(), Some("--rate 100000 --on-off 0.5,0.5"));
+        assert_eq!(options("sometimes"), None);
+    }
+
+    #[test]
+    fn a_window_has_frames_enough() {
+        assert_eq!(window_s("silence-1000", 2.0), 10.0);
+        assert_eq!(window_s("silence-50", 2.0), 2.0);
+        assert_eq!(window_s("on-off-5", 2.0), 2.0);
+    }
+}

@@ -1,0 +1,354 @@
+//! `neighbours`: guests that ask and wait beside one that floods, and how equal floods share a
+//! worker that is short of time.
+
+use super::grid::{Grid, values};
+use super::pair::{self, FEW, WARM_IDLE_S, number, worker_percent};
+use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::report::{Part, Table, Value};
+use crate::stage::{
+    Class, Count, Gen, Place, Port, Process, Stage, Switch, SwitchOptions, Window, waited_ns,
+};
+use crate::stats::{Summary, jain};
+use crate::store::Results;
+use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+
+/// Guests that ask, and how often a second each does.
+const QUIET: usize = 8;
+const ASKED: u32 = 200;
+/// Frames of equal floods, in bytes.
+const SIZES: [u32; 4] = [60, 300, 800, 1514];
+/// The address behind the port that drops everything.
+const NOWHERE: &str = "02:00:00:00:0f:ff";
+/// What the guest that got least got, at least, of the mean.
+const SHARE_LEAST: f64 = 0.1;
+/// What became of a flooder's neighbour, at least: answers of the mean.
+const ANSWERS_LEAST: f64 = 0.5;
+/// How much longer a quiet guest's p99 may be beside a flooder.
+const LONGER: f64 = 2.0;
+
+const ABOUT: &str = "alone: eight guests each ask another 200 times a second and wait for its \
+echo. flooder: the same beside one that sends as fast as it can to nowhere, so that all it costs \
+is the switch's; where guests share a CPU it runs when no other guest wants to, and who answers \
+goes before who asks. shares: four guests flood with frames of 60, 300, 800 and 1514 bytes, to \
+nowhere, and the worker has half a CPU, so that it is short of time: Jain's index of what it gave \
+each. Placement single is one worker, per-port and balanced are two; on two CPUs the second worker \
+shares its CPU with the guests.";
+
+const fn measure(
+    name: &'static str,
+    unit: &'static str,
+    better: Better,
+    about: &'static str,
+) -> Measure {
+    Measure { name, unit, better, about }
+}
+
+const MEASURES: [Measure; 14] = [
+    measure("p99", "us", Better::Less, "there and back, 99 % of all, the median guest"),
+    measure("p99_worst", "us", Better::Less, "the same of the guest that waited longest"),
+    measure("p50", "us", Better::Less, "there and back, half of all, the median guest"),
+    measure("answers", "1/s", Better::More, "answers to all quiet guests"),
+    measure("lost", "", Better::Less, "questions without an answer in time"),
+    measure("least_share", "", Better::More, "frames of the guest with fewest, over the mean"),
+    measure("flood", "1/s", Better::More, "frames that floods sent"),
+    measure("jain_frames", "", Better::More, "Jain's index of frames taken from each flood"),
+    measure("jain_bytes", "", Better::More, "the same of bytes"),
+    measure("jain_cycles", "", Better::More, "the same of the worker's time"),
+    measure("cpu", "%", Better::Less, "CPU time of all workers, of one CPU"),
+    measure("wakeups", "1/s", Better::Less, "sleeps and naps of the workers that ended"),
+    measure("moves", "", Better::Neither, "queues that went to another worker in the window"),
+    measure("waited", "%", Better::Neither, "time that the switch stood ready without a CPU"),
+];
+
+/// The study.
+pub struct Neighbours;
+
+impl Study for Neighbours {
+    fn name(&self) -> &'static str {
+        "neighbours"
+    }
+
+    fn about(&self) -> &'static str {
+        "what a guest that floods does to those that ask and wait, and how floods share a worker"
+    }
+
+    fn seed(&self) -> Option<Seed> {
+        None
+    }
+
+    fn measures(&self) -> &'static [Measure] {
+        &MEASURES
+    }
+
+    fn plan(&self, scale: Scale) -> Plan {
+        let placements = ["single", "per-port", "balanced"];
+        let (placements, policies, seconds, repeats): (&[&str], &[&str], f64, u32) = match scale {
+            Scale::Smallest => (&placements[..1], &["event", "adaptive"], 0.5, 1),
+            Scale::Quick => (&placements, &FEW, 0.7, 2),
+            Scale::Usual => (&placements, &FEW, 3.0, 5),
+            Scale::Full => (&placements, &FEW, 10.0, 9),
+        };
+        Plan {
+            format: FORMAT,
+            study: self.name().into(),
+            repeats,
+            seconds,
+            axes: vec![
+                Axis::new("load", ["alone", "flooder", "shares"]),
+                Axis::new("placement", placements),
+                Axis::new("policy", policies),
+            ],
+        }
+    }
+
+    fn overhead_s(&self, _cell: &Cell) -> f64 {
+        2.0
+    }
+
+    fn run(&self, run: &Run) -> Result<Figures, Fail> {
+        let options = options(run)?;
+        match run.cell.get("load") {
+            "alone" => quiet(run, &options, false),
+            "flooder" => quiet(run, &options, true),
+            "shares" => shares(run, &options),
+            other => Err(Fail::Cell(format!("load {other}: there is none"))),
+        }
+    }
+
+    fn report(&self, results: &Results) -> Vec<Part> {
+        let mut parts = vec![Part::Text { title: "How to read this".into(), body: ABOUT.into() }];
+        parts.extend(beside(results));
+        for (load, title, measures) in [
+            ("alone", "Alone", &ASKING[..]),
+            ("flooder", "Beside a flooder", &ASKING[..]),
+            ("shares", "Equal floods", &SHARING[..]),
+        ] {
+            let fixed = [("load", load)];
+            let grid = Grid { results, fixed: &fixed, rows: "policy", columns: "placement" };
+            let note = "Columns: placement of queues on workers.";
+            let tables = measures.iter();
+            parts.extend(tables.filter_map(|(words, measure)| {
+                grid.table(&format!("{title}: {words}"), note, measure)
+            }));
+        }
+        parts
+    }
+
+    fn judge(&self, results: &Results) -> Vec<Verdict> {
+        let judged = [
+            ("flooder", ANSWERS_LEAST, "beside a flooder every guest that asks is answered"),
+            ("shares", SHARE_LEAST, "of equal floods none is left out"),
+        ];
+        let verdicts = judged.into_iter().filter_map(|(load, least, what)| {
+            let wanted = |cell: &Cell| cell.get("load") == load;
+            let seen = Summary::of(&results.values(wanted, "least_share"))?;
+            Some(Verdict {
+                what: format!(
+                    "{what}: in each of {} runs all have {:.0} % or more of the mean, in frames; \
+                     least {:.0} %",
+                    seen.count,
+                    100.0 * least,
+                    100.0 * seen.low
+                ),
+                holds: seen.low >= least,
+            })
+        });
+        verdicts.collect()
+    }
+}
+
+/// What is told of guests that ask.
+const ASKING: [(&str, &str); 6] = [
+    ("p99 there and back, the median guest, us", "p99"),
+    ("p99 there and back, the worst guest, us", "p99_worst"),
+    ("answers a second", "answers"),
+    ("questions without an answer", "lost"),
+    ("CPU of the workers, % of one CPU", "cpu"),
+    ("frames a second of the flood", "flood"),
+];
+/// What is told of floods.
+const SHARING: [(&str, &str); 5] = [
+    ("Jain's index by frames", "jain_frames"),
+    ("Jain's index by bytes", "jain_bytes"),
+    ("Jain's index by the worker's time", "jain_cycles"),
+    ("frames a second", "flood"),
+    ("CPU of the workers, % of one CPU", "cpu"),
+];
+
+/// A switch with the policy and placement of a cell.
+fn options(run: &Run) -> Result<SwitchOptions, Fail> {
+    let mut options = pair::switch_options(run.stage, run.cell.get("policy"));
+    let placement = run.cell.get("placement");
+    options.workers = match placement {
+        "single" => 1,
+        "per-port" | "balanced" => 2,
+        other => return Err(Fail::Cell(format!("placement {other}: there is none"))),
+    };
+    options.placement = placement.into();
+    // The guests' where the switch has one alone.
+    let all = run.stage.switch_cpus.iter().chain(&run.stage.guest_cpus);
+    options.cpus = all.copied().take(options.workers).collect();
+    Ok(options)
+}
+
+/// A switch with so many guests' ports, and the port that drops everything.
+fn switch(
+    stage: &Stage,
+    options: &SwitchOptions,
+    guests: usize,
+) -> Result<(Switch, Vec<Port>), Fail> {
+    let port = |i| Port::guest(stage, &format!("g{i}"), stage.proto, "");
+    let ports: Vec<Port> = (0..guests).map(port).collect();
+    let all = [&ports[..], &[Port::null("null")]].concat();
+    let switch = Switch::start(stage, options, &all)?;
+    switch.address(NOWHERE, "null")?;
+    Ok((switch, ports))
+}
+
+/// Figures of every cell.
+fn common(count: &Count, waited: u64) -> Figures {
+    Figures::from([
+        ("cpu", worker_percent(count)),
+        ("wakeups", count.per_second(pair::woken(count))),
+        ("moves", count.workers.get("moves").copied().unwrap_or(0) as f64),
+        ("waited", count.percent(waited)),
+    ])
+}
+
+/// The least of them over their mean.
+fn least_share(each: &[f64]) -> Option<f64> {
+    let mean = each.iter().sum::<f64>() / each.len() as f64;
+    let least = each.iter().copied().min_by(f64::total_cmp)?;
+    (mean > 0.0).then_some(least / mean)
+}
+
+/// Some ask one that answers.
+fn quiet(run: &Run, options: &SwitchOptions, flood: bool) -> Result<Figures, Fail> {
+    let (stage, guest) = (run.stage, pair::guest_options());
+    let (switch, ports) = switch(stage, options, 1 + QUIET + usize::from(flood))?;
+    let first = pair::receiver_class(stage);
+    let _echo = Gen::start_as(stage, 0, &ports[0], &guest, "echo", first)?;
+    // With the port that drops everything, which is always up.
+    switch.wait_up(2)?;
+    let duration = 2.0 * WARM_IDLE_S + run.seconds + pair::TAIL_S;
+    let ask = format!("rr --peer {} --rate {ASKED} --duration {duration}", Gen::mac(0));
+    let asking = (1..=QUIET).map(|i| Gen::start_as(stage, i, &ports[i], &guest, &ask, first));
+    let asking: Vec<Gen> = asking.collect::<Result<_, _>>()?;
+    let flooder = ports.get(1 + QUIET).map(|port| {
+        let mode = format!("send --peer {NOWHERE} --duration {duration}");
+        let class = if stage.guest_cpus.len() < 2 { Class::Last } else { Class::Usual };
+        Gen::start_as(stage, 1 + QUIET, port, &guest, &mode, class)
+    });
+    let flooder = flooder.transpose()?;
+    switch.wait_up(1 + ports.len())?;
+    pair::sleep(WARM_IDLE_S);
+    let waited = waited_ns(switch.id());
+    let window = Window::open(&switch, &[])?;
+    pair::sleep(run.seconds);
+    let count = window.close()?;
+    let waited = waited_ns(switch.id()).saturating_sub(waited);
+    let mut figures = common(&count, waited);
+    if flooder.is_some() {
+        let name = &ports[1 + QUIET].name;
+        figures.insert("flood", count.per_second(count.ingress(name, "frames")));
+    }
+    let reports = asking.into_iter().map(|guest| guest.report(duration + 20.0));
+    let reports: Vec<_> = reports.collect::<Result<_, _>>()?;
+    switch.check()?;
+    let each = |name: &str| reports.iter().map(|report| number(report, name)).collect::<Vec<_>>();
+    figures.insert("answers", each("received_pps").iter().sum());
+    figures.insert("lost", each("lost_frames").iter().sum());
+    figures.extend(least_share(&each("received_frames")).map(|share| ("least_share", share)));
+    if each("latency_samples").iter().all(|samples| *samples > 0.0) {
+        let waits = Summary::of(&each("latency_ns_p99"));
+        figures.extend(waits.map(|all| ("p99", all.median / 1e3)));
+        figures.extend(waits.map(|all| ("p99_worst", all.high / 1e3)));
+        let waits = Summary::of(&each("latency_ns_p50"));
+        figures.extend(waits.map(|all| ("p50", all.median / 1e3)));
+    }
+    Ok(figures)
+}
+
+/// Equal floods of frames of different sizes at workers that have half a CPU each: generators cost
+/// more than the switch, so a worker with a CPU for itself would never be short.
+fn shares(run: &Run, options: &SwitchOptions) -> Result<Figures, Fail> {
+    let (stage, guest) = (run.stage, pair::guest_options());
+    let (switch, ports) = switch(stage, options, SIZES.len())?;
+    let floods = SIZES.iter().zip(&ports).enumerate().map(|(i, (size, port))| {
+        let mode = format!("send --peer {NOWHERE} --size {size}");
+        Gen::start(stage, i, port, &guest, &mode)
+    });
+    let _floods: Vec<Gen> = floods.collect::<Result<_, _>>()?;
+    switch.wait_up(1 + ports.len())?;
+    let hogs = options.cpus.iter().map(|cpu| {
+        let args = ["-c", "while :; do :; done"].map(String::from);
+        stage.start("hog", "sh", &args, &Place { netns: None, cpus: &[*cpu] })
+    });
+    let _hogs: Vec<Process> = hogs.collect::<Result<_, _>>()?;
+    pair::sleep(WARM_IDLE_S);
+    let waited = waited_ns(switch.id());
+    let window = Window::open(&switch, &[])?;
+    pair::sleep(run.seconds);
+    let count = window.close()?;
+    let waited = waited_ns(switch.id()).saturating_sub(waited);
+    switch.check()?;
+    let each = |counter: &str| -> Vec<f64> {
+        ports.iter().map(|port| count.ingress(&port.name, counter)).collect()
+    };
+    let frames = each("frames");
+    let mut figures = common(&count, waited);
+    figures.insert("flood", count.per_second(frames.iter().sum()));
+    figures.extend(least_share(&frames).map(|share| ("least_share", share)));
+    for (name, values) in
+        [("jain_frames", frames), ("jain_bytes", each("bytes")), ("jain_cycles", each("served_ns"))]
+    {
+        figures.extend(jain(&values).map(|jain| (name, jain)));
+    }
+    Ok(figures)
+}
+
+/// How much longer a quiet guest waits beside a flooder.
+fn beside(results: &Results) -> Option<Part> {
+    let mut rows = Vec::new();
+    for placement in values(results, "placement") {
+        for policy in values(results, "policy") {
+            let p99 = |load: &str| {
+                let pairs = [("load", load), ("placement", placement), ("policy", policy)];
+                super::grid::summary(results, &pairs, "p99")
+            };
+            let (Some(alone), Some(flooder)) = (p99("alone"), p99("flooder")) else { continue };
+            let ratio = flooder.median / alone.median;
+            let kept = if ratio < LONGER { "yes" } else { "no" };
+            rows.push(vec![
+                Value::Text(policy.clone()),
+                Value::Text(placement.clone()),
+                super::grid::shown(Some(alone)),
+                super::grid::shown(Some(flooder)),
+                Value::Number(ratio, 2),
+                Value::Text(kept.into()),
+            ]);
+        }
+    }
+    let columns = ["policy", "placement", "alone", "flooder", "ratio", "less than twice"];
+    let table = Table {
+        title: "p99 of a quiet guest, there and back, us, alone and beside a flooder".into(),
+        note: "Of eight guests the median one.".into(),
+        columns: columns.map(String::from).into(),
+        rows,
+        command: "pvswitch lab run neighbours --only load=alone,flooder".into(),
+    };
+    (!table.rows.is_empty()).then_some(Part::Table(table))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_share_is_that_of_the_poorest() {
+        assert_eq!(least_share(&[1.0, 3.0]), Some(0.5));
+        assert_eq!(least_share(&[0.0, 3.0]), Some(0.0));
+        assert_eq!(least_share(&[0.0, 0.0]), None);
+        assert_eq!(least_share(&[]), None);
+    }
+}

@@ -1,0 +1,280 @@
+//! One guest that sends to another, frame by frame, through a switch: what `policies`, `latency`
+//! and `idle` have in common. Guests are generators, so that sizes and rates are exact.
+
+use serde_json::Value;
+
+use crate::plan::Cell;
+use crate::stage::{
+    Class, Count, Gen, NicOptions, Port, Stage, Switch, SwitchOptions, Window, cpu_ns, waited_ns,
+};
+use crate::store::Results;
+use crate::study::{Better, Fail, Figures, Measure, Verdict};
+
+/// Traffic before a window.
+pub const WARM_S: f64 = 0.3;
+/// The same where there is none: `timer` goes on for 0.1 s, `adaptive` learns what sleep costs.
+pub const WARM_IDLE_S: f64 = 0.5;
+/// Traffic after a window.
+pub const TAIL_S: f64 = 0.2;
+/// A run of a pair beyond its window: what is above, starting and ending.
+pub const OVERHEAD_S: f64 = 1.0;
+
+/// All policies, the base first.
+pub const POLICIES: [&str; 9] = [
+    "event",
+    "napi",
+    "timer:1000",
+    "timer:20000",
+    "coalesce:50,32",
+    "coalesce:5/pending",
+    "spin",
+    "adaptive",
+    "adaptive:200",
+];
+/// Those that differ most.
+pub const FEW: [&str; 4] = ["event", "timer:1000", "spin", "adaptive"];
+/// Those whose counts are judged: `spin` has none that could be.
+pub const JUDGED: [&str; 3] = ["event", "timer:1000", "adaptive"];
+
+const fn measure(
+    name: &'static str,
+    unit: &'static str,
+    better: Better,
+    about: &'static str,
+) -> Measure {
+    Measure { name, unit, better, about }
+}
+
+/// What a pair measures.
+pub const MEASURES: [Measure; 19] = [
+    measure("cpu", "%", Better::Less, "CPU time of the worker, of one CPU"),
+    measure("p50", "us", Better::Less, "from one guest's ring to the other's program, half of all"),
+    measure("p99", "us", Better::Less, "the same, 99 % of all"),
+    measure("p999", "us", Better::Less, "the same, 99.9 % of all"),
+    measure("delivered", "1/s", Better::More, "frames given to the receiver"),
+    measure("loss", "%", Better::Less, "frames that did not arrive, of those sent"),
+    measure("wakeups", "1/s", Better::Less, "sleeps and naps of the worker that ended"),
+    measure("kicks", "/frame", Better::Less, "notifications of both guests to the switch"),
+    measure("calls", "/frame", Better::Less, "notifications of the switch to both guests"),
+    measure("burst", "frames", Better::Neither, "frames taken at once"),
+    measure("frame_ns", "ns", Better::Less, "CPU time of the worker for each frame"),
+    measure("guests_cpu", "%", Better::Less, "CPU time of both guests, of one CPU"),
+    measure("waited", "%", Better::Neither, "time that the switch stood ready without a CPU"),
+    measure("sent", "", Better::Neither, "frames sent, warm-up included"),
+    measure("received", "", Better::Neither, "frames received, warm-up included"),
+    measure("drops", "", Better::Neither, "frames in the switch's drop counters"),
+    measure("unaccounted", "", Better::Less, "frames neither received nor in a drop counter"),
+    measure("woken", "", Better::Less, "sleeps and naps in the window, as counted"),
+    measure("first_frame", "us", Better::Less, "the switch's part in the first frame after idle"),
+];
+
+/// A switch for a policy; `P+C` is poll policy P with call policy C.
+pub fn switch_options(stage: &Stage, policy: &str) -> SwitchOptions {
+    let (poll, call) = policy.split_once('+').unwrap_or((policy, "event"));
+    SwitchOptions { call: call.into(), ..SwitchOptions::new(stage, poll) }
+}
+
+/// How all guests here work, whatever the switch does.
+pub fn guest_options() -> NicOptions {
+    NicOptions::new("event")
+}
+
+/// The class of those who answer or receive: where they share a CPU with a sender, which spins
+/// before a frame is due, they go first. Without that a kernel with lazy preemption lets them run
+/// at the next tick, and the tail of every latency is the length of a tick.
+pub fn receiver_class(stage: &Stage) -> Class {
+    if stage.guest_cpus.len() < 2 { Class::First } else { Class::Usual }
+}
+
+/// So many guests that do nothing, behind ports of their own.
+pub struct Idle {
+    /// Their ports.
+    pub ports: Vec<Port>,
+    guest: Port,
+}
+
+impl Idle {
+    /// Ports for them.
+    pub fn new(stage: &Stage, count: usize) -> Result<Self, Fail> {
+        let (ports, guest) = Port::many(stage, "i", stage.proto, count)?;
+        Ok(Self { ports, guest })
+    }
+
+    /// One process that is all of them; none for none.
+    pub fn start(&self, stage: &Stage) -> Result<Option<Gen>, Fail> {
+        if self.ports.is_empty() {
+            return Ok(None);
+        }
+        let mode = format!("idle --count {}", self.ports.len());
+        Gen::start(stage, 900, &self.guest, &guest_options(), &mode).map(Some)
+    }
+}
+
+/// Waits.
+pub fn sleep(seconds: f64) {
+    std::thread::sleep(std::time::Duration::from_secs_f64(seconds));
+}
+
+/// Sleeps and naps of all workers.
+pub fn woken(count: &Count) -> f64 {
+    let of = |name: &str| count.workers.get(name).copied().unwrap_or(0) as f64;
+    of("sleeps") + of("naps")
+}
+
+/// CPU time of all workers, in per cent of one CPU.
+pub fn worker_percent(count: &Count) -> f64 {
+    count.percent(worker_ns(count))
+}
+
+fn worker_ns(count: &Count) -> u64 {
+    count.workers.get("cpu_ns").copied().unwrap_or(0)
+}
+
+/// A number of a guest's report.
+pub fn number(report: &Value, name: &str) -> f64 {
+    report[name].as_f64().unwrap_or(0.0)
+}
+
+/// A sender and a receiver.
+pub struct Pair<'a> {
+    /// Poll policy of the switch.
+    pub policy: &'a str,
+    /// How the sender sends, as `gen` has it: `--rate 1k`; empty: as fast as it can.
+    pub traffic: &'a str,
+    /// Idle ports beside it.
+    pub idle: usize,
+    /// Traffic before the window.
+    pub warm_s: f64,
+}
+
+impl Pair<'_> {
+    /// One window in the middle of it.
+    pub fn run(&self, stage: &Stage, seconds: f64) -> Result<Figures, Fail> {
+        let port = |name| Port::guest(stage, name, stage.proto, "");
+        let (from, to) = (port("g0"), port("g1"));
+        let idle = Idle::new(stage, self.idle)?;
+        let ports = [&[from.clone(), to.clone()], &idle.ports[..]].concat();
+        let switch = Switch::start(stage, &switch_options(stage, self.policy), &ports)?;
+        let all = Window::open(&switch, &[])?;
+        let _idle = idle.start(stage)?;
+        let first = receiver_class(stage);
+        let sink = Gen::start_as(stage, 1, &to, &guest_options(), "sink", first)?;
+        switch.wait_up(1 + self.idle)?;
+        let duration = self.warm_s + seconds + TAIL_S;
+        let mode = format!("send --peer {} --duration {duration} {}", Gen::mac(1), self.traffic);
+        let sender = Gen::start(stage, 0, &from, &guest_options(), &mode)?;
+        switch.wait_up(2 + self.idle)?;
+        sleep(self.warm_s);
+        let guests_ns = || cpu_ns(sender.id()) + cpu_ns(sink.id());
+        let before = (guests_ns(), waited_ns(switch.id()));
+        let window = Window::open(&switch, &[])?;
+        sleep(seconds);
+        let count = window.close()?;
+        let after = (guests_ns(), waited_ns(switch.id()));
+        let sent = sender.report(duration + 20.0)?;
+        sleep(0.1); // frames held, and late calls
+        let all = all.close()?;
+        let received = sink.end()?;
+        switch.check()?;
+        let mut figures = of_window(&count);
+        figures.extend(of_guests(&all, &sent, &received));
+        figures.insert("guests_cpu", count.percent(after.0.saturating_sub(before.0)));
+        figures.insert("waited", count.percent(after.1.saturating_sub(before.1)));
+        Ok(figures)
+    }
+
+    /// A pair without traffic.
+    pub fn silent(stage: &Stage, policy: &str, seconds: f64) -> Result<Figures, Fail> {
+        let ports = ["g0", "g1"].map(|name| Port::guest(stage, name, stage.proto, ""));
+        let switch = Switch::start(stage, &switch_options(stage, policy), &ports)?;
+        let sink = |i: usize| Gen::start(stage, i, &ports[i], &guest_options(), "sink");
+        let _guests = [sink(0)?, sink(1)?];
+        switch.wait_up(2)?;
+        sleep(WARM_IDLE_S);
+        let window = Window::open(&switch, &[])?;
+        sleep(seconds);
+        let count = window.close()?;
+        switch.check()?;
+        Ok(of_window(&count))
+    }
+}
+
+/// What the switch counted.
+pub fn of_window(count: &Count) -> Figures {
+    let frames = count.ingress("g", "frames");
+    let mut figures = Figures::from([
+        ("cpu", worker_percent(count)),
+        ("delivered", count.per_second(count.egress("g", "frames"))),
+        ("wakeups", count.per_second(woken(count))),
+        ("woken", woken(count)),
+    ]);
+    if frames > 0.0 {
+        figures.extend([
+            ("frame_ns", worker_ns(count) as f64 / frames),
+            ("burst", frames / count.ingress("g", "bursts").max(1.0)),
+            ("calls", count.calls("g") / frames),
+        ]);
+    }
+    figures
+}
+
+/// What both guests counted, and where every frame went.
+fn of_guests(all: &Count, sent: &Value, received: &Value) -> Figures {
+    let (frames, got) = (number(sent, "sent_frames"), number(received, "received_frames"));
+    let drops: u64 = all.drops("").values().sum();
+    let kicks = number(sent, "kicks") + number(received, "kicks");
+    let mut figures = Figures::from([
+        ("loss", 100.0 * (frames - got) / frames.max(1.0)),
+        ("kicks", kicks / frames.max(1.0)),
+        ("sent", frames),
+        ("received", got),
+        ("drops", drops as f64),
+        ("unaccounted", frames - got - drops as f64),
+    ]);
+    let firsts = all.ingress("g", "first_frames");
+    if firsts > 0.0 {
+        figures.insert("first_frame", all.ingress("g", "first_frame_ns") / firsts / 1e3);
+    }
+    if number(received, "latency_samples") > 0.0 {
+        for (name, of) in
+            [("p50", "latency_ns_p50"), ("p99", "latency_ns_p99"), ("p999", "latency_ns_p999")]
+        {
+            figures.insert(name, number(received, of) / 1e3);
+        }
+    }
+    figures
+}
+
+/// Every frame sent was received, or is in exactly one drop counter.
+pub fn accounted(results: &Results) -> Option<Verdict> {
+    let unaccounted = results.values(|_| true, "unaccounted");
+    let frames: f64 = results.values(|_| true, "sent").iter().sum();
+    let astray = unaccounted.iter().filter(|n| **n != 0.0).count();
+    (!unaccounted.is_empty()).then(|| Verdict {
+        what: format!(
+            "every frame is received, or in one drop counter: {frames} frames in {} runs, {astray} \
+             runs in which that is not so",
+            unaccounted.len()
+        ),
+        holds: astray == 0,
+    })
+}
+
+/// Without traffic a worker sleeps, whatever its policy and however many ports there are.
+pub fn nothing_wakes(
+    results: &Results,
+    what: &str,
+    quiet: impl Fn(&Cell) -> bool,
+) -> Option<Verdict> {
+    let wanted = |cell: &Cell| quiet(cell) && !cell.get("policy").starts_with("spin");
+    let woken = results.values(wanted, "woken");
+    let most = woken.iter().copied().max_by(f64::total_cmp)?;
+    Some(Verdict {
+        what: format!(
+            "{what}: the worker is not woken once in {} windows of {} s; most in one: {most}",
+            woken.len(),
+            results.plan.seconds
+        ),
+        holds: most == 0.0,
+    })
+}
