@@ -1,5 +1,6 @@
 //! `cargo xtask ci`: every step runs, whatever became of those before it, so that one run tells
-//! everything. The last line counts steps and rigs: `N passed, N failed, N skipped`.
+//! everything. The last line counts steps, studies of the lab and rigs: `N passed, N failed,
+//! N skipped`.
 //!
 //! Nothing asks for input. With `CI` set in the environment a step that exceeds its time is
 //! ended, with all it started; without it, an interrupt at the terminal ends everything.
@@ -37,7 +38,7 @@ enum Kind {
 
 const NO_ENV: &[(&str, &str)] = &[];
 
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 11] = [
     step("fmt", 5, "cargo fmt --all --check", NO_ENV, "Cargo.toml", Kind::Quiet),
     step("tidy", 5, "cargo xtask tidy", NO_ENV, "Cargo.toml", Kind::Quiet),
     step(
@@ -96,6 +97,7 @@ const STEPS: [Step; 10] = [
         "Cargo.toml",
         Kind::Quiet,
     ),
+    step("lab", 10, "cargo xtask lab", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs),
     step("rigs", 45, "rigs/run --quick", NO_ENV, "rigs/run", Kind::Rigs),
 ];
 

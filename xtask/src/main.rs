@@ -1,7 +1,8 @@
-//! Project tasks: `cargo xtask ci` and `cargo xtask tidy`.
+//! Project tasks: `cargo xtask ci`, `cargo xtask lab` and `cargo xtask tidy`.
 #![forbid(unsafe_code)]
 
 mod ci;
+mod lab;
 mod licence;
 mod text;
 mod tidy;
@@ -11,18 +12,22 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo xtask ci [STEP...]    everything CI checks, or the steps named
+       cargo xtask lab [STUDY...]  every study of the lab in its smallest form, or those named
        cargo xtask tidy            the house rules that neither rustc nor clippy know";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let passed = match arguments.split_first() {
-        Some((task, steps)) if task == "ci" => match ci::run(&root(), steps) {
-            Ok(passed) => passed,
-            Err(usage) => {
-                eprintln!("cargo xtask ci: {usage}");
-                return ExitCode::from(2);
+        Some((task, names)) if task == "ci" || task == "lab" => {
+            let run = if task == "ci" { ci::run } else { lab::run };
+            match run(&root(), names) {
+                Ok(passed) => passed,
+                Err(why) => {
+                    eprintln!("cargo xtask {task}: {why}");
+                    return ExitCode::from(2);
+                }
             }
-        },
+        }
         Some((task, [])) if task == "tidy" => {
             let offences = tidy::check(&root());
             for offence in &offences {

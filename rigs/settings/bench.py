@@ -30,25 +30,6 @@ class Bench:
         self.seconds = o.seconds
         self.call = o.call
         self.forward = o.forward
-        self._help = None
-        self._taken = {}
-
-    def gen_knows(self, words):
-        """Whether this build's `gen` has an option or mode."""
-        if self._help is None:
-            self._help = rig.run([self.rig.pvswitch, "gen", "--help"]).stdout
-        return words in self._help
-
-    def gen_takes(self, *options):
-        """Whether `gen` accepts these options: an error of usage ends it at once, with 2."""
-        if options not in self._taken:
-            nowhere = f"vhost-user:{self.rig.socket_path('nowhere')}"
-            command = [self.rig.pvswitch, "gen", "--connect", nowhere, "--duration", "0.01", *options]
-            try:
-                self._taken[options] = rig.run(command, timeout_s=0.5, check=False).returncode != 2
-            except rig.Failure:  # it waits for the switch
-                self._taken[options] = True
-        return self._taken[options]
 
 
 class Switch:
@@ -159,16 +140,6 @@ class Guest:
         raise rig.Failure(f"{self.process.name}: no report: {rig.last_line(self.process.log())}")
 
 
-def receiver(bench, socket):
-    """A guest that counts what comes.
-
-    Where it shares a CPU with the sender, which spins before a frame is due, it goes first: without
-    that a kernel with lazy preemption lets it run at the next tick, and the tail of every latency is
-    the length of a tick.
-    """
-    return Guest(bench, socket, "sink", 1, first=bench.sharing and rig.is_root())
-
-
 def counters(stats, side):
     """Sum over all queues of all ports of each number."""
     total = {}
@@ -250,69 +221,3 @@ class Window:
                 "calls_per_frame": (ingress["calls"] + egress["calls"]) / frames,
             }
         return figures
-
-
-def pair(bench, switch, rate=None, size=60, seconds=None, more_guests=(), **options):
-    """Guest 0 sends to guest 1 over a switch with nothing else; one window in the middle of it."""
-    seconds = seconds or bench.seconds
-    sink = receiver(bench, switch.socket(1))
-    more = sum(count for _, count in more_guests)
-    switch.wait_up(1 + more)
-    duration = WARM_S + seconds + TAIL_S
-    sender = Guest(bench, switch.socket(0), "send", 0, peer=1, size=size, rate=rate, duration=duration, **options)
-    switch.wait_up(2 + more)
-    time.sleep(WARM_S)
-    with Window(switch, [sink, sender, *(guest for guest, _ in more_guests)]) as window:
-        time.sleep(seconds)
-    sent = sender.report(duration + 20)
-    time.sleep(0.1)  # frames held or late calls
-    final = switch.stats()
-    received = sink.end()
-    figures = window.figures | latencies(received) | accounts(final, sent, received)
-    kicks = sent["kicks"] + received["kicks"]
-    figures["kicks"] = kicks
-    figures["kicks_per_frame"] = kicks / max(sent["sent_frames"], 1)
-    figures["guest_sleeps"] = sent["sleeps"] + received["sleeps"]
-    figures["features"] = sent["features"]
-    return figures
-
-
-def latencies(report):
-    names = ("latency_ns_p50", "latency_ns_p99", "latency_ns_p999", "latency_samples")
-    return {name: report[name] for name in names}
-
-
-def accounts(final, sent, received):
-    """Where every frame went: delivered, or counted under one cause."""
-    ingress, egress = counters(final, "ingress"), counters(final, "egress")
-    drops = {}
-    for side in (ingress, egress):
-        for name, value in side.items():
-            if name.startswith("drops_") and value:
-                drops[name] = drops.get(name, 0) + value
-    frames = sent["sent_frames"]
-    return {
-        "sent": frames,
-        "received": received["received_frames"],
-        "loss_percent": 100 * (frames - received["received_frames"]) / max(frames, 1),
-        "drops": drops,
-    }
-
-
-def idle_guests(bench, switch, first, count):
-    """Guests that are there and do nothing, at ports `first` and on; [] for none."""
-    if not count:
-        return []
-    if bench.gen_knows("idle"):
-        if first == 0:
-            return [(Guest(bench, f"{switch.folder}/p{{}}", "idle", 900, count=count), count)]
-        # Ports count from 0 for it: links with numbers of their own.
-        for i in range(count):
-            link = switch.folder / f"i{i}"
-            link.symlink_to(switch.socket(first + i))
-        return [(Guest(bench, f"{switch.folder}/i{{}}", "idle", 900, count=count), count)]
-    return [(Guest(bench, switch.socket(first + i), "sink", 100 + i), 1) for i in range(count)]
-
-
-def idle_possible(bench, count):
-    return bench.gen_knows("idle") or count <= 10
