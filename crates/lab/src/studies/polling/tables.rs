@@ -23,7 +23,7 @@ With an uplink of 1 Gbit/s senders stay just below what it carries and send 5,00
 a second each, so a flow makes 5,000 events a second or fewer at best; the seed's \
 network card interrupted dom0 up to 20,000 times. TCP is reno: bbr takes the delay of a \
 poll timer for a longer way and sends less. Where the CPUs are too few for the sender \
-(two have to do for all), throughput falls behind the seed's; CPU time per frame is then \
+(two have to do for all), throughput falls behind the seed's; CPU time per megabyte is then \
 the fairer figure.";
 
 /// One protocol's and uplink's part of the matrix.
@@ -173,7 +173,7 @@ impl<'a> Side<'a> {
                     self.value(&cell, "backend_cpu", 1),
                     of_seed(2, 1),
                     self.value(&cell, "guests_cpu", 1),
-                    self.value(&cell, "guest_ns_per_frame", 0),
+                    self.value(&cell, "guest_us_per_mb", 0),
                     self.value(&cell, "events", 0),
                     self.value(&cell, "ping_p99", 0),
                 ]);
@@ -195,7 +195,7 @@ impl<'a> Side<'a> {
                 "Back end CPU, %",
                 "Seed: guests' CPU, %",
                 "Guests' CPU, %",
-                "Guests' CPU per frame, ns",
+                "Guests' CPU per MB, us",
                 "Events, 1/s",
                 "Ping p99, us",
             ]
@@ -238,7 +238,7 @@ impl<'a> Side<'a> {
                     ours("backend_cpu"),
                     of_seed(2),
                     ours("guests_cpu"),
-                    ours("guest_ns_per_frame"),
+                    ours("guest_us_per_mb"),
                     ours("events"),
                 ]);
             }
@@ -246,7 +246,7 @@ impl<'a> Side<'a> {
         Table {
             title: format!("With the patch over without{}", self.which()),
             note: "Below 1 the patch takes less. The seed's ratios are of its printed figures; \
-                   ours are of medians. Per frame is the fair one where throughput differs."
+                   ours are of medians. Per MB is the fair one where throughput differs."
                 .into(),
             columns: [
                 "Traffic",
@@ -258,7 +258,7 @@ impl<'a> Side<'a> {
                 "Back end CPU",
                 "Seed: guests' CPU",
                 "Guests' CPU",
-                "Guests' CPU per frame",
+                "Guests' CPU per MB",
                 "Events",
             ]
             .map(String::from)
