@@ -9,12 +9,14 @@ mod neighbours;
 mod pair;
 mod policies;
 mod polling;
+mod threads;
 
 use crate::study::Study;
 
 /// All of them, in the order listed.
 pub const ALL: &[&dyn Study] = &[
     &polling::Polling,
+    &threads::Threads,
     &fairness::Fairness,
     &policies::Policies,
     &latency::Latency,

@@ -107,6 +107,10 @@ pub trait Study: Sync {
     fn run(&self, run: &Run) -> Result<Figures, Fail>;
     /// Tables and plots: the seed's own beside ours, in its layout.
     fn report(&self, results: &crate::store::Results) -> Vec<Part>;
+    /// What several machines' results tell side by side, above what each tells alone.
+    fn together(&self, _all: &[crate::store::Results]) -> Vec<Part> {
+        Vec::new()
+    }
     /// Whether the seed's main result is seen, told from counts.
     fn judge(&self, results: &crate::store::Results) -> Vec<Verdict>;
 }

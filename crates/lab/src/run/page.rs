@@ -22,8 +22,11 @@ fn document(all: &[Results], study: &dyn Study) -> Document {
         seed: study.seed(),
         ..Document::default()
     };
+    let several = all.len() > 1;
+    if several {
+        document.parts.extend(study.together(all));
+    }
     for (i, results) in all.iter().enumerate() {
-        let several = all.len() > 1;
         let which = if several { format!("{}: ", i + 1) } else { String::new() };
         let named = |pairs: Vec<(String, String)>| {
             pairs

@@ -183,11 +183,35 @@ impl Gen {
         mode: &str,
         class: Class,
     ) -> Result<Self, Fail> {
+        Self::start_there(stage, &stage.guest_cpus, i, port, options, mode, class)
+    }
+
+    /// The same as [`start`](Self::start) on other CPUs.
+    pub fn start_on(
+        stage: &Stage,
+        cpus: &[usize],
+        i: usize,
+        port: &Port,
+        options: &NicOptions,
+        mode: &str,
+    ) -> Result<Self, Fail> {
+        Self::start_there(stage, cpus, i, port, options, mode, Class::Usual)
+    }
+
+    fn start_there(
+        stage: &Stage,
+        cpus: &[usize],
+        i: usize,
+        port: &Port,
+        options: &NicOptions,
+        mode: &str,
+        class: Class,
+    ) -> Result<Self, Fail> {
         let mac = mac_of(i);
         let mut args = options.args("gen", port);
         args.extend(["--json", "--mac", &mac, "--mode"].map(String::from));
         args.extend(mode.split_whitespace().map(String::from));
-        let place = Place { netns: None, cpus: &stage.guest_cpus };
+        let place = Place { netns: None, cpus };
         let name = format!("gen-{}", port.name);
         let process = match class.words(stage) {
             [] => stage.start_program(&name, &args, &place)?,

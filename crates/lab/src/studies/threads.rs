@@ -1,0 +1,433 @@
+//! `threads`: one worker against several, by placement, from ten clients to ten guests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::machine::allowed_cpus;
+use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::report::Part;
+use crate::stage::{
+    Count, Gen, NicOptions, Port, Snapshot, Stage, Switch, SwitchOptions, Window, cpu_ns, wait_for,
+};
+use crate::stats::{Summary, jain};
+use crate::store::Results;
+use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+
+mod seed;
+mod tables;
+
+/// What quiet clients of a skewed load send, in frames a second.
+const QUIET_RATE: u32 = 10_000;
+/// Of a skewed load the first client of so many floods: on 2, 4 or 8 workers, placement by number
+/// has all of those on one.
+const FLOODS_EACH: usize = 8;
+/// Traffic before the window.
+const WARM: Duration = Duration::from_millis(300);
+
+/// The study.
+pub struct Threads;
+
+const fn measure(
+    name: &'static str,
+    unit: &'static str,
+    better: Better,
+    about: &'static str,
+) -> Measure {
+    Measure { name, unit, better, about }
+}
+
+const MEASURES: [Measure; 13] = [
+    measure("frames", "1/s", Better::More, "frames that guests got, all together"),
+    measure("throughput", "Gbit/s", Better::More, "the same in bits, headers included"),
+    measure("switch_cpu", "%", Better::Less, "CPU time of the switch, of one CPU"),
+    measure("guests_cpu", "%", Better::Less, "CPU time of clients and guests, of one CPU"),
+    measure(
+        "frames_per_cpu_s",
+        "1/s",
+        Better::More,
+        "frames for each second of CPU time of the switch",
+    ),
+    measure(
+        "capacity",
+        "1/s",
+        Better::More,
+        "frames for each second of CPU time of the busiest worker: what would pass if that had a \
+         CPU of its own and nothing else were short",
+    ),
+    measure("waited", "%", Better::Less, "time that the switch's threads waited for a CPU"),
+    measure(
+        "contended",
+        "1/million",
+        Better::Less,
+        "locks of egress queues that a worker waited for, of each million taken",
+    ),
+    measure(
+        "jain",
+        "",
+        Better::More,
+        "Jain's index over the frames of those that ask for the same: all; skewed: the quiet ones",
+    ),
+    measure("used", "", Better::Neither, "workers that forwarded frames"),
+    measure("moves", "1/s", Better::Neither, "queues that a worker gave to another"),
+    measure("drops", "", Better::Less, "frames lost and counted, of the whole run"),
+    measure("uncounted", "", Better::Less, "frames lost that no counter tells, of the whole run"),
+];
+
+/// Numbers of workers that are measured on so many CPUs; those above are left out.
+fn worker_counts(scale: Scale, cpus: usize) -> Vec<usize> {
+    let counts = match scale {
+        Scale::Smallest => vec![1, 2],
+        Scale::Quick | Scale::Usual => vec![1, 2, 4, 8, 16, cpus],
+        // The workers that a switch may have.
+        Scale::Full => (1..=cpus.min(63)).collect(),
+    };
+    let counts: BTreeSet<usize> = counts.into_iter().filter(|count| *count <= cpus).collect();
+    counts.into_iter().collect()
+}
+
+impl Study for Threads {
+    fn name(&self) -> &'static str {
+        "threads"
+    }
+
+    fn about(&self) -> &'static str {
+        "how much more several workers carry than one, by who serves whom, and what keeps them from more"
+    }
+
+    fn seed(&self) -> Option<Seed> {
+        Some(Seed {
+            source: "Xen-devel, May 2010: Netback multiple threads support (v4); 10 clients of \
+                     1 Gbit/s each, netperf, through one 10 Gbit/s card to 10 guests",
+            claim: "With a thread for each CPU of dom0, each serving a group of guests, throughput \
+                    is 3.7 times that of one tasklet with 4 vcpus, and 2 times with more than 10.",
+        })
+    }
+
+    fn measures(&self) -> &'static [Measure] {
+        &MEASURES
+    }
+
+    fn plan(&self, scale: Scale) -> Plan {
+        let (pairs, sizes, loads, seconds, repeats): (u32, &[u32], &[&str], f64, u32) = match scale
+        {
+            Scale::Smallest => (4, &[60], &["even", "converging"], 0.5, 1),
+            Scale::Quick => (10, &[60, 1500], &["even", "skewed", "converging"], 0.5, 3),
+            Scale::Usual => (10, &[60, 1500], &["even", "skewed", "converging"], 2.0, 5),
+            Scale::Full => (10, &[60, 1500], &["even", "skewed", "converging"], 10.0, 5),
+        };
+        Plan {
+            format: FORMAT,
+            study: self.name().into(),
+            repeats,
+            seconds,
+            axes: vec![
+                Axis::new("pairs", [pairs]),
+                Axis::new("size", sizes),
+                Axis::new("load", loads),
+                Axis::new("placement", ["single", "group", "per-port", "balanced"]),
+                Axis::new("workers", worker_counts(scale, allowed_cpus().len())),
+            ],
+        }
+    }
+
+    fn has(&self, cell: &Cell) -> bool {
+        // Long frames do not wait longer for each other's locks: one size tells it.
+        cell.get("load") != "converging" || cell.get("size") == "60"
+    }
+
+    fn overhead_s(&self, cell: &Cell) -> f64 {
+        0.8 + 0.05 * cell.number("pairs")
+    }
+
+    fn run(&self, run: &Run) -> Result<Figures, Fail> {
+        let case = Case::of(run.cell, run.stage)?;
+        case.measure(run.stage, run.seconds)
+    }
+
+    fn report(&self, results: &Results) -> Vec<Part> {
+        tables::parts(results)
+    }
+
+    fn together(&self, all: &[Results]) -> Vec<Part> {
+        tables::together(all)
+    }
+
+    fn judge(&self, results: &Results) -> Vec<Verdict> {
+        judge(results)
+    }
+}
+
+/// The CPUs of so many workers: the switch's first, then those of guests.
+fn worker_cpus(workers: usize, switch: &[usize], guests: &[usize]) -> Vec<usize> {
+    let more = guests.iter().filter(|cpu| !switch.contains(cpu));
+    switch.iter().chain(more).copied().take(workers).collect()
+}
+
+/// A client's port. No name begins another.
+fn client_name(i: usize) -> String {
+    format!("c{i:02}")
+}
+
+fn guest_name(i: usize) -> String {
+    format!("g{i:02}")
+}
+
+/// What one cell asks for.
+struct Case<'a> {
+    pairs: usize,
+    size: u32,
+    load: &'a str,
+    placement: &'a str,
+    workers: usize,
+    worker_cpus: Vec<usize>,
+    guest_cpus: Vec<usize>,
+}
+
+impl<'a> Case<'a> {
+    fn of(cell: &'a Cell, stage: &Stage) -> Result<Self, Fail> {
+        let number = |axis: &str, least: f64, most: f64| {
+            let n = cell.number(axis);
+            if (least..=most).contains(&n) && n.fract() == 0.0 {
+                return Ok(n as usize);
+            }
+            let given = cell.get(axis);
+            Err(Fail::Cell(format!("{axis}={given}: use a whole number, {least} to {most}")))
+        };
+        let workers = number("workers", 1.0, 63.0)?;
+        let all = stage.all_cpus();
+        if workers > all.len() {
+            return Err(Fail::Missing(format!(
+                "{workers} workers need as many CPUs, and there are {} here: measure it on a \
+                 larger machine, then 'pvswitch lab report' both folders",
+                all.len()
+            )));
+        }
+        let shared = workers > stage.switch_cpus.len();
+        Ok(Self {
+            pairs: number("pairs", 1.0, 100.0)?,
+            size: number("size", 60.0, 9000.0)? as u32,
+            load: cell.get("load"),
+            placement: cell.get("placement"),
+            workers,
+            worker_cpus: worker_cpus(workers, &stage.switch_cpus, &stage.guest_cpus),
+            guest_cpus: if shared { all } else { stage.guest_cpus.clone() },
+        })
+    }
+
+    /// `gen`'s mode for a client.
+    fn client(&self, i: usize) -> String {
+        let to = if self.load == "converging" { 0 } else { i };
+        let mut mode = format!("send --size {} --peer {}", self.size, Gen::mac(to));
+        if self.is_quiet(i) {
+            mode += &format!(" --rate {QUIET_RATE}");
+        }
+        mode
+    }
+
+    fn is_quiet(&self, i: usize) -> bool {
+        self.load == "skewed" && !i.is_multiple_of(FLOODS_EACH)
+    }
+
+    fn start(&self, stage: &Stage, i: usize, port: &Port, mode: &str) -> Result<Gen, Fail> {
+        Gen::start_on(stage, &self.guest_cpus, i, port, &NicOptions::new("event"), mode)
+    }
+
+    fn measure(&self, stage: &Stage, seconds: f64) -> Result<Figures, Fail> {
+        let port = |name: String| Port::guest(stage, &name, stage.proto, "");
+        let to_clients: Vec<Port> = (0..self.pairs).map(client_name).map(port).collect();
+        let to_guests: Vec<Port> = (0..self.pairs).map(guest_name).map(port).collect();
+        let mut options = SwitchOptions::new(stage, "event");
+        options.workers = self.workers;
+        options.placement = self.placement.into();
+        options.cpus.clone_from(&self.worker_cpus);
+        let switch = Switch::start(stage, &options, &[&to_clients[..], &to_guests].concat())?;
+        let guests = to_guests.iter().enumerate();
+        let guests = guests.map(|(i, port)| self.start(stage, i, port, "sink"));
+        let guests: Vec<Gen> = guests.collect::<Result<_, _>>()?;
+        switch.wait_up(self.pairs)?;
+        // Each tells where it is: frames to an address that is not known go to all.
+        wait_for("the guests' addresses", 20.0, || Ok(addresses(&switch)? >= self.pairs))?;
+        let quiet = switch.ask("stats", Value::Null)?;
+        let clients = to_clients.iter().enumerate();
+        let clients =
+            clients.map(|(i, port)| self.start(stage, self.pairs + i, port, &self.client(i)));
+        let clients: Vec<Gen> = clients.collect::<Result<_, _>>()?;
+        switch.wait_up(2 * self.pairs)?;
+        sleep(WARM);
+        let guests_ns = || clients.iter().chain(&guests).map(|one| cpu_ns(one.id())).sum::<u64>();
+        let (before, ns_before) = (switch.snapshot(&[])?, guests_ns());
+        let window = Window::open(&switch, &[])?;
+        sleep(Duration::from_secs_f64(seconds));
+        let count = window.close()?;
+        let (after, ns_after) = (switch.snapshot(&[])?, guests_ns());
+        switch.check()?;
+        let mut figures = self.figures(&count, ns_after.saturating_sub(ns_before));
+        figures.extend(of_workers(&count, &before, &after));
+        figures.extend(losses(&switch, clients, guests, &quiet)?);
+        Ok(figures)
+    }
+
+    fn figures(&self, count: &Count, guests_ns: u64) -> Figures {
+        let (frames, groups) = (count.egress("g", "frames"), count.egress("g", "groups"));
+        let each = (0..self.pairs).filter(|i| self.load != "skewed" || self.is_quiet(*i));
+        let shares: Vec<f64> = each
+            .map(|i| match self.load {
+                "converging" => count.ingress(&client_name(i), "frames"),
+                _ => count.egress(&guest_name(i), "frames"),
+            })
+            .collect();
+        let mut figures = BTreeMap::from([
+            ("frames", count.per_second(frames)),
+            ("throughput", count.per_second(8.0 * count.egress("g", "bytes")) / 1e9),
+            ("switch_cpu", count.percent(count.switch_ns)),
+            ("guests_cpu", count.percent(guests_ns)),
+            ("frames_per_cpu_s", frames / (count.switch_ns.max(1) as f64 / 1e9)),
+            ("waited", count.percent(count.waited_ns)),
+            ("contended", 1e6 * count.egress("g", "contended") / groups.max(1.0)),
+            ("moves", count.per_second(count.workers["moves"] as f64)),
+        ]);
+        figures.extend(jain(&shares).map(|jain| ("jain", jain)));
+        figures
+    }
+}
+
+/// How many of the guests are known by their address.
+fn addresses(switch: &Switch) -> Result<usize, Fail> {
+    let fdb = switch.ask("fdb", Value::Null)?;
+    Ok(fdb["entries"].as_array().map_or(0, Vec::len))
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+/// What is told of each worker: how many forwarded frames, and what the busiest could carry.
+fn of_workers(count: &Count, before: &Snapshot, after: &Snapshot) -> Figures {
+    let (before, after) = (&before.stats, &after.stats);
+    let mut used = BTreeSet::new();
+    for (i, port) in list(&after["ports"]).enumerate() {
+        for (j, queue) in list(&port["ingress"]).enumerate() {
+            let old = &before["ports"][i]["ingress"][j];
+            if queue["frames"].as_u64() > old["frames"].as_u64() {
+                // Those that had it between the two are not seen.
+                used.extend([queue["worker"].as_u64(), old["worker"].as_u64()]);
+            }
+        }
+    }
+    let workers = list(&after["workers"]).zip(list(&before["workers"]));
+    let ns = workers.map(|(after, before)| {
+        let ns = |worker: &Value| worker["cpu_ns"].as_u64().unwrap_or(0);
+        ns(after).saturating_sub(ns(before))
+    });
+    let busiest_s = ns.max().unwrap_or(0).max(1) as f64 / 1e9;
+    let frames = count.egress("g", "frames");
+    BTreeMap::from([
+        ("used", used.iter().flatten().count() as f64),
+        ("capacity", frames / busiest_s),
+    ])
+}
+
+/// Ends clients, then guests; what was sent against what came, over the whole run.
+///
+/// `quiet` is of before the first frame: where a guest told its address, others may not have been
+/// there yet.
+fn losses(
+    switch: &Switch,
+    clients: Vec<Gen>,
+    guests: Vec<Gen>,
+    quiet: &Value,
+) -> Result<Figures, Fail> {
+    let mut sent = 0;
+    for client in clients {
+        sent += client.end()?["sent_frames"].as_u64().unwrap_or(0);
+    }
+    // What is held is delivered, or given up and counted, within 50 ms.
+    let mut seen = None;
+    let mut stats = Value::Null;
+    wait_for("the switch to be empty", 10.0, || {
+        sleep(Duration::from_millis(60));
+        stats = switch.ask("stats", Value::Null)?;
+        let held = list(&stats["ports"]).flat_map(|port| list(&port["ingress"]));
+        let held: u64 = held.filter_map(|queue| queue["held"].as_u64()).sum();
+        let now = total(&stats, &|name| name == "frames");
+        Ok(held == 0 && seen.replace(now) == Some(now))
+    })?;
+    let mut came = 0;
+    for guest in guests {
+        let report = guest.end()?;
+        let n = |name: &str| report[name].as_u64().unwrap_or(0);
+        // What has no mark of a client is a neighbour telling its address.
+        came += n("received_frames").saturating_sub(n("foreign_frames"));
+    }
+    let drops = |stats: &Value| total(stats, &|name| name.starts_with("drops_"));
+    let drops = drops(&stats).saturating_sub(drops(quiet));
+    let uncounted = sent.saturating_sub(came).saturating_sub(drops);
+    Ok(BTreeMap::from([("drops", drops as f64), ("uncounted", uncounted as f64)]))
+}
+
+/// All counters of these names, of all queues.
+fn total(stats: &Value, wanted: &dyn Fn(&str) -> bool) -> u64 {
+    let queues = list(&stats["ports"])
+        .flat_map(|port| list(&port["ingress"]).chain(list(&port["egress"])))
+        .filter_map(Value::as_object);
+    let counters = queues.flatten().filter(|(name, _)| wanted(name));
+    counters.filter_map(|(_, value)| value.as_u64()).sum()
+}
+
+fn judge(results: &Results) -> Vec<Verdict> {
+    let of = |wanted: &dyn Fn(&Cell) -> bool, measure: &str| {
+        Summary::of(&results.values(wanted, measure))
+    };
+    let several = |cell: &Cell| cell.number("workers") > 1.0;
+    let mut verdicts = Vec::new();
+    if let Some(lost) = of(&|_| true, "uncounted") {
+        let what = format!(
+            "no frame is lost without a counter that tells it: {:.0} at most in each of {} runs",
+            lost.high, lost.count
+        );
+        verdicts.push(Verdict { what, holds: lost.high == 0.0 });
+    }
+    if let Some(waits) = of(&|cell| !several(cell), "contended") {
+        let what = format!(
+            "one worker waits for no lock of an egress queue: {:.0} of a million at most in {} runs",
+            waits.high, waits.count
+        );
+        verdicts.push(Verdict { what, holds: waits.high == 0.0 });
+    }
+    if let Some(used) = of(&|cell| several(cell) && cell.get("placement") == "single", "used") {
+        let what = format!(
+            "placement single has one worker forward, however many there are: {:.0} to {:.0} in \
+             {} runs",
+            used.low, used.high, used.count
+        );
+        verdicts.push(Verdict { what, holds: used.low == 1.0 && used.high == 1.0 });
+    }
+    for placement in ["group", "per-port"] {
+        let runs: Vec<(f64, f64)> = results
+            .used()
+            .into_iter()
+            .filter(|run| several(&run.cell) && run.cell.get("placement") == placement)
+            .filter_map(|run| {
+                let asked = run.cell.number("workers").min(run.cell.number("pairs"));
+                Some((*run.figures.get("used")?, asked))
+            })
+            .collect();
+        if runs.is_empty() {
+            continue;
+        }
+        let all = runs.iter().filter(|(used, asked)| used == asked).count();
+        let what = format!(
+            "placement {placement} has each worker forward frames: in {all} of {} runs with \
+             several workers",
+            runs.len()
+        );
+        verdicts.push(Verdict { what, holds: all == runs.len() });
+    }
+    verdicts
+}
+
+#[cfg(test)]
+mod tests;

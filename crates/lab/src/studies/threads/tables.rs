@@ -1,0 +1,613 @@
+//! What is told of results: speed-up beside the seed's, its limits, a model of it.
+
+use super::seed::{CLAIMS, claim_of};
+use super::worker_cpus;
+use crate::plan::Cell;
+use crate::report::{Part, Plot, Point, Series, Table, Value};
+use crate::store::{Comparison, Results};
+use crate::usl::{Estimate, Law, fit};
+
+const ABOUT: &str = "Clients send frames of one size to guests, each to its own, through one \
+switch; both are generators, so frames are exact and no guest's network is measured with them. \
+Even: every client sends as fast as it can. Skewed: one client of eight does, the others send \
+10,000 frames/s each; placement by number has all that flood on one worker of 2, 4 or 8. \
+Converging: all clients send to one guest, so that workers meet at its queue.
+
+Single: one worker serves all, others sleep; the seed's 'before'. Group and per-port: one thread \
+for a group of ports, fixed when a port comes; the seed's 'after'. With one queue each and all \
+ports there from the start both deal ports out in turn. Balanced: workers are a shared pool, and \
+queues move to who has time. A queue is served by one worker at a time, so one that floods is \
+carried by one worker, whatever the placement. Policy event on both sides: CPU time is spent on \
+frames, not on looking for them.
+
+Workers are on the switch's CPUs, one each, clients and guests on the others. Where there are more \
+workers than the switch has CPUs, workers and guests share all of them.";
+
+/// All of it.
+pub fn parts(results: &Results) -> Vec<Part> {
+    let cpus = &results.machine;
+    let own = cpus.switch_cpus.len();
+    let counts = axis(results, "workers");
+    let largest = counts.iter().filter_map(|count| count.parse::<usize>().ok()).max().unwrap_or(0);
+    let mut words =
+        format!("{} CPUs: {own} for the switch, {} for guests. ", cpus.cpus, cpus.guest_cpus.len());
+    if largest > own {
+        words += &format!(
+            "With more workers than {own}, guests have none for themselves: see what limits them. "
+        );
+    }
+    words += &format!(
+        "More than {largest} workers were not measured. Results of a larger machine go into the \
+         same report: measure there, then 'pvswitch lab report DIR LARGER'."
+    );
+    let text = |title: &str, body: String| Part::Text { title: title.into(), body };
+    let mut parts = vec![
+        text("How to read this", ABOUT.into()),
+        text("This machine", words),
+        Part::Table(claims(std::slice::from_ref(results))),
+    ];
+    let loads = Load::all(results);
+    for load in &loads {
+        parts.extend(load.plots().into_iter().map(Part::Plot));
+    }
+    parts.push(Part::Table(speed_ups(&loads)));
+    parts.push(Part::Table(limits(&loads)));
+    parts.push(Part::Table(models(&loads)));
+    parts.push(Part::Table(counts_table(&loads)));
+    parts
+}
+
+/// Several machines: the seed's claims beside all of them.
+pub fn together(all: &[Results]) -> Vec<Part> {
+    let mut series = Vec::new();
+    for (i, results) in all.iter().enumerate() {
+        for load in Load::all(results).iter().filter(|load| load.load == "even") {
+            let points = load.speed_up_points("balanced");
+            if points.len() > 1 {
+                let cpus = results.machine.cpus;
+                let name = format!("machine {}: {cpus} CPUs, {} bytes", i + 1, load.size);
+                series.push(Series { name, points, colour: series.len(), ..Series::default() });
+            }
+        }
+    }
+    let mut parts = vec![Part::Table(claims(all))];
+    if !series.is_empty() {
+        series.push(seed_points());
+        parts.push(Part::Plot(Plot {
+            title: "Speed-up over one worker, balanced, even load: all machines".into(),
+            file: "speed-up-all".into(),
+            x: "workers".into(),
+            y: "frames/s over one worker's".into(),
+            series,
+            ..Plot::default()
+        }));
+    }
+    parts
+}
+
+fn axis<'a>(results: &'a Results, name: &str) -> &'a [String] {
+    let axis = results.plan.axes.iter().find(|axis| axis.name == name);
+    axis.map_or(&[], |axis| &axis.values)
+}
+
+fn number(text: &str) -> Value {
+    Value::Number(text.parse().unwrap_or(0.0), 0)
+}
+
+fn text(words: impl Into<String>) -> Value {
+    Value::Text(words.into())
+}
+
+fn columns(names: &[&str]) -> Vec<String> {
+    names.iter().map(ToString::to_string).collect()
+}
+
+/// One set of cells that differ in placement and workers only.
+struct Load<'a> {
+    results: &'a Results,
+    pairs: &'a str,
+    size: &'a str,
+    load: &'a str,
+}
+
+impl<'a> Load<'a> {
+    /// All that there are runs of.
+    fn all(results: &'a Results) -> Vec<Self> {
+        let mut all = Vec::new();
+        for pairs in axis(results, "pairs") {
+            for load in axis(results, "load") {
+                for size in axis(results, "size") {
+                    let this = Self { results, pairs, size, load };
+                    if results.runs.iter().any(|run| this.has(&run.cell)) {
+                        all.push(this);
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn has(&self, cell: &Cell) -> bool {
+        (cell.get("pairs"), cell.get("size"), cell.get("load"))
+            == (self.pairs, self.size, self.load)
+    }
+
+    fn words(&self) -> String {
+        format!("{} load, {} bytes, {} pairs", self.load, self.size, self.pairs)
+    }
+
+    fn file(&self, what: &str) -> String {
+        format!("{what}-{}-{}-{}", self.load, self.size, self.pairs)
+    }
+
+    fn command(&self) -> String {
+        format!(
+            "pvswitch lab run threads --only pairs={} --only size={} --only load={}",
+            self.pairs, self.size, self.load
+        )
+    }
+
+    fn cell(&self, placement: &str, workers: &str) -> Cell {
+        let pairs = [
+            ("pairs", self.pairs),
+            ("size", self.size),
+            ("load", self.load),
+            ("placement", placement),
+            ("workers", workers),
+        ];
+        Cell(pairs.map(|(name, value)| (name.into(), value.into())).into())
+    }
+
+    /// Placement and workers of each cell with runs, and what it starts each row with.
+    fn rows(&self) -> Vec<(&'a str, &'a str, Vec<Value>)> {
+        let mut rows = Vec::new();
+        for placement in axis(self.results, "placement") {
+            for workers in axis(self.results, "workers") {
+                let cell = self.cell(placement, workers);
+                if self.results.runs.iter().any(|run| run.cell == cell) {
+                    let begin =
+                        vec![text(self.load), number(self.size), text(placement), number(workers)];
+                    rows.push((placement.as_str(), workers.as_str(), begin));
+                }
+            }
+        }
+        rows
+    }
+
+    fn median(&self, placement: &str, workers: &str, measure: &str) -> Option<f64> {
+        let found = self.results.summary(&self.cell(placement, workers), measure)?;
+        Some(found.median)
+    }
+
+    fn value(
+        &self,
+        placement: &str,
+        workers: &str,
+        measure: &str,
+        by: f64,
+        digits: usize,
+    ) -> Value {
+        match self.results.summary(&self.cell(placement, workers), measure) {
+            None => Value::Missing("not measured".into()),
+            Some(found) if found.count == 1 => Value::Number(found.median / by, digits),
+            Some(found) => Value::Spread {
+                median: found.median / by,
+                low: found.low / by,
+                high: found.high / by,
+                digits,
+            },
+        }
+    }
+
+    /// So many workers against one.
+    fn speed_up(&self, placement: &str, workers: &str, measure: &str) -> Option<Comparison> {
+        let cell = self.cell(placement, workers);
+        let mut all = self.results.compare(measure).into_iter();
+        all.find(|c| c.cell.0 == cell.outer() && c.value == workers && c.base == "1")
+    }
+
+    fn speed_up_points(&self, placement: &str) -> Vec<Point> {
+        let one = self.median(placement, "1", "frames");
+        let one = one.map(|_| Point { x: 1.0, y: 1.0, low: 1.0, high: 1.0 });
+        let more = axis(self.results, "workers").iter().filter_map(|workers| {
+            let found = self.speed_up(placement, workers, "frames")?;
+            let (y, (low, high)) = (found.ratio?, found.range?);
+            Some(Point { x: workers.parse().ok()?, y, low: low.min(y), high: high.max(y) })
+        });
+        one.into_iter().chain(more).collect()
+    }
+
+    /// Workers and a measure of each run.
+    fn points(&self, placement: &str, measure: &str) -> Vec<(f64, f64)> {
+        let runs = self.results.used().into_iter().filter(|run| self.has(&run.cell));
+        runs.filter(|run| run.cell.get("placement") == placement)
+            .filter_map(|run| Some((run.cell.number("workers"), *run.figures.get(measure)?)))
+            .collect()
+    }
+
+    fn plots(&self) -> Vec<Plot> {
+        if axis(self.results, "workers").len() < 2 {
+            return Vec::new();
+        }
+        let (mut rates, mut curves, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        for (colour, placement) in axis(self.results, "placement").iter().enumerate() {
+            let name = placement.clone();
+            let points = axis(self.results, "workers").iter().filter_map(|workers| {
+                let found = self.results.summary(&self.cell(placement, workers), "frames")?;
+                let [y, low, high] = [found.median, found.low, found.high].map(|n| n / 1e6);
+                Some(Point { x: workers.parse().ok()?, y, low, high })
+            });
+            let points: Vec<Point> = points.collect();
+            if let (Some(law), Some(most)) =
+                (fit(&self.points(placement, "frames")), points.last().map(|point| point.x))
+            {
+                curves.push(curve(&law, most, &name, colour));
+            }
+            rates.push(Series { name: name.clone(), points, colour, ..Series::default() });
+            let points = self.speed_up_points(placement);
+            ratios.push(Series { name, points, colour, ..Series::default() });
+        }
+        ratios.push(self.limit_line(ratios.len()));
+        ratios.push(seed_points());
+        ratios.retain(|series| !series.points.is_empty());
+        rates.retain(|series| !series.points.is_empty());
+        let note = if curves.is_empty() {
+            "No model is drawn: it takes three numbers of workers."
+        } else {
+            "Without dots: the Universal Scalability Law, a model fitted to the runs."
+        };
+        rates.append(&mut curves);
+        let plot = |title: String, file: &str, y: &str, note: &str, series| Plot {
+            title,
+            note: note.into(),
+            file: self.file(file),
+            x: "workers".into(),
+            y: y.into(),
+            series,
+            command: self.command(),
+            ..Plot::default()
+        };
+        let words = self.words();
+        vec![
+            plot(format!("Frames by workers: {words}"), "frames", "million frames/s", note, rates),
+            plot(
+                format!("Speed-up over one worker: {words}"),
+                "speed-up",
+                "frames/s over one worker's",
+                "Limit: what CPU time allows the placement balanced, guests' included. The seed's \
+                 are with 4 and with more than 10 CPUs, drawn at 11.",
+                ratios,
+            ),
+        ]
+    }
+
+    /// The most that CPU time allows, over what one worker did.
+    fn limit_line(&self, colour: usize) -> Series {
+        let one = self.median("balanced", "1", "frames").filter(|frames| *frames > 0.0);
+        let points = axis(self.results, "workers").iter().filter_map(|workers| {
+            let y = self.limit("balanced", workers)?.frames / one?;
+            Some(Point { x: workers.parse().ok()?, y, low: y, high: y })
+        });
+        let (name, points) = ("limit of CPU time".into(), points.collect());
+        Series { name, points, colour, dashed: true, model: true, ..Series::default() }
+    }
+
+    fn limit(&self, placement: &str, workers: &str) -> Option<Limit> {
+        let machine = &self.results.machine;
+        let count: usize = workers.parse().ok()?;
+        let all = worker_cpus(usize::MAX, &machine.switch_cpus, &machine.guest_cpus).len();
+        let frames = self.median(placement, workers, "frames").filter(|frames| *frames > 0.0)?;
+        let per_frame = |measure| Some(1e7 * self.median(placement, workers, measure)? / frames);
+        let (switch_ns, guests_ns) = (per_frame("switch_cpu")?, per_frame("guests_cpu")?);
+        let at_most = |cpus: usize, ns: f64| cpus as f64 * 1e9 / ns.max(1e-9);
+        let serving = if placement == "single" { 1 } else { count };
+        let of_workers = at_most(serving, switch_ns);
+        let (of_rest, rest) = if count > machine.switch_cpus.len() {
+            (at_most(all, switch_ns + guests_ns), "all CPUs, workers' and guests'")
+        } else {
+            (at_most(machine.guest_cpus.len(), guests_ns), "guests' CPUs")
+        };
+        let (frames, by) =
+            if of_workers <= of_rest { (of_workers, "workers") } else { (of_rest, rest) };
+        Some(Limit { frames, by, switch_ns, guests_ns })
+    }
+}
+
+/// What CPU time allows one cell.
+struct Limit {
+    frames: f64,
+    by: &'static str,
+    switch_ns: f64,
+    guests_ns: f64,
+}
+
+fn curve(law: &Law, most: f64, name: &str, colour: usize) -> Series {
+    const STEPS: u32 = 40;
+    let points = (0..=STEPS).map(|step| {
+        let x = 1.0 + (most - 1.0) * f64::from(step) / f64::from(STEPS);
+        let y = law.at(x) / 1e6;
+        Point { x, y, low: y, high: y }
+    });
+    let (name, points) = (format!("{name}, model"), points.collect());
+    Series { name, points, colour, dashed: true, model: true, ..Series::default() }
+}
+
+fn seed_points() -> Series {
+    let points = CLAIMS.iter().map(|claim| {
+        let y = claim.speed_up;
+        Point { x: f64::from(claim.workers), y, low: y, high: y }
+    });
+    let points = points.collect();
+    Series { name: "seed".into(), points, colour: 7, loose: true, ..Series::default() }
+}
+
+/// A ratio with its range.
+fn ratio(found: Option<&Comparison>, missing: &str) -> Value {
+    match found.map(|c| (c.ratio, c.range)) {
+        Some((Some(median), Some((low, high)))) if low < high => {
+            Value::Spread { median, low: low.min(median), high: high.max(median), digits: 2 }
+        }
+        Some((Some(ratio), _)) => Value::Number(ratio, 2),
+        _ => Value::Missing(missing.into()),
+    }
+}
+
+/// The seed's two cases, ours beside them.
+fn claims(all: &[Results]) -> Table {
+    let mut rows = Vec::new();
+    for claim in &CLAIMS {
+        for (i, results) in all.iter().enumerate() {
+            let fits = |count: &&String| {
+                let n = count.parse().unwrap_or(0);
+                claim_of(n).is_some_and(|found| found.workers == claim.workers)
+            };
+            let workers = axis(results, "workers").iter().find(fits);
+            let machine = format!("{}: {} CPUs", i + 1, results.machine.cpus);
+            let loads = Load::all(results);
+            let even = loads.iter().filter(|load| load.load == "even");
+            for load in even {
+                let ours = |placement: &str, measure: &str| {
+                    let missing = format!(
+                        "not measured with so many workers: this machine has {} CPUs",
+                        results.machine.cpus
+                    );
+                    let found = workers.and_then(|n| load.speed_up(placement, n, measure));
+                    ratio(found.as_ref(), &missing)
+                };
+                rows.push(vec![
+                    text(claim.case),
+                    Value::Seed(claim.speed_up, 1),
+                    text(&machine),
+                    workers.map_or(Value::Missing("none of so many".into()), |n| number(n)),
+                    number(load.size),
+                    ours("group", "frames"),
+                    ours("balanced", "frames"),
+                    ours("balanced", "capacity"),
+                ]);
+            }
+        }
+    }
+    Table {
+        title: "The seed's speed-up, and ours with as many workers".into(),
+        note: "Throughput of many threads over that of one. Group is what the seed's patch does. \
+               Ours: even load; the ratio of medians, with the least and the most of two runs side \
+               by side. By workers' own cost: see the limits below."
+            .into(),
+        columns: columns(&[
+            "Seed's case",
+            "Seed: speed-up",
+            "Machine",
+            "Workers",
+            "Frame, bytes",
+            "Group",
+            "Balanced",
+            "Balanced, by workers' own cost",
+        ]),
+        rows,
+        command: "pvswitch lab run threads --full --only load=even".into(),
+    }
+}
+
+fn speed_ups(loads: &[Load]) -> Table {
+    let mut rows = Vec::new();
+    for load in loads {
+        for (placement, workers, mut row) in load.rows() {
+            if workers == "1" {
+                continue;
+            }
+            let frames = load.speed_up(placement, workers, "frames");
+            let own = load.speed_up(placement, workers, "capacity");
+            row.push(match claim_of(workers.parse().unwrap_or(0)) {
+                Some(claim) => Value::Seed(claim.speed_up, 1),
+                None => Value::Missing("the seed has 4 and more than 10".into()),
+            });
+            row.push(ratio(frames.as_ref(), "one worker was not measured"));
+            row.push(match &frames {
+                Some(found) => text(found.outcome.to_string()),
+                None => Value::Missing("one worker was not measured".into()),
+            });
+            row.push(ratio(own.as_ref(), "one worker was not measured"));
+            rows.push(row);
+        }
+    }
+    Table {
+        title: "Speed-up over one worker".into(),
+        note:
+            "Of frames/s as seen, and whether that is more than chance; then of what the busiest \
+               worker's CPU time would carry, which tells how workers scale where guests leave \
+               them no CPUs. Skewed: at most as much as there are clients that flood."
+                .into(),
+        columns: columns(&[
+            "Load",
+            "Frame, bytes",
+            "Placement",
+            "Workers",
+            "Seed: speed-up",
+            "Speed-up",
+            "Frames/s are",
+            "Speed-up by workers' own cost",
+        ]),
+        rows,
+        command: "pvswitch lab run threads".into(),
+    }
+}
+
+fn limits(loads: &[Load]) -> Table {
+    let mut rows = Vec::new();
+    for load in loads {
+        for (placement, workers, mut row) in load.rows() {
+            let value = |measure, by, digits| load.value(placement, workers, measure, by, digits);
+            row.push(value("frames", 1e6, 3));
+            match load.limit(placement, workers) {
+                Some(limit) => {
+                    let seen = load.median(placement, workers, "frames").unwrap_or(0.0);
+                    row.extend([
+                        Value::Number(limit.switch_ns, 0),
+                        Value::Number(limit.guests_ns, 0),
+                        Value::Number(limit.frames / 1e6, 3),
+                        text(limit.by),
+                        Value::Number(100.0 * seen / limit.frames, 0),
+                    ]);
+                }
+                None => row.extend((0..5).map(|_| Value::Missing("no frames".into()))),
+            }
+            row.push(value("capacity", 1e6, 3));
+            row.push(value("waited", 1.0, 0));
+            rows.push(row);
+        }
+    }
+    Table {
+        title: "What limits them".into(),
+        note: "A frame costs its worker and its two guests CPU time; CPUs give no more than they \
+               have. The limit is the least of: workers' CPUs over the switch's time for a frame, \
+               and guests' CPUs over theirs; or, where both share all CPUs, all of them over the \
+               sum. Where that sum is the limit, a worker more brings no CPU time, only what was \
+               idle. Capacity is frames for each CPU second of the busiest worker: what would pass \
+               if only it were short of time."
+            .into(),
+        columns: columns(&[
+            "Load",
+            "Frame, bytes",
+            "Placement",
+            "Workers",
+            "Million frames/s",
+            "Switch CPU for a frame, ns",
+            "Guests' CPU for a frame, ns",
+            "Limit, million frames/s",
+            "Limit is of",
+            "Reached, %",
+            "Capacity of workers, million frames/s",
+            "Switch waited for a CPU, %",
+        ]),
+        rows,
+        command: "pvswitch lab run threads".into(),
+    }
+}
+
+/// A fitted number with its error, in words.
+fn estimate(found: &Estimate, by: f64, digits: usize) -> Value {
+    let value = found.value / by;
+    text(match found.error {
+        Some(error) => format!("{value:.digits$} ± {:.digits$}", error / by),
+        None if found.value == 0.0 => "0 (bound)".into(),
+        None => format!("{value:.digits$}, error unknown"),
+    })
+}
+
+fn models(loads: &[Load]) -> Table {
+    const FEW: &str = "too few points: three numbers of workers are needed";
+    let mut rows = Vec::new();
+    for load in loads {
+        for placement in axis(load.results, "placement") {
+            for (what, measure) in [("frames/s", "frames"), ("workers' capacity", "capacity")] {
+                let points = load.points(placement, measure);
+                if points.is_empty() {
+                    continue;
+                }
+                let begin = [text(load.load), number(load.size), text(placement), text(what)];
+                let mut row = Vec::from(begin);
+                row.push(Value::Number(points.len() as f64, 0));
+                match fit(&points) {
+                    None => row.extend((0..6).map(|_| Value::Missing(FEW.into()))),
+                    Some(law) => row.extend([
+                        estimate(&law.lambda, 1e6, 3),
+                        estimate(&law.sigma, 1.0, 4),
+                        estimate(&law.kappa, 1.0, 5),
+                        match law.residual {
+                            Some(residual) => Value::Number(residual / 1e6, 3),
+                            None => Value::Missing("no more points than numbers".into()),
+                        },
+                        Value::Number(law.r_squared, 3),
+                        match law.peak() {
+                            Some(peak) => Value::Number(peak, 1),
+                            None => Value::Missing("none: it never falls".into()),
+                        },
+                    ]),
+                }
+                rows.push(row);
+            }
+        }
+    }
+    Table {
+        title: "A model: the Universal Scalability Law".into(),
+        note:
+            "X(n) = lambda n / (1 + sigma (n - 1) + kappa n (n - 1)), fitted to all runs by least \
+               squares, with standard errors. A model, not a finding: sigma is the part that only \
+               one worker can do at a time, kappa what each pair costs in keeping up with each \
+               other. Where workers share CPUs with guests it takes the time that guests have for \
+               sigma; the workers' capacity is free of that. Fewer than three numbers of workers \
+               fit any law: none is fitted."
+                .into(),
+        columns: columns(&[
+            "Load",
+            "Frame, bytes",
+            "Placement",
+            "Of",
+            "Runs",
+            "lambda, million/s",
+            "sigma",
+            "kappa",
+            "Standard error of a run, million/s",
+            "R squared",
+            "Most at workers",
+        ]),
+        rows,
+        command: "pvswitch lab run threads".into(),
+    }
+}
+
+fn counts_table(loads: &[Load]) -> Table {
+    const MEASURES: [(&str, &str, usize); 9] = [
+        ("throughput", "Gbit/s", 2),
+        ("switch_cpu", "Switch CPU, %", 0),
+        ("guests_cpu", "Guests' CPU, %", 0),
+        ("frames_per_cpu_s", "Frames per CPU second of the switch", 0),
+        ("contended", "Locks waited for, of a million", 1),
+        ("used", "Workers that forwarded", 0),
+        ("moves", "Queues moved, 1/s", 1),
+        ("jain", "Jain's index", 3),
+        ("drops", "Frames lost, counted", 0),
+    ];
+    let mut rows = Vec::new();
+    for load in loads {
+        for (placement, workers, mut row) in load.rows() {
+            let values = MEASURES.iter();
+            row.extend(values.map(|m| load.value(placement, workers, m.0, 1.0, m.2)));
+            rows.push(row);
+        }
+    }
+    let mut names = vec!["Load", "Frame, bytes", "Placement", "Workers"];
+    names.extend(MEASURES.iter().map(|measure| measure.1));
+    Table {
+        title: "Costs, contention and fairness".into(),
+        note: "Locks: each group of frames takes its guest's egress queue once; two workers wait \
+               for each other only where they send to one guest. Jain's index: 1 where all that \
+               ask for the same get the same; of guests, converging: of clients. Lost: converging \
+               clients send more than one guest takes. Workers that forwarded: those that had a \
+               queue with frames at either end of the window."
+            .into(),
+        columns: columns(&names),
+        rows,
+        command: "pvswitch lab run threads".into(),
+    }
+}

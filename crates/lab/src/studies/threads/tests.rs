@@ -1,0 +1,262 @@
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use super::*;
+use crate::machine::Machine;
+use crate::report::{Table, Value};
+use crate::store::Done;
+
+/// Runs as a machine with so many CPUs of each kind would have made them.
+struct Made {
+    results: Results,
+}
+
+const LOADS: [(&str, &str); 3] = [("even", "60"), ("even", "1500"), ("converging", "60")];
+
+impl Made {
+    /// Throughput is a law's of sigma 0.05 and kappa 0.01, with a little noise.
+    fn new(counts: &[usize], switch: usize, guests: usize) -> Self {
+        let mut plan = Threads.plan(Scale::Quick);
+        for axis in &mut plan.axes {
+            match axis.name.as_str() {
+                "workers" => *axis = Axis::new("workers", counts),
+                "load" => *axis = Axis::new("load", ["even", "converging"]),
+                _ => {}
+            }
+        }
+        plan.repeats = 4;
+        let machine = Machine {
+            cpu: "made up".into(),
+            cpus: switch + guests,
+            switch_cpus: (0..switch).collect(),
+            guest_cpus: (switch..switch + guests).collect(),
+            ..Machine::default()
+        };
+        let turns = plan.turns(&Threads);
+        let runs = turns.into_iter().map(|turn| {
+            let n = turn.cell.number("workers");
+            let noise = 1.0 + 0.001 * f64::from(turn.repeat);
+            let single = turn.cell.get("placement") == "single";
+            let serving = if single { 1.0 } else { n };
+            let law = |n: f64| n / (1.0 + 0.05 * (n - 1.0) + 0.01 * n * (n - 1.0));
+            let frames = 1e6 * law(serving) * noise;
+            let figures = [
+                ("frames", frames),
+                ("throughput", frames * 480.0 / 1e9),
+                ("switch_cpu", 100.0 * serving),
+                ("guests_cpu", 100.0 * guests as f64),
+                ("frames_per_cpu_s", frames / serving),
+                ("capacity", frames),
+                ("waited", 0.0),
+                ("contended", if n > 1.0 { 3.0 } else { 0.0 }),
+                ("jain", 0.99),
+                ("used", serving),
+                ("moves", 0.0),
+                ("drops", 5.0),
+                ("uncounted", 0.0),
+            ];
+            let figures: BTreeMap<String, f64> =
+                figures.into_iter().map(|(name, value)| (name.into(), value)).collect();
+            let (distance_ns, others_percent) = (60.0, 0.0);
+            Done { cell: turn.cell, repeat: turn.repeat, distance_ns, others_percent, figures }
+        });
+        let runs = runs.collect();
+        Self {
+            results: Results { plan, runs, command: String::new(), machine, failed: Vec::new() },
+        }
+    }
+
+    fn set(&mut self, wanted: impl Fn(&Cell) -> bool, measure: &str, value: f64) {
+        let runs = self.results.runs.iter_mut().filter(|run| wanted(&run.cell));
+        runs.for_each(|run| *run.figures.get_mut(measure).unwrap() = value);
+    }
+
+    fn table(&self, title: &str) -> Table {
+        table(&Threads.report(&self.results), title)
+    }
+}
+
+fn table(parts: &[Part], title: &str) -> Table {
+    let tables = parts.iter().filter_map(|part| match part {
+        Part::Table(table) => Some(table),
+        _ => None,
+    });
+    let mut found = tables.filter(|table| table.title.starts_with(title));
+    found.next().unwrap_or_else(|| panic!("no table {title}")).clone()
+}
+
+fn row<'a>(table: &'a Table, begin: &[&str]) -> &'a [Value] {
+    let is = |(value, wanted): (&Value, &&str)| match value {
+        Value::Text(words) => words == wanted,
+        Value::Number(number, _) => number.to_string() == **wanted,
+        _ => false,
+    };
+    let mut rows = table.rows.iter();
+    let found = rows.find(|row| row.iter().zip(begin).all(is));
+    found.unwrap_or_else(|| panic!("no row {begin:?} in {:?}", table.rows))
+}
+
+fn column(table: &Table, name: &str) -> usize {
+    table.columns.iter().position(|column| column == name).unwrap()
+}
+
+fn middle(value: &Value) -> f64 {
+    match value {
+        Value::Number(value, _) | Value::Seed(value, _) | Value::Spread { median: value, .. } => {
+            *value
+        }
+        other => panic!("{other:?} is no number"),
+    }
+}
+
+#[test]
+fn speed_up_is_told_beside_the_seeds() {
+    let made = Made::new(&[1, 2, 4, 12], 12, 12);
+    let speed_ups = made.table("Speed-up over one worker");
+    let two = row(&speed_ups, &["even", "60", "balanced", "2"]);
+    let law = |n: f64| n / (1.0 + 0.05 * (n - 1.0) + 0.01 * n * (n - 1.0));
+    assert!((middle(&two[column(&speed_ups, "Speed-up")]) - law(2.0)).abs() < 0.01);
+    assert_eq!(two[column(&speed_ups, "Frames/s are")], Value::Text("more".into()));
+    let seed = column(&speed_ups, "Seed: speed-up");
+    assert!(matches!(two[seed], Value::Missing(_)));
+    assert_eq!(row(&speed_ups, &["even", "60", "group", "4"])[seed], Value::Seed(3.7, 1));
+    assert_eq!(row(&speed_ups, &["even", "60", "group", "12"])[seed], Value::Seed(2.0, 1));
+    let single = row(&speed_ups, &["even", "60", "single", "4"]);
+    assert_eq!(middle(&single[column(&speed_ups, "Speed-up")]), 1.0);
+    let claims = made.table("The seed's speed-up");
+    let four = row(&claims, &["4 vcpus, pinned"]);
+    assert!((middle(&four[column(&claims, "Group")]) - law(4.0)).abs() < 0.01);
+}
+
+#[test]
+fn a_machine_of_two_cpus_says_what_it_lacks() {
+    let made = Made::new(&[1, 2], 1, 1);
+    let claims = made.table("The seed's speed-up");
+    let four = row(&claims, &["4 vcpus, pinned"]);
+    assert_eq!(four[1], Value::Seed(3.7, 1));
+    let Value::Missing(why) = &four[column(&claims, "Group")] else { panic!("{four:?}") };
+    assert!(why.contains("2 CPUs"), "{why}");
+    let models = made.table("A model");
+    for row in &models.rows {
+        let Value::Missing(why) = &row[5] else { panic!("{row:?}") };
+        assert!(why.contains("three numbers of workers"), "{why}");
+    }
+    let words = Threads.report(&made.results).into_iter().find_map(|part| match part {
+        Part::Text { title, body } if title == "This machine" => Some(body),
+        _ => None,
+    });
+    let words = words.unwrap();
+    assert!(words.contains("More than 2 workers were not measured"), "{words}");
+    assert!(words.contains("guests have none for themselves"), "{words}");
+}
+
+#[test]
+fn the_law_that_made_the_runs_is_found_and_drawn_as_a_model() {
+    let made = Made::new(&[1, 2, 4, 8], 8, 8);
+    let models = made.table("A model");
+    let found = row(&models, &["even", "60", "per-port", "frames/s", "16"]);
+    let number = |name: &str| {
+        let Value::Text(words) = &found[column(&models, name)] else { panic!("{found:?}") };
+        let (value, error) = words.split_once(" ± ").unwrap();
+        (value.parse::<f64>().unwrap(), error.parse::<f64>().unwrap())
+    };
+    let ((sigma, off), (kappa, _)) = (number("sigma"), number("kappa"));
+    assert!((sigma - 0.05).abs() < 0.01 && off > 0.0 && off < 0.01, "{sigma} ± {off}");
+    assert!((kappa - 0.01).abs() < 0.002, "{kappa}");
+    let plots = Threads.report(&made.results).into_iter().filter_map(|part| match part {
+        Part::Plot(plot) => Some(plot),
+        _ => None,
+    });
+    let plots: Vec<_> = plots.collect();
+    let frames = plots.iter().find(|plot| plot.file == "frames-even-60-10").unwrap();
+    let models: Vec<_> = frames.series.iter().filter(|series| series.model).collect();
+    assert_eq!(models.len(), 4);
+    assert!(models.iter().all(|series| series.points.len() > 20));
+    assert_eq!(plots.len(), 2 * LOADS.len());
+}
+
+#[test]
+fn limits_are_of_the_cpus_there_are() {
+    // Two CPUs: apart, a worker's 1000 ns and a CPU's 1000 ns for guests; then both share two.
+    let made = Made::new(&[1, 2], 1, 1);
+    let limits = made.table("What limits them");
+    let [at, by] = ["Limit, million frames/s", "Limit is of"].map(|name| column(&limits, name));
+    let one = row(&limits, &["even", "60", "balanced", "1"]);
+    assert!((middle(&one[at]) - 1.0).abs() < 0.01, "{one:?}");
+    assert_eq!(one[by], Value::Text("workers".into()));
+    let two = row(&limits, &["even", "60", "balanced", "2"]);
+    // 2 / 1.07 = 1.87 M frames/s in two seconds of the switch and one of guests.
+    assert!((middle(&two[at]) - 2.0 * 1.87 / 3.0).abs() < 0.01, "{two:?}");
+    assert_eq!(two[by], Value::Text("all CPUs, workers' and guests'".into()));
+    let mut slow = Made::new(&[1, 2], 2, 1);
+    slow.set(|_| true, "switch_cpu", 10.0);
+    let limits = slow.table("What limits them");
+    let one = row(&limits, &["even", "60", "balanced", "1"]);
+    assert_eq!(one[by], Value::Text("guests' CPUs".into()));
+}
+
+#[test]
+fn several_machines_are_in_one_table_and_one_plot() {
+    let all = [Made::new(&[1, 2], 1, 1).results, Made::new(&[1, 2, 4, 8], 8, 8).results];
+    let parts = Threads.together(&all);
+    let claims = table(&parts, "The seed's speed-up");
+    let small = row(&claims, &["4 vcpus, pinned"]);
+    assert!(matches!(small[column(&claims, "Balanced")], Value::Missing(_)));
+    let large = claims.rows.iter().find(|row| row[2] == Value::Text("2: 16 CPUs".into()));
+    assert!(middle(&large.unwrap()[column(&claims, "Balanced")]) > 3.0);
+    let plot = parts.iter().find_map(|part| match part {
+        Part::Plot(plot) => Some(plot),
+        _ => None,
+    });
+    let series = &plot.unwrap().series;
+    assert_eq!(series.iter().filter(|series| series.name.starts_with("machine 2")).count(), 2);
+    assert!(series.iter().any(|series| series.name == "seed" && series.loose));
+}
+
+#[test]
+fn judged_by_counts() {
+    let made = || Made::new(&[1, 2], 1, 1);
+    let verdicts = Threads.judge(&made().results);
+    assert_eq!(verdicts.len(), 5);
+    assert!(verdicts.iter().all(|verdict| verdict.holds), "{verdicts:?}");
+    let broken = |wanted: &dyn Fn(&Cell) -> bool, measure: &str, value: f64| {
+        let mut made = made();
+        made.set(wanted, measure, value);
+        let verdicts = Threads.judge(&made.results).into_iter().filter(|verdict| !verdict.holds);
+        verdicts.map(|verdict| verdict.what).collect::<Vec<_>>()
+    };
+    let placed = |cell: &Cell, placement: &str| {
+        cell.get("placement") == placement && cell.get("workers") == "2"
+    };
+    for (what, wrong) in [
+        ("no frame is lost", broken(&|cell| cell.get("load") == "even", "uncounted", 1.0)),
+        ("one worker waits", broken(&|cell| cell.get("workers") == "1", "contended", 0.1)),
+        ("placement single", broken(&|cell| placed(cell, "single"), "used", 2.0)),
+        ("placement group", broken(&|cell| placed(cell, "group"), "used", 1.0)),
+        ("placement per-port", broken(&|cell| placed(cell, "per-port"), "used", 1.0)),
+    ] {
+        assert!(wrong.len() == 1 && wrong[0].starts_with(what), "{what}: {wrong:?}");
+    }
+}
+
+#[test]
+fn workers_beyond_the_cpus_are_left_out() {
+    assert_eq!(worker_counts(Scale::Quick, 2), [1, 2]);
+    assert_eq!(worker_counts(Scale::Quick, 6), [1, 2, 4, 6]);
+    assert_eq!(worker_counts(Scale::Full, 3), [1, 2, 3]);
+    assert_eq!(worker_counts(Scale::Full, 100).last(), Some(&63));
+    assert_eq!(worker_counts(Scale::Smallest, 1), [1]);
+    assert_eq!(worker_cpus(3, &[0, 1], &[1, 2, 3]), [0, 1, 2]);
+}
+
+#[test]
+fn counters_of_all_queues_are_added_up() {
+    let queue = |frames: u64, drops: u64| json!({"frames": frames, "drops_no_room": drops});
+    let stats = json!({"ports": [
+        {"ingress": [queue(1, 2)], "egress": [queue(3, 4), queue(5, 0)]},
+        {"ingress": [], "egress": [queue(7, 8)]},
+    ]});
+    assert_eq!(total(&stats, &|name| name == "frames"), 16);
+    assert_eq!(total(&stats, &|name| name.starts_with("drops_")), 14);
+}
