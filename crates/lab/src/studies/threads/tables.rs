@@ -1,7 +1,7 @@
 //! What is told of results: speed-up beside the seed's, its limits, a model of it.
 
 use super::seed::{CLAIMS, claim_of};
-use super::worker_cpus;
+use super::{shares_cpus, worker_cpus};
 use crate::plan::Cell;
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::store::{Comparison, Results};
@@ -21,7 +21,8 @@ carried by one worker, whatever the placement. Policy event on both sides: CPU t
 frames, not on looking for them.
 
 Workers are on the switch's CPUs, one each, clients and guests on the others. Where there are more \
-workers than the switch has CPUs, workers and guests share all of them.";
+workers than the switch has CPUs, workers and guests share all of them; where it has one CPU only, \
+guests are on all CPUs with one worker, too, so that both have the same.";
 
 /// All of it.
 pub fn parts(results: &Results) -> Vec<Part> {
@@ -33,7 +34,8 @@ pub fn parts(results: &Results) -> Vec<Part> {
         format!("{} CPUs: {own} for the switch, {} for guests. ", cpus.cpus, cpus.guest_cpus.len());
     if largest > own {
         words += &format!(
-            "With more workers than {own}, guests have none for themselves: see what limits them. "
+            "With {} workers or more, guests have none for themselves: see what limits them. ",
+            if own < 2 { 1 } else { own + 1 }
         );
     }
     words += &format!(
@@ -302,7 +304,7 @@ impl<'a> Load<'a> {
         let at_most = |cpus: usize, ns: f64| cpus as f64 * 1e9 / ns.max(1e-9);
         let serving = if placement == "single" { 1 } else { count };
         let of_workers = at_most(serving, switch_ns);
-        let (of_rest, rest) = if count > machine.switch_cpus.len() {
+        let (of_rest, rest) = if shares_cpus(count, machine.switch_cpus.len()) {
             (at_most(all, switch_ns + guests_ns), "all CPUs, workers' and guests'")
         } else {
             (at_most(machine.guest_cpus.len(), guests_ns), "guests' CPUs")
