@@ -1,6 +1,7 @@
 //! The studies.
 
 mod bulk;
+mod coalescing;
 mod fairness;
 mod grid;
 mod idle;
@@ -17,6 +18,7 @@ use crate::study::Study;
 pub const ALL: &[&dyn Study] = &[
     &polling::Polling,
     &threads::Threads,
+    &coalescing::Coalescing,
     &fairness::Fairness,
     &policies::Policies,
     &latency::Latency,

@@ -26,7 +26,9 @@ pub struct Bulk<'a> {
     pub guests: usize,
     /// Options of each guest's port of the switch, as [`Port::guest`] has them.
     pub port: &'a str,
-    /// How guests' NICs work.
+    /// Options of the port that leads outside, likewise.
+    pub outside: &'a str,
+    /// How guests' NICs work. Offloads that they go without, the network outside goes without, too.
     pub nic: NicOptions,
     /// How the switch works.
     pub switch: SwitchOptions,
@@ -89,9 +91,12 @@ impl Bulk<'_> {
         let wire = Wire::new(stage, self.link)?;
         let guest = |i: usize| Port::guest(stage, &format!("g{i}"), self.proto, self.port);
         let ports: Vec<Port> = (0..self.guests).map(guest).collect();
-        let all = [&[wire.port("")], &ports[..]].concat();
+        let all = [&[wire.port(self.outside)], &ports[..]].concat();
         let switch = Switch::start(stage, &self.switch, &all)?;
         wire.up()?;
+        if !self.nic.without.is_empty() {
+            wire.netns.offloads(wire.device(), &self.nic.without, false)?;
+        }
         let nics = ports.iter().enumerate();
         let nics = nics.map(|(i, port)| Nic::start(stage, i, port, &self.nic));
         let nics: Vec<Nic> = nics.collect::<Result<_, _>>()?;

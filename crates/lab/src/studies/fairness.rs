@@ -163,6 +163,7 @@ impl Study for Fairness {
             proto: stage.proto,
             guests,
             port: "",
+            outside: "",
             nic: NicOptions::new("event"),
             switch,
             link: Link::Free,

@@ -171,6 +171,7 @@ impl Study for Polling {
             proto,
             guests: cell.number("guests") as usize,
             port,
+            outside: "",
             nic,
             // As netback: it is told of everything, and tells at once.
             switch: SwitchOptions::new(run.stage, "event"),

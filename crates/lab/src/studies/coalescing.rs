@@ -1,0 +1,216 @@
+//! `coalescing`: what time-outs before a notification do, and each idea of the TODO list.
+
+use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::report::Part;
+use crate::store::Results;
+use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+
+mod seed;
+mod setting;
+mod tables;
+mod todo;
+mod traffic;
+
+use setting::{DEFAULT, SETTINGS, TIMEOUTS};
+
+/// Traffic that time-outs are measured with.
+const TIMED: [&str; 3] = ["guest-to-host", "host-to-guest", "pings"];
+/// Traffic that settings are measured with: as many frames as pass, and [`PACED`] a second.
+const SET: [&str; 2] = ["bulk", "paced"];
+const PACED: u32 = 10_000;
+/// Part of the frames sent that arrive at that rate, whatever the setting, in per cent.
+const ARRIVE_LEAST: f64 = 90.0;
+/// Part of the notifications that the timer of who would get them leaves.
+const TIMER_LEAVES: f64 = 0.5;
+
+/// The study.
+pub struct Coalescing;
+
+const fn measure(
+    name: &'static str,
+    unit: &'static str,
+    better: Better,
+    about: &'static str,
+) -> Measure {
+    Measure { name, unit, better, about }
+}
+
+const MEASURES: [Measure; 17] = [
+    measure("seconds_1_gb", "s", Better::Less, "time that 1 GB of TCP takes at the rate measured"),
+    measure(
+        "seconds_1m_pings",
+        "s",
+        Better::Less,
+        "time that a million pings take, one after the other, at the rate measured",
+    ),
+    measure("frames", "1/s", Better::More, "frames that the receiving guest got"),
+    measure("frames_per_call", "", Better::Neither, "frames to a guest for each call of its ring"),
+    measure("guests_cpu", "%", Better::Less, "CPU time of the guest: NIC, kernel and tools"),
+    measure("switch_cpu", "%", Better::Less, "CPU time of the switch, of one CPU"),
+    measure("guest_ns", "ns", Better::Less, "CPU time of both generators for each frame"),
+    measure("switch_ns", "ns", Better::Less, "CPU time of the switch for each frame"),
+    measure("kicks_per_1000", "", Better::Less, "kicks of all rings for 1000 frames"),
+    measure("calls_per_1000", "", Better::Less, "calls to all rings for 1000 frames"),
+    measure("tx_calls_per_1000", "", Better::Less, "calls to the sender for 1000 frames"),
+    measure("rx_kicks_per_1000", "", Better::Less, "kicks of the receiver for 1000 frames"),
+    measure("latency_p50", "us", Better::Less, "from a generator to the other, median"),
+    measure("latency_p99", "us", Better::Less, "what 99 of 100 frames stay within"),
+    measure("round_trip", "us", Better::Less, "mean round trip of a ping"),
+    measure("retransmits", "1/s", Better::Less, "TCP segments sent again"),
+    measure("lost", "%", Better::Less, "frames, or pings, that did not arrive"),
+];
+
+impl Study for Coalescing {
+    fn name(&self) -> &'static str {
+        "coalescing"
+    }
+
+    fn about(&self) -> &'static str {
+        "what waiting before a notification gains and costs, and each idea of the TODO list"
+    }
+
+    fn seed(&self) -> Option<Seed> {
+        Some(Seed {
+            source: "Rusty Russell answering Michael S. Tsirkin's TODO list, qemu-devel and \
+                     virtualization, June 2009; lguest, tcpblast",
+            claim: "Waiting before an interrupt makes fewer of them, but TCP from the guest, \
+                    whose answers come late, takes longer by a fifth to a half; TCP to the guest \
+                    batches well with no time-out at all.",
+        })
+    }
+
+    fn measures(&self) -> &'static [Measure] {
+        &MEASURES
+    }
+
+    fn plan(&self, scale: Scale) -> Plan {
+        let timeouts = TIMEOUTS.iter().map(|timeout| timeout.name);
+        let settings = SETTINGS.iter().map(|setting| setting.name);
+        let mut all: Vec<&str> = settings.collect();
+        // The default is the base of settings, `before` that of time-outs.
+        all.splice(1..1, timeouts);
+        if scale == Scale::Smallest {
+            let few = [DEFAULT, "before", "1", "driver-poll=timer:1000", "poll=timer:1000"];
+            all.retain(|name| few.contains(name));
+        }
+        let (repeats, seconds) = match scale {
+            Scale::Smallest => (1, 0.5),
+            Scale::Quick => (2, 0.5),
+            Scale::Usual => (5, 1.0),
+            Scale::Full => (5, 10.0),
+        };
+        let ways = TIMED.iter().chain(&SET);
+        Plan {
+            format: FORMAT,
+            study: self.name().into(),
+            repeats,
+            seconds,
+            axes: vec![Axis::new("way", ways), Axis::new("setting", all)],
+        }
+    }
+
+    fn has(&self, cell: &Cell) -> bool {
+        let timeout = TIMEOUTS.iter().any(|timeout| timeout.name == cell.get("setting"));
+        timeout == TIMED.contains(&cell.get("way"))
+    }
+
+    fn tools(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("iperf3", "iperf3"),
+            ("ping", "iputils-ping"),
+            ("ip", "iproute2"),
+            ("ethtool", "ethtool"),
+            ("nsenter", "util-linux"),
+            ("chrt", "util-linux"),
+        ]
+    }
+
+    fn overhead_s(&self, cell: &Cell) -> f64 {
+        if TIMED.contains(&cell.get("way")) { 1.6 } else { 1.0 }
+    }
+
+    fn run(&self, run: &Run) -> Result<Figures, Fail> {
+        let (stage, seconds, name) = (run.stage, run.seconds, run.cell.get("setting"));
+        match run.cell.get("way") {
+            "guest-to-host" => traffic::tcp(stage, seconds, name, true),
+            "host-to-guest" => traffic::tcp(stage, seconds, name, false),
+            "pings" => traffic::pings(stage, seconds, name),
+            "bulk" => traffic::frames(stage, seconds, name, None),
+            "paced" => traffic::frames(stage, seconds, name, Some(PACED)),
+            other => Err(Fail::Cell(format!("way {other}: there is none"))),
+        }
+    }
+
+    fn report(&self, results: &Results) -> Vec<Part> {
+        let mut parts = tables::parts(results);
+        parts.push(Part::Table(todo::table(results)));
+        parts
+    }
+
+    fn judge(&self, results: &Results) -> Vec<Verdict> {
+        let mut verdicts: Vec<Verdict> =
+            TIMED[..2].iter().filter_map(|way| rise(results, way)).collect();
+        for (setting, what) in [("driver-poll=timer:1000", "calls"), ("poll=timer:1000", "kicks")] {
+            verdicts.extend(fall(results, setting, what));
+        }
+        verdicts.extend(all_arrive(results));
+        verdicts
+    }
+}
+
+/// The cell of a kind of traffic and a setting.
+fn cell(way: &str, setting: &str) -> Cell {
+    let pairs = [("way", way), ("setting", setting)];
+    Cell(pairs.map(|(name, value)| (name.into(), value.into())).into())
+}
+
+/// The median of a measure; none where it was not measured.
+fn median(results: &Results, way: &str, setting: &str, measure: &str) -> Option<f64> {
+    results.summary(&cell(way, setting), measure).map(|found| found.median)
+}
+
+/// Whether a time-out gathers frames, as in the seed's columns of packets for each interrupt.
+fn rise(results: &Results, way: &str) -> Option<Verdict> {
+    let of = |setting| median(results, way, setting, "frames_per_call");
+    let (before, with) = (of("before")?, of("1")?);
+    Some(Verdict {
+        what: format!(
+            "{way}: a time-out gathers frames: {before:.1} for each call without, {with:.1} with"
+        ),
+        holds: with > before,
+    })
+}
+
+/// Whether a timer takes the notifications of the side that has it.
+fn fall(results: &Results, setting: &str, what: &str) -> Option<Verdict> {
+    let of = |setting| median(results, "paced", setting, &format!("{what}_per_1000"));
+    let (base, with) = (of(DEFAULT)?, of(setting)?);
+    Some(Verdict {
+        what: format!(
+            "{setting} takes away {:.0} % or more of the {what}: {base:.0} for 1000 frames by \
+             default, {with:.1} with it",
+            100.0 * (1.0 - TIMER_LEAVES)
+        ),
+        holds: with <= TIMER_LEAVES * base,
+    })
+}
+
+/// Whether frames arrive with every setting.
+fn all_arrive(results: &Results) -> Option<Verdict> {
+    let paced = results.cells().into_iter().filter(|cell| cell.get("way") == "paced");
+    let arrived = paced.filter_map(|cell| {
+        let lost = results.summary(cell, "lost")?.median;
+        Some((100.0 - lost, cell.get("setting").to_string()))
+    });
+    let (least, setting) = arrived.min_by(|a, b| a.0.total_cmp(&b.0))?;
+    Some(Verdict {
+        what: format!(
+            "{ARRIVE_LEAST} % or more of {PACED} frames a second arrive with every setting: \
+             least with {setting}, {least:.1} %"
+        ),
+        holds: least >= ARRIVE_LEAST,
+    })
+}
+
+#[cfg(test)]
+mod tests;
