@@ -5,22 +5,33 @@ use super::{PACED, SET, TIMED, cell, median, seed};
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::store::Results;
 
-const ABOUT: &str = "The seed's host told the guest of packets at once (before), when no more were coming (0), \
-or after a time-out, fixed or divided by the packets that the guest had not been told of. Here that is the switch's \
-call policy toward the guest. before: frames of the host are taken one at a time, --poll napi:1 at its port, and each \
-is told of at once if the guest wants to be told, --call event. 0: as many as are there at a time, then one call; \
---poll event, --call event. 1: --call coalesce:200,65535, a call 200 us after the first frame or when the guest has no \
+const ABOUT: &str = "The seed's host told the guest of packets at once (before), when no more \
+were coming (0), \
+or after a time-out, fixed or divided by the packets that the guest had not been told of. Here \
+that is the switch's \
+call policy toward the guest. before: frames of the host are taken one at a time, --poll napi:1 \
+at its port, and each \
+is told of at once if the guest wants to be told, --call event. 0: as many as are there at a \
+time, then one call; \
+--poll event, --call event. 1: --call coalesce:200,65535, a call 200 us after the first frame or \
+when the guest has no \
 more buffers. N/pending: --call coalesce:200N/pending.
 
-The seed does not say what its unit is. With an acknowledgement for every second packet of 1448 bytes, its interrupts \
-were 74, 110, 204 and 436 us apart in the rows 1/pending, 2/pending, 5/pending and 1; multiplied by packets pending and \
+The seed does not say what its unit is. With an acknowledgement for every second packet of 1448 \
+bytes, its interrupts \
+were 74, 110, 204 and 436 us apart in the rows 1/pending, 2/pending, 5/pending and 1; multiplied \
+by packets pending and \
 divided by the row's number that is 140 to 440 us for one. We take 200 us.
 
-The guest is a network namespace whose NIC asks for no calls while it is awake, as NAPI does. Segmentation offload is \
-off on both sides, GRO too. Times are those that 1 GB, or a million pings, would take at the rate of the window.";
+The guest is a network namespace whose NIC asks for no calls while it is awake, as NAPI does. \
+Segmentation offload is \
+off on both sides, GRO too. Times are those that 1 GB, or a million pings, would take at the \
+rate of the window.";
 
-const ABOUT_SETTINGS: &str = "Two generators with one setting changed at a time, the switch polling as adaptive \
-unless a setting says otherwise. bulk: as many frames of 60 bytes as pass; paced: 10,000 a second. Where the guests \
+const ABOUT_SETTINGS: &str = "Two generators with one setting changed at a time, the switch \
+polling as adaptive \
+unless a setting says otherwise. bulk: as many frames of 60 bytes as pass; paced: 10,000 a \
+second. Where the guests \
 share one CPU, the receiver goes first if the system lets it.";
 
 /// Parts of the report.

@@ -164,11 +164,13 @@ pub const LIST: [Item; 23] = [
     item(
         "[mst: test whether this optimization works: recv kicks should be rare] [mst: virtqueue \
          already tracks posted buffers] Rusty: don't understand this comment",
-        "Kicks for buffers that were given back, in all rings of 256; the list as in the first item:",
+        "Kicks for buffers that were given back, in all rings of 256; the list as in the first \
+         item:",
         &[("bulk", DEFAULT, "rx_kicks_per_1000"), ("paced", DEFAULT, "rx_kicks_per_1000")],
     ),
     item(
-        "[mst: napi: should get 1 interrupt per N packets. What is N?] Rusty: I had trouble getting \
+        "[mst: napi: should get 1 interrupt per N packets. What is N?] Rusty: I had trouble \
+         getting \
          above about 2:1; a silly 50 usec delay gives 47k irqs for 1M packets",
         "N, between generators and of TCP to a guest; and with calls that wait 50 us:",
         &[
@@ -198,7 +200,8 @@ pub const LIST: [Item; 23] = [
         &[("bulk", "offset=2", "frames"), ("bulk", "offset=2", "guest_ns")],
     ),
     item(
-        "[mst: clearing data is only needed for debugging. Try removing this write] Rusty: it's our \
+        "[mst: clearing data is only needed for debugging. Try removing this write] Rusty: it's \
+         our \
          only way of detecting issues with hosts",
         "checks=off writes no marks and believes the host:",
         &[("bulk", "checks=off", "guest_ns"), ("bulk", "checks=off", "latency_p99")],
@@ -206,7 +209,8 @@ pub const LIST: [Item; 23] = [
     item(
         "TX: disable notifications and start a timer [markmc: tried removing the timer, no major \
          effect] Rusty: lguest went fully multithreaded, dropped timer hack. Nicer, and faster",
-        "poll=timer:1000 is the timer, poll=event is without; by default a worker thread of its own \
+        "poll=timer:1000 is the timer, poll=event is without; by default a worker thread of its \
+         own \
          polls while that is cheaper. More threads: study `threads`.",
         &[
             ("bulk", "poll=timer:1000", "frames"),
@@ -216,7 +220,8 @@ pub const LIST: [Item; 23] = [
         ],
     ),
     item(
-        "[mst: optimize for completing in order?] [mst: cpu_physical_memory_map could be optimized] \
+        "[mst: optimize for completing in order?] [mst: cpu_physical_memory_map could be \
+         optimized] \
          Interrupts and kicks by eventfd: definitely a win",
         "in-order below. The other two cannot be figures: a guest's memory is mapped once, when \
          it is announced, and an address is looked up, never mapped; and vhost-user has eventfds \
