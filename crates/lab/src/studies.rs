@@ -2,6 +2,7 @@
 
 mod bulk;
 mod coalescing;
+mod copies;
 mod fairness;
 mod grid;
 mod idle;
@@ -19,6 +20,7 @@ pub const ALL: &[&dyn Study] = &[
     &polling::Polling,
     &threads::Threads,
     &coalescing::Coalescing,
+    &copies::Copies,
     &fairness::Fairness,
     &policies::Policies,
     &latency::Latency,

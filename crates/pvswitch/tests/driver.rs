@@ -18,7 +18,7 @@ const POLICIES: [&str; 8] = [
     "spin",
     "adaptive",
 ];
-const SETS: [&str; 15] = [
+const SETS: [&str; 16] = [
     "tx-completion=before-tx",
     "tx-completion=timer:1000",
     "tx-completion=on-empty",
@@ -34,6 +34,7 @@ const SETS: [&str; 15] = [
     "indirect=off",
     "checks=off",
     "rx-refill=at-once",
+    "tx-burst=1",
 ];
 /// Pairs of guests at a time.
 const PAIRS: usize = 4;

@@ -10,6 +10,9 @@ use crate::spec::did_you_mean;
 /// Most bytes that a buffer begins behind a page.
 const OFFSET_MAX: u8 = 64;
 
+/// Most frames that are ever sent at once.
+const TX_BURST_MAX: u8 = 64;
+
 /// When transmitted buffers are taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
@@ -71,6 +74,8 @@ pub struct Settings {
     pub indirect: bool,
     /// `checks`.
     pub checks: bool,
+    /// `tx-burst`: most frames sent at once.
+    pub tx_burst: u8,
 }
 
 /// One `--set`.
@@ -92,10 +97,12 @@ pub enum Setting {
     Indirect(bool),
     /// `checks`.
     Checks(bool),
+    /// `tx-burst`.
+    TxBurst(u8),
 }
 
 /// Each key with the forms of its values, the default first.
-const KEYS: [(&str, &[&str]); 8] = [
+const KEYS: [(&str, &[&str]); 9] = [
     ("tx-completion", &["orphan", "before-tx", "timer:HZ", "on-empty", "on-half-empty"]),
     ("tx-full", &["stop-before-full", "busy-retry"]),
     ("rx-refill", &["at-once", "below-half", "batch:N"]),
@@ -104,6 +111,7 @@ const KEYS: [(&str, &[&str]); 8] = [
     ("suppress", &["event-index", "flags"]),
     ("indirect", &["on", "off"]),
     ("checks", &["on", "off"]),
+    ("tx-burst", &["1 to 64"]),
 ];
 
 /// For `--help`.
@@ -118,7 +126,8 @@ Driver settings (--set KEY=VALUE, may be repeated; default first):
   suppress=event-index|flags            how notifications are called off
   indirect=on|off                       tables for chains of several descriptors
   checks=on|off                         checks of what the switch says it used
-  With Xen's rings only the first three and offset, which is for transmitted frames.
+  tx-burst=N                            most frames sent, and told of, at once, 1 to 64 (64)
+  With Xen's rings only the first three, tx-burst, and offset, for transmitted frames.
 Policies (--poll, --kick): event, napi[:BUDGET], timer[:HZ], coalesce:USECS,FRAMES,
   coalesce:USECS/pending, spin, adaptive[:LATENCY_US]";
 
@@ -136,6 +145,7 @@ impl Settings {
             event_index: true,
             indirect: true,
             checks: true,
+            tx_burst: TX_BURST_MAX,
         };
         for set in sets {
             match *set {
@@ -147,13 +157,14 @@ impl Settings {
                 Setting::Suppress(event_index) => s.event_index = event_index,
                 Setting::Indirect(on) => s.indirect = on,
                 Setting::Checks(on) => s.checks = on,
+                Setting::TxBurst(frames) => s.tx_burst = frames,
             }
         }
         s
     }
 
     /// Keys and values, as they are given on the command line.
-    pub fn pairs(&self) -> [(&'static str, String); 10] {
+    pub fn pairs(&self) -> [(&'static str, String); 11] {
         let on = |on: bool| if on { "on" } else { "off" }.to_string();
         [
             ("poll", self.poll.to_string()),
@@ -166,6 +177,7 @@ impl Settings {
             ("suppress", if self.event_index { "event-index" } else { "flags" }.into()),
             ("indirect", on(self.indirect)),
             ("checks", on(self.checks)),
+            ("tx-burst", self.tx_burst.to_string()),
         ]
     }
 }
@@ -220,6 +232,10 @@ impl FromStr for Setting {
             ("suppress", ..) => Self::Suppress(switch("event-index", "flags")?),
             ("indirect", ..) => Self::Indirect(switch("on", "off")?),
             ("checks", ..) => Self::Checks(switch("on", "off")?),
+            ("tx-burst", ..) => {
+                let n = value.parse().ok().filter(|n| (1..=TX_BURST_MAX).contains(n));
+                Self::TxBurst(n.ok_or_else(bad)?)
+            }
             _ => return Err(bad()),
         })
     }
@@ -271,6 +287,7 @@ mod tests {
             "suppress=flags",
             "indirect=off",
             "checks=off",
+            "tx-burst=1",
         ];
         let parsed: Vec<Setting> = sets.iter().map(|s| s.parse().unwrap()).collect();
         let settings = Settings::new(Policy::Event, Policy::Spin, &parsed);
@@ -284,7 +301,10 @@ mod tests {
         }
         let defaults = Settings::new(Policy::Event, Policy::Event, &[]);
         for ((key, value), (known, values)) in defaults.pairs()[2..].iter().zip(KEYS) {
-            assert!(*key == known && (values[0] == value || key == &"offset"), "{key}={value}");
+            assert!(
+                *key == known && (values[0] == value || matches!(*key, "offset" | "tx-burst")),
+                "{key}={value}"
+            );
         }
     }
 
@@ -309,6 +329,8 @@ mod tests {
             ("suppress=flag", "did you mean 'flags'?"),
             ("indirect=yes", "use on, off"),
             ("checks=", "use on, off"),
+            ("tx-burst=0", "1 to 64"),
+            ("tx-burst=65", "1 to 64"),
         ] {
             let error = bad.parse::<Setting>().unwrap_err();
             assert!(error.contains(hint), "{bad}: {error}");

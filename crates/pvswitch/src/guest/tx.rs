@@ -14,6 +14,7 @@ pub struct Tx {
     free: Vec<u16>,
     completion: Completion,
     full: Full,
+    burst: usize,
     notifier: Notifier,
     /// When the switch is told of what it was not told of yet.
     kick_at: Option<u64>,
@@ -61,6 +62,7 @@ impl Tx {
             ring,
             completion: settings.completion,
             full: settings.full,
+            burst: settings.tx_burst.into(),
             notifier: Notifier::new(settings.kick),
             kick_at: None,
             reclaim_at: None,
@@ -107,8 +109,9 @@ impl Tx {
         [self.kick_at, self.reclaim_at].into_iter().flatten().min()
     }
 
-    /// How many of `want` frames may be sent now; takes buffers back if it is time to.
+    /// How many of `want` frames may be sent now, at once; takes buffers back if it is time to.
     pub fn room(&mut self, want: usize) -> Result<usize, Malformed> {
+        let want = want.min(self.burst);
         let short = self.sendable() < want;
         let due = match self.completion {
             Completion::BeforeTx => true,

@@ -1,0 +1,301 @@
+//! `copies`: what a copy less and fewer notifications give between guests and their host.
+
+use std::collections::BTreeMap;
+
+use self::net::{End, Net};
+use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::report::Part;
+use crate::stage::{Iperf, wait_for};
+use crate::store::Results;
+use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+
+mod net;
+mod seed;
+mod tables;
+
+/// Traffic before a window.
+const WARM_S: f64 = 0.5;
+/// Where iperf3 listens.
+const PORT: u16 = 5201;
+/// `KB/sec` of `ttcp` is 1024 bytes a second.
+const KB: f64 = 1024.0;
+/// How far a copy count may be off: single frames go another way.
+const COPIES_OFF: f64 = 0.1;
+
+/// The pairs, in the seed's order.
+const PAIRS: [&str; 6] = ["a-host", "host-a", "b-host", "host-b", "a-b", "b-a"];
+
+/// The study.
+pub struct Copies;
+
+const fn measure(
+    name: &'static str,
+    unit: &'static str,
+    better: Better,
+    about: &'static str,
+) -> Measure {
+    Measure { name, unit, better, about }
+}
+
+const MEASURES: [Measure; 11] = [
+    measure("kb_per_s", "KB/s", Better::More, "TCP payload that arrived, in units of 1024 bytes"),
+    measure("host_cpu", "%", Better::Less, "CPU time of the switches and of the host's tools"),
+    measure(
+        "notifications_per_frame",
+        "",
+        Better::Less,
+        "kicks and calls between guests and switches, for each frame between them, both ways",
+    ),
+    measure(
+        "copies",
+        "",
+        Better::Less,
+        "how often each byte was copied on its way, but for the \
+             ends' own system calls",
+    ),
+    measure("switch_cpu", "%", Better::Less, "CPU time of the switches alone"),
+    measure("a_cpu", "%", Better::Less, "CPU time of guest A: NIC, kernel and tools"),
+    measure("b_cpu", "%", Better::Less, "CPU time of guest B"),
+    measure("host_ns_per_kb", "ns", Better::Less, "host's CPU time for 1024 bytes that arrived"),
+    measure("kicks_per_frame", "", Better::Less, "notifications from guests, for each frame"),
+    measure("calls_per_frame", "", Better::Less, "notifications to guests, for each frame"),
+    measure("drops", "1/s", Better::Less, "frames that the switches lost"),
+];
+
+impl Study for Copies {
+    fn name(&self) -> &'static str {
+        "copies"
+    }
+
+    fn about(&self) -> &'static str {
+        "what one copy less and batched notifications give, the host as router and as bridge"
+    }
+
+    fn seed(&self) -> Option<Seed> {
+        Some(Seed {
+            source: "Manuel Bouyer, port-xen, 2005: network backend improvements; two Pentium II \
+                     of 350 MHz, ttcp, NetBSD as dom0 and router",
+            claim: "Fewer hypercalls and interrupts and copies avoided give up to 37 % more \
+                    between a guest and dom0 and up to 72 % more between guests; a packet filter, \
+                    even without rules, takes most of that away.",
+        })
+    }
+
+    fn measures(&self) -> &'static [Measure] {
+        &MEASURES
+    }
+
+    fn plan(&self, scale: Scale) -> Plan {
+        let (pairs, filters): (&[&str], &[&str]) = match scale {
+            Scale::Smallest => (&["a-host", "host-b", "a-b", "b-a"], &["off"]),
+            _ => (&PAIRS, &["on", "off"]),
+        };
+        let frames: &[&str] = match scale {
+            Scale::Smallest | Scale::Quick => &["mtu"],
+            Scale::Usual | Scale::Full => &["mtu", "gso"],
+        };
+        let (seconds, repeats) = match scale {
+            Scale::Smallest => (0.8, 1),
+            Scale::Quick => (1.5, 1),
+            Scale::Usual => (3.0, 3),
+            Scale::Full => (10.0, 5),
+        };
+        Plan {
+            format: FORMAT,
+            study: self.name().into(),
+            repeats,
+            seconds,
+            axes: vec![
+                Axis::new("mode", ["router", "bridge"]),
+                Axis::new("frames", frames),
+                Axis::new("filter", filters),
+                Axis::new("pair", pairs),
+                Axis::new("variant", ["before", "after"]),
+            ],
+        }
+    }
+
+    fn takes_proto(&self) -> bool {
+        false
+    }
+
+    fn tools(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("iperf3", "iperf3"),
+            ("ping", "iputils-ping"),
+            ("ip", "iproute2"),
+            ("ethtool", "ethtool"),
+            ("nft", "nftables"),
+            ("nsenter", "util-linux"),
+        ]
+    }
+
+    fn overhead_s(&self, _cell: &Cell) -> f64 {
+        1.6
+    }
+
+    fn run(&self, run: &Run) -> Result<Figures, Fail> {
+        let (cell, stage) = (run.cell, run.stage);
+        let pair = cell.get("pair");
+        let (from, to) = End::pair(pair)
+            .ok_or_else(|| Fail::Cell(format!("pair {pair}: ends are a, b and host")))?;
+        let net = Net::build(stage, &net::Plan::of(cell))?;
+        let all_cpus = stage.all_cpus();
+        let cpus = |end| if end == End::Host { &all_cpus[..] } else { &stage.guest_cpus[..] };
+        let (receiver, address) = net.end(to, from);
+        let _server = Iperf::server(stage, receiver, cpus(to), PORT)?;
+        let (sender, _) = net.end(from, to);
+        // Longer than the window may come to: it is ended with the rest.
+        let flow = Iperf::tcp(&address, PORT, run.seconds + 30.0);
+        let _flow = flow.start(stage, &sender.on(cpus(from)))?;
+        wait_for(&format!("traffic from {pair}"), 20.0, || {
+            Ok(net.watch(0.05)?.payload_per_s(from, to) > KB)
+        })?;
+        std::thread::sleep(std::time::Duration::from_secs_f64(WARM_S));
+        let counts = net.watch(run.seconds)?;
+        let frames = counts.frames();
+        let payload = counts.payload_per_s(from, to);
+        if payload < KB {
+            return Err(Fail::Cell(format!("{pair}: no traffic passed ({frames:.0} frames)")));
+        }
+        let (kicks, calls) = (net.kicks_per_frame()?, counts.calls() / frames);
+        let host_cpu = counts.switch_percent() + counts.role_percent(0);
+        Ok(BTreeMap::from([
+            ("kb_per_s", payload / KB),
+            ("host_cpu", host_cpu),
+            ("notifications_per_frame", kicks + calls),
+            ("copies", counts.copies(from, to)),
+            ("switch_cpu", counts.switch_percent()),
+            ("a_cpu", counts.role_percent(1)),
+            ("b_cpu", counts.role_percent(2)),
+            ("host_ns_per_kb", host_cpu * 1e7 * KB / payload),
+            ("kicks_per_frame", kicks),
+            ("calls_per_frame", calls),
+            ("drops", counts.per_second(counts.drops())),
+        ]))
+    }
+
+    fn report(&self, results: &Results) -> Vec<Part> {
+        tables::parts(results)
+    }
+
+    fn judge(&self, results: &Results) -> Vec<Verdict> {
+        let of = |cell: &Cell, measure| results.summary(cell, measure).map(|found| found.median);
+        let mut told = Told::default();
+        for after in results.cells() {
+            if after.get("variant") != "after" {
+                continue;
+            }
+            let before = before(after);
+            let both = |measure| Some((of(&before, measure)?, of(after, measure)?));
+            if let (Some(notifications), Some(copies)) =
+                (both("notifications_per_frame"), both("copies"))
+            {
+                told.add(after, notifications, copies);
+            }
+        }
+        told.verdicts()
+    }
+}
+
+/// The cell that one is set beside.
+fn before(after: &Cell) -> Cell {
+    let mut pairs = after.outer().to_vec();
+    pairs.push(("variant".into(), "before".into()));
+    Cell(pairs)
+}
+
+/// What became of notifications and copies.
+#[derive(Default)]
+struct Told {
+    cells: u32,
+    /// The cell where notifications fell least, with both figures.
+    least: Option<(f64, f64, Cell)>,
+    /// Copies of each byte between guests of a bridge: fewest before, most after.
+    bridged: Option<(f64, f64)>,
+    /// Cells with more copies after than before.
+    more: u32,
+}
+
+impl Told {
+    fn add(&mut self, after: &Cell, notifications: (f64, f64), copies: (f64, f64)) {
+        self.cells += 1;
+        let (was, is) = notifications;
+        if self.least.as_ref().is_none_or(|(a, b, _)| is * a > b * was) {
+            self.least = Some((was, is, after.clone()));
+        }
+        self.more += u32::from(copies.1 > copies.0 + COPIES_OFF);
+        let among_guests = !after.get("pair").contains("host");
+        if after.get("mode") == "bridge" && among_guests {
+            let (was, is) = self.bridged.unwrap_or(copies);
+            self.bridged = Some((was.min(copies.0), is.max(copies.1)));
+        }
+    }
+
+    fn verdicts(&self) -> Vec<Verdict> {
+        let mut verdicts = Vec::new();
+        if let Some((was, is, cell)) = &self.least {
+            verdicts.push(Verdict {
+                what: format!(
+                    "fewer notifications for each frame in each of {} pairs of cells; least in \
+                     {cell}: {was:.3} before, {is:.3} after",
+                    self.cells
+                ),
+                holds: is < was,
+            });
+            verdicts.push(Verdict {
+                what: format!("nowhere more copies after than before ({} cells)", self.more),
+                holds: self.more == 0,
+            });
+        }
+        if let Some((was, is)) = self.bridged {
+            verdicts.push(Verdict {
+                what: format!(
+                    "between guests of a bridge each byte is copied once, and at least twice \
+                     through the kernel's bridge: {was:.2} before, {is:.2} after"
+                ),
+                holds: was >= 2.0 - COPIES_OFF && (is - 1.0).abs() <= COPIES_OFF,
+            });
+        }
+        verdicts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_figure_of_the_seed_has_its_cells() {
+        let cells = Copies.plan(Scale::Quick).cells(&Copies);
+        for row in &seed::TABLE {
+            let is = |cell: &&Cell| {
+                let filter = if row.filter { "on" } else { "off" };
+                cell.get("mode") == "router"
+                    && cell.get("pair") == row.pair
+                    && cell.get("filter") == filter
+            };
+            assert_eq!(cells.iter().filter(is).count(), 2, "{}", row.name);
+        }
+        assert_eq!(cells.len(), 48);
+    }
+
+    #[test]
+    fn what_does_not_fall_is_seen() {
+        let cell = |mode: &str| {
+            let pairs = [("mode", mode), ("pair", "a-b"), ("variant", "after")];
+            Cell(pairs.map(|(name, value)| (name.into(), value.into())).into())
+        };
+        let holds = |notifications, copies| {
+            let mut told = Told::default();
+            told.add(&cell("router"), (1.0, 0.1), (3.0, 3.0));
+            told.add(&cell("bridge"), notifications, copies);
+            told.verdicts().iter().map(|verdict| verdict.holds).collect::<Vec<_>>()
+        };
+        assert_eq!(holds((1.0, 0.2), (3.0, 1.0)), [true, true, true]);
+        assert_eq!(holds((1.0, 1.0), (3.0, 1.0)), [false, true, true]);
+        assert_eq!(holds((1.0, 0.2), (3.0, 2.0)), [true, true, false]);
+        assert_eq!(holds((1.0, 0.2), (2.0, 3.0)), [true, false, false]);
+        assert!(Told::default().verdicts().is_empty());
+    }
+}

@@ -1,0 +1,344 @@
+//! The host with its two guests: as router or as bridge, as it was before and as it is after.
+//!
+//! ```text
+//!   router, before and after               bridge, before           bridge, after
+//!   A ─ switch ─ tap ┐                     A ─ switch ─ tap ┐       A ─┐
+//!                    ├ host's routes                        ├ br0      ├ switch ─ tap (host)
+//!   B ─ switch ─ tap ┘                     B ─ switch ─ tap ┘       B ─┘
+//! ```
+
+use crate::plan::Cell;
+use crate::stage::{
+    Count, Namespace, Nic, NicOptions, Ping, Port, Proto, Stage, Switch, SwitchOptions, Window,
+    wait_for,
+};
+use crate::study::Fail;
+
+/// Guest A and its interface of the host.
+const A: (&str, &str) = ("a", "tap-a");
+/// Guest B.
+const B: (&str, &str) = ("b", "tap-b");
+/// The rings of each.
+const GUESTS: [((&str, &str), Proto); 2] = [(A, Proto::Virtio), (B, Proto::Xen)];
+/// The host's interface where the switch is the bridge.
+const HOST_TAP: &str = "tap-host";
+/// What segments and merges, by `ethtool`'s names.
+const SEGMENTING: &str = "tso gso gro";
+
+/// A filter without a rule that a packet meets. That there is one about connections, in a chain
+/// that nothing leads to, makes the kernel track them.
+const FILTER: &str = "table inet lab { \
+    chain prerouting { type filter hook prerouting priority 0; } \
+    chain input { type filter hook input priority 0; } \
+    chain forward { type filter hook forward priority 0; } \
+    chain output { type filter hook output priority 0; } \
+    chain postrouting { type filter hook postrouting priority 0; } \
+    chain tracked { ct state new accept; } }";
+
+/// Who sends, and who gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The host's own network.
+    Host,
+    /// Guest A or B: 0, 1.
+    Guest(usize),
+}
+
+impl End {
+    /// `a-host`: from, to.
+    pub fn pair(text: &str) -> Option<(Self, Self)> {
+        let end = |word| match word {
+            "host" => Some(Self::Host),
+            "a" => Some(Self::Guest(0)),
+            "b" => Some(Self::Guest(1)),
+            _ => None,
+        };
+        let (from, to) = text.split_once('-')?;
+        end(from).zip(end(to)).filter(|(from, to)| from != to)
+    }
+}
+
+/// What is to be built.
+pub struct Plan {
+    router: bool,
+    filter: bool,
+    /// Frames of the MTU only: as it was without segmentation by cards.
+    plain: bool,
+    before: bool,
+}
+
+impl Plan {
+    /// As a cell has it.
+    pub fn of(cell: &Cell) -> Self {
+        Self {
+            router: cell.get("mode") == "router",
+            filter: cell.get("filter") == "on",
+            plain: cell.get("frames") == "mtu",
+            before: cell.get("variant") == "before",
+        }
+    }
+
+    /// One process for both guests.
+    fn is_one_switch(&self) -> bool {
+        !self.router && !self.before
+    }
+
+    /// Before: each frame that is sent is told of, and no notification is called off; of what
+    /// comes from the host's network, one frame is taken at a time. Xen's rings have only indices
+    /// to call off by, which a reader that is awake sets late: there the most that they allow.
+    fn nic(&self, proto: Proto) -> NicOptions {
+        let mut nic = NicOptions::new("event");
+        if self.before {
+            nic.set.push("tx-burst=1".into());
+            if proto == Proto::Virtio {
+                nic.set.push("suppress=flags".into());
+            }
+        }
+        if self.plain {
+            nic.without = SEGMENTING.into();
+        }
+        nic
+    }
+
+    fn tap_options(&self) -> &'static str {
+        if self.before { ",poll=napi:1" } else { "" }
+    }
+
+    /// Addresses of the host and of guest `i`, with the length of their link's prefix.
+    fn addresses(&self, i: usize) -> (String, String) {
+        if self.router {
+            (format!("10.9.{}.1/24", i + 1), format!("10.9.{}.2/24", i + 1))
+        } else {
+            ("10.9.0.1/24".into(), format!("10.9.0.{}/24", i + 2))
+        }
+    }
+}
+
+/// All of it, running; dropped in this order.
+pub struct Net {
+    one_switch: bool,
+    switches: Vec<Switch>,
+    nics: Vec<Nic>,
+    /// The host's namespace.
+    pub host: Namespace,
+}
+
+impl Net {
+    /// Builds it, and waits until every pair's packets arrive.
+    pub fn build(stage: &Stage, plan: &Plan) -> Result<Self, Fail> {
+        let host = Namespace::new(stage, "host")?;
+        // No packet of the bridge meets the filter where there is none.
+        host.set("net.bridge.bridge-nf-call-iptables", if plan.filter { "1" } else { "0" })?;
+        host.set("net.ipv4.ip_forward", "1")?;
+        if plan.filter {
+            host.run("nft", FILTER)?;
+        }
+        let ports: Vec<Port> =
+            GUESTS.iter().map(|((name, _), proto)| Port::guest(stage, name, *proto, "")).collect();
+        let switches = Self::switches(stage, plan, &host, &ports)?;
+        plan.addresses_of_host(&host)?;
+        let mut nics = Vec::new();
+        for (i, (port, (_, proto))) in ports.iter().zip(GUESTS).enumerate() {
+            let (gateway, address) = plan.addresses(i);
+            let nic = Nic::start_at(stage, i, port, &plan.nic(proto), &address)?;
+            if plan.router {
+                let gateway = gateway.trim_end_matches("/24");
+                nic.netns.ip(&format!("route add default via {gateway}"))?;
+            }
+            nics.push(nic);
+        }
+        let ports_each = if plan.is_one_switch() { 3 } else { 2 };
+        for switch in &switches {
+            switch.wait_up(ports_each)?;
+        }
+        let net = Self { one_switch: plan.is_one_switch(), switches, nics, host };
+        for (from, to) in [(&net.host, 0), (&net.host, 1), (&net.nics[0].netns, 1)] {
+            Ping::until_answered(from, &net.nics[to].address)?;
+        }
+        Ok(net)
+    }
+
+    fn switches(
+        stage: &Stage,
+        plan: &Plan,
+        host: &Namespace,
+        ports: &[Port],
+    ) -> Result<Vec<Switch>, Fail> {
+        let options = plan.tap_options();
+        let mut how = SwitchOptions::new(stage, "event");
+        if plan.is_one_switch() {
+            let tap = Port::tap("host", HOST_TAP, host, options);
+            return Ok(vec![Switch::start(stage, &how, &[&[tap][..], ports].concat())?]);
+        }
+        if !plan.before {
+            // Where the receiver is known before the frame, long ones are read into its buffers.
+            how.forward = "cross".into();
+        }
+        let pairs = ports.iter().zip(GUESTS);
+        let each = pairs.map(|(port, ((_, device), _))| {
+            let tap = Port::tap("host", device, host, options);
+            Switch::start(stage, &how, &[port.clone(), tap])
+        });
+        each.collect()
+    }
+
+    /// A namespace, and its address as the other end sees it.
+    pub fn end(&self, end: End, seen_from: End) -> (&Namespace, String) {
+        match (end, seen_from) {
+            (End::Guest(i), _) => (&self.nics[i].netns, self.nics[i].address.clone()),
+            (End::Host, End::Guest(i)) => {
+                let link = self.nics[i].address.rsplit_once('.').map_or("", |(link, _)| link);
+                (&self.host, format!("{link}.1"))
+            }
+            (End::Host, End::Host) => (&self.host, "127.0.0.1".into()),
+        }
+    }
+
+    /// Ends the guests; notifications that they sent, for each frame that they sent or got, from
+    /// the beginning on. Their own counts: the switch sees several at once as one.
+    pub fn kicks_per_frame(&self) -> Result<f64, Fail> {
+        let (mut kicks, mut frames) = (0.0, 0.0);
+        for nic in &self.nics {
+            let report = nic.end()?;
+            let sum = |names: [&str; 2]| -> f64 {
+                names.iter().map(|name| report[*name].as_f64().unwrap_or(0.0)).sum()
+            };
+            kicks += sum(["kicks_tx", "kicks_rx"]);
+            frames += sum(["sent_frames", "received_frames"]);
+        }
+        Ok(kicks / f64::max(frames, 1.0))
+    }
+
+    /// Lets it be for so long, and counts.
+    pub fn watch(&self, seconds: f64) -> Result<Counts, Fail> {
+        let roles = [&self.host, &self.nics[0].netns, &self.nics[1].netns];
+        let windows = self.switches.iter().map(|switch| Window::open(switch, &roles));
+        let windows = windows.collect::<Result<Vec<_>, _>>()?;
+        std::thread::sleep(std::time::Duration::from_secs_f64(seconds));
+        let counts = windows.into_iter().map(Window::close).collect::<Result<Vec<_>, _>>()?;
+        self.switches.iter().try_for_each(Switch::check)?;
+        self.nics.iter().try_for_each(Nic::check)?;
+        Ok(Counts { one_switch: self.one_switch, counts })
+    }
+}
+
+impl Plan {
+    /// Sets the host's side up, once the switches have made their interfaces.
+    fn addresses_of_host(&self, host: &Namespace) -> Result<(), Fail> {
+        let taps = if self.is_one_switch() { vec![HOST_TAP] } else { vec![A.1, B.1] };
+        for tap in &taps {
+            wait_for("the switch's interface", 20.0, || Ok(host.has(tap)))?;
+            if self.plain {
+                host.offloads(tap, SEGMENTING, false)?;
+            }
+        }
+        if self.is_one_switch() || self.router {
+            let mut all = taps.iter().enumerate();
+            return all.try_for_each(|(i, tap)| host.address(tap, &self.addresses(i).0));
+        }
+        host.ip("link add br0 type bridge")?;
+        for tap in &taps {
+            host.ip(&format!("link set {tap} master br0 up"))?;
+        }
+        host.address("br0", &self.addresses(0).0)
+    }
+}
+
+/// What the switches of one host counted.
+pub struct Counts {
+    one_switch: bool,
+    counts: Vec<Count>,
+}
+
+impl Counts {
+    fn sum(&self, of: impl Fn(&Count) -> f64) -> f64 {
+        self.counts.iter().map(of).sum()
+    }
+
+    fn guests(&self, of: impl Fn(&Count, &str) -> f64) -> f64 {
+        self.sum(|count| GUESTS.iter().map(|((name, _), _)| of(count, name)).sum())
+    }
+
+    /// Frames between guests and switches, both ways.
+    pub fn frames(&self) -> f64 {
+        self.guests(|count, name| count.ingress(name, "frames") + count.egress(name, "frames"))
+    }
+
+    /// Notifications to guests.
+    pub fn calls(&self) -> f64 {
+        self.guests(Count::calls)
+    }
+
+    /// Payload a second that arrived, in bytes: without the headers of Ethernet, IP and TCP.
+    pub fn payload_per_s(&self, from: End, to: End) -> f64 {
+        const HEADERS: f64 = 14.0 + 20.0 + 32.0;
+        let payload = self.sum(|count| match (from, to) {
+            (_, End::Guest(i)) => {
+                let name = GUESTS[i].0.0;
+                count.egress(name, "bytes") - HEADERS * count.egress(name, "frames")
+            }
+            (End::Guest(i), End::Host) => {
+                let name = GUESTS[i].0.0;
+                count.ingress(name, "bytes") - HEADERS * count.ingress(name, "frames")
+            }
+            (End::Host, End::Host) => 0.0,
+        });
+        payload / self.counts.first().map_or(1.0, |count| count.seconds)
+    }
+
+    /// How often each byte was copied on its way, by the switches and by the kernel for them.
+    ///
+    /// What a guest sends is copied once: into another guest, or by the kernel as it is written to
+    /// a TAP. What comes from a TAP is copied as it is read, and, unless that was straight into the
+    /// receiver's buffers (`direct`), once more into them. The kernel's bridge and router copy
+    /// nothing.
+    pub fn copies(&self, from: End, to: End) -> f64 {
+        // A guest's TAP is at the switch that it has for itself.
+        let from_tap = |i: usize| {
+            let count = &self.counts[if self.one_switch { 0 } else { i }];
+            let part = count.ingress("host", "direct") / count.ingress("host", "frames").max(1.0);
+            2.0 - part.min(1.0)
+        };
+        match (from, to) {
+            (End::Guest(_), End::Host) => 1.0,
+            (End::Guest(_), End::Guest(_)) if self.one_switch => 1.0,
+            (End::Guest(_), End::Guest(i)) => 1.0 + from_tap(i),
+            (End::Host, End::Guest(i)) => from_tap(i),
+            (End::Host, End::Host) => 0.0,
+        }
+    }
+
+    /// CPU time of all switches, in per cent of one CPU.
+    pub fn switch_percent(&self) -> f64 {
+        self.sum(|count| count.percent(count.switch_ns))
+    }
+
+    /// CPU time of a role: 0 the host's tools, 1 and 2 the guests.
+    pub fn role_percent(&self, i: usize) -> f64 {
+        self.counts.first().map_or(0.0, |count| count.percent(count.roles_ns[i]))
+    }
+
+    /// Frames lost, by whatever cause.
+    pub fn drops(&self) -> f64 {
+        self.sum(|count| count.drops("").values().sum::<u64>() as f64)
+    }
+
+    /// So many a second.
+    pub fn per_second(&self, n: f64) -> f64 {
+        self.counts.first().map_or(0.0, |count| count.per_second(n))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_of_two_ends() {
+        assert_eq!(End::pair("a-host"), Some((End::Guest(0), End::Host)));
+        assert_eq!(End::pair("b-a"), Some((End::Guest(1), End::Guest(0))));
+        for bad in ["a", "a-a", "host-c", ""] {
+            assert_eq!(End::pair(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! The seed's table beside ours, and what is behind ours.
+
+use super::{PAIRS, Results, seed};
+use crate::plan::Cell;
+use crate::report::{Part, Plot, Point, Series, Table, Value};
+
+const ABOUT: &str = "\
+Guest A has virtqueues (vhost-user), guest B Xen's rings; both are network namespaces whose NIC is \
+`pvswitch nic`. The host is a network namespace, too, and has a TAP interface of a switch for each \
+link. The seed's guests were both on Xen's rings and differed in their systems; its netbsd-domU is \
+set beside A, its linux-domU beside B. MTU 1500 everywhere. Frames `mtu`: no segmentation offload, \
+as it was for the seed; `gso`: with it, frames of up to 64 KiB. KB are 1024 bytes.
+
+Before: a switch for each guest, which hands each frame to the host's kernel through a TAP and \
+takes each from it; the kernel routes, or bridges with a Linux bridge. Notifications as many as \
+can be had: a guest sends one frame at a time and tells of it (`--set tx-burst=1`), no virtqueue \
+calls notifications off (`--set suppress=flags`, poll policy event), and the switch takes one frame \
+at a time from its TAP (`poll=napi:1`), so that each is one call. Xen's rings have only indices to \
+call off by, so there a reader that is awake is not told of each.
+
+After: up to 64 frames at once, one notification for each batch, none to a reader that is awake \
+(event indices); both sides wait for events as before. As router, guest and TAP are cross-connected: \
+the receiver of a frame is known before the frame, and long ones are read straight into its \
+buffers. As bridge, one switch has both guests and the host's TAP: the host's kernel has no part in \
+what goes from guest to guest.";
+
+const COPIES: &str = "\
+Copies are counted for each byte on its way from one end's kernel to the other's, without what \
+the ends' own sockets, NICs and drivers do, which is the same before and after. From a guest's \
+memory into another guest's: one. From a guest's memory to a TAP: one, by the kernel in `write`. \
+From a TAP to a guest: two, one by the kernel in `read` and one by the switch, but where the switch \
+counted the frame as read straight into the guest's buffers (`direct`): one. The kernel's bridge and \
+router pass pages on and copy nothing.
+
+Guest to host: one copy in both; before and after differ in notifications. Host to guest: as router, \
+two before, and after one for frames above 1518 bytes (so with `gso`, less what found too few \
+buffers); smaller ones are read privately, for reading in pieces costs more than the copy it saves. \
+As bridge two in both: a switch that has to look at a frame to know its receiver may not read it \
+into anybody's memory. Guest to guest as router: the frame passes the host's kernel in both, so \
+after is the sum of both links, and with `mtu` it differs in notifications alone. Guest to guest as \
+bridge: three before, and one after, whatever the rings.
+
+Filter on: a table with a chain at each hook and no rule that a packet meets, and connections \
+tracked (nftables); on the Linux bridge its packets are shown to it (bridge-nf-call-iptables). It \
+copies nothing here, while the seed's made each packet writable by copying it. What goes from guest \
+to guest in one switch never meets the host's filter: who needs one there must put it into the \
+guests, or have the host route.";
+
+/// All of it.
+pub fn parts(results: &Results) -> Vec<Part> {
+    let text = |title: &str, body: &str| Part::Text { title: title.into(), body: body.into() };
+    let mut parts = vec![
+        text("What before and after are", ABOUT),
+        text("What they come to for each pair", COPIES),
+    ];
+    let values = |name: &str| -> Vec<&str> {
+        let axis = results.plan.axes.iter().find(|axis| axis.name == name);
+        axis.map_or_else(Vec::new, |axis| axis.values.iter().map(String::as_str).collect())
+    };
+    for mode in values("mode") {
+        for frames in values("frames") {
+            let filters = values("filter");
+            let sides: Vec<_> =
+                filters.iter().map(|filter| Side { results, mode, frames, filter }).collect();
+            for side in &sides {
+                parts.push(Part::Table(side.table()));
+            }
+            parts.push(Part::Plot(ratio_plot(&sides)));
+            for side in &sides {
+                parts.push(Part::Table(side.counts()));
+            }
+        }
+    }
+    parts
+}
+
+/// One state of the host.
+struct Side<'a> {
+    results: &'a Results,
+    mode: &'a str,
+    frames: &'a str,
+    filter: &'a str,
+}
+
+/// As a person writes it.
+fn words(pair: &str) -> String {
+    let end = |word: &str| if word == "host" { word.to_string() } else { word.to_uppercase() };
+    pair.split_once('-').map_or_else(String::new, |(a, b)| format!("{} → {}", end(a), end(b)))
+}
+
+impl Side<'_> {
+    fn caption(&self) -> String {
+        let frames =
+            if self.frames == "gso" { "frames up to 64 KiB" } else { "frames up to 1514 bytes" };
+        format!("Host as {}, packet filter {}, {frames}", self.mode, self.filter)
+    }
+
+    fn command(&self) -> String {
+        let Self { mode, frames, filter, .. } = self;
+        format!(
+            "pvswitch lab run copies --only mode={mode} --only frames={frames} \
+             --only filter={filter}"
+        )
+    }
+
+    fn cell(&self, pair: &str, variant: &str) -> Cell {
+        let pairs = [
+            ("mode", self.mode),
+            ("frames", self.frames),
+            ("filter", self.filter),
+            ("pair", pair),
+            ("variant", variant),
+        ];
+        Cell(pairs.map(|(name, value)| (name.into(), value.into())).into())
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = &'static str> + '_ {
+        let axis = self.results.plan.axes.iter().find(|axis| axis.name == "pair");
+        PAIRS
+            .into_iter()
+            .filter(move |pair| axis.is_some_and(|axis| axis.values.iter().any(|v| v == pair)))
+    }
+
+    /// The seed measured its host as router only.
+    fn seed(&self, pair: &str) -> Option<&'static seed::Row> {
+        let is = |row: &&seed::Row| row.pair == pair && row.filter == (self.filter == "on");
+        seed::TABLE.iter().find(is).filter(|_| self.mode == "router")
+    }
+
+    fn value(&self, pair: &str, variant: &str, measure: &str, digits: usize) -> Value {
+        match self.results.summary(&self.cell(pair, variant), measure) {
+            None => Value::Missing("not measured".into()),
+            Some(found) if found.count == 1 => Value::Number(found.median, digits),
+            Some(found) => {
+                Value::Spread { median: found.median, low: found.low, high: found.high, digits }
+            }
+        }
+    }
+
+    /// After over before.
+    fn ratio(&self, pair: &str, measure: &str) -> Option<f64> {
+        let of = |variant| self.results.summary(&self.cell(pair, variant), measure);
+        let (before, after) = (of("before")?.median, of("after")?.median);
+        (before > 0.0).then(|| after / before)
+    }
+
+    fn ratio_value(&self, pair: &str, measure: &str) -> Value {
+        self.ratio(pair, measure)
+            .map_or_else(|| Value::Missing("not measured".into()), |ratio| Value::Number(ratio, 2))
+    }
+
+    /// The seed's layout, its figures beside ours.
+    fn table(&self) -> Table {
+        let rows = self.pairs().map(|pair| {
+            let seed = self.seed(pair);
+            let of_seed = |of: fn(&seed::Row) -> f64, digits| match seed {
+                Some(row) => Value::Seed(of(row), digits),
+                None => Value::Missing("the seed measured its host as router only".into()),
+            };
+            vec![
+                Value::Text(words(pair)),
+                seed.map_or_else(
+                    || Value::Missing("the seed measured its host as router only".into()),
+                    |row| Value::Text(row.name.replace("->", "→")),
+                ),
+                of_seed(|row| row.before, 0),
+                of_seed(|row| row.after, 0),
+                of_seed(|row| row.after / row.before, 2),
+                self.value(pair, "before", "kb_per_s", 0),
+                self.value(pair, "after", "kb_per_s", 0),
+                self.ratio_value(pair, "kb_per_s"),
+            ]
+        });
+        let rows = rows.collect();
+        let columns = [
+            "Pair",
+            "Seed: pair",
+            "Seed: before, KB/s",
+            "Seed: after, KB/s",
+            "Seed: after/before",
+            "Before, KB/s",
+            "After, KB/s",
+            "After/before",
+        ];
+        Table {
+            title: self.caption(),
+            note: "Seed: figures as printed there. Ours: median, with the range where there are \
+                   several runs."
+                .into(),
+            columns: columns.map(String::from).into(),
+            rows,
+            command: self.command(),
+        }
+    }
+
+    /// What is behind them.
+    fn counts(&self) -> Table {
+        let mut rows = Vec::new();
+        for pair in self.pairs() {
+            for variant in ["before", "after"] {
+                let value = |measure, digits| self.value(pair, variant, measure, digits);
+                rows.push(vec![
+                    Value::Text(words(pair)),
+                    Value::Text(variant.into()),
+                    value("copies", 2),
+                    value("notifications_per_frame", 3),
+                    value("kicks_per_frame", 3),
+                    value("calls_per_frame", 3),
+                    value("host_cpu", 0),
+                    value("host_ns_per_kb", 0),
+                    value("switch_cpu", 0),
+                    value("a_cpu", 0),
+                    value("b_cpu", 0),
+                    value("drops", 0),
+                ]);
+            }
+        }
+        Table {
+            title: format!("Counts and CPU: {}", self.caption()),
+            note: "Frames are those between guests and switches, acknowledgements included. The \
+                   host's CPU is that of its switches and tools; what its kernel does for a frame \
+                   is done by who hands it over."
+                .into(),
+            columns: [
+                "Pair",
+                "Variant",
+                "Copies of each byte",
+                "Notifications per frame",
+                "Kicks per frame",
+                "Calls per frame",
+                "Host CPU, %",
+                "Host CPU per KB, ns",
+                "of it switches, %",
+                "A's CPU, %",
+                "B's CPU, %",
+                "Frames lost, 1/s",
+            ]
+            .map(String::from)
+            .into(),
+            rows,
+            command: self.command(),
+        }
+    }
+}
+
+/// After over before, ours and the seed's, with the filter on and off.
+fn ratio_plot(sides: &[Side]) -> Plot {
+    let Some(first) = sides.first() else { return Plot::default() };
+    let pairs: Vec<_> = first.pairs().collect();
+    let mut series = Vec::new();
+    for (colour, side) in sides.iter().enumerate() {
+        let points = |of: &dyn Fn(&str) -> Option<f64>| -> Vec<Point> {
+            let all = pairs.iter().enumerate().filter_map(|(x, pair)| {
+                of(pair).map(|y| Point { x: x as f64, y, low: y, high: y })
+            });
+            all.collect()
+        };
+        let line = |name: String, points, dashed| Series {
+            name,
+            points,
+            colour,
+            dashed,
+            loose: true,
+            ..Series::default()
+        };
+        let ours = points(&|pair| side.ratio(pair, "kb_per_s"));
+        let seed = points(&|pair| side.seed(pair).map(|row| row.after / row.before));
+        series.push(line(format!("filter {}", side.filter), ours, false));
+        series.push(line(format!("seed, filter {}", side.filter), seed, true));
+    }
+    series.retain(|series| !series.points.is_empty());
+    Plot {
+        title: format!(
+            "Throughput after over before, host as {}, frames {}",
+            first.mode, first.frames
+        ),
+        file: format!("ratio-{}-{}", first.mode, first.frames),
+        x: "pair".into(),
+        categories: pairs.iter().map(|pair| words(pair)).collect(),
+        y: "after / before".into(),
+        series,
+        command: format!(
+            "pvswitch lab run copies --only mode={} --only frames={}",
+            first.mode, first.frames
+        ),
+        ..Plot::default()
+    }
+}
