@@ -18,6 +18,7 @@ mod xen;
 pub use self::connect::{Connect, Link, connect};
 pub use self::report::Report;
 pub use self::rx::Rx;
+use self::settings::Suppress;
 pub use self::settings::{HELP, Setting, Settings};
 pub use self::tx::Tx;
 
@@ -98,7 +99,10 @@ impl Guest {
             _ => Costs::TYPICAL,
         };
         let poller = Poller::new(settings.poll, costs, now_ns());
-        let (tx, rx) = (Tx::new(tx, settings), Rx::new(rx, settings));
+        let (mut tx, mut rx) = (Tx::new(tx, settings), Rx::new(rx, settings));
+        for ring in [&mut tx.ring, &mut rx.ring] {
+            ring.always_tells = settings.suppress == Suppress::None;
+        }
         let counts = SleepCounts::default();
         let smart_poll = link.has_smart_poll();
         let (resting, settings) = (Action::Poll, *settings);

@@ -218,7 +218,7 @@ fn guests_that_cannot_connect() {
 fn driver_settings_that_make_no_sense() {
     let dir = Dir::new();
     let socket = format!("vhost-user:{}", dir.text("a"));
-    let bad: [(&[&str], &str); 9] = [
+    let bad: [(&[&str], &str); 11] = [
         (&["--set", "tx-complete=orphan"], "did you mean 'tx-completion'?"),
         (&["--set", "nonsense=1"], "known: tx-completion, tx-full, rx-refill, header, offset"),
         (&["--set", "tx-completion=on-half"], "use orphan, before-tx, timer:HZ, on-empty"),
@@ -226,6 +226,8 @@ fn driver_settings_that_make_no_sense() {
         (&["--set", "offset=65"], "0 to 64"),
         (&["--set", "suppress=flag"], "did you mean 'flags'?"),
         (&["--set", "checks"], "use on, off"),
+        (&["--set", "suppress=none"], "virtqueues have suppress=flags"),
+        (&["--set", "tx-burst=0"], "1 to 64"),
         (&["--poll", "tmer"], "use one of event, napi"),
         (&["--kick", "coalesce:5"], "coalesce:USECS,FRAMES"),
     ];

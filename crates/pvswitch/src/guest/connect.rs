@@ -17,7 +17,7 @@ use xen_netif::front::Agreed;
 
 use super::ring::{Buffers, Ring};
 use super::xen::{self, XenError, XenLink};
-use super::{Guest, HDR_LEN, Settings};
+use super::{Guest, HDR_LEN, Settings, Suppress};
 use crate::cli::ConnectArgs;
 use crate::spec::{Role, did_you_mean};
 
@@ -153,7 +153,7 @@ impl TryFrom<&ConnectArgs> for Connect {
         for (bit, on) in [
             (feature::RING_PACKED, args.packed),
             (feature::IN_ORDER, args.in_order),
-            (feature::EVENT_IDX, settings.event_index),
+            (feature::EVENT_IDX, settings.suppress == Suppress::EventIndex),
             (feature::INDIRECT_DESC, settings.indirect),
         ] {
             if !on {
@@ -184,6 +184,9 @@ fn check_virtio(args: &ConnectArgs, settings: &Settings) -> Result<(), String> {
     if size == 0 || size > 32768 || (!args.packed && !size.is_power_of_two()) {
         return Err(format!("--queue-size {size}: use 1 to 32768, a power of two unless --packed"));
     }
+    if settings.suppress == Suppress::None {
+        return Err("--set suppress=none is for Xen's rings; virtqueues have suppress=flags".into());
+    }
     if settings.apart && size < 2 {
         return Err("--queue-size 1: header=apart takes 2 descriptors for a frame".into());
     }
@@ -201,7 +204,7 @@ fn check_xen(args: &ConnectArgs, settings: &Settings) -> Result<(), String> {
         ("--packed", args.packed),
         ("--in-order", args.in_order),
         ("--set header=apart", settings.apart),
-        ("--set suppress=flags", !settings.event_index),
+        ("--set suppress=flags", settings.suppress == Suppress::Flags),
         ("--set indirect=off", !settings.indirect),
         ("--set checks=off", !settings.checks),
     ] {

@@ -69,6 +69,8 @@ pub struct Ring {
     pub(super) half: Half,
     memory: Arc<GuestMemory>,
     buffers: Buffers,
+    /// Xen's rings: kicks are made whether the switch wants them or not.
+    pub(super) always_tells: bool,
     /// Kicks made.
     pub kicks: u64,
     /// Calls the switch made, as far as we have seen them.
@@ -115,11 +117,11 @@ impl Ring {
         let used = Vec::with_capacity(usize::from(driver.size()));
         let (kick, call) = (queue.kick, queue.call);
         let half = Half::Virtio(Virtq { driver, kick, call, buffer_of, used });
-        Self { half, memory, buffers, kicks: 0, calls: 0 }
+        Self { half, memory, buffers, always_tells: false, kicks: 0, calls: 0 }
     }
 
     pub(super) fn xen(half: Half, memory: Arc<GuestMemory>, buffers: Buffers) -> Self {
-        Self { half, memory, buffers, kicks: 0, calls: 0 }
+        Self { half, memory, buffers, always_tells: false, kicks: 0, calls: 0 }
     }
 
     /// Frames that were lost on the ring: sent, and answered with an error; or received, and bad.
@@ -233,8 +235,8 @@ impl Ring {
                 }
                 needed
             }
-            Half::XenTx(tx) => tx.kick(),
-            Half::XenRx(rx) => rx.kick(),
+            Half::XenTx(tx) => tx.kick(self.always_tells),
+            Half::XenRx(rx) => rx.kick(self.always_tells),
         };
         self.kicks += u64::from(kicked);
     }

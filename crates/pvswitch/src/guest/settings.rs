@@ -51,6 +51,18 @@ pub enum Refill {
     Batch(u16),
 }
 
+/// How notifications are called off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suppress {
+    /// By index.
+    EventIndex,
+    /// By flags, which virtqueues have.
+    Flags,
+    /// Not at all: the switch is told of all that is published. For Xen's rings, which have no
+    /// flags.
+    None,
+}
+
 /// How the driver half works, but for what is negotiated by options of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -68,8 +80,8 @@ pub struct Settings {
     pub apart: bool,
     /// `offset`: bytes left free at the start of each buffer.
     pub offset: u8,
-    /// `suppress=event-index`; else by flags.
-    pub event_index: bool,
+    /// `suppress`.
+    pub suppress: Suppress,
     /// `indirect`.
     pub indirect: bool,
     /// `checks`.
@@ -91,8 +103,8 @@ pub enum Setting {
     Header(bool),
     /// `offset`.
     Offset(u8),
-    /// `suppress`, true: by event index.
-    Suppress(bool),
+    /// `suppress`.
+    Suppress(Suppress),
     /// `indirect`.
     Indirect(bool),
     /// `checks`.
@@ -108,7 +120,7 @@ const KEYS: [(&str, &[&str]); 9] = [
     ("rx-refill", &["at-once", "below-half", "batch:N"]),
     ("header", &["inline", "apart"]),
     ("offset", &["0 to 64"]),
-    ("suppress", &["event-index", "flags"]),
+    ("suppress", &["event-index", "flags", "none"]),
     ("indirect", &["on", "off"]),
     ("checks", &["on", "off"]),
     ("tx-burst", &["1 to 64"]),
@@ -123,11 +135,12 @@ Driver settings (--set KEY=VALUE, may be repeated; default first):
   rx-refill=at-once|below-half|batch:N  when received buffers are given back
   header=inline|apart                   header before the frame, or in a descriptor of its own
   offset=N                              bytes left free at the start of each buffer, 0 to 64
-  suppress=event-index|flags            how notifications are called off
+  suppress=event-index|flags|none       how notifications are called off
   indirect=on|off                       tables for chains of several descriptors
   checks=on|off                         checks of what the switch says it used
   tx-burst=N                            most frames sent, and told of, at once, 1 to 64 (64)
-  With Xen's rings only the first three, tx-burst, and offset, for transmitted frames.
+  With Xen's rings only the first three, tx-burst, suppress=none, which is for them alone, and
+  offset, which is for transmitted frames.
 Policies (--poll, --kick): event, napi[:BUDGET], timer[:HZ], coalesce:USECS,FRAMES,
   coalesce:USECS/pending, spin, adaptive[:LATENCY_US]";
 
@@ -142,7 +155,7 @@ impl Settings {
             refill: Refill::AtOnce,
             apart: false,
             offset: 0,
-            event_index: true,
+            suppress: Suppress::EventIndex,
             indirect: true,
             checks: true,
             tx_burst: TX_BURST_MAX,
@@ -154,7 +167,7 @@ impl Settings {
                 Setting::RxRefill(refill) => s.refill = refill,
                 Setting::Header(apart) => s.apart = apart,
                 Setting::Offset(offset) => s.offset = offset,
-                Setting::Suppress(event_index) => s.event_index = event_index,
+                Setting::Suppress(suppress) => s.suppress = suppress,
                 Setting::Indirect(on) => s.indirect = on,
                 Setting::Checks(on) => s.checks = on,
                 Setting::TxBurst(frames) => s.tx_burst = frames,
@@ -174,7 +187,7 @@ impl Settings {
             ("rx-refill", self.refill.to_string()),
             ("header", if self.apart { "apart" } else { "inline" }.into()),
             ("offset", self.offset.to_string()),
-            ("suppress", if self.event_index { "event-index" } else { "flags" }.into()),
+            ("suppress", self.suppress.to_string()),
             ("indirect", on(self.indirect)),
             ("checks", on(self.checks)),
             ("tx-burst", self.tx_burst.to_string()),
@@ -229,7 +242,9 @@ impl FromStr for Setting {
                 let n = value.parse().ok().filter(|n| *n <= OFFSET_MAX);
                 Self::Offset(n.ok_or_else(bad)?)
             }
-            ("suppress", ..) => Self::Suppress(switch("event-index", "flags")?),
+            ("suppress", "event-index", None) => Self::Suppress(Suppress::EventIndex),
+            ("suppress", "flags", None) => Self::Suppress(Suppress::Flags),
+            ("suppress", "none", None) => Self::Suppress(Suppress::None),
             ("indirect", ..) => Self::Indirect(switch("on", "off")?),
             ("checks", ..) => Self::Checks(switch("on", "off")?),
             ("tx-burst", ..) => {
@@ -272,6 +287,16 @@ impl fmt::Display for Refill {
     }
 }
 
+impl fmt::Display for Suppress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::EventIndex => "event-index",
+            Self::Flags => "flags",
+            Self::None => "none",
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,6 +324,8 @@ mod tests {
             let settings = Settings::new(Policy::Event, Policy::Event, &[parsed[0], set]);
             assert_eq!(settings.pairs()[2].1, value);
         }
+        let none = Settings::new(Policy::Event, Policy::Event, &["suppress=none".parse().unwrap()]);
+        assert!(none.pairs().contains(&("suppress", "none".into())));
         let defaults = Settings::new(Policy::Event, Policy::Event, &[]);
         for ((key, value), (known, values)) in defaults.pairs()[2..].iter().zip(KEYS) {
             assert!(

@@ -84,15 +84,16 @@ impl Plan {
     }
 
     /// Before: each frame that is sent is told of, and no notification is called off; of what
-    /// comes from the host's network, one frame is taken at a time. Xen's rings have only indices
-    /// to call off by, which a reader that is awake sets late: there the most that they allow.
+    /// comes from the host's network, one frame is taken at a time. A guest on Xen's rings calls
+    /// off by index all the same, by setting it late: the back half may not tell of more.
     fn nic(&self, proto: Proto) -> NicOptions {
         let mut nic = NicOptions::new("event");
         if self.before {
             nic.set.push("tx-burst=1".into());
-            if proto == Proto::Virtio {
-                nic.set.push("suppress=flags".into());
-            }
+            nic.set.push(match proto {
+                Proto::Virtio => "suppress=flags".into(),
+                Proto::Xen => "suppress=none".into(),
+            });
         }
         if self.plain {
             nic.without = SEGMENTING.into();

@@ -13,10 +13,10 @@ as it was for the seed; `gso`: with it, frames of up to 64 KiB. KB are 1024 byte
 
 Before: a switch for each guest, which hands each frame to the host's kernel through a TAP and \
 takes each from it; the kernel routes, or bridges with a Linux bridge. Notifications as many as \
-can be had: a guest sends one frame at a time and tells of it (`--set tx-burst=1`), no virtqueue \
-calls notifications off (`--set suppress=flags`, poll policy event), and the switch takes one frame \
-at a time from its TAP (`poll=napi:1`), so that each is one call. Xen's rings have only indices to \
-call off by, so there a reader that is awake is not told of each.
+can be had: a guest sends one frame at a time and tells of it (`--set tx-burst=1`), nothing that it \
+tells is called off (`--set suppress=flags`; on Xen's rings `suppress=none`, poll policy event), and \
+the switch takes one frame at a time from its TAP (`poll=napi:1`), so that each is one call. Xen's \
+rings have only indices to call off calls by, so guest B is not called for each while it is awake.
 
 After: up to 64 frames at once, one notification for each batch, none to a reader that is awake \
 (event indices); both sides wait for events as before. As router, guest and TAP are cross-connected: \

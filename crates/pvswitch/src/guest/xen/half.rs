@@ -76,9 +76,9 @@ impl XenTx {
         self.queue.send(i, offset, len.saturating_sub(HDR_LEN as u32), &hdr).is_ok()
     }
 
-    /// Tells the switch, if it wants to be told; whether it did.
-    pub fn kick(&mut self) -> bool {
-        self.channel.kick(self.queue.notify_needed())
+    /// Tells the switch, if it wants to be told or is told `always`; whether it did.
+    pub fn kick(&mut self, always: bool) -> bool {
+        self.channel.kick(self.queue.notify_needed() || always)
     }
 }
 
@@ -97,9 +97,9 @@ impl XenRx {
         Self { queue, channel, packet: RxPacket::new(), headers }
     }
 
-    /// Tells the switch, if it wants to be told; whether it did.
-    pub fn kick(&mut self) -> bool {
-        self.channel.kick(self.queue.notify_needed())
+    /// Tells the switch, if it wants to be told or is told `always`; whether it did.
+    pub fn kick(&mut self, always: bool) -> bool {
+        self.channel.kick(self.queue.notify_needed() || always)
     }
 
     /// With smart poll, before a sleep: false when there is something on either ring by now.
