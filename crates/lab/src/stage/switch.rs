@@ -188,7 +188,9 @@ impl Switch {
 
     /// Waits until so many ports have their guests.
     pub fn wait_up(&self, count: usize) -> Result<(), Fail> {
-        wait_for(&format!("{count} ports to be up"), 30.0, || {
+        // A thousand take some seconds, on a busy machine many.
+        let seconds = 30.0 + count as f64 / 10.0;
+        wait_for(&format!("{count} ports to be up"), seconds, || {
             let stats = self.ask("stats", Value::Null)?;
             let ports = stats["ports"].as_array().into_iter().flatten();
             Ok(ports.filter(|port| port["up"] == true).count() >= count)
