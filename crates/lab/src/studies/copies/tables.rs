@@ -13,36 +13,46 @@ as it was for the seed; `gso`: with it, frames of up to 64 KiB. KB are 1024 byte
 
 Before: a switch for each guest, which hands each frame to the host's kernel through a TAP and \
 takes each from it; the kernel routes, or bridges with a Linux bridge. Notifications as many as \
-can be had: a guest sends one frame at a time and tells of it (`--set tx-burst=1`), nothing that it \
-tells is called off (`--set suppress=flags`; on Xen's rings `suppress=none`, poll policy event), and \
+can be had: a guest sends one frame at a time and tells of it (`--set tx-burst=1`), nothing that \
+it \
+tells is called off (`--set suppress=flags`; on Xen's rings `suppress=none`, poll policy event), \
+and \
 the switch takes one frame at a time from its TAP (`poll=napi:1`), so that each is one call. Xen's \
 rings have only indices to call off calls by, so guest B is not called for each while it is awake.
 
 After: up to 64 frames at once, one notification for each batch, none to a reader that is awake \
-(event indices); both sides wait for events as before. As router, guest and TAP are cross-connected: \
+(event indices); both sides wait for events as before. As router, guest and TAP are \
+cross-connected: \
 the receiver of a frame is known before the frame, and long ones are read straight into its \
-buffers. As bridge, one switch has both guests and the host's TAP: the host's kernel has no part in \
+buffers. As bridge, one switch has both guests and the host's TAP: the host's kernel has no part \
+in \
 what goes from guest to guest.";
 
 const COPIES: &str = "\
 Copies are counted for each byte on its way from one end's kernel to the other's, without what \
 the ends' own sockets, NICs and drivers do, which is the same before and after. From a guest's \
 memory into another guest's: one. From a guest's memory to a TAP: one, by the kernel in `write`. \
-From a TAP to a guest: two, one by the kernel in `read` and one by the switch, but where the switch \
-counted the frame as read straight into the guest's buffers (`direct`): one. The kernel's bridge and \
+From a TAP to a guest: two, one by the kernel in `read` and one by the switch, but where the \
+switch \
+counted the frame as read straight into the guest's buffers (`direct`): one. The kernel's bridge \
+and \
 router pass pages on and copy nothing.
 
-Guest to host: one copy in both; before and after differ in notifications. Host to guest: as router, \
+Guest to host: one copy in both; before and after differ in notifications. Host to guest: as \
+router, \
 two before, and after one for frames above 1518 bytes (so with `gso`, less what found too few \
-buffers); smaller ones are read privately, for reading in pieces costs more than the copy it saves. \
+buffers); smaller ones are read privately, for reading in pieces costs more than the copy it \
+saves. \
 As bridge two in both: a switch that has to look at a frame to know its receiver may not read it \
 into anybody's memory. Guest to guest as router: the frame passes the host's kernel in both, so \
-after is the sum of both links, and with `mtu` it differs in notifications alone. Guest to guest as \
+after is the sum of both links, and with `mtu` it differs in notifications alone. Guest to guest \
+as \
 bridge: three before, and one after, whatever the rings.
 
 Filter on: a table with a chain at each hook and no rule that a packet meets, and connections \
 tracked (nftables); on the Linux bridge its packets are shown to it (bridge-nf-call-iptables). It \
-copies nothing here, while the seed's made each packet writable by copying it. What goes from guest \
+copies nothing here, while the seed's made each packet writable by copying it. What goes from \
+guest \
 to guest in one switch never meets the host's filter: who needs one there must put it into the \
 guests, or have the host route.";
 
