@@ -94,9 +94,6 @@ impl Bulk<'_> {
         let all = [&[wire.port(self.outside)], &ports[..]].concat();
         let switch = Switch::start(stage, &self.switch, &all)?;
         wire.up()?;
-        if !self.nic.without.is_empty() {
-            wire.netns.offloads(wire.device(), &self.nic.without, false)?;
-        }
         let nics = ports.iter().enumerate();
         let nics = nics.map(|(i, port)| Nic::start(stage, i, port, &self.nic));
         let nics: Vec<Nic> = nics.collect::<Result<_, _>>()?;
@@ -104,6 +101,7 @@ impl Bulk<'_> {
         for nic in &nics {
             Ping::until_answered(&nic.netns, Wire::ADDRESS)?;
         }
+        go_without(&wire, &nics, &self.nic.without)?;
         let mut namespaces = vec![&wire.netns];
         namespaces.extend(nics.iter().map(|nic| &nic.netns));
         let counters = || namespaces.iter().map(|netns| netns.counters()).collect::<Vec<_>>();
@@ -218,6 +216,16 @@ impl Bulk<'_> {
             count,
         }
     }
+}
+
+/// Turns offloads of both ends off. Once frames pass, and not before: interfaces get all that was
+/// negotiated back when their guests connect, whatever was turned off by then.
+pub fn go_without(wire: &Wire, nics: &[Nic], offloads: &str) -> Result<(), Fail> {
+    if offloads.is_empty() {
+        return Ok(());
+    }
+    nics.iter().try_for_each(|nic| nic.netns.offloads(Nic::DEVICE, offloads, false))?;
+    wire.netns.offloads(wire.device(), offloads, false)
 }
 
 fn sleep(seconds: f64) {

@@ -143,7 +143,8 @@ mod tests {
             let switch = setting.switch.iter().all(|word| word.is_empty());
             let changed = places.into_iter().chain([switch]).filter(|same| !same).count();
             assert_eq!(changed, 1, "{}", setting.name);
-            assert!(std::ptr::eq(Setting::of(setting.name).unwrap(), setting));
+            assert_eq!(SETTINGS.iter().filter(|other| other.name == setting.name).count(), 1);
+            assert_eq!(Setting::of(setting.name).unwrap().name, setting.name);
         }
         assert!(Setting::of("tx-completion=never").is_err());
         assert!(Timeout::of("10").is_err());

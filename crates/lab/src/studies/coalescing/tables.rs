@@ -203,6 +203,7 @@ fn plot(
         x: "time-out".into(),
         categories: seed::TABLE.iter().map(|row| row.timeout.into()).collect(),
         y: y.into(),
+        log: (false, !relative),
         series,
         command: format!("pvswitch lab run coalescing --only way={}", TIMED[..2].join(",")),
         ..Plot::default()

@@ -10,7 +10,7 @@ use super::setting::{Setting, Timeout};
 use crate::stage::{
     Count, Gen, Link, Nic, NicOptions, Ping, Port, Stage, Switch, SwitchOptions, Window, Wire,
 };
-use crate::studies::bulk::Bulk;
+use crate::studies::bulk::{Bulk, go_without};
 use crate::study::{Fail, Figures};
 
 /// 1 GB, in bits.
@@ -21,6 +21,10 @@ const PINGS: f64 = 1e6;
 const PINGS_FIRST: u32 = 200;
 /// Segments are cut by whoever sends them, and not put together again.
 const WITHOUT: &str = "tso gso gro";
+/// Bytes of a write, as the seed's.
+const WRITE: u32 = 65_536;
+/// Longest frame that an MTU of 1500 lets pass.
+const FRAME_MAX: f64 = 1514.0;
 /// Frames before a window, and after it, in seconds.
 const AROUND_S: f64 = 0.3;
 
@@ -50,6 +54,18 @@ fn counted(count: &Count) -> Figures {
     ])
 }
 
+/// An error if segments were left for others to cut: frames would say little then.
+fn check_lengths(count: &Count) -> Result<(), Fail> {
+    let mean = |bytes: f64, frames: f64| if frames > 0.0 { bytes / frames } else { 0.0 };
+    let sent = mean(count.ingress("g", "bytes"), count.ingress("g", "frames"));
+    let got = mean(count.egress("g", "bytes"), count.egress("g", "frames"));
+    if sent.max(got) > FRAME_MAX {
+        let what = format!("frames of {:.0} bytes with an MTU of 1500", sent.max(got));
+        return Err(Fail::Cell(format!("{what}: segmentation offload is not off")));
+    }
+    Ok(())
+}
+
 /// TCP between the host and a guest, as much as passes.
 pub fn tcp(stage: &Stage, seconds: f64, name: &str, from_guests: bool) -> Result<Figures, Fail> {
     let timeout = Timeout::of(name)?;
@@ -63,12 +79,13 @@ pub fn tcp(stage: &Stage, seconds: f64, name: &str, from_guests: bool) -> Result
         link: Link::Free,
         from_guests,
         udp: false,
-        len: 0,
+        len: WRITE,
         bits_per_s: 0.0,
         streams: 1,
         ping: false,
     };
     let done = bulk.run(stage, seconds)?;
+    check_lengths(&done.count)?;
     let mut figures = counted(&done.count);
     figures.insert("seconds_1_gb", GB_BITS / done.arrived_bits_per_s);
     figures.insert("retransmits", done.count.per_second(done.retransmits));
@@ -86,6 +103,7 @@ pub fn pings(stage: &Stage, seconds: f64, name: &str) -> Result<Figures, Fail> {
     let guest = Nic::start(stage, 0, &port, &nic())?;
     switch.wait_up(ports.len())?;
     Ping::until_answered(&wire.netns, &guest.address)?;
+    go_without(&wire, std::slice::from_ref(&guest), WITHOUT)?;
     let all_cpus = stage.all_cpus();
     let flood =
         |count| Ping::flood(stage, &wire.netns.on(&all_cpus), &guest.address, count)?.report();
