@@ -30,7 +30,7 @@ pub use self::control::Control;
 pub use self::cpu::{busy_ns, cpu_ns, waited_ns};
 pub use self::guest::{Class, Gen, Link, Nic, NicOptions, Wire};
 pub use self::netns::Namespace;
-pub use self::process::{Place, Process, Workdir, wait_for};
+pub use self::process::{Place, Process, Workdir, need, wait_for};
 pub use self::switch::{Count, Port, Snapshot, Switch, SwitchOptions, Window};
 pub use self::tools::{Flow, Iperf, Ping, Pings, Traffic};
 
@@ -165,7 +165,7 @@ impl Stage {
     }
 
     /// A name that no other value of this stage has or had.
-    fn unique(&self, name: &str) -> String {
+    pub fn unique(&self, name: &str) -> String {
         format!("{name}-{}", self.next.fetch_add(1, Ordering::Relaxed))
     }
 

@@ -9,6 +9,7 @@ mod idle;
 mod latency;
 mod neighbours;
 mod pair;
+mod peers;
 mod policies;
 mod polling;
 mod threads;
@@ -26,4 +27,5 @@ pub const ALL: &[&dyn Study] = &[
     &latency::Latency,
     &idle::Idle,
     &neighbours::Neighbours,
+    &peers::Peers,
 ];

@@ -21,7 +21,7 @@ const END_MAX: Duration = Duration::from_secs(5);
 const TAIL_LINES: usize = 6;
 
 /// Programs that may not be installed, and the Debian package of each.
-const PACKAGES: [(&str, &str); 9] = [
+const PACKAGES: [(&str, &str); 17] = [
     ("iperf3", "iperf3"),
     ("ping", "iputils-ping"),
     ("ip", "iproute2"),
@@ -31,6 +31,14 @@ const PACKAGES: [(&str, &str); 9] = [
     ("nsenter", "util-linux"),
     ("taskset", "util-linux"),
     ("chrt", "util-linux"),
+    ("unshare", "util-linux"),
+    ("vde_switch", "vde-switch"),
+    ("vde_plug2tap", "vde2"),
+    ("dpdk-testpmd", "dpdk-dev"),
+    ("ovsdb-tool", "openvswitch-common"),
+    ("ovsdb-server", "openvswitch-common"),
+    ("ovs-vsctl", "openvswitch-switch"),
+    ("/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk", "openvswitch-switch-dpdk"),
 ];
 
 /// Waits until `done`, at most `seconds`; `what` is what is waited for.
@@ -128,7 +136,7 @@ fn installed(program: &str) -> bool {
 }
 
 /// An error that names the package, if a program is not installed.
-fn need(program: &str) -> Result<(), Fail> {
+pub fn need(program: &str) -> Result<(), Fail> {
     if installed(program) {
         return Ok(());
     }
@@ -179,6 +187,8 @@ impl Process {
         let child = place
             .command(program, args)
             .env("RUST_LOG", "info")
+            // Kept open, and silent: some end with their input.
+            .stdin(Stdio::piped())
             .stdout(file(&out)?)
             .stderr(file(&log)?)
             // Out of the terminal's reach: at Ctrl-C the lab stops, and then it stops the others.

@@ -1,0 +1,315 @@
+//! `peers`: rivals under the same load, as far as they are installed.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::report::{Part, Table, Value};
+use crate::stage::{Gen, Iperf, NicOptions, Ping, Stage, busy_ns};
+use crate::store::Results;
+use crate::study::{Better, Fail, Figures, Measure, Run, Study, Verdict};
+
+mod ends;
+
+use self::ends::{Nets, Sockets, spent};
+
+/// Load before a window.
+const WARM_S: f64 = 0.5;
+/// Load behind it: until the last look is over.
+const TAIL_S: f64 = 1.0;
+/// Where iperf3 listens.
+const PORT: u16 = 5201;
+/// Time from ping to ping, in ms: `ping` sleeps between them.
+const PING_MS: f64 = 20.0;
+/// Those that join namespaces, and those that join rings in shared memory.
+const NETS: [&str; 4] = ["pvswitch", "bridge", "vde", "rust-vmm"];
+const RINGS: [&str; 5] = ["pvswitch", "pvswitch-cross", "testpmd", "ovs-dpdk", "rust-vmm"];
+/// Loads of each.
+const NET_LOADS: [&str; 3] = ["tcp", "ping", "idle-net"];
+const RING_LOADS: [&str; 3] = ["max", "10k", "idle"];
+
+const ABOUT: &str = "\
+Loads between two namespaces with a kernel's network each: tcp, one stream of iperf3; ping, one \
+every 20 ms; idle-net, nothing. Loads between two generators on virtqueues (vhost-user), frames of \
+60 bytes: max, as many as pass; 10k, 10,000 a second; idle, nothing. pvswitch is a learning switch \
+and polls as it does by default (adaptive); pvswitch-cross wires its two ports together, as testpmd \
+does (net_vhost, io); ovs-dpdk is Open vSwitch with DPDK, learning (NORMAL). bridge is the kernel's, \
+with veth: a stream crosses it in pieces of up to 64 KiB that nobody ever cuts, and there is no \
+border of a virtual machine to cross, so it is a bound rather than a rival. vde is vde_switch with \
+vde_plug2tap in each namespace.
+
+The back end's CPU is that of its processes; a bridge has none, its work is done by whoever sends. \
+All CPUs: everything that ran meanwhile, guests and back end. Wake-ups are how often the back end's \
+threads slept and were woken. p99 is of a frame's way from generator to generator, or of a ping's \
+round trip. DPDK's programs take huge pages where enough are free, else plain ones.";
+
+/// The study.
+pub struct Peers;
+
+const fn measure(
+    name: &'static str,
+    unit: &'static str,
+    better: Better,
+    about: &'static str,
+) -> Measure {
+    Measure { name, unit, better, about }
+}
+
+const MEASURES: [Measure; 6] = [
+    measure("throughput", "Gbit/s", Better::More, "payload of TCP, or frames, that arrived"),
+    measure("frames", "1/s", Better::More, "frames that arrived"),
+    measure("backend_cpu", "%", Better::Less, "CPU time of the back end's processes"),
+    measure("all_cpu", "%", Better::Less, "CPU time of all that ran, guests included"),
+    measure("p99", "us", Better::Less, "latency of a frame, or round trip of a ping"),
+    measure("wakeups", "1/s", Better::Less, "times that threads of the back end were woken"),
+];
+
+impl Study for Peers {
+    fn name(&self) -> &'static str {
+        "peers"
+    }
+
+    fn about(&self) -> &'static str {
+        "how rivals do under the same load: DPDK, Open vSwitch, the kernel's bridge, vde"
+    }
+
+    fn seed(&self) -> Option<crate::study::Seed> {
+        None
+    }
+
+    fn measures(&self) -> &'static [Measure] {
+        &MEASURES
+    }
+
+    fn plan(&self, scale: Scale) -> Plan {
+        let loads: &[&str] = match scale {
+            Scale::Smallest => &["tcp", "10k", "idle"],
+            _ => &["tcp", "ping", "idle-net", "max", "10k", "idle"],
+        };
+        let peers: &[&str] = match scale {
+            Scale::Smallest => &["pvswitch", "bridge", "vde", "testpmd"],
+            _ => {
+                &["pvswitch", "pvswitch-cross", "testpmd", "ovs-dpdk", "bridge", "vde", "rust-vmm"]
+            }
+        };
+        let (seconds, repeats) = match scale {
+            Scale::Smallest => (1.0, 1),
+            Scale::Quick => (2.0, 2),
+            Scale::Usual => (4.0, 3),
+            Scale::Full => (10.0, 7),
+        };
+        let axes = vec![Axis::new("load", loads), Axis::new("peer", peers)];
+        Plan { format: FORMAT, study: self.name().into(), repeats, seconds, axes }
+    }
+
+    fn has(&self, cell: &Cell) -> bool {
+        let (load, peer) = (cell.get("load"), cell.get("peer"));
+        NET_LOADS.contains(&load) && NETS.contains(&peer)
+            || RING_LOADS.contains(&load) && RINGS.contains(&peer)
+    }
+
+    fn takes_proto(&self) -> bool {
+        false
+    }
+
+    fn tools(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("iperf3", "iperf3"),
+            ("ping", "iputils-ping"),
+            ("ip", "iproute2"),
+            ("nsenter", "util-linux"),
+            ("vde_switch", "vde-switch"),
+            ("vde_plug2tap", "vde2"),
+            ("dpdk-testpmd", "dpdk-dev"),
+            ("ovs-vsctl", "openvswitch-switch"),
+        ]
+    }
+
+    fn overhead_s(&self, cell: &Cell) -> f64 {
+        if cell.get("peer") == "ovs-dpdk" { 7.0 } else { 3.5 }
+    }
+
+    fn run(&self, run: &Run) -> Result<Figures, Fail> {
+        let (load, peer) = (run.cell.get("load"), run.cell.get("peer"));
+        if NET_LOADS.contains(&load) {
+            over_nets(run.stage, &Nets::build(run.stage, peer)?, load, run.seconds)
+        } else {
+            over_rings(run.stage, &Sockets::build(run.stage, peer)?, load, run.seconds)
+        }
+    }
+
+    fn report(&self, results: &Results) -> Vec<Part> {
+        let text = Part::Text { title: "How to read this".into(), body: ABOUT.into() };
+        let loads = results.plan.axes.iter().find(|axis| axis.name == "load");
+        let loads = loads.map_or(&[][..], |axis| &axis.values);
+        let tables = loads.iter().map(|load| Part::Table(table(results, load)));
+        std::iter::once(text).chain(tables).collect()
+    }
+
+    fn judge(&self, results: &Results) -> Vec<Verdict> {
+        let idle = results.values(
+            |cell| cell.get("load").starts_with("idle") && cell.get("peer").starts_with("pvswitch"),
+            "wakeups",
+        );
+        let Some(most) = idle.into_iter().max_by(f64::total_cmp) else { return Vec::new() };
+        vec![Verdict {
+            what: format!(
+                "an idle pvswitch sleeps: {IDLE_WAKES_MOST} wake-ups a second or fewer; {most:.1}"
+            ),
+            holds: most <= IDLE_WAKES_MOST,
+        }]
+    }
+}
+
+/// Wake-ups a second of a switch that has nothing to do: its control socket's are among them.
+const IDLE_WAKES_MOST: f64 = 20.0;
+
+/// What a window comes to, whatever runs in it.
+struct Window {
+    busy_ns: u64,
+    spent: (u64, u64),
+    at: std::time::Instant,
+}
+
+impl Window {
+    fn open(backs: &[u32]) -> Self {
+        Self { busy_ns: busy_ns(), spent: spent(backs), at: std::time::Instant::now() }
+    }
+
+    fn close(&self, backs: &[u32]) -> Figures {
+        let seconds = self.at.elapsed().as_secs_f64();
+        let (cpu, switches) = spent(backs);
+        let percent = |ns: u64| ns as f64 / seconds / 1e7;
+        let mut figures = BTreeMap::from([
+            ("backend_cpu", percent(cpu.saturating_sub(self.spent.0))),
+            ("all_cpu", percent(busy_ns().saturating_sub(self.busy_ns))),
+        ]);
+        if !backs.is_empty() {
+            let wakes = switches.saturating_sub(self.spent.1) as f64 / seconds;
+            figures.insert("wakeups", wakes);
+        }
+        figures
+    }
+}
+
+fn sleep(seconds: f64) {
+    std::thread::sleep(Duration::from_secs_f64(seconds));
+}
+
+fn over_nets(stage: &Stage, nets: &Nets, load: &str, seconds: f64) -> Result<Figures, Fail> {
+    let (from, to) = (nets.guest(0), nets.guest(1));
+    let address = &nets.addresses[1];
+    Ping::until_answered(from, address)?;
+    let cpus = stage.all_cpus();
+    let window = |seconds: f64| {
+        let window = Window::open(&nets.backs);
+        sleep(seconds);
+        window.close(&nets.backs)
+    };
+    match load {
+        "tcp" => {
+            let _server = Iperf::server(stage, to, &cpus, PORT)?;
+            let flow = Iperf::tcp(address, PORT, seconds + WARM_S);
+            let flow = flow.start(stage, &from.on(&cpus))?;
+            sleep(WARM_S);
+            let mut figures = window(seconds);
+            figures.insert("throughput", flow.report()?.bits_per_s / 1e9);
+            Ok(figures)
+        }
+        "ping" => {
+            let shape = (PING_MS, (seconds * 1e3 / PING_MS) as u32, 56);
+            let ping = Ping::start(stage, &from.on(&cpus), address, shape)?;
+            let mut figures = window(seconds);
+            if let Some(us) = ping.report()?.quantile_us(0.99) {
+                figures.insert("p99", us);
+            }
+            Ok(figures)
+        }
+        _ => {
+            // What was sent to build it has come to rest.
+            sleep(WARM_S);
+            Ok(window(seconds))
+        }
+    }
+}
+
+fn over_rings(stage: &Stage, ends: &Sockets, load: &str, seconds: f64) -> Result<Figures, Fail> {
+    let options = NicOptions::new("");
+    let sink = Gen::start(stage, 1, &ends.ports[1], &options, "sink")?;
+    sleep(WARM_S);
+    let length = WARM_S + seconds + TAIL_S;
+    let peer = Gen::mac(1);
+    let rate = if load == "10k" { " --rate 10k" } else { "" };
+    let mode = if load == "idle" {
+        "sink".into()
+    } else {
+        format!("send --size 60{rate} --peer {peer} --duration {length}")
+    };
+    let sender = Gen::start(stage, 0, &ends.ports[0], &options, &mode)?;
+    sleep(2.0 * WARM_S);
+    let window = Window::open(&[ends.back]);
+    sleep(seconds);
+    let mut figures = window.close(&[ends.back]);
+    if load == "idle" {
+        return Ok(figures);
+    }
+    let sent = sender.report(length + 20.0)?;
+    let got = sink.end()?;
+    let number = |key: &str| got[key].as_f64().unwrap_or(0.0);
+    let frames = number("received_frames") / sent["duration_s"].as_f64().unwrap_or(length);
+    if frames < 1.0 {
+        return Err(Fail::Cell("no frame came through".into()));
+    }
+    figures.extend([
+        ("frames", frames),
+        ("throughput", frames * 60.0 * 8.0 / 1e9),
+        ("p99", number("latency_ns_p99") / 1e3),
+    ]);
+    Ok(figures)
+}
+
+fn table(results: &Results, load: &str) -> Table {
+    let peers = results.plan.axes.iter().find(|axis| axis.name == "peer");
+    let peers = peers.map_or(&[][..], |axis| &axis.values);
+    let cell = |peer: &str| {
+        let pairs = [("load", load), ("peer", peer)];
+        Cell(pairs.map(|(name, value)| (name.to_string(), value.to_string())).into())
+    };
+    let of = |peer: &str, measure, digits| match results.summary(&cell(peer), measure) {
+        None => Value::Missing("not measured, or not a figure of this load".into()),
+        Some(found) if found.count == 1 => Value::Number(found.median, digits),
+        Some(found) => {
+            Value::Spread { median: found.median, low: found.low, high: found.high, digits }
+        }
+    };
+    let rows = peers.iter().filter(|peer| Peers.has(&cell(peer))).map(|peer| {
+        let mut row = vec![Value::Text(peer.clone())];
+        let digits = [3, 0, 1, 1, 1, 1];
+        row.extend(MEASURES.iter().zip(digits).map(|(measure, n)| of(peer, measure.name, n)));
+        row
+    });
+    let units =
+        MEASURES.map(|measure| format!("{}, {}", measure.name.replace('_', " "), measure.unit));
+    Table {
+        title: format!("Load {load}"),
+        note: "A peer without figures is not installed; the run says which package it is in."
+            .into(),
+        columns: std::iter::once("peer".to_string()).chain(units).collect(),
+        rows: rows.collect(),
+        command: format!("pvswitch lab run peers --only load={load}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_load_has_at_least_ours_and_two_rivals() {
+        let cells = Peers.plan(Scale::Quick).cells(&Peers);
+        for load in NET_LOADS.into_iter().chain(RING_LOADS) {
+            let of = cells.iter().filter(|cell| cell.get("load") == load);
+            assert!(of.count() >= 4, "{load}");
+        }
+    }
+}
