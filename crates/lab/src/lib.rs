@@ -24,6 +24,11 @@ pub mod usl;
 
 pub use run::{Ask, list, show};
 
+/// Both ends of what runs commands in guests with a kernel of their own.
+pub mod guest {
+    pub use crate::stage::vm::{relay, serve};
+}
+
 /// Why the lab did not do what it was asked. The text says what, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

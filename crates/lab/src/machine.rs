@@ -32,6 +32,9 @@ pub struct Machine {
     /// What guests spoke, where the plan has no axis for it.
     #[serde(default)]
     pub proto: String,
+    /// What guests were: `netns` or `uml`.
+    #[serde(default)]
+    pub guest: String,
     /// Versions of the program and of the tools used.
     pub versions: BTreeMap<String, String>,
     /// What guests negotiated: by kind of port, each list of features that was seen.
@@ -84,6 +87,7 @@ impl Machine {
             switch_cpus: switch_cpus.into(),
             guest_cpus: guest_cpus.into(),
             proto: String::new(),
+            guest: String::new(),
             versions,
             features: BTreeMap::new(),
             command: String::new(),
@@ -99,6 +103,7 @@ impl Machine {
             ("switch's CPUs", &list(&self.switch_cpus), &list(&other.switch_cpus)),
             ("guests' CPUs", &list(&self.guest_cpus), &list(&other.guest_cpus)),
             ("protocol", &self.proto, &other.proto),
+            ("guests", &self.guest, &other.guest),
         ];
         let (what, was, is) = pairs.into_iter().find(|(_, a, b)| a != b)?;
         Some(format!("{what} then '{was}', now '{is}'"))

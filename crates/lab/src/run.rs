@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::isolate::{self, Inside, Side};
 use crate::plan::Scale;
-use crate::stage::Stage;
+use crate::stage::{GuestKind, Stage};
 use crate::store::{self, Results};
 use crate::study::{Study, Verdict};
 use crate::{Error, Studies};
@@ -35,7 +35,12 @@ pub fn list(studies: Studies, as_json: bool) -> String {
         }
         let lengths = [Scale::Smallest, Scale::Quick, Scale::Usual, Scale::Full].map(|scale| {
             let plan = study.plan(scale);
-            let length = progress::length(order::seconds(&plan.turns(*study), &plan, *study));
+            let length = progress::length(order::seconds(
+                &plan.turns(*study),
+                &plan,
+                *study,
+                GuestKind::Netns,
+            ));
             format!("{} {length}", name_of(scale))
         });
         let _ = writeln!(text, "{:<12}{}", "", lengths.join(", "));
@@ -61,8 +66,9 @@ fn described(study: &dyn Study) -> serde_json::Value {
         let plan = study.plan(scale);
         let turns = plan.turns(study);
         let name = format!("{scale:?}").to_lowercase();
+        let takes_s = order::seconds(&turns, &plan, study, GuestKind::Netns).round();
         json!({"scale": name, "repeats": plan.repeats, "seconds": plan.seconds, "axes": plan.axes,
-            "runs": turns.len(), "takes_s": order::seconds(&turns, &plan, study).round()})
+            "runs": turns.len(), "takes_s": takes_s})
     });
     let seed = study.seed().map(|seed| json!({"source": seed.source, "claim": seed.claim}));
     json!({"name": study.name(), "about": study.about(), "seed": seed, "scales": scales,
@@ -122,8 +128,10 @@ fn stage(order: &Order) -> Result<Stage, Error> {
     let program = std::env::temp_dir().join("pvswitch");
     let copied = std::env::current_exe().and_then(|this| std::fs::copy(this, &program));
     copied.map_err(|error| Error::failed(format!("{}: {error}", program.display())))?;
-    Stage::new(&program, &order.switch_cpus, &order.guest_cpus, order.proto)
-        .map_err(|error| Error::failed(error.to_string()))
+    let mut stage = Stage::new(&program, &order.switch_cpus, &order.guest_cpus, order.proto)
+        .map_err(|error| Error::failed(error.to_string()))?;
+    stage.guest = order.guest;
+    Ok(stage)
 }
 
 /// Writes the report of a folder of results, and of others of the same study beside it; its page.

@@ -18,6 +18,7 @@ mod netns;
 mod process;
 mod switch;
 mod tools;
+pub(crate) mod vm;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -33,6 +34,7 @@ pub use self::netns::Namespace;
 pub use self::process::{Place, Process, Workdir, need, wait_for};
 pub use self::switch::{Count, Port, Snapshot, Switch, SwitchOptions, Window};
 pub use self::tools::{Flow, Iperf, Ping, Pings, Traffic};
+pub use self::vm::GuestKind;
 
 use self::process::output;
 use crate::study::Fail;
@@ -88,8 +90,11 @@ pub struct Stage {
     pub guest_cpus: Vec<usize>,
     /// What guests speak where a study has no axis for it.
     pub proto: Proto,
+    /// What each [`Nic`] is.
+    pub guest: GuestKind,
     dir: Workdir,
     next: AtomicU32,
+    machines: AtomicU32,
     negotiated: Negotiated,
     real_time: OnceLock<bool>,
 }
@@ -133,8 +138,10 @@ impl Stage {
             switch_cpus: switch_cpus.into(),
             guest_cpus: guest_cpus.into(),
             proto,
+            guest: GuestKind::Netns,
             dir,
             next: AtomicU32::new(0),
+            machines: AtomicU32::new(0),
             negotiated: Negotiated::default(),
             real_time: OnceLock::new(),
         })
@@ -143,6 +150,11 @@ impl Stage {
     /// What guests have negotiated with this stage's switches.
     pub fn features(&self) -> Features {
         self.negotiated.0.lock().map(|all| all.clone()).unwrap_or_default()
+    }
+
+    /// How many virtual machines were started.
+    pub fn machines(&self) -> u32 {
+        self.machines.load(Ordering::Relaxed)
     }
 
     /// Where the processes' logs and sockets are.

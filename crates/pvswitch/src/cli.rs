@@ -99,7 +99,9 @@ Examples:
 
 const LAB_RUN_HELP: &str = "\
 Everything is started in namespaces of its own; nothing is left behind. Without root, user
-namespaces must be allowed. A PLAN is a plan.toml, as each folder of results has one.
+namespaces must be allowed. Guests in User-Mode Linux (--guest uml; Debian package user-mode-linux)
+have a stock driver: cells that ask for our own front end's policies fail, and say so. A PLAN is a
+plan.toml, as each folder of results has one.
 Exit status: 0 measured; 1 nothing could be, or --assert found otherwise; 2 bad usage;
 130, 143 interrupted: the same command goes on.";
 
@@ -447,6 +449,31 @@ pub enum LabCommand {
         #[arg(required = true, value_name = "DIR")]
         folders: Vec<PathBuf>,
     },
+    /// Both ends of what runs commands in a guest; for the lab itself
+    #[command(hide = true)]
+    Guest {
+        #[command(subcommand)]
+        end: LabGuest,
+    },
+}
+
+/// `lab guest`.
+#[derive(Subcommand)]
+pub enum LabGuest {
+    /// Serve as the first program of a guest
+    Serve {
+        /// How it is set up
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        setup: Vec<String>,
+    },
+    /// Run a command in a guest
+    Run {
+        /// Where its channels are
+        folder: PathBuf,
+        /// Program and arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
 }
 
 /// `lab run`.
@@ -481,7 +508,7 @@ pub struct LabRunArgs {
     /// What guests speak: virtio or xen
     #[arg(long, value_name = "PROTO")]
     pub proto: Option<String>,
-    /// What guests are: netns, qemu or uml
+    /// What guests are: netns; uml: a kernel of their own with its virtio-net driver
     #[arg(long, value_name = "KIND")]
     pub guest: Option<String>,
     /// CPUs of the switch: 0 or 0,1 [default: the first half]

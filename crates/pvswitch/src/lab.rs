@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use ::lab::plan::Scale;
 use ::lab::{self as room, Ask, Error, studies};
 
-use crate::cli::{LabArgs, LabCommand, LabRunArgs};
+use crate::cli::{LabArgs, LabCommand, LabGuest, LabRunArgs};
 use crate::{AnyError, Usage};
 
 /// `lab`.
@@ -20,6 +20,10 @@ pub fn command(args: LabArgs) -> Result<ExitCode, AnyError> {
             println!("{}", page.display());
             0
         }),
+        LabCommand::Guest { end: LabGuest::Serve { setup } } => room::guest::serve(&setup),
+        LabCommand::Guest { end: LabGuest::Run { folder, command } } => {
+            room::guest::relay(&folder, &command)
+        }
     };
     match done {
         Ok(status) => Ok(status.into()),

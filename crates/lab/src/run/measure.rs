@@ -15,7 +15,7 @@ use crate::distance;
 use crate::isolate::Stop;
 use crate::machine::{Machine, Others};
 use crate::plan::{Cell, Turn};
-use crate::stage::Stage;
+use crate::stage::{GuestKind, Stage};
 use crate::store::{Done, Folder, Results, is_disturbed, summary};
 use crate::study::{Fail, Run, Study, Verdict};
 
@@ -51,12 +51,14 @@ pub fn measure(
     let machine = Machine {
         command: order.command.clone(),
         proto: format!("{:?}", order.proto).to_lowercase(),
+        guest: order.guest.to_string(),
         ..Machine::here(study, &order.switch_cpus, &order.guest_cpus)
     };
     let say = &mut |line: String| eprintln!("{line}");
     let (mut folder, there) = Folder::open(&order.out, plan, study, &machine, say)?;
     let left = order.left(&there);
-    let mut progress = Progress::new(left.len(), seconds(&left, plan, study), on_terminal());
+    let mut progress =
+        Progress::new(left.len(), seconds(&left, plan, study, order.guest), on_terminal());
     let pair = order.switch_cpus.first().zip(order.guest_cpus.last()).map(|(a, b)| (*a, *b));
     let probe = Probe::new(pair, proc, &progress);
     let count = plan.turns(study).len();
@@ -72,7 +74,7 @@ pub fn measure(
         if stop.asked().is_some() || session.over.is_some() {
             break;
         }
-        let expected = seconds(std::slice::from_ref(turn), plan, study);
+        let expected = seconds(std::slice::from_ref(turn), plan, study, order.guest);
         progress.begin(format!("{} repeat {}", turn.cell, turn.repeat + 1), expected);
         if session.missing.contains(&turn.cell) {
             session.ended.skipped += 1;
@@ -106,7 +108,14 @@ fn start(
     std::thread::spawn(move || {
         let before = probe.ns();
         let others = Others::look(&probe.proc);
-        let outcome = study.run(&Run { cell: &turn.cell, seconds, stage: &stage });
+        let machines = stage.machines();
+        let mut outcome = study.run(&Run { cell: &turn.cell, seconds, stage: &stage });
+        if outcome.is_ok() && stage.guest != GuestKind::Netns && stage.machines() == machines {
+            outcome = Err(Fail::Cell(format!(
+                "--guest {}: no guest of this cell has a kernel's network, so it changes nothing",
+                stage.guest
+            )));
+        }
         let others_percent = others.percent(&probe.proc);
         let done = outcome.map(|figures| Done {
             cell: turn.cell,

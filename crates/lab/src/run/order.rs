@@ -9,7 +9,7 @@ use super::progress::length;
 use crate::machine::{allowed_cpus, has_tool};
 use crate::near::did_you_mean;
 use crate::plan::{Axis, Plan, Scale, Turn};
-use crate::stage::Proto;
+use crate::stage::{GuestKind, Proto};
 use crate::store::Done;
 use crate::study::Study;
 use crate::{Error, Studies};
@@ -18,7 +18,9 @@ use crate::{Error, Studies};
 const LONG_S: f64 = 4.0 * 3600.0;
 /// Of each run, beyond what its study says: the probe before and after it.
 const PROBE_S: f64 = 0.1;
-const GUESTS: [&str; 3] = ["netns", "qemu", "uml"];
+const GUESTS: [&str; 2] = ["netns", "uml"];
+/// Guests of a run whose study has no axis for their number.
+const GUESTS_USUAL: f64 = 2.0;
 
 /// `pvswitch lab run`, as on the command line.
 #[derive(Clone, Debug)]
@@ -37,7 +39,7 @@ pub struct Ask {
     pub only: Vec<String>,
     /// What guests speak: `virtio` or `xen`.
     pub proto: Option<String>,
-    /// What guests are: `netns`, `qemu` or `uml`.
+    /// What guests are: `netns` or `uml`.
     pub guest: Option<String>,
     /// Folder of results; `pvswitch-lab-STUDY` if none is given.
     pub out: Option<PathBuf>,
@@ -69,6 +71,8 @@ pub struct Order {
     pub guest_cpus: Vec<usize>,
     /// What guests speak where the study has no axis for it.
     pub proto: Proto,
+    /// What guests are.
+    pub guest: GuestKind,
     /// The command line.
     pub command: String,
 }
@@ -83,8 +87,16 @@ pub fn study(name: &str, studies: Studies) -> Result<&'static dyn Study, Error> 
 }
 
 /// How long runs take, in seconds.
-pub fn seconds(turns: &[Turn], plan: &Plan, study: &dyn Study) -> f64 {
-    turns.iter().map(|turn| plan.seconds + study.overhead_s(&turn.cell) + PROBE_S).sum()
+pub fn seconds(turns: &[Turn], plan: &Plan, study: &dyn Study, guest: GuestKind) -> f64 {
+    let guests = |turn: &Turn| {
+        let axis = turn.cell.0.iter().find(|(name, _)| name == "guests");
+        axis.and_then(|(_, value)| value.parse().ok()).unwrap_or(GUESTS_USUAL)
+    };
+    let run = |turn: &Turn| {
+        let boot_s = guest.boot_s() * guests(turn);
+        plan.seconds + study.overhead_s(&turn.cell) + PROBE_S + boot_s
+    };
+    turns.iter().map(run).sum()
 }
 
 impl Order {
@@ -110,9 +122,7 @@ impl Order {
                 set_axis(&mut plan, study, "proto", name, why)?;
             }
         }
-        if let Some(guest) = &ask.guest {
-            set_guest(&mut plan, study, guest)?;
-        }
+        let guest = guest_kind(ask, &plan, proto)?;
         plan.repeats = ask.repeats.unwrap_or(plan.repeats);
         plan.seconds = ask.seconds.unwrap_or(plan.seconds);
         plan.check(study)?;
@@ -120,7 +130,7 @@ impl Order {
         let out =
             ask.out.clone().unwrap_or_else(|| format!("pvswitch-lab-{}", study.name()).into());
         let command = ask.command.clone();
-        Ok(Self { study, plan, out, switch_cpus, guest_cpus, proto, command })
+        Ok(Self { study, plan, out, switch_cpus, guest_cpus, proto, guest, command })
     }
 
     /// The runs that are not among those.
@@ -133,7 +143,7 @@ impl Order {
 
     /// How long the rest takes, in seconds.
     fn seconds(&self, turns: &[Turn]) -> f64 {
-        seconds(turns, &self.plan, self.study)
+        seconds(turns, &self.plan, self.study, self.guest)
     }
 
     /// Refuses what was hardly meant, and tells how long it would take.
@@ -226,20 +236,23 @@ fn set_axis(
     )))
 }
 
-fn set_guest(plan: &mut Plan, study: &dyn Study, guest: &str) -> Result<(), Error> {
-    if !GUESTS.contains(&guest) {
-        let hint = did_you_mean(guest, GUESTS);
+/// What guests are, if these speak what they are to.
+fn guest_kind(ask: &Ask, plan: &Plan, proto: Proto) -> Result<GuestKind, Error> {
+    let Some(name) = &ask.guest else { return Ok(GuestKind::Netns) };
+    let Ok(guest) = name.parse::<GuestKind>() else {
+        let hint = did_you_mean(name, GUESTS);
+        let all = GUESTS.join(", ");
+        return Err(Error::usage(format!("--guest {name}{hint}: there are {all}")));
+    };
+    let axis = plan.axes.iter().find(|axis| axis.name == "proto");
+    let xen = proto == Proto::Xen
+        || axis.is_some_and(|axis| axis.values.iter().any(|value| value == "xen"));
+    if guest != GuestKind::Netns && xen {
         return Err(Error::usage(format!(
-            "--guest {guest}{hint}: there are {}",
-            GUESTS.join(", ")
+            "--guest {guest}: its driver speaks virtio, and xen is asked for: add --proto virtio"
         )));
     }
-    let has_axis = plan.axes.iter().any(|axis| axis.name == "guest");
-    if guest == GUESTS[0] && !has_axis {
-        return Ok(());
-    }
-    let why = "guests in QEMU and UML are not there yet, only network namespaces (netns)";
-    set_axis(plan, study, "guest", guest, why)
+    Ok(guest)
 }
 
 /// Where switch and guests run: of two CPUs the first and the second, of more the first half and

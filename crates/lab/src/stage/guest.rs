@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use serde_json::Value;
 
 use super::switch::Port;
-use super::{Namespace, Place, Process, Stage, wait_for};
+use super::{GuestKind, Namespace, Place, Process, Stage, wait_for};
 use crate::study::Fail;
 
 /// How a guest's NIC or generator works. [`NicOptions::new`] is the program's own way; fields are
@@ -66,14 +66,16 @@ fn mac_of(i: usize) -> String {
 }
 
 /// A guest with a kernel's network: a namespace with an interface that `pvswitch nic` serves from
-/// within.
+/// within, or a virtual machine with a driver of its kernel's, as [`Stage::guest`] says. The
+/// machine boots while others are started; whoever runs something in it waits for it.
 #[derive(Debug)]
 pub struct Nic {
     /// Its address on the link.
     pub address: String,
     /// Its MAC address.
     pub mac: String,
-    process: RefCell<Process>,
+    /// What serves its interface; a virtual machine does that itself.
+    process: Option<RefCell<Process>>,
     /// Where it is; the tools that run in it count as the guest's.
     pub netns: Namespace,
 }
@@ -95,8 +97,14 @@ impl Nic {
         options: &NicOptions,
         address: &str,
     ) -> Result<Self, Fail> {
+        let mac = mac_of(i);
+        let bare = || address.split('/').next().unwrap_or_default().to_string();
+        if stage.guest != GuestKind::Netns {
+            let netns = Namespace::of_machine(stage, port, options, (address, &mac))?;
+            return Ok(Self { address: bare(), mac, process: None, netns });
+        }
         let netns = Namespace::new(stage, &port.name)?;
-        let (mac, mtu) = (mac_of(i), options.mtu.to_string());
+        let mtu = options.mtu.to_string();
         let mut args = options.args("nic", port);
         for (key, value) in [("--tap", Self::DEVICE), ("--mac", &mac), ("--mtu", &mtu)] {
             args.extend([key.into(), value.into()]);
@@ -112,18 +120,23 @@ impl Nic {
         if !options.without.is_empty() {
             netns.offloads(Self::DEVICE, &options.without, false)?;
         }
-        let address = address.split('/').next().unwrap_or_default().into();
-        Ok(Self { address, mac, process: process.into(), netns })
+        Ok(Self { address: bare(), mac, process: Some(process.into()), netns })
     }
 
     /// An error, with the end of its log, if its NIC's process has ended.
     pub fn check(&self) -> Result<(), Fail> {
-        self.process.borrow_mut().check()
+        match &self.process {
+            Some(process) => process.borrow_mut().check(),
+            None => self.netns.check(),
+        }
     }
 
     /// Ends its NIC's process; what that counted, as `nic --json` prints it.
     pub fn end(&self) -> Result<Value, Fail> {
-        let mut process = self.process.borrow_mut();
+        let Some(process) = &self.process else {
+            return Err(Fail::Cell("stock driver: has no counters to tell".into()));
+        };
+        let mut process = process.borrow_mut();
         process.end()?;
         process.last_json()
     }

@@ -2,10 +2,12 @@
 //! mounted for it and nothing of it can stay behind.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::process::output;
-use super::{Place, Process, Stage, cpu_ns, wait_for};
+use super::vm::Vm;
+use super::{NicOptions, Place, Port, Process, Stage, cpu_ns, wait_for};
 use crate::study::Fail;
 
 /// A network namespace; what runs in it should be dropped before it.
@@ -14,6 +16,8 @@ pub struct Namespace {
     holder: Process,
     /// `net:[4026532...]`: what its processes are known by.
     id: String,
+    /// Its only inhabitant, where there is one: commands run in it.
+    vm: Option<Vm>,
 }
 
 /// What `/proc/PID/ns/net` says; none of a process that has ended.
@@ -27,15 +31,8 @@ impl Namespace {
     /// without IPv6, whose own frames nobody asked for.
     pub fn new(stage: &Stage, name: &str) -> Result<Self, Fail> {
         let args = ["--net", "--", "sleep", "infinity"].map(String::from);
-        let mut holder = stage.start(name, "unshare", &args, &Place::default())?;
-        let ours = namespace_of("self");
-        let mut id = None;
-        wait_for("a network namespace", 10.0, || {
-            holder.check()?;
-            id = namespace_of(&holder.id().to_string()).filter(|id| Some(id) != ours.as_ref());
-            Ok(id.is_some())
-        })?;
-        let namespace = Self { holder, id: id.unwrap_or_default() };
+        let holder = stage.start(name, "unshare", &args, &Place::default())?;
+        let namespace = Self::of(holder, None)?;
         namespace.run("ip", "link set lo up")?;
         for conf in ["all", "default"] {
             namespace.set(&format!("net.ipv6.conf.{conf}.disable_ipv6"), "1")?;
@@ -44,6 +41,49 @@ impl Namespace {
         // bbr, takes the delay of a poll timer for that of a longer way.
         namespace.set("net.ipv4.tcp_congestion_control", "reno")?;
         Ok(namespace)
+    }
+
+    /// That of a virtual machine at a port, with its address there and its MAC address. All
+    /// commands run within; it is set up as other namespaces are.
+    pub(super) fn of_machine(
+        stage: &Stage,
+        port: &Port,
+        options: &NicOptions,
+        addresses: (&str, &str),
+    ) -> Result<Self, Fail> {
+        let (vm, process) = Vm::start(stage, port, options, addresses)?;
+        Self::of(process, Some(vm))
+    }
+
+    /// The one that a process is about to make.
+    fn of(mut holder: Process, vm: Option<Vm>) -> Result<Self, Fail> {
+        let ours = namespace_of("self");
+        let mut id = None;
+        wait_for("a network namespace", 10.0, || {
+            holder.check()?;
+            id = namespace_of(&holder.id().to_string()).filter(|id| Some(id) != ours.as_ref());
+            Ok(id.is_some())
+        })?;
+        Ok(Self { holder, id: id.unwrap_or_default(), vm })
+    }
+
+    /// The virtual machine in it.
+    pub(super) fn vm(&self) -> Option<&Vm> {
+        self.vm.as_ref()
+    }
+
+    /// Waits until commands can run in it.
+    pub(super) fn ready(&self) -> Result<(), Fail> {
+        let ready = self.vm.as_ref().map_or(Ok(()), Vm::ready);
+        ready.map_err(|error| self.holder.fail(&error))
+    }
+
+    /// An error, with the end of its log, if what holds it has ended.
+    pub(super) fn check(&self) -> Result<(), Fail> {
+        match namespace_of(&self.holder.id().to_string()) {
+            Some(_) => Ok(()),
+            None => Err(self.holder.fail("ended early")),
+        }
     }
 
     /// The file that stands for it.
@@ -77,10 +117,7 @@ impl Namespace {
     /// alone.
     pub fn set(&self, key: &str, value: &str) -> Result<(), Fail> {
         let path = format!("/proc/sys/{}", key.replace('.', "/"));
-        if !Path::new(&path).exists() {
-            return Ok(());
-        }
-        let script = format!("set -e; echo {value} > {path}");
+        let script = format!("test ! -e {path} || echo {value} > {path}");
         output("sh", &["-c".into(), script], &self.on(&[])).map(|_| ())
     }
 
@@ -116,6 +153,9 @@ impl Namespace {
 
     /// A file of the network's counters: `dev`, `snmp`, `netstat`, `tcp`.
     pub fn read(&self, file: &str) -> String {
+        if let Some(vm) = &self.vm {
+            return vm.read(&format!("/proc/net/{file}")).unwrap_or_default();
+        }
         let path = format!("/proc/{}/net/{file}", self.holder.id());
         std::fs::read_to_string(path).unwrap_or_default()
     }
@@ -151,5 +191,15 @@ impl Namespace {
     /// CPU time of all processes in it, in ns.
     pub fn cpu_ns(&self) -> u64 {
         self.processes().into_iter().map(cpu_ns).sum()
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // User-Mode Linux has a process for each of its own, which do not all end with it.
+        let there = if self.vm.is_some() { self.processes() } else { Vec::new() };
+        for pid in there.into_iter().filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
     }
 }

@@ -17,11 +17,13 @@ use crate::study::Fail;
 const DIR_LEN_MAX: usize = 70;
 /// How long a process may take to end when asked to.
 const END_MAX: Duration = Duration::from_secs(5);
+/// The same in a virtual machine, when nobody is interested in it any more.
+const FAR_END_MAX: Duration = Duration::from_millis(500);
 /// Lines of a failed process's log that are shown.
 const TAIL_LINES: usize = 6;
 
 /// Programs that may not be installed, and the Debian package of each.
-const PACKAGES: [(&str, &str); 17] = [
+const PACKAGES: [(&str, &str); 18] = [
     ("iperf3", "iperf3"),
     ("ping", "iputils-ping"),
     ("ip", "iproute2"),
@@ -39,6 +41,7 @@ const PACKAGES: [(&str, &str); 17] = [
     ("ovsdb-server", "openvswitch-common"),
     ("ovs-vsctl", "openvswitch-switch"),
     ("/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk", "openvswitch-switch-dpdk"),
+    ("linux.uml", "user-mode-linux"),
 ];
 
 /// Waits until `done`, at most `seconds`; `what` is what is waited for.
@@ -104,14 +107,23 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// Waits until commands can run there.
+    fn ready(&self) -> Result<(), Fail> {
+        self.netns.map_or(Ok(()), Namespace::ready)
+    }
+
     /// `program`, to be started there. Both helpers turn into it, so that its process id is the
     /// child's.
     fn command(&self, program: &str, args: &[String]) -> Command {
         let mut words = Vec::new();
-        if let Some(netns) = self.netns {
+        let vm = self.netns.and_then(Namespace::vm);
+        if let Some(vm) = vm {
+            words.extend(vm.words());
+        } else if let Some(netns) = self.netns {
             words.extend(["nsenter".into(), format!("--net={}", netns.path()), "--".into()]);
         }
-        if !self.cpus.is_empty() {
+        // A virtual machine has the CPUs that it was started on.
+        if !self.cpus.is_empty() && vm.is_none() {
             words.extend(["taskset".into(), "--cpu-list".into(), cpu_list(self.cpus)]);
         }
         words.push(program.into());
@@ -150,6 +162,7 @@ pub fn need(program: &str) -> Result<(), Fail> {
 /// Runs a program to its end, which must be a good one; what it printed.
 pub(super) fn output(program: &str, args: &[String], place: &Place) -> Result<String, Fail> {
     need(program)?;
+    place.ready()?;
     let done = place.command(program, args).output();
     let what = || format!("{program} {}", args.join(" "));
     let done = done.map_err(|error| Fail::Cell(format!("{}: {error}", what())))?;
@@ -168,6 +181,8 @@ pub struct Process {
     child: Child,
     out: PathBuf,
     log: PathBuf,
+    /// What it stands for runs in a virtual machine, and has to be ended there.
+    far: bool,
 }
 
 impl Process {
@@ -180,6 +195,7 @@ impl Process {
         place: &Place,
     ) -> Result<Self, Fail> {
         need(program)?;
+        place.ready()?;
         let (out, log) = (dir.join(format!("{name}.out")), dir.join(format!("{name}.log")));
         let file = |path: &Path| {
             File::create(path).map_err(|error| Fail::Over(format!("{}: {error}", path.display())))
@@ -195,7 +211,8 @@ impl Process {
             .process_group(0)
             .spawn()
             .map_err(|error| Fail::Cell(format!("cannot start {program}: {error}")))?;
-        Ok(Self { name: name.into(), child, out, log })
+        let far = place.netns.is_some_and(|netns| netns.vm().is_some());
+        Ok(Self { name: name.into(), child, out, log, far })
     }
 
     /// Process id.
@@ -241,6 +258,11 @@ impl Process {
         }
     }
 
+    /// The file of what it logs.
+    pub(super) fn log(&self) -> &Path {
+        &self.log
+    }
+
     /// What it printed.
     pub fn printed(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.out).unwrap_or_default()).into_owned()
@@ -282,6 +304,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        if self.far && matches!(self.child.try_wait(), Ok(None)) {
+            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+            let by = Instant::now() + FAR_END_MAX;
+            while Instant::now() < by && matches!(self.child.try_wait(), Ok(None)) {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
         // Both do nothing to a process that has ended and was waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -123,6 +123,8 @@ pub struct Switch {
     process: RefCell<Process>,
     control: RefCell<Control>,
     negotiated: Negotiated,
+    /// How long a guest takes to start.
+    boot_s: f64,
 }
 
 impl Switch {
@@ -144,6 +146,7 @@ impl Switch {
                 process: process.into(),
                 control: control.into(),
                 negotiated: stage.negotiated.clone(),
+                boot_s: stage.guest.boot_s(),
             }),
             None => Err(process.fail("has no control socket")),
         }
@@ -188,8 +191,8 @@ impl Switch {
 
     /// Waits until so many ports have their guests.
     pub fn wait_up(&self, count: usize) -> Result<(), Fail> {
-        // A thousand take some seconds, on a busy machine many.
-        let seconds = 30.0 + count as f64 / 10.0;
+        // A thousand take some seconds, on a busy machine many; virtual machines boot first.
+        let seconds = 30.0 + count as f64 * (0.1 + 3.0 * self.boot_s);
         wait_for(&format!("{count} ports to be up"), seconds, || {
             let stats = self.ask("stats", Value::Null)?;
             let ports = stats["ports"].as_array().into_iter().flatten();

@@ -32,14 +32,17 @@ const ABOUT: &str = "\
 Loads between two namespaces with a kernel's network each: tcp, one stream of iperf3; ping, one \
 every 20 ms; idle-net, nothing. Loads between two generators on virtqueues (vhost-user), frames of \
 60 bytes: max, as many as pass; 10k, 10,000 a second; idle, nothing. pvswitch is a learning switch \
-and polls as it does by default (adaptive); pvswitch-cross wires its two ports together, as testpmd \
-does (net_vhost, io); ovs-dpdk is Open vSwitch with DPDK, learning (NORMAL). bridge is the kernel's, \
+and polls as it does by default (adaptive); pvswitch-cross wires its two ports together, as \
+testpmd \
+does (net_vhost, io); ovs-dpdk is Open vSwitch with DPDK, learning (NORMAL). bridge is the \
+kernel's, \
 with veth: a stream crosses it in pieces of up to 64 KiB that nobody ever cuts, and there is no \
 border of a virtual machine to cross, so it is a bound rather than a rival. vde is vde_switch with \
 vde_plug2tap in each namespace.
 
 The back end's CPU is that of its processes; a bridge has none, its work is done by whoever sends. \
-All CPUs: everything that ran meanwhile, guests and back end. Wake-ups are how often the back end's \
+All CPUs: everything that ran meanwhile, guests and back end. Wake-ups are how often the back \
+end's \
 threads slept and were woken. p99 is of a frame's way from generator to generator, or of a ping's \
 round trip. DPDK's programs take huge pages where enough are free, else plain ones.";
 

@@ -1,0 +1,125 @@
+//! Both ends of a channel, without a guest between them.
+
+use std::fs::OpenOptions;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::super::Workdir;
+use super::agent;
+use super::channel::{self, Channel};
+use super::*;
+
+/// A guest's end of the first channel.
+fn guest(folder: &Path) {
+    channel::make(folder).unwrap();
+    let [to, from] = channel::pipes(folder, 1);
+    let open = |path| OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let (requests, answers) = (open(to), open(from));
+    std::thread::spawn(move || agent::Channel::new(answers).serve(requests));
+}
+
+/// What a command said and how it ended.
+fn run(channel: &mut Channel, script: &str) -> (String, u64) {
+    channel.send(&json!({ "run": ["sh", "-c", script] })).unwrap();
+    let by = Some(Instant::now() + Duration::from_secs(20));
+    let mut said = String::new();
+    loop {
+        let answer = channel.answer(by).unwrap();
+        for key in ["out", "err"] {
+            said += answer[key].as_str().unwrap_or("");
+        }
+        if let Some(code) = answer["exit"].as_u64() {
+            return (said, code);
+        }
+    }
+}
+
+#[test]
+fn commands_run_at_the_other_end_one_after_the_other() {
+    let dir = Workdir::new().unwrap();
+    let folder = dir.path().join("vm");
+    guest(&folder);
+    let mut channel = Channel::take(&folder).unwrap();
+    assert_eq!(run(&mut channel, "echo one; echo two >&2; exit 7").1, 7);
+    assert_eq!(run(&mut channel, "echo \"$TMPDIR\""), ("/run\n".into(), 0));
+    assert_eq!(run(&mut channel, "kill -TERM $$").1, 143);
+    let (long, code) = run(&mut channel, "seq 20000");
+    assert_eq!((long.lines().count(), code), (20_000, 0));
+    channel.send(&json!({ "run": ["/no/such/program"] })).unwrap();
+    assert!(channel.answer(None).unwrap()["err"].as_str().unwrap().contains("/no/such/program"));
+    assert_eq!(channel.answer(None).unwrap()["exit"], 127);
+    drop(channel);
+    assert_eq!(channel::read(&folder, "/proc/version").unwrap().lines().count(), 1);
+}
+
+#[test]
+fn a_signal_reaches_the_command() {
+    let dir = Workdir::new().unwrap();
+    let folder = dir.path().join("vm");
+    guest(&folder);
+    let mut channel = Channel::take(&folder).unwrap();
+    let script = "trap 'kill $!; echo asked; exit 3' TERM; sleep 60 & echo up; wait";
+    channel.send(&json!({ "run": ["sh", "-c", script] })).unwrap();
+    assert_eq!(channel.answer(None).unwrap()["out"], "up\n");
+    channel.send(&json!({ "signal": 15 })).unwrap();
+    assert_eq!(channel.answer(None).unwrap()["out"], "asked\n");
+    assert_eq!(channel.answer(None).unwrap()["exit"], 3);
+}
+
+#[test]
+fn what_a_killed_user_left_is_gone_for_the_next() {
+    let dir = Workdir::new().unwrap();
+    let folder = dir.path().join("vm");
+    guest(&folder);
+    let mut channel = Channel::take(&folder).unwrap();
+    channel.send(&json!({ "run": ["sh", "-c", "echo left; exec sleep 60"] })).unwrap();
+    drop(channel);
+    let start = Instant::now();
+    let mut channel = Channel::take(&folder).unwrap();
+    assert_eq!(run(&mut channel, "echo new"), ("new\n".into(), 0));
+    assert!(start.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn a_guest_that_is_gone_is_told() {
+    let dir = Workdir::new().unwrap();
+    let folder = dir.path().join("vm");
+    channel::make(&folder).unwrap();
+    assert!(Channel::take(&folder).unwrap_err().contains("has ended"));
+}
+
+#[test]
+fn a_setup_survives_a_command_line() {
+    let setup = Setup {
+        address: "10.9.0.10/16".into(),
+        mac: "02:00:00:09:00:00".into(),
+        mtu: 9000,
+        without: "tso gso".into(),
+        modules: vec!["/a/b.ko".into(), "/c.ko".into()],
+    };
+    let words = setup.words();
+    assert!(words.iter().all(|word| !word.contains(' ')));
+    assert_eq!(Setup::read(&words), setup);
+    let plain = Setup { mtu: 1500, ..Setup::default() };
+    assert_eq!(Setup::read(&plain.words()), plain);
+}
+
+#[test]
+fn what_a_stock_driver_lacks_is_named() {
+    let lacks = |change: &dyn Fn(&mut NicOptions)| {
+        let mut options = NicOptions::new("event");
+        change(&mut options);
+        has_no(&options)
+    };
+    assert_eq!(lacks(&|_| ()), None);
+    assert_eq!(lacks(&|options| options.without = "tso".into()), None);
+    let poll = lacks(&|options| options.poll = "timer:1000".into());
+    assert_eq!(poll.unwrap(), "poll policy 'timer:1000'");
+    let smart = lacks(&|options| options.connect = ",smart-poll=on".into());
+    assert_eq!(smart.unwrap(), "option 'smart-poll=on'");
+    assert!(lacks(&|options| options.set = vec!["budget=1".into()]).is_some());
+    assert!(lacks(&|options| options.more = vec!["--packed".into()]).is_some());
+    assert!(lacks(&|options| options.kick = "timer".into()).is_some());
+}
