@@ -66,13 +66,14 @@ fn an_unknown_name_comes_with_the_nearest_one() {
     says(&usage(|ask| ask.only = vec!["load=1,1".into()]), &["'1' is there twice"]);
     says(&usage(|ask| ask.only = vec!["load=-1".into()]), &["no value '-1'"]);
     says(&usage(|ask| ask.proto = Some("xenn".into())), &["--proto", "virtio and xen"]);
-    says(&usage(|ask| ask.guest = Some("qem".into())), &["mean 'qemu'"]);
+    says(&usage(|ask| ask.guest = Some("umll".into())), &["mean 'uml'"]);
 }
 
 #[test]
 fn what_cannot_be_is_told() {
-    says(&usage(|ask| ask.guest = Some("qemu".into())), &["not there yet", "netns"]);
-    says(&usage(|ask| ask.guest = Some("uml".into())), &["not there yet"]);
+    says(&usage(|ask| ask.guest = Some("qemu".into())), &["not there yet", "netns, uml"]);
+    let xen = |ask: &mut Ask| (ask.guest, ask.proto) = (Some("uml".into()), Some("xen".into()));
+    says(&usage(xen), &["--guest uml", "speaks virtio", "--proto virtio"]);
     says(&usage(|ask| ask.switch_cpus = vec![1000]), &["--switch-cpus 1000", "there are"]);
     says(&usage(|ask| ask.guest_cpus = vec![1000]), &["--guest-cpus 1000"]);
     says(&usage(|ask| ask.repeats = Some(0)), &["repeats = 0", "use 1 to"]);

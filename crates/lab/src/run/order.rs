@@ -241,6 +241,7 @@ fn guest_kind(ask: &Ask, plan: &Plan, proto: Proto) -> Result<GuestKind, Error> 
     let Some(name) = &ask.guest else { return Ok(GuestKind::Netns) };
     let Ok(guest) = name.parse::<GuestKind>() else {
         let hint = did_you_mean(name, GUESTS);
+        let hint = if name == "qemu" { ": guests in QEMU are not there yet".into() } else { hint };
         let all = GUESTS.join(", ");
         return Err(Error::usage(format!("--guest {name}{hint}: there are {all}")));
     };

@@ -17,6 +17,10 @@ use crate::Error;
 
 /// Longest wait for an idle guest's answer.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// How long after a request the guest is sent an empty one. User-Mode Linux takes no notice of what
+/// lay in a terminal before it was opened, and now and then sleeps on with a signal unread, until
+/// more comes.
+const NUDGE: Duration = Duration::from_millis(500);
 
 /// The two pipes of a channel: to the guest, and from it.
 pub(super) fn pipes(folder: &Path, n: u32) -> [PathBuf; 2] {
@@ -87,10 +91,15 @@ impl Channel {
             if left.is_some_and(|left| left.is_zero()) {
                 return Err("the guest does not answer".into());
             }
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let left = left.map_or(NUDGE, |left| left.min(NUDGE));
+            let left = Timespec::try_from(left).ok();
             let mut ready = [PollFd::new(&self.from, PollFlags::IN)];
             match poll(&mut ready, left.as_ref()) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+                Ok(0) => {
+                    self.send(&json!({}))?;
+                    continue;
+                }
+                Err(rustix::io::Errno::INTR) => continue,
                 Ok(_) => {}
                 Err(error) => return Err(format!("a guest's channel: {error}")),
             }
