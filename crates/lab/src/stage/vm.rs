@@ -35,7 +35,7 @@ pub use self::channel::relay;
 /// Commands that run in a guest at once.
 const CHANNELS: u32 = 8;
 /// Time that a guest in User-Mode Linux takes to start, in seconds of one CPU.
-const UML_BOOT_S: f64 = 4.0;
+const UML_BOOT_S: f64 = 2.0;
 const UML: &str = "linux.uml";
 const UML_MODULES: &str = "/usr/lib/uml/modules";
 const MODULES: [&str; 3] =
