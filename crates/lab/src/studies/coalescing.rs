@@ -169,8 +169,8 @@ fn median(results: &Results, way: &str, setting: &str, measure: &str) -> Option<
 }
 
 /// Whether a time-out gathers frames, as in the seed's columns of packets for each interrupt. Only
-/// toward the guest: one that sends is awake for its acknowledgements most of the time, and asks for
-/// no calls that could be put off.
+/// toward the guest: one that sends is awake for its acknowledgements most of the time, and asks
+/// for no calls that could be put off.
 fn rise(results: &Results) -> Option<Verdict> {
     let way = TIMED[1];
     let of = |setting| median(results, way, setting, "frames_per_call");
