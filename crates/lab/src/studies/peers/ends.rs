@@ -144,11 +144,11 @@ impl Sockets {
         }
     }
 
-    /// As a generator connects; it listens where the peer comes to it.
-    fn ports(stage: &Stage, options: &str) -> Vec<(String, Port)> {
+    /// Where a peer is to listen, and how a generator connects.
+    fn ports(stage: &Stage) -> Vec<(String, Port)> {
         let port = |i: usize| {
             let path = stage.folder().join(stage.unique(&format!("v{i}"))).display().to_string();
-            let connect = format!("vhost-user:{path}{options}");
+            let connect = format!("vhost-user:{path}");
             (path, Port { name: format!("g{i}"), spec: String::new(), connect })
         };
         (0..2).map(port).collect()
@@ -156,10 +156,10 @@ impl Sockets {
 
     fn testpmd(stage: &Stage) -> Result<Self, Fail> {
         need("dpdk-testpmd")?;
-        let ports = Self::ports(stage, "");
+        let ports = Self::ports(stage);
         let (back, main) = (cpu(&stage.switch_cpus), cpu(&stage.guest_cpus));
         let mut words = format!(
-            "-l {main},{back} --main-lcore {main} --in-memory --no-pci --no-telemetry \
+            "-l {main},{back} --main-lcore {main} --no-pci --no-telemetry \
              --file-prefix {} {}",
             stage.unique("lab"),
             memory()
@@ -207,9 +207,11 @@ impl Sockets {
         let (back, main) = (cpu(&stage.switch_cpus), cpu(&stage.guest_cpus));
         let settings = [
             ("dpdk-init", "true".into()),
+            // Else it asks for 700 MiB at once, and for as much again when a guest comes.
+            ("per-port-memory", "true".into()),
             ("dpdk-lcore-mask", format!("{:#x}", 1_u64 << main)),
             ("pmd-cpu-mask", format!("{:#x}", 1_u64 << back)),
-            ("dpdk-extra", format!("--in-memory --no-pci {}", memory())),
+            ("dpdk-extra", format!("--no-pci {}", memory())),
         ];
         let settings = settings.map(|(key, value)| format!("other_config:{key}=\"{value}\""));
         let mut set = vec!["--no-wait", "set", "Open_vSwitch", "."];
@@ -217,23 +219,33 @@ impl Sockets {
         ctl(&["--no-wait", "init"])?;
         ctl(&set)?;
         let (control, log) = (format!("--unixctl={dir}/ovs.ctl"), format!("--log-file={dir}/log"));
-        let daemon = run("ovs", &[OVS_DPDK, &remote, &control, &log])?;
-        let ports = Self::ports(stage, ",mode=server");
+        let mut daemon = run("ovs", &[OVS_DPDK, &remote, &control, &log])?;
+        // Its sockets are in its folder, and have its ports' names.
+        let paths = [0, 1].map(|i| folder.join(format!("v{i}")));
         let mut add: Vec<String> =
             "add-br br0 -- set bridge br0 datapath_type=netdev fail-mode=standalone"
                 .split_whitespace()
                 .map(String::from)
                 .collect();
-        for (i, (path, _)) in ports.iter().enumerate() {
-            let words = format!(
-                "-- add-port br0 v{i} -- set interface v{i} type=dpdkvhostuserclient \
-                 options:vhost-server-path={path}"
-            );
+        for i in 0..paths.len() {
+            let words = format!("-- add-port br0 v{i} -- set interface v{i} type=dpdkvhostuser");
             add.extend(words.split_whitespace().map(String::from));
         }
-        ctl(&add.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let added = ctl(&add.iter().map(String::as_str).collect::<Vec<_>>());
+        // If it has ended, its reason is the better one.
+        daemon.check()?;
+        added?;
+        wait_for("Open vSwitch's sockets", 30.0, || {
+            daemon.check()?;
+            Ok(paths.iter().all(|path| path.exists()))
+        })?;
+        let ports = paths.iter().enumerate().map(|(i, path)| Port {
+            name: format!("g{i}"),
+            spec: String::new(),
+            connect: format!("vhost-user:{}", path.display()),
+        });
+        let ports = ports.collect();
         let back = daemon.id();
-        let ports = ports.into_iter().map(|(_, port)| port).collect();
         let parts = vec![Part::Process { _it: daemon }, Part::Process { _it: server }];
         Ok(Self { ports, back, _parts: parts })
     }
@@ -256,12 +268,12 @@ fn cpu(cpus: &[usize]) -> usize {
 }
 
 /// Options for DPDK's memory: huge pages where enough are free. The machine's settings stay.
-fn memory() -> String {
+fn memory() -> &'static str {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
     let free = line.and_then(|free| free.trim().parse::<u64>().ok()).unwrap_or(0);
     let huge = free >= HUGE_PAGES && std::fs::metadata("/dev/hugepages").is_ok();
-    if huge { "-m 512".into() } else { "--no-huge -m 512".into() }
+    if huge { "--in-memory -m 512" } else { "--no-huge --legacy-mem --no-shconf -m 512" }
 }
 
 /// It cannot join two guests by itself, and comes in no package.
