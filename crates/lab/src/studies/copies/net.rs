@@ -28,12 +28,12 @@ const SEGMENTING: &str = "tso gso gro";
 /// A filter without a rule that a packet meets. That there is one about connections, in a chain
 /// that nothing leads to, makes the kernel track them.
 const FILTER: &str = "table inet lab { \
-    chain prerouting { type filter hook prerouting priority 0; } \
-    chain input { type filter hook input priority 0; } \
-    chain forward { type filter hook forward priority 0; } \
-    chain output { type filter hook output priority 0; } \
-    chain postrouting { type filter hook postrouting priority 0; } \
-    chain tracked { ct state new accept; } }";
+    chain prerouting { type filter hook prerouting priority 0; }; \
+    chain input { type filter hook input priority 0; }; \
+    chain forward { type filter hook forward priority 0; }; \
+    chain output { type filter hook output priority 0; }; \
+    chain postrouting { type filter hook postrouting priority 0; }; \
+    chain tracked { ct state new accept; }; }";
 
 /// Who sends, and who gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,9 +95,6 @@ impl Plan {
                 Proto::Xen => "suppress=none".into(),
             });
         }
-        if self.plain {
-            nic.without = SEGMENTING.into();
-        }
         nic
     }
 
@@ -155,6 +152,16 @@ impl Net {
         let net = Self { one_switch: plan.is_one_switch(), switches, nics, host };
         for (from, to) in [(&net.host, 0), (&net.host, 1), (&net.nics[0].netns, 1)] {
             Ping::until_answered(from, &net.nics[to].address)?;
+        }
+        if plan.plain {
+            // Not before frames pass: interfaces get all that was negotiated back when their
+            // guests connect, whatever was turned off by then.
+            for tap in plan.taps() {
+                net.host.offloads(tap, SEGMENTING, false)?;
+            }
+            for nic in &net.nics {
+                nic.netns.offloads(Nic::DEVICE, SEGMENTING, false)?;
+            }
         }
         Ok(net)
     }
@@ -224,14 +231,16 @@ impl Net {
 }
 
 impl Plan {
+    /// Interfaces of the switches in the host.
+    fn taps(&self) -> Vec<&'static str> {
+        if self.is_one_switch() { vec![HOST_TAP] } else { vec![A.1, B.1] }
+    }
+
     /// Sets the host's side up, once the switches have made their interfaces.
     fn addresses_of_host(&self, host: &Namespace) -> Result<(), Fail> {
-        let taps = if self.is_one_switch() { vec![HOST_TAP] } else { vec![A.1, B.1] };
+        let taps = self.taps();
         for tap in &taps {
             wait_for("the switch's interface", 20.0, || Ok(host.has(tap)))?;
-            if self.plain {
-                host.offloads(tap, SEGMENTING, false)?;
-            }
         }
         if self.is_one_switch() || self.router {
             let mut all = taps.iter().enumerate();
