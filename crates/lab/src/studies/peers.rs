@@ -97,7 +97,7 @@ impl Study for Peers {
         };
         let (seconds, repeats) = match scale {
             Scale::Smallest => (1.0, 1),
-            Scale::Quick => (2.0, 2),
+            Scale::Quick => (1.0, 2),
             Scale::Usual => (4.0, 3),
             Scale::Full => (10.0, 7),
         };

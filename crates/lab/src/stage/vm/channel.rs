@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, mkfifoat};
+use rustix::io::Errno;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -27,6 +28,10 @@ pub(super) fn pipes(folder: &Path, n: u32) -> [PathBuf; 2] {
     ["in", "out"].map(|way| folder.join(format!("channel{n}.{way}")))
 }
 
+const NO_WAIT: i32 = OFlags::NONBLOCK.bits() as i32;
+/// How long a guest may take to open a pipe anew.
+const REOPENED: Duration = Duration::from_secs(1);
+
 /// Makes the pipes of a guest.
 pub(super) fn make(folder: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(folder)?;
@@ -44,19 +49,35 @@ pub(super) struct Channel {
     unread: Vec<u8>,
 }
 
+/// Opens a pipe that a guest reads, without waiting for one that has none. A guest opens a pipe
+/// anew when who wrote to it is gone, so there may be none for a moment.
+fn open_writing(pipe: &Path) -> std::io::Result<File> {
+    let by = Instant::now() + REOPENED;
+    loop {
+        match OpenOptions::new().write(true).custom_flags(NO_WAIT).open(pipe) {
+            Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
+                if Instant::now() >= by {
+                    return Err(error);
+                }
+                std::thread::sleep(REOPENED / 100);
+            }
+            other => return other,
+        }
+    }
+}
+
 impl Channel {
     /// The first free one of a guest, with nothing left in it of who had it before.
     pub fn take(folder: &Path) -> Result<Self, String> {
         let ended = |error: std::io::Error| format!("the guest has ended ({error})");
         for n in 1..=CHANNELS {
             let [to, from] = pipes(folder, n);
-            let flags = OFlags::NONBLOCK.bits() as i32;
-            let to = OpenOptions::new().write(true).custom_flags(flags).open(to).map_err(ended)?;
+            let to = open_writing(&to).map_err(ended)?;
             if flock(&to, FlockOperation::NonBlockingLockExclusive).is_err() {
                 continue;
             }
             let from =
-                OpenOptions::new().read(true).custom_flags(flags).open(from).map_err(ended)?;
+                OpenOptions::new().read(true).custom_flags(NO_WAIT).open(from).map_err(ended)?;
             let mut channel = Self { to, from, unread: Vec::new() };
             channel.reset()?;
             return Ok(channel);
@@ -99,7 +120,7 @@ impl Channel {
                     self.send(&json!({}))?;
                     continue;
                 }
-                Err(rustix::io::Errno::INTR) => continue,
+                Err(Errno::INTR) => continue,
                 Ok(_) => {}
                 Err(error) => return Err(format!("a guest's channel: {error}")),
             }
