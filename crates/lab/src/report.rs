@@ -1,8 +1,8 @@
 //! What a report is made of. A study says what is to be seen; how it looks is settled here.
 //!
-//! [`write`] makes one page that needs nothing but itself, and each plot as a file of its own.
-//! A plot is laid out once as a [`scene`] of lines and words ([`plot`], [`axis`]), which [`svg`]
-//! and [`png`] put down; [`table`] and [`html`] are the page.
+//! `write` makes one page that needs nothing but itself, and each plot as a file of its own.
+//! A plot is laid out once as a `scene` of lines and words (`plot`, `axis`), which `svg`
+//! and `png` put down; `table` and `html` are the page.
 
 mod axis;
 mod font;
