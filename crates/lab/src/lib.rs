@@ -11,7 +11,7 @@
 pub mod distance;
 pub mod isolate;
 pub mod machine;
-mod near;
+pub mod near;
 pub mod plan;
 pub mod report;
 pub mod run;

@@ -63,7 +63,7 @@ impl Machine {
             (name, line(&entry.path().to_string_lossy()))
         });
         let mut versions = BTreeMap::from([("pvswitch".into(), version_of_itself())]);
-        for (tool, _) in study.tools() {
+        for tool in study.tools() {
             if let Some(version) = version(tool) {
                 versions.insert((*tool).into(), version);
             }
@@ -130,18 +130,6 @@ fn version(tool: &str) -> Option<String> {
         (output.status.success() && !line.is_empty()).then_some(line)
     };
     ask("--version").or_else(|| ask("-V"))
-}
-
-/// Whether a program can be found as the shell would.
-pub fn has_tool(name: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let usual = ["/usr/sbin", "/sbin"].map(std::path::PathBuf::from);
-    std::env::split_paths(&path).chain(usual).any(|folder| is_program(&folder.join(name)))
-}
-
-fn is_program(path: &Path) -> bool {
-    use std::os::unix::fs::PermissionsExt;
-    fs::metadata(path).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
 }
 
 /// The CPUs that this process may use.
@@ -283,7 +271,6 @@ mod tests {
         assert_eq!(machine.differs(&machine), None);
         let other = Machine { cpu: "y".into(), ..Machine::default() };
         assert_eq!(machine.differs(&other).as_deref(), Some("CPU then 'x', now 'y'"));
-        assert!(has_tool("sh") && !has_tool("no-such-tool"));
         assert!(!allowed_cpus().is_empty());
     }
 }

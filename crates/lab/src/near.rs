@@ -1,10 +1,14 @@
 //! What somebody may have meant.
 
+/// The candidate nearest to `word`, if one is near.
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let scored = candidates.into_iter().map(|c| (strsim::damerau_levenshtein(word, c), c));
+    scored.min().filter(|(distance, c)| *distance <= 2.max(c.len() / 3)).map(|(_, c)| c)
+}
+
 /// " (did you mean 'x'?)", or nothing where no candidate is near.
 pub fn did_you_mean<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
-    let scored = candidates.into_iter().map(|c| (strsim::damerau_levenshtein(word, c), c));
-    let near = scored.min().filter(|(distance, c)| *distance <= 2.max(c.len() / 3));
-    near.map_or_else(String::new, |(_, c)| format!(" (did you mean '{c}'?)"))
+    nearest(word, candidates).map_or_else(String::new, |c| format!(" (did you mean '{c}'?)"))
 }
 
 #[cfg(test)]

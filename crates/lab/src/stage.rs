@@ -27,11 +27,13 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use tempfile::TempDir;
+
 pub use self::control::Control;
 pub use self::cpu::{busy_ns, cpu_ns, waited_ns};
 pub use self::guest::{Class, Gen, Link, Nic, NicOptions, Wire};
 pub use self::netns::Namespace;
-pub use self::process::{Place, Process, Workdir, need, wait_for};
+pub use self::process::{Place, Process, folder, need, sleep, wait_for};
 pub use self::switch::{Count, Port, Snapshot, Switch, SwitchOptions, Window};
 pub use self::tools::{Flow, Iperf, Ping, Pings, Traffic};
 pub use self::vm::GuestKind;
@@ -92,7 +94,7 @@ pub struct Stage {
     pub proto: Proto,
     /// What each [`Nic`] is.
     pub guest: GuestKind,
-    dir: Workdir,
+    dir: TempDir,
     next: AtomicU32,
     machines: AtomicU32,
     negotiated: Negotiated,
@@ -131,7 +133,7 @@ impl Stage {
         guest_cpus: &[usize],
         proto: Proto,
     ) -> Result<Self, Fail> {
-        let dir = Workdir::new()
+        let dir = process::folder()
             .map_err(|error| Fail::Over(format!("no folder for sockets and logs: {error}")))?;
         Ok(Self {
             program: program.into(),

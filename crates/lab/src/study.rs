@@ -21,6 +21,18 @@ pub struct Measure {
     pub about: &'static str,
 }
 
+impl Measure {
+    /// One of them, as its fields are named.
+    pub const fn new(
+        name: &'static str,
+        unit: &'static str,
+        better: Better,
+        about: &'static str,
+    ) -> Self {
+        Self { name, unit, better, about }
+    }
+}
+
 /// Which way a measure is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
@@ -95,8 +107,8 @@ pub trait Study: Sync {
     fn takes_proto(&self) -> bool {
         true
     }
-    /// Programs that a cell of this plan calls, with the Debian package of each.
-    fn tools(&self) -> &'static [(&'static str, &'static str)] {
+    /// Programs that a cell of this plan calls.
+    fn tools(&self) -> &'static [&'static str] {
         &[]
     }
     /// About how long one run of a cell takes beyond its window, in seconds.

@@ -18,12 +18,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use lab::near::nearest;
 use serde::Deserialize;
 use switch::poll::Policy;
 
 use crate::http;
 use crate::pool::Placement;
-use crate::spec::{self, Kind, PortSpec, PortTuning, Role, Tap, VhostUser, Xen, XenAt, nearest};
+use crate::spec::{self, Kind, PortSpec, PortTuning, Role, Tap, VhostUser, Xen, XenAt};
 
 /// A parsed file.
 #[derive(Debug, Default, Deserialize)]

@@ -114,7 +114,7 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
     }
     let named = |name: Option<String>, what: &str, known: &[&str]| match name {
         Some(name) if !known.contains(&name.as_str()) => {
-            let hint = spec::did_you_mean(&name, known.iter().copied());
+            let hint = ::lab::near::did_you_mean(&name, known.iter().copied());
             Err(format!("{what} = \"{name}\"{hint}: use one of {}", known.join(", ")))
         }
         name => Ok(name),

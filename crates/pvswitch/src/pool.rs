@@ -52,7 +52,7 @@ impl std::str::FromStr for Placement {
 
     fn from_str(s: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|p| p.name() == s).ok_or_else(|| {
-            let hint = crate::spec::did_you_mean(s, Self::names());
+            let hint = lab::near::did_you_mean(s, Self::names());
             format!("unknown placement '{s}'{hint}: use one of {}", Self::names().join(", "))
         })
     }

@@ -17,6 +17,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use lab::near::did_you_mean;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use switch::fdb::{Fdb, Mac, PortId};
 use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
@@ -31,7 +32,7 @@ use self::xen::{Hypervisor, XenBus, XenPort};
 use crate::hints;
 use crate::http;
 use crate::pool::{Common, Placement, Pool, token};
-use crate::spec::{Kind, PortSpec, Role, Tap, Xen, XenAt, did_you_mean};
+use crate::spec::{Kind, PortSpec, Role, Tap, Xen, XenAt};
 use crate::tap::TapQueues;
 use crate::worker::{Report, Served};
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use lab::near::did_you_mean;
 use switch::fair::WEIGHT_MAX;
 use switch::poll::Policy;
 use switch::tuning::HOLD_MAX;
@@ -153,17 +154,6 @@ pub struct SpecError {
 const KINDS: [&str; 5] = ["vhost-user", "tap", "xen", "xen-local", "null"];
 /// Kinds of later versions: named so that the message can say so.
 const KINDS_LATER: [&str; 3] = ["af-packet", "af-xdp", "pcap"];
-
-/// The candidate nearest to `word`, if one is near.
-pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let scored = candidates.into_iter().map(|c| (strsim::damerau_levenshtein(word, c), c));
-    scored.min().filter(|(distance, c)| *distance <= 2.max(c.len() / 3)).map(|(_, c)| c)
-}
-
-/// " (did you mean 'x'?)", or nothing.
-pub fn did_you_mean<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
-    nearest(word, candidates).map_or_else(String::new, |c| format!(" (did you mean '{c}'?)"))
-}
 
 impl FromStr for PortSpec {
     type Err = SpecError;

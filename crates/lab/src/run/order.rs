@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::progress::length;
-use crate::machine::{allowed_cpus, has_tool};
+use crate::machine::allowed_cpus;
 use crate::near::did_you_mean;
 use crate::plan::{Axis, Plan, Scale, Turn};
-use crate::stage::{GuestKind, Proto};
+use crate::stage::{GuestKind, Proto, need};
 use crate::store::Done;
 use crate::study::Study;
 use crate::{Error, Studies};
@@ -201,10 +201,8 @@ impl Order {
 
     /// Says which tools of this study are missing: its cells that need them are skipped.
     pub fn warn_of_missing_tools(&self) {
-        for (tool, package) in self.study.tools().iter().filter(|(tool, _)| !has_tool(tool)) {
-            eprintln!(
-                "{tool} is not here: cells that need it are skipped; it is in the package {package}"
-            );
+        for missing in self.study.tools().iter().filter_map(|tool| need(tool).err()) {
+            eprintln!("{missing}: cells that need it are skipped");
         }
     }
 

@@ -1,14 +1,15 @@
 //! Processes and the folder they share. Both end with the values that stand for them.
 
-use std::fs::{DirBuilder, File};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::Access;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tempfile::TempDir;
 
 use super::Namespace;
 use crate::study::Fail;
@@ -44,6 +45,11 @@ const PACKAGES: [(&str, &str); 18] = [
     ("linux.uml", "user-mode-linux"),
 ];
 
+/// Lets so many seconds pass.
+pub fn sleep(seconds: f64) {
+    std::thread::sleep(Duration::from_secs_f64(seconds));
+}
+
 /// Waits until `done`, at most `seconds`; `what` is what is waited for.
 pub fn wait_for(
     what: &str,
@@ -60,41 +66,17 @@ pub fn wait_for(
     Ok(())
 }
 
-/// A private folder; removed with all in it when dropped.
-#[derive(Debug)]
-pub struct Workdir(PathBuf);
-
-impl Workdir {
-    /// Makes one below the system's folder for temporary files.
-    pub fn new() -> std::io::Result<Self> {
-        let mut base = std::env::temp_dir();
-        if base.as_os_str().len() > DIR_LEN_MAX - 32 {
-            base = "/tmp".into();
-        }
-        let base = std::path::absolute(base)?;
-        let mut last = std::io::Error::other("no free name");
-        // In a process namespace of our own, ids begin anew each time.
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_nsec;
-        for n in 0..100 {
-            let path = base.join(format!("pvl-{}-{:x}", std::process::id(), now + n));
-            match DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Self(path)),
-                Err(error) => last = error,
-            }
-        }
-        Err(std::io::Error::new(last.kind(), format!("{}: {last}", base.display())))
+/// A private folder below the system's for temporary files, with a name short enough for sockets in
+/// it; removed with all in it when dropped.
+///
+/// # Errors
+/// It cannot be made.
+pub fn folder() -> std::io::Result<TempDir> {
+    let mut base = std::env::temp_dir();
+    if base.as_os_str().len() > DIR_LEN_MAX - 32 {
+        base = "/tmp".into();
     }
-
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Workdir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+    tempfile::Builder::new().prefix("pvl-").tempdir_in(std::path::absolute(base)?)
 }
 
 /// Where a process runs.
@@ -124,27 +106,29 @@ impl Place<'_> {
         }
         // A virtual machine has the CPUs that it was started on.
         if !self.cpus.is_empty() && vm.is_none() {
-            words.extend(["taskset".into(), "--cpu-list".into(), cpu_list(self.cpus)]);
+            words.extend(["taskset".into(), "--cpu-list".into(), crate::machine::list(self.cpus)]);
         }
         words.push(program.into());
         let mut command = Command::new(&words[0]);
+        if let Ok(path) = std::env::join_paths(search_path()) {
+            command.env("PATH", path);
+        }
         command.args(&words[1..]).args(args).stdin(Stdio::null());
         command
     }
 }
 
-/// `1,2,5`.
-pub(super) fn cpu_list(cpus: &[usize]) -> String {
-    cpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+/// Where programs are looked for. What sets networks up is not where everybody looks.
+fn search_path() -> Vec<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).collect()
 }
 
 /// Whether a program is found.
 fn installed(program: &str) -> bool {
-    if program.contains('/') {
-        return Path::new(program).exists();
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(program).exists())
+    let runs = |path: PathBuf| rustix::fs::access(path, Access::EXEC_OK).is_ok();
+    // A path with a folder is taken as it is.
+    search_path().into_iter().any(|folder| runs(folder.join(program)))
 }
 
 /// An error that names the package, if a program is not installed.
@@ -187,7 +171,10 @@ pub struct Process {
 
 impl Process {
     /// Starts one. What it prints goes to files in `dir`.
-    pub(super) fn start(
+    ///
+    /// # Errors
+    /// [`Fail`]: it is not installed, or could not be started.
+    pub fn start(
         dir: &Path,
         name: &str,
         program: &str,
@@ -225,20 +212,25 @@ impl Process {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
             Ok(Some(status)) => Err(self.fail(&format!("ended early ({status})"))),
-            Err(error) => Err(self.fail(&error.to_string())),
+            Err(error) => Err(self.fail(&format!("cannot be waited for ({error})"))),
         }
     }
 
-    /// Asks it to end, and waits until it has; how it ended does not matter.
-    pub fn end(&mut self) -> Result<(), Fail> {
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
         // It may have ended; then there is nothing to tell it. Its id is not free before we wait.
-        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let _ = kill_process(Pid::from_child(&self.child), signal);
+    }
+
+    /// Asks it to end, and waits until it has; how it did.
+    pub fn end(&mut self) -> Result<ExitStatus, Fail> {
+        self.signal(Signal::TERM);
         let by = Instant::now() + END_MAX;
         while Instant::now() < by {
             match self.child.try_wait() {
                 Ok(None) => std::thread::sleep(Duration::from_millis(2)),
-                Ok(Some(_)) => return Ok(()),
-                Err(error) => return Err(self.fail(&error.to_string())),
+                Ok(Some(status)) => return Ok(status),
+                Err(error) => return Err(self.fail(&format!("cannot be waited for ({error})"))),
             }
         }
         Err(self.fail("did not end when asked to"))
@@ -283,7 +275,7 @@ impl Process {
 
     /// An error about it, with the end of its log.
     pub fn fail(&self, what: &str) -> Fail {
-        Fail::Cell(format!("process '{}': {what}{}", self.name, self.tail()))
+        Fail::Cell(format!("process '{}' {what}{}", self.name, self.tail()))
     }
 
     /// The last lines of its log, to be put behind a message; of what it printed, if it has none.
@@ -305,7 +297,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if self.far && matches!(self.child.try_wait(), Ok(None)) {
-            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+            self.signal(Signal::TERM);
             let by = Instant::now() + FAR_END_MAX;
             while Instant::now() < by && matches!(self.child.try_wait(), Ok(None)) {
                 std::thread::sleep(Duration::from_millis(2));
@@ -321,14 +313,14 @@ impl Drop for Process {
 mod tests {
     use super::*;
 
-    fn shell(dir: &Workdir, script: &str) -> Process {
+    fn shell(dir: &TempDir, script: &str) -> Process {
         let args = ["-c", script].map(String::from);
         Process::start(dir.path(), "sh", "sh", &args, &Place::default()).unwrap()
     }
 
     #[test]
     fn a_process_that_fails_is_named_with_the_end_of_its_log() {
-        let dir = Workdir::new().unwrap();
+        let dir = folder().unwrap();
         let mut process = shell(&dir, "for i in 1 2 3 4 5 6 7; do echo line $i >&2; done; exit 3");
         let error = process.finish(10.0).unwrap_err().to_string();
         assert!(error.contains("'sh'") && error.contains("| line 7"), "{error}");
@@ -338,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_process_that_does_not_end_is_waited_for_in_vain() {
-        let dir = Workdir::new().unwrap();
+        let dir = folder().unwrap();
         let mut process = shell(&dir, "exec sleep 60");
         let error = process.finish(0.05).unwrap_err().to_string();
         assert!(error.contains("in vain") && error.contains("'sh' to end"), "{error}");
@@ -347,7 +339,7 @@ mod tests {
 
     #[test]
     fn only_whole_lines_are_read() {
-        let dir = Workdir::new().unwrap();
+        let dir = folder().unwrap();
         let process = shell(&dir, r#"printf '{"a":1}\n{"a":2}\n{"a'; exec sleep 60"#);
         let second = || Ok(process.last_json().is_ok_and(|json| json["a"] == 2));
         wait_for("two lines", 10.0, second).unwrap();
@@ -362,7 +354,7 @@ mod tests {
 
     #[test]
     fn nothing_is_left_behind() {
-        let dir = Workdir::new().unwrap();
+        let dir = folder().unwrap();
         let path = dir.path().to_path_buf();
         let process = shell(&dir, "exec sleep 60");
         let proc = PathBuf::from(format!("/proc/{}", process.id()));
@@ -374,7 +366,7 @@ mod tests {
 
     #[test]
     fn cpus_are_those_given() {
-        let dir = Workdir::new().unwrap();
+        let dir = folder().unwrap();
         let args = ["-c", "grep Cpus_allowed_list /proc/self/status"].map(String::from);
         let place = Place { netns: None, cpus: &[0] };
         let mut process = Process::start(dir.path(), "sh", "sh", &args, &place).unwrap();

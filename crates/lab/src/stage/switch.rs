@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::process::cpu_list;
 use super::{
     Control, Namespace, Negotiated, Place, Process, Proto, Stage, busy_ns, cpu_ns, wait_for,
     waited_ns,
@@ -109,7 +108,7 @@ impl SwitchOptions {
             args.extend([key.into(), value.clone()]);
         }
         if !self.cpus.is_empty() {
-            args.extend(["--cpus".into(), cpu_list(&self.cpus)]);
+            args.extend(["--cpus".into(), crate::machine::list(&self.cpus)]);
         }
         args.extend(ports.iter().flat_map(|port| ["--port".into(), port.spec.clone()]));
         args.extend(self.more.iter().cloned());

@@ -3,7 +3,7 @@
 
 use crate::stage::{
     Count, Iperf, Link, Namespace, Nic, NicOptions, Ping, Pings, Port, Process, Proto, Stage,
-    Switch, SwitchOptions, Window, Wire, wait_for,
+    Switch, SwitchOptions, Window, Wire, sleep, wait_for,
 };
 use crate::study::Fail;
 
@@ -226,10 +226,6 @@ pub fn go_without(wire: &Wire, nics: &[Nic], offloads: &str) -> Result<(), Fail>
     }
     nics.iter().try_for_each(|nic| nic.netns.offloads(Nic::DEVICE, offloads, false))?;
     wire.netns.offloads(wire.device(), offloads, false)
-}
-
-fn sleep(seconds: f64) {
-    std::thread::sleep(std::time::Duration::from_secs_f64(seconds));
 }
 
 /// Bits a second of a link of 1 Gbit/s.

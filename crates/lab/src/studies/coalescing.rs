@@ -26,38 +26,39 @@ const TIMER_LEAVES: f64 = 0.5;
 /// The study.
 pub struct Coalescing;
 
-const fn measure(
-    name: &'static str,
-    unit: &'static str,
-    better: Better,
-    about: &'static str,
-) -> Measure {
-    Measure { name, unit, better, about }
-}
-
 const MEASURES: [Measure; 17] = [
-    measure("seconds_1_gb", "s", Better::Less, "time that 1 GB of TCP takes at the rate measured"),
-    measure(
+    Measure::new(
+        "seconds_1_gb",
+        "s",
+        Better::Less,
+        "time that 1 GB of TCP takes at the rate measured",
+    ),
+    Measure::new(
         "seconds_1m_pings",
         "s",
         Better::Less,
         "time that a million pings take, one after the other, at the rate measured",
     ),
-    measure("frames", "1/s", Better::More, "frames that the receiving guest got"),
-    measure("frames_per_call", "", Better::Neither, "frames to a guest for each call of its ring"),
-    measure("guests_cpu", "%", Better::Less, "CPU time of the guest: NIC, kernel and tools"),
-    measure("switch_cpu", "%", Better::Less, "CPU time of the switch, of one CPU"),
-    measure("guest_ns", "ns", Better::Less, "CPU time of both generators for each frame"),
-    measure("switch_ns", "ns", Better::Less, "CPU time of the switch for each frame"),
-    measure("kicks_per_1000", "", Better::Less, "kicks of all rings for 1000 frames"),
-    measure("calls_per_1000", "", Better::Less, "calls to all rings for 1000 frames"),
-    measure("tx_calls_per_1000", "", Better::Less, "calls to the sender for 1000 frames"),
-    measure("rx_kicks_per_1000", "", Better::Less, "kicks of the receiver for 1000 frames"),
-    measure("latency_p50", "us", Better::Less, "from a generator to the other, median"),
-    measure("latency_p99", "us", Better::Less, "what 99 of 100 frames stay within"),
-    measure("round_trip", "us", Better::Less, "mean round trip of a ping"),
-    measure("retransmits", "1/s", Better::Less, "TCP segments sent again"),
-    measure("lost", "%", Better::Less, "frames, or pings, that did not arrive"),
+    Measure::new("frames", "1/s", Better::More, "frames that the receiving guest got"),
+    Measure::new(
+        "frames_per_call",
+        "",
+        Better::Neither,
+        "frames to a guest for each call of its ring",
+    ),
+    Measure::new("guests_cpu", "%", Better::Less, "CPU time of the guest: NIC, kernel and tools"),
+    Measure::new("switch_cpu", "%", Better::Less, "CPU time of the switch, of one CPU"),
+    Measure::new("guest_ns", "ns", Better::Less, "CPU time of both generators for each frame"),
+    Measure::new("switch_ns", "ns", Better::Less, "CPU time of the switch for each frame"),
+    Measure::new("kicks_per_1000", "", Better::Less, "kicks of all rings for 1000 frames"),
+    Measure::new("calls_per_1000", "", Better::Less, "calls to all rings for 1000 frames"),
+    Measure::new("tx_calls_per_1000", "", Better::Less, "calls to the sender for 1000 frames"),
+    Measure::new("rx_kicks_per_1000", "", Better::Less, "kicks of the receiver for 1000 frames"),
+    Measure::new("latency_p50", "us", Better::Less, "from a generator to the other, median"),
+    Measure::new("latency_p99", "us", Better::Less, "what 99 of 100 frames stay within"),
+    Measure::new("round_trip", "us", Better::Less, "mean round trip of a ping"),
+    Measure::new("retransmits", "1/s", Better::Less, "TCP segments sent again"),
+    Measure::new("lost", "%", Better::Less, "frames, or pings, that did not arrive"),
 ];
 
 impl Study for Coalescing {
@@ -114,15 +115,8 @@ impl Study for Coalescing {
         timeout == TIMED.contains(&cell.get("way"))
     }
 
-    fn tools(&self) -> &'static [(&'static str, &'static str)] {
-        &[
-            ("iperf3", "iperf3"),
-            ("ping", "iputils-ping"),
-            ("ip", "iproute2"),
-            ("ethtool", "ethtool"),
-            ("nsenter", "util-linux"),
-            ("chrt", "util-linux"),
-        ]
+    fn tools(&self) -> &'static [&'static str] {
+        &["iperf3", "ping", "ip", "ethtool", "nsenter", "chrt"]
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {

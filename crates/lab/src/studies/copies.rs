@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use self::net::{End, Net};
 use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
 use crate::report::Part;
-use crate::stage::{Iperf, wait_for};
+use crate::stage::{Iperf, sleep, wait_for};
 use crate::store::Results;
 use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
 
@@ -28,38 +28,39 @@ const PAIRS: [&str; 6] = ["a-host", "host-a", "b-host", "host-b", "a-b", "b-a"];
 /// The study.
 pub struct Copies;
 
-const fn measure(
-    name: &'static str,
-    unit: &'static str,
-    better: Better,
-    about: &'static str,
-) -> Measure {
-    Measure { name, unit, better, about }
-}
-
 const MEASURES: [Measure; 11] = [
-    measure("kb_per_s", "KB/s", Better::More, "TCP payload that arrived, in units of 1024 bytes"),
-    measure("host_cpu", "%", Better::Less, "CPU time of the switches and of the host's tools"),
-    measure(
+    Measure::new(
+        "kb_per_s",
+        "KB/s",
+        Better::More,
+        "TCP payload that arrived, in units of 1024 bytes",
+    ),
+    Measure::new("host_cpu", "%", Better::Less, "CPU time of the switches and of the host's tools"),
+    Measure::new(
         "notifications_per_frame",
         "",
         Better::Less,
         "kicks and calls between guests and switches, for each frame between them, both ways",
     ),
-    measure(
+    Measure::new(
         "copies",
         "",
         Better::Less,
         "how often each byte was copied on its way, but for the \
              ends' own system calls",
     ),
-    measure("switch_cpu", "%", Better::Less, "CPU time of the switches alone"),
-    measure("a_cpu", "%", Better::Less, "CPU time of guest A: NIC, kernel and tools"),
-    measure("b_cpu", "%", Better::Less, "CPU time of guest B"),
-    measure("host_ns_per_kb", "ns", Better::Less, "host's CPU time for 1024 bytes that arrived"),
-    measure("kicks_per_frame", "", Better::Less, "notifications from guests, for each frame"),
-    measure("calls_per_frame", "", Better::Less, "notifications to guests, for each frame"),
-    measure("drops", "1/s", Better::Less, "frames that the switches lost"),
+    Measure::new("switch_cpu", "%", Better::Less, "CPU time of the switches alone"),
+    Measure::new("a_cpu", "%", Better::Less, "CPU time of guest A: NIC, kernel and tools"),
+    Measure::new("b_cpu", "%", Better::Less, "CPU time of guest B"),
+    Measure::new(
+        "host_ns_per_kb",
+        "ns",
+        Better::Less,
+        "host's CPU time for 1024 bytes that arrived",
+    ),
+    Measure::new("kicks_per_frame", "", Better::Less, "notifications from guests, for each frame"),
+    Measure::new("calls_per_frame", "", Better::Less, "notifications to guests, for each frame"),
+    Measure::new("drops", "1/s", Better::Less, "frames that the switches lost"),
 ];
 
 impl Study for Copies {
@@ -119,15 +120,8 @@ impl Study for Copies {
         false
     }
 
-    fn tools(&self) -> &'static [(&'static str, &'static str)] {
-        &[
-            ("iperf3", "iperf3"),
-            ("ping", "iputils-ping"),
-            ("ip", "iproute2"),
-            ("ethtool", "ethtool"),
-            ("nft", "nftables"),
-            ("nsenter", "util-linux"),
-        ]
+    fn tools(&self) -> &'static [&'static str] {
+        &["iperf3", "ping", "ip", "ethtool", "nft", "nsenter"]
     }
 
     fn overhead_s(&self, _cell: &Cell) -> f64 {
@@ -151,7 +145,7 @@ impl Study for Copies {
         wait_for(&format!("traffic from {pair}"), 20.0, || {
             Ok(net.watch(0.05)?.payload_per_s(from, to) > KB)
         })?;
-        std::thread::sleep(std::time::Duration::from_secs_f64(WARM_S));
+        sleep(WARM_S);
         let counts = net.watch(run.seconds)?;
         let frames = counts.frames();
         let payload = counts.payload_per_s(from, to);

@@ -36,54 +36,34 @@ others.";
 pub struct Fairness;
 
 const MEASURES: [Measure; 8] = [
-    Measure {
-        name: "throughput",
-        unit: "Gbit/s",
-        better: Better::More,
-        about: "TCP payload that arrived, all guests together",
-    },
-    Measure {
-        name: "switch_cpu",
-        unit: "%",
-        better: Better::Less,
-        about: "CPU time of the switch, of one CPU",
-    },
-    Measure {
-        name: "guests_cpu",
-        unit: "%",
-        better: Better::Less,
-        about: "CPU time of all guests: NIC, kernel and tools",
-    },
-    Measure {
-        name: "jain",
-        unit: "",
-        better: Better::More,
-        about: "Jain's index over guests' bytes: 1 if all have the same, 1/n if one has all",
-    },
-    Measure {
-        name: "least_share",
-        unit: "",
-        better: Better::More,
-        about: "bytes of the guest that had fewest, over the mean",
-    },
-    Measure {
-        name: "frames",
-        unit: "1/s",
-        better: Better::Neither,
-        about: "frames between guests and switch, both ways; up to 64 KiB each with TSO",
-    },
-    Measure {
-        name: "retransmits",
-        unit: "1/s",
-        better: Better::Less,
-        about: "TCP segments sent again",
-    },
-    Measure {
-        name: "workers",
-        unit: "",
-        better: Better::Neither,
-        about: "workers that the switch had",
-    },
+    Measure::new(
+        "throughput",
+        "Gbit/s",
+        Better::More,
+        "TCP payload that arrived, all guests together",
+    ),
+    Measure::new("switch_cpu", "%", Better::Less, "CPU time of the switch, of one CPU"),
+    Measure::new("guests_cpu", "%", Better::Less, "CPU time of all guests: NIC, kernel and tools"),
+    Measure::new(
+        "jain",
+        "",
+        Better::More,
+        "Jain's index over guests' bytes: 1 if all have the same, 1/n if one has all",
+    ),
+    Measure::new(
+        "least_share",
+        "",
+        Better::More,
+        "bytes of the guest that had fewest, over the mean",
+    ),
+    Measure::new(
+        "frames",
+        "1/s",
+        Better::Neither,
+        "frames between guests and switch, both ways; up to 64 KiB each with TSO",
+    ),
+    Measure::new("retransmits", "1/s", Better::Less, "TCP segments sent again"),
+    Measure::new("workers", "", Better::Neither, "workers that the switch had"),
 ];
 
 impl Study for Fairness {
@@ -130,13 +110,8 @@ impl Study for Fairness {
         }
     }
 
-    fn tools(&self) -> &'static [(&'static str, &'static str)] {
-        &[
-            ("iperf3", "iperf3"),
-            ("ping", "iputils-ping"),
-            ("ip", "iproute2"),
-            ("nsenter", "util-linux"),
-        ]
+    fn tools(&self) -> &'static [&'static str] {
+        &["iperf3", "ping", "ip", "nsenter"]
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {

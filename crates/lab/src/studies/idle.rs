@@ -6,7 +6,7 @@ use super::pair::{
 };
 use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
 use crate::report::{Part, Table, Value};
-use crate::stage::{Switch, Window};
+use crate::stage::{Switch, Window, sleep};
 use crate::store::Results;
 use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
 
@@ -15,18 +15,18 @@ beside-pair: the same beside one guest that sends to another as fast as it can; 
 the pair's rate is the tax on it.";
 
 const OWN: [Measure; 2] = [
-    Measure {
-        name: "switch_cpu",
-        unit: "%",
-        better: Better::Less,
-        about: "CPU time of the whole switch, both looks at its counters included",
-    },
-    Measure {
-        name: "memory",
-        unit: "KiB",
-        better: Better::Less,
-        about: "private memory of the switch: what it does not share with guests",
-    },
+    Measure::new(
+        "switch_cpu",
+        "%",
+        Better::Less,
+        "CPU time of the whole switch, both looks at its counters included",
+    ),
+    Measure::new(
+        "memory",
+        "KiB",
+        Better::Less,
+        "private memory of the switch: what it does not share with guests",
+    ),
 ];
 
 /// All measures: those of its own first, as those of a pair are no counts of idle ports.
@@ -104,9 +104,9 @@ impl Study for Idle {
         let switch = Switch::start(run.stage, &options, &idle.ports)?;
         let _guests = idle.start(run.stage)?;
         switch.wait_up(ports)?;
-        pair::sleep(WARM_IDLE_S + ports as f64 / 1e3);
+        sleep(WARM_IDLE_S + ports as f64 / 1e3);
         let window = Window::open(&switch, &[])?;
-        pair::sleep(run.seconds);
+        sleep(run.seconds);
         let count = window.close()?;
         switch.check()?;
         let mut figures = of_window(&count);

@@ -6,7 +6,7 @@ use super::pair::{self, FEW, WARM_IDLE_S, number, worker_percent};
 use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
 use crate::report::{Part, Table, Value};
 use crate::stage::{
-    Class, Count, Gen, Place, Port, Process, Stage, Switch, SwitchOptions, Window, waited_ns,
+    Class, Count, Gen, Place, Port, Process, Stage, Switch, SwitchOptions, Window, sleep, waited_ns,
 };
 use crate::stats::{Summary, jain};
 use crate::store::Results;
@@ -34,30 +34,21 @@ nowhere, and the worker has half a CPU, so that it is short of time: Jain's inde
 each. Placement single is one worker, per-port and balanced are two; on two CPUs the second worker \
 shares its CPU with the guests.";
 
-const fn measure(
-    name: &'static str,
-    unit: &'static str,
-    better: Better,
-    about: &'static str,
-) -> Measure {
-    Measure { name, unit, better, about }
-}
-
 const MEASURES: [Measure; 14] = [
-    measure("p99", "us", Better::Less, "there and back, 99 % of all, the median guest"),
-    measure("p99_worst", "us", Better::Less, "the same of the guest that waited longest"),
-    measure("p50", "us", Better::Less, "there and back, half of all, the median guest"),
-    measure("answers", "1/s", Better::More, "answers to all quiet guests"),
-    measure("lost", "", Better::Less, "questions without an answer in time"),
-    measure("least_share", "", Better::More, "frames of the guest with fewest, over the mean"),
-    measure("flood", "1/s", Better::More, "frames that floods sent"),
-    measure("jain_frames", "", Better::More, "Jain's index of frames taken from each flood"),
-    measure("jain_bytes", "", Better::More, "the same of bytes"),
-    measure("jain_cycles", "", Better::More, "the same of the worker's time"),
-    measure("cpu", "%", Better::Less, "CPU time of all workers, of one CPU"),
-    measure("wakeups", "1/s", Better::Less, "sleeps and naps of the workers that ended"),
-    measure("moves", "", Better::Neither, "queues that went to another worker in the window"),
-    measure("waited", "%", Better::Neither, "time that the switch stood ready without a CPU"),
+    Measure::new("p99", "us", Better::Less, "there and back, 99 % of all, the median guest"),
+    Measure::new("p99_worst", "us", Better::Less, "the same of the guest that waited longest"),
+    Measure::new("p50", "us", Better::Less, "there and back, half of all, the median guest"),
+    Measure::new("answers", "1/s", Better::More, "answers to all quiet guests"),
+    Measure::new("lost", "", Better::Less, "questions without an answer in time"),
+    Measure::new("least_share", "", Better::More, "frames of the guest with fewest, over the mean"),
+    Measure::new("flood", "1/s", Better::More, "frames that floods sent"),
+    Measure::new("jain_frames", "", Better::More, "Jain's index of frames taken from each flood"),
+    Measure::new("jain_bytes", "", Better::More, "the same of bytes"),
+    Measure::new("jain_cycles", "", Better::More, "the same of the worker's time"),
+    Measure::new("cpu", "%", Better::Less, "CPU time of all workers, of one CPU"),
+    Measure::new("wakeups", "1/s", Better::Less, "sleeps and naps of the workers that ended"),
+    Measure::new("moves", "", Better::Neither, "queues that went to another worker in the window"),
+    Measure::new("waited", "%", Better::Neither, "time that the switch stood ready without a CPU"),
 ];
 
 /// The study.
@@ -241,10 +232,10 @@ fn quiet(run: &Run, options: &SwitchOptions, flood: bool) -> Result<Figures, Fai
     });
     let flooder = flooder.transpose()?;
     switch.wait_up(1 + ports.len())?;
-    pair::sleep(WARM_IDLE_S);
+    sleep(WARM_IDLE_S);
     let waited = waited_ns(switch.id());
     let window = Window::open(&switch, &[])?;
-    pair::sleep(run.seconds);
+    sleep(run.seconds);
     let count = window.close()?;
     let waited = waited_ns(switch.id()).saturating_sub(waited);
     let mut figures = common(&count, waited);
@@ -285,10 +276,10 @@ fn shares(run: &Run, options: &SwitchOptions) -> Result<Figures, Fail> {
         stage.start("hog", "sh", &args, &Place { netns: None, cpus: &[*cpu] })
     });
     let _hogs: Vec<Process> = hogs.collect::<Result<_, _>>()?;
-    pair::sleep(WARM_IDLE_S);
+    sleep(WARM_IDLE_S);
     let waited = waited_ns(switch.id());
     let window = Window::open(&switch, &[])?;
-    pair::sleep(run.seconds);
+    sleep(run.seconds);
     let count = window.close()?;
     let waited = waited_ns(switch.id()).saturating_sub(waited);
     switch.check()?;

@@ -5,7 +5,8 @@ use serde_json::Value;
 
 use crate::plan::Cell;
 use crate::stage::{
-    Class, Count, Gen, NicOptions, Port, Stage, Switch, SwitchOptions, Window, cpu_ns, waited_ns,
+    Class, Count, Gen, NicOptions, Port, Stage, Switch, SwitchOptions, Window, cpu_ns, sleep,
+    waited_ns,
 };
 use crate::store::Results;
 use crate::study::{Better, Fail, Figures, Measure, Verdict};
@@ -34,36 +35,37 @@ pub const FEW: [&str; 4] = ["event", "timer:1000", "spin", "adaptive"];
 /// Those whose counts are judged: `spin` has none that could be.
 pub const JUDGED: [&str; 3] = ["event", "timer:1000", "adaptive"];
 
-const fn measure(
-    name: &'static str,
-    unit: &'static str,
-    better: Better,
-    about: &'static str,
-) -> Measure {
-    Measure { name, unit, better, about }
-}
-
 /// What a pair measures.
 pub const MEASURES: [Measure; 19] = [
-    measure("cpu", "%", Better::Less, "CPU time of the worker, of one CPU"),
-    measure("p50", "us", Better::Less, "from one guest's ring to the other's program, half of all"),
-    measure("p99", "us", Better::Less, "the same, 99 % of all"),
-    measure("p999", "us", Better::Less, "the same, 99.9 % of all"),
-    measure("delivered", "1/s", Better::More, "frames given to the receiver"),
-    measure("loss", "%", Better::Less, "frames that did not arrive, of those sent"),
-    measure("wakeups", "1/s", Better::Less, "sleeps and naps of the worker that ended"),
-    measure("kicks", "/frame", Better::Less, "notifications of both guests to the switch"),
-    measure("calls", "/frame", Better::Less, "notifications of the switch to both guests"),
-    measure("burst", "frames", Better::Neither, "frames taken at once"),
-    measure("frame_ns", "ns", Better::Less, "CPU time of the worker for each frame"),
-    measure("guests_cpu", "%", Better::Less, "CPU time of both guests, of one CPU"),
-    measure("waited", "%", Better::Neither, "time that the switch stood ready without a CPU"),
-    measure("sent", "", Better::Neither, "frames sent, warm-up included"),
-    measure("received", "", Better::Neither, "frames received, warm-up included"),
-    measure("drops", "", Better::Neither, "frames in the switch's drop counters"),
-    measure("unaccounted", "", Better::Less, "frames neither received nor in a drop counter"),
-    measure("woken", "", Better::Less, "sleeps and naps in the window, as counted"),
-    measure("first_frame", "us", Better::Less, "the switch's part in the first frame after idle"),
+    Measure::new("cpu", "%", Better::Less, "CPU time of the worker, of one CPU"),
+    Measure::new(
+        "p50",
+        "us",
+        Better::Less,
+        "from one guest's ring to the other's program, half of all",
+    ),
+    Measure::new("p99", "us", Better::Less, "the same, 99 % of all"),
+    Measure::new("p999", "us", Better::Less, "the same, 99.9 % of all"),
+    Measure::new("delivered", "1/s", Better::More, "frames given to the receiver"),
+    Measure::new("loss", "%", Better::Less, "frames that did not arrive, of those sent"),
+    Measure::new("wakeups", "1/s", Better::Less, "sleeps and naps of the worker that ended"),
+    Measure::new("kicks", "/frame", Better::Less, "notifications of both guests to the switch"),
+    Measure::new("calls", "/frame", Better::Less, "notifications of the switch to both guests"),
+    Measure::new("burst", "frames", Better::Neither, "frames taken at once"),
+    Measure::new("frame_ns", "ns", Better::Less, "CPU time of the worker for each frame"),
+    Measure::new("guests_cpu", "%", Better::Less, "CPU time of both guests, of one CPU"),
+    Measure::new("waited", "%", Better::Neither, "time that the switch stood ready without a CPU"),
+    Measure::new("sent", "", Better::Neither, "frames sent, warm-up included"),
+    Measure::new("received", "", Better::Neither, "frames received, warm-up included"),
+    Measure::new("drops", "", Better::Neither, "frames in the switch's drop counters"),
+    Measure::new("unaccounted", "", Better::Less, "frames neither received nor in a drop counter"),
+    Measure::new("woken", "", Better::Less, "sleeps and naps in the window, as counted"),
+    Measure::new(
+        "first_frame",
+        "us",
+        Better::Less,
+        "the switch's part in the first frame after idle",
+    ),
 ];
 
 /// A switch for a policy; `P+C` is poll policy P with call policy C.
@@ -106,11 +108,6 @@ impl Idle {
         let mode = format!("idle --count {}", self.ports.len());
         Gen::start(stage, 900, &self.guest, &guest_options(), &mode).map(Some)
     }
-}
-
-/// Waits.
-pub fn sleep(seconds: f64) {
-    std::thread::sleep(std::time::Duration::from_secs_f64(seconds));
 }
 
 /// Sleeps and naps of all workers.

@@ -1,11 +1,10 @@
 //! `peers`: rivals under the same load, as far as they are installed.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
 use crate::report::{Part, Table, Value};
-use crate::stage::{Gen, Iperf, NicOptions, Ping, Stage, busy_ns};
+use crate::stage::{Gen, Iperf, NicOptions, Ping, Stage, busy_ns, sleep};
 use crate::store::Results;
 use crate::study::{Better, Fail, Figures, Measure, Run, Study, Verdict};
 
@@ -49,22 +48,13 @@ round trip. DPDK's programs take huge pages where enough are free, else plain on
 /// The study.
 pub struct Peers;
 
-const fn measure(
-    name: &'static str,
-    unit: &'static str,
-    better: Better,
-    about: &'static str,
-) -> Measure {
-    Measure { name, unit, better, about }
-}
-
 const MEASURES: [Measure; 6] = [
-    measure("throughput", "Gbit/s", Better::More, "payload of TCP, or frames, that arrived"),
-    measure("frames", "1/s", Better::More, "frames that arrived"),
-    measure("backend_cpu", "%", Better::Less, "CPU time of the back end's processes"),
-    measure("all_cpu", "%", Better::Less, "CPU time of all that ran, guests included"),
-    measure("p99", "us", Better::Less, "latency of a frame, or round trip of a ping"),
-    measure("wakeups", "1/s", Better::Less, "times that threads of the back end were woken"),
+    Measure::new("throughput", "Gbit/s", Better::More, "payload of TCP, or frames, that arrived"),
+    Measure::new("frames", "1/s", Better::More, "frames that arrived"),
+    Measure::new("backend_cpu", "%", Better::Less, "CPU time of the back end's processes"),
+    Measure::new("all_cpu", "%", Better::Less, "CPU time of all that ran, guests included"),
+    Measure::new("p99", "us", Better::Less, "latency of a frame, or round trip of a ping"),
+    Measure::new("wakeups", "1/s", Better::Less, "times that threads of the back end were woken"),
 ];
 
 impl Study for Peers {
@@ -115,16 +105,16 @@ impl Study for Peers {
         false
     }
 
-    fn tools(&self) -> &'static [(&'static str, &'static str)] {
+    fn tools(&self) -> &'static [&'static str] {
         &[
-            ("iperf3", "iperf3"),
-            ("ping", "iputils-ping"),
-            ("ip", "iproute2"),
-            ("nsenter", "util-linux"),
-            ("vde_switch", "vde-switch"),
-            ("vde_plug2tap", "vde2"),
-            ("dpdk-testpmd", "dpdk-dev"),
-            ("ovs-vsctl", "openvswitch-switch"),
+            "iperf3",
+            "ping",
+            "ip",
+            "nsenter",
+            "vde_switch",
+            "vde_plug2tap",
+            "dpdk-testpmd",
+            "ovs-vsctl",
         ]
     }
 
@@ -193,10 +183,6 @@ impl Window {
         }
         figures
     }
-}
-
-fn sleep(seconds: f64) {
-    std::thread::sleep(Duration::from_secs_f64(seconds));
 }
 
 fn over_nets(stage: &Stage, nets: &Nets, load: &str, seconds: f64) -> Result<Figures, Fail> {

@@ -24,38 +24,49 @@ const BYTES_LEAST: f64 = 0.3;
 /// The study.
 pub struct Polling;
 
-const fn measure(
-    name: &'static str,
-    unit: &'static str,
-    better: Better,
-    about: &'static str,
-) -> Measure {
-    Measure { name, unit, better, about }
-}
-
 const MEASURES: [Measure; 12] = [
-    measure("throughput", "Mbit/s", Better::More, "payload that arrived, all guests together"),
-    measure("backend_cpu", "%", Better::Less, "CPU time of the switch, of one CPU"),
-    measure("guests_cpu", "%", Better::Less, "CPU time of all guests: NIC, kernel and tools"),
-    measure("host_cpu", "%", Better::Neither, "CPU time of the tools outside, which are no part"),
-    measure("events", "1/s", Better::Less, "notifications between guests and switch, both ways"),
-    measure("calls", "1/s", Better::Less, "notifications from the switch to guests"),
-    measure("kicks", "1/s", Better::Less, "notifications from guests to the switch"),
-    measure("frames", "1/s", Better::Neither, "frames to guests, or from them where they send"),
-    measure(
+    Measure::new("throughput", "Mbit/s", Better::More, "payload that arrived, all guests together"),
+    Measure::new("backend_cpu", "%", Better::Less, "CPU time of the switch, of one CPU"),
+    Measure::new("guests_cpu", "%", Better::Less, "CPU time of all guests: NIC, kernel and tools"),
+    Measure::new(
+        "host_cpu",
+        "%",
+        Better::Neither,
+        "CPU time of the tools outside, which are no part",
+    ),
+    Measure::new(
+        "events",
+        "1/s",
+        Better::Less,
+        "notifications between guests and switch, both ways",
+    ),
+    Measure::new("calls", "1/s", Better::Less, "notifications from the switch to guests"),
+    Measure::new("kicks", "1/s", Better::Less, "notifications from guests to the switch"),
+    Measure::new(
+        "frames",
+        "1/s",
+        Better::Neither,
+        "frames to guests, or from them where they send",
+    ),
+    Measure::new(
         "guest_us_per_mb",
         "us/MB",
         Better::Less,
         "CPU time of guests for each million bytes of payload; frames are no measure with TSO",
     ),
-    measure("lost", "%", Better::Less, "datagrams that did not arrive"),
-    measure(
+    Measure::new("lost", "%", Better::Less, "datagrams that did not arrive"),
+    Measure::new(
         "ping_p50",
         "us",
         Better::Less,
         "round trip of pings to a guest beside the bulk, median",
     ),
-    measure("ping_p99", "us", Better::Less, "the round trip that 99 of 100 of them stay within"),
+    Measure::new(
+        "ping_p99",
+        "us",
+        Better::Less,
+        "the round trip that 99 of 100 of them stay within",
+    ),
 ];
 
 /// How the front end works, and whether the back end has the seed's feature.
@@ -147,15 +158,8 @@ impl Study for Polling {
         false
     }
 
-    fn tools(&self) -> &'static [(&'static str, &'static str)] {
-        &[
-            ("iperf3", "iperf3"),
-            ("ping", "iputils-ping"),
-            ("ip", "iproute2"),
-            ("tc", "iproute2"),
-            ("ethtool", "ethtool"),
-            ("nsenter", "util-linux"),
-        ]
+    fn tools(&self) -> &'static [&'static str] {
+        &["iperf3", "ping", "ip", "tc", "ethtool", "nsenter"]
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {

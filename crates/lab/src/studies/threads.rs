@@ -1,8 +1,6 @@
 //! `threads`: one worker against several, by placement, from ten clients to ten guests.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::thread::sleep;
-use std::time::Duration;
 
 use serde_json::Value;
 
@@ -10,7 +8,8 @@ use crate::machine::allowed_cpus;
 use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
 use crate::report::Part;
 use crate::stage::{
-    Count, Gen, NicOptions, Port, Snapshot, Stage, Switch, SwitchOptions, Window, cpu_ns, wait_for,
+    Count, Gen, NicOptions, Port, Snapshot, Stage, Switch, SwitchOptions, Window, cpu_ns, sleep,
+    wait_for,
 };
 use crate::stats::{Summary, jain};
 use crate::store::Results;
@@ -25,55 +24,51 @@ const QUIET_RATE: u32 = 10_000;
 /// has all of those on one.
 const FLOODS_EACH: usize = 8;
 /// Traffic before the window.
-const WARM: Duration = Duration::from_millis(300);
+const WARM_S: f64 = 0.3;
 
 /// The study.
 pub struct Threads;
 
-const fn measure(
-    name: &'static str,
-    unit: &'static str,
-    better: Better,
-    about: &'static str,
-) -> Measure {
-    Measure { name, unit, better, about }
-}
-
 const MEASURES: [Measure; 13] = [
-    measure("frames", "1/s", Better::More, "frames that guests got, all together"),
-    measure("throughput", "Gbit/s", Better::More, "the same in bits, headers included"),
-    measure("switch_cpu", "%", Better::Less, "CPU time of the switch, of one CPU"),
-    measure("guests_cpu", "%", Better::Less, "CPU time of clients and guests, of one CPU"),
-    measure(
+    Measure::new("frames", "1/s", Better::More, "frames that guests got, all together"),
+    Measure::new("throughput", "Gbit/s", Better::More, "the same in bits, headers included"),
+    Measure::new("switch_cpu", "%", Better::Less, "CPU time of the switch, of one CPU"),
+    Measure::new("guests_cpu", "%", Better::Less, "CPU time of clients and guests, of one CPU"),
+    Measure::new(
         "frames_per_cpu_s",
         "1/s",
         Better::More,
         "frames for each second of CPU time of the switch",
     ),
-    measure(
+    Measure::new(
         "capacity",
         "1/s",
         Better::More,
         "frames for each second of CPU time of the busiest worker: what would pass if that had a \
          CPU of its own and nothing else were short",
     ),
-    measure("waited", "%", Better::Less, "time that the switch's threads waited for a CPU"),
-    measure(
+    Measure::new("waited", "%", Better::Less, "time that the switch's threads waited for a CPU"),
+    Measure::new(
         "contended",
         "1/million",
         Better::Less,
         "locks of egress queues that a worker waited for, of each million taken",
     ),
-    measure(
+    Measure::new(
         "jain",
         "",
         Better::More,
         "Jain's index over the frames of those that ask for the same: all; skewed: the quiet ones",
     ),
-    measure("used", "", Better::Neither, "workers that forwarded frames"),
-    measure("moves", "1/s", Better::Neither, "queues that a worker gave to another"),
-    measure("drops", "", Better::Less, "frames lost and counted, of the whole run"),
-    measure("uncounted", "", Better::Less, "frames lost that no counter tells, of the whole run"),
+    Measure::new("used", "", Better::Neither, "workers that forwarded frames"),
+    Measure::new("moves", "1/s", Better::Neither, "queues that a worker gave to another"),
+    Measure::new("drops", "", Better::Less, "frames lost and counted, of the whole run"),
+    Measure::new(
+        "uncounted",
+        "",
+        Better::Less,
+        "frames lost that no counter tells, of the whole run",
+    ),
 ];
 
 /// Numbers of workers that are measured on so many CPUs; those above are left out.
@@ -262,11 +257,11 @@ impl<'a> Case<'a> {
             clients.map(|(i, port)| self.start(stage, self.pairs + i, port, &self.client(i)));
         let clients: Vec<Gen> = clients.collect::<Result<_, _>>()?;
         switch.wait_up(2 * self.pairs)?;
-        sleep(WARM);
+        sleep(WARM_S);
         let guests_ns = || clients.iter().chain(&guests).map(|one| cpu_ns(one.id())).sum::<u64>();
         let (before, ns_before) = (switch.snapshot(&[])?, guests_ns());
         let window = Window::open(&switch, &[])?;
-        sleep(Duration::from_secs_f64(seconds));
+        sleep(seconds);
         let count = window.close()?;
         let (after, ns_after) = (switch.snapshot(&[])?, guests_ns());
         switch.check()?;
@@ -354,7 +349,7 @@ fn losses(
     let mut seen = None;
     let mut stats = Value::Null;
     wait_for("the switch to be empty", 10.0, || {
-        sleep(Duration::from_millis(60));
+        sleep(0.06);
         stats = switch.ask("stats", Value::Null)?;
         let held = list(&stats["ports"]).flat_map(|port| list(&port["ingress"]));
         let held: u64 = held.filter_map(|queue| queue["held"].as_u64()).sum();

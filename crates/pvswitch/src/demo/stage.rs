@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use lab::stage::{Place, Process};
 use rustix::process::{Pid, Signal};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::Value;
@@ -11,7 +12,6 @@ use switch::poll::Policy;
 
 use super::Fail;
 use super::measure::{self, Ports, Snapshot, Usage};
-use super::process::Process;
 use crate::control::{Request, call};
 
 /// Who lives at the ports; the place in this list makes the MAC address.
@@ -31,6 +31,20 @@ pub struct Setting {
     pub cpus: Option<(usize, CpuSet)>,
     /// After so long every process ends by itself, should the demo be killed.
     pub life: Duration,
+}
+
+impl Setting {
+    /// Starts a process of our own program.
+    fn start(&self, name: &str, args: &[String]) -> Result<Process, Fail> {
+        let program = self.exe.display().to_string();
+        Ok(Process::start(&self.dir, name, &program, args, &Place::default())?)
+    }
+}
+
+/// Has a process end, which must do so well.
+fn end(process: &mut Process) -> Result<(), Fail> {
+    let status = process.end()?;
+    if status.success() { Ok(()) } else { Err(process.fail(&format!("failed ({status})")).into()) }
 }
 
 /// What a guest does.
@@ -103,7 +117,7 @@ impl<'a> Stage<'a> {
         for port in ports {
             args.extend(["--port".into(), format!("{port}=vhost-user:{}", socket(setting, port))]);
         }
-        let switch = Process::start(&setting.exe, &setting.dir, "switch", &args)?;
+        let switch = setting.start("switch", &args)?;
         let mut stage = Self {
             setting,
             policy,
@@ -141,7 +155,7 @@ impl<'a> Stage<'a> {
             if let Some(rate) = role.rate {
                 option("rate", rate.to_string());
             }
-            let process = Process::start(&self.setting.exe, &self.setting.dir, role.port, &args)?;
+            let process = self.setting.start(role.port, &args)?;
             if let Some((_, cpus)) = &self.setting.cpus {
                 // If it cannot be, it runs elsewhere, and is slower at most.
                 let pid = Pid::from_raw(process.id().cast_signed());
@@ -241,7 +255,7 @@ impl<'a> Stage<'a> {
 
     /// What the guest at `port` printed last.
     pub fn report(&self, port: &str) -> Option<Value> {
-        self.guest(port)?.last_json()
+        self.guest(port)?.last_json().ok()
     }
 
     /// Kills the guest at `port`, without warning.
@@ -255,15 +269,15 @@ impl<'a> Stage<'a> {
         let Some(at) = self.guests.iter().position(|g| g.role.port == port) else {
             return Err(format!("nobody is at port {port}").into());
         };
-        let ended = self.guests.remove(at).process.end()?;
-        ended.last_json().ok_or_else(|| format!("{port} told nothing of what it saw").into())
+        let mut guest = self.guests.remove(at).process;
+        end(&mut guest)?;
+        Ok(guest.last_json()?)
     }
 
     /// Ends everything in order; an error if the switch does not like it.
     pub fn end(mut self) -> Result<(), Fail> {
         self.guests.clear();
-        self.switch.end()?;
-        Ok(())
+        end(&mut self.switch)
     }
 }
 

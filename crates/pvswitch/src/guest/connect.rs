@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use lab::near::did_you_mean;
 use switch::poll::Policy;
 use switch::vnet::Offloads;
 use vhost_user::feature;
@@ -19,7 +20,7 @@ use super::ring::{Buffers, Ring};
 use super::xen::{self, XenError, XenLink};
 use super::{Guest, HDR_LEN, Settings, Suppress};
 use crate::cli::ConnectArgs;
-use crate::spec::{Role, did_you_mean};
+use crate::spec::Role;
 
 /// Size of a transmit buffer: a 64 KiB GSO frame with its headers, on a page of its own.
 const TX_BUFFER: u64 = 17 * 4096;

@@ -3,9 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use lab::near::did_you_mean;
 use switch::poll::{Policy, TIMER_HZ_MAX};
-
-use crate::spec::did_you_mean;
 
 /// Most bytes that a buffer begins behind a page.
 const OFFSET_MAX: u8 = 64;

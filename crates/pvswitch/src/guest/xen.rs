@@ -91,7 +91,7 @@ impl Target {
                 "smart-poll" => &mut target.smart_poll,
                 "static" => &mut target.statics,
                 _ => {
-                    let hint = crate::spec::did_you_mean(key, OPTIONS);
+                    let hint = lab::near::did_you_mean(key, OPTIONS);
                     let known = OPTIONS.join(", ");
                     return Err(format!("unknown option '{key}'{hint}; known: {known}"));
                 }

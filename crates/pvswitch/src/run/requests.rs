@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use lab::near::did_you_mean;
 use rustix::event::epoll;
 use serde_json::{Value, json};
 use switch::fdb::Mac;
@@ -18,7 +19,7 @@ use crate::capture;
 use crate::control::Request;
 use crate::http::Asked;
 use crate::pool::{Placement, token};
-use crate::spec::{PortSpec, PortTuning, TUNING, did_you_mean};
+use crate::spec::{PortSpec, PortTuning, TUNING};
 use crate::worker::Handle;
 
 impl System {

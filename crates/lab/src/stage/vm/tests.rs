@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::super::Workdir;
+use super::super::folder as new_folder;
 use super::agent;
 use super::channel::{self, Channel};
 use super::*;
@@ -38,7 +38,7 @@ fn run(channel: &mut Channel, script: &str) -> (String, u64) {
 
 #[test]
 fn commands_run_at_the_other_end_one_after_the_other() {
-    let dir = Workdir::new().unwrap();
+    let dir = new_folder().unwrap();
     let folder = dir.path().join("vm");
     guest(&folder);
     let mut channel = Channel::take(&folder).unwrap();
@@ -56,7 +56,7 @@ fn commands_run_at_the_other_end_one_after_the_other() {
 
 #[test]
 fn a_signal_reaches_the_command() {
-    let dir = Workdir::new().unwrap();
+    let dir = new_folder().unwrap();
     let folder = dir.path().join("vm");
     guest(&folder);
     let mut channel = Channel::take(&folder).unwrap();
@@ -70,7 +70,7 @@ fn a_signal_reaches_the_command() {
 
 #[test]
 fn a_guest_that_is_gone_is_told() {
-    let dir = Workdir::new().unwrap();
+    let dir = new_folder().unwrap();
     let folder = dir.path().join("vm");
     channel::make(&folder).unwrap();
     assert!(Channel::take(&folder).unwrap_err().contains("has ended"));

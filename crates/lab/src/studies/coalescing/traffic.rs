@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::setting::{Setting, Timeout};
 use crate::stage::{
     Count, Gen, Link, Nic, NicOptions, Ping, Port, Stage, Switch, SwitchOptions, Window, Wire,
+    sleep,
 };
 use crate::studies::bulk::{Bulk, go_without};
 use crate::study::{Fail, Figures};
@@ -182,8 +183,4 @@ fn of_generators(count: &Count, sent: &Value, got: &Value) -> Figures {
 fn goes_first(pid: u32) {
     let args = ["--rr", "--all-tasks", "--pid", "1", &pid.to_string()].map(String::from);
     let _ = Command::new("chrt").args(args).stdout(Stdio::null()).stderr(Stdio::null()).status();
-}
-
-fn sleep(seconds: f64) {
-    std::thread::sleep(std::time::Duration::from_secs_f64(seconds));
 }

@@ -10,7 +10,7 @@
 use crate::plan::Cell;
 use crate::stage::{
     Count, Namespace, Nic, NicOptions, Ping, Port, Proto, Stage, Switch, SwitchOptions, Window,
-    wait_for,
+    sleep, wait_for,
 };
 use crate::study::Fail;
 
@@ -222,7 +222,7 @@ impl Net {
         let roles = [&self.host, &self.nics[0].netns, &self.nics[1].netns];
         let windows = self.switches.iter().map(|switch| Window::open(switch, &roles));
         let windows = windows.collect::<Result<Vec<_>, _>>()?;
-        std::thread::sleep(std::time::Duration::from_secs_f64(seconds));
+        sleep(seconds);
         let counts = windows.into_iter().map(Window::close).collect::<Result<Vec<_>, _>>()?;
         self.switches.iter().try_for_each(Switch::check)?;
         self.nics.iter().try_for_each(Nic::check)?;
