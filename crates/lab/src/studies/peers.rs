@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
 use crate::stage::{Gen, Iperf, NicOptions, Ping, Stage, busy_ns, sleep};
 use crate::store::Results;
@@ -92,7 +92,7 @@ impl Study for Peers {
             Scale::Full => (10.0, 7),
         };
         let axes = vec![Axis::new("load", loads), Axis::new("peer", peers)];
-        Plan { format: FORMAT, study: self.name().into(), repeats, seconds, axes }
+        Plan::new(self.name(), repeats, seconds, axes)
     }
 
     fn has(&self, cell: &Cell) -> bool {
