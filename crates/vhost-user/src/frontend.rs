@@ -463,11 +463,14 @@ fn negotiate(client: &mut Client, params: &Params) -> Result<u64, FrontendError>
     client.set(R::SET_OWNER, Vec::new(), &[])?;
     let offered = client.get_u64(R::GET_FEATURES)?;
     let mut needed = feature::VERSION_1;
-    if params.pairs > 1 {
-        needed |= feature::MQ;
-    }
     if offered & needed != needed {
         return Err(FrontendError::Lacks { features: needed & !offered });
+    }
+    if params.pairs > 1 {
+        if offered & feature::MQ == 0 {
+            return Err(FrontendError::Pairs { wanted: params.pairs, has: 1 });
+        }
+        needed |= feature::MQ;
     }
     let features = offered & (params.features | needed | feature::PROTOCOL_FEATURES);
     if offered & feature::PROTOCOL_FEATURES != 0 {

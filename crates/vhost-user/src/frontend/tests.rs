@@ -174,6 +174,12 @@ fn answers_that_are_none() {
     let (client, _back) = answered(&answer.to_bytes());
     let Err(error) = Frontend::start(client.stream, &params()) else { panic!("it started") };
     assert!(matches!(error, F::Lacks { features: feature::VERSION_1 }), "{error}");
+    let bits = feature::VERSION_1.to_ne_bytes().to_vec();
+    let answer = Message::reply(FrontendReq::GET_FEATURES.into(), bits);
+    let (client, _back) = answered(&answer.to_bytes());
+    let many = Params { pairs: 2, ..params() };
+    let Err(error) = Frontend::start(client.stream, &many) else { panic!("it started") };
+    assert!(matches!(error, F::Pairs { wanted: 2, has: 1 }), "{error}");
 }
 
 #[test]
