@@ -292,6 +292,9 @@ pub struct CaptureArgs {
     pub control: Option<PathBuf>,
 }
 
+/// Most queue pairs of a front half, as of a port.
+const QUEUES_MAX: i64 = vhost_user::net::PAIRS_MAX as i64;
+
 /// Where a front half connects.
 #[derive(Args, Clone)]
 pub struct ConnectArgs {
@@ -299,6 +302,10 @@ pub struct ConnectArgs {
     /// Xen's with any of ,split=off ,smart-poll=on ,static=on
     #[arg(long, value_name = "KIND:ARG")]
     pub connect: String,
+    /// Queue pairs, served by one thread; a port that offers fewer is refused
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=QUEUES_MAX))]
+    pub queues: u16,
     /// Ring size
     #[arg(long, default_value_t = 256, value_name = "N")]
     pub queue_size: u16,
@@ -371,7 +378,7 @@ pub struct GenArgs {
     /// Traffic that comes and goes: send for ON_MS, not for OFF_MS, and so on
     #[arg(long, value_name = "ON_MS,OFF_MS")]
     pub on_off: Option<crate::generate::OnOff>,
-    /// Flows (UDP source ports) to spread frames over
+    /// Flows (UDP source ports) to spread frames over; with --queues, each flow has its own queue
     #[arg(long, default_value_t = 1)]
     pub flows: u16,
     /// Our MAC address

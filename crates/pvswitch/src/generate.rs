@@ -3,6 +3,8 @@
 //! Frames are UDP over IPv4 with 18 bytes of our own at the start of the payload: a mark, the
 //! sequence number and the time of sending, so that a sink tells loss, order and latency. The time
 //! is the machine's monotonic clock, the same for all processes.
+//!
+//! With several queues each flow has its own, and one thread serves all of them.
 
 mod frame;
 mod idle;
@@ -15,10 +17,10 @@ use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 use shm::Seg;
 
-use self::frame::{HEADERS, MARK, SIZE_MIN, STAMP, headers, stamp, touch};
+use self::frame::{HEADERS, MARK, SIZE_MIN, SOURCE_PORT, STAMP, headers, stamp, touch};
 use self::pace::Pace;
 use crate::cli::{GenArgs, GenMode};
-use crate::guest::{self, Also, Connect, Guest, HDR_LEN, Report, now_ns};
+use crate::guest::{self, Also, Connect, Guest, HDR_LEN, Pair, Report, now_ns};
 use crate::{AnyError, Usage};
 
 pub use self::frame::Size;
@@ -36,7 +38,6 @@ const LOOK_AROUND_NS: u64 = 100_000_000;
 const SPIN_NS: (u64, u64) = (50_000, 2_000_000);
 
 /// What was seen.
-#[derive(Default)]
 struct Totals {
     sent: u64,
     sent_bytes: u64,
@@ -44,10 +45,33 @@ struct Totals {
     received_bytes: u64,
     /// Sequence numbers skipped, less those that came late.
     lost: i64,
+    /// Frames that came after a later one of their flow.
     late: u64,
+    /// The number after the highest seen of each flow: nobody promises order between flows.
+    flow_next: Vec<u64>,
     /// Frames that were not ours (ARP and the like).
     foreign: u64,
+    first_seq: Option<u64>,
     next_seq: u64,
+}
+
+impl Default for Totals {
+    fn default() -> Self {
+        // Pages of flows that do not come are never touched.
+        let flow_next = vec![0; 1 + usize::from(u16::MAX)];
+        Self {
+            sent: 0,
+            sent_bytes: 0,
+            received: 0,
+            received_bytes: 0,
+            lost: 0,
+            late: 0,
+            flow_next,
+            foreign: 0,
+            first_seq: None,
+            next_seq: 0,
+        }
+    }
 }
 
 /// The command.
@@ -128,7 +152,10 @@ struct Generator {
     guest: Guest,
     mode: GenMode,
     sizes: Vec<u32>,
-    flows: u16,
+    /// How many flows each queue has; queues without any are the last ones, and not here.
+    flows: Vec<u64>,
+    /// The queue that is the next to send.
+    turn: usize,
     pace: Pace,
     /// How long before a frame is due a sender does not sleep any more, in ns.
     spin_ns: u64,
@@ -148,23 +175,23 @@ struct Round {
     sent: usize,
     /// There are frames to send, and no buffer.
     blocked: bool,
-    /// Frames received wait for a buffer to be echoed.
+    /// Frames received wait for buffers to be echoed, on every queue.
     deaf: bool,
 }
 
 impl Generator {
     fn new(guest: Guest, args: &GenArgs, nap_late_ns: u64) -> Result<Self, Usage> {
-        let (longest, most) = (args.size.longest(), guest.tx.ring.longest());
+        let (longest, most) = (args.size.longest(), guest.pairs[0].tx.ring.longest());
         if longest > most {
             let what = format!("the switch takes frames of at most {most} bytes here");
             return Err(Usage(format!("--size: {longest} bytes: {what}")));
         }
         let settings = guest.settings.pairs().map(|(key, value)| (key.to_string(), value.into()));
         Ok(Self {
-            guest,
             mode: args.mode,
             sizes: args.size.0.clone(),
-            flows: args.flows.max(1),
+            flows: flows_of(args.flows.max(1).into(), guest.pairs.len()),
+            turn: 0,
             pace: Pace::new(now_ns(), args.rate, args.burst, args.on_off).map_err(Usage)?,
             spin_ns: (2 * nap_late_ns).clamp(SPIN_NS.0, SPIN_NS.1),
             mac: args.mac,
@@ -174,16 +201,22 @@ impl Generator {
             awaiting: None,
             cpu_before: guest::cpu_time(),
             settings: Value::Object(settings.into_iter().collect()),
+            guest,
         })
     }
 
     /// Waits until the switch has taken what was sent, or for [`DRAIN_MAX`].
     fn drain(&mut self) -> Result<(), guest::Malformed> {
         let end = now_ns() + DRAIN_MAX.as_nanos() as u64;
-        let Guest { link, tx, .. } = &mut self.guest;
-        tx.kick_now();
-        while tx.in_flight() > 0 && !link.is_gone() && now_ns() < end {
-            tx.reclaim()?;
+        let Guest { link, pairs, .. } = &mut self.guest;
+        for pair in &mut *pairs {
+            pair.tx.kick_now();
+        }
+        while pairs.iter().any(|pair| pair.tx.in_flight() > 0) && !link.is_gone() && now_ns() < end
+        {
+            for pair in &mut *pairs {
+                pair.tx.reclaim()?;
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
@@ -214,10 +247,8 @@ impl Generator {
             }
             let until = next.map(|at| if at > now { at - self.spin_ns } else { now });
             let also = Also {
-                source: None,
+                sources: &[],
                 more: next == Some(now),
-                blocked: round.blocked,
-                deaf: round.deaf,
                 until: [until, deadline].into_iter().flatten().min(),
             };
             let slept = self.guest.counts.sleeps + self.guest.counts.naps;
@@ -244,7 +275,7 @@ impl Generator {
     /// Tells the switch where we are, as a guest's kernel does when its interface comes up: frames
     /// for an address never seen go to every port, and are dropped where there is no room at once.
     fn announce(&mut self) {
-        let tx = &mut self.guest.tx;
+        let tx = &mut self.guest.pairs[0].tx;
         let i = tx.free().next().expect("nothing was sent yet");
         let frame = crate::ports::rarp(self.mac);
         tx.plain(i).write(&frame);
@@ -258,18 +289,41 @@ impl Generator {
         self.send(due, now)
     }
 
-    /// Sends up to `n` frames.
+    /// Sends up to `n` frames: as many on each queue that has flows, as far as there are buffers.
     fn send(&mut self, n: usize, now: u64) -> Result<Round, guest::Malformed> {
         if n == 0 {
             return Ok(Round::default());
         }
-        let free = self.guest.tx.room(n)?;
-        for _ in 0..free {
+        let queues = self.flows.len();
+        let mut sent = 0;
+        for left in (1..=queues).rev() {
+            let share = (n - sent).div_ceil(left);
+            if share > 0 {
+                sent += self.send_on(self.turn, share, now)?;
+                self.turn = (self.turn + 1) % queues;
+            }
+        }
+        if sent > 0 {
+            self.pace.sent(sent as u64, now);
+        }
+        let blocked = sent == 0;
+        for pair in &mut self.guest.pairs[..queues] {
+            pair.blocked = blocked;
+        }
+        Ok(Round { sent, blocked, deaf: false })
+    }
+
+    /// Sends up to `n` frames of the flows of a queue, in turn; how many there were buffers for.
+    fn send_on(&mut self, queue: usize, n: usize, now: u64) -> Result<usize, guest::Malformed> {
+        let (queues, flows) = (self.guest.pairs.len() as u64, self.flows[queue]);
+        let tx = &mut self.guest.pairs[queue].tx;
+        let free = tx.room(n)?;
+        for turn in (tx.counts.frames..).take(free) {
             let seq = self.totals.sent;
             let size = self.sizes[(seq % self.sizes.len() as u64) as usize];
-            let flow = (seq % u64::from(self.flows)) as u16;
-            let i = self.guest.tx.free().next().expect("counted above");
-            let mut to = self.guest.tx.plain(i);
+            let flow = (turn % flows * queues + queue as u64) as u16;
+            let i = tx.free().next().expect("counted above");
+            let mut to = tx.plain(i);
             to.write(&headers(self.mac, self.peer, size, flow));
             to.write(&stamp(seq, now));
             // The payload is touched, as a guest's own would be.
@@ -277,16 +331,15 @@ impl Generator {
             while left > 0 {
                 left -= to.write(&[0xa5; 256][..left.min(256) as usize]);
             }
-            let sent = self.guest.tx.send(i, HDR_LEN as u32 + size);
+            let sent = tx.send(i, HDR_LEN as u32 + size);
             assert!(sent, "a plain frame, no longer than the longest");
             self.totals.sent += 1;
             self.totals.sent_bytes += u64::from(size);
         }
         if free > 0 {
-            self.guest.tx.publish(free, now);
-            self.pace.sent(free as u64, now);
+            tx.publish(free, now);
         }
-        Ok(Round { sent: free, blocked: free == 0, deaf: false })
+        Ok(free)
     }
 
     /// Request/response: sends the next request when the last one was answered.
@@ -305,62 +358,73 @@ impl Generator {
         Ok(round)
     }
 
-    /// Echoes what comes, as much as there are buffers for.
+    /// Echoes what comes on the queue it came on, as much as there are buffers for.
     fn echo(&mut self, now: u64) -> Result<(usize, Round), guest::Malformed> {
         let Self { guest, totals, mac, .. } = self;
         let max = BATCH.min(guest.budget());
-        let room = guest.tx.room(max)?;
-        if room == 0 {
-            let waits = guest.rx.ring.has_used();
-            return Ok((0, Round { blocked: waits, deaf: waits, sent: 0 }));
-        }
-        let Guest { rx, tx, .. } = guest;
-        let mut echoes = 0;
-        let frames = rx.receive(room, |segs| {
-            totals.count(segs);
-            touch(segs);
-            if head_of(segs).1 {
-                echoes += usize::from(echo(tx, segs, *mac));
-            } else {
-                totals.foreign += 1;
+        let (mut received, mut round) = (0, Round { deaf: true, ..Round::default() });
+        for Pair { rx, tx, blocked, deaf, .. } in &mut guest.pairs {
+            let room = tx.room(max)?;
+            let waits = room == 0 && rx.ring.has_used();
+            (*blocked, *deaf) = (waits, waits);
+            round.blocked |= waits;
+            round.deaf &= waits;
+            if room == 0 {
+                continue;
             }
-        })?;
-        if frames > 0 {
-            rx.refill();
+            let mut echoes = 0;
+            let frames = rx.receive(room, |segs| {
+                totals.count(segs);
+                touch(segs);
+                if head_of(segs).1 {
+                    echoes += usize::from(echo(tx, segs, *mac));
+                } else {
+                    totals.foreign += 1;
+                }
+            })?;
+            if frames > 0 {
+                rx.refill();
+            }
+            if echoes > 0 {
+                totals.sent += echoes as u64;
+                tx.publish(echoes, now);
+            }
+            received += frames;
+            round.sent += echoes;
         }
-        if echoes > 0 {
-            totals.sent += echoes as u64;
-            tx.publish(echoes, now);
-        }
-        Ok((frames, Round { sent: echoes, ..Round::default() }))
+        Ok((received, round))
     }
 
     fn receive(&mut self, now: u64) -> Result<usize, guest::Malformed> {
         let Self { guest, mode, totals, latency_ns, awaiting, .. } = self;
         let max = BATCH.min(guest.budget());
-        let frames = guest.rx.receive(max, |segs| {
-            totals.count(segs);
-            touch(segs);
-            let (head, ours) = head_of(segs);
-            if !ours {
-                totals.foreign += 1;
-                return;
+        let mut received = 0;
+        for pair in &mut guest.pairs {
+            let frames = pair.rx.receive(max, |segs| {
+                totals.count(segs);
+                touch(segs);
+                let (head, ours) = head_of(segs);
+                if !ours {
+                    totals.foreign += 1;
+                    return;
+                }
+                let stamp = &head[HDR_LEN + HEADERS..];
+                let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| stamp[i + b]));
+                let (seq, sent) = (word(2), word(10));
+                if *mode != GenMode::Rr {
+                    totals.order(flow_of(&head), seq);
+                } else if awaiting.is_none_or(|(awaited, _)| awaited != seq) {
+                    return;
+                }
+                *awaiting = None;
+                let _ = latency_ns.record(now.saturating_sub(sent).max(1));
+            })?;
+            if frames > 0 {
+                pair.rx.refill();
             }
-            let stamp = &head[HDR_LEN + HEADERS..];
-            let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| stamp[i + b]));
-            let (seq, sent) = (word(2), word(10));
-            if *mode != GenMode::Rr {
-                totals.order(seq);
-            } else if awaiting.is_none_or(|(awaited, _)| awaited != seq) {
-                return;
-            }
-            *awaiting = None;
-            let _ = latency_ns.record(now.saturating_sub(sent).max(1));
-        })?;
-        if frames > 0 {
-            guest.rx.refill();
+            received += frames;
         }
-        Ok(frames)
+        Ok(received)
     }
 
     fn print(&mut self, elapsed_ns: u64, json: bool) {
@@ -414,6 +478,17 @@ fn head_of(segs: &[Seg<'_>]) -> ([u8; HDR_LEN + HEADERS + STAMP], bool) {
     (head, ours)
 }
 
+/// The source port of a frame of ours.
+fn flow_of(head: &[u8; HDR_LEN + HEADERS + STAMP]) -> u16 {
+    u16::from_be_bytes([head[HDR_LEN + SOURCE_PORT], head[HDR_LEN + SOURCE_PORT + 1]])
+}
+
+/// How many of `flows` each of `queues` has; queues without any are left out.
+fn flows_of(flows: u64, queues: usize) -> Vec<u64> {
+    let n = queues as u64;
+    (0..n.min(flows)).map(|queue| (flows - queue).div_ceil(n)).collect()
+}
+
 impl Totals {
     fn count(&mut self, segs: &[Seg<'_>]) {
         let len: u32 = segs.iter().map(|s| s.len()).sum();
@@ -421,16 +496,25 @@ impl Totals {
         self.received_bytes += u64::from(len.saturating_sub(HDR_LEN as u32));
     }
 
-    fn order(&mut self, seq: u64) {
-        if seq >= self.next_seq {
+    fn order(&mut self, flow: u16, seq: u64) {
+        let after = seq.saturating_add(1);
+        let flow_next = &mut self.flow_next[usize::from(flow)];
+        self.late += u64::from(seq < *flow_next);
+        *flow_next = after.max(*flow_next);
+        let skipped = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        match self.first_seq {
             // What was sent before we came is not lost.
-            if self.received > 1 {
-                self.lost += i64::try_from(seq - self.next_seq).unwrap_or(i64::MAX);
+            None => (self.first_seq, self.next_seq) = (Some(seq), after),
+            Some(_) if seq >= self.next_seq => {
+                self.lost += skipped(seq - self.next_seq);
+                self.next_seq = after;
             }
-            self.next_seq = seq + 1;
-        } else {
-            self.late += 1;
-            self.lost -= 1;
+            // Another queue was looked at before the one of the first frame.
+            Some(first) if seq < first => {
+                self.lost += skipped(first - seq - 1);
+                self.first_seq = Some(seq);
+            }
+            Some(_) => self.lost -= 1,
         }
     }
 }
@@ -499,10 +583,30 @@ mod tests {
 
     #[test]
     fn order_counts_gaps_and_forgives_late_frames() {
-        let mut t = Totals { received: 2, next_seq: 5, ..Totals::default() };
-        t.order(8);
+        let mut t = Totals::default();
+        // What was before the first is not lost.
+        t.order(1, 4);
+        t.order(1, 8);
         assert_eq!((t.lost, t.late), (3, 0));
-        t.order(6);
+        t.order(1, 6);
         assert_eq!((t.lost, t.late), (2, 1));
+    }
+
+    #[test]
+    fn flows_may_overtake_each_other_and_none_is_lost_by_it() {
+        let mut t = Totals::default();
+        for (flow, seq) in [(2, 5), (2, 7), (1, 4), (1, 6), (2, 9), (1, 2)] {
+            t.order(flow, seq);
+        }
+        // 3 and 8 did not come; 2 is late beside 6, which is of its flow.
+        assert_eq!((t.lost, t.late), (2, 1));
+    }
+
+    #[test]
+    fn each_flow_has_one_queue() {
+        assert_eq!(flows_of(5, 1), [5]);
+        assert_eq!(flows_of(1, 4), [1]);
+        assert_eq!(flows_of(3, 3), [1, 1, 1]);
+        assert_eq!(flows_of(65_535, 2), [32_768, 32_767]);
     }
 }

@@ -1,9 +1,9 @@
-//! A guest of our own: the driver half of one queue pair with its buffers. `nic`, `gen` and the
+//! A guest of our own: the driver half of queue pairs with their buffers. `nic`, `gen` and the
 //! demo's guests are made of it.
 //!
-//! One thread serves both rings, in rounds: what is due ([`Guest::begin`]), a look at the receive
-//! ring when the poll policy wants one, frames to send, and [`Guest::wait`], the one place where
-//! it sleeps.
+//! One thread serves all rings, in rounds: what is due ([`Guest::begin`]), a look at the receive
+//! rings when the poll policy wants one, frames to send, and [`Guest::wait`], the one place where
+//! it sleeps. The policy judges all pairs together: what it is for is this thread's time.
 
 mod connect;
 mod report;
@@ -40,12 +40,10 @@ const SMART_TICK_NS: u64 = 1_000_000;
 pub struct Guest {
     /// The connection.
     pub link: Link,
-    /// Frames to the switch.
-    pub tx: Tx,
-    /// Frames from the switch.
-    pub rx: Rx,
+    /// The queue pairs, one at least, all alike.
+    pub pairs: Vec<Pair>,
     poller: Poller,
-    /// Smart poll was agreed on: events come where a flag for both rings is clear.
+    /// Smart poll was agreed on: events come where a flag for both rings of a pair is clear.
     smart_poll: bool,
     /// What the poll policy said last.
     resting: Action,
@@ -55,12 +53,28 @@ pub struct Guest {
     pub settings: Settings,
 }
 
+/// One queue each way.
+pub struct Pair {
+    /// Frames to the switch.
+    pub tx: Tx,
+    /// Frames from the switch.
+    pub rx: Rx,
+    /// There are frames to send, but no buffer is free. Said by the user in each round.
+    pub blocked: bool,
+    /// Frames received cannot be dealt with before a buffer is free. As above.
+    pub deaf: bool,
+    /// The receive ring calls: for the sleep that comes.
+    armed: bool,
+    /// The transmit ring calls: for the sleep that comes.
+    tx_calls: bool,
+}
+
 /// What a guest's thread counts of its sleep.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SleepCounts {
     /// Sleeps that a notification could end.
     pub sleeps: u64,
-    /// Sleeps with the receive ring not armed.
+    /// Sleeps with no receive ring armed.
     pub naps: u64,
     /// Time in both, in ns.
     pub asleep_ns: u64,
@@ -69,14 +83,11 @@ pub struct SleepCounts {
 /// What a guest waits for beside its rings.
 #[derive(Default)]
 pub struct Also<'a> {
-    /// Readable when there are frames to send.
-    pub source: Option<BorrowedFd<'a>>,
+    /// Readable when there are frames to send, one for each pair, or none at all. Those of pairs
+    /// that are blocked are not waited for.
+    pub sources: &'a [BorrowedFd<'a>],
     /// There may be frames to send at once.
     pub more: bool,
-    /// There are, but no buffer is free.
-    pub blocked: bool,
-    /// Frames received cannot be dealt with before a buffer is free.
-    pub deaf: bool,
     /// When else to return, in ns.
     pub until: Option<u64>,
 }
@@ -92,43 +103,93 @@ pub enum Malformed {
     Xen(#[from] ::ring::xen::Malformed),
 }
 
+impl Pair {
+    fn new(tx: Ring, rx: Ring, settings: &Settings) -> Self {
+        let (mut tx, mut rx) = (Tx::new(tx, settings), Rx::new(rx, settings));
+        for ring in [&mut tx.ring, &mut rx.ring] {
+            ring.always_tells = settings.suppress == Suppress::None;
+        }
+        Self { tx, rx, blocked: false, deaf: false, armed: false, tx_calls: false }
+    }
+
+    /// Before a sleep: asks for the calls that are to end it; `arms`: for those of frames, too.
+    /// False: there is something by now.
+    fn rest(&mut self, arms: bool, smart_poll: bool) -> Result<bool, Malformed> {
+        self.armed = arms && !self.deaf;
+        if self.armed && !self.rx.ring.arm() {
+            return Ok(false);
+        }
+        let rest = self.tx.rest(self.blocked)?;
+        // With smart poll either ring's event may be the only one.
+        self.tx_calls = rest == Rest::Armed || (smart_poll && self.armed);
+        Ok(rest != Rest::Awake
+            && (!self.armed || !smart_poll || self.stop_polling(self.blocked)?))
+    }
+
+    /// With smart poll, clears the flag by which we ask not to be called, after the ring was armed;
+    /// false: there is something by now. It is one flag for both rings, so nothing may wait on
+    /// either: what was sent is taken back first.
+    fn stop_polling(&mut self, blocked: bool) -> Result<bool, Malformed> {
+        let before = self.tx.in_flight();
+        self.tx.reclaim()?;
+        let freed = blocked && self.tx.in_flight() < before;
+        let armed = match (&self.tx.ring.half, &self.rx.ring.half) {
+            (Half::XenTx(tx), Half::XenRx(rx)) => rx.stop_polling(tx),
+            _ => true,
+        };
+        Ok(armed && !freed)
+    }
+
+    /// After a sleep: takes note of the calls that came. Whether frames may be why.
+    fn wake(&mut self, rx_called: bool, tx_called: bool, smart_poll: bool) -> bool {
+        if self.tx_calls {
+            self.tx.ring.take_calls();
+        }
+        let called = rx_called || (smart_poll && tx_called);
+        if called {
+            self.rx.ring.take_calls();
+        }
+        called
+    }
+}
+
 impl Guest {
-    fn new(link: Link, tx: Ring, rx: Ring, settings: &Settings) -> Self {
+    fn new(link: Link, rings: Vec<(Ring, Ring)>, settings: &Settings) -> Self {
         let costs = match settings.poll {
             Policy::Adaptive { .. } => crate::cost::costs(),
             _ => Costs::TYPICAL,
         };
         let poller = Poller::new(settings.poll, costs, now_ns());
-        let (mut tx, mut rx) = (Tx::new(tx, settings), Rx::new(rx, settings));
-        for ring in [&mut tx.ring, &mut rx.ring] {
-            ring.always_tells = settings.suppress == Suppress::None;
-        }
+        let pairs = rings.into_iter().map(|(tx, rx)| Pair::new(tx, rx, settings)).collect();
         let counts = SleepCounts::default();
         let smart_poll = link.has_smart_poll();
         let (resting, settings) = (Action::Poll, *settings);
-        Self { link, tx, rx, poller, smart_poll, resting, counts, settings }
+        Self { link, pairs, poller, smart_poll, resting, counts, settings }
     }
 
     /// Begins a round: does what is due, and says whether the poll policy wants a look at the
-    /// receive ring.
+    /// receive rings.
     pub fn begin(&mut self, now: u64) -> Result<bool, Malformed> {
-        self.tx.tick(now)?;
+        for pair in &mut self.pairs {
+            (pair.blocked, pair.deaf) = (false, false);
+            pair.tx.tick(now)?;
+        }
         Ok(match self.resting {
             Action::Poll => true,
             Action::Until(at) => at <= now,
-            Action::Arm => self.rx.ring.has_used(),
+            Action::Arm => self.pairs.iter().any(|pair| pair.rx.ring.has_used()),
         })
     }
 
-    /// Most used buffers to take in one look.
+    /// Most used buffers to take in one look at one ring.
     pub fn budget(&self) -> usize {
         self.poller.budget()
     }
 
-    /// Ends a round in which so many frames passed; `looked`: the receive ring was looked at.
+    /// Ends a round in which so many frames passed; `looked`: the receive rings were looked at.
     ///
     /// `adaptive` serves both directions with the latency it may trade; the other policies say
-    /// when the receive ring is looked at, and leave what is sent to the kick policy.
+    /// when the receive rings are looked at, and leave what is sent to the kick policy.
     pub fn end(&mut self, looked: bool, received: usize, sent: usize, now: u64) {
         let frames = if self.serves_both() { received + sent } else { received };
         if looked || frames > 0 {
@@ -145,77 +206,79 @@ impl Guest {
     pub fn wait(&mut self, also: &Also<'_>) -> Result<bool, Malformed> {
         let napping = matches!(self.resting, Action::Until(_));
         let stays = also.more && !(napping && self.serves_both());
-        let retries = also.blocked && self.tx.stop();
+        let mut retries = false;
+        for pair in &mut self.pairs {
+            retries |= pair.blocked && pair.tx.stop();
+        }
         if self.resting == Action::Poll || stays || retries {
             return Ok(true);
         }
-        let armed = self.resting == Action::Arm && !also.deaf;
-        let ready = armed && !self.rx.ring.arm();
-        let mut rest = if ready { Rest::Awake } else { self.tx.rest(also.blocked)? };
-        if armed && rest != Rest::Awake && !self.stop_polling(also.blocked)? {
-            rest = Rest::Awake;
+        let arms = self.resting == Action::Arm;
+        let mut sleeps = true;
+        for pair in &mut self.pairs {
+            sleeps = sleeps && pair.rest(arms, self.smart_poll)?;
         }
-        let gone = rest != Rest::Awake && self.sleep(also, armed, rest == Rest::Armed);
-        if self.poller.disarms() {
-            self.rx.ring.disarm();
+        let gone = sleeps && self.sleep(also);
+        for pair in &mut self.pairs {
+            if self.poller.disarms() {
+                pair.rx.ring.disarm();
+            }
+            pair.tx.ring.disarm();
         }
-        self.tx.ring.disarm();
         Ok(!gone)
     }
 
-    /// Before a sleep that waits for frames only: asks for a call. False: there is something.
+    /// Before a sleep that waits for frames only: asks for calls. False: there is something.
     pub fn arm(&mut self) -> Result<bool, Malformed> {
-        Ok(self.rx.ring.arm() && self.stop_polling(false)?)
-    }
-
-    /// With smart poll, clears the flag by which we ask not to be called, after the ring was armed;
-    /// false: there is something by now. It is one flag for both rings, so nothing may wait on
-    /// either: what was sent is taken back first.
-    fn stop_polling(&mut self, blocked: bool) -> Result<bool, Malformed> {
-        if !self.smart_poll {
-            return Ok(true);
+        for pair in &mut self.pairs {
+            if !pair.rx.ring.arm() || self.smart_poll && !pair.stop_polling(false)? {
+                return Ok(false);
+            }
         }
-        let before = self.tx.in_flight();
-        self.tx.reclaim()?;
-        let freed = blocked && self.tx.in_flight() < before;
-        let armed = match (&self.tx.ring.half, &self.rx.ring.half) {
-            (Half::XenTx(tx), Half::XenRx(rx)) => rx.stop_polling(tx),
-            _ => true,
-        };
-        Ok(armed && !freed)
+        Ok(true)
     }
 
     /// True when the switch is gone.
-    fn sleep(&mut self, also: &Also<'_>, armed: bool, tx_armed: bool) -> bool {
+    fn sleep(&mut self, also: &Also<'_>) -> bool {
+        let deaf = self.pairs.iter().all(|pair| pair.deaf);
         let nap = match self.resting {
-            Action::Until(at) if !also.deaf => Some(at),
+            Action::Until(at) if !deaf => Some(at),
             _ => None,
         };
         let before = now_ns();
         // With smart poll and the flag not cleared, nobody tells of buffers that are free.
         let smart = self.smart_poll;
-        let look = (smart && tx_armed && !armed).then_some(before + SMART_TICK_NS);
-        let until = [nap, look, also.until, self.tx.deadline()].into_iter().flatten().min();
+        let looks = smart && self.pairs.iter().any(|pair| pair.tx_calls && !pair.armed);
+        let look = looks.then_some(before + SMART_TICK_NS);
+        let due = self.pairs.iter().filter_map(|pair| pair.tx.deadline()).min();
+        let until = [nap, look, also.until, due].into_iter().flatten().min();
         let timeout = until.map(|at| at.saturating_sub(before));
         if timeout == Some(0) {
             return false;
         }
         // What `adaptive` lets wait, waits in both directions.
-        let source = also.source.filter(|_| nap.is_none() || !self.serves_both());
-        // With smart poll either ring's event may be the only one.
-        let tx_calls = tx_armed || (smart && armed);
-        let calls = [armed.then(|| self.rx.ring.call()), tx_calls.then(|| self.tx.ring.call())];
-        let [gone, sent, rx_called, tx_called] =
-            readable([Some(self.link.as_fd()), source, calls[0], calls[1]], timeout);
+        let waits_for_sources = nap.is_none() || !self.serves_both();
+        let sources = if waits_for_sources { also.sources } else { &[] };
+        let mut fds = Vec::with_capacity(1 + 3 * self.pairs.len());
+        fds.push(self.link.as_fd());
+        for (i, pair) in self.pairs.iter().enumerate() {
+            fds.extend(sources.get(i).filter(|_| !pair.blocked));
+            fds.extend(pair.armed.then(|| pair.rx.ring.call()));
+            fds.extend(pair.tx_calls.then(|| pair.tx.ring.call()));
+        }
+        let ready = readable(&fds, timeout);
         let now = now_ns();
+        let armed = self.pairs.iter().any(|pair| pair.armed);
         *(if armed { &mut self.counts.sleeps } else { &mut self.counts.naps }) += 1;
         self.counts.asleep_ns += now.saturating_sub(before);
-        if tx_calls {
-            self.tx.ring.take_calls();
-        }
-        let called = rx_called || (smart && tx_called);
-        if called {
-            self.rx.ring.take_calls();
+        let mut ready = ready.into_iter();
+        let mut next = |was_waited_for| was_waited_for && ready.next() == Some(true);
+        let gone = next(true);
+        let (mut called, mut sent) = (false, false);
+        for (i, pair) in self.pairs.iter_mut().enumerate() {
+            sent |= next(i < sources.len() && !pair.blocked);
+            let (rx_called, tx_called) = (next(pair.armed), next(pair.tx_calls));
+            called |= pair.wake(rx_called, tx_called, smart);
         }
         if armed && (called || sent && self.serves_both()) {
             self.poller.wake(now);
@@ -228,20 +291,23 @@ impl Guest {
 /// Sleeps until one of many guests, whose receive rings are armed, was called, or for at most
 /// `timeout_ns`; false when one's switch is gone.
 pub fn wait_many(guests: &mut [Guest], timeout_ns: u64) -> bool {
-    use rustix::event::{PollFd, PollFlags, poll};
-    let mut all = Vec::with_capacity(2 * guests.len());
+    let mut fds = Vec::with_capacity(2 * guests.len());
     for guest in &*guests {
-        all.push(PollFd::new(&guest.link, PollFlags::IN));
-        all.push(PollFd::from_borrowed_fd(guest.rx.ring.call(), PollFlags::IN));
+        fds.push(guest.link.as_fd());
+        fds.extend(guest.pairs.iter().map(|pair| pair.rx.ring.call()));
     }
-    let _ = poll(&mut all, Some(&timespec(timeout_ns)));
-    let ready: Vec<_> = all.iter().map(|fd| !fd.revents().is_empty()).collect();
-    for (guest, ready) in guests.iter_mut().zip(ready.chunks(2)) {
-        if ready[1] {
-            guest.rx.ring.take_calls();
+    let mut ready = readable(&fds, Some(timeout_ns)).into_iter();
+    let mut next = || ready.next() == Some(true);
+    let mut gone = false;
+    for guest in guests {
+        gone |= next() && guest.link.is_gone();
+        for pair in &mut guest.pairs {
+            if next() {
+                pair.rx.ring.take_calls();
+            }
         }
     }
-    !guests.iter_mut().zip(ready.chunks(2)).any(|(guest, ready)| ready[0] && guest.link.is_gone())
+    !gone
 }
 
 fn timespec(ns: u64) -> rustix::event::Timespec {
@@ -252,17 +318,13 @@ fn timespec(ns: u64) -> rustix::event::Timespec {
 }
 
 /// Sleeps until one of `fds` is readable, at most `timeout_ns`; says which are.
-pub fn readable<const N: usize>(
-    fds: [Option<BorrowedFd<'_>>; N],
-    timeout_ns: Option<u64>,
-) -> [bool; N] {
+pub fn readable(fds: &[BorrowedFd<'_>], timeout_ns: Option<u64>) -> Vec<bool> {
     use rustix::event::{PollFd, PollFlags, poll};
-    let mut all: Vec<_> = fds.iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let mut all: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let timeout = timeout_ns.map(timespec);
     // An interrupted sleep is a sleep that ended.
     let _ = poll(&mut all, timeout.as_ref());
-    let mut polled = all.iter();
-    fds.map(|fd| fd.is_some() && polled.next().is_some_and(|p| !p.revents().is_empty()))
+    all.iter().map(|fd| !fd.revents().is_empty()).collect()
 }
 
 /// The machine's monotonic clock, in ns: comparable between processes.

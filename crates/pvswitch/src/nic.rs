@@ -4,8 +4,11 @@
 //! the TAP's virtio-net header and a virtqueue's are the same bytes, and Xen's rings are told of
 //! them in another way. The interface stays when the switch goes away, and traffic resumes when it
 //! is back.
+//!
+//! Each queue of the interface has a queue pair of its own: a flow that the kernel keeps to one
+//! queue keeps its order.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +18,7 @@ use shm::Seg;
 use uplink::{Batching, TapFd};
 
 use crate::cli::NicArgs;
-use crate::guest::{self, Also, Connect, Guest, Report};
+use crate::guest::{self, Also, Connect, Guest, Report, Rx, Tx};
 use crate::spec::Tap;
 use crate::{AnyError, Usage};
 
@@ -29,15 +32,21 @@ pub fn command(args: NicArgs) -> Result<(), AnyError> {
     let to = Connect::try_from(&args.connect).map_err(Usage)?;
     crate::cost::precise_timers();
     let stop = stop_flag()?;
-    let conf = Tap { ifname: args.tap.clone(), netns: args.netns, queues: 1, mtu: args.mtu };
+    let (ifname, queues) = (args.tap.clone(), args.connect.queues);
+    let conf = Tap { ifname, netns: args.netns, queues, mtu: args.mtu };
     let mut options = crate::tap::options(&conf);
     options.mac = args.mac;
     // As deep as a ring, so that a TCP window of GSO frames waits here and is not dropped.
     options.queue_len = Some(4096);
     let tap = uplink::open(&options)?;
+    if tap.queues.len() < usize::from(queues) {
+        let name = &args.tap;
+        let what = format!("interface {name} was made without multi_queue and has one queue");
+        return Err(format!("{what}: leave out --queues, or remove it and let us make it").into());
+    }
     let fd = Arc::clone(&tap.queues[0]);
-    let mut reads = TapFd::new(Arc::clone(&fd), Batching::Auto);
-    let mut writes = TapFd::new(Arc::clone(&fd), Batching::Auto);
+    let mut taps: Vec<_> = tap.queues.iter().map(TapQueue::new).collect();
+    let sources: Vec<_> = tap.queues.iter().map(|fd| fd.as_fd()).collect();
     let interval = args.interval.map(crate::seconds).transpose().map_err(Usage)?;
     if interval == Some(Duration::ZERO) {
         return Err(Usage("--interval 0: use a time between reports, in seconds".into()).into());
@@ -64,7 +73,7 @@ pub fn command(args: NicArgs) -> Result<(), AnyError> {
         let names = guest.link.features().join(" ");
         tracing::info!("{} connected to {}: {names}", args.tap, to.target);
         let mut teller = Teller::new(&args.tap, interval, args.json);
-        match serve(&mut guest, &mut reads, &mut writes, &mut teller, &go_on) {
+        match serve(&mut guest, &mut taps, &sources, &mut teller, &go_on) {
             Ok(()) => {}
             Err(error) => tracing::warn!("the switch broke the ring protocol: {error}"),
         }
@@ -83,6 +92,21 @@ pub fn stop_flag() -> std::io::Result<Arc<AtomicBool>> {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
     Ok(stop)
+}
+
+/// One queue of the interface.
+struct TapQueue {
+    reads: TapFd,
+    writes: TapFd,
+    /// How many frames were there last time.
+    last: usize,
+}
+
+impl TapQueue {
+    fn new(fd: &Arc<OwnedFd>) -> Self {
+        let tap = || TapFd::new(Arc::clone(fd), Batching::Auto);
+        Self { reads: tap(), writes: tap(), last: 1 }
+    }
 }
 
 /// Tells what was counted over one connection: at its end, and now and then if asked to.
@@ -120,8 +144,8 @@ impl<'a> Teller<'a> {
                 "tap": self.tap,
                 "features": guest.link.features(),
                 "duration_s": elapsed.as_secs_f64(),
-                "sent_frames": guest.tx.counts.frames,
-                "received_frames": guest.rx.counts.frames,
+                "sent_frames": report.frames()[0],
+                "received_frames": report.frames()[1],
                 "cpu_s": (guest::cpu_time() - self.cpu_before).as_secs_f64(),
             });
             if let (Some(all), Value::Object(more)) = (value.as_object_mut(), report.json()) {
@@ -137,37 +161,37 @@ impl<'a> Teller<'a> {
 /// Moves frames until the switch is gone or `go_on` says no.
 fn serve(
     guest: &mut Guest,
-    reads: &mut TapFd,
-    writes: &mut TapFd,
+    taps: &mut [TapQueue],
+    sources: &[BorrowedFd<'_>],
     teller: &mut Teller<'_>,
     go_on: &dyn Fn() -> bool,
 ) -> Result<(), guest::Malformed> {
     let mut rounds = 0_u32;
-    let mut last = 1;
     loop {
         let now = guest::now_ns();
         if teller.due(now) {
             teller.tell(guest);
         }
         let look = guest.begin(now)?;
-        let (room, sent) = send(guest, reads, last, now)?;
-        last = sent;
-        let received = if look { deliver(guest, writes)? } else { 0 };
+        let max = guest.budget().min(BATCH);
+        let (mut sent, mut received) = (0, 0);
+        for (pair, tap) in guest.pairs.iter_mut().zip(&mut *taps) {
+            let room = send(&mut pair.tx, tap, now)?;
+            sent += tap.last;
+            if look {
+                received += deliver(&mut pair.rx, &mut tap.writes, max)?;
+            }
+            // Without a buffer it matters whether a frame waits for one.
+            pair.blocked = room == 0 && guest::readable(&[tap.reads.as_fd()], Some(0))[0];
+        }
         guest.end(look, received, sent, now);
         rounds = rounds.wrapping_add(1);
         if rounds.is_multiple_of(1024) && (!go_on() || guest.link.is_gone()) {
             return Ok(());
         }
-        // Without a buffer it matters whether a frame waits for one.
-        let blocked = room == 0 && guest::readable([Some(reads.as_fd())], Some(0))[0];
-        let also = Also {
-            source: (!blocked).then_some(reads.as_fd()),
-            more: sent > 0,
-            blocked,
-            // A signal that comes just before a sleep does not end it.
-            until: Some(teller.next_ns.min(now + LOOK_AROUND_NS)),
-            ..Also::default()
-        };
+        // A signal that comes just before a sleep does not end it.
+        let until = Some(teller.next_ns.min(now + LOOK_AROUND_NS));
+        let also = Also { sources, more: sent > 0, until };
         let slept = guest.counts.sleeps + guest.counts.naps;
         if !guest.wait(&also)? {
             return Ok(());
@@ -180,21 +204,16 @@ fn serve(
 
 /// TAP to ring: as many frames as were there last time, and some more, in one batch. Asking for
 /// many frames of an idle TAP would cost more than moving a few. Returns how many there was room
-/// for and how many came.
-fn send(
-    guest: &mut Guest,
-    tap: &mut TapFd,
-    last: usize,
-    now: u64,
-) -> Result<(usize, usize), guest::Malformed> {
-    let tx = &mut guest.tx;
-    let want = (last * 2).clamp(1, BATCH);
+/// for.
+fn send(tx: &mut Tx, tap: &mut TapQueue, now: u64) -> Result<usize, guest::Malformed> {
+    let want = (tap.last * 2).clamp(1, BATCH);
+    tap.last = 0;
     let room = tx.room(want)?;
     if room == 0 {
-        return Ok((0, 0));
+        return Ok(0);
     }
     let mut offered = [0_u16; BATCH];
-    let mut batch = tap.reads();
+    let mut batch = tap.reads.reads();
     for (i, to) in tx.free().take(room).zip(&mut offered) {
         for seg in tx.memory(i) {
             batch.push(seg);
@@ -215,14 +234,14 @@ fn send(
     if frames > 0 {
         tx.publish(frames, now);
     }
-    Ok((room, frames))
+    tap.last = frames;
+    Ok(room)
 }
 
 /// Ring to TAP: what is there, in one batch, from the buffers it lies in.
-fn deliver(guest: &mut Guest, tap: &mut TapFd) -> Result<usize, guest::Malformed> {
-    let max = guest.budget().min(BATCH);
+fn deliver(rx: &mut Rx, tap: &mut TapFd, max: usize) -> Result<usize, guest::Malformed> {
     let mut batch = tap.writes();
-    let frames = guest.rx.receive(max, |frame: &[Seg<'_>]| {
+    let frames = rx.receive(max, |frame: &[Seg<'_>]| {
         for seg in frame {
             batch.push(*seg);
         }
@@ -231,7 +250,7 @@ fn deliver(guest: &mut Guest, tap: &mut TapFd) -> Result<usize, guest::Malformed
     if frames > 0 {
         // A frame the kernel does not take is lost as on any wire.
         batch.run();
-        guest.rx.refill();
+        rx.refill();
     }
     Ok(frames)
 }

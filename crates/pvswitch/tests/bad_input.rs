@@ -189,7 +189,9 @@ fn guests_that_cannot_connect() {
         fails(command(&["nic", "--tap", "x", "--connect", connect]), USAGE, &[spec]);
     }
     fails(command(&["gen", "--connect", &file]), FAILURE, &["remove it or choose another path"]);
-    let bad: [(&[&str], &str); 18] = [
+    let bad: [(&[&str], &str); 20] = [
+        (&["--queues", "0"], "0 is not in 1..=16"),
+        (&["--queues", "17"], "17 is not in 1..=16"),
         (&["--burst", "0"], "FRAMES,GAP_US"),
         (&["--burst", "4"], "give it --rate"),
         (&["--burst", "4,9", "--rate", "1k"], "give one"),
@@ -211,6 +213,26 @@ fn guests_that_cannot_connect() {
     ];
     for (args, want) in bad {
         fails(command(&[&["gen", "--connect", &socket], args].concat()), USAGE, &[want]);
+    }
+}
+
+#[test]
+fn more_queues_than_a_port_has() {
+    let dir = Dir::new();
+    for (name, kind) in [("a", "vhost-user"), ("b", "xen-local")] {
+        let at = format!("{kind}:{}", dir.text(name));
+        for (options, wanted, has) in [("queues=1", "2", "1"), ("queues=2", "3", "2")] {
+            let switch = Switch::start(&dir, &[], &[format!("{name}={at},{options}")]);
+            let sink = ["gen", "--mode", "sink", "--connect", &at, "--queues"];
+            let pairs = if name == "a" { "queue pairs" } else { "queues" };
+            let wants =
+                [&*format!("{wanted} {pairs} wanted"), &*format!("has {has}: ask for fewer")];
+            fails(command(&[&sink[..], &[wanted]].concat()), FAILURE, &wants);
+            // And the port is as good as before.
+            let fits = command(&[&sink[..], &[has, "--duration", "0.1"]].concat()).output();
+            assert!(fits.as_ref().is_ok_and(|out| out.status.success()), "{fits:?}");
+            drop(switch);
+        }
     }
 }
 

@@ -62,3 +62,53 @@ fn what_a_nic_counts_is_told_each_interval_and_at_the_end() {
         assert!(!features.is_empty(), "{last}");
     }
 }
+
+/// Sends `datagrams` from the NIC's namespace, each of a flow of its own.
+fn send_from(nic: &Process, datagrams: u32) {
+    let script = format!(
+        "ip addr add 10.9.0.1/24 dev pvs0 && \
+         ip neigh add 10.9.0.2 lladdr 02:00:00:00:00:09 dev pvs0 && \
+         for port in $(seq {datagrams}); do echo > /dev/udp/10.9.0.2/$port; done"
+    );
+    let mut command = Command::new("nsenter");
+    command.args(["-t", &nic.0.id().to_string(), "-n"]);
+    if !rustix::process::geteuid().is_root() {
+        command.args(["-U", "--preserve-credentials"]);
+    }
+    let out = command.args(["bash", "-c", &script]).output().unwrap();
+    assert!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+#[test]
+fn each_queue_of_the_interface_has_a_queue_pair() {
+    for kind in ["vhost-user", "xen-local"] {
+        let dir = Dir::new();
+        let at = |name: &str| format!("{kind}:{}", dir.text(name));
+        let ports = ["a", "b"].map(|name| format!("{name}={},queues=2", at(name)));
+        let switch = Switch::start(&dir, &[], &ports);
+        let out = dir.text("out");
+        let told = ["--json", "--queues", "2", "--poll", "event"];
+        let Some(mut nic) = nic(&at("b"), &out, &told) else { return };
+        switch.wait_up("b", true);
+        let frames = |way: &str| {
+            let queues = switch.port("stats", "b")[way].as_array().unwrap().clone();
+            [0, 1].map(|i| queues[i]["frames"].as_u64().unwrap())
+        };
+        let send = ["--queues", "2", "--flows", "32", "--rate", "2k", "--duration", "0.3"];
+        let sent = Gen::connect(&at("a"), &send).report()["sent_frames"].as_u64().unwrap();
+        wait_for("all frames", || frames("egress").iter().sum::<u64>() >= sent);
+        send_from(&nic, 200);
+        wait_for("all datagrams", || frames("ingress").iter().sum::<u64>() >= 200);
+        let (ingress, egress) = (frames("ingress"), frames("egress"));
+        assert!(ingress.iter().chain(&egress).all(|n| *n > 20), "{kind}: {ingress:?} {egress:?}");
+        assert!(nic.end().success());
+        let lines = lines(&out);
+        let last = lines.last().unwrap();
+        for (key, least) in [("received_frames", egress), ("sent_frames", ingress)] {
+            let queues = [0, 1].map(|i| last["queues"][i][key].as_u64().unwrap());
+            // The kernel may have said more in the meantime.
+            assert!(queues.iter().zip(least).all(|(n, least)| *n >= least), "{kind}: {last}");
+            assert_eq!(last[key], queues.iter().sum::<u64>(), "{kind}: {last}");
+        }
+    }
+}

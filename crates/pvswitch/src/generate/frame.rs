@@ -6,6 +6,8 @@ use shm::Seg;
 
 /// Ethernet, IPv4 and UDP headers.
 pub const HEADERS: usize = 14 + 20 + 8;
+/// Where the UDP source port is, which tells flows apart.
+pub const SOURCE_PORT: usize = 14 + 20;
 /// Mark, sequence number, time.
 pub const STAMP: usize = 18;
 /// Shortest frame that carries the stamp; also Ethernet's own minimum, without FCS.
@@ -75,7 +77,7 @@ pub fn headers(src: [u8; 6], dst: [u8; 6], size: u32, flow: u16) -> [u8; HEADERS
     let sum = (sum & 0xffff) + (sum >> 16);
     let sum = !(((sum & 0xffff) + (sum >> 16)) as u16);
     h[24..26].copy_from_slice(&sum.to_be_bytes());
-    h[34..36].copy_from_slice(&(10_000 + flow).to_be_bytes());
+    h[34..36].copy_from_slice(&10_000_u16.wrapping_add(flow).to_be_bytes());
     h[36..38].copy_from_slice(&9_u16.to_be_bytes());
     // UDP over IPv4 may go without checksum: zero.
     h[38..40].copy_from_slice(&(ip_len - 20).to_be_bytes());

@@ -8,8 +8,8 @@ use crate::cli::GenArgs;
 use crate::guest::{self, Connect, Guest, cpu_time, now_ns};
 use crate::{AnyError, Usage};
 
-/// Descriptors of one guest, and what connecting needs. Of vhost-user: socket, memory, two kicks,
-/// two calls. Of Xen: the host's and the store's, memory, two for each of two channels.
+/// Descriptors of one queue of a guest, and what connecting needs. Of vhost-user: socket, memory,
+/// two kicks, two calls. Of Xen: the host's and the store's, memory, two for each of two channels.
 const FDS_EACH: u64 = 16;
 /// Longest sleep, in ns.
 const LOOK_AROUND_NS: u64 = 1_000_000_000;
@@ -23,7 +23,7 @@ pub fn command(
 ) -> Result<(), AnyError> {
     let count = args.count.unwrap_or(1);
     let sockets = sockets(&args.connect.connect, &to, count).map_err(Usage)?;
-    raise_limit(u64::from(count) * FDS_EACH + 64);
+    raise_limit(u64::from(count) * u64::from(to.queues) * FDS_EACH + 64);
     let to = to.small();
     let mut guests = Vec::new();
     for socket in sockets {
@@ -65,12 +65,14 @@ pub fn command(
     result
 }
 
-/// Throws away what came; the receive ring is armed afterwards.
+/// Throws away what came; the receive rings are armed afterwards.
 fn empty(guest: &mut Guest) -> Result<usize, guest::Malformed> {
     let mut frames = 0;
     while !guest.arm()? {
-        frames += guest.rx.receive(BATCH, |_| {})?;
-        guest.rx.refill();
+        for pair in &mut guest.pairs {
+            frames += pair.rx.receive(BATCH, |_| {})?;
+            pair.rx.refill();
+        }
     }
     Ok(frames)
 }

@@ -12,7 +12,7 @@ use lab::near::did_you_mean;
 use switch::poll::Policy;
 use switch::vnet::Offloads;
 use vhost_user::feature;
-use vhost_user::frontend::{Frontend, FrontendError, PROTOCOL_FEATURES, Params};
+use vhost_user::frontend::{Frontend, FrontendError, PROTOCOL_FEATURES, Params, Queue};
 use vhost_user::sys::{self, SocketError};
 use xen_netif::front::Agreed;
 
@@ -46,6 +46,8 @@ const SMART_POLL: Policy = Policy::Timer { hz: 1000 };
 pub struct Connect {
     /// Where.
     pub target: Target,
+    /// Queue pairs.
+    pub queues: u16,
     /// Ring size.
     pub queue_size: u16,
     /// Features to take if offered.
@@ -162,8 +164,8 @@ impl TryFrom<&ConnectArgs> for Connect {
             }
         }
         let (buffers, frame_max) = ((TX_BUFFER, RX_BUFFER), xen::FRAME_MAX);
-        let queue_size = args.queue_size;
-        Ok(Self { target, queue_size, features, settings, buffers, frame_max, poll_plain })
+        let (queues, queue_size) = (args.queues, args.queue_size);
+        Ok(Self { target, queues, queue_size, features, settings, buffers, frame_max, poll_plain })
     }
 }
 
@@ -356,15 +358,16 @@ fn xen(target: &xen::Target, to: &Connect, kept: &mut Option<Kept>) -> Result<Gu
     let sizes = xen::sizes(to.queue_size, to.frame_max, &to.settings);
     let mut link = match kept.take() {
         Some(Kept::Vif(link)) => link,
-        _ => Box::new(XenLink::begin(target, sizes)?),
+        _ => Box::new(XenLink::begin(target, to.queues, sizes)?),
     };
     match link.within(RETRY_EVERY) {
-        Ok(queue) => {
-            let (tx, rx) = xen::rings(queue, sizes, &to.settings);
+        Ok(queues) => {
+            let rings = |queue| xen::rings(queue, sizes, &to.settings);
+            let rings = queues.into_iter().map(rings).collect();
             let smart = link.agreed().is_some_and(|agreed| agreed.smart_poll);
             let poll = if smart { to.settings.poll } else { to.poll_plain };
             let settings = Settings { poll, ..to.settings };
-            Ok(Guest::new(Link::Xen(link), tx, rx, &settings))
+            Ok(Guest::new(Link::Xen(link), rings, &settings))
         }
         Err(error) => {
             if error.is_absence() {
@@ -381,26 +384,31 @@ fn vhost_user(stream: UnixStream, to: &Connect) -> Result<Guest, FrontendError> 
     let params = Params {
         features: to.features,
         protocol_features: PROTOCOL_FEATURES,
-        pairs: 1,
+        pairs: to.queues,
         queue_size: to.queue_size,
         base: None,
         indirect_entries: if settings.apart && settings.indirect { 2 } else { 0 },
-        buffer_bytes: size * (tx_stride + rx_stride),
+        buffer_bytes: u64::from(to.queues) * size * (tx_stride + rx_stride),
         timeout: TIMEOUT,
     };
-    let (frontend, mut queues) = Frontend::start(stream, &params)?;
-    let memory = Arc::clone(frontend.memory());
-    let base = frontend.buffers().start;
+    let (frontend, queues) = Frontend::start(stream, &params)?;
+    let memory = frontend.memory();
     let two = settings.apart && frontend.features() & feature::INDIRECT_DESC == 0;
     let count = if two { to.queue_size / 2 } else { to.queue_size };
     let Settings { apart, offset, checks, .. } = settings;
-    if !checks {
-        queues.iter_mut().for_each(|queue| queue.driver.trust_device());
+    let mut base = frontend.buffers().start;
+    let mut ring = |mut queue: Queue, stride| {
+        if !checks {
+            queue.driver.trust_device();
+        }
+        let buffers = Buffers { base, stride, count, apart, offset };
+        base += size * stride;
+        Ring::virtio(queue, Arc::clone(memory), buffers)
+    };
+    let mut rings = Vec::new();
+    let mut queues = queues.into_iter();
+    while let (Some(rx), Some(tx)) = (queues.next(), queues.next()) {
+        rings.push((ring(tx, tx_stride), ring(rx, rx_stride)));
     }
-    let buffers = |base, stride| Buffers { base, stride, count, apart, offset };
-    let tx_buffers = buffers(base, tx_stride);
-    let tx = Ring::virtio(queues.remove(1), Arc::clone(&memory), tx_buffers);
-    let rx_buffers = buffers(base + size * tx_stride, rx_stride);
-    let rx = Ring::virtio(queues.remove(0), memory, rx_buffers);
-    Ok(Guest::new(Link::VhostUser(frontend), tx, rx, &settings))
+    Ok(Guest::new(Link::VhostUser(frontend), rings, &settings))
 }

@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::Guest;
-use super::SleepCounts;
 use super::rx::RxCounts;
 use super::tx::TxCounts;
+use super::{Guest, Pair, SleepCounts};
 
-/// The counters of a guest.
+/// The counters of a guest: sums over its queues.
 pub struct Report {
     tx: TxCounts,
     rx: RxCounts,
@@ -19,6 +18,8 @@ pub struct Report {
     calls: [u64; 2],
     /// Frames that the switch did not take, and those that it gave us and that we did not.
     lost: [u64; 2],
+    /// Frames sent and received of each queue.
+    queues: Vec<[u64; 2]>,
     /// Pages kept mapped, and requests for that which were refused.
     statics: (usize, u64),
     elapsed: Duration,
@@ -31,25 +32,43 @@ fn per(n: u64, of: u64) -> f64 {
 impl Report {
     /// Of `guest`, which has run for `elapsed`.
     pub fn new(guest: &mut Guest, elapsed: Duration) -> Self {
-        let Guest { tx, rx, .. } = guest;
-        // Calls that came while we were awake.
-        tx.ring.take_calls();
-        rx.ring.take_calls();
-        Self {
-            tx: tx.counts,
-            rx: rx.counts,
+        let mut report = Self {
+            tx: TxCounts::default(),
+            rx: RxCounts::default(),
             sleep: guest.counts,
-            kicks: [tx.ring.kicks, rx.ring.kicks],
-            calls: [tx.ring.calls, rx.ring.calls],
-            lost: [tx.ring.lost(), rx.ring.lost()],
+            kicks: [0; 2],
+            calls: [0; 2],
+            lost: [0; 2],
+            queues: Vec::new(),
             statics: guest.link.static_grants(),
             elapsed,
+        };
+        for Pair { tx, rx, .. } in &mut guest.pairs {
+            report.tx += tx.counts;
+            report.rx += rx.counts;
+            report.queues.push([tx.counts.frames, rx.counts.frames]);
+            for (i, ring) in [&mut tx.ring, &mut rx.ring].into_iter().enumerate() {
+                // Calls that came while we were awake.
+                ring.take_calls();
+                report.kicks[i] += ring.kicks;
+                report.calls[i] += ring.calls;
+                report.lost[i] += ring.lost();
+            }
         }
+        report
+    }
+
+    /// Frames sent and received, of all queues.
+    pub fn frames(&self) -> [u64; 2] {
+        [self.tx.frames, self.rx.frames]
     }
 
     /// As keys and values.
     pub fn json(&self) -> Value {
+        let queue =
+            |[sent, received]: &[u64; 2]| json!({"sent_frames": sent, "received_frames": received});
         json!({
+            "queues": self.queues.iter().map(queue).collect::<Vec<_>>(),
             "polls": self.rx.polls,
             "polls_empty": self.rx.polls_empty,
             "sleeps": self.sleep.sleeps,
@@ -79,7 +98,7 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tx, rx, sleep, kicks, calls, lost, statics: _, elapsed } = self;
+        let Self { tx, rx, sleep, kicks, calls, lost, elapsed, .. } = self;
         write!(
             f,
             "{:.1} s: sent {}, {} kicks ({:.1} frames each), {} calls, {} buffers in {} reclaims, \

@@ -1,6 +1,7 @@
 //! The receive queue: frames out of it, and when buffers are given back.
 
 use std::collections::VecDeque;
+use std::ops::AddAssign;
 
 use ring::virtq::{self, Used};
 use shm::Seg;
@@ -42,6 +43,16 @@ pub struct RxCounts {
     pub refills: u64,
     /// Buffers given back.
     pub refilled: u64,
+}
+
+impl AddAssign for RxCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.frames += other.frames;
+        self.polls += other.polls;
+        self.polls_empty += other.polls_empty;
+        self.refills += other.refills;
+        self.refilled += other.refilled;
+    }
 }
 
 impl Rx {

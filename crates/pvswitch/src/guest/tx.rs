@@ -1,5 +1,7 @@
 //! The transmit queue: when the switch is told of frames, and when buffers are taken back.
 
+use std::ops::AddAssign;
+
 use shm::SegMut;
 use switch::poll::{Notifier, Notify, tick_after};
 
@@ -42,6 +44,17 @@ pub struct TxCounts {
     /// Frames dropped because the switch takes none like that: too long, or with work left undone
     /// that it did not agree to do.
     pub refused: u64,
+}
+
+impl AddAssign for TxCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.frames += other.frames;
+        self.reclaims += other.reclaims;
+        self.reclaimed += other.reclaimed;
+        self.stops += other.stops;
+        self.busy += other.busy;
+        self.refused += other.refused;
+    }
 }
 
 /// What a transmit queue has to say before a sleep.

@@ -148,6 +148,14 @@ pub enum XenError {
         /// Who, and what to do.
         by: String,
     },
+    /// Its back end has fewer queues than wanted.
+    #[error("{wanted} queues wanted, the back end has {has}: ask for fewer (--queues {has})")]
+    Queues {
+        /// Wanted.
+        wanted: u16,
+        /// What it has.
+        has: u16,
+    },
     /// Its back end does not answer yet.
     #[error("its back end {back} is in state {state}; is a switch running there that serves it?")]
     NotYet {
@@ -185,6 +193,8 @@ pub struct XenLink {
     /// Its directory.
     dir: String,
     agreed: Option<Agreed>,
+    /// How many are wanted.
+    queues: u16,
     /// Static grants are wanted.
     statics: bool,
     kept: Kept,
@@ -194,8 +204,8 @@ pub struct XenLink {
 }
 
 impl XenLink {
-    /// Begins a handshake for a queue of `sizes`.
-    pub fn begin(target: &Target, sizes: Sizes) -> Result<Self, XenError> {
+    /// Begins a handshake for so many queues of `sizes`.
+    pub fn begin(target: &Target, queues: u16, sizes: Sizes) -> Result<Self, XenError> {
         let (front, devid, claim) = match &target.vif {
             Vif::Local(dir) => (Front::open_local(dir)?, 0, None),
             Vif::Device(devid) => {
@@ -214,27 +224,33 @@ impl XenLink {
             return Err(XenError::BadKey { key, value });
         };
         let Target { split, smart_poll, statics, .. } = *target;
-        let wishes = Wishes { queues: 1, split, ctrl: statics, smart_poll };
+        let wishes = Wishes { queues, split, ctrl: statics, smart_poll };
         let rings = FrontRings::new(front, backend_domid, sizes);
         let handshake = Handshake::new(dir.clone(), wishes, rings);
         home.watch(&format!("{dir}/backend"), "front")?;
         let (agreed, kept) = (None, Kept::default());
-        Ok(Self { handshake, home, dir, agreed, statics, kept, gone: false, _claim: claim })
+        let (gone, _claim) = (false, claim);
+        Ok(Self { handshake, home, dir, agreed, queues, statics, kept, gone, _claim })
     }
 
     /// Waits for the back end for at most `limit`; then it can be waited for again.
-    pub fn within(&mut self, limit: Duration) -> Result<Queue, XenError> {
+    pub fn within(&mut self, limit: Duration) -> Result<Vec<Queue>, XenError> {
         let deadline = Instant::now() + limit;
         loop {
             let status = self.handshake.look(&mut self.home)?;
+            // Fewer than were asked for are none: what is measured, or planned, is another thing.
+            let agreed = self.handshake.agreed().map(|agreed| agreed.queues);
+            if let Some(has) = agreed.filter(|has| *has < self.queues) {
+                return Err(XenError::Queues { wanted: self.queues, has });
+            }
             if status == Status::Up
-                && let Some(queue) = self.handshake.rings().take().and_then(|mut all| all.pop())
+                && let Some(queues) = self.handshake.rings().take()
             {
                 self.agreed = self.handshake.agreed().copied();
                 if self.statics {
                     self.keep_grants()?;
                 }
-                return Ok(queue);
+                return Ok(queues);
             }
             if !sys::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false) {
                 return Err(self.not_yet()?);

@@ -141,6 +141,7 @@ impl Drop for Peer {
 fn args(connect: &str, poll: Option<Policy>, kick: &str, sets: &[&str]) -> crate::cli::ConnectArgs {
     crate::cli::ConnectArgs {
         connect: connect.into(),
+        queues: 1,
         queue_size: 256,
         packed: false,
         in_order: false,
@@ -244,21 +245,21 @@ const GSO: Gso = Gso { size: 1448, kind: gso_type::TCPV4, features: 0 };
 
 /// Sends a frame with a header, as a TAP writes both into a buffer.
 fn send(guest: &mut Guest, hdr: &VnetHdr, frame: &[u8]) -> bool {
-    assert!(guest.tx.room(1).unwrap() > 0);
-    let i = guest.tx.free().next().unwrap();
-    let mut to = guest.tx.memory(i).next().unwrap();
+    assert!(guest.pairs[0].tx.room(1).unwrap() > 0);
+    let i = guest.pairs[0].tx.free().next().unwrap();
+    let mut to = guest.pairs[0].tx.memory(i).next().unwrap();
     to.write(&hdr.bytes());
     to.write(&[0, 0]);
     to.write(frame);
-    let sent = guest.tx.send(i, (HDR_LEN + frame.len()) as u32);
-    guest.tx.publish(usize::from(sent), now_ns());
+    let sent = guest.pairs[0].tx.send(i, (HDR_LEN + frame.len()) as u32);
+    guest.pairs[0].tx.publish(usize::from(sent), now_ns());
     sent
 }
 
 /// What comes, as (header, bytes).
 fn receive(guest: &mut Guest) -> Vec<(VnetHdr, Vec<u8>)> {
     let mut all = Vec::new();
-    let frames = guest.rx.receive(64, |segs| {
+    let frames = guest.pairs[0].rx.receive(64, |segs| {
         let mut bytes = vec![0; segs.iter().map(|seg| seg.len() as usize).sum()];
         let mut at = 0;
         segs.iter().for_each(|seg| at += seg.read(&mut bytes[at..]));
@@ -267,7 +268,7 @@ fn receive(guest: &mut Guest) -> Vec<(VnetHdr, Vec<u8>)> {
         all.push((VnetHdr::parse(bytes.first_chunk().unwrap()), frame));
     });
     assert_eq!(frames.unwrap(), all.len());
-    guest.rx.refill();
+    guest.pairs[0].rx.refill();
     all
 }
 
@@ -294,13 +295,13 @@ fn headers_go_out_as_flags_and_extra_infos() {
                 assert!(bytes == frame, "{len} bytes");
                 ends.answer(status::OKAY);
             });
-            guest.tx.reclaim().unwrap();
-            assert_eq!((guest.tx.in_flight(), guest.tx.ring.lost()), (0, 0));
+            guest.pairs[0].tx.reclaim().unwrap();
+            assert_eq!((guest.pairs[0].tx.in_flight(), guest.pairs[0].tx.ring.lost()), (0, 0));
         }
         send(&mut guest, &VnetHdr::NONE, &tcp(60));
         peer.with(|ends| (ends.take().unwrap(), ends.answer(status::ERROR)));
-        guest.tx.reclaim().unwrap();
-        assert_eq!((guest.tx.in_flight(), guest.tx.ring.lost()), (0, 1));
+        guest.pairs[0].tx.reclaim().unwrap();
+        assert_eq!((guest.pairs[0].tx.in_flight(), guest.pairs[0].tx.ring.lost()), (0, 1));
     }
 }
 
@@ -322,7 +323,7 @@ fn headers_are_made_of_what_comes_in() {
     assert_eq!(hdrs[..3], [VnetHdr::NONE, valid, blank]);
     assert!([60, 1514, 9000].iter().zip(&got).all(|(len, (_, frame))| *frame == tcp(*len)));
     // 150 pages are more than a packet may have.
-    assert_eq!((hdrs.len(), guest.rx.ring.lost()), (3, 1));
+    assert_eq!((hdrs.len(), guest.pairs[0].rx.ring.lost()), (3, 1));
     peer.with(|ends| ends.give(rx_flag::CSUM_BLANK, Some(GSO), &tcp(300), 20));
     let got = receive(&mut guest);
     assert_eq!((got[0].0, got[0].1.len()), (TSO, 300));
@@ -342,7 +343,7 @@ fn a_checksum_that_is_blank_where_there_is_none_drops_the_packet_and_costs_no_pa
             }
         });
         assert_eq!(receive(&mut guest), []);
-        assert_eq!(guest.rx.ring.lost(), 60 * round);
+        assert_eq!(guest.pairs[0].rx.ring.lost(), 60 * round);
         // It offered them again by itself: no frame came with which it would have.
         peer.with(|ends| assert_eq!(ends.rx.available(), Ok(256)));
     }
@@ -353,15 +354,22 @@ fn what_the_switch_does_not_take_is_dropped_and_counted() {
     let peer = Peer::new("sg+gso-tcpv4");
     let mut guest = peer.guest("");
     assert_eq!(guest.link.takes(), Offloads { csum: true, ..Offloads::default() });
-    assert_eq!(guest.tx.ring.longest(), 4096 - 12);
+    assert_eq!(guest.pairs[0].tx.ring.longest(), 4096 - 12);
     assert!(!send(&mut guest, &TSO, &tcp(3000)));
     assert!(!send(&mut guest, &VnetHdr::NONE, &tcp(4085)));
     assert!(send(&mut guest, &VnetHdr::NONE, &tcp(4084)));
-    assert_eq!((guest.tx.counts.refused, guest.tx.counts.frames, guest.tx.in_flight()), (2, 1, 1));
+    assert_eq!(
+        (
+            guest.pairs[0].tx.counts.refused,
+            guest.pairs[0].tx.counts.frames,
+            guest.pairs[0].tx.in_flight()
+        ),
+        (2, 1, 1)
+    );
     let peer = Peer::new("");
     let guest = peer.guest("");
     let takes = Offloads { csum: true, tso4: true, tso6: true, ..Offloads::default() };
-    assert_eq!((guest.link.takes(), guest.tx.ring.longest()), (takes, 65_535));
+    assert_eq!((guest.link.takes(), guest.pairs[0].tx.ring.longest()), (takes, 65_535));
 }
 
 #[test]
@@ -372,23 +380,25 @@ fn every_completion_wakes_a_blocked_sender() {
         let to = peer.to("", Some(Policy::Event), "event", &[&set]);
         let mut guest = reach(&to);
         // Each takes a slot; room for another is only counted where the longest has it.
-        while guest.tx.room(1).unwrap() > 0 {
+        while guest.pairs[0].tx.room(1).unwrap() > 0 {
             send(&mut guest, &VnetHdr::NONE, &tcp(60));
         }
-        let sent = guest.tx.in_flight();
+        let sent = guest.pairs[0].tx.in_flight();
         assert!((230..=256).contains(&sent), "{sent} are in flight");
         assert_eq!(peer.with(Ends::take_all), usize::from(sent));
         let mut told = None;
         for used in 1..=sent {
-            if guest.tx.rest(true).unwrap() == Rest::Awake || guest.tx.room(1).unwrap() > 0 {
+            if guest.pairs[0].tx.rest(true).unwrap() == Rest::Awake
+                || guest.pairs[0].tx.room(1).unwrap() > 0
+            {
                 break;
             }
             if peer.with(|ends| ends.answer(status::OKAY)) {
                 told.get_or_insert(used);
             }
         }
-        guest.tx.tick(now_ns() + 2_000_000).unwrap();
-        assert!(guest.tx.room(1).unwrap() > 0, "{completion}");
+        guest.pairs[0].tx.tick(now_ns() + 2_000_000).unwrap();
+        assert!(guest.pairs[0].tx.room(1).unwrap() > 0, "{completion}");
         match completion {
             "on-empty" => assert_eq!(told, Some(sent)),
             // A fresh ring asks for the first.
@@ -430,27 +440,30 @@ fn nobody_sleeps_for_ever(peer: &Peer, kick: &str, completion: &str, seed: u64) 
                 }
             }
         });
-        guest.tx.tick(now).unwrap();
+        guest.pairs[0].tx.tick(now).unwrap();
         let want = (next(64) as usize).min(left);
-        let room = guest.tx.room(want).unwrap();
+        let room = guest.pairs[0].tx.room(want).unwrap();
         for _ in 0..room {
-            let i = guest.tx.free().next().unwrap();
-            guest.tx.plain(i).write(&tcp(60));
-            assert!(guest.tx.send(i, 72));
+            let i = guest.pairs[0].tx.free().next().unwrap();
+            guest.pairs[0].tx.plain(i).write(&tcp(60));
+            assert!(guest.pairs[0].tx.send(i, 72));
         }
         if room > 0 {
-            guest.tx.publish(room, now);
+            guest.pairs[0].tx.publish(room, now);
             left -= room;
         }
         let blocked = want > 0 && room == 0;
-        let retries = blocked && guest.tx.stop();
-        if !blocked && left > 0 || retries || guest.tx.rest(blocked).unwrap() == Rest::Awake {
+        let retries = blocked && guest.pairs[0].tx.stop();
+        if !blocked && left > 0
+            || retries
+            || guest.pairs[0].tx.rest(blocked).unwrap() == Rest::Awake
+        {
             continue;
         }
         // It sleeps: the switch goes on until it does, too, or has told.
         let told = peer.with(|ends| {
             switch_asleep &= !ends.tx_channel.ack();
-            let mut told = guest.tx.ring.take_calls();
+            let mut told = guest.pairs[0].tx.ring.take_calls();
             while !told && !switch_asleep {
                 taken += ends.take_all();
                 if ends.held == 0 {
@@ -458,12 +471,12 @@ fn nobody_sleeps_for_ever(peer: &Peer, kick: &str, completion: &str, seed: u64) 
                 } else {
                     ends.answer(status::OKAY);
                 }
-                told = guest.tx.ring.take_calls();
+                told = guest.pairs[0].tx.ring.take_calls();
             }
             told
         });
         if !told {
-            match guest.tx.deadline() {
+            match guest.pairs[0].tx.deadline() {
                 Some(at) => now = now.max(at),
                 None => assert!(!blocked && taken == FRAMES, "{what}: everyone sleeps"),
             }
@@ -483,13 +496,15 @@ fn nobody_sleeps_with_work_pending() {
     }
 }
 
-/// Sleeps until told, as a round does; whether it was before the look-around.
-fn sleeps_until_told(guest: &mut Guest, also: Also<'_>) -> bool {
+/// Sleeps until told, as a round does whose pair is blocked, or deaf, too; whether it was before the
+/// look-around.
+fn sleeps_until_told(guest: &mut Guest, (blocked, deaf): (bool, bool)) -> bool {
     const LONG_NS: u64 = 20_000_000_000;
     let begun = now_ns();
     guest.begin(begun).unwrap();
+    (guest.pairs[0].blocked, guest.pairs[0].deaf) = (blocked, deaf);
     guest.end(true, 0, 0, begun);
-    assert!(guest.wait(&Also { until: Some(begun + LONG_NS), ..also }).unwrap());
+    assert!(guest.wait(&Also { until: Some(begun + LONG_NS), ..Also::default() }).unwrap());
     now_ns() < begun + LONG_NS / 2
 }
 
@@ -505,13 +520,12 @@ fn a_sleeper_is_told_of_frames_and_of_free_buffers() {
                     peer.with(|ends| ends.give(0, None, &tcp(60), 4096));
                 });
                 while receive(&mut guest).is_empty() {
-                    assert!(sleeps_until_told(&mut guest, Also::default()), "{options} {round}");
+                    assert!(sleeps_until_told(&mut guest, (false, false)), "{options} {round}");
                 }
             });
-            while guest.tx.room(1).unwrap() > 0 {
+            while guest.pairs[0].tx.room(1).unwrap() > 0 {
                 send(&mut guest, &VnetHdr::NONE, &tcp(60));
             }
-            let blocked = || Also { blocked: true, ..Also::default() };
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     std::thread::sleep(Duration::from_millis(30));
@@ -524,14 +538,14 @@ fn a_sleeper_is_told_of_frames_and_of_free_buffers() {
                         }
                     });
                 });
-                while guest.tx.room(1).unwrap() == 0 {
+                while guest.pairs[0].tx.room(1).unwrap() == 0 {
                     // Frames that come wait: their echoes need buffers.
-                    let also = Also { deaf: round == 1, ..blocked() };
-                    assert!(sleeps_until_told(&mut guest, also), "{options} {round}");
+                    let told = sleeps_until_told(&mut guest, (true, round == 1));
+                    assert!(told, "{options} {round}");
                 }
             });
             while receive(&mut guest).is_empty() {
-                assert!(sleeps_until_told(&mut guest, Also::default()), "{options} {round}");
+                assert!(sleeps_until_told(&mut guest, (false, false)), "{options} {round}");
             }
         }
     }
