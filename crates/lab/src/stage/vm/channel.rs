@@ -29,8 +29,6 @@ pub(super) fn pipes(folder: &Path, n: u32) -> [PathBuf; 2] {
 }
 
 const NO_WAIT: i32 = OFlags::NONBLOCK.bits() as i32;
-/// How long a guest may take to open a pipe anew.
-const REOPENED: Duration = Duration::from_secs(1);
 
 /// Makes the pipes of a guest.
 pub(super) fn make(folder: &Path) -> std::io::Result<()> {
@@ -44,25 +42,16 @@ pub(super) fn make(folder: &Path) -> std::io::Result<()> {
 /// A channel that nobody else uses meanwhile.
 #[derive(Debug)]
 pub(super) struct Channel {
-    to: File,
+    pub(super) to: File,
     from: File,
     unread: Vec<u8>,
 }
 
-/// Opens a pipe that a guest reads, without waiting for one that has none. A guest opens a pipe
-/// anew when who wrote to it is gone, so there may be none for a moment.
-fn open_writing(pipe: &Path) -> std::io::Result<File> {
-    let by = Instant::now() + REOPENED;
-    loop {
-        match OpenOptions::new().write(true).custom_flags(NO_WAIT).open(pipe) {
-            Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
-                if Instant::now() >= by {
-                    return Err(error);
-                }
-                std::thread::sleep(REOPENED / 100);
-            }
-            other => return other,
-        }
+impl Drop for Channel {
+    /// Gives it back now, and not when a process that is just being started closes the copy that
+    /// it has of this descriptor until it runs its own program.
+    fn drop(&mut self) {
+        let _ = flock(&self.to, FlockOperation::Unlock);
     }
 }
 
@@ -72,7 +61,9 @@ impl Channel {
         let ended = |error: std::io::Error| format!("the guest has ended ({error})");
         for n in 1..=CHANNELS {
             let [to, from] = pipes(folder, n);
-            let to = open_writing(&to).map_err(ended)?;
+            // Without a wait for someone who reads it: a guest has it open for as long as it lives.
+            let to =
+                OpenOptions::new().write(true).custom_flags(NO_WAIT).open(to).map_err(ended)?;
             if flock(&to, FlockOperation::NonBlockingLockExclusive).is_err() {
                 continue;
             }

@@ -69,6 +69,35 @@ fn a_signal_reaches_the_command() {
 }
 
 #[test]
+fn what_a_killed_user_left_is_gone_for_the_next() {
+    let dir = new_folder().unwrap();
+    let folder = dir.path().join("vm");
+    guest(&folder);
+    let mut channel = Channel::take(&folder).unwrap();
+    channel.send(&json!({ "run": ["sh", "-c", "echo left; exec sleep 60"] })).unwrap();
+    drop(channel);
+    let start = Instant::now();
+    let mut channel = Channel::take(&folder).unwrap();
+    assert_eq!(run(&mut channel, "echo new"), ("new\n".into(), 0));
+    assert!(start.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn a_channel_is_free_although_a_child_has_its_descriptor() {
+    let dir = new_folder().unwrap();
+    let folder = dir.path().join("vm");
+    guest(&folder);
+    let channel = Channel::take(&folder).unwrap();
+    // As one has that is between fork and exec.
+    let copy = channel.to.try_clone().unwrap();
+    drop(channel);
+    // There is no second one that a guest serves.
+    let mut channel = Channel::take(&folder).unwrap();
+    assert_eq!(run(&mut channel, "echo new"), ("new\n".into(), 0));
+    drop(copy);
+}
+
+#[test]
 fn a_guest_that_is_gone_is_told() {
     let dir = new_folder().unwrap();
     let folder = dir.path().join("vm");
