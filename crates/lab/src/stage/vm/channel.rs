@@ -17,15 +17,25 @@ use super::CHANNELS;
 use crate::Error;
 
 /// Longest wait for an idle guest's answer.
-const ANSWER_MAX: Duration = Duration::from_secs(60);
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// How long after a request the guest is sent an empty one. User-Mode Linux takes no notice of what
 /// lay in a terminal before it was opened, and now and then sleeps on with a signal unread, until
 /// more comes.
 const NUDGE: Duration = Duration::from_millis(500);
 
+/// What a channel is called at both ends.
+pub(super) fn name(n: u32) -> String {
+    format!("channel{n}")
+}
+
+/// What the names of a channel's pipes begin with.
+pub(super) fn base(folder: &Path, n: u32) -> PathBuf {
+    folder.join(name(n))
+}
+
 /// The two pipes of a channel: to the guest, and from it.
 pub(super) fn pipes(folder: &Path, n: u32) -> [PathBuf; 2] {
-    ["in", "out"].map(|way| folder.join(format!("channel{n}.{way}")))
+    ["in", "out"].map(|way| base(folder, n).with_extension(way))
 }
 
 const NO_WAIT: i32 = OFlags::NONBLOCK.bits() as i32;
@@ -58,6 +68,11 @@ impl Drop for Channel {
 impl Channel {
     /// The first free one of a guest, with nothing left in it of who had it before.
     pub fn take(folder: &Path) -> Result<Self, String> {
+        Self::take_within(folder, ANSWER_MAX)
+    }
+
+    /// The same, of a guest that may need so long to answer.
+    fn take_within(folder: &Path, longest: Duration) -> Result<Self, String> {
         let ended = |error: std::io::Error| format!("the guest has ended ({error})");
         for n in 1..=CHANNELS {
             let [to, from] = pipes(folder, n);
@@ -70,18 +85,17 @@ impl Channel {
             let from =
                 OpenOptions::new().read(true).custom_flags(NO_WAIT).open(from).map_err(ended)?;
             let mut channel = Self { to, from, unread: Vec::new() };
-            channel.reset()?;
+            channel.reset(Instant::now() + longest)?;
             return Ok(channel);
         }
         Err(format!("a guest runs {CHANNELS} commands at once, no more"))
     }
 
-    fn reset(&mut self) -> Result<(), String> {
+    fn reset(&mut self, by: Instant) -> Result<(), String> {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let number = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
         // The line before it may have been cut off.
         self.send(&json!({})).and_then(|()| self.send(&json!({ "reset": number })))?;
-        let by = Instant::now() + ANSWER_MAX;
         while self.answer(Some(by))?["done"] != number {}
         Ok(())
     }
@@ -126,9 +140,9 @@ impl Channel {
     }
 }
 
-/// A file of a guest's.
-pub(super) fn read(folder: &Path, file: &str) -> Result<String, String> {
-    let mut channel = Channel::take(folder)?;
+/// A file of a guest's, which may need so long to answer at first.
+pub(super) fn read(folder: &Path, file: &str, longest: Duration) -> Result<String, String> {
+    let mut channel = Channel::take_within(folder, longest)?;
     channel.send(&json!({ "read": file }))?;
     let by = Instant::now() + ANSWER_MAX;
     let mut text = String::new();
