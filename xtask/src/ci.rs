@@ -124,6 +124,19 @@ const PASSED: Counts = Counts { passed: 1, failed: 0, skipped: 0 };
 const FAILED: Counts = Counts { passed: 0, failed: 1, skipped: 0 };
 const SKIPPED: Counts = Counts { passed: 0, failed: 0, skipped: 1 };
 
+/// What became of a step.
+struct Became {
+    counts: Counts,
+    /// Lines that name its rigs or studies that failed.
+    parts: Vec<String>,
+}
+
+impl From<Counts> for Became {
+    fn from(counts: Counts) -> Self {
+        Self { counts, parts: Vec::new() }
+    }
+}
+
 impl Counts {
     fn add(&mut self, other: Self) {
         self.passed += other.passed;
@@ -160,14 +173,16 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
     let mut failures = Vec::new();
     for step in STEPS.iter().filter(|s| wanted.is_empty() || wanted.iter().any(|w| w == s.name)) {
         let became = step.run(root, limited);
-        if became.failed > 0 {
-            failures.push(step.name);
+        if became.counts.failed > 0 {
+            failures.push((step.name, became.parts));
         }
-        counts.add(became);
+        counts.add(became.counts);
     }
     println!();
-    if !failures.is_empty() {
-        println!("failed: {}", failures.join(" "));
+    // Whoever sees only the end of the output should know what to look for.
+    for (step, parts) in failures {
+        println!("failed: {step}");
+        parts.iter().for_each(|part| println!("   {part}"));
     }
     println!("in {:.0} s", begun.elapsed().as_secs_f64());
     let Counts { passed, failed, skipped } = counts;
@@ -177,10 +192,10 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
 
 impl Step {
     /// Runs it; `limited`: ends it, with all it started, when its time is over.
-    fn run(&self, root: &Path, limited: bool) -> Counts {
+    fn run(&self, root: &Path, limited: bool) -> Became {
         if !root.join(self.needs).exists() {
             println!("-- {:8} skipped: there is no {}", self.name, self.needs);
-            return SKIPPED;
+            return SKIPPED.into();
         }
         println!("-- {:8} {}", self.name, self.command);
         let begun = Instant::now();
@@ -189,10 +204,10 @@ impl Step {
             Kind::Quiet | Kind::Tests => self.capture(root, limited),
         };
         let took = begun.elapsed().as_secs_f64();
-        let (counts, words) = ran.unwrap_or_else(|error| (FAILED, error));
-        let verdict = if counts.failed > 0 { "FAILED" } else { "ok" };
+        let (became, words) = ran.unwrap_or_else(|error| (FAILED.into(), error));
+        let verdict = if became.counts.failed > 0 { "FAILED" } else { "ok" };
         println!("   {:8} {verdict} in {took:.1} s {words}", self.name);
-        counts
+        became
     }
 
     fn command(&self, root: &Path, limited: bool) -> Command {
@@ -210,7 +225,7 @@ impl Step {
     }
 
     /// Runs with output to a file, which is shown if the step fails.
-    fn capture(&self, root: &Path, limited: bool) -> Result<(Counts, String), String> {
+    fn capture(&self, root: &Path, limited: bool) -> Result<(Became, String), String> {
         let log = root.join("target").join("xtask").join(self.name).with_extension("log");
         let says = |error: std::io::Error| format!("{}: {error}", log.display());
         std::fs::create_dir_all(log.parent().expect("it has one")).map_err(says)?;
@@ -224,7 +239,7 @@ impl Step {
         match ended {
             Ok(status) if status.success() => {
                 let words = if self.kind == Kind::Tests { tests(&text) } else { String::new() };
-                Ok((PASSED, words))
+                Ok((PASSED.into(), words))
             }
             ended => {
                 for line in text.lines().filter(|line| !is_dull(line)) {
@@ -236,7 +251,7 @@ impl Step {
     }
 
     /// Runs with output as it comes, and counts what the last counting line says.
-    fn stream(&self, root: &Path, limited: bool) -> Result<(Counts, String), String> {
+    fn stream(&self, root: &Path, limited: bool) -> Result<(Became, String), String> {
         let mut child = self
             .command(root, limited)
             .stdout(Stdio::piped())
@@ -244,7 +259,7 @@ impl Step {
             .map_err(|error| format!("cannot run {}: {error}", self.command))?;
         let out = child.stdout.take().expect("piped");
         let reader = std::thread::spawn(move || {
-            let mut counts = None;
+            let (mut counts, mut parts) = (None, Vec::new());
             for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line);
                 match Counts::parse(&line) {
@@ -252,17 +267,20 @@ impl Step {
                     Some(n) => counts = Some(n),
                     None => println!("   {line}"),
                 }
+                if line.starts_with("failed ") {
+                    parts.push(line.into_owned());
+                }
             }
-            counts
+            (counts, parts)
         });
         let ended = self.wait(child, limited);
         if matches!(&ended, Ok(status) if status.success() || status.code() == Some(1)) {
-            let counts = reader.join().ok().flatten();
+            let (counts, parts) = reader.join().unwrap_or_default();
             if let Some(n) =
                 counts.filter(|n| matches!(&ended, Ok(s) if s.success()) || n.failed > 0)
             {
                 let words = format!("({}/{}/{})", n.passed, n.failed, n.skipped);
-                return Ok((n, words));
+                return Ok((Became { counts: n, parts }, words));
             }
         }
         Err(why(ended))
@@ -346,26 +364,34 @@ mod tests {
     }
 
     /// What becomes of a rig runner that does what `script` says.
-    fn rigs(name: &str, script: &str, limited: bool) -> Counts {
+    fn rigs(name: &str, script: &str, limited: bool) -> Became {
         let root = std::env::temp_dir().join(format!("xtask-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&root).unwrap();
         std::fs::write(root.join("script"), script).unwrap();
         std::os::unix::fs::symlink("/bin/sh", root.join("sh")).unwrap();
         let step = step("rigs", 0, "sh script", NO_ENV, "script", Kind::Rigs);
-        let counts = step.run(&root, limited);
+        let became = step.run(&root, limited);
         std::fs::remove_dir_all(&root).unwrap();
-        counts
+        became
     }
 
     #[test]
     fn rigs_count_themselves_and_one_that_does_not_has_failed() {
         let n = |passed, failed, skipped| Counts { passed, failed, skipped };
         let says = |words: &str, status: u8| format!("echo == a\necho {words}\nexit {status}\n");
+        let rigs = |name: &str, script: &str, limited| rigs(name, script, limited).counts;
         assert_eq!(rigs("good", &says("3 passed, 0 failed, 2 skipped", 0), false), n(3, 0, 2));
         assert_eq!(rigs("bad", &says("3 passed, 1 failed, 0 skipped", 1), false), n(3, 1, 0));
         assert_eq!(rigs("liar", &says("3 passed, 0 failed, 0 skipped", 1), false), FAILED);
         assert_eq!(rigs("mute", &says("bye", 0), false), FAILED);
         assert_eq!(rigs("long", "sleep 60\n", true), FAILED);
+    }
+
+    #[test]
+    fn what_failed_is_said_again_at_the_end() {
+        let script = "echo failed '  ' b in 3 s: late\necho passed c\n\
+                      echo 1 passed, 1 failed, 0 skipped\nexit 1\n";
+        assert_eq!(rigs("again", script, false).parts, ["failed    b in 3 s: late"]);
     }
 
     #[test]

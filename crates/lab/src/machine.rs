@@ -25,6 +25,9 @@ pub struct Machine {
     pub governor: String,
     /// Name of the hypervisor it runs under, as far as it tells; empty for none.
     pub hypervisor: String,
+    /// Huge pages that were free when it began: DPDK's programs run on them where there are enough.
+    #[serde(default)]
+    pub huge_pages_free: u64,
     /// CPUs of the switch's workers.
     pub switch_cpus: Vec<usize>,
     /// CPUs of the guests.
@@ -84,6 +87,7 @@ impl Machine {
             mitigations: mitigations.collect(),
             governor: line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             hypervisor: if hypervised && hypervisor.is_empty() { "yes".into() } else { hypervisor },
+            huge_pages_free: huge_pages_free(),
             switch_cpus: switch_cpus.into(),
             guest_cpus: guest_cpus.into(),
             proto: String::new(),
@@ -130,6 +134,13 @@ fn version(tool: &str) -> Option<String> {
         (output.status.success() && !line.is_empty()).then_some(line)
     };
     ask("--version").or_else(|| ask("-V"))
+}
+
+/// Huge pages of the usual size that nobody has taken.
+pub fn huge_pages_free() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let free = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
+    free.and_then(|free| free.trim().parse().ok()).unwrap_or(0)
 }
 
 /// The CPUs that this process may use.

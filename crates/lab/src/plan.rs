@@ -42,6 +42,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// One of this version's format.
+    pub fn new(study: &str, repeats: u32, seconds: f64, axes: Vec<Axis>) -> Self {
+        Self { format: FORMAT, study: study.into(), repeats, seconds, axes }
+    }
+
     /// In what another plan is different; nothing where it is not.
     pub fn differs(&self, other: &Self) -> Option<String> {
         let told = |what: &str, then: &dyn fmt::Display, now: &dyn fmt::Display| {

@@ -69,6 +69,7 @@ fn machine(machine: &Machine) -> Vec<(String, String)> {
         ("kernel".into(), machine.kernel.clone()),
         ("hypervisor".into(), machine.hypervisor.clone()),
         ("governor".into(), machine.governor.clone()),
+        ("huge pages free".into(), machine.huge_pages_free.to_string()),
     ];
     let versions = machine.versions.iter();
     told.extend(versions.map(|(tool, version)| (format!("version of {tool}"), version.clone())));

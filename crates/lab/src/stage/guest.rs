@@ -246,6 +246,11 @@ impl Gen {
         self.process.id()
     }
 
+    /// What it has counted so far, if it was started with `--interval` and is connected.
+    pub fn latest(&self) -> Result<Value, Fail> {
+        self.process.last_json()
+    }
+
     /// What it counted, once it has come to its own end.
     pub fn report(mut self, seconds: f64) -> Result<Value, Fail> {
         self.process.finish(seconds)?;

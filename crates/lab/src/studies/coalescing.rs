@@ -1,6 +1,6 @@
 //! `coalescing`: what time-outs before a notification do, and each idea of the TODO list.
 
-use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
 use crate::store::Results;
 use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
@@ -101,13 +101,12 @@ impl Study for Coalescing {
             Scale::Full => (5, 10.0),
         };
         let ways = TIMED.iter().chain(&SET);
-        Plan {
-            format: FORMAT,
-            study: self.name().into(),
+        Plan::new(
+            self.name(),
             repeats,
             seconds,
-            axes: vec![Axis::new("way", ways), Axis::new("setting", all)],
-        }
+            vec![Axis::new("way", ways), Axis::new("setting", all)],
+        )
     }
 
     fn has(&self, cell: &Cell) -> bool {

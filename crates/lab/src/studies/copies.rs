@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use self::net::{End, Net};
-use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
 use crate::stage::{Iperf, sleep, wait_for};
 use crate::store::Results;
@@ -101,19 +101,18 @@ impl Study for Copies {
             Scale::Usual => (3.0, 3),
             Scale::Full => (10.0, 5),
         };
-        Plan {
-            format: FORMAT,
-            study: self.name().into(),
+        Plan::new(
+            self.name(),
             repeats,
             seconds,
-            axes: vec![
+            vec![
                 Axis::new("mode", ["router", "bridge"]),
                 Axis::new("frames", frames),
                 Axis::new("filter", filters),
                 Axis::new("pair", pairs),
                 Axis::new("variant", ["before", "after"]),
             ],
-        }
+        )
     }
 
     fn takes_proto(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::bulk::Bulk;
-use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::stage::{Link, NicOptions, SwitchOptions};
 use crate::stats::{Summary, jain};
@@ -96,18 +96,17 @@ impl Study for Fairness {
             Scale::Usual => (&[1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 4], 3.0, 3),
             Scale::Full => (&[1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 3, 4], 120.0, 3),
         };
-        Plan {
-            format: FORMAT,
-            study: self.name().into(),
+        Plan::new(
+            self.name(),
             repeats,
             seconds,
-            axes: vec![
+            vec![
                 Axis::new("direction", ["to-guest", "from-guest"]),
                 Axis::new("streams", streams),
                 Axis::new("guests", guests),
                 Axis::new("variant", ["shared", "per-port"]),
             ],
-        }
+        )
     }
 
     fn tools(&self) -> &'static [&'static str] {

@@ -4,7 +4,7 @@ use super::grid::{Grid, summary, values};
 use super::pair::{
     self, FEW, Idle as IdleGuests, JUDGED, MEASURES, Pair, WARM_IDLE_S, WARM_S, of_window,
 };
-use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
 use crate::stage::{Switch, Window, sleep};
 use crate::store::Results;
@@ -68,17 +68,16 @@ impl Study for Idle {
             Scale::Usual => (&[0, 1, 10, 100, 1000], &FEW, 5.0, 3),
             Scale::Full => (&[0, 1, 10, 100, 1000], &FEW, 10.0, 9),
         };
-        Plan {
-            format: FORMAT,
-            study: self.name().into(),
+        Plan::new(
+            self.name(),
             repeats,
             seconds,
-            axes: vec![
+            vec![
                 Axis::new("traffic", ["alone", "beside-pair"]),
                 Axis::new("ports", ports),
                 Axis::new("policy", policies),
             ],
-        }
+        )
     }
 
     fn has(&self, cell: &Cell) -> bool {

@@ -4,7 +4,7 @@
 use super::grid::Grid;
 use super::pair::{self, FEW, JUDGED, MEASURES, POLICIES, Pair, WARM_S};
 use super::policies::tables;
-use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
 use crate::store::Results;
 use crate::study::{Fail, Figures, Measure, Run, Seed, Study, Verdict};
@@ -77,13 +77,12 @@ impl Study for Latency {
             Scale::Usual => (&all[1..], &POLICIES, 5.0, 5),
             Scale::Full => (&all, &POLICIES, 50.0, 5),
         };
-        Plan {
-            format: FORMAT,
-            study: self.name().into(),
+        Plan::new(
+            self.name(),
             repeats,
             seconds,
-            axes: vec![Axis::new("traffic", traffic), Axis::new("policy", policies)],
-        }
+            vec![Axis::new("traffic", traffic), Axis::new("policy", policies)],
+        )
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {

@@ -3,7 +3,7 @@
 
 use super::grid::{Grid, values};
 use super::pair::{self, FEW, WARM_IDLE_S, number, worker_percent};
-use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
 use crate::stage::{
     Class, Count, Gen, Place, Port, Process, Stage, Switch, SwitchOptions, Window, sleep, waited_ns,
@@ -79,17 +79,16 @@ impl Study for Neighbours {
             Scale::Usual => (&placements, &FEW, 3.0, 5),
             Scale::Full => (&placements, &FEW, 10.0, 9),
         };
-        Plan {
-            format: FORMAT,
-            study: self.name().into(),
+        Plan::new(
+            self.name(),
             repeats,
             seconds,
-            axes: vec![
+            vec![
                 Axis::new("load", ["alone", "flooder", "shares"]),
                 Axis::new("placement", placements),
                 Axis::new("policy", policies),
             ],
-        }
+        )
     }
 
     fn overhead_s(&self, _cell: &Cell) -> f64 {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
-use crate::stage::{Gen, Iperf, NicOptions, Ping, Stage, busy_ns, sleep};
+use crate::stage::{Gen, Iperf, NicOptions, Ping, Stage, busy_ns, sleep, wait_for};
 use crate::store::Results;
 use crate::study::{Better, Fail, Figures, Measure, Run, Study, Verdict};
 
@@ -16,6 +16,8 @@ use self::ends::{Nets, Sockets, spent};
 const WARM_S: f64 = 0.5;
 /// Load behind it: until the last look is over.
 const TAIL_S: f64 = 1.0;
+/// How long a generator may take to be connected; DPDK maps a guest's memory page by page.
+const CONNECT_MAX_S: f64 = 10.0;
 /// Where iperf3 listens.
 const PORT: u16 = 5201;
 /// Time from ping to ping, in ms: `ping` sleeps between them.
@@ -92,7 +94,7 @@ impl Study for Peers {
             Scale::Full => (10.0, 7),
         };
         let axes = vec![Axis::new("load", loads), Axis::new("peer", peers)];
-        Plan { format: FORMAT, study: self.name().into(), repeats, seconds, axes }
+        Plan::new(self.name(), repeats, seconds, axes)
     }
 
     fn has(&self, cell: &Cell) -> bool {
@@ -224,37 +226,45 @@ fn over_nets(stage: &Stage, nets: &Nets, load: &str, seconds: f64) -> Result<Fig
 
 fn over_rings(stage: &Stage, ends: &Sockets, load: &str, seconds: f64) -> Result<Figures, Fail> {
     let options = NicOptions::new("");
-    let sink = Gen::start(stage, 1, &ends.ports[1], &options, "sink")?;
-    sleep(WARM_S);
+    let sink = Gen::start(stage, 1, &ends.ports[1], &options, "sink --interval 0.1")?;
+    wait_for("the sink to be connected", CONNECT_MAX_S, || Ok(sink.latest().is_ok()))?;
     let length = WARM_S + seconds + TAIL_S;
     let peer = Gen::mac(1);
     let rate = if load == "10k" { " --rate 10k" } else { "" };
     let mode = if load == "idle" {
-        "sink".into()
+        "sink --interval 0.1".into()
     } else {
-        format!("send --size 60{rate} --peer {peer} --duration {length}")
+        format!("send --size 60{rate} --peer {peer} --duration {length} --interval 0.1")
     };
     let sender = Gen::start(stage, 0, &ends.ports[0], &options, &mode)?;
-    sleep(2.0 * WARM_S);
+    wait_for("the other generator", CONNECT_MAX_S, || Ok(sender.latest().is_ok()))?;
+    sleep(WARM_S);
+    // By its own clock, which stands beside its counters.
+    let before = sink.latest()?;
     let window = Window::open(&[ends.back]);
     sleep(seconds);
     let mut figures = window.close(&[ends.back]);
     if load == "idle" {
         return Ok(figures);
     }
-    let sent = sender.report(length + 20.0)?;
-    let got = sink.end()?;
-    let number = |key: &str| got[key].as_f64().unwrap_or(0.0);
-    let frames = number("received_frames") / sent["duration_s"].as_f64().unwrap_or(length);
-    if frames < 1.0 {
+    let after = sink.latest()?;
+    sender.report(length + 20.0)?;
+    let all = sink.end()?;
+    let more = |key: &str| number(&after, key) - number(&before, key);
+    let frames = more("received_frames") / more("duration_s");
+    if !frames.is_finite() || frames < 1.0 {
         return Err(Fail::Cell("no frame came through".into()));
     }
     figures.extend([
         ("frames", frames),
         ("throughput", frames * 60.0 * 8.0 / 1e9),
-        ("p99", number("latency_ns_p99") / 1e3),
+        ("p99", number(&all, "latency_ns_p99") / 1e3),
     ]);
     Ok(figures)
+}
+
+fn number(report: &serde_json::Value, key: &str) -> f64 {
+    report[key].as_f64().unwrap_or(0.0)
 }
 
 fn table(results: &Results, load: &str) -> Table {

@@ -2,7 +2,7 @@
 
 use super::grid::{Grid, summary, values};
 use super::pair::{self, FEW, JUDGED, MEASURES, POLICIES, Pair, WARM_S};
-use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
 use crate::stats::Summary;
 use crate::store::Results;
@@ -51,13 +51,12 @@ impl Study for Policies {
             Scale::Usual => (&RATES, &POLICIES, 2.0, 5),
             Scale::Full => (&RATES, &POLICIES, 10.0, 9),
         };
-        Plan {
-            format: FORMAT,
-            study: self.name().into(),
+        Plan::new(
+            self.name(),
             repeats,
             seconds,
-            axes: vec![Axis::new("rate", rates), Axis::new("policy", policies)],
-        }
+            vec![Axis::new("rate", rates), Axis::new("policy", policies)],
+        )
     }
 
     fn overhead_s(&self, _cell: &Cell) -> f64 {

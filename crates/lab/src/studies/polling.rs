@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::bulk::{Bulk, gigabit_tcp, gigabit_udp};
-use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
 use crate::stage::{Link, NicOptions, Proto, SwitchOptions};
 use crate::store::Results;
@@ -127,18 +127,17 @@ impl Study for Polling {
         } else {
             vec!["event", "smart-poll", "timer", "adaptive"]
         };
-        Plan {
-            format: FORMAT,
-            study: self.name().into(),
-            repeats: if quick { 1 } else { 3 },
-            seconds: if full {
+        Plan::new(
+            self.name(),
+            if quick { 1 } else { 3 },
+            if full {
                 10.0
             } else if quick {
                 1.5
             } else {
                 3.0
             },
-            axes: vec![
+            vec![
                 Axis::new("guests", pick(2, &["1", "3", "6", "9"])),
                 Axis::new("size", pick(1, &["1472", "1500", "50"])),
                 Axis::new("traffic", pick(2, &["udp", "tcp"])),
@@ -147,7 +146,7 @@ impl Study for Polling {
                 Axis::new("proto", protos),
                 Axis::new("variant", variants),
             ],
-        }
+        )
     }
 
     fn has(&self, cell: &Cell) -> bool {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use crate::machine::allowed_cpus;
-use crate::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
 use crate::stage::{
     Count, Gen, NicOptions, Port, Snapshot, Stage, Switch, SwitchOptions, Window, cpu_ns, sleep,
@@ -113,19 +113,18 @@ impl Study for Threads {
             Scale::Usual => (10, &[60, 1500], &["even", "skewed", "converging"], 2.0, 5),
             Scale::Full => (10, &[60, 1500], &["even", "skewed", "converging"], 10.0, 5),
         };
-        Plan {
-            format: FORMAT,
-            study: self.name().into(),
+        Plan::new(
+            self.name(),
             repeats,
             seconds,
-            axes: vec![
+            vec![
                 Axis::new("pairs", [pairs]),
                 Axis::new("size", sizes),
                 Axis::new("load", loads),
                 Axis::new("placement", ["single", "group", "per-port", "balanced"]),
                 Axis::new("workers", worker_counts(scale, allowed_cpus().len())),
             ],
-        }
+        )
     }
 
     fn has(&self, cell: &Cell) -> bool {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::machine::huge_pages_free;
 use crate::stage::{
     Namespace, Nic, NicOptions, Place, Port, Process, Stage, Switch, SwitchOptions, cpu_ns, need,
     wait_for,
@@ -269,10 +270,7 @@ fn cpu(cpus: &[usize]) -> usize {
 
 /// Options for DPDK's memory: huge pages where enough are free. The machine's settings stay.
 fn memory() -> &'static str {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
-    let free = line.and_then(|free| free.trim().parse::<u64>().ok()).unwrap_or(0);
-    let huge = free >= HUGE_PAGES && std::fs::metadata("/dev/hugepages").is_ok();
+    let huge = huge_pages_free() >= HUGE_PAGES && std::fs::metadata("/dev/hugepages").is_ok();
     if huge { "--in-memory -m 512" } else { "--no-huge --legacy-mem --no-shconf -m 512" }
 }
 
