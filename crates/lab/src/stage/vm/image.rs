@@ -1,5 +1,5 @@
-//! What a stock kernel boots from: the kernel itself, unpacked, and an archive with the modules that
-//! it needs to reach the host's file system, in which everything else is.
+//! What a stock kernel boots from: the kernel itself, unpacked, and an archive with the modules
+//! that it needs to reach the host's file system, in which everything else is.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
