@@ -334,8 +334,8 @@ impl Count {
         self.ingress(ports, "calls") + self.egress(ports, "calls")
     }
 
-    /// Frames lost on the way from ports to ports. Copies of a flooded frame that others had no room
-    /// for are not among them.
+    /// Frames lost on the way from ports to ports. Copies of a flooded frame that others had no
+    /// room for are not among them.
     pub fn drops(&self, from: &str, to: &str) -> f64 {
         let at = |side: usize, ports: &str| -> u64 {
             let ports = self.ports.iter().filter(|(name, _)| name.starts_with(ports));
