@@ -341,7 +341,7 @@ impl Counts {
 
     /// Frames lost, by whatever cause.
     pub fn drops(&self) -> f64 {
-        self.sum(|count| count.drops("").values().sum::<u64>() as f64)
+        self.sum(|count| count.drops("", ""))
     }
 
     /// So many a second.
