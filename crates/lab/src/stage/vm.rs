@@ -134,11 +134,11 @@ impl Vm {
         (address, mac): (&str, &str),
     ) -> Result<(Self, Process), Fail> {
         has_no(options).map_or(Ok(()), |what| {
-            Err(Fail::Cell(format!("stock driver: has no {what} (--guest {})", stage.guest)))
+            Err(Fail::Missing(format!("stock driver: has no {what} (--guest {})", stage.guest)))
         })?;
         let Some(socket) = port.connect.strip_prefix("vhost-user:") else {
             let what = format!("stock driver: speaks virtio only (--guest {})", stage.guest);
-            return Err(Fail::Cell(what));
+            return Err(Fail::Missing(what));
         };
         let folder = stage.folder().join(stage.unique(&format!("vm-{}", port.name)));
         let failed = |error: std::io::Error| Fail::Over(format!("{}: {error}", folder.display()));
