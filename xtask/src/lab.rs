@@ -148,7 +148,7 @@ fn judged(text: &str, ended: Option<ExitStatus>) -> Verdict {
     // Without a tool there may be nothing left to judge.
     match find(" runs skipped: ") {
         Some(what) => {
-            let tool = find(" is not here: ").unwrap_or(what);
+            let tool = find(": cells that need it are skipped").unwrap_or(what);
             Verdict::Skipped(tool.into())
         }
         None => Verdict::Failed(status.to_string()),
@@ -188,8 +188,7 @@ mod tests {
         let refused =
             "error: no namespaces for the guests: unshare: not permitted.\nRun it as root";
         assert!(matches!(judge(refused, 1), Verdict::Skipped(what) if what.contains("not perm")));
-        let tool =
-            "iperf3 is not here: cells that need it are skipped\n4 runs skipped: something\n";
+        let tool = "iperf3 is not installed: cells that need it are skipped\n4 runs skipped: x\n";
         assert!(matches!(judge(tool, 1), Verdict::Skipped(what) if what.contains("iperf3")));
     }
 }

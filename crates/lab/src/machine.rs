@@ -35,7 +35,7 @@ pub struct Machine {
     /// What guests spoke, where the plan has no axis for it.
     #[serde(default)]
     pub proto: String,
-    /// What guests were: `netns` or `uml`.
+    /// What guests were: `netns`, `uml` or `qemu`.
     #[serde(default)]
     pub guest: String,
     /// Versions of the program and of the tools used.

@@ -131,6 +131,7 @@ fn stage(order: &Order) -> Result<Stage, Error> {
     let mut stage = Stage::new(&program, &order.switch_cpus, &order.guest_cpus, order.proto)
         .map_err(|error| Error::failed(error.to_string()))?;
     stage.guest = order.guest;
+    stage.kernel.clone_from(&order.kernel);
     Ok(stage)
 }
 

@@ -94,6 +94,9 @@ pub struct Stage {
     pub proto: Proto,
     /// What each [`Nic`] is.
     pub guest: GuestKind,
+    /// Where a stock kernel for guests is: `boot/vmlinuz-VERSION`, `lib/modules/VERSION`.
+    pub kernel: PathBuf,
+    image: OnceLock<vm::Image>,
     dir: TempDir,
     next: AtomicU32,
     machines: AtomicU32,
@@ -141,6 +144,8 @@ impl Stage {
             guest_cpus: guest_cpus.into(),
             proto,
             guest: GuestKind::Netns,
+            kernel: "/".into(),
+            image: OnceLock::new(),
             dir,
             next: AtomicU32::new(0),
             machines: AtomicU32::new(0),

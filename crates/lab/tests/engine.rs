@@ -71,7 +71,8 @@ fn an_unknown_name_comes_with_the_nearest_one() {
 
 #[test]
 fn what_cannot_be_is_told() {
-    says(&usage(|ask| ask.guest = Some("qemu".into())), &["not there yet", "netns, uml"]);
+    says(&usage(|ask| ask.guest = Some("kvm".into())), &["--guest kvm", "netns, uml, qemu"]);
+    says(&usage(|ask| ask.kernel = Some("/k".into())), &["--kernel /k", "--guest qemu"]);
     let xen = |ask: &mut Ask| (ask.guest, ask.proto) = (Some("uml".into()), Some("xen".into()));
     says(&usage(xen), &["--guest uml", "speaks virtio", "--proto virtio"]);
     says(&usage(|ask| ask.switch_cpus = vec![1000]), &["--switch-cpus 1000", "there are"]);

@@ -100,8 +100,10 @@ Examples:
 const LAB_RUN_HELP: &str = "\
 Everything is started in namespaces of its own; nothing is left behind. Without root, user
 namespaces must be allowed. Guests in User-Mode Linux (--guest uml; Debian package user-mode-linux)
-have a stock driver: cells that ask for our own front end's policies fail, and say so. A PLAN is a
-plan.toml, as each folder of results has one.
+or in QEMU's emulation (--guest qemu; packages qemu-system-x86, busybox-static, linux-image-amd64)
+have a stock driver: cells that ask for our own front end's policies fail, and say so. A kernel need
+not be installed: apt-get download it, dpkg -x PACKAGE DIR, --kernel DIR. A PLAN is a plan.toml, as
+each folder of results has one.
 Exit status: 0 measured; 1 nothing could be, or --assert found otherwise; 2 bad usage;
 130, 143 interrupted: the same command goes on.";
 
@@ -515,9 +517,12 @@ pub struct LabRunArgs {
     /// What guests speak: virtio or xen
     #[arg(long, value_name = "PROTO")]
     pub proto: Option<String>,
-    /// What guests are: netns; uml: a kernel of their own with its virtio-net driver
+    /// What guests are: netns; uml or qemu: a kernel of their own with its virtio-net driver
     #[arg(long, value_name = "KIND")]
     pub guest: Option<String>,
+    /// Folder of an unpacked linux-image package, for --guest qemu [default: the one installed]
+    #[arg(long, value_name = "DIR")]
+    pub kernel: Option<PathBuf>,
     /// CPUs of the switch: 0 or 0,1 [default: the first half]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub switch_cpus: Vec<usize>,

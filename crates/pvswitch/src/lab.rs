@@ -48,6 +48,7 @@ fn ask(args: LabRunArgs) -> Ask {
         only: args.only,
         proto: args.proto,
         guest: args.guest,
+        kernel: args.kernel,
         out: args.out,
         switch_cpus: args.switch_cpus,
         guest_cpus: args.guest_cpus,

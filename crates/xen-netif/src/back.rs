@@ -22,6 +22,7 @@ mod vif;
 pub(crate) mod fake;
 
 pub use bus::Bus;
+pub(crate) use keys::decimal;
 pub use keys::{
     CtrlKeys, FEATURES, Offer, QUEUES_MAX, QueueKeys, Refused, Request, Takes, without,
 };

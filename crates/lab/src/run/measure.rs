@@ -221,7 +221,7 @@ impl Session {
             );
         }
         if ended.skipped > 0 {
-            eprintln!("{} runs skipped: something they need is not installed", ended.skipped);
+            eprintln!("{} runs skipped: they need what is not here", ended.skipped);
         }
         if let Some(why) = self.over {
             return Err(Error::Failed(format!(

@@ -18,7 +18,6 @@ use crate::{Error, Studies};
 const LONG_S: f64 = 4.0 * 3600.0;
 /// Of each run, beyond what its study says: the probe before and after it.
 const PROBE_S: f64 = 0.1;
-const GUESTS: [&str; 2] = ["netns", "uml"];
 /// Guests of a run whose study has no axis for their number.
 const GUESTS_USUAL: f64 = 2.0;
 
@@ -39,8 +38,10 @@ pub struct Ask {
     pub only: Vec<String>,
     /// What guests speak: `virtio` or `xen`.
     pub proto: Option<String>,
-    /// What guests are: `netns` or `uml`.
+    /// What guests are: `netns`, `uml` or `qemu`.
     pub guest: Option<String>,
+    /// Where the kernel of guests in QEMU is unpacked; the machine's own if none is given.
+    pub kernel: Option<PathBuf>,
     /// Folder of results; `pvswitch-lab-STUDY` if none is given.
     pub out: Option<PathBuf>,
     /// CPUs of the switch.
@@ -73,6 +74,8 @@ pub struct Order {
     pub proto: Proto,
     /// What guests are.
     pub guest: GuestKind,
+    /// Where the kernel of guests in QEMU is.
+    pub kernel: PathBuf,
     /// The command line.
     pub command: String,
 }
@@ -129,8 +132,9 @@ impl Order {
         let (switch_cpus, guest_cpus) = cpus(ask)?;
         let out =
             ask.out.clone().unwrap_or_else(|| format!("pvswitch-lab-{}", study.name()).into());
+        let kernel = kernel(ask, guest)?;
         let command = ask.command.clone();
-        Ok(Self { study, plan, out, switch_cpus, guest_cpus, proto, guest, command })
+        Ok(Self { study, plan, out, switch_cpus, guest_cpus, proto, guest, kernel, command })
     }
 
     /// The runs that are not among those.
@@ -209,7 +213,8 @@ impl Order {
     /// Folders that have to be seen from inside.
     pub fn keep(&self) -> Result<Vec<PathBuf>, Error> {
         let absolute = |path: &PathBuf| std::path::absolute(path);
-        let all = [absolute(&self.out), std::env::current_dir(), std::env::current_exe()];
+        let (out, kernel) = (absolute(&self.out), absolute(&self.kernel));
+        let all = [out, kernel, std::env::current_dir(), std::env::current_exe()];
         let all: std::io::Result<Vec<PathBuf>> = all.into_iter().collect();
         all.map_err(|error| Error::failed(format!("the current folder: {error}")))
     }
@@ -238,9 +243,8 @@ fn set_axis(
 fn guest_kind(ask: &Ask, plan: &Plan, proto: Proto) -> Result<GuestKind, Error> {
     let Some(name) = &ask.guest else { return Ok(GuestKind::Netns) };
     let Ok(guest) = name.parse::<GuestKind>() else {
-        let hint = did_you_mean(name, GUESTS);
-        let hint = if name == "qemu" { ": guests in QEMU are not there yet".into() } else { hint };
-        let all = GUESTS.join(", ");
+        let hint = did_you_mean(name, GuestKind::NAMES);
+        let all = GuestKind::NAMES.join(", ");
         return Err(Error::usage(format!("--guest {name}{hint}: there are {all}")));
     };
     let axis = plan.axes.iter().find(|axis| axis.name == "proto");
@@ -252,6 +256,16 @@ fn guest_kind(ask: &Ask, plan: &Plan, proto: Proto) -> Result<GuestKind, Error> 
         )));
     }
     Ok(guest)
+}
+
+/// Where the kernel of guests is, if they have one that is looked for.
+fn kernel(ask: &Ask, guest: GuestKind) -> Result<PathBuf, Error> {
+    let Some(folder) = &ask.kernel else { return Ok("/".into()) };
+    let told = |why: String| Error::usage(format!("--kernel {}: {why}", folder.display()));
+    if guest != GuestKind::Qemu {
+        return Err(told(format!("guests are {guest}: it is for --guest qemu")));
+    }
+    std::path::absolute(folder).map_err(|error| told(error.to_string()))
 }
 
 /// Where switch and guests run: of two CPUs the first and the second, of more the first half and

@@ -24,7 +24,7 @@ const FAR_END_MAX: Duration = Duration::from_millis(500);
 const TAIL_LINES: usize = 6;
 
 /// Programs that may not be installed, and the Debian package of each.
-const PACKAGES: [(&str, &str); 18] = [
+const PACKAGES: [(&str, &str); 20] = [
     ("iperf3", "iperf3"),
     ("ping", "iputils-ping"),
     ("ip", "iproute2"),
@@ -43,6 +43,8 @@ const PACKAGES: [(&str, &str); 18] = [
     ("ovs-vsctl", "openvswitch-switch"),
     ("/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk", "openvswitch-switch-dpdk"),
     ("linux.uml", "user-mode-linux"),
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("busybox", "busybox-static"),
 ];
 
 /// Lets so many seconds pass.
@@ -124,16 +126,16 @@ fn search_path() -> Vec<PathBuf> {
     std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).collect()
 }
 
-/// Whether a program is found.
-fn installed(program: &str) -> bool {
-    let runs = |path: PathBuf| rustix::fs::access(path, Access::EXEC_OK).is_ok();
+/// Where a program is.
+pub(super) fn find(program: &str) -> Option<PathBuf> {
+    let runs = |path: &PathBuf| rustix::fs::access(path, Access::EXEC_OK).is_ok();
     // A path with a folder is taken as it is.
-    search_path().into_iter().any(|folder| runs(folder.join(program)))
+    search_path().into_iter().map(|folder| folder.join(program)).find(runs)
 }
 
 /// An error that names the package, if a program is not installed.
 pub fn need(program: &str) -> Result<(), Fail> {
-    if installed(program) {
+    if find(program).is_some() {
         return Ok(());
     }
     let package = PACKAGES.iter().find(|(name, _)| *name == program).map(|(_, package)| package);

@@ -334,16 +334,15 @@ impl Count {
         self.ingress(ports, "calls") + self.egress(ports, "calls")
     }
 
-    /// Frames lost at these ports, by cause.
-    pub fn drops(&self, ports: &str) -> BTreeMap<String, u64> {
-        let ports = self.ports.iter().filter(|(name, _)| name.starts_with(ports));
-        let mut drops = BTreeMap::new();
-        for (name, value) in ports.flat_map(|(_, sides)| sides.iter().flatten()) {
-            if name.starts_with("drops_") && *value > 0 {
-                *drops.entry(name.clone()).or_default() += value;
-            }
-        }
-        drops
+    /// Frames lost on the way from ports to ports. Copies of a flooded frame that others had no
+    /// room for are not among them.
+    pub fn drops(&self, from: &str, to: &str) -> f64 {
+        let at = |side: usize, ports: &str| -> u64 {
+            let ports = self.ports.iter().filter(|(name, _)| name.starts_with(ports));
+            let counters = ports.flat_map(|(_, sides)| &sides[side]);
+            counters.filter(|(name, _)| name.starts_with("drops_")).map(|(_, value)| value).sum()
+        };
+        (at(0, from) + at(1, to)) as f64
     }
 
     /// So many in the window, as a rate.
@@ -383,7 +382,8 @@ mod tests {
         assert_eq!(count.egress("", "frames"), 60.0);
         assert_eq!(count.egress("up", "frames"), 30.0);
         assert_eq!(count.calls(""), 0.0);
-        assert_eq!(count.drops("g"), [("drops_no_room".into(), 9)].into());
+        assert_eq!([count.drops("g", "g"), count.drops("", "up")], [9.0, 9.0]);
+        assert_eq!([count.drops("up", "up"), count.drops("up", "g")], [3.0, 3.0]);
         assert_eq!(count.workers["sleeps"], 30);
         assert_eq!(count.percent(count.roles_ns[0]), 100.0);
         assert_eq!(count.per_second(10.0), 5.0);

@@ -12,34 +12,33 @@
 use std::cell::Cell;
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use self::agent::Setup;
-use super::process::need;
 use super::{NicOptions, Place, Port, Process, Stage};
 use crate::study::Fail;
 
 mod agent;
 mod channel;
+mod image;
+mod qemu;
 #[cfg(test)]
 mod tests;
+mod uml;
 
 pub use self::agent::serve;
 pub use self::channel::relay;
+pub(super) use self::image::Image;
 
 /// Commands that run in a guest at once.
 const CHANNELS: u32 = 8;
-/// Time that a guest in User-Mode Linux takes to start, in seconds of one CPU.
-const UML_BOOT_S: f64 = 2.0;
-const UML: &str = "linux.uml";
-const UML_MODULES: &str = "/usr/lib/uml/modules";
-const MODULES: [&str; 3] =
-    ["net/core/failover.ko", "drivers/net/net_failover.ko", "drivers/net/virtio_net.ko"];
+/// Longest time that a guest takes to start, beside others that do the same.
+const BOOT_MAX: Duration = Duration::from_secs(300);
 
 /// What a guest with a kernel's network is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,14 +48,25 @@ pub enum GuestKind {
     Netns,
     /// User-Mode Linux with its own virtio-net driver.
     Uml,
+    /// A stock kernel with its own virtio-net driver, in QEMU's software emulation.
+    Qemu,
 }
 
 impl GuestKind {
+    /// All of them, by name.
+    pub const NAMES: [&str; 3] = ["netns", "uml", "qemu"];
+
+    /// Whether guests of that name are virtual machines, with a stock driver.
+    pub fn is_machine(name: &str) -> bool {
+        name.parse().is_ok_and(|kind: Self| kind != Self::Netns)
+    }
+
     /// What a run takes longer for each of its guests, in seconds.
     pub fn boot_s(self) -> f64 {
         match self {
             Self::Netns => 0.0,
-            Self::Uml => UML_BOOT_S,
+            Self::Uml => uml::BOOT_S,
+            Self::Qemu => qemu::BOOT_S,
         }
     }
 }
@@ -66,6 +76,7 @@ impl fmt::Display for GuestKind {
         f.write_str(match self {
             Self::Netns => "netns",
             Self::Uml => "uml",
+            Self::Qemu => "qemu",
         })
     }
 }
@@ -77,7 +88,8 @@ impl FromStr for GuestKind {
         match s {
             "netns" => Ok(Self::Netns),
             "uml" => Ok(Self::Uml),
-            _ => Err(format!("{s}: no such guests; there are netns and uml")),
+            "qemu" => Ok(Self::Qemu),
+            _ => Err(format!("{s}: no such guests; there are {}", Self::NAMES.join(", "))),
         }
     }
 }
@@ -97,7 +109,7 @@ impl Vm {
     /// Waits until it has booted.
     pub fn ready(&self) -> Result<(), String> {
         if !self.ready.get() {
-            self.read("/proc/version")?;
+            channel::read(&self.folder, "/proc/version", BOOT_MAX)?;
             self.ready.set(true);
         }
         Ok(())
@@ -105,7 +117,7 @@ impl Vm {
 
     /// A file of its.
     pub fn read(&self, file: &str) -> Result<String, String> {
-        channel::read(&self.folder, file)
+        channel::read(&self.folder, file, channel::ANSWER_MAX)
     }
 
     /// The words that run what follows them in it.
@@ -122,55 +134,43 @@ impl Vm {
         (address, mac): (&str, &str),
     ) -> Result<(Self, Process), Fail> {
         has_no(options).map_or(Ok(()), |what| {
-            Err(Fail::Cell(format!("stock driver: has no {what} (--guest {})", stage.guest)))
+            Err(Fail::Missing(format!("stock driver: has no {what} (--guest {})", stage.guest)))
         })?;
         let Some(socket) = port.connect.strip_prefix("vhost-user:") else {
-            let what = "stock driver: guests in User-Mode Linux speak virtio only";
-            return Err(Fail::Cell(what.into()));
+            let what = format!("stock driver: speaks virtio only (--guest {})", stage.guest);
+            return Err(Fail::Missing(what));
         };
-        need(UML)?;
         let folder = stage.folder().join(stage.unique(&format!("vm-{}", port.name)));
         let failed = |error: std::io::Error| Fail::Over(format!("{}: {error}", folder.display()));
         channel::make(&folder).map_err(failed)?;
-        let setup = Setup {
-            address: address.into(),
-            mac: mac.into(),
-            mtu: options.mtu,
-            without: options.without.clone(),
-            modules: modules()?,
-        };
         let (mut console, to_console) = std::io::pipe().map_err(failed)?;
-        let mut open: Vec<File> = Vec::new();
-        let mut channels = Vec::new();
-        for n in 1..=CHANNELS {
-            let pair = channel::pipes(&folder, n);
-            // For both ways each: without a writer the guest would take its terminal to be gone.
-            let pair = pair.map(|path| OpenOptions::new().read(true).write(true).open(path));
-            for file in pair {
-                open.push(inherited(file.map_err(failed)?).map_err(failed)?);
-            }
-            let fds = open[open.len() - 2..].iter().map(|file| format!("fd:{}", file.as_raw_fd()));
-            channels.push(format!("con{n}={}", fds.collect::<Vec<_>>().join(",")));
-        }
-        let to_console =
-            inherited(File::from(std::os::fd::OwnedFd::from(to_console))).map_err(failed)?;
-        let mut args: Vec<String> = ["--net", "--", UML].map(String::from).into();
-        args.extend([
-            "mem=256M".into(),
-            "root=/dev/root rootfstype=hostfs rootflags=/ ro devtmpfs.mount=0".into(),
-            format!("uml_dir={}/", folder.display()),
-            format!("virtio_uml.device={socket}:1"),
-            format!("loglevel=4 con=null con0=null,fd:{}", to_console.as_raw_fd()),
-            format!("init={}", stage.program.display()),
-        ]);
-        let mut args: Vec<String> =
-            args.iter().flat_map(|arg| arg.split(' ').map(String::from)).collect();
-        args.extend(channels);
-        args.extend(["--", "lab", "guest", "serve"].map(String::from));
-        args.extend(setup.words());
+        let to_console = File::from(std::os::fd::OwnedFd::from(to_console));
+        let plan = Plan {
+            stage,
+            socket,
+            folder: &folder,
+            console: inherited(to_console).map_err(failed)?,
+            channels: (1..=CHANNELS)
+                .map(|n| open(&folder, n))
+                .collect::<std::io::Result<_>>()
+                .map_err(failed)?,
+            setup: Setup {
+                address: address.into(),
+                mac: mac.into(),
+                mtu: options.mtu,
+                without: options.without.clone(),
+                modules: Vec::new(),
+            },
+        };
+        let words = match stage.guest {
+            GuestKind::Qemu => qemu::words(&plan),
+            GuestKind::Netns | GuestKind::Uml => uml::words(&plan),
+        }?;
+        let mut args: Vec<String> = ["--net", "--"].map(String::from).into();
+        args.extend(words);
         let place = Place { netns: None, cpus: &stage.guest_cpus };
         let process = stage.start(&format!("vm-{}", port.name), "unshare", &args, &place)?;
-        drop((open, to_console));
+        drop(plan);
         // What the kernel says goes to the log of its process.
         let mut log = OpenOptions::new().append(true).open(process.log()).map_err(failed)?;
         std::thread::spawn(move || std::io::copy(&mut console, &mut log));
@@ -178,6 +178,28 @@ impl Vm {
         let vm = Self { folder, program: stage.program.clone(), ready: Cell::new(false) };
         Ok((vm, process))
     }
+}
+
+/// What a machine is made of; its process has all files here open.
+struct Plan<'a> {
+    stage: &'a Stage,
+    /// Of the switch's port.
+    socket: &'a str,
+    /// Of its channels.
+    folder: &'a Path,
+    /// Takes what its kernel says.
+    console: File,
+    /// To it and from it, of each channel.
+    channels: Vec<[File; 2]>,
+    setup: Setup,
+}
+
+/// The pipes of a channel, kept open in the machine's process. For both ways each: so there is a
+/// reader from the start and until it ends, and without a writer it would take a pipe for done.
+fn open(folder: &Path, n: u32) -> std::io::Result<[File; 2]> {
+    let both = |path: &PathBuf| OpenOptions::new().read(true).write(true).open(path);
+    let [to, from] = channel::pipes(folder, n);
+    Ok([inherited(both(&to)?)?, inherited(both(&from)?)?])
 }
 
 /// The same, kept open in processes that are started.
@@ -201,18 +223,4 @@ fn has_no(options: &NicOptions) -> Option<String> {
         .into_iter()
         .find(|word| !word.is_empty())
         .map(|word| format!("option '{}'", word.trim_start_matches(',')))
-}
-
-/// The driver's, from the package of the kernel.
-fn modules() -> Result<Vec<String>, Fail> {
-    let kernels = std::fs::read_dir(UML_MODULES).into_iter().flatten().flatten();
-    for kernel in kernels {
-        let all = MODULES.map(|module| kernel.path().join("kernel").join(module));
-        if all.iter().all(|path| path.exists()) {
-            return Ok(all.iter().map(|path| path.display().to_string()).collect());
-        }
-    }
-    Err(Fail::Missing(format!(
-        "{UML_MODULES}: no virtio_net there (Debian package user-mode-linux)"
-    )))
 }

@@ -153,19 +153,22 @@ impl Study for Copies {
         }
         let (kicks, calls) = (net.kicks_per_frame()?, counts.calls() / frames);
         let host_cpu = counts.switch_percent() + counts.role_percent(0);
-        Ok(BTreeMap::from([
+        let mut figures = BTreeMap::from([
             ("kb_per_s", payload / KB),
             ("host_cpu", host_cpu),
-            ("notifications_per_frame", kicks + calls),
             ("copies", counts.copies(from, to)),
             ("switch_cpu", counts.switch_percent()),
             ("a_cpu", counts.role_percent(1)),
             ("b_cpu", counts.role_percent(2)),
             ("host_ns_per_kb", host_cpu * 1e7 * KB / payload),
-            ("kicks_per_frame", kicks),
             ("calls_per_frame", calls),
             ("drops", counts.per_second(counts.drops())),
-        ]))
+        ]);
+        if let Some(kicks) = kicks {
+            figures.insert("kicks_per_frame", kicks);
+            figures.insert("notifications_per_frame", kicks + calls);
+        }
+        Ok(figures)
     }
 
     fn report(&self, results: &Results) -> Vec<Part> {

@@ -57,7 +57,12 @@ pub const MEASURES: [Measure; 19] = [
     Measure::new("waited", "%", Better::Neither, "time that the switch stood ready without a CPU"),
     Measure::new("sent", "", Better::Neither, "frames sent, warm-up included"),
     Measure::new("received", "", Better::Neither, "frames received, warm-up included"),
-    Measure::new("drops", "", Better::Neither, "frames in the switch's drop counters"),
+    Measure::new(
+        "drops",
+        "",
+        Better::Neither,
+        "frames of the sender in the switch's drop counters",
+    ),
     Measure::new("unaccounted", "", Better::Less, "frames neither received nor in a drop counter"),
     Measure::new("woken", "", Better::Less, "sleeps and naps in the window, as counted"),
     Measure::new(
@@ -216,15 +221,15 @@ pub fn of_window(count: &Count) -> Figures {
 /// What both guests counted, and where every frame went.
 fn of_guests(all: &Count, sent: &Value, received: &Value) -> Figures {
     let (frames, got) = (number(sent, "sent_frames"), number(received, "received_frames"));
-    let drops: u64 = all.drops("").values().sum();
+    let drops = all.drops("g0", "g1");
     let kicks = number(sent, "kicks") + number(received, "kicks");
     let mut figures = Figures::from([
         ("loss", 100.0 * (frames - got) / frames.max(1.0)),
         ("kicks", kicks / frames.max(1.0)),
         ("sent", frames),
         ("received", got),
-        ("drops", drops as f64),
-        ("unaccounted", frames - got - drops as f64),
+        ("drops", drops),
+        ("unaccounted", frames - got - drops),
     ]);
     let firsts = all.ingress("g", "first_frames");
     if firsts > 0.0 {

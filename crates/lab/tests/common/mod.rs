@@ -123,6 +123,7 @@ pub fn ask(out: &Path) -> Ask {
         only: Vec::new(),
         proto: None,
         guest: None,
+        kernel: None,
         out: Some(out.into()),
         switch_cpus: Vec::new(),
         guest_cpus: Vec::new(),

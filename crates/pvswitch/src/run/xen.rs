@@ -265,7 +265,7 @@ impl System {
         let mut bus = XenBus {
             host,
             home,
-            bus: Bus::new(false),
+            bus: Bus::default(),
             retry: None,
             backoff: Backoff::default(),
             trouble: None,

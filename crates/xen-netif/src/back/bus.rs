@@ -23,12 +23,14 @@ pub struct Bus<P> {
     news: bool,
 }
 
-impl<P: Plug> Bus<P> {
-    /// Serves no vif yet; with `auto`, looks for those that it does not know.
-    pub fn new(auto: bool) -> Self {
-        Self { vifs: BTreeMap::new(), auto, news: auto }
+/// One that serves no vif yet, and looks for none.
+impl<P> Default for Bus<P> {
+    fn default() -> Self {
+        Self { vifs: BTreeMap::new(), auto: false, news: false }
     }
+}
 
+impl<P: Plug> Bus<P> {
     /// From now on, vifs that come are looked for.
     pub fn set_auto<T: Tree>(&mut self, store: &mut T) -> Result<(), Failure> {
         if !self.auto {

@@ -189,14 +189,14 @@ pub fn shown(value: &str) -> String {
 }
 
 /// A decimal number. Spaces around it are ignored, as Linux does.
-pub fn number(value: &str) -> Option<u32> {
+pub fn decimal(value: &str) -> Option<u32> {
     let value = value.trim();
     value.bytes().all(|b| b.is_ascii_digit()).then(|| value.parse().ok()).flatten()
 }
 
 /// A key that says yes with anything but 0; missing or garbled, it says no.
 pub fn flag<T: Tree>(store: &mut T, path: &str) -> Result<bool, Failure> {
-    Ok(store.read(path)?.and_then(|value| number(&value)).is_some_and(|n| n != 0))
+    Ok(store.read(path)?.and_then(|value| decimal(&value)).is_some_and(|n| n != 0))
 }
 
 /// The keys below one directory.
@@ -210,7 +210,7 @@ impl<T: Tree> Keys<'_, T> {
         let path = format!("{}/{key}", self.dir);
         match self.store.read(&path)? {
             None => Ok(None),
-            Some(value) => match number(&value) {
+            Some(value) => match decimal(&value) {
                 Some(n) => Ok(Some(n)),
                 None => refused(format!("{path} is '{}', which is no number", shown(&value))),
             },
@@ -297,7 +297,7 @@ pub fn read<T: Tree>(store: &mut T, front: &str, offer: &Offer) -> Result<Reques
 
 /// What an `mtu` key says, if it can be one.
 pub fn mtu(value: &str) -> Option<u16> {
-    let mtu = number(value).and_then(|n| u16::try_from(n).ok())?;
+    let mtu = decimal(value).and_then(|n| u16::try_from(n).ok())?;
     (68..=MTU_MAX).contains(&mtu).then_some(mtu)
 }
 

@@ -289,7 +289,7 @@ impl<P: Plug> Handshake<P> {
     fn check_domain<T: Tree>(&mut self, store: &mut T) -> Result<bool, Failure> {
         let path = format!("{}/frontend-id", self.back);
         let value = store.read(&path)?.unwrap_or_default();
-        if keys::number(&value) == Some(self.id.domid.into()) {
+        if keys::decimal(&value) == Some(self.id.domid.into()) {
             return Ok(true);
         }
         let text = format!("{path} is '{}', not {}", keys::shown(&value), self.id.domid);

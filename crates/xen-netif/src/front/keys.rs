@@ -2,7 +2,7 @@
 
 use switch::vnet::Offloads;
 
-use crate::back::{CtrlKeys, Failure, QueueKeys, Tree};
+use crate::back::{CtrlKeys, Failure, QueueKeys, Tree, decimal};
 
 /// What we would have, if it is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct Agreed {
 /// A number; missing or garbled, `default`: a back end is no reason to fail.
 fn number<T: Tree>(store: &mut T, path: &str, default: u32) -> Result<u32, Failure> {
     let value = store.read(path)?;
-    Ok(value.and_then(|value| value.trim().parse().ok()).unwrap_or(default))
+    Ok(value.and_then(|value| decimal(&value)).unwrap_or(default))
 }
 
 impl Agreed {

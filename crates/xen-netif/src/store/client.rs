@@ -88,16 +88,13 @@ impl Store {
     }
 
     /// The store of this Xen domain: xenstored's socket where there is one, else the kernel's
-    /// device.
+    /// device. The device would not tell that xenstored is dead: its answers would not come.
     ///
     /// # Errors
     /// As [`connect`](Self::connect) and [`device`](Self::device).
     pub fn of_this_domain() -> Result<Self, StoreError> {
-        let socket = SOCKETS.iter().map(Path::new).find(|path| path.exists());
-        match socket.map(Self::connect) {
-            Some(Ok(store)) => Ok(store),
-            // A socket that a dead xenstored left; the device says more.
-            Some(Err(error)) => Self::device(Path::new(DEVICE)).map_err(|_| error),
+        match SOCKETS.iter().map(Path::new).find(|path| path.exists()) {
+            Some(socket) => Self::connect(socket),
             None => Self::device(Path::new(DEVICE)),
         }
     }

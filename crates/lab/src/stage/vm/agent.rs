@@ -19,16 +19,20 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use serde_json::{Value, json};
 
 use super::super::Nic;
-use super::CHANNELS;
+use super::{CHANNELS, channel};
 use crate::Error;
 
 /// Where files can be written: nothing that the lab needs is below it.
 const FILES: &str = "/run";
+/// Where tools are; a kernel tells its first program of no such list.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Major number of a terminal.
 const TTY: u32 = 4;
+/// Ports of a virtio-serial device, where there is one.
+const PORTS: &str = "/sys/class/virtio-ports";
 
 /// What a guest is told at its start.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Setup {
     /// Of its interface: `10.9.0.10/16`.
     pub address: String,
@@ -84,19 +88,37 @@ pub fn serve(words: &[String]) -> Result<u8, Error> {
     let setup = Setup::read(words);
     prepare(&setup).map_err(failed)?;
     for n in 1..=CHANNELS {
-        let path = format!("{FILES}/channel{n}");
-        let device = makedev(TTY, n);
-        mknodat(CWD, path.as_str(), FileType::CharacterDevice, Mode::from_raw_mode(0o600), device)
-            .map_err(|error| failed(format!("{path}: {error}")))?;
-        let tty = OpenOptions::new().read(true).write(true).open(&path);
-        let tty = tty.map_err(|error| failed(format!("{path}: {error}")))?;
-        raw(&tty).map_err(|error| failed(format!("{path}: {error}")))?;
-        let answers = tty.try_clone().map_err(|error| failed(format!("{path}: {error}")))?;
-        std::thread::spawn(move || Channel::new(answers).serve(tty));
+        let path = format!("{FILES}/{}", channel::name(n));
+        let device = open(&path, n).map_err(|error| failed(format!("{path}: {error}")))?;
+        let answers = device.try_clone().map_err(|error| failed(format!("{path}: {error}")))?;
+        std::thread::spawn(move || Channel::new(answers).serve(device));
     }
     loop {
         std::thread::sleep(Duration::from_secs(3600));
     }
+}
+
+/// A channel's device: the port of its name, else the terminal of its number.
+fn open(path: &str, n: u32) -> std::io::Result<File> {
+    let port = port(Path::new(PORTS), &channel::name(n));
+    let (major, minor) = port.unwrap_or((TTY, n));
+    let device = makedev(major, minor);
+    mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(0o600), device)?;
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    if port.is_none() {
+        raw(&file)?;
+    }
+    Ok(file)
+}
+
+/// Numbers of the device of a port, by its name.
+pub(super) fn port(ports: &Path, name: &str) -> Option<(u32, u32)> {
+    let mut folders = fs::read_dir(ports).ok()?.flatten().map(|entry| entry.path());
+    let of = |folder: &Path, file: &str| fs::read_to_string(folder.join(file)).unwrap_or_default();
+    let folder = folders.find(|folder| of(folder, "name").trim() == name)?;
+    let numbers = of(&folder, "dev");
+    let (major, minor) = numbers.trim().split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// Bytes as they are: no echo, no lines.
@@ -141,7 +163,7 @@ fn prepare(setup: &Setup) -> Result<(), String> {
     ] {
         let mut words = line.split_whitespace();
         let Some(program) = words.next() else { continue };
-        let done = Command::new(program).args(words).output();
+        let done = Command::new(program).args(words).env("PATH", PATH).output();
         let done = done.map_err(|error| format!("{line}: {error}"))?;
         if !done.status.success() {
             let said = String::from_utf8_lossy(&done.stderr);
@@ -203,7 +225,7 @@ impl<W: Write + Send + 'static> Channel<W> {
     fn run(&self, words: &[String]) -> Option<std::thread::JoinHandle<()>> {
         let (program, args) = words.split_first()?;
         let mut command = Command::new(program);
-        command.args(args).env("TMPDIR", FILES).stdin(Stdio::null());
+        command.args(args).env("PATH", PATH).env("TMPDIR", FILES).stdin(Stdio::null());
         let mut child = match command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
             Ok(child) => child,
             Err(error) => {

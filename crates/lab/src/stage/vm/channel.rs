@@ -17,20 +17,28 @@ use super::CHANNELS;
 use crate::Error;
 
 /// Longest wait for an idle guest's answer.
-const ANSWER_MAX: Duration = Duration::from_secs(60);
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// How long after a request the guest is sent an empty one. User-Mode Linux takes no notice of what
 /// lay in a terminal before it was opened, and now and then sleeps on with a signal unread, until
 /// more comes.
 const NUDGE: Duration = Duration::from_millis(500);
 
+/// What a channel is called at both ends.
+pub(super) fn name(n: u32) -> String {
+    format!("channel{n}")
+}
+
+/// What the names of a channel's pipes begin with.
+pub(super) fn base(folder: &Path, n: u32) -> PathBuf {
+    folder.join(name(n))
+}
+
 /// The two pipes of a channel: to the guest, and from it.
 pub(super) fn pipes(folder: &Path, n: u32) -> [PathBuf; 2] {
-    ["in", "out"].map(|way| folder.join(format!("channel{n}.{way}")))
+    ["in", "out"].map(|way| base(folder, n).with_extension(way))
 }
 
 const NO_WAIT: i32 = OFlags::NONBLOCK.bits() as i32;
-/// How long a guest may take to open a pipe anew.
-const REOPENED: Duration = Duration::from_secs(1);
 
 /// Makes the pipes of a guest.
 pub(super) fn make(folder: &Path) -> std::io::Result<()> {
@@ -44,53 +52,50 @@ pub(super) fn make(folder: &Path) -> std::io::Result<()> {
 /// A channel that nobody else uses meanwhile.
 #[derive(Debug)]
 pub(super) struct Channel {
-    to: File,
+    pub(super) to: File,
     from: File,
     unread: Vec<u8>,
 }
 
-/// Opens a pipe that a guest reads, without waiting for one that has none. A guest opens a pipe
-/// anew when who wrote to it is gone, so there may be none for a moment.
-fn open_writing(pipe: &Path) -> std::io::Result<File> {
-    let by = Instant::now() + REOPENED;
-    loop {
-        match OpenOptions::new().write(true).custom_flags(NO_WAIT).open(pipe) {
-            Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
-                if Instant::now() >= by {
-                    return Err(error);
-                }
-                std::thread::sleep(REOPENED / 100);
-            }
-            other => return other,
-        }
+impl Drop for Channel {
+    /// Gives it back now, and not when a process that is just being started closes the copy that
+    /// it has of this descriptor until it runs its own program.
+    fn drop(&mut self) {
+        let _ = flock(&self.to, FlockOperation::Unlock);
     }
 }
 
 impl Channel {
     /// The first free one of a guest, with nothing left in it of who had it before.
     pub fn take(folder: &Path) -> Result<Self, String> {
+        Self::take_within(folder, ANSWER_MAX)
+    }
+
+    /// The same, of a guest that may need so long to answer.
+    fn take_within(folder: &Path, longest: Duration) -> Result<Self, String> {
         let ended = |error: std::io::Error| format!("the guest has ended ({error})");
         for n in 1..=CHANNELS {
             let [to, from] = pipes(folder, n);
-            let to = open_writing(&to).map_err(ended)?;
+            // Without a wait for someone who reads it: a guest has it open for as long as it lives.
+            let to =
+                OpenOptions::new().write(true).custom_flags(NO_WAIT).open(to).map_err(ended)?;
             if flock(&to, FlockOperation::NonBlockingLockExclusive).is_err() {
                 continue;
             }
             let from =
                 OpenOptions::new().read(true).custom_flags(NO_WAIT).open(from).map_err(ended)?;
             let mut channel = Self { to, from, unread: Vec::new() };
-            channel.reset()?;
+            channel.reset(Instant::now() + longest)?;
             return Ok(channel);
         }
         Err(format!("a guest runs {CHANNELS} commands at once, no more"))
     }
 
-    fn reset(&mut self) -> Result<(), String> {
+    fn reset(&mut self, by: Instant) -> Result<(), String> {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let number = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
         // The line before it may have been cut off.
         self.send(&json!({})).and_then(|()| self.send(&json!({ "reset": number })))?;
-        let by = Instant::now() + ANSWER_MAX;
         while self.answer(Some(by))?["done"] != number {}
         Ok(())
     }
@@ -135,9 +140,9 @@ impl Channel {
     }
 }
 
-/// A file of a guest's.
-pub(super) fn read(folder: &Path, file: &str) -> Result<String, String> {
-    let mut channel = Channel::take(folder)?;
+/// A file of a guest's, which may need so long to answer at first.
+pub(super) fn read(folder: &Path, file: &str, longest: Duration) -> Result<String, String> {
+    let mut channel = Channel::take_within(folder, longest)?;
     channel.send(&json!({ "read": file }))?;
     let by = Instant::now() + ANSWER_MAX;
     let mut text = String::new();

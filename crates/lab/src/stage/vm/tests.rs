@@ -51,7 +51,10 @@ fn commands_run_at_the_other_end_one_after_the_other() {
     assert!(channel.answer(None).unwrap()["err"].as_str().unwrap().contains("/no/such/program"));
     assert_eq!(channel.answer(None).unwrap()["exit"], 127);
     drop(channel);
-    assert_eq!(channel::read(&folder, "/proc/version").unwrap().lines().count(), 1);
+    assert_eq!(
+        channel::read(&folder, "/proc/version", channel::ANSWER_MAX).unwrap().lines().count(),
+        1
+    );
 }
 
 #[test]
@@ -69,11 +72,55 @@ fn a_signal_reaches_the_command() {
 }
 
 #[test]
+fn what_a_killed_user_left_is_gone_for_the_next() {
+    let dir = new_folder().unwrap();
+    let folder = dir.path().join("vm");
+    guest(&folder);
+    let mut channel = Channel::take(&folder).unwrap();
+    channel.send(&json!({ "run": ["sh", "-c", "echo left; exec sleep 60"] })).unwrap();
+    drop(channel);
+    let start = Instant::now();
+    let mut channel = Channel::take(&folder).unwrap();
+    assert_eq!(run(&mut channel, "echo new"), ("new\n".into(), 0));
+    assert!(start.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn a_channel_is_free_although_a_child_has_its_descriptor() {
+    let dir = new_folder().unwrap();
+    let folder = dir.path().join("vm");
+    guest(&folder);
+    let channel = Channel::take(&folder).unwrap();
+    // As one has that is between fork and exec.
+    let copy = channel.to.try_clone().unwrap();
+    drop(channel);
+    // There is no second one that a guest serves.
+    let mut channel = Channel::take(&folder).unwrap();
+    assert_eq!(run(&mut channel, "echo new"), ("new\n".into(), 0));
+    drop(copy);
+}
+
+#[test]
 fn a_guest_that_is_gone_is_told() {
     let dir = new_folder().unwrap();
     let folder = dir.path().join("vm");
     channel::make(&folder).unwrap();
     assert!(Channel::take(&folder).unwrap_err().contains("has ended"));
+}
+
+#[test]
+fn a_port_is_found_by_its_name() {
+    let dir = new_folder().unwrap();
+    for (n, name) in [(1, "channel1\n"), (2, "channel10\n")] {
+        let port = dir.path().join(format!("vport0p{n}"));
+        std::fs::create_dir(&port).unwrap();
+        std::fs::write(port.join("name"), name).unwrap();
+        std::fs::write(port.join("dev"), format!("241:{n}\n")).unwrap();
+    }
+    assert_eq!(agent::port(dir.path(), "channel1"), Some((241, 1)));
+    assert_eq!(agent::port(dir.path(), "channel10"), Some((241, 2)));
+    assert_eq!(agent::port(dir.path(), "channel2"), None);
+    assert_eq!(agent::port(&dir.path().join("none"), "channel1"), None);
 }
 
 #[test]

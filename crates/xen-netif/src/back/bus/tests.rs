@@ -23,8 +23,9 @@ fn serve(bus: &mut Bus<Counted>, store: &mut Fake, now: Instant) -> Vec<VifId> {
 #[test]
 fn vifs_come_and_go() {
     let (mut store, now) = (Fake::default(), Instant::now());
-    let mut bus = Bus::new(true);
+    let mut bus = Bus::default();
     bus.start(&mut store, now).unwrap();
+    bus.set_auto(&mut store).unwrap();
     assert_eq!(serve(&mut bus, &mut store, now), []);
     store.make_vif(3, 1);
     store.make_vif(3, 0);
@@ -56,8 +57,9 @@ fn vifs_come_and_go() {
 fn many_events_of_a_vif_are_one_look() {
     let (mut store, now) = (Fake::default(), Instant::now());
     store.make_vif(1, 0);
-    let mut bus = Bus::new(true);
+    let mut bus = Bus::default();
     bus.start(&mut store, now).unwrap();
+    bus.set_auto(&mut store).unwrap();
     serve(&mut bus, &mut store, now);
     let before = store.reads;
     let flood = ["f1/0", "b1/0"].into_iter().cycle().take(1000);
@@ -69,8 +71,9 @@ fn many_events_of_a_vif_are_one_look() {
 fn a_domain_that_is_gone_is_looked_for_everywhere() {
     let (mut store, now) = (Fake::default(), Instant::now());
     store.make_vif(1, 0);
-    let mut bus = Bus::new(true);
+    let mut bus = Bus::default();
     bus.start(&mut store, now).unwrap();
+    bus.set_auto(&mut store).unwrap();
     serve(&mut bus, &mut store, now);
     store.rm("/local/domain/1");
     bus.on_events(&mut store, ["release"].into_iter(), now).unwrap();
@@ -80,7 +83,7 @@ fn a_domain_that_is_gone_is_looked_for_everywhere() {
 #[test]
 fn tokens_that_are_nobodys() {
     let (mut store, now) = (Fake::default(), Instant::now());
-    let mut bus = Bus::<Counted>::new(false);
+    let mut bus = Bus::<Counted>::default();
     bus.start(&mut store, now).unwrap();
     let tokens = ["", "b", "b1", "x1/0", "b1/", "f9/9", "b99999/0", "vifs"];
     bus.on_events(&mut store, tokens.into_iter(), now).unwrap();
@@ -95,8 +98,9 @@ fn tokens_that_are_nobodys() {
 fn what_a_flood_left_is_looked_at_in_time() {
     let (mut store, now) = (Fake::default(), Instant::now());
     store.make_vif(1, 0);
-    let mut bus = Bus::new(true);
+    let mut bus = Bus::default();
     bus.start(&mut store, now).unwrap();
+    bus.set_auto(&mut store).unwrap();
     serve(&mut bus, &mut store, now);
     for _ in 0..1000 {
         bus.on_events(&mut store, ["f1/0"].into_iter(), now).unwrap();
