@@ -496,8 +496,8 @@ fn nobody_sleeps_with_work_pending() {
     }
 }
 
-/// Sleeps until told, as a round does whose pair is blocked, or deaf, too; whether it was before the
-/// look-around.
+/// Sleeps until told, as a round does, the pair being blocked, or deaf too; whether it was before
+/// the look-around.
 fn sleeps_until_told(guest: &mut Guest, (blocked, deaf): (bool, bool)) -> bool {
     const LONG_NS: u64 = 20_000_000_000;
     let begun = now_ns();
