@@ -380,7 +380,7 @@ pub struct GenArgs {
     /// Traffic that comes and goes: send for ON_MS, not for OFF_MS, and so on
     #[arg(long, value_name = "ON_MS,OFF_MS")]
     pub on_off: Option<crate::generate::OnOff>,
-    /// Flows (UDP source ports) to spread frames over; with --queues, each flow has its own queue
+    /// Flows (UDP source ports) to spread frames over; with --queues, each stays on one queue
     #[arg(long, default_value_t = 1)]
     pub flows: u16,
     /// Our MAC address
