@@ -503,6 +503,21 @@ def read_ping(text):
     return int(match[1]), int(match[2])
 
 
+def lab_with(r, guest, *options):
+    """A small piece of the lab's study `fairness` with such guests: both ends are kernels with their own driver."""
+    out = r.out / "lab"
+    cell = ["--only", "guests=2", "--only", "direction=to-guest", "--only", "variant=shared"]
+    words = ["--smallest", "--repeats", "1", "--seconds", "1", "--out", out, *cell, "--guest", guest, *options]
+    done = run([r.pvswitch, "lab", "run", "fairness", *words], timeout_s=120, check=False)
+    (r.out / "lab.log").write_text(done.stderr)
+    gbits = 0.0
+    if done.returncode == 0:
+        names, values = (line.split(",") for line in (out / "runs.csv").read_text().splitlines()[:2])
+        gbits = float(values[names.index("throughput")])
+    r.check(f"lab run --guest {guest}: a run with traffic", gbits > 0,
+            f"{gbits:.2f} Gbit/s" if gbits else last_line(done.stderr))  # fmt: skip
+
+
 def median_and_spread(values):
     """Median, smallest and largest."""
     return statistics.median(values), min(values), max(values)
