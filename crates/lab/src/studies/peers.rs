@@ -24,7 +24,8 @@ const PORT: u16 = 5201;
 const PING_MS: f64 = 20.0;
 /// Those that join namespaces, and those that join rings in shared memory.
 const NETS: [&str; 4] = ["pvswitch", "bridge", "vde", "rust-vmm"];
-const RINGS: [&str; 5] = ["pvswitch", "pvswitch-cross", "testpmd", "ovs-dpdk", "rust-vmm"];
+const RINGS: [&str; 6] =
+    ["pvswitch", "pvswitch-spin", "pvswitch-cross", "testpmd", "ovs-dpdk", "rust-vmm"];
 /// Loads of each.
 const NET_LOADS: [&str; 3] = ["tcp", "ping", "idle-net"];
 const RING_LOADS: [&str; 3] = ["max", "10k", "idle"];
@@ -33,12 +34,11 @@ const ABOUT: &str = "\
 Loads between two namespaces with a kernel's network each: tcp, one stream of iperf3; ping, one \
 every 20 ms; idle-net, nothing. Loads between two generators on virtqueues (vhost-user), frames of \
 60 bytes: max, as many as pass; 10k, 10,000 a second; idle, nothing. pvswitch is a learning switch \
-and polls as it does by default (adaptive); pvswitch-cross wires its two ports together, as \
-testpmd \
-does (net_vhost, io); ovs-dpdk is Open vSwitch with DPDK, learning (NORMAL). bridge is the \
-kernel's, \
-with veth: a stream crosses it in pieces of up to 64 KiB that nobody ever cuts, and there is no \
-border of a virtual machine to cross, so it is a bound rather than a rival. vde is vde_switch with \
+and polls as it does by default (adaptive); pvswitch-spin never sleeps, as DPDK's programs; \
+pvswitch-cross wires its two ports together, as testpmd does (net_vhost, io); ovs-dpdk is Open \
+vSwitch with DPDK, learning (NORMAL). bridge is the kernel's, with veth: a stream crosses it in \
+pieces of up to 64 KiB that nobody ever cuts, and there is no border of a virtual machine to \
+cross, so it is a bound rather than a rival. vde is vde_switch with \
 vde_plug2tap in each namespace.
 
 The back end's CPU is that of its processes; a bridge has none, its work is done by whoever sends. \
@@ -83,9 +83,7 @@ impl Study for Peers {
         };
         let peers: &[&str] = match scale {
             Scale::Smallest => &["pvswitch", "bridge", "vde", "testpmd"],
-            _ => {
-                &["pvswitch", "pvswitch-cross", "testpmd", "ovs-dpdk", "bridge", "vde", "rust-vmm"]
-            }
+            _ => &[&RINGS[..5], &["bridge", "vde", "rust-vmm"]].concat(),
         };
         let (seconds, repeats) = match scale {
             Scale::Smallest => (1.0, 1),
@@ -143,7 +141,12 @@ impl Study for Peers {
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {
         let idle = results.values(
-            |cell| cell.get("load").starts_with("idle") && cell.get("peer").starts_with("pvswitch"),
+            |cell| {
+                let peer = cell.get("peer");
+                cell.get("load").starts_with("idle")
+                    && peer.starts_with("pvswitch")
+                    && peer != "pvswitch-spin"
+            },
             "wakeups",
         );
         let Some(most) = idle.into_iter().max_by(f64::total_cmp) else { return Vec::new() };

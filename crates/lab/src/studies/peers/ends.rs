@@ -38,7 +38,7 @@ impl Nets {
     /// Joins two namespaces by `peer`.
     pub fn build(stage: &Stage, peer: &str) -> Result<Self, Fail> {
         match peer {
-            "pvswitch" | "pvswitch-cross" => Self::ours(stage, peer),
+            "pvswitch" => Self::ours(stage, peer),
             "bridge" => Self::bridge(stage),
             "vde" => Self::vde(stage),
             "rust-vmm" => Err(rust_vmm()),
@@ -132,7 +132,7 @@ impl Sockets {
     /// Starts `peer` with two ports.
     pub fn build(stage: &Stage, peer: &str) -> Result<Self, Fail> {
         match peer {
-            "pvswitch" | "pvswitch-cross" => {
+            "pvswitch" | "pvswitch-spin" | "pvswitch-cross" => {
                 let ports = guest_ports(stage);
                 let switch = start_ours(stage, peer, &ports)?;
                 let back = switch.id();
@@ -257,7 +257,8 @@ fn guest_ports(stage: &Stage) -> Vec<Port> {
 }
 
 fn start_ours(stage: &Stage, peer: &str, ports: &[Port]) -> Result<Switch, Fail> {
-    let mut how = SwitchOptions::new(stage, "adaptive");
+    let poll = if peer == "pvswitch-spin" { "spin" } else { "adaptive" };
+    let mut how = SwitchOptions::new(stage, poll);
     if peer == "pvswitch-cross" {
         how.forward = "cross".into();
     }
