@@ -278,20 +278,25 @@ fn table(results: &Results, load: &str) -> Table {
         Cell(pairs.map(|(name, value)| (name.to_string(), value.to_string())).into())
     };
     let of = |peer: &str, measure, digits| match results.summary(&cell(peer), measure) {
-        None => Value::Missing("not measured, or not a figure of this load".into()),
+        None => Value::Missing("not measured".into()),
         Some(found) if found.count == 1 => Value::Number(found.median, digits),
         Some(found) => {
             Value::Spread { median: found.median, low: found.low, high: found.high, digits }
         }
     };
-    let rows = peers.iter().filter(|peer| Peers.has(&cell(peer))).map(|peer| {
-        let mut row = vec![Value::Text(peer.clone())];
-        let digits = [3, 0, 1, 1, 1, 1];
-        row.extend(MEASURES.iter().zip(digits).map(|(measure, n)| of(peer, measure.name, n)));
-        row
+    let peers: Vec<&String> = peers.iter().filter(|peer| Peers.has(&cell(peer))).collect();
+    // A load has not all figures; throughput of short frames says nothing that frames do not.
+    let has_figures = |measure: &&(Measure, usize)| {
+        let mut runs = peers.iter().filter_map(|peer| results.summary(&cell(peer), measure.0.name));
+        runs.next().is_some() && !(measure.0.name == "throughput" && RING_LOADS.contains(&load))
+    };
+    let measures: Vec<(Measure, usize)> = MEASURES.into_iter().zip([3, 0, 1, 1, 1, 1]).collect();
+    let measures: Vec<_> = measures.iter().filter(has_figures).collect();
+    let rows = peers.iter().map(|peer| {
+        let values = measures.iter().map(|(measure, digits)| of(peer, measure.name, *digits));
+        std::iter::once(Value::Text((*peer).clone())).chain(values).collect()
     });
-    let units =
-        MEASURES.map(|measure| format!("{}, {}", measure.name.replace('_', " "), measure.unit));
+    let units = measures.iter().map(|(m, _)| format!("{}, {}", m.name.replace('_', " "), m.unit));
     Table {
         title: format!("Load {load}"),
         note: "A peer without figures is not installed; the run says which package it is in."
