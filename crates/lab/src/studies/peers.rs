@@ -24,38 +24,46 @@ const PORT: u16 = 5201;
 const PING_MS: f64 = 20.0;
 /// Those that join namespaces, and those that join rings in shared memory.
 const NETS: [&str; 4] = ["pvswitch", "bridge", "vde", "rust-vmm"];
-const RINGS: [&str; 6] =
-    ["pvswitch", "pvswitch-spin", "pvswitch-cross", "testpmd", "ovs-dpdk", "rust-vmm"];
+const RINGS: [&str; 7] = [
+    "pvswitch",
+    "pvswitch-spin",
+    "pvswitch-cross",
+    "testpmd",
+    "ovs-dpdk",
+    "ovs-dpdk-sleep",
+    "rust-vmm",
+];
 /// Loads of each.
 const NET_LOADS: [&str; 3] = ["tcp", "ping", "idle-net"];
-const RING_LOADS: [&str; 3] = ["max", "10k", "idle"];
+const RING_LOADS: [&str; 6] = ["max", "1M", "100k", "10k", "1k", "idle"];
 
 const ABOUT: &str = "\
 Loads between two namespaces with a kernel's network each: tcp, one stream of iperf3; ping, one \
 every 20 ms; idle-net, nothing. Loads between two generators on virtqueues (vhost-user), frames of \
-60 bytes: max, as many as pass; 10k, 10,000 a second; idle, nothing. pvswitch is a learning switch \
-and polls as it does by default (adaptive); pvswitch-spin never sleeps, as DPDK's programs; \
-pvswitch-cross wires its two ports together, as testpmd does (net_vhost, io); ovs-dpdk is Open \
-vSwitch with DPDK, learning (NORMAL). bridge is the kernel's, with veth: a stream crosses it in \
-pieces of up to 64 KiB that nobody ever cuts, and there is no border of a virtual machine to \
-cross, so it is a bound rather than a rival. vde is vde_switch with \
-vde_plug2tap in each namespace.
+60 bytes: max, as many as pass; 1M, 1,000,000 a second, and so on; idle, nothing. pvswitch is a \
+learning switch and polls as it does by default (adaptive); pvswitch-spin never sleeps, as DPDK's \
+programs; pvswitch-cross wires its two ports together, as testpmd does (net_vhost, io); ovs-dpdk \
+is Open vSwitch with DPDK, learning (NORMAL), and ovs-dpdk-sleep the same with pmd-maxsleep=500. \
+bridge is the kernel's, with veth: a stream crosses it in pieces of up to 64 KiB that nobody ever \
+cuts, and there is no border of a virtual machine to cross, so it is a bound rather than a rival. \
+vde is vde_switch with vde_plug2tap in each namespace.
 
 The back end's CPU is that of its processes; a bridge has none, its work is done by whoever sends. \
 All CPUs: everything that ran meanwhile, guests and back end. Wake-ups are how often the back \
-end's \
-threads slept and were woken. p99 is of a frame's way from generator to generator, or of a ping's \
-round trip. DPDK's programs take huge pages where enough are free, else plain ones.";
+end's threads slept and were woken. Latencies are of a frame's way from generator to generator, \
+or of a ping's round trip. DPDK's programs take huge pages where enough are free, else plain ones.";
 
 /// The study.
 pub struct Peers;
 
-const MEASURES: [Measure; 6] = [
+const MEASURES: [Measure; 8] = [
     Measure::new("throughput", "Gbit/s", Better::More, "payload of TCP, or frames, that arrived"),
     Measure::new("frames", "1/s", Better::More, "frames that arrived"),
     Measure::new("backend_cpu", "%", Better::Less, "CPU time of the back end's processes"),
     Measure::new("all_cpu", "%", Better::Less, "CPU time of all that ran, guests included"),
-    Measure::new("p99", "us", Better::Less, "latency of a frame, or round trip of a ping"),
+    Measure::new("p50", "us", Better::Less, "latency of a frame, or round trip of a ping"),
+    Measure::new("p99", "us", Better::Less, "the same, of the slowest in a hundred"),
+    Measure::new("p999", "us", Better::Less, "the same, of the slowest in a thousand"),
     Measure::new("wakeups", "1/s", Better::Less, "times that threads of the back end were woken"),
 ];
 
@@ -79,11 +87,12 @@ impl Study for Peers {
     fn plan(&self, scale: Scale) -> Plan {
         let loads: &[&str] = match scale {
             Scale::Smallest => &["tcp", "10k", "idle"],
-            _ => &["tcp", "ping", "idle-net", "max", "10k", "idle"],
+            Scale::Quick => &["tcp", "ping", "idle-net", "max", "10k", "idle"],
+            Scale::Usual | Scale::Full => &[&NET_LOADS[..], &RING_LOADS].concat(),
         };
         let peers: &[&str] = match scale {
             Scale::Smallest => &["pvswitch", "bridge", "vde", "testpmd"],
-            _ => &[&RINGS[..5], &["bridge", "vde", "rust-vmm"]].concat(),
+            _ => &[&RINGS[..6], &["bridge", "vde", "rust-vmm"]].concat(),
         };
         let (seconds, repeats) = match scale {
             Scale::Smallest => (1.0, 1),
@@ -119,7 +128,7 @@ impl Study for Peers {
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {
-        if cell.get("peer") == "ovs-dpdk" { 7.0 } else { 3.5 }
+        if cell.get("peer").starts_with("ovs") { 7.0 } else { 3.5 }
     }
 
     fn run(&self, run: &Run) -> Result<Figures, Fail> {
@@ -214,8 +223,9 @@ fn over_nets(stage: &Stage, nets: &Nets, load: &str, seconds: f64) -> Result<Fig
             let shape = (PING_MS, (seconds * 1e3 / PING_MS) as u32, 56);
             let ping = Ping::start(stage, &from.on(&cpus), address, shape)?;
             let mut figures = window(seconds);
-            if let Some(us) = ping.report()?.quantile_us(0.99) {
-                figures.insert("p99", us);
+            let pings = ping.report()?;
+            for (name, quantile) in [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)] {
+                figures.extend(pings.quantile_us(quantile).map(|us| (name, us)));
             }
             Ok(figures)
         }
@@ -233,7 +243,7 @@ fn over_rings(stage: &Stage, ends: &Sockets, load: &str, seconds: f64) -> Result
     wait_for("the sink to be connected", CONNECT_MAX_S, || Ok(sink.latest().is_ok()))?;
     let length = WARM_S + seconds + TAIL_S;
     let peer = Gen::mac(1);
-    let rate = if load == "10k" { " --rate 10k" } else { "" };
+    let rate = if load == "max" { String::new() } else { format!(" --rate {load}") };
     let mode = if load == "idle" {
         "sink --interval 0.1".into()
     } else {
@@ -261,7 +271,9 @@ fn over_rings(stage: &Stage, ends: &Sockets, load: &str, seconds: f64) -> Result
     figures.extend([
         ("frames", frames),
         ("throughput", frames * 60.0 * 8.0 / 1e9),
+        ("p50", number(&all, "latency_ns_p50") / 1e3),
         ("p99", number(&all, "latency_ns_p99") / 1e3),
+        ("p999", number(&all, "latency_ns_p999") / 1e3),
     ]);
     Ok(figures)
 }
@@ -290,7 +302,8 @@ fn table(results: &Results, load: &str) -> Table {
         let mut runs = peers.iter().filter_map(|peer| results.summary(&cell(peer), measure.0.name));
         runs.next().is_some() && !(measure.0.name == "throughput" && RING_LOADS.contains(&load))
     };
-    let measures: Vec<(Measure, usize)> = MEASURES.into_iter().zip([3, 0, 1, 1, 1, 1]).collect();
+    let measures: Vec<(Measure, usize)> =
+        MEASURES.into_iter().zip([3, 0, 1, 1, 0, 0, 0, 1]).collect();
     let measures: Vec<_> = measures.iter().filter(has_figures).collect();
     let rows = peers.iter().map(|peer| {
         let values = measures.iter().map(|(measure, digits)| of(peer, measure.name, *digits));
@@ -313,7 +326,7 @@ mod tests {
 
     #[test]
     fn each_load_has_at_least_ours_and_two_rivals() {
-        let cells = Peers.plan(Scale::Quick).cells(&Peers);
+        let cells = Peers.plan(Scale::Usual).cells(&Peers);
         for load in NET_LOADS.into_iter().chain(RING_LOADS) {
             let of = cells.iter().filter(|cell| cell.get("load") == load);
             assert!(of.count() >= 4, "{load}");

@@ -11,6 +11,8 @@ use crate::study::Fail;
 
 const OVS_DPDK: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 const OVS_SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+/// The longest sleep that Open vSwitch's busy thread is allowed where it may sleep.
+const OVS_SLEEP_US: u32 = 500;
 /// `rust-vmm`'s crate as a program, one port to one TAP.
 const RUST_VMM: &str = "vhost_user_net";
 /// Huge pages of 2 MiB that a DPDK program takes.
@@ -139,7 +141,8 @@ impl Sockets {
                 Ok(Self { ports, back, _parts: vec![Part::Switch { _it: switch }] })
             }
             "testpmd" => Self::testpmd(stage),
-            "ovs-dpdk" => Self::ovs(stage),
+            "ovs-dpdk" => Self::ovs(stage, 0),
+            "ovs-dpdk-sleep" => Self::ovs(stage, OVS_SLEEP_US),
             "rust-vmm" => Err(rust_vmm()),
             _ => Err(Fail::Cell(format!("peer {peer}: it has no sockets for guests"))),
         }
@@ -180,7 +183,8 @@ impl Sockets {
         Ok(Self { ports, back, _parts: vec![Part::Process { _it: process }] })
     }
 
-    fn ovs(stage: &Stage) -> Result<Self, Fail> {
+    /// Open vSwitch; its busy thread may sleep so long, in us, when it finds nothing.
+    fn ovs(stage: &Stage, sleep_us: u32) -> Result<Self, Fail> {
         need(OVS_DPDK)?;
         let folder = stage.folder().join(stage.unique("ovs"));
         let dir = folder.display().to_string();
@@ -212,6 +216,7 @@ impl Sockets {
             ("per-port-memory", "true".into()),
             ("dpdk-lcore-mask", format!("{:#x}", 1_u64 << main)),
             ("pmd-cpu-mask", format!("{:#x}", 1_u64 << back)),
+            ("pmd-maxsleep", sleep_us.to_string()),
             ("dpdk-extra", format!("--no-pci {}", memory())),
         ];
         let settings = settings.map(|(key, value)| format!("other_config:{key}=\"{value}\""));
