@@ -128,7 +128,7 @@ impl Study for Peers {
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {
-        if cell.get("peer").starts_with("ovs") { 7.0 } else { 3.5 }
+        if cell.get("peer").starts_with("ovs") { 6.0 } else { 2.5 }
     }
 
     fn run(&self, run: &Run) -> Result<Figures, Fail> {

@@ -144,12 +144,17 @@ fn drained_queue_wakes_no_one_however_often_its_guest_kicks() {
         rig.drain(true);
         rig.wait_for("the queue to be drained", Rig::is_drained);
         let stats = &rig.pool.workers()[0].stats;
-        rig.wait_for("sleep", |_| stats.asleep.load(Ordering::SeqCst));
         let counts = || {
             let Guest { bursts, taken, .. } = &*rig.guest;
             let rounds = stats.rounds.load(Ordering::SeqCst);
             (rounds, bursts.load(Ordering::SeqCst), taken.load(Ordering::SeqCst))
         };
+        // Wake-ups from before the queue was drained may still be on their way.
+        rig.wait_for("rest", |_| {
+            let before = counts();
+            std::thread::sleep(Duration::from_millis(20));
+            stats.asleep.load(Ordering::SeqCst) && counts() == before
+        });
         let before = counts();
         for _ in 0..500 {
             rig.guest.waiting.fetch_add(1, Ordering::SeqCst);
