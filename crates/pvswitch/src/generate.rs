@@ -38,6 +38,7 @@ const LOOK_AROUND_NS: u64 = 100_000_000;
 const SPIN_NS: (u64, u64) = (50_000, 2_000_000);
 
 /// What was seen.
+#[derive(Default)]
 struct Totals {
     sent: u64,
     sent_bytes: u64,
@@ -53,25 +54,6 @@ struct Totals {
     foreign: u64,
     first_seq: Option<u64>,
     next_seq: u64,
-}
-
-impl Default for Totals {
-    fn default() -> Self {
-        // Pages of flows that do not come are never touched.
-        let flow_next = vec![0; 1 + usize::from(u16::MAX)];
-        Self {
-            sent: 0,
-            sent_bytes: 0,
-            received: 0,
-            received_bytes: 0,
-            lost: 0,
-            late: 0,
-            flow_next,
-            foreign: 0,
-            first_seq: None,
-            next_seq: 0,
-        }
-    }
 }
 
 /// The command.
@@ -196,7 +178,7 @@ impl Generator {
             spin_ns: (2 * nap_late_ns).clamp(SPIN_NS.0, SPIN_NS.1),
             mac: args.mac,
             peer: args.peer,
-            totals: Totals::default(),
+            totals: Totals::new(),
             latency_ns: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("constant bounds"),
             awaiting: None,
             cpu_before: guest::cpu_time(),
@@ -490,6 +472,11 @@ fn flows_of(flows: u64, queues: usize) -> Vec<u64> {
 }
 
 impl Totals {
+    fn new() -> Self {
+        // Pages of flows that do not come are never touched.
+        Self { flow_next: vec![0; 1 + usize::from(u16::MAX)], ..Self::default() }
+    }
+
     fn count(&mut self, segs: &[Seg<'_>]) {
         let len: u32 = segs.iter().map(|s| s.len()).sum();
         self.received += 1;
@@ -583,7 +570,7 @@ mod tests {
 
     #[test]
     fn order_counts_gaps_and_forgives_late_frames() {
-        let mut t = Totals::default();
+        let mut t = Totals::new();
         // What was before the first is not lost.
         t.order(1, 4);
         t.order(1, 8);
@@ -594,7 +581,7 @@ mod tests {
 
     #[test]
     fn flows_may_overtake_each_other_and_none_is_lost_by_it() {
-        let mut t = Totals::default();
+        let mut t = Totals::new();
         for (flow, seq) in [(2, 5), (2, 7), (1, 4), (1, 6), (2, 9), (1, 2)] {
             t.order(flow, seq);
         }

@@ -3,20 +3,25 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+use cpio::newc;
 
 use super::super::process::find;
 use super::Stage;
 use crate::stage::need;
 use crate::study::Fail;
 
-mod cpio;
-
 /// Loaded in this order, each after those that it needs.
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_net", "virtio_console", "9pnet_virtio", "9p"];
 const BUSYBOX: &str = "busybox";
 const PACKAGE: &str = "Debian package linux-image-amd64";
+/// Kinds of file, as their modes tell them.
+const FILE: u32 = 0o100_000;
+const FOLDER: u32 = 0o040_000;
+const CHARACTERS: u32 = 0o020_000;
 const ELF: &[u8] = b"\x7fELF";
 /// How files are packed: their first bytes, and what unpacks them. Kernels have their unpacked
 /// length behind the last byte, so not all of these end well.
@@ -60,8 +65,9 @@ impl Image {
         }
         let (kernel, modules) = kernel_below(root)?;
         let modules = Modules::below(&modules, folder)?.in_order(&MODULES)?;
-        let archive = archive(&busybox, &modules);
         let image = Self { kernel: folder.join("vmlinux"), archive: folder.join("guest.cpio") };
+        let archive = archive(&busybox, &modules)
+            .map_err(|error| Fail::Over(told(&image.archive, &error)))?;
         for (path, bytes) in [(&image.kernel, plain(&kernel, folder)?), (&image.archive, archive)] {
             fs::write(path, bytes).map_err(|error| Fail::Over(told(path, &error)))?;
         }
@@ -234,23 +240,32 @@ fn needs(module: &[u8]) -> Vec<String> {
 
 /// The first program loads the modules, and goes on with the program named by its first argument
 /// on the host's root.
-fn archive(busybox: &[u8], modules: &[(String, Vec<u8>)]) -> Vec<u8> {
-    let mut archive = cpio::Archive::default();
+fn archive(busybox: &[u8], modules: &[(String, Vec<u8>)]) -> std::io::Result<Vec<u8>> {
+    let mut archive = Vec::new();
+    let mut add = |path: &str, mode, bytes: &[u8], (major, minor)| {
+        let entry = newc::Builder::new(path).mode(mode).rdev_major(major).rdev_minor(minor);
+        let size = u32::try_from(bytes.len()).map_err(std::io::Error::other)?;
+        let mut file = entry.write(&mut archive, size);
+        file.write_all(bytes)?;
+        file.finish().map(|_| ())
+    };
+    let none = (0, 0);
     for folder in ["dev", "modules", "root"] {
-        archive.folder(folder);
+        add(folder, FOLDER | 0o755, &[], none)?;
     }
-    archive.device("dev/console", (5, 1));
-    archive.file("busybox", 0o755, busybox);
+    add("dev/console", CHARACTERS | 0o600, &[], (5, 1))?;
+    add("busybox", FILE | 0o755, busybox, none)?;
     let mut script = String::from("#!/busybox sh\n");
     for (name, bytes) in modules {
-        archive.file(&format!("modules/{name}.ko"), 0o644, bytes);
+        add(&format!("modules/{name}.ko"), FILE | 0o644, bytes, none)?;
         script += &format!("/busybox insmod /modules/{name}.ko || exit 1\n");
     }
     let how = "trans=virtio,version=9p2000.L,ro,cache=loose,msize=262144";
     script += &format!("/busybox mount -t 9p -o {how} {} /root || exit 1\n", Image::ROOT_TAG);
     script += "exec /busybox switch_root /root \"$@\"\n";
-    archive.file("init", 0o755, script.as_bytes());
-    archive.done()
+    add("init", FILE | 0o755, script.as_bytes(), none)?;
+    newc::trailer(&mut archive)?;
+    Ok(archive)
 }
 
 #[cfg(test)]
