@@ -298,18 +298,28 @@ class Guest(agent.Agent):
         before = self.domid()
         self.tell("reboot -f")
         rig.wait_for(f"a new domain for {self.name}", lambda: self.domid() not in (None, before), 120, 0.5)
-        return self.join().wait_ready(180)
+        self.join().wait_ready(180)
+        return self.wait_connected()
 
     def save_and_restore(self):
         self.machine.must(f"xl save {self.name} /tmp/{self.name}.save", timeout_s=120)
         self.machine.must(f"xl restore /tmp/{self.name}.save && rm /tmp/{self.name}.save", timeout_s=120)
-        return self.join()
+        self.join()
+        return self.wait_connected()
 
     def attach(self, script="/etc/xen/scripts/vif"):
         """Plugs the NIC in, and brings it up inside. A back end without an interface needs no script."""
         self.machine.must(f"xl network-attach {self.name} mac={self.mac} script={script}", timeout_s=60)
         self.must("for i in $(seq 150); do [ -d /sys/class/net/eth0 ] && break; sleep 0.1; done;"
                   f" ip addr add {self.ip}/24 dev eth0 && ip link set eth0 up", timeout_s=60)  # fmt: skip
+        return self.wait_connected()
+
+    def wait_connected(self):
+        """Until both halves are connected: an interface that is up comes before them, and its first frames are lost."""
+        state = f"xenstore-read /local/domain/0/backend/vif/{self.domid()}/0/state"
+        self.machine.must(f'for i in $(seq 150); do [ "$({state})" = 4 ] && exit 0; sleep 0.1; done; exit 1',
+                          timeout_s=60)  # fmt: skip
+        return self
 
     def detach(self):
         self.machine.must(f"xl network-detach {self.name} {self.mac}", timeout_s=60)
