@@ -217,6 +217,75 @@ proptest! {
     }
 }
 
+proptest! {
+    /// Starts near the wrap of the index among them.
+    #[test]
+    fn a_ring_that_is_repeated_brings_the_same_chains_in_turn(
+        bits in 0_u32..8,
+        start in prop_oneof![any::<u16>(), 65_400_u16..=65_535],
+        uses in prop::collection::vec(0_u16..40, 1..40),
+        event_idx in any::<bool>(),
+        in_order in any::<bool>(),
+    ) {
+        let memory = memory();
+        let size = 1_u16 << bits;
+        let layout = Layout { size, desc: 0x1000, driver: 0x20000, device: 0x40000 };
+        let features = Features { event_idx, in_order, ..Features::default() };
+        let base = u32::from(start);
+        let mut driver = DriverQueue::new(&memory, &layout, features, base, None).unwrap();
+        let mut device = DeviceQueue::new(&memory, &layout, features, base).unwrap();
+        prop_assert!(!driver.can_repeat(), "nothing is there yet");
+        let buf = |i: u16| Buf { addr: 0x60000 + 16 * u64::from(i), len: 16, write: true };
+        let heads: Vec<_> = (0..size).map(|i| driver.add(&[buf(i)]).unwrap()).collect();
+        driver.publish();
+        prop_assert!(driver.can_repeat());
+        let mut taken = Taken::with_capacity(64, size);
+        let mut next = heads.iter().cycle();
+        for n in uses {
+            let n = device.take(&memory, usize::from(n.min(size)), &mut taken).unwrap();
+            for chain in &taken.chains {
+                prop_assert_eq!(Some(&chain.id), next.next());
+            }
+            device.put_all(&taken.chains);
+            device.publish();
+            prop_assert_eq!(usize::from(driver.repeat().unwrap()), n);
+            prop_assert!(driver.can_repeat());
+            driver.publish();
+        }
+        // All are there once more, and no more than those.
+        let mut all = 0;
+        while let n @ 1.. = device.take(&memory, 64, &mut taken).unwrap() {
+            all += n;
+        }
+        prop_assert_eq!(all, usize::from(size));
+    }
+}
+
+#[test]
+fn only_a_split_ring_that_is_full_can_be_repeated_and_no_index_ahead_of_it_is_believed() {
+    let memory = memory();
+    let layout = Layout { size: 4, desc: 0x1000, driver: 0x2000, device: 0x3000 };
+    let packed = Features { packed: true, ..Features::default() };
+    let mut driver = DriverQueue::new(&memory, &layout, packed, 0x8000_8000, None).unwrap();
+    let buf = Buf { addr: 0x4000, len: 100, write: true };
+    for _ in 0..4 {
+        driver.add(&[buf]).unwrap();
+    }
+    assert!(!driver.can_repeat());
+    let mut driver = DriverQueue::new(&memory, &layout, Features::default(), 0, None).unwrap();
+    driver.add(&[buf, buf]).unwrap();
+    driver.add(&[buf, buf]).unwrap();
+    driver.publish();
+    assert!(driver.free() == 0 && !driver.can_repeat(), "two entries have no chain");
+    let mut driver = DriverQueue::new(&memory, &layout, Features::default(), 0, None).unwrap();
+    for _ in 0..4 {
+        driver.add(&[buf]).unwrap();
+    }
+    driver.publish();
+    shm::Area::new(&memory, layout.device, 64).unwrap().store_u16(2, 5);
+    assert_eq!(driver.repeat(), Err(Malformed::IndexJump { seen: 5, taken: 0 }));
+}
+
 /// A packed driver may not make a slot available again before the device has used it. One that
 /// does would lead the device around the ring for ever.
 #[test]

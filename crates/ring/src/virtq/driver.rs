@@ -176,6 +176,32 @@ impl DriverQueue {
         }
     }
 
+    /// Whether [`repeat`](Self::repeat) can be called: the ring is split, and as many chains are in
+    /// flight as it has entries.
+    pub fn can_repeat(&self) -> bool {
+        match &self.0 {
+            Kind::Split(q) => q.is_repeatable(),
+            Kind::Packed(_) => false,
+        }
+    }
+
+    /// In place of taking used chains and adding them again: makes all of them available as they
+    /// are, without a look at which they were; how many. Visible at [`publish`](Self::publish).
+    /// It costs two loads and no more, for guests that are to take no CPU while a device is
+    /// measured. A device that does not use chains in order is given some of them twice.
+    ///
+    /// # Errors
+    /// [`Malformed::IndexJump`]: as of [`take_used`](Self::take_used).
+    ///
+    /// # Panics
+    /// Unless [`can_repeat`](Self::can_repeat).
+    pub fn repeat(&mut self) -> Result<u16, Malformed> {
+        match &mut self.0 {
+            Kind::Split(q) => q.repeat(),
+            Kind::Packed(_) => panic!("a packed ring's used elements lie where its chains did"),
+        }
+    }
+
     /// Asks for a call at the next used chain, and looks a last time. Only [`Armed::Armed`]
     /// allows sleep.
     pub fn arm(&mut self) -> Armed {

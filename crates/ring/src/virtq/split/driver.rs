@@ -186,6 +186,27 @@ impl SplitDriver {
         Ok(out.len() - start)
     }
 
+    /// Whether every entry of the available ring names a chain in flight.
+    pub(crate) fn is_repeatable(&self) -> bool {
+        self.avail_next.wrapping_sub(self.used_next) == self.parts.size
+    }
+
+    /// Makes as many chains available again as were used: the available ring names the same heads
+    /// as one turn before, so not even they are written.
+    pub(crate) fn repeat(&mut self) -> Result<u16, Malformed> {
+        assert!(self.is_repeatable(), "every entry of the ring names a chain");
+        // Driver sees used.idx /before/ it gives the chains back; they are not read, so no more is
+        // ordered by it.
+        let used = self.parts.used.sync_load(IDX, Ordering::Acquire);
+        let n = used.wrapping_sub(self.used_next);
+        if n > self.avail_published.wrapping_sub(self.used_next) {
+            return Err(Malformed::IndexJump { seen: used, taken: self.used_next });
+        }
+        self.used_next = used;
+        self.avail_next = self.avail_next.wrapping_add(n);
+        Ok(n)
+    }
+
     /// IN_ORDER: the element names the last chain of a batch; everything older is used too.
     fn batch(&mut self, last: u16, used: u16, out: &mut Vec<Used>) -> Result<(), Malformed> {
         loop {
