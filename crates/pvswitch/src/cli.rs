@@ -374,6 +374,11 @@ pub struct GenArgs {
     /// Frames a second (suffix k or M); unlimited if not given
     #[arg(long, value_name = "PPS", value_parser = crate::generate::parse_rate)]
     pub rate: Option<f64>,
+    /// Send the same frames again and again, and give buffers back unread, with next to no CPU:
+    /// what passes is then the switch's limit. With --mode send and sink, for both ends, on split
+    /// virtqueues
+    #[arg(long, conflicts_with_all = ["rate", "burst", "on_off", "packed"])]
+    pub replay: bool,
     /// Frames sent at once, and the time from burst to burst; without it, as --rate says
     #[arg(long, value_name = "N[,GAP_US]")]
     pub burst: Option<crate::generate::Burst>,

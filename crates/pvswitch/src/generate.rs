@@ -9,6 +9,7 @@
 mod frame;
 mod idle;
 mod pace;
+mod replay;
 
 use std::fmt;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use shm::Seg;
 
 use self::frame::{HEADERS, MARK, SIZE_MIN, SOURCE_PORT, STAMP, headers, stamp, touch};
 use self::pace::Pace;
+use self::replay::Replay;
 use crate::cli::{GenArgs, GenMode};
 use crate::guest::{self, Also, Connect, Guest, HDR_LEN, Pair, Report, now_ns};
 use crate::{AnyError, Usage};
@@ -68,6 +70,10 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
     if interval == Some(0) {
         return Err(Usage("--interval 0: use a time between reports, in seconds".into()).into());
     }
+    if args.replay {
+        replay::check(&args)?;
+        to = to.small();
+    }
     if args.count.is_some() && args.mode != GenMode::Idle {
         return Err(Usage("--count: only with --mode idle".into()).into());
     }
@@ -92,6 +98,9 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
     if matches!(args.mode, GenMode::Sink | GenMode::Echo) {
         generator.announce();
     }
+    if args.replay {
+        generator.prepare_replay()?;
+    }
     let started = now_ns();
     let end = duration.map(|d| started + d);
     let mut report_at = interval.map(|i| started + i);
@@ -113,7 +122,7 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
         }
     };
     let elapsed = now_ns() - started;
-    if result.is_ok() {
+    if result.is_ok() && generator.replay.is_none() {
         generator.drain()?;
     }
     generator.print(elapsed, args.json);
@@ -147,6 +156,7 @@ struct Generator {
     latency_ns: Histogram<u64>,
     /// Request/response: the answer that is awaited, and since when.
     awaiting: Option<(u64, u64)>,
+    replay: Option<Replay>,
     cpu_before: Duration,
     settings: Value,
 }
@@ -181,6 +191,7 @@ impl Generator {
             totals: Totals::new(),
             latency_ns: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("constant bounds"),
             awaiting: None,
+            replay: None,
             cpu_before: guest::cpu_time(),
             settings: Value::Object(settings.into_iter().collect()),
             guest,
@@ -207,6 +218,9 @@ impl Generator {
     /// Works for a while, or sleeps until there is something to do or `deadline`. False: the
     /// switch is gone.
     fn slice(&mut self, deadline: Option<u64>) -> Result<bool, guest::Malformed> {
+        if self.replay.is_some() {
+            return self.replay(deadline);
+        }
         for _ in 0..256 {
             let now = now_ns();
             let look = self.guest.begin(now)?;
@@ -440,6 +454,9 @@ impl Generator {
         });
         if let (Some(all), Value::Object(more)) = (value.as_object_mut(), report.json()) {
             all.extend(more);
+            if let Some(replay) = &self.replay {
+                replay.amend(all);
+            }
         }
         if json {
             println!("{value}");
@@ -514,16 +531,19 @@ impl fmt::Display for Summary<'_> {
         let n = |key: &str| self.0[key].as_f64().unwrap_or(0.0);
         write!(
             f,
-            "{:.1} s: sent {} ({:.3} M/s), received {} ({:.3} M/s, {:.2} Gbit/s), lost {}, late {}",
+            "{:.1} s: sent {} ({:.3} M/s), received {} ({:.3} M/s",
             n("duration_s"),
             self.0["sent_frames"],
             n("sent_pps") / 1e6,
             self.0["received_frames"],
             n("received_pps") / 1e6,
-            n("received_bps") / 1e9,
-            self.0["lost_frames"],
-            self.0["late_frames"],
         )?;
+        if let Some(dry) = self.0.get("dry_looks") {
+            write!(f, "), unread; the switch had used all of {dry} of {} rings", self.0["looks"])?;
+        } else {
+            let (lost, late) = (&self.0["lost_frames"], &self.0["late_frames"]);
+            write!(f, ", {:.2} Gbit/s), lost {lost}, late {late}", n("received_bps") / 1e9)?;
+        }
         if n("latency_samples") > 0.0 {
             let us = |key: &str| n(key) / 1e3;
             write!(

@@ -240,6 +240,16 @@ fn more_queues_than_a_port_has() {
 fn driver_settings_that_make_no_sense() {
     let dir = Dir::new();
     let socket = format!("vhost-user:{}", dir.text("a"));
+    let replay: [(&[&str], &str); 4] = [
+        (&["--mode", "echo"], "only with --mode send and --mode sink"),
+        (&["--rate", "5k"], "cannot be used with '--rate"),
+        (&["--packed"], "cannot be used with '--packed'"),
+        (&["--connect", "xen-local:/nowhere"], "only with --connect vhost-user:SOCKET"),
+    ];
+    for (args, want) in replay {
+        let to: &[&str] = if args[0] == "--connect" { &[] } else { &["--connect", &socket] };
+        fails(command(&[&["gen", "--replay"], to, args].concat()), USAGE, &[want]);
+    }
     let bad: [(&[&str], &str); 11] = [
         (&["--set", "tx-complete=orphan"], "did you mean 'tx-completion'?"),
         (&["--set", "nonsense=1"], "known: tx-completion, tx-full, rx-refill, header, offset"),

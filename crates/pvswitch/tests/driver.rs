@@ -235,3 +235,31 @@ fn many_idle_ports_live_in_one_process() {
     let got = report["received_frames"].as_u64().unwrap();
     assert!(got >= 39 * frames * 9 / 10 && got <= 39 * frames, "{got} of {frames}");
 }
+
+/// A guest that takes next to no CPU: what it says it sent is what the switch took.
+#[test]
+fn replayed_frames_are_counted_by_both_ends_as_the_switch_counts_them() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[dir.port("a", ",queues=2"), dir.port("b", "")]);
+    let at = |name: &str| format!("vhost-user:{}", dir.text(name));
+    let sink = ["--replay", "--mode", "sink", "--mac", "02:00:00:00:00:02", "--queue-size", "512"];
+    let sink = Gen::connect(&at("b"), &sink);
+    switch.wait_up("b", true);
+    let send = ["--replay", "--queues", "2", "--flows", "2", "--size", "100", "--duration", "0.5"];
+    let sent = Gen::connect(&at("a"), &send).report();
+    let count = |report: &Value, key: &str| report[key].as_u64().unwrap();
+    let frames = count(&sent, "sent_frames");
+    assert!(frames > 10_000, "{sent}");
+    assert_eq!(count(&sent, "sent_bytes"), 100 * frames);
+    assert!(sent["queues"].as_array().unwrap().iter().all(|queue| queue["sent_frames"] != 0));
+    // A ring of each queue more at most: what was taken after the last look.
+    let queues = switch.port("stats", "a")["ingress"].clone();
+    let taken: u64 = queues.as_array().unwrap().iter().map(|queue| count(queue, "frames")).sum();
+    assert!((frames..=frames + 2 * 256).contains(&taken), "{taken} of {frames}");
+    let given = switch.counter("b", "egress", "frames");
+    std::thread::sleep(Duration::from_millis(50));
+    let got = sink.end();
+    assert_eq!(count(&got, "received_frames"), given, "{got}");
+    assert!(got["received_bytes"].is_null() && got["lost_frames"].is_null(), "unread: {got}");
+    assert!(count(&got, "looks") >= count(&got, "dry_looks"), "{got}");
+}

@@ -210,6 +210,20 @@ impl Ring {
         }
     }
 
+    /// Whether every buffer is with the switch, on a ring that can be repeated.
+    pub fn can_repeat(&self) -> bool {
+        matches!(&self.half, Half::Virtio(virtq) if virtq.driver.can_repeat())
+    }
+
+    /// Gives the buffers that the switch has used back to it, unread and as they are; how many.
+    pub fn repeat(&mut self) -> Result<u16, Malformed> {
+        let Half::Virtio(virtq) = &mut self.half else { unreachable!("asked before") };
+        let n = virtq.driver.repeat()?;
+        self.publish();
+        self.kick();
+        Ok(n)
+    }
+
     /// The first `len` bytes of buffer `i` to write to, header first, in one or two segments.
     pub(super) fn to_write(&self, i: u16, len: u32) -> impl Iterator<Item = SegMut<'_>> {
         let (pieces, n) = self.buffers.pieces(i, len);
