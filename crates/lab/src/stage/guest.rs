@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use serde_json::Value;
 
 use super::switch::Port;
-use super::{GuestKind, Namespace, Place, Process, Stage, wait_for};
+use super::{GuestKind, Namespace, Place, Process, Proto, Stage, wait_for};
 use crate::study::Fail;
 
 /// How a guest's NIC or generator works. [`NicOptions::new`] is the program's own way; fields are
@@ -40,6 +40,15 @@ impl NicOptions {
             mtu: 1500,
             more: Vec::new(),
         }
+    }
+
+    /// Of a generator that takes next to no CPU, with rings of so many frames: `gen --replay`.
+    pub fn replay(stage: &Stage, ring: u16) -> Result<Self, Fail> {
+        if stage.proto != Proto::Virtio {
+            return Err(Fail::Missing("only virtqueues can be replayed: --proto virtio".into()));
+        }
+        let more = ["--replay", "--queue-size", &ring.to_string()].map(String::from);
+        Ok(Self { more: more.into(), ..Self::new("") })
     }
 
     fn args(&self, command: &str, port: &Port) -> Vec<String> {

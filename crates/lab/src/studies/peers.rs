@@ -35,12 +35,17 @@ const RINGS: [&str; 7] = [
 ];
 /// Loads of each.
 const NET_LOADS: [&str; 3] = ["tcp", "ping", "idle-net"];
-const RING_LOADS: [&str; 6] = ["max", "1M", "100k", "10k", "1k", "idle"];
+const RING_LOADS: [&str; 8] = ["replay", "replay-1514", "max", "1M", "100k", "10k", "1k", "idle"];
+/// Of a replayed load, frames in a ring: guests look a few times in the time it takes.
+const REPLAY_RING: u16 = 8192;
 
 const ABOUT: &str = "\
 Loads between two namespaces with a kernel's network each: tcp, one stream of iperf3; ping, one \
 every 20 ms; idle-net, nothing. Loads between two generators on virtqueues (vhost-user), frames of \
-60 bytes: max, as many as pass; 1M, 1,000,000 a second, and so on; idle, nothing. pvswitch is a \
+60 bytes: max, as many as pass; 1M, 1,000,000 a second, and so on; idle, nothing; replay, as many \
+as pass from a ring that is sent again and again to a guest that reads nothing, so that guests \
+take next to no CPU and the limit is the back end's; replay-1514, the same with longest frames. \
+pvswitch is a \
 learning switch and polls as it does by default (adaptive); pvswitch-spin never sleeps, as DPDK's \
 programs; pvswitch-cross wires its two ports together, as testpmd does (net_vhost, io); ovs-dpdk \
 is Open vSwitch with DPDK, learning (NORMAL), and ovs-dpdk-sleep the same with pmd-maxsleep=500. \
@@ -87,7 +92,7 @@ impl Study for Peers {
     fn plan(&self, scale: Scale) -> Plan {
         let loads: &[&str] = match scale {
             Scale::Smallest => &["tcp", "10k", "idle"],
-            Scale::Quick => &["tcp", "ping", "idle-net", "max", "10k", "idle"],
+            Scale::Quick => &["tcp", "ping", "idle-net", "replay", "max", "10k", "idle"],
             Scale::Usual | Scale::Full => &[&NET_LOADS[..], &RING_LOADS].concat(),
         };
         let peers: &[&str] = match scale {
@@ -238,16 +243,20 @@ fn over_nets(stage: &Stage, nets: &Nets, load: &str, seconds: f64) -> Result<Fig
 }
 
 fn over_rings(stage: &Stage, ends: &Sockets, load: &str, seconds: f64) -> Result<Figures, Fail> {
-    let options = NicOptions::new("");
+    let replay = load.starts_with("replay");
+    let options =
+        if replay { NicOptions::replay(stage, REPLAY_RING)? } else { NicOptions::new("") };
+    let size = if load == "replay-1514" { 1514 } else { 60 };
     let sink = Gen::start(stage, 1, &ends.ports[1], &options, "sink --interval 0.1")?;
     wait_for("the sink to be connected", CONNECT_MAX_S, || Ok(sink.latest().is_ok()))?;
     let length = WARM_S + seconds + TAIL_S;
     let peer = Gen::mac(1);
-    let rate = if load == "max" { String::new() } else { format!(" --rate {load}") };
+    let full = replay || load == "max";
+    let rate = if full { String::new() } else { format!(" --rate {load}") };
     let mode = if load == "idle" {
         "sink --interval 0.1".into()
     } else {
-        format!("send --size 60{rate} --peer {peer} --duration {length} --interval 0.1")
+        format!("send --size {size}{rate} --peer {peer} --duration {length} --interval 0.1")
     };
     let sender = Gen::start(stage, 0, &ends.ports[0], &options, &mode)?;
     wait_for("the other generator", CONNECT_MAX_S, || Ok(sender.latest().is_ok()))?;
@@ -268,9 +277,12 @@ fn over_rings(stage: &Stage, ends: &Sockets, load: &str, seconds: f64) -> Result
     if !frames.is_finite() || frames < 1.0 {
         return Err(Fail::Cell("no frame came through".into()));
     }
+    figures.insert("frames", frames);
+    figures.insert("throughput", frames * f64::from(size) * 8.0 / 1e9);
+    if replay {
+        return Ok(figures);
+    }
     figures.extend([
-        ("frames", frames),
-        ("throughput", frames * 60.0 * 8.0 / 1e9),
         ("p50", number(&all, "latency_ns_p50") / 1e3),
         ("p99", number(&all, "latency_ns_p99") / 1e3),
         ("p999", number(&all, "latency_ns_p999") / 1e3),

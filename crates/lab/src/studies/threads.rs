@@ -23,8 +23,14 @@ const QUIET_RATE: u32 = 10_000;
 /// Of a skewed load the first client of so many floods: on 2, 4 or 8 workers, placement by number
 /// has all of those on one.
 const FLOODS_EACH: usize = 8;
+/// Of a replayed load, frames in a ring: guests look a few times in the time it takes.
+const REPLAY_RING: u16 = 8192;
 /// Traffic before the window.
 const WARM_S: f64 = 0.3;
+
+/// What clients send: each as much as it can, few as much as they can, all to one guest, and each
+/// as much as passes while no guest touches a frame.
+const LOADS: [&str; 4] = ["even", "skewed", "converging", "replay"];
 
 /// The study.
 pub struct Threads;
@@ -109,9 +115,9 @@ impl Study for Threads {
         let (pairs, sizes, loads, seconds, repeats): (u32, &[u32], &[&str], f64, u32) = match scale
         {
             Scale::Smallest => (4, &[60], &["even", "converging"], 0.5, 1),
-            Scale::Quick => (10, &[60, 1500], &["even", "skewed", "converging"], 0.5, 3),
-            Scale::Usual => (10, &[60, 1500], &["even", "skewed", "converging"], 2.0, 5),
-            Scale::Full => (10, &[60, 1500], &["even", "skewed", "converging"], 10.0, 5),
+            Scale::Quick => (10, &[60, 1500], &LOADS, 0.5, 3),
+            Scale::Usual => (10, &[60, 1500], &LOADS, 2.0, 5),
+            Scale::Full => (10, &[60, 1500], &LOADS, 10.0, 5),
         };
         Plan::new(
             self.name(),
@@ -129,7 +135,12 @@ impl Study for Threads {
 
     fn has(&self, cell: &Cell) -> bool {
         // Long frames do not wait longer for each other's locks: one size tells it.
-        cell.get("load") != "converging" || cell.get("size") == "60"
+        match cell.get("load") {
+            "converging" => cell.get("size") == "60",
+            // It is there to tell what more workers bring.
+            "replay" => cell.get("placement") != "single",
+            _ => true,
+        }
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {
@@ -232,7 +243,11 @@ impl<'a> Case<'a> {
     }
 
     fn start(&self, stage: &Stage, i: usize, port: &Port, mode: &str) -> Result<Gen, Fail> {
-        Gen::start_on(stage, &self.guest_cpus, i, port, &NicOptions::new("event"), mode)
+        let options = match self.load {
+            "replay" => NicOptions::replay(stage, REPLAY_RING)?,
+            _ => NicOptions::new("event"),
+        };
+        Gen::start_on(stage, &self.guest_cpus, i, port, &options, mode)
     }
 
     fn measure(&self, stage: &Stage, seconds: f64) -> Result<Figures, Fail> {

@@ -11,7 +11,9 @@ const ABOUT: &str = "Clients send frames of one size to guests, each to its own,
 switch; both are generators, so frames are exact and no guest's network is measured with them. \
 Even: every client sends as fast as it can. Skewed: one client of eight does, the others send \
 10,000 frames/s each; placement by number has all that flood on one worker of 2, 4 or 8. \
-Converging: all clients send to one guest, so that workers meet at its queue.
+Converging: all clients send to one guest, so that workers meet at its queue. Replay: clients send \
+a ring of frames again and again and guests give buffers back unread, so that they leave the CPUs \
+to the workers.
 
 Single: one worker serves all, others sleep; the seed's 'before'. Group and per-port: one thread \
 for a group of ports, fixed when a port comes; the seed's 'after'. With one queue each and all \
