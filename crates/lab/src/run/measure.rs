@@ -1,5 +1,6 @@
 //! The runs of a plan, one after the other.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -69,7 +70,12 @@ pub fn measure(
             there.len()
         ));
     }
-    let mut session = Session { ended: Ended::default(), missing: Vec::new(), over: None };
+    let mut session = Session {
+        ended: Ended::default(),
+        missing: Vec::new(),
+        reasons: HashSet::new(),
+        over: None,
+    };
     for turn in &left {
         if stop.asked().is_some() || session.over.is_some() {
             break;
@@ -157,6 +163,8 @@ struct Session {
     ended: Ended,
     /// Cells that need something that is not here.
     missing: Vec<Cell>,
+    /// Why, as far as it was told.
+    reasons: HashSet<String>,
     /// Why nothing more can be measured.
     over: Option<String>,
 }
@@ -178,7 +186,14 @@ impl Session {
             Err(Fail::Missing(why)) => {
                 self.missing.push(turn.cell.clone());
                 self.ended.skipped += 1;
-                progress.end(&format!("skipped: {}", one_line(&why)));
+                let why = one_line(&why);
+                let told = self.reasons.contains(&why);
+                progress.end(&if told {
+                    "skipped, as before".into()
+                } else {
+                    format!("skipped: {why}")
+                });
+                self.reasons.insert(why);
             }
             Err(Fail::Cell(why)) => {
                 self.ended.failed += 1;

@@ -9,6 +9,7 @@ use super::progress::length;
 use crate::machine::allowed_cpus;
 use crate::near::did_you_mean;
 use crate::plan::{Axis, Plan, Scale, Turn};
+use crate::stage::vm::kernel_below;
 use crate::stage::{GuestKind, Proto, need};
 use crate::store::Done;
 use crate::study::Study;
@@ -265,7 +266,9 @@ fn kernel(ask: &Ask, guest: GuestKind) -> Result<PathBuf, Error> {
     if guest != GuestKind::Qemu {
         return Err(told(format!("guests are {guest}: it is for --guest qemu")));
     }
-    std::path::absolute(folder).map_err(|error| told(error.to_string()))
+    let folder = std::path::absolute(folder).map_err(|error| told(error.to_string()))?;
+    kernel_below(&folder).map_err(|error| told(error.to_string()))?;
+    Ok(folder)
 }
 
 /// Where switch and guests run: of two CPUs the first and the second, of more the first half and

@@ -255,6 +255,11 @@ impl Gen {
         self.process.id()
     }
 
+    /// An error, with the end of its log, if it has ended.
+    pub fn check(&mut self) -> Result<(), Fail> {
+        self.process.check()
+    }
+
     /// What it has counted so far, if it was started with `--interval` and is connected.
     pub fn latest(&self) -> Result<Value, Fail> {
         self.process.last_json()

@@ -228,14 +228,16 @@ impl Process {
     pub fn end(&mut self) -> Result<ExitStatus, Fail> {
         self.signal(Signal::TERM);
         let by = Instant::now() + END_MAX;
-        while Instant::now() < by {
+        loop {
+            // Asked for before the look: the machine may have stood still between.
+            let late = Instant::now() >= by;
             match self.child.try_wait() {
+                Ok(None) if late => return Err(self.fail("did not end when asked to")),
                 Ok(None) => std::thread::sleep(Duration::from_millis(2)),
                 Ok(Some(status)) => return Ok(status),
                 Err(error) => return Err(self.fail(&format!("cannot be waited for ({error})"))),
             }
         }
-        Err(self.fail("did not end when asked to"))
     }
 
     /// Waits until it ends by itself, at most `seconds`, with success.

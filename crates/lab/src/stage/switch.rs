@@ -190,9 +190,20 @@ impl Switch {
 
     /// Waits until so many ports have their guests.
     pub fn wait_up(&self, count: usize) -> Result<(), Fail> {
+        self.wait_up_while(count, || Ok(()))
+    }
+
+    /// The same as long as `guests` is no error: one that has ended will not come any more, and
+    /// said why.
+    pub fn wait_up_while(
+        &self,
+        count: usize,
+        mut guests: impl FnMut() -> Result<(), Fail>,
+    ) -> Result<(), Fail> {
         // A thousand take some seconds, on a busy machine many; virtual machines boot first.
         let seconds = 30.0 + count as f64 * (0.1 + 3.0 * self.boot_s);
         wait_for(&format!("{count} ports to be up"), seconds, || {
+            guests()?;
             let stats = self.ask("stats", Value::Null)?;
             let ports = stats["ports"].as_array().into_iter().flatten();
             Ok(ports.filter(|port| port["up"] == true).count() >= count)

@@ -34,6 +34,7 @@ mod uml;
 pub use self::agent::serve;
 pub use self::channel::relay;
 pub(super) use self::image::Image;
+pub use self::image::kernel_below;
 
 /// Commands that run in a guest at once.
 const CHANNELS: u32 = 8;

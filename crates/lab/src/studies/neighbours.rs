@@ -223,14 +223,16 @@ fn quiet(run: &Run, options: &SwitchOptions, flood: bool) -> Result<Figures, Fai
     // Until they are ended: on a busy machine it may take long until all are there.
     let ask = format!("rr --peer {} --rate {ASKED}", Gen::mac(0));
     let asking = (1..=QUIET).map(|i| Gen::start_as(stage, i, &ports[i], &guest, &ask, first));
-    let asking: Vec<Gen> = asking.collect::<Result<_, _>>()?;
+    let mut asking: Vec<Gen> = asking.collect::<Result<_, _>>()?;
     let flooder = ports.get(1 + QUIET).map(|port| {
         let mode = format!("send --peer {NOWHERE}");
         let class = if stage.guest_cpus.len() < 2 { Class::Last } else { Class::Usual };
         Gen::start_as(stage, 1 + QUIET, port, &guest, &mode, class)
     });
-    let flooder = flooder.transpose()?;
-    switch.wait_up(1 + ports.len())?;
+    let mut flooder = flooder.transpose()?;
+    switch.wait_up_while(1 + ports.len(), || {
+        asking.iter_mut().chain(&mut flooder).try_for_each(Gen::check)
+    })?;
     sleep(WARM_IDLE_S);
     let waited = waited_ns(switch.id());
     let window = Window::open(&switch, &[])?;
@@ -268,8 +270,8 @@ fn shares(run: &Run, options: &SwitchOptions) -> Result<Figures, Fail> {
         let mode = format!("send --peer {NOWHERE} --size {size}");
         Gen::start(stage, i, port, &guest, &mode)
     });
-    let _floods: Vec<Gen> = floods.collect::<Result<_, _>>()?;
-    switch.wait_up(1 + ports.len())?;
+    let mut floods: Vec<Gen> = floods.collect::<Result<_, _>>()?;
+    switch.wait_up_while(1 + ports.len(), || floods.iter_mut().try_for_each(Gen::check))?;
     let hogs = options.cpus.iter().map(|cpu| {
         let args = ["-c", "while :; do :; done"].map(String::from);
         stage.start("hog", "sh", &args, &Place { netns: None, cpus: &[*cpu] })

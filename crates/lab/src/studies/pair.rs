@@ -158,12 +158,12 @@ impl Pair<'_> {
         let all = Window::open(&switch, &[])?;
         let _idle = idle.start(stage)?;
         let first = receiver_class(stage);
-        let sink = Gen::start_as(stage, 1, &to, &guest_options(), "sink", first)?;
-        switch.wait_up(1 + self.idle)?;
+        let mut sink = Gen::start_as(stage, 1, &to, &guest_options(), "sink", first)?;
+        switch.wait_up_while(1 + self.idle, || sink.check())?;
         // Until it is ended: on a busy machine it may take long until it is there.
         let mode = format!("send --peer {} {}", Gen::mac(1), self.traffic);
-        let sender = Gen::start(stage, 0, &from, &guest_options(), &mode)?;
-        switch.wait_up(2 + self.idle)?;
+        let mut sender = Gen::start(stage, 0, &from, &guest_options(), &mode)?;
+        switch.wait_up_while(2 + self.idle, || sender.check())?;
         sleep(self.warm_s);
         let guests_ns = || cpu_ns(sender.id()) + cpu_ns(sink.id());
         let before = (guests_ns(), waited_ns(switch.id()));

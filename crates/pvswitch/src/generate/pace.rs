@@ -44,20 +44,23 @@ impl FromStr for Burst {
 /// `--on-off ON_MS,OFF_MS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnOff {
-    /// Time with traffic, in ms.
-    pub on_ms: u64,
-    /// Time without, in ms.
-    pub off_ms: u64,
+    /// Time with traffic, in ns.
+    pub on_ns: u64,
+    /// Time without, in ns.
+    pub off_ns: u64,
 }
 
 impl FromStr for OnOff {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Self, String> {
-        let error = || format!("'{s}' is no change of traffic: use ON_MS,OFF_MS; from 1 on");
-        let number = |s: &str| s.parse().ok().filter(|n| (1..=1_000_000_000).contains(n));
+        let error = || format!("'{s}' is no change of traffic: use ON_MS,OFF_MS; from 0.01 on");
+        let number = |s: &str| {
+            let ms = s.parse().ok().filter(|ms: &f64| (0.01..=1e9).contains(ms));
+            ms.map(|ms| (ms * 1e6) as u64).ok_or_else(error)
+        };
         let (on, off) = s.split_once(',').ok_or_else(error)?;
-        Ok(Self { on_ms: number(on).ok_or_else(error)?, off_ms: number(off).ok_or_else(error)? })
+        Ok(Self { on_ns: number(on)?, off_ns: number(off)? })
     }
 }
 
@@ -98,7 +101,7 @@ impl Pace {
             }
             (None, None) => None,
         };
-        let on_off = on_off.map(|p| (p.on_ms * 1_000_000, (p.on_ms + p.off_ms) * 1_000_000));
+        let on_off = on_off.map(|p| (p.on_ns, p.on_ns + p.off_ns));
         Ok(Self { start, period, burst: frames, on_off, begun: 0, left: 0, not_before: 0 })
     }
 
@@ -249,6 +252,8 @@ mod tests {
         let flood = super::tests::pace(None, None, Some("2,3"));
         assert_eq!((flood.due(1_999_999), flood.due(2_000_000)), (u64::MAX, 0));
         assert_eq!((flood.next(2_000_000), flood.next(6_000_000)), (5_000_000, 6_000_000));
+        let short = super::tests::pace(None, None, Some("0.5,0.25"));
+        assert_eq!((short.next(500_000), short.next(750_000)), (750_000, 750_000));
     }
 
     #[test]
@@ -256,7 +261,7 @@ mod tests {
         for bad in ["", "0", "x", "4,", "4,0", "4,5,6", "-1"] {
             assert!(bad.parse::<Burst>().unwrap_err().contains("FRAMES,GAP_US"), "{bad}");
         }
-        for bad in ["", "5", "0,5", "5,0", "a,b", "1,2,3"] {
+        for bad in ["", "5", "0,5", "5,0", "0.001,5", "inf,5", "NaN,5", "a,b", "1,2,3"] {
             assert!(bad.parse::<OnOff>().unwrap_err().contains("ON_MS,OFF_MS"), "{bad}");
         }
         let burst = Some("4".parse().unwrap());

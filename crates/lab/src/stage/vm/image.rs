@@ -84,7 +84,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Fail> {
 }
 
 /// The newest kernel that has its modules: both paths.
-fn kernel_below(root: &Path) -> Result<(PathBuf, PathBuf), Fail> {
+pub fn kernel_below(root: &Path) -> Result<(PathBuf, PathBuf), Fail> {
     let boot = root.join("boot");
     let names = fs::read_dir(&boot).into_iter().flatten().flatten();
     let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
