@@ -92,7 +92,7 @@ impl Study for Peers {
     fn plan(&self, scale: Scale) -> Plan {
         let loads: &[&str] = match scale {
             Scale::Smallest => &["tcp", "10k", "idle"],
-            Scale::Quick => &["tcp", "ping", "idle-net", "replay", "max", "10k", "idle"],
+            Scale::Quick => &["tcp", "ping", "idle-net", "replay", "10k", "idle"],
             Scale::Usual | Scale::Full => &[&NET_LOADS[..], &RING_LOADS].concat(),
         };
         let peers: &[&str] = match scale {
