@@ -71,7 +71,7 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
         return Err(Usage("--interval 0: use a time between reports, in seconds".into()).into());
     }
     if args.replay {
-        replay::check(&args)?;
+        replay::check(args.mode, &to)?;
         to = to.small();
     }
     if args.count.is_some() && args.mode != GenMode::Idle {

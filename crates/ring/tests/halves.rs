@@ -265,23 +265,18 @@ proptest! {
 fn only_a_split_ring_that_is_full_can_be_repeated_and_no_index_ahead_of_it_is_believed() {
     let memory = memory();
     let layout = Layout { size: 4, desc: 0x1000, driver: 0x2000, device: 0x3000 };
-    let packed = Features { packed: true, ..Features::default() };
-    let mut driver = DriverQueue::new(&memory, &layout, packed, 0x8000_8000, None).unwrap();
     let buf = Buf { addr: 0x4000, len: 100, write: true };
-    for _ in 0..4 {
-        driver.add(&[buf]).unwrap();
-    }
-    assert!(!driver.can_repeat());
-    let mut driver = DriverQueue::new(&memory, &layout, Features::default(), 0, None).unwrap();
-    driver.add(&[buf, buf]).unwrap();
-    driver.add(&[buf, buf]).unwrap();
-    driver.publish();
-    assert!(driver.free() == 0 && !driver.can_repeat(), "two entries have no chain");
-    let mut driver = DriverQueue::new(&memory, &layout, Features::default(), 0, None).unwrap();
-    for _ in 0..4 {
-        driver.add(&[buf]).unwrap();
-    }
-    driver.publish();
+    let full = |features, base, chain: &[Buf]| {
+        let mut driver = DriverQueue::new(&memory, &layout, features, base, None).unwrap();
+        while driver.add(chain).is_some() {}
+        assert_eq!(driver.free(), 0);
+        driver.publish();
+        driver
+    };
+    let packed = Features { packed: true, ..Features::default() };
+    assert!(!full(packed, 0x8000_8000, &[buf]).can_repeat());
+    assert!(!full(Features::default(), 0, &[buf, buf]).can_repeat(), "two entries have no chain");
+    let mut driver = full(Features::default(), 0, &[buf]);
     shm::Area::new(&memory, layout.device, 64).unwrap().store_u16(2, 5);
     assert_eq!(driver.repeat(), Err(Malformed::IndexJump { seen: 5, taken: 0 }));
 }

@@ -28,6 +28,9 @@ pub struct NicOptions {
     pub more: Vec<String>,
 }
 
+/// Frames in a ring that is replayed: its guest looks a few times in the time they take.
+const REPLAY_RING: &str = "8192";
+
 impl NicOptions {
     /// The program's defaults; MTU 1500 and all offloads.
     pub fn new(poll: &str) -> Self {
@@ -42,12 +45,12 @@ impl NicOptions {
         }
     }
 
-    /// Of a generator that takes next to no CPU, with rings of so many frames: `gen --replay`.
-    pub fn replay(stage: &Stage, ring: u16) -> Result<Self, Fail> {
+    /// Of a generator that takes next to no CPU: `gen --replay`.
+    pub fn replay(stage: &Stage) -> Result<Self, Fail> {
         if stage.proto != Proto::Virtio {
             return Err(Fail::Missing("only virtqueues can be replayed: --proto virtio".into()));
         }
-        let more = ["--replay", "--queue-size", &ring.to_string()].map(String::from);
+        let more = ["--replay", "--queue-size", REPLAY_RING].map(String::from);
         Ok(Self { more: more.into(), ..Self::new("") })
     }
 

@@ -36,8 +36,6 @@ const RINGS: [&str; 7] = [
 /// Loads of each.
 const NET_LOADS: [&str; 3] = ["tcp", "ping", "idle-net"];
 const RING_LOADS: [&str; 8] = ["replay", "replay-1514", "max", "1M", "100k", "10k", "1k", "idle"];
-/// Of a replayed load, frames in a ring: guests look a few times in the time it takes.
-const REPLAY_RING: u16 = 8192;
 
 const ABOUT: &str = "\
 Loads between two namespaces with a kernel's network each: tcp, one stream of iperf3; ping, one \
@@ -45,18 +43,17 @@ every 20 ms; idle-net, nothing. Loads between two generators on virtqueues (vhos
 60 bytes: max, as many as pass; 1M, 1,000,000 a second, and so on; idle, nothing; replay, as many \
 as pass from a ring that is sent again and again to a guest that reads nothing, so that guests \
 take next to no CPU and the limit is the back end's; replay-1514, the same with longest frames. \
-pvswitch is a \
-learning switch and polls as it does by default (adaptive); pvswitch-spin never sleeps, as DPDK's \
-programs; pvswitch-cross wires its two ports together, as testpmd does (net_vhost, io); ovs-dpdk \
-is Open vSwitch with DPDK, learning (NORMAL), and ovs-dpdk-sleep the same with pmd-maxsleep=500. \
-bridge is the kernel's, with veth: a stream crosses it in pieces of up to 64 KiB that nobody ever \
-cuts, and there is no border of a virtual machine to cross, so it is a bound rather than a rival. \
-vde is vde_switch with vde_plug2tap in each namespace.
+pvswitch is a learning switch and polls as it does by default (adaptive); pvswitch-spin never \
+sleeps, as DPDK's programs; pvswitch-cross wires its two ports together, as testpmd does \
+(net_vhost, io); ovs-dpdk is Open vSwitch with DPDK, learning (NORMAL), and ovs-dpdk-sleep the \
+same with pmd-maxsleep=500. bridge is the kernel's, with veth: a stream crosses it in pieces of up \
+to 64 KiB that nobody ever cuts, and there is no border of a virtual machine to cross, so it is a \
+bound rather than a rival. vde is vde_switch with vde_plug2tap in each namespace.
 
 The back end's CPU is that of its processes; a bridge has none, its work is done by whoever sends. \
 All CPUs: everything that ran meanwhile, guests and back end. Wake-ups are how often the back \
-end's threads slept and were woken. Latencies are of a frame's way from generator to generator, \
-or of a ping's round trip. DPDK's programs take huge pages where enough are free, else plain ones.";
+end's threads slept and were woken. Latencies are of a frame's way from generator to generator, or \
+of a ping's round trip. DPDK's programs take huge pages where enough are free, else plain ones.";
 
 /// The study.
 pub struct Peers;
@@ -244,8 +241,7 @@ fn over_nets(stage: &Stage, nets: &Nets, load: &str, seconds: f64) -> Result<Fig
 
 fn over_rings(stage: &Stage, ends: &Sockets, load: &str, seconds: f64) -> Result<Figures, Fail> {
     let replay = load.starts_with("replay");
-    let options =
-        if replay { NicOptions::replay(stage, REPLAY_RING)? } else { NicOptions::new("") };
+    let options = if replay { NicOptions::replay(stage)? } else { NicOptions::new("") };
     let size = if load == "replay-1514" { 1514 } else { 60 };
     let sink = Gen::start(stage, 1, &ends.ports[1], &options, "sink --interval 0.1")?;
     wait_for("the sink to be connected", CONNECT_MAX_S, || Ok(sink.latest().is_ok()))?;

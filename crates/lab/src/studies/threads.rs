@@ -23,8 +23,6 @@ const QUIET_RATE: u32 = 10_000;
 /// Of a skewed load the first client of so many floods: on 2, 4 or 8 workers, placement by number
 /// has all of those on one.
 const FLOODS_EACH: usize = 8;
-/// Of a replayed load, frames in a ring: guests look a few times in the time it takes.
-const REPLAY_RING: u16 = 8192;
 /// Traffic before the window.
 const WARM_S: f64 = 0.3;
 
@@ -244,7 +242,7 @@ impl<'a> Case<'a> {
 
     fn start(&self, stage: &Stage, i: usize, port: &Port, mode: &str) -> Result<Gen, Fail> {
         let options = match self.load {
-            "replay" => NicOptions::replay(stage, REPLAY_RING)?,
+            "replay" => NicOptions::replay(stage)?,
             _ => NicOptions::new("event"),
         };
         Gen::start_on(stage, &self.guest_cpus, i, port, &options, mode)

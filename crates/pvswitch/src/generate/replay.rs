@@ -10,8 +10,8 @@ use std::os::fd::AsFd;
 use serde_json::{Map, Value};
 
 use super::{Generator, LOOK_AROUND_NS};
-use crate::cli::{GenArgs, GenMode};
-use crate::guest::{self, now_ns, readable};
+use crate::cli::GenMode;
+use crate::guest::{self, Connect, now_ns, readable};
 use crate::{AnyError, Usage};
 
 /// What a ring is to have used from look to look: so that neither of two looks finds it all used.
@@ -21,6 +21,8 @@ const NAP_NS: (f64, f64) = (10_000.0, 5_000_000.0);
 
 /// State of a guest that repeats.
 pub struct Replay {
+    /// How many queues send; they are the first.
+    sending: usize,
     /// Time to the next look, in ns.
     nap_ns: f64,
     /// Looks at one ring.
@@ -30,6 +32,10 @@ pub struct Replay {
 }
 
 impl Replay {
+    fn new(sending: usize) -> Self {
+        Self { sending, nap_ns: NAP_NS.0, looks: 0, dry: 0 }
+    }
+
     fn looked(&mut self, used: u16, size: u16) -> f64 {
         self.looks += 1;
         self.dry += u64::from(used == size);
@@ -53,11 +59,11 @@ impl Replay {
 }
 
 /// Refuses what cannot be repeated.
-pub fn check(args: &GenArgs) -> Result<(), Usage> {
-    if !matches!(args.mode, GenMode::Send | GenMode::Sink) {
+pub fn check(mode: GenMode, to: &Connect) -> Result<(), Usage> {
+    if !matches!(mode, GenMode::Send | GenMode::Sink) {
         return Err(Usage("--replay: only with --mode send and --mode sink".into()));
     }
-    if !args.connect.connect.starts_with("vhost-user:") {
+    if !to.is_virtio() {
         return Err(Usage("--replay: only with --connect vhost-user:SOCKET".into()));
     }
     Ok(())
@@ -66,22 +72,19 @@ pub fn check(args: &GenArgs) -> Result<(), Usage> {
 impl Generator {
     /// Fills the transmit rings with what is sent from then on.
     pub(super) fn prepare_replay(&mut self) -> Result<(), AnyError> {
-        if self.mode == GenMode::Send {
-            for queue in 0..self.flows.len() {
-                // No more than that: the switch may be taking them already.
-                let mut left = usize::from(self.guest.pairs[queue].tx.ring.size());
-                while left > 0 {
-                    let sent = self.send_on(queue, left, now_ns())?;
-                    left = if sent > 0 { left - sent } else { 0 };
-                }
-                let tx = &mut self.guest.pairs[queue].tx;
-                tx.kick_now();
-                // Counted when the switch has taken them.
-                tx.counts = Default::default();
-            }
-            (self.totals.sent, self.totals.sent_bytes) = (0, 0);
-        }
         let sending = if self.mode == GenMode::Send { self.flows.len() } else { 0 };
+        for queue in 0..sending {
+            // No more than that: the switch may be taking them already.
+            let mut left = usize::from(self.guest.pairs[queue].tx.ring.size());
+            while left > 0 {
+                left -= self.send_on(queue, left, now_ns())?;
+            }
+            let tx = &mut self.guest.pairs[queue].tx;
+            tx.kick_now();
+            // Counted when the switch has taken them.
+            tx.counts = Default::default();
+        }
+        (self.totals.sent, self.totals.sent_bytes) = (0, 0);
         let pairs = &self.guest.pairs;
         let can = pairs.iter().all(|pair| pair.rx.ring.can_repeat())
             && pairs[..sending].iter().all(|pair| pair.tx.ring.can_repeat());
@@ -90,22 +93,21 @@ impl Generator {
                         tx-completion=orphan";
             return Err(Usage(format!("--replay: not with these settings: {what}")).into());
         }
-        self.replay = Some(Replay { nap_ns: NAP_NS.0, looks: 0, dry: 0 });
+        self.replay = Some(Replay::new(sending));
         Ok(())
     }
 
     /// Repeats until `deadline`; false: the switch is gone.
     pub(super) fn replay(&mut self, deadline: Option<u64>) -> Result<bool, guest::Malformed> {
-        let Self { guest, totals, flows, mode, sizes, replay: Some(replay), .. } = self else {
+        let Self { guest, totals, sizes, replay: Some(replay), .. } = self else {
             unreachable!("was prepared");
         };
         let deadline = deadline.unwrap_or_else(|| now_ns() + LOOK_AROUND_NS);
         let mean = sizes.iter().map(|size| u64::from(*size)).sum::<u64>() / sizes.len() as u64;
-        let sending = if *mode == GenMode::Send { flows.len() } else { 0 };
         loop {
             let mut share: f64 = 0.0;
             for (i, pair) in guest.pairs.iter_mut().enumerate() {
-                if i < sending {
+                if i < replay.sending {
                     let n = pair.tx.ring.repeat()?;
                     pair.tx.counts.frames += u64::from(n);
                     totals.sent += u64::from(n);
@@ -141,7 +143,7 @@ mod tests {
     fn looks_come_so_often_that_a_quarter_of_the_ring_is_used_between() {
         // A switch that uses so many frames of a ring of 1024 in a microsecond.
         for rate in [0.01, 0.2, 1.0, 5.0, 20.0] {
-            let mut replay = Replay { nap_ns: NAP_NS.0, looks: 0, dry: 0 };
+            let mut replay = Replay::new(1);
             for _ in 0..100 {
                 let used = (replay.nap_ns / 1000.0 * rate).min(1024.0) as u16;
                 let share = replay.looked(used, 1024);

@@ -119,6 +119,11 @@ impl Connect {
         Self { buffers: (SMALL_BUFFER, SMALL_BUFFER), frame_max, ..self }
     }
 
+    /// Whether its rings are virtqueues.
+    pub fn is_virtio(&self) -> bool {
+        matches!(self.target, Target::VhostUser { .. })
+    }
+
     /// For a sender of frames of at most `len` bytes: more of them fit a ring where each page of a
     /// buffer takes a slot of its own.
     pub fn frames_up_to(self, len: u32) -> Self {

@@ -187,7 +187,7 @@ impl DriverQueue {
 
     /// In place of taking used chains and adding them again: makes all of them available as they
     /// are, without a look at which they were; how many. Visible at [`publish`](Self::publish).
-    /// It costs two loads and no more, for guests that are to take no CPU while a device is
+    /// It costs a load and a store, for guests that are to take no CPU while a device is
     /// measured. A device that does not use chains in order is given some of them twice.
     ///
     /// # Errors

@@ -158,13 +158,7 @@ impl SplitDriver {
         max: usize,
         out: &mut Vec<Used>,
     ) -> Result<usize, Malformed> {
-        // Driver sees used.idx /before/ the elements it covers; pairs with the release in the
-        // device's `publish`; loom test `split_publish_take`.
-        let used = self.parts.used.sync_load(IDX, Ordering::Acquire);
-        let ready = used.wrapping_sub(self.used_next);
-        if ready > self.avail_published.wrapping_sub(self.used_next) {
-            return Err(Malformed::IndexJump { seen: used, taken: self.used_next });
-        }
+        let used = self.used_index()?;
         let start = out.len();
         while self.used_next != used && out.len() - start < max {
             let at = RING + 8 * self.parts.slot(self.used_next);
@@ -186,6 +180,18 @@ impl SplitDriver {
         Ok(out.len() - start)
     }
 
+    /// The device's index, no further than what was published.
+    fn used_index(&self) -> Result<u16, Malformed> {
+        // Driver sees used.idx /before/ the elements it covers; pairs with the release in the
+        // device's `publish`; loom test `split_publish_take`.
+        let used = self.parts.used.sync_load(IDX, Ordering::Acquire);
+        let ready = used.wrapping_sub(self.used_next);
+        if ready > self.avail_published.wrapping_sub(self.used_next) {
+            return Err(Malformed::IndexJump { seen: used, taken: self.used_next });
+        }
+        Ok(used)
+    }
+
     /// Whether every entry of the available ring names a chain in flight.
     pub(crate) fn is_repeatable(&self) -> bool {
         self.avail_next.wrapping_sub(self.used_next) == self.parts.size
@@ -195,13 +201,8 @@ impl SplitDriver {
     /// as one turn before, so not even they are written.
     pub(crate) fn repeat(&mut self) -> Result<u16, Malformed> {
         assert!(self.is_repeatable(), "every entry of the ring names a chain");
-        // Driver sees used.idx /before/ it gives the chains back; they are not read, so no more is
-        // ordered by it.
-        let used = self.parts.used.sync_load(IDX, Ordering::Acquire);
+        let used = self.used_index()?;
         let n = used.wrapping_sub(self.used_next);
-        if n > self.avail_published.wrapping_sub(self.used_next) {
-            return Err(Malformed::IndexJump { seen: used, taken: self.used_next });
-        }
         self.used_next = used;
         self.avail_next = self.avail_next.wrapping_add(n);
         Ok(n)
