@@ -186,8 +186,10 @@ fn all_runs_are_made_and_kept() {
     assert_eq!(lines.lines().count(), 7);
     // What is no number is not there.
     assert!(lines.lines().skip(1).all(|line| line.ends_with(",7,")), "{lines}");
+    // Of all runs: on a busy machine one may be far or disturbed.
     let results = read(&out);
-    assert_eq!(results.values(|cell| cell.get("side") == "b", "mbps"), [2.0, 2.0]);
+    let of_b = results.runs.iter().filter(|run| run.cell.get("side") == "b");
+    assert_eq!(of_b.map(|run| run.figures["mbps"]).collect::<Vec<_>>(), [2.0, 2.0]);
     assert_eq!(results.machine.command, "pvswitch lab run fake");
     let summary: serde_json::Value = serde_json::from_str(&text(&out, "summary.json")).unwrap();
     assert_eq!(summary["complete"], true);
