@@ -25,8 +25,8 @@ pub struct Mapping {
     access: Access,
     guarded: &'static sys::Guarded,
     fd: Option<OwnedFd>,
-    /// Called when it is unmapped.
-    unmapped: Option<Box<dyn FnOnce() + Send + Sync>>,
+    /// Called before it is unmapped, and after.
+    ending: [Option<Box<dyn FnOnce() + Send + Sync>>; 2],
 }
 
 // SAFETY: the mapping is plain memory; every access to it goes through atomics or raw copies that
@@ -89,7 +89,7 @@ impl Mapping {
         let len = usize::try_from(end).ok().filter(|l| isize::try_from(*l).is_ok());
         let len = len.ok_or_else(bad)?;
         let (at, guarded) = sys::map(fd, 0, len, Access::Write).map_err(MapError::Os)?;
-        Ok(Self { at, len, access: Access::Write, guarded, fd: None, unmapped: None })
+        Ok(Self { at, len, access: Access::Write, guarded, fd: None, ending: [None, None] })
     }
 
     /// Maps exactly `len` bytes at `offset` of a device, whose size no one knows and which may
@@ -109,13 +109,21 @@ impl Mapping {
         let bytes = usize::try_from(len).ok().filter(|l| isize::try_from(*l).is_ok());
         let bytes = bytes.ok_or_else(bad)?;
         let (at, guarded) = sys::map(fd, offset, bytes, access).map_err(MapError::Os)?;
-        Ok(Self { at, len: bytes, access, guarded, fd: None, unmapped: None })
+        Ok(Self { at, len: bytes, access, guarded, fd: None, ending: [None, None] })
     }
 
     /// Has `then` called when the memory is no longer mapped, whoever was the last to hold it.
     #[must_use]
     pub fn on_unmap(mut self, then: impl FnOnce() + Send + Sync + 'static) -> Self {
-        self.unmapped = Some(Box::new(then));
+        self.ending[1] = Some(Box::new(then));
+        self
+    }
+
+    /// Has `first` called before the memory is unmapped, when nobody holds it any more: what knows
+    /// it by its address must forget it before the address can be another's.
+    #[must_use]
+    pub fn before_unmap(mut self, first: impl FnOnce() + Send + Sync + 'static) -> Self {
+        self.ending[0] = Some(Box::new(first));
         self
     }
 
@@ -182,10 +190,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        let [first, then] = &mut self.ending;
+        first.take().into_iter().for_each(|first| first());
         sys::unmap(self.at, self.len, self.guarded);
-        if let Some(then) = self.unmapped.take() {
-            then();
-        }
+        then.take().into_iter().for_each(|then| then());
     }
 }
 

@@ -371,8 +371,13 @@ pub(crate) fn tun_set_vnet_le(fd: impl AsFd) -> io::Result<()> {
     ioctl_int(fd, libc::TUNSETVNETLE, 1)
 }
 
+/// TUNSETCARRIER: whether the interface's cable is plugged in, as programs see it.
+pub(crate) fn tun_set_carrier(fd: impl AsFd, on: bool) -> io::Result<()> {
+    ioctl_int(fd, libc::TUNSETCARRIER, on.into())
+}
+
 fn ioctl_int(fd: impl AsFd, code: libc::Ioctl, mut value: libc::c_int) -> io::Result<()> {
-    // SAFETY: `code` is one of the two above, which read one int.
+    // SAFETY: `code` is one of the three above, which read one int.
     let rc = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), code, &raw mut value) };
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -354,6 +354,15 @@ pub fn ask_offloads(queue: impl AsFd, want: &Offloads) -> io::Result<Offloads> {
     Ok(asked)
 }
 
+/// Tells the kernel whether the interface of `queue` has a carrier: without one it stays up and
+/// sends nothing, and whoever watches it (a routing daemon, a bond) goes another way.
+///
+/// # Errors
+/// The interface is gone, or the kernel is older than 5.0.
+pub fn set_carrier(queue: impl AsFd, on: bool) -> io::Result<()> {
+    sys::tun_set_carrier(queue, on)
+}
+
 fn offload_bits(offloads: &Offloads) -> libc::c_uint {
     let bits = [
         (offloads.csum, libc::TUN_F_CSUM),

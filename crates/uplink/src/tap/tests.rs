@@ -190,3 +190,25 @@ fn created_interface_has_what_was_asked_for_and_lives_as_long_as_its_queues() {
     drop((tap, again));
     assert_eq!(show(), "", "it went with its last queue");
 }
+
+#[test]
+fn the_carrier_is_what_was_said_last() {
+    let Some(netns) = Netns::new() else { return };
+    let tap = match open(&TapOptions { up: true, ..netns.options("sw0") }) {
+        Ok(tap) => tap,
+        Err(error) => {
+            println!("skipped: {error}");
+            return;
+        }
+    };
+    let carrier = || {
+        let args = ["netns", "exec", &netns.0, "cat", "/sys/class/net/sw0/carrier"];
+        let output = Command::new("ip").args(args).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim().to_string()
+    };
+    assert_eq!(carrier(), "1");
+    for on in [false, false, true, false, true] {
+        set_carrier(&*tap.queues[0], on).unwrap();
+        assert_eq!(carrier(), if on { "1" } else { "0" });
+    }
+}
