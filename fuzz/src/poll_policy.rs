@@ -77,6 +77,8 @@ pub fn explore(data: &[u8]) -> Seen {
     let (mut of_notifier, mut notifier) = (of_poller, Notifier::new(of_poller));
     // The longest wait of a policy that something pending was put off under.
     let mut puts_off = longest(of_notifier);
+    // Frames that the peer was not told of, and when the notifier wants to be asked.
+    let (mut pending, mut asked) = (false, None);
     while !bytes.0.is_empty() {
         let (what, amount) = (bytes.u8(), bytes.u8());
         let frames = usize::from(amount % 65) << (amount / 128 * (what / 64) * 20);
@@ -96,16 +98,43 @@ pub fn explore(data: &[u8]) -> Seen {
                 notifier.set_policy(of_notifier);
                 puts_off = puts_off.max(longest(of_notifier));
             }
-            9 => {
-                notifier.due();
+            9 if amount > 200 => {
+                assert_eq!(notifier.flush(), pending);
+                (pending, asked) = (false, None);
                 puts_off = longest(of_notifier);
             }
+            9 => {
+                let Some(at) = asked.take() else { continue };
+                now = now.max(at);
+                match notifier.due(at, now) {
+                    Some(Notify::Now) => {
+                        assert!(pending, "told of nothing");
+                        pending = false;
+                        puts_off = longest(of_notifier);
+                    }
+                    Some(Notify::At(at)) => {
+                        after(at, now, puts_off);
+                        asked = Some(at);
+                    }
+                    Some(Notify::Later) => panic!("the time that was given has come"),
+                    None => assert!(!pending, "frames are left that nobody will be told of"),
+                }
+            }
             10 | 11 => match notifier.published(frames.max(1), now) {
-                Notify::Now => puts_off = longest(of_notifier),
+                Notify::Now => {
+                    pending = false;
+                    puts_off = longest(of_notifier);
+                }
                 Notify::At(at) => {
                     assert!(Notifier::waits(of_notifier));
                     after(at, now, puts_off);
+                    assert!(asked.is_none_or(|before| at < before), "no sooner than before");
+                    (pending, asked) = (true, Some(at));
                     seen.put_off += 1;
+                }
+                Notify::Later => {
+                    assert!(asked.is_some(), "no time was given");
+                    pending = true;
                 }
             },
             _ => {

@@ -98,7 +98,7 @@ const STEPS: [Step; 11] = [
         Kind::Quiet,
     ),
     step("lab", 10, "cargo xtask lab", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs),
-    step("rigs", 45, "rigs/run --quick", NO_ENV, "rigs/run", Kind::Rigs),
+    step("rigs", 60, "rigs/run --quick", NO_ENV, "rigs/run", Kind::Rigs),
 ];
 
 const fn step(

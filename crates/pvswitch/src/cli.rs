@@ -62,10 +62,12 @@ Port kinds:
   vhost-user:SOCKET[,mode=server|client][,queues=N][,mtu=N][,mac=MAC][,without=FEATURE+...]
   tap:IFNAME[,netns=NAME][,queues=N][,mtu=N]     existing, or created
   null                                           drops everything
-  with any kind: [,poll=POLICY][,call=POLICY][,weight=N][,hold=N]
+  with any kind: [,poll=POLICY][,call=POLICY][,weight=N][,hold=N], and of queue pair N (from 0 on)
+                 [,poll/N=POLICY][,call/N=POLICY]
 Examples:
   pvswitch run --port vm1=vhost-user:/tmp/vm1.sock --port host=tap:tap0
   pvswitch run --port a=vhost-user:/tmp/a.sock,mode=client,queues=4 --poll adaptive --workers 2
+  pvswitch run --port a=vhost-user:/tmp/a.sock,queues=2,poll/1=timer:2000,call/1=coalesce:50,32
   pvswitch run --config /etc/pvswitch.toml";
 
 const NIC_EXAMPLES: &str = "\
@@ -73,6 +75,8 @@ Examples:
   pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --netns blue
   pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --poll timer:5000 --kick coalesce:20,16
   pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --set rx-refill=below-half
+  pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --queues 2 --control /tmp/nic.sock
+      pvswitch ctl --control /tmp/nic.sock set 1 poll=timer:5000 kick=coalesce:20,16
   pvswitch nic --connect xen-local:/tmp/p1 --tap eth0 --netns blue
       Xen's rings on a machine without Xen; --port of the switch: xen-local:/tmp/p1
   pvswitch nic --connect xen:0,smart-poll=on --tap eth1
@@ -115,7 +119,9 @@ Examples:
   pvswitch ctl fdb add 02:00:00:00:00:01 vm1
   pvswitch ctl set vm1 poll=timer:2000 weight=3
   pvswitch ctl set vm1/0 call=coalesce:50,32
-  pvswitch ctl set placement=single";
+  pvswitch ctl set placement=single
+  pvswitch ctl --control /tmp/nic.sock set kick=coalesce:20,16
+      Of a guest: nic and gen have such a socket with --control; they answer set and stats";
 
 const POLL_HELP: &str = "When to look at guests' queues: event, napi[:BUDGET], timer[:HZ], \
     coalesce:USECS,FRAMES, coalesce:USECS/pending, spin, adaptive[:LATENCY_US] [default: adaptive]";
@@ -227,7 +233,8 @@ pub enum CtlCommand {
         what: Option<FdbCommand>,
     },
     /// Change settings: [PORT[/QUEUE]] KEY=VALUE...; PORT: poll, call, weight, hold; none: poll
-    /// and call of every port, placement
+    /// and call of every port, placement. Of a guest: as much, with QUEUE for the
+    /// port; poll, kick
     Set {
         /// vm1 poll=spin, vm1/2 call=event, placement=balanced
         #[arg(required = true, value_name = "WHAT")]
@@ -301,7 +308,7 @@ const QUEUES_MAX: i64 = vhost_user::net::PAIRS_MAX as i64;
 #[derive(Args, Clone)]
 pub struct ConnectArgs {
     /// Switch port: vhost-user:SOCKET[,mode=server], xen-local:DIR or xen:DEVID (of this domain);
-    /// Xen's with any of ,split=off ,smart-poll=on ,static=on
+    /// Xen's with any of ,split=off ,smart-poll=on ,static=on ,hash=on
     #[arg(long, value_name = "KIND:ARG")]
     pub connect: String,
     /// Queue pairs, served by one thread; a port that offers fewer is refused
@@ -350,6 +357,10 @@ pub struct NicArgs {
     /// Stop after so many seconds
     #[arg(long, value_name = "SECS")]
     pub duration: Option<f64>,
+    /// Socket at which `pvswitch ctl --control PATH` reads counters (stats) and changes policies
+    /// (set poll=POLICY kick=POLICY) while frames pass [default: none]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
     /// Print JSON: what was counted when a connection ends, and with --interval a line for each
     /// interval
     #[arg(long)]
@@ -403,6 +414,10 @@ pub struct GenArgs {
     /// Stop after so many seconds [default: at an interrupt]
     #[arg(long, value_name = "SECS")]
     pub duration: Option<f64>,
+    /// Socket at which `pvswitch ctl --control PATH` reads counters (stats) and changes policies
+    /// (set poll=POLICY kick=POLICY) while frames pass [default: none]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
     /// Print JSON: totals at the end, and with --interval a line for each interval
     #[arg(long)]
     pub json: bool,

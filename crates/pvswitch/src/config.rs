@@ -9,6 +9,7 @@
 //! kind = "vhost-user"
 //! socket = "/run/pvswitch/vm1.sock"
 //! queues = 4
+//! "poll/3" = "timer:2000"
 //!
 //! [port.host]
 //! kind = "tap"
@@ -16,10 +17,13 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use lab::near::nearest;
-use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use switch::poll::Policy;
 
 use crate::http;
@@ -40,6 +44,8 @@ pub struct Config {
     pub workers: Option<u8>,
     /// `--forward`.
     pub forward: Option<String>,
+    /// `--cpus`.
+    pub cpus: Option<Vec<usize>>,
     /// `--placement`.
     #[serde(deserialize_with = "parsed")]
     pub placement: Option<Placement>,
@@ -56,7 +62,63 @@ pub struct Config {
     #[serde(rename = "static")]
     pub static_addresses: BTreeMap<String, String>,
     /// Ports by name, in the order of their names.
-    port: BTreeMap<String, PortTable>,
+    port: BTreeMap<String, QueuedTable>,
+}
+
+/// A port's table, and apart from it the policies of its queues: `"poll/0" = "event"`.
+#[derive(Debug)]
+struct QueuedTable {
+    table: PortTable,
+    queues: Vec<(String, String)>,
+}
+
+impl<'de> Deserialize<'de> for QueuedTable {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Keys;
+        impl<'de> Visitor<'de> for Keys {
+            type Value = QueuedTable;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a port's table")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<QueuedTable, A::Error> {
+                let mut queues = Vec::new();
+                let map = Unqueued { map, queues: &mut queues };
+                let table = PortTable::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(QueuedTable { table, queues })
+            }
+        }
+        from.deserialize_map(Keys)
+    }
+}
+
+/// The keys of a port's table but for those of single queues, which are put aside.
+struct Unqueued<'a, A> {
+    map: A,
+    queues: &'a mut Vec<(String, String)>,
+}
+
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for Unqueued<'_, A> {
+    type Error = A::Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, A::Error> {
+        while let Some(key) = self.map.next_key::<String>()? {
+            if !key.starts_with("poll/") && !key.starts_with("call/") {
+                return seed.deserialize(key.into_deserializer()).map(Some);
+            }
+            let policy = self.map.next_value()?;
+            self.queues.push((key, policy));
+        }
+        Ok(None)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, A::Error> {
+        self.map.next_value_seed(seed)
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -181,7 +243,7 @@ impl Config {
             .map(|(name, table)| {
                 let error =
                     |what| ConfigError::Port { path: path.into(), name: name.clone(), what };
-                let kind = table.kind().map_err(&error)?;
+                let kind = table.table.kind().map_err(&error)?;
                 let tuning = table.tuning().map_err(&error)?;
                 let port = PortSpec { name: name.clone(), kind, tuning };
                 port.check().map_err(error)?;
@@ -226,13 +288,16 @@ impl PortTable {
     }
 }
 
-impl PortTable {
+impl QueuedTable {
     fn tuning(&self) -> Result<PortTuning, String> {
         let mut tuning = PortTuning::default();
-        let (Self::VhostUser { poll, call, weight, hold, .. }
-        | Self::Tap { poll, call, weight, hold, .. }
-        | Self::Xen { poll, call, weight, hold, .. }
-        | Self::XenLocal { poll, call, weight, hold, .. }) = self
+        for (key, policy) in &self.queues {
+            tuning.set(key, policy)?;
+        }
+        let (PortTable::VhostUser { poll, call, weight, hold, .. }
+        | PortTable::Tap { poll, call, weight, hold, .. }
+        | PortTable::Xen { poll, call, weight, hold, .. }
+        | PortTable::XenLocal { poll, call, weight, hold, .. }) = &self.table
         else {
             return Ok(tuning);
         };
@@ -285,6 +350,7 @@ mod tests {
         let text = r#"
             poll = "event"
             workers = 2
+            cpus = [2, 3]
             placement = "per-port"
             [static]
             "02:00:00:00:00:01" = "vm1"
@@ -292,7 +358,9 @@ mod tests {
             kind = "vhost-user"
             socket = "/tmp/vm1.sock"
             queues = 4
+            "poll/3" = "spin"
             poll = "timer:2000"
+            "call/0" = "coalesce:50,32"
             weight = 3
             [port.up]
             kind = "tap"
@@ -305,8 +373,29 @@ mod tests {
         let names: Vec<_> = ports.iter().map(|p| format!("{}={}", p.name, p.kind)).collect();
         assert_eq!(names, ["up=tap:tap0", "vm1=vhost-user:/tmp/vm1.sock"]);
         let tuning = ports[1].tuning;
-        assert_eq!((tuning.poll, tuning.weight), (Some(Policy::Timer { hz: 2000 }), Some(3)));
-        assert_eq!(config.placement, Some(Placement::PerPort));
+        let timer = Some(Policy::Timer { hz: 2000 });
+        assert_eq!((tuning.poll.of(0), tuning.weight), (timer, Some(3)));
+        assert_eq!(tuning.poll.of(3), Some(Policy::Spin));
+        let call = Some(Policy::Coalesce { usecs: 50, frames: 32 });
+        assert_eq!((tuning.call.of(0), tuning.call.of(1)), (call, None));
+        assert_eq!((config.placement, config.cpus), (Some(Placement::PerPort), Some(vec![2, 3])));
+    }
+
+    #[test]
+    fn policies_of_queues_that_cannot_be_are_told() {
+        let port = |lines: &str| {
+            error(&format!("[port.a]\nkind = \"tap\"\ninterface = \"t\"\nqueues = 2\n{lines}\n"))
+        };
+        let beyond = port("\"poll/2\" = \"spin\"");
+        assert!(beyond.contains("port 'a': poll/2: there are 2 queue pairs, 0 to 1"), "{beyond}");
+        let number = port("\"call/x\" = \"spin\"");
+        assert!(number.contains("call/x=spin: use call/QUEUE"), "{number}");
+        let policy = port("\"call/1\" = \"spn\"");
+        assert!(policy.contains("call/1=spn: unknown policy 'spn': use one of"), "{policy}");
+        let value = port("\"call/1\" = 3");
+        assert!(value.starts_with("x.toml:5:") && value.contains("string"), "{value}");
+        let other = port("\"weight/1\" = 3");
+        assert!(other.contains("unknown field `weight/1`"), "{other}");
     }
 
     #[test]

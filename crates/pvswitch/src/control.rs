@@ -5,14 +5,17 @@
 //!   → {"cmd":"add-port","port":"b=null"}      ← {"ok":false,"error":"..."}
 //! ```
 //! `capture` answers with one such line and then the pcapng stream itself.
+//!
+//! A switch answers all of it, and a guest of ours a part.
 
-use std::io::{BufRead, BufReader, Write};
+use std::fmt::Display;
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// What can be asked.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -76,6 +79,76 @@ pub enum Request {
     },
     /// Stops the switch.
     Shutdown,
+}
+
+impl Request {
+    /// Its name on the wire.
+    pub fn name(&self) -> String {
+        let value = serde_json::to_value(self).unwrap_or_default();
+        value["cmd"].as_str().unwrap_or_default().into()
+    }
+}
+
+/// Longest request.
+pub const REQUEST_MAX: usize = 4096;
+
+/// What a client sent.
+pub enum Heard {
+    /// A request.
+    Request(Request),
+    /// A line that is none, and why; it may ask on.
+    Unknown(String),
+    /// What cannot be a line.
+    Garbage,
+    /// Nothing yet.
+    Nothing,
+    /// It is gone.
+    End,
+}
+
+/// Takes one line from a client that does not block.
+pub fn hear(client: &mut BufReader<UnixStream>) -> Heard {
+    match client.fill_buf() {
+        Ok([]) => Heard::End,
+        Ok(buffered) => match buffered.iter().position(|b| *b == b'\n') {
+            Some(end) => {
+                let request = serde_json::from_slice(&buffered[..end]);
+                client.consume(end + 1);
+                let unknown = |error| Heard::Unknown(format!("unknown request: {error}"));
+                request.map_or_else(unknown, Heard::Request)
+            }
+            // Half a line is not worth waiting for: requests are far shorter than a packet.
+            None => Heard::Garbage,
+        },
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Heard::Nothing,
+        Err(_) => Heard::End,
+    }
+}
+
+/// The answer to what was done, or was not and why.
+pub fn answered<E: Display>(result: Result<Value, E>) -> Value {
+    match result {
+        Ok(mut value) => {
+            value["ok"] = true.into();
+            value
+        }
+        Err(error) => failure(&error.to_string()),
+    }
+}
+
+/// The answer that says what is wrong.
+pub fn failure(error: &str) -> Value {
+    json!({ "ok": false, "error": error })
+}
+
+/// [`Heard::Garbage`] is answered with it.
+pub const GARBAGE: &str = "request is not one line of JSON";
+
+/// Writes an answer as far as the stream lets us.
+pub fn write(mut client: &UnixStream, answer: &Value) -> std::io::Result<()> {
+    let mut line = answer.to_string();
+    line.push('\n');
+    client.write_all(line.as_bytes())
 }
 
 /// Where the socket is unless told otherwise.

@@ -1,32 +1,50 @@
 //! What sleeping costs on this machine, measured at start.
 //!
-//! Two threads on the CPUs the program may use: one sleeps, the other notifies it while it sleeps.
+//! Two threads on the CPUs the program may use, the one on the first worker's if that is pinned:
+//! it sleeps, the other notifies it while it sleeps.
 //! A wake-up through an eventfd costs some microseconds on a bare machine and tens of them in a
 //! nested virtual one, where the interrupt and the halt leave the guest; a poll policy that
 //! assumed either would be wrong on the other.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use switch::poll::Costs;
 
 /// Sleeps of each kind.
 const ROUNDS: usize = 48;
+/// Fewer say nothing.
+const ENOUGH: usize = 8;
 /// Time for the sleeper to fall asleep.
 const SETTLE: Duration = Duration::from_micros(60);
 /// Length of a measured nap.
 const NAP_NS: u64 = 50_000;
-/// Longest time for all of it, on a machine that is busy with other things.
+/// Longest time for the sleeps of one kind, on a machine that is busy with other things.
 const LONGEST: Duration = Duration::from_millis(200);
+
+/// What each sleep of a kind cost, and how late it ended, in ns.
+type Sleeps = Vec<(u64, u64)>;
 
 /// The costs of this machine; measured by the first call, in some 20 ms.
 pub fn costs() -> Costs {
+    costs_on(None)
+}
+
+/// The same, of a sleeper on this CPU, if it may be used.
+pub fn costs_on(cpu: Option<usize>) -> Costs {
     static COSTS: OnceLock<Costs> = OnceLock::new();
     *COSTS.get_or_init(|| {
-        let costs = measure().unwrap_or(Costs::TYPICAL);
+        let (costs, doubt) = measure(LONGEST, cpu).unwrap_or_else(|error| {
+            let doubt = format!("what sleeping costs could not be measured: {error}");
+            (Costs::TYPICAL, Some(doubt))
+        });
+        if let Some(doubt) = doubt {
+            tracing::warn!("{doubt}; 'adaptive' goes by what is usual");
+        }
         tracing::debug!(
             "a wake-up costs {} us and comes {} us late; a nap costs {} us and ends {} us late",
             costs.wake_ns / 1000,
@@ -38,15 +56,71 @@ pub fn costs() -> Costs {
     })
 }
 
-fn measure() -> std::io::Result<Costs> {
-    let end = Instant::now() + LONGEST;
-    precise_timers();
-    let (nap_ns, nap_late_ns) = naps(end);
+/// The costs, and what speaks against them, if anything does.
+fn measure(longest: Duration, cpu: Option<usize>) -> std::io::Result<(Costs, Option<String>)> {
+    let cpus = Cpus::of(cpu)?;
+    let naps = naps(longest, &cpus);
     if one_cpu(&std::fs::read_to_string("/sys/devices/system/cpu/online")?) {
-        return Ok(Costs { nap_ns, nap_late_ns, ..Costs::ONE_CPU });
+        return Ok(judged(naps, None));
     }
-    let (wake_ns, wake_late_ns) = wakes(end)?;
-    Ok(Costs { wake_ns, wake_late_ns, nap_ns, nap_late_ns })
+    Ok(judged(naps, Some(wakes(longest, &cpus)?)))
+}
+
+/// What the sleeps seen say; those that were too few to tell cost what is usual. `None`: one CPU.
+fn judged(naps: Sleeps, wakes: Option<Sleeps>) -> (Costs, Option<String>) {
+    let usual = if wakes.is_some() { Costs::TYPICAL } else { Costs::ONE_CPU };
+    let few = |n: &usize| *n < ENOUGH;
+    let seen = (naps.len(), wakes.as_ref().map(Vec::len));
+    let doubt = (few(&seen.0) || seen.1.as_ref().is_some_and(few)).then(|| {
+        format!(
+            "what sleeping costs could not be measured, the machine is busy: {} of {ROUNDS} naps \
+             and {} of {ROUNDS} wake-ups ended in time",
+            seen.0,
+            seen.1.unwrap_or(ROUNDS)
+        )
+    });
+    let (nap_ns, nap_late_ns) = medians(naps).unwrap_or((usual.nap_ns, usual.nap_late_ns));
+    let wakes = medians(wakes.unwrap_or_default());
+    let (wake_ns, wake_late_ns) = wakes.unwrap_or((usual.wake_ns, usual.wake_late_ns));
+    (Costs { wake_ns, wake_late_ns, nap_ns, nap_late_ns }, doubt)
+}
+
+/// None of too few. What is measured costs something: 0 would say that there is one CPU.
+fn medians(sleeps: Sleeps) -> Option<(u64, u64)> {
+    if sleeps.len() < ENOUGH {
+        return None;
+    }
+    let (costs, lates) = sleeps.into_iter().unzip();
+    Some((median(costs).max(1), median(lates)))
+}
+
+/// Where the sleeper runs and where whoever wakes it does.
+struct Cpus {
+    sleeper: CpuSet,
+    waker: CpuSet,
+    /// Both have the same one.
+    alone: bool,
+}
+
+impl Cpus {
+    /// The sleeper on one of them, and who wakes it on the others; or both on all.
+    fn of(cpu: Option<usize>) -> std::io::Result<Self> {
+        let all = sched_getaffinity(None)?;
+        let (mut sleeper, mut waker) = (all, all);
+        if let Some(cpu) = cpu.filter(|cpu| *cpu < CpuSet::MAX_CPU && all.is_set(*cpu)) {
+            sleeper = CpuSet::new();
+            sleeper.set(cpu);
+            if all.count() > 1 {
+                waker.unset(cpu);
+            }
+        }
+        Ok(Self { sleeper, waker, alone: all.count() == 1 })
+    }
+}
+
+fn keep_to(cpus: &CpuSet) {
+    // Elsewhere it measures nearly the same.
+    let _ = sched_setaffinity(None, cpus);
 }
 
 /// Whether the machine, not just this process, has but one CPU, by the kernel's list of those
@@ -75,61 +149,85 @@ fn ns(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn naps(end: Instant) -> (u64, u64) {
-    let (mut costs, mut lates) = (Vec::new(), Vec::new());
-    while costs.len() < ROUNDS && Instant::now() < end {
-        let (cpu, start) = (cpu_ns(), Instant::now());
-        let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: NAP_NS as i64 }));
-        costs.push(cpu_ns() - cpu);
-        lates.push(ns(start.elapsed()).saturating_sub(NAP_NS));
-    }
-    (median(costs), median(lates))
+fn naps(longest: Duration, cpus: &Cpus) -> Sleeps {
+    let nap = || {
+        keep_to(&cpus.sleeper);
+        precise_timers();
+        let end = Instant::now() + longest;
+        let mut sleeps = Vec::new();
+        while sleeps.len() < ROUNDS && Instant::now() < end {
+            let (cpu, start) = (cpu_ns(), Instant::now());
+            let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: NAP_NS as i64 }));
+            sleeps.push((cpu_ns() - cpu, ns(start.elapsed()).saturating_sub(NAP_NS)));
+        }
+        sleeps
+    };
+    // A thread of its own: this one stays where it may run now.
+    std::thread::scope(|scope| scope.spawn(nap).join().unwrap_or_default())
 }
 
-fn wakes(end: Instant) -> std::io::Result<(u64, u64)> {
+/// What the sleeper tells of its last wake-up.
+#[derive(Default)]
+struct Woken {
+    /// When, and how much CPU time it had used since the one before, in ns; 0: it sleeps.
+    at_ns: AtomicU64,
+    used_ns: AtomicU64,
+    stop: AtomicBool,
+}
+
+fn wakes(longest: Duration, cpus: &Cpus) -> std::io::Result<Sleeps> {
     let kick: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    let epoch = Instant::now();
-    // When the sleeper woke last, and how much CPU time it has used, in ns; 0: it sleeps.
-    let (woke, used) = (AtomicU64::new(0), AtomicU64::new(0));
-    let stop = AtomicU64::new(0);
-    let (mut costs, mut lates) = (Vec::new(), Vec::new());
+    let (epoch, woken) = (Instant::now(), Woken::default());
+    let sleep = || {
+        keep_to(&cpus.sleeper);
+        precise_timers();
+        let mut cpu = cpu_ns();
+        while !woken.stop.load(Ordering::Relaxed) {
+            let mut fds = [PollFd::new(&kick, PollFlags::IN)];
+            let most = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+            let _ = poll(&mut fds, Some(&most));
+            if !fds[0].revents().is_empty() {
+                woken.at_ns.store(ns(epoch.elapsed()).max(1), Ordering::Release);
+                vhost_user::sys::drain(kick.as_fd());
+                let now = cpu_ns();
+                woken.used_ns.store((now - cpu).max(1), Ordering::Release);
+                cpu = now;
+            }
+        }
+    };
     // On one CPU the sleeper runs when we let it, at the latest at the end of our time slice, and
     // of all others' if we come before them.
-    let alone = rustix::thread::sched_getaffinity(None)?.count() == 1;
-    let wait = if alone { std::thread::yield_now } else { std::hint::spin_loop };
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            precise_timers();
-            let mut cpu = cpu_ns();
-            while stop.load(Ordering::Relaxed) == 0 {
-                let mut fds = [PollFd::new(&kick, PollFlags::IN)];
-                let most = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-                let _ = poll(&mut fds, Some(&most));
-                if !fds[0].revents().is_empty() {
-                    woke.store(ns(epoch.elapsed()).max(1), Ordering::Release);
-                    vhost_user::sys::drain(kick.as_fd());
-                    let now = cpu_ns();
-                    used.store(now - cpu, Ordering::Release);
-                    cpu = now;
-                }
-            }
-        });
-        while costs.len() < ROUNDS && Instant::now() < end {
-            woke.store(0, Ordering::Relaxed);
-            used.store(0, Ordering::Relaxed);
+    let wait = if cpus.alone { std::thread::yield_now } else { std::hint::spin_loop };
+    let wake = || {
+        keep_to(&cpus.waker);
+        precise_timers();
+        let end = Instant::now() + longest;
+        let mut sleeps = Vec::new();
+        while sleeps.len() < ROUNDS && Instant::now() < end {
+            woken.at_ns.store(0, Ordering::Relaxed);
+            woken.used_ns.store(0, Ordering::Relaxed);
             std::thread::sleep(SETTLE);
             let (start, before) = (ns(epoch.elapsed()), cpu_ns());
             vhost_user::sys::signal(kick.as_fd());
             let mine = cpu_ns() - before;
-            while used.load(Ordering::Acquire) == 0 && Instant::now() < end {
+            while woken.used_ns.load(Ordering::Acquire) == 0 && Instant::now() < end {
                 wait();
             }
-            costs.push(mine + used.load(Ordering::Acquire));
-            lates.push(woke.load(Ordering::Acquire).saturating_sub(start));
+            let used = woken.used_ns.load(Ordering::Acquire);
+            if used == 0 {
+                // Cut off: it tells nothing.
+                break;
+            }
+            let late = woken.at_ns.load(Ordering::Acquire).saturating_sub(start);
+            sleeps.push((mine + used, late));
         }
-        stop.store(1, Ordering::Relaxed);
-    });
-    Ok((median(costs), median(lates)))
+        woken.stop.store(true, Ordering::Relaxed);
+        sleeps
+    };
+    Ok(std::thread::scope(|scope| {
+        scope.spawn(sleep);
+        scope.spawn(wake).join().unwrap_or_default()
+    }))
 }
 
 #[cfg(test)]
@@ -152,5 +250,56 @@ mod tests {
             assert!((100..50_000_000).contains(&ns), "{costs:?}");
         }
         assert_eq!(costs, super::costs());
+    }
+
+    #[test]
+    fn too_few_sleeps_cost_what_is_usual() {
+        let all = |n: usize, each: (u64, u64)| vec![each; n];
+        let (costs, doubt) = judged(all(48, (7, 8)), Some(all(48, (9, 10))));
+        let seen = Costs { wake_ns: 9, wake_late_ns: 10, nap_ns: 7, nap_late_ns: 8 };
+        assert_eq!((costs, doubt), (seen, None));
+        // Naps took all the time there was, or were never seen to end.
+        for wakes in [0, ENOUGH - 1] {
+            let (costs, doubt) = judged(all(48, (7, 8)), Some(all(wakes, (9, 10))));
+            let Costs { wake_ns, wake_late_ns, .. } = Costs::TYPICAL;
+            assert_eq!(costs, Costs { wake_ns, wake_late_ns, ..seen });
+            let told = format!("48 of 48 naps and {wakes} of 48 wake-ups");
+            assert!(doubt.unwrap().contains(&told), "{told}");
+        }
+        let (costs, doubt) = judged(all(3, (7, 8)), Some(all(ENOUGH, (0, 0))));
+        let Costs { nap_ns, nap_late_ns, .. } = Costs::TYPICAL;
+        // Nor is a clock too coarse for it a machine with one CPU.
+        assert_eq!(costs, Costs { wake_ns: 1, wake_late_ns: 0, nap_ns, nap_late_ns });
+        assert!(doubt.is_some());
+        let (costs, doubt) = judged(all(48, (7, 8)), None);
+        assert_eq!((costs.wake_ns, costs.nap_ns, doubt), (0, 7, None));
+    }
+
+    #[test]
+    fn without_time_nothing_is_made_of_rounds_that_were_cut_off() {
+        let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+        let (costs, doubt) = measure(Duration::ZERO, None).unwrap();
+        let usual = if one_cpu(&online) { Costs::ONE_CPU } else { Costs::TYPICAL };
+        assert_eq!((costs, doubt.is_some()), (usual, true));
+        let cpus = Cpus::of(None).unwrap();
+        for us in (20..2000).step_by(20) {
+            let sleeps = wakes(Duration::from_micros(us), &cpus).unwrap();
+            assert!(sleeps.iter().all(|(cost, late)| *cost > 0 && *late > 0), "{sleeps:?}");
+        }
+    }
+
+    #[test]
+    fn sleeper_is_where_the_first_worker_will_be() {
+        let all = sched_getaffinity(None).unwrap();
+        let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap();
+        let Cpus { sleeper, waker, alone } = Cpus::of(Some(first)).unwrap();
+        assert!(sleeper.is_set(first) && sleeper.count() == 1);
+        assert_eq!((alone, waker.is_set(first)), (all.count() == 1, all.count() == 1));
+        for none in [None, Some(CpuSet::MAX_CPU)] {
+            assert_eq!(Cpus::of(none).unwrap().sleeper, all);
+        }
+        let (costs, _) = measure(LONGEST, Some(first)).unwrap();
+        assert!(costs.nap_ns > 0);
+        assert_eq!(sched_getaffinity(None).unwrap(), all, "and its caller where it was");
     }
 }

@@ -46,6 +46,7 @@ pub fn command(args: CtlArgs) -> Result<(), ControlError> {
     }
     match request {
         Request::Show => show(&answer),
+        Request::Stats if answer["guest"].is_string() => guest_stats(&answer),
         Request::Stats => stats(&answer),
         Request::Fdb => fdb(&answer),
         _ => {}
@@ -158,7 +159,7 @@ fn stats(answer: &Value) {
             sum(e, "bytes"),
             sum(i, "kicks") + sum(e, "kicks"),
             sum(i, "calls") + sum(e, "calls"),
-            sum(i, "holds"),
+            sum(i, "held"),
         );
         if port["up"] == true {
             list(port, "ingress")
@@ -185,6 +186,32 @@ fn stats(answer: &Value) {
              {moves} queues given away"
         );
     }
+}
+
+/// What a guest of ours counted.
+fn guest_stats(answer: &Value) {
+    let heads = ["SENT", "RECEIVED", "POLLS", "EMPTY", "KICKS", "CALLS"];
+    let heads = heads.map(|head| format!("{head:>12}")).join(" ");
+    println!("{:>5} {:5} {:18} {:18} {heads}", "QUEUE", "STATE", "POLL", "KICK");
+    for (n, queue) in list(answer, "queues").enumerate() {
+        let number = |key: &str| queue[key].as_u64().unwrap_or(0);
+        let (kicks, calls) = (number("kicks_tx") + number("kicks_rx"), number("calls_tx"));
+        let counts = [
+            number("sent_frames"),
+            number("received_frames"),
+            number("polls"),
+            number("polls_empty"),
+            kicks,
+            calls + number("calls_rx"),
+        ];
+        let counts = counts.map(|count| format!("{count:>12}")).join(" ");
+        let (state, poll, kick) = (text(&queue["state"]), text(&queue["poll"]), &queue["kick"]);
+        println!("{n:>5} {state:5} {poll:18} {:18} {counts}", text(kick));
+    }
+    let connected = if answer["connected"] == true { "connected" } else { "not connected" };
+    let number = |key: &str| answer[key].as_u64().unwrap_or(0);
+    let (sleeps, naps) = (number("sleeps"), number("naps"));
+    println!("{connected}; {sleeps} sleeps, {naps} naps");
 }
 
 /// One ingress queue in a line: what it is doing, and how fast it wakes up.

@@ -12,6 +12,7 @@ mod pace;
 mod replay;
 
 use std::fmt;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -22,7 +23,7 @@ use self::frame::{HEADERS, MARK, SIZE_MIN, SOURCE_PORT, STAMP, headers, stamp, t
 use self::pace::Pace;
 use self::replay::Replay;
 use crate::cli::{GenArgs, GenMode};
-use crate::guest::{self, Also, Connect, Guest, HDR_LEN, Pair, Report, now_ns};
+use crate::guest::{self, Also, Connect, Control, Guest, HDR_LEN, Pair, Report, now_ns};
 use crate::{AnyError, Usage};
 
 pub use self::frame::Size;
@@ -74,6 +75,10 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
         replay::check(args.mode, &to)?;
         to = to.small();
     }
+    if args.control.is_some() && (args.replay || args.mode == GenMode::Idle) {
+        let what = "--control: not with --replay or --mode idle, which follow no policies";
+        return Err(Usage(what.into()).into());
+    }
     if args.count.is_some() && args.mode != GenMode::Idle {
         return Err(Usage("--count: only with --mode idle".into()).into());
     }
@@ -90,7 +95,14 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
     if args.mode == GenMode::Idle {
         return idle::command(&args, to, duration, &running);
     }
-    let guest = guest::connect(&to, Some(&running))?;
+    let control = Control::listen(args.control.as_deref(), "gen", args.connect.queues)?;
+    let control = control.as_ref();
+    let waits = || {
+        control.inspect(|control| control.serve(now_ns(), true, None));
+        running()
+    };
+    let mut guest = guest::connect(&to, Some(&waits))?;
+    control.inspect(|control| control.apply(&mut guest));
     if !args.json {
         eprintln!("connected to {}: {}", to.target, guest.link.features().join(" "));
     }
@@ -101,32 +113,7 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
     if args.replay {
         generator.prepare_replay()?;
     }
-    let started = now_ns();
-    let end = duration.map(|d| started + d);
-    let mut report_at = interval.map(|i| started + i);
-    let result = loop {
-        let now = now_ns();
-        if end.is_some_and(|end| now >= end) || !running() {
-            break Ok(());
-        }
-        if report_at.is_some_and(|at| now >= at) {
-            report_at = report_at.zip(interval).map(|(at, i)| at + i);
-            generator.print(now - started, args.json);
-        }
-        // A slice of work between two looks at the clock and the flags.
-        let deadline = [end, report_at, Some(now + LOOK_AROUND_NS)].into_iter().flatten().min();
-        match generator.slice(deadline) {
-            Ok(true) => {}
-            Ok(false) => break Err("the switch closed the connection".into()),
-            Err(error) => break Err(error.into()),
-        }
-    };
-    let elapsed = now_ns() - started;
-    if result.is_ok() && generator.replay.is_none() {
-        generator.drain()?;
-    }
-    generator.print(elapsed, args.json);
-    result
+    generator.run(duration, interval, control, &running)
 }
 
 /// Binds this thread to a CPU.
@@ -158,7 +145,7 @@ struct Generator {
     awaiting: Option<(u64, u64)>,
     replay: Option<Replay>,
     cpu_before: Duration,
-    settings: Value,
+    json: bool,
 }
 
 /// What a round found.
@@ -167,18 +154,54 @@ struct Round {
     sent: usize,
     /// There are frames to send, and no buffer.
     blocked: bool,
-    /// Frames received wait for buffers to be echoed, on every queue.
-    deaf: bool,
 }
 
 impl Generator {
+    /// Works until the end of its time, a signal, or the switch's end; tells of it.
+    fn run(
+        &mut self,
+        duration: Option<u64>,
+        interval: Option<u64>,
+        control: Option<&Control>,
+        running: &dyn Fn() -> bool,
+    ) -> Result<(), AnyError> {
+        let started = now_ns();
+        let end = duration.map(|d| started + d);
+        let mut report_at = interval.map(|i| started + i);
+        let result = loop {
+            let now = now_ns();
+            if end.is_some_and(|end| now >= end) || !running() {
+                break Ok(());
+            }
+            if report_at.is_some_and(|at| now >= at) {
+                report_at = report_at.zip(interval).map(|(at, i)| at + i);
+                self.print(now - started);
+            }
+            if let Some(control) = control {
+                control.serve(now, self.guest.asked, Some(&mut self.guest));
+            }
+            // A slice of work between two looks at the clock and the flags.
+            let deadline = [end, report_at, Some(now + LOOK_AROUND_NS)].into_iter().flatten().min();
+            match self.slice(deadline, control) {
+                Ok(true) => {}
+                Ok(false) => break Err("the switch closed the connection".into()),
+                Err(error) => break Err(error.into()),
+            }
+        };
+        let elapsed = now_ns() - started;
+        if result.is_ok() && self.replay.is_none() {
+            self.drain()?;
+        }
+        self.print(elapsed);
+        result
+    }
+
     fn new(guest: Guest, args: &GenArgs, nap_late_ns: u64) -> Result<Self, Usage> {
         let (longest, most) = (args.size.longest(), guest.pairs[0].tx.ring.longest());
         if longest > most {
             let what = format!("the switch takes frames of at most {most} bytes here");
             return Err(Usage(format!("--size: {longest} bytes: {what}")));
         }
-        let settings = guest.settings.pairs().map(|(key, value)| (key.to_string(), value.into()));
         Ok(Self {
             mode: args.mode,
             sizes: args.size.0.clone(),
@@ -193,7 +216,7 @@ impl Generator {
             awaiting: None,
             replay: None,
             cpu_before: guest::cpu_time(),
-            settings: Value::Object(settings.into_iter().collect()),
+            json: args.json,
             guest,
         })
     }
@@ -217,26 +240,27 @@ impl Generator {
 
     /// Works for a while, or sleeps until there is something to do or `deadline`. False: the
     /// switch is gone.
-    fn slice(&mut self, deadline: Option<u64>) -> Result<bool, guest::Malformed> {
+    fn slice(
+        &mut self,
+        deadline: Option<u64>,
+        control: Option<&Control>,
+    ) -> Result<bool, guest::Malformed> {
         if self.replay.is_some() {
             return self.replay(deadline);
         }
         for _ in 0..256 {
             let now = now_ns();
             let look = self.guest.begin(now)?;
-            let (received, round) = match self.mode {
+            if look && self.mode != GenMode::Echo {
+                self.receive(now)?;
+            }
+            let round = match self.mode {
+                GenMode::Send => self.send_due(now)?,
+                GenMode::Rr => self.ask(now)?,
                 GenMode::Echo if look => self.echo(now)?,
-                _ => {
-                    let received = if look { self.receive(now)? } else { 0 };
-                    let round = match self.mode {
-                        GenMode::Send => self.send_due(now)?,
-                        GenMode::Rr => self.ask(now)?,
-                        GenMode::Sink | GenMode::Echo | GenMode::Idle => Round::default(),
-                    };
-                    (received, round)
-                }
+                GenMode::Sink | GenMode::Echo | GenMode::Idle => Round::default(),
             };
-            self.guest.end(look && !round.deaf, received, round.sent, now);
+            self.guest.end(now);
             let next = if round.blocked { None } else { self.next_due(now) };
             if next.is_some_and(|at| at > now && at < now + self.spin_ns) {
                 continue;
@@ -246,6 +270,7 @@ impl Generator {
                 sources: &[],
                 more: next == Some(now),
                 until: [until, deadline].into_iter().flatten().min(),
+                control: control.map(AsFd::as_fd),
             };
             let slept = self.guest.counts.sleeps + self.guest.counts.naps;
             if !self.guest.wait(&also)? {
@@ -306,7 +331,7 @@ impl Generator {
         for pair in &mut self.guest.pairs[..queues] {
             pair.blocked = blocked;
         }
-        Ok(Round { sent, blocked, deaf: false })
+        Ok(Round { sent, blocked })
     }
 
     /// Sends up to `n` frames of the flows of a queue, in turn; how many there were buffers for.
@@ -355,16 +380,17 @@ impl Generator {
     }
 
     /// Echoes what comes on the queue it came on, as much as there are buffers for.
-    fn echo(&mut self, now: u64) -> Result<(usize, Round), guest::Malformed> {
+    fn echo(&mut self, now: u64) -> Result<Round, guest::Malformed> {
         let Self { guest, totals, mac, .. } = self;
-        let max = BATCH.min(guest.budget());
-        let (mut received, mut round) = (0, Round { deaf: true, ..Round::default() });
-        for Pair { rx, tx, blocked, deaf, .. } in &mut guest.pairs {
-            let room = tx.room(max)?;
+        let mut round = Round::default();
+        for Pair { rx, tx, blocked, deaf, look, .. } in &mut guest.pairs {
+            if *look == 0 {
+                continue;
+            }
+            let room = tx.room(BATCH.min(*look))?;
             let waits = room == 0 && rx.ring.has_used();
             (*blocked, *deaf) = (waits, waits);
             round.blocked |= waits;
-            round.deaf &= waits;
             if room == 0 {
                 continue;
             }
@@ -385,18 +411,15 @@ impl Generator {
                 totals.sent += echoes as u64;
                 tx.publish(echoes, now);
             }
-            received += frames;
             round.sent += echoes;
         }
-        Ok((received, round))
+        Ok(round)
     }
 
-    fn receive(&mut self, now: u64) -> Result<usize, guest::Malformed> {
+    fn receive(&mut self, now: u64) -> Result<(), guest::Malformed> {
         let Self { guest, mode, totals, latency_ns, awaiting, .. } = self;
-        let max = BATCH.min(guest.budget());
-        let mut received = 0;
-        for pair in &mut guest.pairs {
-            let frames = pair.rx.receive(max, |segs| {
+        for pair in guest.pairs.iter_mut().filter(|pair| pair.look > 0) {
+            let frames = pair.rx.receive(BATCH.min(pair.look), |segs| {
                 totals.count(segs);
                 touch(segs);
                 let (head, ours) = head_of(segs);
@@ -418,22 +441,26 @@ impl Generator {
             if frames > 0 {
                 pair.rx.refill();
             }
-            received += frames;
         }
-        Ok(received)
+        Ok(())
     }
 
-    fn print(&mut self, elapsed_ns: u64, json: bool) {
+    fn print(&mut self, elapsed_ns: u64) {
         let elapsed = Duration::from_nanos(elapsed_ns);
         let report = Report::new(&mut self.guest, elapsed);
         let t = &self.totals;
         let secs = elapsed.as_secs_f64().max(1e-9);
         let q = |p: f64| self.latency_ns.value_at_quantile(p);
         let cpu = (guest::cpu_time() - self.cpu_before).as_secs_f64();
+        let settings = self.guest.settings.pairs();
+        let settings: Value = settings
+            .into_iter()
+            .map(|(key, value)| (key.to_string(), Value::from(value)))
+            .collect();
         let mut value = json!({
             "mode": format!("{:?}", self.mode).to_lowercase(),
             "features": self.guest.link.features(),
-            "settings": self.settings,
+            "settings": settings,
             "duration_s": secs,
             "sent_frames": t.sent,
             "sent_bytes": t.sent_bytes,
@@ -458,7 +485,7 @@ impl Generator {
                 replay.amend(all);
             }
         }
-        if json {
+        if self.json {
             println!("{value}");
         } else {
             println!("{}\ndriver: {report}", Summary(&value));

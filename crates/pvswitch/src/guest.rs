@@ -2,10 +2,13 @@
 //! demo's guests are made of it.
 //!
 //! One thread serves all rings, in rounds: what is due ([`Guest::begin`]), a look at the receive
-//! rings when the poll policy wants one, frames to send, and [`Guest::wait`], the one place where
-//! it sleeps. The policy judges all pairs together: what it is for is this thread's time.
+//! rings when their poll policy wants one, frames to send, and [`Guest::wait`], the one place where
+//! it sleeps. Pairs of one poll policy are judged together: what it is for is this thread's time
+//! ([0013](../../../docs/design/0013-one-judge-a-policy.md)).
 
 mod connect;
+mod control;
+mod judge;
 mod report;
 mod ring;
 mod rx;
@@ -16,6 +19,8 @@ mod tx;
 mod xen;
 
 pub use self::connect::{Connect, Link, connect};
+pub use self::control::Control;
+use self::judge::{Judge, Passed};
 pub use self::report::Report;
 pub use self::rx::Rx;
 use self::settings::Suppress;
@@ -24,7 +29,7 @@ pub use self::tx::Tx;
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use switch::poll::{Action, Costs, Policy, Poller};
+use switch::poll::{Action, Policy, State};
 
 use self::ring::{Half, Ring};
 use self::tx::Rest;
@@ -42,14 +47,15 @@ pub struct Guest {
     pub link: Link,
     /// The queue pairs, one at least, all alike.
     pub pairs: Vec<Pair>,
-    poller: Poller,
+    /// One for each poll policy that pairs have.
+    judges: Vec<Judge>,
     /// Smart poll was agreed on: events come where a flag for both rings of a pair is clear.
     smart_poll: bool,
-    /// What the poll policy said last.
-    resting: Action,
     /// What was counted.
     pub counts: SleepCounts,
-    /// How it works, after what was agreed on.
+    /// [`Also::control`] was readable in the last sleep.
+    pub asked: bool,
+    /// How it works, after what was agreed on and was changed since.
     pub settings: Settings,
 }
 
@@ -63,6 +69,13 @@ pub struct Pair {
     pub blocked: bool,
     /// Frames received cannot be dealt with before a buffer is free. As above.
     pub deaf: bool,
+    /// Most used buffers to take from the receive ring in this round; 0: its poll policy wants no
+    /// look.
+    pub look: usize,
+    /// Which of the judges is its own.
+    judge: usize,
+    /// What was counted up to the end of the last round.
+    told: Passed,
     /// The receive ring calls: for the sleep that comes.
     armed: bool,
     /// The transmit ring calls: for the sleep that comes.
@@ -90,6 +103,8 @@ pub struct Also<'a> {
     pub more: bool,
     /// When else to return, in ns.
     pub until: Option<u64>,
+    /// Readable when somebody asks something: [`Guest::asked`].
+    pub control: Option<BorrowedFd<'a>>,
 }
 
 /// The switch broke the ring protocol: the connection is to be given up.
@@ -109,7 +124,24 @@ impl Pair {
         for ring in [&mut tx.ring, &mut rx.ring] {
             ring.always_tells = settings.suppress == Suppress::None;
         }
-        Self { tx, rx, blocked: false, deaf: false, armed: false, tx_calls: false }
+        Self {
+            tx,
+            rx,
+            blocked: false,
+            deaf: false,
+            look: 0,
+            judge: 0,
+            told: Passed::default(),
+            armed: false,
+            tx_calls: false,
+        }
+    }
+
+    /// What passed since this was last asked.
+    fn passed(&mut self) -> Passed {
+        let (rx, tx) = (&self.rx.counts, &self.tx.counts);
+        let now = Passed { looks: rx.polls, received: rx.frames, sent: tx.frames };
+        now.since(std::mem::replace(&mut self.told, now))
     }
 
     /// Before a sleep: asks for the calls that are to end it; `arms`: for those of frames, too.
@@ -155,72 +187,123 @@ impl Pair {
 
 impl Guest {
     fn new(link: Link, rings: Vec<(Ring, Ring)>, settings: &Settings) -> Self {
-        let costs = match settings.poll {
-            Policy::Adaptive { .. } => crate::cost::costs(),
-            _ => Costs::TYPICAL,
-        };
-        let poller = Poller::new(settings.poll, costs, now_ns());
         let pairs = rings.into_iter().map(|(tx, rx)| Pair::new(tx, rx, settings)).collect();
-        let counts = SleepCounts::default();
         let smart_poll = link.has_smart_poll();
-        let (resting, settings) = (Action::Poll, *settings);
-        Self { link, pairs, poller, smart_poll, resting, counts, settings }
+        let mut guest = Self {
+            link,
+            pairs,
+            judges: Vec::new(),
+            smart_poll,
+            counts: SleepCounts::default(),
+            asked: false,
+            settings: *settings,
+        };
+        guest.judge_again();
+        for (i, pair) in guest.pairs.iter_mut().enumerate() {
+            pair.tx.follow(settings.kick_of(i));
+        }
+        guest
     }
 
-    /// Begins a round: does what is due, and says whether the poll policy wants a look at the
-    /// receive rings.
+    /// Changes policies, of one queue pair or of all, between two rounds: the next one looks at the
+    /// receive rings and asks the new ones.
+    pub fn follow(&mut self, queue: Option<usize>, poll: Option<Policy>, kick: Option<Policy>) {
+        self.settings.follow(queue, poll, kick);
+        if poll.is_some() {
+            self.judge_again();
+        }
+        for (i, pair) in self.pairs.iter_mut().enumerate().filter(|_| kick.is_some()) {
+            pair.tx.follow(self.settings.kick_of(i));
+        }
+    }
+
+    /// Gives each pair the judge of its policy. One that goes on keeps what it learned.
+    fn judge_again(&mut self) {
+        let mut before = std::mem::take(&mut self.judges);
+        for (i, pair) in self.pairs.iter_mut().enumerate() {
+            let policy = self.settings.poll_of(i);
+            let has = |judges: &[Judge]| judges.iter().position(|judge| judge.policy() == policy);
+            pair.judge = has(&self.judges).unwrap_or_else(|| {
+                let known = has(&before).map(|known| before.swap_remove(known));
+                self.judges.push(known.unwrap_or_else(|| Judge::new(policy, now_ns())));
+                self.judges.len() - 1
+            });
+            let judge = &mut self.judges[pair.judge];
+            judge.resting = Action::Poll;
+            if judge.disarms() {
+                // Under `event` it stayed armed.
+                pair.rx.ring.disarm();
+            }
+        }
+    }
+
+    /// Begins a round: does what is due, and says of each pair whether its poll policy wants a
+    /// [look](Pair::look) at the receive ring; true: of any.
     pub fn begin(&mut self, now: u64) -> Result<bool, Malformed> {
         for pair in &mut self.pairs {
             (pair.blocked, pair.deaf) = (false, false);
             pair.tx.tick(now)?;
         }
-        Ok(match self.resting {
-            Action::Poll => true,
-            Action::Until(at) => at <= now,
-            Action::Arm => self.pairs.iter().any(|pair| pair.rx.ring.has_used()),
-        })
+        let mut looks = false;
+        for (i, judge) in self.judges.iter().enumerate() {
+            let mine = || self.pairs.iter().filter(|pair| pair.judge == i);
+            let wants = match judge.resting {
+                Action::Poll => true,
+                Action::Until(at) => at <= now,
+                Action::Arm => mine().any(|pair| pair.rx.ring.has_used()),
+            };
+            let look = if wants { judge.budget() } else { 0 };
+            for pair in self.pairs.iter_mut().filter(|pair| pair.judge == i) {
+                pair.look = look;
+            }
+            looks |= wants;
+        }
+        Ok(looks)
     }
 
-    /// Most used buffers to take in one look at one ring.
-    pub fn budget(&self) -> usize {
-        self.poller.budget()
-    }
-
-    /// Ends a round in which so many frames passed; `looked`: the receive rings were looked at.
-    ///
-    /// `adaptive` serves both directions with the latency it may trade; the other policies say
-    /// when the receive rings are looked at, and leave what is sent to the kick policy.
-    pub fn end(&mut self, looked: bool, received: usize, sent: usize, now: u64) {
-        let frames = if self.serves_both() { received + sent } else { received };
-        if looked || frames > 0 {
-            self.resting = self.poller.next(frames, now);
+    /// Ends a round: what passed in it is what queues have counted.
+    pub fn end(&mut self, now: u64) {
+        let mut sent = 0;
+        for (i, judge) in self.judges.iter_mut().enumerate() {
+            let mine = self.pairs.iter_mut().filter(|pair| pair.judge == i);
+            let passed: Passed = mine.map(Pair::passed).sum();
+            sent += passed.sent;
+            judge.judge(passed, now);
+        }
+        if sent == 0 {
+            self.pairs.iter_mut().for_each(|pair| pair.tx.kick_gathered());
         }
     }
 
-    fn serves_both(&self) -> bool {
-        matches!(self.poller.policy(), Policy::Adaptive { .. })
+    /// How a pair's receive ring is served at the moment.
+    pub fn state(&self, pair: &Pair) -> State {
+        self.judges[pair.judge].state()
     }
 
     /// Sleeps until there is something to do, unless there is already; false when the switch is
     /// gone.
     pub fn wait(&mut self, also: &Also<'_>) -> Result<bool, Malformed> {
-        let napping = matches!(self.resting, Action::Until(_));
-        let stays = also.more && !(napping && self.serves_both());
+        self.asked = false;
+        // What `adaptive` lets wait, waits in both directions, if it is the policy of all.
+        let both = self.judges.iter().all(Judge::serves_both);
+        let napping = self.judges.iter().any(|judge| judge.nap().is_some());
+        let stays = also.more && !(napping && both);
         let mut retries = false;
         for pair in &mut self.pairs {
             retries |= pair.blocked && pair.tx.stop();
         }
-        if self.resting == Action::Poll || stays || retries {
+        if self.judges.iter().any(|judge| judge.resting == Action::Poll) || stays || retries {
             return Ok(true);
         }
-        let arms = self.resting == Action::Arm;
         let mut sleeps = true;
         for pair in &mut self.pairs {
+            pair.tx.kick_gathered();
+            let arms = self.judges[pair.judge].resting == Action::Arm;
             sleeps = sleeps && pair.rest(arms, self.smart_poll)?;
         }
         let gone = sleeps && self.sleep(also);
         for pair in &mut self.pairs {
-            if self.poller.disarms() {
+            if self.judges[pair.judge].disarms() {
                 pair.rx.ring.disarm();
             }
             pair.tx.ring.disarm();
@@ -238,31 +321,42 @@ impl Guest {
         Ok(true)
     }
 
+    /// When a judge wants its next look, if not all its pairs are deaf, in ns.
+    fn nap(&self, judge: usize) -> Option<u64> {
+        let hears = self.pairs.iter().any(|pair| pair.judge == judge && !pair.deaf);
+        self.judges[judge].nap().filter(|_| hears)
+    }
+
+    /// Whether a source is waited for: not by a pair that is blocked, nor by one whose policy lets
+    /// both directions wait.
+    fn waits_for_source(&self, pair: &Pair) -> bool {
+        let judge = &self.judges[pair.judge];
+        let waits = judge.serves_both() && self.nap(pair.judge).is_some();
+        !pair.blocked && !waits
+    }
+
     /// True when the switch is gone.
     fn sleep(&mut self, also: &Also<'_>) -> bool {
-        let deaf = self.pairs.iter().all(|pair| pair.deaf);
-        let nap = match self.resting {
-            Action::Until(at) if !deaf => Some(at),
-            _ => None,
-        };
         let before = now_ns();
         // With smart poll and the flag not cleared, nobody tells of buffers that are free.
         let smart = self.smart_poll;
         let looks = smart && self.pairs.iter().any(|pair| pair.tx_calls && !pair.armed);
         let look = looks.then_some(before + SMART_TICK_NS);
         let due = self.pairs.iter().filter_map(|pair| pair.tx.deadline()).min();
+        let nap = (0..self.judges.len()).filter_map(|judge| self.nap(judge)).min();
         let until = [nap, look, also.until, due].into_iter().flatten().min();
         let timeout = until.map(|at| at.saturating_sub(before));
         if timeout == Some(0) {
             return false;
         }
-        // What `adaptive` lets wait, waits in both directions.
-        let waits_for_sources = nap.is_none() || !self.serves_both();
-        let sources = if waits_for_sources { also.sources } else { &[] };
-        let mut fds = Vec::with_capacity(1 + 3 * self.pairs.len());
+        let sources = self.pairs.iter().enumerate();
+        let waits_for = |(i, pair)| i < also.sources.len() && self.waits_for_source(pair);
+        let sources: Vec<bool> = sources.map(waits_for).collect();
+        let mut fds = Vec::with_capacity(2 + 3 * self.pairs.len());
         fds.push(self.link.as_fd());
+        fds.extend(also.control);
         for (i, pair) in self.pairs.iter().enumerate() {
-            fds.extend(sources.get(i).filter(|_| !pair.blocked));
+            fds.extend(sources[i].then(|| also.sources[i]));
             fds.extend(pair.armed.then(|| pair.rx.ring.call()));
             fds.extend(pair.tx_calls.then(|| pair.tx.ring.call()));
         }
@@ -274,15 +368,16 @@ impl Guest {
         let mut ready = ready.into_iter();
         let mut next = |was_waited_for| was_waited_for && ready.next() == Some(true);
         let gone = next(true);
-        let (mut called, mut sent) = (false, false);
+        self.asked = next(also.control.is_some());
         for (i, pair) in self.pairs.iter_mut().enumerate() {
-            sent |= next(i < sources.len() && !pair.blocked);
+            let sent = next(sources[i]);
             let (rx_called, tx_called) = (next(pair.armed), next(pair.tx_calls));
-            called |= pair.wake(rx_called, tx_called, smart);
-        }
-        if armed && (called || sent && self.serves_both()) {
-            self.poller.wake(now);
-            self.resting = Action::Poll;
+            let called = pair.wake(rx_called, tx_called, smart);
+            let judge = &mut self.judges[pair.judge];
+            let wakes = called || sent && judge.serves_both();
+            if pair.armed && wakes && judge.resting == Action::Arm {
+                judge.wake(now);
+            }
         }
         gone && self.link.is_gone()
     }

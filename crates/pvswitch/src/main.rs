@@ -128,8 +128,12 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
     if !(1..=run::WORKERS_MAX).contains(&workers) {
         return Err(format!("workers = {workers}: use 1 to {}", run::WORKERS_MAX).into());
     }
-    if let Some(cpu) = args.cpus.iter().find(|cpu| **cpu >= rustix::thread::CpuSet::MAX_CPU) {
-        return Err(format!("--cpus {cpu}: there is no such CPU").into());
+    let (says, cpus) = match (args.cpus, config.cpus) {
+        (given, Some(cpus)) if given.is_empty() => ("cpus =", cpus),
+        (given, _) => ("--cpus", given),
+    };
+    if let Some(cpu) = cpus.iter().find(|cpu| **cpu >= rustix::thread::CpuSet::MAX_CPU) {
+        return Err(format!("{says} {cpu}: there is no such CPU").into());
     }
     let static_addresses = config
         .static_addresses
@@ -142,7 +146,7 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
         call: args.call.or(config.call).unwrap_or(switch::poll::Policy::Event),
         workers,
         placement: args.placement.or(config.placement).unwrap_or_default(),
-        cpus: args.cpus,
+        cpus,
         mode,
         control: args.control.or(config.control),
         http: args.http.or(config.http),

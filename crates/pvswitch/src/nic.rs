@@ -8,6 +8,9 @@
 //! Each queue of the interface has a queue pair of its own: a flow that the kernel keeps to one
 //! queue keeps its order.
 
+mod carrier;
+mod retry;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +20,10 @@ use serde_json::{Value, json};
 use shm::Seg;
 use uplink::{Batching, TapFd};
 
+use self::carrier::Carrier;
+use self::retry::Retry;
 use crate::cli::NicArgs;
-use crate::guest::{self, Also, Connect, Guest, Report, Rx, Tx};
+use crate::guest::{self, Also, Connect, Control, Guest, Report, Rx, Tx};
 use crate::spec::Tap;
 use crate::{AnyError, Usage};
 
@@ -54,16 +59,27 @@ pub fn command(args: NicArgs) -> Result<(), AnyError> {
     let end = args.duration.map(crate::seconds).transpose().map_err(Usage)?;
     let end = end.map(|d| Instant::now() + d);
     let go_on = || !stop.load(Ordering::Relaxed) && end.is_none_or(|end| Instant::now() < end);
+    let control = Control::listen(args.control.as_deref(), "nic", queues)?;
+    let control = control.as_ref();
+    let waits = || {
+        control.inspect(|control| control.serve(guest::now_ns(), true, None));
+        go_on()
+    };
+    let (mut retry, mut carrier) = (Retry::new(), Carrier::default());
     while go_on() {
-        let mut guest = match guest::connect(&to, Some(&go_on)) {
+        let mut guest = match guest::connect(&to, Some(&waits)) {
             Ok(guest) => guest,
             Err(_) if !go_on() => break,
             Err(error) => {
-                tracing::warn!("{}: {error}; trying again", to.target);
-                std::thread::sleep(Duration::from_millis(500));
+                let (news, wait) = retry.failed(&error.to_string());
+                if let Some(news) = news {
+                    tracing::warn!("{}: {news}", to.target);
+                }
+                retry::pause(wait, &waits);
                 continue;
             }
         };
+        retry = Retry::new();
         // What the switch does not take the kernel does itself, from now on; frames that wait may
         // still ask for more, and are dropped.
         let takes = tap.offloads_read.and(&guest.link.takes());
@@ -72,8 +88,13 @@ pub fn command(args: NicArgs) -> Result<(), AnyError> {
         })?;
         let names = guest.link.features().join(" ");
         tracing::info!("{} connected to {}: {names}", args.tap, to.target);
+        if let Some(wrong) = carrier::wrong_mtu(tap.mtu, guest.link.mtu()) {
+            tracing::warn!("{}: {wrong}", args.tap);
+        }
+        control.inspect(|control| control.apply(&mut guest));
         let mut teller = Teller::new(&args.tap, interval, args.json);
-        match serve(&mut guest, &mut taps, &sources, &mut teller, &go_on) {
+        let tells = (&mut teller, &mut carrier, control);
+        match serve(&mut guest, &mut taps, &sources, tells, &go_on) {
             Ok(()) => {}
             Err(error) => tracing::warn!("the switch broke the ring protocol: {error}"),
         }
@@ -163,7 +184,7 @@ fn serve(
     guest: &mut Guest,
     taps: &mut [TapQueue],
     sources: &[BorrowedFd<'_>],
-    teller: &mut Teller<'_>,
+    (teller, carrier, control): (&mut Teller<'_>, &mut Carrier, Option<&Control>),
     go_on: &dyn Fn() -> bool,
 ) -> Result<(), guest::Malformed> {
     let mut rounds = 0_u32;
@@ -172,26 +193,30 @@ fn serve(
         if teller.due(now) {
             teller.tell(guest);
         }
-        let look = guest.begin(now)?;
-        let max = guest.budget().min(BATCH);
-        let (mut sent, mut received) = (0, 0);
+        carrier.follow(teller.tap, sources[0], &guest.link);
+        if let Some(control) = control {
+            control.serve(now, guest.asked, Some(guest));
+        }
+        guest.begin(now)?;
+        let mut sent = 0;
         for (pair, tap) in guest.pairs.iter_mut().zip(&mut *taps) {
             let room = send(&mut pair.tx, tap, now)?;
             sent += tap.last;
-            if look {
-                received += deliver(&mut pair.rx, &mut tap.writes, max)?;
+            if pair.look > 0 {
+                deliver(&mut pair.rx, &mut tap.writes, pair.look.min(BATCH))?;
             }
             // Without a buffer it matters whether a frame waits for one.
             pair.blocked = room == 0 && guest::readable(&[tap.reads.as_fd()], Some(0))[0];
         }
-        guest.end(look, received, sent, now);
+        guest.end(now);
         rounds = rounds.wrapping_add(1);
         if rounds.is_multiple_of(1024) && (!go_on() || guest.link.is_gone()) {
             return Ok(());
         }
         // A signal that comes just before a sleep does not end it.
         let until = Some(teller.next_ns.min(now + LOOK_AROUND_NS));
-        let also = Also { sources, more: sent > 0, until };
+        let control = control.map(AsFd::as_fd);
+        let also = Also { sources, more: sent > 0, until, control };
         let slept = guest.counts.sleeps + guest.counts.naps;
         if !guest.wait(&also)? {
             return Ok(());
@@ -239,7 +264,7 @@ fn send(tx: &mut Tx, tap: &mut TapQueue, now: u64) -> Result<usize, guest::Malfo
 }
 
 /// Ring to TAP: what is there, in one batch, from the buffers it lies in.
-fn deliver(rx: &mut Rx, tap: &mut TapFd, max: usize) -> Result<usize, guest::Malformed> {
+fn deliver(rx: &mut Rx, tap: &mut TapFd, max: usize) -> Result<(), guest::Malformed> {
     let mut batch = tap.writes();
     let frames = rx.receive(max, |frame: &[Seg<'_>]| {
         for seg in frame {
@@ -252,5 +277,5 @@ fn deliver(rx: &mut Rx, tap: &mut TapFd, max: usize) -> Result<usize, guest::Mal
         batch.run();
         rx.refill();
     }
-    Ok(frames)
+    Ok(())
 }

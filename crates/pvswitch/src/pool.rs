@@ -192,10 +192,17 @@ impl Pool {
         self.homes().contains_key(&token)
     }
 
-    /// A queue was kicked by other means than its descriptor, or its settings changed.
+    /// A queue was kicked by other means than its descriptor.
     pub fn kicked(&self, token: u64) {
         if let Some(worker) = self.homes().get(&token) {
             self.workers[*worker].kicked(token);
+        }
+    }
+
+    /// A queue's settings changed: its worker looks at it.
+    pub fn look(&self, token: u64) {
+        if let Some(worker) = self.homes().get(&token) {
+            self.workers[*worker].look(token);
         }
     }
 

@@ -48,8 +48,6 @@ const FDB_ENTRIES: usize = 65_536;
 const REST: Duration = Duration::from_secs(1);
 /// How long the end of the program waits for full receivers. Frames are not held for longer.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
-/// Longest control request, in bytes.
-const REQUEST_MAX: usize = 4096;
 
 /// Settings of one run.
 #[derive(Clone, Debug)]
@@ -266,7 +264,7 @@ impl System {
             fdb: Arc::clone(&fdb),
             mode: options.mode,
             flow_key,
-            costs: crate::cost::costs(),
+            costs: crate::cost::costs_on(options.cpus.first().copied()),
             reports: reports_tx,
             reports_wake: Arc::clone(&wake),
             epoch: started,
@@ -384,8 +382,9 @@ impl System {
             Kind::Xen(conf) => self.add_xen(spec, conf, id)?,
             Kind::Null => add_null(spec, id),
         };
-        let call = spec.tuning.call.unwrap_or(self.options.call);
-        state.port.egress.iter().for_each(|queue| queue.set_call(call));
+        for (i, queue) in state.port.egress.iter().enumerate() {
+            queue.set_call(spec.tuning.call.of(i).unwrap_or(self.options.call));
+        }
         if free == self.table.len() {
             self.table.push(None);
         }
@@ -416,7 +415,7 @@ impl System {
         let queues = TapQueues::new(&tap);
         for (queue, pair) in tap.pairs.into_iter().enumerate() {
             egress.push(EgressQueue::new(pair.egress, pair.egress_stats));
-            let known = self.ingress(spec, &pair.ingress_stats);
+            let known = self.ingress(spec, queue, &pair.ingress_stats);
             let tuning = Arc::clone(&known.tuning);
             ingress.push(known);
             let queue = queue as u16;
@@ -434,9 +433,9 @@ impl System {
         Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
     }
 
-    /// An ingress queue of a new port.
-    fn ingress(&self, spec: &PortSpec, stats: &Arc<IngressStats>) -> Ingress {
-        let tuning = Tuning::new(spec.tuning.poll.unwrap_or(self.options.policy));
+    /// Ingress queue number `queue` of a new port.
+    fn ingress(&self, spec: &PortSpec, queue: usize, stats: &Arc<IngressStats>) -> Ingress {
+        let tuning = Tuning::new(spec.tuning.poll.of(queue).unwrap_or(self.options.policy));
         tuning.set_weight(spec.tuning.weight.unwrap_or(1));
         tuning.set_hold(spec.tuning.hold.unwrap_or(HOLD_MAX));
         Ingress { stats: Arc::clone(stats), tuning: Arc::new(tuning) }

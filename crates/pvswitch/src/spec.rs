@@ -35,9 +35,9 @@ pub struct PortSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortTuning {
     /// When its ingress queues are looked at.
-    pub poll: Option<Policy>,
+    pub poll: Policies,
     /// When its peer is notified of frames.
-    pub call: Option<Policy>,
+    pub call: Policies,
     /// Its part of a worker's time, against other ports'.
     pub weight: Option<u32>,
     /// Most frames each of its ingress queues may have held for full destinations.
@@ -47,14 +47,90 @@ pub struct PortTuning {
 /// Options of every kind of port.
 pub const TUNING: [&str; 4] = ["poll", "call", "weight", "hold"];
 
+/// Most queue pairs of any port.
+const PAIRS: usize = if PAIRS_MAX > QUEUES_MAX { PAIRS_MAX as usize } else { QUEUES_MAX as usize };
+
+/// A policy of all queues, where it is not the default, and of some of them, where it is another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Policies {
+    all: Option<Policy>,
+    one: [Option<Policy>; PAIRS],
+}
+
+/// The same for all queues.
+impl From<Policy> for Policies {
+    fn from(policy: Policy) -> Self {
+        Self { all: Some(policy), ..Self::default() }
+    }
+}
+
+impl Policies {
+    /// Sets that of one queue; there are [`PAIRS`] at most.
+    pub fn set_one(&mut self, queue: usize, policy: Policy) {
+        self.one[queue] = Some(policy);
+    }
+
+    /// That of all queues that have none of their own.
+    pub fn all(&self) -> Option<Policy> {
+        self.all
+    }
+
+    /// That of a queue; `None`: the default.
+    pub fn of(&self, queue: usize) -> Option<Policy> {
+        self.one.get(queue).copied().flatten().or(self.all)
+    }
+
+    /// Sets what `later` does; what that leaves open stays.
+    pub fn extend(&mut self, later: &Self) {
+        self.all = later.all.or(self.all);
+        later.ones().for_each(|(queue, policy)| self.set_one(queue, policy));
+    }
+
+    /// The queues that have one of their own.
+    pub fn ones(&self) -> impl Iterator<Item = (usize, Policy)> + '_ {
+        self.one.iter().enumerate().filter_map(|(queue, policy)| Some((queue, (*policy)?)))
+    }
+
+    /// Sets what `KEY=POLICY` or `KEY/QUEUE=POLICY` says; errors name the option.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let policy = value.parse().map_err(|error| format!("{key}={value}: {error}"))?;
+        match key.split_once('/') {
+            None => self.all = Some(policy),
+            Some((word, queue)) => {
+                let number = queue.parse::<usize>().ok().filter(|n| *n < PAIRS);
+                let number = number.ok_or_else(|| {
+                    let last = PAIRS - 1;
+                    format!("{key}={value}: use {word}/QUEUE, a queue pair's number, 0 to {last}")
+                })?;
+                self.one[number] = Some(policy);
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses policies of queues that are not there, `queues` being all.
+    pub fn check(&self, key: &str, queues: u16) -> Result<(), String> {
+        match self.ones().find(|(queue, _)| *queue >= usize::from(queues)) {
+            None => Ok(()),
+            Some((queue, _)) if queues == 1 => Err(format!(
+                "{key}/{queue}: there is one queue pair, number 0, unless more are asked for"
+            )),
+            Some((queue, _)) => {
+                let last = queues - 1;
+                Err(format!("{key}/{queue}: there are {queues} queue pairs, 0 to {last}"))
+            }
+        }
+    }
+}
+
 impl PortTuning {
     /// Sets an option; false: there is none of that name.
     pub fn set(&mut self, key: &str, value: &str) -> Result<bool, String> {
-        match key {
-            "poll" => self.poll = Some(value.parse()?),
-            "call" => self.call = Some(value.parse()?),
-            "weight" => self.weight = Some(within(key, value, 1, WEIGHT_MAX)?),
-            "hold" => self.hold = Some(within(key, value, 0, HOLD_MAX.into())? as u16),
+        match key.split_once('/').map_or(key, |(word, _)| word) {
+            "poll" => self.poll.set(key, value)?,
+            "call" => self.call.set(key, value)?,
+            _ if key == "weight" => self.weight = Some(within(key, value, 1, WEIGHT_MAX)?),
+            _ if key == "hold" => self.hold = Some(within(key, value, 0, HOLD_MAX.into())? as u16),
             _ => return Ok(false),
         }
         Ok(true)
@@ -300,7 +376,11 @@ fn on_off(key: &str, value: &str) -> Result<bool, String> {
 
 fn unknown(key: &str, kind: &str, known: &[&str]) -> String {
     let known = [known, &TUNING].concat();
-    let hint = did_you_mean(key, known.iter().copied());
+    let hint = match key.split_once('/') {
+        Some((word, _)) if known.contains(&word) => "; only poll and call are of single queues",
+        _ => "",
+    };
+    let hint = format!("{hint}{}", did_you_mean(key, known.iter().copied()));
     let known = known.join(", ");
     format!("unknown option '{key}' of kind {kind}{hint}; known: {known}")
 }
@@ -358,6 +438,18 @@ impl PortSpec {
                 self.name
             ));
         }
+        self.check_kind()?;
+        let queues = match &self.kind {
+            Kind::VhostUser(port) => port.queues,
+            Kind::Tap(port) => port.queues,
+            Kind::Xen(port) => port.offer.queues,
+            Kind::Null => 1,
+        };
+        self.tuning.poll.check("poll", queues)?;
+        self.tuning.call.check("call", queues)
+    }
+
+    fn check_kind(&self) -> Result<(), String> {
         match &self.kind {
             Kind::VhostUser(port) => {
                 let len = port.socket.as_os_str().len();
@@ -448,7 +540,7 @@ mod tests {
         };
         assert_eq!(port.kind, Kind::VhostUser(want));
         let poll = Policy::Coalesce { usecs: 50, frames: 32 };
-        assert_eq!((port.tuning.poll, port.tuning.weight), (Some(poll), Some(4)));
+        assert_eq!((port.tuning.poll.all(), port.tuning.weight), (Some(poll), Some(4)));
         let port: PortSpec = "h=tap:tap0,netns=blue".parse().unwrap();
         assert!(matches!(port.kind, Kind::Tap(Tap { netns: Some(ns), .. }) if ns == "blue"));
         let port: PortSpec = "x=xen:3/1,queues=2,without=sg+ctrl-ring".parse().unwrap();
@@ -461,6 +553,37 @@ mod tests {
         assert!(matches!(&port.kind, Kind::Xen(xen) if xen.offer.has("smart-poll")));
         assert_eq!("x=xen:auto".parse::<PortSpec>().unwrap().kind.to_string(), "xen:auto");
         assert_eq!("n=null".parse::<PortSpec>().unwrap().kind, Kind::Null);
+    }
+
+    #[test]
+    fn queues_may_have_policies_of_their_own() {
+        let port: PortSpec = "a=vhost-user:/tmp/a,queues=3,poll/2=coalesce:50,32,poll=spin,\
+                              call/0=timer:500,poll/1=event"
+            .parse()
+            .unwrap();
+        let polls = [0, 1, 2].map(|queue| port.tuning.poll.of(queue).unwrap().to_string());
+        assert_eq!(polls, ["spin", "event", "coalesce:50,32"]);
+        let calls = [0, 1, 2].map(|queue| port.tuning.call.of(queue));
+        assert_eq!(calls, [Some(Policy::Timer { hz: 500 }), None, None]);
+        assert!("x=xen:auto,poll/3=event".parse::<PortSpec>().is_ok(), "four are offered");
+        assert!("n=null,call/0=event".parse::<PortSpec>().is_ok());
+    }
+
+    #[test]
+    fn policies_of_queues_that_cannot_be_are_told() {
+        assert!(error("a=vhost-user:/tmp/a,poll/1=spin").contains("poll/1: there is one queue"));
+        let last = error("a=tap:t0,queues=2,call/2=spin");
+        assert!(last.contains("call/2: there are 2 queue pairs, 0 to 1"), "{last}");
+        for queue in ["16", "x", "-1", ""] {
+            let what = error(&format!("a=tap:t0,queues=16,poll/{queue}=spin"));
+            assert!(what.contains("use poll/QUEUE, a queue pair's number, 0 to 15"), "{what}");
+        }
+        let policy = error("a=tap:t0,call/0=spn");
+        assert!(policy.contains("call/0=spn: unknown policy 'spn': use one of event"), "{policy}");
+        let policy = error("a=tap:t0,call=spn");
+        assert!(policy.contains("call=spn: unknown policy 'spn'"), "{policy}");
+        let other = error("a=tap:t0,weight/0=2");
+        assert!(other.contains("only poll and call are of single queues"), "{other}");
     }
 
     #[test]

@@ -1,12 +1,18 @@
 //! Worker threads: each serves some ingress queues, and sleeps when none is hot.
 //!
 //! One round is three phases, one function each: [`Worker::process`] serves the hot queues and the
-//! warm ones whose time has come, [`Worker::arm`] re-checks before sleep, [`Worker::wait`] sleeps.
+//! warm ones whose time has come, [`Worker::arm`] re-checks before sleep, [`Worker::sleep`] sleeps.
 //! Queues become hot by a kick (an edge on their descriptor in the worker's epoll set, never read)
 //! and warm or cold by their policy. Ports share a worker by deficit round-robin in measured time;
 //! under the placement `balanced` a crowded worker gives queues away and a quiet one folds.
+//!
+//! Two models mirror what is decided here and change with it: `crates/sim/src/worker.rs` (process,
+//! serve, arm, wait, end_naps, mind_held, give_up, timeout) and `crates/switch/tests/sleep.rs`
+//! (serve from `poller.next` on, wait, heat).
 
 mod handle;
+mod load;
+mod queue;
 
 pub use self::handle::{Handle, Report, Served};
 
@@ -16,16 +22,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::event::{Timespec, epoll};
-use switch::fair::{self, Move, Share};
 use switch::fdb::PortId;
-use switch::forward::{Forwarder, HOLD_NS_MAX, Source, Table};
-use switch::frame::{BURST_MAX, Burst};
-use switch::poll::{Action, Policy, Poller, State};
+use switch::forward::{Forwarder, HOLD_NS_MAX, Table};
+use switch::frame::Burst;
+use switch::poll::{Action, Policy, State};
 use switch::tuning::Drain;
 
 use self::handle::{Command, WAKE, Watched, lock};
+use self::queue::Queue;
 use crate::cost;
-use crate::pool::{Placement, Pool};
+use crate::pool::Pool;
 
 /// How often a busy worker looks for kicks of cold queues, in ns.
 const LOOK_NS: u64 = 20_000;
@@ -53,37 +59,6 @@ pub fn spawn(index: usize, cpu: Option<usize>, pool: Arc<Pool>) -> std::io::Resu
     Ok(())
 }
 
-/// A served queue and its state.
-struct Queue {
-    served: Served,
-    poller: Poller,
-    /// What the operator wants; the poller follows it.
-    policy: Policy,
-    state: State,
-    /// In the list of queues to be served in this round.
-    listed: bool,
-    /// Warm: since when, and until when it is left alone, in ns.
-    nap: (u64, u64),
-    /// Frames held when last polled.
-    held: usize,
-    /// Drained: its kicks are not listened to.
-    hushed: bool,
-    share: Share,
-    /// When it was woken, until its first frame is delivered.
-    woke_ns: Option<u64>,
-    /// Time spent on its frames in this load measurement, in ns.
-    busy_ns: u64,
-}
-
-impl Queue {
-    fn set_state(&mut self, state: State) {
-        if self.state != state {
-            self.state = state;
-            self.served.source.tuning.set_state(state);
-        }
-    }
-}
-
 struct Worker {
     handle: Arc<Handle>,
     pool: Arc<Pool>,
@@ -103,8 +78,8 @@ struct Worker {
     events: Vec<epoll::Event>,
     /// When kicks of cold queues were last looked for.
     looked_ns: u64,
-    /// How many queues hold frames.
-    holding: usize,
+    /// Indices of the queues that hold frames.
+    holders: Vec<usize>,
     /// When held frames of queues that are not hot were last tried for their age, in ns.
     retried_ns: u64,
     /// When it last looked at the clock for what happens outside of rounds, in ns.
@@ -115,6 +90,8 @@ struct Worker {
     owing: bool,
     /// Load measurement: its start, and time spent on frames since, in ns.
     window: (u64, u64),
+    /// Indices of the queues that were served in it.
+    served: Vec<usize>,
     /// Load measurements to be made before a queue is given away.
     settle: u32,
     stop: bool,
@@ -141,12 +118,13 @@ impl Worker {
             scratch: Burst::default(),
             events: Vec::with_capacity(64),
             looked_ns: 0,
-            holding: 0,
+            holders: Vec::new(),
             retried_ns: 0,
             slept: false,
             owing: false,
             time: 0,
             window: (0, 0),
+            served: Vec::new(),
             settle: SETTLE,
             stop: false,
         }
@@ -173,17 +151,17 @@ impl Worker {
             }
             if self.hot.is_empty() {
                 if self.arm() {
-                    self.wait(self.timeout(now));
+                    self.sleep(now);
                     now = self.time;
                     self.give_up(now);
                 }
             } else if now.saturating_sub(self.looked_ns) > LOOK_NS {
                 self.looked_ns = now;
-                self.wait(Some(0));
+                self.look(Some(0));
                 self.mind_held(now);
             }
         }
-        self.forwarder.notify_late(u64::MAX);
+        self.forwarder.notify_late(u64::MAX, true);
     }
 
     fn obey(&mut self) {
@@ -194,7 +172,7 @@ impl Worker {
                 Command::Drop(token) => self.drop_queue(token),
                 Command::Away(token, to) => {
                     if let Some(&at) = self.by_token.get(&token) {
-                        self.give(at, to);
+                        self.give(vec![at], to);
                     }
                 }
                 Command::Watch(token, watched) => {
@@ -204,6 +182,7 @@ impl Worker {
                     self.watched.insert(token, watched);
                 }
                 Command::Kicked(token) => self.kicked(token),
+                Command::Look(token) => self.look_at(token),
                 Command::Retry => self.retry(),
                 Command::Table(table) => {
                     self.hot_of.resize(table.len().max(self.hot_of.len()), 0);
@@ -229,32 +208,18 @@ impl Worker {
         if let Some(kick) = &served.kick {
             self.listen(served.source.port, kick, served.token);
         }
-        let policy = served.source.tuning.poll();
         let port = usize::from(served.source.port.0);
         self.hot_of.resize(self.hot_of.len().max(port + 1), 0);
         self.by_token.insert(served.token, self.queues.len());
-        self.queues.push(Queue {
-            poller: Poller::new(effective(policy, &served), self.pool.common.costs, now),
-            served,
-            policy,
-            state: State::Cold,
-            listed: false,
-            nap: (now, now),
-            held: 0,
-            hushed: false,
-            share: Share::default(),
-            woke_ns: None,
-            busy_ns: 0,
-        });
+        self.queues.push(Queue::new(served, self.pool.common.costs, now));
         self.settle = SETTLE;
         // The peer may have made frames available before anyone listened.
         self.heat(self.queues.len() - 1);
     }
 
-    /// Takes a queue out of the worker's hands.
-    fn forget(&mut self, at: usize) -> Served {
+    /// Takes a queue out of the worker's hands; [`list_again`](Self::list_again) is to follow.
+    fn take_out(&mut self, at: usize) -> Served {
         let queue = self.queues.swap_remove(at);
-        self.holding -= usize::from(queue.held > 0);
         self.by_token.remove(&queue.served.token);
         if let Some(moved) = self.queues.get(at) {
             self.by_token.insert(moved.served.token, at);
@@ -262,8 +227,14 @@ impl Worker {
         if let Some(kick) = &queue.served.kick {
             let _ = epoll::delete(&self.handle.epoll, kick.as_fd());
         }
-        self.hot.clear();
-        self.warm.clear();
+        queue.served
+    }
+
+    /// Queues have other indices than before: makes every list of them anew.
+    fn list_again(&mut self) {
+        for list in [&mut self.hot, &mut self.warm, &mut self.holders, &mut self.served] {
+            list.clear();
+        }
         self.hot_of.fill(0);
         for (i, queue) in self.queues.iter().enumerate() {
             if queue.listed {
@@ -272,27 +243,25 @@ impl Worker {
             } else if queue.state == State::Warm {
                 self.warm.push(i);
             }
+            if queue.held > 0 {
+                self.holders.push(i);
+            }
+            if queue.busy_ns > 0 {
+                self.served.push(i);
+            }
         }
-        queue.served
     }
 
     fn drop_queue(&mut self, token: u64) {
         if let Some(&at) = self.by_token.get(&token) {
-            let tuning = self.forget(at).source.tuning;
+            let tuning = self.take_out(at).source.tuning;
+            self.list_again();
             tuning.set_state(State::Cold);
             tuning.set_held(0);
             tuning.drained();
         } else if let Some(Watched { kick: Some(kick), .. }) = self.watched.remove(&token) {
             let _ = epoll::delete(&self.handle.epoll, kick.as_fd());
         }
-    }
-
-    /// Gives a queue to another worker.
-    fn give(&mut self, at: usize, to: usize) {
-        let served = self.forget(at);
-        self.handle.stats.moves.fetch_add(1, Ordering::Relaxed);
-        self.pool.hand_over(usize::from(self.handle.index), to, served);
-        self.settle = SETTLE;
     }
 
     /// Puts a queue among those to be served.
@@ -305,16 +274,12 @@ impl Worker {
         }
     }
 
-    /// Makes a queue hot: it was kicked, or may have work for another reason.
+    /// Makes a queue hot: it was kicked, or may have work for another reason. Only a kick says when
+    /// a frame came; policies learn from nothing else.
     fn heat(&mut self, at: usize) {
-        let now = self.time;
         let queue = &mut self.queues[at];
-        queue.poller.wake(now);
-        if queue.state == State::Cold {
-            queue.woke_ns = Some(now);
-            if queue.poller.disarms() {
-                lock(&queue.served.ingress).disarm();
-            }
+        if queue.state == State::Cold && queue.poller.disarms() {
+            lock(&queue.served.ingress).disarm();
         }
         if queue.state == State::Warm {
             self.warm.retain(|i| *i != at);
@@ -347,16 +312,15 @@ impl Worker {
 
     fn kicked(&mut self, token: u64) {
         if let Some(&at) = self.by_token.get(&token) {
-            let queue = &self.queues[at];
-            queue.served.source.stats.kicks.add(1);
-            queue.served.source.stats.wakes.add(u64::from(queue.state == State::Cold));
-            let drain = queue.served.source.tuning.drain();
-            if drain != Drain::Off {
-                self.hush(at);
+            let queue = &mut self.queues[at];
+            let stats = &queue.served.source.stats;
+            stats.kicks.add(1);
+            stats.wakes.add(u64::from(queue.state == State::Cold));
+            if queue.served.source.tuning.drain() != Drain::Done {
+                queue.woke_ns = (queue.state == State::Cold).then_some(self.time);
+                queue.poller.wake(self.time);
             }
-            if drain != Drain::Done {
-                self.heat(at);
-            }
+            self.look_at(token);
         } else if let Some(Watched { port, queue, .. }) = self.watched.get(&token) {
             let egress = &port.egress[usize::from(*queue)];
             egress.stats.kicks.add(1);
@@ -364,6 +328,18 @@ impl Worker {
             lock(&egress.queue).disarm();
             let waiters = egress.waiters.swap(0, Ordering::AcqRel);
             self.wake(waiters);
+        }
+    }
+
+    /// Looks at a queue: it was kicked, or an operator changed something about it.
+    fn look_at(&mut self, token: u64) {
+        let Some(&at) = self.by_token.get(&token) else { return };
+        let drain = self.queues[at].served.source.tuning.drain();
+        if drain != Drain::Off {
+            self.hush(at);
+        }
+        if drain != Drain::Done {
+            self.heat(at);
         }
     }
 
@@ -380,13 +356,8 @@ impl Worker {
 
     /// A destination made room: queues with held frames try again.
     fn retry(&mut self) {
-        if self.holding == 0 {
-            return;
-        }
-        for at in 0..self.queues.len() {
-            if self.queues[at].held > 0 {
-                self.heat(at);
-            }
+        for i in 0..self.holders.len() {
+            self.heat(self.holders[i]);
         }
     }
 
@@ -424,7 +395,7 @@ impl Worker {
         if self.owing {
             self.skip_rounds();
         }
-        let mut served = false;
+        let (mut served, mut found) = (false, false);
         let mut i = 0;
         while i < self.hot.len() {
             let at = self.hot[i];
@@ -440,20 +411,26 @@ impl Worker {
                 served = true;
                 let held = queue.held > 0;
                 let (frames, action) =
-                    Self::serve(queue, &mut self.forwarder, &mut self.scratch, &self.pool, now);
-                self.holding += usize::from(queue.held > 0);
-                self.holding -= usize::from(held);
+                    queue.serve(&mut self.forwarder, &mut self.scratch, &self.pool, now);
+                if held != (queue.held > 0) {
+                    match self.holders.iter().position(|i| *i == at) {
+                        Some(i) => _ = self.holders.swap_remove(i),
+                        None => self.holders.push(at),
+                    }
+                }
                 let end = self.pool.now();
                 let took = end.saturating_sub(now);
                 now = end;
                 queue.served.source.stats.served_ns.add(took);
-                if frames > 0 {
+                queue.looked(frames, end);
+                found |= frames > 0;
+                if frames > 0 && took > 0 {
+                    if queue.busy_ns == 0 {
+                        self.served.push(at);
+                    }
                     self.window.1 += took;
                     queue.busy_ns += took;
                     queue.share.charge(took);
-                    if let Some(woke) = queue.woke_ns.take() {
-                        first_frame(&queue.served.source, end.saturating_sub(woke));
-                    }
                 }
                 match action {
                     Action::Poll => {
@@ -498,9 +475,7 @@ impl Worker {
         if woken != 0 {
             self.wake(woken);
         }
-        if self.forwarder.late().is_some_and(|at| at <= now) {
-            self.forwarder.notify_late(now);
-        }
+        self.forwarder.notify_late(now, !found || self.hot.is_empty());
         for (port, fault) in self.forwarder.faults.drain(..) {
             self.pool.report(Report::Fault(port, fault));
         }
@@ -532,72 +507,6 @@ impl Worker {
         }
     }
 
-    /// One burst; returns how many frames were new, and what comes next. `Arm`: it was done, and
-    /// nothing is there.
-    #[inline]
-    fn serve(
-        queue: &mut Queue,
-        forwarder: &mut Forwarder,
-        scratch: &mut Burst<'static>,
-        pool: &Pool,
-        now: u64,
-    ) -> (usize, Action) {
-        let Served { source, ingress, .. } = &queue.served;
-        let policy = source.tuning.poll();
-        if policy != queue.policy {
-            queue.policy = policy;
-            queue.poller = Poller::new(effective(policy, &queue.served), pool.common.costs, now);
-        }
-        let mut ingress = lock(ingress);
-        let drains = source.tuning.drain() != Drain::Off;
-        if !drains {
-            forwarder.direct(source, &mut *ingress, now);
-        }
-        // Held frames are shown again whatever the budget, or they would keep all others waiting.
-        let new = if drains { 0 } else { queue.poller.budget() };
-        let max = (new + ingress.held()).min(BURST_MAX);
-        let got = ingress.burst(max, now, scratch, &mut |burst| {
-            forwarder.forward(source, burst, now);
-        });
-        let held = ingress.held();
-        if held != queue.held {
-            queue.held = held;
-            source.tuning.set_held(held);
-        }
-        source.stats.polls.add(1);
-        let frames = match got {
-            Ok(n) => n,
-            Err(fault) => {
-                pool.report(Report::Fault(source.port, fault));
-                return (0, Action::Arm);
-            }
-        };
-        // Held frames alone are no reason to poll: the destination tells when it has room.
-        let news = frames.saturating_sub(held);
-        if frames == 0 {
-            source.stats.polls_empty.add(1);
-        }
-        if drains {
-            if held == 0 {
-                source.tuning.drained();
-            }
-            // Its frames are no reason to stay awake, nor for its guest to kick.
-            ingress.disarm();
-            return (news, Action::Arm);
-        }
-        let action = match queue.poller.next(news, now) {
-            Action::Arm if !ingress.arm() => {
-                if queue.poller.disarms() {
-                    ingress.disarm();
-                }
-                Action::Poll
-            }
-            Action::Arm => ingress.due().map_or(Action::Arm, Action::Until),
-            action => action,
-        };
-        (news, action)
-    }
-
     // ---- phase 2 ----
 
     /// The last look before sleep. Queues were armed one by one as they went cold, warm ones have
@@ -615,7 +524,7 @@ impl Worker {
 
     /// A busy worker never sleeps: whose frames are held would wait until it did.
     fn mind_held(&mut self, now: u64) {
-        if self.holding == 0 || !self.queues.iter().any(|q| q.held > 0 && !q.listed) {
+        if self.holders.iter().all(|at| self.queues[*at].listed) {
             self.retried_ns = now;
         } else if !self.forwarder.arm_blocked()
             || now.saturating_sub(self.retried_ns) > HOLD_NS_MAX / 4
@@ -628,50 +537,50 @@ impl Worker {
     /// After a sleep: frames held for too long are to be given up, whatever ended it.
     fn give_up(&mut self, now: u64) {
         let late = now.saturating_sub(self.retried_ns) >= HOLD_NS_MAX / 4;
-        if late && self.holding > 0 {
+        if late && !self.holders.is_empty() {
             self.retried_ns = now;
             self.retry();
         }
     }
 
-    /// How long to sleep at most, in ns: for ever, or until held frames must be given up, a warm
-    /// queue is to be looked at, or a peer to be notified.
-    fn timeout(&self, now: u64) -> Option<u64> {
-        let held = (self.holding > 0).then_some(HOLD_NS_MAX / 4);
-        let warm = (!self.warm.is_empty()).then(|| self.warm_ns.saturating_sub(now));
-        let late = self.forwarder.late().map(|at| at.saturating_sub(now));
-        [held, warm, late].into_iter().flatten().min()
-    }
-
     // ---- phase 3 ----
 
-    /// Sleeps until a kick, a command or the time-out; 0 only looks.
-    fn wait(&mut self, timeout_ns: Option<u64>) {
+    /// Goes to sleep, and nothing else does: until a kick, a command, or the earliest of the times
+    /// when a warm queue is to be looked at, a peer to be notified, and held frames to be tried.
+    fn sleep(&mut self, now: u64) {
+        let held = (!self.holders.is_empty()).then_some(HOLD_NS_MAX / 4);
+        let warm = (!self.warm.is_empty()).then(|| self.warm_ns.saturating_sub(now));
+        let late = self.forwarder.late().map(|at| at.saturating_sub(now));
+        let timeout_ns = [held, warm, late].into_iter().flatten().min();
+        if timeout_ns == Some(0) {
+            self.look(timeout_ns);
+            return;
+        }
+        // However long a nap: it is a part of serving what is warm, and its worker as loaded as
+        // when that was last measured.
+        let naps = warm.or(late).is_some();
+        let stats = &self.handle.stats;
+        if naps { &stats.naps } else { &stats.sleeps }.fetch_add(1, Ordering::Relaxed);
+        stats.asleep.store(!naps, Ordering::Relaxed);
+        self.look(timeout_ns);
+        self.handle.stats.asleep.store(false, Ordering::Relaxed);
+        self.slept = true;
+    }
+
+    /// Takes what kicks there are; with a time-out other than 0, waits for one.
+    fn look(&mut self, timeout_ns: Option<u64>) {
         let timeout = timeout_ns.map(|ns| Timespec {
             tv_sec: (ns / 1_000_000_000) as i64,
             tv_nsec: (ns % 1_000_000_000) as i64,
         });
         self.events.clear();
-        let sleeps = timeout_ns != Some(0);
-        let stats = &self.handle.stats;
-        if sleeps {
-            let naps = timeout_ns.is_some_and(|ns| ns < HOLD_NS_MAX / 4);
-            if naps { &stats.naps } else { &stats.sleeps }.fetch_add(1, Ordering::Relaxed);
-            if !naps {
-                stats.asleep.store(true, Ordering::Relaxed);
-            }
-        }
         let looked = epoll::wait(
             &self.handle.epoll,
             rustix::buffer::spare_capacity(&mut self.events),
             timeout.as_ref(),
         );
-        if sleeps {
-            self.slept = true;
-            stats.asleep.store(false, Ordering::Relaxed);
-        }
         // Once for all that was kicked: where the clock is a system call, each counts.
-        if sleeps || !self.events.is_empty() {
+        if timeout_ns != Some(0) || !self.events.is_empty() {
             self.time = self.pool.now();
         }
         if looked.is_err() {
@@ -686,50 +595,6 @@ impl Worker {
         }
         self.events = events;
     }
-
-    // ---- load ----
-
-    /// At the end of a load measurement: publishes it, and gives queues away if that is better.
-    fn measure(&mut self, now: u64) {
-        let length = now.saturating_sub(self.window.0).max(1);
-        let part = |ns: u64| (ns.saturating_mul(1000) / length).min(1000) as u32;
-        let load = part(self.window.1);
-        self.window = (now, 0);
-        self.handle.stats.load.store(load, Ordering::Relaxed);
-        self.settle = self.settle.saturating_sub(1);
-        let workers = self.pool.workers();
-        if workers.len() < 2 {
-            return;
-        }
-        if self.settle > 0 || self.pool.placement() != Placement::Balanced {
-            self.queues.iter_mut().for_each(|q| q.busy_ns = 0);
-            return;
-        }
-        let queues: Vec<u32> =
-            self.queues.iter_mut().map(|q| part(std::mem::take(&mut q.busy_ns))).collect();
-        let loads: Vec<u32> = workers.iter().map(|w| w.load()).collect();
-        match fair::balance(usize::from(self.handle.index), &loads, &queues) {
-            Some(Move::Queue(at, to)) => self.give(at, to),
-            Some(Move::All(to)) => {
-                while !self.queues.is_empty() {
-                    self.give(self.queues.len() - 1, to);
-                }
-            }
-            None => {}
-        }
-        self.handle.stats.queues.store(self.queues.len() as u32, Ordering::Relaxed);
-    }
-}
-
-/// The policy a queue can have: one whose peer cannot notify is polled whatever was wanted.
-fn effective(policy: Policy, served: &Served) -> Policy {
-    if served.notifies { policy } else { Policy::Spin }
-}
-
-fn first_frame(source: &Source, ns: u64) {
-    source.stats.first_frames.add(1);
-    source.stats.first_frame_ns.add(ns);
-    source.stats.first_frame_ns_max.raise(ns);
 }
 
 #[cfg(test)]

@@ -104,7 +104,7 @@ fn interfaces_that_cannot_be() {
 fn options_that_make_no_sense() {
     let dir = Dir::new();
     let bad: [(&[&str], &str); 18] = [
-        (&["--poll", "evnt"], "unknown poll policy 'evnt': use one of event, napi[:BUDGET]"),
+        (&["--poll", "evnt"], "unknown policy 'evnt': use one of event, napi[:BUDGET]"),
         (&["--workers", "0"], "1..=63"),
         (&["--workers", "64"], "1..=63"),
         (&["--placement", "everywhere"], "possible values: single, group, per-port"),

@@ -6,8 +6,9 @@ use std::fs::File;
 use std::io::BufRead;
 use std::process::{Command, Stdio};
 
-use common::{Dir, Gen, Process, Switch, wait_for};
+use common::{Dir, Gen, Process, Switch, pvswitch, wait_for};
 use serde_json::Value;
+use xen_netif::store::Store;
 
 /// A NIC in a network namespace of its own, which prints to this file; none, and the reason
 /// printed, where this machine does not let us.
@@ -63,6 +64,72 @@ fn what_a_nic_counts_is_told_each_interval_and_at_the_end() {
     }
 }
 
+#[test]
+fn a_nic_follows_what_it_was_told_when_its_switch_comes_back() {
+    let dir = Dir::new();
+    let at = format!("vhost-user:{}", dir.text("b"));
+    let port = [format!("b={at},queues=2")];
+    let mut switch = Switch::start(&dir, &[], &port);
+    let (out, control) = (dir.text("out"), dir.text("guest"));
+    let args = ["--json", "--queues", "2", "--control", &control];
+    let Some(mut nic) = nic(&at, &out, &args) else { return };
+    let ctl = |args: &[&str]| {
+        let out = pvswitch().args(["ctl", "--json", "--control", &control]).args(args).output();
+        serde_json::from_slice::<Value>(&out.unwrap().stdout).unwrap_or_default()
+    };
+    let connected = |is: bool| wait_for("its switch", || ctl(&["stats"])["connected"] == is);
+    let policies = || {
+        let told = ctl(&["stats"]);
+        assert_eq!(told["guest"], "nic", "{told}");
+        [0, 1].map(|i| ["poll", "kick"].map(|key| told["queues"][i][key].clone()))
+    };
+    connected(true);
+    assert_eq!(policies(), [["adaptive", "event"]; 2]);
+    assert_eq!(ctl(&["set", "poll=event", "kick=timer:2000"])["ok"], true);
+    assert_eq!(ctl(&["set", "1", "poll=coalesce:50,8"])["ok"], true);
+    let told = [["event", "timer:2000"], ["coalesce:50,8", "timer:2000"]];
+    assert_eq!(policies(), told);
+    switch.process.kill();
+    connected(false);
+    assert_eq!(ctl(&["set", "0", "kick=event"])["ok"], true);
+    let _switch = Switch::start(&dir, &[], &port);
+    connected(true);
+    assert_eq!(policies(), [["event", "event"], told[1]]);
+    assert!(nic.end().success());
+    assert!(!dir.path("guest").exists(), "its socket goes with it");
+}
+
+/// A command in the NIC's namespace.
+fn within(nic: &Process, script: &str) -> String {
+    let mut command = Command::new("nsenter");
+    command.args(["-t", &nic.0.id().to_string(), "-n"]);
+    if !rustix::process::geteuid().is_root() {
+        command.args(["-U", "--preserve-credentials"]);
+    }
+    let out = command.args(["bash", "-c", script]).output().unwrap();
+    assert!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8_lossy(&out.stdout).into()
+}
+
+#[test]
+fn the_interface_has_a_carrier_while_the_vif_has() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[format!("a=xen-local:{}", dir.text("a"))]);
+    let out = dir.text("out");
+    let told = ["--poll", "event"];
+    let Some(mut nic) = nic(&format!("xen-local:{}", dir.text("a")), &out, &told) else { return };
+    switch.wait_up("a", true);
+    let carrier = || !within(&nic, "ip link show pvs0").contains("NO-CARRIER");
+    assert!(carrier());
+    let store = Store::connect(&dir.path("a").join("xenstored")).unwrap();
+    for (cut, there) in [("1", false), ("0", true), ("1", false), ("0", true)] {
+        // As XAPI's toolstack takes the cable out.
+        store.write("/local/domain/1/device/vif/0/disconnect", cut).unwrap();
+        wait_for(&format!("disconnect {cut}"), || carrier() == there);
+    }
+    assert!(nic.end().success());
+}
+
 /// Sends `datagrams` from the NIC's namespace, each of a flow of its own.
 fn send_from(nic: &Process, datagrams: u32) {
     let script = format!(
@@ -70,13 +137,7 @@ fn send_from(nic: &Process, datagrams: u32) {
          ip neigh add 10.9.0.2 lladdr 02:00:00:00:00:09 dev pvs0 && \
          for port in $(seq {datagrams}); do echo > /dev/udp/10.9.0.2/$port; done"
     );
-    let mut command = Command::new("nsenter");
-    command.args(["-t", &nic.0.id().to_string(), "-n"]);
-    if !rustix::process::geteuid().is_root() {
-        command.args(["-U", "--preserve-credentials"]);
-    }
-    let out = command.args(["bash", "-c", &script]).output().unwrap();
-    assert!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr));
+    within(nic, &script);
 }
 
 #[test]

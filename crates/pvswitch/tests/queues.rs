@@ -127,3 +127,30 @@ fn every_queue_is_echoed_and_wakes_a_sleeper() {
         assert_eq!(echoed["sent_frames"], echoed["received_frames"], "{kind}: {echoed}");
     }
 }
+
+#[test]
+fn a_guest_with_a_hash_of_its_own_gets_each_address_pair_on_one_queue() {
+    let dir = Dir::new();
+    let kind = "xen-local";
+    let switch = switch(&dir, kind);
+    for (options, takes) in [("", 2), (",hash=on", 1)] {
+        let to = format!("{}{options}", at(&dir, kind, "b"));
+        let sink = Gen::connect(&to, &["--mode", "sink", "--queues", "2"]);
+        switch.wait_up("b", true);
+        let send = ["--queues", "2", "--flows", "31", "--rate", "5k", "--duration", "0.3"];
+        let sent = Gen::connect(&at(&dir, kind, "a"), &send).report();
+        let mut before = Vec::new();
+        let given = || queues(&switch, "b", "egress");
+        wait_for("the last frames", || std::mem::replace(&mut before, given()) == before);
+        let got = sink.end();
+        assert_eq!(got["received_frames"], sent["sent_frames"], "{options}");
+        let counts = (&got["lost_frames"], &got["late_frames"]);
+        assert_eq!(counts, (&0.into(), &0.into()), "{options}: {got}");
+        // All flows are UDP between two addresses, whose ports a netif hash does not know.
+        let used = reported(&got, "received_frames").iter().filter(|frames| **frames > 50).count();
+        assert_eq!(used, takes, "{options}: {got}");
+        let has = got["features"].as_array().unwrap().iter().any(|name| name == "hash");
+        assert_eq!(has, !options.is_empty(), "{got}");
+        switch.wait_up("b", false);
+    }
+}

@@ -15,6 +15,8 @@ use serde_json::Value;
 
 const OBSERVABILITY: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/observability.md"));
+/// It explains what guests count.
+const SETTINGS: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/settings.md"));
 
 fn top(control: &str, args: &[&str]) -> Command {
     let mut command = pvswitch();
@@ -50,6 +52,7 @@ fn once_prints_workers_ports_and_queues_as_text() {
         let states = ["hot", "warm", "cold"];
         assert!(states.contains(&sender[1][2]) && sender[1][4] == "adaptive", "{text}");
         assert!(text.contains("\nWORKER") && text.contains("KICKS/s"), "{text}");
+        assert!(text.contains(" HELD CONT/s "), "{text}");
     }
 }
 
@@ -164,6 +167,44 @@ fn switch_goes_away_and_comes_back() {
     screen.ended();
 }
 
+#[test]
+fn frames_that_are_held_are_a_gauge_and_contended_locks_a_rate() {
+    let dir = Dir::new();
+    let switch = Switch::start(
+        &dir,
+        &["--workers", "2", "--placement", "per-port"],
+        &[dir.port("a", ""), dir.port("c", ""), dir.port("sink", ",queues=1")],
+    );
+    let (mac, stands) = ("02:00:00:00:00:77", dir.text("guest"));
+    // Looks a second apart at first, which no burst waits for: what is sent to it is held.
+    let args = ["--mode", "sink", "--mac", mac, "--queue-size", "64", "--poll", "timer:20"];
+    let _sink = Gen::start(&dir.path("sink"), &[&args[..], &["--control", &stands]].concat());
+    switch.wait_up("sink", true);
+    let send = ["--peer", mac, "--rate", "20k"];
+    let _senders = ["a", "c"].map(|name| {
+        let sender = Gen::start(&dir.path(name), &send);
+        switch.wait_up(name, true);
+        sender
+    });
+    let column = |name: &str| {
+        let out = top(switch.control(), &["--once", "--interval", "0.1"]).output().unwrap();
+        let text = String::from_utf8(out.stdout).unwrap();
+        let mut lines = text.lines().skip_while(|line| !line.contains(" HELD CONT/s "));
+        let at = lines.next().unwrap().find(name).unwrap();
+        let cells = lines.take(3).map(|line| line[..at + name.len()].split(' ').next_back());
+        cells.map(|cell| cell.unwrap().to_string()).collect::<Vec<_>>()
+    };
+    wait_for("held frames", || {
+        let held = column("HELD");
+        // Ports are in the order they were added; the sink sends nothing.
+        assert_eq!(held[2], "0", "{held:?}");
+        held[..2].iter().any(|n| n.parse::<u64>().is_ok_and(|n| (1..=64).contains(&n)))
+    });
+    let contended = column("CONT/s");
+    assert_eq!(contended[..2], ["0", "0"], "nobody sends to the senders: {contended:?}");
+    assert_ne!(contended[2], "-");
+}
+
 /// Every key of an object, and of those in it.
 fn keys(value: &Value, found: &mut Vec<String>) {
     if let Some(object) = value.as_object() {
@@ -179,13 +220,25 @@ fn every_name_of_the_answers_is_explained() {
     let ports = [dir.port("a", ""), "n=null".into()];
     let switch = Switch::start(&dir, &["--http", "0"], &ports);
     switch.json(&["fdb", "add", "02:00:00:00:00:07", "a"]);
-    for what in ["stats", "show", "fdb"] {
+    let guest = dir.text("guest");
+    let _sink = Gen::start(&dir.path("a"), &["--mode", "sink", "--control", &guest]);
+    switch.wait_up("a", true);
+    let of_guest = || {
+        let mut command = pvswitch();
+        let out = command.args(["ctl", "--control", &guest, "stats", "--json"]).output().unwrap();
+        serde_json::from_slice::<Value>(&out.stdout).unwrap_or_default()
+    };
+    wait_for("the guest", || of_guest()["connected"] == true);
+    for what in ["stats", "show", "fdb", "a guest"] {
         let mut names = Vec::new();
-        keys(&switch.json(&[what]), &mut names);
+        let answer = if what == "a guest" { of_guest() } else { switch.json(&[what]) };
+        keys(&answer, &mut names);
         assert!(names.len() > 5, "{names:?}");
         for name in names {
             let known = [format!("`{name}`"), format!("\"{name}\"")];
-            let explained = known.iter().any(|name| OBSERVABILITY.contains(name.as_str()));
+            let explained = known.iter().any(|name| {
+                OBSERVABILITY.contains(name) || what == "a guest" && SETTINGS.contains(name)
+            });
             assert!(explained, "{what}: `{name}` is not in docs/observability.md");
         }
     }

@@ -269,19 +269,29 @@ fn guest_that_stops_taking_frames_costs_a_third_nothing() {
     let dir = Dir::new();
     let ports = ["r", "e", "s", "d"].map(|name| dir.port(name, ",hold=16"));
     let switch = Switch::start(&dir, &[], &ports);
-    let quiet = Bystanders::start(&switch, &dir, "r", "e");
+    let quiet = Bystanders::eager(&switch, &dir, "r", "e");
     let sink = Gen::start(&dir.path("d"), &["--mode", "sink", "--mac", "02:00:00:00:00:02"]);
     switch.wait_up("d", true);
     let _flood = Gen::start(&dir.path("s"), &["--rate", "50k"]);
-    wait_for("frames", || switch.counter("d", "egress", "frames") > 1000);
-    common::signal(&sink.0.0, rustix::process::Signal::STOP);
-    wait_for("drops", || switch.counter("s", "ingress", "drops_no_room") > 1000);
-    let held = switch.counter("s", "ingress", "holds");
-    quiet.go_on(&switch);
-    common::signal(&sink.0.0, rustix::process::Signal::CONT);
-    let taken = switch.counter("d", "egress", "frames");
-    wait_for("frames again", || switch.counter("d", "egress", "frames") > taken + 1000);
-    assert!(held > 0);
+    let answers = || quiet.answers(&switch, Duration::from_millis(250));
+    let (mut while_it_takes, mut while_it_does_not) = (0, 0);
+    // In turns: what else the machine does falls on both, though on a busy one not evenly.
+    for _ in 0..10 {
+        let taken = switch.counter("d", "egress", "frames");
+        wait_for("frames", || switch.counter("d", "egress", "frames") > taken + 1000);
+        while_it_takes += answers();
+        let dropped = switch.counter("s", "ingress", "drops_no_room");
+        common::signal(&sink.0.0, rustix::process::Signal::STOP);
+        wait_for("drops", || switch.counter("s", "ingress", "drops_no_room") > dropped + 1000);
+        while_it_does_not += answers();
+        common::signal(&sink.0.0, rustix::process::Signal::CONT);
+    }
+    println!("answers: {while_it_takes} while it takes frames, {while_it_does_not} while not");
+    assert!(
+        while_it_does_not * 2 >= while_it_takes,
+        "{while_it_does_not} answers, else {while_it_takes}"
+    );
+    assert!(switch.counter("s", "ingress", "holds") > 0);
     quiet.end();
 }
 
@@ -292,7 +302,7 @@ fn settings_that_make_no_sense_change_nothing() {
     let switch = Switch::start(&dir, &[], &[dir.port("a", ",queues=2")]);
     let errors = [
         (&["set", "a", "pol=spin"][..], "did you mean 'poll'?"),
-        (&["set", "a", "poll=spn"], "unknown poll policy 'spn'"),
+        (&["set", "a", "poll=spn"], "poll=spn: unknown policy 'spn'"),
         (&["set", "a", "poll=timer:0"], "use 1 to 20000"),
         (&["set", "a", "weight=0"], "use 1 to 100"),
         (&["set", "a", "hold=65"], "use 0 to 64"),

@@ -213,6 +213,38 @@ fn what_stands_in_the_way_is_told() {
     assert!(late.contains("serve another front end"), "{late}");
 }
 
+/// `disconnect`, which a toolstack writes to pull the cable.
+#[test]
+fn a_guest_whose_link_is_down_sends_to_no_one() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[vif(&dir, "a", ""), vif(&dir, "b", "")]);
+    let _sink = guest(&dir, "b", "xen-local", &["--mode", "sink"]);
+    switch.wait_up("b", true);
+    let _sender = guest(&dir, "a", "xen-local", &["--rate", "5k"]);
+    let got = || switch.counter("b", "egress", "frames");
+    let dropped = || switch.counter("a", "ingress", "drops_down");
+    let state = || switch.port("show", "a")["xen"]["state"].as_str().unwrap().to_string();
+    let store = xen_netif::store::Store::connect(&dir.path("a").join("xenstored")).unwrap();
+    let set = |value| store.write("/local/domain/1/device/vif/0/disconnect", value).unwrap();
+    let carrier = || store.read("/local/domain/0/backend/vif/1/0/carrier").unwrap().unwrap();
+    for _ in 0..2 {
+        let before = got();
+        wait_for("frames", || got() > before + 100);
+        set("1");
+        wait_for("the link to go", || state() == "connected, link down by the toolstack");
+        assert_eq!(carrier(), "0");
+        let (before, lost) = (got(), dropped());
+        wait_for("frames that go nowhere", || dropped() > lost + 500);
+        assert_eq!(got(), before);
+        let learned = String::from_utf8(switch.ctl(&["fdb"]).stdout).unwrap();
+        assert!(!learned.contains("02:00:00:00:00:01"), "{learned}");
+        set("0");
+        wait_for("the link", || state() == "connected");
+        assert_eq!(carrier(), "1");
+    }
+    assert_eq!(switch.port("show", "a")["faults"], 0);
+}
+
 #[test]
 fn a_capture_of_a_vif_holds_what_its_guest_sent() {
     let dir = Dir::new();

@@ -96,7 +96,8 @@ fn call_by(policy: Policy, now_ns: u64) -> u64 {
         Policy::Coalesce { usecs, .. } | Policy::CoalescePending { usecs } => {
             now_ns + u64::from(usecs) * 1000
         }
-        Policy::Event | Policy::Napi { .. } | Policy::Spin | Policy::Adaptive { .. } => now_ns,
+        Policy::Adaptive { latency_us } => now_ns + u64::from(latency_us) * 1000,
+        Policy::Event | Policy::Napi { .. } | Policy::Spin => now_ns,
     }
 }
 

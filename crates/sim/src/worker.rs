@@ -1,6 +1,15 @@
 //! Workers on the product's ports, forwarder and policies: process, arm, wait, as the program's do,
 //! in small steps of virtual time. A queue is polled when it is hot, and gets hot by a kick; warm,
 //! it is looked at when its time has come. Between two rounds queues come and go.
+//!
+//! What is decided mirrors `crates/pvswitch/src/worker.rs`, and changes with it:
+//!
+//! - `begin_round`, `process`, `grant`, `after`, `leave`, `end_round`: `Worker::process`, but for
+//!   `skip_rounds`, which only saves rounds, and the last `if` of `Worker::run`;
+//! - `serve`, then `cool`: `Worker::serve`, the burst, then `Action::Arm` with `arm` and `disarm`;
+//! - `Phase::Arm`, `Phase::Wait` and `look`: `Worker::arm`, `Worker::wait`;
+//! - `heat`, `list`, `forget`, `kicked`, `retry`, `end_naps`, `mind_held`, `give_up`, `timeout`:
+//!   the same names.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -182,6 +191,8 @@ pub(crate) struct Worker {
     progress_ns: u64,
     /// Rounds in which nothing happened.
     idle_rounds: u32,
+    /// This round found frames.
+    found: bool,
     pub naps: u64,
     /// What was found wrong.
     pub finding: Option<Finding>,
@@ -243,6 +254,7 @@ impl Worker {
             progress: 0,
             progress_ns: 0,
             idle_rounds: 0,
+            found: false,
             naps: 0,
             finding: None,
         }
@@ -315,7 +327,7 @@ impl Worker {
             Phase::Arm => {
                 self.phase = Phase::Wait;
                 if !self.forwarder.arm_blocked() {
-                    self.retry(now_ns);
+                    self.retry();
                     self.phase = Phase::Start;
                 }
             }
@@ -371,7 +383,7 @@ impl Worker {
                     }
                 }
                 Command::Kicked((port, queue)) => self.kicked(Token::Ingress(port, queue), now_ns),
-                Command::Retry => self.retry(now_ns),
+                Command::Retry => self.retry(),
             }
         }
     }
@@ -400,7 +412,7 @@ impl Worker {
         });
         // The peer may have made frames available before anyone listened.
         if self.mistake != Mistake::AdoptsCold || now_ns == 0 {
-            self.heat(self.queues.len() - 1, now_ns);
+            self.heat(self.queues.len() - 1);
         }
     }
 
@@ -431,9 +443,8 @@ impl Worker {
         }
     }
 
-    fn heat(&mut self, at: usize, now_ns: u64) {
+    fn heat(&mut self, at: usize) {
         let queue = &mut self.queues[at];
-        queue.poller.wake(now_ns);
         queue.quiet = 0;
         if queue.state == State::Cold && queue.poller.disarms() {
             lock(&queue.served.ingress).disarm();
@@ -450,7 +461,8 @@ impl Worker {
             Token::Ingress(port, queue) => {
                 // It may have moved on.
                 if let Some(at) = self.find((port, queue)) {
-                    self.heat(at, now_ns);
+                    self.queues[at].poller.wake(now_ns);
+                    self.heat(at);
                 }
             }
             Token::Egress(port, queue) => {
@@ -460,7 +472,7 @@ impl Worker {
                 // Without the event index the guest would kick for each buffer from now on.
                 lock(&egress.queue).disarm();
                 let waiters = egress.waiters.swap(0, Ordering::AcqRel);
-                self.wake_waiters(waiters, now_ns);
+                self.wake_waiters(waiters);
             }
         }
     }
@@ -473,9 +485,9 @@ impl Worker {
         }
     }
 
-    fn wake_waiters(&mut self, workers: u64, now_ns: u64) {
+    fn wake_waiters(&mut self, workers: u64) {
         if workers & 1 << self.index != 0 {
-            self.retry(now_ns);
+            self.retry();
         }
         for other in (0..64).filter(|w| *w != self.index && workers & 1 << w != 0) {
             self.sends.push((usize::from(other), Command::Retry));
@@ -483,10 +495,10 @@ impl Worker {
     }
 
     /// A destination made room: queues with held frames try again.
-    fn retry(&mut self, now_ns: u64) {
+    fn retry(&mut self) {
         for at in 0..self.queues.len() {
             if self.queues[at].held > 0 {
-                self.heat(at, now_ns);
+                self.heat(at);
             }
         }
     }
@@ -573,6 +585,7 @@ impl Worker {
         let Turn { began_ns, frames, action } = turn;
         let took = now_ns - began_ns;
         if frames > 0 {
+            self.found = true;
             queue.share.charge(took);
             queue.tally.served_ns += took;
             queue.burst_ns_max = queue.burst_ns_max.max(took);
@@ -709,9 +722,10 @@ impl Worker {
 
     fn end_round(&mut self, now_ns: u64, ledger: &Ledger) {
         let woken = std::mem::take(&mut self.forwarder.woken);
-        self.wake_waiters(woken, now_ns);
-        if self.late().is_some_and(|at| at <= now_ns) {
-            self.forwarder.notify_late(now_ns);
+        self.wake_waiters(woken);
+        let found = std::mem::take(&mut self.found);
+        if self.mistake != Mistake::ForgetsLateCalls {
+            self.forwarder.notify_late(now_ns, !found || self.hot.is_empty());
         }
         let faults = self.forwarder.faults.drain(..);
         self.faults.extend(faults.map(|(port, fault)| (usize::from(port.0), fault)));
@@ -742,7 +756,7 @@ impl Worker {
             || now_ns.saturating_sub(self.retried_ns) > HOLD_NS_MAX / 4
         {
             self.retried_ns = now_ns;
-            self.retry(now_ns);
+            self.retry();
         }
     }
 
@@ -751,7 +765,7 @@ impl Worker {
         let late = now_ns.saturating_sub(self.retried_ns) >= HOLD_NS_MAX / 4;
         if late && self.queues.iter().any(|q| q.held > 0) {
             self.retried_ns = now_ns;
-            self.retry(now_ns);
+            self.retry();
         }
     }
 }

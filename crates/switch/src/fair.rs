@@ -69,39 +69,68 @@ const QUIET: u32 = 250;
 /// What the taker of a quiet worker's queues may come to: far enough below crowded that they do
 /// not come back at once.
 const FOLDED_MAX: u32 = 500;
-/// A queue below this is not worth moving.
+/// A queue below this is not worth moving alone, nor are several that come to no more.
 const LIGHT: u32 = 20;
+/// Two workers that differ by less are even: it is what measurements of a millisecond differ by,
+/// and would have queues go to and fro.
+const EVEN: u32 = 150;
 
 /// What a worker does about its queues.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Move {
-    /// Gives one queue (its index) to another worker.
-    Queue(usize, usize),
+    /// Gives these (indices, the highest first) to another worker.
+    Queues(Vec<usize>, usize),
     /// Gives all of them to another worker, and sleeps.
     All(usize),
 }
 
-/// What worker `me` does, given the load of each worker and of each of its queues, all in
-/// thousandths.
+/// What worker `me` does, given the load of each worker and of those of its queues that were
+/// served, all in thousandths.
 ///
 /// Crowded, it gives the least loaded worker that queue which brings the two nearest to each
-/// other. Quiet, it folds onto the first worker before it that can take its load.
+/// other, or if that alone is little, several that come to half of what they differ by. Quiet, it
+/// folds onto the first worker before it that can take its load.
 pub fn balance(me: usize, workers: &[u32], queues: &[u32]) -> Option<Move> {
     let mine = *workers.get(me)?;
     if mine >= CROWDED {
         let (to, least) = workers.iter().enumerate().min_by_key(|(i, load)| (**load, *i))?;
         let gap = mine.saturating_sub(*least);
-        // A queue as heavy as the gap would only swap the two workers' places.
-        let best = queues.iter().enumerate().filter(|(_, load)| **load >= LIGHT);
-        let best = best.min_by_key(|(_, load)| ((gap / 2).abs_diff(**load), **load))?;
-        let busy = queues.iter().filter(|load| **load >= LIGHT).count();
-        return (busy > 1 && *best.1 < gap * 4 / 5).then_some(Move::Queue(best.0, to));
+        if gap < EVEN {
+            return None;
+        }
+        let given = one(queues, gap).map(|at| vec![at]).or_else(|| several(queues, gap));
+        return given.map(|queues| Move::Queues(queues, to));
     }
-    if mine < QUIET && !queues.is_empty() {
+    if mine < QUIET {
         let takes = |load: &u32| load + mine <= FOLDED_MAX;
         return workers[..me].iter().position(takes).map(Move::All);
     }
     None
+}
+
+/// The queue that evens out a gap best, if it makes a difference.
+fn one(queues: &[u32], gap: u32) -> Option<usize> {
+    let heavy = || queues.iter().enumerate().filter(|(_, load)| **load >= LIGHT);
+    let (at, load) = heavy().min_by_key(|(_, load)| ((gap / 2).abs_diff(**load), **load))?;
+    // A queue as heavy as the gap would only swap the two workers' places. One far below half of
+    // it is better moved with others.
+    let fits = (gap / 4..gap * 4 / 5).contains(load);
+    (fits && heavy().count() > 1).then_some(at)
+}
+
+/// As many queues as come to half the gap at most, the heaviest first. What is left is at least
+/// as much, so that the two workers do not swap places.
+fn several(queues: &[u32], gap: u32) -> Option<Vec<usize>> {
+    let mut by_load: Vec<usize> = (0..queues.len()).filter(|at| queues[*at] > 0).collect();
+    by_load.sort_by_key(|at| std::cmp::Reverse(queues[*at]));
+    let mut room = gap / 2;
+    by_load.retain(|at| {
+        let fits = queues[*at] <= room;
+        room -= if fits { queues[*at] } else { 0 };
+        fits
+    });
+    by_load.sort_unstable_by_key(|at| std::cmp::Reverse(*at));
+    (gap / 2 - room > LIGHT).then_some(by_load)
 }
 
 #[cfg(test)]
@@ -183,10 +212,14 @@ mod tests {
         assert!(!share.may());
     }
 
+    fn give(queues: &[usize], to: usize) -> Option<Move> {
+        Some(Move::Queues(queues.to_vec(), to))
+    }
+
     #[test]
     fn crowded_worker_gives_the_queue_that_evens_out_most() {
-        assert_eq!(balance(0, &[1000, 0], &[600, 400]), Some(Move::Queue(1, 1)));
-        assert_eq!(balance(0, &[900, 300, 100], &[500, 380, 20]), Some(Move::Queue(1, 2)));
+        assert_eq!(balance(0, &[1000, 0], &[600, 400]), give(&[1], 1));
+        assert_eq!(balance(0, &[900, 300, 100], &[500, 380, 20]), give(&[1], 2));
         // One heavy queue cannot be helped, nor can two workers that are both full.
         assert_eq!(balance(0, &[1000, 0], &[1000]), None);
         assert_eq!(balance(0, &[1000, 0], &[990, 10]), None);
@@ -199,7 +232,112 @@ mod tests {
         assert_eq!(balance(2, &[450, 200, 100], &[100]), Some(Move::All(1)));
         assert_eq!(balance(0, &[0, 0], &[0]), None);
         assert_eq!(balance(1, &[450, 100], &[100]), None);
-        assert_eq!(balance(1, &[0, 0], &[]), None);
+        // None of its queues was served.
+        assert_eq!(balance(1, &[0, 0], &[]), Some(Move::All(0)));
+    }
+
+    #[test]
+    fn crowded_worker_gives_half_of_many_light_queues() {
+        let halves: Vec<usize> = (0..50).rev().collect();
+        assert_eq!(balance(0, &[1000, 0], &[10; 100]), give(&halves, 1));
+        // Sixty that fill a worker: 31 times 16 is half of it.
+        let half: Vec<usize> = (0..31).rev().collect();
+        assert_eq!(balance(0, &[1000, 0], &[16; 60]), give(&half, 1));
+        // No heavier ones that one by one would take as many moves.
+        assert_eq!(balance(0, &[990, 0], &[33; 30]).unwrap(), give(&half[16..], 1).unwrap());
+        // Those that were not served stay.
+        let mut some = [0; 100];
+        (some[3], some[70], some[71]) = (15, 15, 15);
+        assert_eq!(balance(0, &[900, 100, 400], &some), give(&[71, 70, 3], 1));
+    }
+
+    #[test]
+    fn flooders_quiet_neighbours_leave_it() {
+        let mut queues = [12; 9];
+        queues[4] = 900;
+        assert_eq!(balance(0, &[996, 0], &queues), give(&[8, 7, 6, 5, 3, 2, 1, 0], 1));
+        // And do not come back, nor does it follow them.
+        assert_eq!(balance(1, &[900, 96], &[12; 8]), None);
+        assert_eq!(balance(0, &[1000, 96], &[1000]), None);
+        // All of them together are not worth it, or the other is nearly as crowded.
+        assert_eq!(balance(0, &[1000, 0], &[980, 10, 10]), None);
+        assert_eq!(balance(0, &[1000, 900], &[10; 100]), None);
+    }
+
+    /// Queues on workers, each worker as crowded as they make it, measured a little wrongly.
+    struct Crowd {
+        wants: Vec<u32>,
+        on: Vec<usize>,
+        workers: usize,
+        seed: u64,
+    }
+
+    impl Crowd {
+        fn new(wants: Vec<u32>, workers: usize) -> Self {
+            Self { on: vec![0; wants.len()], wants, workers, seed: 1 }
+        }
+
+        /// What a worker's queues get: all they want, or each its share.
+        fn served(&mut self, worker: usize) -> Vec<(usize, u32)> {
+            let mine: Vec<usize> = (0..self.on.len()).filter(|q| self.on[*q] == worker).collect();
+            let wanted: u32 = mine.iter().map(|q| self.wants[*q]).sum();
+            let part = |n: u32| if wanted > 1000 { n * 1000 / wanted } else { n };
+            let wrong = |n: u32, seed: &mut u64| {
+                *seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                n * (90 + (*seed >> 33) as u32 % 21) / 100
+            };
+            let wants = mine.iter().map(|q| (*q, part(self.wants[*q])));
+            wants.map(|(q, n)| (q, wrong(n, &mut self.seed))).collect()
+        }
+
+        /// One decision of each worker; returns how many queues moved.
+        fn decide(&mut self) -> usize {
+            let mut moved = 0;
+            for me in 0..self.workers {
+                let loads: Vec<Vec<(usize, u32)>> =
+                    (0..self.workers).map(|w| self.served(w)).collect();
+                let of = |queues: &Vec<(usize, u32)>| queues.iter().map(|(_, n)| n).sum::<u32>();
+                let workers: Vec<u32> = loads.iter().map(|q| of(q).min(1000)).collect();
+                let queues: Vec<u32> = loads[me].iter().map(|(_, n)| *n).collect();
+                let (given, to) = match balance(me, &workers, &queues) {
+                    Some(Move::Queues(given, to)) => (given, to),
+                    Some(Move::All(to)) => ((0..queues.len()).collect(), to),
+                    None => continue,
+                };
+                moved += given.len();
+                given.into_iter().for_each(|at| self.on[loads[me][at].0] = to);
+            }
+            moved
+        }
+
+        fn counts(&self) -> Vec<usize> {
+            (0..self.workers).map(|w| self.on.iter().filter(|on| **on == w).count()).collect()
+        }
+    }
+
+    #[test]
+    fn light_queues_spread_stay_and_fold() {
+        // What sixty of them want in all, and the fewest and most that a worker may end up with.
+        for (wants, workers, least, most) in
+            [(16, 2, 25, 35), (25, 2, 25, 35), (33, 3, 15, 25), (50, 4, 11, 19), (66, 4, 11, 19)]
+        {
+            let mut crowd = Crowd::new(vec![wants; 60], workers);
+            for _ in 0..30 {
+                crowd.decide();
+            }
+            let counts = crowd.counts();
+            let used = counts.iter().filter(|n| **n > 0);
+            assert!(used.clone().count() >= 2, "{wants}: {counts:?}");
+            assert!(used.clone().all(|n| (least..=most).contains(n)), "{wants}: {counts:?}");
+            let moved: usize = (0..1000).map(|_| crowd.decide()).sum();
+            assert!(moved <= 20, "{wants} on {workers}: {moved} moves of queues for nothing");
+            // Nearly all fall silent.
+            crowd.wants.fill(3);
+            for _ in 0..10 {
+                crowd.decide();
+            }
+            assert_eq!(crowd.counts()[0], 60, "{wants}: folded");
+        }
     }
 
     #[test]
@@ -208,5 +346,6 @@ mod tests {
         assert_eq!(balance(0, &[600, 400], &[600]), None);
         assert_eq!(balance(1, &[600, 400], &[400]), None);
         assert_eq!(balance(0, &[500, 0], &[300, 200]), None);
+        assert_eq!(balance(0, &[504, 496], &[16; 31]), None);
     }
 }

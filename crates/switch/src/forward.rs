@@ -156,27 +156,52 @@ impl EgressQueue {
         self.call.store(policy.to_bits(), Ordering::Relaxed);
     }
 
-    /// `frames` were made visible. The time at which the peer is to be told, if not now; always
-    /// now if it is `full`.
+    /// `frames` were made visible. A time at which [`tell_late`](Self::tell_late) is to be called,
+    /// if the peer is not told now and there is none yet; it is always told now if it is `full`.
     #[inline]
     fn tell(&self, queue: &mut dyn Egress, frames: usize, full: bool, now_ns: u64) -> Option<u64> {
         let policy = self.call();
-        if !Notifier::waits(policy) || full {
+        if !Notifier::waits(policy) {
             queue.notify();
             return None;
         }
         let mut notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner);
         notifier.set_policy(policy);
-        match notifier.published(frames, now_ns) {
-            Notify::Now => {
-                queue.notify();
-                None
-            }
-            Notify::At(at) => {
-                self.stats.calls_late.add(1);
-                Some(at)
-            }
+        if full {
+            notifier.told(now_ns);
+            queue.notify();
+            return None;
         }
+        let told = notifier.published(frames, now_ns);
+        if told == Notify::Now {
+            queue.notify();
+            return None;
+        }
+        self.stats.calls_late.add(1);
+        match told {
+            Notify::At(at) => Some(at),
+            _ => None,
+        }
+    }
+
+    /// The time `at` has come, or the worker `rests`. Another time, if the peer is to be told
+    /// later.
+    fn tell_late(&self, at: u64, rests: bool, now_ns: u64) -> Option<u64> {
+        let rests = rests && Notifier::gathers(self.call());
+        if at > now_ns && !rests {
+            return Some(at);
+        }
+        let mut queue = self.lock();
+        let mut notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner);
+        notifier.set_policy(self.call());
+        let told =
+            if rests { notifier.flush().then_some(Notify::Now) } else { notifier.due(at, now_ns) };
+        match told {
+            Some(Notify::At(at)) => return Some(at),
+            Some(Notify::Now) => queue.notify(),
+            Some(Notify::Later) | None => {}
+        }
+        None
     }
 
     fn lock(&self) -> MutexGuard<'_, dyn Egress + 'static> {
@@ -277,6 +302,8 @@ pub struct Forwarder {
     pub woken: u64,
     /// Queues whose peers are to be notified later, and when, in ns; the earliest is not first.
     late: Vec<(u64, PortId, u16)>,
+    /// The soonest of them.
+    late_ns: u64,
     /// Ports whose peers broke their protocol, to be stopped by the worker's owner.
     pub faults: Vec<(PortId, Fault)>,
     /// When the table was last swept.
@@ -305,6 +332,7 @@ impl Forwarder {
             blocked: Vec::new(),
             woken: 0,
             late: Vec::new(),
+            late_ns: u64::MAX,
             aged_s: 0,
             faults: Vec::new(),
             last_learned: None,
@@ -698,35 +726,34 @@ impl Forwarder {
 
     /// Remembers to notify a queue's peer.
     fn put_off(&mut self, at: u64, port: PortId, queue: u16) {
-        match self.late.iter_mut().find(|(_, p, q)| (*p, *q) == (port, queue)) {
-            // The time of `coalesce:USECS/pending` moves forward as frames gather.
-            Some(late) => late.0 = late.0.min(at),
-            None => self.late.push((at, port, queue)),
-        }
+        self.late.push((at, port, queue));
+        self.late_ns = self.late_ns.min(at);
     }
 
     /// When [`notify_late`](Self::notify_late) is to be called next, in ns.
     pub fn late(&self) -> Option<u64> {
-        self.late.iter().map(|(at, ..)| *at).min()
+        (!self.late.is_empty()).then_some(self.late_ns)
     }
 
-    /// Notifies the peers whose time has come. `u64::MAX`: all of them.
-    pub fn notify_late(&mut self, now_ns: u64) {
+    /// At the end of a round: notifies the peers whose time has come (`u64::MAX`: all of them). If
+    /// the worker `rests` (found nothing, or goes to sleep), those that wait only for more as well.
+    pub fn notify_late(&mut self, now_ns: u64, rests: bool) {
+        if self.late.is_empty() || !rests && self.late_ns > now_ns {
+            return;
+        }
         let table = &self.table;
-        self.late.retain(|(at, port, queue)| {
-            if *at > now_ns {
-                return true;
-            }
-            if let Some(port) = table.get(usize::from(port.0)).and_then(Option::as_ref) {
-                let egress = &port.egress[usize::from(*queue)];
-                let mut queue = egress.lock();
-                let mut notifier = egress.notifier.lock().unwrap_or_else(PoisonError::into_inner);
-                if notifier.due() {
-                    queue.notify();
-                }
-            }
-            false
+        let mut next = u64::MAX;
+        self.late.retain_mut(|(at, port, queue)| {
+            let port = table.get(usize::from(port.0)).and_then(Option::as_ref);
+            let egress = port.and_then(|port| port.egress.get(usize::from(*queue)));
+            let Some(again) = egress.and_then(|e| e.tell_late(*at, rests, now_ns)) else {
+                return false;
+            };
+            *at = again;
+            next = next.min(again);
+            true
         });
+        self.late_ns = next;
     }
 
     /// Before sleeping with held frames: asks each full destination to notify when it has room.

@@ -91,6 +91,8 @@ counters! {
         drops_bad_grant,
         /// The destination stayed full for too long, or too much was held for it already.
         drops_no_room,
+        /// Its port's link is down, by the toolstack.
+        drops_down,
         /// No port to deliver to (cross mode without a partner, partner down).
         drops_no_port,
         /// The destination is the port the frame came from.

@@ -12,6 +12,11 @@
 //! Memory is sequentially consistent here; that the rings' fences make it so where it matters is
 //! shown by `crates/ring/tests/loom.rs`. Time passes by amounts that are chosen like any step.
 //! What must hold is in `World::check`. The last tests break the worker: each must be caught.
+//!
+//! The policies are the product's; the worker mirrors `crates/pvswitch/src/worker.rs` and changes
+//! with it: `Next::Look` and what follows it `Worker::serve`, from `poller.next` on, whose
+//! `ingress.arm()` is `Next::Ask` and `Next::LookAgain`; `Next::Wait` is `Worker::wait` with
+//! `Worker::heat`.
 
 use std::collections::HashSet;
 use std::collections::hash_map::DefaultHasher;

@@ -23,4 +23,4 @@ pub use rings::{FrontRings, Queue, Sizes};
 pub use rx::{RxDrops, RxQueue, vnet_hdr, wants_head};
 pub use step::{Step, step};
 pub use tx::{Refused, TxQueue};
-pub use vif::{Handshake, Named, Rings, Status};
+pub use vif::{BACK, Handshake, Named, Rings, Status};

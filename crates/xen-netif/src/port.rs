@@ -27,7 +27,8 @@
 //! The kernel takes the carrier off its own interface, so that a bridge sends nothing there; no
 //! front half is told. Here nothing has to be: the pages are looked at for each frame.
 //!
-//! What it does not do: no page flipping, no XDP headroom, no GSO prefix.
+//! What it does not do: no page flipping, no XDP headroom, no GSO prefix. The hash that a guest
+//! sends with a frame is checked and not passed on: the receiver's own table says what it gets.
 
 pub mod control;
 mod egress;
@@ -111,10 +112,10 @@ pub struct Wiring {
 }
 
 impl Wiring {
-    /// Tells the front half, if `needed` or, with smart poll, if it does not poll; returns how many
-    /// notifications that made.
-    fn tell(&self, needed: bool) -> u64 {
-        let tell = self.smart_poll.as_ref().map_or(needed, |smart| smart.claim());
+    /// Tells the front half of `answers` that were published: if `needed` or, with smart poll, if
+    /// it does not poll. Returns how many notifications that made.
+    fn tell(&self, answers: bool, needed: bool) -> u64 {
+        let tell = self.smart_poll.as_ref().map_or(needed, |smart| answers && smart.claim());
         if tell {
             self.channel.notify();
         }

@@ -35,7 +35,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What `--connect` can say.
 const FORMS: &str = "vhost-user:SOCKET[,mode=client|server], or xen-local:DIR or xen:DEVID, both \
-                     with [,split=on|off][,smart-poll=on|off][,static=on|off]";
+                     with [,split=on|off][,smart-poll=on|off][,static=on|off][,hash=on|off]";
 /// Least and most buffers of a ring of Xen's: it has 256 slots, and a longest frame takes 18.
 const XEN_SIZES: RangeInclusive<u16> = 20..=256;
 /// The poll policy with smart poll, unless another is asked for.
@@ -153,6 +153,8 @@ impl TryFrom<&ConnectArgs> for Connect {
             _ => poll_plain,
         };
         let settings = Settings::new(poll, args.kick, &args.set);
+        settings.poll_one.check("--set poll", args.queues)?;
+        settings.kick_one.check("--set kick", args.queues)?;
         match &target {
             Target::VhostUser { .. } => check_virtio(args, &settings)?,
             Target::Xen(_) => check_xen(args, &settings)?,
@@ -240,6 +242,22 @@ impl Link {
                 sys::wait_readable(frontend.as_fd(), Duration::ZERO).unwrap_or(true)
             }
             Self::Xen(link) => link.is_gone(),
+        }
+    }
+
+    /// Whether there is a carrier; a virtqueue without a switch is no link at all.
+    pub fn carrier(&self) -> bool {
+        match self {
+            Self::VhostUser(_) => true,
+            Self::Xen(link) => link.carrier(),
+        }
+    }
+
+    /// The MTU that is set for it, if one is.
+    pub fn mtu(&self) -> Option<u16> {
+        match self {
+            Self::VhostUser(_) => None,
+            Self::Xen(link) => link.mtu(),
         }
     }
 

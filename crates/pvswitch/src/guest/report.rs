@@ -18,8 +18,8 @@ pub struct Report {
     calls: [u64; 2],
     /// Frames that the switch did not take, and those that it gave us and that we did not.
     lost: [u64; 2],
-    /// Frames sent and received of each queue.
-    queues: Vec<[u64; 2]>,
+    /// What each queue counted, and how it is served.
+    queues: Vec<Value>,
     /// Pages kept mapped, and requests for that which were refused.
     statics: (usize, u64),
     elapsed: Duration,
@@ -27,6 +27,25 @@ pub struct Report {
 
 fn per(n: u64, of: u64) -> f64 {
     if of == 0 { 0.0 } else { n as f64 / of as f64 }
+}
+
+/// What queue pair `i` counted, and how it is served.
+fn queue(guest: &Guest, i: usize) -> Value {
+    let pair = &guest.pairs[i];
+    let Pair { tx, rx, .. } = pair;
+    json!({
+        "poll": guest.settings.poll_of(i).to_string(),
+        "kick": guest.settings.kick_of(i).to_string(),
+        "state": guest.state(pair).name(),
+        "sent_frames": tx.counts.frames,
+        "received_frames": rx.counts.frames,
+        "polls": rx.counts.polls,
+        "polls_empty": rx.counts.polls_empty,
+        "kicks_tx": tx.ring.kicks,
+        "kicks_rx": rx.ring.kicks,
+        "calls_tx": tx.ring.calls,
+        "calls_rx": rx.ring.calls,
+    })
 }
 
 impl Report {
@@ -43,13 +62,17 @@ impl Report {
             statics: guest.link.static_grants(),
             elapsed,
         };
+        // Calls that came while we were awake.
         for Pair { tx, rx, .. } in &mut guest.pairs {
+            tx.ring.take_calls();
+            rx.ring.take_calls();
+        }
+        let guest = &*guest;
+        report.queues = (0..guest.pairs.len()).map(|i| queue(guest, i)).collect();
+        for Pair { tx, rx, .. } in &guest.pairs {
             report.tx += tx.counts;
             report.rx += rx.counts;
-            report.queues.push([tx.counts.frames, rx.counts.frames]);
-            for (i, ring) in [&mut tx.ring, &mut rx.ring].into_iter().enumerate() {
-                // Calls that came while we were awake.
-                ring.take_calls();
+            for (i, ring) in [&tx.ring, &rx.ring].into_iter().enumerate() {
                 report.kicks[i] += ring.kicks;
                 report.calls[i] += ring.calls;
                 report.lost[i] += ring.lost();
@@ -65,10 +88,8 @@ impl Report {
 
     /// As keys and values.
     pub fn json(&self) -> Value {
-        let queue =
-            |[sent, received]: &[u64; 2]| json!({"sent_frames": sent, "received_frames": received});
         json!({
-            "queues": self.queues.iter().map(queue).collect::<Vec<_>>(),
+            "queues": self.queues,
             "polls": self.rx.polls,
             "polls_empty": self.rx.polls_empty,
             "sleeps": self.sleep.sleeps,

@@ -6,6 +6,8 @@ use std::str::FromStr;
 use lab::near::did_you_mean;
 use switch::poll::{Policy, TIMER_HZ_MAX};
 
+use crate::spec::Policies;
+
 /// Most bytes that a buffer begins behind a page.
 const OFFSET_MAX: u8 = 64;
 
@@ -69,6 +71,10 @@ pub struct Settings {
     pub poll: Policy,
     /// When the switch is told of transmitted frames.
     pub kick: Policy,
+    /// `poll/QUEUE`: where a queue pair has another.
+    pub poll_one: Policies,
+    /// `kick/QUEUE`.
+    pub kick_one: Policies,
     /// `tx-completion`.
     pub completion: Completion,
     /// `tx-full`.
@@ -92,6 +98,10 @@ pub struct Settings {
 /// One `--set`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setting {
+    /// `poll/QUEUE`.
+    Poll(Policies),
+    /// `kick/QUEUE`.
+    Kick(Policies),
     /// `tx-completion`.
     TxCompletion(Completion),
     /// `tx-full`.
@@ -138,8 +148,9 @@ Driver settings (--set KEY=VALUE, may be repeated; default first):
   indirect=on|off                       tables for chains of several descriptors
   checks=on|off                         checks of what the switch says it used
   tx-burst=N                            most frames sent, and told of, at once, 1 to 64 (64)
-  With Xen's rings only the first three, tx-burst, suppress=none, which is for them alone, and
-  offset, which is for transmitted frames.
+  poll/QUEUE=POLICY, kick/QUEUE=POLICY  --poll and --kick of one queue pair, from 0 on
+  With Xen's rings only the first three, tx-burst, policies, suppress=none, which is for them
+  alone, and offset, which is for transmitted frames.
 Policies (--poll, --kick): event, napi[:BUDGET], timer[:HZ], coalesce:USECS,FRAMES,
   coalesce:USECS/pending, spin, adaptive[:LATENCY_US]";
 
@@ -149,6 +160,8 @@ impl Settings {
         let mut s = Self {
             poll,
             kick,
+            poll_one: Policies::default(),
+            kick_one: Policies::default(),
             completion: Completion::Orphan,
             full: Full::StopBeforeFull,
             refill: Refill::AtOnce,
@@ -161,6 +174,8 @@ impl Settings {
         };
         for set in sets {
             match *set {
+                Setting::Poll(one) => s.poll_one.extend(&one),
+                Setting::Kick(one) => s.kick_one.extend(&one),
                 Setting::TxCompletion(completion) => s.completion = completion,
                 Setting::TxFull(full) => s.full = full,
                 Setting::RxRefill(refill) => s.refill = refill,
@@ -175,7 +190,29 @@ impl Settings {
         s
     }
 
-    /// Keys and values, as they are given on the command line.
+    /// The poll policy of a queue pair.
+    pub fn poll_of(&self, queue: usize) -> Policy {
+        self.poll_one.of(queue).unwrap_or(self.poll)
+    }
+
+    /// The kick policy of a queue pair.
+    pub fn kick_of(&self, queue: usize) -> Policy {
+        self.kick_one.of(queue).unwrap_or(self.kick)
+    }
+
+    /// Changes policies, of one queue pair or of all.
+    pub fn follow(&mut self, queue: Option<usize>, poll: Option<Policy>, kick: Option<Policy>) {
+        let ours = [(&mut self.poll, &mut self.poll_one), (&mut self.kick, &mut self.kick_one)];
+        for ((all, one), new) in ours.into_iter().zip([poll, kick]) {
+            match (queue, new) {
+                (Some(queue), Some(new)) => one.set_one(queue, new),
+                (None, Some(new)) => (*all, *one) = (new, Policies::default()),
+                (_, None) => {}
+            }
+        }
+    }
+
+    /// Keys and values, as they are given on the command line; not those of single queues.
     pub fn pairs(&self) -> [(&'static str, String); 11] {
         let on = |on: bool| if on { "on" } else { "off" }.to_string();
         [
@@ -199,10 +236,19 @@ impl FromStr for Setting {
 
     fn from_str(s: &str) -> Result<Self, String> {
         let (key, value) = s.split_once('=').unwrap_or((s, ""));
+        if let Some(word @ ("poll" | "kick")) = key.split('/').next() {
+            if word == key {
+                let one = format!("--set {key}/QUEUE={value} for one queue pair");
+                return Err(format!("{key} of all queues is an option: --{key} {value}, or {one}"));
+            }
+            let mut one = Policies::default();
+            one.set(key, value)?;
+            return Ok(if word == "poll" { Self::Poll(one) } else { Self::Kick(one) });
+        }
         let names = || KEYS.iter().map(|(name, _)| *name);
         let Some((key, values)) = KEYS.into_iter().find(|(name, _)| *name == key) else {
             let hint = did_you_mean(key, names());
-            let known: Vec<_> = names().collect();
+            let known: Vec<_> = names().chain(["poll/QUEUE", "kick/QUEUE"]).collect();
             return Err(format!("unknown setting '{key}'{hint}; known: {}", known.join(", ")));
         };
         let bad = || {
@@ -335,8 +381,28 @@ mod tests {
     }
 
     #[test]
+    fn queue_pairs_may_have_policies_of_their_own_until_all_are_given_one() {
+        let sets = ["poll/1=timer:1000", "kick/0=coalesce:50,8", "poll/1=spin", "poll/15=event"];
+        let sets: Vec<Setting> = sets.iter().map(|s| s.parse().unwrap()).collect();
+        let mut settings = Settings::new(Policy::Event, Policy::Event, &sets);
+        let polls = |settings: &Settings| [0, 1, 15].map(|queue| settings.poll_of(queue));
+        assert_eq!(polls(&settings), [Policy::Event, Policy::Spin, Policy::Event]);
+        let coalesce = Policy::Coalesce { usecs: 50, frames: 8 };
+        assert_eq!((settings.kick_of(0), settings.kick_of(1)), (coalesce, Policy::Event));
+        settings.follow(Some(0), Some(Policy::ADAPTIVE), None);
+        assert_eq!(polls(&settings), [Policy::ADAPTIVE, Policy::Spin, Policy::Event]);
+        settings.follow(None, Some(Policy::Spin), None);
+        assert_eq!(polls(&settings), [Policy::Spin; 3]);
+        assert_eq!(settings.kick_of(0), coalesce, "the other direction is as it was");
+    }
+
+    #[test]
     fn bad_settings_are_told_with_the_nearest_good_one() {
         for (bad, hint) in [
+            ("poll=spin", "is an option: --poll spin, or --set poll/QUEUE=spin"),
+            ("kick/16=spin", "use kick/QUEUE, a queue pair's number, 0 to 15"),
+            ("poll/0=spn", "poll/0=spn: unknown policy 'spn'"),
+            ("call/0=spin", "known: tx-completion"),
             ("tx-complete=orphan", "did you mean 'tx-completion'?"),
             ("headr=apart", "did you mean 'header'?"),
             ("nonsense", "known: tx-completion, tx-full"),

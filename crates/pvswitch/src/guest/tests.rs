@@ -266,6 +266,11 @@ fn nobody_sleeps_for_ever(features: Features, kick: &str, sets: &[&str], seed: u
                 device_asleep = device.queue.arm() == ::ring::virtq::Armed::Armed;
             }
         }
+        // Somebody changes its mind in every second run, between two rounds.
+        if seed % 2 == 1 && next(10) == 0 {
+            let kicks = [kick, "event", "timer:1000", "coalesce:50,4"];
+            tx.follow(kicks[next(4) as usize].parse().unwrap());
+        }
         // The sender: a burst, then a sleep if it may.
         tx.tick(now).unwrap();
         let want = (next(5) as usize).min(left);
@@ -362,6 +367,17 @@ fn kicks_are_put_off_as_the_policy_says_and_no_longer() {
     send(&mut tx, 1, 1);
     assert!(device.kicked());
     assert_eq!(tx.ring.kicks, 1);
+}
+
+#[test]
+fn kicks_that_were_put_off_are_made_when_the_policy_changes() {
+    let (mut tx, device) = tx_pair(EVENT, "coalesce:1000,64", &[]);
+    tx.follow("timer:1000".parse().unwrap());
+    assert_eq!((tx.ring.kicks, tx.deadline()), (0, None), "nothing was");
+    send(&mut tx, 1, 0);
+    assert_eq!((device.kicked(), tx.deadline()), (false, Some(MS)));
+    tx.follow(Policy::Event);
+    assert_eq!((device.kicked(), tx.deadline()), (true, None));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::ops::AddAssign;
 
 use shm::SegMut;
-use switch::poll::{Notifier, Notify, tick_after};
+use switch::poll::{Notifier, Notify, Policy, tick_after};
 
 use super::ring::Ring;
 use super::settings::{Completion, Full, Settings};
@@ -196,13 +196,29 @@ impl Tx {
         match self.notifier.published(frames, now) {
             Notify::Now => self.kick_now(),
             Notify::At(at) => self.kick_at = Some(at),
+            Notify::Later => {}
+        }
+    }
+
+    /// Nothing more is sent for now: a kick policy that only gathers tells the switch.
+    pub(super) fn kick_gathered(&mut self) {
+        if self.kick_at.is_some() && Notifier::gathers(self.notifier.policy()) {
+            self.kick_now();
+        }
+    }
+
+    /// Follows a kick policy from now on; what the one before put off is told at once.
+    pub(super) fn follow(&mut self, kick: Policy) {
+        self.notifier.set_policy(kick);
+        if self.kick_at.is_some() {
+            self.kick_now();
         }
     }
 
     /// Tells the switch of all that it was not told of.
     pub fn kick_now(&mut self) {
         self.kick_at = None;
-        self.notifier.due();
+        self.notifier.flush();
         self.ring.kick();
     }
 

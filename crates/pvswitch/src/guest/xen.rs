@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use xen_netif::back::{Failure, Home, State, Tree};
-use xen_netif::front::{Agreed, FrontRings, Handshake, Kept, Queue, Sizes, Status, Wishes};
+use xen_netif::front::{Agreed, BACK, FrontRings, Handshake, Kept, Queue, Sizes, Status, Wishes};
 use xen_netif::host::{Front, HostError};
 use xen_netif::store::StoreError;
 use xen_netif::sys::{self, SocketError, Until};
@@ -34,12 +34,12 @@ const PAGES_EACH_MAX: u32 = 17;
 /// Longest wait for the back end when we leave.
 const LEAVE_MAX: Duration = Duration::from_secs(2);
 /// Longest wait for what it says to static grants, each way. Frames wait that long.
-const KEEP_MAX: Duration = Duration::from_millis(500);
+const KEEP_MAX: Duration = Duration::from_secs(5);
 /// Where the kernel tells which of its drivers have which vifs.
 const DEVICES: &str = "/sys/bus/xen/devices";
 
 /// What a target can say beside which vif.
-const OPTIONS: [&str; 3] = ["split", "smart-poll", "static"];
+const OPTIONS: [&str; 4] = ["split", "smart-poll", "static", "hash"];
 
 /// Which vif.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +61,8 @@ pub struct Target {
     pub smart_poll: bool,
     /// Static grants.
     pub statics: bool,
+    /// What comes is spread over the queues by a hash.
+    pub hash: bool,
 }
 
 impl fmt::Display for Target {
@@ -83,13 +85,15 @@ impl Target {
             _ if which.is_empty() => return Err("use xen-local:DIR, a directory".into()),
             _ => Vif::Local(which.into()),
         };
-        let mut target = Self { vif, split: true, smart_poll: false, statics: false };
+        let (smart_poll, statics, hash) = (false, false, false);
+        let mut target = Self { vif, split: true, smart_poll, statics, hash };
         for option in parts {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
             let field = match key {
                 "split" => &mut target.split,
                 "smart-poll" => &mut target.smart_poll,
                 "static" => &mut target.statics,
+                "hash" => &mut target.hash,
                 _ => {
                     let hint = lab::near::did_you_mean(key, OPTIONS);
                     let known = OPTIONS.join(", ");
@@ -119,7 +123,7 @@ pub enum XenError {
     #[error("the vif's handshake failed: {0}")]
     Handshake(#[from] Failure),
     /// The control ring is broken.
-    #[error("the switch broke the protocol of the control ring: {0}; connect without static=on")]
+    #[error("the switch broke the protocol of the control ring: {0}; use static=off,hash=off")]
     Control(#[from] ring::xen::Malformed),
     /// There is no such vif.
     #[error(
@@ -186,6 +190,9 @@ impl XenError {
     }
 }
 
+/// The rings are not to be used any more.
+struct Lost;
+
 /// A vif's connection, or one that is being made.
 pub struct XenLink {
     handshake: Handshake<FrontRings>,
@@ -198,6 +205,10 @@ pub struct XenLink {
     /// Static grants are wanted.
     statics: bool,
     kept: Kept,
+    /// A hash is wanted.
+    hash: bool,
+    /// The back end hashes.
+    hashed: bool,
     gone: bool,
     /// Given back last.
     _claim: Option<OwnedFd>,
@@ -223,14 +234,17 @@ impl XenLink {
         let Ok(backend_domid) = value.trim().parse() else {
             return Err(XenError::BadKey { key, value });
         };
-        let Target { split, smart_poll, statics, .. } = *target;
-        let wishes = Wishes { queues, split, ctrl: statics, smart_poll };
+        let Target { split, smart_poll, statics, hash, .. } = *target;
+        // Fewer than were asked for are none: what is measured, or planned, is another thing. Rings
+        // that are made and closed again would have its port come and go with each attempt.
+        let (fewest, ctrl) = (queues, statics);
+        let wishes = Wishes { queues, fewest, split, ctrl, smart_poll, hash };
         let rings = FrontRings::new(front, backend_domid, sizes);
         let handshake = Handshake::new(dir.clone(), wishes, rings);
         home.watch(&format!("{dir}/backend"), "front")?;
         let (agreed, kept) = (None, Kept::default());
-        let (gone, _claim) = (false, claim);
-        Ok(Self { handshake, home, dir, agreed, queues, statics, kept, gone, _claim })
+        let (hashed, gone, _claim) = (false, false, claim);
+        Ok(Self { handshake, home, dir, agreed, queues, statics, kept, hash, hashed, gone, _claim })
     }
 
     /// Waits for the back end for at most `limit`; then it can be waited for again.
@@ -238,18 +252,18 @@ impl XenLink {
         let deadline = Instant::now() + limit;
         loop {
             let status = self.handshake.look(&mut self.home)?;
-            // Fewer than were asked for are none: what is measured, or planned, is another thing.
-            let agreed = self.handshake.agreed().map(|agreed| agreed.queues);
-            if let Some(has) = agreed.filter(|has| *has < self.queues) {
+            if let Status::Few(has) = status {
                 return Err(XenError::Queues { wanted: self.queues, has });
+            }
+            // An event of which the look knew is none later.
+            if status == Status::Up && !self.home.events()?.is_empty() {
+                continue;
             }
             if status == Status::Up
                 && let Some(queues) = self.handshake.rings().take()
             {
                 self.agreed = self.handshake.agreed().copied();
-                if self.statics {
-                    self.keep_grants()?;
-                }
+                self.order()?;
                 return Ok(queues);
             }
             if !sys::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false) {
@@ -259,17 +273,48 @@ impl XenLink {
         }
     }
 
-    /// Has the back end keep our pages mapped, as far as it would; the rest it copies by grant.
-    fn keep_grants(&mut self) -> Result<(), XenError> {
+    /// Asks over the control ring for what is wanted; of whom asked before has it taken back what
+    /// it may keep. A back end that says nothing is asked no more.
+    fn order(&mut self) -> Result<(), XenError> {
+        let wanted = [(self.hash, "hash"), (self.statics, "static grants")];
+        let wanted: Vec<_> = wanted.iter().filter(|(is, _)| *is).map(|(_, what)| *what).collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
         let Some(ctrl) = self.handshake.rings().ctrl() else {
-            tracing::info!("no static grants: the back end has no control ring");
+            tracing::info!("no {}: the back end has no control ring", wanted.join(", no "));
             return Ok(());
         };
-        ctrl.keep();
-        let answered = ctrl.finish(KEEP_MAX)?;
+        let mut answers = true;
+        if self.hash {
+            ctrl.hash();
+            answers = ctrl.finish(KEEP_MAX)?;
+            self.hashed = ctrl.is_hashed();
+            if !self.hashed {
+                let why = if answers { "refuses" } else { "did not answer in time" };
+                tracing::info!("no hash: the back end {why}; it spreads frames as it likes");
+            }
+        }
+        if self.statics && answers {
+            self.keep_grants()?;
+        }
+        Ok(())
+    }
+
+    /// Has the back end keep our pages mapped, as far as it would; the rest it copies by grant.
+    fn keep_grants(&mut self) -> Result<(), XenError> {
+        let Some(ctrl) = self.handshake.rings().ctrl() else { return Ok(()) };
+        let before = ctrl.kept().refusals;
+        // What one that is another by now kept, and whether it knows of it or not.
+        ctrl.forget();
+        let mut answered = ctrl.finish(KEEP_MAX)?;
+        if answered {
+            ctrl.keep();
+            answered = ctrl.finish(KEEP_MAX)?;
+        }
         self.kept = ctrl.kept();
         let Kept { grants, of, refusals } = self.kept;
-        let why = match (answered, refusals) {
+        let why = match (answered, refusals - before) {
             (false, _) => "; it did not answer in time",
             (true, 0) => "",
             (true, _) => "; it refused more",
@@ -294,6 +339,7 @@ impl XenLink {
     pub fn names(&self) -> Vec<&'static str> {
         let mut names = self.agreed.as_ref().map(Agreed::names).unwrap_or_default();
         names.extend((self.kept.grants > 0).then_some("static-grants"));
+        names.extend(self.hashed.then_some("hash"));
         names
     }
 
@@ -302,26 +348,50 @@ impl XenLink {
         self.kept
     }
 
-    /// Whether the back end has gone, or closed, or began anew.
+    /// Whether there is a carrier, as of the last [`is_gone`](Self::is_gone) or so.
+    pub fn carrier(&self) -> bool {
+        self.handshake.carrier()
+    }
+
+    /// The MTU that the toolstack set for the vif, if it did.
+    pub fn mtu(&self) -> Option<u16> {
+        self.handshake.mtu()
+    }
+
+    /// Whether the back end has gone, or closed, or began anew. One that was restarted and goes on
+    /// with our rings is told again what we ask for over the control ring.
     pub fn is_gone(&mut self) -> bool {
         if !self.gone {
             self.gone = match self.home.events() {
                 Ok(events) if events.is_empty() => false,
-                Ok(_) => {
-                    self.handshake.look(&mut self.home).is_err()
-                        || self.handshake.rings().is_stopped()
-                }
+                Ok(events) => self.follow(&events).is_err(),
                 Err(_) => true,
             };
         }
         self.gone
     }
 
+    /// Looks what an event is about. `Err`: the rings are not to be used any more.
+    fn follow(&mut self, events: &[String]) -> Result<(), Lost> {
+        let status = self.handshake.look(&mut self.home).map_err(|_| Lost)?;
+        if self.handshake.rings().is_stopped() {
+            return Err(Lost);
+        }
+        // Whether it is another process by now no state tells: InitWait and Connected may come as
+        // one event. Whoever says Connected is told all.
+        if status == Status::Up && events.iter().any(|token| token == BACK) {
+            self.order().map_err(|_| Lost)?;
+        }
+        Ok(())
+    }
+
     /// Closes; gives up when xenstore is lost or the back end does not follow.
     fn leave(&mut self) {
-        // Without rings there is nothing to wait for.
-        let limit = self.handshake.agreed().map_or(Duration::ZERO, |_| LEAVE_MAX);
-        let deadline = Instant::now() + limit;
+        // Without rings there is nothing to close: the vif stays as it is for the next one.
+        if self.handshake.agreed().is_none() {
+            return;
+        }
+        let deadline = Instant::now() + LEAVE_MAX;
         // Pages that are given back are not to be mapped any more. A back end that does not say so
         // in time, or says nonsense, lets go of them when it lets go of the rings.
         if self.kept != Kept::default()

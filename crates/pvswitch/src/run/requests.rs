@@ -1,6 +1,6 @@
 //! What `pvswitch ctl` asks, answered by the control thread.
 
-use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::io::BufReader;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
@@ -14,9 +14,9 @@ use switch::fdb::Mac;
 use switch::tuning::Drain;
 use vhost_user::feature;
 
-use super::{Attach, PortState, REQUEST_MAX, RunError, System, What};
+use super::{Attach, PortState, RunError, System, What};
 use crate::capture;
-use crate::control::Request;
+use crate::control::{GARBAGE, Heard, REQUEST_MAX, Request, answered, failure, hear, write};
 use crate::http::Asked;
 use crate::pool::{Placement, token};
 use crate::spec::{PortSpec, PortTuning, TUNING};
@@ -42,45 +42,30 @@ impl System {
 
     /// Reads what a client sent; answers each whole line.
     pub(super) fn serve_client(&mut self, token: u64) {
-        let Some(mut reader) = self.clients.remove(&token) else { return };
-        let keep = match reader.fill_buf() {
-            Ok([]) => false,
-            Ok(buffered) => match buffered.iter().position(|b| *b == b'\n') {
-                Some(end) => {
-                    let line = buffered[..end].to_vec();
-                    reader.consume(end + 1);
-                    self.answer(&line, &mut reader)
-                }
-                // Half a line is not worth waiting for: requests are far shorter than a packet.
-                None => {
-                    reply(&mut reader, &failure("request is not one line of JSON"));
-                    false
-                }
-            },
-            Err(error) => error.kind() == ErrorKind::WouldBlock,
+        let Some(mut client) = self.clients.remove(&token) else { return };
+        let keep = match hear(&mut client) {
+            Heard::Request(Request::Capture { port }) => self.capture(&port, &mut client),
+            Heard::Request(request) => {
+                reply(&mut client, &self.respond(&request));
+                true
+            }
+            Heard::Unknown(why) => {
+                reply(&mut client, &failure(&why));
+                true
+            }
+            Heard::Garbage => {
+                reply(&mut client, &failure(GARBAGE));
+                false
+            }
+            Heard::Nothing => true,
+            Heard::End => false,
         };
         if keep {
-            self.clients.insert(token, reader);
+            self.clients.insert(token, client);
         } else {
-            let _ = epoll::delete(&self.epoll, reader.get_ref());
+            let _ = epoll::delete(&self.epoll, client.get_ref());
             self.tokens.remove(&token);
         }
-    }
-
-    /// Answers one request; returns whether the connection goes on.
-    fn answer(&mut self, line: &[u8], client: &mut BufReader<UnixStream>) -> bool {
-        let request: Request = match serde_json::from_slice(line) {
-            Ok(request) => request,
-            Err(error) => {
-                reply(client, &failure(&format!("unknown request: {error}")));
-                return true;
-            }
-        };
-        if let Request::Capture { port } = &request {
-            return self.capture(port, client);
-        }
-        reply(client, &self.respond(&request));
-        true
     }
 
     /// Answers what was asked by HTTP.
@@ -118,13 +103,7 @@ impl System {
                 Err(RunError::Request("a capture needs a connection of its own".into()))
             }
         };
-        match result {
-            Ok(mut value) => {
-                value["ok"] = true.into();
-                value
-            }
-            Err(error) => failure(&error.to_string()),
-        }
+        answered(result)
     }
 
     fn show(&self) -> Value {
@@ -248,6 +227,12 @@ impl System {
             let known: &[&str] =
                 if target.is_some() { &TUNING } else { &["poll", "call", "placement"] };
             if !known.contains(&key) || !tuning.set(key, value).map_err(bad)? {
+                if let Some(("poll" | "call", queue)) = key.split_once('/') {
+                    let port = target.and_then(|t| t.split('/').next()).unwrap_or("PORT");
+                    let (word, _) = key.split_at(4);
+                    let say = format!("set {port}/{queue} {word}={value}");
+                    return Err(bad(format!("'{key}': for one queue say: {say}")));
+                }
                 let hint = did_you_mean(key, known.iter().copied());
                 let known = known.join(", ");
                 return Err(bad(format!("unknown setting '{key}'{hint}; known here: {known}")));
@@ -266,8 +251,8 @@ impl System {
             Some(name) => self.tune(self.port(name)?, queue, &tuning),
             None => {
                 self.ports.values().for_each(|state| self.tune(state, None, &tuning));
-                self.options.policy = tuning.poll.unwrap_or(self.options.policy);
-                self.options.call = tuning.call.unwrap_or(self.options.call);
+                self.options.policy = tuning.poll.all().unwrap_or(self.options.policy);
+                self.options.call = tuning.call.all().unwrap_or(self.options.call);
             }
         }
         if let Some(placement) = placement {
@@ -280,10 +265,10 @@ impl System {
     fn tune(&self, state: &PortState, only: Option<usize>, tuning: &PortTuning) {
         let of = |queue: usize| only.is_none_or(|only| only == queue);
         for (i, queue) in state.ingress.iter().enumerate().filter(|(i, _)| of(*i)) {
-            if let Some(poll) = tuning.poll {
+            if let Some(poll) = tuning.poll.all() {
                 queue.tuning.set_poll(poll);
                 // Its worker asks the new policy; the queue may be cold.
-                self.pool.kicked(token(state.port.id, i as u16, false));
+                self.pool.look(token(state.port.id, i as u16, false));
             }
             if let Some(weight) = tuning.weight {
                 queue.tuning.set_weight(weight);
@@ -293,7 +278,7 @@ impl System {
             }
         }
         for (_, queue) in state.port.egress.iter().enumerate().filter(|(i, _)| of(*i)) {
-            if let Some(call) = tuning.call {
+            if let Some(call) = tuning.call.all() {
                 queue.set_call(call);
             }
         }
@@ -309,7 +294,7 @@ impl System {
                 // Its ring was stopped before it was taken from its worker.
                 queue.tuning.drained();
             } else if queue.tuning.drain() != Drain::Done {
-                self.pool.kicked(token);
+                self.pool.look(token);
             }
         }
         let held: u64 = state.ingress.iter().map(|queue| u64::from(queue.tuning.held())).sum();
@@ -343,20 +328,13 @@ fn vlan_id(vlan: u16) -> Result<u16, RunError> {
     Err(RunError::Request(format!("VLAN {vlan}: use 0 (untagged) to 4094")))
 }
 
-fn failure(error: &str) -> Value {
-    json!({ "ok": false, "error": error })
-}
-
 /// Writes an answer. A client that does not take it within a second is cut off.
 fn reply(client: &mut BufReader<UnixStream>, answer: &Value) {
     let stream = client.get_ref();
     let _ = stream.set_nonblocking(false);
     let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
-    let mut line = answer.to_string();
-    line.push('\n');
-    let mut stream = stream;
-    let _ = stream.write_all(line.as_bytes());
-    let _ = client.get_ref().set_nonblocking(true);
+    let _ = write(stream, answer);
+    let _ = stream.set_nonblocking(true);
 }
 
 fn port_stats(state: &PortState) -> Value {

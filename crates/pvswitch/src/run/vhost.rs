@@ -62,7 +62,8 @@ impl System {
             }
             Role::Client => None,
         };
-        let ingress = pairs.iter().map(|p| self.ingress(spec, &p.ingress_stats)).collect();
+        let ingress = pairs.iter().enumerate();
+        let ingress = ingress.map(|(i, p)| self.ingress(spec, i, &p.ingress_stats)).collect();
         let vhost = VhostPort {
             conf: conf.clone(),
             pairs,

@@ -13,7 +13,7 @@ use switch::fdb::{Fdb, PortId};
 use switch::forward::{Port, Source};
 use switch::tuning::Tuning;
 use vhost_user::backoff::Backoff;
-use xen_netif::back::{Bus, Failure, Handshake, Home, Queues, Socket, VifId};
+use xen_netif::back::{Bus, Failure, Handshake, Home, Queues, Socket, Tree, VifId};
 use xen_netif::host::{Back, HostError};
 use xen_netif::port::Pair;
 
@@ -120,7 +120,8 @@ impl XenBus {
     /// When it has something to do though nothing is told.
     fn due(&self) -> Option<Instant> {
         // Without xenstore there is nothing to look at.
-        self.retry.or_else(|| self.bus.due())
+        let vifs = if self.home.is_gone() { None } else { self.bus.due() };
+        self.retry.into_iter().chain(vifs).min()
     }
 }
 
@@ -184,7 +185,9 @@ impl System {
             spec.name.clone(),
             pairs.iter().map(Pair::egress_queue).collect(),
         ));
-        let ingress: Vec<_> = pairs.iter().map(|p| self.ingress(spec, &p.ingress_stats)).collect();
+        let ingress = pairs.iter().enumerate();
+        let ingress: Vec<_> =
+            ingress.map(|(i, p)| self.ingress(spec, i, &p.ingress_stats)).collect();
         let tuning = ingress.iter().map(|q| Arc::clone(&q.tuning));
         let log = Arc::new(PortLog::new(&spec.name));
         let queues = VifQueues {
@@ -467,7 +470,7 @@ impl System {
         if vif.status().queues > 0 {
             log.warn(format_args!("stopped, its guest broke the protocol: {why}"));
         }
-        let done = vif.fault(&mut bus.home, why);
+        let done = vif.fault(&mut bus.home, why, Instant::now());
         self.settle_bus(&of, done);
     }
 
@@ -488,7 +491,7 @@ impl System {
             self.xen.iter().filter(|(_, b)| due(b.due())).map(|(of, _)| of.clone()).collect();
         for of in buses {
             let Some(bus) = self.xen.get_mut(&of) else { continue };
-            if bus.retry.is_some() {
+            if due(bus.retry) {
                 self.retry_xenstore(&of);
             } else {
                 let done = bus.bus.tick(&mut bus.home, now);

@@ -67,8 +67,12 @@ pub struct Port {
     pub in_bits: Option<f64>,
     pub out_frames: Option<f64>,
     pub out_bits: Option<f64>,
+    /// Frames that are held for full receivers now.
+    pub held: u64,
     /// Looks at held frames.
     pub holds: Option<f64>,
+    /// Locks of its egress queues that somebody else had.
+    pub contended: Option<f64>,
     /// Causes that there were.
     pub drops: Vec<Drop>,
     pub ingress: Vec<Queue>,
@@ -93,6 +97,8 @@ pub struct Queue {
     pub worker: Option<u64>,
     pub poll: String,
     pub weight: Option<u64>,
+    /// Frames that are held for full receivers now.
+    pub held: Option<u64>,
     pub frames: Option<f64>,
     pub polls: Option<f64>,
     /// Part of the polls that found nothing.
@@ -279,7 +285,9 @@ fn port(pair: Pair<'_>, shown: &Value) -> Port {
         in_bits: total("ingress", "bytes").map(|bytes| bytes * 8.0),
         out_frames: total("egress", "frames"),
         out_bits: total("egress", "bytes").map(|bytes| bytes * 8.0),
+        held: queues("ingress").filter_map(|queue| queue.new["held"].as_u64()).sum(),
         holds: total("ingress", "holds"),
+        contended: total("egress", "contended"),
         drops: all,
         ingress: queues("ingress").map(ingress).collect(),
         egress: queues("egress").map(egress).collect(),
@@ -309,6 +317,7 @@ fn ingress(pair: Pair<'_>) -> Queue {
         worker: now["worker"].as_u64(),
         poll: text(&now["poll"]),
         weight: now["weight"].as_u64(),
+        held: now["held"].as_u64(),
         frames: pair.rate("frames"),
         polls: pair.rate("polls"),
         empty: pair.per("polls_empty", "polls"),
@@ -362,11 +371,12 @@ pub mod tests {
                 "first_frame_ns_max": 1_500_000, "drops_runt": 0, "drops_no_room": n(1_500),
                 "drops_link_local": n(2),
                 "state": states[i % 3], "worker": i % 2, "poll": "coalesce:1000,32", "weight": 1,
+                "held": 3 * i,
             })
         };
         let egress = json!({
             "frames": n(500_000), "bytes": n(40_000_000), "calls": n(2_000), "call": "event",
-            "drops_down": 0,
+            "contended": n(40), "drops_down": 0,
         });
         let stats_of = |i: usize| {
             json!({
@@ -415,6 +425,8 @@ pub mod tests {
         assert_eq!((queue.empty, queue.frames_per_kick), (Some(0.25), Some(1234.567)));
         assert_eq!((queue.first_ns, queue.first_ns_max), (Some(12_300.0), Some(1.5e6)));
         assert_eq!(port.egress[0].frames_per_call, Some(250.0));
+        // A gauge, and what both queues counted a second.
+        assert_eq!((port.held, port.contended), (3 + 6, Some(80.0)));
     }
 
     #[test]

@@ -31,7 +31,7 @@ fn all_that_matters_fits_80_columns_and_24_rows() {
     let mut app = app(3, 1);
     let text = screen(&mut app, 80, 24).join("\n");
     for want in
-        ["WORKER", "42%", "50%", "HELD/s", "a-long-name-015", "1.23M", "1.50k no_room +1", "q quit"]
+        ["WORKER", "42%", "50%", " HELD ", "a-long-name-015", "1.23M", "1.50k no_room +1", "q quit"]
     {
         assert!(text.contains(want), "{want} is not in:\n{text}");
     }

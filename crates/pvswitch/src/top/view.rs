@@ -152,17 +152,18 @@ pub fn workers(picture: &Picture, width: usize, most: usize) -> Vec<Line<'static
 
 // ---- ports ----
 
-const PORTS: [Column; 10] = [
+const PORTS: [Column; 11] = [
     word("PORT", 4, 15, 0),
     word("LINK", 4, 8, 0),
     number("IN/s", 5, 0),
     number("IN b/s", 6, 1),
     number("OUT/s", 5, 0),
     number("OUT b/s", 7, 1),
-    number("HELD/s", 6, 3),
+    number("HELD", 5, 3),
+    number("CONT/s", 6, 4),
     number("FAULTS", 6, 2),
     word("DROPS/s WHY", 16, 24, 1),
-    word("KIND", 8, 60, 4),
+    word("KIND", 8, 60, 5),
 ];
 
 /// What is dropped now and why; what was dropped before is faint.
@@ -188,7 +189,8 @@ fn port(port: &Port) -> Vec<Cell> {
         amount(port.in_bits),
         amount(port.out_frames),
         amount(port.out_bits),
-        amount(port.holds),
+        amount(Some(port.held as f64)),
+        amount(port.contended),
         (port.faults.to_string(), faults),
         drops(port),
         cell(port.kind.clone()),
@@ -298,7 +300,7 @@ const OUT: [Column; 10] = [
     number("SW-OFFL/s", 9, 5),
 ];
 
-const IN: [Column; 9] = [
+const IN: [Column; 10] = [
     number("Q", 2, 0),
     number("WORKER", 6, 0),
     word("POLL", 8, 18, 0),
@@ -306,6 +308,7 @@ const IN: [Column; 9] = [
     number("F/BURST", 7, 0),
     number("CALLS/s", 7, 0),
     number("NAPS/s", 6, 0),
+    number("HELD", 5, 0),
     number("WEIGHT", 6, 0),
     number("CPU", 5, 0),
 ];
@@ -335,7 +338,8 @@ pub fn detail(port: &Port, width: usize) -> Vec<Line<'static>> {
     let rates = rates.map(|(way, frames, bits)| {
         format!("{way} {} frames/s {} bit/s", amount(frames).0, amount(bits).0)
     });
-    lines.push(Line::raw(format!("{}   held/s {}", rates.join("   "), amount(port.holds).0)));
+    let (held, looks) = (port.held, amount(port.holds).0);
+    lines.push(Line::raw(format!("{}   held {held}, looked at {looks}/s", rates.join("   "))));
     let section = |name: &str| [Line::raw(""), Line::styled(name.to_string(), HEAD)];
     if !port.ingress.is_empty() {
         lines.extend(section("From the guest"));
@@ -349,6 +353,7 @@ pub fn detail(port: &Port, width: usize) -> Vec<Line<'static>> {
                 amount(queue.frames_per_burst),
                 amount(queue.calls),
                 amount(queue.naps),
+                whole(queue.held),
                 whole(queue.weight),
                 share(queue.served),
             ]
@@ -418,7 +423,8 @@ s         sort by the next of: as added, name, frames in, frames out, drops
 
 IN, OUT   from the guest into the switch, from the switch to the guest: frames
           and bits a second; drops marked to: happened on the way OUT
-HELD/s    looks at frames that wait because their destination is full
+HELD      frames from there that wait now because their destination is full
+CONT/s    times a worker waited for another one that was giving this port frames
 STATE     of a queue: hot, polled in every round; warm, looked at now and then;
           cold, armed and asleep until its guest kicks
 EMPTY     part of the polls that found nothing

@@ -36,6 +36,8 @@ pub(super) enum Command {
     /// An egress queue whose peer kicks when it makes room.
     Watch(u64, Watched),
     Kicked(u64),
+    /// Something about a queue was changed that it may have to be looked at for.
+    Look(u64),
     /// A destination that frames are held for has room.
     Retry,
     Table(Arc<Table>),
@@ -62,7 +64,7 @@ pub enum Report {
 pub struct WorkerStats {
     /// Rounds over the hot queues.
     pub rounds: AtomicU64,
-    /// Times it slept until it was woken, or for long.
+    /// Times it slept until it was woken, or to try held frames again.
     pub sleeps: AtomicU64,
     /// Times it slept for a time that was set.
     pub naps: AtomicU64,
@@ -72,7 +74,7 @@ pub struct WorkerStats {
     pub queues: AtomicU32,
     /// Part of its time spent on frames, in thousandths, when last measured.
     pub load: AtomicU32,
-    /// Whether it sleeps.
+    /// Whether it sleeps, and no time is set for it to look at a queue.
     pub asleep: AtomicBool,
     /// Thread id, for its CPU time.
     pub tid: AtomicU64,
@@ -157,6 +159,11 @@ impl Handle {
         self.send(Command::Kicked(token));
     }
 
+    /// Something about a queue was changed: it is looked at, wherever its policy had it wait.
+    pub fn look(&self, token: u64) {
+        self.send(Command::Look(token));
+    }
+
     /// A destination made room.
     pub fn retry(&self) {
         self.send(Command::Retry);
@@ -175,7 +182,7 @@ impl Handle {
         }
     }
 
-    /// Its load, in thousandths; none while it sleeps.
+    /// Its load, in thousandths; none while it sleeps, but for naps.
     pub fn load(&self) -> u32 {
         if self.stats.asleep.load(Ordering::Relaxed) {
             return 0;

@@ -1,4 +1,7 @@
 mod due;
+mod idle;
+mod kicks;
+mod weights;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Mutex, mpsc};
@@ -6,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use switch::fdb::Fdb;
-use switch::forward::Mode;
+use switch::forward::{Mode, Source};
 use switch::poll::Costs;
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
 use switch::tuning::Tuning;
 
 use super::*;
-use crate::pool::Common;
+use crate::pool::{Common, Placement};
 
 const TOKEN: u64 = 4;
 
@@ -69,23 +72,37 @@ struct Rig {
     guest: Arc<Guest>,
     kick: Arc<OwnedFd>,
     tuning: Arc<Tuning>,
+    stats: Arc<IngressStats>,
+}
+
+fn event() -> Arc<OwnedFd> {
+    Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap())
+}
+
+const COSTS: Costs = Costs { wake_ns: 5000, wake_late_ns: 5000, nap_ns: 5000, nap_late_ns: 5000 };
+
+fn pool(workers: u8, placement: Placement, costs: Costs) -> Arc<Pool> {
+    let common = Common {
+        fdb: Arc::new(Fdb::new(64, [1, 2], 300, 16)),
+        mode: Mode::Switch,
+        flow_key: 1,
+        costs,
+        reports: mpsc::channel().0,
+        reports_wake: event(),
+        epoch: Instant::now(),
+    };
+    Pool::start(workers, &[], placement, common).unwrap()
 }
 
 impl Rig {
     fn new(policy: Policy, guest: Guest) -> Self {
-        let event = || Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        let common = Common {
-            fdb: Arc::new(Fdb::new(64, [1, 2], 300, 16)),
-            mode: Mode::Switch,
-            flow_key: 1,
-            costs: Costs { wake_ns: 5000, wake_late_ns: 5000, nap_ns: 5000, nap_late_ns: 5000 },
-            reports: mpsc::channel().0,
-            reports_wake: event(),
-            epoch: Instant::now(),
-        };
-        let pool = Pool::start(1, &[], Placement::Single, common).unwrap();
+        Self::costing(COSTS, policy, guest)
+    }
+
+    fn costing(costs: Costs, policy: Policy, guest: Guest) -> Self {
+        let pool = pool(1, Placement::Single, costs);
         let (guest, kick, tuning) = (Arc::new(guest), event(), Arc::new(Tuning::new(policy)));
-        let rig = Self { pool, guest, kick, tuning };
+        let rig = Self { pool, guest, kick, tuning, stats: Arc::default() };
         rig.serve();
         rig
     }
@@ -94,7 +111,7 @@ impl Rig {
         let source = Source {
             port: PortId(0),
             queue: 0,
-            stats: Arc::new(IngressStats::default()),
+            stats: Arc::clone(&self.stats),
             tuning: Arc::clone(&self.tuning),
         };
         let ingress = Arc::new(Mutex::new(Transmit(Arc::clone(&self.guest))));
@@ -108,7 +125,7 @@ impl Rig {
 
     fn drain(&self, on: bool) {
         self.tuning.set_drain(on);
-        self.pool.kicked(TOKEN);
+        self.pool.look(TOKEN);
     }
 
     fn wait_for(&self, what: &str, done: impl Fn(&Self) -> bool) {
@@ -117,6 +134,20 @@ impl Rig {
             assert!(Instant::now() < end, "waited in vain for {what}");
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Until its worker has nothing to do.
+    fn wait_for_sleep(&self) {
+        let stats = &self.pool.workers()[0].stats;
+        self.wait_for("the worker to sleep", |_| {
+            let before = stats.rounds.load(Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(20));
+            stats.asleep.load(Ordering::SeqCst) && stats.rounds.load(Ordering::SeqCst) == before
+        });
+    }
+
+    fn bursts(&self) -> usize {
+        self.guest.bursts.load(Ordering::SeqCst)
     }
 
     fn taken(&self) -> usize {

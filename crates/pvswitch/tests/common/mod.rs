@@ -205,17 +205,35 @@ pub struct Bystanders {
 }
 
 impl Bystanders {
-    pub fn start(switch: &Switch, dir: &Dir, rr: &'static str, echo: &str) -> Self {
+    pub fn start(switch: &Switch, dir: &Dir, rr: &'static str, echo: &'static str) -> Self {
+        Self::asking(switch, dir, [rr, echo], &["--rate", "2k"])
+    }
+
+    /// Asks again as soon as it was answered: how often tells how long answers take.
+    pub fn eager(switch: &Switch, dir: &Dir, rr: &'static str, echo: &'static str) -> Self {
+        Self::asking(switch, dir, [rr, echo], &[])
+    }
+
+    fn asking(switch: &Switch, dir: &Dir, ports: [&'static str; 2], how: &[&str]) -> Self {
+        let [rr, echo] = ports;
         let (one, two) = ("02:00:00:00:00:a1", "02:00:00:00:00:a2");
         let echo_to = ["--mode", "echo", "--mac", two, "--peer", one];
         let echo_gen = Gen::start(&dir.path(echo), &echo_to);
         switch.wait_up(echo, true);
-        let args = ["--mode", "rr", "--mac", one, "--peer", two, "--rate", "2k"];
-        let rr_gen = Gen::start(&dir.path(rr), &args);
+        let args = ["--mode", "rr", "--mac", one, "--peer", two];
+        let rr_gen = Gen::start(&dir.path(rr), &[&args, how].concat());
         switch.wait_up(rr, true);
         let pair = Self { rr: rr_gen, _echo: echo_gen, port: rr };
         pair.go_on(switch);
         pair
+    }
+
+    /// How many answers come in so long.
+    pub fn answers(&self, switch: &Switch, time: Duration) -> u64 {
+        let answers = || switch.counter(self.port, "egress", "frames");
+        let before = answers();
+        std::thread::sleep(time);
+        answers() - before
     }
 
     /// Waits for twenty more answers.

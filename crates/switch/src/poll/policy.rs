@@ -82,7 +82,7 @@ impl FromStr for Policy {
 
     fn from_str(s: &str) -> Result<Self, String> {
         let (name, arg) = s.split_once(':').map_or((s, None), |(n, a)| (n, Some(a)));
-        let unknown = || format!("unknown poll policy '{s}': use one of {}", POLICIES.join(", "));
+        let unknown = || format!("unknown policy '{s}': use one of {}", POLICIES.join(", "));
         match (name, arg) {
             ("event", None) => Ok(Self::Event),
             ("spin", None) => Ok(Self::Spin),

@@ -142,24 +142,61 @@ fn adaptive_polls_on_where_sleeping_cannot_meet_its_target() {
 
 #[test]
 fn notifier_tells_at_once_or_when_its_policy_says() {
-    for policy in ["event", "spin", "napi", "adaptive"] {
+    for policy in ["event", "spin", "napi", "adaptive:0"] {
         let policy = policy.parse().unwrap();
         assert!(!Notifier::waits(policy));
         assert_eq!(Notifier::new(policy).published(1, 5), Notify::Now);
     }
     let mut n = Notifier::new(Policy::Coalesce { usecs: 10, frames: 4 });
     assert_eq!(n.published(1, 1_000), Notify::At(11_000));
-    assert_eq!(n.published(2, 5_000), Notify::At(11_000));
+    assert_eq!(n.published(2, 5_000), Notify::Later);
     assert_eq!(n.published(1, 6_000), Notify::Now);
-    assert!(!n.due());
+    assert_eq!(n.published(1, 7_000), Notify::Later, "the time that was given is still to come");
+    assert_eq!(n.due(11_000, 11_000), Some(Notify::At(17_000)), "not before its own time");
+    assert_eq!(n.due(17_000, 17_500), Some(Notify::Now));
     assert_eq!(n.published(1, 20_000), Notify::At(30_000));
-    assert!(n.due());
+    n.told(20_500);
+    assert_eq!(n.due(30_000, 30_000), None, "it was told meanwhile");
+    assert_eq!(n.published(1, 31_000), Notify::At(41_000));
+    assert!(n.flush());
+    assert!(!n.flush());
+    assert_eq!(n.due(41_000, 41_000), None);
     let mut n = Notifier::new(Policy::CoalescePending { usecs: 12 });
     assert_eq!(n.published(1, 0), Notify::At(12_000));
     assert_eq!(n.published(2, 1_000), Notify::At(4_000));
     assert_eq!(n.published(9, 1_500), Notify::Now);
+    assert_eq!(n.due(12_000, 12_000), None, "a sooner one was given");
     let mut n = Notifier::new(Policy::Timer { hz: 1000 });
     assert_eq!(n.published(1, 1_500_000), Notify::At(2_000_000));
+}
+
+#[test]
+fn adaptive_gathers_what_comes_in_numbers_and_nothing_else() {
+    // Question and answer, the fastest that wait for each other: told at once, every time.
+    let mut n = Notifier::new(Policy::ADAPTIVE);
+    for turn in 1..1000 {
+        assert_eq!(n.published(1, turn * 8_000), Notify::Now, "turn {turn}");
+    }
+    // A flood of a frame each us: once for 50 us, and for 64 frames.
+    let mut n = Notifier::new(Policy::ADAPTIVE);
+    let (mut calls, mut due) = (0, u64::MAX);
+    for now in (0..1_000_000).step_by(1_000) {
+        if due <= now {
+            match n.due(std::mem::replace(&mut due, u64::MAX), now) {
+                Some(Notify::Now) => calls += 1,
+                Some(Notify::At(at)) => due = at,
+                Some(Notify::Later) | None => {}
+            }
+        }
+        match n.published(1, now) {
+            Notify::Now => calls += 1,
+            Notify::At(at) => due = at,
+            Notify::Later => assert_ne!(due, u64::MAX, "someone has to ask"),
+        }
+    }
+    assert!((50 + 19..=50 + 22).contains(&calls), "{calls} calls in a ms, 50 in the first window");
+    // After a silence the first is told at once.
+    assert_eq!(n.published(1, 3_000_000), Notify::Now);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::fmt::{self, Display, Formatter};
 
 use load::{Load, Shape, Think};
 use switch::poll::{Costs, DEFAULT_LATENCY_US, Policy};
-use world::Seen;
+use world::{Armed, Seen};
 
 /// Wake-ups of a bare machine, and of a virtual one in a virtual one.
 const MACHINES: [(&str, Costs); 2] = [
@@ -87,7 +87,7 @@ fn cases(spin_ns: u64) -> Vec<Case> {
 
 fn run(policy: &str, costs: Costs, case: &Case) -> Seen {
     let policy: Policy = policy.parse().unwrap();
-    world::run(policy, costs, Load::new(case.shape, 1), case.length_ns)
+    world::run(policy, costs, Armed::Looks, Load::new(case.shape, 1), case.length_ns)
 }
 
 /// Percentile, in us.
@@ -337,3 +337,27 @@ fn policies_do_what_the_table_says_and_adaptive_what_it_promises() {
 }
 
 const BLESS: &str = "if that is right: BLESS=1 cargo test -p pvswitch-switch --test policies";
+
+/// A frame that comes while the worker asks to be told of the next one waits for ever if nobody
+/// looks again: the column `left` is there to show it.
+#[test]
+fn canary_frames_are_left_where_no_one_looks_again() {
+    let costs = Costs::TYPICAL;
+    let mut cases = cases(costs.wake_ns);
+    // A timer rests after 100 ms without a frame: one of these comes just then.
+    cases.extend((0..25_000).map(|n| {
+        let gap = 100 * MS + n * (world::LOOK_NS - 1);
+        Case { name: format!("every {gap} ns"), shape: Shape::Even(gap), length_ns: 250 * MS }
+    }));
+    for name in POLICIES.iter().filter(|policy| **policy != "spin") {
+        let policy: Policy = name.parse().unwrap();
+        let left = |armed, case: &Case| {
+            let load = Load::new(case.shape, 1);
+            world::run(policy, costs, armed, load, case.length_ns).left
+        };
+        let stuck = |case: &&Case| left(Armed::Sleeps, case) > 0 && left(Armed::Looks, case) == 0;
+        let shown = cases.iter().find(stuck);
+        println!("{name}: frames are left with {}", shown.map_or("none", |case| &case.name));
+        assert!(shown.is_some(), "{name}");
+    }
+}

@@ -50,8 +50,19 @@ impl Seen {
     }
 }
 
+/// What a worker does once it has asked for a notification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Armed {
+    /// Looks again before it sleeps.
+    Looks,
+    /// Sleeps: broken, to see that the table tells.
+    Sleeps,
+}
+
 struct World {
+    policy: Policy,
     costs: Costs,
+    armed: Armed,
     load: Load,
     now: u64,
     /// When each waiting frame came.
@@ -66,9 +77,11 @@ struct World {
 }
 
 /// `policy` on both sides of a queue for `length_ns`.
-pub fn run(policy: Policy, costs: Costs, load: Load, length_ns: u64) -> Seen {
+pub fn run(policy: Policy, costs: Costs, armed: Armed, load: Load, length_ns: u64) -> Seen {
     let mut world = World {
+        policy,
         costs,
+        armed,
         load,
         now: 0,
         ring: VecDeque::new(),
@@ -123,15 +136,18 @@ impl World {
             match self.notifier.published(frames, self.now) {
                 Notify::Now => self.tell(),
                 Notify::At(at) => self.due = at,
+                Notify::Later => {}
             }
         }
         self.tell_if_due();
+        if frames == 0 {
+            self.tell_gathered();
+        }
         (frames, look)
     }
 
     fn tell(&mut self) {
         self.seen.calls += 1;
-        self.due = u64::MAX;
         for passed in self.untold.drain(..) {
             self.seen.told.push(u32::try_from(self.now - passed).unwrap_or(u32::MAX));
             self.load.answered(self.now);
@@ -139,8 +155,23 @@ impl World {
     }
 
     fn tell_if_due(&mut self) {
-        if self.due <= self.now && self.notifier.due() {
-            self.tell();
+        if self.due > self.now {
+            return;
+        }
+        match self.notifier.due(std::mem::replace(&mut self.due, u64::MAX), self.now) {
+            Some(Notify::Now) => self.tell(),
+            Some(Notify::At(at)) => self.due = at,
+            Some(Notify::Later) | None => {}
+        }
+    }
+
+    /// No more comes: a policy that only gathers while there is work tells now.
+    fn tell_gathered(&mut self) {
+        if Notifier::gathers(self.policy) {
+            self.due = u64::MAX;
+            if self.notifier.flush() {
+                self.tell();
+            }
         }
     }
 
@@ -163,6 +194,7 @@ impl World {
     fn nap(&mut self, at: u64) {
         if at > self.now {
             self.turn(true);
+            self.tell_gathered();
         }
         while at > self.now {
             self.seen.naps += 1;
@@ -176,12 +208,16 @@ impl World {
         self.seen.polled_ns += LOOK_NS;
         self.now += LOOK_NS;
         self.come();
-        if !self.ring.is_empty() {
+        // Asked for is the frame after the last that was taken: one that is there already has
+        // passed unheard, and none after it is the one.
+        let deaf = !self.ring.is_empty();
+        if deaf && self.armed == Armed::Looks {
             return;
         }
+        self.tell_gathered();
         self.seen.sleeps += 1;
         loop {
-            let next = self.load.peek();
+            let next = if deaf { u64::MAX } else { self.load.peek() };
             if self.due <= next.min(end) {
                 self.seen.naps += 1;
                 self.now = self.now.max(self.due) + self.costs.nap_late_ns;
@@ -194,6 +230,7 @@ impl World {
                 self.now = self.now.max(next) + self.costs.wake_late_ns;
             } else {
                 self.now = end;
+                self.come();
                 return;
             }
             poller.wake(self.now);

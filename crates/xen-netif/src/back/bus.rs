@@ -48,13 +48,26 @@ impl<P: Plug> Bus<P> {
     }
 
     /// Asks to be told of everything: at the start, and when xenstore is back.
+    ///
+    /// # Errors
+    /// [`Failure`]: the store is gone, or refused what is for all vifs; what it refuses a vif is
+    /// that one's trouble ([`Handshake::look`]).
     pub fn start<T: Tree>(&mut self, store: &mut T, now: Instant) -> Result<(), Failure> {
+        let watched = self.watch(store);
+        if store.is_gone() {
+            return watched;
+        }
+        self.vifs.values_mut().try_for_each(|vif| vif.start(store, now))?;
+        watched
+    }
+
+    fn watch<T: Tree>(&mut self, store: &mut T) -> Result<(), Failure> {
+        self.news = self.auto;
         store.watch(RELEASE, RELEASE_TOKEN)?;
         if self.auto {
             store.watch(VIFS, VIFS_TOKEN)?;
-            self.news = true;
         }
-        self.vifs.values_mut().try_for_each(|vif| vif.start(store, now))
+        Ok(())
     }
 
     /// Serves a vif.
@@ -132,10 +145,12 @@ impl<P: Plug> Bus<P> {
         }
         for domain in store.list(VIFS)? {
             let Ok(domid) = domain.parse() else { continue };
-            for device in store.list(&format!("{VIFS}/{domain}"))? {
+            let devices = store.list(&format!("{VIFS}/{domain}"));
+            for device in here(store, devices)? {
                 let Ok(devid) = device.parse() else { continue };
                 let id = VifId { domid, devid };
-                let wanted = super::keys::flag(store, &format!("{}/online", id.back()))?;
+                let wanted = super::keys::flag(store, &format!("{}/online", id.back()));
+                let wanted = here(store, wanted)?;
                 if wanted && !self.vifs.contains_key(&id) {
                     found.push(id);
                 }
@@ -148,6 +163,11 @@ impl<P: Plug> Bus<P> {
     pub fn over(&self) -> Vec<VifId> {
         self.vifs.iter().filter(|(_, vif)| vif.is_over()).map(|(id, _)| *id).collect()
     }
+}
+
+/// What was read, or nothing where that was refused.
+fn here<T: Tree, R: Default>(store: &T, got: Result<R, Failure>) -> Result<R, Failure> {
+    if store.is_gone() { got } else { Ok(got.unwrap_or_default()) }
 }
 
 /// The vif that a token is of.

@@ -20,6 +20,8 @@ pub struct Fake {
     pub reads: usize,
     /// Fails this many operations from now; the last of them and all later ones.
     pub fail_after: Option<usize>,
+    /// Refuses everything below this path.
+    pub refuse: Option<String>,
     /// Removes this directory just before the next transaction.
     pub race: Option<String>,
 }
@@ -71,7 +73,10 @@ impl Fake {
         }
     }
 
-    fn operation(&mut self) -> Result<(), Failure> {
+    fn operation(&mut self, path: &str) -> Result<(), Failure> {
+        if self.refuse.as_ref().is_some_and(|refuse| path.starts_with(refuse)) {
+            return Err(Failure(format!("{path}: over a quota")));
+        }
         if let Some(left) = &mut self.fail_after {
             *left = left.saturating_sub(1);
             if *left == 0 {
@@ -91,8 +96,12 @@ pub fn front(domid: u16, devid: u32) -> String {
 }
 
 impl Tree for Fake {
+    fn is_gone(&self) -> bool {
+        self.fail_after == Some(0)
+    }
+
     fn read(&mut self, path: &str) -> Result<Option<String>, Failure> {
-        self.operation()?;
+        self.operation(path)?;
         self.reads += 1;
         Ok(self.nodes.get(path).cloned())
     }
@@ -103,7 +112,7 @@ impl Tree for Fake {
         anchor: &str,
         keys: &[(String, String)],
     ) -> Result<bool, Failure> {
-        self.operation()?;
+        self.operation(dir)?;
         if let Some(dir) = self.race.take() {
             self.rm(&dir);
         }
@@ -121,19 +130,19 @@ impl Tree for Fake {
     }
 
     fn note(&mut self, path: &str, value: &str) -> Result<(), Failure> {
-        self.operation()?;
+        self.operation(path)?;
         self.set(path, value);
         Ok(())
     }
 
     fn remove(&mut self, path: &str) -> Result<(), Failure> {
-        self.operation()?;
+        self.operation(path)?;
         self.rm(path);
         Ok(())
     }
 
     fn list(&mut self, dir: &str) -> Result<Vec<String>, Failure> {
-        self.operation()?;
+        self.operation(dir)?;
         let below = format!("{dir}/");
         let names = self.nodes.keys().filter_map(|p| p.strip_prefix(&below));
         let names: BTreeSet<_> = names.map(|p| p.split('/').next().unwrap().to_string()).collect();
@@ -141,13 +150,13 @@ impl Tree for Fake {
     }
 
     fn watch(&mut self, path: &str, token: &str) -> Result<(), Failure> {
-        self.operation()?;
+        self.operation(path)?;
         self.watches.insert((path.into(), token.into()));
         Ok(())
     }
 
     fn unwatch(&mut self, path: &str, token: &str) -> Result<(), Failure> {
-        self.operation()?;
+        self.operation(path)?;
         self.watches.remove(&(path.into(), token.into()));
         Ok(())
     }
@@ -159,7 +168,11 @@ pub struct Counted {
     /// What is held: queues and control ring.
     pub held: usize,
     pub connects: usize,
+    /// Of rings that were there.
     pub settings: Vec<Settings>,
+    /// What the next rings begin with, and what the last began with.
+    pub next: Option<Settings>,
+    pub began: Option<Settings>,
     pub refuses: Option<Refused>,
     pub claimed: Option<String>,
 }
@@ -175,13 +188,17 @@ impl Plug for Counted {
         if let Some(refused) = &self.refuses {
             return Err(refused.clone());
         }
+        self.began = Some(self.next.take().expect("settings come before rings"));
         self.held = request.queues.len() + usize::from(request.ctrl.is_some());
         Ok(())
     }
 
     fn set(&mut self, settings: &Settings) {
-        assert!(self.held > 0, "settings are for rings that are there");
-        self.settings.push(*settings);
+        if self.held == 0 {
+            self.next = Some(*settings);
+        } else {
+            self.settings.push(*settings);
+        }
     }
 
     fn disconnect(&mut self) {

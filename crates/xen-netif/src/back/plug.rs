@@ -33,14 +33,17 @@ pub struct Socket<Q: Queues> {
     pairs: Vec<Pair>,
     queues: Q,
     rings: Option<Rings>,
+    /// Of the rings that are there, or of those that come.
+    settings: Option<Settings>,
 }
 
 /// Dropped only after the pairs let go of them.
 struct Rings {
     count: u16,
+    /// Frames may go to so many of them.
+    active: u16,
     vif: Arc<Vif>,
     ctrl: Option<Ctrl>,
-    settings: Option<Settings>,
     pages: Vec<RingPage>,
 }
 
@@ -63,7 +66,7 @@ struct Queue {
 impl<Q: Queues> Socket<Q> {
     /// Nothing plugged in yet.
     pub fn new(host: Arc<host::Back>, id: VifId, pairs: Vec<Pair>, queues: Q) -> Self {
-        Self { host, id, pairs, queues, rings: None }
+        Self { host, id, pairs, queues, rings: None, settings: None }
     }
 
     /// Readable when the control ring is to be served ([`serve_control`](Self::serve_control)).
@@ -136,6 +139,20 @@ impl<Q: Queues> Socket<Q> {
         Ok(Ctrl { control, channel })
     }
 
+    /// Lets frames pass, or not, as the settings say.
+    fn open(&mut self) {
+        let Some(rings) = &mut self.rings else { return };
+        let link = rings.vif.has_link();
+        if !link {
+            // Bursts in progress may have found it up; what they taught is forgotten below.
+            self.pairs.iter().for_each(|pair| drop(lock(&pair.ingress)));
+        }
+        let active = if link { rings.count } else { 0 };
+        if std::mem::replace(&mut rings.active, active) != active {
+            self.queues.active(active);
+        }
+    }
+
     fn end(&mut self) {
         let Some(rings) = self.rings.take() else { return };
         self.queues.active(0);
@@ -157,6 +174,17 @@ fn bad_ring(which: &str, error: AttachError) -> Refused {
 
 fn bad_host(error: &HostError) -> Refused {
     Refused { errno: Errno::IO, text: error.to_string() }
+}
+
+/// Gives what queues share the settings that changed.
+fn apply(vif: &Vif, old: Option<Settings>, new: &Settings) {
+    vif.set_link(new.link);
+    // The bucket is full again.
+    if old.is_none_or(|old| old.rate != new.rate) {
+        vif.set_rate(new.rate);
+    }
+    vif.filter_multicast(new.multicast_control);
+    vif.set_mtu(new.mtu.unwrap_or(0));
 }
 
 /// What a front end takes, in the words of its port.
@@ -189,6 +217,8 @@ impl<Q: Queues> Plug for Socket<Q> {
         let orders = Arc::new(Orders::new(queues.len()));
         let ctrl = ctrl.map(|c| self.ctrl(c, &orders, &mut pages)).transpose()?;
         let vif = Arc::new(Vif::new());
+        // Before the first burst.
+        self.settings.iter().for_each(|settings| apply(&vif, None, settings));
         let count = u16::try_from(queues.len()).expect("16 at most");
         for ((number, pair), queue) in (0..count).zip(&self.pairs).zip(queues) {
             let Queue { tx, rx, tx_end, rx_end } = queue;
@@ -206,23 +236,15 @@ impl<Q: Queues> Plug for Socket<Q> {
             lock(&pair.egress).activate(rx, wiring(rx_end.0));
             self.queues.started(number, tx_end.1, rx_end.1);
         }
-        self.rings = Some(Rings { count, vif, ctrl, settings: None, pages });
+        self.rings = Some(Rings { count, active: 0, vif, ctrl, pages });
         Ok(())
     }
 
     fn set(&mut self, settings: &Settings) {
-        let Some(rings) = &mut self.rings else { return };
-        let old = rings.settings.replace(*settings);
-        let changed = |of: fn(&Settings) -> u64| old.is_none_or(|old| of(&old) != of(settings));
-        if old.is_none_or(|old| old.rate != settings.rate) {
-            rings.vif.set_rate(settings.rate);
-        }
-        if changed(|s| s.multicast_control.into()) {
-            rings.vif.filter_multicast(settings.multicast_control);
-        }
-        rings.vif.set_mtu(settings.mtu.unwrap_or(0));
-        if changed(|s| s.link.into()) {
-            self.queues.active(if settings.link { rings.count } else { 0 });
+        let old = self.settings.replace(*settings);
+        if let Some(rings) = &self.rings {
+            apply(&rings.vif, old, settings);
+            self.open();
         }
     }
 

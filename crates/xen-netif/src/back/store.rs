@@ -25,11 +25,6 @@ impl Home {
         Ok(Self { store, dir, gone: false })
     }
 
-    /// Whether the connection is lost: everything else was a refusal.
-    pub fn is_gone(&self) -> bool {
-        self.gone
-    }
-
     /// The tokens of watches under which something happened.
     ///
     /// # Errors
@@ -75,6 +70,10 @@ impl AsFd for Home {
 }
 
 impl Tree for Home {
+    fn is_gone(&self) -> bool {
+        self.gone
+    }
+
     fn read(&mut self, path: &str) -> Result<Option<String>, Failure> {
         let got = self.store.read(&self.whole(path));
         Ok(self.permitted(got)?.flatten())

@@ -1,13 +1,16 @@
 //! What the handshake needs of xenstore: a seam, so that every order of events is tested without
 //! sockets.
 
-/// Xenstore does not answer any more, or not as it should.
+/// Xenstore refuses, or does not answer any more: [`Tree::is_gone`] says which.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Failure(pub String);
 
 /// A tree of keys. Paths that do not start with a slash are below our own domain's directory.
 pub trait Tree {
+    /// Whether the connection is lost: everything else was a refusal, of that one request.
+    fn is_gone(&self) -> bool;
+
     /// The value at `path`; `None`: there is none, or it is not ours to read.
     fn read(&mut self, path: &str) -> Result<Option<String>, Failure>;
 

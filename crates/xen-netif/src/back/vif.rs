@@ -64,9 +64,11 @@ pub struct Settings {
 pub trait Plug {
     /// Why the vif is not ours to serve: another back end has it.
     fn claimed(&mut self) -> Option<String>;
-    /// Maps rings, binds channels, starts queues: all of them, or none and says why.
+    /// Maps rings, binds channels, starts queues with the settings last told: all of them, or none
+    /// and says why. What guests send is taken from here on; nothing goes to them before `set`.
     fn connect(&mut self, request: &Request) -> Result<(), Refused>;
-    /// Changes what can change; only while connected.
+    /// Says what the next rings begin with, or, while connected, what changes; frames may then go
+    /// to the guest.
     fn set(&mut self, settings: &Settings);
     /// Stops queues and gives all back. Also when there is nothing to give back.
     fn disconnect(&mut self);
@@ -109,6 +111,10 @@ impl Bucket {
 /// Looks at once, and then every so often: a guest that rewrites its keys in a loop (XSA-349) must
 /// not take the control thread from others.
 const LOOKS: (u32, Duration) = (64, Duration::from_millis(20));
+/// What the store refused is tried again after so long, then after twice as long, and so on.
+const AGAIN: Duration = Duration::from_secs(1);
+/// So often twice as long.
+const AGAIN_MAX: u32 = 6;
 /// Connects at once, and then every so often: each maps and unmaps pages.
 const CONNECTS: (u32, Duration) = (8, Duration::from_secs(1));
 
@@ -152,6 +158,10 @@ pub struct Handshake<P> {
     claimed: Option<String>,
     waits: Option<&'static str>,
     error: Option<String>,
+    /// The store was asked to tell of the directories that are there.
+    watched: bool,
+    /// What it refused, and how often in a row.
+    trouble: Option<(Failure, u32)>,
     /// Reconfigured was answered.
     reconfigured: bool,
     seen: bool,
@@ -185,6 +195,8 @@ impl<P: Plug> Handshake<P> {
             claimed: None,
             waits: None,
             error: None,
+            watched: false,
+            trouble: None,
             reconfigured: false,
             seen: false,
             looks: Bucket::new(LOOKS.0, LOOKS.1, now),
@@ -208,13 +220,10 @@ impl<P: Plug> Handshake<P> {
         &mut self.plug
     }
 
-    /// Starts to follow the vif.
+    /// Starts to follow the vif; anew, if xenstore was away: it knows of no watch any more. As
+    /// [`look`](Self::look).
     pub fn start<T: Tree>(&mut self, store: &mut T, now: Instant) -> Result<(), Failure> {
-        store.watch(&self.back, &self.back_token())?;
-        if let Some(front) = self.front.clone() {
-            // Xenstore was away: it knows of no watch any more.
-            store.watch(&front, &self.front_token())?;
-        }
+        self.watched = false;
         self.look(store, now)
     }
 
@@ -225,15 +234,53 @@ impl<P: Plug> Handshake<P> {
 
     /// Whether the toolstack or the guest's end is done with the vif: its port may go.
     pub fn is_over(&self) -> bool {
-        self.seen && (self.front.is_none() || (self.state == State::Closed && !self.online))
+        let known = self.seen && self.trouble.is_none();
+        known && (self.front.is_none() || (self.state == State::Closed && !self.online))
     }
 
-    /// Looks at both ends and does what is due.
+    /// Looks at both ends and does what is due. What the store refuses is tried again in time.
+    ///
+    /// # Errors
+    /// [`Failure`]: the store is gone, for all vifs.
     pub fn look<T: Tree>(&mut self, store: &mut T, now: Instant) -> Result<(), Failure> {
         self.due = None;
         if let Err(at) = self.looks.take(now) {
             self.due = Some(at);
             return Ok(());
+        }
+        let done = self.attend(store, now);
+        self.excuse(store, done, now)
+    }
+
+    /// A refusal is this vif's trouble alone.
+    fn excuse<T: Tree>(
+        &mut self,
+        store: &T,
+        done: Result<(), Failure>,
+        now: Instant,
+    ) -> Result<(), Failure> {
+        match done {
+            Err(failure) if !store.is_gone() => {
+                let times = self.trouble.take().map_or(0, |(_, times)| times + 1).min(AGAIN_MAX);
+                self.due = Some(now + AGAIN * (1 << times));
+                self.trouble = Some((failure, times));
+                Ok(())
+            }
+            Err(gone) => Err(gone),
+            Ok(()) => {
+                self.trouble = None;
+                Ok(())
+            }
+        }
+    }
+
+    fn attend<T: Tree>(&mut self, store: &mut T, now: Instant) -> Result<(), Failure> {
+        if !self.watched {
+            store.watch(&self.back, &self.back_token())?;
+            if let Some(front) = self.front.clone() {
+                store.watch(&front, &self.front_token())?;
+            }
+            self.watched = true;
         }
         let Some(front) = store.read(&format!("{}/frontend", self.back))? else {
             return self.vanish(store);
@@ -329,7 +376,8 @@ impl<P: Plug> Handshake<P> {
             return Ok(to);
         }
         if self.refused {
-            return Ok(None);
+            // It is there already, unless the store refused that.
+            return Ok((self.state == State::InitWait).then_some(State::Closing));
         }
         if self.front_state == State::Initialised && !keys::named(store, front)? {
             return Ok((self.state != State::InitWait).then_some(State::InitWait));
@@ -395,11 +443,15 @@ impl<P: Plug> Handshake<P> {
             Err(ReadError::Refused(refused)) => return self.refuse(store, &refused),
             Err(ReadError::Store(failure)) => return Err(failure),
         };
+        self.multicast = keys::flag(store, &format!("{front}/request-multicast-control"))?;
+        let settings = self.read_settings(store, front)?;
+        // Before the rings: none is served without its limits.
+        self.plug.set(&settings);
         if let Err(refused) = self.plug.connect(&request) {
             return self.refuse(store, &refused);
         }
         self.plugged = Some(request);
-        let connected = self.publish(store, front, hotplug.as_deref());
+        let connected = self.publish(store, &settings, hotplug.as_deref());
         if !matches!(connected, Ok(true)) {
             self.unplug();
         }
@@ -410,11 +462,9 @@ impl<P: Plug> Handshake<P> {
     fn publish<T: Tree>(
         &mut self,
         store: &mut T,
-        front: &str,
+        settings: &Settings,
         hotplug: Option<&str>,
     ) -> Result<bool, Failure> {
-        self.multicast = keys::flag(store, &format!("{front}/request-multicast-control"))?;
-        let settings = self.read_settings(store, front)?;
         let mut keys = vec![pair("carrier", u8::from(settings.link))];
         if hotplug != Some("connected") {
             // There is no interface for a script to set up: what waits for one need not.
@@ -429,8 +479,8 @@ impl<P: Plug> Handshake<P> {
         if self.error.take().is_some() {
             store.remove(&self.error_dir())?;
         }
-        self.plug.set(&settings);
-        self.settings = Some(settings);
+        self.plug.set(settings);
+        self.settings = Some(*settings);
         Ok(true)
     }
 
@@ -441,8 +491,9 @@ impl<P: Plug> Handshake<P> {
     /// Says what is wrong where a toolstack's user looks for it.
     fn tell<T: Tree>(&mut self, store: &mut T, refused: &Refused) -> Result<(), Failure> {
         if self.error.as_ref() != Some(&refused.text) {
-            store.note(&format!("{}/error", self.error_dir()), &refused.to_string())?;
+            // Known here also where the store does not take it.
             self.error = Some(refused.text.clone());
+            store.note(&format!("{}/error", self.error_dir()), &refused.to_string())?;
         }
         Ok(())
     }
@@ -450,9 +501,9 @@ impl<P: Plug> Handshake<P> {
     /// The front end cannot be served; nothing of it is held.
     fn refuse<T: Tree>(&mut self, store: &mut T, refused: &Refused) -> Result<bool, Failure> {
         self.refused = true;
-        self.tell(store, refused)?;
+        let told = self.tell(store, refused);
         self.close(store, State::Closing)?;
-        Ok(false)
+        told.map(|()| false)
     }
 
     fn close<T: Tree>(&mut self, store: &mut T, to: State) -> Result<(), Failure> {
@@ -512,14 +563,23 @@ impl<P: Plug> Handshake<P> {
     }
 
     /// The front end broke the ring protocol: it loses its rings, and is told by its carrier.
-    pub fn fault<T: Tree>(&mut self, store: &mut T, why: &str) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// [`Failure`]: the store is gone.
+    pub fn fault<T: Tree>(
+        &mut self,
+        store: &mut T,
+        why: &str,
+        now: Instant,
+    ) -> Result<(), Failure> {
         if self.plugged.is_none() {
             return Ok(());
         }
         self.unplug();
         self.broken = true;
-        self.tell(store, &Refused { errno: Errno::PROTO, text: why.into() })?;
-        self.put(store, &[pair("carrier", 0)]).map(|_| ())
+        let put = self.put(store, &[pair("carrier", 0)]).map(|_| ());
+        let told = self.tell(store, &Refused { errno: Errno::PROTO, text: why.into() });
+        self.excuse(store, put.and(told), now)
     }
 
     /// Gives the rings back and lets the front end be: whoever serves the vif next goes on with
@@ -539,13 +599,22 @@ impl<P: Plug> Handshake<P> {
             front: self.front_state,
             back: self.state,
             text: self.text(),
-            error: self.error.clone(),
+            error: self.trouble.as_ref().map(|(why, _)| why.0.clone()).or(self.error.clone()),
             takes: self.plugged.as_ref().map(|r| r.takes.names()).unwrap_or_default(),
             queues: self.plugged.as_ref().map_or(0, |r| r.queues.len()),
         }
     }
 
     fn text(&self) -> String {
+        let text = self.stands();
+        if self.trouble.is_none() {
+            text
+        } else {
+            format!("{text}; xenstore refused what it needs, trying again")
+        }
+    }
+
+    fn stands(&self) -> String {
         if let Some(who) = &self.claimed {
             return format!("not ours: {who}");
         }

@@ -1,6 +1,7 @@
-//! The control ring of a vif, and the static grants that are asked for over it.
+//! The control ring of a vif, and what is asked for over it: static grants, and a hash.
 //!
 //! ```text
+//!   hash:    algorithm ──▶ key ──▶ table... (`hash`)
 //!   keep:    how many of queue 0? ──▶ list, list... ──▶ how many of queue 1? ──▶ ...
 //!   forget:  list, list... of queue 0 ──▶ list, list... of queue 1 ──▶ ...
 //! ```
@@ -8,6 +9,8 @@
 //! the back end's until it answers. A back end that refuses is asked for no more; what it does not
 //! keep mapped it copies by grant as ever. Its answers are believed as far as they cost nothing:
 //! that it let go of a page ends no grant, its memory does.
+
+mod hash;
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -17,6 +20,7 @@ use ring::xen::{
     ctrl_status, ctrl_type,
 };
 
+use self::hash::{Hashing, Order};
 use crate::back::CtrlKeys;
 use crate::host::{Channel, Front, HostError, Pages};
 use crate::sys::{self, Until};
@@ -71,15 +75,26 @@ pub struct Kept {
 struct Asked {
     id: u16,
     kind: u16,
-    queue: usize,
-    /// Length of the list.
-    entries: usize,
+    about: About,
+}
+
+/// What a request is about.
+#[derive(Clone, Copy, Debug)]
+enum About {
+    /// A list of so many grants of a queue.
+    Grants {
+        queue: usize,
+        entries: usize,
+    },
+    Hash,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Goal {
     /// Nothing more is asked.
     Rest,
+    /// What we receive is to be spread by a hash.
+    Hash,
     /// Grants are to stay mapped.
     Keep,
     /// None is.
@@ -93,6 +108,7 @@ pub struct Ctrl {
     pages: Pages,
     channel: Channel,
     queues: Vec<Grants>,
+    hashing: Hashing,
     asked: Option<Asked>,
     next_id: u16,
     goal: Goal,
@@ -112,8 +128,9 @@ impl Ctrl {
         };
         let (port, channel) = front.channel(backend_domid)?;
         let (ring, ring_ref) = (FrontCtrl::new(area), pages.grefs[0]);
-        let (asked, goal) = (None, Goal::Rest);
-        let ctrl = Self { ring, pages, channel, queues, asked, next_id: 0, goal, refusals: 0 };
+        let (asked, goal, next_id, refusals) = (None, Goal::Rest, 0, 0);
+        let hashing = Hashing::new(u32::try_from(queues.len()).unwrap_or(u32::MAX).max(1));
+        let ctrl = Self { ring, pages, channel, queues, hashing, asked, next_id, goal, refusals };
         Ok((ctrl, CtrlKeys { ring_ref, port }))
     }
 
@@ -122,15 +139,30 @@ impl Ctrl {
         self.pages
     }
 
+    /// Has the back end spread what we receive over the queues by a hash that it tells with each
+    /// frame, as far as it can; otherwise as [`keep`](Self::keep). Another back end is to
+    /// be asked again.
+    pub fn hash(&mut self) {
+        self.goal = Goal::Hash;
+        self.hashing.begin(matches!(self.asked, Some(Asked { about: About::Hash, .. })));
+    }
+
+    /// Whether it does.
+    pub fn is_hashed(&self) -> bool {
+        self.hashing.is_on
+    }
+
     /// Has the back end keep as many grants mapped as it would. Before it is Connected it answers
     /// nothing. To be followed by [`step`](Self::step) or [`finish`](Self::finish).
     pub fn keep(&mut self) {
         self.goal = Goal::Keep;
     }
 
-    /// Has it let go of all that it keeps; otherwise as [`keep`](Self::keep).
+    /// Has it let go of all that it keeps; otherwise as [`keep`](Self::keep). How many it would
+    /// keep is asked again before it is to keep any: it may be another one by then.
     pub fn forget(&mut self) {
         self.goal = Goal::Forget;
+        self.queues.iter_mut().for_each(|queue| queue.most = None);
     }
 
     /// What it keeps by now.
@@ -154,6 +186,7 @@ impl Ctrl {
         }
         match self.goal {
             Goal::Rest => {}
+            Goal::Hash => self.hash_next(),
             Goal::Keep => self.keep_next(),
             Goal::Forget => self.forget_next(),
         }
@@ -181,10 +214,16 @@ impl Ctrl {
     }
 
     fn hear(&mut self, asked: Asked, answer: CtrlResponse) {
-        let Asked { kind, queue, entries, .. } = asked;
-        let queue = &mut self.queues[queue];
         let done = answer.status == ctrl_status::SUCCESS;
-        match kind {
+        let (queue, entries) = match asked.about {
+            About::Grants { queue, entries } => (&mut self.queues[queue], entries),
+            About::Hash => {
+                let goes_on = self.hashing.hear(done.then_some(answer.data));
+                self.refusals += u64::from(!goes_on);
+                return;
+            }
+        };
+        match asked.kind {
             // Whether it knew of them or not: it was told.
             ctrl_type::DEL_GREF_MAPPING => queue.kept -= entries,
             ctrl_type::ADD_GREF_MAPPING if done => queue.kept += entries,
@@ -201,14 +240,20 @@ impl Ctrl {
         }
     }
 
+    fn hash_next(&mut self) {
+        let Some(Order { kind, data, page }) = self.hashing.next() else { return };
+        let data = if page.is_empty() { [data, 0, 0] } else { [self.list(&page), data, 0] };
+        self.ask(kind, data, About::Hash);
+    }
+
     fn keep_next(&mut self) {
         for number in 0..self.queues.len() {
             let Grants { most, kept, .. } = self.queues[number];
             match most {
-                None => return self.ask(ctrl_type::GET_GREF_MAPPING_SIZE, number, 0..0),
+                None => return self.ask_of(ctrl_type::GET_GREF_MAPPING_SIZE, number, 0..0),
                 Some(most) if kept < most => {
                     let to = most.min(kept + LIST_MAX);
-                    return self.ask(ctrl_type::ADD_GREF_MAPPING, number, kept..to);
+                    return self.ask_of(ctrl_type::ADD_GREF_MAPPING, number, kept..to);
                 }
                 Some(_) => {}
             }
@@ -219,30 +264,39 @@ impl Ctrl {
         if let Some(number) = self.queues.iter().position(|queue| queue.kept > 0) {
             let kept = self.queues[number].kept;
             let from = kept.saturating_sub(LIST_MAX);
-            self.ask(ctrl_type::DEL_GREF_MAPPING, number, from..kept);
+            self.ask_of(ctrl_type::DEL_GREF_MAPPING, number, from..kept);
         }
     }
 
     /// Asks something of a queue; `list`: which of its grants it is about.
-    fn ask(&mut self, kind: u16, queue: usize, list: std::ops::Range<usize>) {
+    fn ask_of(&mut self, kind: u16, queue: usize, list: std::ops::Range<usize>) {
         let entries = list.len();
         let entry = |(gref, readonly): &(u32, bool)| {
             GrefEntry { gref: *gref, readonly: *readonly, status: 0 }.encode()
         };
         let bytes: Vec<u8> = self.queues[queue].wanted[list].iter().flat_map(entry).collect();
         let number = u32::try_from(queue).expect("a vif has few queues");
-        let mut data = [number, 0, 0];
-        if entries > 0 {
-            let len = u32::try_from(bytes.len()).expect("a page");
-            let page = self.pages.memory.seg_mut(PAGE_LEN.into(), len, &mut 0);
-            page.expect("a page of our own").write(&bytes);
-            data = [number, self.pages.grefs[1], u32::try_from(entries).expect("a page's")];
-        }
+        let data = match u32::try_from(entries).expect("a page's") {
+            0 => [number, 0, 0],
+            entries => [number, self.list(&bytes), entries],
+        };
+        self.ask(kind, data, About::Grants { queue, entries });
+    }
+
+    /// Puts these bytes into the page for lists, which is nobody's now; its grant.
+    fn list(&self, bytes: &[u8]) -> u32 {
+        let len = u32::try_from(bytes.len()).expect("a page");
+        let page = self.pages.memory.seg_mut(PAGE_LEN.into(), len, &mut 0);
+        page.expect("a page of our own").write(bytes);
+        self.pages.grefs[1]
+    }
+
+    fn ask(&mut self, kind: u16, data: [u32; 3], about: About) {
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
         let put = self.ring.put(CtrlRequest { id, kind, data });
         assert!(put, "one request at a time");
-        self.asked = Some(Asked { id, kind, queue, entries });
+        self.asked = Some(Asked { id, kind, about });
         self.ring.publish();
         if self.ring.notify_needed() {
             self.channel.notify();

@@ -9,12 +9,16 @@ use crate::back::{CtrlKeys, Failure, QueueKeys, Tree, decimal};
 pub struct Wishes {
     /// Queues.
     pub queues: u16,
+    /// Fewest queues that are any use.
+    pub fewest: u16,
     /// One event channel for each ring.
     pub split: bool,
     /// A control ring.
     pub ctrl: bool,
     /// `feature-smart-poll`.
     pub smart_poll: bool,
+    /// What we receive spread over the queues by a hash, which takes a control ring.
+    pub hash: bool,
 }
 
 /// What both sides can.
@@ -43,7 +47,7 @@ pub struct Agreed {
 }
 
 /// A number; missing or garbled, `default`: a back end is no reason to fail.
-fn number<T: Tree>(store: &mut T, path: &str, default: u32) -> Result<u32, Failure> {
+pub fn number<T: Tree>(store: &mut T, path: &str, default: u32) -> Result<u32, Failure> {
     let value = store.read(path)?;
     Ok(value.and_then(|value| decimal(&value)).unwrap_or(default))
 }
@@ -67,7 +71,7 @@ impl Agreed {
         let agreed = Self {
             queues: 1,
             split: offers("split-event-channels")? && wishes.split,
-            ctrl: offers("ctrl-ring")? && wishes.ctrl,
+            ctrl: offers("ctrl-ring")? && (wishes.ctrl || wishes.hash),
             smart_poll: offers("smart-poll")? && wishes.smart_poll,
             sg,
             gso_tcpv4: sg && offers("gso-tcpv4")?,

@@ -7,6 +7,10 @@ use super::keys::{self, Agreed, Wishes};
 use super::step::{Step, step};
 use crate::back::{CtrlKeys, Failure, QueueKeys, State, Tree};
 
+/// Token of the watch on the back end's state.
+pub const BACK: &str = "back";
+/// Token of the watches on what says whether there is a carrier.
+const LINK: &str = "link";
 /// Steps of one look: no chain of ours is longer, and a back end that flaps is looked at again.
 const STEPS_MAX: usize = 8;
 
@@ -34,6 +38,9 @@ pub trait Rings {
 pub enum Status {
     /// Waiting for its back end.
     Waiting,
+    /// It offers so many queues and no more, fewer than we can do with: no ring was made for it,
+    /// and nothing written.
+    Few(u16),
     /// Frames pass.
     Up,
     /// Closed, as we wanted.
@@ -49,13 +56,16 @@ pub struct Handshake<R> {
     wishes: Wishes,
     rings: R,
     agreed: Option<Agreed>,
+    carrier: bool,
+    mtu: Option<u16>,
     leaving: bool,
 }
 
 impl<R: Rings> Handshake<R> {
     /// For the vif whose own directory is `front`.
     pub fn new(front: String, wishes: Wishes, rings: R) -> Self {
-        Self { front, back: None, wishes, rings, agreed: None, leaving: false }
+        let (back, agreed, mtu, leaving) = (None, None, None, false);
+        Self { front, back, wishes, rings, agreed, carrier: true, mtu, leaving }
     }
 
     /// What makes the rings.
@@ -66,6 +76,18 @@ impl<R: Rings> Handshake<R> {
     /// What was agreed on, while there are rings.
     pub fn agreed(&self) -> Option<&Agreed> {
         self.agreed.as_ref()
+    }
+
+    /// Whether there is a carrier, as of the last look: the back end says so, or nothing, and the
+    /// toolstack does not say that we are cut off (`disconnect`, of XAPI).
+    pub fn carrier(&self) -> bool {
+        self.carrier
+    }
+
+    /// Longest packet behind an Ethernet header that the toolstack set for this vif, if it did, as
+    /// of the last look.
+    pub fn mtu(&self) -> Option<u16> {
+        self.mtu
     }
 
     /// Closes from the next look on.
@@ -89,7 +111,11 @@ impl<R: Rings> Handshake<R> {
                     self.give_back();
                     return Ok(Status::Gone);
                 }
-                Step::Connect => self.connect(store)?,
+                Step::Connect => {
+                    if let Some(has) = self.connect(store)? {
+                        return Ok(Status::Few(has));
+                    }
+                }
                 Step::Close => {
                     self.rings.stop();
                     self.say(store, State::Closing)?;
@@ -112,25 +138,39 @@ impl<R: Rings> Handshake<R> {
     fn see_back<T: Tree>(&mut self, store: &mut T) -> Result<(State, bool), Failure> {
         let back = store.read(&format!("{}/backend", self.front))?;
         if back != self.back {
+            let cut = format!("{}/disconnect", self.front);
             if let Some(old) = self.back.take() {
-                store.unwatch(&format!("{old}/state"), "back")?;
+                store.unwatch(&format!("{old}/state"), BACK)?;
+                store.unwatch(&format!("{old}/carrier"), LINK)?;
+                store.unwatch(&cut, LINK)?;
             }
             if let Some(new) = &back {
-                store.watch(&format!("{new}/state"), "back")?;
+                store.watch(&format!("{new}/state"), BACK)?;
+                store.watch(&format!("{new}/carrier"), LINK)?;
+                store.watch(&cut, LINK)?;
             }
             self.back = back;
         }
         let Some(back) = &self.back else { return Ok((State::Unknown, false)) };
+        let carrier = keys::number(store, &format!("{back}/carrier"), 1)? != 0;
+        let cut = keys::number(store, &format!("{}/disconnect", self.front), 0)? != 0;
+        self.carrier = carrier && !cut;
+        let mtu = keys::number(store, &format!("{}/mtu", self.front), 0)?;
+        self.mtu = u16::try_from(mtu).ok().filter(|mtu| *mtu > 0);
         let online = store.read(&format!("{back}/online"))?;
         Ok((state(store, back)?, online.is_none_or(|online| online.trim() != "0")))
     }
 
-    fn connect<T: Tree>(&mut self, store: &mut T) -> Result<(), Failure> {
+    /// How many queues there are, if they are too few.
+    fn connect<T: Tree>(&mut self, store: &mut T) -> Result<Option<u16>, Failure> {
         let back = self.back.clone().unwrap_or_default();
         let Some(agreed) = Agreed::read(store, &self.front, &back, &self.wishes)? else {
             let text = format!("{back}/feature-rx-copy is not 1: pages are not flipped any more");
             return Err(Failure(text));
         };
+        if agreed.queues < self.wishes.fewest {
+            return Ok(Some(agreed.queues));
+        }
         let named = self.rings.prepare(&agreed)?;
         for key in keys::STALE {
             store.remove(&format!("{}/{key}", self.front))?;
@@ -139,7 +179,8 @@ impl<R: Rings> Handshake<R> {
         self.agreed = Some(agreed);
         let keys = keys::written(&agreed, &named.queues, named.ctrl.as_ref());
         store.write(&self.front, "backend", &keys)?;
-        self.say(store, State::Connected)
+        self.say(store, State::Connected)?;
+        Ok(None)
     }
 
     fn give_back(&mut self) {

@@ -4,11 +4,11 @@ pub(super) mod sys;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use shm::{Access, Domain, GRANT_LEN, Grants, Mapping, Piece};
 
-use self::sys::ioctl;
+use self::sys::{MappedGrant, MappedGrants, ioctl};
 use super::{Channel, HostError, Pages};
 
 const GNTDEV: &str = "/dev/xen/gntdev";
@@ -31,17 +31,28 @@ pub struct Back {
     grants: Arc<dyn Grants>,
 }
 
-struct Gntdev(OwnedFd);
+struct Gntdev {
+    fd: OwnedFd,
+    mapped: RwLock<MappedGrants>,
+}
+
+impl Gntdev {
+    fn change(&self, change: impl FnOnce(&mut MappedGrants)) {
+        change(&mut self.mapped.write().unwrap_or_else(PoisonError::into_inner));
+    }
+}
 
 impl Grants for Gntdev {
     fn copy(&self, pieces: &mut [Piece<'_>]) {
-        sys::grant_copy(self.0.as_fd(), pieces);
+        let mapped = self.mapped.read().unwrap_or_else(PoisonError::into_inner);
+        sys::grant_copy(self.fd.as_fd(), &mapped, pieces);
     }
 }
 
 impl Back {
     pub(super) fn open() -> Result<Self, HostError> {
-        let gntdev = Arc::new(Gntdev(open(GNTDEV, "xen-gntdev")?));
+        let fd = open(GNTDEV, "xen-gntdev")?;
+        let gntdev = Arc::new(Gntdev { fd, mapped: RwLock::default() });
         // One for each channel will be needed; that there are any is told at once.
         evtchn()?;
         let grants = Arc::clone(&gntdev);
@@ -56,20 +67,25 @@ impl Back {
     pub(super) fn map(&self, domid: u16, gref: u32, access: Access) -> Result<Mapping, HostError> {
         let bad = |why: String| HostError::BadGrant { domid, gref, why };
         let gntdev = Arc::clone(&self.gntdev);
-        let index = ioctl::map_grant_ref(gntdev.0.as_fd(), domid, gref);
+        let index = ioctl::map_grant_ref(gntdev.fd.as_fd(), domid, gref);
         let index = index.map_err(|error| bad(error.to_string()))?;
         let release = move || {
             // There is nobody to tell; the kernel gives it back with the descriptor.
-            let _ = ioctl::unmap_grant_ref(gntdev.0.as_fd(), index);
+            let _ = ioctl::unmap_grant_ref(gntdev.fd.as_fd(), index);
         };
-        let fd = self.gntdev.0.as_fd();
-        match Mapping::exact(fd, index, GRANT_LEN.into(), access) {
-            Ok(mapping) => Ok(mapping.on_unmap(release)),
+        let fd = self.gntdev.fd.as_fd();
+        let mapping = match Mapping::exact(fd, index, GRANT_LEN.into(), access) {
+            Ok(mapping) => mapping,
             Err(error) => {
                 release();
-                Err(bad(error.to_string()))
+                return Err(bad(error.to_string()));
             }
-        }
+        };
+        let at = mapping.seg(0, GRANT_LEN).map_or(0, |page| page.as_iovec().iov_base.addr());
+        self.gntdev.change(|mapped| mapped.insert(at, MappedGrant { domid, gref }));
+        let gntdev = Arc::clone(&self.gntdev);
+        let forget = move || gntdev.change(|mapped| mapped.remove(at));
+        Ok(mapping.before_unmap(forget).on_unmap(release))
     }
 
     pub(super) fn bind(&self, domid: u16, port: u32) -> Result<Channel, HostError> {

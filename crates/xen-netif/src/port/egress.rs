@@ -35,6 +35,8 @@ struct Active {
     short_of: Option<u32>,
     /// A notification may have come since the last was taken.
     armed: bool,
+    /// Slots were answered since the front half was last told.
+    answers: bool,
 }
 
 /// What goes into one slot.
@@ -81,7 +83,8 @@ impl XenEgress {
     pub fn activate(&mut self, ring: BackRx, wiring: Wiring) {
         assert!(self.active.is_none(), "a ring is activated once");
         let (pages, steering) = (Pages::new(&wiring), steering(&wiring));
-        let active = Active { ring, wiring, pages, steering, short_of: None, armed: true };
+        let active =
+            Active { ring, wiring, pages, steering, short_of: None, armed: true, answers: false };
         self.active = Some(active);
     }
 
@@ -90,7 +93,7 @@ impl XenEgress {
         let Some(mut active) = self.active.take() else { return false };
         active.ring.publish();
         let needed = active.ring.notify_needed();
-        self.stats.calls.add(active.wiring.tell(needed));
+        self.stats.calls.add(active.wiring.tell(active.answers, needed));
         true
     }
 
@@ -99,6 +102,12 @@ impl XenEgress {
         if let Some(active) = &mut self.active {
             active.refresh();
         }
+    }
+
+    /// As [`Wiring`] has it from the start.
+    #[cfg(test)]
+    pub(super) fn set_smart_poll(&mut self, flag: Arc<ring::xen::SmartPoll>) {
+        self.active.as_mut().expect("active").wiring.smart_poll = Some(flag);
     }
 
     /// Whether the guest has a ring here.
@@ -118,14 +127,19 @@ impl XenEgress {
         });
         self.copies = copies.recycle();
         let Some(active) = &mut self.active else { return };
+        active.answers |= !self.answers.is_empty();
         let (mut frames, mut bytes) = (0, 0);
         for answer in self.answers.drain(..) {
             match answer {
+                // One of its slots names no grant; perhaps another was no page to write to.
+                Answer::Data(response, tag) if response.status < 0 => {
+                    refused |= 1 << tag;
+                    active.ring.put(response);
+                }
                 Answer::Extra(extra, more) => active.ring.put_extra(extra, more),
                 Answer::Data(response, tag) if failed & 1 << tag != 0 => {
                     active.ring.put(RxResponse { status: status::ERROR, ..response });
                 }
-                Answer::Data(response, _) if response.status < 0 => active.ring.put(response),
                 Answer::Data(response, _) => {
                     frames += u64::from(response.flags & rx_flag::MORE_DATA == 0);
                     bytes += u64::from(response.status.unsigned_abs());
@@ -184,13 +198,14 @@ fn steering(wiring: &Wiring) -> Option<Arc<Steering>> {
     Some(wiring.orders.steering()).filter(|steering| steering.is_set())
 }
 
-/// Gives a frame its slots and orders its copies.
+/// Gives a frame its slots and orders its copies. `ready`: slots known to be there; the ring is
+/// asked when they do not suffice.
 fn lay<'m>(
     active: &mut Active,
     pages: &'m Pages,
     job: &Job<'m>,
     copies: &mut Copies<'m>,
-    answers: &mut Vec<Answer>,
+    (answers, ready): (&mut Vec<Answer>, &mut u32),
     stats: &EgressStats,
 ) -> Result<Laid, Fault> {
     let takes_csum = active.wiring.peer.takes().csum;
@@ -208,10 +223,14 @@ fn lay<'m>(
         return Ok(Laid::Dropped);
     }
     let need = Active::slots_for(job.len, extra_count);
-    if active.ring.available().map_err(fault)? < need {
+    if *ready < need {
+        *ready = active.ring.available().map_err(fault)?;
+    }
+    if *ready < need {
         active.short_of = Some(active.short_of.map_or(need, |n| n.min(need)));
         return Ok(Laid::NotNow);
     }
+    *ready -= need;
     let mut segs = std::iter::once(Seg::of(job.head)).chain(after(job.body, job.skip));
     let mut from = Seg::EMPTY;
     let mut left = job.len;
@@ -242,17 +261,20 @@ fn lay<'m>(
         }
     }
     if bad {
-        // One of its slots names no grant: none of them holds a frame.
-        stats.drops_bad_grant.add(1);
-        for answer in answers {
-            if let Answer::Data(response, tag) = answer
-                && *tag == job.tag
-            {
-                response.status = status::ERROR;
-            }
-        }
+        refuse(answers, job.tag);
     }
     Ok(if bad { Laid::Dropped } else { Laid::Copied })
+}
+
+/// One of a frame's slots names no grant: none of them holds a frame.
+fn refuse(answers: &mut [Answer], frame: u16) {
+    for answer in answers {
+        if let Answer::Data(response, tag) = answer
+            && *tag == frame
+        {
+            response.status = status::ERROR;
+        }
+    }
 }
 
 /// The segments without their first `skip` bytes.
@@ -283,7 +305,7 @@ impl Egress for XenEgress {
         // What the segments to write to borrow from.
         let pages = active.pages.clone();
         let mut copies = std::mem::take(&mut self.copies).recycle();
-        let mut done = Ok(picks.len());
+        let (mut done, mut ready) = (Ok(picks.len()), 0);
         for (i, pick) in picks.iter().enumerate() {
             let frame = &burst.frames[usize::from(*pick)];
             let head = burst.head(usize::from(*pick));
@@ -295,7 +317,8 @@ impl Egress for XenEgress {
                 hdr: frame.hdr,
                 tag: *pick,
             };
-            match lay(active, &pages, &job, &mut copies, &mut self.answers, &self.stats) {
+            let lists = (&mut self.answers, &mut ready);
+            match lay(active, &pages, &job, &mut copies, lists, &self.stats) {
                 Ok(Laid::NotNow) => {
                     self.stats.full.add(1);
                     done = Ok(i);
@@ -328,7 +351,8 @@ impl Egress for XenEgress {
         let mut copies = std::mem::take(&mut self.copies).recycle();
         let len = head.len() as u32 + body.iter().map(|s| s.len()).sum::<u32>();
         let job = Job { head, body, skip: 0, len, hdr: *hdr, tag: 0 };
-        let laid = lay(active, &pages, &job, &mut copies, &mut self.answers, &self.stats);
+        let lists = (&mut self.answers, &mut 0);
+        let laid = lay(active, &pages, &job, &mut copies, lists, &self.stats);
         self.finish(copies, |_| {});
         laid.map(|laid| laid != Laid::NotNow)
     }
@@ -365,7 +389,8 @@ impl Egress for XenEgress {
     fn notify(&mut self) {
         let Some(active) = &mut self.active else { return };
         let needed = active.ring.notify_needed();
-        self.stats.calls.add(active.wiring.tell(needed));
+        let answers = std::mem::take(&mut active.answers);
+        self.stats.calls.add(active.wiring.tell(answers, needed));
     }
 
     fn arm(&mut self) -> bool {

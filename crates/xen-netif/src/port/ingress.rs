@@ -115,6 +115,7 @@ impl XenIngress {
     /// page back. False: there was none.
     pub fn deactivate(&mut self) -> bool {
         let Some(mut active) = self.active.take() else { return false };
+        let answers = !self.pending.is_empty();
         for p in self.pending.drain(..) {
             let held = p.held.is_some();
             active.ring.put(if held { status::DROPPED } else { p.status });
@@ -124,7 +125,7 @@ impl XenIngress {
         self.arena = Vec::new();
         active.ring.publish();
         let needed = active.ring.notify_needed();
-        self.stats.calls.add(active.wiring.tell(needed));
+        self.stats.calls.add(active.wiring.tell(answers, needed));
         true
     }
 
@@ -194,6 +195,7 @@ impl XenIngress {
                     refused(why, stats);
                     new.status = status::ERROR;
                 }
+                Packet::Frame if !wiring.vif.has_link() => stats.drops_down.add(1),
                 Packet::Frame if packet.gso.is_none() && u32::from(packet.len) > FRAME_LEN_MAX => {
                     stats.drops_too_long.add(1);
                     new.status = status::ERROR;
@@ -319,6 +321,9 @@ impl Ingress for XenIngress {
         let mut burst: Burst<'_> = std::mem::take(scratch);
         burst.lend(arena);
 
+        if !wiring.vif.has_link() {
+            stats.drops_down.add(give_up(pending));
+        }
         let all = show_again(&mut burst, pages, pending, now_ns, crowded);
         let held = burst.frames.len();
         taken.clear();
@@ -337,11 +342,14 @@ impl Ingress for XenIngress {
             // Told at the next call; first what came before.
             Err(_) => {}
         }
-        if taken.is_empty() && held == 0 {
+        if !taken.is_empty() {
+            // It moves: what is unfinished now came after.
+            *partial_ns = None;
+        }
+        if taken.is_empty() && pending.is_empty() {
             *scratch = burst.recycle();
             return active.check_partial(now_ns).map(|()| 0);
         }
-        *partial_ns = None;
 
         // One call to the hypervisor in place of two, where heads alone would not do. Wrong once
         // when the guest turns to another receiver: that burst is copied twice.
@@ -362,18 +370,15 @@ impl Ingress for XenIngress {
         }
         settle(&burst, held, now_ns, taken, slots, pending);
         *scratch = burst.recycle();
-        while let Some(done) = pending.pop_front_if(|p| p.held.is_none()) {
-            active.ring.put(done.status);
-        }
-        active.ring.publish();
-        let needed = active.ring.notify_needed();
-        stats.calls.add(active.wiring.tell(needed));
+        active.answer(pending, stats);
         stats.frames.add(frames);
         stats.bytes.add(bytes);
         stats.bursts.add(1);
         let taken = taken.len();
         self.held = self.pending.iter().filter(|p| p.held.is_some()).count();
         self.stats.holds.add(self.held as u64);
+        // Perhaps no burst comes that finds nothing: the ring is armed beyond what is unfinished.
+        self.active.as_mut().map_or(Ok(()), |active| active.check_partial(now_ns))?;
         Ok(if more { max.max(shown) } else { shown.max(taken) })
     }
 
@@ -391,7 +396,10 @@ impl Ingress for XenIngress {
     }
 
     fn due(&self) -> Option<u64> {
-        self.active.as_ref().and_then(|active| active.limited_ns)
+        let active = self.active.as_ref()?;
+        // A rest that never comes tells no one: it is looked for when its time is over.
+        let late = active.partial_ns.map(|since| since.saturating_add(PARTIAL_NS_MAX));
+        active.limited_ns.into_iter().chain(late).min()
     }
 
     fn disarm(&mut self) {
@@ -415,18 +423,40 @@ impl Active {
         self.ring.arm() == Armed::Armed
     }
 
-    /// Nothing was taken: perhaps for a packet whose rest is missing.
+    /// Answers what is done, in order.
+    fn answer(&mut self, pending: &mut VecDeque<Pending>, stats: &IngressStats) {
+        let mut answers = false;
+        while let Some(done) = pending.pop_front_if(|p| p.held.is_none()) {
+            self.ring.put(done.status);
+            answers = true;
+        }
+        self.ring.publish();
+        let needed = self.ring.notify_needed();
+        stats.calls.add(self.wiring.tell(answers, needed));
+    }
+
+    /// Whether a packet's rest is missing, and that for too long.
     fn check_partial(&mut self, now_ns: u64) -> Result<(), Fault> {
         if !self.ring.is_partial() {
             self.partial_ns = None;
             return Ok(());
         }
         let since = *self.partial_ns.get_or_insert(now_ns);
-        if now_ns.saturating_sub(since) > PARTIAL_NS_MAX {
+        if now_ns.saturating_sub(since) >= PARTIAL_NS_MAX {
             return Err(Fault("a packet whose last slots never came".into()));
         }
         Ok(())
     }
+}
+
+/// Drops all held frames; how many.
+fn give_up(pending: &mut VecDeque<Pending>) -> u64 {
+    let mut dropped = 0;
+    for p in pending.iter_mut().filter(|p| p.held.is_some()) {
+        (p.held, p.status) = (None, status::OKAY);
+        dropped += 1;
+    }
+    dropped
 }
 
 /// Shows held frames again, as many as a burst may be long; whether that was all.

@@ -443,6 +443,20 @@ fn receivers_bad_page_costs_its_own_frame() {
 }
 
 #[test]
+fn frame_with_two_bad_pages_is_counted_once() {
+    let (mut a, mut b) = two();
+    // One that cannot be written, and one that is no grant's.
+    b.post([READ_ONLY, u32::MAX, 102]);
+    a.send(&tcp(6000), &[4000, 2000], 0, &[]);
+    a.send(&tcp(60), &[60], 0, &[]);
+    assert_eq!(carry(&mut a, &mut b), 2);
+    assert_eq!(b.take().unwrap().unwrap_err(), RxRefusal::Status(status::ERROR));
+    assert_eq!(b.take().unwrap().unwrap().1, tcp(60));
+    assert_eq!(b.pair.egress_stats.drops_bad_grant.get(), 1);
+    assert_eq!(b.pair.egress_stats.frames.get(), 1);
+}
+
+#[test]
 fn what_is_decided_on_is_what_arrives_whatever_the_guest_writes_meanwhile() {
     let (mut a, mut b) = two();
     b.post(100..102);
@@ -509,7 +523,12 @@ fn malformed_packets_stop_their_own_port_after_what_came_before() {
         assert_eq!(a.responses(), [status::OKAY]);
         a.received().unwrap_err();
         a.received().unwrap_err();
-        assert!(a.pair.ingress.lock().unwrap().deactivate());
+        // A second stop finds none, and the next ring is another.
+        for queue_was_there in [true, false] {
+            assert_eq!(a.pair.ingress.lock().unwrap().deactivate(), queue_was_there);
+            assert_eq!(a.pair.egress.lock().unwrap().deactivate(), queue_was_there);
+        }
+        assert_eq!((a.received().unwrap(), a.responses()), (vec![], vec![]));
         assert_eq!(b.received().unwrap().len(), 1, "others notice nothing");
     }
 }
@@ -577,6 +596,58 @@ fn rate_is_kept_before_a_packet_is_taken() {
 }
 
 #[test]
+fn what_a_guest_without_link_sends_is_taken_and_goes_nowhere() {
+    let (mut a, mut b) = two();
+    // Two wait for room when the link goes.
+    (0..2).for_each(|_| a.send(&tcp(60), &[60], 0, &[]));
+    assert_eq!((carry(&mut a, &mut b), a.responses().len()), (0, 0));
+    a.vif.set_link(false);
+    b.post(100..110);
+    let add = TxRequest { gref: 8, offset: 0, flags: 0, id: 200, size: 0 };
+    a.raw(add, &[Extra::McastAdd([1, 0, 0x5e, 0, 0, 7])], &[]);
+    (0..3).for_each(|_| a.send(&tcp(60), &[60], 0, &[]));
+    let seen = a.burst(1, |burst| panic!("{} frames", burst.frames.len()));
+    assert_eq!(seen, Ok(4));
+    assert!(a.responses().iter().all(|s| *s == status::OKAY || *s == status::NULL));
+    assert_eq!(a.pair.ingress.lock().unwrap().held(), 0);
+    let stats = &a.pair.ingress_stats;
+    assert_eq!((stats.drops_down.get(), stats.frames.get()), (5, 2));
+    // What it orders is obeyed, and what breaks the protocol is its fault, as ever.
+    a.vif.filter_multicast(true);
+    assert!(a.vif.wants([1, 0, 0x5e, 0, 0, 7]));
+    a.vif.set_link(true);
+    a.send(&tcp(61), &[61], 0, &[]);
+    assert_eq!((carry(&mut a, &mut b), a.responses()), (1, vec![status::OKAY]));
+    assert_eq!(b.take().unwrap().unwrap().1, tcp(61));
+    assert!(b.take().is_none());
+    a.vif.set_link(false);
+    a.raw(TxRequest { gref: 8, offset: 4000, flags: 0, id: 1, size: 200 }, &[], &[]);
+    a.burst(2, |_| ()).unwrap_err();
+}
+
+#[test]
+fn frames_longer_than_the_mtu_do_not_reach_the_guest() {
+    let host = Arc::new(Host::default());
+    let mut a = Guest::new(1, &host, ALL);
+    let mut b = Guest::new(2, &host, ALL);
+    b.vif.set_mtu(1000);
+    b.post(100..110);
+    let gso = Gso { size: 900, kind: gso_type::TCPV4, features: 0 };
+    // With link header and tag; one byte more; and one that the guest cuts itself.
+    a.send(&tcp(1018), &[1018], 0, &[]);
+    a.send(&tcp(1019), &[1019], 0, &[]);
+    a.send(&tcp(4000), &[4000], tx_flag::CSUM_BLANK, &[Extra::Gso(gso)]);
+    assert_eq!(carry(&mut a, &mut b), 3);
+    let got: Vec<_> = std::iter::from_fn(|| b.take()).map(|p| p.unwrap().1.len()).collect();
+    assert_eq!(got, [1018, 4000]);
+    assert_eq!(b.pair.egress_stats.drops_too_long.get(), 1);
+    b.vif.set_mtu(0);
+    a.send(&tcp(1019), &[1019], 0, &[]);
+    assert_eq!(carry(&mut a, &mut b), 1);
+    assert_eq!(b.take().unwrap().unwrap().1, tcp(1019), "none was set");
+}
+
+#[test]
 fn multicast_is_filtered_by_the_list_that_the_guest_keeps() {
     let (mut a, mut b) = two();
     b.vif.filter_multicast(true);
@@ -615,6 +686,38 @@ fn notified_once_a_burst_and_not_while_the_front_polls() {
     assert_eq!(a.channel.acked.load(Ordering::Relaxed), 1);
 }
 
+/// With smart poll a notification sets the flag as well, so that the next one, which is needed,
+/// might not be made.
+#[test]
+fn smart_poll_is_claimed_only_for_what_was_published() {
+    let host = Arc::new(Host::default());
+    let (mut a, mut b) = (Guest::new(1, &host, ALL), Guest::new(2, &host, ALL));
+    let flags = [&mut a, &mut b].map(|guest| {
+        let flag = Arc::new(SmartPoll::new(area()));
+        guest.pair.ingress.lock().unwrap().active.as_mut().unwrap().wiring.smart_poll =
+            Some(flag.clone());
+        guest.pair.egress.lock().unwrap().set_smart_poll(flag.clone());
+        flag
+    });
+    let told = |guest: &Guest| guest.channel.notified.load(Ordering::Relaxed);
+    let see = |a: &mut Guest, b: &mut Guest| {
+        carry(a, b);
+        [(told(a), flags[0].is_active()), (told(b), flags[1].is_active())]
+    };
+    (0..3).for_each(|_| a.send(&tcp(60), &[60], 0, &[]));
+    // No page to put them into: nothing is answered, at neither ring.
+    assert_eq!(see(&mut a, &mut b), [(0, false); 2]);
+    b.post(100..102);
+    assert_eq!(see(&mut a, &mut b), [(1, true); 2]);
+    b.post(102..103);
+    assert_eq!(see(&mut a, &mut b), [(1, true); 2], "they poll");
+    flags.iter().for_each(|flag| flag.set(false));
+    assert_eq!(see(&mut a, &mut b), [(1, false); 2], "nothing new");
+    assert!(a.pair.ingress.lock().unwrap().deactivate());
+    assert!(b.pair.egress.lock().unwrap().deactivate());
+    assert_eq!([told(&a), told(&b)], [1; 2]);
+}
+
 #[test]
 fn made_frames_and_room_for_them() {
     let (_, mut b) = two();
@@ -648,6 +751,31 @@ fn packet_whose_rest_never_comes_stops_the_port_in_the_end() {
     ingress.activate(BackTx::attach(page.clone()).unwrap(), wiring);
     drop(ingress);
     assert_eq!(a.burst(1, |_| ()), Ok(0));
+    let rests = |a: &Guest| {
+        let mut ingress = a.pair.ingress.lock().unwrap();
+        (ingress.arm(), ingress.due())
+    };
+    // No one tells of what does not come: who sleeps looks again in time.
+    assert_eq!(rests(&a), (true, Some(10_000_000_001)));
     assert_eq!(a.burst(9_000_000_000, |_| ()), Ok(0));
-    a.burst(11_000_000_000, |_| ()).unwrap_err();
+    assert_eq!(rests(&a), (true, Some(10_000_000_001)));
+    a.burst(10_000_000_001, |_| ()).unwrap_err();
+}
+
+#[test]
+fn rest_that_is_missing_behind_a_frame_is_waited_for_as_well() {
+    let (mut a, mut b) = two();
+    b.post(100..110);
+    let slot = TxRequest { gref: 8, offset: 0, flags: 0, id: 1, size: 120 };
+    a.send(&tcp(60), &[60], 0, &[]);
+    let end = a.tx.req_prod;
+    a.raw(slot, &[], &[TxRequest { size: 60, ..slot }]);
+    let whole = a.tx.req_prod;
+    a.tx.page.sync_store_u32(0, end.wrapping_add(1), shm::sync::Ordering::Release);
+    assert_eq!(carry(&mut a, &mut b), 1);
+    let due = |a: &Guest| a.pair.ingress.lock().unwrap().due();
+    assert_eq!(due(&a), Some(10_000_000_001));
+    a.tx.page.sync_store_u32(0, whole, shm::sync::Ordering::Release);
+    assert_eq!(carry(&mut a, &mut b), 1);
+    assert_eq!(due(&a), None, "it came");
 }

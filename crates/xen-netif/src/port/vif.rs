@@ -1,4 +1,4 @@
-//! What the queues of one vif share: its rate, its multicast list, its MTU.
+//! What the queues of one vif share: its link, its rate, its multicast list, its MTU.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -85,10 +85,12 @@ pub struct Vif {
     multicast: Mutex<Vec<[u8; 6]>>,
     /// 0: none was set.
     mtu: AtomicU16,
+    /// Nothing passes, either way.
+    down: AtomicBool,
 }
 
 impl Vif {
-    /// No limit, no filter.
+    /// Link up, no limit, no filter.
     pub fn new() -> Self {
         Self::default()
     }
@@ -117,9 +119,8 @@ impl Vif {
     }
 
     /// `request-multicast-control`: only multicast that the guest asked for goes to it. The list
-    /// starts empty.
+    /// is the guest's: it may name addresses before anyone saw its key.
     pub fn filter_multicast(&self, on: bool) {
-        self.multicast.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.filtering.store(on, Ordering::Release);
     }
 
@@ -152,6 +153,17 @@ impl Vif {
     pub(super) fn wants(&self, mac: [u8; 6]) -> bool {
         let group = mac[0] & 1 != 0 && mac != [0xff; 6];
         !group || self.multicast.lock().unwrap_or_else(PoisonError::into_inner).contains(&mac)
+    }
+
+    /// Whether frames may pass at all. What the guest sends otherwise is taken and dropped.
+    pub fn set_link(&self, up: bool) {
+        self.down.store(!up, Ordering::Release);
+    }
+
+    /// As [`set_link`](Self::set_link) had it; up at first.
+    #[inline]
+    pub fn has_link(&self) -> bool {
+        !self.down.load(Ordering::Acquire)
     }
 
     /// Longest packet behind an Ethernet header, in bytes; 0: whatever there is.
@@ -230,6 +242,18 @@ mod tests {
             // What was left of the last time shortens a nap a little.
             assert!(looks <= naps * 102 / 100 + 1, "{bytes}: {looks}");
         }
+    }
+
+    #[test]
+    fn multicast_addresses_that_come_before_the_filter_stay() {
+        let (vif, mac) = (Vif::new(), [1, 0, 0x5e, 0, 0, 9]);
+        assert!(vif.add_multicast(mac) && !vif.is_filtering());
+        vif.filter_multicast(true);
+        assert!(vif.is_filtering() && vif.wants(mac) && !vif.wants([1, 0, 0x5e, 0, 0, 8]));
+        // Off and on again: Linux's netback keeps the list, too, until the guest disconnects.
+        vif.filter_multicast(false);
+        vif.filter_multicast(true);
+        assert!(vif.wants(mac));
     }
 
     #[test]

@@ -1,230 +1,17 @@
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard};
-use std::thread::JoinHandle;
+mod peer;
 
-use ::ring::xen::{
-    BackRx, BackTx, Extra, Gso, Packet, RxResponse, TxPacket, gso_type, rx_flag, status, tx_flag,
-};
-use shm::{Domain, Seg, SegMut};
+use std::sync::atomic::Ordering;
+
+use ::ring::xen::{Gso, ctrl_type, gso_type, rx_flag, status, tx_flag};
 use switch::poll::Policy;
 use switch::vnet::{DATA_VALID, GSO_TCPV4, NEEDS_CSUM, Offloads, VnetHdr};
-use xen_netif::back::{self, Offer, Plug, Refused, Request, VifId, without};
-use xen_netif::host::{self, Back};
+use xen_netif::host::Back;
 
+use self::peer::{Ends, Peer, args, reach};
 use super::*;
 use crate::guest::connect::ConnectError;
 use crate::guest::tx::Rest;
-use crate::guest::{Also, Connect, Guest, Setting, connect, now_ns};
-
-/// The switch's ends of both rings, worked by hand.
-struct Ends {
-    tx: BackTx,
-    rx: BackRx,
-    tx_channel: host::Channel,
-    rx_channel: Option<host::Channel>,
-    domain: std::sync::Arc<Domain>,
-    smart: bool,
-    /// Slots of packets taken and not answered.
-    held: usize,
-}
-
-#[derive(Clone)]
-struct Raw {
-    host: std::sync::Arc<Back>,
-    ends: std::sync::Arc<Mutex<Option<Ends>>>,
-}
-
-impl Plug for Raw {
-    fn claimed(&mut self) -> Option<String> {
-        None
-    }
-
-    fn connect(&mut self, request: &Request) -> Result<(), Refused> {
-        // A guest that goes just now has none of them any more.
-        let gone = |error: HostError| Refused::invalid(error.to_string());
-        let keys = &request.queues[0];
-        let page = |gref| self.host.map(1, gref).map(|page| page.area().unwrap()).map_err(gone);
-        let bind = |port| self.host.bind(1, port).map_err(gone);
-        *self.ends.lock().unwrap() = Some(Ends {
-            tx: BackTx::attach(page(keys.tx_ref)?).unwrap(),
-            rx: BackRx::attach(page(keys.rx_ref)?).unwrap(),
-            tx_channel: bind(keys.tx_port)?,
-            rx_channel: keys.rx_port.map(bind).transpose()?,
-            domain: self.host.domain(1).map_err(gone)?,
-            smart: request.takes.smart_poll,
-            held: 0,
-        });
-        Ok(())
-    }
-
-    fn set(&mut self, _: &back::Settings) {}
-
-    fn disconnect(&mut self) {
-        *self.ends.lock().unwrap() = None;
-    }
-}
-
-/// A switch's side of a directory: the handshake in a thread of its own.
-struct Peer {
-    raw: Raw,
-    dir: PathBuf,
-    stop: std::sync::Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Peer {
-    fn new(lacks: &str) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self::at(std::env::temp_dir().join(format!("pvs-vif-{}-{n}", std::process::id())), lacks)
-    }
-
-    fn at(dir: PathBuf, lacks: &str) -> Self {
-        let host = std::sync::Arc::new(Back::open_local(&dir).unwrap());
-        let raw = Raw { ends: std::sync::Arc::default(), host };
-        let mut home = Home::new(raw.host.store().unwrap()).unwrap();
-        let without = if lacks.is_empty() { 0 } else { without(lacks).unwrap() };
-        let (id, offer) = (VifId { domid: 1, devid: 0 }, Offer { queues: 1, without });
-        let mut vif = back::Handshake::new(id, offer, raw.clone(), Instant::now());
-        let stop = std::sync::Arc::new(AtomicBool::new(false));
-        let stopped = std::sync::Arc::clone(&stop);
-        let thread = std::thread::spawn(move || {
-            vif.start(&mut home, Instant::now()).unwrap();
-            while !stopped.load(Ordering::Relaxed) {
-                let soon = Instant::now() + Duration::from_millis(5);
-                let _ = sys::wait(home.as_fd(), Until::Readable, soon);
-                home.events().unwrap();
-                vif.look(&mut home, Instant::now()).unwrap();
-            }
-        });
-        Self { raw, dir, stop, thread: Some(thread) }
-    }
-
-    fn ends(&self) -> MutexGuard<'_, Option<Ends>> {
-        self.raw.ends.lock().unwrap()
-    }
-
-    fn with<R>(&self, f: impl FnOnce(&mut Ends) -> R) -> R {
-        f(self.ends().as_mut().expect("connected"))
-    }
-
-    fn to(&self, options: &str, poll: Option<Policy>, kick: &str, sets: &[&str]) -> Connect {
-        let connect = format!("xen-local:{}{options}", self.dir.display());
-        Connect::try_from(&args(&connect, poll, kick, sets)).unwrap()
-    }
-
-    fn guest(&self, options: &str) -> Guest {
-        let to = self.to(options, Some(Policy::Event), "event", &[]);
-        reach(&to)
-    }
-
-    fn write_state(&self, state: &str) {
-        let store = self.raw.host.store().unwrap();
-        store.write("/local/domain/0/backend/vif/1/0/state", state).unwrap();
-    }
-
-    /// Stops the handshake, and with `host` leaves the directory to nobody.
-    fn stop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-fn args(connect: &str, poll: Option<Policy>, kick: &str, sets: &[&str]) -> crate::cli::ConnectArgs {
-    crate::cli::ConnectArgs {
-        connect: connect.into(),
-        queues: 1,
-        queue_size: 256,
-        packed: false,
-        in_order: false,
-        poll,
-        kick: kick.parse().unwrap(),
-        set: sets.iter().map(|set| set.parse::<Setting>().unwrap()).collect(),
-    }
-}
-
-/// Connects, or fails the test.
-fn reach(to: &Connect) -> Guest {
-    let end = Instant::now() + Duration::from_secs(20);
-    connect(to, Some(&|| Instant::now() < end)).unwrap()
-}
-
-impl Ends {
-    /// Takes the next packet, with its bytes.
-    fn take(&mut self) -> Option<(TxPacket, Vec<u8>)> {
-        let mut packet = TxPacket::new();
-        assert_eq!(self.tx.take(&mut packet).unwrap()?, Packet::Frame);
-        self.held += 1;
-        let mut bytes = Vec::new();
-        for slot in packet.slots() {
-            let mut part = vec![0; slot.len.into()];
-            let seg = Seg::granted(&self.domain, slot.gref, slot.offset, slot.len).unwrap();
-            assert_eq!(seg.read(&mut part), part.len(), "the grant can be read");
-            bytes.extend(part);
-        }
-        Some((packet, bytes))
-    }
-
-    /// Takes all packets unseen; how many.
-    fn take_all(&mut self) -> usize {
-        let (mut packet, before) = (TxPacket::new(), self.held);
-        while self.tx.take(&mut packet).unwrap().is_some() {
-            self.held += 1;
-        }
-        self.held - before
-    }
-
-    /// Answers the oldest packet; whether the guest was told.
-    fn answer(&mut self, status: i16) -> bool {
-        self.held -= 1;
-        self.tx.put(status);
-        self.tx.publish();
-        let needed = self.tx.notify_needed();
-        let tell = if self.smart { self.rx.smart_poll().claim() } else { needed };
-        if tell {
-            self.tx_channel.notify();
-        }
-        tell
-    }
-
-    /// Puts a packet on the rx ring, as a switch would that puts `each` bytes into a page.
-    fn give(&mut self, flags: u16, gso: Option<Gso>, bytes: &[u8], each: usize) -> bool {
-        self.rx.available().unwrap();
-        let parts: Vec<_> = bytes.chunks(each).collect();
-        for (i, part) in parts.iter().enumerate() {
-            let request = self.rx.take().unwrap();
-            let len = u16::try_from(part.len()).unwrap();
-            let mut to = SegMut::granted(&self.domain, request.gref, 0, len).unwrap();
-            assert_eq!(to.write(part), u32::from(len), "the grant can be written");
-            let more = if i + 1 < parts.len() { rx_flag::MORE_DATA } else { 0 };
-            let extra = gso.filter(|_| i == 0);
-            let with = if extra.is_some() { rx_flag::EXTRA_INFO } else { 0 };
-            let first = if i == 0 { flags } else { 0 };
-            let flags = more | with | first;
-            let status = i16::try_from(len).unwrap();
-            self.rx.put(RxResponse { id: request.id, offset: 0, flags, status });
-            if let Some(gso) = extra {
-                self.rx.take().unwrap();
-                self.rx.put_extra(Extra::Gso(gso), false);
-            }
-        }
-        self.rx.publish();
-        let needed = self.rx.notify_needed();
-        let tell = if self.smart { self.rx.smart_poll().claim() } else { needed };
-        if tell {
-            self.rx_channel.as_ref().unwrap_or(&self.tx_channel).notify();
-        }
-        tell
-    }
-}
+use crate::guest::{Also, Connect, Guest, connect, now_ns};
 
 /// Ethernet, IPv4 and TCP, and `len` bytes in all that can be told apart.
 fn tcp(len: usize) -> Vec<u8> {
@@ -503,7 +290,7 @@ fn sleeps_until_told(guest: &mut Guest, (blocked, deaf): (bool, bool)) -> bool {
     let begun = now_ns();
     guest.begin(begun).unwrap();
     (guest.pairs[0].blocked, guest.pairs[0].deaf) = (blocked, deaf);
-    guest.end(true, 0, 0, begun);
+    guest.end(begun);
     assert!(guest.wait(&Also { until: Some(begun + LONG_NS), ..Also::default() }).unwrap());
     now_ns() < begun + LONG_NS / 2
 }
@@ -646,6 +433,30 @@ fn a_back_end_that_says_nothing_to_static_grants_is_used_without_them() {
 }
 
 #[test]
+fn a_back_end_that_is_restarted_is_told_again_what_to_keep_mapped() {
+    const GET: u16 = ctrl_type::GET_GREF_MAPPING_SIZE;
+    const ADD: u16 = ctrl_type::ADD_GREF_MAPPING;
+    const DEL: u16 = ctrl_type::DEL_GREF_MAPPING;
+    let mut peer = Peer::new("");
+    peer.raw.keeps.store(600, Ordering::Relaxed);
+    let mut guest = peer.guest(",static=on");
+    assert_eq!(guest.link.static_grants(), (600, 0));
+    assert_eq!(peer.asked(), (vec![GET, ADD, ADD], 600));
+    for keeps in [100, 700] {
+        peer.raw.keeps.store(keeps, Ordering::Relaxed);
+        peer.restart();
+        eventually("the other to keep them", || !guest.link.is_gone() && peer.asked().1 == keeps);
+        assert_eq!(guest.link.static_grants().0, keeps as usize);
+        let (asked, _) = peer.asked();
+        let dels = asked.iter().take_while(|kind| **kind == DEL).count();
+        assert!(dels > 0 && asked[dels] == GET && asked[dels + 1..].iter().all(|k| *k == ADD));
+    }
+    assert!(send(&mut guest, &VnetHdr::NONE, &tcp(100)));
+    assert_eq!(peer.with(|ends| ends.take().unwrap().1), tcp(100));
+    assert_eq!(peer.raw.connects.load(Ordering::Relaxed), 3, "with the same rings");
+}
+
+#[test]
 fn a_back_end_that_serves_nobody_is_waited_for_and_named() {
     let dir = std::env::temp_dir().join(format!("pvs-vif-none-{}", std::process::id()));
     let _host = Back::open_local(&dir).unwrap();
@@ -655,6 +466,33 @@ fn a_back_end_that_serves_nobody_is_waited_for_and_named() {
     assert!(error.to_string().contains(what), "{error}");
     let ConnectError::Xen(error) = error else { panic!("{error}") };
     assert!(error.is_absence());
+}
+
+#[test]
+fn more_queues_than_there_are_make_no_ring_and_change_no_state() {
+    let peer = Peer::new("");
+    let mut to = peer.to("", None, "event", &[]);
+    to.queues = 2;
+    let end = Instant::now() + Duration::from_secs(20);
+    for _ in 0..3 {
+        // The back end may say first what it offers.
+        let error = connect(&to, Some(&|| Instant::now() < end)).err().unwrap();
+        let ConnectError::Xen(error) = error else { panic!("{error}") };
+        assert!(matches!(error, XenError::Queues { wanted: 2, has: 1 }), "{error}");
+        assert!(!error.is_absence() && error.to_string().contains("--queues 1"), "{error}");
+    }
+    let target = Target::parse(&peer.dir.display().to_string(), false).unwrap();
+    let mut link = XenLink::begin(&target, 2, sizes(32, 1500, &to.settings)).unwrap();
+    while link.within(Duration::from_millis(10)).is_err_and(|error| error.is_absence()) {
+        assert!(Instant::now() < end, "one queue is offered");
+    }
+    assert!(matches!(link.within(Duration::ZERO), Err(XenError::Queues { .. })));
+    assert_eq!(peer.reads_state().as_deref(), Some("1"), "as its toolstack made it");
+    drop(link);
+    assert_eq!(peer.raw.connects.load(Ordering::Relaxed), 0);
+    let guest = peer.guest("");
+    assert_eq!(peer.raw.connects.load(Ordering::Relaxed), 1);
+    drop(guest);
 }
 
 #[test]
@@ -684,16 +522,19 @@ fn targets_are_read_and_what_is_wrong_is_told() {
     let target = |connect: &str| to(connect).unwrap().target.to_string();
     assert_eq!(target("xen-local:/tmp/a,split=off"), "xen-local:/tmp/a");
     assert_eq!(target("xen:3,smart-poll=on"), "xen:3");
-    let all = Target::parse("7,split=off,smart-poll=on,static=on", true).unwrap();
-    assert_eq!(all, Target { vif: Vif::Device(7), split: false, smart_poll: true, statics: true });
-    assert!(!Target::parse("7", true).unwrap().statics, "unless it is asked for");
+    let all = Target::parse("7,split=off,smart-poll=on,static=on,hash=on", true).unwrap();
+    let (vif, on) = (Vif::Device(7), true);
+    let set = Target { vif: vif.clone(), split: false, smart_poll: on, statics: on, hash: on };
+    assert_eq!(all, set);
+    let plain = Target { vif, split: true, smart_poll: false, statics: false, hash: false };
+    assert_eq!(Target::parse("7", true), Ok(plain), "unless it is asked for");
     for (bad, hint) in [
         ("xn-local:/tmp/a", "unknown kind 'xn-local' (did you mean 'xen-local'?)"),
         ("xen-local:", "use xen-local:DIR"),
         ("xen:eth0", "'eth0' is no number of a vif"),
         ("xen:65536", "no number"),
         ("xen-local:/tmp/a,slpit=off", "unknown option 'slpit' (did you mean 'split'?)"),
-        ("xen-local:/tmp/a,queues=2", "known: split, smart-poll, static"),
+        ("xen-local:/tmp/a,queues=2", "known: split, smart-poll, static, hash"),
         ("xen:0,split=no", "use split=on or split=off"),
         ("vhost-user:/tmp/a,mode=listen", "use vhost-user:SOCKET[,mode=client|server]"),
     ] {

@@ -1,15 +1,8 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use switch::fdb::Fdb;
-use switch::forward::Mode;
-use switch::poll::Costs;
-use switch::port::{Fault, Ingress};
-use switch::stats::IngressStats;
-use switch::tuning::Tuning;
-
-use super::super::*;
-use crate::pool::{Common, token};
+use super::*;
+use crate::pool::token;
 
 /// Has nothing before its next time, and no one who would tell of it.
 struct Slow {
@@ -54,17 +47,7 @@ impl Ingress for Slow {
 
 #[test]
 fn queue_that_is_due_at_a_time_is_slept_for_until_then() {
-    let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-    let common = Common {
-        fdb: Arc::new(Fdb::new(64, [1, 2], 300, 4)),
-        mode: Mode::Switch,
-        flow_key: 1,
-        costs: Costs::TYPICAL,
-        reports: std::sync::mpsc::channel().0,
-        reports_wake: Arc::new(wake),
-        epoch: Instant::now(),
-    };
-    let pool = Pool::start(1, &[], Placement::Single, common).unwrap();
+    let pool = pool(1, Placement::Single, Costs::TYPICAL);
     let slow = Arc::new(Mutex::new(Slow {
         every_ns: 20_000_000,
         next_ns: 20_000_000,
@@ -91,6 +74,11 @@ fn queue_that_is_due_at_a_time_is_slept_for_until_then() {
     pool.stop();
     let slow = slow.lock().unwrap();
     assert!(slow.found >= 10, "looked at when it is due");
+    // Times that are set are naps, however long; without one it sleeps before it is given a queue.
+    let stats = &pool.workers()[0].stats;
+    let (naps, sleeps) = (&stats.naps, &stats.sleeps);
+    let (naps, sleeps) = (naps.load(Ordering::SeqCst), sleeps.load(Ordering::SeqCst));
+    assert!(naps >= 9 && sleeps <= 2, "{naps} naps, {sleeps} sleeps");
     // The first look; then two each time, one that finds and one that comes before it sleeps.
     assert!(slow.looks.len() <= 2 * slow.found + 3, "and seldom else: {:?}", slow.looks);
 }

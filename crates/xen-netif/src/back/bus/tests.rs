@@ -112,3 +112,49 @@ fn what_a_flood_left_is_looked_at_in_time() {
     bus.tick(&mut store, due).unwrap();
     assert_eq!(store.states, [2, 5, 6]);
 }
+
+#[test]
+fn a_vif_that_xenstore_refuses_something_stops_no_other() {
+    let (mut store, now) = (Fake::default(), Instant::now());
+    let mut bus = Bus::default();
+    bus.set_auto(&mut store).unwrap();
+    (1..=3).for_each(|domid| store.make_vif(domid, 0));
+    // The first in line, its watches first of all.
+    store.refuse = Some(back(1, 0));
+    let ids = [id(1, 0), id(2, 0), id(3, 0)];
+    for id in ids {
+        let vif = Handshake::new(id, OFFER, Counted::default(), now);
+        bus.add(&mut store, id, vif, now).unwrap();
+    }
+    assert_eq!(store.states, [2, 2]);
+    for domid in 1..=3 {
+        store.name_rings(&front(domid, 0));
+        store.set(&format!("{}/state", front(domid, 0)), "4");
+    }
+    let step = Duration::from_millis(100);
+    bus.on_events(&mut store, ["f1/0", "f2/0", "release"].into_iter(), now + step).unwrap();
+    assert_eq!(store.states, [2, 2, 4, 4]);
+    // Xenstore is back: all are asked for anew, and it refuses again.
+    bus.start(&mut store, now + 2 * step).unwrap();
+    let held = |bus: &mut Bus<Counted>| ids.map(|id| bus.vif(id).unwrap().plug().held);
+    assert_eq!(held(&mut bus), [0, 1, 1]);
+    assert!(bus.over().is_empty());
+    store.refuse = None;
+    let due = bus.due().unwrap();
+    bus.tick(&mut store, due).unwrap();
+    assert_eq!(
+        (held(&mut bus), bus.vifs().filter(|(_, v)| v.due().is_some()).count()),
+        ([1; 3], 0)
+    );
+    // What is for all may be refused as well: then it is told, and vifs are started all the same.
+    store.watches.clear();
+    store.refuse = Some("@releaseDomain".into());
+    bus.start(&mut store, due).unwrap_err();
+    assert_eq!(store.watches.len(), 6);
+    // One that is gone is gone for all.
+    store.fail_after = Some(1);
+    bus.start(&mut store, due).unwrap_err();
+    assert!(
+        store.watches.len() == 6 && bus.on_events(&mut store, ["f2/0"].into_iter(), due).is_err()
+    );
+}

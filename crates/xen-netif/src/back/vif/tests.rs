@@ -352,14 +352,14 @@ fn rings_that_cannot_be_mapped_leave_nothing_behind() {
 #[test]
 fn a_guest_that_breaks_the_protocol_keeps_its_state_until_it_closes() {
     let mut bench = Bench::connected();
-    bench.vif.fault(&mut bench.store, "tx: req_prod is beyond the ring").unwrap();
+    bench.vif.fault(&mut bench.store, "tx: req_prod is beyond the ring", bench.now).unwrap();
     assert_eq!(bench.held(), 0);
     assert_eq!((bench.key("state"), bench.key("carrier")), (Some("4"), Some("0")));
     assert_eq!(bench.error(), Some("71 tx: req_prod is beyond the ring"));
     assert!(bench.text().starts_with("stopped, the guest's driver broke"));
     assert_eq!(bench.look(), [0; 0]);
     // Reports that were on their way find it stopped.
-    bench.vif.fault(&mut bench.store, "again").unwrap();
+    bench.vif.fault(&mut bench.store, "again", bench.now).unwrap();
     assert_eq!(bench.error(), Some("71 tx: req_prod is beyond the ring"));
     assert_eq!((bench.front(5), bench.front(6), bench.front(1)), (vec![5], vec![6], vec![2]));
     assert_eq!((bench.front(4), bench.held()), (vec![4], 1));
@@ -390,6 +390,37 @@ fn settings_follow_their_keys() {
     let told = bench.vif.plug.settings.len();
     bench.look();
     assert_eq!(bench.vif.plug.settings.len(), told, "told of changes only");
+}
+
+/// A ring that is served before its settings are known is served without them, and that as often
+/// as the guest reconnects.
+#[test]
+fn settings_are_there_before_the_rings() {
+    let mut bench = Bench::new();
+    bench.start();
+    for (key, value) in [("rate", "1000,50000"), ("mtu", "1400")] {
+        bench.store.set(&format!("{}/{key}", back(1, 0)), value);
+    }
+    for key in ["disconnect", "request-multicast-control"] {
+        bench.store.set(&format!("{}/{key}", front(1, 0)), "1");
+    }
+    bench.store.name_rings(&front(1, 0));
+    let want = Settings {
+        rate: Some(Rate { bytes: 1000, usecs: 50_000 }),
+        mtu: Some(1400),
+        multicast_control: true,
+        link: false,
+    };
+    for _ in 0..2 {
+        assert_eq!(bench.front(4), [4]);
+        assert_eq!(bench.vif.plug.began, Some(want));
+        assert_eq!(bench.key("carrier"), Some("0"));
+        bench.vif.plug.began = None;
+        bench.front(1);
+    }
+    bench.store.rm(&format!("{}/disconnect", front(1, 0)));
+    assert_eq!(bench.front(4), [4]);
+    assert_eq!(bench.vif.plug.began, Some(Settings { link: true, ..want }));
 }
 
 #[test]
@@ -487,6 +518,50 @@ fn leaving_lets_the_guest_be() {
     bench.vif = Handshake::new(ID, OFFER, Counted::default(), bench.now);
     assert_eq!(bench.start(), [2, 4]);
     assert_eq!(bench.held(), 1);
+}
+
+/// A quota of a driver domain, say.
+#[test]
+fn what_xenstore_refuses_is_tried_again_later_and_later() {
+    // Watches, what is offered, rings that are served, an error that is told.
+    for path in ["backend/vif/1/0", "/local/domain/1/device", "error"] {
+        let mut bench = Bench::new();
+        bench.store.refuse = Some(path.into());
+        let refused_at = if path == "error" {
+            bench.start();
+            assert_eq!(bench.front(4), [5], "told or not, it closes");
+            bench.now
+        } else {
+            bench.store.name_rings(&front(1, 0));
+            bench.store.set(&format!("{}/state", front(1, 0)), "4");
+            assert_eq!(bench.start(), [0; 0]);
+            bench.now
+        };
+        assert!(bench.text().ends_with("; xenstore refused what it needs, trying again"));
+        assert!(bench.vif.status().error.unwrap().contains("over a quota"), "{path}");
+        assert!(!bench.vif.is_over());
+        let mut waits = Vec::new();
+        let mut last = refused_at;
+        for _ in 0..8 {
+            let due = bench.vif.due().unwrap();
+            waits.push((due - last).as_secs());
+            last = due;
+            bench.vif.look(&mut bench.store, due).unwrap();
+            if path == "error" {
+                break;
+            }
+        }
+        bench.store.refuse = None;
+        bench.now = last + Duration::from_secs(64);
+        if path == "error" {
+            assert_eq!((waits, bench.front(1)), (vec![1], vec![6, 2]));
+            continue;
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 64], "{path}");
+        assert_eq!(bench.look(), [2, 4], "{path}");
+        assert_eq!((bench.text().as_str(), bench.vif.due()), ("connected", None));
+        assert_eq!(bench.store.watches.len(), 2, "{path}");
+    }
 }
 
 #[test]

@@ -215,3 +215,125 @@ fn a_back_end_that_says_nothing_is_waited_for_no_longer_than_that() {
     bench.put(request.id, request.kind, SUCCESS, 0);
     assert_eq!(bench.serve(|_| (SUCCESS, 10)), [(DEL_GREF_MAPPING, 0, list(8..18))]);
 }
+
+impl Bench {
+    /// Answers all hash orders, as `answer` says to (their number, their type); what was asked, as
+    /// (type, data, what lies in the page that is named).
+    fn serve_hash(&mut self, answer: impl Fn(usize, u16) -> (u32, u32)) -> Vec<Asks> {
+        let mut orders = Vec::new();
+        while !self.ctrl.step().unwrap() {
+            let request = self.back.take().unwrap().expect("it was published");
+            assert!(self.back.take().unwrap().is_none(), "one at a time");
+            orders.push(self.asks(request));
+            let (status, data) = answer(orders.len() - 1, request.kind);
+            self.put(request.id, request.kind, status, data);
+        }
+        orders
+    }
+
+    fn asks(&self, request: CtrlRequest) -> Asks {
+        let [a, b, c] = request.data;
+        assert_eq!(c, 0, "a table goes as one piece");
+        let each = match request.kind {
+            SET_HASH_KEY => 1,
+            SET_HASH_MAPPING => 4,
+            _ => {
+                assert_eq!(b, 0);
+                return (request.kind, a, Vec::new());
+            }
+        };
+        assert_eq!(a, self.list_ref);
+        let mut bytes = vec![0; b as usize * each];
+        let page = &self.host.map_static(1, &[(a, false)]).unwrap()[0];
+        let len = u16::try_from(bytes.len()).unwrap();
+        assert_eq!(page.seg(0, len).unwrap().read(&mut bytes), bytes.len());
+        (request.kind, b, bytes)
+    }
+}
+
+type Asks = (u16, u32, Vec<u8>);
+
+/// As a back end answers that has tables of so many entries.
+fn hashes(longest: u32) -> impl Fn(usize, u16) -> (u32, u32) {
+    move |_, kind| match kind {
+        // One type more than there are.
+        GET_HASH_FLAGS => (SUCCESS, 0b11111),
+        GET_HASH_MAPPING_SIZE => (SUCCESS, longest),
+        _ => (SUCCESS, 0),
+    }
+}
+
+#[test]
+fn a_hash_is_ordered_in_full_before_there_is_a_type_of_it() {
+    let three = || Bench::new((0..3).map(|n| queue(n * 100 + 8, 4)).collect());
+    let mut bench = three();
+    bench.ctrl.hash();
+    assert!(!bench.ctrl.is_hashed());
+    let orders = bench.serve_hash(hashes(1000));
+    assert!(bench.ctrl.is_hashed() && bench.ctrl.step() == Ok(true));
+    let key = orders[2].2.clone();
+    let table: Vec<u8> = (0..126_u32).flat_map(|n| (n % 3).to_le_bytes()).collect();
+    let want: [Asks; 7] = [
+        (SET_HASH_ALGORITHM, 1, vec![]),
+        (GET_HASH_FLAGS, 0, vec![]),
+        (SET_HASH_KEY, 40, key.clone()),
+        (GET_HASH_MAPPING_SIZE, 0, vec![]),
+        (SET_HASH_MAPPING_SIZE, 126, vec![]),
+        (SET_HASH_MAPPING, 126, table),
+        (SET_HASH_FLAGS, 0b1111, vec![]),
+    ];
+    assert_eq!(orders, want);
+    // Each vif has a key of its own; a back end without tables goes by the remainder.
+    let mut other = three();
+    other.ctrl.hash();
+    let orders = other.serve_hash(hashes(0));
+    assert_ne!(orders[2].2, key);
+    let kinds: Vec<_> = orders.iter().map(|order| order.0).collect();
+    assert_eq!(kinds[4..], [SET_HASH_MAPPING_SIZE, SET_HASH_FLAGS]);
+    assert!(orders[4].1 == 0 && other.ctrl.is_hashed());
+    assert_eq!(other.ctrl.kept().refusals, 0);
+}
+
+#[test]
+fn a_back_end_that_refuses_a_hash_has_its_choice_back_and_goes_on_without() {
+    for refused in 0..7 {
+        for status in [NOT_SUPPORTED, INVALID_PARAMETER, BUFFER_OVERFLOW, 77] {
+            let mut bench = Bench::new(vec![queue(8, 4), queue(100, 4)]);
+            bench.ctrl.hash();
+            let answer = hashes(128);
+            let orders = bench.serve_hash(|n, kind| match n == refused {
+                true => (status, 7),
+                false => answer(n, kind),
+            });
+            assert!(!bench.ctrl.is_hashed(), "{refused}");
+            // Whoever does not know of algorithms has none to take back.
+            let undone: &[Asks] =
+                if refused == 0 { &[] } else { &[(SET_HASH_ALGORITHM, 0, vec![])] };
+            assert_eq!(orders[refused + 1..], *undone, "{refused}");
+            assert_eq!(bench.ctrl.kept().refusals, 1);
+            bench.ctrl.keep();
+            assert_eq!(bench.serve(|_| (SUCCESS, 4)).len(), 4);
+            assert_eq!(bench.ctrl.kept().grants, 8, "static grants are another thing");
+        }
+    }
+    // One that hashes nothing, and will not take it back either.
+    let mut bench = Bench::new(vec![queue(8, 4)]);
+    bench.ctrl.hash();
+    let orders = bench.serve_hash(|n, _| ([SUCCESS, SUCCESS, NOT_SUPPORTED][n], 0));
+    assert_eq!((orders.len(), bench.ctrl.is_hashed()), (3, false));
+}
+
+#[test]
+fn an_order_that_another_back_end_answers_late_is_not_taken_for_the_first() {
+    let mut bench = Bench::new(vec![queue(8, 4), queue(100, 4)]);
+    bench.ctrl.hash();
+    assert_eq!(bench.ctrl.step(), Ok(false));
+    let request = bench.back.take().unwrap().unwrap();
+    bench.ctrl.hash();
+    bench.put(request.id, request.kind, NOT_SUPPORTED, 0);
+    let kinds: Vec<_> = bench.serve_hash(hashes(128)).iter().map(|order| order.0).collect();
+    assert_eq!((kinds.len(), kinds[0]), (7, SET_HASH_ALGORITHM));
+    assert!(bench.ctrl.is_hashed());
+    bench.ctrl.hash();
+    assert_eq!(bench.serve_hash(hashes(128)).len(), 7, "and again, of the next one");
+}

@@ -135,7 +135,8 @@ impl Bench {
     }
 }
 
-const PLAIN: Wishes = Wishes { queues: 1, split: true, ctrl: false, smart_poll: false };
+const PLAIN: Wishes =
+    Wishes { queues: 1, fewest: 1, split: true, ctrl: false, smart_poll: false, hash: false };
 
 fn send(queue: &mut Queue, buffer: u16, len: u32) {
     let bytes: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
@@ -375,4 +376,52 @@ fn two_queues_pass_frames_each_on_its_own_rings() {
         assert_eq!(bench.run(), Status::Over);
         assert!(!bench.mapped("queue-1/tx-ring-ref"));
     }
+}
+
+/// Ethernet, IPv4 and TCP from this port, and what the front half finds of it.
+fn flow(queue: &mut Queue, buffer: u16, port: u16) -> Vec<u8> {
+    queue.tx.reclaim(&mut Vec::new()).unwrap();
+    let mut frame = vec![0; 60];
+    frame[12..24].copy_from_slice(&[8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 6]);
+    frame[26..34].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+    frame[34..36].copy_from_slice(&port.to_be_bytes());
+    let base = u64::from(buffer) * u64::from(SIZES.tx_pages_each) * u64::from(GRANT_LEN);
+    queue.tx_memory.seg_mut(base, 60, &mut 0).unwrap().write(&frame);
+    queue.tx.send(buffer, 0, 60, &VnetHdr::NONE).unwrap();
+    queue.tx.publish();
+    frame
+}
+
+#[test]
+fn with_a_hash_each_frame_comes_on_the_queue_of_its_place_in_the_table() {
+    let mut bench = Bench::offering("", Wishes { queues: 2, hash: true, ..PLAIN });
+    assert_eq!(bench.run(), Status::Up);
+    assert!(bench.front.agreed().unwrap().ctrl, "it takes a control ring");
+    let mut queues = bench.front.rings().take().unwrap();
+    let steer = |bench: &Bench| bench.pairs[0].egress.lock().unwrap().steer();
+    flow(&mut queues[0], 0, 1);
+    assert_eq!((bench.carry(0, 0), receive(&mut queues[0]).len()), (1, 60));
+    assert!(steer(&bench).is_none(), "unless it is asked for");
+    bench.front.rings().ctrl().unwrap().hash();
+    assert_eq!(bench.settle().refusals, 0);
+    assert!(bench.front.rings().ctrl().unwrap().is_hashed());
+    // The burst that learns of it.
+    for to in 0..2 {
+        flow(&mut queues[0], 0, 1);
+        assert_eq!((bench.carry(0, to), receive(&mut queues[to]).len()), (1, 60));
+    }
+    let (mut came, mut packet) = ([0; 2], RxPacket::new());
+    for port in 1000..1040 {
+        let frame = flow(&mut queues[0], 0, port);
+        let to = usize::from(steer(&bench).unwrap().queue(&frame, 2));
+        assert_eq!(bench.carry(0, to), 1);
+        assert_eq!(queues[to].rx.take(&mut packet, 64), Ok(true));
+        let hash = packet.hash.expect("it is told with the frame");
+        assert_eq!((hash.kind, hash.algorithm), (1, 1), "IPv4 and TCP, Toeplitz");
+        assert_eq!(hash.value as usize % 128 % 2, to, "our table: {hash:?}");
+        came[to] += 1;
+        packet.slots.iter().for_each(|slot| queues[to].rx.offer(slot.request.id));
+        queues[to].rx.publish();
+    }
+    assert!(came.iter().all(|frames| *frames > 5), "{came:?}");
 }

@@ -4,7 +4,8 @@ use super::*;
 use crate::back::fake::{Counted, Fake, back, front};
 use crate::back::{Handshake as BackHalf, Offer, VifId, without};
 
-const WISHES: Wishes = Wishes { queues: 2, split: true, ctrl: true, smart_poll: true };
+const WISHES: Wishes =
+    Wishes { queues: 2, fewest: 1, split: true, ctrl: true, smart_poll: true, hash: false };
 
 /// Rings that are counted.
 #[derive(Default)]
@@ -97,6 +98,23 @@ fn both_halves_come_up_with_all_that_both_can() {
     assert_eq!((agreed.queues, agreed.trusted), (2, true));
     assert_eq!(bench.ours("queue-1/event-channel-rx"), Some("14"));
     assert_eq!(bench.ours("tx-ring-ref"), None, "with two queues no key is flat");
+}
+
+#[test]
+fn fewer_queues_than_are_any_use_make_no_ring() {
+    let mut bench = Bench::offering(Offer { queues: 1, without: 0 });
+    bench.front.wishes.fewest = 2;
+    assert_eq!(bench.run(), Status::Few(1));
+    // As its toolstack made it: it neither comes nor goes.
+    assert_eq!((bench.front.rings().prepared, bench.ours("state")), (0, Some("1")));
+    assert_eq!(bench.ours("tx-ring-ref"), None);
+    assert_eq!(bench.back.plug().connects, 0);
+    for (said, more) in [("many", None), ("0", None), ("2", Some(Status::Up))] {
+        bench.set_back("multi-queue-max-queues", said);
+        let status = bench.front.look(&mut bench.store).unwrap();
+        assert_eq!(status == Status::Few(1), more.is_none(), "'{said}'");
+    }
+    assert_eq!((bench.front.rings().prepared, bench.ours("state")), (1, Some("4")));
 }
 
 #[test]
@@ -195,4 +213,44 @@ fn an_untrusted_back_end_is_known_as_one() {
     bench.store.set(&format!("{}/trusted", front(1, 0)), "0");
     assert_eq!(bench.run(), Status::Up);
     assert!(!bench.front.agreed().unwrap().trusted);
+}
+
+#[test]
+fn a_carrier_is_there_unless_either_end_takes_it_away() {
+    let mut bench = Bench::up();
+    assert!(bench.front.carrier(), "nobody says otherwise");
+    let watched = |bench: &Bench, path: String| bench.store.watches.contains(&(path, LINK.into()));
+    assert!(watched(&bench, format!("{}/carrier", back(1, 0))));
+    assert!(watched(&bench, format!("{}/disconnect", front(1, 0))));
+    for (carrier, disconnect, there) in [
+        ("0", "0", false),
+        ("1", "0", true),
+        ("1", "1", false),
+        ("0", "1", false),
+        ("?", "?", true),
+    ] {
+        bench.set_back("carrier", carrier);
+        bench.store.set(&format!("{}/disconnect", front(1, 0)), disconnect);
+        assert_eq!(bench.front.look(&mut bench.store), Ok(Status::Up), "frames may pass");
+        assert_eq!(bench.front.carrier(), there, "carrier {carrier}, disconnect {disconnect}");
+    }
+    // It moved to another back end, which says nothing.
+    bench.set_back("carrier", "0");
+    bench.front.look(&mut bench.store).unwrap();
+    bench.store.set(&format!("{}/backend", front(1, 0)), &back(1, 7));
+    bench.front.look(&mut bench.store).unwrap();
+    assert!(bench.front.carrier() && watched(&bench, format!("{}/carrier", back(1, 7))));
+    assert!(!watched(&bench, format!("{}/carrier", back(1, 0))));
+    assert!(watched(&bench, format!("{}/disconnect", front(1, 0))), "that is ours still");
+}
+
+#[test]
+fn the_mtu_that_the_toolstack_sets_is_known() {
+    let mut bench = Bench::up();
+    assert_eq!(bench.front.mtu(), None);
+    for (said, mtu) in [("9000", Some(9000)), ("0", None), ("65536", None), ("big", None)] {
+        bench.store.set(&format!("{}/mtu", front(1, 0)), said);
+        bench.front.look(&mut bench.store).unwrap();
+        assert_eq!(bench.front.mtu(), mtu, "'{said}'");
+    }
 }

@@ -1,11 +1,12 @@
 //! The ioctls of Xen's device nodes: the only `unsafe` of this room.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::io::Errno;
-use shm::{Domain, Failed, Piece, Side};
+use shm::{Failed, GRANT_LEN, Piece, Side};
 
 use self::ioctl::{CopyPtr, CopySegment, Foreign};
 
@@ -48,12 +49,46 @@ pub fn evtchn_ack(evtchn: BorrowedFd<'_>, port: u32) -> bool {
 /// Copies done by one call.
 const COPIES: usize = 64;
 
+/// Pages that other domains granted and that are mapped here, by where that is: whose they are,
+/// and their grants.
+///
+/// The hypervisor copies to and from memory only if it is the caller's own, which these are not,
+/// mapped or not: between such a page and another grant it is told of both grants.
+#[derive(Debug, Default)]
+pub struct MappedGrants(BTreeMap<usize, MappedGrant>);
+
+/// A page that is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MappedGrant {
+    pub domid: u16,
+    pub gref: u32,
+}
+
+impl MappedGrants {
+    /// A page is mapped at `at`, now.
+    pub fn insert(&mut self, at: usize, grant: MappedGrant) {
+        self.0.insert(at, grant);
+    }
+
+    /// It will not be for long.
+    pub fn remove(&mut self, at: usize) {
+        self.0.remove(&at);
+    }
+
+    /// The grant of memory at `at`, if it is another domain's, and where in the page that is.
+    fn find(&self, at: usize) -> Option<Foreign> {
+        let offset = at % GRANT_LEN as usize;
+        let MappedGrant { domid, gref } = *self.0.get(&(at - offset))?;
+        Some(Foreign { gref, offset: offset as u16, domid })
+    }
+}
+
 /// Has the hypervisor do `pieces`, and tells each how it went.
-pub fn grant_copy(gntdev: BorrowedFd<'_>, pieces: &mut [Piece<'_>]) {
+pub fn grant_copy(gntdev: BorrowedFd<'_>, mapped: &MappedGrants, pieces: &mut [Piece<'_>]) {
     for pieces in pieces.chunks_mut(COPIES) {
         let mut segments = [EMPTY; COPIES];
         for (segment, piece) in segments.iter_mut().zip(pieces.iter_mut()) {
-            *segment = segment_of(piece);
+            *segment = segment_of(piece, mapped);
         }
         let segments = &mut segments[..pieces.len()];
         // SAFETY: `segment_of` took the addresses from segments that live as long as the pieces.
@@ -82,24 +117,27 @@ const EMPTY: CopySegment = CopySegment {
     status: ioctl::GNTST_GENERAL_ERROR,
 };
 
-fn segment_of(piece: &mut Piece<'_>) -> CopySegment {
-    let place = |domain: &Domain, gref, offset| CopyPtr {
-        foreign: Foreign { gref, offset, domid: domain.id() },
+fn segment_of(piece: &mut Piece<'_>, mapped: &MappedGrants) -> CopySegment {
+    let memory = |at: *mut libc::c_void| match mapped.find(at.addr()) {
+        Some(foreign) => Err(foreign),
+        None => Ok(at),
+    };
+    let end = |at, gref| match at {
+        Ok(virt) => (CopyPtr { virt }, 0),
+        Err(foreign) => (CopyPtr { foreign }, gref),
     };
     // A piece lies inside one page.
     let len = u16::try_from(piece.len()).unwrap_or(0);
-    let (source, from) = match piece.src() {
-        Side::Mapped(seg) => (CopyPtr { virt: seg.as_iovec().iov_base }, 0),
-        Side::Granted { domain, gref, offset } => {
-            (place(domain, gref, offset), ioctl::GNTCOPY_SOURCE_GREF)
-        }
+    let source = match piece.src() {
+        Side::Mapped(seg) => memory(seg.as_iovec().iov_base),
+        Side::Granted { domain, gref, offset } => Err(Foreign { gref, offset, domid: domain.id() }),
     };
-    let (dest, to) = match piece.dst() {
-        Side::Mapped(seg) => (CopyPtr { virt: seg.as_iovec().iov_base }, 0),
-        Side::Granted { domain, gref, offset } => {
-            (place(domain, gref, offset), ioctl::GNTCOPY_DEST_GREF)
-        }
+    let dest = match piece.dst() {
+        Side::Mapped(seg) => memory(seg.as_iovec().iov_base),
+        Side::Granted { domain, gref, offset } => Err(Foreign { gref, offset, domid: domain.id() }),
     };
+    let (source, from) = end(source, ioctl::GNTCOPY_SOURCE_GREF);
+    let (dest, to) = end(dest, ioctl::GNTCOPY_DEST_GREF);
     CopySegment { source, dest, len, flags: from | to, ..EMPTY }
 }
 

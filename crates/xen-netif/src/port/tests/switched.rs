@@ -87,6 +87,47 @@ fn front_that_always_lacks_a_page_is_given_up_and_comes_back() {
     }
 }
 
+/// No more is taken of a ring half of which waits for a front half without pages.
+#[test]
+fn held_frames_keep_half_of_their_senders_ring_closed() {
+    let host = Arc::new(Host::default());
+    let mut a = Guest::new(1, &host, ALL);
+    let (b, mut c) = (Guest::new(2, &host, ALL), Guest::new(3, &host, ALL));
+    let mut net = Net::new(&[&b, &c]);
+    c.post(400..600);
+    (0..60).for_each(|_| a.send(&to(1, 60), &[30, 30], 0, &[]));
+    (0..8).for_each(|_| a.send(&to(2, 60), &[30, 30], 0, &[]));
+    let mut got = || std::iter::from_fn(|| c.take()).count();
+    assert_eq!((net.serve(&mut a, 0), got()), (60, 4), "of 256 slots 128 are open");
+    for _ in 0..4 {
+        assert_eq!((net.serve(&mut a, 1), got()), (60, 0), "and no more, though a burst has room");
+    }
+    assert!(a.pair.ingress.lock().unwrap().arm(), "that there is more is no reason to look");
+    assert_eq!((net.drops(), a.responses()), (0, vec![]));
+    assert_eq!(net.serve(&mut a, HOLD_NS_MAX), 0);
+    assert_eq!((net.serve(&mut a, 1), got()), (0, 4));
+    assert_eq!((net.drops(), a.responses().len()), (60, 136));
+}
+
+/// A few frames that wait hold up the answers of all that came behind them.
+#[test]
+fn few_held_frames_are_given_up_before_they_hold_up_their_senders_ring() {
+    let host = Arc::new(Host::default());
+    let mut a = Guest::new(1, &host, ALL);
+    let (b, mut c) = (Guest::new(2, &host, ALL), Guest::new(3, &host, ALL));
+    let mut net = Net::new(&[&b, &c]);
+    c.post(400..620);
+    (0..3).for_each(|_| a.send(&to(1, 60), &[60], 0, &[]));
+    (0..190).for_each(|_| a.send(&to(2, 60), &[60], 0, &[]));
+    assert_eq!((net.serve(&mut a, 0), a.responses().len()), (3, 0));
+    // All in a few ns: nobody waits for a time to pass.
+    for _ in 0..6 {
+        net.serve(&mut a, 1);
+    }
+    assert_eq!(std::iter::from_fn(|| c.take()).count(), 190);
+    assert_eq!((net.drops(), a.responses().len()), (3, 193));
+}
+
 /// A UDP frame over IPv6 to port 1, its checksum blank: the pseudo-header's sum, and complete.
 fn udp6(blank: bool) -> Vec<u8> {
     let mut bytes = to(1, 60);

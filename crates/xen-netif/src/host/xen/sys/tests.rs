@@ -4,11 +4,12 @@ use std::fs::File;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use shm::{Copies, Domain, Failed, Grants, Mapping, Piece, Seg, SegMut};
 
 use super::ioctl::*;
+use super::{MappedGrant, MappedGrants, segment_of};
 
 const PROGRAM: &str = r#"
 #include <stdint.h>
@@ -116,7 +117,7 @@ struct Refuses(OwnedFd);
 
 impl Grants for Refuses {
     fn copy(&self, pieces: &mut [Piece<'_>]) {
-        super::grant_copy(self.0.as_fd(), pieces);
+        super::grant_copy(self.0.as_fd(), &MappedGrants::default(), pieces);
     }
 }
 
@@ -144,4 +145,49 @@ fn a_call_that_fails_is_a_failure_of_every_piece() {
         Failed::Destination => destinations += 1,
     });
     assert_eq!((sources, destinations), (2 * 64, 64));
+}
+
+/// Tells which sides of each piece the hypervisor would be given as grants.
+struct Flags {
+    mapped: MappedGrants,
+    seen: Mutex<Vec<u16>>,
+}
+
+impl Grants for Flags {
+    fn copy(&self, pieces: &mut [Piece<'_>]) {
+        for piece in pieces {
+            let segment = segment_of(piece, &self.mapped);
+            self.seen.lock().unwrap().push(segment.flags);
+            piece.set(Ok(()));
+        }
+    }
+}
+
+/// The hypervisor refuses to copy to or from memory that is not the caller's own, even where the
+/// caller has it mapped.
+#[test]
+fn between_a_page_that_stays_mapped_and_a_grant_both_are_told_as_grants() {
+    let page = Mapping::memfd("static", 4096).unwrap();
+    let own = Mapping::memfd("own", 4096).unwrap();
+    let at = page.seg(0, 4096).unwrap().as_iovec().iov_base.addr();
+    let grant = MappedGrant { domid: 7, gref: 42 };
+    let mut mapped = MappedGrants::default();
+    mapped.insert(at, grant);
+    let found = mapped.find(at + 100).unwrap();
+    assert_eq!((found.domid, found.gref, found.offset), (7, 42, 100));
+    let flags = Arc::new(Flags { mapped, seen: Mutex::default() });
+    let domain = Domain::new(1, Arc::clone(&flags) as Arc<dyn Grants>);
+    let granted = || Seg::granted(&domain, 8, 0, 100).unwrap();
+    let mut copies = Copies::new();
+    copies.copy(&mut page.seg_mut(200, 100).unwrap(), granted(), 0);
+    copies.copy(&mut own.seg_mut(200, 100).unwrap(), granted(), 1);
+    copies.copy(&mut SegMut::granted(&domain, 8, 0, 100).unwrap(), page.seg(0, 100).unwrap(), 2);
+    copies.copy(&mut SegMut::granted(&domain, 8, 0, 100).unwrap(), own.seg(0, 100).unwrap(), 3);
+    copies.finish(|tag, _| panic!("{tag} failed"));
+    let (source, both) = (GNTCOPY_SOURCE_GREF, GNTCOPY_SOURCE_GREF | GNTCOPY_DEST_GREF);
+    assert_eq!(*flags.seen.lock().unwrap(), [both, source, both, GNTCOPY_DEST_GREF]);
+    let mut mapped = MappedGrants::default();
+    mapped.insert(at, grant);
+    mapped.remove(at);
+    assert!(mapped.find(at).is_none());
 }

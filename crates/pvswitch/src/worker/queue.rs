@@ -1,0 +1,144 @@
+//! A queue that a worker serves: its state, and one burst of it.
+
+use switch::fair::Share;
+use switch::forward::{Forwarder, Source};
+use switch::frame::{BURST_MAX, Burst};
+use switch::poll::{Action, Costs, Policy, Poller, State};
+use switch::tuning::Drain;
+
+use super::handle::{Report, Served, lock};
+use crate::pool::Pool;
+
+/// A served queue and its state.
+pub(super) struct Queue {
+    pub served: Served,
+    pub poller: Poller,
+    /// What the operator wants; the poller follows it.
+    pub policy: Policy,
+    pub state: State,
+    /// In the list of queues to be served in this round.
+    pub listed: bool,
+    /// Warm: since when, and until when it is left alone, in ns.
+    pub nap: (u64, u64),
+    /// Frames held when last polled.
+    pub held: usize,
+    /// Drained: its kicks are not listened to.
+    pub hushed: bool,
+    pub share: Share,
+    /// When a kick woke it, until it is looked at: if that finds nothing, no frame was why.
+    pub woke_ns: Option<u64>,
+    /// Time spent on its frames in this load measurement, in ns.
+    pub busy_ns: u64,
+}
+
+impl Queue {
+    /// Just given to a worker: cold, and not listened to.
+    pub fn new(served: Served, costs: Costs, now: u64) -> Self {
+        let policy = served.source.tuning.poll();
+        Self {
+            poller: Poller::new(effective(policy, &served), costs, now),
+            served,
+            policy,
+            state: State::Cold,
+            listed: false,
+            nap: (now, now),
+            held: 0,
+            hushed: false,
+            share: Share::default(),
+            woke_ns: None,
+            busy_ns: 0,
+        }
+    }
+
+    pub fn set_state(&mut self, state: State) {
+        if self.state != state {
+            self.state = state;
+            self.served.source.tuning.set_state(state);
+        }
+    }
+
+    /// It was looked at: if a kick had ended its sleep, that was how long its first frame took.
+    #[inline]
+    pub fn looked(&mut self, frames: usize, end: u64) {
+        if let Some(woke) = self.woke_ns.take().filter(|_| frames > 0) {
+            first_frame(&self.served.source, end.saturating_sub(woke));
+        }
+    }
+
+    /// One burst; returns how many frames were new, and what comes next. `Arm`: it was done, and
+    /// nothing is there.
+    #[inline]
+    pub fn serve(
+        &mut self,
+        forwarder: &mut Forwarder,
+        scratch: &mut Burst<'static>,
+        pool: &Pool,
+        now: u64,
+    ) -> (usize, Action) {
+        let Served { source, ingress, .. } = &self.served;
+        let policy = source.tuning.poll();
+        if policy != self.policy {
+            self.policy = policy;
+            self.poller = Poller::new(effective(policy, &self.served), pool.common.costs, now);
+        }
+        let mut ingress = lock(ingress);
+        let drains = source.tuning.drain() != Drain::Off;
+        if !drains {
+            forwarder.direct(source, &mut *ingress, now);
+        }
+        // Held frames are shown again whatever the budget, or they would keep all others waiting.
+        let new = if drains { 0 } else { self.poller.budget() };
+        let max = (new + ingress.held()).min(BURST_MAX);
+        let got = ingress.burst(max, now, scratch, &mut |burst| {
+            forwarder.forward(source, burst, now);
+        });
+        let held = ingress.held();
+        if held != self.held {
+            self.held = held;
+            source.tuning.set_held(held);
+        }
+        source.stats.polls.add(1);
+        let frames = match got {
+            Ok(n) => n,
+            Err(fault) => {
+                pool.report(Report::Fault(source.port, fault));
+                return (0, Action::Arm);
+            }
+        };
+        // Held frames alone are no reason to poll: the destination tells when it has room.
+        let news = frames.saturating_sub(held);
+        if frames == 0 {
+            source.stats.polls_empty.add(1);
+        }
+        if drains {
+            if held == 0 {
+                source.tuning.drained();
+            }
+            // Its frames are no reason to stay awake, nor for its guest to kick.
+            ingress.disarm();
+            return (news, Action::Arm);
+        }
+        let action = match self.poller.next(news, now) {
+            Action::Arm if !ingress.arm() => {
+                if self.poller.disarms() {
+                    ingress.disarm();
+                }
+                Action::Poll
+            }
+            Action::Arm => ingress.due().map_or(Action::Arm, Action::Until),
+            action => action,
+        };
+        (news, action)
+    }
+}
+
+/// The policy a queue can have: one whose peer cannot notify is polled whatever was wanted.
+fn effective(policy: Policy, served: &Served) -> Policy {
+    if served.notifies { policy } else { Policy::Spin }
+}
+
+fn first_frame(source: &Source, ns: u64) {
+    source.stats.first_frames.add(1);
+    source.stats.first_frame_ns.add(ns);
+    source.stats.first_frame_ns_max.raise(ns);
+}

@@ -1,0 +1,88 @@
+//! What counts as a kick, and what policies and counters are told of it.
+
+use super::*;
+
+#[test]
+fn first_frame_is_timed_from_the_kick_that_told_of_it() {
+    let rig = Rig::new(Policy::Event, Guest::default());
+    rig.wait_for_sleep();
+    // Polled from here on; what comes later did not wait for that.
+    rig.tuning.set_poll(Policy::Spin);
+    rig.pool.look(TOKEN);
+    rig.wait_for("polls", |rig| rig.bursts() > 1000);
+    std::thread::sleep(Duration::from_millis(300));
+    rig.guest.waiting.store(1, Ordering::SeqCst);
+    rig.wait_for("a frame", |rig| rig.taken() == 1);
+    assert_eq!((rig.stats.first_frames.get(), rig.stats.first_frame_ns_max.get()), (0, 0));
+    // A kick for nothing, then a frame; then a kick with one.
+    rig.tuning.set_poll(Policy::Timer { hz: 100 });
+    rig.pool.look(TOKEN);
+    rig.wait_for_sleep();
+    rig.tuning.set_poll(Policy::Spin);
+    rig.kick();
+    rig.wait_for("the kick", |rig| rig.stats.wakes.get() == 1);
+    std::thread::sleep(Duration::from_millis(300));
+    rig.guest.waiting.store(1, Ordering::SeqCst);
+    rig.wait_for("a frame", |rig| rig.taken() == 2);
+    assert_eq!(rig.stats.first_frames.get(), 0);
+    rig.tuning.set_poll(Policy::Event);
+    rig.wait_for_sleep();
+    rig.guest.waiting.store(1, Ordering::SeqCst);
+    rig.kick();
+    rig.wait_for("a frame", |rig| rig.taken() == 3);
+    rig.wait_for_sleep();
+    let IngressStats { first_frames, first_frame_ns, first_frame_ns_max, .. } = &*rig.stats;
+    assert_eq!((first_frames.get(), first_frame_ns.get()), (1, first_frame_ns_max.get()));
+    assert!((1..300_000_000).contains(&first_frame_ns.get()), "{first_frame_ns:?} ns");
+}
+
+#[test]
+fn operators_are_no_guests_kicks() {
+    let rig = Rig::new(Policy::Event, Guest::default());
+    let counts = || (rig.stats.kicks.get(), rig.stats.wakes.get());
+    rig.wait_for_sleep();
+    for policy in ["spin", "adaptive", "event"] {
+        let bursts = rig.bursts();
+        rig.tuning.set_poll(policy.parse().unwrap());
+        rig.pool.look(TOKEN);
+        rig.wait_for("a look", |rig| rig.bursts() > bursts);
+    }
+    rig.wait_for_sleep();
+    rig.drain(true);
+    rig.wait_for("the queue to be drained", Rig::is_drained);
+    let bursts = rig.bursts();
+    rig.drain(false);
+    rig.wait_for("a look", |rig| rig.bursts() > bursts);
+    assert_eq!(counts(), (0, 0));
+    rig.wait_for_sleep();
+    rig.kick();
+    rig.wait_for("a kick", |_| counts() == (1, 1));
+    // By other means than its descriptor.
+    rig.wait_for_sleep();
+    rig.pool.kicked(TOKEN);
+    rig.wait_for("a kick", |_| counts() == (2, 2));
+}
+
+#[test]
+fn room_at_a_receiver_teaches_adaptive_nothing() {
+    // After a frame it polls on for as long as a sleep costs.
+    let costs = Costs { wake_ns: 20_000_000, ..COSTS };
+    let held = Guest { held: AtomicUsize::new(3), ..Guest::default() };
+    let rig = Rig::costing(costs, "adaptive".parse().unwrap(), held);
+    let cold = |rig: &Rig| rig.tuning.state() == State::Cold;
+    rig.wait_for("held frames to be told", |rig| rig.tuning.held() == 3);
+    rig.wait_for("the queue to be cold", cold);
+    for _ in 0..20 {
+        let bursts = rig.bursts();
+        rig.pool.wake(1);
+        rig.wait_for("a look", |rig| rig.bursts() > bursts);
+        rig.wait_for("the queue to be cold", cold);
+        // Held frames are tried each 12.5 ms besides.
+        assert!(rig.bursts() < bursts + 20, "{} looks", rig.bursts() - bursts);
+    }
+    // A guest's kick does.
+    let bursts = rig.bursts();
+    rig.guest.waiting.store(1, Ordering::SeqCst);
+    rig.kick();
+    rig.wait_for("polling", |rig| rig.bursts() > bursts + 100);
+}

@@ -1,0 +1,208 @@
+//! What a flooder costs its neighbours, in virtual time: one worker serves eight quiet ports and
+//! one that always has frames, by deficit round-robin, as the program's does.
+//!
+//! A quiet port is served for all that it asks for as long as that is less than its share of the
+//! worker's time, and for its share if it is not. Its lone frame waits for the flooder once: for a
+//! quantum, and for what the last burst took beyond that. On a worker that has nothing else to do
+//! this is many times the waiting without the flooder, which is next to nothing; where neighbours
+//! wait for each other, floods of small frames less than double it.
+
+use std::collections::VecDeque;
+
+use switch::fair::{QUANTUM_NS, Share};
+use switch::frame::BURST_MAX;
+
+const QUIET: usize = 8;
+const LOOK_NS: u64 = 100;
+const LENGTH_NS: u64 = 500_000_000;
+
+/// What each quiet port sends: so many frames at once, every so many ns, at random times.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    frames: u64,
+    period_ns: u64,
+    frame_ns: u64,
+}
+
+impl Load {
+    /// Of the worker's time, all quiet ports together.
+    fn part(self) -> f64 {
+        (QUIET as u64 * self.frames * self.frame_ns) as f64 / self.period_ns as f64
+    }
+}
+
+struct Port {
+    share: Share,
+    /// When each waiting frame came.
+    frames: VecDeque<u64>,
+    next_ns: u64,
+    served_ns: u64,
+    asked_ns: u64,
+    late: Vec<u64>,
+}
+
+/// Whether ports take turns by their shares.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turns {
+    ByShare,
+    /// Each as long as it has frames, up to this many bursts: broken, to see that it shows.
+    Bursts(u32),
+}
+
+struct Seen {
+    /// The least time that a quiet port was served, in parts of what it asked for, and of all.
+    served: f64,
+    share: f64,
+    flooder_ns: u64,
+    p50: u64,
+    p99: u64,
+    max: u64,
+}
+
+/// A reproducible sequence (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn within(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % end
+    }
+}
+
+impl Port {
+    fn come(&mut self, load: Load, now: u64, random: &mut Random) {
+        while self.next_ns <= now {
+            self.frames.extend((0..load.frames).map(|_| self.next_ns));
+            self.asked_ns += load.frames * load.frame_ns;
+            // Half as late again at most, or as early: the mean is the period.
+            self.next_ns += load.period_ns / 2 + random.within(load.period_ns);
+        }
+    }
+
+    /// One burst; its end.
+    fn burst(&mut self, load: Load, now: u64) -> u64 {
+        let frames = self.frames.len().min(BURST_MAX);
+        self.late.extend(self.frames.drain(..frames).map(|came| now - came));
+        let took = frames as u64 * load.frame_ns;
+        self.served_ns += took;
+        now + LOOK_NS + took
+    }
+}
+
+/// Quiet ports alone, or beside one that floods with frames of so many ns each.
+fn run(load: Load, flood_frame_ns: Option<u64>, turns: Turns) -> Seen {
+    let mut random = Random(1);
+    let port = |next_ns| Port {
+        share: Share::default(),
+        frames: VecDeque::new(),
+        next_ns,
+        served_ns: 0,
+        asked_ns: 0,
+        late: Vec::new(),
+    };
+    let mut ports: Vec<Port> = (0..QUIET).map(|_| port(random.within(load.period_ns))).collect();
+    let mut flooder = flood_frame_ns.map(|_| Share::default());
+    let (mut now, mut flooder_ns) = (0, 0);
+    while now < LENGTH_NS {
+        for port in &mut ports {
+            port.share.grant(1, 1);
+            let mut bursts = 0;
+            while turns != Turns::ByShare || port.share.may() {
+                port.come(load, now, &mut random);
+                let (empty, began) = (port.frames.is_empty(), now);
+                now = port.burst(load, now);
+                bursts += 1;
+                if empty || matches!(turns, Turns::Bursts(most) if bursts >= most) {
+                    break;
+                }
+                port.share.charge(now - began);
+            }
+        }
+        let Some(share) = &mut flooder else { continue };
+        share.grant(1, 1);
+        let took = LOOK_NS + BURST_MAX as u64 * flood_frame_ns.unwrap_or(0);
+        let mut bursts = 0;
+        while match turns {
+            Turns::ByShare => share.may(),
+            Turns::Bursts(most) => bursts < most,
+        } {
+            share.charge(took);
+            now += took;
+            flooder_ns += took;
+            bursts += 1;
+        }
+    }
+    let mut late: Vec<u64> = ports.iter().flat_map(|port| port.late.iter().copied()).collect();
+    late.sort_unstable();
+    let at = |per_cent: usize| late[(late.len() - 1) * per_cent / 100];
+    let least = |part: fn(&Port) -> f64| ports.iter().map(part).fold(f64::MAX, f64::min);
+    let served = least(|port| port.served_ns as f64 / port.asked_ns as f64);
+    let share = least(|port| port.served_ns as f64) / now as f64;
+    Seen { served, share, flooder_ns, p50: at(50), p99: at(99), max: at(100) }
+}
+
+/// A flooder's frames, in ns each: of 60 bytes, of 9000.
+const FLOODS: [u64; 2] = [60, 1_500];
+/// Lone frames; trains that keep the worker busy for a third of its time, and for most of it.
+const LONE: Load = Load { frames: 1, period_ns: 100_000, frame_ns: 60 };
+const TRAINS: Load = Load { frames: 32, period_ns: 200_000, frame_ns: 300 };
+const CROWD: Load = Load { frames: 64, period_ns: 200_000, frame_ns: 300 };
+/// More than there is time for.
+const TOO_MUCH: Load = Load { frames: 64, period_ns: 120_000, frame_ns: 300 };
+
+/// Both, told.
+fn beside(load: Load, flood_frame_ns: u64) -> (Seen, Seen) {
+    let alone = run(load, None, Turns::ByShare);
+    let beside = run(load, Some(flood_frame_ns), Turns::ByShare);
+    let part = load.part() * 100.0;
+    println!("neighbours ask for {part:.0} %, a flood of {flood_frame_ns} ns a frame:");
+    for (name, seen) in [("alone", &alone), ("beside", &beside)] {
+        let Seen { served, share, flooder_ns, p50, p99, max } = seen;
+        println!("  {name:6} p50 {p50}, p99 {p99}, max {max} ns; served {served:.3} of it,");
+        println!("         {share:.3} of all; flooder {} %", 100 * flooder_ns / LENGTH_NS);
+    }
+    (alone, beside)
+}
+
+#[test]
+fn neighbours_get_what_they_ask_for_or_their_share() {
+    for flood in FLOODS {
+        for load in [LONE, TRAINS, CROWD] {
+            let (_, beside) = beside(load, flood);
+            assert!(beside.served > 0.99, "{load:?}");
+        }
+        let (_, beside) = beside(TOO_MUCH, flood);
+        assert!(beside.share > 0.97 / (QUIET + 1) as f64);
+    }
+}
+
+#[test]
+fn a_lone_frame_waits_for_one_turn_of_the_flooder() {
+    for flood in FLOODS {
+        let (alone, beside) = beside(LONE, flood);
+        // Its last burst begins within the quantum.
+        let turn = u64::from(QUANTUM_NS) + LOOK_NS + BURST_MAX as u64 * flood;
+        assert!(beside.max <= alone.max + turn, "{} {} {turn}", beside.max, alone.max);
+    }
+}
+
+#[test]
+fn neighbours_that_wait_for_each_other_wait_less_than_twice_as_long() {
+    for load in [TRAINS, CROWD] {
+        let (alone, beside) = beside(load, FLOODS[0]);
+        assert!(beside.p99 < 2 * alone.p99, "{} {}", beside.p99, alone.p99);
+    }
+}
+
+#[test]
+fn canary_turns_by_bursts_are_neither_fair_nor_short() {
+    let turns = Turns::Bursts(8);
+    assert!(run(TOO_MUCH, Some(FLOODS[1]), turns).share < 0.9 / (QUIET + 1) as f64);
+    let (alone, beside) = (run(CROWD, None, turns), run(CROWD, Some(FLOODS[0]), turns));
+    assert!(beside.p99 > 2 * alone.p99, "{} {}", beside.p99, alone.p99);
+    let lone = run(LONE, Some(FLOODS[1]), turns);
+    assert!(lone.max > u64::from(QUANTUM_NS) + LOOK_NS + BURST_MAX as u64 * FLOODS[1]);
+}
