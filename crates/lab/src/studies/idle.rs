@@ -2,7 +2,7 @@
 
 use super::grid::{Grid, summary, values};
 use super::pair::{
-    self, FEW, Idle as IdleGuests, JUDGED, MEASURES, Pair, WARM_IDLE_S, WARM_S, of_window,
+    self, FEW, Idle as IdleGuests, JUDGED, MEASURES, POLICIES, Pair, WARM_IDLE_S, WARM_S, of_window,
 };
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
@@ -66,7 +66,7 @@ impl Study for Idle {
             Scale::Smallest => (&[0, 1, 100], &JUDGED, 0.5, 1),
             Scale::Quick => (&[0, 1, 10, 100, 1000], &FEW, 1.0, 1),
             Scale::Usual => (&[0, 1, 10, 100, 1000], &FEW, 5.0, 3),
-            Scale::Full => (&[0, 1, 10, 100, 1000], &FEW, 10.0, 9),
+            Scale::Full => (&[0, 1, 10, 100, 1000], &POLICIES, 10.0, 9),
         };
         Plan::new(
             self.name(),

@@ -2,7 +2,7 @@
 //! worker that is short of time.
 
 use super::grid::{Grid, values};
-use super::pair::{self, FEW, WARM_IDLE_S, number, worker_percent};
+use super::pair::{self, FEW, POLICIES, WARM_IDLE_S, number, worker_percent};
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
 use crate::stage::{
@@ -77,7 +77,7 @@ impl Study for Neighbours {
             Scale::Smallest => (&placements[..1], &["event", "adaptive"], 0.5, 1),
             Scale::Quick => (&placements, &FEW, 0.7, 2),
             Scale::Usual => (&placements, &FEW, 3.0, 5),
-            Scale::Full => (&placements, &FEW, 10.0, 9),
+            Scale::Full => (&placements, &POLICIES, 10.0, 9),
         };
         Plan::new(
             self.name(),

@@ -15,6 +15,7 @@ use crate::stats::{Summary, jain};
 use crate::store::Results;
 use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
 
+mod balanced;
 mod seed;
 mod tables;
 
@@ -439,6 +440,7 @@ fn judge(results: &Results) -> Vec<Verdict> {
         );
         verdicts.push(Verdict { what, holds: all == runs.len() });
     }
+    verdicts.extend(balanced::judge(results));
     verdicts
 }
 

@@ -53,7 +53,7 @@ const fn switch(name: &'static str, switch: [&'static str; 2]) -> Setting {
 }
 
 /// All of them, the default first.
-pub const SETTINGS: [Setting; 22] = [
+pub const SETTINGS: [Setting; 25] = [
     PLAIN,
     set("tx-completion=before-tx", &["tx-completion=before-tx"]),
     set("tx-completion=timer:1000", &["tx-completion=timer:1000"]),
@@ -70,8 +70,11 @@ pub const SETTINGS: [Setting; 22] = [
     set("checks=off", &["checks=off"]),
     driver("in-order", &["--in-order"]),
     driver("packed", &["--packed"]),
+    driver("queue-size=1024", &["--queue-size", "1024"]),
+    driver("kick=adaptive", &["--kick", "adaptive"]),
     driver("kick=coalesce:50,32", &["--kick", "coalesce:50,32"]),
     driver("driver-poll=timer:1000", &["--poll", "timer:1000"]),
+    switch("call=adaptive", ["", "adaptive"]),
     switch("call=coalesce:50,32", ["", "coalesce:50,32"]),
     switch("call=coalesce:50/pending", ["", "coalesce:50/pending"]),
     switch("poll=timer:1000", ["timer:1000", ""]),

@@ -8,8 +8,10 @@ use crate::store::Results;
 
 const ABOUT: &str = "\
 Without the patch is the front end with events; with it is the seed's smart poll: a \
-timer of 1 kHz, during which the back end does not notify. The precise timer looks 5,000 \
-times a second, adaptive as it finds best. The back end is the same in all of them: one \
+timer of 1 kHz, during which the back end does not notify. Events not asked for is the same \
+timer without the feature: the front end leaves the ring's event index behind, which any back \
+end heeds. The precise timer works as that one and looks 5,000 times a second, adaptive as \
+it finds best. The back end is the same in all of them: one \
 worker that sleeps until it is notified and notifies at once.
 
 CPU is in per cent of one CPU. The back end's has the bridge to the uplink in it, and \
@@ -72,6 +74,7 @@ fn case(variant: &str) -> String {
     match variant {
         "event" => "without: events".into(),
         "smart-poll" => "with: smart poll, 1 kHz".into(),
+        super::NOT_ARMED => "events not asked for, 1 kHz".into(),
         "timer" => "precise timer, 5 kHz".into(),
         other => other.into(),
     }

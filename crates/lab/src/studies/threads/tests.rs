@@ -218,7 +218,7 @@ fn several_machines_are_in_one_table_and_one_plot() {
 fn judged_by_counts() {
     let made = || Made::new(&[1, 2], 1, 1);
     let verdicts = Threads.judge(&made().results);
-    assert_eq!(verdicts.len(), 5);
+    assert_eq!(verdicts.len(), 6);
     assert!(verdicts.iter().all(|verdict| verdict.holds), "{verdicts:?}");
     let broken = |wanted: &dyn Fn(&Cell) -> bool, measure: &str, value: f64| {
         let mut made = made();
@@ -238,6 +238,38 @@ fn judged_by_counts() {
     ] {
         assert!(wrong.len() == 1 && wrong[0].starts_with(what), "{what}: {wrong:?}");
     }
+}
+
+#[test]
+fn balanced_is_judged_where_a_second_worker_can_help() {
+    let verdict = |made: &Made| {
+        let verdicts = Threads.judge(&made.results).into_iter();
+        verdicts
+            .filter(|verdict| verdict.what.starts_with("placement balanced"))
+            .collect::<Vec<_>>()
+    };
+    let one = |made: &Made| {
+        let [verdict] = &verdict(made)[..] else { panic!("{:?}", verdict(made)) };
+        (verdict.what.contains("not judged"), verdict.holds, verdict.what.clone())
+    };
+    // Workers and guests on the same CPUs; guests that are as busy as they can be.
+    let (skipped, holds, what) = one(&Made::new(&[1, 2], 1, 1));
+    assert!(skipped && holds && what.contains("share CPUs"), "{what}");
+    let (skipped, holds, what) = one(&Made::new(&[1, 2, 4], 4, 4));
+    assert!(skipped && holds && what.contains("limit one worker"), "{what}");
+    let mut apart = Made::new(&[1, 2, 4], 4, 4);
+    apart.set(|_| true, "guests_cpu", 200.0);
+    let (skipped, holds, what) = one(&apart);
+    assert!(!skipped && holds && what.contains("2 workers") && what.contains("1.87"), "{what}");
+    // One load is enough; other placements, and more workers, are not judged here.
+    let balanced = |cell: &Cell| {
+        cell.get("placement") == "balanced"
+            && [cell.get("load"), cell.get("size"), cell.get("workers")] == ["even", "1500", "2"]
+    };
+    apart.set(balanced, "frames", 1.1e6);
+    let (skipped, holds, what) = one(&apart);
+    assert!(!skipped && !holds && what.contains("1.10"), "{what}");
+    assert!(verdict(&Made::new(&[1], 4, 4)).is_empty(), "one worker only");
 }
 
 #[test]
