@@ -69,8 +69,8 @@ class Agent:
         return output
 
     def tell(self, command):
-        """Sends a command and does not wait for an answer."""
-        self._socket.sendall(f"0 1 {command}\n".encode())
+        """Sends a command and does not wait for an answer. A busy machine may take seconds to begin it."""
+        self._socket.sendall(f"0 20 {command}\n".encode())
 
     def _read_until(self, mark, timeout_s, command=""):
         deadline = time.monotonic() + timeout_s
