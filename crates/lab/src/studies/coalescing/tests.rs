@@ -42,15 +42,17 @@ fn bases_come_first() {
 
 #[test]
 fn a_time_out_that_gathers_nothing_is_seen() {
-    let with = |frames: f64| {
-        results(&[
-            ("host-to-guest", "before", &[("frames_per_call", 1.0)]),
-            ("host-to-guest", "1", &[("frames_per_call", frames)]),
-        ])
+    let holds = |before: f64, with: f64| {
+        let results = results(&[
+            ("host-to-guest", "before", &[("frames_per_call", before)]),
+            ("host-to-guest", "1", &[("frames_per_call", with)]),
+        ]);
+        Coalescing.judge(&results)[0].holds
     };
-    let holds = |results: &Results| Coalescing.judge(results)[0].holds;
-    assert!(holds(&with(26.0)));
-    assert!(!holds(&with(1.0)));
+    assert!(holds(1.0, 26.0) && holds(200.0, 201.0));
+    assert!(!holds(1.0, 1.0) && !holds(200.0, 199.0));
+    // There is nothing left to gather.
+    assert!(holds(1194.0, 1154.0));
 }
 
 #[test]
