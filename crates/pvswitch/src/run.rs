@@ -413,6 +413,9 @@ impl System {
         let mut ingress = Vec::new();
         let mut served = Vec::new();
         let queues = TapQueues::new(&tap);
+        for bus in self.xen.values() {
+            bus.lend(&queues);
+        }
         for (queue, pair) in tap.pairs.into_iter().enumerate() {
             egress.push(EgressQueue::new(pair.egress, pair.egress_stats));
             let known = self.ingress(spec, queue, &pair.ingress_stats);

@@ -4,12 +4,16 @@ use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use shm::Private;
 use switch::port::Egress;
 use switch::stats::{EgressStats, IngressStats};
 use switch::vnet::Offloads;
 use uplink::{Batching, TapEgress, TapError, TapFd, TapIngress, TapOptions};
 
 use crate::spec::Tap;
+
+/// Buffers of a queue that are worth lent memory: what waits while the receiver keeps up.
+const LENT: usize = 12;
 
 /// One queue of a TAP, both directions.
 pub struct TapPair {
@@ -57,6 +61,15 @@ impl TapQueues {
             created: tap.created,
             all: tap.offloads,
             offloads: tap.offloads,
+        }
+    }
+
+    /// Has each queue's first frames read into memory that `lender` gives, where it has any.
+    pub fn lend(&self, lender: impl Fn(usize) -> Option<Private>) {
+        for ingress in &self.ingress {
+            if let Some(memory) = lender(LENT * TapIngress::BUFFER_LEN) {
+                ingress.lock().unwrap_or_else(PoisonError::into_inner).lend(memory);
+            }
         }
     }
 

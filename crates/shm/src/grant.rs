@@ -18,6 +18,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::copy::{Seg, SegMut};
+use crate::private::Private;
 
 /// Size of a granted page, in bytes, whatever the size of ours.
 pub const GRANT_LEN: u32 = 4096;
@@ -28,6 +29,12 @@ pub trait Grants: Send + Sync {
     /// Does every piece on its own and [tells](Piece::set) how it went: a grant that is not there,
     /// or forbids it, fails its piece and no other.
     fn copy(&self, pieces: &mut [Piece<'_>]);
+
+    /// At least `len` bytes of private memory that this copies to and from faster than other;
+    /// `None` if there is none.
+    fn private(&self, _len: usize) -> Option<Private> {
+        None
+    }
 }
 
 /// A domain whose grants are copied from and to, as its host knows it. Segments refer to it.
@@ -53,6 +60,11 @@ impl Domain {
     /// Domain `id` of `host`.
     pub fn new(id: u16, host: Arc<dyn Grants>) -> Self {
         Self { id, host }
+    }
+
+    /// At least `len` bytes of private memory, of the kind that its host copies to and from best.
+    pub fn private(&self, len: usize) -> Private {
+        self.host.private(len).unwrap_or_else(|| Private::plain(len))
     }
 
     /// Its number, as the host knows it.
@@ -266,6 +278,27 @@ impl<'m> Copies<'m> {
 
     #[cold]
     fn finish_all(&mut self, mut failed: impl FnMut(u16, Failed)) {
+        match self.only_host() {
+            Some(host) => host.copy(&mut self.pieces),
+            None => self.copy_by_host(),
+        }
+        for piece in &mut self.pieces {
+            let Err(whose) = piece.result else { continue };
+            if !piece.to.is_granted() {
+                piece.to.reborrow().zero();
+            }
+            failed(piece.tag, whose);
+        }
+        self.pieces.clear();
+    }
+
+    /// The host that reaches both ends of all: nearly always there is one.
+    fn only_host(&self) -> Option<&'m Arc<dyn Grants>> {
+        let host = self.pieces.first()?.host()?;
+        self.pieces.iter().all(|piece| piece.is_reached_by(host)).then_some(host)
+    }
+
+    fn copy_by_host(&mut self) {
         for piece in self.pieces.iter_mut().filter(|p| p.is_between_hosts()) {
             piece.result = copy_piece(piece.to.reborrow(), piece.from);
         }
@@ -273,21 +306,11 @@ impl<'m> Copies<'m> {
             Some(host) if !p.is_between_hosts() => Arc::as_ptr(host).cast::<()>().addr(),
             _ => 0,
         };
-        // Nearly always there is one host, and nothing moves.
-        if !self.pieces.is_sorted_by_key(key) {
-            self.pieces.sort_by_key(key);
-        }
+        self.pieces.sort_by_key(key);
         for group in self.pieces.chunk_by_mut(|a, b| key(a) == key(b)) {
             if let Some(host) = group[0].host().filter(|_| key(&group[0]) != 0) {
                 host.copy(group);
             }
-        }
-        for piece in self.pieces.drain(..) {
-            let Err(whose) = piece.result else { continue };
-            if !piece.to.is_granted() {
-                piece.to.zero();
-            }
-            failed(piece.tag, whose);
         }
     }
 
@@ -302,6 +325,13 @@ impl<'m> Copies<'m> {
 }
 
 impl Piece<'_> {
+    fn is_reached_by(&self, host: &Arc<dyn Grants>) -> bool {
+        let is_its = |place: Option<(&Domain, u32, u16)>| {
+            place.is_none_or(|(domain, ..)| same(&domain.host, host))
+        };
+        is_its(self.from.place()) && is_its(self.to.place())
+    }
+
     /// Whether no one host reaches both ends.
     fn is_between_hosts(&self) -> bool {
         match (self.from.place(), self.to.place()) {

@@ -10,6 +10,7 @@
 //!   a `&[u8]` to guest memory: a peer may change it between two looks.
 //! * [`Domain`], [`Grants`] and [`Copies`]: pages that other domains granted, which are copied to
 //!   and from without being mapped, many at a time.
+//! * [`Private`]: memory that is ours alone, as its host reaches it best.
 //! * [`Area`]: a ring's part in shared memory, read and written word by word.
 //! * [`sync`]: atomics and fences, the standard ones or loom's.
 //!
@@ -23,6 +24,7 @@ mod copy;
 mod grant;
 mod mapping;
 mod memory;
+mod private;
 mod sys;
 
 pub use area::Area;
@@ -30,6 +32,7 @@ pub use copy::{Seg, SegMut};
 pub use grant::{Copies, Domain, Failed, GRANT_LEN, Grants, Piece, Side};
 pub use mapping::{Access, MapError, Mapping};
 pub use memory::{GuestMemory, Region, TableError};
+pub use private::Private;
 
 pub use sys::mappings_lost;
 

@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut memory = vec![vec![0; 1600]; 64];
     println!("frame  batch      empty ns   read ns  write ns");
     for (len, n) in [64, 1514].into_iter().flat_map(|l| [1, 2, 4, 8, 16, 64].map(|n| (l, n))) {
-        for batching in [Batching::Plain, Batching::Auto] {
+        for batching in [Batching::Plain, Batching::Writes, Batching::Auto] {
             let mut fd = TapFd::new(tap.queues[0].clone(), batching);
             let empty =
                 best(|| timed(|| (0..99).map(|_| 1 + read_all(&mut fd, &mut memory, n)).sum()));

@@ -12,9 +12,11 @@ pub(crate) const BATCH: usize = 64;
 /// How a batch reaches the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
-    /// io_uring if the kernel lets us have it, else as `Plain`. Decided once, when the queue is
-    /// wrapped; [`TapFd::batching`] tells what came of it.
+    /// io_uring if the kernel lets us have it, else as one of the others. Decided once, when the
+    /// queue is wrapped; [`TapFd::batching`] tells what came of it.
     Auto,
+    /// io_uring for writes only, as before Linux 6.4; else as `Plain`.
+    Writes,
     /// One readv or writev for each frame.
     Plain,
 }
@@ -32,14 +34,15 @@ impl TapFd {
     pub fn new(fd: Arc<OwnedFd>, batching: Batching) -> Self {
         let engine = match batching {
             Batching::Auto => Engine::with_ring(fd.as_fd(), BATCH as u32),
+            Batching::Writes => Engine::with_ring_for_writes(fd.as_fd(), BATCH as u32),
             Batching::Plain => Err(io::ErrorKind::Unsupported.into()),
         };
         Self { engine: engine.unwrap_or_else(|_| Engine::plain()), fd }
     }
 
-    /// What batches use: `Auto` means io_uring.
+    /// What batches use: `Auto` means io_uring, for both.
     pub fn batching(&self) -> Batching {
-        if self.engine.has_ring() { Batching::Auto } else { Batching::Plain }
+        self.engine.batching()
     }
 
     /// Begins a batch of frames to read. Nothing is read before [`ReadBatch::run`].

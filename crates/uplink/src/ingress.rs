@@ -1,5 +1,6 @@
 //! Frames from a TAP queue into the switch.
 
+mod buffers;
 mod direct;
 
 use std::io;
@@ -7,16 +8,16 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use shm::{Seg, SegMut};
+use shm::{Private, Seg, SegMut};
 use switch::direct::Direct;
 use switch::frame::{BURST_MAX, Burst, FRAME_LEN_MAX, Frame, GSO_LEN_MAX, Verdict};
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
 use switch::vnet::{GSO_NONE, Offloads, VnetHdr};
 
+use self::buffers::Buffers;
 use crate::VNET_LEN;
 use crate::fd::{BATCH, TapFd};
-use crate::sys::Staging;
 
 /// Buffers frames are read into; twice a batch, so that held frames do not stop the others.
 const SLOTS: usize = 2 * BATCH;
@@ -45,7 +46,7 @@ const fn start(slot: usize, long: bool) -> usize {
 /// A frame in a staging buffer.
 struct Taken {
     slot: usize,
-    /// Where it begins in all buffers.
+    /// Where it begins in its buffer.
     at: usize,
     len: u32,
     hdr: VnetHdr,
@@ -63,7 +64,7 @@ struct Taken {
 /// modes work; with EPOLLET it must call [`Ingress::burst`] until [`Ingress::arm`] says true.
 pub struct TapIngress {
     fd: TapFd,
-    staging: Staging,
+    buffers: Buffers,
     /// One bit for each buffer not in use.
     free: u128,
     /// Frames in buffers, oldest first: between bursts those held.
@@ -94,7 +95,7 @@ impl TapIngress {
     pub fn new(fd: TapFd, offloads: Offloads, stats: Arc<IngressStats>) -> io::Result<Self> {
         Ok(Self {
             fd,
-            staging: Staging::new(SLOTS * STRIDE)?,
+            buffers: Buffers::new()?,
             free: u128::MAX,
             taken: Vec::with_capacity(SLOTS),
             offloads,
@@ -115,6 +116,15 @@ impl TapIngress {
         self.asks = offloads;
     }
 
+    /// Reads into `memory` from now on, as far as it goes: the first few buffers, which serve while
+    /// few frames wait, are [`TapIngress::BUFFER_LEN`] bytes of it each.
+    pub fn lend(&mut self, memory: Private) {
+        self.buffers.lend(memory);
+    }
+
+    /// What one buffer takes, in bytes.
+    pub const BUFFER_LEN: usize = STRIDE;
+
     /// Reads up to `room` frames. Returns how many came, bad ones included.
     ///
     /// A read that finds nothing costs half of one that finds a frame, so a batch is asked for
@@ -123,6 +133,9 @@ impl TapIngress {
         let room = room.min(self.burst_frames);
         let mut came = 0;
         let mut more = self.more;
+        if self.taken.is_empty() {
+            self.buffers.settle();
+        }
         while came < room && self.free != 0 {
             if self.read_batch(1)? == 0 {
                 break;
@@ -147,7 +160,7 @@ impl TapIngress {
         let (free, long) = (self.free, self.long);
         let is_free = |slot: &usize| free >> slot & 1 != 0;
         let mut batch = self.fd.reads();
-        let slots = self.staging.chunks_exact_mut(STRIDE).enumerate();
+        let slots = self.buffers.iter_mut();
         for (slot, buffer) in slots.filter(|(slot, _)| is_free(slot)).take(n) {
             batch.push(SegMut::of(&mut buffer[start(slot, long)..][..READ_LEN]));
             batch.end_frame();
@@ -167,8 +180,8 @@ impl TapIngress {
             };
             got += 1;
             self.empty = false;
-            let at = slot * STRIDE + start(slot, long);
-            let head = &self.staging[at..][..VNET_LEN];
+            let at = start(slot, long);
+            let head = &self.buffers.of(slot)[at..][..VNET_LEN];
             if let Some((len, hdr)) = check(head, len, self.offloads, &self.stats) {
                 bytes += len as usize;
                 longest = longest.max(len);
@@ -247,7 +260,8 @@ impl Ingress for TapIngress {
         let mut out = std::mem::take(burst).recycle();
         for taken in &self.taken[..shown] {
             let seg_first = out.segs.len() as u32;
-            out.segs.push(Seg::of(&self.staging[taken.at..][..taken.len as usize]));
+            let buffer = self.buffers.of(taken.slot);
+            out.segs.push(Seg::of(&buffer[taken.at..][..taken.len as usize]));
             let held_ns = taken.held_since_ns.map_or(0, |t| now_ns.saturating_sub(t).max(1));
             let (len, hdr, verdict) = (taken.len, taken.hdr, Verdict::Done);
             out.frames.push(Frame { seg_first, seg_count: 1, verdict, len, hdr, held_ns });

@@ -6,6 +6,11 @@
 //! last one has completed. Each request carries RWF_NOWAIT, so it completes while it is submitted,
 //! in order, with EAGAIN if it would wait: nothing is ever in flight between two calls, and frames
 //! keep their order. Without io_uring the same batch is a loop of readv or writev.
+//!
+//! Before Linux 6.4 a TAP refuses RWF_NOWAIT. Reads are a loop there, for one that finds nothing
+//! would stay in flight. A write completes while it is submitted without the flag, too: the
+//! descriptor is non-blocking, and waits for room only where its send buffer has a bound, which no
+//! one sets unasked; where someone did, writes are a loop as well.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -18,6 +23,8 @@ use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use shm::{Seg, SegMut};
+
+use crate::fd::Batching;
 
 /// Outcome for one frame: bytes moved, virtio-net header included, or why not.
 pub type Io = Result<u32, Errno>;
@@ -35,6 +42,8 @@ enum Op {
 /// Batch memory and, where the kernel has it, an io_uring.
 pub(crate) struct Engine {
     ring: Option<IoUring>,
+    /// Whether the ring takes reads as well as writes, each with RWF_NOWAIT.
+    nowait: bool,
     iovecs: Vec<libc::iovec>,
     /// For each frame, the end of its part of `iovecs`.
     ends: Vec<usize>,
@@ -48,29 +57,60 @@ unsafe impl Send for Engine {}
 impl Engine {
     /// Without io_uring.
     pub(crate) fn plain() -> Self {
-        Self { ring: None, iovecs: Vec::new(), ends: Vec::new(), results: Vec::new() }
+        Self { ring: None, nowait: true, iovecs: Vec::new(), ends: Vec::new(), results: Vec::new() }
     }
 
     /// With a ring of `entries` for `fd`, if this kernel lets us have one and can use it on `fd`
-    /// without waiting (TAP: Linux 5.8). Finding out moves no frame.
+    /// without waiting; for writes only, if it can do no more. Finding out moves no frame.
     pub(crate) fn with_ring(fd: BorrowedFd<'_>, entries: u32) -> io::Result<Self> {
-        let ring = IoUring::builder().dontfork().build(entries)?;
-        ring.submitter().register_files(&[fd.as_raw_fd()])?;
-        let mut engine = Self::plain();
-        engine.ring = Some(ring);
+        let mut engine = Self::untried(fd, entries, true)?;
         // Reading zero bytes takes no frame off the queue, but fails where RWF_NOWAIT would.
-        for _ in 0..RING_FRAMES_MIN {
-            engine.iovecs.push(libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 });
-            engine.ends.push(engine.iovecs.len());
-        }
-        match engine.run(fd, Op::Read)[0] {
+        match engine.try_nothing(fd, Op::Read) {
             Ok(_) | Err(Errno::AGAIN) => Ok(engine),
+            Err(Errno::OPNOTSUPP) => Self::with_ring_for_writes(fd, entries),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    pub(crate) fn has_ring(&self) -> bool {
-        self.ring.is_some()
+    /// The same for writes only, without RWF_NOWAIT.
+    pub(crate) fn with_ring_for_writes(fd: BorrowedFd<'_>, entries: u32) -> io::Result<Self> {
+        let unsupported = || Err(io::ErrorKind::Unsupported.into());
+        if sndbuf(fd)? != libc::c_int::MAX {
+            return unsupported();
+        }
+        let mut engine = Self::untried(fd, entries, false)?;
+        // No frame is so short.
+        match engine.try_nothing(fd, Op::Write) {
+            Err(Errno::INVAL) => Ok(engine),
+            _ => unsupported(),
+        }
+    }
+
+    fn untried(fd: BorrowedFd<'_>, entries: u32, nowait: bool) -> io::Result<Self> {
+        let ring = IoUring::builder().dontfork().build(entries)?;
+        ring.submitter().register_files(&[fd.as_raw_fd()])?;
+        let mut engine = Self::plain();
+        (engine.ring, engine.nowait) = (Some(ring), nowait);
+        Ok(engine)
+    }
+
+    /// Moves as many frames of no bytes as make a batch for the ring; what came of the first.
+    fn try_nothing(&mut self, fd: BorrowedFd<'_>, op: Op) -> Io {
+        self.clear();
+        for _ in 0..RING_FRAMES_MIN {
+            self.iovecs.push(libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 });
+            self.ends.push(self.iovecs.len());
+        }
+        self.run(fd, op)[0]
+    }
+
+    /// How batches go.
+    pub(crate) fn batching(&self) -> Batching {
+        match (&self.ring, self.nowait) {
+            (None, _) => Batching::Plain,
+            (Some(_), true) => Batching::Auto,
+            (Some(_), false) => Batching::Writes,
+        }
     }
 
     /// An empty batch of frames to read.
@@ -94,13 +134,16 @@ impl Engine {
     fn run(&mut self, fd: BorrowedFd<'_>, op: Op) -> &[Io] {
         self.results.clear();
         self.results.resize(self.ends.len(), Err(Errno::CANCELED));
-        let ring = self.ring.as_mut().filter(|_| self.ends.len() >= RING_FRAMES_MIN);
+        let worth = self.ends.len() >= RING_FRAMES_MIN && (self.nowait || op == Op::Write);
+        let ring = self.ring.as_mut().filter(|_| worth);
         let went = match ring {
             None => {
                 run_plain(fd, op, &self.iovecs, &self.ends, &mut self.results);
                 Ok(())
             }
-            Some(ring) => run_ring(ring, op, &self.iovecs, &self.ends, &mut self.results),
+            Some(ring) => {
+                run_ring(ring, (op, self.nowait), &self.iovecs, &self.ends, &mut self.results)
+            }
         };
         if went.is_err() {
             // Nothing is in flight (see the module doc), and what was not submitted goes with the
@@ -161,7 +204,7 @@ fn vectored(fd: BorrowedFd<'_>, op: Op, iov: &[libc::iovec]) -> Io {
 
 fn run_ring(
     ring: &mut IoUring,
-    op: Op,
+    (op, nowait): (Op, bool),
     iovecs: &[libc::iovec],
     ends: &[usize],
     results: &mut [Io],
@@ -171,7 +214,7 @@ fn run_ring(
     while first < ends.len() {
         let last = ends.len().min(first + room);
         for i in first..last {
-            let entry = request(op, frame_iovecs(iovecs, ends, i)).user_data(i as u64);
+            let entry = request(op, nowait, frame_iovecs(iovecs, ends, i)).user_data(i as u64);
             // SAFETY: the memory of the request is borrowed by the running batch, and `iovecs`
             // does not change, until `complete` below has seen the request's completion.
             unsafe { ring.submission().push(&entry) }.expect("the queue is empty and has room");
@@ -187,10 +230,10 @@ fn run_ring(
     Ok(())
 }
 
-fn request(op: Op, iov: &[libc::iovec]) -> squeue::Entry {
+fn request(op: Op, nowait: bool, iov: &[libc::iovec]) -> squeue::Entry {
     let fd = types::Fixed(0);
     let count = u32::try_from(iov.len()).unwrap_or(u32::MAX);
-    let flags = libc::RWF_NOWAIT;
+    let flags = if nowait { libc::RWF_NOWAIT } else { 0 };
     // One piece needs no list of pieces, which the kernel would have to fetch.
     if let [one] = iov {
         let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
@@ -374,6 +417,14 @@ pub(crate) fn tun_set_vnet_le(fd: impl AsFd) -> io::Result<()> {
 /// TUNSETCARRIER: whether the interface's cable is plugged in, as programs see it.
 pub(crate) fn tun_set_carrier(fd: impl AsFd, on: bool) -> io::Result<()> {
     ioctl_int(fd, libc::TUNSETCARRIER, on.into())
+}
+
+/// Bytes that may wait in the interface for whoever is to take them.
+fn sndbuf(fd: BorrowedFd<'_>) -> io::Result<libc::c_int> {
+    let mut len: libc::c_int = 0;
+    // SAFETY: the call writes one int.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETSNDBUF, &raw mut len) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(len) }
 }
 
 fn ioctl_int(fd: impl AsFd, code: libc::Ioctl, mut value: libc::c_int) -> io::Result<()> {

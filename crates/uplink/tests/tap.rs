@@ -4,7 +4,7 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use switch::port::{Egress, Ingress};
 use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 use uplink::{Batching, TapFd, VNET_LEN};
 
-const BOTH: [Batching; 2] = [Batching::Auto, Batching::Plain];
+const WAYS: [Batching; 3] = [Batching::Auto, Batching::Writes, Batching::Plain];
 
 /// A namespace whose kernel is host 1 and believes that host 2 is on the wire.
 fn wire() -> Option<(Netns, uplink::Tap)> {
@@ -61,8 +61,26 @@ fn this_kernel_has_io_uring_on_tap() {
         println!("skipped: io_uring is disabled here");
         return;
     }
-    assert_eq!(fd.batching(), Batching::Auto);
-    assert_eq!(TapFd::new(tap.queues[0].clone(), Batching::Plain).batching(), Batching::Plain);
+    // Before Linux 6.4 it is for writes only.
+    assert_ne!(fd.batching(), Batching::Plain);
+    for batching in [Batching::Writes, Batching::Plain] {
+        assert_eq!(TapFd::new(tap.queues[0].clone(), batching).batching(), batching);
+    }
+}
+
+/// Where writes might have to wait for room, they are not handed over without saying that they
+/// must not.
+#[test]
+#[allow(unsafe_code)]
+fn interface_whose_send_buffer_is_bounded_is_written_one_by_one() {
+    let Some((_netns, tap)) = wire() else { return };
+    let bound: libc::c_int = 1 << 20;
+    // SAFETY: the call reads one int.
+    let rc =
+        unsafe { libc::ioctl(tap.queues[0].as_raw_fd(), libc::TUNSETSNDBUF, &raw const bound) };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+    let fd = TapFd::new(tap.queues[0].clone(), Batching::Writes);
+    assert_eq!(fd.batching(), Batching::Plain);
 }
 
 #[test]
@@ -82,7 +100,7 @@ fn descriptor_that_can_not_go_without_waiting_falls_back() {
 
 #[test]
 fn frames_come_in_order_whatever_the_burst() {
-    for batching in BOTH {
+    for batching in WAYS {
         let Some((netns, tap)) = wire() else { return };
         let Port { mut ingress, seen, .. } = port(&tap, 0, batching);
         let socket = socket(&netns);
@@ -117,7 +135,7 @@ fn frames_come_in_order_whatever_the_burst() {
 #[test]
 fn nothing_is_lost_while_the_sender_runs_beside_the_reader() {
     const ALL: u32 = 60_000;
-    for batching in BOTH {
+    for batching in WAYS {
         let Some((netns, tap)) = wire() else { return };
         let Port { mut ingress, .. } = port(&tap, 0, batching);
         let socket = socket(&netns);
@@ -150,7 +168,7 @@ fn nothing_is_lost_while_the_sender_runs_beside_the_reader() {
 
 #[test]
 fn frames_are_delivered_in_order_from_any_segments() {
-    for batching in BOTH {
+    for batching in WAYS {
         let Some((netns, tap)) = wire() else { return };
         let Port { mut egress, sent, .. } = port(&tap, 0, batching);
         let socket = socket(&netns);
@@ -287,7 +305,7 @@ fn all_buffers_held_stops_reading_without_spinning() {
 
 #[test]
 fn down_interface_drops_and_counts_then_works_again() {
-    for batching in BOTH {
+    for batching in WAYS {
         let Some((netns, tap)) = wire() else { return };
         let Port { mut egress, mut ingress, sent, .. } = port(&tap, 0, batching);
         netns.ip("link set t0 down");
@@ -305,7 +323,7 @@ fn down_interface_drops_and_counts_then_works_again() {
 
 #[test]
 fn removed_interface_is_a_fault_of_the_port() {
-    for batching in BOTH {
+    for batching in WAYS {
         let Some((netns, tap)) = wire() else { return };
         let Port { mut egress, mut ingress, .. } = port(&tap, 0, batching);
         netns.ip("link del t0");
@@ -319,7 +337,7 @@ fn removed_interface_is_a_fault_of_the_port() {
 
 #[test]
 fn sender_that_truncates_its_memory_loses_its_frame_only() {
-    for batching in BOTH {
+    for batching in WAYS {
         let Some((netns, tap)) = wire() else { return };
         let Port { mut egress, sent, .. } = port(&tap, 0, batching);
         let socket = socket(&netns);
@@ -373,7 +391,7 @@ fn frames_the_kernel_can_not_take_are_dropped_and_counted() {
 
 #[test]
 fn batches_read_and_write_memory_in_several_pieces() {
-    for batching in BOTH {
+    for batching in WAYS {
         let Some((netns, tap)) = wire() else { return };
         let mut fd = TapFd::new(tap.queues[0].clone(), batching);
         let socket = socket(&netns);
@@ -438,7 +456,7 @@ fn forward(mut from: Port, mut to: Port, stop: &AtomicBool) -> u32 {
 
 #[test]
 fn tcp_between_two_kernels_passes_whole_gso_frames() {
-    for batching in BOTH {
+    for batching in WAYS {
         let (Some(one), Some(two)) = (Netns::new(), Netns::new()) else { return };
         let taps = [one.tap(1, 1), two.tap(2, 1)];
         let stop = AtomicBool::new(false);

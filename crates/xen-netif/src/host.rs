@@ -14,7 +14,7 @@ pub mod xen;
 use std::path::Path;
 use std::sync::Arc;
 
-use shm::{Access, Area, Domain, GRANT_LEN, GuestMemory, Mapping, Region, Seg, SegMut};
+use shm::{Access, Area, Domain, GRANT_LEN, GuestMemory, Mapping, Private, Region, Seg, SegMut};
 
 pub use channel::{Channel, SharedChannel};
 pub use error::HostError;
@@ -151,6 +151,15 @@ impl Back {
         match self {
             Self::Xen(back) => Ok(back.domain(domid)),
             Self::Local(back) => back.domain(domid),
+        }
+    }
+
+    /// At least `len` bytes of private memory that copies to and from grants are faster with;
+    /// `None` if any memory will do, or there is none of that kind.
+    pub fn private(&self, len: usize) -> Option<Private> {
+        match self {
+            Self::Xen(back) => back.private(len),
+            Self::Local(_) => None,
         }
     }
 

@@ -22,6 +22,7 @@ use super::{Attach, PortState, RunError, System, What};
 use crate::limit::PortLog;
 use crate::pool::{Pool, token};
 use crate::spec::{Kind, PortSpec, Xen, XenAt};
+use crate::tap::TapQueues;
 use crate::worker::Served;
 
 /// The one vif of a directory: its front end is domain 1, device 0.
@@ -49,6 +50,13 @@ pub(super) struct XenBus {
     backoff: Backoff,
     /// What is wrong with it, told once.
     trouble: Option<Failure>,
+}
+
+impl XenBus {
+    /// Lends memory to what frames for vifs are read into.
+    pub(super) fn lend(&self, tap: &TapQueues) {
+        tap.lend(|len| self.host.private(len));
+    }
 }
 
 /// A vif as a port.
@@ -273,6 +281,11 @@ impl System {
             backoff: Backoff::default(),
             trouble: None,
         };
+        for port in self.ports.values() {
+            if let Attach::Tap(queues) = &port.attach {
+                bus.lend(queues);
+            }
+        }
         let done = bus.bus.start(&mut bus.home, Instant::now());
         self.xen.insert(of.clone(), bus);
         self.watch_home(of)?;

@@ -21,7 +21,7 @@ use switch::direct::{Came, Direct, Lent};
 use switch::frame::{BURST_MAX, FRAME_LEN_MAX, GSO_LEN_MAX};
 use switch::port::Fault;
 
-use super::{READ_LEN, STRIDE, Taken, TapIngress, check, start};
+use super::{READ_LEN, Taken, TapIngress, check, start};
 use crate::VNET_LEN;
 use crate::fd::BATCH;
 
@@ -124,7 +124,7 @@ impl TapIngress {
             return batch;
         }
         let mut reads = self.fd.reads();
-        let mut buffers = self.staging.chunks_exact_mut(STRIDE).enumerate();
+        let mut buffers = self.buffers.iter_mut();
         lent.hand_out(|segs, len| {
             let (slot, buffer) = buffers.next().expect("all are free, and more than a batch");
             let (hdr, rest) = buffer[start(slot, false)..][..READ_LEN].split_at_mut(VNET_LEN);
@@ -135,6 +135,7 @@ impl TapIngress {
             }
             reads.end_frame();
         });
+        drop(buffers);
         let (State { rooms, came, rest, .. }, mut bytes) = (&mut self.direct, 0_usize);
         came.clear();
         rest.clear();
@@ -144,7 +145,7 @@ impl TapIngress {
                 Ok(len) => {
                     batch.came += 1;
                     self.empty = false;
-                    let head = &self.staging[slot * STRIDE + start(slot, false)..][..VNET_LEN];
+                    let head = &self.buffers.of(slot)[start(slot, false)..][..VNET_LEN];
                     let frame = check(head, *len as usize, self.offloads, &self.stats);
                     frame.map_or(Rest::Nothing, |(len, hdr)| {
                         bytes += len as usize;
@@ -192,8 +193,8 @@ impl TapIngress {
                     }
                 }
                 Rest::Came(Came { len, hdr }) => {
-                    let at = slot * STRIDE + start(slot, false) + VNET_LEN;
-                    let gap = &mut self.staging[at..];
+                    let at = start(slot, false) + VNET_LEN;
+                    let gap = &mut self.buffers.of_mut(slot)[at..];
                     to.take_back(i, &mut gap[..len.min(rooms[slot]) as usize]);
                     self.free &= !(1 << slot);
                     self.taken.push(Taken { slot, at, len, hdr, held_since_ns: None });

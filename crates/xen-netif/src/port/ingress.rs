@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ring::xen::{Armed, BackTx, Gso, Multicast, Packet, Refusal, TxPacket, TxSlot, status};
+use shm::Private;
 use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, Verdict};
 use switch::offload::put_partial;
 use switch::port::{Fault, Ingress};
@@ -34,7 +35,7 @@ pub struct XenIngress {
     pending: VecDeque<Pending>,
     held: usize,
     /// Where frames go that a receiver cannot take from the guest's pages.
-    arena: Vec<u8>,
+    arena: Private,
     /// Bursts in a row all of whose frames went there; from a few on, they do so at once.
     fetched: u8,
     stats: Arc<IngressStats>,
@@ -95,7 +96,7 @@ impl XenIngress {
             slots: Vec::new(),
             pending: VecDeque::new(),
             held: 0,
-            arena: Vec::new(),
+            arena: Private::default(),
             fetched: 0,
             stats,
         }
@@ -104,7 +105,7 @@ impl XenIngress {
     /// Puts a ring to work. It may hold packets already, of which no one will be notified.
     pub fn activate(&mut self, ring: BackTx, wiring: Wiring) {
         assert!(self.active.is_none(), "a ring is activated once");
-        self.arena = vec![0; ARENA_LEN];
+        self.arena = wiring.domain.private(ARENA_LEN);
         let pages = Pages::new(&wiring);
         let (partial_ns, limited_ns) = (None, None);
         let active = Active { ring, wiring, pages, partial_ns, limited_ns, armed: true };
@@ -122,7 +123,7 @@ impl XenIngress {
             self.stats.drops_no_room.add(u64::from(held));
         }
         self.held = 0;
-        self.arena = Vec::new();
+        self.arena = Private::default();
         active.ring.publish();
         let needed = active.ring.notify_needed();
         self.stats.calls.add(active.wiring.tell(answers, needed));

@@ -1,7 +1,6 @@
 //! The ioctls of Xen's device nodes: the only `unsafe` of this room.
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -49,37 +48,50 @@ pub fn evtchn_ack(evtchn: BorrowedFd<'_>, port: u32) -> bool {
 /// Copies done by one call.
 const COPIES: usize = 64;
 
-/// Pages that other domains granted and that are mapped here, by where that is: whose they are,
-/// and their grants.
+/// Pages that are mapped here and have grants, by where they are: whose, and which.
 ///
-/// The hypervisor copies to and from memory only if it is the caller's own, which these are not,
-/// mapped or not: between such a page and another grant it is told of both grants.
+/// The hypervisor copies to and from memory only if it is the caller's own, which pages that others
+/// granted are not, mapped or not: between such a page and another grant it is told of both grants.
+/// And of pages of our own that have grants it is told those, for memory it is told by its address
+/// has to be looked up page by page.
 #[derive(Debug, Default)]
-pub struct MappedGrants(BTreeMap<usize, MappedGrant>);
+pub struct MappedGrants {
+    /// Address and pages, in the order of addresses.
+    ranges: Vec<(usize, Granted)>,
+}
 
-/// A page that is mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MappedGrant {
+/// Pages that lie one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// Whose.
     pub domid: u16,
-    pub gref: u32,
+    /// The grant of each.
+    pub grefs: Box<[u32]>,
 }
 
 impl MappedGrants {
-    /// A page is mapped at `at`, now.
-    pub fn insert(&mut self, at: usize, grant: MappedGrant) {
-        self.0.insert(at, grant);
+    /// Pages are mapped from `at` on, now.
+    pub fn insert(&mut self, at: usize, granted: Granted) {
+        let i = self.ranges.partition_point(|(first, _)| *first < at);
+        self.ranges.insert(i, (at, granted));
     }
 
-    /// It will not be for long.
+    /// They will not be for long.
     pub fn remove(&mut self, at: usize) {
-        self.0.remove(&at);
+        if let Ok(i) = self.ranges.binary_search_by_key(&at, |(first, _)| *first) {
+            self.ranges.remove(i);
+        }
     }
 
-    /// The grant of memory at `at`, if it is another domain's, and where in the page that is.
-    fn find(&self, at: usize) -> Option<Foreign> {
-        let offset = at % GRANT_LEN as usize;
-        let MappedGrant { domid, gref } = *self.0.get(&(at - offset))?;
-        Some(Foreign { gref, offset: offset as u16, domid })
+    /// The grant of `len` bytes at `at`, if they have one, and where in the page they are. What goes
+    /// on in the next page has two: the address says it better.
+    fn find(&self, at: usize, len: u16) -> Option<Foreign> {
+        let after = self.ranges.partition_point(|(first, _)| *first <= at);
+        let (first, Granted { domid, grefs }) = self.ranges.get(after.checked_sub(1)?)?;
+        let gref = *grefs.get((at - first) / GRANT_LEN as usize)?;
+        let offset = (at % GRANT_LEN as usize) as u16;
+        let is_inside = u32::from(offset) + u32::from(len) <= GRANT_LEN;
+        is_inside.then_some(Foreign { gref, offset, domid: *domid })
     }
 }
 
@@ -118,7 +130,9 @@ const EMPTY: CopySegment = CopySegment {
 };
 
 fn segment_of(piece: &mut Piece<'_>, mapped: &MappedGrants) -> CopySegment {
-    let memory = |at: *mut libc::c_void| match mapped.find(at.addr()) {
+    // A piece lies inside one page of a guest's.
+    let len = u16::try_from(piece.len()).unwrap_or(0);
+    let memory = |at: *mut libc::c_void| match mapped.find(at.addr(), len) {
         Some(foreign) => Err(foreign),
         None => Ok(at),
     };
@@ -126,8 +140,6 @@ fn segment_of(piece: &mut Piece<'_>, mapped: &MappedGrants) -> CopySegment {
         Ok(virt) => (CopyPtr { virt }, 0),
         Err(foreign) => (CopyPtr { foreign }, gref),
     };
-    // A piece lies inside one page.
-    let len = u16::try_from(piece.len()).unwrap_or(0);
     let source = match piece.src() {
         Side::Mapped(seg) => memory(seg.as_iovec().iov_base),
         Side::Granted { domain, gref, offset } => Err(Foreign { gref, offset, domid: domain.id() }),

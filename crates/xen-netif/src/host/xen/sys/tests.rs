@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use shm::{Copies, Domain, Failed, Grants, Mapping, Piece, Seg, SegMut};
 
 use super::ioctl::*;
-use super::{MappedGrant, MappedGrants, segment_of};
+use super::{Granted, MappedGrants, segment_of};
 
 const PROGRAM: &str = r#"
 #include <stdint.h>
@@ -170,10 +170,11 @@ fn between_a_page_that_stays_mapped_and_a_grant_both_are_told_as_grants() {
     let page = Mapping::memfd("static", 4096).unwrap();
     let own = Mapping::memfd("own", 4096).unwrap();
     let at = page.seg(0, 4096).unwrap().as_iovec().iov_base.addr();
-    let grant = MappedGrant { domid: 7, gref: 42 };
+    let grant = Granted { domid: 7, grefs: [42].into() };
     let mut mapped = MappedGrants::default();
     mapped.insert(at, grant);
-    let found = mapped.find(at + 100).unwrap();
+    assert!(mapped.find(at - 1, 1).is_none() && mapped.find(at + 4096, 1).is_none());
+    let found = mapped.find(at + 100, 100).unwrap();
     assert_eq!((found.domid, found.gref, found.offset), (7, 42, 100));
     let flags = Arc::new(Flags { mapped, seen: Mutex::default() });
     let domain = Domain::new(1, Arc::clone(&flags) as Arc<dyn Grants>);
@@ -186,8 +187,26 @@ fn between_a_page_that_stays_mapped_and_a_grant_both_are_told_as_grants() {
     copies.finish(|tag, _| panic!("{tag} failed"));
     let (source, both) = (GNTCOPY_SOURCE_GREF, GNTCOPY_SOURCE_GREF | GNTCOPY_DEST_GREF);
     assert_eq!(*flags.seen.lock().unwrap(), [both, source, both, GNTCOPY_DEST_GREF]);
+}
+
+#[test]
+fn pages_are_found_by_where_they_are_while_they_are_mapped() {
+    let page = |n: usize| n * 4096;
+    let ranges: [(usize, &[u32]); 3] = [(30, &[7, 8, 9]), (10, &[5]), (20, &[3, 2])];
     let mut mapped = MappedGrants::default();
-    mapped.insert(at, grant);
-    mapped.remove(at);
-    assert!(mapped.find(at).is_none());
+    for (at, grefs) in ranges {
+        mapped.insert(page(at), Granted { domid: at as u16, grefs: grefs.into() });
+    }
+    let found = |mapped: &MappedGrants, at| mapped.find(at, 1).map(|f| (f.domid, f.gref, f.offset));
+    assert_eq!(found(&mapped, page(10)), Some((10, 5, 0)));
+    assert_eq!(found(&mapped, page(11) - 1), Some((10, 5, 4095)));
+    assert_eq!(found(&mapped, page(21) + 7), Some((20, 2, 7)));
+    assert_eq!(found(&mapped, page(32)), Some((30, 9, 0)));
+    assert!(mapped.find(page(21) - 8, 8).is_some() && mapped.find(page(21) - 8, 9).is_none());
+    for at in [0, page(10) - 1, page(11), page(22), page(30) - 1, page(33), usize::MAX] {
+        assert_eq!(found(&mapped, at), None);
+    }
+    mapped.remove(page(20));
+    mapped.remove(page(31));
+    assert_eq!((found(&mapped, page(20)), found(&mapped, page(31))), (None, Some((30, 8, 0))));
 }

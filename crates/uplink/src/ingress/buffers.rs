@@ -1,0 +1,90 @@
+//! The private buffers that frames are read into.
+
+use std::io;
+
+use shm::Private;
+
+use super::{SLOTS, STRIDE};
+use crate::sys::Staging;
+
+/// Buffers of [`STRIDE`] bytes, numbered. The first few may lie in memory that was lent.
+pub(super) struct Buffers {
+    own: Staging,
+    lent: Private,
+    /// What they will lie in when none of them is in use.
+    next: Option<Private>,
+}
+
+impl Buffers {
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { own: Staging::new(SLOTS * STRIDE)?, lent: Private::default(), next: None })
+    }
+
+    /// Has the first buffers lie in `memory`, from the next time that [none](Self::settle) is in
+    /// use.
+    pub fn lend(&mut self, memory: Private) {
+        self.next = Some(memory);
+    }
+
+    /// None of them is in use.
+    #[inline]
+    pub fn settle(&mut self) {
+        if let Some(memory) = self.next.take() {
+            self.lent = memory;
+        }
+    }
+
+    #[inline]
+    pub fn of(&self, slot: usize) -> &[u8] {
+        let at = slot * STRIDE;
+        self.lent.get(at..at + STRIDE).unwrap_or_else(|| &self.own[at..at + STRIDE])
+    }
+
+    #[inline]
+    pub fn of_mut(&mut self, slot: usize) -> &mut [u8] {
+        let at = slot * STRIDE;
+        match self.lent.get_mut(at..at + STRIDE) {
+            Some(buffer) => buffer,
+            None => &mut self.own[at..at + STRIDE],
+        }
+    }
+
+    /// All of them, the first one first.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut [u8])> {
+        let lent = self.lent.chunks_exact_mut(STRIDE);
+        let own = self.own.chunks_exact_mut(STRIDE).skip(lent.len());
+        lent.chain(own).take(SLOTS).enumerate()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(buffers: &mut Buffers) -> Vec<u8> {
+        let through_all: Vec<u8> = buffers.iter_mut().map(|(_, buffer)| buffer[0]).collect();
+        let one_by_one: Vec<u8> = (0..SLOTS).map(|slot| buffers.of(slot)[0]).collect();
+        assert_eq!(through_all, one_by_one);
+        through_all
+    }
+
+    #[test]
+    fn first_buffers_lie_in_what_is_lent_once_none_is_in_use() {
+        let mut buffers = Buffers::new().unwrap();
+        for slot in 0..SLOTS {
+            buffers.of_mut(slot)[0] = slot as u8 + 1;
+        }
+        // Three whole ones, and a rest that is of no use.
+        let mut memory = Private::plain(4 * STRIDE - 1);
+        memory.fill(200);
+        buffers.lend(memory);
+        assert_eq!(numbers(&mut buffers)[..4], [1, 2, 3, 4]);
+        buffers.settle();
+        assert_eq!(numbers(&mut buffers)[..4], [200, 200, 200, 4]);
+        assert_eq!(numbers(&mut buffers).len(), SLOTS);
+        // More than there are.
+        buffers.lend(Private::plain((SLOTS + 1) * STRIDE));
+        buffers.settle();
+        assert_eq!(numbers(&mut buffers), [0; SLOTS]);
+    }
+}
