@@ -56,6 +56,8 @@ pub struct Burst<'m> {
     /// Private copy of each frame's first bytes, once [`snapshot`](Self::snapshot) was called:
     /// what is decided is decided here, and what is decided on is what is delivered.
     heads: Vec<[u8; HEAD_LEN]>,
+    /// Where they are instead if there is room for all.
+    heads_lent: &'m mut [[u8; HEAD_LEN]],
     /// How many frames the snapshot covers.
     snapshot_of: usize,
     /// Whether segments may be granted.
@@ -91,10 +93,12 @@ impl<'m> Burst<'m> {
         &self.segs[first..first + usize::from(frame.seg_count)]
     }
 
-    /// The sender's segments may be granted, and `arena` is where [`fetch`](Self::fetch) copies to;
-    /// as long as all frames together. Who calls this does so before adding frames.
-    pub fn lend(&mut self, arena: &'m mut [u8]) {
+    /// The sender's segments may be granted: `heads` is where [`snapshot`](Self::snapshot) copies
+    /// to, one for each frame, and `arena` where [`fetch`](Self::fetch) does, as long as all frames
+    /// together. Who calls this does so before adding frames.
+    pub fn lend(&mut self, heads: &'m mut [[u8; HEAD_LEN]], arena: &'m mut [u8]) {
         self.lent = true;
+        self.heads_lent = heads;
         self.arena = arena;
     }
 
@@ -205,7 +209,9 @@ impl<'m> Burst<'m> {
     /// The same as [`snapshot`](Self::snapshot), with one call for all that is granted.
     fn snapshot_granted(&mut self) {
         let mut copies = std::mem::take(&mut self.copies).recycle();
-        for (i, (frame, head)) in self.frames.iter().zip(&mut self.heads).enumerate() {
+        let is_room = self.heads_lent.len() >= self.frames.len();
+        let heads = if is_room { &mut *self.heads_lent } else { &mut self.heads[..] };
+        for (i, (frame, head)) in self.frames.iter().zip(heads).enumerate() {
             let first = frame.seg_first as usize;
             let mut to = SegMut::of(head);
             for seg in &self.segs[first..first + usize::from(frame.seg_count)] {
@@ -250,13 +256,20 @@ impl<'m> Burst<'m> {
             return &[];
         }
         let len = (self.frames[i].len as usize).min(HEAD_LEN);
-        &self.heads[i][..len]
+        &self.heads()[i][..len]
+    }
+
+    #[inline]
+    fn heads(&self) -> &[[u8; HEAD_LEN]] {
+        if self.heads_lent.len() < self.snapshot_of { &self.heads } else { self.heads_lent }
     }
 
     /// The same, for a port to mend before anyone else looks.
     pub fn head_mut(&mut self, i: usize) -> &mut [u8] {
         let len = self.head(i).len();
-        self.heads.get_mut(i).map_or(&mut [], |head| &mut head[..len])
+        let is_own = self.heads_lent.len() < self.snapshot_of;
+        let heads = if is_own { &mut self.heads[..] } else { &mut *self.heads_lent };
+        heads.get_mut(i).map_or(&mut [], |head| &mut head[..len])
     }
 
     /// The same allocations for another burst, empty. The segments' lifetime ends here.

@@ -498,3 +498,35 @@ pub(crate) fn if_set_mac(socket: impl AsFd, name: &str, mac: [u8; 6]) -> io::Res
     ifr.ifr_ifru.ifru_hwaddr = libc::sockaddr { sa_family, sa_data: data };
     ioctl_ifreq(socket, libc::SIOCSIFHWADDR, ifr).map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use super::*;
+
+    /// Where writes might have to wait for room, they are not handed over without saying that
+    /// they must not.
+    #[test]
+    fn interface_whose_send_buffer_is_bounded_is_written_one_by_one() {
+        let mut device = OpenOptions::new();
+        let device = device.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+        let tap = device.open("/dev/net/tun").and_then(|tap| {
+            let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+            tun_attach(&tap, "pvsndbuf%d", flags).map(|()| tap)
+        });
+        let Ok(tap) = tap else {
+            println!("skipped: no TAP for us here: {tap:?}");
+            return;
+        };
+        let ring = || Engine::with_ring_for_writes(tap.as_fd(), 8).map(|e| e.batching());
+        match ring() {
+            Ok(batching) => assert_eq!(batching, Batching::Writes),
+            // No io_uring here, whatever the bound.
+            Err(error) => println!("skipped: {error}"),
+        }
+        ioctl_int(&tap, libc::TUNSETSNDBUF, 1 << 20).unwrap();
+        assert_eq!(ring().unwrap_err().kind(), io::ErrorKind::Unsupported);
+    }
+}

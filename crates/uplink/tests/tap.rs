@@ -4,7 +4,7 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -66,21 +66,6 @@ fn this_kernel_has_io_uring_on_tap() {
     for batching in [Batching::Writes, Batching::Plain] {
         assert_eq!(TapFd::new(tap.queues[0].clone(), batching).batching(), batching);
     }
-}
-
-/// Where writes might have to wait for room, they are not handed over without saying that they
-/// must not.
-#[test]
-#[allow(unsafe_code)]
-fn interface_whose_send_buffer_is_bounded_is_written_one_by_one() {
-    let Some((_netns, tap)) = wire() else { return };
-    let bound: libc::c_int = 1 << 20;
-    // SAFETY: the call reads one int.
-    let rc =
-        unsafe { libc::ioctl(tap.queues[0].as_raw_fd(), libc::TUNSETSNDBUF, &raw const bound) };
-    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
-    let fd = TapFd::new(tap.queues[0].clone(), Batching::Writes);
-    assert_eq!(fd.batching(), Batching::Plain);
 }
 
 #[test]

@@ -50,12 +50,20 @@ fn bytes(burst: &Burst<'_>, i: usize) -> Vec<u8> {
 
 #[test]
 fn snapshot_and_fetch_are_one_call_each_and_fail_frame_by_frame() {
+    // Heads lie in memory that is lent if there is room for all.
+    for heads in [0, 3, 4] {
+        snapshot_and_fetch(&mut vec![[0xee; HEAD_LEN]; heads]);
+    }
+}
+
+fn snapshot_and_fetch(heads: &mut [[u8; HEAD_LEN]]) {
+    let lent = (heads.len() >= 4).then(|| heads.as_ptr().cast::<u8>());
     let fake = Arc::new(Fake::default());
     let domain = Domain::new(1, fake.clone());
     let page = |gref, len| Seg::granted(&domain, gref, 0, len).unwrap();
     let mut arena = [0xee; 2000];
     let mut burst = Burst::default();
-    burst.lend(&mut arena);
+    burst.lend(heads, &mut arena);
     push(&mut burst, &[page(8, 20), page(9, 500)]);
     push(&mut burst, &[page(100, 60)]);
     push(&mut burst, &[Seg::of(&[5; 200])]);
@@ -66,6 +74,9 @@ fn snapshot_and_fetch_are_one_call_each_and_fail_frame_by_frame() {
     assert_eq!(burst.head(0), [&[8; 20][..], &[9; 108]].concat());
     assert_eq!((burst.head(2), burst.head(3)), (&[5; 128][..], &[10; 128][..]));
     assert!((0..4).map(|i| burst.is_out(i)).eq([false, true, false, false]));
+    assert!(lent.is_none_or(|first| first == burst.head(0).as_ptr()));
+    burst.head_mut(2)[127] = 6;
+    assert_eq!(burst.head(2)[126..], [5, 6]);
     burst.fetch([0, 2, 3].into_iter());
     assert_eq!(std::mem::take(&mut *fake.calls.lock().unwrap()), [4]);
     assert_eq!(bytes(&burst, 0), [&[8; 20][..], &[9; 500]].concat());
@@ -84,7 +95,7 @@ fn frame_longer_than_the_arena_is_given_up() {
     let page = |gref, len| Seg::granted(&domain, gref, 0, len).unwrap();
     let mut arena = [0; 100];
     let mut burst = Burst::default();
-    burst.lend(&mut arena);
+    burst.lend(&mut [], &mut arena);
     push(&mut burst, &[page(8, 60)]);
     push(&mut burst, &[page(9, 60)]);
     burst.fetch(0..2);
@@ -100,7 +111,7 @@ fn pages_come_to_lie_on_pages_where_there_is_room() {
     for arena_len in [3 * 20_000, 3 * 20_000 + 3 * 4095] {
         let mut arena = vec![0; arena_len];
         let mut burst = Burst::default();
-        burst.lend(&mut arena);
+        burst.lend(&mut [], &mut arena);
         for n in 0..3 {
             // As Linux sends them: headers somewhere, then whole pages, and what is left.
             let whole: Vec<_> = (1..5).map(|page| seg(page, 0, 4096)).collect();

@@ -6,9 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use shm::{Access, Domain, GRANT_LEN, Grants, MapError, Mapping, Piece, Private};
+use shm::{Access, Domain, GRANT_LEN, Grants, Mapping, Piece, Private};
 
-use self::sys::{Granted, MappedGrants, ioctl};
+use self::sys::{GrantError, Granted, MappedGrants, ioctl};
 use super::{Channel, HostError, Pages};
 use crate::store::Store;
 
@@ -54,63 +54,16 @@ impl Own {
     }
 }
 
-fn change(mapped: &RwLock<MappedGrants>, change: impl FnOnce(&mut MappedGrants)) {
-    change(&mut mapped.write().unwrap_or_else(PoisonError::into_inner));
-}
-
-/// Has `mapping`'s pages known by their grants, as long as they are mapped.
-fn known(mapping: Mapping, mapped: &Arc<RwLock<MappedGrants>>, granted: Granted) -> Mapping {
-    let at = mapping.seg(0, GRANT_LEN).map_or(0, |page| page.as_iovec().iov_base.addr());
-    change(mapped, |mapped| mapped.insert(at, granted));
-    let mapped = Arc::clone(mapped);
-    mapping.before_unmap(move || change(&mapped, |mapped| mapped.remove(at)))
-}
-
-/// Fresh pages, granted to `domid`: where they are mapped, and their grants, which end with that.
-fn grant(
-    gntalloc: &Arc<OwnedFd>,
-    (domid, flags): (u16, u16),
-    pages: u32,
-) -> Result<(Mapping, Vec<u32>), GrantError> {
-    let (index, grefs) =
-        ioctl::alloc_gref(gntalloc.as_fd(), domid, flags, pages).map_err(|_| GrantError::Full)?;
-    let fd = Arc::clone(gntalloc);
-    let release = move || {
-        // The kernel keeps pages that someone else still maps (XSA-396).
-        let _ = ioctl::dealloc_gref(fd.as_fd(), index, pages);
-    };
-    let len = u64::from(pages) * u64::from(GRANT_LEN);
-    match Mapping::exact(gntalloc.as_fd(), index, len, Access::Write) {
-        Ok(mapping) => Ok((mapping.on_unmap(release), grefs)),
-        Err(error) => {
-            release();
-            Err(GrantError::Map(error))
-        }
-    }
-}
-
-enum GrantError {
-    Full,
-    Map(MapError),
-}
-
 impl Grants for Gntdev {
     fn copy(&self, pieces: &mut [Piece<'_>]) {
         let mapped = self.mapped.read().unwrap_or_else(PoisonError::into_inner);
         sys::grant_copy(self.fd.as_fd(), &mapped, pieces);
     }
 
-    #[allow(unsafe_code)]
     fn private(&self, len: usize) -> Option<Private> {
         let Own { gntalloc, domid } = self.own.as_ref()?;
         let pages = u32::try_from(len.div_ceil(GRANT_LEN as usize)).ok().filter(|n| *n > 0)?;
-        let flags = ioctl::GNTALLOC_FLAG_WRITABLE;
-        let (mapping, grefs) = grant(gntalloc, (*domid, flags), pages).ok()?;
-        let granted = Granted { domid: *domid, grefs: grefs.into() };
-        let mapping = known(mapping, &self.mapped, granted);
-        // SAFETY: fresh pages, mapped here only and granted to this domain only, where only this
-        // process knows their references.
-        unsafe { Private::mapped(mapping) }
+        sys::own_pages(gntalloc, *domid, pages, &self.mapped).ok()
     }
 }
 
@@ -151,7 +104,7 @@ impl Back {
             }
         };
         let granted = Granted { domid, grefs: [gref].into() };
-        Ok(known(mapping, &self.gntdev.mapped, granted).on_unmap(release))
+        Ok(sys::known(mapping, &self.gntdev.mapped, granted).on_unmap(release))
     }
 
     pub(super) fn bind(&self, domid: u16, port: u32) -> Result<Channel, HostError> {
@@ -179,7 +132,7 @@ impl Front {
         let flags = if readonly { 0 } else { ioctl::GNTALLOC_FLAG_WRITABLE };
         let advice =
             "raise gntalloc's limit (modprobe xen-gntalloc limit=8192), or use fewer queues";
-        match grant(&self.gntalloc, (domid, flags), pages) {
+        match sys::fresh_pages(&self.gntalloc, (domid, flags), pages) {
             Ok((mapping, grefs)) => Pages::new(mapping, grefs),
             Err(GrantError::Full) => Err(HostError::NoPages { pages, advice }),
             Err(GrantError::Map(error)) => Err(error.into()),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ring::xen::{Armed, BackTx, Gso, Multicast, Packet, Refusal, TxPacket, TxSlot, status};
 use shm::Private;
-use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, Verdict};
+use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, HEAD_LEN, Verdict};
 use switch::offload::put_partial;
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
@@ -20,6 +20,8 @@ use super::{Wiring, fault};
 const PARTIAL_NS_MAX: u64 = 10_000_000_000;
 /// After so many bursts for receivers that cannot take grants, the next is taken to be one.
 const FETCHED_BEFORE: u8 = 4;
+/// Room for the heads of a burst's frames: whole pages.
+const HEADS_LEN: usize = BURST_MAX * HEAD_LEN;
 /// Room for a burst's frames: it ends with the frame that passes `BURST_BYTES`. And for each a page
 /// less a byte, by which it is shifted so that pages lie on pages.
 const ARENA_LEN: usize = BURST_BYTES as usize + GSO_LEN_MAX as usize + BURST_MAX * 4095;
@@ -34,7 +36,7 @@ pub struct XenIngress {
     /// Packets not yet answered because one before them, or they themselves, are held.
     pending: VecDeque<Pending>,
     held: usize,
-    /// Where frames go that a receiver cannot take from the guest's pages.
+    /// Where heads go, and after them frames that a receiver cannot take from the guest's pages.
     arena: Private,
     /// Bursts in a row all of whose frames went there; from a few on, they do so at once.
     fetched: u8,
@@ -105,7 +107,7 @@ impl XenIngress {
     /// Puts a ring to work. It may hold packets already, of which no one will be notified.
     pub fn activate(&mut self, ring: BackTx, wiring: Wiring) {
         assert!(self.active.is_none(), "a ring is activated once");
-        self.arena = wiring.domain.private(ARENA_LEN);
+        self.arena = wiring.domain.private(HEADS_LEN + ARENA_LEN);
         let pages = Pages::new(&wiring);
         let (partial_ns, limited_ns) = (None, None);
         let active = Active { ring, wiring, pages, partial_ns, limited_ns, armed: true };
@@ -320,7 +322,8 @@ impl Ingress for XenIngress {
         let Active { ring, wiring, pages, limited_ns, partial_ns, .. } = &mut *active;
         pages.refresh(wiring);
         let mut burst: Burst<'_> = std::mem::take(scratch);
-        burst.lend(arena);
+        let (heads, arena) = arena.split_at_mut(HEADS_LEN);
+        burst.lend(heads.as_chunks_mut().0, arena);
 
         if !wiring.vif.has_link() {
             stats.drops_down.add(give_up(pending));

@@ -2,10 +2,11 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use rustix::io::Errno;
-use shm::{Failed, GRANT_LEN, Piece, Side};
+use shm::{Access, Failed, GRANT_LEN, MapError, Mapping, Piece, Private, Side};
 
 use self::ioctl::{CopyPtr, CopySegment, Foreign};
 
@@ -83,8 +84,8 @@ impl MappedGrants {
         }
     }
 
-    /// The grant of `len` bytes at `at`, if they have one, and where in the page they are. What goes
-    /// on in the next page has two: the address says it better.
+    /// The grant of `len` bytes at `at`, if they have one, and where in the page they are. What
+    /// goes on in the next page has two: the address says it better.
     fn find(&self, at: usize, len: u16) -> Option<Foreign> {
         let after = self.ranges.partition_point(|(first, _)| *first <= at);
         let (first, Granted { domid, grefs }) = self.ranges.get(after.checked_sub(1)?)?;
@@ -93,6 +94,63 @@ impl MappedGrants {
         let is_inside = u32::from(offset) + u32::from(len) <= GRANT_LEN;
         is_inside.then_some(Foreign { gref, offset, domid: *domid })
     }
+}
+
+fn change(mapped: &RwLock<MappedGrants>, change: impl FnOnce(&mut MappedGrants)) {
+    change(&mut mapped.write().unwrap_or_else(PoisonError::into_inner));
+}
+
+/// Has `mapping`'s pages known by their grants, as long as they are mapped.
+pub fn known(mapping: Mapping, mapped: &Arc<RwLock<MappedGrants>>, granted: Granted) -> Mapping {
+    let at = mapping.seg(0, GRANT_LEN).map_or(0, |page| page.as_iovec().iov_base.addr());
+    change(mapped, |mapped| mapped.insert(at, granted));
+    let mapped = Arc::clone(mapped);
+    mapping.before_unmap(move || change(&mapped, |mapped| mapped.remove(at)))
+}
+
+/// Fresh pages, granted to `domid`: where they are mapped, and their grants, which end with that.
+pub fn fresh_pages(
+    gntalloc: &Arc<OwnedFd>,
+    (domid, flags): (u16, u16),
+    pages: u32,
+) -> Result<(Mapping, Vec<u32>), GrantError> {
+    let (index, grefs) =
+        ioctl::alloc_gref(gntalloc.as_fd(), domid, flags, pages).map_err(|_| GrantError::Full)?;
+    let fd = Arc::clone(gntalloc);
+    let release = move || {
+        // The kernel keeps pages that someone else still maps (XSA-396).
+        let _ = ioctl::dealloc_gref(fd.as_fd(), index, pages);
+    };
+    let len = u64::from(pages) * u64::from(GRANT_LEN);
+    match Mapping::exact(gntalloc.as_fd(), index, len, Access::Write) {
+        Ok(mapping) => Ok((mapping.on_unmap(release), grefs)),
+        Err(error) => {
+            release();
+            Err(GrantError::Map(error))
+        }
+    }
+}
+
+/// Private memory: `pages` fresh ones, granted to this domain itself, `domid`, and known by that.
+pub fn own_pages(
+    gntalloc: &Arc<OwnedFd>,
+    domid: u16,
+    pages: u32,
+    mapped: &Arc<RwLock<MappedGrants>>,
+) -> Result<Private, GrantError> {
+    let flags = ioctl::GNTALLOC_FLAG_WRITABLE;
+    let (mapping, grefs) = fresh_pages(gntalloc, (domid, flags), pages)?;
+    let mapping = known(mapping, mapped, Granted { domid, grefs: grefs.into() });
+    // SAFETY: fresh pages, mapped here only and granted to this domain only, where only this
+    // process knows their references: it copies to them where its copies say so.
+    unsafe { Private::mapped(mapping) }.ok_or(GrantError::Full)
+}
+
+/// Why there are no fresh pages.
+pub enum GrantError {
+    /// The limit of gntalloc, or of the domain.
+    Full,
+    Map(MapError),
 }
 
 /// Has the hypervisor do `pieces`, and tells each how it went.

@@ -51,7 +51,7 @@ fn put(rx: &mut Rx, frames: &[(u32, u32)]) -> (Vec<Found>, Vec<bool>, usize) {
     let domain = Domain::new(1, host.clone());
     let mut arena = [];
     let mut burst = Burst::default();
-    burst.lend(&mut arena);
+    burst.lend(&mut [], &mut arena);
     for (first, rest) in frames {
         burst.segs.push(Seg::granted(&domain, *first, 0, FIRST).unwrap());
         burst.segs.push(Seg::granted(&domain, *rest, FIRST, REST).unwrap());
