@@ -272,6 +272,11 @@ impl System {
             XenAt::Vif(_) | XenAt::Auto => Back::open_xen(),
         };
         let host = Arc::new(host.map_err(error)?);
+        if matches!(*host, Back::Xen(_)) && host.private(1).is_none() {
+            tracing::info!(
+                "no pages to grant ourselves: copies take longer (modprobe xen-gntalloc limit=16384)"
+            );
+        }
         let home = home(&host).map_err(error)?;
         let mut bus = XenBus {
             host,
