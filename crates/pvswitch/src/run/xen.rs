@@ -274,7 +274,7 @@ impl System {
         let host = Arc::new(host.map_err(error)?);
         if matches!(*host, Back::Xen(_)) && host.private(1).is_none() {
             tracing::info!(
-                "no pages to grant ourselves: copies take longer (modprobe xen-gntalloc limit=16384)"
+                "no pages to grant ourselves, copies take longer: modprobe xen-gntalloc limit=16384"
             );
         }
         let home = home(&host).map_err(error)?;
