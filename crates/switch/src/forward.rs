@@ -5,13 +5,14 @@
 //! port, within bounds, or dropped with a cause.
 
 mod direct;
+mod mirror;
 
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use shm::Seg;
 
+pub use self::mirror::{Captured, Mirror};
 use crate::fdb::{Fdb, Learned, PortId};
 use crate::flow;
 use crate::frame::{Burst, Verdict};
@@ -19,6 +20,7 @@ use crate::offload;
 use crate::poll::{Notifier, Notify, Policy};
 use crate::port::{Egress, Fault, Steer};
 use crate::stats::{EgressStats, IngressStats};
+use crate::steering::Steering;
 use crate::tuning::Tuning;
 use crate::vnet::{GSO_NONE, Offloads, VnetHdr};
 
@@ -42,64 +44,6 @@ pub enum Mode {
     Cross,
 }
 
-/// A frame copied for a capture.
-#[derive(Debug)]
-pub struct Captured {
-    /// From the port into the switch, or out of it.
-    pub ingress: bool,
-    /// When it passed, in the ns that `forward` was given.
-    pub at_ns: u64,
-    /// The frame; offloads not resolved.
-    pub bytes: Vec<u8>,
-}
-
-/// Where a port's frames are copied to while someone captures them. Costs one load when no one
-/// does. A reader that is too slow loses frames, which are counted, and never slows the switch.
-#[derive(Debug, Default)]
-pub struct Mirror {
-    on: AtomicBool,
-    sink: Mutex<Option<SyncSender<Captured>>>,
-    /// Frames the reader was too slow for.
-    pub lost: AtomicU64,
-}
-
-impl Mirror {
-    /// Starts, or ends with `None`.
-    pub fn set(&self, sink: Option<SyncSender<Captured>>) {
-        self.on.store(sink.is_some(), Ordering::Relaxed);
-        *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = sink;
-    }
-
-    /// Whether someone captures.
-    #[inline]
-    pub fn is_on(&self) -> bool {
-        self.on.load(Ordering::Relaxed)
-    }
-
-    #[cold]
-    fn copy(
-        &self,
-        burst: &Burst<'_>,
-        picks: impl Iterator<Item = usize>,
-        ingress: bool,
-        at_ns: u64,
-    ) {
-        let sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(sink) = sink.as_ref() else { return };
-        for i in picks {
-            let frame = &burst.frames[i];
-            let mut bytes = vec![0; frame.len as usize];
-            let mut at = 0;
-            for seg in burst.segs(frame) {
-                at += seg.read(&mut bytes[at..]);
-            }
-            if sink.try_send(Captured { ingress, at_ns, bytes }).is_err() {
-                self.lost.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-    }
-}
-
 /// A destination: the egress side of a port.
 pub struct Port {
     /// Its place in the table.
@@ -110,6 +54,8 @@ pub struct Port {
     pub egress: Vec<EgressQueue>,
     /// How many of them the peer has enabled, from the first on; 0: the port is down.
     active: AtomicU16,
+    /// Which queue each flow takes.
+    steering: Steering,
     /// Copies of its frames, both directions.
     pub mirror: Mirror,
 }
@@ -222,7 +168,8 @@ impl EgressQueue {
 impl Port {
     /// A port that is down.
     pub fn new(id: PortId, name: String, egress: Vec<EgressQueue>) -> Self {
-        Self { id, name, egress, active: AtomicU16::new(0), mirror: Mirror::default() }
+        let (steering, active) = (Steering::new(egress.len()), AtomicU16::new(0));
+        Self { id, name, egress, active, steering, mirror: Mirror::default() }
     }
 
     /// Tells how many egress queues the peer has enabled.
@@ -404,6 +351,8 @@ impl Forwarder {
 
     fn switch(&mut self, from: &Source, burst: &mut Burst<'_>, now_s: u32) {
         burst.snapshot();
+        let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
+        let sender = sender.filter(|port| port.active() > 1).cloned();
         for i in 0..burst.frames.len() {
             if burst.is_out(i) {
                 continue;
@@ -416,6 +365,10 @@ impl Forwarder {
             };
             let vlan = flow::vlan_id(head);
             self.learn(src, vlan, from.port, now_s);
+            if let Some(sender) = &sender {
+                let hash = flow::flow_hash(head, self.flow_key);
+                let _ = sender.steering.queue(hash, from.queue, now_s);
+            }
             if flow::is_link_local(dst) {
                 from.stats.drops_link_local.add(1);
                 continue;
@@ -424,10 +377,10 @@ impl Forwarder {
             match to {
                 Some(to) if to == from.port => from.stats.drops_same_port.add(1),
                 Some(to) => {
-                    let queue = self.queue_of(to, head);
+                    let queue = self.queue_of(to, head, now_s);
                     self.pick(to, queue, i as u16, false);
                 }
-                None => self.flood(from, i as u16, head),
+                None => self.flood(from, i as u16, head, now_s),
             }
         }
     }
@@ -469,14 +422,20 @@ impl Forwarder {
         }
     }
 
-    /// The egress queue of `to` for the flow of `head`: a flow stays on one queue.
+    /// The egress queue of `to` for the flow of `head`: a flow stays on one queue, that on which
+    /// the peer sends it, or else the one of its hash.
     #[inline]
-    fn queue_of(&self, to: PortId, head: &[u8]) -> u16 {
-        let port = self.table.get(usize::from(to.0)).and_then(Option::as_ref);
-        match (port.map_or(0, |p| p.active()), self.steer.get(usize::from(to.0))) {
+    fn queue_of(&self, to: PortId, head: &[u8], now_s: u32) -> u16 {
+        let Some(Some(port)) = self.table.get(usize::from(to.0)) else { return 0 };
+        match (port.active(), self.steer.get(usize::from(to.0))) {
             (0 | 1, _) => 0,
             (n, Some(Some(steer))) => steer.queue(head, n) % n,
-            (n, _) => (flow::flow_hash(head, self.flow_key) % u32::from(n)) as u16,
+            (n, _) => {
+                let hash = flow::flow_hash(head, self.flow_key);
+                let usual = (hash % u32::from(n)) as u16;
+                let queue = port.steering.queue(hash, usual, now_s).unwrap_or(usual);
+                if queue < n { queue } else { usual }
+            }
         }
     }
 
@@ -491,11 +450,11 @@ impl Forwarder {
         self.steer[at] = steer;
     }
 
-    fn flood(&mut self, from: &Source, i: u16, head: &[u8]) {
+    fn flood(&mut self, from: &Source, i: u16, head: &[u8], now_s: u32) {
         let table = Arc::clone(&self.table);
         for port in table.iter().flatten() {
             if port.id != from.port && port.active() > 0 {
-                let queue = self.queue_of(port.id, head);
+                let queue = self.queue_of(port.id, head, now_s);
                 self.pick(port.id, queue, i, true);
             }
         }

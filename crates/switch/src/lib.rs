@@ -27,5 +27,6 @@ pub mod pair;
 pub mod poll;
 pub mod port;
 pub mod stats;
+mod steering;
 pub mod tuning;
 pub mod vnet;

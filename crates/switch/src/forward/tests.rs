@@ -379,6 +379,47 @@ fn a_flow_stays_on_one_of_the_enabled_queues() {
 }
 
 #[test]
+fn what_comes_for_a_flow_takes_the_queue_it_is_sent_on() {
+    // Of these no two have the same place in the table.
+    const OTHERS: u16 = 200;
+    let mut rig = Rig::new(Mode::Switch, 2, 4);
+    let sent_on = |flow: u16| (flow * 3 + flow / 4) % 4;
+    let send = |rig: &mut Rig, flow: u16, queue: u16| {
+        rig.sources[1].queue = queue;
+        rig.send(1, &[tagged(mac(1), mac(2), None, OTHERS + flow, 0)]);
+    };
+    let come = |rig: &mut Rig, flows: std::ops::Range<u16>| {
+        for flow in flows {
+            rig.send(0, &[tagged(mac(2), mac(1), None, OTHERS + flow, flow.into())]);
+        }
+        [0, 1, 2, 3].map(|queue| serials(&std::mem::take(&mut rig.queue(1, queue).got)))
+    };
+    // Flows from 20 on are first seen as they come: those stay where they are.
+    let by_hash = come(&mut rig, 20..40);
+    for flow in 0..40 {
+        send(&mut rig, flow, sent_on(flow));
+    }
+    let steered = [0, 1, 2, 3].map(|queue| {
+        (0..20).filter(|flow| sent_on(*flow) == queue).map(u32::from).collect::<Vec<_>>()
+    });
+    assert_eq!(come(&mut rig, 0..20), steered);
+    assert_eq!(come(&mut rig, 20..40), by_hash);
+    // So do the others, wherever they are sent on now; until they were silent.
+    for later in [1, 4, 5] {
+        rig.now_ns += later * SECOND;
+        let moved = |flow| if later == 5 { sent_on(flow) } else { 3 - sent_on(flow) };
+        (0..40).for_each(|flow| send(&mut rig, flow, moved(flow)));
+        assert_eq!(come(&mut rig, 0..20), steered, "{later} s later");
+        assert_eq!(come(&mut rig, 20..40) == by_hash, later < 5);
+    }
+    // Those on queues that are no longer enabled go by their hash.
+    rig.table[1].as_ref().unwrap().set_active(2);
+    let came = come(&mut rig, 0..20);
+    assert!((0..2).all(|queue| steered[queue].iter().all(|flow| came[queue].contains(flow))));
+    assert_eq!((came[0].len() + came[1].len(), came[2].len() + came[3].len()), (20, 0));
+}
+
+#[test]
 fn cross_wires_pairs_and_counts_what_has_no_partner() {
     let mut rig = Rig::new(Mode::Cross, 5, 1);
     for port in 0..5 {

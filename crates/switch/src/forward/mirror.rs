@@ -1,0 +1,65 @@
+//! Copies of a port's frames, for a capture.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Mutex, PoisonError};
+
+use crate::frame::Burst;
+
+/// A frame copied for a capture.
+#[derive(Debug)]
+pub struct Captured {
+    /// From the port into the switch, or out of it.
+    pub ingress: bool,
+    /// When it passed, in the ns that `forward` was given.
+    pub at_ns: u64,
+    /// The frame; offloads not resolved.
+    pub bytes: Vec<u8>,
+}
+
+/// Where a port's frames are copied to while someone captures them. Costs one load when no one
+/// does. A reader that is too slow loses frames, which are counted, and never slows the switch.
+#[derive(Debug, Default)]
+pub struct Mirror {
+    on: AtomicBool,
+    sink: Mutex<Option<SyncSender<Captured>>>,
+    /// Frames the reader was too slow for.
+    pub lost: AtomicU64,
+}
+
+impl Mirror {
+    /// Starts, or ends with `None`.
+    pub fn set(&self, sink: Option<SyncSender<Captured>>) {
+        self.on.store(sink.is_some(), Ordering::Relaxed);
+        *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+    }
+
+    /// Whether someone captures.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    #[cold]
+    pub(super) fn copy(
+        &self,
+        burst: &Burst<'_>,
+        picks: impl Iterator<Item = usize>,
+        ingress: bool,
+        at_ns: u64,
+    ) {
+        let sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(sink) = sink.as_ref() else { return };
+        for i in picks {
+            let frame = &burst.frames[i];
+            let mut bytes = vec![0; frame.len as usize];
+            let mut at = 0;
+            for seg in burst.segs(frame) {
+                at += seg.read(&mut bytes[at..]);
+            }
+            if sink.try_send(Captured { ingress, at_ns, bytes }).is_err() {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
