@@ -225,6 +225,21 @@ impl Group {
     }
 }
 
+/// A frame's flow, which is hashed once, and only where a port has several queues.
+struct Flow<'h> {
+    /// The private head of the frame.
+    head: &'h [u8],
+    hash: Option<u32>,
+    now_s: u32,
+}
+
+impl Flow<'_> {
+    #[inline]
+    fn hash(&mut self, key: u64) -> u32 {
+        *self.hash.get_or_insert_with(|| flow::flow_hash(self.head, key))
+    }
+}
+
 /// One worker's forwarding state.
 pub struct Forwarder {
     mode: Mode,
@@ -365,9 +380,9 @@ impl Forwarder {
             };
             let vlan = flow::vlan_id(head);
             self.learn(src, vlan, from.port, now_s);
+            let mut flow = Flow { head, hash: None, now_s };
             if let Some(sender) = &sender {
-                let hash = flow::flow_hash(head, self.flow_key);
-                let _ = sender.steering.queue(hash, from.queue, now_s);
+                let _ = sender.steering.queue(flow.hash(self.flow_key), from.queue, now_s);
             }
             if flow::is_link_local(dst) {
                 from.stats.drops_link_local.add(1);
@@ -377,10 +392,10 @@ impl Forwarder {
             match to {
                 Some(to) if to == from.port => from.stats.drops_same_port.add(1),
                 Some(to) => {
-                    let queue = self.queue_of(to, head, now_s);
+                    let queue = self.queue_of(to, &mut flow);
                     self.pick(to, queue, i as u16, false);
                 }
-                None => self.flood(from, i as u16, head, now_s),
+                None => self.flood(from, i as u16, &mut flow),
             }
         }
     }
@@ -422,18 +437,18 @@ impl Forwarder {
         }
     }
 
-    /// The egress queue of `to` for the flow of `head`: a flow stays on one queue, that on which
-    /// the peer sends it, or else the one of its hash.
+    /// The egress queue of `to` for a flow: it stays on one queue, that on which the peer sends it,
+    /// or else the one of its hash.
     #[inline]
-    fn queue_of(&self, to: PortId, head: &[u8], now_s: u32) -> u16 {
+    fn queue_of(&self, to: PortId, flow: &mut Flow<'_>) -> u16 {
         let Some(Some(port)) = self.table.get(usize::from(to.0)) else { return 0 };
         match (port.active(), self.steer.get(usize::from(to.0))) {
             (0 | 1, _) => 0,
-            (n, Some(Some(steer))) => steer.queue(head, n) % n,
+            (n, Some(Some(steer))) => steer.queue(flow.head, n) % n,
             (n, _) => {
-                let hash = flow::flow_hash(head, self.flow_key);
+                let hash = flow.hash(self.flow_key);
                 let usual = (hash % u32::from(n)) as u16;
-                let queue = port.steering.queue(hash, usual, now_s).unwrap_or(usual);
+                let queue = port.steering.queue(hash, usual, flow.now_s).unwrap_or(usual);
                 if queue < n { queue } else { usual }
             }
         }
@@ -450,11 +465,11 @@ impl Forwarder {
         self.steer[at] = steer;
     }
 
-    fn flood(&mut self, from: &Source, i: u16, head: &[u8], now_s: u32) {
+    fn flood(&mut self, from: &Source, i: u16, flow: &mut Flow<'_>) {
         let table = Arc::clone(&self.table);
         for port in table.iter().flatten() {
             if port.id != from.port && port.active() > 0 {
-                let queue = self.queue_of(port.id, head, now_s);
+                let queue = self.queue_of(port.id, flow);
                 self.pick(port.id, queue, i, true);
             }
         }

@@ -17,7 +17,6 @@ const FLOWS: usize = 4096;
 const SILENT_S: u16 = 5;
 
 /// Which queue of a port each flow takes. Any worker may ask and tell.
-#[derive(Default)]
 pub(crate) struct Steering {
     /// Hash, queue plus one, and when in seconds; 0: free. None where there is but one queue.
     flows: Box<[AtomicU64]>,

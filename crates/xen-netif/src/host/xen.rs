@@ -63,7 +63,7 @@ impl Grants for Gntdev {
     fn private(&self, len: usize) -> Option<Private> {
         let Own { gntalloc, domid } = self.own.as_ref()?;
         let pages = u32::try_from(len.div_ceil(GRANT_LEN as usize)).ok().filter(|n| *n > 0)?;
-        sys::own_pages(gntalloc, *domid, pages, &self.mapped).ok()
+        sys::own_pages(gntalloc, *domid, pages, &self.mapped)
     }
 }
 

@@ -131,19 +131,20 @@ pub fn fresh_pages(
     }
 }
 
-/// Private memory: `pages` fresh ones, granted to this domain itself, `domid`, and known by that.
+/// Private memory: `pages` fresh ones, granted to this domain itself, `domid`, and known by that;
+/// `None`: there are no more.
 pub fn own_pages(
     gntalloc: &Arc<OwnedFd>,
     domid: u16,
     pages: u32,
     mapped: &Arc<RwLock<MappedGrants>>,
-) -> Result<Private, GrantError> {
+) -> Option<Private> {
     let flags = ioctl::GNTALLOC_FLAG_WRITABLE;
-    let (mapping, grefs) = fresh_pages(gntalloc, (domid, flags), pages)?;
+    let (mapping, grefs) = fresh_pages(gntalloc, (domid, flags), pages).ok()?;
     let mapping = known(mapping, mapped, Granted { domid, grefs: grefs.into() });
     // SAFETY: fresh pages, mapped here only and granted to this domain only, where only this
     // process knows their references: it copies to them where its copies say so.
-    unsafe { Private::mapped(mapping) }.ok_or(GrantError::Full)
+    unsafe { Private::mapped(mapping) }
 }
 
 /// Why there are no fresh pages.
