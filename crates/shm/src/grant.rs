@@ -14,6 +14,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -63,8 +64,11 @@ impl Domain {
     }
 
     /// At least `len` bytes of private memory, of the kind that its host copies to and from best.
-    pub fn private(&self, len: usize) -> Private {
-        self.host.private(len).unwrap_or_else(|| Private::plain(len))
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn private(&self, len: usize) -> io::Result<Private> {
+        self.host.private(len).map_or_else(|| Private::plain(len), Ok)
     }
 
     /// Its number, as the host knows it.

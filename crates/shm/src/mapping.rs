@@ -178,11 +178,6 @@ impl Mapping {
         self.guarded.is_lost()
     }
 
-    /// Where it is.
-    pub(crate) fn start(&self) -> NonNull<u8> {
-        self.at
-    }
-
     /// Start of `len` bytes at `offset`, or `None` when they do not lie inside.
     pub(crate) fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         if offset > self.len || len > self.len - offset {

@@ -1,24 +1,34 @@
 //! Memory that is ours alone.
 #![allow(unsafe_code)]
 
+use std::io;
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 
 use crate::mapping::{Access, Mapping};
+use crate::sys;
 
 /// Zeroed memory that no peer sees: where frames go that must be looked at, or be handed on to
 /// who cannot reach a peer's memory. A [host](crate::Grants::private) may have some that it copies
 /// to and from faster.
-pub struct Private(Kind);
-
-enum Kind {
-    Plain(Vec<u8>),
-    Mapped(Mapping),
+pub struct Private {
+    at: NonNull<u8>,
+    len: usize,
+    /// What it is all of; `None`: the process's own.
+    mapping: Option<Mapping>,
 }
 
+// SAFETY: plain memory with one owner.
+unsafe impl Send for Private {}
+
 impl Private {
-    /// `len` bytes of the process's own.
-    pub fn plain(len: usize) -> Self {
-        Self(Kind::Plain(vec![0; len]))
+    /// `len` bytes of the process's own, which take no room before they are touched, page by page.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn plain(len: usize) -> io::Result<Self> {
+        let at = if len == 0 { NonNull::dangling() } else { sys::anonymous(len)? };
+        Ok(Self { at, len, mapping: None })
     }
 
     /// All of `mapping`; `None` if it may not be written.
@@ -27,13 +37,16 @@ impl Private {
     /// While this lives nobody else reads or writes that memory, through another mapping or as a
     /// device, but at this process's word.
     pub unsafe fn mapped(mapping: Mapping) -> Option<Self> {
-        (mapping.access() == Access::Write).then_some(Self(Kind::Mapped(mapping)))
+        let at = mapping.at(0, mapping.len())?;
+        let mapping = Some(mapping).filter(|mapping| mapping.access() == Access::Write)?;
+        Some(Self { at, len: mapping.len(), mapping: Some(mapping) })
     }
 }
 
 impl Default for Private {
+    /// None.
     fn default() -> Self {
-        Self::plain(0)
+        Self { at: NonNull::dangling(), len: 0, mapping: None }
     }
 }
 
@@ -41,28 +54,23 @@ impl Deref for Private {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        match &self.0 {
-            Kind::Plain(bytes) => bytes,
-            Kind::Mapped(mapping) => {
-                let at = mapping.start();
-                // SAFETY: all of a live mapping, initialised by the kernel; nobody else writes it,
-                // as whoever made this promised.
-                unsafe { std::slice::from_raw_parts(at.as_ptr(), mapping.len()) }
-            }
-        }
+        // SAFETY: `len` readable bytes, initialised by the kernel, that live as long as `self`;
+        // nobody else writes them, as `mapped` was promised.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Private {
     fn deref_mut(&mut self) -> &mut [u8] {
-        match &mut self.0 {
-            Kind::Plain(bytes) => bytes,
-            Kind::Mapped(mapping) => {
-                let at = mapping.start();
-                // SAFETY: as above; it is writable, which was looked at when this was made, and
-                // `&mut self` makes it the only view.
-                unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), mapping.len()) }
-            }
+        // SAFETY: as above, and writable; `&mut self` makes it the only view.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        if self.mapping.is_none() && self.len > 0 {
+            sys::unmap_anonymous(self.at, self.len);
         }
     }
 }
@@ -77,14 +85,15 @@ mod tests {
         let mapping = Mapping::memfd("private", 8192).unwrap();
         // SAFETY: nobody has its descriptor.
         let mapped = unsafe { Private::mapped(mapping) }.unwrap();
-        for mut memory in [Private::plain(8192), mapped] {
+        for mut memory in [Private::plain(8192).unwrap(), mapped] {
             assert!(memory.len() == 8192 && memory.iter().all(|byte| *byte == 0));
             assert_eq!(SegMut::of(&mut memory[4090..]).write(&[7; 10]), 10);
             let mut read = [0; 12];
             assert_eq!(Seg::of(&memory[4089..4101]).read(&mut read), 12);
             assert_eq!(read, [0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
         }
-        assert!(Private::default().is_empty());
+        assert!(Private::default().is_empty() && Private::plain(0).unwrap().is_empty());
+        assert!(Private::plain(usize::MAX / 2).is_err());
     }
 
     #[test]

@@ -161,6 +161,27 @@ pub(crate) fn unmap(at: NonNull<u8>, len: usize, guarded: &'static Guarded) {
     guarded.taken.store(false, Ordering::Release);
 }
 
+/// `len` zeroed bytes, more than none, that take no room before they are touched.
+pub(crate) fn anonymous(len: usize) -> io::Result<NonNull<u8>> {
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+    let at = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // Small frames touch the start of each buffer only; large pages would fill in the rest.
+    // SAFETY: advice on the mapping made above. A kernel without large pages refuses it.
+    unsafe { libc::madvise(at, len, libc::MADV_NOHUGEPAGE) };
+    NonNull::new(at.cast::<u8>()).ok_or_else(io::Error::last_os_error)
+}
+
+/// Undoes [`anonymous`].
+pub(crate) fn unmap_anonymous(at: NonNull<u8>, len: usize) {
+    // SAFETY: the caller owns the mapping and gives it up; all views of it borrowed the owner.
+    unsafe { libc::munmap(at.as_ptr().cast(), len) };
+}
+
 /// A new memfd of `len` bytes, sealed against shrinking.
 pub(crate) fn memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
     let name = std::ffi::CString::new(name).map_err(io::Error::other)?;

@@ -1,5 +1,5 @@
-//! Every system call of this crate that needs `unsafe`: interface ioctls, staging memory, and
-//! batched reads and writes.
+//! Every system call of this crate that needs `unsafe`: interface ioctls, and batched reads and
+//! writes.
 //!
 //! Batches: the caller names the memory of every frame, then [`ReadBatch::run`] or
 //! [`WriteBatch::run`] hands all of them to the kernel in one io_uring_enter and returns when the
@@ -15,13 +15,11 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::ptr::NonNull;
 
 use io_uring::{IoUring, opcode, squeue, types};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
 use shm::{Seg, SegMut};
 
 use crate::fd::Batching;
@@ -75,7 +73,8 @@ impl Engine {
     /// The same for writes only, without RWF_NOWAIT.
     pub(crate) fn with_ring_for_writes(fd: BorrowedFd<'_>, entries: u32) -> io::Result<Self> {
         let unsupported = || Err(io::ErrorKind::Unsupported.into());
-        if sndbuf(fd)? != libc::c_int::MAX {
+        let waits = !rustix::fs::fcntl_getfl(fd)?.contains(OFlags::NONBLOCK);
+        if waits || sndbuf(fd)? != libc::c_int::MAX {
             return unsupported();
         }
         let mut engine = Self::untried(fd, entries, false)?;
@@ -332,51 +331,6 @@ impl<'e, 'm> WriteBatch<'e, 'm> {
     pub fn run(self) -> &'e [Io] {
         let fd = self.fd;
         self.engine.run(fd, Op::Write)
-    }
-}
-
-/// Zeroed private memory that takes no room before it is touched, page by page.
-pub(crate) struct Staging {
-    at: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: plain memory with one owner.
-unsafe impl Send for Staging {}
-
-impl Staging {
-    pub(crate) fn new(len: usize) -> io::Result<Self> {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
-        let at = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
-        // Small frames touch the start of each buffer only; large pages would fill in the rest.
-        // SAFETY: advice on the mapping made above. A kernel without large pages refuses it.
-        let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxNoHugepage) };
-        let at = NonNull::new(at.cast::<u8>()).ok_or(Errno::NOMEM)?;
-        Ok(Self { at, len })
-    }
-}
-
-impl Deref for Staging {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping has `len` readable, initialised bytes and lives as long as `self`.
-        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
-    }
-}
-
-impl DerefMut for Staging {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above; `&mut self` makes it the only view.
-        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping; all views of it borrowed `self`.
-        let _ = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), self.len) };
     }
 }
 

@@ -5,11 +5,10 @@ use std::io;
 use shm::Private;
 
 use super::{SLOTS, STRIDE};
-use crate::sys::Staging;
 
 /// Buffers of [`STRIDE`] bytes, numbered. The first few may lie in memory that was lent.
 pub(super) struct Buffers {
-    own: Staging,
+    own: Private,
     lent: Private,
     /// What they will lie in when none of them is in use.
     next: Option<Private>,
@@ -17,7 +16,7 @@ pub(super) struct Buffers {
 
 impl Buffers {
     pub fn new() -> io::Result<Self> {
-        Ok(Self { own: Staging::new(SLOTS * STRIDE)?, lent: Private::default(), next: None })
+        Ok(Self { own: Private::plain(SLOTS * STRIDE)?, lent: Private::default(), next: None })
     }
 
     /// Has the first buffers lie in `memory`, from the next time that [none](Self::settle) is in
@@ -75,7 +74,7 @@ mod tests {
             buffers.of_mut(slot)[0] = slot as u8 + 1;
         }
         // Three whole ones, and a rest that is of no use.
-        let mut memory = Private::plain(4 * STRIDE - 1);
+        let mut memory = Private::plain(4 * STRIDE - 1).unwrap();
         memory.fill(200);
         buffers.lend(memory);
         assert_eq!(numbers(&mut buffers)[..4], [1, 2, 3, 4]);
@@ -83,7 +82,7 @@ mod tests {
         assert_eq!(numbers(&mut buffers)[..4], [200, 200, 200, 4]);
         assert_eq!(numbers(&mut buffers).len(), SLOTS);
         // More than there are.
-        buffers.lend(Private::plain((SLOTS + 1) * STRIDE));
+        buffers.lend(Private::plain((SLOTS + 1) * STRIDE).unwrap());
         buffers.settle();
         assert_eq!(numbers(&mut buffers), [0; SLOTS]);
     }

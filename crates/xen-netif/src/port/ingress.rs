@@ -107,7 +107,8 @@ impl XenIngress {
     /// Puts a ring to work. It may hold packets already, of which no one will be notified.
     pub fn activate(&mut self, ring: BackTx, wiring: Wiring) {
         assert!(self.active.is_none(), "a ring is activated once");
-        self.arena = wiring.domain.private(HEADS_LEN + ARENA_LEN);
+        // Without memory, frames for who cannot take them from the guest's pages are given up.
+        self.arena = wiring.domain.private(HEADS_LEN + ARENA_LEN).unwrap_or_default();
         let pages = Pages::new(&wiring);
         let (partial_ns, limited_ns) = (None, None);
         let active = Active { ring, wiring, pages, partial_ns, limited_ns, armed: true };
@@ -322,7 +323,8 @@ impl Ingress for XenIngress {
         let Active { ring, wiring, pages, limited_ns, partial_ns, .. } = &mut *active;
         pages.refresh(wiring);
         let mut burst: Burst<'_> = std::mem::take(scratch);
-        let (heads, arena) = arena.split_at_mut(HEADS_LEN);
+        let heads = HEADS_LEN.min(arena.len());
+        let (heads, arena) = arena.split_at_mut(heads);
         burst.lend(heads.as_chunks_mut().0, arena);
 
         if !wiring.vif.has_link() {
