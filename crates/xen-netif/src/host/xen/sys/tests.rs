@@ -156,7 +156,7 @@ struct Flags {
 impl Grants for Flags {
     fn copy(&self, pieces: &mut [Piece<'_>]) {
         for piece in pieces {
-            let segment = segment_of(piece, &self.mapped);
+            let segment = segment_of(piece, &self.mapped, &mut 0);
             self.seen.lock().unwrap().push(segment.flags);
             piece.set(Ok(()));
         }
@@ -173,8 +173,9 @@ fn between_a_page_that_stays_mapped_and_a_grant_both_are_told_as_grants() {
     let grant = Granted { domid: 7, grefs: [42].into() };
     let mut mapped = MappedGrants::default();
     mapped.insert(at, grant);
-    assert!(mapped.find(at - 1, 1).is_none() && mapped.find(at + 4096, 1).is_none());
-    let found = mapped.find(at + 100, 100).unwrap();
+    let find = |at, len| mapped.find(at, len, &mut 0);
+    assert!(find(at - 1, 1).is_none() && find(at + 4096, 1).is_none());
+    let found = find(at + 100, 100).unwrap();
     assert_eq!((found.domid, found.gref, found.offset), (7, 42, 100));
     let flags = Arc::new(Flags { mapped, seen: Mutex::default() });
     let domain = Domain::new(1, Arc::clone(&flags) as Arc<dyn Grants>);
@@ -197,12 +198,18 @@ fn pages_are_found_by_where_they_are_while_they_are_mapped() {
     for (at, grefs) in ranges {
         mapped.insert(page(at), Granted { domid: at as u16, grefs: grefs.into() });
     }
-    let found = |mapped: &MappedGrants, at| mapped.find(at, 1).map(|f| (f.domid, f.gref, f.offset));
+    // Whichever range was found last, or was there then.
+    let found = |mapped: &MappedGrants, at| {
+        let find = |mut last| mapped.find(at, 1, &mut last).map(|f| (f.domid, f.gref, f.offset));
+        assert!((1..5).all(|last| find(last) == find(0)), "{at:#x}");
+        find(0)
+    };
     assert_eq!(found(&mapped, page(10)), Some((10, 5, 0)));
     assert_eq!(found(&mapped, page(11) - 1), Some((10, 5, 4095)));
     assert_eq!(found(&mapped, page(21) + 7), Some((20, 2, 7)));
     assert_eq!(found(&mapped, page(32)), Some((30, 9, 0)));
-    assert!(mapped.find(page(21) - 8, 8).is_some() && mapped.find(page(21) - 8, 9).is_none());
+    let find = |at, len| mapped.find(at, len, &mut 0);
+    assert!(find(page(21) - 8, 8).is_some() && find(page(21) - 8, 9).is_none());
     for at in [0, page(10) - 1, page(11), page(22), page(30) - 1, page(33), usize::MAX] {
         assert_eq!(found(&mapped, at), None);
     }
