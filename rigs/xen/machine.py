@@ -17,7 +17,7 @@ import rig
 XEN = "4.17"
 XEN_BIN = f"usr/lib/xen-{XEN}/bin"
 IMAGE_PACKAGES = f"""
-    busybox-static iperf3 libiperf0 libsctp1 libssl3 libc6 libgcc-s1 ethtool libmnl0
+    busybox-static coreutils iperf3 libiperf0 libsctp1 libssl3 libc6 libgcc-s1 ethtool libmnl0
     xen-hypervisor-{XEN}-amd64 xen-utils-{XEN} xenstore-utils
     libxencall1 libxendevicemodel1 libxenevtchn1 libxenforeignmemory1 libxengnttab1 libxenhypfs1
     libxenmisc{XEN} libxenstore4 libxentoolcore1 libxentoollog1
@@ -39,7 +39,7 @@ CLOCKS = {
 BASE_PROGRAMS = ["usr/bin/iperf3", "sbin/ethtool"]
 DOM0_PROGRAMS = [
     f"{XEN_BIN}/{name}" for name in ("xl", "xenstored", "xenconsoled", "xen-init-dom0", "libxl-save-helper")
-] + ["usr/bin/xenstore"]
+] + ["usr/bin/xenstore", "usr/bin/nice"]
 XENSTORE_NAMES = ["chmod", "exists", "list", "ls", "read", "rm", "watch", "write"]
 
 BASE_MODULES = "xen-evtchn xen-gntdev xen-gntalloc xen-netfront tun".split()
