@@ -573,10 +573,16 @@ impl System {
         let mut count = [0; 8];
         let _ = rustix::io::read(&*self.pool.common.reports_wake, &mut count);
         while let Ok(report) = self.reports.try_recv() {
-            let (Report::Fault(id, _) | Report::Deaf(id, _)) = &report;
+            let (Report::Fault(id, _) | Report::Deaf(id, _) | Report::Starved(id, ..)) = &report;
             let Some(state) = self.ports.values_mut().find(|p| p.port.id == *id) else { continue };
             let fault = match report {
                 Report::Fault(_, fault) => fault,
+                Report::Starved(_, queue, begins) => {
+                    if let Attach::Xen(xen) = &state.attach {
+                        xen.tell_stall(queue, begins);
+                    }
+                    continue;
+                }
                 Report::Deaf(_, error) => {
                     match &state.attach {
                         Attach::VhostUser(vhost) => {

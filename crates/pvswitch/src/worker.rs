@@ -326,6 +326,9 @@ impl Worker {
             egress.stats.kicks.add(1);
             // Without the event index the guest would kick for each buffer from now on.
             lock(&egress.queue).disarm();
+            if egress.recovers() {
+                self.pool.report(Report::Starved(port.id, *queue, false));
+            }
             let waiters = egress.waiters.swap(0, Ordering::AcqRel);
             self.wake(waiters);
         }
@@ -478,6 +481,9 @@ impl Worker {
         self.forwarder.notify_late(now, !found || self.hot.is_empty());
         for (port, fault) in self.forwarder.faults.drain(..) {
             self.pool.report(Report::Fault(port, fault));
+        }
+        for (port, queue, begins) in self.forwarder.starved.drain(..) {
+            self.pool.report(Report::Starved(port, queue, begins));
         }
         now
     }

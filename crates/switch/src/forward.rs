@@ -6,6 +6,7 @@
 
 mod direct;
 mod mirror;
+mod starved;
 
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -13,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use shm::Seg;
 
 pub use self::mirror::{Captured, Mirror};
+pub use self::starved::STARVED_NS;
 use crate::fdb::{Fdb, Learned, PortId};
 use crate::flow;
 use crate::frame::{Burst, Verdict};
@@ -72,6 +74,13 @@ pub struct EgressQueue {
     stalled: AtomicBool,
     /// When it last took a frame.
     took_ns: AtomicU64,
+    /// When a frame was first dropped for want of room, of those since the last was delivered; 0:
+    /// none was.
+    dropped_ns: AtomicU64,
+    /// How many were delivered by then.
+    dropped_at: AtomicU64,
+    /// That was [`STARVED_NS`] ago, and the operator is told.
+    starved: AtomicBool,
     /// When its peer is notified.
     call: AtomicU64,
     notifier: Mutex<Notifier>,
@@ -86,6 +95,9 @@ impl EgressQueue {
             waiters: AtomicU64::new(0),
             stalled: AtomicBool::new(false),
             took_ns: AtomicU64::new(0),
+            dropped_ns: AtomicU64::new(0),
+            dropped_at: AtomicU64::new(0),
+            starved: AtomicBool::new(false),
             call: AtomicU64::new(Policy::Event.to_bits()),
             notifier: Mutex::new(Notifier::new(Policy::Event)),
         }
@@ -175,6 +187,7 @@ impl Port {
     /// Tells how many egress queues the peer has enabled.
     pub fn set_active(&self, queues: u16) {
         assert!(usize::from(queues) <= self.egress.len());
+        self.egress.iter().for_each(EgressQueue::forget_drops);
         self.active.store(queues, Ordering::Release);
     }
 
@@ -268,6 +281,8 @@ pub struct Forwarder {
     late_ns: u64,
     /// Ports whose peers broke their protocol, to be stopped by the worker's owner.
     pub faults: Vec<(PortId, Fault)>,
+    /// Egress queues that [starve](EgressQueue::starved_ns) from now on, or (false) no more.
+    pub starved: Vec<(PortId, u16, bool)>,
     /// When the table was last swept.
     aged_s: u32,
     last_learned: Option<([u8; 6], u16, PortId, u32)>,
@@ -297,6 +312,7 @@ impl Forwarder {
             late_ns: u64::MAX,
             aged_s: 0,
             faults: Vec::new(),
+            starved: Vec::new(),
             last_learned: None,
             last_found: None,
         }
@@ -550,7 +566,7 @@ impl Forwarder {
             port.mirror.copy(burst, picks, false, now_ns);
         }
         if done > 0 {
-            self.took(egress, now_ns);
+            self.took((group.port, group.queue), egress, now_ns);
         }
         if done < group.picks.len() {
             self.refused(from, egress, group, done, burst, now_ns);
@@ -558,13 +574,13 @@ impl Forwarder {
     }
 
     /// Notes that a destination took a frame: those that wait for it may try again.
-    fn took(&mut self, egress: &EgressQueue, now_ns: u64) {
+    fn took(&mut self, at: (PortId, u16), egress: &EgressQueue, now_ns: u64) {
         egress.took_ns.store(now_ns, Ordering::Relaxed);
         if egress.waiters.load(Ordering::Relaxed) != 0 {
             self.woken |= egress.waiters.swap(0, Ordering::AcqRel);
         }
         if egress.stalled.load(Ordering::Relaxed) {
-            egress.stalled.store(false, Ordering::Relaxed);
+            self.took_again(at, egress);
         }
     }
 
@@ -666,7 +682,7 @@ impl Forwarder {
     ) {
         let stalled = egress.stalled.load(Ordering::Relaxed);
         let idle_ns = now_ns.saturating_sub(egress.took_ns.load(Ordering::Relaxed));
-        let mut held = false;
+        let (mut held, mut dropped) = (false, false);
         let mut room = usize::from(from.tuning.hold());
         room =
             room.saturating_sub(burst.frames.iter().filter(|f| f.verdict == Verdict::Hold).count());
@@ -675,12 +691,14 @@ impl Forwarder {
             if group.floods & 1 << n != 0 {
                 // A flooded frame was delivered to others; it is not shown to them twice.
                 egress.stats.drops_no_room.add(1);
+                dropped = true;
             } else if stalled
                 || frame.held_ns.min(idle_ns) > HOLD_NS_MAX
                 || frame.held_ns > WAIT_NS_MAX
                 || room == 0
             {
                 from.stats.drops_no_room.add(1);
+                dropped = true;
                 if idle_ns > HOLD_NS_MAX {
                     egress.stalled.store(true, Ordering::Relaxed);
                 }
@@ -689,6 +707,9 @@ impl Forwarder {
                 room -= 1;
                 held = true;
             }
+        }
+        if dropped {
+            self.dropped((group.port, group.queue), egress, now_ns);
         }
         if held {
             egress.waiters.fetch_or(1 << self.worker, Ordering::AcqRel);

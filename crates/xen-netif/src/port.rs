@@ -23,6 +23,8 @@
 //! | without `feature-rx-notify` | after 30 ms | the same; its ring is looked at meanwhile |
 //! | new ones are dropped (*stall*) | after 60 s, by carrier off | from the first drop on |
 //! | that ends | when it has offered enough pages | with the first frame that fits |
+//! | an operator is told | by that, and in the log | after 60 s, in the log and by `ctl show` |
+//! | without `feature-rx-notify` | never | never: its ring would have to be watched for the end |
 //!
 //! The kernel takes the carrier off its own interface, so that a bridge sends nothing there; no
 //! front half is told. Here nothing has to be: the pages are looked at for each frame.

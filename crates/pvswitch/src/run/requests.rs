@@ -156,7 +156,7 @@ impl System {
                 value["created"] = tap.created.into();
                 value["offloads"] = format!("{:?}", tap.offloads).into();
             }
-            Attach::Xen(port) => value["xen"] = self.show_xen(port),
+            Attach::Xen(port) => value["xen"] = self.show_xen(state, port),
             Attach::Null => {}
         }
         value

@@ -19,6 +19,7 @@ use super::{Attach, Ingress, PortState, RunError, System, What};
 use crate::limit::PortLog;
 use crate::ports::{Guest, PortHost, burst_of, rarp};
 use crate::spec::{PortSpec, Role, VhostUser};
+use crate::worker::Report;
 
 /// A connection that lasted so long was a good one.
 const LASTING: Duration = Duration::from_secs(2);
@@ -242,6 +243,9 @@ impl System {
             let tuning = Arc::new(Tuning::new(Policy::Event));
             let source = Source { port, queue: 0, stats: Arc::default(), tuning };
             self.forwarder.forward(&source, &mut burst_of(&rarp(mac)), now);
+        }
+        for (port, queue, begins) in self.forwarder.starved.drain(..) {
+            self.pool.report(Report::Starved(port, queue, begins));
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use serde_json::{Value, json};
 use switch::fdb::{Fdb, PortId};
-use switch::forward::{Port, Source};
+use switch::forward::{Port, STARVED_NS, Source};
 use switch::tuning::Tuning;
 use vhost_user::backoff::Backoff;
 use xen_netif::back::{Bus, Failure, Handshake, Home, Queues, Socket, Tree, VifId};
@@ -76,6 +76,20 @@ pub(super) struct XenPort {
     control_due: Option<Instant>,
     /// It held more than one look serves.
     control_more: bool,
+}
+
+impl XenPort {
+    /// Logs that the driver gives a queue no buffers; or, again.
+    pub(super) fn tell_stall(&self, queue: u16, begins: bool) {
+        if begins {
+            let s = STARVED_NS / 1_000_000_000;
+            self.log.warn(format_args!(
+                "queue {queue}: its driver gives no buffers, nothing could be delivered for {s} s"
+            ));
+        } else {
+            self.log.info(format_args!("queue {queue}: its driver gives buffers again"));
+        }
+    }
 }
 
 /// What a vif's handshake does to workers.
@@ -525,16 +539,20 @@ impl System {
     }
 
     /// A vif for `ctl show`.
-    pub(super) fn show_xen(&self, port: &XenPort) -> Value {
+    pub(super) fn show_xen(&self, state: &PortState, port: &XenPort) -> Value {
         let bus = self.xen.get(&port.of);
         let vif = bus.and_then(|b| b.bus.vifs().find(|(id, _)| *id == port.id));
         let Some((id, vif)) = vif else { return Value::Null };
         let status = vif.status();
+        let now_ns = self.pool.now();
+        let stalled = state.port.egress.iter().filter_map(|queue| queue.starved_ns(now_ns));
+        let stalled_s: Vec<_> = stalled.map(|ns| ns / 1_000_000_000).collect();
         json!({
             "vif": id.to_string(),
             "front": status.front.to_string(),
             "back": status.back.to_string(),
-            "state": status.text,
+            "state": stands(status.text, &stalled_s, status.queues),
+            "stalled_s": stalled_s.iter().max(),
             "error": status.error,
             "takes": status.takes,
             "queues": status.queues,
@@ -547,6 +565,16 @@ fn home(host: &Back) -> Result<Home, HostError> {
     Ok(Home::new(host.store()?)?)
 }
 
+/// How a vif stands, where its driver has given some of its queues no buffers for so many seconds.
+fn stands(text: String, stalled_s: &[u64], queues: usize) -> String {
+    let Some(s) = stalled_s.iter().max() else { return text };
+    let stalled = match stalled_s.len() {
+        n if n < queues => format!("{n} of {queues} queues stalled, for {s} s"),
+        _ => format!("stalled for {s} s"),
+    };
+    format!("{text}, but its driver gives no buffers ({stalled})")
+}
+
 /// The port's name for a vif that was found, as Linux names its interface.
 fn vif_name(id: VifId) -> String {
     format!("vif{}.{}", id.domid, id.devid)
@@ -557,4 +585,19 @@ fn found_spec(auto: &PortSpec, id: VifId) -> PortSpec {
     let Kind::Xen(xen) = &auto.kind else { unreachable!("xen:auto is a Xen port") };
     let kind = Kind::Xen(Xen { at: XenAt::Vif(id), offer: xen.offer });
     PortSpec { name: vif_name(id), kind, tuning: auto.tuning }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn driver_that_gives_no_buffers_is_told_in_plain_words() {
+        let of = |stalled_s: &[u64], queues| stands("connected".into(), stalled_s, queues);
+        assert_eq!(of(&[], 1), "connected");
+        let words = "connected, but its driver gives no buffers";
+        assert_eq!(of(&[75], 1), format!("{words} (stalled for 75 s)"));
+        assert_eq!(of(&[75, 80], 2), format!("{words} (stalled for 80 s)"));
+        assert_eq!(of(&[75, 61], 4), format!("{words} (2 of 4 queues stalled, for 75 s)"));
+    }
 }

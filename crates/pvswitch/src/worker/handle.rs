@@ -57,6 +57,8 @@ pub enum Report {
     Fault(PortId, Fault),
     /// A queue's kicks cannot be waited for.
     Deaf(PortId, std::io::Error),
+    /// An egress queue's peer gives no buffers, and has not for long; or (false) it does again.
+    Starved(PortId, u16, bool),
 }
 
 /// What a worker did, for people.

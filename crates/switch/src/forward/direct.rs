@@ -43,7 +43,7 @@ impl Forwarder {
         }
         match done {
             Ok(0) => {}
-            Ok(_) => self.took(egress, now_ns),
+            Ok(_) => self.took((to, from.queue % active), egress, now_ns),
             Err(fault) => self.faults.push((to, fault)),
         }
     }

@@ -1,7 +1,7 @@
 //! Several front halves behind a switch.
 
 use switch::fdb::{Fdb, PortId};
-use switch::forward::{EgressQueue, Forwarder, HOLD_NS_MAX, Mode, Port, Source};
+use switch::forward::{EgressQueue, Forwarder, HOLD_NS_MAX, Mode, Port, STARVED_NS, Source, Table};
 use switch::poll::Policy;
 use switch::tuning::Tuning;
 
@@ -10,6 +10,7 @@ use super::*;
 /// A sender, port 0, and receivers behind it; the MAC of port `n` ends in `n`.
 struct Net {
     forwarder: Forwarder,
+    table: Arc<Table>,
     source: Source,
     now_ns: u64,
 }
@@ -23,15 +24,16 @@ impl Net {
             port.set_active(1);
             Some(Arc::new(port))
         };
-        let table = std::iter::once(None).chain(receivers.iter().enumerate().map(port)).collect();
+        let receivers_ports = receivers.iter().enumerate().map(port);
+        let table = Arc::new(std::iter::once(None).chain(receivers_ports).collect());
         let fdb = Arc::new(Fdb::new(64, [1, 2], 300, 4));
         for n in 1..=receivers.len() as u8 {
             fdb.learn([2, 0, 0, 0, 0, n], 0, PortId(n.into()), 1);
         }
         let tuning = Arc::new(Tuning::new(Policy::Event));
         let source = Source { port: PortId(0), queue: 0, stats: Arc::default(), tuning };
-        let forwarder = Forwarder::new(Mode::Switch, 0, fdb, Arc::new(table), 7);
-        Self { forwarder, source, now_ns: 1_000_000_000 }
+        let forwarder = Forwarder::new(Mode::Switch, 0, fdb, Arc::clone(&table), 7);
+        Self { forwarder, table, source, now_ns: 1_000_000_000 }
     }
 
     /// Serves the sender after `ns`; how many frames it holds then.
@@ -45,6 +47,37 @@ impl Net {
     fn drops(&self) -> u64 {
         self.source.stats.drops_no_room.get()
     }
+
+    fn port(&self, n: usize) -> &Port {
+        self.table[n].as_ref().unwrap()
+    }
+
+    /// How long port 1 has starved, and what was told of it since this was last asked.
+    fn starves(&mut self) -> (Option<u64>, Vec<bool>) {
+        let told = self.forwarder.starved.drain(..).map(|told| {
+            assert_eq!((told.0, told.1), (PortId(1), 0));
+            told.2
+        });
+        let told = told.collect();
+        (self.port(1).egress[0].starved_ns(self.now_ns), told)
+    }
+
+    /// A frame for port 1, or for all, every second for so long.
+    fn stream(&mut self, a: &mut Guest, flood: bool, lasts_s: u64) {
+        for _ in 0..lasts_s {
+            a.send(&if flood { flooded() } else { to(1, 60) }, &[60], 0, &[]);
+            self.serve(a, SECOND);
+            a.responses();
+        }
+    }
+}
+
+const SECOND: u64 = 1_000_000_000;
+
+fn flooded() -> Vec<u8> {
+    let mut bytes = to(1, 60);
+    bytes[..6].fill(0xff);
+    bytes
 }
 
 fn to(n: u8, len: usize) -> Vec<u8> {
@@ -85,6 +118,101 @@ fn front_that_always_lacks_a_page_is_given_up_and_comes_back() {
         (0..3).for_each(|_| a.send(&to(1, 6000), &[4000, 2000], 0, &[]));
         assert_eq!((net.serve(&mut a, 1), net.drops()), (2, 2));
     }
+}
+
+#[test]
+fn front_without_pages_starves_after_its_time_and_until_it_offers_some() {
+    for flood in [false, true] {
+        let host = Arc::new(Host::default());
+        let (mut a, mut b) = (Guest::new(1, &host, ALL), Guest::new(2, &host, ALL));
+        let mut net = Net::new(&[&b]);
+        b.post(100..101);
+        net.stream(&mut a, flood, 1);
+        // The first that waits is dropped as the second comes; floods do not wait.
+        net.stream(&mut a, flood, if flood { 1 } else { 2 });
+        let dropped_ns = net.now_ns;
+        net.stream(&mut a, flood, 59);
+        assert_eq!(net.starves(), (None, vec![]), "{flood}");
+        a.send(&if flood { flooded() } else { to(1, 60) }, &[60], 0, &[]);
+        net.serve(&mut a, SECOND - 1);
+        assert_eq!((net.now_ns - dropped_ns, net.starves()), (STARVED_NS - 1, (None, vec![])));
+        a.send(&if flood { flooded() } else { to(1, 60) }, &[60], 0, &[]);
+        net.serve(&mut a, 1);
+        assert_eq!(net.starves(), (Some(STARVED_NS), vec![true]));
+        net.stream(&mut a, flood, 20);
+        assert_eq!(net.starves(), (Some(80 * SECOND), vec![]), "once");
+        // It kicks without cause, then with.
+        assert!(!net.port(1).egress[0].recovers());
+        b.post(101..103);
+        assert!(net.port(1).egress[0].recovers());
+        assert_eq!(net.starves(), (None, vec![]), "though no frame came");
+        net.stream(&mut a, flood, 2);
+        assert_eq!(net.starves(), (None, vec![]));
+        // Once more, and a frame is there before its kick.
+        net.stream(&mut a, flood, 63);
+        let (starves, told) = net.starves();
+        assert!(starves >= Some(STARVED_NS) && told == [true], "{starves:?} {told:?}");
+        b.post(103..104);
+        net.stream(&mut a, flood, 1);
+        assert_eq!(net.starves(), (None, vec![false]));
+        assert!(!net.port(1).egress[0].recovers(), "told already");
+    }
+}
+
+#[test]
+fn front_that_nothing_comes_for_does_not_starve() {
+    let host = Arc::new(Host::default());
+    let (mut a, mut b) = (Guest::new(1, &host, ALL), Guest::new(2, &host, ALL));
+    let mut net = Net::new(&[&b]);
+    net.serve(&mut a, 1000 * SECOND);
+    assert_eq!(net.starves(), (None, vec![]));
+    // A frame now and then is dropped, and between those others are taken.
+    for n in 0..20 {
+        net.stream(&mut a, true, 1);
+        b.post(100 + n..101 + n);
+        net.stream(&mut a, true, 2);
+        net.now_ns += 50 * SECOND;
+        assert_eq!(net.starves(), (None, vec![]));
+    }
+    // Another driver: what the last one lacked is not held against it.
+    b.post(120..121);
+    net.stream(&mut a, true, 1);
+    net.stream(&mut a, true, 10);
+    [0, 1].into_iter().for_each(|queues| net.port(1).set_active(queues));
+    net.stream(&mut a, true, 60);
+    assert_eq!(net.starves(), (None, vec![]));
+    net.stream(&mut a, true, 1);
+    assert_eq!(net.starves(), (Some(STARVED_NS), vec![true]));
+    [0, 1].into_iter().for_each(|queues| net.port(1).set_active(queues));
+    assert_eq!(net.starves(), (None, vec![]));
+}
+
+#[test]
+fn front_starves_though_it_refuses_what_it_does_not_want() {
+    let host = Arc::new(Host::default());
+    let (mut a, b) = (Guest::new(1, &host, ALL), Guest::new(2, &host, ALL));
+    let mut net = Net::new(&[&b]);
+    b.vif.filter_multicast(true);
+    let mut multicast = flooded();
+    multicast[..6].copy_from_slice(&[1, 0, 0x5e, 0, 0, 9]);
+    for told in [vec![true], vec![]] {
+        for _ in 0..61 {
+            a.send(&multicast, &[60], 0, &[]);
+            net.stream(&mut a, true, 1);
+        }
+        assert_eq!(net.starves().1, told);
+    }
+    assert_eq!(b.pair.egress_stats.drops_filtered.get(), 122);
+}
+
+#[test]
+fn front_that_does_not_notify_of_pages_is_not_said_to_starve() {
+    let host = Arc::new(Host::default());
+    let peer = Peer { rx_notify: false, ..ALL };
+    let (mut a, b) = (Guest::new(1, &host, ALL), Guest::new(2, &host, peer));
+    let mut net = Net::new(&[&b]);
+    net.stream(&mut a, true, 200);
+    assert_eq!(net.starves(), (None, vec![]));
 }
 
 /// No more is taken of a ring half of which waits for a front half without pages.
