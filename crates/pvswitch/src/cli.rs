@@ -308,7 +308,8 @@ const QUEUES_MAX: i64 = vhost_user::net::PAIRS_MAX as i64;
 #[derive(Args, Clone)]
 pub struct ConnectArgs {
     /// Switch port: vhost-user:SOCKET[,mode=server], xen-local:DIR or xen:DEVID (of this domain);
-    /// Xen's with any of ,split=off ,smart-poll=on ,static=on ,hash=on
+    /// Xen's with any of ,split=off ,smart-poll=on ,static=on ,hash=on ,multicast=MAC+MAC... (of
+    /// multicast these groups alone)
     #[arg(long, value_name = "KIND:ARG")]
     pub connect: String,
     /// Queue pairs, served by one thread; a port that offers fewer is refused

@@ -280,7 +280,7 @@ impl Generator {
                 return Ok(true);
             }
         }
-        Ok(!self.guest.link.is_gone())
+        Ok(!self.guest.is_gone())
     }
 
     /// When there is something to send, `now` if at once; `None`: not before something came.

@@ -379,7 +379,25 @@ impl Guest {
                 judge.wake(now);
             }
         }
-        gone && self.link.is_gone()
+        gone && self.is_gone()
+    }
+
+    /// Whether the switch has gone. One that was restarted is told again what is told over rings.
+    pub fn is_gone(&mut self) -> bool {
+        let gone = self.link.is_gone();
+        if !gone {
+            // A ring that is broken says so again to whoever uses it.
+            let _ = self.tell_groups();
+        }
+        gone
+    }
+
+    /// Tells the switch which multicast is wanted, if that is due.
+    fn tell_groups(&mut self) -> Result<(), Malformed> {
+        match &mut self.link {
+            Link::VhostUser(_) => Ok(()),
+            Link::Xen(link) => link.tell_groups(&mut self.pairs[0].tx),
+        }
     }
 }
 
@@ -395,7 +413,7 @@ pub fn wait_many(guests: &mut [Guest], timeout_ns: u64) -> bool {
     let mut next = || ready.next() == Some(true);
     let mut gone = false;
     for guest in guests {
-        gone |= next() && guest.link.is_gone();
+        gone |= next() && guest.is_gone();
         for pair in &mut guest.pairs {
             if next() {
                 pair.rx.ring.take_calls();

@@ -210,7 +210,7 @@ fn serve(
         }
         guest.end(now);
         rounds = rounds.wrapping_add(1);
-        if rounds.is_multiple_of(1024) && (!go_on() || guest.link.is_gone()) {
+        if rounds.is_multiple_of(1024) && (!go_on() || guest.is_gone()) {
             return Ok(());
         }
         // A signal that comes just before a sleep does not end it.

@@ -189,6 +189,18 @@ fn guests_that_cannot_connect() {
         fails(command(&["nic", "--tap", "x", "--connect", connect]), USAGE, &[spec]);
     }
     fails(command(&["gen", "--connect", &file]), FAILURE, &["remove it or choose another path"]);
+    let many: Vec<_> = (0..65).map(|n| format!("01:00:5e:00:00:{n:02x}")).collect();
+    for (groups, want) in [
+        ("01:00:5e:00:00", "'01:00:5e:00:00' is no address; use multicast="),
+        ("02:00:00:00:00:01", "is not a multicast address"),
+        ("33:33:00:00:00:01+33:33:00:00:00:01", "is there twice; name it once"),
+        (&many.join("+"), "65 addresses, and back ends list 64; name fewer"),
+    ] {
+        let connect = format!("xen-local:/tmp/x,multicast={groups}");
+        let wants = ["--connect xen-local:/tmp/x,multicast=", want];
+        fails(command(&["gen", "--connect", &connect]), USAGE, &wants);
+        fails(command(&["nic", "--tap", "x", "--connect", &connect]), USAGE, &wants);
+    }
     let bad: [(&[&str], &str); 20] = [
         (&["--queues", "0"], "0 is not in 1..=16"),
         (&["--queues", "17"], "17 is not in 1..=16"),

@@ -5,6 +5,7 @@ mod common;
 use std::fs::File;
 use std::io::BufRead;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use common::{Dir, Gen, Process, Switch, pvswitch, wait_for};
 use serde_json::Value;
@@ -138,6 +139,58 @@ fn send_from(nic: &Process, datagrams: u32) {
          for port in $(seq {datagrams}); do echo > /dev/udp/10.9.0.2/$port; done"
     );
     within(nic, &script);
+}
+
+#[test]
+fn of_multicast_only_groups_that_are_listed_reach_the_interface() {
+    let dir = Dir::new();
+    let at = |name: &str| format!("xen-local:{}", dir.text(name));
+    let ports = ["a", "b"].map(|name| format!("{name}={}", at(name)));
+    let mut switch = Switch::start(&dir, &[], &ports);
+    let (ours, out) = (dir.text("ours"), dir.text("out"));
+    let listed = format!("{},multicast=01:00:5e:00:00:fb+33:33:00:00:00:01", at("b"));
+    let args = ["--json", "--poll", "event"];
+    let Some(sender) = nic(&at("a"), &ours, &args) else { return };
+    let Some(mut receiver) = nic(&listed, &out, &args) else { return };
+    switch.wait_up("a", true);
+    // Neighbour discovery is multicast, too.
+    let quiet = "echo 1 > /proc/sys/net/ipv6/conf/pvs0/disable_ipv6";
+    within(&sender, &format!("{quiet}; ip addr add 10.9.0.1/24 dev pvs0"));
+    within(&sender, "ip route add 224.0.0.0/4 dev pvs0");
+    let send = |to: &str| {
+        within(&sender, &format!("for i in $(seq 20); do echo > /dev/udp/{to}/9; done"));
+    };
+    // Of the second round the back end is another, which knows nothing of the first one's list.
+    for round in 0..2 {
+        ["a", "b"].iter().for_each(|name| switch.wait_up(name, true));
+        let counter = |name| switch.counter("b", "egress", name);
+        // The list comes a moment after the port is up.
+        wait_for("the group that is listed", || {
+            let before = counter("frames");
+            send("224.0.0.251");
+            std::thread::sleep(Duration::from_millis(20));
+            counter("frames") >= before + 20
+        });
+        let [passed, dropped] = ["frames", "drops_filtered"].map(counter);
+        send("224.0.0.251");
+        wait_for("all of the group", || counter("frames") >= passed + 20);
+        assert_eq!(counter("drops_filtered"), dropped, "round {round}");
+        let passed = counter("frames");
+        send("224.0.0.99");
+        wait_for("all of the other", || counter("drops_filtered") >= dropped + 20);
+        assert_eq!(counter("frames"), passed, "round {round}");
+        // It asks everybody who that is.
+        send(&format!("10.9.0.{}", 77 + round));
+        wait_for("a broadcast", || counter("frames") > passed);
+        if round == 0 {
+            switch.process.kill();
+            switch = Switch::start(&dir, &[], &ports);
+        }
+    }
+    assert!(receiver.end().success());
+    let lines = lines(&out);
+    let says = |line: &Value| line["features"].to_string().contains("\"multicast\"");
+    assert!(lines.len() == 2 && lines.iter().all(says), "{lines:?}");
 }
 
 #[test]

@@ -11,8 +11,8 @@ use common::area;
 use proptest::prelude::*;
 use ring::xen::{
     Armed, BackCtrl, BackRx, BackTx, CTRL_SLOT_LEN, CtrlRequest, CtrlResponse, Extra, FrontCtrl,
-    FrontRx, FrontTx, Gso, Hash, Packet, RX_SLOT_LEN, RxPacket, RxRequest, RxResponse, TX_SLOT_LEN,
-    TxPacket, TxRequest, TxResponse, TxSlot, rx_flag, status, tx_flag,
+    FrontRx, FrontTx, Gso, Hash, Multicast, Packet, RX_SLOT_LEN, RxPacket, RxRequest, RxResponse,
+    TX_SLOT_LEN, TxPacket, TxRequest, TxResponse, TxSlot, rx_flag, status, tx_flag,
 };
 
 fn starts() -> impl Strategy<Value = u32> {
@@ -22,6 +22,7 @@ fn starts() -> impl Strategy<Value = u32> {
 #[derive(Clone, Debug)]
 enum TxOp {
     Add { rest: Vec<u16>, extras: u8, first: u16 },
+    Change(u8),
     Publish,
     Take(u8),
     Untake,
@@ -36,6 +37,7 @@ fn tx_op() -> impl Strategy<Value = TxOp> {
     prop_oneof![
         4 => (prop::collection::vec(size, 0..5), 0..4_u8, 0..2000_u16)
             .prop_map(|(rest, extras, first)| TxOp::Add { rest, extras, first }),
+        2 => any::<u8>().prop_map(TxOp::Change),
         3 => Just(TxOp::Publish),
         3 => (1..5_u8).prop_map(TxOp::Take),
         1 => Just(TxOp::Untake),
@@ -56,6 +58,7 @@ struct Sent {
     slots: Vec<TxSlot>,
     len: u16,
     extras: u8,
+    change: Option<Multicast>,
     ring_slots: u32,
 }
 
@@ -100,8 +103,8 @@ impl TxModel {
             return Ok(());
         }
         let sum: u16 = rest.iter().sum::<u16>() + first;
-        let mut sent =
-            Sent { ids: vec![], slots: vec![], len: sum, extras, ring_slots: u32::from(extras) };
+        let (ids, slots, change, ring_slots) = (vec![], vec![], None, u32::from(extras));
+        let mut sent = Sent { ids, slots, len: sum, extras, change, ring_slots };
         let mut requests = Vec::new();
         for (i, len) in [first].iter().chain(rest).copied().enumerate() {
             let id = self.free.pop().unwrap();
@@ -128,6 +131,27 @@ impl TxModel {
         Ok(())
     }
 
+    /// A change of the multicast list: a request without bytes, and an extra info.
+    fn change(&mut self, n: u8) -> Result<(), TestCaseError> {
+        let Some(id) = self.free.pop() else { return Ok(()) };
+        let mac = [1, 0, 0x5e, 0, 0, n];
+        let (extra, change) = match n % 2 {
+            0 => (Extra::McastAdd(mac), Some(Multicast::Add(mac))),
+            _ => (Extra::McastDel(mac), Some(Multicast::Del(mac))),
+        };
+        let room = self.front.room();
+        if self.front.add(TxRequest { id, ..TxRequest::default() }, &[extra], &[]) {
+            prop_assert_eq!(self.front.room(), room - 2);
+            let ids = vec![(id, false)];
+            let (slots, len, extras, ring_slots) = (vec![], 0, 1, 2);
+            self.added.push_back(Sent { ids, slots, len, extras, change, ring_slots });
+        } else {
+            prop_assert!(room < 2);
+            self.free.push(id);
+        }
+        Ok(())
+    }
+
     fn take(&mut self) -> Result<bool, TestCaseError> {
         let Some(packet) = self.back.take(&mut self.packet).unwrap() else {
             prop_assert!(self.published.is_empty() && !self.back.is_partial());
@@ -137,7 +161,9 @@ impl TxModel {
         let got = &self.packet;
         prop_assert_eq!(got.ring_slots, sent.ring_slots);
         prop_assert_eq!(got.len, sent.len);
-        if sent.len < 14 {
+        if let Some(change) = sent.change {
+            prop_assert_eq!(packet, Packet::Multicast(change));
+        } else if sent.len < 14 {
             prop_assert_eq!(packet, Packet::Refused(ring::xen::Refusal::Short));
         } else {
             prop_assert_eq!(packet, Packet::Frame);
@@ -172,6 +198,7 @@ impl TxModel {
     fn step(&mut self, op: &TxOp) -> Result<(), TestCaseError> {
         match op {
             TxOp::Add { rest, extras, first } => self.add(rest, *extras, *first)?,
+            TxOp::Change(n) => self.change(*n)?,
             TxOp::Publish => {
                 let news = !self.added.is_empty();
                 self.front.publish();

@@ -127,6 +127,8 @@ fn extra_numbers(extra: Extra, more: bool) -> [u32; 5] {
 const GSO: Extra = Extra::Gso(Gso { size: 0x1234, kind: gso_type::TCPV6, features: 0xabcd });
 const HASH: Extra = Extra::Hash(Hash { kind: 3, algorithm: 1, value: 0x89ab_cdef });
 const MAC: [u8; 6] = [0x01, 0x00, 0x5e, 0x12, 0x34, 0x56];
+const ADD: Extra = Extra::McastAdd(MAC);
+const DEL: Extra = Extra::McastDel(MAC);
 
 fn tx_request(random: &mut Random, id: u16) -> TxRequest {
     let flags = tx_flag::CSUM_BLANK | tx_flag::DATA_VALIDATED;
@@ -151,10 +153,13 @@ fn our_tx_front_half_against_their_back_half() {
         for _ in 0..600 {
             match random.below(6) {
                 0 => {
-                    let extras: &[Extra] =
-                        [&[][..], &[GSO], &[GSO, HASH]][random.below(3) as usize];
+                    let n = random.below(5) as usize;
+                    let extras: &[Extra] = [&[][..], &[GSO], &[GSO, HASH], &[ADD], &[DEL]][n];
                     let Some(id) = free.pop() else { continue };
-                    let first = tx_request(&mut random, id);
+                    let first = match n {
+                        0..3 => tx_request(&mut random, id),
+                        _ => TxRequest { id, ..TxRequest::default() },
+                    };
                     if !front.add(first, extras, &[]) {
                         free.push(id);
                         continue;
@@ -232,7 +237,7 @@ fn our_tx_back_half_against_their_front_half() {
                 let flags = first.flags | tx_flag::EXTRA_INFO | tx_flag::MORE_DATA;
                 peer.ask("req", &tx_numbers(TxRequest { flags, ..first }));
                 let kind = random.below(3);
-                let extra = [GSO, Extra::McastAdd(MAC), Extra::McastDel(MAC)][kind as usize];
+                let extra = [GSO, ADD, DEL][kind as usize];
                 peer.ask("reqx", &extra_numbers(HASH, true));
                 peer.ask("reqx", &extra_numbers(extra, false));
                 if kind == 0 {

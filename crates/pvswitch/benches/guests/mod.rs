@@ -236,6 +236,7 @@ pub fn vif(queues: u16, statics: bool, len: u16) -> Vec<Lane> {
         split: true,
         ctrl: statics,
         smart_poll: false,
+        multicast: false,
         sg: true,
         gso_tcpv4: true,
         gso_tcpv6: true,

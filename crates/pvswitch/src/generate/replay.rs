@@ -123,11 +123,11 @@ impl Generator {
             replay.adapt(share);
             let now = now_ns();
             if now >= deadline {
-                return Ok(!guest.link.is_gone());
+                return Ok(!guest.is_gone());
             }
             guest.counts.naps += 1;
             let nap = (replay.nap_ns as u64).min(deadline - now);
-            if readable(&[guest.link.as_fd()], Some(nap))[0] && guest.link.is_gone() {
+            if readable(&[guest.link.as_fd()], Some(nap))[0] && guest.is_gone() {
                 return Ok(false);
             }
             guest.counts.asleep_ns += now_ns() - now;

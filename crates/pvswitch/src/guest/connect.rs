@@ -35,7 +35,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What `--connect` can say.
 const FORMS: &str = "vhost-user:SOCKET[,mode=client|server], or xen-local:DIR or xen:DEVID, both \
-                     with [,split=on|off][,smart-poll=on|off][,static=on|off][,hash=on|off]";
+                     with [,split=on|off][,smart-poll=on|off][,static=on|off][,hash=on|off]\
+                     [,multicast=MAC+MAC...]";
 /// Least and most buffers of a ring of Xen's: it has 256 slots, and a longest frame takes 18.
 const XEN_SIZES: RangeInclusive<u16> = 20..=256;
 /// The poll policy with smart poll, unless another is asked for.
@@ -92,7 +93,9 @@ impl Target {
     fn at(&self, path: PathBuf) -> Self {
         match self {
             Self::VhostUser { role, .. } => Self::VhostUser { socket: path, role: *role },
-            Self::Xen(target) => Self::Xen(xen::Target { vif: xen::Vif::Local(path), ..*target }),
+            Self::Xen(target) => {
+                Self::Xen(xen::Target { vif: xen::Vif::Local(path), ..target.clone() })
+            }
         }
     }
 }
@@ -390,7 +393,9 @@ fn xen(target: &xen::Target, to: &Connect, kept: &mut Option<Kept>) -> Result<Gu
             let smart = link.agreed().is_some_and(|agreed| agreed.smart_poll);
             let poll = if smart { to.settings.poll } else { to.poll_plain };
             let settings = Settings { poll, ..to.settings };
-            Ok(Guest::new(Link::Xen(link), rings, &settings))
+            let mut guest = Guest::new(Link::Xen(link), rings, &settings);
+            guest.tell_groups()?;
+            Ok(guest)
         }
         Err(error) => {
             if error.is_absence() {

@@ -3,6 +3,7 @@
 //! The rings' halves are in `half`. Whoever drops a link closes the vif and waits, not for ever,
 //! for the back end to let go, so that grants are given back and its port goes down at once.
 
+mod groups;
 mod half;
 #[cfg(test)]
 mod tests;
@@ -21,9 +22,10 @@ use xen_netif::host::{Front, HostError};
 use xen_netif::store::StoreError;
 use xen_netif::sys::{self, SocketError, Until};
 
+use self::groups::Groups;
 use self::half::Channel;
 use super::ring::{Buffers, Half, Ring};
-use super::{HDR_LEN, Settings};
+use super::{HDR_LEN, Malformed, Settings, Tx};
 
 /// Bytes of a page, and of a receive buffer.
 const PAGE: u32 = 4096;
@@ -39,7 +41,7 @@ const KEEP_MAX: Duration = Duration::from_secs(5);
 const DEVICES: &str = "/sys/bus/xen/devices";
 
 /// What a target can say beside which vif.
-const OPTIONS: [&str; 4] = ["split", "smart-poll", "static", "hash"];
+const OPTIONS: [&str; 5] = ["split", "smart-poll", "static", "hash", "multicast"];
 
 /// Which vif.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +65,8 @@ pub struct Target {
     pub statics: bool,
     /// What comes is spread over the queues by a hash.
     pub hash: bool,
+    /// The groups of which multicast is to come; none: all of it.
+    pub multicast: Vec<[u8; 6]>,
 }
 
 impl fmt::Display for Target {
@@ -86,7 +90,8 @@ impl Target {
             _ => Vif::Local(which.into()),
         };
         let (smart_poll, statics, hash) = (false, false, false);
-        let mut target = Self { vif, split: true, smart_poll, statics, hash };
+        let multicast = Vec::new();
+        let mut target = Self { vif, split: true, smart_poll, statics, hash, multicast };
         for option in parts {
             let (key, value) = option.split_once('=').unwrap_or((option, ""));
             let field = match key {
@@ -94,6 +99,10 @@ impl Target {
                 "smart-poll" => &mut target.smart_poll,
                 "static" => &mut target.statics,
                 "hash" => &mut target.hash,
+                "multicast" => {
+                    target.multicast = groups::parse(value)?;
+                    continue;
+                }
                 _ => {
                     let hint = lab::near::did_you_mean(key, OPTIONS);
                     let known = OPTIONS.join(", ");
@@ -125,6 +134,9 @@ pub enum XenError {
     /// The control ring is broken.
     #[error("the switch broke the protocol of the control ring: {0}; use static=off,hash=off")]
     Control(#[from] ring::xen::Malformed),
+    /// A tx ring is broken.
+    #[error("the switch broke the ring protocol: {0}")]
+    Ring(#[from] Malformed),
     /// There is no such vif.
     #[error(
         "this domain has no vif {devid} (it has: {}); attach one (xl network-attach)",
@@ -209,6 +221,7 @@ pub struct XenLink {
     hash: bool,
     /// The back end hashes.
     hashed: bool,
+    groups: Groups,
     gone: bool,
     /// Given back last.
     _claim: Option<OwnedFd>,
@@ -235,16 +248,31 @@ impl XenLink {
             return Err(XenError::BadKey { key, value });
         };
         let Target { split, smart_poll, statics, hash, .. } = *target;
+        let groups = Groups::new(target);
         // Fewer than were asked for are none: what is measured, or planned, is another thing. Rings
         // that are made and closed again would have its port come and go with each attempt.
         let (fewest, ctrl) = (queues, statics);
-        let wishes = Wishes { queues, fewest, split, ctrl, smart_poll, hash };
+        let multicast = !groups.is_empty();
+        let wishes = Wishes { queues, fewest, split, ctrl, smart_poll, hash, multicast };
         let rings = FrontRings::new(front, backend_domid, sizes);
         let handshake = Handshake::new(dir.clone(), wishes, rings);
         home.watch(&format!("{dir}/backend"), "front")?;
         let (agreed, kept) = (None, Kept::default());
-        let (hashed, gone, _claim) = (false, false, claim);
-        Ok(Self { handshake, home, dir, agreed, queues, statics, kept, hash, hashed, gone, _claim })
+        let hashed = false;
+        Ok(Self {
+            handshake,
+            home,
+            dir,
+            agreed,
+            queues,
+            statics,
+            kept,
+            hash,
+            hashed,
+            groups,
+            gone: false,
+            _claim: claim,
+        })
     }
 
     /// Waits for the back end for at most `limit`; then it can be waited for again.
@@ -274,8 +302,14 @@ impl XenLink {
     }
 
     /// Asks over the control ring for what is wanted; of whom asked before has it taken back what
-    /// it may keep. A back end that says nothing is asked no more.
+    /// it may keep. A back end that says nothing is asked no more. The multicast list is due from
+    /// now on.
     fn order(&mut self) -> Result<(), XenError> {
+        if self.agreed.is_some_and(|agreed| agreed.multicast) {
+            self.groups.ask();
+        } else if !self.groups.is_empty() {
+            tracing::info!("no multicast control: the back end has none; all multicast comes");
+        }
         let wanted = [(self.hash, "hash"), (self.statics, "static grants")];
         let wanted: Vec<_> = wanted.iter().filter(|(is, _)| *is).map(|(_, what)| *what).collect();
         if wanted.is_empty() {
@@ -328,6 +362,12 @@ impl XenLink {
         let state = self.home.read(&format!("{back}/state"))?;
         let state = state.and_then(|state| State::parse(&state)).unwrap_or(State::Unknown);
         Ok(XenError::NotYet { back, state })
+    }
+
+    /// Tells the back end on its first tx ring which multicast is wanted, if that is due: it is
+    /// once the ring is in use, and when [`is_gone`](Self::is_gone) found it restarted.
+    pub fn tell_groups(&mut self, tx: &mut Tx) -> Result<(), Malformed> {
+        self.groups.tell(tx)
     }
 
     /// What was agreed on.

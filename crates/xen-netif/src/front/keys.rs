@@ -19,6 +19,8 @@ pub struct Wishes {
     pub smart_poll: bool,
     /// What we receive spread over the queues by a hash, which takes a control ring.
     pub hash: bool,
+    /// Of multicast only what we list ([`change`](super::TxQueue::change)).
+    pub multicast: bool,
 }
 
 /// What both sides can.
@@ -32,6 +34,8 @@ pub struct Agreed {
     pub ctrl: bool,
     /// The smart poll flag is kept by both sides.
     pub smart_poll: bool,
+    /// Of multicast only what we list comes.
+    pub multicast: bool,
     /// Packets of several slots may be sent.
     pub sg: bool,
     /// GSO TCPv4 may be sent.
@@ -73,6 +77,7 @@ impl Agreed {
             split: offers("split-event-channels")? && wishes.split,
             ctrl: offers("ctrl-ring")? && (wishes.ctrl || wishes.hash),
             smart_poll: offers("smart-poll")? && wishes.smart_poll,
+            multicast: offers("multicast-control")? && wishes.multicast,
             sg,
             gso_tcpv4: sg && offers("gso-tcpv4")?,
             gso_tcpv6: sg && offers("gso-tcpv6")?,
@@ -106,11 +111,15 @@ impl Agreed {
             (self.split, "split-event-channels"),
             (self.ctrl, "ctrl-ring"),
             (self.smart_poll, "smart-poll"),
+            (self.multicast, "multicast"),
             (!self.trusted, "untrusted"),
         ];
         all.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect()
     }
 }
+
+/// Asks the back end to pass of multicast only what is on its list.
+pub const FILTER: &str = "request-multicast-control";
 
 /// Keys that an earlier front end may have left and that would say something else now.
 pub const STALE: [&str; 7] = [
@@ -156,5 +165,7 @@ pub fn written(
         put(format!("feature-{name}"), 1);
     }
     put("feature-smart-poll".into(), u32::from(agreed.smart_poll));
+    // Also as 0: an earlier front end may have left a 1, and its list went with it.
+    put(FILTER.into(), u32::from(agreed.multicast));
     keys
 }

@@ -1,9 +1,9 @@
 //! The tx ring of one queue, with the pages granted for it: buffers of as many pages each as the
-//! longest frame needs.
+//! longest frame needs. Changes of the list of multicast addresses go over it, too, with no buffer.
 
 use ring::xen::{
-    Armed, Extra, FrontRx, FrontTx, Gso, Malformed, PAGE_LEN, SLOTS_PORTABLE, TxRequest, gso_type,
-    status, tx_flag,
+    Armed, Extra, FrontRx, FrontTx, Gso, Malformed, Multicast, PAGE_LEN, SLOTS_PORTABLE, TxRequest,
+    gso_type, status, tx_flag,
 };
 use shm::Area;
 use switch::vnet::{DATA_VALID, GSO_NONE, GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, VnetHdr};
@@ -29,8 +29,11 @@ pub struct TxQueue {
     pages_each: u16,
     agreed: Agreed,
     free_ids: Vec<u16>,
-    /// The buffer behind each id.
+    /// The buffer behind each id that is in flight and not in `changes`.
     buffer_of: Vec<u16>,
+    /// Changes of the multicast list not answered, by id.
+    changes: Vec<(u16, Multicast)>,
+    refused: Vec<[u8; 6]>,
     /// Answers that each buffer waits for.
     awaited: Vec<u16>,
     in_flight: usize,
@@ -54,6 +57,8 @@ impl TxQueue {
             agreed: *agreed,
             free_ids: (0..ids).rev().collect(),
             buffer_of: vec![0; usize::from(ids)],
+            changes: Vec::new(),
+            refused: Vec::new(),
             awaited: vec![0; buffers],
             in_flight: 0,
             errors: 0,
@@ -146,6 +151,35 @@ impl TxQueue {
         Ok((flags, kind.map(|kind| Gso { size: hdr.gso_size, kind, features: 0 })))
     }
 
+    /// Asks for a change of the list of multicast addresses that come to us; false, and nothing
+    /// done: the ring has no room now. What the back end says to it is seen by
+    /// [`reclaim`](Self::reclaim).
+    pub fn change(&mut self, change: Multicast) -> bool {
+        let extra = match change {
+            Multicast::Add(mac) => Extra::McastAdd(mac),
+            Multicast::Del(mac) => Extra::McastDel(mac),
+        };
+        let Some(&id) = self.free_ids.last() else { return false };
+        //= netif.h: a dummy request, it names no page.
+        let dummy = TxRequest { id, ..TxRequest::default() };
+        let added = self.ring.add(dummy, &[extra], &[]);
+        if added {
+            self.free_ids.pop();
+            self.changes.push((id, change));
+        }
+        added
+    }
+
+    /// Whether the back end has yet to answer a change.
+    pub fn is_changing(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
+    /// The addresses that it did not add to its list since this was last asked.
+    pub fn take_refused(&mut self) -> Vec<[u8; 6]> {
+        std::mem::take(&mut self.refused)
+    }
+
     /// Adds to `free` the buffers all of whose requests were answered; how many.
     ///
     /// # Errors
@@ -153,9 +187,18 @@ impl TxQueue {
     pub fn reclaim(&mut self, free: &mut Vec<u16>) -> Result<usize, Malformed> {
         let before = free.len();
         while let Some(response) = self.ring.take_response()? {
+            self.free_ids.push(response.id);
+            // Nearly always there are none.
+            if let Some(at) = self.changes.iter().position(|(id, _)| *id == response.id) {
+                if let (_, Multicast::Add(mac)) = self.changes.swap_remove(at)
+                    && response.status != status::OKAY
+                {
+                    self.refused.push(mac);
+                }
+                continue;
+            }
             self.errors += u64::from(response.status == status::ERROR);
             self.dropped += u64::from(response.status == status::DROPPED);
-            self.free_ids.push(response.id);
             let buffer = self.buffer_of[usize::from(response.id)];
             // An id is answered once, or the ring would have said so.
             let awaited = &mut self.awaited[usize::from(buffer)];

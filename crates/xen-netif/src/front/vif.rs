@@ -121,6 +121,10 @@ impl<R: Rings> Handshake<R> {
                     self.say(store, State::Closing)?;
                 }
                 Step::Closed => {
+                    // The next front end may not know of it, and would hear no multicast.
+                    if self.agreed.is_some_and(|agreed| agreed.multicast) {
+                        store.remove(&format!("{}/{}", self.front, keys::FILTER))?;
+                    }
                     self.give_back();
                     self.say(store, State::Closed)?;
                 }

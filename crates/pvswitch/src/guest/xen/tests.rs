@@ -2,7 +2,7 @@ mod peer;
 
 use std::sync::atomic::Ordering;
 
-use ::ring::xen::{Gso, ctrl_type, gso_type, rx_flag, status, tx_flag};
+use ::ring::xen::{Gso, Multicast, ctrl_type, gso_type, rx_flag, status, tx_flag};
 use switch::poll::Policy;
 use switch::vnet::{DATA_VALID, GSO_TCPV4, NEEDS_CSUM, Offloads, VnetHdr};
 use xen_netif::host::Back;
@@ -11,7 +11,7 @@ use self::peer::{Ends, Peer, args, reach};
 use super::*;
 use crate::guest::connect::ConnectError;
 use crate::guest::tx::Rest;
-use crate::guest::{Also, Connect, Guest, connect, now_ns};
+use crate::guest::{Also, Connect, Guest, Link, connect, now_ns};
 
 /// Ethernet, IPv4 and TCP, and `len` bytes in all that can be told apart.
 fn tcp(len: usize) -> Vec<u8> {
@@ -456,6 +456,82 @@ fn a_back_end_that_is_restarted_is_told_again_what_to_keep_mapped() {
     assert_eq!(peer.raw.connects.load(Ordering::Relaxed), 3, "with the same rings");
 }
 
+const MDNS: [u8; 6] = [1, 0, 0x5e, 0, 0, 0xfb];
+const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
+const TWO_GROUPS: &str = ",multicast=01:00:5e:00:00:fb+33:33:00:00:00:01";
+
+#[test]
+fn a_back_end_is_told_which_multicast_is_wanted_and_told_again_when_it_is_restarted() {
+    const TWO: [Multicast; 2] = [Multicast::Add(MDNS), Multicast::Add(ALL_NODES)];
+    // With events on one channel, and with smart poll, where nobody may tell of the answers.
+    for options in ["", ",split=off", ",smart-poll=on"] {
+        let mut peer = Peer::new("");
+        peer.raw.lists.store(64, Ordering::Relaxed);
+        let mut guest = peer.guest(&format!("{TWO_GROUPS}{options}"));
+        assert!(guest.link.features().contains(&"multicast"));
+        assert_eq!(peer.raw.told(), TWO);
+        for _ in 0..2 {
+            // Under a frame that the one before did not answer.
+            assert!(send(&mut guest, &VnetHdr::NONE, &tcp(100)));
+            peer.restart();
+            eventually("the connection", || peer.ends().is_some());
+            peer.with(|ends| (ends.take_all(), ends.answer(status::OKAY)));
+            let mut told = Vec::new();
+            eventually("the other to be told", || {
+                assert!(!guest.is_gone());
+                told.extend(peer.raw.told());
+                told.len() >= 4
+            });
+            // xen-netback, if it is the same one, would list an address twice.
+            let anew = TWO.map(|add| match add {
+                Multicast::Add(mac) | Multicast::Del(mac) => [Multicast::Del(mac), add],
+            });
+            assert_eq!(told, anew.concat());
+            guest.pairs[0].tx.reclaim().unwrap();
+            assert_eq!((guest.pairs[0].tx.in_flight(), guest.pairs[0].tx.ring.lost()), (0, 0));
+        }
+        assert_eq!(peer.raw.connects.load(Ordering::Relaxed), 3, "with the same rings");
+        peer.with(|ends| ends.give(0, None, &tcp(60), 4096));
+        assert_eq!(receive(&mut guest).len(), 1);
+    }
+}
+
+#[test]
+fn a_back_end_without_multicast_control_is_told_nothing() {
+    let peer = Peer::new("multicast-control");
+    let mut guest = peer.guest(TWO_GROUPS);
+    assert!(!guest.link.features().contains(&"multicast"));
+    assert!(send(&mut guest, &VnetHdr::NONE, &tcp(100)));
+    assert_eq!(peer.with(|ends| ends.take().unwrap().1), tcp(100), "what is on the ring first");
+}
+
+#[test]
+fn a_back_end_that_says_nothing_to_the_multicast_list_is_used() {
+    let peer = Peer::new("");
+    let before = Instant::now();
+    let mut guest = peer.guest(TWO_GROUPS);
+    assert!(before.elapsed() >= groups::TELL_MAX);
+    assert!(send(&mut guest, &VnetHdr::NONE, &tcp(100)));
+    peer.with(|ends| {
+        assert_eq!(ends.take_all(), 3);
+        (0..3).for_each(|_| _ = ends.answer(status::OKAY));
+    });
+    guest.pairs[0].tx.reclaim().unwrap();
+    assert_eq!(guest.pairs[0].tx.in_flight(), 0);
+}
+
+#[test]
+fn a_back_end_whose_multicast_list_is_full_is_known_as_such() {
+    let peer = Peer::new("");
+    peer.raw.lists.store(1, Ordering::Relaxed);
+    let mut guest = peer.guest(TWO_GROUPS);
+    let Link::Xen(link) = &guest.link else { panic!("a vif") };
+    assert_eq!(link.groups.refused, [ALL_NODES]);
+    assert!(send(&mut guest, &VnetHdr::NONE, &tcp(100)));
+    assert_eq!(peer.with(|ends| ends.take().unwrap().1), tcp(100));
+    assert_eq!(guest.pairs[0].tx.ring.lost(), 0, "it was no frame");
+}
+
 #[test]
 fn a_back_end_that_serves_nobody_is_waited_for_and_named() {
     let dir = std::env::temp_dir().join(format!("pvs-vif-none-{}", std::process::id()));
@@ -522,19 +598,33 @@ fn targets_are_read_and_what_is_wrong_is_told() {
     let target = |connect: &str| to(connect).unwrap().target.to_string();
     assert_eq!(target("xen-local:/tmp/a,split=off"), "xen-local:/tmp/a");
     assert_eq!(target("xen:3,smart-poll=on"), "xen:3");
-    let all = Target::parse("7,split=off,smart-poll=on,static=on,hash=on", true).unwrap();
-    let (vif, on) = (Vif::Device(7), true);
-    let set = Target { vif: vif.clone(), split: false, smart_poll: on, statics: on, hash: on };
-    assert_eq!(all, set);
-    let plain = Target { vif, split: true, smart_poll: false, statics: false, hash: false };
-    assert_eq!(Target::parse("7", true), Ok(plain), "unless it is asked for");
+    let plain = Target {
+        vif: Vif::Device(7),
+        split: true,
+        smart_poll: false,
+        statics: false,
+        hash: false,
+        multicast: vec![],
+    };
+    assert_eq!(Target::parse("7", true), Ok(plain.clone()), "unless it is asked for");
+    let all =
+        "7,split=off,smart-poll=on,static=on,hash=on,multicast=01:00:5e:00:00:FB+33:33:0:0:0:1";
+    assert!(Target::parse(all, true).unwrap_err().contains("'33:33:0:0:0:1' is no address"));
+    let all = "7,split=off,smart-poll=on,static=on,hash=on,multicast=01:00:5e:00:00:FB";
+    let (split, on, multicast) = (false, true, vec![MDNS]);
+    let set = Target { split, smart_poll: on, statics: on, hash: on, multicast, ..plain };
+    assert_eq!(Target::parse(all, true), Ok(set));
     for (bad, hint) in [
         ("xn-local:/tmp/a", "unknown kind 'xn-local' (did you mean 'xen-local'?)"),
         ("xen-local:", "use xen-local:DIR"),
         ("xen:eth0", "'eth0' is no number of a vif"),
         ("xen:65536", "no number"),
         ("xen-local:/tmp/a,slpit=off", "unknown option 'slpit' (did you mean 'split'?)"),
-        ("xen-local:/tmp/a,queues=2", "known: split, smart-poll, static, hash"),
+        ("xen-local:/tmp/a,queues=2", "known: split, smart-poll, static, hash, multicast"),
+        ("xen:0,multicast=", "'' is no address; use multicast=01:00:5e:00:00:fb+33"),
+        ("xen:0,multicast=02:00:00:00:00:01", "'02:00:00:00:00:01' is not a multicast address"),
+        ("xen:0,multicast=ff:ff:ff:ff:ff:ff", "is broadcast, which always comes; leave it out"),
+        ("xen:0,multicast=33:33:00:00:00:01+33:33:00:00:00:01", "is there twice; name it once"),
         ("xen:0,split=no", "use split=on or split=off"),
         ("vhost-user:/tmp/a,mode=listen", "use vhost-user:SOCKET[,mode=client|server]"),
     ] {

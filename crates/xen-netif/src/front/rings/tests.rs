@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use ring::xen::RxPacket;
+use ring::xen::{Multicast, RxPacket};
 use shm::GRANT_LEN;
 use switch::frame::{BURST_MAX, Burst};
 use switch::port::{Egress, Ingress};
@@ -135,8 +135,15 @@ impl Bench {
     }
 }
 
-const PLAIN: Wishes =
-    Wishes { queues: 1, fewest: 1, split: true, ctrl: false, smart_poll: false, hash: false };
+const PLAIN: Wishes = Wishes {
+    queues: 1,
+    fewest: 1,
+    split: true,
+    ctrl: false,
+    smart_poll: false,
+    hash: false,
+    multicast: false,
+};
 
 fn send(queue: &mut Queue, buffer: u16, len: u32) {
     let bytes: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
@@ -375,6 +382,47 @@ fn two_queues_pass_frames_each_on_its_own_rings() {
         bench.front.leave();
         assert_eq!(bench.run(), Status::Over);
         assert!(!bench.mapped("queue-1/tx-ring-ref"));
+    }
+}
+
+#[test]
+fn of_multicast_only_what_is_listed_comes() {
+    let mac = |n| [1, 0, 0x5e, 0, 0, n];
+    let frame = |queue: &mut Queue, to: [u8; 6]| {
+        queue.tx.reclaim(&mut Vec::new()).unwrap();
+        queue.tx_memory.seg_mut(0, 60, &mut 0).unwrap().write(&[&to[..], &[0; 54]].concat());
+        queue.tx.send(0, 0, 60, &VnetHdr::NONE).unwrap();
+        queue.tx.publish();
+    };
+    // (offered, wanted): without both, all of it comes.
+    for (lacks, multicast) in [("", true), ("", false), ("multicast-control", true)] {
+        let (mut bench, mut queue) = Bench::up(lacks, Wishes { multicast, ..PLAIN });
+        let filters = multicast && lacks.is_empty();
+        assert_eq!(bench.front.agreed().unwrap().multicast, filters);
+        for n in 0..65 {
+            assert!(queue.tx.change(Multicast::Add(mac(n))));
+        }
+        assert!(queue.tx.change(Multicast::Del(mac(9))));
+        queue.tx.publish();
+        while queue.tx.is_changing() {
+            assert_eq!(bench.turn_around(), 0, "no frames");
+            queue.tx.reclaim(&mut Vec::new()).unwrap();
+        }
+        assert_eq!(queue.tx.take_refused(), [mac(64)], "it keeps 64");
+        for (to, listed) in [
+            (mac(3), true),
+            (mac(9), false),
+            (mac(64), false),
+            (mac(77), false),
+            ([0xff; 6], true),
+            ([2, 0, 0, 0, 0, 1], true),
+        ] {
+            frame(&mut queue, to);
+            bench.turn_around();
+            let came = queue.rx.has_used();
+            assert_eq!(came, listed || !filters, "{to:x?}, {lacks:?}");
+            assert!(!came || receive(&mut queue)[..6] == to);
+        }
     }
 }
 

@@ -10,6 +10,7 @@ pub const ALL: Agreed = Agreed {
     split: false,
     ctrl: false,
     smart_poll: false,
+    multicast: false,
     sg: true,
     gso_tcpv4: true,
     gso_tcpv6: true,
@@ -119,9 +120,74 @@ fn errors_of_the_back_end_are_counted_and_cost_no_buffer() {
     assert_eq!((tx.errors, tx.dropped, free), (1, 1, vec![0, 1]));
 }
 
-/// Offsets of `rsp_prod` and of the first slot (`io/ring.h`).
+/// Offsets of `rsp_prod` and of the first slot (`io/ring.h`), and bytes of a slot.
 const RSP_PROD: usize = 8;
 const SLOTS: usize = 64;
+const SLOT_LEN: usize = 12;
+
+const MDNS: [u8; 6] = [1, 0, 0x5e, 0, 0, 0xfb];
+
+#[test]
+fn a_change_of_the_multicast_list_is_a_dummy_request_and_an_extra_info() {
+    let (mut tx, mut back, [raw, _]) = pair(2, 1, &ALL);
+    assert!(tx.change(Multicast::Add(MDNS)) && tx.change(Multicast::Del([0x33; 6])));
+    tx.publish();
+    let slot = |n: usize| [0, 4, 8].map(|at| raw.load_u32(SLOTS + SLOT_LEN * n + at));
+    // netif_tx_request: gref, offset and flags (NETTXF_extra_info is 1 << 3), id and size.
+    assert_eq!([slot(0), slot(2)], [[0, 8 << 16, 0], [0, 8 << 16, 1]]);
+    // netif_extra_info: type 2 is MCAST_ADD and 3 is MCAST_DEL, flags, the address.
+    assert_eq!(slot(1), [0x0001_0002, 0xfb00_005e, 0]);
+    assert_eq!(slot(3), [0x3333_0003, 0x3333_3333, 0]);
+    let mut packet = TxPacket::new();
+    let add = Packet::Multicast(Multicast::Add(MDNS));
+    assert_eq!((back.take(&mut packet), packet.ring_slots), (Ok(Some(add)), 2));
+}
+
+#[test]
+fn answers_to_changes_tell_what_was_refused_and_are_no_frames() {
+    let (mut tx, mut back, _) = pair(2, 1, &ALL);
+    let mac = |n| [1, 0, 0x5e, 0, 0, n];
+    let (mut free, mut packet) = (Vec::new(), TxPacket::new());
+    assert!(!tx.is_changing());
+    for (n, answer) in [(1, status::OKAY), (2, status::ERROR), (3, status::DROPPED)] {
+        assert!(tx.change(Multicast::Add(mac(n))) && tx.change(Multicast::Del(mac(n))));
+        tx.send(0, 0, 60, &VnetHdr::NONE).unwrap();
+        tx.publish();
+        for answer in [answer, status::ERROR, status::OKAY] {
+            assert!(tx.is_changing() && back.take(&mut packet).unwrap().is_some());
+            back.put(answer);
+        }
+        back.publish();
+        assert_eq!(tx.reclaim(&mut free), Ok(1), "the frame's buffer alone");
+        assert!(!tx.is_changing());
+    }
+    assert_eq!((tx.errors, tx.dropped, tx.free_ids.len()), (0, 0, 256));
+    assert_eq!((tx.take_refused(), tx.take_refused()), (vec![mac(2), mac(3)], vec![]));
+    // Both slots answered with NULL: the ring is lost, as with a frame.
+    assert!(tx.change(Multicast::Add(MDNS)));
+    tx.publish();
+    assert!(back.take(&mut packet).unwrap().is_some());
+    back.put(status::NULL);
+    back.publish();
+    assert_eq!(tx.reclaim(&mut free), Err(Malformed::NullResponse));
+}
+
+#[test]
+fn changes_wait_for_room_on_the_ring() {
+    let (mut tx, mut back, _) = pair(2, 1, &ALL);
+    let mac = |n: u16| [1, 0, 0, 0, (n >> 8) as u8, n as u8];
+    tx.send(1, 0, 60, &VnetHdr::NONE).unwrap();
+    let sent = (0..500).take_while(|n| tx.change(Multicast::Add(mac(*n)))).count();
+    assert_eq!((sent, tx.free_ids.len()), (127, 256 - 128), "two slots each");
+    tx.publish();
+    let mut packet = TxPacket::new();
+    while back.take(&mut packet).unwrap().is_some() {
+        back.put(status::OKAY);
+    }
+    back.publish();
+    assert_eq!(tx.reclaim(&mut Vec::new()), Ok(1));
+    assert!(tx.change(Multicast::Add(mac(999))) && tx.take_refused().is_empty());
+}
 
 #[test]
 fn a_hostile_back_end_loses_the_ring() {

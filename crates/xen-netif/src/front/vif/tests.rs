@@ -4,8 +4,15 @@ use super::*;
 use crate::back::fake::{Counted, Fake, back, front};
 use crate::back::{Handshake as BackHalf, Offer, VifId, without};
 
-const WISHES: Wishes =
-    Wishes { queues: 2, fewest: 1, split: true, ctrl: true, smart_poll: true, hash: false };
+const WISHES: Wishes = Wishes {
+    queues: 2,
+    fewest: 1,
+    split: true,
+    ctrl: true,
+    smart_poll: true,
+    hash: false,
+    multicast: false,
+};
 
 /// Rings that are counted.
 #[derive(Default)]
@@ -137,6 +144,27 @@ fn a_front_end_that_does_not_want_smart_poll_gets_plain_events() {
     assert_eq!(bench.run(), Status::Up);
     assert!(!bench.front.agreed().unwrap().smart_poll);
     assert_eq!(bench.ours("feature-smart-poll"), Some("0"));
+}
+
+#[test]
+fn multicast_control_is_asked_for_where_it_is_offered_and_not_left_behind() {
+    let key = "request-multicast-control";
+    for (lacks, wanted, asked) in
+        [("sg", true, "1"), ("multicast-control", true, "0"), ("sg", false, "0")]
+    {
+        let offer = Offer { queues: 1, without: without(lacks).unwrap() };
+        let mut bench = Bench::offering(offer);
+        // Of a front end that had no time to take it away.
+        bench.store.set(&format!("{}/{key}", front(1, 0)), "1");
+        bench.front.wishes.multicast = wanted;
+        assert_eq!(bench.run(), Status::Up);
+        assert_eq!(bench.ours(key), Some(asked), "{lacks}, {wanted}");
+        let agreed = bench.front.agreed().unwrap();
+        assert_eq!(agreed.names().contains(&"multicast"), asked == "1");
+        bench.front.leave();
+        assert_eq!(bench.run(), Status::Over);
+        assert_ne!(bench.ours(key), Some("1"));
+    }
 }
 
 #[test]

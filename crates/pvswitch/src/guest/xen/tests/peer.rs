@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use ::ring::xen::{
-    BackCtrl, BackRx, BackTx, CtrlResponse, Extra, Gso, Packet, RxResponse, TxPacket, ctrl_status,
-    ctrl_type, rx_flag,
+    BackCtrl, BackRx, BackTx, CtrlResponse, Extra, Gso, Multicast, Packet, RxResponse, TxPacket,
+    ctrl_status, ctrl_type, rx_flag, status,
 };
 use shm::{Domain, Seg, SegMut};
 use switch::poll::Policy;
@@ -46,6 +46,10 @@ pub struct Raw {
     pub connects: std::sync::Arc<AtomicU32>,
     /// Grants that it would keep mapped of a queue; without, the control ring is not answered.
     pub keeps: std::sync::Arc<AtomicU32>,
+    /// Multicast addresses that it would list; without, their changes are not answered.
+    pub lists: std::sync::Arc<AtomicU32>,
+    /// The changes answered.
+    changes: std::sync::Arc<Mutex<Vec<Multicast>>>,
 }
 
 impl Plug for Raw {
@@ -89,6 +93,28 @@ impl Plug for Raw {
 }
 
 impl Raw {
+    /// The changes of the multicast list since this was last asked.
+    pub fn told(&self) -> Vec<Multicast> {
+        std::mem::take(&mut self.changes.lock().unwrap())
+    }
+
+    /// Answers changes of the multicast list that are on the tx ring before any frame.
+    fn serve_list(&self) {
+        let mut ends = self.ends.lock().unwrap();
+        let lists = self.lists.load(Ordering::Relaxed) as usize;
+        let Some(ends) = ends.as_mut().filter(|_| lists > 0) else { return };
+        let mut packet = TxPacket::new();
+        while ends.held == 0
+            && let Some(next) = ends.tx.take(&mut packet).unwrap()
+        {
+            let Packet::Multicast(change) = next else { return ends.tx.untake(1) };
+            let mut changes = self.changes.lock().unwrap();
+            ends.held += 1;
+            ends.answer(if changes.len() < lists { status::OKAY } else { status::ERROR });
+            changes.push(change);
+        }
+    }
+
     /// Answers what is on the control ring.
     fn serve_control(&self) {
         let keeps = self.keeps.load(Ordering::Relaxed);
@@ -140,8 +166,8 @@ impl Peer {
 
     pub fn at(dir: PathBuf, lacks: &str) -> Self {
         let host = std::sync::Arc::new(Back::open_local(&dir).unwrap());
-        let (ends, connects, keeps) = Default::default();
-        let raw = Raw { host, ends, connects, keeps };
+        let (ends, connects, keeps, lists, changes) = Default::default();
+        let raw = Raw { host, ends, connects, keeps, lists, changes };
         let stop = std::sync::Arc::default();
         let mut peer = Self { raw, dir, lacks: lacks.into(), stop, thread: None };
         peer.start();
@@ -164,6 +190,7 @@ impl Peer {
                 home.events().unwrap();
                 vif.look(&mut home, Instant::now()).unwrap();
                 raw.serve_control();
+                raw.serve_list();
             }
         });
         self.thread = Some(thread);
