@@ -105,18 +105,25 @@ mod tests {
 
     #[test]
     fn gso_asks_for_a_partial_checksum_whatever_the_flags() {
-        let gso = Some(Gso { size: 1448, kind: gso_type::TCPV4, features: 0 });
-        let head = packet(0, false);
-        for flags in [0, tx_flag::CSUM_BLANK, tx_flag::DATA_VALIDATED] {
-            let hdr = from_tx(flags, gso, &head, 3000).unwrap();
-            assert_eq!((hdr.gso_type, hdr.gso_size, hdr.flags), (GSO_TCPV4, 1448, NEEDS_CSUM));
-            assert_eq!(to_rx(&hdr, true), (3, gso));
-            assert_eq!(lacks_partial(flags, gso), flags & tx_flag::CSUM_BLANK == 0);
-        }
-        assert!(!lacks_partial(0, None));
         let mut arp = packet(0, false);
         (arp[12], arp[13]) = (8, 6);
-        assert_eq!(from_tx(0, gso, &arp, 3000), None);
+        let mut tcp6 = packet(0, true);
+        tcp6[54] = 6;
+        for (kind, head, want) in [
+            (gso_type::TCPV4, packet(0, false), (GSO_TCPV4, 34)),
+            (gso_type::TCPV6, tcp6, (GSO_TCPV6, 62)),
+        ] {
+            let gso = Some(Gso { size: 1448, kind, features: 0 });
+            for flags in [0, tx_flag::CSUM_BLANK, tx_flag::DATA_VALIDATED] {
+                let hdr = from_tx(flags, gso, &head, 3000).unwrap();
+                assert_eq!((hdr.gso_type, hdr.csum_start), want);
+                assert_eq!((hdr.gso_size, hdr.csum_offset, hdr.flags), (1448, 16, NEEDS_CSUM));
+                assert_eq!(to_rx(&hdr, true), (3, gso));
+                assert_eq!(lacks_partial(flags, gso), flags & tx_flag::CSUM_BLANK == 0);
+            }
+            assert_eq!(from_tx(0, gso, &arp, 3000), None);
+        }
+        assert!(!lacks_partial(0, None));
     }
 
     #[test]

@@ -283,6 +283,14 @@ fn tcp(len: usize) -> Vec<u8> {
     bytes
 }
 
+/// The same over IPv6.
+fn tcp6(len: usize) -> Vec<u8> {
+    let mut bytes = tcp(len);
+    bytes[12..22].copy_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 20, 6, 64]);
+    bytes[66] = 0x50;
+    bytes
+}
+
 fn two() -> (Guest, Guest) {
     let host = Arc::new(Host::default());
     (Guest::new(1, &host, ALL), Guest::new(2, &host, ALL))
@@ -328,21 +336,22 @@ fn frames_go_from_grant_to_grant_in_two_calls_a_burst() {
 fn packet_of_many_slots_with_gso_arrives_whole_with_its_flags() {
     let (mut a, mut b) = two();
     b.post(100..130);
-    let bytes = tcp(30_000);
-    let gso = Gso { size: 1448, kind: gso_type::TCPV4, features: 0 };
-    // Headers split over slots, an empty slot among them.
-    let cut = [10, 20, 0, 970, 4000, 4000, 4000, 4000, 4000, 4000, 4000, 1000];
-    let flags = tx_flag::CSUM_BLANK | tx_flag::DATA_VALIDATED;
-    a.send(&bytes, &cut, flags, &[Extra::Gso(gso)]);
-    assert_eq!(carry(&mut a, &mut b), 1);
-    let mut want = [status::OKAY; 13];
-    want[1] = status::NULL;
-    assert_eq!(a.responses(), want);
-    let (packet, got) = b.take().unwrap().unwrap();
-    assert!(got == bytes);
-    assert_eq!(packet.gso, Some(gso));
-    assert_eq!(packet.flags & 3, rx_flag::CSUM_BLANK | rx_flag::DATA_VALIDATED);
-    assert_eq!(packet.slots.len(), 8, "no more than its length needs");
+    for (kind, bytes) in [(gso_type::TCPV4, tcp(30_000)), (gso_type::TCPV6, tcp6(30_000))] {
+        let gso = Gso { size: 1448, kind, features: 0 };
+        // Headers split over slots, an empty slot among them.
+        let cut = [10, 20, 0, 970, 4000, 4000, 4000, 4000, 4000, 4000, 4000, 1000];
+        let flags = tx_flag::CSUM_BLANK | tx_flag::DATA_VALIDATED;
+        a.send(&bytes, &cut, flags, &[Extra::Gso(gso)]);
+        assert_eq!(carry(&mut a, &mut b), 1);
+        let mut want = [status::OKAY; 13];
+        want[1] = status::NULL;
+        assert_eq!(a.responses(), want);
+        let (packet, got) = b.take().unwrap().unwrap();
+        assert!(got == bytes);
+        assert_eq!(packet.gso, Some(gso));
+        assert_eq!(packet.flags & 3, rx_flag::CSUM_BLANK | rx_flag::DATA_VALIDATED);
+        assert_eq!(packet.slots.len(), 8, "no more than its length needs");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use ::ring::xen::{Gso, Multicast, ctrl_type, gso_type, rx_flag, status, tx_flag};
 use switch::poll::Policy;
-use switch::vnet::{DATA_VALID, GSO_TCPV4, NEEDS_CSUM, Offloads, VnetHdr};
+use switch::vnet::{DATA_VALID, GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, Offloads, VnetHdr};
 use xen_netif::host::Back;
 
 use self::peer::{Ends, Peer, args, reach};
@@ -20,6 +20,13 @@ fn tcp(len: usize) -> Vec<u8> {
     frame
 }
 
+/// The same over IPv6.
+fn tcp6(len: usize) -> Vec<u8> {
+    let mut frame = tcp(len);
+    frame[12..22].copy_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 20, 6, 64]);
+    frame
+}
+
 const TSO: VnetHdr = VnetHdr {
     flags: NEEDS_CSUM,
     gso_type: GSO_TCPV4,
@@ -28,7 +35,9 @@ const TSO: VnetHdr = VnetHdr {
     csum_start: 34,
     csum_offset: 16,
 };
+const TSO6: VnetHdr = VnetHdr { gso_type: GSO_TCPV6, csum_start: 54, ..TSO };
 const GSO: Gso = Gso { size: 1448, kind: gso_type::TCPV4, features: 0 };
+const GSO6: Gso = Gso { kind: gso_type::TCPV6, ..GSO };
 
 /// Sends a frame with a header, as a TAP writes both into a buffer.
 fn send(guest: &mut Guest, hdr: &VnetHdr, frame: &[u8]) -> bool {
@@ -73,8 +82,9 @@ fn headers_go_out_as_flags_and_extra_infos() {
             (valid, 1514, tx_flag::DATA_VALIDATED, None),
             (blank, 1514, both, None),
             (TSO, 65_000, both, Some(GSO)),
+            (TSO6, 65_000, both, Some(GSO6)),
         ] {
-            let frame = tcp(len);
+            let frame = if hdr == TSO6 { tcp6(len) } else { tcp(len) };
             assert!(send(&mut guest, &hdr, &frame));
             peer.with(|ends| {
                 let (packet, bytes) = ends.take().unwrap();
@@ -111,9 +121,10 @@ fn headers_are_made_of_what_comes_in() {
     assert!([60, 1514, 9000].iter().zip(&got).all(|(len, (_, frame))| *frame == tcp(*len)));
     // 150 pages are more than a packet may have.
     assert_eq!((hdrs.len(), guest.pairs[0].rx.ring.lost()), (3, 1));
-    peer.with(|ends| ends.give(rx_flag::CSUM_BLANK, Some(GSO), &tcp(300), 20));
-    let got = receive(&mut guest);
-    assert_eq!((got[0].0, got[0].1.len()), (TSO, 300));
+    for (gso, frame, want) in [(GSO, tcp(300), TSO), (GSO6, tcp6(300), TSO6)] {
+        peer.with(|ends| ends.give(rx_flag::CSUM_BLANK, Some(gso), &frame, 20));
+        assert_eq!(receive(&mut guest), [(want, frame)]);
+    }
     peer.with(|ends| assert_eq!(ends.rx.available(), Ok(256), "every page is offered again"));
 }
 
@@ -157,6 +168,17 @@ fn what_the_switch_does_not_take_is_dropped_and_counted() {
     let guest = peer.guest("");
     let takes = Offloads { csum: true, tso4: true, tso6: true, ..Offloads::default() };
     assert_eq!((guest.link.takes(), guest.pairs[0].tx.ring.longest()), (takes, 65_535));
+    for (lacks, takes, refused, sent) in [
+        ("gso-tcpv4", Offloads { tso4: false, ..takes }, TSO, TSO6),
+        ("gso-tcpv6", Offloads { tso6: false, ..takes }, TSO6, TSO),
+    ] {
+        let peer = Peer::new(lacks);
+        let mut guest = peer.guest("");
+        assert_eq!(guest.link.takes(), takes, "{lacks}");
+        let frame = |hdr| if hdr == TSO6 { tcp6(3000) } else { tcp(3000) };
+        assert!(!send(&mut guest, &refused, &frame(refused)), "{lacks}");
+        assert!(send(&mut guest, &sent, &frame(sent)), "{lacks}");
+    }
 }
 
 #[test]

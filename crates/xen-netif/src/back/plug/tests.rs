@@ -1,9 +1,10 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use ring::xen::{FrontRx, FrontTx, TxRequest};
+use ring::xen::{Extra, FrontRx, FrontTx, RxPacket, RxRequest, TxRequest};
 use switch::frame::Burst;
-use switch::port::Ingress;
+use switch::port::{Egress, Ingress};
+use switch::vnet::{Offloads, VnetHdr};
 
 use super::*;
 use crate::host::{Front, Pages};
@@ -33,6 +34,7 @@ struct Bench {
     told: Told,
     pairs: Vec<Pair>,
     rings: Vec<(FrontTx, Pages)>,
+    rx: Vec<FrontRx>,
     request: Request,
     _channels: Vec<Channel>,
     /// Last: memory and sockets.
@@ -47,11 +49,12 @@ impl Bench {
         let pairs: Vec<Pair> = (0..2).map(|_| Pair::new()).collect();
         let told = Told::default();
         let socket = Socket::new(host, ID, pairs.clone(), told.clone());
-        let (mut rings, mut queues, mut channels) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut rings, mut rx) = (Vec::new(), Vec::new());
+        let (mut queues, mut channels) = (Vec::new(), Vec::new());
         for _ in 0..2 {
             let pages = front.alloc(3, 0, false).unwrap();
             let tx = FrontTx::new(pages.area(0).unwrap());
-            FrontRx::new(pages.area(1).unwrap());
+            rx.push(FrontRx::new(pages.area(1).unwrap()));
             let (tx_port, channel) = front.channel(0).unwrap();
             let (tx_ref, rx_ref) = (pages.grefs[0], pages.grefs[1]);
             queues.push(QueueKeys { tx_ref, rx_ref, tx_port, rx_port: None });
@@ -59,7 +62,7 @@ impl Bench {
             channels.push(channel);
         }
         let request = Request { queues, ctrl: None, takes: Takes::default() };
-        Self { socket, told, pairs, rings, request, _channels: channels, _front: front }
+        Self { socket, told, pairs, rings, rx, request, _channels: channels, _front: front }
     }
 
     /// Sends 200 frames of 1500 bytes over each queue that has none; how many bytes the switch took
@@ -87,6 +90,25 @@ impl Bench {
         }
         let after = self.pairs.iter().map(|p| p.ingress_stats.bytes.get());
         after.zip(before).map(|(after, before)| after - before).collect()
+    }
+
+    /// Whether the guest gets a frame of `len` bytes for `mac` that goes to a queue.
+    fn gets(&mut self, queue: usize, mac: [u8; 6], len: usize) -> bool {
+        let (rx, gref) = (&mut self.rx[queue], self.rings[queue].1.grefs[2]);
+        // What is in it does not matter here: one page for all.
+        while rx.room() > 0 {
+            assert!(rx.post(RxRequest { id: 0, gref }));
+        }
+        rx.publish();
+        let mut frame = vec![0; len];
+        frame[..6].copy_from_slice(&mac);
+        let mut egress = lock(&self.pairs[queue].egress);
+        assert_eq!(egress.put_made(&frame, &[], &VnetHdr::NONE), Ok(true));
+        egress.flush();
+        let mut packet = RxPacket::new();
+        let got = rx.take(&mut packet).unwrap();
+        assert!(got.is_none_or(|got| got.is_ok() && packet.len as usize == len));
+        got.is_some()
     }
 
     fn told(&self) -> Vec<u16> {
@@ -133,6 +155,81 @@ fn a_guest_without_link_neither_gets_nor_sends() {
     }
     let dropped = bench.pairs.iter().map(|p| p.ingress_stats.drops_down.get());
     assert_eq!(dropped.collect::<Vec<_>>(), [800; 2]);
+}
+
+#[test]
+fn mtu_and_multicast_control_hold_from_the_first_frame_and_change_with_the_settings() {
+    const ASKED: [u8; 6] = [1, 0, 0x5e, 0, 0, 7];
+    const OTHER: [u8; 6] = [1, 0, 0x5e, 0, 0, 8];
+    const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    let mut bench = Bench::new("settings");
+    bench.socket.set(&Settings { mtu: Some(1000), multicast_control: true, ..UP });
+    bench.socket.connect(&bench.request).unwrap();
+    let (tx, pages) = &mut bench.rings[0];
+    let gref = pages.grefs[2];
+    assert!(tx.add(TxRequest { gref, ..TxRequest::default() }, &[Extra::McastAdd(ASKED)], &[]));
+    tx.publish();
+    lock(&bench.pairs[0].ingress).burst(64, 0, &mut Burst::default(), &mut |_| ()).unwrap();
+    // It asked on one queue, and is asked for on both.
+    for queue in 0..2 {
+        assert!(bench.gets(queue, ASKED, 60) && !bench.gets(queue, OTHER, 60));
+        // With link header and tag.
+        assert!(bench.gets(queue, GUEST, 1018) && !bench.gets(queue, GUEST, 1019));
+    }
+    bench.socket.set(&Settings { mtu: Some(1400), ..UP });
+    for queue in 0..2 {
+        assert!(bench.gets(queue, OTHER, 60));
+        assert!(bench.gets(queue, GUEST, 1418) && !bench.gets(queue, GUEST, 1419));
+    }
+    bench.socket.set(&Settings { multicast_control: true, ..UP });
+    for queue in 0..2 {
+        assert!(bench.gets(queue, ASKED, 60) && !bench.gets(queue, OTHER, 60));
+        assert!(bench.gets(queue, GUEST, 1514), "none is set");
+    }
+    for stats in bench.pairs.iter().map(|pair| &pair.egress_stats) {
+        assert_eq!((stats.drops_filtered.get(), stats.drops_too_long.get()), (2, 2));
+    }
+}
+
+#[test]
+fn what_a_front_end_takes_is_what_its_port_takes_each_by_itself() {
+    const NOTHING: Takes = Takes {
+        sg: false,
+        gso_tcpv4: false,
+        gso_tcpv6: false,
+        no_csum_offload: true,
+        ipv6_csum_offload: false,
+        rx_notify: false,
+        smart_poll: false,
+    };
+    let none = Offloads { csum_v4_only: true, ..Offloads::default() };
+    for (n, (takes, offloads)) in [
+        (NOTHING, none),
+        (Takes { sg: true, ..NOTHING }, none),
+        (Takes { gso_tcpv4: true, gso_tcpv6: true, ..NOTHING }, none),
+        (Takes { sg: true, gso_tcpv4: true, ..NOTHING }, Offloads { tso4: true, ..none }),
+        (Takes { sg: true, gso_tcpv6: true, ..NOTHING }, Offloads { tso6: true, ..none }),
+        (Takes { no_csum_offload: false, ..NOTHING }, Offloads { csum: true, ..none }),
+        (Takes { ipv6_csum_offload: true, ..NOTHING }, Offloads { csum_v4_only: false, ..none }),
+        (Takes { rx_notify: true, ..NOTHING }, none),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut bench = Bench::new(&format!("takes-{n}"));
+        bench.request.takes = takes;
+        bench.socket.connect(&bench.request).unwrap();
+        for (queue, pair) in bench.pairs.clone().iter().enumerate() {
+            let mut egress = lock(&pair.egress);
+            assert_eq!(egress.offloads(), offloads, "{takes:?}");
+            // It has offered no pages: without the feature nobody may sleep until it does.
+            assert_eq!(egress.arm(), takes.rx_notify, "{takes:?}");
+            drop(egress);
+            assert!(bench.gets(queue, [2, 0, 0, 0, 0, 1], 4096));
+            assert_eq!(bench.gets(queue, [2, 0, 0, 0, 0, 1], 5000), takes.sg, "{takes:?}");
+            assert_eq!(pair.egress_stats.drops_too_long.get(), u64::from(!takes.sg));
+        }
+    }
 }
 
 #[test]

@@ -28,21 +28,34 @@ fn offer_all(rx: &mut RxQueue, packet: &mut RxPacket) {
 
 #[test]
 fn a_packet_of_several_pages_is_shown_with_its_offloads() {
-    let (mut rx, _, mut back, _) = pair();
-    let more = rx_flag::MORE_DATA;
-    answer(&mut back, more | rx_flag::EXTRA_INFO | rx_flag::CSUM_BLANK, 0, 4096);
-    back.available().unwrap();
-    back.take().unwrap();
-    back.put_extra(Extra::Gso(Gso { size: 1448, kind: gso_type::TCPV4, features: 0 }), false);
-    answer(&mut back, 0, 16, 1000);
-    back.publish();
-    let mut packet = RxPacket::new();
-    assert_eq!(rx.take(&mut packet, 64), Ok(true));
-    assert_eq!((packet.len, packet.gso.unwrap().size), (5096, 1448));
-    let pages: Vec<_> = packet.slots.iter().map(|s| (s.request.id, s.offset, s.len)).collect();
-    assert_eq!(pages, [(0, 0, 4096), (2, 16, 1000)], "the page under the extra is not data");
-    offer_all(&mut rx, &mut packet);
-    assert_eq!(back.available(), Ok(256), "no page is lost");
+    for (kind, gso_type, at) in [(gso_type::TCPV4, GSO_TCPV4, 34), (gso_type::TCPV6, GSO_TCPV6, 54)]
+    {
+        let (mut rx, _, mut back, _) = pair();
+        let more = rx_flag::MORE_DATA;
+        answer(&mut back, more | rx_flag::EXTRA_INFO | rx_flag::CSUM_BLANK, 0, 4096);
+        back.available().unwrap();
+        back.take().unwrap();
+        back.put_extra(Extra::Gso(Gso { size: 1448, kind, features: 0 }), false);
+        answer(&mut back, 0, 16, 1000);
+        back.publish();
+        let mut packet = RxPacket::new();
+        assert_eq!(rx.take(&mut packet, 64), Ok(true));
+        assert_eq!((packet.len, packet.gso.unwrap().size), (5096, 1448));
+        let pages: Vec<_> = packet.slots.iter().map(|s| (s.request.id, s.offset, s.len)).collect();
+        assert_eq!(pages, [(0, 0, 4096), (2, 16, 1000)], "the page under the extra is not data");
+        // Ethernet, IPv4 or IPv6, and TCP.
+        let mut head = [0; 80];
+        if kind == gso_type::TCPV4 {
+            head[12..24].copy_from_slice(&[8, 0, 0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6]);
+        } else {
+            head[12..22].copy_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 20, 6, 64]);
+        }
+        let want = VnetHdr { flags: NEEDS_CSUM, gso_type, gso_size: 1448, ..VnetHdr::NONE };
+        let want = VnetHdr { csum_start: at, csum_offset: 16, ..want };
+        assert_eq!(vnet_hdr(&packet, &head), Some(want));
+        offer_all(&mut rx, &mut packet);
+        assert_eq!(back.available(), Ok(256), "no page is lost");
+    }
 }
 
 #[test]

@@ -27,6 +27,8 @@ const TSO: VnetHdr = VnetHdr {
     csum_offset: 16,
 };
 
+const TSO6: VnetHdr = VnetHdr { gso_type: GSO_TCPV6, hdr_len: 74, csum_start: 54, ..TSO };
+
 /// Two views of a page that both halves share.
 pub fn page() -> [Area; 2] {
     let mapping = Arc::new(Mapping::memfd("ring", 4096).unwrap());
@@ -45,22 +47,24 @@ fn pair(pages: u32, each: u16, agreed: &Agreed) -> (TxQueue, BackTx, [Area; 2]) 
 #[test]
 fn a_long_frame_takes_a_slot_for_each_page_and_is_free_when_all_are_answered() {
     let (mut tx, mut back, _) = pair(34, 17, &ALL);
-    tx.send(1, 100, 60_000, &TSO).unwrap();
-    tx.publish();
-    let mut packet = TxPacket::new();
-    assert_eq!(back.take(&mut packet), Ok(Some(Packet::Frame)));
-    assert_eq!((packet.len, packet.slots().len()), (60_000, 15));
-    assert_eq!(packet.gso, Some(Gso { size: 1448, kind: gso_type::TCPV4, features: 0 }));
-    assert_eq!(packet.flags & 3, tx_flag::CSUM_BLANK | tx_flag::DATA_VALIDATED);
-    let first = packet.slots()[0];
-    assert_eq!((first.gref, first.offset, first.len), (117, 100, 3996));
-    assert!(packet.slots()[1..].iter().all(|slot| slot.offset == 0));
-    let mut free = Vec::new();
-    assert_eq!(tx.reclaim(&mut free), Ok(0));
-    back.put(status::OKAY);
-    back.publish();
-    assert_eq!(tx.reclaim(&mut free), Ok(1));
-    assert_eq!((free, tx.free_ids.len()), (vec![1], 256));
+    for (hdr, kind) in [(TSO, gso_type::TCPV4), (TSO6, gso_type::TCPV6)] {
+        tx.send(1, 100, 60_000, &hdr).unwrap();
+        tx.publish();
+        let mut packet = TxPacket::new();
+        assert_eq!(back.take(&mut packet), Ok(Some(Packet::Frame)));
+        assert_eq!((packet.len, packet.slots().len()), (60_000, 15));
+        assert_eq!(packet.gso, Some(Gso { size: 1448, kind, features: 0 }));
+        assert_eq!(packet.flags & 3, tx_flag::CSUM_BLANK | tx_flag::DATA_VALIDATED);
+        let first = packet.slots()[0];
+        assert_eq!((first.gref, first.offset, first.len), (117, 100, 3996));
+        assert!(packet.slots()[1..].iter().all(|slot| slot.offset == 0));
+        let mut free = Vec::new();
+        assert_eq!(tx.reclaim(&mut free), Ok(0));
+        back.put(status::OKAY);
+        back.publish();
+        assert_eq!(tx.reclaim(&mut free), Ok(1));
+        assert_eq!((free, tx.free_ids.len()), (vec![1], 256));
+    }
 }
 
 #[test]
@@ -100,9 +104,23 @@ fn what_the_back_end_does_not_take_is_not_sent() {
     assert_eq!(back.take(&mut TxPacket::new()), Ok(None));
     assert_eq!(tx.free_ids.len(), 256, "nothing is lost");
     let (mut tx, ..) = pair(17, 17, &ALL);
-    assert_eq!(tx.send(0, 0, 3000, &VnetHdr { gso_size: 0, ..TSO }), Err(Refused::Offload));
-    assert_eq!(tx.send(0, 0, 3000, &VnetHdr { flags: 0, ..TSO }), Err(Refused::Offload));
+    for tso in [TSO, TSO6] {
+        assert_eq!(tx.send(0, 0, 3000, &VnetHdr { gso_size: 0, ..tso }), Err(Refused::Offload));
+        assert_eq!(tx.send(0, 0, 3000, &VnetHdr { flags: 0, ..tso }), Err(Refused::Offload));
+    }
     assert_eq!(tx.send(0, 0, 3000, &blank), Ok(()));
+    // What one protocol lacks says nothing of the other.
+    for (agreed, v4) in [
+        (Agreed { gso_tcpv4: false, ..ALL }, true),
+        (Agreed { csum4: false, ..ALL }, true),
+        (Agreed { gso_tcpv6: false, ..ALL }, false),
+        (Agreed { csum6: false, ..ALL }, false),
+    ] {
+        let (mut tx, ..) = pair(17, 17, &agreed);
+        let (refused, sent) = if v4 { (TSO, TSO6) } else { (TSO6, TSO) };
+        assert_eq!(tx.send(0, 0, 3000, &refused), Err(Refused::Offload), "{agreed:?}");
+        assert_eq!(tx.send(0, 0, 3000, &sent), Ok(()), "{agreed:?}");
+    }
 }
 
 #[test]
