@@ -588,16 +588,4 @@ fn found_spec(auto: &PortSpec, id: VifId) -> PortSpec {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn driver_that_gives_no_buffers_is_told_in_plain_words() {
-        let of = |stalled_s: &[u64], queues| stands("connected".into(), stalled_s, queues);
-        assert_eq!(of(&[], 1), "connected");
-        let words = "connected, but its driver gives no buffers";
-        assert_eq!(of(&[75], 1), format!("{words} (stalled for 75 s)"));
-        assert_eq!(of(&[75, 80], 2), format!("{words} (stalled for 80 s)"));
-        assert_eq!(of(&[75, 61], 4), format!("{words} (2 of 4 queues stalled, for 75 s)"));
-    }
-}
+mod tests;

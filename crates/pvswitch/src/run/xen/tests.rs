@@ -1,0 +1,135 @@
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use switch::forward::Mode;
+use switch::poll::Policy;
+use xen_netif::back::Tree;
+use xen_netif::store::Store;
+use xen_netif::store::server::{Limits, Server};
+
+use super::*;
+use crate::cli::ConnectArgs;
+use crate::guest::{Connect, connect};
+use crate::pool::Placement;
+use crate::run::Options;
+
+/// A switch of which these tests turn the control thread.
+fn system(control: PathBuf) -> System {
+    System::new(Options {
+        ports: Vec::new(),
+        policy: Policy::Event,
+        call: Policy::Event,
+        workers: 1,
+        placement: Placement::Single,
+        cpus: Vec::new(),
+        mode: Mode::Switch,
+        control: Some(control),
+        http: None,
+        // What is waited for longer does not come.
+        duration: Some(Duration::from_secs(20)),
+        ageing_s: 300,
+        addresses_per_port: 16,
+        static_addresses: Vec::new(),
+        hints: false,
+    })
+    .unwrap()
+}
+
+fn show(system: &System) -> Value {
+    let state = &system.ports["a"];
+    let Attach::Xen(port) = &state.attach else { panic!("it is a vif's") };
+    system.show_xen(state, port)
+}
+
+/// Turns until xenstore is as told, and the guest, or it is gone with its queues.
+fn turn(system: &mut System, xenstore: &str, guest: bool) {
+    let (queues, front) = if guest { (1, "Connected") } else { (0, "Unknown") };
+    loop {
+        let shown = show(system);
+        if shown["xenstore"] == xenstore && shown["queues"] == queues && shown["front"] == front {
+            return;
+        }
+        assert!(!system.stop, "waited in vain for {xenstore}, {front}: {shown}");
+        system.round().unwrap();
+    }
+}
+
+/// A guest that connects, and leaves when it is told to.
+fn guest(dir: &Path) -> (mpsc::Sender<()>, JoinHandle<()>) {
+    let args = ConnectArgs {
+        connect: format!("xen-local:{}", dir.display()),
+        queues: 1,
+        queue_size: 32,
+        packed: false,
+        in_order: false,
+        poll: None,
+        kick: Policy::Event,
+        set: Vec::new(),
+    };
+    let to = Connect::try_from(&args).unwrap();
+    let (leave, told) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let end = Instant::now() + Duration::from_secs(20);
+        let _guest = connect(&to, Some(&|| Instant::now() < end)).unwrap();
+        let _ = told.recv();
+    });
+    (leave, thread)
+}
+
+/// Puts the switch on a store that ends at once. Its own is that of its host, which stays.
+fn end_xenstore(system: &mut System, of: &Hypervisor) {
+    let server = Server::start(Limits::XENSTORED).unwrap();
+    let home = Home::new(server.connect(0).unwrap()).unwrap();
+    let bus = system.xen.get_mut(of).unwrap();
+    let old = std::mem::replace(&mut bus.home, home);
+    system.unwatch(old.as_fd(), &What::Xenstore(of.clone()));
+    system.watch_home(of).unwrap();
+}
+
+fn front_state(store: &Store) -> Option<String> {
+    store.read("/local/domain/1/device/vif/0/state").unwrap()
+}
+
+#[test]
+fn a_xenstore_that_goes_away_costs_no_rings_and_is_followed_again_when_it_is_back() {
+    let dir = std::env::temp_dir().join(format!("pvs-gone-{}", std::process::id()));
+    let of = Hypervisor::Local("a".into());
+    let mut system = system(dir.with_extension("ctl"));
+    system.add_port(&format!("a=xen-local:{}", dir.display()).parse().unwrap()).unwrap();
+    let store = system.xen[&of].host.store().unwrap();
+    // The second time is as the first.
+    for _ in 0..2 {
+        let (leave, thread) = guest(&dir);
+        turn(&mut system, "connected", true);
+        end_xenstore(&mut system, &of);
+        turn(&mut system, "lost", true);
+        assert!(system.xen[&of].home.is_gone() && system.xen[&of].trouble.is_some());
+        // What happens meanwhile nobody tells of later: it is looked for.
+        leave.send(()).unwrap();
+        while front_state(&store).as_deref() == Some("4") {
+            assert!(!thread.is_finished());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        turn(&mut system, "connected", false);
+        assert!(!system.xen[&of].home.is_gone());
+        assert_eq!(system.xen[&of].trouble, None);
+        thread.join().unwrap();
+    }
+    let (leave, thread) = guest(&dir);
+    turn(&mut system, "connected", true);
+    leave.send(()).unwrap();
+    turn(&mut system, "connected", false);
+    thread.join().unwrap();
+    system.shutdown();
+}
+
+#[test]
+fn driver_that_gives_no_buffers_is_told_in_plain_words() {
+    let of = |stalled_s: &[u64], queues| stands("connected".into(), stalled_s, queues);
+    assert_eq!(of(&[], 1), "connected");
+    let words = "connected, but its driver gives no buffers";
+    assert_eq!(of(&[75], 1), format!("{words} (stalled for 75 s)"));
+    assert_eq!(of(&[75, 80], 2), format!("{words} (stalled for 80 s)"));
+    assert_eq!(of(&[75, 61], 4), format!("{words} (2 of 4 queues stalled, for 75 s)"));
+}
