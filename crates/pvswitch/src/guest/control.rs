@@ -226,8 +226,9 @@ impl Server {
         let number = |queue: &str| {
             let last = self.queues - 1;
             let number = queue.parse().ok().filter(|n| *n <= usize::from(last));
-            number.ok_or_else(|| {
-                format!("'{queue}': name a queue pair, 0 to {last}, or none for all of them")
+            number.ok_or_else(|| match last {
+                0 => format!("'{queue}': there is one queue pair, number 0"),
+                _ => format!("'{queue}': name a queue pair, 0 to {last}, or none for all of them"),
             })
         };
         let queue = target.map(number).transpose()?;
