@@ -106,12 +106,17 @@ fn inside(ask: &Ask, order: &Order) -> Result<u8, Error> {
     let mut status = u8::from(ended.done == 0);
     if ask.judge {
         for Verdict { what, holds } in &ended.verdicts {
-            eprintln!("{}: {what}", if *holds { "holds" } else { "DOES NOT HOLD" });
+            let said = match holds {
+                Some(true) => "holds",
+                Some(false) => "DOES NOT HOLD",
+                None => "not judged",
+            };
+            eprintln!("{said}: {what}");
         }
         if ended.verdicts.is_empty() {
             eprintln!("--assert: there is nothing to judge by");
         }
-        let all = ended.verdicts.iter().all(|verdict| verdict.holds);
+        let all = ended.verdicts.iter().all(|verdict| verdict.holds != Some(false));
         if !all || ended.verdicts.is_empty() || ended.failed > 0 {
             status = 1;
         }

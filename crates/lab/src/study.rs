@@ -58,8 +58,8 @@ pub struct Seed {
 pub struct Verdict {
     /// What was expected, with the figures seen.
     pub what: String,
-    /// Whether it was so.
-    pub holds: bool,
+    /// Whether it was so; `None`: this machine, or this plan, cannot tell, and `what` says why.
+    pub holds: Option<bool>,
 }
 
 /// Why a cell could not be measured. The text says what was wrong, where, and what to do.

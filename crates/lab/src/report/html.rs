@@ -109,8 +109,9 @@ fn verdicts(html: &mut String, document: &Document) {
     html.push_str("<section class=\"verdicts\">\n<h2>What was expected</h2>\n<ul>\n");
     for verdict in &document.verdicts {
         let (class, said) = match verdict.holds {
-            true => ("yes", "\u{2713} seen"),
-            false => ("no", "\u{2717} not seen"),
+            Some(true) => ("yes", "\u{2713} seen"),
+            Some(false) => ("no", "\u{2717} not seen"),
+            None => ("open", "\u{2013} not judged"),
         };
         let what = escape(&verdict.what);
         let _ = writeln!(html, "<li><b class=\"{class}\">{said}</b> <span>{what}</span></li>");

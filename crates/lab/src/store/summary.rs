@@ -18,7 +18,8 @@
 //! `complete`: whether every run of the plan is there. `used`: runs that medians are of, see
 //! [`Results::used`]. `ratio` and its range are `null` where the base is 0. `outcome`: `more`,
 //! `less`, `no difference` or `too few runs to tell`, by Mann and Whitney's test of two sides at
-//! 5 %; nothing is done about many comparisons giving a few false ones.
+//! 5 %; nothing is done about many comparisons giving a few false ones. `holds` is `null` where
+//! this machine, or this plan, cannot tell.
 
 use serde_json::{Map, Value, json};
 

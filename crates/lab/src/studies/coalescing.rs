@@ -176,7 +176,7 @@ fn rise(results: &Results) -> Option<Verdict> {
         what: format!(
             "{way}: a time-out gathers frames: {before:.1} for each call without, {with:.1} with"
         ),
-        holds: with > before || before >= BEHIND,
+        holds: Some(with > before || before >= BEHIND),
     })
 }
 
@@ -190,7 +190,7 @@ fn fall(results: &Results, setting: &str, what: &str) -> Option<Verdict> {
              default, {with:.1} with it",
             100.0 * (1.0 - TIMER_LEAVES)
         ),
-        holds: with <= TIMER_LEAVES * base,
+        holds: Some(with <= TIMER_LEAVES * base),
     })
 }
 
@@ -207,7 +207,7 @@ fn all_arrive(results: &Results) -> Option<Verdict> {
             "{ARRIVE_LEAST} % or more of {PACED} frames a second arrive with every setting: \
              least with {setting}, {least:.1} %"
         ),
-        holds: least >= ARRIVE_LEAST,
+        holds: Some(least >= ARRIVE_LEAST),
     })
 }
 

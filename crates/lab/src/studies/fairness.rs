@@ -207,7 +207,7 @@ impl Study for Fairness {
                     100.0 * SHARE_LEAST,
                     100.0 * shares.low
                 ),
-                holds: shares.low >= SHARE_LEAST,
+                holds: Some(shares.low >= SHARE_LEAST),
             });
             verdicts.push(Verdict {
                 what: format!(
@@ -215,7 +215,7 @@ impl Study for Fairness {
                      in the median; {:.3}, {:.3} to {:.3}",
                     jains.median, jains.low, jains.high
                 ),
-                holds: jains.median >= JAIN_LEAST,
+                holds: Some(jains.median >= JAIN_LEAST),
             });
             medians.push(jains.median);
         }
@@ -225,7 +225,7 @@ impl Study for Fairness {
                     "a worker for each port is no less fair than one for all: medians of Jain's \
                      index {per_port:.3} and {shared:.3}"
                 ),
-                holds: per_port >= shared - JAIN_LESS,
+                holds: Some(per_port >= shared - JAIN_LESS),
             });
         }
         verdicts
@@ -373,7 +373,7 @@ mod tests {
             machine: Machine::default(),
             failed: Vec::new(),
         };
-        Fairness.judge(&results).iter().map(|verdict| verdict.holds).collect()
+        Fairness.judge(&results).iter().map(|verdict| verdict.holds == Some(true)).collect()
     }
 
     #[test]

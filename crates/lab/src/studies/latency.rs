@@ -134,7 +134,7 @@ fn sleeps_between(results: &Results) -> Option<Verdict> {
              {} runs",
             kicks.len()
         ),
-        holds: least >= 1.0,
+        holds: Some(least >= 1.0),
     })
 }
 

@@ -140,7 +140,7 @@ impl Study for Neighbours {
                     100.0 * least,
                     100.0 * seen.low
                 ),
-                holds: seen.low >= least,
+                holds: Some(seen.low >= least),
             })
         });
         verdicts.collect()

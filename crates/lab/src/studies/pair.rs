@@ -256,7 +256,7 @@ pub fn accounted(results: &Results) -> Option<Verdict> {
              runs in which that is not so",
             unaccounted.len()
         ),
-        holds: astray == 0,
+        holds: Some(astray == 0),
     })
 }
 
@@ -275,6 +275,6 @@ pub fn nothing_wakes(
             woken.len(),
             results.plan.seconds
         ),
-        holds: most == 0.0,
+        holds: Some(most == 0.0),
     })
 }

@@ -165,7 +165,7 @@ impl Study for Peers {
             what: format!(
                 "an idle pvswitch sleeps: {IDLE_WAKES_MOST} wake-ups a second or fewer; {most:.1}"
             ),
-            holds: most <= IDLE_WAKES_MOST,
+            holds: Some(most <= IDLE_WAKES_MOST),
         }]
     }
 }

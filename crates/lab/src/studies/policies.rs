@@ -128,7 +128,7 @@ fn fewer_kicks(results: &Results) -> Option<Verdict> {
             timer.median,
             event.median
         ),
-        holds: timer.high < KICKS_LEFT * event.low,
+        holds: Some(timer.high < KICKS_LEFT * event.low),
     })
 }
 

@@ -306,8 +306,8 @@ impl Fall {
             self.payload.1,
         );
         vec![
-            Verdict { what: fewer, holds: self.calls.1 <= (1.0 - CALLS_FALL) * self.calls.0 },
-            Verdict { what: bytes, holds: self.payload.1 >= BYTES_LEAST * self.payload.0 },
+            Verdict { what: fewer, holds: Some(self.calls.1 <= (1.0 - CALLS_FALL) * self.calls.0) },
+            Verdict { what: bytes, holds: Some(self.payload.1 >= BYTES_LEAST * self.payload.0) },
         ]
     }
 }
@@ -357,7 +357,7 @@ mod tests {
         let holds = |calls, payload| {
             let mut fall = Fall::default();
             fall.add(&cell, calls, payload);
-            fall.verdicts().iter().map(|verdict| verdict.holds).collect::<Vec<_>>()
+            fall.verdicts().iter().map(|verdict| verdict.holds == Some(true)).collect::<Vec<_>>()
         };
         assert_eq!(holds((5000.0, 0.0), (950.0, 940.0)), [true, true]);
         assert_eq!(holds((5000.0, 600.0), (950.0, 940.0)), [false, true]);

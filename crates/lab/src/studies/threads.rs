@@ -402,14 +402,14 @@ fn judge(results: &Results) -> Vec<Verdict> {
             "no frame is lost without a counter that tells it: {:.0} at most in each of {} runs",
             lost.high, lost.count
         );
-        verdicts.push(Verdict { what, holds: lost.high == 0.0 });
+        verdicts.push(Verdict { what, holds: Some(lost.high == 0.0) });
     }
     if let Some(waits) = of(&|cell| !several(cell), "contended") {
         let what = format!(
             "one worker waits for no lock of an egress queue: {:.0} of a million at most, {} runs",
             waits.high, waits.count
         );
-        verdicts.push(Verdict { what, holds: waits.high == 0.0 });
+        verdicts.push(Verdict { what, holds: Some(waits.high == 0.0) });
     }
     if let Some(used) = of(&|cell| several(cell) && cell.get("placement") == "single", "used") {
         let what = format!(
@@ -417,7 +417,7 @@ fn judge(results: &Results) -> Vec<Verdict> {
              {} runs",
             used.low, used.high, used.count
         );
-        verdicts.push(Verdict { what, holds: used.low == 1.0 && used.high == 1.0 });
+        verdicts.push(Verdict { what, holds: Some(used.low == 1.0 && used.high == 1.0) });
     }
     for placement in ["group", "per-port"] {
         let runs: Vec<(f64, f64)> = results
@@ -438,7 +438,7 @@ fn judge(results: &Results) -> Vec<Verdict> {
              several workers",
             runs.len()
         );
-        verdicts.push(Verdict { what, holds: all == runs.len() });
+        verdicts.push(Verdict { what, holds: Some(all == runs.len()) });
     }
     verdicts.extend(balanced::judge(results));
     verdicts

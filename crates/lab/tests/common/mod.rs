@@ -96,7 +96,7 @@ impl Study for Fake {
     fn judge(&self, results: &Results) -> Vec<Verdict> {
         let events = results.values(|_| true, "events");
         let holds = events.iter().all(|events| *events == 7.0);
-        vec![Verdict { what: format!("7 events: {events:?}"), holds }]
+        vec![Verdict { what: format!("7 events: {events:?}"), holds: Some(holds) }]
     }
 }
 

@@ -42,7 +42,7 @@ pub fn document() -> Document {
 }
 
 fn verdict(what: &str, holds: bool) -> Verdict {
-    Verdict { what: what.into(), holds }
+    Verdict { what: what.into(), holds: Some(holds) }
 }
 
 fn warnings() -> Vec<Warning> {

@@ -22,9 +22,7 @@ pub(super) fn judge(results: &Results) -> Option<Verdict> {
     let one_worker = |cell: &&Cell| cell.number("workers") == 1.0;
     let several = cells().filter(|cell| !one_worker(cell)).map(|cell| cell.number("workers"));
     let workers = several.min_by(f64::total_cmp)?;
-    let not = |why: String| {
-        Some(Verdict { what: format!("{WHAT}: not judged here, {why}"), holds: true })
-    };
+    let not = |why: String| Some(Verdict { what: format!("{WHAT}: {why}"), holds: None });
     if shares_cpus(workers as usize, own) {
         return not(format!(
             "{workers} workers and the guests share CPUs: the switch has {own} of its own"
@@ -54,6 +52,6 @@ pub(super) fn judge(results: &Results) -> Option<Verdict> {
              short of time, {} loads; least {least:.2} times",
             times.len()
         ),
-        holds: least >= TIMES_LEAST,
+        holds: Some(least >= TIMES_LEAST),
     })
 }

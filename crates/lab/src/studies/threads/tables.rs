@@ -45,11 +45,10 @@ pub fn parts(results: &Results) -> Vec<Part> {
          same report: measure there, then 'pvswitch lab report DIR LARGER'."
     );
     let text = |title: &str, body: String| Part::Text { title: title.into(), body };
-    let mut parts = vec![
-        text("How to read this", ABOUT.into()),
-        text("This machine", words),
-        Part::Table(claims(std::slice::from_ref(results))),
-    ];
+    let mut parts = vec![text("How to read this", ABOUT.into()), text("This machine", words)];
+    // Of other loads than the seed's there is nothing to set beside it.
+    let claims = claims(std::slice::from_ref(results));
+    parts.extend((!claims.rows.is_empty()).then_some(Part::Table(claims)));
     let loads = Load::all(results);
     for load in &loads {
         parts.extend(load.plots().into_iter().map(Part::Plot));
