@@ -111,6 +111,8 @@ fn show(answer: &Value) {
         }
         if port["xen"].is_object() {
             println!("{:15} {}", "", vif(&port["xen"]));
+        } else if let Some(s) = port["stalled_s"].as_u64() {
+            println!("{:15} gives no buffers (stalled for {s} s)", "");
         }
     }
 }

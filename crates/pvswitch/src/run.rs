@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use lab::near::did_you_mean;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use switch::fdb::{Fdb, Mac, PortId};
-use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
+use switch::forward::{EgressQueue, Forwarder, Mode, Port, STARVED_NS, Source, Table};
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
 use switch::tuning::{Drain, HOLD_MAX, Tuning};
@@ -31,6 +31,7 @@ use self::vhost::VhostPort;
 use self::xen::{Hypervisor, XenBus, XenPort};
 use crate::hints;
 use crate::http;
+use crate::limit::PortLog;
 use crate::pool::{Common, Placement, Pool, token};
 use crate::spec::{Kind, PortSpec, Role, Tap, Xen, XenAt};
 use crate::tap::TapQueues;
@@ -144,6 +145,34 @@ struct PortState {
 }
 
 impl PortState {
+    /// Where what a guest does is told, bounded; `None`: it is no guest's.
+    fn log(&self) -> Option<&PortLog> {
+        match &self.attach {
+            Attach::VhostUser(vhost) => Some(&vhost.log),
+            Attach::Xen(xen) => Some(&xen.log),
+            Attach::Tap(_) | Attach::Null => None,
+        }
+    }
+
+    /// Logs that a guest's driver gives a queue no buffers; or, again.
+    fn tell_stall(&self, queue: u16, begins: bool) {
+        let Some(log) = self.log() else { return };
+        if begins {
+            let s = STARVED_NS / 1_000_000_000;
+            log.warn(format_args!(
+                "queue {queue}: its driver gives no buffers, nothing could be delivered for {s} s"
+            ));
+        } else {
+            log.info(format_args!("queue {queue}: its driver gives buffers again"));
+        }
+    }
+
+    /// For how long which of its queues have been given no buffers, in seconds.
+    fn stalled_s(&self, now_ns: u64) -> Vec<u64> {
+        let stalled = self.port.egress.iter().filter_map(|queue| queue.starved_ns(now_ns));
+        stalled.map(|ns| ns / 1_000_000_000).collect()
+    }
+
     /// Whether it is being drained: not done before all its queues are.
     fn drain(&self) -> Drain {
         let queues = self.ingress.iter().map(|queue| queue.tuning.drain());
@@ -578,20 +607,13 @@ impl System {
             let fault = match report {
                 Report::Fault(_, fault) => fault,
                 Report::Starved(_, queue, begins) => {
-                    if let Attach::Xen(xen) = &state.attach {
-                        xen.tell_stall(queue, begins);
-                    }
+                    state.tell_stall(queue, begins);
                     continue;
                 }
                 Report::Deaf(_, error) => {
-                    match &state.attach {
-                        Attach::VhostUser(vhost) => {
-                            vhost.log.warn(format_args!("cannot wait for kicks: {error}"));
-                        }
-                        Attach::Xen(xen) => {
-                            xen.log.warn(format_args!("cannot wait for events: {error}"));
-                        }
-                        _ => tracing::warn!("port {}: cannot wait: {error}", state.spec.name),
+                    match state.log() {
+                        Some(log) => log.warn(format_args!("cannot wait for its kicks: {error}")),
+                        None => tracing::warn!("port {}: cannot wait: {error}", state.spec.name),
                     }
                     continue;
                 }

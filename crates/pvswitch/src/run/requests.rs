@@ -144,6 +144,7 @@ impl System {
             "queues_active": state.port.active(),
             "faults": state.faults,
             "drain": state.drain().name(),
+            "stalled_s": state.stalled_s(self.pool.now()).iter().max(),
         });
         match &state.attach {
             Attach::VhostUser(vhost) => {

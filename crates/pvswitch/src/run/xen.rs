@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use serde_json::{Value, json};
 use switch::fdb::{Fdb, PortId};
-use switch::forward::{Port, STARVED_NS, Source};
+use switch::forward::{Port, Source};
 use switch::tuning::Tuning;
 use vhost_user::backoff::Backoff;
 use xen_netif::back::{Bus, Failure, Handshake, Home, Queues, Socket, Tree, VifId};
@@ -76,20 +76,6 @@ pub(super) struct XenPort {
     control_due: Option<Instant>,
     /// It held more than one look serves.
     control_more: bool,
-}
-
-impl XenPort {
-    /// Logs that the driver gives a queue no buffers; or, again.
-    pub(super) fn tell_stall(&self, queue: u16, begins: bool) {
-        if begins {
-            let s = STARVED_NS / 1_000_000_000;
-            self.log.warn(format_args!(
-                "queue {queue}: its driver gives no buffers, nothing could be delivered for {s} s"
-            ));
-        } else {
-            self.log.info(format_args!("queue {queue}: its driver gives buffers again"));
-        }
-    }
 }
 
 /// What a vif's handshake does to workers.
@@ -544,15 +530,12 @@ impl System {
         let vif = bus.and_then(|b| b.bus.vifs().find(|(id, _)| *id == port.id));
         let Some((id, vif)) = vif else { return Value::Null };
         let status = vif.status();
-        let now_ns = self.pool.now();
-        let stalled = state.port.egress.iter().filter_map(|queue| queue.starved_ns(now_ns));
-        let stalled_s: Vec<_> = stalled.map(|ns| ns / 1_000_000_000).collect();
+        let stalled_s = state.stalled_s(self.pool.now());
         json!({
             "vif": id.to_string(),
             "front": status.front.to_string(),
             "back": status.back.to_string(),
             "state": stands(status.text, &stalled_s, status.queues),
-            "stalled_s": stalled_s.iter().max(),
             "error": status.error,
             "takes": status.takes,
             "queues": status.queues,
