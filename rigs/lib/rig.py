@@ -4,7 +4,7 @@ A rig is a program `rigs/NAME/run` that ends with `rig.main("NAME", __doc__, bod
 called with a `Rig`; when it returns, fails or is interrupted, everything started through the `Rig` is
 gone again: processes, namespaces, interfaces, temporary files.
 
-Exit status: 0 passed, 1 failed, 77 skipped (the last line then says what is missing and how to get it).
+Exit status: 0 passed, 1 failed, 2 misused, 77 skipped (the last line then says what is missing and how to get it).
 
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
     import rig
@@ -627,7 +627,8 @@ class Rig:
 def main(name, doc, body, arguments=None):
     """Parses the options, runs `body(rig)`, cleans up, and exits with 0, 1 or 77.
 
-    `arguments(parser)` may add options; they arrive as `rig.options`.
+    `arguments(parser)` may add options; they arrive as `rig.options`, and `rig.misused(why)` ends with
+    2 where they do not go together.
     """
     parser = argparse.ArgumentParser(prog=f"rigs/{name}/run", description=doc.strip().splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the short form, as CI runs it")
@@ -640,6 +641,7 @@ def main(name, doc, body, arguments=None):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     begun = time.monotonic()
     rig = Rig(name, options)
+    rig.misused = parser.error
     try:
         body(rig)
     except Skip as missing:

@@ -34,26 +34,28 @@ unless a setting says otherwise. bulk: as many frames of 60 bytes as pass; paced
 second. Where the guests \
 share one CPU, the receiver goes first if the system lets it.";
 
-/// Parts of the report.
+/// Parts of the report: those of which anything was measured.
 pub fn parts(results: &Results) -> Vec<Part> {
     let text = |title: &str, body: &str| Part::Text { title: title.into(), body: body.into() };
-    let mut parts = vec![text("Time-outs: how to read this", ABOUT)];
-    parts.push(Part::Table(timeouts(results)));
-    parts.push(Part::Plot(plot(
-        results,
-        ("Time for 1 GB of TCP, by time-out", "seconds-1-gb", "times the row before"),
-        "seconds_1_gb",
-        true,
-    )));
-    parts.push(Part::Plot(plot(
-        results,
-        ("Frames for each call, by time-out", "frames-per-call", "frames for each call"),
-        "frames_per_call",
-        false,
-    )));
-    parts.push(Part::Table(costs(results)));
-    parts.push(text("Settings: how to read this", ABOUT_SETTINGS));
-    parts.extend(SET.iter().map(|way| Part::Table(settings(results, way))));
+    let cells = results.cells();
+    let has = |way: &str| cells.iter().any(|cell| cell.get("way") == way);
+    let mut parts = Vec::new();
+    if TIMED.iter().any(|way| has(way)) {
+        let time = ("Time for 1 GB of TCP, by time-out", "seconds-1-gb", "times the row before");
+        let frames =
+            ("Frames for each call, by time-out", "frames-per-call", "frames for each call");
+        parts.extend([
+            text("Time-outs: how to read this", ABOUT),
+            Part::Table(timeouts(results)),
+            Part::Plot(plot(results, time, "seconds_1_gb", true)),
+            Part::Plot(plot(results, frames, "frames_per_call", false)),
+            Part::Table(costs(results)),
+        ]);
+    }
+    if SET.iter().any(|way| has(way)) {
+        parts.push(text("Settings: how to read this", ABOUT_SETTINGS));
+    }
+    parts.extend(SET.iter().filter(|way| has(way)).map(|way| Part::Table(settings(results, way))));
     parts
 }
 
@@ -210,7 +212,7 @@ fn plot(
     }
 }
 
-/// One row for each setting.
+/// One row for each setting that was measured.
 fn settings(results: &Results, way: &str) -> Table {
     let ratio = |setting: &str, measure| {
         let of = |setting| median(results, way, setting, measure);
@@ -219,8 +221,9 @@ fn settings(results: &Results, way: &str) -> Table {
             _ => Value::Missing("not measured".into()),
         }
     };
-    let rows = SETTINGS.iter().map(|setting| {
-        let name = setting.name;
+    let cells = results.cells();
+    let names = SETTINGS.iter().map(|setting| setting.name);
+    let rows = names.filter(|name| cells.contains(&&cell(way, name))).map(|name| {
         let ours = |measure, digits| value(results, way, name, measure, digits);
         vec![
             Value::Text(name.into()),
