@@ -394,7 +394,8 @@ fn readers_never_see_the_port_of_another_address() {
 
 #[test]
 fn workers_that_learn_the_same_address_agree() {
-    let fdb = Fdb::new(1024, KEY, 300, 100);
+    // Who misses an address that another puts in meanwhile may be told of a limit that it meets.
+    let fdb = Fdb::new(1024, KEY, 300, 101);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
