@@ -753,7 +753,8 @@ fn what_a_guest_may_not_do_and_what_went_away_is_told() {
     assert!(text.contains("hypervisor: permission denied; run as root or as the user"), "{text}");
     // Xenstore, and all else of the other side, goes without a word.
     let mut guest = Gen::connect(&at, &["--mode", "sink"]);
-    switch.wait_up("a", true);
+    // Its own handshake ends after the switch's: with its first frame, at the latest.
+    wait_for("its first frame", || switch.counter("a", "ingress", "frames") > 0);
     switch.process.kill();
     assert_eq!(guest.0.wait().code(), Some(1));
     let text = std::io::read_to_string(guest.0.0.stderr.take().unwrap()).unwrap();
