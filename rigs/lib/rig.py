@@ -624,11 +624,11 @@ class Rig:
                 print(f"while cleaning up: {error}", file=sys.stderr)
 
 
-def main(name, doc, body, arguments=None):
-    """Parses the options, runs `body(rig)`, cleans up, and exits with 0, 1 or 77.
+def main(name, doc, body, arguments=None, misuse=None):
+    """Parses the options, runs `body(rig)`, cleans up, and exits with 0, 1, 2 or 77.
 
-    `arguments(parser)` may add options; they arrive as `rig.options`, and `rig.misused(why)` ends with
-    2 where they do not go together.
+    `arguments(parser)` may add options; they arrive as `rig.options`. `misuse(options)` says what of them
+    does not go together, if anything; nothing is then done, and the last run's files stay.
     """
     parser = argparse.ArgumentParser(prog=f"rigs/{name}/run", description=doc.strip().splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the short form, as CI runs it")
@@ -636,12 +636,13 @@ def main(name, doc, body, arguments=None):
     if arguments:
         arguments(parser)
     options = parser.parse_args()
+    if why := misuse and misuse(options):
+        parser.error(why)
     # A signal becomes an exception, so that the one clean-up path serves all ends.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     begun = time.monotonic()
     rig = Rig(name, options)
-    rig.misused = parser.error
     try:
         body(rig)
     except Skip as missing:
