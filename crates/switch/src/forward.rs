@@ -15,6 +15,7 @@ use shm::Seg;
 
 pub use self::mirror::{Captured, Mirror};
 pub use self::starved::STARVED_NS;
+use crate::account::Account;
 use crate::fdb::{Fdb, Learned, PortId};
 use crate::flow;
 use crate::frame::{Burst, Verdict};
@@ -60,6 +61,8 @@ pub struct Port {
     steering: Steering,
     /// Copies of its frames, both directions.
     pub mirror: Mirror,
+    /// What its peer makes us spend.
+    pub account: Arc<Account>,
 }
 
 /// One egress queue, shared by all workers.
@@ -181,7 +184,14 @@ impl Port {
     /// A port that is down.
     pub fn new(id: PortId, name: String, egress: Vec<EgressQueue>) -> Self {
         let (steering, active) = (Steering::new(egress.len()), AtomicU16::new(0));
-        Self { id, name, egress, active, steering, mirror: Mirror::default() }
+        let (mirror, account) = (Mirror::default(), Arc::default());
+        Self { id, name, egress, active, steering, mirror, account }
+    }
+
+    /// The same, charged to `account` in place of one of its own with the default limits.
+    #[must_use]
+    pub fn charged_to(self, account: Arc<Account>) -> Self {
+        Self { account, ..self }
     }
 
     /// Tells how many egress queues the peer has enabled.

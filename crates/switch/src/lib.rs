@@ -3,6 +3,7 @@
 //! Ports implement [`port::Ingress`] and [`port::Egress`] and never see each other. The switch
 //! knows frames as [`shm::Seg`]ments, never a descriptor, a file or a clock: time is passed in.
 //!
+//! * [`account`]: what a port makes us spend, and its limits
 //! * [`frame`]: bursts of frames and their private header copies
 //! * [`vnet`]: the virtio-net header, checked
 //! * [`port`]: what a port must do
@@ -16,6 +17,7 @@
 //! * [`stats`]: counters, one for each cause
 #![forbid(unsafe_code)]
 
+pub mod account;
 pub mod direct;
 pub mod fair;
 pub mod fdb;

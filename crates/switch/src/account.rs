@@ -1,0 +1,395 @@
+//! What a port's peer makes the switch spend: one account per port, with limits.
+//!
+//! Guests share workers, a control thread and an address space. Whatever a peer can make the
+//! process spend is charged to the account of the port that causes it, *before* the work is done
+//! (DESIGN.md, "Accounts"). There are two kinds of entry:
+//!
+//! * a [`Stock`] is held and given back: mapped bytes, mappings, descriptors, held frames. It has a
+//!   limit of its own and a share of a [`Budget`] of the process, of which a part is reserved for
+//!   ports that use little, so that one port cannot keep another from coming up.
+//! * a [`Rate`] is spent: messages, connections, announcements, log lines. It is a token bucket
+//!   (GCRA, ITU-T I.371 annex A): so many per second, and a burst.
+//!
+//! What a burst may cost (descriptors walked, segments translated, frames made) is bounded by the
+//! constants in [`burst`]; its time is charged by the worker ([`fair`](crate::fair)).
+//!
+//! Nothing here blocks, allocates on the burst path, or reads a clock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What one burst may cost, whatever its frames are.
+pub mod burst {
+    /// Descriptors walked in one burst of one ring.
+    pub const DESCS_MAX: usize = 1024;
+    /// Segments that one burst may have.
+    pub const SEGS_MAX: usize = 1024;
+    /// Frames made in one burst: by segmentation, times the ports they are for.
+    pub const MADE_MAX: usize = 1024;
+}
+
+/// What the whole process may hold of something.
+#[derive(Debug)]
+pub struct Budget {
+    limit: u64,
+    /// The part that only ports may use which hold no more than `small`.
+    reserve: u64,
+    small: u64,
+    used: AtomicU64,
+}
+
+impl Budget {
+    /// A budget of `limit`. Its last quarter is for ports that hold no more than `small`.
+    pub fn new(limit: u64, small: u64) -> Self {
+        Self { limit, reserve: limit / 4, small, used: AtomicU64::new(0) }
+    }
+
+    /// What all ports hold together.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// What they may hold together.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Takes `n` for a port that then holds `holds`.
+    fn take(&self, n: u64, holds: u64) -> bool {
+        let limit = if holds <= self.small { self.limit } else { self.limit - self.reserve };
+        add_below(&self.used, n, limit).is_ok()
+    }
+}
+
+/// Adds `n` unless that exceeds `limit`; what there is then, or what there was.
+fn add_below(used: &AtomicU64, n: u64, limit: u64) -> Result<u64, u64> {
+    let add = |now: u64| now.checked_add(n).filter(|sum| *sum <= limit);
+    used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).map(|was| was + n)
+}
+
+/// Something that a port holds and gives back.
+#[derive(Debug)]
+pub struct Stock {
+    name: &'static str,
+    limit: AtomicU64,
+    used: AtomicU64,
+    refused: AtomicU64,
+    budget: Option<Arc<Budget>>,
+}
+
+/// More than a limit allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverLimit {
+    /// Of what.
+    pub name: &'static str,
+    /// How much was asked for.
+    pub wanted: u64,
+    /// How much the port holds.
+    pub used: u64,
+    /// The limit that it met.
+    pub limit: u64,
+    /// Whether that is the limit of the process, not of the port.
+    pub process: bool,
+}
+
+impl fmt::Display for OverLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, wanted, used, limit, process } = self;
+        let whose = if *process { "the budget of all ports" } else { "the port's limit" };
+        write!(f, "{name}: {wanted} more than the {used} in use exceeds {whose} of {limit}")
+    }
+}
+
+impl std::error::Error for OverLimit {}
+
+/// A part of a [`Stock`], given back when dropped.
+#[derive(Debug)]
+#[must_use = "it is given back when dropped"]
+pub struct Charge {
+    stock: Arc<Stock>,
+    amount: u64,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.stock.give_back(self.amount);
+    }
+}
+
+impl Stock {
+    /// An empty stock of `name` with a limit, which may be a share of a budget of the process.
+    pub fn new(name: &'static str, limit: u64, budget: Option<Arc<Budget>>) -> Self {
+        let zero = || AtomicU64::new(0);
+        Self { name, limit: AtomicU64::new(limit), used: zero(), refused: zero(), budget }
+    }
+
+    /// Charges `n`, to be given back with [`give_back`](Self::give_back).
+    ///
+    /// # Errors
+    /// [`OverLimit`]: nothing was charged, and the refusal was counted.
+    pub fn take(&self, n: u64) -> Result<(), OverLimit> {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let (name, wanted) = (self.name, n);
+        let holds = add_below(&self.used, n, limit).map_err(|used| {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            OverLimit { name, wanted, used, limit, process: false }
+        })?;
+        if let Some(budget) = self.budget.as_ref().filter(|budget| !budget.take(n, holds)) {
+            self.used.fetch_sub(n, Ordering::Relaxed);
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            let (used, limit) = (holds - n, budget.limit);
+            return Err(OverLimit { name, wanted, used, limit, process: true });
+        }
+        Ok(())
+    }
+
+    /// Gives back `n` of what was taken.
+    pub fn give_back(&self, n: u64) {
+        let was = self.used.fetch_sub(n, Ordering::Relaxed);
+        assert!(was >= n, "more {} given back than taken", self.name);
+        if let Some(budget) = &self.budget {
+            budget.used.fetch_sub(n, Ordering::Relaxed);
+        }
+    }
+
+    /// Charges `n` for as long as the result lives.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub fn charge(self: &Arc<Self>, n: u64) -> Result<Charge, OverLimit> {
+        self.take(n)?;
+        Ok(Charge { stock: Arc::clone(self), amount: n })
+    }
+
+    /// How much is held.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// How often more was refused.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+}
+
+/// Something that a port spends, so much a second.
+#[derive(Debug)]
+pub struct Rate {
+    name: &'static str,
+    /// Per second; 0: none at all.
+    limit: AtomicU64,
+    burst: u64,
+    /// When the bucket is full again (theoretical arrival time), in ns.
+    full_ns: AtomicU64,
+    spent: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Rate {
+    /// `limit` of `name` a second, and `burst` at once.
+    pub fn new(name: &'static str, limit: u64, burst: u64) -> Self {
+        let zero = || AtomicU64::new(0);
+        let (limit, burst) = (AtomicU64::new(limit), burst.max(1));
+        Self { name, limit, burst, full_ns: zero(), spent: zero(), refused: zero() }
+    }
+
+    /// Spends one, if there is one at `now_ns` (any monotonic time, always the same one). A
+    /// refusal is counted.
+    pub fn spend(&self, now_ns: u64) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let each_ns = if limit == 0 { u64::MAX } else { 1_000_000_000 / limit };
+        let room_ns = each_ns.saturating_mul(self.burst);
+        let spend = |full: u64| {
+            let next = full.max(now_ns).checked_add(each_ns)?;
+            (next - now_ns <= room_ns && limit > 0).then_some(next)
+        };
+        let spent = self.full_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok();
+        let count = if spent { &self.spent } else { &self.refused };
+        count.fetch_add(1, Ordering::Relaxed);
+        spent
+    }
+
+    /// When there is one again, in ns; not later than `now_ns` if there is one now.
+    pub fn next_ns(&self, now_ns: u64) -> u64 {
+        let limit = self.limit.load(Ordering::Relaxed);
+        if limit == 0 {
+            return u64::MAX;
+        }
+        let each_ns = 1_000_000_000 / limit;
+        let full = self.full_ns.load(Ordering::Relaxed).max(now_ns);
+        (full + each_ns).saturating_sub(each_ns.saturating_mul(self.burst)).max(now_ns)
+    }
+
+    /// How many were spent.
+    pub fn spent(&self) -> u64 {
+        self.spent.load(Ordering::Relaxed)
+    }
+
+    /// How many were refused.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+}
+
+/// One entry of an account, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What, as `ctl` and the configuration name it.
+    pub name: &'static str,
+    /// In use; of a rate: spent so far.
+    pub used: u64,
+    /// At most; of a rate: a second.
+    pub limit: u64,
+    /// How often more was refused.
+    pub refused: u64,
+    /// Whether it is a rate.
+    pub per_second: bool,
+}
+
+/// The budgets of the process, of which ports' stocks are shares.
+#[derive(Clone, Debug)]
+pub struct Budgets {
+    /// Bytes of address space for peers' memory.
+    pub mapped_bytes: Arc<Budget>,
+    /// Mappings (`vm.max_map_count`).
+    pub mappings: Arc<Budget>,
+    /// File descriptors (`RLIMIT_NOFILE`).
+    pub descriptors: Arc<Budget>,
+    /// Bytes of frames that are held for full destinations.
+    pub held_bytes: Arc<Budget>,
+}
+
+impl Budgets {
+    /// For a process that may have `mapped_bytes` of address space, `mappings` and `descriptors`
+    /// for its ports.
+    pub fn new(mapped_bytes: u64, mappings: u64, descriptors: u64) -> Self {
+        let budget = |limit, small| Arc::new(Budget::new(limit, small));
+        Self {
+            mapped_bytes: budget(mapped_bytes, 64 << 30),
+            mappings: budget(mappings, 16),
+            descriptors: budget(descriptors, 64),
+            held_bytes: budget(64 << 20, 64 << 10),
+        }
+    }
+}
+
+/// A port's account.
+#[derive(Debug)]
+pub struct Account {
+    /// Bytes of the peer's memory that are mapped, file offsets included.
+    pub mapped_bytes: Arc<Stock>,
+    /// Mappings of it.
+    pub mappings: Arc<Stock>,
+    /// File descriptors that the peer gave us, and those of its connections.
+    pub descriptors: Arc<Stock>,
+    /// Frames that wait because this port is full, all queues together.
+    pub held_frames: Arc<Stock>,
+    /// Their bytes.
+    pub held_bytes: Arc<Stock>,
+    /// Messages of the control protocol (vhost-user).
+    pub messages: Rate,
+    /// Connections accepted, or made.
+    pub connections: Rate,
+    /// Announcements (SEND_RARP) flooded for it.
+    pub announcements: Rate,
+    /// Log lines that its peer caused.
+    pub log_lines: Rate,
+}
+
+/// Default limits, for a switch of up to 4096 ports.
+pub mod defaults {
+    /// Bytes mapped: 4 TiB, more than the largest virtual machines have.
+    pub const MAPPED_BYTES: u64 = 1 << 42;
+    /// Mappings: as many as there are memory slots, twice, for a table that replaces another.
+    pub const MAPPINGS: u64 = 2 * 509;
+    /// Descriptors: kick, call and err of 33 rings, memory files, and a few.
+    pub const DESCRIPTORS: u64 = 640;
+    /// Frames held.
+    pub const HELD_FRAMES: u64 = 1024;
+    /// Bytes held.
+    pub const HELD_BYTES: u64 = 512 << 10;
+    /// Messages a second, and at once. A front-end of 16 queue pairs needs about 150 to start.
+    pub const MESSAGES: (u64, u64) = (4000, 8000);
+    /// Connections a second, and at once.
+    pub const CONNECTIONS: (u64, u64) = (10, 50);
+    /// Announcements a second, and at once. QEMU sends five after a migration.
+    pub const ANNOUNCEMENTS: (u64, u64) = (10, 20);
+    /// Log lines a second, and at once.
+    pub const LOG_LINES: (u64, u64) = (2, 16);
+}
+
+impl Default for Account {
+    /// With the default limits, and no budget of a process.
+    fn default() -> Self {
+        Self::with(None)
+    }
+}
+
+impl Account {
+    /// With the default limits, as a share of `budgets`.
+    pub fn new(budgets: &Budgets) -> Self {
+        Self::with(Some(budgets))
+    }
+
+    fn with(budgets: Option<&Budgets>) -> Self {
+        let of = |pick: fn(&Budgets) -> &Arc<Budget>| budgets.map(|all| Arc::clone(pick(all)));
+        let stock = |name, limit, budget| Arc::new(Stock::new(name, limit, budget));
+        let rate = |name, (limit, burst)| Rate::new(name, limit, burst);
+        Self {
+            mapped_bytes: stock("mapped-bytes", defaults::MAPPED_BYTES, of(|b| &b.mapped_bytes)),
+            mappings: stock("mappings", defaults::MAPPINGS, of(|b| &b.mappings)),
+            descriptors: stock("descriptors", defaults::DESCRIPTORS, of(|b| &b.descriptors)),
+            held_frames: stock("held-frames", defaults::HELD_FRAMES, None),
+            held_bytes: stock("held-bytes", defaults::HELD_BYTES, of(|b| &b.held_bytes)),
+            messages: rate("messages", defaults::MESSAGES),
+            connections: rate("connections", defaults::CONNECTIONS),
+            announcements: rate("announcements", defaults::ANNOUNCEMENTS),
+            log_lines: rate("log-lines", defaults::LOG_LINES),
+        }
+    }
+
+    fn stocks(&self) -> [&Stock; 5] {
+        let Self { mapped_bytes, mappings, descriptors, held_frames, held_bytes, .. } = self;
+        [mapped_bytes, mappings, descriptors, held_frames, held_bytes]
+    }
+
+    fn rates(&self) -> [&Rate; 4] {
+        [&self.messages, &self.connections, &self.announcements, &self.log_lines]
+    }
+
+    /// Every entry.
+    pub fn entries(&self) -> Vec<Entry> {
+        let stocks = self.stocks().into_iter().map(|stock| Entry {
+            name: stock.name,
+            used: stock.used(),
+            limit: stock.limit.load(Ordering::Relaxed),
+            refused: stock.refused(),
+            per_second: false,
+        });
+        let rates = self.rates().into_iter().map(|rate| Entry {
+            name: rate.name,
+            used: rate.spent(),
+            limit: rate.limit.load(Ordering::Relaxed),
+            refused: rate.refused(),
+            per_second: true,
+        });
+        stocks.chain(rates).collect()
+    }
+
+    /// The names of all entries.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        Self::default().entries().into_iter().map(|entry| entry.name)
+    }
+
+    /// Sets the limit of the entry `name`; what is in use stays. False: there is no such entry.
+    pub fn set_limit(&self, name: &str, limit: u64) -> bool {
+        let stock = self.stocks().into_iter().find(|s| s.name == name).map(|s| &s.limit);
+        let found = stock.or(self.rates().into_iter().find(|r| r.name == name).map(|r| &r.limit));
+        found.iter().for_each(|entry| entry.store(limit, Ordering::Relaxed));
+        found.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests;
