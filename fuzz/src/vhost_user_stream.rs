@@ -64,8 +64,10 @@ pub fn explore(data: &[u8]) -> Seen {
     let mut bytes = Bytes(data);
     let raw = bytes.u8() & 1 != 0;
     let device = Checked::default();
-    let backend =
-        Backend::new(Box::new(device.clone()), Options { protocol_features: PROTOCOL_FEATURES });
+    let backend = Backend::new(
+        Box::new(device.clone()),
+        Options { protocol_features: PROTOCOL_FEATURES, account: Arc::default() },
+    );
     if raw { stream(&device, backend, bytes.0) } else { records(&device, backend, bytes) }
 }
 

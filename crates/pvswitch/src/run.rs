@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use lab::near::did_you_mean;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use switch::account::{Account, Budgets};
 use switch::fdb::{Fdb, Mac, PortId};
 use switch::forward::{EgressQueue, Forwarder, Mode, Port, STARVED_NS, Source, Table};
 use switch::poll::Policy;
@@ -228,6 +229,8 @@ struct System {
     http: Option<http::Server>,
     /// The control thread's own way into the switch, for announcements.
     forwarder: Forwarder,
+    /// What all ports together may hold.
+    budgets: Budgets,
     /// Listeners that could not accept, and when they are looked at again.
     resting: Vec<(Instant, What)>,
     started: Instant,
@@ -321,6 +324,7 @@ impl System {
             control: None,
             http: None,
             forwarder,
+            budgets: setup::budgets(),
             resting: Vec::new(),
             started,
             stop: false,
@@ -376,6 +380,12 @@ impl System {
             added.map_err(|error| RunError::Request(error.to_string()))?;
         }
         Ok(())
+    }
+
+    /// A port with an account of its own.
+    fn make_port(&self, id: PortId, name: &str, egress: Vec<EgressQueue>) -> Port {
+        let account = Arc::new(Account::new(&self.budgets));
+        Port::new(id, name.into(), egress).charged_to(account)
     }
 
     fn port(&self, name: &str) -> Result<&PortState, RunError> {
@@ -456,7 +466,7 @@ impl System {
             let kick = Some(pair.fd);
             served.push(Served { token, source, ingress: pair.ingress, kick, notifies: true });
         }
-        let port = Arc::new(Port::new(id, spec.name.clone(), egress));
+        let port = Arc::new(self.make_port(id, &spec.name, egress));
         port.set_active(port.egress.len() as u16);
         for served in served {
             self.pool.serve(served);

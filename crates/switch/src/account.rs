@@ -198,7 +198,7 @@ impl Rate {
     /// refusal is counted.
     pub fn spend(&self, now_ns: u64) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
-        let each_ns = if limit == 0 { u64::MAX } else { 1_000_000_000 / limit };
+        let each_ns = 1_000_000_000_u64.checked_div(limit).unwrap_or(u64::MAX);
         let room_ns = each_ns.saturating_mul(self.burst);
         let spend = |full: u64| {
             let next = full.max(now_ns).checked_add(each_ns)?;
@@ -213,10 +213,7 @@ impl Rate {
     /// When there is one again, in ns; not later than `now_ns` if there is one now.
     pub fn next_ns(&self, now_ns: u64) -> u64 {
         let limit = self.limit.load(Ordering::Relaxed);
-        if limit == 0 {
-            return u64::MAX;
-        }
-        let each_ns = 1_000_000_000 / limit;
+        let Some(each_ns) = 1_000_000_000_u64.checked_div(limit) else { return u64::MAX };
         let full = self.full_ns.load(Ordering::Relaxed).max(now_ns);
         (full + each_ns).saturating_sub(each_ns.saturating_mul(self.burst)).max(now_ns)
     }

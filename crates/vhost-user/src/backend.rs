@@ -15,6 +15,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use shm::GuestMemory;
+use switch::account::Account;
 
 use crate::device::{BackendRequests, Device};
 use crate::error::ProtocolError;
@@ -44,10 +45,12 @@ const INBAND_NEEDS: ProtocolFeatures =
     ProtocolFeatures::BACKEND_REQ.union(ProtocolFeatures::REPLY_ACK);
 
 /// How a back-end presents itself.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Protocol features to offer; some of [`PROTOCOL_FEATURES`].
     pub protocol_features: ProtocolFeatures,
+    /// What the front-end makes us spend.
+    pub account: Arc<Account>,
 }
 
 /// What became of a message.
@@ -72,6 +75,7 @@ type Handled = Result<Answer, ProtocolError>;
 /// The protocol's state for one connection.
 pub struct Backend {
     device: Box<dyn Device>,
+    account: Arc<Account>,
     offered: ProtocolFeatures,
     /// Acknowledged, bit 30 included.
     features: u64,
@@ -91,6 +95,7 @@ impl Backend {
         let rings = (0..=device.queues_max()).map(|_| Vring::default()).collect();
         Self {
             device,
+            account: options.account,
             offered: options.protocol_features & PROTOCOL_FEATURES,
             features: 0,
             protocol: ProtocolFeatures::empty(),
@@ -106,6 +111,11 @@ impl Backend {
     pub fn close(mut self) -> Box<dyn Device> {
         self.reset();
         self.device
+    }
+
+    /// What the front-end makes us spend.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
     }
 
     /// The device driven.

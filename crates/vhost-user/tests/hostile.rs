@@ -184,7 +184,7 @@ fn ring(front: &UnixStream, index: u32, memory: BorrowedFd<'_>, event: BorrowedF
 
 fn run(ops: &[Op], memory: &Mapping, event: BorrowedFd<'_>) {
     let (front, back) = UnixStream::pair().unwrap();
-    let options = Options { protocol_features: PROTOCOL_FEATURES };
+    let options = Options { protocol_features: PROTOCOL_FEATURES, account: Arc::default() };
     let backend = Backend::new(Box::new(Strict::default()), options);
     let mut connection = Connection::new(back, backend);
     introduce(&front);

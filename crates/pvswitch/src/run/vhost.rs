@@ -50,11 +50,8 @@ impl System {
         id: PortId,
     ) -> Result<PortState, RunError> {
         let pairs: Vec<Pair> = (0..conf.queues).map(|_| Pair::new()).collect();
-        let port = Arc::new(Port::new(
-            id,
-            spec.name.clone(),
-            pairs.iter().map(Pair::egress_queue).collect(),
-        ));
+        let egress = pairs.iter().map(Pair::egress_queue).collect();
+        let port = Arc::new(self.make_port(id, &spec.name, egress));
         let listener = match conf.role {
             Role::Server => {
                 let listener = Listener::bind(&conf.socket)?;
@@ -112,6 +109,7 @@ impl System {
         let pool = Arc::clone(&self.pool);
         let Some((port, ingress, vhost)) = self.vhost(name) else { return };
         let pairs = vhost.pairs.clone();
+        let account = Arc::clone(&port.account);
         let guest = Arc::clone(&vhost.guest);
         let log = Arc::clone(&vhost.log);
         let tuning = ingress.iter().map(|q| Arc::clone(&q.tuning)).collect();
@@ -123,10 +121,8 @@ impl System {
             without: vhost.conf.without,
         };
         let device = Box::new(NetDevice::new(options, pairs, host));
-        let backend = Backend::new(
-            device,
-            backend::Options { protocol_features: backend::PROTOCOL_FEATURES },
-        );
+        let protocol_features = backend::PROTOCOL_FEATURES;
+        let backend = Backend::new(device, backend::Options { protocol_features, account });
         let connection = Connection::new(stream, backend);
         if let Err(error) = self.watch(connection.as_fd(), What::Connection(name.into())) {
             tracing::error!("port {name}: {error}");

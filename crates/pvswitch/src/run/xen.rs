@@ -188,11 +188,8 @@ impl System {
         self.open_bus(&of, spec, &conf.at)?;
         let host = Arc::clone(&self.xen[&of].host);
         let pairs: Vec<Pair> = (0..conf.offer.queues).map(|_| Pair::new()).collect();
-        let port = Arc::new(Port::new(
-            id,
-            spec.name.clone(),
-            pairs.iter().map(Pair::egress_queue).collect(),
-        ));
+        let egress = pairs.iter().map(Pair::egress_queue).collect();
+        let port = Arc::new(self.make_port(id, &spec.name, egress));
         let ingress = pairs.iter().enumerate();
         let ingress: Vec<_> =
             ingress.map(|(i, p)| self.ingress(spec, i, &p.ingress_stats)).collect();

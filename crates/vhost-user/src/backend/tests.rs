@@ -46,7 +46,7 @@ fn event() -> OwnedFd {
 impl Rig {
     fn new() -> Self {
         let fake = Fake::default();
-        let options = Options { protocol_features: PROTOCOL_FEATURES };
+        let options = Options { protocol_features: PROTOCOL_FEATURES, account: Arc::default() };
         Self { backend: Backend::new(Box::new(fake.clone()), options), fake }
     }
 

@@ -5,11 +5,12 @@ use crate::message::{FrontendReq, MemRegion};
 use ConnectionError as C;
 use ProtocolError as E;
 use shm::Mapping;
+use std::sync::Arc;
 
 fn pair() -> (UnixStream, Connection, Fake) {
     let (front, back) = UnixStream::pair().unwrap();
     let fake = Fake::default();
-    let options = Options { protocol_features: PROTOCOL_FEATURES };
+    let options = Options { protocol_features: PROTOCOL_FEATURES, account: Arc::default() };
     let backend = Backend::new(Box::new(fake.clone()), options);
     (front, Connection::new(back, backend), fake)
 }
@@ -127,7 +128,7 @@ fn refusals_are_kept_for_the_log_but_not_without_bound() {
 fn socket_that_fails_is_an_os_error() {
     use rustix::net::{AddressFamily, SocketType, socket};
     let lone = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
-    let options = Options { protocol_features: PROTOCOL_FEATURES };
+    let options = Options { protocol_features: PROTOCOL_FEATURES, account: Arc::default() };
     let backend = Backend::new(Box::new(Fake::default()), options);
     let mut connection = Connection::new(lone.into(), backend);
     let error = connection.on_readable().unwrap_err();

@@ -24,7 +24,10 @@ fn params() -> Params {
 fn serve(protocol_features: ProtocolFeatures) -> (UnixStream, Fake, JoinHandle<ConnectionError>) {
     let (front, back) = UnixStream::pair().unwrap();
     let fake = Fake::default();
-    let backend = Backend::new(Box::new(fake.clone()), Options { protocol_features });
+    let backend = Backend::new(
+        Box::new(fake.clone()),
+        Options { protocol_features, account: Arc::default() },
+    );
     let mut connection = Connection::new(back, backend);
     let thread = thread::spawn(move || {
         let error = loop {
