@@ -1,24 +1,28 @@
 //! From one ingress burst to the egress queues: the learning switch, and the cross-connect.
 //!
 //! The frames of a burst are first grouped by egress queue, then each queue is locked once and
-//! given its group; a port's frames keep their order. What does not fit is held by the sender's
-//! port, within bounds, or dropped with a cause.
+//! given its group; a port's frames keep their order. What does not fit is held for its destination,
+//! within bounds, or dropped with a cause ([`hold`](crate::hold)).
 
 mod direct;
+mod full;
 mod mirror;
 mod starved;
 
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use shm::Seg;
 
+use self::full::Senders;
 pub use self::mirror::{Captured, Mirror};
 pub use self::starved::STARVED_NS;
 use crate::account::Account;
 use crate::fdb::{Fdb, Learned, PortId};
 use crate::flow;
-use crate::frame::{Burst, Verdict};
+use crate::frame::Burst;
+use crate::hold::{Backpressure, HOLD_DEFAULT, Hold, PauseMeter};
 use crate::offload;
 use crate::poll::{Notifier, Notify, Policy};
 use crate::port::{Egress, Fault, Steer};
@@ -26,14 +30,6 @@ use crate::stats::{EgressStats, IngressStats};
 use crate::steering::Steering;
 use crate::tuning::Tuning;
 use crate::vnet::{GSO_NONE, Offloads, VnetHdr};
-
-/// Longest time a destination may take nothing while frames wait for it, in ns. Long enough for a
-/// receiver that was scheduled away on a busy machine; then it counts as stalled, and its frames
-/// are dropped at once until it takes one. A slow receiver is not a stalled one: what waits for it
-/// is bounded by its sender's ring.
-pub const HOLD_NS_MAX: u64 = 50_000_000;
-/// Longest time a frame waits, however its destination moves, in ns.
-const WAIT_NS_MAX: u64 = 1_000_000_000;
 
 /// Addresses and type: the least that is a frame.
 const ETHERNET_LEN: u32 = 14;
@@ -71,12 +67,16 @@ pub struct EgressQueue {
     pub queue: Arc<Mutex<dyn Egress>>,
     /// Its counters.
     pub stats: Arc<EgressStats>,
-    /// Workers that hold frames for it, one bit each; woken when it has room.
+    /// Workers that wait for it, one bit each; woken when it has room.
     pub waiters: AtomicU64,
-    /// A frame waited [`HOLD_NS_MAX`] in vain, and none was taken since.
-    stalled: AtomicBool,
-    /// When it last took a frame.
-    took_ns: AtomicU64,
+    /// Frames that wait for room. Locked after the queue.
+    hold: Mutex<Hold>,
+    /// How many those are.
+    holding: AtomicUsize,
+    /// How many there may be.
+    hold_max: AtomicU16,
+    /// Whether senders are paused for it.
+    meter: PauseMeter,
     /// When a frame was first dropped for want of room, of those since the last was delivered; 0:
     /// none was.
     dropped_ns: AtomicU64,
@@ -96,14 +96,27 @@ impl EgressQueue {
             queue,
             stats,
             waiters: AtomicU64::new(0),
-            stalled: AtomicBool::new(false),
-            took_ns: AtomicU64::new(0),
+            hold: Mutex::new(Hold::new(Arc::default())),
+            holding: AtomicUsize::new(0),
+            hold_max: AtomicU16::new(HOLD_DEFAULT),
+            meter: PauseMeter::default(),
             dropped_ns: AtomicU64::new(0),
             dropped_at: AtomicU64::new(0),
             starved: AtomicBool::new(false),
             call: AtomicU64::new(Policy::Event.to_bits()),
             notifier: Mutex::new(Notifier::new(Policy::Event)),
         }
+    }
+
+    /// How many frames may wait for room.
+    pub fn hold_max(&self) -> u16 {
+        self.hold_max.load(Ordering::Relaxed)
+    }
+
+    /// Sets [`hold_max`](Self::hold_max), up to [`HOLD_MAX`](crate::hold::HOLD_MAX). 0: what does
+    /// not fit is dropped, and no sender waits.
+    pub fn set_hold_max(&self, frames: u16) {
+        self.hold_max.store(frames, Ordering::Relaxed);
     }
 
     /// When the peer is notified of frames.
@@ -118,9 +131,15 @@ impl EgressQueue {
     }
 
     /// `frames` were made visible. A time at which [`tell_late`](Self::tell_late) is to be called,
-    /// if the peer is not told now and there is none yet; it is always told now if it is `full`.
+    /// if the peer is not notified now and there is none yet; it always is if it is `full`.
     #[inline]
-    fn tell(&self, queue: &mut dyn Egress, frames: usize, full: bool, now_ns: u64) -> Option<u64> {
+    fn notify(
+        &self,
+        queue: &mut dyn Egress,
+        frames: usize,
+        full: bool,
+        now_ns: u64,
+    ) -> Option<u64> {
         let policy = self.call();
         if !Notifier::waits(policy) {
             queue.notify();
@@ -184,13 +203,24 @@ impl Port {
     /// A port that is down.
     pub fn new(id: PortId, name: String, egress: Vec<EgressQueue>) -> Self {
         let (steering, active) = (Steering::new(egress.len()), AtomicU16::new(0));
-        let (mirror, account) = (Mirror::default(), Arc::default());
-        Self { id, name, egress, active, steering, mirror, account }
+        let port = Self {
+            id,
+            name,
+            egress,
+            active,
+            steering,
+            mirror: Mirror::default(),
+            account: Arc::default(),
+        };
+        port.charged_to(Arc::default())
     }
 
     /// The same, charged to `account` in place of one of its own with the default limits.
     #[must_use]
-    pub fn charged_to(self, account: Arc<Account>) -> Self {
+    pub fn charged_to(mut self, account: Arc<Account>) -> Self {
+        for queue in &mut self.egress {
+            queue.hold = Mutex::new(Hold::new(Arc::clone(&account)));
+        }
         Self { account, ..self }
     }
 
@@ -199,6 +229,7 @@ impl Port {
         assert!(usize::from(queues) <= self.egress.len());
         self.egress.iter().for_each(EgressQueue::forget_drops);
         self.active.store(queues, Ordering::Release);
+        self.egress[usize::from(queues)..].iter().for_each(EgressQueue::drop_held);
     }
 
     /// How many egress queues are enabled.
@@ -220,6 +251,15 @@ pub struct Source {
     pub stats: Arc<IngressStats>,
     /// Its settings.
     pub tuning: Arc<Tuning>,
+    /// What it waits for.
+    pub backpressure: Backpressure,
+}
+
+impl Source {
+    /// A queue that waits for nothing.
+    pub fn new(port: PortId, queue: u16, stats: Arc<IngressStats>, tuning: Arc<Tuning>) -> Self {
+        Self { port, queue, stats, tuning, backpressure: Backpressure::default() }
+    }
 }
 
 /// Frames of one burst for one egress queue.
@@ -280,10 +320,11 @@ pub struct Forwarder {
     /// How each port's peer wants frames spread, as of the last that it was given.
     steer: Vec<Option<Arc<dyn Steer>>>,
     scratch: offload::Scratch,
-    /// Destinations that were full since the last [`arm_blocked`](Self::arm_blocked).
-    blocked: Vec<(PortId, u16)>,
-    /// Workers (one bit each) that held frames for a destination that took some of ours since: it
-    /// may have room for theirs, and tells no one when it is asked for no notification again.
+    /// Full destinations that are to be tried again; whether each was asked to notify since it last
+    /// was.
+    blocked: BTreeMap<(PortId, u16), bool>,
+    /// Workers (one bit each) that wait for a destination that took some of our frames since: it
+    /// may have room for theirs, and notifies nobody once it is asked not to.
     pub woken: u64,
     /// Queues whose peers are to be notified later, and when, in ns; the earliest is not first.
     late: Vec<(u64, PortId, u16)>,
@@ -316,7 +357,7 @@ impl Forwarder {
             group_of,
             steer: Vec::new(),
             scratch: offload::Scratch::default(),
-            blocked: Vec::new(),
+            blocked: BTreeMap::new(),
             woken: 0,
             late: Vec::new(),
             late_ns: u64::MAX,
@@ -337,17 +378,16 @@ impl Forwarder {
         self.last_learned = None;
     }
 
-    /// Delivers a burst and writes its verdicts. `now_ns` is any monotonic time.
+    /// Delivers, holds or drops each frame of a burst. `now_ns` is any monotonic time.
     pub fn forward(&mut self, from: &Source, burst: &mut Burst<'_>, now_ns: u64) {
         self.groups_used = 0;
         self.bursts += 1;
         if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref)
             && port.mirror.is_on()
         {
-            let new = burst.frames.iter().position(|f| f.held_ns == 0);
-            let new = new.unwrap_or(burst.frames.len())..burst.frames.len();
-            burst.fetch(new.clone());
-            port.mirror.copy(burst, new, true, now_ns);
+            let all = 0..burst.frames.len();
+            burst.fetch(all.clone());
+            port.mirror.copy(burst, all, true, now_ns);
         }
         match self.mode {
             Mode::Switch => self.switch(from, burst, (now_ns / 1_000_000_000) as u32),
@@ -375,7 +415,6 @@ impl Forwarder {
         let picks = &mut self.groups[at].picks;
         let mut plain = true;
         for (i, frame) in burst.frames.iter().enumerate() {
-            // A held frame whose memory went away has no bytes left.
             if frame.len < ETHERNET_LEN {
                 from.stats.drops_runt.add(1);
                 continue;
@@ -399,7 +438,6 @@ impl Forwarder {
                 continue;
             }
             let head = burst.head(i);
-            // A held frame whose memory went away has no bytes left.
             let (Some(dst), Some(src)) = (flow::dst_mac(head), flow::src_mac(head)) else {
                 from.stats.drops_runt.add(1);
                 continue;
@@ -555,42 +593,41 @@ impl Forwarder {
             let as_it_is = queue.takes_granted() && !port.mirror.is_on();
             fetch(burst, group, &queue.offloads(), as_it_is);
         }
-        let (mut done, fault) = self.put(&mut *queue, egress, from, &group.picks, burst);
+        if group.floods.count_ones() < group.picks.len() as u32 {
+            from.backpressure.sends_to(group.port, now_ns);
+        }
+        // Behind those that wait.
+        let is_free =
+            !egress.is_holding() || self.send_held(port, group.queue, &mut *queue, now_ns);
+        let (mut done, fault) = if is_free {
+            self.put(&mut *queue, egress, &Senders::One(&from.stats), &group.picks, burst)
+        } else {
+            (0, None)
+        };
         queue.flush();
         if port.active() > 1 {
             self.learn_steer(port.id, queue.steer());
         }
         let full = done < group.picks.len();
-        let at = egress.tell(&mut *queue, done, full, now_ns).filter(|_| done > 0);
-        drop(queue);
-        if let Some(at) = at {
+        if done > 0
+            && let Some(at) = egress.notify(&mut *queue, done, full, now_ns)
+        {
             self.put_off(at, group.port, group.queue);
         }
         if let Some(fault) = fault {
             self.faults.push((group.port, fault));
             egress.stats.drops_down.add((group.picks.len() - done) as u64);
             done = group.picks.len();
+        } else if full {
+            self.refused(from, port, group, done, burst, (&mut *queue, now_ns));
         }
+        drop(queue);
         if port.mirror.is_on() {
             let picks = group.picks[..done].iter().map(|i| usize::from(*i));
             port.mirror.copy(burst, picks, false, now_ns);
         }
         if done > 0 {
-            self.took((group.port, group.queue), egress, now_ns);
-        }
-        if done < group.picks.len() {
-            self.refused(from, egress, group, done, burst, now_ns);
-        }
-    }
-
-    /// Notes that a destination took a frame: those that wait for it may try again.
-    fn took(&mut self, at: (PortId, u16), egress: &EgressQueue, now_ns: u64) {
-        egress.took_ns.store(now_ns, Ordering::Relaxed);
-        if egress.waiters.load(Ordering::Relaxed) != 0 {
-            self.woken |= egress.waiters.swap(0, Ordering::AcqRel);
-        }
-        if egress.stalled.load(Ordering::Relaxed) {
-            self.took_again(at, egress);
+            self.took((group.port, group.queue), egress);
         }
     }
 
@@ -600,7 +637,7 @@ impl Forwarder {
         &mut self,
         queue: &mut dyn Egress,
         egress: &EgressQueue,
-        from: &Source,
+        from: &Senders<'_>,
         picks: &[u16],
         burst: &Burst<'_>,
     ) -> (usize, Option<Fault>) {
@@ -635,7 +672,7 @@ impl Forwarder {
         &mut self,
         queue: &mut dyn Egress,
         egress: &EgressQueue,
-        from: &Source,
+        from: &Senders<'_>,
         pick: u16,
         burst: &Burst<'_>,
     ) -> Result<bool, Fault> {
@@ -644,7 +681,7 @@ impl Forwarder {
         let takes = queue.offloads();
         let head = burst.head(i);
         let Ok(plan) = offload::plan(head, frame.len, &frame.hdr, &takes) else {
-            from.stats.drops_bad_gso.add(1);
+            from.drops_bad_gso(pick);
             return Ok(true);
         };
         // All segments or none: a frame cut in the middle would be sent again as a whole. A peer
@@ -674,59 +711,10 @@ impl Forwarder {
                 egress.stats.segmented.add(made as u64);
             }
             Ok(made) => egress.stats.checksummed.add(made as u64),
-            Err(_) => from.stats.drops_bad_gso.add(1),
+            Err(_) => from.drops_bad_gso(pick),
         }
         egress.stats.drops_no_room.add(u64::from(cut));
         Ok(true)
-    }
-
-    /// Frames that did not fit: held by their sender, or dropped.
-    fn refused(
-        &mut self,
-        from: &Source,
-        egress: &EgressQueue,
-        group: &Group,
-        done: usize,
-        burst: &mut Burst<'_>,
-        now_ns: u64,
-    ) {
-        let stalled = egress.stalled.load(Ordering::Relaxed);
-        let idle_ns = now_ns.saturating_sub(egress.took_ns.load(Ordering::Relaxed));
-        let (mut held, mut dropped) = (false, false);
-        let mut room = usize::from(from.tuning.hold());
-        room =
-            room.saturating_sub(burst.frames.iter().filter(|f| f.verdict == Verdict::Hold).count());
-        for (n, pick) in group.picks.iter().enumerate().skip(done) {
-            let frame = &mut burst.frames[usize::from(*pick)];
-            if group.floods & 1 << n != 0 {
-                // A flooded frame was delivered to others; it is not shown to them twice.
-                egress.stats.drops_no_room.add(1);
-                dropped = true;
-            } else if stalled
-                || frame.held_ns.min(idle_ns) > HOLD_NS_MAX
-                || frame.held_ns > WAIT_NS_MAX
-                || room == 0
-            {
-                from.stats.drops_no_room.add(1);
-                dropped = true;
-                if idle_ns > HOLD_NS_MAX {
-                    egress.stalled.store(true, Ordering::Relaxed);
-                }
-            } else {
-                frame.verdict = Verdict::Hold;
-                room -= 1;
-                held = true;
-            }
-        }
-        if dropped {
-            self.dropped((group.port, group.queue), egress, now_ns);
-        }
-        if held {
-            egress.waiters.fetch_or(1 << self.worker, Ordering::AcqRel);
-            if !self.blocked.contains(&(group.port, group.queue)) {
-                self.blocked.push((group.port, group.queue));
-            }
-        }
     }
 
     /// Remembers to notify a queue's peer.
@@ -759,26 +747,6 @@ impl Forwarder {
             true
         });
         self.late_ns = next;
-    }
-
-    /// Before sleeping with held frames: asks each full destination to notify when it has room.
-    /// False: one has room by now, go on.
-    pub fn arm_blocked(&mut self) -> bool {
-        let mut full = true;
-        for (port, queue) in self.blocked.drain(..) {
-            let port = self.table.get(usize::from(port.0)).and_then(Option::as_ref);
-            let Some(port) = port.filter(|p| p.active() > 0) else {
-                full = false;
-                continue;
-            };
-            let egress = &port.egress[usize::from(queue)];
-            if !egress.lock().arm() {
-                full = false;
-                // Other workers' frames may fit, too, and no one will tell them again.
-                self.woken |= egress.waiters.swap(0, Ordering::AcqRel) & !(1 << self.worker);
-            }
-        }
-        full
     }
 }
 

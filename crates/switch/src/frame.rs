@@ -26,24 +26,10 @@ pub struct Frame {
     pub seg_first: u32,
     /// Number of segments.
     pub seg_count: u16,
-    /// What the switch decided; the port acts on it when the burst is over.
-    pub verdict: Verdict,
     /// Length in bytes, from the destination MAC on.
     pub len: u32,
     /// Checked offload request.
     pub hdr: VnetHdr,
-    /// How long the port has been holding this frame because its destination was full, in ns;
-    /// 0 for a new frame.
-    pub held_ns: u64,
-}
-
-/// What becomes of a frame when the burst is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Delivered or dropped: give the buffer back to the sender.
-    Done,
-    /// The destination is full: show it again in the next burst.
-    Hold,
 }
 
 /// Frames taken from one ingress queue, oldest first, with their segments.
@@ -82,8 +68,7 @@ impl<'m> Burst<'m> {
     #[inline]
     pub fn push_at(&mut self, first: usize, count: usize, len: u32, hdr: VnetHdr) {
         let (seg_first, seg_count) = (first as u32, count as u16);
-        let verdict = Verdict::Done;
-        self.frames.push(Frame { seg_first, seg_count, verdict, len, hdr, held_ns: 0 });
+        self.frames.push(Frame { seg_first, seg_count, len, hdr });
     }
 
     /// The segments of `frame`.
@@ -128,7 +113,8 @@ impl<'m> Burst<'m> {
         self.asked.count_ones() as usize >= self.frames.len()
     }
 
-    fn bring(&mut self, picks: impl Iterator<Item = usize>) {
+    /// As [`fetch`](Self::fetch), for frames that no receiver asked for.
+    pub(crate) fn bring(&mut self, picks: impl Iterator<Item = usize>) {
         if self.brought == 0 {
             let needed: usize = self.frames.iter().map(|frame| frame.len as usize).sum();
             self.spare = self.arena.len().saturating_sub(needed);

@@ -11,6 +11,7 @@
 //! * [`fdb`]: which MAC is behind which port
 //! * [`offload`]: segmentation and checksums in software, for ports that lack them
 //! * [`forward`]: from an ingress burst to egress queues
+//! * [`hold`]: frames that wait for a full destination
 //! * [`poll`]: when to poll and when to sleep, when to notify
 //! * [`fair`]: who is served next, and by which worker
 //! * [`tuning`]: what an operator can set for a queue while it runs
@@ -24,6 +25,7 @@ pub mod fdb;
 pub mod flow;
 pub mod forward;
 pub mod frame;
+pub mod hold;
 pub mod offload;
 pub mod pair;
 pub mod poll;

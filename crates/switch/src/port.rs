@@ -13,10 +13,9 @@ use crate::vnet::{Offloads, VnetHdr};
 
 /// Receives frames from a peer.
 pub trait Ingress: Send {
-    /// Takes up to `max` frames, held ones first, shows them to `forward`, and acts on the
-    /// verdicts: gives `Done` buffers back to the sender, in order, and keeps `Hold` frames to
-    /// show them again. Notifies the peer at most once. `burst` is scratch, given back empty.
-    /// Returns how many frames were shown; at least `max` if it stopped before for their length
+    /// Takes up to `max` frames, shows them to `forward`, and gives their buffers back to the
+    /// sender, in order: `forward` delivers, copies or drops each of them. Notifies the peer at
+    /// most once. `burst` is scratch, given back empty. Returns how many frames were shown; at least `max` if it stopped before for their length
     /// ([`BURST_BYTES`](crate::frame::BURST_BYTES)) and there are more.
     ///
     /// # Errors
@@ -44,11 +43,8 @@ pub trait Ingress: Send {
         Ok(0)
     }
 
-    /// Frames held because their destination was full.
-    fn held(&self) -> usize;
-
-    /// Asks the peer to notify and looks a last time. True: nothing to do, sleeping is safe (held
-    /// frames aside). False: there is work.
+    /// Asks the peer to notify and re-checks. True: nothing to do, sleeping is safe. False: there is
+    /// work.
     fn arm(&mut self) -> bool;
 
     /// Once [`arm`](Self::arm) was true: when there is work that no one will tell of, such as what

@@ -25,12 +25,37 @@ impl Counter {
     }
 }
 
+/// A counter that several workers may add to at once: a locked instruction.
+#[derive(Debug, Default)]
+pub struct Shared(AtomicU64);
+
+impl Shared {
+    /// Adds `n`.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// The value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! kind {
+    () => {
+        Counter
+    };
+    ($kind:ident) => {
+        $kind
+    };
+}
+
 macro_rules! counters {
-    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $field:ident,)* }) => {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $field:ident $(: $kind:ident)?,)* }) => {
         $(#[$meta])*
         #[derive(Debug, Default)]
         #[repr(align(128))]
-        pub struct $name { $($(#[$doc])* pub $field: Counter,)* }
+        pub struct $name { $($(#[$doc])* pub $field: kind!($($kind)?),)* }
 
         impl $name {
             /// Every counter's name, as it appears in `ctl stats --json`, and value.
@@ -74,8 +99,10 @@ counters! {
         calls,
         /// Frames of those that were read straight into their receiver's buffers.
         direct,
-        /// Times a frame was kept because its destination was full.
+        /// Frames that were held because their destination was full.
         holds,
+        /// Bursts not taken because the only destination was full.
+        pauses,
         /// Shorter than an Ethernet header, or than the virtio-net header before it.
         drops_runt,
         /// Longer than any legal frame.
@@ -89,8 +116,9 @@ counters! {
         drops_bad_addr,
         /// The sender's grant could not be read.
         drops_bad_grant,
-        /// The destination stayed full for too long, or too much was held for it already.
-        drops_no_room,
+        /// The destination stayed full for too long, or too much was held for it already. Counted
+        /// there, too, as `lost_no_room` or `lost_aged`.
+        drops_no_room: Shared,
         /// Its port's link is down, by the toolstack.
         drops_down,
         /// No port to deliver to (cross mode without a partner, partner down).
@@ -121,6 +149,12 @@ counters! {
         kicks,
         /// Times a frame did not fit at once.
         full,
+        /// Frames that were held here because the queue was full.
+        holds,
+        /// Frames of senders that were lost because the queue was full, and too many were held.
+        lost_no_room,
+        /// Frames of senders that were held here for too long, and given up.
+        lost_aged,
         /// Times the queue's lock was taken by another worker.
         contended,
         /// Frames made by software segmentation.
@@ -137,7 +171,9 @@ counters! {
         drops_filtered,
         /// The queue is not started or not enabled.
         drops_down,
-        /// Flooded frames that did not fit; floods are never held.
+        /// Copies of flooded frames that did not fit, or were held for too long.
         drops_no_room,
+        /// Frames that were held when the queue's peer went away.
+        drops_held_down,
     }
 }

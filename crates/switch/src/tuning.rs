@@ -1,12 +1,8 @@
 //! What an operator can set for an ingress queue while it runs, and what it is doing.
 
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use crate::frame::BURST_MAX;
 use crate::poll::{Policy, State};
-
-/// Most frames one queue may have held for full destinations.
-pub const HOLD_MAX: u16 = BURST_MAX as u16;
 
 /// Whether a queue is being drained: asked for by an operator, said to be done by its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,9 +10,9 @@ pub const HOLD_MAX: u16 = BURST_MAX as u16;
 pub enum Drain {
     /// New frames are taken.
     Off,
-    /// None are to be taken; its worker may not know yet, or frames are still held.
+    /// None are to be taken; its worker may not know yet.
     Asked,
-    /// None are taken, and none is held.
+    /// None are taken.
     Done,
 }
 
@@ -37,24 +33,20 @@ impl Drain {
 pub struct Tuning {
     poll: AtomicU64,
     weight: AtomicU32,
-    hold: AtomicU16,
     drain: AtomicU8,
     state: AtomicU8,
     worker: AtomicU8,
-    held: AtomicU16,
 }
 
 impl Tuning {
-    /// Weight 1, and as many held frames as there can be.
+    /// Weight 1.
     pub fn new(poll: Policy) -> Self {
         Self {
             poll: AtomicU64::new(poll.to_bits()),
             weight: AtomicU32::new(1),
-            hold: AtomicU16::new(HOLD_MAX),
             drain: AtomicU8::new(Drain::Off as u8),
             state: AtomicU8::new(State::Cold as u8),
             worker: AtomicU8::new(0),
-            held: AtomicU16::new(0),
         }
     }
 
@@ -80,17 +72,6 @@ impl Tuning {
         self.weight.store(weight, Ordering::Relaxed);
     }
 
-    /// Most frames held for full destinations.
-    #[inline]
-    pub fn hold(&self) -> u16 {
-        self.hold.load(Ordering::Relaxed)
-    }
-
-    /// Sets [`hold`](Self::hold), up to [`HOLD_MAX`].
-    pub fn set_hold(&self, frames: u16) {
-        self.hold.store(frames, Ordering::Relaxed);
-    }
-
     /// Whether the queue is being drained.
     #[inline]
     pub fn drain(&self) -> Drain {
@@ -112,7 +93,7 @@ impl Tuning {
         }
     }
 
-    /// Told by the queue's worker: it has taken none since it was asked, and holds none.
+    /// Told by the queue's worker: it has taken none since it was asked.
     pub fn drained(&self) {
         // Not if it was asked for frames again meanwhile.
         let _ = self.swap_drain(Drain::Asked, Drain::Done);
@@ -121,16 +102,6 @@ impl Tuning {
     fn swap_drain(&self, from: Drain, to: Drain) -> Result<u8, u8> {
         let (from, to) = (from as u8, to as u8);
         self.drain.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
-    }
-
-    /// How many of its frames are held for full destinations now.
-    pub fn held(&self) -> u16 {
-        self.held.load(Ordering::Relaxed)
-    }
-
-    /// Told by the queue's worker.
-    pub fn set_held(&self, frames: usize) {
-        self.held.store(frames.min(usize::from(u16::MAX)) as u16, Ordering::Relaxed);
     }
 
     /// How the queue is served at the moment.

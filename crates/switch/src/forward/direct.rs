@@ -29,13 +29,16 @@ impl Forwarder {
             return;
         }
         let egress = &partner.egress[usize::from(from.queue % active)];
+        if from.backpressure.full().is_some() || egress.is_holding() {
+            return;
+        }
         let mut queue = egress.lock();
         let Some(direct) = queue.direct() else { return };
         let done = ingress.burst_into(BURST_MAX, direct);
         let mut late = None;
         if done != Ok(0) {
             queue.flush();
-            late = egress.tell(&mut *queue, done.as_ref().map_or(1, |n| *n), false, now_ns);
+            late = egress.notify(&mut *queue, done.as_ref().map_or(1, |n| *n), false, now_ns);
         }
         drop(queue);
         if let Some(at) = late {
@@ -43,7 +46,7 @@ impl Forwarder {
         }
         match done {
             Ok(0) => {}
-            Ok(_) => self.took((to, from.queue % active), egress, now_ns),
+            Ok(_) => self.took((to, from.queue % active), egress),
             Err(fault) => self.faults.push((to, fault)),
         }
     }

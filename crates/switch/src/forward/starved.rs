@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::{EgressQueue, Forwarder};
 use crate::fdb::PortId;
+use crate::port::Egress;
 
 /// As the kernel's netback has it (`rx_stall_timeout_msecs`), in ns.
 pub const STARVED_NS: u64 = 60_000_000_000;
@@ -36,9 +37,15 @@ impl EgressQueue {
 }
 
 impl Forwarder {
-    /// Frames were dropped because a destination had no room.
+    /// Frames were dropped because a destination had no room. Under the queue's lock.
     #[cold]
-    pub(super) fn dropped(&mut self, at: (PortId, u16), egress: &EgressQueue, now_ns: u64) {
+    pub(super) fn dropped(
+        &mut self,
+        at: (PortId, u16),
+        egress: &EgressQueue,
+        queue: &mut dyn Egress,
+        now_ns: u64,
+    ) {
         let since = egress.dropped_ns.load(Ordering::Relaxed);
         let frames = egress.stats.frames.get();
         if since == 0 || egress.dropped_at.load(Ordering::Relaxed) != frames {
@@ -51,12 +58,10 @@ impl Forwarder {
         }
         // Its kick ends it, though no frame may come by then. One that does not kick for room is
         // never full here, and does not starve.
-        if egress.lock().arm() {
+        if queue.arm() {
             if !egress.starved.swap(true, Ordering::Relaxed) {
                 self.starved.push((at.0, at.1, true));
             }
-            // Floods alone may have starved: the next frame that it takes is to look.
-            egress.stalled.store(true, Ordering::Release);
         } else {
             egress.dropped_ns.store(now_ns, Ordering::Relaxed);
             // Others' frames may fit, too, and no one will tell them again.
@@ -64,15 +69,14 @@ impl Forwarder {
         }
     }
 
-    /// A destination took a frame, the first since it stalled.
+    /// A destination that starved took a frame.
     #[cold]
     pub(super) fn took_again(&mut self, at: (PortId, u16), egress: &EgressQueue) {
         let is_fed = egress.stats.frames.get() != egress.dropped_at.load(Ordering::Relaxed);
-        if egress.starved.load(Ordering::Relaxed) && !is_fed {
+        if !is_fed {
             // All it did was to refuse what it does not want at all.
             return;
         }
-        egress.stalled.swap(false, Ordering::Acquire);
         if egress.starved.swap(false, Ordering::Relaxed) {
             self.starved.push((at.0, at.1, false));
         }

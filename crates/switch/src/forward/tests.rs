@@ -99,13 +99,6 @@ impl Egress for FakeEgress {
     }
 }
 
-/// A frame that a sender's port holds, or is about to show.
-struct Waiting {
-    bytes: Vec<u8>,
-    hdr: VnetHdr,
-    since_ns: Option<u64>,
-}
-
 /// Ports, a forwarder, and a sender's port for each.
 struct Rig {
     forwarder: Forwarder,
@@ -113,7 +106,6 @@ struct Rig {
     table: Table,
     egress: Vec<Vec<Arc<Mutex<FakeEgress>>>>,
     sources: Vec<Source>,
-    waiting: Vec<Vec<Waiting>>,
     now_ns: u64,
 }
 
@@ -135,8 +127,7 @@ impl Rig {
             })
             .collect();
         let tuning = || Arc::new(Tuning::new(Policy::Event));
-        let source =
-            |id| Source { port: PortId(id), queue: 0, stats: Arc::default(), tuning: tuning() };
+        let source = |id| Source::new(PortId(id), 0, Arc::default(), tuning());
         let shared = Arc::new(table.clone());
         Self {
             forwarder: Forwarder::new(mode, 3, Arc::clone(&fdb), shared, 7),
@@ -144,31 +135,19 @@ impl Rig {
             table,
             egress,
             sources: (0..ports).map(source).collect(),
-            waiting: (0..ports).map(|_| Vec::new()).collect(),
             now_ns: SECOND,
         }
     }
 
-    /// One burst from `port`: what it holds, and `frames`.
+    /// One burst from `port`.
     fn send_all(&mut self, port: usize, frames: Vec<(Vec<u8>, VnetHdr)>) {
-        let mut shown = std::mem::take(&mut self.waiting[port]);
-        shown.extend(frames.into_iter().map(|(bytes, hdr)| Waiting { bytes, hdr, since_ns: None }));
-        assert!(shown.len() <= BURST_MAX);
+        assert!(frames.len() <= BURST_MAX);
         let mut burst = Burst::default();
-        for (i, w) in shown.iter().enumerate() {
-            burst.segs.push(Seg::of(&w.bytes));
-            burst.push_at(i, 1, w.bytes.len() as u32, w.hdr);
-            burst.frames[i].held_ns = w.since_ns.map_or(0, |s| (self.now_ns - s).max(1));
+        for (i, (bytes, hdr)) in frames.iter().enumerate() {
+            burst.segs.push(Seg::of(bytes));
+            burst.push_at(i, 1, bytes.len() as u32, *hdr);
         }
         self.forwarder.forward(&self.sources[port], &mut burst, self.now_ns);
-        let verdicts: Vec<_> = burst.frames.iter().map(|f| f.verdict).collect();
-        drop(burst);
-        for (mut w, verdict) in shown.into_iter().zip(verdicts) {
-            if verdict == Verdict::Hold {
-                w.since_ns = w.since_ns.or(Some(self.now_ns));
-                self.waiting[port].push(w);
-            }
-        }
     }
 
     fn send(&mut self, port: usize, frames: &[Vec<u8>]) {
@@ -190,6 +169,23 @@ impl Rig {
         queue.flushed = 0;
         queue.hdrs.clear();
         std::mem::take(&mut queue.got)
+    }
+
+    fn egress(&self, port: usize) -> &EgressQueue {
+        &self.table[port].as_ref().unwrap().egress[0]
+    }
+
+    /// How many frames wait for `port`.
+    fn held(&self, port: usize) -> usize {
+        let egress = self.egress(port);
+        let account = &self.table[port].as_ref().unwrap().account;
+        assert_eq!(account.held_frames.used(), egress.held_frames() as u64);
+        egress.held_frames()
+    }
+
+    /// How many frames of `port` are taken next, of a burst.
+    fn may_take(&mut self, port: usize) -> usize {
+        self.forwarder.may_take(&self.sources[port], BURST_MAX, self.now_ns)
     }
 
     fn stats(&self, port: usize) -> &IngressStats {
@@ -433,66 +429,13 @@ fn cross_wires_pairs_and_counts_what_has_no_partner() {
     rig.table[1].as_ref().unwrap().set_active(0);
     rig.send(0, &[frame(mac(1), mac(0), 9)]);
     assert_eq!(rig.stats(0).drops_no_port.get(), 1);
-    // A held frame whose memory went away is shown empty.
     rig.send(2, &[Vec::new()]);
     assert_eq!(rig.stats(2).drops_runt.get(), 1);
     assert!(rig.got(3).is_empty());
 }
 
-#[test]
-fn full_destination_holds_in_order_and_others_go_on() {
-    for mode in [Mode::Switch, Mode::Cross] {
-        let mut rig = Rig::new(mode, 2, 1);
-        rig.fdb.add_static(mac(1), 0, PortId(1), 0).unwrap();
-        rig.port(1).room = 2;
-        rig.send(0, &(0..5).map(|n| frame(mac(1), mac(0), n)).collect::<Vec<_>>());
-        assert_eq!(rig.waiting[0].len(), 3);
-        let waiters = &rig.table[1].as_ref().unwrap().egress[0].waiters;
-        assert_eq!(waiters.load(Ordering::Relaxed), 1 << 3, "ours is worker 3");
-        assert!(rig.forwarder.arm_blocked(), "still full: sleep");
-        assert!(rig.forwarder.arm_blocked(), "armed once");
-        rig.now_ns += MS;
-        rig.send(0, &[frame(mac(1), mac(0), 5)]);
-        rig.port(1).room = ENDLESS;
-        assert!(!rig.forwarder.arm_blocked(), "it has room by now");
-        rig.send(0, &[frame(mac(1), mac(0), 6)]);
-        assert_eq!(serials(&rig.got(1)), [0, 1, 2, 3, 4, 5, 6]);
-        assert_eq!(rig.waiting[0].len(), 0);
-    }
-}
-
-#[test]
-fn full_destination_does_not_keep_frames_from_another() {
-    let mut rig = Rig::new(Mode::Switch, 3, 1);
-    rig.fdb.add_static(mac(1), 0, PortId(1), 0).unwrap();
-    rig.fdb.add_static(mac(2), 0, PortId(2), 0).unwrap();
-    rig.port(1).room = 0;
-    rig.send(0, &[frame(mac(1), mac(0), 0), frame(mac(2), mac(0), 1), frame(mac(1), mac(0), 2)]);
-    assert_eq!(serials(&rig.got(2)), [1]);
-    let held: Vec<_> = rig.waiting[0].iter().map(|w| serial(&w.bytes)).collect();
-    assert_eq!(held, [0, 2]);
-}
-
-#[test]
-fn held_too_long_is_dropped_and_a_stalled_port_holds_nothing_until_it_takes_a_frame() {
-    let mut rig = Rig::new(Mode::Switch, 2, 1);
-    rig.fdb.add_static(mac(1), 0, PortId(1), 0).unwrap();
-    let one = |n| [frame(mac(1), mac(0), n)];
-    rig.port(1).room = 0;
-    rig.send(0, &one(0));
-    rig.now_ns += HOLD_NS_MAX;
-    rig.send(0, &one(1));
-    assert_eq!((rig.waiting[0].len(), rig.stats(0).drops_no_room.get()), (2, 0));
-    rig.now_ns += MS;
-    rig.send(0, &[]);
-    assert_eq!(rig.stats(0).drops_no_room.get(), 1, "the old one");
-    rig.send(0, &one(2));
-    assert_eq!((rig.waiting[0].len(), rig.stats(0).drops_no_room.get()), (0, 3));
-    rig.port(1).room = 1;
-    rig.send(0, &one(3));
-    rig.send(0, &one(4));
-    assert_eq!((serials(&rig.got(1)), rig.waiting[0].len()), (vec![3], 1), "it is back");
-}
+/// `full.rs` has the tests of full destinations.
+mod full;
 
 /// Everything to the queue of this number.
 struct To(u16);
@@ -538,16 +481,6 @@ fn peer_that_spreads_its_frames_itself_is_asked_with_each_group() {
 }
 
 #[test]
-fn floods_are_never_held() {
-    let mut rig = Rig::new(Mode::Switch, 3, 1);
-    rig.port(1).room = 1;
-    rig.send(0, &[frame(BROADCAST, mac(0), 0), frame(BROADCAST, mac(0), 1)]);
-    assert_eq!(rig.waiting[0].len(), 0);
-    assert_eq!(rig.port(1).stats.drops_no_room.get(), 1);
-    assert_eq!((serials(&rig.got(1)), serials(&rig.got(2))), (vec![0], vec![0, 1]));
-}
-
-#[test]
 fn floods_to_many_ports_and_queues_keep_one_group_for_each() {
     let mut rig = Rig::new(Mode::Switch, 40, 3);
     let flooded = |n: u32| tagged(BROADCAST, mac(0), None, (n % 7) as u16, n);
@@ -582,14 +515,14 @@ fn segments_are_delivered_together_or_held_and_what_can_never_fit_is_cut() {
         0,
         vec![tso(mac(1), mac(0), 3000, 1448), (frame(mac(1), mac(0), 1), VnetHdr::NONE)],
     );
-    assert_eq!((rig.waiting[0].len(), rig.got(1).len()), (2, 0));
+    assert_eq!((rig.held(1), rig.got(1).len()), (2, 0));
     rig.port(1).room = ENDLESS;
-    rig.send(0, &[]);
-    assert_eq!(rig.got(1).len(), 4);
+    rig.forwarder.retry(true, rig.now_ns);
+    assert_eq!((rig.held(1), rig.got(1).len()), (0, 4));
     rig.port(1).room = 2;
     rig.port(1).looks = 2;
     rig.send_all(0, vec![tso(mac(1), mac(0), 3000, 1448)]);
-    assert_eq!((rig.waiting[0].len(), rig.got(1).len()), (0, 2));
+    assert_eq!((rig.held(1), rig.got(1).len()), (0, 2));
     assert_eq!(rig.port(1).stats.drops_no_room.get(), 1);
     rig.port(1).room = ENDLESS;
     // No good headers: counted at the sender.
@@ -642,17 +575,19 @@ fn capture_copies_both_directions_and_loses_rather_than_blocks() {
 }
 
 #[test]
-fn held_frames_are_captured_once() {
+fn held_frames_are_captured_once_at_each_end() {
     let mut rig = Rig::new(Mode::Cross, 2, 1);
     let (sink, captured) = sync_channel(10);
-    rig.table[0].as_ref().unwrap().mirror.set(Some(sink));
+    for port in 0..2 {
+        rig.table[port].as_ref().unwrap().mirror.set(Some(sink.clone()));
+    }
     rig.port(1).room = 0;
     rig.send(0, &[frame(mac(1), mac(0), 1)]);
     rig.send(0, &[frame(mac(1), mac(0), 2)]);
     rig.port(1).room = ENDLESS;
-    rig.send(0, &[]);
-    let seen: Vec<_> = captured.try_iter().map(|c| serial(&c.bytes)).collect();
-    assert_eq!(seen, [1, 2]);
+    rig.forwarder.retry(true, rig.now_ns);
+    let seen: Vec<_> = captured.try_iter().map(|c| (c.ingress, serial(&c.bytes))).collect();
+    assert_eq!(seen, [(true, 1), (true, 2), (false, 1), (false, 2)]);
 }
 
 #[test]
@@ -677,6 +612,8 @@ enum Op {
     Wait(u64),
     /// A port goes down or comes up.
     Active(usize, bool),
+    /// What is held is tried again.
+    Retry,
 }
 
 const PORTS: usize = 4;
@@ -687,8 +624,9 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => (0..PORTS, frames).prop_map(|(p, f)| Op::Send(p, f)),
         3 => (0..PORTS, 0_usize..20).prop_map(|(p, n)| Op::Room(p, n)),
-        2 => (1_u64..40).prop_map(Op::Wait),
+        2 => (1_u64..150).prop_map(Op::Wait),
         1 => (0..PORTS, any::<bool>()).prop_map(|(p, up)| Op::Active(p, up)),
+        2 => Just(Op::Retry),
     ]
 }
 
@@ -716,13 +654,13 @@ fn model(mode: Mode, ops: &[Op]) -> Result<(), TestCaseError> {
         match op {
             Op::Room(port, room) => rig.port(*port).room = *room,
             Op::Wait(ms) => rig.now_ns += ms * MS,
+            Op::Retry => rig.forwarder.retry(true, rig.now_ns),
             Op::Active(port, up) => {
                 rig.table[*port].as_ref().unwrap().set_active(u16::from(*up));
             }
             Op::Send(port, frames) => {
-                let free = BURST_MAX - rig.waiting[*port].len();
                 let mut burst = Vec::new();
-                for (to, flow) in frames.iter().take(free) {
+                for (to, flow) in frames {
                     let dst = if *to == 5 { BROADCAST } else { mac(*to) };
                     burst.push(tagged(dst, mac(*port as u8), None, *flow, serial_next));
                     serial_next += 1;
@@ -743,7 +681,7 @@ fn model(mode: Mode, ops: &[Op]) -> Result<(), TestCaseError> {
                 prop_assert!(last.is_none_or(|last| last < serial(&f)), "order in {:?}", key);
             }
         }
-        let held: usize = rig.waiting.iter().map(Vec::len).sum();
+        let held: usize = (0..PORTS).map(|p| rig.held(p)).sum();
         let dropped: u64 = (0..PORTS).map(|p| drops(rig.stats(p)) + egress_drops(&rig, p)).sum();
         prop_assert_eq!(copies, delivered + held as u64 + dropped);
     }

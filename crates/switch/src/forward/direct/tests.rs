@@ -96,10 +96,6 @@ impl Ingress for Sender {
         self.reads.clone()
     }
 
-    fn held(&self) -> usize {
-        0
-    }
-
     fn arm(&mut self) -> bool {
         true
     }
@@ -135,7 +131,7 @@ impl Rig {
     /// One round of the sender, queue `queue` of port 0; returns how often it was asked to read.
     fn round(&mut self, queue: u16) -> usize {
         let tuning = Arc::new(crate::tuning::Tuning::new(crate::poll::Policy::Event));
-        let from = Source { port: PortId(0), queue, stats: Arc::default(), tuning };
+        let from = Source::new(PortId(0), queue, Arc::default(), tuning);
         let before = self.sender.asked;
         self.forwarder.direct(&from, &mut self.sender, 5);
         self.sender.asked - before

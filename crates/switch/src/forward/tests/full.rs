@@ -1,0 +1,235 @@
+//! Full destinations, and those who send to them.
+
+use super::*;
+use crate::hold::{PAUSE_NS, WAIT_NS_MAX};
+
+fn to(port: u8, serials: std::ops::Range<u32>) -> Vec<Vec<u8>> {
+    serials.map(|n| frame(mac(port), mac(0), n)).collect()
+}
+
+/// A switch of three whose addresses are known.
+fn switch() -> Rig {
+    let rig = Rig::new(Mode::Switch, 3, 1);
+    (0..3).for_each(|n| rig.fdb.add_static(mac(n), 0, PortId(n.into()), 0).unwrap());
+    rig
+}
+
+#[test]
+fn frames_for_a_full_destination_wait_in_order_and_their_sender_is_paused() {
+    for mode in [Mode::Switch, Mode::Cross] {
+        let mut rig = Rig::new(mode, 2, 1);
+        rig.fdb.add_static(mac(1), 0, PortId(1), 0).unwrap();
+        rig.port(1).room = 2;
+        assert_eq!(rig.may_take(0), BURST_MAX);
+        rig.send(0, &to(1, 0..5));
+        assert_eq!((rig.held(1), rig.may_take(0)), (3, 0));
+        assert_eq!(rig.egress(1).waiters.load(Ordering::Relaxed), 1 << 3, "ours is worker 3");
+        assert!(rig.forwarder.is_blocked() && rig.forwarder.arm_blocked(), "still full: sleep");
+        rig.port(1).room = 5;
+        assert_eq!(rig.may_take(0), 2, "what waits first, and then as many as there is room for");
+        rig.send(0, &to(1, 5..7));
+        assert_eq!((rig.held(1), rig.may_take(0)), (0, 0));
+        rig.port(1).room = ENDLESS;
+        assert!(!rig.forwarder.arm_blocked(), "it has room by now");
+        assert_eq!(rig.may_take(0), BURST_MAX);
+        rig.forwarder.retry(true, rig.now_ns);
+        assert!(!rig.forwarder.is_blocked());
+        rig.send(0, &to(1, 7..8));
+        assert_eq!(serials(&rig.got(1)), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!((rig.stats(0).holds.get(), rig.egress(1).stats.holds.get()), (3, 3));
+    }
+}
+
+#[test]
+fn destination_is_armed_once_until_it_is_tried_again() {
+    let mut rig = switch();
+    rig.port(1).room = 0;
+    rig.send(0, &to(1, 0..1));
+    assert!(rig.forwarder.arm_blocked());
+    // Were it asked again, it would say that there is room.
+    rig.port(1).room = 1;
+    assert!(rig.forwarder.arm_blocked());
+    rig.port(1).room = 0;
+    rig.forwarder.retry(true, rig.now_ns);
+    rig.port(1).room = 1;
+    assert!(!rig.forwarder.arm_blocked());
+}
+
+/// Issue 14, row 3.
+#[test]
+fn sender_of_several_destinations_never_waits_for_one_of_them() {
+    let mut rig = switch();
+    rig.port(1).room = 0;
+    let mut sent = 0;
+    for burst in 0..1000 {
+        // A frame every 45 ms, and a burst every 100 us.
+        if burst % 450 == 0 {
+            rig.port(1).room = 1;
+        }
+        assert_eq!(rig.may_take(0), BURST_MAX, "burst {burst}");
+        rig.send(0, &[to(1, 0..50), to(2, sent..sent + 14)].concat());
+        sent += 14;
+        rig.now_ns += MS / 10;
+    }
+    assert_eq!(serials(&rig.got(2)), (0..sent).collect::<Vec<_>>());
+    let held = rig.held(1) as u64;
+    let (egress, sender) = (&rig.egress(1).stats, rig.stats(0));
+    assert_eq!(held, 256);
+    assert_eq!(egress.frames.get() + held + sender.drops_no_room.get(), 50_000);
+    let lost = egress.lost_no_room.get() + egress.lost_aged.get();
+    assert_eq!(lost, sender.drops_no_room.get(), "counted at both ends");
+}
+
+#[test]
+fn sender_of_one_destination_waits_for_it_at_most_until_that_is_found_to_drip() {
+    let mut rig = switch();
+    rig.port(1).room = 0;
+    rig.send(0, &to(1, 0..10));
+    let start = rig.now_ns;
+    while rig.may_take(0) == 0 {
+        rig.now_ns += MS;
+        if (rig.now_ns - start) / MS % 45 == 0 {
+            rig.port(1).room += 1;
+            rig.forwarder.retry(true, rig.now_ns);
+        }
+    }
+    assert!((rig.now_ns - start).abs_diff(PAUSE_NS) <= 2 * MS);
+    // Now it goes on, whatever becomes of its frames.
+    for _ in 0..900 {
+        rig.send(0, &to(1, 0..64));
+        assert_eq!(rig.may_take(0), BURST_MAX);
+        rig.now_ns += MS;
+    }
+}
+
+#[test]
+fn frame_that_waits_too_long_is_given_up_however_its_destination_drips() {
+    let mut rig = switch();
+    rig.port(1).room = 0;
+    rig.send(0, &to(1, 0..64));
+    for _ in 0..10 {
+        rig.now_ns += WAIT_NS_MAX / 9;
+        rig.port(1).room = 1;
+        rig.forwarder.retry(true, rig.now_ns);
+    }
+    assert_eq!((rig.held(1), serials(&rig.got(1)).len()), (0, 9));
+    assert_eq!((rig.stats(0).drops_no_room.get(), rig.egress(1).stats.lost_aged.get()), (55, 55));
+    assert!(!rig.forwarder.is_blocked());
+}
+
+#[test]
+fn no_frames_are_held_where_none_may_be() {
+    let mut rig = switch();
+    rig.egress(1).set_hold_max(0);
+    rig.port(1).room = 1;
+    rig.send(0, &to(1, 0..5));
+    assert_eq!((rig.held(1), rig.may_take(0)), (0, BURST_MAX));
+    assert_eq!((rig.stats(0).drops_no_room.get(), rig.egress(1).stats.lost_no_room.get()), (4, 4));
+}
+
+#[test]
+fn full_destination_does_not_keep_frames_from_another() {
+    let mut rig = switch();
+    rig.port(1).room = 0;
+    rig.send(0, &[to(1, 0..1), to(2, 1..2), to(1, 2..3)].concat());
+    assert_eq!((serials(&rig.got(2)), rig.held(1)), (vec![1], 2));
+}
+
+#[test]
+fn flooded_frames_wait_too_but_pause_nobody() {
+    let mut rig = Rig::new(Mode::Switch, 3, 1);
+    rig.port(1).room = 1;
+    rig.send(0, &(0..3).map(|n| frame(BROADCAST, mac(0), n)).collect::<Vec<_>>());
+    assert_eq!((rig.held(1), rig.may_take(0)), (2, BURST_MAX));
+    rig.port(1).room = 1;
+    rig.forwarder.retry(true, rig.now_ns);
+    rig.now_ns += WAIT_NS_MAX + 1;
+    rig.forwarder.retry(true, rig.now_ns);
+    assert_eq!((serials(&rig.got(1)), serials(&rig.got(2))), (vec![0, 1], vec![0, 1, 2]));
+    assert_eq!((rig.port(1).stats.drops_no_room.get(), rig.stats(0).drops_no_room.get()), (1, 0));
+}
+
+#[test]
+fn what_waits_for_a_port_that_goes_down_is_given_up() {
+    let mut rig = switch();
+    rig.port(1).room = 0;
+    rig.send(0, &to(1, 0..5));
+    rig.table[1].as_ref().unwrap().set_active(0);
+    assert_eq!((rig.held(1), rig.egress(1).stats.drops_held_down.get()), (0, 5));
+    assert!(!rig.forwarder.arm_blocked());
+    rig.forwarder.retry(true, rig.now_ns);
+    assert!(!rig.forwarder.is_blocked());
+    assert_eq!(rig.may_take(0), BURST_MAX);
+}
+
+#[test]
+fn fault_of_a_destination_gives_up_what_waits_for_it() {
+    let mut rig = switch();
+    rig.port(1).room = 1;
+    rig.send(0, &to(1, 0..5));
+    rig.port(1).fault_after = 1;
+    rig.port(1).room = ENDLESS;
+    rig.forwarder.retry(true, rig.now_ns);
+    let faults: Vec<_> = rig.forwarder.faults.drain(..).map(|(port, _)| port).collect();
+    assert_eq!((faults, rig.held(1)), (vec![PortId(1)], 0));
+    assert_eq!(rig.egress(1).stats.drops_held_down.get(), 4);
+}
+
+/// What is held is what was decided on, whatever the sender writes there later.
+#[test]
+fn held_frame_is_a_private_copy() {
+    let mut rig = switch();
+    rig.port(1).room = 0;
+    let mut bytes = frame(mac(1), mac(0), 7);
+    bytes.resize(3000, 9);
+    let mut burst = Burst::default();
+    for part in [&bytes[..70], &bytes[70..1000], &bytes[1000..]] {
+        burst.segs.push(Seg::of(part));
+    }
+    burst.push_at(0, 3, 3000, VnetHdr::NONE);
+    rig.forwarder.forward(&rig.sources[0], &mut burst, rig.now_ns);
+    drop(burst);
+    let sent = std::mem::take(&mut bytes);
+    rig.port(1).room = 1;
+    rig.forwarder.retry(true, rig.now_ns);
+    assert_eq!(rig.got(1), [sent]);
+}
+
+/// Issue 14, row 15.
+#[test]
+fn counters_of_a_full_queue_add_up_whoever_floods_it() {
+    const FRAMES: u64 = 20_000;
+    let (fake, stats) = fake();
+    fake.lock().unwrap().room = 0;
+    let egress = EgressQueue::new(fake, Arc::clone(&stats));
+    let port = Arc::new(Port::new(PortId(2), "full".into(), vec![egress]));
+    port.set_active(1);
+    let table: Arc<Table> = Arc::new(vec![None, None, Some(port)]);
+    let fdb = Arc::new(Fdb::new(1024, [1, 2], 300, 4));
+    let senders: Vec<_> = (0..2_u16)
+        .map(|id| {
+            let (table, fdb) = (Arc::clone(&table), Arc::clone(&fdb));
+            std::thread::spawn(move || {
+                let tuning = Arc::new(Tuning::new(Policy::Event));
+                let source = Source::new(PortId(id), 0, Arc::default(), tuning);
+                let mut forwarder = Forwarder::new(Mode::Switch, id as u8, fdb, table, 7);
+                let (unicast, flood) = (frame(mac(2), mac(0), 0), frame(BROADCAST, mac(0), 1));
+                for n in 0..FRAMES / 2 {
+                    let mut burst = Burst::default();
+                    for (i, bytes) in [&unicast, &flood].into_iter().enumerate() {
+                        burst.segs.push(Seg::of(bytes));
+                        burst.push_at(i, 1, bytes.len() as u32, VnetHdr::NONE);
+                    }
+                    forwarder.forward(&source, &mut burst, SECOND + n);
+                }
+                (source.stats.holds.get(), source.stats.drops_no_room.get())
+            })
+        })
+        .collect();
+    let ends: Vec<_> = senders.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let held = |pick: fn(&(u64, u64)) -> u64| ends.iter().map(pick).sum::<u64>();
+    assert_eq!(stats.holds.get(), held(|end| end.0));
+    // Not known where mac(2) is: all are floods.
+    assert_eq!((stats.lost_no_room.get(), held(|end| end.1)), (0, 0));
+    assert_eq!(stats.holds.get() + stats.drops_no_room.get(), 2 * FRAMES);
+}

@@ -1,0 +1,96 @@
+use super::*;
+
+const MS: u64 = 1_000_000;
+
+fn frame(len: usize, since_ns: u64, from: Option<&Arc<IngressStats>>) -> HeldFrame {
+    HeldFrame { bytes: vec![0; len].into(), hdr: VnetHdr::NONE, since_ns, from: from.cloned() }
+}
+
+#[test]
+fn frames_are_charged_to_the_destination_and_given_back() {
+    let account = Arc::new(Account::default());
+    account.set_limit("held-bytes", 250);
+    let mut hold = Hold::new(Arc::clone(&account));
+    let used = || (account.held_frames.used(), account.held_bytes.used());
+    for _ in 0..2 {
+        assert!(hold.charge(100, 9));
+        hold.push(frame(100, 0, None));
+    }
+    assert!(!hold.charge(100, 9), "its bytes");
+    assert!(!hold.charge(10, 2), "its frames");
+    assert_eq!(used(), (2, 200));
+    hold.remove(1);
+    assert_eq!((used(), hold.len()), ((1, 100), 1));
+    account.set_limit("held-frames", 1);
+    assert!(!hold.charge(10, 9), "the port's frames");
+    assert_eq!(account.held_frames.refused() + account.held_bytes.refused(), 2);
+    drop(hold);
+    assert_eq!(used(), (0, 0));
+}
+
+#[test]
+fn what_waited_too_long_is_counted_at_both_ends() {
+    let (stats, sender) = (EgressStats::default(), Arc::new(IngressStats::default()));
+    let mut hold = Hold::new(Arc::default());
+    for (since, from) in [(1, Some(&sender)), (2, None), (3, Some(&sender))] {
+        assert!(hold.charge(60, 9));
+        hold.push(frame(60, since, from));
+    }
+    assert_eq!(hold.expire(1 + WAIT_NS_MAX, &stats), 0);
+    assert_eq!(hold.expire(3 + WAIT_NS_MAX, &stats), 2);
+    let counted = (sender.drops_no_room.get(), stats.lost_aged.get(), stats.drops_no_room.get());
+    assert_eq!((counted, hold.len()), ((1, 1, 1), 1));
+    hold.clear(&stats);
+    assert_eq!((stats.drops_held_down.get(), hold.len()), (1, 0));
+}
+
+#[test]
+fn sender_of_one_destination_may_wait_and_one_of_two_may_not() {
+    let to = Backpressure::default();
+    let second = 1_000_000_000;
+    for at in 1..5 {
+        to.sends_to(PortId(1), at * MS);
+    }
+    assert!(!to.is_mixed(5 * MS));
+    to.sends_to(PortId(2), 6 * MS);
+    to.sends_to(PortId(1), 7 * MS);
+    assert!(to.is_mixed(8 * MS) && to.is_mixed(7 * MS + second - 1));
+    assert!(!to.is_mixed(7 * MS + second));
+    // It turned to another one after a rest.
+    to.sends_to(PortId(3), 3 * second);
+    assert!(!to.is_mixed(3 * second));
+}
+
+#[test]
+fn nobody_waits_for_a_destination_that_drips() {
+    let meter = PauseMeter::default();
+    let start = 1_000 * MS;
+    // A frame every 45 ms.
+    let slow = (0..200).find(|ms| {
+        meter.paused(ms / 45, start + ms * MS);
+        meter.is_slow(start + ms * MS)
+    });
+    assert_eq!(slow, Some(51));
+    assert!(meter.is_slow(start + 1050 * MS) && !meter.is_slow(start + 1051 * MS));
+    // Again, and again for as long as a pause lasts.
+    let from = start + 2000 * MS;
+    let slow = (0..200).find(|ms| {
+        meter.paused(100 + ms / 45, from + ms * MS);
+        meter.is_slow(from + ms * MS)
+    });
+    assert_eq!(slow, Some(51));
+}
+
+#[test]
+fn senders_wait_for_a_destination_that_is_merely_slower_or_was_scheduled_away() {
+    let meter = PauseMeter::default();
+    for ms in 0..5000 {
+        // A burst of frames every 40 ms.
+        meter.paused(ms / 40 * 32, ms * MS);
+        assert!(!meter.is_slow(ms * MS), "{ms}");
+    }
+    // Nobody was paused for a while: that is no time in which it took nothing.
+    meter.paused(10_000, 9000 * MS);
+    meter.paused(10_000, 9049 * MS);
+    assert!(!meter.is_slow(9049 * MS));
+}
