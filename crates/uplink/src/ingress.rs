@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use shm::{Private, Seg, SegMut};
 use switch::direct::Direct;
-use switch::frame::{BURST_MAX, Burst, FRAME_LEN_MAX, Frame, GSO_LEN_MAX, Verdict};
+use switch::frame::{Burst, FRAME_LEN_MAX, GSO_LEN_MAX};
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
 use switch::vnet::{GSO_NONE, Offloads, VnetHdr};
@@ -19,8 +19,8 @@ use self::buffers::Buffers;
 use crate::VNET_LEN;
 use crate::fd::{BATCH, TapFd};
 
-/// Buffers frames are read into; twice a batch, so that held frames do not stop the others.
-const SLOTS: usize = 2 * BATCH;
+/// Buffers frames are read into.
+const SLOTS: usize = BATCH;
 const PAGE: usize = 4096;
 /// Distance between buffers: the longest frame and its header, the shift of [`start`], and a
 /// remainder that keeps buffers page-aligned.
@@ -50,8 +50,6 @@ struct Taken {
     at: usize,
     len: u32,
     hdr: VnetHdr,
-    /// When it was held first; `None` for a new one.
-    held_since_ns: Option<u64>,
 }
 
 /// One TAP queue as a source of frames.
@@ -66,8 +64,8 @@ pub struct TapIngress {
     fd: TapFd,
     buffers: Buffers,
     /// One bit for each buffer not in use.
-    free: u128,
-    /// Frames in buffers, oldest first: between bursts those held.
+    free: u64,
+    /// Frames in buffers, oldest first: between bursts those that `burst_into` could not deliver.
     taken: Vec<Taken>,
     offloads: Offloads,
     /// What the kernel was asked for last; frames that wait in its queue may still ask for more.
@@ -96,7 +94,7 @@ impl TapIngress {
         Ok(Self {
             fd,
             buffers: Buffers::new()?,
-            free: u128::MAX,
+            free: u64::MAX,
             taken: Vec::with_capacity(SLOTS),
             offloads,
             asks: offloads,
@@ -187,7 +185,7 @@ impl TapIngress {
                 longest = longest.max(len);
                 self.free &= !(1 << slot);
                 let at = at + VNET_LEN;
-                self.taken.push(Taken { slot, at, len, hdr, held_since_ns: None });
+                self.taken.push(Taken { slot, at, len, hdr });
             }
         }
         self.learn(got, bytes, longest);
@@ -202,20 +200,6 @@ impl TapIngress {
             self.direct.expect(longest);
         }
     }
-}
-
-/// Gives back the buffers of frames that are done, keeps those held and those not shown.
-fn settle(taken: &mut Vec<Taken>, free: &mut u128, burst: &Burst<'_>, now_ns: u64) {
-    let mut verdicts = burst.frames.iter().map(|frame| frame.verdict);
-    taken.retain_mut(|taken| {
-        let done = verdicts.next() == Some(Verdict::Done);
-        if done {
-            *free |= 1 << taken.slot;
-        } else {
-            taken.held_since_ns.get_or_insert(now_ns);
-        }
-        !done
-    });
 }
 
 /// Length and checked header of a frame of which `read` bytes were read, the virtio-net header
@@ -243,43 +227,37 @@ impl Ingress for TapIngress {
     fn burst(
         &mut self,
         max: usize,
-        now_ns: u64,
+        _now_ns: u64,
         burst: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
-        let held = self.taken.iter().take_while(|t| t.held_since_ns.is_some()).count();
         let came = match self.passed.take() {
             Some(passed) => passed,
-            None => self.read(max.saturating_sub(held))?,
+            None => self.read(max)?,
         };
-        let shown = self.taken.len().min(max);
+        let shown = self.taken.len();
         if shown == 0 {
             self.stats.bursts.add(u64::from(came > 0));
             return Ok(came);
         }
         let mut out = std::mem::take(burst).recycle();
-        for taken in &self.taken[..shown] {
-            let seg_first = out.segs.len() as u32;
+        let mut bytes = 0;
+        for (i, taken) in self.taken.iter().enumerate() {
             let buffer = self.buffers.of(taken.slot);
             out.segs.push(Seg::of(&buffer[taken.at..][..taken.len as usize]));
-            let held_ns = taken.held_since_ns.map_or(0, |t| now_ns.saturating_sub(t).max(1));
-            let (len, hdr, verdict) = (taken.len, taken.hdr, Verdict::Done);
-            out.frames.push(Frame { seg_first, seg_count: 1, verdict, len, hdr, held_ns });
+            out.push_at(i, 1, taken.len, taken.hdr);
+            bytes += u64::from(taken.len);
         }
-        let new = self.taken.get(held..).unwrap_or_default();
-        self.stats.frames.add(new.len() as u64);
-        self.stats.bytes.add(new.iter().map(|t| u64::from(t.len)).sum());
+        self.stats.frames.add(shown as u64);
+        self.stats.bytes.add(bytes);
         self.stats.bursts.add(1);
         forward(&mut out);
-        settle(&mut self.taken, &mut self.free, &out, now_ns);
         *burst = out.recycle();
-        self.stats.holds.add(self.taken.len() as u64);
+        self.taken.drain(..).for_each(|taken| self.free |= 1 << taken.slot);
         Ok(shown.max(came))
     }
 
     fn goes_direct(&self) -> bool {
-        // Held frames come first. While they wait, others are read privately behind them: by the
-        // time the receiver has buffers, half of the work is done.
         self.taken.is_empty() && !self.direct.expects_small()
     }
 
@@ -290,14 +268,8 @@ impl Ingress for TapIngress {
         self.read_into(max, to)
     }
 
-    fn held(&self) -> usize {
-        self.taken.len()
-    }
-
     fn arm(&mut self) -> bool {
-        // Without a free buffer, or behind a whole burst of held frames, nothing can be read before
-        // those go, which wakes us anyway.
-        self.empty || self.free == 0 || self.taken.len() >= BURST_MAX
+        self.empty
     }
 
     fn disarm(&mut self) {}

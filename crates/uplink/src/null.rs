@@ -34,10 +34,6 @@ impl Ingress for NullIngress {
         Ok(0)
     }
 
-    fn held(&self) -> usize {
-        0
-    }
-
     fn arm(&mut self) -> bool {
         true
     }
@@ -79,7 +75,6 @@ impl Egress for NullEgress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use switch::frame::{Frame, Verdict};
 
     #[test]
     fn everything_is_taken_and_counted() {
@@ -87,9 +82,7 @@ mod tests {
         let mut egress = NullEgress::new(Arc::clone(&stats));
         let mut burst = Burst::default();
         for len in [60, 1500] {
-            let (hdr, verdict) = (VnetHdr::NONE, Verdict::Done);
-            let seg_first = burst.segs.len() as u32;
-            burst.frames.push(Frame { seg_first, seg_count: 0, verdict, len, hdr, held_ns: 0 });
+            burst.push_at(0, 0, len, VnetHdr::NONE);
         }
         assert_eq!(egress.put(&burst, &[0, 1]), Ok(2));
         assert_eq!(egress.room(1500, 9), Ok(9));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{Netns, Port, bytes, mac, poll_until, port, udp_frame, udp_payload};
 use shm::{GuestMemory, Mapping, Region, Seg, SegMut};
-use switch::frame::{Burst, Frame, Verdict};
+use switch::frame::Burst;
 use switch::port::{Egress, Ingress};
 use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 use uplink::{Batching, TapFd, VNET_LEN};
@@ -41,11 +41,9 @@ fn burst_of<'m>(frames: impl IntoIterator<Item = &'m [u8]>) -> Burst<'m> {
 }
 
 fn push<'m>(burst: &mut Burst<'m>, segs: &[Seg<'m>], hdr: VnetHdr) {
-    let seg_first = burst.segs.len() as u32;
+    let first = burst.segs.len();
     burst.segs.extend_from_slice(segs);
-    let len = segs.iter().map(|s| s.len()).sum();
-    let (seg_count, verdict) = (segs.len() as u16, Verdict::Done);
-    burst.frames.push(Frame { seg_first, seg_count, verdict, len, hdr, held_ns: 0 });
+    burst.push_at(first, segs.len(), segs.iter().map(|s| s.len()).sum(), hdr);
 }
 
 fn number(payload: &[u8]) -> u32 {
@@ -213,79 +211,6 @@ fn only_picked_frames_are_delivered_and_made_ones_too() {
         assert!(buffer[..len].iter().all(|b| *b == want), "{want}");
     }
     assert_eq!(sent.bytes.get(), 2 * 242 + 342);
-}
-
-#[test]
-fn held_frames_are_shown_again_first_and_keep_their_bytes() {
-    let Some((netns, tap)) = wire() else { return };
-    let Port { mut ingress, seen, .. } = port(&tap, 0, Batching::Auto);
-    let socket = socket(&netns);
-    let send = |range: std::ops::Range<u32>| {
-        for i in range {
-            socket.send_to(&i.to_be_bytes(), "10.9.0.2:4000").unwrap();
-        }
-    };
-    let mut burst = Burst::default();
-    let mut show = |max, now_ns, hold: &[u32]| {
-        let mut shown = Vec::new();
-        let result = ingress.burst(max, now_ns, &mut burst, &mut |burst| {
-            for i in 0..burst.frames.len() {
-                let frame = bytes(burst, i);
-                let number = udp_payload(&frame).map_or(u32::MAX, number);
-                shown.push((number, burst.frames[i].held_ns));
-                if hold.contains(&number) {
-                    burst.frames[i].verdict = Verdict::Hold;
-                }
-            }
-        });
-        assert_eq!(result, Ok(shown.len()));
-        (shown, ingress.held())
-    };
-    send(0..6);
-    assert_eq!(show(4, 1000, &[1, 3]), (vec![(0, 0), (1, 0), (2, 0), (3, 0)], 2));
-    // Held first, at their age; new ones behind them, up to the limit.
-    assert_eq!(show(3, 1700, &[1, 3, 4]), (vec![(1, 700), (3, 700), (4, 0)], 3));
-    // A limit below what is held shows the oldest.
-    assert_eq!(show(2, 2000, &[3]), (vec![(1, 1000), (3, 1000)], 2));
-    send(6..8);
-    let all = vec![(3, 1100), (4, 400), (5, 0), (6, 0), (7, 0)];
-    assert_eq!(show(64, 2100, &[]), (all, 0));
-    assert_eq!(seen.frames.get(), 8);
-    assert_eq!(seen.holds.get(), 2 + 3 + 2);
-}
-
-#[test]
-fn all_buffers_held_stops_reading_without_spinning() {
-    let Some((netns, tap)) = wire() else { return };
-    let Port { mut ingress, .. } = port(&tap, 0, Batching::Auto);
-    let socket = socket(&netns);
-    for i in 0..200_u32 {
-        socket.send_to(&i.to_be_bytes(), "10.9.0.2:4000").unwrap();
-    }
-    let mut burst = Burst::default();
-    let mut hold = |burst: &mut Burst<'_>| {
-        burst.frames.iter_mut().for_each(|f| f.verdict = Verdict::Hold);
-    };
-    for _ in 0..20 {
-        ingress.burst(64, 0, &mut burst, &mut hold).unwrap();
-    }
-    assert_eq!(ingress.held(), 64);
-    assert!(ingress.arm(), "a burst shows no others");
-    for _ in 0..20 {
-        ingress.burst(256, 0, &mut burst, &mut hold).unwrap();
-    }
-    assert_eq!(ingress.held(), 128);
-    assert!(ingress.arm(), "nothing to do but wait for room elsewhere");
-    let count = std::cell::Cell::new(0);
-    let mut order = Vec::new();
-    let each = |burst: &mut Burst<'_>| {
-        for i in 0..burst.frames.len() {
-            order.push(udp_payload(&bytes(burst, i)).map(number));
-        }
-        count.set(count.get() + burst.frames.len());
-    };
-    poll_until(&mut ingress, each, || count.get() == 200);
-    assert_eq!(order, (0..200).map(Some).collect::<Vec<_>>());
 }
 
 #[test]

@@ -78,7 +78,7 @@ impl State {
 }
 
 impl TapIngress {
-    /// Reads up to `max` frames into buffers of `to`; no frame is held. Returns how many were
+    /// Reads up to `max` frames into buffers of `to`; none was left over. Returns how many were
     /// accepted.
     pub(super) fn read_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault> {
         let room = max.min(self.burst_frames).min(BURST_MAX);
@@ -197,7 +197,7 @@ impl TapIngress {
                     let gap = &mut self.buffers.of_mut(slot)[at..];
                     to.take_back(i, &mut gap[..len.min(rooms[slot]) as usize]);
                     self.free &= !(1 << slot);
-                    self.taken.push(Taken { slot, at, len, hdr, held_since_ns: None });
+                    self.taken.push(Taken { slot, at, len, hdr });
                 }
             }
         }

@@ -2,7 +2,7 @@ use std::os::fd::OwnedFd;
 
 use ring::virtq::{Buf, DriverQueue, Features, Layout};
 use shm::{Mapping, Region};
-use switch::frame::{Burst, Verdict};
+use switch::frame::Burst;
 use switch::port::Ingress;
 
 use super::*;
@@ -202,7 +202,7 @@ fn ring_that_cannot_lie_there_stays_stopped() {
 }
 
 #[test]
-fn new_memory_while_frames_are_held_gives_them_back_and_goes_on_where_it_was() {
+fn ring_goes_on_at_its_position_in_new_memory() {
     let pair = Pair::new();
     let log = Log::default();
     let mut device = NetDevice::new(options(1), vec![pair.clone()], log);
@@ -212,14 +212,10 @@ fn new_memory_while_frames_are_held_gives_them_back_and_goes_on_where_it_was() {
     device.start(1, setup(1, 0)).unwrap();
     device.enable(1, true);
     let mut driver = DriverQueue::new(&memory, &layout(1), Features::default(), 0, None).unwrap();
-    let burst = |verdict: Verdict| {
+    let burst = || {
         let mut shown = 0;
-        lock(&pair.ingress)
-            .burst(64, 1, &mut Burst::default(), &mut |burst| {
-                shown = burst.frames.len();
-                burst.frames.iter_mut().for_each(|f| f.verdict = verdict);
-            })
-            .unwrap();
+        let forward = &mut |burst: &mut Burst<'_>| shown = burst.frames.len();
+        lock(&pair.ingress).burst(64, 1, &mut Burst::default(), forward).unwrap();
         shown
     };
     let send = |driver: &mut DriverQueue, n: usize| {
@@ -229,17 +225,17 @@ fn new_memory_while_frames_are_held_gives_them_back_and_goes_on_where_it_was() {
         driver.publish();
     };
     send(&mut driver, 3);
-    assert_eq!((burst(Verdict::Hold), lock(&pair.ingress).held()), (3, 3));
+    assert_eq!(burst(), 3);
     send(&mut driver, 2);
     // As the protocol does it: stopped, then started in the new table at the same place.
     let base = device.stop(1).unwrap();
-    assert_eq!((base, lock(&pair.ingress).held()), (3, 0));
+    assert_eq!(base, 3);
     device.set_memory(Arc::clone(&memory));
     device.start(1, setup(1, base)).unwrap();
     device.enable(1, true);
-    assert_eq!(burst(Verdict::Done), 2);
+    assert_eq!(burst(), 2);
     let mut used = Vec::new();
     driver.take_used(usize::MAX, &mut used).unwrap();
-    assert_eq!((used.len(), pair.ingress_stats.drops_no_room.get()), (5, 3));
+    assert_eq!(used.len(), 5);
     assert!(!lock(&pair.egress).is_up());
 }

@@ -1,11 +1,10 @@
 //! The guest's transmit queue: frames into the switch.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ring::virtq::{Armed, Buf, Chain, DeviceQueue, Taken};
+use ring::virtq::{Armed, Buf, DeviceQueue, Taken};
 use shm::{GuestMemory, Seg};
-use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, SEGS_MAX, Verdict};
+use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, SEGS_MAX};
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
 use switch::vnet::VnetHdr;
@@ -20,25 +19,7 @@ const HDR_RUNT: u32 = 12 + 14;
 pub struct VirtioIngress {
     ring: Ring,
     taken: Taken,
-    /// Index in `taken.chains` of each frame of the current burst that is new.
-    chain_of: Vec<u16>,
-    /// Chains not yet given back because one before them, or they themselves, are held.
-    pending: VecDeque<Pending>,
-    held: usize,
     stats: Arc<IngressStats>,
-}
-
-/// A chain that waits for its turn to be used.
-struct Pending {
-    chain: Chain,
-    /// What is needed to show the frame again; `None` when it is done.
-    held: Option<Held>,
-}
-
-struct Held {
-    bufs: Vec<Buf>,
-    hdr: VnetHdr,
-    since_ns: u64,
 }
 
 impl From<Arc<IngressStats>> for VirtioIngress {
@@ -53,9 +34,6 @@ impl VirtioIngress {
         Self {
             ring: Ring::default(),
             taken: Taken::with_capacity(BURST_MAX, 1024).for_reading(),
-            chain_of: Vec::with_capacity(BURST_MAX),
-            pending: VecDeque::new(),
-            held: 0,
             stats,
         }
     }
@@ -72,20 +50,8 @@ impl VirtioIngress {
         self.ring.activate(Active::new(queue, memory, call, format));
     }
 
-    /// Takes the ring away and returns where it stands (VRING_BASE). Held frames are given back
-    /// undelivered, so that the guest gets every buffer back.
+    /// Takes the ring away and returns its position (VRING_BASE): every chain taken was used.
     pub fn deactivate(&mut self) -> Option<u32> {
-        if let Some(active) = &mut self.ring.active {
-            for p in self.pending.drain(..) {
-                active.queue.put(&p.chain, 0);
-                if p.held.is_some() {
-                    self.stats.drops_no_room.add(1);
-                }
-            }
-            self.held = 0;
-            active.queue.publish();
-            self.stats.calls.add(active.call());
-        }
         self.ring.deactivate()
     }
 
@@ -107,21 +73,6 @@ impl VirtioIngress {
     /// Whether the guest has a running, enabled ring here.
     pub fn is_up(&self) -> bool {
         self.ring.is_up()
-    }
-
-    /// How many chains a burst may take beside those held. Chains that wait bound how much one
-    /// guest can have open; then its ring backs up.
-    #[inline]
-    fn room(&self, size: u16) -> usize {
-        let room = usize::from(size).saturating_sub(self.pending.len() * 2);
-        room.min(BURST_MAX).saturating_sub(self.held)
-    }
-
-    /// Buffers go back in order, so a few frames for one slow receiver would in the end hold up all
-    /// that this guest sends to others: then they are given up.
-    #[inline]
-    fn is_crowded(&self, size: u16) -> bool {
-        self.pending.len() >= usize::from(size) / 2 && self.held * 2 < self.pending.len()
     }
 }
 
@@ -244,85 +195,48 @@ impl Ingress for VirtioIngress {
     fn burst(
         &mut self,
         max: usize,
-        now_ns: u64,
+        _now_ns: u64,
         scratch: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
-        let Some(size) = self.ring.up().map(|active| active.queue.size()) else { return Ok(0) };
-        let (room, crowded) = (self.room(size), self.is_crowded(size));
-        let active = self.ring.up().expect("up above");
+        let Some(active) = self.ring.up() else { return Ok(0) };
         let mut burst: Burst<'_> = std::mem::take(scratch);
         let Active { queue, memory, format, hint, .. } = active;
         let memory: &GuestMemory = memory;
-
-        if self.held > 0 {
-            for held in self.pending.iter().filter_map(|p| p.held.as_ref()).take(BURST_MAX) {
-                let held_ns = now_ns.saturating_sub(held.since_ns).max(1);
-                let held_ns = if crowded { u64::MAX } else { held_ns };
-                show_again(held, memory, hint, format, held_ns, &mut burst);
-            }
-        }
-        let held = burst.frames.len();
-        let most = room.min(max.saturating_sub(held));
-        let taken = queue.take(memory, most, &mut self.taken);
-        let taken = match taken {
-            Ok(n) => n,
-            Err(malformed) if held == 0 => {
+        let taken = match queue.take(memory, max.min(BURST_MAX), &mut self.taken) {
+            Ok(taken) => taken,
+            Err(malformed) => {
                 *scratch = burst.recycle();
-                let active = self.ring.active.as_ref().expect("active above");
                 return Err(active.fault(malformed));
             }
-            // Told at the next call; first what is held.
-            Err(_) => 0,
         };
-        let back = if taken > 0 { give_back(queue, &mut self.taken, BURST_BYTES) } else { 0 };
-        let taken = taken - back;
-        if taken == 0 && held == 0 {
+        if taken == 0 {
             *scratch = burst.recycle();
-            let active = self.ring.active.as_mut().expect("active above");
             return active.check_lost().map(|()| 0);
         }
+        let back = give_back(queue, &mut self.taken, BURST_BYTES);
+        let taken = taken - back;
 
-        self.chain_of.clear();
-        collect(&self.taken, memory, hint, format, &mut burst, &mut self.chain_of, &self.stats);
+        collect(&self.taken, memory, hint, format, &mut burst, &self.stats);
         let (mut frames, mut bytes) = (0, 0);
-        for frame in &burst.frames[held..] {
+        for frame in &burst.frames {
             frames += 1;
             bytes += u64::from(frame.len);
         }
-        let shown = burst.frames.len();
-        if shown > 0 {
+        if frames > 0 {
             forward(&mut burst);
         }
-        if self.pending.is_empty() && burst.frames.iter().all(|f| f.verdict == Verdict::Done) {
-            queue.put_all(&self.taken.chains);
-        } else {
-            self.held =
-                settle(&burst, held, now_ns, &self.taken, &self.chain_of, &mut self.pending);
-            self.stats.holds.add(self.held as u64);
-            while let Some(done) = self.pending.pop_front_if(|p| p.held.is_none()) {
-                queue.put(&done.chain, 0);
-            }
-        }
+        queue.put_all(&self.taken.chains);
         queue.publish();
         *scratch = burst.recycle();
         self.stats.frames.add(frames);
         self.stats.bytes.add(bytes);
         self.stats.bursts.add(1);
         self.stats.calls.add(self.ring.active.as_mut().map_or(0, Active::call));
-        Ok(if back > 0 { max.max(shown) } else { shown.max(taken) })
-    }
-
-    fn held(&self) -> usize {
-        self.held
+        Ok(if back > 0 { max.max(taken) } else { taken })
     }
 
     fn arm(&mut self) -> bool {
-        let Some(size) = self.ring.up().map(|active| active.queue.size()) else { return true };
-        // Held frames keep more from being taken. That they go wakes us; then we look again.
-        if self.held > 0 && self.room(size) == 0 && !self.is_crowded(size) {
-            return true;
-        }
         self.ring.up().is_none_or(|active| active.queue.arm() == Armed::Armed)
     }
 
@@ -358,7 +272,6 @@ fn collect<'m>(
     hint: &mut usize,
     format: &Format,
     burst: &mut Burst<'m>,
-    chain_of: &mut Vec<u16>,
     stats: &IngressStats,
 ) {
     // Two passes, so that the first bytes of all frames are on their way before any is read.
@@ -398,68 +311,10 @@ fn collect<'m>(
             *seg = seg.skip(format.hdr_len);
             let len = seg.len();
             burst.push_at(first as usize, 1, len, VnetHdr::NONE);
-            chain_of.push(i as u16);
             continue;
         }
-        match finish(burst, first as usize, count as usize, len, format) {
-            Ok(()) => chain_of.push(i as u16),
-            Err(why) => why.count(stats),
+        if let Err(why) = finish(burst, first as usize, count as usize, len, format) {
+            why.count(stats);
         }
     }
-}
-
-/// Shows a held frame again. Its buffers are looked up anew: the memory table may have changed.
-fn show_again<'m>(
-    held: &Held,
-    memory: &'m GuestMemory,
-    hint: &mut usize,
-    format: &Format,
-    held_ns: u64,
-    burst: &mut Burst<'m>,
-) {
-    let first = burst.segs.len();
-    let Ok((count, len)) = translate(memory, &held.bufs, hint, &mut burst.segs) else {
-        // Memory was taken away: an empty frame keeps the order and is dropped by the switch.
-        burst.push_at(first, 0, 0, VnetHdr::NONE);
-        return;
-    };
-    let (mut skip, mut at) = (format.hdr_len, first);
-    while skip > 0 {
-        let n = burst.segs[at].len().min(skip);
-        burst.segs[at] = burst.segs[at].skip(n);
-        skip -= n;
-        at += usize::from(burst.segs[at].is_empty());
-    }
-    // The header was checked when the frame was first seen; the guest's copy is not read again.
-    burst.push_at(at, first + count - at, (len - u64::from(format.hdr_len)) as u32, held.hdr);
-    let frame = burst.frames.last_mut().expect("just pushed");
-    frame.held_ns = held_ns;
-}
-
-/// Books the verdicts of a burst with held frames, old or new; returns how many are held now.
-fn settle(
-    burst: &Burst<'_>,
-    held: usize,
-    now_ns: u64,
-    taken: &Taken,
-    chain_of: &[u16],
-    pending: &mut VecDeque<Pending>,
-) -> usize {
-    let (old, new) = burst.frames.split_at(held);
-    for (p, frame) in pending.iter_mut().filter(|p| p.held.is_some()).zip(old) {
-        if frame.verdict == Verdict::Done {
-            p.held = None;
-        }
-    }
-    let mut new = new.iter().zip(chain_of).peekable();
-    for (i, chain) in taken.chains.iter().enumerate() {
-        let frame = new.next_if(|(_, of)| usize::from(**of) == i).map(|(frame, _)| frame);
-        let held = frame.filter(|f| f.verdict == Verdict::Hold).map(|f| Held {
-            bufs: taken.reads(chain).to_vec(),
-            hdr: f.hdr,
-            since_ns: now_ns,
-        });
-        pending.push_back(Pending { chain: *chain, held });
-    }
-    pending.iter().filter(|p| p.held.is_some()).count()
 }

@@ -7,7 +7,7 @@ use switch::vnet::{GSO_TCPV4, NEEDS_CSUM};
 
 use ring::virtq::Buf;
 use shm::Seg;
-use switch::frame::{BURST_BYTES, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, SEGS_MAX, Verdict};
+use switch::frame::{BURST_BYTES, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, SEGS_MAX};
 use switch::port::{Egress, Ingress};
 use switch::stats::{EgressStats, IngressStats};
 use switch::vnet::VnetHdr;
@@ -135,7 +135,6 @@ struct Tx {
 struct Seen {
     bytes: Vec<u8>,
     hdr: VnetHdr,
-    held_ns: u64,
 }
 
 impl Tx {
@@ -178,8 +177,8 @@ impl Tx {
         self.chain(&[&hdr.bytes()[..], &[0, 0], bytes].concat(), &[12]);
     }
 
-    /// One burst; frame `i` of it gets `verdict(i)`.
-    fn burst(&mut self, verdict: impl Fn(usize) -> Verdict) -> Result<Vec<Seen>, Fault> {
+    /// One burst.
+    fn burst(&mut self) -> Result<Vec<Seen>, Fault> {
         let mut seen = Vec::new();
         let shown = self.ingress.burst(64, self.now_ns, &mut self.scratch, &mut |burst| {
             for i in 0..burst.frames.len() {
@@ -191,8 +190,7 @@ impl Tx {
                     bytes.extend(part);
                 }
                 assert_eq!(bytes.len(), frame.len as usize);
-                seen.push(Seen { bytes, hdr: frame.hdr, held_ns: frame.held_ns });
-                burst.frames[i].verdict = verdict(i);
+                seen.push(Seen { bytes, hdr: frame.hdr });
             }
         })?;
         assert!(shown >= seen.len());
@@ -200,7 +198,7 @@ impl Tx {
     }
 
     fn all(&mut self) -> Vec<Seen> {
-        self.burst(|_| Verdict::Done).unwrap()
+        self.burst().unwrap()
     }
 
     /// Takes what is there and wants it refused, counted as `counter`, and given back.
@@ -239,10 +237,10 @@ fn frames_arrive_whole_however_their_chain_is_cut() {
             tx.chain(&[&TSO.bytes()[..], &[9, 9], &bytes[..]].concat(), cut);
         }
         let seen = tx.all();
-        assert_eq!(seen, vec![Seen { bytes: bytes.clone(), hdr: TSO, held_ns: 0 }; cuts.len()]);
+        assert_eq!(seen, vec![Seen { bytes: bytes.clone(), hdr: TSO }; cuts.len()]);
         assert_eq!(tx.guest.used().len(), cuts.len(), "{features:?}");
         assert_eq!((tx.stats.frames.get(), tx.stats.bytes.get()), (7, 1400));
-        assert_eq!(tx.burst(|_| Verdict::Done), Ok(vec![]));
+        assert_eq!(tx.burst(), Ok(vec![]));
     }
 }
 
@@ -252,7 +250,7 @@ fn legacy_header_has_ten_bytes() {
     let bytes = frame(60, 1);
     tx.chain(&[&TSO.bytes(), &bytes[..]].concat(), &[10]);
     tx.chain(&[&TSO.bytes(), &bytes[..]].concat(), &[4, 3]);
-    let seen = Seen { bytes, hdr: TSO, held_ns: 0 };
+    let seen = Seen { bytes, hdr: TSO };
     assert_eq!(tx.all(), [seen.clone(), seen]);
 }
 
@@ -298,7 +296,7 @@ fn buffer_across_two_regions() {
         let bytes = frame(60, 1);
         write(&tx.guest.memory, start, &[&TSO.bytes()[..], &[0, 0], &bytes[..]].concat());
         tx.raw(&[Buf { addr: start, len: 72, write: false }]);
-        assert_eq!(tx.all(), [Seen { bytes, hdr: TSO, held_ns: 0 }]);
+        assert_eq!(tx.all(), [Seen { bytes, hdr: TSO }]);
     }
 }
 
@@ -379,110 +377,34 @@ fn offload_requests_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn held_frames_are_shown_first_and_buffers_go_back_in_order() {
+fn buffers_go_back_in_order_within_the_burst_bad_ones_too() {
     for features in kinds() {
         let mut tx = Tx::with(features, format());
-        for n in 0..4 {
-            tx.send(TSO, &frame(60, n));
+        for n in 0..3 {
+            tx.chain(&[&[0; 12], &frame(60, n)[..]].concat(), &[]);
+            tx.raw(&[Buf { addr: 0x10, len: 100, write: false }]);
         }
-        let seen = tx.burst(|i| if i % 2 == 1 { Verdict::Hold } else { Verdict::Done }).unwrap();
-        assert_eq!(seen.len(), 4);
-        assert_eq!((tx.ingress.held(), tx.guest.used().len()), (2, 1), "the first alone");
-        tx.now_ns += 500;
-        // The guest scribbles over a held frame's header: what was checked counts.
-        write(&tx.guest.memory, BUFFERS + 2 * 64 + 12 + 60, &[0xff; 12]);
-        tx.send(VnetHdr::NONE, &frame(60, 4));
-        let seen = tx.burst(|i| if i == 1 { Verdict::Hold } else { Verdict::Done }).unwrap();
-        let what: Vec<_> = seen.iter().map(|s| (s.bytes[0], s.hdr, s.held_ns)).collect();
-        assert_eq!(what, [(1, TSO, 500), (3, TSO, 500), (4, VnetHdr::NONE, 0)]);
-        assert_eq!((tx.ingress.held(), tx.guest.used().len()), (1, 2));
-        let seen = tx.all();
-        assert_eq!((seen.len(), seen[0].bytes[0]), (1, 3));
-        assert_eq!((tx.ingress.held(), tx.guest.used().len()), (0, 2), "{features:?}");
+        assert_eq!(tx.all().len(), 3);
+        assert_eq!(tx.guest.used().iter().map(|u| u.1).collect::<Vec<_>>(), [0; 6]);
+        assert_eq!(tx.stats.drops_bad_addr.get(), 3);
     }
 }
 
 #[test]
-fn bad_chains_between_held_ones_wait_for_their_turn() {
-    let mut tx = Tx::new();
-    tx.send(TSO, &frame(60, 0));
-    tx.raw(&[Buf { addr: 0, len: 72, write: false }]);
-    tx.send(TSO, &frame(60, 2));
-    let seen = tx.burst(|i| if i == 0 { Verdict::Hold } else { Verdict::Done }).unwrap();
-    assert_eq!((seen.len(), tx.guest.used().len()), (2, 0));
-    assert_eq!((tx.all().len(), tx.guest.used().len()), (1, 3));
-}
-
-#[test]
-fn what_is_held_is_bounded_by_half_the_ring() {
-    let mut tx = Tx::new();
-    let mut shown = 0;
-    for round in 0..10 {
-        while tx.guest.driver.free() >= 2 {
-            tx.chain(&[&[0; 12], &frame(60, round)[..]].concat(), &[]);
-        }
-        shown = tx.burst(|_| Verdict::Hold).unwrap().len();
-    }
-    assert_eq!((shown, tx.ingress.held()), (64, 64));
-    // The rest waits in the ring, and taking it must wait: that is no work to stay awake for.
-    assert!(tx.ingress.arm());
-    assert_eq!(tx.burst(|_| Verdict::Hold).unwrap().len(), 64);
-    assert!(tx.ingress.arm());
-    // When they go there is room, and arming sees what waits, though no one kicks again.
-    tx.all();
-    assert!(!tx.ingress.arm());
-    assert!(!tx.all().is_empty());
-}
-
-#[test]
-fn held_frames_that_will_be_given_up_are_work() {
-    let mut tx = Tx::new();
-    for n in 0..SIZE / 2 {
-        tx.chain(&[&[0; 12], &frame(60, n as u8)[..]].concat(), &[]);
-    }
-    tx.burst(|i| if i == 0 { Verdict::Hold } else { Verdict::Done }).unwrap();
-    assert!(tx.ingress.arm(), "nothing more is there");
-    tx.chain(&[&[0; 12], &frame(60, 0)[..]].concat(), &[]);
-    assert!(!tx.ingress.arm(), "one frame keeps the rest waiting");
-    assert_eq!(tx.all()[0].held_ns, u64::MAX);
-    assert!(!tx.ingress.arm());
-    assert_eq!(tx.all().len(), 1);
-}
-
-#[test]
-fn one_held_frame_does_not_hold_up_the_rest_for_ever() {
-    let mut tx = Tx::new();
-    let mut given_up_at = None;
-    for round in 0..SIZE {
-        tx.chain(&[&[0; 12], &frame(60, round as u8)[..]].concat(), &[]);
-        let seen = tx.burst(|i| if i == 0 { Verdict::Hold } else { Verdict::Done }).unwrap();
-        if seen[0].held_ns == u64::MAX {
-            given_up_at = Some(round);
-            break;
-        }
-    }
-    assert_eq!(given_up_at, Some(SIZE / 2), "half a ring waits for it");
-    tx.all();
-    assert_eq!(tx.guest.used().len(), usize::from(SIZE / 2), "all but the newest go back");
-}
-
-#[test]
-fn deactivation_gives_held_chains_back_and_tells_where_the_ring_stands() {
+fn deactivated_ring_goes_on_at_its_position() {
     for features in kinds() {
         let mut tx = Tx::with(features, format());
         for n in 0..3 {
             tx.chain(&[&[0; 12], &frame(60, n)[..]].concat(), &[]);
         }
-        tx.burst(|i| if i == 1 { Verdict::Hold } else { Verdict::Done }).unwrap();
+        tx.all();
         tx.chain(&[&[0; 12], &frame(60, 3)[..]].concat(), &[]);
         let base = if features.packed { 0x8003_8003 } else { 3 };
         assert_eq!(tx.ingress.deactivate(), Some(base));
-        assert_eq!(tx.ingress.deactivate(), None);
-        assert_eq!((tx.guest.used().len(), tx.ingress.held()), (3, 0));
-        assert_eq!(tx.stats.drops_no_room.get(), 1);
+        assert_eq!((tx.ingress.deactivate(), tx.guest.used().len()), (None, 3));
         let device = DeviceQueue::new(&tx.guest.memory, &LAYOUT, features, base).unwrap();
         tx.ingress.activate(device, Arc::clone(&tx.guest.memory), None, format());
-        assert_eq!(tx.all()[0].bytes, frame(60, 3), "goes on where it stood");
+        assert_eq!(tx.all()[0].bytes, frame(60, 3));
     }
 }
 
@@ -540,7 +462,7 @@ fn memory_taken_away_under_a_ring_is_a_fault() {
         tx.all();
         tx.send(VnetHdr::NONE, &frame(60, 2));
         tx.guest.files[0].set_len(0).unwrap();
-        assert_eq!(tx.burst(|_| Verdict::Done), Err(Fault(LOST.into())), "{features:?}");
+        assert_eq!(tx.burst(), Err(Fault(LOST.into())), "{features:?}");
         tx.ingress.deactivate();
     }
 }
@@ -552,23 +474,21 @@ fn memory_taken_away_under_a_frame_costs_that_frame_and_then_the_port() {
     tx.raw(&[Buf { addr: EDGE + 100, len: 72, write: false }]);
     tx.guest.files[1].set_len(0).unwrap();
     assert_eq!(tx.all()[0].bytes, [0; 60], "what is gone reads as zeroes");
-    assert_eq!(tx.burst(|_| Verdict::Done), Err(Fault(LOST.into())));
+    assert_eq!(tx.burst(), Err(Fault(LOST.into())));
 }
 
 #[test]
-fn malformed_ring_is_a_fault_after_the_good_chains_and_after_what_is_held() {
+fn malformed_ring_is_a_fault_after_the_good_chains() {
     let mut tx = Tx::new();
     tx.send(VnetHdr::NONE, &frame(60, 1));
     tx.send(VnetHdr::NONE, &frame(60, 2));
     // The second chain (descriptors 2 and 3) goes on at a descriptor that is not there.
     let desc = Area::new(&tx.guest.memory, BASE, 16 * usize::from(SIZE)).unwrap();
     desc.store_u16(2 * 16 + 14, SIZE);
-    assert_eq!(tx.burst(|_| Verdict::Hold).unwrap().len(), 1);
-    assert_eq!(tx.burst(|_| Verdict::Hold).unwrap().len(), 1, "still held");
     assert_eq!(tx.all().len(), 1);
-    let fault = tx.burst(|_| Verdict::Done).unwrap_err();
+    let fault = tx.burst().unwrap_err();
     assert_eq!(fault.0, format!("descriptor index {SIZE} is outside the table"));
-    assert!(!tx.ingress.arm(), "it is told again until someone stops the ring");
+    assert!(!tx.ingress.arm(), "it is reported again until someone stops the ring");
 }
 
 mod egress;

@@ -1,11 +1,10 @@
 //! The guest's tx ring: frames into the switch.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ring::xen::{Armed, BackTx, Gso, Multicast, Packet, Refusal, TxPacket, TxSlot, status};
 use shm::Private;
-use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, HEAD_LEN, Verdict};
+use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, HEAD_LEN};
 use switch::offload::put_partial;
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
@@ -30,12 +29,8 @@ const ARENA_LEN: usize = BURST_BYTES as usize + GSO_LEN_MAX as usize + BURST_MAX
 pub struct XenIngress {
     pub(super) active: Option<Active>,
     packet: TxPacket,
-    /// Packets of the current burst, and the slots of their frames.
+    /// Packets of the current burst.
     taken: Vec<Taken>,
-    slots: Vec<TxSlot>,
-    /// Packets not yet answered because one before them, or they themselves, are held.
-    pending: VecDeque<Pending>,
-    held: usize,
     /// Where heads go, and after them frames that a receiver cannot take from the guest's pages.
     arena: Private,
     /// Bursts in a row all of whose frames went there; from a few on, they do so at once.
@@ -57,29 +52,11 @@ pub(super) struct Active {
 
 /// A packet taken in this burst.
 struct Taken {
-    ring_slots: u32,
     /// How to answer it, if it has no frame.
     status: i16,
     frame: Option<usize>,
-    /// Its part of the slots.
-    slots: (usize, usize),
     flags: u16,
     gso: Option<Gso>,
-}
-
-/// A packet that waits to be answered.
-struct Pending {
-    ring_slots: u32,
-    status: i16,
-    /// What is needed to show the frame again; `None` when it is done.
-    held: Option<Held>,
-}
-
-struct Held {
-    slots: Box<[TxSlot]>,
-    hdr: VnetHdr,
-    lacks_partial: bool,
-    since_ns: u64,
 }
 
 impl From<Arc<IngressStats>> for XenIngress {
@@ -95,9 +72,6 @@ impl XenIngress {
             active: None,
             packet: TxPacket::new(),
             taken: Vec::with_capacity(BURST_MAX),
-            slots: Vec::new(),
-            pending: VecDeque::new(),
-            held: 0,
             arena: Private::default(),
             fetched: 0,
             stats,
@@ -115,22 +89,11 @@ impl XenIngress {
         self.active = Some(active);
     }
 
-    /// Takes the ring away. What was held is answered, undelivered, so that the guest gets every
-    /// page back. False: there was none.
+    /// Takes the ring away, every packet of which that was taken is answered. False: there was
+    /// none.
     pub fn deactivate(&mut self) -> bool {
-        let Some(mut active) = self.active.take() else { return false };
-        let answers = !self.pending.is_empty();
-        for p in self.pending.drain(..) {
-            let held = p.held.is_some();
-            active.ring.put(if held { status::DROPPED } else { p.status });
-            self.stats.drops_no_room.add(u64::from(held));
-        }
-        self.held = 0;
         self.arena = Private::default();
-        active.ring.publish();
-        let needed = active.ring.notify_needed();
-        self.stats.calls.add(active.wiring.tell(answers, needed));
-        true
+        self.active.take().is_some()
     }
 
     /// Lets go of static grants that the guest has taken back.
@@ -145,32 +108,16 @@ impl XenIngress {
         self.active.is_some()
     }
 
-    /// How many packets a burst may take beside those held, of a ring of `size`. What waits bounds
-    /// how much one guest can have open; then its ring backs up.
-    fn room(&self, size: u32) -> usize {
-        if self.waiting() * 2 >= size { 0 } else { BURST_MAX.saturating_sub(self.held) }
-    }
-
-    /// Packets are answered in order, so a few frames for one slow receiver would in the end hold
-    /// up all that this guest sends to others: then they are given up.
-    fn is_crowded(&self, size: u32) -> bool {
-        self.waiting() * 2 >= size && self.held * 2 < self.pending.len()
-    }
-
-    fn waiting(&self) -> u32 {
-        self.pending.iter().map(|p| p.ring_slots).sum()
-    }
-
     /// Takes packets and makes frames of them. Whether it ended for their length.
     fn collect<'m>(
         (ring, wiring, limited_ns): (&mut BackTx, &Wiring, &mut Option<u64>),
         pages: &'m Pages,
         (most, now_ns): (usize, u64),
         burst: &mut Burst<'m>,
-        (packet, taken, slots): (&mut TxPacket, &mut Vec<Taken>, &mut Vec<TxSlot>),
+        (packet, taken): (&mut TxPacket, &mut Vec<Taken>),
         stats: &IngressStats,
     ) -> Result<bool, Fault> {
-        let mut bytes = burst.frames.iter().map(|f| u64::from(f.len)).sum::<u64>();
+        let mut bytes = 0;
         while taken.len() < most {
             if bytes > BURST_BYTES {
                 return Ok(true);
@@ -183,14 +130,8 @@ impl XenIngress {
                 *limited_ns = Some(due_ns);
                 break;
             }
-            let mut new = Taken {
-                ring_slots: packet.ring_slots,
-                status: status::OKAY,
-                frame: None,
-                slots: (slots.len(), slots.len()),
-                flags: packet.flags,
-                gso: packet.gso,
-            };
+            let mut new =
+                Taken { status: status::OKAY, frame: None, flags: packet.flags, gso: packet.gso };
             match kind {
                 Packet::Multicast(change) => {
                     new.status = change_multicast(wiring, change);
@@ -206,8 +147,6 @@ impl XenIngress {
                 }
                 Packet::Frame => {
                     if push(burst, pages, packet.slots(), packet.len.into(), VnetHdr::NONE) {
-                        slots.extend_from_slice(packet.slots());
-                        new.slots.1 = slots.len();
                         new.frame = Some(burst.frames.len() - 1);
                         bytes += u64::from(packet.len);
                     } else {
@@ -299,15 +238,6 @@ fn mend(burst: &mut Burst<'_>, i: usize, stats: &IngressStats) {
     }
 }
 
-/// The same once more for those that are shown again: their heads are copied anew.
-fn mend_held(burst: &mut Burst<'_>, pending: &VecDeque<Pending>, stats: &IngressStats) {
-    for (i, held) in pending.iter().filter_map(|p| p.held.as_ref()).enumerate() {
-        if held.lacks_partial && i < burst.frames.len() {
-            mend(burst, i, stats);
-        }
-    }
-}
-
 impl Ingress for XenIngress {
     fn burst(
         &mut self,
@@ -316,9 +246,7 @@ impl Ingress for XenIngress {
         scratch: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
-        let Some(size) = self.active.as_ref().map(|a| a.ring.size()) else { return Ok(0) };
-        let (room, crowded) = (self.room(size), self.is_crowded(size));
-        let Self { active, packet, taken, slots, pending, arena, fetched, stats, .. } = self;
+        let Self { active, packet, taken, arena, fetched, stats, .. } = self;
         let Some(active) = active else { return Ok(0) };
         let Active { ring, wiring, pages, limited_ns, partial_ns, .. } = &mut *active;
         pages.refresh(wiring);
@@ -327,77 +255,55 @@ impl Ingress for XenIngress {
         let (heads, arena) = arena.split_at_mut(heads);
         burst.lend(heads.as_chunks_mut().0, arena);
 
-        if !wiring.vif.has_link() {
-            stats.drops_down.add(give_up(pending));
-        }
-        let all = show_again(&mut burst, pages, pending, now_ns, crowded);
-        let held = burst.frames.len();
         taken.clear();
-        slots.clear();
-        let most = if all { room.min(max.saturating_sub(held)) } else { 0 };
-        let mut more = !all;
         *limited_ns = None;
-        let lists = (packet, &mut *taken, &mut *slots);
-        let ring = (ring, &*wiring, limited_ns);
-        match Self::collect(ring, pages, (most, now_ns), &mut burst, lists, stats) {
-            Ok(cut) => more |= cut,
-            Err(fault) if held == 0 && taken.is_empty() => {
+        let most = (max.min(BURST_MAX), now_ns);
+        let source = (&mut *ring, &*wiring, limited_ns);
+        let more = match Self::collect(source, pages, most, &mut burst, (packet, taken), stats) {
+            Ok(cut) => cut,
+            Err(fault) if taken.is_empty() => {
                 *scratch = burst.recycle();
                 return Err(fault);
             }
-            // Told at the next call; first what came before.
-            Err(_) => {}
-        }
-        if !taken.is_empty() {
-            // It moves: what is unfinished now came after.
-            *partial_ns = None;
-        }
-        if taken.is_empty() && pending.is_empty() {
+            // Reported at the next call; first what came before.
+            Err(_) => false,
+        };
+        if taken.is_empty() {
             *scratch = burst.recycle();
             return active.check_partial(now_ns).map(|()| 0);
         }
+        // It moves: what is unfinished now came after.
+        *partial_ns = None;
 
         // One call to the hypervisor in place of two, where heads alone would not do. Wrong once
         // when the guest turns to another receiver: that burst is copied twice.
         if *fetched >= FETCHED_BEFORE {
             burst.fetch_ahead();
         }
-        mend_held(&mut burst, pending, stats);
         understand(&mut burst, taken, stats);
         let (mut frames, mut bytes) = (0, 0);
-        for frame in &burst.frames[held..] {
+        for frame in &burst.frames {
             frames += 1;
             bytes += u64::from(frame.len);
         }
-        let shown = burst.frames.len();
-        if shown > 0 {
+        if frames > 0 {
             forward(&mut burst);
             *fetched = if burst.all_asked() { fetched.saturating_add(1) } else { 0 };
         }
-        settle(&burst, held, now_ns, taken, slots, pending);
+        let failed = |i: usize| if burst.is_out(i) { status::ERROR } else { status::OKAY };
+        let statuses = taken.iter().map(|new| new.frame.map_or(new.status, failed));
+        answer(ring, wiring, statuses, stats);
         *scratch = burst.recycle();
-        active.answer(pending, stats);
         stats.frames.add(frames);
         stats.bytes.add(bytes);
         stats.bursts.add(1);
         let taken = taken.len();
-        self.held = self.pending.iter().filter(|p| p.held.is_some()).count();
-        self.stats.holds.add(self.held as u64);
         // Perhaps no burst comes that finds nothing: the ring is armed beyond what is unfinished.
         self.active.as_mut().map_or(Ok(()), |active| active.check_partial(now_ns))?;
-        Ok(if more { max.max(shown) } else { shown.max(taken) })
-    }
-
-    fn held(&self) -> usize {
-        self.held
+        Ok(if more { max.max(taken) } else { taken })
     }
 
     fn arm(&mut self) -> bool {
-        let Some(size) = self.active.as_ref().map(|a| a.ring.size()) else { return true };
-        // Held frames keep more from being taken. That they go wakes us; then we look again.
-        if self.held > 0 && self.room(size) == 0 && !self.is_crowded(size) {
-            return true;
-        }
         self.active.as_mut().is_none_or(Active::arm)
     }
 
@@ -429,18 +335,6 @@ impl Active {
         self.ring.arm() == Armed::Armed
     }
 
-    /// Answers what is done, in order.
-    fn answer(&mut self, pending: &mut VecDeque<Pending>, stats: &IngressStats) {
-        let mut answers = false;
-        while let Some(done) = pending.pop_front_if(|p| p.held.is_none()) {
-            self.ring.put(done.status);
-            answers = true;
-        }
-        self.ring.publish();
-        let needed = self.ring.notify_needed();
-        stats.calls.add(self.wiring.tell(answers, needed));
-    }
-
     /// Whether a packet's rest is missing, and that for too long.
     fn check_partial(&mut self, now_ns: u64) -> Result<(), Fault> {
         if !self.ring.is_partial() {
@@ -455,67 +349,15 @@ impl Active {
     }
 }
 
-/// Drops all held frames; how many.
-fn give_up(pending: &mut VecDeque<Pending>) -> u64 {
-    let mut dropped = 0;
-    for p in pending.iter_mut().filter(|p| p.held.is_some()) {
-        (p.held, p.status) = (None, status::OKAY);
-        dropped += 1;
-    }
-    dropped
-}
-
-/// Shows held frames again, as many as a burst may be long; whether that was all.
-fn show_again<'m>(
-    burst: &mut Burst<'m>,
-    pages: &'m Pages,
-    pending: &VecDeque<Pending>,
-    now_ns: u64,
-    crowded: bool,
-) -> bool {
-    let mut bytes = 0;
-    for held in pending.iter().filter_map(|p| p.held.as_ref()) {
-        if burst.frames.len() == BURST_MAX || bytes > BURST_BYTES {
-            return false;
-        }
-        let len = held.slots.iter().map(|s| u32::from(s.len)).sum();
-        bytes += u64::from(len);
-        // They were grants when it was first shown.
-        if !push(burst, pages, &held.slots, len, held.hdr) {
-            burst.push_at(burst.segs.len(), 0, 0, VnetHdr::NONE);
-        }
-        let held_ns = now_ns.saturating_sub(held.since_ns).max(1);
-        if let Some(frame) = burst.frames.last_mut() {
-            frame.held_ns = if crowded { u64::MAX } else { held_ns };
-        }
-    }
-    true
-}
-
-/// Books the verdicts of a burst whose first `held` frames were held before.
-fn settle(
-    burst: &Burst<'_>,
-    held: usize,
-    now_ns: u64,
-    taken: &[Taken],
-    slots: &[TxSlot],
-    pending: &mut VecDeque<Pending>,
+/// Answers packets, in order.
+fn answer(
+    ring: &mut BackTx,
+    wiring: &Wiring,
+    statuses: impl Iterator<Item = i16>,
+    stats: &IngressStats,
 ) {
-    let waits = |i: usize| burst.frames[i].verdict == Verdict::Hold && !burst.is_out(i);
-    let answer = |i: usize| if burst.is_out(i) { status::ERROR } else { status::OKAY };
-    for (i, p) in pending.iter_mut().filter(|p| p.held.is_some()).take(held).enumerate() {
-        if !waits(i) {
-            (p.held, p.status) = (None, answer(i));
-        }
-    }
-    for new in taken {
-        let held = new.frame.filter(|i| waits(*i)).map(|i| Held {
-            slots: slots[new.slots.0..new.slots.1].into(),
-            hdr: burst.frames[i].hdr,
-            lacks_partial: lacks_partial(new.flags, new.gso),
-            since_ns: now_ns,
-        });
-        let status = new.frame.map_or(new.status, answer);
-        pending.push_back(Pending { ring_slots: new.ring_slots, status, held });
-    }
+    statuses.for_each(|status| ring.put(status));
+    ring.publish();
+    let needed = ring.notify_needed();
+    stats.calls.add(wiring.tell(true, needed));
 }

@@ -88,7 +88,7 @@ fn frames_go_to_the_queue_that_the_guests_table_says() {
     let fdb = Arc::new(Fdb::new(64, [1, 2], 300, 4));
     let mut forwarder = Forwarder::new(Mode::Switch, 0, fdb, table, 7);
     let tuning = Arc::new(Tuning::new(Policy::Event));
-    let source = Source { port: PortId(0), queue: 0, stats: Arc::default(), tuning };
+    let source = Source::new(PortId(0), 0, Arc::default(), tuning);
     let mut send = |queues: &mut [Guest]| {
         for (q, queue) in queues.iter_mut().enumerate() {
             queue.post((0..40).map(|n| 300 + 100 * q as u32 + n + 1));
