@@ -77,11 +77,10 @@ pub struct EgressQueue {
     hold_max: AtomicU16,
     /// Whether senders are paused for it.
     meter: PauseMeter,
-    /// When a frame was first dropped for want of room, of those since the last was delivered; 0:
-    /// none was.
-    dropped_ns: AtomicU64,
+    /// When a frame first found no room, of those since the last was delivered; 0: all did.
+    full_ns: AtomicU64,
     /// How many were delivered by then.
-    dropped_at: AtomicU64,
+    full_at: AtomicU64,
     /// That was [`STARVED_NS`] ago, and the operator is told.
     starved: AtomicBool,
     /// When its peer is notified.
@@ -100,8 +99,8 @@ impl EgressQueue {
             holding: AtomicUsize::new(0),
             hold_max: AtomicU16::new(HOLD_DEFAULT),
             meter: PauseMeter::default(),
-            dropped_ns: AtomicU64::new(0),
-            dropped_at: AtomicU64::new(0),
+            full_ns: AtomicU64::new(0),
+            full_at: AtomicU64::new(0),
             starved: AtomicBool::new(false),
             call: AtomicU64::new(Policy::Event.to_bits()),
             notifier: Mutex::new(Notifier::new(Policy::Event)),
@@ -227,7 +226,7 @@ impl Port {
     /// Tells how many egress queues the peer has enabled.
     pub fn set_active(&self, queues: u16) {
         assert!(usize::from(queues) <= self.egress.len());
-        self.egress.iter().for_each(EgressQueue::forget_drops);
+        self.egress.iter().for_each(EgressQueue::forget_full);
         self.active.store(queues, Ordering::Release);
         self.egress[usize::from(queues)..].iter().for_each(EgressQueue::drop_held);
     }

@@ -134,9 +134,7 @@ impl Forwarder {
         if len > 0 {
             from.backpressure.set_full(Some((group.port, group.queue, len)));
         }
-        if lost + lost_floods > 0 {
-            self.dropped((group.port, group.queue), egress, queue, now_ns);
-        }
+        self.found_full((group.port, group.queue), egress, queue, now_ns);
         if egress.is_holding() {
             self.block((group.port, group.queue), egress);
         }
@@ -179,7 +177,7 @@ impl Forwarder {
             self.took((port.id, queue), egress);
         }
         if late > 0 {
-            self.dropped((port.id, queue), egress, to, now_ns);
+            self.found_full((port.id, queue), egress, to, now_ns);
         }
         is_free
     }

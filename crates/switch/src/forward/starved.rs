@@ -1,8 +1,8 @@
 //! Destinations that have had no room for so long that an operator should know.
 //!
 //! Nothing is dropped for it that was not dropped before; it is only told, once when it begins and
-//! once when it ends. It costs those whose frames fit nothing: drops are timed, and what else is
-//! looked at is looked at where a destination was full, or kicks.
+//! once when it ends. It costs those whose frames fit nothing: it is checked where a destination was
+//! full, or kicks.
 
 use std::sync::atomic::Ordering;
 
@@ -16,7 +16,7 @@ pub const STARVED_NS: u64 = 60_000_000_000;
 impl EgressQueue {
     /// How long no frame has found room, if that is long, and frames came all the same.
     pub fn starved_ns(&self, now_ns: u64) -> Option<u64> {
-        let since = self.dropped_ns.load(Ordering::Relaxed);
+        let since = self.full_ns.load(Ordering::Relaxed);
         self.starved.load(Ordering::Relaxed).then(|| now_ns.saturating_sub(since))
     }
 
@@ -25,32 +25,32 @@ impl EgressQueue {
         if !self.starved.load(Ordering::Relaxed) || self.lock().arm() {
             return false;
         }
-        self.dropped_ns.store(0, Ordering::Relaxed);
+        self.full_ns.store(0, Ordering::Relaxed);
         self.starved.swap(false, Ordering::Relaxed)
     }
 
     /// There is another peer, or none.
-    pub(super) fn forget_drops(&self) {
-        self.dropped_ns.store(0, Ordering::Relaxed);
+    pub(super) fn forget_full(&self) {
+        self.full_ns.store(0, Ordering::Relaxed);
         self.starved.store(false, Ordering::Relaxed);
     }
 }
 
 impl Forwarder {
-    /// Frames were dropped because a destination had no room. Under the queue's lock.
+    /// A destination had no room for a frame. Under the queue's lock.
     #[cold]
-    pub(super) fn dropped(
+    pub(super) fn found_full(
         &mut self,
         at: (PortId, u16),
         egress: &EgressQueue,
         queue: &mut dyn Egress,
         now_ns: u64,
     ) {
-        let since = egress.dropped_ns.load(Ordering::Relaxed);
+        let since = egress.full_ns.load(Ordering::Relaxed);
         let frames = egress.stats.frames.get();
-        if since == 0 || egress.dropped_at.load(Ordering::Relaxed) != frames {
-            egress.dropped_ns.store(now_ns.max(1), Ordering::Relaxed);
-            egress.dropped_at.store(frames, Ordering::Relaxed);
+        if since == 0 || egress.full_at.load(Ordering::Relaxed) != frames {
+            egress.full_ns.store(now_ns.max(1), Ordering::Relaxed);
+            egress.full_at.store(frames, Ordering::Relaxed);
             return;
         }
         if now_ns.saturating_sub(since) < STARVED_NS || egress.starved.load(Ordering::Relaxed) {
@@ -63,7 +63,7 @@ impl Forwarder {
                 self.starved.push((at.0, at.1, true));
             }
         } else {
-            egress.dropped_ns.store(now_ns, Ordering::Relaxed);
+            egress.full_ns.store(now_ns, Ordering::Relaxed);
             // Others' frames may fit, too, and no one will tell them again.
             self.woken |= egress.waiters.swap(0, Ordering::AcqRel);
         }
@@ -72,7 +72,7 @@ impl Forwarder {
     /// A destination that starved took a frame.
     #[cold]
     pub(super) fn took_again(&mut self, at: (PortId, u16), egress: &EgressQueue) {
-        let is_fed = egress.stats.frames.get() != egress.dropped_at.load(Ordering::Relaxed);
+        let is_fed = egress.stats.frames.get() != egress.full_at.load(Ordering::Relaxed);
         if !is_fed {
             // All it did was to refuse what it does not want at all.
             return;

@@ -62,6 +62,7 @@ fn frame_waits_until_its_hash_has_a_slot_too() {
     assert!(b.pair.egress.lock().unwrap().arm(), "one slot is too few");
     b.post(101..102);
     assert!(!b.pair.egress.lock().unwrap().arm());
+    a.send(&flow(1, 60), &[60], 0, &[]);
     assert_eq!(carry(&mut a, &mut b), 1);
     assert!(matches!(b.take().unwrap().unwrap().0.hash, Some(Hash { algorithm: 1, .. })));
 }

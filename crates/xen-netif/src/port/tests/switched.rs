@@ -128,8 +128,7 @@ fn front_without_pages_starves_after_its_time_and_until_it_offers_some() {
         let mut net = Net::new(&[&b]);
         b.post(100..101);
         net.stream(&mut a, flood, 1);
-        // The first that waits is dropped as the second comes; floods do not wait.
-        net.stream(&mut a, flood, if flood { 1 } else { 2 });
+        net.stream(&mut a, flood, 1);
         let dropped_ns = net.now_ns;
         net.stream(&mut a, flood, 59);
         assert_eq!(net.starves(), (None, vec![]), "{flood}");
