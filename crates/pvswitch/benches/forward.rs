@@ -45,11 +45,13 @@ impl Case {
         let fdb = Arc::new(Fdb::new(65536, [1, 2], 300, 4096));
         fdb.learn(MACS[1], 0, PortId(1), 0);
         let forwarder = Forwarder::new(mode, 0, fdb, Arc::new(table), 3);
-        let source = |(queue, lane): (u16, &Lane)| Source {
-            port: PortId(0),
-            queue,
-            stats: Arc::clone(&lane.ingress_stats),
-            tuning: Arc::new(switch::tuning::Tuning::new(switch::poll::Policy::Spin)),
+        let source = |(queue, lane): (u16, &Lane)| {
+            Source::new(
+                PortId(0),
+                queue,
+                Arc::clone(&lane.ingress_stats),
+                Arc::new(switch::tuning::Tuning::new(switch::poll::Policy::Spin)),
+            )
         };
         let sources = (0..).zip(&lanes).map(source).collect();
         let scratch = Burst::default();

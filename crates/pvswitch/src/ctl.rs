@@ -9,7 +9,7 @@ use crate::cli::{CtlArgs, CtlCommand, FdbCommand};
 use crate::control::{ControlError, Request, call, default_path};
 use crate::demo::format::time_ns;
 
-/// Longest wait for a port to be drained: no frame is held for more than a second.
+/// Longest wait for a port to be drained.
 const DRAIN_MAX: Duration = Duration::from_secs(3);
 /// How often it is asked meanwhile.
 const DRAIN_LOOK: Duration = Duration::from_millis(5);
@@ -64,9 +64,8 @@ fn drain(path: &Path, request: &Request, name: &str) -> Result<Value, ControlErr
         }
         if Instant::now() >= end {
             return Err(ControlError::Refused(format!(
-                "port '{name}' takes no more frames, but {} of its own still wait for full \
-                 receivers after {} s: ask again, or undo it: `pvswitch ctl drain {name} --off`",
-                answer["held"],
+                "port '{name}' was asked to take no more frames, and its worker has not answered \
+                 after {} s: ask again, or undo it: `pvswitch ctl drain {name} --off`",
                 DRAIN_MAX.as_secs()
             )));
         }
@@ -161,7 +160,7 @@ fn stats(answer: &Value) {
             sum(e, "bytes"),
             sum(i, "kicks") + sum(e, "kicks"),
             sum(i, "calls") + sum(e, "calls"),
-            sum(i, "held"),
+            sum(e, "held"),
         );
         if port["up"] == true {
             list(port, "ingress")

@@ -65,12 +65,12 @@ impl Host for PortHost {
         };
         match side {
             Side::Ingress => {
-                let source = Source {
-                    port: self.port.id,
+                let source = Source::new(
+                    self.port.id,
                     queue,
-                    stats: Arc::clone(&pair.ingress_stats),
-                    tuning: Arc::clone(&self.tuning[usize::from(queue)]),
-                };
+                    Arc::clone(&pair.ingress_stats),
+                    Arc::clone(&self.tuning[usize::from(queue)]),
+                );
                 let ingress: Arc<Mutex<dyn Ingress>> = pair.ingress.clone();
                 self.pool.serve(Served { token, source, ingress, kick, notifies });
             }

@@ -22,9 +22,10 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use switch::account::{Account, Budgets};
 use switch::fdb::{Fdb, Mac, PortId};
 use switch::forward::{EgressQueue, Forwarder, Mode, Port, STARVED_NS, Source, Table};
+use switch::hold::HOLD_DEFAULT;
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
-use switch::tuning::{Drain, HOLD_MAX, Tuning};
+use switch::tuning::{Drain, Tuning};
 use vhost_user::sys::{Listener, SocketError};
 use xen_netif::host::HostError;
 
@@ -174,6 +175,11 @@ impl PortState {
         stalled.map(|ns| ns / 1_000_000_000).collect()
     }
 
+    /// How many frames wait because its queues are full.
+    fn held(&self) -> usize {
+        self.port.egress.iter().map(EgressQueue::held_frames).sum()
+    }
+
     /// Whether it is being drained: not done before all its queues are.
     fn drain(&self) -> Drain {
         let queues = self.ingress.iter().map(|queue| queue.tuning.drain());
@@ -307,7 +313,8 @@ impl System {
         let epoll = epoll.map_err(|e| os("epoll")(e.into()))?;
         let table = Arc::new(Table::new());
         let forwarder =
-            Forwarder::new(options.mode, CONTROL_WORKER, Arc::clone(&fdb), table, flow_key);
+            Forwarder::new(options.mode, CONTROL_WORKER, Arc::clone(&fdb), table, flow_key)
+                .without_holds();
         let mut system = Self {
             options,
             epoll,
@@ -423,6 +430,7 @@ impl System {
         };
         for (i, queue) in state.port.egress.iter().enumerate() {
             queue.set_call(spec.tuning.call.of(i).unwrap_or(self.options.call));
+            queue.set_hold_max(spec.tuning.hold.unwrap_or(HOLD_DEFAULT));
         }
         if free == self.table.len() {
             self.table.push(None);
@@ -461,7 +469,7 @@ impl System {
             let tuning = Arc::clone(&known.tuning);
             ingress.push(known);
             let queue = queue as u16;
-            let source = Source { port: id, queue, stats: pair.ingress_stats, tuning };
+            let source = Source::new(id, queue, pair.ingress_stats, tuning);
             let token = token(id, queue, false);
             let kick = Some(pair.fd);
             served.push(Served { token, source, ingress: pair.ingress, kick, notifies: true });
@@ -479,7 +487,6 @@ impl System {
     fn ingress(&self, spec: &PortSpec, queue: usize, stats: &Arc<IngressStats>) -> Ingress {
         let tuning = Tuning::new(spec.tuning.poll.of(queue).unwrap_or(self.options.policy));
         tuning.set_weight(spec.tuning.weight.unwrap_or(1));
-        tuning.set_hold(spec.tuning.hold.unwrap_or(HOLD_MAX));
         Ingress { stats: Arc::clone(stats), tuning: Arc::new(tuning) }
     }
 
@@ -650,7 +657,8 @@ impl System {
         // What was taken from guests is delivered; nothing more is taken.
         let end = Instant::now() + DRAIN_MAX;
         names.iter().for_each(|name| drop(self.drain(name, false)));
-        while self.ports.values().any(|port| port.drain() == Drain::Asked) && Instant::now() < end {
+        let busy = |port: &PortState| port.drain() == Drain::Asked || port.held() > 0;
+        while self.ports.values().any(busy) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
         for name in names {

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use lab::near::did_you_mean;
 use switch::fair::WEIGHT_MAX;
+use switch::hold::HOLD_MAX;
 use switch::poll::Policy;
-use switch::tuning::HOLD_MAX;
 use vhost_user::feature;
 use vhost_user::net::PAIRS_MAX;
 use xen_netif::back::{self, Offer, QUEUES_MAX, VifId};

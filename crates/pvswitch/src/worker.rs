@@ -7,7 +7,7 @@
 //! under the placement `balanced` a crowded worker gives queues away and a quiet one folds.
 //!
 //! Two models mirror what is decided here and change with it: `crates/sim/src/worker.rs` (process,
-//! serve, arm, wait, end_naps, mind_held, give_up, timeout) and `crates/switch/tests/sleep.rs`
+//! serve, arm, wait, end_naps, retry_busy, retry_late, timeout) and `crates/switch/tests/sleep.rs`
 //! (serve from `poller.next` on, wait, heat).
 
 mod handle;
@@ -23,8 +23,9 @@ use std::sync::atomic::Ordering;
 
 use rustix::event::{Timespec, epoll};
 use switch::fdb::PortId;
-use switch::forward::{Forwarder, HOLD_NS_MAX, Table};
+use switch::forward::{Forwarder, Table};
 use switch::frame::Burst;
+use switch::hold::RETRY_NS;
 use switch::poll::{Action, Policy, State};
 use switch::tuning::Drain;
 
@@ -78,9 +79,9 @@ struct Worker {
     events: Vec<epoll::Event>,
     /// When kicks of cold queues were last looked for.
     looked_ns: u64,
-    /// Indices of the queues that hold frames.
-    holders: Vec<usize>,
-    /// When held frames of queues that are not hot were last tried for their age, in ns.
+    /// Indices of the queues that are paused for a full destination.
+    paused: Vec<usize>,
+    /// When all full destinations were last tried, in ns.
     retried_ns: u64,
     /// When it last looked at the clock for what happens outside of rounds, in ns.
     time: u64,
@@ -118,7 +119,7 @@ impl Worker {
             scratch: Burst::default(),
             events: Vec::with_capacity(64),
             looked_ns: 0,
-            holders: Vec::new(),
+            paused: Vec::new(),
             retried_ns: 0,
             slept: false,
             owing: false,
@@ -153,12 +154,12 @@ impl Worker {
                 if self.arm() {
                     self.sleep(now);
                     now = self.time;
-                    self.give_up(now);
+                    self.retry_late(now);
                 }
             } else if now.saturating_sub(self.looked_ns) > LOOK_NS {
                 self.looked_ns = now;
                 self.look(Some(0));
-                self.mind_held(now);
+                self.retry_busy(now);
             }
         }
         self.forwarder.notify_late(u64::MAX, true);
@@ -183,7 +184,7 @@ impl Worker {
                 }
                 Command::Kicked(token) => self.kicked(token),
                 Command::Look(token) => self.look_at(token),
-                Command::Retry => self.retry(),
+                Command::Retry => self.retry(false, self.time),
                 Command::Table(table) => {
                     self.hot_of.resize(table.len().max(self.hot_of.len()), 0);
                     self.forwarder.set_table(table);
@@ -232,7 +233,7 @@ impl Worker {
 
     /// Queues have other indices than before: makes every list of them anew.
     fn list_again(&mut self) {
-        for list in [&mut self.hot, &mut self.warm, &mut self.holders, &mut self.served] {
+        for list in [&mut self.hot, &mut self.warm, &mut self.paused, &mut self.served] {
             list.clear();
         }
         self.hot_of.fill(0);
@@ -243,8 +244,8 @@ impl Worker {
             } else if queue.state == State::Warm {
                 self.warm.push(i);
             }
-            if queue.held > 0 {
-                self.holders.push(i);
+            if queue.paused {
+                self.paused.push(i);
             }
             if queue.busy_ns > 0 {
                 self.served.push(i);
@@ -257,7 +258,6 @@ impl Worker {
             let tuning = self.take_out(at).source.tuning;
             self.list_again();
             tuning.set_state(State::Cold);
-            tuning.set_held(0);
             tuning.drained();
         } else if let Some(Watched { kick: Some(kick), .. }) = self.watched.remove(&token) {
             let _ = epoll::delete(&self.handle.epoll, kick.as_fd());
@@ -346,21 +346,26 @@ impl Worker {
         }
     }
 
-    /// Tells workers that a destination they hold frames for may have room.
+    /// Wakes workers that wait for a destination, which may have room.
     fn wake(&mut self, workers: u64) {
         let mine = 1 << self.handle.index;
         if workers & mine != 0 {
-            self.retry();
+            self.retry(false, self.time);
         }
         if workers & !mine != 0 {
             self.pool.wake(workers & !mine);
         }
     }
 
-    /// A destination made room: queues with held frames try again.
-    fn retry(&mut self) {
-        for i in 0..self.holders.len() {
-            self.heat(self.holders[i]);
+    /// A destination may have room: delivers what is held for it, and goes on with the queues that
+    /// are paused for it. `all`: for every destination.
+    fn retry(&mut self, all: bool, now: u64) {
+        self.forwarder.retry(all, now);
+        for i in 0..self.paused.len() {
+            let at = self.paused[i];
+            if all || self.forwarder.may_go_on(&self.queues[at].served.source) {
+                self.heat(at);
+            }
         }
     }
 
@@ -412,13 +417,13 @@ impl Worker {
             let mut stays = true;
             while stays && queue.share.may() {
                 served = true;
-                let held = queue.held > 0;
+                let paused = queue.paused;
                 let (frames, action) =
                     queue.serve(&mut self.forwarder, &mut self.scratch, &self.pool, now);
-                if held != (queue.held > 0) {
-                    match self.holders.iter().position(|i| *i == at) {
-                        Some(i) => _ = self.holders.swap_remove(i),
-                        None => self.holders.push(at),
+                if paused != queue.paused {
+                    match self.paused.iter().position(|i| *i == at) {
+                        Some(i) => _ = self.paused.remove(i),
+                        None => self.paused.push(at),
                     }
                 }
                 let end = self.pool.now();
@@ -515,46 +520,45 @@ impl Worker {
 
     // ---- phase 2 ----
 
-    /// The last look before sleep. Queues were armed one by one as they went cold, warm ones have
-    /// a time; what is left are the destinations of held frames, and commands.
+    /// The re-check before sleep. Queues were armed one by one as they went cold, warm ones have a
+    /// time; what is left are full destinations, and commands.
     fn arm(&mut self) -> bool {
         if self.handle.has_commands.load(Ordering::Acquire) {
             return false;
         }
         if !self.forwarder.arm_blocked() {
-            self.retry();
+            self.retry(false, self.time);
             return false;
         }
         true
     }
 
-    /// A busy worker never sleeps: whose frames are held would wait until it did.
-    fn mind_held(&mut self, now: u64) {
-        if self.holders.iter().all(|at| self.queues[*at].listed) {
+    /// A busy worker never sleeps: who waits for a full destination would wait until it did.
+    fn retry_busy(&mut self, now: u64) {
+        if !self.forwarder.is_blocked() {
             self.retried_ns = now;
-        } else if !self.forwarder.arm_blocked()
-            || now.saturating_sub(self.retried_ns) > HOLD_NS_MAX / 4
-        {
+        } else if now.saturating_sub(self.retried_ns) > RETRY_NS {
             self.retried_ns = now;
-            self.retry();
+            self.retry(true, now);
+        } else if !self.forwarder.arm_blocked() {
+            self.retry(false, now);
         }
     }
 
-    /// After a sleep: frames held for too long are to be given up, whatever ended it.
-    fn give_up(&mut self, now: u64) {
-        let late = now.saturating_sub(self.retried_ns) >= HOLD_NS_MAX / 4;
-        if late && !self.holders.is_empty() {
+    /// After a sleep: tries all full destinations if it is time to, whatever ended the sleep.
+    fn retry_late(&mut self, now: u64) {
+        if self.forwarder.is_blocked() && now.saturating_sub(self.retried_ns) >= RETRY_NS {
             self.retried_ns = now;
-            self.retry();
+            self.retry(true, now);
         }
     }
 
     // ---- phase 3 ----
 
     /// Goes to sleep, and nothing else does: until a kick, a command, or the earliest of the times
-    /// when a warm queue is to be looked at, a peer to be notified, and held frames to be tried.
+    /// when a warm queue is to be polled, a peer to be notified, and full destinations to be tried.
     fn sleep(&mut self, now: u64) {
-        let held = (!self.holders.is_empty()).then_some(HOLD_NS_MAX / 4);
+        let held = self.forwarder.is_blocked().then_some(RETRY_NS);
         let warm = (!self.warm.is_empty()).then(|| self.warm_ns.saturating_sub(now));
         let late = self.forwarder.late().map(|at| at.saturating_sub(now));
         let timeout_ns = [held, warm, late].into_iter().flatten().min();

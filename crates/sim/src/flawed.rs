@@ -17,7 +17,7 @@ pub enum Mistake {
     NeverArms,
     /// Arms a full egress queue and does not look again.
     NeverRechecksRoom,
-    /// While it is busy, does not mind that a full destination has room again.
+    /// While it is busy, does not try full destinations again.
     BusyForgetsHeld,
     /// Does not call when buffers come back, now and then.
     ForgetsCalls,
@@ -49,10 +49,10 @@ pub enum Mistake {
     LosesQueues,
     /// Forgives what a queue was served beyond its due.
     IgnoresDebt,
-    /// Gives held frames up only after a sleep that nothing ended.
+    /// Tries full destinations again only after a sleep that nothing ended.
     GivesUpInSilence,
-    /// Held frames use up the budget of new ones.
-    HeldUseBudget,
+    /// Does not go on with a queue that was paused for a full destination.
+    ForgetsPaused,
     /// Remembers of several frames that did not fit only how much the last one lacked.
     ForgetsShorter,
 }
@@ -85,10 +85,6 @@ impl<Q: Ingress> Ingress for Flawed<Q> {
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
         self.queue.burst(max, now_ns, burst, forward)
-    }
-
-    fn held(&self) -> usize {
-        self.queue.held()
     }
 
     fn arm(&mut self) -> bool {

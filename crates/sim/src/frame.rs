@@ -68,11 +68,6 @@ impl Frame {
         b
     }
 
-    /// Length of [`bytes`](Self::bytes).
-    pub fn len(&self) -> usize {
-        FIXED_LEN + self.payload
-    }
-
     /// Reads what [`bytes`](Self::bytes) made; `None` when it is not exactly that.
     pub fn parse(frame: &[u8]) -> Option<Self> {
         let le = |at: usize| {

@@ -511,11 +511,6 @@ impl Guest {
         busy
     }
 
-    /// Descriptors of the transmit ring of pair `q`.
-    pub fn tx_size(&self, q: usize) -> u64 {
-        u64::from(self.pairs[q].tx.size())
-    }
-
     /// Whether received frames wait that it has not looked at, and that it asked to be told of.
     pub fn waits_for_call(&self, q: usize) -> bool {
         !self.is_deaf() && self.pairs[q].rx.has_used()

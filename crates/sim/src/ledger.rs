@@ -3,9 +3,10 @@
 //! ```text
 //!   guest ── log ──▶ ingress ── shown ──▶ forwarder ── fates ──▶ egress ── origins ──▶ guest
 //! ```
-//! What an ingress queue shows must be what its guest sent next, or what was held, in order. What
-//! the forwarder is done with must have met as many ends (a delivery, or a drop that some counter
-//! tells) as it has destinations, by a model of what the switch has learned. What a guest finds
+//! What an ingress queue shows must be what its guest sent next, in order. What the forwarder is
+//! given must meet as many ends (a delivery, a place among the frames that wait for a full
+//! destination, or a drop that some counter tells) as it has destinations, by a model of what the
+//! switch has learned; and what waits, one end more. What a guest finds
 //! must be what its sender sent: since each delivery's origin is known, a hostile guest's garbage
 //! is never an excuse.
 
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 use switch::flow;
 use switch::forward::{Mode, Table};
-use switch::frame::{BURST_MAX, Burst, Verdict};
+use switch::frame::Burst;
 use switch::poll::{Policy, tick_after};
 use switch::stats::{EgressStats, IngressStats};
 
@@ -28,30 +29,41 @@ pub(crate) struct IngressBook {
     log: VecDeque<Frame>,
     /// New frames shown.
     pub shown: u64,
-    /// Held frames, oldest first, with their position among those shown.
-    pub held: VecDeque<(u64, Frame)>,
 }
 
 /// One egress queue.
 pub(crate) struct EgressBook {
     pub stats: Arc<EgressStats>,
-    /// The ports that delivered frames come from; the guest has not found these yet.
-    origins: VecDeque<usize>,
+    /// The ports that delivered frames come from, or may come from; the guest has not found these
+    /// yet.
+    origins: VecDeque<Vec<usize>>,
+    /// The ports that frames come from which wait for room, and since when they do.
+    held: VecDeque<(usize, u64)>,
+    /// Counters as of the last look: frames, holds, aged, given up as it went down, other drops.
+    was: [u64; 5],
     /// When the guest is to be called at the latest, if it sleeps; `u64::MAX`: need not be.
     pub call_by_ns: u64,
 }
 
-impl IngressBook {
-    /// Whether held frames keep a queue of `size` from showing new ones: what is held, and what
-    /// waits behind it, may be half of the ring, and no more than a burst is shown.
-    pub fn is_full(&self, size: u64) -> bool {
-        let held = self.held.len() as u64;
-        let open = self.held.front().map_or(0, |(at, _)| self.shown - at);
-        let room = size.saturating_sub(2 * open).min(BURST_MAX as u64);
-        // Few held frames that keep many others from going back are given up instead.
-        let crowded = open >= size / 2 && held * 2 < open;
-        held > 0 && room <= held && !crowded
+impl EgressBook {
+    /// The counters that say what became of frames, as in `was`.
+    fn counters(&self) -> [u64; 5] {
+        let stats = &self.stats;
+        let aged = stats.lost_aged.get() + stats.drops_aged.get();
+        let down = stats.drops_held_down.get();
+        let named = drops(&mut stats.all());
+        let other = named - stats.drops_aged.get() - down - stats.drops_no_room.get();
+        [stats.frames.get(), stats.holds.get(), aged, down, other]
     }
+
+    /// How long the oldest frame has waited for room.
+    pub fn waits_ns(&self, now_ns: u64) -> Option<u64> {
+        self.held.front().map(|(_, since_ns)| now_ns - since_ns)
+    }
+}
+
+fn drops(all: &mut dyn Iterator<Item = (&'static str, u64)>) -> u64 {
+    all.filter(|(name, _)| name.starts_with("drops")).map(|(_, n)| n).sum()
 }
 
 /// What the switch must know to be right.
@@ -81,12 +93,10 @@ pub(crate) struct Ledger {
 pub(crate) struct Shown {
     port: usize,
     queue: usize,
-    /// How many of the frames were held before.
-    held: usize,
     /// The frames and how many destinations each has; none for a hostile port.
     frames: Vec<(Frame, u64, bool)>,
     fates: u64,
-    delivered: Vec<Vec<u64>>,
+    holds: u64,
 }
 
 /// When a peer is to be told at the latest of what was published at `now_ns`.
@@ -114,11 +124,12 @@ impl Ledger {
             stats: Arc::clone(stats),
             log: VecDeque::new(),
             shown: 0,
-            held: VecDeque::new(),
         };
         let egress = |stats: &Arc<EgressStats>| EgressBook {
             stats: Arc::clone(stats),
             origins: VecDeque::new(),
+            held: VecDeque::new(),
+            was: [0; 5],
             call_by_ns: u64::MAX,
         };
         Self {
@@ -145,6 +156,10 @@ impl Ledger {
         &mut self.egress[port][queue]
     }
 
+    pub fn egress_book(&self, port: usize, queue: usize) -> &EgressBook {
+        &self.egress[port][queue]
+    }
+
     pub fn ingress(&self, port: usize, queue: usize) -> &IngressBook {
         &self.ingress[port][queue]
     }
@@ -158,19 +173,58 @@ impl Ledger {
         self.finding.get_or_insert(finding);
     }
 
-    /// Ends that frames can meet within a burst of `port`'s queue, as counted.
-    fn fates(&self, port: usize, queue: usize) -> u64 {
-        let drops = |all: &mut dyn Iterator<Item = (&'static str, u64)>| -> u64 {
-            all.filter(|(name, _)| name.starts_with("drops")).map(|(_, n)| n).sum()
-        };
+    /// Ends that frames have met so far, as counted, and places where they wait.
+    fn fates(&self) -> u64 {
         let ends = |book: &EgressBook| book.stats.frames.get() + drops(&mut book.stats.all());
         let egress: u64 = self.egress.iter().flatten().map(ends).sum();
-        egress + drops(&mut self.ingress[port][queue].stats.all())
+        let ingress = self.ingress.iter().flatten();
+        let ingress: u64 = ingress.map(|book| drops(&mut book.stats.all())).sum();
+        let queues = self.table.iter().flatten().flat_map(|port| &port.egress);
+        egress + ingress + queues.map(|queue| queue.held_frames() as u64).sum::<u64>()
     }
 
-    fn delivered(&self) -> Vec<Vec<u64>> {
-        let frames = |port: &Vec<EgressBook>| port.iter().map(|q| q.stats.frames.get()).collect();
-        self.egress.iter().map(frames).collect()
+    fn holds(&self) -> u64 {
+        self.egress.iter().flatten().map(|book| book.stats.holds.get()).sum()
+    }
+
+    /// After the forwarder did something, for a burst of port `from` or for what waits: which
+    /// frames left those that wait, and which were delivered.
+    pub fn sync(&mut self, from: Option<usize>, now_ns: u64) {
+        for (to, queues) in self.egress.iter_mut().enumerate() {
+            let table = self.table[to].as_ref().expect("ports stay");
+            for (book, queue) in queues.iter_mut().zip(&table.egress) {
+                let now = book.counters();
+                let [delivered, holds, aged, down, dropped] =
+                    std::array::from_fn(|i| now[i] - book.was[i]);
+                book.was = now;
+                let left = queue.held_frames() as u64;
+                let gone = (book.held.len() as u64 + holds).checked_sub(left);
+                let Some(sent) = gone.and_then(|gone| gone.checked_sub(aged + down)) else {
+                    self.finding.get_or_insert(Finding::Lost(format!(
+                        "{left} frames wait for port {to}, more than were held"
+                    )));
+                    continue;
+                };
+                book.held.drain(..(aged as usize).min(book.held.len()));
+                let sent: Vec<usize> =
+                    book.held.drain(..(sent as usize).min(book.held.len())).map(|h| h.0).collect();
+                book.held.drain(..(down as usize).min(book.held.len()));
+                book.held.extend((0..holds).filter_map(|_| Some((from?, now_ns))));
+                if dropped == 0 {
+                    let direct = (delivered as usize).saturating_sub(sent.len());
+                    let direct = (0..direct).filter_map(|_| from);
+                    book.origins.extend(sent.into_iter().chain(direct).map(|port| vec![port]));
+                } else {
+                    // Which of them were dropped is not known.
+                    let may_be: Vec<usize> = sent.into_iter().chain(from).collect();
+                    book.origins.extend((0..delivered).map(|_| may_be.clone()));
+                }
+                if delivered > 0 {
+                    book.call_by_ns = book.call_by_ns.min(call_by(queue.call(), now_ns));
+                }
+                self.progress += aged + down + delivered;
+            }
+        }
     }
 
     /// How many ports `frame` is for, and whether it is flooded.
@@ -185,20 +239,10 @@ impl Ledger {
         }
     }
 
-    /// The port that a held `frame` waits for, where that is certain.
-    pub fn waits_for(&self, port: usize, frame: &Frame) -> Option<usize> {
-        match frame.to {
-            _ if self.mode == Mode::Cross => Some(port ^ 1),
-            To::One(to) => Some(to),
-            To::All => None,
-        }
-    }
-
     /// Before the forwarder sees a burst.
     pub fn before(&mut self, port: usize, queue: usize, burst: &Burst<'_>) -> Shown {
-        let held = burst.frames.iter().take_while(|f| f.held_ns > 0).count();
         let mut frames = Vec::new();
-        for (i, shown) in burst.frames.iter().enumerate() {
+        for shown in &burst.frames {
             let mut bytes = vec![0; shown.len as usize];
             let mut at = 0;
             for seg in burst.segs(shown) {
@@ -214,13 +258,9 @@ impl Ledger {
                 continue;
             }
             let book = &mut self.ingress[port][queue];
-            let expected = if i < held {
-                book.held.get(i).map(|(_, frame)| *frame)
-            } else {
-                book.shown += 1;
-                self.progress += 1;
-                book.log.pop_front()
-            };
+            book.shown += 1;
+            self.progress += 1;
+            let expected = book.log.pop_front();
             let is = Frame::parse(&bytes);
             let Some(frame) = is.filter(|_| is == expected) else {
                 self.found(Finding::Corrupt(format!(
@@ -231,77 +271,50 @@ impl Ledger {
             let (destinations, flooded) = self.destinations(port, &frame);
             frames.push((frame, destinations, flooded));
         }
-        let (fates, delivered) = (self.fates(port, queue), self.delivered());
-        Shown { port, queue, held, frames, fates, delivered }
+        let (fates, holds) = (self.fates(), self.holds());
+        Shown { port, queue, frames, fates, holds }
     }
 
     /// After the forwarder dealt with it.
-    pub fn after(&mut self, shown: &Shown, burst: &Burst<'_>, now_ns: u64) {
+    pub fn after(&mut self, shown: &Shown, now_ns: u64) {
         let Shown { port, queue, .. } = *shown;
-        for (to, was) in shown.delivered.iter().enumerate() {
-            for (q, was) in was.iter().enumerate() {
-                let book = &mut self.egress[to][q];
-                let new = book.stats.frames.get() - was;
-                book.origins.extend((0..new).map(|_| port));
-                if new > 0 {
-                    let policy = self.table[to].as_ref().expect("ports stay").egress[q].call();
-                    book.call_by_ns = book.call_by_ns.min(call_by(policy, now_ns));
-                }
-            }
-        }
+        self.sync(Some(port), now_ns);
         if self.honest[port].is_none() || self.finding.is_some() {
             return;
         }
-        let fates = self.fates(port, queue) - shown.fates;
+        let fates = self.fates().checked_sub(shown.fates);
+        let held = self.holds() > shown.holds;
         let mut expected = 0;
-        let book = &mut self.ingress[port][queue];
-        let old: Vec<(u64, Frame)> = book.held.drain(..shown.held).collect();
-        let mut held = Vec::new();
-        let first_new = book.shown - (shown.frames.len() - shown.held) as u64;
-        for (i, ((frame, destinations, flooded), now)) in
-            shown.frames.iter().zip(&burst.frames).enumerate()
-        {
-            if now.verdict == Verdict::Hold {
-                if let Some(waited) = &mut self.waited {
-                    waited.insert((frame.from, frame.number));
-                }
-                let at = old.get(i).map_or(first_new + (i - shown.held.min(i)) as u64, |o| o.0);
-                held.push((at, *frame));
-                if *flooded {
-                    self.finding = Some(Finding::Lost("a flooded frame is held".into()));
-                }
-                continue;
-            }
-            self.progress += 1;
+        for (frame, destinations, flooded) in &shown.frames {
             expected += destinations;
             if *flooded {
                 self.flooded.insert((frame.from, frame.number));
             }
+            if let Some(waited) = self.waited.as_mut().filter(|_| held) {
+                waited.insert((frame.from, frame.number));
+            }
         }
-        // Held frames that were not shown this time are younger than those that were.
-        let new = held.iter().position(|(at, _)| *at >= first_new).unwrap_or(held.len());
-        let newly = held.split_off(new);
-        let rest: Vec<_> = book.held.drain(..).collect();
-        book.held.extend(held.into_iter().chain(rest).chain(newly));
-        if fates != expected {
+        if fates != Some(expected) {
             self.found(Finding::Lost(format!(
-                "frames of queue {queue} of port {port} had {expected} destinations, and {fates} \
-                 deliveries and counted drops"
+                "frames of queue {queue} of port {port} had {expected} destinations, and {fates:?} \
+                 deliveries, counted drops, and places to wait at"
             )));
         }
     }
 
-    /// How many chains of a queue may be given back: those before the first that is held.
+    /// How many chains of a queue may be given back: those shown.
     pub fn returnable(&self, port: usize, queue: usize) -> u64 {
-        let book = &self.ingress[port][queue];
-        book.held.front().map_or(book.shown, |(at, _)| *at)
+        self.ingress[port][queue].shown
     }
 
     /// A frame arrived at guest `to`, which keeps the protocol.
     pub fn arrival(&mut self, to: usize, queue: usize, bytes: &[u8]) -> Result<(), Finding> {
-        let Some(from) = self.egress[to][queue].origins.pop_front() else {
+        let Some(origins) = self.egress[to][queue].origins.pop_front() else {
             return Err(Finding::Corrupt(format!("guest {to} got a frame that no one sent it")));
         };
+        let of = Frame::parse(bytes).map(|frame| frame.from);
+        let is_known = |port: &&usize| Some(**port) == of || self.honest[**port].is_none();
+        let from = origins.iter().find(is_known).or(origins.first()).copied().unwrap_or(to);
         let Some(tag) = self.honest[from] else { return Ok(()) };
         let corrupt = |what: &str| Err(Finding::Corrupt(format!("guest {to} got {what} {from}")));
         let Some(frame) = Frame::parse(bytes) else {
@@ -337,7 +350,7 @@ impl Ledger {
     /// What is left of queue `queue` of `port` in the books, when all should be over.
     pub fn left(&self, port: usize, queue: usize) -> Option<String> {
         let (ingress, egress) = (&self.ingress[port][queue], &self.egress[port][queue]);
-        let (log, held, origins) = (ingress.log.len(), ingress.held.len(), egress.origins.len());
+        let (log, held, origins) = (ingress.log.len(), egress.held.len(), egress.origins.len());
         (log + held + origins > 0)
             .then(|| format!("{log} frames not shown, {held} held, {origins} not found"))
     }

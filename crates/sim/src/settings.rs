@@ -3,7 +3,7 @@
 use switch::fair::WEIGHT_MAX;
 use switch::frame::BURST_MAX;
 use switch::poll::{Costs, Policy, TIMER_HZ_MAX};
-use switch::tuning::{HOLD_MAX, Tuning};
+use switch::tuning::Tuning;
 
 use crate::random::Random;
 
@@ -70,8 +70,7 @@ impl Operators {
     /// Changes one of a queue's settings.
     pub fn tune(self, tuning: &Tuning, random: &mut Random) {
         match random.within(0..8) {
-            0 => tuning.set_weight(weight(random)),
-            1 => tuning.set_hold(random.within(0..u64::from(HOLD_MAX) + 1) as u16),
+            0 | 1 => tuning.set_weight(weight(random)),
             _ => tuning.set_poll(self.policy(random)),
         }
     }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use ring::virtq::DeviceQueue;
 use switch::fdb::{Fdb, PortId};
-use switch::flow;
 use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
+use switch::hold::HOLD_DEFAULT;
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
 use switch::tuning::Tuning;
@@ -18,16 +18,13 @@ use vhost_user::port::{VirtioEgress, VirtioIngress};
 use vhost_user::sys;
 
 use crate::flawed::{Flawed, Mistake};
-use crate::frame::{Frame, mac};
+use crate::frame::mac;
 use crate::guest::{Link, Ring};
 use crate::ledger::Ledger;
 use crate::random::Random;
 use crate::settings::{Operators, costs, delay_ns_max, weight};
 use crate::worker::{Command, Name, Served, Then, Token, Worker, lock};
 use crate::world::Finding;
-
-/// How much of a frame the switch looks at.
-const HEAD_MAX: usize = 128;
 
 /// A ring's call descriptor, and how many calls its counter told of so far.
 struct Calls {
@@ -53,8 +50,6 @@ pub(crate) struct Switching {
     pub ledger: Ledger,
     ports: Vec<Vec<Pair>>,
     table: Arc<Table>,
-    mode: Mode,
-    flow_key: u64,
     /// Which worker serves an ingress queue.
     homes: BTreeMap<Name, usize>,
     /// Ingress queues whose kick descriptors were written to, and are never read.
@@ -156,8 +151,6 @@ impl Switching {
             ledger,
             ports,
             table,
-            mode,
-            flow_key,
             homes: BTreeMap::new(),
             kicked: BTreeSet::new(),
             mistake,
@@ -179,12 +172,12 @@ impl Switching {
                     self.table[port].as_ref().expect("ports stay").egress[queue]
                         .set_call(operators.policy(random));
                 }
-                let source = Source {
-                    port: PortId(port as u16),
-                    queue: queue as u16,
-                    stats: Arc::clone(&pair.ingress_stats),
-                    tuning: Arc::clone(&pair.tuning),
-                };
+                let source = Source::new(
+                    PortId(port as u16),
+                    queue as u16,
+                    Arc::clone(&pair.ingress_stats),
+                    Arc::clone(&pair.tuning),
+                );
                 let name = (port, queue);
                 let served = Served { name, source, ingress: pair.ingress.clone(), frame_ns };
                 let to = random.index(self.workers.len());
@@ -261,7 +254,12 @@ impl Switching {
     ) -> Option<usize> {
         if random.one_in(3) {
             let port = self.table[port].as_ref().expect("ports stay");
-            port.egress[queue].set_call(operators.policy(random));
+            if random.one_in(4) {
+                port.egress[queue]
+                    .set_hold_max(random.within(0..2 * u64::from(HOLD_DEFAULT)) as u16);
+            } else {
+                port.egress[queue].set_call(operators.policy(random));
+            }
             return None;
         }
         operators.tune(&self.ports[port][queue].tuning, random);
@@ -281,19 +279,6 @@ impl Switching {
         let [looks, calls] = [looks.map(delay_ns_max).max(), calls.map(delay_ns_max).max()]
             .map(Option::unwrap_or_default);
         looks + calls
-    }
-
-    /// Which egress queue of `to` a frame from queue `queue` goes to.
-    pub fn queue_of(&self, queue: usize, to: usize, frame: &Frame) -> usize {
-        let active = self.ports[to].len();
-        match self.mode {
-            Mode::Cross => queue % active,
-            Mode::Switch => {
-                let bytes = frame.bytes();
-                let head = &bytes[..bytes.len().min(HEAD_MAX)];
-                flow::flow_hash(head, self.flow_key) as usize % active
-            }
-        }
     }
 
     /// A queue must be served by the worker that is its home, and by no other.
@@ -354,10 +339,16 @@ impl Switching {
         (&pair.ingress_stats, &pair.egress_stats)
     }
 
+    /// Length of the frame that has waited longest for a queue.
+    pub fn held_len(&self, port: usize, queue: usize) -> Option<u32> {
+        self.table[port].as_ref().expect("ports stay").egress[queue].held_len()
+    }
+
     /// Stops a port, as the control thread does when its guest broke the protocol; returns whom to
     /// wake.
-    pub fn stop(&mut self, port: usize) -> Vec<usize> {
+    pub fn stop(&mut self, port: usize, now_ns: u64) -> Vec<usize> {
         self.table[port].as_ref().expect("ports stay").set_active(0);
+        self.ledger.sync(None, now_ns);
         let mut woken = Vec::new();
         for queue in 0..self.ports[port].len() {
             let pair = &self.ports[port][queue];

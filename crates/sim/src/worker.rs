@@ -8,16 +8,18 @@
 //!   `skip_rounds`, which only saves rounds, and the last `if` of `Worker::run`;
 //! - `serve`, then `cool`: `Worker::serve`, the burst, then `Action::Arm` with `arm` and `disarm`;
 //! - `Phase::Arm`, `Phase::Wait` and `look`: `Worker::arm`, `Worker::wait`;
-//! - `heat`, `list`, `forget`, `kicked`, `retry`, `end_naps`, `mind_held`, `give_up`, `timeout`:
-//!   the same names.
+//! - `heat`, `list`, `forget`, `kicked`, `retry`, `end_naps`, `retry_busy`, `retry_late`,
+//!   `timeout`: the same names.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use switch::fair::{QUANTUM_NS, Share};
-use switch::forward::{Forwarder, HOLD_NS_MAX, Source, Table};
+use switch::fdb::PortId;
+use switch::forward::{Forwarder, Source, Table};
 use switch::frame::{BURST_MAX, Burst};
+use switch::hold::RETRY_NS;
 use switch::poll::{Action, Costs, Policy, Poller, State};
 use switch::port::{Fault, Ingress};
 
@@ -100,7 +102,8 @@ pub(crate) struct Queue {
     pub listed: bool,
     /// Warm: since when, and until when it is left alone.
     pub nap: (u64, u64),
-    held: usize,
+    /// Not served until the destination that it waits for has room.
+    pub paused: bool,
     share: Share,
     tally: Tally,
     /// The longest burst so far, in ns.
@@ -272,8 +275,7 @@ impl Worker {
     /// Whether nothing more will come of it by itself.
     pub fn is_idle(&self, now_ns: u64) -> bool {
         // Held frames are delivered or given up at some time, or else forgotten.
-        let holds = self.queues.iter().any(|q| q.held > 0);
-        if holds && now_ns.saturating_sub(self.progress_ns) < 2_000_000_000 {
+        if self.forwarder.is_blocked() && now_ns.saturating_sub(self.progress_ns) < 2_000_000_000 {
             return false;
         }
         let told = self.commands.is_empty() && self.pending.is_empty();
@@ -296,7 +298,7 @@ impl Worker {
     }
 
     /// Something woke it, if it slept. Returns whether it did.
-    pub fn wake(&mut self, wake: Wake, now_ns: u64) -> bool {
+    pub fn wake(&mut self, wake: Wake, now_ns: u64, ledger: &mut Ledger) -> bool {
         match wake {
             Wake::Kick(token) => _ = self.pending.insert(token),
             Wake::Command => self.signalled = true,
@@ -306,9 +308,9 @@ impl Worker {
             return false;
         }
         (self.slept, self.phase) = (true, Phase::Start);
-        self.look(now_ns);
+        self.look(now_ns, ledger);
         if wake == Wake::Timer || self.mistake != Mistake::GivesUpInSilence {
-            self.give_up(now_ns);
+            self.retry_late(now_ns, ledger);
         }
         true
     }
@@ -316,7 +318,7 @@ impl Worker {
     /// One step.
     pub fn step(&mut self, now_ns: u64, ledger: &mut Ledger) -> Then {
         match self.phase {
-            Phase::Start if !self.commands.is_empty() => self.obey(now_ns),
+            Phase::Start if !self.commands.is_empty() => self.obey(now_ns, ledger),
             Phase::Start => self.begin_round(now_ns),
             Phase::Process => self.process(now_ns, ledger),
             Phase::Cool => {
@@ -327,7 +329,7 @@ impl Worker {
             Phase::Arm => {
                 self.phase = Phase::Wait;
                 if !self.forwarder.arm_blocked() {
-                    self.retry();
+                    self.retry(false, now_ns, ledger);
                     self.phase = Phase::Start;
                 }
             }
@@ -340,9 +342,9 @@ impl Worker {
                 }
                 self.slept |= timeout != Some(0);
                 self.phase = Phase::Start;
-                self.look(now_ns);
+                self.look(now_ns, ledger);
                 if self.mistake != Mistake::GivesUpInSilence {
-                    self.give_up(now_ns);
+                    self.retry_late(now_ns, ledger);
                 }
             }
             Phase::Asleep => unreachable!("wake comes first"),
@@ -350,11 +352,11 @@ impl Worker {
         Then::Go
     }
 
-    /// How long to sleep at most: for ever, or until held frames must be given up, a warm queue is
-    /// to be looked at, or a peer to be notified.
+    /// How long to sleep at most: indefinitely, or until full destinations are to be tried again, a
+    /// warm queue is to be polled, or a peer to be notified.
     fn timeout(&self) -> Option<u64> {
         let now_ns = self.ended_ns;
-        let held = self.queues.iter().any(|q| q.held > 0).then_some(HOLD_NS_MAX / 4);
+        let held = self.forwarder.is_blocked().then_some(RETRY_NS);
         let naps = !self.warm.is_empty() && self.mistake != Mistake::ForgetsNaps;
         let warm = naps.then(|| self.warm_ns.saturating_sub(now_ns));
         let late = self.late().map(|at| at.saturating_sub(now_ns));
@@ -367,7 +369,7 @@ impl Worker {
 
     // ---- the set of queues ----
 
-    fn obey(&mut self, now_ns: u64) {
+    fn obey(&mut self, now_ns: u64, ledger: &mut Ledger) {
         for command in std::mem::take(&mut self.commands) {
             match command {
                 Command::Serve(served) => self.adopt(served, now_ns),
@@ -382,8 +384,10 @@ impl Worker {
                         self.given.push((served, to));
                     }
                 }
-                Command::Kicked((port, queue)) => self.kicked(Token::Ingress(port, queue), now_ns),
-                Command::Retry => self.retry(),
+                Command::Kicked((port, queue)) => {
+                    self.kicked(Token::Ingress(port, queue), now_ns, ledger);
+                }
+                Command::Retry => self.retry(false, now_ns, ledger),
             }
         }
     }
@@ -402,7 +406,7 @@ impl Worker {
             state: State::Cold,
             listed: false,
             nap: (now_ns, now_ns),
-            held: 0,
+            paused: false,
             share: Share::default(),
             tally: Tally::default(),
             burst_ns_max: 0,
@@ -456,7 +460,7 @@ impl Worker {
         self.list(at);
     }
 
-    fn kicked(&mut self, token: Token, now_ns: u64) {
+    fn kicked(&mut self, token: Token, now_ns: u64, ledger: &mut Ledger) {
         match token {
             Token::Ingress(port, queue) => {
                 // It may have moved on.
@@ -472,35 +476,45 @@ impl Worker {
                 // Without the event index the guest would kick for each buffer from now on.
                 lock(&egress.queue).disarm();
                 let waiters = egress.waiters.swap(0, Ordering::AcqRel);
-                self.wake_waiters(waiters);
+                self.wake_waiters(waiters, now_ns, ledger);
             }
         }
     }
 
     /// Looks at all kicks that arrived.
-    fn look(&mut self, now_ns: u64) {
+    fn look(&mut self, now_ns: u64, ledger: &mut Ledger) {
         self.signalled = false;
         for token in std::mem::take(&mut self.pending) {
-            self.kicked(token, now_ns);
+            self.kicked(token, now_ns, ledger);
         }
     }
 
-    fn wake_waiters(&mut self, workers: u64) {
+    fn wake_waiters(&mut self, workers: u64, now_ns: u64, ledger: &mut Ledger) {
         if workers & 1 << self.index != 0 {
-            self.retry();
+            self.retry(false, now_ns, ledger);
         }
         for other in (0..64).filter(|w| *w != self.index && workers & 1 << w != 0) {
             self.sends.push((usize::from(other), Command::Retry));
         }
     }
 
-    /// A destination made room: queues with held frames try again.
-    fn retry(&mut self) {
+    /// A destination may have room: delivers what is held for it, and goes on with the queues that
+    /// are paused for it. `all`: for every destination.
+    fn retry(&mut self, all: bool, now_ns: u64, ledger: &mut Ledger) {
+        self.forwarder.retry(all, now_ns);
+        ledger.sync(None, now_ns);
         for at in 0..self.queues.len() {
-            if self.queues[at].held > 0 {
+            let queue = &self.queues[at];
+            let news = all || self.forwarder.may_go_on(&queue.served.source);
+            if queue.paused && news && self.mistake != Mistake::ForgetsPaused {
                 self.heat(at);
             }
         }
+    }
+
+    /// Whether it waits for queue `queue` of `port`.
+    pub fn waits_for(&self, port: usize, queue: usize) -> bool {
+        self.forwarder.is_blocked_by(PortId(port as u16), queue as u16)
     }
 
     // ---- phase 1 ----
@@ -663,29 +677,31 @@ impl Worker {
             queue.policy = policy;
             queue.poller = Poller::new(policy, self.costs, now_ns);
         }
+        let max = forwarder.may_take(source, queue.poller.budget().min(BURST_MAX), now_ns);
+        ledger.sync(None, now_ns);
+        queue.paused = max == 0;
         let mut ingress = lock(ingress);
         let mut extra = 0;
-        let held = if self.mistake == Mistake::HeldUseBudget { 0 } else { ingress.held() };
-        let max = (queue.poller.budget() + held).min(BURST_MAX);
-        let got = ingress.burst(max, now_ns, scratch, &mut |burst| {
-            extra = burst.frames.len() as u64 * frame_ns;
-            let shown = ledger.before(*port, *index, burst);
-            forwarder.forward(source, burst, now_ns);
-            ledger.after(&shown, burst, now_ns);
-        });
+        let mut got = Ok(0);
+        if max > 0 {
+            got = ingress.burst(max, now_ns, scratch, &mut |burst| {
+                extra = burst.frames.len() as u64 * frame_ns;
+                let shown = ledger.before(*port, *index, burst);
+                forwarder.forward(source, burst, now_ns);
+                ledger.after(&shown, now_ns);
+            });
+        }
         self.extra_ns = extra;
-        queue.held = ingress.held();
         drop(ingress);
         if self.mistake == Mistake::BlamesSender {
             self.forwarder.faults.iter_mut().for_each(|(port, _)| *port = source.port);
         }
         let (frames, action, phase) = match got {
             Ok(frames) => {
-                // Held frames alone are no reason to poll: the destination tells of room.
-                let news = frames.saturating_sub(queue.held);
-                let action = queue.poller.next(news, now_ns);
-                let arms = action == Action::Arm;
-                (news, action, if arms { Phase::Cool } else { Phase::Process })
+                let action = queue.poller.next(frames, now_ns);
+                // What a paused queue waits for notifies; it is not armed itself.
+                let arms = action == Action::Arm && !queue.paused;
+                (frames, action, if arms { Phase::Cool } else { Phase::Process })
             }
             Err(fault) => {
                 self.faults.push((*port, fault));
@@ -720,9 +736,9 @@ impl Worker {
         }
     }
 
-    fn end_round(&mut self, now_ns: u64, ledger: &Ledger) {
+    fn end_round(&mut self, now_ns: u64, ledger: &mut Ledger) {
         let woken = std::mem::take(&mut self.forwarder.woken);
-        self.wake_waiters(woken);
+        self.wake_waiters(woken, now_ns, ledger);
         let found = std::mem::take(&mut self.found);
         if self.mistake != Mistake::ForgetsLateCalls {
             self.forwarder.notify_late(now_ns, !found || self.hot.is_empty());
@@ -740,32 +756,31 @@ impl Worker {
             self.phase = Phase::Arm;
         } else if now_ns.saturating_sub(self.looked_ns) > LOOK_NS {
             self.looked_ns = now_ns;
-            self.look(now_ns);
-            self.mind_held(now_ns);
+            self.look(now_ns, ledger);
+            self.retry_busy(now_ns, ledger);
         }
     }
 
-    /// Other queues keep it busy: cold ones with held frames want to hear of room, too.
-    fn mind_held(&mut self, now_ns: u64) {
+    /// Other queues keep it busy: who waits for a full destination would wait until it slept.
+    fn retry_busy(&mut self, now_ns: u64, ledger: &mut Ledger) {
         if self.mistake == Mistake::BusyForgetsHeld {
             return;
         }
-        if !self.queues.iter().any(|q| q.held > 0 && !q.listed) {
+        if !self.forwarder.is_blocked() {
             self.retried_ns = now_ns;
-        } else if !self.forwarder.arm_blocked()
-            || now_ns.saturating_sub(self.retried_ns) > HOLD_NS_MAX / 4
-        {
+        } else if now_ns.saturating_sub(self.retried_ns) > RETRY_NS {
             self.retried_ns = now_ns;
-            self.retry();
+            self.retry(true, now_ns, ledger);
+        } else if !self.forwarder.arm_blocked() {
+            self.retry(false, now_ns, ledger);
         }
     }
 
-    /// After a sleep: frames held for too long are to be given up, whatever ended it.
-    fn give_up(&mut self, now_ns: u64) {
-        let late = now_ns.saturating_sub(self.retried_ns) >= HOLD_NS_MAX / 4;
-        if late && self.queues.iter().any(|q| q.held > 0) {
+    /// After a sleep: tries all full destinations if it is time to, whatever ended the sleep.
+    fn retry_late(&mut self, now_ns: u64, ledger: &mut Ledger) {
+        if self.forwarder.is_blocked() && now_ns.saturating_sub(self.retried_ns) >= RETRY_NS {
             self.retried_ns = now_ns;
-            self.retry();
+            self.retry(true, now_ns, ledger);
         }
     }
 }

@@ -5,7 +5,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::fmt;
 
-use switch::forward::{HOLD_NS_MAX, Mode};
+use switch::forward::Mode;
+use switch::hold::{RETRY_NS, WAIT_NS_MAX};
 use switch::poll::{State, TIMER_IDLE_NS};
 
 use crate::flawed::Mistake;
@@ -180,9 +181,6 @@ pub(crate) struct World {
     hub: Option<usize>,
     /// Of each queue that holds frames: which is the oldest, how many its receiver took, and since
     /// when that is so.
-    stalls: BTreeMap<Name, ((u64, u64), u64)>,
-    /// Nothing kept hostile guests from sending from the address of another.
-    spoofed: bool,
     /// Frames of honest guests may have to wait for a hostile one that fell silent.
     tied: bool,
     operators: Operators,
@@ -234,8 +232,6 @@ pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
         switch,
         stopping: BTreeSet::new(),
         hub,
-        stalls: BTreeMap::new(),
-        spoofed,
         tied,
         operators,
         mistake,
@@ -270,7 +266,7 @@ impl World {
         }
         // Some runs last longer than frames are held.
         let long = self.random.one_in(4);
-        let heal = if long { 2 * HOLD_NS_MAX } else { TRAFFIC_NS };
+        let heal = if long { 2 * WAIT_NS_MAX } else { TRAFFIC_NS };
         self.at(heal, Event::Heal);
         let guests = self.guests.len();
         for from in 0..guests {
@@ -424,7 +420,7 @@ impl World {
                 self.at(0, Event::Call(from));
             }
             Event::Stop(port) => {
-                let woken = self.switch.stop(port);
+                let woken = self.switch.stop(port, self.now_ns);
                 self.poke(woken);
             }
             Event::Move(name, to) => {
@@ -452,7 +448,8 @@ impl World {
 
     /// Something wakes a worker, if it sleeps.
     fn rouse(&mut self, worker: usize, wake: Wake) {
-        if self.switch.workers[worker].wake(wake, self.now_ns) {
+        let Switching { workers, ledger, .. } = &mut self.switch;
+        if workers[worker].wake(wake, self.now_ns, ledger) {
             let delay = self.latency();
             self.at(delay, Event::Work(worker));
             let woken = self.switch.pass(worker);
@@ -586,21 +583,59 @@ impl World {
                 if queue.state == State::Warm && !queue.listed {
                     self.check_nap(worker, queue)?;
                 }
-                if queue.state == State::Cold {
+                if queue.state == State::Cold && !queue.paused {
                     self.check_cold(port, index)?;
                 }
                 if worker.is_asleep()
                     && !poked
-                    && let Some(to) = self.could_deliver(port, index)
+                    && queue.paused
+                    && let Some((to, q, len)) = queue.served.source.backpressure.waits_for()
+                    && self.switch.held_len(to.0.into(), q.into()).is_none()
+                    && self.has_room(to.0.into(), q.into(), len.into())
                 {
-                    let what = format!(
-                        "queue {index} of port {port} holds a frame for {to}, which has room"
-                    );
+                    let what = format!("queue {index} of port {port} waits for {to:?} {q}");
                     return Err(Finding::Asleep(what));
                 }
             }
+            if worker.is_asleep() && !poked {
+                self.check_held(worker)?;
+            }
+        }
+        self.check_waits()
+    }
+
+    /// No worker sleeps that could deliver what waits.
+    fn check_held(&self, worker: &Worker) -> Result<(), Finding> {
+        for (to, queue) in self.queues() {
+            if worker.waits_for(to, queue)
+                && let Some(len) = self.switch.held_len(to, queue)
+                && self.has_room(to, queue, len.into())
+            {
+                let what = format!("a frame waits for queue {queue} of {to}, which has room");
+                return Err(Finding::Asleep(what));
+            }
         }
         Ok(())
+    }
+
+    /// Whatever waits, some worker tries again.
+    fn check_waits(&self) -> Result<(), Finding> {
+        for (to, queue) in self.queues() {
+            let egress = self.switch.ledger.egress_book(to, queue);
+            if egress.waits_ns(self.now_ns).is_some()
+                && !self.switch.workers.iter().any(|worker| worker.waits_for(to, queue))
+            {
+                let what = format!("a frame waits for queue {queue} of {to}, and no worker does");
+                return Err(Finding::Asleep(what));
+            }
+        }
+        Ok(())
+    }
+
+    /// All queues of all guests.
+    fn queues(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let guests = self.guests.iter().enumerate();
+        guests.flat_map(|(i, guest)| (0..guest.pairs.len()).map(move |q| (i, q)))
     }
 
     /// A queue that naps is looked at when its time has come.
@@ -619,63 +654,23 @@ impl World {
         let sent = self.guests[port].pairs[queue].sent;
         let book = self.switch.ledger.ingress(port, queue);
         if sent > book.shown && !self.is_kicked(port, queue, Ring::Tx) {
-            // Held frames may keep others from being taken.
-            let size = self.guests[port].tx_size(queue);
-            if !book.is_full(size) {
-                let what = format!(
-                    "queue {queue} of port {port}: {sent} sent, {} taken, {} held",
-                    book.shown,
-                    book.held.len()
-                );
-                return Err(Finding::Asleep(what));
-            }
+            let what = format!("queue {queue} of port {port}: {sent} sent, {} taken", book.shown);
+            return Err(Finding::Asleep(what));
         }
         Ok(())
     }
 
     /// Frames for a guest that takes nothing are given up in time.
-    fn check_stalls(&mut self) -> Result<(), Finding> {
-        let limit_ns = HOLD_NS_MAX + HOLD_NS_MAX / 2 + BUSY_NS + self.switch.delay_ns_max();
-        for (port, guest) in self.guests.iter().enumerate().filter(|(_, g)| g.is_honest()) {
-            for queue in 0..guest.pairs.len() {
-                let ledger = &self.switch.ledger;
-                let Some((at, frame)) = ledger.ingress(port, queue).held.front() else {
-                    self.stalls.remove(&(port, queue));
-                    continue;
-                };
-                let Some(to) = ledger.waits_for(port, frame).filter(|_| !self.spoofed) else {
-                    continue;
-                };
-                let Some(to) = self.guests.get(to).map(|_| to) else { continue };
-                let egress = self.switch.queue_of(queue, to, frame);
-                let seen = (*at, self.switch.stats(to, egress).1.frames.get());
-                let stall = self.stalls.entry((port, queue)).or_insert((seen, self.now_ns));
-                if stall.0 != seen {
-                    *stall = (seen, self.now_ns);
-                }
-                if self.now_ns - stall.1 > limit_ns {
-                    let what = format!(
-                        "queue {queue} of port {port} holds a frame for {to}, which takes none"
-                    );
-                    return Err(Finding::Late(what));
-                }
+    fn check_stalls(&self) -> Result<(), Finding> {
+        let limit_ns = WAIT_NS_MAX + 2 * RETRY_NS + BUSY_NS + self.switch.delay_ns_max();
+        for (to, queue) in self.queues() {
+            let waits_ns = self.switch.ledger.egress_book(to, queue).waits_ns(self.now_ns);
+            if let Some(ns) = waits_ns.filter(|ns| *ns > limit_ns) {
+                let what = format!("a frame for queue {queue} of {to} has waited for {ns} ns");
+                return Err(Finding::Late(what));
             }
         }
         Ok(())
-    }
-
-    /// Whether the oldest frame that a queue holds for some guest could be delivered, and to which.
-    fn could_deliver(&self, port: usize, queue: usize) -> Option<usize> {
-        let ledger = &self.switch.ledger;
-        let mut seen = BTreeSet::new();
-        let mut held = ledger.ingress(port, queue).held.iter().filter(|_| !self.spoofed);
-        held.find_map(|(_, frame)| {
-            let to = ledger.waits_for(port, frame)?;
-            let egress =
-                (to < self.guests.len()).then(|| self.switch.queue_of(queue, to, frame))?;
-            let oldest = seen.insert((to, egress));
-            (oldest && self.has_room(to, egress, frame.len() as u64)).then_some(to)
-        })
     }
 
     /// Whether guest `to`, which keeps the protocol, certainly has room for a frame on a queue, and
@@ -745,12 +740,9 @@ impl World {
         let workers = self.switch.workers.iter().enumerate();
         let awake = workers.filter(|(_, w)| !w.is_idle(self.now_ns));
         let awake = awake.map(|(w, _)| format!("worker {w} is awake"));
-        let held = self.switch.workers.iter().flat_map(|w| &w.queues).filter_map(|queue| {
-            let (port, index) = queue.served.name;
-            let (_, frame) = self.switch.ledger.ingress(port, index).held.front()?;
-            let (to, state) = (frame.to, queue.state);
-            let len = frame.len();
-            Some(format!("{state:?} queue {index} of port {port} holds {len} bytes for {to:?}"))
+        let held = self.queues().filter_map(|(to, queue)| {
+            let ns = self.switch.ledger.egress_book(to, queue).waits_ns(self.now_ns)?;
+            Some(format!("a frame has waited for queue {queue} of {to} for {ns} ns"))
         });
         let all = left.chain(awake).chain(held).collect::<Vec<_>>().join("; ");
         format!("{all}; {} events are to come, at {} ns", self.others, self.now_ns)

@@ -72,6 +72,10 @@ fn every_seed_is_safe_and_drains() {
     for counter in [
         "ingress holds",
         "ingress drops_no_room",
+        "ingress pauses",
+        "egress lost_no_room",
+        "egress lost_aged",
+        "egress drops_held_down",
         "ingress drops_bad_addr",
         "ingress drops_bad_hdr",
         "ingress drops_runt",
@@ -223,8 +227,8 @@ fn canary_shorter_of_two_frames_that_wait_is_found() {
 }
 
 #[test]
-fn canary_held_frames_that_use_up_the_budget_are_found() {
-    assert_found(Mistake::HeldUseBudget, |f| matches!(f, Finding::Spins(_)));
+fn canary_paused_queues_that_are_forgotten_are_found() {
+    assert_found(Mistake::ForgetsPaused, |f| matches!(f, Finding::Asleep(_)));
 }
 
 #[test]

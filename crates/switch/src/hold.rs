@@ -118,7 +118,7 @@ impl Hold {
                 sender.drops_no_room.add(1);
                 stats.lost_aged.add(1);
             } else {
-                stats.drops_no_room.add(1);
+                stats.drops_aged.add(1);
             }
         }
         if given_up > 0 {
@@ -217,7 +217,8 @@ impl Backpressure {
         self.mixed_ns.get().is_some_and(|at| now_ns.saturating_sub(at) < MIXED_NS)
     }
 
-    pub(crate) fn full(&self) -> Option<(PortId, u16, u32)> {
+    /// The queue that it waits for, and the length of the frame that did not fit, in bytes.
+    pub fn waits_for(&self) -> Option<(PortId, u16, u32)> {
         self.full.get()
     }
 

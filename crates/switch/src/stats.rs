@@ -171,8 +171,10 @@ counters! {
         drops_filtered,
         /// The queue is not started or not enabled.
         drops_down,
-        /// Copies of flooded frames that did not fit, or were held for too long.
+        /// Copies of flooded frames that did not fit.
         drops_no_room,
+        /// Copies of flooded frames that were held for too long.
+        drops_aged,
         /// Frames that were held when the queue's peer went away.
         drops_held_down,
     }

@@ -36,13 +36,12 @@ const INGRESS: Way = Way {
         ("served_ns", "Time its worker spent on the queue, looks in vain included."),
         ("kicks", "Notifications from the guest."),
         ("calls", "Notifications to the guest that its buffers came back."),
-        ("holds", "Looks at a frame that was held because its destination was full."),
+        ("holds", "Frames that were held because their destination was full."),
+        ("pauses", "Bursts not taken because the only destination was full."),
     ],
     gauges: &[
         ("worker", "Number of the worker that serves the queue."),
         ("weight", "Part of a worker's time for the port, against other ports'."),
-        ("hold", "Most frames that may be held for full destinations."),
-        ("held", "Frames that are held for full destinations now."),
     ],
     drops: "Frames from the guest that were dropped, by cause.",
 };
@@ -57,11 +56,17 @@ const EGRESS: Way = Way {
         ("calls_late", "Notifications to the guest that were put off."),
         ("kicks", "Notifications from the guest that it made room."),
         ("full", "Times a frame did not fit at once."),
+        ("holds", "Frames that were held because the queue was full."),
+        ("lost_no_room", "Frames that senders lost because too many were held already."),
+        ("lost_aged", "Frames that senders lost because they were held for too long."),
         ("contended", "Times another worker had the queue's lock."),
         ("segmented", "Frames made by segmentation in software."),
         ("checksummed", "Frames whose checksum was computed in software."),
     ],
-    gauges: &[],
+    gauges: &[
+        ("hold", "Most frames that may wait for room in the queue."),
+        ("held", "Frames that wait for room in the queue."),
+    ],
     drops: "Frames to the guest that were dropped, by cause.",
 };
 

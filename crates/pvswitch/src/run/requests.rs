@@ -274,13 +274,13 @@ impl System {
             if let Some(weight) = tuning.weight {
                 queue.tuning.set_weight(weight);
             }
-            if let Some(hold) = tuning.hold {
-                queue.tuning.set_hold(hold);
-            }
         }
         for (_, queue) in state.port.egress.iter().enumerate().filter(|(i, _)| of(*i)) {
             if let Some(call) = tuning.call.all() {
                 queue.set_call(call);
+            }
+            if let Some(hold) = tuning.hold {
+                queue.set_hold_max(hold);
             }
         }
     }
@@ -298,8 +298,7 @@ impl System {
                 self.pool.look(token);
             }
         }
-        let held: u64 = state.ingress.iter().map(|queue| u64::from(queue.tuning.held())).sum();
-        Ok(json!({ "drain": state.drain().name(), "held": held }))
+        Ok(json!({ "drain": state.drain().name(), "held": state.held() }))
     }
 
     /// Hands the connection to a capture thread; it is no client any more.
@@ -348,14 +347,14 @@ fn port_stats(state: &PortState) -> Value {
         value["worker"] = queue.tuning.worker().into();
         value["poll"] = queue.tuning.poll().to_string().into();
         value["weight"] = queue.tuning.weight().into();
-        value["hold"] = queue.tuning.hold().into();
-        value["held"] = queue.tuning.held().into();
         value["drain"] = queue.tuning.drain().name().into();
         value
     });
     let egress = state.port.egress.iter().map(|queue| {
         let mut value = counters(&mut queue.stats.all());
         value["call"] = queue.call().to_string().into();
+        value["hold"] = queue.hold_max().into();
+        value["held"] = queue.held_frames().into();
         value
     });
     json!({

@@ -237,7 +237,7 @@ impl System {
         let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         for (port, mac) in due {
             let tuning = Arc::new(Tuning::new(Policy::Event));
-            let source = Source { port, queue: 0, stats: Arc::default(), tuning };
+            let source = Source::new(port, 0, Arc::default(), tuning);
             self.forwarder.forward(&source, &mut burst_of(&rarp(mac)), now);
         }
         for (port, queue, begins) in self.forwarder.starved.drain(..) {

@@ -91,12 +91,7 @@ impl Queues for VifQueues {
     fn started(&mut self, queue: u16, tx: Arc<OwnedFd>, rx: Arc<OwnedFd>) {
         let (pair, tuning) = &self.queues[usize::from(queue)];
         let id = self.port.id;
-        let source = Source {
-            port: id,
-            queue,
-            stats: Arc::clone(&pair.ingress_stats),
-            tuning: Arc::clone(tuning),
-        };
+        let source = Source::new(id, queue, Arc::clone(&pair.ingress_stats), Arc::clone(tuning));
         let ingress: Arc<Mutex<dyn switch::port::Ingress>> = pair.ingress.clone();
         let token_of = |egress| token(id, queue, egress);
         let served =

@@ -67,9 +67,9 @@ pub struct Port {
     pub in_bits: Option<f64>,
     pub out_frames: Option<f64>,
     pub out_bits: Option<f64>,
-    /// Frames that are held for full receivers now.
+    /// Frames that wait because its queues are full.
     pub held: u64,
-    /// Looks at held frames.
+    /// Frames that were held for them.
     pub holds: Option<f64>,
     /// Locks of its egress queues that somebody else had.
     pub contended: Option<f64>,
@@ -97,8 +97,6 @@ pub struct Queue {
     pub worker: Option<u64>,
     pub poll: String,
     pub weight: Option<u64>,
-    /// Frames that are held for full receivers now.
-    pub held: Option<u64>,
     pub frames: Option<f64>,
     pub polls: Option<f64>,
     /// Part of the polls that found nothing.
@@ -127,6 +125,8 @@ pub struct Egress {
     pub calls_late: Option<f64>,
     pub kicks: Option<f64>,
     pub full: Option<f64>,
+    /// Frames that wait for room.
+    pub held: Option<u64>,
     pub contended: Option<f64>,
     pub segmented: Option<f64>,
     pub checksummed: Option<f64>,
@@ -285,8 +285,8 @@ fn port(pair: Pair<'_>, shown: &Value) -> Port {
         in_bits: total("ingress", "bytes").map(|bytes| bytes * 8.0),
         out_frames: total("egress", "frames"),
         out_bits: total("egress", "bytes").map(|bytes| bytes * 8.0),
-        held: queues("ingress").filter_map(|queue| queue.new["held"].as_u64()).sum(),
-        holds: total("ingress", "holds"),
+        held: queues("egress").filter_map(|queue| queue.new["held"].as_u64()).sum(),
+        holds: total("egress", "holds"),
         contended: total("egress", "contended"),
         drops: all,
         ingress: queues("ingress").map(ingress).collect(),
@@ -317,7 +317,6 @@ fn ingress(pair: Pair<'_>) -> Queue {
         worker: now["worker"].as_u64(),
         poll: text(&now["poll"]),
         weight: now["weight"].as_u64(),
-        held: now["held"].as_u64(),
         frames: pair.rate("frames"),
         polls: pair.rate("polls"),
         empty: pair.per("polls_empty", "polls"),
@@ -342,6 +341,7 @@ fn egress(pair: Pair<'_>) -> Egress {
         calls_late: pair.rate("calls_late"),
         kicks: pair.rate("kicks"),
         full: pair.rate("full"),
+        held: pair.new["held"].as_u64(),
         contended: pair.rate("contended"),
         segmented: pair.rate("segmented"),
         checksummed: pair.rate("checksummed"),
@@ -364,19 +364,18 @@ pub mod tests {
         let states = ["hot", "warm", "cold"];
         let ingress = |i: usize| {
             json!({
-                "frames": n(1_234_567), "bytes": n(98_765_432), "bursts": n(40_000), "holds": n(7),
+                "frames": n(1_234_567), "bytes": n(98_765_432), "bursts": n(40_000),
                 "polls": n(200_000), "polls_empty": n(50_000), "sleeps": n(12), "naps": n(345),
                 "kicks": n(1_000), "calls": n(0), "served_ns": n(250_000_000),
                 "first_frame_ns": n(12_300 * 20), "first_frames": n(20),
                 "first_frame_ns_max": 1_500_000, "drops_runt": 0, "drops_no_room": n(1_500),
                 "drops_link_local": n(2),
                 "state": states[i % 3], "worker": i % 2, "poll": "coalesce:1000,32", "weight": 1,
-                "held": 3 * i,
             })
         };
         let egress = json!({
             "frames": n(500_000), "bytes": n(40_000_000), "calls": n(2_000), "call": "event",
-            "contended": n(40), "drops_down": 0,
+            "contended": n(40), "drops_down": 0, "holds": n(7), "held": 4,
         });
         let stats_of = |i: usize| {
             json!({
@@ -426,7 +425,7 @@ pub mod tests {
         assert_eq!((queue.first_ns, queue.first_ns_max), (Some(12_300.0), Some(1.5e6)));
         assert_eq!(port.egress[0].frames_per_call, Some(250.0));
         // A gauge, and what both queues counted a second.
-        assert_eq!((port.held, port.contended), (3 + 6, Some(80.0)));
+        assert_eq!((port.held, port.contended), (4 + 4, Some(80.0)));
     }
 
     #[test]

@@ -287,7 +287,7 @@ const DROPS: [Column; 4] = [
     number("SO FAR", 8, 0),
 ];
 
-const OUT: [Column; 10] = [
+const OUT: [Column; 11] = [
     number("Q", 2, 0),
     word("CALL", 8, 18, 2),
     number("FRAMES/s", 8, 0),
@@ -296,11 +296,12 @@ const OUT: [Column; 10] = [
     number("LATE/s", 6, 3),
     number("KICKS/s", 7, 1),
     number("FULL/s", 6, 0),
+    number("HELD", 5, 0),
     number("CONTENDED/s", 11, 4),
     number("SW-OFFL/s", 9, 5),
 ];
 
-const IN: [Column; 10] = [
+const IN: [Column; 9] = [
     number("Q", 2, 0),
     number("WORKER", 6, 0),
     word("POLL", 8, 18, 0),
@@ -308,7 +309,6 @@ const IN: [Column; 10] = [
     number("F/BURST", 7, 0),
     number("CALLS/s", 7, 0),
     number("NAPS/s", 6, 0),
-    number("HELD", 5, 0),
     number("WEIGHT", 6, 0),
     number("CPU", 5, 0),
 ];
@@ -338,8 +338,8 @@ pub fn detail(port: &Port, width: usize) -> Vec<Line<'static>> {
     let rates = rates.map(|(way, frames, bits)| {
         format!("{way} {} frames/s {} bit/s", amount(frames).0, amount(bits).0)
     });
-    let (held, looks) = (port.held, amount(port.holds).0);
-    lines.push(Line::raw(format!("{}   held {held}, looked at {looks}/s", rates.join("   "))));
+    let (held, holds) = (port.held, amount(port.holds).0);
+    lines.push(Line::raw(format!("{}   held {held}, {holds} more/s", rates.join("   "))));
     let section = |name: &str| [Line::raw(""), Line::styled(name.to_string(), HEAD)];
     if !port.ingress.is_empty() {
         lines.extend(section("From the guest"));
@@ -353,7 +353,6 @@ pub fn detail(port: &Port, width: usize) -> Vec<Line<'static>> {
                 amount(queue.frames_per_burst),
                 amount(queue.calls),
                 amount(queue.naps),
-                whole(queue.held),
                 whole(queue.weight),
                 share(queue.served),
             ]
@@ -372,6 +371,7 @@ pub fn detail(port: &Port, width: usize) -> Vec<Line<'static>> {
             amount(queue.calls_late),
             amount(queue.kicks),
             amount(queue.full),
+            whole(queue.held),
             amount(queue.contended),
             amount(software),
         ]

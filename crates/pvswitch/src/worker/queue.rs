@@ -20,8 +20,8 @@ pub(super) struct Queue {
     pub listed: bool,
     /// Warm: since when, and until when it is left alone, in ns.
     pub nap: (u64, u64),
-    /// Frames held when last polled.
-    pub held: usize,
+    /// Not served until the destination that it waits for has room.
+    pub paused: bool,
     /// Drained: its kicks are not listened to.
     pub hushed: bool,
     pub share: Share,
@@ -42,7 +42,7 @@ impl Queue {
             state: State::Cold,
             listed: false,
             nap: (now, now),
-            held: 0,
+            paused: false,
             hushed: false,
             share: Share::default(),
             woke_ns: None,
@@ -81,22 +81,19 @@ impl Queue {
             self.policy = policy;
             self.poller = Poller::new(effective(policy, &self.served), pool.common.costs, now);
         }
-        let mut ingress = lock(ingress);
         let drains = source.tuning.drain() != Drain::Off;
-        if !drains {
+        let budget = self.poller.budget().min(BURST_MAX);
+        let max = if drains { 0 } else { forwarder.may_take(source, budget, now) };
+        self.paused = !drains && max == 0;
+        let mut ingress = lock(ingress);
+        let got = if max == 0 {
+            Ok(0)
+        } else {
             forwarder.direct(source, &mut *ingress, now);
-        }
-        // Held frames are shown again whatever the budget, or they would keep all others waiting.
-        let new = if drains { 0 } else { self.poller.budget() };
-        let max = (new + ingress.held()).min(BURST_MAX);
-        let got = ingress.burst(max, now, scratch, &mut |burst| {
-            forwarder.forward(source, burst, now);
-        });
-        let held = ingress.held();
-        if held != self.held {
-            self.held = held;
-            source.tuning.set_held(held);
-        }
+            ingress.burst(max, now, scratch, &mut |burst| {
+                forwarder.forward(source, burst, now);
+            })
+        };
         source.stats.polls.add(1);
         let frames = match got {
             Ok(n) => n,
@@ -105,20 +102,18 @@ impl Queue {
                 return (0, Action::Arm);
             }
         };
-        // Held frames alone are no reason to poll: the destination tells when it has room.
-        let news = frames.saturating_sub(held);
         if frames == 0 {
             source.stats.polls_empty.add(1);
         }
         if drains {
-            if held == 0 {
-                source.tuning.drained();
-            }
+            source.tuning.drained();
             // Its frames are no reason to stay awake, nor for its guest to kick.
             ingress.disarm();
-            return (news, Action::Arm);
+            return (0, Action::Arm);
         }
-        let action = match self.poller.next(news, now) {
+        let action = match self.poller.next(frames, now) {
+            // What it waits for notifies, and there may well be more to take.
+            Action::Arm if self.paused => Action::Arm,
             Action::Arm if !ingress.arm() => {
                 if self.poller.disarms() {
                     ingress.disarm();
@@ -128,7 +123,7 @@ impl Queue {
             Action::Arm => ingress.due().map_or(Action::Arm, Action::Until),
             action => action,
         };
-        (news, action)
+        (frames, action)
     }
 }
 

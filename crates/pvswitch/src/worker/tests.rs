@@ -108,12 +108,7 @@ impl Rig {
     }
 
     fn serve(&self) {
-        let source = Source {
-            port: PortId(0),
-            queue: 0,
-            stats: Arc::clone(&self.stats),
-            tuning: Arc::clone(&self.tuning),
-        };
+        let source = Source::new(PortId(0), 0, Arc::clone(&self.stats), Arc::clone(&self.tuning));
         let ingress = Arc::new(Mutex::new(Transmit(Arc::clone(&self.guest))));
         let kick = Some(Arc::clone(&self.kick));
         self.pool.serve(Served { token: TOKEN, source, ingress, kick, notifies: true });

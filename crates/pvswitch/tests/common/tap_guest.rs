@@ -248,7 +248,7 @@ impl World {
         let table = Arc::new(ports.iter().cloned().map(Some).collect());
         let fdb = Arc::new(Fdb::new(1024, [1, 2], 300, 100));
         let tuning = Arc::new(switch::tuning::Tuning::new(switch::poll::Policy::Event));
-        let source = Source { port: PortId(0), queue: 0, stats: Arc::clone(&seen), tuning };
+        let source = Source::new(PortId(0), 0, Arc::clone(&seen), tuning);
         let forwarder = Forwarder::new(mode, 0, fdb, table, 3);
         let (guest, device) = Guest::new(kind);
         let scratch = Burst::default();

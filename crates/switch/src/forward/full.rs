@@ -33,6 +33,11 @@ impl EgressQueue {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Length of the frame that has waited longest, in bytes.
+    pub fn held_len(&self) -> Option<u32> {
+        self.held().iter().next().map(|frame| frame.bytes.len() as u32)
+    }
+
     /// How many frames wait for it.
     pub fn held_frames(&self) -> usize {
         self.holding.load(Ordering::Relaxed)
@@ -58,7 +63,7 @@ impl Forwarder {
     ///
     /// Only a sender of one destination waits; one that sends to others, too, never does.
     pub fn may_take(&mut self, from: &Source, max: usize, now_ns: u64) -> usize {
-        let Some((port_id, queue, len)) = from.backpressure.full() else { return max };
+        let Some((port_id, queue, len)) = from.backpressure.waits_for() else { return max };
         let table = Arc::clone(&self.table);
         let port = table.get(usize::from(port_id.0)).and_then(Option::as_ref);
         let port = port.filter(|port| port.active() > queue);
@@ -110,7 +115,7 @@ impl Forwarder {
             }
             let frame = burst.frames[i];
             let is_flood = group.floods & 1 << n != 0;
-            if hold.charge(frame.len, egress.hold_max()) {
+            if self.holds && hold.charge(frame.len, egress.hold_max()) {
                 let bytes = copy_of(burst, i, &frame);
                 let sender = (!is_flood).then(|| Arc::clone(&from.stats));
                 hold.push(HeldFrame { bytes, hdr: frame.hdr, since_ns: now_ns, from: sender });
@@ -131,11 +136,11 @@ impl Forwarder {
         egress.stats.drops_no_room.add(lost_floods);
         egress.holding.store(hold.len(), Ordering::Relaxed);
         drop(hold);
-        if len > 0 {
+        if len > 0 && self.holds {
             from.backpressure.set_full(Some((group.port, group.queue, len)));
         }
         self.found_full((group.port, group.queue), egress, queue, now_ns);
-        if egress.is_holding() {
+        if self.holds && egress.is_holding() {
             self.block((group.port, group.queue), egress);
         }
     }
@@ -221,10 +226,15 @@ impl Forwarder {
         !self.blocked.is_empty()
     }
 
+    /// Whether this worker waits for a queue of a port.
+    pub fn is_blocked_by(&self, port: PortId, queue: u16) -> bool {
+        self.blocked.contains_key(&(port, queue))
+    }
+
     /// Whether `from` may take frames again, as far as is known: the destination that it waits for
     /// has made room, or it waits for none.
     pub fn may_go_on(&self, from: &Source) -> bool {
-        from.backpressure.full().is_none_or(|(port, queue, _)| self.has_news((port, queue)))
+        from.backpressure.waits_for().is_none_or(|(port, queue, _)| self.has_news((port, queue)))
     }
 
     /// Whether a destination was woken for since this worker last tried it, or is gone.

@@ -38,7 +38,7 @@ fn what_waited_too_long_is_counted_at_both_ends() {
     }
     assert_eq!(hold.expire(1 + WAIT_NS_MAX, &stats), 0);
     assert_eq!(hold.expire(3 + WAIT_NS_MAX, &stats), 2);
-    let counted = (sender.drops_no_room.get(), stats.lost_aged.get(), stats.drops_no_room.get());
+    let counted = (sender.drops_no_room.get(), stats.lost_aged.get(), stats.drops_aged.get());
     assert_eq!((counted, hold.len()), ((1, 1, 1), 1));
     hold.clear(&stats);
     assert_eq!((stats.drops_held_down.get(), hold.len()), (1, 0));

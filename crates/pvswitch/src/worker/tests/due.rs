@@ -54,12 +54,12 @@ fn queue_that_is_due_at_a_time_is_slept_for_until_then() {
         looks: Vec::new(),
         found: 0,
     }));
-    let source = Source {
-        port: PortId(0),
-        queue: 0,
-        stats: Arc::new(IngressStats::default()),
-        tuning: Arc::new(Tuning::new(Policy::Event)),
-    };
+    let source = Source::new(
+        PortId(0),
+        0,
+        Arc::new(IngressStats::default()),
+        Arc::new(Tuning::new(Policy::Event)),
+    );
     pool.serve(Served {
         token: token(PortId(0), 0, false),
         source,

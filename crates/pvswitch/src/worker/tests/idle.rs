@@ -14,12 +14,7 @@ fn worker(workers: u8) -> Worker {
 
 fn give(worker: &mut Worker, port: u16, policy: Policy) -> Arc<Guest> {
     let guest = Arc::new(Guest::default());
-    let source = Source {
-        port: PortId(port),
-        queue: 0,
-        stats: Arc::default(),
-        tuning: Arc::new(Tuning::new(policy)),
-    };
+    let source = Source::new(PortId(port), 0, Arc::default(), Arc::new(Tuning::new(policy)));
     worker.adopt(Served {
         token: token(PortId(port), 0, false),
         source,

@@ -41,7 +41,7 @@ fn equal_floods_are_served_by_weight() {
     for ((port, queue, weight, us), stats) in floods.into_iter().zip(&stats) {
         let tuning = Arc::new(Tuning::new(Policy::Event));
         tuning.set_weight(weight);
-        let source = Source { port: PortId(port), queue, stats: Arc::clone(stats), tuning };
+        let source = Source::new(PortId(port), queue, Arc::clone(stats), tuning);
         let ingress = Arc::new(Mutex::new(Flood(Duration::from_micros(us))));
         let token = token(PortId(port), queue, false);
         pool.serve(Served { token, source, ingress, kick: None, notifies: true });

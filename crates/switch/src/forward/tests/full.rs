@@ -146,7 +146,7 @@ fn flooded_frames_wait_too_but_pause_nobody() {
     rig.now_ns += WAIT_NS_MAX + 1;
     rig.forwarder.retry(true, rig.now_ns);
     assert_eq!((serials(&rig.got(1)), serials(&rig.got(2))), (vec![0, 1], vec![0, 1, 2]));
-    assert_eq!((rig.port(1).stats.drops_no_room.get(), rig.stats(0).drops_no_room.get()), (1, 0));
+    assert_eq!((rig.port(1).stats.drops_aged.get(), rig.stats(0).drops_no_room.get()), (1, 0));
 }
 
 #[test]
