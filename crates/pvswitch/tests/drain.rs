@@ -70,7 +70,7 @@ impl World {
         assert_eq!((&answer["drain"], &answer["held"]), (&"drained".into(), &0.into()));
         assert_eq!(self.switch.port("show", "s")["drain"], "drained");
         let ingress = self.ingress();
-        assert_eq!((&ingress["drain"], &ingress["held"]), (&"drained".into(), &0.into()));
+        assert_eq!(ingress["drain"], "drained");
     }
 }
 

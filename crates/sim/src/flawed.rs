@@ -53,8 +53,8 @@ pub enum Mistake {
     GivesUpInSilence,
     /// Does not go on with a queue that was paused for a full destination.
     ForgetsPaused,
-    /// Remembers of several frames that did not fit only how much the last one lacked.
-    ForgetsShorter,
+    /// Tries a full destination again only when it notifies.
+    NeverRetries,
 }
 
 /// A port's queue with a mistake.
@@ -110,10 +110,6 @@ impl<Q: Egress> Egress for Flawed<Q> {
     }
 
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
-        if self.mistake == Mistake::ForgetsShorter {
-            // If there is room for what was refused before, this forgets it.
-            self.queue.arm();
-        }
         let (last, before) = picks.split_last().expect("a group has frames");
         if self.strikes(Mistake::DropsUncounted) {
             let put = if before.is_empty() { 0 } else { self.queue.put(burst, before)? };

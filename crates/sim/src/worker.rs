@@ -356,7 +356,7 @@ impl Worker {
     /// warm queue is to be polled, or a peer to be notified.
     fn timeout(&self) -> Option<u64> {
         let now_ns = self.ended_ns;
-        let held = self.forwarder.is_blocked().then_some(RETRY_NS);
+        let held = self.is_blocked().then_some(RETRY_NS);
         let naps = !self.warm.is_empty() && self.mistake != Mistake::ForgetsNaps;
         let warm = naps.then(|| self.warm_ns.saturating_sub(now_ns));
         let late = self.late().map(|at| at.saturating_sub(now_ns));
@@ -510,6 +510,10 @@ impl Worker {
                 self.heat(at);
             }
         }
+    }
+
+    fn is_blocked(&self) -> bool {
+        self.forwarder.is_blocked() && self.mistake != Mistake::NeverRetries
     }
 
     /// Whether it waits for queue `queue` of `port`.
@@ -768,7 +772,7 @@ impl Worker {
         }
         if !self.forwarder.is_blocked() {
             self.retried_ns = now_ns;
-        } else if now_ns.saturating_sub(self.retried_ns) > RETRY_NS {
+        } else if self.is_blocked() && now_ns.saturating_sub(self.retried_ns) > RETRY_NS {
             self.retried_ns = now_ns;
             self.retry(true, now_ns, ledger);
         } else if !self.forwarder.arm_blocked() {
@@ -778,7 +782,7 @@ impl Worker {
 
     /// After a sleep: tries all full destinations if it is time to, whatever ended the sleep.
     fn retry_late(&mut self, now_ns: u64, ledger: &mut Ledger) {
-        if self.forwarder.is_blocked() && now_ns.saturating_sub(self.retried_ns) >= RETRY_NS {
+        if self.is_blocked() && now_ns.saturating_sub(self.retried_ns) >= RETRY_NS {
             self.retried_ns = now_ns;
             self.retry(true, now_ns, ledger);
         }

@@ -280,7 +280,7 @@ impl World {
             }
         }
         // Someone always wakes the workers.
-        for _ in 0..if long { self.random.within(0..120) } else { 0 } {
+        for _ in 0..if long { self.random.within(0..500) } else { 0 } {
             let all: Vec<usize> = (0..guests).collect();
             let (from, when) = (self.random.index(guests), self.random.within(0..heal));
             self.wish(from, &all, 3, when);
@@ -363,7 +363,8 @@ impl World {
                 self.others -= 1;
                 self.switch.workers.iter_mut().for_each(|w| w.disturb());
             }
-            let patience_ns = PATIENCE * self.switch.delay_ns_max();
+            // Frames for a guest that takes none wait until they are given up.
+            let patience_ns = PATIENCE * self.switch.delay_ns_max() + WAIT_NS_MAX + 2 * RETRY_NS;
             if self.report.events > EVENTS_MAX || at - started_ns > bound_ns + patience_ns {
                 return Err(Finding::Late(self.state()));
             }

@@ -222,8 +222,8 @@ fn canary_forgiven_debt_is_found() {
 }
 
 #[test]
-fn canary_shorter_of_two_frames_that_wait_is_found() {
-    assert_found(Mistake::ForgetsShorter, |f| matches!(f, Finding::Asleep(_)));
+fn canary_destinations_that_do_not_notify_are_found_to_be_forgotten() {
+    assert_found(Mistake::NeverRetries, |f| matches!(f, Finding::Late(_) | Finding::Hang(_)));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 mod due;
 mod idle;
 mod kicks;
+mod paused;
 mod weights;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -14,24 +15,25 @@ use switch::poll::Costs;
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
 use switch::tuning::Tuning;
+use switch::vnet::VnetHdr;
 
 use super::*;
 use crate::pool::{Common, Placement};
 
 const TOKEN: u64 = 4;
 
-/// What a guest's transmit queue is for a worker: frames that wait, and some that are held.
+/// What a guest's transmit queue is for a worker: frames that wait.
 #[derive(Default)]
 struct Guest {
     /// Frames it made available that were not taken.
     waiting: AtomicUsize,
     taken: AtomicUsize,
-    /// Frames that its receivers have no room for.
-    held: AtomicUsize,
-    /// Whether they have.
-    room: AtomicBool,
+    /// Its frames are shown to the switch; those of others are no one's.
+    is_shown: AtomicBool,
     bursts: AtomicUsize,
 }
+
+static FRAME: [u8; 60] = [2; 60];
 
 struct Transmit(Arc<Guest>);
 
@@ -40,23 +42,23 @@ impl Ingress for Transmit {
         &mut self,
         max: usize,
         _now_ns: u64,
-        _burst: &mut Burst<'static>,
-        _forward: &mut dyn FnMut(&mut Burst<'_>),
+        burst: &mut Burst<'static>,
+        forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
-        let Guest { waiting, taken, held, room, bursts } = &*self.0;
+        let Guest { waiting, taken, is_shown, bursts } = &*self.0;
         bursts.fetch_add(1, Ordering::SeqCst);
-        let old = held.load(Ordering::SeqCst);
-        let new = waiting.load(Ordering::SeqCst).min(max.saturating_sub(old));
+        let new = waiting.load(Ordering::SeqCst).min(max);
         waiting.fetch_sub(new, Ordering::SeqCst);
         taken.fetch_add(new, Ordering::SeqCst);
-        if room.load(Ordering::SeqCst) {
-            held.store(0, Ordering::SeqCst);
+        if is_shown.load(Ordering::SeqCst) && new > 0 {
+            for i in 0..new {
+                burst.segs.push(shm::Seg::of(&FRAME));
+                burst.push_at(i, 1, FRAME.len() as u32, VnetHdr::NONE);
+            }
+            forward(burst);
+            *burst = std::mem::take(burst).recycle();
         }
-        Ok(old + new)
-    }
-
-    fn held(&self) -> usize {
-        self.0.held.load(Ordering::SeqCst)
+        Ok(new)
     }
 
     fn arm(&mut self) -> bool {
@@ -84,7 +86,7 @@ const COSTS: Costs = Costs { wake_ns: 5000, wake_late_ns: 5000, nap_ns: 5000, na
 fn pool(workers: u8, placement: Placement, costs: Costs) -> Arc<Pool> {
     let common = Common {
         fdb: Arc::new(Fdb::new(64, [1, 2], 300, 16)),
-        mode: Mode::Switch,
+        mode: Mode::Cross,
         flow_key: 1,
         costs,
         reports: mpsc::channel().0,
@@ -198,36 +200,13 @@ fn drained_queue_wakes_no_one_however_often_its_guest_kicks() {
 }
 
 #[test]
-fn queue_is_not_drained_while_frames_of_it_are_held() {
-    let held = Guest { held: AtomicUsize::new(3), ..Guest::default() };
-    let rig = Rig::new(Policy::Event, held);
-    rig.wait_for("held frames to be told", |rig| rig.tuning.held() == 3);
-    rig.drain(true);
-    rig.guest.waiting.store(7, Ordering::SeqCst);
-    // They are tried every 12.5 ms.
-    let bursts = || rig.guest.bursts.load(Ordering::SeqCst);
-    let tried = bursts() + 4;
-    rig.wait_for("tries", |_| bursts() >= tried);
-    assert_eq!((rig.tuning.drain(), rig.tuning.held(), rig.taken()), (Drain::Asked, 3, 0));
-    rig.guest.room.store(true, Ordering::SeqCst);
-    rig.pool.wake(1);
-    rig.wait_for("the queue to be drained", Rig::is_drained);
-    assert_eq!((rig.tuning.held(), rig.taken()), (0, 0));
-    rig.drain(false);
-    rig.wait_for("the frames that waited", |rig| rig.taken() == 7);
-}
-
-#[test]
 fn queue_that_is_taken_away_is_drained_and_stays_so_when_it_comes_back() {
-    let held = Guest { held: AtomicUsize::new(3), ..Guest::default() };
-    let rig = Rig::new(Policy::Event, held);
+    let rig = Rig::new(Policy::Event, Guest::default());
     rig.drain(true);
-    rig.wait_for("held frames to be told", |rig| rig.tuning.held() == 3);
     rig.pool.drop_queue(TOKEN);
     rig.wait_for("the queue to be drained", Rig::is_drained);
-    assert_eq!((rig.tuning.held(), rig.pool.serves(TOKEN)), (0, false));
-    // Its guest was restarted: what was held is gone, new frames wait.
-    rig.guest.held.store(0, Ordering::SeqCst);
+    assert!(!rig.pool.serves(TOKEN));
+    // Its guest was restarted: new frames wait.
     rig.guest.waiting.store(2, Ordering::SeqCst);
     let bursts = rig.guest.bursts.load(Ordering::SeqCst);
     rig.serve();

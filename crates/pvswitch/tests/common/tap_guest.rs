@@ -331,13 +331,9 @@ impl World {
         self.ingress.set_asks(offloads);
     }
 
-    pub fn ingress_held(&self) -> usize {
-        self.ingress.held()
-    }
-
     /// Rounds until nothing comes any more.
     pub fn drain(&mut self) {
-        while self.round(true) > self.ingress.held() {}
+        while self.round(true) > 0 {}
     }
 }
 

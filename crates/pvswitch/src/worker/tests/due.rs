@@ -30,10 +30,6 @@ impl Ingress for Slow {
         Ok(1)
     }
 
-    fn held(&self) -> usize {
-        0
-    }
-
     fn arm(&mut self) -> bool {
         true
     }

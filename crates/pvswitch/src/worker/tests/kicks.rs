@@ -62,27 +62,3 @@ fn operators_are_no_guests_kicks() {
     rig.pool.kicked(TOKEN);
     rig.wait_for("a kick", |_| counts() == (2, 2));
 }
-
-#[test]
-fn room_at_a_receiver_teaches_adaptive_nothing() {
-    // After a frame it polls on for as long as a sleep costs.
-    let costs = Costs { wake_ns: 20_000_000, ..COSTS };
-    let held = Guest { held: AtomicUsize::new(3), ..Guest::default() };
-    let rig = Rig::costing(costs, "adaptive".parse().unwrap(), held);
-    let cold = |rig: &Rig| rig.tuning.state() == State::Cold;
-    rig.wait_for("held frames to be told", |rig| rig.tuning.held() == 3);
-    rig.wait_for("the queue to be cold", cold);
-    for _ in 0..20 {
-        let bursts = rig.bursts();
-        rig.pool.wake(1);
-        rig.wait_for("a look", |rig| rig.bursts() > bursts);
-        rig.wait_for("the queue to be cold", cold);
-        // Held frames are tried each 12.5 ms besides.
-        assert!(rig.bursts() < bursts + 20, "{} looks", rig.bursts() - bursts);
-    }
-    // A guest's kick does.
-    let bursts = rig.bursts();
-    rig.guest.waiting.store(1, Ordering::SeqCst);
-    rig.kick();
-    rig.wait_for("polling", |rig| rig.bursts() > bursts + 100);
-}

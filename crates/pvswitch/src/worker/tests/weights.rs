@@ -21,10 +21,6 @@ impl Ingress for Flood {
         Ok(max)
     }
 
-    fn held(&self) -> usize {
-        0
-    }
-
     fn arm(&mut self) -> bool {
         false
     }

@@ -1,0 +1,159 @@
+//! Queues that wait for a full destination.
+
+use switch::forward::{EgressQueue, Port};
+use switch::port::Egress;
+use switch::stats::EgressStats;
+use switch::vnet::Offloads;
+
+use super::*;
+use crate::pool::token;
+
+/// A receiver with room for so many frames, and those that it took.
+#[derive(Default)]
+struct Receiver {
+    room: AtomicUsize,
+    took: AtomicUsize,
+    /// Whether it is to notify when it has room.
+    armed: AtomicBool,
+}
+
+struct Receive(Arc<Receiver>);
+
+impl Egress for Receive {
+    fn offloads(&self) -> Offloads {
+        Offloads::ALL
+    }
+
+    fn put(&mut self, _: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
+        let done = picks.len().min(self.0.room.load(Ordering::SeqCst));
+        self.0.room.fetch_sub(done, Ordering::SeqCst);
+        self.0.took.fetch_add(done, Ordering::SeqCst);
+        Ok(done)
+    }
+
+    fn put_made(&mut self, _: &[u8], _: &[shm::Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
+        Ok(true)
+    }
+
+    fn room(&mut self, _: u32, limit: usize) -> Result<usize, Fault> {
+        Ok(limit.min(self.0.room.load(Ordering::SeqCst)))
+    }
+
+    fn flush(&mut self) {}
+
+    fn arm(&mut self) -> bool {
+        self.0.armed.store(true, Ordering::SeqCst);
+        self.0.room.load(Ordering::SeqCst) == 0
+    }
+
+    fn disarm(&mut self) {
+        self.0.armed.store(false, Ordering::SeqCst);
+    }
+}
+
+/// A sender, port 0, wired to a receiver, port 1.
+struct Wired {
+    rig: Rig,
+    receiver: Arc<Receiver>,
+    kick: Arc<OwnedFd>,
+}
+
+impl Wired {
+    fn new(policy: &str) -> Self {
+        Self::costing(COSTS, policy)
+    }
+
+    fn costing(costs: Costs, policy: &str) -> Self {
+        let guest = Guest { is_shown: AtomicBool::new(true), ..Guest::default() };
+        let rig = Rig::costing(costs, policy.parse().unwrap(), guest);
+        let (receiver, kick) = (Arc::new(Receiver::default()), event());
+        let queue = Arc::new(Mutex::new(Receive(Arc::clone(&receiver))));
+        let queue = EgressQueue::new(queue, Arc::new(EgressStats::default()));
+        let port = Arc::new(Port::new(PortId(1), "r".into(), vec![queue]));
+        port.set_active(1);
+        let to = token(PortId(1), 0, true);
+        rig.pool.watch(to, Arc::clone(&port), 0, Some(Arc::clone(&kick)));
+        rig.pool.set_table(&Arc::new(vec![None, Some(port)]));
+        Self { rig, receiver, kick }
+    }
+
+    fn send(&self, frames: usize) {
+        self.rig.guest.waiting.fetch_add(frames, Ordering::SeqCst);
+        self.rig.kick();
+    }
+
+    /// The receiver adds buffers, and notifies if it was asked to.
+    fn offer(&self, buffers: usize) {
+        self.receiver.room.fetch_add(buffers, Ordering::SeqCst);
+        if self.receiver.armed.load(Ordering::SeqCst) {
+            vhost_user::sys::signal(self.kick.as_fd());
+        }
+    }
+
+    fn took(&self) -> usize {
+        self.receiver.took.load(Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn sender_of_a_full_destination_loses_nothing_and_goes_on_as_there_is_room() {
+    for policy in ["event", "napi:8", "timer:1000", "coalesce:200,16", "spin", "adaptive"] {
+        let wired = Wired::new(policy);
+        wired.send(1000);
+        // Frames are given up after 200 ms: buffers come steadily, as from a slow receiver.
+        let mut offered = 0;
+        while wired.took() < 1000 {
+            wired.offer(20);
+            offered += 20;
+            let end = Instant::now() + Duration::from_secs(20);
+            while wired.took() < offered.min(1000) && wired.rig.stats.drops_no_room.get() == 0 {
+                assert!(Instant::now() < end, "{policy}: {} of {offered}", wired.took());
+                std::thread::yield_now();
+            }
+            // A machine that paused us for so long gave frames up.
+            if wired.rig.stats.drops_no_room.get() > 0 {
+                break;
+            }
+        }
+        let lost = wired.rig.stats.drops_no_room.get();
+        assert_eq!(wired.rig.taken().min(1000), wired.rig.taken());
+        assert!(lost > 0 || wired.took() == 1000, "{policy}");
+    }
+}
+
+#[test]
+fn paused_queue_takes_no_more_than_a_burst_and_lets_its_worker_sleep() {
+    let wired = Wired::new("event");
+    wired.send(1000);
+    wired.rig.wait_for("a pause", |rig| rig.stats.pauses.get() > 0);
+    let taken = wired.rig.taken();
+    assert!(taken <= 64, "{taken}");
+    let stats = &wired.rig.pool.workers()[0].stats;
+    wired.rig.wait_for("sleep", |_| {
+        let before = stats.sleeps.load(Ordering::SeqCst) + stats.naps.load(Ordering::SeqCst);
+        before > 0
+    });
+}
+
+#[test]
+fn room_at_a_receiver_teaches_adaptive_nothing() {
+    // After a frame it polls on for as long as a sleep costs.
+    let costs = Costs { wake_ns: 20_000_000, ..COSTS };
+    let wired = Wired::costing(costs, "adaptive");
+    let cold = |rig: &Rig| rig.tuning.state() == State::Cold;
+    let polls = |rig: &Rig| rig.stats.polls.get();
+    wired.send(64);
+    wired.rig.wait_for("frames", |rig| rig.taken() == 64);
+    // One more, and the destination is full.
+    wired.send(1);
+    wired.rig.wait_for("a pause", |rig| rig.stats.pauses.get() > 0);
+    wired.rig.wait_for("the queue to be cold", cold);
+    for _ in 0..10 {
+        let before = polls(&wired.rig);
+        wired.rig.pool.wake(1);
+        std::thread::sleep(Duration::from_millis(1));
+        wired.rig.wait_for("the queue to be cold", cold);
+        // Full destinations are tried each 12.5 ms besides.
+        assert!(polls(&wired.rig) < before + 50, "{} polls", polls(&wired.rig) - before);
+    }
+}
