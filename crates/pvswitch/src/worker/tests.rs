@@ -208,9 +208,9 @@ fn queue_that_is_taken_away_is_drained_and_stays_so_when_it_comes_back() {
     assert!(!rig.pool.serves(TOKEN));
     // Its guest was restarted: new frames wait.
     rig.guest.waiting.store(2, Ordering::SeqCst);
-    let bursts = rig.guest.bursts.load(Ordering::SeqCst);
+    let polls = rig.stats.polls.get();
     rig.serve();
-    rig.wait_for("a look", |rig| rig.guest.bursts.load(Ordering::SeqCst) > bursts);
+    rig.wait_for("a poll", |rig| rig.stats.polls.get() > polls);
     assert_eq!((rig.taken(), rig.is_drained()), (0, true));
     rig.drain(false);
     rig.wait_for("the frames that waited", |rig| rig.taken() == 2);
