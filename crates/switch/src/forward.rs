@@ -4,6 +4,7 @@
 //! given its group; a port's frames keep their order. What does not fit is held by the sender's
 //! port, within bounds, or dropped with a cause.
 
+mod bounds;
 mod direct;
 mod mirror;
 mod starved;
@@ -280,6 +281,8 @@ pub struct Forwarder {
     /// How each port's peer wants frames spread, as of the last that it was given.
     steer: Vec<Option<Arc<dyn Steer>>>,
     scratch: offload::Scratch,
+    /// What the burst costs so far.
+    made: bounds::Made,
     /// Destinations that were full since the last [`arm_blocked`](Self::arm_blocked).
     blocked: Vec<(PortId, u16)>,
     /// Workers (one bit each) that held frames for a destination that took some of ours since: it
@@ -316,6 +319,7 @@ impl Forwarder {
             group_of,
             steer: Vec::new(),
             scratch: offload::Scratch::default(),
+            made: bounds::Made::default(),
             blocked: Vec::new(),
             woken: 0,
             late: Vec::new(),
@@ -341,17 +345,20 @@ impl Forwarder {
     pub fn forward(&mut self, from: &Source, burst: &mut Burst<'_>, now_ns: u64) {
         self.groups_used = 0;
         self.bursts += 1;
-        if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref)
-            && port.mirror.is_on()
-        {
-            let new = burst.frames.iter().position(|f| f.held_ns == 0);
-            let new = new.unwrap_or(burst.frames.len())..burst.frames.len();
-            burst.fetch(new.clone());
-            port.mirror.copy(burst, new, true, now_ns);
-        }
+        self.made = bounds::Made::default();
         match self.mode {
             Mode::Switch => self.switch(from, burst, (now_ns / 1_000_000_000) as u32),
             Mode::Cross => self.cross(from, burst),
+        }
+        if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref)
+            && port.mirror.is_on()
+        {
+            // Those that are left come again.
+            let end = burst.frames.len() - burst.left();
+            let new = burst.frames[..end].iter().position(|f| f.held_ns == 0);
+            let new = new.unwrap_or(end)..end;
+            burst.fetch(new.clone());
+            port.mirror.copy(burst, new, true, now_ns);
         }
         for i in 0..self.groups_used {
             let mut group = std::mem::take(&mut self.groups[i]);
@@ -373,15 +380,22 @@ impl Forwarder {
         let queue = from.queue % active;
         let at = self.group_for(to, queue);
         let picks = &mut self.groups[at].picks;
-        let mut plain = true;
+        let (mut plain, mut left) = (true, None);
         for (i, frame) in burst.frames.iter().enumerate() {
             // A held frame whose memory went away has no bytes left.
             if frame.len < ETHERNET_LEN {
                 from.stats.drops_runt.add(1);
                 continue;
             }
+            if !self.made.takes(frame, i == 0) {
+                left = Some(i);
+                break;
+            }
             plain &= frame.hdr.is_plain();
             picks.push(i as u16);
+        }
+        if let Some(i) = left {
+            burst.leave(i);
         }
         // Nothing is looked at, so nothing is copied to look at, but for frames that may have to
         // be worked on; a frame's header is then decided on and delivered from the same copy.
@@ -394,6 +408,7 @@ impl Forwarder {
         burst.snapshot();
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
         let sender = sender.filter(|port| port.active() > 1).cloned();
+        let mut left = None;
         for i in 0..burst.frames.len() {
             if burst.is_out(i) {
                 continue;
@@ -418,11 +433,24 @@ impl Forwarder {
             match to {
                 Some(to) if to == from.port => from.stats.drops_same_port.add(1),
                 Some(to) => {
+                    if !self.made.takes(&burst.frames[i], i == 0) {
+                        left = Some(i);
+                        break;
+                    }
                     let queue = self.queue_of(to, &mut flow);
                     self.pick(to, queue, i as u16, false);
                 }
-                None => self.flood(from, i as u16, &mut flow),
+                None => {
+                    if !self.may_flood(from.port, &burst.frames[i], i == 0) {
+                        left = Some(i);
+                        break;
+                    }
+                    self.flood(from, i as u16, &mut flow);
+                }
             }
+        }
+        if let Some(i) = left {
+            burst.leave(i);
         }
     }
 
@@ -551,6 +579,9 @@ impl Forwarder {
         };
         let egress = &port.egress[usize::from(group.queue)];
         let mut queue = egress.lock();
+        if self.made.exceeds() {
+            self.limit_copies(from, group, burst, &queue.offloads());
+        }
         if burst.is_lent() {
             let as_it_is = queue.takes_granted() && !port.mirror.is_on();
             fetch(burst, group, &queue.offloads(), as_it_is);

@@ -3,6 +3,8 @@
 //! Every port speaks it: virtio rings carry it before each frame, TAP with IFF_VNET_HDR too. A
 //! port without any of it uses [`VnetHdr::NONE`].
 
+use crate::account::burst::MADE_MAX;
+
 /// `flags`: checksum from `csum_start` on is to be put at `csum_start + csum_offset`.
 pub const NEEDS_CSUM: u8 = 1;
 /// `flags`: the checksum has been verified.
@@ -45,7 +47,8 @@ pub enum BadHdr {
     CsumOutside,
     /// `gso_type` is unknown, or was not negotiated.
     GsoType,
-    /// GSO without NEEDS_CSUM, or with segment size zero.
+    /// GSO without NEEDS_CSUM, with segment size zero, or with more segments than a burst may have
+    /// frames made ([`MADE_MAX`]).
     GsoSize,
 }
 
@@ -205,6 +208,11 @@ impl VnetHdr {
         if hdr.gso_type == GSO_NONE {
             hdr.gso_size = 0;
         } else if hdr.gso_size == 0 || hdr.flags & NEEDS_CSUM == 0 {
+            return Err(BadHdr::GsoSize);
+        }
+        // At least a UDP header is before the payload.
+        let payload = len.saturating_sub(u32::from(hdr.csum_start) + 8);
+        if hdr.gso_size > 0 && payload.div_ceil(hdr.gso_size.into()) > MADE_MAX as u32 {
             return Err(BadHdr::GsoSize);
         }
         Ok(hdr)

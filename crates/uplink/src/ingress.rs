@@ -69,6 +69,8 @@ pub struct TapIngress {
     free: u128,
     /// Frames in buffers, oldest first: between bursts those held.
     taken: Vec<Taken>,
+    /// The last so many of them were left by the last burst: they are as good as new.
+    left: usize,
     offloads: Offloads,
     /// What the kernel was asked for last; frames that wait in its queue may still ask for more.
     asks: Offloads,
@@ -98,6 +100,7 @@ impl TapIngress {
             buffers: Buffers::new()?,
             free: u128::MAX,
             taken: Vec::with_capacity(SLOTS),
+            left: 0,
             offloads,
             asks: offloads,
             direct: direct::State::new(),
@@ -204,14 +207,16 @@ impl TapIngress {
     }
 }
 
-/// Gives back the buffers of frames that are done, keeps those held and those not shown.
-fn settle(taken: &mut Vec<Taken>, free: &mut u128, burst: &Burst<'_>, now_ns: u64) {
-    let mut verdicts = burst.frames.iter().map(|frame| frame.verdict);
+/// Gives back the buffers of frames that are done, keeps those held and those not shown, and from
+/// the `end`th on those left.
+fn settle(taken: &mut Vec<Taken>, free: &mut u128, burst: &Burst<'_>, end: usize, now_ns: u64) {
+    let mut verdicts = burst.frames.iter().map(|frame| frame.verdict).enumerate();
     taken.retain_mut(|taken| {
-        let done = verdicts.next() == Some(Verdict::Done);
+        let (i, verdict) = verdicts.next().map_or((0, None), |(i, v)| (i, Some(v)));
+        let done = verdict == Some(Verdict::Done);
         if done {
             *free |= 1 << taken.slot;
-        } else {
+        } else if i < end {
             taken.held_since_ns.get_or_insert(now_ns);
         }
         !done
@@ -250,7 +255,7 @@ impl Ingress for TapIngress {
         let held = self.taken.iter().take_while(|t| t.held_since_ns.is_some()).count();
         let came = match self.passed.take() {
             Some(passed) => passed,
-            None => self.read(max.saturating_sub(held))?,
+            None => self.read(max.saturating_sub(held + self.left))?,
         };
         let shown = self.taken.len().min(max);
         if shown == 0 {
@@ -266,15 +271,17 @@ impl Ingress for TapIngress {
             let (len, hdr, verdict) = (taken.len, taken.hdr, Verdict::Done);
             out.frames.push(Frame { seg_first, seg_count: 1, verdict, len, hdr, held_ns });
         }
-        let new = self.taken.get(held..).unwrap_or_default();
+        forward(&mut out);
+        let end = if out.left() > 0 { shown - out.left() } else { self.taken.len() };
+        let new = self.taken.get(held..end).unwrap_or_default();
         self.stats.frames.add(new.len() as u64);
         self.stats.bytes.add(new.iter().map(|t| u64::from(t.len)).sum());
         self.stats.bursts.add(1);
-        forward(&mut out);
-        settle(&mut self.taken, &mut self.free, &out, now_ns);
+        self.left = self.taken.len() - end;
+        settle(&mut self.taken, &mut self.free, &out, end, now_ns);
         *burst = out.recycle();
-        self.stats.holds.add(self.taken.len() as u64);
-        Ok(shown.max(came))
+        self.stats.holds.add(self.held() as u64);
+        Ok(if self.left > 0 { max.max(shown) } else { shown.max(came) })
     }
 
     fn goes_direct(&self) -> bool {
@@ -291,10 +298,13 @@ impl Ingress for TapIngress {
     }
 
     fn held(&self) -> usize {
-        self.taken.len()
+        self.taken.len() - self.left
     }
 
     fn arm(&mut self) -> bool {
+        if self.left > 0 {
+            return false;
+        }
         // Without a free buffer, or behind a whole burst of held frames, nothing can be read before
         // those go, which wakes us anyway.
         self.empty || self.free == 0 || self.taken.len() >= BURST_MAX
