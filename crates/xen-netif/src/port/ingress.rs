@@ -61,10 +61,21 @@ struct Taken {
     /// How to answer it, if it has no frame.
     status: i16,
     frame: Option<usize>,
+    /// Why it has none, to be counted once it is known that it stays in the burst.
+    bad: Option<Bad>,
     /// Its part of the slots.
     slots: (usize, usize),
     flags: u16,
     gso: Option<Gso>,
+}
+
+/// Why a packet is no frame.
+#[derive(Clone, Copy)]
+enum Bad {
+    Refused(Refusal),
+    Down,
+    TooLong,
+    Grant,
 }
 
 /// A packet that waits to be answered.
@@ -168,7 +179,6 @@ impl XenIngress {
         (most, now_ns): (usize, u64),
         burst: &mut Burst<'m>,
         (packet, taken, slots): (&mut TxPacket, &mut Vec<Taken>, &mut Vec<TxSlot>),
-        stats: &IngressStats,
     ) -> Result<bool, Fault> {
         let mut bytes = burst.frames.iter().map(|f| u64::from(f.len)).sum::<u64>();
         while taken.len() < most {
@@ -187,6 +197,7 @@ impl XenIngress {
                 ring_slots: packet.ring_slots,
                 status: status::OKAY,
                 frame: None,
+                bad: None,
                 slots: (slots.len(), slots.len()),
                 flags: packet.flags,
                 gso: packet.gso,
@@ -196,12 +207,12 @@ impl XenIngress {
                     new.status = change_multicast(wiring, change);
                 }
                 Packet::Refused(why) => {
-                    refused(why, stats);
+                    new.bad = Some(Bad::Refused(why));
                     new.status = status::ERROR;
                 }
-                Packet::Frame if !wiring.vif.has_link() => stats.drops_down.add(1),
+                Packet::Frame if !wiring.vif.has_link() => new.bad = Some(Bad::Down),
                 Packet::Frame if packet.gso.is_none() && u32::from(packet.len) > FRAME_LEN_MAX => {
-                    stats.drops_too_long.add(1);
+                    new.bad = Some(Bad::TooLong);
                     new.status = status::ERROR;
                 }
                 Packet::Frame => {
@@ -211,7 +222,7 @@ impl XenIngress {
                         new.frame = Some(burst.frames.len() - 1);
                         bytes += u64::from(packet.len);
                     } else {
-                        stats.drops_bad_grant.add(1);
+                        new.bad = Some(Bad::Grant);
                         new.status = status::ERROR;
                     }
                 }
@@ -251,17 +262,45 @@ fn change_multicast(wiring: &Wiring, change: Multicast) -> i16 {
     status::OKAY
 }
 
-fn refused(why: Refusal, stats: &IngressStats) {
-    match why {
-        Refusal::Slots => stats.drops_too_many_segs.add(1),
-        Refusal::Extras => stats.drops_bad_hdr.add(1),
-        Refusal::Size => stats.drops_too_long.add(1),
-        Refusal::Short => stats.drops_runt.add(1),
+/// Counts what of a burst is no frame. Who calls this gave back what was left.
+fn count_bad(burst: &Burst<'_>, taken: &[Taken], stats: &IngressStats) {
+    for bad in taken.iter().filter_map(|new| new.bad) {
+        match bad {
+            Bad::Refused(Refusal::Slots) => stats.drops_too_many_segs.add(1),
+            Bad::Refused(Refusal::Extras) => stats.drops_bad_hdr.add(1),
+            Bad::Refused(Refusal::Size) | Bad::TooLong => stats.drops_too_long.add(1),
+            Bad::Refused(Refusal::Short) => stats.drops_runt.add(1),
+            Bad::Down => stats.drops_down.add(1),
+            Bad::Grant => stats.drops_bad_grant.add(1),
+        }
+    }
+    if burst.any_out() {
+        let refused = (0..burst.frames.len()).filter(|i| burst.is_refused(*i));
+        stats.drops_bad_hdr.add(refused.count() as u64);
+    }
+}
+
+/// Puts packets back into the ring whose frames are not among the first `end`: the next burst takes
+/// them again.
+#[cold]
+fn give_back(
+    ring: &mut BackTx,
+    wiring: &Wiring,
+    taken: &mut Vec<Taken>,
+    burst: &Burst<'_>,
+    end: usize,
+) {
+    let is_left = |new: &Taken| new.frame.is_some_and(|i| i >= end);
+    let Some(first) = taken.iter().position(is_left) else { return };
+    ring.untake(taken.len() - first);
+    for i in taken.drain(first..).filter_map(|new| new.frame) {
+        // As it was paid: a frame is as long as its packet.
+        wiring.vif.refund(u16::try_from(burst.frames[i].len).unwrap_or(u16::MAX));
     }
 }
 
 /// Gives new frames the header that their flags stand for. One that cannot be is refused.
-fn understand(burst: &mut Burst<'_>, taken: &[Taken], stats: &IngressStats) {
+fn understand(burst: &mut Burst<'_>, taken: &[Taken]) {
     if !taken.iter().any(|t| t.frame.is_some() && looks(t.flags, t.gso)) {
         for new in taken {
             if let Some(i) = new.frame
@@ -278,32 +317,30 @@ fn understand(burst: &mut Burst<'_>, taken: &[Taken], stats: &IngressStats) {
         match from_tx(new.flags, new.gso, burst.head(i), burst.frames[i].len) {
             Some(hdr) => burst.frames[i].hdr = hdr,
             None => {
-                stats.drops_bad_hdr.add(1);
                 burst.refuse(i);
                 continue;
             }
         }
         if lacks_partial(new.flags, new.gso) {
-            mend(burst, i, stats);
+            mend(burst, i);
         }
     }
 }
 
 /// Puts the partial checksum that frame `i` lacks, in its private head, or refuses it.
-fn mend(burst: &mut Burst<'_>, i: usize, stats: &IngressStats) {
+fn mend(burst: &mut Burst<'_>, i: usize) {
     burst.snapshot();
     let len = burst.frames[i].len;
     if !burst.is_out(i) && !put_partial(burst.head_mut(i), len) {
-        stats.drops_bad_hdr.add(1);
         burst.refuse(i);
     }
 }
 
 /// The same once more for those that are shown again: their heads are copied anew.
-fn mend_held(burst: &mut Burst<'_>, pending: &VecDeque<Pending>, stats: &IngressStats) {
+fn mend_held(burst: &mut Burst<'_>, pending: &VecDeque<Pending>) {
     for (i, held) in pending.iter().filter_map(|p| p.held.as_ref()).enumerate() {
         if held.lacks_partial && i < burst.frames.len() {
-            mend(burst, i, stats);
+            mend(burst, i);
         }
     }
 }
@@ -338,8 +375,8 @@ impl Ingress for XenIngress {
         let mut more = !all;
         *limited_ns = None;
         let lists = (packet, &mut *taken, &mut *slots);
-        let ring = (ring, &*wiring, limited_ns);
-        match Self::collect(ring, pages, (most, now_ns), &mut burst, lists, stats) {
+        let source = (&mut *ring, &*wiring, &mut *limited_ns);
+        match Self::collect(source, pages, (most, now_ns), &mut burst, lists) {
             Ok(cut) => more |= cut,
             Err(fault) if held == 0 && taken.is_empty() => {
                 *scratch = burst.recycle();
@@ -362,8 +399,8 @@ impl Ingress for XenIngress {
         if *fetched >= FETCHED_BEFORE {
             burst.fetch_ahead();
         }
-        mend_held(&mut burst, pending, stats);
-        understand(&mut burst, taken, stats);
+        mend_held(&mut burst, pending);
+        understand(&mut burst, taken);
         let (mut frames, mut bytes) = (0, 0);
         for frame in &burst.frames[held..] {
             frames += 1;
@@ -374,6 +411,15 @@ impl Ingress for XenIngress {
             forward(&mut burst);
             *fetched = if burst.all_asked() { fetched.saturating_add(1) } else { 0 };
         }
+        if burst.left() > 0 {
+            let end = (shown - burst.left()).max(held);
+            frames -= (shown - end) as u64;
+            bytes -= burst.frames[end..].iter().map(|f| u64::from(f.len)).sum::<u64>();
+            give_back(ring, wiring, taken, &burst, end);
+            *limited_ns = None;
+            more = true;
+        }
+        count_bad(&burst, taken, stats);
         settle(&burst, held, now_ns, taken, slots, pending);
         *scratch = burst.recycle();
         active.answer(pending, stats);
