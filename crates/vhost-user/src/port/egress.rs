@@ -203,7 +203,9 @@ impl VirtioEgress {
         let chains = &self.taken.chains[self.next..];
         let slots: u32 = chains.iter().map(|c| u32::from(c.slots)).sum();
         let size = self.ring.active.as_ref().map_or(0, |active| active.queue.size());
-        chains.len() == BURST_MAX || self.taken.is_cut() || slots >= u32::from(size)
+        // Beside chains that were used by now, the next one may have been too long.
+        let is_cut = self.taken.is_cut() && self.next == 0;
+        chains.len() == BURST_MAX || is_cut || slots >= u32::from(size)
     }
 
     /// How many chains, from `next` on, a frame of `total` bytes (header included) fills.

@@ -570,4 +570,5 @@ fn malformed_ring_is_a_fault_after_the_good_chains_and_after_what_is_held() {
     assert!(!tx.ingress.arm(), "it is told again until someone stops the ring");
 }
 
+mod bounds;
 mod egress;
