@@ -222,6 +222,7 @@ impl VnetHdr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::GSO_LEN_MAX;
 
     const TSO: VnetHdr = VnetHdr {
         flags: NEEDS_CSUM,
@@ -266,6 +267,19 @@ mod tests {
         assert_eq!(zero.check(3000, Offloads::ALL), Err(BadHdr::GsoSize));
         let bare = VnetHdr { flags: 0, ..TSO };
         assert_eq!(bare.check(3000, Offloads::ALL), Err(BadHdr::GsoSize));
+    }
+
+    /// Issue 14, row 8.
+    #[test]
+    fn gso_size_that_makes_more_segments_than_a_burst_may_is_refused() {
+        let of = |gso_size| VnetHdr { gso_size, ..TSO };
+        // The longest frame, in the smallest segments of any use: payload from byte 54 on.
+        assert!(of(64).check(GSO_LEN_MAX, Offloads::ALL).is_ok());
+        for (size, len) in [(63, GSO_LEN_MAX), (1, 3000), (32, 34_000)] {
+            assert_eq!(of(size).check(len, Offloads::ALL), Err(BadHdr::GsoSize));
+        }
+        assert!(of(1).check(1000, Offloads::ALL).is_ok());
+        assert!(of(u16::MAX).check(60, Offloads::ALL).is_ok());
     }
 
     #[test]

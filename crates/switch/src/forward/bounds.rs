@@ -30,7 +30,6 @@ pub(super) struct Made {
 }
 
 /// The most frames that `frame` is cut into.
-#[inline]
 fn segments(frame: &Frame) -> usize {
     if frame.hdr.gso_type == GSO_NONE { 1 } else { offload::segments(&frame.hdr, frame.len, 0) }
 }
@@ -39,7 +38,14 @@ impl Made {
     /// Accounts for a frame for one port; `first`: of the burst. False: it is to be left.
     #[inline]
     pub fn takes(&mut self, frame: &Frame, first: bool) -> bool {
-        frame.hdr.gso_type == GSO_NONE || self.adds(segments(frame), 0, first)
+        frame.hdr.gso_type == GSO_NONE || self.cuts(frame, first)
+    }
+
+    /// The same for a frame that may be cut into segments.
+    #[cold]
+    #[inline(never)]
+    fn cuts(&mut self, frame: &Frame, first: bool) -> bool {
+        self.adds(segments(frame), 0, first)
     }
 
     /// The same for a frame that is flooded.
