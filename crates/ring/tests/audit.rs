@@ -89,6 +89,56 @@ fn used_elements_are_fetched_once() {
     }
 }
 
+/// Issue 14, row 5: how a ring without anything new is asked is one load.
+#[test]
+fn ring_without_new_chains_is_asked_with_one_load() {
+    for (features, base) in [(SPLIT, 0), (PACKED, FRESH)] {
+        let raw = Raw::new(SIZE);
+        for i in 0..2 {
+            raw.split_desc(BASE, i, (1, 2), WRITE, 0);
+            if features.packed {
+                raw.packed_desc(BASE, i, (1, 2), i, AVAIL | WRITE);
+            }
+        }
+        raw.avail(0, &[0, 1]);
+        let mut device = raw.device(features, base);
+        let mut taken = Taken::bounded(8, 8);
+        assert_eq!(device.take(&raw.memory, 8, &mut taken), Ok(2));
+        audit::begin();
+        assert_eq!(device.take_more(&raw.memory, 8, &mut taken), Ok(0));
+        assert_eq!(audit::end().len(), 2, "an index, or the flags of one descriptor");
+    }
+}
+
+/// Issue 14, row 5: of chains as long as the ring, a burst reads as many descriptors as its bound.
+#[test]
+fn burst_of_long_chains_reads_a_bounded_number_of_descriptors() {
+    let (size, bound) = (1024_u16, 100_usize);
+    for (features, base) in [(SPLIT, 0), (PACKED, FRESH)] {
+        let raw = Raw::new(size);
+        for i in 0..size {
+            raw.split_desc(TABLE, i, (1, 2), if i + 1 < size { NEXT } else { 0 }, i + 1);
+            if features.packed {
+                raw.packed_desc(TABLE, i, (1, 2), 0, 0);
+                raw.packed_desc(BASE, i, (TABLE, 16 * u32::from(size)), i, AVAIL | INDIRECT);
+            } else {
+                raw.split_desc(BASE, i, (TABLE, 16 * u32::from(size)), INDIRECT, 0);
+            }
+        }
+        raw.avail(0, &(0..size).collect::<Vec<_>>());
+        let mut device = raw.device(features, base);
+        let mut taken = Taken::bounded(64, bound);
+        audit::begin();
+        assert_eq!(device.take(&raw.memory, 64, &mut taken), Ok(1));
+        let loads: usize = audit::end().values().sum();
+        // Beside them: indices, heads, and the two descriptors that refer to tables.
+        assert!(loads <= 16 * (bound + 2) + 2 * 65, "{loads} bytes loaded");
+        audit::begin();
+        assert_eq!(device.take_more(&raw.memory, 64, &mut taken), Ok(0));
+        assert!(audit::end().is_empty(), "one that does not fit is not read again");
+    }
+}
+
 proptest! {
     /// Any descriptors at all, loops and nonsense included. A loop may come past a descriptor
     /// again; the ring's size bounds it, and the chain is then refused: so only chains that are

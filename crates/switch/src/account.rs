@@ -25,8 +25,14 @@ pub mod burst {
     pub const DESCS_MAX: usize = 1024;
     /// Segments that one burst may have.
     pub const SEGS_MAX: usize = 1024;
-    /// Frames made in one burst: by segmentation, times the ports they are for.
+    /// Frames made in one burst: by segmentation and flooding, times the ports they are for. A
+    /// burst ends before the frame that would exceed it, unless that is its first.
     pub const MADE_MAX: usize = 1024;
+    /// Bytes of flooded frames, times the ports they are for; a burst ends like that, too.
+    pub const FLOOD_BYTES_MAX: u64 = 1 << 20;
+    /// The same of a burst of one frame, whose copies end there: as many as a full Ethernet frame
+    /// to 4096 ports needs.
+    pub const FRAME_FLOOD_BYTES_MAX: u64 = 8 << 20;
 }
 
 /// What the whole process may hold of something.

@@ -4,29 +4,31 @@
 //! given its group; a port's frames keep their order. What does not fit is held for its destination,
 //! within bounds, or dropped with a cause ([`hold`](crate::hold)).
 
+mod bounds;
 mod direct;
 mod full;
 mod mirror;
+mod queue;
 mod starved;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex};
 
 use shm::Seg;
 
 use self::full::Senders;
 pub use self::mirror::{Captured, Mirror};
+pub use self::queue::EgressQueue;
 pub use self::starved::STARVED_NS;
 use crate::account::Account;
 use crate::fdb::{Fdb, Learned, PortId};
 use crate::flow;
 use crate::frame::Burst;
-use crate::hold::{Backpressure, HOLD_DEFAULT, Hold, PauseMeter};
+use crate::hold::{Backpressure, Hold};
 use crate::offload;
-use crate::poll::{Notifier, Notify, Policy};
 use crate::port::{Egress, Fault, Steer};
-use crate::stats::{EgressStats, IngressStats};
+use crate::stats::IngressStats;
 use crate::steering::Steering;
 use crate::tuning::Tuning;
 use crate::vnet::{GSO_NONE, Offloads, VnetHdr};
@@ -59,143 +61,6 @@ pub struct Port {
     pub mirror: Mirror,
     /// What its peer makes us spend.
     pub account: Arc<Account>,
-}
-
-/// One egress queue, shared by all workers.
-pub struct EgressQueue {
-    /// The queue; locked once per group of frames.
-    pub queue: Arc<Mutex<dyn Egress>>,
-    /// Its counters.
-    pub stats: Arc<EgressStats>,
-    /// Workers that wait for it, one bit each; woken when it has room.
-    pub waiters: AtomicU64,
-    /// Frames that wait for room. Locked after the queue.
-    hold: Mutex<Hold>,
-    /// How many those are.
-    holding: AtomicUsize,
-    /// How many there may be.
-    hold_max: AtomicU16,
-    /// Whether senders are paused for it.
-    meter: PauseMeter,
-    /// When a frame first found no room, of those since the last was delivered; 0: all did.
-    full_ns: AtomicU64,
-    /// How many were delivered by then.
-    full_at: AtomicU64,
-    /// That was [`STARVED_NS`] ago, and the operator is told.
-    starved: AtomicBool,
-    /// When its peer is notified.
-    call: AtomicU64,
-    notifier: Mutex<Notifier>,
-}
-
-impl EgressQueue {
-    /// A queue no one waits for.
-    pub fn new(queue: Arc<Mutex<dyn Egress>>, stats: Arc<EgressStats>) -> Self {
-        Self {
-            queue,
-            stats,
-            waiters: AtomicU64::new(0),
-            hold: Mutex::new(Hold::new(Arc::default())),
-            holding: AtomicUsize::new(0),
-            hold_max: AtomicU16::new(HOLD_DEFAULT),
-            meter: PauseMeter::default(),
-            full_ns: AtomicU64::new(0),
-            full_at: AtomicU64::new(0),
-            starved: AtomicBool::new(false),
-            call: AtomicU64::new(Policy::Event.to_bits()),
-            notifier: Mutex::new(Notifier::new(Policy::Event)),
-        }
-    }
-
-    /// How many frames may wait for room.
-    pub fn hold_max(&self) -> u16 {
-        self.hold_max.load(Ordering::Relaxed)
-    }
-
-    /// Sets [`hold_max`](Self::hold_max), up to [`HOLD_MAX`](crate::hold::HOLD_MAX). 0: what does
-    /// not fit is dropped, and no sender waits.
-    pub fn set_hold_max(&self, frames: u16) {
-        self.hold_max.store(frames, Ordering::Relaxed);
-    }
-
-    /// When the peer is notified of frames.
-    #[inline]
-    pub fn call(&self) -> Policy {
-        Policy::from_bits(self.call.load(Ordering::Relaxed))
-    }
-
-    /// Sets [`call`](Self::call). What waits to be told is told when its time comes.
-    pub fn set_call(&self, policy: Policy) {
-        self.call.store(policy.to_bits(), Ordering::Relaxed);
-    }
-
-    /// `frames` were made visible. A time at which [`tell_late`](Self::tell_late) is to be called,
-    /// if the peer is not notified now and there is none yet; it always is if it is `full`.
-    #[inline]
-    fn notify(
-        &self,
-        queue: &mut dyn Egress,
-        frames: usize,
-        full: bool,
-        now_ns: u64,
-    ) -> Option<u64> {
-        let policy = self.call();
-        if !Notifier::waits(policy) {
-            queue.notify();
-            return None;
-        }
-        let mut notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner);
-        notifier.set_policy(policy);
-        if full {
-            notifier.told(now_ns);
-            queue.notify();
-            return None;
-        }
-        let told = notifier.published(frames, now_ns);
-        if told == Notify::Now {
-            queue.notify();
-            return None;
-        }
-        self.stats.calls_late.add(1);
-        match told {
-            Notify::At(at) => Some(at),
-            _ => None,
-        }
-    }
-
-    /// The time `at` has come, or the worker `rests`. Another time, if the peer is to be told
-    /// later.
-    fn tell_late(&self, at: u64, rests: bool, now_ns: u64) -> Option<u64> {
-        let rests = rests && Notifier::gathers(self.call());
-        if at > now_ns && !rests {
-            return Some(at);
-        }
-        let mut queue = self.lock();
-        let mut notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner);
-        notifier.set_policy(self.call());
-        let told =
-            if rests { notifier.flush().then_some(Notify::Now) } else { notifier.due(at, now_ns) };
-        match told {
-            Some(Notify::At(at)) => return Some(at),
-            Some(Notify::Now) => queue.notify(),
-            Some(Notify::Later) | None => {}
-        }
-        None
-    }
-
-    fn lock(&self) -> MutexGuard<'_, dyn Egress + 'static> {
-        let contended = match self.queue.try_lock() {
-            Ok(guard) => return guard,
-            Err(TryLockError::WouldBlock) => true,
-            Err(TryLockError::Poisoned(_)) => false,
-        };
-        // A panic elsewhere is our bug and ends the program; the guard is as good as any.
-        let guard = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if contended {
-            self.stats.contended.add(1);
-        }
-        guard
-    }
 }
 
 impl Port {
@@ -321,6 +186,8 @@ pub struct Forwarder {
     /// How each port's peer wants frames spread, as of the last that it was given.
     steer: Vec<Option<Arc<dyn Steer>>>,
     scratch: offload::Scratch,
+    /// What the burst costs so far.
+    made: bounds::Made,
     /// Full destinations that are to be tried again; whether each was asked to notify since it last
     /// was.
     blocked: BTreeMap<(PortId, u16), bool>,
@@ -359,6 +226,7 @@ impl Forwarder {
             group_of,
             steer: Vec::new(),
             scratch: offload::Scratch::default(),
+            made: bounds::Made::default(),
             blocked: BTreeMap::new(),
             woken: 0,
             late: Vec::new(),
@@ -390,16 +258,18 @@ impl Forwarder {
     pub fn forward(&mut self, from: &Source, burst: &mut Burst<'_>, now_ns: u64) {
         self.groups_used = 0;
         self.bursts += 1;
-        if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref)
-            && port.mirror.is_on()
-        {
-            let all = 0..burst.frames.len();
-            burst.fetch(all.clone());
-            port.mirror.copy(burst, all, true, now_ns);
-        }
+        self.made = bounds::Made::default();
         match self.mode {
             Mode::Switch => self.switch(from, burst, (now_ns / 1_000_000_000) as u32),
             Mode::Cross => self.cross(from, burst),
+        }
+        if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref)
+            && port.mirror.is_on()
+        {
+            // Those that are left come again.
+            let new = 0..burst.frames.len() - burst.left();
+            burst.fetch(new.clone());
+            port.mirror.copy(burst, new, true, now_ns);
         }
         for i in 0..self.groups_used {
             let mut group = std::mem::take(&mut self.groups[i]);
@@ -421,14 +291,21 @@ impl Forwarder {
         let queue = from.queue % active;
         let at = self.group_for(to, queue);
         let picks = &mut self.groups[at].picks;
-        let mut plain = true;
+        let (mut plain, mut left) = (true, None);
         for (i, frame) in burst.frames.iter().enumerate() {
             if frame.len < ETHERNET_LEN {
                 from.stats.drops_runt.add(1);
                 continue;
             }
+            if !self.made.takes(frame, i == 0) {
+                left = Some(i);
+                break;
+            }
             plain &= frame.hdr.is_plain();
             picks.push(i as u16);
+        }
+        if let Some(i) = left {
+            burst.leave(i);
         }
         // Nothing is looked at, so nothing is copied to look at, but for frames that may have to
         // be worked on; a frame's header is then decided on and delivered from the same copy.
@@ -441,6 +318,7 @@ impl Forwarder {
         burst.snapshot();
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
         let sender = sender.filter(|port| port.active() > 1).cloned();
+        let mut left = None;
         for i in 0..burst.frames.len() {
             if burst.is_out(i) {
                 continue;
@@ -464,11 +342,24 @@ impl Forwarder {
             match to {
                 Some(to) if to == from.port => from.stats.drops_same_port.add(1),
                 Some(to) => {
+                    if !self.made.takes(&burst.frames[i], i == 0) {
+                        left = Some(i);
+                        break;
+                    }
                     let queue = self.queue_of(to, &mut flow);
                     self.pick(to, queue, i as u16, false);
                 }
-                None => self.flood(from, i as u16, &mut flow),
+                None => {
+                    if !self.may_flood(from.port, &burst.frames[i], i == 0) {
+                        left = Some(i);
+                        break;
+                    }
+                    self.flood(from, i as u16, &mut flow);
+                }
             }
+        }
+        if let Some(i) = left {
+            burst.leave(i);
         }
     }
 
@@ -597,6 +488,9 @@ impl Forwarder {
         };
         let egress = &port.egress[usize::from(group.queue)];
         let mut queue = egress.lock();
+        if self.made.exceeds() {
+            self.limit_copies(from, group, burst, &queue.offloads());
+        }
         if burst.is_lent() {
             let as_it_is = queue.takes_granted() && !port.mirror.is_on();
             fetch(burst, group, &queue.offloads(), as_it_is);

@@ -61,7 +61,12 @@ pub struct Burst<'m> {
     refused: u64,
     /// Frames that a receiver wanted [fetched](Self::fetch), one bit each.
     asked: u64,
+    /// How many of the last frames were [left](Self::leave).
+    left: usize,
 }
+
+/// Segments whose memory is kept between bursts: what the fullest burst of any port has.
+const SEGS_KEPT: usize = 2048;
 
 impl<'m> Burst<'m> {
     /// Adds a new frame of `len` bytes whose segments are `count` ones from `first` on.
@@ -174,6 +179,28 @@ impl<'m> Burst<'m> {
         self.refused |= 1 << i;
     }
 
+    /// Leaves the frames from `i` on, `i` > 0, for the next burst: what they ask for is more than
+    /// one burst may cost. Nothing was done with them; their port takes them back.
+    pub fn leave(&mut self, i: usize) {
+        assert!(0 < i && i <= self.frames.len(), "a burst deals with one frame at least");
+        self.left = self.frames.len() - i;
+        let dealt_with = u64::MAX >> (BURST_MAX - i.min(BURST_MAX));
+        self.unreadable.set(self.unreadable.get() & dealt_with);
+        self.refused &= dealt_with;
+    }
+
+    /// How many of the last frames were [left](Self::leave).
+    #[inline]
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Whether frame `i` was [refused](Self::refuse).
+    #[inline]
+    pub fn is_refused(&self, i: usize) -> bool {
+        self.refused & 1 << i != 0
+    }
+
     /// Whether frame `i` cannot be read or was refused: it is not delivered.
     #[inline]
     pub fn is_out(&self, i: usize) -> bool {
@@ -263,6 +290,9 @@ impl<'m> Burst<'m> {
         let Self { mut frames, mut segs, heads, copies, .. } = self;
         frames.clear();
         segs.clear();
+        if segs.capacity() > SEGS_KEPT {
+            segs.shrink_to(SEGS_KEPT);
+        }
         // Collecting an empty vector in place keeps its allocation.
         let segs = segs.into_iter().map(|_| Seg::EMPTY).collect();
         Burst { frames, segs, heads, copies: copies.recycle(), ..Burst::default() }

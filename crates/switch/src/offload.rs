@@ -36,7 +36,7 @@ use crate::vnet::{
 pub const HEADERS_MAX: usize = 512;
 /// Most frames made from one. A full 64 KiB frame may ask for segments of 64 bytes, which is less
 /// than any TCP uses; a hostile guest may not turn one frame into 65,000.
-pub const SEGMENTS_MAX: usize = 1024;
+pub const SEGMENTS_MAX: usize = crate::account::burst::MADE_MAX;
 
 /// Bytes of payload read at once for a checksum.
 const CHUNK: usize = 2048;

@@ -129,6 +129,8 @@ counters! {
         drops_link_local,
         /// Software segmentation could not make sense of the headers.
         drops_bad_gso,
+        /// Copies of a flooded frame that were not made: the burst's bound.
+        drops_made_limit,
     }
 }
 
@@ -165,6 +167,8 @@ counters! {
         drops_too_long,
         /// The peer's buffer lay outside its memory.
         drops_bad_addr,
+        /// The peer's buffers lie in too many pieces.
+        drops_too_many_segs,
         /// The peer's grant could not be written.
         drops_bad_grant,
         /// Multicast the peer did not ask for.

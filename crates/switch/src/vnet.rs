@@ -3,6 +3,8 @@
 //! Every port speaks it: virtio rings carry it before each frame, TAP with IFF_VNET_HDR too. A
 //! port without any of it uses [`VnetHdr::NONE`].
 
+use crate::account::burst::MADE_MAX;
+
 /// `flags`: checksum from `csum_start` on is to be put at `csum_start + csum_offset`.
 pub const NEEDS_CSUM: u8 = 1;
 /// `flags`: the checksum has been verified.
@@ -45,7 +47,8 @@ pub enum BadHdr {
     CsumOutside,
     /// `gso_type` is unknown, or was not negotiated.
     GsoType,
-    /// GSO without NEEDS_CSUM, or with segment size zero.
+    /// GSO without NEEDS_CSUM, with segment size zero, or with more segments than a burst may have
+    /// frames made ([`MADE_MAX`]).
     GsoSize,
 }
 
@@ -207,6 +210,11 @@ impl VnetHdr {
         } else if hdr.gso_size == 0 || hdr.flags & NEEDS_CSUM == 0 {
             return Err(BadHdr::GsoSize);
         }
+        // At least a UDP header is before the payload.
+        let payload = len.saturating_sub(u32::from(hdr.csum_start) + 8);
+        if hdr.gso_size > 0 && payload.div_ceil(hdr.gso_size.into()) > MADE_MAX as u32 {
+            return Err(BadHdr::GsoSize);
+        }
         Ok(hdr)
     }
 }
@@ -214,6 +222,7 @@ impl VnetHdr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::GSO_LEN_MAX;
 
     const TSO: VnetHdr = VnetHdr {
         flags: NEEDS_CSUM,
@@ -258,6 +267,19 @@ mod tests {
         assert_eq!(zero.check(3000, Offloads::ALL), Err(BadHdr::GsoSize));
         let bare = VnetHdr { flags: 0, ..TSO };
         assert_eq!(bare.check(3000, Offloads::ALL), Err(BadHdr::GsoSize));
+    }
+
+    /// Issue 14, row 8.
+    #[test]
+    fn gso_size_that_makes_more_segments_than_a_burst_may_is_refused() {
+        let of = |gso_size| VnetHdr { gso_size, ..TSO };
+        // The longest frame, in the smallest segments of any use: payload from byte 54 on.
+        assert!(of(64).check(GSO_LEN_MAX, Offloads::ALL).is_ok());
+        for (size, len) in [(63, GSO_LEN_MAX), (1, 3000), (32, 34_000)] {
+            assert_eq!(of(size).check(len, Offloads::ALL), Err(BadHdr::GsoSize));
+        }
+        assert!(of(1).check(1000, Offloads::ALL).is_ok());
+        assert!(of(u16::MAX).check(60, Offloads::ALL).is_ok());
     }
 
     #[test]

@@ -67,6 +67,8 @@ pub struct TapIngress {
     free: u64,
     /// Frames in buffers, oldest first: between bursts those that `burst_into` could not deliver.
     taken: Vec<Taken>,
+    /// The last so many of them were left by the last burst: they are as good as new.
+    left: usize,
     offloads: Offloads,
     /// What the kernel was asked for last; frames that wait in its queue may still ask for more.
     asks: Offloads,
@@ -96,6 +98,7 @@ impl TapIngress {
             buffers: Buffers::new()?,
             free: u64::MAX,
             taken: Vec::with_capacity(SLOTS),
+            left: 0,
             offloads,
             asks: offloads,
             direct: direct::State::new(),
@@ -233,7 +236,7 @@ impl Ingress for TapIngress {
     ) -> Result<usize, Fault> {
         let came = match self.passed.take() {
             Some(passed) => passed,
-            None => self.read(max)?,
+            None => self.read(max.saturating_sub(self.left))?,
         };
         let shown = self.taken.len();
         if shown == 0 {
@@ -246,15 +249,19 @@ impl Ingress for TapIngress {
             let buffer = self.buffers.of(taken.slot);
             out.segs.push(Seg::of(&buffer[taken.at..][..taken.len as usize]));
             out.push_at(i, 1, taken.len, taken.hdr);
+        }
+        forward(&mut out);
+        self.left = out.left();
+        let end = shown - self.left;
+        *burst = out.recycle();
+        for taken in self.taken.drain(..end) {
+            self.free |= 1 << taken.slot;
             bytes += u64::from(taken.len);
         }
-        self.stats.frames.add(shown as u64);
+        self.stats.frames.add(end as u64);
         self.stats.bytes.add(bytes);
         self.stats.bursts.add(1);
-        forward(&mut out);
-        *burst = out.recycle();
-        self.taken.drain(..).for_each(|taken| self.free |= 1 << taken.slot);
-        Ok(shown.max(came))
+        Ok(if self.left > 0 { max.max(shown) } else { shown.max(came) })
     }
 
     fn goes_direct(&self) -> bool {
@@ -269,7 +276,7 @@ impl Ingress for TapIngress {
     }
 
     fn arm(&mut self) -> bool {
-        self.empty
+        self.empty && self.left == 0
     }
 
     fn disarm(&mut self) {}

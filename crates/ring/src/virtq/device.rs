@@ -92,6 +92,25 @@ impl DeviceQueue {
         out: &mut Taken,
     ) -> Result<usize, Malformed> {
         out.clear();
+        self.take_more(memory, max, out)
+    }
+
+    /// As [`take`](Self::take), but adds to the chains in `out`, up to `max` chains in all: those
+    /// that are there are not read again. Returns how many were added. When the ring has nothing
+    /// new, or `out` [is cut](Taken::is_cut), that costs at most one load.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take); what was in `out` stays there.
+    #[inline]
+    pub fn take_more(
+        &mut self,
+        memory: &GuestMemory,
+        max: usize,
+        out: &mut Taken,
+    ) -> Result<usize, Malformed> {
+        if out.is_cut() {
+            return Ok(0);
+        }
         match &mut self.0 {
             Kind::Split(q) => q.take(memory, max, out),
             Kind::Packed(q) => q.take(memory, max, out),

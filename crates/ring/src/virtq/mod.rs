@@ -132,7 +132,8 @@ pub enum Malformed {
     },
     /// A descriptor index or `next` outside the table.
     DescIndex(u16),
-    /// A chain longer than the ring (or its indirect table): a loop.
+    /// A chain longer than the ring, its indirect table included, or than that table: a loop, or
+    /// what a driver must not make (virtio 1.3, 2.7.5.3.1).
     ChainTooLong,
     /// INDIRECT set where the specification forbids it, or not negotiated.
     Indirect,
@@ -196,23 +197,37 @@ pub struct Chain {
     pub writes: u16,
 }
 
-/// Chains taken in one burst, with their buffers. Allocated once per user; `take` clears it.
+/// Chains taken in one burst, with their buffers. Allocated once per user, never more later.
 #[derive(Debug)]
 pub struct Taken {
     /// In ring order.
     pub chains: Vec<Chain>,
     /// All buffers; a chain's lie together.
     pub bufs: Vec<Buf>,
+    /// Buffers beyond which no chain of several descriptors goes on.
+    descs_max: usize,
+    /// The next chain of the ring did not fit beside these.
+    is_cut: bool,
     /// The WRITE flag means nothing on this queue, see [`Taken::for_reading`].
     write_ignored: bool,
 }
 
 impl Taken {
-    /// Room for bursts of `chains` from a ring of `size` descriptors without allocating.
+    /// Room for bursts of `chains`, of four descriptors on average or one as long as a ring of
+    /// `size`.
     pub fn with_capacity(chains: usize, size: u16) -> Self {
-        let bufs = chains * 4 + usize::from(size);
-        let (chains, bufs) = (Vec::with_capacity(chains), Vec::with_capacity(bufs));
-        Self { chains, bufs, write_ignored: false }
+        Self::bounded(chains, chains * 4 + usize::from(size))
+    }
+
+    /// Room for bursts of `chains` with `descs` descriptors together. Both are bounds of what a
+    /// peer can make a burst cost, whatever the ring's size: the chain that would exceed `descs` is
+    /// left for the next burst, and of one that exceeds it alone only the first `descs` buffers are
+    /// taken.
+    pub fn bounded(chains: usize, descs: usize) -> Self {
+        // Chains of one descriptor are not counted before they are taken.
+        let bufs = Vec::with_capacity(descs.max(1) + chains);
+        let chains = Vec::with_capacity(chains);
+        Self { chains, bufs, descs_max: descs.max(1), is_cut: false, write_ignored: false }
     }
 
     /// For a queue whose buffers are all for reading: the WRITE flag is ignored. DPDK 22.11's
@@ -236,16 +251,40 @@ impl Taken {
         &self.bufs[first..first + usize::from(chain.writes)]
     }
 
-    /// Whether another chain, which may be as long as a ring of `size`, might not fit. A burst
-    /// ends here, so that no guest decides how much memory it takes.
+    /// Whether the next chain of the ring would exceed the bound on descriptors.
     #[inline]
-    fn is_full(&self, size: u16) -> bool {
-        self.bufs.len() + usize::from(size) > self.bufs.capacity()
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
     }
 
-    fn clear(&mut self) {
+    /// Forgets the first `n` chains: they were used, or given back.
+    pub fn forget_first(&mut self, n: usize) {
+        let Some(next) = self.chains.get(n) else { return self.clear() };
+        let bufs = next.first;
+        self.is_cut &= n == 0;
+        self.chains.drain(..n);
+        self.bufs.drain(..index(bufs));
+        self.chains.iter_mut().for_each(|chain| chain.first -= bufs);
+    }
+
+    /// Forgets all chains.
+    pub fn clear(&mut self) {
         self.chains.clear();
         self.bufs.clear();
+        self.is_cut = false;
+    }
+
+    /// To be asked before another descriptor of a chain is read.
+    #[inline]
+    fn next_desc(&mut self) -> NextDesc {
+        if self.bufs.len() < self.descs_max {
+            return NextDesc::Read;
+        }
+        if self.chains.is_empty() {
+            return NextDesc::Skip;
+        }
+        self.is_cut = true;
+        NextDesc::Leave
     }
 
     /// Adds one buffer to the chain under construction, keeping reads before writes.
@@ -282,6 +321,17 @@ impl Taken {
     fn forget(&mut self, chain: &Chain) {
         self.bufs.truncate(index(chain.first));
     }
+}
+
+/// What is to be done with a further descriptor of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NextDesc {
+    /// It is read.
+    Read,
+    /// The chain alone exceeds the bound: its buffers from here on are not taken.
+    Skip,
+    /// The chain exceeds the bound beside others: it is left for the next burst.
+    Leave,
 }
 
 /// A chain that came back to the driver half.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ring::virtq::{Armed, Buf, DeviceQueue, Taken};
 use shm::{Copies, GuestMemory, Seg, SegMut};
+use switch::account::burst::{DESCS_MAX, SEGS_MAX};
 use switch::direct::Direct;
 use switch::frame::{BURST_MAX, Burst};
 use switch::port::{Egress, Fault};
@@ -27,15 +28,32 @@ const ONE_BUFFER: u32 = 1 << 16;
 /// Device half of a guest's receive queue: frames out of the switch.
 pub struct VirtioEgress {
     ring: Ring,
-    /// Receive chains taken and not yet used; the first `next` of them are used.
+    /// Receive chains taken and not yet used; the first `next` of them are used. None of them is
+    /// read from the ring again, however many frames they do not suffice for.
     taken: Taken,
     next: usize,
+    /// Writable bytes of the chains in `taken`, as far as a frame needed several.
+    rooms: Vec<u64>,
+    /// Descriptors that may still be taken, and pieces of buffers written to where regions meet,
+    /// before the next [`flush`](Egress::flush): the sender's worker pays for both.
+    left: Work,
     /// The fewest chains at hand with which a frame did not fit, since [`arm`](Egress::arm) last
     /// found room: of several frames that wait, one may fit where another does not.
     short_at: usize,
     /// Kept for its allocation.
     copies: Copies<'static>,
     stats: Arc<EgressStats>,
+}
+
+/// What this guest's buffers may cost others while its queue is locked for a group of frames.
+#[derive(Clone, Copy)]
+struct Work {
+    descs: usize,
+    segs: usize,
+}
+
+impl Work {
+    const ALL: Self = Self { descs: DESCS_MAX, segs: SEGS_MAX };
 }
 
 /// Copies from granted memory that wait for the end of a `put`, and the memory they go to.
@@ -64,8 +82,10 @@ impl VirtioEgress {
     pub fn new(stats: Arc<EgressStats>) -> Self {
         Self {
             ring: Ring::default(),
-            taken: Taken::with_capacity(BURST_MAX, 1024),
+            taken: Taken::bounded(BURST_MAX, DESCS_MAX),
             next: 0,
+            rooms: Vec::new(),
+            left: Work::ALL,
             short_at: usize::MAX,
             copies: Copies::new(),
             stats,
@@ -80,8 +100,8 @@ impl VirtioEgress {
         call: Option<Call>,
         format: Format,
     ) {
-        self.taken = Taken::with_capacity(BURST_MAX, queue.size());
-        self.next = 0;
+        self.forget_all();
+        self.left = Work::ALL;
         let mut active = Active::new(queue, memory, call, format);
         // The guest need not say when it adds buffers until we run out of them.
         active.queue.disarm();
@@ -92,10 +112,9 @@ impl VirtioEgress {
     pub fn deactivate(&mut self) -> Option<u32> {
         let active = self.ring.active.as_mut()?;
         active.queue.untake(&self.taken.chains[self.next..]);
-        self.taken.chains.clear();
-        self.next = 0;
         active.queue.publish();
         self.stats.calls.add(active.call());
+        self.forget_all();
         self.ring.deactivate()
     }
 
@@ -125,20 +144,32 @@ impl VirtioEgress {
         if self.taken.chains.len() - self.next >= want {
             return Ok(());
         }
-        self.take()
+        self.take().map(|_| ())
     }
 
-    /// Takes receive chains afresh, those at hand included, and has the CPU fetch their buffers.
-    fn take(&mut self) -> Result<(), Fault> {
-        let Some(active) = &mut self.ring.active else { return Ok(()) };
-        active.queue.untake(&self.taken.chains[self.next..]);
-        self.next = 0;
-        let got = active.queue.take(&active.memory, BURST_MAX, &mut self.taken);
-        if let Err(malformed) = got {
-            self.taken.chains.clear();
-            return Err(active.fault(malformed));
+    /// Takes more receive chains, if the guest added any and there is place for them, and has the
+    /// CPU fetch their buffers. Returns how many; those at hand stay as they are.
+    fn take(&mut self) -> Result<usize, Fault> {
+        let Some(active) = &mut self.ring.active else { return Ok(0) };
+        if self.left.descs == 0 {
+            return Ok(0);
         }
-        for chain in &self.taken.chains {
+        self.rooms.drain(..self.next.min(self.rooms.len()));
+        self.taken.forget_first(self.next);
+        self.next = 0;
+        let (had, bufs) = (self.taken.chains.len(), self.taken.bufs.len());
+        match active.queue.take_more(&active.memory, BURST_MAX, &mut self.taken) {
+            Ok(0) => return Ok(0),
+            Ok(_) => {}
+            Err(malformed) => {
+                active.queue.untake(&self.taken.chains);
+                let fault = active.fault(malformed);
+                self.forget_all();
+                return Err(fault);
+            }
+        }
+        self.left.descs = self.left.descs.saturating_sub(self.taken.bufs.len() - bufs);
+        for chain in &self.taken.chains[had..] {
             if let Some(buf) = self.taken.writes(chain).first()
                 && let Some(seg) = active.memory.seg_mut(buf.addr, buf.len, &mut active.hint)
             {
@@ -146,39 +177,54 @@ impl VirtioEgress {
             }
         }
         active.queue.look_ahead();
-        Ok(())
+        Ok(self.taken.chains.len() - had)
+    }
+
+    /// Forgets the chains at hand, which are not used.
+    fn forget_all(&mut self) {
+        self.taken.clear();
+        self.rooms.clear();
+        self.next = 0;
+    }
+
+    /// Writable bytes of chain `i` of those taken, added up once.
+    fn room_of(&mut self, i: usize) -> u64 {
+        self.rooms.resize(self.rooms.len().max(self.next), 0);
+        for chain in self.taken.chains.iter().take(i + 1).skip(self.rooms.len()) {
+            let room = self.taken.writes(chain).iter().map(|b| u64::from(b.len)).sum();
+            self.rooms.push(room);
+        }
+        self.rooms[i]
+    }
+
+    /// Whether no chain can be added to those at hand: there are as many as we look ahead, or as
+    /// the ring holds.
+    fn has_all(&self) -> bool {
+        let chains = &self.taken.chains[self.next..];
+        let slots: u32 = chains.iter().map(|c| u32::from(c.slots)).sum();
+        let size = self.ring.active.as_ref().map_or(0, |active| active.queue.size());
+        // Beside chains that were used by now, the next one may have been too long.
+        let is_cut = self.taken.is_cut() && self.next == 0;
+        chains.len() == BURST_MAX || is_cut || slots >= u32::from(size)
     }
 
     /// How many chains, from `next` on, a frame of `total` bytes (header included) fills.
     fn chains_for(&mut self, total: u32) -> Result<Fit, Fault> {
         let active = self.ring.active.as_ref().expect("callers check");
-        let (mergeable, size) = (active.format.mergeable, active.queue.size());
+        let mergeable = active.format.mergeable;
         let mut room = 0_u64;
         let mut n = 0;
         loop {
-            if self.next + n == self.taken.chains.len() {
-                let had = n;
-                // A jumbo or GSO frame can need many small buffers.
-                self.take()?;
-                let chains = &self.taken.chains[self.next..];
-                if chains.len() <= had {
-                    let slots: u32 = chains.iter().map(|c| u32::from(c.slots)).sum();
-                    let all = slots >= u32::from(size);
-                    return Ok(if all { Fit::Never } else { Fit::NotNow });
-                }
-                // What was at hand was read again, and may have changed: it is counted again.
-                (n, room) = (0, 0);
+            // A jumbo or GSO frame can need many small buffers.
+            if self.next + n == self.taken.chains.len() && self.take()? == 0 {
+                return Ok(if self.has_all() { Fit::Never } else { Fit::NotNow });
             }
-            let chain = &self.taken.chains[self.next + n];
-            room += self.taken.writes(chain).iter().map(|b| u64::from(b.len)).sum::<u64>();
+            room += self.room_of(self.next + n);
             n += 1;
             if room >= u64::from(total) {
                 return Ok(Fit::In(n));
             }
-            if !mergeable {
-                return Ok(Fit::Never);
-            }
-            if n == BURST_MAX {
+            if !mergeable || n == BURST_MAX {
                 return Ok(Fit::Never);
             }
         }
@@ -301,12 +347,13 @@ impl VirtioEgress {
 
         let chains = &self.taken.chains[self.next..self.next + chains];
         self.next += chains.len();
-        let whole = {
+        let end = {
             let bufs = chains.iter().flat_map(|c| self.taken.writes(c));
             let start = (&raw[..format.hdr_len as usize], head);
+            let places = (hint, &mut self.left.segs);
             match batch {
-                Some(Batch { memory, copies }) => fill(memory, hint, bufs, start, body, copies),
-                None => fill(memory, hint, bufs, start, body, &mut Copies::new()),
+                Some(Batch { memory, copies }) => fill(memory, places, bufs, start, body, copies),
+                None => fill(memory, places, bufs, start, body, &mut Copies::new()),
             }
         };
         let mut left = u64::from(total);
@@ -316,11 +363,13 @@ impl VirtioEgress {
             queue.put(chain, n as u32);
             left -= n;
         }
-        if whole {
-            self.stats.frames.add(1);
-            self.stats.bytes.add(u64::from(len));
-        } else {
-            self.stats.drops_bad_addr.add(1);
+        match end {
+            End::Whole => {
+                self.stats.frames.add(1);
+                self.stats.bytes.add(u64::from(len));
+            }
+            End::Outside => self.stats.drops_bad_addr.add(1),
+            End::TooManySegs => self.stats.drops_too_many_segs.add(1),
         }
         Ok(true)
     }
@@ -333,17 +382,18 @@ fn header(hdr: &VnetHdr, format: &Format) -> VnetHdr {
     VnetHdr { flags: if format.takes.csum { hdr.flags } else { 0 }, ..*hdr }
 }
 
-/// Writes a frame into `bufs`; `start` is private. False: a buffer lay outside memory.
+/// Writes a frame into `bufs`; `start` is private. `segs`: how many pieces of buffers that cross
+/// regions may still be written to.
 #[inline]
 fn fill<'b, 'm>(
     memory: &'m GuestMemory,
-    hint: &mut usize,
+    (hint, segs): (&mut usize, &mut usize),
     bufs: impl Iterator<Item = &'b Buf>,
     start: (&[u8], &[u8]),
     body: Body<'m>,
     copies: &mut Copies<'m>,
-) -> bool {
-    let mut to = Room { memory, hint, bufs, seg: None, rest: None, lost: false };
+) -> End {
+    let mut to = Room { memory, hint, segs, bufs, seg: None, rest: None, end: End::Whole };
     to.write(start.0);
     to.write(start.1);
     let mut skip = body.skip;
@@ -352,7 +402,17 @@ fn fill<'b, 'm>(
         skip -= n;
         to.copy(seg.skip(n), |to, from| copies.copy(to, from, body.pick));
     }
-    !to.lost
+    to.end
+}
+
+/// How the writing of a frame ended.
+#[derive(Clone, Copy)]
+enum End {
+    Whole,
+    /// A buffer lay outside memory.
+    Outside,
+    /// Buffers lay in too many regions.
+    TooManySegs,
 }
 
 /// Whether a frame fits the guest's receive buffers.
@@ -369,13 +429,15 @@ enum Fit {
 struct Room<'a, 'm, I> {
     memory: &'m GuestMemory,
     hint: &'a mut usize,
+    /// How many pieces of buffers that cross regions may still come.
+    segs: &'a mut usize,
     bufs: I,
     /// Where the next byte goes.
     seg: Option<SegMut<'m>>,
     /// What of the current buffer lies in further regions.
     rest: Option<(u64, u32)>,
-    /// A buffer lay outside memory: the frame is not whole.
-    lost: bool,
+    /// Why the frame is not whole, if it is not.
+    end: End,
 }
 
 impl<'b, 'm, I: Iterator<Item = &'b Buf>> Room<'_, 'm, I> {
@@ -419,8 +481,13 @@ impl<'b, 'm, I: Iterator<Item = &'b Buf>> Room<'_, 'm, I> {
     /// A buffer that does not lie in one region: its first part now, the rest next.
     #[cold]
     fn next_across(&mut self, addr: u64, len: u32) {
+        let Some(left) = self.segs.checked_sub(1) else {
+            self.end = End::TooManySegs;
+            return;
+        };
+        *self.segs = left;
         let Some(n) = self.memory.span(addr, len).filter(|n| *n < len) else {
-            self.lost = true;
+            self.end = End::Outside;
             return;
         };
         self.seg = self.memory.seg_mut(addr, n, self.hint);
@@ -473,24 +540,22 @@ impl Egress for VirtioEgress {
             return Ok(limit);
         }
         self.refill(BURST_MAX)?;
-        let Some(Active { queue, format, .. }) = &self.ring.active else { return Ok(limit) };
-        let total = u64::from(len) + u64::from(format.hdr_len);
-        let (mut frames, mut room, mut slots) = (0, 0_u64, 0_u32);
-        let chains = &self.taken.chains[self.next..];
-        for chain in chains {
-            room += self.taken.writes(chain).iter().map(|b| u64::from(b.len)).sum::<u64>();
-            slots += u32::from(chain.slots);
+        let Some(Active { format, .. }) = &self.ring.active else { return Ok(limit) };
+        let (hdr_len, mergeable) = (format.hdr_len, format.mergeable);
+        let total = u64::from(len) + u64::from(hdr_len);
+        let (mut frames, mut room) = (0, 0_u64);
+        for i in self.next..self.taken.chains.len() {
+            room += self.room_of(i);
             // Without MRG_RXBUF a frame lies in one chain, or nowhere.
-            if room >= total || !format.mergeable {
+            if room >= total || !mergeable {
                 frames += 1;
                 room = 0;
             }
         }
-        // As far as we look ahead, and as much as the ring holds.
-        if chains.len() == BURST_MAX || slots >= u32::from(queue.size()) {
+        if self.has_all() {
             return Ok(limit);
         }
-        self.short_at = self.short_at.min(chains.len());
+        self.short_at = self.short_at.min(self.taken.chains.len() - self.next);
         Ok(frames.min(limit))
     }
 
@@ -506,6 +571,7 @@ impl Egress for VirtioEgress {
         if self.taken.chains.len() - self.next < LOOK_AHEAD {
             let _ = self.take();
         }
+        self.left = Work::ALL;
     }
 
     fn notify(&mut self) {

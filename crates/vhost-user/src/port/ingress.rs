@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ring::virtq::{Armed, Buf, DeviceQueue, Taken};
 use shm::{GuestMemory, Seg};
+use switch::account::burst::{DESCS_MAX, SEGS_MAX as BURST_SEGS_MAX};
 use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, SEGS_MAX};
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
@@ -19,6 +20,8 @@ const HDR_RUNT: u32 = 12 + 14;
 pub struct VirtioIngress {
     ring: Ring,
     taken: Taken,
+    /// Index in `taken.chains` of each frame of the current burst.
+    chain_of: Vec<u16>,
     stats: Arc<IngressStats>,
 }
 
@@ -33,7 +36,8 @@ impl VirtioIngress {
     pub fn new(stats: Arc<IngressStats>) -> Self {
         Self {
             ring: Ring::default(),
-            taken: Taken::with_capacity(BURST_MAX, 1024).for_reading(),
+            taken: Taken::bounded(BURST_MAX, DESCS_MAX).for_reading(),
+            chain_of: Vec::with_capacity(BURST_MAX),
             stats,
         }
     }
@@ -46,7 +50,7 @@ impl VirtioIngress {
         call: Option<Call>,
         format: Format,
     ) {
-        self.taken = Taken::with_capacity(BURST_MAX, queue.size()).for_reading();
+        self.taken.clear();
         self.ring.activate(Active::new(queue, memory, call, format));
     }
 
@@ -77,6 +81,7 @@ impl VirtioIngress {
 }
 
 /// Why a chain is no frame. The chain is given back at once.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Bad {
     Runt,
     TooLong,
@@ -86,7 +91,7 @@ enum Bad {
 }
 
 impl Bad {
-    fn count(&self, stats: &IngressStats) {
+    fn count(self, stats: &IngressStats) {
         match self {
             Self::Runt => stats.drops_runt.add(1),
             Self::TooLong => stats.drops_too_long.add(1),
@@ -97,38 +102,74 @@ impl Bad {
     }
 }
 
-/// Appends the segments of `bufs` to `segs`; returns their number and length together.
+/// The chains of a burst that are no frames. They are counted once it is known which chains stay
+/// in the burst: the others are taken again.
+struct Refused {
+    /// One bit each.
+    bits: u64,
+    why: [Bad; BURST_MAX],
+}
+
+impl Refused {
+    fn add(&mut self, i: usize, why: Bad) {
+        self.bits |= 1 << i;
+        self.why[i] = why;
+    }
+
+    /// Counts those of the first `chains` chains.
+    #[inline]
+    fn count(&self, chains: usize, stats: &IngressStats) {
+        if self.bits != 0 {
+            let why = self.why.iter().take(chains).enumerate();
+            why.filter(|(i, _)| self.bits & 1 << i != 0).for_each(|(_, why)| why.count(stats));
+        }
+    }
+}
+
+/// Appends the segments of `bufs` to `segs`, at most `most` of them; returns their number and
+/// length together. No more are made than that, whatever regions the buffers span.
 #[inline]
 fn translate<'m>(
     memory: &'m GuestMemory,
     bufs: &[Buf],
+    most: usize,
     hint: &mut usize,
     segs: &mut Vec<Seg<'m>>,
 ) -> Result<(usize, u64), Bad> {
-    let first = segs.len();
+    if bufs.len() > most {
+        return Err(Bad::TooManySegs);
+    }
+    let (first, most) = (segs.len(), segs.len() + most);
     let mut len = 0;
     for buf in bufs {
         len += u64::from(buf.len);
-        if let Some(seg) = memory.seg(buf.addr, buf.len, hint) {
+        if segs.len() < most
+            && let Some(seg) = memory.seg(buf.addr, buf.len, hint)
+        {
             seg.prefetch();
             segs.push(seg);
         } else {
-            across(memory, buf, hint, segs)?;
+            across(memory, buf, most, hint, segs)?;
         }
     }
     Ok((segs.len() - first, len))
 }
 
-/// A buffer that does not lie in one region: across several, or outside.
+/// A buffer that does not lie in one region: across several, or outside. `most`: how long `segs`
+/// may become.
 #[cold]
 fn across<'m>(
     memory: &'m GuestMemory,
     buf: &Buf,
+    most: usize,
     hint: &mut usize,
     segs: &mut Vec<Seg<'m>>,
 ) -> Result<(), Bad> {
     let (mut addr, mut left) = (buf.addr, buf.len);
     while left > 0 {
+        if segs.len() == most {
+            return Err(Bad::TooManySegs);
+        }
         let n = memory.span(addr, left).ok_or(Bad::Addr)?;
         segs.push(memory.seg(addr, n, hint).ok_or(Bad::Addr)?);
         left -= n;
@@ -153,9 +194,6 @@ fn finish(
         return Err(Bad::Runt);
     }
     let len = u32::try_from(len - u64::from(hdr_len)).map_err(|_| Bad::TooLong)?;
-    if count > SEGS_MAX {
-        return Err(Bad::TooManySegs);
-    }
     let head = &mut burst.segs[first];
     let (raw, skipped) = match head.first().filter(|_| head.len() > hdr_len) {
         Some(raw) => {
@@ -217,7 +255,11 @@ impl Ingress for VirtioIngress {
         let back = give_back(queue, &mut self.taken, BURST_BYTES);
         let taken = taken - back;
 
-        collect(&self.taken, memory, hint, format, &mut burst, &self.stats);
+        self.chain_of.clear();
+        let (kept, refused) =
+            collect(&self.taken, memory, hint, format, &mut burst, &mut self.chain_of);
+        let mut more = back > 0 || kept < taken;
+        keep(queue, &mut self.taken, kept);
         let (mut frames, mut bytes) = (0, 0);
         for frame in &burst.frames {
             frames += 1;
@@ -226,6 +268,17 @@ impl Ingress for VirtioIngress {
         if frames > 0 {
             forward(&mut burst);
         }
+        if burst.left() > 0 {
+            let dealt_with = burst.frames.len() - burst.left();
+            for frame in burst.frames.drain(dealt_with..) {
+                frames -= 1;
+                bytes -= u64::from(frame.len);
+            }
+            let kept = self.chain_of.get(dealt_with).copied();
+            keep(queue, &mut self.taken, kept.map_or(usize::MAX, usize::from));
+            more = true;
+        }
+        refused.count(self.taken.chains.len(), &self.stats);
         queue.put_all(&self.taken.chains);
         queue.publish();
         *scratch = burst.recycle();
@@ -233,7 +286,7 @@ impl Ingress for VirtioIngress {
         self.stats.bytes.add(bytes);
         self.stats.bursts.add(1);
         self.stats.calls.add(self.ring.active.as_mut().map_or(0, Active::call));
-        Ok(if back > 0 { max.max(taken) } else { taken })
+        Ok(if more { max.max(taken) } else { taken })
     }
 
     fn arm(&mut self) -> bool {
@@ -257,14 +310,23 @@ fn give_back(queue: &mut DeviceQueue, taken: &mut Taken, most: u64) -> usize {
         bytes += taken.reads(chain).iter().map(|buf| u64::from(buf.len)).sum::<u64>();
         bytes <= most
     });
-    let keep = fits.count().max(1).min(taken.chains.len());
-    let back = taken.chains.len() - keep;
-    queue.untake(&taken.chains[keep..]);
-    taken.chains.truncate(keep);
+    let fits = fits.count().max(1);
+    let back = taken.chains.len().saturating_sub(fits);
+    keep(queue, taken, fits);
     back
 }
 
-/// Makes frames of the chains taken. A chain that is none is counted, and has no frame.
+/// Leaves all chains but the first `n` for the next burst.
+#[inline]
+fn keep(queue: &mut DeviceQueue, taken: &mut Taken, n: usize) {
+    if n < taken.chains.len() {
+        queue.untake(&taken.chains[n..]);
+        taken.chains.truncate(n);
+    }
+}
+
+/// Makes frames of the chains taken, up to the segments that a burst may have; returns of how many
+/// chains, and which of them have no frame.
 #[inline]
 fn collect<'m>(
     taken: &Taken,
@@ -272,11 +334,12 @@ fn collect<'m>(
     hint: &mut usize,
     format: &Format,
     burst: &mut Burst<'m>,
-    stats: &IngressStats,
-) {
+    chain_of: &mut Vec<u16>,
+) -> (usize, Refused) {
     // Two passes, so that the first bytes of all frames are on their way before any is read.
     let mut parts = [(0_u32, 0_u32, 0_u64); BURST_MAX];
-    let mut bad = 0_u64;
+    let mut refused = Refused { bits: 0, why: [Bad::Runt; BURST_MAX] };
+    let (mut kept, mut wasted) = (taken.chains.len(), 0);
     for (i, (chain, part)) in taken.chains.iter().zip(&mut parts).enumerate() {
         let first = burst.segs.len();
         let bufs = taken.reads(chain);
@@ -289,16 +352,24 @@ fn collect<'m>(
             *part = (first as u32, 1, u64::from(buf.len));
             continue;
         }
-        match translate(memory, bufs, hint, &mut burst.segs) {
+        // What was made for chains that are no frames is work, too.
+        let most = BURST_SEGS_MAX.saturating_sub(first + wasted).min(SEGS_MAX);
+        match translate(memory, bufs, most, hint, &mut burst.segs) {
             Ok((count, len)) => *part = (first as u32, count as u32, len),
+            Err(Bad::TooManySegs) if most < SEGS_MAX => {
+                burst.segs.truncate(first);
+                kept = i;
+                break;
+            }
             Err(why) => {
-                why.count(stats);
-                bad |= 1 << i;
+                wasted += burst.segs.len() - first;
+                burst.segs.truncate(first);
+                refused.add(i, why);
             }
         }
     }
-    for (i, &(first, count, len)) in parts[..taken.chains.len()].iter().enumerate() {
-        if bad & 1 << i != 0 {
+    for (i, &(first, count, len)) in parts[..kept].iter().enumerate() {
+        if refused.bits & 1 << i != 0 {
             continue;
         }
         // Nearly every frame asks for nothing: a header of zeroes. (Of empty buffers outside memory
@@ -311,10 +382,13 @@ fn collect<'m>(
             *seg = seg.skip(format.hdr_len);
             let len = seg.len();
             burst.push_at(first as usize, 1, len, VnetHdr::NONE);
+            chain_of.push(i as u16);
             continue;
         }
-        if let Err(why) = finish(burst, first as usize, count as usize, len, format) {
-            why.count(stats);
+        match finish(burst, first as usize, count as usize, len, format) {
+            Ok(()) => chain_of.push(i as u16),
+            Err(why) => refused.add(i, why),
         }
     }
+    (kept, refused)
 }

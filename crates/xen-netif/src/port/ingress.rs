@@ -55,8 +55,19 @@ struct Taken {
     /// How to answer it, if it has no frame.
     status: i16,
     frame: Option<usize>,
+    /// Why it has none, to be counted once it is known that it stays in the burst.
+    bad: Option<Bad>,
     flags: u16,
     gso: Option<Gso>,
+}
+
+/// Why a packet is no frame.
+#[derive(Clone, Copy)]
+enum Bad {
+    Refused(Refusal),
+    Down,
+    TooLong,
+    Grant,
 }
 
 impl From<Arc<IngressStats>> for XenIngress {
@@ -115,7 +126,6 @@ impl XenIngress {
         (most, now_ns): (usize, u64),
         burst: &mut Burst<'m>,
         (packet, taken): (&mut TxPacket, &mut Vec<Taken>),
-        stats: &IngressStats,
     ) -> Result<bool, Fault> {
         let mut bytes = 0;
         while taken.len() < most {
@@ -130,19 +140,24 @@ impl XenIngress {
                 *limited_ns = Some(due_ns);
                 break;
             }
-            let mut new =
-                Taken { status: status::OKAY, frame: None, flags: packet.flags, gso: packet.gso };
+            let mut new = Taken {
+                status: status::OKAY,
+                frame: None,
+                bad: None,
+                flags: packet.flags,
+                gso: packet.gso,
+            };
             match kind {
                 Packet::Multicast(change) => {
                     new.status = change_multicast(wiring, change);
                 }
                 Packet::Refused(why) => {
-                    refused(why, stats);
+                    new.bad = Some(Bad::Refused(why));
                     new.status = status::ERROR;
                 }
-                Packet::Frame if !wiring.vif.has_link() => stats.drops_down.add(1),
+                Packet::Frame if !wiring.vif.has_link() => new.bad = Some(Bad::Down),
                 Packet::Frame if packet.gso.is_none() && u32::from(packet.len) > FRAME_LEN_MAX => {
-                    stats.drops_too_long.add(1);
+                    new.bad = Some(Bad::TooLong);
                     new.status = status::ERROR;
                 }
                 Packet::Frame => {
@@ -150,7 +165,7 @@ impl XenIngress {
                         new.frame = Some(burst.frames.len() - 1);
                         bytes += u64::from(packet.len);
                     } else {
-                        stats.drops_bad_grant.add(1);
+                        new.bad = Some(Bad::Grant);
                         new.status = status::ERROR;
                     }
                 }
@@ -190,17 +205,45 @@ fn change_multicast(wiring: &Wiring, change: Multicast) -> i16 {
     status::OKAY
 }
 
-fn refused(why: Refusal, stats: &IngressStats) {
-    match why {
-        Refusal::Slots => stats.drops_too_many_segs.add(1),
-        Refusal::Extras => stats.drops_bad_hdr.add(1),
-        Refusal::Size => stats.drops_too_long.add(1),
-        Refusal::Short => stats.drops_runt.add(1),
+/// Counts what of a burst is no frame. Who calls this gave back what was left.
+fn count_bad(burst: &Burst<'_>, taken: &[Taken], stats: &IngressStats) {
+    for bad in taken.iter().filter_map(|new| new.bad) {
+        match bad {
+            Bad::Refused(Refusal::Slots) => stats.drops_too_many_segs.add(1),
+            Bad::Refused(Refusal::Extras) => stats.drops_bad_hdr.add(1),
+            Bad::Refused(Refusal::Size) | Bad::TooLong => stats.drops_too_long.add(1),
+            Bad::Refused(Refusal::Short) => stats.drops_runt.add(1),
+            Bad::Down => stats.drops_down.add(1),
+            Bad::Grant => stats.drops_bad_grant.add(1),
+        }
+    }
+    if burst.any_out() {
+        let refused = (0..burst.frames.len()).filter(|i| burst.is_refused(*i));
+        stats.drops_bad_hdr.add(refused.count() as u64);
+    }
+}
+
+/// Puts packets back into the ring whose frames are not among the first `end`: the next burst takes
+/// them again.
+#[cold]
+fn give_back(
+    ring: &mut BackTx,
+    wiring: &Wiring,
+    taken: &mut Vec<Taken>,
+    burst: &Burst<'_>,
+    end: usize,
+) {
+    let is_left = |new: &Taken| new.frame.is_some_and(|i| i >= end);
+    let Some(first) = taken.iter().position(is_left) else { return };
+    ring.untake(taken.len() - first);
+    for i in taken.drain(first..).filter_map(|new| new.frame) {
+        // As it was paid: a frame is as long as its packet.
+        wiring.vif.refund(u16::try_from(burst.frames[i].len).unwrap_or(u16::MAX));
     }
 }
 
 /// Gives new frames the header that their flags stand for. One that cannot be is refused.
-fn understand(burst: &mut Burst<'_>, taken: &[Taken], stats: &IngressStats) {
+fn understand(burst: &mut Burst<'_>, taken: &[Taken]) {
     if !taken.iter().any(|t| t.frame.is_some() && looks(t.flags, t.gso)) {
         for new in taken {
             if let Some(i) = new.frame
@@ -217,23 +260,21 @@ fn understand(burst: &mut Burst<'_>, taken: &[Taken], stats: &IngressStats) {
         match from_tx(new.flags, new.gso, burst.head(i), burst.frames[i].len) {
             Some(hdr) => burst.frames[i].hdr = hdr,
             None => {
-                stats.drops_bad_hdr.add(1);
                 burst.refuse(i);
                 continue;
             }
         }
         if lacks_partial(new.flags, new.gso) {
-            mend(burst, i, stats);
+            mend(burst, i);
         }
     }
 }
 
 /// Puts the partial checksum that frame `i` lacks, in its private head, or refuses it.
-fn mend(burst: &mut Burst<'_>, i: usize, stats: &IngressStats) {
+fn mend(burst: &mut Burst<'_>, i: usize) {
     burst.snapshot();
     let len = burst.frames[i].len;
     if !burst.is_out(i) && !put_partial(burst.head_mut(i), len) {
-        stats.drops_bad_hdr.add(1);
         burst.refuse(i);
     }
 }
@@ -258,8 +299,8 @@ impl Ingress for XenIngress {
         taken.clear();
         *limited_ns = None;
         let most = (max.min(BURST_MAX), now_ns);
-        let source = (&mut *ring, &*wiring, limited_ns);
-        let more = match Self::collect(source, pages, most, &mut burst, (packet, taken), stats) {
+        let source = (&mut *ring, &*wiring, &mut *limited_ns);
+        let mut more = match Self::collect(source, pages, most, &mut burst, (packet, taken)) {
             Ok(cut) => cut,
             Err(fault) if taken.is_empty() => {
                 *scratch = burst.recycle();
@@ -280,7 +321,7 @@ impl Ingress for XenIngress {
         if *fetched >= FETCHED_BEFORE {
             burst.fetch_ahead();
         }
-        understand(&mut burst, taken, stats);
+        understand(&mut burst, taken);
         let (mut frames, mut bytes) = (0, 0);
         for frame in &burst.frames {
             frames += 1;
@@ -290,6 +331,15 @@ impl Ingress for XenIngress {
             forward(&mut burst);
             *fetched = if burst.all_asked() { fetched.saturating_add(1) } else { 0 };
         }
+        if burst.left() > 0 {
+            let end = burst.frames.len() - burst.left();
+            frames -= burst.left() as u64;
+            bytes -= burst.frames[end..].iter().map(|f| u64::from(f.len)).sum::<u64>();
+            give_back(ring, wiring, taken, &burst, end);
+            *limited_ns = None;
+            more = true;
+        }
+        count_bad(&burst, taken, stats);
         let failed = |i: usize| if burst.is_out(i) { status::ERROR } else { status::OKAY };
         let statuses = taken.iter().map(|new| new.frame.map_or(new.status, failed));
         answer(ring, wiring, statuses, stats);

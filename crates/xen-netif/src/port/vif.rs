@@ -118,6 +118,15 @@ impl Vif {
         bucket.as_mut().map_or(Ok(()), |bucket| bucket.take(len.into(), now_ns))
     }
 
+    /// Gives back what was paid for a frame of `len` bytes that is sent later.
+    #[cold]
+    pub(super) fn refund(&self, len: u16) {
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bucket) = bucket.as_mut() {
+            bucket.tokens = bucket.tokens.saturating_add(len.into()).min(bucket.most());
+        }
+    }
+
     /// `request-multicast-control`: only multicast that the guest asked for goes to it. The list
     /// is the guest's: it may name addresses before anyone saw its key.
     pub fn filter_multicast(&self, on: bool) {

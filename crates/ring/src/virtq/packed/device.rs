@@ -6,7 +6,7 @@ use shm::{Area, GuestMemory};
 use super::{AVAIL, DESC_FLAGS, Parts, Pos, USED, event_arm, event_disarm, event_wanted};
 use crate::virtq::{
     Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, LayoutError,
-    Malformed, Taken, index, lo16, lo32,
+    Malformed, NextDesc, Taken, index, lo16, lo32,
 };
 
 pub(crate) struct PackedDevice {
@@ -68,18 +68,19 @@ impl PackedDevice {
         if let Some(fault) = self.fault {
             return Err(fault);
         }
+        let had = out.chains.len();
         while let Some(flags) = self.take_plain(max, out) {
             if !self.avail.is_available(flags) {
-                break;
-            }
-            // A burst ends where the longest chain might not fit: see `Taken::is_full`.
-            if out.is_full(self.parts.size) && !out.chains.is_empty() {
                 break;
             }
             let desc = Desc::read_head(&self.parts.desc, self.avail.offset(), flags);
             let mut chain = out.begin(0);
             let walked = self.chain(memory, desc, &mut chain, out);
-            if let Err(fault) = walked.and_then(|()| self.check_held(&chain)) {
+            if walked == Ok(NextDesc::Leave) {
+                out.forget(&chain);
+                break;
+            }
+            if let Err(fault) = walked.and_then(|_| self.check_held(&chain)) {
                 out.forget(&chain);
                 self.fault = Some(fault);
                 break;
@@ -89,8 +90,8 @@ impl PackedDevice {
             out.chains.push(chain);
         }
         match self.fault {
-            Some(fault) if out.chains.is_empty() => Err(fault),
-            _ => Ok(out.chains.len()),
+            Some(fault) if out.chains.len() == had => Err(fault),
+            _ => Ok(out.chains.len() - had),
         }
     }
 
@@ -142,14 +143,16 @@ impl PackedDevice {
         Ok(())
     }
 
-    /// Walks one chain from the available position. Every descriptor is read exactly once.
+    /// Walks one chain from the available position. Every descriptor is read exactly once; what is
+    /// returned is how the walk ended. A chain that is taken is walked to its end, where its name
+    /// is, even if not all of its buffers are taken.
     fn chain(
         &self,
         memory: &GuestMemory,
         mut desc: Desc,
         chain: &mut Chain,
         out: &mut Taken,
-    ) -> Result<(), Malformed> {
+    ) -> Result<NextDesc, Malformed> {
         let mut at = self.avail;
         loop {
             if chain.slots == self.parts.size {
@@ -161,9 +164,13 @@ impl PackedDevice {
             if desc.flags & DESC_INDIRECT != 0 {
                 return self.indirect(memory, &desc, chain, out);
             }
-            out.push(chain, desc.buf())?;
+            match out.next_desc() {
+                NextDesc::Read => out.push(chain, desc.buf())?,
+                NextDesc::Skip => {}
+                NextDesc::Leave => return Ok(NextDesc::Leave),
+            }
             if desc.flags & DESC_NEXT == 0 {
-                return Ok(());
+                return Ok(NextDesc::Read);
             }
             at.advance(1, self.parts.size);
             desc = Desc::read(&self.parts.desc, at.offset());
@@ -177,7 +184,7 @@ impl PackedDevice {
         desc: &Desc,
         chain: &mut Chain,
         out: &mut Taken,
-    ) -> Result<(), Malformed> {
+    ) -> Result<NextDesc, Malformed> {
         if !self.features.indirect || chain.slots > 1 || desc.flags & DESC_NEXT != 0 {
             return Err(Malformed::Indirect);
         }
@@ -190,13 +197,16 @@ impl PackedDevice {
         let table = Area::new(memory, desc.addr, len).filter(|_| desc.addr.is_multiple_of(8));
         let table = table.ok_or(Malformed::IndirectOutside(desc.addr))?;
         for at in 0..entries {
+            if let end @ (NextDesc::Skip | NextDesc::Leave) = out.next_desc() {
+                return Ok(end);
+            }
             let desc = Desc::read(&table, at * DESC_LEN);
             if desc.flags & DESC_INDIRECT != 0 {
                 return Err(Malformed::Indirect);
             }
             out.push(chain, desc.buf())?;
         }
-        Ok(())
+        Ok(NextDesc::Read)
     }
 
     pub(crate) fn untake(&mut self, slots: u16) {

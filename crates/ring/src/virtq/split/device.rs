@@ -5,8 +5,8 @@ use shm::{Area, GuestMemory};
 
 use super::{FLAGS, IDX, NO_NOTIFICATION, Parts, RING};
 use crate::virtq::{
-    Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Malformed, Taken,
-    index, lo16, lo32, need_event,
+    Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Malformed,
+    NextDesc, Taken, index, lo16, lo32, need_event,
 };
 
 pub(crate) struct SplitDevice {
@@ -71,7 +71,8 @@ impl SplitDevice {
             let taken = self.avail_next;
             return Err(self.fail(Malformed::IndexJump { seen: avail, taken }));
         }
-        let n = max.min(usize::from(ready)).min(HEADS_MAX);
+        let had = out.chains.len();
+        let n = max.saturating_sub(had).min(usize::from(ready)).min(HEADS_MAX);
         let mut heads = [0_u16; HEADS_MAX];
         let mut at = self.avail_next;
         for head in &mut heads[..n] {
@@ -86,23 +87,25 @@ impl SplitDevice {
                     out.push_single(head, desc.buf());
                     continue;
                 }
-                // A burst ends where the longest chain might not fit: see `Taken::is_full`.
-                if out.is_full(self.parts.size) && !out.chains.is_empty() {
-                    break;
-                }
                 let mut chain = out.begin(head);
-                if let Err(fault) = self.chain(memory, desc, &mut chain, out) {
-                    out.forget(&chain);
-                    self.fault = Some(fault);
-                    break;
+                match self.chain(memory, desc, &mut chain, out) {
+                    Ok(NextDesc::Leave) => {
+                        out.forget(&chain);
+                        break;
+                    }
+                    Ok(_) => out.chains.push(chain),
+                    Err(fault) => {
+                        out.forget(&chain);
+                        self.fault = Some(fault);
+                        break;
+                    }
                 }
-                out.chains.push(chain);
             } else {
                 self.fault = Some(Malformed::DescIndex(head));
                 break;
             }
         }
-        let done = u16::try_from(out.chains.len()).expect("at most HEADS_MAX");
+        let done = u16::try_from(out.chains.len() - had).expect("at most HEADS_MAX");
         self.avail_next = self.avail_next.wrapping_add(done);
         self.held += done;
         match self.fault {
@@ -115,14 +118,15 @@ impl SplitDevice {
         *self.fault.insert(fault)
     }
 
-    /// Walks one chain from its first descriptor. Every descriptor is read exactly once.
+    /// Walks one chain from its first descriptor. Every descriptor is read exactly once; what is
+    /// returned is how the walk ended.
     fn chain(
         &self,
         memory: &GuestMemory,
         mut desc: Desc,
         chain: &mut Chain,
         out: &mut Taken,
-    ) -> Result<(), Malformed> {
+    ) -> Result<NextDesc, Malformed> {
         loop {
             if chain.slots == self.parts.size {
                 return Err(Malformed::ChainTooLong);
@@ -131,12 +135,20 @@ impl SplitDevice {
             if desc.flags & DESC_INDIRECT != 0 {
                 return self.indirect(memory, &desc, chain, out);
             }
+            if chain.slots == 1 && out.next_desc() == NextDesc::Leave {
+                return Ok(NextDesc::Leave);
+            }
             out.push(chain, desc.buf())?;
             if desc.flags & DESC_NEXT == 0 {
-                return Ok(());
+                return Ok(NextDesc::Read);
             }
             if desc.next >= self.parts.size {
                 return Err(Malformed::DescIndex(desc.next));
+            }
+            if chain.slots < self.parts.size
+                && let end @ (NextDesc::Skip | NextDesc::Leave) = out.next_desc()
+            {
+                return Ok(end);
             }
             desc = Desc::read(&self.parts.desc, desc.next);
         }
@@ -155,7 +167,7 @@ impl SplitDevice {
         desc: &Desc,
         chain: &mut Chain,
         out: &mut Taken,
-    ) -> Result<(), Malformed> {
+    ) -> Result<NextDesc, Malformed> {
         if !self.features.indirect || desc.flags & DESC_NEXT != 0 {
             return Err(self.no_indirect());
         }
@@ -168,17 +180,22 @@ impl SplitDevice {
         let table = Area::new(memory, desc.addr, len).filter(|_| desc.addr.is_multiple_of(8));
         let table = table.ok_or(Malformed::IndirectOutside(desc.addr))?;
         let mut at = 0_u16;
+        // What is before the table counts: a chain is not longer than the ring.
+        let entries = entries.min(usize::from(self.parts.size - (chain.slots - 1)));
         for _ in 0..entries {
+            if let end @ (NextDesc::Skip | NextDesc::Leave) = out.next_desc() {
+                return Ok(end);
+            }
             let desc = Desc::read(&table, at);
             if desc.flags & DESC_INDIRECT != 0 {
                 return Err(Malformed::Indirect);
             }
             out.push(chain, desc.buf())?;
             if desc.flags & DESC_NEXT == 0 {
-                return Ok(());
+                return Ok(NextDesc::Read);
             }
             at = desc.next;
-            if usize::from(at) >= entries {
+            if usize::from(at) >= len / DESC_LEN {
                 return Err(Malformed::DescIndex(at));
             }
         }

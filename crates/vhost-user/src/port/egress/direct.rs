@@ -31,8 +31,7 @@ impl VirtioEgress {
         }
         // Without MRG_RXBUF a frame lies in one chain, or nowhere.
         let mut per = if format.mergeable { self.at_hand(total) } else { Some(1) };
-        if per.is_none() {
-            self.take()?;
+        if per.is_none() && self.take()? > 0 {
             per = self.at_hand(total);
         }
         let all = self.taken.chains.len() - self.next;

@@ -292,3 +292,40 @@ fn frames_for_the_host_are_copied_with_one_call_once_that_is_known() {
     assert_eq!(calls_of(false), 1, "ahead, and in vain");
     assert_eq!((calls_of(false), calls_of(true)), (1, 2), "the head alone");
 }
+
+/// Issue 14, row 8.
+#[test]
+fn frames_that_a_burst_leaves_go_back_into_the_ring() {
+    let host = Arc::new(Host::default());
+    let plain = Peer { gso4: false, csum4: false, ..ALL };
+    let mut a = Guest::new(1, &host, ALL);
+    let (b, c) = (Guest::new(2, &host, plain), Guest::new(3, &host, plain));
+    let mut net = Net::new(&[&b, &c]);
+    a.vif.set_rate(Some(Rate { bytes: 200_000, usecs: 1_000_000 }));
+    // 225 segments for each of two: two such frames are a burst's. Behind each, one that is none.
+    let mut bytes = to(1, 18_000);
+    bytes[..6].fill(0xff);
+    let gso = Extra::Gso(Gso { size: 80, kind: gso_type::TCPV4, features: 0 });
+    for _ in 0..5 {
+        a.send(&bytes, &[4000, 4000, 4000, 4000, 2000], tx_flag::CSUM_BLANK, &[gso]);
+        a.send(&[0; 10], &[10], 0, &[]);
+    }
+    let stats = Arc::clone(&a.pair.ingress_stats);
+    let mut answers = Vec::new();
+    for (frames, runts) in [(2, 2), (4, 4), (5, 5)] {
+        assert_eq!(net.serve(&mut a, 1), 0, "nothing is held");
+        assert_eq!((stats.frames.get(), stats.bytes.get()), (frames, 18_000 * frames));
+        assert_eq!((stats.drops_runt.get(), stats.holds.get()), (runts, 0));
+        answers.extend(a.responses());
+        assert_eq!(answers.len() as u64, 7 * frames, "answered as they are dealt with");
+    }
+    let ends = [status::OKAY, status::NULL].into_iter().chain([status::OKAY; 4]);
+    let packet: Vec<_> = ends.chain([status::ERROR]).collect();
+    assert_eq!(answers, packet.repeat(5), "in order");
+    assert_eq!(net.source.stats.drops_made_limit.get(), 0);
+    // What was left was paid once: there is as much for others as there would have been.
+    let rest = 200_000 - 5 * 18_000;
+    assert_eq!(a.vif.pay(60_000, net.now_ns), Ok(()));
+    assert!(a.vif.pay((rest - 60_000 + 100) as u16, net.now_ns).is_err());
+    assert_eq!(a.vif.pay((rest - 60_000) as u16, net.now_ns), Ok(()));
+}
