@@ -1,6 +1,7 @@
 mod due;
 mod idle;
 mod kicks;
+mod shares;
 mod weights;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
