@@ -254,8 +254,9 @@ impl Leveller {
             *own.entry(claim.port).or_default() += 1;
         }
         let others = own.into_iter().filter_map(|(port, own)| {
-            let all = self.accounts.get(&port)?.queues;
-            (all > own).then_some((port, all - own))
+            // Of the last decision: it may have known fewer than were reported since.
+            let others = self.accounts.get(&port)?.queues.saturating_sub(own);
+            (others > 0).then_some((port, others))
         });
         others.collect()
     }
@@ -417,4 +418,73 @@ fn swap(queues: &[Placed], sums: &[Sum]) -> Option<Change> {
         }
     }
     best.1.map(|changes| (best.0, changes.to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A period in which so many queues of port 7 had backlog.
+    fn report(now_ns: u64, queues: u64) -> Report {
+        report_of(now_ns, queues, |_| 7)
+    }
+
+    fn report_of(now_ns: u64, queues: u64, port: impl Fn(u64) -> u32) -> Report {
+        let claim = |queue| Claim {
+            queue,
+            port: port(queue),
+            weight: 1,
+            served_ns: PERIOD_NS / queues.max(1),
+            length_ns: PERIOD_NS,
+        };
+        let claims = (0..queues).map(claim).collect();
+        Report { now_ns, length_ns: PERIOD_NS, busy_ns: PERIOD_NS, claims }
+    }
+
+    #[test]
+    fn queues_that_are_reported_before_the_next_decision_are_not_elsewhere() {
+        let mut leveller = Leveller::new(2);
+        let awake = |_| false;
+        // Worker 0 has none, worker 1 has two.
+        leveller.report(0, report(PERIOD_NS, 0), awake);
+        leveller.report(1, report(PERIOD_NS, 2), awake);
+        assert_eq!(leveller.elsewhere(0), []);
+        // Worker 1 decided; now worker 0 has three, and worker 1 did not report yet.
+        leveller.report(0, report(2 * PERIOD_NS, 3), awake);
+        assert_eq!(leveller.elsewhere(0), []);
+        leveller.report(1, report(2 * PERIOD_NS, 2), awake);
+        assert_eq!((leveller.elsewhere(0), leveller.elsewhere(1)), (vec![(7, 2)], vec![(7, 3)]));
+    }
+
+    #[test]
+    fn worker_that_does_not_report_neither_gives_queues_nor_gets_any() {
+        let mut leveller = Leveller::new(2);
+        for period in 10..100 {
+            let report = report_of(period * PERIOD_NS, 4, |queue| queue as u32);
+            let moves = leveller.report(0, report, |_| false);
+            assert_eq!(moves, []);
+        }
+        // Asleep it gets some.
+        let report = report_of(100 * PERIOD_NS, 4, |queue| queue as u32);
+        let moves = leveller.report(0, report, |worker| worker == 1);
+        assert_eq!(moves.len(), 2, "{moves:?}");
+    }
+
+    #[test]
+    fn backlog_is_what_was_never_found_empty() {
+        let ms = 1_000_000;
+        let mut backlog = Backlog::default();
+        assert_eq!(backlog.end(0, 0, 16 * ms), None);
+        backlog.looked(true, 16 * ms);
+        backlog.measured(1, 16 * ms, 17 * ms, 500);
+        // In what it owes it is not served, and has backlog.
+        assert_eq!(backlog.end(1, 16 * ms, 32 * ms), Some((500, 16 * ms)));
+        backlog.looked(false, 33 * ms);
+        backlog.measured(2, 32 * ms, 33 * ms, 500);
+        backlog.looked(true, 33 * ms);
+        backlog.measured(2, 33 * ms, 45 * ms, 700);
+        assert_eq!(backlog.end(2, 32 * ms, 45 * ms), Some((700, 12 * ms)));
+        backlog.looked(false, 50 * ms);
+        assert_eq!(backlog.end(3, 45 * ms, 61 * ms), None);
+    }
 }

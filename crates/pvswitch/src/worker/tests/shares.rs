@@ -53,14 +53,20 @@ fn floods_on_two_workers_are_served_for_the_same_time() {
     for count in [2, 3, 5, 10, 11, 20] {
         let floods = Floods::new(count);
         let end = Instant::now() + Duration::from_secs(60);
+        while floods.moves() == 0 || floods.served().contains(&0) {
+            assert!(Instant::now() < end, "not all are served: {:?}", floods.served());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Where the CPU was taken from a queue, that is made up for later.
+        let before = (floods.served(), floods.moves());
         loop {
-            let before = (floods.served(), floods.moves());
-            std::thread::sleep(Duration::from_secs(1));
+            std::thread::sleep(Duration::from_millis(100));
             let after = floods.served();
             let served: Vec<u64> = after.iter().zip(&before.0).map(|(a, b)| a - b).collect();
             let (index, moves) = (evenness(&served), floods.moves() - before.1);
-            println!("{count} floods: {index:.4}, {moves} moves");
-            if index >= 0.98 {
+            let all_ns: u64 = served.iter().sum();
+            if index >= 0.98 && all_ns > 1_500_000_000 {
+                println!("{count} floods: {index:.4}, {moves} moves in {} ms", all_ns / 2_000_000);
                 break;
             }
             assert!(Instant::now() < end, "{count} floods: {index}, {moves} moves, {served:?}");
