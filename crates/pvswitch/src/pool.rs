@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
 
+use switch::fair::level::{Leveller, Report as Period};
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Mode, Port, Table};
 use switch::poll::Costs;
@@ -85,6 +86,8 @@ pub struct Pool {
     /// takes it away, holds this lock meanwhile: a queue is never lost between two workers.
     homes: Mutex<HashMap<u64, usize>>,
     placement: AtomicU8,
+    /// What workers served in their periods: shares are fair over all of them.
+    leveller: Mutex<Leveller>,
 }
 
 /// Names a queue of a port to workers.
@@ -115,6 +118,7 @@ impl Pool {
             workers,
             homes: Mutex::default(),
             placement: AtomicU8::new(placement as u8),
+            leveller: Mutex::new(Leveller::new(usize::from(count))),
         });
         for (i, _) in pool.workers.iter().enumerate() {
             let cpu = cpus.get(i % cpus.len().max(1)).copied();
@@ -252,6 +256,32 @@ impl Pool {
         };
         homes.insert(served.token, to);
         self.workers[to].serve(served);
+    }
+
+    /// Worker `me` reports a period, which `period` makes up, and has those queues moved that fair
+    /// shares over all workers ask for. Returns its ports that have queues with backlog on other
+    /// workers, and how many. `None`: another worker reports at this moment; nothing is reported.
+    pub fn level(&self, me: usize, period: impl FnOnce() -> Period) -> Option<Vec<(u32, u32)>> {
+        // Never waited for: whoever holds it may have lost its CPU.
+        let mut leveller = match self.leveller.try_lock() {
+            Ok(leveller) => leveller,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let asleep = |w: usize| self.workers[w].stats.asleep.load(Ordering::Relaxed);
+        let moves = leveller.report(me, period(), asleep);
+        let elsewhere = leveller.elsewhere(me);
+        drop(leveller);
+        if !moves.is_empty() {
+            let homes = self.homes();
+            for (token, to) in moves {
+                // One that was dropped meanwhile, or is on its way, stays where it is.
+                if let Some(home) = homes.get(&token).filter(|home| **home != to) {
+                    self.workers[*home].send_away(token, to);
+                }
+            }
+        }
+        Some(elsewhere)
     }
 
     /// Wakes the workers (one bit each) that hold frames for a destination that has room.

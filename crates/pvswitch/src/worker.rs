@@ -95,6 +95,8 @@ struct Worker {
     served: Vec<usize>,
     /// Load measurements to be made before a queue is given away.
     settle: u32,
+    /// What is reported of it for fair shares over all workers.
+    period: load::Period,
     stop: bool,
 }
 
@@ -127,6 +129,7 @@ impl Worker {
             window: (0, 0),
             served: Vec::new(),
             settle: SETTLE,
+            period: load::Period::default(),
             stop: false,
         }
     }
@@ -376,7 +379,8 @@ impl Worker {
     fn skip_rounds(&mut self) {
         let terms = |queue: &Queue, hot_of: &[u16]| {
             let source = &queue.served.source;
-            (source.tuning.weight(), usize::from(hot_of[usize::from(source.port.0)]))
+            let port = usize::from(source.port.0);
+            (source.tuning.weight(), usize::from(hot_of[port]) + self.period.elsewhere(port))
         };
         let hot = self.hot.iter().map(|at| &self.queues[*at]);
         let waits = hot.map(|queue| {
@@ -413,7 +417,8 @@ impl Worker {
                 queue.share.forgive();
             }
             let weight = queue.served.source.tuning.weight();
-            queue.share.grant(weight, usize::from(self.hot_of[port]));
+            let queues = usize::from(self.hot_of[port]) + self.period.elsewhere(port);
+            queue.share.grant(weight, queues);
             let mut stays = true;
             while stays && queue.share.may() {
                 served = true;
@@ -431,6 +436,7 @@ impl Worker {
                 now = end;
                 queue.served.source.stats.served_ns.add(took);
                 queue.looked(frames, end);
+                queue.backlog.looked(frames > 0 && action == Action::Poll, end);
                 found |= frames > 0;
                 if frames > 0 && took > 0 {
                     if queue.busy_ns == 0 {

@@ -1,6 +1,8 @@
 //! Who is served next, and by whom: deficit round-robin in measured time, and moving queues
 //! between workers by measured load. Pure; time is passed in.
 
+pub mod level;
+
 /// Time one port is served in one round at weight 1, in ns: some bursts of small frames.
 pub const QUANTUM_NS: u32 = 10_000;
 /// Highest weight.

@@ -1,6 +1,7 @@
 //! A queue that a worker serves: its state, and one burst of it.
 
 use switch::fair::Share;
+use switch::fair::level::Backlog;
 use switch::forward::{Forwarder, Source};
 use switch::frame::{BURST_MAX, Burst};
 use switch::poll::{Action, Costs, Policy, Poller, State};
@@ -29,6 +30,8 @@ pub(super) struct Queue {
     pub woke_ns: Option<u64>,
     /// Time spent on its frames in this load measurement, in ns.
     pub busy_ns: u64,
+    /// Whether it was never found empty.
+    pub backlog: Backlog,
 }
 
 impl Queue {
@@ -47,6 +50,7 @@ impl Queue {
             share: Share::default(),
             woke_ns: None,
             busy_ns: 0,
+            backlog: Backlog::default(),
         }
     }
 

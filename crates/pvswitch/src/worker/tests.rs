@@ -2,6 +2,7 @@ mod due;
 mod idle;
 mod kicks;
 mod paused;
+mod shares;
 mod weights;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};

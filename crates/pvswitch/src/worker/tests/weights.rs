@@ -4,7 +4,7 @@ use super::*;
 use crate::pool::token;
 
 /// Always has frames; each burst takes so long.
-struct Flood(Duration);
+pub struct Flood(pub Duration);
 
 impl Ingress for Flood {
     fn burst(

@@ -1,0 +1,486 @@
+//! Max-min fair shares over all workers: which queues with backlog move between workers so that
+//! each port is served in proportion to its weight. Pure; time is passed in.
+//!
+//! A worker shares its time by [`Share`](super::Share), so its queues with backlog all reach one
+//! *level*: time served per unit of weight. Workers' levels differ when one serves more weight
+//! than another, though all are full. Once a period each worker reports what its queues with
+//! backlog were served. From that each port's *lag* is kept: the time it was due, which is its
+//! max-min share of what all of them were served, less the time it got. Queues move where that
+//! lowers the sum over queues of the squared lag expected after [`AHEAD`], each in parts of what
+//! its queue is due. An even split therefore stays as it is, a split that is not even is made so,
+//! and where no split is even (three floods on two workers) those that lag take turns on the
+//! workers that serve less.
+
+use std::collections::HashMap;
+
+/// Length of a period, in ns: after each there is at most one decision.
+pub const PERIOD_NS: u64 = 16_000_000;
+/// Lags fade with this time constant, and are expressed in parts of what is due in it, in ns.
+const FADE_NS: f64 = 1e9;
+/// How far ahead lags are predicted, in parts of [`FADE_NS`].
+const AHEAD: f64 = 0.05;
+/// What a move must lower the sum of squares by. It costs cold caches and some system calls. At
+/// this value, a port of three on two workers lags by 2 % of a second's share before a move.
+const GAIN: f64 = 0.002;
+/// A smaller lead of a port without backlog is forgotten, in ns.
+const FORGOTTEN_NS: f64 = 1e5;
+/// Most queues that one decision moves.
+const MOVES_MAX: usize = 16;
+/// Most queues that one decision considers; where there are more, another part each time.
+const CONSIDERED_MAX: usize = 256;
+/// Up to so many queues, pairs that change places are considered, too.
+const SWAPPED_MAX: usize = 64;
+
+/// Whether a queue has backlog: its worker never found it empty.
+#[derive(Clone, Copy, Debug)]
+pub struct Backlog {
+    /// Since when, in ns; `u64::MAX`: it has none.
+    since_ns: u64,
+    /// The period that the sums are of.
+    period: u64,
+    served_ns: u64,
+    length_ns: u64,
+}
+
+impl Default for Backlog {
+    /// None.
+    fn default() -> Self {
+        Self { since_ns: u64::MAX, period: 0, served_ns: 0, length_ns: 0 }
+    }
+}
+
+impl Backlog {
+    /// A burst of the queue ended. `more`: it took frames, and the queue is to be served on.
+    #[inline]
+    pub fn looked(&mut self, more: bool, now_ns: u64) {
+        if !more {
+            self.since_ns = u64::MAX;
+        } else if self.since_ns == u64::MAX {
+            self.since_ns = now_ns;
+        }
+    }
+
+    /// A load measurement ended, in which the queue was served for `served_ns`.
+    pub fn measured(&mut self, period: u64, began_ns: u64, now_ns: u64, served_ns: u64) {
+        if self.period != period {
+            (self.period, self.served_ns, self.length_ns) = (period, 0, 0);
+        }
+        if self.since_ns <= began_ns {
+            self.served_ns += served_ns;
+            self.length_ns += now_ns.saturating_sub(began_ns);
+        }
+    }
+
+    /// A period ended: for how long the queue was served while it had backlog, and for how long
+    /// it had backlog, in ns. `None`: not for half of the period.
+    pub fn end(&mut self, period: u64, began_ns: u64, now_ns: u64) -> Option<(u64, u64)> {
+        let (mut served_ns, mut length_ns) = (self.served_ns, self.length_ns);
+        if self.period != period {
+            (served_ns, length_ns) = (0, 0);
+        }
+        (self.served_ns, self.length_ns) = (0, 0);
+        let all_ns = now_ns.saturating_sub(began_ns);
+        if self.since_ns <= began_ns {
+            // Measurements in which it was not served, for what it owed, count as well.
+            length_ns = all_ns;
+        }
+        (length_ns > all_ns / 2).then_some((served_ns, length_ns))
+    }
+}
+
+/// A queue that had backlog.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim {
+    /// Names the queue.
+    pub queue: u64,
+    /// Its port.
+    pub port: u32,
+    /// The port's weight.
+    pub weight: u32,
+    /// How long it was served while it had backlog, in ns.
+    pub served_ns: u64,
+    /// How long it had backlog, in ns.
+    pub length_ns: u64,
+}
+
+/// What a worker did in a period.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Its end.
+    pub now_ns: u64,
+    /// Its length.
+    pub length_ns: u64,
+    /// Time spent on frames, of all queues.
+    pub busy_ns: u64,
+    /// The queues that had backlog.
+    pub claims: Vec<Claim>,
+}
+
+/// The latest report of a worker.
+#[derive(Clone, Debug, Default)]
+struct Latest {
+    now_ns: u64,
+    /// Reported since the last decision.
+    fresh: bool,
+    /// Part of its time that is left for queues with backlog.
+    room: f64,
+    /// With what each was served, in parts of the time.
+    claims: Vec<(Claim, f64)>,
+}
+
+/// The account of all workers' time, and what follows from it.
+#[derive(Clone, Debug)]
+pub struct Leveller {
+    workers: Vec<Latest>,
+    /// Of each port that has, or had, backlog.
+    accounts: HashMap<u32, PortAccount>,
+    decided_ns: u64,
+    /// Number of decisions.
+    turn: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct PortAccount {
+    /// What it was due less what it got, in ns.
+    lag_ns: f64,
+    /// Queues with backlog at the last decision.
+    queues: u32,
+}
+
+/// A port with backlog, in a decision.
+struct Claimant {
+    port: u32,
+    weight: f64,
+    queues: f64,
+    served: f64,
+    /// What it is due, in parts of one worker's time.
+    due: f64,
+    /// Its lag, in parts of what it is due in [`FADE_NS`].
+    lag: f64,
+}
+
+/// A queue with backlog, in a decision.
+#[derive(Clone, Copy)]
+struct Placed {
+    queue: u64,
+    from: usize,
+    on: usize,
+    /// Its part of its port's weight.
+    weight: f64,
+    /// What it adds to [`Sum::linear`] and [`Sum::square`].
+    linear: f64,
+    square: f64,
+}
+
+/// A worker, in a decision: what its queues with backlog add up to.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    room: f64,
+    weight: f64,
+    linear: f64,
+    square: f64,
+}
+
+impl Sum {
+    fn with(mut self, queue: &Placed, sign: f64) -> Self {
+        self.weight += sign * queue.weight;
+        self.linear += sign * queue.linear;
+        self.square += sign * queue.square;
+        self
+    }
+
+    /// The part of the sum of squares that depends on where queues are: of each the lag ahead is
+    /// `lag + AHEAD * (1 - level * weight / due)`.
+    fn cost(&self) -> f64 {
+        // What is left of a weight that was added and subtracted is not 0.
+        if self.weight < 1e-6 {
+            return 0.0;
+        }
+        let ahead = AHEAD * self.room / self.weight;
+        ahead * ahead * self.square - 2.0 * ahead * self.linear
+    }
+}
+
+impl Leveller {
+    /// For so many workers.
+    pub fn new(workers: usize) -> Self {
+        let workers = vec![Latest::default(); workers];
+        Self { workers, accounts: HashMap::new(), decided_ns: 0, turn: 0 }
+    }
+
+    /// Worker `me` reports; returns which queues are to move, and to which worker. Whoever serves
+    /// them now may be another worker than `me`. `asleep`: which workers sleep until they are
+    /// woken; they need not report.
+    pub fn report(
+        &mut self,
+        me: usize,
+        report: Report,
+        asleep: impl Fn(usize) -> bool,
+    ) -> Vec<(u64, usize)> {
+        let Some(latest) = self.workers.get_mut(me) else { return Vec::new() };
+        let now_ns = report.now_ns;
+        let part = |ns: u64, of: u64| ns as f64 / of.max(1) as f64;
+        let claims = report.claims.into_iter();
+        latest.claims =
+            claims.map(|claim| (claim, part(claim.served_ns, claim.length_ns))).collect();
+        let claimed: u64 = latest.claims.iter().map(|(claim, _)| claim.served_ns).sum();
+        let others = part(report.busy_ns.saturating_sub(claimed), report.length_ns);
+        latest.room = (1.0 - others).clamp(0.01, 1.0);
+        (latest.now_ns, latest.fresh) = (now_ns, true);
+        let mut waits = false;
+        for (i, worker) in self.workers.iter_mut().enumerate() {
+            if asleep(i) && i != me {
+                // Sleeps: nothing is left of what it reported.
+                *worker = Latest { now_ns, fresh: true, room: 1.0, claims: Vec::new() };
+            }
+            // One that naps for long, or has no CPU, is left out of the decision.
+            waits |= !worker.fresh && worker.now_ns + 3 * PERIOD_NS >= now_ns;
+        }
+        if waits {
+            return Vec::new();
+        }
+        let moves = self.decide(now_ns);
+        self.workers.iter_mut().for_each(|worker| worker.fresh = false);
+        self.decided_ns = now_ns;
+        self.turn += 1;
+        moves
+    }
+
+    /// Ports that worker `me` serves and that have other queues with backlog, with how many of
+    /// those are served by other workers.
+    pub fn elsewhere(&self, me: usize) -> Vec<(u32, u32)> {
+        let mut own: HashMap<u32, u32> = HashMap::new();
+        for (claim, _) in self.workers.get(me).iter().flat_map(|latest| &latest.claims) {
+            *own.entry(claim.port).or_default() += 1;
+        }
+        let others = own.into_iter().filter_map(|(port, own)| {
+            // Of the last decision: it may have known fewer than were reported since.
+            let others = self.accounts.get(&port)?.queues.saturating_sub(own);
+            (others > 0).then_some((port, others))
+        });
+        others.collect()
+    }
+
+    fn decide(&mut self, now_ns: u64) -> Vec<(u64, usize)> {
+        let (mut ports, index) = self.claimants();
+        // What all of them were served, shared out anew: lags add up to nothing.
+        let served = ports.iter().map(|port| port.served).sum();
+        share_out(&mut ports, served);
+        let passed_ns = now_ns.saturating_sub(self.decided_ns).min(4 * PERIOD_NS) as f64;
+        self.book(&mut ports, passed_ns);
+        let room = |latest: &Latest| if latest.fresh { latest.room } else { 0.0 };
+        share_out(&mut ports, self.workers.iter().map(room).sum());
+        ports.iter_mut().for_each(|port| port.lag /= port.due.max(1e-9) * FADE_NS);
+        let mut queues = self.placed(&ports, &index);
+        self.arrange(&mut queues);
+        let moved = queues.iter().filter(|queue| queue.on != queue.from);
+        moved.map(|queue| (queue.queue, queue.on)).collect()
+    }
+
+    fn fresh(&self) -> impl Iterator<Item = (usize, &Latest)> {
+        self.workers.iter().enumerate().filter(|(_, latest)| latest.fresh)
+    }
+
+    /// The ports that have backlog, and where in that list each is.
+    fn claimants(&self) -> (Vec<Claimant>, HashMap<u32, usize>) {
+        let mut ports: Vec<Claimant> = Vec::new();
+        let mut index = HashMap::new();
+        for (claim, served) in self.fresh().flat_map(|(_, latest)| &latest.claims) {
+            let at = *index.entry(claim.port).or_insert_with(|| {
+                let weight = f64::from(claim.weight.max(1));
+                let port = claim.port;
+                ports.push(Claimant { port, weight, queues: 0.0, served: 0.0, due: 0.0, lag: 0.0 });
+                ports.len() - 1
+            });
+            ports[at].queues += 1.0;
+            ports[at].served += served;
+        }
+        (ports, index)
+    }
+
+    /// Enters the period in the accounts; `lag` is then in ns.
+    fn book(&mut self, ports: &mut [Claimant], passed_ns: f64) {
+        let fades = 1.0 - passed_ns / FADE_NS;
+        for account in self.accounts.values_mut() {
+            account.lag_ns *= fades;
+            account.queues = 0;
+        }
+        for port in ports {
+            let account = self.accounts.entry(port.port).or_default();
+            account.lag_ns += (port.due - port.served) * passed_ns;
+            account.queues = port.queues as u32;
+            port.lag = account.lag_ns;
+        }
+        // Who has no backlog is owed nothing. What it got too much is kept for a while: a pause
+        // does not clear it.
+        self.accounts.retain(|_, account| account.queues > 0 || account.lag_ns < -FORGOTTEN_NS);
+    }
+
+    fn placed(&self, ports: &[Claimant], index: &HashMap<u32, usize>) -> Vec<Placed> {
+        let mut queues = Vec::new();
+        for (on, latest) in self.fresh() {
+            for (claim, _) in &latest.claims {
+                let port = &ports[index[&claim.port]];
+                let per_level = port.weight / port.due.max(1e-9);
+                queues.push(Placed {
+                    queue: claim.queue,
+                    from: on,
+                    on,
+                    weight: port.weight / port.queues,
+                    linear: per_level * (port.lag + AHEAD) / port.queues,
+                    square: per_level * per_level / port.queues,
+                });
+            }
+        }
+        queues
+    }
+
+    /// Places queues anew, best move first, for as long as a move gains enough.
+    fn arrange(&self, queues: &mut [Placed]) {
+        let room = |latest: &Latest| Sum { room: latest.room, ..Sum::default() };
+        let mut sums: Vec<Sum> = self.workers.iter().map(room).collect();
+        for queue in &*queues {
+            sums[queue.on] = sums[queue.on].with(queue, 1.0);
+        }
+        let fresh: Vec<usize> = self.fresh().map(|(worker, _)| worker).collect();
+        let step = queues.len().div_ceil(CONSIDERED_MAX).max(1);
+        let considered: Vec<usize> = (self.turn % step..queues.len()).step_by(step).collect();
+        for _ in 0..MOVES_MAX {
+            let (first, second) = (one(queues, &considered, &sums, &fresh), swap(queues, &sums));
+            let better = |a: &(f64, _), b: &(f64, _)| a.0.total_cmp(&b.0);
+            let Some((_, changes)) = [first, second].into_iter().flatten().min_by(better) else {
+                break;
+            };
+            for (at, to) in changes {
+                let queue = &mut queues[at];
+                sums[queue.on] = sums[queue.on].with(queue, -1.0);
+                sums[to] = sums[to].with(queue, 1.0);
+                queue.on = to;
+            }
+        }
+    }
+}
+
+/// Sets what each port is due, of `room`: its max-min share by weight. One that has
+/// `queues` cannot be served by more workers than that.
+fn share_out(ports: &mut [Claimant], mut room: f64) {
+    let mut order: Vec<usize> = (0..ports.len()).collect();
+    let full_at = |at: &usize| ports[*at].queues / ports[*at].weight;
+    order.sort_by(|a, b| full_at(a).total_cmp(&full_at(b)));
+    let mut weight: f64 = order.iter().map(|at| ports[*at].weight).sum();
+    for at in order {
+        let port = &mut ports[at];
+        port.due = (room.max(0.0) * port.weight / weight).min(port.queues);
+        room -= port.due;
+        weight -= port.weight;
+    }
+}
+
+/// The queues that change places, and what that adds to the cost.
+type Change = (f64, Vec<(usize, usize)>);
+
+/// The best move of a queue, if it gains enough.
+fn one(queues: &[Placed], of: &[usize], sums: &[Sum], workers: &[usize]) -> Option<Change> {
+    let costs: Vec<f64> = sums.iter().map(Sum::cost).collect();
+    let mut best = (-GAIN, None);
+    for &at in of {
+        let queue = &queues[at];
+        let left = sums[queue.on].with(queue, -1.0).cost() - costs[queue.on];
+        for &to in workers.iter().filter(|to| **to != queue.on) {
+            let cost = left + sums[to].with(queue, 1.0).cost() - costs[to];
+            if cost < best.0 {
+                best = (cost, Some((at, to)));
+            }
+        }
+    }
+    best.1.map(|change| (best.0, vec![change]))
+}
+
+/// The best exchange of two queues, if it gains enough for two moves.
+fn swap(queues: &[Placed], sums: &[Sum]) -> Option<Change> {
+    if queues.len() > SWAPPED_MAX {
+        return None;
+    }
+    let costs: Vec<f64> = sums.iter().map(Sum::cost).collect();
+    let mut best = (-2.0 * GAIN, None);
+    for (a, first) in queues.iter().enumerate() {
+        for (b, second) in queues[..a].iter().enumerate() {
+            let (i, j) = (first.on, second.on);
+            if i == j {
+                continue;
+            }
+            let cost = sums[i].with(first, -1.0).with(second, 1.0).cost() - costs[i]
+                + sums[j].with(second, -1.0).with(first, 1.0).cost()
+                - costs[j];
+            if cost < best.0 {
+                best = (cost, Some([(a, j), (b, i)]));
+            }
+        }
+    }
+    best.1.map(|changes| (best.0, changes.to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A period in which so many queues of port 7 had backlog.
+    fn report(now_ns: u64, queues: u64) -> Report {
+        report_of(now_ns, queues, |_| 7)
+    }
+
+    fn report_of(now_ns: u64, queues: u64, port: impl Fn(u64) -> u32) -> Report {
+        let claim = |queue| Claim {
+            queue,
+            port: port(queue),
+            weight: 1,
+            served_ns: PERIOD_NS / queues.max(1),
+            length_ns: PERIOD_NS,
+        };
+        let claims = (0..queues).map(claim).collect();
+        Report { now_ns, length_ns: PERIOD_NS, busy_ns: PERIOD_NS, claims }
+    }
+
+    #[test]
+    fn queues_that_are_reported_before_the_next_decision_are_not_elsewhere() {
+        let mut leveller = Leveller::new(2);
+        let awake = |_| false;
+        // Worker 0 has none, worker 1 has two.
+        leveller.report(0, report(PERIOD_NS, 0), awake);
+        leveller.report(1, report(PERIOD_NS, 2), awake);
+        assert_eq!(leveller.elsewhere(0), []);
+        // Worker 1 decided; now worker 0 has three, and worker 1 did not report yet.
+        leveller.report(0, report(2 * PERIOD_NS, 3), awake);
+        assert_eq!(leveller.elsewhere(0), []);
+        leveller.report(1, report(2 * PERIOD_NS, 2), awake);
+        assert_eq!((leveller.elsewhere(0), leveller.elsewhere(1)), (vec![(7, 2)], vec![(7, 3)]));
+    }
+
+    #[test]
+    fn worker_that_does_not_report_neither_gives_queues_nor_gets_any() {
+        let mut leveller = Leveller::new(2);
+        for period in 10..100 {
+            let report = report_of(period * PERIOD_NS, 4, |queue| queue as u32);
+            let moves = leveller.report(0, report, |_| false);
+            assert_eq!(moves, []);
+        }
+    }
+
+    #[test]
+    fn backlog_is_what_was_never_found_empty() {
+        let ms = 1_000_000;
+        let mut backlog = Backlog::default();
+        assert_eq!(backlog.end(0, 0, 16 * ms), None);
+        backlog.looked(true, 16 * ms);
+        backlog.measured(1, 16 * ms, 17 * ms, 500);
+        // In what it owes it is not served, and has backlog.
+        assert_eq!(backlog.end(1, 16 * ms, 32 * ms), Some((500, 16 * ms)));
+        backlog.looked(false, 33 * ms);
+        backlog.measured(2, 32 * ms, 33 * ms, 500);
+        backlog.looked(true, 33 * ms);
+        backlog.measured(2, 33 * ms, 45 * ms, 700);
+        assert_eq!(backlog.end(2, 32 * ms, 45 * ms), Some((700, 12 * ms)));
+        backlog.looked(false, 50 * ms);
+        assert_eq!(backlog.end(3, 45 * ms, 61 * ms), None);
+    }
+}
