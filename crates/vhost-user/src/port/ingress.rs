@@ -248,7 +248,9 @@ impl Ingress for VirtioIngress {
         scratch: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
-        let Some(size) = self.ring.up().map(|active| active.queue.size()) else { return Ok(0) };
+        let Some(active) = self.ring.up() else { return Ok(0) };
+        active.check_lost()?;
+        let size = active.queue.size();
         let (room, crowded) = (self.room(size), self.is_crowded(size));
         let active = self.ring.up().expect("up above");
         let mut burst: Burst<'_> = std::mem::take(scratch);
@@ -280,6 +282,7 @@ impl Ingress for VirtioIngress {
         if taken == 0 && held == 0 {
             *scratch = burst.recycle();
             let active = self.ring.active.as_mut().expect("active above");
+            // It may be empty because its memory went away just now, and not be asked again.
             return active.check_lost().map(|()| 0);
         }
 
