@@ -285,7 +285,7 @@ fn status(switch: &Switch, field: &str) -> u64 {
     line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Issue 14, row 1: four truncated memfds, read in one burst, and no more memory to be had for them.
+/// Issue 14, row 1: four truncated memfds, read in one burst, where no more memory can be had.
 #[test]
 fn memory_truncated_at_the_limit_of_data_costs_its_port_only() {
     const LARGE: u64 = 512 << 20;

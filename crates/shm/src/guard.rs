@@ -7,7 +7,7 @@
 //! burst and stops the peer's port. A SIGBUS anywhere else keeps its default action.
 //!
 //! What the handler needs is made before the first mapping ([`prepare`]), so that it makes no call
-//! that can fail at that moment (docs/design/0005):
+//! that can fail at that moment (docs/design/0014):
 //!
 //! * The stand-in is one sparse memfd, mapped shared. Unlike private memory it counts neither
 //!   against RLIMIT_DATA nor as memory committed. A mapping is replaced from the file offset that
