@@ -204,7 +204,7 @@ impl System {
             fdb: Arc::clone(&self.fdb),
             log: Arc::clone(&log),
         };
-        // A Xen guest's pages are mapped one by one: its rings, and what each queue may keep mapped.
+        // Mapped one by one: a guest's rings, and what each of its queues may keep mapped.
         let most = u64::from(conf.offer.queues) * (STATIC_GRANTS_MAX as u64 + 2) + 1;
         port.account.set_limit("mappings", most.max(defaults::MAPPINGS));
         let account = Arc::clone(&port.account);
