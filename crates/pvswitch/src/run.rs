@@ -262,6 +262,7 @@ fn watch(
 /// Runs a switch until a signal, `ctl shutdown` or the end of its time.
 pub fn run(options: Options) -> Result<(), RunError> {
     setup::raise_descriptor_limit();
+    setup::guard_memory();
     let signals = signals()?;
     let mut system = System::new(options)?;
     system.watch(signals.as_fd(), What::Signal)?;

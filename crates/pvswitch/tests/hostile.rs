@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{Bystanders, Dir, Gen, Switch, wait_for};
 use ring::virtq::{Buf, DriverQueue, Features, Layout};
+use rustix::fs::{MemfdFlags, memfd_create};
 use shm::{Area, GuestMemory, Mapping, Region};
 use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 use vhost_user::backend::PROTOCOL_FEATURES;
@@ -101,9 +102,13 @@ impl Raw {
     }
 
     fn share(&self) {
-        let region = MemRegion { guest_addr: GUEST, size: LEN, user_addr: USER, mmap_offset: 0 };
-        let table = MemRegion::table_to_bytes(&[region]);
-        self.must(R::SET_MEM_TABLE, table, &[self.file.as_fd()]);
+        assert_eq!(self.share_of(&self.file, LEN), Some(0));
+    }
+
+    /// Shares `size` bytes of `file` as all its memory; the answer.
+    fn share_of(&self, file: &File, size: u64) -> Option<u64> {
+        let region = MemRegion { guest_addr: GUEST, size, user_addr: USER, mmap_offset: 0 };
+        self.ask(R::SET_MEM_TABLE, MemRegion::table_to_bytes(&[region]), &[file.as_fd()])
     }
 
     fn ring(&self, ring: u32) {
@@ -263,6 +268,143 @@ fn broken_receive_ring_stops_its_port_only() {
     raw.closed();
     others.go_on(&switch);
     assert_eq!(lines(&switch, "broke the protocol: readable descriptor after a writable"), 1);
+    others.end();
+}
+
+/// A file of `len` bytes that take no memory, and that can be truncated.
+fn sparse(len: u64) -> File {
+    let file = File::from(memfd_create("sparse", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(len).unwrap();
+    file
+}
+
+/// A number of kB in `/proc/PID/status`.
+fn status(switch: &Switch, field: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", switch.process.0.id())).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+    line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Issue 14, row 1: four truncated memfds, read in one burst, where no more memory can be had.
+#[test]
+fn memory_truncated_at_the_limit_of_data_costs_its_port_only() {
+    const LARGE: u64 = 512 << 20;
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let raw = Raw::started(&switch, &dir, "bad");
+    let mut driver =
+        DriverQueue::new(&raw.memory, &layout(1), Features::default(), 0, None).unwrap();
+    let files = [1, 2, 3, 4].map(|n| {
+        let (guest_addr, user_addr) = (GUEST + n * LARGE, USER + n * LARGE);
+        let region = MemRegion { guest_addr, size: LARGE, user_addr, mmap_offset: 0 };
+        let file = sparse(LARGE);
+        raw.must(R::ADD_MEM_REG, region.to_single_bytes(), &[file.as_fd()]);
+        driver.add(&[Buf { addr: guest_addr, len: 72, write: false }]).unwrap();
+        file
+    });
+    let most = (status(&switch, "VmData") << 10) + (64 << 20);
+    let pid = rustix::process::Pid::from_child(&switch.process.0);
+    let limit = rustix::process::Rlimit { current: Some(most), maximum: Some(most) };
+    rustix::process::prlimit(Some(pid), rustix::process::Resource::Data, limit).unwrap();
+    files.iter().for_each(|file| file.set_len(0).unwrap());
+    driver.publish();
+    raw.kick();
+    raw.closed();
+    others.go_on(&switch);
+    assert_eq!(lines(&switch, "front end truncated its memory"), 1, "{}", switch.log());
+    others.end();
+}
+
+/// Issue 14, row 6: its transmit ring sleeps, and its rings are whole.
+#[test]
+fn receive_buffers_that_are_truncated_stop_their_port_only() {
+    const MORE: u64 = 64 << 20;
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let raw = Raw::started(&switch, &dir, "bad");
+    let buffers = sparse(MORE);
+    let (guest_addr, user_addr) = (GUEST + LEN, USER + LEN);
+    let region = MemRegion { guest_addr, size: MORE, user_addr, mmap_offset: 0 };
+    raw.must(R::ADD_MEM_REG, region.to_single_bytes(), &[buffers.as_fd()]);
+    let mut driver =
+        DriverQueue::new(&raw.memory, &layout(0), Features::default(), 0, None).unwrap();
+    for i in 0..u64::from(SIZE) {
+        let addr = guest_addr + i * (MORE / u64::from(SIZE));
+        driver.add(&[Buf { addr, len: 2000, write: true }]).unwrap();
+    }
+    driver.publish();
+    raw.kick();
+    switch.json(&["add-port", &dir.port("z", "")]);
+    let flood = ["--peer", "02:00:00:00:00:bb", "--rate", "50"];
+    let _flood = Gen::start(&dir.path("z"), &flood);
+    wait_for("a frame", || switch.counter("bad", "egress", "frames") > 0);
+    buffers.set_len(0).unwrap();
+    raw.closed();
+    others.go_on(&switch);
+    let line = "port bad: stopped, its guest broke the protocol: front end truncated its memory";
+    assert_eq!(lines(&switch, line), 1, "{}", switch.log());
+    others.end();
+}
+
+/// Issue 14, row 1: more slots than the process may have mappings (`vm.max_map_count`), where that
+/// is what Linux has it at first.
+#[test]
+fn front_ends_with_every_memory_slot_leave_an_honest_guest_room() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let mut raws = Vec::new();
+    let mut refused = 0;
+    for n in 0..130 {
+        let raw = Raw::connect(&switch, &dir, &format!("s{n}"));
+        raw.negotiate();
+        for at in (0..509).map(|i| i * LEN) {
+            let (guest_addr, user_addr) = (GUEST + at, USER + at);
+            let region = MemRegion { guest_addr, size: 4096, user_addr, mmap_offset: 0 };
+            let region = region.to_single_bytes();
+            refused += raw.ask(R::ADD_MEM_REG, region, &[raw.file.as_fd()]).unwrap();
+        }
+        raws.push(raw);
+    }
+    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    let most: u64 = most.trim().parse().unwrap();
+    assert!(refused > 0 || most > 130 * 509, "{most}");
+    // A guest comes up, and one whose memory goes stops as always.
+    let honest = Raw::started(&switch, &dir, "honest");
+    let lost = Raw::started(&switch, &dir, "lost");
+    lost.file.set_len(0).unwrap();
+    lost.kick();
+    lost.closed();
+    others.go_on(&switch);
+    assert!(switch.is_up("honest"));
+    drop(honest);
+    others.end();
+}
+
+/// Issue 14, row 7: 4 TiB each, which is what a port may have, and more than that.
+#[test]
+fn sparse_memory_of_many_front_ends_leaves_an_honest_guest_room() {
+    const TIB: u64 = 1 << 40;
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let mut raws = Vec::new();
+    let mut refused = 0;
+    for n in 0..26 {
+        let raw = Raw::connect(&switch, &dir, &format!("s{n}"));
+        raw.negotiate();
+        assert_eq!(raw.share_of(&sparse(16 * TIB), 16 * TIB), Some(1));
+        refused += raw.share_of(&sparse(4 * TIB), 4 * TIB).unwrap();
+        raws.push(raw);
+    }
+    assert!((1..25).contains(&refused), "{refused} of {}", raws.len());
+    let limit = |whose: &str| lines(&switch, whose);
+    assert!(limit("mapped-bytes") >= raws.len(), "{}", switch.log());
+    assert!(limit("exceeds the port's limit") > 0 && limit("exceeds the budget of all ports") > 0);
+    let honest = Raw::connect(&switch, &dir, "honest");
+    honest.negotiate();
+    honest.file.set_len(1 << 30).unwrap();
+    assert_eq!(honest.share_of(&honest.file, 1 << 30), Some(0));
+    (0..2).for_each(|ring| honest.ring(ring));
+    switch.wait_up("honest", true);
     others.end();
 }
 

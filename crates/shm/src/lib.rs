@@ -22,6 +22,7 @@ mod area;
 pub mod audit;
 mod copy;
 mod grant;
+mod guard;
 mod mapping;
 mod memory;
 mod private;
@@ -34,7 +35,7 @@ pub use mapping::{Access, MapError, Mapping};
 pub use memory::{GuestMemory, Region, TableError};
 pub use private::Private;
 
-pub use sys::mappings_lost;
+pub use guard::{mappings_lost, prepare};
 
 /// Atomics and fences: the standard ones, or loom's under `cfg(loom)`.
 pub mod sync {

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use crate::copy::{Seg, SegMut};
-use crate::sys;
+use crate::{guard, sys};
 
 /// What may be done with mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Mapping {
     at: NonNull<u8>,
     len: usize,
     access: Access,
-    guarded: &'static sys::Guarded,
+    watched: guard::Watched,
     fd: Option<OwnedFd>,
     /// Called before it is unmapped, and after.
     ending: [Option<Box<dyn FnOnce() + Send + Sync>>; 2],
@@ -54,6 +54,13 @@ pub enum MapError {
     },
     /// The system refused.
     Os(io::Error),
+    /// The process could not survive that the peer takes the memory away again.
+    Unguarded {
+        /// What is needed for that and not to be had.
+        what: &'static str,
+        /// What the system says.
+        error: io::Error,
+    },
 }
 
 impl fmt::Display for MapError {
@@ -66,6 +73,10 @@ impl fmt::Display for MapError {
                 write!(f, "memory range ends at {claimed:#x} but its file holds {held:#x} bytes")
             }
             Self::Os(error) => write!(f, "mmap failed: {error}"),
+            Self::Unguarded { what, error } => write!(
+                f,
+                "no memory of peers is mapped, as its loss could not be survived: {what}: {error}"
+            ),
         }
     }
 }
@@ -79,6 +90,17 @@ impl Mapping {
     /// # Errors
     /// [`MapError`]; in particular a file shorter than the range, which would fault on access.
     pub fn new(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, MapError> {
+        let len = Self::len_for(fd, offset, len)?;
+        let (at, watched) = sys::map(fd, 0, len, Access::Write)?;
+        Ok(Self { at, len, access: Access::Write, watched, fd: None, ending: [None, None] })
+    }
+
+    /// How many bytes [`new`](Self::new) maps for the same range, for who has to account for them
+    /// first.
+    ///
+    /// # Errors
+    /// As `new`, but for what `mmap` itself refuses.
+    pub fn len_for(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<usize, MapError> {
         let bad = || MapError::BadRange { offset, len };
         let end = offset.checked_add(len).filter(|_| len > 0).ok_or_else(bad)?;
         let (size, block) = sys::file_size(fd).map_err(MapError::Os)?;
@@ -87,9 +109,7 @@ impl Mapping {
         }
         let end = end.checked_next_multiple_of(block).ok_or_else(bad)?;
         let len = usize::try_from(end).ok().filter(|l| isize::try_from(*l).is_ok());
-        let len = len.ok_or_else(bad)?;
-        let (at, guarded) = sys::map(fd, 0, len, Access::Write).map_err(MapError::Os)?;
-        Ok(Self { at, len, access: Access::Write, guarded, fd: None, ending: [None, None] })
+        len.ok_or_else(bad)
     }
 
     /// Maps exactly `len` bytes at `offset` of a device, whose size no one knows and which may
@@ -108,8 +128,8 @@ impl Mapping {
         end.filter(|end| i64::try_from(*end).is_ok()).ok_or_else(bad)?;
         let bytes = usize::try_from(len).ok().filter(|l| isize::try_from(*l).is_ok());
         let bytes = bytes.ok_or_else(bad)?;
-        let (at, guarded) = sys::map(fd, offset, bytes, access).map_err(MapError::Os)?;
-        Ok(Self { at, len: bytes, access, guarded, fd: None, ending: [None, None] })
+        let (at, watched) = sys::map(fd, offset, bytes, access)?;
+        Ok(Self { at, len: bytes, access, watched, fd: None, ending: [None, None] })
     }
 
     /// Has `then` called when the memory is no longer mapped, whoever was the last to hold it.
@@ -153,6 +173,9 @@ impl Mapping {
     pub fn memfd(name: &str, len: u64) -> Result<Self, MapError> {
         let fd = sys::memfd(name, len).map_err(MapError::Os)?;
         let mut mapping = Self::new(fd.as_fd(), 0, len)?;
+        // Not asked for on a peer's memory: its holes would be filled in large pages, and at our
+        // expense.
+        sys::advise_large(mapping.at, mapping.len);
         mapping.fd = Some(fd);
         Ok(mapping)
     }
@@ -175,7 +198,7 @@ impl Mapping {
     /// Whether the peer took the file away under the mapping. What is read since is zeroes, what
     /// is written reaches no one; the port is to be stopped.
     pub fn is_lost(&self) -> bool {
-        self.guarded.is_lost()
+        self.watched.is_lost()
     }
 
     /// Start of `len` bytes at `offset`, or `None` when they do not lie inside.
@@ -192,7 +215,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         let [first, then] = &mut self.ending;
         first.take().into_iter().for_each(|first| first());
-        sys::unmap(self.at, self.len, self.guarded);
+        sys::unmap(self.at, self.len, &self.watched);
         then.take().into_iter().for_each(|then| then());
     }
 }

@@ -26,7 +26,7 @@ use crate::message::{
 };
 use vring::Vring;
 
-pub use memory::{MAPPED_BYTES_MAX, SLOTS_MAX};
+pub use memory::SLOTS_MAX;
 
 /// Protocol features that are implemented.
 pub const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ

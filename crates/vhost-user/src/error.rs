@@ -5,8 +5,8 @@ use std::io;
 
 use ring::virtq::LayoutError;
 use shm::{MapError, TableError};
+use switch::account::OverLimit;
 
-use crate::backend::MAPPED_BYTES_MAX;
 use crate::device::Refused;
 use crate::message::{CONFIG_MAX, FDS_MAX, FrontendReq, PAYLOAD_MAX, REGIONS_MAX};
 
@@ -117,10 +117,12 @@ pub enum ProtocolError {
     },
     /// SET_MEM_TABLE with no region, or too many.
     RegionCount(u32),
-    /// More address space than one front-end may take from this process.
-    MemoryTooLarge {
-        /// Bytes that would be mapped.
-        bytes: u64,
+    /// A region that takes more than the port may have, or than the process has left.
+    OverLimit {
+        /// Its guest address.
+        guest_addr: u64,
+        /// Of what, and how much.
+        error: OverLimit,
     },
     /// ADD_MEM_REG with every slot in use.
     NoSlot,
@@ -274,11 +276,9 @@ impl ProtocolError {
             Self::RegionCount(n) => {
                 write!(f, "SET_MEM_TABLE with {n} regions: 1 to {REGIONS_MAX} are taken")
             }
-            Self::MemoryTooLarge { bytes } => write!(
-                f,
-                "memory table of {bytes:#x} bytes (file offsets included): at most \
-                 {MAPPED_BYTES_MAX:#x} are mapped for one front-end"
-            ),
+            Self::OverLimit { guest_addr, error } => {
+                write!(f, "memory region at guest address {guest_addr:#x} is not mapped: {error}")
+            }
             Self::NoSlot => write!(f, "ADD_MEM_REG with every memory slot in use"),
             Self::NoSuchRegion { guest_addr } => {
                 write!(f, "REM_MEM_REG of a region at {guest_addr:#x} that was never added")

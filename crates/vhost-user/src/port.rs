@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use ring::virtq::{DeviceQueue, Malformed};
 use shm::GuestMemory;
+use shm::sync::{Ordering, fence};
 use switch::port::Fault;
 use switch::vnet::Offloads;
 
@@ -50,7 +51,8 @@ struct Active {
     format: Format,
     /// The memory region that served last.
     hint: usize,
-    /// Mappings lost in the whole process when we last looked for one of ours.
+    /// Mappings lost in the whole process when none of ours was among them. 0 at first: memory may
+    /// be lost before a ring is put to work in it.
     lost_seen: usize,
 }
 
@@ -118,16 +120,24 @@ impl Active {
         Self { queue, memory, call, err: None, format, hint: 0, lost_seen: 0 }
     }
 
-    /// An empty ring may be one whose memory went away. One load unless some port lost memory.
+    /// Asked before each burst of either direction: what is read of memory that went away is
+    /// zeroes, and what is written reaches no one and takes memory of ours. One relaxed load
+    /// unless some port lost memory since the last time.
     #[inline]
     fn check_lost(&mut self) -> Result<(), Fault> {
         let lost = shm::mappings_lost();
-        if lost != self.lost_seen {
-            self.lost_seen = lost;
-            if self.memory.is_lost() {
-                return Err(self.broken(LOST.into()));
-            }
+        if lost == self.lost_seen { Ok(()) } else { self.check_own(lost) }
+    }
+
+    #[cold]
+    fn check_own(&mut self, lost: usize) -> Result<(), Fault> {
+        // The mappings that were counted are known as lost.
+        fence(Ordering::Acquire);
+        if self.memory.is_lost() {
+            // Not noted as seen: the next burst is refused as well, until the port is stopped.
+            return Err(self.broken(LOST.into()));
         }
+        self.lost_seen = lost;
         Ok(())
     }
 

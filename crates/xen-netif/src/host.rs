@@ -15,6 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use shm::{Access, Area, Domain, GRANT_LEN, GuestMemory, Mapping, Private, Region, Seg, SegMut};
+use switch::account::Charge;
 
 pub use channel::{Channel, SharedChannel};
 pub use error::HostError;
@@ -64,12 +65,20 @@ pub struct StaticPage {
     mapping: Arc<Mapping>,
     offset: usize,
     readonly: bool,
+    /// What its guest pays for it.
+    _charge: Option<Arc<Charge>>,
 }
 
 impl StaticPage {
     /// The page at `offset` of `mapping`.
     pub fn new(mapping: Arc<Mapping>, offset: usize, readonly: bool) -> Self {
-        Self { mapping, offset, readonly }
+        Self { mapping, offset, readonly, _charge: None }
+    }
+
+    /// It is paid for by `charge`, which lasts as long as the page.
+    #[must_use]
+    pub fn paid_by(self, charge: Charge) -> Self {
+        Self { _charge: Some(Arc::new(charge)), ..self }
     }
 
     /// `len` bytes to read at `offset` of the page; `None` if they leave it.

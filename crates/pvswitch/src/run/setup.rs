@@ -12,28 +12,64 @@ pub(super) fn raise_descriptor_limit() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
-/// Address space that peers' memory may take where the system sets no limit: three quarters of
-/// what a process has (47 bits).
-const MAPPED_BYTES: u64 = 96 << 40;
-/// Mappings and descriptors that the process needs for itself.
+/// Makes what the process needs to survive that a peer takes its memory away. Where that cannot be
+/// had, the memory of peers is refused, and ports of other kinds work.
+pub(super) fn guard_memory() {
+    if let Err(error) = shm::prepare() {
+        tracing::warn!("{error}");
+    }
+}
+
+/// Mappings and descriptors that the process needs for itself. Where there are few, half of them.
 const OWN_MAPPINGS: u64 = 4096;
 const OWN_DESCRIPTORS: u64 = 256;
 /// Mappings of a process where the system does not say (`vm.max_map_count`).
 const MAPPINGS: u64 = 65_530;
 
+/// What the system lets this process have. `None`: it sets no limit.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// Bytes that the processor can address for a process (47 bits on most).
+    addressable: u64,
+    /// RLIMIT_AS, in bytes.
+    address_space: Option<u64>,
+    /// `vm.max_map_count`.
+    mappings: u64,
+    /// RLIMIT_NOFILE.
+    descriptors: Option<u64>,
+}
+
+impl Limits {
+    fn of_this_process() -> Self {
+        use rustix::process::{Resource, getrlimit};
+        let mappings = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+        // The stack, and so this variable, lies at the upper end.
+        let on_stack = std::process::id();
+        Self {
+            addressable: (std::ptr::from_ref(&on_stack).addr() as u64).next_power_of_two(),
+            address_space: getrlimit(Resource::As).current,
+            mappings: mappings.and_then(|n| n.trim().parse().ok()).unwrap_or(MAPPINGS),
+            descriptors: getrlimit(Resource::Nofile).current,
+        }
+    }
+
+    /// What ports may have of it: bytes mapped, mappings, descriptors.
+    fn for_ports(self) -> [u64; 3] {
+        let space = self.address_space.unwrap_or(u64::MAX).min(self.addressable);
+        let less = |all: u64, own: u64| all - own.min(all / 2);
+        [
+            // The rest is for the program, its threads and its own memory, and for gaps.
+            space / 4 * 3,
+            less(self.mappings, OWN_MAPPINGS),
+            less(self.descriptors.unwrap_or(u64::MAX), OWN_DESCRIPTORS),
+        ]
+    }
+}
+
 /// What all ports together may hold, by the limits of the process.
 pub(super) fn budgets() -> Budgets {
-    use rustix::process::{Resource, getrlimit};
-    let limit = |resource| getrlimit(resource).current.unwrap_or(u64::MAX);
-    let mapped = limit(Resource::As) / 4 * 3;
-    let mappings = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-    let mappings = mappings.and_then(|n| n.trim().parse().ok()).unwrap_or(MAPPINGS);
-    let descriptors = limit(Resource::Nofile);
-    Budgets::new(
-        mapped.min(MAPPED_BYTES),
-        mappings.saturating_sub(OWN_MAPPINGS),
-        descriptors.saturating_sub(OWN_DESCRIPTORS),
-    )
+    let [mapped_bytes, mappings, descriptors] = Limits::of_this_process().for_ports();
+    Budgets::new(mapped_bytes, mappings, descriptors)
 }
 
 /// A key no guest can know.
@@ -44,4 +80,48 @@ pub(super) fn random_key() -> Result<[u64; 3], RunError> {
     file.map_err(os("/dev/urandom"))?;
     let word = |i: usize| u64::from_ne_bytes(std::array::from_fn(|b| bytes[i * 8 + b]));
     Ok([word(0), word(1), word(2)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use switch::account::defaults;
+
+    const USUAL: Limits = Limits {
+        addressable: 1 << 47,
+        address_space: None,
+        mappings: MAPPINGS,
+        descriptors: Some(524_288),
+    };
+
+    #[test]
+    fn budgets_leave_the_process_what_it_needs_for_itself() {
+        assert_eq!(USUAL.for_ports(), [96 << 40, 61_434, 524_032]);
+        let unlimited = Limits { descriptors: None, mappings: u64::MAX, ..USUAL };
+        assert_eq!(unlimited.for_ports()[1..], [u64::MAX - 4096, u64::MAX - 256]);
+        let limited = Limits { address_space: Some(8 << 30), ..USUAL };
+        assert_eq!(limited.for_ports()[0], 6 << 30);
+        // 39 bits: small systems of ARM.
+        let small = Limits { addressable: 1 << 39, address_space: Some(1 << 46), ..USUAL };
+        assert_eq!(small.for_ports()[0], 384 << 30);
+        let few = Limits { mappings: 1000, descriptors: Some(64), ..USUAL };
+        assert_eq!(few.for_ports()[1..], [500, 32]);
+        let none = Limits { address_space: Some(0), mappings: 0, descriptors: Some(0), ..USUAL };
+        assert_eq!(none.for_ports(), [0, 0, 0]);
+    }
+
+    #[test]
+    fn limits_of_this_process_are_such_that_guests_come_up() {
+        let limits = Limits::of_this_process();
+        assert!((32..=57).contains(&limits.addressable.trailing_zeros()), "{}", limits.addressable);
+        let [bytes, mappings, descriptors] = limits.for_ports();
+        assert!(bytes > 0 && mappings > 0 && descriptors > 0);
+    }
+
+    /// Issue 14, rows 1 and 7: what one port may hold is far from what all may.
+    #[test]
+    fn no_port_alone_reaches_what_all_may_hold() {
+        let [bytes, mappings, _] = USUAL.for_ports();
+        assert!(defaults::MAPPED_BYTES * 16 < bytes && defaults::MAPPINGS * 32 < mappings);
+    }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use serde_json::{Value, json};
+use switch::account::defaults;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Port, Source};
 use switch::tuning::Tuning;
@@ -16,6 +17,7 @@ use vhost_user::backoff::Backoff;
 use xen_netif::back::{Bus, Failure, Handshake, Home, Queues, Socket, Tree, VifId};
 use xen_netif::host::{Back, HostError};
 use xen_netif::port::Pair;
+use xen_netif::port::control::STATIC_GRANTS_MAX;
 
 use super::vhost::jitter;
 use super::{Attach, PortState, RunError, System, What};
@@ -197,7 +199,11 @@ impl System {
             fdb: Arc::clone(&self.fdb),
             log: Arc::clone(&log),
         };
-        let socket = Socket::new(host, vif, pairs, queues);
+        // Mapped one by one: a guest's rings, and what each of its queues may keep mapped.
+        let most = u64::from(conf.offer.queues) * (STATIC_GRANTS_MAX as u64 + 2) + 1;
+        port.account.set_limit("mappings", most.max(defaults::MAPPINGS));
+        let account = Arc::clone(&port.account);
+        let socket = Socket::new(host, vif, pairs, queues).charged_to(account);
         let handshake = Handshake::new(vif, conf.offer, socket, Instant::now());
         let xen = XenPort {
             of,

@@ -12,11 +12,6 @@ use crate::message::{FrontendReq, MemRegion, REGIONS_MAX};
 /// Memory slots offered (GET_MAX_MEM_SLOTS): what QEMU and rust-vmm can use.
 pub const SLOTS_MAX: usize = 509;
 
-/// Most bytes mapped for one connection, file offsets included because mappings begin at the start
-/// of their file: 16 TiB. Sparse files cost a hostile front-end nothing, and address space is all
-/// ports' (128 TiB).
-pub const MAPPED_BYTES_MAX: u64 = 1 << 44;
-
 /// A region, and how often it was added. QEMU adds and removes every region once for each queue
 /// pair, so it is gone when it was removed as often.
 #[derive(Clone)]
@@ -44,8 +39,7 @@ impl Backend {
         if fds.len() != want {
             return Err(ProtocolError::FdCount { request, want, got: fds.len() });
         }
-        bounded(regions.iter().map(mapped_by))?;
-        let slots = regions.iter().zip(&fds).map(|(region, fd)| map(region, fd));
+        let slots = regions.iter().zip(&fds).map(|(region, fd)| self.map(region, fd));
         let slots = slots.collect::<Result<Vec<Slot>, ProtocolError>>()?;
         self.install(slots)
     }
@@ -61,10 +55,9 @@ impl Backend {
         if self.slots.len() >= SLOTS_MAX {
             return Err(ProtocolError::NoSlot);
         }
-        let held = self.slots.iter().map(|s| s.region.offset.saturating_add(s.region.len));
-        bounded(held.chain([mapped_by(&region)]))?;
+        let slot = self.map(&region, &fd)?;
         let mut slots = self.slots.clone();
-        slots.push(map(&region, &fd)?);
+        slots.push(slot);
         self.install(slots)
     }
 
@@ -104,25 +97,19 @@ impl Backend {
         }
         result
     }
-}
 
-fn mapped_by(region: &MemRegion) -> u64 {
-    region.mmap_offset.saturating_add(region.size)
-}
-
-fn bounded(mapped: impl Iterator<Item = u64>) -> Result<(), ProtocolError> {
-    let bytes = mapped.fold(0, u64::saturating_add);
-    if bytes <= MAPPED_BYTES_MAX {
-        return Ok(());
+    /// Maps a region. It is paid for before, and until the last who uses it lets go: a table that
+    /// replaces another counts beside it for a moment.
+    fn map(&self, region: &MemRegion, fd: &OwnedFd) -> Result<Slot, ProtocolError> {
+        let MemRegion { guest_addr, size, user_addr, mmap_offset } = *region;
+        let failed = |error| ProtocolError::Map { guest_addr, error };
+        let bytes = Mapping::len_for(fd.as_fd(), mmap_offset, size).map_err(failed)?;
+        let over = |error| ProtocolError::OverLimit { guest_addr, error };
+        let bytes = self.account.mapped_bytes.charge(bytes as u64).map_err(over)?;
+        let one = self.account.mappings.charge(1).map_err(over)?;
+        let mapping = Mapping::new(fd.as_fd(), mmap_offset, size).map_err(failed)?;
+        let mapping = Arc::new(mapping.on_unmap(move || drop((bytes, one))));
+        let region = Region { guest_addr, user_addr, len: size, offset: mmap_offset, mapping };
+        Ok(Slot { region, times: 1 })
     }
-    Err(ProtocolError::MemoryTooLarge { bytes })
-}
-
-fn map(region: &MemRegion, fd: &OwnedFd) -> Result<Slot, ProtocolError> {
-    let MemRegion { guest_addr, size, user_addr, mmap_offset } = *region;
-    let mapping = Mapping::new(fd.as_fd(), mmap_offset, size)
-        .map_err(|error| ProtocolError::Map { guest_addr, error })?;
-    let mapping = Arc::new(mapping);
-    let region = Region { guest_addr, user_addr, len: size, offset: mmap_offset, mapping };
-    Ok(Slot { region, times: 1 })
 }

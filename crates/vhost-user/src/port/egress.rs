@@ -138,6 +138,11 @@ impl VirtioEgress {
         self.ring.is_up()
     }
 
+    #[inline]
+    fn check_lost(&mut self) -> Result<(), Fault> {
+        self.ring.active.as_mut().map_or(Ok(()), Active::check_lost)
+    }
+
     /// Has at least `want` receive chains at hand, or all there are.
     #[inline]
     fn refill(&mut self, want: usize) -> Result<(), Fault> {
@@ -510,6 +515,7 @@ impl Egress for VirtioEgress {
             return Ok(picks.len());
         }
         self.stats.groups.add(1);
+        self.check_lost()?;
         self.refill(picks.len())?;
         if burst.is_lent() {
             return self.put_granted(burst, picks);
@@ -539,6 +545,7 @@ impl Egress for VirtioEgress {
         if !self.is_up() {
             return Ok(limit);
         }
+        self.check_lost()?;
         self.refill(BURST_MAX)?;
         let Some(Active { format, .. }) = &self.ring.active else { return Ok(limit) };
         let (hdr_len, mergeable) = (format.hdr_len, format.mergeable);

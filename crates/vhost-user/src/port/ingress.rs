@@ -238,6 +238,7 @@ impl Ingress for VirtioIngress {
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
         let Some(active) = self.ring.up() else { return Ok(0) };
+        active.check_lost()?;
         let mut burst: Burst<'_> = std::mem::take(scratch);
         let Active { queue, memory, format, hint, .. } = active;
         let memory: &GuestMemory = memory;
@@ -250,6 +251,7 @@ impl Ingress for VirtioIngress {
         };
         if taken == 0 {
             *scratch = burst.recycle();
+            // It may be empty because its memory went away just now, and not be asked again.
             return active.check_lost().map(|()| 0);
         }
         let back = give_back(queue, &mut self.taken, BURST_BYTES);

@@ -476,6 +476,25 @@ fn memory_taken_away_under_a_frame_costs_that_frame_and_then_the_port() {
     assert_eq!(tx.burst(), Err(Fault(LOST.into())));
 }
 
+/// Issue 14, row 6: the ring never runs empty, and nothing about it is malformed.
+#[test]
+fn memory_taken_away_under_frames_without_end_stops_the_port_after_one_burst() {
+    let mut tx = Tx::new();
+    for i in 0..SIZE / 2 {
+        let addr = EDGE + 100 * u64::from(i);
+        tx.raw(&[Buf { addr, len: 72, write: false }]);
+    }
+    tx.guest.files[1].set_len(0).unwrap();
+    let mut burst = || {
+        let mut seen = 0;
+        let got = tx.ingress.burst(8, NOW, &mut tx.scratch, &mut |b| seen = b.frames.len());
+        (got, seen)
+    };
+    assert_eq!(burst(), (Ok(8), 8), "it is found now");
+    assert_eq!(burst(), (Err(Fault(LOST.into())), 0));
+    assert_eq!(burst(), (Err(Fault(LOST.into())), 0), "until the port is stopped");
+}
+
 #[test]
 fn malformed_ring_is_a_fault_after_the_good_chains() {
     let mut tx = Tx::new();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ring::xen::{Armed, AttachError, BackCtrl, BackRx, BackTx, Malformed};
 use rustix::io::Errno;
+use switch::account::{Account, Charge};
 
 use super::keys::{CtrlKeys, QueueKeys, Refused, Request, Takes};
 use super::vif::{Plug, Settings, VifId};
@@ -32,6 +33,7 @@ pub struct Socket<Q: Queues> {
     id: VifId,
     pairs: Vec<Pair>,
     queues: Q,
+    account: Arc<Account>,
     rings: Option<Rings>,
     /// Of the rings that are there, or of those that come.
     settings: Option<Settings>,
@@ -45,6 +47,8 @@ struct Rings {
     vif: Arc<Vif>,
     ctrl: Option<Ctrl>,
     pages: Vec<RingPage>,
+    /// For `pages`.
+    _charge: Charge,
 }
 
 struct Ctrl {
@@ -66,7 +70,18 @@ struct Queue {
 impl<Q: Queues> Socket<Q> {
     /// Nothing plugged in yet.
     pub fn new(host: Arc<host::Back>, id: VifId, pairs: Vec<Pair>, queues: Q) -> Self {
-        Self { host, id, pairs, queues, rings: None, settings: None }
+        // Whose account is not known: what is mapped is counted, without limit.
+        let account = Account::default();
+        account.set_limit("mappings", u64::MAX);
+        let account = Arc::new(account);
+        Self { host, id, pairs, queues, account, rings: None, settings: None }
+    }
+
+    /// Charges what its guest has mapped to `account`.
+    #[must_use]
+    pub fn charged_to(mut self, account: Arc<Account>) -> Self {
+        self.account = account;
+        self
     }
 
     /// Readable when the control ring is to be served ([`serve_control`](Self::serve_control)).
@@ -135,6 +150,7 @@ impl<Q: Queues> Socket<Q> {
         let channel = self.host.bind(self.id.domid, keys.port).map_err(|e| bad_host(&e))?;
         let (host, pairs) = (Arc::clone(&self.host), self.pairs.clone());
         let mapper = PageMapper::new(host, self.id.domid, pairs, self.queues.log());
+        let mapper = mapper.charged_to(&self.account.mappings);
         let control = Control::new(ring, domain, Arc::clone(orders), Some(Box::new(mapper)));
         Ok(Ctrl { control, channel })
     }
@@ -209,6 +225,10 @@ impl<Q: Queues> Plug for Socket<Q> {
 
     fn connect(&mut self, request: &Request) -> Result<(), Refused> {
         self.end();
+        // Two pages a queue, and the control ring's.
+        let all = 2 * request.queues.len() as u64 + u64::from(request.ctrl.is_some());
+        let over = |error| bad_host(&HostError::OverLimit { domid: self.id.domid, error });
+        let charge = self.account.mappings.charge(all).map_err(over)?;
         let mut pages = Vec::new();
         let domain = self.host.domain(self.id.domid).map_err(|e| bad_host(&e))?;
         let queues: Vec<Queue> =
@@ -236,7 +256,7 @@ impl<Q: Queues> Plug for Socket<Q> {
             lock(&pair.egress).activate(rx, wiring(rx_end.0));
             self.queues.started(number, tx_end.1, rx_end.1);
         }
-        self.rings = Some(Rings { count, active: 0, vif, ctrl, pages });
+        self.rings = Some(Rings { count, active: 0, vif, ctrl, pages, _charge: charge });
         Ok(())
     }
 

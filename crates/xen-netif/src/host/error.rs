@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use shm::{MapError, TableError};
+use switch::account::OverLimit;
 
 use crate::store::StoreError;
 use crate::sys::SocketError;
@@ -54,6 +55,14 @@ pub enum HostError {
         gref: u32,
         /// Why not.
         why: String,
+    },
+    /// More pages than the guest's port may have mapped.
+    #[error("domain {domid}: its pages are not mapped: {error}")]
+    OverLimit {
+        /// Whose.
+        domid: u16,
+        /// How many, and whose limit.
+        error: OverLimit,
     },
     /// A port that is not there, or not for us.
     #[error("domain {domid}: event channel {port} cannot be bound: {why}")]

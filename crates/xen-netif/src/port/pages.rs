@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use shm::{Domain, Seg, SegMut};
+use switch::account::{Charge, Stock};
 
 use super::control::{StaticGrants, StaticHost};
 use super::{Pair, Wiring};
@@ -67,6 +68,8 @@ pub struct PageMapper {
     pairs: Vec<Pair>,
     /// Is told why grants could not be mapped; a guest can have that as often as it likes.
     failed: Box<dyn FnMut(HostError) + Send>,
+    /// What each page that stays mapped is charged to.
+    mappings: Option<Arc<Stock>>,
 }
 
 impl PageMapper {
@@ -78,13 +81,36 @@ impl PageMapper {
         pairs: Vec<Pair>,
         failed: impl FnMut(HostError) + Send + 'static,
     ) -> Self {
-        Self { host, domid, pairs, failed: Box::new(failed) }
+        Self { host, domid, pairs, failed: Box::new(failed), mappings: None }
+    }
+
+    /// Charges each page that stays mapped to `mappings`, and maps none that cannot be paid for.
+    #[must_use]
+    pub fn charged_to(self, mappings: &Arc<Stock>) -> Self {
+        Self { mappings: Some(Arc::clone(mappings)), ..self }
+    }
+
+    /// All or none, as the pages are mapped.
+    fn charge(&self, pages: usize) -> Result<Vec<Charge>, HostError> {
+        let Some(mappings) = &self.mappings else { return Ok(Vec::new()) };
+        let over = |error| HostError::OverLimit { domid: self.domid, error };
+        (0..pages).map(|_| mappings.charge(1).map_err(over)).collect()
+    }
+
+    fn map_charged(&self, grants: &[(u32, bool)]) -> Result<Vec<StaticPage>, HostError> {
+        let mut charges = self.charge(grants.len())?.into_iter();
+        let pages = self.host.map_static(self.domid, grants)?.into_iter();
+        let paid = |page: StaticPage| match charges.next() {
+            Some(charge) => page.paid_by(charge),
+            None => page,
+        };
+        Ok(pages.map(paid).collect())
     }
 }
 
 impl StaticHost for PageMapper {
     fn map(&mut self, grants: &[(u32, bool)]) -> Option<Vec<StaticPage>> {
-        self.host.map_static(self.domid, grants).map_err(&mut self.failed).ok()
+        self.map_charged(grants).map_err(&mut self.failed).ok()
     }
 
     fn settle(&mut self, queue: usize) {

@@ -96,8 +96,9 @@ impl Direct for VirtioEgress {
     }
 
     fn lend<'m>(&'m mut self, frames: usize, len: u32, lent: &mut Lent<'m>) {
-        // A fault is sticky, and is told when a frame is put.
-        let Ok((frames, per)) = self.room_for(frames, len) else { return };
+        // A fault is sticky, and is reported when a frame is put.
+        let room = self.check_lost().and_then(|()| self.room_for(frames, len));
+        let Ok((frames, per)) = room else { return };
         let Some(Active { memory, hint, format, .. }) = &mut self.ring.active else { return };
         let chains = &self.taken.chains[self.next..][..frames * per];
         for chains in chains.chunks_exact(per.max(1)) {

@@ -348,6 +348,50 @@ fn memory_taken_away_under_buffers_harms_no_one_else() {
     assert_eq!(rx.put(&[(VnetHdr::NONE, frame(60, 1))], true), Err(Fault(LOST.into())));
 }
 
+/// Issue 14, row 6. The ring itself stays, so nothing about it is malformed; whatever way frames
+/// come, memory that stands in for the guest's is written for one burst at most.
+#[test]
+fn buffers_taken_away_under_a_whole_ring_stop_the_port_after_one_burst() {
+    for features in kinds() {
+        let mut rx = Rx::with(features, format());
+        rx.guest.at = EDGE;
+        (0..16).for_each(|_| rx.post(&[2000]));
+        rx.one(frame(60, 1));
+        rx.guest.files[1].set_len(0).unwrap();
+        assert_eq!(rx.put(&[(VnetHdr::NONE, frame(1500, 1))], true), Ok(1), "it is found now");
+        let lost = Fault(LOST.into());
+        // Until the port is stopped, however long that takes.
+        for _ in 0..2 {
+            let frames = [(VnetHdr::NONE, frame(60, 1))];
+            assert_eq!(rx.put(&frames, true), Err(lost.clone()), "{features:?}");
+            assert_eq!(rx.put(&frames, false), Err(lost.clone()));
+            assert_eq!(rx.egress.room(60, 1), Err(lost.clone()));
+            assert_eq!(direct::lent(&mut rx), 0);
+        }
+        assert_eq!(rx.stats.frames.get(), 2);
+        rx.egress.deactivate();
+    }
+}
+
+/// Issue 14, row 6: a front-end shares memory that is gone already, whenever that was.
+#[test]
+fn memory_that_was_lost_before_the_ring_was_started_stops_the_port() {
+    let mut first = Rx::new();
+    first.guest.at = EDGE;
+    first.post(&[2000]);
+    first.guest.files[1].set_len(0).unwrap();
+    first.one(frame(60, 1));
+    first.egress.deactivate();
+    // Another port meanwhile.
+    let mut other = Rx::new();
+    other.post(&[2000]);
+    assert_eq!(other.one(frame(60, 1)), 1);
+    let queue = DeviceQueue::new(&first.guest.memory, &LAYOUT, Features::default(), 1).unwrap();
+    first.egress.activate(queue, Arc::clone(&first.guest.memory), None, format());
+    let put = first.put(&[(VnetHdr::NONE, frame(60, 1))], true);
+    assert_eq!(put, Err(Fault(LOST.into())));
+}
+
 /// The guest makes the buffers smaller while they are at hand: what was read once counts.
 #[test]
 fn buffers_at_hand_are_not_read_again() {

@@ -116,6 +116,23 @@ impl Bench {
     }
 }
 
+/// Ring pages are the guest's to pay for, as long as it is connected.
+#[test]
+fn a_guests_rings_are_charged_to_its_port() {
+    let mut bench = Bench::new("charged");
+    let account = Arc::new(Account::default());
+    bench.socket.account = Arc::clone(&account);
+    account.set_limit("mappings", 3);
+    let refused = bench.socket.connect(&bench.request).unwrap_err();
+    assert!(refused.text.contains("mappings: 4 more than the 0 in use"), "{}", refused.text);
+    account.set_limit("mappings", 4);
+    // Again, while the first rings are there.
+    (0..2).for_each(|_| bench.socket.connect(&bench.request).unwrap());
+    assert_eq!(account.mappings.used(), 4);
+    bench.socket.disconnect();
+    assert_eq!(account.mappings.used(), 0);
+}
+
 /// Each on its own the queues would send twice the bucket.
 #[test]
 fn queues_of_a_vif_share_the_rate_that_they_begin_with() {

@@ -4,6 +4,8 @@ use std::os::fd::AsFd;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use switch::account::Stock;
+
 use super::*;
 use crate::host::{self, HostError, StaticPage};
 use crate::port::control::StaticHost;
@@ -123,11 +125,16 @@ fn a_vifs_pages_are_mapped_through_its_host_or_it_is_told_why_not() {
     let (mut a, _) = two();
     let (said, heard) = mpsc::channel();
     let told = move |error: HostError| said.send(error.to_string()).unwrap();
-    let mut mapper = PageMapper::new(back, 1, vec![a.pair.clone()], told);
+    let paid = Arc::new(Stock::new("mappings", 3, None));
+    let mapper = PageMapper::new(back, 1, vec![a.pair.clone()], told);
+    let mut mapper = mapper.charged_to(&paid);
     let grants = [(pages.grefs[0], true), (pages.grefs[1], false)];
     let mapped = mapper.map(&grants).unwrap();
-    assert!(heard.try_recv().is_err());
-    assert!(mapper.map(&[grants[0], (u32::MAX, false)]).is_none());
+    assert!(heard.try_recv().is_err() && paid.used() == 2);
+    // More than its port may have, and nothing of it.
+    assert!(mapper.map(&grants).is_none() && paid.used() == 2);
+    assert!(heard.try_recv().unwrap().contains("mappings: 1 more than the 3 in use"));
+    assert!(mapper.map(&[(u32::MAX, false)]).is_none() && paid.used() == 2);
     assert!(heard.try_recv().unwrap().contains("no such entry"));
 
     pages.memory.seg_mut(16, 200, &mut 0).unwrap().write(&tcp(200));
@@ -141,7 +148,7 @@ fn a_vifs_pages_are_mapped_through_its_host_or_it_is_told_why_not() {
     mapper.settle(7);
     assert!(table.upgrade().is_some(), "another queue's");
     mapper.settle(0);
-    assert!(table.upgrade().is_none());
+    assert!(table.upgrade().is_none() && paid.used() == 0);
 }
 
 #[test]

@@ -26,6 +26,13 @@ fn fill(rx: &mut Rx, frames: usize, len: u32, bytes: impl Fn(usize) -> Vec<u8>) 
     rooms
 }
 
+/// How many frames there is room for.
+pub(super) fn lent(rx: &mut Rx) -> usize {
+    let mut lent = Lent::default();
+    rx.egress.direct().unwrap().lend(8, 60, &mut lent);
+    lent.lens().count()
+}
+
 fn accept(rx: &mut Rx, came: &[(u32, VnetHdr)]) -> usize {
     let came: Vec<_> = came.iter().map(|(len, hdr)| Came { len: *len, hdr: *hdr }).collect();
     let done = rx.egress.direct().unwrap().accept(&came);

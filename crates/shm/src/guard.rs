@@ -1,0 +1,336 @@
+//! The SIGBUS guard: memory that a peer takes away costs the peer its port, not the process.
+//!
+//! A peer may truncate the file behind a mapping at any time, and the next access then raises
+//! SIGBUS. The handler finds the mapping that holds the address, lays a stand-in over the whole
+//! of it (the whole, because hugetlbfs mappings can only be replaced in large pages), and returns:
+//! the access is repeated and finds zeroes. Whoever serves that peer checks the mapping once per
+//! burst and stops the peer's port. A SIGBUS anywhere else keeps its default action.
+//!
+//! What the handler needs is made before the first mapping ([`prepare`]), so that it makes no call
+//! that can fail at that moment (docs/design/0014):
+//!
+//! * The stand-in is one sparse memfd, mapped shared. Unlike private memory it counts neither
+//!   against RLIMIT_DATA nor as memory committed. A mapping is replaced from the file offset that
+//!   equals its own address, so no two of them share pages. The range is one mapping before and
+//!   after: it counts neither against `vm.max_map_count` nor against RLIMIT_AS.
+//! * Linux refuses even that where a process has one mapping more than `vm.max_map_count`, which
+//!   it lets happen. For this case there are spare mappings to give up.
+//! * Mappings are found in a tree that is never changed, only replaced. A change copies the path
+//!   from the root to what changes; what it replaces is freed when no handler runs.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::mapping::MapError;
+use crate::sys;
+
+/// Length of the stand-in: beyond every address of a process (56 bits with five levels of page
+/// tables), so that each is a valid offset.
+const STAND_IN_LEN: u64 = 1 << 57;
+/// Mappings to give up where there are too many to replace one.
+const SPARES: usize = 16;
+/// Faults of one mapping before the stand-in is taken to be of no use: each thread may find the
+/// mapping lost once, and after that only where the system has no page for the stand-in.
+const FAULTS_MAX: u32 = 4096;
+
+/// What can be read of a mapping while it is watched, and after.
+pub(crate) struct Watched {
+    /// How often it was found lost.
+    faults: Arc<AtomicU32>,
+}
+
+impl Watched {
+    pub(crate) fn is_lost(&self) -> bool {
+        self.faults.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// How many mappings were lost in this process so far. Whoever serves a peer looks whether its
+/// memory is among them when this moved, after an acquire fence.
+#[inline]
+pub fn mappings_lost() -> usize {
+    LOST.load(Ordering::Relaxed)
+}
+
+static LOST: AtomicUsize = AtomicUsize::new(0);
+/// The stand-in, once there is one.
+static STAND_IN: AtomicI32 = AtomicI32::new(-1);
+/// Addresses of single pages; 0: given up.
+static SPARE: [AtomicUsize; SPARES] = [const { AtomicUsize::new(0) }; SPARES];
+/// The tree that handlers search. Owned by `WATCH`.
+static ROOT: AtomicPtr<Node> = AtomicPtr::new(ptr::null_mut());
+/// How many handlers run.
+static HANDLERS: AtomicUsize = AtomicUsize::new(0);
+static WATCH: Mutex<Watch> = Mutex::new(Watch { tree: None, replaced: Vec::new(), ready: false });
+
+struct Watch {
+    tree: Tree,
+    /// Trees that a handler may still search.
+    replaced: Vec<Tree>,
+    ready: bool,
+}
+
+/// A treap: ordered by address, and by weight from the root down. The ranges are disjoint.
+type Tree = Option<Arc<Node>>;
+
+#[derive(Clone)]
+struct Node {
+    start: usize,
+    end: usize,
+    faults: Arc<AtomicU32>,
+    weight: u64,
+    below: Tree,
+    above: Tree,
+}
+
+impl Node {
+    fn new(start: usize, end: usize, faults: Arc<AtomicU32>) -> Self {
+        // Addresses are the kernel's choice, so any good mixing will do (splitmix64).
+        let mut weight = (start as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        weight = (weight ^ (weight >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        weight = (weight ^ (weight >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Self { start, end, faults, weight: weight ^ (weight >> 31), below: None, above: None }
+    }
+
+    fn over(&self, below: Tree, above: Tree) -> Tree {
+        Some(Arc::new(Self { below, above, ..self.clone() }))
+    }
+
+    /// The range that holds `addr`. Async-signal-safe: reads only.
+    fn find(&self, addr: usize) -> Option<&Self> {
+        let mut at = Some(self);
+        while let Some(node) = at {
+            let next = match addr {
+                _ if addr < node.start => &node.below,
+                _ if addr >= node.end => &node.above,
+                _ => return Some(node),
+            };
+            at = next.as_deref();
+        }
+        None
+    }
+}
+
+/// What starts before `start`, and the rest.
+fn split(tree: &Tree, start: usize) -> (Tree, Tree) {
+    let Some(node) = tree else { return (None, None) };
+    if node.start < start {
+        let (low, high) = split(&node.above, start);
+        (node.over(node.below.clone(), low), high)
+    } else {
+        let (low, high) = split(&node.below, start);
+        (low, node.over(high, node.above.clone()))
+    }
+}
+
+/// Both, of which all of `high` is above `low`.
+fn join(low: &Tree, high: &Tree) -> Tree {
+    match (low, high) {
+        (None, one) | (one, None) => one.clone(),
+        (Some(l), Some(h)) if l.weight > h.weight => l.over(l.below.clone(), join(&l.above, high)),
+        (Some(_), Some(h)) => h.over(join(low, &h.below), h.above.clone()),
+    }
+}
+
+fn with(tree: &Tree, new: &Node) -> Tree {
+    match tree {
+        Some(node) if node.weight > new.weight => {
+            if new.start < node.start {
+                node.over(with(&node.below, new), node.above.clone())
+            } else {
+                node.over(node.below.clone(), with(&node.above, new))
+            }
+        }
+        _ => {
+            let (below, above) = split(tree, new.start);
+            new.over(below, above)
+        }
+    }
+}
+
+fn without(tree: &Tree, start: usize) -> Tree {
+    let node = tree.as_ref()?;
+    match start {
+        _ if start < node.start => node.over(without(&node.below, start), node.above.clone()),
+        _ if start > node.start => node.over(node.below.clone(), without(&node.above, start)),
+        _ => join(&node.below, &node.above),
+    }
+}
+
+impl Watch {
+    fn publish(&mut self, tree: Tree) {
+        let root = tree.as_ref().map_or(ptr::null_mut(), |root| Arc::as_ptr(root).cast_mut());
+        ROOT.store(root, Ordering::SeqCst);
+        self.replaced.push(std::mem::replace(&mut self.tree, tree));
+        // Sequentially consistent, as in the handler: one that is not counted yet loads its root
+        // after the store above. One that is counted keeps what it may see until the next change.
+        if HANDLERS.load(Ordering::SeqCst) == 0 {
+            self.replaced.clear();
+        }
+    }
+}
+
+fn locked<T>(act: impl FnOnce(&mut Watch) -> T) -> T {
+    act(&mut WATCH.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Makes what the guard needs, unless that was done. A program that will map peers' memory calls
+/// this at its start, so that a system without what it takes is known then; otherwise the first
+/// mapping does.
+///
+/// # Errors
+/// [`MapError::Unguarded`]: no memory of peers can be mapped, because the process could not
+/// survive losing it.
+pub fn prepare() -> Result<(), MapError> {
+    locked(|watch| {
+        if !watch.ready {
+            let made = sys::stand_in(STAND_IN_LEN).and_then(|fd| {
+                rehearse(&fd)?;
+                install().map_err(|error| ("sigaction", error))?;
+                spares()?;
+                Ok(fd)
+            });
+            let fd = made.map_err(|(what, error)| MapError::Unguarded { what, error })?;
+            STAND_IN.store(fd.into_raw_fd(), Ordering::Release);
+            watch.ready = true;
+        }
+        Ok(())
+    })
+}
+
+/// Does once what the handler does: what a seccomp filter or a security module does not let us
+/// do is known before it is needed.
+fn rehearse(fd: &OwnedFd) -> Result<(), (&'static str, io::Error)> {
+    let page = sys::page_len();
+    let at = sys::anonymous(page).map_err(|error| ("mmap", error))?;
+    let replaced = replace(at.as_ptr() as usize, page, fd.as_raw_fd());
+    let done = if replaced {
+        // SAFETY: a page of ours, mapped for reading and writing.
+        unsafe { at.as_ptr().write_volatile(1) };
+        sys::punch(fd.as_raw_fd(), at.as_ptr() as usize, page).map_err(|error| ("fallocate", error))
+    } else {
+        Err(("mmap of the stand-in", io::Error::last_os_error()))
+    };
+    sys::unmap_anonymous(at, page);
+    done
+}
+
+fn spares() -> Result<(), (&'static str, io::Error)> {
+    let page = sys::page_len();
+    let first = sys::spares(SPARES).map_err(|error| ("spare mappings", error))?;
+    for (i, spare) in SPARE.iter().enumerate() {
+        spare.store(first.as_ptr() as usize + i * page, Ordering::Release);
+    }
+    Ok(())
+}
+
+fn install() -> io::Result<()> {
+    // SAFETY: all-zero is a valid sigaction (default action, empty mask).
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_sigbus as extern "C" fn(_, _, _) as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK;
+    // SAFETY: `action` is initialised and the handler is async-signal-safe: it reads memory that
+    // no one changes, and makes plain system calls.
+    let done = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Has the handler know `len` bytes at `start`, which are mapped and not yet accessed by anyone.
+/// [`prepare`] succeeded before.
+pub(crate) fn watch(start: usize, len: usize) -> Watched {
+    let faults = Arc::new(AtomicU32::new(0));
+    let node = Node::new(start, start + len, Arc::clone(&faults));
+    locked(|watch| watch.publish(with(&watch.tree, &node)));
+    Watched { faults }
+}
+
+/// Has the handler forget the mapping that starts at `start`, which is still mapped and accessed
+/// by no one any more. False: its stand-in still has what was written to it.
+pub(crate) fn forget(start: usize, len: usize, watched: &Watched) -> bool {
+    locked(|watch| watch.publish(without(&watch.tree, start)));
+    // Memory and data go before the address can be another's.
+    !watched.is_lost() || sys::punch(STAND_IN.load(Ordering::Acquire), start, len).is_ok()
+}
+
+/// Lays the stand-in `fd` over `len` bytes at `start`. Async-signal-safe.
+fn replace(start: usize, len: usize, fd: i32) -> bool {
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_FIXED | libc::MAP_SHARED | libc::MAP_NORESERVE;
+    let at = start as *mut libc::c_void;
+    // SAFETY: the caller's range is one whole mapping of ours, and stays mapped by this.
+    let got = unsafe { libc::mmap(at, len, prot, flags, fd, start as libc::off_t) };
+    if got == libc::MAP_FAILED {
+        return false;
+    }
+    // Pages are for what is touched in one burst. A kernel without large pages refuses this.
+    // SAFETY: advice on the mapping made above.
+    unsafe { libc::madvise(at, len, libc::MADV_NOHUGEPAGE) };
+    true
+}
+
+/// Makes the mapping of `node` one of the stand-in. Async-signal-safe.
+fn stand_in(node: &Node) -> bool {
+    // That it is lost is known before anything can be written to the stand-in.
+    match node.faults.fetch_add(1, Ordering::Relaxed) {
+        0 => _ = LOST.fetch_add(1, Ordering::Release),
+        FAULTS_MAX.. => return false,
+        // Another thread did this already, or does so now: the same again changes nothing.
+        _ => {}
+    }
+    let fd = STAND_IN.load(Ordering::Acquire);
+    while !replace(node.start, node.end - node.start, fd) {
+        let spare = SPARE.iter().map(|spare| spare.swap(0, Ordering::AcqRel)).find(|at| *at != 0);
+        let Some(at) = spare.and_then(|at| NonNull::new(at as *mut u8)) else { return false };
+        sys::unmap_anonymous(at, sys::page_len());
+    }
+    true
+}
+
+extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler.
+    let info = unsafe { &*info };
+    // SAFETY: always valid in the thread that calls it.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let saved = unsafe { *errno };
+    // Raised by an access of this very thread: beyond the end of the file, or without a large page
+    // left (hugetlbfs raises the same), or to a page that the machine found broken.
+    let by_access = matches!(info.si_code, libc::BUS_ADRERR | libc::BUS_MCEERR_AR);
+    let survived = by_access && {
+        // SAFETY: SIGBUS of these causes fills si_addr.
+        let addr = unsafe { info.si_addr() } as usize;
+        HANDLERS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: nodes are freed when they are in no tree any more and no handler runs that may
+        // have loaded the root before; this one is counted before it loads it, see `publish`.
+        // What is found is the mapping that was accessed and nothing else: ranges in a tree are
+        // disjoint, as a mapping is added after its mmap and removed before its munmap; and the
+        // interrupted access holds its mapping (each view borrows or owns it), so that it is in
+        // the tree and stays there and mapped until this handler returns. A node's range never
+        // changes. So what is replaced is never another's memory.
+        let root = unsafe { ROOT.load(Ordering::SeqCst).as_ref() };
+        let survived = root.and_then(|root| root.find(addr)).is_some_and(stand_in);
+        HANDLERS.fetch_sub(1, Ordering::SeqCst);
+        survived
+    };
+    // SAFETY: as above.
+    unsafe { *errno = saved };
+    if survived {
+        return;
+    }
+    // Not ours: the default action.
+    // SAFETY: SIG_DFL is always a valid disposition.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    // An access is repeated, and ends the process as if there were no handler. What was sent, or
+    // tells of something that was not accessed, is not: it is sent again.
+    if info.si_code <= 0 || info.si_code == libc::BUS_MCEERR_AO {
+        // SAFETY: a plain system call.
+        unsafe { libc::raise(libc::SIGBUS) };
+    }
+}
+
+#[cfg(test)]
+mod tests;
