@@ -1,13 +1,15 @@
 //! SET_MEM_TABLE, ADD_MEM_REG and REM_MEM_REG.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use shm::{GuestMemory, Mapping, Region};
 
-use super::{Backend, Done, Handled, one_fd, short};
+use super::{Backend, Done, Handled, Takes, one_fd, short};
 use crate::error::ProtocolError;
 use crate::message::{FrontendReq, MemRegion, REGIONS_MAX};
+use crate::outside::Outside;
+use crate::sys::FdKind;
 
 /// Memory slots offered (GET_MAX_MEM_SLOTS): what QEMU and rust-vmm can use.
 pub const SLOTS_MAX: usize = 509;
@@ -33,7 +35,7 @@ impl Slot {
 }
 
 impl Backend {
-    pub(super) fn set_mem_table(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
+    pub(super) fn set_mem_table(&mut self, payload: &[u8], fds: Vec<Outside>) -> Handled {
         let request = FrontendReq::SET_MEM_TABLE;
         let count = MemRegion::announced(payload).ok_or_else(|| short(request, payload))?;
         let want = usize::try_from(count).unwrap_or(usize::MAX);
@@ -45,12 +47,13 @@ impl Backend {
             return Err(ProtocolError::FdCount { request, want, got: fds.len() });
         }
         bounded(regions.iter().map(mapped_by))?;
+        fds.iter().try_for_each(|fd| check_kind(request, fd, self.takes))?;
         let slots = regions.iter().zip(&fds).map(|(region, fd)| map(region, fd));
         let slots = slots.collect::<Result<Vec<Slot>, ProtocolError>>()?;
         self.install(slots)
     }
 
-    pub(super) fn add_mem_reg(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
+    pub(super) fn add_mem_reg(&mut self, payload: &[u8], fds: Vec<Outside>) -> Handled {
         let request = FrontendReq::ADD_MEM_REG;
         let region = MemRegion::parse_single(payload).ok_or_else(|| short(request, payload))?;
         let fd = one_fd(request, fds)?;
@@ -63,12 +66,13 @@ impl Backend {
         }
         let held = self.slots.iter().map(|s| s.region.offset.saturating_add(s.region.len));
         bounded(held.chain([mapped_by(&region)]))?;
+        check_kind(request, &fd, self.takes)?;
         let mut slots = self.slots.clone();
         slots.push(map(&region, &fd)?);
         self.install(slots)
     }
 
-    pub(super) fn rem_mem_reg(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
+    pub(super) fn rem_mem_reg(&mut self, payload: &[u8], fds: Vec<Outside>) -> Handled {
         let request = FrontendReq::REM_MEM_REG;
         let gone = MemRegion::parse_single(payload).ok_or_else(|| short(request, payload))?;
         // "For compatibility with existing incorrect implementations, the back-end MAY accept
@@ -118,7 +122,18 @@ fn bounded(mapped: impl Iterator<Item = u64>) -> Result<(), ProtocolError> {
     Err(ProtocolError::MemoryTooLarge { bytes })
 }
 
-fn map(region: &MemRegion, fd: &OwnedFd) -> Result<Slot, ProtocolError> {
+/// Anything but the kernel's own shared memory may keep whoever asks for its size, or maps it, or
+/// reads it, for as long as its server likes.
+fn check_kind(request: FrontendReq, fd: &Outside, takes: Takes) -> Result<(), ProtocolError> {
+    let kind = fd.kind();
+    if kind == FdKind::Memory || takes.any_memory {
+        return Ok(());
+    }
+    let want = "use a memfd, or a file on tmpfs (/dev/shm) or hugetlbfs; memory=any takes any file";
+    Err(ProtocolError::FdKind { request, kind, want })
+}
+
+fn map(region: &MemRegion, fd: &Outside) -> Result<Slot, ProtocolError> {
     let MemRegion { guest_addr, size, user_addr, mmap_offset } = *region;
     let mapping = Mapping::new(fd.as_fd(), mmap_offset, size)
         .map_err(|error| ProtocolError::Map { guest_addr, error })?;
