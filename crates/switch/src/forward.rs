@@ -63,7 +63,12 @@ pub struct Port {
     pub mirror: Mirror,
     /// What its peer makes us spend.
     pub account: Arc<Account>,
+    /// Names its peer's connection; see [`Port::epoch`].
+    epoch: AtomicU64,
 }
+
+/// Epochs given so far.
+static EPOCHS: AtomicU64 = AtomicU64::new(0);
 
 /// One egress queue, shared by all workers.
 pub struct EgressQueue {
@@ -185,7 +190,19 @@ impl Port {
     pub fn new(id: PortId, name: String, egress: Vec<EgressQueue>) -> Self {
         let (steering, active) = (Steering::new(egress.len()), AtomicU16::new(0));
         let (mirror, account) = (Mirror::default(), Arc::default());
-        Self { id, name, egress, active, steering, mirror, account }
+        let epoch = AtomicU64::new(EPOCHS.fetch_add(1, Ordering::Relaxed));
+        Self { id, name, egress, active, steering, mirror, account, epoch }
+    }
+
+    /// Names the connection of its peer among those of all ports: a report about an earlier one,
+    /// or about another port that had its id, carries another epoch.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Its peer's connection ended: what is reported about it from now on is late.
+    pub fn end_epoch(&self) {
+        self.epoch.store(EPOCHS.fetch_add(1, Ordering::Relaxed), Ordering::Release);
     }
 
     /// The same, charged to `account` in place of one of its own with the default limits.
@@ -326,6 +343,11 @@ impl Forwarder {
             last_learned: None,
             last_found: None,
         }
+    }
+
+    /// The port of this id, in the table in use.
+    pub fn port(&self, id: PortId) -> Option<&Arc<Port>> {
+        self.table.get(usize::from(id.0))?.as_ref()
     }
 
     /// Replaces the port table.

@@ -115,10 +115,22 @@ impl Listener {
     /// # Errors
     /// [`SocketError`] says what stands in the way.
     pub fn bind(path: &Path) -> Result<Self, SocketError> {
+        Self::bind_as(path, None)
+    }
+
+    /// As [`bind`](Self::bind), for its owner alone, whatever the umask is.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_private(path: &Path) -> Result<Self, SocketError> {
+        Self::bind_as(path, Some(0o600))
+    }
+
+    fn bind_as(path: &Path, mode: Option<u32>) -> Result<Self, SocketError> {
         check_path(path)?;
-        let socket = match UnixListener::bind(path) {
+        let socket = match listen(path, mode) {
             Ok(socket) => socket,
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => rebind(path)?,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => rebind(path, mode)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(SocketError::NoDirectory(path.into()));
             }
@@ -197,7 +209,7 @@ fn check_path(path: &Path) -> Result<(), SocketError> {
 }
 
 /// The name is taken: by a living process, by a dead one's socket, or by something else.
-fn rebind(path: &Path) -> Result<UnixListener, SocketError> {
+fn rebind(path: &Path, mode: Option<u32>) -> Result<UnixListener, SocketError> {
     let kind = std::fs::symlink_metadata(path).map_err(|error| os("listen", path, error))?;
     if !kind.file_type().is_socket() {
         return Err(SocketError::NotASocket(path.into()));
@@ -207,7 +219,21 @@ fn rebind(path: &Path) -> Result<UnixListener, SocketError> {
         _ => return Err(SocketError::Busy(path.into())),
     }
     std::fs::remove_file(path).map_err(|error| os("listen", path, error))?;
-    UnixListener::bind(path).map_err(|error| os("listen", path, error))
+    listen(path, mode).map_err(|error| os("listen", path, error))
+}
+
+/// The mode is that of the socket when it gets its name, less the umask (Linux): there is no time
+/// at which the name has another.
+fn listen(path: &Path, mode: Option<u32>) -> io::Result<UnixListener> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    if let Some(mode) = mode {
+        rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(mode))?;
+    }
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, 128)?;
+    Ok(socket.into())
 }
 
 /// Connects to the socket at `path`, without waiting: a listener that accepts no one, with as many
@@ -562,6 +588,20 @@ mod tests {
             connect(&dir),
             Err(SocketError::NobodyListens(_) | SocketError::Os { .. })
         ));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn private_listener_is_its_owners_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = dir("private");
+        let path = dir.join("s");
+        let listener = Listener::bind_private(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        drop(connect(&path).unwrap());
+        assert!(listener.accept().unwrap().is_some());
+        drop(listener);
         std::fs::remove_dir_all(dir).unwrap();
     }
 

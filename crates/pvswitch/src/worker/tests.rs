@@ -3,6 +3,7 @@ mod idle;
 mod kicks;
 mod weights;
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
