@@ -483,7 +483,10 @@ fn ring_stopped_and_started_again_is_still_listened_to() {
     let frames = || switch.counter("a", "ingress", "frames");
     for _ in 0..20 {
         let before = frames();
+        // A driver that sets a ring up anew has it empty.
+        let used = Area::new(&raw.memory, layout(1).device, 8).unwrap();
         raw.ask(R::GET_VRING_BASE, VringState { index: 1, num: 0 }.to_bytes(), &[]).unwrap();
+        used.store_u16(2, 0);
         raw.offer(1, 1);
         raw.ring(1);
         wait_for("what was there", || frames() == before + 1);
@@ -514,12 +517,39 @@ impl Lingers {
         Self { socket: socket.into(), _peer: peer }
     }
 
-    /// Sends it, and leaves the receiver with the last descriptor of it.
-    fn give(self, raw: &Raw, request: R, payload: Vec<u8>) -> std::net::TcpStream {
-        assert!(raw.send(request, payload, false, &[self.socket.as_fd()]));
-        // Closing ours first: whoever closes last lingers.
+    /// Sends it, and leaves the switch with the last descriptor of it: whoever closes last
+    /// lingers, so the switch stands still until we have closed ours.
+    fn give(
+        self,
+        switch: &Switch,
+        to: impl FnOnce() -> UnixStream,
+        request: R,
+    ) -> std::net::TcpStream {
+        let process = &switch.process.0;
+        common::signal(process, rustix::process::Signal::STOP);
+        wait_for("the switch to stand still", || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
+            stat.rsplit(')').next().unwrap().trim().starts_with('T')
+        });
+        let message = Message::request(request, payload_of(request), false).to_bytes();
+        let sent = sys::send(to().as_fd(), &message, &[self.socket.as_fd()]);
+        if sent.is_err() {
+            // Not to linger ourselves.
+            std::mem::forget(self.socket);
+            panic!("{sent:?}");
+        }
         drop(self.socket);
+        common::signal(&switch.process.0, rustix::process::Signal::CONT);
         self._peer
+    }
+}
+
+fn payload_of(request: R) -> Vec<u8> {
+    let region = MemRegion { guest_addr: GUEST, size: LEN, user_addr: USER, mmap_offset: 0 };
+    match request {
+        R::SET_MEM_TABLE => MemRegion::table_to_bytes(&[region]),
+        R::SET_VRING_KICK | R::SET_VRING_CALL | R::SET_VRING_ERR => 1_u64.to_ne_bytes().to_vec(),
+        _ => Vec::new(),
     }
 }
 
@@ -528,28 +558,22 @@ impl Lingers {
 fn sockets_that_linger_as_descriptors_delay_no_one() {
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
-    let ring = 1_u64.to_ne_bytes().to_vec();
-    let region = MemRegion { guest_addr: GUEST, size: LEN, user_addr: USER, mmap_offset: 0 };
+    let requests = [
+        R::SET_VRING_KICK,
+        R::SET_VRING_CALL,
+        R::SET_VRING_ERR,
+        R::SET_MEM_TABLE,
+        R::SET_BACKEND_REQ_FD,
+        R::SET_OWNER,
+    ];
     let mut peers = Vec::new();
-    for (n, (request, payload)) in [
-        (R::SET_VRING_KICK, ring.clone()),
-        (R::SET_VRING_CALL, ring.clone()),
-        (R::SET_VRING_ERR, ring),
-        (R::SET_MEM_TABLE, MemRegion::table_to_bytes(&[region])),
-        (R::SET_BACKEND_REQ_FD, Vec::new()),
-        (R::SET_OWNER, Vec::new()),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    for (n, request) in requests.into_iter().enumerate() {
         let raw = Raw::started(&switch, &dir, &format!("bad{n}"));
-        peers.push(Lingers::new().give(&raw, request, payload));
+        // Queued in a connection that is refused, because one is here: it closes with it.
+        let second = || UnixStream::connect(dir.path(&format!("bad{n}"))).unwrap();
+        peers.push(Lingers::new().give(&switch, second, R::SET_OWNER));
+        peers.push(Lingers::new().give(&switch, || raw.stream.try_clone().unwrap(), request));
         raw.closed();
-        // And one that is never read, because the connection ends first.
-        let raw = Raw::connect(&switch, &dir, &format!("bad{n}"));
-        assert!(raw.send(R::SET_STATUS, vec![0], false, &[]));
-        peers.push(Lingers::new().give(&raw, R::SET_OWNER, Vec::new()));
-        drop(raw);
     }
     // The control thread answers in between, and what its ports owe stays charged.
     let asked = Instant::now();
