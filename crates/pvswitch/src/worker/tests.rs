@@ -116,7 +116,7 @@ impl Rig {
             tuning: Arc::clone(&self.tuning),
         };
         let ingress = Arc::new(Mutex::new(Transmit(Arc::clone(&self.guest))));
-        let kick = Some(Arc::clone(&self.kick));
+        let kick = Some(Arc::clone(&self.kick) as KickFd);
         self.pool.serve(Served { token: TOKEN, source, ingress, kick, notifies: true });
     }
 
