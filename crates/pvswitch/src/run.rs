@@ -286,7 +286,6 @@ pub fn signals() -> Result<UnixStream, RunError> {
 
 fn readable_on(signals: &[i32]) -> Result<UnixStream, RunError> {
     let (read, write) = UnixStream::pair().map_err(os("signal pipe"))?;
-    read.set_nonblocking(true).map_err(os("signal pipe"))?;
     for signal in signals.iter().copied() {
         let write = write.try_clone().map_err(os("signal pipe"))?;
         signal_hook::low_level::pipe::register(signal, write).map_err(os("signal handler"))?;
@@ -319,6 +318,8 @@ impl System {
         let table = Arc::new(Table::new());
         let forwarder =
             Forwarder::new(options.mode, CONTROL_WORKER, Arc::clone(&fdb), table, flow_key);
+        let hangups = readable_on(&[signal_hook::consts::SIGHUP])?;
+        hangups.set_nonblocking(true).map_err(os("signal pipe"))?;
         let mut system = Self {
             options,
             epoll,
@@ -337,7 +338,7 @@ impl System {
             forwarder,
             budgets: setup::budgets(),
             resting: Vec::new(),
-            hangups: readable_on(&[signal_hook::consts::SIGHUP])?,
+            hangups,
             started,
             stop: false,
         };
