@@ -16,11 +16,13 @@ use std::sync::{Arc, Mutex};
 
 use ring::virtq::{DeviceQueue, LayoutError, Taken};
 use shm::{GuestMemory, Mapping};
+use switch::account::Account;
 use vhost_user::backend::{Backend, Options, PROTOCOL_FEATURES};
 use vhost_user::connection::Connection;
 use vhost_user::device::{Call, Device, Refused, RingSetup};
 use vhost_user::feature;
 use vhost_user::message::{Message, ProtocolFeatures};
+use vhost_user::outside::Outside;
 
 use crate::Bytes;
 
@@ -73,7 +75,7 @@ pub fn explore(data: &[u8]) -> Seen {
 
 fn records(device: &Checked, mut backend: Backend, mut bytes: Bytes<'_>) -> Seen {
     while !bytes.0.is_empty() {
-        let (message, fds) = record(&mut bytes);
+        let (message, fds) = record(&mut bytes, backend.account());
         match backend.handle(&message, fds) {
             Ok(outcome) => {
                 if let Some(reply) = outcome.reply {
@@ -96,9 +98,10 @@ fn records(device: &Checked, mut backend: Backend, mut bytes: Bytes<'_>) -> Seen
 }
 
 /// One record: a message and what comes beside it.
-fn record(bytes: &mut Bytes<'_>) -> (Message, Vec<OwnedFd>) {
+fn record(bytes: &mut Bytes<'_>, account: &Arc<Account>) -> (Message, Vec<Outside>) {
     let (request, flags, kinds, len) = (bytes.u8(), bytes.u8(), bytes.u8(), bytes.u8());
-    let fds = (0..kinds & 3).map(|i| descriptor(kinds >> (2 + 2 * i) & 3)).collect();
+    let fds = (0..kinds & 3).map(|i| descriptor(kinds >> (2 + 2 * i) & 3));
+    let fds = fds.filter_map(|fd| Outside::new(fd, account).ok()).collect();
     let payload = bytes.take(usize::from(len)).to_vec();
     (Message::request(request, payload, flags & 1 != 0), fds)
 }

@@ -197,8 +197,7 @@ pub struct TopArgs {
 /// `ctl`.
 #[derive(Args)]
 pub struct CtlArgs {
-    /// Control socket [default: $XDG_RUNTIME_DIR/pvswitch.sock, or /run/pvswitch.sock for root,
-    /// or /tmp/pvswitch-UID.sock]
+    /// Control socket [default: $XDG_RUNTIME_DIR/pvswitch.sock, or /run/pvswitch.sock for root]
     #[arg(long, value_name = "PATH", global = true)]
     pub control: Option<PathBuf>,
     /// Print JSON

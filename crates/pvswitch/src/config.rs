@@ -28,6 +28,8 @@ use switch::poll::Policy;
 
 use crate::http;
 use crate::pool::Placement;
+use vhost_user::backend::Takes;
+
 use crate::spec::{self, Kind, PortSpec, PortTuning, Role, Tap, VhostUser, Xen, XenAt};
 
 /// A parsed file.
@@ -131,6 +133,8 @@ enum PortTable {
         mtu: Option<u16>,
         mac: Option<String>,
         without: Option<String>,
+        memory: Option<String>,
+        polled: Option<String>,
         poll: Option<String>,
         call: Option<String>,
         weight: Option<u32>,
@@ -256,7 +260,7 @@ impl Config {
 impl PortTable {
     fn kind(&self) -> Result<Kind, String> {
         Ok(match self {
-            Self::VhostUser { socket, mode, queues, mtu, mac, without, .. } => {
+            Self::VhostUser { socket, mode, queues, mtu, mac, without, memory, polled, .. } => {
                 Kind::VhostUser(VhostUser {
                     socket: socket.clone(),
                     role: mode.as_deref().map_or(Ok(Role::default()), str::parse)?,
@@ -264,6 +268,10 @@ impl PortTable {
                     mtu: *mtu,
                     mac: mac.as_deref().map(spec::mac).transpose()?,
                     without: without.as_deref().map_or(Ok(0), spec::without)?,
+                    takes: Takes {
+                        any_memory: memory.as_deref().map_or(Ok(false), spec::any_memory)?,
+                        polled: polled.as_deref().map_or(Ok(true), spec::polled)?,
+                    },
                 })
             }
             Self::Tap { interface, netns, queues, mtu, .. } => Kind::Tap(Tap {

@@ -144,23 +144,30 @@ pub fn failure(error: &str) -> Value {
 /// [`Heard::Garbage`] is answered with it.
 pub const GARBAGE: &str = "request is not one line of JSON";
 
-/// Writes an answer as far as the stream lets us.
-pub fn write(mut client: &UnixStream, answer: &Value) -> std::io::Result<()> {
+/// An answer as it goes out.
+pub fn line(answer: &Value) -> Vec<u8> {
     let mut line = answer.to_string();
     line.push('\n');
-    client.write_all(line.as_bytes())
+    line.into_bytes()
 }
 
-/// Where the socket is unless told otherwise.
-pub fn default_path() -> PathBuf {
-    if let Some(dir) = std::env::var_os("XDG_RUNTIME_DIR") {
-        return Path::new(&dir).join("pvswitch.sock");
+/// Writes an answer as far as the stream lets us.
+pub fn write(mut client: &UnixStream, answer: &Value) -> std::io::Result<()> {
+    client.write_all(&line(answer))
+}
+
+/// Where the socket is unless it is given: in a directory that only its user can write to.
+///
+/// # Errors
+/// There is none. In a directory of everybody's, somebody else could take the name first.
+pub fn default_path() -> Result<PathBuf, ControlError> {
+    if let Some(dir) = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
+        return Ok(Path::new(&dir).join("pvswitch.sock"));
     }
-    let uid = rustix::process::getuid();
-    if uid.is_root() {
-        return "/run/pvswitch.sock".into();
+    if rustix::process::geteuid().is_root() {
+        return Ok("/run/pvswitch.sock".into());
     }
-    format!("/tmp/pvswitch-{}.sock", uid.as_raw()).into()
+    Err(ControlError::NoDefault)
 }
 
 /// Why a request failed.
@@ -176,6 +183,23 @@ pub enum ControlError {
         /// Why.
         error: std::io::Error,
     },
+    /// Neither given nor to be guessed.
+    #[error(
+        "no control socket is given and XDG_RUNTIME_DIR is not set; give --control PATH, in a \
+         directory that only you can write to"
+    )]
+    NoDefault,
+    /// Somebody else's.
+    #[error(
+        "{path} is served by user {uid}, neither you nor root: refused; if that is your switch, \
+         run this as that user"
+    )]
+    NotOurs {
+        /// The socket.
+        path: PathBuf,
+        /// Whose process listens there.
+        uid: u32,
+    },
     /// The connection broke.
     #[error("the switch did not answer: {0}")]
     Io(#[from] std::io::Error),
@@ -187,6 +211,17 @@ pub enum ControlError {
     Refused(String),
 }
 
+/// A socket that somebody else made under the name of ours could answer anything. Root may ask any
+/// user's switch.
+fn check_owner(path: &Path, stream: &UnixStream) -> Result<(), ControlError> {
+    let own = rustix::process::geteuid();
+    let peer = rustix::net::sockopt::socket_peercred(stream).map_err(std::io::Error::from)?.uid;
+    if own.is_root() || peer == own || peer.is_root() {
+        return Ok(());
+    }
+    Err(ControlError::NotOurs { path: path.into(), uid: peer.as_raw() })
+}
+
 /// Sends one request; returns the answer, and the connection behind it.
 pub fn call(
     path: &Path,
@@ -194,6 +229,7 @@ pub fn call(
 ) -> Result<(Value, BufReader<UnixStream>), ControlError> {
     let stream = UnixStream::connect(path)
         .map_err(|error| ControlError::Connect { path: path.into(), error })?;
+    check_owner(path, &stream)?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut line = serde_json::to_string(request)?;
     line.push('\n');

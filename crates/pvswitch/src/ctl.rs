@@ -16,7 +16,7 @@ const DRAIN_LOOK: Duration = Duration::from_millis(5);
 
 /// The command.
 pub fn command(args: CtlArgs) -> Result<(), ControlError> {
-    let path = args.control.unwrap_or_else(default_path);
+    let path = args.control.map_or_else(default_path, Ok)?;
     let request = match args.what {
         CtlCommand::Show => Request::Show,
         CtlCommand::Stats => Request::Stats,

@@ -1,15 +1,22 @@
 //! The lines a person pastes to attach a guest to a port.
 
+use std::io::Write;
+
 use crate::spec::{Kind, PortSpec, Role, VhostUser, Xen, XenAt};
 
 /// Prints how to attach a guest: for QEMU, libvirt and Cloud Hypervisor, for xl, or for a front
 /// half of our own.
 pub fn print(spec: &PortSpec) {
     match &spec.kind {
-        Kind::VhostUser(conf) => println!("{}", text(&spec.name, conf)),
-        Kind::Xen(Xen { at, .. }) => println!("{}", xen(&spec.name, at)),
+        Kind::VhostUser(conf) => show(&text(&spec.name, conf)),
+        Kind::Xen(Xen { at, .. }) => show(&xen(&spec.name, at)),
         Kind::Tap(_) | Kind::Null => {}
     }
+}
+
+/// A switch goes on when nobody reads its hints.
+fn show(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 /// How a vif comes to be. The script is named because xl's own wants an interface of the kernel's.

@@ -1,49 +1,20 @@
 //! Log lines that a guest can cause, bounded: a guest must not fill the host's disk.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-/// Lines a quiet port may log at once: a guest that comes, leaves and comes back.
-const LINES_MAX: u32 = 16;
-/// Time after which one more may be logged.
-const LINE_EVERY: Duration = Duration::from_millis(500);
+use switch::account::Account;
 
-/// The log of one port: what its guest causes goes through here.
+/// The log of one port: what its guest causes goes through here, charged to its account.
 pub struct PortLog {
     name: String,
-    bucket: Mutex<Bucket>,
-}
-
-struct Bucket {
-    lines: u32,
-    /// Up to when `lines` was filled up.
-    filled: Instant,
-    suppressed: u64,
-}
-
-impl Bucket {
-    fn new(now: Instant) -> Self {
-        Self { lines: LINES_MAX, filled: now, suppressed: 0 }
-    }
-
-    /// Whether a line may go out at `now`; then, how many could not since the last one.
-    fn take(&mut self, now: Instant) -> Option<u64> {
-        let due = now.saturating_duration_since(self.filled).as_nanos() / LINE_EVERY.as_nanos();
-        let due = u32::try_from(due).unwrap_or(u32::MAX).min(LINES_MAX);
-        if due == LINES_MAX {
-            self.filled = now;
-        } else {
-            self.filled += LINE_EVERY * due;
-        }
-        self.lines = (self.lines + due).min(LINES_MAX);
-        if self.lines == 0 {
-            self.suppressed += 1;
-            return None;
-        }
-        self.lines -= 1;
-        Some(std::mem::take(&mut self.suppressed))
-    }
+    account: Arc<Account>,
+    /// Zero of the account's time.
+    epoch: Instant,
+    /// Lines that were not logged since the last one.
+    suppressed: AtomicU64,
 }
 
 /// Says how many lines are missing before this one.
@@ -60,13 +31,22 @@ impl fmt::Display for Missing {
 
 impl PortLog {
     /// For the port of this name.
-    pub fn new(name: &str) -> Self {
-        Self { name: name.into(), bucket: Mutex::new(Bucket::new(Instant::now())) }
+    pub fn new(name: &str, account: Arc<Account>, epoch: Instant) -> Self {
+        Self { name: name.into(), account, epoch, suppressed: AtomicU64::new(0) }
+    }
+
+    /// The port's account.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
     }
 
     fn take(&self) -> Option<Missing> {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        bucket.take(Instant::now()).map(Missing)
+        let now = u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        if self.account.log_lines.spend(now) {
+            return Some(Missing(self.suppressed.swap(0, Ordering::Relaxed)));
+        }
+        self.suppressed.fetch_add(1, Ordering::Relaxed);
+        None
     }
 
     /// Something ordinary happened.
@@ -89,20 +69,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_of_lines_is_cut_and_counted_and_a_quiet_port_recovers() {
-        let start = Instant::now();
-        let mut bucket = Bucket::new(start);
-        let passed = |bucket: &mut Bucket, from: u64, to: u64| {
-            let at = |ms| start + Duration::from_millis(ms);
-            (from..to).filter_map(|ms| bucket.take(at(ms))).collect::<Vec<_>>()
-        };
-        assert_eq!(passed(&mut bucket, 0, 400), [0; 16]);
-        let later = passed(&mut bucket, 400, 10_400);
-        assert_eq!(later.len(), 20, "two a second");
-        assert_eq!((later[0], later[1]), (484, 499), "and each says what is missing");
-        let at = start + Duration::from_secs(100);
-        assert_eq!(bucket.take(at), Some(399));
-        assert_eq!((0..20).filter_map(|_| bucket.take(at)).count(), 15);
+    fn flood_of_lines_is_cut_and_the_next_one_says_how_many_are_missing() {
+        let account = Arc::new(Account::default());
+        let mut log = PortLog::new("a", Arc::clone(&account), Instant::now());
+        let passed = (0..400).filter(|_| log.take().is_some()).count();
+        assert!((16..400).contains(&passed), "{passed}");
+        let refused = account.log_lines.refused();
+        assert_eq!(refused, 400 - passed as u64);
+        // As after a while.
+        log.account = Arc::default();
+        assert_eq!(log.take().map(|missing| missing.0), Some(refused));
     }
 
     #[test]

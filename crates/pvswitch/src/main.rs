@@ -40,6 +40,7 @@ const ADDRESSES_PER_PORT: u32 = 4096;
 type AnyError = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
+    end_quietly();
     let cli = Cli::parse();
     init_log();
     let result = match cli.command {
@@ -47,8 +48,9 @@ fn main() -> ExitCode {
         Command::Top(args) => top::command(args),
         Command::Ctl(args) => ctl::command(args).map_err(Into::into),
         Command::Capture(args) => {
-            let control = args.control.unwrap_or_else(control::default_path);
-            capture::command(&control, &args.port, &args.write).map_err(Into::into)
+            let control = args.control.map_or_else(control::default_path, Ok);
+            let captured = control.and_then(|at| capture::command(&at, &args.port, &args.write));
+            captured.map_err(Into::into)
         }
         Command::Nic(args) => nic::command(args),
         Command::Gen(args) => generate::command(args),
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("pvswitch: {error}");
             if error.downcast_ref::<Usage>().is_some() {
@@ -75,6 +78,23 @@ fn main() -> ExitCode {
 #[error("{0}")]
 pub struct Usage(pub String);
 
+/// Whoever read our output has enough of it: a quiet end. `println!` panics there.
+fn end_quietly() {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let said = panic.payload_as_str().unwrap_or_default();
+        if said.starts_with("failed printing to stdout") && said.contains("Broken pipe") {
+            std::process::exit(0);
+        }
+        hook(panic);
+    }));
+}
+
+fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
 fn init_log() {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
@@ -82,6 +102,8 @@ fn init_log() {
         .with_env_filter(filter)
         .with_target(false)
         .with_writer(std::io::stderr)
+        // An error of the log itself has nowhere to go.
+        .log_internal_errors(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
 }

@@ -11,6 +11,7 @@ use switch::fair::level::{Leveller, Report as Period};
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Mode, Port, Table};
 use switch::poll::Costs;
+use vhost_user::device::KickFd;
 
 use crate::worker::{self, Handle, Report, Served};
 
@@ -184,7 +185,7 @@ impl Pool {
 
     /// Watches an egress queue for its peer's kick, by this descriptor or by
     /// [`kicked`](Self::kicked): it made room.
-    pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Option<Arc<OwnedFd>>) {
+    pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Option<KickFd>) {
         let mut homes = self.homes();
         let to = self.place(token, &homes);
         homes.insert(token, to);

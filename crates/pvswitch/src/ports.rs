@@ -16,6 +16,9 @@ use crate::limit::PortLog;
 use crate::pool::{Pool, token};
 use crate::worker::Served;
 
+/// Most addresses that wait to be announced for one guest.
+const ANNOUNCE_MAX: usize = 16;
+
 /// What is known of a vhost-user port's guest.
 #[derive(Default)]
 pub struct Guest {
@@ -113,7 +116,12 @@ impl Host for PortHost {
 
     fn announce(&mut self, mac: [u8; 6]) {
         let mut guest = self.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        guest.announce.push(mac);
+        if guest.announce.len() < ANNOUNCE_MAX
+            && !guest.announce.contains(&mac)
+            && self.port.account.announcements.spend(self.pool.now())
+        {
+            guest.announce.push(mac);
+        }
     }
 }
 

@@ -9,7 +9,6 @@ mod vhost;
 mod xen;
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::BufReader;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -26,9 +25,12 @@ use switch::hold::HOLD_DEFAULT;
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
 use switch::tuning::{Drain, Tuning};
+use vhost_user::device::KickFd;
+use vhost_user::outside;
 use vhost_user::sys::{Listener, SocketError};
 use xen_netif::host::HostError;
 
+use self::requests::Client;
 use self::vhost::VhostPort;
 use self::xen::{Hypervisor, XenBus, XenPort};
 use crate::hints;
@@ -207,6 +209,7 @@ enum Attach {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum What {
     Signal,
+    Hangup,
     Reports,
     ControlListener,
     Client,
@@ -230,7 +233,7 @@ struct System {
     xen: BTreeMap<Hypervisor, XenBus>,
     /// `xen:auto`, if there is such a port.
     xen_auto: Option<PortSpec>,
-    clients: HashMap<u64, BufReader<UnixStream>>,
+    clients: HashMap<u64, Client>,
     control: Option<Listener>,
     http: Option<http::Server>,
     /// The control thread's own way into the switch, for announcements.
@@ -239,6 +242,8 @@ struct System {
     budgets: Budgets,
     /// Listeners that could not accept, and when they are looked at again.
     resting: Vec<(Instant, What)>,
+    /// Readable on SIGHUP.
+    hangups: UnixStream,
     started: Instant,
     stop: bool,
 }
@@ -266,6 +271,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let signals = signals()?;
     let mut system = System::new(options)?;
     system.watch(signals.as_fd(), What::Signal)?;
+    system.watch(system.hangups.try_clone().map_err(os("signal pipe"))?.as_fd(), What::Hangup)?;
     system.start_ports()?;
     tracing::info!(
         "switching between {} ports with {} workers, poll {}",
@@ -282,8 +288,12 @@ pub fn run(options: Options) -> Result<(), RunError> {
 
 /// A descriptor that becomes readable on SIGTERM and SIGINT.
 pub fn signals() -> Result<UnixStream, RunError> {
+    readable_on(&[signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
+}
+
+fn readable_on(signals: &[i32]) -> Result<UnixStream, RunError> {
     let (read, write) = UnixStream::pair().map_err(os("signal pipe"))?;
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+    for signal in signals.iter().copied() {
         let write = write.try_clone().map_err(os("signal pipe"))?;
         signal_hook::low_level::pipe::register(signal, write).map_err(os("signal handler"))?;
     }
@@ -316,6 +326,8 @@ impl System {
         let forwarder =
             Forwarder::new(options.mode, CONTROL_WORKER, Arc::clone(&fdb), table, flow_key)
                 .without_holds();
+        let hangups = readable_on(&[signal_hook::consts::SIGHUP])?;
+        hangups.set_nonblocking(true).map_err(os("signal pipe"))?;
         let mut system = Self {
             options,
             epoll,
@@ -334,6 +346,7 @@ impl System {
             forwarder,
             budgets: setup::budgets(),
             resting: Vec::new(),
+            hangups,
             started,
             stop: false,
         };
@@ -354,8 +367,14 @@ impl System {
 
     fn listen_control(&mut self) -> Result<(), RunError> {
         let explicit = self.options.control.clone();
-        let path = explicit.clone().unwrap_or_else(crate::control::default_path);
-        match Listener::bind(&path) {
+        let path = match explicit.clone().map_or_else(crate::control::default_path, Ok) {
+            Ok(path) => path,
+            Err(error) => {
+                tracing::warn!("no control socket: {error}");
+                return Ok(());
+            }
+        };
+        match Listener::bind_private(&path) {
             Ok(listener) => {
                 self.watch(listener.as_fd(), What::ControlListener)?;
                 self.control = Some(listener);
@@ -472,7 +491,7 @@ impl System {
             let queue = queue as u16;
             let source = Source::new(id, queue, pair.ingress_stats, tuning);
             let token = token(id, queue, false);
-            let kick = Some(pair.fd);
+            let kick = Some(pair.fd as KickFd);
             served.push(Served { token, source, ingress: pair.ingress, kick, notifies: true });
         }
         let port = Arc::new(self.make_port(id, &spec.name, egress));
@@ -503,8 +522,13 @@ impl System {
         state.port.set_active(0);
         match state.attach {
             Attach::VhostUser(vhost) => {
-                if let Some(listener) = &vhost.listener {
+                if let Some(listener) = vhost.listener {
                     self.unwatch(listener.as_fd(), &What::Listener(name.into()));
+                    // Connections that wait in it close with it, and what is queued in them.
+                    if let Ok(last) = listener.as_fd().try_clone_to_owned() {
+                        vhost_user::sys::shutdown(last.as_fd());
+                        outside::close(last, &state.port.account);
+                    }
                 }
             }
             Attach::Tap(_) => {
@@ -533,6 +557,7 @@ impl System {
         let next = retries
             .chain(end)
             .chain(rests)
+            .chain(self.clients.values().filter_map(Client::ends))
             .chain(self.xen_due())
             .min()
             .map(|at| at.saturating_duration_since(now));
@@ -561,6 +586,7 @@ impl System {
         }
         self.retry_due();
         self.end_rests();
+        self.drop_slow_clients();
         self.xen_tick();
         self.announce();
         self.stop |= end.is_some_and(|end| Instant::now() >= end);
@@ -578,31 +604,58 @@ impl System {
         }
     }
 
-    /// Looks at a listener again, or no more for now.
-    fn listen(&self, what: &What, flags: epoll::EventFlags) {
+    /// Polls a listener or a connection again, or no more for now. It leaves the epoll set: a peer
+    /// that hangs up would be reported whatever is asked for.
+    fn listen(&self, what: &What, on: bool) {
         let token = self.tokens.iter().find(|(_, w)| *w == what).map(|(token, _)| *token);
-        if let Some((listener, token)) = self.listener(what).zip(token) {
-            let _ = epoll::modify(&self.epoll, listener, epoll::EventData::new_u64(token), flags);
-        }
+        let connection = match what {
+            What::Connection(name) => match self.ports.get(name).map(|p| &p.attach) {
+                Some(Attach::VhostUser(vhost)) => vhost.connection.as_ref().map(AsFd::as_fd),
+                _ => None,
+            },
+            _ => None,
+        };
+        let fd = connection.or(self.listener(what).map(AsFd::as_fd));
+        let Some((fd, token)) = fd.zip(token) else { return };
+        let _ = if on {
+            epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
+        } else {
+            epoll::delete(&self.epoll, fd)
+        };
     }
 
     /// A listener that cannot accept (no descriptor is left) has a second's rest: who waits there
     /// would be tried in a loop.
     fn rest(&mut self, what: What) {
-        self.listen(&what, epoll::EventFlags::empty());
-        self.resting.push((Instant::now() + REST, what));
+        self.rest_until(what, Instant::now() + REST);
+    }
+
+    /// Leaves alone what exceeds what its peer may spend.
+    fn rest_until(&mut self, what: What, at: Instant) {
+        self.listen(&what, false);
+        self.resting.push((at, what));
+    }
+
+    /// A time of the accounts, in ns, as an instant: at most a second from now.
+    fn instant(&self, at_ns: u64) -> Instant {
+        let now = Instant::now();
+        (self.started + Duration::from_nanos(at_ns.min(self.pool.now() + 1_000_000_000))).max(now)
     }
 
     fn end_rests(&mut self) {
         let now = Instant::now();
         for (_, what) in self.resting.extract_if(.., |(at, _)| *at <= now).collect::<Vec<_>>() {
-            self.listen(&what, epoll::EventFlags::IN);
+            self.listen(&what, true);
         }
     }
 
     fn handle(&mut self, token: u64, what: What) {
         match what {
             What::Signal => self.stop = true,
+            What::Hangup => {
+                vhost_user::sys::drain(self.hangups.as_fd());
+                tracing::info!("SIGHUP ignored: there is no configuration to read again");
+            }
             What::Reports => self.read_reports(),
             What::ControlListener => self.accept_client(),
             What::Client => self.serve_client(token),
@@ -620,10 +673,13 @@ impl System {
         let mut count = [0; 8];
         let _ = rustix::io::read(&*self.pool.common.reports_wake, &mut count);
         while let Ok(report) = self.reports.try_recv() {
-            let (Report::Fault(id, _) | Report::Deaf(id, _) | Report::Starved(id, ..)) = &report;
+            let (Report::Fault(id, ..) | Report::Deaf(id, _) | Report::Starved(id, ..)) = &report;
             let Some(state) = self.ports.values_mut().find(|p| p.port.id == *id) else { continue };
             let fault = match report {
-                Report::Fault(_, fault) => fault,
+                // Once for each connection: its end ends the epoch, and what comes late is of
+                // another one, perhaps of another port.
+                Report::Fault(_, epoch, _) if epoch != state.port.epoch() => continue,
+                Report::Fault(_, _, fault) => fault,
                 Report::Starved(_, queue, begins) => {
                     state.tell_stall(queue, begins);
                     continue;
@@ -642,7 +698,6 @@ impl System {
                 self.fault_vif(&name, &fault.to_string());
                 continue;
             }
-            // Once for each connection: reports that were on their way find it closed.
             if let Attach::VhostUser(vhost) = &state.attach
                 && vhost.connection.is_some()
             {

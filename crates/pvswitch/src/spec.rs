@@ -8,6 +8,7 @@ use lab::near::did_you_mean;
 use switch::fair::WEIGHT_MAX;
 use switch::hold::HOLD_MAX;
 use switch::poll::Policy;
+use vhost_user::backend::Takes;
 use vhost_user::feature;
 use vhost_user::net::PAIRS_MAX;
 use xen_netif::back::{self, Offer, QUEUES_MAX, VifId};
@@ -170,6 +171,8 @@ pub struct VhostUser {
     pub mac: Option<[u8; 6]>,
     /// Features not offered, as bits.
     pub without: u64,
+    /// What its front-end may do.
+    pub takes: Takes,
 }
 
 /// A TAP port.
@@ -280,16 +283,19 @@ fn kind_of(kind: &str, arg: &str, options: &[(&str, &str)]) -> Result<Kind, Stri
                 mtu: None,
                 mac: None,
                 without: 0,
+                takes: Takes::default(),
             };
             for (key, value) in options {
                 match *key {
+                    "memory" => port.takes.any_memory = any_memory(value)?,
+                    "polled" => port.takes.polled = polled(value)?,
                     "mode" => port.role = value.parse()?,
                     "queues" => port.queues = number(key, value)?,
                     "mtu" => port.mtu = Some(number(key, value)?),
                     "mac" => port.mac = Some(mac(value)?),
                     "without" => port.without = without(value)?,
                     _ => {
-                        let known = ["mode", "queues", "mtu", "mac", "without"];
+                        let known = ["mode", "queues", "mtu", "mac", "without", "memory", "polled"];
                         return Err(unknown(key, kind, &known));
                     }
                 }
@@ -371,6 +377,24 @@ fn on_off(key: &str, value: &str) -> Result<bool, String> {
         "on" => Ok(true),
         "off" => Ok(false),
         _ => Err(format!("{key}={value}: use on or off")),
+    }
+}
+
+/// `memory=shared|any`: whether a guest's memory may lie in any file.
+pub fn any_memory(value: &str) -> Result<bool, String> {
+    match value {
+        "shared" => Ok(false),
+        "any" => Ok(true),
+        _ => Err(format!("memory={value}: use shared (memfd, tmpfs, hugetlbfs) or any (any file)")),
+    }
+}
+
+/// `polled=on|off`: whether rings without a kick descriptor are served.
+pub fn polled(value: &str) -> Result<bool, String> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("polled={value}: use on, or off to refuse rings without a kick")),
     }
 }
 
@@ -527,7 +551,7 @@ mod tests {
     fn every_kind_and_option() {
         let port: PortSpec =
             "vm1=vhost-user:/tmp/a=b.sock,mode=client,queues=4,mtu=9000,mac=02:00:00:00:00:0a,\
-             without=event-idx+IN_ORDER,poll=coalesce:50,32,weight=4"
+             without=event-idx+IN_ORDER,memory=any,polled=off,poll=coalesce:50,32,weight=4"
                 .parse()
                 .unwrap();
         let want = VhostUser {
@@ -537,6 +561,7 @@ mod tests {
             mtu: Some(9000),
             mac: Some([2, 0, 0, 0, 0, 10]),
             without: feature::EVENT_IDX | feature::IN_ORDER,
+            takes: Takes { any_memory: true, polled: false },
         };
         assert_eq!(port.kind, Kind::VhostUser(want));
         let poll = Policy::Coalesce { usecs: 50, frames: 32 };

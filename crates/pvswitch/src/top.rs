@@ -41,7 +41,7 @@ pub fn command(args: TopArgs) -> Result<(), AnyError> {
         return Err(Usage(error).into());
     }
     let interval = Duration::from_secs_f64(args.interval);
-    let control = args.control.unwrap_or_else(default_path);
+    let control = args.control.map_or_else(default_path, Ok)?;
     // A path that is wrong is told at once; a switch that goes away later is waited for.
     let first = Sample::take(&control)?;
     if args.once || !std::io::stdout().is_terminal() {

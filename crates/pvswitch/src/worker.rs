@@ -17,7 +17,7 @@ mod queue;
 pub use self::handle::{Handle, Report, Served};
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -28,6 +28,7 @@ use switch::frame::Burst;
 use switch::hold::RETRY_NS;
 use switch::poll::{Action, Policy, State};
 use switch::tuning::Drain;
+use vhost_user::device::KickFd;
 
 use self::handle::{Command, WAKE, Watched, lock};
 use self::queue::Queue;
@@ -40,6 +41,12 @@ const LOOK_NS: u64 = 20_000;
 const WINDOW_NS: u64 = 1_000_000;
 /// After a queue came or went, this many measurements are made before another goes.
 const SETTLE: u32 = 3;
+
+/// Queues about which commands are carried out between two rounds: frames do not wait for a peer
+/// that has its rings started and stopped in a loop.
+const COMMANDS_MAX: usize = 64;
+/// What a kick costs a worker apart from what it finds, in ns: charged to the port.
+const KICK_NS: u64 = 500;
 
 /// Starts the thread of worker `index`, pinned to `cpu` if given.
 pub fn spawn(index: usize, cpu: Option<usize>, pool: Arc<Pool>) -> std::io::Result<()> {
@@ -146,8 +153,9 @@ impl Worker {
                 self.time = self.now();
                 self.obey();
                 now = self.time;
-                // What was asked may be to stop, or may have made queues hot.
-                continue;
+                if self.stop {
+                    break;
+                }
             }
             now = self.process(now);
             if now.saturating_sub(self.window.0) >= WINDOW_NS {
@@ -169,7 +177,14 @@ impl Worker {
     }
 
     fn obey(&mut self) {
-        let commands = std::mem::take(&mut *lock(&self.handle.commands));
+        let commands = {
+            let mut inbox = lock(&self.handle.commands);
+            let commands = inbox.take(COMMANDS_MAX);
+            if !inbox.is_empty() {
+                self.handle.has_commands.store(true, Ordering::Release);
+            }
+            commands
+        };
         for command in commands {
             match command {
                 Command::Serve(served) => self.adopt(served),
@@ -201,7 +216,7 @@ impl Worker {
     // ---- the set of queues ----
 
     /// Waits for a kick from now on. Without it the queue is still served while it is hot.
-    fn listen(&self, port: PortId, kick: &OwnedFd, token: u64) {
+    fn listen(&self, port: PortId, kick: &KickFd, token: u64) {
         if let Err(error) = self.handle.add(kick.as_fd(), token) {
             self.pool.report(Report::Deaf(port, error));
         }
@@ -258,10 +273,9 @@ impl Worker {
 
     fn drop_queue(&mut self, token: u64) {
         if let Some(&at) = self.by_token.get(&token) {
-            let tuning = self.take_out(at).source.tuning;
+            let served = self.take_out(at);
             self.list_again();
-            tuning.set_state(State::Cold);
-            tuning.drained();
+            served.stopped();
         } else if let Some(Watched { kick: Some(kick), .. }) = self.watched.remove(&token) {
             let _ = epoll::delete(&self.handle.epoll, kick.as_fd());
         }
@@ -316,6 +330,8 @@ impl Worker {
     fn kicked(&mut self, token: u64) {
         if let Some(&at) = self.by_token.get(&token) {
             let queue = &mut self.queues[at];
+            queue.share.charge(KICK_NS);
+            queue.kicked = true;
             let stats = &queue.served.source.stats;
             stats.kicks.add(1);
             stats.wakes.add(u64::from(queue.state == State::Cold));
@@ -438,6 +454,11 @@ impl Worker {
                 queue.looked(frames, end);
                 queue.backlog.looked(frames > 0 && action == Action::Poll, end);
                 found |= frames > 0;
+                // A poll that finds nothing is paid by a peer that cannot notify, or did for nothing.
+                let kicked = std::mem::take(&mut queue.kicked);
+                if frames == 0 && (kicked || !queue.served.notifies) {
+                    queue.share.charge(took);
+                }
                 if frames > 0 && took > 0 {
                     if queue.busy_ns == 0 {
                         self.served.push(at);
@@ -490,8 +511,9 @@ impl Worker {
             self.wake(woken);
         }
         self.forwarder.notify_late(now, !found || self.hot.is_empty());
-        for (port, fault) in self.forwarder.faults.drain(..) {
-            self.pool.report(Report::Fault(port, fault));
+        for (port, fault) in std::mem::take(&mut self.forwarder.faults) {
+            let epoch = self.forwarder.port(port).map_or(0, |port| port.epoch());
+            self.pool.report(Report::Fault(port, epoch, fault));
         }
         for (port, queue, begins) in self.forwarder.starved.drain(..) {
             self.pool.report(Report::Starved(port, queue, begins));

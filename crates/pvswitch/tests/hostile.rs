@@ -41,7 +41,7 @@ fn addr(ring: u32) -> VringAddr {
 /// A front-end that says whatever a test wants.
 struct Raw {
     stream: UnixStream,
-    /// Its memory; a file, because a memfd of ours cannot be truncated.
+    /// Its memory; a memfd of `Mapping`'s cannot be truncated.
     file: File,
     memory: GuestMemory,
     event: OwnedFd,
@@ -54,9 +54,9 @@ impl Raw {
         }
         let stream = UnixStream::connect(dir.path(name)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        let path = dir.path("memory");
-        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
-        std::fs::remove_file(path).unwrap();
+        // Unsealed: it is to be truncated.
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let file = File::from(rustix::fs::memfd_create("hostile", flags).unwrap());
         file.set_len(LEN).unwrap();
         let mapping = Arc::new(Mapping::new(file.as_fd(), 0, LEN).unwrap());
         let region = Region { guest_addr: GUEST, user_addr: USER, len: LEN, offset: 0, mapping };
@@ -625,7 +625,10 @@ fn ring_stopped_and_started_again_is_still_listened_to() {
     let frames = || switch.counter("a", "ingress", "frames");
     for _ in 0..20 {
         let before = frames();
+        // A driver that sets a ring up anew has it empty.
+        let used = Area::new(&raw.memory, layout(1).device, 8).unwrap();
         raw.ask(R::GET_VRING_BASE, VringState { index: 1, num: 0 }.to_bytes(), &[]).unwrap();
+        used.store_u16(2, 0);
         raw.offer(1, 1);
         raw.ring(1);
         wait_for("what was there", || frames() == before + 1);
@@ -634,4 +637,192 @@ fn ring_stopped_and_started_again_is_still_listened_to() {
         raw.offer(1, 2);
         wait_for("what was kicked for", || frames() == before + 2);
     }
+}
+
+/// A socket whose close takes as long as it lingers: its peer never reads what is left.
+struct Lingers {
+    socket: OwnedFd,
+    /// Holds the other end open.
+    _peer: std::net::TcpStream,
+}
+
+impl Lingers {
+    fn new() -> Self {
+        use rustix::net::sockopt;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        while std::io::Write::write(&mut &socket, &[0; 65536]).is_ok() {}
+        socket.set_nonblocking(false).unwrap();
+        sockopt::set_socket_linger(&socket, Some(Duration::from_secs(3600))).unwrap();
+        Self { socket: socket.into(), _peer: peer }
+    }
+
+    /// Sends it, and leaves the switch with the last descriptor of it: whoever closes last
+    /// lingers, so the switch stands still until we have closed ours.
+    fn give(
+        self,
+        switch: &Switch,
+        to: impl FnOnce() -> UnixStream,
+        request: R,
+    ) -> std::net::TcpStream {
+        let process = &switch.process.0;
+        common::signal(process, rustix::process::Signal::STOP);
+        wait_for("the switch to stand still", || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
+            stat.rsplit(')').next().unwrap().trim().starts_with('T')
+        });
+        let message = Message::request(request, payload_of(request), false).to_bytes();
+        let sent = sys::send(to().as_fd(), &message, &[self.socket.as_fd()]);
+        if sent.is_err() {
+            // Not to linger ourselves.
+            std::mem::forget(self.socket);
+            panic!("{sent:?}");
+        }
+        drop(self.socket);
+        common::signal(&switch.process.0, rustix::process::Signal::CONT);
+        self._peer
+    }
+}
+
+fn payload_of(request: R) -> Vec<u8> {
+    let region = MemRegion { guest_addr: GUEST, size: LEN, user_addr: USER, mmap_offset: 0 };
+    match request {
+        R::SET_MEM_TABLE => MemRegion::table_to_bytes(&[region]),
+        R::SET_VRING_KICK | R::SET_VRING_CALL | R::SET_VRING_ERR => 1_u64.to_ne_bytes().to_vec(),
+        _ => Vec::new(),
+    }
+}
+
+/// Issue 14, row 2.
+#[test]
+fn sockets_that_linger_as_descriptors_delay_no_one() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let requests = [
+        R::SET_VRING_KICK,
+        R::SET_VRING_CALL,
+        R::SET_VRING_ERR,
+        R::SET_MEM_TABLE,
+        R::SET_BACKEND_REQ_FD,
+        R::SET_OWNER,
+    ];
+    let mut peers = Vec::new();
+    for (n, request) in requests.into_iter().enumerate() {
+        let raw = Raw::started(&switch, &dir, &format!("bad{n}"));
+        // Queued in a connection that is refused, because one is here: it closes with it.
+        let second = || UnixStream::connect(dir.path(&format!("bad{n}"))).unwrap();
+        peers.push(Lingers::new().give(&switch, second, R::SET_OWNER));
+        peers.push(Lingers::new().give(&switch, || raw.stream.try_clone().unwrap(), request));
+        raw.closed();
+    }
+    // The control thread answers in between, and what its ports owe stays charged.
+    let asked = Instant::now();
+    (0..20).for_each(|_| drop(switch.json(&["show"])));
+    assert!(asked.elapsed() < Duration::from_secs(15), "{:?}", asked.elapsed());
+    others.go_on(&switch);
+    switch.json(&["add-port", &dir.port("late", "")]);
+    let late = Raw::started(&switch, &dir, "late");
+    drop(late);
+    others.end();
+    drop(peers);
+}
+
+/// Issue 14, row 10.
+#[test]
+fn messages_beyond_the_rate_wait_and_the_connection_stands() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let raw = Raw::started(&switch, &dir, "bad");
+    let message = Message::request(R::SET_OWNER, Vec::new(), false).to_bytes();
+    let end = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < end {
+        // Full: it is not read.
+        if !sys::send(raw.stream.as_fd(), &message, &[]).unwrap() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    others.go_on(&switch);
+    assert!(switch.is_up("bad"));
+    assert_eq!(lines(&switch, "port bad: front-end left"), 0, "{}", switch.log());
+    others.end();
+}
+
+/// Issue 14, row 14.
+#[test]
+fn fault_of_both_rings_is_counted_once() {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    for n in 1..=3 {
+        let raw = Raw::started(&switch, &dir, "bad");
+        // Reported by the worker again and again until the rings are stopped.
+        raw.offer(1, 30_000);
+        for _ in 0..100 {
+            raw.kick();
+        }
+        raw.closed();
+        switch.wait_up("bad", false);
+        wait_for("the fault", || switch.port("show", "bad")["faults"] == n);
+        others.go_on(&switch);
+        assert_eq!(switch.port("show", "bad")["faults"], n);
+    }
+    others.end();
+}
+
+/// Issue 14, row 12.
+#[test]
+fn control_socket_is_its_users_alone_and_a_slow_reader_delays_no_one() {
+    use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let mode = std::fs::metadata(switch.control()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // Each asks until nothing more goes into its socket, and reads nothing.
+    let mut slow = Vec::new();
+    for _ in 0..100 {
+        let client = UnixStream::connect(switch.control()).unwrap();
+        client.set_nonblocking(true).unwrap();
+        for _ in 0..200 {
+            if (&client).write_all(b"{\"cmd\":\"stats\"}\n").is_err() {
+                break;
+            }
+        }
+        slow.push(client);
+    }
+    let asked = Instant::now();
+    (0..20).for_each(|_| drop(switch.json(&["show"])));
+    assert!(asked.elapsed() < Duration::from_secs(15), "{:?}", asked.elapsed());
+    others.go_on(&switch);
+    others.end();
+}
+
+/// Issue 14, row 18.
+#[test]
+fn switch_goes_on_when_its_output_is_closed_and_its_terminal_hangs_up() {
+    use std::process::Stdio;
+    let dir = Dir::new();
+    let mut command = common::pvswitch();
+    command.args(["run", "--control", &dir.text("ctl"), "--port", &dir.port("a", "")]);
+    let mut process =
+        common::Process(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    drop((process.0.stdout.take(), process.0.stderr.take()));
+    let ask = |what: &[&str]| {
+        let mut command = common::pvswitch();
+        command.args(["ctl", "--control", &dir.text("ctl")]).args(what);
+        command.stdout(Stdio::null()).status().unwrap().success()
+    };
+    wait_for("the switch", || ask(&["show"]));
+    common::signal(&process.0, rustix::process::Signal::HUP);
+    // Its hints go nowhere.
+    assert!(ask(&["add-port", &dir.port("b", "")]));
+    assert!(ask(&["show"]) && process.lives());
+    // A reader that has enough of an answer is no failure.
+    let mut command = common::pvswitch();
+    command.args(["ctl", "--control", &dir.text("ctl"), "show"]).stdout(Stdio::piped());
+    let mut reader = command.spawn().unwrap();
+    drop(reader.stdout.take());
+    assert!(reader.wait().unwrap().success());
+    assert!(process.end().success());
 }

@@ -12,7 +12,7 @@ mod queue;
 mod starved;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use shm::Seg;
@@ -61,7 +61,12 @@ pub struct Port {
     pub mirror: Mirror,
     /// What its peer makes us spend.
     pub account: Arc<Account>,
+    /// Names its peer's connection; see [`Port::epoch`].
+    epoch: AtomicU64,
 }
+
+/// Epochs given so far.
+static EPOCHS: AtomicU64 = AtomicU64::new(0);
 
 impl Port {
     /// A port that is down.
@@ -75,8 +80,20 @@ impl Port {
             steering,
             mirror: Mirror::default(),
             account: Arc::default(),
+            epoch: AtomicU64::new(EPOCHS.fetch_add(1, Ordering::Relaxed)),
         };
         port.charged_to(Arc::default())
+    }
+
+    /// Names the connection of its peer among those of all ports: a report about an earlier one,
+    /// or about another port that had its id, carries another epoch.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Its peer's connection ended: what is reported about it from now on is late.
+    pub fn end_epoch(&self) {
+        self.epoch.store(EPOCHS.fetch_add(1, Ordering::Relaxed), Ordering::Release);
     }
 
     /// The same, charged to `account` in place of one of its own with the default limits.
@@ -243,6 +260,11 @@ impl Forwarder {
     #[must_use]
     pub fn without_holds(self) -> Self {
         Self { holds: false, ..self }
+    }
+
+    /// The port of this id, in the table in use.
+    pub fn port(&self, id: PortId) -> Option<&Arc<Port>> {
+        self.table.get(usize::from(id.0))?.as_ref()
     }
 
     /// Replaces the port table.

@@ -11,7 +11,6 @@ mod vring;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use shm::GuestMemory;
@@ -24,6 +23,8 @@ use crate::message::{
     CONFIG_MAX, ConfigWindow, FrontendReq, Message, ProtocolFeatures, VringAddr, VringState,
     parse_u64,
 };
+use crate::outside::Outside;
+use crate::sys::FdKind;
 use vring::Vring;
 
 pub use memory::SLOTS_MAX;
@@ -53,6 +54,22 @@ pub struct Options {
     pub account: Arc<Account>,
 }
 
+/// What an operator lets a front-end do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Takes {
+    /// Memory in any file, also of a file system whose server can keep us waiting; else only
+    /// memfds and files on tmpfs and hugetlbfs.
+    pub any_memory: bool,
+    /// Rings without a kick descriptor, which are polled all the time.
+    pub polled: bool,
+}
+
+impl Default for Takes {
+    fn default() -> Self {
+        Self { any_memory: false, polled: true }
+    }
+}
+
 /// What became of a message.
 #[derive(Debug, Default)]
 pub struct Outcome {
@@ -76,6 +93,7 @@ type Handled = Result<Answer, ProtocolError>;
 pub struct Backend {
     device: Box<dyn Device>,
     account: Arc<Account>,
+    takes: Takes,
     offered: ProtocolFeatures,
     /// Acknowledged, bit 30 included.
     features: u64,
@@ -96,6 +114,7 @@ impl Backend {
         Self {
             device,
             account: options.account,
+            takes: Takes::default(),
             offered: options.protocol_features & PROTOCOL_FEATURES,
             features: 0,
             protocol: ProtocolFeatures::empty(),
@@ -105,6 +124,12 @@ impl Backend {
             requests: None,
             status: 0,
         }
+    }
+
+    /// Lets the front-end do what is not the default.
+    #[must_use]
+    pub fn taking(self, takes: Takes) -> Self {
+        Self { takes, ..self }
     }
 
     /// The connection is gone: stops every ring, resets the device, and gives it back.
@@ -146,7 +171,7 @@ impl Backend {
     pub fn handle(
         &mut self,
         message: &Message,
-        fds: Vec<OwnedFd>,
+        fds: Vec<Outside>,
     ) -> Result<Outcome, ProtocolError> {
         let request = FrontendReq::try_from(message.request).ok();
         let handled = match request {
@@ -176,7 +201,7 @@ impl Backend {
         }
     }
 
-    fn dispatch(&mut self, request: FrontendReq, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
+    fn dispatch(&mut self, request: FrontendReq, payload: &[u8], fds: Vec<Outside>) -> Handled {
         use FrontendReq as R;
         if let Some(needs) = needs(request) {
             self.require(request, needs)?;
@@ -190,6 +215,10 @@ impl Backend {
             }
             R::SET_BACKEND_REQ_FD => {
                 let fd = one_fd(request, fds)?;
+                if !matches!(fd.kind(), FdKind::UnixStream | FdKind::Pipe) {
+                    let (kind, want) = (fd.kind(), "use a Unix stream socket");
+                    return Err(ProtocolError::FdKind { request, kind, want });
+                }
                 self.requests = Some(Arc::new(BackendRequests::new(fd)));
                 self.refresh_calls();
                 return Ok(Done);
@@ -393,15 +422,15 @@ fn state(request: FrontendReq, payload: &[u8]) -> Result<VringState, ProtocolErr
     VringState::parse(payload).ok_or_else(|| short(request, payload))
 }
 
-fn no_fd(request: FrontendReq, fds: &[OwnedFd]) -> Result<(), ProtocolError> {
+fn no_fd(request: FrontendReq, fds: &[Outside]) -> Result<(), ProtocolError> {
     if fds.is_empty() {
         return Ok(());
     }
     Err(ProtocolError::FdCount { request, want: 0, got: fds.len() })
 }
 
-fn one_fd(request: FrontendReq, fds: Vec<OwnedFd>) -> Result<OwnedFd, ProtocolError> {
-    let [fd] = <[OwnedFd; 1]>::try_from(fds).map_err(|fds| ProtocolError::FdCount {
+fn one_fd(request: FrontendReq, fds: Vec<Outside>) -> Result<Outside, ProtocolError> {
+    let [fd] = <[Outside; 1]>::try_from(fds).map_err(|fds| ProtocolError::FdCount {
         request,
         want: 1,
         got: fds.len(),

@@ -1,13 +1,16 @@
 //! A back-end on its socket.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+
+use switch::account::Charge;
 
 use crate::backend::Backend;
 use crate::device::Device;
 use crate::error::{ConnectionError, ProtocolError};
 use crate::message::{FDS_MAX, HEADER_LEN, Header, Message, PAYLOAD_MAX};
+use crate::outside::{self, Outside};
 use crate::sys::{self, Received};
 
 /// Messages handled in one call of [`Connection::on_readable`]: a front-end that floods its socket
@@ -19,11 +22,33 @@ const REFUSALS_MAX: usize = 8;
 /// One front-end's connection. Register it (it is [`AsFd`]) level-triggered, and call
 /// [`on_readable`](Self::on_readable) when it is.
 pub struct Connection {
-    stream: UnixStream,
+    stream: Socket,
     backend: Backend,
     assembly: Assembly,
     refusals: Vec<ProtocolError>,
 }
+
+/// The connection's socket. Descriptors may be queued in it, which close with it.
+struct Socket(Outside);
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // The close may come late; the front-end is to see the end now.
+        sys::shutdown(self.0.as_fd());
+    }
+}
+
+/// Whether a connection may be read on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// When it is readable again.
+    Ready,
+    /// Its front-end exceeds what it may: not before this time, in ns.
+    Rest(u64),
+}
+
+/// Bytes and descriptors of peers wait so long where descriptors wait to be closed, in ns.
+const UNPAID_REST_NS: u64 = 10_000_000;
 
 /// A message on its way in. Never reads beyond the end of a message, so that descriptors belong
 /// to the message they came with.
@@ -33,7 +58,7 @@ struct Assembly {
     payload: Vec<u8>,
     /// Bytes of header and payload that have come.
     got: usize,
-    fds: Vec<OwnedFd>,
+    fds: Vec<Outside>,
 }
 
 impl Assembly {
@@ -64,7 +89,7 @@ impl Assembly {
         Ok(self.got >= HEADER_LEN && self.room().is_empty())
     }
 
-    fn take(&mut self) -> (Message, Vec<OwnedFd>) {
+    fn take(&mut self) -> (Message, Vec<Outside>) {
         let whole = std::mem::take(self);
         let header = Header::parse(&whole.head);
         let message =
@@ -74,8 +99,16 @@ impl Assembly {
 }
 
 impl Connection {
-    /// A back-end on a stream that was just accepted or connected.
+    /// A back-end on a stream that was just accepted or connected, with the charge of its
+    /// descriptor.
     pub fn new(stream: UnixStream, backend: Backend) -> Self {
+        let charge = backend.account().descriptors.charge(1).ok();
+        Self::charged(stream, charge, backend)
+    }
+
+    /// As [`new`](Self::new), of a stream that was charged before it was accepted.
+    pub fn charged(stream: UnixStream, charge: Option<Charge>, backend: Backend) -> Self {
+        let stream = Socket(Outside::charged(stream.into(), charge, backend.account()));
         Self { stream, backend, assembly: Assembly::default(), refusals: Vec::new() }
     }
 
@@ -94,14 +127,38 @@ impl Connection {
         self.backend.close()
     }
 
-    /// Reads and handles what is there, without waiting.
+    /// Reads and handles what is there, without waiting, and without a limit of messages.
     ///
     /// # Errors
     /// [`ConnectionError`] when the connection is over; call [`close`](Self::close) then.
     pub fn on_readable(&mut self) -> Result<(), ConnectionError> {
+        self.read(None).map(|_| ())
+    }
+
+    /// Reads and handles what is there at `now_ns`, any monotonic time. Messages are charged to
+    /// the account before they are read; beyond the rate, nothing is read.
+    ///
+    /// # Errors
+    /// As [`on_readable`](Self::on_readable).
+    pub fn on_readable_at(&mut self, now_ns: u64) -> Result<Turn, ConnectionError> {
+        self.read(Some(now_ns))
+    }
+
+    fn read(&mut self, now_ns: Option<u64>) -> Result<Turn, ConnectionError> {
         for _ in 0..BURST_MESSAGES {
+            if let Some(now_ns) = now_ns {
+                // Room is kept for the descriptors of one message.
+                if outside::unpaid() > 0 {
+                    return Ok(Turn::Rest(now_ns.saturating_add(UNPAID_REST_NS)));
+                }
+                // A read that finds nothing is charged like one that does.
+                let messages = &self.backend.account().messages;
+                if !messages.spend(now_ns) {
+                    return Ok(Turn::Rest(messages.next_ns(now_ns)));
+                }
+            }
             if !self.read_message()? {
-                return Ok(());
+                return Ok(Turn::Ready);
             }
             let (message, fds) = self.assembly.take();
             let outcome = self.backend.handle(&message, fds)?;
@@ -116,15 +173,27 @@ impl Connection {
                 return Err(ConnectionError::NotReading);
             }
         }
-        Ok(())
+        Ok(Turn::Ready)
     }
 
     /// Whether a whole message has come.
     fn read_message(&mut self) -> Result<bool, ConnectionError> {
         loop {
-            let mut fds = std::mem::take(&mut self.assembly.fds);
-            let got = sys::recv(self.stream.as_fd(), self.assembly.room(), &mut fds);
-            self.assembly.fds = fds;
+            let mut fds = Vec::new();
+            let got = sys::recv(self.stream.0.as_fd(), self.assembly.room(), &mut fds);
+            // Before anything else: what has no room is closed elsewhere, too.
+            let account = self.backend.account();
+            let fds: Vec<_> = fds.into_iter().map(|fd| Outside::new(fd, account)).collect();
+            let mut over = None;
+            for fd in fds {
+                match fd {
+                    Ok(fd) => self.assembly.fds.push(fd),
+                    Err(error) => over = Some(error),
+                }
+            }
+            if let Some(over) = over {
+                return Err(ConnectionError::OverLimit(over));
+            }
             match got? {
                 Received::Nothing => return Ok(false),
                 Received::TooManyFds => return Err(ProtocolError::TooManyFds.into()),
@@ -133,8 +202,10 @@ impl Connection {
                     return Err(ProtocolError::Truncated { got: self.assembly.got }.into());
                 }
                 Received::Bytes(bytes) => {
+                    if self.assembly.fds.len() > FDS_MAX {
+                        return Err(ProtocolError::TooManyFds.into());
+                    }
                     if self.assembly.advance(bytes)? {
-                        debug_assert!(self.assembly.fds.len() <= FDS_MAX);
                         return Ok(true);
                     }
                 }
@@ -144,7 +215,7 @@ impl Connection {
 
     /// Sends a reply; `false` when the front-end leaves no room for it.
     fn reply(&self, reply: &Message) -> Result<bool, ConnectionError> {
-        match sys::send(self.stream.as_fd(), &reply.to_bytes(), &[]) {
+        match sys::send(self.stream.0.as_fd(), &reply.to_bytes(), &[]) {
             Ok(sent) => Ok(sent),
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ConnectionError::Closed),
             Err(error) => Err(error.into()),
@@ -154,7 +225,7 @@ impl Connection {
 
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.stream.0.as_fd()
     }
 }
 

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ring::virtq::{Features, Layout, LayoutError};
 use shm::GuestMemory;
 
 use crate::message::{BackendReq, Message, VringState};
-use crate::sys;
+use crate::outside::Outside;
+use crate::sys::{self, FdKind};
 
 /// One virtio-net device. Every call comes from the thread that drives the connection.
 ///
@@ -87,6 +88,16 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
+impl fmt::Debug for Kick {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fd(_) => "Fd",
+            Self::InBand => "InBand",
+            Self::Poll => "Poll",
+        })
+    }
+}
+
 /// All a ring needs to start.
 #[derive(Clone, Debug)]
 pub struct RingSetup {
@@ -104,11 +115,14 @@ pub struct RingSetup {
     pub err: Option<Call>,
 }
 
+/// A kick descriptor, of a peer ([`Outside`]) or our own.
+pub type KickFd = Arc<dyn AsFd + Send + Sync>;
+
 /// How a driver tells a device.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub enum Kick {
-    /// An eventfd or a pipe becomes readable. It is non-blocking.
-    Fd(Arc<OwnedFd>),
+    /// An eventfd or a pipe becomes readable.
+    Fd(KickFd),
     /// [`Device::kick`] is called.
     InBand,
     /// Never: the ring is to be polled.
@@ -118,8 +132,10 @@ pub enum Kick {
 /// How a device tells a driver.
 #[derive(Clone, Debug)]
 pub enum Call {
-    /// An eventfd, a pipe or a socket: eight bytes are written.
+    /// An eventfd or a pipe of our own: eight bytes are written.
     Fd(Arc<OwnedFd>),
+    /// An eventfd or a pipe that a peer sent.
+    Outside(Arc<Outside>),
     /// A message to the front-end.
     InBand {
         /// Where to.
@@ -138,6 +154,7 @@ impl Call {
     pub fn signal(&self) {
         match self {
             Self::Fd(fd) => sys::signal(fd.as_fd()),
+            Self::Outside(fd) => fd.signal(),
             Self::InBand { to, ring, broken } => to.notify(*ring, *broken),
         }
     }
@@ -149,42 +166,76 @@ impl Call {
 /// one bit each, and go out before the next one or with [`flush`](Self::flush).
 #[derive(Debug)]
 pub struct BackendRequests {
-    /// A socket; User-Mode Linux hands a pipe in some versions, so nothing but `write` is used.
-    fd: OwnedFd,
+    channel: Arc<Channel>,
+}
+
+#[derive(Debug)]
+struct Channel {
+    /// A Unix stream socket; User-Mode Linux hands a pipe in some versions.
+    fd: Outside,
     calls: AtomicU64,
     faults: AtomicU64,
     config_changed: AtomicU64,
+    /// A pipe: what is owed is about to be sent on the port's lane.
+    sending: AtomicBool,
 }
 
 impl BackendRequests {
-    /// Over `fd`, as SET_BACKEND_REQ_FD brought it.
-    pub fn new(fd: OwnedFd) -> Self {
-        sys::set_nonblocking(fd.as_fd());
+    /// Over `fd`, as SET_BACKEND_REQ_FD brought it: a Unix stream socket or a pipe.
+    pub fn new(fd: Outside) -> Self {
         let none = || AtomicU64::new(0);
-        Self { fd, calls: none(), faults: none(), config_changed: none() }
+        let sending = AtomicBool::new(false);
+        let channel =
+            Channel { fd, calls: none(), faults: none(), config_changed: none(), sending };
+        Self { channel: Arc::new(channel) }
     }
 
     /// Says that a ring has used buffers (VRING_CALL) or is broken (VRING_ERR).
     pub fn notify(&self, ring: u16, broken: bool) {
-        let set = if broken { &self.faults } else { &self.calls };
+        let set = if broken { &self.channel.faults } else { &self.channel.calls };
         set.fetch_or(1 << (ring & 63), Ordering::AcqRel);
         self.flush();
     }
 
     /// Says that the configuration space changed: link state or MTU (CONFIG_CHANGE_MSG).
     pub fn config_changed(&self) {
-        self.config_changed.store(1, Ordering::Release);
+        self.channel.config_changed.store(1, Ordering::Release);
         self.flush();
     }
 
-    /// Sends what is owed. Returns whether anything is still owed, because the channel is full.
+    /// Sends what is owed; over a pipe, on the port's lane. Returns whether anything is still
+    /// owed, because the channel is full.
     pub fn flush(&self) -> bool {
-        let sets = [
+        let channel = &self.channel;
+        if channel.fd.kind() != FdKind::Pipe {
+            return channel.flush();
+        }
+        if !channel.sending.swap(true, Ordering::AcqRel) {
+            let mine = Arc::clone(channel);
+            channel.fd.later(move || {
+                mine.sending.store(false, Ordering::Release);
+                mine.flush();
+            });
+        }
+        channel.owes()
+    }
+}
+
+impl Channel {
+    fn sets(&self) -> [(&AtomicU64, BackendReq); 3] {
+        [
             (&self.calls, BackendReq::VRING_CALL),
             (&self.faults, BackendReq::VRING_ERR),
             (&self.config_changed, BackendReq::CONFIG_CHANGE_MSG),
-        ];
-        sets.into_iter().any(|(owed, request)| !self.send_set(owed, request))
+        ]
+    }
+
+    fn owes(&self) -> bool {
+        self.sets().into_iter().any(|(owed, _)| owed.load(Ordering::Acquire) != 0)
+    }
+
+    fn flush(&self) -> bool {
+        self.sets().into_iter().any(|(owed, request)| !self.send_set(owed, request))
     }
 
     /// Sends one message for each bit of `owed`; whether all went.
@@ -197,7 +248,12 @@ impl BackendRequests {
                 _ => VringState { index, num: 0 }.to_bytes(),
             };
             let message = Message::request(request, payload, false).to_bytes();
-            if !sys::write_whole(self.fd.as_fd(), &message) {
+            let sent = match self.fd.kind() {
+                FdKind::Pipe => sys::write_whole(self.fd.as_fd(), &message),
+                // A peer that is gone counts as notified.
+                _ => sys::send(self.fd.as_fd(), &message, &[]).unwrap_or(true),
+            };
+            if !sent {
                 owed.fetch_or(bits, Ordering::AcqRel);
                 return false;
             }

@@ -9,6 +9,7 @@ use switch::account::OverLimit;
 
 use crate::device::Refused;
 use crate::message::{CONFIG_MAX, FDS_MAX, FrontendReq, PAYLOAD_MAX, REGIONS_MAX};
+use crate::sys::FdKind;
 
 /// A front-end broke the protocol, or asked for what cannot be. With REPLY_ACK and need_reply it
 /// is told so and the connection stands (except where [`is_fatal`](Self::is_fatal)); otherwise the
@@ -54,6 +55,20 @@ pub enum ProtocolError {
         want: usize,
         /// How many came.
         got: usize,
+    },
+    /// A descriptor of a kind that the request does not take.
+    FdKind {
+        /// The request.
+        request: FrontendReq,
+        /// What the descriptor is.
+        kind: FdKind,
+        /// What it may be, and how to have it so.
+        want: &'static str,
+    },
+    /// A ring without a kick descriptor, which is to be polled: the operator forbids it.
+    Polled {
+        /// Which ring.
+        ring: u16,
     },
     /// A request that we do not know.
     UnknownRequest(u32),
@@ -279,6 +294,13 @@ impl ProtocolError {
             Self::OverLimit { guest_addr, error } => {
                 write!(f, "memory region at guest address {guest_addr:#x} is not mapped: {error}")
             }
+            Self::FdKind { request, kind, want } => {
+                write!(f, "{request:?} with a descriptor that is {kind}: {want}")
+            }
+            Self::Polled { ring } => write!(
+                f,
+                "ring {ring} without a kick descriptor: this port forbids polled rings (polled=off)"
+            ),
             Self::NoSlot => write!(f, "ADD_MEM_REG with every memory slot in use"),
             Self::NoSuchRegion { guest_addr } => {
                 write!(f, "REM_MEM_REG of a region at {guest_addr:#x} that was never added")
@@ -308,6 +330,8 @@ pub enum ConnectionError {
     Protocol(ProtocolError),
     /// The front-end does not read our replies.
     NotReading,
+    /// More descriptors than the port may hold.
+    OverLimit(OverLimit),
     /// The system said so.
     Os(io::Error),
 }
@@ -318,6 +342,7 @@ impl fmt::Display for ConnectionError {
             Self::Closed => write!(f, "the front-end closed the connection"),
             Self::Protocol(error) => write!(f, "{error}"),
             Self::NotReading => write!(f, "the front-end does not read replies"),
+            Self::OverLimit(over) => write!(f, "{over}"),
             Self::Os(error) => write!(f, "the socket failed: {error}"),
         }
     }

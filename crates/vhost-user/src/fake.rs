@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use ring::virtq::{DeviceQueue, LayoutError};
+use ring::virtq::{DeviceQueue, DriverQueue, LayoutError};
 use shm::GuestMemory;
 
 use crate::device::{Call, Device, Refused, RingSetup};
@@ -81,6 +81,10 @@ impl Device for Fake {
     fn start(&mut self, ring: u16, setup: RingSetup) -> Result<(), LayoutError> {
         let mut state = self.state();
         assert!(!state.queues.contains_key(&ring), "ring {ring} started twice");
+        if !setup.features.packed {
+            // A driver that stopped where the front-end says.
+            DriverQueue::new(&state.memory, &setup.layout, setup.features, setup.base, None)?;
+        }
         let queue = DeviceQueue::new(&state.memory, &setup.layout, setup.features, setup.base)?;
         let kick = match setup.kick {
             crate::device::Kick::Fd(_) => "fd",

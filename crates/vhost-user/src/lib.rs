@@ -14,6 +14,7 @@
 //! * [`frontend`]: the other end, for `nic`, `gen`, fake guests and tests
 //! * [`sys`]: every system call of this room
 //! * [`net`] and [`port`]: the virtio-net device and its rings, as ports of the switch
+//! * [`outside`]: descriptors from a peer, their kinds and where they are closed
 //! * [`backoff`]: when to try a lost connection again
 //!
 //! Names and numbers are those of QEMU's `docs/interop/vhost-user.rst`; its sections are quoted
@@ -32,6 +33,7 @@ pub mod feature;
 pub mod frontend;
 pub mod message;
 pub mod net;
+pub mod outside;
 pub mod port;
 pub mod sys;
 

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use ring::virtq::{DeviceQueue, LayoutError};
@@ -14,6 +15,7 @@ use vhost_user::backend::{Backend, Options, PROTOCOL_FEATURES};
 use vhost_user::connection::Connection;
 use vhost_user::device::{Call, Device, Refused, RingSetup};
 use vhost_user::message::{MemRegion, Message, VringAddr, VringState};
+use vhost_user::outside;
 use vhost_user::sys;
 
 const SIZE: u64 = 1 << 20;
@@ -216,10 +218,13 @@ fn run(ops: &[Op], memory: &Mapping, event: BorrowedFd<'_>) {
 fn nothing_a_front_end_sends_panics_or_leaks() {
     let memory = Mapping::memfd("hostile", SIZE).unwrap();
     let event = sys::eventfd().unwrap();
+    // What a thread that signals keeps open.
+    sys::signal_event(event.as_fd());
     let before = open_fds();
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |(ops in prop::collection::vec(op(), 1..120))| {
         run(&ops, &memory, event.as_fd());
+        prop_assert!(outside::settle(Duration::from_secs(20)));
         prop_assert_eq!(open_fds(), before);
     });
     let started = STARTED.load(Ordering::Relaxed);

@@ -64,7 +64,8 @@ impl Control {
         queues: u16,
     ) -> Result<Option<Self>, AnyError> {
         let Some(path) = path else { return Ok(None) };
-        let listener = Listener::bind(path).map_err(|error| format!("--control: {error}"))?;
+        let listener =
+            Listener::bind_private(path).map_err(|error| format!("--control: {error}"))?;
         // Measured now, and not in the middle of traffic that is to be polled from then on.
         crate::cost::costs();
         let server = Server {

@@ -1,11 +1,11 @@
 //! What `pvswitch ctl` asks, answered by the control thread.
 
-use std::io::BufReader;
+use std::io::{BufReader, ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab::near::did_you_mean;
 use rustix::event::epoll;
@@ -16,7 +16,7 @@ use vhost_user::feature;
 
 use super::{Attach, PortState, RunError, System, What};
 use crate::capture;
-use crate::control::{GARBAGE, Heard, REQUEST_MAX, Request, answered, failure, hear, write};
+use crate::control::{GARBAGE, Heard, REQUEST_MAX, Request, answered, failure, hear, line};
 use crate::http::Asked;
 use crate::pool::{Placement, token};
 use crate::spec::{PortSpec, PortTuning, TUNING};
@@ -34,37 +34,75 @@ impl System {
             }
         };
         // A client that neither reads nor writes must not hold up the switch's control.
-        let _ = stream.set_nonblocking(true);
+        if stream.set_nonblocking(true).is_err() {
+            return;
+        }
+        if self.clients.len() >= CLIENTS_MAX
+            && let Some(oldest) = self.clients.iter().min_by_key(|(_, client)| client.since)
+        {
+            let oldest = *oldest.0;
+            self.drop_client(oldest);
+        }
         if let Ok(token) = self.watch(stream.as_fd(), What::Client) {
-            self.clients.insert(token, BufReader::with_capacity(REQUEST_MAX, stream));
+            let reader = BufReader::with_capacity(REQUEST_MAX, stream);
+            self.clients.insert(token, Client { reader, out: Vec::new(), since: Instant::now() });
+        }
+    }
+
+    fn drop_client(&mut self, token: u64) {
+        if let Some(client) = self.clients.remove(&token) {
+            self.forget_client(token, &client);
+        }
+    }
+
+    fn forget_client(&mut self, token: u64, client: &Client) {
+        let _ = epoll::delete(&self.epoll, client.reader.get_ref());
+        self.tokens.remove(&token);
+    }
+
+    /// Cuts off clients that do not read their answers.
+    pub(super) fn drop_slow_clients(&mut self) {
+        let now = Instant::now();
+        let late = self.clients.iter().filter(|(_, c)| c.ends().is_some_and(|end| end <= now));
+        for token in late.map(|(token, _)| *token).collect::<Vec<_>>() {
+            self.drop_client(token);
         }
     }
 
     /// Reads what a client sent; answers each whole line.
     pub(super) fn serve_client(&mut self, token: u64) {
         let Some(mut client) = self.clients.remove(&token) else { return };
-        let keep = match hear(&mut client) {
-            Heard::Request(Request::Capture { port }) => self.capture(&port, &mut client),
-            Heard::Request(request) => {
-                reply(&mut client, &self.respond(&request));
-                true
-            }
-            Heard::Unknown(why) => {
-                reply(&mut client, &failure(&why));
-                true
-            }
+        // No request is read while an answer waits: a client holds one answer at most.
+        let keep = if client.out.is_empty() {
+            client.since = Instant::now();
+            self.hear_client(&mut client)
+        } else {
+            client.flush()
+        };
+        let flags = match client.out.is_empty() {
+            true => epoll::EventFlags::IN,
+            false => epoll::EventFlags::OUT,
+        };
+        let data = epoll::EventData::new_u64(token);
+        if keep && epoll::modify(&self.epoll, client.reader.get_ref(), data, flags).is_ok() {
+            self.clients.insert(token, client);
+        } else {
+            self.forget_client(token, &client);
+        }
+    }
+
+    /// Reads and answers one request; whether the client stays.
+    fn hear_client(&mut self, client: &mut Client) -> bool {
+        match hear(&mut client.reader) {
+            Heard::Request(Request::Capture { port }) => self.capture(&port, client),
+            Heard::Request(request) => client.reply(&self.respond(&request)),
+            Heard::Unknown(why) => client.reply(&failure(&why)),
             Heard::Garbage => {
-                reply(&mut client, &failure(GARBAGE));
+                client.reply(&failure(GARBAGE));
                 false
             }
             Heard::Nothing => true,
             Heard::End => false,
-        };
-        if keep {
-            self.clients.insert(token, client);
-        } else {
-            let _ = epoll::delete(&self.epoll, client.get_ref());
-            self.tokens.remove(&token);
         }
     }
 
@@ -302,17 +340,14 @@ impl System {
     }
 
     /// Hands the connection to a capture thread; it is no client any more.
-    fn capture(&self, name: &str, client: &mut BufReader<UnixStream>) -> bool {
+    fn capture(&self, name: &str, client: &mut Client) -> bool {
         let started = self.port(name).map_err(|e| e.to_string()).and_then(|state| {
-            let stream = client.get_ref().try_clone().map_err(|e| e.to_string())?;
+            let stream = client.reader.get_ref().try_clone().map_err(|e| e.to_string())?;
             capture::start(Arc::clone(&state.port), stream, self.started)
         });
         match started {
             Ok(()) => false,
-            Err(error) => {
-                reply(client, &failure(&error));
-                true
-            }
+            Err(error) => client.reply(&failure(&error)),
         }
     }
 }
@@ -328,13 +363,45 @@ fn vlan_id(vlan: u16) -> Result<u16, RunError> {
     Err(RunError::Request(format!("VLAN {vlan}: use 0 (untagged) to 4094")))
 }
 
-/// Writes an answer. A client that does not take it within a second is cut off.
-fn reply(client: &mut BufReader<UnixStream>, answer: &Value) {
-    let stream = client.get_ref();
-    let _ = stream.set_nonblocking(false);
-    let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
-    let _ = write(stream, answer);
-    let _ = stream.set_nonblocking(true);
+/// Most clients at a time; another takes the place of the one that asked longest ago.
+const CLIENTS_MAX: usize = 64;
+/// How long a client may take to read an answer.
+const CLIENT_TIME: Duration = Duration::from_secs(10);
+
+/// A client of the control socket. Nothing waits for it.
+pub(super) struct Client {
+    reader: BufReader<UnixStream>,
+    /// What it has not read of its answer.
+    out: Vec<u8>,
+    /// When it last asked.
+    since: Instant,
+}
+
+impl Client {
+    /// Answers; whether the client is there.
+    fn reply(&mut self, answer: &Value) -> bool {
+        self.out = line(answer);
+        self.flush()
+    }
+
+    /// Writes what it takes of its answer; whether it is there.
+    fn flush(&mut self) -> bool {
+        let mut stream = self.reader.get_ref();
+        while !self.out.is_empty() {
+            match stream.write(&self.out) {
+                Ok(0) => return false,
+                Ok(n) => drop(self.out.drain(..n)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == ErrorKind::WouldBlock,
+            }
+        }
+        true
+    }
+
+    /// When it is cut off, if it does not read.
+    pub(super) fn ends(&self) -> Option<Instant> {
+        (!self.out.is_empty()).then(|| self.since + CLIENT_TIME)
+    }
 }
 
 fn port_stats(state: &PortState) -> Value {

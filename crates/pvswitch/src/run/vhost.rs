@@ -5,14 +5,16 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use switch::account::Charge;
 use switch::fdb::PortId;
 use switch::forward::{Mode, Port, Source};
 use switch::poll::Policy;
 use switch::tuning::Tuning;
 use vhost_user::backend::{self, Backend};
 use vhost_user::backoff::Backoff;
-use vhost_user::connection::Connection;
+use vhost_user::connection::{Connection, Turn};
 use vhost_user::net::{NetDevice, NetOptions, Pair, takes};
+use vhost_user::outside;
 use vhost_user::sys::{self, Listener};
 
 use super::{Attach, Ingress, PortState, RunError, System, What};
@@ -66,7 +68,7 @@ impl System {
             conf: conf.clone(),
             pairs,
             guest: Arc::default(),
-            log: Arc::new(PortLog::new(&spec.name)),
+            log: Arc::new(PortLog::new(&spec.name, Arc::clone(&port.account), self.started)),
             listener,
             connection: None,
             backoff: Backoff::default(),
@@ -87,7 +89,22 @@ impl System {
     }
 
     pub(super) fn accept_guest(&mut self, name: &str) {
-        let Some((_, _, vhost)) = self.vhost(name) else { return };
+        let now = self.pool.now();
+        let Some((port, _, vhost)) = self.vhost(name) else { return };
+        let account = Arc::clone(&port.account);
+        // Charged before it is accepted, so that one port's connections leave room for others'.
+        if !account.connections.spend(now) {
+            let at = self.instant(account.connections.next_ns(now));
+            return self.rest_until(What::Listener(name.into()), at);
+        }
+        let charge = match account.descriptors.charge(1) {
+            Ok(charge) if outside::unpaid() == 0 => charge,
+            Ok(_) => return self.rest(What::Listener(name.into())),
+            Err(over) => {
+                vhost.log.warn(format_args!("no front-end is accepted: {over}"));
+                return self.rest(What::Listener(name.into()));
+            }
+        };
         let stream = match vhost.listener.as_ref().map(Listener::accept) {
             Some(Ok(Some(stream))) => stream,
             Some(Err(error)) => {
@@ -100,12 +117,14 @@ impl System {
         if vhost.connection.is_some() {
             // Closed at once: the front-end sees it, and the guest that is here keeps its port.
             vhost.log.warn(format_args!("a second front-end connected; refused, one is here"));
+            sys::shutdown(stream.as_fd());
+            outside::close((stream, charge), &account);
             return;
         }
-        self.attach(name, stream);
+        self.attach(name, stream, Some(charge));
     }
 
-    fn attach(&mut self, name: &str, stream: UnixStream) {
+    fn attach(&mut self, name: &str, stream: UnixStream, charge: Option<Charge>) {
         let pool = Arc::clone(&self.pool);
         let Some((port, ingress, vhost)) = self.vhost(name) else { return };
         let pairs = vhost.pairs.clone();
@@ -120,10 +139,11 @@ impl System {
             mac: vhost.conf.mac,
             without: vhost.conf.without,
         };
+        let takes = vhost.conf.takes;
         let device = Box::new(NetDevice::new(options, pairs, host));
         let protocol_features = backend::PROTOCOL_FEATURES;
         let backend = Backend::new(device, backend::Options { protocol_features, account });
-        let connection = Connection::new(stream, backend);
+        let connection = Connection::charged(stream, charge, backend.taking(takes));
         if let Err(error) = self.watch(connection.as_fd(), What::Connection(name.into())) {
             tracing::error!("port {name}: {error}");
             return;
@@ -137,15 +157,22 @@ impl System {
     }
 
     pub(super) fn serve_guest(&mut self, name: &str) {
+        let now = self.pool.now();
         let Some((_, _, vhost)) = self.vhost(name) else { return };
         let Some(connection) = &mut vhost.connection else { return };
-        let end = connection.on_readable().err();
+        let turn = connection.on_readable_at(now);
         for refused in connection.take_refusals() {
             vhost.log.warn(format_args!("refused: {refused}"));
         }
-        if let Some(end) = end {
-            self.disconnect(name, &end.to_string());
-        } else if let Some((port, _, _)) = self.vhost(name) {
+        match turn {
+            Err(end) => return self.disconnect(name, &end.to_string()),
+            Ok(Turn::Rest(until)) => {
+                let at = self.instant(until);
+                self.rest_until(What::Connection(name.into()), at);
+            }
+            Ok(Turn::Ready) => {}
+        }
+        if let Some((port, _, _)) = self.vhost(name) {
             let id = port.id;
             self.follow(id);
         }
@@ -196,6 +223,7 @@ impl System {
         drop(connection.close());
         if let Some((port, _, _)) = self.vhost(name) {
             port.set_active(0);
+            port.end_epoch();
             let id = port.id;
             self.fdb.flush_learned(id);
         }
@@ -204,7 +232,10 @@ impl System {
     pub(super) fn connect(&mut self, name: &str) {
         let Some((_, _, vhost)) = self.vhost(name) else { return };
         match sys::connect(&vhost.conf.socket) {
-            Ok(stream) => self.attach(name, stream),
+            Ok(stream) => {
+                let charge = vhost.log.account().descriptors.charge(1).ok();
+                self.attach(name, stream, charge);
+            }
             Err(error) => {
                 let delay = vhost.backoff.next(jitter());
                 vhost.retry = Some(Instant::now() + delay);

@@ -21,6 +21,8 @@ use xen_netif::port::control::STATIC_GRANTS_MAX;
 
 use super::vhost::jitter;
 use super::{Attach, PortState, RunError, System, What};
+use vhost_user::device::KickFd;
+
 use crate::limit::PortLog;
 use crate::pool::{Pool, token};
 use crate::spec::{Kind, PortSpec, Xen, XenAt};
@@ -96,10 +98,15 @@ impl Queues for VifQueues {
         let source = Source::new(id, queue, Arc::clone(&pair.ingress_stats), Arc::clone(tuning));
         let ingress: Arc<Mutex<dyn switch::port::Ingress>> = pair.ingress.clone();
         let token_of = |egress| token(id, queue, egress);
-        let served =
-            Served { token: token_of(false), source, ingress, kick: Some(tx), notifies: true };
+        let served = Served {
+            token: token_of(false),
+            source,
+            ingress,
+            kick: Some(tx as KickFd),
+            notifies: true,
+        };
         self.pool.serve(served);
-        self.pool.watch(token_of(true), Arc::clone(&self.port), queue, Some(rx));
+        self.pool.watch(token_of(true), Arc::clone(&self.port), queue, Some(rx as KickFd));
     }
 
     fn stopped(&mut self, queue: u16) {
@@ -191,7 +198,7 @@ impl System {
         let ingress: Vec<_> =
             ingress.map(|(i, p)| self.ingress(spec, i, &p.ingress_stats)).collect();
         let tuning = ingress.iter().map(|q| Arc::clone(&q.tuning));
-        let log = Arc::new(PortLog::new(&spec.name));
+        let log = Arc::new(PortLog::new(&spec.name, Arc::clone(&port.account), self.started));
         let queues = VifQueues {
             port: Arc::clone(&port),
             queues: pairs.iter().cloned().zip(tuning).collect(),
@@ -488,6 +495,9 @@ impl System {
         }
         let done = vif.fault(&mut bus.home, why, Instant::now());
         self.settle_bus(&of, done);
+        if let Some(state) = self.ports.get(name) {
+            state.port.end_epoch();
+        }
     }
 
     /// When something is due though nothing is told.

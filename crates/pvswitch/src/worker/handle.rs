@@ -1,5 +1,6 @@
 //! A worker as others see it: what it can be told, what it tells, and its counters.
 
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +9,9 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use switch::fdb::PortId;
 use switch::forward::{Port, Source, Table};
+use switch::poll::State;
 use switch::port::{Fault, Ingress};
+use vhost_user::device::KickFd;
 
 /// Epoll token of a worker's own wake-up descriptor.
 pub(super) const WAKE: u64 = u64::MAX;
@@ -22,7 +25,7 @@ pub struct Served {
     /// The queue.
     pub ingress: Arc<Mutex<dyn Ingress>>,
     /// Becomes readable when the peer notifies.
-    pub kick: Option<Arc<OwnedFd>>,
+    pub kick: Option<KickFd>,
     /// Whether the peer can notify, by `kick` or otherwise. If not, the queue is always polled.
     pub notifies: bool,
 }
@@ -48,13 +51,121 @@ pub(super) struct Watched {
     pub port: Arc<Port>,
     pub queue: u16,
     /// `None`: its peer kicks by other means.
-    pub kick: Option<Arc<OwnedFd>>,
+    pub kick: Option<KickFd>,
+}
+
+/// What a worker is asked about one queue. Later requests take the place of earlier ones, so that
+/// a peer that has its queues started and stopped in a loop makes no list longer, and no descriptor
+/// wait in it, but those of its queues.
+#[derive(Default)]
+pub(super) struct Wishes {
+    drop: bool,
+    begin: Option<Command>,
+    away: Option<usize>,
+    look: bool,
+    kicked: bool,
+}
+
+/// Commands between two rounds of a worker.
+#[derive(Default)]
+pub(super) struct Inbox {
+    order: VecDeque<Next>,
+    of: HashMap<u64, Wishes>,
+    retry: bool,
+    stop: bool,
+    /// The latest table, and its number.
+    table: Option<Arc<Table>>,
+    tables: u64,
+}
+
+enum Next {
+    Token(u64),
+    Table(u64),
+}
+
+impl Inbox {
+    fn push(&mut self, command: Command) {
+        let token = match &command {
+            Command::Serve(served) => served.token,
+            Command::Watch(token, _)
+            | Command::Drop(token)
+            | Command::Away(token, _)
+            | Command::Kicked(token)
+            | Command::Look(token) => *token,
+            Command::Retry => return self.retry = true,
+            Command::Stop => return self.stop = true,
+            Command::Table(_) => {
+                let Command::Table(table) = command else { return };
+                self.table = Some(table);
+                self.tables += 1;
+                return self.order.push_back(Next::Table(self.tables));
+            }
+        };
+        let order = &mut self.order;
+        let wishes = self.of.entry(token).or_insert_with(|| {
+            order.push_back(Next::Token(token));
+            Wishes::default()
+        });
+        match command {
+            Command::Serve(_) | Command::Watch(..) => wishes.begin = Some(command),
+            Command::Drop(_) => {
+                // It was never served: as if it had been, and was dropped.
+                if let Some(Command::Serve(served)) = &wishes.begin {
+                    served.stopped();
+                }
+                *wishes = Wishes { drop: true, ..Wishes::default() };
+            }
+            Command::Away(_, to) => wishes.away = Some(to),
+            Command::Look(_) => wishes.look = true,
+            _ => wishes.kicked = true,
+        }
+    }
+
+    /// The next few commands, in order: those of at most `tokens` queues.
+    pub(super) fn take(&mut self, tokens: usize) -> Vec<Command> {
+        let mut commands = Vec::new();
+        for _ in 0..tokens {
+            let token = match self.order.pop_front() {
+                Some(Next::Token(token)) => token,
+                Some(Next::Table(n)) => {
+                    // Only the latest counts.
+                    let table = self.table.take_if(|_| n == self.tables);
+                    commands.extend(table.map(Command::Table));
+                    continue;
+                }
+                None => break,
+            };
+            let Some(wishes) = self.of.remove(&token) else { continue };
+            commands.extend(wishes.drop.then_some(Command::Drop(token)));
+            commands.extend(wishes.begin);
+            commands.extend(wishes.away.map(|to| Command::Away(token, to)));
+            commands.extend(wishes.look.then_some(Command::Look(token)));
+            commands.extend(wishes.kicked.then_some(Command::Kicked(token)));
+        }
+        commands.extend(std::mem::take(&mut self.retry).then_some(Command::Retry));
+        commands.extend(std::mem::take(&mut self.stop).then_some(Command::Stop));
+        commands
+    }
+
+    /// Whether there are more.
+    pub(super) fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+}
+
+impl Served {
+    /// It is not served any more: nothing is held, nothing is to be drained.
+    pub(super) fn stopped(&self) {
+        let tuning = &self.source.tuning;
+        tuning.set_state(State::Cold);
+        tuning.drained();
+    }
 }
 
 /// Something a worker tells the control thread.
 pub enum Report {
-    /// A peer broke its protocol; its port is to be stopped.
-    Fault(PortId, Fault),
+    /// A peer broke its protocol in this epoch of its port, which is to be stopped.
+    Fault(PortId, u64, Fault),
     /// A queue's kicks cannot be waited for.
     Deaf(PortId, std::io::Error),
     /// An egress queue's peer gives no buffers, and has not for long; or (false) it does again.
@@ -87,7 +198,7 @@ pub struct Handle {
     pub(super) index: u8,
     pub(super) epoll: OwnedFd,
     pub(super) wake: OwnedFd,
-    pub(super) commands: Mutex<Vec<Command>>,
+    pub(super) commands: Mutex<Inbox>,
     pub(super) has_commands: AtomicBool,
     /// Its counters.
     pub stats: WorkerStats,
@@ -107,7 +218,7 @@ impl Handle {
             index,
             epoll,
             wake,
-            commands: Mutex::new(Vec::new()),
+            commands: Mutex::default(),
             has_commands: AtomicBool::new(false),
             stats: WorkerStats::default(),
             thread: Mutex::new(None),
@@ -152,7 +263,7 @@ impl Handle {
     }
 
     /// Watches an egress queue for its peer's kick.
-    pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Option<Arc<OwnedFd>>) {
+    pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Option<KickFd>) {
         self.send(Command::Watch(token, Watched { port, queue, kick }));
     }
 

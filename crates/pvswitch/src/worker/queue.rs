@@ -26,6 +26,8 @@ pub(super) struct Queue {
     /// Drained: its kicks are not listened to.
     pub hushed: bool,
     pub share: Share,
+    /// Kicked since it was last polled.
+    pub kicked: bool,
     /// When a kick woke it, until it is looked at: if that finds nothing, no frame was why.
     pub woke_ns: Option<u64>,
     /// Time spent on its frames in this load measurement, in ns.
@@ -48,6 +50,7 @@ impl Queue {
             paused: false,
             hushed: false,
             share: Share::default(),
+            kicked: false,
             woke_ns: None,
             busy_ns: 0,
             backlog: Backlog::default(),
@@ -102,7 +105,8 @@ impl Queue {
         let frames = match got {
             Ok(n) => n,
             Err(fault) => {
-                pool.report(Report::Fault(source.port, fault));
+                let epoch = forwarder.port(source.port).map_or(0, |port| port.epoch());
+                pool.report(Report::Fault(source.port, epoch, fault));
                 return (0, Action::Arm);
             }
         };

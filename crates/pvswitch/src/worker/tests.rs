@@ -5,6 +5,7 @@ mod paused;
 mod shares;
 mod weights;
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -113,7 +114,7 @@ impl Rig {
     fn serve(&self) {
         let source = Source::new(PortId(0), 0, Arc::clone(&self.stats), Arc::clone(&self.tuning));
         let ingress = Arc::new(Mutex::new(Transmit(Arc::clone(&self.guest))));
-        let kick = Some(Arc::clone(&self.kick));
+        let kick = Some(Arc::clone(&self.kick) as KickFd);
         self.pool.serve(Served { token: TOKEN, source, ingress, kick, notifies: true });
     }
 

@@ -20,8 +20,10 @@ enum Kind {
 
 impl DeviceQueue {
     /// Activates a ring at `layout`, starting from `base` (the vhost-user VRING_BASE: split, the
-    /// next available index; packed, both positions with their wrap bits). The geometry is frozen
-    /// from here on; the areas keep their memory mapped.
+    /// next available index; packed, both positions with their wrap bits). A split ring starts at
+    /// the used index in its memory, whatever `base` says: buffers are used in order, so they are
+    /// the same unless the front-end is wrong. The geometry is frozen from here on; the areas keep
+    /// their memory mapped.
     ///
     /// # Errors
     /// [`LayoutError`] when size, address, alignment or base are not legal.

@@ -1,13 +1,15 @@
 //! SET_MEM_TABLE, ADD_MEM_REG and REM_MEM_REG.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use shm::{GuestMemory, Mapping, Region};
 
-use super::{Backend, Done, Handled, one_fd, short};
+use super::{Backend, Done, Handled, Takes, one_fd, short};
 use crate::error::ProtocolError;
 use crate::message::{FrontendReq, MemRegion, REGIONS_MAX};
+use crate::outside::Outside;
+use crate::sys::FdKind;
 
 /// Memory slots offered (GET_MAX_MEM_SLOTS): what QEMU and rust-vmm can use.
 pub const SLOTS_MAX: usize = 509;
@@ -28,7 +30,7 @@ impl Slot {
 }
 
 impl Backend {
-    pub(super) fn set_mem_table(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
+    pub(super) fn set_mem_table(&mut self, payload: &[u8], fds: Vec<Outside>) -> Handled {
         let request = FrontendReq::SET_MEM_TABLE;
         let count = MemRegion::announced(payload).ok_or_else(|| short(request, payload))?;
         let want = usize::try_from(count).unwrap_or(usize::MAX);
@@ -39,12 +41,13 @@ impl Backend {
         if fds.len() != want {
             return Err(ProtocolError::FdCount { request, want, got: fds.len() });
         }
+        fds.iter().try_for_each(|fd| check_kind(request, fd, self.takes))?;
         let slots = regions.iter().zip(&fds).map(|(region, fd)| self.map(region, fd));
         let slots = slots.collect::<Result<Vec<Slot>, ProtocolError>>()?;
         self.install(slots)
     }
 
-    pub(super) fn add_mem_reg(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
+    pub(super) fn add_mem_reg(&mut self, payload: &[u8], fds: Vec<Outside>) -> Handled {
         let request = FrontendReq::ADD_MEM_REG;
         let region = MemRegion::parse_single(payload).ok_or_else(|| short(request, payload))?;
         let fd = one_fd(request, fds)?;
@@ -55,13 +58,14 @@ impl Backend {
         if self.slots.len() >= SLOTS_MAX {
             return Err(ProtocolError::NoSlot);
         }
+        check_kind(request, &fd, self.takes)?;
         let slot = self.map(&region, &fd)?;
         let mut slots = self.slots.clone();
         slots.push(slot);
         self.install(slots)
     }
 
-    pub(super) fn rem_mem_reg(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
+    pub(super) fn rem_mem_reg(&mut self, payload: &[u8], fds: Vec<Outside>) -> Handled {
         let request = FrontendReq::REM_MEM_REG;
         let gone = MemRegion::parse_single(payload).ok_or_else(|| short(request, payload))?;
         // "For compatibility with existing incorrect implementations, the back-end MAY accept
@@ -100,7 +104,7 @@ impl Backend {
 
     /// Maps a region. It is paid for before, and until the last who uses it lets go: a table that
     /// replaces another counts beside it for a moment.
-    fn map(&self, region: &MemRegion, fd: &OwnedFd) -> Result<Slot, ProtocolError> {
+    fn map(&self, region: &MemRegion, fd: &Outside) -> Result<Slot, ProtocolError> {
         let MemRegion { guest_addr, size, user_addr, mmap_offset } = *region;
         let failed = |error| ProtocolError::Map { guest_addr, error };
         let bytes = Mapping::len_for(fd.as_fd(), mmap_offset, size).map_err(failed)?;
@@ -112,4 +116,15 @@ impl Backend {
         let region = Region { guest_addr, user_addr, len: size, offset: mmap_offset, mapping };
         Ok(Slot { region, times: 1 })
     }
+}
+
+/// Anything but the kernel's own shared memory may keep whoever asks for its size, or maps it, or
+/// reads it, for as long as its server likes.
+fn check_kind(request: FrontendReq, fd: &Outside, takes: Takes) -> Result<(), ProtocolError> {
+    let kind = fd.kind();
+    if kind == FdKind::Memory || takes.any_memory {
+        return Ok(());
+    }
+    let want = "use a memfd, or a file on tmpfs (/dev/shm) or hugetlbfs; memory=any takes any file";
+    Err(ProtocolError::FdKind { request, kind, want })
 }

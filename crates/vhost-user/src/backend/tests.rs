@@ -6,7 +6,8 @@ use crate::sys;
 use FrontendReq as R;
 use ProtocolError as E;
 use shm::Mapping;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 mod limits;
@@ -69,6 +70,9 @@ impl Rig {
     }
 
     fn send(&mut self, request: R, payload: Vec<u8>, fds: Vec<OwnedFd>) -> Result<Vec<u8>, E> {
+        let account = Arc::clone(self.backend.account());
+        let outside = |fd| Outside::new(fd, &account).unwrap();
+        let fds = fds.into_iter().map(outside).collect();
         let outcome = self.backend.handle(&Message::request(request, payload, false), fds)?;
         assert!(outcome.refused.is_none(), "{:?}", outcome.refused);
         Ok(outcome.reply.map(|reply| reply.payload).unwrap_or_default())
@@ -183,7 +187,7 @@ fn without_in_band_notifications_no_descriptor_means_polling() {
     rig.send(R::SET_VRING_CALL, u(0), vec![event()]).unwrap();
     assert_eq!(rig.fake.did(), [Did::SetCall(0, true)]);
     rig.send(R::SET_VRING_ERR, u(0), vec![event()]).unwrap();
-    assert!(matches!(rig.fake.state().setups[&0].err, Some(Call::Fd(_))));
+    assert!(matches!(rig.fake.state().setups[&0].err, Some(Call::Outside(_))));
 }
 
 #[test]
@@ -341,7 +345,8 @@ fn tables_that_are_none() {
         rig.err(R::SET_MEM_TABLE, bytes.clone(), 2),
         E::FdCount { want: 1, got: 2, .. }
     ));
-    assert!(matches!(rig.err(R::SET_MEM_TABLE, bytes, 1), E::Map { guest_addr: GUEST, .. }));
+    let error = rig.err(R::SET_MEM_TABLE, bytes, 1);
+    assert!(matches!(error, E::FdKind { kind: FdKind::Event, .. }), "{error}");
     let twice = [one[0], region(GUEST + 0x1000, USER + SIZE, SIZE)];
     assert!(matches!(rig.table(&twice).unwrap_err(), E::Table(_)));
     let wraps = [region(u64::MAX - 0xfff, USER, SIZE)];
@@ -490,8 +495,8 @@ fn the_device_as_a_whole() {
 #[test]
 fn in_band_kicks_start_rings_and_calls_go_to_the_front_end() {
     let mut rig = Rig::ready(feature::VERSION_1);
-    let (read, write) = sys::pipe().unwrap();
-    rig.send(R::SET_BACKEND_REQ_FD, vec![], vec![write]).unwrap();
+    let (read, write) = UnixStream::pair().unwrap();
+    rig.send(R::SET_BACKEND_REQ_FD, vec![], vec![write.into()]).unwrap();
     rig.ok(R::SET_VRING_NUM, st(1, 256));
     rig.ok(R::SET_VRING_BASE, st(1, 0));
     rig.ok(R::VRING_KICK, st(1, 0));
@@ -503,8 +508,8 @@ fn in_band_kicks_start_rings_and_calls_go_to_the_front_end() {
     assert_eq!(rig.fake.did(), [start, Did::Enable(1, false), Did::Kick(1)]);
     let setup = rig.fake.state().setups[&1].clone();
     // Another channel while the ring runs.
-    let (_other, write) = sys::pipe().unwrap();
-    rig.send(R::SET_BACKEND_REQ_FD, vec![], vec![write]).unwrap();
+    let (_other, write) = UnixStream::pair().unwrap();
+    rig.send(R::SET_BACKEND_REQ_FD, vec![], vec![write.into()]).unwrap();
     assert_eq!(rig.fake.did(), [Did::SetCall(1, true)]);
     rig.backend.requests = Some(match &setup.call {
         Some(Call::InBand { to, .. }) => Arc::clone(to),
@@ -521,10 +526,58 @@ fn in_band_kicks_start_rings_and_calls_go_to_the_front_end() {
     assert_eq!(bytes[..n], [call, err, config].concat());
 }
 
+/// Issue 14, row 2.
+#[test]
+fn descriptors_of_a_kind_that_may_block_are_refused() {
+    let mut rig = Rig::ready(feature::VERSION_1);
+    rig.backend = rig.backend.taking(Takes { polled: false, ..Takes::default() });
+    let tcp = || {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        OwnedFd::from(std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap())
+    };
+    let file = || {
+        let at = std::env::current_exe().unwrap();
+        OwnedFd::from(std::fs::File::open(at).unwrap())
+    };
+    let datagram = || OwnedFd::from(std::os::unix::net::UnixDatagram::unbound().unwrap());
+    let one = MemRegion::table_to_bytes(&[region(GUEST, USER, SIZE)]);
+    let single = region(GUEST + SIZE, USER + SIZE, SIZE).to_single_bytes();
+    for of in [&tcp as &dyn Fn() -> OwnedFd, &file, &datagram] {
+        for (request, payload) in [
+            (R::SET_MEM_TABLE, one.clone()),
+            (R::ADD_MEM_REG, single.clone()),
+            (R::SET_VRING_KICK, u(0)),
+            (R::SET_VRING_CALL, u(0)),
+            (R::SET_VRING_ERR, u(0)),
+            (R::SET_BACKEND_REQ_FD, vec![]),
+        ] {
+            let error = rig.send(request, payload, vec![of()]).unwrap_err();
+            assert!(matches!(error, E::FdKind { kind: FdKind::Other, .. }), "{error}");
+        }
+    }
+    // Memory in any file is a setting; what cannot be mapped is refused all the same.
+    rig.backend = rig.backend.taking(Takes { any_memory: true, polled: false });
+    let error = rig.send(R::SET_MEM_TABLE, one, vec![tcp()]).unwrap_err();
+    assert!(matches!(error, E::Map { .. }), "{error}");
+}
+
+/// Issue 14, row 13.
+#[test]
+fn ring_without_a_kick_is_refused_where_the_operator_forbids_polling() {
+    let mut rig = Rig::ready(feature::VERSION_1);
+    rig.backend = rig.backend.taking(Takes { polled: false, ..Takes::default() });
+    rig.ok(R::SET_PROTOCOL_FEATURES, u(0));
+    rig.ring(1, 256, 0);
+    rig.fake.did();
+    let error = rig.err(R::SET_VRING_KICK, u(1 | NO_FD), 0);
+    assert!(matches!(error, E::Polled { ring: 1 }), "{error}");
+    assert_eq!(rig.fake.did(), [Did::Stop(1)]);
+}
+
 #[test]
 fn in_band_calls_that_find_the_channel_full_are_owed() {
-    let (read, write) = sys::pipe().unwrap();
-    let requests = BackendRequests::new(write);
+    let (read, write) = UnixStream::pair().unwrap();
+    let requests = BackendRequests::new(Outside::new(write.into(), &Arc::default()).unwrap());
     for _ in 0..10_000 {
         requests.notify(3, false);
     }

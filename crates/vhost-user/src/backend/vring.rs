@@ -1,15 +1,16 @@
 //! The messages of single rings, and when a ring starts.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use ring::virtq::{Layout, SIZE_MAX};
 
 use super::{Backend, Done, Handled, Payload, bad_value, no_fd, number, one_fd};
-use crate::device::{Call, Kick, RingSetup};
+use crate::device::{Call, Kick, KickFd, RingSetup};
 use crate::error::ProtocolError;
 use crate::message::{FrontendReq, NO_FD, VringAddr, VringState};
-use crate::{feature, ring_features, sys};
+use crate::outside::Outside;
+use crate::sys::FdKind;
+use crate::{feature, ring_features};
 
 /// What the front-end said about one ring.
 #[derive(Default)]
@@ -43,7 +44,7 @@ enum Told {
     /// Not at all: it polls.
     No,
     /// Through a descriptor.
-    Fd(Arc<OwnedFd>),
+    Fd(Arc<Outside>),
 }
 
 impl Backend {
@@ -118,7 +119,7 @@ impl Backend {
         &mut self,
         request: FrontendReq,
         payload: &[u8],
-        fds: Vec<OwnedFd>,
+        fds: Vec<Outside>,
     ) -> Handled {
         let value = number(request, payload)?;
         if value & !(NO_FD | 0xff) != 0 {
@@ -130,7 +131,10 @@ impl Backend {
             None
         } else {
             let fd = one_fd(request, fds)?;
-            sys::set_nonblocking(fd.as_fd());
+            if !matches!(fd.kind(), FdKind::Event | FdKind::Pipe) {
+                let (kind, want) = (fd.kind(), "use an eventfd or a pipe");
+                return Err(ProtocolError::FdKind { request, kind, want });
+            }
             Some(Arc::new(fd))
         };
         match request {
@@ -150,7 +154,11 @@ impl Backend {
                 // A front-end that kicks in band has no descriptor to give; polling for it would
                 // burn a core beside its kicks.
                 let without = if self.in_band() { Kick::InBand } else { Kick::Poll };
-                let kick = fd.map_or(without, Kick::Fd);
+                let kick = fd.map_or(without, |fd| Kick::Fd(fd as KickFd));
+                if matches!(kick, Kick::Poll) && !self.takes.polled && self.serves(ring) {
+                    self.stop(ring);
+                    return Err(ProtocolError::Polled { ring: name(ring) });
+                }
                 self.pause(ring);
                 self.rings[ring].kick = Some(kick);
                 self.start(ring)
@@ -276,7 +284,7 @@ impl Backend {
     fn told(&self, ring: usize, broken: bool) -> Option<Call> {
         let v = &self.rings[ring];
         match if broken { &v.err } else { &v.call } {
-            Told::Fd(fd) => Some(Call::Fd(Arc::clone(fd))),
+            Told::Fd(fd) => Some(Call::Outside(Arc::clone(fd))),
             Told::No => None,
             Told::Unsaid => {
                 let to = Arc::clone(self.requests.as_ref().filter(|_| self.in_band())?);

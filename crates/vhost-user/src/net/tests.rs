@@ -78,7 +78,7 @@ fn layout(ring: u16) -> Layout {
 }
 
 fn setup(ring: u16, base: u32) -> RingSetup {
-    let kick = Kick::Fd(Arc::new(event()));
+    let kick = Kick::Fd(Arc::new(event()) as crate::device::KickFd);
     let features = Features::default();
     RingSetup { layout: layout(ring), features, base, kick, call: None, err: None }
 }
@@ -157,9 +157,11 @@ fn mtu_bounds_the_frames_of_rings_started_after_it() {
 #[test]
 fn rings_start_and_stop_and_the_host_is_told() {
     let (mut device, log) = device(options(2));
-    device.set_memory(memory());
+    let memory = memory();
+    device.set_memory(Arc::clone(&memory));
     use Side::{Egress as E, Ingress as I};
     for (ring, active) in [(0, 0), (1, 1), (3, 1), (2, 1)] {
+        drop(DriverQueue::new(&memory, &layout(ring), Features::default(), 5, None).unwrap());
         device.start(ring, setup(ring, 5)).unwrap();
         let side = if ring % 2 == 0 { E } else { I };
         assert_eq!(log.take(), [Told::Started(ring / 2, side), Told::Active(active)]);

@@ -72,7 +72,7 @@ impl Wired {
         let port = Arc::new(Port::new(PortId(1), "r".into(), vec![queue]));
         port.set_active(1);
         let to = token(PortId(1), 0, true);
-        rig.pool.watch(to, Arc::clone(&port), 0, Some(Arc::clone(&kick)));
+        rig.pool.watch(to, Arc::clone(&port), 0, Some(kick.clone()));
         rig.pool.set_table(&Arc::new(vec![None, Some(port)]));
         Self { rig, receiver, kick }
     }

@@ -26,14 +26,20 @@ pub(crate) struct SplitDevice {
 }
 
 impl SplitDevice {
-    pub(crate) fn new(parts: Parts, features: Features, avail_next: u16) -> Self {
-        // The ring's own index, not a guess: after a crash the front-end resumes where the used
-        // ring ends (in-order use, see the module above).
+    /// Starts where the used ring ends, whatever position was given.
+    ///
+    /// Buffers are used in order, so both are the same wherever a device stopped in good order;
+    /// and where they differ, the used index is right. A device that crashed took buffers that it
+    /// never used. A front-end that restores a machine, or connects again, may say `avail.idx`
+    /// (Cloud Hypervisor), which would leave the buffers between unused and the driver without any;
+    /// or 0 (DPDK's virtio-user). DPDK's device resets to the used index, too.
+    ///
+    /// The used index lies in the driver's memory. A wrong one is no more than a wrong position:
+    /// [`take`](Self::take) refuses more available chains than the ring holds, every head and
+    /// descriptor is checked, and the buffers used are the driver's own.
+    pub(crate) fn new(parts: Parts, features: Features, _base: u16) -> Self {
         let used = parts.used.sync_load(IDX, Ordering::Acquire);
-        // DPDK's virtio-user says 0 when it connects again to a back-end that died, in the middle
-        // of a ring: an impossible start is replaced by the one that always holds.
-        let ready = parts.avail.sync_load(IDX, Ordering::Acquire).wrapping_sub(avail_next);
-        let avail_next = if avail_next == 0 && ready > parts.size { used } else { avail_next };
+        let avail_next = used;
         Self {
             parts,
             features,

@@ -1,0 +1,78 @@
+//! A device that starts on a ring in the middle of its life: after a crash, a migration, or a
+//! restore. Issue 14, row 17.
+#![allow(clippy::as_conversions)]
+
+mod common;
+
+use common::{BASE, Raw, SPLIT};
+use proptest::prelude::*;
+use ring::virtq::{Buf, Malformed, Taken};
+
+const SIZE: u16 = 16;
+
+/// What a front-end may say where the ring is.
+#[derive(Clone, Copy, Debug)]
+enum Says {
+    /// As Cloud Hypervisor after a restore.
+    Avail,
+    Used,
+    /// As DPDK's virtio-user after its back-end died.
+    Zero,
+}
+
+proptest! {
+    /// From every start near the wrap, whatever was used before, a device serves every buffer
+    /// that was not used, in order, wherever the front-end says it is.
+    #[test]
+    fn restored_device_serves_the_buffers_that_were_posted_and_not_used(
+        start in (0_u16..64).prop_map(|n| n.wrapping_sub(32)),
+        posted in 1_u16..=SIZE,
+        used in 0_u16..=SIZE,
+        says in prop::sample::select(vec![Says::Avail, Says::Used, Says::Zero]),
+    ) {
+        let used = used.min(posted);
+        let raw = Raw::new(SIZE);
+        let mut driver = raw.driver(SPLIT, u32::from(start));
+        let buf = |i: u16| Buf { addr: BASE + 0x4_0000 + u64::from(i) * 64, len: 64, write: true };
+        let ids: Vec<u16> = (0..posted).map(|i| driver.add(&[buf(i)]).unwrap()).collect();
+        driver.publish();
+        let mut first = raw.device(SPLIT, u32::from(start));
+        let mut taken = Taken::with_capacity(64, SIZE);
+        // It takes all, and stops before it used the last of them.
+        prop_assert_eq!(first.take(&raw.memory, 64, &mut taken).unwrap(), usize::from(posted));
+        taken.chains[..usize::from(used)].iter().for_each(|chain| first.put(chain, 64));
+        first.publish();
+        let base = match says {
+            Says::Avail => start.wrapping_add(posted),
+            Says::Used => start.wrapping_add(used),
+            Says::Zero => 0,
+        };
+        let mut second = raw.device(SPLIT, u32::from(base));
+        let mut taken = Taken::with_capacity(64, SIZE);
+        let left = usize::from(posted - used);
+        prop_assert_eq!(second.take(&raw.memory, 64, &mut taken).unwrap(), left);
+        let again: Vec<u16> = taken.chains.iter().map(|chain| chain.id).collect();
+        prop_assert_eq!(&again, &ids[usize::from(used)..]);
+        taken.chains.iter().for_each(|chain| second.put(chain, 64));
+        second.publish();
+        let mut back = Vec::new();
+        driver.take_used(64, &mut back).unwrap();
+        let back: Vec<u16> = back.iter().map(|used| used.id).collect();
+        prop_assert_eq!(back, ids, "every buffer once");
+    }
+
+    /// A used index that no driver can have made is a fault, and nothing else.
+    #[test]
+    fn used_index_out_of_reach_of_the_available_one_is_a_fault(
+        avail: u16,
+        off in SIZE + 1..=u16::MAX,
+    ) {
+        let raw = Raw::new(SIZE);
+        raw.used_idx(avail.wrapping_sub(off));
+        raw.avail_idx(avail);
+        let mut device = raw.device(SPLIT, u32::from(avail));
+        let mut taken = Taken::with_capacity(64, SIZE);
+        let got = device.take(&raw.memory, 64, &mut taken);
+        prop_assert!(matches!(got, Err(Malformed::IndexJump { .. })), "{:?}", got);
+    }
+}

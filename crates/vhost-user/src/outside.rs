@@ -1,0 +1,301 @@
+//! Descriptors that a peer sent: what they are, and where they are closed.
+//!
+//! A descriptor can be of any kind: a file of a file system whose server never answers, a TCP
+//! socket whose close lingers. `fstat`, `write`, `mmap` and `close` of such a one block for as
+//! long as its owner likes. So the kind is found by calls that do not touch the file
+//! ([`sys::fd_kind`]), and every close happens on a thread that only does that.
+//!
+//! ```text
+//!   received ── charged to `account.descriptors` ── Outside ── dropped anywhere
+//!                                                      └─ its port's lane: closed, then given back
+//! ```
+//! A lane is a port's list of calls that may block. A lane is served by at most one thread, and
+//! there is a thread for each lane that has something to do: a close that blocks delays the closes
+//! of its own port only. What waits there stays charged, so that the port is refused more.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use switch::account::{Account, Charge, OverLimit};
+
+use crate::sys::{self, FdKind};
+
+/// How long a thread without work stays, unless it is the last one.
+const IDLE: Duration = Duration::from_secs(1);
+/// A lane's calls need little stack.
+const STACK_BYTES: usize = 128 << 10;
+
+/// A descriptor from a peer. Closed where blocking delays nobody.
+#[derive(Debug)]
+pub struct Outside {
+    /// `None` only while it is dropped.
+    fd: Option<OwnedFd>,
+    kind: FdKind,
+    charge: Option<Charge>,
+    account: Arc<Account>,
+    /// A pipe: a signal waits in the lane.
+    signals: AtomicBool,
+}
+
+/// Descriptors that exceed what their ports may hold, until they are closed.
+static UNPAID: AtomicUsize = AtomicUsize::new(0);
+
+impl Outside {
+    /// Charges `fd` to `account`, and finds its kind.
+    ///
+    /// # Errors
+    /// [`OverLimit`]: it is closed; until then it counts among [`unpaid`].
+    pub fn new(fd: OwnedFd, account: &Arc<Account>) -> Result<Self, OverLimit> {
+        match account.descriptors.charge(1) {
+            Ok(charge) => Ok(Self::charged(fd, Some(charge), account)),
+            Err(over) => {
+                UNPAID.fetch_add(1, Ordering::AcqRel);
+                later(account, move || {
+                    drop(fd);
+                    UNPAID.fetch_sub(1, Ordering::AcqRel);
+                });
+                Err(over)
+            }
+        }
+    }
+
+    /// A descriptor that was charged before it came; `None`: that is not charged.
+    pub fn charged(fd: OwnedFd, charge: Option<Charge>, account: &Arc<Account>) -> Self {
+        let kind = sys::fd_kind(fd.as_fd());
+        let account = Arc::clone(account);
+        Self { fd: Some(fd), kind, charge, account, signals: AtomicBool::new(false) }
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> FdKind {
+        self.kind
+    }
+
+    /// Notifies the peer, without blocking: an eventfd at once, a pipe on the port's lane (the
+    /// reader of a pipe can hold its lock for as long as it likes). Other kinds are not touched.
+    pub fn signal(self: &Arc<Self>) {
+        match self.kind {
+            FdKind::Event => sys::signal_event(self.as_fd()),
+            FdKind::Pipe if !self.signals.swap(true, Ordering::AcqRel) => {
+                let pipe = Arc::clone(self);
+                later(&self.account, move || {
+                    pipe.signals.store(false, Ordering::Release);
+                    sys::signal(pipe.as_fd());
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// Has `call` made on the port's lane.
+    pub(crate) fn later(&self, call: impl FnOnce() + Send + 'static) {
+        later(&self.account, call);
+    }
+}
+
+impl AsFd for Outside {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_ref().expect("it has one until it is dropped").as_fd()
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        let (fd, charge) = (self.fd.take(), self.charge.take());
+        later(&self.account, move || {
+            drop(fd);
+            drop(charge);
+        });
+    }
+}
+
+/// How many descriptors wait to be closed that no account has room for. While there are any, no
+/// more should be received: the process keeps room for those of one message only.
+pub fn unpaid() -> usize {
+    UNPAID.load(Ordering::Acquire)
+}
+
+/// Closes what is not an [`Outside`]: a listener whose queue holds connections, a socket that was
+/// not charged.
+pub fn close<T: Send + 'static>(what: T, account: &Arc<Account>) {
+    later(account, move || drop(what));
+}
+
+type Call = Box<dyn FnOnce() + Send>;
+
+struct Lane {
+    calls: VecDeque<Call>,
+    /// A thread serves it.
+    busy: bool,
+    /// Keeps the account, whose address is the lane's name.
+    _account: Arc<Account>,
+}
+
+#[derive(Default)]
+struct Lanes {
+    all: HashMap<usize, Lane>,
+    /// Lanes with calls and without a thread.
+    ready: VecDeque<usize>,
+    threads: usize,
+    idle: usize,
+}
+
+static LANES: Mutex<Option<Lanes>> = Mutex::new(None);
+static WORK: Condvar = Condvar::new();
+
+fn lanes() -> MutexGuard<'static, Option<Lanes>> {
+    LANES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has `call` made on the lane of `account`'s port.
+fn later(account: &Arc<Account>, call: impl FnOnce() + Send + 'static) {
+    let name = Arc::as_ptr(account) as usize;
+    let mut guard = lanes();
+    let lanes = guard.get_or_insert_default();
+    let lane = lanes.all.entry(name).or_insert_with(|| Lane {
+        calls: VecDeque::new(),
+        busy: false,
+        _account: Arc::clone(account),
+    });
+    lane.calls.push_back(Box::new(call));
+    if !lane.busy && lane.calls.len() == 1 {
+        lanes.ready.push_back(name);
+    }
+    if lanes.idle >= lanes.ready.len() {
+        WORK.notify_one();
+        return;
+    }
+    // A thread that cannot be started: those that exist serve the lane when they are free, and the
+    // next call tries again.
+    let thread = std::thread::Builder::new().name("closer".into()).stack_size(STACK_BYTES);
+    if thread.spawn(serve).is_ok() {
+        lanes.threads += 1;
+    }
+}
+
+/// A thread: serves lanes, one call at a time.
+fn serve() {
+    let mut guard = lanes();
+    loop {
+        let lanes = guard.get_or_insert_default();
+        let next = lanes.ready.pop_front();
+        let Some((name, lane)) = next.and_then(|name| Some((name, lanes.all.get_mut(&name)?)))
+        else {
+            lanes.idle += 1;
+            let (woken, waited) =
+                WORK.wait_timeout(guard, IDLE).unwrap_or_else(PoisonError::into_inner);
+            guard = woken;
+            let lanes = guard.get_or_insert_default();
+            lanes.idle -= 1;
+            if waited.timed_out() && lanes.ready.is_empty() && lanes.threads > 1 {
+                lanes.threads -= 1;
+                return;
+            }
+            continue;
+        };
+        lane.busy = true;
+        let call = lane.calls.pop_front();
+        drop(guard);
+        call.into_iter().for_each(|call| call());
+        guard = self::lanes();
+        let lanes = guard.get_or_insert_default();
+        if let Some(lane) = lanes.all.get_mut(&name) {
+            lane.busy = false;
+            if lane.calls.is_empty() {
+                lanes.all.remove(&name);
+            } else {
+                lanes.ready.push_back(name);
+            }
+        }
+    }
+}
+
+/// Waits until nothing is left to be closed; whether that came within `timeout`.
+pub fn settle(timeout: Duration) -> bool {
+    let end = Instant::now() + timeout;
+    loop {
+        if lanes().as_ref().is_none_or(|lanes| lanes.all.is_empty()) {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn account(descriptors: u64) -> Arc<Account> {
+        let account = Arc::new(Account::default());
+        assert!(account.set_limit("descriptors", descriptors));
+        account
+    }
+
+    #[test]
+    fn close_that_blocks_delays_its_own_port_only_and_stays_charged() {
+        let (stuck, others) = (account(2), account(2));
+        let (end, blocks) = channel::<()>();
+        close(Blocks(blocks), &stuck);
+        let event = || sys::eventfd().unwrap();
+        for _ in 0..2 {
+            drop(Outside::new(event(), &stuck).unwrap());
+        }
+        assert_eq!(Outside::new(event(), &stuck).unwrap_err().limit, 2);
+        for _ in 0..100 {
+            drop(Outside::new(event(), &others).unwrap());
+            wait(|| others.descriptors.used() == 0);
+        }
+        assert_eq!((stuck.descriptors.used(), stuck.descriptors.refused()), (2, 1));
+        end.send(()).unwrap();
+        wait(|| stuck.descriptors.used() == 0);
+    }
+
+    struct Blocks(std::sync::mpsc::Receiver<()>);
+
+    impl Drop for Blocks {
+        fn drop(&mut self) {
+            self.0.recv().unwrap();
+        }
+    }
+
+    fn wait(done: impl Fn() -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !done() {
+            assert!(Instant::now() < end, "waited in vain");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn full_eventfd_that_its_owner_made_blocking_does_not_block_a_signal() {
+        use rustix::event::{EventfdFlags, eventfd};
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let outside = Arc::new(Outside::new(event, &account(2)).unwrap());
+        let (done, ends) = channel();
+        std::thread::spawn(move || {
+            // More often than completions are kept for.
+            (0..2000).for_each(|_| outside.signal());
+            done.send(()).unwrap();
+        });
+        ends.recv_timeout(PATIENCE).expect("it blocked");
+    }
+
+    #[test]
+    fn pipe_is_signalled_on_the_lane() {
+        let (read, write) = sys::pipe().unwrap();
+        let pipe = Arc::new(Outside::new(write, &account(2)).unwrap());
+        assert_eq!(pipe.kind(), FdKind::Pipe);
+        pipe.signal();
+        assert!(sys::wait_readable(read.as_fd(), PATIENCE).unwrap());
+    }
+}
