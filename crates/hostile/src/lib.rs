@@ -172,12 +172,49 @@ pub struct Attack<'a> {
     pub running: &'a dyn Fn() -> bool,
     /// What it did so far.
     pub tally: Tally,
+    began: Option<Instant>,
 }
 
-impl Attack<'_> {
+/// Longest wait until the first connection is as far as a case needs it: the switch lets a peer
+/// that flapped wait, and time is counted from then on.
+const FIRST_MAX: Duration = Duration::from_secs(10);
+
+impl<'a> Attack<'a> {
+    /// One that lasts for `time` from its first connection on, and has done nothing yet.
+    pub fn new(
+        targets: Vec<PathBuf>,
+        ring: Ring,
+        time: Duration,
+        running: &'a dyn Fn() -> bool,
+    ) -> Self {
+        let (mac, peer) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+        let (until, tally) = (Instant::now() + time, Tally::default());
+        Self { targets, ring, mac, peer, until, running, tally, began: Some(Instant::now()) }
+    }
+
+    /// Whether it goes on waiting for a connection.
+    fn waits(&self) -> bool {
+        let first = self.began.is_some_and(|began| began.elapsed() < FIRST_MAX);
+        self.on() || first && (self.running)()
+    }
+
+    /// The first connection is as far as it has to be.
+    fn begins(&mut self) {
+        if let Some(began) = self.began.take() {
+            self.until += began.elapsed();
+        }
+    }
+
     /// Whether there is time left.
     fn on(&self) -> bool {
         Instant::now() < self.until && (self.running)()
+    }
+
+    /// What was done since `from` was to get ready: before the first attempt it is not counted.
+    fn got_ready(&mut self, from: Instant) {
+        if self.tally.attempts == 0 {
+            self.until += from.elapsed();
+        }
     }
 
     /// Lets some time pass, no more than is left.

@@ -8,7 +8,7 @@ use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 use vhost_user::message::{FrontendReq as R, MemRegion, Message};
 use vhost_user::sys;
 
-use super::wire::{BUFFERS, FEATURES, RX, Raw, SIZE, TX, WRITE, addr, state, whole};
+use super::wire::{BUFFERS, FEATURES, INDIRECT, RX, Raw, SIZE, TX, addr, state, whole};
 use crate::{Attack, Error};
 
 /// Sends `messages` in turn as fast as they are taken, with answers read, until time is over.
@@ -94,11 +94,9 @@ pub fn connections(attack: &mut Attack<'_>) -> Result<(), Error> {
 /// Connections that get as far as running rings, break them, and come back at once.
 pub fn returns(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.started()? {
-        raw.chain(TX, &[(0x10, 100, 0), (0x10, 100, 0)]);
-        raw.describe(TX, 0, BUFFERS, 100, WRITE, 0);
-        raw.kick();
+        raw.chain(TX, &[(0x10, 160, INDIRECT)]);
         attack.tally.attempts += 1;
-        attack.tally.ended += u64::from(raw.is_closed(Duration::from_millis(2)));
+        attack.tally.ended += u64::from(raw.is_closed(Duration::from_millis(10)));
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ring::virtq::Buf;
 use rustix::fs::FallocateFlags;
@@ -69,8 +69,10 @@ pub fn many_regions(attack: &mut Attack<'_>) -> Result<(), Error> {
 /// Chains whose buffers each span all of 508 adjacent regions.
 pub fn spanning_chains(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.started()? {
+        let from = Instant::now();
         let file = memfd(REGIONS * SMALL)?;
         let added = add_regions(&raw, &file);
+        attack.got_ready(from);
         let len = (added * SMALL) as u32;
         let Some(mut driver) = raw.driver(TX).filter(|_| added > 0) else { continue };
         raw.frame(BUFFERS, VnetHdr::NONE, attack.peer, attack.mac);

@@ -267,7 +267,7 @@ impl Attack<'_> {
 
     /// A connection to `path`; `None` when time is over.
     pub fn stream(&mut self, path: &Path) -> Option<UnixStream> {
-        while self.on() {
+        while self.waits() {
             if let Ok(stream) = sys::connect(path) {
                 self.tally.connections += 1;
                 return Some(stream);
@@ -279,8 +279,9 @@ impl Attack<'_> {
 
     /// A connection to the first port, with nothing said yet.
     pub fn raw(&mut self) -> Result<Option<Raw>, Error> {
-        let target = self.target();
-        self.raw_at(&target)
+        let raw = self.raw_at(&self.target())?;
+        self.begins();
+        Ok(raw)
     }
 
     /// A connection to a port, with nothing said yet.
@@ -291,8 +292,9 @@ impl Attack<'_> {
 
     /// A connection with both rings running; `None` when time is over.
     pub fn started(&mut self) -> Result<Option<Raw>, Error> {
-        while let Some(raw) = self.raw()? {
+        while let Some(raw) = self.raw_at(&self.target())? {
             if raw.negotiate(FEATURES) && raw.share() && raw.ring(RX) && raw.ring(TX) {
+                self.begins();
                 return Ok(Some(raw));
             }
             self.tally.turned_away += 1;
@@ -326,7 +328,7 @@ impl Attack<'_> {
             let Some(raw) = self.started()? else { return Ok(()) };
             way(&raw);
             self.tally.attempts += 1;
-            self.tally.ended += u64::from(raw.is_closed(Duration::from_millis(50)));
+            self.tally.ended += u64::from(raw.is_closed(Duration::from_millis(10)));
         }
         Ok(())
     }

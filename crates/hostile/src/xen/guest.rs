@@ -225,8 +225,14 @@ impl Guest {
 impl Attack<'_> {
     /// A domain with a vif, not connected; `None` when time is over.
     pub fn domain(&mut self) -> Result<Option<Guest>, Error> {
+        let guest = self.any_domain()?;
+        self.begins();
+        Ok(guest)
+    }
+
+    fn any_domain(&mut self) -> Result<Option<Guest>, Error> {
         let dir = self.target();
-        while self.on() {
+        while self.waits() {
             if let Some(guest) = Guest::new(&dir) {
                 self.tally.connections += 1;
                 return Ok(Some(guest));
@@ -241,8 +247,9 @@ impl Attack<'_> {
 
     /// The same with all rings connected.
     pub fn vif(&mut self) -> Result<Option<Guest>, Error> {
-        while let Some(mut guest) = self.domain()? {
+        while let Some(mut guest) = self.any_domain()? {
             if guest.offer_rings() && guest.connect() {
+                self.begins();
                 return Ok(Some(guest));
             }
             self.tally.turned_away += 1;

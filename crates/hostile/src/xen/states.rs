@@ -1,6 +1,6 @@
 //! Xenstore: states, keys, watches and transactions.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use xen_netif::store::Store;
 
@@ -117,6 +117,7 @@ pub fn come_and_go(attack: &mut Attack<'_>) -> Result<(), Error> {
 pub fn commits(attack: &mut Attack<'_>) -> Result<(), Error> {
     let path = attack.target().join("xenstored");
     while let Some(_guest) = attack.domain()? {
+        let from = Instant::now();
         let watching = |store: &Store| {
             for n in 0..WATCHES {
                 if store.watch(FRONT, &n.to_string()).is_err() {
@@ -126,6 +127,7 @@ pub fn commits(attack: &mut Attack<'_>) -> Result<(), Error> {
         };
         let connect = |_| Store::connect(&path).ok().inspect(watching);
         let stores: Vec<Store> = (0..CONNECTIONS - 4).filter_map(connect).collect();
+        attack.got_ready(from);
         let Some(store) = stores.first() else { continue };
         while attack.on() {
             let done = store.transaction(|transaction| {

@@ -64,21 +64,19 @@ pub fn command(
             break;
         }
         let began = Instant::now();
-        let mut attack = Attack {
-            targets: targets.iter().map(Into::into).take(case.ports.into()).collect(),
-            ring,
-            mac: args.mac,
-            peer: args.peer,
-            until: began + each,
-            running,
-            tally: Tally::default(),
-        };
+        // Each case begins with another port: one that was let wait is not the next one's.
+        let from = played.len() % targets.len();
+        let (before, after) = targets.split_at(from);
+        let its = after.iter().chain(before).map(Into::into).take(case.ports.into());
+        let mut attack = Attack::new(its.collect(), ring, each, running);
+        (attack.mac, attack.peer) = (args.mac, args.peer);
         let error = case.play(&mut attack).err().map(|error| error.to_string());
         let told = told(case, ring, &attack.tally, began.elapsed(), error.as_deref());
         if !args.json {
             print(&told);
         }
-        if let Some(error) = error {
+        // Of several one that could not even begin is told, and the others go on.
+        if let (Some(error), Cases::One(_)) = (error, which) {
             result = Err(format!("{ring}/{}: {error}", case.name).into());
         }
         played.push(told);
