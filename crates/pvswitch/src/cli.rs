@@ -382,8 +382,8 @@ pub struct GenArgs {
     pub connect: ConnectArgs,
     /// What to do with frames: send them; sink: count what comes; echo: send back what comes,
     /// addresses swapped; rr: send one, wait for its echo, measure, repeat; idle: be there and do
-    /// nothing; hostile, hostile=CASE: misbehave, for tests of the switch; hostile=list: what there
-    /// is
+    /// nothing; hostile, hostile=RING, hostile=CASE: misbehave, for tests of the switch;
+    /// hostile=list: how
     #[arg(long, default_value = "send", value_name = "MODE", value_parser = GenMode::parse)]
     pub mode: GenMode,
     /// Frame size in bytes without FCS: N, MIN-MAX, or imix
@@ -464,6 +464,8 @@ pub enum Cases {
     All,
     /// None: they are listed.
     List,
+    /// All of this ring.
+    Of(hostile::Ring),
     /// This one.
     One(&'static str),
 }
@@ -481,6 +483,9 @@ impl GenMode {
             ("hostile", None | Some("all")) => Self::Hostile(Cases::All),
             ("hostile", Some("list")) => Self::Hostile(Cases::List),
             ("hostile", Some(name)) => {
+                if let Ok(ring) = name.parse() {
+                    return Ok(Self::Hostile(Cases::Of(ring)));
+                }
                 let names = || hostile::cases().map(|case| case.name);
                 let Some(known) = names().find(|known| *known == name) else {
                     let hint = lab::near::did_you_mean(name, names());
@@ -490,7 +495,7 @@ impl GenMode {
             }
             _ => {
                 let all = "possible values: send, sink, echo, rr, idle, hostile, hostile=list, \
-                           hostile=CASE";
+                           hostile=RING, hostile=CASE";
                 return Err(all.into());
             }
         })

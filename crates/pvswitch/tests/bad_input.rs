@@ -201,7 +201,7 @@ fn guests_that_cannot_connect() {
         fails(command(&["gen", "--connect", &connect]), USAGE, &wants);
         fails(command(&["nic", "--tap", "x", "--connect", &connect]), USAGE, &wants);
     }
-    let bad: [(&[&str], &str); 20] = [
+    let bad: [(&[&str], &str); 23] = [
         (&["--queues", "0"], "0 is not in 1..=16"),
         (&["--queues", "17"], "17 is not in 1..=16"),
         (&["--burst", "0"], "FRAMES,GAP_US"),

@@ -30,20 +30,26 @@ pub fn command(
         (true, true) => &[Ring::Packed],
         (true, false) => &[Ring::Split, Ring::Socket],
     };
-    let wanted = |case: &Case| match which {
+    let wanted = |(ring, case): &(Ring, &Case)| match which {
         Cases::One(name) => case.name == name,
+        Cases::Of(one) => *ring == one,
         Cases::All | Cases::List => true,
     };
     let wanted: Vec<(Ring, &Case)> = rings
         .iter()
         .flat_map(|ring| cases_of(*ring).map(|case| (*ring, case)))
-        .filter(|(_, case)| wanted(case))
+        .filter(wanted)
         .collect();
     if which == Cases::List {
         list(&wanted, args.json);
         return Ok(());
     }
-    if let (Cases::One(name), []) = (which, &wanted[..]) {
+    let name = match which {
+        Cases::One(name) => name,
+        Cases::Of(ring) => ring.name(),
+        Cases::All | Cases::List => "all",
+    };
+    if wanted.is_empty() {
         let rings: Vec<_> = rings.iter().map(|ring| ring.name()).collect();
         let what = format!("--mode hostile={name}: no case of {}", rings.join(" and "));
         return Err(Usage(what).into());
