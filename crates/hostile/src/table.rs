@@ -237,7 +237,7 @@ static SOCKETS: [Case; 24] = [
     )
     .receives(),
     front("truncated", "memory truncated under rings that run", &["row 1"], memory::truncated),
-    front("sparse", "16 TiB of a sparse file on each port", &["row 7"], memory::sparse).ports(8),
+    front("sparse", "16 TiB of a sparse file on each port", &["row 7"], memory::sparse).ports(16),
     front(
         "punched",
         "frames of 128 one-byte pieces on pages that are made holes again and again",

