@@ -87,8 +87,8 @@ pub enum Error {
     },
 }
 
-/// Writes [`PAGE`], [`TEXT`] and each plot as SVG and PNG into `folder`, and tells where the page is. What
-/// is there of an earlier report is replaced, each file at once.
+/// Writes [`PAGE`], [`TEXT`] and each plot as SVG and PNG into `folder`, and tells where the page
+/// is. What is there of an earlier report is replaced, each file at once.
 pub fn write(folder: &Path, document: &Document) -> Result<PathBuf, Error> {
     check(document)?;
     let plots = folder.join(PLOTS);

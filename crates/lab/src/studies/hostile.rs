@@ -389,8 +389,8 @@ fn judged(results: &Results, ring: Ring) -> Option<Verdict> {
     let told: Vec<String> =
         bad.iter().map(|(what, cases)| format!("{what} ({})", cases.join(", "))).collect();
     let what = format!(
-        "{ring}: beside {attempts} hostile acts in {count} runs an honest pair loses no frame, gets \
-         none that is not as it was sent, and the switch answers{}{}",
+        "{ring}: beside {attempts} hostile acts in {count} runs an honest pair loses no frame, \
+         gets none that is not as it was sent, and the switch answers{}{}",
         if told.is_empty() { "" } else { "; not so: " },
         told.join("; ")
     );

@@ -3,8 +3,9 @@
 //! One thread owns the `tree`, sleeps in epoll, and serves every connection in turn. Each
 //! connection acts for a domain: domain 0 may do everything, others what permissions and
 //! [`Limits`] allow. What a domain's changes make of work for others' watches is done a bounded
-//! piece at a time (`telling`), and the domain is not read from while too much of it waits. What a client sends never ends the thread: a message that is none closes its
-//! connection, everything else gets its answer.
+//! piece at a time (`telling`), and the domain is not read from while too much of it waits. What a
+//! client sends never ends the thread: a message that is none closes its connection, everything
+//! else gets its answer.
 //!
 //! What it does not do: nothing is kept on disk, and there is no ring version for kernels.
 
