@@ -356,17 +356,18 @@ impl Generator {
         let free = tx.room(n)?;
         for turn in (tx.counts.frames..).take(free) {
             let i = tx.free().next().expect("counted above");
-            let aside = |also: &Aside| self.totals.sent >= (self.totals.aside + 1) * also.every;
+            let seq = self.totals.sent;
+            let size = self.sizes[(seq % self.sizes.len() as u64) as usize];
+            let aside = |also: &Aside| seq >= (self.totals.aside + 1) * also.every;
             if let Some(also) = self.also.filter(aside) {
                 let mut to = tx.plain(i);
-                to.write(&headers(self.mac, also.mac, SIZE_MIN, 0));
+                to.write(&headers(self.mac, also.mac, size, 0));
+                // Without our mark.
                 to.write(&[0; STAMP]);
-                tx.send(i, HDR_LEN as u32 + SIZE_MIN);
+                tx.send(i, HDR_LEN as u32 + size);
                 self.totals.aside += 1;
                 continue;
             }
-            let seq = self.totals.sent;
-            let size = self.sizes[(seq % self.sizes.len() as u64) as usize];
             let flow = (turn % flows * queues + queue as u64) as u16;
             let mut to = tx.plain(i);
             to.write(&headers(self.mac, self.peer, size, flow));
@@ -398,7 +399,8 @@ impl Generator {
         }
         let seq = self.totals.sent;
         let round = self.send(self.pace.due(now).min(1) as usize, now)?;
-        if round.sent > 0 {
+        // It may have been one for another address.
+        if self.totals.sent > seq {
             self.awaiting = Some((seq, now));
         }
         Ok(round)

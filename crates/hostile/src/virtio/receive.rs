@@ -11,6 +11,8 @@ use crate::{Attack, Error};
 const RECEIVED: u64 = BUFFERS + 0x10_0000;
 /// Bytes of one.
 const BUFFER: u32 = 2048;
+/// Bytes of all buffers together that no frame of the study fits.
+const SHORT: u16 = 600;
 
 /// A receiver that is known, with both halves of a driver.
 fn receiver(attack: &mut Attack<'_>) -> Result<Option<(Raw, DriverQueue)>, Error> {
@@ -83,15 +85,15 @@ pub fn tiny_buffers(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// An indirect table of `n` one-byte buffers at `at`.
-fn table(raw: &Raw, at: u64, n: u16, write: u16) {
+/// An indirect table of `n` buffers of `len` bytes at `at`.
+fn table(raw: &Raw, at: u64, n: u16, len: u32, write: u16) {
     let area = raw.area(at, 16 * usize::from(n));
     for i in 0..n {
         let here = 16 * usize::from(i);
         let flags = write | if !raw.packed && i + 1 < n { NEXT } else { 0 };
         let (third, fourth) = if raw.packed { (i, flags) } else { (flags, i + 1) };
         area.store_u64(here, RECEIVED);
-        area.store_u32(here + 8, 1);
+        area.store_u32(here + 8, len);
         area.store_u16(here + 12, third);
         area.store_u16(here + 14, fourth);
     }
@@ -103,12 +105,14 @@ fn long_chains(attack: &mut Attack<'_>, ring: u32) -> Result<(), Error> {
     let tables = GUEST + LEN - 0x2_0000;
     while let Some((raw, _)) = receiver(attack)? {
         let write = if ring == RX { WRITE } else { 0 };
-        table(&raw, tables, SIZE, write);
+        // What receives is all together shorter than a frame.
+        let len = |i: u16| u32::from(ring == TX || i < SHORT);
+        table(&raw, tables, SIZE, len(SIZE), write);
         let direct = SIZE - 1;
         for round in 0_u16.. {
             for i in 0..direct {
                 let last = if raw.packed { i } else { i + 1 };
-                raw.describe(ring, i, RECEIVED, 1, write | NEXT, last);
+                raw.describe(ring, i, RECEIVED, len(i), write | NEXT, last);
             }
             let bytes = 16 * u32::from(SIZE);
             raw.describe(ring, direct, tables, bytes, super::wire::INDIRECT, direct);
