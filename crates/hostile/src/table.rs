@@ -210,7 +210,7 @@ static SOCKETS: [Case; 24] = [
         &["row 1"],
         memory::many_regions,
     )
-    .ports(16),
+    .ports(130),
     front(
         "blocking-descriptors",
         "TCP sockets that linger and take no byte, in place of each descriptor",

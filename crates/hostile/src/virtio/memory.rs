@@ -46,6 +46,9 @@ pub fn many_regions(attack: &mut Attack<'_>) -> Result<(), Error> {
         let mut held = Vec::new();
         for target in attack.targets.clone() {
             let Some(raw) = attack.raw_at(&target)? else { break };
+            if !attack.on() {
+                break;
+            }
             if raw.negotiate(FEATURES) && raw.share() {
                 let file = memfd(REGIONS * SMALL)?;
                 attack.tally.attempts += add_regions(&raw, &file);
