@@ -12,15 +12,16 @@ use crate::licence::is_permissive;
 use crate::text::{code_of, has_word};
 
 /// Which rooms each room may use. `sim` is for tests, and may be used by them anywhere.
-const ARROWS: [(&str, &[&str]); 10] = [
+const ARROWS: [(&str, &[&str]); 11] = [
     ("shm", &[]),
     ("ring", &["shm"]),
     ("switch", &["shm"]),
     ("vhost-user", &["ring", "switch", "shm"]),
     ("xen-netif", &["ring", "switch", "shm"]),
     ("uplink", &["switch", "shm"]),
-    ("lab", &[]),
-    ("pvswitch", &["lab", "vhost-user", "xen-netif", "uplink", "ring", "switch", "shm"]),
+    ("hostile", &["vhost-user", "xen-netif", "ring", "switch", "shm"]),
+    ("lab", &["hostile"]),
+    ("pvswitch", &["lab", "hostile", "vhost-user", "xen-netif", "uplink", "ring", "switch", "shm"]),
     ("sim", &["vhost-user", "ring", "switch", "shm"]),
     ("xtask", &[]),
 ];
@@ -31,7 +32,7 @@ const SPARE: [&str; 3] = ["shm", "ring", "switch"];
 const SPARE_MAY_USE: [&str; 3] = ["libc", "bitflags", "zerocopy"];
 
 /// Rooms without any `unsafe`; the others deny it and allow it in `sys.rs`.
-const FORBID_UNSAFE: [&str; 6] = ["ring", "switch", "lab", "sim", "pvswitch", "xtask"];
+const FORBID_UNSAFE: [&str; 7] = ["ring", "switch", "hostile", "lab", "sim", "pvswitch", "xtask"];
 
 const FILE_LINES_MAX: usize = 800;
 const LINE_COLUMNS_MAX: usize = 100;

@@ -7,6 +7,7 @@
 mod axis;
 mod font;
 mod html;
+mod markdown;
 mod plot;
 mod png;
 mod scene;
@@ -21,6 +22,8 @@ use crate::study::{Seed, Verdict};
 
 /// The page's name in its folder.
 pub const PAGE: &str = "report.html";
+/// The same without plots as Markdown.
+pub const TEXT: &str = "report.md";
 /// The folder of plots beside it.
 pub const PLOTS: &str = "plots";
 
@@ -84,8 +87,8 @@ pub enum Error {
     },
 }
 
-/// Writes [`PAGE`] and each plot as SVG and PNG into `folder`, and tells where the page is. What
-/// is there of an earlier report is replaced, each file at once.
+/// Writes [`PAGE`], [`TEXT`] and each plot as SVG and PNG into `folder`, and tells where the page
+/// is. What is there of an earlier report is replaced, each file at once.
 pub fn write(folder: &Path, document: &Document) -> Result<PathBuf, Error> {
     check(document)?;
     let plots = folder.join(PLOTS);
@@ -97,6 +100,7 @@ pub fn write(folder: &Path, document: &Document) -> Result<PathBuf, Error> {
         replace(&plots.join(format!("{}.png", plot.file)), &png::file(&scene))?;
     }
     let page = folder.join(PAGE);
+    replace(&folder.join(TEXT), markdown::text(document).as_bytes())?;
     replace(&page, html::page(document).as_bytes())?;
     Ok(page)
 }

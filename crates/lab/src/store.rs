@@ -9,7 +9,7 @@
 //! | `failed.csv` | a line for each run that failed: axes, `repeat`, `error` |
 //! | `machine.json` | CPU, kernel, settings, versions, and the command |
 //! | `summary.json` | medians, comparisons, verdicts: [`summary`] |
-//! | `report.html`, `plots/` | the same to look at |
+//! | `report.html`, `report.md`, `plots/` | the same to look at |
 
 use std::collections::BTreeMap;
 

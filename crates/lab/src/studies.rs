@@ -5,6 +5,7 @@ mod coalescing;
 mod copies;
 mod fairness;
 mod grid;
+mod hostile;
 mod idle;
 mod latency;
 mod neighbours;
@@ -28,4 +29,5 @@ pub const ALL: &[&dyn Study] = &[
     &idle::Idle,
     &neighbours::Neighbours,
     &peers::Peers,
+    &hostile::Hostile,
 ];

@@ -88,7 +88,10 @@ Examples:
   pvswitch gen --connect vhost-user:/tmp/p2.sock --size imix --rate 100k --duration 10 --json
   pvswitch gen --connect vhost-user:/tmp/p2.sock --burst 32,1000 --set tx-completion=on-half-empty
   pvswitch gen --connect xen-local:/tmp/p1,split=off --mode echo --poll event
-  pvswitch gen --connect vhost-user:/tmp/p{}.sock --mode idle --count 1000 --queue-size 8";
+  pvswitch gen --connect vhost-user:/tmp/p{}.sock --mode idle --count 1000 --queue-size 8
+  pvswitch gen --connect vhost-user:/tmp/p3.sock --mode hostile=list
+      What a hostile peer of that kind can be made to do; hostile alone does all of it in turn
+  pvswitch gen --connect vhost-user:/tmp/p3.sock --packed --mode hostile=wraps --duration 5";
 
 const LAB_EXAMPLES: &str = "\
 Examples:
@@ -376,8 +379,11 @@ pub struct GenArgs {
     /// Connection.
     #[command(flatten)]
     pub connect: ConnectArgs,
-    /// What to do with frames
-    #[arg(long, value_enum, default_value_t = GenMode::Send)]
+    /// What to do with frames: send them; sink: count what comes; echo: send back what comes,
+    /// addresses swapped; rr: send one, wait for its echo, measure, repeat; idle: be there and do
+    /// nothing; hostile, hostile=RING, hostile=CASE: misbehave, for tests of the switch;
+    /// hostile=list: how
+    #[arg(long, default_value = "send", value_name = "MODE", value_parser = GenMode::parse)]
     pub mode: GenMode,
     /// Frame size in bytes without FCS: N, MIN-MAX, or imix
     #[arg(long, default_value = "60")]
@@ -405,10 +411,17 @@ pub struct GenArgs {
     /// Destination MAC address
     #[arg(long, value_parser = crate::spec::mac, default_value = "02:00:00:00:00:02")]
     pub peer: [u8; 6],
+    /// Fill frames by their number, and check every byte of what comes; at both ends
+    #[arg(long, conflicts_with = "replay")]
+    pub check: bool,
+    /// With --mode send and rr: after every N frames [default: 1] one to this address, too; it
+    /// counts for --rate and in no total
+    #[arg(long, value_name = "MAC[,N]", value_parser = crate::generate::parse_also)]
+    pub also: Option<crate::generate::Aside>,
     /// CPU to run on
     #[arg(long, value_name = "N")]
     pub cpu: Option<usize>,
-    /// With --mode idle: ports; {} in the socket's path is each one's number, from 0 on
+    /// With --mode idle and hostile: ports; {} in the socket's path is each one's number, from 0 on
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub count: Option<u32>,
     /// Stop after so many seconds [default: at an interrupt]
@@ -427,18 +440,65 @@ pub struct GenArgs {
 }
 
 /// `gen --mode`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GenMode {
-    /// Send frames
+    /// Send frames.
     Send,
-    /// Count what comes
+    /// Count what comes.
     Sink,
-    /// Send back what comes, addresses swapped
+    /// Send back what comes, addresses swapped.
     Echo,
-    /// Send one, wait for its echo, measure, repeat
+    /// Send one, wait for its echo, measure, repeat.
     Rr,
-    /// Be there and do nothing
+    /// Be there and do nothing.
     Idle,
+    /// Misbehave.
+    Hostile(Cases),
+}
+
+/// Which cases of `hostile`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cases {
+    /// All that apply, in turn.
+    All,
+    /// None: they are listed.
+    List,
+    /// All of this ring.
+    Of(hostile::Ring),
+    /// This one.
+    One(&'static str),
+}
+
+impl GenMode {
+    /// From the command line.
+    fn parse(s: &str) -> Result<Self, String> {
+        let (word, case) = s.split_once('=').map_or((s, None), |(word, case)| (word, Some(case)));
+        Ok(match (word, case) {
+            ("send", None) => Self::Send,
+            ("sink", None) => Self::Sink,
+            ("echo", None) => Self::Echo,
+            ("rr", None) => Self::Rr,
+            ("idle", None) => Self::Idle,
+            ("hostile", None | Some("all")) => Self::Hostile(Cases::All),
+            ("hostile", Some("list")) => Self::Hostile(Cases::List),
+            ("hostile", Some(name)) => {
+                if let Ok(ring) = name.parse() {
+                    return Ok(Self::Hostile(Cases::Of(ring)));
+                }
+                let names = || hostile::cases().map(|case| case.name);
+                let Some(known) = names().find(|known| *known == name) else {
+                    let hint = lab::near::did_you_mean(name, names());
+                    return Err(format!("no case '{name}'{hint}; --mode hostile=list has them"));
+                };
+                Self::Hostile(Cases::One(known))
+            }
+            _ => {
+                let all = "possible values: send, sink, echo, rr, idle, hostile, hostile=list, \
+                           hostile=RING, hostile=CASE";
+                return Err(all.into());
+            }
+        })
+    }
 }
 
 /// `demo`.

@@ -7,6 +7,7 @@
 //! With several queues each flow has its own, and one thread serves all of them.
 
 mod frame;
+mod hostile;
 mod idle;
 mod pace;
 mod replay;
@@ -19,14 +20,16 @@ use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 use shm::Seg;
 
-use self::frame::{HEADERS, MARK, SIZE_MIN, SOURCE_PORT, STAMP, headers, stamp, touch};
+use self::frame::{
+    HEADERS, MARK, SIZE_MIN, SOURCE_PORT, STAMP, fill, headers, is_whole, stamp, touch,
+};
 use self::pace::Pace;
 use self::replay::Replay;
 use crate::cli::{GenArgs, GenMode};
 use crate::guest::{self, Also, Connect, Control, Guest, HDR_LEN, Pair, Report, now_ns};
 use crate::{AnyError, Usage};
 
-pub use self::frame::Size;
+pub use self::frame::{Aside, Size, parse_also};
 pub use self::pace::{Burst, OnOff, parse_rate};
 
 /// Longest wait, at the end, for the switch to take the last frames.
@@ -55,6 +58,10 @@ struct Totals {
     flow_next: Vec<u64>,
     /// Frames that were not ours (ARP and the like).
     foreign: u64,
+    /// Of ours, those that are not as they were sent.
+    corrupt: u64,
+    /// Frames sent to the address beside.
+    aside: u64,
     first_seq: Option<u64>,
     next_seq: u64,
 }
@@ -75,12 +82,13 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
         replay::check(args.mode, &to)?;
         to = to.small();
     }
-    if args.control.is_some() && (args.replay || args.mode == GenMode::Idle) {
+    let many = matches!(args.mode, GenMode::Idle | GenMode::Hostile(_));
+    if args.control.is_some() && (args.replay || many) {
         let what = "--control: not with --replay or --mode idle, which follow no policies";
         return Err(Usage(what.into()).into());
     }
-    if args.count.is_some() && args.mode != GenMode::Idle {
-        return Err(Usage("--count: only with --mode idle".into()).into());
+    if args.count.is_some() && !many {
+        return Err(Usage("--count: only with --mode idle and hostile".into()).into());
     }
     // Checked before anything is waited for.
     Pace::new(0, args.rate, args.burst, args.on_off).map_err(Usage)?;
@@ -92,8 +100,10 @@ pub fn command(args: GenArgs) -> Result<(), AnyError> {
     if let Some(cpu) = args.cpu {
         pin(cpu).map_err(Usage)?;
     }
-    if args.mode == GenMode::Idle {
-        return idle::command(&args, to, duration, &running);
+    match args.mode {
+        GenMode::Idle => return idle::command(&args, to, duration, &running),
+        GenMode::Hostile(which) => return hostile::command(&args, &to, which, duration, &running),
+        _ => {}
     }
     let control = Control::listen(args.control.as_deref(), "gen", args.connect.queues)?;
     let control = control.as_ref();
@@ -141,6 +151,9 @@ struct Generator {
     peer: [u8; 6],
     totals: Totals,
     latency_ns: Histogram<u64>,
+    /// Frames are filled by their number, and checked.
+    check: bool,
+    also: Option<Aside>,
     /// Request/response: the answer that is awaited, and since when.
     awaiting: Option<(u64, u64)>,
     replay: Option<Replay>,
@@ -213,6 +226,8 @@ impl Generator {
             peer: args.peer,
             totals: Totals::new(),
             latency_ns: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("constant bounds"),
+            check: args.check,
+            also: args.also,
             awaiting: None,
             replay: None,
             cpu_before: guest::cpu_time(),
@@ -258,7 +273,7 @@ impl Generator {
                 GenMode::Send => self.send_due(now)?,
                 GenMode::Rr => self.ask(now)?,
                 GenMode::Echo if look => self.echo(now)?,
-                GenMode::Sink | GenMode::Echo | GenMode::Idle => Round::default(),
+                _ => Round::default(),
             };
             self.guest.end(now);
             let next = if round.blocked { None } else { self.next_due(now) };
@@ -340,17 +355,28 @@ impl Generator {
         let tx = &mut self.guest.pairs[queue].tx;
         let free = tx.room(n)?;
         for turn in (tx.counts.frames..).take(free) {
+            let i = tx.free().next().expect("counted above");
             let seq = self.totals.sent;
             let size = self.sizes[(seq % self.sizes.len() as u64) as usize];
+            let aside = |also: &Aside| seq >= (self.totals.aside + 1) * also.every;
+            if let Some(also) = self.also.filter(aside) {
+                let mut to = tx.plain(i);
+                to.write(&headers(self.mac, also.mac, size, 0));
+                // Without our mark.
+                to.write(&[0; STAMP]);
+                tx.send(i, HDR_LEN as u32 + size);
+                self.totals.aside += 1;
+                continue;
+            }
             let flow = (turn % flows * queues + queue as u64) as u16;
-            let i = tx.free().next().expect("counted above");
             let mut to = tx.plain(i);
             to.write(&headers(self.mac, self.peer, size, flow));
             to.write(&stamp(seq, now));
             // The payload is touched, as a guest's own would be.
             let mut left = size - SIZE_MIN;
+            let filled = if self.check { fill(seq) } else { [0xa5; 256] };
             while left > 0 {
-                left -= to.write(&[0xa5; 256][..left.min(256) as usize]);
+                left -= to.write(&filled[..left.min(256) as usize]);
             }
             let sent = tx.send(i, HDR_LEN as u32 + size);
             assert!(sent, "a plain frame, no longer than the longest");
@@ -373,7 +399,8 @@ impl Generator {
         }
         let seq = self.totals.sent;
         let round = self.send(self.pace.due(now).min(1) as usize, now)?;
-        if round.sent > 0 {
+        // It may have been one for another address.
+        if self.totals.sent > seq {
             self.awaiting = Some((seq, now));
         }
         Ok(round)
@@ -417,7 +444,7 @@ impl Generator {
     }
 
     fn receive(&mut self, now: u64) -> Result<(), guest::Malformed> {
-        let Self { guest, mode, totals, latency_ns, awaiting, .. } = self;
+        let Self { guest, mode, totals, latency_ns, awaiting, check, .. } = self;
         for pair in guest.pairs.iter_mut().filter(|pair| pair.look > 0) {
             let frames = pair.rx.receive(BATCH.min(pair.look), |segs| {
                 totals.count(segs);
@@ -430,6 +457,7 @@ impl Generator {
                 let stamp = &head[HDR_LEN + HEADERS..];
                 let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| stamp[i + b]));
                 let (seq, sent) = (word(2), word(10));
+                totals.corrupt += u64::from(*check && !is_whole(segs, HDR_LEN, seq));
                 if *mode != GenMode::Rr {
                     totals.order(flow_of(&head), seq);
                 } else if awaiting.is_none_or(|(awaited, _)| awaited != seq) {
@@ -472,6 +500,8 @@ impl Generator {
             "lost_frames": t.lost.max(0),
             "late_frames": t.late,
             "foreign_frames": t.foreign,
+            "corrupt_frames": t.corrupt,
+            "aside_frames": t.aside,
             "latency_ns_p50": q(0.5),
             "latency_ns_p99": q(0.99),
             "latency_ns_p999": q(0.999),

@@ -201,7 +201,7 @@ fn guests_that_cannot_connect() {
         fails(command(&["gen", "--connect", &connect]), USAGE, &wants);
         fails(command(&["nic", "--tap", "x", "--connect", &connect]), USAGE, &wants);
     }
-    let bad: [(&[&str], &str); 20] = [
+    let bad: [(&[&str], &str); 23] = [
         (&["--queues", "0"], "0 is not in 1..=16"),
         (&["--queues", "17"], "17 is not in 1..=16"),
         (&["--burst", "0"], "FRAMES,GAP_US"),
@@ -218,6 +218,9 @@ fn guests_that_cannot_connect() {
         (&["--size", "20"], "no frame size"),
         (&["--rate", "fast"], "no rate"),
         (&["--mac", "nonsense"], "not a MAC address"),
+        (&["--mode", "hostile=lops"], "no case 'lops' (did you mean 'loops'?)"),
+        (&["--mode", "hostile=commits"], "no case of split and socket"),
+        (&["--also", "02:00:00:00:00:01,0"], "use MAC,N"),
         (&["--mode", "shout"], "possible values: send, sink, echo, rr, idle"),
         (&["--interval=-1"], "no length of time"),
         (&["--interval=0"], "--interval 0"),

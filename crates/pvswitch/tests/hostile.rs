@@ -797,32 +797,3 @@ fn control_socket_is_its_users_alone_and_a_slow_reader_delays_no_one() {
     others.go_on(&switch);
     others.end();
 }
-
-/// Issue 14, row 18.
-#[test]
-fn switch_goes_on_when_its_output_is_closed_and_its_terminal_hangs_up() {
-    use std::process::Stdio;
-    let dir = Dir::new();
-    let mut command = common::pvswitch();
-    command.args(["run", "--control", &dir.text("ctl"), "--port", &dir.port("a", "")]);
-    let mut process =
-        common::Process(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
-    drop((process.0.stdout.take(), process.0.stderr.take()));
-    let ask = |what: &[&str]| {
-        let mut command = common::pvswitch();
-        command.args(["ctl", "--control", &dir.text("ctl")]).args(what);
-        command.stdout(Stdio::null()).status().unwrap().success()
-    };
-    wait_for("the switch", || ask(&["show"]));
-    common::signal(&process.0, rustix::process::Signal::HUP);
-    // Its hints go nowhere.
-    assert!(ask(&["add-port", &dir.port("b", "")]));
-    assert!(ask(&["show"]) && process.lives());
-    // A reader that has enough of an answer is no failure.
-    let mut command = common::pvswitch();
-    command.args(["ctl", "--control", &dir.text("ctl"), "show"]).stdout(Stdio::piped());
-    let mut reader = command.spawn().unwrap();
-    drop(reader.stdout.take());
-    assert!(reader.wait().unwrap().success());
-    assert!(process.end().success());
-}

@@ -161,6 +161,11 @@ impl Switch {
         self.process.borrow_mut().check()
     }
 
+    /// What it has logged so far.
+    pub fn logged(&self) -> String {
+        self.process.borrow().logged()
+    }
+
     /// The answer to a request on its control socket: `show`, `stats`, `fdb`, `set`, ...
     pub fn ask(&self, cmd: &str, more: Value) -> Result<Value, Fail> {
         let answer = self.control.borrow_mut().ask(cmd, more);
@@ -247,6 +252,12 @@ impl<'a> Window<'a> {
     /// with its NIC's process and all tools in it.
     pub fn open(switch: &'a Switch, roles: &[&'a Namespace]) -> Result<Self, Fail> {
         Ok(Self { switch, roles: roles.into(), before: switch.snapshot(roles)? })
+    }
+
+    /// A counter of what guests got up to its beginning, over all ports whose name begins so.
+    pub fn total(&self, ports: &str, counter: &str) -> f64 {
+        let none = Snapshot { stats: Value::Null, ..self.before.clone() };
+        Count::between(&none, &self.before).egress(ports, counter)
     }
 
     /// Ends it. Processes that ended meanwhile are not in their role's CPU time.

@@ -93,6 +93,61 @@ pub fn stamp(seq: u64, now: u64) -> [u8; STAMP] {
     s
 }
 
+/// What a frame of this number is filled with behind its stamp, over and over.
+pub fn fill(seq: u64) -> [u8; 256] {
+    std::array::from_fn(|i| (i as u64).wrapping_add(seq) as u8)
+}
+
+/// Whether a frame of ours, behind a header of `skip` bytes, is as it was sent: as long as its
+/// headers say, and filled by its number.
+pub fn is_whole(segs: &[Seg<'_>], skip: usize, seq: u64) -> bool {
+    let mut head = vec![0; skip + HEADERS + STAMP];
+    let mut at = 0;
+    for seg in segs {
+        at += seg.read(&mut head[at..]);
+    }
+    let word = |at: usize| u16::from_be_bytes([head[skip + at], head[skip + at + 1]]);
+    let len = segs.iter().map(|seg| seg.len() as usize).sum::<usize>();
+    if at < head.len() || usize::from(word(16)) + 14 != len - skip || word(38) != word(16) - 20 {
+        return false;
+    }
+    let filled = fill(seq);
+    let (mut skipped, mut place, mut chunk) = (head.len(), 0, [0_u8; 256]);
+    for seg in segs {
+        let mut seg = *seg;
+        let over = skipped.min(seg.len() as usize);
+        skipped -= over;
+        seg = seg.skip(over as u32);
+        while !seg.is_empty() {
+            let most = 256 - place % 256;
+            let n = seg.read(&mut chunk[..most]);
+            if chunk[..n] != filled[place % 256..][..n] {
+                return false;
+            }
+            place += n;
+            seg = seg.skip(n as u32);
+        }
+    }
+    true
+}
+
+/// Frames to another address, in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aside {
+    /// Where they go.
+    pub mac: [u8; 6],
+    /// After how many others there is one.
+    pub every: u64,
+}
+
+/// Reads `MAC[,N]`.
+pub fn parse_also(s: &str) -> Result<Aside, String> {
+    let (mac, every) = s.split_once(',').unwrap_or((s, "1"));
+    let every = every.parse().ok().filter(|n| *n > 0);
+    let every = every.ok_or_else(|| format!("'{s}': use MAC,N with N frames, 1 or more"))?;
+    Ok(Aside { mac: crate::spec::mac(mac)?, every })
+}
+
 /// Reads a frame's bytes, as whoever receives it would.
 pub fn touch(segs: &[Seg<'_>]) {
     let mut chunk = [0_u8; 512];
@@ -119,6 +174,29 @@ mod tests {
         for bad in ["", "59", "9217", "100-60", "x", "60-"] {
             assert!(bad.parse::<Size>().unwrap_err().contains("imix"), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_frame_that_was_changed_anywhere_is_not_whole() {
+        let size = 700;
+        let mut frame = vec![9; 12];
+        frame.extend(headers([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], size, 3));
+        frame.extend(stamp(77, 5));
+        frame.extend(fill(77).into_iter().cycle().take((size - SIZE_MIN) as usize));
+        let whole = |frame: &[u8], seq| {
+            let (a, b) = frame.split_at(300);
+            is_whole(&[Seg::of(a), Seg::of(&[]), Seg::of(b)], 12, seq)
+        };
+        assert!(whole(&frame, 77));
+        assert!(!whole(&frame, 78));
+        assert!(!whole(&frame[..frame.len() - 1], 77));
+        for at in [72, 299, 300, frame.len() - 1] {
+            frame[at] ^= 1;
+            assert!(!whole(&frame, 77), "{at}");
+            frame[at] ^= 1;
+        }
+        assert_eq!(parse_also("02:00:00:00:00:09,3").map(|also| also.every), Ok(3));
+        assert!(parse_also("02:00:00:00:00:09,0").is_err() && parse_also("x").is_err());
     }
 
     #[test]

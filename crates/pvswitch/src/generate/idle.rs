@@ -78,9 +78,11 @@ fn empty(guest: &mut Guest) -> Result<usize, guest::Malformed> {
 }
 
 /// Where each connects: `{}` or `%` in the path is its number.
-fn sockets(connect: &str, to: &Connect, count: u32) -> Result<Vec<String>, String> {
+pub(super) fn sockets(connect: &str, to: &Connect, count: u32) -> Result<Vec<String>, String> {
     let Some(path) = to.target.path() else {
-        return Err(format!("--connect {connect}: --mode idle takes a socket or a directory"));
+        return Err(format!(
+            "--connect {connect}: --mode idle and hostile take a socket or a directory"
+        ));
     };
     let path = path.to_string_lossy();
     let mark = ["{}", "%"].into_iter().find(|mark| path.contains(mark));
@@ -94,7 +96,7 @@ fn sockets(connect: &str, to: &Connect, count: u32) -> Result<Vec<String>, Strin
 }
 
 /// As many descriptors as are needed, if we may.
-fn raise_limit(fds: u64) {
+pub(super) fn raise_limit(fds: u64) {
     let now = getrlimit(Resource::Nofile);
     if now.current.is_some_and(|current| current < fds) {
         let current = Some(now.maximum.map_or(fds, |most| fds.min(most)));

@@ -2,14 +2,17 @@
 //!
 //! One thread owns the `tree`, sleeps in epoll, and serves every connection in turn. Each
 //! connection acts for a domain: domain 0 may do everything, others what permissions and
-//! [`Limits`] allow. What a client sends never ends the thread: a message that is none closes its
-//! connection, everything else gets its answer.
+//! [`Limits`] allow. What a domain's changes make of work for others' watches is done a bounded
+//! piece at a time (`telling`), and the domain is not read from while too much of it waits. What a
+//! client sends never ends the thread: a message that is none closes its connection, everything
+//! else gets its answer.
 //!
 //! What it does not do: nothing is kept on disk, and there is no ring version for kernels.
 
 mod connection;
 mod exchange;
 mod session;
+mod telling;
 mod tree;
 
 use std::collections::BTreeMap;
@@ -17,11 +20,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 pub use self::exchange::{Exchange, Usage};
 
 use self::connection::Connection;
 use self::session::{Fired, World};
+use self::telling::Telling;
 use self::tree::Tree;
 use super::error::StoreError;
 use super::wire::{Access, Perm};
@@ -88,15 +93,7 @@ impl Server {
         let epoll = Epoll::new().map_err(os("epoll"))?;
         epoll.add(wake.as_fd(), WAKE).map_err(os("epoll"))?;
         let shared = Arc::new(Shared { wake, commands: Mutex::default() });
-        let service = Service {
-            shared: Arc::clone(&shared),
-            epoll,
-            limits,
-            tree: Tree::new(&[Perm::new(Access::Read, 0)]),
-            listeners: BTreeMap::new(),
-            connections: BTreeMap::new(),
-            next: WAKE + 1,
-        };
+        let service = Service::new(Arc::clone(&shared), epoll, limits);
         let thread = std::thread::Builder::new().name("xenstore".into());
         let thread = thread.spawn(move || service.run()).map_err(os("thread"))?;
         Ok(Self { shared, thread: Some(thread) })
@@ -157,12 +154,26 @@ struct Service {
     listeners: BTreeMap<u64, (Listener, u16)>,
     connections: BTreeMap<u64, Connection>,
     next: u64,
+    telling: Telling,
 }
 
 impl Service {
+    fn new(shared: Arc<Shared>, epoll: Epoll, limits: Limits) -> Self {
+        Self {
+            shared,
+            epoll,
+            limits,
+            tree: Tree::new(&[Perm::new(Access::Read, 0)]),
+            listeners: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            next: WAKE + 1,
+            telling: Telling::default(),
+        }
+    }
+
     fn run(mut self) {
         // The set itself failing is a bug of ours; the clients are told by their ends closing.
-        while let Ok(ready) = self.epoll.wait(None) {
+        while let Ok(ready) = self.epoll.wait(self.patience()) {
             for ready in ready {
                 if ready.tag == WAKE {
                     if !self.commands() {
@@ -174,7 +185,13 @@ impl Service {
                     self.serve(ready.tag, ready.readable);
                 }
             }
+            self.tell_some();
         }
+    }
+
+    /// How long it may sleep: not at all while there is something to tell.
+    fn patience(&self) -> Option<Duration> {
+        (!self.telling.is_done()).then_some(Duration::ZERO)
     }
 
     /// Whether to go on.
@@ -220,6 +237,10 @@ impl Service {
     /// Reads, answers and writes; then tells everyone of what changed.
     fn serve(&mut self, tag: u64, readable: bool) {
         let Some(connection) = self.connections.get_mut(&tag) else { return };
+        let domid = connection.domid();
+        if connection.is_listened() && self.telling.is_in_arrears(domid) {
+            return;
+        }
         let mut fired = Vec::new();
         let mut released = Vec::new();
         let mut world = World { tree: &mut self.tree, fired: &mut fired, released: &mut released };
@@ -232,28 +253,56 @@ impl Service {
         if !alive {
             self.connections.remove(&tag);
         }
-        self.tell(&fired);
+        self.tell(fired, domid);
         if let Some(connection) = self.connections.get(&tag) {
             connection.poll_for(&self.epoll, tag);
         }
     }
 
-    fn tell(&mut self, fired: &[Fired]) {
+    /// Tells those in this process of what domain `by` changed; others are told later, some at a
+    /// time.
+    fn tell(&mut self, fired: Vec<Fired>, by: u16) {
         if fired.is_empty() {
             return;
         }
-        let mut broken = Vec::new();
+        let mut later = Vec::new();
+        let mut told = Vec::new();
         for (tag, connection) in &mut self.connections {
-            for fired in fired {
-                connection.fire(fired);
-            }
-            if connection.flush() {
-                connection.poll_for(&self.epoll, *tag);
+            if connection.is_listened() {
+                later.push(*tag);
             } else {
-                broken.push(*tag);
+                fired.iter().for_each(|fired| connection.fire(fired));
+                told.push(*tag);
             }
         }
-        for tag in broken {
+        told.into_iter().for_each(|tag| self.flush(tag));
+        self.telling.add(fired, by, later);
+    }
+
+    /// Goes on with what is to be told; how many steps that were.
+    fn tell_some(&mut self) -> usize {
+        let mut done = 0;
+        while done < telling::STEPS
+            && let Some((tag, fired)) = self.telling.next()
+        {
+            let mut cost = 1;
+            if let Some(connection) = self.connections.get_mut(&tag) {
+                cost += connection.watches();
+                connection.fire(fired);
+            }
+            done += cost;
+            if let Some(tag) = self.telling.advance() {
+                self.flush(tag);
+            }
+        }
+        done
+    }
+
+    fn flush(&mut self, tag: u64) {
+        let Some(connection) = self.connections.get_mut(&tag) else { return };
+        if connection.flush() {
+            connection.poll_for(&self.epoll, tag);
+        } else {
             self.connections.remove(&tag);
         }
     }

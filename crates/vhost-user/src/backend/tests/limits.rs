@@ -1,5 +1,6 @@
 //! What a front-end's memory costs is its port's to pay, and bounded.
 
+use crate::outside::Outside;
 use switch::account::{Budgets, Entry, defaults};
 
 use super::*;
@@ -92,7 +93,8 @@ fn memory_beyond_the_ports_own_limit_is_refused_and_what_there_is_stays() {
     assert!(rig.backend.account().set_limit("mapped-bytes", 4 * SIZE));
     let more = region(GUEST + 8 * SIZE, USER + 8 * SIZE, 4 * SIZE);
     let message = Message::request(R::ADD_MEM_REG, more.to_single_bytes(), true);
-    let outcome = rig.backend.handle(&message, vec![sparse(4 * SIZE)]).unwrap();
+    let fd = Outside::new(sparse(4 * SIZE), rig.backend.account()).unwrap();
+    let outcome = rig.backend.handle(&message, vec![fd]).unwrap();
     assert_eq!(outcome.reply.unwrap().payload, u(1), "it is told so");
     let said = outcome.refused.unwrap().to_string();
     let limit = format!("{} more than the {SIZE} in use exceeds the port's limit", 4 * SIZE);

@@ -19,6 +19,21 @@ impl Connection {
         Self { socket, listened, session: Session::new(domid, limits) }
     }
 
+    /// The domain it acts for.
+    pub fn domid(&self) -> u16 {
+        self.session.domid()
+    }
+
+    /// Whether another process has it.
+    pub fn is_listened(&self) -> bool {
+        self.listened
+    }
+
+    /// How many watches it has.
+    pub fn watches(&self) -> usize {
+        self.session.watches()
+    }
+
     /// Whether another process acts for this domain through it.
     pub fn is_of(&self, domid: u16) -> bool {
         self.listened && self.session.domid() == domid

@@ -72,6 +72,11 @@ impl Session {
         self.domid
     }
 
+    /// How many watches it has.
+    pub fn watches(&self) -> usize {
+        self.watches.len()
+    }
+
     /// Whether the client takes its answers, so that it is listened to.
     pub fn listens(&self) -> bool {
         self.unsent.len() < UNSENT_MAX

@@ -432,3 +432,100 @@ fn a_client_that_gave_a_store_up_says_so_to_who_waits_for_events() {
     assert!(matches!(store.read("x"), Err(StoreError::Gone(_))));
     drop(theirs);
 }
+
+/// A service without its thread, with connections of another process for domain 1, and one of
+/// ours for domain 0; the other ends.
+fn service_with(connections: usize) -> (Service, Vec<OwnedFd>) {
+    let epoll = Epoll::new().unwrap();
+    let wake = sys::eventfd().unwrap();
+    let shared = Arc::new(Shared { wake, commands: Mutex::default() });
+    let mut service = Service::new(shared, epoll, Limits::XENSTORED);
+    let mut ends = Vec::new();
+    for n in 0..=connections {
+        let (ours, theirs) = sys::socketpair().unwrap();
+        let (domid, listened) = if n == 0 { (0, false) } else { (1, true) };
+        service.add(theirs, domid, listened);
+        ends.push(ours);
+    }
+    (service, ends)
+}
+
+/// Sends, and has the service serve it, until it was answered.
+fn ask(service: &mut Service, ends: &[OwnedFd], n: usize, (kind, tx_id): (u32, u32), body: &[u8]) {
+    let header = Header { kind, req_id: 1, tx_id, len: body.len() as u32 };
+    assert_eq!(sys::write(ends[n].as_fd(), &header.to_bytes()).unwrap(), 16);
+    assert_eq!(sys::write(ends[n].as_fd(), body).unwrap(), body.len());
+    service.serve(WAKE + 1 + n as u64, true);
+}
+
+/// Answers and events that have come, as kinds.
+fn heard(end: &OwnedFd) -> Vec<u32> {
+    let (mut bytes, mut all) = ([0; 65_536], Vec::new());
+    while let Ok(Received::Bytes(n)) = sys::read(end.as_fd(), &mut bytes) {
+        all.extend_from_slice(&bytes[..n]);
+    }
+    let (mut kinds, mut at) = (Vec::new(), 0);
+    while at + 16 <= all.len() {
+        let word = |i: usize| u32::from_le_bytes(all[at + i..at + i + 4].try_into().unwrap());
+        kinds.push(word(0));
+        at += 16 + word(12) as usize;
+    }
+    kinds
+}
+
+/// Whether an end hears a message of this kind, when what is unsent is written as it reads.
+fn hears(service: &mut Service, ends: &[OwnedFd], n: usize, kind: u32) -> bool {
+    (0..100).any(|_| {
+        service.serve(WAKE + 1 + n as u64, false);
+        heard(&ends[n]).contains(&kind)
+    })
+}
+
+/// Issue 14, row 12.
+#[test]
+fn a_commit_that_many_watch_is_told_in_pieces_and_its_domain_waits() {
+    const EVENT: u32 = 15;
+    let (mut service, ends) = service_with(62);
+    // Whoever is in this process hears at once.
+    ask(&mut service, &ends, 0, (4, 0), b"/x\0t\0");
+    ask(&mut service, &ends, 0, (11, 0), b"/x\0");
+    ask(&mut service, &ends, 0, (14, 0), b"/x\0n1\0");
+    for n in 1..=62 {
+        for watch in 0..128 {
+            ask(&mut service, &ends, n, (4, 0), format!("/x\0{watch}\0").as_bytes());
+        }
+        heard(&ends[n]);
+    }
+    while !service.telling.is_done() {
+        service.tell_some();
+    }
+    heard(&ends[0]);
+    ask(&mut service, &ends, 1, (6, 0), b"\0");
+    for node in 0..900 {
+        ask(&mut service, &ends, 1, (11, 1), format!("/x/{node}\0v").as_bytes());
+    }
+    assert!(service.telling.is_done(), "nothing was committed");
+    ask(&mut service, &ends, 1, (7, 1), b"T\0");
+    assert!(heard(&ends[0]).contains(&EVENT), "domain 0 hears of it at once");
+    assert!(service.telling.is_in_arrears(1) && !service.telling.is_in_arrears(0));
+    // One piece is bounded, whatever there is to tell.
+    let most = telling::STEPS + Limits::XENSTORED.watches + 1;
+    assert!((1..=most).contains(&service.tell_some()));
+    // The domain that did it is not read from; the other one is.
+    heard(&ends[2]);
+    ask(&mut service, &ends, 2, (10, 0), b"1\0");
+    assert!(!heard(&ends[2]).contains(&10));
+    ask(&mut service, &ends, 0, (10, 0), b"1\0");
+    assert!(hears(&mut service, &ends, 0, 10));
+    let mut pieces = 1;
+    while !service.telling.is_done() {
+        assert!(service.tell_some() <= most);
+        pieces += 1;
+    }
+    assert!(pieces > 1000, "{pieces} pieces for 7 million comparisons");
+    // Everyone heard, and the domain is read from again.
+    assert!(ends[3..].iter().all(|end| heard(end).contains(&EVENT)));
+    assert!(!service.telling.is_in_arrears(1));
+    service.serve(WAKE + 3, true);
+    assert!(hears(&mut service, &ends, 2, 10));
+}

@@ -1,0 +1,9 @@
+//! Cases of virtqueues and of the vhost-user socket.
+
+pub mod descriptors;
+pub mod flood;
+pub mod memory;
+pub mod messages;
+pub mod receive;
+pub mod rings;
+pub mod wire;

@@ -1,0 +1,243 @@
+//! Messages that make no sense, or that come when they should not.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use vhost_user::message::{FrontendReq as R, MemRegion, Message};
+use vhost_user::sys;
+
+use super::wire::{BUFFERS, FEATURES, GUEST, RX, Raw, SIZE, TX, USER, memfd, state, whole};
+use crate::{Attack, Error};
+
+/// How long an attacker waits to see whether its connection was ended.
+const SEE: Duration = Duration::from_millis(10);
+/// Numbers that are likely to be a border of something.
+const BORDERS: [u64; 10] = [
+    0,
+    1,
+    0x100,
+    0x1_0000,
+    0x7fff_ffff,
+    0x8000_0000,
+    u32::MAX as u64,
+    1 << 40,
+    u64::MAX - 1,
+    u64::MAX,
+];
+
+/// Bytes that are no messages: sizes, versions, replies, noise.
+pub fn garbage(attack: &mut Attack<'_>) -> Result<(), Error> {
+    let words = |words: [u32; 3]| words.map(u32::to_ne_bytes).concat();
+    let garbage = [
+        vec![0xff; 64],
+        vec![0; 64],
+        words([1, 1, u32::MAX]),
+        words([1, 1, 4097]),
+        words([1, 1, 0x8000_0000]),
+        words([1, 0, 0]),
+        words([1, 2, 0]),
+        words([1, 3, 0]),
+        words([1, 5, 0]),
+        words([1, 0xffff_fff9, 0]),
+        words([0, 1, 0]),
+        words([u32::MAX, 1, 0]),
+        // Half a header, half a payload.
+        vec![1, 0, 0, 0, 1],
+        [words([5, 9, 40]), vec![0; 8]].concat(),
+    ];
+    for bytes in garbage.iter().cycle() {
+        let Some(raw) = attack.raw()? else { return Ok(()) };
+        let _ = sys::send(raw.stream.as_fd(), bytes, &[]);
+        attack.tally.attempts += 1;
+        attack.tally.ended += u64::from(raw.is_closed(SEE));
+    }
+    Ok(())
+}
+
+/// A payload of `n` bytes, of the words of a border.
+fn payload(n: usize, border: u64) -> Vec<u8> {
+    border.to_ne_bytes().into_iter().cycle().take(n).collect()
+}
+
+/// Gets a connection as far as `state`: nothing said, negotiated, memory shared, rings running.
+fn bring(raw: &Raw, state: usize) -> bool {
+    (state < 1 || raw.negotiate(FEATURES))
+        && (state < 2 || raw.share())
+        && (state < 3 || raw.ring(RX) && raw.ring(TX))
+}
+
+/// Every request in every state, with payloads of all lengths and with borders in them.
+pub fn every_message(attack: &mut Attack<'_>) -> Result<(), Error> {
+    let lengths = [0, 4, 8, 12, 16, 24, 40, 56, 264, 4096];
+    let file = memfd(4096)?;
+    let mut n = 0_usize;
+    loop {
+        let Some(raw) = attack.raw()? else { return Ok(()) };
+        if !bring(&raw, n % 4) {
+            attack.tally.turned_away += 1;
+            attack.rest(Duration::from_millis(1));
+        }
+        // Until it is ended, another 64 of them.
+        for _ in 0..64 {
+            n += 1;
+            let request = (n * 7 % 48) as u32;
+            let payload = payload(lengths[n * 3 % lengths.len()], BORDERS[n % BORDERS.len()]);
+            let message = Message::request(request, payload, n.is_multiple_of(3)).to_bytes();
+            let fds = [file.as_fd(), raw.event.as_fd()];
+            let fds = &fds[..n % 3];
+            if sys::send(raw.stream.as_fd(), &message, fds).is_err() {
+                break;
+            }
+            attack.tally.attempts += 1;
+        }
+        attack.tally.ended += u64::from(raw.is_closed(SEE));
+    }
+}
+
+/// A message, and the end of the connection in the middle of the next.
+pub fn half_messages(attack: &mut Attack<'_>) -> Result<(), Error> {
+    let table = MemRegion::table_to_bytes(&[whole()]);
+    let message = Message::request(R::SET_MEM_TABLE, table, true).to_bytes();
+    for len in (1..message.len()).cycle() {
+        let Some(raw) = attack.raw()? else { return Ok(()) };
+        let up = len % 2 == 0 && bring(&raw, 3);
+        let _ = sys::send(raw.stream.as_fd(), &message[..len], &[raw.file.as_fd()]);
+        attack.tally.attempts += 1;
+        if up {
+            raw.chain(TX, &[(BUFFERS, 72, 0)]);
+        }
+    }
+    Ok(())
+}
+
+/// Ring sizes and bases that no ring has.
+pub fn bad_sizes(attack: &mut Attack<'_>) -> Result<(), Error> {
+    'connection: while let Some(raw) = attack.raw()? {
+        if !bring(&raw, 2) {
+            attack.tally.turned_away += 1;
+            continue;
+        }
+        for size in [0, 3, 100, 65_535, 65_536, u32::MAX] {
+            if !attack.answered(raw.ask(R::SET_VRING_NUM, state(TX, size), &[])) {
+                continue 'connection;
+            }
+        }
+        for base in [u32::from(SIZE), 0xffff, 0x8000, 0x7fff_8000, u32::MAX] {
+            let number = u64::from(TX).to_ne_bytes().to_vec();
+            let goes_on = attack.answered(raw.ask(R::SET_VRING_BASE, state(TX, base), &[]))
+                && attack.answered(raw.ask(R::SET_VRING_KICK, number, &[raw.event.as_fd()]));
+            if !goes_on {
+                continue 'connection;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rings that there are not: by numbers that are cut to 8 or 16 bits somewhere.
+pub fn no_such_rings(attack: &mut Attack<'_>) -> Result<(), Error> {
+    'connection: while let Some(raw) = attack.raw()? {
+        if !bring(&raw, 3) {
+            attack.tally.turned_away += 1;
+            continue;
+        }
+        for index in [2, 77, 0x100, 0x101, 0x8000, 0x1_0001, u32::MAX] {
+            let number = u64::from(index).to_ne_bytes().to_vec();
+            for request in [R::SET_VRING_NUM, R::SET_VRING_BASE, R::SET_VRING_ENABLE] {
+                if !attack.answered(raw.ask(request, state(index, 1), &[])) {
+                    continue 'connection;
+                }
+            }
+            for request in [R::SET_VRING_CALL, R::SET_VRING_KICK, R::SET_VRING_ERR] {
+                let fds = [raw.event.as_fd()];
+                if !attack.answered(raw.ask(request, number.clone(), &fds)) {
+                    continue 'connection;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A log of dirty pages where none was agreed on, as large and as far off as numbers go.
+pub fn dirty_log(attack: &mut Attack<'_>) -> Result<(), Error> {
+    let file = memfd(4096)?;
+    'connection: while let Some(raw) = attack.raw()? {
+        // VHOST_F_LOG_ALL.
+        let features = FEATURES | 1 << 26;
+        if !raw.negotiate(features) && !bring(&raw, 1) {
+            attack.tally.turned_away += 1;
+            continue;
+        }
+        for (size, offset) in [(4096, u64::MAX - 4095), (u64::MAX, 4096), (1 << 62, 1 << 62)] {
+            let payload = [size.to_ne_bytes(), offset.to_ne_bytes()].concat();
+            if !attack.answered(raw.ask(R::SET_LOG_BASE, payload, &[file.as_fd()])) {
+                continue 'connection;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// In-flight regions, again and again.
+pub fn in_flight(attack: &mut Attack<'_>) -> Result<(), Error> {
+    let file = memfd(1 << 20)?;
+    'connection: while let Some(raw) = attack.raw()? {
+        if !bring(&raw, 1) {
+            attack.tally.turned_away += 1;
+            continue;
+        }
+        for n in 0..64_u64 {
+            // mmap_size, mmap_offset, num_queues and queue_size.
+            let queues = [0xffff_u16.to_ne_bytes(), 0xffff_u16.to_ne_bytes(), [0; 2], [0; 2]];
+            let size = BORDERS[n as usize % BORDERS.len()];
+            let payload = [&size.to_ne_bytes()[..], &n.to_ne_bytes(), &queues.concat()].concat();
+            let fds = [file.as_fd()];
+            let goes_on = attack.answered(raw.ask(R::GET_INFLIGHT_FD, payload.clone(), &[]))
+                && attack.answered(raw.ask(R::SET_INFLIGHT_FD, payload, &fds));
+            if !goes_on {
+                continue 'connection;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sessions of a crypto device, which this is none.
+pub fn crypto(attack: &mut Attack<'_>) -> Result<(), Error> {
+    'connection: while let Some(raw) = attack.raw()? {
+        if !bring(&raw, 3) {
+            attack.tally.turned_away += 1;
+            continue;
+        }
+        for n in 0..16 {
+            for request in [R::CREATE_CRYPTO_SESSION, R::CLOSE_CRYPTO_SESSION] {
+                let payload = payload(8 << (n % 9), BORDERS[n % BORDERS.len()]);
+                if !attack.answered(raw.ask(request, payload, &[])) {
+                    continue 'connection;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The size of a ring changed while it runs, and the memory under it taken away.
+pub fn changed_while_running(attack: &mut Attack<'_>) -> Result<(), Error> {
+    while let Some(raw) = attack.started()? {
+        let region = MemRegion { guest_addr: GUEST, size: 4096, user_addr: USER, mmap_offset: 0 };
+        let file = memfd(4096)?;
+        let table = MemRegion::table_to_bytes(&[region]);
+        raw.chain(TX, &[(BUFFERS, 72, 0)]);
+        for size in [2_u32, 32_768, 256] {
+            attack.answered(raw.ask(R::SET_VRING_NUM, state(TX, size), &[]));
+            raw.kick();
+        }
+        attack.answered(raw.ask(R::SET_FEATURES, FEATURES.to_ne_bytes().to_vec(), &[]));
+        attack.answered(raw.ask(R::SET_MEM_TABLE, table, &[file.as_fd()]));
+        attack.answered(raw.ask(R::REM_MEM_REG, region.to_single_bytes(), &[]));
+        raw.kick();
+        attack.tally.ended += u64::from(raw.is_closed(SEE));
+    }
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! Receivers that cost who sends to them: few buffers, none, or none that fit.
+
+use std::time::Duration;
+
+use ring::virtq::{Buf, DriverQueue};
+
+use super::wire::{BUFFERS, GUEST, LEN, NEXT, RX, Raw, SIZE, TX, WRITE};
+use crate::{Attack, Error};
+
+/// Where receive buffers lie: behind what is sent.
+const RECEIVED: u64 = BUFFERS + 0x10_0000;
+/// Bytes of one.
+const BUFFER: u32 = 2048;
+/// Bytes of all buffers together that no frame of the study fits.
+const SHORT: u16 = 600;
+
+/// A receiver that is known, with both halves of a driver.
+fn receiver(attack: &mut Attack<'_>) -> Result<Option<(Raw, DriverQueue)>, Error> {
+    let Some(raw) = attack.started()? else { return Ok(None) };
+    if let Some(mut tx) = raw.driver(TX) {
+        attack.announce(&raw, &mut tx);
+    }
+    let rx = raw.driver(RX);
+    Ok(rx.map(|rx| (raw, rx)))
+}
+
+/// Posts `count` buffers every `pause`, as it goes on being known.
+fn drip(attack: &mut Attack<'_>, count: u64, pause: Duration) -> Result<(), Error> {
+    while let Some((raw, mut rx)) = receiver(attack)? {
+        let (mut next, mut used) = (0_u64, Vec::new());
+        while attack.on() && !raw.is_closed(Duration::ZERO) {
+            for _ in 0..count {
+                let addr = RECEIVED + next % 256 * u64::from(BUFFER);
+                next += 1;
+                let posted = rx.add(&[Buf { addr, len: BUFFER, write: true }]).is_some();
+                attack.tally.attempts += u64::from(posted);
+            }
+            rx.publish();
+            raw.kick();
+            used.clear();
+            if rx.take_used(usize::from(SIZE), &mut used).is_err() {
+                break;
+            }
+            attack.rest(pause);
+        }
+    }
+    Ok(())
+}
+
+/// One buffer every 45 ms.
+pub fn dripping(attack: &mut Attack<'_>) -> Result<(), Error> {
+    drip(attack, 1, Duration::from_millis(45))
+}
+
+/// None at all.
+pub fn silent(attack: &mut Attack<'_>) -> Result<(), Error> {
+    drip(attack, 0, Duration::from_millis(20))
+}
+
+/// Some thousand a second, a tenth of what comes.
+pub fn slow(attack: &mut Attack<'_>) -> Result<(), Error> {
+    drip(attack, 2, Duration::from_millis(1))
+}
+
+/// Buffers of one byte, of a header's length less one, and a little more: a frame takes many.
+pub fn tiny_buffers(attack: &mut Attack<'_>) -> Result<(), Error> {
+    while let Some((raw, mut rx)) = receiver(attack)? {
+        let (mut n, mut used) = (0_u64, Vec::new());
+        while attack.on() && !raw.is_closed(Duration::ZERO) {
+            let len = [1, 11, 13, 2, 12][(n % 5) as usize];
+            while rx.add(&[Buf { addr: RECEIVED + n % 4096, len, write: true }]).is_some() {
+                n += 1;
+                attack.tally.attempts += 1;
+            }
+            rx.publish();
+            raw.kick();
+            used.clear();
+            if rx.take_used(usize::from(SIZE), &mut used).is_err() {
+                break;
+            }
+            attack.rest(Duration::from_micros(200));
+        }
+        attack.tally.ended += u64::from(raw.is_closed(Duration::ZERO));
+    }
+    Ok(())
+}
+
+/// An indirect table of `n` buffers of `len` bytes at `at`.
+fn table(raw: &Raw, at: u64, n: u16, len: u32, write: u16) {
+    let area = raw.area(at, 16 * usize::from(n));
+    for i in 0..n {
+        let here = 16 * usize::from(i);
+        let flags = write | if !raw.packed && i + 1 < n { NEXT } else { 0 };
+        let (third, fourth) = if raw.packed { (i, flags) } else { (flags, i + 1) };
+        area.store_u64(here, RECEIVED);
+        area.store_u32(here + 8, len);
+        area.store_u16(here + 12, third);
+        area.store_u16(here + 14, fourth);
+    }
+}
+
+/// Chains of nearly twice the ring: direct descriptors, then an indirect table as long as the ring
+/// is. `ring` is the one they are on.
+fn long_chains(attack: &mut Attack<'_>, ring: u32) -> Result<(), Error> {
+    let tables = GUEST + LEN - 0x2_0000;
+    while let Some((raw, _)) = receiver(attack)? {
+        let write = if ring == RX { WRITE } else { 0 };
+        // What receives is all together shorter than a frame.
+        let len = |i: u16| u32::from(ring == TX || i < SHORT);
+        table(&raw, tables, SIZE, len(SIZE), write);
+        let direct = SIZE - 1;
+        for round in 0_u16.. {
+            for i in 0..direct {
+                let last = if raw.packed { i } else { i + 1 };
+                raw.describe(ring, i, RECEIVED, len(i), write | NEXT, last);
+            }
+            let bytes = 16 * u32::from(SIZE);
+            raw.describe(ring, direct, tables, bytes, super::wire::INDIRECT, direct);
+            if raw.packed && round > 0 {
+                break;
+            }
+            raw.offer(ring, round.wrapping_add(1));
+            attack.tally.attempts += 1;
+            attack.rest(Duration::from_micros(200));
+            if !attack.on() || raw.is_closed(Duration::ZERO) {
+                break;
+            }
+        }
+        attack.rest(Duration::from_millis(5));
+        attack.tally.ended += u64::from(raw.is_closed(Duration::ZERO));
+    }
+    Ok(())
+}
+
+/// On the ring that sends.
+pub fn long_sent(attack: &mut Attack<'_>) -> Result<(), Error> {
+    long_chains(attack, TX)
+}
+
+/// On the ring that receives: buffers that no frame fits.
+pub fn never_fit(attack: &mut Attack<'_>) -> Result<(), Error> {
+    long_chains(attack, RX)
+}

@@ -1,0 +1,147 @@
+//! Xenstore: states, keys, watches and transactions.
+
+use std::time::{Duration, Instant};
+
+use xen_netif::store::Store;
+
+use super::guest::{DATA, FRONT, GREF, Guest, REQ_PROD};
+use crate::{Attack, Error};
+
+/// Connections to xenstore that one domain makes.
+const CONNECTIONS: usize = 64;
+/// Watches of each of them.
+const WATCHES: usize = 128;
+/// Nodes of one transaction: a domain may own a thousand.
+const NODES: usize = 900;
+
+/// Every state after every other, faster than anyone looks, and then slowly.
+pub fn states(attack: &mut Attack<'_>) -> Result<(), Error> {
+    let states = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "", "four"];
+    while let Some(guest) = attack.domain()? {
+        for from in states {
+            for to in states {
+                if attack.on() {
+                    guest.set("state", from);
+                    guest.set("state", to);
+                    attack.tally.attempts += 1;
+                }
+            }
+            attack.rest(Duration::from_millis(2));
+        }
+    }
+    Ok(())
+}
+
+/// Keys rewritten in a loop, which the switch watches.
+pub fn watched_keys(attack: &mut Attack<'_>) -> Result<(), Error> {
+    let mut n = 0_u64;
+    attack.with_vifs(|_, guest| {
+        for _ in 0..50 {
+            n += 1;
+            guest.set("feature-sg", n);
+            guest.set("disconnect", n % 2);
+        }
+        guest.set("disconnect", 0);
+        guest.wait_back(&["4"]);
+    })
+}
+
+/// Keys that name no page, no channel, no number, or the wrong ones.
+pub fn bad_keys(attack: &mut Attack<'_>) -> Result<(), Error> {
+    let keys: [&[(&str, &str)]; 12] = [
+        &[("tx-ring-ref", "0")],
+        &[("rx-ring-ref", "4294967295")],
+        &[("ctrl-ring-ref", "72")],
+        &[("event-channel-rx", "77")],
+        &[("event-channel-tx", "2")],
+        &[("event-channel-ctrl", "1")],
+        &[("tx-ring-ref", "12")],
+        &[("multi-queue-num-queues", "2")],
+        &[("multi-queue-num-queues", "0")],
+        &[("multi-queue-num-queues", "17")],
+        &[("multi-queue-num-queues", "-1")],
+        // All three rings in one page.
+        &[("rx-ring-ref", "8"), ("ctrl-ring-ref", "8")],
+    ];
+    for wrong in keys.iter().cycle() {
+        let Some(mut guest) = attack.domain()? else { return Ok(()) };
+        guest.area(DATA as usize).store_u32(REQ_PROD, 1000);
+        guest.offer_rings();
+        wrong.iter().for_each(|(key, value)| {
+            guest.set(key, value);
+        });
+        attack.tally.attempts += 1;
+        if guest.connect() {
+            use_it(&mut guest);
+        } else {
+            attack.tally.refused += 1;
+        }
+    }
+    Ok(())
+}
+
+fn use_it(guest: &mut Guest) {
+    for n in 0..5 {
+        (0..20).for_each(|i| guest.request(GREF + (i + n) % 3, 0, 0, 60));
+        guest.push();
+        guest.channels.iter().for_each(super::guest::Channel::notify);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Vifs that connect and go, in the middle of whatever is passing.
+pub fn come_and_go(attack: &mut Attack<'_>) -> Result<(), Error> {
+    while let Some(mut guest) = attack.vif()? {
+        guest.frame(DATA, attack.peer, attack.mac);
+        (0..200).for_each(|_| guest.request(GREF + DATA, 0, 0, 60));
+        guest.push();
+        attack.tally.attempts += 1;
+        match attack.tally.attempts % 3 {
+            // Closed as it should be, closed at once, and gone.
+            0 => {
+                guest.set("state", 5);
+                guest.set("state", 6);
+                guest.wait_back(&["6"]);
+            }
+            1 => {
+                guest.set("state", 6);
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// As many connections to xenstore as there are, each with all its watches, and transactions that
+/// change as many nodes as a domain may have.
+pub fn commits(attack: &mut Attack<'_>) -> Result<(), Error> {
+    let path = attack.target().join("xenstored");
+    while let Some(_guest) = attack.domain()? {
+        let from = Instant::now();
+        let watching = |store: &Store| {
+            for n in 0..WATCHES {
+                if store.watch(FRONT, &n.to_string()).is_err() {
+                    break;
+                }
+            }
+        };
+        let connect = |_| Store::connect(&path).ok().inspect(watching);
+        let stores: Vec<Store> = (0..CONNECTIONS - 4).filter_map(connect).collect();
+        attack.got_ready(from);
+        let Some(store) = stores.first() else { continue };
+        while attack.on() {
+            let done = store.transaction(|transaction| {
+                for n in 0..NODES {
+                    transaction.write(&format!("{FRONT}/n{n}"), "x")?;
+                }
+                Ok(())
+            });
+            if done.is_err() {
+                attack.tally.refused += 1;
+                break;
+            }
+            attack.tally.attempts += 1;
+        }
+    }
+    Ok(())
+}

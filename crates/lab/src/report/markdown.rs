@@ -1,0 +1,88 @@
+//! The report's verdicts and tables as text, for documents.
+
+use std::fmt::Write as _;
+
+use super::words::number;
+use super::{Document, Part, Table, Value};
+
+/// All of it but plots.
+pub fn text(document: &Document) -> String {
+    let mut text = format!("# {}\n\n{}\n", document.title, document.question);
+    if !document.command.is_empty() {
+        let _ = write!(text, "\n```text\n{}\n```\n", document.command);
+    }
+    for verdict in &document.verdicts {
+        let word = match verdict.holds {
+            Some(true) => "holds",
+            Some(false) => "DOES NOT HOLD",
+            None => "cannot be told",
+        };
+        let _ = write!(text, "\n* {word}: {}", verdict.what);
+    }
+    for part in &document.parts {
+        match part {
+            Part::Table(it) => table(&mut text, it),
+            Part::Text { title, body } => {
+                let _ = write!(text, "\n\n## {title}\n\n{body}\n");
+            }
+            Part::Plot(_) => {}
+        }
+    }
+    text.push('\n');
+    text
+}
+
+fn table(text: &mut String, table: &Table) {
+    let _ = write!(text, "\n\n## {}\n\n", table.title);
+    if !table.note.is_empty() {
+        let _ = write!(text, "{}\n\n", table.note);
+    }
+    let names: Vec<String> = table.columns.iter().map(|name| plain(name)).collect();
+    let _ = writeln!(text, "| {} |", names.join(" | "));
+    let _ = writeln!(text, "|{}", "---|".repeat(names.len()));
+    for row in &table.rows {
+        let cells: Vec<String> = row.iter().map(cell).collect();
+        let _ = writeln!(text, "| {} |", cells.join(" | "));
+    }
+}
+
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Text(words) => plain(words),
+        Value::Number(n, digits) | Value::Seed(n, digits) => number(*n, *digits),
+        Value::Spread { median, low, high, digits } => {
+            let [median, low, high] = [median, low, high].map(|n| number(*n, *digits));
+            format!("{median} ({low}-{high})")
+        }
+        Value::Missing(_) => "-".into(),
+    }
+}
+
+/// On one line, and without what ends a cell.
+fn plain(words: &str) -> String {
+    words.replace('|', "\\|").replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::study::Verdict;
+
+    #[test]
+    fn tables_and_verdicts_are_told_as_text() {
+        let spread = Value::Spread { median: 1.0, low: 0.9, high: 1.25, digits: 2 };
+        let table = Table {
+            title: "A table".into(),
+            columns: ["case", "rate", "none"].map(String::from).into(),
+            rows: vec![vec![Value::Text("a|b".into()), spread, Value::Missing("why".into())]],
+            ..Table::default()
+        };
+        let verdict = Verdict { what: "it is so".into(), holds: Some(true) };
+        let (verdicts, parts) = (vec![verdict], vec![Part::Table(table)]);
+        let document = Document { title: "t".into(), verdicts, parts, ..Document::default() };
+        let text = text(&document);
+        assert!(text.contains("* holds: it is so"));
+        assert!(text.contains("| case | rate | none |\n|---|---|---|\n"));
+        assert!(text.contains("| a\\|b | 1.00 (0.90-1.25) | - |\n"), "{text}");
+    }
+}

@@ -1,0 +1,523 @@
+//! `hostile`: what a peer that misbehaves costs two guests that do not.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use hostile::{Case, Ring, cases, cases_of};
+use serde_json::{Value as Json, json};
+
+use super::pair::{self, number, receiver_class};
+use crate::plan::{Axis, Cell, Plan, Scale};
+use crate::report::{Part, Table, Value};
+use crate::stage::{Gen, NicOptions, Place, Port, Proto, Stage, Switch, Window, sleep};
+use crate::stats::Summary;
+use crate::store::{Done, Results};
+use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+
+/// All cases of a ring in one run, one after the other.
+const ALL: &str = "all";
+/// Guests: who sends, who receives, and who misbehaves.
+const SENDER: usize = 0;
+const RECEIVER: usize = 1;
+const ATTACKER: usize = 2;
+/// The address behind the port that drops everything.
+const NOWHERE: &str = "02:00:00:00:0f:ff";
+/// Frames of every so many that go to the attacker as well.
+const ASIDE: u32 = 4;
+/// Ports of an attacker that plays all cases: what a case may take at most; of Xen's one for each,
+/// because a vif that flapped is let wait.
+const PORTS: usize = 16;
+/// Time between two questions to the control socket.
+const ASK_EVERY: Duration = Duration::from_millis(20);
+/// An attack goes on before and after what is measured of it.
+const AROUND_S: f64 = 0.4;
+/// The longest that all cases of a ring may take beyond their time.
+const LATE_S: f64 = 90.0;
+/// How much of its rate the honest pair keeps at least, and how much longer its p99 may be.
+const KEEPS: f64 = 0.95;
+const LONGER: f64 = 2.0;
+
+const ABOUT: &str = "Two guests that behave, and one that does not. The first sends frames of \
+1,000 bytes at an even rate, every byte of which is a function of the frame's number; the second \
+checks every byte, counts what is missing, and measures the time since they were sent. The third \
+is connected to ports of its own: idle is there and does nothing, hostile plays a case without a \
+pause (gen --mode hostile=CASE). Every fifth frame of the sender goes to the third guest: what \
+becomes of those is its own affair. The switch is asked for its ports all the time. Case all plays \
+all cases of a ring in turn and tells no more than counts.";
+
+const MEASURES: [Measure; 15] = [
+    Measure::new("lost", "", Better::Less, "frames that the honest receiver did not get"),
+    Measure::new("corrupt", "", Better::Less, "frames that it got and that were not as sent"),
+    Measure::new("rate", "1/s", Better::More, "frames that it got"),
+    Measure::new("p50", "us", Better::Less, "from ring to program, half of its frames"),
+    Measure::new("p99", "us", Better::Less, "the same, 99 % of them"),
+    Measure::new("alive", "", Better::More, "1: the switch runs, and honest guests come up"),
+    Measure::new("show", "ms", Better::Less, "longest answer of the control socket"),
+    Measure::new("honest_faults", "", Better::Less, "faults counted at honest ports"),
+    Measure::new("faults", "", Better::Neither, "faults counted at the attacker's ports"),
+    Measure::new("drops", "", Better::Neither, "frames dropped at the attacker's ports, by cause"),
+    Measure::new("lines", "1/s", Better::Less, "lines in the switch's log"),
+    Measure::new("memory", "MiB", Better::Less, "most memory that the switch had"),
+    Measure::new("attempts", "", Better::Neither, "times that the attacker misbehaved"),
+    Measure::new("connections", "", Better::Neither, "connections that it made"),
+    Measure::new("untried", "", Better::Less, "cases of which nothing could be tried"),
+];
+
+/// The study.
+pub struct Hostile;
+
+impl Study for Hostile {
+    fn name(&self) -> &'static str {
+        "hostile"
+    }
+
+    fn about(&self) -> &'static str {
+        "what a peer that misbehaves costs two guests that do not, case by case"
+    }
+
+    fn seed(&self) -> Option<Seed> {
+        None
+    }
+
+    fn measures(&self) -> &'static [Measure] {
+        &MEASURES
+    }
+
+    fn plan(&self, scale: Scale) -> Plan {
+        let mut names: Vec<&str> = cases().map(|case| case.name).collect();
+        let (seconds, repeats) = match scale {
+            Scale::Smallest => (0.1, 1),
+            Scale::Quick => (0.2, 2),
+            Scale::Usual => (1.0, 5),
+            Scale::Full => (5.0, 9),
+        };
+        if matches!(scale, Scale::Smallest | Scale::Quick) {
+            names = vec![ALL];
+        }
+        let axes = vec![
+            Axis::new("ring", Ring::ALL),
+            Axis::new("case", names),
+            Axis::new("attack", ["idle", "hostile"]),
+        ];
+        Plan::new(self.name(), repeats, seconds, axes)
+    }
+
+    fn has(&self, cell: &Cell) -> bool {
+        cell.get("case") == ALL || !played(cell).is_empty()
+    }
+
+    fn takes_proto(&self) -> bool {
+        false
+    }
+
+    fn tools(&self) -> &'static [&'static str] {
+        &["ip"]
+    }
+
+    fn overhead_s(&self, cell: &Cell) -> f64 {
+        match (cell.get("case"), cell.get("attack")) {
+            // Each case takes a little longer than its time.
+            (ALL, "hostile") => 2.0 + 0.2 * played(cell).len() as f64,
+            _ => 2.0 + 2.0 * AROUND_S,
+        }
+    }
+
+    fn run(&self, run: &Run) -> Result<Figures, Fail> {
+        match measure(run) {
+            Err(Trouble::Switch(why)) => {
+                // A result as any other: the switch ended, or let no honest guest come up.
+                eprintln!("{}: {why}", run.cell);
+                Ok(Figures::from([("alive", 0.0)]))
+            }
+            Err(Trouble::Lab(fail)) => Err(fail),
+            Ok(figures) => Ok(figures),
+        }
+    }
+
+    fn report(&self, results: &Results) -> Vec<Part> {
+        let about = Part::Text { title: "How to read this".into(), body: ABOUT.into() };
+        let tables = Ring::ALL.into_iter().filter_map(|ring| table(results, ring));
+        std::iter::once(about).chain(tables.map(Part::Table)).collect()
+    }
+
+    fn judge(&self, results: &Results) -> Vec<Verdict> {
+        Ring::ALL.into_iter().filter_map(|ring| judged(results, ring)).collect()
+    }
+}
+
+/// Cases that a cell plays.
+fn played(cell: &Cell) -> Vec<&'static Case> {
+    let Ok(ring) = cell.get("ring").parse::<Ring>() else { return Vec::new() };
+    let name = cell.get("case");
+    cases_of(ring).filter(|case| name == ALL || case.name == name).collect()
+}
+
+/// Why there are no figures.
+enum Trouble {
+    /// What the switch did.
+    Switch(String),
+    /// What the lab could not do.
+    Lab(Fail),
+}
+
+impl From<Fail> for Trouble {
+    fn from(fail: Fail) -> Self {
+        Self::Lab(fail)
+    }
+}
+
+/// The ports of an attacker, and how it connects to them.
+fn attacked(stage: &Stage, ring: Ring, played: &[&Case]) -> Result<(Vec<Port>, Port), Fail> {
+    let proto = if ring == Ring::Xen { Proto::Xen } else { Proto::Virtio };
+    let count = match played {
+        [one] => usize::from(one.ports),
+        all if ring == Ring::Xen => all.len(),
+        _ => PORTS,
+    };
+    Port::many(stage, "bad", proto, count)
+}
+
+/// Sets up the loopback interface of the lab's own namespace: an attacker has TCP sockets. Where
+/// that fails, its case says that it was not tried.
+fn loopback(stage: &Stage) {
+    let args = ["link", "set", "lo", "up"].map(String::from);
+    if let Ok(mut process) = stage.start("lo", "ip", &args, &Place::default()) {
+        let _ = process.finish(10.0);
+    }
+}
+
+fn guest(more: &[&str]) -> NicOptions {
+    let more = more.iter().map(ToString::to_string).collect();
+    NicOptions { more, ..pair::guest_options() }
+}
+
+fn measure(run: &Run) -> Result<Figures, Trouble> {
+    let stage = run.stage;
+    let played = played(run.cell);
+    let ring: Ring = run.cell.get("ring").parse().map_err(Fail::Cell)?;
+    let attacks = run.cell.get("attack") == "hostile";
+    let all = run.cell.get("case") == ALL;
+    loopback(stage);
+    let (ports, target) = attacked(stage, ring, &played)?;
+    let honest = ["g0", "g1"].map(|name| Port::guest(stage, name, Proto::Virtio, ""));
+    let everyone = [&honest[..], &ports, &[Port::null("null")]].concat();
+    let switch = Switch::start(stage, &pair::switch_options(stage, "adaptive"), &everyone)?;
+    let dead = |fail: Fail| match switch.check() {
+        Err(ended) => Trouble::Switch(ended.to_string()),
+        Ok(()) => Trouble::Switch(fail.to_string()),
+    };
+    switch.address(NOWHERE, "null")?;
+    // One that says nothing is not known by itself.
+    if !attacks {
+        switch.address(&Gen::mac(ATTACKER), &ports[0].name)?;
+    }
+    let roomy = guest(&["--queue-size", "1024"]);
+    let first = receiver_class(stage);
+    let sink = Gen::start_as(stage, RECEIVER, &honest[1], &roomy, "sink --check", first)?;
+    switch.wait_up(2)?;
+    let each = if all { run.seconds } else { run.seconds + 2.0 * AROUND_S };
+    let count = ports.len();
+    let mode = if attacks {
+        let case = run.cell.get(if all { "ring" } else { "case" });
+        format!("hostile={case} --count {count} --peer {NOWHERE} --duration {each}")
+    } else {
+        format!("idle --count {count}")
+    };
+    let packed: &[&str] = if ring == Ring::Packed { &["--packed"] } else { &[] };
+    let mut attacker = Gen::start(stage, ATTACKER, &target, &guest(packed), &mode)?;
+    if attacks {
+        sleep(AROUND_S);
+    } else {
+        switch.wait_up_while(2 + count, || attacker.check())?;
+    }
+    // It comes up beside the attack.
+    let (rate, to) = (if all { 1000 } else { 10_000 }, Gen::mac(RECEIVER));
+    let aside = Gen::mac(ATTACKER);
+    let mode = format!("send --check --size 1000 --rate {rate} --peer {to} --also {aside},{ASIDE}");
+    let sender = Gen::start(stage, SENDER, &honest[0], &roomy, &mode)?;
+    wait_known(&switch, "g0").map_err(&dead)?;
+    let before = Instant::now();
+    let window = Window::open(&switch, &[]).map_err(&dead)?;
+    let most_s = run.seconds * played.len() as f64 + LATE_S;
+    let mut longest = Duration::ZERO;
+    loop {
+        let asked = Instant::now();
+        switch.ask("show", Json::Null).map_err(&dead)?;
+        longest = longest.max(asked.elapsed());
+        let over = before.elapsed().as_secs_f64();
+        // All cases are over when their attacker is.
+        let ended = attacks && all && attacker.check().is_err();
+        if ended || over > if attacks && all { most_s } else { run.seconds } {
+            break;
+        }
+        std::thread::sleep(ASK_EVERY);
+    }
+    let count = window.close().map_err(&dead)?;
+    let lines = switch.logged().lines().count();
+    let sent = sender.end()?;
+    settle(&switch).map_err(&dead)?;
+    let got = sink.end()?;
+    let did = if attacks && !all {
+        attacker.report(each + LATE_S)?
+    } else if attacks {
+        attacker.report(1.0)?
+    } else {
+        attacker.end()?
+    };
+    switch.check().map_err(&dead)?;
+    let mut figures = of_pair(&sent, &got);
+    for name in untried(&did) {
+        eprintln!("{}: case {name}: nothing was tried", run.cell);
+    }
+    figures.extend(of_switch(&switch).map_err(&dead)?);
+    figures.extend(of_attacker(&did));
+    figures.insert("show", longest.as_secs_f64() * 1e3);
+    figures.insert("drops", count.drops("bad", "bad"));
+    figures.insert("lines", count.per_second(lines as f64));
+    Ok(figures)
+}
+
+/// Waits until a port has its guest.
+fn wait_known(switch: &Switch, name: &str) -> Result<(), Fail> {
+    crate::stage::wait_for(&format!("port {name} to be up"), 30.0, || {
+        Ok(switch.port(name)?["up"] == true)
+    })
+}
+
+/// Waits until what is held was delivered: nothing more comes to the receiver.
+fn settle(switch: &Switch) -> Result<(), Fail> {
+    let mut last = -1.0;
+    crate::stage::wait_for("frames to be delivered", 30.0, || {
+        sleep(0.15);
+        let now = Window::open(switch, &[])?.total("g1", "frames");
+        let same = now == last;
+        last = now;
+        Ok(same)
+    })
+}
+
+/// What the honest pair saw.
+fn of_pair(sent: &Json, got: &Json) -> Figures {
+    let received = number(got, "received_frames") - number(got, "foreign_frames");
+    let mut figures = Figures::from([
+        ("alive", 1.0),
+        ("lost", number(sent, "sent_frames") - received),
+        ("rate", received / number(sent, "duration_s").max(f64::MIN_POSITIVE)),
+        ("corrupt", number(got, "corrupt_frames")),
+    ]);
+    if number(got, "latency_samples") > 0.0 {
+        figures.insert("p50", number(got, "latency_ns_p50") / 1e3);
+        figures.insert("p99", number(got, "latency_ns_p99") / 1e3);
+    }
+    figures
+}
+
+/// What the switch says of its ports, and what it took.
+fn of_switch(switch: &Switch) -> Result<Figures, Fail> {
+    let show = switch.ask("show", json!(null))?;
+    let ports = || show["ports"].as_array().into_iter().flatten();
+    let faults = |theirs: bool| -> f64 {
+        let of = |port: &&Json| port["name"].as_str().unwrap_or("").starts_with("bad") == theirs;
+        ports().filter(of).map(|port| number(port, "faults")).sum()
+    };
+    let status = std::fs::read_to_string(format!("/proc/{}/status", switch.id()));
+    let status = status.unwrap_or_default();
+    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let most = most.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse::<f64>().ok());
+    Ok(Figures::from([
+        ("honest_faults", faults(false)),
+        ("faults", faults(true)),
+        ("memory", most.unwrap_or(0.0) / 1024.0),
+    ]))
+}
+
+/// What the attacker says it did.
+fn of_attacker(did: &Json) -> Figures {
+    let cases = || did["cases"].as_array().into_iter().flatten();
+    let sum = |key: &str| cases().map(|case| number(case, key)).sum::<f64>();
+    Figures::from([
+        ("attempts", sum("attempts")),
+        ("connections", sum("connections")),
+        ("untried", untried(did).len() as f64),
+    ])
+}
+
+/// Cases that the attacker could not play at all.
+fn untried(did: &Json) -> Vec<&str> {
+    let cases = did["cases"].as_array().into_iter().flatten();
+    let untried = cases.filter_map(|case| {
+        let name = case["case"].as_str()?;
+        // A receiver that posts nothing has nothing to try.
+        let tried = number(case, "attempts") > 0.0 || name.ends_with("silent");
+        (!tried || number(case, "connections") == 0.0).then_some(name)
+    });
+    untried.collect()
+}
+
+/// Runs of a ring, idle or hostile.
+fn runs<'a>(results: &'a Results, ring: Ring, attack: &'a str) -> impl Iterator<Item = &'a Done> {
+    results
+        .runs
+        .iter()
+        .filter(move |run| run.cell.get("ring") == ring.name() && run.cell.get("attack") == attack)
+}
+
+/// What must hold, told from counts.
+fn judged(results: &Results, ring: Ring) -> Option<Verdict> {
+    let of = |run: &Done, name: &str| run.figures.get(name).copied();
+    let mut bad: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    let (mut count, mut attempts) = (0, 0.0);
+    for run in runs(results, ring, "hostile") {
+        count += 1;
+        attempts += of(run, "attempts").unwrap_or(0.0);
+        let mut note = |what, is: bool| {
+            if is {
+                bad.entry(what).or_default().push(run.cell.get("case").to_string());
+            }
+        };
+        note("the switch ended, or an honest guest did not come up", of(run, "alive") == Some(0.0));
+        note("frames lost", of(run, "lost").is_some_and(|n| n != 0.0));
+        note("frames changed", of(run, "corrupt").is_some_and(|n| n > 0.0));
+        note("faults of honest ports", of(run, "honest_faults").is_some_and(|n| n > 0.0));
+        note("cases not tried", of(run, "untried").is_some_and(|n| n > 0.0));
+    }
+    // Where the honest pair loses frames by itself, this machine cannot tell.
+    let control: f64 = runs(results, ring, "idle").filter_map(|run| of(run, "lost")).sum();
+    if count == 0 {
+        return None;
+    }
+    let told: Vec<String> =
+        bad.iter().map(|(what, cases)| format!("{what} ({})", cases.join(", "))).collect();
+    let what = format!(
+        "{ring}: beside {attempts} hostile acts in {count} runs an honest pair loses no frame, \
+         gets none that is not as it was sent, and the switch answers{}{}",
+        if told.is_empty() { "" } else { "; not so: " },
+        told.join("; ")
+    );
+    let tells = control == 0.0 || bad.is_empty();
+    Some(Verdict { what, holds: tells.then_some(bad.is_empty()) })
+}
+
+/// Median and range of what the attack makes of a measure, of what it is without.
+fn ratio(results: &Results, ring: Ring, case: &str, measure: &str) -> Option<Summary> {
+    let found = results.compare(measure).into_iter().find(|comparison| {
+        comparison.cell.get("ring") == ring.name() && comparison.cell.get("case") == case
+    })?;
+    let (median, (low, high)) = (found.ratio?, found.range?);
+    let count = found.runs.0;
+    Some(Summary { median, low, high, count, ..Summary::of(&[median])? })
+}
+
+fn spread(found: Option<Summary>, digits: usize) -> Value {
+    match found {
+        None => Value::Missing("not measured, or the switch ended".into()),
+        Some(Summary { median, low, high, .. }) => Value::Spread { median, low, high, digits },
+    }
+}
+
+/// One line for each case of a ring.
+fn table(results: &Results, ring: Ring) -> Option<Table> {
+    let mut rows = Vec::new();
+    let wanted =
+        |name: &str| runs(results, ring, "hostile").any(|run| run.cell.get("case") == name);
+    let names = std::iter::once((ALL, "all in turn", String::new()));
+    let names =
+        names.chain(cases_of(ring).map(|case| (case.name, case.what, case.source.join(", "))));
+    for (name, what, source) in names.filter(|(name, ..)| wanted(name)) {
+        let values = |attack: &str, measure: &str| -> Vec<f64> {
+            let runs = runs(results, ring, attack).filter(|run| run.cell.get("case") == name);
+            runs.filter_map(|run| run.figures.get(measure).copied()).collect()
+        };
+        let sum = |attack: &str, measure: &str| values(attack, measure).iter().sum::<f64>();
+        let most = |measure: &str| values("hostile", measure).into_iter().max_by(f64::total_cmp);
+        let lived = values("hostile", "alive").iter().all(|alive| *alive == 1.0);
+        let (rate, p99) = (ratio(results, ring, name, "rate"), ratio(results, ring, name, "p99"));
+        let number = |found: Option<f64>, digits| match found {
+            Some(n) => Value::Number(n, digits),
+            None => Value::Missing("the switch ended".into()),
+        };
+        let counts = lived && sum("hostile", "lost") == 0.0 && sum("hostile", "corrupt") == 0.0;
+        let times = rate.is_none_or(|rate| rate.median >= KEEPS)
+            && p99.is_none_or(|p99| p99.median < LONGER);
+        let kept = match (counts, times || name == ALL) {
+            (false, _) => "no",
+            (true, false) => "counts only",
+            (true, true) => "yes",
+        };
+        rows.push(vec![
+            Value::Text(name.into()),
+            Value::Text(what.into()),
+            Value::Text(source),
+            Value::Number(sum("idle", "lost"), 0),
+            number(lived.then(|| sum("hostile", "lost")), 0),
+            number(lived.then(|| sum("hostile", "corrupt")), 0),
+            spread(rate.filter(|_| name != ALL), 3),
+            spread(p99.filter(|_| name != ALL), 2),
+            number(most("show"), 1),
+            number(most("memory"), 0),
+            number(most("faults"), 0),
+            number(most("attempts"), 0),
+            Value::Text(if lived { "yes" } else { "no" }.into()),
+            Value::Text(kept.into()),
+        ]);
+    }
+    let columns = [
+        "case",
+        "what it does",
+        "source",
+        "lost, idle",
+        "lost",
+        "corrupt",
+        "rate, of idle",
+        "p99, of idle",
+        "longest answer, ms",
+        "memory, MiB",
+        "faults",
+        "attempts",
+        "alive",
+        "kept",
+    ];
+    (!rows.is_empty()).then(|| Table {
+        title: format!("Beside a hostile peer: {ring}"),
+        note: "Lost and corrupt are sums over all runs; ratios are medians with the range of runs \
+               side by side; of the rest the most of any run."
+            .into(),
+        columns: columns.map(String::from).into(),
+        rows,
+        command: format!("pvswitch lab run hostile --only ring={ring}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(ring: &str, case: &str, attack: &str) -> Cell {
+        let pairs = [("ring", ring), ("case", case), ("attack", attack)];
+        Cell(pairs.map(|(axis, value)| (axis.to_string(), value.to_string())).into())
+    }
+
+    #[test]
+    fn a_cell_is_measured_where_its_case_is_one_of_its_ring() {
+        assert!(Hostile.has(&cell("packed", "wraps", "idle")));
+        assert!(!Hostile.has(&cell("split", "wraps", "idle")));
+        assert!(Hostile.has(&cell("xen", ALL, "hostile")));
+        assert_eq!(played(&cell("socket", "sparse", "idle")).len(), 1);
+        assert!(played(&cell("no-ring", ALL, "idle")).is_empty());
+    }
+
+    #[test]
+    fn a_pair_has_lost_what_was_sent_and_did_not_come() {
+        let sent = json!({"sent_frames": 100});
+        let got = json!({"received_frames": 99, "foreign_frames": 1, "corrupt_frames": 2});
+        let figures = of_pair(&sent, &got);
+        assert_eq!((figures["lost"], figures["corrupt"]), (2.0, 2.0));
+        let did = json!({"cases": [
+            {"case": "silent", "attempts": 0, "connections": 1},
+            {"case": "loops", "attempts": 0, "connections": 1},
+            {"case": "rarp", "attempts": 7, "connections": 1},
+        ]});
+        let figures = of_attacker(&did);
+        assert_eq!((figures["attempts"], figures["untried"]), (7.0, 1.0));
+    }
+}

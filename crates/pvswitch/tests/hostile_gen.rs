@@ -1,0 +1,62 @@
+//! `pvswitch gen` as an attacker, and as the honest pair beside it.
+
+mod common;
+
+use common::{Dir, Gen, Switch, wait_for};
+
+/// What `gen --mode hostile` prints, in JSON.
+fn played(args: &[&str]) -> serde_json::Value {
+    let output = common::pvswitch().arg("gen").args(args).arg("--json").output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {error}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn gen_lists_hostile_cases_and_reports_what_it_tried() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[dir.port("bad", "")]);
+    let at = format!("vhost-user:{}", dir.text("bad"));
+    let all = played(&["--connect", &at, "--mode", "hostile=list"]);
+    let all = all.as_array().unwrap();
+    let has = |name: &str| all.iter().any(|case| case["case"] == name);
+    assert!(has("loops") && has("garbage") && !has("wraps") && !has("commits"));
+    for (case, more) in [("outside", ""), ("garbage", ""), ("wraps", "--packed")] {
+        let mode = format!("hostile={case}");
+        let mut args = vec!["--connect", &at, "--mode", &mode, "--duration", "0.2"];
+        args.extend(Some(more).filter(|more| !more.is_empty()));
+        let told = played(&args);
+        let told = &told["cases"][0];
+        assert_eq!(told["case"], case);
+        assert!(told["attempts"].as_u64().unwrap() > 0, "{told}");
+        assert!(told["connections"].as_u64().unwrap() > 0, "{told}");
+        assert_eq!(switch.json(&["show"])["ports"][0]["name"], "bad");
+    }
+    assert!(switch.port("show", "bad")["faults"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn checked_frames_arrive_as_they_were_sent_and_those_aside_count_in_no_total() {
+    let dir = Dir::new();
+    let ports = ["a", "b", "c"].map(|name| dir.port(name, ""));
+    let switch = Switch::start(&dir, &[], &ports);
+    let (mac, also) = ("02:00:00:00:00:0b", "02:00:00:00:00:0c");
+    let sink = Gen::start(&dir.path("b"), &["--mode", "sink", "--check", "--mac", mac]);
+    let third = Gen::start(&dir.path("c"), &["--mode", "sink", "--mac", also]);
+    switch.wait_up("b", true);
+    switch.wait_up("c", true);
+    wait_for("both addresses", || switch.json(&["fdb"]).to_string().matches("02:00").count() >= 2);
+    let args = ["--check", "--size", "700", "--rate", "1k", "--peer", mac, "--duration", "0.5"];
+    let also = format!("{also},4");
+    let sent = Gen::start(&dir.path("a"), &[&args[..], &["--also", &also]].concat()).report();
+    let (frames, aside) = (sent["sent_frames"].as_u64().unwrap(), &sent["aside_frames"]);
+    assert!(aside.as_u64().unwrap().abs_diff(frames / 4) <= 1, "{sent}");
+    wait_for("all frames", || switch.counter("b", "egress", "frames") >= frames);
+    let got = sink.end();
+    assert_eq!(got["corrupt_frames"], 0, "{got}");
+    let ours = got["received_frames"].as_u64().unwrap() - got["foreign_frames"].as_u64().unwrap();
+    assert_eq!(ours, frames);
+    // And what the other one said of itself.
+    let (foreign, aside) = (third.end()["foreign_frames"].as_u64().unwrap(), aside.as_u64());
+    assert!((aside.unwrap()..=aside.unwrap() + 2).contains(&foreign), "{foreign} of {aside:?}");
+}
