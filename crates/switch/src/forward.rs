@@ -518,7 +518,7 @@ impl Forwarder {
             fetch(burst, group, &queue.offloads(), as_it_is);
         }
         if group.floods.count_ones() < group.picks.len() as u32 {
-            from.backpressure.sends_to(group.port, now_ns);
+            from.backpressure.sends_to((group.port, group.queue), now_ns);
         }
         // Behind those that wait.
         let is_free =

@@ -5,10 +5,10 @@
 //! at once: whatever a receiver does, it holds nothing of a sender's. What does not fit the bounds
 //! is dropped, and counted at both ends.
 //!
-//! A sender that has sent to nobody else lately is in addition *paused* ([`Backpressure`]): no more
-//! is taken from its ring than the destination has room for, so that a fast sender and a slow
-//! receiver lose nothing between them. One that also sends to others never waits. Nor does any for
-//! a destination that takes less than [`PAUSE_FRAMES_MIN`] frames in [`PAUSE_NS`].
+//! A sender is in addition *paused* while all that it has sent to lately are full
+//! ([`Backpressure`]): no more is taken from its ring than one of them has room for, so that a fast
+//! sender and a slow receiver lose nothing between them. It waits for none of them while another
+//! has room, and for none that takes less than [`PAUSE_FRAMES_MIN`] frames in [`PAUSE_NS`].
 //!
 //! ```text
 //!   sender's ring ──burst──▶ destination's ring          it fits
@@ -18,7 +18,7 @@
 //!
 //! Design note 0015.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,8 +44,10 @@ pub const PAUSE_NS: u64 = 50_000_000;
 pub const PAUSE_FRAMES_MIN: u64 = 16;
 /// How long nobody is paused for a destination that took fewer, in ns.
 const SLOW_NS: u64 = 1_000_000_000;
-/// How long a sender counts as one of several destinations after it sent to another one, in ns.
-const MIXED_NS: u64 = 1_000_000_000;
+/// How long a sender is taken to send to a destination, after it last did, in ns.
+const RECENT_NS: u64 = 1_000_000_000;
+/// Destinations of a sender that are remembered. One that sends to more never waits.
+const RECENT_MAX: usize = 8;
 
 /// A frame that waits.
 pub(crate) struct HeldFrame {
@@ -188,36 +190,58 @@ impl PauseMeter {
     }
 }
 
-/// What one ingress queue waits for, and whether it may be made to wait.
+/// An egress queue: port and number.
+pub(crate) type QueueOf = (PortId, u16);
+
+/// What one ingress queue waits for: where it has sent to lately, and whether one of those was
+/// full.
 #[derive(Debug, Default)]
 pub struct Backpressure {
-    /// The destination that it sent to last, and when.
-    last: Cell<Option<(PortId, u64)>>,
-    /// When it last sent to another one than before.
-    mixed_ns: Cell<Option<u64>>,
+    /// Where unicast frames went, and when last; the latest first.
+    recent: RefCell<Vec<(QueueOf, u64)>>,
+    /// When a destination that was still recent was forgotten for want of room.
+    forgot_ns: Cell<Option<u64>>,
     /// The queue that had no room, and the length of the frame that did not fit.
     full: Cell<Option<(PortId, u16, u32)>>,
 }
 
 impl Backpressure {
-    /// Notes that frames are for `port`.
+    /// Notes that frames are for a queue.
     #[inline]
-    pub(crate) fn sends_to(&self, port: PortId, now_ns: u64) {
-        if let Some((last, when)) = self.last.get()
-            && last != port
-            && now_ns.saturating_sub(when) < MIXED_NS
-        {
-            self.mixed_ns.set(Some(now_ns));
+    pub(crate) fn sends_to(&self, to: QueueOf, now_ns: u64) {
+        let mut recent = self.recent.borrow_mut();
+        match recent.first_mut() {
+            Some((last, when)) if *last == to => *when = now_ns,
+            _ => self.turns_to(&mut recent, to, now_ns),
         }
-        self.last.set(Some((port, now_ns)));
     }
 
-    /// Whether it sends to several destinations: then it waits for none.
-    pub(crate) fn is_mixed(&self, now_ns: u64) -> bool {
-        self.mixed_ns.get().is_some_and(|at| now_ns.saturating_sub(at) < MIXED_NS)
+    #[cold]
+    fn turns_to(&self, recent: &mut Vec<(QueueOf, u64)>, to: QueueOf, now_ns: u64) {
+        recent.retain(|(other, when)| *other != to && is_recent(*when, now_ns));
+        if recent.len() == RECENT_MAX {
+            recent.pop();
+            self.forgot_ns.set(Some(now_ns));
+        }
+        recent.insert(0, (to, now_ns));
     }
 
-    /// The queue that it waits for, and the length of the frame that did not fit, in bytes.
+    /// Where it has sent to lately; `None`: to more than are remembered.
+    pub(crate) fn recent(&self, now_ns: u64) -> Option<Vec<QueueOf>> {
+        if self.forgot_ns.get().is_some_and(|at| is_recent(at, now_ns)) {
+            return None;
+        }
+        let recent = self.recent.borrow();
+        let recent = recent.iter().filter(|(_, when)| is_recent(*when, now_ns));
+        Some(recent.map(|(to, _)| *to).collect())
+    }
+
+    /// Whether `is` of any queue that it has sent to.
+    pub(crate) fn any(&self, is: impl Fn(QueueOf) -> bool) -> bool {
+        self.recent.borrow().iter().any(|(to, _)| is(*to))
+    }
+
+    /// The queue that had no room, and the length of the frame that did not fit, in bytes.
     pub fn waits_for(&self) -> Option<(PortId, u16, u32)> {
         self.full.get()
     }
@@ -225,6 +249,10 @@ impl Backpressure {
     pub(crate) fn set_full(&self, full: Option<(PortId, u16, u32)>) {
         self.full.set(full);
     }
+}
+
+fn is_recent(when: u64, now_ns: u64) -> bool {
+    now_ns.saturating_sub(when) < RECENT_NS
 }
 
 #[cfg(test)]

@@ -58,37 +58,50 @@ impl EgressQueue {
 }
 
 impl Forwarder {
-    /// How many frames a burst from `from` may take, of `max`. None while `from` waits for a
-    /// destination that is full; fewer than `max` while that has room for fewer.
+    /// How many frames a burst from `from` may take, of `max`: as many as one of the destinations
+    /// that it has sent to lately has room for, once one of them was full. None while all are.
     ///
-    /// Only a sender of one destination waits; one that sends to others, too, never does.
+    /// A destination that is down, or takes next to nothing, or for which nothing may wait, does
+    /// not count.
     pub fn may_take(&mut self, from: &Source, max: usize, now_ns: u64) -> usize {
-        let Some((port_id, queue, len)) = from.backpressure.waits_for() else { return max };
+        let Some((_, _, len)) = from.backpressure.waits_for() else { return max };
+        self.room_for(from, len, max, now_ns)
+    }
+
+    #[cold]
+    fn room_for(&mut self, from: &Source, len: u32, max: usize, now_ns: u64) -> usize {
         let table = Arc::clone(&self.table);
-        let port = table.get(usize::from(port_id.0)).and_then(Option::as_ref);
-        let port = port.filter(|port| port.active() > queue);
-        let waits = |egress: &EgressQueue| {
-            egress.hold_max() > 0
-                && !from.backpressure.is_mixed(now_ns)
-                && !egress.meter.is_slow(now_ns)
-        };
-        let egress = port.map(|port| (port, &port.egress[usize::from(queue)]));
-        let Some((port, egress)) = egress.filter(|(_, egress)| waits(egress)) else {
+        let (mut most, mut least) = (0, usize::MAX);
+        let mut full = Vec::new();
+        for at in from.backpressure.recent(now_ns).into_iter().flatten() {
+            let port = table.get(usize::from(at.0.0)).and_then(Option::as_ref);
+            let Some(port) = port.filter(|port| port.active() > at.1) else { continue };
+            let egress = &port.egress[usize::from(at.1)];
+            if egress.hold_max() == 0 || egress.meter.is_slow(now_ns) {
+                continue;
+            }
+            let mut queue = egress.lock();
+            let is_free = !egress.is_holding() || self.send_held(port, at.1, &mut *queue, now_ns);
+            let room = if is_free { queue.room(len, max).unwrap_or(max) } else { 0 };
+            drop(queue);
+            (most, least) = (most.max(room), least.min(room));
+            if room == 0 {
+                full.push((at, egress));
+            }
+        }
+        if least >= max {
+            // All have room again, or there is none to wait for.
             from.backpressure.set_full(None);
             return max;
-        };
-        let mut guard = egress.lock();
-        let is_free = !egress.is_holding() || self.send_held(port, queue, &mut *guard, now_ns);
-        let room = if is_free { guard.room(len, max).unwrap_or(max) } else { 0 };
-        drop(guard);
-        if room == 0 {
-            from.stats.pauses.add(1);
-            egress.meter.paused(egress.stats.frames.get(), now_ns);
-            self.block((port_id, queue), egress);
-        } else if room >= max {
-            from.backpressure.set_full(None);
         }
-        room
+        if most == 0 {
+            from.stats.pauses.add(1);
+            for (at, egress) in full {
+                egress.meter.paused(egress.stats.frames.get(), now_ns);
+                self.block(at, egress);
+            }
+        }
+        most
     }
 
     /// Frames of a group that did not fit, from `done` on: held by their destination, or dropped.
@@ -231,10 +244,10 @@ impl Forwarder {
         self.blocked.contains_key(&(port, queue))
     }
 
-    /// Whether `from` may take frames again, as far as is known: the destination that it waits for
-    /// has made room, or it waits for none.
+    /// Whether `from` may take frames again, as far as is known: one of its destinations has made
+    /// room, or it waits for none.
     pub fn may_go_on(&self, from: &Source) -> bool {
-        from.backpressure.waits_for().is_none_or(|(port, queue, _)| self.has_news((port, queue)))
+        from.backpressure.waits_for().is_none() || from.backpressure.any(|at| self.has_news(at))
     }
 
     /// Whether a destination was woken for since this worker last tried it, or is gone.

@@ -45,20 +45,24 @@ fn what_waited_too_long_is_counted_at_both_ends() {
 }
 
 #[test]
-fn sender_of_one_destination_may_wait_and_one_of_two_may_not() {
-    let to = Backpressure::default();
+fn destinations_are_remembered_for_a_second_and_too_many_are_known_to_be_too_many() {
+    let sender = Backpressure::default();
     let second = 1_000_000_000;
-    for at in 1..5 {
-        to.sends_to(PortId(1), at * MS);
+    let at = |port| (PortId(port), 0);
+    for ms in 1..5 {
+        sender.sends_to(at(1), ms * MS);
     }
-    assert!(!to.is_mixed(5 * MS));
-    to.sends_to(PortId(2), 6 * MS);
-    to.sends_to(PortId(1), 7 * MS);
-    assert!(to.is_mixed(8 * MS) && to.is_mixed(7 * MS + second - 1));
-    assert!(!to.is_mixed(7 * MS + second));
+    sender.sends_to(at(2), 6 * MS);
+    sender.sends_to((PortId(2), 1), 7 * MS);
+    sender.sends_to(at(1), 8 * MS);
+    assert_eq!(sender.recent(9 * MS), Some(vec![at(1), (PortId(2), 1), at(2)]));
+    assert_eq!(sender.recent(6 * MS + second), Some(vec![at(1), (PortId(2), 1)]));
     // It turned to another one after a rest.
-    to.sends_to(PortId(3), 3 * second);
-    assert!(!to.is_mixed(3 * second));
+    sender.sends_to(at(3), 3 * second);
+    assert_eq!(sender.recent(3 * second), Some(vec![at(3)]));
+    (10..18).for_each(|port| sender.sends_to(at(port), 3 * second + 1));
+    assert_eq!(sender.recent(3 * second + 1), None);
+    assert_eq!(sender.recent(4 * second + 1), Some(vec![]));
 }
 
 #[test]

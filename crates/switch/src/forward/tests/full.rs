@@ -81,6 +81,34 @@ fn sender_of_several_destinations_never_waits_for_one_of_them() {
 }
 
 #[test]
+fn sender_waits_while_all_its_destinations_are_full_and_takes_what_one_has_room_for() {
+    let mut rig = switch();
+    (1..3).for_each(|port| rig.port(port).room = 8);
+    rig.send(0, &[to(1, 0..16), to(2, 16..32)].concat());
+    assert_eq!((rig.held(1), rig.held(2), rig.may_take(0)), (8, 8, 0));
+    rig.port(2).room = 20;
+    assert_eq!(rig.may_take(0), 12, "as many as that one, once it has taken what waits");
+    rig.port(2).room = 0;
+    assert_eq!(rig.may_take(0), 0);
+    // One of them drips: it does not count any more, and the other does.
+    rig.port(2).room = ENDLESS;
+    assert_eq!(rig.may_take(0), BURST_MAX);
+    rig.now_ns += 2 * SECOND;
+    assert_eq!(rig.may_take(0), BURST_MAX, "it has sent to none of them lately");
+}
+
+#[test]
+fn sender_of_more_destinations_than_are_remembered_never_waits() {
+    let mut rig = Rig::new(Mode::Switch, 12, 1);
+    (0..12).for_each(|n| rig.fdb.add_static(mac(n), 0, PortId(n.into()), 0).unwrap());
+    for port in 1..11 {
+        rig.port(port).room = 0;
+        rig.send(0, &to(port as u8, 0..2));
+    }
+    assert_eq!(rig.may_take(0), BURST_MAX);
+}
+
+#[test]
 fn sender_of_one_destination_waits_for_it_at_most_until_that_is_found_to_drip() {
     let mut rig = switch();
     rig.port(1).room = 0;
