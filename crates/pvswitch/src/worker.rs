@@ -454,7 +454,7 @@ impl Worker {
                 queue.looked(frames, end);
                 queue.backlog.looked(frames > 0 && action == Action::Poll, end);
                 found |= frames > 0;
-                // A poll that finds nothing is paid by a peer that cannot notify, or did for nothing.
+                // A peer that cannot notify, or did so in vain, pays for a poll that finds nothing.
                 let kicked = std::mem::take(&mut queue.kicked);
                 if frames == 0 && (kicked || !queue.served.notifies) {
                     queue.share.charge(took);

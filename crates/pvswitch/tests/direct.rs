@@ -164,7 +164,9 @@ fn guest_that_goes_away_under_traffic_costs_no_more_than_its_frames() {
             world.round(true);
         }
         assert_eq!(world.guest.found().len(), 0, "it is gone");
-        let lost = world.seen.drops_no_port.get() + world.got.drops_down.get();
+        let lost = world.seen.drops_no_port.get()
+            + world.got.drops_down.get()
+            + world.got.drops_held_down.get();
         assert_eq!(before + lost, 40, "each was delivered or counted");
         world.come(Kind { chain: &[4096], ..KIND });
         pass(&mut world, &frames, 2);
@@ -234,7 +236,7 @@ fn frames_that_were_queued_for_another_guest_s_offloads_are_made_to_fit() {
 fn learning_switch_and_capture_read_privately() {
     let frames: Frames = (0..20).map(|n| tso(30_000, n)).collect();
     let Some(mut world) = World::new(KIND, Mode::Switch, Batching::Auto) else { return };
-    // Few at a time: these are flooded, and floods are not held.
+    // Few at a time: these are flooded, and nobody is paused for a flood.
     frames.chunks(4).for_each(|some| pass(&mut world, &some.to_vec(), 4));
     assert_eq!(world.seen.direct.get(), 0);
     for captured in [0, 1] {

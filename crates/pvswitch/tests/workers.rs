@@ -330,5 +330,5 @@ fn settings_that_make_no_sense_change_nothing() {
         (&a["ingress"][0]["poll"], &a["ingress"][1]["poll"]),
         (&"adaptive".into(), &"spin".into())
     );
-    assert_eq!((&a["ingress"][1]["weight"], &a["ingress"][1]["hold"]), (&7.into(), &0.into()));
+    assert_eq!((&a["ingress"][1]["weight"], &a["egress"][1]["hold"]), (&7.into(), &0.into()));
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use sim::{Finding, Mistake, Report, run};
 
 /// Seeds of a plain run.
-const SEEDS: u64 = 160;
+const SEEDS: u64 = 320;
 /// Seeds in which a mistake must show itself.
 const CANARY_SEEDS: u64 = SEEDS;
 

@@ -1,8 +1,8 @@
 //! From one ingress burst to the egress queues: the learning switch, and the cross-connect.
 //!
 //! The frames of a burst are first grouped by egress queue, then each queue is locked once and
-//! given its group; a port's frames keep their order. What does not fit is held for its destination,
-//! within bounds, or dropped with a cause ([`hold`](crate::hold)).
+//! given its group; a port's frames keep their order. What does not fit is held for its
+//! destination, within bounds, or dropped with a cause ([`hold`](crate::hold)).
 
 mod bounds;
 mod direct;

@@ -16,7 +16,7 @@
 //!                     └────▶ dropped                     the hold queue is full, too
 //! ```
 //!
-//! Design note 0021.
+//! Design note 0015.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -14,9 +14,11 @@ use crate::vnet::{Offloads, VnetHdr};
 /// Receives frames from a peer.
 pub trait Ingress: Send {
     /// Takes up to `max` frames, shows them to `forward`, and gives their buffers back to the
-    /// sender, in order: `forward` delivers, copies or drops each of them. Notifies the peer at
-    /// most once. `burst` is scratch, given back empty. Returns how many frames were shown; at least `max` if it stopped before for their length
-    /// ([`BURST_BYTES`](crate::frame::BURST_BYTES)) and there are more.
+    /// sender, in order: `forward` delivers, copies or drops each of them, or leaves the last ones
+    /// ([`Burst::left`]), which are shown again. Notifies the peer at most once. `burst` is
+    /// scratch, given back empty. Returns how many frames were shown; at least `max` if it stopped
+    /// before
+    /// for their length ([`BURST_BYTES`](crate::frame::BURST_BYTES)) and there are more.
     ///
     /// # Errors
     /// [`Fault`]: the peer broke its protocol; the port is to be stopped.
@@ -43,8 +45,8 @@ pub trait Ingress: Send {
         Ok(0)
     }
 
-    /// Asks the peer to notify and re-checks. True: nothing to do, sleeping is safe. False: there is
-    /// work.
+    /// Asks the peer to notify and re-checks. True: nothing to do, sleeping is safe. False: there
+    /// is work.
     fn arm(&mut self) -> bool;
 
     /// Once [`arm`](Self::arm) was true: when there is work that no one will tell of, such as what

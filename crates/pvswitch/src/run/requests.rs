@@ -419,13 +419,18 @@ fn port_stats(state: &PortState) -> Value {
     let counters = |all: &mut dyn Iterator<Item = (&'static str, u64)>| {
         all.map(|(name, value)| (name.to_string(), Value::from(value))).collect::<Value>()
     };
-    let ingress = state.ingress.iter().map(|queue| {
+    let ingress = state.ingress.iter().enumerate().map(|(i, queue)| {
         let mut value = counters(&mut queue.stats.all());
         value["state"] = queue.tuning.state().name().into();
         value["worker"] = queue.tuning.worker().into();
         value["poll"] = queue.tuning.poll().to_string().into();
         value["weight"] = queue.tuning.weight().into();
         value["drain"] = queue.tuning.drain().name().into();
+        // Where they were before frames were held for their destination.
+        if let Some(twin) = state.port.egress.get(i) {
+            value["hold"] = twin.hold_max().into();
+            value["held"] = twin.held_frames().into();
+        }
         value
     });
     let egress = state.port.egress.iter().map(|queue| {

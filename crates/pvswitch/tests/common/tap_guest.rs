@@ -320,10 +320,16 @@ impl World {
         let Self { ingress, forwarder, source, scratch, .. } = self;
         self.now_ns += 1000;
         let now = self.now_ns;
+        forwarder.retry(true, now);
+        let max = forwarder.may_take(source, 64, now);
+        if max == 0 {
+            return 0;
+        }
         if direct {
             forwarder.direct(source, ingress, now);
         }
-        ingress.burst(64, now, scratch, &mut |burst| forwarder.forward(source, burst, now)).unwrap()
+        let forward = &mut |burst: &mut Burst<'_>| forwarder.forward(source, burst, now);
+        ingress.burst(max, now, scratch, forward).unwrap()
     }
 
     /// The kernel was asked for `offloads`.

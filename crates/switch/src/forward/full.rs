@@ -145,8 +145,8 @@ impl Forwarder {
         }
     }
 
-    /// Delivers what waits for a queue, and gives up what has waited for too long. Under the queue's
-    /// lock, which is flushed and notified by the caller. True: nothing waits any more.
+    /// Delivers what waits for a queue, and gives up what has waited for too long. Under the
+    /// queue's lock. True: nothing waits any more.
     #[cold]
     pub(super) fn send_held(
         &mut self,

@@ -1,8 +1,8 @@
 //! Destinations that have had no room for so long that an operator should know.
 //!
-//! Nothing is dropped for it that was not dropped before; it is only told, once when it begins and
-//! once when it ends. It costs those whose frames fit nothing: it is checked where a destination was
-//! full, or kicks.
+//! Nothing is dropped for it that was not dropped before; it is only reported, once when it begins
+//! and once when it ends. It costs those whose frames fit nothing: it is checked where a
+//! destination was full, or kicks.
 
 use std::sync::atomic::Ordering;
 
