@@ -98,6 +98,17 @@ impl<'de> Deserialize<'de> for TunedTable {
     }
 }
 
+/// Refuses a key that is nearly a limit's.
+struct NoLimit<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for NoLimit<'_> {
+    type Value = String;
+
+    fn deserialize<D: Deserializer<'de>>(self, _: D) -> Result<String, D::Error> {
+        Err(D::Error::unknown_field(self.0, &LIMITS))
+    }
+}
+
 /// The keys of a port's table but for those of single queues and limits, which are put aside.
 struct Untuned<'a, A> {
     map: A,
@@ -121,7 +132,8 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Untuned<'_, A> {
                     other => other.to_string(),
                 }
             } else if key.starts_with("limit") || nearest(&key, LIMITS).is_some() {
-                return Err(A::Error::unknown_field(&key, &LIMITS));
+                // As an error of the value, it has the line of the key.
+                self.map.next_value_seed(NoLimit(&key))?
             } else {
                 return seed.deserialize(key.into_deserializer()).map(Some);
             };
@@ -430,6 +442,7 @@ mod tests {
             let near = port(&format!("{typo} = 4"));
             assert!(near.contains(&format!("unknown field `{typo}`")), "{near}");
             assert!(near.contains("did you mean `limit-mappings`?"), "{near}");
+            assert!(near.starts_with("x.toml:4:"), "{near}");
         }
         for value in ["-1", "1.5", "true", "\"4K\"", "1000000001"] {
             let range = port(&format!("limit-mappings = {value}"));

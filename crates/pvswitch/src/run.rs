@@ -701,9 +701,10 @@ impl System {
                 self.fault_vif(&name, &fault.to_string());
                 continue;
             }
-            if let Attach::VhostUser(vhost) = &state.attach
+            if let Attach::VhostUser(vhost) = &mut state.attach
                 && vhost.connection.is_some()
             {
+                vhost.mistakes.count("broken_ring", fault.to_string());
                 vhost.log.warn(format_args!("stopped, its guest broke the protocol: {fault}"));
                 self.disconnect(&name, "guest fault");
             }

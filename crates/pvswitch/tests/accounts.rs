@@ -118,6 +118,31 @@ fn messages_beyond_the_rate_are_counted_at_the_port_of_the_front_end_that_sends_
     others.end();
 }
 
+/// Issue 14, "Bad input": one counter by cause, whatever the log leaves out.
+#[test]
+fn what_a_front_end_does_wrong_is_counted_by_cause_and_shown_at_its_port() {
+    let dir = Dir::new();
+    let ports = [dir.port("bad", ",limit-log-lines=1"), dir.port("other", "")];
+    let switch = Switch::start(&dir, &[], &ports);
+    let (front, other) = (Front::connect(&dir, "bad"), Front::connect(&dir, "other"));
+    for _ in 0..40 {
+        assert_ne!(
+            front.ask(R::SET_VRING_ENABLE, [99, 1_u32].map(u32::to_ne_bytes).concat(), &[]),
+            0
+        );
+    }
+    assert_ne!(front.ask(R::SET_MEM_TABLE, Vec::new(), &[]), 0);
+    assert_eq!(other.share(0), 0);
+    let (bad, good) = (switch.port("show", "bad"), switch.port("show", "other"));
+    let errors = serde_json::json!({ "ring_index": 40, "short_payload": 1 });
+    assert_eq!((&bad["errors"], good["errors"].as_object().unwrap().len()), (&errors, 0));
+    assert!(bad["last_error"].as_str().unwrap().contains("SET_MEM_TABLE"), "{bad}");
+    let lines = shown(&switch);
+    assert!(lines.contains("errors   ring_index 40, short_payload 1; last: "), "{lines}");
+    assert_eq!(lines.matches("errors   ").count(), 1, "{lines}");
+    assert!(entry(&switch, "bad", "log-lines", "refused") > 0, "{bad}");
+}
+
 /// Issue 14, "Limits with defaults, settable, shown in `ctl` with what was refused".
 #[test]
 fn memory_beyond_a_ports_limit_is_refused_until_the_limit_is_raised() {

@@ -158,6 +158,14 @@ fn about(out: &mut String, show: &Value, stats: &Value) {
     for (name, port) in &ports {
         faults.sample(&format!("port=\"{name}\""), port["faults"].as_f64().unwrap_or(0.0));
     }
+    let help = "What front-ends did wrong, by cause.";
+    let mut errors = Family::new(out, "pvswitch_port_errors_total", "counter", help);
+    for (name, port) in &ports {
+        for (cause, times) in port["errors"].as_object().into_iter().flatten() {
+            let labels = format!("port=\"{name}\",cause=\"{cause}\"");
+            errors.sample(&labels, times.as_f64().unwrap_or(0.0));
+        }
+    }
     let help = "Front-ends that connected.";
     let mut connections = Family::new(out, "pvswitch_port_connections_total", "counter", help);
     for (name, port) in &ports {
@@ -356,7 +364,7 @@ mod tests {
     fn labels_are_escaped_and_times_are_seconds() {
         let show = json!({"version": "1", "budgets": {"mappings": {"used": 9, "limit": 61434}},
             "ports": [
-            {"name": "a", "kind": "tap:\"x\\y\"\n", "up": true, "faults": 3},
+            {"name": "a", "kind": "tap:\"x\\y\"\n", "up": true, "faults": 3, "errors": {"map": 2}},
         ]});
         let stats = json!({"uptime_ns": 1_500_000_000_u64, "ports": [{"name": "a",
             "ingress": [{"frames": 5, "served_ns": 2_000, "drops_runt": 7, "state": "warm",
@@ -378,6 +386,7 @@ mod tests {
             r#"pvswitch_worker_cpu_seconds_total{worker="0"} 3"#,
             r#"pvswitch_worker_load_ratio{worker="0"} 0.25"#,
             "# TYPE pvswitch_ingress_first_frame_seconds summary",
+            r#"pvswitch_port_errors_total{port="a",cause="map"} 2"#,
             r#"pvswitch_account_used{port="a",resource="mappings"} 4"#,
             r#"pvswitch_account_limit{port="a",resource="mappings"} 1018"#,
             r#"pvswitch_account_refused_total{port="a",resource="mappings"} 2"#,

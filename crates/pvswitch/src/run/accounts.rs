@@ -1,5 +1,7 @@
 //! Accounts of ports, and budgets of the process, as `ctl` shows them.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value, json};
 use switch::account::Budgets;
 
@@ -29,4 +31,27 @@ pub(super) fn budgets(budgets: &Budgets) -> Value {
         (name.to_string(), json!({ "used": budget.used(), "limit": budget.limit() }))
     };
     budgets.entries().into_iter().map(entry).collect()
+}
+
+/// What a front-end did wrong, over all its connections.
+#[derive(Default)]
+pub(super) struct Mistakes {
+    /// How often, by cause: as many as there are names of causes.
+    counts: BTreeMap<&'static str, u64>,
+    /// The last one, in words.
+    last: Option<String>,
+}
+
+impl Mistakes {
+    /// Counts one.
+    pub(super) fn count(&mut self, cause: &'static str, what: String) {
+        *self.counts.entry(cause).or_default() += 1;
+        self.last = Some(what);
+    }
+
+    /// Adds what is shown of a port.
+    pub(super) fn show(&self, port: &mut Value) {
+        port["errors"] = self.counts.iter().map(|(cause, n)| (*cause, *n)).collect();
+        port["last_error"] = self.last.as_deref().into();
+    }
 }

@@ -192,6 +192,7 @@ impl System {
                 value["connected"] = vhost.connection.is_some().into();
                 value["connections"] = vhost.connections.into();
                 value["features"] = feature::names(guest.features).into();
+                vhost.mistakes.show(&mut value);
             }
             Attach::Tap(tap) => {
                 value["created"] = tap.created.into();
