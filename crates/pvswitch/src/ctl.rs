@@ -269,9 +269,12 @@ mod tests {
 
     use super::*;
 
+    fn entry(refused: u64, limit: u64, per_second: bool) -> Value {
+        json!({ "used": 1, "limit": limit, "refused": refused, "per_second": per_second })
+    }
+
     #[test]
     fn what_was_refused_is_shown_with_its_limit_and_nothing_else() {
-        let entry = |refused: u64, limit: u64, rate: bool| json!({"used": 1, "limit": limit, "refused": refused, "per_second": rate});
         let account = json!({
             "mappings": entry(3, 1018, false),
             "mapped-bytes": entry(1, 1 << 42, false),
