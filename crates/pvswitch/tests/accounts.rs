@@ -122,7 +122,7 @@ fn messages_beyond_the_rate_are_counted_at_the_port_of_the_front_end_that_sends_
 #[test]
 fn what_a_front_end_does_wrong_is_counted_by_cause_and_shown_at_its_port() {
     let dir = Dir::new();
-    let ports = [dir.port("bad", ",limit-log-lines=1"), dir.port("other", "")];
+    let ports = [dir.port("bad", ",limit-log-lines=0"), dir.port("other", "")];
     let switch = Switch::start(&dir, &[], &ports);
     let (front, other) = (Front::connect(&dir, "bad"), Front::connect(&dir, "other"));
     for _ in 0..40 {
