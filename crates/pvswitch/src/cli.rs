@@ -64,6 +64,9 @@ Port kinds:
   null                                           drops everything
   with any kind: [,poll=POLICY][,call=POLICY][,weight=N][,hold=N], and of queue pair N (from 0 on)
                  [,poll/N=POLICY][,call/N=POLICY]
+  limits of what a peer may make the switch spend, with any kind: [,limit-NAME=N], NAME being
+                 mapped-bytes, mappings, descriptors, held-frames, held-bytes, messages,
+                 connections, announcements or log-lines; bytes also as 512K, 64M, 16G, 4T
 Examples:
   pvswitch run --port vm1=vhost-user:/tmp/vm1.sock --port host=tap:tap0
   pvswitch run --port a=vhost-user:/tmp/a.sock,mode=client,queues=4 --poll adaptive --workers 2
@@ -122,6 +125,8 @@ Examples:
   pvswitch ctl fdb add 02:00:00:00:00:01 vm1
   pvswitch ctl set vm1 poll=timer:2000 weight=3
   pvswitch ctl set vm1/0 call=coalesce:50,32
+  pvswitch ctl set vm1 limit-mapped-bytes=16G limit-messages=500
+      What its peer may make the switch spend; ctl show says what was refused
   pvswitch ctl set placement=single
   pvswitch ctl --control /tmp/nic.sock set kick=coalesce:20,16
       Of a guest: nic and gen have such a socket with --control; they answer set and stats";
@@ -234,9 +239,9 @@ pub enum CtlCommand {
         #[command(subcommand)]
         what: Option<FdbCommand>,
     },
-    /// Change settings: [PORT[/QUEUE]] KEY=VALUE...; PORT: poll, call, weight, hold; none: poll
-    /// and call of every port, placement. Of a guest: as much, with QUEUE for the
-    /// port; poll, kick
+    /// Change settings: [PORT[/QUEUE]] KEY=VALUE...; PORT: poll, call, weight, hold, and without
+    /// QUEUE limit-NAME; none: poll and call of every port, placement. Of a guest: as much, with
+    /// QUEUE for the port; poll, kick
     Set {
         /// vm1 poll=spin, vm1/2 call=event, placement=balanced
         #[arg(required = true, value_name = "WHAT")]

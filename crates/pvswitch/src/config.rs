@@ -10,6 +10,7 @@
 //! socket = "/run/pvswitch/vm1.sock"
 //! queues = 4
 //! "poll/3" = "timer:2000"
+//! limit-mapped-bytes = "16G"
 //!
 //! [port.host]
 //! kind = "tap"
@@ -22,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 use lab::near::nearest;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Error as _, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use switch::poll::Policy;
 
@@ -30,6 +31,7 @@ use crate::http;
 use crate::pool::Placement;
 use vhost_user::backend::Takes;
 
+use crate::spec::limits::LIMITS;
 use crate::spec::{self, Kind, PortSpec, PortTuning, Role, Tap, VhostUser, Xen, XenAt};
 
 /// A parsed file.
@@ -64,44 +66,56 @@ pub struct Config {
     #[serde(rename = "static")]
     pub static_addresses: BTreeMap<String, String>,
     /// Ports by name, in the order of their names.
-    port: BTreeMap<String, QueuedTable>,
+    port: BTreeMap<String, TunedTable>,
 }
 
-/// A port's table, and apart from it the policies of its queues: `"poll/0" = "event"`.
+/// A port's table, and apart from it what ports of all kinds have alike: policies of their queues
+/// (`"poll/0" = "event"`) and limits (`limit-mappings = 64`).
 #[derive(Debug)]
-struct QueuedTable {
+struct TunedTable {
     table: PortTable,
-    queues: Vec<(String, String)>,
+    tuning: Vec<(String, String)>,
 }
 
-impl<'de> Deserialize<'de> for QueuedTable {
+impl<'de> Deserialize<'de> for TunedTable {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct Keys;
         impl<'de> Visitor<'de> for Keys {
-            type Value = QueuedTable;
+            type Value = TunedTable;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a port's table")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<QueuedTable, A::Error> {
-                let mut queues = Vec::new();
-                let map = Unqueued { map, queues: &mut queues };
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<TunedTable, A::Error> {
+                let mut tuning = Vec::new();
+                let map = Untuned { map, tuning: &mut tuning };
                 let table = PortTable::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(QueuedTable { table, queues })
+                Ok(TunedTable { table, tuning })
             }
         }
         from.deserialize_map(Keys)
     }
 }
 
-/// The keys of a port's table but for those of single queues, which are put aside.
-struct Unqueued<'a, A> {
-    map: A,
-    queues: &'a mut Vec<(String, String)>,
+/// Refuses a key that is nearly a limit's.
+struct NoLimit<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for NoLimit<'_> {
+    type Value = String;
+
+    fn deserialize<D: Deserializer<'de>>(self, _: D) -> Result<String, D::Error> {
+        Err(D::Error::unknown_field(self.0, &LIMITS))
+    }
 }
 
-impl<'de, A: MapAccess<'de>> MapAccess<'de> for Unqueued<'_, A> {
+/// The keys of a port's table but for those of single queues and limits, which are put aside.
+struct Untuned<'a, A> {
+    map: A,
+    tuning: &'a mut Vec<(String, String)>,
+}
+
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for Untuned<'_, A> {
     type Error = A::Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(
@@ -109,11 +123,21 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Unqueued<'_, A> {
         seed: K,
     ) -> Result<Option<K::Value>, A::Error> {
         while let Some(key) = self.map.next_key::<String>()? {
-            if !key.starts_with("poll/") && !key.starts_with("call/") {
+            let value = if key.starts_with("poll/") || key.starts_with("call/") {
+                self.map.next_value()?
+            } else if LIMITS.contains(&key.as_str()) {
+                // A number, or bytes with a unit; what else it may be is refused with the range.
+                match self.map.next_value()? {
+                    toml::Value::String(text) => text,
+                    other => other.to_string(),
+                }
+            } else if key.starts_with("limit") || nearest(&key, LIMITS).is_some() {
+                // As an error of the value, it has the line of the key.
+                self.map.next_value_seed(NoLimit(&key))?
+            } else {
                 return seed.deserialize(key.into_deserializer()).map(Some);
-            }
-            let policy = self.map.next_value()?;
-            self.queues.push((key, policy));
+            };
+            self.tuning.push((key, value));
         }
         Ok(None)
     }
@@ -296,11 +320,11 @@ impl PortTable {
     }
 }
 
-impl QueuedTable {
+impl TunedTable {
     fn tuning(&self) -> Result<PortTuning, String> {
         let mut tuning = PortTuning::default();
-        for (key, policy) in &self.queues {
-            tuning.set(key, policy)?;
+        for (key, value) in &self.tuning {
+            tuning.set(key, value)?;
         }
         let (PortTable::VhostUser { poll, call, weight, hold, .. }
         | PortTable::Tap { poll, call, weight, hold, .. }
@@ -370,6 +394,8 @@ mod tests {
             poll = "timer:2000"
             "call/0" = "coalesce:50,32"
             weight = 3
+            limit-mapped-bytes = "16G"
+            limit-mappings = 64
             [port.up]
             kind = "tap"
             interface = "tap0"
@@ -381,6 +407,8 @@ mod tests {
         let names: Vec<_> = ports.iter().map(|p| format!("{}={}", p.name, p.kind)).collect();
         assert_eq!(names, ["up=tap:tap0", "vm1=vhost-user:/tmp/vm1.sock"]);
         let tuning = ports[1].tuning;
+        let limits: Vec<_> = tuning.limits.all().collect();
+        assert_eq!(limits, [("mapped-bytes", 16 << 30), ("mappings", 64)]);
         let timer = Some(Policy::Timer { hz: 2000 });
         assert_eq!((tuning.poll.of(0), tuning.weight), (timer, Some(3)));
         assert_eq!(tuning.poll.of(3), Some(Policy::Spin));
@@ -404,6 +432,25 @@ mod tests {
         assert!(value.starts_with("x.toml:5:") && value.contains("string"), "{value}");
         let other = port("\"weight/1\" = 3");
         assert!(other.contains("unknown field `weight/1`"), "{other}");
+    }
+
+    #[test]
+    fn limits_that_cannot_be_are_refused_with_what_can() {
+        let port =
+            |line: &str| error(&format!("[port.a]\nkind = \"tap\"\ninterface = \"t\"\n{line}\n"));
+        for typo in ["limit-mapings", "limt-mappings", "limit_mappings"] {
+            let near = port(&format!("{typo} = 4"));
+            assert!(near.contains(&format!("unknown field `{typo}`")), "{near}");
+            assert!(near.contains("did you mean `limit-mappings`?"), "{near}");
+            assert!(near.starts_with("x.toml:4:"), "{near}");
+        }
+        for value in ["-1", "1.5", "true", "\"4K\"", "1000000001"] {
+            let range = port(&format!("limit-mappings = {value}"));
+            let want = format!("limit-mappings={}: use 0 to 1000000000", value.trim_matches('"'));
+            assert!(range.contains(&format!("port 'a': {want}")), "{range}");
+        }
+        let bytes = port("limit-held-bytes = \"4X\"");
+        assert!(bytes.contains("use 0 to 131072T bytes, or so many K, M, G or T"), "{bytes}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::cli::{CtlArgs, CtlCommand, FdbCommand};
 use crate::control::{ControlError, Request, call, default_path};
 use crate::demo::format::time_ns;
+use crate::spec::limits;
 
 /// Longest wait for a port to be drained.
 const DRAIN_MAX: Duration = Duration::from_secs(3);
@@ -113,7 +114,33 @@ fn show(answer: &Value) {
         } else if let Some(s) = port["stalled_s"].as_u64() {
             println!("{:15} gives no buffers (stalled for {s} s)", "");
         }
+        if let Some(errors) = errors(port) {
+            println!("{:15} errors   {errors}", "");
+        }
+        if let Some(refused) = refused(&port["account"]) {
+            println!("{:15} refused  {refused}", "");
+        }
     }
+}
+
+/// What a front-end did wrong, how often by cause, and the last of it; `None`: nothing.
+fn errors(port: &Value) -> Option<String> {
+    let counts = port["errors"].as_object()?.iter();
+    let counts: Vec<_> = counts.map(|(cause, times)| format!("{cause} {times}")).collect();
+    let last = text(&port["last_error"]);
+    (!counts.is_empty()).then(|| format!("{}; last: {last}", counts.join(", ")))
+}
+
+/// What a port's account refused, how often, at which limit; `None`: nothing.
+fn refused(account: &Value) -> Option<String> {
+    let entries = account.as_object().into_iter().flatten();
+    let refused = entries.filter_map(|(name, entry)| {
+        let times = entry["refused"].as_u64().filter(|times| *times > 0)?;
+        let limit = limits::text(name, entry["limit"].as_u64()?);
+        let per = if entry["per_second"] == true { "/s" } else { "" };
+        Some(format!("{name} {times} (limit {limit}{per})"))
+    });
+    Some(refused.collect::<Vec<_>>().join(", ")).filter(|text| !text.is_empty())
 }
 
 /// A vif in a line: how its handshake stands, in plain words.
@@ -233,5 +260,40 @@ fn fdb(answer: &Value) {
     for e in list(answer, "entries") {
         let age = if e["static"] == true { "static".into() } else { e["age_s"].to_string() };
         println!("{:17} {:>5} {:15} {:>6}", text(&e["mac"]), e["vlan"], text(&e["port"]), age);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn entry(refused: u64, limit: u64, per_second: bool) -> Value {
+        json!({ "used": 1, "limit": limit, "refused": refused, "per_second": per_second })
+    }
+
+    #[test]
+    fn what_was_refused_is_shown_with_its_limit_and_nothing_else() {
+        let account = json!({
+            "mappings": entry(3, 1018, false),
+            "mapped-bytes": entry(1, 1 << 42, false),
+            "descriptors": entry(0, 640, false),
+            "messages": entry(120, 4000, true),
+            "served_ns": 5,
+        });
+        let want = ["mapped-bytes 1 (limit 4T)", "mappings 3 (limit 1018)"].join(", ");
+        let want = format!("{want}, messages 120 (limit 4000/s)");
+        assert_eq!(refused(&account), Some(want));
+        assert_eq!(refused(&json!({ "mappings": entry(0, 1, false), "served_ns": 5 })), None);
+        assert_eq!(refused(&Value::Null), None, "an older switch has none");
+    }
+
+    #[test]
+    fn errors_are_shown_by_cause_with_the_last_one_in_words() {
+        let port = json!({ "errors": { "map": 2, "value": 1 }, "last_error": "no such file" });
+        assert_eq!(errors(&port).as_deref(), Some("map 2, value 1; last: no such file"));
+        assert_eq!(errors(&json!({ "errors": {}, "last_error": null })), None);
+        assert_eq!(errors(&json!({})), None, "no front-end's port");
     }
 }

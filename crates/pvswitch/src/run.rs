@@ -3,6 +3,7 @@
 //! The control thread owns sockets, handshakes and the port table; workers own the data path. It
 //! sleeps in one epoll set and wakes for events only: an idle switch makes no system call.
 
+mod accounts;
 mod requests;
 mod setup;
 mod vhost;
@@ -452,6 +453,8 @@ impl System {
             queue.set_call(spec.tuning.call.of(i).unwrap_or(self.options.call));
             queue.set_hold_max(spec.tuning.hold.unwrap_or(HOLD_DEFAULT));
         }
+        // After what its kind sets, and before anything of its peer is looked at.
+        spec.tuning.limits.apply(&state.port.account);
         if free == self.table.len() {
             self.table.push(None);
         }
@@ -698,9 +701,10 @@ impl System {
                 self.fault_vif(&name, &fault.to_string());
                 continue;
             }
-            if let Attach::VhostUser(vhost) = &state.attach
+            if let Attach::VhostUser(vhost) = &mut state.attach
                 && vhost.connection.is_some()
             {
+                vhost.mistakes.count("broken_ring", fault.to_string());
                 vhost.log.warn(format_args!("stopped, its guest broke the protocol: {fault}"));
                 self.disconnect(&name, "guest fault");
             }

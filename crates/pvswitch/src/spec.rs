@@ -1,5 +1,7 @@
 //! Port specifications: `NAME=KIND:ARG[,key=value]...` on the command line, a table in the config.
 
+pub mod limits;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -12,6 +14,8 @@ use vhost_user::backend::Takes;
 use vhost_user::feature;
 use vhost_user::net::PAIRS_MAX;
 use xen_netif::back::{self, Offer, QUEUES_MAX, VifId};
+
+use self::limits::{LIMITS, Limits};
 
 /// Longest port name; it must fit a Linux interface name, so that tools can reuse it.
 const NAME_MAX: usize = 15;
@@ -43,10 +47,17 @@ pub struct PortTuning {
     pub weight: Option<u32>,
     /// Most frames each of its ingress queues may have held for full destinations.
     pub hold: Option<u16>,
+    /// What its peer may make the switch spend.
+    pub limits: Limits,
 }
 
+/// Options of every kind of port, beside its [`LIMITS`].
+const TUNING: [&str; 4] = ["poll", "call", "weight", "hold"];
+
 /// Options of every kind of port.
-pub const TUNING: [&str; 4] = ["poll", "call", "weight", "hold"];
+pub fn tuning_options() -> Vec<&'static str> {
+    [&TUNING[..], &LIMITS].concat()
+}
 
 /// Most queue pairs of any port.
 const PAIRS: usize = if PAIRS_MAX > QUEUES_MAX { PAIRS_MAX as usize } else { QUEUES_MAX as usize };
@@ -132,7 +143,7 @@ impl PortTuning {
             "call" => self.call.set(key, value)?,
             _ if key == "weight" => self.weight = Some(within(key, value, 1, WEIGHT_MAX)?),
             _ if key == "hold" => self.hold = Some(within(key, value, 0, HOLD_MAX.into())? as u16),
-            _ => return Ok(false),
+            _ => return self.limits.set(key, value),
         }
         Ok(true)
     }
@@ -399,7 +410,7 @@ pub fn polled(value: &str) -> Result<bool, String> {
 }
 
 fn unknown(key: &str, kind: &str, known: &[&str]) -> String {
-    let known = [known, &TUNING].concat();
+    let known = [known, &tuning_options()].concat();
     let hint = match key.split_once('/') {
         Some((word, _)) if known.contains(&word) => "; only poll and call are of single queues",
         _ => "",
@@ -551,7 +562,8 @@ mod tests {
     fn every_kind_and_option() {
         let port: PortSpec =
             "vm1=vhost-user:/tmp/a=b.sock,mode=client,queues=4,mtu=9000,mac=02:00:00:00:00:0a,\
-             without=event-idx+IN_ORDER,memory=any,polled=off,poll=coalesce:50,32,weight=4"
+             without=event-idx+IN_ORDER,memory=any,polled=off,poll=coalesce:50,32,weight=4,\
+             limit-mapped-bytes=8G,limit-messages=500"
                 .parse()
                 .unwrap();
         let want = VhostUser {
@@ -566,6 +578,8 @@ mod tests {
         assert_eq!(port.kind, Kind::VhostUser(want));
         let poll = Policy::Coalesce { usecs: 50, frames: 32 };
         assert_eq!((port.tuning.poll.all(), port.tuning.weight), (Some(poll), Some(4)));
+        let limits: Vec<_> = port.tuning.limits.all().collect();
+        assert_eq!(limits, [("mapped-bytes", 8 << 30), ("messages", 500)]);
         let port: PortSpec = "h=tap:tap0,netns=blue".parse().unwrap();
         assert!(matches!(port.kind, Kind::Tap(Tap { netns: Some(ns), .. }) if ns == "blue"));
         let port: PortSpec = "x=xen:3/1,queues=2,without=sg+ctrl-ring".parse().unwrap();
@@ -609,6 +623,22 @@ mod tests {
         assert!(policy.contains("call=spn: unknown policy 'spn'"), "{policy}");
         let other = error("a=tap:t0,weight/0=2");
         assert!(other.contains("only poll and call are of single queues"), "{other}");
+    }
+
+    #[test]
+    fn limits_that_cannot_be_are_refused_with_what_can() {
+        for kind in ["vhost-user:/tmp/a", "tap:t0", "xen:auto", "xen-local:/tmp/a", "null"] {
+            let near = error(&format!("a={kind},limit-mapings=4"));
+            assert!(near.contains("(did you mean 'limit-mappings'?); known: "), "{near}");
+            assert!(near.contains("hold, limit-mapped-bytes, limit-mappings,"), "{near}");
+            let range = error(&format!("a={kind},limit-mappings=4K"));
+            assert!(range.contains("limit-mappings=4K: use 0 to 1000000000"), "{range}");
+            let queue = error(&format!("a={kind},limit-mappings/0=4"));
+            assert!(queue.contains("only poll and call are of single queues"), "{queue}");
+            assert!(format!("a={kind},limit-log-lines=1").parse::<PortSpec>().is_ok());
+        }
+        let bytes = error("a=null,limit-held-bytes=4X");
+        assert!(bytes.contains("use 0 to 131072T bytes, or so many K, M, G or T"), "{bytes}");
     }
 
     #[test]

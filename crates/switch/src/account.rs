@@ -185,7 +185,8 @@ pub struct Rate {
     name: &'static str,
     /// Per second; 0: none at all.
     limit: AtomicU64,
-    burst: u64,
+    /// What a burst takes at the limit, in ns: another limit has a burst in proportion.
+    room_ns: u64,
     /// When the bucket is full again (theoretical arrival time), in ns.
     full_ns: AtomicU64,
     spent: AtomicU64,
@@ -193,11 +194,13 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// `limit` of `name` a second, and `burst` at once.
+    /// `limit` of `name` a second, and `burst` at once. Where the limit is changed, the burst is
+    /// changed in proportion, and is at least one.
     pub fn new(name: &'static str, limit: u64, burst: u64) -> Self {
         let zero = || AtomicU64::new(0);
-        let (limit, burst) = (AtomicU64::new(limit), burst.max(1));
-        Self { name, limit, burst, full_ns: zero(), spent: zero(), refused: zero() }
+        let each_ns = 1_000_000_000_u64.checked_div(limit).unwrap_or(0);
+        let (limit, room_ns) = (AtomicU64::new(limit), each_ns.saturating_mul(burst));
+        Self { name, limit, room_ns, full_ns: zero(), spent: zero(), refused: zero() }
     }
 
     /// Spends one, if there is one at `now_ns` (any monotonic time, always the same one). A
@@ -205,7 +208,7 @@ impl Rate {
     pub fn spend(&self, now_ns: u64) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let each_ns = 1_000_000_000_u64.checked_div(limit).unwrap_or(u64::MAX);
-        let room_ns = each_ns.saturating_mul(self.burst);
+        let room_ns = self.room_ns.max(each_ns);
         let spend = |full: u64| {
             let next = full.max(now_ns).checked_add(each_ns)?;
             (next - now_ns <= room_ns && limit > 0).then_some(next)
@@ -221,7 +224,7 @@ impl Rate {
         let limit = self.limit.load(Ordering::Relaxed);
         let Some(each_ns) = 1_000_000_000_u64.checked_div(limit) else { return u64::MAX };
         let full = self.full_ns.load(Ordering::Relaxed).max(now_ns);
-        (full + each_ns).saturating_sub(each_ns.saturating_mul(self.burst)).max(now_ns)
+        (full + each_ns).saturating_sub(self.room_ns.max(each_ns)).max(now_ns)
     }
 
     /// How many were spent.
@@ -275,7 +278,27 @@ impl Budgets {
             held_bytes: budget(64 << 20, 64 << 10),
         }
     }
+
+    /// Every budget, by the name of the entries of accounts that are its shares.
+    pub fn entries(&self) -> [(&'static str, &Budget); 4] {
+        let Self { mapped_bytes, mappings, descriptors, held_bytes } = self;
+        let [bytes, maps, fds, _, held, ..] = NAMES;
+        [(bytes, mapped_bytes), (maps, mappings), (fds, descriptors), (held, held_bytes)]
+    }
 }
+
+/// The names of an account's entries, in their order: what is held first, then what is spent.
+pub const NAMES: [&str; 9] = [
+    "mapped-bytes",
+    "mappings",
+    "descriptors",
+    "held-frames",
+    "held-bytes",
+    "messages",
+    "connections",
+    "announcements",
+    "log-lines",
+];
 
 /// A port's account.
 #[derive(Debug)]
@@ -336,19 +359,20 @@ impl Account {
     }
 
     fn with(budgets: Option<&Budgets>) -> Self {
+        let [bytes, maps, fds, frames, held, messages, connections, announcements, lines] = NAMES;
         let of = |pick: fn(&Budgets) -> &Arc<Budget>| budgets.map(|all| Arc::clone(pick(all)));
         let stock = |name, limit, budget| Arc::new(Stock::new(name, limit, budget));
         let rate = |name, (limit, burst)| Rate::new(name, limit, burst);
         Self {
-            mapped_bytes: stock("mapped-bytes", defaults::MAPPED_BYTES, of(|b| &b.mapped_bytes)),
-            mappings: stock("mappings", defaults::MAPPINGS, of(|b| &b.mappings)),
-            descriptors: stock("descriptors", defaults::DESCRIPTORS, of(|b| &b.descriptors)),
-            held_frames: stock("held-frames", defaults::HELD_FRAMES, None),
-            held_bytes: stock("held-bytes", defaults::HELD_BYTES, of(|b| &b.held_bytes)),
-            messages: rate("messages", defaults::MESSAGES),
-            connections: rate("connections", defaults::CONNECTIONS),
-            announcements: rate("announcements", defaults::ANNOUNCEMENTS),
-            log_lines: rate("log-lines", defaults::LOG_LINES),
+            mapped_bytes: stock(bytes, defaults::MAPPED_BYTES, of(|b| &b.mapped_bytes)),
+            mappings: stock(maps, defaults::MAPPINGS, of(|b| &b.mappings)),
+            descriptors: stock(fds, defaults::DESCRIPTORS, of(|b| &b.descriptors)),
+            held_frames: stock(frames, defaults::HELD_FRAMES, None),
+            held_bytes: stock(held, defaults::HELD_BYTES, of(|b| &b.held_bytes)),
+            messages: rate(messages, defaults::MESSAGES),
+            connections: rate(connections, defaults::CONNECTIONS),
+            announcements: rate(announcements, defaults::ANNOUNCEMENTS),
+            log_lines: rate(lines, defaults::LOG_LINES),
         }
     }
 
@@ -380,12 +404,8 @@ impl Account {
         stocks.chain(rates).collect()
     }
 
-    /// The names of all entries.
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        Self::default().entries().into_iter().map(|entry| entry.name)
-    }
-
-    /// Sets the limit of the entry `name`; what is in use stays. False: there is no such entry.
+    /// Sets the limit of the entry `name`, in its unit, of a rate a second; what is in use stays.
+    /// False: there is no such entry.
     pub fn set_limit(&self, name: &str, limit: u64) -> bool {
         let stock = self.stocks().into_iter().find(|s| s.name == name).map(|s| &s.limit);
         let found = stock.or(self.rates().into_iter().find(|r| r.name == name).map(|r| &r.limit));

@@ -16,8 +16,8 @@ use crate::sys::{self, Received};
 /// Messages handled in one call of [`Connection::on_readable`]: a front-end that floods its socket
 /// does not keep the thread that serves them all.
 const BURST_MESSAGES: usize = 32;
-/// Refusals kept for the log.
-const REFUSALS_MAX: usize = 8;
+/// Refusals kept for whoever counts and logs them: those of one turn.
+const REFUSALS_MAX: usize = BURST_MESSAGES;
 
 /// One front-end's connection. Register it (it is [`AsFd`]) level-triggered, and call
 /// [`on_readable`](Self::on_readable) when it is.
@@ -117,7 +117,8 @@ impl Connection {
         &self.backend
     }
 
-    /// What was refused since the last call, at most a few; the connection stood.
+    /// What was refused since the last call, all of it where it is asked after each turn; the
+    /// connection stood.
     pub fn take_refusals(&mut self) -> Vec<ProtocolError> {
         std::mem::take(&mut self.refusals)
     }

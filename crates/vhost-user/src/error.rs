@@ -167,6 +167,40 @@ pub enum ProtocolError {
 }
 
 impl ProtocolError {
+    /// What is wrong, without numbers: the name of a counter.
+    pub fn cause(&self) -> &'static str {
+        match self {
+            Self::Version { .. } => "version",
+            Self::UnexpectedReply { .. } => "unexpected_reply",
+            Self::TooLong { .. } => "too_long",
+            Self::TooManyFds => "too_many_fds",
+            Self::Truncated { .. } => "truncated",
+            Self::Payload { .. } => "short_payload",
+            Self::FdCount { .. } => "fd_count",
+            Self::FdKind { .. } => "fd_kind",
+            Self::Polled { .. } => "polled_ring",
+            Self::UnknownRequest(_) => "unknown_request",
+            Self::NotOffered(_) => "not_offered",
+            Self::NotNegotiated { .. } => "not_negotiated",
+            Self::Features { .. } => "features",
+            Self::ProtocolFeatures { .. } => "protocol_features",
+            Self::InBand => "in_band",
+            Self::Ring { .. } => "ring_index",
+            Self::QueueSize { .. } => "queue_size",
+            Self::RingOutside { .. } => "ring_outside",
+            Self::Layout { .. } => "ring_layout",
+            Self::Value { .. } => "value",
+            Self::RegionCount(_) => "region_count",
+            Self::OverLimit { .. } => "over_limit",
+            Self::NoSlot => "no_slot",
+            Self::NoSuchRegion { .. } => "no_such_region",
+            Self::Map { .. } => "map",
+            Self::Table(_) => "memory_table",
+            Self::ConfigReadOnly => "config_read_only",
+            Self::Mtu { .. } => "mtu",
+        }
+    }
+
     /// Whether it ends the connection even where the front-end could be told: the stream is out of
     /// step, or the specification asks for it.
     pub fn is_fatal(&self) -> bool {
@@ -334,6 +368,18 @@ pub enum ConnectionError {
     OverLimit(OverLimit),
     /// The system said so.
     Os(io::Error),
+}
+
+impl ConnectionError {
+    /// What the front-end did wrong, as [`ProtocolError::cause`]. `None`: nothing.
+    pub fn cause(&self) -> Option<&'static str> {
+        match self {
+            Self::Closed | Self::Os(_) => None,
+            Self::Protocol(error) => Some(error.cause()),
+            Self::NotReading => Some("replies_not_read"),
+            Self::OverLimit(_) => Some("over_limit"),
+        }
+    }
 }
 
 impl fmt::Display for ConnectionError {

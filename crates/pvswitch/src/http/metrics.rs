@@ -90,6 +90,7 @@ const FIRST: [&str; 3] = ["first_frame_ns", "first_frames", "first_frame_ns_max"
 pub fn text(show: &Value, stats: &Value) -> String {
     let mut out = String::with_capacity(1 << 16);
     about(&mut out, show, stats);
+    accounts(&mut out, show, stats);
     let ports = list(&stats["ports"]);
     for (way, key) in [(&INGRESS, "ingress"), (&EGRESS, "egress")] {
         let mut queues = Vec::new();
@@ -157,11 +158,49 @@ fn about(out: &mut String, show: &Value, stats: &Value) {
     for (name, port) in &ports {
         faults.sample(&format!("port=\"{name}\""), port["faults"].as_f64().unwrap_or(0.0));
     }
+    let help = "What front-ends did wrong, by cause.";
+    let mut errors = Family::new(out, "pvswitch_port_errors_total", "counter", help);
+    for (name, port) in &ports {
+        for (cause, times) in port["errors"].as_object().into_iter().flatten() {
+            let labels = format!("port=\"{name}\",cause=\"{cause}\"");
+            errors.sample(&labels, times.as_f64().unwrap_or(0.0));
+        }
+    }
     let help = "Front-ends that connected.";
     let mut connections = Family::new(out, "pvswitch_port_connections_total", "counter", help);
     for (name, port) in &ports {
         if let Some(n) = port["connections"].as_f64() {
             connections.sample(&format!("port=\"{name}\""), n);
+        }
+    }
+}
+
+/// What ports may spend, have spent and were refused; and what all of them may hold together.
+fn accounts(out: &mut String, show: &Value, stats: &Value) {
+    let mut entries = Vec::new();
+    for port in list(&stats["ports"]) {
+        let name = escaped(port["name"].as_str().unwrap_or_default());
+        for (resource, entry) in port["account"].as_object().into_iter().flatten() {
+            // Worker time is a number, and that of the queues has a metric of its own.
+            if entry.is_object() {
+                entries.push((format!("port=\"{name}\",resource=\"{resource}\""), entry));
+            }
+        }
+    }
+    let budgets = show["budgets"].as_object().into_iter().flatten();
+    let budgets = budgets.map(|(resource, entry)| (format!("resource=\"{resource}\""), entry));
+    let budgets: Vec<_> = budgets.collect();
+    for (of, key, kind, help) in [
+        (&entries, "account_used", "gauge", "What the port holds; of rates, has spent so far."),
+        (&entries, "account_limit", "gauge", "What the port may hold; of rates, spend a second."),
+        (&entries, "account_refused_total", "counter", "Times the port was refused more."),
+        (&budgets, "budget_used", "gauge", "What all ports together hold."),
+        (&budgets, "budget_limit", "gauge", "What all ports together may hold."),
+    ] {
+        let field = key.split('_').nth(1).unwrap_or_default();
+        let mut family = Family::new(out, &format!("pvswitch_{key}"), kind, help);
+        for (labels, entry) in of {
+            family.sample(labels, entry[field].as_f64().unwrap_or(0.0));
         }
     }
 }
@@ -323,14 +362,17 @@ mod tests {
 
     #[test]
     fn labels_are_escaped_and_times_are_seconds() {
-        let show = json!({"version": "1", "ports": [
-            {"name": "a", "kind": "tap:\"x\\y\"\n", "up": true, "faults": 3},
+        let show = json!({"version": "1", "budgets": {"mappings": {"used": 9, "limit": 61434}},
+            "ports": [
+            {"name": "a", "kind": "tap:\"x\\y\"\n", "up": true, "faults": 3, "errors": {"map": 2}},
         ]});
         let stats = json!({"uptime_ns": 1_500_000_000_u64, "ports": [{"name": "a",
             "ingress": [{"frames": 5, "served_ns": 2_000, "drops_runt": 7, "state": "warm",
                          "first_frame_ns": 4_000, "first_frames": 2, "first_frame_ns_max": 3_000,
                          "poll": "adaptive"}],
             "egress": [],
+            "account": {"served_ns": 2_000, "mappings": {"used": 4, "limit": 1018, "refused": 2,
+                                                         "per_second": false}},
         }], "workers": [{"cpu_ns": 3_000_000_000_u64, "load": 250, "asleep": true}]});
         let text = text(&show, &stats);
         for line in [
@@ -344,6 +386,12 @@ mod tests {
             r#"pvswitch_worker_cpu_seconds_total{worker="0"} 3"#,
             r#"pvswitch_worker_load_ratio{worker="0"} 0.25"#,
             "# TYPE pvswitch_ingress_first_frame_seconds summary",
+            r#"pvswitch_port_errors_total{port="a",cause="map"} 2"#,
+            r#"pvswitch_account_used{port="a",resource="mappings"} 4"#,
+            r#"pvswitch_account_limit{port="a",resource="mappings"} 1018"#,
+            r#"pvswitch_account_refused_total{port="a",resource="mappings"} 2"#,
+            r#"pvswitch_budget_used{resource="mappings"} 9"#,
+            r#"pvswitch_budget_limit{resource="mappings"} 61434"#,
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
         }

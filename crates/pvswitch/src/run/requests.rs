@@ -14,12 +14,12 @@ use switch::fdb::Mac;
 use switch::tuning::Drain;
 use vhost_user::feature;
 
-use super::{Attach, PortState, RunError, System, What};
+use super::{Attach, PortState, RunError, System, What, accounts};
 use crate::capture;
 use crate::control::{GARBAGE, Heard, REQUEST_MAX, Request, answered, failure, hear, line};
 use crate::http::Asked;
 use crate::pool::{Placement, token};
-use crate::spec::{PortSpec, PortTuning, TUNING};
+use crate::spec::{PortSpec, PortTuning, tuning_options};
 use crate::worker::Handle;
 
 impl System {
@@ -168,6 +168,7 @@ impl System {
             },
             "http": self.http.as_ref().map(|server| server.url.as_str()),
             "xen_auto": self.xen_auto.as_ref().map(|spec| spec.name.as_str()),
+            "budgets": accounts::budgets(&self.budgets),
             "ports": ports.into_iter().map(|port| self.show_port(port)).collect::<Vec<_>>(),
         })
     }
@@ -183,6 +184,7 @@ impl System {
             "faults": state.faults,
             "drain": state.drain().name(),
             "stalled_s": state.stalled_s(self.pool.now()).iter().max(),
+            "account": accounts::account(state),
         });
         match &state.attach {
             Attach::VhostUser(vhost) => {
@@ -190,6 +192,7 @@ impl System {
                 value["connected"] = vhost.connection.is_some().into();
                 value["connections"] = vhost.connections.into();
                 value["features"] = feature::names(guest.features).into();
+                vhost.mistakes.show(&mut value);
             }
             Attach::Tap(tap) => {
                 value["created"] = tap.created.into();
@@ -253,6 +256,7 @@ impl System {
     /// Changes settings; all of them or, if one is wrong, none.
     fn set(&mut self, target: Option<&str>, settings: &[String]) -> Result<Value, RunError> {
         let bad = RunError::Request;
+        let of_port = tuning_options();
         let mut tuning = PortTuning::default();
         let mut placement = None;
         for setting in settings {
@@ -264,7 +268,7 @@ impl System {
                 continue;
             }
             let known: &[&str] =
-                if target.is_some() { &TUNING } else { &["poll", "call", "placement"] };
+                if target.is_some() { &of_port } else { &["poll", "call", "placement"] };
             if !known.contains(&key) || !tuning.set(key, value).map_err(bad)? {
                 if let Some(("poll" | "call", queue)) = key.split_once('/') {
                     let port = target.and_then(|t| t.split('/').next()).unwrap_or("PORT");
@@ -286,8 +290,16 @@ impl System {
             }
             None => (target, None),
         };
+        if let (Some(port), Some(_), Some((limit, _))) = (name, queue, tuning.limits.all().next()) {
+            let say = format!("set {port} limit-{limit}=N");
+            return Err(bad(format!("limit-{limit} is of a port, not of one queue: say: {say}")));
+        }
         match name {
-            Some(name) => self.tune(self.port(name)?, queue, &tuning),
+            Some(name) => {
+                let state = self.port(name)?;
+                self.tune(state, queue, &tuning);
+                tuning.limits.apply(&state.port.account);
+            }
             None => {
                 self.ports.values().for_each(|state| self.tune(state, None, &tuning));
                 self.options.policy = tuning.poll.all().unwrap_or(self.options.policy);
@@ -433,6 +445,7 @@ fn port_stats(state: &PortState) -> Value {
         "name": state.spec.name,
         "up": state.port.active() > 0,
         "faults": state.faults,
+        "account": accounts::account(state),
         "ingress": ingress.collect::<Vec<_>>(),
         "egress": egress.collect::<Vec<_>>(),
     })

@@ -17,6 +17,7 @@ use vhost_user::net::{NetDevice, NetOptions, Pair, takes};
 use vhost_user::outside;
 use vhost_user::sys::{self, Listener};
 
+use super::accounts::Mistakes;
 use super::{Attach, Ingress, PortState, RunError, System, What};
 use crate::limit::PortLog;
 use crate::ports::{Guest, PortHost, burst_of, rarp};
@@ -42,6 +43,7 @@ pub(super) struct VhostPort {
     /// Client mode: when to try again.
     pub(super) retry: Option<Instant>,
     pub(super) connections: u64,
+    pub(super) mistakes: Mistakes,
 }
 
 impl System {
@@ -75,6 +77,7 @@ impl System {
             since: Instant::now(),
             retry: None,
             connections: 0,
+            mistakes: Mistakes::default(),
         };
         let attach = Attach::VhostUser(Box::new(vhost));
         Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
@@ -163,9 +166,15 @@ impl System {
         let turn = connection.on_readable_at(now);
         for refused in connection.take_refusals() {
             vhost.log.warn(format_args!("refused: {refused}"));
+            vhost.mistakes.count(refused.cause(), refused.to_string());
         }
         match turn {
-            Err(end) => return self.disconnect(name, &end.to_string()),
+            Err(end) => {
+                if let Some(cause) = end.cause() {
+                    vhost.mistakes.count(cause, end.to_string());
+                }
+                return self.disconnect(name, &end.to_string());
+            }
             Ok(Turn::Rest(until)) => {
                 let at = self.instant(until);
                 self.rest_until(What::Connection(name.into()), at);

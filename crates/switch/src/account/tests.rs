@@ -52,8 +52,8 @@ fn rate_gives_a_burst_and_then_so_many_a_second() {
 #[test]
 fn limits_are_set_by_name_while_they_are_in_use() {
     let account = Account::new(&Budgets::new(1 << 46, 60_000, 100_000));
-    assert_eq!(Account::names().count(), account.entries().len());
-    for name in Account::names() {
+    assert_eq!(account.entries().iter().map(|entry| entry.name).collect::<Vec<_>>(), NAMES);
+    for name in NAMES {
         assert!(account.set_limit(name, 3), "{name}");
     }
     assert!(account.entries().iter().all(|entry| entry.limit == 3));
@@ -63,6 +63,32 @@ fn limits_are_set_by_name_while_they_are_in_use() {
     assert!(account.mappings.charge(1).is_err());
     drop(held);
     assert!(account.mappings.charge(1).is_ok());
+}
+
+#[test]
+fn burst_of_a_rate_follows_its_limit() {
+    let account = Account::default();
+    let (limit, burst) = defaults::MESSAGES;
+    for (limit, burst) in [(limit, burst), (limit / 100, burst / 100), (1, burst / limit)] {
+        assert!(account.set_limit("messages", limit));
+        let now = account.messages.full_ns.load(Ordering::Relaxed) + SECOND;
+        let spent = (0..2 * burst).filter(|_| account.messages.spend(now)).count() as u64;
+        assert_eq!(spent, burst, "at {limit} a second");
+    }
+    // One at least, where the burst is less than a second.
+    let slow = Rate::new("messages", 1000, 10);
+    slow.limit.store(1, Ordering::Relaxed);
+    assert_eq!((0..20).filter(|_| slow.spend(SECOND)).count(), 1);
+}
+
+#[test]
+fn budgets_are_named_like_the_entries_that_are_their_shares() {
+    let budgets = Budgets::new(1 << 46, 60_000, 100_000);
+    let account = Account::new(&budgets);
+    for (name, budget) in budgets.entries() {
+        let stock = account.stocks().into_iter().find(|stock| stock.name == name).unwrap();
+        assert!(std::ptr::eq(&raw const **stock.budget.as_ref().unwrap(), budget), "{name}");
+    }
 }
 
 proptest! {

@@ -221,7 +221,7 @@ impl Forwarder {
         let picks: Vec<u16> = (0..n as u16).collect();
         let (done, fault) = self.put(to, egress, &Senders::Held(&senders), &picks, &burst);
         if port.mirror.is_on() {
-            port.mirror.copy(&mut burst, 0..done, false, now_ns);
+            port.mirror.copy(&burst, 0..done, false, now_ns);
         }
         (done, fault)
     }

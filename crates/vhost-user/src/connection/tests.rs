@@ -114,10 +114,10 @@ fn refusals_are_kept_for_the_log_but_not_without_bound() {
     let (front, mut connection, _) = pair();
     let ack = crate::message::ProtocolFeatures::REPLY_ACK.bits().to_ne_bytes().to_vec();
     send(&front, &Message::request(FrontendReq::SET_PROTOCOL_FEATURES, ack, false).to_bytes());
-    for _ in 0..20 {
+    for _ in 0..2 * REFUSALS_MAX {
         send(&front, &header(99, 9, 0));
     }
-    connection.on_readable().unwrap();
+    (0..2).for_each(|_| connection.on_readable().unwrap());
     assert_eq!(connection.take_refusals().len(), REFUSALS_MAX);
     assert!(connection.take_refusals().is_empty());
     let device = connection.close();

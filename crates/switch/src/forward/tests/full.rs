@@ -116,7 +116,7 @@ fn sender_of_one_destination_waits_for_it_at_most_until_that_is_found_to_drip() 
     let start = rig.now_ns;
     while rig.may_take(0) == 0 {
         rig.now_ns += MS;
-        if (rig.now_ns - start) / MS % 45 == 0 {
+        if ((rig.now_ns - start) / MS).is_multiple_of(45) {
             rig.port(1).room += 1;
             rig.forwarder.retry(true, rig.now_ns);
         }

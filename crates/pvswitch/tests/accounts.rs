@@ -1,0 +1,218 @@
+//! Accounts of ports: what a peer spends is charged to its own port, limits hold and can be set,
+//! and `ctl` says which port was refused what, and how often.
+
+mod common;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use common::{Bystanders, Dir, Gen, Switch, wait_for};
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde_json::Value;
+use vhost_user::backend::PROTOCOL_FEATURES;
+use vhost_user::feature;
+use vhost_user::message::{FrontendReq as R, MemRegion, Message};
+use vhost_user::sys;
+
+const LEN: u64 = 0x10_0000;
+
+/// A front-end that sends whatever a test wants.
+struct Front(UnixStream);
+
+impl Front {
+    /// Connected, and agreed on acknowledgements.
+    fn connect(dir: &Dir, name: &str) -> Self {
+        let stream = UnixStream::connect(dir.path(name)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let front = Self(stream);
+        front.send(R::SET_OWNER, Vec::new(), false, &[]);
+        let bits = PROTOCOL_FEATURES.bits().to_ne_bytes().to_vec();
+        assert_eq!(front.ask(R::SET_PROTOCOL_FEATURES, bits, &[]), 0);
+        let features = feature::VERSION_1 | feature::PROTOCOL_FEATURES;
+        assert_eq!(front.ask(R::SET_FEATURES, features.to_ne_bytes().to_vec(), &[]), 0);
+        front
+    }
+
+    fn send(&self, request: R, payload: Vec<u8>, ack: bool, fds: &[BorrowedFd<'_>]) {
+        let message = Message::request(request, payload, ack).to_bytes();
+        sys::send(self.0.as_fd(), &message, fds).unwrap();
+    }
+
+    /// The acknowledgement: 0 is yes.
+    fn ask(&self, request: R, payload: Vec<u8>, fds: &[BorrowedFd<'_>]) -> u64 {
+        self.send(request, payload, true, fds);
+        let mut reply = [0; 20];
+        (&self.0).read_exact(&mut reply).unwrap();
+        u64::from_ne_bytes(*reply.last_chunk().unwrap())
+    }
+
+    /// Shares one more region of memory; the acknowledgement.
+    fn share(&self, n: u64) -> u64 {
+        let file = File::from(memfd_create("memory", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(LEN).unwrap();
+        let at = n * 2 * LEN;
+        let region = MemRegion { guest_addr: at, size: LEN, user_addr: at, mmap_offset: 0 };
+        self.ask(R::ADD_MEM_REG, region.to_single_bytes(), &[file.as_fd()])
+    }
+}
+
+/// A number of a port's account.
+fn entry(switch: &Switch, port: &str, name: &str, field: &str) -> u64 {
+    switch.port("show", port)["account"][name][field].as_u64().unwrap()
+}
+
+/// What a port was refused, by entry.
+fn refused(switch: &Switch, port: &str) -> Vec<String> {
+    let account = switch.port("show", port)["account"].clone();
+    let entries = account.as_object().unwrap().iter();
+    let refused = entries.filter(|(_, e)| e["refused"].as_u64().is_some_and(|times| times > 0));
+    refused.map(|(name, _)| name.clone()).collect()
+}
+
+/// What `ctl show` prints.
+fn shown(switch: &Switch) -> String {
+    String::from_utf8(switch.ctl(&["show"]).stdout).unwrap()
+}
+
+fn error(switch: &Switch, args: &[&str]) -> String {
+    let out = switch.ctl(args);
+    assert_eq!(out.status.code(), Some(1), "{args:?}");
+    String::from_utf8(out.stderr).unwrap()
+}
+
+/// Issue 14, "Bad input": `ctl` shows which port, what, how often.
+#[test]
+fn messages_beyond_the_rate_are_counted_at_the_port_of_the_front_end_that_sends_them() {
+    const FLOOD: u64 = 300;
+    let dir = Dir::new();
+    let ports = [dir.port("x", ""), dir.port("y", ""), dir.port("bad", ",limit-messages=20")];
+    let switch = Switch::start(&dir, &[], &ports);
+    let others = Bystanders::start(&switch, &dir, "x", "y");
+    let front = Front::connect(&dir, "bad");
+    assert!(!shown(&switch).contains("refused"), "{}", shown(&switch));
+    let flood = UnixStream::try_clone(&front.0).unwrap();
+    // The socket may have no room for all of them before some are read.
+    let sender = std::thread::spawn(move || {
+        for _ in 0..FLOOD {
+            let message = Message::request(R::SET_OWNER, Vec::new(), false).to_bytes();
+            (&flood).write_all(&message).unwrap();
+        }
+    });
+    wait_for("messages to be refused", || entry(&switch, "bad", "messages", "refused") > 0);
+    assert_eq!(refused(&switch, "bad"), ["messages"]);
+    assert!(refused(&switch, "x").is_empty() && refused(&switch, "y").is_empty());
+    let lines = shown(&switch);
+    let line = lines.lines().find(|line| line.contains("refused  ")).unwrap();
+    assert!(line.contains("refused  messages ") && line.contains(" (limit 20/s)"), "{line}");
+    assert_eq!(lines.matches("refused  ").count(), 1, "{lines}");
+    others.go_on(&switch);
+    // With room for them, all are read at once.
+    switch.json(&["set", "bad", "limit-messages=100000"]);
+    wait_for("all messages", || entry(&switch, "bad", "messages", "used") >= FLOOD + 3);
+    sender.join().unwrap();
+    assert_eq!(entry(&switch, "bad", "messages", "limit"), 100_000);
+    assert_eq!(switch.port("stats", "bad")["account"]["messages"]["limit"], 100_000);
+    others.end();
+}
+
+/// Issue 14, "Bad input": one counter by cause, whatever the log leaves out.
+#[test]
+fn what_a_front_end_does_wrong_is_counted_by_cause_and_shown_at_its_port() {
+    let dir = Dir::new();
+    let ports = [dir.port("bad", ",limit-log-lines=0"), dir.port("other", "")];
+    let switch = Switch::start(&dir, &[], &ports);
+    let (front, other) = (Front::connect(&dir, "bad"), Front::connect(&dir, "other"));
+    for _ in 0..40 {
+        assert_ne!(
+            front.ask(R::SET_VRING_ENABLE, [99, 1_u32].map(u32::to_ne_bytes).concat(), &[]),
+            0
+        );
+    }
+    assert_ne!(front.ask(R::SET_MEM_TABLE, Vec::new(), &[]), 0);
+    assert_eq!(other.share(0), 0);
+    let (bad, good) = (switch.port("show", "bad"), switch.port("show", "other"));
+    let errors = serde_json::json!({ "ring_index": 40, "short_payload": 1 });
+    assert_eq!((&bad["errors"], good["errors"].as_object().unwrap().len()), (&errors, 0));
+    assert!(bad["last_error"].as_str().unwrap().contains("SET_MEM_TABLE"), "{bad}");
+    let lines = shown(&switch);
+    assert!(lines.contains("errors   ring_index 40, short_payload 1; last: "), "{lines}");
+    assert_eq!(lines.matches("errors   ").count(), 1, "{lines}");
+    assert!(entry(&switch, "bad", "log-lines", "refused") > 0, "{bad}");
+}
+
+/// Issue 14, "Limits with defaults, settable, shown in `ctl` with what was refused".
+#[test]
+fn memory_beyond_a_ports_limit_is_refused_until_the_limit_is_raised() {
+    let dir = Dir::new();
+    let ports = [dir.port("a", ",limit-mappings=1"), dir.port("b", "")];
+    let switch = Switch::start(&dir, &[], &ports);
+    let (front, other) = (Front::connect(&dir, "a"), Front::connect(&dir, "b"));
+    assert_eq!((front.share(0), other.share(0), other.share(1)), (0, 0, 0));
+    assert_ne!(front.share(1), 0);
+    assert_eq!((refused(&switch, "a"), refused(&switch, "b").len()), (vec!["mappings".into()], 0));
+    let number = |field| entry(&switch, "a", "mappings", field);
+    assert_eq!(["used", "limit", "refused"].map(number), [1, 1, 1]);
+    assert!(shown(&switch).contains("refused  mappings 1 (limit 1)"), "{}", shown(&switch));
+    // What the process may have is shown once, and holds both.
+    let show = switch.json(&["show"]);
+    let budget = &show["budgets"]["mappings"];
+    assert!(budget["used"] == 3 && budget["limit"].as_u64().unwrap() > 3, "{show}");
+    // And it comes up where the limit is raised.
+    switch.json(&["set", "a", "limit-mappings=64"]);
+    assert_eq!(front.share(1), 0);
+    assert_eq!(["used", "limit", "refused"].map(number), [2, 64, 1]);
+    drop((front, other));
+    wait_for("memory to be given back", || number("used") == 0);
+    switch.json(&["set", "a", "limit-mappings=0"]);
+    let front = Front::connect(&dir, "a");
+    assert_ne!(front.share(0), 0);
+    drop(front);
+    switch.json(&["set", "a", "limit-mappings=64", "limit-mapped-bytes=8G"]);
+    let guest = Gen::start(&dir.path("a"), &["--mode", "sink"]);
+    switch.wait_up("a", true);
+    assert_eq!(entry(&switch, "a", "mapped-bytes", "limit"), 8 << 30);
+    guest.end();
+}
+
+#[test]
+fn operators_limits_come_after_those_of_a_ports_kind() {
+    let dir = Dir::new();
+    let at = |name: &str| format!("{name}=xen-local:{}", dir.text(name));
+    let limited = format!("{},limit-mappings=4000", at("vif"));
+    let file = dir.text("x.toml");
+    std::fs::write(&file, "[port.nul]\nkind = \"null\"\nlimit-log-lines = 3\n").unwrap();
+    let switch = Switch::start(&dir, &["--config", &file], &[limited, at("vif2")]);
+    assert_eq!(entry(&switch, "vif", "mappings", "limit"), 4000);
+    assert!(entry(&switch, "vif2", "mappings", "limit") >= 1018);
+    assert_eq!(entry(&switch, "nul", "log-lines", "limit"), 3);
+    let account: Value = switch.port("show", "nul")["account"].clone();
+    assert_eq!(
+        (&account["log-lines"]["per_second"], &account["served_ns"]),
+        (&true.into(), &0.into())
+    );
+}
+
+#[test]
+fn limits_that_cannot_be_set_are_refused_and_nothing_is_changed() {
+    let dir = Dir::new();
+    let switch = Switch::start(&dir, &[], &[dir.port("a", ""), "t=null".into()]);
+    for (args, want) in [
+        (&["a", "limit-mapings=4"][..], "did you mean 'limit-mappings'?"),
+        (&["a", "limit-mappings=4K"], "limit-mappings=4K: use 0 to 1000000000"),
+        (&["a", "limit-held-bytes=4X"], "use 0 to 131072T bytes, or so many K, M, G or T"),
+        (&["a", "limit-messages=1", "limit-mappings=x"], "limit-mappings=x: use 0 to"),
+        (&["a/0", "limit-mappings=4"], "say: set a limit-mappings=N"),
+        (&["b", "limit-mappings=4"], "no port 'b'"),
+        (&["limit-mappings=4"], "unknown setting 'limit-mappings'; known here: poll, call, place"),
+    ] {
+        let error = error(&switch, &[&["set"], args].concat());
+        assert!(error.contains(want), "{args:?}: {error}");
+    }
+    for port in ["a", "t"] {
+        let limits = ["mappings", "messages"].map(|name| entry(&switch, port, name, "limit"));
+        assert_eq!(limits, [1018, 4000], "{port}");
+    }
+}
