@@ -305,7 +305,7 @@ fn settings_that_make_no_sense_change_nothing() {
         (&["set", "a", "poll=spn"], "poll=spn: unknown policy 'spn'"),
         (&["set", "a", "poll=timer:0"], "use 1 to 20000"),
         (&["set", "a", "weight=0"], "use 1 to 100"),
-        (&["set", "a", "hold=65"], "use 0 to 64"),
+        (&["set", "a", "hold=1025"], "use 0 to 1024"),
         (&["set", "a", "poll"], "use KEY=VALUE"),
         (&["set", "a", "placement=single"], "unknown setting 'placement'"),
         (&["set", "weight=3"], "known here: poll, call, placement"),

@@ -145,7 +145,8 @@ impl TapIngress {
             let n = more.min(room - came).min(self.free.count_ones() as usize);
             let got = if n > 0 { self.read_batch(n)? } else { 0 };
             came += got;
-            if got < n {
+            let bytes: usize = self.taken.iter().map(|taken| taken.len as usize).sum();
+            if got < n || bytes > BURST_BYTES {
                 break;
             }
             more = n * 2;
