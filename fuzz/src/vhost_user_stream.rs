@@ -108,10 +108,11 @@ fn record(bytes: &mut Bytes<'_>, account: &Arc<Account>) -> (Message, Vec<Outsid
 
 fn descriptor(kind: u8) -> OwnedFd {
     match kind {
-        0 | 1 => {
+        0 => {
             let mapping = Mapping::memfd("fuzz", MEMORY).expect("memory");
             mapping.fd().expect("a memfd").try_clone_to_owned().expect("a descriptor")
         }
+        1 => vhost_user::sys::eventfd().expect("an eventfd"),
         2 => UnixStream::pair().expect("a pair").0.into(),
         _ => std::fs::File::open("/dev/null").expect("/dev/null").into(),
     }
@@ -309,14 +310,14 @@ fn conversation(packed: bool, slots: bool) -> Vec<(u8, u8, Vec<u8>)> {
         let mut addr = state(ring, 0);
         addr.extend(words(&[at, at + 0x2000, at + 0x1000, 0]));
         let base = if packed { 0x8000_8000 } else { 0 };
-        // Kick and call are sockets: kind 2, in the first place.
-        let socket = 1 | 2 << 2;
+        // Kick and call are eventfds: kind 1, in the first place.
+        let event = 1 | 1 << 2;
         talk.extend([
             (SET_VRING_NUM, 0, state(ring, 8)),
             (SET_VRING_BASE, 0, state(ring, base)),
             (SET_VRING_ADDR, 0, addr),
-            (SET_VRING_KICK, socket, words(&[u64::from(ring)])),
-            (SET_VRING_CALL, socket, words(&[u64::from(ring)])),
+            (SET_VRING_KICK, event, words(&[u64::from(ring)])),
+            (SET_VRING_CALL, event, words(&[u64::from(ring)])),
             (SET_VRING_ENABLE, 0, state(ring, 1)),
         ]);
     }

@@ -8,7 +8,7 @@ use sim::{Finding, Mistake, Report, run};
 /// Seeds of a plain run.
 const SEEDS: u64 = 320;
 /// Seeds in which a mistake must show itself.
-const CANARY_SEEDS: u64 = SEEDS;
+const CANARY_SEEDS: u64 = 3 * SEEDS;
 
 fn from_env(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;

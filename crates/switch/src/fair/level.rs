@@ -6,7 +6,7 @@
 //! than another, though all are full. Once a period each worker reports what its queues with
 //! backlog were served. From that each port's *lag* is kept: the time it was due, which is its
 //! max-min share of what all of them were served, less the time it got. Queues move where that
-//! lowers the sum over queues of the squared lag expected after [`AHEAD`], each in parts of what
+//! lowers the sum over queues of the squared lag expected after `AHEAD`, each in parts of what
 //! its queue is due. An even split therefore stays as it is, a split that is not even is made so,
 //! and where no split is even (three floods on two workers) those that lag take turns on the
 //! workers that serve less.

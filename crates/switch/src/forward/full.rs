@@ -61,8 +61,8 @@ impl Forwarder {
     /// How many frames a burst from `from` may take, of `max`: as many as one of the destinations
     /// that it has sent to lately has room for, once one of them was full. None while all are.
     ///
-    /// A destination that is down, or takes next to nothing, or for which nothing may wait, does
-    /// not count.
+    /// A destination that is down, or for which nothing may wait, does not count; one that takes
+    /// next to nothing is not waited for.
     pub fn may_take(&mut self, from: &Source, max: usize, now_ns: u64) -> usize {
         let Some((_, _, len)) = from.backpressure.waits_for() else { return max };
         self.room_for(from, len, max, now_ns)
@@ -71,13 +71,13 @@ impl Forwarder {
     #[cold]
     fn room_for(&mut self, from: &Source, len: u32, max: usize, now_ns: u64) -> usize {
         let table = Arc::clone(&self.table);
-        let (mut most, mut least) = (0, usize::MAX);
+        let (mut most, mut least, mut waits) = (0, usize::MAX, false);
         let mut full = Vec::new();
         for at in from.backpressure.recent(now_ns).into_iter().flatten() {
             let port = table.get(usize::from(at.0.0)).and_then(Option::as_ref);
             let Some(port) = port.filter(|port| port.active() > at.1) else { continue };
             let egress = &port.egress[usize::from(at.1)];
-            if egress.hold_max() == 0 || egress.meter.is_slow(now_ns) {
+            if egress.hold_max() == 0 {
                 continue;
             }
             let mut queue = egress.lock();
@@ -86,12 +86,16 @@ impl Forwarder {
             drop(queue);
             (most, least) = (most.max(room), least.min(room));
             if room == 0 {
+                waits |= !egress.meter.is_slow(now_ns);
                 full.push((at, egress));
             }
         }
         if least >= max {
             // All have room again, or there is none to wait for.
             from.backpressure.set_full(None);
+            return max;
+        }
+        if most == 0 && !waits {
             return max;
         }
         if most == 0 {
