@@ -333,8 +333,8 @@ pub mod defaults {
     pub const DESCRIPTORS: u64 = 640;
     /// Frames held.
     pub const HELD_FRAMES: u64 = 1024;
-    /// Bytes held.
-    pub const HELD_BYTES: u64 = 512 << 10;
+    /// Bytes held: the longest bursts, two of a TAP or four of a guest.
+    pub const HELD_BYTES: u64 = 1 << 20;
     /// Messages a second, and at once. A front-end of 16 queue pairs needs about 150 to start.
     pub const MESSAGES: (u64, u64) = (4000, 8000);
     /// Connections a second, and at once.

@@ -29,7 +29,7 @@ impl Forwarder {
             return;
         }
         let egress = &partner.egress[usize::from(from.queue % active)];
-        if from.backpressure.waits_for().is_some() || egress.is_holding() {
+        if egress.is_holding() {
             return;
         }
         let mut queue = egress.lock();
