@@ -185,12 +185,19 @@ fn serve() {
         let Some((name, lane)) = next.and_then(|name| Some((name, lanes.all.get_mut(&name)?)))
         else {
             lanes.idle += 1;
-            let (woken, waited) =
-                WORK.wait_timeout(guard, IDLE).unwrap_or_else(PoisonError::into_inner);
-            guard = woken;
+            // The last one waits indefinitely: an idle process makes no system call.
+            let late = if lanes.threads > 1 {
+                let waited = WORK.wait_timeout(guard, IDLE);
+                let (woken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+                guard = woken;
+                waited.timed_out()
+            } else {
+                guard = WORK.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                false
+            };
             let lanes = guard.get_or_insert_default();
             lanes.idle -= 1;
-            if waited.timed_out() && lanes.ready.is_empty() && lanes.threads > 1 {
+            if late && lanes.ready.is_empty() && lanes.threads > 1 {
                 lanes.threads -= 1;
                 return;
             }
