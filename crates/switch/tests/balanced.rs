@@ -4,28 +4,19 @@
 //! Issue 14, row 16: two full workers counted as even, whatever they served: a split of nine
 //! floods to one stayed as it was.
 
+#[path = "common/random.rs"]
+mod random;
+
 use switch::fair::level::{Backlog, Claim, Leveller, PERIOD_NS, Report};
 use switch::fair::{self, Move, Share};
+
+use random::Random;
 
 const WINDOW_NS: u64 = 1_000_000;
 const LOOK_NS: u64 = 100;
 const SECOND_NS: u64 = 1_000_000_000;
 /// As in the program: measurements after a queue came or went before another goes.
 const SETTLE: u32 = 3;
-
-/// A reproducible sequence (SplitMix64).
-#[derive(Clone)]
-struct Random(u64);
-
-impl Random {
-    fn within(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % end
-    }
-}
 
 /// What a queue's guest does.
 #[derive(Clone, Copy, Debug)]

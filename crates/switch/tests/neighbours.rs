@@ -7,10 +7,15 @@
 //! this is many times the waiting without the flooder, which is next to nothing; where neighbours
 //! wait for each other, floods of small frames less than double it.
 
+#[path = "common/random.rs"]
+mod random;
+
 use std::collections::VecDeque;
 
 use switch::fair::{QUANTUM_NS, Share};
 use switch::frame::BURST_MAX;
+
+use random::Random;
 
 const QUIET: usize = 8;
 const LOOK_NS: u64 = 100;
@@ -57,19 +62,6 @@ struct Seen {
     p50: u64,
     p99: u64,
     max: u64,
-}
-
-/// A reproducible sequence (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn within(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % end
-    }
 }
 
 impl Port {
