@@ -25,11 +25,11 @@ fn gen_lists_hostile_cases_and_reports_what_it_tried() {
         let mode = format!("hostile={case}");
         let mut args = vec!["--connect", &at, "--mode", &mode, "--duration", "0.2"];
         args.extend(Some(more).filter(|more| !more.is_empty()));
-        let told = played(&args);
-        let told = &told["cases"][0];
-        assert_eq!(told["case"], case);
-        assert!(told["attempts"].as_u64().unwrap() > 0, "{told}");
-        assert!(told["connections"].as_u64().unwrap() > 0, "{told}");
+        let report = played(&args);
+        let report = &report["cases"][0];
+        assert_eq!(report["case"], case);
+        assert!(report["attempts"].as_u64().unwrap() > 0, "{report}");
+        assert!(report["connections"].as_u64().unwrap() > 0, "{report}");
         assert_eq!(switch.json(&["show"])["ports"][0]["name"], "bad");
     }
     assert!(switch.port("show", "bad")["faults"].as_u64().unwrap() > 0);

@@ -15,7 +15,7 @@ pub fn text(document: &Document) -> String {
         let word = match verdict.holds {
             Some(true) => "holds",
             Some(false) => "DOES NOT HOLD",
-            None => "cannot be told",
+            None => "inconclusive",
         };
         let _ = write!(text, "\n* {word}: {}", verdict.what);
     }
@@ -69,7 +69,7 @@ mod tests {
     use crate::study::Verdict;
 
     #[test]
-    fn tables_and_verdicts_are_told_as_text() {
+    fn tables_and_verdicts_are_text() {
         let spread = Value::Spread { median: 1.0, low: 0.9, high: 1.25, digits: 2 };
         let table = Table {
             title: "A table".into(),

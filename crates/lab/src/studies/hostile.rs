@@ -43,7 +43,7 @@ checks every byte, counts what is missing, and measures the time since they were
 is connected to ports of its own: idle is there and does nothing, hostile plays a case without a \
 pause (gen --mode hostile=CASE). Every fifth frame of the sender goes to the third guest: what \
 becomes of those is its own affair. The switch is asked for its ports all the time. Case all plays \
-all cases of a ring in turn and tells no more than counts.";
+all cases of a ring in turn and reports counts only.";
 
 const MEASURES: [Measure; 15] = [
     Measure::new("lost", "", Better::Less, "frames that the honest receiver did not get"),
@@ -362,7 +362,7 @@ fn runs<'a>(results: &'a Results, ring: Ring, attack: &'a str) -> impl Iterator<
         .filter(move |run| run.cell.get("ring") == ring.name() && run.cell.get("attack") == attack)
 }
 
-/// What must hold, told from counts.
+/// What must hold, judged by counts.
 fn judged(results: &Results, ring: Ring) -> Option<Verdict> {
     let of = |run: &Done, name: &str| run.figures.get(name).copied();
     let mut bad: BTreeMap<&str, Vec<String>> = BTreeMap::new();
@@ -386,16 +386,16 @@ fn judged(results: &Results, ring: Ring) -> Option<Verdict> {
     if count == 0 {
         return None;
     }
-    let told: Vec<String> =
+    let failed: Vec<String> =
         bad.iter().map(|(what, cases)| format!("{what} ({})", cases.join(", "))).collect();
     let what = format!(
         "{ring}: beside {attempts} hostile acts in {count} runs an honest pair loses no frame, \
          gets none that is not as it was sent, and the switch answers{}{}",
-        if told.is_empty() { "" } else { "; not so: " },
-        told.join("; ")
+        if failed.is_empty() { "" } else { "; not so: " },
+        failed.join("; ")
     );
-    let tells = control == 0.0 || bad.is_empty();
-    Some(Verdict { what, holds: tells.then_some(bad.is_empty()) })
+    let is_conclusive = control == 0.0 || bad.is_empty();
+    Some(Verdict { what, holds: is_conclusive.then_some(bad.is_empty()) })
 }
 
 /// Median and range of what the attack makes of a measure, of what it is without.

@@ -77,15 +77,15 @@ pub fn command(
         let mut attack = Attack::new(its.collect(), ring, each, running);
         (attack.mac, attack.peer) = (args.mac, args.peer);
         let error = case.play(&mut attack).err().map(|error| error.to_string());
-        let told = told(case, ring, &attack.tally, began.elapsed(), error.as_deref());
+        let report = report_of(case, ring, &attack.tally, began.elapsed(), error.as_deref());
         if !args.json {
-            print(&told);
+            print(&report);
         }
-        // Of several one that could not even begin is told, and the others go on.
+        // Of several, one that could not even begin is reported, and the others go on.
         if let (Some(error), Cases::One(_)) = (error, which) {
             result = Err(format!("{ring}/{}: {error}", case.name).into());
         }
-        played.push(told);
+        played.push(report);
     }
     if args.json {
         println!("{}", json!({"mode": "hostile", "cases": played}));
@@ -93,7 +93,7 @@ pub fn command(
     result
 }
 
-fn told(case: &Case, ring: Ring, tally: &Tally, time: Duration, error: Option<&str>) -> Value {
+fn report_of(case: &Case, ring: Ring, tally: &Tally, time: Duration, error: Option<&str>) -> Value {
     json!({
         "ring": ring.name(),
         "case": case.name,
@@ -110,16 +110,16 @@ fn told(case: &Case, ring: Ring, tally: &Tally, time: Duration, error: Option<&s
     })
 }
 
-fn print(told: &Value) {
-    let word = |key: &str| told[key].as_str().unwrap_or_default();
+fn print(report: &Value) {
+    let word = |key: &str| report[key].as_str().unwrap_or_default();
     println!(
         "{}/{}: {} attempts, {} connections, {} ended by the switch, {} requests refused{}{}",
         word("ring"),
         word("case"),
-        told["attempts"],
-        told["connections"],
-        told["ended"],
-        told["refused"],
+        report["attempts"],
+        report["connections"],
+        report["ended"],
+        report["refused"],
         if word("error").is_empty() { "" } else { "; " },
         word("error"),
     );

@@ -1,4 +1,4 @@
-//! What is still to be told to whom: changes and the connections whose watches may be on them.
+//! Watch events still to be delivered: changes, and the connections whose watches may match them.
 //!
 //! One commit of a domain can change a thousand nodes that 64 connections watch 128 times each:
 //! eight million comparisons. They are done in pieces of [`STEPS`], between which every connection
@@ -24,7 +24,7 @@ struct Batch {
     at: usize,
 }
 
-/// All that is to be told, in order.
+/// All changes whose events are still to be delivered, in order.
 #[derive(Default)]
 pub struct Telling {
     batches: VecDeque<Batch>,
@@ -50,13 +50,13 @@ impl Telling {
         }
     }
 
-    /// The next change to be told, and to whom.
+    /// The next change to be delivered, and to whom.
     pub fn next(&self) -> Option<(u64, &Fired)> {
         let batch = self.batches.front()?;
         Some((*batch.to.last()?, batch.fired.get(batch.at)?))
     }
 
-    /// It was told; the connection, if it has now heard all of a batch.
+    /// It was delivered; the connection, if it has now heard all of a batch.
     pub fn advance(&mut self) -> Option<u64> {
         let batch = self.batches.front_mut()?;
         batch.at += 1;
@@ -70,10 +70,10 @@ impl Telling {
             return None;
         }
         batch.at = 0;
-        let told = batch.to.pop();
+        let delivered = batch.to.pop();
         if batch.to.is_empty() {
             self.batches.pop_front();
         }
-        told
+        delivered
     }
 }
