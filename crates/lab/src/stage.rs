@@ -13,6 +13,7 @@
 
 mod control;
 mod cpu;
+mod datagrams;
 mod guest;
 mod netns;
 mod process;
@@ -31,6 +32,7 @@ use tempfile::TempDir;
 
 pub use self::control::Control;
 pub use self::cpu::{busy_ns, cpu_ns, waited_ns};
+pub use self::datagrams::Datagrams;
 pub use self::guest::{Class, Gen, Link, Nic, NicOptions, Wire};
 pub use self::netns::Namespace;
 pub use self::process::{Place, Process, folder, need, sleep, wait_for};

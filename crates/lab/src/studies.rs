@@ -13,6 +13,7 @@ mod pair;
 mod peers;
 mod policies;
 mod polling;
+mod receivers;
 mod threads;
 
 use crate::study::Study;
@@ -30,4 +31,5 @@ pub const ALL: &[&dyn Study] = &[
     &neighbours::Neighbours,
     &peers::Peers,
     &hostile::Hostile,
+    &receivers::Receivers,
 ];

@@ -6,7 +6,8 @@ use super::pair::{self, FEW, POLICIES, WARM_IDLE_S, number, worker_percent};
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
 use crate::stage::{
-    Class, Count, Gen, Place, Port, Process, Stage, Switch, SwitchOptions, Window, sleep, waited_ns,
+    Class, Count, Gen, NicOptions, Place, Port, Process, Stage, Switch, SwitchOptions, Window,
+    sleep, waited_ns,
 };
 use crate::stats::{Summary, jain};
 use crate::store::Results;
@@ -19,6 +20,12 @@ const ASKED: u32 = 200;
 const SIZES: [u32; 4] = [60, 300, 800, 1514];
 /// The address behind the port that drops everything.
 const NOWHERE: &str = "02:00:00:00:0f:ff";
+/// So many equal floods on two workers.
+const EQUAL: [(&str, usize); 5] =
+    [("equal-2", 2), ("equal-3", 3), ("equal-5", 5), ("equal-10", 10), ("equal-20", 20)];
+/// Jain's index of the time that equal floods are served, at least; and what a verdict on it needs.
+const JAIN_LEAST: f64 = 0.98;
+const REPEATS: usize = 5;
 /// What the guest that got least got, at least, of the mean.
 const SHARE_LEAST: f64 = 0.1;
 /// What became of a flooder's neighbour, at least: answers of the mean.
@@ -31,8 +38,9 @@ echo. flooder: the same beside one that sends as fast as it can to nowhere, so t
 is the switch's; where guests share a CPU it runs when no other guest wants to, and who answers \
 goes before who asks. shares: four guests flood with frames of 60, 300, 800 and 1514 bytes, to \
 nowhere, and the worker has half a CPU, so that it is short of time: Jain's index of what it gave \
-each. Placement single is one worker, per-port and balanced are two; on two CPUs the second worker \
-shares its CPU with the guests.";
+each. equal-N: so many guests that never touch their frames (gen --replay) flood at once, on two \
+workers. Placement single is one worker, per-port and balanced are two; on two CPUs the second \
+worker shares its CPU with the guests.";
 
 const MEASURES: [Measure; 14] = [
     Measure::new("p99", "us", Better::Less, "there and back, 99 % of all, the median guest"),
@@ -84,11 +92,19 @@ impl Study for Neighbours {
             repeats,
             seconds,
             vec![
-                Axis::new("load", ["alone", "flooder", "shares"]),
+                Axis::new(
+                    "load",
+                    ["alone", "flooder", "shares"].into_iter().chain(EQUAL.map(|n| n.0)),
+                ),
                 Axis::new("placement", placements),
                 Axis::new("policy", policies),
             ],
         )
+    }
+
+    fn has(&self, cell: &Cell) -> bool {
+        equal(cell).is_none()
+            || (cell.get("placement") == "balanced" && cell.get("policy") == "adaptive")
     }
 
     fn overhead_s(&self, _cell: &Cell) -> f64 {
@@ -97,6 +113,9 @@ impl Study for Neighbours {
 
     fn run(&self, run: &Run) -> Result<Figures, Fail> {
         let options = options(run)?;
+        if let Some(floods) = equal(run.cell) {
+            return equals(run, &options, floods);
+        }
         match run.cell.get("load") {
             "alone" => quiet(run, &options, false),
             "flooder" => quiet(run, &options, true),
@@ -108,6 +127,7 @@ impl Study for Neighbours {
     fn report(&self, results: &Results) -> Vec<Part> {
         let mut parts = vec![Part::Text { title: "How to read this".into(), body: ABOUT.into() }];
         parts.extend(beside(results));
+        parts.extend(evened(results));
         for (load, title, measures) in [
             ("alone", "Alone", &ASKING[..]),
             ("flooder", "Beside a flooder", &ASKING[..]),
@@ -143,11 +163,83 @@ impl Study for Neighbours {
                 holds: Some(seen.low >= least),
             })
         });
-        verdicts.collect()
+        verdicts.chain(fair(results)).collect()
     }
 }
 
-/// What is told of guests that ask.
+/// How many equal floods a cell has; none for one of another load.
+fn equal(cell: &Cell) -> Option<usize> {
+    EQUAL.iter().find(|(load, _)| *load == cell.get("load")).map(|(_, floods)| *floods)
+}
+
+/// Jain's index by time served, of each number of equal floods.
+fn even(results: &Results) -> Vec<(usize, Summary)> {
+    let of = |(load, floods): &(&str, usize)| {
+        let values = results.values(|cell| cell.get("load") == *load, "jain_cycles");
+        Some((*floods, Summary::of(&values)?))
+    };
+    EQUAL.iter().filter_map(of).collect()
+}
+
+fn fair(results: &Results) -> Option<Verdict> {
+    let seen = even(results);
+    let runs = seen.iter().map(|(_, jain)| jain.count).min()?;
+    let each = |(floods, jain): &(usize, Summary)| {
+        format!("{floods}: {:.3} ({:.3} to {:.3})", jain.median, jain.low, jain.high)
+    };
+    let holds = seen.iter().all(|(_, jain)| jain.median >= JAIN_LEAST);
+    Some(Verdict {
+        what: format!(
+            "equal floods on two workers are served for equal times: Jain's index {JAIN_LEAST} or \
+             more, median of {runs} runs; {}",
+            seen.iter().map(each).collect::<Vec<_>>().join(", ")
+        ),
+        holds: (runs >= REPEATS).then_some(holds),
+    })
+}
+
+fn evened(results: &Results) -> Option<Part> {
+    let of = |floods: usize, measure: &str| {
+        super::grid::shown(Summary::of(
+            &results.values(|cell| equal(cell) == Some(floods), measure),
+        ))
+    };
+    let row = |(floods, jain): (usize, Summary)| {
+        let Summary { median, low, high, .. } = jain;
+        vec![
+            Value::Number(floods as f64, 0),
+            Value::Spread { median, low, high, digits: 3 },
+            of(floods, "jain_frames"),
+            of(floods, "least_share"),
+            of(floods, "flood"),
+            of(floods, "moves"),
+            of(floods, "waited"),
+        ]
+    };
+    let rows: Vec<_> = even(results).into_iter().map(row).collect();
+    let columns = [
+        "floods",
+        "Jain's index, time served",
+        "Jain's index, frames",
+        "least, of the mean",
+        "frames/s",
+        "moves",
+        "workers without a CPU, %",
+    ];
+    let table = Table {
+        title: "Equal floods on two workers".into(),
+        note: "Balanced placement; medians with their range.".into(),
+        columns: columns.map(String::from).into(),
+        rows,
+        command: format!(
+            "pvswitch lab run neighbours --only load={}",
+            EQUAL.map(|(load, _)| load).join(",")
+        ),
+    };
+    (!table.rows.is_empty()).then_some(Part::Table(table))
+}
+
+/// What is reported of guests that ask.
 const ASKING: [(&str, &str); 6] = [
     ("p99 there and back, the median guest, us", "p99"),
     ("p99 there and back, the worst guest, us", "p99_worst"),
@@ -156,7 +248,7 @@ const ASKING: [(&str, &str); 6] = [
     ("CPU of the workers, % of one CPU", "cpu"),
     ("frames a second of the flood", "flood"),
 ];
-/// What is told of floods.
+/// What is reported of floods.
 const SHARING: [(&str, &str); 5] = [
     ("Jain's index by frames", "jain_frames"),
     ("Jain's index by bytes", "jain_bytes"),
@@ -187,7 +279,7 @@ fn switch(
     options: &SwitchOptions,
     guests: usize,
 ) -> Result<(Switch, Vec<Port>), Fail> {
-    let port = |i| Port::guest(stage, &format!("g{i}"), stage.proto, "");
+    let port = |i| Port::guest(stage, &format!("g{i:02}"), stage.proto, "");
     let ports: Vec<Port> = (0..guests).map(port).collect();
     let all = [&ports[..], &[Port::null("null")]].concat();
     let switch = Switch::start(stage, options, &all)?;
@@ -261,22 +353,39 @@ fn quiet(run: &Run, options: &SwitchOptions, flood: bool) -> Result<Figures, Fai
     Ok(figures)
 }
 
-/// Equal floods of frames of different sizes at workers that have half a CPU each: generators cost
+/// Floods of frames of different sizes at workers that have half a CPU each: generators cost
 /// more than the switch, so a worker with a CPU for itself would never be short.
 fn shares(run: &Run, options: &SwitchOptions) -> Result<Figures, Fail> {
-    let (stage, guest) = (run.stage, pair::guest_options());
-    let (switch, ports) = switch(stage, options, SIZES.len())?;
-    let floods = SIZES.iter().zip(&ports).enumerate().map(|(i, (size, port))| {
+    let hogs = options.cpus.iter().map(|cpu| {
+        let args = ["-c", "while :; do :; done"].map(String::from);
+        run.stage.start("hog", "sh", &args, &Place { netns: None, cpus: &[*cpu] })
+    });
+    let hogs = || hogs.collect::<Result<Vec<Process>, Fail>>();
+    floods(run, options, &pair::guest_options(), &SIZES, hogs)
+}
+
+/// Equal floods of guests that cost next to nothing: workers are never short of frames.
+fn equals(run: &Run, options: &SwitchOptions, count: usize) -> Result<Figures, Fail> {
+    floods(run, options, &NicOptions::replay(run.stage)?, &vec![60; count], || Ok(Vec::new()))
+}
+
+/// A flood of frames of each size; `hogs` come when all of them are there.
+fn floods(
+    run: &Run,
+    options: &SwitchOptions,
+    guest: &NicOptions,
+    sizes: &[u32],
+    hogs: impl FnOnce() -> Result<Vec<Process>, Fail>,
+) -> Result<Figures, Fail> {
+    let stage = run.stage;
+    let (switch, ports) = switch(stage, options, sizes.len())?;
+    let floods = sizes.iter().zip(&ports).enumerate().map(|(i, (size, port))| {
         let mode = format!("send --peer {NOWHERE} --size {size}");
-        Gen::start(stage, i, port, &guest, &mode)
+        Gen::start(stage, i, port, guest, &mode)
     });
     let mut floods: Vec<Gen> = floods.collect::<Result<_, _>>()?;
     switch.wait_up_while(1 + ports.len(), || floods.iter_mut().try_for_each(Gen::check))?;
-    let hogs = options.cpus.iter().map(|cpu| {
-        let args = ["-c", "while :; do :; done"].map(String::from);
-        stage.start("hog", "sh", &args, &Place { netns: None, cpus: &[*cpu] })
-    });
-    let _hogs: Vec<Process> = hogs.collect::<Result<_, _>>()?;
+    let _hogs = hogs()?;
     sleep(WARM_IDLE_S);
     let waited = waited_ns(switch.id());
     let window = Window::open(&switch, &[])?;
@@ -284,6 +393,7 @@ fn shares(run: &Run, options: &SwitchOptions) -> Result<Figures, Fail> {
     let count = window.close()?;
     let waited = waited_ns(switch.id()).saturating_sub(waited);
     switch.check()?;
+    // No name of a port may be the beginning of another's.
     let each = |counter: &str| -> Vec<f64> {
         ports.iter().map(|port| count.ingress(&port.name, counter)).collect()
     };

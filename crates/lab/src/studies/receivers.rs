@@ -1,0 +1,338 @@
+//! `receivers`: what a receiver that is slow, or takes nothing, costs another receiver of the same
+//! sender.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use super::pair::{self, WARM_S, receiver_class, worker_percent};
+use crate::plan::{Axis, Cell, Plan, Scale};
+use crate::report::{Part, Table, Value};
+use crate::stage::{
+    Datagrams, Gen, Link, NicOptions, Port, Proto, Stage, Switch, Window, Wire, sleep,
+};
+use crate::stats::Summary;
+use crate::store::{Comparison, Results};
+use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+
+/// Guests by number: who sends, who receives as it should, and the other.
+const SENDER: usize = 0;
+const FAST: usize = 1;
+const OTHER: usize = 2;
+/// The port of the other receiver.
+const PORT: &str = "other0";
+/// Of so many frames one goes to the one receiver, where nine of ten go to the other.
+const TENTH: usize = 10;
+/// What the fast receiver keeps at least of what it gets beside a port that drops everything.
+const KEEPS: f64 = 0.9;
+/// Pairs of runs that a verdict on a rate needs.
+const PAIRS: usize = 5;
+
+const ABOUT: &str = "One sender, two receivers. The sender sends frames of 60 bytes as fast as it \
+can, of which 10, 50 or 90 % (share) go to the other receiver. That is a port that drops \
+everything (null), a guest as good as the first (sink), one that posts a tenth of the buffers it \
+needs (slow), one every 45 ms (dripping) or none (silent). The sender is a guest with a split or a \
+packed virtqueue or with Xen's rings, as both receivers are then, or the kernel's network behind a \
+TAP interface, whose datagrams go to guests with split virtqueues. Where guests share a CPU, a \
+receiver that takes nothing leaves its part to the others.";
+
+const MEASURES: [Measure; 6] = [
+    Measure::new("fast", "1/s", Better::More, "frames given to the fast receiver"),
+    Measure::new("other", "1/s", Better::Neither, "frames given to the other receiver"),
+    Measure::new("taken", "1/s", Better::More, "frames taken from the sender"),
+    Measure::new("other_lost", "1/s", Better::Neither, "frames lost at the other receiver"),
+    Measure::new("pauses", "", Better::Less, "times that the sender was paused"),
+    Measure::new("cpu", "%", Better::Less, "CPU time of the worker, of one CPU"),
+];
+
+/// The study.
+pub struct Receivers;
+
+impl Study for Receivers {
+    fn name(&self) -> &'static str {
+        "receivers"
+    }
+
+    fn about(&self) -> &'static str {
+        "what a slow receiver costs another receiver of the same sender"
+    }
+
+    fn seed(&self) -> Option<Seed> {
+        None
+    }
+
+    fn measures(&self) -> &'static [Measure] {
+        &MEASURES
+    }
+
+    fn plan(&self, scale: Scale) -> Plan {
+        let senders = ["split", "xen", "tap", "packed"];
+        let shares = ["10", "50", "90"];
+        let others = ["null", "sink", "slow", "dripping", "silent"];
+        let (senders, shares, others, seconds, repeats) = match scale {
+            Scale::Smallest => (&senders[..1], &shares[1..2], &["null", "dripping"][..], 0.5, 1),
+            Scale::Quick => (&senders[..3], &shares[..], &["null", "dripping"][..], 1.0, 3),
+            Scale::Usual => (&senders[..], &shares[..], &others[..], 1.0, 5),
+            Scale::Full => (&senders[..], &shares[..], &others[..], 5.0, 10),
+        };
+        let axes = vec![
+            Axis::new("sender", senders),
+            Axis::new("share", shares),
+            Axis::new("other", others),
+        ];
+        Plan::new(self.name(), repeats, seconds, axes)
+    }
+
+    fn takes_proto(&self) -> bool {
+        false
+    }
+
+    fn tools(&self) -> &'static [&'static str] {
+        &["ip"]
+    }
+
+    fn overhead_s(&self, _cell: &Cell) -> f64 {
+        1.5
+    }
+
+    fn run(&self, run: &Run) -> Result<Figures, Fail> {
+        measure(run)
+    }
+
+    fn report(&self, results: &Results) -> Vec<Part> {
+        let about = Part::Text { title: "How to read this".into(), body: ABOUT.into() };
+        std::iter::once(about).chain(table(results)).collect()
+    }
+
+    fn judge(&self, results: &Results) -> Vec<Verdict> {
+        judged(results).into_iter().collect()
+    }
+}
+
+/// Port, protocol and options of the guests of a cell.
+fn guests(cell: &Cell) -> Result<(Proto, NicOptions), Fail> {
+    let guest = pair::guest_options();
+    match cell.get("sender") {
+        "split" | "tap" => Ok((Proto::Virtio, guest)),
+        "packed" => Ok((Proto::Virtio, NicOptions { more: vec!["--packed".into()], ..guest })),
+        "xen" => Ok((Proto::Xen, guest)),
+        sender => Err(Fail::Cell(format!("sender {sender}: there is none"))),
+    }
+}
+
+/// Of how many frames the first go to the fast receiver, and how many then to the other.
+fn parts(cell: &Cell) -> Result<(usize, usize), Fail> {
+    match cell.get("share") {
+        "10" => Ok((TENTH - 1, 1)),
+        "50" => Ok((1, 1)),
+        "90" => Ok((1, TENTH - 1)),
+        share => Err(Fail::Cell(format!("share {share}: there are 10, 50 and 90"))),
+    }
+}
+
+/// The case of `gen --mode hostile` that a receiver plays; none for one that does not misbehave.
+fn case(cell: &Cell) -> Option<String> {
+    let name = match cell.get("other") {
+        "null" | "sink" => return None,
+        name => name,
+    };
+    Some(format!("{}{name}", if cell.get("sender") == "xen" { "vif-" } else { "" }))
+}
+
+/// Who sends, until it is dropped.
+enum Sender {
+    Guest { _gen: Gen },
+    Kernel { _datagrams: Datagrams },
+}
+
+fn measure(run: &Run) -> Result<Figures, Fail> {
+    let (stage, cell) = (run.stage, run.cell);
+    let ((proto, guest), parts) = (guests(cell)?, parts(cell)?);
+    let wire = if cell.get("sender") == "tap" { Some(Wire::new(stage, Link::Free)?) } else { None };
+    let from = match &wire {
+        Some(wire) => wire.port(""),
+        None => Port::guest(stage, "from", proto, ""),
+    };
+    let fast = Port::guest(stage, "fast", proto, "");
+    let (others, target) = if cell.get("other") == "null" {
+        (vec![Port::null(PORT)], None)
+    } else {
+        let (ports, target) = Port::many(stage, PORT.trim_end_matches('0'), proto, 1)?;
+        (ports, Some(target))
+    };
+    let ports = [&[from.clone(), fast.clone()], &others[..]].concat();
+    let switch = Switch::start(stage, &pair::switch_options(stage, "adaptive"), &ports)?;
+    // One that says nothing is not known by itself.
+    switch.address(&Gen::mac(OTHER), PORT)?;
+    switch.address(&Gen::mac(FAST), "fast")?;
+    let class = receiver_class(stage);
+    let mut receivers = vec![Gen::start_as(stage, FAST, &fast, &guest, "sink", class)?];
+    if let Some(case) = case(cell) {
+        let mode = format!("hostile={case} --peer {}", Gen::mac(SENDER));
+        let target = target.as_ref().unwrap_or(&others[0]);
+        receivers.push(Gen::start_as(stage, OTHER, target, &guest, &mode, class)?);
+    } else if target.is_some() {
+        receivers.push(Gen::start_as(stage, OTHER, &others[0], &guest, "sink", class)?);
+    }
+    let up = 2 + usize::from(wire.is_some());
+    switch.wait_up_while(up, || receivers.iter_mut().try_for_each(Gen::check))?;
+    let _sender = match &wire {
+        Some(wire) => Sender::Kernel { _datagrams: datagrams(stage, wire, parts)? },
+        None => {
+            let mode = mode(parts);
+            let mut sender = Gen::start(stage, SENDER, &from, &guest, &mode)?;
+            switch.wait_up_while(3, || sender.check())?;
+            Sender::Guest { _gen: sender }
+        }
+    };
+    sleep(WARM_S);
+    let window = Window::open(&switch, &[])?;
+    sleep(run.seconds);
+    let count = window.close()?;
+    switch.check()?;
+    receivers.iter_mut().try_for_each(Gen::check)?;
+    Ok(Figures::from([
+        ("fast", count.per_second(count.egress("fast", "frames"))),
+        ("other", count.per_second(count.egress(PORT, "frames"))),
+        ("taken", count.per_second(count.ingress(&from.name, "frames"))),
+        ("other_lost", count.per_second(count.drops(PORT, PORT))),
+        ("pauses", count.ingress(&from.name, "pauses")),
+        ("cpu", worker_percent(&count)),
+    ]))
+}
+
+/// How `gen` sends so many frames to the one receiver, then so many to the other.
+fn mode((fast, other): (usize, usize)) -> String {
+    let (fast_mac, other_mac) = (Gen::mac(FAST), Gen::mac(OTHER));
+    if fast >= other {
+        format!("send --peer {fast_mac} --also {other_mac},{fast}")
+    } else {
+        format!("send --peer {other_mac} --also {fast_mac},{other}")
+    }
+}
+
+/// The same from the kernel.
+fn datagrams(stage: &Stage, wire: &Wire, (fast, other): (usize, usize)) -> Result<Datagrams, Fail> {
+    wire.up()?;
+    let address = |guest: usize| Ipv4Addr::new(10, 9, 200, guest as u8);
+    for guest in [FAST, OTHER] {
+        let (ip, mac, device) = (address(guest), Gen::mac(guest), wire.device());
+        wire.netns.ip(&format!("neigh add {ip} lladdr {mac} dev {device} nud permanent"))?;
+    }
+    let to = |guest: usize| SocketAddr::from((address(guest), 9));
+    let turn = [vec![to(FAST); fast], vec![to(OTHER); other]].concat();
+    Datagrams::start(&wire.netns, &stage.guest_cpus, &turn)
+}
+
+/// What the fast receiver keeps beside each other receiver, of what it gets beside a null port.
+fn kept(results: &Results) -> Vec<Comparison> {
+    results.compare("fast")
+}
+
+fn is_slow(comparison: &Comparison) -> bool {
+    !["null", "sink"].contains(&comparison.value.as_str())
+}
+
+fn judged(results: &Results) -> Option<Verdict> {
+    let slow: Vec<Comparison> = kept(results).into_iter().filter(is_slow).collect();
+    let ratios: Vec<f64> = slow.iter().filter_map(|comparison| comparison.ratio).collect();
+    let of = Summary::of(&ratios)?;
+    let pairs = slow.iter().map(|comparison| comparison.runs.0).min().unwrap_or(0);
+    let bad = slow.iter().filter(|comparison| comparison.ratio.is_none_or(|is| is < KEEPS));
+    let bad: Vec<String> =
+        bad.map(|comparison| format!("{} {}", comparison.cell, comparison.value)).collect();
+    Some(Verdict {
+        what: format!(
+            "beside a slow receiver a fast one keeps {:.0} % or more of what it gets beside a port \
+             that drops everything: medians of {pairs} pairs in {} places, {:.2} to {:.2}{}{}{}",
+            100.0 * KEEPS,
+            of.count,
+            of.low,
+            of.high,
+            if bad.is_empty() { "" } else { "; not so: " },
+            bad.join(", "),
+            if pairs < PAIRS { "; too few pairs for a verdict" } else { "" },
+        ),
+        holds: (pairs >= PAIRS).then_some(bad.is_empty()),
+    })
+}
+
+fn table(results: &Results) -> Option<Part> {
+    let mut rows = Vec::new();
+    for comparison in kept(results) {
+        let here = |cell: &Cell, other: &str| {
+            cell.outer() == &comparison.cell.0[..] && cell.get("other") == other
+        };
+        let of = |measure: &str, other: &str| {
+            let values = results.values(|cell| here(cell, other), measure);
+            super::grid::shown(Summary::of(&values))
+        };
+        let value = comparison.value.as_str();
+        let kept = match (comparison.ratio, comparison.range) {
+            (Some(median), Some((low, high))) => Value::Spread { median, low, high, digits: 2 },
+            _ => Value::Missing("nothing to compare with".into()),
+        };
+        let is_kept = comparison.ratio.is_some_and(|ratio| ratio >= KEEPS);
+        rows.push(vec![
+            Value::Text(comparison.cell.get("sender").into()),
+            Value::Text(comparison.cell.get("share").into()),
+            Value::Text(value.into()),
+            of("fast", &comparison.base),
+            of("fast", value),
+            kept,
+            Value::Text(if is_kept { "yes" } else { "no" }.into()),
+            of("other", value),
+            of("pauses", value),
+        ]);
+    }
+    let columns = [
+        "sender",
+        "% to the other",
+        "the other is",
+        "fast, frames/s, other null",
+        "fast, frames/s",
+        "ratio",
+        "0.9 or more",
+        "other, frames/s",
+        "pauses",
+    ];
+    let table = Table {
+        title: "Frames to a fast receiver beside another".into(),
+        note: "Medians with their range; ratios are of runs side by side.".into(),
+        columns: columns.map(String::from).into(),
+        rows,
+        command: "pvswitch lab run receivers".into(),
+    };
+    (!table.rows.is_empty()).then_some(Part::Table(table))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(sender: &str, share: &str, other: &str) -> Cell {
+        let pairs = [("sender", sender), ("share", share), ("other", other)];
+        Cell(pairs.map(|(axis, value)| (axis.to_string(), value.to_string())).into())
+    }
+
+    #[test]
+    fn shares_are_of_the_frames_that_are_sent() {
+        for (share, other) in [("10", 0.1), ("50", 0.5), ("90", 0.9)] {
+            let (fast, slow) = parts(&cell("split", share, "slow")).unwrap();
+            assert!((slow as f64 / (fast + slow) as f64 - other).abs() < 1e-9, "{share}");
+        }
+        assert!(parts(&cell("split", "100", "slow")).is_err());
+        assert!(mode((1, 9)).ends_with(&format!("--also {},9", Gen::mac(FAST))));
+        assert!(mode((9, 1)).ends_with(&format!("--also {},9", Gen::mac(OTHER))));
+    }
+
+    #[test]
+    fn every_receiver_that_misbehaves_plays_a_case_of_its_ring() {
+        let plan = Receivers.plan(Scale::Full);
+        for (sender, ring) in [("split", "split"), ("packed", "packed"), ("xen", "xen")] {
+            let ring = ring.parse().unwrap();
+            for other in &plan.axes[2].values {
+                let Some(name) = case(&cell(sender, "50", other)) else { continue };
+                assert!(hostile::cases_of(ring).any(|case| case.name == name), "{name}");
+            }
+        }
+    }
+}
