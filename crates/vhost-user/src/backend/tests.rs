@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+mod fuse;
 mod limits;
 
 const GUEST: u64 = 0x10_0000;
