@@ -60,7 +60,11 @@ pub enum Command {
 const RUN_EXAMPLES: &str = "\
 Port kinds:
   vhost-user:SOCKET[,mode=server|client][,queues=N][,mtu=N][,mac=MAC][,without=FEATURE+...]
+                 [,memory=any][,polled=off]
   tap:IFNAME[,netns=NAME][,queues=N][,mtu=N]     existing, or created
+  xen:DOMID/DEVID[,queues=N][,without=FEATURE+...][,smart-poll=on]   a vif of a Xen guest
+  xen:auto[,...]                                 every vif of this back-end domain
+  xen-local:DIR[,...]                            a vif without Xen, for pvswitch nic and gen
   null                                           drops everything
   with any kind: [,poll=POLICY][,call=POLICY][,weight=N][,hold=N], and of queue pair N (from 0 on)
                  [,poll/N=POLICY][,call/N=POLICY]
