@@ -454,9 +454,11 @@ impl Worker {
                 queue.looked(frames, end);
                 queue.backlog.looked(frames > 0 && action == Action::Poll, end);
                 found |= frames > 0;
-                // A peer that cannot notify, or did so in vain, pays for a poll that finds nothing.
+                // A peer that cannot notify, did so in vain, or had an address announced, pays for
+                // a poll that finds nothing.
                 let kicked = std::mem::take(&mut queue.kicked);
-                if frames == 0 && (kicked || !queue.served.notifies) {
+                let announced = std::mem::take(&mut queue.announced);
+                if frames == 0 && (kicked || announced || !queue.served.notifies) {
                     queue.share.charge(took);
                 }
                 if frames > 0 && took > 0 {

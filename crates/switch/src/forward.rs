@@ -189,8 +189,6 @@ pub struct Forwarder {
     mode: Mode,
     /// Which bit of [`EgressQueue::waiters`] is ours.
     worker: u8,
-    /// Whether frames may wait: somebody calls [`retry`](Self::retry).
-    holds: bool,
     fdb: Arc<Fdb>,
     table: Arc<Table>,
     flow_key: u64,
@@ -233,7 +231,6 @@ impl Forwarder {
         Self {
             mode,
             worker,
-            holds: true,
             fdb,
             table,
             flow_key,
@@ -254,12 +251,6 @@ impl Forwarder {
             last_learned: None,
             last_found: None,
         }
-    }
-
-    /// The same for whoever does not [`retry`](Self::retry): what does not fit is dropped.
-    #[must_use]
-    pub fn without_holds(self) -> Self {
-        Self { holds: false, ..self }
     }
 
     /// The port of this id, in the table in use.

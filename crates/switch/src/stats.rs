@@ -69,7 +69,7 @@ macro_rules! counters {
 counters! {
     /// Counters of one ingress queue: from the guest into the switch.
     IngressStats {
-        /// Frames taken.
+        /// Frames taken, and those made to announce an address of the peer.
         frames,
         /// Bytes of those, from the destination MAC on.
         bytes,

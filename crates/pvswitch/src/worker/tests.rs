@@ -1,3 +1,4 @@
+mod announce;
 mod due;
 mod idle;
 mod kicks;
@@ -86,9 +87,13 @@ fn event() -> Arc<OwnedFd> {
 const COSTS: Costs = Costs { wake_ns: 5000, wake_late_ns: 5000, nap_ns: 5000, nap_late_ns: 5000 };
 
 fn pool(workers: u8, placement: Placement, costs: Costs) -> Arc<Pool> {
+    pool_of(Mode::Cross, workers, placement, costs)
+}
+
+fn pool_of(mode: Mode, workers: u8, placement: Placement, costs: Costs) -> Arc<Pool> {
     let common = Common {
         fdb: Arc::new(Fdb::new(64, [1, 2], 300, 16)),
-        mode: Mode::Cross,
+        mode,
         flow_key: 1,
         costs,
         reports: mpsc::channel().0,

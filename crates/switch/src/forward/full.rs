@@ -132,7 +132,7 @@ impl Forwarder {
             }
             let frame = burst.frames[i];
             let is_flood = group.floods & 1 << n != 0;
-            if self.holds && hold.charge(frame.len, egress.hold_max()) {
+            if hold.charge(frame.len, egress.hold_max()) {
                 let bytes = copy_of(burst, i, &frame);
                 let sender = (!is_flood).then(|| Arc::clone(&from.stats));
                 hold.push(HeldFrame { bytes, hdr: frame.hdr, since_ns: now_ns, from: sender });
@@ -153,11 +153,11 @@ impl Forwarder {
         egress.stats.drops_no_room.add(lost_floods);
         egress.holding.store(hold.len(), Ordering::Relaxed);
         drop(hold);
-        if len > 0 && self.holds {
+        if len > 0 {
             from.backpressure.set_full(Some((group.port, group.queue, len)));
         }
         self.found_full((group.port, group.queue), egress, queue, now_ns);
-        if self.holds && egress.is_holding() {
+        if egress.is_holding() {
             self.block((group.port, group.queue), egress);
         }
     }
