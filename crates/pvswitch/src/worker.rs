@@ -513,8 +513,7 @@ impl Worker {
             self.wake(woken);
         }
         self.forwarder.notify_late(now, !found || self.hot.is_empty());
-        for (port, fault) in std::mem::take(&mut self.forwarder.faults) {
-            let epoch = self.forwarder.port(port).map_or(0, |port| port.epoch());
+        for (port, epoch, fault) in self.forwarder.faults.drain(..) {
             self.pool.report(Report::Fault(port, epoch, fault));
         }
         for (port, queue, begins) in self.forwarder.starved.drain(..) {

@@ -213,8 +213,9 @@ pub struct Forwarder {
     late: Vec<(u64, PortId, u16)>,
     /// The soonest of them.
     late_ns: u64,
-    /// Ports whose peers broke their protocol, to be stopped by the worker's owner.
-    pub faults: Vec<(PortId, Fault)>,
+    /// Ports whose peers broke their protocol, to be stopped by the worker's owner, and in which
+    /// [epoch](Port::epoch): that of the moment, however late it is reported.
+    pub faults: Vec<(PortId, u64, Fault)>,
     /// Egress queues that [starve](EgressQueue::starved_ns) from now on, or (false) no more.
     pub starved: Vec<(PortId, u16, bool)>,
     /// When the table was last swept.
@@ -530,7 +531,7 @@ impl Forwarder {
             self.put_off(at, group.port, group.queue);
         }
         if let Some(fault) = fault {
-            self.faults.push((group.port, fault));
+            self.faults.push((group.port, port.epoch(), fault));
             egress.stats.drops_down.add((group.picks.len() - done) as u64);
             done = group.picks.len();
         } else if full {

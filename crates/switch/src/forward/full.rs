@@ -185,7 +185,7 @@ impl Forwarder {
         }
         if let Some(fault) = fault {
             hold.clear(&egress.stats);
-            self.faults.push((port.id, fault));
+            self.faults.push((port.id, port.epoch(), fault));
         }
         egress.holding.store(hold.len(), Ordering::Relaxed);
         let is_free = hold.is_empty();
