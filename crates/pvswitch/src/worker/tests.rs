@@ -1,4 +1,5 @@
 mod announce;
+mod charges;
 mod due;
 mod faults;
 mod idle;

@@ -268,6 +268,16 @@ impl Forwarder {
     /// done every [`RETRY_NS`](crate::hold::RETRY_NS), for those that do not notify, and for frames
     /// that have waited for too long.
     pub fn retry(&mut self, all: bool, now_ns: u64) {
+        self.retry_each(all, now_ns, |_, _| {});
+    }
+
+    /// The same. `done`: a destination was tried, for whoever charges the time to it.
+    pub fn retry_each(
+        &mut self,
+        all: bool,
+        now_ns: u64,
+        mut done: impl FnMut((PortId, u16), &EgressQueue),
+    ) {
         let table = Arc::clone(&self.table);
         let news = |at: &(PortId, u16)| all || self.has_news(*at);
         let due: Vec<_> = self.blocked.keys().copied().filter(news).collect();
@@ -280,6 +290,8 @@ impl Forwarder {
             if egress.is_holding() && !self.send_held(port, at.1, &mut *queue, now_ns) {
                 self.block(at, egress);
             }
+            drop(queue);
+            done(at, egress);
         }
     }
 
