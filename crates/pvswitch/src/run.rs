@@ -732,3 +732,6 @@ fn add_null(spec: &PortSpec, id: PortId) -> PortState {
         faults: 0,
     }
 }
+
+#[cfg(test)]
+mod tests;

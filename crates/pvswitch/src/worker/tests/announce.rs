@@ -148,6 +148,13 @@ impl Announcer {
     }
 }
 
+impl std::ops::Drop for Announcer {
+    fn drop(&mut self) {
+        // The worker is to end, also where a test fails.
+        self.gate.is_open.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Issue 14, row 10.
 #[test]
 fn address_is_announced_by_the_worker_of_its_port_and_charged_to_that_port() {
