@@ -9,8 +9,8 @@
 //! - `serve`, then `cool`: `Worker::serve`, the burst, then `Action::Arm` with `arm` and `disarm`;
 //! - `Phase::Arm`, `Phase::Wait` and `look`: `Worker::arm`, `Worker::wait`;
 //! - `heat`, `list`, `forget`, `kicked`, `retry`, `end_naps`, `retry_busy`, `retry_late`,
-//!   `timeout`: the same names. What `Worker::send_held` charges is left out: here a delivery outside
-//!   of a queue's turn takes no time.
+//!   `timeout`: the same names. What `Worker::send_held` charges is left out: here a delivery
+//!   outside of a queue's turn takes no time.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;

@@ -110,8 +110,8 @@ impl Tuning {
         self.drain.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
     }
 
-    /// Asks the queue's worker to announce an address for its peer, in the queue's own turn, instead
-    /// of one that it was asked for and has not announced. The worker is to be notified.
+    /// Asks the queue's worker to announce an address for its peer, in the queue's own turn, in
+    /// place of one that it was asked for and has not announced. The worker is to be notified.
     pub fn announce(&self, mac: [u8; 6]) {
         let [a, b, c, d, e, f] = mac;
         let bits = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
