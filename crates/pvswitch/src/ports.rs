@@ -16,16 +16,11 @@ use crate::limit::PortLog;
 use crate::pool::{Pool, token};
 use crate::worker::Served;
 
-/// Most addresses that wait to be announced for one guest.
-const ANNOUNCE_MAX: usize = 16;
-
 /// What is known of a vhost-user port's guest.
 #[derive(Default)]
 pub struct Guest {
     /// Feature bits agreed on; 0 before.
     pub features: u64,
-    /// MAC addresses to announce for the guest (SEND_RARP).
-    pub announce: Vec<[u8; 6]>,
 }
 
 /// What a connection does to workers. One for each connection; its drop undoes nothing, the
@@ -115,12 +110,14 @@ impl Host for PortHost {
     }
 
     fn announce(&mut self, mac: [u8; 6]) {
-        let mut guest = self.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if guest.announce.len() < ANNOUNCE_MAX
-            && !guest.announce.contains(&mac)
+        // Made and flooded in the turn of the port's first queue, whose time it takes. One waits at
+        // most: the worker's list of commands grows by nothing.
+        let Some(tuning) = self.tuning.first() else { return };
+        if tuning.announcement() != Some(mac)
             && self.port.account.announcements.spend(self.pool.now())
         {
-            guest.announce.push(mac);
+            tuning.announce(mac);
+            self.pool.look(token(self.port.id, 0, false));
         }
     }
 }

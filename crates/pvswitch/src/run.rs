@@ -21,7 +21,7 @@ use lab::near::did_you_mean;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use switch::account::{Account, Budgets};
 use switch::fdb::{Fdb, Mac, PortId};
-use switch::forward::{EgressQueue, Forwarder, Mode, Port, STARVED_NS, Source, Table};
+use switch::forward::{EgressQueue, Mode, Port, STARVED_NS, Source, Table};
 use switch::hold::HOLD_DEFAULT;
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
@@ -44,9 +44,7 @@ use crate::worker::{Report, Served};
 
 /// Most ports of one switch.
 pub const PORTS_MAX: u16 = 4096;
-/// Bit of the control thread in the masks of workers that wait for room; it never waits.
-const CONTROL_WORKER: u8 = 63;
-/// Most workers: one bit each in a mask, less the control thread's.
+/// Most workers: one bit each in a mask.
 pub const WORKERS_MAX: u8 = 63;
 /// Addresses the switch can know.
 const FDB_ENTRIES: usize = 65_536;
@@ -237,8 +235,6 @@ struct System {
     clients: HashMap<u64, Client>,
     control: Option<Listener>,
     http: Option<http::Server>,
-    /// The control thread's own way into the switch, for announcements.
-    forwarder: Forwarder,
     /// What all ports together may hold.
     budgets: Budgets,
     /// Listeners that could not accept, and when they are looked at again.
@@ -323,10 +319,6 @@ impl System {
             .map_err(os("worker thread"))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
         let epoll = epoll.map_err(|e| os("epoll")(e.into()))?;
-        let table = Arc::new(Table::new());
-        let forwarder =
-            Forwarder::new(options.mode, CONTROL_WORKER, Arc::clone(&fdb), table, flow_key)
-                .without_holds();
         let hangups = readable_on(&[signal_hook::consts::SIGHUP])?;
         hangups.set_nonblocking(true).map_err(os("signal pipe"))?;
         let mut system = Self {
@@ -344,7 +336,6 @@ impl System {
             clients: HashMap::new(),
             control: None,
             http: None,
-            forwarder,
             budgets: setup::budgets(),
             resting: Vec::new(),
             hangups,
@@ -473,7 +464,6 @@ impl System {
     fn publish_table(&mut self) {
         let table = Arc::new(self.table.clone());
         self.pool.set_table(&table);
-        self.forwarder.set_table(table);
     }
 
     fn add_tap(&mut self, spec: &PortSpec, conf: &Tap, id: PortId) -> Result<PortState, RunError> {
@@ -591,7 +581,6 @@ impl System {
         self.end_rests();
         self.drop_slow_clients();
         self.xen_tick();
-        self.announce();
         self.stop |= end.is_some_and(|end| Instant::now() >= end);
         Ok(())
     }
@@ -743,3 +732,6 @@ fn add_null(spec: &PortSpec, id: PortId) -> PortState {
         faults: 0,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,7 +33,7 @@ use vhost_user::device::KickFd;
 use self::handle::{Command, WAKE, Watched, lock};
 use self::queue::Queue;
 use crate::cost;
-use crate::pool::Pool;
+use crate::pool::{self, Pool};
 
 /// How often a busy worker looks for kicks of cold queues, in ns.
 const LOOK_NS: u64 = 20_000;
@@ -343,6 +343,9 @@ impl Worker {
         } else if let Some(Watched { port, queue, .. }) = self.watched.get(&token) {
             let egress = &port.egress[usize::from(*queue)];
             egress.stats.kicks.add(1);
+            if let Some(&at) = self.by_token.get(&pool::token(port.id, *queue, false)) {
+                self.queues[at].share.charge_aside(KICK_NS);
+            }
             // Without the event index the guest would kick for each buffer from now on.
             lock(&egress.queue).disarm();
             if egress.recovers() {
@@ -379,13 +382,31 @@ impl Worker {
     /// A destination may have room: delivers what is held for it, and goes on with the queues that
     /// are paused for it. `all`: for every destination.
     fn retry(&mut self, all: bool, now: u64) {
-        self.forwarder.retry(all, now);
+        self.send_held(all, now);
         for i in 0..self.paused.len() {
             let at = self.paused[i];
             if all || self.forwarder.may_go_on(&self.queues[at].served.source) {
                 self.heat(at);
             }
         }
+    }
+
+    /// Delivers what is held for destinations that may have room, and charges the time to them:
+    /// they were full.
+    fn send_held(&mut self, all: bool, now: u64) {
+        if !self.forwarder.is_blocked() {
+            return;
+        }
+        let mut began = self.pool.now();
+        self.forwarder.retry_each(all, now, |(port, queue), egress| {
+            let end = self.pool.now();
+            let took = end.saturating_sub(std::mem::replace(&mut began, end));
+            egress.stats.served_ns.add(took);
+            self.window.1 += took;
+            if let Some(&at) = self.by_token.get(&pool::token(port, queue, false)) {
+                self.queues[at].share.charge_aside(took);
+            }
+        });
     }
 
     // ---- phase 1 ----
@@ -454,9 +475,11 @@ impl Worker {
                 queue.looked(frames, end);
                 queue.backlog.looked(frames > 0 && action == Action::Poll, end);
                 found |= frames > 0;
-                // A peer that cannot notify, or did so in vain, pays for a poll that finds nothing.
+                // A peer that cannot notify, did so in vain, or had an address announced, pays for
+                // a poll that finds nothing.
                 let kicked = std::mem::take(&mut queue.kicked);
-                if frames == 0 && (kicked || !queue.served.notifies) {
+                let announced = std::mem::take(&mut queue.announced);
+                if frames == 0 && (kicked || announced || !queue.served.notifies) {
                     queue.share.charge(took);
                 }
                 if frames > 0 && took > 0 {
@@ -511,8 +534,7 @@ impl Worker {
             self.wake(woken);
         }
         self.forwarder.notify_late(now, !found || self.hot.is_empty());
-        for (port, fault) in std::mem::take(&mut self.forwarder.faults) {
-            let epoch = self.forwarder.port(port).map_or(0, |port| port.epoch());
+        for (port, epoch, fault) in self.forwarder.faults.drain(..) {
             self.pool.report(Report::Fault(port, epoch, fault));
         }
         for (port, queue, begins) in self.forwarder.starved.drain(..) {

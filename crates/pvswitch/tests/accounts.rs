@@ -14,7 +14,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::Value;
 use vhost_user::backend::PROTOCOL_FEATURES;
 use vhost_user::feature;
-use vhost_user::message::{FrontendReq as R, MemRegion, Message};
+use vhost_user::message::{FrontendReq as R, MemRegion, Message, VringAddr, VringState};
 use vhost_user::sys;
 
 const LEN: u64 = 0x10_0000;
@@ -115,6 +115,43 @@ fn messages_beyond_the_rate_are_counted_at_the_port_of_the_front_end_that_sends_
     sender.join().unwrap();
     assert_eq!(entry(&switch, "bad", "messages", "limit"), 100_000);
     assert_eq!(switch.port("stats", "bad")["account"]["messages"]["limit"], 100_000);
+    others.end();
+}
+
+/// Issue 14, row 10.
+#[test]
+fn address_is_announced_as_a_frame_of_its_port_and_others_beyond_the_rate_are_not() {
+    let dir = Dir::new();
+    let ports = [dir.port("moved", ""), dir.port("x", ""), dir.port("y", "")];
+    let switch = Switch::start(&dir, &[], &ports);
+    let others = Bystanders::start(&switch, &dir, "x", "y");
+    let front = Front::connect(&dir, "moved");
+    assert_eq!(front.share(0), 0);
+    let announce = |n: u8| front.ask(R::SEND_RARP, vec![2, 0, 0, 0, 0, n, 0, 0], &[]);
+    // The frame is made once its guest is served.
+    assert_eq!(announce(0x71), 0);
+    switch.json(&["set", "moved", "limit-announcements=0"]);
+    assert_eq!((0x72..0x76).map(announce).sum::<u64>(), 0);
+    assert_eq!(switch.counter("moved", "ingress", "frames"), 0);
+    let kick = sys::eventfd().unwrap();
+    for index in 0..2 {
+        let at = 0x1_0000 + u64::from(index) * 0x4000;
+        let (desc, avail, used) = (at, at + 0x1000, at + 0x2000);
+        let state = |num| VringState { index, num }.to_bytes();
+        let addr = VringAddr { index, flags: 0, desc, used, avail, log: 0 };
+        let number = u64::from(index).to_ne_bytes().to_vec();
+        assert_eq!(front.ask(R::SET_VRING_NUM, state(64), &[]), 0);
+        assert_eq!(front.ask(R::SET_VRING_BASE, state(0), &[]), 0);
+        assert_eq!(front.ask(R::SET_VRING_ADDR, addr.to_bytes(), &[]), 0);
+        assert_eq!(front.ask(R::SET_VRING_KICK, number, &[kick.as_fd()]), 0);
+        assert_eq!(front.ask(R::SET_VRING_ENABLE, state(1), &[]), 0);
+    }
+    wait_for("the frame", || switch.counter("moved", "ingress", "frames") == 1);
+    assert_eq!(switch.counter("moved", "ingress", "bytes"), 60);
+    wait_for("its address", || switch.json(&["fdb"]).to_string().contains("02:00:00:00:00:71"));
+    assert_eq!(entry(&switch, "moved", "announcements", "used"), 1);
+    assert_eq!(entry(&switch, "moved", "announcements", "refused"), 4);
+    others.go_on(&switch);
     others.end();
 }
 

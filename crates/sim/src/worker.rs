@@ -9,7 +9,8 @@
 //! - `serve`, then `cool`: `Worker::serve`, the burst, then `Action::Arm` with `arm` and `disarm`;
 //! - `Phase::Arm`, `Phase::Wait` and `look`: `Worker::arm`, `Worker::wait`;
 //! - `heat`, `list`, `forget`, `kicked`, `retry`, `end_naps`, `retry_busy`, `retry_late`,
-//!   `timeout`: the same names.
+//!   `timeout`: the same names. What `Worker::send_held` charges is left out: here a delivery
+//!   outside of a queue's turn takes no time.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -698,7 +699,7 @@ impl Worker {
         self.extra_ns = extra;
         drop(ingress);
         if self.mistake == Mistake::BlamesSender {
-            self.forwarder.faults.iter_mut().for_each(|(port, _)| *port = source.port);
+            self.forwarder.faults.iter_mut().for_each(|(port, ..)| *port = source.port);
         }
         let (frames, action, phase) = match got {
             Ok(frames) => {
@@ -748,7 +749,7 @@ impl Worker {
             self.forwarder.notify_late(now_ns, !found || self.hot.is_empty());
         }
         let faults = self.forwarder.faults.drain(..);
-        self.faults.extend(faults.map(|(port, fault)| (usize::from(port.0), fault)));
+        self.faults.extend(faults.map(|(port, _, fault)| (usize::from(port.0), fault)));
         self.idle_rounds += 1;
         self.rounds += 1;
         self.ended_ns = now_ns;

@@ -50,6 +50,14 @@ impl Share {
         self.credit_ns = self.credit_ns.saturating_sub_unsigned(ns);
     }
 
+    /// The worker spent so long on what its guest receives, which is not done in its turn. However
+    /// much that is, no more is owed for it than what a port gets in a round, so that a guest can
+    /// answer while frames come in.
+    pub fn charge_aside(&mut self, ns: u64) {
+        let least = self.credit_ns.min(-i64::from(QUANTUM_NS));
+        self.credit_ns = self.credit_ns.saturating_sub_unsigned(ns).max(least);
+    }
+
     /// Nothing waits but this queue: nothing is owed to anyone.
     #[inline]
     pub fn forgive(&mut self) {
@@ -183,6 +191,22 @@ mod tests {
         share.forgive();
         share.grant(1, 1);
         assert!(share.may());
+    }
+
+    #[test]
+    fn what_a_guest_receives_costs_it_one_turn_at_most() {
+        let mut share = Share::default();
+        share.grant(1, 1);
+        share.charge_aside(u64::from(QUANTUM_NS) / 2);
+        assert!(share.may(), "half of its turn");
+        for ns in [2 * u64::from(QUANTUM_NS), 1_000_000_000, u64::MAX] {
+            share.charge_aside(ns);
+            assert_eq!(share.waits(1, 1), 1, "{ns}");
+        }
+        // What it owes for its own bursts stays as it is.
+        share.charge(9 * u64::from(QUANTUM_NS));
+        share.charge_aside(u64::MAX);
+        assert_eq!(share.waits(1, 1), 10);
     }
 
     #[test]

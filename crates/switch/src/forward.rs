@@ -189,8 +189,6 @@ pub struct Forwarder {
     mode: Mode,
     /// Which bit of [`EgressQueue::waiters`] is ours.
     worker: u8,
-    /// Whether frames may wait: somebody calls [`retry`](Self::retry).
-    holds: bool,
     fdb: Arc<Fdb>,
     table: Arc<Table>,
     flow_key: u64,
@@ -215,8 +213,9 @@ pub struct Forwarder {
     late: Vec<(u64, PortId, u16)>,
     /// The soonest of them.
     late_ns: u64,
-    /// Ports whose peers broke their protocol, to be stopped by the worker's owner.
-    pub faults: Vec<(PortId, Fault)>,
+    /// Ports whose peers broke their protocol, to be stopped by the worker's owner, and in which
+    /// [epoch](Port::epoch): that of the moment, however late it is reported.
+    pub faults: Vec<(PortId, u64, Fault)>,
     /// Egress queues that [starve](EgressQueue::starved_ns) from now on, or (false) no more.
     pub starved: Vec<(PortId, u16, bool)>,
     /// When the table was last swept.
@@ -233,7 +232,6 @@ impl Forwarder {
         Self {
             mode,
             worker,
-            holds: true,
             fdb,
             table,
             flow_key,
@@ -254,12 +252,6 @@ impl Forwarder {
             last_learned: None,
             last_found: None,
         }
-    }
-
-    /// The same for whoever does not [`retry`](Self::retry): what does not fit is dropped.
-    #[must_use]
-    pub fn without_holds(self) -> Self {
-        Self { holds: false, ..self }
     }
 
     /// The port of this id, in the table in use.
@@ -539,7 +531,7 @@ impl Forwarder {
             self.put_off(at, group.port, group.queue);
         }
         if let Some(fault) = fault {
-            self.faults.push((group.port, fault));
+            self.faults.push((group.port, port.epoch(), fault));
             egress.stats.drops_down.add((group.picks.len() - done) as u64);
             done = group.picks.len();
         } else if full {

@@ -69,7 +69,7 @@ macro_rules! counters {
 counters! {
     /// Counters of one ingress queue: from the guest into the switch.
     IngressStats {
-        /// Frames taken.
+        /// Frames taken, and those made to announce an address of the peer.
         frames,
         /// Bytes of those, from the destination MAC on.
         bytes,
@@ -157,6 +157,8 @@ counters! {
         lost_no_room,
         /// Frames of senders that were held here for too long, and given up.
         lost_aged,
+        /// Time that workers spent on delivering what was held here, once there was room, in ns.
+        served_ns: Shared,
         /// Times the queue's lock was taken by another worker.
         contended,
         /// Frames made by software segmentation.

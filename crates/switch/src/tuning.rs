@@ -27,8 +27,8 @@ impl Drain {
     }
 }
 
-/// Settings of one ingress queue, changed by anyone and read by its worker once per burst; and its
-/// state, for people.
+/// Settings of one ingress queue, changed by anyone and read by its worker once per burst; what its
+/// worker is to send for its peer; and its state, for people.
 #[derive(Debug)]
 pub struct Tuning {
     poll: AtomicU64,
@@ -36,7 +36,12 @@ pub struct Tuning {
     drain: AtomicU8,
     state: AtomicU8,
     worker: AtomicU8,
+    /// The address to announce, in the lower 48 bits; [`NOTHING`]: none.
+    announcement: AtomicU64,
 }
+
+/// No address: it has more than 48 bits.
+const NOTHING: u64 = u64::MAX;
 
 impl Tuning {
     /// Weight 1.
@@ -47,6 +52,7 @@ impl Tuning {
             drain: AtomicU8::new(Drain::Off as u8),
             state: AtomicU8::new(State::Cold as u8),
             worker: AtomicU8::new(0),
+            announcement: AtomicU64::new(NOTHING),
         }
     }
 
@@ -104,6 +110,25 @@ impl Tuning {
         self.drain.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
     }
 
+    /// Asks the queue's worker to announce an address for its peer, in the queue's own turn, in
+    /// place of one that it was asked for and has not announced. The worker is to be notified.
+    pub fn announce(&self, mac: [u8; 6]) {
+        let [a, b, c, d, e, f] = mac;
+        let bits = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
+        self.announcement.store(bits, Ordering::Relaxed);
+    }
+
+    /// The address to be announced.
+    #[inline]
+    pub fn announcement(&self) -> Option<[u8; 6]> {
+        address(self.announcement.load(Ordering::Relaxed))
+    }
+
+    /// The same, which is not to be announced any more by anyone else.
+    pub fn take_announcement(&self) -> Option<[u8; 6]> {
+        address(self.announcement.swap(NOTHING, Ordering::Relaxed))
+    }
+
     /// How the queue is served at the moment.
     pub fn state(&self) -> State {
         match self.state.load(Ordering::Relaxed) {
@@ -127,4 +152,9 @@ impl Tuning {
     pub fn set_worker(&self, worker: u8) {
         self.worker.store(worker, Ordering::Relaxed);
     }
+}
+
+fn address(bits: u64) -> Option<[u8; 6]> {
+    let [_, _, mac @ ..] = bits.to_be_bytes();
+    (bits != NOTHING).then_some(mac)
 }

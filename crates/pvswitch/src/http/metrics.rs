@@ -59,6 +59,7 @@ const EGRESS: Way = Way {
         ("holds", "Frames that were held because the queue was full."),
         ("lost_no_room", "Frames that senders lost because too many were held already."),
         ("lost_aged", "Frames that senders lost because they were held for too long."),
+        ("served_ns", "Time workers spent on delivering what was held."),
         ("contended", "Times another worker had the queue's lock."),
         ("segmented", "Frames made by segmentation in software."),
         ("checksummed", "Frames whose checksum was computed in software."),

@@ -8,7 +8,7 @@ use switch::account::Budgets;
 use super::PortState;
 
 /// Each entry by its name, and `served_ns`, the time of workers that went into the port: the sum
-/// of its ingress queues' counters of that name.
+/// of its queues' counters of that name.
 pub(super) fn account(state: &PortState) -> Value {
     let entries = state.port.account.entries().into_iter().map(|entry| {
         let value = json!({
@@ -21,7 +21,8 @@ pub(super) fn account(state: &PortState) -> Value {
     });
     let mut all: Map<_, _> = entries.collect();
     let served: u64 = state.ingress.iter().map(|queue| queue.stats.served_ns.get()).sum();
-    all.insert("served_ns".into(), served.into());
+    let held: u64 = state.port.egress.iter().map(|queue| queue.stats.served_ns.get()).sum();
+    all.insert("served_ns".into(), (served + held).into());
     Value::Object(all)
 }
 

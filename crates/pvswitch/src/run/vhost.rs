@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 
 use switch::account::Charge;
 use switch::fdb::PortId;
-use switch::forward::{Mode, Port, Source};
-use switch::poll::Policy;
-use switch::tuning::Tuning;
+use switch::forward::{Mode, Port};
 use vhost_user::backend::{self, Backend};
 use vhost_user::backoff::Backoff;
 use vhost_user::connection::{Connection, Turn};
@@ -20,9 +18,8 @@ use vhost_user::sys::{self, Listener};
 use super::accounts::Mistakes;
 use super::{Attach, Ingress, PortState, RunError, System, What};
 use crate::limit::PortLog;
-use crate::ports::{Guest, PortHost, burst_of, rarp};
+use crate::ports::{Guest, PortHost};
 use crate::spec::{PortSpec, Role, VhostUser};
-use crate::worker::Report;
 
 /// A connection that lasted so long was a good one.
 const LASTING: Duration = Duration::from_secs(2);
@@ -230,7 +227,11 @@ impl System {
         self.unwatch(connection.as_fd(), &What::Connection(name.into()));
         // Stops its rings.
         drop(connection.close());
-        if let Some((port, _, _)) = self.vhost(name) {
+        if let Some((port, ingress, _)) = self.vhost(name) {
+            // The next guest's address is another.
+            for queue in ingress {
+                let _ = queue.tuning.take_announcement();
+            }
             port.set_active(0);
             port.end_epoch();
             let id = port.id;
@@ -263,25 +264,6 @@ impl System {
             self.ports.iter().filter(|(_, p)| due(p)).map(|(n, _)| n.clone()).collect();
         for name in names {
             self.connect(&name);
-        }
-    }
-
-    /// Announces guests that moved here and cannot do it themselves (SEND_RARP).
-    pub(super) fn announce(&mut self) {
-        let mut due = Vec::new();
-        for state in self.ports.values() {
-            let Attach::VhostUser(vhost) = &state.attach else { continue };
-            let mut guest = vhost.guest.lock().unwrap_or_else(PoisonError::into_inner);
-            due.extend(guest.announce.drain(..).map(|mac| (state.port.id, mac)));
-        }
-        let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        for (port, mac) in due {
-            let tuning = Arc::new(Tuning::new(Policy::Event));
-            let source = Source::new(port, 0, Arc::default(), tuning);
-            self.forwarder.forward(&source, &mut burst_of(&rarp(mac)), now);
-        }
-        for (port, queue, begins) in self.forwarder.starved.drain(..) {
-            self.pool.report(Report::Starved(port, queue, begins));
         }
     }
 }

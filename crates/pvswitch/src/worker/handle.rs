@@ -303,3 +303,6 @@ impl Handle {
         self.stats.load.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(test)]
+mod tests;

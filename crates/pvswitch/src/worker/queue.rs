@@ -9,6 +9,7 @@ use switch::tuning::Drain;
 
 use super::handle::{Report, Served, lock};
 use crate::pool::Pool;
+use crate::ports::{burst_of, rarp};
 
 /// A served queue and its state.
 pub(super) struct Queue {
@@ -28,6 +29,8 @@ pub(super) struct Queue {
     pub share: Share,
     /// Kicked since it was last polled.
     pub kicked: bool,
+    /// Sent an announcement when it was last polled.
+    pub announced: bool,
     /// When a kick woke it, until it is looked at: if that finds nothing, no frame was why.
     pub woke_ns: Option<u64>,
     /// Time spent on its frames in this load measurement, in ns.
@@ -51,6 +54,7 @@ impl Queue {
             hushed: false,
             share: Share::default(),
             kicked: false,
+            announced: false,
             woke_ns: None,
             busy_ns: 0,
             backlog: Backlog::default(),
@@ -93,6 +97,9 @@ impl Queue {
         let max = if drains { 0 } else { forwarder.may_take(source, budget, now) };
         self.paused = !drains && max == 0;
         let mut ingress = lock(ingress);
+        if !drains && source.tuning.announcement().is_some() {
+            self.announced = announce(forwarder, source, now);
+        }
         let got = if max == 0 {
             Ok(0)
         } else {
@@ -138,6 +145,18 @@ impl Queue {
 /// The policy a queue can have: one whose peer cannot notify is polled whatever was wanted.
 fn effective(policy: Policy, served: &Served) -> Policy {
     if served.notifies { policy } else { Policy::Spin }
+}
+
+/// Floods what is to be announced for the queue's peer, which cannot do so itself (SEND_RARP), as a
+/// frame of the peer's. False: nothing is, any more. Under the queue's lock, for its counters.
+#[cold]
+fn announce(forwarder: &mut Forwarder, source: &Source, now: u64) -> bool {
+    let Some(mac) = source.tuning.take_announcement() else { return false };
+    let frame = rarp(mac);
+    source.stats.frames.add(1);
+    source.stats.bytes.add(frame.len() as u64);
+    forwarder.forward(source, &mut burst_of(&frame), now);
+    true
 }
 
 fn first_frame(source: &Source, ns: u64) {

@@ -1,4 +1,7 @@
+mod announce;
+mod charges;
 mod due;
+mod faults;
 mod idle;
 mod kicks;
 mod paused;
@@ -6,7 +9,7 @@ mod shares;
 mod weights;
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
@@ -33,6 +36,14 @@ struct Guest {
     /// Its frames are shown to the switch; those of others are no one's.
     is_shown: AtomicBool,
     bursts: AtomicUsize,
+}
+
+/// Takes so long.
+fn spin(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
 }
 
 static FRAME: [u8; 60] = [2; 60];
@@ -86,16 +97,37 @@ fn event() -> Arc<OwnedFd> {
 const COSTS: Costs = Costs { wake_ns: 5000, wake_late_ns: 5000, nap_ns: 5000, nap_late_ns: 5000 };
 
 fn pool(workers: u8, placement: Placement, costs: Costs) -> Arc<Pool> {
+    pool_of(Mode::Cross, workers, placement, costs)
+}
+
+fn pool_of(mode: Mode, workers: u8, placement: Placement, costs: Costs) -> Arc<Pool> {
+    reporting(mpsc::channel().0, mode, workers, placement, costs)
+}
+
+fn reporting(
+    reports: mpsc::Sender<Report>,
+    mode: Mode,
+    workers: u8,
+    placement: Placement,
+    costs: Costs,
+) -> Arc<Pool> {
     let common = Common {
         fdb: Arc::new(Fdb::new(64, [1, 2], 300, 16)),
-        mode: Mode::Cross,
+        mode,
         flow_key: 1,
         costs,
-        reports: mpsc::channel().0,
+        reports,
         reports_wake: event(),
         epoch: Instant::now(),
     };
     Pool::start(workers, &[], placement, common).unwrap()
+}
+
+/// A worker in the test's own hands.
+fn worker_of(pool: Arc<Pool>) -> Worker {
+    // The threads are done with; the pool knows its queues and its loads.
+    pool.stop();
+    Worker::new(Arc::new(Handle::new(0).unwrap()), pool)
 }
 
 impl Rig {

@@ -40,6 +40,7 @@ impl Forwarder {
             queue.flush();
             late = egress.notify(&mut *queue, done.as_ref().map_or(1, |n| *n), false, now_ns);
         }
+        let epoch = partner.epoch();
         drop(queue);
         if let Some(at) = late {
             self.put_off(at, to, from.queue % active);
@@ -47,7 +48,7 @@ impl Forwarder {
         match done {
             Ok(0) => {}
             Ok(_) => self.took((to, from.queue % active), egress),
-            Err(fault) => self.faults.push((to, fault)),
+            Err(fault) => self.faults.push((to, epoch, fault)),
         }
     }
 }

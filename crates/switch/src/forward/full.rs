@@ -132,7 +132,7 @@ impl Forwarder {
             }
             let frame = burst.frames[i];
             let is_flood = group.floods & 1 << n != 0;
-            if self.holds && hold.charge(frame.len, egress.hold_max()) {
+            if hold.charge(frame.len, egress.hold_max()) {
                 let bytes = copy_of(burst, i, &frame);
                 let sender = (!is_flood).then(|| Arc::clone(&from.stats));
                 hold.push(HeldFrame { bytes, hdr: frame.hdr, since_ns: now_ns, from: sender });
@@ -153,11 +153,11 @@ impl Forwarder {
         egress.stats.drops_no_room.add(lost_floods);
         egress.holding.store(hold.len(), Ordering::Relaxed);
         drop(hold);
-        if len > 0 && self.holds {
+        if len > 0 {
             from.backpressure.set_full(Some((group.port, group.queue, len)));
         }
         self.found_full((group.port, group.queue), egress, queue, now_ns);
-        if self.holds && egress.is_holding() {
+        if egress.is_holding() {
             self.block((group.port, group.queue), egress);
         }
     }
@@ -185,7 +185,7 @@ impl Forwarder {
         }
         if let Some(fault) = fault {
             hold.clear(&egress.stats);
-            self.faults.push((port.id, fault));
+            self.faults.push((port.id, port.epoch(), fault));
         }
         egress.holding.store(hold.len(), Ordering::Relaxed);
         let is_free = hold.is_empty();
@@ -268,6 +268,16 @@ impl Forwarder {
     /// done every [`RETRY_NS`](crate::hold::RETRY_NS), for those that do not notify, and for frames
     /// that have waited for too long.
     pub fn retry(&mut self, all: bool, now_ns: u64) {
+        self.retry_each(all, now_ns, |_, _| {});
+    }
+
+    /// The same. `done`: a destination was tried, for whoever charges the time to it.
+    pub fn retry_each(
+        &mut self,
+        all: bool,
+        now_ns: u64,
+        mut done: impl FnMut((PortId, u16), &EgressQueue),
+    ) {
         let table = Arc::clone(&self.table);
         let news = |at: &(PortId, u16)| all || self.has_news(*at);
         let due: Vec<_> = self.blocked.keys().copied().filter(news).collect();
@@ -280,6 +290,8 @@ impl Forwarder {
             if egress.is_holding() && !self.send_held(port, at.1, &mut *queue, now_ns) {
                 self.block(at, egress);
             }
+            drop(queue);
+            done(at, egress);
         }
     }
 

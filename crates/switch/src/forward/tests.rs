@@ -541,7 +541,7 @@ fn fault_of_one_egress_is_told_and_others_get_their_frames() {
     let mut rig = Rig::new(Mode::Switch, 4, 1);
     rig.port(1).fault_after = 0;
     rig.send(0, &[frame(BROADCAST, mac(0), 0), frame(BROADCAST, mac(0), 1)]);
-    let faults: Vec<_> = rig.forwarder.faults.drain(..).map(|(port, _)| port).collect();
+    let faults: Vec<_> = rig.forwarder.faults.drain(..).map(|(port, ..)| port).collect();
     assert_eq!(faults, [PortId(1)]);
     assert_eq!(rig.port(1).stats.drops_down.get(), 2);
     assert_eq!((serials(&rig.got(2)), serials(&rig.got(3))), (vec![0, 1], vec![0, 1]));

@@ -3,13 +3,8 @@
 use super::*;
 use crate::pool::token;
 
-/// A worker in the test's own hands.
 fn worker(workers: u8) -> Worker {
-    let pool = pool(workers, Placement::Balanced, COSTS);
-    // The threads are done with; the pool knows its queues and its loads.
-    pool.stop();
-    let handle = Arc::new(Handle::new(0).unwrap());
-    Worker::new(handle, pool)
+    worker_of(pool(workers, Placement::Balanced, COSTS))
 }
 
 fn give(worker: &mut Worker, port: u16, policy: Policy) -> Arc<Guest> {

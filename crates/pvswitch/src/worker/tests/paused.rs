@@ -10,14 +10,16 @@ use crate::pool::token;
 
 /// A receiver with room for so many frames, and those that it took.
 #[derive(Default)]
-struct Receiver {
-    room: AtomicUsize,
-    took: AtomicUsize,
+pub struct Receiver {
+    pub room: AtomicUsize,
+    pub took: AtomicUsize,
     /// Whether it is to notify when it has room.
     armed: AtomicBool,
+    /// How long it takes to put a group, in ms.
+    pub takes_ms: AtomicU64,
 }
 
-struct Receive(Arc<Receiver>);
+pub struct Receive(pub Arc<Receiver>);
 
 impl Egress for Receive {
     fn offloads(&self) -> Offloads {
@@ -28,6 +30,7 @@ impl Egress for Receive {
         let done = picks.len().min(self.0.room.load(Ordering::SeqCst));
         self.0.room.fetch_sub(done, Ordering::SeqCst);
         self.0.took.fetch_add(done, Ordering::SeqCst);
+        spin(Duration::from_millis(self.0.takes_ms.load(Ordering::SeqCst)));
         Ok(done)
     }
 

@@ -14,10 +14,7 @@ impl Ingress for Flood {
         _: &mut Burst<'static>,
         _: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
-        let start = Instant::now();
-        while start.elapsed() < self.0 {
-            std::hint::spin_loop();
-        }
+        spin(self.0);
         Ok(max)
     }
 

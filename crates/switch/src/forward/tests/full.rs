@@ -198,7 +198,7 @@ fn fault_of_a_destination_gives_up_what_waits_for_it() {
     rig.port(1).fault_after = 1;
     rig.port(1).room = ENDLESS;
     rig.forwarder.retry(true, rig.now_ns);
-    let faults: Vec<_> = rig.forwarder.faults.drain(..).map(|(port, _)| port).collect();
+    let faults: Vec<_> = rig.forwarder.faults.drain(..).map(|(port, ..)| port).collect();
     assert_eq!((faults, rig.held(1)), (vec![PortId(1)], 0));
     assert_eq!(rig.egress(1).stats.drops_held_down.get(), 4);
 }

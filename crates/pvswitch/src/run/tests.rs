@@ -1,0 +1,103 @@
+use std::path::Path;
+
+use switch::port::Fault;
+
+use super::*;
+
+/// A directory, removed with its value.
+struct Dir(PathBuf);
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A switch of which a test turns the control thread, and where its sockets are.
+fn system(name: &str) -> (System, Dir) {
+    let dir = std::env::temp_dir().join(format!("pvs-run-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let system = System::new(Options {
+        ports: Vec::new(),
+        policy: Policy::Event,
+        call: Policy::Event,
+        workers: 1,
+        placement: Placement::Single,
+        cpus: Vec::new(),
+        mode: Mode::Switch,
+        control: Some(dir.join("ctl")),
+        http: None,
+        duration: None,
+        ageing_s: 300,
+        addresses_per_port: 16,
+        static_addresses: Vec::new(),
+        hints: false,
+    });
+    (system.unwrap(), Dir(dir))
+}
+
+fn add(system: &mut System, dir: &Path, name: &str) {
+    let spec = format!("{name}=vhost-user:{}", dir.join(name).display());
+    system.add_port(&spec.parse().unwrap()).unwrap();
+}
+
+/// A front-end of a port; its epoch.
+fn attach(system: &mut System, dir: &Path, name: &str) -> (UnixStream, u64) {
+    let front = UnixStream::connect(dir.join(name)).unwrap();
+    system.accept_guest(name);
+    assert!(is_attached(system, name));
+    (front, system.ports[name].port.epoch())
+}
+
+fn is_attached(system: &System, name: &str) -> bool {
+    match &system.ports[name].attach {
+        Attach::VhostUser(vhost) => vhost.connection.is_some(),
+        _ => false,
+    }
+}
+
+/// Workers report so many faults of a port in an epoch.
+fn report(system: &mut System, port: PortId, epoch: u64, times: usize) {
+    for _ in 0..times {
+        system.pool.report(Report::Fault(port, epoch, Fault("broken".into())));
+    }
+    system.read_reports();
+}
+
+/// Issue 14, row 14.
+#[test]
+fn fault_is_counted_once_a_connection_however_often_and_late_it_is_reported() {
+    let (mut system, dir) = system("once");
+    add(&mut system, &dir.0, "a");
+    let id = system.ports["a"].port.id;
+    for n in 1..=3 {
+        let (_front, epoch) = attach(&mut system, &dir.0, "a");
+        // By both rings, by several workers, before the connection is ended and after.
+        report(&mut system, id, epoch, 3);
+        assert_eq!((system.ports["a"].faults, is_attached(&system, "a")), (n, false));
+        report(&mut system, id, epoch, 1);
+        let (_next, _) = attach(&mut system, &dir.0, "a");
+        report(&mut system, id, epoch, 2);
+        assert_eq!((system.ports["a"].faults, is_attached(&system, "a")), (n, true));
+        system.disconnect("a", "its front-end left");
+    }
+    system.shutdown();
+}
+
+/// Issue 14, row 14.
+#[test]
+fn fault_of_a_port_that_was_removed_is_not_one_of_the_port_that_has_its_id() {
+    let (mut system, dir) = system("reused");
+    add(&mut system, &dir.0, "a");
+    let (_front, epoch) = attach(&mut system, &dir.0, "a");
+    let id = system.ports["a"].port.id;
+    system.del_port("a").unwrap();
+    add(&mut system, &dir.0, "b");
+    assert_eq!(system.ports["b"].port.id, id);
+    let (_front, own) = attach(&mut system, &dir.0, "b");
+    report(&mut system, id, epoch, 2);
+    assert_eq!((system.ports["b"].faults, is_attached(&system, "b")), (0, true));
+    report(&mut system, id, own, 1);
+    assert_eq!((system.ports["b"].faults, is_attached(&system, "b")), (1, false));
+    system.shutdown();
+}

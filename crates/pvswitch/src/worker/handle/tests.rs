@@ -1,0 +1,116 @@
+use std::sync::Weak;
+
+use switch::frame::Burst;
+use switch::poll::Policy;
+use switch::tuning::Tuning;
+
+use super::*;
+use crate::pool::token;
+use crate::worker::COMMANDS_MAX;
+
+/// A queue of which nothing comes.
+struct Idle;
+
+impl Ingress for Idle {
+    fn burst(
+        &mut self,
+        _: usize,
+        _: u64,
+        _: &mut Burst<'static>,
+        _: &mut dyn FnMut(&mut Burst<'_>),
+    ) -> Result<usize, Fault> {
+        Ok(0)
+    }
+
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    fn disarm(&mut self) {}
+}
+
+/// A descriptor, and how many of them are open.
+#[derive(Default)]
+struct Kicks(Vec<Weak<OwnedFd>>);
+
+impl Kicks {
+    fn new_one(&mut self) -> Option<KickFd> {
+        let kick = Arc::new(eventfd(0, EventfdFlags::empty()).unwrap());
+        self.0.push(Arc::downgrade(&kick));
+        self.0.retain(|kick| kick.strong_count() > 0);
+        Some(kick)
+    }
+
+    fn open(&self) -> usize {
+        self.0.iter().filter(|kick| kick.strong_count() > 0).count()
+    }
+}
+
+fn serve(port: u16, queue: u16, kick: Option<KickFd>) -> Command {
+    let tuning = Arc::new(Tuning::new(Policy::Event));
+    let source = Source::new(PortId(port), queue, Arc::default(), tuning);
+    let ingress = Arc::new(Mutex::new(Idle));
+    let token = token(PortId(port), queue, false);
+    Command::Serve(Served { token, source, ingress, kick, notifies: true })
+}
+
+/// Issue 14, row 10: rings started, kicked and stopped in a loop, faster than their worker can
+/// obey, make its list no longer than they are many, and no descriptor wait that is out of use.
+#[test]
+fn commands_about_a_ports_queues_and_their_descriptors_are_bounded() {
+    const QUEUES: u16 = 16;
+    let (mut inbox, mut kicks) = (Inbox::default(), Kicks::default());
+    let port = Arc::new(Port::new(PortId(7), "p".into(), Vec::new()));
+    for _ in 0..300 {
+        for queue in 0..QUEUES {
+            let (rx, tx) = (token(port.id, queue, true), token(port.id, queue, false));
+            inbox.push(serve(7, queue, kicks.new_one()));
+            let watched = Watched { port: Arc::clone(&port), queue, kick: kicks.new_one() };
+            inbox.push(Command::Watch(rx, watched));
+            for token in [rx, tx] {
+                inbox.push(Command::Kicked(token));
+                inbox.push(Command::Look(token));
+                inbox.push(Command::Drop(token));
+            }
+            inbox.push(Command::Away(tx, 1));
+            inbox.push(Command::Retry);
+        }
+        // Started once more, with other descriptors; and again.
+        for queue in 0..QUEUES {
+            inbox.push(serve(7, queue, kicks.new_one()));
+            inbox.push(serve(7, queue, kicks.new_one()));
+        }
+        let queues = usize::from(QUEUES);
+        assert_eq!((inbox.order.len(), inbox.of.len(), kicks.open()), (2 * queues, 2 * queues, 16));
+    }
+    let commands = inbox.take(usize::MAX);
+    // Of each: dropped, begun, given away.
+    assert!(commands.len() <= 2 * usize::from(QUEUES) * 3 + 1, "{}", commands.len());
+    let drops = commands.iter().filter(|command| matches!(command, Command::Drop(_)));
+    assert_eq!((drops.count(), kicks.open()), (2 * usize::from(QUEUES), 16));
+    drop(commands);
+    assert_eq!((inbox.is_empty(), kicks.open()), (true, 0));
+}
+
+/// Issue 14, row 10.
+#[test]
+fn commands_of_many_queues_are_carried_out_a_few_at_a_time_and_none_is_lost() {
+    let mut inbox = Inbox::default();
+    const QUEUES: u16 = 500;
+    for port in 0..QUEUES {
+        inbox.push(serve(port, 0, None));
+        inbox.push(Command::Kicked(token(PortId(port), 0, false)));
+    }
+    let mut begun = Vec::new();
+    while !inbox.is_empty() {
+        let commands = inbox.take(COMMANDS_MAX);
+        let new = commands.iter().filter_map(|command| match command {
+            Command::Serve(served) => Some(served.source.port.0),
+            _ => None,
+        });
+        let before = begun.len();
+        begun.extend(new);
+        assert!(begun.len() - before <= COMMANDS_MAX && commands.len() <= 2 * COMMANDS_MAX);
+    }
+    assert_eq!(begun, (0..QUEUES).collect::<Vec<_>>());
+}

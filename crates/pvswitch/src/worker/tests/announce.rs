@@ -1,0 +1,219 @@
+//! Addresses that are announced for guests (SEND_RARP).
+
+use switch::forward::{EgressQueue, Port};
+use switch::port::Egress;
+use switch::stats::EgressStats;
+use switch::vnet::Offloads;
+use vhost_user::net::{Host, Pair};
+
+use super::*;
+use crate::limit::PortLog;
+use crate::pool::token;
+use crate::ports::{PortHost, rarp};
+
+/// Takes everything, and keeps the heads.
+#[derive(Default)]
+struct Receive(Vec<Vec<u8>>);
+
+impl Egress for Receive {
+    fn offloads(&self) -> Offloads {
+        Offloads::ALL
+    }
+
+    fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
+        self.0.extend(picks.iter().map(|pick| burst.head((*pick).into()).to_vec()));
+        Ok(picks.len())
+    }
+
+    fn put_made(&mut self, _: &[u8], _: &[shm::Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
+        Ok(true)
+    }
+
+    fn room(&mut self, _: u32, limit: usize) -> Result<usize, Fault> {
+        Ok(limit)
+    }
+
+    fn flush(&mut self) {}
+
+    fn arm(&mut self) -> bool {
+        false
+    }
+}
+
+/// A queue whose burst ends when it is opened: its worker does nothing else meanwhile.
+#[derive(Default)]
+struct Gate {
+    is_open: AtomicBool,
+    entered: AtomicBool,
+}
+
+struct Gated(Arc<Gate>);
+
+impl Ingress for Gated {
+    fn burst(
+        &mut self,
+        _: usize,
+        _: u64,
+        _: &mut Burst<'static>,
+        _: &mut dyn FnMut(&mut Burst<'_>),
+    ) -> Result<usize, Fault> {
+        self.0.entered.store(true, Ordering::SeqCst);
+        while !self.0.is_open.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(0)
+    }
+
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    fn disarm(&mut self) {}
+}
+
+/// A guest at port 0 beside two others, its front-end, and port 3, which keeps their worker busy.
+struct Announcer {
+    rig: Rig,
+    gate: Arc<Gate>,
+    receivers: [Arc<Mutex<Receive>>; 2],
+    port: Arc<Port>,
+    host: PortHost,
+}
+
+const MACS: [[u8; 6]; 3] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], [0; 6]];
+
+impl Announcer {
+    fn new() -> Self {
+        let pool = pool_of(Mode::Switch, 1, Placement::Single, COSTS);
+        let receivers: [Arc<Mutex<Receive>>; 2] = Default::default();
+        let port = |id: u16, queues| {
+            let port = Arc::new(Port::new(PortId(id), id.to_string(), queues));
+            port.set_active(port.egress.len() as u16);
+            port
+        };
+        let guest = port(0, Vec::new());
+        let mut table = vec![Some(Arc::clone(&guest))];
+        for (id, receiver) in (1..).zip(&receivers) {
+            let stats = Arc::new(EgressStats::default());
+            let queue = EgressQueue::new(Arc::<Mutex<Receive>>::clone(receiver), stats);
+            table.push(Some(port(id, vec![queue])));
+        }
+        pool.set_table(&Arc::new(table));
+        let (tuning, gate) = (Arc::new(Tuning::new(Policy::Event)), Arc::<Gate>::default());
+        let host = PortHost::new(
+            Arc::clone(&guest),
+            vec![Pair::new()],
+            vec![Arc::clone(&tuning)],
+            Arc::clone(&pool),
+            Arc::default(),
+            Arc::new(PortLog::new("guest", Arc::clone(&guest.account), Instant::now())),
+        );
+        let source =
+            Source::new(PortId(3), 0, Arc::default(), Arc::new(Tuning::new(Policy::Event)));
+        let ingress = Arc::new(Mutex::new(Gated(Arc::clone(&gate))));
+        let name = token(PortId(3), 0, false);
+        pool.serve(Served { token: name, source, ingress, kick: None, notifies: true });
+        let rig = Rig { pool, guest: Arc::default(), kick: event(), tuning, stats: Arc::default() };
+        Self { rig, gate, receivers, port: guest, host }
+    }
+
+    fn serve(&self) {
+        let Rig { pool, guest, stats, tuning, .. } = &self.rig;
+        let source = Source::new(PortId(0), 0, Arc::clone(stats), Arc::clone(tuning));
+        let ingress = Arc::new(Mutex::new(Transmit(Arc::clone(guest))));
+        let name = token(PortId(0), 0, false);
+        pool.serve(Served { token: name, source, ingress, kick: None, notifies: true });
+    }
+
+    fn announce(&mut self, macs: &[[u8; 6]]) {
+        macs.iter().for_each(|mac| self.host.announce(*mac));
+    }
+
+    fn keep_busy(&self) {
+        self.rig.wait_for("the worker to be busy", |_| self.gate.entered.load(Ordering::SeqCst));
+    }
+
+    fn got(&self) -> [Vec<Vec<u8>>; 2] {
+        [0, 1].map(|i| lock(&self.receivers[i]).0.clone())
+    }
+
+    /// Waits until each of the others has `frames`.
+    fn wait_for(&self, frames: &[[u8; 60]]) {
+        let frames: Vec<_> = frames.iter().map(|frame| frame.to_vec()).collect();
+        self.rig.wait_for("announcements", |_| {
+            let got = self.got();
+            got.iter().all(|got| got.len() >= frames.len())
+        });
+        assert_eq!(self.got(), [frames.clone(), frames]);
+    }
+}
+
+impl std::ops::Drop for Announcer {
+    fn drop(&mut self) {
+        // The worker is to end, also where a test fails.
+        self.gate.is_open.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Issue 14, row 10.
+#[test]
+fn address_is_announced_by_the_worker_of_its_port_and_charged_to_that_port() {
+    let mut all = Announcer::new();
+    all.serve();
+    all.keep_busy();
+    all.announce(&MACS[..1]);
+    // A busy worker does it, and no one else.
+    all.wait_for(&[]);
+    all.gate.is_open.store(true, Ordering::SeqCst);
+    all.wait_for(&[rarp(MACS[0])]);
+    let stats = Arc::clone(&all.rig.stats);
+    all.rig.wait_for("its time to be counted", |_| stats.served_ns.get() > 0);
+    assert_eq!((stats.frames.get(), stats.bytes.get()), (1, 60));
+    assert_eq!(all.port.account.announcements.spent(), 1);
+    let at = all.rig.pool.common.fdb.lookup(MACS[0], 0, 1);
+    assert_eq!(at, Some(PortId(0)), "what comes for the guest finds it");
+}
+
+/// Issue 14, row 10.
+#[test]
+fn addresses_that_wait_to_be_announced_are_one_a_port_and_the_latest() {
+    let mut all = Announcer::new();
+    all.serve();
+    all.keep_busy();
+    all.announce(&MACS);
+    // No more than before: it waits already.
+    all.announce(&MACS[2..]);
+    assert_eq!(all.port.account.announcements.spent(), 3);
+    // Beyond its rate nothing takes the place of what waits.
+    assert!(all.port.account.set_limit("announcements", 0));
+    all.announce(&MACS[..2]);
+    assert_eq!(all.port.account.announcements.refused(), 2);
+    all.gate.is_open.store(true, Ordering::SeqCst);
+    all.wait_for(&[rarp(MACS[2])]);
+    all.rig.wait_for_sleep();
+    assert_eq!(all.rig.stats.frames.get(), 1);
+    all.wait_for(&[rarp(MACS[2])]);
+}
+
+/// Issue 14, row 10.
+#[test]
+fn address_is_announced_once_its_guest_is_served_and_not_while_it_is_drained() {
+    let mut all = Announcer::new();
+    all.gate.is_open.store(true, Ordering::SeqCst);
+    // Its rings have not started.
+    all.announce(&MACS[..1]);
+    all.rig.wait_for_sleep();
+    all.wait_for(&[]);
+    all.serve();
+    all.wait_for(&[rarp(MACS[0])]);
+    let name = token(PortId(0), 0, false);
+    all.rig.tuning.set_drain(true);
+    all.rig.pool.look(name);
+    all.rig.wait_for("the queue to be drained", Rig::is_drained);
+    all.announce(&MACS[1..2]);
+    all.rig.wait_for_sleep();
+    assert_eq!(all.rig.stats.frames.get(), 1);
+    all.rig.tuning.set_drain(false);
+    all.rig.pool.look(name);
+    all.wait_for(&[rarp(MACS[0]), rarp(MACS[1])]);
+}

@@ -1,0 +1,87 @@
+//! Faults that are reported: of which connection they are.
+
+use switch::forward::{EgressQueue, Port};
+use switch::port::Egress;
+use switch::stats::EgressStats;
+use switch::vnet::Offloads;
+
+use super::*;
+use crate::pool::token;
+
+/// Breaks its protocol when it is given a frame.
+struct Broken;
+
+impl Egress for Broken {
+    fn offloads(&self) -> Offloads {
+        Offloads::ALL
+    }
+
+    fn put(&mut self, _: &Burst<'_>, _: &[u16]) -> Result<usize, Fault> {
+        Err(Fault("broken".into()))
+    }
+
+    fn put_made(&mut self, _: &[u8], _: &[shm::Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
+        Ok(true)
+    }
+
+    fn room(&mut self, _: u32, limit: usize) -> Result<usize, Fault> {
+        Ok(limit)
+    }
+
+    fn flush(&mut self) {}
+
+    fn arm(&mut self) -> bool {
+        true
+    }
+}
+
+/// Sends a frame to a receiver whose connection ends before its sender's burst does.
+struct Late(Arc<Port>);
+
+impl Ingress for Late {
+    fn burst(
+        &mut self,
+        _: usize,
+        _: u64,
+        burst: &mut Burst<'static>,
+        forward: &mut dyn FnMut(&mut Burst<'_>),
+    ) -> Result<usize, Fault> {
+        burst.segs.push(shm::Seg::of(&FRAME));
+        burst.push_at(0, 1, FRAME.len() as u32, VnetHdr::NONE);
+        forward(burst);
+        *burst = std::mem::take(burst).recycle();
+        self.0.end_epoch();
+        Ok(1)
+    }
+
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    fn disarm(&mut self) {}
+}
+
+/// Issue 14, row 14.
+#[test]
+fn fault_of_a_receiver_that_left_meanwhile_is_not_its_successors() {
+    let (reports, reported) = mpsc::channel();
+    let mut worker = worker_of(reporting(reports, Mode::Cross, 1, Placement::Single, COSTS));
+    let queue = EgressQueue::new(Arc::new(Mutex::new(Broken)), Arc::<EgressStats>::default());
+    let port = Arc::new(Port::new(PortId(1), "r".into(), vec![queue]));
+    port.set_active(1);
+    worker.forwarder.set_table(Arc::new(vec![None, Some(Arc::clone(&port))]));
+    let source = Source::new(PortId(0), 0, Arc::default(), Arc::new(Tuning::new(Policy::Event)));
+    let ingress = Arc::new(Mutex::new(Late(Arc::clone(&port))));
+    let token = token(PortId(0), 0, false);
+    worker.adopt(Served { token, source, ingress, kick: None, notifies: true });
+    let epoch = port.epoch();
+    worker.process(worker.now());
+    let mut faults = 0;
+    for report in reported.try_iter() {
+        let Report::Fault(id, of, _) = report else { continue };
+        assert_eq!((id, of), (PortId(1), epoch));
+        assert_ne!(of, port.epoch());
+        faults += 1;
+    }
+    assert!(faults > 0);
+}
