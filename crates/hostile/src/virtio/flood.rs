@@ -8,7 +8,8 @@ use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 use vhost_user::message::{FrontendReq as R, MemRegion, Message};
 use vhost_user::sys;
 
-use super::wire::{BUFFERS, FEATURES, INDIRECT, RX, Raw, SIZE, TX, addr, state, whole};
+use super::memory::send_burst;
+use super::wire::{BUFFERS, FEATURES, INDIRECT, RX, Raw, TX, addr, state, whole};
 use crate::{Attack, Error};
 
 /// Sends `messages` in turn as fast as they are taken, with answers read, until time is over.
@@ -132,21 +133,12 @@ pub fn segments(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.started()? {
         let Some(mut driver) = raw.driver(TX) else { continue };
         let len = small_segments(attack, &raw, 65_000);
-        let mut used = Vec::new();
+        let chain = [Buf { addr: BUFFERS, len, write: false }];
         while attack.on() && !raw.is_closed(Duration::ZERO) {
-            let mut sent = 0;
-            while sent < 64 && driver.add(&[Buf { addr: BUFFERS, len, write: false }]).is_some() {
-                sent += 1;
-            }
-            driver.publish();
-            raw.kick();
-            attack.tally.attempts += sent;
-            used.clear();
-            if driver.take_used(usize::from(SIZE), &mut used).is_err() {
-                break;
-            }
-            if sent == 0 {
-                attack.rest(Duration::from_micros(100));
+            match send_burst(attack, &raw, &mut driver, &chain, 64) {
+                Some(0) => attack.rest(Duration::from_micros(100)),
+                Some(_) => {}
+                None => break,
             }
         }
     }

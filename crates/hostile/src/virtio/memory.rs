@@ -88,30 +88,39 @@ pub fn spanning_chains(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sends one chain again and again.
+/// Sends a chain over and over.
 pub fn send_chains(
     attack: &mut Attack<'_>,
     raw: &Raw,
     driver: &mut ring::virtq::DriverQueue,
     bufs: &[Buf],
 ) {
-    let mut used = Vec::new();
     while attack.on() && !raw.is_closed(Duration::ZERO) {
-        let mut sent = 0;
-        while driver.add(bufs).is_some() {
-            sent += 1;
-        }
-        driver.publish();
-        raw.kick();
-        attack.tally.attempts += sent;
-        used.clear();
-        if driver.take_used(usize::from(SIZE), &mut used).is_err() {
-            return;
-        }
-        if sent == 0 {
-            attack.rest(Duration::from_micros(100));
+        match send_burst(attack, raw, driver, bufs, usize::MAX) {
+            Some(0) => attack.rest(Duration::from_micros(100)),
+            Some(_) => {}
+            None => return,
         }
     }
+}
+
+/// Sends a chain as often as the ring has room, up to `most` times, and takes back what was used;
+/// how often. `None`: the ring is broken.
+pub fn send_burst(
+    attack: &mut Attack<'_>,
+    raw: &Raw,
+    driver: &mut ring::virtq::DriverQueue,
+    bufs: &[Buf],
+    most: usize,
+) -> Option<usize> {
+    let mut sent = 0;
+    while sent < most && driver.add(bufs).is_some() {
+        sent += 1;
+    }
+    driver.publish();
+    raw.kick();
+    attack.tally.attempts += sent as u64;
+    driver.take_used(usize::from(SIZE), &mut Vec::new()).is_ok().then_some(sent)
 }
 
 /// Terabytes of a file without contents, on every port.
@@ -155,19 +164,10 @@ pub fn punched(attack: &mut Attack<'_>) -> Result<(), Error> {
         let mut bufs = vec![Buf { addr: BUFFERS, len: 72, write: false }];
         bufs.extend((1..PIECES).map(piece));
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let mut used = Vec::new();
         while attack.on() && !raw.is_closed(Duration::ZERO) {
             let at = BUFFERS - GUEST + 4096;
             rustix::fs::fallocate(&raw.file, punch, at, PIECES * 4096)?;
-            let mut sent = 0;
-            while driver.add(&bufs).is_some() {
-                sent += 1;
-            }
-            driver.publish();
-            raw.kick();
-            attack.tally.attempts += sent;
-            used.clear();
-            if driver.take_used(usize::from(SIZE), &mut used).is_err() {
+            if send_burst(attack, &raw, &mut driver, &bufs, usize::MAX).is_none() {
                 break;
             }
         }

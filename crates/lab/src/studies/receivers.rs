@@ -36,7 +36,7 @@ receiver that takes nothing leaves its part to the others.";
 
 const MEASURES: [Measure; 6] = [
     Measure::new("fast", "1/s", Better::More, "frames given to the fast receiver"),
-    Measure::new("other", "1/s", Better::Neither, "frames given to the other receiver"),
+    Measure::new("to_other", "1/s", Better::Neither, "frames given to the other receiver"),
     Measure::new("taken", "1/s", Better::More, "frames taken from the sender"),
     Measure::new("other_lost", "1/s", Better::Neither, "frames lost at the other receiver"),
     Measure::new("pauses", "", Better::Less, "times that the sender was paused"),
@@ -191,7 +191,7 @@ fn measure(run: &Run) -> Result<Figures, Fail> {
     receivers.iter_mut().try_for_each(Gen::check)?;
     Ok(Figures::from([
         ("fast", count.per_second(count.egress("fast", "frames"))),
-        ("other", count.per_second(count.egress(PORT, "frames"))),
+        ("to_other", count.per_second(count.egress(PORT, "frames"))),
         ("taken", count.per_second(count.ingress(&from.name, "frames"))),
         ("other_lost", count.per_second(count.drops(PORT, PORT))),
         ("pauses", count.ingress(&from.name, "pauses")),
@@ -279,7 +279,7 @@ fn table(results: &Results) -> Option<Part> {
             of("fast", value),
             kept,
             Value::Text(if is_kept { "yes" } else { "no" }.into()),
-            of("other", value),
+            of("to_other", value),
             of("pauses", value),
         ]);
     }
