@@ -24,7 +24,7 @@ pub use self::starved::STARVED_NS;
 use crate::account::Account;
 use crate::fdb::{Fdb, Learned, PortId};
 use crate::flow;
-use crate::frame::Burst;
+use crate::frame::{Burst, Frame};
 use crate::hold::{Backpressure, Hold};
 use crate::offload;
 use crate::port::{Egress, Fault, Steer};
@@ -333,6 +333,8 @@ impl Forwarder {
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
         let sender = sender.filter(|port| port.active() > 1).cloned();
         let mut left = None;
+        // The group of the frame before, if all frames for its port are in it.
+        let mut last: Option<(PortId, usize)> = None;
         for i in 0..burst.frames.len() {
             if burst.is_out(i) {
                 continue;
@@ -360,15 +362,21 @@ impl Forwarder {
                         left = Some(i);
                         break;
                     }
-                    let queue = self.queue_of(to, &mut flow);
-                    self.pick(to, queue, i as u16, false);
+                    let at = match last {
+                        Some((port, at)) if port == to => at,
+                        _ => {
+                            let queue = self.queue_of(to, &mut flow);
+                            let at = self.group_for(to, queue);
+                            last = self.has_one_queue(to).then_some((to, at));
+                            at
+                        }
+                    };
+                    self.groups[at].picks.push(i as u16);
                 }
+                None if self.flood(from, (i, &burst.frames[i]), &mut flow) => {}
                 None => {
-                    if !self.may_flood(from.port, &burst.frames[i], i == 0) {
-                        left = Some(i);
-                        break;
-                    }
-                    self.flood(from, i as u16, &mut flow);
+                    left = Some(i);
+                    break;
                 }
             }
         }
@@ -442,23 +450,29 @@ impl Forwarder {
         self.steer[at] = steer;
     }
 
-    fn flood(&mut self, from: &Source, i: u16, flow: &mut Flow<'_>) {
+    /// Puts frame `i` into a group for each port but its own; false: it is to be left.
+    #[cold]
+    #[inline(never)]
+    fn flood(&mut self, from: &Source, (i, frame): (usize, &Frame), flow: &mut Flow<'_>) -> bool {
+        if !self.may_flood(from.port, frame, i == 0) {
+            return false;
+        }
         let table = Arc::clone(&self.table);
         for port in table.iter().flatten() {
             if port.id != from.port && port.active() > 0 {
                 let queue = self.queue_of(port.id, flow);
-                self.pick(port.id, queue, i, true);
+                let at = self.group_for(port.id, queue);
+                let group = &mut self.groups[at];
+                group.floods |= 1 << group.picks.len();
+                group.picks.push(i as u16);
             }
         }
+        true
     }
 
-    /// Puts frame `i` into the group for a queue.
-    #[inline]
-    fn pick(&mut self, port: PortId, queue: u16, i: u16, flood: bool) {
-        let at = self.group_for(port, queue);
-        let group = &mut self.groups[at];
-        group.floods |= u64::from(flood) << group.picks.len();
-        group.picks.push(i);
+    fn has_one_queue(&self, port: PortId) -> bool {
+        let port = self.table.get(usize::from(port.0)).and_then(Option::as_ref);
+        port.is_some_and(|port| port.active() <= 1)
     }
 
     /// The index of the group for a queue, which is made if there is none yet.
