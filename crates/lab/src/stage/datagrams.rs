@@ -1,11 +1,12 @@
-//! Datagrams as fast as a socket takes them: a flood that enters a switch from a network of the
-//! kernel's.
+//! Datagrams of a thread, paced or as fast as a socket takes them: what enters a switch from a
+//! network of the kernel's.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_setaffinity};
 
@@ -15,7 +16,10 @@ use crate::study::Fail;
 /// The least that an Ethernet frame holds: 18 bytes beside the headers of IPv4 and UDP.
 const PAYLOAD: [u8; 18] = [0; 18];
 
-/// A thread in a namespace that sends the shortest datagrams without a pause, until it is dropped.
+/// How often a paced sender sends.
+const TURN: Duration = Duration::from_millis(1);
+
+/// A thread in a namespace that sends the shortest datagrams until it is dropped.
 #[derive(Debug)]
 pub struct Datagrams {
     on: Arc<AtomicBool>,
@@ -23,13 +27,18 @@ pub struct Datagrams {
 }
 
 impl Datagrams {
-    /// To these addresses in turn, on these CPUs. What the kernel does not take is lost, as it
-    /// would be from a program that does not wait.
+    /// To these addresses in turn, on these CPUs; `rate` datagrams a second, or as many as pass.
+    /// What the kernel does not take is lost, as it would be from a program that does not wait.
     ///
     /// # Errors
     ///
     /// The namespace cannot be entered, or has no way to one of them.
-    pub fn start(netns: &Namespace, cpus: &[usize], to: &[SocketAddr]) -> Result<Self, Fail> {
+    pub fn start(
+        netns: &Namespace,
+        cpus: &[usize],
+        to: &[SocketAddr],
+        rate: Option<u32>,
+    ) -> Result<Self, Fail> {
         let on = Arc::new(AtomicBool::new(true));
         let (goes_on, cpus, to) = (on.clone(), cpus.to_vec(), to.to_vec());
         let path = netns.path();
@@ -38,10 +47,17 @@ impl Datagrams {
             Err(error) => drop(ready.send(Err(error))),
             Ok(sockets) => {
                 drop(ready.send(Ok(())));
-                while goes_on.load(Ordering::Relaxed) {
-                    for socket in &sockets {
-                        let _ = socket.send(&PAYLOAD);
+                let (began, mut sent) = (Instant::now(), 0_u64);
+                for socket in sockets.iter().cycle() {
+                    let due = rate.map(|rate| began.elapsed().as_secs_f64() * f64::from(rate));
+                    if due.is_some_and(|due| sent as f64 > due) {
+                        std::thread::sleep(TURN);
                     }
+                    if !goes_on.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let _ = socket.send(&PAYLOAD);
+                    sent += 1;
                 }
             }
         });

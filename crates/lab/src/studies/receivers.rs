@@ -21,18 +21,21 @@ const OTHER: usize = 2;
 const PORT: &str = "other0";
 /// Of so many frames one goes to the one receiver, where nine of ten go to the other.
 const TENTH: usize = 10;
-/// What the fast receiver keeps at least of what it gets beside a port that drops everything.
+/// Frames a second of a sender that is paced: of a guest, and of the kernel.
+const PACED: (u32, u32) = (200_000, 40_000);
+/// What the fast receiver keeps at least of what it gets beside one as good.
 const KEEPS: f64 = 0.9;
 /// Pairs of runs that a verdict on a rate needs.
 const PAIRS: usize = 5;
 
-const ABOUT: &str = "One sender, two receivers. The sender sends frames of 60 bytes as fast as it \
-can, of which 10, 50 or 90 % (share) go to the other receiver. That is a port that drops \
-everything (null), a guest as good as the first (sink), one that posts a tenth of the buffers it \
-needs (slow), one every 45 ms (dripping) or none (silent). The sender is a guest with a split or a \
-packed virtqueue or with Xen's rings, as both receivers are then, or the kernel's network behind a \
-TAP interface, whose datagrams go to guests with split virtqueues. Where guests share a CPU, a \
-receiver that takes nothing leaves its part to the others.";
+const ABOUT: &str = "One sender, two receivers. The sender sends frames of 60 bytes, paced (200,000 a \
+second, the kernel 40,000) or as fast as it can (flood); 10, 50 or 90 % of them (share) go to the \
+other receiver. That is a guest as good as the first (sink), a port that drops everything (null), a \
+guest that posts a tenth of the buffers it needs (slow), one every 45 ms (dripping) or none \
+(silent). The sender is a guest with a split or a packed virtqueue or with Xen's rings, as both \
+receivers are then, or the kernel's network behind a TAP interface, whose datagrams go to guests \
+with split virtqueues. All guests share a CPU where there are two, and end a flood there: beside \
+null, which takes none of it, more passes than beside any guest.";
 
 const MEASURES: [Measure; 6] = [
     Measure::new("fast", "1/s", Better::More, "frames given to the fast receiver"),
@@ -66,19 +69,26 @@ impl Study for Receivers {
     fn plan(&self, scale: Scale) -> Plan {
         let senders = ["split", "xen", "tap", "packed"];
         let shares = ["10", "50", "90"];
-        let others = ["null", "sink", "slow", "dripping", "silent"];
-        let (senders, shares, others, seconds, repeats) = match scale {
-            Scale::Smallest => (&senders[..1], &shares[1..2], &["null", "dripping"][..], 0.5, 1),
-            Scale::Quick => (&senders[..3], &shares[..], &["null", "dripping"][..], 1.0, 3),
-            Scale::Usual => (&senders[..], &shares[..], &others[..], 1.0, 5),
-            Scale::Full => (&senders[..], &shares[..], &others[..], 5.0, 10),
+        let loads = ["paced", "flood"];
+        let others = ["sink", "null", "slow", "dripping", "silent"];
+        let few = ["sink", "dripping"];
+        let (senders, loads, shares, others, seconds, repeats) = match scale {
+            Scale::Smallest => (&senders[..1], &loads[..1], &shares[1..2], &few[..], 0.5, 1),
+            Scale::Quick => (&senders[..3], &loads[..], &shares[..], &few[..], 1.0, 3),
+            Scale::Usual => (&senders[..], &loads[..], &shares[..], &others[..], 1.0, 5),
+            Scale::Full => (&senders[..], &loads[..], &shares[..], &others[..], 5.0, 10),
         };
         let axes = vec![
             Axis::new("sender", senders),
+            Axis::new("load", loads),
             Axis::new("share", shares),
             Axis::new("other", others),
         ];
         Plan::new(self.name(), repeats, seconds, axes)
+    }
+
+    fn has(&self, cell: &Cell) -> bool {
+        cell.get("load") == "flood" || cell.get("other") != "null"
     }
 
     fn takes_proto(&self) -> bool {
@@ -146,6 +156,7 @@ enum Sender {
 fn measure(run: &Run) -> Result<Figures, Fail> {
     let (stage, cell) = (run.stage, run.cell);
     let ((proto, guest), parts) = (guests(cell)?, parts(cell)?);
+    let paced = cell.get("load") == "paced";
     let wire = if cell.get("sender") == "tap" { Some(Wire::new(stage, Link::Free)?) } else { None };
     let from = match &wire {
         Some(wire) => wire.port(""),
@@ -175,9 +186,9 @@ fn measure(run: &Run) -> Result<Figures, Fail> {
     let up = 2 + usize::from(wire.is_some());
     switch.wait_up_while(up, || receivers.iter_mut().try_for_each(Gen::check))?;
     let _sender = match &wire {
-        Some(wire) => Sender::Kernel { _datagrams: datagrams(stage, wire, parts)? },
+        Some(wire) => Sender::Kernel { _datagrams: datagrams(stage, wire, parts, paced)? },
         None => {
-            let mode = mode(parts);
+            let mode = mode(parts, paced);
             let mut sender = Gen::start(stage, SENDER, &from, &guest, &mode)?;
             switch.wait_up_while(3, || sender.check())?;
             Sender::Guest { _gen: sender }
@@ -200,17 +211,23 @@ fn measure(run: &Run) -> Result<Figures, Fail> {
 }
 
 /// How `gen` sends so many frames to the one receiver, then so many to the other.
-fn mode((fast, other): (usize, usize)) -> String {
+fn mode((fast, other): (usize, usize), paced: bool) -> String {
     let (fast_mac, other_mac) = (Gen::mac(FAST), Gen::mac(OTHER));
+    let rate = if paced { format!(" --rate {}", PACED.0) } else { String::new() };
     if fast >= other {
-        format!("send --peer {fast_mac} --also {other_mac},{fast}")
+        format!("send --peer {fast_mac} --also {other_mac},{fast}{rate}")
     } else {
-        format!("send --peer {other_mac} --also {fast_mac},{other}")
+        format!("send --peer {other_mac} --also {fast_mac},{other}{rate}")
     }
 }
 
 /// The same from the kernel.
-fn datagrams(stage: &Stage, wire: &Wire, (fast, other): (usize, usize)) -> Result<Datagrams, Fail> {
+fn datagrams(
+    stage: &Stage,
+    wire: &Wire,
+    (fast, other): (usize, usize),
+    paced: bool,
+) -> Result<Datagrams, Fail> {
     wire.up()?;
     let address = |guest: usize| Ipv4Addr::new(10, 9, 200, guest as u8);
     for guest in [FAST, OTHER] {
@@ -219,10 +236,10 @@ fn datagrams(stage: &Stage, wire: &Wire, (fast, other): (usize, usize)) -> Resul
     }
     let to = |guest: usize| SocketAddr::from((address(guest), 9));
     let turn = [vec![to(FAST); fast], vec![to(OTHER); other]].concat();
-    Datagrams::start(&wire.netns, &stage.guest_cpus, &turn)
+    Datagrams::start(&wire.netns, &stage.guest_cpus, &turn, paced.then_some(PACED.1))
 }
 
-/// What the fast receiver keeps beside each other receiver, of what it gets beside a null port.
+/// What the fast receiver keeps beside each other receiver, of what it gets beside a good one.
 fn kept(results: &Results) -> Vec<Comparison> {
     results.compare("fast")
 }
@@ -241,8 +258,8 @@ fn judged(results: &Results) -> Option<Verdict> {
         bad.map(|comparison| format!("{} {}", comparison.cell, comparison.value)).collect();
     Some(Verdict {
         what: format!(
-            "beside a slow receiver a fast one keeps {:.0} % or more of what it gets beside a port \
-             that drops everything: medians of {pairs} pairs in {} places, {:.2} to {:.2}{}{}{}",
+            "beside a slow receiver a fast one keeps {:.0} % or more of what it gets beside another \
+             fast one: medians of {pairs} pairs in {} places, {:.2} to {:.2}{}{}{}",
             100.0 * KEEPS,
             of.count,
             of.low,
@@ -273,6 +290,7 @@ fn table(results: &Results) -> Option<Part> {
         let is_kept = comparison.ratio.is_some_and(|ratio| ratio >= KEEPS);
         rows.push(vec![
             Value::Text(comparison.cell.get("sender").into()),
+            Value::Text(comparison.cell.get("load").into()),
             Value::Text(comparison.cell.get("share").into()),
             Value::Text(value.into()),
             of("fast", &comparison.base),
@@ -285,9 +303,10 @@ fn table(results: &Results) -> Option<Part> {
     }
     let columns = [
         "sender",
+        "load",
         "% to the other",
         "the other is",
-        "fast, frames/s, other null",
+        "fast, frames/s, other sink",
         "fast, frames/s",
         "ratio",
         "0.9 or more",
@@ -320,8 +339,8 @@ mod tests {
             assert!((slow as f64 / (fast + slow) as f64 - other).abs() < 1e-9, "{share}");
         }
         assert!(parts(&cell("split", "100", "slow")).is_err());
-        assert!(mode((1, 9)).ends_with(&format!("--also {},9", Gen::mac(FAST))));
-        assert!(mode((9, 1)).ends_with(&format!("--also {},9", Gen::mac(OTHER))));
+        assert!(mode((1, 9), false).ends_with(&format!("--also {},9", Gen::mac(FAST))));
+        assert!(mode((9, 1), false).ends_with(&format!("--also {},9", Gen::mac(OTHER))));
     }
 
     #[test]
@@ -329,7 +348,7 @@ mod tests {
         let plan = Receivers.plan(Scale::Full);
         for (sender, ring) in [("split", "split"), ("packed", "packed"), ("xen", "xen")] {
             let ring = ring.parse().unwrap();
-            for other in &plan.axes[2].values {
+            for other in &plan.axes[3].values {
                 let Some(name) = case(&cell(sender, "50", other)) else { continue };
                 assert!(hostile::cases_of(ring).any(|case| case.name == name), "{name}");
             }
