@@ -26,16 +26,16 @@ const PACED: (u32, u32) = (200_000, 40_000);
 /// What the fast receiver keeps at least of what it gets beside one as good.
 const KEEPS: f64 = 0.9;
 /// Pairs of runs that a verdict on a rate needs.
-const PAIRS: usize = 5;
+const PAIRS: usize = 3;
 
-const ABOUT: &str = "One sender, two receivers. The sender sends frames of 60 bytes, paced (200,000 a \
-second, the kernel 40,000) or as fast as it can (flood); 10, 50 or 90 % of them (share) go to the \
-other receiver. That is a guest as good as the first (sink), a port that drops everything (null), a \
-guest that posts a tenth of the buffers it needs (slow), one every 45 ms (dripping) or none \
-(silent). The sender is a guest with a split or a packed virtqueue or with Xen's rings, as both \
-receivers are then, or the kernel's network behind a TAP interface, whose datagrams go to guests \
-with split virtqueues. All guests share a CPU where there are two, and end a flood there: beside \
-null, which takes none of it, more passes than beside any guest.";
+const ABOUT: &str = "One sender, two receivers. The sender sends frames of 60 bytes, paced \
+(200,000 a second, the kernel 40,000) or as fast as it can (flood); 10, 50 or 90 % of them (share) \
+go to the other receiver. That is a guest as good as the first (sink), a port that drops all \
+(null), a guest that posts a tenth of the buffers it needs (slow), one every 45 ms (dripping) or \
+none (silent). The sender is a guest with a split or a packed virtqueue or with Xen's rings, as \
+both receivers are then, or the kernel's network behind a TAP interface, whose datagrams go to \
+guests with split virtqueues. All guests share a CPU where there are two, and end a flood there: \
+beside null, which takes none of it, more passes than beside any guest.";
 
 const MEASURES: [Measure; 6] = [
     Measure::new("fast", "1/s", Better::More, "frames given to the fast receiver"),
@@ -113,7 +113,7 @@ impl Study for Receivers {
     }
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {
-        judged(results).into_iter().collect()
+        ["paced", "flood"].into_iter().filter_map(|load| judged(results, load)).collect()
     }
 }
 
@@ -248,8 +248,9 @@ fn is_slow(comparison: &Comparison) -> bool {
     !["null", "sink"].contains(&comparison.value.as_str())
 }
 
-fn judged(results: &Results) -> Option<Verdict> {
-    let slow: Vec<Comparison> = kept(results).into_iter().filter(is_slow).collect();
+fn judged(results: &Results, load: &str) -> Option<Verdict> {
+    let wanted = |of: &Comparison| is_slow(of) && of.cell.get("load") == load;
+    let slow: Vec<Comparison> = kept(results).into_iter().filter(wanted).collect();
     let ratios: Vec<f64> = slow.iter().filter_map(|comparison| comparison.ratio).collect();
     let of = Summary::of(&ratios)?;
     let pairs = slow.iter().map(|comparison| comparison.runs.0).min().unwrap_or(0);
@@ -258,8 +259,8 @@ fn judged(results: &Results) -> Option<Verdict> {
         bad.map(|comparison| format!("{} {}", comparison.cell, comparison.value)).collect();
     Some(Verdict {
         what: format!(
-            "beside a slow receiver a fast one keeps {:.0} % or more of what it gets beside another \
-             fast one: medians of {pairs} pairs in {} places, {:.2} to {:.2}{}{}{}",
+            "{load}: beside a slow receiver a fast one keeps {:.0} % or more of what it gets \
+             beside another fast one: medians of {pairs} pairs in {} places, {:.2} to {:.2}{}{}{}",
             100.0 * KEEPS,
             of.count,
             of.low,
