@@ -482,6 +482,7 @@ impl Worker {
                 if frames == 0 && (kicked || announced || !queue.served.notifies) {
                     queue.share.charge(took);
                 }
+                queue.pace.record(frames, took, end);
                 if frames > 0 && took > 0 {
                     if queue.busy_ns == 0 {
                         self.served.push(at);

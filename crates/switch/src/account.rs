@@ -23,7 +23,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub mod burst {
     /// Descriptors walked in one burst of one ring.
     pub const DESCS_MAX: usize = 1024;
-    /// Segments that one burst may have.
+    /// Segments that the frames of one burst may lie in: each may be a page that is not there yet.
+    pub const TAKEN_SEGS_MAX: usize = 256;
+    /// Segments that the buffers for one group of frames may have.
     pub const SEGS_MAX: usize = 1024;
     /// Frames made in one burst: by segmentation and flooding, times the ports they are for. A
     /// burst ends before the frame that would exceed it, unless that is its first.
@@ -219,6 +221,16 @@ impl Rate {
         spent
     }
 
+    /// Spends so many more, whether there are as many or not: what was spent turned out to be dear.
+    pub fn charge(&self, count: u64, now_ns: u64) {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let each_ns = 1_000_000_000_u64.checked_div(limit).unwrap_or(0);
+        let add = each_ns.saturating_mul(count);
+        let owe = |full: u64| Some(full.max(now_ns).saturating_add(add));
+        let _ = self.full_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, owe);
+        self.spent.fetch_add(count, Ordering::Relaxed);
+    }
+
     /// When there is one again, in ns; not later than `now_ns` if there is one now.
     pub fn next_ns(&self, now_ns: u64) -> u64 {
         let limit = self.limit.load(Ordering::Relaxed);
@@ -337,6 +349,9 @@ pub mod defaults {
     pub const HELD_BYTES: u64 = 1 << 20;
     /// Messages a second, and at once. A front-end of 16 queue pairs needs about 150 to start.
     pub const MESSAGES: (u64, u64) = (4000, 8000);
+    /// A message that takes longer counts as one for each such time, in ns: at the default rate a
+    /// tenth of a CPU.
+    pub const MESSAGE_NS: u64 = 25_000;
     /// Connections a second, and at once.
     pub const CONNECTIONS: (u64, u64) = (10, 50);
     /// Announcements a second, and at once. QEMU sends five after a migration.

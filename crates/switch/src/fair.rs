@@ -3,6 +3,8 @@
 
 pub mod level;
 
+use crate::frame::BURST_MAX;
+
 /// Time one port is served in one round at weight 1, in ns: some bursts of small frames.
 pub const QUANTUM_NS: u32 = 10_000;
 /// Highest weight.
@@ -62,6 +64,53 @@ impl Share {
     #[inline]
     pub fn forgive(&mut self) {
         self.credit_ns = 0;
+    }
+}
+
+/// Length of a burst from which on it is long, in ns.
+const LONG_NS: u64 = 200_000;
+/// After so long without a long burst, in ns, twice as many frames may be taken at once.
+const GROWS_NS: u64 = 5_000_000;
+
+/// How many frames are taken from a queue at once. What a frame costs is known only when it was
+/// dealt with (pages that are not there, pieces, segments), and others wait for a burst to end: so
+/// after each that was long, half as many are taken. A worker that lost its CPU in a burst makes one
+/// long, too, which costs little.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    frames: usize,
+    /// When it was last changed, or a burst was long, in ns.
+    since_ns: u64,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { frames: BURST_MAX, since_ns: 0 }
+    }
+}
+
+impl Pace {
+    /// How many frames may be taken.
+    #[inline]
+    pub fn frames(&self) -> usize {
+        self.frames
+    }
+
+    /// A burst of `frames` took so long, and ended now.
+    #[inline]
+    pub fn record(&mut self, frames: usize, took_ns: u64, now_ns: u64) {
+        if took_ns > LONG_NS || self.frames < BURST_MAX {
+            self.change(frames, took_ns, now_ns);
+        }
+    }
+
+    #[cold]
+    fn change(&mut self, frames: usize, took_ns: u64, now_ns: u64) {
+        if took_ns > LONG_NS && frames > 0 {
+            (self.frames, self.since_ns) = (self.frames.min(frames).div_ceil(2), now_ns);
+        } else if now_ns.saturating_sub(self.since_ns) > GROWS_NS {
+            (self.frames, self.since_ns) = ((2 * self.frames).min(BURST_MAX), now_ns);
+        }
     }
 }
 
@@ -207,6 +256,33 @@ mod tests {
         share.charge(9 * u64::from(QUANTUM_NS));
         share.charge_aside(u64::MAX);
         assert_eq!(share.waits(1, 1), 10);
+    }
+
+    #[test]
+    fn long_bursts_are_halved_to_single_frames_and_grow_again_when_they_are_short() {
+        let mut pace = Pace::default();
+        pace.record(64, LONG_NS, 0);
+        assert_eq!(pace.frames(), BURST_MAX, "not long");
+        // Two dear frames are all that a burst holds.
+        pace.record(2, 2_600_000, 10_000_000);
+        assert_eq!(pace.frames(), 1);
+        for ms in 11..100 {
+            pace.record(1, 1_300_000, ms * 1_000_000);
+            assert_eq!(pace.frames(), 1, "as long as they are dear");
+        }
+        let mut bursts = 0;
+        let mut now_ns = 100_000_000;
+        while pace.frames() < BURST_MAX {
+            let frames = pace.frames();
+            now_ns += 1_000_000;
+            pace.record(frames, 5_000, now_ns);
+            assert!(pace.frames() == frames || pace.frames() == 2 * frames);
+            bursts += 1;
+        }
+        assert!((30..40).contains(&bursts), "{bursts} ms");
+        // One in which the worker lost its CPU.
+        pace.record(64, 10_000_000, now_ns);
+        assert_eq!(pace.frames(), 32);
     }
 
     #[test]

@@ -3,8 +3,10 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use switch::account::Charge;
+use switch::account::defaults::MESSAGE_NS;
 
 use crate::backend::Backend;
 use crate::device::Device;
@@ -162,7 +164,12 @@ impl Connection {
                 return Ok(Turn::Ready);
             }
             let (message, fds) = self.assembly.take();
+            let began = Instant::now();
             let outcome = self.backend.handle(&message, fds)?;
+            if let Some(now_ns) = now_ns {
+                let took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                self.backend.account().messages.charge(took_ns / MESSAGE_NS, now_ns);
+            }
             if let Some(error) = outcome.refused
                 && self.refusals.len() < REFUSALS_MAX
             {

@@ -1,6 +1,6 @@
 //! A queue that a worker serves: its state, and one burst of it.
 
-use switch::fair::Share;
+use switch::fair::{Pace, Share};
 use switch::fair::level::Backlog;
 use switch::forward::{Forwarder, Source};
 use switch::frame::{BURST_MAX, Burst};
@@ -27,6 +27,8 @@ pub(super) struct Queue {
     /// Drained: its kicks are not listened to.
     pub hushed: bool,
     pub share: Share,
+    /// How many frames are taken at once.
+    pub pace: Pace,
     /// Kicked since it was last polled.
     pub kicked: bool,
     /// Sent an announcement when it was last polled.
@@ -53,6 +55,7 @@ impl Queue {
             paused: false,
             hushed: false,
             share: Share::default(),
+            pace: Pace::default(),
             kicked: false,
             announced: false,
             woke_ns: None,
@@ -93,7 +96,7 @@ impl Queue {
             self.poller = Poller::new(effective(policy, &self.served), pool.common.costs, now);
         }
         let drains = source.tuning.drain() != Drain::Off;
-        let budget = self.poller.budget().min(BURST_MAX);
+        let budget = self.poller.budget().min(BURST_MAX).min(self.pace.frames());
         let max = if drains { 0 } else { forwarder.may_take(source, budget, now) };
         self.paused = !drains && max == 0;
         let mut ingress = lock(ingress);

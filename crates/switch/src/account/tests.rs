@@ -82,6 +82,19 @@ fn burst_of_a_rate_follows_its_limit() {
 }
 
 #[test]
+fn what_turned_out_dear_is_waited_for() {
+    let rate = Rate::new("messages", 1000, 10);
+    assert!(rate.spend(SECOND));
+    rate.charge(500, SECOND);
+    assert_eq!(rate.spent(), 501);
+    assert!(!rate.spend(SECOND));
+    // Half a second for what was charged, less what is spent at once.
+    let next = rate.next_ns(SECOND);
+    assert_eq!(next, SECOND + SECOND / 1000 * (500 + 1 + 1 - 10));
+    assert!(!rate.spend(next - 1) && rate.spend(next));
+}
+
+#[test]
 fn budgets_are_named_like_the_entries_that_are_their_shares() {
     let budgets = Budgets::new(1 << 46, 60_000, 100_000);
     let account = Account::new(&budgets);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ring::virtq::{Armed, Buf, DeviceQueue, Taken};
 use shm::{GuestMemory, Seg};
-use switch::account::burst::{DESCS_MAX, SEGS_MAX as BURST_SEGS_MAX};
+use switch::account::burst::{DESCS_MAX, TAKEN_SEGS_MAX};
 use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, SEGS_MAX};
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
@@ -355,7 +355,7 @@ fn collect<'m>(
             continue;
         }
         // What was made for chains that are no frames is work, too.
-        let most = BURST_SEGS_MAX.saturating_sub(first + wasted).min(SEGS_MAX);
+        let most = TAKEN_SEGS_MAX.saturating_sub(first + wasted).min(SEGS_MAX);
         match translate(memory, bufs, most, hint, &mut burst.segs) {
             Ok((count, len)) => *part = (first as u32, count as u32, len),
             Err(Bad::TooManySegs) if most < SEGS_MAX => {

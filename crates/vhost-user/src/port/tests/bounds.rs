@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
-use switch::account::burst::{DESCS_MAX, SEGS_MAX as BURST_SEGS_MAX};
+use switch::account::burst::{DESCS_MAX, SEGS_MAX as GROUP_SEGS_MAX, TAKEN_SEGS_MAX};
 
 use super::*;
 
@@ -95,7 +95,7 @@ fn chain_whose_buffers_span_all_regions_costs_no_more_than_the_limit() {
         assert_eq!((seen.len(), seen[0].bytes.len()), (1, 4096 + 48));
         assert_eq!(tx.stats.drops_too_many_segs.get(), 1);
         // What 100 times 500 segments would need was never there.
-        assert!(tx.scratch.segs.capacity() <= 2 * BURST_SEGS_MAX);
+        assert!(tx.scratch.segs.capacity() <= 2 * TAKEN_SEGS_MAX);
         let mut used = Vec::new();
         assert_eq!(driver.take_used(9, &mut used), Ok(2));
     }
@@ -204,7 +204,7 @@ fn receive_buffers_over_many_regions_cost_a_bounded_number_of_pieces_a_group() {
         driver.publish();
         // Each frame lies in nearly all of them.
         assert_eq!(put(&mut egress, 8, 3900), 8);
-        let fit = BURST_SEGS_MAX as u64 / (3912 / 8);
+        let fit = GROUP_SEGS_MAX as u64 / (3912 / 8);
         assert_eq!(stats.frames.get(), fit * group);
         assert_eq!(stats.drops_too_many_segs.get(), (8 - fit) * group, "the others are not whole");
         let mut used = Vec::new();
@@ -251,8 +251,8 @@ proptest! {
                     assert_eq!(waits.pop_front(), Some(frame.len as usize));
                 }
             });
-            prop_assert!(segs <= BURST_SEGS_MAX, "{segs} segments in a burst");
-            prop_assert!(tx.scratch.segs.capacity() <= 2 * BURST_SEGS_MAX);
+            prop_assert!(segs <= TAKEN_SEGS_MAX, "{segs} segments in a burst");
+            prop_assert!(tx.scratch.segs.capacity() <= 2 * TAKEN_SEGS_MAX);
             if shown == Ok(0) {
                 break;
             }
