@@ -74,8 +74,8 @@ const GROWS_NS: u64 = 5_000_000;
 
 /// How many frames are taken from a queue at once. What a frame costs is known only when it was
 /// dealt with (pages that are not there, pieces, segments), and others wait for a burst to end: so
-/// after each that was long, half as many are taken. A worker that lost its CPU in a burst makes one
-/// long, too, which costs little.
+/// after each that was long, half as many are taken. A worker that lost its CPU in a burst makes
+/// one long, too, which costs little.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     frames: usize,

@@ -1,7 +1,7 @@
 //! A queue that a worker serves: its state, and one burst of it.
 
-use switch::fair::{Pace, Share};
 use switch::fair::level::Backlog;
+use switch::fair::{Pace, Share};
 use switch::forward::{Forwarder, Source};
 use switch::frame::{BURST_MAX, Burst};
 use switch::poll::{Action, Costs, Policy, Poller, State};

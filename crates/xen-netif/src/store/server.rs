@@ -189,9 +189,9 @@ impl Service {
         }
     }
 
-    /// How long it may sleep: not at all while there is something to tell.
+    /// How long it may sleep: indefinitely, or until the next piece of what is to be delivered.
     fn patience(&self) -> Option<Duration> {
-        (!self.telling.is_done()).then_some(Duration::ZERO)
+        (!self.telling.is_done()).then_some(telling::PAUSE)
     }
 
     /// Whether to go on.
