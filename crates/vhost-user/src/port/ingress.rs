@@ -347,6 +347,7 @@ fn collect<'m>(
         let bufs = taken.reads(chain);
         // Nearly every frame lies in one buffer, of the region that served last.
         if let [buf] = bufs
+            && first < TAKEN_SEGS_MAX
             && let Some(seg) = memory.seg(buf.addr, buf.len, hint)
         {
             seg.prefetch();

@@ -189,9 +189,9 @@ impl Service {
         }
     }
 
-    /// How long it may sleep: indefinitely, or until the next piece of what is to be delivered.
+    /// How long it may sleep: not at all while there are events to be delivered.
     fn patience(&self) -> Option<Duration> {
-        (!self.telling.is_done()).then_some(telling::PAUSE)
+        (!self.telling.is_done()).then_some(Duration::ZERO)
     }
 
     /// Whether to go on.

@@ -6,14 +6,11 @@
 //! changes of its wait for someone, nothing is read from its connections (XSA-349).
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Duration;
 
 use super::session::Fired;
 
 /// Comparisons of a change with a watch, at once.
 pub const STEPS: usize = 2048;
-/// Between two pieces: a domain that causes thousands of them costs others a few per cent of a CPU.
-pub const PAUSE: Duration = Duration::from_millis(1);
 /// Changes, times connections that are to hear of them, that a domain may have waiting.
 pub const ARREARS: usize = 4096;
 
