@@ -11,6 +11,8 @@
 //! - `heat`, `list`, `forget`, `kicked`, `retry`, `end_naps`, `retry_busy`, `retry_late`,
 //!   `timeout`: the same names. What `Worker::send_held` charges is left out: here a delivery
 //!   outside of a queue's turn takes no time.
+//!
+//! `Pace` is left out: no burst here takes as long as one that it shortens.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;

@@ -21,8 +21,7 @@ const SIZES: [u32; 4] = [60, 300, 800, 1514];
 /// The address behind the port that drops everything.
 const NOWHERE: &str = "02:00:00:00:0f:ff";
 /// So many equal floods on two workers.
-const EQUAL: [(&str, usize); 5] =
-    [("equal-2", 2), ("equal-3", 3), ("equal-5", 5), ("equal-10", 10), ("equal-20", 20)];
+const EQUAL: [usize; 5] = [2, 3, 5, 10, 20];
 /// Jain's index of the time that equal floods are served, at least; and what a verdict on it needs.
 const JAIN_LEAST: f64 = 0.98;
 const REPEATS: usize = 5;
@@ -94,7 +93,10 @@ impl Study for Neighbours {
             vec![
                 Axis::new(
                     "load",
-                    ["alone", "flooder", "shares"].into_iter().chain(EQUAL.map(|n| n.0)),
+                    ["alone", "flooder", "shares"]
+                        .map(String::from)
+                        .into_iter()
+                        .chain(EQUAL.map(load_of)),
                 ),
                 Axis::new("placement", placements),
                 Axis::new("policy", policies),
@@ -167,18 +169,23 @@ impl Study for Neighbours {
     }
 }
 
+/// The load of so many equal floods.
+fn load_of(floods: usize) -> String {
+    format!("equal-{floods}")
+}
+
 /// How many equal floods a cell has; none for one of another load.
 fn equal(cell: &Cell) -> Option<usize> {
-    EQUAL.iter().find(|(load, _)| *load == cell.get("load")).map(|(_, floods)| *floods)
+    cell.get("load").strip_prefix("equal-")?.parse().ok()
 }
 
 /// Jain's index by time served, of each number of equal floods.
 fn even(results: &Results) -> Vec<(usize, Summary)> {
-    let of = |(load, floods): &(&str, usize)| {
-        let values = results.values(|cell| cell.get("load") == *load, "jain_cycles");
-        Some((*floods, Summary::of(&values)?))
+    let of = |floods: usize| {
+        let values = results.values(|cell| equal(cell) == Some(floods), "jain_cycles");
+        Some((floods, Summary::of(&values)?))
     };
-    EQUAL.iter().filter_map(of).collect()
+    EQUAL.into_iter().filter_map(of).collect()
 }
 
 fn fair(results: &Results) -> Option<Verdict> {
@@ -233,7 +240,7 @@ fn evened(results: &Results) -> Option<Part> {
         rows,
         command: format!(
             "pvswitch lab run neighbours --only load={}",
-            EQUAL.map(|(load, _)| load).join(",")
+            EQUAL.map(load_of).join(",")
         ),
     };
     (!table.rows.is_empty()).then_some(Part::Table(table))

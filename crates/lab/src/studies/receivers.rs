@@ -34,8 +34,8 @@ go to the other receiver. That is a guest as good as the first (sink), a port th
 (null), a guest that posts a tenth of the buffers it needs (slow), one every 45 ms (dripping) or \
 none (silent). The sender is a guest with a split or a packed virtqueue or with Xen's rings, as \
 both receivers are then, or the kernel's network behind a TAP interface, whose datagrams go to \
-guests with split virtqueues. All guests share a CPU where there are two, and end a flood there: \
-beside null, which takes none of it, more passes than beside any guest.";
+guests with split virtqueues. On a machine with two CPUs all guests share one, which limits a flood: \
+beside null, which uses none of it, more passes than beside any guest.";
 
 const MEASURES: [Measure; 6] = [
     Measure::new("fast", "1/s", Better::More, "frames given to the fast receiver"),
@@ -147,12 +147,6 @@ fn case(cell: &Cell) -> Option<String> {
     Some(format!("{}{name}", if cell.get("sender") == "xen" { "vif-" } else { "" }))
 }
 
-/// Who sends, until it is dropped.
-enum Sender {
-    Guest { _gen: Gen },
-    Kernel { _datagrams: Datagrams },
-}
-
 fn measure(run: &Run) -> Result<Figures, Fail> {
     let (stage, cell) = (run.stage, run.cell);
     let ((proto, guest), parts) = (guests(cell)?, parts(cell)?);
@@ -185,15 +179,15 @@ fn measure(run: &Run) -> Result<Figures, Fail> {
     }
     let up = 2 + usize::from(wire.is_some());
     switch.wait_up_while(up, || receivers.iter_mut().try_for_each(Gen::check))?;
-    let _sender = match &wire {
-        Some(wire) => Sender::Kernel { _datagrams: datagrams(stage, wire, parts, paced)? },
-        None => {
-            let mode = mode(parts, paced);
-            let mut sender = Gen::start(stage, SENDER, &from, &guest, &mode)?;
-            switch.wait_up_while(3, || sender.check())?;
-            Sender::Guest { _gen: sender }
-        }
-    };
+    // Both send until they are dropped.
+    let (mut _kernel, mut _guest) = (None, None);
+    if let Some(wire) = &wire {
+        _kernel = Some(datagrams(stage, wire, parts, paced)?);
+    } else {
+        let mut sender = Gen::start(stage, SENDER, &from, &guest, &mode(parts, paced))?;
+        switch.wait_up_while(3, || sender.check())?;
+        _guest = Some(sender);
+    }
     sleep(WARM_S);
     let window = Window::open(&switch, &[])?;
     sleep(run.seconds);
@@ -239,18 +233,13 @@ fn datagrams(
     Datagrams::start(&wire.netns, &stage.guest_cpus, &turn, paced.then_some(PACED.1))
 }
 
-/// What the fast receiver keeps beside each other receiver, of what it gets beside a good one.
-fn kept(results: &Results) -> Vec<Comparison> {
-    results.compare("fast")
-}
-
 fn is_slow(comparison: &Comparison) -> bool {
     !["null", "sink"].contains(&comparison.value.as_str())
 }
 
 fn judged(results: &Results, load: &str) -> Option<Verdict> {
     let wanted = |of: &Comparison| is_slow(of) && of.cell.get("load") == load;
-    let slow: Vec<Comparison> = kept(results).into_iter().filter(wanted).collect();
+    let slow: Vec<Comparison> = results.compare("fast").into_iter().filter(wanted).collect();
     let ratios: Vec<f64> = slow.iter().filter_map(|comparison| comparison.ratio).collect();
     let of = Summary::of(&ratios)?;
     let pairs = slow.iter().map(|comparison| comparison.runs.0).min().unwrap_or(0);
@@ -275,7 +264,7 @@ fn judged(results: &Results, load: &str) -> Option<Verdict> {
 
 fn table(results: &Results) -> Option<Part> {
     let mut rows = Vec::new();
-    for comparison in kept(results) {
+    for comparison in results.compare("fast") {
         let here = |cell: &Cell, other: &str| {
             cell.outer() == &comparison.cell.0[..] && cell.get("other") == other
         };

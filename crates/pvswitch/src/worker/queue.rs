@@ -96,8 +96,9 @@ impl Queue {
             self.poller = Poller::new(effective(policy, &self.served), pool.common.costs, now);
         }
         let drains = source.tuning.drain() != Drain::Off;
-        let budget = self.poller.budget().min(BURST_MAX).min(self.pace.frames());
-        let max = if drains { 0 } else { forwarder.may_take(source, budget, now) };
+        let budget = self.poller.budget().min(BURST_MAX);
+        let paced = budget.min(self.pace.frames());
+        let max = if drains { 0 } else { forwarder.may_take(source, paced, now) };
         self.paused = !drains && max == 0;
         let mut ingress = lock(ingress);
         if !drains && source.tuning.announcement().is_some() {
@@ -129,7 +130,9 @@ impl Queue {
             ingress.disarm();
             return (0, Action::Arm);
         }
-        let action = match self.poller.next(frames, now) {
+        // A burst that only its pace kept short was a full one: there may be more.
+        let found = if frames == paced { budget } else { frames };
+        let action = match self.poller.next(found, now) {
             // What it waits for notifies, and there may well be more to take.
             Action::Arm if self.paused => Action::Arm,
             Action::Arm if !ingress.arm() => {
