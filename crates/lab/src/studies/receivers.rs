@@ -34,8 +34,8 @@ go to the other receiver. That is a guest as good as the first (sink), a port th
 (null), a guest that posts a tenth of the buffers it needs (slow), one every 45 ms (dripping) or \
 none (silent). The sender is a guest with a split or a packed virtqueue or with Xen's rings, as \
 both receivers are then, or the kernel's network behind a TAP interface, whose datagrams go to \
-guests with split virtqueues. On a machine with two CPUs all guests share one, which limits a flood: \
-beside null, which uses none of it, more passes than beside any guest.";
+guests with split virtqueues. On a machine with two CPUs all guests share one, which limits a \
+flood: beside null, which uses none of it, more passes than beside any guest.";
 
 const MEASURES: [Measure; 6] = [
     Measure::new("fast", "1/s", Better::More, "frames given to the fast receiver"),

@@ -131,7 +131,7 @@ impl Queue {
             return (0, Action::Arm);
         }
         // A burst that only its pace kept short was a full one: there may be more.
-        let found = if frames == paced { budget } else { frames };
+        let found = if frames >= paced { frames.max(budget) } else { frames };
         let action = match self.poller.next(found, now) {
             // What it waits for notifies, and there may well be more to take.
             Action::Arm if self.paused => Action::Arm,
