@@ -1,9 +1,9 @@
-//! Fuzz targets. Each is a module with `run`, which must hold for any bytes, and `seeds`, inputs
-//! from which mutation gets somewhere.
+//! Fuzz targets. Each is a module with `run`, which must not fail for any bytes, and `seeds`, start
+//! inputs for mutation.
 //!
-//! * `cargo +nightly fuzz run ring_image`: coverage-guided, for as long as one likes.
+//! * `cargo +nightly fuzz run ring_image`: coverage-guided, without a time limit.
 //! * `cargo test` in this directory: a short seeded run on the stable toolchain, part of CI.
-//! * `cargo run --bin ring_image -- FILE`: an input again, on the stable toolchain.
+//! * `cargo run --bin ring_image -- FILE`: repeats one input, on the stable toolchain.
 
 pub mod mutate;
 pub mod poll_policy;
@@ -26,7 +26,7 @@ pub fn replay(run: fn(&[u8])) {
     }
 }
 
-/// Bytes of an input, from the front; zeroes when it is used up.
+/// Reader of an input's bytes; returns zeroes at the end.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {

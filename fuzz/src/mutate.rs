@@ -1,4 +1,4 @@
-//! Inputs without coverage guidance: random ones, and seeds with a few things changed.
+//! Inputs without coverage guidance: random ones, and seeds with a few changes.
 
 /// A reproducible sequence of inputs.
 pub struct Mutator {
@@ -6,11 +6,11 @@ pub struct Mutator {
     seeds: Vec<Vec<u8>>,
 }
 
-/// Longest input made from nothing.
+/// Longest random input.
 const LEN_MAX: u64 = 2048;
 
 impl Mutator {
-    /// The sequence of number `number`, from `seeds`.
+    /// Creates sequence number `number`, from `seeds`.
     pub fn new(number: u64, seeds: Vec<Vec<u8>>) -> Self {
         Self { state: number, seeds }
     }
@@ -44,7 +44,7 @@ impl Mutator {
 
     fn change(&mut self, input: &mut Vec<u8>) {
         let at = self.below(input.len());
-        // Aligned places are where fields begin.
+        // Fields start at aligned offsets.
         let at = if self.below(2) == 0 { at & !1 } else { at };
         let Some(byte) = input.get_mut(at) else {
             return;

@@ -1,5 +1,4 @@
-//! Policies under any times, frames and costs: never a panic, and no wait beyond what was asked
-//! for.
+//! Policies with any times, frames and costs: no panic, and no wait beyond the policy's limit.
 //!
 //! ```text
 //!   policy (8 bytes)  costs (4 x 3 bytes)  step...
@@ -9,20 +8,20 @@ use switch::poll::{Action, Costs, Notifier, Notify, Policy, Poller};
 
 use crate::Bytes;
 
-/// What an input came by.
+/// Events of a run.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Naps.
     pub naps: u64,
-    /// Looks after which the queue was armed.
+    /// Polls after which the queue was armed.
     pub arms: u64,
-    /// Looks after which it was polled on.
+    /// Polls after which it was polled again.
     pub polls: u64,
-    /// Notifications put off.
-    pub put_off: u64,
+    /// Delayed notifications.
+    pub delayed: u64,
 }
 
-/// Must hold for any bytes.
+/// Must not fail for any bytes.
 pub fn run(data: &[u8]) {
     let _ = explore(data);
 }
@@ -43,7 +42,7 @@ fn word(bytes: &mut Bytes<'_>) -> u64 {
     (0..4).fold(0, |word, _| word << 16 | u64::from(bytes.u16()))
 }
 
-/// A policy as the command line names it, or any word at all.
+/// A policy in its text form, or any encoded word.
 fn policy(bytes: &mut Bytes<'_>) -> Policy {
     let kind = bytes.u8();
     let (a, b) = (u32::from(bytes.u16()), bytes.u16());
@@ -64,7 +63,7 @@ fn after(time: u64, now: u64, longest: u64) {
     assert!(time - now <= longest, "{time} is too long after {now}");
 }
 
-/// [`run`], telling what happened.
+/// As [`run`]; returns what happened.
 pub fn explore(data: &[u8]) -> Seen {
     let (mut bytes, mut seen) = (Bytes(data), Seen::default());
     let mut cost = || u64::from(bytes.u8()) << (bytes.u8() % 40);
@@ -75,9 +74,9 @@ pub fn explore(data: &[u8]) -> Seen {
     assert_eq!(Policy::from_bits(of_poller.to_bits()), of_poller);
     let mut poller = Poller::new(of_poller, costs, now);
     let (mut of_notifier, mut notifier) = (of_poller, Notifier::new(of_poller));
-    // The longest wait of a policy that something pending was put off under.
+    // The longest wait of a policy under which a notification was delayed.
     let mut puts_off = longest(of_notifier);
-    // Frames that the peer was not told of, and when the notifier wants to be asked.
+    // Frames without a notification, and the time of the notifier's next call.
     let (mut pending, mut asked) = (false, None);
     while !bytes.0.is_empty() {
         let (what, amount) = (bytes.u8(), bytes.u8());
@@ -108,7 +107,7 @@ pub fn explore(data: &[u8]) -> Seen {
                 now = now.max(at);
                 match notifier.due(at, now) {
                     Some(Notify::Now) => {
-                        assert!(pending, "told of nothing");
+                        assert!(pending, "notified without pending frames");
                         pending = false;
                         puts_off = longest(of_notifier);
                     }
@@ -116,8 +115,8 @@ pub fn explore(data: &[u8]) -> Seen {
                         after(at, now, puts_off);
                         asked = Some(at);
                     }
-                    Some(Notify::Later) => panic!("the time that was given has come"),
-                    None => assert!(!pending, "frames are left that nobody will be told of"),
+                    Some(Notify::Later) => panic!("the returned time is reached"),
+                    None => assert!(!pending, "frames are left without a notification"),
                 }
             }
             10 | 11 => match notifier.published(frames.max(1), now) {
@@ -128,12 +127,12 @@ pub fn explore(data: &[u8]) -> Seen {
                 Notify::At(at) => {
                     assert!(Notifier::waits(of_notifier));
                     after(at, now, puts_off);
-                    assert!(asked.is_none_or(|before| at < before), "no sooner than before");
+                    assert!(asked.is_none_or(|before| at < before), "not earlier than before");
                     (pending, asked) = (true, Some(at));
-                    seen.put_off += 1;
+                    seen.delayed += 1;
                 }
                 Notify::Later => {
-                    assert!(asked.is_some(), "no time was given");
+                    assert!(asked.is_some(), "no time was returned");
                     pending = true;
                 }
             },
@@ -165,14 +164,14 @@ pub fn explore(data: &[u8]) -> Seen {
     seen
 }
 
-/// A life of each policy: quick frames, slow ones, questions, and none.
+/// A sequence for each policy: fast frames, slow ones, request and reply, and none.
 pub fn seeds() -> Vec<Vec<u8>> {
     let life = |kind: u8| {
         let mut data: Vec<u8> = [6, 10, 5, 10, 4, 10, 5, 10].into();
         data.extend([kind, 50, 0, 31, 0]);
         for (passes, times) in [(10, 600), (0, 200), (255, 40)] {
             for _ in 0..times {
-                // A frame, a look that finds it, a nap to its end, a look in vain, time, a wake-up.
+                // A frame, a poll that finds it, a whole nap, an empty poll, time, a wake-up.
                 data.extend([10, 1, 140, 1, 12, 0, 2, passes, 6, 0]);
             }
         }

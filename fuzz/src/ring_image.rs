@@ -3,10 +3,9 @@
 //! ```text
 //!   features  size  base  count  operations...  image...
 //! ```
-//! The image lies over the rings (and over where indirect tables point) when the halves start,
-//! and pieces of it are thrown in again between operations. Either half may find its ring
-//! malformed at any time; neither may panic, hand out what is not there, or hold more than the
-//! ring has.
+//! The image overlays the rings (and the indirect tables) when the halves start, and pieces of it
+//! are written again between operations. Either half may find its ring malformed at any time;
+//! neither may panic, return an invalid chain, or hold more than the ring's size.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -38,12 +37,12 @@ fn memory() -> GuestMemory {
     GuestMemory::new(vec![region]).expect("one region")
 }
 
-/// What a run came across.
+/// Events of a run.
 #[derive(Default)]
 pub struct Seen {
     /// Chains the device half took.
     pub taken: usize,
-    /// Chains the driver half got back.
+    /// Chains returned to the driver half.
     pub used: usize,
     /// Faults of either half, by variant.
     pub faults: BTreeMap<String, Discriminant<Malformed>>,
@@ -57,12 +56,12 @@ impl Seen {
     }
 }
 
-/// Must hold for any bytes.
+/// Must not fail for any bytes.
 pub fn run(data: &[u8]) {
     explore(data);
 }
 
-/// [`run`], telling what it came across.
+/// As [`run`]; returns what happened.
 pub fn explore(data: &[u8]) -> Seen {
     let memory = MEMORY_OF_THREAD.with_borrow(Arc::clone);
     let mut bytes = Bytes(data);
@@ -187,7 +186,7 @@ impl State<'_> {
         }
         assert_eq!(bufs, self.taken.bufs.len());
         self.seen.taken += self.taken.chains.len();
-        // Every third burst gives its last chain back, as if it had no room for it.
+        // Every third burst untakes its last chain, as if it had no room for it.
         let last = usize::from(self.serial.is_multiple_of(3));
         let keep = self.taken.chains.len().saturating_sub(last);
         self.serial += 1;
@@ -216,7 +215,7 @@ impl State<'_> {
             assert!(id < self.driver.size());
             let room = bufs.iter().filter(|b| b.write).map(|b| b.len).sum();
             let old = self.flight.insert(id, (before - self.driver.free(), room));
-            assert!(old.is_none(), "an id in flight was given out again");
+            assert!(old.is_none(), "an id in flight was returned again");
         }
     }
 
@@ -240,7 +239,7 @@ impl State<'_> {
         assert_eq!(slots + self.driver.free(), self.driver.size(), "descriptors conserved");
     }
 
-    /// Throws a piece of the image into the rings.
+    /// Writes a piece of the image into the rings.
     fn smash(&mut self, n: usize, len: usize) {
         let at = (self.serial as usize * 37 + n * len) % 0x600;
         let at = at & !1;
@@ -258,7 +257,7 @@ fn write(memory: &GuestMemory, addr: u64, bytes: &[u8]) {
     }
 }
 
-/// Does with a buffer what the switch does: looks it up, and copies if it is there.
+/// Handles a buffer as the switch does: translates it, and copies if it is valid.
 fn touch(memory: &GuestMemory, buf: &Buf) {
     let mut head = [0; 64];
     if buf.write {
@@ -272,15 +271,15 @@ fn touch(memory: &GuestMemory, buf: &Buf) {
     }
 }
 
-/// Rings in good order, to begin from: each pair of one layout with chains direct and indirect,
-/// served and collected, with and without an image thrown in.
+/// Valid rings as start inputs: each layout with direct and indirect chains, served and collected,
+/// with and without an image.
 pub fn seeds() -> Vec<Vec<u8>> {
     let serve = [0x82, 0x83, 0x05, 0x06];
     let drive =
         [0x18, 0x38, 0x28, 0x0a, 0x82, 0x23, 0x05, 0x8b, 0x0d, 0x08, 0x0a, 0x82, 0x83, 0x05];
     let mut seeds = Vec::new();
     for bits in 0..16_u8 {
-        // The driver half fills the ring, and the image is thrown in late.
+        // The driver half fills the ring, and the image is written late.
         let mut ops = drive.to_vec();
         ops.extend([0x1e, 0x2e, 0x3f, 0x8b, 0x82]);
         seeds.push(input(bits | 16, 7, 0x8000, &ops, &vec![0; 0x600]));

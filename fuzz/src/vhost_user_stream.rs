@@ -1,12 +1,12 @@
-//! A front-end that says anything, to a back-end that has real rings.
+//! Arbitrary messages of a front-end, to a back-end with real rings.
 //!
 //! ```text
 //!   mode 0: records    (request  flags  descriptors  length  payload)...  into Backend::handle
 //!   mode 1: raw bytes                                                     into a Connection
 //! ```
-//! Records reach deep states; raw bytes reach the framing. Payload fields of records are small
-//! numbers mostly, because the memory they speak of is small. The device checks what the protocol
-//! promises it (see [`vhost_user::device::Device`]), and serves its rings after every message.
+//! Records reach deep states; raw bytes reach the framing. Payload fields of records are mostly
+//! small numbers, because the memory is small. The device checks the protocol's guarantees (see
+//! [`vhost_user::device::Device`]), and serves its rings after every message.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -28,9 +28,9 @@ use crate::Bytes;
 
 /// Rings of the device: two pairs.
 const RINGS: u16 = 4;
-/// Size of each memory descriptor a record brings.
+/// Size of each memory descriptor of a record.
 const MEMORY: u64 = 0x1_0000;
-/// Where the seeds put guest memory in the front-end's own space.
+/// Address of the seeds' guest memory in the front-end's address space.
 const USER_ADDR: u64 = 0x7000_0000;
 
 const FEATURES: u64 = feature::VERSION_1
@@ -41,14 +41,14 @@ const FEATURES: u64 = feature::VERSION_1
     | feature::RING_PACKED
     | feature::IN_ORDER;
 
-/// What a run came across.
+/// Events of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Messages that were accepted.
     pub accepted: usize,
-    /// Messages that were refused, the connection standing.
+    /// Messages that were refused without closing the connection.
     pub refused: usize,
-    /// Connections closed for what was said on them.
+    /// Connections closed because of an error.
     pub closed: usize,
     /// Rings started.
     pub started: usize,
@@ -56,12 +56,12 @@ pub struct Seen {
     pub taken: usize,
 }
 
-/// Must hold for any bytes.
+/// Must not fail for any bytes.
 pub fn run(data: &[u8]) {
     explore(data);
 }
 
-/// [`run`], telling what it came across.
+/// As [`run`]; returns what happened.
 pub fn explore(data: &[u8]) -> Seen {
     let mut bytes = Bytes(data);
     let raw = bytes.u8() & 1 != 0;
@@ -97,7 +97,7 @@ fn records(device: &Checked, mut backend: Backend, mut bytes: Bytes<'_>) -> Seen
     device.finish()
 }
 
-/// One record: a message and what comes beside it.
+/// One record: a message and its descriptors.
 fn record(bytes: &mut Bytes<'_>, account: &Arc<Account>) -> (Message, Vec<Outside>) {
     let (request, flags, kinds, len) = (bytes.u8(), bytes.u8(), bytes.u8(), bytes.u8());
     let fds = (0..kinds & 3).map(|i| descriptor(kinds >> (2 + 2 * i) & 3));
@@ -112,7 +112,7 @@ fn descriptor(kind: u8) -> OwnedFd {
             let mapping = Mapping::memfd("fuzz", MEMORY).expect("memory");
             mapping.fd().expect("a memfd").try_clone_to_owned().expect("a descriptor")
         }
-        1 => vhost_user::sys::eventfd().expect("an eventfd"),
+        1 => os::eventfd().expect("an eventfd"),
         2 => UnixStream::pair().expect("a pair").0.into(),
         _ => std::fs::File::open("/dev/null").expect("/dev/null").into(),
     }
@@ -123,9 +123,9 @@ fn stream(device: &Checked, backend: Backend, bytes: &[u8]) -> Seen {
     peer.set_nonblocking(true).expect("a socket");
     ours.set_nonblocking(true).expect("a socket");
     let mut connection = Connection::new(ours, backend);
-    // In two halves: a message may come in pieces.
+    // In two halves: a message may arrive in pieces.
     for half in [&bytes[..bytes.len() / 2], &bytes[bytes.len() / 2..]] {
-        // A socket's buffer holds more than any input; a closed one is found out below.
+        // A socket's buffer holds more than any input; a closed one is detected below.
         let _ = peer.write(half);
         // More messages than one call takes.
         for _ in 0..4 {
@@ -142,7 +142,7 @@ fn stream(device: &Checked, backend: Backend, bytes: &[u8]) -> Seen {
     device.finish()
 }
 
-/// A device with real rings that holds the protocol to its word. Clones share their state.
+/// A device with real rings that checks the protocol's guarantees. Clones share their state.
 #[derive(Clone, Default)]
 struct Checked(Arc<Mutex<State>>);
 
@@ -151,17 +151,17 @@ struct State {
     memory: Arc<GuestMemory>,
     acked: u64,
     rings: BTreeMap<u16, DeviceQueue>,
-    /// Started and not yet told whether it is enabled.
+    /// Started, and `enable` not called yet.
     undecided: Option<u16>,
     seen: Seen,
 }
 
 impl Checked {
-    /// What a worker would do: takes and gives back, until a ring is malformed.
+    /// Serves as a worker would: takes and uses chains until a ring is malformed.
     fn serve(&self) {
         let mut state = self.0.lock().unwrap();
         let State { memory, rings, seen, undecided, .. } = &mut *state;
-        assert!(undecided.is_none(), "a started ring was not told whether it is enabled");
+        assert!(undecided.is_none(), "`enable` was not called after a ring's start");
         for queue in rings.values_mut() {
             let mut taken = Taken::with_capacity(8, queue.size());
             if let Ok(n) = queue.take(memory, 8, &mut taken) {
@@ -174,7 +174,7 @@ impl Checked {
         }
     }
 
-    /// The connection is gone, and nothing of it is left.
+    /// Checks that nothing is left after the connection.
     fn finish(&self) -> Seen {
         let state = self.0.lock().unwrap();
         assert!(state.rings.is_empty(), "a ring outlives its connection");
@@ -262,7 +262,7 @@ const SET_VRING_ENABLE: u8 = 18;
 const ADD_MEM_REG: u8 = 37;
 const REM_MEM_REG: u8 = 38;
 
-/// Whole conversations, to begin from: memory as a table or in slots, split and packed.
+/// Whole message sequences as start inputs: memory as a table or in slots, split and packed.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for packed in [false, true] {
@@ -283,7 +283,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// Request, descriptors beside it, payload.
+/// Request, descriptors, payload.
 fn conversation(packed: bool, slots: bool) -> Vec<(u8, u8, Vec<u8>)> {
     let words = |words: &[u64]| words.iter().flat_map(|w| w.to_ne_bytes()).collect::<Vec<u8>>();
     let state = |ring: u32, value: u32| [ring.to_ne_bytes(), value.to_ne_bytes()].concat();

@@ -1,4 +1,4 @@
-//! A virtio-net header and a frame: what is accepted must make sense.
+//! A virtio-net header and a frame: an accepted header must be valid.
 //!
 //! ```text
 //!   offloads  header (10 bytes)  frame...
@@ -10,12 +10,12 @@ use switch::vnet::{
 
 use crate::Bytes;
 
-/// Must hold for any bytes.
+/// Must not fail for any bytes.
 pub fn run(data: &[u8]) {
     let _ = explore(data);
 }
 
-/// [`run`], telling what became of the header.
+/// As [`run`]; returns the checked header.
 ///
 /// # Errors
 /// [`BadHdr`], for a header that was refused.
@@ -38,11 +38,11 @@ pub fn explore(data: &[u8]) -> Result<VnetHdr, BadHdr> {
     assert_eq!(hdr.bytes(), raw);
     let len = bytes.0.len() as u32;
     let checked = hdr.check(len, may)?;
-    assert_eq!(checked.check(len, may), Ok(checked), "what was checked stays good");
+    assert_eq!(checked.check(len, may), Ok(checked), "a checked header passes again");
     assert_eq!(checked.is_plain(), hdr.is_plain());
     if checked.flags & NEEDS_CSUM != 0 {
         let at = u32::from(checked.csum_start) + u32::from(checked.csum_offset);
-        assert!(may.csum && at + 2 <= len, "the checksum lies in the frame");
+        assert!(may.csum && at + 2 <= len, "the checksum is inside the frame");
     }
     let gso = checked.gso_type & !GSO_ECN;
     if gso != GSO_NONE {
@@ -59,7 +59,7 @@ pub fn explore(data: &[u8]) -> Result<VnetHdr, BadHdr> {
     Ok(checked)
 }
 
-/// Good headers, to begin from.
+/// Valid headers as start inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
     let tso = |gso_type| VnetHdr {
         flags: NEEDS_CSUM,

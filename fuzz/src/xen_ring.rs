@@ -3,9 +3,9 @@
 //! ```text
 //!   kind  size  start  count  operations...  image...
 //! ```
-//! The image lies over the page when the back half attaches, and pieces of it are thrown in again
+//! The image overlays the page when the back half attaches, and pieces of it are written again
 //! between operations. Either half may find its ring malformed at any time; neither may panic,
-//! give out a buffer beyond its page, or hold more than the ring has.
+//! return a buffer beyond its page, or hold more than the ring's size.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -27,12 +27,12 @@ thread_local! {
         RefCell::new(Arc::new(Mapping::memfd("fuzz", 4096).expect("memory")));
 }
 
-/// What a run came across.
+/// Events of a run.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Packets and requests the back half took.
     pub taken: usize,
-    /// Of them, packets refused, by reason.
+    /// Packets refused, by reason.
     pub refused: BTreeSet<String>,
     /// Packets and responses the front half took.
     pub collected: usize,
@@ -52,12 +52,12 @@ fn name(value: &impl std::fmt::Debug) -> String {
     text.split([' ', '(']).next().unwrap_or_default().to_owned()
 }
 
-/// Must hold for any bytes.
+/// Must not fail for any bytes.
 pub fn run(data: &[u8]) {
     explore(data);
 }
 
-/// [`run`], telling what it came across.
+/// As [`run`]; returns what happened.
 pub fn explore(data: &[u8]) -> Seen {
     let mut bytes = Bytes(data);
     let kind = bytes.u8();
@@ -95,14 +95,14 @@ impl Page<'_> {
         }
     }
 
-    /// The whole image over the page.
+    /// Writes the whole image over the page.
     fn overlay(&self, overlaid: bool) {
         if overlaid {
             self.write(0, self.image);
         }
     }
 
-    /// A piece of the image into the page.
+    /// Writes a piece of the image into the page.
     fn smash(&mut self, n: usize) {
         let len = [4, 16][n % 2];
         let at = ((self.serial * 37 + n * len) % self.area.len()) & !3;
@@ -118,7 +118,7 @@ impl Page<'_> {
     }
 }
 
-/// The back half's fault stays, and keeps it awake.
+/// Checks that the back half's fault is permanent, and keeps it awake.
 fn assert_stopped(fault: Option<Malformed>, armed: Armed) {
     assert!(fault.is_none() || armed == Armed::WorkPending);
 }
@@ -260,7 +260,7 @@ fn rx(page: &mut Page<'_>, start: u32, ops: &[u8], overlaid: bool) {
                     page.seen.collected += 1;
                     page.seen.refused.extend(verdict.err().map(|why| name(&why)));
                     let back = packet.slots.len() + packet.spare.len();
-                    posted = posted.checked_sub(back as u32).expect("each page comes back once");
+                    posted = posted.checked_sub(back as u32).expect("each page is returned once");
                     let inside = |s: &ring::xen::RxSlot| {
                         u32::from(s.offset) + u32::from(s.len) <= 4096 && s.request.gref == 7
                     };
@@ -322,8 +322,8 @@ fn ctrl(page: &mut Page<'_>, start: u32, ops: &[u8], overlaid: bool) {
     }
 }
 
-/// Rings in good order, to begin from: each kind driven by its own front half, and each with an
-/// image of requests.
+/// Valid rings as start inputs: each kind driven by its front half, and each with an image of
+/// requests.
 pub fn seeds() -> Vec<Vec<u8>> {
     let drive = [0x37, 0x97, 0x17, 0x0a, 0x30, 0x30, 0x30, 0x34, 0x06, 0x0b, 0x0b, 0x0d];
     let mut seeds = Vec::new();
@@ -334,7 +334,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         let serve = [0x20, 0x20, 0x20, 0x34, 0x06];
         seeds.push(input(kind, &serve.repeat(6), &image(usize::from(kind))));
     }
-    // Too many slots, extra infos without end, a wrong one, and responses out of nowhere.
+    // Too many slots, endless extra infos, an invalid one, and responses without a request.
     let mut image = image(0);
     for n in 0..32 {
         image[HEADER + 12 * n + 6] |= 4;
@@ -350,8 +350,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// A request that is answered as if it were an extra info: the second piece thrown in ends in the
-/// first word of the first slot.
+/// A request that is answered as an extra info: the second piece written ends in the first word of
+/// the first slot.
 fn null_response() -> Vec<u8> {
     let mut image = image(0);
     image[8] = 1;

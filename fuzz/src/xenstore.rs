@@ -1,4 +1,4 @@
-//! Guests that say anything to our store, and a store that says anything to our client.
+//! Arbitrary messages of guests to our store, and of a store to our client.
 //!
 //! ```text
 //!   mode 0: records   (guest  type  transaction  length  payload)...   into an Exchange
@@ -6,23 +6,23 @@
 //!   mode 2: raw bytes, of anyone                                       into a Decoder
 //!   mode 3: pieces    (length  bytes)..., of a store                   into a Store, its client
 //! ```
-//! Two guests talk, each with a directory of its own; a third has one that they may not see. No
-//! guest has more of anything than the limits say, each request is answered once and in order, and
-//! what is the third guest's is never told. The client comes to an end with every request: for each
-//! the store says pieces until there is an answer among them, or leaves.
+//! Two guests send, each with its own directory; a third has one that they may not read. No guest
+//! exceeds a limit, each request is answered once and in order, and the third guest's data is never
+//! sent to them. Every request of the client ends: the store sends pieces until one is a reply, or
+//! disconnects.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use xen_netif::store::server::{Exchange, Limits, Usage};
+use xen_local::store::{Exchange, Limits, Usage};
 use xen_netif::store::wire::{self, Decoder, HEADER_LEN, Header, Kind, Message, PAYLOAD_MAX};
 use xen_netif::store::{Errno, Perm, Store};
 
 use crate::Bytes;
 
-/// Low, to be reached.
+/// Low limits, to be reached.
 const LIMITS: Limits = Limits {
     nodes: 12,
     watches: 4,
@@ -32,40 +32,40 @@ const LIMITS: Limits = Limits {
     perms: 3,
     connections: 8,
 };
-/// What a session may hold beside (see its source): answers, and the longest of them.
+/// Unsent bytes of a session (see its source): replies, and the longest of them.
 const UNSENT_MAX: usize = 64 * 1024 + HEADER_LEN + PAYLOAD_MAX;
-/// Events that are told one by one, and those of watches alone.
+/// Pending events, and those of watches alone.
 const EVENTS_MAX: usize = 1024 + 2 * LIMITS.watches;
-/// Bytes said at once.
+/// Bytes sent at once.
 const CHUNK: usize = 1024;
-/// The third guest's.
+/// Data of the third guest.
 const SECRET: &str = "secret";
-/// A guest takes its answers each time but when its record has this bit.
-const DEAF: u8 = 0x80;
+/// Bit of a record: the guest does not read its replies afterwards.
+const UNREAD: u8 = 0x80;
 
-/// What a run came across.
+/// Events of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Requests that were granted.
     pub granted: usize,
-    /// Names of the errors answered.
+    /// Names of the errors in replies.
     pub errors: BTreeSet<&'static str>,
-    /// Events told.
+    /// Watch events received.
     pub events: usize,
-    /// Connections closed for what was said on them.
+    /// Connections closed because of an error.
     pub closed: usize,
-    /// Messages of the store that the client could make sense of.
+    /// Valid messages of the store to the client.
     pub decoded: usize,
-    /// Requests of the client that were answered.
+    /// Requests of the client with a reply.
     pub answered: usize,
 }
 
-/// Must hold for any bytes.
+/// Must not fail for any bytes.
 pub fn run(data: &[u8]) {
     explore(data);
 }
 
-/// [`run`], telling what it came across.
+/// As [`run`]; returns what happened.
 pub fn explore(data: &[u8]) -> Seen {
     let mut bytes = Bytes(data);
     match bytes.u8() % 4 {
@@ -76,11 +76,11 @@ pub fn explore(data: &[u8]) -> Seen {
     }
 }
 
-/// A guest, as the test knows it.
+/// State of a guest in the test.
 struct Guest {
     client: usize,
     decoder: Decoder,
-    /// Requests that await their answers.
+    /// Requests without a reply yet.
     asked: VecDeque<Header>,
     closed: bool,
 }
@@ -119,8 +119,8 @@ impl Bench {
         Self { store, guests, seen: Seen::default() }
     }
 
-    /// One guest says something; with `deaf` it does not take what it is told.
-    fn say(&mut self, guest: usize, bytes: &[u8], deaf: bool) {
+    /// Sends bytes of one guest; with `unread` it does not read its replies.
+    fn say(&mut self, guest: usize, bytes: &[u8], unread: bool) {
         let its = &mut self.guests[guest];
         let alive = self.store.say(its.client, bytes);
         if !alive {
@@ -128,7 +128,7 @@ impl Bench {
             return;
         }
         self.check();
-        if !deaf {
+        if !unread {
             self.hear(guest);
         }
     }
@@ -151,13 +151,13 @@ impl Bench {
         its.decoder.push(&self.store.hear(its.client));
         while let Some(message) = its.decoder.take().expect("our store keeps to the protocol") {
             let text = String::from_utf8_lossy(&message.payload);
-            assert!(!text.contains(SECRET) || its.client == 0, "told of what is another's");
+            assert!(!text.contains(SECRET) || its.client == 0, "sent another guest's data");
             if message.kind() == Some(Kind::WatchEvent) && message.header.req_id == 0 {
                 assert_eq!(wire::strings(&message.payload).map(|s| s.len()), Some(2));
                 self.seen.events += 1;
                 continue;
             }
-            let asked = its.asked.pop_front().expect("an answer to what was asked");
+            let asked = its.asked.pop_front().expect("a reply to a request");
             let Header { req_id, tx_id, kind, .. } = message.header;
             assert_eq!((req_id, tx_id), (asked.req_id, asked.tx_id));
             if message.kind() == Some(Kind::Error) {
@@ -172,7 +172,7 @@ impl Bench {
 
     fn finish(mut self) -> Seen {
         for guest in 0..self.guests.len() {
-            // What waited for its answers to be taken.
+            // Requests that waited for unread replies.
             while !self.guests[guest].closed && !self.guests[guest].asked.is_empty() {
                 let before = self.guests[guest].asked.len();
                 self.say(guest, &[], false);
@@ -196,18 +196,18 @@ fn records(mut bytes: Bytes<'_>) -> Seen {
         let len = u32::try_from(payload.len()).expect("a byte's worth");
         let header = Header { kind: (kind % 24).into(), req_id, tx_id: (tx % 6).into(), len };
         let its = &mut bench.guests[guest];
-        // A deaf guest is not listened to at some point; then it takes its answers.
+        // A guest that does not read is not served at some point; then it reads its replies.
         if bench.store.usage(its.client).unsent >= 64 * 1024 {
             bench.hear(guest);
             bench.say(guest, &[], false);
         }
         bench.guests[guest].asked.push_back(header);
-        bench.say(guest, &[&header.to_bytes()[..], payload].concat(), who & DEAF != 0);
+        bench.say(guest, &[&header.to_bytes()[..], payload].concat(), who & UNREAD != 0);
     }
     bench.finish()
 }
 
-/// Bytes as they come: what is whole among them is answered.
+/// Raw bytes: complete messages among them are answered.
 fn raw(bytes: &[u8]) -> Seen {
     let mut bench = Bench::new();
     let mut mirror = Decoder::default();
@@ -221,7 +221,7 @@ fn raw(bytes: &[u8]) -> Seen {
     bench.finish()
 }
 
-/// A decoder loses no byte and makes none up.
+/// Checks that a decoder neither loses nor invents bytes.
 fn decode(bytes: &[u8]) -> Seen {
     let (mut decoder, mut again, mut seen) = (Decoder::default(), Vec::new(), Seen::default());
     for chunk in bytes.chunks(7) {
@@ -252,12 +252,12 @@ fn decode(bytes: &[u8]) -> Seen {
     seen
 }
 
-/// Leading zeroes aside, what was parsed is what is shown.
+/// Whether a parsed value prints as its text, except for leading zeroes.
 fn same(perm: Perm, text: &[u8]) -> bool {
     Perm::parse(perm.to_string().as_bytes()) == Some(perm) && perm.to_string().len() <= text.len()
 }
 
-/// A client of a store that says this and no more; how many of its requests were answered.
+/// Runs a client of a store that sends only `bytes`; returns the number of requests with a reply.
 fn ask(bytes: Bytes<'_>) -> usize {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -265,7 +265,7 @@ fn ask(bytes: Bytes<'_>) -> usize {
     let listener = UnixListener::bind(&path).expect("a socket");
     let store = Store::connect(&path);
     std::fs::remove_file(&path).expect("just made");
-    let store = store.expect("someone listens");
+    let store = store.expect("a listener exists");
     let (theirs, _) = listener.accept().expect("a client");
     std::thread::scope(|scope| {
         scope.spawn(|| answer(theirs, bytes));
@@ -283,7 +283,7 @@ fn ask(bytes: Bytes<'_>) -> usize {
     })
 }
 
-/// The store's part.
+/// Runs the store's side.
 fn answer(mut client: UnixStream, mut bytes: Bytes<'_>) {
     let (mut heard, mut said) = (Decoder::default(), Decoder::default());
     let mut buf = [0; 8192];
@@ -318,7 +318,7 @@ fn record(who: u8, kind: Kind, tx: u8, payload: &str) -> Vec<u8> {
     [&[who, kind, tx, len], payload.as_bytes()].concat()
 }
 
-/// Talks to begin from.
+/// Message sequences as start inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
     use Kind::*;
     let talk = |talk: &[(u8, Kind, u8, &str)]| -> Vec<u8> {
@@ -359,8 +359,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         (0, Rm, 2, "y\0"),
         (0, TransactionEnd, 2, "T\0"),
         (0, TransactionEnd, 2, "F\0"),
-        (DEAF, TransactionStart, 0, "\0"),
-        (DEAF, TransactionStart, 0, "\0"),
+        (UNREAD, TransactionStart, 0, "\0"),
+        (UNREAD, TransactionStart, 0, "\0"),
         (0, TransactionStart, 0, "\0"),
         (0, TransactionStart, 0, "\0"),
     ]);
@@ -389,7 +389,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         (Write, 4, 1, "k\0w"),
         (TransactionEnd, 5, 1, "T\0"),
     ]);
-    let told = [
+    let messages = [
         raw(&[(WatchEvent, 0, 0, "a\0token\0"), (Read, 1, 0, "value")]),
         raw(&[(Watch, 2, 0, "OK\0"), (WatchEvent, 0, 0, "a\0token\0")]),
         raw(&[(Directory, 3, 0, "x\0y\0")]),
@@ -400,12 +400,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
     ];
     let piece = |bytes: &[u8]| [&[bytes.len() as u8], bytes].concat();
     // In one piece each, and in two.
-    let whole: Vec<u8> = told.iter().flat_map(|bytes| piece(bytes)).collect();
+    let whole: Vec<u8> = messages.iter().flat_map(|bytes| piece(bytes)).collect();
     let halves = |bytes: &Vec<u8>| {
         let (first, rest) = bytes.split_at(bytes.len() / 3);
         [piece(first), piece(rest)].concat()
     };
-    let halves: Vec<u8> = told.iter().flat_map(halves).collect();
+    let halves: Vec<u8> = messages.iter().flat_map(halves).collect();
     let oversized = Header { kind: 2, req_id: 1, tx_id: 0, len: u32::MAX }.to_bytes();
     vec![
         nodes,
@@ -416,7 +416,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         [&[0][..], &again].concat(),
         [&[1][..], &guest].concat(),
         [&[1][..], &guest, &oversized].concat(),
-        [&[2][..], &guest, &told.concat()].concat(),
+        [&[2][..], &guest, &messages.concat()].concat(),
         [&[2][..], &guest, &oversized].concat(),
         [&[3][..], &whole].concat(),
         [&[3][..], &halves].concat(),

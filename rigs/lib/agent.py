@@ -8,8 +8,8 @@ import time
 
 import rig
 
-# The agent, in a busybox shell, once fd 3 is open for both ways: reads "ID SECONDS COMMAND", runs it,
-# answers with its output between two marks.
+# The agent, in a busybox shell, once fd 3 is open for both ways: reads "ID SECONDS COMMAND", runs
+# it, replies with its output between two marks.
 SHELL = r"""
 echo "READY" >&3
 while read -r id seconds command <&3; do
@@ -68,8 +68,8 @@ class Agent:
             raise rig.Failure(f"{self.name}: {command}: exit status {status}: {rig.last_line(output)}")
         return output
 
-    def tell(self, command):
-        """Sends a command and does not wait for an answer. A busy machine may take seconds to begin it."""
+    def send(self, command):
+        """Sends a command and does not wait for its reply. A busy machine may take seconds to start it."""
         self._socket.sendall(f"0 20 {command}\n".encode())
 
     def _read_until(self, mark, timeout_s, command=""):
@@ -80,7 +80,7 @@ class Agent:
             if left <= 0:
                 raise rig.Failure(
                     f"{self.name}: {command}: no {mark.decode().strip()!r} within {timeout_s} s;"
-                    f" its last words: {rig.last_line(self._unread.decode(errors='replace'))!r}"
+                    f" its last output: {rig.last_line(self._unread.decode(errors='replace'))!r}"
                 )
             self._socket.settimeout(min(left, 1))
             try:

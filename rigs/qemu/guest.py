@@ -27,7 +27,7 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
 mount -t tmpfs tmpfs /tmp
-# A guest with nothing to say must say nothing: no neighbour discovery, no multicast reports.
+# An idle guest must not send: no neighbour discovery, no multicast reports.
 echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6
 echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6
 echo 0 > /proc/sys/kernel/printk
@@ -104,16 +104,16 @@ class Guest(agent.Agent):
 
     def __init__(self, r, name, ip, nic_socket, *, listen=False, queues=1, mtu=None, properties="", cpus=2):
         """`listen`: QEMU listens on the socket and the back-end connects; otherwise QEMU connects,
-        and connects again every second when the back-end went away."""
+        and reconnects every second after the back-end disconnected."""
         self.ip = ip
         kernel, image = build_image()
         agent_socket = r.socket_path(f"{name}.agent")
         chardev = f"socket,id=nic,path={nic_socket}" + (",server=on,wait=off" if listen else ",reconnect=1")
         netdev = f"vhost-user,id=net,chardev=nic,queues={queues}"
-        # vectors=0: no MSI-X. QEMU 7.2 dies of a segmentation fault (vhost_net_start) when a guest under
-        # emulation brings up a vhost-user NIC with MSI-X. Linux then uses one shared INTx line for all
-        # virtqueues, which also carries several queue pairs (mq=on): each interrupt looks at them all.
-        # romfile=: nothing boots from this NIC, so no option ROM is needed.
+        # vectors=0: no MSI-X. QEMU 7.2 dies of a segmentation fault (vhost_net_start) when a guest
+        # under emulation brings up a vhost-user NIC with MSI-X. Linux then uses one shared INTx
+        # line for all virtqueues, which also carries several queue pairs (mq=on): each interrupt
+        # polls all of them. romfile=: nothing boots from this NIC, so no option ROM is needed.
         device = f"virtio-net-pci,netdev=net,mac=02:00:00:00:00:0{ip[-1]},vectors=0,romfile="
         if queues > 1:
             device += ",mq=on"
@@ -138,7 +138,7 @@ class Guest(agent.Agent):
 
     def reboot(self):
         """Asks for a reboot and does not wait; `wait_ready` does."""
-        self.tell("reboot -f")
+        self.send("reboot -f")
 
     def features(self):
         """The virtio features that driver and device agreed on, as a list of bit numbers."""

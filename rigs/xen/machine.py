@@ -29,8 +29,9 @@ IMAGE_PACKAGES = f"""
 # entry from a guest, which an emulator is far slower at than a processor.
 XEN_MITIGATIONS = "xpti=no spec-ctrl=no"
 
-# By the host's clock an emulated second is a second of this machine, and what else it does shows. By
-# instructions each one takes 8 ns, whatever it costs to emulate: figures repeat within a few per cent.
+# By the host's clock an emulated second is a second of this machine, and what else it does shows.
+# By instructions each one takes 8 ns, independent of its emulation cost: figures repeat within a
+# few per cent.
 CLOCKS = {
     "host": ["-accel", "tcg,thread=multi,tb-size=256"],
     "instructions": ["-accel", "tcg,thread=single,tb-size=256", "-icount", "shift=3,sleep=off"],
@@ -66,7 +67,7 @@ echo 0 > /proc/sys/kernel/printk
 ip link set lo up
 """.replace("XEN_BIN", XEN_BIN)
 
-# A guest is told by its kernel's command line who it is.
+# A guest gets its identity from its kernel's command line.
 GUEST_INIT = r"""
 for word in $(cat /proc/cmdline); do
     case $word in guest_*) export "$word";; esac
@@ -299,9 +300,9 @@ class Guest(agent.Agent):
     def reboot(self):
         """Reboots from inside; the toolstack then starts a new domain."""
         before = self.domid()
-        self.tell("reboot -f")
+        self.send("reboot -f")
         rig.wait_for(f"a new domain for {self.name}", lambda: self.domid() not in (None, before), 120, 0.5)
-        self.join().wait_ready(180)
+        self.join().wait_ready(600)
         return self.wait_connected()
 
     def save_and_restore(self):

@@ -49,14 +49,7 @@ const STEPS: [Step; 11] = [
         "Cargo.toml",
         Kind::Quiet,
     ),
-    step(
-        "test",
-        25,
-        "cargo test --workspace --no-fail-fast -- --show-output",
-        NO_ENV,
-        "Cargo.toml",
-        Kind::Tests,
-    ),
+    step("test", 25, "cargo xtask test", NO_ENV, "Cargo.toml", Kind::Tests),
     step(
         "doc",
         10,
@@ -98,7 +91,7 @@ const STEPS: [Step; 11] = [
         Kind::Quiet,
     ),
     step("lab", 10, "cargo xtask lab", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs),
-    step("rigs", 60, "rigs/run --quick", NO_ENV, "rigs/run", Kind::Rigs),
+    step("rigs", 60, "rigs/run --quick --jobs 2", NO_ENV, "rigs/run", Kind::Rigs),
 ];
 
 const fn step(

@@ -28,6 +28,12 @@ enum Verdict {
 /// # Errors
 /// The program cannot be built or started, or a study is unknown.
 pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
+    let mut build = Command::new(crate::tidy::cargo());
+    build.args(["build", "--quiet", "--release", "--bin", "pvswitch", "--bin", "pvswitch-lab"]);
+    let built = build.current_dir(root).stdin(Stdio::null()).status();
+    if !built.map_err(|error| format!("cannot run cargo: {error}"))?.success() {
+        return Err("pvswitch and pvswitch-lab cannot be built".into());
+    }
     let begun = Instant::now();
     let listed = cargo(root).args(["lab", "list"]).output();
     let listed = listed.map_err(|error| format!("cannot run cargo: {error}"))?;
@@ -68,7 +74,7 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
     Ok(failed == 0)
 }
 
-/// The program, built if need be.
+/// The program; `lab` runs the other one beside it.
 fn cargo(root: &Path) -> Command {
     let mut command = Command::new(crate::tidy::cargo());
     command.args(["run", "--quiet", "--release", "--"]).current_dir(root).stdin(Stdio::null());

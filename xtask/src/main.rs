@@ -1,9 +1,12 @@
-//! Project tasks: `cargo xtask ci`, `cargo xtask lab` and `cargo xtask tidy`.
+//! Project tasks: `cargo xtask ci`, `cargo xtask lab`, `cargo xtask test`, `cargo xtask settings`
+//! and `cargo xtask tidy`.
 #![forbid(unsafe_code)]
 
 mod ci;
+mod circles;
 mod lab;
 mod licence;
+mod test;
 mod text;
 mod tidy;
 
@@ -13,6 +16,8 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask ci [STEP...]    everything CI checks, or the steps named
        cargo xtask lab [STUDY...]  every study of the lab in its smallest form, or those named
+       cargo xtask test            the tests of the workspace, several programs side by side
+       cargo xtask settings        makes the tables of docs/settings.md from the schema
        cargo xtask tidy            the house rules that neither rustc nor clippy know";
 
 fn main() -> ExitCode {
@@ -28,6 +33,13 @@ fn main() -> ExitCode {
                 }
             }
         }
+        Some((task, [])) if task == "test" => match test::run(&root()) {
+            Ok(passed) => passed,
+            Err(why) => {
+                eprintln!("cargo xtask test: {why}");
+                return ExitCode::from(2);
+            }
+        },
         Some((task, [])) if task == "tidy" => {
             let offences = tidy::check(&root());
             for offence in &offences {
@@ -36,12 +48,26 @@ fn main() -> ExitCode {
             println!("tidy: {} offences", offences.len());
             offences.is_empty()
         }
+        Some((task, [])) if task == "settings" => match settings(&root()) {
+            Ok(()) => true,
+            Err(why) => {
+                eprintln!("cargo xtask settings: {why}");
+                false
+            }
+        },
         _ => {
             eprintln!("{USAGE}\nsteps of ci: {}", ci::names().join(" "));
             return ExitCode::from(2);
         }
     };
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Makes the tables of settings anew.
+fn settings(root: &Path) -> Result<(), String> {
+    let path = root.join(tidy::SETTINGS);
+    let text = std::fs::read_to_string(&path).map_err(|error| error.to_string())?;
+    std::fs::write(path, api::docs::filled(&text)?).map_err(|error| error.to_string())
 }
 
 /// The workspace.

@@ -1,15 +1,15 @@
-//! Peers that misbehave: one [`Case`] for each way to do so, and what plays it.
+//! Hostile peers: one [`Case`] for each kind of invalid behaviour, and the code that runs it.
 //!
 //! ```text
-//!   cases() ──▶ Case ── play ──▶ virtio::wire::Raw   a front-end that says whatever a case wants
-//!                            └─▶ xen::guest::Guest   a domain of Xen's that does
+//!   cases() ──▶ Case ── play ──▶ virtio::wire::Raw   a front-end that sends arbitrary messages
+//!                            └─▶ xen::guest::Guest   a Xen domain with arbitrary rings and keys
 //! ```
 //! A case is only the attacker: it connects, misbehaves until its time is over, and counts what it
-//! did ([`Tally`]). That the switch ends its connection is an expected outcome and no error. What
-//! an attack costs others is measured by the lab's study `hostile`.
+//! did ([`Tally`]). The switch may end its connection: that is expected and not an error. The cost
+//! of an attack for others is measured by the lab's study `hostile`.
 //!
-//! Each case names its [`source`](Case::source): a way in that was seen, or the advisory of the
-//! implementation that had it. [`NOT_A_PEERS`] lists the advisories that no peer of a switch can
+//! Each case names its [`source`](Case::source): an observed attack, or the advisory of the
+//! affected implementation. [`NOT_A_PEERS`] lists the advisories that no peer of a switch can
 //! cause, and why.
 #![forbid(unsafe_code)]
 
@@ -22,9 +22,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-pub use self::table::{NOT_A_PEERS, cases};
+pub use self::table::{NOT_A_PEERS, cases, cases_of};
 
-/// What an attacker misbehaves on.
+/// Interface that an attacker uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ring {
     /// Split virtqueues.
@@ -38,10 +38,10 @@ pub enum Ring {
 }
 
 impl Ring {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 4] = [Self::Split, Self::Packed, Self::Socket, Self::Xen];
 
-    /// As the command line and results have it.
+    /// Name in the command line and in results.
     pub fn name(self) -> &'static str {
         match self {
             Self::Split => "split",
@@ -63,23 +63,23 @@ impl FromStr for Ring {
 
     fn from_str(s: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|ring| ring.name() == s);
-        found.ok_or_else(|| format!("{s}: no such ring; there are split, packed, socket and xen"))
+        found.ok_or_else(|| format!("{s}: unknown ring: expected split, packed, socket or xen"))
     }
 }
 
-/// Who can do it.
+/// Attacker who can run a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// The driver in a guest alone, behind any front-end.
+    /// The driver in a guest, behind any front-end.
     Guest,
-    /// A front-end process, or whoever may connect to its socket.
+    /// A front-end process, or any process that may connect to its socket.
     FrontEnd,
-    /// A domain of Xen's.
+    /// A Xen domain.
     Domain,
 }
 
 impl Who {
-    /// As results have it.
+    /// Name in results.
     pub fn name(self) -> &'static str {
         match self {
             Self::Guest => "guest",
@@ -89,21 +89,21 @@ impl Who {
     }
 }
 
-/// One way to misbehave.
+/// One kind of invalid behaviour.
 pub struct Case {
     /// Its name: lower case, words joined by `-`.
     pub name: &'static str,
-    /// Who can do it.
+    /// Attacker who can run it.
     pub who: Who,
-    /// What is done, in one line.
+    /// Description in one line.
     pub what: &'static str,
-    /// Where it comes from: advisories, and rows of the issue that asked for the suite.
+    /// Sources: advisories, and rows of the issue that requested the suite.
     pub source: &'static [&'static str],
-    /// What it applies to.
+    /// Interfaces it applies to.
     pub rings: &'static [Ring],
-    /// Ports that it takes part with, at most; it does with fewer.
+    /// Most ports that it uses; fewer are accepted.
     pub ports: u16,
-    /// It is about frames that the attacker is to receive: others have to send it some.
+    /// The attacker must receive frames: others have to send it some.
     pub receives: bool,
     play: fn(&mut Attack<'_>) -> Result<(), Error>,
 }
@@ -114,14 +114,14 @@ impl fmt::Debug for Case {
     }
 }
 
-/// Why an attacker could not even begin.
+/// Reason why an attacker could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The switch did not take a connection, or let none get as far as the case needs.
-    #[error("{0}: the switch takes no connection there, or none gets as far as this case needs")]
+    /// The switch accepted no connection, or none reached the state that the case needs.
+    #[error("{0}: the switch accepts no connection, or none reaches the state this case needs")]
     NoConnection(PathBuf),
-    /// The system refused.
-    #[error("the system refused: {0}")]
+    /// A system call failed.
+    #[error("system call failed: {0}")]
     Os(#[from] std::io::Error),
 }
 
@@ -131,18 +131,18 @@ impl From<rustix::io::Errno> for Error {
     }
 }
 
-/// What an attacker did.
+/// Counters of an attacker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Times it misbehaved: a message, a chain, a round of a flood.
+    /// Attempts: messages, chains, or rounds of a flood.
     pub attempts: u64,
-    /// Connections it made.
+    /// Connections made.
     pub connections: u64,
     /// Connections that the switch ended.
     pub ended: u64,
     /// Requests that the switch refused.
     pub refused: u64,
-    /// Connections that got no further than the switch wanted.
+    /// Connections that did not reach the state that the case needs.
     pub turned_away: u64,
 }
 
@@ -156,31 +156,31 @@ impl std::ops::AddAssign for Tally {
     }
 }
 
-/// Where and how long an attacker works.
+/// Target and duration of an attack.
 pub struct Attack<'a> {
-    /// Sockets, or directories of vifs: one for each port, one at least.
+    /// Sockets, or directories of vifs: one for each port, at least one.
     pub targets: Vec<PathBuf>,
-    /// What it misbehaves on.
+    /// Interface to use.
     pub ring: Ring,
-    /// Its address.
+    /// MAC address of the attacker.
     pub mac: [u8; 6],
-    /// Whom it sends frames to.
+    /// MAC address it sends frames to.
     pub peer: [u8; 6],
-    /// When it is over.
+    /// End of the attack.
     pub until: Instant,
-    /// False: it is to end now.
+    /// Returns false to end the attack now.
     pub running: &'a dyn Fn() -> bool,
-    /// What it did so far.
+    /// Counters so far.
     pub tally: Tally,
     began: Option<Instant>,
 }
 
-/// Longest wait until the first connection is as far as a case needs it: the switch lets a peer
-/// that flapped wait, and time is counted from then on.
+/// Longest wait for the first connection to reach the state a case needs: the switch delays a peer
+/// that reconnects often, and the duration starts after that.
 const FIRST_MAX: Duration = Duration::from_secs(10);
 
 impl<'a> Attack<'a> {
-    /// One that lasts for `time` from its first connection on, and has done nothing yet.
+    /// Creates an attack that lasts `time` from its first connection on.
     pub fn new(
         targets: Vec<PathBuf>,
         ring: Ring,
@@ -192,32 +192,32 @@ impl<'a> Attack<'a> {
         Self { targets, ring, mac, peer, until, running, tally, began: Some(Instant::now()) }
     }
 
-    /// Whether it goes on waiting for a connection.
-    fn waits(&self) -> bool {
+    /// Whether to continue waiting for a connection.
+    fn may_wait(&self) -> bool {
         let first = self.began.is_some_and(|began| began.elapsed() < FIRST_MAX);
         self.on() || first && (self.running)()
     }
 
-    /// The first connection is as far as it has to be.
-    fn begins(&mut self) {
+    /// Starts the clock: the first connection reached the required state.
+    fn begin(&mut self) {
         if let Some(began) = self.began.take() {
             self.until += began.elapsed();
         }
     }
 
-    /// Whether there is time left.
+    /// Whether time is left.
     fn on(&self) -> bool {
         Instant::now() < self.until && (self.running)()
     }
 
-    /// What was done since `from` was to get ready: before the first attempt it is not counted.
-    fn got_ready(&mut self, from: Instant) {
+    /// Excludes preparation since `from` from the duration, before the first attempt.
+    fn exclude_setup(&mut self, from: Instant) {
         if self.tally.attempts == 0 {
             self.until += from.elapsed();
         }
     }
 
-    /// Lets some time pass, no more than is left.
+    /// Sleeps for `time`, at most the time left.
     fn rest(&self, time: Duration) {
         let left = self.until.saturating_duration_since(Instant::now());
         if (self.running)() {
@@ -225,23 +225,18 @@ impl<'a> Attack<'a> {
         }
     }
 
-    /// What its first port is.
+    /// Target of the first port.
     fn target(&self) -> PathBuf {
         self.targets.first().cloned().unwrap_or_default()
     }
 }
 
 impl Case {
-    /// Plays it until `attack` is over.
+    /// Runs the case until `attack` is over.
     ///
     /// # Errors
-    /// [`Error`]: nothing could be tried at all.
+    /// [`Error`] if nothing could be tried.
     pub fn play(&self, attack: &mut Attack<'_>) -> Result<(), Error> {
         (self.play)(attack)
     }
-}
-
-/// The cases for a ring, in order.
-pub fn cases_of(ring: Ring) -> impl Iterator<Item = &'static Case> {
-    cases().filter(move |case| case.rings.contains(&ring))
 }

@@ -1,4 +1,4 @@
-//! All cases, and the advisories that are none of a peer's doing.
+//! Table of all cases, and of the advisories that no peer can cause.
 
 use crate::Ring::{Packed, Socket, Split, Xen};
 use crate::virtio::{descriptors, flood, memory, messages, receive, rings};
@@ -61,68 +61,63 @@ impl Case {
     }
 }
 
-/// Of virtqueues.
+/// Cases on virtqueues.
 static VIRTQUEUES: [Case; 24] = [
     guest(
         "loops",
-        "descriptor chains that come back to where they were",
+        "descriptor chains with loops",
         &["passt 2025-01 (die and ASSERT)", "Cloud Hypervisor PR 8142"],
         rings::loops,
     )
     .only(&[Split]),
     guest(
         "outside",
-        "descriptors, heads, tables and buffers outside of what there is",
+        "descriptors, heads, tables and buffers out of range",
         &["CVE-2020-10725", "CVE-2019-14835", "row 5"],
         rings::outside,
     ),
     guest(
         "indirect",
-        "indirect tables that are nested, empty, endless or within a chain",
+        "indirect tables that are nested, empty, endless or inside a chain",
         &["Cloud Hypervisor PR 8142"],
         rings::indirect,
     ),
     guest(
         "index-jumps",
-        "an available index that jumps, forward and back",
+        "an available index that jumps forward and back",
         &["vm-virtio 0.6.1"],
         rings::index_jumps,
     )
     .only(&[Split]),
     guest(
         "directions",
-        "writable descriptors to be sent, readable ones to be received into",
+        "writable descriptors on the tx ring, readable ones on the rx ring",
         &["Cloud Hypervisor PR 8142"],
         rings::directions,
     ),
     guest(
         "wraps",
-        "ids, wrap bits and event words of a packed ring that cannot be",
+        "invalid ids, wrap bits and event words on a packed ring",
         &["SPDK #3860"],
         rings::wraps,
     )
     .only(&[Packed]),
-    guest(
-        "checksums",
-        "checksums that start or lie outside of the frame",
-        &["CVE-2024-11614"],
-        rings::checksums,
-    ),
+    guest("checksums", "checksum offsets outside the frame", &["CVE-2024-11614"], rings::checksums),
     guest(
         "offloads",
-        "segments of nothing, unknown kinds of GSO, header lengths that lie",
+        "GSO size 0, unknown GSO types, wrong header lengths",
         &["virtio 1.3, 5.1.6.2"],
         rings::offloads,
     ),
     guest(
         "short-pieces",
-        "headers over many descriptors, chains too short for one, pieces of no length",
+        "headers split over many descriptors, chains shorter than a header, empty descriptors",
         &["CVE-2022-2132"],
         rings::short_pieces,
     ),
     guest(
         "many-pieces",
-        "chains of as many one-byte pieces as the ring has descriptors",
+        "chains of one-byte descriptors that fill the ring",
         &["row 9"],
         rings::many_pieces,
     ),
@@ -134,14 +129,14 @@ static VIRTQUEUES: [Case; 24] = [
     ),
     guest(
         "overlapping",
-        "receive buffers that are the rings themselves, and pieces over each other",
+        "receive buffers that overlap the rings and each other",
         &["CVE-2021-3748"],
         memory::overlapping,
     )
     .receives(),
     guest(
         "across-regions",
-        "frames over the border of regions that are not neighbours in the file",
+        "frames across regions that are not adjacent in the file",
         &["CVE-2018-1059"],
         memory::across_regions,
     ),
@@ -175,7 +170,7 @@ static VIRTQUEUES: [Case; 24] = [
     ),
     guest(
         "never-fit",
-        "receive buffers of nearly twice the ring's descriptors that no frame fits",
+        "receive chains of nearly twice the ring's size that are too small for a frame",
         &["row 5"],
         receive::never_fit,
     )
@@ -183,43 +178,43 @@ static VIRTQUEUES: [Case; 24] = [
     guest("segments", "GSO frames of 64-byte segments to every port", &["row 8"], flood::segments),
     guest(
         "notifications",
-        "kicks without anything to see",
+        "kicks without new buffers",
         &["row 13", "XSA-332"],
         flood::notifications,
     ),
-    guest("returns", "a fault, and back again at once", &["row 14"], flood::returns),
+    guest("returns", "a fault, then an immediate reconnect", &["row 14"], flood::returns),
     guest(
         "restarts",
-        "rings stopped and started as fast as that goes",
+        "rings stopped and started at full speed",
         &["Firecracker PR 6201"],
         flood::restarts,
     ),
     guest(
         "changed",
-        "size, features and memory changed under rings that run",
+        "size, features and memory changed while rings run",
         &["Firecracker PR 6201", "CVE-2019-14818"],
         messages::changed_while_running,
     ),
 ];
 
-/// Of the socket.
+/// Cases on the vhost-user socket.
 static SOCKETS: [Case; 24] = [
     front(
         "many-regions",
-        "508 more regions on each of many ports, then files truncated",
+        "508 extra regions on each of many ports, then files truncated",
         &["row 1"],
         memory::many_regions,
     )
     .ports(130),
     front(
         "blocking-descriptors",
-        "TCP sockets that linger and take no byte, in place of each descriptor",
+        "lingering TCP sockets with full buffers in place of each descriptor",
         &["row 2"],
         descriptors::blocking,
     ),
     front(
         "other-descriptors",
-        "full pipes, devices, folders and sockets as kick, call and memory",
+        "full pipes, devices, directories and sockets as kick, call and memory",
         &["row 2"],
         descriptors::other_kinds,
     ),
@@ -231,16 +226,16 @@ static SOCKETS: [Case; 24] = [
     ),
     front(
         "truncated-receive",
-        "the file of receive buffers truncated while the transmit ring sleeps",
+        "the file of receive buffers truncated while the tx ring is idle",
         &["row 6"],
         memory::truncated_receive,
     )
     .receives(),
-    front("truncated", "memory truncated under rings that run", &["row 1"], memory::truncated),
+    front("truncated", "memory truncated while rings run", &["row 1"], memory::truncated),
     front("sparse", "16 TiB of a sparse file on each port", &["row 7"], memory::sparse).ports(16),
     front(
         "punched",
-        "frames of 128 one-byte pieces on pages that are made holes again and again",
+        "frames of 128 one-byte pieces on pages that are hole-punched repeatedly",
         &["row 9"],
         memory::punched,
     ),
@@ -248,8 +243,13 @@ static SOCKETS: [Case; 24] = [
     front("tables", "SET_MEM_TABLE in a loop", &["row 10"], flood::tables),
     front("rarp", "SEND_RARP in a loop, a new address each time", &["row 10"], flood::rarp),
     front("toggles", "rings disabled and enabled in a loop", &["row 10"], flood::toggles),
-    front("questions", "questions whose answers are not read", &["row 10"], flood::questions),
-    front("connections", "connections that say nothing and go", &["row 10"], flood::connections),
+    front("questions", "requests whose replies are not read", &["row 10"], flood::questions),
+    front(
+        "connections",
+        "connections that close without a message",
+        &["row 10"],
+        flood::connections,
+    ),
     front(
         "map-races",
         "tables swapped on two ports while a thread truncates what they map",
@@ -257,10 +257,15 @@ static SOCKETS: [Case; 24] = [
         memory::races,
     )
     .ports(2),
-    front("polled", "rings without a kick, to be polled", &["row 13"], descriptors::polled),
+    front(
+        "polled",
+        "rings without a kick fd, which must be polled",
+        &["row 13"],
+        descriptors::polled,
+    ),
     front(
         "many-descriptors",
-        "32 descriptors beside every message, and in the middle of one that never ends",
+        "32 descriptors with every message, and inside a message that never ends",
         &["CVE-2020-10726", "CVE-2019-14818"],
         descriptors::many,
     ),
@@ -272,7 +277,7 @@ static SOCKETS: [Case; 24] = [
     ),
     front(
         "garbage",
-        "bytes that are no messages: sizes, versions, replies, noise",
+        "malformed messages: sizes, versions, replies, noise",
         &["kept: 53 message sequences"],
         messages::garbage,
     ),
@@ -288,38 +293,38 @@ static SOCKETS: [Case; 24] = [
         &["kept: 53 message sequences"],
         messages::half_messages,
     ),
-    front("bad-tables", "memory tables that cannot be", &["row 7"], memory::bad_tables),
+    front("bad-tables", "invalid memory tables", &["row 7"], memory::bad_tables),
     front(
         "bad-places",
-        "rings outside memory, over each other, unaligned; sizes and bases that are none",
+        "rings outside memory, overlapping, unaligned; invalid sizes and bases",
         &["CVE-2020-10723", "CVE-2020-10724"],
         memory::bad_places,
     ),
     front(
         "bad-sizes",
-        "ring sizes and bases that no ring has",
+        "invalid ring sizes and bases",
         &["CVE-2019-14818", "CVE-2020-10723"],
         messages::bad_sizes,
     ),
 ];
 
-/// Of the socket: what other back-ends serve and this one does not.
+/// Cases on the socket with requests that other back-ends serve and this one does not.
 static FOREIGN: [Case; 4] = [
     front(
         "no-such-rings",
-        "rings that there are not, by numbers cut to 8 or 16 bits",
+        "ring numbers that are valid only when truncated to 8 or 16 bits",
         &["CVE-2020-10723"],
         messages::no_such_rings,
     ),
     front(
         "dirty-log",
-        "a log of dirty pages whose size and offset overflow",
+        "a dirty log whose size and offset overflow",
         &["CVE-2020-10722", "CVE-2019-14835"],
         messages::dirty_log,
     ),
     front(
         "in-flight",
-        "in-flight regions of any size, again and again",
+        "in-flight regions of any size, repeatedly",
         &["CVE-2020-10726"],
         messages::in_flight,
     ),
@@ -338,7 +343,7 @@ static FOREIGN: [Case; 4] = [
     ),
 ];
 
-/// Of Xen's rings.
+/// Cases on Xen's rings.
 static VIFS: [Case; 26] = [
     domain(
         "ring-jumps",
@@ -348,14 +353,14 @@ static VIFS: [Case; 26] = [
     ),
     domain(
         "fatal-packets",
-        "packets that end a vif, and a ring that is used on",
+        "packets that stop a vif, and continued use of its ring",
         &["XSA-90", "XSA-374"],
         packets::fatal,
     ),
     domain("too-many-slots", "packets of too many slots", &["XSA-39"], packets::too_many_slots),
     domain(
         "extras",
-        "extra infos that are unknown, missing, without end, or of segments of nothing",
+        "extra infos that are unknown, missing, endless, or with GSO size 0",
         &["XSA-90"],
         packets::extras,
     ),
@@ -367,25 +372,25 @@ static VIFS: [Case; 26] = [
     ),
     domain(
         "padding",
-        "slots read again for what answers hold behind their status",
+        "padding of responses checked for leaked data",
         &["XSA-216"],
         control::padding,
     ),
     domain(
         "hash-tables",
-        "hash keys and tables whose sizes, offsets and queues cannot be",
+        "hash keys and tables with invalid sizes, offsets and queues",
         &["XSA-270"],
         control::hash_tables,
     ),
     domain(
         "hash-changes",
-        "another hash with every frame",
+        "a different hash with every frame",
         &["CVE-2024-49936"],
         control::hash_changes,
     ),
     domain(
         "events",
-        "events without anything to see, on every channel",
+        "events without new requests, on every channel",
         &["XSA-332", "row 13"],
         control::events,
     ),
@@ -395,16 +400,16 @@ static VIFS: [Case; 26] = [
         &["XSA-349"],
         states::watched_keys,
     ),
-    domain("bad-grants", "grants that are none", &["XSA-362", "XSA-367"], packets::bad_grants),
+    domain("bad-grants", "invalid grants", &["XSA-362", "XSA-367"], packets::bad_grants),
     domain(
         "overlapping-grants",
-        "all slots in one page, over each other and over the ring",
+        "all slots in one page, overlapping each other and the ring",
         &["XSA-155"],
         packets::overlapping_grants,
     ),
     domain(
         "receive-bad-grants",
-        "pages to receive into that are no grants",
+        "invalid grants on the rx ring",
         &["XSA-362", "XSA-374"],
         packets::receive_bad_grants,
     )
@@ -433,44 +438,44 @@ static VIFS: [Case; 26] = [
     ),
     domain(
         "split-headers",
-        "headers over many slots, the first shorter than any header",
+        "headers split over many slots, the first shorter than any header",
         &["XSA-423"],
         packets::split_headers,
     ),
     domain(
         "tiny-slots",
-        "eighteen slots that are together shorter than the headers",
+        "eighteen slots with fewer bytes in total than the headers",
         &["XSA-432"],
         packets::tiny_slots,
     ),
-    domain("empty-slots", "slots of no bytes", &["XSA-448"], packets::empty_slots),
+    domain("empty-slots", "empty slots", &["XSA-448"], packets::empty_slots),
     domain(
         "vif-truncated",
-        "memory of rings and of the grant table taken away",
+        "memory of rings and of the grant table truncated",
         &["row 1", "XSA-396"],
         packets::truncated,
     ),
     domain(
         "states",
-        "every state after every other, faster than anyone looks",
+        "every state after every other, faster than the peer reads them",
         &["XSA-465"],
         states::states,
     ),
     domain(
         "come-and-go",
-        "vifs that connect and go in the middle of traffic",
+        "vifs that connect and disconnect during traffic",
         &["XSA-374", "XSA-465", "CVE-2026-100080", "row 14"],
         states::come_and_go,
     ),
     domain(
         "bad-keys",
-        "keys that name no page, channel or number: connecting fails half way",
+        "keys without a valid page, channel or number: connecting fails half way",
         &["CVE-2026-99286", "CVE-2026-99287"],
         states::bad_keys,
     ),
     domain(
         "groups",
-        "more multicast groups than a list takes, and groups that are none",
+        "more multicast groups than the list holds, and invalid groups",
         &["CVE-2026-100081"],
         control::groups,
     ),
@@ -485,7 +490,7 @@ static VIFS: [Case; 26] = [
 /// Static grants of the control ring.
 static STATICS: [Case; 1] = [domain(
     "static-grants",
-    "lists of pages to be kept mapped that are no grants, of no queue, too long",
+    "invalid lists of static grants: bad grants, bad queue, too long",
     &["XSA-367"],
     control::static_grants,
 )];
@@ -495,16 +500,21 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
     VIRTQUEUES.iter().chain(&SOCKETS).chain(&FOREIGN).chain(&VIFS).chain(&STATICS)
 }
 
-/// Advisories of the references that no peer of a switch can cause, and why.
+/// The cases for a ring, in order.
+pub fn cases_of(ring: Ring) -> impl Iterator<Item = &'static Case> {
+    cases().filter(move |case| case.rings.contains(&ring))
+}
+
+/// Advisories that no peer of a switch can cause, and why.
 pub const NOT_A_PEERS: [(&str, &str); 8] = [
-    ("XSA-376", "of front-ends: what a back-end does to them"),
-    ("XSA-380", "of the hypervisor's grant tables"),
-    ("XSA-391", "of guests: events that a back-end sends them"),
-    ("XSA-403", "of front-ends: what pages hold beside a frame"),
-    ("XSA-405", "of front-ends: an error path of theirs"),
-    ("XSA-424", "of a kernel's locks when it frees a packet"),
-    ("row 15", "of two workers of the switch's own; tests of `switch`"),
-    ("row 16", "of equal floods, who do nothing that is not allowed; the study `fairness`"),
+    ("XSA-376", "affects front-ends, by their back-end"),
+    ("XSA-380", "affects the hypervisor's grant tables"),
+    ("XSA-391", "affects guests, by events from a back-end"),
+    ("XSA-403", "affects front-ends: data in pages beside a frame"),
+    ("XSA-405", "affects front-ends: an error path"),
+    ("XSA-424", "affects a kernel's locks when it frees a packet"),
+    ("row 15", "concerns two workers of the switch; tests of `switch`"),
+    ("row 16", "concerns equal floods, which are legal; the study `fairness`"),
 ];
 
 #[cfg(test)]
@@ -514,7 +524,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_every_case_says_where_it_comes_from() {
+    fn names_are_unique_and_every_case_has_a_source() {
         let names: BTreeSet<_> = cases().map(|case| case.name).collect();
         assert_eq!(names.len(), cases().count());
         for case in cases() {
@@ -524,7 +534,7 @@ mod tests {
             assert!(case.what.len() <= 100, "{}", case.name);
         }
         for ring in Ring::ALL {
-            assert!(crate::cases_of(ring).count() > 20, "{ring}");
+            assert!(cases_of(ring).count() > 20, "{ring}");
             assert_eq!(ring.name().parse(), Ok(ring));
         }
     }

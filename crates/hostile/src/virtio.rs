@@ -1,4 +1,4 @@
-//! Cases of virtqueues and of the vhost-user socket.
+//! Cases on virtqueues and on the vhost-user socket.
 
 pub mod descriptors;
 pub mod flood;

@@ -1,4 +1,4 @@
-//! Cases of Xen's rings, of grants, and of xenstore.
+//! Cases on Xen's rings, on grants, and on xenstore.
 
 pub mod control;
 pub mod guest;

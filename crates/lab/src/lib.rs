@@ -1,17 +1,17 @@
 //! The lab: studies of what polling, workers, notifications and copies trade against each other.
 //!
 //! A [`Study`](study::Study) is a matrix of cells, each measured several times; its results are a
-//! folder ([`store`]) that a report is made of ([`report`]). Everything measured is a process: the
-//! program itself as switch and as guests, and the tools of the kernel's network.
+//! folder ([`store`]) that a report is made of ([`report`]). Everything measured is a process:
+//! `pvswitch` as switch and as guests, and the tools of the kernel's network.
 //!
-//! [`run::run`] is `pvswitch lab run`, [`list`] is `lab list`, [`show`] is `lab report`.
+//! The program is `pvswitch-lab`, which `pvswitch lab` runs: [`run::run`] is its `run`, [`list`]
+//! and [`show`] are `list` and `report`.
 
 #![forbid(unsafe_code)]
 
 pub mod distance;
 pub mod isolate;
 pub mod machine;
-pub mod near;
 pub mod plan;
 pub mod report;
 pub mod run;
@@ -20,9 +20,9 @@ pub mod stats;
 pub mod store;
 pub mod studies;
 pub mod study;
-pub mod usl;
 
-pub use run::{Ask, list, show};
+pub use api::near;
+pub use run::{Ask, list, print, show};
 
 /// Both ends of what runs commands in guests with a kernel of their own.
 pub mod guest {

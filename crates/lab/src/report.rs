@@ -1,8 +1,8 @@
 //! What a report is made of. A study says what is to be seen; how it looks is settled here.
 //!
 //! `write` makes one page that needs nothing but itself, and each plot as a file of its own.
-//! A plot is laid out once as a `scene` of lines and words (`plot`, `axis`), which `svg`
-//! and `png` put down; `table` and `html` are the page.
+//! A plot is laid out as a `scene` of lines and words (`plot`, `axis`), which `svg` writes; `png`
+//! draws that file; `table` and `html` are the page.
 
 mod axis;
 mod font;
@@ -96,8 +96,9 @@ pub fn write(folder: &Path, document: &Document) -> Result<PathBuf, Error> {
         .map_err(|source| Error::Write { path: plots.clone(), source })?;
     for plot in document.plots() {
         let scene = plot::draw(plot, plot::Room::Alone);
-        replace(&plots.join(format!("{}.svg", plot.file)), svg::file(&scene).as_bytes())?;
-        replace(&plots.join(format!("{}.png", plot.file)), &png::file(&scene))?;
+        let file = svg::file(&scene);
+        replace(&plots.join(format!("{}.svg", plot.file)), file.as_bytes())?;
+        replace(&plots.join(format!("{}.png", plot.file)), &png::file(&file))?;
     }
     let page = folder.join(PAGE);
     replace(&folder.join(TEXT), markdown::text(document).as_bytes())?;
@@ -241,7 +242,7 @@ pub struct Series {
     pub right: bool,
     /// Bars in place of a line.
     pub bars: bool,
-    /// A line without dots: a model, or a limit, of which no point was measured.
+    /// A line without dots: a limit, of which no point was measured.
     pub model: bool,
     /// Dots without a line: what is between them is not known.
     pub loose: bool,

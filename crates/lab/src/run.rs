@@ -1,8 +1,8 @@
 //! What `pvswitch lab` does: list, run, report.
 
 use std::fmt::Write as _;
-use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::io::{ErrorKind, IsTerminal, Write as _};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 mod measure;
@@ -20,6 +20,15 @@ use crate::stage::{GuestKind, Stage};
 use crate::store::{self, Results};
 use crate::study::{Study, Verdict};
 use crate::{Error, Studies};
+
+/// Writes to standard output. A reader that has closed it ends the process with success.
+pub fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        let closed = error.kind() == ErrorKind::BrokenPipe;
+        std::process::exit(i32::from(!closed));
+    }
+}
 
 /// All studies with their questions; as JSON with their axes and measures.
 pub fn list(studies: Studies, as_json: bool) -> String {
@@ -81,10 +90,11 @@ pub fn run(ask: &Ask, studies: Studies) -> Result<u8, Error> {
     let order = Order::of(ask, studies)?;
     let there = store::look(&order.out, &order.plan, order.study)?;
     if ask.dry_run {
-        print!("{}", order.described(&there, ask.json));
+        print(&order.described(&there, ask.json));
         return Ok(0);
     }
     order.check_length(ask, &there)?;
+    order.check_program()?;
     match side {
         Side::Outside(outside) => {
             eprintln!("{}", order.in_short(&there));
@@ -101,7 +111,7 @@ fn inside(ask: &Ask, order: &Order) -> Result<u8, Error> {
     let stage = stage(order)?;
     let ended = measure(order, &Arc::new(stage), &here.stop, &here.everyone())?;
     if ask.json {
-        println!("{:#}", ended.summary);
+        print(&format!("{:#}\n", ended.summary));
     }
     let mut status = u8::from(ended.done == 0);
     if ask.judge {
@@ -127,20 +137,27 @@ fn inside(ask: &Ask, order: &Order) -> Result<u8, Error> {
     Ok(status)
 }
 
-/// Where the processes of all runs run. They run a copy of this program: one that is built anew
-/// meanwhile must not change what is measured.
+/// Where the processes of all runs run. They run copies of the programs: a build in the meantime
+/// must not change what is measured.
 fn stage(order: &Order) -> Result<Stage, Error> {
-    let program = std::env::temp_dir().join("pvswitch");
-    let copied = std::env::current_exe().and_then(|this| std::fs::copy(this, &program));
-    copied.map_err(|error| Error::failed(format!("{}: {error}", program.display())))?;
+    let copy = |from: &Path, name: &str| {
+        let to = std::env::temp_dir().join(name);
+        match std::fs::copy(from, &to) {
+            Ok(_) => Ok(to),
+            Err(error) => Err(Error::failed(format!("copying {}: {error}", from.display()))),
+        }
+    };
+    let program = copy(&order.program, "pvswitch")?;
     let mut stage = Stage::new(&program, &order.switch_cpus, &order.guest_cpus, order.proto)
         .map_err(|error| Error::failed(error.to_string()))?;
+    stage.agent = copy(&this_program()?, "pvswitch-lab")?;
     stage.guest = order.guest;
     stage.kernel.clone_from(&order.kernel);
     Ok(stage)
 }
 
-/// Writes the report of a folder of results, and of others of the same study beside it; its page.
+/// Writes the summary of each folder of results, and into the first the report of all, which are of
+/// one study; returns its page.
 pub fn show(folders: &[PathBuf], studies: Studies) -> Result<PathBuf, Error> {
     let Some(first) = folders.first() else { return Err(Error::usage("report: of which folder?")) };
     let plan = store::plan_of(first)?;
@@ -153,9 +170,16 @@ pub fn show(folders: &[PathBuf], studies: Studies) -> Result<PathBuf, Error> {
             return Err(Error::usage(format!("{at}: results of {}, not of {name}", plan.study)));
         }
         plan.check(study)?;
-        all.push(Results::read(folder, plan, study, &mut |line| eprintln!("{line}"))?);
+        let results = Results::read(folder, plan, study, &mut |line| eprintln!("{line}"))?;
+        store::write_summary(folder, &store::summary::of(&results, study))?;
+        all.push(results);
     }
     page::write(first, &all, study)
+}
+
+/// Path of this program.
+fn this_program() -> Result<PathBuf, Error> {
+    std::env::current_exe().map_err(|error| Error::failed(format!("/proc/self/exe: {error}")))
 }
 
 /// Whether somebody watches.

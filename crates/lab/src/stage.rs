@@ -88,6 +88,8 @@ impl FromStr for Proto {
 pub struct Stage {
     /// The program measured.
     pub program: PathBuf,
+    /// Runs commands in virtual machines, at both ends: `pvswitch-lab`.
+    pub agent: PathBuf,
     /// CPUs of the switch's workers, in order.
     pub switch_cpus: Vec<usize>,
     /// CPUs of guests.
@@ -142,6 +144,7 @@ impl Stage {
             .map_err(|error| Fail::Over(format!("no folder for sockets and logs: {error}")))?;
         Ok(Self {
             program: program.into(),
+            agent: PathBuf::new(),
             switch_cpus: switch_cpus.into(),
             guest_cpus: guest_cpus.into(),
             proto,
@@ -190,7 +193,7 @@ impl Stage {
         format!("{name}-{}", self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Starts a process of our own program.
+    /// Starts a process of the program measured.
     pub fn start_program(
         &self,
         name: &str,

@@ -10,6 +10,8 @@
 //! | `machine.json` | CPU, kernel, settings, versions, and the command |
 //! | `summary.json` | medians, comparisons, verdicts: [`summary`] |
 //! | `report.html`, `report.md`, `plots/` | the same to look at |
+//!
+//! The last two rows are derived from the others; [`show`](crate::show) makes them again.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +25,7 @@ mod folder;
 pub mod summary;
 
 pub use compare::{Comparison, Outcome};
-pub use folder::{Folder, look, plan_of};
+pub use folder::{Folder, look, plan_of, write_summary};
 
 /// A run is far where its CPUs were so many times further from each other than in the nearest run,
 const FAR: f64 = 1.5;

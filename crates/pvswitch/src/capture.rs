@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use switch::forward::Port;
 use uplink::{Direction, PcapWriter};
 
-use crate::control::{ControlError, Request, call};
+use api::control::{ControlError, Request, call};
 
 /// Frames that wait for the reader; more are lost, and counted.
 const QUEUE_FRAMES: usize = 4096;
@@ -80,7 +80,7 @@ pub fn command(control: &Path, port: &str, to: &str) -> Result<(), ControlError>
     stream.get_ref().set_read_timeout(None)?;
     let signal_end = stream.get_ref().try_clone()?;
     // An interrupt ends our side; the switch then sends the closing block, and we drain it.
-    let ends = super::run::signals().map_err(|e| ControlError::Refused(e.to_string()))?;
+    let ends = crate::signals::readable().map_err(ControlError::Io)?;
     std::thread::spawn(move || {
         let _ = (&ends).read(&mut [0]);
         let _ = signal_end.shutdown(std::net::Shutdown::Write);

@@ -1,12 +1,16 @@
 //! The command line. It is a contract: scripts rely on it.
 
+mod settings;
+
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use api::help;
+use clap::{Args, Parser, Subcommand};
+use guest::generate::{Aside, Burst, OnOff, Size, parse_also, parse_rate};
+use guest::{ConnectOptions, Setting};
 use switch::poll::Policy;
 
-use crate::guest::{HELP, Setting};
-use crate::pool::Placement;
+use self::settings::Settings;
 use crate::spec::PortSpec;
 
 /// Network back-end and virtual switch for virtual machines.
@@ -32,7 +36,7 @@ Log level: RUST_LOG=debug pvswitch ...";
 #[derive(Subcommand)]
 pub enum Command {
     /// Run a switch
-    #[command(after_help = RUN_EXAMPLES)]
+    #[command(after_help = format!("{}{RUN_EXAMPLES}", help::ports()))]
     Run(RunArgs),
     /// Watch a running switch, live
     #[command(after_help = TOP_HELP)]
@@ -45,32 +49,19 @@ pub enum Command {
         pvswitch capture vm1 | wireshark -k -i -")]
     Capture(CaptureArgs),
     /// Give a network namespace or container a NIC on a switch
-    #[command(after_help = format!("{NIC_EXAMPLES}\n{HELP}"))]
+    #[command(after_help = format!("{NIC_EXAMPLES}\n{}", help::driver()))]
     Nic(NicArgs),
     /// Generate or sink traffic as a guest would
-    #[command(after_help = format!("{GEN_EXAMPLES}\n{HELP}"))]
+    #[command(after_help = format!("{GEN_EXAMPLES}\n{}", help::driver()))]
     Gen(GenArgs),
     /// See it work: a switch and guests, live, in under a minute
     Demo(DemoArgs),
     /// Measure: studies of polling, workers, notifications and copies, with reports
-    #[command(after_help = LAB_EXAMPLES)]
+    #[command(disable_help_flag = true, after_help = LAB_HELP)]
     Lab(LabArgs),
 }
 
 const RUN_EXAMPLES: &str = "\
-Port kinds:
-  vhost-user:SOCKET[,mode=server|client][,queues=N][,mtu=N][,mac=MAC][,without=FEATURE+...]
-                 [,memory=any][,polled=off]
-  tap:IFNAME[,netns=NAME][,queues=N][,mtu=N]     existing, or created
-  xen:DOMID/DEVID[,queues=N][,without=FEATURE+...][,smart-poll=on]   a vif of a Xen guest
-  xen:auto[,...]                                 every vif of this back-end domain
-  xen-local:DIR[,...]                            a vif without Xen, for pvswitch nic and gen
-  null                                           drops everything
-  with any kind: [,poll=POLICY][,call=POLICY][,weight=N][,hold=N], and of queue pair N (from 0 on)
-                 [,poll/N=POLICY][,call/N=POLICY]
-  limits of what a peer may make the switch spend, with any kind: [,limit-NAME=N], NAME being
-                 mapped-bytes, mappings, descriptors, held-frames, held-bytes, messages,
-                 connections, announcements or log-lines; bytes also as 512K, 64M, 16G, 4T
 Examples:
   pvswitch run --port vm1=vhost-user:/tmp/vm1.sock --port host=tap:tap0
   pvswitch run --port a=vhost-user:/tmp/a.sock,mode=client,queues=4 --poll adaptive --workers 2
@@ -100,26 +91,8 @@ Examples:
       What a hostile peer of that kind can be made to do; hostile alone does all of it in turn
   pvswitch gen --connect vhost-user:/tmp/p3.sock --packed --mode hostile=wraps --duration 5";
 
-const LAB_EXAMPLES: &str = "\
-Examples:
-  pvswitch lab list
-  pvswitch lab run polling --quick
-      Under five minutes; the report is pvswitch-lab-polling/report.html
-  pvswitch lab run polling --only guests=1,3 --only policy=event,adaptive --repeats 5 --dry-run
-      Which cells that would be, and how long it would take
-  pvswitch lab run fairness --full --out results
-      As the seed did it; interrupted, the same command goes on
-  pvswitch lab report results";
-
-const LAB_RUN_HELP: &str = "\
-Everything is started in namespaces of its own; nothing is left behind. Without root, user
-namespaces must be allowed. Guests in User-Mode Linux (--guest uml; Debian package user-mode-linux)
-or in QEMU's emulation (--guest qemu; packages qemu-system-x86, busybox-static, linux-image-amd64)
-have a stock driver: cells that ask for our own front end's policies fail, and say so. A kernel need
-not be installed: apt-get download it, dpkg -x PACKAGE DIR, --kernel DIR. A PLAN is a plan.toml, as
-each folder of results has one.
-Exit status: 0 measured; 1 nothing could be, or --assert found otherwise; 2 bad usage;
-130, 143 interrupted: the same command goes on.";
+const LAB_HELP: &str = "\
+Runs pvswitch-lab, which is beside this program: pvswitch lab --help";
 
 const CTL_EXAMPLES: &str = "\
 Examples:
@@ -135,9 +108,6 @@ Examples:
   pvswitch ctl --control /tmp/nic.sock set kick=coalesce:20,16
       Of a guest: nic and gen have such a socket with --control; they answer set and stats";
 
-const POLL_HELP: &str = "When to look at guests' queues: event, napi[:BUDGET], timer[:HZ], \
-    coalesce:USECS,FRAMES, coalesce:USECS/pending, spin, adaptive[:LATENCY_US] [default: adaptive]";
-
 /// `run`.
 #[derive(Args)]
 pub struct RunArgs {
@@ -147,45 +117,9 @@ pub struct RunArgs {
     /// A port: NAME=KIND:ARG[,key=value]... (see below); may be repeated
     #[arg(long = "port", value_name = "NAME=KIND:ARG")]
     pub ports: Vec<PortSpec>,
-    /// `--poll`.
-    #[arg(long, help = POLL_HELP)]
-    pub poll: Option<Policy>,
-    /// When to notify guests of frames; same forms [default: event, once per burst]
-    #[arg(long)]
-    pub call: Option<Policy>,
-    /// Worker threads, 1 to 63 [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=63))]
-    pub workers: Option<u8>,
-    /// Which worker serves which queue [default: balanced]
-    #[arg(long, value_enum)]
-    pub placement: Option<Placement>,
-    /// CPUs to pin workers to, in order: 1 or 1,2
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub cpus: Vec<usize>,
-    /// How frames find their way [default: switch]
-    #[arg(long, value_enum)]
-    pub forward: Option<ForwardArg>,
-    /// Control socket [default: see ctl --help]
-    #[arg(long, value_name = "PATH")]
-    pub control: Option<PathBuf>,
-    /// Serve counters and state by HTTP: HOST:PORT, PORT alone (on 127.0.0.1) or unix:PATH
-    #[arg(long, value_name = "ADDR")]
-    pub http: Option<crate::http::Address>,
-    /// Stop after so many seconds
-    #[arg(long, value_name = "SECS")]
-    pub duration: Option<f64>,
-    /// Do not print how to attach guests
-    #[arg(long)]
-    pub quiet: bool,
-}
-
-/// `--forward`.
-#[derive(Clone, Copy, ValueEnum)]
-pub enum ForwardArg {
-    /// Learning Ethernet switch
-    Switch,
-    /// Ports 1 and 2, 3 and 4, ... wired together; no look-up
-    Cross,
+    /// Settings of the switch as a whole.
+    #[command(flatten)]
+    pub settings: Settings,
 }
 
 const TOP_HELP: &str = "\
@@ -243,9 +177,8 @@ pub enum CtlCommand {
         #[command(subcommand)]
         what: Option<FdbCommand>,
     },
-    /// Change settings: [PORT[/QUEUE]] KEY=VALUE...; PORT: poll, call, weight, hold, and without
-    /// QUEUE limit-NAME; none: poll and call of every port, placement. Of a guest: as much, with
-    /// QUEUE for the port; poll, kick
+    /// Change settings.
+    #[command(about = api::set::help(), long_about = api::set::help())]
     Set {
         /// vm1 poll=spin, vm1/2 call=event, placement=balanced
         #[arg(required = true, value_name = "WHAT")]
@@ -269,7 +202,7 @@ pub enum CtlCommand {
 pub struct PortSpecText(pub String);
 
 impl std::str::FromStr for PortSpecText {
-    type Err = crate::spec::SpecError;
+    type Err = api::PortError;
 
     fn from_str(s: &str) -> Result<Self, Self::Err> {
         s.parse::<PortSpec>().map(|_| Self(s.into()))
@@ -348,6 +281,23 @@ pub struct ConnectArgs {
     pub set: Vec<Setting>,
 }
 
+impl ConnectArgs {
+    /// As the driver half takes them.
+    pub fn options(&self) -> ConnectOptions {
+        ConnectOptions {
+            connect: self.connect.clone(),
+            queues: self.queues,
+            queue_size: self.queue_size,
+            packed: self.packed,
+            in_order: self.in_order,
+            poll: self.poll,
+            kick: self.kick,
+            set: self.set.clone(),
+            costs: crate::cost::costs,
+        }
+    }
+}
+
 /// `nic`.
 #[derive(Args)]
 pub struct NicArgs {
@@ -364,7 +314,7 @@ pub struct NicArgs {
     #[arg(long)]
     pub mtu: Option<u16>,
     /// MAC address of the interface
-    #[arg(long, value_parser = crate::spec::mac)]
+    #[arg(long, value_parser = api::mac)]
     pub mac: Option<[u8; 6]>,
     /// Stop after so many seconds
     #[arg(long, value_name = "SECS")]
@@ -396,9 +346,9 @@ pub struct GenArgs {
     pub mode: GenMode,
     /// Frame size in bytes without FCS: N, MIN-MAX, or imix
     #[arg(long, default_value = "60")]
-    pub size: crate::generate::Size,
+    pub size: Size,
     /// Frames a second (suffix k or M); unlimited if not given
-    #[arg(long, value_name = "PPS", value_parser = crate::generate::parse_rate)]
+    #[arg(long, value_name = "PPS", value_parser = parse_rate)]
     pub rate: Option<f64>,
     /// Send the same frames again and again, and give buffers back unread, with next to no CPU:
     /// what passes is then the switch's limit. With --mode send and sink, for both ends, on split
@@ -407,26 +357,26 @@ pub struct GenArgs {
     pub replay: bool,
     /// Frames sent at once, and the time from burst to burst; without it, as --rate says
     #[arg(long, value_name = "N[,GAP_US]")]
-    pub burst: Option<crate::generate::Burst>,
+    pub burst: Option<Burst>,
     /// Traffic that comes and goes: send for ON_MS, not for OFF_MS, and so on
     #[arg(long, value_name = "ON_MS,OFF_MS")]
-    pub on_off: Option<crate::generate::OnOff>,
+    pub on_off: Option<OnOff>,
     /// Flows (UDP source ports) to spread frames over; with --queues, each stays on one queue
     #[arg(long, default_value_t = 1)]
     pub flows: u16,
     /// Our MAC address
-    #[arg(long, value_parser = crate::spec::mac, default_value = "02:00:00:00:00:01")]
+    #[arg(long, value_parser = api::mac, default_value = "02:00:00:00:00:01")]
     pub mac: [u8; 6],
     /// Destination MAC address
-    #[arg(long, value_parser = crate::spec::mac, default_value = "02:00:00:00:00:02")]
+    #[arg(long, value_parser = api::mac, default_value = "02:00:00:00:00:02")]
     pub peer: [u8; 6],
     /// Fill frames by their number, and check every byte of what comes; at both ends
     #[arg(long, conflicts_with = "replay")]
     pub check: bool,
     /// With --mode send and rr: after every N frames [default: 1] one to this address, too; it
     /// counts for --rate and in no total
-    #[arg(long, value_name = "MAC[,N]", value_parser = crate::generate::parse_also)]
-    pub also: Option<crate::generate::Aside>,
+    #[arg(long, value_name = "MAC[,N]", value_parser = parse_also)]
+    pub also: Option<Aside>,
     /// CPU to run on
     #[arg(long, value_name = "N")]
     pub cpu: Option<usize>,
@@ -496,7 +446,7 @@ impl GenMode {
                 }
                 let names = || hostile::cases().map(|case| case.name);
                 let Some(known) = names().find(|known| *known == name) else {
-                    let hint = lab::near::did_you_mean(name, names());
+                    let hint = api::near::did_you_mean(name, names());
                     return Err(format!("no case '{name}'{hint}; --mode hostile=list has them"));
                 };
                 Self::Hostile(Cases::One(known))
@@ -524,107 +474,7 @@ pub struct DemoArgs {
 /// `lab`.
 #[derive(Args)]
 pub struct LabArgs {
-    /// What to do.
-    #[command(subcommand)]
-    pub what: LabCommand,
-}
-
-/// `lab` subcommands.
-#[derive(Subcommand)]
-pub enum LabCommand {
-    /// The studies, their questions, and how long they take
-    List {
-        /// Print JSON: axes and measures too
-        #[arg(long)]
-        json: bool,
-    },
-    /// Measure a study, and write a report
-    #[command(after_help = LAB_RUN_HELP)]
-    Run(Box<LabRunArgs>),
-    /// Write the report of results again; of several machines' into the first folder
-    Report {
-        /// Folders of results of one study
-        #[arg(required = true, value_name = "DIR")]
-        folders: Vec<PathBuf>,
-    },
-    /// Both ends of what runs commands in a guest; for the lab itself
-    #[command(hide = true)]
-    Guest {
-        #[command(subcommand)]
-        end: LabGuest,
-    },
-}
-
-/// `lab guest`.
-#[derive(Subcommand)]
-pub enum LabGuest {
-    /// Serve as the first program of a guest
-    Serve {
-        /// How it is set up
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        setup: Vec<String>,
-    },
-    /// Run a command in a guest
-    Run {
-        /// Where its channels are
-        folder: PathBuf,
-        /// Program and arguments
-        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
-        command: Vec<String>,
-    },
-}
-
-/// `lab run`.
-#[derive(Args)]
-pub struct LabRunArgs {
-    /// Its name, as lab list has it
-    pub study: String,
-    /// The fewest cells that show the main result; under a minute
-    #[arg(long, group = "scale")]
-    pub smallest: bool,
-    /// Under five minutes on two CPUs
-    #[arg(long, group = "scale")]
-    pub quick: bool,
-    /// The seed's whole matrix with its own times; hours
-    #[arg(long, group = "scale")]
-    pub full: bool,
-    /// Cells, repeats and seconds from a file
-    #[arg(long, value_name = "FILE", group = "scale")]
-    pub plan: Option<PathBuf>,
-    /// Only these values of an axis; may be repeated
-    #[arg(long, value_name = "AXIS=V,V")]
-    pub only: Vec<String>,
-    /// How often each cell is measured
-    #[arg(long, value_name = "N")]
-    pub repeats: Option<u32>,
-    /// Seconds measured in each run
-    #[arg(long, value_name = "S")]
-    pub seconds: Option<f64>,
-    /// Folder of results; measured already: goes on [default: pvswitch-lab-STUDY]
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
-    /// What guests speak: virtio or xen
-    #[arg(long, value_name = "PROTO")]
-    pub proto: Option<String>,
-    /// What guests are: netns; uml or qemu: a kernel of their own with its virtio-net driver
-    #[arg(long, value_name = "KIND")]
-    pub guest: Option<String>,
-    /// Folder of an unpacked linux-image package, for --guest qemu [default: the one installed]
-    #[arg(long, value_name = "DIR")]
-    pub kernel: Option<PathBuf>,
-    /// CPUs of the switch: 0 or 0,1 [default: the first half]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub switch_cpus: Vec<usize>,
-    /// CPUs of guests [default: the second half]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub guest_cpus: Vec<usize>,
-    /// Exit with 1 unless the counts show the seed's main result
-    #[arg(long = "assert")]
-    pub judge: bool,
-    /// Print cells and time, and measure nothing
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Print the summary as JSON on standard output
-    #[arg(long)]
-    pub json: bool,
+    /// Arguments of pvswitch-lab
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub args: Vec<std::ffi::OsString>,
 }

@@ -6,12 +6,12 @@
 //! nested virtual one, where the interrupt and the halt leave the guest; a poll policy that
 //! assumed either would be wrong on the other.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use switch::poll::Costs;
 
@@ -176,7 +176,7 @@ struct Woken {
 }
 
 fn wakes(longest: Duration, cpus: &Cpus) -> std::io::Result<Sleeps> {
-    let kick: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    let kick = os::eventfd()?;
     let (epoch, woken) = (Instant::now(), Woken::default());
     let sleep = || {
         keep_to(&cpus.sleeper);
@@ -188,7 +188,7 @@ fn wakes(longest: Duration, cpus: &Cpus) -> std::io::Result<Sleeps> {
             let _ = poll(&mut fds, Some(&most));
             if !fds[0].revents().is_empty() {
                 woken.at_ns.store(ns(epoch.elapsed()).max(1), Ordering::Release);
-                vhost_user::sys::drain(kick.as_fd());
+                os::drain(kick.as_fd());
                 let now = cpu_ns();
                 woken.used_ns.store((now - cpu).max(1), Ordering::Release);
                 cpu = now;
@@ -208,7 +208,7 @@ fn wakes(longest: Duration, cpus: &Cpus) -> std::io::Result<Sleeps> {
             woken.used_ns.store(0, Ordering::Relaxed);
             std::thread::sleep(SETTLE);
             let (start, before) = (ns(epoch.elapsed()), cpu_ns());
-            vhost_user::sys::signal(kick.as_fd());
+            os::signal(kick.as_fd());
             let mine = cpu_ns() - before;
             while woken.used_ns.load(Ordering::Acquire) == 0 && Instant::now() < end {
                 wait();

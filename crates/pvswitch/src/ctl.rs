@@ -3,12 +3,13 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use api::control::{ControlError, Request, call, default_path};
+use api::schema::port::{LIMIT, common};
+use api::schema::{Type, bytes_text};
 use serde_json::Value;
 
 use crate::cli::{CtlArgs, CtlCommand, FdbCommand};
-use crate::control::{ControlError, Request, call, default_path};
 use crate::demo::format::time_ns;
-use crate::spec::limits;
 
 /// Longest wait for a port to be drained.
 const DRAIN_MAX: Duration = Duration::from_secs(3);
@@ -136,11 +137,20 @@ fn refused(account: &Value) -> Option<String> {
     let entries = account.as_object().into_iter().flatten();
     let refused = entries.filter_map(|(name, entry)| {
         let times = entry["refused"].as_u64().filter(|times| *times > 0)?;
-        let limit = limits::text(name, entry["limit"].as_u64()?);
+        let limit = limit_text(name, entry["limit"].as_u64()?);
         let per = if entry["per_second"] == true { "/s" } else { "" };
         Some(format!("{name} {times} (limit {limit}{per})"))
     });
     Some(refused.collect::<Vec<_>>().join(", ")).filter(|text| !text.is_empty())
+}
+
+/// A limit of an account's entry, as people write it.
+fn limit_text(name: &str, limit: u64) -> String {
+    let option = common().find(|option| option.name.strip_prefix(LIMIT) == Some(name));
+    match option.map(|option| option.value) {
+        Some(Type::Bytes(_)) => bytes_text(limit),
+        _ => limit.to_string(),
+    }
 }
 
 /// A vif in a line: how its handshake stands, in plain words.

@@ -6,6 +6,7 @@
 
 pub mod format;
 mod measure;
+mod process;
 mod scenes;
 mod stage;
 mod summary;
@@ -20,6 +21,7 @@ use switch::poll::Policy;
 
 use crate::cli::DemoArgs;
 use crate::{AnyError, Usage};
+use process::Folder;
 use scenes::Demo;
 use stage::Setting;
 use view::View;
@@ -41,12 +43,6 @@ pub enum Fail {
     Failed(String),
 }
 
-impl From<lab::study::Fail> for Fail {
-    fn from(what: lab::study::Fail) -> Self {
-        Self::Failed(what.to_string())
-    }
-}
-
 impl From<String> for Fail {
     fn from(what: String) -> Self {
         Self::Failed(what)
@@ -65,7 +61,7 @@ pub fn command(args: DemoArgs) -> Result<(), AnyError> {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
     let scene = Duration::from_secs_f64(args.scene);
-    let dir = lab::stage::folder().map_err(|error| format!("no directory for sockets: {error}"))?;
+    let dir = Folder::new().map_err(|error| format!("no directory for sockets: {error}"))?;
     let machine = Machine::look();
     let setting = Setting {
         exe: std::env::current_exe()?,

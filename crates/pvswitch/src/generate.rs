@@ -1,676 +1,84 @@
-//! `pvswitch gen`: traffic as a guest would make it, from the driver half.
-//!
-//! Frames are UDP over IPv4 with 18 bytes of our own at the start of the payload: a mark, the
-//! sequence number and the time of sending, so that a sink tells loss, order and latency. The time
-//! is the machine's monotonic clock, the same for all processes.
-//!
-//! With several queues each flow has its own, and one thread serves all of them.
+//! `pvswitch gen`: its command line as a generator of the driver half, or a peer that misbehaves.
 
-mod frame;
 mod hostile;
-mod idle;
-mod pace;
-mod replay;
 
-use std::fmt;
-use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hdrhistogram::Histogram;
-use serde_json::{Value, json};
-use shm::Seg;
+use guest::Connect;
+use guest::generate::{self, Idle, Mode, Options};
 
-use self::frame::{
-    HEADERS, MARK, SIZE_MIN, SOURCE_PORT, STAMP, fill, headers, is_whole, stamp, touch,
-};
-use self::pace::Pace;
-use self::replay::Replay;
 use crate::cli::{GenArgs, GenMode};
-use crate::guest::{self, Also, Connect, Control, Guest, HDR_LEN, Pair, Report, now_ns};
-use crate::{AnyError, Usage};
-
-pub use self::frame::{Aside, Size, parse_also};
-pub use self::pace::{Burst, OnOff, parse_rate};
-
-/// Longest wait, at the end, for the switch to take the last frames.
-const DRAIN_MAX: Duration = Duration::from_secs(1);
-/// Frames handled at once.
-const BATCH: usize = 64;
-/// An answer that does not come in this time was lost, in ns.
-const ANSWER_MAX_NS: u64 = 100_000_000;
-/// Longest sleep, in ns: a signal that comes just before one does not end it.
-const LOOK_AROUND_NS: u64 = 100_000_000;
-/// Least and most time before a frame is due in which a sender spins, in ns.
-const SPIN_NS: (u64, u64) = (50_000, 2_000_000);
-
-/// What was seen.
-#[derive(Default)]
-struct Totals {
-    sent: u64,
-    sent_bytes: u64,
-    received: u64,
-    received_bytes: u64,
-    /// Sequence numbers skipped, less those that came late.
-    lost: i64,
-    /// Frames that came after a later one of their flow.
-    late: u64,
-    /// The number after the highest seen of each flow: nobody promises order between flows.
-    flow_next: Vec<u64>,
-    /// Frames that were not ours (ARP and the like).
-    foreign: u64,
-    /// Of ours, those that are not as they were sent.
-    corrupt: u64,
-    /// Frames sent to the address beside.
-    aside: u64,
-    first_seq: Option<u64>,
-    next_seq: u64,
-}
+use crate::error::{AnyError, Usage, ended, interval, time};
+use crate::{cost, signals};
 
 /// The command.
-pub fn command(args: GenArgs) -> Result<(), AnyError> {
-    let mut to = Connect::try_from(&args.connect).map_err(Usage)?;
-    if matches!(args.mode, GenMode::Send | GenMode::Rr) {
-        to = to.frames_up_to(args.size.longest());
+pub fn command(args: &GenArgs) -> Result<(), AnyError> {
+    let to = Connect::try_from(&args.connect.options()).map_err(Usage)?;
+    let duration = args.duration.map(time).transpose()?;
+    let interval = args.interval.map(interval).transpose()?;
+    let stop = signals::flag()?;
+    let running = || !stop.load(Ordering::Relaxed);
+    let mode = match args.mode {
+        GenMode::Send => Mode::Send,
+        GenMode::Sink => Mode::Sink,
+        GenMode::Echo => Mode::Echo,
+        GenMode::Rr => Mode::Rr,
+        GenMode::Idle | GenMode::Hostile(_) => return many(args, to, duration, &running),
+    };
+    if args.count.is_some() {
+        return Err(Usage("--count: only with --mode idle and hostile".into()).into());
     }
-    let ns = |secs: f64| crate::seconds(secs).map(|d| d.as_nanos() as u64).map_err(Usage);
-    let duration = args.duration.map(ns).transpose()?;
-    let interval = args.interval.map(ns).transpose()?;
-    if interval == Some(0) {
-        return Err(Usage("--interval 0: use a time between reports, in seconds".into()).into());
-    }
+    // On the CPUs it may use now, before it is pinned to one.
+    let nap_late_ns = cost::costs().nap_late_ns;
+    let options = Options {
+        to,
+        mode,
+        size: args.size.clone(),
+        rate: args.rate,
+        replay: args.replay,
+        burst: args.burst,
+        on_off: args.on_off,
+        flows: args.flows,
+        mac: args.mac,
+        peer: args.peer,
+        check: args.check,
+        also: args.also,
+        cpu: args.cpu,
+        duration,
+        interval,
+        control: args.control.clone(),
+        json: args.json,
+        nap_late_ns,
+    };
+    cost::precise_timers();
+    generate::run(&options, &running).map_err(ended)
+}
+
+/// Guests or peers in number, which follow no policies.
+fn many(
+    args: &GenArgs,
+    to: Connect,
+    duration: Option<Duration>,
+    running: &dyn Fn() -> bool,
+) -> Result<(), AnyError> {
     if args.replay {
-        replay::check(args.mode, &to)?;
-        to = to.small();
+        return Err(Usage("--replay: only with --mode send and --mode sink".into()).into());
     }
-    let many = matches!(args.mode, GenMode::Idle | GenMode::Hostile(_));
-    if args.control.is_some() && (args.replay || many) {
+    if args.control.is_some() {
         let what = "--control: not with --replay or --mode idle, which follow no policies";
         return Err(Usage(what.into()).into());
     }
-    if args.count.is_some() && !many {
-        return Err(Usage("--count: only with --mode idle and hostile".into()).into());
-    }
-    // Checked before anything is waited for.
-    Pace::new(0, args.rate, args.burst, args.on_off).map_err(Usage)?;
-    let stop = crate::nic::stop_flag()?;
-    let running = || !stop.load(std::sync::atomic::Ordering::Relaxed);
-    // On the CPUs it may use now, before it is pinned to one.
-    let costs = crate::cost::costs();
-    crate::cost::precise_timers();
+    generate::check_pace(args.rate, args.burst, args.on_off).map_err(ended)?;
+    cost::precise_timers();
     if let Some(cpu) = args.cpu {
-        pin(cpu).map_err(Usage)?;
+        generate::pin(cpu).map_err(ended)?;
     }
-    match args.mode {
-        GenMode::Idle => return idle::command(&args, to, duration, &running),
-        GenMode::Hostile(which) => return hostile::command(&args, &to, which, duration, &running),
-        _ => {}
+    if let GenMode::Hostile(which) = args.mode {
+        return hostile::command(args, &to, which, duration, running);
     }
-    let control = Control::listen(args.control.as_deref(), "gen", args.connect.queues)?;
-    let control = control.as_ref();
-    let waits = || {
-        control.inspect(|control| control.serve(now_ns(), true, None));
-        running()
-    };
-    let mut guest = guest::connect(&to, Some(&waits))?;
-    control.inspect(|control| control.apply(&mut guest));
-    if !args.json {
-        eprintln!("connected to {}: {}", to.target, guest.link.features().join(" "));
-    }
-    let mut generator = Generator::new(guest, &args, costs.nap_late_ns)?;
-    if matches!(args.mode, GenMode::Sink | GenMode::Echo) {
-        generator.announce();
-    }
-    if args.replay {
-        generator.prepare_replay()?;
-    }
-    generator.run(duration, interval, control, &running)
-}
-
-/// Binds this thread to a CPU.
-fn pin(cpu: usize) -> Result<(), String> {
-    use rustix::thread::{CpuSet, sched_setaffinity};
-    let mut set = CpuSet::new();
-    if cpu < CpuSet::MAX_CPU {
-        set.set(cpu);
-    }
-    sched_setaffinity(None, &set).map_err(|error| format!("--cpu {cpu}: no such CPU ({error})"))
-}
-
-struct Generator {
-    guest: Guest,
-    mode: GenMode,
-    sizes: Vec<u32>,
-    /// How many flows each queue has; queues without any are the last ones, and not here.
-    flows: Vec<u64>,
-    /// The queue that is the next to send.
-    turn: usize,
-    pace: Pace,
-    /// How long before a frame is due a sender does not sleep any more, in ns.
-    spin_ns: u64,
-    mac: [u8; 6],
-    peer: [u8; 6],
-    totals: Totals,
-    latency_ns: Histogram<u64>,
-    /// Frames are filled by their number, and checked.
-    check: bool,
-    also: Option<Aside>,
-    /// Request/response: the answer that is awaited, and since when.
-    awaiting: Option<(u64, u64)>,
-    replay: Option<Replay>,
-    cpu_before: Duration,
-    json: bool,
-}
-
-/// What a round found.
-#[derive(Default)]
-struct Round {
-    sent: usize,
-    /// There are frames to send, and no buffer.
-    blocked: bool,
-}
-
-impl Generator {
-    /// Works until the end of its time, a signal, or the switch's end; tells of it.
-    fn run(
-        &mut self,
-        duration: Option<u64>,
-        interval: Option<u64>,
-        control: Option<&Control>,
-        running: &dyn Fn() -> bool,
-    ) -> Result<(), AnyError> {
-        let started = now_ns();
-        let end = duration.map(|d| started + d);
-        let mut report_at = interval.map(|i| started + i);
-        let result = loop {
-            let now = now_ns();
-            if end.is_some_and(|end| now >= end) || !running() {
-                break Ok(());
-            }
-            if report_at.is_some_and(|at| now >= at) {
-                report_at = report_at.zip(interval).map(|(at, i)| at + i);
-                self.print(now - started);
-            }
-            if let Some(control) = control {
-                control.serve(now, self.guest.asked, Some(&mut self.guest));
-            }
-            // A slice of work between two looks at the clock and the flags.
-            let deadline = [end, report_at, Some(now + LOOK_AROUND_NS)].into_iter().flatten().min();
-            match self.slice(deadline, control) {
-                Ok(true) => {}
-                Ok(false) => break Err("the switch closed the connection".into()),
-                Err(error) => break Err(error.into()),
-            }
-        };
-        let elapsed = now_ns() - started;
-        if result.is_ok() && self.replay.is_none() {
-            self.drain()?;
-        }
-        self.print(elapsed);
-        result
-    }
-
-    fn new(guest: Guest, args: &GenArgs, nap_late_ns: u64) -> Result<Self, Usage> {
-        let (longest, most) = (args.size.longest(), guest.pairs[0].tx.ring.longest());
-        if longest > most {
-            let what = format!("the switch takes frames of at most {most} bytes here");
-            return Err(Usage(format!("--size: {longest} bytes: {what}")));
-        }
-        Ok(Self {
-            mode: args.mode,
-            sizes: args.size.0.clone(),
-            flows: flows_of(args.flows.max(1).into(), guest.pairs.len()),
-            turn: 0,
-            pace: Pace::new(now_ns(), args.rate, args.burst, args.on_off).map_err(Usage)?,
-            spin_ns: (2 * nap_late_ns).clamp(SPIN_NS.0, SPIN_NS.1),
-            mac: args.mac,
-            peer: args.peer,
-            totals: Totals::new(),
-            latency_ns: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("constant bounds"),
-            check: args.check,
-            also: args.also,
-            awaiting: None,
-            replay: None,
-            cpu_before: guest::cpu_time(),
-            json: args.json,
-            guest,
-        })
-    }
-
-    /// Waits until the switch has taken what was sent, or for [`DRAIN_MAX`].
-    fn drain(&mut self) -> Result<(), guest::Malformed> {
-        let end = now_ns() + DRAIN_MAX.as_nanos() as u64;
-        let Guest { link, pairs, .. } = &mut self.guest;
-        for pair in &mut *pairs {
-            pair.tx.kick_now();
-        }
-        while pairs.iter().any(|pair| pair.tx.in_flight() > 0) && !link.is_gone() && now_ns() < end
-        {
-            for pair in &mut *pairs {
-                pair.tx.reclaim()?;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
-    }
-
-    /// Works for a while, or sleeps until there is something to do or `deadline`. False: the
-    /// switch is gone.
-    fn slice(
-        &mut self,
-        deadline: Option<u64>,
-        control: Option<&Control>,
-    ) -> Result<bool, guest::Malformed> {
-        if self.replay.is_some() {
-            return self.replay(deadline);
-        }
-        for _ in 0..256 {
-            let now = now_ns();
-            let look = self.guest.begin(now)?;
-            if look && self.mode != GenMode::Echo {
-                self.receive(now)?;
-            }
-            let round = match self.mode {
-                GenMode::Send => self.send_due(now)?,
-                GenMode::Rr => self.ask(now)?,
-                GenMode::Echo if look => self.echo(now)?,
-                _ => Round::default(),
-            };
-            self.guest.end(now);
-            let next = if round.blocked { None } else { self.next_due(now) };
-            if next.is_some_and(|at| at > now && at < now + self.spin_ns) {
-                continue;
-            }
-            let until = next.map(|at| if at > now { at - self.spin_ns } else { now });
-            let also = Also {
-                sources: &[],
-                more: next == Some(now),
-                until: [until, deadline].into_iter().flatten().min(),
-                control: control.map(AsFd::as_fd),
-            };
-            let slept = self.guest.counts.sleeps + self.guest.counts.naps;
-            if !self.guest.wait(&also)? {
-                return Ok(false);
-            }
-            if self.guest.counts.sleeps + self.guest.counts.naps > slept {
-                return Ok(true);
-            }
-        }
-        Ok(!self.guest.is_gone())
-    }
-
-    /// When there is something to send, `now` if at once; `None`: not before something came.
-    fn next_due(&self, now: u64) -> Option<u64> {
-        match (self.mode, self.awaiting) {
-            (GenMode::Send, _) => Some(self.pace.next(now)),
-            (GenMode::Rr, Some((_, since))) => Some(since + ANSWER_MAX_NS),
-            (GenMode::Rr, None) => Some(self.pace.next(now)),
-            _ => None,
-        }
-    }
-
-    /// Tells the switch where we are, as a guest's kernel does when its interface comes up: frames
-    /// for an address never seen go to every port, and are dropped where there is no room at once.
-    fn announce(&mut self) {
-        let tx = &mut self.guest.pairs[0].tx;
-        let i = tx.free().next().expect("nothing was sent yet");
-        let frame = crate::ports::rarp(self.mac);
-        tx.plain(i).write(&frame);
-        let sent = tx.send(i, (HDR_LEN + frame.len()) as u32);
-        tx.publish(usize::from(sent), now_ns());
-        tx.kick_now();
-    }
-
-    fn send_due(&mut self, now: u64) -> Result<Round, guest::Malformed> {
-        let due = usize::try_from(self.pace.due(now)).unwrap_or(BATCH).min(BATCH);
-        self.send(due, now)
-    }
-
-    /// Sends up to `n` frames: as many on each queue that has flows, as far as there are buffers.
-    fn send(&mut self, n: usize, now: u64) -> Result<Round, guest::Malformed> {
-        if n == 0 {
-            return Ok(Round::default());
-        }
-        let queues = self.flows.len();
-        let mut sent = 0;
-        for left in (1..=queues).rev() {
-            let share = (n - sent).div_ceil(left);
-            if share > 0 {
-                sent += self.send_on(self.turn, share, now)?;
-                self.turn = (self.turn + 1) % queues;
-            }
-        }
-        if sent > 0 {
-            self.pace.sent(sent as u64, now);
-        }
-        let blocked = sent == 0;
-        for pair in &mut self.guest.pairs[..queues] {
-            pair.blocked = blocked;
-        }
-        Ok(Round { sent, blocked })
-    }
-
-    /// Sends up to `n` frames of the flows of a queue, in turn; how many there were buffers for.
-    fn send_on(&mut self, queue: usize, n: usize, now: u64) -> Result<usize, guest::Malformed> {
-        let (queues, flows) = (self.guest.pairs.len() as u64, self.flows[queue]);
-        let tx = &mut self.guest.pairs[queue].tx;
-        let free = tx.room(n)?;
-        for turn in (tx.counts.frames..).take(free) {
-            let i = tx.free().next().expect("counted above");
-            let seq = self.totals.sent;
-            let size = self.sizes[(seq % self.sizes.len() as u64) as usize];
-            let aside = |also: &Aside| seq >= (self.totals.aside + 1) * also.every;
-            if let Some(also) = self.also.filter(aside) {
-                let mut to = tx.plain(i);
-                to.write(&headers(self.mac, also.mac, size, 0));
-                // Without our mark.
-                to.write(&[0; STAMP]);
-                tx.send(i, HDR_LEN as u32 + size);
-                self.totals.aside += 1;
-                continue;
-            }
-            let flow = (turn % flows * queues + queue as u64) as u16;
-            let mut to = tx.plain(i);
-            to.write(&headers(self.mac, self.peer, size, flow));
-            to.write(&stamp(seq, now));
-            // The payload is touched, as a guest's own would be.
-            let mut left = size - SIZE_MIN;
-            let filled = if self.check { fill(seq) } else { [0xa5; 256] };
-            while left > 0 {
-                left -= to.write(&filled[..left.min(256) as usize]);
-            }
-            let sent = tx.send(i, HDR_LEN as u32 + size);
-            assert!(sent, "a plain frame, no longer than the longest");
-            self.totals.sent += 1;
-            self.totals.sent_bytes += u64::from(size);
-        }
-        if free > 0 {
-            tx.publish(free, now);
-        }
-        Ok(free)
-    }
-
-    /// Request/response: sends the next request when the last one was answered.
-    fn ask(&mut self, now: u64) -> Result<Round, guest::Malformed> {
-        if self.awaiting.is_some_and(|(_, since)| now < since + ANSWER_MAX_NS) {
-            return Ok(Round::default());
-        }
-        if self.awaiting.take().is_some() {
-            self.totals.lost += 1;
-        }
-        let seq = self.totals.sent;
-        let round = self.send(self.pace.due(now).min(1) as usize, now)?;
-        // It may have been one for another address.
-        if self.totals.sent > seq {
-            self.awaiting = Some((seq, now));
-        }
-        Ok(round)
-    }
-
-    /// Echoes what comes on the queue it came on, as much as there are buffers for.
-    fn echo(&mut self, now: u64) -> Result<Round, guest::Malformed> {
-        let Self { guest, totals, mac, .. } = self;
-        let mut round = Round::default();
-        for Pair { rx, tx, blocked, deaf, look, .. } in &mut guest.pairs {
-            if *look == 0 {
-                continue;
-            }
-            let room = tx.room(BATCH.min(*look))?;
-            let waits = room == 0 && rx.ring.has_used();
-            (*blocked, *deaf) = (waits, waits);
-            round.blocked |= waits;
-            if room == 0 {
-                continue;
-            }
-            let mut echoes = 0;
-            let frames = rx.receive(room, |segs| {
-                totals.count(segs);
-                touch(segs);
-                if head_of(segs).1 {
-                    echoes += usize::from(echo(tx, segs, *mac));
-                } else {
-                    totals.foreign += 1;
-                }
-            })?;
-            if frames > 0 {
-                rx.refill();
-            }
-            if echoes > 0 {
-                totals.sent += echoes as u64;
-                tx.publish(echoes, now);
-            }
-            round.sent += echoes;
-        }
-        Ok(round)
-    }
-
-    fn receive(&mut self, now: u64) -> Result<(), guest::Malformed> {
-        let Self { guest, mode, totals, latency_ns, awaiting, check, .. } = self;
-        for pair in guest.pairs.iter_mut().filter(|pair| pair.look > 0) {
-            let frames = pair.rx.receive(BATCH.min(pair.look), |segs| {
-                totals.count(segs);
-                touch(segs);
-                let (head, ours) = head_of(segs);
-                if !ours {
-                    totals.foreign += 1;
-                    return;
-                }
-                let stamp = &head[HDR_LEN + HEADERS..];
-                let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| stamp[i + b]));
-                let (seq, sent) = (word(2), word(10));
-                totals.corrupt += u64::from(*check && !is_whole(segs, HDR_LEN, seq));
-                if *mode != GenMode::Rr {
-                    totals.order(flow_of(&head), seq);
-                } else if awaiting.is_none_or(|(awaited, _)| awaited != seq) {
-                    return;
-                }
-                *awaiting = None;
-                let _ = latency_ns.record(now.saturating_sub(sent).max(1));
-            })?;
-            if frames > 0 {
-                pair.rx.refill();
-            }
-        }
-        Ok(())
-    }
-
-    fn print(&mut self, elapsed_ns: u64) {
-        let elapsed = Duration::from_nanos(elapsed_ns);
-        let report = Report::new(&mut self.guest, elapsed);
-        let t = &self.totals;
-        let secs = elapsed.as_secs_f64().max(1e-9);
-        let q = |p: f64| self.latency_ns.value_at_quantile(p);
-        let cpu = (guest::cpu_time() - self.cpu_before).as_secs_f64();
-        let settings = self.guest.settings.pairs();
-        let settings: Value = settings
-            .into_iter()
-            .map(|(key, value)| (key.to_string(), Value::from(value)))
-            .collect();
-        let mut value = json!({
-            "mode": format!("{:?}", self.mode).to_lowercase(),
-            "features": self.guest.link.features(),
-            "settings": settings,
-            "duration_s": secs,
-            "sent_frames": t.sent,
-            "sent_bytes": t.sent_bytes,
-            "sent_pps": t.sent as f64 / secs,
-            "received_frames": t.received,
-            "received_bytes": t.received_bytes,
-            "received_pps": t.received as f64 / secs,
-            "received_bps": t.received_bytes as f64 * 8.0 / secs,
-            "lost_frames": t.lost.max(0),
-            "late_frames": t.late,
-            "foreign_frames": t.foreign,
-            "corrupt_frames": t.corrupt,
-            "aside_frames": t.aside,
-            "latency_ns_p50": q(0.5),
-            "latency_ns_p99": q(0.99),
-            "latency_ns_p999": q(0.999),
-            "latency_ns_max": self.latency_ns.max(),
-            "latency_samples": self.latency_ns.len(),
-            "cpu_s": cpu,
-        });
-        if let (Some(all), Value::Object(more)) = (value.as_object_mut(), report.json()) {
-            all.extend(more);
-            if let Some(replay) = &self.replay {
-                replay.amend(all);
-            }
-        }
-        if self.json {
-            println!("{value}");
-        } else {
-            println!("{}\ndriver: {report}", Summary(&value));
-        }
-    }
-}
-
-/// The first bytes of a frame with its header, and whether it bears our mark.
-fn head_of(segs: &[Seg<'_>]) -> ([u8; HDR_LEN + HEADERS + STAMP], bool) {
-    let mut head = [0; HDR_LEN + HEADERS + STAMP];
-    let mut at = 0;
-    for seg in segs {
-        at += seg.read(&mut head[at..]);
-    }
-    let ours = at == head.len() && head[HDR_LEN + HEADERS..][..2] == MARK;
-    (head, ours)
-}
-
-/// The source port of a frame of ours.
-fn flow_of(head: &[u8; HDR_LEN + HEADERS + STAMP]) -> u16 {
-    u16::from_be_bytes([head[HDR_LEN + SOURCE_PORT], head[HDR_LEN + SOURCE_PORT + 1]])
-}
-
-/// How many of `flows` each of `queues` has; queues without any are left out.
-fn flows_of(flows: u64, queues: usize) -> Vec<u64> {
-    let n = queues as u64;
-    (0..n.min(flows)).map(|queue| (flows - queue).div_ceil(n)).collect()
-}
-
-impl Totals {
-    fn new() -> Self {
-        // Pages of flows that do not come are never touched.
-        Self { flow_next: vec![0; 1 + usize::from(u16::MAX)], ..Self::default() }
-    }
-
-    fn count(&mut self, segs: &[Seg<'_>]) {
-        let len: u32 = segs.iter().map(|s| s.len()).sum();
-        self.received += 1;
-        self.received_bytes += u64::from(len.saturating_sub(HDR_LEN as u32));
-    }
-
-    fn order(&mut self, flow: u16, seq: u64) {
-        let after = seq.saturating_add(1);
-        let flow_next = &mut self.flow_next[usize::from(flow)];
-        self.late += u64::from(seq < *flow_next);
-        *flow_next = after.max(*flow_next);
-        let skipped = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-        match self.first_seq {
-            // What was sent before we came is not lost.
-            None => (self.first_seq, self.next_seq) = (Some(seq), after),
-            Some(_) if seq >= self.next_seq => {
-                self.lost += skipped(seq - self.next_seq);
-                self.next_seq = after;
-            }
-            // Another queue was looked at before the one of the first frame.
-            Some(first) if seq < first => {
-                self.lost += skipped(first - seq - 1);
-                self.first_seq = Some(seq);
-            }
-            Some(_) => self.lost -= 1,
-        }
-    }
-}
-
-/// The totals as a person reads them.
-struct Summary<'a>(&'a Value);
-
-impl fmt::Display for Summary<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let n = |key: &str| self.0[key].as_f64().unwrap_or(0.0);
-        write!(
-            f,
-            "{:.1} s: sent {} ({:.3} M/s), received {} ({:.3} M/s",
-            n("duration_s"),
-            self.0["sent_frames"],
-            n("sent_pps") / 1e6,
-            self.0["received_frames"],
-            n("received_pps") / 1e6,
-        )?;
-        if let Some(dry) = self.0.get("dry_looks") {
-            write!(f, "), unread; the switch had used all of {dry} of {} rings", self.0["looks"])?;
-        } else {
-            let (lost, late) = (&self.0["lost_frames"], &self.0["late_frames"]);
-            write!(f, ", {:.2} Gbit/s), lost {lost}, late {late}", n("received_bps") / 1e9)?;
-        }
-        if n("latency_samples") > 0.0 {
-            let us = |key: &str| n(key) / 1e3;
-            write!(
-                f,
-                "; latency p50 {:.1} us, p99 {:.1} us, p99.9 {:.1} us, max {:.1} us",
-                us("latency_ns_p50"),
-                us("latency_ns_p99"),
-                us("latency_ns_p999"),
-                us("latency_ns_max")
-            )?;
-        }
-        write!(f, "; CPU {:.2} s", n("cpu_s"))
-    }
-}
-
-/// Sends a frame back with its addresses swapped; false when there is no room.
-fn echo(tx: &mut guest::Tx, segs: &[Seg<'_>], mac: [u8; 6]) -> bool {
-    let len: u32 = segs.iter().map(|s| s.len()).sum();
-    if len > tx.ring.longest() + HDR_LEN as u32 || len < HDR_LEN as u32 + 14 {
-        return false;
-    }
-    let Some(i) = tx.free().next() else { return false };
-    let mut head = [0; HDR_LEN + 14];
-    let mut at = 0;
-    for seg in segs {
-        at += seg.read(&mut head[at..]);
-    }
-    let from: [u8; 6] = std::array::from_fn(|b| head[HDR_LEN + 6 + b]);
-    head[HDR_LEN..HDR_LEN + 6].copy_from_slice(&from);
-    head[HDR_LEN + 6..HDR_LEN + 12].copy_from_slice(&mac);
-    let mut to = tx.plain(i);
-    let mut skip = HDR_LEN as u32 + to.write(&head[HDR_LEN..]);
-    for seg in segs {
-        let n = seg.len().min(skip);
-        skip -= n;
-        to.copy_from(seg.skip(n));
-    }
-    tx.send(i, len)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn order_counts_gaps_and_forgives_late_frames() {
-        let mut t = Totals::new();
-        // What was before the first is not lost.
-        t.order(1, 4);
-        t.order(1, 8);
-        assert_eq!((t.lost, t.late), (3, 0));
-        t.order(1, 6);
-        assert_eq!((t.lost, t.late), (2, 1));
-    }
-
-    #[test]
-    fn flows_may_overtake_each_other_and_none_is_lost_by_it() {
-        let mut t = Totals::new();
-        for (flow, seq) in [(2, 5), (2, 7), (1, 4), (1, 6), (2, 9), (1, 2)] {
-            t.order(flow, seq);
-        }
-        // 3 and 8 did not come; 2 is late beside 6, which is of its flow.
-        assert_eq!((t.lost, t.late), (2, 1));
-    }
-
-    #[test]
-    fn each_flow_has_one_queue() {
-        assert_eq!(flows_of(5, 1), [5]);
-        assert_eq!(flows_of(1, 4), [1]);
-        assert_eq!(flows_of(3, 3), [1, 1, 1]);
-        assert_eq!(flows_of(65_535, 2), [32_768, 32_767]);
-    }
+    let count = args.count.unwrap_or(1);
+    let targets = generate::targets(&args.connect.connect, &to, count).map_err(Usage)?;
+    let idle = Idle { to, targets, duration, json: args.json };
+    generate::run_idle(&idle, running).map_err(ended)
 }

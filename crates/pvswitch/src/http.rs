@@ -7,16 +7,15 @@
 mod metrics;
 
 use std::convert::Infallible;
-use std::fmt;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use api::Address;
+use api::control::Request;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -24,13 +23,10 @@ use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE,
 use hyper::service::service_fn;
 use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use rustix::event::{EventfdFlags, eventfd};
+use os::{Carries, Listener, SocketError};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use vhost_user::sys::{Listener, SocketError};
-
-use crate::control::Request;
 
 /// Most clients at once; more wait until one is done.
 const CLIENTS_MAX: usize = 16;
@@ -45,51 +41,6 @@ const PAGE: &str = include_str!("http/page.html");
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
-
-/// Where to listen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
-    /// Host and port.
-    Tcp(String, u16),
-    /// A Unix socket.
-    Unix(PathBuf),
-}
-
-impl FromStr for Address {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        let bad = || {
-            format!(
-                "'{s}' is no address to listen at: use HOST:PORT, PORT alone for 127.0.0.1, \
-                 or unix:PATH"
-            )
-        };
-        if let Some(path) = s.strip_prefix("unix:") {
-            return if path.is_empty() { Err(bad()) } else { Ok(Self::Unix(path.into())) };
-        }
-        let (host, port) = s.rsplit_once(':').unwrap_or(("", s));
-        let port = port.parse().map_err(|_| bad())?;
-        let host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
-            Some(host) => host,
-            // An IPv6 address without brackets: which colon is the port's?
-            None if host.contains([':', '[', ']', '/']) => return Err(bad()),
-            None if host.is_empty() => "127.0.0.1",
-            None => host,
-        };
-        Ok(Self::Tcp(host.into(), port))
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-        }
-    }
-}
 
 /// Why it cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -161,14 +112,13 @@ impl Server {
                 (Acceptor::Tcp(listener), format!("http://{at}/"), None)
             }
             Address::Unix(path) => {
-                let socket = Listener::bind(path)?;
+                let socket = Listener::bind(path, Carries::Stream)?;
                 let listener = UnixListener::from(socket.as_fd().try_clone_to_owned()?);
                 (Acceptor::Unix(listener), address.to_string(), Some(socket))
             }
         };
         let (ask, asked) = mpsc::channel();
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let wake = Arc::new(wake.map_err(std::io::Error::from)?);
+        let wake = Arc::new(os::eventfd()?);
         let asker = Arc::new(Asker { ask: Mutex::new(ask), wake: Arc::clone(&wake) });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         std::thread::Builder::new().name("http".into()).spawn(move || {
@@ -211,7 +161,7 @@ impl Asker {
             let ask = self.ask.lock().unwrap_or_else(PoisonError::into_inner);
             ask.send(Asked { request, answer }).ok()?;
         }
-        vhost_user::sys::signal(self.wake.as_fd());
+        os::signal(self.wake.as_fd());
         answered.await.ok()
     }
 }

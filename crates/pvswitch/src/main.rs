@@ -2,13 +2,11 @@
 
 mod capture;
 mod cli;
-mod config;
-mod control;
 mod cost;
 mod ctl;
 mod demo;
+mod error;
 mod generate;
-mod guest;
 mod hints;
 mod http;
 mod lab;
@@ -17,27 +15,24 @@ mod nic;
 mod pool;
 mod ports;
 mod run;
+mod signals;
 mod spec;
 mod tap;
 mod top;
 mod worker;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
+use api::file::File;
 use clap::Parser;
-use cli::{Cli, Command, ForwardArg, RunArgs};
-use config::Config;
+use cli::{Cli, Command, RunArgs};
+pub use error::{AnyError, Usage};
+use pool::Placement;
 use run::Options;
+use spec::PortSpec;
 use switch::fdb::Mac;
 use switch::forward::Mode;
-
-/// Default of `ageing`, in seconds (IEEE 802.1Q).
-const AGEING_S: u32 = 300;
-/// Default of `addresses_per_port`.
-const ADDRESSES_PER_PORT: u32 = 4096;
-
-type AnyError = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
     end_quietly();
@@ -48,17 +43,14 @@ fn main() -> ExitCode {
         Command::Top(args) => top::command(args),
         Command::Ctl(args) => ctl::command(args).map_err(Into::into),
         Command::Capture(args) => {
-            let control = args.control.map_or_else(control::default_path, Ok);
+            let control = args.control.map_or_else(api::control::default_path, Ok);
             let captured = control.and_then(|at| capture::command(&at, &args.port, &args.write));
             captured.map_err(Into::into)
         }
-        Command::Nic(args) => nic::command(args),
-        Command::Gen(args) => generate::command(args),
+        Command::Nic(args) => nic::command(&args),
+        Command::Gen(args) => generate::command(&args),
         Command::Demo(args) => demo::command(args),
-        Command::Lab(args) => match lab::command(args) {
-            Ok(status) => return status,
-            Err(error) => Err(error),
-        },
+        Command::Lab(args) => lab::command(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -72,11 +64,6 @@ fn main() -> ExitCode {
         }
     }
 }
-
-/// A mistake on the command line or in the configuration: exit status 2.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Usage(pub String);
 
 /// Whoever read our output has enough of it: a quiet end. `println!` panics there.
 fn end_quietly() {
@@ -115,76 +102,40 @@ fn run_command(args: RunArgs) -> Result<(), AnyError> {
 
 /// Command line over configuration file over defaults.
 fn options(args: RunArgs) -> Result<Options, AnyError> {
-    let (config, mut ports) = match &args.config {
-        Some(path) => {
-            let config = Config::load(path)?;
-            let ports = config.ports(path)?;
-            (config, ports)
-        }
-        None => (Config::default(), Vec::new()),
-    };
+    let file = args.config.as_deref().map(File::load).transpose()?.unwrap_or_default();
+    let mut ports: Vec<_> = file.ports.iter().map(PortSpec::from).collect();
     ports.extend(args.ports);
     for (i, port) in ports.iter().enumerate() {
         if ports[..i].iter().any(|p| p.name == port.name) {
             return Err(run::RunError::DuplicatePort(port.name.clone()).into());
         }
     }
-    if ports.is_empty() && args.control.is_none() && config.control.is_none() {
+    let settings = args.settings.0.over(file.settings);
+    let control = settings.text("control").map(PathBuf::from);
+    if ports.is_empty() && control.is_none() {
         return Err("no ports: add --port NAME=KIND:ARG, or --control PATH to add them later; \
                     see pvswitch run --help"
             .into());
     }
-    let named = |name: Option<String>, what: &str, known: &[&str]| match name {
-        Some(name) if !known.contains(&name.as_str()) => {
-            let hint = ::lab::near::did_you_mean(&name, known.iter().copied());
-            Err(format!("{what} = \"{name}\"{hint}: use one of {}", known.join(", ")))
-        }
-        name => Ok(name),
-    };
-    let forward = named(config.forward.clone(), "forward", &["switch", "cross"])?;
-    let mode = match (args.forward, forward.as_deref()) {
-        (Some(ForwardArg::Cross), _) | (None, Some("cross")) => Mode::Cross,
-        _ => Mode::Switch,
-    };
-    let workers = args.workers.or(config.workers).unwrap_or(1);
-    if !(1..=run::WORKERS_MAX).contains(&workers) {
-        return Err(format!("workers = {workers}: use 1 to {}", run::WORKERS_MAX).into());
-    }
-    let (says, cpus) = match (args.cpus, config.cpus) {
-        (given, Some(cpus)) if given.is_empty() => ("cpus =", cpus),
-        (given, _) => ("--cpus", given),
-    };
-    if let Some(cpu) = cpus.iter().find(|cpu| **cpu >= rustix::thread::CpuSet::MAX_CPU) {
-        return Err(format!("{says} {cpu}: there is no such CPU").into());
-    }
-    let static_addresses = config
-        .static_addresses
-        .iter()
-        .map(|(mac, port)| Ok((Mac(spec::mac(mac)?), port.clone())))
-        .collect::<Result<_, String>>()?;
+    let number = |name: &str| settings.number(name).expect("it has a default");
+    let policy = |name: &str| spec::policy(&settings.policy(name).expect("it has a default"));
     Ok(Options {
         ports,
-        policy: args.poll.or(config.poll).unwrap_or_default(),
-        call: args.call.or(config.call).unwrap_or(switch::poll::Policy::Event),
-        workers,
-        placement: args.placement.or(config.placement).unwrap_or_default(),
-        cpus,
-        mode,
-        control: args.control.or(config.control),
-        http: args.http.or(config.http),
-        duration: args.duration.map(seconds).transpose()?,
-        ageing_s: config.ageing.unwrap_or(AGEING_S),
-        addresses_per_port: config.addresses_per_port.unwrap_or(ADDRESSES_PER_PORT),
-        static_addresses,
-        hints: !args.quiet,
+        policy: policy("poll"),
+        call: policy("call"),
+        workers: number("workers") as u8,
+        placement: settings.word("placement").and_then(Placement::named).unwrap_or_default(),
+        cpus: settings.cpus("cpus"),
+        mode: match settings.word("forward") {
+            Some("cross") => Mode::Cross,
+            _ => Mode::Switch,
+        },
+        control,
+        http: settings.address("http"),
+        duration: settings.seconds("duration"),
+        ageing_s: number("ageing") as u32,
+        addresses_per_port: number("addresses_per_port") as u32,
+        static_addresses: file.statics.into_iter().map(|(mac, port)| (Mac(mac), port)).collect(),
+        hints: !settings.flag("quiet"),
     })
-}
-
-/// Longest duration taken, in seconds: thirty years. Beyond, clocks overflow.
-const SECONDS_MAX: f64 = 1e9;
-
-/// A duration given in seconds.
-fn seconds(secs: f64) -> Result<Duration, String> {
-    let duration = Duration::try_from_secs_f64(secs).ok().filter(|_| secs <= SECONDS_MAX);
-    duration.ok_or_else(|| format!("{secs} is no length of time: use seconds, 0 to {SECONDS_MAX}"))
 }

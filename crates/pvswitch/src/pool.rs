@@ -16,16 +16,16 @@ use vhost_user::device::KickFd;
 use crate::worker::{self, Handle, Report, Served};
 
 /// Which worker serves which queue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Placement {
-    /// One worker serves everything
+    /// One worker serves everything.
     Single,
-    /// A port joins the worker with the fewest ports
+    /// A port joins the worker with the fewest ports.
     Group,
-    /// Each queue of each port goes to the next worker
+    /// Each queue of each port goes to the next worker.
     PerPort,
-    /// Queues move between workers by measured load
+    /// Queues move between workers by measured load.
     #[default]
     Balanced,
 }
@@ -43,20 +43,9 @@ impl Placement {
         }
     }
 
-    /// Every name.
-    pub fn names() -> [&'static str; 4] {
-        Self::ALL.map(Self::name)
-    }
-}
-
-impl std::str::FromStr for Placement {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|p| p.name() == s).ok_or_else(|| {
-            let hint = lab::near::did_you_mean(s, Self::names());
-            format!("unknown placement '{s}'{hint}: use one of {}", Self::names().join(", "))
-        })
+    /// The placement of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|placement| placement.name() == name)
     }
 }
 
@@ -305,6 +294,6 @@ impl Pool {
     pub fn report(&self, report: Report) {
         // The control thread is gone only when the program ends.
         let _ = self.common.reports.send(report);
-        vhost_user::sys::signal(self.common.reports_wake.as_fd());
+        os::signal(self.common.reports_wake.as_fd());
     }
 }

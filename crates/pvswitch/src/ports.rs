@@ -4,10 +4,8 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use switch::forward::{Port, Source};
-use switch::frame::Burst;
 use switch::port::Ingress;
 use switch::tuning::Tuning;
-use switch::vnet::VnetHdr;
 use vhost_user::device::Kick;
 use vhost_user::feature;
 use vhost_user::net::{Host, Pair, Side};
@@ -120,24 +118,4 @@ impl Host for PortHost {
             self.pool.look(token(self.port.id, 0, false));
         }
     }
-}
-
-/// A reverse ARP request that tells a network where `mac` is now (RFC 903), 60 bytes.
-pub fn rarp(mac: [u8; 6]) -> [u8; 60] {
-    let mut frame = [0_u8; 60];
-    frame[..6].fill(0xff);
-    frame[6..12].copy_from_slice(&mac);
-    // EtherType RARP; Ethernet, IPv4, lengths 6 and 4, operation 3: request reverse.
-    frame[12..22].copy_from_slice(&[0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
-    frame[22..28].copy_from_slice(&mac);
-    frame[32..38].copy_from_slice(&mac);
-    frame
-}
-
-/// A burst of one private frame.
-pub fn burst_of(frame: &[u8]) -> Burst<'_> {
-    let mut burst = Burst::default();
-    burst.segs.push(shm::Seg::of(frame));
-    burst.push_at(0, 1, frame.len() as u32, VnetHdr::NONE);
-    burst
 }

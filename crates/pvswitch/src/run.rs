@@ -10,15 +10,15 @@ mod vhost;
 mod xen;
 
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lab::near::did_you_mean;
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use api::near::did_you_mean;
+use os::{Carries, Epoll, Listener, SocketError};
 use switch::account::{Account, Budgets};
 use switch::fdb::{Fdb, Mac, PortId};
 use switch::forward::{EgressQueue, Mode, Port, STARVED_NS, Source, Table};
@@ -28,7 +28,6 @@ use switch::stats::{EgressStats, IngressStats};
 use switch::tuning::{Drain, Tuning};
 use vhost_user::device::KickFd;
 use vhost_user::outside;
-use vhost_user::sys::{Listener, SocketError};
 use xen_netif::host::HostError;
 
 use self::requests::Client;
@@ -44,8 +43,6 @@ use crate::worker::{Report, Served};
 
 /// Most ports of one switch.
 pub const PORTS_MAX: u16 = 4096;
-/// Most workers: one bit each in a mask.
-pub const WORKERS_MAX: u8 = 63;
 /// Addresses the switch can know.
 const FDB_ENTRIES: usize = 65_536;
 /// How long a listener that cannot accept is left alone.
@@ -73,7 +70,7 @@ pub struct Options {
     /// Control socket; `None`: the default, if it is free.
     pub control: Option<PathBuf>,
     /// Where to serve HTTP.
-    pub http: Option<http::Address>,
+    pub http: Option<api::Address>,
     /// Stop after this long.
     pub duration: Option<Duration>,
     /// Seconds after which an unseen address is forgotten.
@@ -185,7 +182,7 @@ impl PortState {
     fn drain(&self) -> Drain {
         let queues = self.ingress.iter().map(|queue| queue.tuning.drain());
         // A port that nothing comes from has nothing to drain.
-        queues.max_by_key(|drain| *drain == Drain::Asked).unwrap_or(Drain::Off)
+        queues.max_by_key(|drain| *drain == Drain::Requested).unwrap_or(Drain::Off)
     }
 }
 
@@ -221,7 +218,7 @@ enum What {
 
 struct System {
     options: Options,
-    epoll: OwnedFd,
+    epoll: Epoll,
     tokens: HashMap<u64, What>,
     next_token: u64,
     pool: Arc<Pool>,
@@ -246,7 +243,7 @@ struct System {
 }
 
 fn watch(
-    epoll: &OwnedFd,
+    epoll: &Epoll,
     tokens: &mut HashMap<u64, What>,
     next_token: &mut u64,
     fd: BorrowedFd<'_>,
@@ -254,9 +251,7 @@ fn watch(
 ) -> Result<u64, RunError> {
     let token = *next_token;
     *next_token += 1;
-    let data = epoll::EventData::new_u64(token);
-    let added = epoll::add(epoll, fd, data, epoll::EventFlags::IN);
-    added.map_err(|e| os("epoll")(e.into()))?;
+    epoll.add(fd, token).map_err(os("epoll"))?;
     tokens.insert(token, what);
     Ok(token)
 }
@@ -265,7 +260,7 @@ fn watch(
 pub fn run(options: Options) -> Result<(), RunError> {
     setup::raise_descriptor_limit();
     setup::guard_memory();
-    let signals = signals()?;
+    let signals = crate::signals::readable().map_err(os("signal pipe"))?;
     let mut system = System::new(options)?;
     system.watch(signals.as_fd(), What::Signal)?;
     system.watch(system.hangups.try_clone().map_err(os("signal pipe"))?.as_fd(), What::Hangup)?;
@@ -283,20 +278,6 @@ pub fn run(options: Options) -> Result<(), RunError> {
     Ok(())
 }
 
-/// A descriptor that becomes readable on SIGTERM and SIGINT.
-pub fn signals() -> Result<UnixStream, RunError> {
-    readable_on(&[signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
-}
-
-fn readable_on(signals: &[i32]) -> Result<UnixStream, RunError> {
-    let (read, write) = UnixStream::pair().map_err(os("signal pipe"))?;
-    for signal in signals.iter().copied() {
-        let write = write.try_clone().map_err(os("signal pipe"))?;
-        signal_hook::low_level::pipe::register(signal, write).map_err(os("signal handler"))?;
-    }
-    Ok(read)
-}
-
 impl System {
     fn new(options: Options) -> Result<Self, RunError> {
         let started = Instant::now();
@@ -304,8 +285,7 @@ impl System {
         let (ageing, limit) = (options.ageing_s, options.addresses_per_port);
         let fdb = Arc::new(Fdb::new(FDB_ENTRIES, [k0, k1], ageing, limit));
         let (reports_tx, reports) = mpsc::channel();
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let wake = Arc::new(wake.map_err(|e| os("eventfd")(e.into()))?);
+        let wake = Arc::new(os::eventfd().map_err(os("eventfd"))?);
         let common = Common {
             fdb: Arc::clone(&fdb),
             mode: options.mode,
@@ -317,9 +297,9 @@ impl System {
         };
         let pool = Pool::start(options.workers, &options.cpus, options.placement, common)
             .map_err(os("worker thread"))?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
-        let epoll = epoll.map_err(|e| os("epoll")(e.into()))?;
-        let hangups = readable_on(&[signal_hook::consts::SIGHUP])?;
+        let epoll = Epoll::new().map_err(os("epoll"))?;
+        let hangups = crate::signals::readable_on(&[signal_hook::consts::SIGHUP])
+            .map_err(os("signal pipe"))?;
         hangups.set_nonblocking(true).map_err(os("signal pipe"))?;
         let mut system = Self {
             options,
@@ -353,20 +333,20 @@ impl System {
     }
 
     fn unwatch(&mut self, fd: BorrowedFd<'_>, what: &What) {
-        let _ = epoll::delete(&self.epoll, fd);
+        let _ = self.epoll.remove(fd);
         self.tokens.retain(|_, w| w != what);
     }
 
     fn listen_control(&mut self) -> Result<(), RunError> {
         let explicit = self.options.control.clone();
-        let path = match explicit.clone().map_or_else(crate::control::default_path, Ok) {
+        let path = match explicit.clone().map_or_else(api::control::default_path, Ok) {
             Ok(path) => path,
             Err(error) => {
                 tracing::warn!("no control socket: {error}");
                 return Ok(());
             }
         };
-        match Listener::bind_private(&path) {
+        match Listener::bind_private(&path, Carries::Stream) {
             Ok(listener) => {
                 self.watch(listener.as_fd(), What::ControlListener)?;
                 self.control = Some(listener);
@@ -519,7 +499,7 @@ impl System {
                     self.unwatch(listener.as_fd(), &What::Listener(name.into()));
                     // Connections that wait in it close with it, and what is queued in them.
                     if let Ok(last) = listener.as_fd().try_clone_to_owned() {
-                        vhost_user::sys::shutdown(last.as_fd());
+                        os::shutdown(last.as_fd());
                         outside::close(last, &state.port.account);
                     }
                 }
@@ -554,25 +534,11 @@ impl System {
             .chain(self.xen_due())
             .min()
             .map(|at| at.saturating_duration_since(now));
-        let timeout = next.map(|d| Timespec {
-            tv_sec: d.as_secs().try_into().unwrap_or(i64::MAX),
-            // Rounded up, so as not to wake just before the time.
-            tv_nsec: i64::from(d.subsec_nanos()),
-        });
-        let mut events = Vec::with_capacity(32);
-        let buffer = rustix::buffer::spare_capacity(&mut events);
-        match epoll::wait(&self.epoll, buffer, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(os("epoll")(error.into())),
-        }
+        let ready = self.epoll.wait(next).map_err(os("epoll"))?;
         // Connections first: one that ended makes place for one that waits at the listener.
-        let mut what: Vec<_> = events
-            .iter()
-            .filter_map(|e: &epoll::Event| {
-                let token = e.data.u64();
-                self.tokens.get(&token).map(|w| (token, w.clone()))
-            })
-            .collect();
+        let what = ready.iter().map(|ready| ready.tag);
+        let what = what.filter_map(|token| self.tokens.get(&token).map(|w| (token, w.clone())));
+        let mut what: Vec<_> = what.collect();
         what.sort_by_key(|(_, w)| !matches!(w, What::Connection(_)));
         for (token, what) in what {
             self.handle(token, what);
@@ -609,11 +575,7 @@ impl System {
         };
         let fd = connection.or(self.listener(what).map(AsFd::as_fd));
         let Some((fd, token)) = fd.zip(token) else { return };
-        let _ = if on {
-            epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
-        } else {
-            epoll::delete(&self.epoll, fd)
-        };
+        let _ = if on { self.epoll.add(fd, token) } else { self.epoll.remove(fd) };
     }
 
     /// A listener that cannot accept (no descriptor is left) has a second's rest: who waits there
@@ -645,7 +607,7 @@ impl System {
         match what {
             What::Signal => self.stop = true,
             What::Hangup => {
-                vhost_user::sys::drain(self.hangups.as_fd());
+                os::drain(self.hangups.as_fd());
                 tracing::info!("SIGHUP ignored: there is no configuration to read again");
             }
             What::Reports => self.read_reports(),
@@ -662,8 +624,7 @@ impl System {
     // ---- workers ----
 
     fn read_reports(&mut self) {
-        let mut count = [0; 8];
-        let _ = rustix::io::read(&*self.pool.common.reports_wake, &mut count);
+        os::drain(self.pool.common.reports_wake.as_fd());
         while let Ok(report) = self.reports.try_recv() {
             let (Report::Fault(id, ..) | Report::Deaf(id, _) | Report::Starved(id, ..)) = &report;
             let Some(state) = self.ports.values_mut().find(|p| p.port.id == *id) else { continue };
@@ -706,7 +667,7 @@ impl System {
         // What was taken from guests is delivered; nothing more is taken.
         let end = Instant::now() + DRAIN_MAX;
         names.iter().for_each(|name| drop(self.drain(name, false)));
-        let busy = |port: &PortState| port.drain() == Drain::Asked || port.held() > 0;
+        let busy = |port: &PortState| port.drain() == Drain::Requested || port.held() > 0;
         while self.ports.values().any(busy) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -1,28 +1,19 @@
-//! Port specifications: `NAME=KIND:ARG[,key=value]...` on the command line, a table in the config.
-
-pub mod limits;
+//! Ports as the daemon takes them: what [`api::PortText`] says, in the types of the crates that
+//! serve them.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use lab::near::did_you_mean;
-use switch::fair::WEIGHT_MAX;
-use switch::hold::HOLD_MAX;
+use api::port::Given;
+use api::schema::port::{self, LIMIT, vif};
+use api::schema::{Entry, Value};
+use api::{PerQueue, PortError, PortText};
+use switch::account::{Account, NAMES};
 use switch::poll::Policy;
 use vhost_user::backend::Takes;
 use vhost_user::feature;
-use vhost_user::net::PAIRS_MAX;
-use xen_netif::back::{self, Offer, QUEUES_MAX, VifId};
-
-use self::limits::{LIMITS, Limits};
-
-/// Longest port name; it must fit a Linux interface name, so that tools can reuse it.
-const NAME_MAX: usize = 15;
-/// Longest socket path that fits `sockaddr_un`.
-const SOCKET_PATH_MAX: usize = 107;
-/// Longest Linux interface name.
-const IFNAME_MAX: usize = 15;
+use xen_netif::back::{self, Offer, VifId};
 
 /// One port, as the operator wants it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,11 +26,13 @@ pub struct PortSpec {
     pub tuning: PortTuning,
 }
 
-/// How a port is served, where it differs from the switch's own settings. Any kind has these
-/// options; all but `without` can be changed at run time (`ctl set`).
+/// A policy of all queues, and of some of them another.
+pub type Policies = PerQueue<Policy>;
+
+/// How a port is served, where it differs from the switch's own settings: options of every kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortTuning {
-    /// When its ingress queues are looked at.
+    /// When its ingress queues are polled.
     pub poll: Policies,
     /// When its peer is notified of frames.
     pub call: Policies,
@@ -51,107 +44,54 @@ pub struct PortTuning {
     pub limits: Limits,
 }
 
-/// Options of every kind of port, beside its [`LIMITS`].
-const TUNING: [&str; 4] = ["poll", "call", "weight", "hold"];
-
-/// Options of every kind of port.
-pub fn tuning_options() -> Vec<&'static str> {
-    [&TUNING[..], &LIMITS].concat()
-}
-
-/// Most queue pairs of any port.
-const PAIRS: usize = if PAIRS_MAX > QUEUES_MAX { PAIRS_MAX as usize } else { QUEUES_MAX as usize };
-
-/// A policy of all queues, where it is not the default, and of some of them, where it is another.
+/// Limits of a port's account that are not the defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Policies {
-    all: Option<Policy>,
-    one: [Option<Policy>; PAIRS],
-}
+pub struct Limits([Option<u64>; NAMES.len()]);
 
-/// The same for all queues.
-impl From<Policy> for Policies {
-    fn from(policy: Policy) -> Self {
-        Self { all: Some(policy), ..Self::default() }
-    }
-}
-
-impl Policies {
-    /// Sets that of one queue; there are [`PAIRS`] at most.
-    pub fn set_one(&mut self, queue: usize, policy: Policy) {
-        self.one[queue] = Some(policy);
+impl Limits {
+    /// Those that are set: name of the account's entry, and its limit.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        NAMES.into_iter().zip(self.0).filter_map(|(name, limit)| Some((name, limit?)))
     }
 
-    /// That of all queues that have none of their own.
-    pub fn all(&self) -> Option<Policy> {
-        self.all
-    }
-
-    /// That of a queue; `None`: the default.
-    pub fn of(&self, queue: usize) -> Option<Policy> {
-        self.one.get(queue).copied().flatten().or(self.all)
-    }
-
-    /// Sets what `later` does; what that leaves open stays.
-    pub fn extend(&mut self, later: &Self) {
-        self.all = later.all.or(self.all);
-        later.ones().for_each(|(queue, policy)| self.set_one(queue, policy));
-    }
-
-    /// The queues that have one of their own.
-    pub fn ones(&self) -> impl Iterator<Item = (usize, Policy)> + '_ {
-        self.one.iter().enumerate().filter_map(|(queue, policy)| Some((queue, (*policy)?)))
-    }
-
-    /// Sets what `KEY=POLICY` or `KEY/QUEUE=POLICY` says; errors name the option.
-    pub fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
-        let policy = value.parse().map_err(|error| format!("{key}={value}: {error}"))?;
-        match key.split_once('/') {
-            None => self.all = Some(policy),
-            Some((word, queue)) => {
-                let number = queue.parse::<usize>().ok().filter(|n| *n < PAIRS);
-                let number = number.ok_or_else(|| {
-                    let last = PAIRS - 1;
-                    format!("{key}={value}: use {word}/QUEUE, a queue pair's number, 0 to {last}")
-                })?;
-                self.one[number] = Some(policy);
-            }
-        }
-        Ok(())
-    }
-
-    /// Refuses policies of queues that are not there, `queues` being all.
-    pub fn check(&self, key: &str, queues: u16) -> Result<(), String> {
-        match self.ones().find(|(queue, _)| *queue >= usize::from(queues)) {
-            None => Ok(()),
-            Some((queue, _)) if queues == 1 => Err(format!(
-                "{key}/{queue}: there is one queue pair, number 0, unless more are asked for"
-            )),
-            Some((queue, _)) => {
-                let last = queues - 1;
-                Err(format!("{key}/{queue}: there are {queues} queue pairs, 0 to {last}"))
-            }
+    /// Sets them in an account; the other limits stay.
+    pub fn apply(&self, account: &Account) {
+        for (name, limit) in self.all() {
+            account.set_limit(name, limit);
         }
     }
 }
 
 impl PortTuning {
-    /// Sets an option; false: there is none of that name.
-    pub fn set(&mut self, key: &str, value: &str) -> Result<bool, String> {
-        match key.split_once('/').map_or(key, |(word, _)| word) {
-            "poll" => self.poll.set(key, value)?,
-            "call" => self.call.set(key, value)?,
-            _ if key == "weight" => self.weight = Some(within(key, value, 1, WEIGHT_MAX)?),
-            _ if key == "hold" => self.hold = Some(within(key, value, 0, HOLD_MAX.into())? as u16),
-            _ => return self.limits.set(key, value),
+    /// Sets an option; one of a single kind of port is none of them, and is left out.
+    pub fn set(&mut self, entry: &Entry, queue: Option<usize>, value: &Value) {
+        let limit = entry.name.strip_prefix(LIMIT);
+        if let Some(at) = limit.and_then(|name| NAMES.iter().position(|known| *known == name)) {
+            self.limits.0[at] = value.number();
+            return;
         }
-        Ok(true)
+        match entry.name {
+            "poll" => set_policy(&mut self.poll, queue, value),
+            "call" => set_policy(&mut self.call, queue, value),
+            "weight" => self.weight = value.number().map(|n| n as u32),
+            "hold" => self.hold = value.number().map(|n| n as u16),
+            _ => {}
+        }
     }
 }
 
-fn within(key: &str, value: &str, min: u32, max: u32) -> Result<u32, String> {
-    let n = value.parse().ok().filter(|n| (min..=max).contains(n));
-    n.ok_or_else(|| format!("{key}={value}: use {min} to {max}"))
+/// Sets the policy of one queue, or of all of them.
+fn set_policy(policies: &mut Policies, queue: Option<usize>, value: &Value) {
+    let Some(policy) = value.text().map(policy) else { return };
+    match queue {
+        Some(queue) => policies.set_one(queue, policy),
+        None => policies.extend(&policy.into()),
+    }
+}
+
+/// The policy of this text, which the schema has checked.
+pub fn policy(text: &str) -> Policy {
+    text.parse().expect("the schema takes policies only")
 }
 
 /// What a port attaches to.
@@ -219,9 +159,6 @@ pub enum XenAt {
     Local(PathBuf),
 }
 
-/// Queues that a vif is offered unless told otherwise. A guest takes no more than it has CPUs.
-pub const XEN_QUEUES: u16 = 4;
-
 /// Which end of a vhost-user socket we are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
@@ -232,304 +169,81 @@ pub enum Role {
     Client,
 }
 
-/// What is wrong with a specification.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("port '{spec}': {what}")]
-pub struct SpecError {
-    spec: String,
-    what: String,
-}
-
-/// Kinds that exist, for messages.
-const KINDS: [&str; 5] = ["vhost-user", "tap", "xen", "xen-local", "null"];
-/// Kinds of later versions: named so that the message can say so.
-const KINDS_LATER: [&str; 3] = ["af-packet", "af-xdp", "pcap"];
-
 impl FromStr for PortSpec {
-    type Err = SpecError;
+    type Err = PortError;
 
-    fn from_str(s: &str) -> Result<Self, SpecError> {
-        let error = |what: String| SpecError { spec: s.into(), what };
-        let shape = "use NAME=KIND:ARG[,key=value]..., for example vm1=vhost-user:/tmp/vm1.sock";
-        let (name, rest) = s.split_once('=').ok_or_else(|| error(shape.into()))?;
-        // A kind without an argument may have options: null,weight=2.
-        let end = rest.find([':', ',']).unwrap_or(rest.len());
-        let (kind, rest) = rest.split_at(end);
-        let rest = rest.strip_prefix(':').unwrap_or(rest);
-        let mut parts = rest.split(',');
-        let arg = parts.next().unwrap_or_default();
-        let mut options: Vec<(&str, String)> = Vec::new();
-        for part in parts {
-            match (part.split_once('='), options.last_mut()) {
-                (Some((key, value)), _) => options.push((key, value.into())),
-                // A policy may have a comma in it: poll=coalesce:50,32.
-                (None, Some((_, value))) if value.starts_with("coalesce:") => {
-                    value.push(',');
-                    value.push_str(part);
-                }
-                _ => return Err(error(format!("option '{part}' has no value: use key=value"))),
-            }
-        }
+    fn from_str(s: &str) -> Result<Self, PortError> {
+        Ok(Self::from(&s.parse()?))
+    }
+}
+
+impl From<&PortText> for PortSpec {
+    fn from(text: &PortText) -> Self {
         let mut tuning = PortTuning::default();
-        let mut own = Vec::new();
-        for (key, value) in &options {
-            if !tuning.set(key, value).map_err(&error)? {
-                own.push((*key, value.as_str()));
-            }
+        for Given { entry, queue, value } in &text.options {
+            tuning.set(entry, *queue, value);
         }
-        let kind = kind_of(kind, arg, &own).map_err(&error)?;
-        let spec = Self { name: name.into(), kind, tuning };
-        spec.check().map_err(error)?;
-        Ok(spec)
+        Self { name: text.name.clone(), kind: kind(text), tuning }
     }
 }
 
-fn kind_of(kind: &str, arg: &str, options: &[(&str, &str)]) -> Result<Kind, String> {
-    match kind {
-        "vhost-user" => {
-            let mut port = VhostUser {
-                socket: arg.into(),
-                role: Role::default(),
-                queues: 1,
-                mtu: None,
-                mac: None,
-                without: 0,
-                takes: Takes::default(),
+fn kind(text: &PortText) -> Kind {
+    let queues = text.number("queues").unwrap_or(1) as u16;
+    let mtu = || text.number("mtu").map(|mtu| mtu as u16);
+    match text.kind {
+        port::Kind::VhostUser => Kind::VhostUser(VhostUser {
+            socket: text.arg.clone().into(),
+            role: if text.word("mode") == Some("client") { Role::Client } else { Role::Server },
+            queues,
+            mtu: mtu(),
+            mac: text.mac("mac"),
+            without: bits(&text.names("without"), feature::parse),
+            takes: Takes {
+                any_memory: text.word("memory") == Some("any"),
+                polled: text.word("polled") == Some("on"),
+            },
+        }),
+        port::Kind::Tap => Kind::Tap(Tap {
+            ifname: text.arg.clone(),
+            netns: text.text("netns"),
+            queues,
+            mtu: mtu(),
+        }),
+        port::Kind::Xen | port::Kind::XenLocal => {
+            let mut without = text.names("without");
+            if text.word("smart-poll") != Some("on") {
+                without.push("smart-poll");
+            }
+            let at = match vif(&text.arg) {
+                _ if text.kind == port::Kind::XenLocal => XenAt::Local(text.arg.clone().into()),
+                Ok(Some((domid, devid))) => XenAt::Vif(VifId { domid, devid }),
+                Ok(None) | Err(_) => XenAt::Auto,
             };
-            for (key, value) in options {
-                match *key {
-                    "memory" => port.takes.any_memory = any_memory(value)?,
-                    "polled" => port.takes.polled = polled(value)?,
-                    "mode" => port.role = value.parse()?,
-                    "queues" => port.queues = number(key, value)?,
-                    "mtu" => port.mtu = Some(number(key, value)?),
-                    "mac" => port.mac = Some(mac(value)?),
-                    "without" => port.without = without(value)?,
-                    _ => {
-                        let known = ["mode", "queues", "mtu", "mac", "without", "memory", "polled"];
-                        return Err(unknown(key, kind, &known));
-                    }
-                }
-            }
-            Ok(Kind::VhostUser(port))
+            Kind::Xen(Xen { at, offer: Offer { queues, without: bits(&without, back::without) } })
         }
-        "tap" => {
-            let mut port = Tap { ifname: arg.into(), netns: None, queues: 1, mtu: None };
-            for (key, value) in options {
-                match *key {
-                    "netns" => port.netns = Some((*value).into()),
-                    "queues" => port.queues = number(key, value)?,
-                    "mtu" => port.mtu = Some(number(key, value)?),
-                    _ => return Err(unknown(key, kind, &["netns", "queues", "mtu"])),
-                }
-            }
-            Ok(Kind::Tap(port))
-        }
-        "xen" => {
-            let at = match arg {
-                "auto" => XenAt::Auto,
-                _ => XenAt::Vif(vif(arg)?),
-            };
-            Ok(Kind::Xen(Xen { at, offer: offer(kind, options)? }))
-        }
-        "xen-local" => {
-            Ok(Kind::Xen(Xen { at: XenAt::Local(arg.into()), offer: offer(kind, options)? }))
-        }
-        "null" => match options.first() {
-            Some((key, _)) => Err(unknown(key, kind, &[])),
-            None => Ok(Kind::Null),
-        },
-        _ if KINDS_LATER.contains(&kind) => {
-            Err(format!("kind '{kind}' is not in this version; it has {}", KINDS.join(", ")))
-        }
-        _ => {
-            let hint = did_you_mean(kind, KINDS);
-            Err(format!("unknown kind '{kind}'{hint}: use one of {}", KINDS.join(", ")))
+        port::Kind::Null => Kind::Null,
+    }
+}
+
+impl Kind {
+    /// The kind in the schema.
+    pub fn schema(&self) -> port::Kind {
+        match self {
+            Self::VhostUser(_) => port::Kind::VhostUser,
+            Self::Tap(_) => port::Kind::Tap,
+            Self::Xen(Xen { at: XenAt::Local(_), .. }) => port::Kind::XenLocal,
+            Self::Xen(_) => port::Kind::Xen,
+            Self::Null => port::Kind::Null,
         }
     }
 }
 
-/// A vif by its numbers, `DOMID/DEVID`.
-pub fn vif(arg: &str) -> Result<VifId, String> {
-    let numbers = arg.split_once('/').and_then(|(domid, devid)| {
-        Some(VifId { domid: domid.parse().ok()?, devid: devid.parse().ok()? })
-    });
-    numbers.ok_or_else(|| {
-        format!("'{arg}' is no vif: use xen:DOMID/DEVID, for example xen:1/0, or xen:auto")
-    })
-}
-
-/// What a vif is offered. Smart poll is for front halves of our own: off unless asked for.
-fn offer(kind: &str, options: &[(&str, &str)]) -> Result<Offer, String> {
-    let (mut queues, mut names, mut smart_poll) = (XEN_QUEUES, None, false);
-    for (key, value) in options {
-        match *key {
-            "queues" => queues = number(key, value)?,
-            "without" => names = Some(*value),
-            "smart-poll" => smart_poll = on_off(key, value)?,
-            _ => return Err(unknown(key, kind, &["queues", "without", "smart-poll"])),
-        }
+/// The bits of features by name, which the schema has checked.
+fn bits<T: Default>(names: &[&str], parse: impl Fn(&str) -> Result<T, String>) -> T {
+    if names.is_empty() {
+        return T::default();
     }
-    xen_offer(queues, names, smart_poll)
-}
-
-/// An offer, from options or from the configuration file.
-pub fn xen_offer(queues: u16, without: Option<&str>, smart_poll: bool) -> Result<Offer, String> {
-    let off = if smart_poll { 0 } else { back::without("smart-poll")? };
-    let without = without.map_or(Ok(0), back::without).map_err(|word| {
-        let hint = did_you_mean(&word, back::FEATURES);
-        format!("without: unknown feature '{word}'{hint}; known: {}", back::FEATURES.join(" "))
-    })?;
-    Ok(Offer { queues, without: without | off })
-}
-
-fn on_off(key: &str, value: &str) -> Result<bool, String> {
-    match value {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        _ => Err(format!("{key}={value}: use on or off")),
-    }
-}
-
-/// `memory=shared|any`: whether a guest's memory may lie in any file.
-pub fn any_memory(value: &str) -> Result<bool, String> {
-    match value {
-        "shared" => Ok(false),
-        "any" => Ok(true),
-        _ => Err(format!("memory={value}: use shared (memfd, tmpfs, hugetlbfs) or any (any file)")),
-    }
-}
-
-/// `polled=on|off`: whether rings without a kick descriptor are served.
-pub fn polled(value: &str) -> Result<bool, String> {
-    match value {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        _ => Err(format!("polled={value}: use on, or off to refuse rings without a kick")),
-    }
-}
-
-fn unknown(key: &str, kind: &str, known: &[&str]) -> String {
-    let known = [known, &tuning_options()].concat();
-    let hint = match key.split_once('/') {
-        Some((word, _)) if known.contains(&word) => "; only poll and call are of single queues",
-        _ => "",
-    };
-    let hint = format!("{hint}{}", did_you_mean(key, known.iter().copied()));
-    let known = known.join(", ");
-    format!("unknown option '{key}' of kind {kind}{hint}; known: {known}")
-}
-
-/// Features not to be offered.
-pub fn without(names: &str) -> Result<u64, String> {
-    feature::parse(names).map_err(|word| {
-        let all = feature::names(u64::MAX);
-        let hint = did_you_mean(&word.to_ascii_uppercase(), all.iter().copied());
-        format!("without: unknown feature '{word}'{hint}; known: {}", all.join(" "))
-    })
-}
-
-fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
-    value.parse().map_err(|_| format!("option {key}={value}: not a number in range"))
-}
-
-/// A MAC address, `02:00:00:00:00:01`.
-pub fn mac(value: &str) -> Result<[u8; 6], String> {
-    let bad = || format!("'{value}' is not a MAC address like 02:00:00:00:00:01");
-    let mut mac = [0; 6];
-    let mut parts = value.split(':');
-    for byte in &mut mac {
-        let part = parts.next().filter(|p| p.len() == 2).ok_or_else(bad)?;
-        *byte = u8::from_str_radix(part, 16).map_err(|_| bad())?;
-    }
-    if parts.next().is_some() || mac[0] & 1 != 0 {
-        return Err(bad());
-    }
-    Ok(mac)
-}
-
-impl FromStr for Role {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "server" => Ok(Self::Server),
-            "client" => Ok(Self::Client),
-            _ => {
-                let hint = did_you_mean(s, ["server", "client"]);
-                Err(format!("mode={s}{hint}: use server (we listen) or client (we connect)"))
-            }
-        }
-    }
-}
-
-impl PortSpec {
-    /// Checks names, lengths and ranges.
-    pub fn check(&self) -> Result<(), String> {
-        let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if self.name.is_empty() || self.name.len() > NAME_MAX || !self.name.chars().all(legal) {
-            return Err(format!(
-                "name '{}' must be 1 to {NAME_MAX} letters, digits, '-', '_' or '.'",
-                self.name
-            ));
-        }
-        self.check_kind()?;
-        let queues = match &self.kind {
-            Kind::VhostUser(port) => port.queues,
-            Kind::Tap(port) => port.queues,
-            Kind::Xen(port) => port.offer.queues,
-            Kind::Null => 1,
-        };
-        self.tuning.poll.check("poll", queues)?;
-        self.tuning.call.check("call", queues)
-    }
-
-    fn check_kind(&self) -> Result<(), String> {
-        match &self.kind {
-            Kind::VhostUser(port) => {
-                let len = port.socket.as_os_str().len();
-                if len == 0 {
-                    return Err("no socket path: use vhost-user:PATH".into());
-                }
-                if len > SOCKET_PATH_MAX {
-                    return Err(format!(
-                        "socket path is {len} bytes long, the system takes {SOCKET_PATH_MAX}: \
-                         use a shorter directory"
-                    ));
-                }
-                if port.mtu.is_some_and(|mtu| !(68..=9216).contains(&mtu)) {
-                    return Err("mtu must be 68 to 9216".into());
-                }
-                queues(port.queues)
-            }
-            Kind::Tap(port) => {
-                if port.ifname.is_empty() || port.ifname.len() > IFNAME_MAX {
-                    return Err(format!(
-                        "interface name '{}' must have 1 to {IFNAME_MAX} characters",
-                        port.ifname
-                    ));
-                }
-                queues(port.queues)
-            }
-            Kind::Xen(port) => {
-                if matches!(&port.at, XenAt::Local(dir) if dir.as_os_str().is_empty()) {
-                    return Err("no directory: use xen-local:DIR".into());
-                }
-                match port.offer.queues {
-                    1..=QUEUES_MAX => Ok(()),
-                    n => Err(format!("queues={n}: use 1 to {QUEUES_MAX}")),
-                }
-            }
-            Kind::Null => Ok(()),
-        }
-    }
-}
-
-fn queues(n: u16) -> Result<(), String> {
-    if (1..=PAIRS_MAX).contains(&n) {
-        return Ok(());
-    }
-    Err(format!("queues={n}: use 1 to {PAIRS_MAX}"))
+    parse(&names.join("+")).expect("the schema takes known features only")
 }
 
 impl fmt::Display for Kind {
@@ -552,6 +266,12 @@ impl fmt::Display for Kind {
 
 #[cfg(test)]
 mod tests {
+    use api::QUEUES_MAX;
+    use api::schema::Type;
+    use api::schema::policy::{Args, FORMS, Form, Number};
+    use api::schema::port::{VIRTIO_FEATURES, XEN_FEATURES};
+    use switch::poll::POLICIES;
+
     use super::*;
 
     fn error(s: &str) -> String {
@@ -651,11 +371,11 @@ mod tests {
         assert!(error("a=xen-local:").contains("use xen-local:DIR"));
         assert!(error("a=xen:auto,queues=17").contains("use 1 to 16"));
         assert!(error("a=xen:auto,without=ctrl-rings").contains("did you mean 'ctrl-ring'?"));
-        assert!(error("a=xen:auto,smart-poll=yes").contains("use on or off"));
+        assert!(error("a=xen:auto,smart-poll=yes").contains("smart-poll=yes: use on, off"));
         assert!(error("a=xen:auto,mtu=9000").contains("known: queues, without, smart-poll"));
         assert!(error("a=vhost-user:/tmp/a,queue=2").contains("did you mean 'queues'?"));
         assert!(error("a=vhost-user:/tmp/a,queues=0").contains("use 1 to 16"));
-        assert!(error("a=vhost-user:/tmp/a,queues=many").contains("not a number"));
+        assert!(error("a=vhost-user:/tmp/a,queues=many").contains("queues=many: use 1 to 16"));
         assert!(error("a=vhost-user:/tmp/a,mode=sever").contains("did you mean 'server'?"));
         assert!(error("a=vhost-user:/tmp/a,mode").contains("has no value"));
         assert!(error("a=vhost-user:/tmp/a,mtu=20").contains("68 to 9216"));
@@ -668,5 +388,50 @@ mod tests {
         assert!(feature.contains("did you mean 'EVENT_IDX'?"), "{feature}");
         assert!(error("a/b=null").contains("letters, digits"));
         assert!(error("a=tap:much-too-long-a-name").contains("1 to 15"));
+    }
+
+    #[test]
+    fn the_schema_and_the_crates_that_serve_ports_agree() {
+        let number = |name: &str| {
+            let entry = port::common().find(|entry| entry.name == name).unwrap();
+            let Type::Number(_, max) = entry.value else { panic!("{name} is a number") };
+            (max, entry.default.parse::<u64>().unwrap())
+        };
+        assert_eq!(number("weight").0, u64::from(switch::fair::WEIGHT_MAX));
+        assert_eq!(number("hold").0, u64::from(switch::hold::HOLD_MAX));
+        assert_eq!([QUEUES_MAX; 2], [vhost_user::net::PAIRS_MAX, back::QUEUES_MAX]);
+        assert_eq!(VIRTIO_FEATURES, feature::names(u64::MAX));
+        assert_eq!(XEN_FEATURES, back::FEATURES);
+        let limits = port::common().filter_map(|entry| entry.name.strip_prefix(LIMIT));
+        assert_eq!(limits.collect::<Vec<_>>(), NAMES);
+        let account = Account::default();
+        let all = NAMES.map(|name| format!(",{LIMIT}{name}=7")).concat();
+        format!("a=null{all}").parse::<PortSpec>().unwrap().tuning.limits.apply(&account);
+        assert!(account.entries().iter().all(|entry| entry.limit == 7));
+    }
+
+    #[test]
+    fn every_policy_of_the_schema_is_one_of_the_switch() {
+        assert_eq!(FORMS.map(|form| form.form), POLICIES);
+        for Form { word, args, .. } in FORMS {
+            let bounds = |number: Number| [number.min, number.max];
+            let texts = match args {
+                Args::None => vec![word.to_string()],
+                Args::Maybe(number) => {
+                    let numbers = bounds(number).map(|n| format!("{word}:{n}"));
+                    [vec![word.to_string()], numbers.to_vec()].concat()
+                }
+                Args::Two(one, two) => {
+                    let ends = bounds(one).into_iter().zip(bounds(two));
+                    ends.map(|(a, b)| format!("{word}:{a},{b}")).collect()
+                }
+                Args::Pending(number) => {
+                    bounds(number).map(|n| format!("{word}:{n}/pending")).to_vec()
+                }
+            };
+            for text in texts {
+                policy(&text);
+            }
+        }
     }
 }

@@ -21,8 +21,8 @@ use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 
 use crate::cli::TopArgs;
-use crate::control::{ControlError, default_path};
 use crate::{AnyError, Usage};
+use api::control::{ControlError, default_path};
 use sample::{Picture, Sample, picture};
 use view::Sort;
 
@@ -73,7 +73,7 @@ enum News {
 
 fn live(control: PathBuf, first: Sample, interval: Duration) -> Result<(), AnyError> {
     let (send, news) = channel();
-    let mut signals = crate::run::signals()?;
+    let mut signals = crate::signals::readable()?;
     let (keys, samples) = (send.clone(), send.clone());
     std::thread::spawn(move || {
         let _ = signals.read(&mut [0]);

@@ -15,7 +15,6 @@ use serde_json::Value;
 use vhost_user::backend::PROTOCOL_FEATURES;
 use vhost_user::feature;
 use vhost_user::message::{FrontendReq as R, MemRegion, Message, VringAddr, VringState};
-use vhost_user::sys;
 
 const LEN: u64 = 0x10_0000;
 
@@ -38,7 +37,7 @@ impl Front {
 
     fn send(&self, request: R, payload: Vec<u8>, ack: bool, fds: &[BorrowedFd<'_>]) {
         let message = Message::request(request, payload, ack).to_bytes();
-        sys::send(self.0.as_fd(), &message, fds).unwrap();
+        os::send(self.0.as_fd(), &message, fds).unwrap();
     }
 
     /// The acknowledgement: 0 is yes.
@@ -133,7 +132,7 @@ fn address_is_announced_as_a_frame_of_its_port_and_others_beyond_the_rate_are_no
     switch.json(&["set", "moved", "limit-announcements=0"]);
     assert_eq!((0x72..0x76).map(announce).sum::<u64>(), 0);
     assert_eq!(switch.counter("moved", "ingress", "frames"), 0);
-    let kick = sys::eventfd().unwrap();
+    let kick = os::eventfd().unwrap();
     for index in 0..2 {
         let at = 0x1_0000 + u64::from(index) * 0x4000;
         let (desc, avail, used) = (at, at + 0x1000, at + 0x2000);

@@ -143,7 +143,7 @@ fn configuration_errors_name_line_column_and_the_nearest_key() {
         ("[port.a]\nkind = \"vhost-user\"\n", &["socket"]),
         ("[port.a]\nkind=\"vhost-user\"\nsocket=\"/tmp/a\"\nqueues=99\n", &["port 'a'", "1 to 16"]),
         ("[port.a]\nkind = \"null\"\n[port.a]\nkind = \"null\"\n", &["x.toml:3:", "duplicate"]),
-        ("workers = 200\n[port.a]\nkind = \"null\"\n", &["workers = 200: use 1 to 63"]),
+        ("workers = 200\n[port.a]\nkind = \"null\"\n", &["workers=200: use 1 to 63"]),
         ("forward = \"cros\"\n[port.a]\nkind = \"null\"\n", &["did you mean 'cross'?"]),
         ("placement = \"grup\"\n[port.a]\nkind = \"null\"\n", &["did you mean 'group'?"]),
         ("workers = \n", &["x.toml:1:"]),
@@ -239,9 +239,12 @@ fn more_queues_than_a_port_has() {
         for (options, wanted, has) in [("queues=1", "2", "1"), ("queues=2", "3", "2")] {
             let switch = Switch::start(&dir, &[], &[format!("{name}={at},{options}")]);
             let sink = ["gen", "--mode", "sink", "--connect", &at, "--queues"];
-            let pairs = if name == "a" { "queue pairs" } else { "queues" };
-            let wants =
-                [&*format!("{wanted} {pairs} wanted"), &*format!("has {has}: ask for fewer")];
+            let wants = if name == "a" {
+                [format!("{wanted} queue pairs requested"), format!("has {has}: request fewer")]
+            } else {
+                [format!("{wanted} queues wanted"), format!("has {has}: ask for fewer")]
+            };
+            let wants = wants.each_ref().map(String::as_str);
             fails(command(&[&sink[..], &[wanted]].concat()), FAILURE, &wants);
             // And the port is as good as before.
             let fits = command(&[&sink[..], &[has, "--duration", "0.1"]].concat()).output();

@@ -151,18 +151,35 @@ fn every_question_is_answered_under_every_policy_and_setting() {
     }
 }
 
+/// On a busy machine the echo may be without a CPU for so long that its senders are no longer
+/// paused for it: what is lost then is counted as that, and nothing else is. That nothing is lost
+/// before is shown in virtual time.
 #[test]
-fn an_echo_with_a_small_ring_holds_frames_up_and_loses_none() {
+fn an_echo_with_a_small_ring_holds_frames_up_and_loses_none_uncounted() {
     let dir = Dir::new();
     let switch = wired(&dir);
+    let counted = || {
+        let counters = ["frames", "full", "lost_no_room", "lost_aged"];
+        counters.map(|counter| switch.counter("p1", "egress", counter))
+    };
+    let echoed = || switch.counter("p1", "ingress", "frames");
     for completion in &SETS[..5] {
         let args = ["--mode", "echo", "--queue-size", "16", "--set", completion];
         let echo = Gen::start(&dir.path("p1"), &args);
         switch.wait_up("p1", true);
+        let (before, echoed_before) = (counted(), echoed());
         let args = ["--burst", "100,20000", "--duration", "0.2", "--queue-size", "1024"];
-        let sent = Gen::start(&dir.path("p0"), &args).report();
-        std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(echo.end()["sent_frames"], sent["sent_frames"], "{completion}");
+        let sent = Gen::start(&dir.path("p0"), &args).report()["sent_frames"].as_u64().unwrap();
+        let since = || std::array::from_fn(|i| counted()[i] - before[i]);
+        wait_for("all frames to pass", || {
+            let [frames, _, no_room, aged]: [u64; 4] = since();
+            frames + no_room + aged >= sent
+        });
+        let [frames, full, no_room, aged] = since();
+        assert_eq!(frames + no_room + aged, sent, "{completion}");
+        assert!(full > 0, "{completion}");
+        wait_for("all frames to be echoed", || echoed() - echoed_before >= frames);
+        assert_eq!(echo.end()["sent_frames"], frames, "{completion}");
         switch.wait_up("p1", false);
     }
 }

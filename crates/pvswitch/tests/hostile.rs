@@ -18,7 +18,6 @@ use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 use vhost_user::backend::PROTOCOL_FEATURES;
 use vhost_user::feature;
 use vhost_user::message::{FrontendReq as R, MemRegion, Message, VringAddr, VringState};
-use vhost_user::sys;
 
 const GUEST: u64 = 0x1_0000_0000;
 const USER: u64 = 0x7f00_0000_0000;
@@ -61,7 +60,7 @@ impl Raw {
         let mapping = Arc::new(Mapping::new(file.as_fd(), 0, LEN).unwrap());
         let region = Region { guest_addr: GUEST, user_addr: USER, len: LEN, offset: 0, mapping };
         let memory = GuestMemory::new(vec![region]).unwrap();
-        Self { stream, file, memory, event: sys::eventfd().unwrap() }
+        Self { stream, file, memory, event: os::eventfd().unwrap() }
     }
 
     /// Negotiated, memory shared, both rings running and enabled.
@@ -77,7 +76,7 @@ impl Raw {
     /// Sends; false when the switch closed.
     fn send(&self, request: R, payload: Vec<u8>, ack: bool, fds: &[BorrowedFd<'_>]) -> bool {
         let message = Message::request(request, payload, ack).to_bytes();
-        sys::send(self.stream.as_fd(), &message, fds).is_ok()
+        os::send(self.stream.as_fd(), &message, fds).is_ok()
     }
 
     /// Sends, and waits for the acknowledgement: 0 is yes. `None`: the switch closed.
@@ -122,7 +121,7 @@ impl Raw {
     }
 
     fn kick(&self) {
-        sys::signal(self.event.as_fd());
+        os::signal(self.event.as_fd());
     }
 
     fn desc(&self, ring: u32) -> Area {
@@ -464,9 +463,7 @@ fn messages_that_make_no_sense_are_refused_or_end_the_connection() {
     raw.ring(0);
     raw.ring(1);
     switch.wait_up("bad", true);
-    for what in
-        ["refused: ring 1 with queue size 0:", "avail address 0x7f0000100000 is in no region"]
-    {
+    for what in ["refused: ring 1: queue size 0 ", "avail address 0x7f0000100000 is in no region"] {
         assert!(lines(&switch, what) >= 1, "{what}\n{}", switch.log());
     }
     others.go_on(&switch);
@@ -485,27 +482,27 @@ fn garbage_and_floods_of_messages_cost_one_connection() {
     let (switch, others) = rig(&dir);
     for garbage in [&[0xff; 64][..], &[0; 64], &[1, 0, 0, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]] {
         let raw = Raw::connect(&switch, &dir, "bad");
-        sys::send(raw.stream.as_fd(), garbage, &[]).unwrap();
+        os::send(raw.stream.as_fd(), garbage, &[]).unwrap();
         raw.closed();
         others.go_on(&switch);
     }
     // Half a message, and silence.
     let raw = Raw::connect(&switch, &dir, "half");
-    sys::send(raw.stream.as_fd(), &[1, 0, 0, 0, 1], &[]).unwrap();
+    os::send(raw.stream.as_fd(), &[1, 0, 0, 0, 1], &[]).unwrap();
     others.go_on(&switch);
     // Questions whose answers are never read.
     let flood = Raw::connect(&switch, &dir, "flood");
     let ask = Message::request(R::GET_FEATURES, Vec::new(), false).to_bytes();
     wait_for("the switch to lose patience", || {
-        (0..100).any(|_| sys::send(flood.stream.as_fd(), &ask, &[]).is_err())
+        (0..100).any(|_| os::send(flood.stream.as_fd(), &ask, &[]).is_err())
     });
     others.go_on(&switch);
     // Descriptors without end.
     let fds = Raw::connect(&switch, &dir, "fds");
     let many = vec![fds.event.as_fd(); 32];
     let bytes = [3_u32, 1, 400].map(u32::to_ne_bytes).concat();
-    sys::send(fds.stream.as_fd(), &bytes, &many).unwrap();
-    let _ = sys::send(fds.stream.as_fd(), &[0], &many);
+    os::send(fds.stream.as_fd(), &bytes, &many).unwrap();
+    let _ = os::send(fds.stream.as_fd(), &[0], &many);
     fds.closed();
     others.end();
 }
@@ -517,7 +514,7 @@ fn log_is_bounded_whatever_a_front_end_does() {
     let began = Instant::now();
     for _ in 0..100 {
         let raw = Raw::connect(&switch, &dir, "bad");
-        sys::send(raw.stream.as_fd(), &[0xff; 64], &[]).unwrap();
+        os::send(raw.stream.as_fd(), &[0xff; 64], &[]).unwrap();
         raw.closed();
     }
     // Refused, a thousand times.
@@ -674,7 +671,7 @@ impl Lingers {
             stat.rsplit(')').next().unwrap().trim().starts_with('T')
         });
         let message = Message::request(request, payload_of(request), false).to_bytes();
-        let sent = sys::send(to().as_fd(), &message, &[self.socket.as_fd()]);
+        let sent = os::send(to().as_fd(), &message, &[self.socket.as_fd()]);
         if sent.is_err() {
             // Not to linger ourselves.
             std::mem::forget(self.socket);
@@ -739,7 +736,7 @@ fn messages_beyond_the_rate_wait_and_the_connection_stands() {
     let end = Instant::now() + Duration::from_secs(3);
     while Instant::now() < end {
         // Full: it is not read.
-        if !sys::send(raw.stream.as_fd(), &message, &[]).unwrap() {
+        if !os::send(raw.stream.as_fd(), &message, &[]).unwrap() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -16,11 +16,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::{Bystanders, Dir, Gen, Switch, pvswitch, wait_for};
+use os::{Carries, Received, Until};
 use ring::xen::{CtrlRequest, FrontCtrl, FrontRx, FrontTx, RxRequest, ctrl_type, status, tx_flag};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use shm::{Area, Mapping};
 use xen_netif::store::Store;
-use xen_netif::sys::{self, Carries, Received, Until};
 
 /// Pages of a guest; page `n` is granted with reference `GREF + n`.
 const PAGES: u32 = 64;
@@ -48,7 +48,7 @@ struct Channel {
 
 impl Channel {
     fn notify(&self) {
-        sys::signal(self.to_back.as_fd());
+        os::signal(self.to_back.as_fd());
     }
 }
 
@@ -73,7 +73,7 @@ impl Guest {
     fn new(dir: &Path) -> Self {
         let mut socket = None;
         wait_for("the hypervisor", || {
-            socket = sys::connect(&dir.join("hypervisor"), Carries::Messages).ok();
+            socket = os::connect(&dir.join("hypervisor"), Carries::Messages).ok();
             socket.is_some()
         });
         let socket = socket.unwrap();
@@ -87,7 +87,7 @@ impl Guest {
             (0..PAGES).flat_map(|frame| (1 | u64::from(frame) << 32).to_le_bytes()).collect();
         rustix::io::pwrite(&table, &table_bytes, u64::from(GREF) * 8).unwrap();
         let hello = message([1, 1, PAGES, 0]);
-        sys::send(socket.as_fd(), &hello, &[memory.as_fd(), table.as_fd()]).unwrap();
+        os::send(socket.as_fd(), &hello, &[memory.as_fd(), table.as_fd()]).unwrap();
         let (answer, _) = answer(&socket);
         assert_eq!(answer[0], 2, "welcome");
         let mapping = Arc::new(Mapping::new(memory.as_fd(), 0, len).unwrap());
@@ -106,7 +106,7 @@ impl Guest {
     }
 
     fn channel(&self) -> Channel {
-        sys::send(self.socket.as_fd(), &message([3, 0, 0, 0]), &[]).unwrap();
+        os::send(self.socket.as_fd(), &message([3, 0, 0, 0]), &[]).unwrap();
         let (words, fds) = answer(&self.socket);
         let [to_front, to_back] = <[OwnedFd; 2]>::try_from(fds).unwrap();
         Channel { port: words[1], to_back, _to_front: to_front }
@@ -200,9 +200,9 @@ impl Guest {
 /// What the hypervisor says.
 fn answer(socket: &OwnedFd) -> ([u32; 4], Vec<OwnedFd>) {
     let end = Instant::now() + Duration::from_secs(20);
-    assert!(sys::wait(socket.as_fd(), Until::Readable, end).unwrap(), "no answer");
+    assert!(os::wait(socket.as_fd(), Until::Readable, end).unwrap(), "no answer");
     let (mut bytes, mut fds) = ([0; 16], Vec::new());
-    let got = sys::recv(socket.as_fd(), &mut bytes, &mut fds).unwrap();
+    let got = os::recv(socket.as_fd(), &mut bytes, &mut fds, 4).unwrap();
     assert_eq!(got, Received::Bytes(16));
     let word = |i: usize| u32::from_le_bytes(bytes[4 * i..4 * i + 4].try_into().unwrap());
     ([word(0), word(1), word(2), word(3)], fds)
@@ -327,7 +327,7 @@ fn broken_rings_stop_their_port_only() {
             guest.tx_prod = 30_000;
             guest.push();
         }),
-        ("a buffer of 200 bytes at 4000 leaves its page", |guest| {
+        ("a buffer of 200 bytes at 4000 crosses the end of its page", |guest| {
             guest.request(GREF + DATA, 4000, 0, 200);
             guest.push();
         }),
@@ -336,7 +336,7 @@ fn broken_rings_stop_their_port_only() {
             (1..22).for_each(|_| guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 100));
             guest.push();
         }),
-        ("a packet without end: it fills the whole ring", |guest| {
+        ("a packet without an end fills the whole ring", |guest| {
             guest.request(GREF + DATA, 0, tx_flag::EXTRA_INFO, 100);
             // Multicast, another follows.
             (1..RING_SIZE).for_each(|_| guest.extra([2, 1, 1, 0, 0x5e, 0, 0, 1]));

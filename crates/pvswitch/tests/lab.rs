@@ -1,96 +1,90 @@
-//! `pvswitch lab` as people call it. What it does behind that is tested in its own room.
+//! `pvswitch lab` runs the `pvswitch-lab` beside it, whose own tests are in its crate.
 
 mod common;
 
-use std::process::{Command, Output};
+use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
 
 use common::{Dir, Switch, pvswitch};
-use serde_json::Value;
 
-fn lab(args: &[&str]) -> Output {
-    let mut command: Command = pvswitch();
-    command.arg("lab").args(args).output().unwrap()
+const PVSWITCH: &str = env!("CARGO_BIN_EXE_pvswitch");
+
+/// The program under a second name, in a folder of its own, and the name beside it that it looks
+/// for. Nothing is copied: a file just written cannot be run while another thread forks.
+fn alone(name: &str) -> (PathBuf, PathBuf) {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let program = folder.join("pvswitch");
+    std::fs::hard_link(PVSWITCH, &program).unwrap();
+    (program, folder.join("pvswitch-lab"))
 }
 
-/// Standard output of what must succeed.
-fn told(args: &[&str]) -> String {
-    let output = lab(args);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{args:?}: {error}");
-    String::from_utf8(output.stdout).unwrap()
+fn run(program: &Path, args: &[&str]) -> Output {
+    Command::new(program).arg("lab").args(args).stdin(Stdio::null()).output().unwrap()
 }
 
-fn fails(args: &[&str], status: i32, words: &[&str]) {
-    let output = lab(args);
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(status), "{args:?}: {error}");
-    for word in words {
-        assert!(error.contains(word), "{word:?} is not said by {args:?}: {error}");
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn arguments_and_exit_status_are_passed_as_they_are() {
+    let (program, lab) = alone("passed");
+    symlink("/bin/sh", lab).unwrap();
+    let script = ["-c", "for arg; do echo \"<$arg>\"; done; exit 7", "sh"];
+    let args = ["run", "x", "--only", "a=1,2", "--help", "-V", "--", "", "two words", "--json"];
+    let output = run(&program, &[&script[..], &args].concat());
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    let wanted: String = args.iter().map(|arg| format!("<{arg}>\n")).collect();
+    assert_eq!(text(output.stdout), wanted);
+    // It is beside the program, not beside a link to that.
+    let link = program.with_file_name("link");
+    symlink(&program, &link).unwrap();
+    assert_eq!(text(run(&link, &["-c", "echo there"]).stdout), "there\n");
+}
+
+#[test]
+fn it_is_the_same_process() {
+    let (program, lab) = alone("same");
+    symlink("/bin/sh", lab).unwrap();
+    let mut command = Command::new(program);
+    command.args(["lab", "-c", "echo $$; kill -TERM $$"]).stdout(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let pid = child.id().to_string();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(text(output.stdout).trim(), pid);
+    assert_eq!(output.status.signal(), Some(15));
+}
+
+#[test]
+fn a_missing_program_is_reported_with_its_place_and_what_to_do() {
+    let (program, lab) = alone("missing");
+    let output = run(&program, &["list"]);
+    let error = text(output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    for word in [&lab.display().to_string(), "cargo build --release", "installed beside"] {
+        assert!(error.contains(word), "{word}: {error}");
     }
-    assert!(!error.contains("panicked"), "{error}");
-}
-
-fn studies() -> Vec<Value> {
-    serde_json::from_str(&told(&["list", "--json"])).unwrap()
+    std::fs::write(&lab, "no program").unwrap();
+    let output = run(&program, &["list"]);
+    let error = text(output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("cannot run") && error.contains("ermission denied"), "{error}");
 }
 
 #[test]
-fn every_study_has_plans_that_suit_it_and_keep_their_time() {
-    let dir = Dir::new();
-    let most_s = [("--smallest", 60.0), ("--quick", 300.0), ("--full", f64::INFINITY)];
-    for study in studies() {
-        let name = study["name"].as_str().unwrap();
-        assert!(told(&["list"]).contains(name));
-        let axes = study["scales"][3]["axes"].as_array().unwrap().len();
-        for (scale, most_s) in most_s {
-            let out = dir.text(&format!("{name}{scale}"));
-            let run = ["run", name, scale, "--dry-run", "--json", "--out", &out];
-            let plan: Value = serde_json::from_str(&told(&run)).unwrap();
-            assert!(!plan["cells"].as_array().unwrap().is_empty(), "{name} {scale}");
-            assert_eq!(plan["plan"]["axes"].as_array().unwrap().len(), axes, "{name} {scale}");
-            let takes_s = plan["takes_s"].as_f64().unwrap();
-            assert!(takes_s < most_s, "{name} {scale}: {takes_s} s, {most_s} s at most");
-            // Nothing was made for it.
-            assert!(!std::path::Path::new(&out).exists());
-        }
-        // No measure has the name of an axis or of what each run has: all are columns of one file.
-        let axes = study["scales"][3]["axes"].as_array().unwrap().iter();
-        let measures = study["measures"].as_array().unwrap().iter();
-        let each = ["repeat", "distance_ns", "others_percent"].map(String::from);
-        let mut names: Vec<String> =
-            axes.chain(measures).map(|x| x["name"].as_str().unwrap().into()).chain(each).collect();
-        let count = names.len();
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), count, "{name}: {names:?}");
-        let wrong = format!("{name}x");
-        let meant = format!("did you mean '{name}'?");
-        fails(&["run", &wrong, "--dry-run"], 2, &[&format!("no study '{wrong}'"), &meant]);
-        fails(&["run", name, "--only", "no-axis=1", "--dry-run"], 2, &["no axis 'no-axis'"]);
-        fails(&["run", name, "--plan", "/no/such", "--dry-run"], 2, &["/no/such"]);
+fn the_real_one_has_its_own_help() {
+    if !Path::new(PVSWITCH).with_file_name("pvswitch-lab").exists() {
+        println!("skipped: no pvswitch-lab beside pvswitch (cargo build --bin pvswitch-lab)");
+        return;
     }
-}
-
-#[test]
-fn words_that_mean_nothing() {
-    fails(&["run", "no-such-study-at-all"], 2, &["no study 'no-such-study-at-all': there are"]);
-    fails(&["run"], 2, &["<STUDY>"]);
-    fails(&["run", "x", "--quick", "--full"], 2, &["cannot be used with"]);
-    fails(&["run", "x", "--switch-cpus", "zero"], 2, &["zero"]);
-    fails(&["rnu"], 2, &["'rnu'"]);
-}
-
-#[test]
-fn reports_of_what_is_none() {
-    let dir = Dir::new();
-    fails(&["report", &dir.text("nothing")], 1, &["nothing", "no plan.toml in it"]);
-    std::fs::write(dir.path("plan.toml"), "format = 99\nstudy = \"x\"\n").unwrap();
-    let folder = dir.text("");
-    fails(&["report", &folder], 1, &["another version", "format is 99"]);
-    let mine = dir.text("plan.toml");
-    std::fs::write(&mine, "format = 1\nstudy = \"x\"\nrepeats = 1\nseconds = 1.0\naxes = []\n")
-        .unwrap();
-    fails(&["report", &folder], 2, &["no study 'x'"]);
+    let said = |args: &[&str]| text(pvswitch().arg("lab").args(args).output().unwrap().stdout);
+    assert!(said(&["list"]).contains("polling"));
+    assert!(said(&["--help"]).contains("Usage: pvswitch lab <COMMAND>"));
+    assert!(said(&["run", "--help"]).contains("Usage: pvswitch lab run [OPTIONS] <STUDY>"));
 }
 
 /// Guests of a lab that is run without root: root only in a user namespace.

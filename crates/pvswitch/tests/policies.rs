@@ -87,7 +87,10 @@ fn what_cannot_be_said_of_queues_is_told() {
     let dir = Dir::new();
     let file = dir.text("x.toml");
     for (text, wants) in [
-        ("\"poll/2\" = \"spin\"", &["x.toml: port 'b': poll/2: there are 2 queue pairs, 0 to 1"]),
+        (
+            "\"poll/2\" = \"spin\"",
+            &["x.toml:1:1: port 'b': poll/2: there are 2 queue pairs, 0 to 1"],
+        ),
         ("\"call/a\" = \"spin\"", &["call/a=spin: use call/QUEUE, a queue pair's number, 0 to"]),
         ("\"call/1\" = \"spn\"", &["call/1=spn: unknown policy 'spn': use one of event, napi"]),
         ("\"hold/1\" = 3", &["unknown field `hold/1`"]),
@@ -103,7 +106,7 @@ fn what_cannot_be_said_of_queues_is_told() {
     let out = pvswitch().args(["run", "--config", &file]).output().unwrap();
     let error = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(2), "{error}");
-    assert!(error.contains("cpus = 99999: there is no such CPU"), "{error}");
+    assert!(error.contains("x.toml:2:8: cpus=0,99999: there is no such CPU: 99999"), "{error}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! Nothing is fetched twice: no byte of ring memory or of an indirect table is loaded more than
-//! once while one chain is taken or given back. What was checked is then what is used, whatever
-//! the peer writes meanwhile.
+//! Audit of double fetches: no byte of ring memory or of an indirect table is loaded more than once
+//! while one chain is taken or returned. So the values used are the values checked, whatever the
+//! peer writes concurrently.
 //!
 //! `cargo test -p pvswitch-ring --features audit --test audit`
 #![allow(clippy::as_conversions)]
@@ -39,7 +39,7 @@ fn the_audit_sees_a_double_fetch() {
     let _ = raw.get16(BASE + 14);
     assert!(audit::end().values().all(|n| *n == 2));
     let _ = raw.get16(BASE);
-    assert!(audit::end().is_empty(), "not counting when not asked");
+    assert!(audit::end().is_empty(), "counts nothing outside an audit");
 }
 
 #[test]
@@ -82,16 +82,16 @@ fn used_elements_are_fetched_once() {
         audit::begin();
         device.put(&taken.chains[0], 0);
         device.publish();
-        assert!(audit::end().is_empty(), "giving back looks at nothing the driver may write");
+        assert!(audit::end().is_empty(), "putting chains reads nothing that the driver may write");
         audit::begin();
         assert_eq!(driver.take_used(1, &mut Vec::new()), Ok(1));
         assert_once(&audit::end(), "used element");
     }
 }
 
-/// Issue 14, row 5: how a ring without anything new is asked is one load.
+/// Issue 14, row 5: a query of a ring with nothing new costs one load.
 #[test]
-fn ring_without_new_chains_is_asked_with_one_load() {
+fn query_of_a_ring_without_new_chains_is_one_load() {
     for (features, base) in [(SPLIT, 0), (PACKED, FRESH)] {
         let raw = Raw::new(SIZE);
         for i in 0..2 {
@@ -140,9 +140,8 @@ fn burst_of_long_chains_reads_a_bounded_number_of_descriptors() {
 }
 
 proptest! {
-    /// Any descriptors at all, loops and nonsense included. A loop may come past a descriptor
-    /// again; the ring's size bounds it, and the chain is then refused: so only chains that are
-    /// accepted must be fetched once.
+    /// Arbitrary descriptors, loops included. A loop may reach a descriptor again; the ring's size
+    /// bounds it, and the chain is then refused: so only accepted chains must be fetched once.
     #[test]
     fn accepted_chains_are_fetched_once(
         packed in any::<bool>(),

@@ -1,5 +1,5 @@
-//! Nothing in a Xen ring is fetched twice: no byte of a slot or index is loaded more than once
-//! while one packet is taken (XSA-155), good or bad; and giving back looks at nothing at all.
+//! Audit of double fetches on Xen rings: no byte of a slot or index is loaded more than once while
+//! one packet, valid or not, is taken (XSA-155); returning it reads nothing.
 //!
 //! `cargo test -p pvswitch-ring --features audit --test audit_xen`
 #![allow(clippy::as_conversions)]
@@ -48,12 +48,12 @@ fn packet_with_extras_and_later_buffers_is_fetched_once() {
     let loads = audit::end();
     assert!(taken.unwrap().is_some());
     assert_once(&loads, "packet");
-    // Of an extra info 8 bytes matter; `req_prod` is 4 more.
+    // 8 bytes of an extra info are read; `req_prod` is 4 more.
     assert_eq!(loads.len(), 3 * 12 + 2 * 8 + 4);
     audit::begin();
     back.put(status::OKAY);
     back.publish();
-    assert!(audit::end().is_empty(), "giving back looks at nothing the front half may write");
+    assert!(audit::end().is_empty(), "responding reads nothing that the front half may write");
 }
 
 #[test]

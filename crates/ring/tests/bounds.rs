@@ -1,4 +1,4 @@
-//! What one burst of a ring costs is bounded by a number, whatever its chains are like.
+//! Bounds on the cost of one burst, independent of the chains in the ring.
 #![allow(clippy::as_conversions)]
 
 mod common;
@@ -10,7 +10,7 @@ use ring::virtq::{Buf, DeviceQueue, Features, Malformed, Taken};
 /// Chains and descriptors of one burst.
 const CHAINS: usize = 16;
 const DESCS: usize = 64;
-/// Where indirect tables go, each in a place of its own.
+/// Address of the indirect tables; each has its own.
 const TABLES: u64 = BASE + 0x4_0000;
 const SIZE: u16 = 256;
 
@@ -25,7 +25,7 @@ struct Shape {
     write: bool,
 }
 
-/// Buffer `n` of chain `i`: no two are alike.
+/// Buffer `n` of chain `i`; all differ.
 fn buf(i: usize, n: u16) -> (u64, u32) {
     (0x1000 * i as u64 + u64::from(n), u32::from(n) + 1)
 }
@@ -116,14 +116,14 @@ fn chain_longer_than_the_bound_is_taken_alone_and_in_part() {
             assert_eq!(device.take(&raw.memory, 64, &mut taken), Ok(1));
             assert!(taken.is_cut(), "packed {packed} table {table}");
             assert_eq!(taken.bufs, bufs[0], "nothing of the next one stays");
-            // Beside the first there is no place for it, and it is not read to find that out.
+            // It exceeds the bound together with the first, which is decided without reading it.
             assert_eq!(device.take_more(&raw.memory, 64, &mut taken), Ok(0));
             taken.forget_first(1);
             assert_eq!(device.take_more(&raw.memory, 1, &mut taken), Ok(1));
             assert_eq!(taken.writes(&taken.chains[0]), &bufs[1][..DESCS]);
             taken.forget_first(1);
             assert_eq!(device.take_more(&raw.memory, 64, &mut taken), Ok(1));
-            assert_eq!(taken.bufs, bufs[2], "the ring goes on behind the long one");
+            assert_eq!(taken.bufs, bufs[2], "the ring continues after the long one");
         }
     }
 }
@@ -138,7 +138,7 @@ fn chains_at_hand_stay_when_more_are_taken() {
         let mut device = device(&raw, packed);
         let mut taken = Taken::bounded(CHAINS, DESCS);
         assert_eq!(device.take(&raw.memory, 4, &mut taken), Ok(4));
-        // What the driver does to them now is too late.
+        // The driver's later changes to them have no effect.
         for i in 0..12 {
             raw.set32(BASE + 16 * i + 8, 9999);
         }
@@ -164,8 +164,8 @@ fn shape() -> impl Strategy<Value = Shape> {
 }
 
 proptest! {
-    /// Issue 14, row 5: whatever the chains are, a burst takes a bounded number of buffers, keeps
-    /// its memory, and the chains come whole and in order unless one exceeds the bound alone.
+    /// Issue 14, row 5: for arbitrary chains, a burst takes a bounded number of buffers without
+    /// reallocation, and the chains arrive whole and in order unless one exceeds the bound alone.
     #[test]
     fn burst_takes_a_bounded_number_of_descriptors(
         packed in any::<bool>(),
@@ -214,6 +214,6 @@ proptest! {
                 break;
             }
         }
-        prop_assert_eq!(at, bufs.len(), "every chain came");
+        prop_assert_eq!(at, bufs.len(), "every chain arrived");
     }
 }

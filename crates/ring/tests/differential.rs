@@ -183,7 +183,7 @@ proptest! {
 
 // ---- rcore-os's driver queue, our device half ----
 
-/// Chains in each run: their queue always starts at 0, so the wrap is reached on foot.
+/// Chains in each run: their queue always starts at 0, so a run must reach the wrap.
 const CHAINS: u32 = 70_000;
 
 /// A reproducible sequence (xorshift).
@@ -203,7 +203,7 @@ fn fill(serial: u32, n: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (serial as usize * 7 + n * 31 + i) as u8).collect()
 }
 
-/// Serves what there is: every buffer must be as they made it. Writes half of the room.
+/// Serves available chains: every buffer must be as they made it. Writes half of the room.
 fn serve(rig: &Rig, device: &mut DeviceQueue, max: usize, waiting: &mut VecDeque<rcore::Chain>) {
     let mut taken = Taken::with_capacity(64, device.size());
     let n = device.take(rig.memory(), max, &mut taken).unwrap();
@@ -232,7 +232,7 @@ fn serve(rig: &Rig, device: &mut DeviceQueue, max: usize, waiting: &mut VecDeque
     let _ = device.call_needed();
 }
 
-fn be_driven_by_theirs(event_idx: bool, indirect: bool, seed: u64) {
+fn run_their_driver(event_idx: bool, indirect: bool, seed: u64) {
     let mut random = Random(seed);
     let mut rig = Rig::new(event_idx, indirect);
     let features = Features { event_idx, indirect, ..SPLIT };
@@ -281,7 +281,7 @@ fn be_driven_by_theirs(event_idx: bool, indirect: bool, seed: u64) {
             }
         }
     }
-    // What is still in flight comes home, so that their queue owns nothing when it goes.
+    // Collect what is still in flight, so that their queue owns nothing when it is dropped.
     serve(&rig, &mut device, 64, &mut waiting);
     for chain in done.into_iter().chain(waiting) {
         rig.pop(chain);
@@ -293,6 +293,6 @@ fn our_device_half_and_rcore_os_agree() {
     for (seed, (event_idx, indirect)) in
         (1_u64..).zip([(false, false), (true, false), (false, true), (true, true)])
     {
-        be_driven_by_theirs(event_idx, indirect, seed << 32 | 0x9e37);
+        run_their_driver(event_idx, indirect, seed << 32 | 0x9e37);
     }
 }

@@ -1,4 +1,4 @@
-//! Driver half against device half: whatever one adds, the other takes, and back.
+//! Driver half against device half: what one adds, the other takes, in both directions.
 #![allow(clippy::as_conversions)]
 
 use std::collections::VecDeque;
@@ -18,14 +18,14 @@ fn memory() -> GuestMemory {
     GuestMemory::new(vec![region]).unwrap()
 }
 
-/// What a test does to the pair; one step each.
+/// One step of a test on the pair.
 #[derive(Clone, Debug)]
 enum Op {
     /// Driver adds a chain of so many readable and writable buffers.
     Add(u8, u8),
     /// Driver publishes and decides on a kick.
     Publish,
-    /// Device takes up to so many chains and gives back the last few.
+    /// Device takes up to so many chains and untakes the last few.
     Take(u8, u8),
     /// Device uses up to so many and publishes, and decides on a call.
     Use(u8),
@@ -52,7 +52,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Runs `ops` on a ring of `size` from index `start` and checks every answer against queues.
+/// Runs `ops` on a ring of `size` from index `start`, checked against plain queues.
 fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), TestCaseError> {
     let memory = memory();
     let layout = Layout { size, desc: 0x1000, driver: 0x1000 + 0x20000, device: 0x1000 + 0x40000 };
@@ -74,13 +74,13 @@ fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), Te
     let (mut serial, mut device_asleep, mut driver_asleep) = (0_u64, false, false);
     // How many used chains wake the driver, and whether the ring can count to more than one.
     let (mut wake_at, counts) = (1, !features.packed && features.event_idx);
-    // Whether the ring knows where the nth used chain of so many will be.
-    let tells = |driver: &DriverQueue, n: u8, flying: usize| {
+    // Whether the ring knows the slot of the nth used chain.
+    let knows_slot = |driver: &DriverQueue, n: u8, flying: usize| {
         let single = flying == usize::from(driver.size() - driver.free());
         let packed = features.event_idx && !features.in_order && single && usize::from(n) <= flying;
         !features.packed || packed
     };
-    // A device that has just begun calls once without being asked.
+    // A device that has just started calls once unconditionally.
     let mut begun = false;
     for op in ops {
         match *op {
@@ -129,7 +129,7 @@ fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), Te
             Op::Use(max) => {
                 let n = usize::from(max).min(held.len());
                 let (chains, bufs): (Vec<_>, Vec<_>) = held.drain(..n).unzip();
-                // A burst with nothing to write goes at once, as transmitted frames do.
+                // A burst with nothing to write is put at once, as transmitted frames are.
                 let at_once = chains.iter().all(|c: &ring::virtq::Chain| c.writes == 0);
                 if at_once {
                     device.put_all(&chains);
@@ -150,7 +150,7 @@ fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), Te
                 begun = true;
                 prop_assert!(driver.has_used_many(1) != used.is_empty());
                 let flying = added.len() + published.len() + held.len() + used.len();
-                let enough = if tells(&driver, 3, flying) { 3 } else { 1 };
+                let enough = if knows_slot(&driver, 3, flying) { 3 } else { 1 };
                 prop_assert_eq!(driver.has_used_many(3), used.len() >= enough);
                 driver_asleep &= !call;
             }
@@ -181,7 +181,7 @@ fn model(features: Features, size: u16, start: u16, ops: &[Op]) -> Result<(), Te
             Op::DriverArmAfter(n) => {
                 driver_asleep = driver.arm_after(u16::from(n)) == Armed::Armed;
                 let flying = added.len() + published.len() + held.len() + used.len();
-                wake_at = if tells(&driver, n, flying) { usize::from(n) } else { 1 };
+                wake_at = if knows_slot(&driver, n, flying) { usize::from(n) } else { 1 };
                 prop_assert_eq!(driver_asleep, used.len() < wake_at);
                 if !driver_asleep {
                     driver.disarm();
@@ -220,7 +220,7 @@ proptest! {
 proptest! {
     /// Starts near the wrap of the index among them.
     #[test]
-    fn a_ring_that_is_repeated_brings_the_same_chains_in_turn(
+    fn repeat_makes_the_same_chains_available_in_the_same_order(
         bits in 0_u32..8,
         start in prop_oneof![any::<u16>(), 65_400_u16..=65_535],
         uses in prop::collection::vec(0_u16..40, 1..40),
@@ -234,7 +234,7 @@ proptest! {
         let base = u32::from(start);
         let mut driver = DriverQueue::new(&memory, &layout, features, base, None).unwrap();
         let mut device = DeviceQueue::new(&memory, &layout, features, base).unwrap();
-        prop_assert!(!driver.can_repeat(), "nothing is there yet");
+        prop_assert!(!driver.can_repeat(), "no chain was used yet");
         let buf = |i: u16| Buf { addr: 0x60000 + 16 * u64::from(i), len: 16, write: true };
         let heads: Vec<_> = (0..size).map(|i| driver.add(&[buf(i)]).unwrap()).collect();
         driver.publish();
@@ -252,7 +252,7 @@ proptest! {
             prop_assert!(driver.can_repeat());
             driver.publish();
         }
-        // All are there once more, and no more than those.
+        // All are available once more, and no others.
         let mut all = 0;
         while let n @ 1.. = device.take(&memory, 64, &mut taken).unwrap() {
             all += n;
@@ -262,7 +262,7 @@ proptest! {
 }
 
 #[test]
-fn only_a_split_ring_that_is_full_can_be_repeated_and_no_index_ahead_of_it_is_believed() {
+fn repeat_needs_a_full_split_ring_and_rejects_an_index_ahead_of_it() {
     let memory = memory();
     let layout = Layout { size: 4, desc: 0x1000, driver: 0x2000, device: 0x3000 };
     let buf = Buf { addr: 0x4000, len: 100, write: true };
@@ -281,8 +281,8 @@ fn only_a_split_ring_that_is_full_can_be_repeated_and_no_index_ahead_of_it_is_be
     assert_eq!(driver.repeat(), Err(Malformed::IndexJump { seen: 5, taken: 0 }));
 }
 
-/// A packed driver may not make a slot available again before the device has used it. One that
-/// does would lead the device around the ring for ever.
+/// A packed driver may not make a slot available again before the device has used it. One that does
+/// would make the device walk the ring without end.
 #[test]
 fn packed_slots_made_available_twice_are_a_fault() {
     let memory = memory();
@@ -296,7 +296,7 @@ fn packed_slots_made_available_twice_are_a_fault() {
     }
     driver.publish();
     assert_eq!(device.take(&memory, 64, &mut taken), Ok(4));
-    // The next lap's flags on slots that are still ours: USED without AVAIL.
+    // The next lap's flags on slots that we still hold: USED without AVAIL.
     let desc = shm::Area::new(&memory, layout.desc, 64).unwrap();
     for slot in 0..4 {
         desc.store_u16(16 * slot + 14, 1 << 15);
@@ -307,7 +307,7 @@ fn packed_slots_made_available_twice_are_a_fault() {
     assert_eq!(device.base(), 0x8000_8000);
 }
 
-/// Chains as long as the ring end a burst early; the next bursts bring the rest.
+/// Chains as long as the ring end a burst early; the next bursts take the rest.
 #[test]
 fn burst_of_endless_chains_is_cut_short() {
     for packed in [false, true] {
@@ -321,7 +321,7 @@ fn burst_of_endless_chains_is_cut_short() {
         for i in 0..1024_u16 {
             let at = 16 * usize::from(i);
             table.store_u64(at, 0x1000);
-            // Length 1; split: NEXT to the one behind.
+            // Length 1; split: NEXT to the following one.
             let next = if packed || i == 1023 { 0 } else { 1 << 32 | u64::from(i + 1) << 48 };
             table.store_u64(at + 8, 1 | next);
             desc.store_u64(at, 0x20000);

@@ -1,4 +1,4 @@
-//! Peers that write whatever they like into the ring: each fault is told as what it is, good
+//! Peers that write invalid data into the ring: each fault is reported with its own error, valid
 //! chains before it are still delivered, and the ring stays stopped. Every variant of `Malformed`
 //! and of `LayoutError` is produced here.
 #![allow(clippy::as_conversions)]
@@ -15,12 +15,12 @@ use ring::virtq::{
 
 /// Size of the rings under test.
 const SIZE: u16 = 8;
-/// A buffer whose address and length mean nothing to the ring.
+/// A buffer; the ring does not interpret its address and length.
 const BUF: (u64, u32) = (0x77, 60);
 /// Where tests start: just before the wrap of the index.
 const START: u16 = 65533;
 
-/// The fault comes out after `good` chains, and from then on always.
+/// Expects `good` chains, then the fault on this and every later call.
 fn assert_faults(raw: &Raw, device: &mut DeviceQueue, good: usize, fault: Malformed) {
     let mut taken = Taken::with_capacity(64, SIZE);
     if good > 0 {
@@ -32,7 +32,7 @@ fn assert_faults(raw: &Raw, device: &mut DeviceQueue, good: usize, fault: Malfor
     for _ in 0..2 {
         assert_eq!(device.take(&raw.memory, 64, &mut taken), Err(fault));
         assert!(taken.chains.is_empty() && taken.bufs.is_empty());
-        assert!(device.has_work(), "a fault is work: someone must come and see it");
+        assert!(device.has_work(), "a fault counts as work: it must be reported");
         assert_eq!(device.arm(), Armed::WorkPending);
     }
     assert!(!fault.to_string().is_empty());
@@ -40,8 +40,8 @@ fn assert_faults(raw: &Raw, device: &mut DeviceQueue, good: usize, fault: Malfor
 
 // ---- split, hostile driver ----
 
-/// A split ring with two good chains before whatever the test writes as the third, whose head
-/// is descriptor 2.
+/// A split ring with two valid chains before the third, which the test writes, with head descriptor
+/// 2.
 fn split(features: Features, third: impl FnOnce(&Raw)) -> (Raw, DeviceQueue) {
     let raw = Raw::new(SIZE);
     raw.used_idx(START);
@@ -78,7 +78,7 @@ fn split_index_moves_while_the_device_still_holds_every_chain() {
     let mut taken = Taken::with_capacity(64, SIZE);
     raw.avail(START, &[0; 8]);
     assert_eq!(device.take(&raw.memory, 64, &mut taken), Ok(8));
-    // Two given back to the ring, one of them visibly: one slot is free, not two.
+    // Two were put, one of them published: one slot is free, not two.
     device.put(&taken.chains[0], 0);
     device.publish();
     device.put(&taken.chains[1], 0);
@@ -120,7 +120,7 @@ fn split_loops_of_every_length() {
             for n in 0..length {
                 raw.split_desc(BASE, nth(n), BUF, NEXT, nth(n + 1));
             }
-            // The good chains must stay good where the loop runs over them.
+            // The loop must not invalidate the valid chains.
             if length > SIZE - 2 {
                 raw.split_desc(BASE, 0, BUF, 0, 0);
                 raw.split_desc(BASE, 1, BUF, WRITE, 0);
@@ -232,14 +232,14 @@ fn burst_of_long_chains_is_cut_before_it_needs_memory() {
         assert_eq!(device.take(&raw.memory, 64, &mut taken), Ok(1));
         assert_eq!(taken.bufs.capacity(), room);
     }
-    // A user without room still gets one chain at a time, never none.
+    // A caller without room still gets one chain at a time.
     let mut tiny = Taken::with_capacity(0, 0);
     assert_eq!(device.take(&raw.memory, 64, &mut tiny), Ok(1));
 }
 
 // ---- packed, hostile driver ----
 
-/// A packed ring with two good chains before whatever the test writes as the third, from slot 2.
+/// A packed ring with two valid chains before the third, which the test writes from slot 2.
 fn packed(features: Features, third: impl FnOnce(&Raw)) -> (Raw, DeviceQueue) {
     let raw = Raw::new(SIZE);
     let device = raw.device(features, FRESH);
@@ -304,7 +304,7 @@ fn packed_descriptors_made_available_while_the_device_still_holds_them() {
     assert_eq!(device.take(&raw.memory, 64, &mut taken), Ok(8));
     device.put(&taken.chains[0], 0);
     device.publish();
-    // One slot is free; a chain of two reaches into what is held.
+    // One slot is free; a chain of two reaches into slots held.
     raw.packed_desc(BASE, 0, BUF, 0, USED | NEXT);
     raw.packed_desc(BASE, 1, BUF, 0, USED);
     let fault = Malformed::IndexJump { seen: 0, taken: 0x8001 };
@@ -436,7 +436,7 @@ fn part_that_reaches_beyond_memory_is_refused() {
         0,
         &LayoutError::Outside { part: "desc", addr: addr + 16 },
     );
-    // Exactly to the end is fine; with the event word it is one word too long.
+    // Exactly to the end is valid; with the event word it is one word too long.
     let driver = BASE + LEN - 4 - 2 * u64::from(SIZE);
     let layout = Layout { desc: addr, driver, ..LAYOUT };
     assert!(DeviceQueue::new(&memory_at(BASE, 0), &layout, SPLIT, 0).is_ok());
@@ -462,7 +462,7 @@ fn unaligned_parts_are_refused() {
 
 #[test]
 fn region_whose_mapping_is_skewed_against_its_addresses_is_refused() {
-    // The guest addresses are aligned, the memory behind them is not: atomics would tear.
+    // The guest addresses are aligned, the mapped memory is not: atomics would tear.
     for offset in [1, 2, 4, 6, 8, 12] {
         let memory = memory_at(BASE, offset);
         for features in [SPLIT, PACKED] {
@@ -566,10 +566,10 @@ fn device_claims_more_than_the_buffer_holds() {
     }
 }
 
-/// Mistakes that are not looked for are no faults, but ids stay in the ring, and no more is free
-/// than there is. A jump of the index is looked for all the same.
+/// Errors that are not checked for do not fail, but ids stay within the ring, and the free count
+/// stays within its size. A jump of the index is still detected.
 #[test]
-fn split_device_that_is_trusted_and_errs() {
+fn trusted_split_device_with_invalid_used_elements() {
     let raw = Raw::new(SIZE);
     let (mut driver, ids) = in_flight(&raw, SPLIT, 0, 3);
     driver.trust_device();

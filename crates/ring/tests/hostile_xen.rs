@@ -1,6 +1,6 @@
-//! Peers that write whatever they like into a Xen ring: each fault is told as what it is, good
-//! packets before it are still delivered, and the ring stays stopped; what is only a bad packet
-//! is refused, answered slot by slot, and the ring goes on. Every variant of `Malformed`,
+//! Peers that write invalid data into a Xen ring: each fault is reported with its own error, valid
+//! packets before it are still delivered, and the ring stays stopped; a merely invalid packet is
+//! refused, answered slot by slot, and the ring continues. Every variant of `Malformed`,
 //! `AttachError`, `Refusal` and `RxRefusal` is produced here.
 #![allow(clippy::as_conversions)]
 
@@ -25,7 +25,7 @@ fn request(id: u16, flags: u16, size: u16) -> TxRequest {
     TxRequest { gref: 1000 + u32::from(id), offset: 0, flags, id, size }
 }
 
-/// A ring with one good packet before what the test writes from slot 1 on; how many slots.
+/// A ring with one valid packet before what `second` writes from slot 1 on; it returns the end.
 fn tx(second: impl FnOnce(&Raw) -> u32) -> (Raw, BackTx) {
     let raw = Raw::tx(SIZE);
     let back = raw.back_tx();
@@ -41,22 +41,22 @@ fn take_good(back: &mut BackTx) {
     assert_eq!(packet.len, 60);
 }
 
-/// The fault comes out after the good packet, and from then on always.
+/// Expects the valid packet, then the fault on this and every later call.
 fn assert_faults(fault: Malformed, second: impl FnOnce(&Raw) -> u32) {
     let (_raw, mut back) = tx(second);
     take_good(&mut back);
     for _ in 0..2 {
         assert_eq!(back.take(&mut TxPacket::new()), Err(fault));
-        assert!(back.has_work(), "a fault is work: someone must come and see it");
+        assert!(back.has_work(), "a fault counts as work: it must be reported");
         assert_eq!(back.arm(), Armed::WorkPending);
     }
     assert!(!fault.to_string().is_empty());
-    // What was good is still answered.
+    // The valid packet is still answered.
     back.put(status::OKAY);
     back.publish();
 }
 
-/// The packet in slots 1 to `n - 1` is refused; the one behind it is not.
+/// Expects that the packet in slots 1 to `n - 1` is refused and the one after it is not.
 fn assert_refused(refusal: Refusal, second: impl FnOnce(&Raw) -> u32) -> (Raw, BackTx, u32) {
     let mut end = 0;
     let (raw, mut back) = tx(|raw| {
@@ -104,7 +104,7 @@ fn pages_that_are_no_ring_are_not_attached_to() {
 }
 
 #[test]
-fn full_live_ring_is_attached_to_and_its_unanswered_requests_seen_again() {
+fn attach_to_a_full_live_ring_takes_its_unanswered_requests_again() {
     let raw = Raw::tx(SIZE);
     for n in 0..SIZE {
         raw.request(n, request(n as u16, 0, 60));
@@ -114,14 +114,14 @@ fn full_live_ring_is_attached_to_and_its_unanswered_requests_seen_again() {
     raw.set(RSP_EVENT, START.wrapping_add(1));
     raw.responses(2);
     let mut back = raw.back_tx();
-    assert!(back.notify_needed(), "the front half sleeps since before");
+    assert!(back.notify_needed(), "the front half already slept");
     let mut packet = TxPacket::new();
     for n in 2..SIZE {
         assert_eq!(back.take(&mut packet), Ok(Some(Packet::Frame)));
         assert_eq!(packet.slots()[0].gref, 1000 + n);
     }
     assert_eq!(back.take(&mut packet), Ok(None));
-    // The event is behind, not among, what is new: nothing is owed.
+    // The event was already passed before the new responses: no notification is due.
     raw.set(RSP_EVENT, START.wrapping_add(3));
     assert!(!raw.back_tx().notify_needed());
     assert!(!Raw::tx(SIZE).back_tx().notify_needed(), "fresh");
@@ -160,7 +160,7 @@ fn req_prod_moves_while_the_back_half_still_holds_every_slot() {
     raw.requests(SIZE);
     assert_eq!(back.available(), Ok(SIZE));
     while back.take().is_some() {}
-    // Answered, and not published: the slot is not free.
+    // Answered, but not published: the slot is not free.
     back.put(RxResponse::default());
     let (seen, taken) = (START.wrapping_add(SIZE + 1), START.wrapping_add(SIZE));
     raw.set(REQ_PROD, seen);
@@ -175,7 +175,7 @@ fn req_prod_moves_while_the_back_half_still_holds_every_slot() {
     back.publish();
     raw.requests(SIZE + 1);
     assert_eq!(back.available(), Ok(SIZE));
-    // Back behind what was there.
+    // Moved back.
     raw.requests(SIZE);
     assert!(matches!(back.available(), Err(Malformed::ReqProd { .. })));
 }
@@ -196,7 +196,7 @@ fn buffers_that_leave_their_page() {
             3
         });
     }
-    // What counts is the first buffer's own size, and not the packet's.
+    // The first buffer's own size counts, not the packet's.
     let (_raw, mut back) = tx(|raw| {
         raw.request(1, TxRequest { offset: 4036, ..request(1, MORE, 4000) });
         raw.request(2, request(2, 0, 3940));
@@ -206,7 +206,7 @@ fn buffers_that_leave_their_page() {
     assert_eq!(back.take(&mut TxPacket::new()), Ok(Some(Packet::Frame)));
 }
 
-/// A packet of `n` buffers, the first with what the others leave.
+/// A packet of `n` buffers; the first has the remainder.
 fn many(raw: &Raw, n: u32, each: u16) -> u32 {
     raw.request(1, request(0, if n > 1 { MORE } else { 0 }, each * n as u16));
     for i in 1..n {
@@ -235,7 +235,7 @@ fn slots_up_to_the_limit_are_taken_beyond_it_refused_and_then_fatal() {
     for n in [SLOTS_FATAL as u32, 30, 50] {
         assert_faults(Malformed::TooManySlots, |raw| many(raw, n, 20));
     }
-    // Known from the 21st on: the 22nd need not be there.
+    // Known from the 21st on: the 22nd need not be published.
     assert_faults(Malformed::TooManySlots, |raw| many(raw, 22, 20) - 1);
 }
 
@@ -258,7 +258,7 @@ fn later_buffer_larger_than_what_remains_is_refused() {
             4
         });
         assert_eq!(answer(&raw, 1), (1, status::ERROR));
-        // A slot of no bytes has done nothing wrong.
+        // An empty slot is answered OKAY.
         assert_eq!(answer(&raw, 3), (3, if sizes[2] == 0 { 0 } else { status::ERROR }));
     }
 }
@@ -308,7 +308,7 @@ fn responses_overwrite_nothing_but_themselves() {
     let before = raw.words(0);
     take_good(&mut back);
     back.put(status::OKAY);
-    assert_eq!(raw.words(0)[1..], before[1..], "nothing of ours leaks into the rest");
+    assert_eq!(raw.words(0)[1..], before[1..], "the rest of the slot is unchanged");
 }
 
 // ---- extra infos ----
@@ -392,7 +392,7 @@ fn last_extra_of_a_type_wins_and_additions_come_before_deletions() {
     assert_eq!(back.take(&mut packet), Ok(Some(Packet::Frame)));
     assert_eq!(packet.gso, Some(Gso { size: 1448, kind: 1, features: 0 }));
     let add = Packet::Multicast(Multicast::Add([2; 6]));
-    assert_eq!(back.take(&mut packet), Ok(Some(add)), "ends there, whatever its flags say");
+    assert_eq!(back.take(&mut packet), Ok(Some(add)), "ends there, regardless of its flags");
     assert_eq!(packet.ring_slots, 4);
 }
 
@@ -419,8 +419,8 @@ fn packet_whose_tail_is_not_published_is_left_and_taken_when_it_is() {
         for _ in 0..2 {
             assert_eq!(back.take(&mut packet), Ok(None));
             assert!(back.is_partial() && !back.has_work());
-            assert_eq!(back.arm(), Armed::Armed, "sleeping until there is more of it");
-            assert_eq!(raw.get(REQ_EVENT), START.wrapping_add(3), "and told of it");
+            assert_eq!(back.arm(), Armed::Armed, "sleeps until more of it is published");
+            assert_eq!(raw.get(REQ_EVENT), START.wrapping_add(3), "and the event is set for it");
         }
         raw.requests(3);
         assert!(back.has_work());
@@ -476,7 +476,7 @@ fn responses_to_ids_that_are_not_in_flight() {
         assert_eq!(front.take_response(), Err(Malformed::ResponseId(id)));
         assert_eq!(front.take_response(), Err(Malformed::ResponseId(id)));
     }
-    // Twice the same.
+    // The same id twice.
     let (raw, mut front) = front_tx();
     raw.bytes(0, &[1, 0, 0, 0]);
     raw.bytes(1, &[1, 0, 0, 0]);
@@ -486,7 +486,7 @@ fn responses_to_ids_that_are_not_in_flight() {
 }
 
 #[test]
-fn responses_to_what_is_not_yet_published() {
+fn responses_to_unpublished_requests() {
     let (raw, mut front) = front_tx();
     assert!(front.add(request(5, 0, 60), &[], &[]));
     raw.bytes(0, &[5, 0, 0, 0]);
@@ -502,7 +502,7 @@ fn responses_to_what_is_not_yet_published() {
 }
 
 #[test]
-fn buffers_are_answered_with_more_than_nothing() {
+fn null_responses_are_limited_to_the_extra_infos() {
     let null = [0, 0, 1, 0];
     let (raw, mut front) = front_tx();
     raw.bytes(0, &null);
@@ -510,7 +510,7 @@ fn buffers_are_answered_with_more_than_nothing() {
     assert_eq!(front.take_response(), Err(Malformed::NullResponse));
     assert_eq!(front.take_response(), Err(Malformed::NullResponse));
     assert!(!Malformed::NullResponse.to_string().is_empty());
-    // As often as there were extra infos, wherever it answers them.
+    // As many as there were extra infos, in any slot.
     let (raw, mut front) = front_tx();
     let gso = Extra::Gso(Gso { size: 1, kind: 1, features: 0 });
     assert!(front.add(request(5, 0, 60), &[gso], &[]));
@@ -524,7 +524,7 @@ fn buffers_are_answered_with_more_than_nothing() {
     assert_eq!(front.take_response(), Err(Malformed::NullResponse));
 }
 
-/// A front half with `n` pages posted, and what its back half says.
+/// A front half with `n` pages posted, and its raw ring.
 fn front_rx(n: u16) -> (Raw, FrontRx) {
     let raw = Raw::rx(32);
     let mut front = FrontRx::starting_at(raw.area.clone(), START);
@@ -541,7 +541,7 @@ fn response(raw: &Raw, n: u32, offset: u16, flags: u16, status: i16) {
     raw.bytes(n, &bytes);
 }
 
-/// The packet in the first `n` slots is dropped, and every page of it comes back once.
+/// Expects that the packet in the first `n` slots is dropped and each of its pages returned once.
 fn assert_rx_refused(refusal: RxRefusal, n: u16, write: impl FnOnce(&Raw)) {
     let (raw, mut front) = front_rx(n + 1);
     write(&raw);
@@ -553,7 +553,7 @@ fn assert_rx_refused(refusal: RxRefusal, n: u16, write: impl FnOnce(&Raw)) {
     let mut ids: Vec<_> = packet.spare.iter().map(|r| r.id).collect();
     ids.sort_unstable();
     assert_eq!(ids, (0..n).collect::<Vec<_>>());
-    // The next packet is not the worse for it.
+    // The next packet is unaffected.
     assert_eq!(front.take(&mut packet), Ok(Some(Ok(()))));
     let request = RxRequest { id: n, gref: 1000 + u32::from(n) };
     assert_eq!(packet.slots, [RxSlot { request, offset: 0, len: 60 }]);
@@ -603,7 +603,7 @@ fn rx_packet_without_end_and_one_without_its_tail() {
     assert_eq!(front.take(&mut packet), Ok(None));
     assert!(front.is_partial() && !front.has_responses());
     assert_eq!(front.arm(), Armed::Armed);
-    assert_eq!(raw.get(RSP_EVENT), START.wrapping_add(32), "told of what follows the part");
+    assert_eq!(raw.get(RSP_EVENT), START.wrapping_add(32), "the event is set after the part");
     raw.responses(32);
     assert!(front.has_responses());
     assert_eq!(front.take(&mut packet), Err(Malformed::Endless));
@@ -632,7 +632,7 @@ fn smart_poll_flag_may_be_anything() {
     assert!(front.smartpoll_active());
     assert_eq!(front.stop_polling(&tx), Armed::Armed);
     raw.area.store_u32(16, 0xffff_ff00);
-    assert!(!back.smartpoll_active(), "one byte, and no other");
+    assert!(!back.smartpoll_active(), "only the one byte counts");
     raw.area.store_u32(16, 0x80);
     assert!(back.smartpoll_active() && !flag.claim());
     raw.responses(1);

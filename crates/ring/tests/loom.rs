@@ -3,9 +3,9 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p pvswitch-ring --test loom --release`
 //!
 //! Three models for each layout. `publish_take`: what one side published is whole when the other
-//! sees it. `arm_avail`: the device never sleeps on a chain without having been kicked.
-//! `arm_used`: the driver never sleeps on a used chain without having been called. Then canaries:
-//! the same models with a deliberately broken half must fail, or the models prove nothing.
+//! sees it. `arm_avail`: the device never sleeps on a chain without having been kicked. `arm_used`:
+//! the driver never sleeps on a used chain without having been called. Then canaries: the same
+//! models with a deliberately broken half must fail, or the models prove nothing.
 #![cfg(loom)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,8 +23,8 @@ const SPLIT_EVENT: Features = Features { event_idx: true, ..SPLIT };
 const PACKED: Features = Features { packed: true, ..SPLIT };
 const PACKED_EVENT: Features = Features { event_idx: true, ..PACKED };
 
-/// Split: near the wrap, and where the zeroed event words ask for nothing. Packed: the second
-/// slot of the ring, so that the next chain wraps.
+/// Split: near the wrap, and where the zeroed event words request no notification. Packed: the
+/// second slot of the ring, so that the next chain wraps.
 fn base(features: Features) -> u32 {
     if features.packed { 0x8001_8001 } else { 65534 }
 }
@@ -41,7 +41,7 @@ fn buf(i: u32) -> Buf {
     Buf { addr: 1000 + u64::from(i), len: 100 + i, write: true }
 }
 
-/// Takes what there is into `got`.
+/// Takes all available chains into `got`.
 fn take(device: &mut DeviceQueue, got: &mut Vec<(Chain, Buf)>) -> usize {
     let mut taken = Taken::with_capacity(2, 2);
     let n = device.take(&GuestMemory::default(), 2, &mut taken).unwrap();
@@ -49,7 +49,7 @@ fn take(device: &mut DeviceQueue, got: &mut Vec<(Chain, Buf)>) -> usize {
     n
 }
 
-/// One chain there and back, before the model branches: leaves the ring in mid-life.
+/// One chain in each direction before the model branches, so that the ring is not fresh.
 fn one_round(driver: &mut DriverQueue, device: &mut DeviceQueue) {
     driver.add(&[buf(9)]).unwrap();
     driver.publish();
@@ -102,9 +102,9 @@ fn packed_publish_take() {
 
 // ---- no wake-up is lost ----
 
-/// How the device goes to sleep; the canaries put something broken here.
+/// How the device arms; the canaries substitute a broken version.
 type DeviceArm = fn(&ModelledRing, &mut DeviceQueue) -> Armed;
-/// How the driver does.
+/// How the driver arms.
 type DriverArm = fn(&ModelledRing, &mut DriverQueue) -> Armed;
 
 fn device_arm(_: &ModelledRing, device: &mut DeviceQueue) -> Armed {
@@ -120,8 +120,8 @@ fn driver_arm_all(_: &ModelledRing, driver: &mut DriverQueue) -> Armed {
     driver.arm_after(2 - driver.free())
 }
 
-/// The driver publishes chain after chain and kicks when told to; the device takes until `arm`
-/// lets it sleep. Asleep with a chain left and never kicked is a guest that hangs.
+/// The driver publishes chain after chain and kicks when needed; the device takes until `arm` lets
+/// it sleep. A device asleep with a chain left and no kick is a guest that hangs.
 fn arm_avail(features: Features, chains: u32, arm: DeviceArm) {
     loom::model(move || {
         let (ring, mut driver, mut device) = halves(features);
@@ -132,7 +132,7 @@ fn arm_avail(features: Features, chains: u32, arm: DeviceArm) {
             take(&mut device, &mut got);
             while arm(&ring, &mut device) == Armed::WorkPending {
                 device.disarm();
-                assert!(take(&mut device, &mut got) > 0, "pending work is there");
+                assert!(take(&mut device, &mut got) > 0, "pending work can be taken");
             }
             got.len()
         });
@@ -165,7 +165,7 @@ fn arm_used(features: Features, chains: usize, arm: DriverArm) {
             driver.take_used(2, &mut used).unwrap();
             while arm(&ring, &mut driver) == Armed::WorkPending {
                 driver.disarm();
-                assert!(driver.take_used(2, &mut used).unwrap() > 0, "pending work is there");
+                assert!(driver.take_used(2, &mut used).unwrap() > 0, "pending work can be taken");
             }
             used.len()
         });
@@ -242,7 +242,7 @@ fn packed_arm_used_later() {
 
 // ---- canaries ----
 
-/// The model finds a fault, and it is a sleeper that no one wakes.
+/// Expects that the model fails because of a missed wake-up.
 fn assert_finds(what: &str, model: impl FnOnce()) {
     let Err(panic) = catch_unwind(AssertUnwindSafe(model)) else {
         panic!("{what}: the model passed, so it proves nothing");
@@ -252,8 +252,8 @@ fn assert_finds(what: &str, model: impl FnOnce()) {
     assert!(message.contains("asleep"), "{what}: failed for another reason: {message}");
 }
 
-/// Looks first and arms then: the order every hand-written loop gets wrong once.
-fn looks_then_arms(_: &ModelledRing, device: &mut DeviceQueue) -> Armed {
+/// Wrong order: checks the ring first, then arms.
+fn checks_then_arms(_: &ModelledRing, device: &mut DeviceQueue) -> Armed {
     if device.has_work() {
         return Armed::WorkPending;
     }
@@ -261,7 +261,7 @@ fn looks_then_arms(_: &ModelledRing, device: &mut DeviceQueue) -> Armed {
     Armed::Armed
 }
 
-fn driver_looks_then_arms(_: &ModelledRing, driver: &mut DriverQueue) -> Armed {
+fn driver_checks_then_arms(_: &ModelledRing, driver: &mut DriverQueue) -> Armed {
     if driver.has_used() {
         return Armed::WorkPending;
     }
@@ -269,8 +269,8 @@ fn driver_looks_then_arms(_: &ModelledRing, driver: &mut DriverQueue) -> Armed {
     Armed::Armed
 }
 
-/// `arm` with its fence taken out: the words are written and read in the right order, and a
-/// processor with a store buffer does not care.
+/// `arm` without its fence: program order is right, but a processor with a store buffer may reorder
+/// the store and the load.
 fn split_arms_without_fence(ring: &ModelledRing, device: &mut DeviceQueue) -> Armed {
     let next = u16::try_from(device.base()).unwrap();
     ring.device.sync_store(4 + 8 * usize::from(ring.size), next, Ordering::Relaxed);
@@ -286,8 +286,8 @@ fn packed_arms_without_fence(ring: &ModelledRing, device: &mut DeviceQueue) -> A
 fn canary_recheck_before_arm_is_found() {
     for features in [SPLIT, SPLIT_EVENT, PACKED, PACKED_EVENT] {
         let what = format!("{features:?}");
-        assert_finds(&what, || arm_avail(features, 1, looks_then_arms));
-        assert_finds(&what, || arm_used(features, 1, driver_looks_then_arms));
+        assert_finds(&what, || arm_avail(features, 1, checks_then_arms));
+        assert_finds(&what, || arm_used(features, 1, driver_checks_then_arms));
     }
 }
 

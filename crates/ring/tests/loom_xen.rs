@@ -29,20 +29,20 @@ const REQ_EVENT: usize = 4;
 const RSP_PROD: usize = 8;
 const RSP_EVENT: usize = 12;
 
-/// One request there and one response back, of each ring, as the models need it.
+/// Operations of one ring that the models need: one request and one response.
 trait Ring: 'static {
     type Front: Send + 'static;
     type Back: Send + 'static;
     fn page() -> Area;
     fn halves(page: &Area) -> (Self::Front, Self::Back);
     /// Makes request `i`, recognisable, not published.
-    fn ask(front: &mut Self::Front, i: u16);
+    fn request(front: &mut Self::Front, i: u16);
     fn publish(front: &mut Self::Front) -> bool;
-    /// Takes request `i` if it is there.
+    /// Takes request `i` if it is published.
     fn take(back: &mut Self::Back, i: u16) -> bool;
-    /// Answers the oldest request, `i`, publishes, and whether to notify.
+    /// Answers the oldest request, `i`, and publishes; returns whether to notify.
     fn answer(back: &mut Self::Back, i: u16) -> bool;
-    /// Takes response `i` if it is there.
+    /// Takes response `i` if it is published.
     fn collect(front: &mut Self::Front, i: u16) -> bool;
     fn back_arm(back: &mut Self::Back) -> Armed;
     fn front_arm(front: &mut Self::Front) -> Armed;
@@ -64,7 +64,7 @@ impl Ring for Tx {
         let front = FrontTx::starting_at(page.clone(), START);
         (front, BackTx::attach(page.clone()).unwrap())
     }
-    fn ask(front: &mut FrontTx, i: u16) {
+    fn request(front: &mut FrontTx, i: u16) {
         let gref = 1000 + u32::from(i);
         let first = TxRequest { gref, offset: i, flags: 0, id: i % 2, size: 60 + i };
         assert!(front.add(first, &[], &[]));
@@ -117,7 +117,7 @@ impl Ring for Rx {
         let front = FrontRx::starting_at(page.clone(), START);
         (front, BackRx::attach(page.clone()).unwrap())
     }
-    fn ask(front: &mut FrontRx, i: u16) {
+    fn request(front: &mut FrontRx, i: u16) {
         assert!(front.post(RxRequest { id: i, gref: 1000 + u32::from(i) }));
     }
     fn publish(front: &mut FrontRx) -> bool {
@@ -169,7 +169,7 @@ impl Ring for Ctrl {
         let front = FrontCtrl::starting_at(page.clone(), START);
         (front, BackCtrl::attach(page.clone()).unwrap())
     }
-    fn ask(front: &mut FrontCtrl, i: u16) {
+    fn request(front: &mut FrontCtrl, i: u16) {
         assert!(front.put(CtrlRequest { id: i, kind: 1, data: [u32::from(i); 3] }));
     }
     fn publish(front: &mut FrontCtrl) -> bool {
@@ -205,9 +205,9 @@ impl Ring for Ctrl {
     }
 }
 
-/// One request there and back, before the model branches: leaves the ring in mid-life.
+/// One request and response before the model branches, so that the ring is not fresh.
 fn one_round<R: Ring>(front: &mut R::Front, back: &mut R::Back) {
-    R::ask(front, 9);
+    R::request(front, 9);
     let _ = R::publish(front);
     assert!(R::take(back, 9));
     let _ = R::answer(back, 9);
@@ -230,8 +230,8 @@ fn publish_take<R: Ring>() {
             }
             served
         });
-        R::ask(&mut front, 0);
-        R::ask(&mut front, 1);
+        R::request(&mut front, 0);
+        R::request(&mut front, 1);
         let _ = R::publish(&mut front);
         let mut got = 0;
         while R::collect(&mut front, got) {
@@ -263,7 +263,7 @@ fn xen_ctrl_publish_take() {
 
 // ---- no wake-up is lost ----
 
-/// How a half goes to sleep; the canaries put something broken here.
+/// How a half arms; the canaries substitute a broken version.
 type Arm<H> = fn(&Area, &mut H) -> Armed;
 
 fn arm_requests<R: Ring>(requests: u16, arm: Arm<R::Back>) {
@@ -284,7 +284,7 @@ fn arm_requests<R: Ring>(requests: u16, arm: Arm<R::Back>) {
         });
         let mut notified = false;
         for i in 0..requests {
-            R::ask(&mut front, i);
+            R::request(&mut front, i);
             notified |= R::publish(&mut front);
         }
         let taken = peer.join().unwrap();
@@ -298,7 +298,7 @@ fn arm_responses<R: Ring>(responses: u16, arm: Arm<R::Front>) {
         let (mut front, mut back) = R::halves(&page);
         one_round::<R>(&mut front, &mut back);
         for i in 0..responses {
-            R::ask(&mut front, i);
+            R::request(&mut front, i);
         }
         let _ = R::publish(&mut front);
         for i in 0..responses {
@@ -353,14 +353,13 @@ fn xen_ctrl_arm_requests_and_arm_responses() {
 /// The event channel, as one bit.
 struct Channel(AtomicBool);
 
-/// How the back half decides and notifies; the canaries put something broken here.
-type Tell = fn(&SmartPoll, &Area, &Channel);
+/// How the back half decides and notifies; the canaries substitute a broken version.
+type Notify = fn(&SmartPoll, &Area, &Channel);
 /// How the front half stops.
 type Stop = fn(&FrontRx, &FrontTx, &Area) -> Armed;
 
 impl Channel {
-    /// A swap, not a store: of a store, loom does not know that it comes after a swap that did
-    /// not see it.
+    /// A swap, not a store: loom does not order a store after a swap that did not see it.
     fn notify(&self) {
         self.0.swap(true, Ordering::SeqCst);
     }
@@ -369,7 +368,7 @@ impl Channel {
     }
 }
 
-fn tell(smart: &SmartPoll, _: &Area, channel: &Channel) {
+fn notify(smart: &SmartPoll, _: &Area, channel: &Channel) {
     if smart.claim() {
         channel.notify();
     }
@@ -380,19 +379,19 @@ fn stop(rx: &FrontRx, tx: &FrontTx, _: &Area) -> Armed {
 }
 
 /// The front half polls, finds the rings empty, and stops; when notified in the meantime it polls
-/// again. The back half publishes `rx` frames and one completion of tx. In the end no response
-/// may be left that nobody comes for.
-fn smart_poll(frames: u16, completions: u16, tell: Tell, stop: Stop) {
+/// again. The back half publishes `rx` frames and one completion of tx. In the end no response may
+/// be left without a notification.
+fn smart_poll(frames: u16, completions: u16, notify: Notify, stop: Stop) {
     loom::model(move || {
         let (rx_page, tx_page) = (Rx::page(), Tx::page());
         let (mut rx, mut back_rx) = Rx::halves(&rx_page);
         let (mut tx, mut back_tx) = Tx::halves(&tx_page);
         for i in 0..frames {
-            Rx::ask(&mut rx, i);
+            Rx::request(&mut rx, i);
         }
         let _ = Rx::publish(&mut rx);
         for i in 0..completions {
-            Tx::ask(&mut tx, i);
+            Tx::request(&mut tx, i);
             let _ = Tx::publish(&mut tx);
             assert!(Tx::take(&mut back_tx, i));
         }
@@ -401,7 +400,7 @@ fn smart_poll(frames: u16, completions: u16, tell: Tell, stop: Stop) {
         }
         let channel = Arc::new(Channel(AtomicBool::new(false)));
         let smart = back_rx.smart_poll();
-        // In mid-life: the front half polls.
+        // Not a fresh ring: the front half polls.
         smart.set(true);
         let (events, page) = (Arc::clone(&channel), rx_page.clone());
         let peer = thread::spawn(move || {
@@ -421,11 +420,11 @@ fn smart_poll(frames: u16, completions: u16, tell: Tell, stop: Stop) {
         });
         for i in 0..frames {
             let _ = Rx::answer(&mut back_rx, i);
-            tell(&smart, &rx_page, &channel);
+            notify(&smart, &rx_page, &channel);
         }
         for i in 0..completions {
             let _ = Tx::answer(&mut back_tx, i);
-            tell(&smart, &rx_page, &channel);
+            notify(&smart, &rx_page, &channel);
         }
         let got = peer.join().unwrap();
         assert!(channel.taken() || got == (frames, completions), "asleep and not notified");
@@ -434,19 +433,19 @@ fn smart_poll(frames: u16, completions: u16, tell: Tell, stop: Stop) {
 
 #[test]
 fn smart_poll_loses_no_response() {
-    smart_poll(1, 0, tell, stop);
-    smart_poll(0, 1, tell, stop);
-    smart_poll(2, 0, tell, stop);
+    smart_poll(1, 0, notify, stop);
+    smart_poll(0, 1, notify, stop);
+    smart_poll(2, 0, notify, stop);
 }
 
 #[test]
 fn smart_poll_watches_both_rings() {
-    smart_poll(1, 1, tell, stop);
+    smart_poll(1, 1, notify, stop);
 }
 
 // ---- canaries ----
 
-/// The model finds a fault, and it is a sleeper that no one wakes.
+/// Expects that the model fails because of a missed wake-up.
 fn assert_finds(what: &str, model: impl FnOnce()) {
     let Err(panic) = catch_unwind(AssertUnwindSafe(model)) else {
         panic!("{what}: the model passed, so it proves nothing");
@@ -513,7 +512,7 @@ fn without_release<R: Ring>() -> [bool; 2] {
             let page = R::page();
             let (mut front, mut back) = R::halves(&page);
             let peer = thread::spawn(move || R::take(&mut back, 0));
-            R::ask(&mut front, 0);
+            R::request(&mut front, 0);
             page.sync_store_u32(REQ_PROD, START.wrapping_add(1), Ordering::Relaxed);
             peer.join().unwrap();
         });
@@ -522,10 +521,10 @@ fn without_release<R: Ring>() -> [bool; 2] {
         loom::model(|| {
             let page = R::page();
             let (mut front, _back) = R::halves(&page);
-            R::ask(&mut front, 0);
+            R::request(&mut front, 0);
             let _ = R::publish(&mut front);
             let peer = thread::spawn(move || R::collect(&mut front, 0));
-            // Any word of the slot will do: the model knows who was there.
+            // Any word of the slot will do: loom reports any unordered access.
             page.store_u32(64 + page_slot::<R>(), 0);
             page.sync_store_u32(RSP_PROD, START.wrapping_add(1), Ordering::Relaxed);
             peer.join().unwrap();
@@ -546,10 +545,10 @@ fn canary_publication_without_release_is_found() {
     assert_eq!(without_release::<Ctrl>(), [true, true]);
 }
 
-/// Race 1 of the original: looks at the rings, then clears the flag, and sleeps.
+/// Race 1 of the original: checks the rings, then clears the flag, and sleeps.
 #[test]
-fn canary_smart_poll_clear_without_a_last_look_is_found() {
-    let looks_then_clears: Stop = |rx, tx, page| {
+fn canary_smart_poll_clear_without_recheck_is_found() {
+    let checks_then_clears: Stop = |rx, tx, page| {
         if rx.has_responses() || tx.has_responses() {
             return Armed::WorkPending;
         }
@@ -557,24 +556,24 @@ fn canary_smart_poll_clear_without_a_last_look_is_found() {
         fence(Ordering::SeqCst);
         Armed::Armed
     };
-    assert_finds("race 1", || smart_poll(1, 0, tell, looks_then_clears));
+    assert_finds("race 1", || smart_poll(1, 0, notify, checks_then_clears));
 }
 
-/// Race 1, halved: looks again, but only at the rx ring.
+/// Race 1, halved: re-checks only the rx ring.
 #[test]
-fn canary_smart_poll_last_look_at_one_ring_is_found() {
-    let looks_at_rx: Stop = |rx, _, page| {
+fn canary_smart_poll_recheck_of_one_ring_is_found() {
+    let checks_rx: Stop = |rx, _, page| {
         SmartPoll::new(page.clone()).set(false);
         fence(Ordering::SeqCst);
         if rx.has_responses() { Armed::WorkPending } else { Armed::Armed }
     };
-    assert_finds("race 1, tx", || smart_poll(1, 1, tell, looks_at_rx));
+    assert_finds("race 1, tx", || smart_poll(1, 1, notify, checks_rx));
 }
 
 /// Race 2 of the original: notifies first, and sets the flag then.
 #[test]
 fn canary_smart_poll_flag_set_after_notifying_is_found() {
-    let notifies_then_sets: Tell = |smart, _, channel| {
+    let notifies_then_sets: Notify = |smart, _, channel| {
         fence(Ordering::SeqCst);
         if !smart.is_active() {
             channel.notify();
@@ -587,25 +586,25 @@ fn canary_smart_poll_flag_set_after_notifying_is_found() {
 /// Race 4 of the original: no barrier between publishing and reading the flag.
 #[test]
 fn canary_smart_poll_flag_read_without_a_fence_is_found() {
-    let reads_at_once: Tell = |smart, _, channel| {
+    let reads_at_once: Notify = |smart, _, channel| {
         if !smart.is_active() {
             smart.set(true);
             fence(Ordering::SeqCst);
             channel.notify();
         }
     };
-    // `answer` asks `notify_needed`, whose fence would do: so this model publishes without it.
+    // `answer` calls `notify_needed`, whose fence would suffice: so this model does without it.
     assert_finds("race 4", || smart_poll_unfenced(reads_at_once));
-    smart_poll_unfenced(tell);
+    smart_poll_unfenced(notify);
 }
 
-/// As `smart_poll` with one frame, with nothing between `publish` and `tell`.
-fn smart_poll_unfenced(tell: Tell) {
+/// As `smart_poll` with one frame, with nothing between `publish` and `notify`.
+fn smart_poll_unfenced(notify: Notify) {
     loom::model(move || {
         let page = Rx::page();
         let (mut rx, mut back) = Rx::halves(&page);
         let tx = FrontTx::starting_at(Tx::page(), START);
-        Rx::ask(&mut rx, 0);
+        Rx::request(&mut rx, 0);
         let _ = Rx::publish(&mut rx);
         assert!(Rx::take(&mut back, 0));
         let channel = Arc::new(Channel(AtomicBool::new(false)));
@@ -624,7 +623,7 @@ fn smart_poll_unfenced(tell: Tell) {
         });
         back.put(RxResponse { id: 0, offset: 0, flags: 0, status: 60 });
         back.publish();
-        tell(&smart, &page, &channel);
+        notify(&smart, &page, &channel);
         let got = peer.join().unwrap();
         assert!(channel.taken() || got, "asleep and not notified");
     });

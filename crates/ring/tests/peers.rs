@@ -1,4 +1,4 @@
-//! What real front-ends do that the specification does not say, each with its name.
+//! Behaviour of real front-ends beyond the specification, each with its name.
 #![allow(clippy::as_conversions)]
 
 use std::sync::Arc;
@@ -44,7 +44,7 @@ fn uml_starts_packed_rings_at_base_0() {
 }
 
 #[test]
-fn virtio_user_tells_the_available_position_of_packed_rings_only() {
+fn virtio_user_sends_the_available_position_of_packed_rings_only() {
     for (base, whole) in [(0x8000, 0x8000_8000), (0x0003, 0x0003_0003), (0x8005, 0x8005_8005)] {
         let memory = memory();
         let mut driver = DriverQueue::new(&memory, &LAYOUT, PACKED, whole, None).unwrap();
@@ -55,7 +55,7 @@ fn virtio_user_tells_the_available_position_of_packed_rings_only() {
 }
 
 #[test]
-fn virtio_user_says_base_0_to_a_back_end_that_was_restarted() {
+fn virtio_user_sends_base_0_to_a_restarted_back_end() {
     let memory = memory();
     let mut driver = DriverQueue::new(&memory, &LAYOUT, SPLIT, 0, None).unwrap();
     let mut device = DeviceQueue::new(&memory, &LAYOUT, SPLIT, 0).unwrap();
@@ -79,7 +79,7 @@ fn virtio_user_marks_transmit_headers_for_writing() {
     assert_eq!(device.take(&memory, 8, &mut taken), Ok(1));
     assert_eq!(taken.reads(&taken.chains[0]).len(), 2);
     assert!(taken.writes(&taken.chains[0]).is_empty());
-    // On any other queue it is what it is.
+    // Any other queue honours the flag.
     device.untake(&taken.chains);
     let mut taken = Taken::with_capacity(8, SIZE);
     assert_eq!(device.take(&memory, 8, &mut taken), Err(Malformed::ReadAfterWrite));

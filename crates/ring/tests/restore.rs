@@ -1,5 +1,5 @@
-//! A device that starts on a ring in the middle of its life: after a crash, a migration, or a
-//! restore. Issue 14, row 17.
+//! Device start on a ring already in use: after a crash, a migration, or a restore. Issue 14, row
+//! 17.
 #![allow(clippy::as_conversions)]
 
 mod common;
@@ -10,9 +10,9 @@ use ring::virtq::{Buf, Malformed, Taken};
 
 const SIZE: u16 = 16;
 
-/// What a front-end may say where the ring is.
+/// Base that a front-end may send.
 #[derive(Clone, Copy, Debug)]
-enum Says {
+enum Base {
     /// As Cloud Hypervisor after a restore.
     Avail,
     Used,
@@ -21,14 +21,14 @@ enum Says {
 }
 
 proptest! {
-    /// From every start near the wrap, whatever was used before, a device serves every buffer
-    /// that was not used, in order, wherever the front-end says it is.
+    /// From every start near the wrap, a device serves every unused buffer, in order, independent
+    /// of the base that the front-end sends.
     #[test]
     fn restored_device_serves_the_buffers_that_were_posted_and_not_used(
         start in (0_u16..64).prop_map(|n| n.wrapping_sub(32)),
         posted in 1_u16..=SIZE,
         used in 0_u16..=SIZE,
-        says in prop::sample::select(vec![Says::Avail, Says::Used, Says::Zero]),
+        sent in prop::sample::select(vec![Base::Avail, Base::Used, Base::Zero]),
     ) {
         let used = used.min(posted);
         let raw = Raw::new(SIZE);
@@ -38,14 +38,14 @@ proptest! {
         driver.publish();
         let mut first = raw.device(SPLIT, u32::from(start));
         let mut taken = Taken::with_capacity(64, SIZE);
-        // It takes all, and stops before it used the last of them.
+        // It takes all, and stops before it uses the last of them.
         prop_assert_eq!(first.take(&raw.memory, 64, &mut taken).unwrap(), usize::from(posted));
         taken.chains[..usize::from(used)].iter().for_each(|chain| first.put(chain, 64));
         first.publish();
-        let base = match says {
-            Says::Avail => start.wrapping_add(posted),
-            Says::Used => start.wrapping_add(used),
-            Says::Zero => 0,
+        let base = match sent {
+            Base::Avail => start.wrapping_add(posted),
+            Base::Used => start.wrapping_add(used),
+            Base::Zero => 0,
         };
         let mut second = raw.device(SPLIT, u32::from(base));
         let mut taken = Taken::with_capacity(64, SIZE);
@@ -61,7 +61,7 @@ proptest! {
         prop_assert_eq!(back, ids, "every buffer once");
     }
 
-    /// A used index that no driver can have made is a fault, and nothing else.
+    /// A used index out of reach of the available one is reported as a fault.
     #[test]
     fn used_index_out_of_reach_of_the_available_one_is_a_fault(
         avail: u16,

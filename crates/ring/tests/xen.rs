@@ -1,5 +1,5 @@
-//! Both halves of each Xen ring against a model that knows nothing of indices: queues of what was
-//! added, published, taken and answered. Any order of operations, any start index.
+//! Both halves of each Xen ring against a model without indices: queues of what was added,
+//! published, taken and answered. Any order of operations, any start index.
 #![allow(clippy::as_conversions)]
 
 #[path = "common/xen.rs"]
@@ -241,7 +241,7 @@ impl TxModel {
             TxOp::FrontArm(n) => {
                 let on = |all: &VecDeque<Sent>| all.iter().map(|s| s.ring_slots).sum::<u32>();
                 let most = on(&self.published) + on(&self.held) + self.answered_slots;
-                // Never asks for more than can come.
+                // Limited to the number outstanding.
                 let armed = self.front.arm_after(u32::from(*n)) == Armed::Armed;
                 let n = u32::from(*n).min(most).max(1);
                 prop_assert_eq!(armed, self.answered_slots < n);
@@ -423,7 +423,7 @@ impl RxModel {
             }
             RxOp::FrontArm(n) => {
                 let most = self.published.len() as u32 + self.filled_slots;
-                // Never asks for more than can come.
+                // Limited to the number outstanding.
                 let armed = self.front.arm_after(u32::from(*n)) == Armed::Armed;
                 let n = u32::from(*n).min(most).max(1);
                 prop_assert_eq!(armed, self.filled_slots < n);

@@ -1,6 +1,6 @@
 //! Our halves against halves made of the macros of Xen's own headers (`xen/io/ring.h` and
-//! `netif.h`, in Debian's libxen-dev): a C program with the ring's page mapped does what it is
-//! told, and what comes over the ring, and whether to notify, must be the same on both sides.
+//! `netif.h`, in Debian's libxen-dev): a C program maps the ring's page and runs commands; what
+//! crosses the ring, and whether to notify, must be the same on both sides.
 //!
 //! Needs a C compiler and libxen-dev; `./test` installs the latter.
 #![cfg(not(loom))]
@@ -42,8 +42,8 @@ fn program() -> &'static Path {
 /// The other half.
 struct Peer {
     child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    commands: ChildStdin,
+    replies: BufReader<ChildStdout>,
     area: Area,
     file: PathBuf,
 }
@@ -60,23 +60,23 @@ impl Peer {
         let mut command = Command::new(program());
         command.arg(ring).arg(&file).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let orders = child.stdin.take().unwrap();
-        let answers = BufReader::new(child.stdout.take().unwrap());
-        Self { child, orders, answers, area, file }
+        let commands = child.stdin.take().unwrap();
+        let replies = BufReader::new(child.stdout.take().unwrap());
+        Self { child, commands, replies, area, file }
     }
 
-    /// Gives an order; the numbers of the answer.
-    fn ask(&mut self, order: &str, numbers: &[u32]) -> Vec<i64> {
+    /// Sends a command; returns the numbers of the reply.
+    fn command(&mut self, command: &str, numbers: &[u32]) -> Vec<i64> {
         let words: Vec<String> = numbers.iter().map(ToString::to_string).collect();
-        writeln!(self.orders, "{order} {}", words.join(" ")).unwrap();
+        writeln!(self.commands, "{command} {}", words.join(" ")).unwrap();
         let mut line = String::new();
-        self.answers.read_line(&mut line).unwrap();
+        self.replies.read_line(&mut line).unwrap();
         let numbers: Result<_, _> = line.split_whitespace().map(str::parse).collect();
-        numbers.unwrap_or_else(|_| panic!("{order}: {line}"))
+        numbers.unwrap_or_else(|_| panic!("{command}: {line}"))
     }
 
-    fn number(&mut self, order: &str) -> i64 {
-        self.ask(order, &[])[0]
+    fn number(&mut self, command: &str) -> i64 {
+        self.command(command, &[])[0]
     }
 }
 
@@ -109,7 +109,7 @@ fn words<T: Copy + Into<i64>>(words: &[T]) -> Vec<i64> {
     words.iter().map(|w| (*w).into()).collect()
 }
 
-/// An extra info as the C program says it: type, more, and three numbers.
+/// An extra info as the C program prints it: type, more, and three numbers.
 fn extra_numbers(extra: Extra, more: bool) -> [u32; 5] {
     let more = u32::from(more);
     let mac = |a: [u8; 6]| {
@@ -181,10 +181,10 @@ fn our_tx_front_half_against_their_back_half() {
                     let _ = front.notify_needed();
                     while let Some((extra, want)) = sent.pop_front() {
                         let order = if extra { "getreqx" } else { "getreq" };
-                        assert_eq!(peer.ask(order, &[]), words(&want));
+                        assert_eq!(peer.command(order, &[]), words(&want));
                         taken.push_back((extra, want[3]));
                     }
-                    // Armed at the last request: the next one published is told of.
+                    // Armed at the last request: the next one published is notified.
                     assert_eq!(peer.number("finalreq"), 0);
                     if let Some(id) = free.pop() {
                         let first = tx_request(&mut random, id);
@@ -199,9 +199,9 @@ fn our_tx_front_half_against_their_back_half() {
                 }
                 3 => {
                     for (extra, id) in taken.drain(..taken.len().min(random.below(9) as usize)) {
-                        // Theirs may say anything with NULL.
+                        // Theirs may send any id with NULL.
                         let status = if extra { status::NULL } else { -(random.below(3) as i16) };
-                        peer.ask("rsp", &[id, status as u32]);
+                        peer.command("rsp", &[id, status as u32]);
                         answered.extend((!extra).then_some((id as u16, status)));
                     }
                     let asleep = front.arm() == Armed::Armed;
@@ -223,7 +223,7 @@ fn our_tx_front_half_against_their_back_half() {
 fn our_tx_back_half_against_their_front_half() {
     for start in STARTS {
         let mut peer = Peer::new("tx", "back");
-        assert_eq!(peer.ask("init", &[start]), [256]);
+        assert_eq!(peer.command("init", &[start]), [256]);
         let mut back = BackTx::attach(peer.area.clone()).unwrap();
         let mut random = Random(u64::from(start) + 1);
         let mut packet = TxPacket::new();
@@ -235,13 +235,13 @@ fn our_tx_back_half_against_their_front_half() {
                 let first = TxRequest { size: 900, ..tx_request(&mut random, round ^ n) };
                 let rest = TxRequest { flags: 0, size: 300, ..tx_request(&mut random, n) };
                 let flags = first.flags | tx_flag::EXTRA_INFO | tx_flag::MORE_DATA;
-                peer.ask("req", &tx_numbers(TxRequest { flags, ..first }));
+                peer.command("req", &tx_numbers(TxRequest { flags, ..first }));
                 let kind = random.below(3);
                 let extra = [GSO, ADD, DEL][kind as usize];
-                peer.ask("reqx", &extra_numbers(HASH, true));
-                peer.ask("reqx", &extra_numbers(extra, false));
+                peer.command("reqx", &extra_numbers(HASH, true));
+                peer.command("reqx", &extra_numbers(extra, false));
                 if kind == 0 {
-                    peer.ask("req", &tx_numbers(rest));
+                    peer.command("req", &tx_numbers(rest));
                 }
                 sent.push((first, rest, kind));
             }
@@ -274,11 +274,11 @@ fn our_tx_back_half_against_their_front_half() {
             let slots: i64 = sent.iter().map(|(.., kind)| if *kind == 0 { 4 } else { 3 }).sum();
             assert_eq!(peer.number("rsps"), slots);
             for (first, rest, kind) in &sent {
-                assert_eq!(peer.ask("getrsp", &[]), [first.id.into(), -1]);
-                assert_eq!(peer.ask("getrsp", &[])[1], 1, "NULL");
-                assert_eq!(peer.ask("getrsp", &[])[1], 1, "NULL");
+                assert_eq!(peer.command("getrsp", &[]), [first.id.into(), -1]);
+                assert_eq!(peer.command("getrsp", &[])[1], 1, "NULL");
+                assert_eq!(peer.command("getrsp", &[])[1], 1, "NULL");
                 if *kind == 0 {
-                    assert_eq!(peer.ask("getrsp", &[]), [rest.id.into(), -1]);
+                    assert_eq!(peer.command("getrsp", &[]), [rest.id.into(), -1]);
                 }
             }
         }
@@ -303,13 +303,13 @@ fn our_rx_halves_against_theirs() {
             front.publish();
             assert!(front.notify_needed());
             for r in &posted {
-                assert_eq!(peer.ask("getreq", &[]), [i64::from(r.id), i64::from(r.gref)]);
+                assert_eq!(peer.command("getreq", &[]), [i64::from(r.id), i64::from(r.gref)]);
             }
             let len = 14 + random.below(4000);
             let flags = u32::from(rx_flag::EXTRA_INFO | rx_flag::MORE_DATA);
-            peer.ask("rsp", &[0, 96 - 14, flags, len]);
-            peer.ask("rspx", &extra_numbers(GSO, false));
-            peer.ask("rsp", &[0, 7, 0, 100]);
+            peer.command("rsp", &[0, 96 - 14, flags, len]);
+            peer.command("rspx", &extra_numbers(GSO, false));
+            peer.command("rsp", &[0, 7, 0, 100]);
             assert_eq!(front.arm(), Armed::Armed);
             assert_eq!(peer.number("pushrsp"), 1);
             assert_eq!(front.take(&mut packet), Ok(Some(Ok(()))));
@@ -320,14 +320,14 @@ fn our_rx_halves_against_theirs() {
         }
         // Our back, their front.
         let mut peer = Peer::new("rx", "back");
-        peer.ask("init", &[start]);
+        peer.command("init", &[start]);
         let mut back = BackRx::attach(peer.area.clone()).unwrap();
         for id in 0..200_u32 {
             assert_eq!(armed(back.arm(2)), 0);
             let gref = random.below(u32::MAX);
-            peer.ask("req", &[id, gref]);
+            peer.command("req", &[id, gref]);
             assert_eq!(peer.number("pushreq"), 0, "one of two");
-            peer.ask("req", &[id + 1, !gref]);
+            peer.command("req", &[id + 1, !gref]);
             assert_eq!(peer.number("pushreq"), 1);
             assert_eq!(back.available(), Ok(2));
             let request = back.take().unwrap();
@@ -340,8 +340,8 @@ fn our_rx_halves_against_theirs() {
             back.publish();
             assert!(back.notify_needed());
             let want = [i64::from(id), 11, i64::from(rx_flag::EXTRA_INFO), i64::from(status)];
-            assert_eq!(peer.ask("getrsp", &[]), want);
-            assert_eq!(peer.ask("getrspx", &[]), words(&extra_numbers(HASH, false)));
+            assert_eq!(peer.command("getrsp", &[]), want);
+            assert_eq!(peer.command("getrspx", &[]), words(&extra_numbers(HASH, false)));
         }
     }
 }
@@ -354,7 +354,7 @@ fn our_ctrl_halves_against_theirs() {
         let mut front = FrontCtrl::starting_at(theirs.area.clone(), start);
         assert_eq!(theirs.number("attach"), 128);
         let mut peer = Peer::new("ctrl", "back");
-        assert_eq!(peer.ask("init", &[start]), [128]);
+        assert_eq!(peer.command("init", &[start]), [128]);
         let mut back = BackCtrl::attach(peer.area.clone()).unwrap();
         for id in 0..300_u16 {
             let data = [0; 3].map(|_: u32| random.below(u32::MAX));
@@ -365,22 +365,22 @@ fn our_ctrl_halves_against_theirs() {
             assert!(front.put(CtrlRequest { id, kind: 10, data }));
             front.publish();
             assert!(front.notify_needed());
-            assert_eq!(theirs.ask("getreq", &[]), words(&question));
+            assert_eq!(theirs.command("getreq", &[]), words(&question));
             assert_eq!(front.arm(), Armed::Armed);
-            theirs.ask("rsp", &answer);
+            theirs.command("rsp", &answer);
             assert_eq!(theirs.number("pushrsp"), 1);
             let response = CtrlResponse { id, kind: 9, status: b, data: c };
             assert_eq!(front.take(), Ok(Some(response)));
 
             assert_eq!(armed(back.arm()), 0);
-            peer.ask("req", &question);
+            peer.command("req", &question);
             assert_eq!(peer.number("pushreq"), 1);
             assert_eq!(back.take(), Ok(Some(CtrlRequest { id, kind: 10, data })));
             back.put(response);
             assert_eq!(peer.number("finalrsp"), 0);
             back.publish();
             assert!(back.notify_needed());
-            assert_eq!(peer.ask("getrsp", &[]), words(&answer));
+            assert_eq!(peer.command("getrsp", &[]), words(&answer));
         }
     }
 }

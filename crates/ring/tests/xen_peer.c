@@ -1,7 +1,7 @@
 /*
  * One half of a netif ring, by the macros of Xen's own headers: the other side in
- * tests/xen_differential.rs, which says what to do on stdin, one order a line, and reads the
- * answer, one line.
+ * tests/xen_differential.rs, which writes one command a line to stdin and reads the
+ * reply, one line.
  *
  *   xen_peer RING FILE   RING: tx, rx or ctrl; FILE: the ring's page
  *   xen_peer numbers     sizes and constants, one a line
@@ -26,7 +26,7 @@
 #define PAGE 4096
 
 static unsigned int n[8];
-static char order[16];
+static char command[16];
 
 static int next(void)
 {
@@ -35,7 +35,7 @@ static int next(void)
     if (!fgets(line, sizeof(line), stdin))
         return 0;
     memset(n, 0, sizeof(n));
-    return sscanf(line, "%15s %u %u %u %u %u %u %u %u", order, &n[0], &n[1], &n[2], &n[3], &n[4],
+    return sscanf(line, "%15s %u %u %u %u %u %u %u %u", command, &n[0], &n[1], &n[2], &n[3], &n[4],
                   &n[5], &n[6], &n[7]) > 0;
 }
 
@@ -154,7 +154,7 @@ static void print_extra(const void *slot)
     }
 }
 
-/* The orders, for one kind of ring. */
+/* The commands, for one kind of ring. */
 #define SERVE(ring, kind)                                                                          \
     static void serve_##kind(void *page)                                                           \
     {                                                                                              \
@@ -168,57 +168,57 @@ static void print_extra(const void *slot)
         memset(&b, 0, sizeof(b));                                                                  \
         while (next()) {                                                                           \
             flag = 0;                                                                              \
-            if (!strcmp(order, "init")) {                                                          \
+            if (!strcmp(command, "init")) {                                                        \
                 SHARED_RING_INIT(s);                                                               \
                 s->req_prod = s->rsp_prod = n[0];                                                  \
                 s->req_event = s->rsp_event = n[0] + 1;                                            \
                 FRONT_RING_ATTACH(&f, s, n[0], PAGE);                                              \
                 printf("%u\n", RING_SIZE(&f));                                                     \
-            } else if (!strcmp(order, "attach")) {                                                 \
+            } else if (!strcmp(command, "attach")) {                                               \
                 BACK_RING_ATTACH(&b, s, s->rsp_prod, PAGE);                                        \
                 printf("%u\n", RING_SIZE(&b));                                                     \
-            } else if (!strcmp(order, "free")) {                                                   \
+            } else if (!strcmp(command, "free")) {                                                 \
                 printf("%u\n", RING_FREE_REQUESTS(&f));                                            \
-            } else if (!strcmp(order, "req")) {                                                    \
+            } else if (!strcmp(command, "req")) {                                                  \
                 fill_##kind##_req(RING_GET_REQUEST(&f, f.req_prod_pvt++));                         \
                 printf("0\n");                                                                     \
-            } else if (!strcmp(order, "reqx")) {                                                   \
+            } else if (!strcmp(command, "reqx")) {                                                 \
                 fill_extra(RING_GET_REQUEST(&f, f.req_prod_pvt++));                                \
                 printf("0\n");                                                                     \
-            } else if (!strcmp(order, "rsp")) {                                                    \
+            } else if (!strcmp(command, "rsp")) {                                                  \
                 fill_##kind##_rsp(RING_GET_RESPONSE(&b, b.rsp_prod_pvt++));                        \
                 printf("0\n");                                                                     \
-            } else if (!strcmp(order, "rspx")) {                                                   \
+            } else if (!strcmp(command, "rspx")) {                                                 \
                 fill_extra(RING_GET_RESPONSE(&b, b.rsp_prod_pvt++));                               \
                 printf("0\n");                                                                     \
-            } else if (!strcmp(order, "pushreq")) {                                                \
+            } else if (!strcmp(command, "pushreq")) {                                              \
                 RING_PUSH_REQUESTS_AND_CHECK_NOTIFY(&f, flag);                                     \
                 printf("%d\n", !!flag);                                                            \
-            } else if (!strcmp(order, "pushrsp")) {                                                \
+            } else if (!strcmp(command, "pushrsp")) {                                              \
                 RING_PUSH_RESPONSES_AND_CHECK_NOTIFY(&b, flag);                                    \
                 printf("%d\n", !!flag);                                                            \
-            } else if (!strcmp(order, "finalreq")) {                                               \
+            } else if (!strcmp(command, "finalreq")) {                                             \
                 RING_FINAL_CHECK_FOR_REQUESTS(&b, flag);                                           \
                 printf("%d\n", !!flag);                                                            \
-            } else if (!strcmp(order, "finalrsp")) {                                               \
+            } else if (!strcmp(command, "finalrsp")) {                                             \
                 RING_FINAL_CHECK_FOR_RESPONSES(&f, flag);                                          \
                 printf("%d\n", !!flag);                                                            \
-            } else if (!strcmp(order, "reqs")) {                                                   \
+            } else if (!strcmp(command, "reqs")) {                                                 \
                 printf("%u\n", XEN_RING_NR_UNCONSUMED_REQUESTS(&b));                               \
-            } else if (!strcmp(order, "rsps")) {                                                   \
+            } else if (!strcmp(command, "rsps")) {                                                 \
                 printf("%u\n", XEN_RING_NR_UNCONSUMED_RESPONSES(&f));                              \
-            } else if (!strcmp(order, "getreq")) {                                                 \
+            } else if (!strcmp(command, "getreq")) {                                               \
                 RING_COPY_REQUEST(&b, b.req_cons++, &copy.req);                                    \
                 print_##kind##_req(&copy.req);                                                     \
-            } else if (!strcmp(order, "getreqx")) {                                                \
+            } else if (!strcmp(command, "getreqx")) {                                              \
                 print_extra(RING_GET_REQUEST(&b, b.req_cons++));                                   \
-            } else if (!strcmp(order, "getrsp")) {                                                 \
+            } else if (!strcmp(command, "getrsp")) {                                               \
                 RING_COPY_RESPONSE(&f, f.rsp_cons++, &copy.rsp);                                   \
                 print_##kind##_rsp(&copy.rsp);                                                     \
-            } else if (!strcmp(order, "getrspx")) {                                                \
+            } else if (!strcmp(command, "getrspx")) {                                              \
                 print_extra(RING_GET_RESPONSE(&f, f.rsp_cons++));                                  \
             } else {                                                                               \
-                printf("what is %s?\n", order);                                                    \
+                printf("unknown command %s\n", command);                                           \
             }                                                                                      \
             fflush(stdout);                                                                        \
         }                                                                                          \

@@ -1,10 +1,10 @@
-//! A ring's part in shared memory, as words.
+//! Word-wise access to one part of a ring in shared memory.
 //!
-//! Two kinds of access, because they are two kinds of fact. *Sync words* (indices, descriptor
-//! flags, event words) order the two sides and carry an explicit [`Ordering`]. *Data* (addresses,
-//! lengths, ids) is read and written relaxed and is ordered by a sync word next to it. Under
-//! `cfg(loom)` only sync words have histories, which keeps the model small enough to exhaust; of
-//! data the model knows only that no two sides touch it at once.
+//! Two kinds of access. *Sync words* (indices, descriptor flags, event words) order the two sides
+//! and take an explicit [`Ordering`]. *Data* (addresses, lengths, ids) is read and written relaxed
+//! and is ordered by a sync word next to it. Under `cfg(loom)` only sync words have histories,
+//! which keeps the model small enough to exhaust; for data the model checks only that the two sides
+//! never access it concurrently.
 
 use std::sync::Arc;
 
@@ -25,9 +25,9 @@ mod plain {
     use crate::mapping::{Access, Mapping};
 
     /// `len` bytes of shared memory, aligned to 16, that stay mapped as long as this value lives.
-    /// All offsets are in bytes and must be aligned to the access; a bad one is a bug of ours and
-    /// panics (offsets come from validated ring geometry, never from the peer).
-    /// Clones are views of the same memory.
+    /// All offsets are in bytes and must be aligned to the access; an invalid one is our bug and
+    /// panics (offsets come from validated ring geometry, never from the peer). Clones are views of
+    /// the same memory.
     #[derive(Clone)]
     pub struct Area {
         at: NonNull<u8>,
@@ -44,11 +44,11 @@ mod plain {
     #[repr(C)]
     struct Unflagged(AtomicU64, AtomicU32, AtomicU16, AtomicU16);
 
-    /// Packed descriptors that follow each other, their bounds checked once for all.
+    /// Consecutive packed descriptors; their bounds are checked once for all.
     pub struct Descs<'a>(&'a [Unflagged]);
 
     impl Descs<'_> {
-        /// Load of the sync word of the `i`th.
+        /// Loads the sync word of the `i`th descriptor.
         #[inline]
         pub fn sync_load(&self, i: usize, order: Ordering) -> u16 {
             let Unflagged(.., flags) = &self.0[i];
@@ -57,7 +57,7 @@ mod plain {
             u16::from_le(flags.load(order))
         }
 
-        /// Relaxed load of the first 14 bytes of the `i`th: all but its flags.
+        /// Loads (relaxed) the first 14 bytes of the `i`th descriptor: all but its flags.
         #[inline]
         pub fn load_unflagged(&self, i: usize) -> (u64, u32, u16) {
             let Unflagged(addr, len, id, _) = &self.0[i];
@@ -71,19 +71,19 @@ mod plain {
 
     macro_rules! words {
         ($load:ident, $store:ident, $int:ty, $atomic:ty) => {
-            /// Relaxed load of a little-endian data word.
+            /// Loads (relaxed) a little-endian data word.
             #[inline]
             pub fn $load(&self, offset: usize) -> $int {
                 let at = self.word::<$int>(offset).cast::<$atomic>();
                 #[cfg(feature = "audit")]
                 crate::audit::load(at.addr().get(), size_of::<$int>());
-                // SAFETY: `word` checked bounds and alignment; the mapping lives; the peer's
-                // writes are outside this program, where atomics are the nearest thing to them.
-                // JUSTIFICATION: shared memory has no safe view; bench `ring`.
+                // SAFETY: `word` checked bounds and alignment; the mapping lives; the peer's writes
+                // come from outside this program, and atomics model them best. JUSTIFICATION:
+                // shared memory has no safe view; bench `ring`.
                 <$int>::from_le(unsafe { at.as_ref() }.load(Ordering::Relaxed))
             }
 
-            /// Relaxed store of a little-endian data word.
+            /// Stores (relaxed) a little-endian data word.
             #[inline]
             pub fn $store(&self, offset: usize, value: $int) {
                 let at = self.word::<$int>(offset).cast::<$atomic>();
@@ -95,7 +95,7 @@ mod plain {
 
     macro_rules! sync_words {
         ($load:ident, $store:ident, $int:ty, $atomic:ty) => {
-            /// Load of a sync word.
+            /// Loads a sync word.
             #[inline]
             pub fn $load(&self, offset: usize, order: Ordering) -> $int {
                 let at = self.word::<$int>(offset).cast::<$atomic>();
@@ -105,7 +105,7 @@ mod plain {
                 <$int>::from_le(unsafe { at.as_ref() }.load(order))
             }
 
-            /// Store of a sync word.
+            /// Stores a sync word.
             #[inline]
             pub fn $store(&self, offset: usize, value: $int, order: Ordering) {
                 let at = self.word::<$int>(offset).cast::<$atomic>();
@@ -116,9 +116,9 @@ mod plain {
     }
 
     impl Area {
-        /// The `len` bytes at guest address `addr`, if one region holds them. How `addr` is
-        /// aligned is the ring's rule to check; the memory is aligned alike, up to 16 bytes (a
-        /// region may sit askew in its mapping, and words there would tear).
+        /// Returns the `len` bytes at guest address `addr`, if one region holds them. The ring must
+        /// check the alignment of `addr`; the memory has the same alignment, up to 16 bytes (with a
+        /// misaligned region in its mapping, words would tear).
         pub fn new(memory: &GuestMemory, addr: u64, len: usize) -> Option<Self> {
             let (mapping, offset) = memory.find(addr, len as u64)?;
             let at = mapping.at(offset, len)?;
@@ -128,20 +128,20 @@ mod plain {
             Some(Self { at, len, _mapping: Arc::clone(mapping) })
         }
 
-        /// The `len` bytes at `offset` of a mapping, if it holds them, may be written, and they are
-        /// aligned to 16.
+        /// Returns the `len` bytes at `offset` of a mapping, if it holds them, is writable, and
+        /// they are aligned to 16.
         pub fn of(mapping: &Arc<Mapping>, offset: usize, len: usize) -> Option<Self> {
             let at = mapping.at(offset, len).filter(|_| mapping.access() == Access::Write)?;
             (at.addr().get() % 16 == 0).then(|| Self { at, len, _mapping: Arc::clone(mapping) })
         }
 
-        /// Its length in bytes.
+        /// Length in bytes.
         #[inline]
         pub fn len(&self) -> usize {
             self.len
         }
 
-        /// Whether it has none.
+        /// Whether the length is 0.
         pub fn is_empty(&self) -> bool {
             self.len == 0
         }
@@ -164,7 +164,7 @@ mod plain {
         words!(load_u32, store_u32, u32, AtomicU32);
         words!(load_u64, store_u64, u64, AtomicU64);
 
-        /// Relaxed load of 16 bytes as two little-endian words, each fetched once.
+        /// Loads (relaxed) 16 bytes as two little-endian words, each fetched once.
         #[inline]
         pub fn load_pair(&self, offset: usize) -> (u64, u64) {
             let at = self.word::<[AtomicU64; 2]>(offset);
@@ -176,7 +176,7 @@ mod plain {
             (first, u64::from_le(second.load(Ordering::Relaxed)))
         }
 
-        /// `n` packed descriptors from `offset` on.
+        /// Returns `n` packed descriptors from `offset` on.
         #[inline]
         pub fn descs(&self, offset: usize, n: usize) -> Descs<'_> {
             assert!(
@@ -191,8 +191,8 @@ mod plain {
             Descs(unsafe { NonNull::slice_from_raw_parts(at, n).as_ref() })
         }
 
-        /// Store of three data words and the sync word behind them (the last 8 bytes of a packed
-        /// descriptor), at once.
+        /// Stores the last 8 bytes of a packed descriptor in one access: two data words and the
+        /// sync word after them.
         #[inline]
         pub fn sync_store_tail(&self, offset: usize, len: u32, id: u16, flags: u16, o: Ordering) {
             let at = self.word::<u64>(offset).cast::<AtomicU64>();
@@ -205,7 +205,7 @@ mod plain {
         sync_words!(sync_load_u32, sync_store_u32, u32, AtomicU32);
         sync_words!(sync_load_u8, sync_store_u8, u8, AtomicU8);
 
-        /// Asks the CPU to fetch the line at `offset` for writing; out of range is ignored.
+        /// Prefetches the cache line at `offset` for writing; out of range is ignored.
         #[inline]
         pub fn prefetch_write(&self, offset: usize) {
             if offset < self.len {
@@ -213,7 +213,7 @@ mod plain {
             }
         }
 
-        /// Asks the CPU to fetch the line at `offset`; out of range is ignored.
+        /// Prefetches the cache line at `offset`; out of range is ignored.
         #[inline]
         pub fn prefetch(&self, offset: usize) {
             if offset < self.len {
@@ -235,9 +235,9 @@ mod modelled {
     use super::{Arc, GuestMemory};
     use crate::mapping::Mapping;
 
-    /// The same, for loom. Sync words are loom's atomics. Data has one value at a time, but each
-    /// access tells the model, which fails when two sides touch a word that no sync word orders.
-    /// Clones are views of the same memory, one for each side.
+    /// The same for loom. Sync words are loom's atomics. Data has one value at a time, but each
+    /// access is reported to the model, which fails when two sides access a word without order by a
+    /// sync word. Clones are views of the same memory, one for each side.
     #[derive(Clone)]
     pub struct Area(Arc<Bank>);
 
@@ -246,7 +246,7 @@ mod modelled {
         sync_u32: BTreeMap<usize, AtomicU32>,
         sync_u8: BTreeMap<usize, AtomicU8>,
         data: Mutex<Vec<u8>>,
-        /// One for each two bytes of data; holds nothing, only knows who was there.
+        /// One for each two bytes of data; empty, for loom's access checks only.
         races: Vec<UnsafeCell<()>>,
     }
 
@@ -377,7 +377,7 @@ mod modelled {
         }
 
         /// See the plain `Area`. A sync word may also be read as data, together with its
-        /// neighbours, by whoever another sync word allowed to.
+        /// neighbours, when another sync word orders the read.
         pub fn sync_store(&self, offset: usize, value: u16, order: Ordering) {
             self.0.data.lock().unwrap()[offset..offset + 2].copy_from_slice(&value.to_le_bytes());
             self.0.sync[&offset].store(value, order);

@@ -1,7 +1,8 @@
 //! Segments of memory and the copy engine.
 //!
 //! A segment is mapped memory, or *granted*: bytes of another domain's page, which only the
-//! hypervisor reaches. Both kinds are 16 bytes and are cut alike; see [`grant`](crate::grant).
+//! hypervisor can access. Both kinds are 16 bytes and have the same operations; see
+//! [`grant`](crate::grant).
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -10,11 +11,11 @@ use std::ptr::NonNull;
 use crate::grant::{self, Domain};
 use crate::mapping::Mapping;
 
-/// Readable bytes: part of a guest's memory, or private ones. Lives as long as its memory table.
+/// Readable bytes of a guest's memory or private memory. Lives as long as its memory table.
 #[derive(Clone, Copy)]
 pub struct Seg<'m> {
-    /// Where the bytes are; of granted ones, as far behind their [`Domain`] as they are into
-    /// their page (which stays inside the domain's own size, by its alignment).
+    /// Address of the bytes. For granted bytes: the address of their [`Domain`] plus their offset
+    /// in the page (which is less than the domain's size, by its alignment).
     at: NonNull<u8>,
     len: u32,
     /// 0: mapped. Otherwise granted: the grant reference plus one.
@@ -22,7 +23,7 @@ pub struct Seg<'m> {
     _memory: PhantomData<&'m Mapping>,
 }
 
-/// Writable bytes: part of a guest's memory, or private ones.
+/// Writable bytes of a guest's memory or private memory.
 pub struct SegMut<'m> {
     /// As in [`Seg`].
     at: NonNull<u8>,
@@ -43,40 +44,41 @@ impl<'m> Seg<'m> {
         Self { at: NonNull::dangling(), len: 0, grant: 0, _memory: PhantomData };
 
     /// # Safety
-    /// `len` bytes at `at` are readable during 'm, and no one relies on their not changing.
+    /// `len` bytes at `at` are readable during 'm, and no code relies on their contents staying the
+    /// same.
     #[inline]
     pub(crate) unsafe fn new(at: NonNull<u8>, len: u32) -> Self {
         Self { at, len, grant: 0, _memory: PhantomData }
     }
 
-    /// Private bytes as a segment; at most 4 GiB of them.
+    /// Makes a segment of private bytes; at most 4 GiB.
     pub fn of(bytes: &'m [u8]) -> Self {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         Self { at: NonNull::from(bytes).cast(), len, grant: 0, _memory: PhantomData }
     }
 
-    /// `len` bytes from `offset` in the page that `domain` granted as `gref`; `None` if they do not
-    /// lie in the page, or if no domain can have granted that (Xen's headers keep `u32::MAX` as
-    /// the reference of nothing). Whether it did is known only when they are copied.
+    /// Makes a segment of `len` bytes from `offset` in the page that `domain` granted as `gref`;
+    /// `None` if they are not inside the page, or if `gref` is `u32::MAX`, which Xen's headers
+    /// reserve as invalid. Whether the grant exists is known only when the bytes are copied.
     #[inline]
     pub fn granted(domain: &'m Domain, gref: u32, offset: u16, len: u16) -> Option<Self> {
         let (at, grant) = grant::point(domain, gref, offset, len)?;
         Some(Self { at, len: u32::from(len), grant, _memory: PhantomData })
     }
 
-    /// Whether the bytes are in another domain's memory, and each copy costs a call.
+    /// Whether the bytes are in another domain's memory: each copy costs a hypercall.
     #[inline]
     pub fn is_granted(self) -> bool {
         self.grant != 0
     }
 
-    /// Where granted bytes are; `None` if they are mapped.
+    /// Domain, reference and offset of granted bytes; `None` if they are mapped.
     pub(crate) fn place(self) -> Option<(&'m Domain, u32, u16)> {
         // SAFETY: made by `granted` from a reference that lives for 'm.
         (self.grant != 0).then(|| unsafe { grant::place(self.at, self.grant) })
     }
 
-    /// How far into a page of 4096 bytes the first one is.
+    /// Offset of the first byte in its page of 4096 bytes.
     pub fn page_offset(self) -> u16 {
         // Domains, whose addresses granted bytes borrow, are aligned to more than a page.
         (self.at.addr().get() % grant::GRANT_LEN as usize) as u16
@@ -111,9 +113,9 @@ impl<'m> Seg<'m> {
         Self { len: self.len.min(n), ..self }
     }
 
-    /// Copies the first bytes out; returns how many: the smaller of the two lengths, or none of
-    /// granted ones that cannot be read. Those cost a call: [`Copies`](crate::Copies) makes one for
-    /// many.
+    /// Copies the first bytes out; returns their number: the smaller of the two lengths, or 0 if
+    /// granted bytes cannot be read. Granted bytes cost a hypercall; [`Copies`](crate::Copies)
+    /// batches them.
     #[inline]
     pub fn read(self, out: &mut [u8]) -> usize {
         if self.grant != 0 {
@@ -125,7 +127,7 @@ impl<'m> Seg<'m> {
         n
     }
 
-    /// The first `N` bytes, in registers; `None` if there are fewer, or if they are granted.
+    /// Reads the first `N` bytes; `None` if there are fewer, or if they are granted.
     #[inline]
     pub fn first<const N: usize>(self) -> Option<[u8; N]> {
         let mapped = self.len as usize >= N && self.grant == 0;
@@ -133,16 +135,16 @@ impl<'m> Seg<'m> {
         mapped.then(|| unsafe { self.at.cast::<[u8; N]>().read() })
     }
 
-    /// Asks the CPU to fetch the first two lines: drivers end the header at a line's end, so that
-    /// the frame begins in the second.
+    /// Prefetches the first two cache lines: drivers end the header at a line's end, so that the
+    /// frame begins in the second.
     #[inline]
     pub fn prefetch(self) {
         prefetch(self.at.as_ptr());
         prefetch(self.at.as_ptr().wrapping_add(LINE));
     }
 
-    /// Address and length for a system call's iovec. The kernel copes with whatever the peer does
-    /// to the memory meanwhile. Granted bytes have no address: asking for it is a bug of ours.
+    /// Address and length for a system call's iovec. The kernel tolerates concurrent writes by the
+    /// peer. Panics for granted bytes, which have no address.
     pub fn as_iovec(self) -> libc::iovec {
         assert!(self.grant == 0, "granted bytes have no address");
         libc::iovec { iov_base: self.at.as_ptr().cast(), iov_len: self.len as usize }
@@ -151,24 +153,25 @@ impl<'m> Seg<'m> {
 
 impl<'m> SegMut<'m> {
     /// # Safety
-    /// `len` bytes at `at` are writable during 'm, and no one relies on their not changing.
+    /// `len` bytes at `at` are writable during 'm, and no code relies on their contents staying the
+    /// same.
     #[inline]
     pub(crate) unsafe fn new(at: NonNull<u8>, len: u32) -> Self {
         Self { at, len, grant: 0, _memory: PhantomData }
     }
 
-    /// Private bytes as a segment; at most 4 GiB of them.
+    /// Makes a segment of private bytes; at most 4 GiB.
     pub fn of(bytes: &'m mut [u8]) -> Self {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         Self { at: NonNull::from(bytes).cast(), len, grant: 0, _memory: PhantomData }
     }
 
-    /// Where granted bytes are; `None` if they are mapped.
+    /// Domain, reference and offset of granted bytes; `None` if they are mapped.
     pub(crate) fn place(&self) -> Option<(&'m Domain, u32, u16)> {
         self.as_seg().place()
     }
 
-    /// The same bytes, for reading.
+    /// The same bytes as a readable segment.
     #[inline]
     pub fn as_seg(&self) -> Seg<'m> {
         Seg { at: self.at, len: self.len, grant: self.grant, _memory: PhantomData }
@@ -195,13 +198,13 @@ impl<'m> SegMut<'m> {
         front
     }
 
-    /// The same bytes, for as long as this is not used.
+    /// Borrows the same bytes; `self` is unusable until the borrow ends.
     #[inline]
     pub fn reborrow(&mut self) -> SegMut<'_> {
         SegMut { ..*self }
     }
 
-    /// Sets all bytes to zero; returns how many were.
+    /// Sets all bytes to zero; returns their number.
     pub fn zero(mut self) -> u32 {
         let (zeroes, mut done) = ([0; 512], 0);
         while !self.is_empty() {
@@ -234,14 +237,13 @@ impl<'m> SegMut<'m> {
         self.len -= n;
     }
 
-    /// Writes private bytes at the start and advances; returns how many were written.
+    /// Writes private bytes at the start and advances; returns the number written.
     #[inline]
     pub fn write(&mut self, bytes: &[u8]) -> u32 {
         self.copy_from(Seg::of(bytes))
     }
 
-    /// Writes a little-endian word at the start and advances, straight from a register. Short of
-    /// room, nothing is written.
+    /// Writes a little-endian word at the start and advances. Writes nothing if there is no room.
     #[inline]
     pub fn write_u64(&mut self, word: u64) {
         self.write_array(word.to_le_bytes());
@@ -277,9 +279,9 @@ impl<'m> SegMut<'m> {
         }
     }
 
-    /// Copies from `src` and advances; returns how many bytes: the smaller of the two lengths, or
-    /// none if either side is granted and cannot be used.
-    /// The one copy of a frame's payload from guest to guest.
+    /// Copies from `src` and advances; returns the number of bytes: the smaller of the two lengths,
+    /// or 0 if a grant on either side is invalid. This is the one copy of a frame's payload from
+    /// guest to guest.
     #[inline]
     pub fn copy_from(&mut self, src: Seg<'_>) -> u32 {
         if self.grant | src.grant != 0 {
@@ -296,7 +298,7 @@ impl<'m> SegMut<'m> {
         n
     }
 
-    /// Asks the CPU to fetch the first two lines for writing.
+    /// Prefetches the first two cache lines for writing.
     #[inline]
     pub fn prefetch(&self) {
         prefetch_write(self.at.as_ptr());
@@ -313,18 +315,18 @@ impl<'m> SegMut<'m> {
 /// Size of a cache line, in bytes.
 const LINE: usize = 64;
 
-/// Longest copy done in line; longer ones go to the C library, which picks the widest moves the
-/// CPU has.
+/// Longest copy done inline, in bytes; longer ones use memcpy, which selects the CPU's widest
+/// moves.
 const INLINE_MAX: usize = 128;
 
-/// Copies `len` bytes. Frames are mostly small, so short copies stay in line: 16-byte moves, then
-/// 8, 4, 2 and 1 as the length asks. Pieces never overlap: a piece that was written in parts and is
-/// read as a whole soon after would wait for every store before it to reach the cache, which here
-/// are stores to other guests' memory (halves the rate at 64 bytes).
+/// Copies `len` bytes. Frames are mostly small, so short copies are inline: 16-byte moves, then 8,
+/// 4, 2 and 1 as needed. Pieces never overlap: a load that spans several recent stores waits until
+/// all earlier stores have reached the cache, which here are stores to other guests' memory (halves
+/// the rate at 64 bytes).
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `len` bytes. Contents may change meanwhile; the bytes
-/// that arrive are then any mixture, which the caller must not interpret twice.
+/// `src` is readable and `dst` writable for `len` bytes. Contents may change during the copy; the
+/// result is then any mixture, and the caller must not fetch the source again to interpret it.
 // JUSTIFICATION: a call into memcpy costs more than the copy for 64-byte frames (bench `forward`).
 #[inline(always)]
 unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
@@ -371,13 +373,13 @@ unsafe fn move_one<T: Copy>(dst: *mut u8, src: *const u8, at: usize) {
     let from = unsafe { src.add(at) }.cast::<T>();
     // SAFETY: the caller's contract.
     let to = unsafe { dst.add(at) }.cast::<T>();
-    // SAFETY: readable; unaligned reads are asked for as such.
+    // SAFETY: readable; the read is an unaligned one.
     let value = unsafe { from.read_unaligned() };
     // SAFETY: writable.
     unsafe { to.write_unaligned(value) };
 }
 
-/// Asks the CPU to fetch a line; harmless for any address.
+/// Prefetches a cache line; harmless for any address.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -389,7 +391,7 @@ pub(crate) fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// Asks the CPU to fetch a line that will be written; harmless for any address.
+/// Prefetches a cache line for writing; harmless for any address.
 #[inline(always)]
 pub(crate) fn prefetch_write(at: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -1,8 +1,8 @@
 //! Pages that other domains granted: copied to and from without being mapped.
 //!
-//! Only the hypervisor reaches them, one call for many copies. A [`Seg`] or [`SegMut`] of such a
-//! page is cut and handed on like any other; whoever copies puts the copies into a [`Copies`],
-//! which does those between mapped memory at once and the others together at the end:
+//! Only the hypervisor can access them, with one call for many copies. A [`Seg`] or [`SegMut`] of
+//! such a page is used like any other; the code that copies uses a [`Copies`], which copies between
+//! mapped memory at once and batches the others until the end:
 //!
 //! ```text
 //!   copy(to, from) ── both mapped ──▶ memcpy
@@ -10,7 +10,7 @@
 //!                                                  └────▶ failed(tag, whose grant was bad)
 //! ```
 //!
-//! What it does not do: it grants nothing and maps nothing; that is the host's.
+//! This module does not grant or map pages; the host does.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -21,34 +21,34 @@ use std::sync::Arc;
 use crate::copy::{Seg, SegMut};
 use crate::private::Private;
 
-/// Size of a granted page, in bytes, whatever the size of ours.
+/// Size of a granted page, in bytes, independent of the local page size.
 pub const GRANT_LEN: u32 = 4096;
 
-/// Who copies between grants, and between grants and memory: a hypervisor, or what stands in for
-/// one.
+/// Copy operations between grants, and between grants and memory: by a hypervisor, or its
+/// emulation.
 pub trait Grants: Send + Sync {
-    /// Does every piece on its own and [tells](Piece::set) how it went: a grant that is not there,
-    /// or forbids it, fails its piece and no other.
+    /// Copies every piece and [sets its result](Piece::set): an invalid grant, or one that forbids
+    /// the access, fails its piece only.
     fn copy(&self, pieces: &mut [Piece<'_>]);
 
-    /// At least `len` bytes of private memory that this copies to and from faster than other;
-    /// `None` if there is none.
+    /// Returns at least `len` bytes of private memory that this host copies to and from faster;
+    /// `None` if it has none.
     fn private(&self, _len: usize) -> Option<Private> {
         None
     }
 }
 
-/// A domain whose grants are copied from and to, as its host knows it. Segments refer to it.
+/// A domain whose grants are copied from and to. Segments refer to it.
 ///
-/// Larger than a page and aligned to its size, so that a segment of 16 bytes can say both which
-/// domain it is of and how far into the page it is: its address is the domain's plus the offset.
+/// Larger than a page and aligned to its size, so that a segment of 16 bytes can encode both the
+/// domain and the offset in the page: its address is the domain's plus the offset.
 #[repr(align(8192))]
 pub struct Domain {
     id: u16,
     host: Arc<dyn Grants>,
 }
 
-/// The alignment above: what is not offset in a granted segment's address.
+/// Alignment of `Domain`; lower bits of a granted segment's address are the offset.
 const DOMAIN_LEN: usize = 8192;
 
 const _: () = assert!(
@@ -63,15 +63,15 @@ impl Domain {
         Self { id, host }
     }
 
-    /// At least `len` bytes of private memory, of the kind that its host copies to and from best.
+    /// Returns at least `len` bytes of private memory, of the kind preferred by its host.
     ///
     /// # Errors
-    /// There is no memory.
+    /// Out of memory.
     pub fn private(&self, len: usize) -> io::Result<Private> {
         self.host.private(len).map_or_else(|| Private::plain(len), Ok)
     }
 
-    /// Its number, as the host knows it.
+    /// Domain id.
     pub fn id(&self) -> u16 {
         self.id
     }
@@ -83,7 +83,7 @@ impl fmt::Debug for Domain {
     }
 }
 
-/// Address and mark of a granted segment; `None` if it is no part of a page.
+/// Address and grant mark of a granted segment; `None` if it is not inside a page.
 #[inline]
 pub(crate) fn point(
     domain: &Domain,
@@ -102,42 +102,42 @@ pub(crate) fn point(
 /// The domain, grant reference and offset of a granted segment.
 ///
 /// # Safety
-/// `at` and `grant` come from [`point`], perhaps moved on inside the page, and the domain lives
+/// `at` and `grant` come from [`point`], possibly advanced inside the page, and the domain lives
 /// for 'm.
 pub(crate) unsafe fn place<'m>(at: NonNull<u8>, grant: u32) -> (&'m Domain, u32, u16) {
     let offset = at.addr().get() % DOMAIN_LEN;
-    // SAFETY: goes back to the start of the domain it was made from.
+    // SAFETY: moves back to the start of the domain it was made from.
     let domain = unsafe { at.sub(offset) }.cast::<Domain>();
     // SAFETY: the caller's contract.
     (unsafe { domain.as_ref() }, grant.wrapping_sub(1), offset as u16)
 }
 
-/// Whose grant was bad.
+/// Side whose grant was invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failed {
-    /// That of the page copied from.
+    /// The source page.
     Source,
-    /// That of the page copied to.
+    /// The destination page.
     Destination,
 }
 
 /// One end of a [`Piece`].
 #[derive(Clone, Copy, Debug)]
 pub enum Side<'m, S> {
-    /// Memory of ours.
+    /// Local memory.
     Mapped(S),
     /// A page that a domain granted.
     Granted {
-        /// Who did.
+        /// The granting domain.
         domain: &'m Domain,
-        /// Its grant reference.
+        /// The grant reference.
         gref: u32,
-        /// Where in the page.
+        /// Offset in the page.
         offset: u16,
     },
 }
 
-/// One copy that has a grant on a side or on both; inside one page where it has.
+/// One copy with a grant on one side or both; a granted side is inside one page.
 pub struct Piece<'m> {
     from: Seg<'m>,
     to: SegMut<'m>,
@@ -146,24 +146,24 @@ pub struct Piece<'m> {
 }
 
 impl<'m> Piece<'m> {
-    /// Failed until told otherwise.
+    /// Starts as failed until a result is set.
     fn new(to: SegMut<'m>, from: Seg<'m>, tag: u16) -> Self {
         debug_assert!(to.len() == from.len());
         let whose = if from.is_granted() { Failed::Source } else { Failed::Destination };
         Self { from, to, tag, result: Err(whose) }
     }
 
-    /// How many bytes.
+    /// Length in bytes.
     pub fn len(&self) -> u32 {
         self.from.len()
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.from.is_empty()
     }
 
-    /// Where they come from.
+    /// Source of the bytes.
     pub fn src(&self) -> Side<'m, Seg<'m>> {
         match self.from.place() {
             None => Side::Mapped(self.from),
@@ -171,7 +171,7 @@ impl<'m> Piece<'m> {
         }
     }
 
-    /// Where they go.
+    /// Destination of the bytes.
     pub fn dst(&mut self) -> Side<'_, SegMut<'_>> {
         match self.to.place() {
             None => Side::Mapped(self.to.reborrow()),
@@ -179,24 +179,24 @@ impl<'m> Piece<'m> {
         }
     }
 
-    /// Tells how it went. A piece that nothing is told of has failed.
+    /// Sets the result. A piece without a result counts as failed.
     pub fn set(&mut self, result: Result<(), Failed>) {
         self.result = result;
     }
 
-    /// Whose call does it: the host of both ends, or of the only one.
+    /// Host that performs the copy: that of both ends, or of the only granted one.
     fn host(&self) -> Option<&'m Arc<dyn Grants>> {
         let domain = self.from.place().or_else(|| self.to.place());
         domain.map(|(domain, ..)| &domain.host)
     }
 }
 
-/// Whether two hosts are one.
+/// Whether two hosts are the same.
 fn same(a: &Arc<dyn Grants>, b: &Arc<dyn Grants>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }
 
-/// Copies the smaller of the two lengths at once; returns how much, or 0 if a grant was bad.
+/// Copies the smaller of the two lengths at once; returns it, or 0 if a grant was invalid.
 #[cold]
 pub(crate) fn copy_now(mut to: SegMut<'_>, from: Seg<'_>) -> u32 {
     let n = to.len().min(from.len());
@@ -206,7 +206,7 @@ pub(crate) fn copy_now(mut to: SegMut<'_>, from: Seg<'_>) -> u32 {
     }
 }
 
-/// One copy of two ends of the same length.
+/// Copies between two ends of the same length.
 fn copy_piece(to: SegMut<'_>, from: Seg<'_>) -> Result<(), Failed> {
     if from.is_empty() {
         return Ok(());
@@ -214,7 +214,7 @@ fn copy_piece(to: SegMut<'_>, from: Seg<'_>) -> Result<(), Failed> {
     if let (Some((source, ..)), Some((destination, ..))) = (from.place(), to.place())
         && !same(&source.host, &destination.host)
     {
-        // No one reaches both pages, and neither is longer than this.
+        // No host can access both pages; neither is longer than this buffer.
         let mut between = [0; GRANT_LEN as usize];
         let between = &mut between[..from.len() as usize];
         copy_piece(SegMut::of(between), from)?;
@@ -226,21 +226,21 @@ fn copy_piece(to: SegMut<'_>, from: Seg<'_>) -> Result<(), Failed> {
     piece.result
 }
 
-/// Copies to be done together. Kept from burst to burst for its allocation.
+/// Batch of copies. Reused from burst to burst for its allocation.
 #[derive(Default)]
 pub struct Copies<'m> {
     pieces: Vec<Piece<'m>>,
 }
 
 impl<'m> Copies<'m> {
-    /// None yet.
+    /// Creates an empty batch.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Copies from `from` to `to` and advances `to`; returns how many bytes: the smaller of the two
-    /// lengths. Done at once if both are mapped, else by [`finish`](Self::finish), which tells by
-    /// `tag` what failed.
+    /// Copies from `from` to `to` and advances `to`; returns the number of bytes: the smaller of
+    /// the two lengths. Copied at once if both are mapped, else by [`finish`](Self::finish), which
+    /// reports failures by `tag`.
     #[inline]
     pub fn copy(&mut self, to: &mut SegMut<'m>, from: Seg<'m>, tag: u16) -> u32 {
         if !to.is_granted() && !from.is_granted() {
@@ -259,20 +259,19 @@ impl<'m> Copies<'m> {
         n
     }
 
-    /// How many copies wait.
+    /// Number of pending copies.
     pub fn len(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Whether none waits.
+    /// Whether no copy is pending.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// Does all copies that wait, in one call to each host, then tells of each that failed.
-    /// Memory of ours that would have held what could not be read is zeroed: what was there
-    /// before is no one's to see.
+    /// Performs all pending copies, in one call to each host, then reports each failed one. Local
+    /// memory whose source could not be read is zeroed, so that its old contents do not leak.
     #[inline]
     pub fn finish(&mut self, failed: impl FnMut(u16, Failed)) {
         if !self.pieces.is_empty() {
@@ -296,7 +295,7 @@ impl<'m> Copies<'m> {
         self.pieces.clear();
     }
 
-    /// The host that reaches both ends of all: nearly always there is one.
+    /// The host that can access both ends of all copies; usually there is one.
     fn only_host(&self) -> Option<&'m Arc<dyn Grants>> {
         let host = self.pieces.first()?.host()?;
         self.pieces.iter().all(|piece| piece.is_reached_by(host)).then_some(host)
@@ -318,7 +317,7 @@ impl<'m> Copies<'m> {
         }
     }
 
-    /// The same allocation, empty. The segments' lifetime ends here.
+    /// Returns the same allocation, empty. The segments' lifetime ends here.
     pub fn recycle<'n>(self) -> Copies<'n> {
         let mut pieces = self.pieces;
         pieces.clear();
@@ -336,7 +335,7 @@ impl Piece<'_> {
         is_its(self.from.place()) && is_its(self.to.place())
     }
 
-    /// Whether no one host reaches both ends.
+    /// Whether no single host can access both ends.
     fn is_between_hosts(&self) -> bool {
         match (self.from.place(), self.to.place()) {
             (Some((source, ..)), Some((destination, ..))) => !same(&source.host, &destination.host),

@@ -1,22 +1,22 @@
-//! The SIGBUS guard: memory that a peer takes away costs the peer its port, not the process.
+//! SIGBUS guard: a peer that truncates its memory loses its port, the process survives.
 //!
 //! A peer may truncate the file behind a mapping at any time, and the next access then raises
-//! SIGBUS. The handler finds the mapping that holds the address, lays a stand-in over the whole
-//! of it (the whole, because hugetlbfs mappings can only be replaced in large pages), and returns:
-//! the access is repeated and finds zeroes. Whoever serves that peer checks the mapping once per
-//! burst and stops the peer's port. A SIGBUS anywhere else keeps its default action.
+//! SIGBUS. The handler finds the mapping that holds the address, maps a substitute over all of it
+//! (all, because hugetlbfs mappings can only be replaced in large pages), and returns: the access
+//! is repeated and reads zeroes. The peer's port checks the mapping once per burst and stops. A
+//! SIGBUS anywhere else keeps its default action.
 //!
-//! What the handler needs is made before the first mapping ([`prepare`]), so that it makes no call
-//! that can fail at that moment (docs/design/0014):
+//! All resources of the handler are allocated before the first mapping ([`prepare`]), so that it
+//! needs no call that can fail (docs/design/0014):
 //!
-//! * The stand-in is one sparse memfd, mapped shared. Unlike private memory it counts neither
+//! * The substitute is one sparse memfd, mapped shared. Unlike private memory it counts neither
 //!   against RLIMIT_DATA nor as memory committed. A mapping is replaced from the file offset that
 //!   equals its own address, so no two of them share pages. The range is one mapping before and
 //!   after: it counts neither against `vm.max_map_count` nor against RLIMIT_AS.
-//! * Linux refuses even that where a process has one mapping more than `vm.max_map_count`, which
-//!   it lets happen. For this case there are spare mappings to give up.
-//! * Mappings are found in a tree that is never changed, only replaced. A change copies the path
-//!   from the root to what changes; what it replaces is freed when no handler runs.
+//! * Linux refuses even that if a process has one mapping more than `vm.max_map_count`, which it
+//!   allows to happen. For this case there are spare mappings to unmap.
+//! * Mappings are found in an immutable tree. An update copies the path from the root to the
+//!   changed node; replaced nodes are freed when no handler runs.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -28,18 +28,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::mapping::MapError;
 use crate::sys;
 
-/// Length of the stand-in: beyond every address of a process (56 bits with five levels of page
-/// tables), so that each is a valid offset.
-const STAND_IN_LEN: u64 = 1 << 57;
-/// Mappings to give up where there are too many to replace one.
+/// Length of the substitute: more than any address of a process (56 bits with five levels of page
+/// tables), so that each address is a valid offset.
+const SUBSTITUTE_LEN: u64 = 1 << 57;
+/// Spare mappings to unmap when the limit of mappings prevents a replacement.
 const SPARES: usize = 16;
-/// Faults of one mapping before the stand-in is taken to be of no use: each thread may find the
-/// mapping lost once, and after that only where the system has no page for the stand-in.
+/// Faults of one mapping after which the process is ended: each thread may fault once on a lost
+/// mapping, and again only if the system has no page for the substitute.
 const FAULTS_MAX: u32 = 4096;
 
-/// What can be read of a mapping while it is watched, and after.
+/// State of a watched mapping; remains readable after.
 pub(crate) struct Watched {
-    /// How often it was found lost.
+    /// Number of faults.
     faults: Arc<AtomicU32>,
 }
 
@@ -49,21 +49,21 @@ impl Watched {
     }
 }
 
-/// How many mappings were lost in this process so far. Whoever serves a peer looks whether its
-/// memory is among them when this moved, after an acquire fence.
+/// Number of mappings lost in this process so far. When it changes, each port checks its own
+/// memory, after an acquire fence.
 #[inline]
 pub fn mappings_lost() -> usize {
     LOST.load(Ordering::Relaxed)
 }
 
 static LOST: AtomicUsize = AtomicUsize::new(0);
-/// The stand-in, once there is one.
-static STAND_IN: AtomicI32 = AtomicI32::new(-1);
-/// Addresses of single pages; 0: given up.
+/// The substitute's descriptor; -1 before `prepare`.
+static SUBSTITUTE: AtomicI32 = AtomicI32::new(-1);
+/// Addresses of single pages; 0: unmapped.
 static SPARE: [AtomicUsize; SPARES] = [const { AtomicUsize::new(0) }; SPARES];
 /// The tree that handlers search. Owned by `WATCH`.
 static ROOT: AtomicPtr<Node> = AtomicPtr::new(ptr::null_mut());
-/// How many handlers run.
+/// Number of running handlers.
 static HANDLERS: AtomicUsize = AtomicUsize::new(0);
 static WATCH: Mutex<Watch> = Mutex::new(Watch { tree: None, replaced: Vec::new(), ready: false });
 
@@ -89,7 +89,7 @@ struct Node {
 
 impl Node {
     fn new(start: usize, end: usize, faults: Arc<AtomicU32>) -> Self {
-        // Addresses are the kernel's choice, so any good mixing will do (splitmix64).
+        // Addresses are the kernel's choice, so any good hash will do (splitmix64).
         let mut weight = (start as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
         weight = (weight ^ (weight >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         weight = (weight ^ (weight >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -100,7 +100,7 @@ impl Node {
         Some(Arc::new(Self { below, above, ..self.clone() }))
     }
 
-    /// The range that holds `addr`. Async-signal-safe: reads only.
+    /// Finds the range that holds `addr`. Async-signal-safe: reads only.
     fn find(&self, addr: usize) -> Option<&Self> {
         let mut at = Some(self);
         while let Some(node) = at {
@@ -115,7 +115,7 @@ impl Node {
     }
 }
 
-/// What starts before `start`, and the rest.
+/// Splits a tree into the ranges that start before `start`, and the rest.
 fn split(tree: &Tree, start: usize) -> (Tree, Tree) {
     let Some(node) = tree else { return (None, None) };
     if node.start < start {
@@ -127,7 +127,7 @@ fn split(tree: &Tree, start: usize) -> (Tree, Tree) {
     }
 }
 
-/// Both, of which all of `high` is above `low`.
+/// Joins two trees; all of `high` is above `low`.
 fn join(low: &Tree, high: &Tree) -> Tree {
     match (low, high) {
         (None, one) | (one, None) => one.clone(),
@@ -166,8 +166,9 @@ impl Watch {
         let root = tree.as_ref().map_or(ptr::null_mut(), |root| Arc::as_ptr(root).cast_mut());
         ROOT.store(root, Ordering::SeqCst);
         self.replaced.push(std::mem::replace(&mut self.tree, tree));
-        // Sequentially consistent, as in the handler: one that is not counted yet loads its root
-        // after the store above. One that is counted keeps what it may see until the next change.
+        // Sequentially consistent, as in the handler: a handler that is not counted yet loads its
+        // root after the store above. For a counted one, the old tree is kept until the next
+        // update.
         if HANDLERS.load(Ordering::SeqCst) == 0 {
             self.replaced.clear();
         }
@@ -178,9 +179,8 @@ fn locked<T>(act: impl FnOnce(&mut Watch) -> T) -> T {
     act(&mut WATCH.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Makes what the guard needs, unless that was done. A program that will map peers' memory calls
-/// this at its start, so that a system without what it takes is known then; otherwise the first
-/// mapping does.
+/// Allocates the guard's resources, once. A program that maps peers' memory calls this at its
+/// start, so that a missing resource is reported then; otherwise the first mapping calls it.
 ///
 /// # Errors
 /// [`MapError::Unguarded`]: no memory of peers can be mapped, because the process could not
@@ -188,32 +188,32 @@ fn locked<T>(act: impl FnOnce(&mut Watch) -> T) -> T {
 pub fn prepare() -> Result<(), MapError> {
     locked(|watch| {
         if !watch.ready {
-            let made = sys::stand_in(STAND_IN_LEN).and_then(|fd| {
+            let made = sys::substitute_fd(SUBSTITUTE_LEN).and_then(|fd| {
                 rehearse(&fd)?;
                 install().map_err(|error| ("sigaction", error))?;
                 spares()?;
                 Ok(fd)
             });
             let fd = made.map_err(|(what, error)| MapError::Unguarded { what, error })?;
-            STAND_IN.store(fd.into_raw_fd(), Ordering::Release);
+            SUBSTITUTE.store(fd.into_raw_fd(), Ordering::Release);
             watch.ready = true;
         }
         Ok(())
     })
 }
 
-/// Does once what the handler does: what a seccomp filter or a security module does not let us
-/// do is known before it is needed.
+/// Does once what the handler does, so that a denial by a seccomp filter or a security module is
+/// detected before a fault.
 fn rehearse(fd: &OwnedFd) -> Result<(), (&'static str, io::Error)> {
     let page = sys::page_len();
     let at = sys::anonymous(page).map_err(|error| ("mmap", error))?;
     let replaced = replace(at.as_ptr() as usize, page, fd.as_raw_fd());
     let done = if replaced {
-        // SAFETY: a page of ours, mapped for reading and writing.
+        // SAFETY: our own page, mapped for reading and writing.
         unsafe { at.as_ptr().write_volatile(1) };
         sys::punch(fd.as_raw_fd(), at.as_ptr() as usize, page).map_err(|error| ("fallocate", error))
     } else {
-        Err(("mmap of the stand-in", io::Error::last_os_error()))
+        Err(("mmap of the substitute", io::Error::last_os_error()))
     };
     sys::unmap_anonymous(at, page);
     done
@@ -233,14 +233,14 @@ fn install() -> io::Result<()> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_sigbus as extern "C" fn(_, _, _) as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK;
-    // SAFETY: `action` is initialised and the handler is async-signal-safe: it reads memory that
-    // no one changes, and makes plain system calls.
+    // SAFETY: `action` is initialised and the handler is async-signal-safe: it reads immutable
+    // memory and makes plain system calls.
     let done = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Has the handler know `len` bytes at `start`, which are mapped and not yet accessed by anyone.
-/// [`prepare`] succeeded before.
+/// Registers `len` bytes at `start`, which are mapped and not yet accessed. [`prepare`] must have
+/// succeeded before.
 pub(crate) fn watch(start: usize, len: usize) -> Watched {
     let faults = Arc::new(AtomicU32::new(0));
     let node = Node::new(start, start + len, Arc::clone(&faults));
@@ -248,40 +248,40 @@ pub(crate) fn watch(start: usize, len: usize) -> Watched {
     Watched { faults }
 }
 
-/// Has the handler forget the mapping that starts at `start`, which is still mapped and accessed
-/// by no one any more. False: its stand-in still has what was written to it.
+/// Unregisters the mapping at `start`, which is still mapped but no longer accessed. False: its
+/// substitute still holds what was written to it.
 pub(crate) fn forget(start: usize, len: usize, watched: &Watched) -> bool {
     locked(|watch| watch.publish(without(&watch.tree, start)));
-    // Memory and data go before the address can be another's.
-    !watched.is_lost() || sys::punch(STAND_IN.load(Ordering::Acquire), start, len).is_ok()
+    // Free memory and data before the address can be reused.
+    !watched.is_lost() || sys::punch(SUBSTITUTE.load(Ordering::Acquire), start, len).is_ok()
 }
 
-/// Lays the stand-in `fd` over `len` bytes at `start`. Async-signal-safe.
+/// Maps the substitute `fd` over `len` bytes at `start`. Async-signal-safe.
 fn replace(start: usize, len: usize, fd: i32) -> bool {
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_FIXED | libc::MAP_SHARED | libc::MAP_NORESERVE;
     let at = start as *mut libc::c_void;
-    // SAFETY: the caller's range is one whole mapping of ours, and stays mapped by this.
+    // SAFETY: the caller's range is one whole mapping that we own, and stays mapped by this.
     let got = unsafe { libc::mmap(at, len, prot, flags, fd, start as libc::off_t) };
     if got == libc::MAP_FAILED {
         return false;
     }
-    // Pages are for what is touched in one burst. A kernel without large pages refuses this.
+    // Avoids large pages, as few pages are touched. A kernel without large pages refuses this.
     // SAFETY: advice on the mapping made above.
     unsafe { libc::madvise(at, len, libc::MADV_NOHUGEPAGE) };
     true
 }
 
-/// Makes the mapping of `node` one of the stand-in. Async-signal-safe.
-fn stand_in(node: &Node) -> bool {
-    // That it is lost is known before anything can be written to the stand-in.
+/// Replaces the mapping of `node` by the substitute. Async-signal-safe.
+fn substitute(node: &Node) -> bool {
+    // Marked lost before anything can be written to the substitute.
     match node.faults.fetch_add(1, Ordering::Relaxed) {
         0 => _ = LOST.fetch_add(1, Ordering::Release),
         FAULTS_MAX.. => return false,
-        // Another thread did this already, or does so now: the same again changes nothing.
+        // Another thread did this already, or does so now: repeating it changes nothing.
         _ => {}
     }
-    let fd = STAND_IN.load(Ordering::Acquire);
+    let fd = SUBSTITUTE.load(Ordering::Acquire);
     while !replace(node.start, node.end - node.start, fd) {
         let spare = SPARE.iter().map(|spare| spare.swap(0, Ordering::AcqRel)).find(|at| *at != 0);
         let Some(at) = spare.and_then(|at| NonNull::new(at as *mut u8)) else { return false };
@@ -297,22 +297,21 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let saved = unsafe { *errno };
-    // Raised by an access of this very thread: beyond the end of the file, or without a large page
-    // left (hugetlbfs raises the same), or to a page that the machine found broken.
+    // Raised by an access of this thread: beyond the end of the file, with no large page left
+    // (hugetlbfs raises the same), or to a page with a memory error.
     let by_access = matches!(info.si_code, libc::BUS_ADRERR | libc::BUS_MCEERR_AR);
     let survived = by_access && {
         // SAFETY: SIGBUS of these causes fills si_addr.
         let addr = unsafe { info.si_addr() } as usize;
         HANDLERS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: nodes are freed when they are in no tree any more and no handler runs that may
-        // have loaded the root before; this one is counted before it loads it, see `publish`.
-        // What is found is the mapping that was accessed and nothing else: ranges in a tree are
-        // disjoint, as a mapping is added after its mmap and removed before its munmap; and the
-        // interrupted access holds its mapping (each view borrows or owns it), so that it is in
-        // the tree and stays there and mapped until this handler returns. A node's range never
-        // changes. So what is replaced is never another's memory.
+        // SAFETY: nodes are freed when no tree holds them and no handler runs that may have loaded
+        // an earlier root; this one is counted before it loads it, see `publish`. The mapping found
+        // is the one accessed: ranges in a tree are disjoint, as a mapping is added after its mmap
+        // and removed before its munmap; and the interrupted access holds its mapping (each view
+        // borrows or owns it), so that it is in the tree and stays there and mapped until this
+        // handler returns. A node's range never changes. So no other memory is replaced.
         let root = unsafe { ROOT.load(Ordering::SeqCst).as_ref() };
-        let survived = root.and_then(|root| root.find(addr)).is_some_and(stand_in);
+        let survived = root.and_then(|root| root.find(addr)).is_some_and(substitute);
         HANDLERS.fetch_sub(1, Ordering::SeqCst);
         survived
     };
@@ -324,8 +323,8 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     // Not ours: the default action.
     // SAFETY: SIG_DFL is always a valid disposition.
     unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
-    // An access is repeated, and ends the process as if there were no handler. What was sent, or
-    // tells of something that was not accessed, is not: it is sent again.
+    // A faulting access is repeated, and ends the process as without a handler. A signal that was
+    // sent, or that reports something not accessed, is not repeated: send it again.
     if info.si_code <= 0 || info.si_code == libc::BUS_MCEERR_AO {
         // SAFETY: a plain system call.
         unsafe { libc::raise(libc::SIGBUS) };

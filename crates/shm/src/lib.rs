@@ -1,20 +1,20 @@
-//! Memory shared with a peer that may be hostile: tables, mappings, words, copies.
+//! Memory shared with a possibly hostile peer: tables, mappings, words, copies.
 //!
-//! This is the only room of pvswitch with `unsafe` for shared memory. What it gives out is safe to
-//! use whatever the peer writes, and at whatever moment:
+//! This is the only crate of pvswitch with `unsafe` for shared memory. Its types are safe to use
+//! whatever the peer writes, at any time:
 //!
-//! * [`Mapping`]: one mmap of a descriptor. A peer that truncates the file under it costs the
-//!   mapping its contents, never the process its life (see [`Mapping::is_lost`]).
+//! * [`Mapping`]: one mmap of a descriptor. If a peer truncates its file, the mapping loses its
+//!   contents and the process survives (see [`Mapping::is_lost`]).
 //! * [`GuestMemory`]: an immutable table of regions; translates guest addresses to segments.
-//! * [`Seg`] and [`SegMut`]: bounded pieces of memory to copy from and to. There is no way to get
-//!   a `&[u8]` to guest memory: a peer may change it between two looks.
-//! * [`Domain`], [`Grants`] and [`Copies`]: pages that other domains granted, which are copied to
-//!   and from without being mapped, many at a time.
-//! * [`Private`]: memory that is ours alone, as its host reaches it best.
+//! * [`Seg`] and [`SegMut`]: bounded pieces of memory to copy from and to. There is no way to get a
+//!   `&[u8]` to guest memory: a peer may change it between two reads.
+//! * [`Domain`], [`Grants`] and [`Copies`]: batched copies to and from pages that other domains
+//!   granted, without mapping them.
+//! * [`Private`]: unshared memory, of the kind that a grant host copies fastest.
 //! * [`Area`]: a ring's part in shared memory, read and written word by word.
 //! * [`sync`]: atomics and fences, the standard ones or loom's.
 //!
-//! What it does not do: it knows no ring layout, no protocol and no file descriptor's meaning.
+//! This crate does not know ring layouts, protocols, or the meaning of file descriptors.
 #![deny(unsafe_code)]
 
 mod area;

@@ -9,12 +9,12 @@ use std::ptr::NonNull;
 use crate::copy::{Seg, SegMut};
 use crate::{guard, sys};
 
-/// What may be done with mapped memory.
+/// Permitted access to mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reading only: no [`SegMut`] and no [`Area`](crate::Area) comes of it.
+    /// Read only: no [`SegMut`] and no [`Area`](crate::Area) can be made of it.
     Read,
-    /// Reading and writing.
+    /// Read and write.
     Write,
 }
 
@@ -25,7 +25,7 @@ pub struct Mapping {
     access: Access,
     watched: guard::Watched,
     fd: Option<OwnedFd>,
-    /// Called before it is unmapped, and after.
+    /// Called before and after it is unmapped.
     ending: [Option<Box<dyn FnOnce() + Send + Sync>>; 2],
 }
 
@@ -40,9 +40,9 @@ unsafe impl Sync for Mapping {}
 pub enum MapError {
     /// The range is empty or its end does not fit the address space.
     BadRange {
-        /// Offset asked for, in bytes.
+        /// Requested offset, in bytes.
         offset: u64,
-        /// Length asked for, in bytes.
+        /// Requested length, in bytes.
         len: u64,
     },
     /// The file holds fewer bytes than the range claims.
@@ -52,13 +52,13 @@ pub enum MapError {
         /// Size of the file, in bytes.
         held: u64,
     },
-    /// The system refused.
+    /// The system call failed.
     Os(io::Error),
-    /// The process could not survive that the peer takes the memory away again.
+    /// The process would not survive the peer's truncation of the memory.
     Unguarded {
-        /// What is needed for that and not to be had.
+        /// The missing resource.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
 }
@@ -75,7 +75,7 @@ impl fmt::Display for MapError {
             Self::Os(error) => write!(f, "mmap failed: {error}"),
             Self::Unguarded { what, error } => write!(
                 f,
-                "no memory of peers is mapped, as its loss could not be survived: {what}: {error}"
+                "cannot map memory of peers: its truncation would end the process: {what}: {error}"
             ),
         }
     }
@@ -95,11 +95,11 @@ impl Mapping {
         Ok(Self { at, len, access: Access::Write, watched, fd: None, ending: [None, None] })
     }
 
-    /// How many bytes [`new`](Self::new) maps for the same range, for who has to account for them
-    /// first.
+    /// Number of bytes that [`new`](Self::new) maps for the same range, for accounting before the
+    /// call.
     ///
     /// # Errors
-    /// As `new`, but for what `mmap` itself refuses.
+    /// As `new`, except for errors of `mmap` itself.
     pub fn len_for(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<usize, MapError> {
         let bad = || MapError::BadRange { offset, len };
         let end = offset.checked_add(len).filter(|_| len > 0).ok_or_else(bad)?;
@@ -112,11 +112,11 @@ impl Mapping {
         len.ok_or_else(bad)
     }
 
-    /// Maps exactly `len` bytes at `offset` of a device, whose size no one knows and which may
-    /// refuse any other range (gntdev and gntalloc do).
+    /// Maps exactly `len` bytes at `offset` of a device, whose size is unknown and which may refuse
+    /// any other range (gntdev and gntalloc do).
     ///
     /// # Errors
-    /// [`MapError`]: a range that is empty or wraps, or what the device says.
+    /// [`MapError`]: a range that is empty or wraps, or the device's error.
     pub fn exact(
         fd: BorrowedFd<'_>,
         offset: u64,
@@ -132,55 +132,54 @@ impl Mapping {
         Ok(Self { at, len: bytes, access, watched, fd: None, ending: [None, None] })
     }
 
-    /// Has `then` called when the memory is no longer mapped, whoever was the last to hold it.
+    /// Calls `then` after the memory is unmapped, when its last owner drops it.
     #[must_use]
     pub fn on_unmap(mut self, then: impl FnOnce() + Send + Sync + 'static) -> Self {
         self.ending[1] = Some(Box::new(then));
         self
     }
 
-    /// Has `first` called before the memory is unmapped, when nobody holds it any more: what knows
-    /// it by its address must forget it before the address can be another's.
+    /// Calls `first` before the memory is unmapped, when it has no more owners: records of its
+    /// address must be removed before the address can be reused.
     #[must_use]
     pub fn before_unmap(mut self, first: impl FnOnce() + Send + Sync + 'static) -> Self {
         self.ending[0] = Some(Box::new(first));
         self
     }
 
-    /// What may be done with it.
+    /// Permitted access.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// `len` readable bytes at `offset`, if they lie inside.
+    /// Returns `len` readable bytes at `offset`, if they are inside.
     pub fn seg(&self, offset: usize, len: u32) -> Option<Seg<'_>> {
         let at = self.at(offset, len as usize)?;
         // SAFETY: `at` found all `len` bytes inside this mapping, which outlives '_.
         Some(unsafe { Seg::new(at, len) })
     }
 
-    /// `len` writable bytes at `offset`, if they lie inside and may be written.
+    /// Returns `len` writable bytes at `offset`, if they are inside and writable.
     pub fn seg_mut(&self, offset: usize, len: u32) -> Option<SegMut<'_>> {
         let at = self.at(offset, len as usize).filter(|_| self.access == Access::Write)?;
         // SAFETY: as for `seg`; it is mapped writable, and shared.
         Some(unsafe { SegMut::new(at, len) })
     }
 
-    /// A new memfd of `len` bytes, zeroed and mapped; a driver half's "guest memory".
+    /// Makes a memfd of `len` bytes, zeroed and mapped; a driver half's "guest memory".
     ///
     /// # Errors
-    /// [`MapError`] when the system refuses the memory.
+    /// [`MapError`] if the system has no memory.
     pub fn memfd(name: &str, len: u64) -> Result<Self, MapError> {
         let fd = sys::memfd(name, len).map_err(MapError::Os)?;
         let mut mapping = Self::new(fd.as_fd(), 0, len)?;
-        // Not asked for on a peer's memory: its holes would be filled in large pages, and at our
-        // expense.
+        // Not for a peer's memory: its holes would be filled with large pages, charged to us.
         sys::advise_large(mapping.at, mapping.len);
         mapping.fd = Some(fd);
         Ok(mapping)
     }
 
-    /// The descriptor behind a mapping made by [`Mapping::memfd`], to hand to the peer.
+    /// The descriptor of a mapping made by [`Mapping::memfd`], to send to the peer.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
     }
@@ -190,18 +189,18 @@ impl Mapping {
         self.len
     }
 
-    /// Never: an empty range is refused.
+    /// Always false: an empty range is refused.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the peer took the file away under the mapping. What is read since is zeroes, what
-    /// is written reaches no one; the port is to be stopped.
+    /// Whether the peer truncated the mapped file. Reads then return zeroes and writes are lost;
+    /// the port must be stopped.
     pub fn is_lost(&self) -> bool {
         self.watched.is_lost()
     }
 
-    /// Start of `len` bytes at `offset`, or `None` when they do not lie inside.
+    /// Start of `len` bytes at `offset`, or `None` if they are not inside.
     pub(crate) fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         if offset > self.len || len > self.len - offset {
             return None;
@@ -253,16 +252,16 @@ mod tests {
     }
 
     #[test]
-    fn exact_range_of_a_file_is_mapped_and_told_when_it_goes() {
+    fn exact_range_of_a_file_is_mapped_and_its_unmap_reported() {
         use std::sync::atomic::{AtomicBool, Ordering};
 
         let whole = Mapping::memfd("exact", 12288).unwrap();
         let fd = whole.fd().unwrap();
         assert_eq!(whole.seg_mut(4096, 4).unwrap().write(&[1, 2, 3, 4]), 4);
         let gone = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&gone);
+        let unmapped = Arc::clone(&gone);
         let page = Mapping::exact(fd, 4096, 4096, Access::Write).unwrap();
-        let page = Arc::new(page.on_unmap(move || told.store(true, Ordering::Relaxed)));
+        let page = Arc::new(page.on_unmap(move || unmapped.store(true, Ordering::Relaxed)));
         assert_eq!((page.len(), page.seg(0, 4).unwrap().first()), (4096, Some([1, 2, 3, 4])));
         assert!(page.seg(4093, 4).is_none() && page.seg_mut(usize::MAX, 1).is_none());
         let area = Area::of(&page, 0, 4096).unwrap();
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_only_be_read_gives_nothing_to_write() {
+    fn read_only_mapping_yields_nothing_writable() {
         let whole = Mapping::memfd("read", 4096).unwrap();
         let page = Arc::new(Mapping::exact(whole.fd().unwrap(), 0, 4096, Access::Read).unwrap());
         assert_eq!(page.seg(0, 4096).unwrap().read(&mut [1; 4096]), 4096);

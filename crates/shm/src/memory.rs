@@ -1,4 +1,4 @@
-//! The guest's memory as a table of regions.
+//! Guest memory as a table of regions.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -13,27 +13,27 @@ use crate::mapping::{Access, Mapping};
 pub struct Region {
     /// First guest physical address.
     pub guest_addr: u64,
-    /// First address in the front-end's own address space; ring addresses use these.
+    /// First address in the front-end's address space, which ring addresses use.
     pub user_addr: u64,
     /// Size in bytes.
     pub len: u64,
-    /// Where the region starts inside `mapping`, in bytes.
+    /// Offset of the region in `mapping`, in bytes.
     pub offset: u64,
-    /// The memory itself.
+    /// The mapped memory.
     pub mapping: Arc<Mapping>,
 }
 
-/// An immutable memory table. A change of the guest's memory makes a new table; whoever holds the
-/// old one keeps its mappings alive until it lets go.
+/// Immutable memory table. A change of the guest's memory makes a new table; mappings of the old
+/// one live until its last reference is dropped.
 #[derive(Debug, Default)]
 pub struct GuestMemory {
     /// Sorted by guest address, without overlap.
     regions: Vec<Region>,
-    /// The same, with what a translation needs side by side: one line of cache for each.
+    /// The same for translations, with all that one needs in one cache line.
     spans: Vec<Span>,
 }
 
-/// A region as translations see it. Its bytes are mapped as long as the table's regions live.
+/// A region, for translations. Its bytes are mapped as long as the table's regions live.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     guest_addr: u64,
@@ -47,7 +47,7 @@ unsafe impl Send for Span {}
 // SAFETY: as above.
 unsafe impl Sync for Span {}
 
-/// Why regions do not make a table.
+/// Reason to reject a set of regions.
 #[derive(Debug, PartialEq, Eq)]
 pub enum TableError {
     /// A region is empty, or one of its two address ranges wraps.
@@ -57,12 +57,12 @@ pub enum TableError {
         /// Its size, in bytes.
         len: u64,
     },
-    /// A region reaches beyond its mapping.
+    /// A region exceeds its mapping.
     OutsideMapping {
         /// First guest address of the region.
         guest_addr: u64,
     },
-    /// A region's mapping may only be read.
+    /// A region's mapping is read-only.
     ReadOnly {
         /// First guest address of the region.
         guest_addr: u64,
@@ -81,10 +81,10 @@ impl fmt::Display for TableError {
                 write!(f, "memory region at {guest_addr:#x}, {len:#x} bytes: empty or wraps")
             }
             Self::OutsideMapping { guest_addr } => {
-                write!(f, "memory region at {guest_addr:#x} reaches beyond its mapping")
+                write!(f, "memory region at {guest_addr:#x} exceeds its mapping")
             }
             Self::ReadOnly { guest_addr } => {
-                write!(f, "memory region at {guest_addr:#x} may not be written")
+                write!(f, "memory region at {guest_addr:#x} is not writable")
             }
             Self::Overlap { guest_addr } => {
                 write!(f, "memory region at {guest_addr:#x} overlaps the one before it")
@@ -96,10 +96,10 @@ impl fmt::Display for TableError {
 impl std::error::Error for TableError {}
 
 impl GuestMemory {
-    /// A table of `regions`, in any order.
+    /// Makes a table of `regions`, given in any order.
     ///
     /// # Errors
-    /// [`TableError`] names the region that does not fit.
+    /// [`TableError`] with the address of the rejected region.
     pub fn new(mut regions: Vec<Region>) -> Result<Self, TableError> {
         regions.sort_by_key(|r| r.guest_addr);
         let mut end = 0;
@@ -131,27 +131,27 @@ impl GuestMemory {
         &self.regions
     }
 
-    /// Whether the peer took away the file behind any region.
+    /// Whether the peer truncated the file of any region.
     pub fn is_lost(&self) -> bool {
         self.regions.iter().any(|r| r.mapping.is_lost())
     }
 
-    /// `len` readable bytes at guest address `addr`, if they lie in one region. `hint` is the
-    /// index of the region that served last, and is updated; any value is fine.
+    /// Returns `len` readable bytes at guest address `addr`, if one region holds them. `hint` is
+    /// the index of the last region used, and is updated; any value is valid.
     #[inline]
     pub fn seg(&self, addr: u64, len: u32, hint: &mut usize) -> Option<Seg<'_>> {
         // SAFETY: `host` found all `len` bytes inside a region of this table, which outlives '_.
         Some(unsafe { Seg::new(self.host(addr, len, hint)?, len) })
     }
 
-    /// `len` writable bytes at guest address `addr`, if they lie in one region.
+    /// Returns `len` writable bytes at guest address `addr`, if one region holds them.
     #[inline]
     pub fn seg_mut(&self, addr: u64, len: u32, hint: &mut usize) -> Option<SegMut<'_>> {
         // SAFETY: as for `seg`; all memory of a guest is writable, and shared.
         Some(unsafe { SegMut::new(self.host(addr, len, hint)?, len) })
     }
 
-    /// Where the `len` bytes at `addr` are, if one region holds them.
+    /// Host address of the `len` bytes at `addr`, if one region holds them.
     #[inline]
     fn host(&self, addr: u64, len: u32, hint: &mut usize) -> Option<NonNull<u8>> {
         let inside = |span: &Span| {
@@ -166,7 +166,7 @@ impl GuestMemory {
                 (span, inside(span)?)
             }
         };
-        // SAFETY: the offset lies inside the span, whose length was checked against its mapping.
+        // SAFETY: the offset is inside the span, whose length was checked against its mapping.
         Some(unsafe { span.host.add(off as usize) })
     }
 
@@ -176,8 +176,8 @@ impl GuestMemory {
         self.spans.partition_point(|s| s.guest_addr <= addr).checked_sub(1)
     }
 
-    /// How many of `len` bytes from guest address `addr` lie in the region that holds `addr`;
-    /// `None` when none does. A range that crosses regions is walked with this.
+    /// Number of the `len` bytes from guest address `addr` that are in the region of `addr`; `None`
+    /// if no region holds it. For walking a range that crosses regions.
     pub fn span(&self, addr: u64, len: u32) -> Option<u32> {
         let i = self.regions.partition_point(|r| r.guest_addr <= addr).checked_sub(1)?;
         let r = &self.regions[i];
@@ -185,15 +185,15 @@ impl GuestMemory {
         Some(u32::try_from(left).map_or(len, |left| left.min(len)))
     }
 
-    /// Translates an address of the front-end's own space (ring addresses of SET_VRING_ADDR) to a
-    /// guest address.
+    /// Translates an address of the front-end's address space (ring addresses of SET_VRING_ADDR) to
+    /// a guest address.
     pub fn user_to_guest(&self, user_addr: u64) -> Option<u64> {
         let inside = |r: &&Region| user_addr.checked_sub(r.user_addr).is_some_and(|o| o < r.len);
         let r = self.regions.iter().find(inside)?;
         Some(r.guest_addr + (user_addr - r.user_addr))
     }
 
-    /// The mapping that holds `len` bytes at `addr`, and where in it they are.
+    /// The mapping that holds `len` bytes at `addr`, and their offset in it.
     pub(crate) fn find(&self, addr: u64, len: u64) -> Option<(&Arc<Mapping>, usize)> {
         let r = &self.regions[self.index_of(addr)?];
         let off = addr - r.guest_addr;
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_make_no_sense_are_refused() {
+    fn invalid_tables_are_refused() {
         let bad = |r| GuestMemory::new(r).unwrap_err();
         assert_eq!(
             bad(vec![region(0, 0, 0x2000), region(0x1000, 0, 0x1000)]),

@@ -1,4 +1,4 @@
-//! Memory that is ours alone.
+//! Memory of this process that no peer can access.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -8,13 +8,13 @@ use std::ptr::NonNull;
 use crate::mapping::{Access, Mapping};
 use crate::sys;
 
-/// Zeroed memory that no peer sees: where frames go that must be looked at, or be handed on to
-/// who cannot reach a peer's memory. A [host](crate::Grants::private) may have some that it copies
-/// to and from faster.
+/// Zeroed memory without access by peers: for frames that must be parsed, or passed to a receiver
+/// without access to a peer's memory. A [host](crate::Grants::private) may offer memory that it
+/// copies to and from faster.
 pub struct Private {
     at: NonNull<u8>,
     len: usize,
-    /// What it is all of; `None`: the process's own.
+    /// The mapping it consists of; `None`: anonymous memory.
     mapping: Option<Mapping>,
 }
 
@@ -22,20 +22,20 @@ pub struct Private {
 unsafe impl Send for Private {}
 
 impl Private {
-    /// `len` bytes of the process's own, which take no room before they are touched, page by page.
+    /// Allocates `len` bytes of anonymous memory, which use no pages before they are touched.
     ///
     /// # Errors
-    /// There is no memory.
+    /// Out of memory.
     pub fn plain(len: usize) -> io::Result<Self> {
         let at = if len == 0 { NonNull::dangling() } else { sys::anonymous(len)? };
         Ok(Self { at, len, mapping: None })
     }
 
-    /// All of `mapping`; `None` if it may not be written.
+    /// Makes it of all of `mapping`; `None` if it is not writable.
     ///
     /// # Safety
-    /// While this lives nobody else reads or writes that memory, through another mapping or as a
-    /// device, but at this process's word.
+    /// While this lives, nothing else reads or writes that memory, through another mapping or as a
+    /// device, except on this process's request.
     pub unsafe fn mapped(mapping: Mapping) -> Option<Self> {
         let at = mapping.at(0, mapping.len())?;
         let mapping = Some(mapping).filter(|mapping| mapping.access() == Access::Write)?;
@@ -44,7 +44,7 @@ impl Private {
 }
 
 impl Default for Private {
-    /// None.
+    /// Empty memory.
     fn default() -> Self {
         Self { at: NonNull::dangling(), len: 0, mapping: None }
     }
@@ -55,7 +55,7 @@ impl Deref for Private {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: `len` readable bytes, initialised by the kernel, that live as long as `self`;
-        // nobody else writes them, as `mapped` was promised.
+        // nothing else writes them, by the contract of `mapped`.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn both_kinds_are_zeroed_memory_to_copy_to_and_from() {
         let mapping = Mapping::memfd("private", 8192).unwrap();
-        // SAFETY: nobody has its descriptor.
+        // SAFETY: its descriptor was not shared.
         let mapped = unsafe { Private::mapped(mapping) }.unwrap();
         for mut memory in [Private::plain(8192).unwrap(), mapped] {
             assert!(memory.len() == 8192 && memory.iter().all(|byte| *byte == 0));
@@ -97,10 +97,10 @@ mod tests {
     }
 
     #[test]
-    fn what_may_only_be_read_is_none() {
+    fn read_only_mapping_is_none() {
         let whole = Mapping::memfd("private-read", 4096).unwrap();
         let page = Mapping::exact(whole.fd().unwrap(), 0, 4096, Access::Read).unwrap();
-        // SAFETY: nobody has its descriptor but `whole`, which is not used.
+        // SAFETY: only `whole` has its descriptor, and is not used.
         assert!(unsafe { Private::mapped(page) }.is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! mmap, memfd: every system call of this crate but the guard's handler's.
+//! System calls of this crate (mmap, memfd), except those of the guard's handler.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -17,8 +17,7 @@ pub(crate) fn map(
 ) -> Result<(NonNull<u8>, guard::Watched), MapError> {
     guard::prepare()?;
     let at = map_shared(fd, offset, len, access).map_err(MapError::Os)?;
-    // A core dump of ours has no business with guest memory.
-    // SAFETY: advice on the mapping made above.
+    // Guest memory must not be in our core dump. SAFETY: advice on the mapping made above.
     unsafe { libc::madvise(at.as_ptr().cast(), len, libc::MADV_DONTDUMP) };
     Ok((at, guard::watch(at.as_ptr() as usize, round_up(len))))
 }
@@ -31,7 +30,7 @@ fn map_shared(
 ) -> io::Result<NonNull<u8>> {
     let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
     let write = if access == Access::Write { libc::PROT_WRITE } else { 0 };
-    // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+    // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
     let at = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -51,23 +50,23 @@ fn map_shared(
 /// Undoes [`map`].
 pub(crate) fn unmap(at: NonNull<u8>, len: usize, watched: &guard::Watched) {
     if !guard::forget(at.as_ptr() as usize, round_up(len), watched) {
-        // What one peer's port wrote must not be found by the next one at this address.
+        // Data of one peer's port must not be visible to the next one at this address.
         return;
     }
-    // SAFETY: the caller owns the mapping and gives it up; no view of it is left (they borrow or
+    // SAFETY: the caller owns the mapping and releases it; no view of it is left (they borrow or
     // hold the owner).
     unsafe { libc::munmap(at.as_ptr().cast(), len) };
 }
 
-/// Has the kernel use large pages for memory of our own, where it may.
+/// Advises the kernel to use large pages for our own memory.
 pub(crate) fn advise_large(at: NonNull<u8>, len: usize) {
     // SAFETY: advice on a mapping of the caller's. A kernel without large pages refuses it.
     unsafe { libc::madvise(at.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
 }
 
-/// Bytes of a page. Async-signal-safe: the C library reads what it was given at the start.
+/// Page size in bytes. Async-signal-safe: the C library reads a value stored at the start.
 pub(crate) fn page_len() -> usize {
-    // SAFETY: a plain question.
+    // SAFETY: a plain query.
     let len = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(len).unwrap_or(4096)
 }
@@ -76,7 +75,7 @@ fn round_up(len: usize) -> usize {
     len.next_multiple_of(page_len())
 }
 
-/// `n` pages side by side that are a mapping each.
+/// Maps `n` adjacent pages, each its own mapping.
 pub(crate) fn spares(n: usize) -> io::Result<NonNull<u8>> {
     let page = page_len();
     let first = anonymous(n * page)?;
@@ -84,7 +83,7 @@ pub(crate) fn spares(n: usize) -> io::Result<NonNull<u8>> {
         let prot = if i % 2 == 0 { libc::PROT_NONE } else { libc::PROT_READ };
         // SAFETY: inside the mapping made above.
         let at = unsafe { first.as_ptr().add(i * page) };
-        // SAFETY: a page of ours that no one uses.
+        // SAFETY: our own unused page.
         if unsafe { libc::mprotect(at.cast(), page, prot) } < 0 {
             let error = io::Error::last_os_error();
             unmap_anonymous(first, n * page);
@@ -94,32 +93,32 @@ pub(crate) fn spares(n: usize) -> io::Result<NonNull<u8>> {
     Ok(first)
 }
 
-/// Takes away what `len` bytes at `offset` of a memfd hold.
+/// Frees the pages of `len` bytes at `offset` of a memfd.
 pub(crate) fn punch(fd: RawFd, offset: usize, len: usize) -> io::Result<()> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let (offset, len) = (offset as libc::off_t, len as libc::off_t);
-    // SAFETY: plain system call; what it frees is of the caller's file.
+    // SAFETY: plain system call; it frees pages of the caller's file.
     if unsafe { libc::fallocate(fd, mode, offset, len) } < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
 }
 
-/// The guard's stand-in: a sparse memfd of `len` bytes whose length no one can change.
-pub(crate) fn stand_in(len: u64) -> Result<OwnedFd, (&'static str, io::Error)> {
+/// Makes the guard's substitute: a sparse memfd of `len` bytes, sealed against resizing.
+pub(crate) fn substitute_fd(len: u64) -> Result<OwnedFd, (&'static str, io::Error)> {
     // SAFETY: all-zero is a valid `rlimit` to be filled in.
     let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
     // SAFETY: `limit` is valid for writes during the call.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0;
-    // A file beyond that limit is answered with a signal that ends the process.
+    // A file beyond that limit raises a signal that ends the process.
     if !known || limit.rlim_cur < len {
-        let what = "the size of files is limited (RLIMIT_FSIZE, ulimit -f) and must not be";
+        let what = "file sizes are limited (RLIMIT_FSIZE); run with `ulimit -f unlimited`";
         return Err((what, io::ErrorKind::FileTooLarge.into()));
     }
     let failed = |what| move |error| (what, error);
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    let name = c"pvswitch-stand-in";
-    // Where `vm.memfd_noexec` is 2 the flag is needed; before Linux 6.3 there is none.
+    let name = c"pvswitch-substitute";
+    // With `vm.memfd_noexec` = 2 the flag is required; Linux before 6.3 does not know it.
     let fd = memfd_of(name, flags | libc::MFD_NOEXEC_SEAL).or_else(|_| memfd_of(name, flags));
     let fd = fd.map_err(failed("memfd_create"))?;
     lengthen(&fd, len).map_err(failed("ftruncate"))?;
@@ -128,11 +127,11 @@ pub(crate) fn stand_in(len: u64) -> Result<OwnedFd, (&'static str, io::Error)> {
     Ok(fd)
 }
 
-/// `len` zeroed bytes, more than none, that take no room before they are touched.
+/// Maps `len` zeroed bytes, at least one, which use no pages before they are touched.
 pub(crate) fn anonymous(len: usize) -> io::Result<NonNull<u8>> {
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
+    // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
     let at = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
     if at == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -145,7 +144,7 @@ pub(crate) fn anonymous(len: usize) -> io::Result<NonNull<u8>> {
 
 /// Undoes [`anonymous`].
 pub(crate) fn unmap_anonymous(at: NonNull<u8>, len: usize) {
-    // SAFETY: the caller owns the mapping and gives it up; all views of it borrowed the owner.
+    // SAFETY: the caller owns the mapping and releases it; all views of it borrowed the owner.
     unsafe { libc::munmap(at.as_ptr().cast(), len) };
 }
 
@@ -164,7 +163,7 @@ pub(crate) fn memfd_of(name: &std::ffi::CStr, flags: libc::c_uint) -> io::Result
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `fd` was just made and is owned by no one else.
+    // SAFETY: `fd` was just made and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -185,7 +184,7 @@ fn seal(fd: &OwnedFd, seals: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// What `fstat` says of `fd`: (size in bytes if it is a regular file, block size).
+/// Result of `fstat` on `fd`: (size in bytes if it is a regular file, block size).
 pub(crate) fn file_size(fd: BorrowedFd<'_>) -> io::Result<(Option<u64>, u64)> {
     // SAFETY: all-zero is a valid `stat` to be filled in.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };

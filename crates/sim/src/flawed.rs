@@ -1,9 +1,12 @@
 //! Mistakes made on purpose, around the product's ports: each must be found, or the oracles are
 //! no good.
 
+use std::sync::Arc;
+
 use shm::Seg;
+use switch::direct::Direct;
 use switch::frame::Burst;
-use switch::port::{Egress, Fault, Ingress};
+use switch::port::{Egress, Fault, Ingress, Steer};
 use switch::vnet::{Offloads, VnetHdr};
 
 /// A mistake to make on purpose; the simulation must notice each.
@@ -87,6 +90,14 @@ impl<Q: Ingress> Ingress for Flawed<Q> {
         self.queue.burst(max, now_ns, burst, forward)
     }
 
+    fn goes_direct(&self) -> bool {
+        self.queue.goes_direct()
+    }
+
+    fn burst_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault> {
+        self.queue.burst_into(max, to)
+    }
+
     fn arm(&mut self) -> bool {
         if self.mistake == Mistake::NeverArms {
             return true;
@@ -99,6 +110,10 @@ impl<Q: Ingress> Ingress for Flawed<Q> {
         }
     }
 
+    fn due(&self) -> Option<u64> {
+        self.queue.due()
+    }
+
     fn disarm(&mut self) {
         self.queue.disarm();
     }
@@ -107,6 +122,10 @@ impl<Q: Ingress> Ingress for Flawed<Q> {
 impl<Q: Egress> Egress for Flawed<Q> {
     fn offloads(&self) -> Offloads {
         self.queue.offloads()
+    }
+
+    fn takes_granted(&self) -> bool {
+        self.queue.takes_granted()
     }
 
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
@@ -143,6 +162,14 @@ impl<Q: Egress> Egress for Flawed<Q> {
 
     fn room(&mut self, len: u32, limit: usize) -> Result<usize, Fault> {
         self.queue.room(len, limit)
+    }
+
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        self.queue.direct()
+    }
+
+    fn steer(&self) -> Option<Arc<dyn Steer>> {
+        self.queue.steer()
     }
 
     fn flush(&mut self) {

@@ -9,9 +9,9 @@ use switch::frame::FRAME_LEN_MAX;
 use switch::vnet::Offloads;
 use vhost_user::port::Format;
 
+use crate::finding::Finding;
 use crate::frame::{FIXED_LEN, Frame, To};
 use crate::random::Random;
-use crate::world::Finding;
 
 mod hostile;
 

@@ -19,8 +19,8 @@ use switch::frame::Burst;
 use switch::poll::{Policy, tick_after};
 use switch::stats::{EgressStats, IngressStats};
 
+use crate::finding::Finding;
 use crate::frame::{Frame, To, guest_of};
-use crate::world::Finding;
 
 /// One ingress queue.
 pub(crate) struct IngressBook {

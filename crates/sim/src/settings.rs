@@ -18,11 +18,18 @@ pub(crate) struct Operators {
     prompt: bool,
     /// They like long delays.
     patient: bool,
+    /// They have everything done at once, and change nothing.
+    plain: bool,
 }
 
 impl Operators {
     pub fn new(random: &mut Random) -> Self {
-        Self { prompt: random.one_in(3), patient: random.one_in(8) }
+        Self { prompt: random.one_in(3), patient: random.one_in(8), plain: false }
+    }
+
+    /// Of a run that is long, and in which little happens.
+    pub fn plain(self) -> Self {
+        Self { plain: true, ..self }
     }
 
     /// A delay in us.
@@ -42,6 +49,9 @@ impl Operators {
             let max = if random.one_in(2) { 4 } else { BURST_MAX as u64 };
             Policy::Napi { budget: random.within(1..max + 1) as u16 }
         };
+        if self.plain {
+            return Policy::Event;
+        }
         if self.prompt {
             return match random.within(0..6) {
                 0 | 1 => Policy::Event,

@@ -12,19 +12,19 @@ use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
 use switch::hold::HOLD_DEFAULT;
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
-use switch::tuning::Tuning;
+use switch::tuning::{Drain, Tuning};
 use vhost_user::device::Call;
 use vhost_user::port::{VirtioEgress, VirtioIngress};
-use vhost_user::sys;
 
+use crate::finding::Finding;
 use crate::flawed::{Flawed, Mistake};
 use crate::frame::mac;
 use crate::guest::{Link, Ring};
 use crate::ledger::Ledger;
+use crate::paced::{PAUSE_NS_MAX, Paced};
 use crate::random::Random;
 use crate::settings::{Operators, costs, delay_ns_max, weight};
-use crate::worker::{Command, Name, Served, Then, Token, Worker, lock};
-use crate::world::Finding;
+use crate::worker::{Command, Name, Served, Then, Token, Worker, lock, served};
 
 /// A ring's call descriptor, and how many calls its counter told of so far.
 struct Calls {
@@ -34,7 +34,7 @@ struct Calls {
 
 /// Both directions of a queue pair.
 struct Pair {
-    ingress: Arc<Mutex<Flawed<VirtioIngress>>>,
+    ingress: Arc<Mutex<Flawed<Paced<VirtioIngress>>>>,
     ingress_stats: Arc<IngressStats>,
     ingress_calls: Calls,
     egress: Arc<Mutex<Flawed<VirtioEgress>>>,
@@ -57,10 +57,13 @@ pub(crate) struct Switching {
     mistake: Mistake,
     /// Queues that went from one worker to another.
     pub moves: u64,
+    /// Egress queues that are reported to take nothing, and how many ever were.
+    pub starved: BTreeSet<Name>,
+    pub reported: u64,
 }
 
 fn call() -> (Call, Calls) {
-    let fd: OwnedFd = sys::eventfd().expect("an eventfd");
+    let fd: OwnedFd = os::eventfd().expect("an eventfd");
     let fd = Arc::new(fd);
     let file = File::from(fd.try_clone().expect("a descriptor"));
     (Call::Fd(fd), Calls { fd: file, seen: 0 })
@@ -81,7 +84,13 @@ impl Calls {
 }
 
 impl Pair {
-    fn new(link: &Link, q: usize, mistake: Mistake, policy: Policy, watcher: usize) -> Self {
+    fn new(
+        (link, q): (&Link, usize),
+        mistake: Mistake,
+        policy: Policy,
+        watcher: usize,
+        random: &mut Random,
+    ) -> Self {
         let ring = |ring: usize| {
             let (layout, base) = link.pairs[q][ring];
             DeviceQueue::new(&link.memory, &layout, link.features, base).expect("a legal layout")
@@ -96,7 +105,7 @@ impl Pair {
         egress.activate(ring(1), Arc::clone(&link.memory), Some(to_call), link.format);
         egress.enable(true);
         Self {
-            ingress: Arc::new(Mutex::new(Flawed::new(ingress, mistake))),
+            ingress: Arc::new(Mutex::new(Flawed::new(Paced::new(ingress, random), mistake))),
             ingress_stats,
             ingress_calls,
             egress: Arc::new(Mutex::new(Flawed::new(egress, mistake))),
@@ -121,8 +130,8 @@ impl Switching {
     ) -> Self {
         let count = random.within(1..4) as usize;
         let pair = |link: &Link, q, random: &mut Random| {
-            let policy = operators.policy(random);
-            Pair::new(link, q, mistake, policy, random.index(count))
+            let (policy, watcher) = (operators.policy(random), random.index(count));
+            Pair::new((link, q), mistake, policy, watcher, random)
         };
         let ports: Vec<Vec<Pair>> = links
             .iter()
@@ -155,6 +164,8 @@ impl Switching {
             kicked: BTreeSet::new(),
             mistake,
             moves: 0,
+            starved: BTreeSet::new(),
+            reported: 0,
         };
         switching.serve_all(operators, random);
         switching
@@ -179,7 +190,7 @@ impl Switching {
                     Arc::clone(&pair.tuning),
                 );
                 let name = (port, queue);
-                let served = Served { name, source, ingress: pair.ingress.clone(), frame_ns };
+                let served = served(name, source, pair.ingress.clone(), frame_ns);
                 let to = random.index(self.workers.len());
                 self.homes.insert(name, to);
                 self.workers[to].adopt(served, 0);
@@ -191,6 +202,15 @@ impl Switching {
     pub fn step(&mut self, worker: usize, now_ns: u64) -> Result<Then, Finding> {
         let then = self.workers[worker].step(now_ns, &mut self.ledger);
         let finding = self.ledger.finding.take().or(self.workers[worker].finding.take());
+        for (name, begins) in std::mem::take(&mut self.workers[worker].starved) {
+            let is_new =
+                if begins { self.starved.insert(name) } else { self.starved.remove(&name) };
+            if !is_new {
+                let what = format!("queue {name:?} is reported twice ({begins})");
+                return Err(Finding::Starved(what));
+            }
+            self.reported += u64::from(begins);
+        }
         finding.map_or(Ok(then), Err)
     }
 
@@ -201,6 +221,12 @@ impl Switching {
             self.workers[to].commands.push(command);
             woken.push(to);
         }
+        for (port, queue) in std::mem::take(&mut self.workers[from].unmuted) {
+            // A descriptor that is readable when it is added is an event.
+            if self.kicked.contains(&(port, queue)) {
+                self.workers[from].pending.insert(Token::Ingress(port, queue));
+            }
+        }
         for (served, to) in std::mem::take(&mut self.workers[from].given) {
             woken.extend(self.hand_over(from, to, served));
         }
@@ -209,9 +235,8 @@ impl Switching {
 
     /// Moves a queue that worker `from` has stopped serving to worker `to`.
     fn hand_over(&mut self, from: usize, to: usize, served: Served) -> Option<usize> {
-        let name = served.name;
+        let name = served.of.name;
         let token = Token::Ingress(name.0, name.1);
-        self.workers[from].pending.remove(&token);
         // Dropped meanwhile: the command is on its way.
         if self.homes.get(&name) != Some(&from) {
             return None;
@@ -263,7 +288,18 @@ impl Switching {
             return None;
         }
         operators.tune(&self.ports[port][queue].tuning, random);
-        self.command((port, queue), Command::Kicked((port, queue)))
+        self.command((port, queue), Command::Poll((port, queue)))
+    }
+
+    /// An operator has a queue drained, or ends that; returns whom to wake.
+    pub fn drain(&mut self, name: Name, on: bool) -> Option<usize> {
+        self.ports[name.0][name.1].tuning.set_drain(on);
+        self.command(name, Command::Poll(name))
+    }
+
+    /// Whether a queue is drained; `None`: no worker has it.
+    pub fn drained(&self, name: Name) -> Option<Drain> {
+        self.homes.get(&name).map(|_| self.ports[name.0][name.1].tuning.drain())
     }
 
     /// A name for `n`, whatever it is.
@@ -278,7 +314,7 @@ impl Switching {
         let calls = queues.map(EgressQueue::call);
         let [looks, calls] = [looks.map(delay_ns_max).max(), calls.map(delay_ns_max).max()]
             .map(Option::unwrap_or_default);
-        looks + calls
+        looks.max(PAUSE_NS_MAX) + calls
     }
 
     /// A queue must be served by the worker that is its home, and by no other.
@@ -286,10 +322,10 @@ impl Switching {
         let mut served = BTreeMap::new();
         for (w, worker) in self.workers.iter().enumerate() {
             let coming = worker.commands.iter().filter_map(|command| match command {
-                Command::Serve(served) => Some(served.name),
+                Command::Serve(served) => Some(served.of.name),
                 _ => None,
             });
-            for name in worker.queues.iter().map(|q| q.served.name).chain(coming) {
+            for name in worker.names().chain(coming) {
                 if let Some(other) = served.insert(name, w) {
                     let what = format!("queue {name:?} is served by workers {w} and {other}");
                     return Err(Finding::Homeless(what));
@@ -350,9 +386,10 @@ impl Switching {
         self.table[port].as_ref().expect("ports stay").set_active(0);
         self.ledger.sync(None, now_ns);
         let mut woken = Vec::new();
+        self.starved.retain(|(of, _)| *of != port);
         for queue in 0..self.ports[port].len() {
             let pair = &self.ports[port][queue];
-            lock(&pair.ingress).queue.deactivate();
+            lock(&pair.ingress).queue.queue.deactivate();
             lock(&pair.egress).queue.deactivate();
             let name = (port, queue);
             woken.extend(self.command(name, Command::Drop(name)));

@@ -3,17 +3,19 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
-use std::fmt;
 
-use switch::forward::Mode;
+use switch::forward::{Mode, STARVED_NS};
 use switch::hold::{RETRY_NS, WAIT_NS_MAX};
 use switch::poll::{State, TIMER_IDLE_NS};
+use switch::tuning::Drain;
 
+use crate::finding::Finding;
 use crate::flawed::Mistake;
 use crate::frame::To;
 use crate::guest::{Guest, Kind, Link, Next, Ring};
+use crate::paced::PAUSE_NS_MAX;
 use crate::random::Random;
-use crate::settings::Operators;
+use crate::settings::{Operators, delay_ns_max};
 use crate::switching::Switching;
 use crate::worker::{Name, Queue, Then, Wake, Worker};
 
@@ -38,59 +40,6 @@ const BUSY_NS: u64 = 3_000_000;
 /// Events after which a run that should have come to rest has not.
 const EVENTS_MAX: u64 = 2_000_000;
 
-/// What a run found wrong. The seed brings it back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding {
-    /// Someone sleeps who has something to do, and nothing is on its way to wake him.
-    Asleep(String),
-    /// All is quiet, and something is not done.
-    Hang(String),
-    /// It does not come to rest in time.
-    Late(String),
-    /// A frame that no guest sent, or not as it was sent, or half of one.
-    Corrupt(String),
-    /// A frame overtook another of its flow, or arrived twice.
-    Reordered(String),
-    /// A frame went back to its sender, or to a guest that it is not for.
-    Misdelivered(String),
-    /// What was sent, delivered and dropped does not add up.
-    Lost(String),
-    /// A guest that kept the protocol was stopped.
-    Blamed(String),
-    /// A queue that naps was not looked at when its time had come, or has none.
-    Overslept(String),
-    /// A guest sleeps, and was not told in time of frames that arrived.
-    Uncalled(String),
-    /// A queue is served by two workers, or by none.
-    Homeless(String),
-    /// A queue got more or less than its share of a worker's time.
-    Unfair(String),
-    /// A worker finds work again and again, and does none.
-    Spins(String),
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Asleep(what) => write!(f, "asleep: {what}"),
-            Self::Hang(what) => write!(f, "all is quiet, but {what}"),
-            Self::Late(what) => write!(f, "does not come to rest in time: {what}"),
-            Self::Corrupt(what) => write!(f, "corrupt: {what}"),
-            Self::Reordered(what) => write!(f, "reordered or duplicated: {what}"),
-            Self::Misdelivered(what) => write!(f, "misdelivered: {what}"),
-            Self::Lost(what) => write!(f, "does not add up: {what}"),
-            Self::Blamed(what) => write!(f, "stopped without cause: {what}"),
-            Self::Overslept(what) => write!(f, "overslept: {what}"),
-            Self::Uncalled(what) => write!(f, "not called in time: {what}"),
-            Self::Homeless(what) => write!(f, "not served by one worker: {what}"),
-            Self::Unfair(what) => write!(f, "unfair: {what}"),
-            Self::Spins(what) => write!(f, "spins: {what}"),
-        }
-    }
-}
-
-impl std::error::Error for Finding {}
-
 /// What a run did, to see that it did something.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -114,6 +63,10 @@ pub struct Report {
     pub moves: u64,
     /// Settings changed while frames passed.
     pub tunes: u64,
+    /// Queues that were drained.
+    pub drains: u64,
+    /// Receivers that were reported to take nothing.
+    pub starved: u64,
     /// Steps of everyone.
     pub events: u64,
 }
@@ -133,13 +86,21 @@ enum Event {
     /// A call reaches a guest, or its application wants something.
     Call(usize),
     /// The application of a guest wants frames sent.
-    App { from: usize, to: To, flow: u16, frames: u64 },
+    App {
+        from: usize,
+        to: To,
+        flow: u16,
+        frames: u64,
+    },
     /// A port is stopped, because of its guest's fault.
     Stop(usize),
     /// A queue moves to another worker.
     Move(Name, usize),
     /// An operator changes settings of a queue.
     Tune(Name),
+    /// An operator has a queue drained; and ends that, so long after.
+    Drain(Name),
+    Undrain(Name, u64),
     /// Nothing happens for a while.
     Rest,
     /// Slow guests become quick, hostile ones silent.
@@ -183,6 +144,8 @@ pub(crate) struct World {
     /// when that is so.
     /// Frames of honest guests may have to wait for a hostile one that fell silent.
     tied: bool,
+    /// Someone sends to someone who takes nothing for more than a minute.
+    starving: Option<(usize, usize)>,
     operators: Operators,
     mistake: Mistake,
     report: Report,
@@ -216,7 +179,12 @@ pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
     let hostile = guests.iter().any(|g| !g.is_honest());
     let spoofed = hostile && mode == Mode::Switch && !static_addresses;
     let tied = hostile && mode == Mode::Cross || spoofed;
-    let operators = Operators::new(&mut random);
+    let mut operators = Operators::new(&mut random);
+    // Hostile guests never rest.
+    let starving = starving(&guests, mode).filter(|_| !hostile && random.one_in(5));
+    if starving.is_some() {
+        operators = operators.plain();
+    }
     let modes = (mode, static_addresses, spoofed);
     let switch = Switching::new(&links, tags, modes, mistake, operators, &mut random);
     let mut world = World {
@@ -233,17 +201,30 @@ pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
         stopping: BTreeSet::new(),
         hub,
         tied,
+        starving,
         operators,
         mistake,
         report: Report::default(),
     };
     world.begin();
-    world.settle(SETTLE_NS)?;
+    let starved_ns = if starving.is_some() { 2 * STARVED_NS } else { 0 };
+    world.settle(SETTLE_NS + starved_ns)?;
     for _ in 0..WAVES {
         let lasts_ns = world.wave();
         world.settle(lasts_ns + if world.tied { SETTLE_NS } else { DRAIN_NS })?;
     }
+    if let Some(queue) = world.switch.starved.first() {
+        return Err(Finding::Starved(format!("queue {queue:?}, which has room")));
+    }
     Ok(world.report())
+}
+
+/// Of two guests that keep the protocol: one that stops taking frames, and one that sends to it.
+fn starving(guests: &[Guest], mode: Mode) -> Option<(usize, usize)> {
+    let deaf = guests.iter().position(|guest| guest.kind == Kind::Deaf)?;
+    let sends = |i: &usize| guests[*i].is_honest() && (mode == Mode::Switch || *i == deaf ^ 1);
+    let from = (0..guests.len()).filter(|i| *i != deaf).find(sends)?;
+    Some((from, deaf))
 }
 
 impl World {
@@ -267,6 +248,7 @@ impl World {
         // Some runs last longer than frames are held.
         let long = self.random.one_in(4);
         let heal = if long { 2 * WAIT_NS_MAX } else { TRAFFIC_NS };
+        let heal = if self.starving.is_some() { self.starve() } else { heal };
         self.at(heal, Event::Heal);
         let guests = self.guests.len();
         for from in 0..guests {
@@ -299,12 +281,27 @@ impl World {
         }
     }
 
+    /// Frames for someone who takes none, now and then for more than a minute; returns when that
+    /// is over.
+    fn starve(&mut self) -> u64 {
+        let Some((from, deaf)) = self.starving else { return 0 };
+        let every_ns = STARVED_NS / 10;
+        for i in 0..12 {
+            let frames = if i == 0 { STORM } else { self.random.within(1..5) };
+            let app = Event::App { from, to: To::One(deaf), flow: 0, frames };
+            self.at(i * every_ns, app);
+        }
+        12 * every_ns
+    }
+
     /// An operator changes something, or a queue moves, within `until_ns`.
     fn meddle(&mut self, until_ns: u64) {
         let (port, queue) = (self.random.index(self.guests.len()), self.random.index(8));
         let name = self.switch.name(port, queue);
         let when = self.random.within(0..until_ns);
-        let event = if self.random.one_in(2) {
+        let event = if self.random.one_in(6) {
+            Event::Drain(name)
+        } else if self.random.one_in(2) {
             Event::Tune(name)
         } else {
             Event::Move(name, self.random.index(8))
@@ -433,6 +430,22 @@ impl World {
                 let woken = self.switch.tune(name, self.operators, &mut self.random);
                 self.poke(woken);
             }
+            Event::Drain(name) => {
+                let woken = self.switch.drain(name, true);
+                self.poke(woken);
+                let lasts_ns = self.random.within(500..2 * BUSY_NS);
+                self.at(lasts_ns, Event::Undrain(name, lasts_ns));
+            }
+            Event::Undrain(name, lasted_ns) => {
+                let drain = self.switch.drained(name);
+                if drain == Some(Drain::Requested) && lasted_ns > BUSY_NS {
+                    let what = format!("queue {name:?} is not drained after {lasted_ns} ns");
+                    return Err(Finding::Late(what));
+                }
+                self.report.drains += u64::from(drain == Some(Drain::Done));
+                let woken = self.switch.drain(name, false);
+                self.poke(woken);
+            }
             Event::Rest => {}
             Event::Heal => {
                 for i in 0..self.guests.len() {
@@ -449,12 +462,9 @@ impl World {
 
     /// Something wakes a worker, if it sleeps.
     fn rouse(&mut self, worker: usize, wake: Wake) {
-        let Switching { workers, ledger, .. } = &mut self.switch;
-        if workers[worker].wake(wake, self.now_ns, ledger) {
+        if self.switch.workers[worker].wake(wake) {
             let delay = self.latency();
             self.at(delay, Event::Work(worker));
-            let woken = self.switch.pass(worker);
-            self.poke(woken);
         }
     }
 
@@ -579,17 +589,20 @@ impl World {
             let poked = self.pokes[w] > 0
                 || !worker.commands.is_empty()
                 || self.switch.workers.iter().any(|other| other.will_wake(w));
-            for queue in worker.queues.iter().filter(|q| self.guests[q.served.name.0].is_honest()) {
-                let (port, index) = queue.served.name;
-                if queue.state == State::Warm && !queue.listed {
+            let is_honest = |q: &&Queue| self.guests[q.served.of.name.0].is_honest();
+            for queue in worker.queues().iter().filter(is_honest) {
+                let (port, index) = queue.served.of.name;
+                if queue.state() == State::Warm && !queue.is_listed() {
                     self.check_nap(worker, queue)?;
                 }
-                if queue.state == State::Cold && !queue.paused {
+                let drained = queue.served.source.tuning.drain() != Drain::Off;
+                let polled = drained || worker.will_poll((port, index));
+                if queue.state() == State::Cold && !queue.is_paused() && !polled {
                     self.check_cold(port, index)?;
                 }
                 if worker.is_asleep()
                     && !poked
-                    && queue.paused
+                    && queue.is_paused()
                     && let Some((to, q, len)) = queue.served.source.backpressure.waits_for()
                     && self.switch.held_len(to.0.into(), q.into()).is_none()
                     && self.has_room(to.0.into(), q.into(), len.into())
@@ -639,11 +652,13 @@ impl World {
         guests.flat_map(|(i, guest)| (0..guest.pairs.len()).map(move |q| (i, q)))
     }
 
-    /// A queue that naps is looked at when its time has come.
+    /// A queue that naps is polled when its time has come, which is not far off.
     fn check_nap(&self, worker: &Worker, queue: &Queue) -> Result<(), Finding> {
-        let until = queue.nap.1;
-        if worker.began_ns >= until || self.now_ns > until.saturating_add(BUSY_NS) {
-            let name = queue.served.name;
+        let until = queue.nap_until_ns();
+        let latest = self.now_ns + delay_ns_max(queue.poller().policy()).max(PAUSE_NS_MAX);
+        let late = worker.began_ns >= until || self.now_ns > until.saturating_add(BUSY_NS);
+        if late || until > latest {
+            let name = queue.served.of.name;
             let what = format!("queue {name:?} until {until}, and it is {}", self.now_ns);
             return Err(Finding::Overslept(what));
         }
@@ -751,6 +766,7 @@ impl World {
 
     fn report(mut self) -> Report {
         self.report.moves = self.switch.moves;
+        self.report.starved = self.switch.reported;
         self.report.naps = self.switch.workers.iter().map(|w| w.naps).sum();
         for (port, guest) in self.guests.iter().enumerate() {
             let honest = u64::from(guest.is_honest());

@@ -28,6 +28,8 @@ fn add(sum: &mut Report, report: Report) {
     sum.naps += report.naps;
     sum.moves += report.moves;
     sum.tunes += report.tunes;
+    sum.drains += report.drains;
+    sum.starved += report.starved;
     sum.events += report.events;
     for (why, n) in report.faults {
         *sum.faults.entry(why).or_default() += n;
@@ -90,7 +92,11 @@ fn every_seed_is_safe_and_drains() {
         assert!(sum.counters[counter] > 0, "no {counter}");
     }
     let done = [("sleeps", sum.sleeps), ("naps", sum.naps), ("moves", sum.moves)];
-    for (what, n) in done.into_iter().chain([("settings changed", sum.tunes)]) {
+    for (what, n) in done.into_iter().chain([
+        ("settings changed", sum.tunes),
+        ("drains", sum.drains),
+        ("starved", sum.starved),
+    ]) {
         assert!(n > 0, "no {what}");
     }
     for fault in [

@@ -1,16 +1,16 @@
-//! What a port's peer makes the switch spend: one account per port, with limits.
+//! Accounts: one per port, with limits on the resources that its peer uses.
 //!
-//! Guests share workers, a control thread and an address space. Whatever a peer can make the
-//! process spend is charged to the account of the port that causes it, *before* the work is done
-//! (DESIGN.md, "Accounts"). There are two kinds of entry:
+//! Guests share workers, a control thread and an address space. Every resource that a peer can make
+//! the process use is charged to the account of its port, *before* the work is done. There are two
+//! kinds of entry:
 //!
-//! * a [`Stock`] is held and given back: mapped bytes, mappings, descriptors, held frames. It has a
-//!   limit of its own and a share of a [`Budget`] of the process, of which a part is reserved for
-//!   ports that use little, so that one port cannot keep another from coming up.
+//! * a [`Stock`] is held and released: mapped bytes, mappings, descriptors, held frames. It has its
+//!   own limit and a share of a [`Budget`] of the process, of which a part is reserved for ports
+//!   that use little, so that one port cannot prevent another from starting.
 //! * a [`Rate`] is spent: messages, connections, announcements, log lines. It is a token bucket
-//!   (GCRA, ITU-T I.371 annex A): so many per second, and a burst.
+//!   (GCRA, ITU-T I.371 annex A) with a rate per second and a burst.
 //!
-//! What a burst may cost (descriptors walked, segments translated, frames made) is bounded by the
+//! The cost of a burst (descriptors walked, segments translated, frames made) is bounded by the
 //! constants in [`burst`]; its time is charged by the worker ([`fair`](crate::fair)).
 //!
 //! Nothing here blocks, allocates on the burst path, or reads a clock.
@@ -19,64 +19,65 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What one burst may cost, whatever its frames are.
+/// Limits on the cost of one burst, independent of its frames.
 pub mod burst {
     /// Descriptors walked in one burst of one ring.
     pub const DESCS_MAX: usize = 1024;
-    /// Segments that the frames of one burst may lie in: each may be a page that is not there yet.
+    /// Segments of all frames of one burst: each may be on a page that is not resident yet.
     pub const TAKEN_SEGS_MAX: usize = 256;
-    /// Segments that the buffers for one group of frames may have.
+    /// Segments of the buffers for one group of frames.
     pub const SEGS_MAX: usize = 1024;
-    /// Frames made in one burst: by segmentation and flooding, times the ports they are for. A
-    /// burst ends before the frame that would exceed it, unless that is its first.
+    /// Frames made in one burst by segmentation and flooding, times their destination ports. A
+    /// burst ends before the frame that would exceed this, unless that is its first.
     pub const MADE_MAX: usize = 1024;
-    /// Bytes of flooded frames, times the ports they are for; a burst ends like that, too.
+    /// Bytes of flooded frames, times their destination ports; limits a burst in the same way.
     pub const FLOOD_BYTES_MAX: u64 = 1 << 20;
-    /// The same of a burst of one frame, whose copies end there: as many as a full Ethernet frame
-    /// to 4096 ports needs.
+    /// The same for a burst of one frame, which loses further copies: enough for a full Ethernet
+    /// frame to 4096 ports.
     pub const FRAME_FLOOD_BYTES_MAX: u64 = 8 << 20;
 }
 
-/// What the whole process may hold of something.
+/// Limit of one resource for the whole process.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
-    /// The part that only ports may use which hold no more than `small`.
+    /// The part reserved for ports that hold at most `small`.
     reserve: u64,
     small: u64,
     used: AtomicU64,
 }
 
 impl Budget {
-    /// A budget of `limit`. Its last quarter is for ports that hold no more than `small`.
+    /// Creates a budget of `limit`. Its last quarter is reserved for ports that hold at most
+    /// `small`.
     pub fn new(limit: u64, small: u64) -> Self {
         Self { limit, reserve: limit / 4, small, used: AtomicU64::new(0) }
     }
 
-    /// What all ports hold together.
+    /// Total held by all ports.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// What they may hold together.
+    /// Limit of the total.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Takes `n` for a port that then holds `holds`.
+    /// Takes `n` for a port that then holds `holds`; returns whether the budget permits it.
     fn take(&self, n: u64, holds: u64) -> bool {
         let limit = if holds <= self.small { self.limit } else { self.limit - self.reserve };
         add_below(&self.used, n, limit).is_ok()
     }
 }
 
-/// Adds `n` unless that exceeds `limit`; what there is then, or what there was.
+/// Adds `n` unless that exceeds `limit`; returns the new value, or the old one as the error.
 fn add_below(used: &AtomicU64, n: u64, limit: u64) -> Result<u64, u64> {
     let add = |now: u64| now.checked_add(n).filter(|sum| *sum <= limit);
     used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).map(|was| was + n)
 }
 
-/// Something that a port holds and gives back.
+/// A resource that a port holds and releases.
 #[derive(Debug)]
 pub struct Stock {
     name: &'static str,
@@ -86,16 +87,16 @@ pub struct Stock {
     budget: Option<Arc<Budget>>,
 }
 
-/// More than a limit allows.
+/// A request over a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverLimit {
-    /// Of what.
+    /// Name of the entry.
     pub name: &'static str,
-    /// How much was asked for.
+    /// Amount requested.
     pub wanted: u64,
-    /// How much the port holds.
+    /// Amount that the port holds.
     pub used: u64,
-    /// The limit that it met.
+    /// The limit exceeded.
     pub limit: u64,
     /// Whether that is the limit of the process, not of the port.
     pub process: bool,
@@ -111,9 +112,9 @@ impl fmt::Display for OverLimit {
 
 impl std::error::Error for OverLimit {}
 
-/// A part of a [`Stock`], given back when dropped.
+/// A part of a [`Stock`], released when dropped.
 #[derive(Debug)]
-#[must_use = "it is given back when dropped"]
+#[must_use = "it is released when dropped"]
 pub struct Charge {
     stock: Arc<Stock>,
     amount: u64,
@@ -126,13 +127,13 @@ impl Drop for Charge {
 }
 
 impl Stock {
-    /// An empty stock of `name` with a limit, which may be a share of a budget of the process.
+    /// Creates an empty stock with a limit, optionally a share of a budget of the process.
     pub fn new(name: &'static str, limit: u64, budget: Option<Arc<Budget>>) -> Self {
         let zero = || AtomicU64::new(0);
         Self { name, limit: AtomicU64::new(limit), used: zero(), refused: zero(), budget }
     }
 
-    /// Charges `n`, to be given back with [`give_back`](Self::give_back).
+    /// Charges `n`, to be released with [`give_back`](Self::give_back).
     ///
     /// # Errors
     /// [`OverLimit`]: nothing was charged, and the refusal was counted.
@@ -152,16 +153,16 @@ impl Stock {
         Ok(())
     }
 
-    /// Gives back `n` of what was taken.
+    /// Releases `n`.
     pub fn give_back(&self, n: u64) {
         let was = self.used.fetch_sub(n, Ordering::Relaxed);
-        assert!(was >= n, "more {} given back than taken", self.name);
+        assert!(was >= n, "more {} released than charged", self.name);
         if let Some(budget) = &self.budget {
             budget.used.fetch_sub(n, Ordering::Relaxed);
         }
     }
 
-    /// Charges `n` for as long as the result lives.
+    /// Charges `n` for the lifetime of the result.
     ///
     /// # Errors
     /// As [`take`](Self::take).
@@ -170,34 +171,34 @@ impl Stock {
         Ok(Charge { stock: Arc::clone(self), amount: n })
     }
 
-    /// How much is held.
+    /// Amount held.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// How often more was refused.
+    /// Number of refusals.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 }
 
-/// Something that a port spends, so much a second.
+/// A resource that a port spends at a limited rate.
 #[derive(Debug)]
 pub struct Rate {
     name: &'static str,
-    /// Per second; 0: none at all.
+    /// Limit per second; 0: none permitted.
     limit: AtomicU64,
-    /// What a burst takes at the limit, in ns: another limit has a burst in proportion.
+    /// Length of a burst at the limit, in ns: a change of the limit scales the burst.
     room_ns: u64,
-    /// When the bucket is full again (theoretical arrival time), in ns.
+    /// Time at which the bucket is full again (theoretical arrival time), in ns.
     full_ns: AtomicU64,
     spent: AtomicU64,
     refused: AtomicU64,
 }
 
 impl Rate {
-    /// `limit` of `name` a second, and `burst` at once. Where the limit is changed, the burst is
-    /// changed in proportion, and is at least one.
+    /// Creates a rate of `limit` per second with a burst of `burst`. A change of the limit scales
+    /// the burst, which is at least one.
     pub fn new(name: &'static str, limit: u64, burst: u64) -> Self {
         let zero = || AtomicU64::new(0);
         let each_ns = 1_000_000_000_u64.checked_div(limit).unwrap_or(0);
@@ -205,8 +206,8 @@ impl Rate {
         Self { name, limit, room_ns, full_ns: zero(), spent: zero(), refused: zero() }
     }
 
-    /// Spends one, if there is one at `now_ns` (any monotonic time, always the same one). A
-    /// refusal is counted.
+    /// Spends one, if available at `now_ns` (any monotonic clock, always the same one). A refusal
+    /// is counted.
     pub fn spend(&self, now_ns: u64) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let each_ns = 1_000_000_000_u64.checked_div(limit).unwrap_or(u64::MAX);
@@ -221,7 +222,7 @@ impl Rate {
         spent
     }
 
-    /// Spends so many more, whether there are as many or not: what was spent turned out to be dear.
+    /// Spends `count` more unconditionally, for work that was more expensive than expected.
     pub fn charge(&self, count: u64, now_ns: u64) {
         let limit = self.limit.load(Ordering::Relaxed);
         let each_ns = 1_000_000_000_u64.checked_div(limit).unwrap_or(0);
@@ -231,7 +232,7 @@ impl Rate {
         self.spent.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// When there is one again, in ns; not later than `now_ns` if there is one now.
+    /// Time at which one is available, in ns; not later than `now_ns` if one is available now.
     pub fn next_ns(&self, now_ns: u64) -> u64 {
         let limit = self.limit.load(Ordering::Relaxed);
         let Some(each_ns) = 1_000_000_000_u64.checked_div(limit) else { return u64::MAX };
@@ -239,33 +240,33 @@ impl Rate {
         (full + each_ns).saturating_sub(self.room_ns.max(each_ns)).max(now_ns)
     }
 
-    /// How many were spent.
+    /// Number spent.
     pub fn spent(&self) -> u64 {
         self.spent.load(Ordering::Relaxed)
     }
 
-    /// How many were refused.
+    /// Number of refusals.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 }
 
-/// One entry of an account, for people.
+/// One entry of an account, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What, as `ctl` and the configuration name it.
+    /// Name in `ctl` and in the configuration.
     pub name: &'static str,
-    /// In use; of a rate: spent so far.
+    /// Amount in use; for a rate: spent so far.
     pub used: u64,
-    /// At most; of a rate: a second.
+    /// Limit; for a rate: per second.
     pub limit: u64,
-    /// How often more was refused.
+    /// Number of refusals.
     pub refused: u64,
     /// Whether it is a rate.
     pub per_second: bool,
 }
 
-/// The budgets of the process, of which ports' stocks are shares.
+/// The budgets of the process, shared by the ports' stocks.
 #[derive(Clone, Debug)]
 pub struct Budgets {
     /// Bytes of address space for peers' memory.
@@ -274,13 +275,13 @@ pub struct Budgets {
     pub mappings: Arc<Budget>,
     /// File descriptors (`RLIMIT_NOFILE`).
     pub descriptors: Arc<Budget>,
-    /// Bytes of frames that are held for full destinations.
+    /// Bytes of frames held for full destinations.
     pub held_bytes: Arc<Budget>,
 }
 
 impl Budgets {
-    /// For a process that may have `mapped_bytes` of address space, `mappings` and `descriptors`
-    /// for its ports.
+    /// Creates the budgets of a process with `mapped_bytes` of address space, `mappings` and
+    /// `descriptors` for its ports.
     pub fn new(mapped_bytes: u64, mappings: u64, descriptors: u64) -> Self {
         let budget = |limit, small| Arc::new(Budget::new(limit, small));
         Self {
@@ -291,7 +292,7 @@ impl Budgets {
         }
     }
 
-    /// Every budget, by the name of the entries of accounts that are its shares.
+    /// All budgets, with the name of the accounts' entries that share them.
     pub fn entries(&self) -> [(&'static str, &Budget); 4] {
         let Self { mapped_bytes, mappings, descriptors, held_bytes } = self;
         let [bytes, maps, fds, _, held, ..] = NAMES;
@@ -299,7 +300,7 @@ impl Budgets {
     }
 }
 
-/// The names of an account's entries, in their order: what is held first, then what is spent.
+/// The names of an account's entries, in order: stocks, then rates.
 pub const NAMES: [&str; 9] = [
     "mapped-bytes",
     "mappings",
@@ -315,23 +316,23 @@ pub const NAMES: [&str; 9] = [
 /// A port's account.
 #[derive(Debug)]
 pub struct Account {
-    /// Bytes of the peer's memory that are mapped, file offsets included.
+    /// Mapped bytes of the peer's memory, file offsets included.
     pub mapped_bytes: Arc<Stock>,
-    /// Mappings of it.
+    /// Mappings of the peer's memory.
     pub mappings: Arc<Stock>,
-    /// File descriptors that the peer gave us, and those of its connections.
+    /// File descriptors from the peer, and those of its connections.
     pub descriptors: Arc<Stock>,
-    /// Frames that wait because this port is full, all queues together.
+    /// Frames held because this port is full, over all queues.
     pub held_frames: Arc<Stock>,
-    /// Their bytes.
+    /// Bytes of the held frames.
     pub held_bytes: Arc<Stock>,
     /// Messages of the control protocol (vhost-user).
     pub messages: Rate,
-    /// Connections accepted, or made.
+    /// Connections accepted or made.
     pub connections: Rate,
-    /// Announcements (SEND_RARP) flooded for it.
+    /// Announcements (SEND_RARP) flooded for the peer.
     pub announcements: Rate,
-    /// Log lines that its peer caused.
+    /// Log lines caused by the peer.
     pub log_lines: Rate,
 }
 
@@ -339,36 +340,36 @@ pub struct Account {
 pub mod defaults {
     /// Bytes mapped: 4 TiB, more than the largest virtual machines have.
     pub const MAPPED_BYTES: u64 = 1 << 42;
-    /// Mappings: as many as there are memory slots, twice, for a table that replaces another.
+    /// Mappings: twice the number of memory slots, for a table that replaces another.
     pub const MAPPINGS: u64 = 2 * 509;
-    /// Descriptors: kick, call and err of 33 rings, memory files, and a few.
+    /// Descriptors: kick, call and err of 33 rings, memory files, and a few more.
     pub const DESCRIPTORS: u64 = 640;
     /// Frames held.
     pub const HELD_FRAMES: u64 = 1024;
-    /// Bytes held: the longest bursts, two of a TAP or four of a guest.
+    /// Bytes held: two of the longest bursts of a TAP, or four of a guest.
     pub const HELD_BYTES: u64 = 1 << 20;
-    /// Messages a second, and at once. A front-end of 16 queue pairs needs about 150 to start.
+    /// Messages per second, and burst. A front-end of 16 queue pairs needs about 150 to start.
     pub const MESSAGES: (u64, u64) = (4000, 8000);
-    /// A message that takes longer counts as one for each such time, in ns: at the default rate a
-    /// tenth of a CPU.
+    /// A longer message is charged one for each such time, in ns: at the default rate a tenth of a
+    /// CPU.
     pub const MESSAGE_NS: u64 = 25_000;
-    /// Connections a second, and at once.
+    /// Connections per second, and burst.
     pub const CONNECTIONS: (u64, u64) = (10, 50);
-    /// Announcements a second, and at once. QEMU sends five after a migration.
+    /// Announcements per second, and burst. QEMU sends five after a migration.
     pub const ANNOUNCEMENTS: (u64, u64) = (10, 20);
-    /// Log lines a second, and at once.
+    /// Log lines per second, and burst.
     pub const LOG_LINES: (u64, u64) = (2, 16);
 }
 
 impl Default for Account {
-    /// With the default limits, and no budget of a process.
+    /// An account with the default limits, without a budget of the process.
     fn default() -> Self {
         Self::with(None)
     }
 }
 
 impl Account {
-    /// With the default limits, as a share of `budgets`.
+    /// Creates an account with the default limits, as a share of `budgets`.
     pub fn new(budgets: &Budgets) -> Self {
         Self::with(Some(budgets))
     }
@@ -400,7 +401,7 @@ impl Account {
         [&self.messages, &self.connections, &self.announcements, &self.log_lines]
     }
 
-    /// Every entry.
+    /// All entries.
     pub fn entries(&self) -> Vec<Entry> {
         let stocks = self.stocks().into_iter().map(|stock| Entry {
             name: stock.name,
@@ -419,8 +420,8 @@ impl Account {
         stocks.chain(rates).collect()
     }
 
-    /// Sets the limit of the entry `name`, in its unit, of a rate a second; what is in use stays.
-    /// False: there is no such entry.
+    /// Sets the limit of the entry `name`, in its unit, for a rate per second; the amount in use
+    /// does not change. False: unknown entry.
     pub fn set_limit(&self, name: &str, limit: u64) -> bool {
         let stock = self.stocks().into_iter().find(|s| s.name == name).map(|s| &s.limit);
         let found = stock.or(self.rates().into_iter().find(|r| r.name == name).map(|r| &r.limit));

@@ -1,30 +1,30 @@
-//! Reading frames straight into their receiver's buffers, where the receiver is known before the
-//! frame is: in the cross-connect.
+//! Direct reads into the receiver's buffers, when the receiver is known before the frame is read:
+//! in the cross-connect.
 //!
 //! ```text
 //!  reader (TAP)                          receiver (virtio ring), locked throughout
 //!     │ ───────────── lend ─────────────▶  buffers, taken from the ring and checked
-//!     │ read: header and what is too long
-//!     │ for the buffers in private memory
+//!     │ read: header and the excess over
+//!     │ the buffers go to private memory
 //!     │ ──────────── accept ────────────▶  header written, chains used, not yet published
 //!     │ ─────────── take_back ──────────▶  bytes of a frame that must go another way
 //! ```
 //!
-//! A frame is never cut off: what the lent buffers do not hold goes to private memory, and such a
-//! frame is taken back and sent like any other. So is one that asks for work in software.
+//! A frame is never truncated: bytes beyond the lent buffers go to private memory, and such a frame
+//! is taken back and sent like any other. So is one that needs offloads in software.
 
 use shm::SegMut;
 
 use crate::port::Fault;
 use crate::vnet::{Offloads, VnetHdr};
 
-/// Room in a receiver's memory, frame after frame, behind where each one's virtio-net header goes.
+/// Room in a receiver's memory for each frame, after its virtio-net header.
 #[derive(Default)]
 pub struct Lent<'m> {
     segs: Vec<SegMut<'m>>,
-    /// For each frame: its segments and its bytes.
+    /// For each frame: its number of segments and of bytes.
     frames: Vec<(usize, u32)>,
-    /// Segments and bytes of the frame that was not ended yet.
+    /// Segments and bytes of the frame being described.
     open: (usize, u32),
 }
 
@@ -35,7 +35,7 @@ impl<'m> Lent<'m> {
         self.segs.push(seg);
     }
 
-    /// Ends the description of a frame. Returns how much room it has.
+    /// Ends the description of a frame. Returns its room in bytes.
     pub fn end_frame(&mut self) -> u32 {
         let frame = std::mem::take(&mut self.open);
         self.frames.push(frame);
@@ -47,7 +47,7 @@ impl<'m> Lent<'m> {
         self.frames.iter().map(|(_, len)| *len)
     }
 
-    /// Hands out each frame's segments, in order, once.
+    /// Passes each frame's segments to `each`, in order; once only.
     pub fn hand_out(&mut self, mut each: impl FnMut(&mut dyn Iterator<Item = SegMut<'m>>, u32)) {
         let mut segs = self.segs.drain(..);
         for (count, len) in &self.frames {
@@ -55,7 +55,7 @@ impl<'m> Lent<'m> {
         }
     }
 
-    /// The same allocations, empty. The segments' lifetime ends here.
+    /// Returns the same allocations, empty. The segments' lifetime ends here.
     pub fn recycle<'n>(self) -> Lent<'n> {
         let (mut segs, mut frames) = (self.segs, self.frames);
         segs.clear();
@@ -66,39 +66,39 @@ impl<'m> Lent<'m> {
     }
 }
 
-/// A frame that was read into lent room.
+/// A frame read into lent room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Came {
-    /// Its length, from the destination MAC on; no longer than its room.
+pub struct DirectFrame {
+    /// Its length, from the destination MAC on; at most its room.
     pub len: u32,
     /// Its checked offload request.
     pub hdr: VnetHdr,
 }
 
-/// A receiver whose buffers can be read into. Used under its queue's lock, from
-/// [`lend`](Self::lend) to the last call about what was lent; nothing else is called between.
+/// A receiver whose buffers can be read into. Its queue stays locked from [`lend`](Self::lend) to
+/// the last call about the lent room; nothing else is called in between.
 pub trait Direct {
-    /// What the peer takes as it is.
+    /// Offloads that the peer accepts.
     fn takes(&self) -> Offloads;
 
-    /// Lends room for up to `frames` frames of about `len` bytes; fewer, or none, if that is all
-    /// there is. A frame may get less room than `len`.
+    /// Lends room for up to `frames` frames of about `len` bytes; for fewer, or none, if there is
+    /// no more. A frame may get less room than `len`.
     fn lend<'m>(&'m mut self, frames: usize, len: u32, lent: &mut Lent<'m>);
 
-    /// Delivers what came into the first frames' room. Stops at the first that cannot go this way
-    /// (it asks for what the peer does not take, or is longer than its link takes). Returns how
-    /// many were delivered. Nothing is visible before [`flush`](crate::port::Egress::flush).
-    fn accept(&mut self, came: &[Came]) -> usize;
+    /// Delivers frames read into the first rooms. Stops at the first that cannot be delivered in
+    /// place (its offloads are not accepted, or it exceeds the MTU). Returns the number delivered.
+    /// Nothing is visible before [`flush`](crate::port::Egress::flush).
+    fn accept(&mut self, came: &[DirectFrame]) -> usize;
 
-    /// Copies what was read into the room of frame `i`, counted from the first that was not
-    /// accepted. The peer may have changed it.
+    /// Copies the room of frame `i` out, counted from the first that was not accepted. The peer may
+    /// have changed it.
     fn take_back(&mut self, i: usize, out: &mut [u8]);
 
-    /// The kernel could not write into the room of frame `i`, `len` bytes, counted as in
-    /// `take_back`: the frame is lost, and is counted.
+    /// Records that the kernel could not write into the room of frame `i`, `len` bytes, numbered as
+    /// in `take_back`: the frame is lost and counted.
     ///
     /// # Errors
-    /// [`Fault`]: the peer took its memory away.
+    /// [`Fault`]: the peer truncated its memory.
     fn failed(&mut self, i: usize, len: u32) -> Result<(), Fault>;
 }
 

@@ -1,11 +1,11 @@
-//! Who is served next, and by whom: deficit round-robin in measured time, and moving queues
-//! between workers by measured load. Pure; time is passed in.
+//! Fair sharing: deficit round-robin in measured time, and the move of queues between workers by
+//! measured load. Pure; time is passed in.
 
 pub mod level;
 
 use crate::frame::BURST_MAX;
 
-/// Time one port is served in one round at weight 1, in ns: some bursts of small frames.
+/// Time that one port is served in one round at weight 1, in ns: some bursts of small frames.
 pub const QUANTUM_NS: u32 = 10_000;
 /// Highest weight.
 pub const WEIGHT_MAX: u32 = 100;
@@ -13,73 +13,76 @@ pub const WEIGHT_MAX: u32 = 100;
 /// A queue's credit with the worker that serves it.
 ///
 /// In each round a queue gets its port's quantum, divided by the number of the port's queues that
-/// are served, and is served while it has credit. What a burst costs beyond it is owed to the
-/// other ports and paid in later rounds; what is left when the queue is empty is given up.
-#[derive(Clone, Copy, Debug, Default)]
+/// are served, and is served while it has credit. The cost of a burst beyond it is a debt, deducted
+/// in later rounds; the rest of the credit is dropped when the queue is empty.
+#[derive(Clone, Copy, Debug, Default, Hash)]
 pub struct Share {
     credit_ns: i64,
 }
 
 impl Share {
-    /// A round begins. `queues`: how many queues of the port share its quantum.
+    /// Starts a round. `queues`: number of the port's queues that share its quantum.
     #[inline]
     pub fn grant(&mut self, weight: u32, queues: usize) {
         self.skip(1, weight, queues);
     }
 
-    /// How many rounds it cannot be served in, from the next on.
-    pub fn waits(&self, weight: u32, queues: usize) -> u64 {
-        self.credit_ns.min(0).unsigned_abs() / quantum(weight, queues).unsigned_abs()
+    /// The time that it owes, in ns.
+    pub fn owed_ns(&self) -> u64 {
+        self.credit_ns.min(0).unsigned_abs()
     }
 
-    /// So many rounds pass at once: those in which no queue can be served need not be gone
-    /// through. After a long burst, or when the CPU was taken from its worker, they are hundreds.
+    /// Number of rounds, from the next on, in which it cannot be served.
+    pub fn waits(&self, weight: u32, queues: usize) -> u64 {
+        self.owed_ns() / quantum(weight, queues).unsigned_abs()
+    }
+
+    /// Skips rounds in which no queue can be served. After a long burst, or when its worker lost
+    /// the CPU, these are hundreds.
     pub fn skip(&mut self, rounds: u64, weight: u32, queues: usize) {
         let quantum = quantum(weight, queues);
         let credit = quantum.saturating_mul(i64::try_from(rounds).unwrap_or(i64::MAX));
         self.credit_ns = self.credit_ns.saturating_add(credit).min(quantum);
     }
 
-    /// Whether it may be served (on).
+    /// Whether it may be served.
     #[inline]
     pub fn may(&self) -> bool {
         self.credit_ns > 0
     }
 
-    /// It was served for so long.
+    /// Charges the time for which it was served.
     #[inline]
     pub fn charge(&mut self, ns: u64) {
         self.credit_ns = self.credit_ns.saturating_sub_unsigned(ns);
     }
 
-    /// The worker spent so long on what its guest receives, which is not done in its turn. However
-    /// much that is, no more is owed for it than what a port gets in a round, so that a guest can
-    /// answer while frames come in.
+    /// Charges time spent on frames to its guest, which is outside its turn. This debt is limited
+    /// to one round's quantum, so that a guest can reply while frames arrive.
     pub fn charge_aside(&mut self, ns: u64) {
         let least = self.credit_ns.min(-i64::from(QUANTUM_NS));
         self.credit_ns = self.credit_ns.saturating_sub_unsigned(ns).max(least);
     }
 
-    /// Nothing waits but this queue: nothing is owed to anyone.
+    /// Clears the debt: no other queue has work.
     #[inline]
     pub fn forgive(&mut self) {
         self.credit_ns = 0;
     }
 }
 
-/// Length of a burst from which on it is long, in ns.
+/// Duration from which a burst counts as long, in ns.
 const LONG_NS: u64 = 200_000;
-/// After so long without a long burst, in ns, twice as many frames may be taken at once.
+/// Time without a long burst, in ns, after which the limit of frames doubles.
 const GROWS_NS: u64 = 5_000_000;
 
-/// How many frames are taken from a queue at once. What a frame costs is known only when it was
-/// dealt with (pages that are not there, pieces, segments), and others wait for a burst to end: so
-/// after each that was long, half as many are taken. A worker that lost its CPU in a burst makes
-/// one long, too, which costs little.
-#[derive(Clone, Copy, Debug)]
+/// Limit of frames per burst of a queue. The cost of a frame is known only after it was handled
+/// (page faults, pieces, segments), and others wait for a burst to end: so each long burst halves
+/// the limit. A burst in which the worker lost its CPU counts as long, too, which costs little.
+#[derive(Clone, Copy, Debug, Hash)]
 pub struct Pace {
     frames: usize,
-    /// When it was last changed, or a burst was long, in ns.
+    /// Time of the last change or long burst, in ns.
     since_ns: u64,
 }
 
@@ -90,13 +93,13 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// How many frames may be taken.
+    /// Limit of frames per burst.
     #[inline]
     pub fn frames(&self) -> usize {
         self.frames
     }
 
-    /// A burst of `frames` took so long, and ended now.
+    /// Records a burst of `frames` that took `took_ns` and ended now.
     #[inline]
     pub fn record(&mut self, frames: usize, took_ns: u64, now_ns: u64) {
         if took_ns > LONG_NS || self.frames < BURST_MAX {
@@ -114,44 +117,44 @@ impl Pace {
     }
 }
 
-/// What a queue gets in each round, in ns.
+/// Time of a queue in each round, in ns.
 #[inline]
 fn quantum(weight: u32, queues: usize) -> i64 {
     let quantum = i64::from(QUANTUM_NS) * i64::from(weight.clamp(1, WEIGHT_MAX));
     (quantum / queues.max(1) as i64).max(1)
 }
 
-/// Loads are in thousandths of a worker's time; from here on it is crowded.
-const CROWDED: u32 = 700;
-/// Below, it is quiet, and gives up its queues if another can take them.
-const QUIET: u32 = 250;
-/// What the taker of a quiet worker's queues may come to: far enough below crowded that they do
-/// not come back at once.
+/// Load, in thousandths of a worker's time, from which it is overloaded.
+const OVERLOADED: u32 = 700;
+/// Load below which a worker is nearly idle and moves its queues away if another can take them.
+const NEARLY_IDLE: u32 = 250;
+/// Highest load of the worker that takes these queues: far enough below overload that they do not
+/// move back at once.
 const FOLDED_MAX: u32 = 500;
-/// A queue below this is not worth moving alone, nor are several that come to no more.
+/// Load of queues below which a move does not pay, for one or several together.
 const LIGHT: u32 = 20;
-/// Two workers that differ by less are even: it is what measurements of a millisecond differ by,
-/// and would have queues go to and fro.
+/// Difference of two workers' loads that counts as even: measurements of a millisecond differ by as
+/// much, and queues would move back and forth.
 const EVEN: u32 = 150;
 
-/// What a worker does about its queues.
+/// Decision of a worker about its queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Move {
-    /// Gives these (indices, the highest first) to another worker.
+    /// Move these (indices, the highest first) to another worker.
     Queues(Vec<usize>, usize),
-    /// Gives all of them to another worker, and sleeps.
+    /// Move all to another worker, and sleep.
     All(usize),
 }
 
-/// What worker `me` does, given the load of each worker and of those of its queues that were
-/// served, all in thousandths.
+/// Decides for worker `me`, given the load of each worker and of its served queues, all in
+/// thousandths.
 ///
-/// Crowded, it gives the least loaded worker that queue which brings the two nearest to each
-/// other, or if that alone is little, several that come to half of what they differ by. Quiet, it
-/// folds onto the first worker before it that can take its load.
+/// If overloaded, it moves to the least loaded worker the queue that evens out the two best, or, if
+/// that alone is little, several that add up to half of the difference. If nearly idle, it moves
+/// all queues to the first worker before it that can take its load.
 pub fn balance(me: usize, workers: &[u32], queues: &[u32]) -> Option<Move> {
     let mine = *workers.get(me)?;
-    if mine >= CROWDED {
+    if mine >= OVERLOADED {
         let (to, least) = workers.iter().enumerate().min_by_key(|(i, load)| (**load, *i))?;
         let gap = mine.saturating_sub(*least);
         if gap < EVEN {
@@ -160,25 +163,25 @@ pub fn balance(me: usize, workers: &[u32], queues: &[u32]) -> Option<Move> {
         let given = one(queues, gap).map(|at| vec![at]).or_else(|| several(queues, gap));
         return given.map(|queues| Move::Queues(queues, to));
     }
-    if mine < QUIET {
+    if mine < NEARLY_IDLE {
         let takes = |load: &u32| load + mine <= FOLDED_MAX;
         return workers[..me].iter().position(takes).map(Move::All);
     }
     None
 }
 
-/// The queue that evens out a gap best, if it makes a difference.
+/// The queue that evens out a gap best, if the effect is large enough.
 fn one(queues: &[u32], gap: u32) -> Option<usize> {
     let heavy = || queues.iter().enumerate().filter(|(_, load)| **load >= LIGHT);
     let (at, load) = heavy().min_by_key(|(_, load)| ((gap / 2).abs_diff(**load), **load))?;
-    // A queue as heavy as the gap would only swap the two workers' places. One far below half of
-    // it is better moved with others.
+    // A queue as heavy as the gap would only swap the two workers' loads. One far below half of it
+    // is better moved with others.
     let fits = (gap / 4..gap * 4 / 5).contains(load);
     (fits && heavy().count() > 1).then_some(at)
 }
 
-/// As many queues as come to half the gap at most, the heaviest first. What is left is at least
-/// as much, so that the two workers do not swap places.
+/// Queues that add up to at most half the gap, the heaviest first. At least as much stays, so that
+/// the two workers do not swap loads.
 fn several(queues: &[u32], gap: u32) -> Option<Vec<usize>> {
     let mut by_load: Vec<usize> = (0..queues.len()).filter(|at| queues[*at] > 0).collect();
     by_load.sort_by_key(|at| std::cmp::Reverse(queues[*at]));
@@ -252,7 +255,7 @@ mod tests {
             share.charge_aside(ns);
             assert_eq!(share.waits(1, 1), 1, "{ns}");
         }
-        // What it owes for its own bursts stays as it is.
+        // The debt for its own bursts does not change.
         share.charge(9 * u64::from(QUANTUM_NS));
         share.charge_aside(u64::MAX);
         assert_eq!(share.waits(1, 1), 10);
@@ -263,12 +266,12 @@ mod tests {
         let mut pace = Pace::default();
         pace.record(64, LONG_NS, 0);
         assert_eq!(pace.frames(), BURST_MAX, "not long");
-        // Two dear frames are all that a burst holds.
+        // A burst holds two expensive frames only.
         pace.record(2, 2_600_000, 10_000_000);
         assert_eq!(pace.frames(), 1);
         for ms in 11..100 {
             pace.record(1, 1_300_000, ms * 1_000_000);
-            assert_eq!(pace.frames(), 1, "as long as they are dear");
+            assert_eq!(pace.frames(), 1, "while they are expensive");
         }
         let mut bursts = 0;
         let mut now_ns = 100_000_000;
@@ -280,7 +283,7 @@ mod tests {
             bursts += 1;
         }
         assert!((30..40).contains(&bursts), "{bursts} ms");
-        // One in which the worker lost its CPU.
+        // A burst in which the worker lost its CPU.
         pace.record(64, 10_000_000, now_ns);
         assert_eq!(pace.frames(), 32);
     }
@@ -319,17 +322,17 @@ mod tests {
     }
 
     #[test]
-    fn crowded_worker_gives_the_queue_that_evens_out_most() {
+    fn overloaded_worker_moves_the_queue_that_evens_out_most() {
         assert_eq!(balance(0, &[1000, 0], &[600, 400]), give(&[1], 1));
         assert_eq!(balance(0, &[900, 300, 100], &[500, 380, 20]), give(&[1], 2));
-        // One heavy queue cannot be helped, nor can two workers that are both full.
+        // No move helps one heavy queue, or two workers that are both full.
         assert_eq!(balance(0, &[1000, 0], &[1000]), None);
         assert_eq!(balance(0, &[1000, 0], &[990, 10]), None);
         assert_eq!(balance(0, &[1000, 950], &[500, 500]), None);
     }
 
     #[test]
-    fn quiet_workers_fold_onto_the_first_and_no_one_folds_upward() {
+    fn nearly_idle_workers_fold_onto_the_first_and_none_folds_upward() {
         assert_eq!(balance(1, &[200, 100], &[100]), Some(Move::All(0)));
         assert_eq!(balance(2, &[450, 200, 100], &[100]), Some(Move::All(1)));
         assert_eq!(balance(0, &[0, 0], &[0]), None);
@@ -339,13 +342,13 @@ mod tests {
     }
 
     #[test]
-    fn crowded_worker_gives_half_of_many_light_queues() {
+    fn overloaded_worker_moves_half_of_many_light_queues() {
         let halves: Vec<usize> = (0..50).rev().collect();
         assert_eq!(balance(0, &[1000, 0], &[10; 100]), give(&halves, 1));
         // Sixty that fill a worker: 31 times 16 is half of it.
         let half: Vec<usize> = (0..31).rev().collect();
         assert_eq!(balance(0, &[1000, 0], &[16; 60]), give(&half, 1));
-        // No heavier ones that one by one would take as many moves.
+        // Not heavier ones, which would take as many moves one by one.
         assert_eq!(balance(0, &[990, 0], &[33; 30]).unwrap(), give(&half[16..], 1).unwrap());
         // Those that were not served stay.
         let mut some = [0; 100];
@@ -354,32 +357,32 @@ mod tests {
     }
 
     #[test]
-    fn flooders_quiet_neighbours_leave_it() {
+    fn idle_neighbours_of_a_flooder_leave_it() {
         let mut queues = [12; 9];
         queues[4] = 900;
         assert_eq!(balance(0, &[996, 0], &queues), give(&[8, 7, 6, 5, 3, 2, 1, 0], 1));
-        // And do not come back, nor does it follow them.
+        // And they do not move back, nor does the flooder follow them.
         assert_eq!(balance(1, &[900, 96], &[12; 8]), None);
         assert_eq!(balance(0, &[1000, 96], &[1000]), None);
-        // All of them together are not worth it, or the other is nearly as crowded.
+        // All of them together are too light, or the other worker is nearly as loaded.
         assert_eq!(balance(0, &[1000, 0], &[980, 10, 10]), None);
         assert_eq!(balance(0, &[1000, 900], &[10; 100]), None);
     }
 
-    /// Queues on workers, each worker as crowded as they make it, measured a little wrongly.
-    struct Crowd {
+    /// Queues on workers whose loads are measured with an error.
+    struct Workers {
         wants: Vec<u32>,
         on: Vec<usize>,
         workers: usize,
         seed: u64,
     }
 
-    impl Crowd {
+    impl Workers {
         fn new(wants: Vec<u32>, workers: usize) -> Self {
             Self { on: vec![0; wants.len()], wants, workers, seed: 1 }
         }
 
-        /// What a worker's queues get: all they want, or each its share.
+        /// Time that a worker's queues get: all they need, or each its share.
         fn served(&mut self, worker: usize) -> Vec<(usize, u32)> {
             let mine: Vec<usize> = (0..self.on.len()).filter(|q| self.on[*q] == worker).collect();
             let wanted: u32 = mine.iter().map(|q| self.wants[*q]).sum();
@@ -392,7 +395,7 @@ mod tests {
             wants.map(|(q, n)| (q, wrong(n, &mut self.seed))).collect()
         }
 
-        /// One decision of each worker; returns how many queues moved.
+        /// One decision of each worker; returns the number of queues moved.
         fn decide(&mut self) -> usize {
             let mut moved = 0;
             for me in 0..self.workers {
@@ -419,32 +422,32 @@ mod tests {
 
     #[test]
     fn light_queues_spread_stay_and_fold() {
-        // What sixty of them want in all, and the fewest and most that a worker may end up with.
+        // Total load of the sixty, and the fewest and most that a worker may end up with.
         for (wants, workers, least, most) in
             [(16, 2, 25, 35), (25, 2, 25, 35), (33, 3, 15, 25), (50, 4, 11, 19), (66, 4, 11, 19)]
         {
-            let mut crowd = Crowd::new(vec![wants; 60], workers);
+            let mut machine = Workers::new(vec![wants; 60], workers);
             for _ in 0..30 {
-                crowd.decide();
+                machine.decide();
             }
-            let counts = crowd.counts();
+            let counts = machine.counts();
             let used = counts.iter().filter(|n| **n > 0);
             assert!(used.clone().count() >= 2, "{wants}: {counts:?}");
             assert!(used.clone().all(|n| (least..=most).contains(n)), "{wants}: {counts:?}");
-            let moved: usize = (0..1000).map(|_| crowd.decide()).sum();
-            assert!(moved <= 20, "{wants} on {workers}: {moved} moves of queues for nothing");
-            // Nearly all fall silent.
-            crowd.wants.fill(3);
+            let moved: usize = (0..1000).map(|_| machine.decide()).sum();
+            assert!(moved <= 20, "{wants} on {workers}: {moved} needless moves of queues");
+            // Nearly all become idle.
+            machine.wants.fill(3);
             for _ in 0..10 {
-                crowd.decide();
+                machine.decide();
             }
-            assert_eq!(crowd.counts()[0], 60, "{wants}: folded");
+            assert_eq!(machine.counts()[0], 60, "{wants}: folded");
         }
     }
 
     #[test]
     fn a_move_is_not_undone_by_the_next_decision() {
-        // After (600, 400) nothing moves; folded at 500 nothing is crowded.
+        // After (600, 400) nothing moves; at 500 on one worker nothing is overloaded.
         assert_eq!(balance(0, &[600, 400], &[600]), None);
         assert_eq!(balance(1, &[600, 400], &[400]), None);
         assert_eq!(balance(0, &[500, 0], &[300, 200]), None);

@@ -1,9 +1,8 @@
-//! The forwarding database: which MAC, in which VLAN, is behind which port.
+//! Forwarding database: the port of each MAC address in each VLAN.
 //!
-//! One table for all workers. Looking up and refreshing takes no lock; what changes the table
-//! (a new address, a move, ageing) takes one and is rare. Guests choose their MACs, so the hash
-//! is keyed, and each port has a limit: a guest that floods addresses fills nothing but its own
-//! share.
+//! One table for all workers. Lookup and refresh take no lock; changes of the table (a new address,
+//! a move, ageing) take one and are rare. Guests choose their MACs, so the hash is keyed, and each
+//! port has a limit: a guest that floods addresses fills only its own share.
 //!
 //! ```text
 //!   set (128 bytes)          key word     | 0 .. 0 |valid 60| vlan 59..48 | mac 47..0 |
@@ -13,28 +12,28 @@
 //!   └─────────────────┘
 //! ```
 //!
-//! An address may lie in either of two sets, chosen by its hash; the second is used when the
-//! first is full, so the table fills to nine tenths and more before two sets clash.
+//! An address may be in either of two sets, chosen by its hash; the second is used when the first
+//! is full, so the table fills to nine tenths and more before both sets of an address are full.
 //!
-//! **A reader never gets another address's port**, which would be an isolation fault. Each entry
-//! is a seqlock of its own whose sequence number is the *generation* in the value word. To give
-//! an entry to another address the writer (one at a time, under the mutex) does, in this order:
+//! **A reader never gets another address's port**, which would be an isolation fault. Each entry is
+//! a seqlock whose sequence number is the *generation* in the value word. To reuse an entry for
+//! another address the writer (one at a time, under the mutex) does, in this order:
 //! 1. value: not valid, generation + 1;
 //! 2. release fence, then key: the new one;
 //! 3. value, with release: valid, the new port.
 //!
-//! A reader loads value (acquire), key, and after an acquire fence value again. The first load
-//! being valid and of generation g means that g's key was written before it (3 pairs with the
-//! acquire load). If the key it then loads is already a later one, the fences pair (2 with the
-//! reader's) and its last load sees at least step 1: the generations differ and the entry does
-//! not count. So the key, the generation and the port belong together, unless the entry changes
-//! hands 2^14 times, exactly, between a reader's two loads. Port and time share one word, hence
-//! moving an address and refreshing it need no such care. A reader that meets a replacement misses
-//! the entry: the frame is flooded, as for any unknown address.
+//! A reader loads value (acquire), key, and after an acquire fence value again. If the first load
+//! is valid and of generation g, g's key was written before it (3 pairs with the acquire load). If
+//! the key it then loads is a later one, the fences pair (2 with the reader's) and its last load
+//! sees at least step 1: the generations differ and the entry is ignored. So the key, the
+//! generation and the port belong together, unless the entry is reused exactly 2^14 times between a
+//! reader's two loads. Port and time share one word, so a move and a refresh need no such protocol.
+//! A reader concurrent with a replacement misses the entry: the frame is flooded, as for any
+//! unknown address.
 //!
-//! What it does not do: it reads no clock (seconds are passed in), and it knows no policy about
-//! who may claim an address: a guest that sends from another's MAC moves that entry, as with any
-//! learning switch, unless the entry is static.
+//! The table reads no clock (seconds are passed in), and has no policy about which port may claim
+//! an address: a guest that sends from another's MAC moves that entry, as in any learning switch,
+//! unless the entry is static.
 
 use std::fmt;
 use std::str::FromStr;
@@ -56,10 +55,10 @@ impl fmt::Display for PortId {
     }
 }
 
-/// A MAC address; written and read as `02:00:00:00:00:01`.
+/// MAC address; text form `02:00:00:00:00:01`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mac(
-    /// As on the wire.
+    /// Bytes in wire order.
     pub [u8; 6],
 );
 
@@ -70,85 +69,85 @@ impl fmt::Display for Mac {
     }
 }
 
-/// Not a MAC address: six pairs of hex digits with colons between are wanted.
+/// Error: not six pairs of hex digits separated by colons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotAMac;
+pub struct ParseMacError;
 
-impl fmt::Display for NotAMac {
+impl fmt::Display for ParseMacError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("not a MAC address; write it like 02:00:00:00:00:01")
     }
 }
 
-impl std::error::Error for NotAMac {}
+impl std::error::Error for ParseMacError {}
 
 impl FromStr for Mac {
-    type Err = NotAMac;
+    type Err = ParseMacError;
 
-    fn from_str(s: &str) -> Result<Self, NotAMac> {
+    fn from_str(s: &str) -> Result<Self, ParseMacError> {
         let mut mac = [0; 6];
         let mut parts = s.split(':');
         for byte in &mut mac {
-            let part = parts.next().ok_or(NotAMac)?;
+            let part = parts.next().ok_or(ParseMacError)?;
             if part.len() != 2 || !part.bytes().all(|b| b.is_ascii_hexdigit()) {
-                return Err(NotAMac);
+                return Err(ParseMacError);
             }
-            *byte = u8::from_str_radix(part, 16).map_err(|_| NotAMac)?;
+            *byte = u8::from_str_radix(part, 16).map_err(|_| ParseMacError)?;
         }
-        if parts.next().is_some() { Err(NotAMac) } else { Ok(Self(mac)) }
+        if parts.next().is_some() { Err(ParseMacError) } else { Ok(Self(mac)) }
     }
 }
 
-/// What [`Fdb::learn`] made of a source address.
+/// Result of [`Fdb::learn`] for a source address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Learned {
-    /// It was in the table, at this port, and counts as seen now.
+    /// It was in the table, at this port, and was refreshed.
     Known,
-    /// It is in the table now.
+    /// It was added.
     New,
-    /// It was behind another port until now.
+    /// It moved here from another port.
     Moved {
-        /// That port.
+        /// The previous port.
         from: PortId,
     },
-    /// The port has as many addresses as it may have; nothing changed.
+    /// The port is at its limit; nothing changed.
     LimitReached,
-    /// No place for it, and no one has more than a fair share; nothing changed.
+    /// No free entry, and no port has more than its fair share; nothing changed.
     TableFull,
-    /// A static entry, which learning does not change; perhaps for another port.
+    /// A static entry, which learning does not change; possibly of another port.
     Static,
-    /// A group address or all zeros, which no frame may come from; nothing changed.
+    /// A group address or all zeros, which is not a valid source; nothing changed.
     Invalid,
 }
 
-/// A line of `ctl fdb`.
+/// One entry, as in `ctl fdb`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The address.
     pub mac: Mac,
     /// VLAN id; 0 for untagged.
     pub vlan: u16,
-    /// Where it is.
+    /// Its port.
     pub port: PortId,
-    /// Seconds since a frame came from it; for a static entry, since it was added.
+    /// Seconds since its last frame; for a static entry, since it was added.
     pub age_s: u32,
     /// Whether it was configured, not learned.
     pub is_static: bool,
 }
 
-/// No place for a static entry: the places it could have are taken by static entries.
+/// Error: no room for a static entry, as its sets are full of static entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoPlace;
+pub struct TableFull;
 
-impl fmt::Display for NoPlace {
+impl fmt::Display for TableFull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no place for another static entry: raise the table's capacity")
+        f.write_str("no room for another static entry: raise the table's capacity")
     }
 }
 
-impl std::error::Error for NoPlace {}
+impl std::error::Error for TableFull {}
 
-/// The table. Shared by all workers; every method takes `&self`.
+/// The forwarding table. Shared by all workers; every method takes `&self`.
 pub struct Fdb {
     sets: Box<[Set]>,
     /// Learned addresses of each port, by port number. Written under `writer` only.
@@ -159,9 +158,9 @@ pub struct Fdb {
     port_limit: u32,
 }
 
-/// What only the holder of the lock looks at.
+/// State of the holder of the lock.
 struct Writer {
-    /// Ports that have learned addresses.
+    /// Number of ports that have learned addresses.
     ports_active: u32,
 }
 
@@ -181,10 +180,10 @@ struct Set {
 }
 
 impl Fdb {
-    /// An empty table.
+    /// Creates an empty table.
     ///
     /// `capacity`: entries, rounded up to a power of two, at least 8; 16 bytes each. `key`: random
-    /// and secret. `ageing_s`: seconds after which a silent address is forgotten, 0 for never.
+    /// and secret. `ageing_s`: seconds after which an idle address is removed, 0 for never.
     /// `port_limit`: most addresses learned from one port; static entries do not count.
     pub fn new(capacity: usize, key: [u64; 2], ageing_s: u32, port_limit: u32) -> Self {
         let sets = capacity.div_ceil(WAYS).next_power_of_two();
@@ -198,18 +197,17 @@ impl Fdb {
         }
     }
 
-    /// Where `mac` is in `vlan` (0: untagged); `None` if that is not known or too long ago: flood.
-    /// Lock-free.
+    /// Port of `mac` in `vlan` (0: untagged); `None` if it is unknown or expired: flood. Lock-free.
     #[inline]
     pub fn lookup(&self, mac: [u8; 6], vlan: u16, now_s: u32) -> Option<PortId> {
         let (_, value) = self.find(pack_key(mac, vlan))?;
         (!self.is_expired(value, now_s)).then(|| value.port())
     }
 
-    /// Takes note that a frame came from `mac` in `vlan` by `port`, at `now_s`.
+    /// Learns that `port` sent a frame from `mac` in `vlan` at `now_s`.
     ///
-    /// For a known address: one look-up, and a store once a second. It takes the lock for a new or
-    /// moved address, and never for a port that is at its limit.
+    /// For a known address: one lookup, and a store once a second. It takes the lock for a new or
+    /// moved address, and never for a port at its limit.
     #[inline]
     pub fn learn(&self, mac: [u8; 6], vlan: u16, port: PortId, now_s: u32) -> Learned {
         let key = pack_key(mac, vlan);
@@ -222,19 +220,18 @@ impl Fdb {
         }
     }
 
-    /// Puts `mac` in `vlan` behind `port` until [`remove`](Self::remove)d: it does not age, and
-    /// learning does not move it. Replaces what was known; takes a learned entry's place if it
-    /// must.
+    /// Adds a static entry for `mac` in `vlan` at `port`: it does not age, and learning does not
+    /// move it. Replaces an earlier entry of `mac`; evicts a learned entry if necessary.
     ///
     /// # Errors
-    /// [`NoPlace`]: only static entries are where it could be; nothing changed.
+    /// [`TableFull`]: both sets of `mac` are full of static entries; nothing changed.
     pub fn add_static(
         &self,
         mac: [u8; 6],
         vlan: u16,
         port: PortId,
         now_s: u32,
-    ) -> Result<(), NoPlace> {
+    ) -> Result<(), TableFull> {
         let key = pack_key(mac, vlan);
         let mut writer = self.lock();
         let value = Value::new(port, now_s).with_static();
@@ -246,12 +243,12 @@ impl Fdb {
             let learned = |(_, value): &(At, Value)| !value.is_static();
             self.places(key).filter(learned).min_by_key(|(_, value)| value.seen_s())
         });
-        let (at, _) = place.ok_or(NoPlace)?;
+        let (at, _) = place.ok_or(TableFull)?;
         self.replace(&mut writer, at, key, value);
         Ok(())
     }
 
-    /// Forgets `mac` in `vlan`, static or learned. Returns whether it was there.
+    /// Removes `mac` in `vlan`, static or learned. Returns whether it existed.
     pub fn remove(&self, mac: [u8; 6], vlan: u16) -> bool {
         let mut writer = self.lock();
         let found = self.find(pack_key(mac, vlan));
@@ -261,42 +258,42 @@ impl Fdb {
         found.is_some()
     }
 
-    /// Forgets everything behind `port`, static entries too: the port is gone. Returns how many.
-    /// Frames of that port that other workers still handle may be learned from afterwards: stop
+    /// Removes all entries of `port`, static ones too, when the port is removed. Returns their
+    /// number. Frames of that port that other workers still handle may be learned afterwards: stop
     /// its ingress first.
     pub fn flush_port(&self, port: PortId) -> usize {
         self.sweep(|value| value.port() == port)
     }
 
-    /// Forgets what was learned from `port`, as when its link goes down. Returns how many.
+    /// Removes the learned entries of `port`, as when its link goes down. Returns their number.
     pub fn flush_learned(&self, port: PortId) -> usize {
         self.sweep(|value| value.port() == port && !value.is_static())
     }
 
-    /// Forgets addresses that were silent for too long. Returns how many. To be called about once
-    /// a second; [`lookup`](Self::lookup) does not find such addresses anyway, but until then they
-    /// take up space and count towards their port's limit.
+    /// Removes expired addresses. Returns their number. Call it about once a second;
+    /// [`lookup`](Self::lookup) ignores expired addresses in any case, but until removed they take
+    /// up space and count towards their port's limit.
     pub fn age(&self, now_s: u32) -> usize {
         self.sweep(|value| self.is_expired(value, now_s))
     }
 
-    /// Changes the seconds after which a silent address is forgotten; 0 for never.
+    /// Sets the seconds after which an idle address is removed; 0 for never.
     pub fn set_ageing(&self, ageing_s: u32) {
         self.ageing_s.store(ageing_s, Ordering::Relaxed);
     }
 
-    /// How many addresses were learned from `port` and are in the table.
+    /// Number of learned addresses of `port` in the table.
     #[inline]
     pub fn learned_from(&self, port: PortId) -> u32 {
         self.learned[usize::from(port.0)].load(Ordering::Relaxed)
     }
 
-    /// Entries there is space for.
+    /// Capacity in entries.
     pub fn capacity(&self) -> usize {
         self.sets.len() * WAYS
     }
 
-    /// Everything known at `now_s`, in no order. Allocates.
+    /// All entries at `now_s`, in no order. Allocates.
     pub fn entries(&self, now_s: u32) -> Vec<Entry> {
         let all = self.all_places().filter_map(|at| {
             let key = self.sets[at.set].keys.0[at.way].load(Ordering::Acquire);
@@ -313,7 +310,7 @@ impl Fdb {
     }
 }
 
-/// Finding: by readers without the lock, and by its holder.
+/// Lookup, by readers without the lock and by its holder.
 impl Fdb {
     #[inline]
     fn find(&self, key: u64) -> Option<(At, Value)> {
@@ -324,7 +321,7 @@ impl Fdb {
     #[inline]
     fn find_in(&self, set: usize, key: u64) -> Option<(At, Value)> {
         let mut hits = 0_u32;
-        // All eight, without a branch each: where the key lies is not predictable.
+        // All eight, without a branch for each: the position of the key is not predictable.
         for (way, word) in self.sets[set].keys.0.iter().enumerate() {
             hits |= u32::from(word.load(Ordering::Relaxed) == key) << way;
         }
@@ -335,23 +332,23 @@ impl Fdb {
         Some((at, self.read(at, key)?))
     }
 
-    /// The value at `at` if it belongs to `key`: the reader's side of the protocol in the module's
-    /// documentation.
+    /// Reads the value at `at` if it belongs to `key`: the reader's side of the protocol in the
+    /// module's documentation.
     #[inline]
     fn read(&self, at: At, key: u64) -> Option<Value> {
         let set = &self.sets[at.set];
         // Pairs with the release store in `fill`: a valid value comes with its key.
         let before = Value(set.values.0[at.way].load(Ordering::Acquire));
         let same_key = set.keys.0[at.way].load(Ordering::Relaxed) == key;
-        // Pairs with the fence in `fill`: if that load saw a later key, the next load sees that
-        // the value it had before is gone.
+        // Pairs with the fence in `fill`: if that load saw a later key, the next load sees that the
+        // earlier value was vacated.
         fence(Ordering::Acquire);
         let after = Value(set.values.0[at.way].load(Ordering::Relaxed));
         let same_entry = before.generation() == after.generation();
         (same_key && same_entry && before.is_valid() && after.is_valid()).then_some(after)
     }
 
-    /// The two sets where `key` may be; the same twice in a table of one set.
+    /// The two sets of `key`; the same twice in a table of one set.
     #[inline]
     fn sets_of(&self, key: u64) -> [usize; 2] {
         let once = fold_mul(key ^ self.key[0], self.key[1] | 1);
@@ -365,7 +362,7 @@ impl Fdb {
     #[inline]
     fn is_expired(&self, value: Value, now_s: u32) -> bool {
         let ageing_s = self.ageing_s.load(Ordering::Relaxed);
-        // Workers' ideas of now differ a little: what was seen in the future is fresh.
+        // Workers' clocks differ a little: an entry seen in the future is fresh.
         let age_s = now_s.saturating_sub(value.seen_s());
         ageing_s != 0 && age_s > ageing_s && !value.is_static()
     }
@@ -376,7 +373,7 @@ impl Fdb {
             return Learned::Static;
         }
         if value.seen_s() < now_s {
-            // If another worker, or the lock's holder, changed the value meanwhile, theirs stands.
+            // If another worker, or the lock's holder, changed the value first, that one is kept.
             let word = &self.sets[at.set].values.0[at.way];
             let seen = value.with_seen(now_s).0;
             let _ = word.compare_exchange(value.0, seen, Ordering::Relaxed, Ordering::Relaxed);
@@ -388,7 +385,7 @@ impl Fdb {
         Value(self.sets[at.set].values.0[at.way].load(Ordering::Relaxed))
     }
 
-    /// All places `key` may have, with what is there.
+    /// All places of `key`, with their values.
     fn places(&self, key: u64) -> impl Iterator<Item = (At, Value)> + '_ {
         let [first, second] = self.sets_of(key);
         let sets = [first, second].into_iter().take(if first == second { 1 } else { 2 });
@@ -405,15 +402,15 @@ impl Fdb {
     }
 }
 
-/// Changing: under the lock.
+/// Changes, under the lock.
 impl Fdb {
     fn lock(&self) -> MutexGuard<'_, Writer> {
-        // A panic under the lock is impossible by construction; the words are atomic anyway.
+        // No code under the lock panics, and the words are atomic.
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The slow part of [`learn`](Self::learn). Everything is looked at again: another worker may
-    /// have been first.
+    /// The slow path of [`learn`](Self::learn). Re-checks everything: another worker may have been
+    /// first.
     #[cold]
     fn learn_locked(&self, key: u64, port: PortId, now_s: u32) -> Learned {
         let mut writer = self.lock();
@@ -429,7 +426,7 @@ impl Fdb {
         }
         if let Some((at, value)) = found {
             self.put_value(&mut writer, at, value, new);
-            // An address that has expired is nowhere; it did not move.
+            // An expired address has no port; it did not move.
             let expired = self.is_expired(value, now_s);
             return if expired { Learned::New } else { Learned::Moved { from: value.port() } };
         }
@@ -440,9 +437,9 @@ impl Fdb {
         Learned::New
     }
 
-    /// A vacant place; else the oldest expired entry's; else the oldest among those that belong to
-    /// a port with more than its fair share of the table: of any such port if `port` itself has
-    /// less than that, of its own if it has more.
+    /// Selects a vacant place; else the oldest expired entry; else the oldest entry of a port with
+    /// more than its fair share of the table: of any such port if `port` has less than that, of
+    /// `port` itself if it has more.
     fn place_for(&self, writer: &Writer, key: u64, port: PortId, now_s: u32) -> Option<At> {
         if let Some((at, _)) = self.vacant(key) {
             return Some(at);
@@ -462,15 +459,14 @@ impl Fdb {
         oldest(&|value| self.is_expired(value, now_s)).or_else(|| oldest(&too_many))
     }
 
-    /// Gives the place to another address, counting both.
+    /// Replaces the entry by another address, and counts both.
     fn replace(&self, writer: &mut Writer, at: At, key: u64, value: Value) {
         self.vacate(writer, at);
         self.fill(at, key, value);
         self.count(writer, value, true);
     }
 
-    /// Step 1 of the protocol in the module's documentation: readers of what was here find that it
-    /// is gone.
+    /// Step 1 of the protocol in the module's documentation: invalidates the entry for its readers.
     fn vacate(&self, writer: &mut Writer, at: At) {
         let old = self.value(at);
         let set = &self.sets[at.set];
@@ -478,12 +474,12 @@ impl Fdb {
         if old.is_valid() {
             self.count(writer, old, false);
         }
-        // Pairs with the fence in `read`: whoever sees the key change also sees the value gone.
+        // Pairs with the fence in `read`: a reader that sees the key change sees the value vacated.
         fence(Ordering::Release);
         set.keys.0[at.way].store(0, Ordering::Relaxed);
     }
 
-    /// Steps 2 and 3.
+    /// Steps 2 and 3 of the protocol.
     fn fill(&self, at: At, key: u64, value: Value) {
         let generation = self.value(at);
         let set = &self.sets[at.set];
@@ -495,7 +491,7 @@ impl Fdb {
         set.values.0[at.way].store(value.0, Ordering::Release);
     }
 
-    /// Changes port or kind of an entry that keeps its address: one word, hence no protocol.
+    /// Changes port or kind of an entry that keeps its address: one word, so no protocol is needed.
     fn put_value(&self, writer: &mut Writer, at: At, old: Value, new: Value) {
         let new = new.with_generation_of(old);
         self.sets[at.set].values.0[at.way].store(new.0, Ordering::Release);
@@ -503,7 +499,7 @@ impl Fdb {
         self.count(writer, new, true);
     }
 
-    /// Keeps the counts of learned addresses.
+    /// Updates the counts of learned addresses.
     fn count(&self, writer: &mut Writer, value: Value, added: bool) {
         if value.is_static() {
             return;
@@ -520,8 +516,8 @@ impl Fdb {
         }
     }
 
-    /// Vacates all entries that are `gone`. Looks without the lock and takes it per entry, so that
-    /// no worker that learns waits for the whole table.
+    /// Vacates all entries that are `gone`. Reads without the lock and takes it per entry, so that
+    /// learning workers do not wait for the whole table.
     fn sweep(&self, gone: impl Fn(Value) -> bool) -> usize {
         let gone = |at| {
             let value = self.value(at);
@@ -539,14 +535,14 @@ impl Fdb {
     }
 }
 
-/// Where an entry is.
+/// Position of an entry.
 #[derive(Clone, Copy)]
 struct At {
     set: usize,
     way: usize,
 }
 
-/// A value word; its layout is drawn in the module's documentation.
+/// Value word; its layout is in the module's documentation.
 #[derive(Clone, Copy)]
 struct Value(u64);
 
@@ -598,16 +594,16 @@ impl Value {
         Self(self.0 & !Self::GENERATION | other.generation())
     }
 
-    /// Not valid, and of the next generation, which wraps.
+    /// The invalid value of the next generation, which wraps.
     fn next_generation(self) -> Self {
         Self(self.0.wrapping_add(Self::GENERATION_ONE) & Self::GENERATION)
     }
 }
 
-/// A key word; its layout is drawn in the module's documentation. Never zero.
+/// Packs a key word; its layout is in the module's documentation. Never zero.
 #[inline]
 fn pack_key(mac: [u8; 6], vlan: u16) -> u64 {
-    // Low bytes first: two loads, where the other order would be put together byte by byte.
+    // Low bytes first: compiles to two loads; the other order would need single bytes.
     let [a, b, c, d, e, f] = mac;
     let low = u64::from(u32::from_le_bytes([a, b, c, d]));
     let high = u64::from(u16::from_le_bytes([e, f]));

@@ -1,9 +1,8 @@
-//! What a frame's private head says of where it comes from, where it goes and what flow it is in.
+//! Addresses, VLAN and flow of a frame, from its private head.
 //!
 //! Everything here reads the private copy of the first [`HEAD_LEN`](crate::frame::HEAD_LEN) bytes,
-//! never guest memory, and copes with any bytes and any length: a head that ends early is hashed
-//! by what there is of it. What it does not do: it verifies nothing, neither lengths beyond the
-//! head nor checksums.
+//! never guest memory, and accepts any bytes and any length: a short head is hashed as far as it
+//! goes. Lengths beyond the head and checksums are not verified.
 
 /// EtherType of an 802.1Q tag.
 pub const ETHERTYPE_VLAN: u16 = 0x8100;
@@ -19,9 +18,9 @@ pub(crate) const PROTO_TCP: u8 = 6;
 /// IP protocol number of UDP.
 pub(crate) const PROTO_UDP: u8 = 17;
 
-/// Most VLAN tags looked behind.
+/// Most VLAN tags skipped.
 const TAGS_MAX: usize = 2;
-/// Most IPv6 extension headers looked behind.
+/// Most IPv6 extension headers skipped.
 const EXTENSIONS_MAX: usize = 8;
 
 /// Destination MAC; `None` if the head is shorter than that.
@@ -59,15 +58,15 @@ pub fn is_link_local(mac: [u8; 6]) -> bool {
     mac[..5] == [0x01, 0x80, 0xc2, 0, 0] && mac[5] < 16
 }
 
-/// Hash of the frame's flow, the same in both directions, to pick a queue with.
+/// Hash of the frame's flow, the same in both directions, to select a queue.
 ///
 /// IPv4 and IPv6: addresses and protocol, and ports for protocols that begin with them (TCP, UDP,
 /// DCCP, SCTP, UDP-Lite). Fragments: addresses only, as all but the first lack ports. Anything
-/// else: MACs and EtherType. VLAN tags do not count. All frames of a flow have the same hash, so a
-/// flow stays in one queue and is never reordered; the one exception is a flow of which some
-/// datagrams are fragmented and some are not, whose two kinds may part.
+/// else: MACs and EtherType. VLAN tags are ignored. All frames of a flow have the same hash, so a
+/// flow stays in one queue and is never reordered; the one exception is a flow with both fragmented
+/// and whole datagrams, which may use two queues.
 ///
-/// `key` keeps guests from choosing who they collide with.
+/// `key` prevents guests from choosing collisions.
 pub fn flow_hash(head: &[u8], key: u64) -> u32 {
     let keys = [
         key ^ 0x9e37_79b9_7f4a_7c15,
@@ -75,15 +74,14 @@ pub fn flow_hash(head: &[u8], key: u64) -> u32 {
         key.rotate_left(41) ^ 0x8ebc_6af0_9c88_c6e3,
     ];
     let (from, to, common) = endpoints(head);
-    // A sum does not tell the two directions apart, and unlike XOR does not vanish when both ends
-    // are equal.
+    // A sum is the same for both directions, and unlike XOR not 0 when both ends are equal.
     let both = from.hash(keys).wrapping_add(to.hash(keys));
     let hash = fold_mul(both ^ common, keys[2]);
     (hash >> 32) as u32 ^ hash as u32
 }
 
-/// Where the checksum of a TCP or UDP frame is, as a partial checksum says it: from where on it is
-/// computed, and how far from there it is put. `None` for anything else, fragments included.
+/// `csum_start` and `csum_offset` of a TCP or UDP frame, as for a partial checksum. `None` for
+/// anything else, fragments included.
 pub fn csum_place(head: &[u8]) -> Option<(u16, u16)> {
     let (at, offset) = match transport(head, &network(head)?) {
         Transport::At { proto: PROTO_TCP, at } => (at, 16),
@@ -91,6 +89,18 @@ pub fn csum_place(head: &[u8]) -> Option<(u16, u16)> {
         _ => return None,
     };
     Some((u16::try_from(at).ok()?, offset))
+}
+
+/// A reverse ARP request, 60 bytes: it shows a network where `mac` is now (RFC 903).
+pub fn rarp(mac: [u8; 6]) -> [u8; 60] {
+    let mut frame = [0_u8; 60];
+    frame[..6].fill(0xff);
+    frame[6..12].copy_from_slice(&mac);
+    // EtherType RARP; Ethernet, IPv4, lengths 6 and 4, operation 3: request reverse.
+    frame[12..22].copy_from_slice(&[0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
+    frame[22..28].copy_from_slice(&mac);
+    frame[32..38].copy_from_slice(&mac);
+    frame
 }
 
 /// One end of a flow.
@@ -108,7 +118,7 @@ impl End {
     }
 }
 
-/// Both ends of the frame's flow, and what they have in common.
+/// Both ends of the frame's flow, and their common part.
 fn endpoints(head: &[u8]) -> (End, End, u64) {
     let Some(net) = network(head) else {
         return mac_endpoints(head, 0);
@@ -154,15 +164,15 @@ fn mac_endpoints(head: &[u8], ethertype: u16) -> (End, End, u64) {
     (end(src_mac(head)), end(dst_mac(head)), u64::from(ethertype))
 }
 
-/// What lies behind the MACs and tags.
+/// Network header, after the MACs and tags.
 pub(crate) struct Network {
-    /// EtherType behind the tags.
+    /// EtherType after the tags.
     pub ethertype: u16,
-    /// Where the network header starts.
+    /// Offset of the network header.
     pub at: usize,
 }
 
-/// Looks behind at most two VLAN tags.
+/// Finds the network header after at most two VLAN tags.
 #[inline]
 pub(crate) fn network(head: &[u8]) -> Option<Network> {
     let mut at = 12;
@@ -175,18 +185,18 @@ pub(crate) fn network(head: &[u8]) -> Option<Network> {
     Some(Network { ethertype: be16(head, at)?, at: at + 2 })
 }
 
-/// What lies behind the IP header.
+/// Transport header, after the IP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
-    /// A header of this protocol, at this offset; perhaps beyond the end of the head.
+    /// A header of this protocol, at this offset; possibly beyond the end of the head.
     At { proto: u8, at: usize },
-    /// Part of a datagram.
+    /// A fragment of a datagram.
     Fragment,
-    /// Not IP, or malformed, or the head ends before it is known.
+    /// Not IP, or malformed, or the head is too short.
     Unknown,
 }
 
-/// Looks behind the IPv4 options or a bounded number of IPv6 extension headers.
+/// Finds the transport header after IPv4 options or a bounded number of IPv6 extension headers.
 pub(crate) fn transport(head: &[u8], net: &Network) -> Transport {
     let found = match net.ethertype {
         ETHERTYPE_IPV4 => transport_v4(head, net.at),
@@ -245,8 +255,7 @@ fn be64(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// The two halves of a product, folded: every bit of either factor reaches the middle of the
-/// result.
+/// Folds the two halves of a product: every bit of either factor affects the middle of the result.
 #[inline]
 pub(crate) fn fold_mul(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);

@@ -1,8 +1,8 @@
-//! From one ingress burst to the egress queues: the learning switch, and the cross-connect.
+//! Forwarding of an ingress burst to egress queues: the learning switch and the cross-connect.
 //!
-//! The frames of a burst are first grouped by egress queue, then each queue is locked once and
-//! given its group; a port's frames keep their order. What does not fit is held for its
-//! destination, within bounds, or dropped with a cause ([`hold`](crate::hold)).
+//! The frames of a burst are first grouped by egress queue, then each queue is locked once for its
+//! group; a port's frames keep their order. Frames that do not fit are held for their destination,
+//! within bounds, or dropped with a cause ([`hold`](crate::hold)).
 
 mod bounds;
 mod direct;
@@ -33,43 +33,43 @@ use crate::steering::Steering;
 use crate::tuning::Tuning;
 use crate::vnet::{GSO_NONE, Offloads, VnetHdr};
 
-/// Addresses and type: the least that is a frame.
+/// Shortest frame: addresses and type.
 const ETHERNET_LEN: u32 = 14;
 
-/// How frames find their destination.
+/// Forwarding mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Learning Ethernet switch.
     Switch,
-    /// Ports 0 and 1, 2 and 3, ... are wired together; nothing is looked up.
+    /// Ports 0 and 1, 2 and 3, ... are connected; no lookup.
     Cross,
 }
 
 /// A destination: the egress side of a port.
 pub struct Port {
-    /// Its place in the table.
+    /// Its index in the table.
     pub id: PortId,
-    /// Its name, as the operator gave it.
+    /// Its name, given by the operator.
     pub name: String,
     /// Its egress queues.
     pub egress: Vec<EgressQueue>,
-    /// How many of them the peer has enabled, from the first on; 0: the port is down.
+    /// Number of queues that the peer has enabled, from the first on; 0: the port is down.
     active: AtomicU16,
-    /// Which queue each flow takes.
+    /// Queue of each flow.
     steering: Steering,
-    /// Copies of its frames, both directions.
+    /// Capture of its frames, both directions.
     pub mirror: Mirror,
-    /// What its peer makes us spend.
+    /// Account of its peer.
     pub account: Arc<Account>,
-    /// Names its peer's connection; see [`Port::epoch`].
+    /// Identifies its peer's connection; see [`Port::epoch`].
     epoch: AtomicU64,
 }
 
-/// Epochs given so far.
+/// Number of epochs assigned so far.
 static EPOCHS: AtomicU64 = AtomicU64::new(0);
 
 impl Port {
-    /// A port that is down.
+    /// Creates a port that is down.
     pub fn new(id: PortId, name: String, egress: Vec<EgressQueue>) -> Self {
         let (steering, active) = (Steering::new(egress.len()), AtomicU16::new(0));
         let port = Self {
@@ -85,18 +85,18 @@ impl Port {
         port.charged_to(Arc::default())
     }
 
-    /// Names the connection of its peer among those of all ports: a report about an earlier one,
-    /// or about another port that had its id, carries another epoch.
+    /// Identifies the connection of its peer among those of all ports: a report about an earlier
+    /// one, or about another port that had its id, carries another epoch.
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Its peer's connection ended: what is reported about it from now on is late.
+    /// Ends the epoch with the peer's connection: later reports about it are stale.
     pub fn end_epoch(&self) {
         self.epoch.store(EPOCHS.fetch_add(1, Ordering::Relaxed), Ordering::Release);
     }
 
-    /// The same, charged to `account` in place of one of its own with the default limits.
+    /// Replaces its account, which has the default limits, by `account`.
     #[must_use]
     pub fn charged_to(mut self, account: Arc<Account>) -> Self {
         for queue in &mut self.egress {
@@ -105,24 +105,25 @@ impl Port {
         Self { account, ..self }
     }
 
-    /// Tells how many egress queues the peer has enabled.
+    /// Sets the number of egress queues that the peer has enabled.
     pub fn set_active(&self, queues: u16) {
         assert!(usize::from(queues) <= self.egress.len());
-        self.egress.iter().for_each(EgressQueue::forget_full);
+        self.egress.iter().for_each(EgressQueue::reset_full);
         self.active.store(queues, Ordering::Release);
         self.egress[usize::from(queues)..].iter().for_each(EgressQueue::drop_held);
     }
 
-    /// How many egress queues are enabled.
+    /// Number of enabled egress queues.
     pub fn active(&self) -> u16 {
         self.active.load(Ordering::Acquire)
     }
 }
 
-/// All ports, by id. A change makes a new table.
+/// All ports, by id. A change creates a new table.
 pub type Table = Vec<Option<Arc<Port>>>;
 
-/// Where a burst comes from.
+/// Origin of a burst: an ingress queue.
+#[derive(Clone, Debug)]
 pub struct Source {
     /// The port.
     pub port: PortId,
@@ -130,14 +131,14 @@ pub struct Source {
     pub queue: u16,
     /// The queue's counters.
     pub stats: Arc<IngressStats>,
-    /// Its settings.
+    /// The queue's settings.
     pub tuning: Arc<Tuning>,
-    /// What it waits for.
+    /// Destinations it waits for.
     pub backpressure: Backpressure,
 }
 
 impl Source {
-    /// A queue that waits for nothing.
+    /// Creates the origin for a queue that waits for no destination.
     pub fn new(port: PortId, queue: u16, stats: Arc<IngressStats>, tuning: Arc<Tuning>) -> Self {
         Self { port, queue, stats, tuning, backpressure: Backpressure::default() }
     }
@@ -169,7 +170,7 @@ impl Group {
     }
 }
 
-/// A frame's flow, which is hashed once, and only where a port has several queues.
+/// A frame's flow, hashed at most once, and only for ports with several queues.
 struct Flow<'h> {
     /// The private head of the frame.
     head: &'h [u8],
@@ -187,7 +188,7 @@ impl Flow<'_> {
 /// One worker's forwarding state.
 pub struct Forwarder {
     mode: Mode,
-    /// Which bit of [`EgressQueue::waiters`] is ours.
+    /// This worker's bit in [`EgressQueue::waiters`].
     worker: u8,
     fdb: Arc<Fdb>,
     table: Arc<Table>,
@@ -196,36 +197,35 @@ pub struct Forwarder {
     groups_used: usize,
     /// Bursts so far.
     bursts: u64,
-    /// For each port, the burst in which it last had a group, and which.
+    /// For each port, the burst of its last group, and the group's index.
     group_of: Vec<(u64, usize)>,
-    /// How each port's peer wants frames spread, as of the last that it was given.
+    /// How each port's peer wants frames spread, as of its last frames.
     steer: Vec<Option<Arc<dyn Steer>>>,
     scratch: offload::Scratch,
-    /// What the burst costs so far.
+    /// Cost of the burst so far.
     made: bounds::Made,
-    /// Full destinations that are to be tried again; whether each was asked to notify since it last
-    /// was.
+    /// Full destinations to retry, each with whether it was armed since the last retry.
     blocked: BTreeMap<(PortId, u16), bool>,
-    /// Workers (one bit each) that wait for a destination that took some of our frames since: it
-    /// may have room for theirs, and notifies nobody once it is asked not to.
+    /// Workers (one bit each) to wake: they wait for a destination that took some of our frames, so
+    /// it may have room for theirs; while disarmed, it sends no kick.
     pub woken: u64,
-    /// Queues whose peers are to be notified later, and when, in ns; the earliest is not first.
+    /// Queues with a delayed notification, and its time in ns; unordered.
     late: Vec<(u64, PortId, u16)>,
-    /// The soonest of them.
+    /// The earliest of these times.
     late_ns: u64,
-    /// Ports whose peers broke their protocol, to be stopped by the worker's owner, and in which
-    /// [epoch](Port::epoch): that of the moment, however late it is reported.
+    /// Ports whose peers broke the protocol, to be stopped by the worker's owner, each with the
+    /// [epoch](Port::epoch) at the time of the fault.
     pub faults: Vec<(PortId, u64, Fault)>,
-    /// Egress queues that [starve](EgressQueue::starved_ns) from now on, or (false) no more.
+    /// Egress queues that became [starved](EgressQueue::starved_ns), or (false) recovered.
     pub starved: Vec<(PortId, u16, bool)>,
-    /// When the table was last swept.
+    /// Time of the table's last sweep.
     aged_s: u32,
     last_learned: Option<([u8; 6], u16, PortId, u32)>,
     last_found: Option<([u8; 6], u16, u32, Option<PortId>)>,
 }
 
 impl Forwarder {
-    /// A forwarder for worker number `worker` (below 64).
+    /// Creates a forwarder for worker `worker` (below 64).
     pub fn new(mode: Mode, worker: u8, fdb: Arc<Fdb>, table: Arc<Table>, flow_key: u64) -> Self {
         assert!(worker < 64);
         let group_of = vec![(0, 0); table.len()];
@@ -254,7 +254,7 @@ impl Forwarder {
         }
     }
 
-    /// The port of this id, in the table in use.
+    /// The port with this id, in the current table.
     pub fn port(&self, id: PortId) -> Option<&Arc<Port>> {
         self.table.get(usize::from(id.0))?.as_ref()
     }
@@ -280,7 +280,7 @@ impl Forwarder {
         if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref)
             && port.mirror.is_on()
         {
-            // Those that are left come again.
+            // Frames left are shown again.
             let new = 0..burst.frames.len() - burst.left();
             burst.fetch(new.clone());
             port.mirror.copy(burst, new, true, now_ns);
@@ -321,8 +321,8 @@ impl Forwarder {
         if let Some(i) = left {
             burst.leave(i);
         }
-        // Nothing is looked at, so nothing is copied to look at, but for frames that may have to
-        // be worked on; a frame's header is then decided on and delivered from the same copy.
+        // Nothing is parsed, so no head is copied, except of frames that may need offloads in
+        // software; such a frame's header is then checked in and delivered from the same copy.
         if !plain {
             burst.snapshot();
         }
@@ -333,8 +333,8 @@ impl Forwarder {
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
         let sender = sender.filter(|port| port.active() > 1).cloned();
         let mut left = None;
-        // The group of the frame before, if all frames for its port are in it.
-        let mut last: Option<(PortId, usize)> = None;
+        // Destination of the previous frame; its group, if all frames for that port are in it.
+        let mut last: Option<(PortId, Option<usize>)> = None;
         for i in 0..burst.frames.len() {
             if burst.is_out(i) {
                 continue;
@@ -363,11 +363,13 @@ impl Forwarder {
                         break;
                     }
                     let at = match last {
-                        Some((port, at)) if port == to => at,
+                        Some((port, Some(at))) if port == to => at,
                         _ => {
                             let queue = self.queue_of(to, &mut flow);
                             let at = self.group_for(to, queue);
-                            last = self.has_one_queue(to).then_some((to, at));
+                            if last.is_none_or(|(port, _)| port != to) {
+                                last = Some((to, self.has_one_queue(to).then_some(at)));
+                            }
                             at
                         }
                     };
@@ -396,8 +398,8 @@ impl Forwarder {
         if !matches!(learned, Learned::Known) {
             self.last_found = None;
         }
-        // Silent addresses are swept out when their place is wanted, at most once a second: no
-        // timer runs on an idle switch.
+        // Expired addresses are swept when their place is needed, at most once a second: no timer
+        // runs on an idle switch.
         if matches!(learned, Learned::LimitReached | Learned::TableFull) && self.aged_s != now_s {
             self.aged_s = now_s;
             self.fdb.age(now_s);
@@ -406,8 +408,8 @@ impl Forwarder {
 
     #[inline]
     fn find(&mut self, dst: [u8; 6], vlan: u16, now_s: u32) -> Option<PortId> {
-        // A memo for one burst's worth of the same flow; it lives at most a second, and a move
-        // seen by another worker within that second only delays what flooding would do.
+        // A cache for a run of frames to the same address; valid for at most a second, so a move
+        // seen by another worker is noticed within a second.
         match self.last_found {
             Some((mac, tag, when, Some(port))) if (mac, tag, when) == (dst, vlan, now_s) => {
                 Some(port)
@@ -422,8 +424,8 @@ impl Forwarder {
         }
     }
 
-    /// The egress queue of `to` for a flow: it stays on one queue, that on which the peer sends it,
-    /// or else the one of its hash.
+    /// The egress queue of `to` for a flow: the queue on which the peer sends that flow, otherwise
+    /// that of its hash.
     #[inline]
     fn queue_of(&self, to: PortId, flow: &mut Flow<'_>) -> u16 {
         let Some(Some(port)) = self.table.get(usize::from(to.0)) else { return 0 };
@@ -439,9 +441,9 @@ impl Forwarder {
         }
     }
 
-    /// Remembers how a port's peer wants frames spread, so that none need be asked per frame. What
-    /// it says reaches us with the next frames; until then they go as before.
-    fn learn_steer(&mut self, port: PortId, steer: Option<Arc<dyn Steer>>) {
+    /// Stores how a port's peer wants frames spread, so that no query per frame is needed. A change
+    /// takes effect after the peer's next group of frames.
+    fn set_steer(&mut self, port: PortId, steer: Option<Arc<dyn Steer>>) {
         let at = usize::from(port.0);
         if steer.is_none() && self.steer.len() <= at {
             return;
@@ -450,7 +452,7 @@ impl Forwarder {
         self.steer[at] = steer;
     }
 
-    /// Puts frame `i` into a group for each port but its own; false: it is to be left.
+    /// Adds frame `i` to a group of each other port; false: it must be left.
     #[cold]
     #[inline(never)]
     fn flood(&mut self, from: &Source, (i, frame): (usize, &Frame), flow: &mut Flow<'_>) -> bool {
@@ -475,12 +477,12 @@ impl Forwarder {
         port.is_some_and(|port| port.active() <= 1)
     }
 
-    /// The index of the group for a queue, which is made if there is none yet.
+    /// Index of the group for a queue, created if necessary.
     #[inline]
     fn group_for(&mut self, port: PortId, queue: u16) -> usize {
         let used = &self.groups[..self.groups_used];
         let is_it = |g: &Group| g.port == port && g.queue == queue;
-        // The last group first: most frames of a burst go where the one before went.
+        // The last group first: most frames have the destination of the previous one.
         let at = if used.last().is_some_and(is_it) {
             Some(used.len() - 1)
         } else {
@@ -507,7 +509,7 @@ impl Forwarder {
         })
     }
 
-    /// Gives a group to its queue, under one lock.
+    /// Delivers a group to its queue, under one lock.
     fn deliver(&mut self, from: &Source, group: &mut Group, burst: &mut Burst<'_>, now_ns: u64) {
         let table = Arc::clone(&self.table);
         let Some(port) = table.get(usize::from(group.port.0)).and_then(Option::as_ref) else {
@@ -526,7 +528,7 @@ impl Forwarder {
         if group.floods.count_ones() < group.picks.len() as u32 {
             from.backpressure.sends_to((group.port, group.queue), now_ns);
         }
-        // Behind those that wait.
+        // After the held frames.
         let is_free =
             !egress.is_holding() || self.send_held(port, group.queue, &mut *queue, now_ns);
         let (mut done, fault) = if is_free {
@@ -536,13 +538,13 @@ impl Forwarder {
         };
         queue.flush();
         if port.active() > 1 {
-            self.learn_steer(port.id, queue.steer());
+            self.set_steer(port.id, queue.steer());
         }
         let full = done < group.picks.len();
         if done > 0
             && let Some(at) = egress.notify(&mut *queue, done, full, now_ns)
         {
-            self.put_off(at, group.port, group.queue);
+            self.schedule_notify(at, group.port, group.queue);
         }
         if let Some(fault) = fault {
             self.faults.push((group.port, port.epoch(), fault));
@@ -557,12 +559,12 @@ impl Forwarder {
             port.mirror.copy(burst, picks, false, now_ns);
         }
         if done > 0 {
-            self.took((group.port, group.queue), egress);
+            self.record_progress((group.port, group.queue), egress);
         }
     }
 
-    /// Puts `picks` in order; frames the peer cannot take as they are go through software. Returns
-    /// how many were dealt with, and the fault that ended it.
+    /// Puts `picks` in order; frames with offloads that the peer lacks go through software. Returns
+    /// the number handled, and the fault that ended it.
     fn put(
         &mut self,
         queue: &mut dyn Egress,
@@ -597,7 +599,7 @@ impl Forwarder {
         (done, None)
     }
 
-    /// Segments or checksums one frame for a peer that cannot. False: it does not fit now.
+    /// Segments or checksums one frame in software. False: it does not fit now.
     fn put_in_software(
         &mut self,
         queue: &mut dyn Egress,
@@ -614,8 +616,8 @@ impl Forwarder {
             from.drops_bad_gso(pick);
             return Ok(true);
         };
-        // All segments or none: a frame cut in the middle would be sent again as a whole. A peer
-        // that can never have room for all of them says so, and gets what fits.
+        // All segments or none: a frame delivered in part would be sent again as a whole. A peer
+        // that can never have room for all of them gets those that fit.
         if queue.room(plan.len_max, plan.frames)? < plan.frames {
             egress.stats.full.add(1);
             return Ok(false);
@@ -647,19 +649,20 @@ impl Forwarder {
         Ok(true)
     }
 
-    /// Remembers to notify a queue's peer.
-    fn put_off(&mut self, at: u64, port: PortId, queue: u16) {
+    /// Schedules a delayed notification of a queue's peer.
+    fn schedule_notify(&mut self, at: u64, port: PortId, queue: u16) {
         self.late.push((at, port, queue));
         self.late_ns = self.late_ns.min(at);
     }
 
-    /// When [`notify_late`](Self::notify_late) is to be called next, in ns.
+    /// Time of the next call of [`notify_late`](Self::notify_late), in ns.
     pub fn late(&self) -> Option<u64> {
         (!self.late.is_empty()).then_some(self.late_ns)
     }
 
-    /// At the end of a round: notifies the peers whose time has come (`u64::MAX`: all of them). If
-    /// the worker `rests` (found nothing, or goes to sleep), those that wait only for more as well.
+    /// Sends delayed notifications, at the end of a round: those whose time has come (`u64::MAX`:
+    /// all). If the worker `rests` (found nothing, or goes to sleep), also those that only gather
+    /// more frames.
     pub fn notify_late(&mut self, now_ns: u64, rests: bool) {
         if self.late.is_empty() || !rests && self.late_ns > now_ns {
             return;
@@ -669,7 +672,7 @@ impl Forwarder {
         self.late.retain_mut(|(at, port, queue)| {
             let port = table.get(usize::from(port.0)).and_then(Option::as_ref);
             let egress = port.and_then(|port| port.egress.get(usize::from(*queue)));
-            let Some(again) = egress.and_then(|e| e.tell_late(*at, rests, now_ns)) else {
+            let Some(again) = egress.and_then(|e| e.notify_if_due(*at, rests, now_ns)) else {
                 return false;
             };
             *at = again;
@@ -680,8 +683,8 @@ impl Forwarder {
     }
 }
 
-/// Copies to private memory what the destination cannot use where it is: everything, unless it
-/// takes the frames as they are; else what must be worked on. What cannot be read is dropped.
+/// Copies granted frames to private memory: all if the destination does not accept grants,
+/// otherwise those that need offloads in software. Unreadable frames are dropped.
 #[cold]
 fn fetch(burst: &mut Burst<'_>, group: &mut Group, takes: &Offloads, as_it_is: bool) {
     let needs_work = |burst: &Burst<'_>, i: usize| {

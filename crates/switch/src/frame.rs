@@ -1,4 +1,4 @@
-//! Bursts of frames on their way through the switch.
+//! Frames and bursts of frames in the switch.
 
 use std::cell::Cell;
 
@@ -6,20 +6,20 @@ use shm::{Copies, GRANT_LEN, Seg, SegMut};
 
 use crate::vnet::VnetHdr;
 
-/// Bytes of each frame that are copied to private memory before anything is decided.
+/// Bytes of each frame copied to private memory for parsing.
 pub const HEAD_LEN: usize = 128;
-/// Most frames a port hands over at once.
+/// Most frames in a burst.
 pub const BURST_MAX: usize = 64;
-/// Most bytes of one burst, its first frame aside: others wait while it is copied.
+/// Most bytes of one burst, not counting its first frame: others wait while it is copied.
 pub const BURST_BYTES: u64 = 256 * 1024;
-/// Longest frame without GSO, link header and tag included: jumbo.
+/// Longest frame without GSO (jumbo), in bytes, with link header and tag.
 pub const FRAME_LEN_MAX: u32 = 9216 + 18;
-/// Longest frame with GSO.
+/// Longest frame with GSO, in bytes.
 pub const GSO_LEN_MAX: u32 = 65_550;
 /// Most segments of one frame; a longer chain is legal but no driver makes one.
 pub const SEGS_MAX: usize = 256;
 
-/// One frame of a burst: where its segments are, how long it is, what it asks for.
+/// One frame of a burst: its segments, length and offload request.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame {
     /// Index of the first segment in the burst's `segs`.
@@ -37,39 +37,47 @@ pub struct Frame {
 pub struct Burst<'m> {
     /// The frames.
     pub frames: Vec<Frame>,
-    /// All segments; a frame's lie together. In the sender's memory, which it may change at will.
+    /// All segments; those of one frame are adjacent. The sender may change their contents.
     pub segs: Vec<Seg<'m>>,
-    /// Private copy of each frame's first bytes, once [`snapshot`](Self::snapshot) was called:
-    /// what is decided is decided here, and what is decided on is what is delivered.
+    /// Private copy of each frame's first bytes, after [`snapshot`](Self::snapshot): it is parsed,
+    /// and delivered as parsed.
     heads: Vec<[u8; HEAD_LEN]>,
-    /// Where they are instead if there is room for all.
+    /// Memory used instead if it has room for all.
     heads_lent: &'m mut [[u8; HEAD_LEN]],
-    /// How many frames the snapshot covers.
+    /// Number of frames in the snapshot.
     snapshot_of: usize,
     /// Whether segments may be granted.
     lent: bool,
-    /// Private memory for what must be fetched.
+    /// Private memory for fetched frames.
     arena: &'m mut [u8],
-    /// Frames fetched, and what of the arena all frames together leave over.
+    /// Number of frames fetched, and unused rest of the arena.
     brought: usize,
     spare: usize,
     /// Kept for its allocation.
     copies: Copies<'m>,
-    /// Frames whose source could not be read, one bit each.
+    /// Frames whose source could not be read, as a bit set.
     unreadable: Cell<u64>,
-    /// Frames that turned out to be none, one bit each.
+    /// Refused frames, as a bit set.
     refused: u64,
-    /// Frames that a receiver wanted [fetched](Self::fetch), one bit each.
-    asked: u64,
-    /// How many of the last frames were [left](Self::leave).
+    /// Frames that a receiver wanted [fetched](Self::fetch), as a bit set.
+    fetch_requested: u64,
+    /// Number of frames at the end that were [left](Self::leave).
     left: usize,
 }
 
-/// Segments whose memory is kept between bursts: what the fullest burst of any port has.
+/// Capacity for segments kept between bursts: enough for the largest burst of any port.
 const SEGS_KEPT: usize = 2048;
 
 impl<'m> Burst<'m> {
-    /// Adds a new frame of `len` bytes whose segments are `count` ones from `first` on.
+    /// A burst of one private frame.
+    pub fn of(frame: &'m [u8]) -> Self {
+        let mut burst = Self::default();
+        burst.segs.push(Seg::of(frame));
+        burst.push_at(0, 1, frame.len() as u32, VnetHdr::NONE);
+        burst
+    }
+
+    /// Adds a frame of `len` bytes with `count` segments from `first` on.
     #[inline]
     pub fn push_at(&mut self, first: usize, count: usize, len: u32, hdr: VnetHdr) {
         let (seg_first, seg_count) = (first as u32, count as u16);
@@ -83,9 +91,9 @@ impl<'m> Burst<'m> {
         &self.segs[first..first + usize::from(frame.seg_count)]
     }
 
-    /// The sender's segments may be granted: `heads` is where [`snapshot`](Self::snapshot) copies
-    /// to, one for each frame, and `arena` where [`fetch`](Self::fetch) does, as long as all frames
-    /// together. Who calls this does so before adding frames.
+    /// Permits granted segments: [`snapshot`](Self::snapshot) copies to `heads`, one for each
+    /// frame, and [`fetch`](Self::fetch) to `arena`, which must hold all frames. Call it before
+    /// adding frames.
     pub fn lend(&mut self, heads: &'m mut [[u8; HEAD_LEN]], arena: &'m mut [u8]) {
         self.lent = true;
         self.heads_lent = heads;
@@ -98,28 +106,28 @@ impl<'m> Burst<'m> {
         self.lent
     }
 
-    /// Copies those frames among `picks` that lie in granted memory to private memory, all with
-    /// one call, and refers to them there from now on: for whoever can do nothing with a grant.
+    /// Copies the granted frames among `picks` to private memory, with one host call, and refers to
+    /// the copies from then on: for receivers that do not accept grants.
     pub fn fetch(&mut self, picks: impl Iterator<Item = usize> + Clone) {
         if self.lent {
-            picks.clone().for_each(|i| self.asked |= 1 << i);
-            self.bring(picks);
+            picks.clone().for_each(|i| self.fetch_requested |= 1 << i);
+            self.fetch_uncounted(picks);
         }
     }
 
-    /// Fetches all frames before anyone asked, heads and all with one call: for a port whose
-    /// frames were [all asked for](Self::all_asked) lately.
+    /// Fetches all frames in advance, heads included, with one host call: for a port whose frames
+    /// [all needed that](Self::all_asked) recently.
     pub fn fetch_ahead(&mut self) {
-        self.bring(0..self.frames.len());
+        self.fetch_uncounted(0..self.frames.len());
     }
 
-    /// Whether every frame was wanted fetched.
+    /// Whether a receiver requested the fetch of every frame.
     pub fn all_asked(&self) -> bool {
-        self.asked.count_ones() as usize >= self.frames.len()
+        self.fetch_requested.count_ones() as usize >= self.frames.len()
     }
 
-    /// As [`fetch`](Self::fetch), for frames that no receiver asked for.
-    pub(crate) fn bring(&mut self, picks: impl Iterator<Item = usize>) {
+    /// As [`fetch`](Self::fetch), but not counted as requested by a receiver.
+    pub(crate) fn fetch_uncounted(&mut self, picks: impl Iterator<Item = usize>) {
         if self.brought == 0 {
             let needed: usize = self.frames.iter().map(|frame| frame.len as usize).sum();
             self.spare = self.arena.len().saturating_sub(needed);
@@ -134,7 +142,7 @@ impl<'m> Burst<'m> {
             let shift = self.shift(range.clone());
             let arena = std::mem::take(&mut self.arena).split_at_mut(shift).1;
             let Some((room, rest)) = arena.split_at_mut_checked(len as usize) else {
-                // Not as long as promised: the frame is given up, not the process.
+                // Longer than the arena: the frame is dropped.
                 self.mark_unreadable(i);
                 continue;
             };
@@ -152,8 +160,8 @@ impl<'m> Burst<'m> {
         self.copies = copies;
     }
 
-    /// Bytes of the arena to leave out before a frame, so that its pages come to lie on pages: a
-    /// copy that crosses a page at either end is two for the hypervisor.
+    /// Bytes of the arena to skip before a frame, so that its pages are page-aligned: a copy that
+    /// crosses a page at either end needs two hypervisor operations.
     fn shift(&mut self, segs: std::ops::Range<usize>) -> usize {
         let [first, second, ..] = &self.segs[segs] else { return 0 };
         let end = Seg::of(self.arena).page_offset().wrapping_add(first.len() as u16);
@@ -165,31 +173,30 @@ impl<'m> Burst<'m> {
         shift
     }
 
-    /// The sender's memory could not be read: what is of frame `i` here or with a receiver is not
-    /// what it meant to send.
+    /// Records that the sender's memory could not be read: copies of frame `i` are invalid.
     #[inline]
     pub fn mark_unreadable(&self, i: usize) {
         debug_assert!(i < BURST_MAX);
         self.unreadable.set(self.unreadable.get() | 1 << i);
     }
 
-    /// The port counted frame `i` and will give it back: no one is to see it. For a port that must
-    /// look at a head to know.
+    /// Refuses frame `i`, which the port has counted and will return: it is not delivered. For a
+    /// port that must parse heads to decide.
     pub fn refuse(&mut self, i: usize) {
         self.refused |= 1 << i;
     }
 
-    /// Leaves the frames from `i` on, `i` > 0, for the next burst: what they ask for is more than
-    /// one burst may cost. Nothing was done with them; their port takes them back.
+    /// Leaves the frames from `i` on, `i` > 0, for the next burst, as they exceed the bounds of one
+    /// burst. They are unprocessed; their port takes them back.
     pub fn leave(&mut self, i: usize) {
-        assert!(0 < i && i <= self.frames.len(), "a burst deals with one frame at least");
+        assert!(0 < i && i <= self.frames.len(), "a burst handles at least one frame");
         self.left = self.frames.len() - i;
         let dealt_with = u64::MAX >> (BURST_MAX - i.min(BURST_MAX));
         self.unreadable.set(self.unreadable.get() & dealt_with);
         self.refused &= dealt_with;
     }
 
-    /// How many of the last frames were [left](Self::leave).
+    /// Number of frames at the end that were [left](Self::leave).
     #[inline]
     pub fn left(&self) -> usize {
         self.left
@@ -213,13 +220,13 @@ impl<'m> Burst<'m> {
         self.unreadable.get() | self.refused != 0
     }
 
-    /// How many frames could not be read, those refused aside.
+    /// Number of unreadable frames, without refused ones.
     #[inline]
     pub fn unreadable(&self) -> u32 {
         (self.unreadable.get() & !self.refused).count_ones()
     }
 
-    /// The same as [`snapshot`](Self::snapshot), with one call for all that is granted.
+    /// As [`snapshot`](Self::snapshot), with one host call for all granted frames.
     fn snapshot_granted(&mut self) {
         let mut copies = std::mem::take(&mut self.copies).recycle();
         let is_room = self.heads_lent.len() >= self.frames.len();
@@ -236,13 +243,12 @@ impl<'m> Burst<'m> {
         self.copies = copies.recycle();
     }
 
-    /// Copies every frame's first bytes to private memory, before anyone looks; once, whoever of
-    /// port and switch asks first.
+    /// Copies every frame's first bytes to private memory for parsing; later calls have no effect.
     pub fn snapshot(&mut self) {
         if self.snapshot_of == self.frames.len() {
             return;
         }
-        // Only the length changes: stale bytes beyond a short frame are never looked at.
+        // Only the length changes: stale bytes beyond a short frame are never read.
         self.heads.resize(self.frames.len().max(self.heads.len()), [0; HEAD_LEN]);
         if self.lent {
             self.snapshot_granted();
@@ -277,7 +283,7 @@ impl<'m> Burst<'m> {
         if self.heads_lent.len() < self.snapshot_of { &self.heads } else { self.heads_lent }
     }
 
-    /// The same, for a port to mend before anyone else looks.
+    /// The same, mutable: a port may fix up the head before it is parsed.
     pub fn head_mut(&mut self, i: usize) -> &mut [u8] {
         let len = self.head(i).len();
         let is_own = self.heads_lent.len() < self.snapshot_of;
@@ -285,7 +291,7 @@ impl<'m> Burst<'m> {
         heads.get_mut(i).map_or(&mut [], |head| &mut head[..len])
     }
 
-    /// The same allocations for another burst, empty. The segments' lifetime ends here.
+    /// Returns the same allocations for another burst, empty. The segments' lifetime ends here.
     pub fn recycle<'n>(self) -> Burst<'n> {
         let Self { mut frames, mut segs, heads, copies, .. } = self;
         frames.clear();

@@ -1,18 +1,18 @@
-//! Frames that wait for a full destination, and senders that are paused for it.
+//! Held frames of full destinations, and the pause of their senders.
 //!
-//! A destination that is full keeps what it was given in a queue of its own, in private memory,
-//! bounded in frames, bytes and age, and charged to *its* account. The sender gets its buffers back
-//! at once: whatever a receiver does, it holds nothing of a sender's. What does not fit the bounds
-//! is dropped, and counted at both ends.
+//! A full destination holds its frames in its own queue, in private memory, bounded in frames,
+//! bytes and age, and charged to *its* account. The sender gets its buffers back at once, so a
+//! receiver never holds a sender's resources. Frames beyond the bounds are dropped, and counted at
+//! both ends.
 //!
-//! A sender is in addition *paused* while all that it has sent to lately are full
-//! ([`Backpressure`]): no more is taken from its ring than one of them has room for, so that a fast
-//! sender and a slow receiver lose nothing between them. It waits for none of them while another
-//! has room, and for none that takes less than [`PAUSE_FRAMES_MIN`] frames in [`PAUSE_NS`].
+//! A sender is also *paused* while all its recent destinations are full ([`Backpressure`]): its
+//! ring is read only as far as one of them has room, so that a fast sender and a slow receiver lose
+//! no frames. It does not wait while any of them has room, nor for a destination that accepts less
+//! than [`PAUSE_FRAMES_MIN`] frames in [`PAUSE_NS`].
 //!
 //! ```text
-//!   sender's ring ──burst──▶ destination's ring          it fits
-//!                     └────▶ hold queue ────▶ ring       it is full: copied once more
+//!   sender's ring ──burst──▶ destination's ring          it has room
+//!                     └────▶ hold queue ────▶ ring       it is full: one more copy
 //!                     └────▶ dropped                     the hold queue is full, too
 //! ```
 //!
@@ -28,38 +28,38 @@ use crate::fdb::PortId;
 use crate::stats::{EgressStats, IngressStats};
 use crate::vnet::VnetHdr;
 
-/// Most frames that may wait for one queue.
+/// Largest limit of frames held for one queue.
 pub const HOLD_MAX: u16 = 1024;
-/// Frames that may wait for one queue unless an operator says otherwise: four bursts.
+/// Default limit of frames held for one queue: four bursts.
 pub const HOLD_DEFAULT: u16 = 256;
-/// Longest time that a frame waits, in ns. A TCP sender sends it again by then (RFC 6298 has 1 s,
-/// Linux 200 ms).
+/// Longest time that a frame is held, in ns. A TCP sender retransmits it by then (RFC 6298: 1 s,
+/// Linux: 200 ms).
 pub const WAIT_NS_MAX: u64 = 200_000_000;
-/// How often a worker re-checks a full destination that does not notify, in ns.
+/// Interval at which a worker re-checks full destinations that do not notify, in ns.
 pub const RETRY_NS: u64 = 12_500_000;
 /// A destination for which senders are paused must take [`PAUSE_FRAMES_MIN`] frames in this time,
-/// in ns. Long enough for a receiver that was scheduled away on a busy machine.
+/// in ns. Long enough for a receiver that lost its CPU on a busy machine.
 pub const PAUSE_NS: u64 = 50_000_000;
 /// See [`PAUSE_NS`].
 pub const PAUSE_FRAMES_MIN: u64 = 16;
-/// How long nobody is paused for a destination that took fewer, in ns.
+/// Time without pauses for a destination that took fewer, in ns.
 const SLOW_NS: u64 = 1_000_000_000;
-/// How long a sender is taken to send to a destination, after it last did, in ns.
+/// Time for which a destination counts as recent after its last frame, in ns.
 const RECENT_NS: u64 = 1_000_000_000;
-/// Destinations of a sender that are remembered. One that sends to more never waits.
+/// Recent destinations tracked per sender. A sender to more never waits.
 const RECENT_MAX: usize = 8;
 
-/// A frame that waits.
+/// A held frame.
 pub(crate) struct HeldFrame {
     pub bytes: Box<[u8]>,
     pub hdr: VnetHdr,
     pub since_ns: u64,
-    /// The sender's counters: what is lost is counted there, too. `None` for a flooded frame,
-    /// of which others have a copy.
+    /// The sender's counters: losses are counted there, too. `None` for a flooded frame, of which
+    /// others have a copy.
     pub from: Option<Arc<IngressStats>>,
 }
 
-/// The frames that wait for one egress queue, oldest first. Used under the queue's lock, but for
+/// The frames held for one egress queue, oldest first. Used under the queue's lock, except for
 /// [`clear`](Self::clear).
 pub(crate) struct Hold {
     frames: VecDeque<HeldFrame>,
@@ -83,7 +83,7 @@ impl Hold {
         self.frames.iter()
     }
 
-    /// Charges a frame of `len` bytes, before it is copied; false: there is no room for it.
+    /// Charges a frame of `len` bytes before it is copied; false: it exceeds a limit.
     pub fn charge(&mut self, len: u32, frames_max: u16) -> bool {
         if self.frames.len() >= usize::from(frames_max) {
             return false;
@@ -109,7 +109,7 @@ impl Hold {
         self.shrink();
     }
 
-    /// Gives up the frames that have waited for too long; how many.
+    /// Drops the frames held for too long; returns their number.
     pub fn expire(&mut self, now_ns: u64, stats: &EgressStats) -> u64 {
         let mut given_up = 0;
         let late = |frame: &mut HeldFrame| now_ns.saturating_sub(frame.since_ns) > WAIT_NS_MAX;
@@ -129,13 +129,13 @@ impl Hold {
         given_up
     }
 
-    /// Gives up all frames: their destination is down.
+    /// Drops all frames: their destination is down.
     pub fn clear(&mut self, stats: &EgressStats) {
         stats.drops_held_down.add(self.frames.len() as u64);
         self.remove(self.frames.len());
     }
 
-    /// A queue that is empty takes no memory.
+    /// Frees the memory of an empty queue.
     fn shrink(&mut self) {
         if self.frames.is_empty() {
             self.frames = VecDeque::new();
@@ -154,11 +154,11 @@ fn give_back(account: &Account, frame: &HeldFrame) {
     account.held_bytes.give_back(frame.bytes.len() as u64);
 }
 
-/// Whether senders are paused for a destination: not if it takes too little meanwhile, however
-/// steadily. One that drips does not renew its time.
+/// Decides whether senders are paused for a destination: not if it accepts too few frames in the
+/// time, even at a steady rate.
 #[derive(Default)]
 pub(crate) struct PauseMeter {
-    /// When a sender was first paused in this window, and last.
+    /// Times of the first and the last pause in this window.
     since_ns: AtomicU64,
     last_ns: AtomicU64,
     /// Frames delivered by the start of the window.
@@ -167,12 +167,12 @@ pub(crate) struct PauseMeter {
 }
 
 impl PauseMeter {
-    /// Whether no sender is to wait for it.
+    /// Whether it is too slow for senders to wait for it.
     pub fn is_slow(&self, now_ns: u64) -> bool {
         now_ns < self.slow_until_ns.load(Ordering::Relaxed)
     }
 
-    /// A sender is paused at `now_ns`; `delivered` frames were so far.
+    /// Records a pause at `now_ns`, with the number of frames `delivered` so far.
     pub fn paused(&self, delivered: u64, now_ns: u64) {
         let last = self.last_ns.swap(now_ns, Ordering::Relaxed);
         let since = self.since_ns.load(Ordering::Relaxed);
@@ -190,23 +190,22 @@ impl PauseMeter {
     }
 }
 
-/// An egress queue: port and number.
+/// An egress queue: port and index.
 pub(crate) type QueueOf = (PortId, u16);
 
-/// What one ingress queue waits for: where it has sent to lately, and whether one of those was
-/// full.
-#[derive(Debug, Default)]
+/// Backpressure on one ingress queue: its recent destinations, and whether one of them was full.
+#[derive(Clone, Debug, Default)]
 pub struct Backpressure {
-    /// Where unicast frames went, and when last; the latest first.
+    /// Destinations of unicast frames, each with the time of the last; the latest first.
     recent: RefCell<Vec<(QueueOf, u64)>>,
-    /// When a destination that was still recent was forgotten for want of room.
+    /// Time at which a recent destination was dropped from the list for lack of room.
     forgot_ns: Cell<Option<u64>>,
-    /// The queue that had no room, and the length of the frame that did not fit.
+    /// The full queue, and the length of the frame that did not fit.
     full: Cell<Option<(PortId, u16, u32)>>,
 }
 
 impl Backpressure {
-    /// Notes that frames are for a queue.
+    /// Records that frames are for a queue.
     #[inline]
     pub(crate) fn sends_to(&self, to: QueueOf, now_ns: u64) {
         let mut recent = self.recent.borrow_mut();
@@ -226,7 +225,7 @@ impl Backpressure {
         recent.insert(0, (to, now_ns));
     }
 
-    /// Where it has sent to lately; `None`: to more than are remembered.
+    /// Its recent destinations; `None`: more than are tracked.
     pub(crate) fn recent(&self, now_ns: u64) -> Option<Vec<QueueOf>> {
         if self.forgot_ns.get().is_some_and(|at| is_recent(at, now_ns)) {
             return None;
@@ -236,12 +235,12 @@ impl Backpressure {
         Some(recent.map(|(to, _)| *to).collect())
     }
 
-    /// Whether `is` of any queue that it has sent to.
+    /// Whether `is` holds for any recent destination.
     pub(crate) fn any(&self, is: impl Fn(QueueOf) -> bool) -> bool {
         self.recent.borrow().iter().any(|(to, _)| is(*to))
     }
 
-    /// The queue that had no room, and the length of the frame that did not fit, in bytes.
+    /// The full queue it waits for, and the length of the frame that did not fit, in bytes.
     pub fn waits_for(&self) -> Option<(PortId, u16, u32)> {
         self.full.get()
     }

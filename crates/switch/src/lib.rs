@@ -1,20 +1,22 @@
-//! The Ethernet switch: what happens to a frame between two ports.
+//! The Ethernet switch: forwarding of frames between ports.
 //!
-//! Ports implement [`port::Ingress`] and [`port::Egress`] and never see each other. The switch
-//! knows frames as [`shm::Seg`]ments, never a descriptor, a file or a clock: time is passed in.
+//! Ports implement [`port::Ingress`] and [`port::Egress`] and do not know each other. The switch
+//! handles frames as [`shm::Seg`]ments; it has no file descriptor, file or clock: time is passed
+//! in.
 //!
-//! * [`account`]: what a port makes us spend, and its limits
+//! * [`account`]: resources charged to a port, and their limits
 //! * [`frame`]: bursts of frames and their private header copies
 //! * [`vnet`]: the virtio-net header, checked
-//! * [`port`]: what a port must do
+//! * [`port`]: the interface of a port
 //! * [`flow`]: MACs, VLAN and flow of a frame
-//! * [`fdb`]: which MAC is behind which port
+//! * [`fdb`]: the forwarding database
 //! * [`offload`]: segmentation and checksums in software, for ports that lack them
-//! * [`forward`]: from an ingress burst to egress queues
-//! * [`hold`]: frames that wait for a full destination
+//! * [`forward`]: forwarding of an ingress burst to egress queues
+//! * [`hold`]: frames held for a full destination
 //! * [`poll`]: when to poll and when to sleep, when to notify
-//! * [`fair`]: who is served next, and by which worker
-//! * [`tuning`]: what an operator can set for a queue while it runs
+//! * [`fair`]: fair sharing of workers' time between ports
+//! * [`schedule`]: all that a worker decides, without clock, descriptor or thread
+//! * [`tuning`]: run-time settings of a queue
 //! * [`stats`]: counters, one for each cause
 #![forbid(unsafe_code)]
 
@@ -30,6 +32,7 @@ pub mod offload;
 pub mod pair;
 pub mod poll;
 pub mod port;
+pub mod schedule;
 pub mod stats;
 mod steering;
 pub mod tuning;

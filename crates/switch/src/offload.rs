@@ -1,8 +1,8 @@
-//! Offloads in software, for destinations that lack them: checksums and segmentation.
+//! Software offloads, for destinations that lack them: checksums and segmentation.
 //!
-//! A frame whose offloads the destination takes passes through untouched; only
-//! [`needs_work`] is asked of it. For other destinations [`resolve`] makes plain frames, or frames
-//! with a partial checksum, and hands each to `emit`:
+//! A frame whose offloads the destination accepts passes unchanged; only [`needs_work`] is called
+//! for it. For other destinations [`resolve`] makes plain frames, or frames with a partial
+//! checksum, and passes each to `emit`:
 //!
 //! ```text
 //!   frame    | headers |                 payload                  |   in the sender's memory
@@ -12,13 +12,13 @@
 //!              private   ranges of the sender's segments
 //! ```
 //!
-//! Headers are decided on, patched and emitted from private memory only. The payload is read once
-//! here if its checksum is wanted, and copied once, by the destination. If the sender changes it
-//! in between, its own frame arrives with a wrong checksum, and no one else notices.
+//! Headers are parsed, patched and emitted from private memory only. The payload is read once here
+//! if its checksum is needed, and copied once, by the destination. If the sender changes it in
+//! between, only its own frame has a wrong checksum.
 //!
-//! What it does not do: no UDP fragmentation (UFO), no segmentation inside tunnels, of fragments,
-//! or behind an IPv6 routing header that still has segments left (the pseudo-header's address
-//! is then not the header's); such frames are [`Bad`]. Nothing is ever merged (no GRO).
+//! Not supported: UDP fragmentation (UFO), segmentation inside tunnels, of fragments, or after an
+//! IPv6 routing header with segments left (the pseudo-header's address is then not the header's);
+//! such frames are [`Bad`]. Frames are never merged (no GRO).
 
 use std::fmt;
 
@@ -32,16 +32,16 @@ use crate::vnet::{
     GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, Offloads, VnetHdr,
 };
 
-/// Longest headers understood, and the farthest a checksum field may be from the frame's start.
+/// Longest headers supported, and largest offset of a checksum field from the frame's start.
 pub const HEADERS_MAX: usize = 512;
-/// Most frames made from one. A full 64 KiB frame may ask for segments of 64 bytes, which is less
-/// than any TCP uses; a hostile guest may not turn one frame into 65,000.
+/// Most frames made from one. A full 64 KiB frame may have segments of 64 bytes, less than any TCP
+/// uses; but a hostile guest must not turn one frame into 65,000.
 pub const SEGMENTS_MAX: usize = crate::account::burst::MADE_MAX;
 
 /// Bytes of payload read at once for a checksum.
 const CHUNK: usize = 2048;
 
-/// Where the checksum is in a TCP header, and in a UDP header.
+/// Offset of the checksum in a TCP header, and in a UDP header.
 const TCP_CSUM_OFFSET: u16 = 16;
 const UDP_CSUM_OFFSET: u16 = 6;
 
@@ -49,15 +49,15 @@ const TCP_FIN: u8 = 1;
 const TCP_PSH: u8 = 8;
 const TCP_CWR: u8 = 0x80;
 
-/// Why a frame cannot be made into what its destination takes. It is dropped and counted.
+/// Reason why a frame cannot be converted for its destination. It is dropped and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bad {
-    /// Head and segments are not as long as the frame is said to be.
+    /// Head and segments do not add up to the frame's length.
     Length,
-    /// The checksum field lies outside the frame, too far from its start, or where it would
-    /// overwrite what was decided on: MACs, tags, IP headers, ports.
+    /// The checksum field is outside the frame, too far from its start, or would overwrite a parsed
+    /// field: MACs, tags, IP headers, ports.
     Checksum,
-    /// The headers are not those of the claimed kind of GSO, or are cut short.
+    /// The headers do not match the GSO type, or are truncated.
     Headers,
     /// A segment would be longer than an IP packet can be.
     TooLong,
@@ -69,8 +69,8 @@ impl fmt::Display for Bad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Length => "frame and segments differ in length",
-            Self::Checksum => "checksum field at an impossible place",
-            Self::Headers => "headers do not fit the claimed kind of GSO",
+            Self::Checksum => "checksum field at an invalid offset",
+            Self::Headers => "headers do not match the GSO type",
             Self::TooLong => "GSO segment longer than an IP packet",
             Self::TooManySegments => "too many GSO segments",
         })
@@ -79,20 +79,21 @@ impl fmt::Display for Bad {
 
 impl std::error::Error for Bad {}
 
-/// Receives one made frame: private head, the rest in the sender's memory, its offload request.
-/// False: the destination is full, no more.
+/// Callback for one made frame: private head, the rest in the sender's memory, its offload request.
+/// False: the destination is full; stop.
 pub type Emit<'e> = dyn FnMut(&[u8], &[Seg<'_>], &VnetHdr) -> bool + 'e;
 
-/// What [`resolve`] will make of a frame, to ask [`Egress::room`](crate::port::Egress::room) for.
+/// Estimate of the frames that [`resolve`] will make, for
+/// [`Egress::room`](crate::port::Egress::room).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// How many frames; perhaps a few more than will be made, never fewer.
+    /// Upper bound of the number of frames.
     pub frames: usize,
-    /// Length in bytes of the longest, from the destination MAC on; perhaps a bit more.
+    /// Upper bound of their length in bytes, from the destination MAC on.
     pub len_max: u32,
 }
 
-/// Memory that [`resolve`] works in; one per worker. Grows to what is needed and stays so.
+/// Working memory of [`resolve`]; one per worker. Grows as needed and never shrinks.
 pub struct Scratch {
     /// Private copy of the frame's start.
     private: [u8; HEADERS_MAX],
@@ -105,7 +106,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Nothing allocated yet.
+    /// Creates it without an allocation.
     pub fn new() -> Self {
         Self {
             private: [0; HEADERS_MAX],
@@ -123,9 +124,9 @@ impl Default for Scratch {
     }
 }
 
-/// Whether a frame with the checked header `hdr` must go through [`resolve`] for a destination
-/// that takes `to`. `head`, the frame's private head, is looked at only for what does not tell the
-/// IP version: UDP segmentation, and checksums where that matters.
+/// Whether a frame with the checked header `hdr` must go through [`resolve`] for a destination that
+/// accepts `to`. `head`, the frame's private head, is read only if `hdr` does not imply the IP
+/// version: for UDP segmentation, and checksums where that matters.
 #[inline]
 pub fn needs_work(head: &[u8], hdr: &VnetHdr, to: &Offloads) -> bool {
     // A destination without GUEST_CSUM gets neither NEEDS_CSUM nor DATA_VALID.
@@ -133,17 +134,17 @@ pub fn needs_work(head: &[u8], hdr: &VnetHdr, to: &Offloads) -> bool {
     flags || (hdr.gso_type != GSO_NONE && !takes_gso(head, hdr, to))
 }
 
-/// How many frames and how long for a destination that takes `to`.
+/// Plans the conversion of a frame for a destination that accepts `to`.
 ///
 /// # Errors
-/// [`Bad`], if that can be told from the head alone: the frame is to be dropped.
+/// [`Bad`], if that is detectable from the head alone: the frame must be dropped.
 pub fn plan(head: &[u8], len: u32, hdr: &VnetHdr, to: &Offloads) -> Result<Plan, Bad> {
     if hdr.gso_type == GSO_NONE || takes_gso(head, hdr, to) {
         return Ok(Plan { frames: 1, len_max: len });
     }
     let (frames, longest) = match Headers::of(head, hdr) {
         Ok(headers) => (segments(hdr, len, headers.len), headers.len),
-        // They may go on beyond the head. The count is then too high, which alone is no fault.
+        // They may continue beyond the head. The count is then too high, which is not an error.
         Err(_) if head.len() < HEADERS_MAX && head.len() < len as usize => {
             (segments(hdr, len, head.len()).min(SEGMENTS_MAX), HEADERS_MAX)
         }
@@ -156,32 +157,30 @@ pub fn plan(head: &[u8], len: u32, hdr: &VnetHdr, to: &Offloads) -> Result<Plan,
     Ok(Plan { frames, len_max })
 }
 
-/// How many frames a GSO frame of `len` bytes with `header_len` bytes of headers becomes; at least
-/// 1, and 1 for a frame without GSO.
+/// Number of segments of a GSO frame of `len` bytes with `header_len` bytes of headers; at least 1,
+/// and 1 for a frame without GSO.
 pub fn segments(hdr: &VnetHdr, len: u32, header_len: usize) -> usize {
     let payload = (len as usize).saturating_sub(header_len);
     if hdr.gso_size == 0 { 1 } else { payload.div_ceil(usize::from(hdr.gso_size)).max(1) }
 }
 
-/// Makes of a frame what a destination with offloads `to` takes, in order, each handed to `emit`
-/// until that returns false. Returns how many were emitted and accepted.
+/// Converts a frame for a destination with offloads `to`, passing the results to `emit`, in order,
+/// until that returns false. Returns the number emitted and accepted.
 ///
 /// `head`: private copy of the frame's first bytes, at most [`HEADERS_MAX`]. `body`: the sender's
-/// segments, from behind the head on. `len`: of both together. `hdr`: checked by
-/// [`VnetHdr::check`].
+/// segments, after the head. `len`: length of both. `hdr`: checked by [`VnetHdr::check`].
 ///
 /// * Partial checksum, destination without: computed over everything from `csum_start` to the end
-///   (virtio 1.3, 5.1.6.2) and put where `csum_offset` says.
+///   (virtio 1.3, 5.1.6.2) and stored at `csum_offset`.
 /// * GSO, destination without this kind, or without its ECN flavour: segments of `gso_size` bytes
-///   of payload each. IPv4: length, identification + 1 each, header checksum. IPv6: payload
-///   length. TCP: sequence number, FIN and PSH in the last only, CWR in the first only (RFC 3168,
-///   6.1.2). UDP: length (USO). Their checksums are left partial if the destination takes that.
-/// * DATA_VALID is taken from a destination that did not negotiate it: "if
-///   VIRTIO_NET_F_GUEST_CSUM was not negotiated, the device MUST set flags to zero" (virtio 1.3,
-///   5.1.6.4.1).
+///   of payload each. IPv4: length, identification + 1 each, header checksum. IPv6: payload length.
+///   TCP: sequence number, FIN and PSH in the last only, CWR in the first only (RFC 3168, 6.1.2).
+///   UDP: length (USO). Their checksums stay partial if the destination accepts that.
+/// * DATA_VALID is cleared for a destination that did not negotiate it: "if VIRTIO_NET_F_GUEST_CSUM
+///   was not negotiated, the device MUST set flags to zero" (virtio 1.3, 5.1.6.4.1).
 ///
 /// # Errors
-/// [`Bad`]: the frame is to be dropped; nothing was emitted.
+/// [`Bad`]: the frame must be dropped; nothing was emitted.
 #[allow(clippy::too_many_arguments)]
 pub fn resolve(
     head: &[u8],
@@ -207,14 +206,14 @@ pub fn resolve(
     }
 }
 
-/// Whether the destination takes the frame's checksum as a partial one.
+/// Whether the destination accepts the frame's checksum as a partial one.
 #[inline]
 fn takes_csum(head: &[u8], to: &Offloads) -> bool {
     let is_v4 = || network(head).is_some_and(|net| net.ethertype == ETHERTYPE_IPV4);
     to.csum && (!to.csum_v4_only || is_v4())
 }
 
-/// Whether the destination takes the frame's kind of GSO.
+/// Whether the destination accepts the frame's GSO type.
 fn takes_gso(head: &[u8], hdr: &VnetHdr, to: &Offloads) -> bool {
     let kind = match hdr.gso_type & !GSO_ECN {
         GSO_TCPV4 => to.tso4,
@@ -259,8 +258,8 @@ fn complete(
     result
 }
 
-/// Whether a checksum over everything from `start` on may be put at `field`: inside what is
-/// private, and not on anything that the switch decided on.
+/// Checks that a checksum over everything from `start` on may be stored at `field`: in private
+/// memory, and not over a parsed field.
 fn check_field(private: &[u8], start: usize, field: usize) -> Result<(), Bad> {
     let net = network(private).ok_or(Bad::Checksum)?;
     let decided_end = match (net.ethertype, transport(private, &net)) {
@@ -275,7 +274,7 @@ fn check_field(private: &[u8], start: usize, field: usize) -> Result<(), Bad> {
     if fits && field >= decided_end { Ok(()) } else { Err(Bad::Checksum) }
 }
 
-/// Cuts a GSO frame into segments; `partial`: whose checksums stay so.
+/// Segments a GSO frame; `partial`: checksums stay partial.
 fn segment(
     head: &[u8],
     body: &[Seg<'_>],
@@ -293,7 +292,7 @@ fn segment(
     }
     let headers = headers?;
     let (template, rest) = private[..n].split_at(headers.len);
-    // What of the payload is private already is not fetched again.
+    // Payload that is private already is not fetched again.
     let mut left = relend(std::mem::take(payload));
     left.push(Seg::of(rest));
     after(body, n - head.len(), &mut left);
@@ -313,7 +312,7 @@ fn segment(
     result
 }
 
-/// A GSO frame on its way into segments.
+/// State of the segmentation of a GSO frame.
 struct Job<'a> {
     template: &'a [u8],
     headers: Headers,
@@ -321,7 +320,7 @@ struct Job<'a> {
     payload_len: u32,
     /// Whether checksums stay partial.
     partial: bool,
-    /// Payload, of which the first `next` segments have been used up.
+    /// Payload; its first `next` segments are used up.
     left: Vec<Seg<'a>>,
     next: usize,
     /// Payload of the frame being made.
@@ -379,8 +378,8 @@ impl Job<'_> {
         debug_assert_eq!(n, 0, "payload shorter than its length");
     }
 
-    /// Makes the copied headers those of segment `k` with `n` bytes of payload; all but the
-    /// checksum of TCP or UDP.
+    /// Patches the copied headers for segment `k` with `n` bytes of payload; all but the checksum
+    /// of TCP or UDP.
     fn patch(&self, made: &mut [u8], k: u32, n: u16, is_last: bool) {
         let Headers { net_at, l4_at, len, v6, udp } = self.headers;
         let l4_len = (len - l4_at) as u16 + n;
@@ -413,8 +412,8 @@ impl Job<'_> {
         }
     }
 
-    /// Puts the checksum of TCP or UDP, or of the pseudo-header alone if the rest is left to the
-    /// destination.
+    /// Stores the checksum of TCP or UDP, or of the pseudo-header alone if the destination
+    /// completes it.
     fn put_checksum(&self, made: &mut [u8], n: u16, chunk: &mut [u8; CHUNK]) {
         let Headers { net_at, l4_at, v6, udp, .. } = self.headers;
         let field = l4_at + usize::from(self.headers.csum_offset());
@@ -433,13 +432,12 @@ impl Job<'_> {
     }
 }
 
-/// The headers of a GSO frame, found in private memory; what the sender says of their length
-/// (`hdr_len`) plays no part.
+/// The headers of a GSO frame, parsed in private memory; the sender's `hdr_len` is ignored.
 #[derive(Clone, Copy, Debug)]
 struct Headers {
     net_at: usize,
     l4_at: usize,
-    /// All of them, from the destination MAC on.
+    /// Length of all headers, from the destination MAC on.
     len: usize,
     v6: bool,
     udp: bool,
@@ -495,8 +493,8 @@ fn is_routed_on(head: &[u8], net_at: usize) -> bool {
     false
 }
 
-/// Puts the pseudo-header's sum where a TCP or UDP frame of `len` bytes has its checksum, as
-/// partial ones have it; for a sender who should have. False: its private head has no such place.
+/// Stores the pseudo-header's sum in the checksum field of a TCP or UDP frame of `len` bytes, for a
+/// sender that left it out. False: the private head has no such field.
 pub fn put_partial(head: &mut [u8], len: u32) -> bool {
     let Some(net) = network(head) else { return false };
     let (proto, at, offset) = match transport(head, &net) {
@@ -512,7 +510,7 @@ pub fn put_partial(head: &mut [u8], len: u32) -> bool {
     true
 }
 
-/// Addresses, length and protocol (RFC 9293, 3.1 and RFC 8200, 8.1).
+/// Sum of addresses, length and protocol (RFC 9293, 3.1 and RFC 8200, 8.1).
 fn pseudo_sum(head: &[u8], net_at: usize, v6: bool, proto: u8, l4_len: u16) -> Sum {
     let mut sum = Sum::default();
     sum.add(&head[if v6 { net_at + 8..net_at + 40 } else { net_at + 12..net_at + 20 }]);
@@ -521,14 +519,14 @@ fn pseudo_sum(head: &[u8], net_at: usize, v6: bool, proto: u8, l4_len: u16) -> S
     sum
 }
 
-/// Copies the head to where it can be patched; returns its length.
+/// Copies the head to memory where it can be patched; returns its length.
 fn keep(private: &mut [u8; HEADERS_MAX], head: &[u8]) -> usize {
     private[..head.len()].copy_from_slice(head);
     head.len()
 }
 
-/// Reads more of the frame behind the first `n` private bytes, as much as there is place for:
-/// those bytes are from now on decided on and delivered from here. Returns the new length.
+/// Reads more of the frame after the first `n` private bytes, up to the capacity: these bytes are
+/// then parsed and delivered from here. Returns the new length.
 fn extend(private: &mut [u8; HEADERS_MAX], n: usize, body: &[Seg<'_>]) -> usize {
     let mut at = n;
     for seg in body {
@@ -537,8 +535,7 @@ fn extend(private: &mut [u8; HEADERS_MAX], n: usize, body: &[Seg<'_>]) -> usize 
     at
 }
 
-/// Appends to `out` the segments of `segs` without their first `n` bytes, such as a head that was
-/// copied.
+/// Appends `segs` without their first `n` bytes to `out`; for example without a copied head.
 pub fn after<'m>(segs: &[Seg<'m>], n: usize, out: &mut Vec<Seg<'m>>) {
     let mut n = u32::try_from(n).unwrap_or(u32::MAX);
     for seg in segs {
@@ -550,8 +547,8 @@ pub fn after<'m>(segs: &[Seg<'m>], n: usize, out: &mut Vec<Seg<'m>>) {
     }
 }
 
-/// The same allocation for segments of another lifetime, empty: collecting an empty vector in
-/// place keeps it.
+/// Returns the same allocation for segments of another lifetime, empty: collecting an empty vector
+/// in place keeps it.
 fn relend<'n>(mut segs: Vec<Seg<'_>>) -> Vec<Seg<'n>> {
     segs.clear();
     segs.into_iter().map(|_| Seg::EMPTY).collect()
@@ -561,13 +558,13 @@ fn put16(bytes: &mut [u8], at: usize, value: u16) {
     bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-/// A one's-complement sum (RFC 1071) of bytes that come in pieces of any length.
+/// One's-complement sum (RFC 1071) of bytes in pieces of any length.
 ///
-/// Words are added in the machine's byte order, which such a sum does not mind as long as the
-/// result is stored the same way: hence results are bytes, not numbers.
+/// Words are added in native byte order, which is correct if the result is stored in the same
+/// order: so results are bytes, not numbers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum {
-    /// Carries pile up in the upper half until the sum is folded.
+    /// Carries accumulate in the upper half until the sum is folded.
     total: u64,
     /// Whether an odd number of bytes has been added.
     is_odd: bool,
@@ -584,7 +581,7 @@ impl Sum {
 
     /// Adds the bytes of segments, each read once, through `chunk`, which must not be empty.
     pub fn add_segs(&mut self, segs: &[Seg<'_>], chunk: &mut [u8]) {
-        assert!(!chunk.is_empty(), "nowhere to read to");
+        assert!(!chunk.is_empty(), "no buffer to read to");
         for seg in segs {
             let mut seg = *seg;
             while !seg.is_empty() {
@@ -598,14 +595,14 @@ impl Sum {
         }
     }
 
-    /// The sum, as it is stored in a frame: the pseudo-header's, in a partial checksum.
+    /// The sum as stored in a frame: the pseudo-header's sum in a partial checksum.
     #[inline]
     pub fn fold(self) -> [u8; 2] {
         fold(self.total).to_ne_bytes()
     }
 
-    /// The checksum: the sum's complement, as it is stored in a frame, and never zero, which in
-    /// UDP means there is none (RFC 768); the value in its place is equivalent.
+    /// The checksum as stored in a frame: the sum's complement, never zero, which means no checksum
+    /// in UDP (RFC 768); the value used instead is equivalent.
     #[inline]
     pub fn finish(self) -> [u8; 2] {
         match self.finish_zero() {
@@ -621,9 +618,9 @@ impl Sum {
     }
 }
 
-/// Sum of 32-bit words in the machine's byte order, the last padded with zeros. Adds 64 bits at a
-/// time with their carries, in two accumulators that do not wait for each other: twice as fast as
-/// what the compiler makes of 32-bit words in the baseline's vector registers.
+/// Sum of 32-bit words in native byte order, the last padded with zeros. Adds 64 bits at a time
+/// with their carries, in two independent accumulators: twice as fast as the compiler's code for
+/// 32-bit words in the baseline's vector registers.
 #[inline]
 fn sum_words(bytes: &[u8]) -> u64 {
     let long = |b: &[u8; 8]| u128::from(u64::from_ne_bytes(*b));
@@ -641,7 +638,7 @@ fn sum_words(bytes: &[u8]) -> u64 {
     let (words, odd) = tail.as_chunks::<4>();
     let mut total = carries + (sum >> 32) + (sum & 0xffff_ffff);
     total += words.iter().map(word).sum::<u64>();
-    // Spelled out: a copy of unknown length would be a call.
+    // Explicit bytes: a copy of unknown length would be a call.
     total += word(&match *odd {
         [a, b, c] => [a, b, c, 0],
         [a, b] => [a, b, 0, 0],

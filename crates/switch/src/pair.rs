@@ -1,4 +1,4 @@
-//! The two queues of a guest that belong together.
+//! Queue pair of a guest.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,7 +6,7 @@ use crate::forward::EgressQueue;
 use crate::port::Egress;
 use crate::stats::{EgressStats, IngressStats};
 
-/// An ingress queue and an egress queue of a port; they outlive what is connected to them.
+/// An ingress queue and an egress queue of a port; they outlive the peer's connections.
 pub struct Pair<I, E> {
     /// From the guest.
     pub ingress: Arc<Mutex<I>>,
@@ -34,7 +34,7 @@ where
     I: From<Arc<IngressStats>>,
     E: From<Arc<EgressStats>>,
 {
-    /// An idle pair, of queues that are made of their counters.
+    /// Creates an unconnected pair with new counters.
     pub fn new() -> Self {
         let (ingress_stats, egress_stats) = <(Arc<IngressStats>, Arc<EgressStats>)>::default();
         Self {

@@ -1,9 +1,8 @@
-//! When to poll a queue and when to sleep, when to notify and when to wait: pure policies, with
-//! time passed in.
+//! Poll and call policies: when to poll or sleep, when to notify. Pure; time is passed in.
 //!
-//! A queue's reader asks its [`Poller`] after each look what to do next; a queue's writer asks its
-//! [`Notifier`] after each publication whether the peer is told now. Either half of a ring uses
-//! both. Neither makes a system call or reads a clock, so that tests run them in virtual time.
+//! A queue's reader calls its [`Poller`] after each poll for the next action; a queue's writer
+//! calls its [`Notifier`] after each publication to decide on a notification. Either half of a ring
+//! uses both. Neither makes a system call or reads a clock, so that tests run them in virtual time.
 
 mod adaptive;
 mod notifier;
@@ -13,47 +12,47 @@ pub use adaptive::Adaptive;
 pub use notifier::{Notifier, Notify};
 pub use policy::{DEFAULT_LATENCY_US, POLICIES, Policy, TIMER_HZ_MAX};
 
-/// Longest time that `timer` goes on polling without traffic, in ns.
+/// Longest time that `timer` polls without traffic, in ns.
 pub const TIMER_IDLE_NS: u64 = 100_000_000;
 
-/// What sleeping costs on this machine: measured at start, since it differs a hundredfold between
-/// a bare machine and a nested virtual one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Cost of sleeping on this machine, measured at start: it differs a hundredfold between bare metal
+/// and a nested virtual machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Costs {
-    /// CPU time of one sleep that a notification ends, the peer's part of it included, in ns; 0:
-    /// nothing is saved by polling.
+    /// CPU time of one sleep that ends by a notification, including the peer's part, in ns; 0:
+    /// polling saves nothing.
     pub wake_ns: u64,
     /// Time from a notification until the sleeper runs, in ns.
     pub wake_late_ns: u64,
-    /// CPU time of one sleep that a timer ends, in ns.
+    /// CPU time of one sleep that ends by a timer, in ns.
     pub nap_ns: u64,
-    /// Time from a timer's end until the sleeper runs, in ns.
+    /// Time from a timer's expiry until the sleeper runs, in ns.
     pub nap_late_ns: u64,
 }
 
 impl Costs {
-    /// Of a bare machine, for tests and until something was measured.
+    /// Costs on bare metal, for tests and until measured.
     pub const TYPICAL: Self =
         Self { wake_ns: 6_000, wake_late_ns: 5_000, nap_ns: 4_000, nap_late_ns: 5_000 };
 
-    /// Of a machine with one CPU: who polls there keeps the peer from what it is waited for.
+    /// Costs with one CPU: polling there keeps the peer from running.
     pub const ONE_CPU: Self = Self { wake_ns: 0, wake_late_ns: 0, ..Self::TYPICAL };
 }
 
-/// How a queue is served at the moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Current state of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum State {
-    /// Polled in every round; its peer is asked for no notification.
+    /// Polled in every round; notifications suppressed.
     Hot,
-    /// Looked at now and then, at a time that is set; its peer is asked for no notification.
+    /// Polled at set times; notifications suppressed.
     Warm,
-    /// Armed and out of the poll set: only a notification brings it back.
+    /// Armed and out of the poll set until a notification.
     Cold,
 }
 
 impl State {
-    /// Its name, as people see it.
+    /// Display name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Hot => "hot",
@@ -63,28 +62,28 @@ impl State {
     }
 }
 
-/// What to do with a queue after a look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Next action for a queue after a poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Look again in the next round.
+    /// Poll in the next round.
     Poll,
-    /// Look again at this time, in ns; the peer stays asked for no notification.
+    /// Poll at this time, in ns; notifications stay suppressed.
     Until(u64),
-    /// Ask the peer to notify, look a last time, and leave the poll set.
+    /// Arm, re-check, and leave the poll set.
     Arm,
 }
 
-/// A policy at work on the reader's side of one queue.
-#[derive(Clone, Debug)]
+/// Poll policy with its state for one queue, on the reader's side.
+#[derive(Clone, Debug, Hash)]
 pub struct Poller {
     policy: Policy,
-    /// When the queue last had something, or was woken.
+    /// Time at which the queue last had frames, or was woken.
     busy_ns: u64,
     adaptive: Adaptive,
 }
 
 impl Poller {
-    /// For a queue that is polled from `now_ns` on.
+    /// Creates the state of a queue polled from `now_ns` on.
     pub fn new(policy: Policy, costs: Costs, now_ns: u64) -> Self {
         let latency_us = match policy {
             Policy::Adaptive { latency_us } => latency_us,
@@ -99,29 +98,29 @@ impl Poller {
         self.policy
     }
 
-    /// Whether the peer is to be asked for no notifications while the queue is polled. Not under
-    /// `event`, which stays armed.
+    /// Whether notifications are suppressed while the queue is polled. Not under `event`, which
+    /// stays armed.
     pub fn disarms(&self) -> bool {
         self.policy != Policy::Event
     }
 
-    /// Most frames to take in one look.
+    /// Most frames to take in one poll.
     #[inline]
     pub fn budget(&self) -> usize {
         match self.policy {
-            // A word that no command line wrote may say anything.
+            // A stored word may have any value.
             Policy::Napi { budget } => usize::from(budget).clamp(1, crate::frame::BURST_MAX),
             _ => crate::frame::BURST_MAX,
         }
     }
 
-    /// A notification ended the queue's sleep.
+    /// Records that a notification ended the queue's sleep.
     pub fn wake(&mut self, now_ns: u64) {
         self.busy_ns = now_ns;
         self.adaptive.wake(now_ns);
     }
 
-    /// What a look at `now_ns` found, and what to do next.
+    /// Takes the result of a poll at `now_ns`; returns the next action.
     #[inline]
     pub fn next(&mut self, frames: usize, now_ns: u64) -> Action {
         let empty_ns = now_ns.saturating_sub(self.busy_ns);
@@ -162,7 +161,7 @@ impl Poller {
     }
 }
 
-/// The first tick after `now_ns` of a timer of `hz`: all queues of one frequency share it.
+/// The first tick after `now_ns` of a timer of `hz`; all queues of one frequency share the ticks.
 pub fn tick_after(now_ns: u64, hz: u32) -> u64 {
     let period = (1_000_000_000 / u64::from(hz.max(1))).max(1);
     (now_ns / period).saturating_add(1).saturating_mul(period)

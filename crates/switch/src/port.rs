@@ -1,8 +1,10 @@
-//! What a port must do.
+//! Interface of ports.
 //!
 //! A port has ingress queues (frames from the guest into the switch) and egress queues (frames
 //! from the switch to the guest). Each is used by one worker at a time; the switch locks egress
 //! queues once per group of frames. The calls are virtual, once per burst, never per frame.
+//!
+//! No method has a default: a queue that wraps another one must forward all of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,15 +15,14 @@ use crate::vnet::{Offloads, VnetHdr};
 
 /// Receives frames from a peer.
 pub trait Ingress: Send {
-    /// Takes up to `max` frames, shows them to `forward`, and gives their buffers back to the
-    /// sender, in order: `forward` delivers, copies or drops each of them, or leaves the last ones
-    /// ([`Burst::left`]), which are shown again. Notifies the peer at most once. `burst` is
-    /// scratch, given back empty. Returns how many frames were shown; at least `max` if it stopped
-    /// before
-    /// for their length ([`BURST_BYTES`](crate::frame::BURST_BYTES)) and there are more.
+    /// Takes up to `max` frames, passes them to `forward`, and returns their buffers to the sender,
+    /// in order: `forward` delivers, copies or drops each of them, or leaves the last ones
+    /// ([`Burst::left`]), which are passed again. Notifies the peer at most once. `burst` is
+    /// scratch, returned empty. Returns the number of frames passed; at least `max` if their length
+    /// ended the burst ([`BURST_BYTES`](crate::frame::BURST_BYTES)) and there are more.
     ///
     /// # Errors
-    /// [`Fault`]: the peer broke its protocol; the port is to be stopped.
+    /// [`Fault`]: the peer broke its protocol; the port must be stopped.
     fn burst(
         &mut self,
         max: usize,
@@ -30,60 +31,51 @@ pub trait Ingress: Send {
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault>;
 
-    /// Whether new frames can be read straight into buffers of the one port they all go to: a
+    /// Whether new frames can be read directly into buffers of the one port they all go to: a
     /// cross-connect then calls [`burst_into`](Self::burst_into) before each `burst`.
-    fn goes_direct(&self) -> bool {
-        false
-    }
+    fn goes_direct(&self) -> bool;
 
-    /// Reads up to `max` frames straight into the buffers of `to`; returns how many it accepted.
-    /// What else came is shown by the next `burst`, which reads no more if this did.
+    /// Reads up to `max` frames directly into the buffers of `to`; returns the number it accepted.
+    /// The next `burst` passes the other frames read, and reads no more if there are any.
     ///
     /// # Errors
-    /// [`Fault`] of `to`, not of this port: faults of this port are told by `burst`.
-    fn burst_into(&mut self, _max: usize, _to: &mut dyn Direct) -> Result<usize, Fault> {
-        Ok(0)
-    }
+    /// [`Fault`] of `to`, not of this port: `burst` returns faults of this port.
+    fn burst_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault>;
 
-    /// Asks the peer to notify and re-checks. True: nothing to do, sleeping is safe. False: there
-    /// is work.
+    /// Requests notifications and re-checks. True: nothing to do, sleeping is safe. False: there is
+    /// work.
     fn arm(&mut self) -> bool;
 
-    /// Once [`arm`](Self::arm) was true: when there is work that no one will tell of, such as what
-    /// may not be sent yet; in the ns that bursts are given.
-    fn due(&self) -> Option<u64> {
-        None
-    }
+    /// After [`arm`](Self::arm) was true: the time of work without a notification, such as frames
+    /// that may not be sent yet; on the clock passed to bursts, in ns.
+    fn due(&self) -> Option<u64>;
 
-    /// Asks the peer for no notifications: the queue is being polled.
+    /// Suppresses notifications: the queue is being polled.
     fn disarm(&mut self);
 }
 
 /// Delivers frames to a peer.
 pub trait Egress: Send {
-    /// What the peer takes as it is; anything else must be resolved in software before.
+    /// Offloads that the peer accepts; others must be resolved in software before.
     fn offloads(&self) -> Offloads;
 
-    /// Whether frames may lie in granted memory (see [`shm::Copies`]). Who says so copies a burst's
-    /// frames with one call, and [tells](Burst::mark_unreadable) of those it could not read; to
-    /// others frames are shown in private memory.
-    fn takes_granted(&self) -> bool {
-        false
-    }
+    /// Whether frames may be in granted memory (see [`shm::Copies`]). Such a port copies a burst's
+    /// frames with one host call, and [marks](Burst::mark_unreadable) those it could not read;
+    /// others get frames in private memory.
+    fn takes_granted(&self) -> bool;
 
-    /// Copies the frames `picks` (indices into `burst.frames`) to the peer, in order, headers
-    /// from the private copies. Stops at the first that does not fit now. Returns how many were
-    /// dealt with: delivered, or dropped and counted because the peer could never take them.
-    /// Nothing is visible before [`flush`](Self::flush), nor told before
-    /// [`notify`](Self::notify).
+    /// Copies the frames `picks` (indices into `burst.frames`) to the peer, in order, headers from
+    /// the private copies. Stops at the first that does not fit now. Returns the number handled:
+    /// delivered, or dropped and counted because the peer could never accept them. Nothing is
+    /// visible before [`flush`](Self::flush), nor notified before [`notify`](Self::notify).
     ///
     /// # Errors
-    /// [`Fault`]: the peer broke its protocol; the port is to be stopped. None of `picks` was dealt
-    /// with then: a fault behind frames that were is told at the next call.
+    /// [`Fault`]: the peer broke its protocol; the port must be stopped. None of `picks` was
+    /// handled then: a fault after handled frames is returned by the next call.
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault>;
 
-    /// Like `put` for one frame made on the way: `head` is private, `body` follows it, and lies
-    /// in the sender's memory. False when it does not fit now.
+    /// As `put`, for one frame made by the switch: `head` is private, `body` follows it, and is in
+    /// the sender's memory. False if it does not fit now.
     ///
     /// # Errors
     /// [`Fault`], as for `put`.
@@ -94,52 +86,47 @@ pub trait Egress: Send {
         hdr: &VnetHdr,
     ) -> Result<bool, Fault>;
 
-    /// How many frames of `len` bytes certainly fit now, at most `limit`; asked before a frame is
-    /// segmented, so that its segments are delivered together or not at all. `limit` also when
-    /// the port already sees as much room as it ever can: to wait for more would be in vain, and
-    /// what does not fit is dropped.
+    /// Number of frames of `len` bytes that certainly fit now, at most `limit`; called before a
+    /// frame is segmented, so that its segments are delivered together or not at all. Also `limit`
+    /// if the port already has its maximum room: frames that do not fit then never will, and are
+    /// dropped.
     ///
     /// # Errors
     /// [`Fault`], as for `put`.
     fn room(&mut self, len: u32, limit: usize) -> Result<usize, Fault>;
 
-    /// Its buffers, to be read into; `None`: frames can only be put.
-    fn direct(&mut self) -> Option<&mut dyn Direct> {
-        None
-    }
+    /// Its buffers for direct reads; `None`: not supported.
+    fn direct(&mut self) -> Option<&mut dyn Direct>;
 
-    /// How the peer wants frames spread over its port's queues; asked after `put`, of ports with
-    /// several. `None`: as the switch likes.
-    fn steer(&self) -> Option<Arc<dyn Steer>> {
-        None
-    }
+    /// How the peer wants frames spread over its port's queues; queried after `put`, on ports with
+    /// several. `None`: the switch decides.
+    fn steer(&self) -> Option<Arc<dyn Steer>>;
 
-    /// Makes what was put visible to the peer: once.
+    /// Makes the frames put visible to the peer, in one publication.
     fn flush(&mut self);
 
-    /// Notifies the peer of what was made visible since the last time, if it wants that.
-    fn notify(&mut self) {}
+    /// Notifies the peer of frames made visible since the last call, if it wants that.
+    fn notify(&mut self);
 
-    /// Asks the peer to notify when it has room, and looks a last time. True: still full, for all
-    /// that did not fit since this last was false.
+    /// Requests a notification of room, and re-checks. True: still full, for all frames that did
+    /// not fit since this last returned false.
     fn arm(&mut self) -> bool;
 
-    /// The peer notified: asks for no more, until the next [`arm`](Self::arm). Not earlier, and
-    /// before those who wait are woken, or one would sleep on.
-    fn disarm(&mut self) {}
+    /// Suppresses notifications after the peer notified, until the next [`arm`](Self::arm). Call it
+    /// before waiting workers are woken, or one could miss its wake-up.
+    fn disarm(&mut self);
 }
 
-/// How a peer wants frames spread over the egress queues of its port. One that wants something else
-/// by now gives another of these.
+/// How a peer wants frames spread over the egress queues of its port. A change is a new object.
 pub trait Steer: Send + Sync {
-    /// The queue, below `queues`, for a frame whose private head this is.
+    /// Selects the queue, below `queues`, for a frame with this private head.
     fn queue(&self, head: &[u8], queues: u16) -> u16;
 }
 
-/// A peer broke its protocol, or went away. Its port stops; no one else notices.
+/// A protocol violation or disconnect of a peer. Its port stops; other ports are unaffected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault(
-    /// What was wrong, for one line of the log.
+    /// The reason, for one line of the log.
     pub String,
 );
 

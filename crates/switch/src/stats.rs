@@ -1,8 +1,8 @@
-//! Counters. Each queue has its own, written only by whoever holds the queue, read by anyone.
+//! Counters: one set per queue, written only by the queue's holder, read by any thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One counter. Has one writer at a time (the holder of its queue), so adding is a load and a
+/// A counter with one writer at a time (the holder of its queue): an addition is a load and a
 /// store, not a locked instruction.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
@@ -14,7 +14,7 @@ impl Counter {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// Raises it to `n`, if it is less: for a counter that keeps a maximum.
+    /// Raises it to `n`, if it is less: for a maximum.
     pub fn raise(&self, n: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).max(n), Ordering::Relaxed);
     }
@@ -25,7 +25,7 @@ impl Counter {
     }
 }
 
-/// A counter that several workers may add to at once: a locked instruction.
+/// A counter with concurrent writers: an addition is a locked instruction.
 #[derive(Debug, Default)]
 pub struct Shared(AtomicU64);
 
@@ -58,7 +58,7 @@ macro_rules! counters {
         pub struct $name { $($(#[$doc])* pub $field: kind!($($kind)?),)* }
 
         impl $name {
-            /// Every counter's name, as it appears in `ctl stats --json`, and value.
+            /// Every counter's name, as in `ctl stats --json`, with its value.
             pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
                 [$((stringify!($field), self.$field.get()),)*].into_iter()
             }
@@ -73,33 +73,33 @@ counters! {
         frames,
         /// Bytes of those, from the destination MAC on.
         bytes,
-        /// Bursts that found something.
+        /// Bursts with frames.
         bursts,
-        /// Looks, whatever they found.
+        /// Polls, empty or not.
         polls,
-        /// Those that found nothing.
+        /// Empty polls.
         polls_empty,
         /// Times the queue was armed and left the poll set.
         sleeps,
-        /// Times it was left alone for a time that was set.
+        /// Times the queue was left until a set time (naps).
         naps,
-        /// Sleeps that a notification ended.
+        /// Sleeps ended by a notification.
         wakes,
-        /// Time its worker spent on it, looks in vain included, in ns.
+        /// Time its worker spent on it, empty polls included, in ns.
         served_ns,
-        /// Times from a wake-up to its first frame's delivery, added up, in ns.
+        /// Sum of the times from a wake-up to its first frame's delivery, in ns.
         first_frame_ns,
-        /// How many of those there were.
+        /// Number of these times.
         first_frames,
-        /// The longest of them, in ns.
+        /// The longest of these times, in ns.
         first_frame_ns_max,
         /// Notifications from the peer.
         kicks,
-        /// Notifications to the peer: its buffers came back.
+        /// Notifications to the peer that buffers were returned.
         calls,
-        /// Frames of those that were read straight into their receiver's buffers.
+        /// Frames read directly into their receiver's buffers.
         direct,
-        /// Frames that were held because their destination was full.
+        /// Frames held because their destination was full.
         holds,
         /// Bursts not taken because the only destination was full.
         pauses,
@@ -107,19 +107,19 @@ counters! {
         drops_runt,
         /// Longer than any legal frame.
         drops_too_long,
-        /// More segments than the switch takes.
+        /// More segments than the switch accepts.
         drops_too_many_segs,
-        /// Offload request that makes no sense or was not negotiated (checksum outside the frame,
-        /// GSO size zero, unknown type).
+        /// Offload request that is invalid or was not negotiated (checksum outside the frame, GSO
+        /// size zero, unknown type).
         drops_bad_hdr,
         /// Buffer outside guest memory.
         drops_bad_addr,
         /// The sender's grant could not be read.
         drops_bad_grant,
-        /// The destination stayed full for too long, or too much was held for it already. Counted
-        /// there, too, as `lost_no_room` or `lost_aged`.
+        /// The destination was full for too long, or its hold queue was full. Counted there, too,
+        /// as `lost_no_room` or `lost_aged`.
         drops_no_room: Shared,
-        /// Its port's link is down, by the toolstack.
+        /// The toolstack set the port's link down.
         drops_down,
         /// No port to deliver to (cross mode without a partner, partner down).
         drops_no_port,
@@ -127,9 +127,9 @@ counters! {
         drops_same_port,
         /// Link-local group address (01:80:c2:00:00:0x), which a bridge must not forward.
         drops_link_local,
-        /// Software segmentation could not make sense of the headers.
+        /// Software segmentation found invalid headers.
         drops_bad_gso,
-        /// Copies of a flooded frame that were not made: the burst's bound.
+        /// Copies of a flooded frame not made, because of the burst's bound.
         drops_made_limit,
     }
 }
@@ -141,47 +141,47 @@ counters! {
         frames,
         /// Bytes of those, from the destination MAC on.
         bytes,
-        /// Groups of frames delivered under one lock.
+        /// Groups of frames, each delivered under one lock.
         groups,
         /// Notifications to the peer.
         calls,
-        /// Times a notification was put off, as the queue's call policy says.
+        /// Notifications delayed by the queue's call policy.
         calls_late,
-        /// Notifications from the peer: it made room.
+        /// Notifications from the peer that it made room.
         kicks,
         /// Times a frame did not fit at once.
         full,
-        /// Frames that were held here because the queue was full.
+        /// Frames held here because the queue was full.
         holds,
-        /// Frames of senders that were lost because the queue was full, and too many were held.
+        /// Frames dropped because the queue and its hold queue were full.
         lost_no_room,
-        /// Frames of senders that were held here for too long, and given up.
+        /// Frames held here for too long, and dropped.
         lost_aged,
-        /// Time that workers spent on delivering what was held here, once there was room, in ns.
+        /// Time workers spent on delivering held frames, in ns.
         served_ns: Shared,
-        /// Times the queue's lock was taken by another worker.
+        /// Times the queue's lock was held by another worker.
         contended,
         /// Frames made by software segmentation.
         segmented,
         /// Frames whose checksum was computed in software.
         checksummed,
-        /// Frames the peer could never take: longer than its MTU or than all its buffers.
+        /// Frames the peer could never accept: longer than its MTU or than all its buffers.
         drops_too_long,
-        /// The peer's buffer lay outside its memory.
+        /// The peer's buffer was outside its memory.
         drops_bad_addr,
-        /// The peer's buffers lie in too many pieces.
+        /// The peer's buffers were in too many pieces.
         drops_too_many_segs,
         /// The peer's grant could not be written.
         drops_bad_grant,
-        /// Multicast the peer did not ask for.
+        /// Multicast frames for groups that the peer did not join.
         drops_filtered,
-        /// The queue is not started or not enabled.
+        /// The queue was not started or not enabled.
         drops_down,
         /// Copies of flooded frames that did not fit.
         drops_no_room,
         /// Copies of flooded frames that were held for too long.
         drops_aged,
-        /// Frames that were held when the queue's peer went away.
+        /// Frames held when the queue's peer disconnected.
         drops_held_down,
     }
 }

@@ -1,36 +1,36 @@
-//! Automatic receive steering: what comes for a flow takes the queue that the guest sends it on,
-//! whose processor then does both (virtio 1.2, "Automatic receive steering in multiqueue mode";
-//! Linux' tun does the same).
+//! Automatic receive steering: frames to a flow use the queue on which the guest sends it, so that
+//! one CPU handles both directions (virtio 1.2, "Automatic receive steering in multiqueue mode"; as
+//! in Linux's tun).
 //!
-//! Order comes first. The first frame of a flow, in whichever direction, decides: of one that
-//! comes before the guest sent any, the hash does. It stays so until the flow was silent for some
-//! seconds, also if the guest goes on sending on another queue.
+//! Order has priority. The first frame of a flow, in either direction, decides: if it is towards
+//! the guest, the hash does. The queue is kept until the flow was idle for some seconds, even if
+//! the guest continues on another queue.
 //!
-//! A port remembers [`FLOWS`] flows, each at one place of a table by its hash. One that finds its
-//! place taken goes by its hash alone.
+//! A port tracks [`FLOWS`] flows, each at one place of a table by its hash. A flow whose place is
+//! taken uses its hash alone.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Flows that a port remembers.
+/// Number of flows that a port tracks.
 const FLOWS: usize = 4096;
-/// A flow of which nothing passed for so long, in seconds, leaves its place to any.
+/// Idle time after which a flow's place is free, in seconds.
 const SILENT_S: u16 = 5;
 
-/// Which queue of a port each flow takes. Any worker may ask and tell.
+/// Table of a port's flows and their queues. Shared by all workers.
 pub(crate) struct Steering {
-    /// Hash, queue plus one, and when in seconds; 0: free. None where there is but one queue.
+    /// Hash, queue plus one, and time in seconds; 0: free. `None` for a port with one queue.
     flows: Box<[AtomicU64]>,
 }
 
 impl Steering {
-    /// For a port with so many queues.
+    /// Creates the table of a port with `queues` queues.
     pub fn new(queues: usize) -> Self {
         let flows = if queues > 1 { FLOWS } else { 0 };
         Self { flows: (0..flows).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// A frame of the flow with `hash` passes, on `queue` if it is up to that. The queue that the
-    /// flow takes; `None`: another has its place.
+    /// Records a frame of the flow with `hash`; a new flow gets `queue`. Returns the flow's queue;
+    /// `None`: its place is taken.
     #[inline]
     pub fn queue(&self, hash: u32, queue: u16, now_s: u32) -> Option<u16> {
         let place = self.flows.get(hash as usize % FLOWS)?;
@@ -56,7 +56,7 @@ impl Steering {
     }
 }
 
-/// Another worker may have been a second ahead.
+/// Whether the idle time is over. Another worker's clock may be a second ahead.
 fn is_silent(since_s: u16, now_s: u16) -> bool {
     let for_s = now_s.wrapping_sub(since_s);
     (SILENT_S..u16::MAX - SILENT_S).contains(&for_s)
@@ -70,14 +70,14 @@ fn entry(hash: u32, queue: u16, now_s: u16) -> u64 {
 mod tests {
     use super::*;
 
-    /// A flow at the same place as that with `hash`.
+    /// Hash of another flow at the same place as `hash`.
     fn beside(hash: u32) -> u32 {
         hash.wrapping_add(FLOWS as u32)
     }
 
     #[test]
-    fn first_frame_of_a_flow_decides_until_it_is_silent() {
-        // Seconds wrap meanwhile, in one of them.
+    fn first_frame_of_a_flow_decides_until_it_is_idle() {
+        // In one case the seconds wrap.
         for start_s in [0, 1, 100_000, u32::from(u16::MAX) - 2] {
             let steering = Steering::new(4);
             for hash in [0, 1, 4094, 4096 + 7, u32::MAX] {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn flow_keeps_its_place_until_it_is_silent() {
+    fn flow_keeps_its_place_until_it_is_idle() {
         let steering = Steering::new(2);
         for now_s in 0..8 {
             assert_eq!(steering.queue(5, 1, now_s), Some(1));
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_meet_at_a_flow_agree() {
+    fn concurrent_workers_agree_on_a_flows_queue() {
         for hash in 0..200 {
             let steering = Steering::new(4);
             let ask = |queue| steering.queue(hash, queue, 9);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn port_with_one_queue_remembers_nothing() {
+    fn port_with_one_queue_has_no_table() {
         assert_eq!(Steering::new(1).queue(5, 0, 1), None);
     }
 }

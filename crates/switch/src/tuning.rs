@@ -1,18 +1,18 @@
-//! What an operator can set for an ingress queue while it runs, and what it is doing.
+//! Run-time settings of an ingress queue, and its state.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::poll::{Policy, State};
 
-/// Whether a queue is being drained: asked for by an operator, said to be done by its worker.
+/// Drain state of a queue: requested by an operator, completed by its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Drain {
-    /// New frames are taken.
+    /// Not draining: new frames are taken.
     Off,
-    /// None are to be taken; its worker may not know yet.
-    Asked,
-    /// None are taken.
+    /// A drain was requested; its worker may not have seen that yet.
+    Requested,
+    /// Drained: no frames are taken.
     Done,
 }
 
@@ -21,14 +21,14 @@ impl Drain {
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
-            Self::Asked => "draining",
+            Self::Requested => "draining",
             Self::Done => "drained",
         }
     }
 }
 
-/// Settings of one ingress queue, changed by anyone and read by its worker once per burst; what its
-/// worker is to send for its peer; and its state, for people.
+/// Settings of one ingress queue, changed by any thread and read by its worker once per burst; the
+/// announcement to send for its peer; and its state, for display.
 #[derive(Debug)]
 pub struct Tuning {
     poll: AtomicU64,
@@ -44,7 +44,7 @@ pub struct Tuning {
 const NOTHING: u64 = u64::MAX;
 
 impl Tuning {
-    /// Weight 1.
+    /// Creates settings with this poll policy and weight 1.
     pub fn new(poll: Policy) -> Self {
         Self {
             poll: AtomicU64::new(poll.to_bits()),
@@ -56,18 +56,18 @@ impl Tuning {
         }
     }
 
-    /// When the queue is looked at.
+    /// Poll policy.
     #[inline]
     pub fn poll(&self) -> Policy {
         Policy::from_bits(self.poll.load(Ordering::Relaxed))
     }
 
-    /// Sets [`poll`](Self::poll). The queue's worker is to be told if the queue may be cold.
+    /// Sets [`poll`](Self::poll). Notify the queue's worker if the queue may be cold.
     pub fn set_poll(&self, policy: Policy) {
         self.poll.store(policy.to_bits(), Ordering::Relaxed);
     }
 
-    /// The port's part of a worker's time, against other ports'.
+    /// The port's weight in the sharing of a worker's time.
     #[inline]
     pub fn weight(&self) -> u32 {
         self.weight.load(Ordering::Relaxed)
@@ -83,26 +83,25 @@ impl Tuning {
     pub fn drain(&self) -> Drain {
         match self.drain.load(Ordering::Relaxed) {
             0 => Drain::Off,
-            1 => Drain::Asked,
+            1 => Drain::Requested,
             _ => Drain::Done,
         }
     }
 
-    /// Asks for no more frames to be taken, or for frames again. The queue's worker is to be told,
-    /// if it has one.
+    /// Requests a drain, or its end. Notify the queue's worker, if it has one.
     pub fn set_drain(&self, on: bool) {
         if on {
-            // One that is drained already stays so.
-            let _ = self.swap_drain(Drain::Off, Drain::Asked);
+            // A drained queue stays drained.
+            let _ = self.swap_drain(Drain::Off, Drain::Requested);
         } else {
             self.drain.store(Drain::Off as u8, Ordering::Relaxed);
         }
     }
 
-    /// Told by the queue's worker: it has taken none since it was asked.
+    /// Set by the queue's worker: it has taken no frames since the request.
     pub fn drained(&self) {
-        // Not if it was asked for frames again meanwhile.
-        let _ = self.swap_drain(Drain::Asked, Drain::Done);
+        // Not if the drain was ended in between.
+        let _ = self.swap_drain(Drain::Requested, Drain::Done);
     }
 
     fn swap_drain(&self, from: Drain, to: Drain) -> Result<u8, u8> {
@@ -110,8 +109,8 @@ impl Tuning {
         self.drain.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
     }
 
-    /// Asks the queue's worker to announce an address for its peer, in the queue's own turn, in
-    /// place of one that it was asked for and has not announced. The worker is to be notified.
+    /// Requests that the queue's worker announce an address for its peer, in the queue's own turn.
+    /// Replaces an earlier request that was not served yet. Notify the worker afterwards.
     pub fn announce(&self, mac: [u8; 6]) {
         let [a, b, c, d, e, f] = mac;
         let bits = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
@@ -124,12 +123,12 @@ impl Tuning {
         address(self.announcement.load(Ordering::Relaxed))
     }
 
-    /// The same, which is not to be announced any more by anyone else.
+    /// Takes the address to be announced, so that it is announced once.
     pub fn take_announcement(&self) -> Option<[u8; 6]> {
         address(self.announcement.swap(NOTHING, Ordering::Relaxed))
     }
 
-    /// How the queue is served at the moment.
+    /// Current state of the queue.
     pub fn state(&self) -> State {
         match self.state.load(Ordering::Relaxed) {
             0 => State::Hot,
@@ -138,7 +137,7 @@ impl Tuning {
         }
     }
 
-    /// Told by the queue's worker.
+    /// Set by the queue's worker.
     pub fn set_state(&self, state: State) {
         self.state.store(state as u8, Ordering::Relaxed);
     }
@@ -148,7 +147,7 @@ impl Tuning {
         self.worker.load(Ordering::Relaxed)
     }
 
-    /// Told by whoever gives it to a worker.
+    /// Set when the queue is assigned to a worker.
     pub fn set_worker(&self, worker: u8) {
         self.worker.store(worker, Ordering::Relaxed);
     }

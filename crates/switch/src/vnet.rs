@@ -1,11 +1,11 @@
 //! The virtio-net header (virtio 1.3, 5.1.6), as offload metadata of a frame inside the switch.
 //!
-//! Every port speaks it: virtio rings carry it before each frame, TAP with IFF_VNET_HDR too. A
-//! port without any of it uses [`VnetHdr::NONE`].
+//! Every port uses it: virtio rings have it before each frame, as does a TAP with IFF_VNET_HDR. A
+//! port without offloads uses [`VnetHdr::NONE`].
 
 use crate::account::burst::MADE_MAX;
 
-/// `flags`: checksum from `csum_start` on is to be put at `csum_start + csum_offset`.
+/// `flags`: store the checksum from `csum_start` on at `csum_start + csum_offset`.
 pub const NEEDS_CSUM: u8 = 1;
 /// `flags`: the checksum has been verified.
 pub const DATA_VALID: u8 = 2;
@@ -30,34 +30,34 @@ pub struct VnetHdr {
     pub flags: u8,
     /// One of the `GSO_` types, perhaps with [`GSO_ECN`].
     pub gso_type: u8,
-    /// Length of all headers, as told by the sender; a hint, never trusted.
+    /// Length of all headers, as set by the sender; a hint, never trusted.
     pub hdr_len: u16,
-    /// Payload bytes for each segment.
+    /// Payload of each segment, in bytes.
     pub gso_size: u16,
-    /// Where checksumming starts, from the start of the frame.
+    /// Offset at which checksumming starts, from the start of the frame.
     pub csum_start: u16,
-    /// Where the checksum goes, from `csum_start`.
+    /// Offset of the checksum, from `csum_start`.
     pub csum_offset: u16,
 }
 
-/// What is wrong with a header. The frame is dropped and counted.
+/// Reason to reject a header. The frame is dropped and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadHdr {
-    /// The checksum field would lie outside the frame.
+    /// The checksum field would be outside the frame.
     CsumOutside,
     /// `gso_type` is unknown, or was not negotiated.
     GsoType,
-    /// GSO without NEEDS_CSUM, with segment size zero, or with more segments than a burst may have
-    /// frames made ([`MADE_MAX`]).
+    /// GSO without NEEDS_CSUM, with segment size zero, or with more segments than a burst may make
+    /// ([`MADE_MAX`]).
     GsoSize,
 }
 
-/// Offloads, as one side can take them.
+/// Set of offloads that one side accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offloads {
     /// Partial checksums (CSUM or GUEST_CSUM).
     pub csum: bool,
-    /// Of partial checksums only those over IPv4: Xen's netif tells them apart.
+    /// Partial checksums over IPv4 only: Xen's netif negotiates them separately.
     pub csum_v4_only: bool,
     /// TCP segmentation over IPv4.
     pub tso4: bool,
@@ -83,7 +83,7 @@ impl Offloads {
         uso6: true,
     };
 
-    /// Whether nothing of `other` is missing here.
+    /// Whether all of `other` are included.
     pub fn cover(&self, other: &Self) -> bool {
         (self.csum || !other.csum)
             && (!self.csum_v4_only || !other.csum || other.csum_v4_only)
@@ -94,7 +94,7 @@ impl Offloads {
             && (self.uso6 || !other.uso6)
     }
 
-    /// What is both here and in `other`.
+    /// The intersection with `other`.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         Self {
@@ -108,9 +108,9 @@ impl Offloads {
         }
     }
 
-    /// Whether a frame with the checked header `hdr` can go as it is to one who takes these,
-    /// told without a look at the frame: checksums and UDP segmentation must be taken for both IP
-    /// versions.
+    /// Whether a receiver that accepts these can take a frame with the checked header `hdr`
+    /// unchanged, without parsing the frame: checksums and UDP segmentation must be accepted for
+    /// both IP versions.
     #[inline]
     pub fn take(&self, hdr: &VnetHdr) -> bool {
         let gso = match hdr.gso_type & !GSO_ECN {
@@ -125,13 +125,13 @@ impl Offloads {
 }
 
 impl VnetHdr {
-    /// A frame that asks for nothing.
+    /// Header of a frame without offloads.
     pub const NONE: Self =
         Self { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0 };
     /// Length in bytes on a ring of a legacy guest without MRG_RXBUF.
     pub const LEN: usize = 10;
 
-    /// From the wire (little-endian).
+    /// Decodes the wire format (little-endian).
     #[inline]
     pub fn parse(b: &[u8; Self::LEN]) -> Self {
         let le = |i: usize| u16::from_le_bytes([b[i], b[i + 1]]);
@@ -145,7 +145,7 @@ impl VnetHdr {
         }
     }
 
-    /// To the wire, as little-endian words: the first eight bytes, and the last two.
+    /// Encodes as little-endian words: the first eight bytes, and the last two.
     #[inline]
     pub fn words(&self) -> (u64, u16) {
         let word = u64::from(self.flags)
@@ -156,7 +156,7 @@ impl VnetHdr {
         (word, self.csum_offset)
     }
 
-    /// To the wire (little-endian).
+    /// Encodes the wire format (little-endian).
     #[inline]
     pub fn bytes(&self) -> [u8; Self::LEN] {
         let (word, last) = self.words();
@@ -166,20 +166,20 @@ impl VnetHdr {
         b
     }
 
-    /// Whether the frame asks for nothing: a complete frame of at most the link's size.
+    /// Whether the frame has no offloads: a complete frame of at most the MTU.
     #[inline]
     pub fn is_plain(&self) -> bool {
         self.flags & NEEDS_CSUM == 0 && self.gso_type == GSO_NONE
     }
 
-    /// Checks what a sender claims of a frame of `len` bytes, given what it negotiated, and
-    /// returns the header with everything ignored set to zero.
+    /// Checks the header of a frame of `len` bytes against the negotiated offloads, and returns it
+    /// with all ignored fields set to zero.
     ///
     /// # Errors
-    /// [`BadHdr`]: the frame is to be dropped.
+    /// [`BadHdr`]: the frame must be dropped.
     #[inline]
     pub fn check(self, len: u32, may: Offloads) -> Result<Self, BadHdr> {
-        // The usual frame asks for nothing.
+        // The usual frame has no offloads.
         if self.flags & NEEDS_CSUM == 0 && self.gso_type == GSO_NONE {
             return Ok(Self { flags: self.flags & DATA_VALID, ..Self::NONE });
         }
@@ -201,7 +201,7 @@ impl VnetHdr {
             GSO_UDP_L4 => (may.uso4 || may.uso6) && hdr.gso_type & GSO_ECN == 0,
             _ => false,
         };
-        // A driver may set the ECN bit only when it negotiated it; others cannot know the rule.
+        // A driver may set the ECN bit only if it negotiated ECN.
         if !known || (hdr.gso_type & GSO_ECN != 0 && !may.ecn) {
             return Err(BadHdr::GsoType);
         }
@@ -210,7 +210,7 @@ impl VnetHdr {
         } else if hdr.gso_size == 0 || hdr.flags & NEEDS_CSUM == 0 {
             return Err(BadHdr::GsoSize);
         }
-        // At least a UDP header is before the payload.
+        // At least a UDP header precedes the payload.
         let payload = len.saturating_sub(u32::from(hdr.csum_start) + 8);
         if hdr.gso_size > 0 && payload.div_ceil(hdr.gso_size.into()) > MADE_MAX as u32 {
             return Err(BadHdr::GsoSize);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_negotiated_is_refused() {
+    fn offloads_not_negotiated_are_refused() {
         assert_eq!(TSO.check(3000, Offloads::ALL), Ok(TSO));
         let no_tso = Offloads { tso4: false, ..Offloads::ALL };
         assert_eq!(TSO.check(3000, no_tso), Err(BadHdr::GsoType));
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn gso_size_that_makes_more_segments_than_a_burst_may_is_refused() {
         let of = |gso_size| VnetHdr { gso_size, ..TSO };
-        // The longest frame, in the smallest segments of any use: payload from byte 54 on.
+        // The longest frame, in the smallest useful segments: payload from byte 54 on.
         assert!(of(64).check(GSO_LEN_MAX, Offloads::ALL).is_ok());
         for (size, len) in [(63, GSO_LEN_MAX), (1, 3000), (32, 34_000)] {
             assert_eq!(of(size).check(len, Offloads::ALL), Err(BadHdr::GsoSize));
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn frame_goes_as_it_is_only_to_one_who_takes_all_it_asks_for() {
+    fn frame_passes_unchanged_only_to_a_receiver_with_all_its_offloads() {
         let all = Offloads::ALL;
         let udp = VnetHdr { gso_type: GSO_UDP_L4, ..TSO };
         let ecn = VnetHdr { gso_type: GSO_TCPV6 | GSO_ECN, ..TSO };
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_without_their_flag_are_forgotten() {
+    fn fields_without_their_flag_are_cleared() {
         let junk = VnetHdr {
             flags: 0xfc,
             gso_type: 0,

@@ -1,8 +1,8 @@
 //! Fair shares over several workers, in virtual time: workers serve queues by deficit round-robin,
-//! measure their load, and move queues, by the objects that the program's workers use.
+//! measure their load, and move queues, with the same objects as the program's workers.
 //!
-//! Issue 14, row 16: two full workers counted as even, whatever they served: a split of nine
-//! floods to one stayed as it was.
+//! Issue 14, row 16: two full workers counted as even, regardless of their queues: a split of nine
+//! floods to one stayed.
 
 #[path = "common/random.rs"]
 mod random;
@@ -13,29 +13,29 @@ use switch::fair::{self, Move, Share};
 use random::Random;
 
 const WINDOW_NS: u64 = 1_000_000;
-const LOOK_NS: u64 = 100;
+const POLL_NS: u64 = 100;
 const SECOND_NS: u64 = 1_000_000_000;
-/// As in the program: measurements after a queue came or went before another goes.
+/// As in the program: number of measurements after a change of queues before the next move.
 const SETTLE: u32 = 3;
 
-/// What a queue's guest does.
+/// Load of a queue's guest.
 #[derive(Clone, Copy, Debug)]
 enum Guest {
     /// Always has frames.
     Floods,
-    /// So many ns of work, every so many ns.
-    Asks(u64, u64),
+    /// This many ns of work, at an interval in ns.
+    Periodic(u64, u64),
 }
 
 struct Queue {
     port: usize,
     weight: u32,
     guest: Guest,
-    /// What a burst takes.
+    /// Duration of a burst, in ns.
     burst_ns: u64,
     on: usize,
     next_ns: u64,
-    /// Work that waits, in ns.
+    /// Pending work, in ns.
     waiting_ns: u64,
     asked_ns: u64,
     served_ns: u64,
@@ -46,7 +46,7 @@ struct Queue {
 
 impl Queue {
     fn come(&mut self, now: u64) {
-        if let Guest::Asks(work, every) = self.guest {
+        if let Guest::Periodic(work, every) = self.guest {
             while self.next_ns <= now {
                 self.waiting_ns += work;
                 self.asked_ns += work;
@@ -55,13 +55,13 @@ impl Queue {
         }
     }
 
-    /// One burst: how long it takes; 0: there is nothing.
+    /// Runs one burst; returns its duration, 0 without work.
     fn burst(&mut self, now: u64, random: &mut Random) -> u64 {
         self.come(now);
         let most = self.burst_ns * (90 + random.within(21)) / 100;
         match self.guest {
             Guest::Floods => most,
-            Guest::Asks(..) => {
+            Guest::Periodic(..) => {
                 let took = self.waiting_ns.min(most);
                 self.waiting_ns -= took;
                 took
@@ -81,7 +81,7 @@ struct Worker {
     elsewhere: Vec<(u32, u32)>,
 }
 
-/// Whether queues move by load alone, as they once did.
+/// Whether queues move by load alone, as in an earlier version.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Balance {
     Levels,
@@ -94,7 +94,7 @@ struct Machine {
     leveller: Leveller,
     balance: Balance,
     random: Random,
-    /// Whether the CPU is now and then taken from a worker.
+    /// Whether workers lose the CPU occasionally.
     preempts: bool,
     moves: u64,
 }
@@ -116,7 +116,7 @@ impl Machine {
         let burst_ns = 2_000 + self.random.within(20_000);
         let next_ns = match guest {
             Guest::Floods => 0,
-            Guest::Asks(_, every) => self.random.within(every),
+            Guest::Periodic(_, every) => self.random.within(every),
         };
         self.queues.push(Queue {
             port,
@@ -177,15 +177,15 @@ impl Machine {
                 if took > 0 && self.preempts && self.random.within(2_000) == 0 {
                     took += self.random.within(8_000_000);
                 }
-                now += took + LOOK_NS;
+                now += took + POLL_NS;
                 queue.served_ns += took;
                 queue.backlog.looked(took > 0, now);
                 if took == 0 {
                     break;
                 }
-                queue.busy_ns += took + LOOK_NS;
-                self.workers[me].window.1 += took + LOOK_NS;
-                queue.share.charge(took + LOOK_NS);
+                queue.busy_ns += took + POLL_NS;
+                self.workers[me].window.1 += took + POLL_NS;
+                queue.share.charge(took + POLL_NS);
                 if mine.len() == 1 {
                     break;
                 }
@@ -193,8 +193,8 @@ impl Machine {
         }
         let worker = &mut self.workers[me];
         worker.asleep = mine.is_empty();
-        // Where all are in debt, or nothing waits, some time passes.
-        worker.now = if now == worker.now { now + LOOK_NS } else { now };
+        // If all are in debt, or there is no work, some time passes.
+        worker.now = if now == worker.now { now + POLL_NS } else { now };
         if mine.is_empty() {
             worker.now += 20_000;
         }
@@ -258,7 +258,7 @@ impl Machine {
         let queue = &mut self.queues[at];
         let from = std::mem::replace(&mut queue.on, to);
         if from != to {
-            // The taker is not in the past of what it was served.
+            // The new worker's clock must not be before the queue's last service.
             let now = self.workers[from].now;
             self.workers[to].now = self.workers[to].now.max(now.min(self.workers[to].now + 50_000));
             queue.share = Share::default();
@@ -271,7 +271,7 @@ impl Machine {
         }
     }
 
-    /// Each port's time in `length` from now on, and how many queues moved.
+    /// Runs for `length`; returns each port's time, and the number of moves.
     fn second(&mut self, length: u64) -> (Vec<u64>, u64) {
         let ports = self.queues.iter().map(|queue| queue.port + 1).max().unwrap_or(0);
         let of = |machine: &Self| {
@@ -292,14 +292,14 @@ fn jain(shares: impl Iterator<Item = f64> + Clone) -> f64 {
     sum * sum / (shares.count() as f64 * squares)
 }
 
-/// Of the times that equal floods were served.
+/// Jain's index of the times that equal floods were served.
 fn evenness(served: &[u64]) -> f64 {
     jain(served.iter().map(|ns| *ns as f64))
 }
 
 /// Issue 14, row 16.
 #[test]
-fn equal_floods_are_served_for_the_same_time_wherever_they_begin() {
+fn equal_floods_are_served_for_the_same_time_from_any_placement() {
     let mut least: f64 = 1.0;
     for workers in 2..=4 {
         for floods in workers..=20 {
@@ -323,7 +323,7 @@ fn equal_floods_are_served_for_the_same_time_wherever_they_begin() {
                 );
                 println!("{what}");
                 assert!(index >= 0.98, "{what}");
-                // Even splits stay; others take turns.
+                // Even splits stay; others alternate.
                 let most = if floods % workers == 0 { 0 } else { 60 * (workers as u64 - 1) };
                 assert!(moves <= most, "{what}");
             }
@@ -332,7 +332,7 @@ fn equal_floods_are_served_for_the_same_time_wherever_they_begin() {
     println!("least: {least:.4}");
 }
 
-/// Issue 14, row 16, as it was: by load alone two full workers are even.
+/// Issue 14, row 16, the earlier behaviour: by load alone two full workers are even.
 #[test]
 fn canary_by_load_alone_full_workers_stay_uneven() {
     let mut machine = Machine::new(2, 1);
@@ -343,8 +343,8 @@ fn canary_by_load_alone_full_workers_stay_uneven() {
     assert!(evenness(&served) < 0.4 && moves == 0, "{moves} {served:?}");
 }
 
-/// What each of these is due of so many workers' time, in ns a second: what it asks for at most,
-/// else the same for each unit of weight. By halving intervals, unlike the program.
+/// Time each port is due of the workers' time, in ns per second: at most its demand, otherwise the
+/// same per unit of weight. Computed by bisection, unlike in the program.
 fn due(workers: usize, ports: &[(f64, f64)]) -> Vec<f64> {
     let at = |level: f64| ports.iter().map(move |(weight, most)| (level * weight).min(*most));
     let (mut low, mut high) = (0.0, workers as f64);
@@ -386,7 +386,7 @@ fn floods_of_any_weights_are_served_by_weight() {
 }
 
 #[test]
-fn light_ports_get_all_they_ask_for_and_floods_the_same_of_the_rest() {
+fn light_ports_get_their_demand_and_floods_equal_parts_of_the_rest() {
     for seed in 0..25 {
         let mut random = Random(seed);
         let workers = 2 + random.within(3) as usize;
@@ -395,11 +395,16 @@ fn light_ports_get_all_they_ask_for_and_floods_the_same_of_the_rest() {
         machine.floods(&vec![1; floods], |at| at * at % workers);
         let mut ports = vec![(1.0, 1.0); floods];
         for port in floods..floods + light {
-            // Up to a third of what each would have if all were floods.
+            // Up to a third of each one's share if all were floods.
             let every = 100_000 + random.within(900_000);
             let most = every * workers as u64 / (3 * (floods + light) as u64);
             let work = 1 + random.within(most);
-            machine.add(port, 1, Guest::Asks(work, every), random.within(workers as u64) as usize);
+            machine.add(
+                port,
+                1,
+                Guest::Periodic(work, every),
+                random.within(workers as u64) as usize,
+            );
             ports.push((1.0, work as f64 / every as f64));
         }
         machine.run_until(SECOND_NS);
@@ -417,7 +422,7 @@ fn light_ports_get_all_they_ask_for_and_floods_the_same_of_the_rest() {
 }
 
 #[test]
-fn queues_of_a_port_share_its_part_whichever_workers_serve_them() {
+fn queues_of_a_port_share_its_part_on_any_workers() {
     for seed in 0..25 {
         let mut random = Random(seed);
         let workers = 2 + random.within(3) as usize;
@@ -446,7 +451,7 @@ fn queues_of_a_port_share_its_part_whichever_workers_serve_them() {
 }
 
 #[test]
-fn worker_that_loses_its_cpu_now_and_then_does_not_set_queues_going() {
+fn worker_that_loses_its_cpu_occasionally_causes_no_moves() {
     for (workers, floods) in [(2, 2), (2, 3), (2, 10), (2, 11), (3, 6), (4, 20)] {
         let mut machine = Machine::new(workers, floods as u64);
         machine.preempts = true;

@@ -1,11 +1,11 @@
-//! What a flooder costs its neighbours, in virtual time: one worker serves eight quiet ports and
-//! one that always has frames, by deficit round-robin, as the program's does.
+//! Effect of a flooder on other ports, in virtual time: one worker serves eight light ports and one
+//! that always has frames, by deficit round-robin, as in the program.
 //!
-//! A quiet port is served for all that it asks for as long as that is less than its share of the
-//! worker's time, and for its share if it is not. Its lone frame waits for the flooder once: for a
-//! quantum, and for what the last burst took beyond that. On a worker that has nothing else to do
-//! this is many times the waiting without the flooder, which is next to nothing; where neighbours
-//! wait for each other, floods of small frames less than double it.
+//! A light port is served for its whole demand if that is less than its share of the worker's time,
+//! otherwise for its share. Its single frame waits for the flooder once: for a quantum, and for the
+//! last burst's excess over it. On an otherwise idle worker this is many times the wait without the
+//! flooder, which is almost 0; if light ports wait for each other, floods of small frames less than
+//! double the wait.
 
 #[path = "common/random.rs"]
 mod random;
@@ -18,10 +18,10 @@ use switch::frame::BURST_MAX;
 use random::Random;
 
 const QUIET: usize = 8;
-const LOOK_NS: u64 = 100;
+const POLL_NS: u64 = 100;
 const LENGTH_NS: u64 = 500_000_000;
 
-/// What each quiet port sends: so many frames at once, every so many ns, at random times.
+/// Load of each light port: frames per train, period and cost in ns; trains at random times.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     frames: u64,
@@ -30,7 +30,7 @@ struct Load {
 }
 
 impl Load {
-    /// Of the worker's time, all quiet ports together.
+    /// Part of the worker's time for all light ports together.
     fn part(self) -> f64 {
         (QUIET as u64 * self.frames * self.frame_ns) as f64 / self.period_ns as f64
     }
@@ -38,7 +38,7 @@ impl Load {
 
 struct Port {
     share: Share,
-    /// When each waiting frame came.
+    /// Arrival time of each waiting frame.
     frames: VecDeque<u64>,
     next_ns: u64,
     served_ns: u64,
@@ -46,16 +46,16 @@ struct Port {
     late: Vec<u64>,
 }
 
-/// Whether ports take turns by their shares.
+/// How ports take turns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turns {
     ByShare,
-    /// Each as long as it has frames, up to this many bursts: broken, to see that it shows.
+    /// Each while it has frames, up to this many bursts: deliberately wrong, to show in the test.
     Bursts(u32),
 }
 
 struct Seen {
-    /// The least time that a quiet port was served, in parts of what it asked for, and of all.
+    /// The least time that a light port was served, relative to its demand, and to the total.
     served: f64,
     share: f64,
     flooder_ns: u64,
@@ -69,22 +69,22 @@ impl Port {
         while self.next_ns <= now {
             self.frames.extend((0..load.frames).map(|_| self.next_ns));
             self.asked_ns += load.frames * load.frame_ns;
-            // Half as late again at most, or as early: the mean is the period.
+            // Between half a period and one and a half: the mean is the period.
             self.next_ns += load.period_ns / 2 + random.within(load.period_ns);
         }
     }
 
-    /// One burst; its end.
+    /// Runs one burst; returns its end.
     fn burst(&mut self, load: Load, now: u64) -> u64 {
         let frames = self.frames.len().min(BURST_MAX);
         self.late.extend(self.frames.drain(..frames).map(|came| now - came));
         let took = frames as u64 * load.frame_ns;
         self.served_ns += took;
-        now + LOOK_NS + took
+        now + POLL_NS + took
     }
 }
 
-/// Quiet ports alone, or beside one that floods with frames of so many ns each.
+/// Runs light ports alone, or with one that floods with frames of this cost in ns.
 fn run(load: Load, flood_frame_ns: Option<u64>, turns: Turns) -> Seen {
     let mut random = Random(1);
     let port = |next_ns| Port {
@@ -115,7 +115,7 @@ fn run(load: Load, flood_frame_ns: Option<u64>, turns: Turns) -> Seen {
         }
         let Some(share) = &mut flooder else { continue };
         share.grant(1, 1);
-        let took = LOOK_NS + BURST_MAX as u64 * flood_frame_ns.unwrap_or(0);
+        let took = POLL_NS + BURST_MAX as u64 * flood_frame_ns.unwrap_or(0);
         let mut bursts = 0;
         while match turns {
             Turns::ByShare => share.may(),
@@ -136,21 +136,21 @@ fn run(load: Load, flood_frame_ns: Option<u64>, turns: Turns) -> Seen {
     Seen { served, share, flooder_ns, p50: at(50), p99: at(99), max: at(100) }
 }
 
-/// A flooder's frames, in ns each: of 60 bytes, of 9000.
+/// Cost of a flooder's frames in ns: of 60 bytes, of 9000 bytes.
 const FLOODS: [u64; 2] = [60, 1_500];
-/// Lone frames; trains that keep the worker busy for a third of its time, and for most of it.
+/// Single frames; trains that use a third of the worker's time, and most of it.
 const LONE: Load = Load { frames: 1, period_ns: 100_000, frame_ns: 60 };
 const TRAINS: Load = Load { frames: 32, period_ns: 200_000, frame_ns: 300 };
-const CROWD: Load = Load { frames: 64, period_ns: 200_000, frame_ns: 300 };
-/// More than there is time for.
+const BUSY: Load = Load { frames: 64, period_ns: 200_000, frame_ns: 300 };
+/// More than the worker's time.
 const TOO_MUCH: Load = Load { frames: 64, period_ns: 120_000, frame_ns: 300 };
 
-/// Both, told.
+/// Runs without and with a flooder; prints both.
 fn beside(load: Load, flood_frame_ns: u64) -> (Seen, Seen) {
     let alone = run(load, None, Turns::ByShare);
     let beside = run(load, Some(flood_frame_ns), Turns::ByShare);
     let part = load.part() * 100.0;
-    println!("neighbours ask for {part:.0} %, a flood of {flood_frame_ns} ns a frame:");
+    println!("light ports need {part:.0} %, a flood of {flood_frame_ns} ns per frame:");
     for (name, seen) in [("alone", &alone), ("beside", &beside)] {
         let Seen { served, share, flooder_ns, p50, p99, max } = seen;
         println!("  {name:6} p50 {p50}, p99 {p99}, max {max} ns; served {served:.3} of it,");
@@ -160,9 +160,9 @@ fn beside(load: Load, flood_frame_ns: u64) -> (Seen, Seen) {
 }
 
 #[test]
-fn neighbours_get_what_they_ask_for_or_their_share() {
+fn light_ports_get_their_demand_or_their_share() {
     for flood in FLOODS {
-        for load in [LONE, TRAINS, CROWD] {
+        for load in [LONE, TRAINS, BUSY] {
             let (_, beside) = beside(load, flood);
             assert!(beside.served > 0.99, "{load:?}");
         }
@@ -172,18 +172,18 @@ fn neighbours_get_what_they_ask_for_or_their_share() {
 }
 
 #[test]
-fn a_lone_frame_waits_for_one_turn_of_the_flooder() {
+fn a_single_frame_waits_for_one_turn_of_the_flooder() {
     for flood in FLOODS {
         let (alone, beside) = beside(LONE, flood);
-        // Its last burst begins within the quantum.
-        let turn = u64::from(QUANTUM_NS) + LOOK_NS + BURST_MAX as u64 * flood;
+        // Its last burst starts within the quantum.
+        let turn = u64::from(QUANTUM_NS) + POLL_NS + BURST_MAX as u64 * flood;
         assert!(beside.max <= alone.max + turn, "{} {} {turn}", beside.max, alone.max);
     }
 }
 
 #[test]
-fn neighbours_that_wait_for_each_other_wait_less_than_twice_as_long() {
-    for load in [TRAINS, CROWD] {
+fn light_ports_that_wait_for_each_other_wait_less_than_twice_as_long() {
+    for load in [TRAINS, BUSY] {
         let (alone, beside) = beside(load, FLOODS[0]);
         assert!(beside.p99 < 2 * alone.p99, "{} {}", beside.p99, alone.p99);
     }
@@ -193,8 +193,8 @@ fn neighbours_that_wait_for_each_other_wait_less_than_twice_as_long() {
 fn canary_turns_by_bursts_are_neither_fair_nor_short() {
     let turns = Turns::Bursts(8);
     assert!(run(TOO_MUCH, Some(FLOODS[1]), turns).share < 0.9 / (QUIET + 1) as f64);
-    let (alone, beside) = (run(CROWD, None, turns), run(CROWD, Some(FLOODS[0]), turns));
+    let (alone, beside) = (run(BUSY, None, turns), run(BUSY, Some(FLOODS[0]), turns));
     assert!(beside.p99 > 2 * alone.p99, "{} {}", beside.p99, alone.p99);
     let lone = run(LONE, Some(FLOODS[1]), turns);
-    assert!(lone.max > u64::from(QUANTUM_NS) + LOOK_NS + BURST_MAX as u64 * FLOODS[1]);
+    assert!(lone.max > u64::from(QUANTUM_NS) + POLL_NS + BURST_MAX as u64 * FLOODS[1]);
 }

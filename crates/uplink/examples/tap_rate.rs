@@ -1,4 +1,4 @@
-//! What a frame costs in a TAP queue, by batch size: `unshare -n target/release/examples/tap_rate`.
+//! Cost of a frame in a TAP queue, by batch size: `unshare -n target/release/examples/tap_rate`.
 
 use std::net::UdpSocket;
 use std::num::NonZeroU16;
@@ -70,7 +70,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     .for_each(|_| drop(socket.send_to(&[0; 1472][..len - 42], "10.9.0.2:9")));
                 timed(|| read_all(&mut fd, &mut memory, n))
             });
-            // To no one: the kernel drops it as soon as it looks.
+            // To an unknown address: the kernel drops it at once.
             let frame = [&[0; VNET_LEN][..], &[2; 12], &[8, 0], &vec![0; len - 14]].concat();
             let write = best(|| timed(|| write_all(&mut fd, &frame, n)));
             println!("{len:5}  {n:2} {batching:6?} {empty:9} {read:9} {write:9}");

@@ -1,6 +1,6 @@
-//! Two TAP interfaces joined by one thread, with no switch between:
-//! `wire NETNS_A NETNS_B [plain]` makes `wire0` in both namespaces and moves frames until killed.
-//! Prints what passed each way once a second.
+//! Two TAP interfaces joined by one thread, with no switch between: `wire NETNS_A NETNS_B [plain]`
+//! makes `wire0` in both namespaces and moves frames until killed. Prints the rate in each
+//! direction once a second.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -28,15 +28,15 @@ fn end(netns: &str, batching: Batching) -> Result<End, Box<dyn std::error::Error
     Ok(End { ingress, egress, seen })
 }
 
-/// One burst from `from` to `to`; returns how many frames.
+/// Moves one burst from `from` to `to`; returns the number of frames.
 fn pass(from: &mut End, to: &mut End, burst: &mut Burst<'static>) -> usize {
     let picks: [u16; 64] = std::array::from_fn(|i| i as u16);
     let shown = from.ingress.burst(64, 0, burst, &mut |burst| {
         burst.snapshot();
         let n = burst.frames.len();
-        to.egress.put(burst, &picks[..n]).expect("the interface is there");
+        to.egress.put(burst, &picks[..n]).expect("the interface exists");
     });
-    shown.expect("the interface is there")
+    shown.expect("the interface exists")
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -45,15 +45,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let batching = if rest.is_empty() { Batching::Auto } else { Batching::Plain };
     let (mut a, mut b) = (end(a, batching)?, end(b, batching)?);
     let mut burst = Burst::default();
-    let mut told = Instant::now();
+    let mut printed = Instant::now();
     let mut last = [0; 4];
     loop {
         let frames = pass(&mut a, &mut b, &mut burst) + pass(&mut b, &mut a, &mut burst);
         if frames == 0 {
             std::thread::sleep(Duration::from_micros(20));
         }
-        if told.elapsed() >= Duration::from_secs(1) {
-            told = Instant::now();
+        if printed.elapsed() >= Duration::from_secs(1) {
+            printed = Instant::now();
             let seen = [&a.seen, &b.seen];
             let now = [0, 1, 2, 3].map(|i| match i & 1 {
                 0 => seen[i / 2].frames.get(),

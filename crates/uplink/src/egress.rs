@@ -1,12 +1,13 @@
-//! Frames from the switch into a TAP queue.
+//! Egress to a TAP queue.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use shm::Seg;
+use switch::direct::Direct;
 use switch::frame::{Burst, HEAD_LEN};
-use switch::port::{Egress, Fault};
+use switch::port::{Egress, Fault, Steer};
 use switch::stats::EgressStats;
 use switch::vnet::{Offloads, VnetHdr};
 
@@ -14,18 +15,18 @@ use crate::VNET_LEN;
 use crate::fd::{BATCH, TapFd};
 use crate::sys::Io;
 
-/// The virtio-net header and the private copy of the frame's first bytes, in one piece.
+/// The virtio-net header and the private copy of the frame's first bytes, adjacent.
 type Start = [u8; VNET_LEN + HEAD_LEN];
 
 /// One TAP queue as a destination of frames.
 ///
 /// A group of frames is written with one system call: header and first bytes from private memory,
-/// the rest straight from the sender's. The kernel handles each frame inside that call, so there
-/// is nothing to publish: `flush` does nothing.
+/// the rest directly from the sender's. The kernel handles each frame inside that call, so there is
+/// nothing to publish: `flush` does nothing.
 ///
-/// What the kernel refuses for want of room or memory (EAGAIN, ENOBUFS, ENOMEM) at the end of a
-/// group does not fit now, and is told so. In the middle of a group it is dropped and counted
-/// (`drops_no_room`): the frames after it have been delivered, and it must not come after them.
+/// Frames at the end of a group that the kernel refuses for lack of room or memory (EAGAIN,
+/// ENOBUFS, ENOMEM) are returned as not fitting now. In the middle of a group they are dropped and
+/// counted (`drops_no_room`): later frames have been delivered, and must not be overtaken.
 pub struct TapEgress {
     fd: TapFd,
     starts: Vec<Start>,
@@ -35,13 +36,13 @@ pub struct TapEgress {
 }
 
 impl TapEgress {
-    /// Delivers to `fd`, which takes `offloads` ([`crate::Tap::offloads_write`]).
+    /// Creates egress to `fd`, which accepts `offloads` ([`crate::Tap::offloads_write`]).
     pub fn new(fd: TapFd, offloads: Offloads, stats: Arc<EgressStats>) -> Self {
         let starts = vec![[0; VNET_LEN + HEAD_LEN]; BATCH];
         Self { fd, starts, lens: Vec::with_capacity(BATCH), offloads, stats }
     }
 
-    /// Writes up to [`BATCH`] frames with one system call; returns how many were dealt with.
+    /// Writes up to [`BATCH`] frames with one system call; returns the number handled.
     fn write(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
         self.lens.clear();
         for (start, pick) in self.starts.iter_mut().zip(picks) {
@@ -70,9 +71,9 @@ impl TapEgress {
     }
 }
 
-/// Puts the virtio-net header of a frame of `len` bytes at the start.
+/// Writes the virtio-net header of a frame of `len` bytes at the start.
 fn fill(start: &mut Start, hdr: &VnetHdr, len: u32) {
-    // The kernel refuses a header length beyond the frame; the sender may have said anything.
+    // The kernel refuses a header length beyond the frame; the sender's value is unchecked.
     let hdr_len = hdr.hdr_len.min(u16::try_from(len).unwrap_or(u16::MAX));
     start[..VnetHdr::LEN].copy_from_slice(&VnetHdr { hdr_len, ..*hdr }.bytes());
 }
@@ -81,9 +82,9 @@ fn no_room(result: Io) -> bool {
     matches!(result, Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM))
 }
 
-/// Counts what became of each frame; returns how many were dealt with.
+/// Counts the result of each frame; returns the number handled.
 fn settle(results: &[Io], lens: &[u32], stats: &EgressStats) -> Result<usize, Fault> {
-    // What follows the last frame that went through has been overtaken by none.
+    // Frames after the last delivered one were not overtaken.
     let done = results.iter().rposition(|r| !no_room(*r)).map_or(0, |last| last + 1);
     if done < results.len() {
         stats.full.add(1);
@@ -97,12 +98,12 @@ fn settle(results: &[Io], lens: &[u32], stats: &EgressStats) -> Result<usize, Fa
                 bytes += u64::from(*len);
             }
             Err(Errno::IO) => stats.drops_down.add(1),
-            // The sender took its memory away under the frame.
+            // The sender truncated the frame's memory.
             Err(Errno::FAULT) => stats.drops_bad_addr.add(1),
             Err(Errno::BADFD) => return Err(Fault("the TAP interface was removed".into())),
             Err(_) if no_room(*result) => stats.drops_no_room.add(1),
-            // EINVAL: the kernel makes no sense of the frame (offload request and headers do not
-            // agree, shorter than an Ethernet header). It could never take it.
+            // EINVAL: the frame is invalid for the kernel (offload request and headers do not
+            // agree, shorter than an Ethernet header). It would never be accepted.
             Err(_) => stats.drops_too_long.add(1),
         }
     }
@@ -114,6 +115,10 @@ fn settle(results: &[Io], lens: &[u32], stats: &EgressStats) -> Result<usize, Fa
 impl Egress for TapEgress {
     fn offloads(&self) -> Offloads {
         self.offloads
+    }
+
+    fn takes_granted(&self) -> bool {
+        false
     }
 
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
@@ -146,11 +151,23 @@ impl Egress for TapEgress {
         Ok(limit)
     }
 
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        None
+    }
+
+    fn steer(&self) -> Option<Arc<dyn Steer>> {
+        None
+    }
+
     fn flush(&mut self) {}
+
+    fn notify(&mut self) {}
 
     fn arm(&mut self) -> bool {
         false
     }
+
+    fn disarm(&mut self) {}
 }
 
 impl AsFd for TapEgress {
@@ -180,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn frame_that_others_have_overtaken_is_dropped() {
+    fn refused_frame_before_a_delivered_one_is_dropped() {
         let (done, stats) = settled(&[Ok(112), FULL, Ok(112), Err(Errno::NOMEM)]);
         assert_eq!(done, Ok(3));
         assert_eq!((stats.frames.get(), stats.drops_no_room.get()), (2, 1));

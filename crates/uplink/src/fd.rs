@@ -1,4 +1,4 @@
-//! One queue of a TAP interface, and how frames pass it.
+//! One queue of a TAP interface, with batched reads and writes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,11 +9,11 @@ use crate::sys::{Engine, ReadBatch, WriteBatch};
 /// Most frames one batch moves in one system call; a longer batch takes several.
 pub(crate) const BATCH: usize = 64;
 
-/// How a batch reaches the kernel.
+/// How a batch is passed to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
-    /// io_uring if the kernel lets us have it, else as one of the others. Decided once, when the
-    /// queue is wrapped; [`TapFd::batching`] tells what came of it.
+    /// io_uring if the kernel permits it, otherwise one of the others. Decided once, when the queue
+    /// is wrapped; [`TapFd::batching`] returns the choice.
     Auto,
     /// io_uring for writes only, as before Linux 6.4; else as `Plain`.
     Writes,
@@ -21,8 +21,8 @@ pub enum Batching {
     Plain,
 }
 
-/// One user of a TAP queue. A queue that is read and written by different threads has one for
-/// each direction, both over the same descriptor.
+/// One user of a TAP queue. A queue that is read and written by different threads has one for each
+/// direction, both with the same descriptor.
 pub struct TapFd {
     // Declared first, dropped first: it holds a reference to the file behind `fd`.
     engine: Engine,
@@ -30,7 +30,7 @@ pub struct TapFd {
 }
 
 impl TapFd {
-    /// Wraps a queue that [`crate::open`] gave.
+    /// Wraps a queue returned by [`crate::open`].
     pub fn new(fd: Arc<OwnedFd>, batching: Batching) -> Self {
         let engine = match batching {
             Batching::Auto => Engine::with_ring(fd.as_fd(), BATCH as u32),
@@ -40,15 +40,15 @@ impl TapFd {
         Self { engine: engine.unwrap_or_else(|_| Engine::plain()), fd }
     }
 
-    /// What batches use: `Auto` means io_uring, for both.
+    /// How batches are passed: `Auto` means io_uring for reads and writes.
     pub fn batching(&self) -> Batching {
         self.engine.batching()
     }
 
     /// Begins a batch of frames to read. Nothing is read before [`ReadBatch::run`].
     ///
-    /// Through a ring, a read that finds nothing costs half of one that finds a frame: read one
-    /// frame first, and only if it comes a batch of about as many as came lately.
+    /// Through a ring, an empty read costs half of a successful one: read one frame first, and only
+    /// if that succeeds a batch of about the recent number.
     pub fn reads<'m>(&mut self) -> ReadBatch<'_, 'm> {
         self.engine.reads(self.fd.as_fd())
     }

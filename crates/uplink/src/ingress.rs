@@ -1,4 +1,4 @@
-//! Frames from a TAP queue into the switch.
+//! Ingress from a TAP queue.
 
 mod buffers;
 mod direct;
@@ -19,26 +19,26 @@ use self::buffers::Buffers;
 use crate::VNET_LEN;
 use crate::fd::{BATCH, TapFd};
 
-/// Buffers frames are read into.
+/// Number of buffers that frames are read into.
 const SLOTS: usize = BATCH;
 const PAGE: usize = 4096;
 /// Distance between buffers: the longest frame and its header, the shift of [`start`], and a
 /// remainder that keeps buffers page-aligned.
 const STRIDE: usize = 18 * PAGE;
-/// Bytes read into each buffer. One more than legal, to tell a frame that was cut off.
+/// Bytes read into each buffer. One more than legal, to detect a truncated frame.
 const READ_LEN: usize = VNET_LEN + GSO_LEN_MAX as usize + 1;
-/// Bytes of a burst beyond which no more is read: about half of a core's own cache.
+/// Bytes of a burst after which no more is read: about half of a core's private cache.
 const BURST_BYTES: usize = 512 * 1024;
-/// Shortest Ethernet frame we look at: its header.
+/// Shortest Ethernet frame accepted: its header.
 const ETH_LEN: usize = 14;
 
 const _: () = assert!(start(SLOTS - 1, false) + READ_LEN <= STRIDE);
 const _: () = assert!(start(0, true) + READ_LEN <= STRIDE);
 
-/// Where the virtio-net header goes in buffer `slot`. The frame after it is aligned to a cache
-/// line, and frames in neighbouring buffers do not share cache sets. Where frames are `long`, it
-/// is aligned to a page: granted pages are filled from the start of each, and one that is copied
-/// from a single page of ours needs one operation of the hypervisor's in place of two.
+/// Offset of the virtio-net header in buffer `slot`. The frame after it is aligned to a cache line,
+/// and frames in neighbouring buffers do not share cache sets. `long` frames are aligned to a page:
+/// granted pages are filled from the start, and a copy from a single page of ours needs one
+/// hypervisor operation in place of two.
 const fn start(slot: usize, long: bool) -> usize {
     if long { PAGE - VNET_LEN } else { 64 - VNET_LEN + slot % 16 * 128 }
 }
@@ -46,7 +46,7 @@ const fn start(slot: usize, long: bool) -> usize {
 /// A frame in a staging buffer.
 struct Taken {
     slot: usize,
-    /// Where it begins in its buffer.
+    /// Offset in its buffer.
     at: usize,
     len: u32,
     hdr: VnetHdr,
@@ -54,44 +54,44 @@ struct Taken {
 
 /// One TAP queue as a source of frames.
 ///
-/// Frames are read into private buffers, several per system call. The buffers take memory only as
-/// far as frames reach into them (small frames: a page each), and the same few are used while few
-/// frames come. An idle poll costs one plain read.
+/// Frames are read into private buffers, several per system call. The buffers use memory only up to
+/// the length of their frames (small frames: a page each), and while few frames arrive the same few
+/// buffers are used. An idle poll costs one plain read.
 ///
-/// Nothing needs arming: the program keeps the descriptor ([`AsFd`]) in its epoll. Both epoll
-/// modes work; with EPOLLET it must call [`Ingress::burst`] until [`Ingress::arm`] says true.
+/// Nothing needs arming: the program keeps the descriptor ([`AsFd`]) in its epoll set. Both epoll
+/// modes work; with EPOLLET it must call [`Ingress::burst`] until [`Ingress::arm`] returns true.
 pub struct TapIngress {
     fd: TapFd,
     buffers: Buffers,
-    /// One bit for each buffer not in use.
+    /// One bit for each free buffer.
     free: u64,
     /// Frames in buffers, oldest first: between bursts those that `burst_into` could not deliver.
     taken: Vec<Taken>,
-    /// The last so many of them were left by the last burst: they are as good as new.
+    /// The number of these, at the end, that the last burst left: they count as new.
     left: usize,
     offloads: Offloads,
-    /// What the kernel was asked for last; frames that wait in its queue may still ask for more.
+    /// Offloads requested from the kernel last; frames already queued may still need more.
     asks: Offloads,
     direct: direct::State,
-    /// Frames that `burst_into` read since the last burst; `None`: it could not.
+    /// Frames that `burst_into` read since the last burst; `None`: it did not run.
     passed: Option<usize>,
     stats: Arc<IngressStats>,
-    /// Frames to ask for once one has come: the mean of what lately came after it.
+    /// Frames to request after the first one: the mean of the recent batches.
     more: usize,
     /// Most frames to read in one burst, so that large ones do not leave the cache.
     burst_frames: usize,
-    /// Frames are longer than a page, on the average of the last batch.
+    /// Whether the last batch's frames were longer than a page on average.
     long: bool,
     /// The last read found the queue empty.
     empty: bool,
 }
 
 impl TapIngress {
-    /// Takes frames from `fd`, whose sender may ask for `offloads`
+    /// Creates ingress from `fd`, whose sender may request `offloads`
     /// ([`crate::Tap::offloads_read`]).
     ///
     /// # Errors
-    /// No memory for buffers.
+    /// Out of memory.
     pub fn new(fd: TapFd, offloads: Offloads, stats: Arc<IngressStats>) -> io::Result<Self> {
         Ok(Self {
             fd,
@@ -111,25 +111,25 @@ impl TapIngress {
         })
     }
 
-    /// The kernel was asked for `offloads` ([`crate::ask_offloads`]). Frames go straight into a
-    /// receiver's buffers only if it takes all of these.
+    /// Sets the `offloads` requested from the kernel ([`crate::ask_offloads`]). Frames are read
+    /// directly into a receiver's buffers only if it accepts all of these.
     pub fn set_asks(&mut self, offloads: Offloads) {
         self.asks = offloads;
     }
 
-    /// Reads into `memory` from now on, as far as it goes: the first few buffers, which serve while
-    /// few frames wait, are [`TapIngress::BUFFER_LEN`] bytes of it each.
+    /// Reads into `memory` from now on, as far as it suffices: the first few buffers, used while
+    /// few frames arrive, take [`TapIngress::BUFFER_LEN`] bytes of it each.
     pub fn lend(&mut self, memory: Private) {
         self.buffers.lend(memory);
     }
 
-    /// What one buffer takes, in bytes.
+    /// Bytes of one buffer.
     pub const BUFFER_LEN: usize = STRIDE;
 
-    /// Reads up to `room` frames. Returns how many came, bad ones included.
+    /// Reads up to `room` frames. Returns the number read, invalid ones included.
     ///
-    /// A read that finds nothing costs half of one that finds a frame, so a batch is asked for
-    /// only after one frame has come, and for as many as came lately.
+    /// An empty read costs half of a successful one, so a batch is read only after one frame, of
+    /// about the recent number.
     fn read(&mut self, room: usize) -> Result<usize, Fault> {
         let room = room.min(self.burst_frames);
         let mut came = 0;
@@ -173,7 +173,7 @@ impl TapIngress {
             let len = match result {
                 Ok(len) => *len as usize,
                 Err(Errno::AGAIN) => {
-                    // Not the end of it: a frame may have come while the batch was under way.
+                    // The queue may not be empty: a frame may have arrived during the batch.
                     self.empty = true;
                     continue;
                 }
@@ -196,7 +196,7 @@ impl TapIngress {
         Ok(got)
     }
 
-    /// Draws conclusions from a batch of `got` frames, of `bytes` bytes together.
+    /// Updates the averages after a batch of `got` frames with `bytes` bytes in total.
     fn learn(&mut self, got: usize, bytes: usize, longest: u32) {
         if let Some(mean) = bytes.checked_div(got) {
             self.long = mean > PAGE;
@@ -280,6 +280,10 @@ impl Ingress for TapIngress {
         self.empty && self.left == 0
     }
 
+    fn due(&self) -> Option<u64> {
+        None
+    }
+
     fn disarm(&mut self) {}
 }
 
@@ -322,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn frame_longer_than_any_link_takes_is_dropped_unless_it_is_to_be_segmented() {
+    fn frame_longer_than_any_link_allows_is_dropped_unless_it_is_gso() {
         let jumbo = FRAME_LEN_MAX as usize;
         assert_eq!(checked(VnetHdr::NONE, jumbo).0, Some(FRAME_LEN_MAX));
         let (len, stats) = checked(VnetHdr::NONE, jumbo + 1);
@@ -333,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn header_that_makes_no_sense_is_dropped() {
+    fn invalid_header_is_dropped() {
         let (len, stats) = checked(VnetHdr { gso_size: 0, ..TSO }, 3000);
         assert_eq!((len, stats.drops_bad_hdr.get()), (None, 1));
         let (len, stats) = checked(VnetHdr { csum_start: 2990, ..TSO }, 3000);

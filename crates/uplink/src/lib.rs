@@ -1,14 +1,14 @@
-//! How the switch meets the host: TAP interfaces, packet capture files, and a port that drops.
+//! Ports to the host: TAP interfaces, packet capture files, and a port that drops.
 //!
-//! * [`open`] opens or creates a TAP interface, in any network namespace, and gives its queues.
-//! * [`TapFd`] moves batches of frames through one queue, many per system call, straight from and
-//!   into whatever memory the caller names. It is the only way frames pass a TAP here.
+//! * [`open`] opens or creates a TAP interface, in any network namespace, and returns its queues.
+//! * [`TapFd`] moves batches of frames through one queue, many per system call, directly from and
+//!   into the caller's memory. All frames to and from a TAP use it.
 //! * [`TapIngress`] and [`TapEgress`] make a switch port of a queue.
-//! * [`PcapWriter`] writes what `capture` saw, as pcapng.
-//! * [`NullIngress`] and [`NullEgress`]: nothing comes, everything is dropped.
+//! * [`PcapWriter`] writes captured frames as pcapng.
+//! * [`NullIngress`] and [`NullEgress`]: receive nothing, drop everything.
 //!
-//! What it does not do: it owns no thread, no timer and no epoll; the program waits on the
-//! descriptors ([`TapFd`] lends its own) and calls when they have something.
+//! This crate has no thread, timer or epoll set; the program waits on the descriptors (of
+//! [`TapFd`]) and calls when they are readable.
 #![deny(unsafe_code)]
 
 mod egress;

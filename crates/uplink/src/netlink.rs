@@ -1,5 +1,5 @@
-//! What the ioctls of an interface allow only to the root of the whole machine, and rtnetlink to
-//! that of a user namespace as well.
+//! Interface settings by rtnetlink, which also permits them to root in a user namespace; the ioctls
+//! require root in the initial one.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -10,12 +10,12 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
 };
 
-/// A message's head, of `struct nlmsghdr` and `struct ifinfomsg`, and one attribute of four bytes.
+/// Length of `struct nlmsghdr`, `struct ifinfomsg`, and one attribute of four bytes.
 const MESSAGE_LEN: usize = 16 + 16 + 8;
-/// `nlmsghdr` and the error of `struct nlmsgerr`.
+/// Length of `struct nlmsghdr` and the error of `struct nlmsgerr`.
 const ANSWER_LEN_MIN: usize = 16 + 4;
 
-/// Sets how many frames the kernel queues for us, for each queue of the interface.
+/// Sets the number of frames that the kernel queues for us, for each queue of the interface.
 pub(crate) fn set_queue_len(any: impl AsFd, name: &str, frames: u32) -> io::Result<()> {
     let index = name_to_index(any, name)?;
     // No protocol is NETLINK_ROUTE.
@@ -27,7 +27,7 @@ pub(crate) fn set_queue_len(any: impl AsFd, name: &str, frames: u32) -> io::Resu
     outcome(&answer[..len])
 }
 
-/// RTM_NEWLINK for an interface that is there, with one number.
+/// Builds RTM_NEWLINK for an existing interface, with one numeric attribute.
 fn message(index: u32, attribute: u16, value: u32) -> [u8; MESSAGE_LEN] {
     let mut bytes = [0; MESSAGE_LEN];
     let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
@@ -43,7 +43,7 @@ fn message(index: u32, attribute: u16, value: u32) -> [u8; MESSAGE_LEN] {
     bytes
 }
 
-/// What the kernel's acknowledgement says.
+/// Decodes the kernel's acknowledgement.
 fn outcome(answer: &[u8]) -> io::Result<()> {
     let word = |at: usize| -> Option<[u8; 4]> { answer.get(at..at + 4)?.try_into().ok() };
     let kind = answer.get(4..6).map(|kind| u16::from_ne_bytes([kind[0], kind[1]]));
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_answers() {
+    fn replies_of_the_kernel() {
         assert!(outcome(&answer(libc::NLMSG_ERROR, 0)).is_ok());
         let refused = outcome(&answer(libc::NLMSG_ERROR, -libc::EPERM)).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_that_is_not_there() {
+    fn an_interface_that_does_not_exist() {
         let any = std::os::unix::net::UnixDatagram::unbound().unwrap();
         let error = set_queue_len(any, "no-such-if", 1).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));

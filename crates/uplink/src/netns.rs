@@ -1,4 +1,4 @@
-//! Work done inside another network namespace.
+//! Execution inside another network namespace.
 
 use std::fs::File;
 use std::io;
@@ -9,16 +9,15 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::tap::TapError;
 
-/// Runs `work` inside the network namespace `netns`: a name under /run/netns (as `ip netns`
-/// makes them) or a path (`/proc/PID/ns/net`). A thread is made for it and ends with it, so the
-/// namespace of everything else in this process stays as it is. What `work` opens stays in that
-/// namespace.
+/// Runs `work` inside the network namespace `netns`: a name under /run/netns (as `ip netns` makes
+/// them) or a path (`/proc/PID/ns/net`). A thread is started for it, so the namespace of the rest
+/// of the process does not change. Descriptors that `work` opens stay in that namespace.
 ///
 /// # Errors
 /// [`TapError::NoNetns`], [`TapError::NotNetns`], [`TapError::NoPermission`], [`TapError::Os`].
 ///
 /// # Panics
-/// If `work` does.
+/// If `work` panics.
 pub fn in_netns<T: Send>(netns: &str, work: impl FnOnce() -> T + Send) -> Result<T, TapError> {
     let path = if netns.contains('/') {
         PathBuf::from(netns)

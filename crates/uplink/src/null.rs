@@ -1,10 +1,11 @@
-//! A port where nothing comes from and everything ends.
+//! Null port: no frames come from it, and all frames to it are dropped.
 
 use std::sync::Arc;
 
 use shm::Seg;
+use switch::direct::Direct;
 use switch::frame::Burst;
-use switch::port::{Egress, Fault, Ingress};
+use switch::port::{Egress, Fault, Ingress, Steer};
 use switch::stats::EgressStats;
 use switch::vnet::{Offloads, VnetHdr};
 
@@ -17,7 +18,7 @@ pub struct NullEgress {
 }
 
 impl NullEgress {
-    /// Counts in `stats`.
+    /// Creates egress that counts in `stats`.
     pub fn new(stats: Arc<EgressStats>) -> Self {
         Self { stats }
     }
@@ -34,8 +35,20 @@ impl Ingress for NullIngress {
         Ok(0)
     }
 
+    fn goes_direct(&self) -> bool {
+        false
+    }
+
+    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+        Ok(0)
+    }
+
     fn arm(&mut self) -> bool {
         true
+    }
+
+    fn due(&self) -> Option<u64> {
+        None
     }
 
     fn disarm(&mut self) {}
@@ -44,6 +57,10 @@ impl Ingress for NullIngress {
 impl Egress for NullEgress {
     fn offloads(&self) -> Offloads {
         Offloads::ALL
+    }
+
+    fn takes_granted(&self) -> bool {
+        false
     }
 
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
@@ -65,11 +82,23 @@ impl Egress for NullEgress {
         Ok(limit)
     }
 
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        None
+    }
+
+    fn steer(&self) -> Option<Arc<dyn Steer>> {
+        None
+    }
+
     fn flush(&mut self) {}
+
+    fn notify(&mut self) {}
 
     fn arm(&mut self) -> bool {
         false
     }
+
+    fn disarm(&mut self) {}
 }
 
 #[cfg(test)]
@@ -77,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_is_taken_and_counted() {
+    fn all_frames_are_accepted_and_counted() {
         let stats = Arc::new(EgressStats::default());
         let mut egress = NullEgress::new(Arc::clone(&stats));
         let mut burst = Burst::default();

@@ -1,9 +1,9 @@
 //! Packet capture files: pcapng (draft-ietf-opsawg-pcapng), as Wireshark and tcpdump read them,
 //! from a file or a pipe.
 //!
-//! A file is blocks: a section header, one interface, then packets, and at the end a block with
-//! the count of what was seen and what was lost. Every block has its type, its length, a body
-//! padded to four bytes, and its length again; numbers are little-endian here.
+//! A file is blocks: a section header, one interface, then packets, and at the end a block with the
+//! counts of frames seen and lost. Every block has its type, its length, a body padded to four
+//! bytes, and its length again; numbers are little-endian here.
 
 use std::io::{self, Write};
 
@@ -25,7 +25,7 @@ const ISB_IFDROP: u16 = 5;
 /// `if_tsresol`: time stamps count 10^-9 s.
 const NANOSECONDS: u8 = 9;
 
-/// Which way a captured frame went, as the host of the switch sees it.
+/// Direction of a captured frame, as seen by the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the port into the switch.
@@ -38,16 +38,15 @@ pub enum Direction {
 pub struct PcapWriter<W: Write> {
     out: W,
     snap_len: u32,
-    /// The block being made.
+    /// The block being written.
     block: Vec<u8>,
 }
 
 impl<W: Write> PcapWriter<W> {
-    /// Begins a capture of `interface`, which keeps at most `snap_len` bytes of each frame
-    /// (0: all).
+    /// Starts a capture of `interface` that keeps at most `snap_len` bytes of each frame (0: all).
     ///
     /// # Errors
-    /// Of `out`.
+    /// Write errors of `out`.
     pub fn new(out: W, interface: &str, snap_len: u32) -> io::Result<Self> {
         let mut writer = Self { out, snap_len, block: Vec::with_capacity(2048) };
         writer.begin(SECTION_HEADER);
@@ -72,7 +71,7 @@ impl<W: Write> PcapWriter<W> {
     /// Adds a frame of `len` bytes, of which `bytes` were kept, seen `at_ns` after 1970.
     ///
     /// # Errors
-    /// Of `out`.
+    /// Write errors of `out`.
     pub fn frame(
         &mut self,
         direction: Direction,
@@ -97,18 +96,18 @@ impl<W: Write> PcapWriter<W> {
         self.end()
     }
 
-    /// Hands on what `out` keeps back; for a reader that follows live.
+    /// Flushes `out`, for a reader that follows live.
     ///
     /// # Errors
-    /// Of `out`.
+    /// Write errors of `out`.
     pub fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
 
-    /// Ends the capture: `seen` frames passed, `lost` of them could not be kept. Returns `out`.
+    /// Ends the capture: `seen` frames passed, `lost` of them were not captured. Returns `out`.
     ///
     /// # Errors
-    /// Of `out`.
+    /// Write errors of `out`.
     pub fn finish(mut self, at_ns: u64, seen: u64, lost: u64) -> io::Result<W> {
         self.begin(INTERFACE_STATISTICS);
         self.u32(0); // the interface
@@ -135,7 +134,7 @@ impl<W: Write> PcapWriter<W> {
     }
 
     fn option(&mut self, code: u16, value: &[u8]) {
-        // No value here is longer than a name the operator typed; a longer one is cut.
+        // The longest value is a name from the operator; longer ones are truncated.
         let value = &value[..value.len().min(usize::from(u16::MAX))];
         self.u16(code);
         self.u16(value.len() as u16);
@@ -147,7 +146,7 @@ impl<W: Write> PcapWriter<W> {
         self.block.resize(self.block.len().next_multiple_of(4), 0);
     }
 
-    /// Time stamps have their upper half first.
+    /// Writes a time stamp, upper half first.
     fn time(&mut self, ns: u64) {
         self.u32((ns >> 32) as u32);
         self.u32(ns as u32);
@@ -196,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_whole_and_hold_what_was_given() {
+    fn blocks_are_well_formed_and_complete() {
         let file = capture();
         let blocks = blocks(&file);
         let types: Vec<u32> = blocks.iter().map(|b| b.0).collect();
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn wireshark_reads_it() {
+    fn wireshark_reads_captures() {
         let path = std::env::temp_dir().join(format!("pvswitch-{}.pcapng", std::process::id()));
         std::fs::write(&path, capture()).unwrap();
         let fields = ["frame.interface_name", "frame.time_epoch", "frame.len", "frame.cap_len"];

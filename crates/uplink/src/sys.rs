@@ -455,18 +455,14 @@ pub(crate) fn if_set_mac(socket: impl AsFd, name: &str, mac: [u8; 6]) -> io::Res
 
 #[cfg(test)]
 mod tests {
-    use std::fs::OpenOptions;
-    use std::os::unix::fs::OpenOptionsExt;
-
     use super::*;
 
     /// Where writes might have to wait for room, they are not handed over without saying that
     /// they must not.
     #[test]
     fn interface_whose_send_buffer_is_bounded_is_written_one_by_one() {
-        let mut device = OpenOptions::new();
-        let device = device.read(true).write(true).custom_flags(libc::O_NONBLOCK);
-        let tap = device.open("/dev/net/tun").and_then(|tap| {
+        let device = os::open_device(std::path::Path::new("/dev/net/tun"));
+        let tap = device.and_then(|tap| {
             let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
             tun_attach(&tap, "pvsndbuf%d", flags).map(|()| tap)
         });

@@ -1,11 +1,10 @@
-//! Opening TAP interfaces, and what can go wrong with it.
+//! Opening of TAP interfaces, and its errors.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,32 +14,32 @@ use switch::vnet::Offloads;
 use crate::netns::in_netns;
 use crate::{VNET_LEN, netlink, sys};
 
-/// Where the kernel hands out TAP queues.
+/// Device that provides TAP queues.
 const DEVICE: &str = "/dev/net/tun";
-/// What it takes to create interfaces and to change them.
+/// Capability required to create and configure interfaces.
 const NET_ADMIN: &str = "CAP_NET_ADMIN";
 /// Longest interface name (IFNAMSIZ less the terminator).
 const NAME_LEN_MAX: usize = 15;
 
-/// What to open.
+/// Options for [`open`].
 #[derive(Clone, Debug)]
 pub struct TapOptions {
     /// Name of the interface.
     pub name: String,
-    /// Network namespace it lives in: a name under /run/netns or a path; `None` for our own.
+    /// Its network namespace: a name under /run/netns or a path; `None` for our own.
     pub netns: Option<String>,
-    /// Queues wanted. An existing interface made without `multi_queue` gives one.
+    /// Queues requested. An existing interface made without `multi_queue` has one.
     pub queues: NonZeroU16,
-    /// Whether to create it if it does not exist. What is created lives until its last queue is
-    /// closed.
+    /// Whether to create it if it does not exist. A created interface is removed when its last
+    /// queue is closed.
     pub create: bool,
     /// Whether to set it up.
     pub up: bool,
     /// MTU to set.
     pub mtu: Option<u32>,
-    /// MAC address to set: the host's own on this wire, not a guest's.
+    /// MAC address to set: that of the host, not of a guest.
     pub mac: Option<[u8; 6]>,
-    /// Frames the kernel keeps for each queue before it drops (its own default: 500).
+    /// Frames that the kernel queues, for each queue, before it drops (kernel default: 500).
     pub queue_len: Option<u32>,
 }
 
@@ -52,9 +51,9 @@ pub struct Tap {
     pub queues: Vec<Arc<OwnedFd>>,
     /// Whether it did not exist before.
     pub created: bool,
-    /// What the kernel may leave to be done in frames read from it.
+    /// Offloads that frames read from it may need.
     pub offloads_read: Offloads,
-    /// What the kernel takes in frames written to it.
+    /// Offloads that the kernel accepts in frames written to it.
     pub offloads_write: Offloads,
     /// Its MAC address.
     pub mac: [u8; 6],
@@ -62,7 +61,7 @@ pub struct Tap {
     pub mtu: u32,
 }
 
-/// Why a TAP interface could not be opened.
+/// Error while opening a TAP interface.
 #[derive(Debug)]
 pub enum TapError {
     /// The name is empty, too long or has characters the kernel refuses.
@@ -72,59 +71,59 @@ pub enum TapError {
     },
     /// There is no /dev/net/tun.
     NoDevice {
-        /// Where it was looked for.
+        /// Path that was tried.
         path: PathBuf,
     },
-    /// The system does not let us.
+    /// Permission denied.
     NoPermission {
-        /// What was refused.
+        /// The refused operation.
         what: String,
-        /// The capability that allows it.
+        /// The required capability.
         capability: &'static str,
     },
     /// It does not exist and was not to be created.
     NoInterface {
         /// Its name.
         name: String,
-        /// The namespace looked in.
+        /// The namespace searched.
         netns: Option<String>,
     },
-    /// An interface of that name exists, but is no TAP.
+    /// An interface of that name exists, but is not a TAP.
     NotTap {
         /// Its name.
         name: String,
     },
-    /// Another process has its only queue.
+    /// Another process uses its only queue.
     Busy {
         /// Its name.
         name: String,
     },
-    /// The kernel gives no more queues.
+    /// The kernel provides no more queues.
     TooManyQueues {
         /// The interface.
         name: String,
-        /// Queues wanted.
+        /// Queues requested.
         wanted: u16,
-        /// Queues given.
+        /// Queues provided.
         given: u16,
     },
     /// The network namespace does not exist.
     NoNetns {
-        /// As the operator named it.
+        /// Name given by the operator.
         netns: String,
-        /// Where it was looked for.
+        /// Path that was tried.
         path: PathBuf,
     },
-    /// The path exists, but is no network namespace.
+    /// The path exists, but is not a network namespace.
     NotNetns {
         /// The path.
         path: PathBuf,
     },
-    /// The system refused something else.
+    /// Another system call failed.
     Os {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// What it said.
+        /// The system's error.
         error: io::Error,
     },
 }
@@ -134,8 +133,8 @@ impl fmt::Display for TapError {
         match self {
             Self::BadName { name } => write!(
                 f,
-                "`{name}` is no interface name: 1 to {NAME_LEN_MAX} bytes, without white space, \
-                 `/`, `:` and `%`; choose another"
+                "`{name}` is not an interface name: 1 to {NAME_LEN_MAX} bytes, no white space, \
+                 `/`, `:` or `%`; choose another"
             ),
             Self::NoDevice { path } => write!(
                 f,
@@ -145,7 +144,7 @@ impl fmt::Display for TapError {
             ),
             Self::NoPermission { what, capability } => {
                 let setcap = capability.to_ascii_lowercase();
-                write!(f, "no permission to {what}: that takes {capability}; run as root")?;
+                write!(f, "no permission to {what}: {capability} is required; run as root")?;
                 write!(f, " or grant it to the program (setcap {setcap}+ep)")?;
                 if *capability == NET_ADMIN {
                     let make = "ip tuntap add dev NAME mode tap multi_queue user $USER";
@@ -165,7 +164,7 @@ impl fmt::Display for TapError {
             }
             Self::NotTap { name } => write!(
                 f,
-                "interface `{name}` exists but is not a TAP (a `tun` or a network card perhaps): \
+                "interface `{name}` exists but is not a TAP (perhaps a `tun` or a network card): \
                  name a TAP, or one that does not exist yet"
             ),
             Self::Busy { name } => write!(
@@ -175,7 +174,7 @@ impl fmt::Display for TapError {
             ),
             Self::TooManyQueues { name, wanted, given } => write!(
                 f,
-                "interface `{name}` gave {given} of {wanted} queues: ask for {given} at most"
+                "interface `{name}` has {given} queues, not {wanted}: request at most {given}"
             ),
             Self::NoNetns { netns, path } => write!(
                 f,
@@ -206,7 +205,7 @@ impl std::error::Error for TapError {
 /// Opens or creates a TAP interface.
 ///
 /// # Errors
-/// [`TapError`] says what was wrong, where, and what to do.
+/// [`TapError`] with what failed, where, and what to do.
 pub fn open(options: &TapOptions) -> Result<Tap, TapError> {
     open_through(Path::new(DEVICE), options)
 }
@@ -224,7 +223,7 @@ fn open_through(device: &Path, options: &TapOptions) -> Result<Tap, TapError> {
     }
 }
 
-/// In the namespace of the calling thread.
+/// Opens in the namespace of the calling thread.
 fn open_here(device: &Path, options: &TapOptions) -> Result<Tap, TapError> {
     let name = &options.name;
     let os = |what: &str, error: io::Error| match error.kind() {
@@ -234,7 +233,7 @@ fn open_here(device: &Path, options: &TapOptions) -> Result<Tap, TapError> {
         _ => TapError::Os { what: format!("{what} `{name}`"), error },
     };
     let socket = UnixDatagram::unbound().map_err(|e| os("open a socket for interface", e))?;
-    let existed = sys::if_exists(&socket, name).map_err(|e| os("look for interface", e))?;
+    let existed = sys::if_exists(&socket, name).map_err(|e| os("find interface", e))?;
     if !existed && !options.create {
         return Err(TapError::NoInterface { name: name.clone(), netns: options.netns.clone() });
     }
@@ -256,13 +255,13 @@ fn open_here(device: &Path, options: &TapOptions) -> Result<Tap, TapError> {
     if options.up {
         sys::if_set_up(&socket, name).map_err(|e| os("set up interface", e))?;
     }
-    let mac = sys::if_mac(&socket, name).map_err(|e| os("ask for the MAC address of", e))?;
-    let mtu = sys::if_mtu(&socket, name).map_err(|e| os("ask for the MTU of", e))?;
+    let mac = sys::if_mac(&socket, name).map_err(|e| os("get the MAC address of", e))?;
+    let mtu = sys::if_mtu(&socket, name).map_err(|e| os("get the MTU of", e))?;
     let queues = queues.into_iter().map(|file| Arc::new(OwnedFd::from(file))).collect();
     Ok(Tap { queues, created: !existed, offloads_read, offloads_write, mac, mtu })
 }
 
-/// As many queues as wanted, or one if the interface has no more.
+/// Attaches all queues requested, or one if the interface has no more.
 fn attach_all(device: &Path, options: &TapOptions, existed: bool) -> Result<Vec<File>, TapError> {
     let name = &options.name;
     let wanted = options.queues.get();
@@ -271,7 +270,7 @@ fn attach_all(device: &Path, options: &TapOptions, existed: bool) -> Result<Vec<
         let file = open_device(device)?;
         match attach(&file, name, libc::IFF_MULTI_QUEUE) {
             Ok(()) => queues.push(file),
-            // An existing interface without `multi_queue` is refused like one that is no TAP.
+            // An existing interface without `multi_queue` fails like one that is not a TAP.
             Err(e) if given == 0 && existed && e.raw_os_error() == Some(libc::EINVAL) => {
                 attach(&file, name, 0).map_err(|e| attach_error(name, e, wanted, given))?;
                 queues.push(file);
@@ -284,17 +283,17 @@ fn attach_all(device: &Path, options: &TapOptions, existed: bool) -> Result<Vec<
 }
 
 fn open_device(device: &Path) -> Result<File, TapError> {
-    let opened =
-        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(device);
-    opened.map_err(|error| match (error.kind(), error.raw_os_error()) {
-        (io::ErrorKind::NotFound, _) | (_, Some(libc::ENXIO | libc::ENODEV)) => {
-            TapError::NoDevice { path: device.into() }
+    os::open_device(device).map(File::from).map_err(|error| {
+        match (error.kind(), error.raw_os_error()) {
+            (io::ErrorKind::NotFound, _) | (_, Some(libc::ENXIO | libc::ENODEV)) => {
+                TapError::NoDevice { path: device.into() }
+            }
+            (io::ErrorKind::PermissionDenied, _) => TapError::NoPermission {
+                what: format!("open {}", device.display()),
+                capability: NET_ADMIN,
+            },
+            _ => TapError::Os { what: format!("open {}", device.display()), error },
         }
-        (io::ErrorKind::PermissionDenied, _) => TapError::NoPermission {
-            what: format!("open {}", device.display()),
-            capability: NET_ADMIN,
-        },
-        _ => TapError::Os { what: format!("open {}", device.display()), error },
     })
 }
 
@@ -319,20 +318,19 @@ fn attach_error(name: &str, error: io::Error, wanted: u16, given: u16) -> TapErr
     }
 }
 
-/// Asks for all offloads, or for all but UDP segmentation where the kernel is older than 6.2.
-/// Returns what frames read may ask for, and what frames written may ask for.
+/// Requests all offloads, or all but UDP segmentation from kernels before 6.2. Returns the offloads
+/// that frames read may need, and those that frames written may need.
 fn set_offloads(file: &File) -> io::Result<(Offloads, Offloads)> {
     let all = ask_offloads(file, &Offloads::ALL)?;
     Ok((all, all))
 }
 
-/// Has the kernel leave undone, in frames read from the interface of `queue`, what is in `want`
-/// and no more, as far as it can tell them apart. Returns what it may leave undone now; frames
-/// that wait to be read may ask for what was asked for before. A queue of the interface is
-/// enough: they are all alike.
+/// Requests that frames read from the interface of `queue` need the offloads in `want` and no
+/// others, as far as the kernel distinguishes them. Returns the offloads now possible; frames
+/// already queued may still need earlier ones. The setting applies to all queues of the interface.
 ///
 /// # Errors
-/// The interface is gone.
+/// The interface was removed.
 pub fn ask_offloads(queue: impl AsFd, want: &Offloads) -> io::Result<Offloads> {
     // No segmentation without checksums, no ECN without TCP, and UDP for both IP versions.
     let tcp = want.csum && (want.tso4 || want.tso6);
@@ -354,11 +352,11 @@ pub fn ask_offloads(queue: impl AsFd, want: &Offloads) -> io::Result<Offloads> {
     Ok(asked)
 }
 
-/// Tells the kernel whether the interface of `queue` has a carrier: without one it stays up and
-/// sends nothing, and whoever watches it (a routing daemon, a bond) goes another way.
+/// Sets the carrier of the interface of `queue`: without one it stays up and transmits nothing, and
+/// programs that watch it (a routing daemon, a bond) use another path.
 ///
 /// # Errors
-/// The interface is gone, or the kernel is older than 5.0.
+/// The interface was removed, or the kernel is older than 5.0.
 pub fn set_carrier(queue: impl AsFd, on: bool) -> io::Result<()> {
     sys::tun_set_carrier(queue, on)
 }

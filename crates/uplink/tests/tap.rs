@@ -17,7 +17,7 @@ use uplink::{Batching, TapFd, VNET_LEN};
 
 const WAYS: [Batching; 3] = [Batching::Auto, Batching::Writes, Batching::Plain];
 
-/// A namespace whose kernel is host 1 and believes that host 2 is on the wire.
+/// A namespace whose kernel is host 1, with host 2 as a static neighbour.
 fn wire() -> Option<(Netns, uplink::Tap)> {
     let netns = Netns::new()?;
     let tap = netns.tap(1, 1);
@@ -67,7 +67,7 @@ fn this_kernel_has_io_uring_on_tap() {
 }
 
 #[test]
-fn descriptor_that_can_not_go_without_waiting_falls_back() {
+fn descriptor_without_nowait_falls_back() {
     let file = std::fs::File::open("/proc/self/status").unwrap();
     let mut fd = TapFd::new(std::sync::Arc::new(file.into()), Batching::Auto);
     assert_eq!(fd.batching(), Batching::Plain);
@@ -82,7 +82,7 @@ fn descriptor_that_can_not_go_without_waiting_falls_back() {
 }
 
 #[test]
-fn frames_come_in_order_whatever_the_burst() {
+fn frames_arrive_in_order_for_any_burst_size() {
     for batching in WAYS {
         let Some((netns, tap)) = wire() else { return };
         let Port { mut ingress, seen, .. } = port(&tap, 0, batching);
@@ -107,10 +107,10 @@ fn frames_come_in_order_whatever_the_burst() {
             poll_until(&mut ingress, each, || count.get() == first + group);
             next = count.get();
         }
-        // The queue is empty, and one poll finds that out.
+        // The queue is empty, which one poll detects.
         let mut burst = Burst::default();
         assert_eq!(ingress.burst(64, 0, &mut burst, &mut |_| ()), Ok(0));
-        assert!(ingress.arm(), "nothing to do");
+        assert!(ingress.arm(), "no frame left");
         assert!(seen.frames.get() >= u64::from(next));
     }
 }
@@ -127,7 +127,7 @@ fn nothing_is_lost_while_the_sender_runs_beside_the_reader() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for i in 0..ALL {
-                    // Never more than the interface keeps. If the reader failed, it ends here.
+                    // At most as many as the interface queues. If the reader failed, it ends here.
                     while i.wrapping_sub(next.load(Ordering::Relaxed)) > 50 {
                         if std::time::Instant::now() > end {
                             return;
@@ -192,7 +192,7 @@ fn frames_are_delivered_in_order_from_any_segments() {
 }
 
 #[test]
-fn only_picked_frames_are_delivered_and_made_ones_too() {
+fn picked_and_made_frames_are_delivered_and_no_others() {
     let Some((netns, tap)) = wire() else { return };
     let Port { mut egress, sent, .. } = port(&tap, 0, Batching::Auto);
     let socket = socket(&netns);
@@ -276,15 +276,15 @@ fn sender_that_truncates_its_memory_loses_its_frame_only() {
 }
 
 #[test]
-fn frames_the_kernel_can_not_take_are_dropped_and_counted() {
+fn frames_the_kernel_rejects_are_dropped_and_counted() {
     let Some((netns, tap)) = wire() else { return };
     let Port { mut egress, sent, .. } = port(&tap, 0, Batching::Auto);
     let socket = socket(&netns);
     let good = udp_frame(&[5; 600]);
     let mut burst = burst_of([&good[..], &good[..9], &good[..]]);
-    // A header length beyond the frame is a hint only, and does not cost the frame.
+    // A header length beyond the frame is only a hint; the frame is delivered.
     burst.frames[0].hdr.hdr_len = u16::MAX;
-    // TCP segmentation asked for a UDP frame whose checksum lies elsewhere.
+    // TCP segmentation requested for a UDP frame, whose checksum is elsewhere.
     let gso_type = GSO_TCPV4;
     let (gso_size, csum_start, csum_offset) = (100, 14, 16);
     let flags = NEEDS_CSUM;
@@ -455,6 +455,6 @@ fn small_frames_leave_the_staging_memory_alone() {
     }
     let each = (resident().saturating_sub(before)) / ports.len();
     println!("{each} bytes per port");
-    // Other tests of this process run beside this one; the promise is 2 MiB.
+    // Other tests of this process run concurrently; the promise is 2 MiB.
     assert!(each < 1 << 20, "{each} bytes per port");
 }

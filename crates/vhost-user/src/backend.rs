@@ -1,9 +1,10 @@
 //! The back-end's side of the protocol: messages in, calls to a [`Device`] and replies out.
 //!
-//! No socket, no clock: [`Backend::handle`] is driven by [`Connection`](crate::connection), by
-//! tests and by the fuzzer alike. It keeps what the front-end has said about each ring and starts
-//! a ring when size, address, base, kick and memory are all known. (The specification starts it
-//! at the first kick; a ring without work does nothing, so there is no difference to see.)
+//! It has no socket and no clock: [`Backend::handle`] is called by
+//! [`Connection`](crate::connection), by tests and by the fuzzer. It stores the front-end's
+//! settings of each ring and starts a ring when size, address, base, kick and memory are all known.
+//! (The specification starts it at the first kick; a ring without work does nothing, so the
+//! difference is not visible.)
 
 mod memory;
 mod vring;
@@ -24,7 +25,7 @@ use crate::message::{
     parse_u64,
 };
 use crate::outside::Outside;
-use crate::sys::FdKind;
+use os::FdKind;
 use vring::Vring;
 
 pub use memory::SLOTS_MAX;
@@ -41,26 +42,26 @@ pub const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
     .union(ProtocolFeatures::STATUS);
 
-/// What in-band notifications need beside them.
+/// Protocol features that in-band notifications require.
 const INBAND_NEEDS: ProtocolFeatures =
     ProtocolFeatures::BACKEND_REQ.union(ProtocolFeatures::REPLY_ACK);
 
-/// How a back-end presents itself.
+/// Settings of a back-end.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Protocol features to offer; some of [`PROTOCOL_FEATURES`].
     pub protocol_features: ProtocolFeatures,
-    /// What the front-end makes us spend.
+    /// Account charged for the front-end's use of resources.
     pub account: Arc<Account>,
 }
 
-/// What an operator lets a front-end do.
+/// Permissions that an operator gives a front-end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Takes {
-    /// Memory in any file, also of a file system whose server can keep us waiting; else only
-    /// memfds and files on tmpfs and hugetlbfs.
+    /// Memory in any file, also on a file system whose server can block us; otherwise only memfds
+    /// and files on tmpfs and hugetlbfs.
     pub any_memory: bool,
-    /// Rings without a kick descriptor, which are polled all the time.
+    /// Rings without a kick descriptor, which are polled permanently.
     pub polled: bool,
 }
 
@@ -70,16 +71,16 @@ impl Default for Takes {
     }
 }
 
-/// What became of a message.
+/// Result of a message.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// To be sent back.
+    /// Reply to send.
     pub reply: Option<Message>,
-    /// The message was refused, and the connection stands. For the log.
+    /// Error of a message that was refused without closing the connection, for the log.
     pub refused: Option<ProtocolError>,
 }
 
-/// What a message that went well answers.
+/// Reply to a message that succeeded.
 enum Answer {
     Done,
     Payload(Vec<u8>),
@@ -89,7 +90,7 @@ use Answer::{Done, Payload};
 
 type Handled = Result<Answer, ProtocolError>;
 
-/// The protocol's state for one connection.
+/// Protocol state of one connection.
 pub struct Backend {
     device: Box<dyn Device>,
     account: Arc<Account>,
@@ -106,10 +107,10 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// For a connection that was just made.
+    /// Creates the state of a new connection.
     pub fn new(device: Box<dyn Device>, options: Options) -> Self {
         // One more than there are data rings: a front-end may register the control queue's vring
-        // too (User-Mode Linux does). It is remembered and never served.
+        // too (User-Mode Linux does). It is stored and never served.
         let rings = (0..=device.queues_max()).map(|_| Vring::default()).collect();
         Self {
             device,
@@ -126,24 +127,24 @@ impl Backend {
         }
     }
 
-    /// Lets the front-end do what is not the default.
+    /// Sets the front-end's permissions, if not the default.
     #[must_use]
     pub fn taking(self, takes: Takes) -> Self {
         Self { takes, ..self }
     }
 
-    /// The connection is gone: stops every ring, resets the device, and gives it back.
+    /// Ends the connection's state: stops every ring, resets the device, and returns it.
     pub fn close(mut self) -> Box<dyn Device> {
         self.reset();
         self.device
     }
 
-    /// What the front-end makes us spend.
+    /// Account charged for the front-end's use of resources.
     pub fn account(&self) -> &Arc<Account> {
         &self.account
     }
 
-    /// The device driven.
+    /// The device.
     pub fn device(&self) -> &dyn Device {
         &*self.device
     }
@@ -158,16 +159,16 @@ impl Backend {
         self.protocol
     }
 
-    /// The channel to the front-end, once it gave one.
+    /// The back-end request channel, once the front-end has sent one.
     pub fn requests(&self) -> Option<&Arc<BackendRequests>> {
         self.requests.as_ref()
     }
 
-    /// Handles one message with the descriptors that came beside it.
+    /// Handles one message and its descriptors.
     ///
     /// # Errors
-    /// [`ProtocolError`] when the connection is to be closed. A fault that the front-end can be
-    /// told of (REPLY_ACK and need_reply) is an [`Outcome`] with `refused`.
+    /// [`ProtocolError`] if the connection must be closed. A fault that can be returned to the
+    /// front-end (REPLY_ACK and need_reply) is an [`Outcome`] with `refused`.
     pub fn handle(
         &mut self,
         message: &Message,
@@ -178,7 +179,7 @@ impl Backend {
             Some(request) => self.dispatch(request, &message.payload, fds),
             None => Err(ProtocolError::UnknownRequest(message.request)),
         };
-        // After the message, because User-Mode Linux asks for an acknowledgement of the very
+        // After the message, because User-Mode Linux requests an acknowledgement of the
         // SET_PROTOCOL_FEATURES that negotiates it.
         let acked = message.needs_reply() && self.protocol.contains(ProtocolFeatures::REPLY_ACK);
         let reply = |payload| Some(Message::reply(message.request, payload));
@@ -193,7 +194,7 @@ impl Backend {
             Err(error) if error.is_harmless() => {
                 Ok(Outcome { reply: ack(1), refused: Some(error) })
             }
-            // A number in place of a reply body would be taken for the body.
+            // A number in place of a reply body would be interpreted as the body.
             Err(error) if acked && !error.is_fatal() && !request.is_some_and(has_body) => {
                 Ok(Outcome { reply: ack(1), refused: Some(error) })
             }
@@ -248,7 +249,7 @@ impl Backend {
         }
     }
 
-    /// Session and features.
+    /// Handles session and feature messages.
     fn negotiation(&mut self, request: FrontendReq, payload: &[u8]) -> Handled {
         use FrontendReq as R;
         let answer = |value: u64| Ok(Payload(value.to_ne_bytes().to_vec()));
@@ -300,7 +301,7 @@ impl Backend {
         Ok(Done)
     }
 
-    /// What concerns the device as a whole.
+    /// Handles messages about the device as a whole.
     fn net(&mut self, request: FrontendReq, payload: &[u8]) -> Handled {
         use FrontendReq as R;
         match request {
@@ -349,12 +350,12 @@ impl Backend {
         Ok(Payload(ConfigWindow { bytes, ..window }.to_bytes()))
     }
 
-    /// Every ring stopped and disabled, the device as new. Memory, the calls and the ownership
+    /// Stops and disables every ring and resets the device. Memory, the call fds and the ownership
     /// stay ("The back-end retains ownership of the device throughout the reset operation").
     fn reset(&mut self) {
         for ring in 0..self.rings.len() {
             self.stop(ring);
-            self.rings[ring].forget();
+            self.rings[ring].reset();
         }
         self.status = 0;
         self.features &= feature::PROTOCOL_FEATURES;
@@ -392,7 +393,7 @@ fn needs(request: FrontendReq) -> Option<ProtocolFeatures> {
     })
 }
 
-/// Requests that we serve and that have a reply body of eight bytes.
+/// Whether a request that we serve has a reply body of eight bytes.
 fn has_body(request: FrontendReq) -> bool {
     use FrontendReq as R;
     matches!(

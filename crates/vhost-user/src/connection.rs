@@ -1,4 +1,4 @@
-//! A back-end on its socket.
+//! Connection of a back-end: the protocol on its socket.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,16 +13,16 @@ use crate::device::Device;
 use crate::error::{ConnectionError, ProtocolError};
 use crate::message::{FDS_MAX, HEADER_LEN, Header, Message, PAYLOAD_MAX};
 use crate::outside::{self, Outside};
-use crate::sys::{self, Received};
+use os::Received;
 
 /// Messages handled in one call of [`Connection::on_readable`]: a front-end that floods its socket
-/// does not keep the thread that serves them all.
+/// does not monopolise the thread that serves all.
 const BURST_MESSAGES: usize = 32;
-/// Refusals kept for whoever counts and logs them: those of one turn.
+/// Refusals kept for counters and log: those of one turn.
 const REFUSALS_MAX: usize = BURST_MESSAGES;
 
 /// One front-end's connection. Register it (it is [`AsFd`]) level-triggered, and call
-/// [`on_readable`](Self::on_readable) when it is.
+/// [`on_readable`](Self::on_readable) when it is readable.
 pub struct Connection {
     stream: Socket,
     backend: Backend,
@@ -30,41 +30,41 @@ pub struct Connection {
     refusals: Vec<ProtocolError>,
 }
 
-/// The connection's socket. Descriptors may be queued in it, which close with it.
+/// The connection's socket. Closing it also closes descriptors queued in it.
 struct Socket(Outside);
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // The close may come late; the front-end is to see the end now.
-        sys::shutdown(self.0.as_fd());
+        // The close may be delayed; the shutdown is visible to the front-end now.
+        os::shutdown(self.0.as_fd());
     }
 }
 
-/// Whether a connection may be read on.
+/// When to read a connection next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// When it is readable again.
+    /// When it is readable.
     Ready,
-    /// Its front-end exceeds what it may: not before this time, in ns.
+    /// Its front-end exceeds its message rate: not before this time, in ns.
     Rest(u64),
 }
 
-/// Bytes and descriptors of peers wait so long where descriptors wait to be closed, in ns.
+/// Delay of reads while unpaid descriptors wait to be closed, in ns.
 const UNPAID_REST_NS: u64 = 10_000_000;
 
-/// A message on its way in. Never reads beyond the end of a message, so that descriptors belong
-/// to the message they came with.
+/// A message being received. Never reads beyond its end, so that descriptors belong to the message
+/// they came with.
 #[derive(Default)]
 struct Assembly {
     head: [u8; HEADER_LEN],
     payload: Vec<u8>,
-    /// Bytes of header and payload that have come.
+    /// Bytes of header and payload received.
     got: usize,
     fds: Vec<Outside>,
 }
 
 impl Assembly {
-    /// Where the next bytes go; empty when the message is whole.
+    /// Buffer for the next bytes; empty when the message is complete.
     fn room(&mut self) -> &mut [u8] {
         match self.got.checked_sub(HEADER_LEN) {
             None => &mut self.head[self.got..],
@@ -72,7 +72,8 @@ impl Assembly {
         }
     }
 
-    /// Counts bytes that came; checks the header when it is complete. Whether the message is whole.
+    /// Counts received bytes; checks the header when it is complete. Returns whether the message is
+    /// complete.
     fn advance(&mut self, bytes: usize) -> Result<bool, ProtocolError> {
         self.got += bytes;
         if self.got == HEADER_LEN {
@@ -101,14 +102,13 @@ impl Assembly {
 }
 
 impl Connection {
-    /// A back-end on a stream that was just accepted or connected, with the charge of its
-    /// descriptor.
+    /// Creates a connection on a stream just accepted or connected, and charges its descriptor.
     pub fn new(stream: UnixStream, backend: Backend) -> Self {
         let charge = backend.account().descriptors.charge(1).ok();
         Self::charged(stream, charge, backend)
     }
 
-    /// As [`new`](Self::new), of a stream that was charged before it was accepted.
+    /// As [`new`](Self::new), for a stream that was charged before it was accepted.
     pub fn charged(stream: UnixStream, charge: Option<Charge>, backend: Backend) -> Self {
         let stream = Socket(Outside::charged(stream.into(), charge, backend.account()));
         Self { stream, backend, assembly: Assembly::default(), refusals: Vec::new() }
@@ -119,27 +119,27 @@ impl Connection {
         &self.backend
     }
 
-    /// What was refused since the last call, all of it where it is asked after each turn; the
-    /// connection stood.
+    /// Returns the refusals since the last call that did not close the connection; complete if
+    /// called after each turn.
     pub fn take_refusals(&mut self) -> Vec<ProtocolError> {
         std::mem::take(&mut self.refusals)
     }
 
-    /// Closes the socket, stops and resets the device, and gives it back for the next connection.
+    /// Closes the socket, stops and resets the device, and returns it for the next connection.
     pub fn close(self) -> Box<dyn Device> {
         self.backend.close()
     }
 
-    /// Reads and handles what is there, without waiting, and without a limit of messages.
+    /// Reads and handles available messages, without waiting, and without a rate limit.
     ///
     /// # Errors
-    /// [`ConnectionError`] when the connection is over; call [`close`](Self::close) then.
+    /// [`ConnectionError`] when the connection has ended; call [`close`](Self::close) then.
     pub fn on_readable(&mut self) -> Result<(), ConnectionError> {
         self.read(None).map(|_| ())
     }
 
-    /// Reads and handles what is there at `now_ns`, any monotonic time. Messages are charged to
-    /// the account before they are read; beyond the rate, nothing is read.
+    /// Reads and handles available messages at `now_ns`, any monotonic time. Messages are charged
+    /// to the account before they are read; beyond the rate, nothing is read.
     ///
     /// # Errors
     /// As [`on_readable`](Self::on_readable).
@@ -184,12 +184,12 @@ impl Connection {
         Ok(Turn::Ready)
     }
 
-    /// Whether a whole message has come.
+    /// Reads up to the end of one message; returns whether it is complete.
     fn read_message(&mut self) -> Result<bool, ConnectionError> {
         loop {
             let mut fds = Vec::new();
-            let got = sys::recv(self.stream.0.as_fd(), self.assembly.room(), &mut fds);
-            // Before anything else: what has no room is closed elsewhere, too.
+            let got = os::recv(self.stream.0.as_fd(), self.assembly.room(), &mut fds, FDS_MAX);
+            // Before anything else: descriptors over the limit are also closed on the port's lane.
             let account = self.backend.account();
             let fds: Vec<_> = fds.into_iter().map(|fd| Outside::new(fd, account)).collect();
             let mut over = None;
@@ -204,7 +204,7 @@ impl Connection {
             }
             match got? {
                 Received::Nothing => return Ok(false),
-                Received::TooManyFds => return Err(ProtocolError::TooManyFds.into()),
+                Received::Truncated => return Err(ProtocolError::TooManyFds.into()),
                 Received::Closed if self.assembly.got == 0 => return Err(ConnectionError::Closed),
                 Received::Closed => {
                     return Err(ProtocolError::Truncated { got: self.assembly.got }.into());
@@ -221,9 +221,9 @@ impl Connection {
         }
     }
 
-    /// Sends a reply; `false` when the front-end leaves no room for it.
+    /// Sends a reply; `false` if the socket is full.
     fn reply(&self, reply: &Message) -> Result<bool, ConnectionError> {
-        match sys::send(self.stream.0.as_fd(), &reply.to_bytes(), &[]) {
+        match os::send(self.stream.0.as_fd(), &reply.to_bytes(), &[]) {
             Ok(sent) => Ok(sent),
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ConnectionError::Closed),
             Err(error) => Err(error.into()),

@@ -1,4 +1,4 @@
-//! What the vhost-user protocol drives: one virtio-net device of the back-end.
+//! Device interface of the vhost-user protocol: one virtio-net device of the back-end.
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,7 +10,7 @@ use shm::GuestMemory;
 
 use crate::message::{BackendReq, Message, VringState};
 use crate::outside::Outside;
-use crate::sys::{self, FdKind};
+use os::FdKind;
 
 /// One virtio-net device. Every call comes from the thread that drives the connection.
 ///
@@ -20,9 +20,9 @@ use crate::sys::{self, FdKind};
 /// | started, disabled | no side effect: no frame in, none out |
 /// | started, enabled | traffic |
 ///
-/// A ring is started before it is told whether it is enabled: every [`start`](Self::start) is
-/// followed by one [`enable`](Self::enable). Ring indices are below
-/// [`queues_max`](Self::queues_max), and never that of a control queue.
+/// Whether a ring is enabled is set after its start: every [`start`](Self::start) is followed by
+/// one [`enable`](Self::enable). Ring indices are below [`queues_max`](Self::queues_max), and never
+/// that of a control queue.
 pub trait Device: Send {
     /// Device and ring feature bits offered. VHOST_USER_F_PROTOCOL_FEATURES is added by the
     /// protocol.
@@ -31,52 +31,52 @@ pub trait Device: Send {
     /// Number of rings served: two for each queue pair, at most 32.
     fn queues_max(&self) -> u16;
 
-    /// The bits the driver acknowledged; always some of those offered. May come again, also while
-    /// rings run; a ring keeps the features it was started with.
+    /// The bits the driver acknowledged; always some of those offered. May be called again, also
+    /// while rings run; a ring keeps the features it was started with.
     fn set_features(&mut self, acked: u64);
 
-    /// A new memory table. Returns when no worker uses the old table any more. Rings that run are
-    /// restarted right after, so that their areas come from the new table too.
+    /// Sets a new memory table. Returns when no worker uses the old table any more. Running rings
+    /// are restarted right after, so that their areas are in the new table too.
     fn set_memory(&mut self, memory: Arc<GuestMemory>);
 
     /// Starts a stopped ring.
     ///
     /// # Errors
-    /// [`LayoutError`] when the ring cannot lie where it is said to. It stays stopped.
+    /// [`LayoutError`] if the ring's layout is not valid. It stays stopped.
     fn start(&mut self, ring: u16, setup: RingSetup) -> Result<(), LayoutError>;
 
-    /// Stops a ring; nothing of it is in flight when this returns. Gives the ring's position as
-    /// VRING_BASE carries it; `None` when it was not running. The kick descriptor of
-    /// [`RingSetup`] is to be taken out of any epoll set here.
+    /// Stops a ring; nothing of it is in flight when this returns. Returns the ring's position in
+    /// the form of VRING_BASE; `None` if it was not running. The kick descriptor of [`RingSetup`]
+    /// must be removed from any epoll set here.
     fn stop(&mut self, ring: u16) -> Option<u32>;
 
-    /// Enables or disables a ring, started or not. Returns when a worker respects it.
+    /// Enables or disables a ring, started or not. Returns when workers have applied it.
     fn enable(&mut self, ring: u16, on: bool);
 
-    /// Replaces the call of a running ring. `None`: the driver polls.
+    /// Replaces the call descriptor of a running ring. `None`: the driver polls.
     fn set_call(&mut self, ring: u16, call: Option<Call>);
 
-    /// The driver kicked in band. Only for running rings.
+    /// Handles an in-band kick. Only for running rings.
     fn kick(&mut self, ring: u16);
 
-    /// NET_SET_MTU.
+    /// Sets the MTU (NET_SET_MTU).
     ///
     /// # Errors
-    /// [`Refused`] when the value is not possible.
+    /// [`Refused`] if the value is not supported.
     fn set_mtu(&mut self, mtu: u16) -> Result<(), Refused>;
 
-    /// SEND_RARP: announce `mac` on the network, the guest cannot do it itself.
+    /// Announces `mac` on the network, as the guest cannot do it itself (SEND_RARP).
     fn send_rarp(&mut self, mac: [u8; 6]);
 
-    /// The bytes of `struct virtio_net_config`, from offset 0; read as zeroes beyond its end.
+    /// The bytes of `struct virtio_net_config` from offset 0. Reads beyond the end return zeroes.
     fn config(&self) -> Vec<u8>;
 
-    /// Back to the state before SET_FEATURES: RESET_DEVICE, status 0, or the connection is gone.
-    /// Every ring was stopped and disabled before.
+    /// Resets to the state before SET_FEATURES: on RESET_DEVICE, status 0, or the end of the
+    /// connection. Every ring was stopped and disabled before.
     fn reset(&mut self);
 }
 
-/// A device says no, with the reason.
+/// Refusal by a device, with its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused(pub &'static str);
 
@@ -98,38 +98,38 @@ impl fmt::Debug for Kick {
     }
 }
 
-/// All a ring needs to start.
+/// Parameters for the start of a ring.
 #[derive(Clone, Debug)]
 pub struct RingSetup {
-    /// Where it lies, in guest addresses.
+    /// Layout, in guest addresses.
     pub layout: Layout,
-    /// What was negotiated.
+    /// Negotiated features.
     pub features: Features,
-    /// Where to go on, as VRING_BASE carries it.
+    /// Start position in the form of VRING_BASE.
     pub base: u32,
-    /// How the driver says that there is work.
+    /// Notifications from the driver.
     pub kick: Kick,
-    /// How to say that work is done; `None`: the driver polls.
+    /// Notifications to the driver; `None`: the driver polls.
     pub call: Option<Call>,
-    /// How to say that the ring is broken.
+    /// Notification that the ring is broken.
     pub err: Option<Call>,
 }
 
 /// A kick descriptor, of a peer ([`Outside`]) or our own.
 pub type KickFd = Arc<dyn AsFd + Send + Sync>;
 
-/// How a driver tells a device.
+/// How a driver notifies a device.
 #[derive(Clone)]
 pub enum Kick {
     /// An eventfd or a pipe becomes readable.
     Fd(KickFd),
     /// [`Device::kick`] is called.
     InBand,
-    /// Never: the ring is to be polled.
+    /// Never: the ring must be polled.
     Poll,
 }
 
-/// How a device tells a driver.
+/// How a device notifies a driver.
 #[derive(Clone, Debug)]
 pub enum Call {
     /// An eventfd or a pipe of our own: eight bytes are written.
@@ -138,7 +138,7 @@ pub enum Call {
     Outside(Arc<Outside>),
     /// A message to the front-end.
     InBand {
-        /// Where to.
+        /// Channel to the front-end.
         to: Arc<BackendRequests>,
         /// Which ring.
         ring: u16,
@@ -148,22 +148,22 @@ pub enum Call {
 }
 
 impl Call {
-    /// Tells the driver; one system call. Nothing is reported: a full descriptor means that the
-    /// driver was told before and has not looked, a closed one that it is gone, which the
-    /// connection finds out by itself.
+    /// Notifies the driver; one system call. Errors are ignored: a full descriptor means that an
+    /// earlier notification is unread, a closed one that the driver has disconnected, which the
+    /// connection detects.
     pub fn signal(&self) {
         match self {
-            Self::Fd(fd) => sys::signal(fd.as_fd()),
+            Self::Fd(fd) => os::signal(fd.as_fd()),
             Self::Outside(fd) => fd.signal(),
             Self::InBand { to, ring, broken } => to.notify(*ring, *broken),
         }
     }
 }
 
-/// The channel on which the back-end speaks first (vhost-user.rst, "Back-end communication").
+/// Channel for requests of the back-end (vhost-user.rst, "Back-end communication").
 ///
-/// It never waits for a reply and never blocks: notifications that find the channel full are kept,
-/// one bit each, and go out before the next one or with [`flush`](Self::flush).
+/// It never waits for a reply and never blocks: while the channel is full, notifications are kept
+/// pending, one bit each, and are sent before the next one or by [`flush`](Self::flush).
 #[derive(Debug)]
 pub struct BackendRequests {
     channel: Arc<Channel>,
@@ -171,17 +171,17 @@ pub struct BackendRequests {
 
 #[derive(Debug)]
 struct Channel {
-    /// A Unix stream socket; User-Mode Linux hands a pipe in some versions.
+    /// A Unix stream socket; some versions of User-Mode Linux pass a pipe.
     fd: Outside,
     calls: AtomicU64,
     faults: AtomicU64,
     config_changed: AtomicU64,
-    /// A pipe: what is owed is about to be sent on the port's lane.
+    /// A pipe: a flush is queued on the port's lane.
     sending: AtomicBool,
 }
 
 impl BackendRequests {
-    /// Over `fd`, as SET_BACKEND_REQ_FD brought it: a Unix stream socket or a pipe.
+    /// Creates the channel on the `fd` of SET_BACKEND_REQ_FD: a Unix stream socket or a pipe.
     pub fn new(fd: Outside) -> Self {
         let none = || AtomicU64::new(0);
         let sending = AtomicBool::new(false);
@@ -190,21 +190,21 @@ impl BackendRequests {
         Self { channel: Arc::new(channel) }
     }
 
-    /// Says that a ring has used buffers (VRING_CALL) or is broken (VRING_ERR).
+    /// Notifies that a ring has used buffers (VRING_CALL) or is broken (VRING_ERR).
     pub fn notify(&self, ring: u16, broken: bool) {
         let set = if broken { &self.channel.faults } else { &self.channel.calls };
         set.fetch_or(1 << (ring & 63), Ordering::AcqRel);
         self.flush();
     }
 
-    /// Says that the configuration space changed: link state or MTU (CONFIG_CHANGE_MSG).
+    /// Notifies of a change of the configuration space: link state or MTU (CONFIG_CHANGE_MSG).
     pub fn config_changed(&self) {
         self.channel.config_changed.store(1, Ordering::Release);
         self.flush();
     }
 
-    /// Sends what is owed; over a pipe, on the port's lane. Returns whether anything is still
-    /// owed, because the channel is full.
+    /// Sends pending notifications; on a pipe, on the port's lane. Returns whether any is still
+    /// pending because the channel is full.
     pub fn flush(&self) -> bool {
         let channel = &self.channel;
         if channel.fd.kind() != FdKind::Pipe {
@@ -217,7 +217,7 @@ impl BackendRequests {
                 mine.flush();
             });
         }
-        channel.owes()
+        channel.is_pending()
     }
 }
 
@@ -230,17 +230,17 @@ impl Channel {
         ]
     }
 
-    fn owes(&self) -> bool {
-        self.sets().into_iter().any(|(owed, _)| owed.load(Ordering::Acquire) != 0)
+    fn is_pending(&self) -> bool {
+        self.sets().into_iter().any(|(pending, _)| pending.load(Ordering::Acquire) != 0)
     }
 
     fn flush(&self) -> bool {
-        self.sets().into_iter().any(|(owed, request)| !self.send_set(owed, request))
+        self.sets().into_iter().any(|(pending, request)| !self.send_set(pending, request))
     }
 
-    /// Sends one message for each bit of `owed`; whether all went.
-    fn send_set(&self, owed: &AtomicU64, request: BackendReq) -> bool {
-        let mut bits = owed.swap(0, Ordering::AcqRel);
+    /// Sends one message for each bit of `pending`; returns whether all were sent.
+    fn send_set(&self, pending: &AtomicU64, request: BackendReq) -> bool {
+        let mut bits = pending.swap(0, Ordering::AcqRel);
         while bits != 0 {
             let index = bits.trailing_zeros();
             let payload = match request {
@@ -249,12 +249,12 @@ impl Channel {
             };
             let message = Message::request(request, payload, false).to_bytes();
             let sent = match self.fd.kind() {
-                FdKind::Pipe => sys::write_whole(self.fd.as_fd(), &message),
-                // A peer that is gone counts as notified.
-                _ => sys::send(self.fd.as_fd(), &message, &[]).unwrap_or(true),
+                FdKind::Pipe => os::write_whole(self.fd.as_fd(), &message),
+                // A disconnected peer counts as notified.
+                _ => os::send(self.fd.as_fd(), &message, &[]).unwrap_or(true),
             };
             if !sent {
-                owed.fetch_or(bits, Ordering::AcqRel);
+                pending.fetch_or(bits, Ordering::AcqRel);
                 return false;
             }
             bits &= bits - 1;

@@ -1,4 +1,4 @@
-//! What a front-end can do wrong, and what it costs.
+//! Errors of a front-end, and their consequences.
 
 use std::fmt;
 use std::io;
@@ -9,11 +9,11 @@ use switch::account::OverLimit;
 
 use crate::device::Refused;
 use crate::message::{CONFIG_MAX, FDS_MAX, FrontendReq, PAYLOAD_MAX, REGIONS_MAX};
-use crate::sys::FdKind;
+use os::FdKind;
 
-/// A front-end broke the protocol, or asked for what cannot be. With REPLY_ACK and need_reply it
-/// is told so and the connection stands (except where [`is_fatal`](Self::is_fatal)); otherwise the
-/// connection is closed. Nothing beyond it is ever lost.
+/// A protocol violation or an impossible request of a front-end. With REPLY_ACK and need_reply the
+/// error is returned and the connection continues (unless [`is_fatal`](Self::is_fatal)); otherwise
+/// the connection is closed. Other connections are not affected.
 #[derive(Debug)]
 pub enum ProtocolError {
     /// The version bits of the header are not 1.
@@ -21,56 +21,56 @@ pub enum ProtocolError {
         /// Flags of the header.
         flags: u32,
     },
-    /// A reply where a request belongs.
+    /// A reply in place of a request.
     UnexpectedReply {
         /// Number of the request.
         request: u32,
     },
-    /// A payload longer than any of the specification.
+    /// A payload longer than any in the specification.
     TooLong {
         /// Number of the request.
         request: u32,
         /// Bytes announced.
         size: u32,
     },
-    /// More descriptors at once than any message takes.
+    /// More descriptors than any message takes.
     TooManyFds,
     /// The connection ended inside a message.
     Truncated {
-        /// Bytes of the message that had come.
+        /// Bytes of the message received.
         got: usize,
     },
     /// A payload shorter than its message needs.
     Payload {
         /// The request.
         request: FrontendReq,
-        /// Bytes that came.
+        /// Bytes received.
         got: usize,
     },
     /// A wrong number of descriptors.
     FdCount {
         /// The request.
         request: FrontendReq,
-        /// How many it takes.
+        /// Number it takes.
         want: usize,
-        /// How many came.
+        /// Number received.
         got: usize,
     },
     /// A descriptor of a kind that the request does not take.
     FdKind {
         /// The request.
         request: FrontendReq,
-        /// What the descriptor is.
+        /// Kind of the descriptor.
         kind: FdKind,
-        /// What it may be, and how to have it so.
+        /// Kinds it may have, and how to get them.
         want: &'static str,
     },
-    /// A ring without a kick descriptor, which is to be polled: the operator forbids it.
+    /// A ring without a kick descriptor, which must be polled: the operator forbids it.
     Polled {
-        /// Which ring.
+        /// The ring's index.
         ring: u16,
     },
-    /// A request that we do not know.
+    /// An unknown request.
     UnknownRequest(u32),
     /// A request of a feature that we do not offer.
     NotOffered(FrontendReq),
@@ -83,12 +83,12 @@ pub enum ProtocolError {
     },
     /// Feature bits that were not offered.
     Features {
-        /// Those bits.
+        /// The bits.
         extra: u64,
     },
     /// Protocol feature bits that were not offered.
     ProtocolFeatures {
-        /// Those bits.
+        /// The bits.
         extra: u64,
     },
     /// INBAND_NOTIFICATIONS without BACKEND_REQ and REPLY_ACK.
@@ -97,51 +97,51 @@ pub enum ProtocolError {
     Ring {
         /// The index.
         index: u64,
-        /// How many there are.
+        /// Number of rings.
         rings: u16,
     },
-    /// A queue size that no ring can have.
+    /// An invalid queue size.
     QueueSize {
-        /// Which ring.
+        /// The ring's index.
         ring: u16,
         /// The size.
         size: u32,
     },
     /// A ring address outside the front-end's memory table.
     RingOutside {
-        /// Which ring.
+        /// The ring's index.
         ring: u16,
         /// `desc`, `avail` or `used`.
         part: &'static str,
-        /// The address, of the front-end's address space.
+        /// The address, in the front-end's address space.
         user_addr: u64,
     },
-    /// A ring cannot start where it lies.
+    /// A ring cannot start with its layout.
     Layout {
-        /// Which ring.
+        /// The ring's index.
         ring: u16,
-        /// Why not.
+        /// The reason.
         error: LayoutError,
     },
-    /// A number that the message does not allow.
+    /// A value that the message does not allow.
     Value {
         /// The request.
         request: FrontendReq,
-        /// The number.
+        /// The value.
         value: u64,
     },
     /// SET_MEM_TABLE with no region, or too many.
     RegionCount(u32),
-    /// A region that takes more than the port may have, or than the process has left.
+    /// A region that exceeds the port's limit, or the rest of the process's budget.
     OverLimit {
         /// Its guest address.
         guest_addr: u64,
-        /// Of what, and how much.
+        /// The resource and its amounts.
         error: OverLimit,
     },
     /// ADD_MEM_REG with every slot in use.
     NoSlot,
-    /// REM_MEM_REG of a region that is not there.
+    /// REM_MEM_REG of an unknown region.
     NoSuchRegion {
         /// Its guest address.
         guest_addr: u64,
@@ -150,10 +150,10 @@ pub enum ProtocolError {
     Map {
         /// Its guest address.
         guest_addr: u64,
-        /// Why not.
+        /// The reason.
         error: MapError,
     },
-    /// The regions make no table.
+    /// The regions do not form a valid table.
     Table(TableError),
     /// A write to configuration space, all of which is read-only.
     ConfigReadOnly,
@@ -167,7 +167,7 @@ pub enum ProtocolError {
 }
 
 impl ProtocolError {
-    /// What is wrong, without numbers: the name of a counter.
+    /// Name of the error's counter, without numbers.
     pub fn cause(&self) -> &'static str {
         match self {
             Self::Version { .. } => "version",
@@ -201,8 +201,8 @@ impl ProtocolError {
         }
     }
 
-    /// Whether it ends the connection even where the front-end could be told: the stream is out of
-    /// step, or the specification asks for it.
+    /// Whether it ends the connection even if the error could be returned: the stream is out of
+    /// sync, or the specification requires it.
     pub fn is_fatal(&self) -> bool {
         matches!(
             self,
@@ -215,8 +215,8 @@ impl ProtocolError {
         )
     }
 
-    /// Whether the connection stands even where the front-end cannot be told: the specification
-    /// asks to refuse it, and no state is in doubt.
+    /// Whether the connection continues even if the error cannot be returned: the specification
+    /// requires a refusal, and the state is consistent.
     pub fn is_harmless(&self) -> bool {
         matches!(self, Self::ConfigReadOnly)
     }
@@ -253,7 +253,7 @@ impl ProtocolError {
             ),
             Self::UnexpectedReply { request } => write!(
                 f,
-                "a reply (to request {request}) where a request belongs: are both ends back-ends?"
+                "a reply (to request {request}) in place of a request: are both ends back-ends?"
             ),
             Self::TooLong { request, size } => write!(
                 f,
@@ -264,7 +264,7 @@ impl ProtocolError {
                 write!(f, "more than {FDS_MAX} descriptors with one message")
             }
             Self::Truncated { got } => {
-                write!(f, "the front-end left after {got} bytes of a message")
+                write!(f, "the front-end disconnected after {got} bytes of a message")
             }
             Self::Payload { request, got } => {
                 write!(f, "{request:?} with a payload of {got} bytes, which is too short")
@@ -279,7 +279,7 @@ impl ProtocolError {
     fn fmt_negotiation(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownRequest(n) => {
-                write!(f, "request {n} is not of the vhost-user protocol as known here")
+                write!(f, "request {n} is not a known vhost-user request")
             }
             Self::NotOffered(request) => {
                 write!(f, "{request:?} belongs to a feature that was not offered")
@@ -307,11 +307,11 @@ impl ProtocolError {
     fn fmt_content(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ring { index, rings } => {
-                write!(f, "ring index {index}: there are {rings} rings")
+                write!(f, "ring index {index} is out of range: there are {rings} rings")
             }
             Self::QueueSize { ring, size } => write!(
                 f,
-                "ring {ring} with queue size {size}: 1 to 32768, and a power of two unless packed"
+                "ring {ring}: queue size {size} must be 1 to 32768, a power of two unless packed"
             ),
             Self::RingOutside { ring, part, user_addr } => write!(
                 f,
@@ -320,10 +320,10 @@ impl ProtocolError {
             ),
             Self::Layout { ring, error } => write!(f, "ring {ring} cannot start: {error}"),
             Self::Value { request, value } => {
-                write!(f, "{request:?} with {value:#x}, which it does not allow")
+                write!(f, "{request:?} with invalid value {value:#x}")
             }
             Self::RegionCount(n) => {
-                write!(f, "SET_MEM_TABLE with {n} regions: 1 to {REGIONS_MAX} are taken")
+                write!(f, "SET_MEM_TABLE with {n} regions: must be 1 to {REGIONS_MAX}")
             }
             Self::OverLimit { guest_addr, error } => {
                 write!(f, "memory region at guest address {guest_addr:#x} is not mapped: {error}")
@@ -358,20 +358,20 @@ impl std::error::Error for ProtocolError {}
 /// Why a connection ended.
 #[derive(Debug)]
 pub enum ConnectionError {
-    /// The front-end closed it. Nothing is wrong.
+    /// The front-end closed it. Not an error.
     Closed,
     /// The front-end broke the protocol.
     Protocol(ProtocolError),
     /// The front-end does not read our replies.
     NotReading,
-    /// More descriptors than the port may hold.
+    /// More descriptors than the port's limit.
     OverLimit(OverLimit),
-    /// The system said so.
+    /// A system call failed.
     Os(io::Error),
 }
 
 impl ConnectionError {
-    /// What the front-end did wrong, as [`ProtocolError::cause`]. `None`: nothing.
+    /// Name of the front-end's error, as [`ProtocolError::cause`]; `None` if it made none.
     pub fn cause(&self) -> Option<&'static str> {
         match self {
             Self::Closed | Self::Os(_) => None,

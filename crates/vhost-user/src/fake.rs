@@ -1,4 +1,4 @@
-//! A device that records what is asked of it and has real rings; tests only.
+//! Test device that records its calls and has real rings.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -41,7 +41,7 @@ impl Fake {
         self.0.lock().unwrap()
     }
 
-    /// What was done since this was last asked.
+    /// Returns the calls since the last query.
     pub fn did(&self) -> Vec<Did> {
         std::mem::take(&mut self.state().did)
     }
@@ -82,7 +82,7 @@ impl Device for Fake {
         let mut state = self.state();
         assert!(!state.queues.contains_key(&ring), "ring {ring} started twice");
         if !setup.features.packed {
-            // A driver that stopped where the front-end says.
+            // A driver that stopped at the front-end's base.
             DriverQueue::new(&state.memory, &setup.layout, setup.features, setup.base, None)?;
         }
         let queue = DeviceQueue::new(&state.memory, &setup.layout, setup.features, setup.base)?;

@@ -1,4 +1,4 @@
-//! Feature bits: virtio-net (virtio 1.3, 5.1.3), rings (6), and the protocol's own.
+//! Feature bits: virtio-net (virtio 1.3, 5.1.3), rings (6), and the protocol's bit 30.
 
 /// VIRTIO_NET_F_CSUM: we accept partial checksums.
 pub const CSUM: u64 = 1 << 0;
@@ -96,15 +96,15 @@ const NAMES: [(u64, &str); 23] = [
     (HOST_USO, "HOST_USO"),
 ];
 
-/// Names of the features in `bits`, for people.
+/// Names of the features in `bits`, for display.
 pub fn names(bits: u64) -> Vec<&'static str> {
     NAMES.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()
 }
 
-/// The bits of `names`: as [`names`] has them, in either case, `-` for `_`, with `+` between.
+/// Parses `names`: names as in [`names`], in either case, `-` for `_`, separated by `+`.
 ///
 /// # Errors
-/// The first word that names none.
+/// The first unknown name.
 pub fn parse(names: &str) -> Result<u64, String> {
     names.split('+').try_fold(0, |bits, word| {
         let name = word.to_ascii_uppercase().replace('-', "_");

@@ -1,7 +1,7 @@
-//! The front-end's side: a NIC driver's connection to a vhost-user back-end.
+//! Front-end side: a NIC driver's connection to a vhost-user back-end.
 //!
-//! It blocks, with a time limit on every answer, because setting up is not the fast path. Its
-//! "guest memory" is one memfd:
+//! It blocks, with a time limit on every reply, because setup is not the fast path. Its "guest
+//! memory" is one memfd:
 //!
 //! ```text
 //!   GUEST_BASE                                                    GUEST_BASE + size
@@ -22,16 +22,15 @@ use ring::virtq::{DriverQueue, IndirectPool, Layout, LayoutError};
 use shm::{GuestMemory, MapError, Mapping, Region};
 
 use crate::message::{
-    ConfigWindow, FrontendReq, HEADER_LEN, Header, MemRegion, Message, PAYLOAD_MAX,
+    ConfigWindow, FDS_MAX, FrontendReq, HEADER_LEN, Header, MemRegion, Message, PAYLOAD_MAX,
     ProtocolFeatures, VringAddr, VringState, parse_u64,
 };
-use crate::sys::{self, Received};
 use crate::{feature, ring_features};
+use os::Received;
 
-/// First guest address. Not zero, so that an address of ours used as an offset is found out.
+/// First guest address. Not zero, so that an address used as an offset by mistake fails.
 const GUEST_BASE: u64 = 0x1_0000_0000;
-/// First address in the front-end's "own" address space; differs from the guest's for the same
-/// reason.
+/// First address in the front-end's address space; differs from the guest's for the same reason.
 const USER_BASE: u64 = 0x7f00_0000_0000;
 /// Alignment of everything laid out in the memory: no two rings share a page.
 const PAGE: u64 = 4096;
@@ -45,11 +44,10 @@ pub const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
     .union(ProtocolFeatures::STATUS);
 
-/// What a front-end wants.
+/// Parameters of a front-end.
 #[derive(Clone, Copy, Debug)]
 pub struct Params {
-    /// Feature bits to take if offered. VERSION_1 is always asked for, MQ when there are several
-    /// pairs.
+    /// Feature bits to take if offered. VERSION_1 is always required, MQ for several pairs.
     pub features: u64,
     /// Protocol features to take if offered; see [`PROTOCOL_FEATURES`].
     pub protocol_features: ProtocolFeatures,
@@ -57,40 +55,40 @@ pub struct Params {
     pub pairs: u16,
     /// Descriptors of each ring.
     pub queue_size: u16,
-    /// Where the rings start, as VRING_BASE carries it; `None`: as a fresh device's.
+    /// Start position of the rings in the form of VRING_BASE; `None`: that of a fresh ring.
     pub base: Option<u32>,
     /// Descriptors of each indirect table; 0: none.
     pub indirect_entries: u16,
     /// Bytes of memory for the caller's buffers.
     pub buffer_bytes: u64,
-    /// Longest wait for an answer.
+    /// Longest wait for a reply.
     pub timeout: Duration,
 }
 
-/// Why a front-end could not go on.
+/// Error of a front-end.
 #[derive(Debug)]
 pub enum FrontendError {
     /// The back-end closed the connection.
     Closed,
-    /// The back-end did not answer in time.
+    /// The back-end did not reply in time.
     Timeout(FrontendReq),
-    /// An answer that is none.
+    /// A malformed reply.
     BadReply {
-        /// To what.
+        /// The request.
         request: FrontendReq,
-        /// What is wrong with it.
+        /// What is wrong with the reply.
         what: &'static str,
     },
     /// The back-end acknowledged with an error.
     Refused {
-        /// What it refused.
+        /// The request it refused.
         request: FrontendReq,
-        /// Its number for why.
+        /// Its error number.
         value: u64,
     },
-    /// The back-end does not offer features we cannot do without.
+    /// The back-end does not offer features that are required.
     Lacks {
-        /// Those bits.
+        /// The bits.
         features: u64,
     },
     /// The back-end has fewer queue pairs than wanted.
@@ -100,11 +98,11 @@ pub enum FrontendError {
         /// Pairs it has.
         has: u64,
     },
-    /// Our memory could not be made.
+    /// Our memory could not be allocated.
     Memory(MapError),
-    /// Our rings could not be laid out: the queue size is not legal.
+    /// Our rings could not be laid out: the queue size is invalid.
     Layout(LayoutError),
-    /// The system refused.
+    /// A system call failed.
     Os(io::Error),
 }
 
@@ -113,13 +111,13 @@ impl fmt::Display for FrontendError {
         match self {
             Self::Closed => write!(f, "the back-end closed the connection"),
             Self::Timeout(request) => {
-                write!(f, "the back-end did not answer {request:?} in time; is it running?")
+                write!(f, "the back-end did not reply to {request:?} in time; is it running?")
             }
             Self::BadReply { request, what } => {
-                write!(f, "the back-end's answer to {request:?} is wrong: {what}")
+                write!(f, "malformed reply of the back-end to {request:?}: {what}")
             }
             Self::Refused { request, value } => {
-                write!(f, "the back-end refused {request:?} (it says {value})")
+                write!(f, "the back-end refused {request:?} (error {value})")
             }
             Self::Lacks { features } => write!(
                 f,
@@ -127,7 +125,7 @@ impl fmt::Display for FrontendError {
                  cannot work"
             ),
             Self::Pairs { wanted, has } => {
-                write!(f, "{wanted} queue pairs wanted, the back-end has {has}: ask for fewer")
+                write!(f, "{wanted} queue pairs requested, the back-end has {has}: request fewer")
             }
             Self::Memory(error) => write!(f, "memory for the rings: {error}"),
             Self::Layout(error) => write!(f, "rings: {error}"),
@@ -153,7 +151,8 @@ impl From<LayoutError> for FrontendError {
     }
 }
 
-/// A connection to a back-end, without any state but the negotiated: one request at a time.
+/// A connection to a back-end, with the negotiated features as its only state: one request at a
+/// time.
 #[derive(Debug)]
 pub struct Client {
     stream: UnixStream,
@@ -162,16 +161,16 @@ pub struct Client {
 }
 
 impl Client {
-    /// On a stream just connected, or accepted from a back-end in client mode.
+    /// Creates a client on a stream just connected, or accepted from a back-end in client mode.
     pub fn new(stream: UnixStream, timeout: Duration) -> Self {
         Self { stream, timeout, protocol: ProtocolFeatures::empty() }
     }
 
-    /// Sends a request that has no reply body, with descriptors beside it. With REPLY_ACK, waits
-    /// until the back-end has done it.
+    /// Sends a request without a reply body, with descriptors. With REPLY_ACK, waits until the
+    /// back-end has completed it.
     ///
     /// # Errors
-    /// [`FrontendError`]; without REPLY_ACK a back-end's refusal is seen only at a later request.
+    /// [`FrontendError`]; without REPLY_ACK a refusal is detected only at a later request.
     pub fn set(
         &mut self,
         request: FrontendReq,
@@ -204,7 +203,7 @@ impl Client {
         self.receive(request)
     }
 
-    /// Sends a request and waits for the number it answers.
+    /// Sends a request and waits for a number as its reply.
     ///
     /// # Errors
     /// [`FrontendError`].
@@ -227,12 +226,12 @@ impl Client {
         self.set(request, VringState { index: u32::from(ring), num }.to_bytes(), &[])
     }
 
-    /// Sends any message, legal or not; for tests and fuzzers.
+    /// Sends any message, valid or not; for tests and fuzzers.
     ///
     /// # Errors
-    /// [`FrontendError`] when it does not go out whole.
+    /// [`FrontendError`] if it is not sent completely.
     pub fn send(&mut self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), FrontendError> {
-        if sys::send(self.stream.as_fd(), &message.to_bytes(), fds)? {
+        if os::send(self.stream.as_fd(), &message.to_bytes(), fds)? {
             return Ok(());
         }
         let error = io::Error::new(io::ErrorKind::WouldBlock, "the back-end does not read");
@@ -250,11 +249,11 @@ impl Client {
             return bad("not a reply of version 1");
         }
         if header.request != u32::from(request) {
-            return bad("it answers another request");
+            return bad("it is the reply to another request");
         }
         let len = usize::try_from(header.size).unwrap_or(usize::MAX);
         if len > PAYLOAD_MAX {
-            return bad("longer than any of the protocol");
+            return bad("longer than any in the protocol");
         }
         let mut payload = vec![0; len];
         self.fill(&mut payload, request, deadline)?;
@@ -268,15 +267,15 @@ impl Client {
         deadline: Instant,
     ) -> Result<(), FrontendError> {
         while !buf.is_empty() {
-            match sys::recv(self.stream.as_fd(), buf, &mut Vec::new())? {
+            match os::recv(self.stream.as_fd(), buf, &mut Vec::new(), FDS_MAX)? {
                 Received::Bytes(n) => buf = &mut buf[n..],
                 Received::Closed => return Err(FrontendError::Closed),
-                Received::TooManyFds => {
+                Received::Truncated => {
                     return Err(FrontendError::BadReply { request, what: "descriptors" });
                 }
                 Received::Nothing => {
                     let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() || !sys::wait_readable(self.stream.as_fd(), left)? {
+                    if left.is_zero() || !os::wait_readable(self.stream.as_fd(), left)? {
                         return Err(FrontendError::Timeout(request));
                     }
                 }
@@ -292,19 +291,19 @@ impl AsFd for Client {
     }
 }
 
-/// One ring of a started front-end. Even rings receive, odd ones send, as the guest sees it.
+/// One ring of a started front-end. Even rings receive, odd ones transmit, as the guest sees it.
 pub struct Queue {
     /// Its index.
     pub ring: u16,
     /// The driver half.
     pub driver: DriverQueue,
-    /// To be signalled when [`DriverQueue::kick_needed`] says so.
+    /// Signal it when [`DriverQueue::kick_needed`] returns true.
     pub kick: OwnedFd,
-    /// Becomes readable when the device has used buffers and was asked to say so.
+    /// Becomes readable when the device has used buffers and calls are enabled.
     pub call: OwnedFd,
 }
 
-/// A started front-end: features agreed, memory shared, rings running and enabled.
+/// A started front-end: features negotiated, memory shared, rings running and enabled.
 pub struct Frontend {
     client: Client,
     features: u64,
@@ -314,7 +313,7 @@ pub struct Frontend {
     config: Vec<u8>,
 }
 
-/// Where everything lies in the memfd; offsets.
+/// Layout of the memfd, as offsets.
 struct Plan {
     rings: Vec<Layout>,
     indirect: Vec<u64>,
@@ -349,7 +348,7 @@ impl Frontend {
     /// Negotiates, shares memory and starts the rings of `params` over `stream`.
     ///
     /// # Errors
-    /// [`FrontendError`] says what the back-end lacks or refused.
+    /// [`FrontendError`] with what the back-end lacks or refused.
     pub fn start(stream: UnixStream, params: &Params) -> Result<(Self, Vec<Queue>), FrontendError> {
         let mut client = Client::new(stream, params.timeout);
         let acked = negotiate(&mut client, params)?;
@@ -390,12 +389,12 @@ impl Frontend {
         Ok((Self { client, features, memory, buffers, rings, config }, queues))
     }
 
-    /// Features agreed on.
+    /// Negotiated features.
     pub fn features(&self) -> u64 {
         self.features
     }
 
-    /// Protocol features agreed on.
+    /// Negotiated protocol features.
     pub fn protocol_features(&self) -> ProtocolFeatures {
         self.client.protocol
     }
@@ -405,12 +404,12 @@ impl Frontend {
         &self.memory
     }
 
-    /// Guest addresses of the memory that is the caller's.
+    /// Guest addresses of the caller's part of the memory.
     pub fn buffers(&self) -> Range<u64> {
         self.buffers.clone()
     }
 
-    /// The first bytes of `struct virtio_net_config`; empty when the back-end tells none.
+    /// The first bytes of `struct virtio_net_config`; empty if the back-end offers none.
     pub fn config(&self) -> &[u8] {
         &self.config
     }
@@ -428,7 +427,7 @@ impl Frontend {
         self.client.set_state(FrontendReq::SET_VRING_ENABLE, ring, u32::from(on))
     }
 
-    /// Stops a ring; nothing of it is in flight in the back-end afterwards. Gives its position.
+    /// Stops a ring; nothing of it is in flight in the back-end afterwards. Returns its position.
     ///
     /// # Errors
     /// [`FrontendError`].
@@ -442,10 +441,10 @@ impl Frontend {
         }
     }
 
-    /// Stops every ring and closes the connection. Gives the rings' positions.
+    /// Stops every ring and closes the connection. Returns the rings' positions.
     ///
     /// # Errors
-    /// [`FrontendError`]; the connection is closed all the same.
+    /// [`FrontendError`]; the connection is closed in any case.
     pub fn stop(mut self) -> Result<Vec<u32>, FrontendError> {
         (0..self.rings).map(|ring| self.stop_ring(ring)).collect()
     }
@@ -457,7 +456,8 @@ impl AsFd for Frontend {
     }
 }
 
-/// Owner, features, protocol features, number of queues. Gives the bits acknowledged.
+/// Negotiates owner, features, protocol features and number of queues. Returns the bits
+/// acknowledged.
 fn negotiate(client: &mut Client, params: &Params) -> Result<u64, FrontendError> {
     use FrontendReq as R;
     client.set(R::SET_OWNER, Vec::new(), &[])?;
@@ -500,7 +500,7 @@ fn share_memory(client: &mut Client, mapping: &Mapping, size: u64) -> Result<(),
     }
 }
 
-/// mac, status, max_virtqueue_pairs, mtu.
+/// Length of mac, status, max_virtqueue_pairs and mtu.
 const CONFIG_LEN: usize = 12;
 
 fn read_config(client: &mut Client) -> Result<Vec<u8>, FrontendError> {
@@ -513,7 +513,7 @@ fn read_config(client: &mut Client) -> Result<Vec<u8>, FrontendError> {
     Ok(ConfigWindow::parse(&reply).map(|window| window.bytes).unwrap_or_default())
 }
 
-/// Tells the back-end all about one ring. Gives its kick and its call.
+/// Sets up one ring in the back-end. Returns its kick and its call descriptor.
 fn start_ring(
     client: &mut Client,
     ring: u16,
@@ -521,7 +521,7 @@ fn start_ring(
     base: u32,
 ) -> Result<(OwnedFd, OwnedFd), FrontendError> {
     use FrontendReq as R;
-    let (kick, call) = (sys::eventfd()?, sys::eventfd()?);
+    let (kick, call) = (os::eventfd()?, os::eventfd()?);
     let index = u64::from(ring).to_ne_bytes().to_vec();
     let user = |guest_addr| guest_addr - GUEST_BASE + USER_BASE;
     let addr = VringAddr {
@@ -540,7 +540,7 @@ fn start_ring(
     Ok((kick, call))
 }
 
-/// ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK (virtio 1.3, 2.1).
+/// Sets ACKNOWLEDGE, DRIVER, FEATURES_OK and DRIVER_OK (virtio 1.3, 2.1).
 fn set_driver_ok(client: &mut Client) -> Result<(), FrontendError> {
     if client.protocol.contains(ProtocolFeatures::STATUS) {
         client.set_u64(FrontendReq::SET_STATUS, 1 | 2 | 8 | 4)?;
@@ -548,7 +548,7 @@ fn set_driver_ok(client: &mut Client) -> Result<(), FrontendError> {
     Ok(())
 }
 
-/// Where a fresh ring starts: split, index 0; packed, slot 0 with both wrap bits set.
+/// Base of a fresh ring: split, index 0; packed, slot 0 with both wrap bits set.
 fn fresh_base(features: u64) -> u32 {
     if features & feature::RING_PACKED != 0 { 0x8000_8000 } else { 0 }
 }

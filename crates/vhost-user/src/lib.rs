@@ -1,4 +1,4 @@
-//! vhost-user, both ends: how a guest's memory and rings come to the switch.
+//! vhost-user, both ends: access to a guest's memory and rings.
 //!
 //! ```text
 //!   front-end (QEMU, UML, DPDK, `nic`)         back-end (a port of the switch)
@@ -9,21 +9,18 @@
 //! ```
 //! * [`message`]: the wire format, both directions
 //! * [`backend`]: the protocol's state machine, one for each connection
-//! * [`connection`]: that machine on its socket
-//! * [`device`]: what that machine drives
+//! * [`connection`]: the state machine on its socket
+//! * [`device`]: the interface it drives
 //! * [`frontend`]: the other end, for `nic`, `gen`, fake guests and tests
-//! * [`sys`]: every system call of this room
 //! * [`net`] and [`port`]: the virtio-net device and its rings, as ports of the switch
 //! * [`outside`]: descriptors from a peer, their kinds and where they are closed
-//! * [`backoff`]: when to try a lost connection again
 //!
 //! Names and numbers are those of QEMU's `docs/interop/vhost-user.rst`; its sections are quoted
-//! where they are obeyed. What is not here: dirty logging, post-copy, IOMMU and in-flight tracking
-//! are not offered.
-#![deny(unsafe_code)]
+//! where they are implemented. Dirty logging, post-copy, IOMMU and in-flight tracking are not
+//! offered.
+#![forbid(unsafe_code)]
 
 pub mod backend;
-pub mod backoff;
 pub mod connection;
 pub mod device;
 pub mod error;
@@ -35,9 +32,20 @@ pub mod message;
 pub mod net;
 pub mod outside;
 pub mod port;
-pub mod sys;
 
-/// What of the acknowledged `features` a ring cares about.
+use os::SocketError;
+
+/// What to try after a socket error that only vhost-user knows of: either end can listen. To be
+/// appended to the error's own text.
+pub fn advice(error: &SocketError) -> &'static str {
+    match error {
+        SocketError::NobodyListens(_) => ", or swap mode=client and mode=server",
+        SocketError::NobodyConnects(_) => "; is the other side in client mode?",
+        _ => "",
+    }
+}
+
+/// Ring features among the acknowledged `features`.
 pub fn ring_features(features: u64) -> ring::virtq::Features {
     ring::virtq::Features {
         packed: features & feature::RING_PACKED != 0,

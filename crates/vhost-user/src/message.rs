@@ -1,13 +1,14 @@
-//! The wire format (vhost-user.rst, "Message Specification").
+//! Wire format (vhost-user.rst, "Message Specification").
 //!
 //! ```text
 //!   0        4        8        12
-//!   ┌────────┬────────┬────────┬──────────────┐  all integers in the machine's own order;
-//!   │request │ flags  │ size   │ payload      │  descriptors travel beside the bytes
+//!   ┌────────┬────────┬────────┬──────────────┐  all integers in native byte order;
+//!   │request │ flags  │ size   │ payload      │  descriptors are ancillary data
 //!   └────────┴────────┴────────┴──────────────┘
 //! ```
-//! Request numbers and protocol feature bits are those of the `vhost` crate. The framing is ours:
-//! a payload may be longer than what it announces (User-Mode Linux always sends two region slots).
+//! Request numbers and protocol feature bits are those of the `vhost` crate. The framing is our
+//! own: a payload may be longer than its contents announce (User-Mode Linux always sends two region
+//! slots).
 
 pub use vhost::vhost_user::message::{
     BackendReq, FrontendReq, VhostUserProtocolFeatures as ProtocolFeatures,
@@ -15,10 +16,10 @@ pub use vhost::vhost_user::message::{
 
 /// Bytes of the header.
 pub const HEADER_LEN: usize = 12;
-/// Largest payload taken. The longest message of the specification that we serve, SET_MEM_TABLE
+/// Largest payload accepted. The longest message of the specification that we serve, SET_MEM_TABLE
 /// with eight regions, has 264 bytes.
 pub const PAYLOAD_MAX: usize = 4096;
-/// Most descriptors taken with one message; the specification allows 8.
+/// Most descriptors accepted with one message; the specification allows 8.
 pub const FDS_MAX: usize = 32;
 /// Most regions in SET_MEM_TABLE (vhost-user.rst, "Multiple memory regions description").
 pub const REGIONS_MAX: usize = 8;
@@ -39,7 +40,7 @@ pub struct Message {
     pub request: u32,
     /// Version, reply and need_reply bits.
     pub flags: u32,
-    /// What follows the header.
+    /// Bytes after the header.
     pub payload: Vec<u8>,
 }
 
@@ -65,9 +66,9 @@ impl Message {
         self.flags & REPLY != 0
     }
 
-    /// Header and payload as they travel.
+    /// Encodes header and payload.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let size = u32::try_from(self.payload.len()).expect("payloads of ours are short");
+        let size = u32::try_from(self.payload.len()).expect("our payloads are short");
         let mut bytes = Vec::with_capacity(HEADER_LEN + self.payload.len());
         for word in [self.request, self.flags, size] {
             bytes.extend_from_slice(&word.to_ne_bytes());
@@ -96,7 +97,7 @@ impl Header {
         Self { request: word(), flags: word(), size: word() }
     }
 
-    /// Whether the version bits say 1.
+    /// Whether the version is 1.
     pub fn version_ok(&self) -> bool {
         self.flags & VERSION_MASK == VERSION
     }
@@ -132,7 +133,7 @@ pub fn parse_u64(payload: &[u8]) -> Option<u64> {
 /// "A vring state description": an index and a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringState {
-    /// Which ring.
+    /// The ring's index.
     pub index: u32,
     /// Its size, base or enable state.
     pub num: u32,
@@ -145,16 +146,16 @@ impl VringState {
         Some(Self { index: r.u32()?, num: r.u32()? })
     }
 
-    /// As it travels.
+    /// Encodes the payload.
     pub fn to_bytes(self) -> Vec<u8> {
         [self.index.to_ne_bytes(), self.num.to_ne_bytes()].concat()
     }
 }
 
-/// "A vring address description". Addresses are of the front-end's own address space.
+/// "A vring address description". Addresses are in the front-end's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VringAddr {
-    /// Which ring.
+    /// The ring's index.
     pub index: u32,
     /// Bit 0: log writes to the used ring.
     pub flags: u32,
@@ -177,7 +178,7 @@ impl VringAddr {
         Some(Self { index, flags, desc, used, avail, log })
     }
 
-    /// As it travels.
+    /// Encodes the payload.
     pub fn to_bytes(self) -> Vec<u8> {
         let mut bytes = [self.index.to_ne_bytes(), self.flags.to_ne_bytes()].concat();
         for word in [self.desc, self.used, self.avail, self.log] {
@@ -192,11 +193,11 @@ impl VringAddr {
 pub struct MemRegion {
     /// First guest physical address.
     pub guest_addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
-    /// First address in the front-end's own address space.
+    /// First address in the front-end's address space.
     pub user_addr: u64,
-    /// Where it starts in its file.
+    /// Offset in its file, in bytes.
     pub mmap_offset: u64,
 }
 
@@ -231,12 +232,12 @@ impl MemRegion {
         Reader(payload).u32()
     }
 
-    /// Decodes the announced regions of SET_MEM_TABLE. What the payload holds beyond them is
-    /// ignored: User-Mode Linux sends two slots whatever it announces.
+    /// Decodes the announced regions of SET_MEM_TABLE. Bytes beyond them are ignored: User-Mode
+    /// Linux always sends two slots.
     pub fn parse_table(payload: &[u8]) -> Option<Vec<Self>> {
         let mut r = Reader(payload);
         let count = usize::try_from(r.u64()? & 0xffff_ffff).ok()?;
-        // Not collected before the length is known to be real: `count` is the peer's.
+        // Not allocated before the length is checked: `count` is from the peer.
         if count > payload.len() / 32 {
             return None;
         }
@@ -257,11 +258,11 @@ impl MemRegion {
 pub struct ConfigWindow {
     /// First byte.
     pub offset: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u32,
     /// 1: live migration.
     pub flags: u32,
-    /// The bytes, as many as came.
+    /// The bytes received.
     pub bytes: Vec<u8>,
 }
 
@@ -273,7 +274,7 @@ impl ConfigWindow {
         Some(Self { offset, size, flags, bytes: r.0.to_vec() })
     }
 
-    /// As it travels.
+    /// Encodes the payload.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(12 + self.bytes.len());
         for word in [self.offset, self.size, self.flags] {
@@ -289,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn encoded_messages_decode_to_the_same() {
         let message = Message::request(FrontendReq::SET_FEATURES, vec![1, 2, 3], true);
         let bytes = message.to_bytes();
         let header = Header::parse(bytes[..HEADER_LEN].try_into().unwrap());

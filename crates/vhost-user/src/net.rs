@@ -1,8 +1,8 @@
-//! The virtio-net device that a vhost-user connection drives: features, and which ring is what.
+//! The virtio-net device that a vhost-user connection drives: features and roles of rings.
 //!
 //! Ring `2 * i` is the guest's receive queue `i` (our egress), ring `2 * i + 1` its transmit queue
 //! (our ingress); virtio 1.3, 5.1.2. Rings beyond the last pair (a control queue that a front-end
-//! passes on) are accepted and left alone.
+//! passes on) are accepted and not served.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,17 +18,17 @@ use crate::port::{Format, VirtioEgress, VirtioIngress};
 /// Most queue pairs of one port.
 pub const PAIRS_MAX: u16 = 16;
 
-/// What a port's owner is told, and does: its threads and descriptors.
+/// Callbacks to a port's owner, which has the threads and descriptors.
 pub trait Host: Send {
-    /// A ring runs; `queue` is the pair's index. Poll it, or wait for `kick`.
+    /// A ring was started; `queue` is the pair's index. Poll it, or wait for `kick`.
     fn started(&mut self, queue: u16, side: Side, kick: Kick);
     /// A ring is about to stop: no kick will come.
     fn stopped(&mut self, queue: u16, side: Side);
-    /// The guest kicked by message.
+    /// The guest kicked in band.
     fn kicked(&mut self, queue: u16, side: Side);
-    /// So many egress queues, from the first on, are running and enabled.
+    /// The first `queues` egress queues are running and enabled.
     fn active(&mut self, queues: u16);
-    /// Features were agreed on.
+    /// Features were negotiated.
     fn negotiated(&mut self, features: u64);
     /// The guest moved here and cannot announce itself: announce `mac` to the other ports.
     fn announce(&mut self, mac: [u8; 6]);
@@ -43,7 +43,7 @@ pub enum Side {
     Egress,
 }
 
-/// What an operator sets for a port.
+/// Settings of a port.
 #[derive(Clone, Copy, Debug)]
 pub struct NetOptions {
     /// Queue pairs offered, 1 to [`PAIRS_MAX`].
@@ -56,7 +56,7 @@ pub struct NetOptions {
     pub without: u64,
 }
 
-/// What a guest that acknowledged `features` may send.
+/// Offloads that a guest with `features` may request of us.
 pub fn sends(features: u64) -> Offloads {
     let has = |bit: u64| features & bit != 0;
     Offloads {
@@ -70,7 +70,7 @@ pub fn sends(features: u64) -> Offloads {
     }
 }
 
-/// What a guest that acknowledged `features` takes.
+/// Offloads that a guest with `features` accepts.
 pub fn takes(features: u64) -> Offloads {
     let has = |bit: u64| features & bit != 0;
     Offloads {
@@ -97,20 +97,20 @@ pub struct NetDevice<H: Host> {
     mtu: Option<u16>,
 }
 
-/// A queue's state is consistent between any two calls, so a poisoned lock is as good as another.
+/// Locks a queue, also when poisoned: its state is consistent between any two calls.
 fn lock<T>(queue: &Mutex<T>) -> MutexGuard<'_, T> {
     queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<H: Host> NetDevice<H> {
-    /// A device with these pairs, at least as many as it offers.
+    /// Creates a device with these pairs, at least as many as it offers.
     pub fn new(options: NetOptions, pairs: Vec<Pair>, host: H) -> Self {
         assert!(pairs.len() >= usize::from(options.pairs) && options.pairs <= PAIRS_MAX);
         let memory = Arc::new(GuestMemory::default());
         Self { options, pairs, host, memory, acked: 0, mtu: options.mtu }
     }
 
-    /// The owner's side.
+    /// The owner's callbacks.
     pub fn host(&mut self) -> &mut H {
         &mut self.host
     }
@@ -124,7 +124,7 @@ impl<H: Host> NetDevice<H> {
     fn format(&self) -> Format {
         let has = |bit: u64| self.acked & bit != 0;
         let mergeable = has(feature::MRG_RXBUF);
-        // An MTU is for frames without link header (14) and tag (4).
+        // An MTU excludes the link header (14) and the tag (4).
         let frame_len_max = self.mtu.map_or(FRAME_LEN_MAX, |mtu| u32::from(mtu) + 18);
         Format {
             hdr_len: if mergeable || has(feature::VERSION_1) { 12 } else { 10 },
@@ -135,7 +135,7 @@ impl<H: Host> NetDevice<H> {
         }
     }
 
-    fn tell_active(&mut self) {
+    fn report_active(&mut self) {
         let up = self.pairs.iter().take_while(|p| lock(&p.egress).is_up()).count();
         self.host.active(up as u16);
     }
@@ -144,9 +144,9 @@ impl<H: Host> NetDevice<H> {
 impl<H: Host> Device for NetDevice<H> {
     fn features(&self) -> u64 {
         let mut bits = feature::BASE;
-        // MQ without CTRL_VQ is against the specification, and drivers that are shown it refuse
-        // the device; front-ends that serve the control queue themselves add it. So it is offered
-        // only where the operator asked for several pairs.
+        // MQ without CTRL_VQ violates the specification, and drivers that see it refuse the device;
+        // front-ends that serve the control queue themselves add CTRL_VQ. So MQ is offered only if
+        // the operator configured several pairs.
         if self.options.pairs > 1 {
             bits |= feature::MQ;
         }
@@ -190,7 +190,7 @@ impl<H: Host> Device for NetDevice<H> {
             }
         }
         self.host.started(queue, side, setup.kick);
-        self.tell_active();
+        self.report_active();
         Ok(())
     }
 
@@ -202,7 +202,7 @@ impl<H: Host> Device for NetDevice<H> {
             Side::Ingress => lock(&pair.ingress).deactivate(),
             Side::Egress => lock(&pair.egress).deactivate(),
         };
-        self.tell_active();
+        self.report_active();
         base
     }
 
@@ -213,10 +213,10 @@ impl<H: Host> Device for NetDevice<H> {
             Side::Egress => lock(&pair.egress).enable(on),
         }
         if on {
-            // What the guest made available while the ring was disabled was kicked for then.
+            // The kicks for buffers made available while the ring was disabled were lost.
             self.host.kicked(queue, side);
         }
-        self.tell_active();
+        self.report_active();
     }
 
     fn set_call(&mut self, ring: u16, call: Option<Call>) {
@@ -236,10 +236,10 @@ impl<H: Host> Device for NetDevice<H> {
     fn set_mtu(&mut self, mtu: u16) -> Result<(), Refused> {
         //= virtio-v1.3 5.1.4: mtu is between 68 and 65535.
         if mtu < 68 {
-            return Err(Refused("an MTU is 68 at least"));
+            return Err(Refused("an MTU is at least 68"));
         }
         if u32::from(mtu) + 18 > FRAME_LEN_MAX {
-            return Err(Refused("an MTU is 9216 at most"));
+            return Err(Refused("an MTU is at most 9216"));
         }
         self.mtu = Some(mtu);
         Ok(())

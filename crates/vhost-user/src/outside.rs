@@ -1,17 +1,17 @@
-//! Descriptors that a peer sent: what they are, and where they are closed.
+//! Descriptors from a peer: their kind, and the threads that close them.
 //!
-//! A descriptor can be of any kind: a file of a file system whose server never answers, a TCP
-//! socket whose close lingers. `fstat`, `write`, `mmap` and `close` of such a one block for as
-//! long as its owner likes. So the kind is found by calls that do not touch the file
-//! ([`sys::fd_kind`]), and every close happens on a thread that only does that.
+//! A descriptor can be of any kind: a file on a file system whose server never replies, a TCP
+//! socket whose close lingers. `fstat`, `write`, `mmap` and `close` on these block as long as the
+//! peer likes. So the kind is found by calls that do not touch the file ([`os::fd_kind`]), and
+//! every close happens on a thread for this purpose only.
 //!
 //! ```text
 //!   received ── charged to `account.descriptors` ── Outside ── dropped anywhere
-//!                                                      └─ its port's lane: closed, then given back
+//!                                                      └─ its port's lane: closed, then released
 //! ```
 //! A lane is a port's list of calls that may block. A lane is served by at most one thread, and
-//! there is a thread for each lane that has something to do: a close that blocks delays the closes
-//! of its own port only. What waits there stays charged, so that the port is refused more.
+//! there is a thread for each lane with pending calls: a close that blocks delays the closes of its
+//! own port only. Pending descriptors stay charged, so that the port reaches its limit.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,33 +21,33 @@ use std::time::{Duration, Instant};
 
 use switch::account::{Account, Charge, OverLimit};
 
-use crate::sys::{self, FdKind};
+use os::FdKind;
 
-/// How long a thread without work stays, unless it is the last one.
+/// Idle time after which a thread ends, unless it is the last one.
 const IDLE: Duration = Duration::from_secs(1);
 /// A lane's calls need little stack.
 const STACK_BYTES: usize = 128 << 10;
 
-/// A descriptor from a peer. Closed where blocking delays nobody.
+/// A descriptor from a peer. Closed on its port's lane.
 #[derive(Debug)]
 pub struct Outside {
-    /// `None` only while it is dropped.
+    /// `None` only during drop.
     fd: Option<OwnedFd>,
     kind: FdKind,
     charge: Option<Charge>,
     account: Arc<Account>,
-    /// A pipe: a signal waits in the lane.
+    /// A pipe: a signal is queued on the lane.
     signals: AtomicBool,
 }
 
-/// Descriptors that exceed what their ports may hold, until they are closed.
+/// Number of descriptors over their ports' limits, until they are closed.
 static UNPAID: AtomicUsize = AtomicUsize::new(0);
 
 impl Outside {
     /// Charges `fd` to `account`, and finds its kind.
     ///
     /// # Errors
-    /// [`OverLimit`]: it is closed; until then it counts among [`unpaid`].
+    /// [`OverLimit`]: it is closed, and counted by [`unpaid`] until then.
     pub fn new(fd: OwnedFd, account: &Arc<Account>) -> Result<Self, OverLimit> {
         match account.descriptors.charge(1) {
             Ok(charge) => Ok(Self::charged(fd, Some(charge), account)),
@@ -62,35 +62,35 @@ impl Outside {
         }
     }
 
-    /// A descriptor that was charged before it came; `None`: that is not charged.
+    /// Wraps a descriptor that was charged before it was received; `None`: not charged.
     pub fn charged(fd: OwnedFd, charge: Option<Charge>, account: &Arc<Account>) -> Self {
-        let kind = sys::fd_kind(fd.as_fd());
+        let kind = os::fd_kind(fd.as_fd());
         let account = Arc::clone(account);
         Self { fd: Some(fd), kind, charge, account, signals: AtomicBool::new(false) }
     }
 
-    /// What it is.
+    /// Kind of the descriptor.
     pub fn kind(&self) -> FdKind {
         self.kind
     }
 
-    /// Notifies the peer, without blocking: an eventfd at once, a pipe on the port's lane (the
-    /// reader of a pipe can hold its lock for as long as it likes). Other kinds are not touched.
+    /// Notifies the peer without blocking: an eventfd at once, a pipe on the port's lane (the
+    /// reader of a pipe can hold its lock indefinitely). Other kinds are ignored.
     pub fn signal(self: &Arc<Self>) {
         match self.kind {
-            FdKind::Event => sys::signal_event(self.as_fd()),
+            FdKind::Event => os::signal_event(self.as_fd()),
             FdKind::Pipe if !self.signals.swap(true, Ordering::AcqRel) => {
                 let pipe = Arc::clone(self);
                 later(&self.account, move || {
                     pipe.signals.store(false, Ordering::Release);
-                    sys::signal(pipe.as_fd());
+                    os::signal(pipe.as_fd());
                 });
             }
             _ => {}
         }
     }
 
-    /// Has `call` made on the port's lane.
+    /// Queues `call` on the port's lane.
     pub(crate) fn later(&self, call: impl FnOnce() + Send + 'static) {
         later(&self.account, call);
     }
@@ -98,7 +98,7 @@ impl Outside {
 
 impl AsFd for Outside {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_ref().expect("it has one until it is dropped").as_fd()
+        self.fd.as_ref().expect("present until it is dropped").as_fd()
     }
 }
 
@@ -112,14 +112,14 @@ impl Drop for Outside {
     }
 }
 
-/// How many descriptors wait to be closed that no account has room for. While there are any, no
-/// more should be received: the process keeps room for those of one message only.
+/// Number of descriptors over their ports' limits that wait to be closed. While it is not 0,
+/// receive no more: the process has room for those of one message only.
 pub fn unpaid() -> usize {
     UNPAID.load(Ordering::Acquire)
 }
 
-/// Closes what is not an [`Outside`]: a listener whose queue holds connections, a socket that was
-/// not charged.
+/// Closes, on the port's lane, what is not an [`Outside`]: a listener with queued connections, a
+/// socket that was not charged.
 pub fn close<T: Send + 'static>(what: T, account: &Arc<Account>) {
     later(account, move || drop(what));
 }
@@ -128,16 +128,16 @@ type Call = Box<dyn FnOnce() + Send>;
 
 struct Lane {
     calls: VecDeque<Call>,
-    /// A thread serves it.
+    /// Whether a thread serves it.
     busy: bool,
-    /// Keeps the account, whose address is the lane's name.
+    /// Keeps the account alive, whose address is the lane's key.
     _account: Arc<Account>,
 }
 
 #[derive(Default)]
 struct Lanes {
     all: HashMap<usize, Lane>,
-    /// Lanes with calls and without a thread.
+    /// Lanes with calls but without a thread.
     ready: VecDeque<usize>,
     threads: usize,
     idle: usize,
@@ -150,7 +150,7 @@ fn lanes() -> MutexGuard<'static, Option<Lanes>> {
     LANES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has `call` made on the lane of `account`'s port.
+/// Queues `call` on the lane of `account`'s port.
 fn later(account: &Arc<Account>, call: impl FnOnce() + Send + 'static) {
     let name = Arc::as_ptr(account) as usize;
     let mut guard = lanes();
@@ -168,15 +168,15 @@ fn later(account: &Arc<Account>, call: impl FnOnce() + Send + 'static) {
         WORK.notify_one();
         return;
     }
-    // A thread that cannot be started: those that exist serve the lane when they are free, and the
-    // next call tries again.
+    // If no thread can be started, existing ones serve the lane when they are free, and the next
+    // call tries again.
     let thread = std::thread::Builder::new().name("closer".into()).stack_size(STACK_BYTES);
     if thread.spawn(serve).is_ok() {
         lanes.threads += 1;
     }
 }
 
-/// A thread: serves lanes, one call at a time.
+/// Thread function: serves lanes, one call at a time.
 fn serve() {
     let mut guard = lanes();
     loop {
@@ -220,7 +220,7 @@ fn serve() {
     }
 }
 
-/// Waits until nothing is left to be closed; whether that came within `timeout`.
+/// Waits until all closes are done; returns whether that took at most `timeout`.
 pub fn settle(timeout: Duration) -> bool {
     let end = Instant::now() + timeout;
     loop {
@@ -252,7 +252,7 @@ mod tests {
         let (stuck, others) = (account(2), account(2));
         let (end, blocks) = channel::<()>();
         close(Blocks(blocks), &stuck);
-        let event = || sys::eventfd().unwrap();
+        let event = || os::eventfd().unwrap();
         for _ in 0..2 {
             drop(Outside::new(event(), &stuck).unwrap());
         }
@@ -277,20 +277,20 @@ mod tests {
     fn wait(done: impl Fn() -> bool) {
         let end = Instant::now() + PATIENCE;
         while !done() {
-            assert!(Instant::now() < end, "waited in vain");
+            assert!(Instant::now() < end, "timed out");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     #[test]
-    fn full_eventfd_that_its_owner_made_blocking_does_not_block_a_signal() {
+    fn full_blocking_eventfd_does_not_block_a_signal() {
         use rustix::event::{EventfdFlags, eventfd};
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         let outside = Arc::new(Outside::new(event, &account(2)).unwrap());
         let (done, ends) = channel();
         std::thread::spawn(move || {
-            // More often than completions are kept for.
+            // More than the queue of completions holds.
             (0..2000).for_each(|_| outside.signal());
             done.send(()).unwrap();
         });
@@ -299,10 +299,10 @@ mod tests {
 
     #[test]
     fn pipe_is_signalled_on_the_lane() {
-        let (read, write) = sys::pipe().unwrap();
+        let (read, write) = os::pipe().unwrap();
         let pipe = Arc::new(Outside::new(write, &account(2)).unwrap());
         assert_eq!(pipe.kind(), FdKind::Pipe);
         pipe.signal();
-        assert!(sys::wait_readable(read.as_fd(), PATIENCE).unwrap());
+        assert!(os::wait_readable(read.as_fd(), PATIENCE).unwrap());
     }
 }

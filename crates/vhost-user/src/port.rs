@@ -1,11 +1,11 @@
 //! The two directions of a virtio-net queue pair as ports of the switch (virtio 1.3, 5.1.6).
 //!
-//! [`VirtioIngress`] is the device half of the guest's transmit queue, [`VirtioEgress`] that of
-//! its receive queue. Frames are taken where they lie in the guest's memory; the one copy is made
-//! by the receiving port, straight from the sender's segments.
+//! [`VirtioIngress`] is the device half of the guest's transmit queue, [`VirtioEgress`] that of its
+//! receive queue. Frames are used in place in the guest's memory; the one copy is made by the
+//! receiving port, directly from the sender's segments.
 //!
-//! Both stay in place while the guest comes and goes: they are *activated* with a ring and
-//! *deactivated* again under their lock, by the control thread, between two bursts.
+//! Both persist while the guest connects and disconnects: the control thread *activates* them with
+//! a ring and *deactivates* them, under their lock, between two bursts.
 
 mod egress;
 mod ingress;
@@ -23,22 +23,22 @@ use switch::vnet::Offloads;
 
 use crate::device::Call;
 
-/// How frames look on the rings of one guest, from the negotiated features.
+/// Frame format on the rings of one guest, from the negotiated features.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Format {
     /// Length of the virtio-net header: 12, or 10 for a legacy guest without MRG_RXBUF.
     pub hdr_len: u32,
     /// MRG_RXBUF: a frame may fill several receive buffers.
     pub mergeable: bool,
-    /// What the guest may ask of us (CSUM, HOST_*).
+    /// Offloads that the guest may request of us (CSUM, HOST_*).
     pub sends: Offloads,
-    /// What the guest takes (GUEST_*).
+    /// Offloads that the guest accepts (GUEST_*).
     pub takes: Offloads,
-    /// Longest frame the guest takes without GSO, link header and tag included.
+    /// Longest frame that the guest accepts without GSO, in bytes, with link header and tag.
     pub frame_len_max: u32,
 }
 
-/// Why a port stops whose memory went away.
+/// Reason to stop a port whose memory was truncated.
 const LOST: &str = "front end truncated its memory";
 
 /// An activated ring.
@@ -46,17 +46,17 @@ struct Active {
     queue: DeviceQueue,
     memory: Arc<GuestMemory>,
     call: Option<Call>,
-    /// How the front-end hears that the ring is broken (SET_VRING_ERR).
+    /// Notification that the ring is broken (SET_VRING_ERR).
     err: Option<Call>,
     format: Format,
-    /// The memory region that served last.
+    /// Index of the last memory region used.
     hint: usize,
-    /// Mappings lost in the whole process when none of ours was among them. 0 at first: memory may
-    /// be lost before a ring is put to work in it.
+    /// Mappings lost in the process at the last check of ours. 0 at first: memory may be lost
+    /// before a ring is activated in it.
     lost_seen: usize,
 }
 
-/// The place of a ring in a port: whether there is one, and whether it is enabled.
+/// Slot for a ring in a port: the ring, if one is active, and whether it is enabled.
 #[derive(Default)]
 struct Ring {
     active: Option<Active>,
@@ -69,7 +69,7 @@ impl Ring {
         self.active = Some(active);
     }
 
-    /// Takes the ring away and returns where it stands (VRING_BASE).
+    /// Removes the ring and returns its position (VRING_BASE).
     fn deactivate(&mut self) -> Option<u32> {
         self.active.take().map(|a| a.queue.base())
     }
@@ -120,9 +120,9 @@ impl Active {
         Self { queue, memory, call, err: None, format, hint: 0, lost_seen: 0 }
     }
 
-    /// Asked before each burst of either direction: what is read of memory that went away is
-    /// zeroes, and what is written reaches no one and takes memory of ours. One relaxed load
-    /// unless some port lost memory since the last time.
+    /// Checks, before each burst in either direction, that memory is not lost: reads of lost memory
+    /// return zeroes, and writes are lost and use our memory. One relaxed load unless some port
+    /// lost memory since the last check.
     #[inline]
     fn check_lost(&mut self) -> Result<(), Fault> {
         let lost = shm::mappings_lost();
@@ -131,10 +131,10 @@ impl Active {
 
     #[cold]
     fn check_own(&mut self, lost: usize) -> Result<(), Fault> {
-        // The mappings that were counted are known as lost.
+        // The counted mappings are marked lost.
         fence(Ordering::Acquire);
         if self.memory.is_lost() {
-            // Not noted as seen: the next burst is refused as well, until the port is stopped.
+            // `lost` is not stored: the next bursts fail as well, until the port is stopped.
             return Err(self.broken(LOST.into()));
         }
         self.lost_seen = lost;
@@ -142,7 +142,7 @@ impl Active {
     }
 
     fn fault(&self, malformed: Malformed) -> Fault {
-        // A ring in memory that went away reads as zeroes, which may look like anything.
+        // A ring in lost memory reads as zeroes, which may be reported as any fault.
         if self.memory.is_lost() {
             return self.broken(LOST.into());
         }
@@ -154,7 +154,7 @@ impl Active {
         Fault(why)
     }
 
-    /// Calls the guest if it wants that; returns how many calls were made.
+    /// Calls the guest if it wants that; returns the number of calls made.
     fn call(&mut self) -> u64 {
         if !self.queue.call_needed() {
             return 0;

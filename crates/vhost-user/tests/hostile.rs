@@ -1,5 +1,5 @@
-//! Whatever a front-end sends: no panic, no descriptor left open, and the device is called as it
-//! was promised. One test only, because it counts the descriptors of the whole process.
+//! Arbitrary messages of a front-end: no panic, no descriptor left open, and the device is called
+//! in the documented order. One test only, because it counts the descriptors of the whole process.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,15 +14,14 @@ use shm::{GuestMemory, Mapping};
 use vhost_user::backend::{Backend, Options, PROTOCOL_FEATURES};
 use vhost_user::connection::Connection;
 use vhost_user::device::{Call, Device, Refused, RingSetup};
-use vhost_user::message::{MemRegion, Message, VringAddr, VringState};
+use vhost_user::message::{FDS_MAX, MemRegion, Message, VringAddr, VringState};
 use vhost_user::outside;
-use vhost_user::sys;
 
 const SIZE: u64 = 1 << 20;
 /// Rings started in all cases, to know that the test gets that far.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
-/// Checks the order of calls that [`Device`] promises.
+/// Checks the order of calls that [`Device`] documents.
 #[derive(Default)]
 struct Strict {
     memory: Arc<GuestMemory>,
@@ -79,14 +78,14 @@ impl Device for Strict {
     }
 }
 
-/// One thing a front-end does.
+/// One action of a front-end.
 #[derive(Clone, Debug)]
 enum Op {
     /// A message with so many memfds and so many eventfds.
     Message(u32, bool, Vec<u8>, usize, usize),
-    /// Bytes that are no message.
+    /// Bytes that are not a message.
     Noise(Vec<u8>),
-    /// Memory, and all that starts a ring, as it should be.
+    /// Memory and all settings to start a ring, valid.
     Ring(u32),
 }
 
@@ -105,7 +104,7 @@ fn number() -> BoxedStrategy<u64> {
     .boxed()
 }
 
-/// Payloads that are nearly right, so that the messages get past their first checks.
+/// Payloads that are nearly valid, so that the messages pass their first checks.
 fn payload() -> impl Strategy<Value = Vec<u8>> {
     let index = prop_oneof![9 => 0..5_u32, 1 => any::<u32>()];
     let region = (0..6_u64, 0..6_u64, prop_oneof![Just(SIZE), number()], number()).prop_map(
@@ -149,7 +148,7 @@ fn open_fds() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Says all that a well-behaved front-end says first, so that most of what follows is answered.
+/// Sends the first messages of a correct front-end, so that most later ones are accepted.
 fn introduce(front: &UnixStream) {
     let bits = PROTOCOL_FEATURES.bits().to_ne_bytes().to_vec();
     for (request, payload) in [(3_u32, Vec::new()), (16, bits)] {
@@ -158,9 +157,9 @@ fn introduce(front: &UnixStream) {
     }
 }
 
-/// Sends a message; whether it went.
+/// Sends a message; returns whether that succeeded.
 fn send(front: &UnixStream, message: &Message, fds: &[BorrowedFd<'_>]) -> bool {
-    sys::send(front.as_fd(), &message.to_bytes(), fds).is_ok()
+    os::send(front.as_fd(), &message.to_bytes(), fds).is_ok()
 }
 
 fn ring(front: &UnixStream, index: u32, memory: BorrowedFd<'_>, event: BorrowedFd<'_>) -> bool {
@@ -199,13 +198,13 @@ fn run(ops: &[Op], memory: &Mapping, event: BorrowedFd<'_>) {
                 let message = Message::request(*request, payload.clone(), *ack);
                 send(&front, &message, &fds)
             }
-            Op::Noise(bytes) => sys::send(front.as_fd(), bytes, &[]).is_ok(),
+            Op::Noise(bytes) => os::send(front.as_fd(), bytes, &[]).is_ok(),
             Op::Ring(index) => ring(&front, *index, memory.fd().unwrap(), event),
         };
         let over = connection.on_readable().is_err();
         let mut replies = [0; 4096];
-        while let Ok(sys::Received::Bytes(_)) =
-            sys::recv(front.as_fd(), &mut replies, &mut Vec::new())
+        while let Ok(os::Received::Bytes(_)) =
+            os::recv(front.as_fd(), &mut replies, &mut Vec::new(), FDS_MAX)
         {}
         if over || !sent {
             break;
@@ -217,9 +216,9 @@ fn run(ops: &[Op], memory: &Mapping, event: BorrowedFd<'_>) {
 #[test]
 fn nothing_a_front_end_sends_panics_or_leaks() {
     let memory = Mapping::memfd("hostile", SIZE).unwrap();
-    let event = sys::eventfd().unwrap();
-    // What a thread that signals keeps open.
-    sys::signal_event(event.as_fd());
+    let event = os::eventfd().unwrap();
+    // Descriptors that a signalling thread keeps open.
+    os::signal_event(event.as_fd());
     let before = open_fds();
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |(ops in prop::collection::vec(op(), 1..120))| {

@@ -1,23 +1,21 @@
 //! What a hypervisor does for the two halves: grants, event channels, and which store.
 //!
-//! * [`xen`]: real Xen, through /dev/xen/{gntdev,gntalloc,evtchn}
-//! * [`local`]: this machine's own making, for machines without Xen: grants in memfds, channels in
-//!   eventfds, and a [store of our own](crate::store::server)
+//! A host is a [`Back`] and a [`Front`]. Those of this crate are [`xen`]'s: real Xen, through
+//! /dev/xen/{gntdev,gntalloc,evtchn}. The crate `xen-local` has others, for machines without Xen.
 //!
-//! [`Back`] and [`Front`] are either; which one shows in nothing but how they are opened.
+//! A host is called when rings are made and ended, never for a frame: what a burst uses is what
+//! it handed out, which are [`Channel`]s, mapped pages, and domains for `shm`'s copies by grant.
 
 mod channel;
 mod error;
-pub mod local;
 pub mod xen;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use shm::{Access, Area, Domain, GRANT_LEN, GuestMemory, Mapping, Private, Region, Seg, SegMut};
 use switch::account::Charge;
 
-pub use channel::{Channel, SharedChannel};
+pub use channel::{Channel, Event, SharedChannel};
 pub use error::HostError;
 
 use crate::store::{Store, StoreError};
@@ -26,19 +24,91 @@ use crate::store::{Store, StoreError};
 const PAGE: usize = GRANT_LEN as usize;
 
 /// What the back half of a vif needs.
-pub enum Back {
-    /// Real Xen.
-    Xen(xen::Back),
-    /// This machine's own making.
-    Local(local::Back),
+pub trait Back: Send + Sync {
+    /// A connection to the store, as this back end's domain.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn store(&self) -> Result<Store, StoreError>;
+
+    /// The domain that grants come from.
+    ///
+    /// # Errors
+    /// [`HostError::NoDomain`], if it does not exist (real Xen is not asked).
+    fn domain(&self, domid: u16) -> Result<Arc<Domain>, HostError>;
+
+    /// At least `len` bytes of private memory that copies to and from grants are faster with;
+    /// `None` if any memory will do, or there is none of that kind.
+    fn private(&self, len: usize) -> Option<Private>;
+
+    /// Maps one granted page; returns the mapping and the page's offset in it.
+    ///
+    /// # Errors
+    /// [`HostError`]: for instance a grant that does not exist, or for reading only.
+    fn map_page(
+        &self,
+        domid: u16,
+        gref: u32,
+        access: Access,
+    ) -> Result<(Arc<Mapping>, usize), HostError>;
+
+    /// Binds a domain's event channel.
+    ///
+    /// # Errors
+    /// [`HostError`]: for instance a port that does not exist.
+    fn bind(&self, domid: u16, port: u32) -> Result<Channel, HostError>;
+
+    /// Which other back end serves this vif, and what to do about it; `None`: no other.
+    fn claimed(&self, domid: u16, devid: u32) -> Option<String>;
 }
 
 /// What the front half of a vif needs.
-pub enum Front {
-    /// Real Xen.
-    Xen(xen::Front),
-    /// This machine's own making.
-    Local(local::Front),
+pub trait Front: Send + Sync {
+    /// A connection to the store, as this front end's domain.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn store(&self) -> Result<Store, StoreError>;
+
+    /// `pages` zeroed pages, granted to a back end.
+    ///
+    /// # Errors
+    /// [`HostError`]: for instance no more pages.
+    fn alloc(&self, pages: u32, backend_domid: u16, readonly: bool) -> Result<Pages, HostError>;
+
+    /// A new event channel for a back end to bind: its port, and our end.
+    ///
+    /// # Errors
+    /// [`HostError`].
+    fn channel(&self, backend_domid: u16) -> Result<(u32, Channel), HostError>;
+}
+
+impl dyn Back {
+    /// Maps one granted page of a ring.
+    ///
+    /// # Errors
+    /// As [`map_page`](Back::map_page).
+    pub fn map(&self, domid: u16, gref: u32) -> Result<RingPage, HostError> {
+        let (mapping, offset) = self.map_page(domid, gref, Access::Write)?;
+        Ok(RingPage { mapping, offset })
+    }
+
+    /// Maps pages that stay mapped: (grant reference, for reading only). All or none.
+    ///
+    /// # Errors
+    /// As [`map_page`](Back::map_page): it names the grant.
+    pub fn map_static(
+        &self,
+        domid: u16,
+        grants: &[(u32, bool)],
+    ) -> Result<Vec<StaticPage>, HostError> {
+        let map = |(gref, readonly): &(u32, bool)| {
+            let access = if *readonly { Access::Read } else { Access::Write };
+            let (mapping, offset) = self.map_page(domid, *gref, access)?;
+            Ok(StaticPage::new(mapping, offset, *readonly))
+        };
+        grants.iter().map(map).collect()
+    }
 }
 
 /// A granted page of a ring, mapped. Its grant is given back when no [`Area`] of it is left.
@@ -109,7 +179,11 @@ pub struct Pages {
 }
 
 impl Pages {
-    fn new(mapping: Mapping, grefs: Vec<u32>) -> Result<Self, HostError> {
+    /// The pages of `mapping`, with the grant reference of each.
+    ///
+    /// # Errors
+    /// [`HostError::Table`].
+    pub fn new(mapping: Mapping, grefs: Vec<u32>) -> Result<Self, HostError> {
         let len = mapping.len() as u64;
         let mapping = Arc::new(mapping);
         let region = Region { guest_addr: 0, user_addr: 0, len, offset: 0, mapping };
@@ -123,165 +197,3 @@ impl Pages {
         Area::new(&self.memory, addr, PAGE)
     }
 }
-
-impl Back {
-    /// Real Xen.
-    ///
-    /// # Errors
-    /// [`HostError`]: a device node that is missing, or not for us.
-    pub fn open_xen() -> Result<Self, HostError> {
-        xen::Back::open().map(Self::Xen)
-    }
-
-    /// This machine's own making, in the directory `dir`, which is made if it is not there.
-    ///
-    /// # Errors
-    /// [`HostError`]: for instance another back end that serves there.
-    pub fn open_local(dir: &Path) -> Result<Self, HostError> {
-        local::Back::open(dir).map(Self::Local)
-    }
-
-    /// A connection to the store, as this back end's domain.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub fn store(&self) -> Result<Store, StoreError> {
-        match self {
-            Self::Xen(_) => Store::of_this_domain(),
-            Self::Local(back) => back.store(),
-        }
-    }
-
-    /// The domain that grants come from.
-    ///
-    /// # Errors
-    /// [`HostError::NoDomain`], if it is not there (a real one is not asked).
-    pub fn domain(&self, domid: u16) -> Result<Arc<Domain>, HostError> {
-        match self {
-            Self::Xen(back) => Ok(back.domain(domid)),
-            Self::Local(back) => back.domain(domid),
-        }
-    }
-
-    /// At least `len` bytes of private memory that copies to and from grants are faster with;
-    /// `None` if any memory will do, or there is none of that kind.
-    pub fn private(&self, len: usize) -> Option<Private> {
-        match self {
-            Self::Xen(back) => back.private(len),
-            Self::Local(_) => None,
-        }
-    }
-
-    /// Maps one granted page of a ring.
-    ///
-    /// # Errors
-    /// [`HostError`]: for instance a grant that is not there, or for reading only.
-    pub fn map(&self, domid: u16, gref: u32) -> Result<RingPage, HostError> {
-        let (mapping, offset) = match self {
-            Self::Xen(back) => (Arc::new(back.map(domid, gref, Access::Write)?), 0),
-            Self::Local(back) => back.map(domid, gref, Access::Write)?,
-        };
-        Ok(RingPage { mapping, offset })
-    }
-
-    /// Maps pages that stay mapped: (grant reference, for reading only). All or none.
-    ///
-    /// # Errors
-    /// [`HostError`]: it names the grant.
-    pub fn map_static(
-        &self,
-        domid: u16,
-        grants: &[(u32, bool)],
-    ) -> Result<Vec<StaticPage>, HostError> {
-        let map = |(gref, readonly): &(u32, bool)| {
-            let access = if *readonly { Access::Read } else { Access::Write };
-            let (mapping, offset) = match self {
-                Self::Xen(back) => (Arc::new(back.map(domid, *gref, access)?), 0),
-                Self::Local(back) => back.map(domid, *gref, access)?,
-            };
-            Ok(StaticPage::new(mapping, offset, *readonly))
-        };
-        grants.iter().map(map).collect()
-    }
-
-    /// Binds a domain's event channel.
-    ///
-    /// # Errors
-    /// [`HostError`]: for instance a port that is not there.
-    pub fn bind(&self, domid: u16, port: u32) -> Result<Channel, HostError> {
-        match self {
-            Self::Xen(back) => back.bind(domid, port),
-            Self::Local(back) => back.bind(domid, port),
-        }
-    }
-}
-
-impl Front {
-    /// Real Xen.
-    ///
-    /// # Errors
-    /// [`HostError`]: a device node that is missing, or not for us.
-    pub fn open_xen() -> Result<Self, HostError> {
-        xen::Front::open().map(Self::Xen)
-    }
-
-    /// The vif that the back end in directory `dir` offers.
-    ///
-    /// # Errors
-    /// [`HostError`]: nobody serves there, or another front end has it.
-    pub fn open_local(dir: &Path) -> Result<Self, HostError> {
-        local::Front::open(dir).map(Self::Local)
-    }
-
-    /// A connection to the store, as this front end's domain.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub fn store(&self) -> Result<Store, StoreError> {
-        match self {
-            Self::Xen(_) => Store::of_this_domain(),
-            Self::Local(front) => front.store(),
-        }
-    }
-
-    /// The numbers of this domain's vifs, in order; vif `N` is at `device/vif/N`.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub fn vifs(&self) -> Result<Vec<u16>, StoreError> {
-        let names = self.store()?.list("device/vif")?;
-        let mut vifs: Vec<u16> = names.iter().filter_map(|name| name.parse().ok()).collect();
-        vifs.sort_unstable();
-        Ok(vifs)
-    }
-
-    /// `pages` zeroed pages, granted to a back end.
-    ///
-    /// # Errors
-    /// [`HostError`]: for instance no more pages.
-    pub fn alloc(
-        &self,
-        pages: u32,
-        backend_domid: u16,
-        readonly: bool,
-    ) -> Result<Pages, HostError> {
-        match self {
-            Self::Xen(front) => front.alloc(pages, backend_domid, readonly),
-            Self::Local(front) => front.alloc(pages, backend_domid, readonly),
-        }
-    }
-
-    /// A new event channel for a back end to bind: its port, and our end.
-    ///
-    /// # Errors
-    /// [`HostError`].
-    pub fn channel(&self, backend_domid: u16) -> Result<(u32, Channel), HostError> {
-        match self {
-            Self::Xen(front) => front.channel(backend_domid),
-            Self::Local(front) => front.channel(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests;

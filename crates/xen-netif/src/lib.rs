@@ -5,7 +5,6 @@
 //! * [`back`]: the back half's handshake, one state machine for each vif
 //! * [`port`]: its rings as ports of the switch
 //! * [`front`]: the front half, for `nic`, `gen` and tests
-//! * [`sys`]: sockets, descriptors, epoll; the ioctls of Xen are in `host/xen/sys.rs`
 //!
 //! Names and numbers are those of Xen's public headers `io/netif.h`, `io/ring.h`, `io/xs_wire.h`
 //! and `io/xenbus.h`.
@@ -16,4 +15,3 @@ pub mod front;
 pub mod host;
 pub mod port;
 pub mod store;
-pub mod sys;

@@ -40,6 +40,7 @@ mod offload;
 mod pages;
 mod vif;
 
+pub use crate::host::Event;
 pub use egress::XenEgress;
 pub use ingress::XenIngress;
 pub use pages::PageMapper;
@@ -53,14 +54,6 @@ use switch::port::Fault;
 use switch::vnet::Offloads;
 
 use self::control::Orders;
-
-/// The event channel of a ring, as far as its port uses it.
-pub trait Event: Send + Sync {
-    /// Tells the peer.
-    fn notify(&self);
-    /// Takes what the peer told, so that it can tell again.
-    fn ack(&self);
-}
 
 /// What a front half takes; all absent by default, as where it wrote no key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 //! xenstore: the tree of small values by which the two halves of a vif find each other.
 //!
 //! * [`wire`]: messages, paths and permissions
-//! * [`Store`]: a client, over xenstored's socket, /dev/xen/xenbus, or a [`server`]
-//! * [`server`]: a store of our own, for machines without Xen
+//! * [`Store`]: a client, over xenstored's socket, /dev/xen/xenbus, or any socket
+//!
+//! A server for machines without Xen is in the crate `xen-local`.
 //!
 //! Paths that do not begin with `/` are below the caller's own `/local/domain/DOMID` (but not over
 //! the socket of the real xenstored, where they are below a directory of no use: a back half uses
@@ -10,7 +11,6 @@
 
 mod client;
 mod error;
-pub mod server;
 pub mod wire;
 
 pub use client::{Store, Transaction};

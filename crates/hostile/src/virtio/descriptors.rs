@@ -1,4 +1,4 @@
-//! Descriptors passed over the socket that are not what they are said to be, or too many.
+//! Cases with file descriptors of the wrong kind, or too many of them.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 use vhost_user::message::{FrontendReq as R, MemRegion, NO_FD, VringState};
-use vhost_user::sys;
 
 use super::wire::{BUFFERS, FEATURES, GUEST, RX, TX, USER, addr, memfd, whole};
 use crate::{Attack, Error};
 
-/// A TCP socket that takes long to close and cannot be written to: it lingers for a second, and
-/// what it has to send is more than its peer takes. The peer is held by the other value.
+/// A TCP socket that is slow to close and cannot be written to: it lingers for a second, and its
+/// unsent data exceeds what its peer reads. The other value holds the peer.
 fn lingering() -> Result<(OwnedFd, TcpStream), Error> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let socket = TcpStream::connect(listener.local_addr()?)?;
@@ -25,14 +24,14 @@ fn lingering() -> Result<(OwnedFd, TcpStream), Error> {
     Ok((socket.into(), peer))
 }
 
-/// Such a socket in place of each descriptor; ours is closed, so that the switch's is the last one.
+/// Such a socket in place of each descriptor; ours is closed, so the switch has the last reference.
 pub fn blocking(attack: &mut Attack<'_>) -> Result<(), Error> {
-    // Their peers are there and take nothing: closing waits for them.
+    // Their peers are alive and read nothing: closing waits for them.
     let mut peers = Vec::new();
     let memory = [
         (R::SET_MEM_TABLE, MemRegion::table_to_bytes(&[whole()])),
         (R::ADD_MEM_REG, whole().to_single_bytes()),
-        // Where none is wanted.
+        // With a message that takes none.
         (R::GET_FEATURES, Vec::new()),
         (R::SET_LOG_FD, Vec::new()),
     ];
@@ -54,9 +53,9 @@ pub fn blocking(attack: &mut Attack<'_>) -> Result<(), Error> {
                 let (request, payload) = memory[way].clone();
                 raw.send(request, payload, false, &fds);
             }
-            // Nobody takes it out of the socket.
-            Some(3) => drop(sys::send(raw.stream.as_fd(), &[1], &fds)),
-            // As call, error or kick of a ring that runs.
+            // It is never read from the socket.
+            Some(3) => drop(os::send(raw.stream.as_fd(), &[1], &fds)),
+            // As call, error or kick fd of a running ring.
             Some(i) => {
                 let request = [R::SET_VRING_CALL, R::SET_VRING_ERR, R::SET_VRING_KICK][i];
                 if raw.share() && raw.ring(RX) && raw.place(TX, addr(TX), super::wire::SIZE) {
@@ -66,7 +65,7 @@ pub fn blocking(attack: &mut Attack<'_>) -> Result<(), Error> {
                     }
                     let on = VringState { index: TX, num: 1 }.to_bytes();
                     raw.send(R::SET_VRING_ENABLE, on, false, &[]);
-                    // It is to be called for what it sent.
+                    // It wants calls for what it sent.
                     raw.chain(TX, &[(BUFFERS, 72, 0)]);
                 }
             }
@@ -78,7 +77,7 @@ pub fn blocking(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// A pipe that is full as call, an eventfd at its end as kick, and files of other kinds.
+/// A full pipe as call fd, a saturated eventfd as kick fd, and files of other kinds.
 pub fn other_kinds(attack: &mut Attack<'_>) -> Result<(), Error> {
     let index = |ring: u32| u64::from(ring).to_ne_bytes().to_vec();
     while let Some(raw) = attack.raw()? {
@@ -87,31 +86,32 @@ pub fn other_kinds(attack: &mut Attack<'_>) -> Result<(), Error> {
             attack.rest(Duration::from_millis(5));
             continue;
         }
-        let (_read, full) = sys::pipe()?;
+        let (_read, full) = os::pipe()?;
         while rustix::io::write(&full, &[0; 4096]).is_ok() {}
-        sys::set_nonblocking(full.as_fd());
+        os::set_nonblocking(full.as_fd());
         let null: OwnedFd = std::fs::File::open("/dev/null")?.into();
         let folder: OwnedFd = std::fs::File::open("/")?.into();
         let (ours, _theirs) = std::os::unix::net::UnixStream::pair()?;
         let fds = [full.as_fd(), null.as_fd(), folder.as_fd(), ours.as_fd(), raw.file.as_fd()];
-        let mut goes_on = true;
+        let mut continues = true;
         for fd in fds {
             for request in [R::SET_VRING_CALL, R::SET_VRING_KICK] {
-                goes_on = goes_on
+                continues = continues
                     && raw.place(TX, addr(TX), super::wire::SIZE)
-                    && attack.answered(raw.ask(request, index(TX), &[fd]));
+                    && attack.count_reply(raw.request(request, index(TX), &[fd]));
             }
         }
         for fd in fds.iter().take(4) {
             let table = MemRegion::table_to_bytes(&[whole()]);
-            goes_on = goes_on && attack.answered(raw.ask(R::SET_MEM_TABLE, table, &[*fd]));
+            continues =
+                continues && attack.count_reply(raw.request(R::SET_MEM_TABLE, table, &[*fd]));
         }
         attack.rest(Duration::from_millis(1));
     }
     Ok(())
 }
 
-/// Rings without a kick, which have to be polled.
+/// Rings without a kick fd, which must be polled.
 pub fn polled(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.raw()? {
         if !(raw.negotiate(FEATURES) && raw.share()) {
@@ -122,8 +122,8 @@ pub fn polled(attack: &mut Attack<'_>) -> Result<(), Error> {
         for ring in [RX, TX] {
             let number = (u64::from(ring) | NO_FD).to_ne_bytes().to_vec();
             if raw.place(ring, addr(ring), super::wire::SIZE) {
-                attack.answered(raw.ask(R::SET_VRING_KICK, number, &[]));
-                raw.ask(R::SET_VRING_ENABLE, super::wire::state(ring, 1), &[]);
+                attack.count_reply(raw.request(R::SET_VRING_KICK, number, &[]));
+                raw.request(R::SET_VRING_ENABLE, super::wire::state(ring, 1), &[]);
             }
         }
         while attack.on() && !raw.is_closed(Duration::ZERO) {
@@ -133,8 +133,8 @@ pub fn polled(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// As many descriptors as fit a message, with messages that take none or one, and in the middle of
-/// messages that never end.
+/// As many descriptors as fit a message, with messages that take none or one, and inside messages
+/// that never end.
 pub fn many(attack: &mut Attack<'_>) -> Result<(), Error> {
     let file = memfd(4096)?;
     let fds = vec![file.as_fd(); 32];
@@ -154,28 +154,30 @@ pub fn many(attack: &mut Attack<'_>) -> Result<(), Error> {
             attack.tally.attempts += 1;
         }
         let header = [3_u32, 1, 400].map(u32::to_ne_bytes).concat();
-        let _ = sys::send(raw.stream.as_fd(), &header, &fds);
-        let _ = sys::send(raw.stream.as_fd(), &[0], &fds);
+        let _ = os::send(raw.stream.as_fd(), &header, &fds);
+        let _ = os::send(raw.stream.as_fd(), &[0], &fds);
         attack.tally.ended += u64::from(raw.is_closed(Duration::from_millis(20)));
     }
     Ok(())
 }
 
-/// The size and the call of a ring set again and again, with a new descriptor each time.
+/// The size and the call fd of a ring set repeatedly, with a new descriptor each time.
 pub fn leaks(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.started()? {
         for n in 0..1000_u32 {
             let number = u64::from(n % 2).to_ne_bytes().to_vec();
-            let event = sys::eventfd()?;
-            let goes_on =
-                attack.answered(raw.ask(R::SET_VRING_NUM, super::wire::state(n % 2, 256), &[]))
-                    && attack.answered(raw.ask(
-                        R::SET_VRING_CALL,
-                        number.clone(),
-                        &[event.as_fd()],
-                    ))
-                    && attack.answered(raw.ask(R::SET_VRING_ERR, number, &[event.as_fd()]));
-            if !goes_on || !attack.on() {
+            let event = os::eventfd()?;
+            let continues =
+                attack.count_reply(raw.request(
+                    R::SET_VRING_NUM,
+                    super::wire::state(n % 2, 256),
+                    &[],
+                )) && attack.count_reply(raw.request(
+                    R::SET_VRING_CALL,
+                    number.clone(),
+                    &[event.as_fd()],
+                )) && attack.count_reply(raw.request(R::SET_VRING_ERR, number, &[event.as_fd()]));
+            if !continues || !attack.on() {
                 break;
             }
         }

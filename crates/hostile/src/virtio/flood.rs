@@ -1,4 +1,4 @@
-//! Too much of what is allowed: messages, connections, notifications, and frames that make many.
+//! Floods of valid operations: messages, connections, notifications, and GSO frames.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -6,13 +6,12 @@ use std::time::Duration;
 use ring::virtq::Buf;
 use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 use vhost_user::message::{FrontendReq as R, MemRegion, Message};
-use vhost_user::sys;
 
 use super::memory::send_burst;
 use super::wire::{BUFFERS, FEATURES, INDIRECT, RX, Raw, TX, addr, state, whole};
 use crate::{Attack, Error};
 
-/// Sends `messages` in turn as fast as they are taken, with answers read, until time is over.
+/// Sends `messages` in turn as fast as they are accepted, reading replies, until time is over.
 fn flood(
     attack: &mut Attack<'_>,
     messages: impl Fn(&Raw, u64) -> (R, Vec<u8>, bool),
@@ -41,13 +40,13 @@ pub fn kicks_set(attack: &mut Attack<'_>) -> Result<(), Error> {
     flood(attack, |_, n| (R::SET_VRING_KICK, (n % 2).to_ne_bytes().to_vec(), true))
 }
 
-/// The memory table.
+/// SET_MEM_TABLE, repeatedly.
 pub fn tables(attack: &mut Attack<'_>) -> Result<(), Error> {
     let table = MemRegion::table_to_bytes(&[whole()]);
     flood(attack, move |_, _| (R::SET_MEM_TABLE, table.clone(), true))
 }
 
-/// SEND_RARP, of a new address each time.
+/// SEND_RARP, with a new address each time.
 pub fn rarp(attack: &mut Attack<'_>) -> Result<(), Error> {
     flood(attack, |_, n| {
         let mac = 0x0002_u64 | (n & 0xffff_ffff) << 16;
@@ -55,17 +54,17 @@ pub fn rarp(attack: &mut Attack<'_>) -> Result<(), Error> {
     })
 }
 
-/// Rings off and on.
+/// Rings disabled and enabled.
 pub fn toggles(attack: &mut Attack<'_>) -> Result<(), Error> {
     flood(attack, |_, n| (R::SET_VRING_ENABLE, state((n % 2) as u32, (n / 2 % 2) as u32), false))
 }
 
-/// Questions whose answers are not read.
+/// Requests whose replies are not read.
 pub fn questions(attack: &mut Attack<'_>) -> Result<(), Error> {
-    let ask = Message::request(R::GET_FEATURES, Vec::new(), false).to_bytes();
+    let request_bytes = Message::request(R::GET_FEATURES, Vec::new(), false).to_bytes();
     while let Some(raw) = attack.raw()? {
         while attack.on() {
-            match sys::send(raw.stream.as_fd(), &ask, &[]) {
+            match os::send(raw.stream.as_fd(), &request_bytes, &[]) {
                 Ok(true) => attack.tally.attempts += 1,
                 Ok(false) => attack.rest(Duration::from_millis(1)),
                 Err(_) => {
@@ -78,7 +77,7 @@ pub fn questions(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Connections that say nothing, many at a time, and go.
+/// Connections that close without a message, many at a time.
 pub fn connections(attack: &mut Attack<'_>) -> Result<(), Error> {
     let target = attack.target();
     let mut held = Vec::new();
@@ -92,7 +91,7 @@ pub fn connections(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Connections that get as far as running rings, break them, and come back at once.
+/// Connections that start rings, break them, and reconnect at once.
 pub fn returns(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.started()? {
         raw.chain(TX, &[(0x10, 160, INDIRECT)]);
@@ -102,7 +101,7 @@ pub fn returns(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Notifications without anything to see.
+/// Kicks without new buffers.
 pub fn notifications(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.started()? {
         while attack.on() && !raw.is_closed(Duration::ZERO) {
@@ -113,7 +112,7 @@ pub fn notifications(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// A GSO frame of 64-byte segments to everyone: its header, and how long it is.
+/// Writes a broadcast GSO frame of 64-byte segments; returns its length.
 fn small_segments(attack: &Attack<'_>, raw: &Raw, len: u32) -> u32 {
     let hdr = VnetHdr {
         flags: NEEDS_CSUM,
@@ -128,7 +127,7 @@ fn small_segments(attack: &Attack<'_>, raw: &Raw, len: u32) -> u32 {
     12 + len
 }
 
-/// Frames of 64 KiB in segments of 64 bytes, to every port.
+/// Frames of 64 KiB in segments of 64 bytes, to all ports.
 pub fn segments(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.started()? {
         let Some(mut driver) = raw.driver(TX) else { continue };
@@ -145,7 +144,7 @@ pub fn segments(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Rings set up and stopped again, as fast as that goes.
+/// Rings started and stopped at full speed.
 pub fn restarts(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.raw()? {
         if !(raw.negotiate(FEATURES) && raw.share()) {
@@ -163,9 +162,9 @@ pub fn restarts(attack: &mut Attack<'_>) -> Result<(), Error> {
                 attack.tally.ended += 1;
                 break;
             }
-            // Its size is another while it runs, and where it lies.
-            raw.ask(R::SET_VRING_NUM, state(TX, 64), &[]);
-            raw.ask(R::SET_VRING_ADDR, addr(RX).to_bytes(), &[]);
+            // Its size and its addresses change while it runs.
+            raw.request(R::SET_VRING_NUM, state(TX, 64), &[]);
+            raw.request(R::SET_VRING_ADDR, addr(RX).to_bytes(), &[]);
         }
     }
     Ok(())

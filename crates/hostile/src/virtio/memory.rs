@@ -1,4 +1,4 @@
-//! Memory that is not what its table says, that goes, or that costs more than it should.
+//! Memory that contradicts its table, that is truncated, or that is expensive to serve.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -15,16 +15,16 @@ use super::wire::{
 };
 use crate::{Attack, Error};
 
-/// Regions that a connection may add beside the one of its rings, and a few.
+/// Regions that a connection may add beside the one of its rings.
 const REGIONS: u64 = 508;
-/// Bytes of each of them.
+/// Bytes of each added region.
 const SMALL: u64 = 4096;
-/// What a region may say it is long: more than any guest has.
+/// Length that a region may claim: more than any guest has.
 const HUGE: u64 = 16 << 40;
-/// What an honest guest has.
+/// Memory size of a normal guest.
 const LEAST: u64 = 1 << 30;
 
-/// Adds adjacent regions of one file behind the memory; how many the switch took.
+/// Adds adjacent regions of one file after the memory; returns how many the switch accepted.
 fn add_regions(raw: &Raw, file: &File) -> u64 {
     (0..REGIONS)
         .take_while(|i| {
@@ -35,12 +35,12 @@ fn add_regions(raw: &Raw, file: &File) -> u64 {
                 mmap_offset: i * SMALL,
             };
             let payload = region.to_single_bytes();
-            raw.ask(R::ADD_MEM_REG, payload, &[file.as_fd()]) == Some(true)
+            raw.request(R::ADD_MEM_REG, payload, &[file.as_fd()]) == Some(true)
         })
         .count() as u64
 }
 
-/// As many regions as are taken on every port; then one file is truncated and its ring used.
+/// As many regions as are accepted on every port; then one file is truncated and its ring used.
 pub fn many_regions(attack: &mut Attack<'_>) -> Result<(), Error> {
     while attack.on() {
         let mut held = Vec::new();
@@ -77,7 +77,7 @@ pub fn spanning_chains(attack: &mut Attack<'_>) -> Result<(), Error> {
         let from = Instant::now();
         let file = memfd(REGIONS * SMALL)?;
         let added = add_regions(&raw, &file);
-        attack.got_ready(from);
+        attack.exclude_setup(from);
         let len = (added * SMALL) as u32;
         let Some(mut driver) = raw.driver(TX).filter(|_| added > 0) else { continue };
         raw.frame(BUFFERS, VnetHdr::NONE, attack.peer, attack.mac);
@@ -88,7 +88,7 @@ pub fn spanning_chains(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sends a chain over and over.
+/// Sends a chain repeatedly.
 pub fn send_chains(
     attack: &mut Attack<'_>,
     raw: &Raw,
@@ -104,8 +104,8 @@ pub fn send_chains(
     }
 }
 
-/// Sends a chain as often as the ring has room, up to `most` times, and takes back what was used;
-/// how often. `None`: the ring is broken.
+/// Sends a chain while the ring has room, up to `most` times, and takes used ones back; returns how
+/// often. `None`: the ring is broken.
 pub fn send_burst(
     attack: &mut Attack<'_>,
     raw: &Raw,
@@ -123,14 +123,14 @@ pub fn send_burst(
     driver.take_used(usize::from(SIZE), &mut Vec::new()).is_ok().then_some(sent)
 }
 
-/// Terabytes of a file without contents, on every port.
+/// Terabytes of a sparse file, on every port.
 pub fn sparse(attack: &mut Attack<'_>) -> Result<(), Error> {
     while attack.on() {
         let mut held = Vec::new();
         for target in attack.targets.clone() {
             let Some(raw) = attack.raw_at(&target)? else { break };
             let file = memfd(0)?;
-            // What is left of the address space is taken in smaller pieces.
+            // The rest of the address space is used up in smaller pieces.
             let mut size = HUGE;
             let negotiated = raw.negotiate(FEATURES);
             while negotiated && size >= LEAST && attack.on() {
@@ -138,8 +138,8 @@ pub fn sparse(attack: &mut Attack<'_>) -> Result<(), Error> {
                 let table = MemRegion::table_to_bytes(&[region]);
                 // A file system's limit may be lower.
                 let granted = file.set_len(size).is_ok().then(|| {
-                    let answer = raw.ask(R::SET_MEM_TABLE, table, &[file.as_fd()]);
-                    attack.answered(answer);
+                    let answer = raw.request(R::SET_MEM_TABLE, table, &[file.as_fd()]);
+                    attack.count_reply(answer);
                     answer
                 });
                 if matches!(granted, Some(Some(true) | None)) {
@@ -154,7 +154,7 @@ pub fn sparse(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Frames of 128 one-byte pieces on distinct pages of a file with holes, which are made again.
+/// Frames of 128 one-byte pieces on distinct pages of a file, which are hole-punched repeatedly.
 pub fn punched(attack: &mut Attack<'_>) -> Result<(), Error> {
     const PIECES: u64 = 128;
     while let Some(raw) = attack.started()? {
@@ -175,14 +175,14 @@ pub fn punched(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// The receive buffers' file is truncated while the transmit ring sleeps: frames go nowhere.
+/// The receive buffers' file is truncated while the transmit ring is idle: frames are lost.
 pub fn truncated_receive(attack: &mut Attack<'_>) -> Result<(), Error> {
     let len = 1_u64 << 30;
     while let Some(raw) = attack.started()? {
         let file = memfd(len)?;
         let at = GUEST + LEN;
         let region = MemRegion { guest_addr: at, size: len, user_addr: USER + LEN, mmap_offset: 0 };
-        raw.ask(R::ADD_MEM_REG, region.to_single_bytes(), &[file.as_fd()]);
+        raw.request(R::ADD_MEM_REG, region.to_single_bytes(), &[file.as_fd()]);
         let (Some(mut rx), Some(mut tx)) = (raw.driver(RX), raw.driver(TX)) else { continue };
         attack.announce(&raw, &mut tx);
         attack.rest(Duration::from_millis(20));
@@ -196,7 +196,7 @@ pub fn truncated_receive(attack: &mut Attack<'_>) -> Result<(), Error> {
                 next += 4096;
                 attack.tally.attempts += 1;
             }
-            // Without a kick: nothing wakes the ring that sends, whose turn would find the loss.
+            // Without a kick: nothing wakes the tx ring, whose turn would detect the loss.
             rx.publish();
             used.clear();
             if rx.take_used(usize::from(SIZE), &mut used).is_err() {
@@ -209,7 +209,7 @@ pub fn truncated_receive(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Memory truncated under rings that run.
+/// Memory truncated while rings run.
 pub fn truncated(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.started()? {
         raw.chain(TX, &[(BUFFERS, 100, 0)]);
@@ -221,7 +221,7 @@ pub fn truncated(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Tables swapped while one thread truncates and restores what they map, and rings are in use.
+/// Tables swapped while one thread truncates and restores their files, and rings are in use.
 pub fn races(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.started()? {
         let over = AtomicBool::new(false);
@@ -244,7 +244,7 @@ pub fn races(attack: &mut Attack<'_>) -> Result<(), Error> {
                     other.send(R::SET_MEM_TABLE, table.clone(), false, &fds);
                 }
                 let fds = [raw.file.as_fd()];
-                if !attack.answered(raw.ask(R::SET_MEM_TABLE, table.clone(), &fds)) {
+                if !attack.count_reply(raw.request(R::SET_MEM_TABLE, table.clone(), &fds)) {
                     break;
                 }
             }
@@ -254,7 +254,7 @@ pub fn races(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// A frame over the border of two regions that are far apart in the file.
+/// A frame across two regions that are far apart in the file.
 pub fn across_regions(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.raw()? {
         let half = LEN / 2;
@@ -264,11 +264,12 @@ pub fn across_regions(attack: &mut Attack<'_>) -> Result<(), Error> {
             user_addr: USER + i * half,
             mmap_offset: offset,
         };
-        // The second half is the first one again: what lies behind the border is another's.
+        // The second half maps the first one again, so that a linear read past the border is
+        // visible.
         let table = MemRegion::table_to_bytes(&[part(0, 0), part(1, 0)]);
         let fds = [raw.file.as_fd(), raw.file.as_fd()];
         let up = raw.negotiate(FEATURES)
-            && raw.ask(R::SET_MEM_TABLE, table, &fds) == Some(true)
+            && raw.request(R::SET_MEM_TABLE, table, &fds) == Some(true)
             && raw.ring(RX)
             && raw.ring(TX);
         let Some(mut driver) = raw.driver(TX).filter(|_| up) else {
@@ -294,7 +295,7 @@ pub fn across_regions(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Tables that cannot be: sizes, offsets and numbers of regions.
+/// Invalid memory tables: sizes, offsets and numbers of regions.
 pub fn bad_tables(attack: &mut Attack<'_>) -> Result<(), Error> {
     let w = whole();
     let region = |guest_addr, size, user_addr, mmap_offset| MemRegion {
@@ -322,22 +323,22 @@ pub fn bad_tables(attack: &mut Attack<'_>) -> Result<(), Error> {
         for table in &tables {
             let fds = vec![raw.file.as_fd(); table.len()];
             let payload = MemRegion::table_to_bytes(table);
-            if !attack.answered(raw.ask(R::SET_MEM_TABLE, payload, &fds)) {
+            if !attack.count_reply(raw.request(R::SET_MEM_TABLE, payload, &fds)) {
                 continue 'connection;
             }
         }
-        // More regions than there are descriptors, than there are bytes, and than anyone has.
+        // More regions than descriptors, than payload bytes, and than the protocol allows.
         for count in [2_u32, 9, 0xffff, u32::MAX] {
             let mut payload = MemRegion::table_to_bytes(&[w]);
             payload[..4].copy_from_slice(&count.to_ne_bytes());
-            if !attack.answered(raw.ask(R::SET_MEM_TABLE, payload, &[raw.file.as_fd()])) {
+            if !attack.count_reply(raw.request(R::SET_MEM_TABLE, payload, &[raw.file.as_fd()])) {
                 continue 'connection;
             }
         }
-        // Regions that are not there are removed, and one that is twice.
+        // Removes unknown regions, and one region twice.
         for _ in 0..2 {
             let payload = w.to_single_bytes();
-            if !attack.answered(raw.ask(R::REM_MEM_REG, payload, &[])) {
+            if !attack.count_reply(raw.request(R::REM_MEM_REG, payload, &[])) {
                 continue 'connection;
             }
         }
@@ -345,7 +346,7 @@ pub fn bad_tables(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Rings where no memory is, over each other, and not aligned.
+/// Rings outside memory, overlapping, and not aligned.
 pub fn bad_places(attack: &mut Attack<'_>) -> Result<(), Error> {
     let right = addr(TX);
     let end = USER + LEN;
@@ -366,13 +367,13 @@ pub fn bad_places(attack: &mut Attack<'_>) -> Result<(), Error> {
             attack.tally.turned_away += 1;
             continue;
         }
-        raw.ask(R::SET_VRING_NUM, state(TX, SIZE.into()), &[]);
-        raw.ask(R::SET_VRING_BASE, state(TX, raw.base()), &[]);
+        raw.request(R::SET_VRING_NUM, state(TX, SIZE.into()), &[]);
+        raw.request(R::SET_VRING_BASE, state(TX, raw.base()), &[]);
         let number = u64::from(TX).to_ne_bytes().to_vec();
-        if attack.answered(raw.ask(R::SET_VRING_ADDR, place.to_bytes(), &[]))
-            && attack.answered(raw.ask(R::SET_VRING_KICK, number, &[raw.event.as_fd()]))
+        if attack.count_reply(raw.request(R::SET_VRING_ADDR, place.to_bytes(), &[]))
+            && attack.count_reply(raw.request(R::SET_VRING_KICK, number, &[raw.event.as_fd()]))
         {
-            raw.ask(R::SET_VRING_ENABLE, state(TX, 1), &[]);
+            raw.request(R::SET_VRING_ENABLE, state(TX, 1), &[]);
             raw.chain(TX, &[(BUFFERS, 72, 0)]);
             attack.tally.ended += u64::from(raw.is_closed(Duration::from_millis(10)));
         }
@@ -380,7 +381,7 @@ pub fn bad_places(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Chains whose buffers are the rings themselves: what is received is written over them.
+/// Chains whose buffers overlap the rings: received frames overwrite these.
 pub fn overlapping(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.started()? {
         let Some(mut tx) = raw.driver(TX) else { continue };
@@ -392,7 +393,7 @@ pub fn overlapping(attack: &mut Attack<'_>) -> Result<(), Error> {
             last.2 = WRITE;
         }
         raw.chain(RX, &last);
-        // And all buffers one.
+        // And all buffers the same.
         let same = [Buf { addr: BUFFERS, len: 36, write: false }; 2];
         raw.frame(BUFFERS, VnetHdr::NONE, attack.peer, attack.mac);
         let rounds = attack.tally.attempts;

@@ -1,17 +1,16 @@
-//! Messages that make no sense, or that come when they should not.
+//! Malformed messages, and messages in the wrong state.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use vhost_user::message::{FrontendReq as R, MemRegion, Message};
-use vhost_user::sys;
 
 use super::wire::{BUFFERS, FEATURES, GUEST, RX, Raw, SIZE, TX, USER, memfd, state, whole};
 use crate::{Attack, Error};
 
-/// How long an attacker waits to see whether its connection was ended.
+/// Wait for the switch to end the connection.
 const SEE: Duration = Duration::from_millis(10);
-/// Numbers that are likely to be a border of something.
+/// Boundary values.
 const BORDERS: [u64; 10] = [
     0,
     1,
@@ -25,7 +24,7 @@ const BORDERS: [u64; 10] = [
     u64::MAX,
 ];
 
-/// Bytes that are no messages: sizes, versions, replies, noise.
+/// Malformed messages: sizes, versions, replies, noise.
 pub fn garbage(attack: &mut Attack<'_>) -> Result<(), Error> {
     let words = |words: [u32; 3]| words.map(u32::to_ne_bytes).concat();
     let garbage = [
@@ -47,26 +46,26 @@ pub fn garbage(attack: &mut Attack<'_>) -> Result<(), Error> {
     ];
     for bytes in garbage.iter().cycle() {
         let Some(raw) = attack.raw()? else { return Ok(()) };
-        let _ = sys::send(raw.stream.as_fd(), bytes, &[]);
+        let _ = os::send(raw.stream.as_fd(), bytes, &[]);
         attack.tally.attempts += 1;
         attack.tally.ended += u64::from(raw.is_closed(SEE));
     }
     Ok(())
 }
 
-/// A payload of `n` bytes, of the words of a border.
+/// A payload of `n` bytes that repeats a boundary value.
 fn payload(n: usize, border: u64) -> Vec<u8> {
     border.to_ne_bytes().into_iter().cycle().take(n).collect()
 }
 
-/// Gets a connection as far as `state`: nothing said, negotiated, memory shared, rings running.
+/// Advances a connection to `state`: no message, negotiated, memory shared, rings running.
 fn bring(raw: &Raw, state: usize) -> bool {
     (state < 1 || raw.negotiate(FEATURES))
         && (state < 2 || raw.share())
         && (state < 3 || raw.ring(RX) && raw.ring(TX))
 }
 
-/// Every request in every state, with payloads of all lengths and with borders in them.
+/// Every request in every state, with payloads of all lengths and with boundary values.
 pub fn every_message(attack: &mut Attack<'_>) -> Result<(), Error> {
     let lengths = [0, 4, 8, 12, 16, 24, 40, 56, 264, 4096];
     let file = memfd(4096)?;
@@ -77,7 +76,7 @@ pub fn every_message(attack: &mut Attack<'_>) -> Result<(), Error> {
             attack.tally.turned_away += 1;
             attack.rest(Duration::from_millis(1));
         }
-        // Until it is ended, another 64 of them.
+        // Until the connection is ended, 64 more.
         for _ in 0..64 {
             n += 1;
             let request = (n * 7 % 48) as u32;
@@ -85,7 +84,7 @@ pub fn every_message(attack: &mut Attack<'_>) -> Result<(), Error> {
             let message = Message::request(request, payload, n.is_multiple_of(3)).to_bytes();
             let fds = [file.as_fd(), raw.event.as_fd()];
             let fds = &fds[..n % 3];
-            if sys::send(raw.stream.as_fd(), &message, fds).is_err() {
+            if os::send(raw.stream.as_fd(), &message, fds).is_err() {
                 break;
             }
             attack.tally.attempts += 1;
@@ -94,14 +93,14 @@ pub fn every_message(attack: &mut Attack<'_>) -> Result<(), Error> {
     }
 }
 
-/// A message, and the end of the connection in the middle of the next.
+/// A message, then the end of the connection inside the next one.
 pub fn half_messages(attack: &mut Attack<'_>) -> Result<(), Error> {
     let table = MemRegion::table_to_bytes(&[whole()]);
     let message = Message::request(R::SET_MEM_TABLE, table, true).to_bytes();
     for len in (1..message.len()).cycle() {
         let Some(raw) = attack.raw()? else { return Ok(()) };
         let up = len % 2 == 0 && bring(&raw, 3);
-        let _ = sys::send(raw.stream.as_fd(), &message[..len], &[raw.file.as_fd()]);
+        let _ = os::send(raw.stream.as_fd(), &message[..len], &[raw.file.as_fd()]);
         attack.tally.attempts += 1;
         if up {
             raw.chain(TX, &[(BUFFERS, 72, 0)]);
@@ -110,7 +109,7 @@ pub fn half_messages(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Ring sizes and bases that no ring has.
+/// Invalid ring sizes and bases.
 pub fn bad_sizes(attack: &mut Attack<'_>) -> Result<(), Error> {
     'connection: while let Some(raw) = attack.raw()? {
         if !bring(&raw, 2) {
@@ -118,15 +117,20 @@ pub fn bad_sizes(attack: &mut Attack<'_>) -> Result<(), Error> {
             continue;
         }
         for size in [0, 3, 100, 65_535, 65_536, u32::MAX] {
-            if !attack.answered(raw.ask(R::SET_VRING_NUM, state(TX, size), &[])) {
+            if !attack.count_reply(raw.request(R::SET_VRING_NUM, state(TX, size), &[])) {
                 continue 'connection;
             }
         }
         for base in [u32::from(SIZE), 0xffff, 0x8000, 0x7fff_8000, u32::MAX] {
             let number = u64::from(TX).to_ne_bytes().to_vec();
-            let goes_on = attack.answered(raw.ask(R::SET_VRING_BASE, state(TX, base), &[]))
-                && attack.answered(raw.ask(R::SET_VRING_KICK, number, &[raw.event.as_fd()]));
-            if !goes_on {
+            let continues =
+                attack.count_reply(raw.request(R::SET_VRING_BASE, state(TX, base), &[]))
+                    && attack.count_reply(raw.request(
+                        R::SET_VRING_KICK,
+                        number,
+                        &[raw.event.as_fd()],
+                    ));
+            if !continues {
                 continue 'connection;
             }
         }
@@ -134,7 +138,7 @@ pub fn bad_sizes(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Rings that there are not: by numbers that are cut to 8 or 16 bits somewhere.
+/// Ring numbers that are valid only when truncated to 8 or 16 bits.
 pub fn no_such_rings(attack: &mut Attack<'_>) -> Result<(), Error> {
     'connection: while let Some(raw) = attack.raw()? {
         if !bring(&raw, 3) {
@@ -144,13 +148,13 @@ pub fn no_such_rings(attack: &mut Attack<'_>) -> Result<(), Error> {
         for index in [2, 77, 0x100, 0x101, 0x8000, 0x1_0001, u32::MAX] {
             let number = u64::from(index).to_ne_bytes().to_vec();
             for request in [R::SET_VRING_NUM, R::SET_VRING_BASE, R::SET_VRING_ENABLE] {
-                if !attack.answered(raw.ask(request, state(index, 1), &[])) {
+                if !attack.count_reply(raw.request(request, state(index, 1), &[])) {
                     continue 'connection;
                 }
             }
             for request in [R::SET_VRING_CALL, R::SET_VRING_KICK, R::SET_VRING_ERR] {
                 let fds = [raw.event.as_fd()];
-                if !attack.answered(raw.ask(request, number.clone(), &fds)) {
+                if !attack.count_reply(raw.request(request, number.clone(), &fds)) {
                     continue 'connection;
                 }
             }
@@ -159,7 +163,7 @@ pub fn no_such_rings(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// A log of dirty pages where none was agreed on, as large and as far off as numbers go.
+/// A dirty log without its feature, with extreme sizes and offsets.
 pub fn dirty_log(attack: &mut Attack<'_>) -> Result<(), Error> {
     let file = memfd(4096)?;
     'connection: while let Some(raw) = attack.raw()? {
@@ -171,7 +175,7 @@ pub fn dirty_log(attack: &mut Attack<'_>) -> Result<(), Error> {
         }
         for (size, offset) in [(4096, u64::MAX - 4095), (u64::MAX, 4096), (1 << 62, 1 << 62)] {
             let payload = [size.to_ne_bytes(), offset.to_ne_bytes()].concat();
-            if !attack.answered(raw.ask(R::SET_LOG_BASE, payload, &[file.as_fd()])) {
+            if !attack.count_reply(raw.request(R::SET_LOG_BASE, payload, &[file.as_fd()])) {
                 continue 'connection;
             }
         }
@@ -179,7 +183,7 @@ pub fn dirty_log(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// In-flight regions, again and again.
+/// In-flight regions, repeatedly.
 pub fn in_flight(attack: &mut Attack<'_>) -> Result<(), Error> {
     let file = memfd(1 << 20)?;
     'connection: while let Some(raw) = attack.raw()? {
@@ -193,9 +197,10 @@ pub fn in_flight(attack: &mut Attack<'_>) -> Result<(), Error> {
             let size = BORDERS[n as usize % BORDERS.len()];
             let payload = [&size.to_ne_bytes()[..], &n.to_ne_bytes(), &queues.concat()].concat();
             let fds = [file.as_fd()];
-            let goes_on = attack.answered(raw.ask(R::GET_INFLIGHT_FD, payload.clone(), &[]))
-                && attack.answered(raw.ask(R::SET_INFLIGHT_FD, payload, &fds));
-            if !goes_on {
+            let continues =
+                attack.count_reply(raw.request(R::GET_INFLIGHT_FD, payload.clone(), &[]))
+                    && attack.count_reply(raw.request(R::SET_INFLIGHT_FD, payload, &fds));
+            if !continues {
                 continue 'connection;
             }
         }
@@ -203,7 +208,7 @@ pub fn in_flight(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sessions of a crypto device, which this is none.
+/// Sessions of a crypto device, which this back-end is not.
 pub fn crypto(attack: &mut Attack<'_>) -> Result<(), Error> {
     'connection: while let Some(raw) = attack.raw()? {
         if !bring(&raw, 3) {
@@ -213,7 +218,7 @@ pub fn crypto(attack: &mut Attack<'_>) -> Result<(), Error> {
         for n in 0..16 {
             for request in [R::CREATE_CRYPTO_SESSION, R::CLOSE_CRYPTO_SESSION] {
                 let payload = payload(8 << (n % 9), BORDERS[n % BORDERS.len()]);
-                if !attack.answered(raw.ask(request, payload, &[])) {
+                if !attack.count_reply(raw.request(request, payload, &[])) {
                     continue 'connection;
                 }
             }
@@ -222,7 +227,7 @@ pub fn crypto(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// The size of a ring changed while it runs, and the memory under it taken away.
+/// The size of a ring changed while it runs, and its memory removed.
 pub fn changed_while_running(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.started()? {
         let region = MemRegion { guest_addr: GUEST, size: 4096, user_addr: USER, mmap_offset: 0 };
@@ -230,12 +235,12 @@ pub fn changed_while_running(attack: &mut Attack<'_>) -> Result<(), Error> {
         let table = MemRegion::table_to_bytes(&[region]);
         raw.chain(TX, &[(BUFFERS, 72, 0)]);
         for size in [2_u32, 32_768, 256] {
-            attack.answered(raw.ask(R::SET_VRING_NUM, state(TX, size), &[]));
+            attack.count_reply(raw.request(R::SET_VRING_NUM, state(TX, size), &[]));
             raw.kick();
         }
-        attack.answered(raw.ask(R::SET_FEATURES, FEATURES.to_ne_bytes().to_vec(), &[]));
-        attack.answered(raw.ask(R::SET_MEM_TABLE, table, &[file.as_fd()]));
-        attack.answered(raw.ask(R::REM_MEM_REG, region.to_single_bytes(), &[]));
+        attack.count_reply(raw.request(R::SET_FEATURES, FEATURES.to_ne_bytes().to_vec(), &[]));
+        attack.count_reply(raw.request(R::SET_MEM_TABLE, table, &[file.as_fd()]));
+        attack.count_reply(raw.request(R::REM_MEM_REG, region.to_single_bytes(), &[]));
         raw.kick();
         attack.tally.ended += u64::from(raw.is_closed(SEE));
     }

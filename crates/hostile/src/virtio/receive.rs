@@ -1,4 +1,4 @@
-//! Receivers that cost who sends to them: few buffers, none, or none that fit.
+//! Receivers that are expensive for their senders: few buffers, none, or none that fit.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use ring::virtq::{Buf, DriverQueue};
 use super::wire::{BUFFERS, GUEST, LEN, NEXT, RX, Raw, SIZE, TX, WRITE};
 use crate::{Attack, Error};
 
-/// Where receive buffers lie: behind what is sent.
+/// Address of the receive buffers, after the transmit buffers.
 const RECEIVED: u64 = BUFFERS + 0x10_0000;
-/// Bytes of one.
+/// Bytes of one buffer.
 const BUFFER: u32 = 2048;
-/// Bytes of all buffers together that no frame of the study fits.
+/// Bytes of all buffers in total: less than a frame of the study.
 const SHORT: u16 = 600;
 
-/// A receiver that is known, with both halves of a driver.
+/// A receiver whose address the switch has learned, with its receive queue.
 fn receiver(attack: &mut Attack<'_>) -> Result<Option<(Raw, DriverQueue)>, Error> {
     let Some(raw) = attack.started()? else { return Ok(None) };
     if let Some(mut tx) = raw.driver(TX) {
@@ -24,7 +24,7 @@ fn receiver(attack: &mut Attack<'_>) -> Result<Option<(Raw, DriverQueue)>, Error
     Ok(rx.map(|rx| (raw, rx)))
 }
 
-/// Posts `count` buffers every `pause`, as it goes on being known.
+/// Posts `count` buffers every `pause`, and refreshes its address in the FDB.
 fn drip(attack: &mut Attack<'_>, count: u64, pause: Duration) -> Result<(), Error> {
     while let Some((raw, mut rx)) = receiver(attack)? {
         let (mut next, mut used) = (0_u64, Vec::new());
@@ -52,17 +52,17 @@ pub fn dripping(attack: &mut Attack<'_>) -> Result<(), Error> {
     drip(attack, 1, Duration::from_millis(45))
 }
 
-/// None at all.
+/// No buffer at all.
 pub fn silent(attack: &mut Attack<'_>) -> Result<(), Error> {
     drip(attack, 0, Duration::from_millis(20))
 }
 
-/// Some thousand a second, a tenth of what comes.
+/// Some thousand buffers a second, a tenth of the frames that arrive.
 pub fn slow(attack: &mut Attack<'_>) -> Result<(), Error> {
     drip(attack, 2, Duration::from_millis(1))
 }
 
-/// Buffers of one byte, of a header's length less one, and a little more: a frame takes many.
+/// Buffers of 1 to 13 bytes, around the header's length: a frame takes many.
 pub fn tiny_buffers(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some((raw, mut rx)) = receiver(attack)? {
         let (mut n, mut used) = (0_u64, Vec::new());
@@ -99,13 +99,13 @@ fn table(raw: &Raw, at: u64, n: u16, len: u32, write: u16) {
     }
 }
 
-/// Chains of nearly twice the ring: direct descriptors, then an indirect table as long as the ring
-/// is. `ring` is the one they are on.
+/// Chains of nearly twice the ring's size: direct descriptors, then an indirect table as long as
+/// the ring, on `ring`.
 fn long_chains(attack: &mut Attack<'_>, ring: u32) -> Result<(), Error> {
     let tables = GUEST + LEN - 0x2_0000;
     while let Some((raw, _)) = receiver(attack)? {
         let write = if ring == RX { WRITE } else { 0 };
-        // What receives is all together shorter than a frame.
+        // All receive buffers in total are shorter than a frame.
         let len = |i: u16| u32::from(ring == TX || i < SHORT);
         table(&raw, tables, SIZE, len(SIZE), write);
         let direct = SIZE - 1;
@@ -132,12 +132,12 @@ fn long_chains(attack: &mut Attack<'_>, ring: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// On the ring that sends.
+/// Such chains on the tx ring.
 pub fn long_sent(attack: &mut Attack<'_>) -> Result<(), Error> {
     long_chains(attack, TX)
 }
 
-/// On the ring that receives: buffers that no frame fits.
+/// Such chains on the rx ring, too small for any frame.
 pub fn never_fit(attack: &mut Attack<'_>) -> Result<(), Error> {
     long_chains(attack, RX)
 }

@@ -1,4 +1,4 @@
-//! Rings that are broken, and frames that are none.
+//! Invalid rings, and invalid frames.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn entry(raw: &Raw, i: u16, addr: u64, len: u32, flags: u16) {
     area.store_u16(at + 14, fourth);
 }
 
-/// Chains that come back to where they were.
+/// Chains with loops.
 pub fn loops(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.break_rings(&[
         |raw| {
@@ -48,7 +48,7 @@ pub fn loops(attack: &mut Attack<'_>) -> Result<(), Error> {
     ])
 }
 
-/// Descriptors, heads and tables outside of what there is.
+/// Descriptors, heads and tables out of range.
 pub fn outside(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.break_rings(&[
         |raw| {
@@ -73,7 +73,7 @@ pub fn outside(attack: &mut Attack<'_>) -> Result<(), Error> {
     ])
 }
 
-/// Indirect tables that are not legal: nested, of lengths that no table has, within a chain.
+/// Illegal indirect tables: nested, of invalid lengths, inside a chain.
 pub fn indirect(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.break_rings(&[
         |raw| raw.chain(TX, &[(TABLE, 24, INDIRECT)]),
@@ -90,12 +90,12 @@ pub fn indirect(attack: &mut Attack<'_>) -> Result<(), Error> {
         },
         |raw| raw.chain(TX, &[(TABLE, 32, INDIRECT | NEXT), (BUFFERS, 72, 0)]),
         |raw| raw.chain(TX, &[(TABLE, 32, INDIRECT | WRITE)]),
-        // The table lies in the ring's own descriptors.
+        // The table overlaps the ring's own descriptors.
         |raw| raw.chain(TX, &[(layout(TX).desc, 16, INDIRECT)]),
     ])
 }
 
-/// Indices that jump, forward and back.
+/// Indices that jump forward and back.
 pub fn index_jumps(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.break_rings(&[
         |raw| raw.offer(TX, 30_000),
@@ -110,7 +110,7 @@ pub fn index_jumps(attack: &mut Attack<'_>) -> Result<(), Error> {
     ])
 }
 
-/// Which descriptors are readable and which writable is not as it has to be.
+/// Writable descriptors on the tx ring, readable ones on the rx ring.
 pub fn directions(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.break_rings(&[
         |raw| raw.chain(TX, &[(BUFFERS, 72, WRITE)]),
@@ -121,7 +121,7 @@ pub fn directions(attack: &mut Attack<'_>) -> Result<(), Error> {
     ])
 }
 
-/// Ids and wrap bits of a packed ring.
+/// Invalid ids and wrap bits on a packed ring.
 pub fn wraps(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.break_rings(&[
         // An id that no buffer has.
@@ -133,12 +133,12 @@ pub fn wraps(attack: &mut Attack<'_>) -> Result<(), Error> {
             (0..8).for_each(|i| raw.describe(TX, 7 - i, BUFFERS, 72, 0, SIZE + i));
             raw.kick();
         },
-        // The same id over and over.
+        // The same id repeatedly.
         |raw| {
             (0..SIZE).rev().for_each(|i| raw.describe(TX, i, BUFFERS, 72, 0, 7));
             raw.kick();
         },
-        // Of this round and of the next one, used already, both, neither.
+        // Available in this lap and in the next, already used, both, neither.
         |raw| {
             for flags in [AVAIL | USED, USED, 0, AVAIL] {
                 raw.describe(TX, 0, BUFFERS, 72, flags ^ AVAIL, 0);
@@ -146,12 +146,12 @@ pub fn wraps(attack: &mut Attack<'_>) -> Result<(), Error> {
                 raw.kick();
             }
         },
-        // A chain over the ring's end that never ends.
+        // A chain across the ring's end that never ends.
         |raw| {
             (0..SIZE).rev().for_each(|i| raw.describe(TX, i, BUFFERS, 1, NEXT, i));
             raw.kick();
         },
-        // Event suppression that asks for what is none.
+        // Invalid event suppression.
         |raw| {
             for at in [layout(TX).driver, layout(RX).driver] {
                 raw.area(at, 4).store_u32(0, u32::MAX);
@@ -161,13 +161,13 @@ pub fn wraps(attack: &mut Attack<'_>) -> Result<(), Error> {
     ])
 }
 
-/// What frames a case sends: header, and the pieces after which they lie.
+/// A frame to send: its header, and the pieces it is split into.
 struct Sent {
     hdr: VnetHdr,
     pieces: &'static [u32],
 }
 
-/// Sends frames that are none, on one connection.
+/// Sends invalid frames on one connection.
 fn send_each(attack: &mut Attack<'_>, frames: &[Sent]) -> Result<(), Error> {
     while let Some(raw) = attack.started()? {
         let Some(mut driver) = raw.driver(TX) else { continue };
@@ -205,7 +205,7 @@ const CSUM: VnetHdr =
     VnetHdr { flags: NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..VnetHdr::NONE };
 const GSO: VnetHdr = VnetHdr { gso_type: GSO_TCPV4, gso_size: 1000, ..CSUM };
 
-/// Checksums that start or lie outside of the frame.
+/// Checksum offsets outside the frame.
 pub fn checksums(attack: &mut Attack<'_>) -> Result<(), Error> {
     let hdr = |csum_start, csum_offset| Sent {
         hdr: VnetHdr { csum_start, csum_offset, ..CSUM },
@@ -215,7 +215,7 @@ pub fn checksums(attack: &mut Attack<'_>) -> Result<(), Error> {
     send_each(attack, &frames)
 }
 
-/// Offloads that cannot be: segments of nothing, unknown types, no checksum, lengths that lie.
+/// Invalid offloads: GSO size 0, unknown types, no checksum, wrong lengths.
 pub fn offloads(attack: &mut Attack<'_>) -> Result<(), Error> {
     let sent = |hdr| Sent { hdr, pieces: &[72] };
     let frames = [
@@ -231,7 +231,7 @@ pub fn offloads(attack: &mut Attack<'_>) -> Result<(), Error> {
     send_each(attack, &frames)
 }
 
-/// Headers over many descriptors, chains that are too short, and pieces of no length.
+/// Headers split over many descriptors, chains that are too short, and empty pieces.
 pub fn short_pieces(attack: &mut Attack<'_>) -> Result<(), Error> {
     let sent = |pieces| Sent { hdr: VnetHdr::NONE, pieces };
     let frames = [
@@ -249,7 +249,7 @@ pub fn short_pieces(attack: &mut Attack<'_>) -> Result<(), Error> {
     send_each(attack, &frames)
 }
 
-/// As many one-byte pieces as a chain may have.
+/// Chains of as many one-byte pieces as are legal.
 pub fn many_pieces(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(raw) = attack.started()? {
         let Some(mut driver) = raw.driver(TX) else { continue };

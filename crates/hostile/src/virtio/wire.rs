@@ -1,4 +1,4 @@
-//! A front-end that says whatever a case wants: its socket, its memory, and its rings.
+//! A front-end with arbitrary messages: its socket, its memory, and its rings.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,29 +9,30 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use os::{Carries, Received};
 use ring::virtq::{DriverQueue, Layout};
 use rustix::fs::MemfdFlags;
 use shm::{Area, GuestMemory, Mapping, Region};
 use switch::vnet::VnetHdr;
 use vhost_user::backend::PROTOCOL_FEATURES;
+use vhost_user::feature;
 use vhost_user::message::{
-    FrontendReq as R, HEADER_LEN, Header, MemRegion, Message, VringAddr, VringState,
+    FDS_MAX, FrontendReq as R, HEADER_LEN, Header, MemRegion, Message, VringAddr, VringState,
 };
-use vhost_user::{feature, sys};
 
 use crate::{Attack, Error, Ring};
 
 /// First guest address.
 pub const GUEST: u64 = 0x1_0000_0000;
-/// First address of the front-end's own.
+/// First address in the front-end's address space.
 pub const USER: u64 = 0x7f00_0000_0000;
-/// Bytes of its memory.
+/// Bytes of guest memory.
 pub const LEN: u64 = 0x40_0000;
-/// Descriptors of its rings.
+/// Size of the rings.
 pub const SIZE: u16 = 1024;
-/// Where what it sends lies, and what it receives.
+/// Address of the buffers.
 pub const BUFFERS: u64 = GUEST + 0x4_0000;
-/// Which ring receives, and which one sends, as the guest sees it.
+/// Index of the receive ring and of the transmit ring, as the guest sees it.
 pub const RX: u32 = 0;
 pub const TX: u32 = 1;
 
@@ -39,11 +40,11 @@ pub const TX: u32 = 1;
 pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
-/// Of packed rings.
+/// Descriptor flags of packed rings.
 pub const AVAIL: u16 = 1 << 7;
 pub const USED: u16 = 1 << 15;
 
-/// What is agreed on.
+/// Negotiated features.
 pub const FEATURES: u64 = feature::VERSION_1
     | feature::CSUM
     | feature::HOST_TSO4
@@ -51,9 +52,9 @@ pub const FEATURES: u64 = feature::VERSION_1
     | feature::INDIRECT_DESC
     | feature::PROTOCOL_FEATURES;
 
-/// Longest wait for an answer: where the control thread stands, an attacker waits with everyone.
+/// Longest wait for a reply: while the control thread is busy, an attacker waits like every peer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// Between two attempts to connect.
+/// Interval between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(5);
 
 /// A connection with memory and rings.
@@ -66,20 +67,20 @@ pub struct Raw {
     pub packed: bool,
 }
 
-/// Where a ring lies.
+/// Layout of a ring.
 pub fn layout(ring: u32) -> Layout {
     let at = GUEST + u64::from(ring) * 0x1_0000;
     Layout { size: SIZE, desc: at, driver: at + 0x8000, device: at + 0xc000 }
 }
 
-/// The same in the front-end's own addresses.
+/// The same in the front-end's address space.
 pub fn addr(ring: u32) -> VringAddr {
     let Layout { desc, driver, device, .. } = layout(ring);
     let [desc, avail, used] = [desc, driver, device].map(|a| a - GUEST + USER);
     VringAddr { index: ring, flags: 0, desc, used, avail, log: 0 }
 }
 
-/// A file without a name that may be truncated.
+/// Makes a memfd that can be truncated.
 pub fn memfd(len: u64) -> Result<File, Error> {
     let file: File = rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC)?.into();
     file.set_len(len)?;
@@ -96,8 +97,10 @@ pub fn state(index: u32, num: u32) -> Vec<u8> {
 }
 
 impl Raw {
-    /// On a stream just connected.
+    /// Wraps a stream just connected.
     pub fn new(stream: UnixStream, packed: bool) -> Result<Self, Error> {
+        // `reply` waits for its bytes.
+        stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(ANSWER_MAX))?;
         let file = memfd(LEN)?;
         let other = |error: shm::MapError| Error::Os(std::io::Error::other(error.to_string()));
@@ -110,17 +113,17 @@ impl Raw {
             mapping: Arc::clone(&mapping),
         };
         let memory = GuestMemory::new(vec![region]).expect("one region, well formed");
-        Ok(Self { stream, file, mapping, memory, event: sys::eventfd()?, packed })
+        Ok(Self { stream, file, mapping, memory, event: os::eventfd()?, packed })
     }
 
-    /// Sends; whether it went.
+    /// Sends a message; returns whether that succeeded.
     pub fn send(&self, request: R, payload: Vec<u8>, ack: bool, fds: &[BorrowedFd<'_>]) -> bool {
         let message = Message::request(request, payload, ack).to_bytes();
-        matches!(sys::send(self.stream.as_fd(), &message, fds), Ok(true))
+        matches!(os::send(self.stream.as_fd(), &message, fds), Ok(true))
     }
 
-    /// Sends, and waits for the acknowledgement; whether it is yes. `None`: none came.
-    pub fn ask(&self, request: R, payload: Vec<u8>, fds: &[BorrowedFd<'_>]) -> Option<bool> {
+    /// Sends a message and waits for its acknowledgement. `None`: no reply.
+    pub fn request(&self, request: R, payload: Vec<u8>, fds: &[BorrowedFd<'_>]) -> Option<bool> {
         if !self.send(request, payload, true, fds) {
             return None;
         }
@@ -128,7 +131,7 @@ impl Raw {
         Some(payload.iter().all(|byte| *byte == 0))
     }
 
-    /// The next reply's payload.
+    /// Reads the next reply; returns its payload.
     pub fn reply(&self) -> Option<Vec<u8>> {
         let mut head = [0; HEADER_LEN];
         (&self.stream).read_exact(&mut head).ok()?;
@@ -142,38 +145,38 @@ impl Raw {
         let packed = if self.packed { feature::RING_PACKED } else { 0 };
         let bits = PROTOCOL_FEATURES.bits().to_ne_bytes().to_vec();
         self.send(R::SET_OWNER, Vec::new(), false, &[])
-            && self.ask(R::SET_PROTOCOL_FEATURES, bits, &[]) == Some(true)
-            && self.ask(R::SET_FEATURES, (features | packed).to_ne_bytes().to_vec(), &[])
+            && self.request(R::SET_PROTOCOL_FEATURES, bits, &[]) == Some(true)
+            && self.request(R::SET_FEATURES, (features | packed).to_ne_bytes().to_vec(), &[])
                 == Some(true)
     }
 
     pub fn share(&self) -> bool {
         let table = MemRegion::table_to_bytes(&[whole()]);
-        self.ask(R::SET_MEM_TABLE, table, &[self.file.as_fd()]) == Some(true)
+        self.request(R::SET_MEM_TABLE, table, &[self.file.as_fd()]) == Some(true)
     }
 
-    /// Sets one ring up; the size, where it lies and its kick can be others'.
+    /// Sets up one ring.
     pub fn ring(&self, ring: u32) -> bool {
         let number = u64::from(ring).to_ne_bytes().to_vec();
         let kick = [self.event.as_fd()];
         self.place(ring, addr(ring), SIZE)
-            && self.ask(R::SET_VRING_KICK, number, &kick) == Some(true)
-            && self.ask(R::SET_VRING_ENABLE, state(ring, 1), &[]) == Some(true)
+            && self.request(R::SET_VRING_KICK, number, &kick) == Some(true)
+            && self.request(R::SET_VRING_ENABLE, state(ring, 1), &[]) == Some(true)
     }
 
-    /// All about a ring but its kick.
+    /// Sets up a ring without its kick fd.
     pub fn place(&self, ring: u32, addr: VringAddr, size: u16) -> bool {
-        self.ask(R::SET_VRING_NUM, state(ring, size.into()), &[]) == Some(true)
-            && self.ask(R::SET_VRING_BASE, state(ring, self.base()), &[]) == Some(true)
-            && self.ask(R::SET_VRING_ADDR, addr.to_bytes(), &[]) == Some(true)
+        self.request(R::SET_VRING_NUM, state(ring, size.into()), &[]) == Some(true)
+            && self.request(R::SET_VRING_BASE, state(ring, self.base()), &[]) == Some(true)
+            && self.request(R::SET_VRING_ADDR, addr.to_bytes(), &[]) == Some(true)
     }
 
-    /// Where a fresh ring starts.
+    /// Base of a fresh ring.
     pub fn base(&self) -> u32 {
         if self.packed { 0x8000_8000 } else { 0 }
     }
 
-    /// A driver's half that behaves, for a ring as [`ring`](Self::ring) sets it up.
+    /// A correct driver half, for a ring set up by [`ring`](Self::ring).
     pub fn driver(&self, ring: u32) -> Option<DriverQueue> {
         let packed = if self.packed { feature::RING_PACKED } else { 0 };
         let features = vhost_user::ring_features(FEATURES | packed);
@@ -181,10 +184,10 @@ impl Raw {
     }
 
     pub fn kick(&self) {
-        sys::signal(self.event.as_fd());
+        os::signal(self.event.as_fd());
     }
 
-    /// A part of a ring, or of anything else.
+    /// Guest memory at `at`.
     pub fn area(&self, at: u64, len: usize) -> Area {
         Area::new(&self.memory, at, len).expect("inside the memory")
     }
@@ -201,7 +204,7 @@ impl Raw {
         table.sync_store(at + 14, fourth, Ordering::Release);
     }
 
-    /// One chain on a fresh ring, its descriptors in order: address, length, flags.
+    /// Writes one chain to a fresh ring. Each descriptor: address, length, flags.
     pub fn chain(&self, ring: u32, parts: &[(u64, u32, u16)]) {
         for (i, (addr, len, flags)) in parts.iter().enumerate().rev() {
             let i = i as u16;
@@ -211,7 +214,7 @@ impl Raw {
         self.offer(ring, 1);
     }
 
-    /// Makes so many heads available on a split ring, and kicks. A packed ring's are already.
+    /// Sets a split ring's available index, and kicks. On a packed ring it only kicks.
     pub fn offer(&self, ring: u32, idx: u16) {
         if !self.packed {
             let avail = self.area(layout(ring).driver, 6 + 2 * usize::from(SIZE));
@@ -226,7 +229,7 @@ impl Raw {
         }
     }
 
-    /// A header and a UDP frame from `from` to `to` at `at`; bytes it has without the payload.
+    /// Writes a header and a UDP frame at `at`; returns its length without the payload.
     pub fn frame(&self, at: u64, hdr: VnetHdr, to: [u8; 6], from: [u8; 6]) -> u32 {
         let mut bytes = hdr.bytes().to_vec();
         bytes.extend([0; 2]);
@@ -239,20 +242,20 @@ impl Raw {
         72
     }
 
-    /// Whether the switch has closed, waiting for it as long as `time`. What it sent is read away.
+    /// Whether the switch closes the connection within `time`. Data it sent is discarded.
     pub fn is_closed(&self, time: Duration) -> bool {
         let mut bytes = [0; 4096];
         let mut waited = false;
         loop {
-            match sys::recv(self.stream.as_fd(), &mut bytes, &mut Vec::new()) {
-                Ok(sys::Received::Bytes(_)) => {}
-                Ok(sys::Received::Nothing) if !waited => {
+            match os::recv(self.stream.as_fd(), &mut bytes, &mut Vec::new(), FDS_MAX) {
+                Ok(Received::Bytes(_)) => {}
+                Ok(Received::Nothing) if !waited => {
                     waited = true;
-                    if !sys::wait_readable(self.stream.as_fd(), time).unwrap_or(true) {
+                    if !os::wait_readable(self.stream.as_fd(), time).unwrap_or(true) {
                         return false;
                     }
                 }
-                Ok(sys::Received::Nothing) => return false,
+                Ok(Received::Nothing) => return false,
                 _ => return true,
             }
         }
@@ -265,36 +268,36 @@ impl Attack<'_> {
         self.ring == Ring::Packed
     }
 
-    /// A connection to `path`; `None` when time is over.
+    /// Connects to `path`; `None` when time is over.
     pub fn stream(&mut self, path: &Path) -> Option<UnixStream> {
-        while self.waits() {
-            if let Ok(stream) = sys::connect(path) {
+        while self.may_wait() {
+            if let Ok(socket) = os::connect(path, Carries::Stream) {
                 self.tally.connections += 1;
-                return Some(stream);
+                return Some(socket.into());
             }
             self.rest(RETRY);
         }
         None
     }
 
-    /// A connection to the first port, with nothing said yet.
+    /// Connects to the first port, without a message.
     pub fn raw(&mut self) -> Result<Option<Raw>, Error> {
         let raw = self.raw_at(&self.target())?;
-        self.begins();
+        self.begin();
         Ok(raw)
     }
 
-    /// A connection to a port, with nothing said yet.
+    /// Connects to a port, without a message.
     pub fn raw_at(&mut self, target: &Path) -> Result<Option<Raw>, Error> {
         let packed = self.packed();
         self.stream(target).map(|stream| Raw::new(stream, packed)).transpose()
     }
 
-    /// A connection with both rings running; `None` when time is over.
+    /// Connects and starts both rings; `None` when time is over.
     pub fn started(&mut self) -> Result<Option<Raw>, Error> {
         while let Some(raw) = self.raw_at(&self.target())? {
             if raw.negotiate(FEATURES) && raw.share() && raw.ring(RX) && raw.ring(TX) {
-                self.begins();
+                self.begin();
                 return Ok(Some(raw));
             }
             self.tally.turned_away += 1;
@@ -306,8 +309,8 @@ impl Attack<'_> {
         Ok(None)
     }
 
-    /// Notes an answer to a request that should not be granted.
-    pub fn answered(&mut self, answer: Option<bool>) -> bool {
+    /// Counts the reply to an invalid request.
+    pub fn count_reply(&mut self, answer: Option<bool>) -> bool {
         self.tally.attempts += 1;
         match answer {
             Some(true) => true,
@@ -322,7 +325,7 @@ impl Attack<'_> {
         }
     }
 
-    /// Breaks rings in all these ways in turn, each on a fresh connection, until time is over.
+    /// Runs all `ways` in turn, each on a fresh connection, until time is over.
     pub fn break_rings(&mut self, ways: &[fn(&Raw)]) -> Result<(), Error> {
         for way in ways.iter().cycle() {
             let Some(raw) = self.started()? else { return Ok(()) };
@@ -333,7 +336,7 @@ impl Attack<'_> {
         Ok(())
     }
 
-    /// Tells the switch where we are: a frame to nobody.
+    /// Sends a frame to an unused address, so that the switch learns ours.
     pub fn announce(&self, raw: &Raw, driver: &mut DriverQueue) {
         let len = raw.frame(BUFFERS, VnetHdr::NONE, self.peer, self.mac);
         driver.add(&[ring::virtq::Buf { addr: BUFFERS, len, write: false }]);

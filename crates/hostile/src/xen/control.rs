@@ -1,4 +1,4 @@
-//! The control ring, event channels and multicast lists.
+//! Cases on the control ring, event channels and multicast lists.
 
 use std::time::Duration;
 
@@ -7,18 +7,18 @@ use ring::xen::{CtrlRequest, FrontCtrl, ctrl_type, tx_flag};
 use super::guest::{CTRL, DATA, GREF, Guest, RX, SLOTS, TX};
 use crate::{Attack, Error};
 
-/// Asks these in turn, as many at a time as the ring takes.
-fn ask(
+/// Sends these requests in turn, as many at a time as the ring holds.
+fn request(
     attack: &mut Attack<'_>,
-    orders: &[(u16, [u32; 3])],
+    requests: &[(u16, [u32; 3])],
     mut also: impl FnMut(&Attack<'_>, &mut Guest),
 ) -> Result<(), Error> {
     while let Some(mut guest) = attack.vif()? {
         let mut ring = FrontCtrl::new(guest.area(CTRL));
         let mut n = 0_usize;
-        while attack.on() && !guest.is_cut() {
+        while attack.on() && !guest.is_disconnected() {
             loop {
-                let (kind, data) = orders[n % orders.len()];
+                let (kind, data) = requests[n % requests.len()];
                 if !ring.put(CtrlRequest { id: n as u16, kind, data }) {
                     break;
                 }
@@ -34,10 +34,10 @@ fn ask(
     Ok(())
 }
 
-/// Hash keys and tables that cannot be: sizes, offsets, queues that there are not.
+/// Invalid hash keys and tables: sizes, offsets, unknown queues.
 pub fn hash_tables(attack: &mut Attack<'_>) -> Result<(), Error> {
     let page = GREF + DATA;
-    let orders = [
+    let requests = [
         (ctrl_type::SET_HASH_ALGORITHM, [1, 0, 0]),
         (ctrl_type::SET_HASH_FLAGS, [u32::MAX, 0, 0]),
         (ctrl_type::SET_HASH_MAPPING_SIZE, [128, 0, 0]),
@@ -48,19 +48,19 @@ pub fn hash_tables(attack: &mut Attack<'_>) -> Result<(), Error> {
         (ctrl_type::SET_HASH_MAPPING, [page, u32::MAX, 1]),
         (ctrl_type::SET_HASH_MAPPING, [page, 128, 0]),
     ];
-    // A page that says queues that there are not.
-    ask(attack, &orders, |_, guest| guest.area(DATA as usize).store_u32(0, u32::MAX))
+    // A page with unknown queues.
+    request(attack, &requests, |_, guest| guest.area(DATA as usize).store_u32(0, u32::MAX))
 }
 
-/// Another hash with every frame.
+/// A different hash with every frame.
 pub fn hash_changes(attack: &mut Attack<'_>) -> Result<(), Error> {
     let page = GREF + DATA;
-    let orders = [
+    let requests = [
         (ctrl_type::SET_HASH_ALGORITHM, [1, 0, 0]),
         (ctrl_type::SET_HASH_KEY, [page, 40, 0]),
         (ctrl_type::SET_HASH_ALGORITHM, [0, 0, 0]),
     ];
-    ask(attack, &orders, |attack, guest| {
+    request(attack, &requests, |attack, guest| {
         guest.frame(DATA, attack.peer, attack.mac);
         if guest.answered(Duration::ZERO) {
             (0..32).for_each(|_| guest.request(GREF + DATA, 0, 0, 60));
@@ -69,10 +69,10 @@ pub fn hash_changes(attack: &mut Attack<'_>) -> Result<(), Error> {
     })
 }
 
-/// Lists of pages to be kept mapped that are no grants, of no queue, too long; and given back.
+/// Invalid lists of static grants: bad grants, bad queue, too long; and their removal.
 pub fn static_grants(attack: &mut Attack<'_>) -> Result<(), Error> {
     let list = GREF + DATA;
-    let orders = [
+    let requests = [
         (ctrl_type::GET_GREF_MAPPING_SIZE, [0, 0, 0]),
         (ctrl_type::ADD_GREF_MAPPING, [0, list, 512]),
         (ctrl_type::ADD_GREF_MAPPING, [17, list, u32::MAX]),
@@ -80,15 +80,15 @@ pub fn static_grants(attack: &mut Attack<'_>) -> Result<(), Error> {
         (ctrl_type::ADD_GREF_MAPPING, [0, u32::MAX, 1]),
         (u16::MAX, [0; 3]),
     ];
-    ask(attack, &orders, |_, guest| {
-        // One that is good, for the first entry: mapped, and let go.
+    request(attack, &requests, |_, guest| {
+        // A valid grant in the first entry: mapped and unmapped.
         let area = guest.area(DATA as usize);
         area.store_u32(0, GREF + DATA + 1);
         area.store_u32(4, 0);
     })
 }
 
-/// Events without anything to see, on every channel.
+/// Events without new requests, on every channel.
 pub fn events(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.with_vifs(|attack, guest| {
         for channel in [TX, RX, CTRL] {
@@ -98,14 +98,14 @@ pub fn events(attack: &mut Attack<'_>) -> Result<(), Error> {
     })
 }
 
-/// What answers hold behind their status: a slot is read again after it was answered.
+/// Padding of responses: a slot is read again after its response.
 pub fn padding(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.with_vifs(|attack, guest| {
         guest.frame(DATA, attack.peer, attack.mac);
         (0..64).for_each(|_| guest.request(GREF + DATA, 0, 0, 60));
         guest.push();
         guest.answered(Duration::from_millis(20));
-        // The bytes behind the status are what we wrote, and nothing of the switch's.
+        // The bytes after the status are what we wrote, not data of the switch.
         let area = guest.area(TX);
         let slots =
             (0..64).map(|i| SLOTS + 12 * (guest.tx_prod.wrapping_sub(1 + i) % 256) as usize);
@@ -114,11 +114,11 @@ pub fn padding(attack: &mut Attack<'_>) -> Result<(), Error> {
     })
 }
 
-/// More groups than a list takes, and groups that are none.
+/// More groups than the list holds, and invalid groups.
 pub fn groups(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.with_vifs(|_, guest| {
         for n in 0..100_u8 {
-            // Multicast groups are added, and others deleted that were never there.
+            // Adds multicast groups, and deletes unknown ones.
             guest.request(GREF + DATA, 0, tx_flag::EXTRA_INFO, 60);
             let kind = if n % 5 == 4 { 3 } else { 2 };
             let first = if n % 7 == 0 { 2 } else { 1 };

@@ -1,4 +1,4 @@
-//! A domain that does whatever a case wants: its memory, its grant table, its rings, its keys.
+//! A domain under full control: its memory, its grant table, its rings, its keys.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -6,23 +6,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use os::{Carries, Received, Until};
 use ring::xen::{FrontCtrl, FrontRx, FrontTx};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use shm::{Area, Mapping};
 use xen_netif::store::Store;
-use xen_netif::sys::{self, Carries, Received, Until};
 
 use crate::{Attack, Error};
 
 /// Pages of a guest; page `n` is granted with reference `GREF + n`.
 pub const PAGES: u32 = 64;
 pub const GREF: u32 = 8;
-/// Which of them hold the rings, and from which on there is data.
+/// Pages that hold the rings, and the first page of data.
 pub const TX: usize = 0;
 pub const RX: usize = 1;
 pub const CTRL: usize = 2;
 pub const DATA: u32 = 4;
-/// Where a ring's `req_prod`, its `rsp_prod` and its first slot are.
+/// Offsets of a ring's `req_prod`, its `rsp_prod` and its first slot.
 pub const REQ_PROD: usize = 0;
 pub const RSP_PROD: usize = 8;
 pub const SLOTS: usize = 64;
@@ -31,22 +31,22 @@ pub const RING_SIZE: u32 = 256;
 pub const FRONT: &str = "/local/domain/1/device/vif/0";
 pub const BACK: &str = "/local/domain/0/backend/vif/1/0";
 
-/// Longest wait for the other side.
+/// Longest wait for the peer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// Between two looks.
+/// Interval between two checks.
 const RETRY: Duration = Duration::from_millis(2);
 
-/// Our end of an event channel.
+/// Local end of an event channel.
 pub struct Channel {
     pub port: u32,
     to_back: OwnedFd,
-    /// Held, as a guest would.
+    /// Kept open, as a guest would.
     _to_front: OwnedFd,
 }
 
 impl Channel {
     pub fn notify(&self) {
-        sys::signal(self.to_back.as_fd());
+        os::signal(self.to_back.as_fd());
     }
 }
 
@@ -59,7 +59,7 @@ pub struct Guest {
     pub channels: Vec<Channel>,
     pub store: Store,
     pub tx_prod: u32,
-    /// Last: the domain ends with it.
+    /// Last field: dropping it ends the domain.
     socket: OwnedFd,
 }
 
@@ -67,14 +67,14 @@ fn message(words: [u32; 4]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
-/// What the hypervisor says.
+/// Reads a reply of the hypervisor.
 fn answer(socket: &OwnedFd) -> Option<([u32; 4], Vec<OwnedFd>)> {
     let end = Instant::now() + ANSWER_MAX;
-    if !sys::wait(socket.as_fd(), Until::Readable, end).ok()? {
+    if !os::wait(socket.as_fd(), Until::Readable, end).ok()? {
         return None;
     }
     let (mut bytes, mut fds) = ([0; 16], Vec::new());
-    if sys::recv(socket.as_fd(), &mut bytes, &mut fds).ok()? != Received::Bytes(16) {
+    if os::recv(socket.as_fd(), &mut bytes, &mut fds, 4).ok()? != Received::Bytes(16) {
         return None;
     }
     let word = |i: usize| u32::from_le_bytes(std::array::from_fn(|b| bytes[4 * i + b]));
@@ -87,9 +87,9 @@ pub fn entry(frame: u32) -> [u8; 8] {
 }
 
 impl Guest {
-    /// A domain whose toolstack has made its vif; `None`: nobody is there, or wants us.
+    /// Creates a domain whose toolstack has made its vif; `None` if the host does not accept it.
     fn new(dir: &Path) -> Option<Self> {
-        let socket = sys::connect(&dir.join("hypervisor"), Carries::Messages).ok()?;
+        let socket = os::connect(&dir.join("hypervisor"), Carries::Messages).ok()?;
         let memory = memfd_create("hostile", MemfdFlags::CLOEXEC).ok()?;
         let table = memfd_create("hostile-grants", MemfdFlags::CLOEXEC).ok()?;
         let len = u64::from(PAGES) * 4096;
@@ -98,7 +98,7 @@ impl Guest {
         let entries: Vec<u8> = (0..PAGES).flat_map(entry).collect();
         rustix::io::pwrite(&table, &entries, u64::from(GREF) * 8).ok()?;
         let hello = message([1, 1, PAGES, 0]);
-        sys::send(socket.as_fd(), &hello, &[memory.as_fd(), table.as_fd()]).ok()?;
+        os::send(socket.as_fd(), &hello, &[memory.as_fd(), table.as_fd()]).ok()?;
         if answer(&socket)?.0[0] != 2 {
             return None;
         }
@@ -111,13 +111,13 @@ impl Guest {
     }
 
     fn channel(&self) -> Option<Channel> {
-        sys::send(self.socket.as_fd(), &message([3, 0, 0, 0]), &[]).ok()?;
+        os::send(self.socket.as_fd(), &message([3, 0, 0, 0]), &[]).ok()?;
         let (words, fds) = answer(&self.socket)?;
         let [to_front, to_back] = <[OwnedFd; 2]>::try_from(fds).ok()?;
         Some(Channel { port: words[1], to_back, _to_front: to_front })
     }
 
-    /// Writes a key of ours; whether xenstore took it.
+    /// Writes one of our keys; returns whether xenstore accepted it.
     pub fn set(&self, key: &str, value: impl ToString) -> bool {
         self.store.write(&format!("{FRONT}/{key}"), &value.to_string()).is_ok()
     }
@@ -126,7 +126,7 @@ impl Guest {
         self.store.read(&format!("{BACK}/state")).ok().flatten().unwrap_or_default()
     }
 
-    /// Waits for the back end to be in one of these states; which one it is.
+    /// Waits until the back end is in one of these states; returns the state.
     pub fn wait_back(&self, states: &[&str]) -> Option<String> {
         let end = Instant::now() + ANSWER_MAX;
         while Instant::now() < end {
@@ -139,7 +139,7 @@ impl Guest {
         None
     }
 
-    /// Empty rings, and their keys.
+    /// Writes empty rings and their keys.
     pub fn offer_rings(&mut self) -> bool {
         FrontTx::new(self.area(TX));
         FrontRx::new(self.area(RX));
@@ -154,7 +154,7 @@ impl Guest {
         done && wishes.iter().all(|key| self.set(key, 1))
     }
 
-    /// Whether the back end connected.
+    /// Waits for the back end to connect; returns whether it did.
     pub fn connect(&self) -> bool {
         self.wait_back(&["2"]).is_some()
             && self.set("state", 4)
@@ -186,13 +186,13 @@ impl Guest {
         self.slot([word as u32, (word >> 32) as u32, 0]);
     }
 
-    /// Publishes what the tx ring holds, and kicks.
+    /// Publishes the tx ring's requests, and notifies.
     pub fn push(&self) {
         self.area(TX).sync_store_u32(REQ_PROD, self.tx_prod, Ordering::Release);
         self.channels[TX].notify();
     }
 
-    /// Waits until all requests are answered; whether they are.
+    /// Waits until all requests are answered; returns whether they are.
     pub fn answered(&self, time: Duration) -> bool {
         let end = Instant::now() + time;
         let area = self.area(TX);
@@ -205,7 +205,7 @@ impl Guest {
         true
     }
 
-    /// Puts a frame into a page of data: of 60 bytes, from `from` to `to`.
+    /// Writes a frame of 60 bytes, from `from` to `to`, into a page of data.
     pub fn frame(&self, page: u32, to: [u8; 6], from: [u8; 6]) {
         let mut bytes = [to, from].concat();
         bytes.extend([8, 0, 0x45, 0, 0, 46, 0, 0, 0x40, 0, 64, 17]);
@@ -215,24 +215,24 @@ impl Guest {
         }
     }
 
-    /// Whether the switch has cut us off.
-    pub fn is_cut(&self) -> bool {
+    /// Whether the switch has disconnected us.
+    pub fn is_disconnected(&self) -> bool {
         let carrier = self.store.read(&format!("{BACK}/carrier")).ok().flatten();
         carrier.as_deref() == Some("0") || self.back_state() != "4"
     }
 }
 
 impl Attack<'_> {
-    /// A domain with a vif, not connected; `None` when time is over.
+    /// Creates a domain with a vif, not connected; `None` when time is over.
     pub fn domain(&mut self) -> Result<Option<Guest>, Error> {
         let guest = self.any_domain()?;
-        self.begins();
+        self.begin();
         Ok(guest)
     }
 
     fn any_domain(&mut self) -> Result<Option<Guest>, Error> {
         let dir = self.target();
-        while self.waits() {
+        while self.may_wait() {
             if let Some(guest) = Guest::new(&dir) {
                 self.tally.connections += 1;
                 return Ok(Some(guest));
@@ -245,11 +245,11 @@ impl Attack<'_> {
         Ok(None)
     }
 
-    /// The same with all rings connected.
+    /// Creates a domain with a vif and all rings connected.
     pub fn vif(&mut self) -> Result<Option<Guest>, Error> {
         while let Some(mut guest) = self.any_domain()? {
             if guest.offer_rings() && guest.connect() {
-                self.begins();
+                self.begin();
                 return Ok(Some(guest));
             }
             self.tally.turned_away += 1;
@@ -257,27 +257,27 @@ impl Attack<'_> {
         Ok(None)
     }
 
-    /// Breaks a vif in all these ways in turn, each as a new domain, until time is over.
+    /// Runs all `ways` in turn, each as a new domain, until time is over.
     pub fn break_vifs(&mut self, ways: &[fn(&mut Guest)]) -> Result<(), Error> {
         for way in ways.iter().cycle() {
             let Some(mut guest) = self.vif()? else { return Ok(()) };
             way(&mut guest);
             self.tally.attempts += 1;
             guest.answered(Duration::from_millis(20));
-            // What is broken stays so.
+            // A broken vif stays broken.
             guest.channels.iter().for_each(Channel::notify);
-            self.tally.ended += u64::from(guest.is_cut());
+            self.tally.ended += u64::from(guest.is_disconnected());
         }
         Ok(())
     }
 
-    /// Works with one vif until it is cut off, then with the next, until time is over.
+    /// Runs `work` on one vif until it is disconnected, then on the next, until time is over.
     pub fn with_vifs(&mut self, mut work: impl FnMut(&mut Self, &mut Guest)) -> Result<(), Error> {
         while let Some(mut guest) = self.vif()? {
             while self.on() {
                 work(self, &mut guest);
                 self.tally.attempts += 1;
-                if guest.is_cut() {
+                if guest.is_disconnected() {
                     self.tally.ended += 1;
                     break;
                 }

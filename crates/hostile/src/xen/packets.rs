@@ -1,4 +1,4 @@
-//! Rings, packets and grants that are not what they should be.
+//! Invalid rings, packets and grants.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -39,13 +39,13 @@ pub fn index_jumps(attack: &mut Attack<'_>) -> Result<(), Error> {
     ])
 }
 
-/// Packets that end a vif, and a ring that is used on as if nothing were.
+/// Packets that stop a vif, and continued use of its ring.
 pub fn fatal(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.break_vifs(&[
         |guest| {
             guest.request(GREF + DATA, 4000, 0, 200);
             guest.push();
-            // On it goes.
+            // Continues.
             (0..64).for_each(|_| guest.request(GREF + DATA, 0, 0, 60));
             guest.push();
         },
@@ -78,7 +78,7 @@ pub fn too_many_slots(attack: &mut Attack<'_>) -> Result<(), Error> {
     ])
 }
 
-/// Extra infos: unknown, missing, without end, of segments of nothing.
+/// Extra infos: unknown, missing, endless, with GSO size 0.
 pub fn extras(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.break_vifs(&[
         |guest| {
@@ -106,7 +106,7 @@ pub fn extras(attack: &mut Attack<'_>) -> Result<(), Error> {
             guest.extra([1, 0, 100, 0, 7, 0, 0, 0]);
             guest.push();
         },
-        // It says that one follows, and there is none.
+        // Announces another one that does not follow.
         |guest| {
             guest.request(GREF + DATA, 0, tx_flag::EXTRA_INFO | tx_flag::MORE_DATA, 100);
             guest.push();
@@ -114,7 +114,7 @@ pub fn extras(attack: &mut Attack<'_>) -> Result<(), Error> {
     ])
 }
 
-/// A whole ring of grants that are none.
+/// A whole ring of invalid grants.
 pub fn bad_grants(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.with_vifs(|_, guest| {
         for i in 0..RING_SIZE {
@@ -126,7 +126,7 @@ pub fn bad_grants(attack: &mut Attack<'_>) -> Result<(), Error> {
     })
 }
 
-/// All slots of all packets in one page, over each other, and over the ring itself.
+/// All slots of all packets in one page, overlapping each other and the ring.
 pub fn overlapping_grants(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.with_vifs(|attack, guest| {
         guest.frame(DATA, attack.peer, attack.mac);
@@ -162,7 +162,7 @@ pub fn revoked(attack: &mut Attack<'_>) -> Result<(), Error> {
     })
 }
 
-/// Sends frames while a thread changes what they are made of.
+/// Sends frames while a thread changes their slots and pages.
 fn rewritten(attack: &mut Attack<'_>, change: impl Fn(&Guest, u64) + Sync) -> Result<(), Error> {
     while let Some(mut guest) = attack.vif()? {
         let over = AtomicBool::new(false);
@@ -182,7 +182,7 @@ fn rewritten(attack: &mut Attack<'_>, change: impl Fn(&Guest, u64) + Sync) -> Re
             });
             let area = guest.area(TX);
             let mut attempts = 0;
-            while attack.on() && !guest.is_cut() {
+            while attack.on() && !guest.is_disconnected() {
                 for _ in 0..100 {
                     let done = area.sync_load_u32(RSP_PROD, Ordering::Acquire);
                     if prod.wrapping_sub(done) < RING_SIZE / 2 {
@@ -204,7 +204,7 @@ fn rewritten(attack: &mut Attack<'_>, change: impl Fn(&Guest, u64) + Sync) -> Re
     Ok(())
 }
 
-/// Headers over many slots, the first of them shorter than any header.
+/// Headers split over many slots, the first shorter than any header.
 pub fn split_headers(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.with_vifs(|attack, guest| {
         guest.frame(DATA, attack.peer, attack.mac);
@@ -223,7 +223,7 @@ pub fn split_headers(attack: &mut Attack<'_>) -> Result<(), Error> {
     })
 }
 
-/// Eighteen slots that are together shorter than the headers.
+/// Eighteen slots with fewer bytes in total than the headers.
 pub fn tiny_slots(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.with_vifs(|attack, guest| {
         guest.frame(DATA, attack.peer, attack.mac);
@@ -238,7 +238,7 @@ pub fn tiny_slots(attack: &mut Attack<'_>) -> Result<(), Error> {
     })
 }
 
-/// Slots of no bytes, first, last and all of them.
+/// Empty slots: the first, the last, and all.
 pub fn empty_slots(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.with_vifs(|attack, guest| {
         guest.frame(DATA, attack.peer, attack.mac);
@@ -253,7 +253,7 @@ pub fn empty_slots(attack: &mut Attack<'_>) -> Result<(), Error> {
     })
 }
 
-/// Memory of the rings, and of the grant table, taken away.
+/// Memory of the rings and of the grant table truncated.
 pub fn truncated(attack: &mut Attack<'_>) -> Result<(), Error> {
     attack.break_vifs(&[
         |guest| {
@@ -270,7 +270,7 @@ pub fn truncated(attack: &mut Attack<'_>) -> Result<(), Error> {
     ])
 }
 
-/// Posts `count` pages to receive into every `pause`.
+/// Posts `count` rx requests every `pause`.
 fn drip(attack: &mut Attack<'_>, count: u32, pause: Duration, good: bool) -> Result<(), Error> {
     while let Some(mut guest) = attack.vif()? {
         let mut rx = FrontRx::new(guest.area(RX));
@@ -278,7 +278,7 @@ fn drip(attack: &mut Attack<'_>, count: u32, pause: Duration, good: bool) -> Res
         guest.request(GREF + DATA, 0, 0, 60);
         guest.push();
         let (mut n, mut packet) = (0_u32, RxPacket::new());
-        while attack.on() && !guest.is_cut() {
+        while attack.on() && !guest.is_disconnected() {
             while let Ok(Some(_)) = rx.take(&mut packet) {}
             for _ in 0..count.min(rx.room()) {
                 let page = DATA + 1 + n % (PAGES - DATA - 1);
@@ -300,17 +300,17 @@ pub fn dripping(attack: &mut Attack<'_>) -> Result<(), Error> {
     drip(attack, 1, Duration::from_millis(45), true)
 }
 
-/// None at all.
+/// No page at all.
 pub fn silent(attack: &mut Attack<'_>) -> Result<(), Error> {
     drip(attack, 0, Duration::from_millis(20), true)
 }
 
-/// Some thousand a second.
+/// Some thousand pages a second.
 pub fn slow(attack: &mut Attack<'_>) -> Result<(), Error> {
     drip(attack, 2, Duration::from_millis(1), true)
 }
 
-/// Pages that are no grants.
+/// Invalid grants on the rx ring.
 pub fn receive_bad_grants(attack: &mut Attack<'_>) -> Result<(), Error> {
     drip(attack, 64, Duration::from_millis(1), false)
 }

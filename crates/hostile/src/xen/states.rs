@@ -1,4 +1,4 @@
-//! Xenstore: states, keys, watches and transactions.
+//! Cases on xenstore: states, keys, watches and transactions.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,14 @@ use xen_netif::store::Store;
 use super::guest::{DATA, FRONT, GREF, Guest, REQ_PROD};
 use crate::{Attack, Error};
 
-/// Connections to xenstore that one domain makes.
+/// Connections to xenstore of one domain.
 const CONNECTIONS: usize = 64;
-/// Watches of each of them.
+/// Watches of each connection.
 const WATCHES: usize = 128;
 /// Nodes of one transaction: a domain may own a thousand.
 const NODES: usize = 900;
 
-/// Every state after every other, faster than anyone looks, and then slowly.
+/// Every state after every other, faster than the peer reads them, and then slowly.
 pub fn states(attack: &mut Attack<'_>) -> Result<(), Error> {
     let states = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "", "four"];
     while let Some(guest) = attack.domain()? {
@@ -32,7 +32,7 @@ pub fn states(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Keys rewritten in a loop, which the switch watches.
+/// Watched keys, rewritten in a loop.
 pub fn watched_keys(attack: &mut Attack<'_>) -> Result<(), Error> {
     let mut n = 0_u64;
     attack.with_vifs(|_, guest| {
@@ -46,7 +46,7 @@ pub fn watched_keys(attack: &mut Attack<'_>) -> Result<(), Error> {
     })
 }
 
-/// Keys that name no page, no channel, no number, or the wrong ones.
+/// Keys without a valid page, channel or number.
 pub fn bad_keys(attack: &mut Attack<'_>) -> Result<(), Error> {
     let keys: [&[(&str, &str)]; 12] = [
         &[("tx-ring-ref", "0")],
@@ -89,7 +89,7 @@ fn use_it(guest: &mut Guest) {
     }
 }
 
-/// Vifs that connect and go, in the middle of whatever is passing.
+/// Vifs that connect and disconnect during traffic.
 pub fn come_and_go(attack: &mut Attack<'_>) -> Result<(), Error> {
     while let Some(mut guest) = attack.vif()? {
         guest.frame(DATA, attack.peer, attack.mac);
@@ -97,7 +97,7 @@ pub fn come_and_go(attack: &mut Attack<'_>) -> Result<(), Error> {
         guest.push();
         attack.tally.attempts += 1;
         match attack.tally.attempts % 3 {
-            // Closed as it should be, closed at once, and gone.
+            // Closed in order, closed at once, and removed without a state.
             0 => {
                 guest.set("state", 5);
                 guest.set("state", 6);
@@ -112,7 +112,7 @@ pub fn come_and_go(attack: &mut Attack<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// As many connections to xenstore as there are, each with all its watches, and transactions that
+/// As many connections to xenstore as are allowed, each with all its watches, and transactions that
 /// change as many nodes as a domain may have.
 pub fn commits(attack: &mut Attack<'_>) -> Result<(), Error> {
     let path = attack.target().join("xenstored");
@@ -127,7 +127,7 @@ pub fn commits(attack: &mut Attack<'_>) -> Result<(), Error> {
         };
         let connect = |_| Store::connect(&path).ok().inspect(watching);
         let stores: Vec<Store> = (0..CONNECTIONS - 4).filter_map(connect).collect();
-        attack.got_ready(from);
+        attack.exclude_setup(from);
         let Some(store) = stores.first() else { continue };
         while attack.on() {
             let done = store.transaction(|transaction| {

@@ -1,44 +1,38 @@
 //! The letters of plots: Roboto, as it was before it could vary, cut down to what plots say
 //! (Latin, signs of arithmetic). It is under the Apache Licence 2.0, which `LICENSE-APACHE` has;
-//! the file differs from Google's in that it has fewer letters and no hints. With it a plot comes
-//! out as PNG on a machine that has no fonts, and words are measured before they are set.
+//! the file differs from Google's in that it has fewer letters and no hints. Words are measured
+//! with it before they are set, and PNG is drawn with it: no machine needs fonts.
 
 use std::sync::LazyLock;
 
 use ttf_parser::{Face, GlyphId};
 
-static FACE: LazyLock<Face<'static>> = LazyLock::new(|| {
-    let font = include_bytes!("roboto.ttf");
-    Face::parse(font, 0).expect("our own font can be read")
-});
+/// Its name in style sheets.
+pub const NAME: &str = "Roboto";
+/// The file.
+pub const FILE: &[u8] = include_bytes!("roboto.ttf");
 
-/// The font, and how many pixels one of its units is at a size.
-pub fn face(size: f32) -> (&'static Face<'static>, f32) {
-    (&FACE, size / f32::from(FACE.units_per_em()))
-}
+static FACE: LazyLock<Face<'static>> =
+    LazyLock::new(|| Face::parse(FILE, 0).expect("our own font can be read"));
 
 /// The letters of a text in order: glyph and width in the font's units.
-pub fn glyphs(text: &str) -> impl Iterator<Item = (GlyphId, u16)> {
+fn glyphs(text: &str) -> impl Iterator<Item = (GlyphId, u16)> {
     // Words from elsewhere may hold what the font does not: a box is shown.
-    text.chars().flat_map(spelled).map(|c| {
+    text.chars().map(|c| {
         let glyph = FACE.glyph_index(c).unwrap_or(GlyphId(0));
         (glyph, FACE.glyph_hor_advance(glyph).unwrap_or_default())
     })
 }
 
-/// Arrows are not in the font.
-fn spelled(c: char) -> impl Iterator<Item = char> {
-    match c {
-        '→' => ['-', '>'].into_iter().take(2),
-        '←' => ['<', '-'].into_iter().take(2),
-        c => [c, ' '].into_iter().take(1),
-    }
+/// The text with letters that the font has: it has no arrows.
+pub fn spelled(text: &str) -> String {
+    text.replace('→', "->").replace('←', "<-")
 }
 
 /// How wide a text is. Where a browser takes another font it may be a little more.
 pub fn width(text: &str, size: f32) -> f32 {
     let units: f32 = glyphs(text).map(|(_, width)| f32::from(width)).sum();
-    units * face(size).1
+    units * size / f32::from(FACE.units_per_em())
 }
 
 /// The text in lines no wider than asked; a word that is wider stays whole.
@@ -63,7 +57,7 @@ mod tests {
     #[test]
     fn all_that_plots_say_is_in_the_font() {
         let said = "AZaz09 .,:;%/()+-−–—×±µσ²≤≥~'\"’“”<>=_[]{}|&→←";
-        assert!(glyphs(said).all(|(glyph, width)| glyph.0 != 0 && width > 0));
+        assert!(glyphs(&spelled(said)).all(|(glyph, width)| glyph.0 != 0 && width > 0));
         assert_eq!(glyphs("\u{4e2d}").map(|(glyph, _)| glyph.0).collect::<Vec<_>>(), [0]);
     }
 

@@ -196,8 +196,7 @@ fn plot_part(html: &mut String, name: &str, it: &Plot) {
          </figcaption>"
     );
     paragraphs(html, &it.note, " class=\"note\"");
-    html.push_str(&svg::inline(&plot::draw(it, Room::Wide), "plot wide"));
-    html.push_str(&svg::inline(&plot::draw(it, Room::Narrow), "plot narrow"));
+    html.push_str(&svg::inline(&plot::draw(it, Room::Page), "plot"));
     let _ = write!(
         html,
         "</div>\n<details class=\"figures\"><summary>The figures of this plot</summary>\n{}\

@@ -15,10 +15,8 @@ use frame::Frame;
 pub enum Room {
     /// In a file of its own, with its title.
     Alone,
-    /// In a page as wide as a desk's.
-    Wide,
-    /// In a page as narrow as a hand's.
-    Narrow,
+    /// In the page, whose width scales it.
+    Page,
 }
 
 /// Sizes, in pixels.
@@ -42,10 +40,7 @@ impl Look {
             Room::Alone => {
                 Self { width: 880.0, height: 380.0, letters: 13.0, title: 17.0, gap: 8.0 }
             }
-            Room::Wide => Self { width: 860.0, height: 360.0, letters: 13.0, title: 0.0, gap: 8.0 },
-            Room::Narrow => {
-                Self { width: 400.0, height: 280.0, letters: 12.0, title: 0.0, gap: 6.0 }
-            }
+            Room::Page => Self { width: 860.0, height: 360.0, letters: 13.0, title: 0.0, gap: 8.0 },
         }
     }
 }
@@ -55,8 +50,7 @@ pub fn draw(plot: &Plot, room: Room) -> Scene {
     let look = Look::of(room);
     let suffix = match room {
         Room::Alone => "file",
-        Room::Wide => "wide",
-        Room::Narrow => "narrow",
+        Room::Page => "page",
     };
     let name = format!("plot-{}-{suffix}", plot.file);
     let mut scene =

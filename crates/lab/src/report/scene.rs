@@ -1,5 +1,7 @@
 //! What a plot is drawn of: lines, dots and words in colours that have a meaning. Where it ends
-//! up, page or bitmap, decides what the colours are.
+//! up, page or file, decides what the colours are.
+
+use super::font;
 
 /// What a colour is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,12 +56,6 @@ impl Ink {
     /// Its name in style sheets.
     pub fn name(self) -> &'static str {
         COLOURS[self.place()].0
-    }
-
-    /// Red, green and blue on light paper.
-    pub fn light(self) -> [u8; 3] {
-        let [_, rgb @ ..] = COLOURS[self.place()].1.to_be_bytes();
-        rgb
     }
 }
 
@@ -171,7 +167,8 @@ impl Scene {
 
     /// Adds words that do not run from left to right.
     pub fn turned(&mut self, text: &str, at: Spot, anchor: Anchor, size: f32, ink: Ink, turn: f32) {
-        self.items.push(Item::Words(Words { at, anchor, turn, size, ink, text: text.into() }));
+        let text = font::spelled(text);
+        self.items.push(Item::Words(Words { at, anchor, turn, size, ink, text }));
     }
 }
 
@@ -212,6 +209,5 @@ mod tests {
         assert_eq!(Ink::Subject(0).name(), "c0");
         assert_eq!(Ink::Subject(SUBJECTS + 1), Ink::Subject(SUBJECTS + 1));
         assert_eq!(Ink::Subject(SUBJECTS + 1).name(), "c1");
-        assert_eq!(Ink::Paper.light(), [255, 255, 255]);
     }
 }

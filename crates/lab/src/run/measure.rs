@@ -17,7 +17,7 @@ use crate::isolate::Stop;
 use crate::machine::{Machine, Others};
 use crate::plan::{Cell, Turn};
 use crate::stage::{GuestKind, Stage};
-use crate::store::{Done, Folder, Results, is_disturbed, summary};
+use crate::store::{Done, Folder, Results, is_disturbed, summary, write_summary};
 use crate::study::{Fail, Run, Study, Verdict};
 
 /// How often a run that goes on is looked after.
@@ -95,7 +95,10 @@ pub fn measure(
     }
     progress.finish();
     folder.add_features(stage.features())?;
-    session.close(order, &folder, stop, count)
+    let ended = session.close(order, stop, count);
+    // Keeps others out until everything is written.
+    drop(folder);
+    ended
 }
 
 /// What one run comes to.
@@ -210,13 +213,7 @@ impl Session {
     }
 
     /// Writes what there is.
-    fn close(
-        mut self,
-        order: &Order,
-        folder: &Folder,
-        stop: &Stop,
-        count: usize,
-    ) -> Result<Ended, Error> {
+    fn close(mut self, order: &Order, stop: &Stop, count: usize) -> Result<Ended, Error> {
         let say = &mut |line: String| eprintln!("{line}");
         let results = Results::read(&order.out, order.plan.clone(), order.study, say)?;
         let done = results.runs.len();
@@ -225,7 +222,7 @@ impl Session {
         if done > 0 {
             ended.summary = summary::of(&results, order.study);
             ended.verdicts = order.study.judge(&results);
-            folder.write_summary(&ended.summary)?;
+            write_summary(&order.out, &ended.summary)?;
             let page = page::write(&order.out, std::slice::from_ref(&results), order.study)?;
             eprintln!("report: {}", page.display());
         }

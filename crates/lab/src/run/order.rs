@@ -3,9 +3,11 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use rustix::fs::{Access, access};
 use serde_json::json;
 
 use super::progress::length;
+use super::this_program;
 use crate::machine::allowed_cpus;
 use crate::near::did_you_mean;
 use crate::plan::{Axis, Plan, Scale, Turn};
@@ -15,6 +17,8 @@ use crate::store::Done;
 use crate::study::Study;
 use crate::{Error, Studies};
 
+/// Name of the program measured, in this program's folder.
+const PROGRAM: &str = "pvswitch";
 /// Longest measurement that is begun without `--full` or a plan of one's own, in seconds.
 const LONG_S: f64 = 4.0 * 3600.0;
 /// Of each run, beyond what its study says: the probe before and after it.
@@ -27,6 +31,8 @@ const GUESTS_USUAL: f64 = 2.0;
 pub struct Ask {
     /// Name of the study.
     pub study: String,
+    /// The program measured; `pvswitch` beside this program if none is given.
+    pub program: Option<PathBuf>,
     /// How much of it.
     pub scale: Scale,
     /// In place of the plan's repeats.
@@ -63,6 +69,8 @@ pub struct Ask {
 pub struct Order {
     /// The study.
     pub study: &'static dyn Study,
+    /// The program measured.
+    pub program: PathBuf,
     /// Its matrix.
     pub plan: Plan,
     /// Folder of results.
@@ -135,7 +143,22 @@ impl Order {
             ask.out.clone().unwrap_or_else(|| format!("pvswitch-lab-{}", study.name()).into());
         let kernel = kernel(ask, guest)?;
         let command = ask.command.clone();
-        Ok(Self { study, plan, out, switch_cpus, guest_cpus, proto, guest, kernel, command })
+        let program = match &ask.program {
+            Some(program) => program.clone(),
+            None => this_program()?.with_file_name(PROGRAM),
+        };
+        Ok(Self {
+            study,
+            program,
+            plan,
+            out,
+            switch_cpus,
+            guest_cpus,
+            proto,
+            guest,
+            kernel,
+            command,
+        })
     }
 
     /// The runs that are not among those.
@@ -165,6 +188,18 @@ impl Order {
             )));
         }
         Ok(())
+    }
+
+    /// An error where there is nothing to measure.
+    pub fn check_program(&self) -> Result<(), Error> {
+        if access(&self.program, Access::EXEC_OK).is_ok() {
+            return Ok(());
+        }
+        Err(Error::failed(format!(
+            "no program {}: pvswitch-lab measures the pvswitch that is installed beside it; build \
+             both: cargo build --release --bin pvswitch --bin pvswitch-lab",
+            self.program.display()
+        )))
     }
 
     /// What would be measured.
@@ -215,7 +250,8 @@ impl Order {
     pub fn keep(&self) -> Result<Vec<PathBuf>, Error> {
         let absolute = |path: &PathBuf| std::path::absolute(path);
         let (out, kernel) = (absolute(&self.out), absolute(&self.kernel));
-        let all = [out, kernel, std::env::current_dir(), std::env::current_exe()];
+        let program = absolute(&self.program);
+        let all = [out, kernel, program, std::env::current_dir(), std::env::current_exe()];
         let all: std::io::Result<Vec<PathBuf>> = all.into_iter().collect();
         all.map_err(|error| Error::failed(format!("the current folder: {error}")))
     }

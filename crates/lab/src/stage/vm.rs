@@ -1,9 +1,11 @@
 //! Guests with a kernel of their own, and the network driver that it comes with.
 //!
 //! ```text
-//!   lab ── Process ── `lab guest run FOLDER CMD` ══ two named pipes ══ `lab guest serve` ── CMD
-//!                     (host: says what CMD says)                        (first program in it)
+//!   lab ── Process ── `guest run FOLDER CMD` ══ two named pipes ══ `guest serve` ── CMD
+//!                     (host: prints what CMD prints)                (first program in it)
 //! ```
+//!
+//! Both ends of the pipes are `pvswitch-lab`, with hidden subcommands.
 //!
 //! A virtual machine is the only thing in its network namespace on the host: what runs in it, and
 //! the machine itself, is what that namespace's processes cost. Its root is the host's file system,
@@ -101,7 +103,7 @@ pub(super) struct Vm {
     /// Of its channels.
     folder: PathBuf,
     /// Starts commands in it.
-    program: PathBuf,
+    agent: PathBuf,
     /// Whether it has answered.
     ready: Cell<bool>,
 }
@@ -122,9 +124,9 @@ impl Vm {
     }
 
     /// The words that run what follows them in it.
-    pub fn words(&self) -> [String; 5] {
+    pub fn words(&self) -> [String; 4] {
         let path = |path: &Path| path.display().to_string();
-        [path(&self.program), "lab".into(), "guest".into(), "run".into(), path(&self.folder)]
+        [path(&self.agent), "guest".into(), "run".into(), path(&self.folder)]
     }
 
     /// Starts one; it boots meanwhile.
@@ -176,7 +178,7 @@ impl Vm {
         let mut log = OpenOptions::new().append(true).open(process.log()).map_err(failed)?;
         std::thread::spawn(move || std::io::copy(&mut console, &mut log));
         stage.machines.fetch_add(1, Ordering::Relaxed);
-        let vm = Self { folder, program: stage.program.clone(), ready: Cell::new(false) };
+        let vm = Self { folder, agent: stage.agent.clone(), ready: Cell::new(false) };
         Ok((vm, process))
     }
 }

@@ -244,12 +244,12 @@ impl Folder {
         }
         write_machine(&self.path, &machine)
     }
+}
 
-    /// Writes `summary.json`.
-    pub fn write_summary(&self, summary: &serde_json::Value) -> Result<(), Error> {
-        let text = serde_json::to_string_pretty(summary).unwrap_or_default() + "\n";
-        write(&self.path.join(SUMMARY), &text)
-    }
+/// Writes `summary.json` into a folder of results.
+pub fn write_summary(path: &Path, summary: &serde_json::Value) -> Result<(), Error> {
+    let text = serde_json::to_string_pretty(summary).unwrap_or_default() + "\n";
+    write(&path.join(SUMMARY), &text)
 }
 
 /// Keeps the file beside itself, then cuts it after its last whole line.

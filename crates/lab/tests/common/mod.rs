@@ -116,6 +116,7 @@ fn hang() -> Result<(), Fail> {
 pub fn ask(out: &Path) -> Ask {
     Ask {
         study: "fake".into(),
+        program: Some("/bin/true".into()),
         scale: Scale::Quick,
         repeats: None,
         seconds: None,

@@ -64,7 +64,7 @@ fn page_is_shown_without_an_error() {
         let Some(_) = chromium(&folder, &args.each_ref().map(String::as_str), &page) else {
             return;
         };
-        let map = tiny_skia::Pixmap::decode_png(&std::fs::read(&shot).unwrap()).unwrap();
+        let map = resvg::tiny_skia::Pixmap::decode_png(&std::fs::read(&shot).unwrap()).unwrap();
         let paper = map.pixel(1, 1).unwrap();
         let written = map.pixels().iter().filter(|pixel| **pixel != paper).count();
         assert!(written > 50_000, "{name}: almost blank, {written} pixels");

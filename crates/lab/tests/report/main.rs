@@ -111,7 +111,7 @@ fn plots_are_files_that_can_be_read() {
         }
         assert!(svg.contains("prefers-color-scheme: dark") && !svg.contains("NaN"));
         let png = std::fs::read(path.with_extension("png")).unwrap();
-        let map = tiny_skia::Pixmap::decode_png(&png).unwrap();
+        let map = resvg::tiny_skia::Pixmap::decode_png(&png).unwrap();
         let inked = map.pixels().iter().filter(|p| p.red() < 250 || p.blue() < 250).count();
         assert!(inked > 5000, "{} is almost blank: {inked} pixels", plot.file);
         assert!(map.pixels().iter().all(|pixel| pixel.is_opaque()));

@@ -249,11 +249,11 @@ pub fn copies() -> Plot {
 }
 
 pub fn threads() -> Plot {
-    let model = |n: f64| n / (1.0 + 0.05 * (n - 1.0) + 0.004 * n * (n - 1.0));
-    let fit: Vec<_> = (1..=12).map(f64::from).map(|n| (n, model(n), 0.0)).collect();
+    let limit = |n: f64| n / (1.0 + 0.05 * (n - 1.0) + 0.004 * n * (n - 1.0));
+    let most: Vec<_> = (1..=12).map(f64::from).map(|n| (n, limit(n), 0.0)).collect();
     Plot {
         title: "Speed-up over one worker".into(),
-        note: "The dashed line is a model (Universal Scalability Law), not a measurement.".into(),
+        note: "The dashed line is a limit, not a measurement.".into(),
         file: "threads-speed-up".into(),
         x: "workers".into(),
         y: "times one worker".into(),
@@ -280,7 +280,7 @@ pub fn threads() -> Plot {
                     (12.0, 4.6, 0.5),
                 ],
             ),
-            Series { dashed: true, model: true, ..line("model of balanced", 0, &fit) },
+            Series { dashed: true, model: true, ..line("limit of balanced", 0, &most) },
             Series {
                 dashed: true,
                 loose: true,

@@ -190,8 +190,8 @@ impl Drop for Dir {
 
 /// A domain, its front end and its back end.
 struct Domain {
-    front: Front,
-    back: Arc<Back>,
+    front: xen_local::Front,
+    back: Arc<dyn Back>,
     _dir: Dir,
 }
 
@@ -199,8 +199,8 @@ fn domain() -> Domain {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let dir = std::env::temp_dir().join(format!("pvs-bench-{}-{n}", std::process::id()));
-    let back = Arc::new(Back::open_local(&dir).expect("a directory"));
-    let front = Front::open_local(&dir).expect("a back end");
+    let back = Arc::new(xen_local::Back::open(&dir).expect("a directory"));
+    let front = xen_local::Front::open(&dir).expect("a back end");
     Domain { front, back, _dir: Dir(dir) }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::format::ratio;
-use crate::control::{Request, call};
+use api::control::{Request, call};
 
 /// What the kernel counted for one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use lab::stage::{Place, Process};
 use rustix::process::{Pid, Signal};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::Value;
@@ -12,7 +11,9 @@ use switch::poll::Policy;
 
 use super::Fail;
 use super::measure::{self, Ports, Snapshot, Usage};
-use crate::control::{Request, call};
+use api::control::{Request, call};
+
+use super::process::Process;
 
 /// Who lives at the ports; the place in this list makes the MAC address.
 pub const NAMES: [&str; 4] = ["alice", "bob", "carol", "dave"];
@@ -35,16 +36,9 @@ pub struct Setting {
 
 impl Setting {
     /// Starts a process of our own program.
-    fn start(&self, name: &str, args: &[String]) -> Result<Process, Fail> {
-        let program = self.exe.display().to_string();
-        Ok(Process::start(&self.dir, name, &program, args, &Place::default())?)
+    fn start(&self, name: &'static str, args: &[String]) -> Result<Process, Fail> {
+        Process::start(&self.dir, name, &self.exe, args)
     }
-}
-
-/// Has a process end, which must do so well.
-fn end(process: &mut Process) -> Result<(), Fail> {
-    let status = process.end()?;
-    if status.success() { Ok(()) } else { Err(process.fail(&format!("failed ({status})")).into()) }
 }
 
 /// What a guest does.
@@ -199,8 +193,7 @@ impl<'a> Stage<'a> {
     /// An error if a process has ended that should not have.
     pub fn check(&mut self) -> Result<(), Fail> {
         self.switch.check()?;
-        self.guests.iter_mut().try_for_each(|guest| guest.process.check())?;
-        Ok(())
+        self.guests.iter_mut().try_for_each(|guest| guest.process.check())
     }
 
     /// Asks the switch for its counters. Wakes its control thread, not its workers.
@@ -270,14 +263,14 @@ impl<'a> Stage<'a> {
             return Err(format!("nobody is at port {port}").into());
         };
         let mut guest = self.guests.remove(at).process;
-        end(&mut guest)?;
-        Ok(guest.last_json()?)
+        guest.end()?;
+        guest.last_json()
     }
 
     /// Ends everything in order; an error if the switch does not like it.
     pub fn end(mut self) -> Result<(), Fail> {
         self.guests.clear();
-        end(&mut self.switch)
+        self.switch.end()
     }
 }
 

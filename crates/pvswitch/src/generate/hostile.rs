@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use guest::Connect;
+use guest::generate::{raise_limit, targets};
 use hostile::{Attack, Case, Ring, Tally, cases_of};
 use serde_json::{Value, json};
 
-use super::idle;
 use crate::cli::{Cases, GenArgs};
-use crate::guest::Connect;
 use crate::{AnyError, Usage};
 
 /// How long each case is played when all of them are.
@@ -22,7 +22,7 @@ pub fn command(
     args: &GenArgs,
     to: &Connect,
     which: Cases,
-    duration_ns: Option<u64>,
+    duration: Option<Duration>,
     running: &dyn Fn() -> bool,
 ) -> Result<(), AnyError> {
     let rings: &[Ring] = match (to.is_virtio(), args.connect.packed) {
@@ -59,10 +59,10 @@ pub fn command(
         return Err(Usage(what.into()).into());
     }
     let count = args.count.unwrap_or(1);
-    let targets = idle::sockets(&args.connect.connect, to, count).map_err(Usage)?;
-    idle::raise_limit(u64::from(count) * FDS.0 + FDS.1);
+    let targets = targets(&args.connect.connect, to, count).map_err(Usage)?;
+    raise_limit(u64::from(count) * FDS.0 + FDS.1);
     let usual = if wanted.len() == 1 { ENDLESS } else { EACH };
-    let each = duration_ns.map_or(usual, Duration::from_nanos);
+    let each = duration.unwrap_or(usual);
     let mut played = Vec::new();
     let mut result = Ok(());
     for (ring, case) in wanted {

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use lab::near::did_you_mean;
-use rustix::event::epoll;
+use api::control::{GARBAGE, Heard, REQUEST_MAX, Request, answered, failure, hear, line};
+use api::set::{Change, Target, changes};
 use serde_json::{Value, json};
 use switch::fdb::Mac;
 use switch::tuning::Drain;
@@ -16,27 +16,22 @@ use vhost_user::feature;
 
 use super::{Attach, PortState, RunError, System, What, accounts};
 use crate::capture;
-use crate::control::{GARBAGE, Heard, REQUEST_MAX, Request, answered, failure, hear, line};
 use crate::http::Asked;
 use crate::pool::{Placement, token};
-use crate::spec::{PortSpec, PortTuning, tuning_options};
+use crate::spec::{PortSpec, PortTuning};
 use crate::worker::Handle;
 
 impl System {
     pub(super) fn accept_client(&mut self) {
         let Some(listener) = &self.control else { return };
         let stream = match listener.accept() {
-            Ok(Some(stream)) => stream,
+            Ok(Some(socket)) => UnixStream::from(socket),
             Ok(None) => return,
             Err(error) => {
                 tracing::warn!("{error}");
                 return self.rest(What::ControlListener);
             }
         };
-        // A client that neither reads nor writes must not hold up the switch's control.
-        if stream.set_nonblocking(true).is_err() {
-            return;
-        }
         if self.clients.len() >= CLIENTS_MAX
             && let Some(oldest) = self.clients.iter().min_by_key(|(_, client)| client.since)
         {
@@ -56,7 +51,7 @@ impl System {
     }
 
     fn forget_client(&mut self, token: u64, client: &Client) {
-        let _ = epoll::delete(&self.epoll, client.reader.get_ref());
+        let _ = self.epoll.remove(client.reader.get_ref().as_fd());
         self.tokens.remove(&token);
     }
 
@@ -79,12 +74,8 @@ impl System {
         } else {
             client.flush()
         };
-        let flags = match client.out.is_empty() {
-            true => epoll::EventFlags::IN,
-            false => epoll::EventFlags::OUT,
-        };
-        let data = epoll::EventData::new_u64(token);
-        if keep && epoll::modify(&self.epoll, client.reader.get_ref(), data, flags).is_ok() {
+        let (fd, hears) = (client.reader.get_ref().as_fd(), client.out.is_empty());
+        if keep && self.epoll.change(fd, token, hears, !hears).is_ok() {
             self.clients.insert(token, client);
         } else {
             self.forget_client(token, &client);
@@ -109,7 +100,7 @@ impl System {
     /// Answers what was asked by HTTP.
     pub(super) fn serve_http(&mut self) {
         let Some(server) = &self.http else { return };
-        vhost_user::sys::drain(server.as_fd());
+        os::drain(server.as_fd());
         let asked: Vec<_> = server.asked.try_iter().collect();
         for Asked { request, answer } in asked {
             // A client that was cut off meanwhile wants no answer.
@@ -256,47 +247,30 @@ impl System {
     /// Changes settings; all of them or, if one is wrong, none.
     fn set(&mut self, target: Option<&str>, settings: &[String]) -> Result<Value, RunError> {
         let bad = RunError::Request;
-        let of_port = tuning_options();
-        let mut tuning = PortTuning::default();
-        let mut placement = None;
-        for setting in settings {
-            let (key, value) = setting
-                .split_once('=')
-                .ok_or_else(|| bad(format!("'{setting}': use KEY=VALUE")))?;
-            if key == "placement" && target.is_none() {
-                placement = Some(value.parse::<Placement>().map_err(bad)?);
-                continue;
-            }
-            let known: &[&str] =
-                if target.is_some() { &of_port } else { &["poll", "call", "placement"] };
-            if !known.contains(&key) || !tuning.set(key, value).map_err(bad)? {
-                if let Some(("poll" | "call", queue)) = key.split_once('/') {
-                    let port = target.and_then(|t| t.split('/').next()).unwrap_or("PORT");
-                    let (word, _) = key.split_at(4);
-                    let say = format!("set {port}/{queue} {word}={value}");
-                    return Err(bad(format!("'{key}': for one queue say: {say}")));
-                }
-                let hint = did_you_mean(key, known.iter().copied());
-                let known = known.join(", ");
-                return Err(bad(format!("unknown setting '{key}'{hint}; known here: {known}")));
-            }
-        }
-        let (name, queue) = match target.and_then(|t| t.split_once('/')) {
-            Some((name, queue)) => {
-                let queues = self.port(name)?.port.egress.len();
-                let n = queue.parse::<usize>().ok().filter(|n| *n < queues);
-                let n = n.ok_or_else(|| bad(format!("{name}/{queue}: it has {queues} queues")))?;
-                (Some(name), Some(n))
-            }
+        let (name, queue) = match target.and_then(|target| target.split_once('/')) {
+            Some((name, queue)) => (Some(name), Some(queue)),
             None => (target, None),
         };
-        if let (Some(port), Some(_), Some((limit, _))) = (name, queue, tuning.limits.all().next()) {
-            let say = format!("set {port} limit-{limit}=N");
-            return Err(bad(format!("limit-{limit} is of a port, not of one queue: say: {say}")));
-        }
-        match name {
-            Some(name) => {
-                let state = self.port(name)?;
+        let state = name.map(|name| self.port(name)).transpose()?;
+        let queue = match (state, queue) {
+            (Some(state), Some(queue)) => {
+                let queues = state.port.egress.len();
+                let n = queue.parse::<usize>().ok().filter(|n| *n < queues);
+                let name = &state.spec.name;
+                Some(n.ok_or_else(|| bad(format!("{name}/{queue}: it has {queues} queues")))?)
+            }
+            _ => None,
+        };
+        let of = match (state, queue) {
+            (None, _) => Target::Switch,
+            (Some(state), None) => Target::Port(&state.spec.name, state.spec.kind.schema()),
+            (Some(state), Some(_)) => Target::Queue(&state.spec.name, state.spec.kind.schema()),
+        };
+        let changes = changes(of, settings).map_err(bad)?;
+        let mut tuning = PortTuning::default();
+        changes.iter().for_each(|Change { entry, value }| tuning.set(entry, None, value));
+        match state {
+            Some(state) => {
                 self.tune(state, queue, &tuning);
                 tuning.limits.apply(&state.port.account);
             }
@@ -304,10 +278,12 @@ impl System {
                 self.ports.values().for_each(|state| self.tune(state, None, &tuning));
                 self.options.policy = tuning.poll.all().unwrap_or(self.options.policy);
                 self.options.call = tuning.call.all().unwrap_or(self.options.call);
+                let placement = changes.iter().find(|change| change.entry.name == "placement");
+                let placement = placement.and_then(|change| change.value.word());
+                if let Some(placement) = placement.and_then(Placement::named) {
+                    self.pool.set_placement(placement);
+                }
             }
-        }
-        if let Some(placement) = placement {
-            self.pool.set_placement(placement);
         }
         Ok(json!({}))
     }
@@ -365,7 +341,7 @@ impl System {
 }
 
 fn parse_mac(mac: &str) -> Result<Mac, RunError> {
-    crate::spec::mac(mac).map(Mac).map_err(RunError::Request)
+    api::mac(mac).map(Mac).map_err(RunError::Request)
 }
 
 fn vlan_id(vlan: u16) -> Result<u16, RunError> {

@@ -5,15 +5,15 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use os::Backoff;
+use os::{Carries, Listener};
 use switch::account::Charge;
 use switch::fdb::PortId;
 use switch::forward::{Mode, Port};
 use vhost_user::backend::{self, Backend};
-use vhost_user::backoff::Backoff;
 use vhost_user::connection::{Connection, Turn};
 use vhost_user::net::{NetDevice, NetOptions, Pair, takes};
 use vhost_user::outside;
-use vhost_user::sys::{self, Listener};
 
 use super::accounts::Mistakes;
 use super::{Attach, Ingress, PortState, RunError, System, What};
@@ -55,7 +55,7 @@ impl System {
         let port = Arc::new(self.make_port(id, &spec.name, egress));
         let listener = match conf.role {
             Role::Server => {
-                let listener = Listener::bind(&conf.socket)?;
+                let listener = Listener::bind(&conf.socket, Carries::Stream)?;
                 self.watch(listener.as_fd(), What::Listener(spec.name.clone()))?;
                 Some(listener)
             }
@@ -106,7 +106,7 @@ impl System {
             }
         };
         let stream = match vhost.listener.as_ref().map(Listener::accept) {
-            Some(Ok(Some(stream))) => stream,
+            Some(Ok(Some(socket))) => UnixStream::from(socket),
             Some(Err(error)) => {
                 vhost.log.warn(format_args!("{error}"));
                 self.rest(What::Listener(name.into()));
@@ -117,7 +117,7 @@ impl System {
         if vhost.connection.is_some() {
             // Closed at once: the front-end sees it, and the guest that is here keeps its port.
             vhost.log.warn(format_args!("a second front-end connected; refused, one is here"));
-            sys::shutdown(stream.as_fd());
+            os::shutdown(stream.as_fd());
             outside::close((stream, charge), &account);
             return;
         }
@@ -241,15 +241,15 @@ impl System {
 
     pub(super) fn connect(&mut self, name: &str) {
         let Some((_, _, vhost)) = self.vhost(name) else { return };
-        match sys::connect(&vhost.conf.socket) {
-            Ok(stream) => {
+        match os::connect(&vhost.conf.socket, Carries::Stream) {
+            Ok(socket) => {
                 let charge = vhost.log.account().descriptors.charge(1).ok();
-                self.attach(name, stream, charge);
+                self.attach(name, socket.into(), charge);
             }
             Err(error) => {
                 let delay = vhost.backoff.next(jitter());
                 vhost.retry = Some(Instant::now() + delay);
-                tracing::debug!("port {name}: {error}");
+                tracing::debug!("port {name}: {error}{}", vhost_user::advice(&error));
             }
         }
     }

@@ -7,15 +7,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll;
+use os::Backoff;
 use serde_json::{Value, json};
 use switch::account::defaults;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Port, Source};
 use switch::tuning::Tuning;
-use vhost_user::backoff::Backoff;
 use xen_netif::back::{Bus, Failure, Handshake, Home, Queues, Socket, Tree, VifId};
-use xen_netif::host::{Back, HostError};
+use xen_netif::host::{self, Back, HostError};
 use xen_netif::port::Pair;
 use xen_netif::port::control::STATIC_GRANTS_MAX;
 
@@ -46,7 +45,7 @@ pub(super) enum Hypervisor {
 
 /// A hypervisor, and all of its vifs that are served.
 pub(super) struct XenBus {
-    host: Arc<Back>,
+    host: Arc<dyn Back>,
     home: Home,
     bus: Bus<Socket<VifQueues>>,
     /// Xenstore is to be asked anew.
@@ -272,17 +271,8 @@ impl System {
             return Ok(());
         }
         let error = |error| RunError::Xen { name: spec.name.clone(), error };
-        let host = match at {
-            XenAt::Local(dir) => Back::open_local(dir),
-            XenAt::Vif(_) | XenAt::Auto => Back::open_xen(),
-        };
-        let host = Arc::new(host.map_err(error)?);
-        if matches!(*host, Back::Xen(_)) && host.private(1).is_none() {
-            tracing::info!(
-                "no pages to grant ourselves, copies take longer: modprobe xen-gntalloc limit=16384"
-            );
-        }
-        let home = home(&host).map_err(error)?;
+        let host = open_host(at).map_err(error)?;
+        let home = home(&*host).map_err(error)?;
         let mut bus = XenBus {
             host,
             home,
@@ -331,7 +321,9 @@ impl System {
     fn add_found(&mut self, id: VifId) {
         let Some(auto) = self.xen_auto.clone() else { return };
         let spec = found_spec(&auto, id);
-        let added = spec.check().map_err(RunError::Request).and_then(|()| self.insert_port(&spec));
+        let added = api::port::check_name(&spec.name)
+            .map_err(RunError::Request)
+            .and_then(|()| self.insert_port(&spec));
         match added {
             Ok(()) => {
                 if let Some(port) = self.xen_port(&spec.name) {
@@ -364,7 +356,7 @@ impl System {
         }
         if bus.home.is_gone() {
             let Self { epoll, tokens, xen, .. } = self;
-            let _ = epoll::delete(&*epoll, &xen[of].home);
+            let _ = epoll.remove(xen[of].home.as_fd());
             tokens.retain(|_, what| *what != What::Xenstore(of.clone()));
         }
     }
@@ -374,7 +366,7 @@ impl System {
         let Some(bus) = self.xen.get_mut(of) else { return };
         bus.retry = None;
         if bus.home.is_gone() {
-            match home(&bus.host) {
+            match home(&*bus.host) {
                 Ok(home) => bus.home = home,
                 Err(error) => {
                     tracing::debug!("{error}");
@@ -446,7 +438,7 @@ impl System {
         let Some(port) = self.xen_port(name) else { return };
         port.control_due = Some(Instant::now() + CONTROL_AGAIN);
         let (of, id) = (port.of.clone(), port.id);
-        self.listen_control_ring(name, epoll::EventFlags::empty());
+        self.listen_control_ring(name, false);
         let Some(vif) = self.xen.get_mut(&of).and_then(|b| b.bus.vif(id)) else { return };
         let served = vif.plug().serve_control();
         if let Some(port) = self.xen_port(name) {
@@ -467,17 +459,16 @@ impl System {
         if port.control_more {
             self.serve_control(name);
         } else {
-            self.listen_control_ring(name, epoll::EventFlags::IN);
+            self.listen_control_ring(name, true);
         }
     }
 
-    fn listen_control_ring(&mut self, name: &str, flags: epoll::EventFlags) {
+    fn listen_control_ring(&mut self, name: &str, on: bool) {
         let what = What::XenControl(name.into());
         let token = self.tokens.iter().find(|(_, w)| **w == what).map(|(token, _)| *token);
         let control = self.xen_port(name).and_then(|port| port.control.clone());
         if let Some((control, token)) = control.zip(token) {
-            let data = epoll::EventData::new_u64(token);
-            let _ = epoll::modify(&self.epoll, control.as_fd(), data, flags);
+            let _ = self.epoll.change(control.as_fd(), token, on, false);
         }
     }
 
@@ -552,7 +543,24 @@ impl System {
     }
 }
 
-fn home(host: &Back) -> Result<Home, HostError> {
+/// The back half's end of real Xen, or of a directory.
+fn open_host(at: &XenAt) -> Result<Arc<dyn Back>, HostError> {
+    match at {
+        XenAt::Local(dir) => Ok(Arc::new(xen_local::Back::open(dir)?)),
+        XenAt::Vif(_) | XenAt::Auto => {
+            let host = host::xen::Back::open()?;
+            if host.private(1).is_none() {
+                tracing::info!(
+                    "no pages to grant ourselves, copies take longer: \
+                     modprobe xen-gntalloc limit=16384"
+                );
+            }
+            Ok(Arc::new(host))
+        }
+    }
+}
+
+fn home(host: &dyn Back) -> Result<Home, HostError> {
     Ok(Home::new(host.store()?)?)
 }
 

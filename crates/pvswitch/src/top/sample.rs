@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::control::{ControlError, Request, call};
 use crate::demo::format::ratio;
+use api::control::{ControlError, Request, call};
 
 /// What a switch answered.
 #[derive(Clone, Debug)]

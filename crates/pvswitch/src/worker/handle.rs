@@ -11,6 +11,7 @@ use switch::fdb::PortId;
 use switch::forward::{Port, Source, Table};
 use switch::poll::State;
 use switch::port::{Fault, Ingress};
+use switch::schedule;
 use vhost_user::device::KickFd;
 
 /// Epoll token of a worker's own wake-up descriptor.
@@ -153,6 +154,26 @@ impl Inbox {
     }
 }
 
+/// What a served queue is for its worker's scheduler.
+pub(super) struct Io {
+    pub ingress: Arc<Mutex<dyn Ingress>>,
+    pub kick: Option<KickFd>,
+}
+
+impl From<Served> for schedule::Served<Io> {
+    fn from(served: Served) -> Self {
+        let Served { token, source, ingress, kick, notifies } = served;
+        Self { token, source, notifies, of: Io { ingress, kick } }
+    }
+}
+
+impl From<schedule::Served<Io>> for Served {
+    fn from(served: schedule::Served<Io>) -> Self {
+        let schedule::Served { token, source, notifies, of: Io { ingress, kick } } = served;
+        Self { token, source, ingress, kick, notifies }
+    }
+}
+
 impl Served {
     /// It is not served any more: nothing is held, nothing is to be drained.
     pub(super) fn stopped(&self) {
@@ -235,7 +256,7 @@ impl Handle {
     fn send(&self, command: Command) {
         lock(&self.commands).push(command);
         self.has_commands.store(true, Ordering::Release);
-        vhost_user::sys::signal(self.wake.as_fd());
+        os::signal(self.wake.as_fd());
     }
 
     /// Starts serving a queue.

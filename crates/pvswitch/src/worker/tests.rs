@@ -1,29 +1,28 @@
 mod announce;
-mod charges;
 mod due;
 mod faults;
-mod idle;
 mod kicks;
 mod paused;
 mod shares;
 mod weights;
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
+use switch::direct::Direct;
 use switch::fdb::Fdb;
 use switch::forward::{Mode, Source};
-use switch::poll::Costs;
+use switch::poll::{Costs, Policy};
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
-use switch::tuning::Tuning;
+use switch::tuning::{Drain, Tuning};
 use switch::vnet::VnetHdr;
 
 use super::*;
-use crate::pool::{Common, Placement};
+use crate::pool::Common;
 
 const TOKEN: u64 = 4;
 
@@ -74,8 +73,20 @@ impl Ingress for Transmit {
         Ok(new)
     }
 
+    fn goes_direct(&self) -> bool {
+        false
+    }
+
+    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+        Ok(0)
+    }
+
     fn arm(&mut self) -> bool {
         self.0.waiting.load(Ordering::SeqCst) == 0
+    }
+
+    fn due(&self) -> Option<u64> {
+        None
     }
 
     fn disarm(&mut self) {}
@@ -130,6 +141,21 @@ fn worker_of(pool: Arc<Pool>) -> Worker {
     Worker::new(Arc::new(Handle::new(0).unwrap()), pool)
 }
 
+/// What a worker does in a round, up to the next or to sleep.
+fn round(worker: &mut Worker) {
+    let mut begun = false;
+    loop {
+        match worker.scheduler.next(worker.now(), &worker.forwarder) {
+            Effect::RunCommands if begun => return,
+            Effect::Wait { .. } => return,
+            effect => {
+                begun |= matches!(effect, Effect::RunCommands);
+                worker.carry_out(effect);
+            }
+        }
+    }
+}
+
 impl Rig {
     fn new(policy: Policy, guest: Guest) -> Self {
         Self::costing(COSTS, policy, guest)
@@ -151,7 +177,7 @@ impl Rig {
     }
 
     fn kick(&self) {
-        vhost_user::sys::signal(self.kick.as_fd());
+        os::signal(self.kick.as_fd());
     }
 
     fn drain(&self, on: bool) {

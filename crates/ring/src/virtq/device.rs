@@ -1,4 +1,4 @@
-//! Device half: what serves a guest.
+//! Device half of a virtqueue: serves a guest.
 
 use shm::GuestMemory;
 
@@ -21,8 +21,8 @@ enum Kind {
 impl DeviceQueue {
     /// Activates a ring at `layout`, starting from `base` (the vhost-user VRING_BASE: split, the
     /// next available index; packed, both positions with their wrap bits). A split ring starts at
-    /// the used index in its memory, whatever `base` says: buffers are used in order, so they are
-    /// the same unless the front-end is wrong. The geometry is frozen from here on; the areas keep
+    /// the used index in its memory, whatever `base` says: buffers are used in order, so the two
+    /// are equal unless the front-end is wrong. The geometry is fixed from here on; the areas keep
     /// their memory mapped.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Where the ring stands, as VRING_BASE carries it.
+    /// Current position in the form of VRING_BASE.
     pub fn base(&self) -> u32 {
         match &self.0 {
             Kind::Split(q) => q.base(),
@@ -80,12 +80,12 @@ impl DeviceQueue {
         }
     }
 
-    /// Takes up to `max` chains into `out`, which is cleared first. `memory` is where indirect
-    /// tables are looked up. Returns how many were taken; 0 when there is nothing.
+    /// Takes up to `max` chains into `out`, which is cleared first. Indirect tables are read from
+    /// `memory`. Returns the number taken; 0 when the ring is empty.
     ///
     /// # Errors
-    /// [`Malformed`]: the driver broke the protocol. Good chains before the fault are given out
-    /// first; from then on every call fails, and the ring is to be stopped.
+    /// [`Malformed`]: the driver broke the protocol. Valid chains before the fault are returned
+    /// first; after that every call fails, and the caller must stop the ring.
     #[inline]
     pub fn take(
         &mut self,
@@ -97,12 +97,12 @@ impl DeviceQueue {
         self.take_more(memory, max, out)
     }
 
-    /// As [`take`](Self::take), but adds to the chains in `out`, up to `max` chains in all: those
-    /// that are there are not read again. Returns how many were added. When the ring has nothing
-    /// new, or `out` [is cut](Taken::is_cut), that costs at most one load.
+    /// As [`take`](Self::take), but appends to the chains in `out`, up to `max` chains in all;
+    /// chains already in `out` are not read again. Returns the number added. If the ring has
+    /// nothing new, or `out` [is cut](Taken::is_cut), the cost is at most one load.
     ///
     /// # Errors
-    /// As [`take`](Self::take); what was in `out` stays there.
+    /// As [`take`](Self::take); the earlier contents of `out` are kept.
     #[inline]
     pub fn take_more(
         &mut self,
@@ -119,8 +119,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Gives back the last of the chains taken, as if they had never been: the next `take` finds
-    /// them again. `chains` are the last ones taken, in order.
+    /// Undoes `take` for the last chains taken: the next `take` returns them again. `chains` are
+    /// the last ones taken, in order.
     pub fn untake(&mut self, chains: &[Chain]) {
         match &mut self.0 {
             Kind::Split(q) => {
@@ -130,7 +130,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Uses one chain, having written `len` bytes of it. Chains are used in the order taken.
+    /// Marks one chain used, with `len` bytes written to it. Chains are used in the order taken.
     /// Not visible before [`publish`](Self::publish).
     #[inline]
     pub fn put(&mut self, chain: &Chain, len: u32) {
@@ -140,8 +140,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Uses a whole burst of chains of which nothing was written, in the order taken. With
-    /// IN_ORDER the last one stands for all (virtio 1.3, 2.7.9 and 2.8.9).
+    /// Marks a whole burst of chains used, with nothing written, in the order taken. With IN_ORDER
+    /// one used element, for the last chain, covers all (virtio 1.3, 2.7.9 and 2.8.9).
     #[inline]
     pub fn put_all(&mut self, chains: &[Chain]) {
         match &mut self.0 {
@@ -150,14 +150,14 @@ impl DeviceQueue {
         }
     }
 
-    /// Has the CPU fetch what the next `take` will read and use: for a queue whose chains were made
-    /// available long ago, as receive buffers are. (Elsewhere it would fetch lines that the driver
-    /// is about to write.)
+    /// Prefetches what the next `take` will read. For queues whose chains were made available long
+    /// ago, as receive buffers are; elsewhere it would fetch lines that the driver is about to
+    /// write.
     #[inline]
-    pub fn look_ahead(&self) {
+    pub fn prefetch(&self) {
         match &self.0 {
-            Kind::Split(q) => q.look_ahead(),
-            Kind::Packed(q) => q.look_ahead(),
+            Kind::Split(q) => q.prefetch(),
+            Kind::Packed(q) => q.prefetch(),
         }
     }
 
@@ -170,8 +170,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Whether the driver wants a call for what was published since this was last asked. One full
-    /// fence when anything was.
+    /// Whether the driver wants a call for what was published since the last query. One full fence
+    /// when anything was published.
     #[inline]
     #[must_use]
     pub fn call_needed(&mut self) -> bool {
@@ -181,8 +181,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Asks for a kick at the next chain, and looks a last time. Only [`Armed::Armed`] allows
-    /// sleep. Arming is one operation so that no caller can forget the second half.
+    /// Enables kicks for the next chain, then re-checks the ring. Only [`Armed::Armed`] allows
+    /// sleep. One operation, so that no caller can omit the re-check.
     pub fn arm(&mut self) -> Armed {
         match &mut self.0 {
             Kind::Split(q) => q.arm(),
@@ -190,7 +190,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Asks for no kicks: the ring is being polled.
+    /// Suppresses kicks: the ring is being polled.
     pub fn disarm(&mut self) {
         match &mut self.0 {
             Kind::Split(q) => q.disarm(),
@@ -198,7 +198,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Whether there is something to take (or a fault to report). One load.
+    /// Whether there is a chain to take, or a fault to report. One load.
     #[inline]
     pub fn has_work(&self) -> bool {
         match &self.0 {

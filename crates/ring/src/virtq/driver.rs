@@ -1,15 +1,14 @@
-//! Driver half: what a NIC driver does. `nic`, `gen`, tests, fuzzers and the lab use it.
+//! Driver half of a virtqueue: a NIC driver's side. Used by `nic`, `gen`, tests, fuzzers and lab.
 
-use shm::{Area, GuestMemory};
+use shm::GuestMemory;
 
+use super::indirect::IndirectPool;
 use super::packed::{self, PackedDriver};
 use super::split::{self, SplitDriver};
-use super::{
-    Armed, Buf, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Layout, LayoutError, Malformed, Used,
-};
+use super::{Armed, Buf, Features, Layout, LayoutError, Malformed, Used};
 
-/// Driver half of one virtqueue, split or packed. It trusts the device no further than the device
-/// trusts it: lengths and ids from the ring are checked against private records.
+/// Driver half of one virtqueue, split or packed. It does not trust the device: lengths and ids
+/// from the ring are checked against private records.
 pub struct DriverQueue(Kind);
 
 enum Kind {
@@ -17,55 +16,9 @@ enum Kind {
     Packed(PackedDriver),
 }
 
-/// Memory for indirect tables: one table of `entries` descriptors for each ring descriptor.
-pub struct IndirectPool {
-    tables: Area,
-    addr: u64,
-    entries: u16,
-}
-
-impl IndirectPool {
-    /// A pool at guest address `addr` for a ring of `size`; needs `size * entries * 16` bytes.
-    pub fn new(memory: &GuestMemory, addr: u64, size: u16, entries: u16) -> Option<Self> {
-        let len = usize::from(size) * usize::from(entries) * DESC_LEN;
-        //= virtio-v1.3 2.7.5.3.1: a driver MUST NOT create a descriptor chain longer than the
-        //= Queue Size of the device.
-        Some(Self { tables: Area::new(memory, addr, len)?, addr, entries: entries.min(size) })
-    }
-
-    pub(super) fn fits(&self, bufs: &[Buf]) -> bool {
-        bufs.len() <= usize::from(self.entries)
-    }
-
-    /// Writes the table of chain `i`; returns its guest address and its length in bytes.
-    fn write(&self, i: u16, bufs: &[Buf], rest: impl Fn(u16, &Buf) -> u64) -> (u64, u32) {
-        let start = usize::from(i) * usize::from(self.entries) * DESC_LEN;
-        for (n, buf) in (0_u16..).zip(bufs) {
-            let at = start + usize::from(n) * DESC_LEN;
-            self.tables.store_u64(at, buf.addr);
-            self.tables.store_u64(at + 8, u64::from(buf.len) | rest(n, buf));
-        }
-        let len = u32::try_from(bufs.len() * DESC_LEN).expect("at most 2^16 entries");
-        (self.addr + u64::from(i) * u64::from(self.entries) * 16, len)
-    }
-
-    pub(super) fn write_split(&self, head: u16, bufs: &[Buf]) -> (u64, u32) {
-        self.write(head, bufs, |n, buf| {
-            let more = usize::from(n) + 1 < bufs.len();
-            let flags = if more { DESC_NEXT } else { 0 } | if buf.write { DESC_WRITE } else { 0 };
-            let next = if more { n + 1 } else { 0 };
-            u64::from(flags) << 32 | u64::from(next) << 48
-        })
-    }
-
-    pub(super) fn write_packed(&self, id: u16, bufs: &[Buf]) -> (u64, u32) {
-        self.write(id, bufs, |_, buf| u64::from(if buf.write { DESC_WRITE } else { 0 }) << 48)
-    }
-}
-
 impl DriverQueue {
-    /// Initialises a ring at `layout` in memory of ours, starting from `base` (the same value the
-    /// device is given, see [`DeviceQueue::new`](super::DeviceQueue::new)).
+    /// Initialises a ring at `layout` in our own memory, starting from `base` (the device must be
+    /// given the same value, see [`DeviceQueue::new`](super::DeviceQueue::new)).
     ///
     /// # Errors
     /// [`LayoutError`] when size, address, alignment or base are not legal.
@@ -135,7 +88,7 @@ impl DriverQueue {
     }
 
     /// Makes one chain of `bufs` (reads first) and returns its id, smaller than the ring's size;
-    /// `None` when the ring lacks room. Not visible before [`publish`](Self::publish).
+    /// `None` when the ring is full. Not visible before [`publish`](Self::publish).
     #[inline]
     pub fn add(&mut self, bufs: &[Buf]) -> Option<u16> {
         match &mut self.0 {
@@ -153,7 +106,7 @@ impl DriverQueue {
         }
     }
 
-    /// Whether the device wants a kick for what was published since this was last asked.
+    /// Whether the device wants a kick for what was published since the last query.
     #[inline]
     #[must_use]
     pub fn kick_needed(&mut self) -> bool {
@@ -167,7 +120,7 @@ impl DriverQueue {
     /// and returns how many.
     ///
     /// # Errors
-    /// [`Malformed`]: the device broke the protocol; the ring is to be abandoned.
+    /// [`Malformed`]: the device broke the protocol; the caller must stop using the ring.
     #[inline]
     pub fn take_used(&mut self, max: usize, out: &mut Vec<Used>) -> Result<usize, Malformed> {
         match &mut self.0 {
@@ -185,25 +138,25 @@ impl DriverQueue {
         }
     }
 
-    /// In place of taking used chains and adding them again: makes all of them available as they
-    /// are, without a look at which they were; how many. Visible at [`publish`](Self::publish).
-    /// It costs a load and a store, for guests that are to take no CPU while a device is
-    /// measured. A device that does not use chains in order is given some of them twice.
+    /// Makes as many chains available again as were used, in place of taking and re-adding them,
+    /// and returns their number. Visible at [`publish`](Self::publish). Costs a load and a store:
+    /// for guests that must take no CPU while a device is measured. A device that does not use
+    /// chains in order gets some of them twice.
     ///
     /// # Errors
-    /// [`Malformed::IndexJump`]: as of [`take_used`](Self::take_used).
+    /// [`Malformed::IndexJump`], as for [`take_used`](Self::take_used).
     ///
     /// # Panics
-    /// Unless [`can_repeat`](Self::can_repeat).
+    /// If [`can_repeat`](Self::can_repeat) is false.
     pub fn repeat(&mut self) -> Result<u16, Malformed> {
         match &mut self.0 {
             Kind::Split(q) => q.repeat(),
-            Kind::Packed(_) => panic!("a packed ring's used elements lie where its chains did"),
+            Kind::Packed(_) => panic!("a packed ring's used elements replace its chains"),
         }
     }
 
-    /// Asks for a call at the next used chain, and looks a last time. Only [`Armed::Armed`]
-    /// allows sleep.
+    /// Enables calls for the next used chain, then re-checks the ring. Only [`Armed::Armed`] allows
+    /// sleep.
     pub fn arm(&mut self) -> Armed {
         match &mut self.0 {
             Kind::Split(q) => q.arm(),
@@ -211,10 +164,10 @@ impl DriverQueue {
         }
     }
 
-    /// As [`arm`](Self::arm), but asks for a call only once `n` more chains are used, of those in
-    /// flight. A ring that cannot say that (no event index; packed, and IN_ORDER or some chain of
-    /// several descriptors) asks for one at the next, so whoever is woken looks again whether it
-    /// is time.
+    /// As [`arm`](Self::arm), but requests a call only after `n` more of the chains in flight are
+    /// used. A ring that cannot express that (no event index; packed, and IN_ORDER or some chain of
+    /// several descriptors) requests one at the next, so the caller must re-check the count when
+    /// woken.
     pub fn arm_after(&mut self, n: u16) -> Armed {
         match &mut self.0 {
             Kind::Split(q) => q.arm_after(n.max(1)),
@@ -222,17 +175,17 @@ impl DriverQueue {
         }
     }
 
-    /// Does without the checks of used elements that only find a device's mistakes: that a chain
-    /// is in flight, and that no more was written to it than it holds, which the caller must then
-    /// bound. A device that errs makes the driver mix up buffers, all of which it has shared.
-    /// A packed ring finds its position through these checks and keeps them.
+    /// Disables the checks of used elements that only detect a faulty device: that a chain is in
+    /// flight, and that no more was written to it than it holds, which the caller must then bound.
+    /// A faulty device then makes the driver mix up buffers, all of which it has shared. A packed
+    /// ring needs these checks to find its position and keeps them.
     pub fn trust_device(&mut self) {
         if let Kind::Split(q) = &mut self.0 {
             q.trust_device();
         }
     }
 
-    /// Asks for no calls: the ring is being polled.
+    /// Suppresses calls: the ring is being polled.
     pub fn disarm(&mut self) {
         match &mut self.0 {
             Kind::Split(q) => q.disarm(),
@@ -249,7 +202,8 @@ impl DriverQueue {
         }
     }
 
-    /// Whether at least `n` chains are used, or (packed, where it cannot say) any is.
+    /// Whether at least `n` chains are used; on a packed ring that cannot count them, whether any
+    /// is.
     #[inline]
     pub fn has_used_many(&self, n: u16) -> bool {
         match &self.0 {

@@ -12,24 +12,28 @@
 
 mod device;
 mod driver;
+mod indirect;
 mod packed;
 mod split;
 
 pub use crate::Armed;
 pub use device::DeviceQueue;
-pub use driver::{DriverQueue, IndirectPool};
+pub use driver::DriverQueue;
+pub use indirect::IndirectPool;
 
 use std::fmt;
+
+use crate::index::{Idx, Untrusted};
 
 /// Largest queue size of either layout (virtio 1.3, 2.7 and 2.8).
 pub const SIZE_MAX: u16 = 32768;
 
-/// What was negotiated that a ring cares about.
+/// Negotiated features that change how a ring works.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     /// VIRTIO_F_RING_PACKED.
     pub packed: bool,
-    /// VIRTIO_F_EVENT_IDX; without it the flags NO_NOTIFY and NO_INTERRUPT serve.
+    /// VIRTIO_F_EVENT_IDX; without it, the flags NO_NOTIFY and NO_INTERRUPT.
     pub event_idx: bool,
     /// VIRTIO_F_INDIRECT_DESC.
     pub indirect: bool,
@@ -37,7 +41,7 @@ pub struct Features {
     pub in_order: bool,
 }
 
-/// Where a ring lies, in guest addresses. Frozen at activation.
+/// Location of a ring, in guest addresses. Fixed at activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Number of descriptors; split: a power of two; packed: any; at most [`SIZE_MAX`].
@@ -92,14 +96,14 @@ pub enum LayoutError {
         /// Its guest address.
         addr: u64,
     },
-    /// A part of the ring is not aligned as the specification asks.
+    /// A part of the ring is not aligned as the specification requires.
     Unaligned {
         /// Which part: `desc`, `driver` or `device`.
         part: &'static str,
         /// Its guest address.
         addr: u64,
     },
-    /// The start index lies outside the ring.
+    /// The start index is outside the ring.
     Base(u32),
 }
 
@@ -108,32 +112,32 @@ impl fmt::Display for LayoutError {
         match self {
             Self::Size(size) => write!(f, "queue size {size} is not legal for this ring"),
             Self::Outside { part, addr } => {
-                write!(f, "ring {part} area at {addr:#x} lies outside guest memory")
+                write!(f, "ring {part} area at {addr:#x} is outside guest memory")
             }
             Self::Unaligned { part, addr } => {
                 write!(f, "ring {part} area at {addr:#x} is not aligned")
             }
-            Self::Base(base) => write!(f, "ring start index {base:#x} lies outside the ring"),
+            Self::Base(base) => write!(f, "ring start index {base:#x} is outside the ring"),
         }
     }
 }
 
 impl std::error::Error for LayoutError {}
 
-/// A peer broke the ring protocol. The ring is to be stopped and the port told apart.
+/// A protocol violation by the peer. The ring must be stopped and its port marked faulty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// The producer index moved by more than the ring holds, counting what we still hold.
+    /// The producer index moved by more than the ring holds, counting the chains that we hold.
     IndexJump {
         /// Index seen (packed: position and wrap bit).
         seen: u16,
-        /// Index up to which we had taken.
+        /// Index up to which chains were taken.
         taken: u16,
     },
     /// A descriptor index or `next` outside the table.
     DescIndex(u16),
     /// A chain longer than the ring, its indirect table included, or than that table: a loop, or
-    /// what a driver must not make (virtio 1.3, 2.7.5.3.1).
+    /// longer than a driver may make it (virtio 1.3, 2.7.5.3.1).
     ChainTooLong,
     /// INDIRECT set where the specification forbids it, or not negotiated.
     Indirect,
@@ -185,7 +189,7 @@ pub struct Buf {
 /// One chain: what the driver made available as one unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// The driver's name for it; goes back in the used element.
+    /// The driver's identifier, returned in the used element.
     pub id: u16,
     /// Descriptors of the ring it occupies (an indirect one counts one).
     pub slots: u16,
@@ -197,18 +201,18 @@ pub struct Chain {
     pub writes: u16,
 }
 
-/// Chains taken in one burst, with their buffers. Allocated once per user, never more later.
+/// Chains taken in one burst, with their buffers. Allocated once; never grows.
 #[derive(Debug)]
 pub struct Taken {
     /// In ring order.
     pub chains: Vec<Chain>,
-    /// All buffers; a chain's lie together.
+    /// All buffers; those of one chain are adjacent.
     pub bufs: Vec<Buf>,
-    /// Buffers beyond which no chain of several descriptors goes on.
+    /// Bound on `bufs`; no chain of several descriptors is read beyond it.
     descs_max: usize,
-    /// The next chain of the ring did not fit beside these.
+    /// The next chain of the ring exceeded the bound.
     is_cut: bool,
-    /// The WRITE flag means nothing on this queue, see [`Taken::for_reading`].
+    /// The WRITE flag is ignored on this queue, see [`Taken::for_reading`].
     write_ignored: bool,
 }
 
@@ -219,8 +223,8 @@ impl Taken {
         Self::bounded(chains, chains * 4 + usize::from(size))
     }
 
-    /// Room for bursts of `chains` with `descs` descriptors together. Both are bounds of what a
-    /// peer can make a burst cost, whatever the ring's size: the chain that would exceed `descs` is
+    /// Room for bursts of `chains` with `descs` descriptors in total. Both bound what a peer can
+    /// make a burst cost, independent of the ring's size: the chain that would exceed `descs` is
     /// left for the next burst, and of one that exceeds it alone only the first `descs` buffers are
     /// taken.
     pub fn bounded(chains: usize, descs: usize) -> Self {
@@ -230,8 +234,8 @@ impl Taken {
         Self { chains, bufs, descs_max: descs.max(1), is_cut: false, write_ignored: false }
     }
 
-    /// For a queue whose buffers are all for reading: the WRITE flag is ignored. DPDK 22.11's
-    /// virtio-user sets it on the header of packed indirect tables it transmits.
+    /// For a queue whose buffers are all read by the device: the WRITE flag is ignored. DPDK
+    /// 22.11's virtio-user sets it on the header of packed indirect tables it transmits.
     #[must_use]
     pub fn for_reading(self) -> Self {
         Self { write_ignored: true, ..self }
@@ -257,7 +261,7 @@ impl Taken {
         self.is_cut
     }
 
-    /// Forgets the first `n` chains: they were used, or given back.
+    /// Removes the first `n` chains, which were used or returned.
     pub fn forget_first(&mut self, n: usize) {
         let Some(next) = self.chains.get(n) else { return self.clear() };
         let bufs = next.first;
@@ -267,14 +271,14 @@ impl Taken {
         self.chains.iter_mut().for_each(|chain| chain.first -= bufs);
     }
 
-    /// Forgets all chains.
+    /// Removes all chains.
     pub fn clear(&mut self) {
         self.chains.clear();
         self.bufs.clear();
         self.is_cut = false;
     }
 
-    /// To be asked before another descriptor of a chain is read.
+    /// Decides whether another descriptor of a chain may be read.
     #[inline]
     fn next_desc(&mut self) -> NextDesc {
         if self.bufs.len() < self.descs_max {
@@ -301,7 +305,7 @@ impl Taken {
         Ok(())
     }
 
-    /// Adds a chain of one descriptor, which nearly all are.
+    /// Adds a chain of one descriptor, the common case.
     #[inline]
     fn push_single(&mut self, id: u16, buf: Buf) {
         let write = u16::from(buf.write && !self.write_ignored);
@@ -310,37 +314,37 @@ impl Taken {
         self.bufs.push(buf);
     }
 
-    /// A chain that begins after the last buffer.
+    /// Starts a chain after the last buffer.
     #[inline]
     fn begin(&self, id: u16) -> Chain {
         let first = u32::try_from(self.bufs.len()).expect("bounded by burst and ring size");
         Chain { id, slots: 0, first, reads: 0, writes: 0 }
     }
 
-    /// Drops the buffers of a chain that was given up.
+    /// Removes the buffers of a chain that was abandoned.
     fn forget(&mut self, chain: &Chain) {
         self.bufs.truncate(index(chain.first));
     }
 }
 
-/// What is to be done with a further descriptor of a chain.
+/// What to do with a further descriptor of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NextDesc {
-    /// It is read.
+    /// Read it.
     Read,
-    /// The chain alone exceeds the bound: its buffers from here on are not taken.
+    /// The chain alone exceeds the bound: do not take its buffers from here on.
     Skip,
-    /// The chain exceeds the bound beside others: it is left for the next burst.
+    /// The chain exceeds the bound together with others: leave it for the next burst.
     Leave,
 }
 
-/// A chain that came back to the driver half.
+/// A used chain, returned to the driver half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// The id that `add` gave.
     pub id: u16,
-    /// Bytes the device says it wrote; at most what the chain can hold. A device in order may
-    /// tell it only of the last chain of a batch; the others have 0.
+    /// Bytes the device says it wrote; at most what the chain can hold. An in-order device may
+    /// report it only for the last chain of a batch; the others have 0.
     pub len: u32,
 }
 
@@ -354,8 +358,8 @@ const DESC_LEN: usize = 16;
 /// Whether an index that moved from `old` to `new` passed `event` (virtio 1.3, 2.7.7.1):
 /// all free-running, so the distances are compared, not the indices.
 #[inline]
-const fn need_event(event: u16, new: u16, old: u16) -> bool {
-    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+const fn need_event(event: Untrusted<Idx<u16>>, new: Idx<u16>, old: Idx<u16>) -> bool {
+    event.hint_until(new.minus(1)) < new.since(old)
 }
 
 /// An in-memory index; `u32` fits `usize` on every machine we build for.
@@ -382,7 +386,7 @@ const fn lo32(word: u64) -> u32 {
 mod tests {
     use super::*;
 
-    /// The rule a second time, by walking: did `event + 1` appear among the published indices?
+    /// The same rule by iteration: did `event + 1` appear among the published indices?
     fn need_event_by_walking(event: u16, new: u16, old: u16) -> bool {
         let mut at = old;
         while at != new {
@@ -401,8 +405,9 @@ mod tests {
                 let new = old.wrapping_add(moved);
                 for event in 0..140_u16 {
                     let event = old.wrapping_add(event).wrapping_sub(70);
+                    let (from, to) = (Idx::<u16>::new(old), Idx::<u16>::new(new));
                     assert_eq!(
-                        need_event(event, new, old),
+                        need_event(Untrusted::<Idx<u16>>::index(event), to, from),
                         need_event_by_walking(event, new, old),
                         "event {event} new {new} old {old}"
                     );

@@ -1,4 +1,4 @@
-//! The control ring: questions and orders of the front half, each answered once.
+//! Control ring: queries and commands of the front half, each answered once.
 
 use shm::Area;
 
@@ -6,17 +6,18 @@ use super::page::{Back, Front};
 use super::wire::{CTRL_SLOT_LEN, CtrlRequest, CtrlResponse};
 use super::{Armed, AttachError, Malformed};
 
-/// Back half of a control ring. Answers go in the order of the requests.
+/// Back half of a control ring. Responses keep the order of the requests.
 pub struct BackCtrl {
     ring: Back,
 }
 
 impl BackCtrl {
-    /// Attaches to the ring in `area` where its responses end. Whether an earlier back half owed
-    /// a notification, [`notify_needed`](Self::notify_needed) tells at once.
+    /// Attaches to the ring in `area` where its responses end. The first
+    /// [`notify_needed`](Self::notify_needed) covers a notification that an earlier back half did
+    /// not send.
     ///
     /// # Errors
-    /// [`AttachError`]: what lies there is no ring.
+    /// [`AttachError`]: `area` does not hold a valid ring.
     pub fn attach(area: Area) -> Result<Self, AttachError> {
         Ok(Self { ring: Back::attach(area, CTRL_SLOT_LEN)? })
     }
@@ -24,17 +25,16 @@ impl BackCtrl {
     /// Takes the next request.
     ///
     /// # Errors
-    /// [`Malformed`], now and from now on: the vif is to be stopped.
+    /// [`Malformed`], on this and every later call: the vif must be stopped.
     pub fn take(&mut self) -> Result<Option<CtrlRequest>, Malformed> {
-        if self.ring.ready() == 0 && self.ring.look()? == 0 {
+        if self.ring.ready() == 0 && self.ring.refresh()? == 0 {
             return Ok(None);
         }
-        let at = self.ring.page.slot(self.ring.req_cons);
-        self.ring.req_cons = self.ring.req_cons.wrapping_add(1);
+        let at = self.ring.page.offset(self.ring.req_cons.advance());
         Ok(Some(CtrlRequest::decode(self.ring.page.area.load_pair(at))))
     }
 
-    /// Answers the oldest request taken. Not visible before [`publish`](Self::publish).
+    /// Responds to the oldest request taken. Not visible before [`publish`](Self::publish).
     pub fn put(&mut self, response: CtrlResponse) {
         let at = self.ring.answer();
         let (first, data) = response.encode();
@@ -42,24 +42,24 @@ impl BackCtrl {
         self.ring.page.area.store_u32(at + 8, data);
     }
 
-    /// Makes every answer so far visible to the front half.
+    /// Makes every response so far visible to the front half.
     pub fn publish(&mut self) {
         self.ring.publish();
     }
 
-    /// Whether the front half wants to be told of what was published since this was last asked.
+    /// Whether the front half wants an event for what was published since the last query.
     #[must_use]
     pub fn notify_needed(&mut self) -> bool {
         self.ring.notify_needed()
     }
 
-    /// Asks to be notified of the next request, and looks a last time. Only [`Armed::Armed`]
+    /// Requests an event for the next request, then re-checks the ring. Only [`Armed::Armed`]
     /// allows sleep.
     pub fn arm(&mut self) -> Armed {
         self.ring.arm(1)
     }
 
-    /// Whether there is something to take. One load.
+    /// Whether there is a request to take. One load.
     pub fn has_work(&self) -> bool {
         self.ring.has_work(1)
     }
@@ -71,12 +71,12 @@ pub struct FrontCtrl {
 }
 
 impl FrontCtrl {
-    /// Initialises a ring in `area`, a page of ours.
+    /// Initialises a ring in `area`, a page that we own.
     pub fn new(area: Area) -> Self {
         Self::starting_at(area, 0)
     }
 
-    /// As [`new`](Self::new), with all indices at `start` (tests begin before the wrap).
+    /// As [`new`](Self::new), with all indices at `start` (tests start before the wrap).
     pub fn starting_at(area: Area, start: u32) -> Self {
         Self { ring: Front::new(area, CTRL_SLOT_LEN, start) }
     }
@@ -104,28 +104,27 @@ impl FrontCtrl {
         self.ring.publish();
     }
 
-    /// Whether the back half wants to be told of what was published since this was last asked.
+    /// Whether the back half wants an event for what was published since the last query.
     #[must_use]
     pub fn notify_needed(&mut self) -> bool {
         self.ring.notify_needed()
     }
 
-    /// Takes the next response; in any order, the id says to what.
+    /// Takes the next response; responses come in any order, identified by id.
     ///
     /// # Errors
-    /// [`Malformed`], now and from now on: the ring is to be abandoned.
+    /// [`Malformed`], on this and every later call: the caller must stop using the ring.
     pub fn take(&mut self) -> Result<Option<CtrlResponse>, Malformed> {
-        if self.ring.rsp_cons == self.ring.rsp_seen && self.ring.look()? == 0 {
+        if self.ring.rsp_cons == self.ring.rsp_seen && self.ring.refresh()? == 0 {
             return Ok(None);
         }
-        let at = self.ring.page.slot(self.ring.rsp_cons);
-        self.ring.rsp_cons = self.ring.rsp_cons.wrapping_add(1);
+        let at = self.ring.page.offset(self.ring.rsp_cons.advance());
         let area = &self.ring.page.area;
         Ok(Some(CtrlResponse::decode(area.load_u64(at), area.load_u32(at + 8))))
     }
 
-    /// Asks for a notification of the next response, and looks a last time. Only
-    /// [`Armed::Armed`] allows sleep.
+    /// Requests an event for the next response, then re-checks the ring. Only [`Armed::Armed`]
+    /// allows sleep.
     pub fn arm(&mut self) -> Armed {
         self.ring.arm(1)
     }

@@ -6,15 +6,15 @@
 //!   take ◀───────────────────────── event ◀── notify_needed ◀───────────────────────────┘
 //! ```
 //!
-//! `tx` and `rx` are as the guest sees them. Requests and responses share slots: an answer goes
-//! into a slot whose request has been taken, and ours always into the slot of its own request, in
-//! order; a front half that asserts the order (FreeBSD's) or finds buffers by slot (Linux's) is
-//! served alike, and a back half that dies leaves nothing behind that an index does not tell.
+//! `tx` and `rx` are as the guest sees them. Requests and responses share slots: a response goes
+//! into a slot whose request has been taken. Ours always use the slot of their own request, in
+//! order. That serves a front half that asserts the order (FreeBSD's) and one that finds buffers by
+//! slot (Linux's), and after a back half's death the indices hold its whole state.
 //!
-//! Neither half ever polls because a feature said so: who leaves its *event* behind is not
-//! notified. `disarm` is that, and writes nothing; the peer passes a stale event once in 2^32.
+//! Polling needs no negotiation: a half that does not advance its *event* is not notified. `disarm`
+//! relies on that and writes nothing; the peer passes a stale event once in 2^32.
 //!
-//! What it does not do: it maps and copies no grant, knows no xenstore, and has no clock.
+//! This module does not map or copy grants, does not use xenstore, and has no clock.
 
 mod ctrl;
 mod page;
@@ -35,15 +35,14 @@ pub use wire::{
     ctrl_type, gso_type, rx_flag, status, tx_flag,
 };
 
-/// Data slots of one packet that any back half takes (`XEN_NETIF_NR_SLOTS_MIN`), so the most that
-/// a front half uses.
+/// Data slots of one packet that any back half accepts (`XEN_NETIF_NR_SLOTS_MIN`): the most that a
+/// front half uses.
 pub const SLOTS_PORTABLE: usize = 18;
-/// Data slots of one packet that ours takes, as Linux's does.
+/// Data slots of one packet that our back half accepts, as Linux's does.
 pub const SLOTS_MAX: usize = 19;
-/// Data slots from which on a guest is not mistaken but malicious; those between are answered
-/// with ERROR.
+/// Data slots from which a guest is treated as malicious; counts between the two get ERROR.
 pub const SLOTS_FATAL: usize = 22;
-/// Extra infos of one packet; with more it is refused.
+/// Extra infos of one packet; a packet with more is refused.
 pub const EXTRAS_MAX: usize = 18;
 
 /// Why a back half cannot attach to a ring.
@@ -51,13 +50,13 @@ pub const EXTRAS_MAX: usize = 18;
 pub enum AttachError {
     /// The area holds not even one slot.
     TooSmall,
-    /// There are more requests than the ring holds: no ring, or one that was overwritten.
+    /// More requests than the ring holds: not a ring, or an overwritten one.
     Overflow {
         /// The front half's index.
         req_prod: u32,
-        /// The back half's.
+        /// The back half's index.
         rsp_prod: u32,
-        /// What lies between them is at most this.
+        /// Largest legal distance between the two.
         size: u32,
     },
 }
@@ -65,7 +64,7 @@ pub enum AttachError {
 impl fmt::Display for AttachError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooSmall => write!(f, "the page of the ring holds no slot"),
+            Self::TooSmall => write!(f, "the ring's page has no room for a slot"),
             Self::Overflow { req_prod, rsp_prod, size } => write!(
                 f,
                 "the ring has requests up to {req_prod} and responses up to {rsp_prod}, \
@@ -77,43 +76,44 @@ impl fmt::Display for AttachError {
 
 impl std::error::Error for AttachError {}
 
-/// A peer broke the ring protocol. The ring is to be stopped and its vif told apart.
+/// A protocol violation by the peer. The ring must be stopped and its vif marked faulty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// `req_prod` moved by more than the ring holds, counting what is not answered, or back.
+    /// `req_prod` moved by more than the ring holds, counting unanswered requests, or moved back.
     ReqProd {
         /// Index seen.
         seen: u32,
-        /// Index up to which we had taken.
+        /// Index up to which entries were taken.
         taken: u32,
     },
-    /// A buffer that leaves its page.
+    /// A buffer that crosses the end of its page.
     CrossesPage {
         /// Where it begins.
         offset: u16,
-        /// Its bytes.
+        /// Its length in bytes.
         size: u16,
     },
     /// A packet of [`SLOTS_FATAL`] buffers.
     TooManySlots,
-    /// A packet that fills the ring and does not end: extra infos without end.
+    /// A packet that fills the ring without an end marker, such as an unterminated list of extra
+    /// infos.
     Endless,
-    /// An extra info of a type that does not exist.
+    /// An extra info of an unknown type.
     ExtraType(u8),
-    /// Segments of no bytes.
+    /// A GSO packet with a segment size of 0.
     GsoSize,
-    /// Segments of an unknown protocol.
+    /// A GSO packet of an unknown type.
     GsoType(u8),
-    /// (Front half) `rsp_prod` moved by more than was asked, or back.
+    /// (Front half) `rsp_prod` moved past the requests made, or moved back.
     RspProd {
         /// Index seen.
         seen: u32,
-        /// Index up to which we had taken.
+        /// Index up to which entries were taken.
         taken: u32,
     },
     /// (Front half) a response to an id that is not in flight.
     ResponseId(u16),
-    /// (Front half) more responses that tell of no buffer than there were extra infos.
+    /// (Front half) more NULL responses than there were extra infos.
     NullResponse,
 }
 
@@ -124,10 +124,10 @@ impl fmt::Display for Malformed {
                 write!(f, "req_prod jumped to {seen}, with requests taken up to {taken}")
             }
             Self::CrossesPage { offset, size } => {
-                write!(f, "a buffer of {size} bytes at {offset} leaves its page")
+                write!(f, "a buffer of {size} bytes at {offset} crosses the end of its page")
             }
             Self::TooManySlots => write!(f, "a packet of {SLOTS_FATAL} slots or more"),
-            Self::Endless => write!(f, "a packet without end: it fills the whole ring"),
+            Self::Endless => write!(f, "a packet without an end fills the whole ring"),
             Self::ExtraType(kind) => write!(f, "an extra info of unknown type {kind}"),
             Self::GsoSize => write!(f, "a GSO packet with segments of 0 bytes"),
             Self::GsoType(kind) => write!(f, "a GSO packet of unknown type {kind}"),
@@ -138,7 +138,7 @@ impl fmt::Display for Malformed {
                 write!(f, "the back end answered request {id}, which is not in flight")
             }
             Self::NullResponse => {
-                write!(f, "the back end did not tell what became of a buffer")
+                write!(f, "the back end sent more NULL responses than there were extra infos")
             }
         }
     }

@@ -1,13 +1,13 @@
-//! What lies in a slot, byte for byte (Xen's `io/netif.h`), and its names.
+//! Wire format of the slots (Xen's `io/netif.h`), with its constants.
 //!
-//! A slot is read into words once and taken apart there; it is written as whole words. Nothing of
-//! a structure of ours is copied as it lies in memory, so no padding can leak to a peer.
+//! A slot is read into words once and decoded from these; it is written as whole words. No struct
+//! is copied in its memory layout, so no padding can leak to a peer.
 
-use super::{index, lo16, lo32};
+use super::{lo16, lo32};
 
 /// Flags of a [`TxRequest`] (`NETTXF_*`).
 pub mod tx_flag {
-    /// The protocol checksum holds only the pseudo-header's sum; whoever sends it on completes it.
+    /// The protocol checksum holds only the pseudo-header's sum; the receiver must complete it.
     pub const CSUM_BLANK: u16 = 1 << 0;
     /// The data has been validated against its protocol checksum.
     pub const DATA_VALIDATED: u16 = 1 << 1;
@@ -27,23 +27,23 @@ pub mod rx_flag {
     pub const MORE_DATA: u16 = 1 << 2;
     /// Extra infos follow this first response.
     pub const EXTRA_INFO: u16 = 1 << 3;
-    /// Deprecated: the response is no data but a GSO prefix.
+    /// Deprecated: the response is a GSO prefix, not data.
     pub const GSO_PREFIX: u16 = 1 << 4;
 }
 
-/// What a response says of its request (`NETIF_RSP_*`).
+/// Status of a response (`NETIF_RSP_*`).
 pub mod status {
     /// Sent.
     pub const OKAY: i16 = 0;
-    /// Not sent: something is wrong with the packet.
+    /// Not sent: the packet is invalid.
     pub const ERROR: i16 = -1;
-    /// Not sent, though nothing is wrong with it.
+    /// Not sent, though the packet is valid.
     pub const DROPPED: i16 = -2;
     /// No response at all: fills the slot of an extra info.
     pub const NULL: i16 = 1;
 }
 
-/// What a GSO packet is cut into (`XEN_NETIF_GSO_TYPE_*`).
+/// Types of GSO packets (`XEN_NETIF_GSO_TYPE_*`).
 pub mod gso_type {
     /// TCP segments over IPv4.
     pub const TCPV4: u8 = 1;
@@ -53,37 +53,37 @@ pub mod gso_type {
 
 /// Requests of the control ring (`XEN_NETIF_CTRL_TYPE_*`).
 pub mod ctrl_type {
-    /// Which hash types there are.
+    /// Query the supported hash types.
     pub const GET_HASH_FLAGS: u16 = 1;
-    /// Which hash types to calculate.
+    /// Set the hash types to calculate.
     pub const SET_HASH_FLAGS: u16 = 2;
-    /// The hash's key.
+    /// Set the hash key.
     pub const SET_HASH_KEY: u16 = 3;
-    /// How long the table from hash to queue may be.
+    /// Query the maximum size of the table from hash to queue.
     pub const GET_HASH_MAPPING_SIZE: u16 = 4;
-    /// How long it is.
+    /// Set the size of that table.
     pub const SET_HASH_MAPPING_SIZE: u16 = 5;
-    /// What it holds.
+    /// Set entries of that table.
     pub const SET_HASH_MAPPING: u16 = 6;
-    /// Which algorithm to hash with.
+    /// Set the hash algorithm.
     pub const SET_HASH_ALGORITHM: u16 = 7;
-    /// How many grants of a queue may stay mapped.
+    /// Query how many grants of a queue may stay mapped.
     pub const GET_GREF_MAPPING_SIZE: u16 = 8;
-    /// Grants to map and keep.
+    /// Map grants and keep them mapped.
     pub const ADD_GREF_MAPPING: u16 = 9;
-    /// Grants to give back.
+    /// Unmap such grants.
     pub const DEL_GREF_MAPPING: u16 = 10;
 }
 
-/// What a control response says (`XEN_NETIF_CTRL_STATUS_*`).
+/// Status of a control response (`XEN_NETIF_CTRL_STATUS_*`).
 pub mod ctrl_status {
     /// Done.
     pub const SUCCESS: u32 = 0;
-    /// There is no such operation here.
+    /// The operation is not supported.
     pub const NOT_SUPPORTED: u32 = 1;
-    /// There is, but not with this.
+    /// The operation is supported, its parameter is not.
     pub const INVALID_PARAMETER: u32 = 2;
-    /// More than the back half can hold.
+    /// More entries than the back half can hold.
     pub const BUFFER_OVERFLOW: u32 = 3;
 }
 
@@ -101,18 +101,18 @@ pub const PAGE_LEN: u16 = 4096;
 pub struct TxRequest {
     /// Grant of the buffer's page.
     pub gref: u32,
-    /// Where in that page it begins.
+    /// Offset in that page.
     pub offset: u16,
     /// [`tx_flag`]s.
     pub flags: u16,
-    /// The front half's name for it, echoed.
+    /// The front half's identifier, echoed in the response.
     pub id: u16,
-    /// Bytes: of the whole packet in its first request, of the buffer in later ones.
+    /// Length in bytes: of the whole packet in its first request, of the buffer in later ones.
     pub size: u16,
 }
 
 impl TxRequest {
-    /// From the three words of a slot.
+    /// Decodes the three words of a slot.
     #[inline]
     pub(super) const fn decode(words: [u32; 3]) -> Self {
         let [gref, place, name] = words;
@@ -120,23 +120,23 @@ impl TxRequest {
         Self { gref, offset, flags, id: lo16(name), size: lo16(name >> 16) }
     }
 
-    /// The three words of its slot.
+    /// Encodes the three words of its slot.
     #[inline]
     pub(super) fn encode(self) -> [u32; 3] {
         [self.gref, pair(self.offset, self.flags), pair(self.id, self.size)]
     }
 
-    /// Whether its buffer, taken to be `size` bytes, leaves its page.
+    /// Whether its buffer, with a length of `size` bytes, crosses the end of its page.
     #[inline]
     pub(super) fn crosses_page(&self, size: u16) -> bool {
         u32::from(self.offset) + u32::from(size) > u32::from(PAGE_LEN)
     }
 }
 
-/// What became of one [`TxRequest`].
+/// Response to one [`TxRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxResponse {
-    /// That of the request.
+    /// Same as in the request.
     pub id: u16,
     /// A [`status`].
     pub status: i16,
@@ -154,10 +154,10 @@ impl TxResponse {
     }
 }
 
-/// A page that a guest offers to receive into.
+/// A page that a guest posts to receive into.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxRequest {
-    /// The front half's name for it, echoed.
+    /// The front half's identifier, echoed in the response.
     pub id: u16,
     /// Grant of the page.
     pub gref: u32,
@@ -175,16 +175,16 @@ impl RxRequest {
     }
 }
 
-/// What was put into the page of one [`RxRequest`].
+/// Response to one [`RxRequest`]: what was put into its page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxResponse {
-    /// That of the request in the same slot.
+    /// Same as in the request of this slot.
     pub id: u16,
-    /// Where in the page the bytes begin.
+    /// Offset of the bytes in the page.
     pub offset: u16,
     /// [`rx_flag`]s.
     pub flags: u16,
-    /// Bytes in this page, or, below zero, a [`status`].
+    /// Number of bytes in this page, or, if negative, a [`status`].
     pub status: i16,
 }
 
@@ -208,42 +208,42 @@ impl RxResponse {
     }
 }
 
-/// What a slot between a packet's first and its later ones tells of the packet.
+/// Extra info of a packet, in a slot between its first and later requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extra {
-    /// The packet is to be cut into segments.
+    /// The packet must be segmented.
     Gso(Gso),
-    /// No packet: the guest wants what is sent to this multicast address.
+    /// Not a packet: the guest joins this multicast address.
     McastAdd([u8; 6]),
-    /// No packet: it no longer does.
+    /// Not a packet: the guest leaves this multicast address.
     McastDel([u8; 6]),
     /// The packet's hash.
     Hash(Hash),
 }
 
-/// How a packet is cut into segments.
+/// Segmentation of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gso {
     /// Payload of each segment, in bytes.
     pub size: u16,
     /// A [`gso_type`].
     pub kind: u8,
-    /// `XEN_NETIF_GSO_FEAT_*`, of which there are none yet.
+    /// `XEN_NETIF_GSO_FEAT_*`; none are defined yet.
     pub features: u16,
 }
 
-/// A packet's hash, so that the other side need not calculate it.
+/// A packet's hash, which saves the peer its calculation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hash {
-    /// What was hashed: the number of a bit of the hash types.
+    /// Hash type, as its bit number.
     pub kind: u8,
-    /// How.
+    /// Hash algorithm.
     pub algorithm: u8,
-    /// The hash.
+    /// Hash value.
     pub value: u32,
 }
 
-/// An extra's types on the wire (`XEN_NETIF_EXTRA_TYPE_*`).
+/// Types of extra infos on the wire (`XEN_NETIF_EXTRA_TYPE_*`).
 const EXTRA_GSO: u8 = 1;
 const EXTRA_MCAST_ADD: u8 = 2;
 const EXTRA_MCAST_DEL: u8 = 3;
@@ -252,10 +252,10 @@ const EXTRA_HASH: u8 = 4;
 const EXTRA_MORE: u8 = 1;
 
 impl Extra {
-    /// The extra in the first 8 bytes of a slot, and whether another follows it.
+    /// Decodes the first 8 bytes of a slot: the extra info, and whether another follows it.
     ///
     /// # Errors
-    /// Its type, when it has no meaning.
+    /// The type, if it is unknown.
     #[inline]
     pub(super) const fn decode(word: u64) -> Result<(Self, bool), u8> {
         let [kind, flags, a, b, c, d, e, f] = word.to_le_bytes();
@@ -275,7 +275,7 @@ impl Extra {
         Ok((extra, flags & EXTRA_MORE != 0))
     }
 
-    /// The 8 bytes of its slot; `more`: another extra follows it.
+    /// Encodes the 8 bytes of its slot; `more`: another extra info follows it.
     #[inline]
     pub(super) fn encode(self, more: bool) -> u64 {
         let (kind, [a, b, c, d, e, f]) = match self {
@@ -294,14 +294,14 @@ impl Extra {
     }
 }
 
-/// A question or an order of the front half, beside the packets.
+/// A query or command of the front half on the control ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CtrlRequest {
-    /// The front half's name for it, echoed.
+    /// The front half's identifier, echoed in the response.
     pub id: u16,
     /// A [`ctrl_type`].
     pub kind: u16,
-    /// What it means depends on the type.
+    /// Meaning depends on the type.
     pub data: [u32; 3],
 }
 
@@ -320,16 +320,16 @@ impl CtrlRequest {
     }
 }
 
-/// The answer to a [`CtrlRequest`].
+/// Response to a [`CtrlRequest`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CtrlResponse {
-    /// That of the request.
+    /// Same as in the request.
     pub id: u16,
-    /// That of the request.
+    /// Same as in the request.
     pub kind: u16,
     /// A [`ctrl_status`].
     pub status: u32,
-    /// What it means depends on the type.
+    /// Meaning depends on the type.
     pub data: u32,
 }
 
@@ -346,7 +346,7 @@ impl CtrlResponse {
     }
 }
 
-/// Bytes of an entry of the lists of [`ctrl_type::ADD_GREF_MAPPING`] and its opposite.
+/// Bytes of an entry of the lists of [`ctrl_type::ADD_GREF_MAPPING`] and `DEL_GREF_MAPPING`.
 pub const GREF_ENTRY_LEN: usize = 8;
 
 /// One entry of such a list (`struct xen_netif_gref`).
@@ -361,29 +361,28 @@ pub struct GrefEntry {
 }
 
 impl GrefEntry {
-    /// From the 8 bytes of an entry.
+    /// Decodes the 8 bytes of an entry.
     pub fn decode(bytes: [u8; GREF_ENTRY_LEN]) -> Self {
         let word = u64::from_le_bytes(bytes);
         let rest = lo32(word >> 32);
         Self { gref: lo32(word), readonly: rest & 1 != 0, status: lo16(rest >> 16) }
     }
 
-    /// The 8 bytes of an entry.
+    /// Encodes the 8 bytes of an entry.
     pub fn encode(self) -> [u8; GREF_ENTRY_LEN] {
         let rest = pair(u16::from(self.readonly), self.status);
         (u64::from(self.gref) | u64::from(rest) << 32).to_le_bytes()
     }
 }
 
-/// How many slots fit a ring of `len` bytes behind its header, rounded down to a power of two
-/// (`__RING_SIZE`).
+/// Slots of a ring of `len` bytes after its header, rounded down to a power of two (`__RING_SIZE`).
 pub(super) fn ring_size(len: usize, slot_len: usize) -> u32 {
     let slots = len.saturating_sub(super::page::SLOTS) / slot_len;
     let slots = u32::try_from(slots).unwrap_or(u32::MAX);
     slots.checked_ilog2().map_or(0, |log| 1 << log)
 }
 
-/// Two halves of a word, the low one first.
+/// Joins two halves of a word, the low one first.
 #[inline]
 fn pair(low: u16, high: u16) -> u32 {
     u32::from(low) | u32::from(high) << 16
@@ -397,10 +396,4 @@ const fn signed(bits: u16) -> i16 {
 #[inline]
 const fn unsigned(value: i16) -> u16 {
     u16::from_le_bytes(value.to_le_bytes())
-}
-
-/// Byte offset of the slot of `idx` in a ring whose size is `mask + 1`.
-#[inline]
-pub(super) fn slot_at(idx: u32, mask: u32, slot_len: usize) -> usize {
-    super::page::SLOTS + index(idx & mask) * slot_len
 }

@@ -1,4 +1,4 @@
-//! A ring in memory of the test's own, which the test writes raw, as a hostile peer would.
+//! A ring in the test's own memory, written directly, as a hostile peer would.
 #![allow(dead_code, clippy::as_conversions)]
 
 use std::sync::Arc;
@@ -16,10 +16,10 @@ pub const SPLIT: Features =
     Features { packed: false, event_idx: false, indirect: true, in_order: false };
 pub const PACKED: Features = Features { packed: true, ..SPLIT };
 
-/// Where guest memory begins and how long it is.
+/// Start and length of guest memory.
 pub const BASE: u64 = 0x1_0000;
 pub const LEN: u64 = 1 << 20;
-/// Where a test puts indirect tables.
+/// Address of a test's indirect tables.
 pub const TABLE: u64 = BASE + 0x8_0000;
 /// Base of a fresh packed ring: slot 0, wrap 1, on both sides.
 pub const FRESH: u32 = 0x8000_8000;

@@ -1,5 +1,5 @@
-//! `virtio-drivers` on our memory: its queue, a transport that remembers where the queue lies,
-//! and a "hardware" that gives out guest memory and bounces buffers through it.
+//! `virtio-drivers` on our memory: its queue, a transport that stores the queue's addresses, and a
+//! `Hal` that allocates guest memory and copies buffers through it.
 #![allow(unsafe_code, clippy::as_conversions)]
 
 use std::cell::RefCell;
@@ -71,7 +71,7 @@ unsafe impl Hal for TestHal {
             (addr, m.host(addr, buffer.len()))
         });
         if direction != BufferDirection::DeviceToDriver {
-            // SAFETY: both hold `buffer.len()` bytes, and a fresh bounce buffer is no one else's.
+            // SAFETY: both hold `buffer.len()` bytes, and a fresh bounce buffer has no other user.
             unsafe {
                 std::ptr::copy_nonoverlapping(buffer.cast().as_ptr(), host.as_ptr(), buffer.len())
             };
@@ -93,7 +93,7 @@ unsafe impl Hal for TestHal {
     }
 }
 
-/// Remembers where the queue lies; has nothing else to say.
+/// Stores the queue's addresses; implements nothing else.
 #[derive(Default)]
 struct TestTransport {
     layout: Option<Layout>,
@@ -153,7 +153,7 @@ pub struct Chain {
     pub outputs: Vec<Vec<u8>>,
 }
 
-/// Their driver queue and the memory it lies in. One at a time on a thread.
+/// Their driver queue and its memory. One at a time per thread.
 pub struct Rig {
     queue: VirtQueue<TestHal, SIZE>,
     layout: Layout,
@@ -185,7 +185,7 @@ impl Rig {
         let mut outputs: Vec<Vec<u8>> = outputs.iter().map(|len| vec![0; *len]).collect();
         let ins: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
         let mut outs: Vec<&mut [u8]> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
-        // SAFETY: the chain owns its buffers, on the heap, and no one touches them before `pop`.
+        // SAFETY: the chain owns its buffers, on the heap, and they are not accessed before `pop`.
         let token = unsafe { self.queue.add(&ins, &mut outs) }.ok()?;
         Some(Chain { serial, token, inputs, outputs })
     }
@@ -198,7 +198,7 @@ impl Rig {
         self.queue.peek_used()
     }
 
-    /// Takes a used chain back: the length told, and what the device wrote.
+    /// Takes a used chain back: the length reported, and what the device wrote.
     pub fn pop(&mut self, mut chain: Chain) -> (u32, Vec<Vec<u8>>) {
         let ins: Vec<&[u8]> = chain.inputs.iter().map(Vec::as_slice).collect();
         let mut outs: Vec<&mut [u8]> = chain.outputs.iter_mut().map(Vec::as_mut_slice).collect();

@@ -1,4 +1,4 @@
-//! A Xen ring's page of the test's own, which the test writes raw, as a hostile peer would.
+//! A Xen ring's page in the test's own memory, written directly, as a hostile peer would.
 #![allow(dead_code, clippy::as_conversions)]
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub fn area(slots: usize, slot_len: usize) -> Area {
     Area::of(&mapping, 0, SLOTS + slots * slot_len).unwrap()
 }
 
-/// What a test does to a ring's page behind the back of a half.
+/// Direct access to a ring's page, bypassing both halves.
 pub struct Raw {
     pub area: Area,
     pub size: u32,
@@ -62,7 +62,7 @@ impl Raw {
         self.area.sync_load_u32(at, Ordering::Acquire)
     }
 
-    /// Where the `n`th slot after [`START`] lies.
+    /// Offset of the `n`th slot after [`START`].
     pub fn slot(&self, n: u32) -> usize {
         SLOTS + (START.wrapping_add(n) & (self.size - 1)) as usize * self.slot_len
     }

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::mapping::Mapping;
 
-/// Pages of several domains, and how often it was called.
+/// Pages of several domains, and a count of calls.
 #[derive(Default)]
 struct Fake {
     pages: BTreeMap<(u16, u32), (Arc<Mapping>, bool)>,
@@ -85,13 +85,13 @@ fn segment_lies_in_one_page_or_is_none() {
     assert!(Seg::granted(&one, 8, 4095, 2).is_none());
     assert!(Seg::granted(&one, 8, 0, 4097).is_none());
     assert!(Seg::granted(&one, 8, u16::MAX, u16::MAX).is_none());
-    assert!(Seg::granted(&one, u32::MAX, 0, 1).is_none(), "the reference of nothing");
+    assert!(Seg::granted(&one, u32::MAX, 0, 1).is_none(), "the invalid reference");
     assert!(SegMut::granted(&two, 0, 4000, 97).is_none());
     assert!(SegMut::granted(&two, 0, 4000, 96).is_some_and(|seg| seg.is_granted()));
 }
 
 #[test]
-fn segment_knows_its_place_however_it_is_cut() {
+fn segment_keeps_its_place_when_split() {
     let (_, one, _) = two();
     let seg = Seg::granted(&one, u32::MAX - 1, 100, 3996).unwrap().skip(96).take(3900);
     let (domain, gref, offset) = seg.place().unwrap();
@@ -153,24 +153,24 @@ fn copies_of_a_burst_are_one_call_and_each_fails_alone() {
     let mut mapped = SegMut::of(&mut memory);
     copies.copy(&mut mapped, Seg::granted(&one, 8, 0, 20).unwrap(), 4);
     copies.copy(&mut mapped, Seg::granted(&one, 71, 0, 20).unwrap(), 5);
-    assert_eq!(copies.copy(&mut mapped, Seg::of(&source), 6), 30, "at once");
+    assert_eq!(copies.copy(&mut mapped, Seg::of(&source), 6), 30, "copied at once");
     assert_eq!((fake.calls().len(), copies.len()), (0, 7));
     let mut failed = Vec::new();
     copies.finish(|tag, whose| failed.push((tag, whose)));
     assert_eq!(failed, [(2, Failed::Source), (3, Failed::Destination), (5, Failed::Source)]);
     assert_eq!(fake.calls(), [7]);
     copies.finish(|tag, whose| failed.push((tag, whose)));
-    assert_eq!((failed.len(), fake.calls().len()), (3, 0), "nothing is left of them");
+    assert_eq!((failed.len(), fake.calls().len()), (3, 0), "no copy is pending");
     assert_eq!(fake.bytes(2, 8, 0, 3000), ramp(4096)[1000..4000]);
     assert_eq!(fake.bytes(2, 8, 3000, 1096), ramp(1096));
     assert_eq!(fake.bytes(2, 0, 0, 30), source);
     assert_eq!(memory[..20], ramp(20));
-    assert_eq!(memory[20..40], [0; 20], "what was there is no one's to see");
+    assert_eq!(memory[20..40], [0; 20], "the old contents are zeroed");
     assert_eq!((&memory[40..70], &memory[70..]), (&[5; 30][..], &[9; 30][..]));
 }
 
 #[test]
-fn grants_of_two_hosts_are_copied_by_way_of_private_memory() {
+fn grants_of_two_hosts_are_copied_through_private_memory() {
     let left = Arc::new(Fake::new(&[(1, 8, false)]));
     let right = Arc::new(Fake::new(&[(1, 8, true), (1, 9, true)]));
     let (one, two) = (Domain::new(1, left.clone()), Domain::new(1, right.clone()));
@@ -188,17 +188,17 @@ fn grants_of_two_hosts_are_copied_by_way_of_private_memory() {
     failed.sort_by_key(|(tag, _)| *tag);
     assert_eq!(failed, [(2, Failed::Source), (3, Failed::Destination)]);
     assert_eq!(right.bytes(1, 8, 0, 2000), ramp(2000));
-    // The bounce and the failed one; of the other host the bounce, its two reads and its own.
+    // First host: the bounce and the failed one; second: the bounce, its two reads and its own.
     assert_eq!((left.calls(), right.calls()), (vec![1, 1, 1], vec![1, 1, 1]));
 }
 
 #[test]
-fn host_that_says_nothing_has_failed_everything() {
-    struct Silent;
-    impl Grants for Silent {
+fn pieces_without_a_result_count_as_failed() {
+    struct NoResult;
+    impl Grants for NoResult {
         fn copy(&self, _: &mut [Piece<'_>]) {}
     }
-    let domain = Domain::new(0, Arc::new(Silent));
+    let domain = Domain::new(0, Arc::new(NoResult));
     let (mut memory, mut copies) = ([7; 8], Copies::new());
     let mut mapped = SegMut::of(&mut memory);
     let mut granted = SegMut::granted(&domain, 1, 0, 8).unwrap();
@@ -226,7 +226,7 @@ fn copies_keep_their_allocation() {
 
 proptest! {
     #[test]
-    fn any_cut_of_any_mixture_arrives_in_order(
+    fn any_split_of_any_mixture_arrives_in_order(
         parts in proptest::collection::vec((any::<bool>(), 0_u16..4096, 0_u16..4096), 0..8),
         rooms in proptest::collection::vec((any::<bool>(), 1_u16..4096), 1..8),
     ) {
@@ -249,7 +249,7 @@ proptest! {
             .collect();
         let mut copies = Copies::new();
         let mut got = Vec::new();
-        // One page of the other domain is used again and again: finished in between.
+        // One page of the other domain is reused, so each use is finished first.
         let mut from = from.into_iter();
         let mut left = Seg::EMPTY;
         for ((granted, room), memory) in rooms.iter().zip(&mut memory) {

@@ -1,5 +1,5 @@
-//! What ends a process, or limits it, is done in a process of its own: this test again, with a
-//! variable that says which case it is.
+//! Cases that end or limit a process run in their own process: this test binary again, with the
+//! case in a variable.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,10 +17,10 @@ use crate::Mapping;
 const CASE: &str = "PVSWITCH_GUARD_CASE";
 const PAGE: u64 = 4096;
 
-/// Runs `case` of [`in_a_process_of_its_own`].
+/// Runs `case` of [`runs_one_case`].
 fn run(case: &str) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "guard::tests::in_a_process_of_its_own", "--nocapture"]);
+    command.args(["--exact", "guard::tests::runs_one_case", "--nocapture"]);
     command.env(CASE, case).output().unwrap()
 }
 
@@ -39,14 +39,14 @@ fn ends_by_sigbus(case: &str) {
 }
 
 #[test]
-fn in_a_process_of_its_own() {
+fn runs_one_case() {
     let Ok(case) = std::env::var(CASE) else { return };
     match case.as_str() {
         "data limit" => data_limit(),
         "address space limit" => address_space_limit(),
         "mapping limit" => mapping_limit(),
         "file size limit" => file_size_limit(),
-        "given back" => given_back(),
+        "freed" => freed(),
         "killed" => {
             let _mapping = lost(PAGE);
             // SAFETY: a plain system call.
@@ -74,7 +74,7 @@ fn file(len: u64) -> File {
     file
 }
 
-/// A mapping whose file was truncated, and that was found so.
+/// A mapping whose file was truncated, and that is marked lost.
 fn lost(len: u64) -> Mapping {
     let file = file(len);
     let mapping = Mapping::new(file.as_fd(), 0, len).unwrap();
@@ -104,12 +104,12 @@ fn statm() -> [u64; 2] {
     [field[0], field[5]]
 }
 
-/// Bytes that the stand-in holds.
+/// Bytes that the substitute holds.
 fn held() -> i64 {
     // SAFETY: all-zero is a valid `stat` to be filled in.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: `stat` is valid for writes during the call.
-    assert_eq!(unsafe { libc::fstat(STAND_IN.load(Ordering::Relaxed), &raw mut stat) }, 0);
+    assert_eq!(unsafe { libc::fstat(SUBSTITUTE.load(Ordering::Relaxed), &raw mut stat) }, 0);
     stat.st_blocks * 512
 }
 
@@ -117,7 +117,7 @@ fn data_limit() {
     let len = 512 << 20;
     let files: Vec<File> = (0..4).map(|_| file(len)).collect();
     let all: Vec<_> = files.iter().map(|f| Mapping::new(f.as_fd(), 0, len).unwrap()).collect();
-    // As much as there is, and some for the harness.
+    // The current use, and some for the harness.
     limit(libc::RLIMIT_DATA, statm()[1] * PAGE + (64 << 20));
     assert!(sys::anonymous(len as usize).is_err(), "the limit holds");
     files.iter().for_each(|file| file.set_len(0).unwrap());
@@ -142,17 +142,17 @@ fn mapping_limit() {
     let files: Vec<File> = (0..8).map(|_| file(PAGE)).collect();
     let all: Vec<_> = files.iter().map(|f| Mapping::new(f.as_fd(), 0, PAGE).unwrap()).collect();
     files.iter().for_each(|file| file.set_len(0).unwrap());
-    // Every second page otherwise, so that each is a mapping: as many as there may be. Nothing
-    // below may allocate.
+    // Changes every second page, so that each is a mapping, up to the limit. Nothing below may
+    // allocate.
     let many = sys::anonymous(1 << 30).unwrap().as_ptr();
     let split = |i: usize| {
-        // SAFETY: inside the mapping made above, whose 2^18 pages are more than ever fit.
+        // SAFETY: inside the mapping made above, whose 2^18 pages are more than the limit.
         let at = unsafe { many.add(i * 2 * PAGE as usize) };
-        // SAFETY: a page of ours that no one uses.
+        // SAFETY: our own unused page.
         unsafe { libc::mprotect(at.cast(), PAGE as usize, libc::PROT_NONE) == 0 }
     };
     let fits = (0..1 << 17).take_while(|i| split(*i)).count();
-    // One more than that, which the system allows to `mmap`: until it does not.
+    // One more than that, which the system allows to `mmap`: until it fails.
     let more = (0..1 << 17).take_while(|_| {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -164,7 +164,7 @@ fn mapping_limit() {
         mapping.seg_mut(0, 8).unwrap().write(&[1; 8]);
     }
     let spared = SPARE.iter().filter(|spare| spare.load(Ordering::Relaxed) == 0).count();
-    // SAFETY: as above; the whole range is given up, which needs no further mapping.
+    // SAFETY: as above; the whole range is unmapped, which needs no further mapping.
     unsafe { libc::munmap(many.cast(), 1 << 30) };
     assert!(all.iter().all(Mapping::is_lost));
     println!("{fits} and {more} mappings, {spared} spared");
@@ -179,8 +179,8 @@ fn file_size_limit() {
     assert!(error.to_string().contains("RLIMIT_FSIZE"), "{error}");
 }
 
-/// Each lost mapping has pages of its own, which go with it.
-fn given_back() {
+/// Each lost mapping has its own pages, which are freed with it.
+fn freed() {
     let (one, other) = (lost(2 << 20), lost(2 << 20));
     one.seg_mut(PAGE as usize, 4).unwrap().write(&[1; 4]);
     other.seg_mut(PAGE as usize, 4).unwrap().write(&[2; 4]);
@@ -211,26 +211,26 @@ fn truncated_memory_is_survived_at_the_limit_of_mappings() {
 }
 
 #[test]
-fn memory_is_refused_where_its_loss_could_not_be_survived() {
+fn memory_is_refused_if_its_loss_could_not_be_survived() {
     survives("file size limit");
 }
 
 #[test]
-fn what_stands_in_for_lost_memory_goes_with_its_mapping() {
-    survives("given back");
+fn substitute_pages_are_freed_with_their_mapping() {
+    survives("freed");
 }
 
 /// Issue 14, row 11.
 #[test]
-fn signals_that_are_no_loss_of_guest_memory_keep_their_action() {
+fn other_sigbus_signals_keep_their_action() {
     ends_by_sigbus("killed");
     ends_by_sigbus("not guarded");
 }
 
-/// Issue 14, row 11. Addresses are given back and used again all the time, by mappings that are
-/// lost, while others are that must keep what they hold.
+/// Issue 14, row 11. Addresses are freed and reused by mappings that are lost, while other mappings
+/// must keep their contents.
 #[test]
-fn addresses_that_are_used_again_while_memory_is_lost_keep_what_others_hold() {
+fn reuse_of_addresses_while_memory_is_lost_keeps_other_contents() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let lose = || {
@@ -258,8 +258,8 @@ fn addresses_that_are_used_again_while_memory_is_lost_keep_what_others_hold() {
     });
 }
 
-/// Large pages are replaced in whole. Where the system has none to give, the first access finds
-/// the same as where the file was truncated.
+/// Large pages are replaced as a whole. Without a free large page, the first access faults as on a
+/// truncated file.
 #[test]
 fn memory_of_large_pages_is_survived() {
     let flags = libc::MFD_CLOEXEC | libc::MFD_HUGETLB;
@@ -277,9 +277,9 @@ fn memory_of_large_pages_is_survived() {
     assert!(mapping.is_lost());
 }
 
-/// Threads that find the same memory lost at the same time.
+/// Several threads fault on the same lost memory concurrently.
 #[test]
-fn memory_that_many_threads_find_lost_is_one_loss() {
+fn memory_lost_by_many_threads_counts_once() {
     let len = 64 * PAGE;
     for _ in 0..50 {
         let file = file(len);
@@ -311,7 +311,7 @@ fn node(start: usize, end: usize) -> Node {
     Node::new(start, end, Arc::default())
 }
 
-/// Issue 14, row 1: to map, unmap or find one of many takes no walk over all.
+/// Issue 14, row 1: map, unmap and find do not walk over all mappings.
 #[test]
 fn one_of_65_000_mappings_is_found_in_a_few_steps() {
     let mut tree = None;

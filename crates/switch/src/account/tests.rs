@@ -4,7 +4,7 @@ use proptest::prelude::*;
 const SECOND: u64 = 1_000_000_000;
 
 #[test]
-fn stock_is_charged_up_to_its_limit_and_given_back() {
+fn stock_is_charged_up_to_its_limit_and_released() {
     let stock = Arc::new(Stock::new("mappings", 10, None));
     let first = stock.charge(6).unwrap();
     let error = stock.charge(5).unwrap_err();
@@ -18,7 +18,7 @@ fn stock_is_charged_up_to_its_limit_and_given_back() {
 }
 
 #[test]
-fn one_port_cannot_use_up_what_others_need_to_come_up() {
+fn one_port_cannot_use_up_what_others_need_to_start() {
     let budget = Arc::new(Budget::new(100, 5));
     let stock = || Arc::new(Stock::new("mappings", 1000, Some(Arc::clone(&budget))));
     let (greedy, honest) = (stock(), stock());
@@ -27,23 +27,23 @@ fn one_port_cannot_use_up_what_others_need_to_come_up() {
     let error = greedy.charge(1).unwrap_err();
     assert!(error.process && error.to_string().contains("all ports of 100"), "{error}");
     let first = honest.charge(5).unwrap();
-    assert!(honest.charge(1).is_err(), "more than little is not from the reserve");
+    assert!(honest.charge(1).is_err(), "the reserve is only for small amounts");
     drop((taken, first));
     assert_eq!((budget.used(), greedy.used(), honest.used()), (0, 0, 0));
 }
 
 #[test]
-fn rate_gives_a_burst_and_then_so_many_a_second() {
+fn rate_permits_a_burst_and_then_its_limit_per_second() {
     let rate = Rate::new("messages", 10, 5);
     let spend = |from: u64, to: u64| (from..to).filter(|ms| rate.spend(ms * 1_000_000)).count();
     assert_eq!(spend(1000, 1050), 5);
     assert_eq!(spend(1050, 3050), 20);
     assert_eq!((rate.spent(), rate.refused()), (25, 2025));
-    // It knows when there is one again.
+    // It returns when one is available again.
     let now = 3050 * 1_000_000;
     let next = rate.next_ns(now);
     assert!(next > now && !rate.spend(next - 1) && rate.spend(next));
-    // After a rest there is a burst again, not more.
+    // After an idle time a burst is available again, not more.
     assert_eq!((0..20).filter(|_| rate.spend(100 * SECOND)).count(), 5);
     let none = Rate::new("messages", 0, 5);
     assert!(!none.spend(SECOND) && none.next_ns(SECOND) == u64::MAX);
@@ -75,27 +75,27 @@ fn burst_of_a_rate_follows_its_limit() {
         let spent = (0..2 * burst).filter(|_| account.messages.spend(now)).count() as u64;
         assert_eq!(spent, burst, "at {limit} a second");
     }
-    // One at least, where the burst is less than a second.
+    // At least one, if the burst is less than a second.
     let slow = Rate::new("messages", 1000, 10);
     slow.limit.store(1, Ordering::Relaxed);
     assert_eq!((0..20).filter(|_| slow.spend(SECOND)).count(), 1);
 }
 
 #[test]
-fn what_turned_out_dear_is_waited_for() {
+fn expensive_work_delays_the_next_spend() {
     let rate = Rate::new("messages", 1000, 10);
     assert!(rate.spend(SECOND));
     rate.charge(500, SECOND);
     assert_eq!(rate.spent(), 501);
     assert!(!rate.spend(SECOND));
-    // Half a second for what was charged, less what is spent at once.
+    // Half a second for the charge, less the burst.
     let next = rate.next_ns(SECOND);
     assert_eq!(next, SECOND + SECOND / 1000 * (500 + 1 + 1 - 10));
     assert!(!rate.spend(next - 1) && rate.spend(next));
 }
 
 #[test]
-fn budgets_are_named_like_the_entries_that_are_their_shares() {
+fn budgets_are_named_like_the_entries_that_share_them() {
     let budgets = Budgets::new(1 << 46, 60_000, 100_000);
     let account = Account::new(&budgets);
     for (name, budget) in budgets.entries() {

@@ -1,56 +1,56 @@
-//! Max-min fair shares over all workers: which queues with backlog move between workers so that
-//! each port is served in proportion to its weight. Pure; time is passed in.
+//! Max-min fair shares over all workers: moves queues with backlog between workers so that each
+//! port is served in proportion to its weight. Pure; time is passed in.
 //!
 //! A worker shares its time by [`Share`](super::Share), so its queues with backlog all reach one
-//! *level*: time served per unit of weight. Workers' levels differ when one serves more weight
-//! than another, though all are full. Once a period each worker reports what its queues with
-//! backlog were served. From that each port's *lag* is kept: the time it was due, which is its
-//! max-min share of what all of them were served, less the time it got. Queues move where that
-//! lowers the sum over queues of the squared lag expected after `AHEAD`, each in parts of what
-//! its queue is due. An even split therefore stays as it is, a split that is not even is made so,
-//! and where no split is even (three floods on two workers) those that lag take turns on the
-//! workers that serve less.
+//! *level*: time served per unit of weight. Workers' levels differ when one serves more weight than
+//! another, though all are full. Once a period each worker reports the time that its queues with
+//! backlog were served. From this each port's *lag* is computed: the time it was due, its max-min
+//! share of the total, less the time it got. Queues move if that lowers the sum over queues of the
+//! squared lag expected after `AHEAD`, each relative to what its queue is due. So an even split
+//! stays, an uneven one is made even, and if no split is even (three floods on two workers) the
+//! queues that lag take turns on the workers with less load.
 
 use std::collections::HashMap;
 
-/// Length of a period, in ns: after each there is at most one decision.
+/// Length of a period, in ns: there is at most one decision per period.
 pub const PERIOD_NS: u64 = 16_000_000;
-/// Lags fade with this time constant, and are expressed in parts of what is due in it, in ns.
+/// Time constant in ns with which lags decay; lags are relative to what is due in it.
 const FADE_NS: f64 = 1e9;
-/// How far ahead lags are predicted, in parts of [`FADE_NS`].
+/// Time ahead for which lags are predicted, in parts of [`FADE_NS`].
 const AHEAD: f64 = 0.05;
-/// What a move must lower the sum of squares by. It costs cold caches and some system calls. At
-/// this value, a port of three on two workers lags by 2 % of a second's share before a move.
+/// Minimum reduction of the sum of squares by a move, which costs cold caches and some system
+/// calls. At this value, a port of three on two workers lags by 2 % of a second's share before a
+/// move.
 const GAIN: f64 = 0.002;
-/// A smaller lead of a port without backlog is forgotten, in ns.
+/// Lead of a port without backlog below which it is dropped, in ns.
 const FORGOTTEN_NS: f64 = 1e5;
 /// Most queues that one decision moves.
 const MOVES_MAX: usize = 16;
-/// Most queues that one decision considers; where there are more, another part each time.
+/// Most queues that one decision considers; if there are more, a different part each time.
 const CONSIDERED_MAX: usize = 256;
-/// Up to so many queues, pairs that change places are considered, too.
+/// Number of queues up to which swaps of two queues are considered, too.
 const SWAPPED_MAX: usize = 64;
 
 /// Whether a queue has backlog: its worker never found it empty.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub struct Backlog {
-    /// Since when, in ns; `u64::MAX`: it has none.
+    /// Start of the backlog, in ns; `u64::MAX`: none.
     since_ns: u64,
-    /// The period that the sums are of.
+    /// The period of the sums.
     period: u64,
     served_ns: u64,
     length_ns: u64,
 }
 
 impl Default for Backlog {
-    /// None.
+    /// No backlog.
     fn default() -> Self {
         Self { since_ns: u64::MAX, period: 0, served_ns: 0, length_ns: 0 }
     }
 }
 
 impl Backlog {
-    /// A burst of the queue ended. `more`: it took frames, and the queue is to be served on.
+    /// Records the end of a burst. `more`: it took frames, and the queue will be served again.
     #[inline]
     pub fn looked(&mut self, more: bool, now_ns: u64) {
         if !more {
@@ -60,7 +60,7 @@ impl Backlog {
         }
     }
 
-    /// A load measurement ended, in which the queue was served for `served_ns`.
+    /// Records the end of a load measurement, in which the queue was served for `served_ns`.
     pub fn measured(&mut self, period: u64, began_ns: u64, now_ns: u64, served_ns: u64) {
         if self.period != period {
             (self.period, self.served_ns, self.length_ns) = (period, 0, 0);
@@ -71,8 +71,8 @@ impl Backlog {
         }
     }
 
-    /// A period ended: for how long the queue was served while it had backlog, and for how long
-    /// it had backlog, in ns. `None`: not for half of the period.
+    /// Ends a period. Returns the time the queue was served while it had backlog, and the time it
+    /// had backlog, in ns. `None`: less than half of the period.
     pub fn end(&mut self, period: u64, began_ns: u64, now_ns: u64) -> Option<(u64, u64)> {
         let (mut served_ns, mut length_ns) = (self.served_ns, self.length_ns);
         if self.period != period {
@@ -81,36 +81,36 @@ impl Backlog {
         (self.served_ns, self.length_ns) = (0, 0);
         let all_ns = now_ns.saturating_sub(began_ns);
         if self.since_ns <= began_ns {
-            // Measurements in which it was not served, for what it owed, count as well.
+            // Measurements in which it was not served, because of its debt, count as well.
             length_ns = all_ns;
         }
         (length_ns > all_ns / 2).then_some((served_ns, length_ns))
     }
 }
 
-/// A queue that had backlog.
+/// Report on a queue that had backlog.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
-    /// Names the queue.
+    /// Identifies the queue.
     pub queue: u64,
     /// Its port.
     pub port: u32,
     /// The port's weight.
     pub weight: u32,
-    /// How long it was served while it had backlog, in ns.
+    /// Time it was served while it had backlog, in ns.
     pub served_ns: u64,
-    /// How long it had backlog, in ns.
+    /// Time it had backlog, in ns.
     pub length_ns: u64,
 }
 
-/// What a worker did in a period.
+/// Report of a worker on a period.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Its end.
+    /// End of the period, in ns.
     pub now_ns: u64,
-    /// Its length.
+    /// Length of the period, in ns.
     pub length_ns: u64,
-    /// Time spent on frames, of all queues.
+    /// Time spent on frames of all queues, in ns.
     pub busy_ns: u64,
     /// The queues that had backlog.
     pub claims: Vec<Claim>,
@@ -120,19 +120,19 @@ pub struct Report {
 #[derive(Clone, Debug, Default)]
 struct Latest {
     now_ns: u64,
-    /// Reported since the last decision.
+    /// Whether it was reported after the last decision.
     fresh: bool,
-    /// Part of its time that is left for queues with backlog.
+    /// Fraction of its time available to queues with backlog.
     room: f64,
-    /// With what each was served, in parts of the time.
+    /// Each claim with the fraction of time it was served.
     claims: Vec<(Claim, f64)>,
 }
 
-/// The account of all workers' time, and what follows from it.
+/// Accounts of all workers' time, and decisions on moves.
 #[derive(Clone, Debug)]
 pub struct Leveller {
     workers: Vec<Latest>,
-    /// Of each port that has, or had, backlog.
+    /// Account of each port that has, or had, backlog.
     accounts: HashMap<u32, PortAccount>,
     decided_ns: u64,
     /// Number of decisions.
@@ -141,38 +141,38 @@ pub struct Leveller {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct PortAccount {
-    /// What it was due less what it got, in ns.
+    /// Time it was due less the time it got, in ns.
     lag_ns: f64,
     /// Queues with backlog at the last decision.
     queues: u32,
 }
 
-/// A port with backlog, in a decision.
+/// A port with backlog, during a decision.
 struct Claimant {
     port: u32,
     weight: f64,
     queues: f64,
     served: f64,
-    /// What it is due, in parts of one worker's time.
+    /// Time it is due, relative to one worker's time.
     due: f64,
-    /// Its lag, in parts of what it is due in [`FADE_NS`].
+    /// Its lag, relative to what it is due in [`FADE_NS`].
     lag: f64,
 }
 
-/// A queue with backlog, in a decision.
+/// A queue with backlog, during a decision.
 #[derive(Clone, Copy)]
 struct Placed {
     queue: u64,
     from: usize,
     on: usize,
-    /// Its part of its port's weight.
+    /// Its share of its port's weight.
     weight: f64,
-    /// What it adds to [`Sum::linear`] and [`Sum::square`].
+    /// Its contribution to [`Sum::linear`] and [`Sum::square`].
     linear: f64,
     square: f64,
 }
 
-/// A worker, in a decision: what its queues with backlog add up to.
+/// Sums over a worker's queues with backlog, during a decision.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     room: f64,
@@ -189,10 +189,10 @@ impl Sum {
         self
     }
 
-    /// The part of the sum of squares that depends on where queues are: of each the lag ahead is
-    /// `lag + AHEAD * (1 - level * weight / due)`.
+    /// The part of the sum of squares that depends on the placement: the predicted lag of each
+    /// queue is `lag + AHEAD * (1 - level * weight / due)`.
     fn cost(&self) -> f64 {
-        // What is left of a weight that was added and subtracted is not 0.
+        // A weight added and subtracted again leaves a rounding error.
         if self.weight < 1e-6 {
             return 0.0;
         }
@@ -202,15 +202,15 @@ impl Sum {
 }
 
 impl Leveller {
-    /// For so many workers.
+    /// Creates the accounts for `workers` workers.
     pub fn new(workers: usize) -> Self {
         let workers = vec![Latest::default(); workers];
         Self { workers, accounts: HashMap::new(), decided_ns: 0, turn: 0 }
     }
 
-    /// Worker `me` reports; returns which queues are to move, and to which worker. Whoever serves
-    /// them now may be another worker than `me`. `asleep`: which workers sleep until they are
-    /// woken; they need not report.
+    /// Takes the report of worker `me`; returns the queues to move, each with its new worker. They
+    /// may be served by other workers than `me`. `asleep`: workers that sleep until woken; they
+    /// need not report.
     pub fn report(
         &mut self,
         me: usize,
@@ -230,10 +230,10 @@ impl Leveller {
         let mut waits = false;
         for (i, worker) in self.workers.iter_mut().enumerate() {
             if asleep(i) && i != me {
-                // Sleeps: nothing is left of what it reported.
+                // Asleep: drop its last report.
                 *worker = Latest { now_ns, fresh: true, room: 1.0, claims: Vec::new() };
             }
-            // One that naps for long, or has no CPU, is left out of the decision.
+            // A worker in a long nap, or without CPU, is left out of the decision.
             waits |= !worker.fresh && worker.now_ns + 3 * PERIOD_NS >= now_ns;
         }
         if waits {
@@ -246,15 +246,15 @@ impl Leveller {
         moves
     }
 
-    /// Ports that worker `me` serves and that have other queues with backlog, with how many of
-    /// those are served by other workers.
+    /// Ports of worker `me` with backlog on other workers, each with the number of its queues
+    /// there.
     pub fn elsewhere(&self, me: usize) -> Vec<(u32, u32)> {
         let mut own: HashMap<u32, u32> = HashMap::new();
         for (claim, _) in self.workers.get(me).iter().flat_map(|latest| &latest.claims) {
             *own.entry(claim.port).or_default() += 1;
         }
         let others = own.into_iter().filter_map(|(port, own)| {
-            // Of the last decision: it may have known fewer than were reported since.
+            // Count of the last decision: more queues may have been reported since.
             let others = self.accounts.get(&port)?.queues.saturating_sub(own);
             (others > 0).then_some((port, others))
         });
@@ -263,7 +263,7 @@ impl Leveller {
 
     fn decide(&mut self, now_ns: u64) -> Vec<(u64, usize)> {
         let (mut ports, index) = self.claimants();
-        // What all of them were served, shared out anew: lags add up to nothing.
+        // The total served, shared out by weight: lags sum to 0.
         let served = ports.iter().map(|port| port.served).sum();
         share_out(&mut ports, served);
         let passed_ns = now_ns.saturating_sub(self.decided_ns).min(4 * PERIOD_NS) as f64;
@@ -281,7 +281,7 @@ impl Leveller {
         self.workers.iter().enumerate().filter(|(_, latest)| latest.fresh)
     }
 
-    /// The ports that have backlog, and where in that list each is.
+    /// The ports with backlog, and the index of each in that list.
     fn claimants(&self) -> (Vec<Claimant>, HashMap<u32, usize>) {
         let mut ports: Vec<Claimant> = Vec::new();
         let mut index = HashMap::new();
@@ -298,7 +298,7 @@ impl Leveller {
         (ports, index)
     }
 
-    /// Enters the period in the accounts; `lag` is then in ns.
+    /// Adds the period to the accounts; `lag` is then in ns.
     fn book(&mut self, ports: &mut [Claimant], passed_ns: f64) {
         let fades = 1.0 - passed_ns / FADE_NS;
         for account in self.accounts.values_mut() {
@@ -311,8 +311,8 @@ impl Leveller {
             account.queues = port.queues as u32;
             port.lag = account.lag_ns;
         }
-        // Who has no backlog is owed nothing. What it got too much is kept for a while: a pause
-        // does not clear it.
+        // A port without backlog has no lag. Its lead is kept for a while: a pause does not clear
+        // it.
         self.accounts.retain(|_, account| account.queues > 0 || account.lag_ns < -FORGOTTEN_NS);
     }
 
@@ -335,7 +335,7 @@ impl Leveller {
         queues
     }
 
-    /// Places queues anew, best move first, for as long as a move gains enough.
+    /// Moves queues, best move first, while a move gains enough.
     fn arrange(&self, queues: &mut [Placed]) {
         let room = |latest: &Latest| Sum { room: latest.room, ..Sum::default() };
         let mut sums: Vec<Sum> = self.workers.iter().map(room).collect();
@@ -361,8 +361,8 @@ impl Leveller {
     }
 }
 
-/// Sets what each port is due, of `room`: its max-min share by weight. One that has
-/// `queues` cannot be served by more workers than that.
+/// Sets the time each port is due of `room`: its max-min share by weight. A port cannot be served
+/// by more workers than it has queues.
 fn share_out(ports: &mut [Claimant], mut room: f64) {
     let mut order: Vec<usize> = (0..ports.len()).collect();
     let full_at = |at: &usize| ports[*at].queues / ports[*at].weight;
@@ -376,7 +376,7 @@ fn share_out(ports: &mut [Claimant], mut room: f64) {
     }
 }
 
-/// The queues that change places, and what that adds to the cost.
+/// Queues with their new workers, and the change of the cost.
 type Change = (f64, Vec<(usize, usize)>);
 
 /// The best move of a queue, if it gains enough.
@@ -424,7 +424,7 @@ fn swap(queues: &[Placed], sums: &[Sum]) -> Option<Change> {
 mod tests {
     use super::*;
 
-    /// A period in which so many queues of port 7 had backlog.
+    /// A period in which `queues` queues of port 7 had backlog.
     fn report(now_ns: u64, queues: u64) -> Report {
         report_of(now_ns, queues, |_| 7)
     }
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn worker_that_does_not_report_neither_gives_queues_nor_gets_any() {
+    fn worker_without_a_report_neither_loses_queues_nor_gets_any() {
         let mut leveller = Leveller::new(2);
         for period in 10..100 {
             let report = report_of(period * PERIOD_NS, 4, |queue| queue as u32);
@@ -473,7 +473,7 @@ mod tests {
         assert_eq!(backlog.end(0, 0, 16 * ms), None);
         backlog.looked(true, 16 * ms);
         backlog.measured(1, 16 * ms, 17 * ms, 500);
-        // In what it owes it is not served, and has backlog.
+        // While it pays its debt it is not served, and has backlog.
         assert_eq!(backlog.end(1, 16 * ms, 32 * ms), Some((500, 16 * ms)));
         backlog.looked(false, 33 * ms);
         backlog.measured(2, 32 * ms, 33 * ms, 500);

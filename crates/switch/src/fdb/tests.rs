@@ -52,7 +52,7 @@ struct Known {
     is_static: bool,
 }
 
-/// What the table must answer when it is never full.
+/// Expected results of a table that is never full.
 struct Oracle {
     known: HashMap<(u32, u16), Known>,
     ageing: u32,
@@ -100,8 +100,8 @@ impl Oracle {
     }
 }
 
-/// Runs `ops` against table and oracle. A table that may get full may know less than the oracle,
-/// never otherwise.
+/// Runs `ops` against table and oracle. A table that may get full may have fewer entries than the
+/// oracle, but no others.
 fn model(capacity: usize, limit: u32, key: [u64; 2], ops: &[Op]) {
     let ageing = 10;
     let fdb = Fdb::new(capacity, key, ageing, limit);
@@ -109,7 +109,7 @@ fn model(capacity: usize, limit: u32, key: [u64; 2], ops: &[Op]) {
     let mut now = 100;
     for op in ops {
         step(&fdb, &mut oracle, &mut now, op);
-        // What the table gave up for lack of space is forgotten here too.
+        // Entries evicted for lack of space are removed here too.
         fdb.set_ageing(0);
         let there: HashMap<_, _> =
             fdb.entries(now).into_iter().map(|e| ((e.mac.0, e.vlan), e)).collect();
@@ -118,7 +118,7 @@ fn model(capacity: usize, limit: u32, key: [u64; 2], ops: &[Op]) {
             assert_eq!(there.len(), oracle.known.len());
         }
         oracle.known.retain(|(m, vlan), _| there.contains_key(&(mac(*m), *vlan)));
-        assert_eq!(there.len(), oracle.known.len(), "nothing is known that was never learned");
+        assert_eq!(there.len(), oracle.known.len(), "no entry that was never learned");
         for ((m, vlan), known) in &oracle.known {
             let entry = there[&(mac(*m), *vlan)];
             let got = (entry.port.0, entry.age_s, entry.is_static);
@@ -142,7 +142,7 @@ fn step(fdb: &Fdb, oracle: &mut Oracle, now: &mut u32, op: &Op) {
             let got = fdb.learn(mac(m), vlan, port(p), *now);
             if got == Learned::TableFull {
                 assert_eq!(want, Learned::New);
-                assert!(oracle.known.len() > 8, "there was place");
+                assert!(oracle.known.len() > 8, "there was room");
                 oracle.known = before;
             } else {
                 assert_eq!(got, want);
@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn a_full_table_forgets_but_never_errs(
+    fn a_full_table_evicts_but_is_never_wrong(
         key: [u64; 2], two_sets: bool, ops in prop::collection::vec(op(), 0..300)
     ) {
         model(if two_sets { 16 } else { 8 }, 9, key, &ops);
@@ -213,7 +213,7 @@ fn bad_macs_are_refused() {
         "02:00:00:00:00:+1",
         "020000000001",
     ] {
-        assert_eq!(text.parse::<Mac>(), Err(NotAMac), "{text}");
+        assert_eq!(text.parse::<Mac>(), Err(ParseMacError), "{text}");
     }
     assert!("02:00:00:AA:bb:01".parse::<Mac>().is_ok());
 }
@@ -257,10 +257,10 @@ fn static_entries_win_until_only_they_are_left() {
     }
     for i in 0..8 {
         assert_eq!(fdb.add_static(mac(100 + i), 0, port(2), 10), Ok(()));
-        assert_eq!(fdb.lookup(mac(i), 0, 10), None, "the oldest made place");
+        assert_eq!(fdb.lookup(mac(i), 0, 10), None, "the oldest was evicted");
         assert_eq!(fdb.learned_from(port(1)), 7 - i);
     }
-    assert_eq!(fdb.add_static(mac(200), 0, port(2), 10), Err(NoPlace));
+    assert_eq!(fdb.add_static(mac(200), 0, port(2), 10), Err(TableFull));
     assert_eq!(fdb.learn(mac(200), 0, port(1), 10), Learned::TableFull);
     assert_eq!(fdb.learn(mac(100), 0, port(3), 10), Learned::Static);
     assert_eq!(fdb.lookup(mac(100), 0, u32::MAX), Some(port(2)), "does not age");
@@ -290,7 +290,7 @@ fn a_flooding_port_is_limited_and_displaces_no_one() {
             assert_eq!(fdb.lookup(address, 0, 1), Some(port(p)));
         }
     }
-    // Time gives the flooder its share back, not more.
+    // After ageing the flooder gets its share again, not more.
     assert_eq!(fdb.age(302), 1400);
     assert_eq!(fdb.learned_from(port(9)), 0);
 }
@@ -304,7 +304,7 @@ fn newcomers_get_a_fair_share_of_a_full_table() {
         fdb.learn(mac(i), 0, port(i as u16 % 4), i);
     }
     let total: u32 = (0..4).map(|p| fdb.learned_from(port(p))).sum();
-    assert!(total > 950, "two sets fill well: {total}");
+    assert!(total > 950, "two sets fill the table: {total}");
     let mut missing = 0;
     for p in 10..22 {
         for i in 0..50 {
@@ -314,7 +314,7 @@ fn newcomers_get_a_fair_share_of_a_full_table() {
     }
     assert_eq!(missing, 0);
     for p in 10..22 {
-        assert_eq!(fdb.learned_from(port(p)), 50, "and they keep what they have");
+        assert_eq!(fdb.learned_from(port(p)), 50, "and keep them");
     }
 }
 
@@ -331,8 +331,8 @@ fn a_hoarder_replaces_its_own_oldest() {
 }
 
 #[test]
-fn a_key_seen_with_another_generation_does_not_count() {
-    // What a reader meets that stopped between its two looks.
+fn a_key_read_with_another_generation_is_ignored() {
+    // A reader that is interrupted between its two loads.
     let fdb = Fdb::new(8, KEY, 300, 100);
     fdb.learn(mac(1), 0, port(1), 0);
     let (at, value) = fdb.find(pack_key(mac(1), 0)).unwrap();
@@ -344,8 +344,8 @@ fn a_key_seen_with_another_generation_does_not_count() {
 
 #[test]
 fn readers_never_see_the_port_of_another_address() {
-    // One set, 64 addresses that expire at once: the places change hands all the time. Address i
-    // is only ever at ports i and i + 100.
+    // One set, 64 addresses that expire at once: entries are reused constantly. Address i is only
+    // ever at ports i and i + 100.
     let fdb = Fdb::new(8, KEY, 1, 1000);
     let (now, stop) = (AtomicU32::new(10), AtomicBool::new(false));
     let found = AtomicU32::new(0);
@@ -394,7 +394,7 @@ fn readers_never_see_the_port_of_another_address() {
 
 #[test]
 fn workers_that_learn_the_same_address_agree() {
-    // Who misses an address that another puts in meanwhile may be told of a limit that it meets.
+    // A worker that misses an address added concurrently may get the limit's error.
     let fdb = Fdb::new(1024, KEY, 300, 101);
     std::thread::scope(|scope| {
         for _ in 0..4 {

@@ -63,7 +63,7 @@ proptest! {
     }
 
     #[test]
-    fn another_flow_or_key_hashes_otherwise(flow in flow(), port in any::<u16>()) {
+    fn another_flow_or_key_has_another_hash(flow in flow(), port in any::<u16>()) {
         prop_assume!(port != flow.ports[0] && port != flow.ports[1]);
         let other = Flow { ports: [port, flow.ports[1]], ..flow };
         let hash = flow_hash(&flow.frame(false, 0, &[]), KEY);
@@ -97,11 +97,11 @@ fn fragments_follow_their_addresses() {
     };
     assert_eq!(fragment(one, 0x2000), fragment(two, 0x00b9), "first and a later fragment");
     assert_ne!(fragment(one, 0), fragment(two, 0));
-    assert_eq!(fragment(one, 0), fragment(one, 0x4000), "do not fragment is no fragment");
+    assert_eq!(fragment(one, 0), fragment(one, 0x4000), "do not fragment is not a fragment");
 }
 
 #[test]
-fn ipv6_extensions_are_looked_behind() {
+fn ipv6_extensions_are_skipped() {
     let flow = Flow { v6: true, tcp: false, hosts: [1, 2], ports: [1000, 2000] };
     let plain = flow.frame(false, 0, &[]);
     let extended = |kinds: &[u8]| {
@@ -157,7 +157,7 @@ fn tags_are_read_outermost_first() {
 }
 
 #[test]
-fn group_addresses_are_told() {
+fn group_addresses_are_recognised() {
     assert!(is_multicast([0xff; 6]) && is_multicast([1, 0, 0, 0, 0, 0]));
     assert!(!is_multicast([2, 0, 0, 0, 0, 0]));
     assert!(is_link_local([1, 0x80, 0xc2, 0, 0, 0x0f]));

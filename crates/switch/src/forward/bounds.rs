@@ -1,11 +1,11 @@
-//! What a burst makes the switch do beyond one copy of each frame, and its bounds.
+//! Bounds on the work of a burst beyond one copy of each frame.
 //!
-//! One frame can become many: a flood copies it to every port, and a GSO frame is cut into segments
-//! for each port that takes no such frames. Both are the sender's, and are known before anything is
-//! done: the segments from the checked header, the ports from the table. So a burst ends before the
-//! frame that would exceed a bound; that frame and those behind it are [left](Burst::leave) for the
-//! next burst, and nothing is lost. Only a frame that exceeds a bound alone loses copies, counted
-//! at the sender.
+//! One frame can become many: a flood copies it to every port, and a GSO frame is segmented for
+//! each port without that offload. Both are charged to the sender, and are known before any work:
+//! the segments from the checked header, the ports from the table. So a burst ends before the frame
+//! that would exceed a bound; that frame and those after it are [left](Burst::leave) for the next
+//! burst, and nothing is lost. Only a frame that exceeds a bound alone loses copies, counted at the
+//! sender.
 
 use super::{Forwarder, Group, Source};
 use crate::account::burst::{FLOOD_BYTES_MAX, FRAME_FLOOD_BYTES_MAX, MADE_MAX};
@@ -14,34 +14,34 @@ use crate::frame::{Burst, Frame};
 use crate::offload;
 use crate::vnet::{GSO_NONE, Offloads};
 
-/// What the frames of a burst cost, as far as they were looked at.
+/// Cost of the frames of a burst processed so far.
 #[derive(Default)]
 pub(super) struct Made {
-    /// Frames that may be made: segments, times ports.
+    /// Frames that may be made: segments times ports.
     frames: usize,
-    /// Bytes of flooded frames, times ports.
+    /// Bytes of flooded frames times ports.
     bytes: u64,
-    /// Ports that a flood goes to; counted with the first of the burst.
+    /// Number of ports of a flood; computed at the first one of the burst.
     ports: Option<usize>,
-    /// The first frame exceeds a bound alone.
+    /// Whether the first frame exceeds a bound alone.
     exceeds: bool,
-    /// Of copies of that frame: those that were segmented, and bytes.
+    /// Copies of that frame that were segmented, and their bytes.
     copied: (usize, u64),
 }
 
-/// The most frames that `frame` is cut into.
+/// Largest number of frames that `frame` is segmented into.
 fn segments(frame: &Frame) -> usize {
     if frame.hdr.gso_type == GSO_NONE { 1 } else { offload::segments(&frame.hdr, frame.len, 0) }
 }
 
 impl Made {
-    /// Accounts for a frame for one port; `first`: of the burst. False: it is to be left.
+    /// Counts a frame for one port; `first`: of the burst. False: it must be left.
     #[inline]
     pub fn takes(&mut self, frame: &Frame, first: bool) -> bool {
         frame.hdr.gso_type == GSO_NONE || self.cuts(frame, first)
     }
 
-    /// The same for a frame that may be cut into segments.
+    /// The same for a frame that may be segmented.
     #[cold]
     #[inline(never)]
     fn cuts(&mut self, frame: &Frame, first: bool) -> bool {
@@ -73,7 +73,7 @@ impl Made {
 }
 
 impl Forwarder {
-    /// Accounts for frame `i` of a burst, which is to be flooded; false: it is to be left.
+    /// Counts frame `i` of a burst, which will be flooded; false: it must be left.
     pub(super) fn may_flood(&mut self, from: PortId, frame: &Frame, first: bool) -> bool {
         let table = &self.table;
         let ports = *self.made.ports.get_or_insert_with(|| {
@@ -82,7 +82,7 @@ impl Forwarder {
         self.made.floods(frame, ports, first)
     }
 
-    /// Of a frame that exceeds a bound alone: drops the flooded copies beyond it.
+    /// Drops the flooded copies beyond the bound, for a frame that exceeds it alone.
     #[cold]
     pub(super) fn limit_copies(
         &mut self,

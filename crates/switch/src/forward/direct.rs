@@ -1,4 +1,4 @@
-//! The cross-connect's short way: frames read straight into the buffers of the port they go to.
+//! Direct path of the cross-connect: frames read into the buffers of their destination port.
 
 use std::sync::Arc;
 
@@ -8,10 +8,9 @@ use crate::frame::BURST_MAX;
 use crate::port::Ingress;
 
 impl Forwarder {
-    /// Before a burst of `ingress`: lets it read into the buffers of the port that everything it
-    /// reads goes to, if there is one that can. Whatever stands in the way (a learning switch, a
-    /// partner that is down or has no buffers, a capture of either port, held frames), nothing is
-    /// read here and the burst does it all.
+    /// Reads, before a burst of `ingress`, directly into the buffers of its partner port, if
+    /// possible. Otherwise (a learning switch, a partner that is down or has no buffers, a capture
+    /// of either port, held frames) nothing is read here and the burst handles all frames.
     #[inline]
     pub fn direct(&mut self, from: &Source, ingress: &mut dyn Ingress, now_ns: u64) {
         if self.mode == Mode::Cross && ingress.goes_direct() {
@@ -43,11 +42,11 @@ impl Forwarder {
         let epoch = partner.epoch();
         drop(queue);
         if let Some(at) = late {
-            self.put_off(at, to, from.queue % active);
+            self.schedule_notify(at, to, from.queue % active);
         }
         match done {
             Ok(0) => {}
-            Ok(_) => self.took((to, from.queue % active), egress),
+            Ok(_) => self.record_progress((to, from.queue % active), egress),
             Err(fault) => self.faults.push((to, epoch, fault)),
         }
     }

@@ -1,4 +1,4 @@
-//! Full destinations: what is held for them, who waits for them, and when they are tried again.
+//! Full destinations: frames held for them, workers that wait for them, and retries.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -10,11 +10,11 @@ use crate::hold::{HeldFrame, Hold};
 use crate::port::{Egress, Fault};
 use crate::stats::IngressStats;
 
-/// Whose counters a frame that cannot be segmented is counted in.
+/// Whose counter counts a frame that cannot be segmented.
 pub(super) enum Senders<'a> {
-    /// All are of one burst.
+    /// The sender of one burst.
     One(&'a IngressStats),
-    /// They were held.
+    /// The senders of held frames.
     Held(&'a [Option<Arc<IngressStats>>]),
 }
 
@@ -33,23 +33,23 @@ impl EgressQueue {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Length of the frame that has waited longest, in bytes.
+    /// Length of the frame held longest, in bytes.
     pub fn held_len(&self) -> Option<u32> {
         self.held().iter().next().map(|frame| frame.bytes.len() as u32)
     }
 
-    /// How many frames wait for it.
+    /// Number of frames held for it.
     pub fn held_frames(&self) -> usize {
         self.holding.load(Ordering::Relaxed)
     }
 
-    /// Whether frames wait for it. Certain under the queue's lock, but for a queue that goes down.
+    /// Whether frames are held for it. Exact under the queue's lock, except while it goes down.
     #[inline]
     pub(super) fn is_holding(&self) -> bool {
         self.holding.load(Ordering::Relaxed) != 0
     }
 
-    /// Its peer is gone: gives up what waits for it.
+    /// Drops the frames held for it: its peer disconnected.
     pub(super) fn drop_held(&self) {
         let mut hold = self.held();
         hold.clear(&self.stats);
@@ -58,11 +58,11 @@ impl EgressQueue {
 }
 
 impl Forwarder {
-    /// How many frames a burst from `from` may take, of `max`: as many as one of the destinations
-    /// that it has sent to lately has room for, once one of them was full. None while all are.
+    /// Number of frames, up to `max`, that a burst from `from` may take: once a destination was
+    /// full, the room of one of its recent destinations; 0 while all are full.
     ///
-    /// A destination that is down, or for which nothing may wait, does not count; one that takes
-    /// next to nothing is not waited for.
+    /// A destination that is down, or without a hold queue, is ignored; one that accepts almost
+    /// nothing is not waited for.
     pub fn may_take(&mut self, from: &Source, max: usize, now_ns: u64) -> usize {
         let Some((_, _, len)) = from.backpressure.waits_for() else { return max };
         self.room_for(from, len, max, now_ns)
@@ -91,7 +91,7 @@ impl Forwarder {
             }
         }
         if least >= max {
-            // All have room again, or there is none to wait for.
+            // All have room again, or none is left to wait for.
             from.backpressure.set_full(None);
             return max;
         }
@@ -108,8 +108,8 @@ impl Forwarder {
         most
     }
 
-    /// Frames of a group that did not fit, from `done` on: held by their destination, or dropped.
-    /// Under the queue's lock.
+    /// Handles frames of a group that did not fit, from `done` on: held by their destination, or
+    /// dropped. Under the queue's lock.
     #[cold]
     pub(super) fn refused(
         &mut self,
@@ -121,8 +121,8 @@ impl Forwarder {
         (queue, now_ns): (&mut dyn Egress, u64),
     ) {
         let egress = &port.egress[usize::from(group.queue)];
-        // What lies in granted memory is copied with one call.
-        burst.bring(group.picks[done..].iter().map(|pick| usize::from(*pick)));
+        // Granted frames are copied with one call.
+        burst.fetch_uncounted(group.picks[done..].iter().map(|pick| usize::from(*pick)));
         let mut hold = egress.held();
         let (mut kept, mut lost, mut lost_floods, mut len) = (0, 0, 0, 0);
         for (n, pick) in group.picks.iter().enumerate().skip(done) {
@@ -156,14 +156,14 @@ impl Forwarder {
         if len > 0 {
             from.backpressure.set_full(Some((group.port, group.queue, len)));
         }
-        self.found_full((group.port, group.queue), egress, queue, now_ns);
+        self.record_full((group.port, group.queue), egress, queue, now_ns);
         if egress.is_holding() {
             self.block((group.port, group.queue), egress);
         }
     }
 
-    /// Delivers what waits for a queue, and gives up what has waited for too long. Under the
-    /// queue's lock. True: nothing waits any more.
+    /// Delivers frames held for a queue, and drops those held for too long. Under the queue's lock.
+    /// True: no frame is held any more.
     #[cold]
     pub(super) fn send_held(
         &mut self,
@@ -176,7 +176,7 @@ impl Forwarder {
         let mut hold = egress.held();
         let late = hold.expire(now_ns, &egress.stats);
         let first = hold.iter().next().map(|held| held.bytes.len() as u32);
-        // Cheap where it is still full: senders that do not wait come here with each burst.
+        // Cheap if it is still full: senders that do not wait call this with each burst.
         let fits = first.is_some_and(|len| to.room(len, 1) != Ok(0));
         let (mut sent, mut fault) = (0, None);
         if fits {
@@ -194,17 +194,17 @@ impl Forwarder {
             to.flush();
             let late = egress.notify(to, sent, !is_free, now_ns);
             if let Some(at) = late {
-                self.put_off(at, port.id, queue);
+                self.schedule_notify(at, port.id, queue);
             }
-            self.took((port.id, queue), egress);
+            self.record_progress((port.id, queue), egress);
         }
         if late > 0 {
-            self.found_full((port.id, queue), egress, to, now_ns);
+            self.record_full((port.id, queue), egress, to, now_ns);
         }
         is_free
     }
 
-    /// Puts the oldest frames, up to a burst of them; returns how many were dealt with.
+    /// Puts the oldest frames, up to a burst of them; returns the number handled.
     fn send_oldest(
         &mut self,
         port: &Port,
@@ -230,15 +230,15 @@ impl Forwarder {
         (done, fault)
     }
 
-    /// Remembers that a destination is to be tried again, and that this worker waits for it.
+    /// Records that a destination must be retried, and that this worker waits for it.
     fn block(&mut self, at: (PortId, u16), egress: &EgressQueue) {
         egress.waiters.fetch_or(1 << self.worker, Ordering::AcqRel);
-        // It has moved since it was armed, if it was: that may be what it would notify of.
+        // It may have made room since it was armed, and will not notify of that again.
         self.blocked.insert(at, false);
     }
 
-    /// Whether frames are held by this worker, or senders paused: it is to [`retry`](Self::retry)
-    /// every [`RETRY_NS`](crate::hold::RETRY_NS) then, whatever wakes it.
+    /// Whether frames are held by this worker, or senders paused: it must then
+    /// [`retry`](Self::retry) every [`RETRY_NS`](crate::hold::RETRY_NS).
     pub fn is_blocked(&self) -> bool {
         !self.blocked.is_empty()
     }
@@ -248,13 +248,13 @@ impl Forwarder {
         self.blocked.contains_key(&(port, queue))
     }
 
-    /// Whether `from` may take frames again, as far as is known: one of its destinations has made
-    /// room, or it waits for none.
+    /// Whether `from` may take frames again: one of its destinations has signalled room, or it
+    /// waits for none.
     pub fn may_go_on(&self, from: &Source) -> bool {
         from.backpressure.waits_for().is_none() || from.backpressure.any(|at| self.has_news(at))
     }
 
-    /// Whether a destination was woken for since this worker last tried it, or is gone.
+    /// Whether a destination signalled room since this worker's last retry, or was removed.
     fn has_news(&self, (port, queue): (PortId, u16)) -> bool {
         let port = self.table.get(usize::from(port.0)).and_then(Option::as_ref);
         let port = port.filter(|port| port.active() > queue);
@@ -264,14 +264,14 @@ impl Forwarder {
         })
     }
 
-    /// Delivers what is held for destinations that have made room. `all`: and for the others; to be
-    /// done every [`RETRY_NS`](crate::hold::RETRY_NS), for those that do not notify, and for frames
-    /// that have waited for too long.
+    /// Delivers frames held for destinations that have signalled room. `all`: also for the others,
+    /// every [`RETRY_NS`](crate::hold::RETRY_NS): for those that do not notify, and to drop frames
+    /// held for too long.
     pub fn retry(&mut self, all: bool, now_ns: u64) {
         self.retry_each(all, now_ns, |_, _| {});
     }
 
-    /// The same. `done`: a destination was tried, for whoever charges the time to it.
+    /// The same. `done` is called after each destination, so that the caller can charge its time.
     pub fn retry_each(
         &mut self,
         all: bool,
@@ -295,8 +295,8 @@ impl Forwarder {
         }
     }
 
-    /// Before sleeping: asks each full destination to notify when it has room. False: one has room
-    /// by now; [`retry`](Self::retry).
+    /// Arms each full destination, before sleep, to notify when it has room. False: one has room
+    /// now; call [`retry`](Self::retry).
     pub fn arm_blocked(&mut self) -> bool {
         let mut full = true;
         let table = Arc::clone(&self.table);
@@ -310,25 +310,25 @@ impl Forwarder {
             *armed = egress.lock().arm();
             if !*armed {
                 full = false;
-                // Others that wait for it are not notified again.
+                // Other workers that wait for it get no further notification.
                 self.woken |= egress.waiters.swap(0, Ordering::AcqRel) & !(1 << self.worker);
             }
         }
         full
     }
 
-    /// Notes that a destination took a frame: those that wait for it may try again.
-    pub(super) fn took(&mut self, at: (PortId, u16), egress: &EgressQueue) {
+    /// Records that a destination took a frame: workers that wait for it may retry.
+    pub(super) fn record_progress(&mut self, at: (PortId, u16), egress: &EgressQueue) {
         if egress.waiters.load(Ordering::Relaxed) != 0 {
             self.woken |= egress.waiters.swap(0, Ordering::AcqRel);
         }
         if egress.starved.load(Ordering::Relaxed) {
-            self.took_again(at, egress);
+            self.end_starvation(at, egress);
         }
     }
 }
 
-/// A private copy of a frame: its head as it was decided on, and the rest as it is now.
+/// Makes a private copy of a frame: its head as it was parsed, and the rest as it is now.
 fn copy_of(burst: &Burst<'_>, i: usize, frame: &Frame) -> Box<[u8]> {
     let mut bytes = vec![0; frame.len as usize].into_boxed_slice();
     let head = burst.head(i);

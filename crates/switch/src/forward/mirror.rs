@@ -1,4 +1,4 @@
-//! Copies of a port's frames, for a capture.
+//! Mirror of a port's frames, for a capture.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
@@ -9,32 +9,32 @@ use crate::frame::Burst;
 /// A frame copied for a capture.
 #[derive(Debug)]
 pub struct Captured {
-    /// From the port into the switch, or out of it.
+    /// Direction: from the port into the switch, or out of it.
     pub ingress: bool,
-    /// When it passed, in the ns that `forward` was given.
+    /// Time of `forward`, in ns.
     pub at_ns: u64,
-    /// The frame; offloads not resolved.
+    /// The frame, before segmentation and checksums.
     pub bytes: Vec<u8>,
 }
 
-/// Where a port's frames are copied to while someone captures them. Costs one load when no one
-/// does. A reader that is too slow loses frames, which are counted, and never slows the switch.
+/// Sink for copies of a port's frames during a capture. Costs one load without a capture. A slow
+/// reader loses frames, which are counted, and never slows the switch.
 #[derive(Debug, Default)]
 pub struct Mirror {
     on: AtomicBool,
     sink: Mutex<Option<SyncSender<Captured>>>,
-    /// Frames the reader was too slow for.
+    /// Frames lost because the reader was too slow.
     pub lost: AtomicU64,
 }
 
 impl Mirror {
-    /// Starts, or ends with `None`.
+    /// Starts a capture, or ends it with `None`.
     pub fn set(&self, sink: Option<SyncSender<Captured>>) {
         self.on.store(sink.is_some(), Ordering::Relaxed);
         *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = sink;
     }
 
-    /// Whether someone captures.
+    /// Whether a capture is active.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! One egress queue as all workers see it: its lock, its counters, when its peer is notified.
+//! An egress queue shared by all workers: its lock, counters, and call policy.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -14,29 +14,29 @@ pub struct EgressQueue {
     pub queue: Arc<Mutex<dyn Egress>>,
     /// Its counters.
     pub stats: Arc<EgressStats>,
-    /// Workers that wait for it, one bit each; woken when it has room.
+    /// Workers that wait for room, one bit each; woken when it has room.
     pub waiters: AtomicU64,
-    /// Frames that wait for room. Locked after the queue.
+    /// Frames held for room. Locked after the queue.
     pub(super) hold: Mutex<Hold>,
-    /// How many those are.
+    /// Number of held frames.
     pub(super) holding: AtomicUsize,
-    /// How many there may be.
+    /// Limit of held frames.
     hold_max: AtomicU16,
     /// Whether senders are paused for it.
     pub(super) meter: PauseMeter,
-    /// When a frame first found no room, of those since the last was delivered; 0: all did.
+    /// Time of the first frame without room since the last delivery; 0: none.
     pub(super) full_ns: AtomicU64,
-    /// How many were delivered by then.
+    /// Number of frames delivered by then.
     pub(super) full_at: AtomicU64,
-    /// That was [`STARVED_NS`] ago, and the operator is told.
+    /// Whether that was `STARVED_NS` ago and was reported to the operator.
     pub(super) starved: AtomicBool,
-    /// When its peer is notified.
+    /// Call policy and pending notification.
     call: AtomicU64,
     notifier: Mutex<Notifier>,
 }
 
 impl EgressQueue {
-    /// A queue no one waits for.
+    /// Creates a queue without waiting workers.
     pub fn new(queue: Arc<Mutex<dyn Egress>>, stats: Arc<EgressStats>) -> Self {
         Self {
             queue,
@@ -54,30 +54,31 @@ impl EgressQueue {
         }
     }
 
-    /// How many frames may wait for room.
+    /// Limit of frames held.
     pub fn hold_max(&self) -> u16 {
         self.hold_max.load(Ordering::Relaxed)
     }
 
-    /// Sets [`hold_max`](Self::hold_max), up to [`HOLD_MAX`](crate::hold::HOLD_MAX). 0: what does
-    /// not fit is dropped, and no sender waits.
+    /// Sets [`hold_max`](Self::hold_max), up to [`HOLD_MAX`](crate::hold::HOLD_MAX). 0: frames that
+    /// do not fit are dropped, and no sender waits.
     pub fn set_hold_max(&self, frames: u16) {
         self.hold_max.store(frames, Ordering::Relaxed);
     }
 
-    /// When the peer is notified of frames.
+    /// Call policy: when the peer is notified of frames.
     #[inline]
     pub fn call(&self) -> Policy {
         Policy::from_bits(self.call.load(Ordering::Relaxed))
     }
 
-    /// Sets [`call`](Self::call). What waits to be told is told when its time comes.
+    /// Sets [`call`](Self::call). Notifications already delayed keep their time.
     pub fn set_call(&self, policy: Policy) {
         self.call.store(policy.to_bits(), Ordering::Relaxed);
     }
 
-    /// `frames` were made visible. A time at which [`tell_late`](Self::tell_late) is to be called,
-    /// if the peer is not notified now and there is none yet; it always is if it is `full`.
+    /// Notifies the peer of `frames` made visible, or returns the time at which to call
+    /// [`notify_if_due`](Self::notify_if_due); `None` if that is set already. A `full` queue's peer
+    /// is always notified now.
     #[inline]
     pub(super) fn notify(
         &self,
@@ -94,25 +95,25 @@ impl EgressQueue {
         let mut notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner);
         notifier.set_policy(policy);
         if full {
-            notifier.told(now_ns);
+            notifier.record_notified(now_ns);
             queue.notify();
             return None;
         }
-        let told = notifier.published(frames, now_ns);
-        if told == Notify::Now {
+        let decision = notifier.published(frames, now_ns);
+        if decision == Notify::Now {
             queue.notify();
             return None;
         }
         self.stats.calls_late.add(1);
-        match told {
+        match decision {
             Notify::At(at) => Some(at),
             _ => None,
         }
     }
 
-    /// The time `at` has come, or the worker `rests`. Another time, if the peer is to be told
-    /// later.
-    pub(super) fn tell_late(&self, at: u64, rests: bool, now_ns: u64) -> Option<u64> {
+    /// Notifies the peer if the time `at` has come, or the worker `rests`. Returns the new time, if
+    /// it is to be notified later.
+    pub(super) fn notify_if_due(&self, at: u64, rests: bool, now_ns: u64) -> Option<u64> {
         let rests = rests && Notifier::gathers(self.call());
         if at > now_ns && !rests {
             return Some(at);
@@ -120,9 +121,9 @@ impl EgressQueue {
         let mut queue = self.lock();
         let mut notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner);
         notifier.set_policy(self.call());
-        let told =
+        let decision =
             if rests { notifier.flush().then_some(Notify::Now) } else { notifier.due(at, now_ns) };
-        match told {
+        match decision {
             Some(Notify::At(at)) => return Some(at),
             Some(Notify::Now) => queue.notify(),
             Some(Notify::Later) | None => {}
@@ -136,7 +137,7 @@ impl EgressQueue {
             Err(TryLockError::WouldBlock) => true,
             Err(TryLockError::Poisoned(_)) => false,
         };
-        // A panic elsewhere is our bug and ends the program; the guard is as good as any.
+        // A panic under the lock is our bug and ends the program; the guard is valid.
         let guard = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if contended {
             self.stats.contended.add(1);

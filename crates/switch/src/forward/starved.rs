@@ -1,8 +1,7 @@
-//! Destinations that have had no room for so long that an operator should know.
+//! Starved destinations: those without room for so long that the operator is informed.
 //!
-//! Nothing is dropped for it that was not dropped before; it is only reported, once when it begins
-//! and once when it ends. It costs those whose frames fit nothing: it is checked where a
-//! destination was full, or kicks.
+//! It drops no further frames; it is only reported, once when it begins and once when it ends. It
+//! has no cost while frames fit: it is checked only when a destination was full, or kicks.
 
 use std::sync::atomic::Ordering;
 
@@ -10,17 +9,18 @@ use super::{EgressQueue, Forwarder};
 use crate::fdb::PortId;
 use crate::port::Egress;
 
-/// As the kernel's netback has it (`rx_stall_timeout_msecs`), in ns.
+/// Time without room after which a destination is starved (netback: `rx_stall_timeout_msecs`), in
+/// ns.
 pub const STARVED_NS: u64 = 60_000_000_000;
 
 impl EgressQueue {
-    /// How long no frame has found room, if that is long, and frames came all the same.
+    /// Time since a frame last had room, if at least [`STARVED_NS`] and frames kept arriving.
     pub fn starved_ns(&self, now_ns: u64) -> Option<u64> {
         let since = self.full_ns.load(Ordering::Relaxed);
         self.starved.load(Ordering::Relaxed).then(|| now_ns.saturating_sub(since))
     }
 
-    /// To be asked when its peer kicks. True: it starved, and has room again.
+    /// Checks for recovery when its peer kicks. True: it was starved, and has room again.
     pub fn recovers(&self) -> bool {
         if !self.starved.load(Ordering::Relaxed) || self.lock().arm() {
             return false;
@@ -29,17 +29,17 @@ impl EgressQueue {
         self.starved.swap(false, Ordering::Relaxed)
     }
 
-    /// There is another peer, or none.
-    pub(super) fn forget_full(&self) {
+    /// Resets the state when the peer changes or disconnects.
+    pub(super) fn reset_full(&self) {
         self.full_ns.store(0, Ordering::Relaxed);
         self.starved.store(false, Ordering::Relaxed);
     }
 }
 
 impl Forwarder {
-    /// A destination had no room for a frame. Under the queue's lock.
+    /// Records that a destination had no room for a frame. Under the queue's lock.
     #[cold]
-    pub(super) fn found_full(
+    pub(super) fn record_full(
         &mut self,
         at: (PortId, u16),
         egress: &EgressQueue,
@@ -56,25 +56,25 @@ impl Forwarder {
         if now_ns.saturating_sub(since) < STARVED_NS || egress.starved.load(Ordering::Relaxed) {
             return;
         }
-        // Its kick ends it, though no frame may come by then. One that does not kick for room is
-        // never full here, and does not starve.
+        // Its kick ends the starvation, even if no frame arrives. A destination that does not kick
+        // for room is never full here, and is not starved.
         if queue.arm() {
             if !egress.starved.swap(true, Ordering::Relaxed) {
                 self.starved.push((at.0, at.1, true));
             }
         } else {
             egress.full_ns.store(now_ns, Ordering::Relaxed);
-            // Others' frames may fit, too, and no one will tell them again.
+            // Frames of other workers may fit, too, and no further kick wakes these.
             self.woken |= egress.waiters.swap(0, Ordering::AcqRel);
         }
     }
 
-    /// A destination that starved took a frame.
+    /// Ends the starvation of a destination that took a frame.
     #[cold]
-    pub(super) fn took_again(&mut self, at: (PortId, u16), egress: &EgressQueue) {
+    pub(super) fn end_starvation(&mut self, at: (PortId, u16), egress: &EgressQueue) {
         let is_fed = egress.stats.frames.get() != egress.full_at.load(Ordering::Relaxed);
         if !is_fed {
-            // All it did was to refuse what it does not want at all.
+            // It only rejected a frame that it never accepts.
             return;
         }
         if egress.starved.swap(false, Ordering::Relaxed) {

@@ -6,6 +6,7 @@ use std::sync::mpsc::sync_channel;
 use proptest::prelude::*;
 
 use super::*;
+use crate::direct::Direct;
 use crate::fdb::Mac;
 use crate::frame::BURST_MAX;
 use crate::poll::Policy;
@@ -14,7 +15,7 @@ use crate::vnet::{GSO_TCPV4, NEEDS_CSUM, Offloads};
 
 const SECOND: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
-/// Longer than any ring of these tests.
+/// More than any ring of these tests holds.
 const ENDLESS: usize = usize::MAX;
 
 /// An egress queue in memory.
@@ -22,7 +23,7 @@ struct FakeEgress {
     takes: Offloads,
     /// Frames that fit.
     room: usize,
-    /// Most frames it can look ahead.
+    /// Most frames for which it can report room.
     looks: usize,
     /// Frames taken before the fault.
     fault_after: usize,
@@ -67,6 +68,10 @@ impl Egress for FakeEgress {
         self.takes
     }
 
+    fn takes_granted(&self) -> bool {
+        false
+    }
+
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
         for (done, pick) in picks.iter().enumerate() {
             let frame = &burst.frames[usize::from(*pick)];
@@ -94,13 +99,21 @@ impl Egress for FakeEgress {
         self.steer.clone()
     }
 
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        None
+    }
+
     fn flush(&mut self) {
         self.flushed = self.got.len();
     }
 
+    fn notify(&mut self) {}
+
     fn arm(&mut self) -> bool {
         self.room == 0
     }
+
+    fn disarm(&mut self) {}
 }
 
 /// Ports, a forwarder, and a sender's port for each.
@@ -166,10 +179,10 @@ impl Rig {
         self.queue(port, 0)
     }
 
-    /// What came out of queue 0 of `port` since this was last asked.
+    /// Frames from queue 0 of `port` since the last query.
     fn got(&self, port: usize) -> Vec<Vec<u8>> {
         let mut queue = self.port(port);
-        assert_eq!(queue.flushed, queue.got.len(), "published, all of it");
+        assert_eq!(queue.flushed, queue.got.len(), "all are published");
         queue.flushed = 0;
         queue.hdrs.clear();
         std::mem::take(&mut queue.got)
@@ -179,7 +192,7 @@ impl Rig {
         &self.table[port].as_ref().unwrap().egress[0]
     }
 
-    /// How many frames wait for `port`.
+    /// Number of frames held for `port`.
     fn held(&self, port: usize) -> usize {
         let egress = self.egress(port);
         let account = &self.table[port].as_ref().unwrap().account;
@@ -187,7 +200,7 @@ impl Rig {
         egress.held_frames()
     }
 
-    /// How many frames of `port` are taken next, of a burst.
+    /// Number of frames that `port` may send next.
     fn may_take(&mut self, port: usize) -> usize {
         self.forwarder.may_take(&self.sources[port], BURST_MAX, self.now_ns)
     }
@@ -219,7 +232,7 @@ fn mac(n: u8) -> [u8; 6] {
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 
-/// UDP over IPv4 from `src` to `dst`, perhaps tagged, told apart by `serial` at its end.
+/// UDP over IPv4 from `src` to `dst`, optionally tagged, identified by `serial` at its end.
 fn tagged(dst: [u8; 6], src: [u8; 6], vlan: Option<u16>, flow: u16, serial: u32) -> Vec<u8> {
     let mut f = [dst, src].concat();
     if let Some(id) = vlan {
@@ -246,7 +259,7 @@ fn serials(frames: &[Vec<u8>]) -> Vec<u32> {
     frames.iter().map(|f| serial(f)).collect()
 }
 
-/// A TCP frame of `payload` bytes that asks for segments of `mss`.
+/// A TCP frame of `payload` bytes with GSO segments of `mss`.
 fn tso(dst: [u8; 6], src: [u8; 6], payload: usize, mss: u16) -> (Vec<u8>, VnetHdr) {
     let mut f = [dst, src].concat();
     f.extend([8, 0, 0x45, 0]);
@@ -293,7 +306,7 @@ fn moved_address_is_followed_at_once() {
 }
 
 #[test]
-fn silent_address_is_forgotten_and_flooded_to_again() {
+fn idle_address_expires_and_is_flooded_to_again() {
     let mut rig = Rig::new(Mode::Switch, 3, 1);
     rig.send(1, &[frame(BROADCAST, mac(1), 1)]);
     rig.now_ns += 299 * SECOND;
@@ -324,7 +337,7 @@ fn vlans_are_kept_and_learned_apart() {
     let five = tagged(mac(1), mac(9), Some(5), 0, 3);
     rig.send(0, &[five.clone(), tagged(mac(1), mac(9), Some(6), 0, 4), frame(mac(1), mac(9), 5)]);
     assert_eq!((rig.got(1)[0].clone(), serials(&rig.got(2))), (five, vec![4, 5]));
-    assert_eq!(serials(&rig.got(3)), [5], "untagged: not known there");
+    assert_eq!(serials(&rig.got(3)), [5], "untagged: unknown there");
 }
 
 #[test]
@@ -344,7 +357,7 @@ fn link_local_same_port_and_runts_are_dropped_and_counted() {
 }
 
 #[test]
-fn one_port_fills_no_more_than_its_share_of_the_table() {
+fn one_port_fills_only_its_share_of_the_table() {
     let mut rig = Rig::new(Mode::Switch, 3, 1);
     let many: Vec<_> = (0..40).map(|n| frame(BROADCAST, mac(100 + n), 0)).collect();
     rig.send(1, &many);
@@ -379,8 +392,8 @@ fn a_flow_stays_on_one_of_the_enabled_queues() {
 }
 
 #[test]
-fn what_comes_for_a_flow_takes_the_queue_it_is_sent_on() {
-    // Of these no two have the same place in the table.
+fn frames_to_a_flow_use_the_queue_it_is_sent_on() {
+    // No two of these have the same place in the table.
     const OTHERS: u16 = 200;
     let mut rig = Rig::new(Mode::Switch, 2, 4);
     let sent_on = |flow: u16| (flow * 3 + flow / 4) % 4;
@@ -394,7 +407,7 @@ fn what_comes_for_a_flow_takes_the_queue_it_is_sent_on() {
         }
         [0, 1, 2, 3].map(|queue| serials(&std::mem::take(&mut rig.queue(1, queue).got)))
     };
-    // Flows from 20 on are first seen as they come: those stay where they are.
+    // Flows from 20 on are first seen towards the port: these keep their queue.
     let by_hash = come(&mut rig, 20..40);
     for flow in 0..40 {
         send(&mut rig, flow, sent_on(flow));
@@ -404,7 +417,7 @@ fn what_comes_for_a_flow_takes_the_queue_it_is_sent_on() {
     });
     assert_eq!(come(&mut rig, 0..20), steered);
     assert_eq!(come(&mut rig, 20..40), by_hash);
-    // So do the others, wherever they are sent on now; until they were silent.
+    // So do the others, even if sent on another queue now, until they were idle.
     for later in [1, 4, 5] {
         rig.now_ns += later * SECOND;
         let moved = |flow| if later == 5 { sent_on(flow) } else { 3 - sent_on(flow) };
@@ -412,7 +425,7 @@ fn what_comes_for_a_flow_takes_the_queue_it_is_sent_on() {
         assert_eq!(come(&mut rig, 0..20), steered, "{later} s later");
         assert_eq!(come(&mut rig, 20..40) == by_hash, later < 5);
     }
-    // Those on queues that are no longer enabled go by their hash.
+    // Those on queues that are no longer enabled use their hash.
     rig.table[1].as_ref().unwrap().set_active(2);
     let came = come(&mut rig, 0..20);
     assert!((0..2).all(|queue| steered[queue].iter().all(|flow| came[queue].contains(flow))));
@@ -423,7 +436,7 @@ fn what_comes_for_a_flow_takes_the_queue_it_is_sent_on() {
 fn cross_wires_pairs_and_counts_what_has_no_partner() {
     let mut rig = Rig::new(Mode::Cross, 5, 1);
     for port in 0..5 {
-        // To itself, to a group, link-local: nothing is looked at.
+        // To itself, to a group, link-local: nothing is parsed.
         let to = [mac(port), BROADCAST, [1, 0x80, 0xc2, 0, 0, 0], mac(9), mac(9)];
         rig.send(port.into(), &[frame(to[usize::from(port)], mac(port), port.into())]);
     }
@@ -441,7 +454,7 @@ fn cross_wires_pairs_and_counts_what_has_no_partner() {
 /// `full.rs` has the tests of full destinations.
 mod full;
 
-/// Everything to the queue of this number.
+/// Steers everything to this queue.
 struct To(u16);
 
 impl Steer for To {
@@ -452,17 +465,17 @@ impl Steer for To {
 }
 
 #[test]
-fn peer_that_spreads_its_frames_itself_is_asked_with_each_group() {
+fn peer_with_its_own_steering_is_queried_with_each_group() {
     let mut rig = Rig::new(Mode::Switch, 2, 4);
     let flows = |dst| (0..16).map(|n| tagged(dst, mac(0), None, n, n.into())).collect::<Vec<_>>();
     let spread = |rig: &Rig| (0..4).map(|q| rig.queue(1, q).got.len()).collect::<Vec<_>>();
     for queue in 0..4 {
-        // One that does not exist is brought back among those that do.
+        // An invalid queue is mapped to a valid one.
         rig.queue(1, queue).steer = Some(Arc::new(To(6)));
     }
     rig.send(0, &flows(BROADCAST));
     let first = spread(&rig);
-    assert!(first.iter().filter(|n| **n > 0).count() > 1, "as the switch likes: {first:?}");
+    assert!(first.iter().filter(|n| **n > 0).count() > 1, "chosen by the switch: {first:?}");
     rig.send(0, &flows(BROADCAST));
     rig.send(0, &flows(mac(1)));
     let after = spread(&rig);
@@ -475,7 +488,7 @@ fn peer_that_spreads_its_frames_itself_is_asked_with_each_group() {
         spread(&rig),
         (0..4).map(|q| { 2 * first[q] + if q == 2 { 48 } else { 0 } }).collect::<Vec<_>>()
     );
-    // Of a port with one queue nothing is asked.
+    // A port with one queue is not queried.
     rig.queue(1, 0).steer = Some(Arc::new(To(3)));
     rig.table[1].as_ref().unwrap().set_active(1);
     let before = spread(&rig)[0];
@@ -511,7 +524,7 @@ fn one_flood_is_segmented_for_the_plain_port_only() {
 }
 
 #[test]
-fn segments_are_delivered_together_or_held_and_what_can_never_fit_is_cut() {
+fn segments_are_delivered_together_or_held_and_truncated_if_they_never_fit() {
     let mut rig = Rig::new(Mode::Cross, 2, 1);
     rig.port(1).takes = Offloads::default();
     rig.port(1).room = 2;
@@ -529,7 +542,7 @@ fn segments_are_delivered_together_or_held_and_what_can_never_fit_is_cut() {
     assert_eq!((rig.held(1), rig.got(1).len()), (0, 2));
     assert_eq!(rig.port(1).stats.drops_no_room.get(), 1);
     rig.port(1).room = ENDLESS;
-    // No good headers: counted at the sender.
+    // Invalid headers: counted at the sender.
     let (mut bytes, hdr) = tso(mac(1), mac(0), 3000, 1448);
     bytes[14] = 0;
     rig.send_all(0, vec![(bytes, hdr)]);
@@ -537,7 +550,7 @@ fn segments_are_delivered_together_or_held_and_what_can_never_fit_is_cut() {
 }
 
 #[test]
-fn fault_of_one_egress_is_told_and_others_get_their_frames() {
+fn fault_of_one_egress_is_reported_and_others_get_their_frames() {
     let mut rig = Rig::new(Mode::Switch, 4, 1);
     rig.port(1).fault_after = 0;
     rig.send(0, &[frame(BROADCAST, mac(0), 0), frame(BROADCAST, mac(0), 1)]);
@@ -548,7 +561,7 @@ fn fault_of_one_egress_is_told_and_others_get_their_frames() {
 }
 
 #[test]
-fn fault_behind_delivered_frames_counts_those_once() {
+fn fault_after_delivered_frames_counts_those_once() {
     let mut rig = Rig::new(Mode::Cross, 2, 1);
     rig.port(1).takes = Offloads::default();
     rig.port(1).fault_after = 1;
@@ -573,7 +586,7 @@ fn capture_copies_both_directions_and_loses_rather_than_blocks() {
     assert_eq!(mirror.lost.load(Ordering::Relaxed), 1);
     mirror.set(None);
     assert!(!mirror.is_on());
-    assert_eq!(serials(&rig.got(1)), [2, 3, 4], "the port itself loses nothing");
+    assert_eq!(serials(&rig.got(1)), [2, 3, 4], "the port loses nothing");
     rig.send(1, &[frame(mac(9), mac(1), 5)]);
     assert!(captured.try_recv().is_err());
 }
@@ -595,7 +608,7 @@ fn held_frames_are_captured_once_at_each_end() {
 }
 
 #[test]
-fn port_taken_out_of_the_table_is_dropped_to_or_flooded_around() {
+fn frames_to_a_removed_port_are_dropped_or_flooded() {
     let mut rig = Rig::new(Mode::Switch, 3, 1);
     rig.send(1, &[frame(BROADCAST, mac(1), 1)]);
     (0..3).for_each(|p| drop(rig.got(p)));
@@ -612,18 +625,18 @@ enum Op {
     Send(usize, Vec<(u8, u16)>),
     /// A destination's room becomes this.
     Room(usize, usize),
-    /// So many ms pass.
+    /// This many ms pass.
     Wait(u64),
     /// A port goes down or comes up.
     Active(usize, bool),
-    /// What is held is tried again.
+    /// Held frames are retried.
     Retry,
 }
 
 const PORTS: usize = 4;
 
 fn op() -> impl Strategy<Value = Op> {
-    // Destinations: behind a port, nobody's, everybody's.
+    // Destinations: a port's address, an unknown one, broadcast.
     let frames = prop::collection::vec((0_u8..6, 0_u16..3), 0..12);
     prop_oneof![
         6 => (0..PORTS, frames).prop_map(|(p, f)| Op::Send(p, f)),
@@ -644,8 +657,8 @@ fn egress_drops(rig: &Rig, port: usize) -> u64 {
     stats.all().filter(|(name, _)| name.starts_with("drops_")).map(|(_, n)| n).sum()
 }
 
-/// Sends as `ops` say and checks after each step that every copy of every frame is delivered, held
-/// or counted as dropped, once, and that each port sees the frames of a flow in order.
+/// Runs `ops` and checks after each step that every copy of every frame is delivered, held or
+/// counted as dropped, once, and that each port gets the frames of a flow in order.
 fn model(mode: Mode, ops: &[Op]) -> Result<(), TestCaseError> {
     let mut rig = Rig::new(mode, PORTS as u16, 1);
     for n in 0..PORTS as u8 {

@@ -1,4 +1,4 @@
-//! Bursts whose segments are granted.
+//! Tests of bursts with granted segments.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,7 +6,7 @@ use shm::{Domain, Failed, Grants, Piece, Side};
 
 use super::*;
 
-/// A domain whose pages hold their own number in each byte; those from 100 on do not exist.
+/// A domain whose pages contain their number in each byte; those from 100 on do not exist.
 #[derive(Default)]
 struct Fake {
     calls: Mutex<Vec<usize>>,
@@ -50,7 +50,7 @@ fn bytes(burst: &Burst<'_>, i: usize) -> Vec<u8> {
 
 #[test]
 fn snapshot_and_fetch_are_one_call_each_and_fail_frame_by_frame() {
-    // Heads lie in memory that is lent if there is room for all.
+    // Heads are in lent memory if it has room for all.
     for heads in [0, 3, 4] {
         snapshot_and_fetch(&mut vec![[0xee; HEAD_LEN]; heads]);
     }
@@ -81,16 +81,16 @@ fn snapshot_and_fetch(heads: &mut [[u8; HEAD_LEN]]) {
     assert_eq!(std::mem::take(&mut *fake.calls.lock().unwrap()), [4]);
     assert_eq!(bytes(&burst, 0), [&[8; 20][..], &[9; 500]].concat());
     assert_eq!(bytes(&burst, 2), [5; 200]);
-    assert!(burst.is_out(3), "its second page is bad");
+    assert!(burst.is_out(3), "its second page is invalid");
     assert_eq!(bytes(&burst, 3), [&[10; 200][..], &[0; 200]].concat());
     burst.fetch(0..4);
-    assert_eq!(fake.calls.lock().unwrap()[..], [1], "but for frame 1, all is here already");
+    assert_eq!(fake.calls.lock().unwrap()[..], [1], "all but frame 1 were fetched already");
     let burst = burst.recycle();
     assert_eq!((burst.unreadable(), burst.is_lent()), (0, false));
 }
 
 #[test]
-fn frame_longer_than_the_arena_is_given_up() {
+fn frame_longer_than_the_arena_is_dropped() {
     let domain = Domain::new(1, Arc::new(Fake::default()));
     let page = |gref, len| Seg::granted(&domain, gref, 0, len).unwrap();
     let mut arena = [0; 100];
@@ -104,7 +104,7 @@ fn frame_longer_than_the_arena_is_given_up() {
 }
 
 #[test]
-fn pages_come_to_lie_on_pages_where_there_is_room() {
+fn fetched_pages_are_page_aligned_if_there_is_room() {
     let fake = Arc::new(Fake::default());
     let domain = Domain::new(1, fake);
     let seg = |gref, offset, len| Seg::granted(&domain, gref, offset, len).unwrap();
@@ -113,7 +113,7 @@ fn pages_come_to_lie_on_pages_where_there_is_room() {
         let mut burst = Burst::default();
         burst.lend(&mut [], &mut arena);
         for n in 0..3 {
-            // As Linux sends them: headers somewhere, then whole pages, and what is left.
+            // As Linux sends them: headers, then whole pages, then the rest.
             let whole: Vec<_> = (1..5).map(|page| seg(page, 0, 4096)).collect();
             let first = seg(9, 700 * n + 1, 66);
             push(&mut burst, &[&[first], &whole[..], &[seg(5, 0, 3550)]].concat());

@@ -7,7 +7,7 @@ fn frame(len: usize, since_ns: u64, from: Option<&Arc<IngressStats>>) -> HeldFra
 }
 
 #[test]
-fn frames_are_charged_to_the_destination_and_given_back() {
+fn frames_are_charged_to_the_destination_and_released() {
     let account = Arc::new(Account::default());
     account.set_limit("held-bytes", 250);
     let mut hold = Hold::new(Arc::clone(&account));
@@ -29,7 +29,7 @@ fn frames_are_charged_to_the_destination_and_given_back() {
 }
 
 #[test]
-fn what_waited_too_long_is_counted_at_both_ends() {
+fn frames_held_too_long_are_counted_at_both_ends() {
     let (stats, sender) = (EgressStats::default(), Arc::new(IngressStats::default()));
     let mut hold = Hold::new(Arc::default());
     for (since, from) in [(1, Some(&sender)), (2, None), (3, Some(&sender))] {
@@ -45,7 +45,7 @@ fn what_waited_too_long_is_counted_at_both_ends() {
 }
 
 #[test]
-fn destinations_are_remembered_for_a_second_and_too_many_are_known_to_be_too_many() {
+fn destinations_are_tracked_for_a_second_and_an_overflow_is_detected() {
     let sender = Backpressure::default();
     let second = 1_000_000_000;
     let at = |port| (PortId(port), 0);
@@ -57,7 +57,7 @@ fn destinations_are_remembered_for_a_second_and_too_many_are_known_to_be_too_man
     sender.sends_to(at(1), 8 * MS);
     assert_eq!(sender.recent(9 * MS), Some(vec![at(1), (PortId(2), 1), at(2)]));
     assert_eq!(sender.recent(6 * MS + second), Some(vec![at(1), (PortId(2), 1)]));
-    // It turned to another one after a rest.
+    // After an idle time it sends to another one.
     sender.sends_to(at(3), 3 * second);
     assert_eq!(sender.recent(3 * second), Some(vec![at(3)]));
     (10..18).for_each(|port| sender.sends_to(at(port), 3 * second + 1));
@@ -66,7 +66,7 @@ fn destinations_are_remembered_for_a_second_and_too_many_are_known_to_be_too_man
 }
 
 #[test]
-fn nobody_waits_for_a_destination_that_drips() {
+fn no_sender_waits_for_a_destination_that_is_too_slow() {
     let meter = PauseMeter::default();
     let start = 1_000 * MS;
     // A frame every 45 ms.
@@ -76,7 +76,7 @@ fn nobody_waits_for_a_destination_that_drips() {
     });
     assert_eq!(slow, Some(51));
     assert!(meter.is_slow(start + 1050 * MS) && !meter.is_slow(start + 1051 * MS));
-    // Again, and again for as long as a pause lasts.
+    // Again, for as long as a pause lasts.
     let from = start + 2000 * MS;
     let slow = (0..200).find(|ms| {
         meter.paused(100 + ms / 45, from + ms * MS);
@@ -86,14 +86,14 @@ fn nobody_waits_for_a_destination_that_drips() {
 }
 
 #[test]
-fn senders_wait_for_a_destination_that_is_merely_slower_or_was_scheduled_away() {
+fn senders_wait_for_a_destination_that_is_slower_or_lost_its_cpu() {
     let meter = PauseMeter::default();
     for ms in 0..5000 {
         // A burst of frames every 40 ms.
         meter.paused(ms / 40 * 32, ms * MS);
         assert!(!meter.is_slow(ms * MS), "{ms}");
     }
-    // Nobody was paused for a while: that is no time in which it took nothing.
+    // No pause for a while: that time does not count against it.
     meter.paused(10_000, 9000 * MS);
     meter.paused(10_000, 9049 * MS);
     assert!(!meter.is_slow(9049 * MS));

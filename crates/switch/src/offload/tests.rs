@@ -49,7 +49,7 @@ impl Spec {
         self.l4_at() + if self.udp { 8 } else { 20 + 4 * self.tcp_options }
     }
 
-    /// The whole frame, checksums and all.
+    /// The whole frame, with checksums.
     fn frame(&self, payload: &[u8]) -> Vec<u8> {
         let eth = PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
         let id = |n: u16| n.try_into().unwrap();
@@ -132,7 +132,7 @@ impl Spec {
         }
     }
 
-    /// What segmenting must give, built from scratch.
+    /// Expected segments, built independently.
     fn segments(&self, payload: &[u8], gso_size: usize) -> Vec<Vec<u8>> {
         let count = payload.len().div_ceil(gso_size).max(1);
         let part = |k: usize| {
@@ -161,7 +161,7 @@ fn spec() -> impl Strategy<Value = Spec> {
     })
 }
 
-/// Sum of big-endian words, the textbook way.
+/// Sum of big-endian words, the reference algorithm.
 fn naive_sum(bytes: &[u8]) -> u16 {
     let mut sum = 0_u64;
     for pair in bytes.chunks(2) {
@@ -244,7 +244,7 @@ proptest! {
     }
 
     #[test]
-    fn a_partial_checksum_goes_as_it_is_over_the_version_that_is_taken(
+    fn a_partial_checksum_passes_unchanged_over_the_accepted_ip_version(
         spec in spec(), len in 0..3000_usize, seed: u32, cuts in cuts(), head in 64..=128_usize
     ) {
         let whole = spec.frame(&payload(len, seed));
@@ -261,7 +261,7 @@ proptest! {
     }
 
     #[test]
-    fn a_partial_checksum_is_put_where_there_is_none(
+    fn a_missing_partial_checksum_is_stored(
         spec in spec(), len in 0..5000_usize, seed: u32, head in 0..=128_usize
     ) {
         let frame = spec.frame(&payload(len, seed));
@@ -274,7 +274,7 @@ proptest! {
     }
 
     #[test]
-    fn segments_are_what_an_independent_builder_makes(
+    fn segments_equal_those_of_an_independent_builder(
         spec in spec(), len in prop_oneof![0..6000_usize, 60_000..64_500_usize], seed: u32,
         gso_size in prop_oneof![Just(1_usize), 1..100_usize, 500..3000_usize, Just(65_535)],
         cuts in cuts(), head in 64..=128_usize, csum: bool
@@ -324,7 +324,7 @@ proptest! {
         let head_len = head.min(frame.len());
         needs_work(&frame[..head_len], &hdr, &to);
         put_partial(&mut frame[..head_len].to_vec(), frame.len() as u32);
-        // Unchecked headers too: whatever `VnetHdr::check` lets through must not matter here.
+        // Unchecked headers too: safety here must not depend on `VnetHdr::check`.
         if let Ok(made) = run(&frame, head, &cuts, &hdr, &to) {
             let addresses = |f: &[u8]| f.iter().take(12).copied().collect::<Vec<u8>>();
             prop_assert!(made.iter().all(|(f, _)| addresses(f) == addresses(&frame)));
@@ -332,7 +332,7 @@ proptest! {
     }
 
     #[test]
-    fn sums_agree_with_the_textbook(
+    fn sums_equal_the_reference_algorithm(
         bytes in prop::collection::vec(any::<u8>(), 0..700), cuts in cuts(), chunk in 1..70_usize
     ) {
         let want = naive_sum(&bytes);
@@ -364,7 +364,7 @@ fn a_checksum_is_never_zero_on_the_wire() {
 }
 
 #[test]
-fn work_is_needed_only_for_what_the_destination_lacks() {
+fn work_is_needed_only_for_missing_offloads() {
     let tcp = Spec::TCP.frame(&[0; 3000]);
     let hdr = VnetHdr { gso_type: GSO_TCPV4, ..Spec::TCP.hdr(1448) };
     assert!(!needs_work(&tcp, &VnetHdr::NONE, &NOTHING));
@@ -384,7 +384,7 @@ fn work_is_needed_only_for_what_the_destination_lacks() {
 }
 
 #[test]
-fn data_valid_is_taken_from_who_did_not_negotiate_it() {
+fn data_valid_is_cleared_if_not_negotiated() {
     let frame = Spec::TCP.frame(&[1; 500]);
     let hdr = VnetHdr { flags: crate::vnet::DATA_VALID, ..VnetHdr::NONE };
     let made = run(&frame, 128, &[100], &hdr, &NOTHING).unwrap();
@@ -419,7 +419,7 @@ fn a_full_destination_stops_the_segments() {
 }
 
 #[test]
-fn checksums_beyond_the_private_head_are_reached_within_bounds() {
+fn checksums_beyond_the_private_head_are_stored_within_bounds() {
     let far = |ip_options| Spec { v6: true, ip_options, ..Spec::TCP };
     let result = |spec: &Spec| {
         let frame = spec.partial(spec.frame(&payload(900, 3)));
@@ -433,7 +433,7 @@ fn checksums_beyond_the_private_head_are_reached_within_bounds() {
 }
 
 #[test]
-fn a_checksum_never_lands_on_what_was_decided_on() {
+fn a_checksum_never_overwrites_a_parsed_field() {
     let frame = Spec { tags: 1, ..Spec::TCP }.frame(&[1; 100]);
     let at = |start: u16, offset: u16| {
         let hdr =
@@ -448,7 +448,7 @@ fn a_checksum_never_lands_on_what_was_decided_on() {
     assert_eq!(at(l4, 4), Ok(1));
     assert_eq!(at(0, frame.len() as u16 - 2), Ok(1), "beyond the private head");
     assert_eq!(at(l4, frame.len() as u16 - 1 - l4), Err(Bad::Checksum), "outside");
-    // Not IP: only MACs, tags and type were decided on.
+    // Not IP: only MACs, tags and type were parsed.
     let other = [&frame[..16], &[0x88, 0xb5], &frame[18..]].concat();
     let hdr = VnetHdr { flags: NEEDS_CSUM, csum_start: 18, csum_offset: 0, ..VnetHdr::NONE };
     assert!(run(&other, 128, &[], &hdr, &NOTHING).is_ok());
@@ -474,7 +474,7 @@ fn damaged(spec: &Spec, change: impl Fn(&mut Vec<u8>, &mut VnetHdr)) -> Option<B
 }
 
 #[test]
-fn headers_that_do_not_fit_the_claim_are_refused() {
+fn headers_that_do_not_match_the_gso_type_are_refused() {
     let v4 = Spec::TCP;
     let v6 = Spec { v6: true, ip_options: 1, ..Spec::TCP };
     let udp = Spec { udp: true, ..Spec::TCP };
@@ -485,8 +485,8 @@ fn headers_that_do_not_fit_the_claim_are_refused() {
     assert_eq!(damaged(&v4, |f, _| f[20] = 0x20), headers, "fragment");
     assert_eq!(damaged(&v4, |f, _| f[23] = 17), headers, "protocol");
     assert_eq!(damaged(&v4, |f, _| f[46] = 0x40), headers, "TCP header too short");
-    assert_eq!(damaged(&v4, |f, _| f.truncate(60)), headers, "TCP header cut short");
-    assert_eq!(damaged(&v4, |f, _| f.truncate(46)), headers, "TCP header cut shorter");
+    assert_eq!(damaged(&v4, |f, _| f.truncate(60)), headers, "TCP header truncated");
+    assert_eq!(damaged(&v4, |f, _| f.truncate(46)), headers, "TCP header truncated further");
     assert_eq!(damaged(&v4, |f, _| f.truncate(13)), headers, "no EtherType");
     assert_eq!(damaged(&v4, |_, h| h.gso_type = GSO_TCPV6), headers);
     assert_eq!(damaged(&v4, |_, h| h.gso_type = GSO_UDP_L4), headers);
@@ -495,12 +495,12 @@ fn headers_that_do_not_fit_the_claim_are_refused() {
     assert_eq!(damaged(&v4, |_, h| h.csum_offset = 6), headers);
     assert_eq!(damaged(&v4, |_, h| h.gso_type = crate::vnet::GSO_UDP), headers);
     assert_eq!(damaged(&v6, |f, _| f[20] = 44), headers, "fragment");
-    assert_eq!(damaged(&v6, |f, _| f[20] = 43), None, "routing header, arrived");
+    assert_eq!(damaged(&v6, |f, _| f[20] = 43), None, "routing header, no segments left");
     let routed = |f: &mut Vec<u8>, _: &mut VnetHdr| {
         f[20] = 43;
         f[57] = 1;
     };
-    assert_eq!(damaged(&v6, routed), headers, "routing header, not arrived");
+    assert_eq!(damaged(&v6, routed), headers, "routing header, segments left");
     let far = Spec { v6: true, ip_options: 60, ..Spec::TCP };
     assert_eq!(damaged(&far, |_, _| {}), headers, "too long");
     let tags = Spec { tags: 2, ..Spec::TCP };

@@ -1,70 +1,70 @@
-//! `adaptive`: polls, naps or sleeps, whichever costs least at the rate that is seen.
+//! `adaptive`: polls, naps or sleeps, whichever costs least at the current rate.
 //!
-//! Three ways to wait for the next frame, and what each costs, measured on this machine:
-//! - *hot*: poll on. Costs the time until it comes; adds no latency.
+//! Three ways to wait for the next frame, with costs measured on this machine:
+//! - *hot*: keep polling. Costs the time until it arrives; adds no latency.
 //! - *cold*: arm and sleep until notified. Costs [`Costs::wake_ns`] each time.
-//! - *warm*: stay un-armed and look again after a nap. Costs [`Costs::nap_ns`] each time, however
-//!   many frames came meanwhile, and adds up to the latency target.
+//! - *warm*: stay disarmed and poll again after a nap. Costs [`Costs::nap_ns`] each time, for any
+//!   number of frames, and adds up to the latency target.
 //!
-//! Two questions, each with a part of its own. How long to poll before sleeping: [`Gaps`] keeps
-//! what each of a few limits would have cost lately, and the cheapest is followed. Whether to nap
-//! where frames come: [`Window`] counts what is spent without naps and what naps would have cost;
-//! where they would have been clearly cheaper they are tried, and given up when they slow the
-//! traffic down, as they do where each frame waits for the one before. A nap that found nothing
-//! ends in a sleep, not in another nap.
+//! Two decisions. How long to poll before sleeping: [`Gaps`] estimates what each of a few limits
+//! would have cost recently, and the cheapest is used. Whether to nap while frames arrive:
+//! [`Window`] compares the cost without naps with the cost that naps would have had; if they would
+//! have been clearly cheaper they are tried, and stopped when they slow the traffic down, as they
+//! do if each frame waits for the one before. A nap that found nothing ends in a sleep, not in
+//! another nap.
 //!
-//! Why so, with figures: `docs/design/0008-adaptive.md`.
+//! Reasons and figures: `docs/design/0008-adaptive.md`.
 
 use super::{Action, Costs, State};
 use crate::frame::BURST_MAX;
 
-/// An observation has at least this length, and either so many frames or the second length, in ns.
+/// Minimum length of a window, and the length, in ns, from which it needs no minimum of frames.
 const WINDOW_NS: (u64, u64) = (1_000_000, 8_000_000);
 const WINDOW_FRAMES: u64 = 512;
-/// Frames that may gather in a nap: half a ring of 256.
+/// Frames that may accumulate in a nap: half a ring of 256.
 const ROOM: u64 = 128;
-/// Who fills half a ring so many times in a row, always soon after it was emptied, is as fast as
-/// we let it be.
+/// A peer that fills half a ring this many times in a row, always soon after it was emptied, is
+/// limited by us.
 const BACKLOGS: u8 = 6;
-/// How soon, at least, in ns: time for a peer that slept to wake up and fill half a ring.
+/// Bound on "soon", in ns: time for a sleeping peer to wake up and fill half a ring.
 const BACKLOG_NS: u64 = 150_000;
-/// Naps pay when they cost less than this part of what is spent without, in percent.
+/// Naps pay if they cost less than this part of the cost without, in percent.
 const PAYS_PERCENT: u64 = 90;
-/// Naps that must be seen before they are judged.
+/// Number of naps in a trial before its evaluation.
 const TRIAL_NAPS: u64 = 8;
-/// First and longest time without naps after a trial that failed, in ns.
+/// First and longest time without naps after a failed trial, in ns.
 const BACKOFF_NS: (u64, u64) = (10_000_000, 1_000_000_000);
-/// Time after which a queue that naps looks whether that still pays, in ns.
+/// Interval at which a queue that naps checks whether that still pays, in ns.
 const REVIEW_NS: u64 = 200_000_000;
-/// How long a queue is polled after its last frame if sleeping cannot meet the latency target.
+/// Polling time after the last frame if sleeping cannot meet the latency target, in ns.
 const LATENCY_SPIN_NS: u64 = 1_000_000;
 
-/// The policy's memory of one queue.
-#[derive(Clone, Debug)]
+/// State of the policy for one queue.
+#[derive(Clone, Debug, Hash)]
 pub struct Adaptive {
     latency_ns: u64,
     costs: Costs,
     state: State,
-    /// When the last look was.
+    /// Time of the last poll.
     looked_ns: u64,
-    /// When the last frame was found, or the queue woken.
+    /// Time of the last frame, or wake-up.
     busy_ns: u64,
-    /// When the last frame was found.
+    /// Time of the last frame.
     found_ns: u64,
-    /// Frames found since the last look in vain.
+    /// Frames found since the last empty poll.
     run: u64,
-    /// How often of late the next frame came soon after half a ring.
+    /// How often recently the next frame came soon after half a ring.
     backlogs: u8,
     gaps: Gaps,
     window: Window,
-    /// Length of a nap, in ns; 0: it does not nap.
+    /// Length of a nap, in ns; 0: no naps.
     nap_ns: u64,
-    /// Full bursts in a row that one nap left.
+    /// Full bursts in a row after one nap.
     full: u64,
-    /// Since when it naps, and whether that has paid for one window yet.
+    /// Start of the naps, and whether they paid in one window already.
     napping_ns: u64,
     on_trial: bool,
-    /// The window before naps were tried.
+    /// The window before the trial of naps.
     before: Window,
     /// No naps before this time.
     naps_from_ns: u64,
@@ -72,7 +72,7 @@ pub struct Adaptive {
 }
 
 impl Adaptive {
-    /// For a queue that is polled from `now_ns` on, and may be looked at `latency_ns` late.
+    /// Creates the state of a queue polled from `now_ns` on, with latency target `latency_ns`.
     pub fn new(latency_ns: u64, costs: Costs, now_ns: u64) -> Self {
         Self {
             latency_ns,
@@ -95,7 +95,7 @@ impl Adaptive {
         }
     }
 
-    /// A notification ended the queue's sleep.
+    /// Records that a notification ended the queue's sleep.
     pub fn wake(&mut self, now_ns: u64) {
         if self.state == State::Cold {
             self.state = State::Hot;
@@ -106,8 +106,8 @@ impl Adaptive {
             let came_ns = now_ns.saturating_sub(self.costs.wake_late_ns);
             let gap_ns = came_ns.saturating_sub(self.busy_ns);
             if self.nap_ns == 0 {
-                // A short gap is a guess: traffic that does not wait for answers comes closer to
-                // the frame before when that is late. Spinning will tell.
+                // A short gap is a guess: in traffic that does not wait for replies a late frame is
+                // closer to the next one. Spinning measures it.
                 let last = if gap_ns < self.costs.wake_ns { 64 } else { 16 };
                 self.gaps.learn(gap_ns, self.costs.wake_ns, last);
             }
@@ -116,17 +116,17 @@ impl Adaptive {
         self.busy_ns = now_ns;
     }
 
-    /// What a look found, and what to do next.
+    /// Takes the result of a poll; returns the next action.
     #[inline]
     pub fn next(&mut self, frames: usize, now_ns: u64) -> Action {
         if self.costs.wake_ns == 0 {
-            // Even a second look is in vain.
+            // Even a second poll is useless.
             self.state = State::Cold;
             return Action::Arm;
         }
         let since_look = now_ns.saturating_sub(self.looked_ns);
         let since_busy = now_ns.saturating_sub(self.busy_ns);
-        // Otherwise the time since the look before went into what it found.
+        // Otherwise the time since the previous poll was spent on its frames.
         let in_vain = self.state == State::Hot && self.busy_ns < self.looked_ns;
         self.looked_ns = now_ns;
         if in_vain {
@@ -158,9 +158,9 @@ impl Adaptive {
             return Action::Poll;
         }
         let in_time = self.costs.wake_late_ns <= self.latency_ns;
-        // If sleeping cannot meet the target, it is too late whatever it saves.
+        // If sleeping cannot meet the target, its savings do not matter.
         let limit_ns = match in_time {
-            // It waits for us as much as we for it: it need not notify us if we are still there.
+            // Both sides wait for each other: no notification is needed if we still poll.
             true if self.run >= ROOM && self.backlogs >= BACKLOGS => self.backlog_ns(),
             true => self.gaps.limit_ns,
             false => LATENCY_SPIN_NS,
@@ -172,7 +172,7 @@ impl Adaptive {
         Action::Arm
     }
 
-    /// After half a ring: whether the next frame came soon.
+    /// Records, after half a ring, whether the next frame came soon.
     fn backlog(&mut self, soon: bool) {
         if self.run >= ROOM {
             let more = self.backlogs.saturating_add(1).min(BACKLOGS * 2);
@@ -184,20 +184,20 @@ impl Adaptive {
         self.costs.wake_ns.saturating_mul(LIMITS[2]).max(BACKLOG_NS)
     }
 
-    /// Time from one nap's beginning to the next one's, in ns.
+    /// Time from the start of one nap to the next, in ns.
     fn period_ns(&self) -> u64 {
         let nap_ns = if self.nap_ns > 0 { self.nap_ns } else { self.latency_ns };
         nap_ns.saturating_add(self.costs.nap_late_ns)
     }
 
-    /// At the end of a window without naps.
+    /// Decides on a trial of naps, at the end of a window without naps.
     fn try_naps(&mut self, now_ns: u64) -> bool {
         let window = std::mem::replace(&mut self.window, Window::new(now_ns));
         let nap_ns = self.longest_nap(&window);
         if nap_ns == 0 || now_ns < self.naps_from_ns || self.costs.nap_late_ns > self.latency_ns {
             return false;
         }
-        // The window counted the longest naps.
+        // The window's estimate is for the longest naps.
         let (longest_ns, period_ns) =
             (self.period_ns(), nap_ns.saturating_add(self.costs.nap_late_ns));
         let cost = scale(window.naps_cost(self.costs), longest_ns, period_ns);
@@ -209,21 +209,21 @@ impl Adaptive {
         true
     }
 
-    /// What the latency target allows, if it does not fill the ring.
+    /// Longest nap within the latency target that does not fill the ring.
     fn longest_nap(&self, window: &Window) -> u64 {
         let room_ns = scale(window.active_ns, ROOM, window.frames);
         self.latency_ns.min(room_ns.saturating_sub(self.costs.nap_late_ns))
     }
 
-    /// After a look at a queue that naps.
+    /// Handles a poll of a queue that naps.
     fn nap(&mut self, frames: usize, now_ns: u64) -> Action {
         if frames >= BURST_MAX {
-            // There is more, and it came within one nap.
+            // There are more frames, which arrived within one nap.
             self.full += 1;
             self.state = State::Hot;
             if self.full > ROOM / BURST_MAX as u64 {
                 (self.full, self.nap_ns) = (0, self.nap_ns / 2);
-                // A shorter one would be nothing but lateness.
+                // A shorter one would only add latency.
                 if self.nap_ns <= self.costs.nap_late_ns / 4 {
                     return self.leave(now_ns, true);
                 }
@@ -231,7 +231,7 @@ impl Adaptive {
             return Action::Poll;
         }
         if frames == 0 && self.full == 0 {
-            // On average the traffic paused in the middle of the nap before.
+            // On average the traffic paused in the middle of the previous nap.
             self.window.active_ns = self.window.active_ns.saturating_sub(self.period_ns() / 2);
             self.state = State::Cold;
             return Action::Arm;
@@ -246,7 +246,7 @@ impl Adaptive {
         if self.window.is_over(now_ns) {
             let window = std::mem::replace(&mut self.window, Window::new(now_ns));
             self.nap_ns = self.longest_nap(&window);
-            // As much a frame as before, if not as much as polling for ever.
+            // As much per frame as before, but at most the cost of constant polling.
             let spent = self.before.spent_at_most(self.costs);
             let spent = scale(spent, window.frames, self.before.frames);
             let other = spent.min(now_ns.saturating_sub(window.start_ns));
@@ -263,7 +263,7 @@ impl Adaptive {
         Action::Until(now_ns.saturating_add(self.nap_ns))
     }
 
-    /// No more naps; `failed`: nor a trial soon.
+    /// Stops naps; `failed`: also delays the next trial.
     fn leave(&mut self, now_ns: u64, failed: bool) -> Action {
         self.state = State::Hot;
         self.nap_ns = 0;
@@ -277,7 +277,7 @@ impl Adaptive {
 }
 
 impl Costs {
-    /// With which sums of them do not overflow: none is more than a second.
+    /// Limits the costs to a second each, so that sums do not overflow.
     fn bounded(self) -> Self {
         let bound = |ns: u64| ns.min(1_000_000_000);
         let (wake_ns, wake_late_ns) = (bound(self.wake_ns), bound(self.wake_late_ns));
@@ -290,19 +290,18 @@ impl Costs {
     }
 }
 
-/// How long to poll for the next frame before sleeping: of a few limits, the one that would have
-/// cost least for the gaps seen lately.
-#[derive(Clone, Debug)]
+/// Selects how long to poll before sleeping: of a few limits, the one that would have cost least
+/// for recent gaps.
+#[derive(Clone, Debug, Hash)]
 struct Gaps {
-    /// The limit to follow, in ns.
+    /// The limit in use, in ns.
     limit_ns: u64,
-    /// What a gap costs with each of the limits, on average lately, in ns.
+    /// Recent average cost of a gap with each limit, in ns.
     cost_ns: [u64; 3],
 }
 
-/// Multiples of a wake-up's cost: not at all; as long as a wake-up costs, with which a gap never
-/// costs more than twice what it must; and on through the longer ones of random gaps that are
-/// short on average.
+/// Multiples of a wake-up's cost: 0: do not poll; 1: a gap costs at most twice the minimum; 8:
+/// covers the longer ones of random gaps that are short on average.
 const LIMITS: [u64; 3] = [0, 1, 8];
 
 impl Gaps {
@@ -310,7 +309,7 @@ impl Gaps {
         Self { limit_ns: wake_ns, cost_ns: [wake_ns, wake_ns / 2, wake_ns] }
     }
 
-    /// A frame came `gap_ns` after the one before was found; it counts as one of the `last` gaps.
+    /// Records a gap of `gap_ns` between two frames; averages over `last` gaps.
     fn learn(&mut self, gap_ns: u64, wake_ns: u64, last: u64) {
         let mut least = u64::MAX;
         for (cost_ns, times) in self.cost_ns.iter_mut().zip(LIMITS) {
@@ -324,21 +323,21 @@ impl Gaps {
     }
 }
 
-/// What was seen since `start_ns`.
-#[derive(Clone, Debug, Default)]
+/// Statistics since `start_ns`.
+#[derive(Clone, Debug, Default, Hash)]
 struct Window {
     start_ns: u64,
     frames: u64,
-    /// Time with traffic: of each gap as much as a nap bridges, in ns.
+    /// Time with traffic, in ns: each gap counts up to the length of a nap.
     active_ns: u64,
-    /// Time polled in vain, in ns.
+    /// Time of empty polls, in ns.
     empty_ns: u64,
-    /// Sleeps that a notification ended.
+    /// Number of sleeps ended by a notification.
     wakes: u64,
     naps: u64,
-    /// Naps and wake-ups that there would have been with naps.
+    /// Estimated naps and wake-ups with naps.
     would: (u64, u64),
-    /// Time in the nap that there would be, and whether it would have found something.
+    /// Time in the estimated current nap, and whether it would have found frames.
     napped: (u64, bool),
 }
 
@@ -352,7 +351,7 @@ impl Window {
         length >= WINDOW_NS.1 || length >= WINDOW_NS.0 && self.frames >= WINDOW_FRAMES
     }
 
-    /// A frame was found `gap_ns` after the one before, where a nap takes `period_ns`.
+    /// Records a gap of `gap_ns` between two frames, for naps of `period_ns`.
     fn pass(&mut self, gap_ns: u64, period_ns: u64) {
         self.active_ns = self.active_ns.saturating_add(gap_ns.min(period_ns));
         let (time, found) = self.napped;
@@ -363,31 +362,31 @@ impl Window {
             self.would.0 += 1;
             self.napped = (time - period_ns, true);
         } else {
-            // A nap in vain, a wake-up, and a nap.
+            // A useless nap, a wake-up, and a nap.
             self.would.0 += 1 + u64::from(found);
             self.would.1 += 1;
             self.napped = (0, false);
         }
     }
 
-    /// What waiting cost, in ns.
+    /// Cost of waiting, in ns.
     fn spent(&self, costs: Costs) -> u64 {
         let (wakes, naps) = (self.wakes * costs.wake_ns, self.naps * costs.nap_ns);
         self.empty_ns.saturating_add(wakes + naps)
     }
 
-    /// The same; where it was more than a wake-up for each frame, [`Gaps`] is about to mend that.
+    /// The same, at most a wake-up per frame, as [`Gaps`] corrects a higher cost.
     fn spent_at_most(&self, costs: Costs) -> u64 {
         self.spent(costs).min(self.frames.saturating_mul(costs.wake_ns))
     }
 
-    /// What it would have cost with naps, in ns.
+    /// Estimated cost with naps, in ns.
     fn naps_cost(&self, costs: Costs) -> u64 {
         self.would.0 * costs.nap_ns + self.would.1 * costs.wake_ns
     }
 
-    /// Whether frames came more slowly than `before`, by more than a tenth and two and
-    /// a half standard deviations of what counting leaves open.
+    /// Whether the frame rate is lower than in `before`, by more than a tenth and two and a half
+    /// standard deviations.
     fn is_slower_than(&self, before: &Self) -> bool {
         let expected = scale(before.frames, self.active_ns, before.active_ns);
         let less = expected.saturating_sub(self.frames);

@@ -1,75 +1,74 @@
-//! When the peer is told of what was published.
+//! Call policies: when to notify the peer of published frames.
 
 use super::{Policy, tick_after};
 
-/// What to do after a publication.
+/// Decision after a publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
-    /// Tell the peer now, if it wants to be told.
+    /// Notify the peer now, if it wants notifications.
     Now,
-    /// Ask again ([`Notifier::due`]) at this time, in ns.
+    /// Call [`Notifier::due`] at this time, in ns.
     At(u64),
-    /// A time that was given before will do.
+    /// An earlier returned time is still valid.
     Later,
 }
 
-/// Frames in the time that `adaptive` may trade from which on it waits: one notification for so
-/// many is worth the wait, and whoever asks and waits for an answer has fewer under way.
+/// Frames per latency target from which `adaptive` delays: one notification for this many is worth
+/// the delay, and request-reply traffic has fewer in flight.
 const MANY: u64 = 8;
-/// Frames that `adaptive` gathers at most: a quarter of a ring of 256.
+/// Most frames that `adaptive` gathers: a quarter of a ring of 256.
 const GATHERED_MAX: u32 = 64;
-/// Windows of the traded time in which nothing is gathered, after a wait that did not pay.
+/// Windows of the latency target without gathering, after a delay that did not pay.
 const REST_WINDOWS: u8 = 16;
 
-/// A policy at work on the writer's side of one queue. `event`, `napi` and `spin` tell the peer
-/// once per publication: the event index (or flag) of a peer that polls already keeps it from being
-/// told too often, and frames that a warm queue gathered make one publication.
+/// Call policy with its state for one queue, on the writer's side. `event`, `napi` and `spin`
+/// notify once per publication: the event index (or flag) of a polling peer already suppresses
+/// needless notifications, and frames gathered by a warm queue are one publication.
 ///
-/// `adaptive` does so, too, until frames come in numbers: then it tells once in the time that it
-/// may trade, or for 64 frames. It gathers only while more is coming
-/// ([`gathers`](Self::gathers)), so that waiting costs no wake-up and nobody waits for a writer
-/// that has nothing to do; where that ended the wait it did not pay, and is not tried again for
-/// sixteen such times.
+/// `adaptive` does so, too, at low rates; at high rates it notifies once per latency target, or per
+/// 64 frames. It gathers only while more frames arrive ([`gathers`](Self::gathers)), so that the
+/// delay needs no wake-up and the peer never waits for an idle writer; a delay that ended because
+/// the writer became idle did not pay, and is not repeated for sixteen windows.
 #[derive(Clone, Copy, Debug)]
 pub struct Notifier {
     policy: Policy,
-    /// Frames the peer was not told of.
+    /// Frames without a notification so far.
     pending: u32,
-    /// When the first of them was published.
+    /// Publication time of the first of them.
     since_ns: u64,
-    /// The time that was given last, until it comes; `u64::MAX`: none.
+    /// The last returned time, until it is reached; `u64::MAX`: none.
     asked_ns: u64,
-    /// When the peer was told last.
-    told_ns: u64,
+    /// Time of the last notification.
+    notified_ns: u64,
     window: Window,
 }
 
-/// `adaptive`: whether frames come in numbers.
+/// Rate measurement of `adaptive`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
-    /// Since when frames are counted.
+    /// Start of the count.
     since_ns: u64,
     frames: u64,
-    /// In the window before there were many.
+    /// Whether the previous window had many frames.
     many: bool,
-    /// Windows to rest.
+    /// Remaining windows without gathering.
     rest: u8,
 }
 
 impl Notifier {
-    /// With nothing pending.
+    /// Creates the state with nothing pending.
     pub fn new(policy: Policy) -> Self {
         Self {
             policy,
             pending: 0,
             since_ns: 0,
             asked_ns: u64::MAX,
-            told_ns: 0,
+            notified_ns: 0,
             window: Window::default(),
         }
     }
 
-    /// Whether the policy ever waits. One that does not needs no state.
+    /// Whether the policy ever delays notifications. If not, it needs no state.
     pub fn waits(policy: Policy) -> bool {
         match policy {
             Policy::Timer { .. } => true,
@@ -80,23 +79,23 @@ impl Notifier {
         }
     }
 
-    /// Whether the policy waits only while more is coming: [`flush`](Self::flush) it when the
-    /// writer finds nothing to do, and before it sleeps.
+    /// Whether the policy delays only while more frames arrive: call [`flush`](Self::flush) when
+    /// the writer has nothing to do, and before it sleeps.
     pub fn gathers(policy: Policy) -> bool {
         matches!(policy, Policy::Adaptive { .. })
     }
 
-    /// The policy it follows.
+    /// The policy in use.
     pub fn policy(&self) -> Policy {
         self.policy
     }
 
-    /// Follows a policy from now on; what is pending stays so.
+    /// Changes the policy; pending frames stay pending.
     pub fn set_policy(&mut self, policy: Policy) {
         self.policy = policy;
     }
 
-    /// `frames` were published at `now_ns`.
+    /// Records a publication of `frames` at `now_ns`.
     pub fn published(&mut self, frames: usize, now_ns: u64) -> Notify {
         if self.pending == 0 {
             self.since_ns = now_ns;
@@ -107,7 +106,7 @@ impl Notifier {
         }
         let at = self.wanted(now_ns);
         if at <= now_ns {
-            self.told(now_ns);
+            self.record_notified(now_ns);
             return Notify::Now;
         }
         if at >= self.asked_ns {
@@ -117,10 +116,10 @@ impl Notifier {
         Notify::At(at)
     }
 
-    /// The time `at` that was given has come: tell the peer, ask again, or nothing is to be done.
+    /// Decides at the returned time `at`: notify, call again later, or nothing.
     pub fn due(&mut self, at: u64, now_ns: u64) -> Option<Notify> {
         if at != self.asked_ns {
-            // A sooner one was given since.
+            // An earlier time was returned since.
             return None;
         }
         self.asked_ns = u64::MAX;
@@ -129,30 +128,30 @@ impl Notifier {
         }
         let at = self.wanted(now_ns);
         if at <= now_ns {
-            self.told(now_ns);
+            self.record_notified(now_ns);
             return Some(Notify::Now);
         }
         self.asked_ns = at;
         Some(Notify::At(at))
     }
 
-    /// The peer was told, whatever the policy.
-    pub fn told(&mut self, now_ns: u64) {
+    /// Records that the peer was notified, independent of the policy.
+    pub fn record_notified(&mut self, now_ns: u64) {
         self.pending = 0;
-        self.told_ns = now_ns;
+        self.notified_ns = now_ns;
     }
 
-    /// Forgets the time that was given. True: tell the peer now. False: it was told meanwhile.
+    /// Clears the returned time. True: notify the peer now. False: nothing is pending.
     pub fn flush(&mut self) -> bool {
         self.asked_ns = u64::MAX;
-        let told = std::mem::take(&mut self.pending) > 0;
-        if told {
+        let pending = std::mem::take(&mut self.pending) > 0;
+        if pending {
             (self.window.many, self.window.rest) = (false, REST_WINDOWS);
         }
-        told
+        pending
     }
 
-    /// When the peer is to be told of what is pending.
+    /// Time at which the peer must be notified of the pending frames.
     fn wanted(&self, now_ns: u64) -> u64 {
         let after = |ns: u64, usecs: u32| ns.saturating_add(u64::from(usecs) * 1000);
         match self.policy {
@@ -164,7 +163,7 @@ impl Notifier {
                 self.since_ns.saturating_add(wait_ns)
             }
             Policy::Adaptive { latency_us } if self.window.many && self.pending < GATHERED_MAX => {
-                after(self.told_ns, latency_us)
+                after(self.notified_ns, latency_us)
             }
             _ => now_ns,
         }

@@ -1,4 +1,4 @@
-//! Policies as the command line names them.
+//! Policies and their text form on the command line.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,36 +12,35 @@ pub const DEFAULT_LATENCY_US: u32 = 50;
 /// Longest delay of `coalesce`, and longest latency target, in us: a second.
 const USECS_MAX: u32 = 1_000_000;
 
-/// When a queue is looked at (its poll policy), or its peer notified (its call policy).
+/// When a queue is polled (poll policy), or its peer notified (call policy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// Always armed; notifies at once.
     Event,
-    /// A notification starts polling, at most `budget` frames a round; a look that finds less
-    /// ends it.
+    /// A notification starts polling, at most `budget` frames a round; a round with fewer ends it.
     Napi {
-        /// Frames a round, 1 to 64.
+        /// Frames per round, 1 to 64.
         budget: u16,
     },
-    /// Smart poll: from the first traffic on at a fixed rate, until there was none for
+    /// Smart poll: polls at a fixed rate from the first traffic on, until idle for
     /// [`TIMER_IDLE_NS`](super::TIMER_IDLE_NS).
     Timer {
-        /// Looks a second, 1 to [`TIMER_HZ_MAX`].
+        /// Polls per second, 1 to [`TIMER_HZ_MAX`].
         hz: u32,
     },
-    /// At most so long after something was there, or so many frames.
+    /// Waits at most `usecs` after the first frame, or until `frames` are pending.
     Coalesce {
         /// Delay in us; 0: none.
         usecs: u32,
-        /// Frames that end it, from 1 on.
+        /// Number of frames that end the delay, at least 1.
         frames: u16,
     },
-    /// A delay that shrinks as frames pend: `usecs` divided by their number.
+    /// Delay that shrinks with the pending frames: `usecs` divided by their number.
     CoalescePending {
         /// Delay of one frame, in us; 0: none.
         usecs: u32,
     },
-    /// Polls for ever.
+    /// Polls constantly.
     Spin,
     /// Hot, warm or cold by measured cost ([`Adaptive`](super::Adaptive)).
     Adaptive {
@@ -51,7 +50,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// The default.
+    /// Default policy.
     pub const ADAPTIVE: Self = Self::Adaptive { latency_us: DEFAULT_LATENCY_US };
 }
 
@@ -61,7 +60,7 @@ impl Default for Policy {
     }
 }
 
-/// The forms a policy is written in, for error messages and help.
+/// Text forms of policies, for error messages and help.
 pub const POLICIES: [&str; 7] = [
     "event",
     "napi[:BUDGET]",
@@ -130,7 +129,7 @@ impl fmt::Display for Policy {
 }
 
 impl Policy {
-    /// As one word, so that it can be changed while a worker reads it.
+    /// Encodes it as one word, so that it can be changed while a worker reads it.
     pub fn to_bits(self) -> u64 {
         let (kind, a, b) = match self {
             Self::Event => (0, 0, 0),
@@ -144,7 +143,7 @@ impl Policy {
         u64::from(a) | u64::from(b) << 32 | kind << 48
     }
 
-    /// What [`to_bits`](Self::to_bits) made.
+    /// Decodes the word of [`to_bits`](Self::to_bits).
     pub fn from_bits(bits: u64) -> Self {
         let (a, b) = (bits as u32, (bits >> 32) as u16);
         match bits >> 48 {

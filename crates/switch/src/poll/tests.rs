@@ -6,8 +6,8 @@ fn adaptive(latency_us: u32) -> Poller {
     Poller::new(Policy::Adaptive { latency_us }, COSTS, 0)
 }
 
-/// Feeds `p` frames every `gap` ns for `until` ns as a worker would, a look every 100 ns while hot;
-/// returns (time polled, wakes, naps).
+/// Feeds `p` frames every `gap` ns for `until` ns as a worker would, with a poll every 100 ns while
+/// hot; returns (time polled, wakes, naps).
 fn feed(p: &mut Poller, gap: u64, until: u64) -> (u64, u64, u64) {
     let (mut now, mut arrival) = (0, gap);
     let (mut polled, mut wakes, mut naps) = (0, 0, 0);
@@ -55,7 +55,7 @@ fn napi_polls_while_its_budget_is_used_up() {
 }
 
 #[test]
-fn timer_looks_at_ticks_and_stops_a_tenth_of_a_second_after_the_last_frame() {
+fn timer_polls_at_ticks_and_stops_a_tenth_of_a_second_after_the_last_frame() {
     let mut p = Poller::new(Policy::Timer { hz: 1000 }, COSTS, 0);
     p.wake(1_234_567);
     assert_eq!(p.next(1, 1_234_567), Action::Until(2_000_000));
@@ -73,7 +73,7 @@ fn queues_of_one_frequency_share_their_ticks() {
 }
 
 #[test]
-fn coalesce_waits_its_time_but_not_behind_enough_frames() {
+fn coalesce_waits_its_delay_but_not_after_enough_frames() {
     let mut p = Poller::new(Policy::Coalesce { usecs: 30, frames: 8 }, COSTS, 0);
     assert_eq!(p.next(7, 1000), Action::Until(31_000));
     assert_eq!(p.next(8, 31_000), Action::Poll);
@@ -95,7 +95,7 @@ fn adaptive_naps_at_rates_between() {
     let (polled, wakes, naps) = feed(&mut adaptive(50), 10_000, 1_000_000_000);
     assert!(polled < 40_000_000 && wakes < 3_000, "{polled} {wakes} {naps}");
     assert!((16_000..19_000).contains(&naps), "{naps}");
-    // Without a latency to trade it may not.
+    // With a latency target of 0 it may not.
     let (polled, _, naps) = feed(&mut adaptive(0), 10_000, 100_000_000);
     assert!(naps == 0 && polled > 50_000_000, "{polled}");
 }
@@ -107,7 +107,7 @@ fn adaptive_at_full_load_polls() {
 }
 
 #[test]
-fn adaptive_does_not_nap_between_a_question_and_its_answer() {
+fn adaptive_does_not_nap_between_a_request_and_its_reply() {
     // The next frame comes 3 us after the one before was taken: naps would slow it down.
     let mut p = adaptive(50);
     let (mut now, mut arrival, mut naps, mut served) = (0, 0, 0_u64, 0_u64);
@@ -134,14 +134,14 @@ fn adaptive_does_not_nap_between_a_question_and_its_answer() {
 }
 
 #[test]
-fn adaptive_polls_on_where_sleeping_cannot_meet_its_target() {
+fn adaptive_keeps_polling_if_sleeping_cannot_meet_its_target() {
     let mut p = adaptive(2);
     assert_eq!((p.next(1, 1000), p.next(0, 900_000)), (Action::Poll, Action::Poll));
     assert_eq!(p.next(0, 1_001_000), Action::Arm);
 }
 
 #[test]
-fn notifier_tells_at_once_or_when_its_policy_says() {
+fn notifier_notifies_at_once_or_after_its_policys_delay() {
     for policy in ["event", "spin", "napi", "adaptive:0"] {
         let policy = policy.parse().unwrap();
         assert!(!Notifier::waits(policy));
@@ -151,12 +151,12 @@ fn notifier_tells_at_once_or_when_its_policy_says() {
     assert_eq!(n.published(1, 1_000), Notify::At(11_000));
     assert_eq!(n.published(2, 5_000), Notify::Later);
     assert_eq!(n.published(1, 6_000), Notify::Now);
-    assert_eq!(n.published(1, 7_000), Notify::Later, "the time that was given is still to come");
+    assert_eq!(n.published(1, 7_000), Notify::Later, "the returned time is not reached yet");
     assert_eq!(n.due(11_000, 11_000), Some(Notify::At(17_000)), "not before its own time");
     assert_eq!(n.due(17_000, 17_500), Some(Notify::Now));
     assert_eq!(n.published(1, 20_000), Notify::At(30_000));
-    n.told(20_500);
-    assert_eq!(n.due(30_000, 30_000), None, "it was told meanwhile");
+    n.record_notified(20_500);
+    assert_eq!(n.due(30_000, 30_000), None, "it was notified since");
     assert_eq!(n.published(1, 31_000), Notify::At(41_000));
     assert!(n.flush());
     assert!(!n.flush());
@@ -165,19 +165,19 @@ fn notifier_tells_at_once_or_when_its_policy_says() {
     assert_eq!(n.published(1, 0), Notify::At(12_000));
     assert_eq!(n.published(2, 1_000), Notify::At(4_000));
     assert_eq!(n.published(9, 1_500), Notify::Now);
-    assert_eq!(n.due(12_000, 12_000), None, "a sooner one was given");
+    assert_eq!(n.due(12_000, 12_000), None, "an earlier time was returned");
     let mut n = Notifier::new(Policy::Timer { hz: 1000 });
     assert_eq!(n.published(1, 1_500_000), Notify::At(2_000_000));
 }
 
 #[test]
-fn adaptive_gathers_what_comes_in_numbers_and_nothing_else() {
-    // Question and answer, the fastest that wait for each other: told at once, every time.
+fn adaptive_gathers_at_high_rates_only() {
+    // Request and reply at the highest rate: notified at once, every time.
     let mut n = Notifier::new(Policy::ADAPTIVE);
     for turn in 1..1000 {
         assert_eq!(n.published(1, turn * 8_000), Notify::Now, "turn {turn}");
     }
-    // A flood of a frame each us: once for 50 us, and for 64 frames.
+    // A flood of a frame per us: one notification per 50 us, and per 64 frames.
     let mut n = Notifier::new(Policy::ADAPTIVE);
     let (mut calls, mut due) = (0, u64::MAX);
     for now in (0..1_000_000).step_by(1_000) {
@@ -191,16 +191,16 @@ fn adaptive_gathers_what_comes_in_numbers_and_nothing_else() {
         match n.published(1, now) {
             Notify::Now => calls += 1,
             Notify::At(at) => due = at,
-            Notify::Later => assert_ne!(due, u64::MAX, "someone has to ask"),
+            Notify::Later => assert_ne!(due, u64::MAX, "a time must be set"),
         }
     }
     assert!((50 + 19..=50 + 22).contains(&calls), "{calls} calls in a ms, 50 in the first window");
-    // After a silence the first is told at once.
+    // After an idle time the first is notified at once.
     assert_eq!(n.published(1, 3_000_000), Notify::Now);
 }
 
 #[test]
-fn names_and_words_round_trip_and_errors_say_what_to_use() {
+fn names_and_words_round_trip_and_errors_list_the_forms() {
     for name in [
         "event",
         "spin",
@@ -234,7 +234,7 @@ fn names_and_words_round_trip_and_errors_say_what_to_use() {
 }
 
 #[test]
-fn adaptive_arms_at_once_where_one_cpu_is_all_there_is() {
+fn adaptive_arms_at_once_with_one_cpu() {
     for latency_us in [0, 50, 200] {
         let mut p = Poller::new(Policy::Adaptive { latency_us }, Costs::ONE_CPU, 0);
         let mut now = 0;

@@ -1,4 +1,4 @@
-//! Numbers for tests that must be repeatable.
+//! Random numbers for reproducible tests.
 
 /// A reproducible sequence (SplitMix64).
 #[derive(Clone)]

@@ -1,5 +1,5 @@
-//! When frames come: open loads, which do not care when they are served, and closed ones, where
-//! each frame waits for the answer to the one before.
+//! Arrival of frames: open loads, independent of service, and closed ones, in which each frame
+//! waits for the reply to the one before.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,7 +17,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Exponentially distributed. No libm: every machine has to print the same table.
+    /// Exponentially distributed. Without libm: every machine must print the same table.
     fn exponential(&mut self, mean: u64) -> u64 {
         let bits = self.bits() | 1;
         let zeroes = bits.leading_zeros();
@@ -35,46 +35,46 @@ impl Random {
     }
 }
 
-/// How frames come.
+/// Arrival process.
 #[derive(Clone, Copy)]
 pub enum Shape {
     None,
-    /// One every so many ns.
+    /// One per interval, in ns.
     Even(u64),
-    /// At random, so many ns apart on average.
+    /// At random, with a mean interval in ns.
     Poisson(u64),
-    /// For a time one every `gap`, for the same time none.
+    /// One every `gap` for a time, then none for the same time.
     OnOff {
         gap: u64,
         half: u64,
     },
-    /// So many at once, every `period`.
+    /// Trains of frames, every `period`.
     Trains {
         frames: u64,
         period: u64,
     },
-    /// So many under way; the next one comes when an answer was thought about.
+    /// Closed: this many in flight; the next one comes a think time after a reply.
     Closed(u64, Think),
 }
 
-/// The time between an answer and the next question, in ns.
+/// The time between a reply and the next request, in ns.
 #[derive(Clone, Copy)]
 pub enum Think {
     For(u64),
-    /// At random, so long on average.
+    /// At random, with this mean.
     Mean(u64),
-    /// So many times the first, then so many times the second.
+    /// Alternates: a number of times the first, then the second.
     Turns([(u64, u64); 2]),
 }
 
-/// The frames to come of one load.
+/// Future frames of one load.
 pub struct Load {
     shape: Shape,
     random: Random,
-    /// The next one of an open load.
+    /// Time of the next frame of an open load.
     at: u64,
     count: u64,
-    /// Those of a closed one.
+    /// Times of the next frames of a closed load.
     thinking: BinaryHeap<Reverse<u64>>,
 }
 
@@ -89,7 +89,7 @@ impl Load {
         load
     }
 
-    /// When the next frame comes, as things stand; never: `u64::MAX`.
+    /// Time of the next frame; `u64::MAX`: none.
     pub fn peek(&self) -> u64 {
         match self.shape {
             Shape::Closed(..) => self.thinking.peek().map_or(u64::MAX, |at| at.0),
@@ -97,7 +97,7 @@ impl Load {
         }
     }
 
-    /// The next frame has come.
+    /// Removes the next frame.
     pub fn pop(&mut self) {
         match self.shape {
             Shape::Closed(..) => drop(self.thinking.pop()),
@@ -105,11 +105,11 @@ impl Load {
         }
     }
 
-    /// A frame was answered.
-    pub fn answered(&mut self, now: u64) {
+    /// Records the reply to a frame.
+    pub fn record_reply(&mut self, now: u64) {
         let Shape::Closed(under_way, think) = self.shape else { return };
         let time = match think {
-            // A little at random where there are several: they must not march in step.
+            // Slightly random if there are several, so that they do not synchronise.
             Think::For(time) if under_way > 1 => time * 3 / 4 + self.random.bits() % (time / 2),
             Think::For(time) => time,
             Think::Mean(mean) => self.random.exponential(mean),

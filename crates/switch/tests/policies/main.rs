@@ -1,6 +1,6 @@
-//! What each policy does with each load on two machines, in virtual time: `policies.txt`. A
-//! change of a policy shows there; `BLESS=1 cargo test -p pvswitch-switch --test policies` writes
-//! it anew.
+//! Results of each policy with each load on two machines, in virtual time: `policies.txt`. A change
+//! of a policy changes that file; `BLESS=1 cargo test -p pvswitch-switch --test policies` rewrites
+//! it.
 
 mod load;
 mod world;
@@ -11,7 +11,7 @@ use load::{Load, Shape, Think};
 use switch::poll::{Costs, DEFAULT_LATENCY_US, Policy};
 use world::{Armed, Seen};
 
-/// Wake-ups of a bare machine, and of a virtual one in a virtual one.
+/// Costs on bare metal, and in a nested virtual machine.
 const MACHINES: [(&str, Costs); 2] = [
     ("bare", Costs::TYPICAL),
     (
@@ -35,7 +35,7 @@ const POLICIES: [&str; 12] = [
 ];
 const MS: u64 = 1_000_000;
 
-/// A load, and how long it is looked at, in ns.
+/// A load, and the length of its run in ns.
 struct Case {
     name: String,
     shape: Shape,
@@ -87,7 +87,7 @@ fn cases(spin_ns: u64) -> Vec<Case> {
 
 fn run(policy: &str, costs: Costs, case: &Case) -> Seen {
     let policy: Policy = policy.parse().unwrap();
-    world::run(policy, costs, Armed::Looks, Load::new(case.shape, 1), case.length_ns)
+    world::run(policy, costs, Armed::Rechecks, Load::new(case.shape, 1), case.length_ns)
 }
 
 /// Percentile, in us.
@@ -99,7 +99,7 @@ fn part(times: &mut [u32], part: f64) -> f64 {
     f64::from(*times.select_nth_unstable(n).1) / 1000.0
 }
 
-/// One line of the table; times in us, the rest a second, CPU in percent of a core.
+/// One line of the table; times in us, CPU in percent of a core, the rest per second.
 struct Row {
     policy: &'static str,
     served: u64,
@@ -108,7 +108,7 @@ struct Row {
     late_p50: f64,
     late_p99: f64,
     late_max: f64,
-    told_p99: f64,
+    notify_p99: f64,
     turns: u64,
     seen: Seen,
 }
@@ -124,13 +124,13 @@ impl Row {
             late_p50: part(&mut seen.late, 0.5),
             late_p99: part(&mut seen.late, 0.99),
             late_max: part(&mut seen.late, 1.0),
-            told_p99: part(&mut seen.told, 0.99),
+            notify_p99: part(&mut seen.notified, 0.99),
             turns: seen.turns,
             seen,
         }
     }
 
-    /// CPU for what was served: closed loads serve more or less.
+    /// CPU per frame served: closed loads serve varying numbers.
     fn cpu_per_frame(&self) -> f64 {
         self.cpu / self.served.max(1) as f64
     }
@@ -142,7 +142,7 @@ impl Display for Row {
         write!(f, "{policy:18} {served:8} {cpu:6.2} {polled:6.2} {:6}", seen.second(seen.sleeps))?;
         write!(f, " {:6} {:6}", seen.second(seen.wakes), seen.second(seen.naps))?;
         write!(f, " {:7} {:6.1} {:6.1}", seen.second(seen.calls), self.late_p50, self.late_p99)?;
-        write!(f, " {:6.1} {:6.1} {:4}", self.late_max, self.told_p99, seen.left)?;
+        write!(f, " {:6.1} {:6.1} {:4}", self.late_max, self.notify_p99, seen.left)?;
         write!(f, " {:7} {:5}", seen.second(seen.lost), self.turns)
     }
 }
@@ -164,26 +164,26 @@ impl Block {
         format!("{}, {}", self.machine, self.case.name)
     }
 
-    /// CPU per frame of `adaptive` in parts of that of the better of `event` and `spin`.
+    /// CPU per frame of `adaptive` relative to the better of `event` and `spin`.
     fn ratio(&self) -> f64 {
         let better = ["event", "spin"].map(|p| self.row(p).cpu_per_frame());
-        // A thousandth of a core is nothing.
+        // A thousandth of a core is negligible.
         let nothing = 0.1 / self.row("spin").served.max(1) as f64;
         self.row("adaptive").cpu_per_frame() / better[0].min(better[1]).max(nothing)
     }
 
-    /// As late as a frame may be served under `adaptive`, in us.
+    /// Latest time that `adaptive` may serve a frame, in us.
     fn target(&self) -> f64 {
         let late_ns = self.costs.nap_late_ns.max(self.costs.wake_late_ns);
         f64::from(DEFAULT_LATENCY_US) + late_ns as f64 / 1000.0
     }
 
-    /// The policy that costs least of those that serve in time and as much as `adaptive` does.
+    /// The cheapest policy of those that serve in time and as many frames as `adaptive`.
     fn cheapest(&self) -> &Row {
         let adaptive = self.row("adaptive");
         let least = self.target().max(adaptive.late_p99) + 1.0;
         let fits = |row: &&Row| {
-            row.late_p99 + row.told_p99 <= least && row.served >= adaptive.served * 9 / 10
+            row.late_p99 + row.notify_p99 <= least && row.served >= adaptive.served * 9 / 10
         };
         let by_cpu = |a: &&Row, b: &&Row| a.cpu_per_frame().total_cmp(&b.cpu_per_frame());
         self.rows.iter().filter(fits).min_by(by_cpu).unwrap_or(adaptive)
@@ -208,7 +208,7 @@ impl Block {
         )
     }
 
-    /// What `adaptive` promises and does not keep under this load.
+    /// Promises that `adaptive` breaks under this load.
     fn broken(&self) -> Vec<String> {
         let [event, spin, adaptive] = ["event", "spin", "adaptive"].map(|p| self.row(p));
         let name = self.name();
@@ -221,7 +221,7 @@ impl Block {
         let ratio = self.ratio();
         if DEARER.iter().any(|(dearer, _)| name == *dearer) {
             let as_spin = adaptive.cpu_per_frame() <= spin.cpu_per_frame() * 1.1;
-            check(as_spin && ratio > 1.1, format!("{ratio:.2} times the better: not as told"));
+            check(as_spin && ratio > 1.1, format!("{ratio:.2} times the better: no exception"));
         } else {
             check(ratio <= 1.1, format!("{ratio:.2} times the CPU of the better"));
         }
@@ -230,7 +230,7 @@ impl Block {
         check(adaptive.late_p99 <= latest, format!("p99 {:.1} us", adaptive.late_p99));
         let at_load = AT_LOAD.iter().any(|load| self.case.name == *load);
         if at_load {
-            // The last part: a look or two.
+            // The last part: one or two polls.
             check(adaptive.late_p99 <= busy + 0.2, format!("p99 {:.1} us", adaptive.late_p99));
         }
         let least = if at_load { spin.served } else { event.served.min(spin.served) };
@@ -247,7 +247,7 @@ impl Block {
     }
 }
 
-/// Where `adaptive` has to be like `spin`.
+/// Loads for which `adaptive` must be like `spin`.
 const AT_LOAD: [&str; 8] = [
     "8M even",
     "8M poisson",
@@ -259,39 +259,40 @@ const AT_LOAD: [&str; 8] = [
     "rr 8 3us",
 ];
 
-/// Where `event` is cheaper by more than a tenth, and why `adaptive` is like `spin` all the same.
+/// Loads for which `event` is cheaper by more than a tenth, and the reason why `adaptive` is like
+/// `spin`.
 const DEARER: [(&str, &str); 4] = [
-    ("nested, 8M poisson", "a sleep fills the ring: frames are lost"),
-    ("nested, 8M trains of 32", "a sleep fills the ring: frames are lost"),
+    ("nested, 8M poisson", "the ring overflows during a sleep: frames are lost"),
+    ("nested, 8M trains of 32", "the ring overflows during a sleep: frames are lost"),
     ("nested, rr 8 ~break-even*3", "sleeps serve a quarter less"),
     ("nested, rr 8 100us", "sleeps serve a fifth less"),
 ];
 
 const HEAD: &str = "\
-What each policy does with each load, in virtual time. Written by
+Results of each policy with each load, in virtual time. Written by
 BLESS=1 cargo test -p pvswitch-switch --test policies
-A look takes 100 ns, a frame 60 ns, the ring has 256 entries. Machines: bare (a wake-up costs 6 us
+A poll takes 100 ns, a frame 60 ns, the ring has 256 entries. Machines: bare (a wake-up costs 6 us
 and comes 5 us late, a nap 4 and 5), nested (22 and 32, 33 and 37).
-Loads, frames/s: even; poisson; on/off: twice the rate for a time, then nothing for as long; trains.
-rr N T: N questions under way, each asked a time T after its answer; ~T: random with that mean;
-break-even: polling for so long costs as much as a wake-up.
+Loads, frames/s: even; poisson; on/off: twice the rate for a time, then idle for as long; trains.
+rr N T: N requests in flight, each sent a time T after the last reply; ~T: random with that mean;
+break-even: polling for this time costs as much as a wake-up.
 ";
 const SUMMARY: &str = concat!(
     "\nadaptive against event and spin. CPU in percent of a core; ratio: CPU per frame against\n",
-    "that of the better of the two; serve: frames against spin; p99 us: from a frame's coming\n",
-    "until it is taken; turns: changes between naps and looks in vain; cheapest: of all policies\n",
-    "that serve as much in time.\n",
+    "that of the better of the two; serve: frames against spin; p99 us: from a frame's arrival\n",
+    "until it is taken; turns: changes between naps and empty polls; cheapest: of all policies\n",
+    "that serve as many frames in time.\n",
     "                                  CPU    CPU    CPU                  p99     p99     p99\n",
     "load                            event   spin  adapt ratio serve   event    spin   adapt",
     " turns  cheapest\n",
 );
 const TABLE: &str = concat!(
-    "\nAll policies. polled: time of looks in percent; sleeps: without a time-out; wakes: those\n",
-    "that a notification ended; naps: with a time-out; late us: from a frame's coming until it\n",
-    "is taken; told: from there until the peer behind is notified; left: frames at the end;\n",
-    "turns in all; the rest a second.\n",
+    "\nAll policies. polled: time of polls in percent; sleeps: without a time-out; wakes: those\n",
+    "that a notification ended; naps: with a time-out; late us: from a frame's arrival until it\n",
+    "is taken; notify: from there until the next peer is notified; left: frames at the end;\n",
+    "turns in all; the rest per second.\n",
     "                                                                   late   late   late",
-    "   told\n",
+    " notify\n",
     "policy               served    CPU polled sleeps  wakes   naps   calls    p50    p99    max",
     "    p99 left    lost turns\n",
 );
@@ -331,22 +332,22 @@ fn policies_do_what_the_table_says_and_adaptive_what_it_promises() {
     let mut lines = kept.lines().zip(text.lines()).filter(|(kept, now)| kept != now);
     if let Some((kept, now)) = lines.next() {
         let more = lines.count();
-        panic!("policies.txt says\n{kept}\nbut now it is\n{now}\n({more} more lines; {BLESS})");
+        panic!("policies.txt has\n{kept}\nbut the result is\n{now}\n({more} more lines; {BLESS})");
     }
     assert_eq!(kept.lines().count(), text.lines().count(), "{BLESS}");
 }
 
-const BLESS: &str = "if that is right: BLESS=1 cargo test -p pvswitch-switch --test policies";
+const BLESS: &str = "if that is intended: BLESS=1 cargo test -p pvswitch-switch --test policies";
 
-/// A frame that comes while the worker asks to be told of the next one waits for ever if nobody
-/// looks again: the column `left` is there to show it.
+/// A frame that arrives while the worker arms waits indefinitely without a re-check: the column
+/// `left` shows it.
 #[test]
-fn canary_frames_are_left_where_no_one_looks_again() {
+fn canary_frames_are_left_without_a_recheck() {
     let costs = Costs::TYPICAL;
     let mut cases = cases(costs.wake_ns);
-    // A timer rests after 100 ms without a frame: one of these comes just then.
+    // A timer stops after 100 ms without a frame: one of these arrives just then.
     cases.extend((0..25_000).map(|n| {
-        let gap = 100 * MS + n * (world::LOOK_NS - 1);
+        let gap = 100 * MS + n * (world::POLL_NS - 1);
         Case { name: format!("every {gap} ns"), shape: Shape::Even(gap), length_ns: 250 * MS }
     }));
     for name in POLICIES.iter().filter(|policy| **policy != "spin") {
@@ -355,7 +356,8 @@ fn canary_frames_are_left_where_no_one_looks_again() {
             let load = Load::new(case.shape, 1);
             world::run(policy, costs, armed, load, case.length_ns).left
         };
-        let stuck = |case: &&Case| left(Armed::Sleeps, case) > 0 && left(Armed::Looks, case) == 0;
+        let stuck =
+            |case: &&Case| left(Armed::Sleeps, case) > 0 && left(Armed::Rechecks, case) == 0;
         let shown = cases.iter().find(stuck);
         println!("{name}: frames are left with {}", shown.map_or("none", |case| &case.name));
         assert!(shown.is_some(), "{name}");

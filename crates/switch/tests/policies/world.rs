@@ -6,39 +6,39 @@ use switch::poll::{Action, Costs, Notifier, Notify, Policy, Poller};
 
 use crate::load::Load;
 
-/// Entries of the ring; what comes while it is full is lost.
+/// Entries of the ring; frames that arrive while it is full are lost.
 const RING: usize = 256;
-/// One look at the ring, in ns.
-pub const LOOK_NS: u64 = 100;
-/// One frame's service, in ns.
+/// Cost of a poll of the ring, in ns.
+pub const POLL_NS: u64 = 100;
+/// Cost of one frame, in ns.
 const FRAME_NS: u64 = 60;
 
-/// What was seen.
+/// Results of a run.
 #[derive(Default)]
 pub struct Seen {
     pub length_ns: u64,
     pub served: u64,
-    /// Time of looks, in ns.
+    /// Time of polls, in ns.
     pub polled_ns: u64,
     /// Sleeps without a time-out.
     pub sleeps: u64,
-    /// Those of them that a notification ended.
+    /// Sleeps ended by a notification.
     pub wakes: u64,
     pub naps: u64,
-    /// Notifications of the peer behind.
+    /// Notifications of the next peer.
     pub calls: u64,
-    /// Times from a frame's coming until it was taken, in ns.
+    /// Times from a frame's arrival until it was taken, in ns.
     pub late: Vec<u32>,
-    /// Times from its being passed on until the peer behind was told, in ns.
-    pub told: Vec<u32>,
+    /// Times from its forwarding until the next peer was notified, in ns.
+    pub notified: Vec<u32>,
     pub left: usize,
     pub lost: u64,
-    /// Changes between naps and looks in vain.
+    /// Changes between naps and empty polls.
     pub turns: u64,
 }
 
 impl Seen {
-    /// `n` in its length as so many a second.
+    /// Converts `n` in the run's length to a rate per second.
     pub fn second(&self, n: u64) -> u64 {
         n * 1_000_000 / (self.length_ns / 1000)
     }
@@ -50,12 +50,12 @@ impl Seen {
     }
 }
 
-/// What a worker does once it has asked for a notification.
+/// What a worker does after it enabled notifications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Armed {
-    /// Looks again before it sleeps.
-    Looks,
-    /// Sleeps: broken, to see that the table tells.
+    /// Re-checks before it sleeps.
+    Rechecks,
+    /// Sleeps at once: deliberately wrong, to show in the table.
     Sleeps,
 }
 
@@ -65,18 +65,18 @@ struct World {
     armed: Armed,
     load: Load,
     now: u64,
-    /// When each waiting frame came.
+    /// Arrival time of each waiting frame.
     ring: VecDeque<u64>,
     notifier: Notifier,
-    /// When the peer behind is to be told.
+    /// Time at which to notify the next peer.
     due: u64,
-    /// When each frame was passed on that it was not told of.
-    untold: Vec<u64>,
+    /// Forwarding times of frames without a notification yet.
+    unnotified: Vec<u64>,
     napped: bool,
     seen: Seen,
 }
 
-/// `policy` on both sides of a queue for `length_ns`.
+/// Runs `policy` on both sides of a queue for `length_ns`.
 pub fn run(policy: Policy, costs: Costs, armed: Armed, load: Load, length_ns: u64) -> Seen {
     let mut world = World {
         policy,
@@ -87,16 +87,16 @@ pub fn run(policy: Policy, costs: Costs, armed: Armed, load: Load, length_ns: u6
         ring: VecDeque::new(),
         notifier: Notifier::new(policy),
         due: u64::MAX,
-        untold: Vec::new(),
+        unnotified: Vec::new(),
         napped: false,
         seen: Seen { length_ns, ..Seen::default() },
     };
     let mut poller = Poller::new(policy, costs, 0);
     while world.now < length_ns {
-        let (frames, look) = world.look(poller.budget());
-        match poller.next(frames, look) {
+        let (frames, polled) = world.poll(poller.budget());
+        match poller.next(frames, polled) {
             Action::Poll if policy == Policy::Spin => world.skip(length_ns),
-            // Draining what a nap gathered is still napping.
+            // Draining frames of a nap counts as part of the nap.
             Action::Poll if frames == 0 => world.turn(false),
             Action::Poll => (),
             Action::Until(at) => world.nap(at.min(length_ns)),
@@ -108,7 +108,7 @@ pub fn run(policy: Policy, costs: Costs, armed: Armed, load: Load, length_ns: u6
 }
 
 impl World {
-    /// Frames that have come by now.
+    /// Adds frames that have arrived by now.
     fn come(&mut self) {
         while self.load.peek() <= self.now {
             if self.ring.len() < RING {
@@ -120,108 +120,108 @@ impl World {
         }
     }
 
-    /// Takes and passes on what there is; how many, and when that was.
-    fn look(&mut self, budget: usize) -> (usize, u64) {
+    /// Takes and forwards pending frames; returns their number, and the time.
+    fn poll(&mut self, budget: usize) -> (usize, u64) {
         self.come();
-        let look = self.now;
+        let polled = self.now;
         let frames = self.ring.len().min(budget);
         for came in self.ring.drain(..frames) {
-            self.seen.late.push(u32::try_from(look - came).unwrap_or(u32::MAX));
+            self.seen.late.push(u32::try_from(polled - came).unwrap_or(u32::MAX));
         }
         self.seen.served += frames as u64;
-        self.seen.polled_ns += LOOK_NS;
-        self.now += LOOK_NS + frames as u64 * FRAME_NS;
+        self.seen.polled_ns += POLL_NS;
+        self.now += POLL_NS + frames as u64 * FRAME_NS;
         if frames > 0 {
-            self.untold.extend(std::iter::repeat_n(self.now, frames));
+            self.unnotified.extend(std::iter::repeat_n(self.now, frames));
             match self.notifier.published(frames, self.now) {
-                Notify::Now => self.tell(),
+                Notify::Now => self.notify(),
                 Notify::At(at) => self.due = at,
                 Notify::Later => {}
             }
         }
-        self.tell_if_due();
+        self.notify_if_due();
         if frames == 0 {
-            self.tell_gathered();
+            self.notify_gathered();
         }
-        (frames, look)
+        (frames, polled)
     }
 
-    fn tell(&mut self) {
+    fn notify(&mut self) {
         self.seen.calls += 1;
-        for passed in self.untold.drain(..) {
-            self.seen.told.push(u32::try_from(self.now - passed).unwrap_or(u32::MAX));
-            self.load.answered(self.now);
+        for passed in self.unnotified.drain(..) {
+            self.seen.notified.push(u32::try_from(self.now - passed).unwrap_or(u32::MAX));
+            self.load.record_reply(self.now);
         }
     }
 
-    fn tell_if_due(&mut self) {
+    fn notify_if_due(&mut self) {
         if self.due > self.now {
             return;
         }
         match self.notifier.due(std::mem::replace(&mut self.due, u64::MAX), self.now) {
-            Some(Notify::Now) => self.tell(),
+            Some(Notify::Now) => self.notify(),
             Some(Notify::At(at)) => self.due = at,
             Some(Notify::Later) | None => {}
         }
     }
 
-    /// No more comes: a policy that only gathers while there is work tells now.
-    fn tell_gathered(&mut self) {
+    /// No more frames arrive: a policy that gathers only while there is work notifies now.
+    fn notify_gathered(&mut self) {
         if Notifier::gathers(self.policy) {
             self.due = u64::MAX;
             if self.notifier.flush() {
-                self.tell();
+                self.notify();
             }
         }
     }
 
-    /// Changes between naps and looks in vain.
+    /// Changes between naps and empty polls.
     fn turn(&mut self, naps: bool) {
         self.seen.turns += u64::from(self.napped != naps);
         self.napped = naps;
     }
 
-    /// Looks in vain until something comes.
+    /// Polls an empty ring until a frame arrives.
     fn skip(&mut self, end: u64) {
         let until = self.load.peek().min(self.due).min(end);
         if self.ring.is_empty() && until > self.now {
-            let looks = (until - self.now).div_ceil(LOOK_NS);
-            self.now += looks * LOOK_NS;
-            self.seen.polled_ns += looks * LOOK_NS;
+            let polls = (until - self.now).div_ceil(POLL_NS);
+            self.now += polls * POLL_NS;
+            self.seen.polled_ns += polls * POLL_NS;
         }
     }
 
     fn nap(&mut self, at: u64) {
         if at > self.now {
             self.turn(true);
-            self.tell_gathered();
+            self.notify_gathered();
         }
         while at > self.now {
             self.seen.naps += 1;
             self.now = at.min(self.due).max(self.now) + self.costs.nap_late_ns;
-            self.tell_if_due();
+            self.notify_if_due();
         }
     }
 
-    /// Arms, looks again and sleeps until something comes.
+    /// Arms, re-checks and sleeps until a frame arrives.
     fn arm(&mut self, poller: &mut Poller, end: u64) {
-        self.seen.polled_ns += LOOK_NS;
-        self.now += LOOK_NS;
+        self.seen.polled_ns += POLL_NS;
+        self.now += POLL_NS;
         self.come();
-        // Asked for is the frame after the last that was taken: one that is there already has
-        // passed unheard, and none after it is the one.
-        let deaf = !self.ring.is_empty();
-        if deaf && self.armed == Armed::Looks {
+        // The event is the frame after the last one taken: if that one has already arrived, no
+        // later frame causes a notification.
+        let missed = !self.ring.is_empty();
+        if missed && self.armed == Armed::Rechecks {
             return;
         }
-        self.tell_gathered();
+        self.notify_gathered();
         self.seen.sleeps += 1;
         loop {
-            let next = if deaf { u64::MAX } else { self.load.peek() };
+            let next = if missed { u64::MAX } else { self.load.peek() };
             if self.due <= next.min(end) {
                 self.seen.naps += 1;
                 self.now = self.now.max(self.due) + self.costs.nap_late_ns;
-                self.tell_if_due();
+                self.notify_if_due();
                 if next > self.now {
                     continue;
                 }

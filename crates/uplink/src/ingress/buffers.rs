@@ -1,4 +1,4 @@
-//! The private buffers that frames are read into.
+//! Private buffers that frames are read into.
 
 use std::io;
 
@@ -6,11 +6,11 @@ use shm::Private;
 
 use super::{SLOTS, STRIDE};
 
-/// Buffers of [`STRIDE`] bytes, numbered. The first few may lie in memory that was lent.
+/// Buffers of [`STRIDE`] bytes, by number. The first few may be in memory that was lent.
 pub(super) struct Buffers {
     own: Private,
     lent: Private,
-    /// What they will lie in when none of them is in use.
+    /// Memory to use when no buffer is in use.
     next: Option<Private>,
 }
 
@@ -19,13 +19,13 @@ impl Buffers {
         Ok(Self { own: Private::plain(SLOTS * STRIDE)?, lent: Private::default(), next: None })
     }
 
-    /// Has the first buffers lie in `memory`, from the next time that [none](Self::settle) is in
-    /// use.
+    /// Puts the first buffers into `memory`, from the next time that [none is in
+    /// use](Self::settle).
     pub fn lend(&mut self, memory: Private) {
         self.next = Some(memory);
     }
 
-    /// None of them is in use.
+    /// Switches to memory that was lent; no buffer may be in use.
     #[inline]
     pub fn settle(&mut self) {
         if let Some(memory) = self.next.take() {
@@ -48,7 +48,7 @@ impl Buffers {
         }
     }
 
-    /// All of them, the first one first.
+    /// All buffers, in order.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut [u8])> {
         let lent = self.lent.chunks_exact_mut(STRIDE);
         let own = self.own.chunks_exact_mut(STRIDE).skip(lent.len());
@@ -68,12 +68,12 @@ mod tests {
     }
 
     #[test]
-    fn first_buffers_lie_in_what_is_lent_once_none_is_in_use() {
+    fn first_buffers_are_in_lent_memory_once_none_is_in_use() {
         let mut buffers = Buffers::new().unwrap();
         for slot in 0..SLOTS {
             buffers.of_mut(slot)[0] = slot as u8 + 1;
         }
-        // Three whole ones, and a rest that is of no use.
+        // Three whole ones, and an unused rest.
         let mut memory = Private::plain(4 * STRIDE - 1).unwrap();
         memory.fill(200);
         buffers.lend(memory);
@@ -81,7 +81,7 @@ mod tests {
         buffers.settle();
         assert_eq!(numbers(&mut buffers)[..4], [200, 200, 200, 4]);
         assert_eq!(numbers(&mut buffers).len(), SLOTS);
-        // More than there are.
+        // More than the number of buffers.
         buffers.lend(Private::plain((SLOTS + 1) * STRIDE).unwrap());
         buffers.settle();
         assert_eq!(numbers(&mut buffers), [0; SLOTS]);

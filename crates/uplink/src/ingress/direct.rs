@@ -1,23 +1,23 @@
-//! Reading straight into the buffers of the port that all frames go to.
+//! Direct reads into the buffers of the port that all frames go to.
 //!
-//! Each frame of a batch gets the buffers the receiver lends it, and a private buffer for what
-//! comes before (the virtio-net header) and after them (what the receiver has no room for):
+//! Each frame of a batch gets the buffers that the receiver lends, and a private buffer for the
+//! bytes before (the virtio-net header) and after them (those the receiver has no room for):
 //!
 //! ```text
 //!   private   │hdr│ ·  ·  ·  ·  ·  ·  ·  ·  ·  ·│ too long for the room ─▶ │
 //!   receiver      │ first chain │ next chain ... │
 //! ```
 //!
-//! So no frame is cut off. One that cannot be delivered as it lies is copied from the receiver's
-//! buffers into the gap, and is then a frame like those that are read privately; so are those
-//! behind it, for their order.
+//! So no frame is truncated. One that cannot be delivered in place is copied from the receiver's
+//! buffers into the gap, and is then handled like a frame read privately; so are those after it, to
+//! keep the order.
 //!
-//! Where only small frames come, nothing is read this way: several pieces cost the kernel more
+//! While only small frames arrive, nothing is read this way: several pieces cost the kernel more
 //! than the copy saves (example `tap_direct` of `pvswitch`).
 
 use rustix::io::Errno;
 use shm::SegMut;
-use switch::direct::{Came, Direct, Lent};
+use switch::direct::{Direct, DirectFrame, Lent};
 use switch::frame::{BURST_MAX, FRAME_LEN_MAX, GSO_LEN_MAX};
 use switch::port::Fault;
 
@@ -25,29 +25,29 @@ use super::{READ_LEN, Taken, TapIngress, check, start};
 use crate::VNET_LEN;
 use crate::fd::BATCH;
 
-/// Longest frame that is better read privately.
+/// Longest frame for which a private read is faster.
 const SMALL_LEN: u32 = 1518;
 
-/// What reading into another port's buffers takes.
+/// State for reads into another port's buffers.
 pub(super) struct State {
     lent: Lent<'static>,
     /// Room of each frame of the batch.
     rooms: Vec<u32>,
-    /// The frames from the first on that can go as they lie.
-    came: Vec<Came>,
-    /// What came of the others.
+    /// The leading frames that can be delivered in place.
+    came: Vec<DirectFrame>,
+    /// Results of the others.
     rest: Vec<Rest>,
-    /// Room to ask for: the longest of late.
+    /// Room to request: the longest recent frame.
     expect: u32,
 }
 
-/// A frame of a batch that does not go as it lies.
+/// A frame of a batch that is not delivered in place.
 enum Rest {
-    /// Nothing came, or nothing good.
+    /// No frame was read, or an invalid one.
     Nothing,
-    /// The receiver's memory was not there.
+    /// The receiver's memory was lost.
     Failed,
-    Came(Came),
+    DirectFrame(DirectFrame),
 }
 
 impl State {
@@ -65,7 +65,7 @@ impl State {
         self.expect <= SMALL_LEN
     }
 
-    /// Notes the longest frame of a batch. Where GSO frames come, they come in all lengths.
+    /// Records the longest frame of a batch. GSO frames have varying lengths.
     pub(super) fn expect(&mut self, longest: u32) {
         self.expect = if longest > FRAME_LEN_MAX.min(self.expect * 2) {
             GSO_LEN_MAX
@@ -78,7 +78,7 @@ impl State {
 }
 
 impl TapIngress {
-    /// Reads up to `max` frames into buffers of `to`; none was left over. Returns how many were
+    /// Reads up to `max` frames into buffers of `to`; no frame may be left over. Returns the number
     /// accepted.
     pub(super) fn read_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault> {
         let room = max.min(self.burst_frames).min(BURST_MAX);
@@ -87,7 +87,7 @@ impl TapIngress {
         let mut batches = 0_u32;
         let mut fault = Ok(());
         while came < room && self.taken.is_empty() && fault.is_ok() {
-            // As for private reads: one, then as many as came lately.
+            // As for private reads: one, then about the recent number.
             let want = if batches.is_multiple_of(2) { 1 } else { more.min(room - came) };
             let batch = self.batch_into(want, to);
             came += batch.came;
@@ -150,7 +150,7 @@ impl TapIngress {
                     frame.map_or(Rest::Nothing, |(len, hdr)| {
                         bytes += len as usize;
                         longest = longest.max(len);
-                        Rest::Came(Came { len, hdr })
+                        Rest::DirectFrame(DirectFrame { len, hdr })
                     })
                 }
                 Err(Errno::FAULT) => {
@@ -158,13 +158,15 @@ impl TapIngress {
                     Rest::Failed
                 }
                 Err(error) => {
-                    // What is wrong with the interface is told by the next private read.
+                    // The next private read returns the interface's error.
                     self.empty |= *error == Errno::AGAIN;
                     Rest::Nothing
                 }
             };
             match what {
-                Rest::Came(frame) if rest.is_empty() && frame.len <= *room => came.push(frame),
+                Rest::DirectFrame(frame) if rest.is_empty() && frame.len <= *room => {
+                    came.push(frame)
+                }
                 other => rest.push(other),
             }
         }
@@ -174,7 +176,7 @@ impl TapIngress {
         batch
     }
 
-    /// Has what came accepted, and takes back what is not.
+    /// Passes the frames to the receiver, and takes back those not accepted.
     fn hand_over(&mut self, to: &mut dyn Direct, batch: &mut Batch) {
         let State { rooms, came, rest, .. } = &mut self.direct;
         let accepted = if came.is_empty() { 0 } else { to.accept(came) };
@@ -182,7 +184,7 @@ impl TapIngress {
         self.stats.frames.add(accepted as u64);
         self.stats.direct.add(accepted as u64);
         self.stats.bytes.add(came[..accepted].iter().map(|c| u64::from(c.len)).sum());
-        let refused = came.drain(accepted..).map(Rest::Came).chain(rest.drain(..));
+        let refused = came.drain(accepted..).map(Rest::DirectFrame).chain(rest.drain(..));
         for (i, what) in refused.enumerate() {
             let slot = accepted + i;
             match what {
@@ -192,7 +194,7 @@ impl TapIngress {
                         batch.fault = Err(fault);
                     }
                 }
-                Rest::Came(Came { len, hdr }) => {
+                Rest::DirectFrame(DirectFrame { len, hdr }) => {
                     let at = start(slot, false) + VNET_LEN;
                     let gap = &mut self.buffers.of_mut(slot)[at..];
                     to.take_back(i, &mut gap[..len.min(rooms[slot]) as usize]);
@@ -204,11 +206,11 @@ impl TapIngress {
     }
 }
 
-/// What one system call brought.
+/// Result of one system call.
 struct Batch {
-    /// Frames there was room for.
+    /// Frames for which there was room.
     lent: usize,
-    /// Frames that came, bad ones included.
+    /// Frames read, invalid ones included.
     came: usize,
     accepted: usize,
     fault: Result<(), Fault>,

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::*;
 use rustix::thread::{Gid, Uid, set_thread_res_gid, set_thread_res_uid};
 
-/// A network namespace of its own for each test, gone when the test is.
+/// A network namespace for one test, removed with it.
 struct Netns(String);
 
 impl Netns {
-    /// `None`, and the reason printed, where this machine does not let us.
+    /// `None`, with the reason printed, if this machine does not permit it.
     fn new() -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -61,7 +61,7 @@ fn queues(n: u16) -> NonZeroU16 {
 }
 
 #[test]
-fn names_the_kernel_would_refuse_are_refused_with_the_rule() {
+fn invalid_names_are_refused_with_the_rule() {
     for name in ["", "sixteen-letters-", "a/b", "a b", "tap%d", "a:1", ".", "..", "a\nb"] {
         let error = open(&options(name)).unwrap_err();
         assert!(matches!(&error, TapError::BadName { name: n } if n == name), "{error}");
@@ -70,7 +70,7 @@ fn names_the_kernel_would_refuse_are_refused_with_the_rule() {
 }
 
 #[test]
-fn missing_device_is_told_with_the_module_to_load() {
+fn missing_device_error_names_the_module_to_load() {
     let Some(netns) = Netns::new() else { return };
     let error = open_through(Path::new("/nonexistent/tun"), &netns.options("t0")).unwrap_err();
     assert!(matches!(error, TapError::NoDevice { .. }), "{error}");
@@ -78,7 +78,7 @@ fn missing_device_is_told_with_the_module_to_load() {
 }
 
 #[test]
-fn missing_interface_is_told_with_the_command_that_makes_it() {
+fn missing_interface_error_has_the_command_that_makes_it() {
     let Some(netns) = Netns::new() else { return };
     let error = open(&TapOptions { create: false, ..netns.options("t0") }).unwrap_err();
     assert!(matches!(error, TapError::NoInterface { .. }), "{error}");
@@ -87,7 +87,7 @@ fn missing_interface_is_told_with_the_command_that_makes_it() {
 }
 
 #[test]
-fn missing_namespace_and_things_that_are_none() {
+fn missing_and_invalid_namespaces() {
     let nowhere = TapOptions { netns: Some("pvs-nowhere".into()), ..options("t0") };
     let error = open(&nowhere).unwrap_err();
     assert!(matches!(error, TapError::NoNetns { .. }), "{error}");
@@ -100,7 +100,7 @@ fn missing_namespace_and_things_that_are_none() {
 #[test]
 fn without_capability_the_message_names_it() {
     let Some(netns) = Netns::new() else { return };
-    // System calls of a thread: only this one loses its rights.
+    // A thread's own credentials: only this thread loses the capability.
     let unprivileged = || {
         set_thread_res_gid(Gid::from_raw(65534), Gid::from_raw(65534), Gid::from_raw(65534))?;
         set_thread_res_uid(Uid::from_raw(65534), Uid::from_raw(65534), Uid::from_raw(65534))?;
@@ -108,7 +108,7 @@ fn without_capability_the_message_names_it() {
     };
     let tried = std::thread::scope(|s| s.spawn(unprivileged).join().unwrap());
     let Ok((here, there)) = tried else {
-        println!("skipped: cannot give up rights: {:?}", tried.err());
+        println!("skipped: cannot drop capabilities: {:?}", tried.err());
         return;
     };
     let error = here.unwrap_err();
@@ -135,7 +135,7 @@ fn second_user_of_a_single_queue_finds_it_busy() {
     let Some(netns) = Netns::new() else { return };
     netns.ip("tuntap add dev t0 mode tap");
     let first = open(&TapOptions { queues: queues(4), ..netns.options("t0") }).unwrap();
-    assert_eq!(first.queues.len(), 1, "falls back to the one queue there is");
+    assert_eq!(first.queues.len(), 1, "falls back to the only queue");
     assert!(!first.created);
     let error = open(&netns.options("t0")).unwrap_err();
     assert!(matches!(error, TapError::Busy { .. }), "{error}");
@@ -144,7 +144,7 @@ fn second_user_of_a_single_queue_finds_it_busy() {
 }
 
 #[test]
-fn more_queues_than_the_kernel_gives() {
+fn more_queues_than_the_kernel_provides() {
     let Some(netns) = Netns::new() else { return };
     let result = open(&TapOptions { queues: queues(300), ..netns.options("t0") });
     let error = result.unwrap_err();
@@ -152,7 +152,7 @@ fn more_queues_than_the_kernel_gives() {
 }
 
 #[test]
-fn what_the_system_refuses_is_quoted() {
+fn system_errors_are_quoted() {
     let Some(netns) = Netns::new() else { return };
     let error = open(&TapOptions { mtu: Some(70_000), ..netns.options("t0") }).unwrap_err();
     assert!(matches!(error, TapError::Os { .. }), "{error}");
@@ -160,7 +160,7 @@ fn what_the_system_refuses_is_quoted() {
 }
 
 #[test]
-fn created_interface_has_what_was_asked_for_and_lives_as_long_as_its_queues() {
+fn created_interface_has_its_options_and_lives_as_long_as_its_queues() {
     let Some(netns) = Netns::new() else { return };
     let before = std::fs::read_link("/proc/thread-self/ns/net").unwrap();
     let mac = [2, 0, 0, 0, 0, 7];
@@ -186,13 +186,13 @@ fn created_interface_has_what_was_asked_for_and_lives_as_long_as_its_queues() {
     }
     assert_eq!(std::fs::read_link("/proc/thread-self/ns/net").unwrap(), before);
     let again = open(&TapOptions { create: false, ..netns.options("t0") }).unwrap();
-    assert!(!again.created, "an existing one is joined");
+    assert!(!again.created, "an existing one is opened");
     drop((tap, again));
-    assert_eq!(show(), "", "it went with its last queue");
+    assert_eq!(show(), "", "it was removed with its last queue");
 }
 
 #[test]
-fn the_carrier_is_what_was_said_last() {
+fn the_carrier_is_the_last_one_set() {
     let Some(netns) = Netns::new() else { return };
     let tap = match open(&TapOptions { up: true, ..netns.options("sw0") }) {
         Ok(tap) => tap,

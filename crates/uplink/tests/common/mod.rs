@@ -11,11 +11,11 @@ use switch::port::Ingress;
 use switch::stats::{EgressStats, IngressStats};
 use uplink::{Batching, Tap, TapEgress, TapFd, TapIngress, TapOptions};
 
-/// A network namespace without IPv6 (which would send frames of its own), gone when dropped.
+/// A network namespace without IPv6 (which would send its own frames), removed when dropped.
 pub struct Netns(pub String);
 
 impl Netns {
-    /// `None`, and the reason printed, where this machine does not let us.
+    /// `None`, with the reason printed, if this machine does not permit it.
     pub fn new() -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -128,7 +128,7 @@ pub fn udp_payload(frame: &[u8]) -> Option<&[u8]> {
     ours.then(|| &frame[42..])
 }
 
-/// Polls `ingress` until `enough` says so, or five seconds are over.
+/// Polls `ingress` until `enough` returns true, for at most five seconds.
 pub fn poll_until(
     ingress: &mut TapIngress,
     mut each: impl FnMut(&mut Burst<'_>),
@@ -138,7 +138,7 @@ pub fn poll_until(
     let mut end = Instant::now() + patience;
     let mut burst = Burst::default();
     while !enough() {
-        assert!(Instant::now() < end, "nothing more came for five seconds");
+        assert!(Instant::now() < end, "no more frames within five seconds");
         if ingress.burst(64, 0, &mut burst, &mut each).unwrap() > 0 {
             end = Instant::now() + patience;
         }

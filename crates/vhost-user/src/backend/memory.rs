@@ -1,4 +1,4 @@
-//! SET_MEM_TABLE, ADD_MEM_REG and REM_MEM_REG.
+//! Memory messages: SET_MEM_TABLE, ADD_MEM_REG and REM_MEM_REG.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use super::{Backend, Done, Handled, Takes, one_fd, short};
 use crate::error::ProtocolError;
 use crate::message::{FrontendReq, MemRegion, REGIONS_MAX};
 use crate::outside::Outside;
-use crate::sys::FdKind;
+use os::FdKind;
 
 /// Memory slots offered (GET_MAX_MEM_SLOTS): what QEMU and rust-vmm can use.
 pub const SLOTS_MAX: usize = 509;
 
-/// A region, and how often it was added. QEMU adds and removes every region once for each queue
-/// pair, so it is gone when it was removed as often.
+/// A region and its count of additions. QEMU adds and removes every region once for each queue
+/// pair; it is removed when the count reaches 0.
 #[derive(Clone)]
 pub(super) struct Slot {
     region: Region,
@@ -84,8 +84,8 @@ impl Backend {
         self.install(slots)
     }
 
-    /// Puts a new table in place, if it is one. Rings that run are restarted in it: the same
-    /// memory may come again at another place or in another file.
+    /// Installs a new table, if it is valid. Running rings are restarted in it: the same memory may
+    /// be at another address or in another file.
     fn install(&mut self, slots: Vec<Slot>) -> Handled {
         let regions = slots.iter().map(|slot| slot.region.clone()).collect();
         let memory = GuestMemory::new(regions).map_err(ProtocolError::Table)?;
@@ -102,8 +102,8 @@ impl Backend {
         result
     }
 
-    /// Maps a region. It is paid for before, and until the last who uses it lets go: a table that
-    /// replaces another counts beside it for a moment.
+    /// Maps a region. It is charged before the mapping and until its last user drops it: during a
+    /// replacement both tables are charged.
     fn map(&self, region: &MemRegion, fd: &Outside) -> Result<Slot, ProtocolError> {
         let MemRegion { guest_addr, size, user_addr, mmap_offset } = *region;
         let failed = |error| ProtocolError::Map { guest_addr, error };
@@ -118,8 +118,8 @@ impl Backend {
     }
 }
 
-/// Anything but the kernel's own shared memory may keep whoever asks for its size, or maps it, or
-/// reads it, for as long as its server likes.
+/// Checks the kind of a memory file. On any file but the kernel's own shared memory, `fstat`,
+/// `mmap` and reads may block as long as its server likes.
 fn check_kind(request: FrontendReq, fd: &Outside, takes: Takes) -> Result<(), ProtocolError> {
     let kind = fd.kind();
     if kind == FdKind::Memory || takes.any_memory {

@@ -2,7 +2,6 @@ use super::*;
 use crate::device::Call;
 use crate::fake::{Did, FEATURES, Fake};
 use crate::message::{MemRegion, NO_FD};
-use crate::sys;
 use FrontendReq as R;
 use ProtocolError as E;
 use shm::Mapping;
@@ -44,7 +43,7 @@ fn memfd() -> OwnedFd {
 }
 
 fn event() -> OwnedFd {
-    sys::eventfd().unwrap()
+    os::eventfd().unwrap()
 }
 
 impl Rig {
@@ -111,7 +110,7 @@ fn start(ring: u16, base: u32) -> Did {
 }
 
 #[test]
-fn ring_starts_when_all_is_known_and_waits_to_be_enabled() {
+fn ring_starts_when_all_is_known_and_is_enabled_later() {
     let mut rig = Rig::ready(feature::VERSION_1);
     rig.ring(0, 256, 7);
     assert_eq!(rig.fake.did(), [start(0, 7), Did::Enable(0, false)]);
@@ -119,7 +118,7 @@ fn ring_starts_when_all_is_known_and_waits_to_be_enabled() {
     assert_eq!(rig.fake.did(), [Did::Enable(0, true)]);
     assert_eq!(rig.ok(R::GET_VRING_BASE, st(0, 0)), st(0, 7));
     assert_eq!(rig.fake.did(), [Did::Stop(0)]);
-    // Again, from where it stood, and still enabled; only the kick is needed.
+    // Again, from its position, and still enabled; only the kick is needed.
     rig.send(R::SET_VRING_KICK, u(0), vec![event()]).unwrap();
     assert_eq!(rig.fake.did(), [start(0, 7), Did::Enable(0, true)]);
     rig.ok(R::RESET_OWNER, vec![]);
@@ -151,7 +150,7 @@ fn ring_that_is_set_up_again_without_being_stopped() {
     rig.ok(R::SET_VRING_NUM, st(0, 256));
     rig.ok(R::SET_VRING_ADDR, VringAddr { flags: 1, ..addr(0, USER) }.to_bytes());
     assert_eq!(rig.fake.did(), []);
-    // A new place: it stops, and waits for a new kick.
+    // A new address: it stops, and waits for a new kick.
     rig.ok(R::SET_VRING_ADDR, addr(0, USER + 0x8000).to_bytes());
     rig.ok(R::SET_VRING_ADDR, addr(0, USER).to_bytes());
     assert_eq!(rig.fake.did(), [Did::Stop(0)]);
@@ -163,7 +162,7 @@ fn ring_that_is_set_up_again_without_being_stopped() {
     assert_eq!(rig.fake.did(), [Did::Stop(0), start(0, 5), Did::Enable(0, false)]);
     rig.ok(R::SET_VRING_NUM, st(0, 128));
     assert_eq!(rig.fake.did(), [Did::Stop(0)]);
-    // A new kick for a running ring restarts it where it stood.
+    // A new kick for a running ring restarts it at its position.
     rig.ok(R::SET_VRING_NUM, st(0, 256));
     rig.send(R::SET_VRING_KICK, u(0), vec![event()]).unwrap();
     rig.fake.did();
@@ -192,7 +191,7 @@ fn without_in_band_notifications_no_descriptor_means_polling() {
 }
 
 #[test]
-fn memory_that_changes_restarts_running_rings_where_they_stood() {
+fn memory_that_changes_restarts_running_rings_at_their_position() {
     let mut rig = Rig::ready(feature::VERSION_1);
     rig.ring(0, 256, 9);
     rig.ok(R::SET_VRING_ENABLE, st(0, 1));
@@ -209,7 +208,7 @@ fn memory_that_changes_restarts_running_rings_where_they_stood() {
     assert_eq!(rig.fake.did(), [&[Did::Memory(2)][..], &restart[..]].concat());
     assert!(matches!(rig.err(R::REM_MEM_REG, slot.clone(), 0), E::NoSuchRegion { .. }));
     assert!(matches!(rig.err(R::REM_MEM_REG, slot, 2), E::FdCount { .. }));
-    // A table without the ring's memory: it stops, for good.
+    // A table without the ring's memory: it stops permanently.
     let error = rig.table(&[more]).unwrap_err();
     assert!(matches!(error, E::RingOutside { ring: 0, part: "desc", .. }), "{error}");
     assert_eq!(rig.fake.did(), [Did::Memory(1), Did::Stop(0)]);
@@ -233,7 +232,7 @@ fn five_hundred_and_nine_slots() {
 }
 
 #[test]
-fn a_slot_added_once_for_each_queue_pair_goes_when_it_was_removed_as_often() {
+fn a_slot_added_once_for_each_queue_pair_needs_as_many_removals() {
     let mut rig = Rig::ready(feature::VERSION_1);
     let slot = region(GUEST + SIZE, USER + SIZE, SIZE).to_single_bytes();
     for _ in 0..4 {
@@ -258,7 +257,7 @@ fn user_mode_linux_announces_one_region_and_sends_two_slots() {
 }
 
 #[test]
-fn user_mode_linux_wants_an_answer_to_the_message_that_negotiates_answers() {
+fn user_mode_linux_gets_a_reply_to_the_message_that_negotiates_replies() {
     let mut rig = Rig::new();
     let bits = ProtocolFeatures::REPLY_ACK | ProtocolFeatures::BACKEND_REQ;
     let message = Message::request(R::SET_PROTOCOL_FEATURES, u(bits.bits()), true);
@@ -268,7 +267,7 @@ fn user_mode_linux_wants_an_answer_to_the_message_that_negotiates_answers() {
 }
 
 #[test]
-fn control_queue_rings_are_remembered_and_not_served() {
+fn control_queue_rings_are_accepted_and_not_served() {
     let mut rig = Rig::ready(feature::VERSION_1 | feature::CTRL_VQ);
     rig.ring(2, 256, 0);
     rig.ok(R::SET_VRING_ENABLE, st(2, 1));
@@ -327,7 +326,7 @@ fn ring_addresses_outside_memory_and_rings_that_do_not_fit() {
 }
 
 #[test]
-fn tables_that_are_none() {
+fn invalid_tables() {
     let mut rig = Rig::new();
     let one = [region(GUEST, USER, SIZE)];
     let bytes = MemRegion::table_to_bytes(&one);
@@ -413,7 +412,7 @@ fn values_that_messages_do_not_allow() {
 }
 
 #[test]
-fn need_reply_keeps_the_connection_where_a_number_is_an_answer() {
+fn need_reply_keeps_the_connection_if_the_reply_is_a_number() {
     let mut rig = Rig::ready(feature::VERSION_1);
     let ask = |rig: &mut Rig, request: u32, payload| {
         rig.backend.handle(&Message::request(request, payload, true), vec![])
@@ -430,7 +429,7 @@ fn need_reply_keeps_the_connection_where_a_number_is_an_answer() {
         assert_eq!(bad.reply, Some(Message::reply(request, u(1))));
         assert!(bad.refused.is_some());
     }
-    // A 1 would be taken for the base, and a broken stream or promise cannot go on.
+    // A 1 would be interpreted as the base; after a framing error the stream is unusable.
     assert!(ask(&mut rig, R::GET_VRING_BASE.into(), st(99, 0)).is_err());
     let bits = ProtocolFeatures::INBAND_NOTIFICATIONS.bits();
     assert!(ask(&mut rig, R::SET_PROTOCOL_FEATURES.into(), u(bits)).is_err());
@@ -484,7 +483,7 @@ fn the_device_as_a_whole() {
         rig.ok(reset, u(0));
         assert_eq!(rig.fake.did(), [Did::Stop(0), Did::Reset]);
         assert_eq!(rig.ok(R::GET_STATUS, vec![]), u(0));
-        // Set up again: disabled, and the call is still known.
+        // Set up again: disabled, and the call fd is still known.
         rig.ring(0, 256, 0);
         assert_eq!(rig.fake.did(), [start(0, 0), Did::Enable(0, false)]);
     }
@@ -501,7 +500,7 @@ fn in_band_kicks_start_rings_and_calls_go_to_the_front_end() {
     rig.ok(R::SET_VRING_NUM, st(1, 256));
     rig.ok(R::SET_VRING_BASE, st(1, 0));
     rig.ok(R::VRING_KICK, st(1, 0));
-    assert_eq!(rig.fake.did(), [], "no kick for a ring that does not run");
+    assert_eq!(rig.fake.did(), [], "no kick for a stopped ring");
     rig.ok(R::SET_VRING_ADDR, addr(1, USER).to_bytes());
     rig.ok(R::VRING_KICK, st(1, 0));
     let start =
@@ -556,7 +555,7 @@ fn descriptors_of_a_kind_that_may_block_are_refused() {
             assert!(matches!(error, E::FdKind { kind: FdKind::Other, .. }), "{error}");
         }
     }
-    // Memory in any file is a setting; what cannot be mapped is refused all the same.
+    // Memory in any file is a setting; a file that cannot be mapped is still refused.
     rig.backend = rig.backend.taking(Takes { any_memory: true, polled: false });
     let error = rig.send(R::SET_MEM_TABLE, one, vec![tcp()]).unwrap_err();
     assert!(matches!(error, E::Map { .. }), "{error}");
@@ -564,7 +563,7 @@ fn descriptors_of_a_kind_that_may_block_are_refused() {
 
 /// Issue 14, row 13.
 #[test]
-fn ring_without_a_kick_is_refused_where_the_operator_forbids_polling() {
+fn ring_without_a_kick_is_refused_if_the_operator_forbids_polling() {
     let mut rig = Rig::ready(feature::VERSION_1);
     rig.backend = rig.backend.taking(Takes { polled: false, ..Takes::default() });
     rig.ok(R::SET_PROTOCOL_FEATURES, u(0));
@@ -576,16 +575,16 @@ fn ring_without_a_kick_is_refused_where_the_operator_forbids_polling() {
 }
 
 #[test]
-fn in_band_calls_that_find_the_channel_full_are_owed() {
+fn in_band_calls_on_a_full_channel_stay_pending() {
     let (read, write) = UnixStream::pair().unwrap();
     let requests = BackendRequests::new(Outside::new(write.into(), &Arc::default()).unwrap());
     for _ in 0..10_000 {
         requests.notify(3, false);
     }
     requests.notify(40, false);
-    assert!(requests.flush(), "still owed");
+    assert!(requests.flush(), "still pending");
     let mut all = vec![0; 1 << 20];
-    while sys::wait_readable(read.as_fd(), Duration::ZERO).unwrap() {
+    while os::wait_readable(read.as_fd(), Duration::ZERO).unwrap() {
         rustix::io::read(&read, &mut all[..]).unwrap();
     }
     assert!(!requests.flush());
@@ -594,5 +593,5 @@ fn in_band_calls_that_find_the_channel_full_are_owed() {
     assert_eq!(all[..n], [three, forty].concat());
     drop(read);
     requests.notify(1, false);
-    assert!(!requests.flush(), "nothing is owed to the dead");
+    assert!(!requests.flush(), "nothing is pending for a closed peer");
 }

@@ -1,4 +1,4 @@
-//! The messages of single rings, and when a ring starts.
+//! Messages about single rings, and the start of a ring.
 
 use std::sync::Arc;
 
@@ -9,54 +9,54 @@ use crate::device::{Call, Kick, KickFd, RingSetup};
 use crate::error::ProtocolError;
 use crate::message::{FrontendReq, NO_FD, VringAddr, VringState};
 use crate::outside::Outside;
-use crate::sys::FdKind;
 use crate::{feature, ring_features};
+use os::FdKind;
 
-/// What the front-end said about one ring.
+/// The front-end's settings of one ring.
 #[derive(Default)]
 pub(super) struct Vring {
     size: Option<u16>,
     addr: Option<VringAddr>,
     base: Option<u32>,
     kick: Option<Kick>,
-    call: Told,
-    err: Told,
-    /// `None`: as a ring starts.
+    call: Notify,
+    err: Notify,
+    /// `None`: the default at a ring's start.
     enabled: Option<bool>,
     running: bool,
 }
 
 impl Vring {
-    /// Back to the start, except for how to tell the front-end: one that does not say it again
-    /// would wait for ever.
-    pub(super) fn forget(&mut self) {
+    /// Resets all but the call and error descriptors: a front-end that does not send these again
+    /// would otherwise wait indefinitely.
+    pub(super) fn reset(&mut self) {
         let was = std::mem::take(self);
         *self = Self { call: was.call, err: was.err, ..Self::default() };
     }
 }
 
-/// How the front-end wants to be told something.
+/// How the front-end wants to be notified.
 #[derive(Default)]
-enum Told {
-    /// Not said: in band where that is negotiated, else not at all.
+enum Notify {
+    /// Not set: in band if that is negotiated, otherwise not at all.
     #[default]
-    Unsaid,
-    /// Not at all: it polls.
+    Unset,
+    /// Not at all: the driver polls.
     No,
     /// Through a descriptor.
     Fd(Arc<Outside>),
 }
 
 impl Backend {
-    /// The messages that carry "a vring state description".
+    /// Handles the messages that carry "a vring state description".
     pub(super) fn vring(&mut self, request: FrontendReq, state: VringState) -> Handled {
         use FrontendReq as R;
         let ring = self.ring(u64::from(state.index))?;
         match request {
             R::SET_VRING_NUM => self.set_num(ring, state.num),
             R::SET_VRING_BASE => {
-                // A ring that is moved cannot go on where it is. Front-ends that come back without
-                // GET_VRING_BASE do this (User-Mode Linux, when its driver is loaded again).
+                // A ring that is moved cannot continue. Front-ends that set a ring up again without
+                // GET_VRING_BASE do this (User-Mode Linux, when its driver is reloaded).
                 self.stop_running(ring);
                 self.rings[ring].base = Some(state.num);
                 self.start(ring)
@@ -114,7 +114,7 @@ impl Backend {
         self.start(ring)
     }
 
-    /// SET_VRING_KICK, SET_VRING_CALL and SET_VRING_ERR.
+    /// Handles SET_VRING_KICK, SET_VRING_CALL and SET_VRING_ERR.
     pub(super) fn set_vring_fd(
         &mut self,
         request: FrontendReq,
@@ -139,20 +139,20 @@ impl Backend {
         };
         match request {
             FrontendReq::SET_VRING_CALL => {
-                self.rings[ring].call = fd.map_or(Told::No, Told::Fd);
+                self.rings[ring].call = fd.map_or(Notify::No, Notify::Fd);
                 if self.rings[ring].running {
-                    let call = self.told(ring, false);
+                    let call = self.call_for(ring, false);
                     self.device.set_call(name(ring), call);
                 }
                 Ok(Done)
             }
             FrontendReq::SET_VRING_ERR => {
-                self.rings[ring].err = fd.map_or(Told::No, Told::Fd);
+                self.rings[ring].err = fd.map_or(Notify::No, Notify::Fd);
                 self.restart(ring)
             }
             _ => {
-                // A front-end that kicks in band has no descriptor to give; polling for it would
-                // burn a core beside its kicks.
+                // A front-end that kicks in band sends no descriptor; to poll its ring would waste
+                // a core.
                 let without = if self.in_band() { Kick::InBand } else { Kick::Poll };
                 let kick = fd.map_or(without, |fd| Kick::Fd(fd as KickFd));
                 if matches!(kick, Kick::Poll) && !self.takes.polled && self.serves(ring) {
@@ -166,7 +166,7 @@ impl Backend {
         }
     }
 
-    /// Remembers whether a ring is enabled, and tells the device.
+    /// Stores whether a ring is enabled, and updates the device.
     pub(super) fn enable(&mut self, ring: usize, on: bool) {
         self.rings[ring].enabled = Some(on);
         if self.rings[ring].running {
@@ -174,7 +174,7 @@ impl Backend {
         }
     }
 
-    /// After SET_FEATURES: rings about which nothing was said follow the rule for their start.
+    /// After SET_FEATURES: rings without SET_VRING_ENABLE get the default.
     pub(super) fn refresh_enabled(&mut self) {
         for ring in 0..self.rings.len() {
             if self.rings[ring].running && self.rings[ring].enabled.is_none() {
@@ -184,12 +184,12 @@ impl Backend {
         }
     }
 
-    /// After SET_BACKEND_REQ_FD: rings whose calls go in band use the new channel.
+    /// After SET_BACKEND_REQ_FD: rings with in-band calls use the new channel.
     pub(super) fn refresh_calls(&mut self) {
         for ring in 0..self.rings.len() {
             let v = &self.rings[ring];
-            if v.running && matches!(v.call, Told::Unsaid) {
-                let call = self.told(ring, false);
+            if v.running && matches!(v.call, Notify::Unset) {
+                let call = self.call_for(ring, false);
                 self.device.set_call(name(ring), call);
             }
         }
@@ -202,21 +202,21 @@ impl Backend {
         self.rings[ring].enabled.unwrap_or(starts_enabled)
     }
 
-    /// Stops a ring, and keeps where it stood. It starts again with the next SET_VRING_KICK.
+    /// Stops a ring and keeps its position. It starts again with the next SET_VRING_KICK.
     pub(super) fn stop(&mut self, ring: usize) {
         self.pause(ring);
         self.rings[ring].kick = None;
     }
 
-    /// Stops a ring if it runs: what it was started with has changed. What it lies in may be in
-    /// other use by now, so it does not go on by itself.
+    /// Stops a running ring whose setup has changed. Its memory may be reused by now, so it does
+    /// not restart by itself.
     fn stop_running(&mut self, ring: usize) {
         if self.rings[ring].running {
             self.stop(ring);
         }
     }
 
-    /// Stops a ring that is to go on at once.
+    /// Stops a ring that will be restarted at once.
     fn pause(&mut self, ring: usize) {
         if std::mem::take(&mut self.rings[ring].running)
             && let Some(base) = self.device.stop(name(ring))
@@ -225,14 +225,14 @@ impl Backend {
         }
     }
 
-    /// Stops a ring if it runs, and starts it with what is known now.
+    /// Stops a ring if it runs, and starts it with the current settings.
     pub(super) fn restart(&mut self, ring: usize) -> Handled {
         self.pause(ring);
         self.start(ring)
     }
 
-    /// Starts a ring if all is known, and it is one to be served, and does not run. One that
-    /// cannot start stays stopped until the front-end kicks it off again.
+    /// Starts a ring if its settings are complete, it is served, and it does not run. A ring that
+    /// cannot start stays stopped until the next SET_VRING_KICK.
     fn start(&mut self, ring: usize) -> Handled {
         let started = self.try_start(ring);
         if started.is_err() {
@@ -255,8 +255,8 @@ impl Backend {
             features: ring_features(self.features),
             base,
             kick: kick.clone(),
-            call: self.told(ring, false),
-            err: self.told(ring, true),
+            call: self.call_for(ring, false),
+            err: self.call_for(ring, true),
         };
         let started = self.device.start(name(ring), setup);
         started.map_err(|error| ProtocolError::Layout { ring: name(ring), error })?;
@@ -266,7 +266,7 @@ impl Backend {
         Ok(())
     }
 
-    /// Ring addresses as guest addresses. They arrive in the front-end's own address space.
+    /// Translates ring addresses from the front-end's address space to guest addresses.
     fn layout(&self, ring: usize, addr: &VringAddr, size: u16) -> Result<Layout, ProtocolError> {
         let guest = |part, user_addr| {
             let outside = ProtocolError::RingOutside { ring: name(ring), part, user_addr };
@@ -280,13 +280,13 @@ impl Backend {
         })
     }
 
-    /// How to tell the driver of used buffers, or that its ring is broken.
-    fn told(&self, ring: usize, broken: bool) -> Option<Call> {
+    /// Call for used buffers, or for a broken ring.
+    fn call_for(&self, ring: usize, broken: bool) -> Option<Call> {
         let v = &self.rings[ring];
         match if broken { &v.err } else { &v.call } {
-            Told::Fd(fd) => Some(Call::Outside(Arc::clone(fd))),
-            Told::No => None,
-            Told::Unsaid => {
+            Notify::Fd(fd) => Some(Call::Outside(Arc::clone(fd))),
+            Notify::No => None,
+            Notify::Unset => {
                 let to = Arc::clone(self.requests.as_ref().filter(|_| self.in_band())?);
                 Some(Call::InBand { to, ring: name(ring), broken })
             }
@@ -308,7 +308,7 @@ impl Backend {
     }
 }
 
-/// A ring's index as messages and devices have it; there are at most 33.
+/// A ring's index as used by messages and devices; there are at most 33.
 fn name(ring: usize) -> u16 {
     u16::try_from(ring).expect("few rings")
 }

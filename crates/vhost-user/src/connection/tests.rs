@@ -16,7 +16,7 @@ fn pair() -> (UnixStream, Connection, Fake) {
 }
 
 fn send(front: &UnixStream, bytes: &[u8]) {
-    assert!(sys::send(front.as_fd(), bytes, &[]).unwrap());
+    assert!(os::send(front.as_fd(), bytes, &[]).unwrap());
 }
 
 fn header(request: u32, flags: u32, size: u32) -> Vec<u8> {
@@ -36,7 +36,7 @@ fn fails(bytes: &[u8]) -> C {
 }
 
 #[test]
-fn headers_that_make_no_sense_end_the_connection() {
+fn invalid_headers_end_the_connection() {
     assert!(matches!(fails(b""), C::Closed));
     assert!(matches!(fails(&header(1, 1, 0)[..5]), C::Protocol(E::Truncated { got: 5 })));
     assert!(matches!(fails(&header(2, 1, 8)), C::Protocol(E::Truncated { got: 12 })));
@@ -58,7 +58,7 @@ fn message_in_pieces_is_put_together_with_its_descriptor() {
     for (i, byte) in bytes.iter().enumerate() {
         assert_eq!(fake.did(), []);
         let fds = [mapping.fd().unwrap()];
-        sys::send(front.as_fd(), &[*byte], if i == 0 { &fds } else { &[] }).unwrap();
+        os::send(front.as_fd(), &[*byte], if i == 0 { &fds } else { &[] }).unwrap();
         connection.on_readable().unwrap();
     }
     assert_eq!(fake.did(), [Did::Memory(1)]);
@@ -74,7 +74,7 @@ fn descriptors_stay_with_the_message_they_came_with() {
     let table = Message::request(FrontendReq::SET_MEM_TABLE, table, false).to_bytes();
     for _ in 0..5 {
         send(&front, &owner);
-        sys::send(front.as_fd(), &table, &[mapping.fd().unwrap()]).unwrap();
+        os::send(front.as_fd(), &table, &[mapping.fd().unwrap()]).unwrap();
     }
     connection.on_readable().unwrap();
     assert_eq!(fake.did(), vec![Did::Memory(1); 5]);
@@ -87,10 +87,10 @@ fn flood_is_served_in_bursts_and_unread_replies_end_it() {
     send(&front, &get.repeat(BURST_MESSAGES + 1));
     connection.on_readable().unwrap();
     let mut buf = [0; 4096];
-    let got = sys::recv(front.as_fd(), &mut buf, &mut Vec::new()).unwrap();
+    let got = os::recv(front.as_fd(), &mut buf, &mut Vec::new(), FDS_MAX).unwrap();
     assert_eq!(got, Received::Bytes(20 * BURST_MESSAGES));
     let error = loop {
-        let _ = sys::send(front.as_fd(), &get.repeat(BURST_MESSAGES), &[]);
+        let _ = os::send(front.as_fd(), &get.repeat(BURST_MESSAGES), &[]);
         if let Err(error) = connection.on_readable() {
             break error;
         }
@@ -101,10 +101,10 @@ fn flood_is_served_in_bursts_and_unread_replies_end_it() {
 #[test]
 fn too_many_descriptors_end_the_connection() {
     let (front, mut connection, _) = pair();
-    let event = sys::eventfd().unwrap();
+    let event = os::eventfd().unwrap();
     let fds = vec![event.as_fd(); FDS_MAX];
-    sys::send(front.as_fd(), &header(1, 1, 8), &fds).unwrap();
-    sys::send(front.as_fd(), &[0], &fds).unwrap();
+    os::send(front.as_fd(), &header(1, 1, 8), &fds).unwrap();
+    os::send(front.as_fd(), &[0], &fds).unwrap();
     let error = connection.on_readable().unwrap_err();
     assert!(matches!(error, C::Protocol(E::TooManyFds)), "{error}");
 }
@@ -147,7 +147,7 @@ fn front_end_of_the_vhost_crate_is_served() {
     let (stream, mut connection, fake) = pair();
     let server = std::thread::spawn(move || {
         loop {
-            sys::wait_readable(connection.as_fd(), std::time::Duration::from_secs(10)).unwrap();
+            os::wait_readable(connection.as_fd(), std::time::Duration::from_secs(10)).unwrap();
             if let Err(error) = connection.on_readable() {
                 return (error, connection.take_refusals().len());
             }

@@ -20,7 +20,7 @@ fn params() -> Params {
     }
 }
 
-/// A back-end of ours in a thread; ends with the connection.
+/// Runs our back-end in a thread; ends with the connection.
 fn serve(protocol_features: ProtocolFeatures) -> (UnixStream, Fake, JoinHandle<ConnectionError>) {
     let (front, back) = UnixStream::pair().unwrap();
     let fake = Fake::default();
@@ -31,7 +31,7 @@ fn serve(protocol_features: ProtocolFeatures) -> (UnixStream, Fake, JoinHandle<C
     let mut connection = Connection::new(back, backend);
     let thread = thread::spawn(move || {
         let error = loop {
-            sys::wait_readable(connection.as_fd(), Duration::from_secs(10)).unwrap();
+            os::wait_readable(connection.as_fd(), Duration::from_secs(10)).unwrap();
             if let Err(error) = connection.on_readable() {
                 break error;
             }
@@ -42,14 +42,14 @@ fn serve(protocol_features: ProtocolFeatures) -> (UnixStream, Fake, JoinHandle<C
     (front, fake, thread)
 }
 
-/// One chain from the driver half to the device half and back, notifications included.
+/// Passes one chain from the driver half to the device half and back, with notifications.
 fn round_trip(frontend: &Frontend, queue: &mut Queue, fake: &Fake) {
     let buf = Buf { addr: frontend.buffers().start, len: 100, write: false };
     assert_eq!(queue.driver.arm(), Armed::Armed);
     let id = queue.driver.add(&[buf]).unwrap();
     queue.driver.publish();
     if queue.driver.kick_needed() {
-        sys::signal(queue.kick.as_fd());
+        os::signal(queue.kick.as_fd());
     }
     let mut state = fake.state();
     let (memory, setup) = (Arc::clone(&state.memory), state.setups[&queue.ring].clone());
@@ -61,8 +61,8 @@ fn round_trip(frontend: &Frontend, queue: &mut Queue, fake: &Fake) {
     device.publish();
     assert!(device.call_needed());
     setup.call.unwrap().signal();
-    assert!(sys::wait_readable(queue.call.as_fd(), Duration::ZERO).unwrap());
-    assert!(sys::drain(queue.call.as_fd()));
+    assert!(os::wait_readable(queue.call.as_fd(), Duration::ZERO).unwrap());
+    assert!(os::drain(queue.call.as_fd()));
     let mut used = Vec::new();
     assert_eq!(queue.driver.take_used(8, &mut used).unwrap(), 1);
     assert_eq!(used[0].id, id);
@@ -82,7 +82,7 @@ fn both_halves_agree_on_rings_of_every_kind() {
             assert_eq!(frontend.features() & feature::RING_PACKED, packed);
             assert_eq!(frontend.protocol_features(), protocol);
             assert_eq!(frontend.config().len(), if protocol == none { 0 } else { 12 });
-            // Without acknowledgements, a request with an answer is the barrier.
+            // Without acknowledgements, a request with a reply is the barrier.
             frontend.client().get_u64(FrontendReq::GET_FEATURES).unwrap();
             for queue in &mut queues {
                 round_trip(&frontend, queue, &fake);
@@ -99,7 +99,7 @@ fn both_halves_agree_on_rings_of_every_kind() {
 }
 
 #[test]
-fn rings_start_where_they_are_told_to() {
+fn rings_start_at_the_given_base() {
     let params = Params { base: Some(65_535), ..params() };
     let (stream, fake, thread) = serve(PROTOCOL_FEATURES);
     let (frontend, mut queues) = Frontend::start(stream, &params).unwrap();
@@ -109,7 +109,7 @@ fn rings_start_where_they_are_told_to() {
 }
 
 #[test]
-fn front_end_that_vanishes_leaves_stopped_rings() {
+fn front_end_that_disconnects_leaves_stopped_rings() {
     let (stream, fake, thread) = serve(backend::PROTOCOL_FEATURES);
     let (frontend, queues) = Frontend::start(stream, &params()).unwrap();
     drop((frontend, queues));
@@ -127,7 +127,7 @@ fn start_error(protocol: ProtocolFeatures, params: &Params) -> F {
 }
 
 #[test]
-fn what_cannot_be_had_is_told() {
+fn missing_features_are_reported() {
     let many = Params { pairs: 17, ..params() };
     let error = start_error(PROTOCOL_FEATURES, &many);
     assert!(matches!(error, F::Pairs { wanted: 17, has: 16 }), "{error}");
@@ -145,15 +145,15 @@ fn what_cannot_be_had_is_told() {
     thread.join().unwrap();
 }
 
-/// A client whose back-end has already sent `answer`.
-fn answered(answer: &[u8]) -> (Client, UnixStream) {
+/// A client whose back-end has already sent `reply`.
+fn replied(reply: &[u8]) -> (Client, UnixStream) {
     let (front, back) = UnixStream::pair().unwrap();
-    assert!(sys::send(back.as_fd(), answer, &[]).unwrap());
+    assert!(os::send(back.as_fd(), reply, &[]).unwrap());
     (Client::new(front, Duration::from_millis(20)), back)
 }
 
 #[test]
-fn answers_that_are_none() {
+fn malformed_replies() {
     let get = FrontendReq::GET_FEATURES;
     let fine = Message::reply(get.into(), vec![0; 8]);
     let wrong = [
@@ -164,22 +164,22 @@ fn answers_that_are_none() {
         Message::reply(get.into(), vec![0; PAYLOAD_MAX + 1]),
     ];
     for message in wrong {
-        let (mut client, _back) = answered(&message.to_bytes());
+        let (mut client, _back) = replied(&message.to_bytes());
         let error = client.get_u64(get).unwrap_err();
         assert!(matches!(error, F::BadReply { .. }), "{error}");
     }
-    let (mut client, _back) = answered(&fine.to_bytes()[..15]);
+    let (mut client, _back) = replied(&fine.to_bytes()[..15]);
     assert!(matches!(client.get_u64(get).unwrap_err(), F::Timeout(_)));
-    let (mut client, back) = answered(&[]);
+    let (mut client, back) = replied(&[]);
     drop(back);
     assert!(matches!(client.get_u64(get).unwrap_err(), F::Closed));
-    let answer = Message::reply(FrontendReq::GET_FEATURES.into(), vec![0; 8]);
-    let (client, _back) = answered(&answer.to_bytes());
+    let reply = Message::reply(FrontendReq::GET_FEATURES.into(), vec![0; 8]);
+    let (client, _back) = replied(&reply.to_bytes());
     let Err(error) = Frontend::start(client.stream, &params()) else { panic!("it started") };
     assert!(matches!(error, F::Lacks { features: feature::VERSION_1 }), "{error}");
     let bits = feature::VERSION_1.to_ne_bytes().to_vec();
-    let answer = Message::reply(FrontendReq::GET_FEATURES.into(), bits);
-    let (client, _back) = answered(&answer.to_bytes());
+    let reply = Message::reply(FrontendReq::GET_FEATURES.into(), bits);
+    let (client, _back) = replied(&reply.to_bytes());
     let many = Params { pairs: 2, ..params() };
     let Err(error) = Frontend::start(client.stream, &many) else { panic!("it started") };
     assert!(matches!(error, F::Pairs { wanted: 2, has: 1 }), "{error}");
@@ -187,7 +187,7 @@ fn answers_that_are_none() {
 
 #[test]
 fn back_end_that_does_not_read_is_an_error_and_not_a_hang() {
-    let (mut client, _back) = answered(&[]);
+    let (mut client, _back) = replied(&[]);
     let message = Message::request(FrontendReq::SET_CONFIG, vec![0; PAYLOAD_MAX], false);
     let error = loop {
         if let Err(error) = client.send(&message, &[]) {

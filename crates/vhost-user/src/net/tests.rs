@@ -6,11 +6,10 @@ use switch::frame::Burst;
 use switch::port::Ingress;
 
 use super::*;
-use crate::sys;
 
-/// What a host was told.
+/// A callback to the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Told {
+enum Event {
     Started(u16, Side),
     Stopped(u16, Side),
     Kicked(u16, Side),
@@ -20,36 +19,36 @@ enum Told {
 }
 
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<Told>>>);
+struct Log(Arc<Mutex<Vec<Event>>>);
 
 impl Log {
-    fn take(&self) -> Vec<Told> {
+    fn take(&self) -> Vec<Event> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
 
-    fn note(&self, told: Told) {
-        self.0.lock().unwrap().push(told);
+    fn note(&self, event: Event) {
+        self.0.lock().unwrap().push(event);
     }
 }
 
 impl Host for Log {
     fn started(&mut self, queue: u16, side: Side, _: Kick) {
-        self.note(Told::Started(queue, side));
+        self.note(Event::Started(queue, side));
     }
     fn stopped(&mut self, queue: u16, side: Side) {
-        self.note(Told::Stopped(queue, side));
+        self.note(Event::Stopped(queue, side));
     }
     fn kicked(&mut self, queue: u16, side: Side) {
-        self.note(Told::Kicked(queue, side));
+        self.note(Event::Kicked(queue, side));
     }
     fn active(&mut self, queues: u16) {
-        self.note(Told::Active(queues));
+        self.note(Event::Active(queues));
     }
     fn negotiated(&mut self, features: u64) {
-        self.note(Told::Negotiated(features));
+        self.note(Event::Negotiated(features));
     }
     fn announce(&mut self, mac: [u8; 6]) {
-        self.note(Told::Announce(mac));
+        self.note(Event::Announce(mac));
     }
 }
 
@@ -84,7 +83,7 @@ fn setup(ring: u16, base: u32) -> RingSetup {
 }
 
 fn event() -> OwnedFd {
-    sys::eventfd().unwrap()
+    os::eventfd().unwrap()
 }
 
 #[test]
@@ -121,7 +120,7 @@ fn each_feature_is_one_offload() {
     for (bit, _) in each {
         let (mut device, log) = device(options(1));
         device.set_features(bit);
-        assert_eq!(log.take(), [Told::Negotiated(bit)]);
+        assert_eq!(log.take(), [Event::Negotiated(bit)]);
         for (other, get) in each {
             assert_eq!(get(&device.format()), bit == other, "bit {bit:#x}, that of {other:#x}");
         }
@@ -155,7 +154,7 @@ fn mtu_bounds_the_frames_of_rings_started_after_it() {
 }
 
 #[test]
-fn rings_start_and_stop_and_the_host_is_told() {
+fn rings_start_and_stop_with_callbacks_to_the_host() {
     let (mut device, log) = device(options(2));
     let memory = memory();
     device.set_memory(Arc::clone(&memory));
@@ -164,30 +163,30 @@ fn rings_start_and_stop_and_the_host_is_told() {
         drop(DriverQueue::new(&memory, &layout(ring), Features::default(), 5, None).unwrap());
         device.start(ring, setup(ring, 5)).unwrap();
         let side = if ring % 2 == 0 { E } else { I };
-        assert_eq!(log.take(), [Told::Started(ring / 2, side), Told::Active(active)]);
+        assert_eq!(log.take(), [Event::Started(ring / 2, side), Event::Active(active)]);
         device.enable(ring, true);
         let up = [1, 1, 1, 2][usize::from(if ring == 2 { 3 } else { ring.min(2) })];
-        assert_eq!(log.take(), [Told::Kicked(ring / 2, side), Told::Active(up)]);
+        assert_eq!(log.take(), [Event::Kicked(ring / 2, side), Event::Active(up)]);
     }
     device.kick(3);
-    assert_eq!(log.take(), [Told::Kicked(1, I)]);
+    assert_eq!(log.take(), [Event::Kicked(1, I)]);
     // Queue 0 down: the switch may use none beyond it.
     device.enable(0, false);
-    assert_eq!(log.take(), [Told::Active(0)]);
+    assert_eq!(log.take(), [Event::Active(0)]);
     assert_eq!((device.stop(0), device.stop(0)), (Some(5), None));
     log.take();
     device.send_rarp([2; 6]);
-    assert_eq!(log.take(), [Told::Announce([2; 6])]);
+    assert_eq!(log.take(), [Event::Announce([2; 6])]);
     device.reset();
     let stopped: Vec<_> = log.take();
     for (queue, side) in [(0, I), (1, E), (1, I)] {
-        assert!(stopped.contains(&Told::Stopped(queue, side)), "{stopped:?}");
+        assert!(stopped.contains(&Event::Stopped(queue, side)), "{stopped:?}");
     }
-    assert_eq!(stopped.last(), Some(&Told::Active(0)));
+    assert_eq!(stopped.last(), Some(&Event::Active(0)));
 }
 
 #[test]
-fn ring_that_cannot_lie_there_stays_stopped() {
+fn ring_with_an_invalid_layout_stays_stopped() {
     let (mut device, log) = device(options(1));
     device.set_memory(memory());
     let mut bad = setup(1, 0);
@@ -204,7 +203,7 @@ fn ring_that_cannot_lie_there_stays_stopped() {
 }
 
 #[test]
-fn ring_goes_on_at_its_position_in_new_memory() {
+fn ring_continues_at_its_position_in_new_memory() {
     let pair = Pair::new();
     let log = Log::default();
     let mut device = NetDevice::new(options(1), vec![pair.clone()], log);
@@ -229,7 +228,7 @@ fn ring_goes_on_at_its_position_in_new_memory() {
     send(&mut driver, 3);
     assert_eq!(burst(), 3);
     send(&mut driver, 2);
-    // As the protocol does it: stopped, then started in the new table at the same place.
+    // As the protocol does it: stopped, then started in the new table at the same position.
     let base = device.stop(1).unwrap();
     assert_eq!(base, 3);
     device.set_memory(Arc::clone(&memory));

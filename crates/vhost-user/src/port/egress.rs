@@ -1,4 +1,4 @@
-//! The guest's receive queue: frames out of the switch.
+//! Egress to a guest: its receive queue.
 
 mod direct;
 
@@ -9,43 +9,43 @@ use shm::{Copies, GuestMemory, Seg, SegMut};
 use switch::account::burst::{DESCS_MAX, SEGS_MAX};
 use switch::direct::Direct;
 use switch::frame::{BURST_MAX, Burst};
-use switch::port::{Egress, Fault};
+use switch::port::{Egress, Fault, Steer};
 use switch::stats::EgressStats;
 use switch::vnet::{Offloads, VnetHdr};
 
 use super::{Active, Format, Ring};
 use crate::device::Call;
 
-/// Receive chains kept at hand between bursts.
-const LOOK_AHEAD: usize = BURST_MAX / 4;
+/// Receive chains kept from one burst to the next.
+const CHAINS_KEPT: usize = BURST_MAX / 4;
 
 /// Longest virtio-net header we use: with `num_buffers`.
 const HDR_MAX: usize = 12;
 
-/// `num_buffers` of 1, behind `csum_offset` in the header's last word.
+/// `num_buffers` of 1, after `csum_offset` in the header's last word.
 const ONE_BUFFER: u32 = 1 << 16;
 
 /// Device half of a guest's receive queue: frames out of the switch.
 pub struct VirtioEgress {
     ring: Ring,
-    /// Receive chains taken and not yet used; the first `next` of them are used. None of them is
-    /// read from the ring again, however many frames they do not suffice for.
+    /// Receive chains taken; the first `next` of them are used. None of them is read from the ring
+    /// again, even if frames do not fit.
     taken: Taken,
     next: usize,
-    /// Writable bytes of the chains in `taken`, as far as a frame needed several.
+    /// Writable bytes of the chains in `taken`, computed for frames that need several.
     rooms: Vec<u64>,
-    /// Descriptors that may still be taken, and pieces of buffers written to where regions meet,
-    /// before the next [`flush`](Egress::flush): the sender's worker pays for both.
+    /// Remaining limits until the next [`flush`](Egress::flush): descriptors to take, and pieces of
+    /// buffers across regions. Both cost time of the sender's worker.
     left: Work,
-    /// The fewest chains at hand with which a frame did not fit, since [`arm`](Egress::arm) last
-    /// found room: of several frames that wait, one may fit where another does not.
+    /// The fewest available chains with which a frame did not fit, since [`arm`](Egress::arm) last
+    /// found room: of several held frames, one may fit if another does not.
     short_at: usize,
     /// Kept for its allocation.
     copies: Copies<'static>,
     stats: Arc<EgressStats>,
 }
 
-/// What this guest's buffers may cost others while its queue is locked for a group of frames.
+/// Limits of the work on this guest's buffers while its queue is locked for a group of frames.
 #[derive(Clone, Copy)]
 struct Work {
     descs: usize,
@@ -56,18 +56,18 @@ impl Work {
     const ALL: Self = Self { descs: DESCS_MAX, segs: SEGS_MAX };
 }
 
-/// Copies from granted memory that wait for the end of a `put`, and the memory they go to.
+/// Pending copies from granted memory, done at the end of a `put`, and their destination.
 struct Batch<'m> {
     memory: &'m GuestMemory,
     copies: Copies<'m>,
 }
 
-/// What follows a frame's head: `segs`, once their first `skip` bytes are skipped.
+/// Rest of a frame after its head: `segs` without their first `skip` bytes.
 #[derive(Clone, Copy)]
 struct Body<'m> {
     segs: &'m [Seg<'m>],
     skip: u32,
-    /// Which frame it is, if a copy fails.
+    /// Index of the frame, to report a failed copy.
     pick: u16,
 }
 
@@ -78,7 +78,7 @@ impl From<Arc<EgressStats>> for VirtioEgress {
 }
 
 impl VirtioEgress {
-    /// An inactive queue.
+    /// Creates an inactive queue.
     pub fn new(stats: Arc<EgressStats>) -> Self {
         Self {
             ring: Ring::default(),
@@ -92,7 +92,7 @@ impl VirtioEgress {
         }
     }
 
-    /// Puts a ring to work.
+    /// Activates a ring.
     pub fn activate(
         &mut self,
         queue: DeviceQueue,
@@ -103,12 +103,12 @@ impl VirtioEgress {
         self.forget_all();
         self.left = Work::ALL;
         let mut active = Active::new(queue, memory, call, format);
-        // The guest need not say when it adds buffers until we run out of them.
+        // No kicks for new buffers are needed until we run out of them.
         active.queue.disarm();
         self.ring.activate(active);
     }
 
-    /// Takes the ring away and returns where it stands (VRING_BASE).
+    /// Removes the ring and returns its position (VRING_BASE).
     pub fn deactivate(&mut self) -> Option<u32> {
         let active = self.ring.active.as_mut()?;
         active.queue.untake(&self.taken.chains[self.next..]);
@@ -128,7 +128,7 @@ impl VirtioEgress {
         self.ring.set_call(call);
     }
 
-    /// Where to tell that the ring is broken.
+    /// Replaces the error descriptor (SET_VRING_ERR).
     pub fn set_err(&mut self, err: Option<Call>) {
         self.ring.set_err(err);
     }
@@ -143,7 +143,7 @@ impl VirtioEgress {
         self.ring.active.as_mut().map_or(Ok(()), Active::check_lost)
     }
 
-    /// Has at least `want` receive chains at hand, or all there are.
+    /// Takes receive chains until `want` are available, or all there are.
     #[inline]
     fn refill(&mut self, want: usize) -> Result<(), Fault> {
         if self.taken.chains.len() - self.next >= want {
@@ -152,8 +152,8 @@ impl VirtioEgress {
         self.take().map(|_| ())
     }
 
-    /// Takes more receive chains, if the guest added any and there is place for them, and has the
-    /// CPU fetch their buffers. Returns how many; those at hand stay as they are.
+    /// Takes more receive chains, if the guest added any and there is space for them, and
+    /// prefetches their buffers. Returns their number; chains taken earlier are unchanged.
     fn take(&mut self) -> Result<usize, Fault> {
         let Some(active) = &mut self.ring.active else { return Ok(0) };
         if self.left.descs == 0 {
@@ -181,18 +181,18 @@ impl VirtioEgress {
                 seg.prefetch();
             }
         }
-        active.queue.look_ahead();
+        active.queue.prefetch();
         Ok(self.taken.chains.len() - had)
     }
 
-    /// Forgets the chains at hand, which are not used.
+    /// Drops the chains taken and not used.
     fn forget_all(&mut self) {
         self.taken.clear();
         self.rooms.clear();
         self.next = 0;
     }
 
-    /// Writable bytes of chain `i` of those taken, added up once.
+    /// Writable bytes of chain `i` of those taken, computed once.
     fn room_of(&mut self, i: usize) -> u64 {
         self.rooms.resize(self.rooms.len().max(self.next), 0);
         for chain in self.taken.chains.iter().take(i + 1).skip(self.rooms.len()) {
@@ -202,18 +202,17 @@ impl VirtioEgress {
         self.rooms[i]
     }
 
-    /// Whether no chain can be added to those at hand: there are as many as we look ahead, or as
-    /// the ring holds.
+    /// Whether no chain can be added: the limit of chains kept, or the ring's size, is reached.
     fn has_all(&self) -> bool {
         let chains = &self.taken.chains[self.next..];
         let slots: u32 = chains.iter().map(|c| u32::from(c.slots)).sum();
         let size = self.ring.active.as_ref().map_or(0, |active| active.queue.size());
-        // Beside chains that were used by now, the next one may have been too long.
+        // The next chain may have been too long only beside chains that are used by now.
         let is_cut = self.taken.is_cut() && self.next == 0;
         chains.len() == BURST_MAX || is_cut || slots >= u32::from(size)
     }
 
-    /// How many chains, from `next` on, a frame of `total` bytes (header included) fills.
+    /// Number of chains, from `next` on, for a frame of `total` bytes (header included).
     fn chains_for(&mut self, total: u32) -> Result<Fit, Fault> {
         let active = self.ring.active.as_ref().expect("callers check");
         let mergeable = active.format.mergeable;
@@ -235,9 +234,9 @@ impl VirtioEgress {
         }
     }
 
-    /// Delivers frames as long as each lies in one segment and fits one receive buffer of one
-    /// region, which nearly all do; returns how many. The first that is otherwise, or finds no
-    /// buffer at hand, is left to [`deliver`](Self::deliver).
+    /// Delivers frames while each is one segment and fits one receive buffer in one region, the
+    /// common case; returns their number. The first other frame, or one without a buffer, is left
+    /// to [`deliver`](Self::deliver).
     fn put_simple(&mut self, burst: &Burst<'_>, picks: &[u16]) -> usize {
         let Self { ring, taken, next, stats, .. } = self;
         let Some(Active { queue, memory, format, hint, .. }) = &mut ring.active else { return 0 };
@@ -272,7 +271,7 @@ impl VirtioEgress {
         done
     }
 
-    /// As [`put`](Egress::put), for frames of which some lie in granted memory.
+    /// As [`put`](Egress::put), for frames of which some are in granted memory.
     #[cold]
     fn put_granted(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
         let Some(active) = &self.ring.active else { return Ok(picks.len()) };
@@ -295,8 +294,8 @@ impl VirtioEgress {
         done
     }
 
-    /// Delivers a frame of a burst; false: not now. A fault is told of the `first` only, as of
-    /// others it is told again at the next call.
+    /// Delivers a frame of a burst; false: no room now. A fault is returned for the `first` frame
+    /// only; for others, the next call returns it.
     fn put_one<'m>(
         &mut self,
         burst: &'m Burst<'m>,
@@ -318,7 +317,7 @@ impl VirtioEgress {
         }
     }
 
-    /// Copies one frame; what is granted, with the `batch`.
+    /// Copies one frame; granted parts are added to the `batch`.
     fn deliver<'m>(
         &mut self,
         head: &[u8],
@@ -380,15 +379,15 @@ impl VirtioEgress {
     }
 }
 
-/// The virtio-net header as this guest takes it.
+/// The virtio-net header in this guest's format.
 #[inline]
 fn header(hdr: &VnetHdr, format: &Format) -> VnetHdr {
     //= virtio-v1.3 5.1.6.4.1: if GUEST_CSUM was not negotiated, the device MUST set flags to 0.
     VnetHdr { flags: if format.takes.csum { hdr.flags } else { 0 }, ..*hdr }
 }
 
-/// Writes a frame into `bufs`; `start` is private. `segs`: how many pieces of buffers that cross
-/// regions may still be written to.
+/// Writes a frame into `bufs`; `start` is private memory. `segs`: remaining limit of pieces of
+/// buffers that cross regions.
 #[inline]
 fn fill<'b, 'm>(
     memory: &'m GuestMemory,
@@ -410,38 +409,38 @@ fn fill<'b, 'm>(
     to.end
 }
 
-/// How the writing of a frame ended.
+/// Result of writing a frame.
 #[derive(Clone, Copy)]
 enum End {
     Whole,
-    /// A buffer lay outside memory.
+    /// A buffer was outside memory.
     Outside,
-    /// Buffers lay in too many regions.
+    /// Buffers were in too many regions.
     TooManySegs,
 }
 
 /// Whether a frame fits the guest's receive buffers.
 enum Fit {
-    /// Into so many chains.
+    /// Yes, in so many chains.
     In(usize),
-    /// When the guest adds buffers.
+    /// Not before the guest adds buffers.
     NotNow,
-    /// Whatever the guest adds.
+    /// Not with any buffers that the guest can add.
     Never,
 }
 
-/// The writable bytes of some chains, as a place to write to from front to back.
+/// Sequential writer to the writable bytes of some chains.
 struct Room<'a, 'm, I> {
     memory: &'m GuestMemory,
     hint: &'a mut usize,
-    /// How many pieces of buffers that cross regions may still come.
+    /// Remaining limit of pieces of buffers that cross regions.
     segs: &'a mut usize,
     bufs: I,
-    /// Where the next byte goes.
+    /// Destination of the next byte.
     seg: Option<SegMut<'m>>,
-    /// What of the current buffer lies in further regions.
+    /// Rest of the current buffer in further regions.
     rest: Option<(u64, u32)>,
-    /// Why the frame is not whole, if it is not.
+    /// Reason why the frame is incomplete, if it is.
     end: End,
 }
 
@@ -483,7 +482,7 @@ impl<'b, 'm, I: Iterator<Item = &'b Buf>> Room<'_, 'm, I> {
         true
     }
 
-    /// A buffer that does not lie in one region: its first part now, the rest next.
+    /// Splits a buffer across regions: its first part now, the rest next.
     #[cold]
     fn next_across(&mut self, addr: u64, len: u32) {
         let Some(left) = self.segs.checked_sub(1) else {
@@ -553,7 +552,7 @@ impl Egress for VirtioEgress {
         let (mut frames, mut room) = (0, 0_u64);
         for i in self.next..self.taken.chains.len() {
             room += self.room_of(i);
-            // Without MRG_RXBUF a frame lies in one chain, or nowhere.
+            // Without MRG_RXBUF a frame must fit one chain.
             if room >= total || !mergeable {
                 frames += 1;
                 room = 0;
@@ -570,12 +569,16 @@ impl Egress for VirtioEgress {
         if self.is_up() { Some(self) } else { None }
     }
 
+    fn steer(&self) -> Option<Arc<dyn Steer>> {
+        None
+    }
+
     fn flush(&mut self) {
         let Some(active) = &mut self.ring.active else { return };
         active.queue.publish();
-        // The next burst's buffers are fetched while other ports are served. A fault is told when
-        // the chains are wanted: it is sticky.
-        if self.taken.chains.len() - self.next < LOOK_AHEAD {
+        // The next burst's buffers are prefetched while other ports are served. A fault is sticky,
+        // and returned when the chains are needed.
+        if self.taken.chains.len() - self.next < CHAINS_KEPT {
             let _ = self.take();
         }
         self.left = Work::ALL;
@@ -588,7 +591,7 @@ impl Egress for VirtioEgress {
 
     fn arm(&mut self) -> bool {
         let Some(active) = self.ring.up() else { return true };
-        // What was too little then is too little now; more may have come to hand since.
+        // Frames that did not fit then still do not fit, unless chains were taken since.
         let at_hand = self.taken.chains.len() - self.next;
         let full = at_hand <= self.short_at && active.queue.arm() == Armed::Armed;
         if !full {

@@ -1,10 +1,11 @@
-//! The guest's transmit queue: frames into the switch.
+//! Ingress from a guest: its transmit queue.
 
 use std::sync::Arc;
 
 use ring::virtq::{Armed, Buf, DeviceQueue, Taken};
 use shm::{GuestMemory, Seg};
 use switch::account::burst::{DESCS_MAX, TAKEN_SEGS_MAX};
+use switch::direct::Direct;
 use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, SEGS_MAX};
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
@@ -13,7 +14,7 @@ use switch::vnet::VnetHdr;
 use super::{Active, Format, Ring};
 use crate::device::Call;
 
-/// Shortest buffer of header and frame that needs no second look.
+/// Shortest buffer of header and frame that is surely long enough.
 const HDR_RUNT: u32 = 12 + 14;
 
 /// Device half of a guest's transmit queue: frames into the switch.
@@ -32,7 +33,7 @@ impl From<Arc<IngressStats>> for VirtioIngress {
 }
 
 impl VirtioIngress {
-    /// An inactive queue.
+    /// Creates an inactive queue.
     pub fn new(stats: Arc<IngressStats>) -> Self {
         Self {
             ring: Ring::default(),
@@ -42,7 +43,7 @@ impl VirtioIngress {
         }
     }
 
-    /// Puts a ring to work.
+    /// Activates a ring.
     pub fn activate(
         &mut self,
         queue: DeviceQueue,
@@ -54,12 +55,12 @@ impl VirtioIngress {
         self.ring.activate(Active::new(queue, memory, call, format));
     }
 
-    /// Takes the ring away and returns its position (VRING_BASE): every chain taken was used.
+    /// Removes the ring and returns its position (VRING_BASE): every chain taken was used.
     pub fn deactivate(&mut self) -> Option<u32> {
         self.ring.deactivate()
     }
 
-    /// SET_VRING_ENABLE. A disabled transmit ring is not looked at.
+    /// SET_VRING_ENABLE. A disabled transmit ring is not read.
     pub fn enable(&mut self, on: bool) {
         self.ring.enable(on);
     }
@@ -69,7 +70,7 @@ impl VirtioIngress {
         self.ring.set_call(call);
     }
 
-    /// Where to tell that the ring is broken.
+    /// Replaces the error descriptor (SET_VRING_ERR).
     pub fn set_err(&mut self, err: Option<Call>) {
         self.ring.set_err(err);
     }
@@ -80,7 +81,7 @@ impl VirtioIngress {
     }
 }
 
-/// Why a chain is no frame. The chain is given back at once.
+/// Reason why a chain is not a valid frame. The chain is returned at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Bad {
     Runt,
@@ -102,8 +103,8 @@ impl Bad {
     }
 }
 
-/// The chains of a burst that are no frames. They are counted once it is known which chains stay
-/// in the burst: the others are taken again.
+/// The chains of a burst that are not valid frames. They are counted when it is known which chains
+/// stay in the burst: the others are taken again.
 struct Refused {
     /// One bit each.
     bits: u64,
@@ -126,8 +127,8 @@ impl Refused {
     }
 }
 
-/// Appends the segments of `bufs` to `segs`, at most `most` of them; returns their number and
-/// length together. No more are made than that, whatever regions the buffers span.
+/// Appends at most `most` segments of `bufs` to `segs`, independent of the regions that the buffers
+/// span; returns their number and total length.
 #[inline]
 fn translate<'m>(
     memory: &'m GuestMemory,
@@ -155,8 +156,8 @@ fn translate<'m>(
     Ok((segs.len() - first, len))
 }
 
-/// A buffer that does not lie in one region: across several, or outside. `most`: how long `segs`
-/// may become.
+/// Translates a buffer that is not in one region: across several, or outside. `most`: limit on the
+/// length of `segs`.
 #[cold]
 fn across<'m>(
     memory: &'m GuestMemory,
@@ -189,7 +190,7 @@ fn finish(
     format: &Format,
 ) -> Result<(), Bad> {
     let hdr_len = format.hdr_len;
-    // 14 bytes of Ethernet header are the least there is to switch on.
+    // The switch needs at least the 14 bytes of the Ethernet header.
     if len < u64::from(hdr_len) + 14 {
         return Err(Bad::Runt);
     }
@@ -211,13 +212,13 @@ fn finish(
     Ok(())
 }
 
-/// Takes a header of `hdr_len` bytes that spans several segments (CVE-2022-2132 was one over more
-/// than two) off them; returns it and how many segments it used up.
+/// Takes a header of `hdr_len` bytes off several segments (CVE-2022-2132: a header over more than
+/// two); returns it and the number of segments it used up.
 #[cold]
 fn scattered_header(segs: &mut [Seg<'_>], hdr_len: u32) -> ([u8; VnetHdr::LEN], usize) {
     let mut raw = [0_u8; VnetHdr::LEN];
     let (mut read, mut left, mut used) = (0, hdr_len, 0);
-    // The caller made sure that the segments are longer than a header together.
+    // The caller checked that the segments in total are longer than a header.
     while left > 0 {
         let seg = &mut segs[used];
         read += seg.read(&mut raw[read..]);
@@ -251,7 +252,7 @@ impl Ingress for VirtioIngress {
         };
         if taken == 0 {
             *scratch = burst.recycle();
-            // It may be empty because its memory went away just now, and not be asked again.
+            // It may be empty because its memory was lost just now, and not be polled again.
             return active.check_lost().map(|()| 0);
         }
         let back = give_back(queue, &mut self.taken, BURST_BYTES);
@@ -291,8 +292,20 @@ impl Ingress for VirtioIngress {
         Ok(if more { max.max(taken) } else { taken })
     }
 
+    fn goes_direct(&self) -> bool {
+        false
+    }
+
+    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+        Ok(0)
+    }
+
     fn arm(&mut self) -> bool {
         self.ring.up().is_none_or(|active| active.queue.arm() == Armed::Armed)
+    }
+
+    fn due(&self) -> Option<u64> {
+        None
     }
 
     fn disarm(&mut self) {
@@ -300,7 +313,7 @@ impl Ingress for VirtioIngress {
     }
 }
 
-/// Leaves the chains beyond `most` bytes, but for the first, for the next burst; returns how many.
+/// Untakes the chains beyond `most` bytes, but not the first one; returns their number.
 #[inline]
 fn give_back(queue: &mut DeviceQueue, taken: &mut Taken, most: u64) -> usize {
     let all: u64 = taken.bufs.iter().map(|buf| u64::from(buf.len)).sum();
@@ -318,7 +331,7 @@ fn give_back(queue: &mut DeviceQueue, taken: &mut Taken, most: u64) -> usize {
     back
 }
 
-/// Leaves all chains but the first `n` for the next burst.
+/// Untakes all chains but the first `n`.
 #[inline]
 fn keep(queue: &mut DeviceQueue, taken: &mut Taken, n: usize) {
     if n < taken.chains.len() {
@@ -327,8 +340,8 @@ fn keep(queue: &mut DeviceQueue, taken: &mut Taken, n: usize) {
     }
 }
 
-/// Makes frames of the chains taken, up to the segments that a burst may have; returns of how many
-/// chains, and which of them have no frame.
+/// Makes frames of the chains taken, up to the limit of segments in a burst; returns the number of
+/// chains processed, and those without a frame.
 #[inline]
 fn collect<'m>(
     taken: &Taken,
@@ -338,14 +351,14 @@ fn collect<'m>(
     burst: &mut Burst<'m>,
     chain_of: &mut Vec<u16>,
 ) -> (usize, Refused) {
-    // Two passes, so that the first bytes of all frames are on their way before any is read.
+    // Two passes, so that the first bytes of all frames are prefetched before any is read.
     let mut parts = [(0_u32, 0_u32, 0_u64); BURST_MAX];
     let mut refused = Refused { bits: 0, why: [Bad::Runt; BURST_MAX] };
     let (mut kept, mut wasted) = (taken.chains.len(), 0);
     for (i, (chain, part)) in taken.chains.iter().zip(&mut parts).enumerate() {
         let first = burst.segs.len();
         let bufs = taken.reads(chain);
-        // Nearly every frame lies in one buffer, of the region that served last.
+        // Nearly every frame is in one buffer, in the last region used.
         if let [buf] = bufs
             && first < TAKEN_SEGS_MAX
             && let Some(seg) = memory.seg(buf.addr, buf.len, hint)
@@ -355,7 +368,7 @@ fn collect<'m>(
             *part = (first as u32, 1, u64::from(buf.len));
             continue;
         }
-        // What was made for chains that are no frames is work, too.
+        // Segments of invalid chains count as work, too.
         let most = TAKEN_SEGS_MAX.saturating_sub(first + wasted).min(SEGS_MAX);
         match translate(memory, bufs, most, hint, &mut burst.segs) {
             Ok((count, len)) => *part = (first as u32, count as u32, len),
@@ -375,8 +388,8 @@ fn collect<'m>(
         if refused.bits & 1 << i != 0 {
             continue;
         }
-        // Nearly every frame asks for nothing: a header of zeroes. (Of empty buffers outside memory
-        // no segment is made.)
+        // Nearly every frame has no offload: a header of zeroes. (Empty buffers outside memory get
+        // no segment.)
         if count == 1
             && let seg = &mut burst.segs[first as usize]
             && seg.first() == Some([0; VnetHdr::LEN])

@@ -13,13 +13,12 @@ use switch::stats::{EgressStats, IngressStats};
 use switch::vnet::VnetHdr;
 
 use super::*;
-use crate::sys;
 
-/// Two regions of this size, side by side from `BASE` on.
+/// Size of two adjacent regions that start at `BASE`.
 const HALF: u64 = 0x40_0000;
 const BASE: u64 = 0x1000_0000;
 const EDGE: u64 = BASE + HALF;
-/// Where buffers go.
+/// Address of the buffers.
 const BUFFERS: u64 = BASE + 0x10_0000;
 const SIZE: u16 = 128;
 const LAYOUT: Layout =
@@ -82,13 +81,13 @@ fn read(memory: &GuestMemory, addr: u64, len: u32) -> Vec<u8> {
     bytes
 }
 
-/// A guest's side of one ring, with what both tests of a direction need.
+/// A guest's side of one ring, for tests of both directions.
 struct Guest {
     driver: DriverQueue,
     memory: Arc<GuestMemory>,
     files: [File; 2],
     call: Arc<OwnedFd>,
-    /// Where the next buffer goes.
+    /// Address of the next buffer.
     at: u64,
 }
 
@@ -99,7 +98,7 @@ impl Guest {
         let pool = IndirectPool::new(&memory, BASE + 0x6000, SIZE, 16);
         let driver = DriverQueue::new(&memory, &LAYOUT, features, base, pool).unwrap();
         let device = DeviceQueue::new(&memory, &LAYOUT, features, base).unwrap();
-        let call = Arc::new(sys::eventfd().unwrap());
+        let call = Arc::new(os::eventfd().unwrap());
         (Self { driver, memory, files, call, at: BUFFERS }, device)
     }
 
@@ -109,7 +108,7 @@ impl Guest {
 
     fn place(&mut self, len: u32) -> u64 {
         let at = self.at;
-        // Gaps, so that parts do not lie side by side by chance.
+        // Gaps, so that parts are not adjacent by chance.
         self.at += u64::from(len) + 64;
         at
     }
@@ -151,7 +150,7 @@ impl Tx {
         Self::with(Features::default(), format())
     }
 
-    /// Makes a chain of `bytes`, header included, cut into descriptors after so many bytes each.
+    /// Makes a chain of `bytes`, header included, split into descriptors at `cuts`.
     fn chain(&mut self, bytes: &[u8], cuts: &[usize]) {
         let mut bufs = Vec::new();
         let mut rest = bytes;
@@ -201,15 +200,15 @@ impl Tx {
         self.burst().unwrap()
     }
 
-    /// Takes what is there and wants it refused, counted as `counter`, and given back.
+    /// Expects that the next frame is refused, counted as `counter`, and returned.
     fn refused(mut self, counter: fn(&IngressStats) -> u64) {
         assert_eq!(self.all(), []);
         assert_eq!(counter(&self.stats), 1);
         let drops = self.stats.all().filter(|(n, _)| n.starts_with("drops_"));
-        assert_eq!(drops.map(|(_, n)| n).sum::<u64>(), 1, "and as nothing else");
-        assert_eq!(self.guest.used().len(), 1, "the buffer came back");
+        assert_eq!(drops.map(|(_, n)| n).sum::<u64>(), 1, "only this counter");
+        assert_eq!(self.guest.used().len(), 1, "the buffer was returned");
         self.send(VnetHdr::NONE, &frame(60, 1));
-        assert_eq!(self.all().len(), 1, "the port goes on");
+        assert_eq!(self.all().len(), 1, "the port continues");
     }
 }
 
@@ -227,7 +226,7 @@ const TSO: VnetHdr = VnetHdr {
 };
 
 #[test]
-fn frames_arrive_whole_however_their_chain_is_cut() {
+fn frames_arrive_whole_for_any_split_of_their_chain() {
     let bytes = frame(200, 3);
     let cuts: [&[usize]; 7] =
         [&[], &[12], &[1; 12], &[3, 4, 2, 1, 1, 1, 20, 0, 5], &[11, 2], &[0, 12, 0], &[10, 100]];
@@ -273,7 +272,7 @@ fn burst_of_long_frames_is_cut_and_the_rest_comes_next() {
         let mut order = Vec::new();
         for most in [4, 2] {
             let mut shown = 0;
-            let told = tx.ingress.burst(64, NOW, &mut tx.scratch, &mut |burst| {
+            let more = tx.ingress.burst(64, NOW, &mut tx.scratch, &mut |burst| {
                 shown = burst.frames.len();
                 for i in 0..shown {
                     let mut first = [0];
@@ -282,7 +281,7 @@ fn burst_of_long_frames_is_cut_and_the_rest_comes_next() {
                 }
             });
             assert_eq!(shown, most, "{features:?}");
-            assert_eq!(told, Ok(if most == 4 { 64 } else { 2 }), "there is more, or not");
+            assert_eq!(more, Ok(if most == 4 { 64 } else { 2 }), "whether the ring has more");
         }
         assert_eq!(order, [0, 1, 2, 3, 4, 5]);
         assert_eq!(tx.guest.used().len(), 6);
@@ -321,7 +320,7 @@ fn frames_too_short_too_long_or_too_scattered_are_refused() {
         tx.raw(&[Buf { addr: BUFFERS, len, write: false }]);
         tx.refused(|s| s.drops_runt.get());
     }
-    // Empty, and nowhere: no segment is made of it.
+    // Empty, and outside memory: it gets no segment.
     let mut tx = Tx::new();
     tx.raw(&[Buf { addr: 0, len: 0, write: false }]);
     tx.refused(|s| s.drops_runt.get());
@@ -354,7 +353,7 @@ fn more_segments_than_the_switch_takes_are_refused() {
 }
 
 #[test]
-fn offload_requests_that_make_no_sense_are_refused() {
+fn invalid_offload_requests_are_refused() {
     let bad = [
         VnetHdr { csum_start: 100, csum_offset: 99, gso_type: 0, ..TSO },
         VnetHdr { csum_start: u16::MAX, csum_offset: u16::MAX, ..TSO },
@@ -376,7 +375,7 @@ fn offload_requests_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn buffers_go_back_in_order_within_the_burst_bad_ones_too() {
+fn buffers_are_used_in_order_within_the_burst_invalid_ones_too() {
     for features in kinds() {
         let mut tx = Tx::with(features, format());
         for n in 0..3 {
@@ -390,7 +389,7 @@ fn buffers_go_back_in_order_within_the_burst_bad_ones_too() {
 }
 
 #[test]
-fn deactivated_ring_goes_on_at_its_position() {
+fn deactivated_ring_continues_at_its_position() {
     for features in kinds() {
         let mut tx = Tx::with(features, format());
         for n in 0..3 {
@@ -408,7 +407,7 @@ fn deactivated_ring_goes_on_at_its_position() {
 }
 
 #[test]
-fn disabled_ring_is_not_looked_at() {
+fn disabled_ring_is_not_read() {
     let mut tx = Tx::new();
     tx.ingress.enable(false);
     tx.send(VnetHdr::NONE, &frame(60, 1));
@@ -422,39 +421,39 @@ fn one_call_for_a_burst_and_none_while_the_driver_polls() {
     for features in kinds() {
         let mut tx = Tx::with(features, format());
         tx.guest.driver.disarm();
-        // The first burst of an event index ring may call: nobody knows yet what was asked.
+        // The first burst of an event index ring may call: the event is not known yet.
         tx.send(VnetHdr::NONE, &frame(60, 1));
         tx.all();
         tx.guest.used();
-        sys::drain(tx.guest.call.as_fd());
+        os::drain(tx.guest.call.as_fd());
         let before = tx.stats.calls.get();
         for _ in 0..2 {
             (0..10).for_each(|n| tx.send(VnetHdr::NONE, &frame(60, n)));
             assert_eq!((tx.all().len(), tx.guest.used().len()), (10, 10));
         }
         assert_eq!(tx.stats.calls.get(), before, "{features:?}");
-        assert!(!sys::drain(tx.guest.call.as_fd()));
+        assert!(!os::drain(tx.guest.call.as_fd()));
         let _ = tx.guest.driver.arm();
         (0..10).for_each(|n| tx.send(VnetHdr::NONE, &frame(60, n)));
         tx.all();
         assert_eq!(tx.stats.calls.get(), before + 1, "{features:?}");
-        assert!(sys::drain(tx.guest.call.as_fd()));
+        assert!(os::drain(tx.guest.call.as_fd()));
     }
 }
 
 #[test]
 fn new_call_descriptor_is_signalled_once() {
     let mut tx = Tx::new();
-    let call = Arc::new(sys::eventfd().unwrap());
+    let call = Arc::new(os::eventfd().unwrap());
     tx.ingress.set_call(Some(Call::Fd(Arc::clone(&call))));
-    assert!(sys::drain(call.as_fd()));
+    assert!(os::drain(call.as_fd()));
     tx.ingress.set_call(None);
     tx.send(VnetHdr::NONE, &frame(60, 1));
     assert_eq!((tx.all().len(), tx.stats.calls.get()), (1, 0));
 }
 
 #[test]
-fn memory_taken_away_under_a_ring_is_a_fault() {
+fn memory_truncated_under_a_ring_is_a_fault() {
     for features in kinds() {
         let mut tx = Tx::with(features, format());
         tx.send(VnetHdr::NONE, &frame(60, 1));
@@ -467,18 +466,18 @@ fn memory_taken_away_under_a_ring_is_a_fault() {
 }
 
 #[test]
-fn memory_taken_away_under_a_frame_costs_that_frame_and_then_the_port() {
+fn memory_truncated_under_a_frame_costs_that_frame_and_then_the_port() {
     let mut tx = Tx::new();
     write(&tx.guest.memory, EDGE + 100, &[1; 72]);
     tx.raw(&[Buf { addr: EDGE + 100, len: 72, write: false }]);
     tx.guest.files[1].set_len(0).unwrap();
-    assert_eq!(tx.all()[0].bytes, [0; 60], "what is gone reads as zeroes");
+    assert_eq!(tx.all()[0].bytes, [0; 60], "lost memory reads as zeroes");
     assert_eq!(tx.burst(), Err(Fault(LOST.into())));
 }
 
 /// Issue 14, row 6: the ring never runs empty, and nothing about it is malformed.
 #[test]
-fn memory_taken_away_under_frames_without_end_stops_the_port_after_one_burst() {
+fn memory_truncated_under_a_flood_stops_the_port_after_one_burst() {
     let mut tx = Tx::new();
     for i in 0..SIZE / 2 {
         let addr = EDGE + 100 * u64::from(i);
@@ -490,7 +489,7 @@ fn memory_taken_away_under_frames_without_end_stops_the_port_after_one_burst() {
         let got = tx.ingress.burst(8, NOW, &mut tx.scratch, &mut |b| seen = b.frames.len());
         (got, seen)
     };
-    assert_eq!(burst(), (Ok(8), 8), "it is found now");
+    assert_eq!(burst(), (Ok(8), 8), "it is detected now");
     assert_eq!(burst(), (Err(Fault(LOST.into())), 0));
     assert_eq!(burst(), (Err(Fault(LOST.into())), 0), "until the port is stopped");
 }
@@ -500,13 +499,13 @@ fn malformed_ring_is_a_fault_after_the_good_chains() {
     let mut tx = Tx::new();
     tx.send(VnetHdr::NONE, &frame(60, 1));
     tx.send(VnetHdr::NONE, &frame(60, 2));
-    // The second chain (descriptors 2 and 3) goes on at a descriptor that is not there.
+    // The second chain (descriptors 2 and 3) continues at a descriptor out of range.
     let desc = Area::new(&tx.guest.memory, BASE, 16 * usize::from(SIZE)).unwrap();
     desc.store_u16(2 * 16 + 14, SIZE);
     assert_eq!(tx.all().len(), 1);
     let fault = tx.burst().unwrap_err();
     assert_eq!(fault.0, format!("descriptor index {SIZE} is outside the table"));
-    assert!(!tx.ingress.arm(), "it is reported again until someone stops the ring");
+    assert!(!tx.ingress.arm(), "it is reported until the ring is stopped");
 }
 
 mod bounds;

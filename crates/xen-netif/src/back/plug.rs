@@ -1,7 +1,6 @@
 //! Where a vif's rings go: the queue pairs of a port.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 
 use ring::xen::{Armed, AttachError, BackCtrl, BackRx, BackTx, Malformed};
@@ -10,7 +9,7 @@ use switch::account::{Account, Charge};
 
 use super::keys::{CtrlKeys, QueueKeys, Refused, Request, Takes};
 use super::vif::{Plug, Settings, VifId};
-use crate::host::{self, Channel, HostError, RingPage, SharedChannel};
+use crate::host::{Back, Channel, HostError, RingPage, SharedChannel};
 use crate::port::control::{Control, Orders};
 use crate::port::{Event, PageMapper, Pair, Peer, Vif, Wiring};
 
@@ -29,7 +28,7 @@ pub trait Queues {
 
 /// The queue pairs of one port, and what is plugged into them.
 pub struct Socket<Q: Queues> {
-    host: Arc<host::Back>,
+    host: Arc<dyn Back>,
     id: VifId,
     pairs: Vec<Pair>,
     queues: Q,
@@ -69,7 +68,7 @@ struct Queue {
 
 impl<Q: Queues> Socket<Q> {
     /// Nothing plugged in yet.
-    pub fn new(host: Arc<host::Back>, id: VifId, pairs: Vec<Pair>, queues: Q) -> Self {
+    pub fn new(host: Arc<dyn Back>, id: VifId, pairs: Vec<Pair>, queues: Q) -> Self {
         // Whose account is not known: what is mapped is counted, without limit.
         let account = Account::default();
         account.set_limit("mappings", u64::MAX);
@@ -217,10 +216,7 @@ fn peer(takes: &Takes) -> Peer {
 
 impl<Q: Queues> Plug for Socket<Q> {
     fn claimed(&mut self) -> Option<String> {
-        match *self.host {
-            host::Back::Xen(_) => claimed_by(Path::new("/sys/bus/xen-backend/devices"), self.id),
-            host::Back::Local(_) => None,
-        }
+        self.host.claimed(self.id.domid, self.id.devid)
     }
 
     fn connect(&mut self, request: &Request) -> Result<(), Refused> {
@@ -278,17 +274,3 @@ impl<Q: Queues> Drop for Socket<Q> {
         self.end();
     }
 }
-
-/// Who in this domain's kernel serves the vif, if someone does.
-fn claimed_by(devices: &Path, id: VifId) -> Option<String> {
-    let driver = devices.join(format!("vif-{}-{}", id.domid, id.devid)).join("driver");
-    let driver = std::fs::read_link(driver).ok()?;
-    let name = driver.file_name().unwrap_or(driver.as_os_str()).to_string_lossy().into_owned();
-    Some(format!(
-        "this kernel's driver '{name}' has it; unbind it, or keep the module xen-netback away \
-         (see docs/xen.md)"
-    ))
-}
-
-#[cfg(test)]
-mod tests;

@@ -23,7 +23,7 @@ use ring::xen::{
 use self::hash::{Hashing, Order};
 use crate::back::CtrlKeys;
 use crate::host::{Channel, Front, HostError, Pages};
-use crate::sys::{self, Until};
+use os::Until;
 
 /// Most entries of one list: a page's.
 const LIST_MAX: usize = PAGE_LEN as usize / GREF_ENTRY_LEN;
@@ -118,7 +118,7 @@ pub struct Ctrl {
 impl Ctrl {
     /// A fresh ring for queues with these grants, and its keys.
     pub(super) fn new(
-        front: &Front,
+        front: &dyn Front,
         backend_domid: u16,
         queues: Vec<Grants>,
     ) -> Result<(Self, CtrlKeys), HostError> {
@@ -204,7 +204,7 @@ impl Ctrl {
                 continue;
             }
             // Events without answers are no reason to wait longer.
-            let wait = sys::wait(self.channel.fd().as_fd(), Until::Readable, deadline);
+            let wait = os::wait(self.channel.fd().as_fd(), Until::Readable, deadline);
             if !wait.unwrap_or(false) || Instant::now() >= deadline {
                 return self.step();
             }

@@ -50,7 +50,7 @@ pub struct Queue {
 
 /// What the rings of a vif are made of.
 pub struct FrontRings {
-    front: Front,
+    front: Arc<dyn Front>,
     backend_domid: u16,
     sizes: Sizes,
     prepared: Option<Vec<Queue>>,
@@ -69,7 +69,7 @@ struct Bare {
 
 impl FrontRings {
     /// For a vif whose back end is in domain `backend_domid`. `sizes` are those of each queue.
-    pub fn new(front: Front, backend_domid: u16, sizes: Sizes) -> Self {
+    pub fn new(front: Arc<dyn Front>, backend_domid: u16, sizes: Sizes) -> Self {
         let (prepared, ctrl, held) = (None, None, Vec::new());
         Self { front, backend_domid, sizes, prepared, ctrl, held, taken: false, stopped: false }
     }
@@ -97,7 +97,7 @@ impl FrontRings {
         let (ctrl, ctrl_keys) = if agreed.ctrl {
             let grants = |(bare, tx): (&Bare, &Pages)| Grants::new(&tx.grefs, each, &bare.rx.grefs);
             let grants = bare.iter().zip(&tx_pages).map(grants).collect();
-            let (ctrl, keys) = Ctrl::new(&self.front, self.backend_domid, grants)?;
+            let (ctrl, keys) = Ctrl::new(&*self.front, self.backend_domid, grants)?;
             (Some(ctrl), Some(keys))
         } else {
             (None, None)
@@ -187,6 +187,3 @@ impl Rings for FrontRings {
         self.held.clear();
     }
 }
-
-#[cfg(test)]
-mod tests;

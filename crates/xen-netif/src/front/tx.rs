@@ -66,12 +66,6 @@ impl TxQueue {
         }
     }
 
-    /// The grants of its pages.
-    #[cfg(test)]
-    pub(super) fn grefs(&self) -> &[u32] {
-        &self.grefs
-    }
-
     /// Whether the back end takes the pages of a frame one by one.
     pub fn takes_sg(&self) -> bool {
         self.agreed.sg

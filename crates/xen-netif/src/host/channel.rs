@@ -13,8 +13,15 @@ use std::sync::Arc;
 
 use super::HostError;
 use super::xen::sys as xen;
-use crate::port::Event;
-use crate::sys::{self, Epoll};
+use os::Epoll;
+
+/// The event channel of a ring, as far as its port uses it.
+pub trait Event: Send + Sync {
+    /// Tells the peer.
+    fn notify(&self);
+    /// Takes what the peer told, so that it can tell again.
+    fn ack(&self);
+}
 
 /// Our end of an event channel. The other end learns nothing of when this one looks.
 pub struct Channel {
@@ -28,8 +35,8 @@ pub struct Channel {
 enum End {
     /// The same descriptor, and the port on it.
     Xen(u32),
-    /// What the other end reads.
-    Local(Arc<OwnedFd>),
+    /// The eventfd that the other end reads.
+    Eventfd(Arc<OwnedFd>),
 }
 
 impl Channel {
@@ -38,13 +45,14 @@ impl Channel {
         Self { fd: Arc::new(fd), end: End::Xen(port), closed: None }
     }
 
-    /// Two eventfds.
-    pub(super) fn local(fd: Arc<OwnedFd>, peer: Arc<OwnedFd>) -> Self {
-        Self { fd, end: End::Local(peer), closed: None }
+    /// Two eventfds: the one we read, and the one that the other end reads.
+    pub fn eventfds(ours: Arc<OwnedFd>, theirs: Arc<OwnedFd>) -> Self {
+        Self { fd: ours, end: End::Eventfd(theirs), closed: None }
     }
 
     /// Has `then` called when it is closed.
-    pub(super) fn on_close(mut self, then: impl FnOnce() + Send + Sync + 'static) -> Self {
+    #[must_use]
+    pub fn on_close(mut self, then: impl FnOnce() + Send + Sync + 'static) -> Self {
         self.closed = Some(Box::new(then));
         self
     }
@@ -59,7 +67,7 @@ impl Channel {
     pub fn notify(&self) {
         match &self.end {
             End::Xen(port) => drop(xen::ioctl::notify(self.fd.as_fd(), *port)),
-            End::Local(peer) => sys::signal(peer.as_fd()),
+            End::Eventfd(peer) => os::signal(peer.as_fd()),
         }
     }
 
@@ -69,7 +77,7 @@ impl Channel {
     pub fn ack(&self) -> bool {
         match &self.end {
             End::Xen(port) => xen::evtchn_ack(self.fd.as_fd(), *port),
-            End::Local(_) => sys::drain(self.fd.as_fd()),
+            End::Eventfd(_) => os::drain(self.fd.as_fd()),
         }
     }
 }
@@ -103,7 +111,7 @@ impl SharedChannel {
     pub fn pair(channel: Channel) -> Result<[Self; 2], HostError> {
         let os = |error| HostError::Os { at: "channel".into(), what: "epoll", error };
         let channel = Arc::new(channel);
-        let told = [Arc::new(sys::eventfd().map_err(os)?), Arc::new(sys::eventfd().map_err(os)?)];
+        let told = [Arc::new(os::eventfd().map_err(os)?), Arc::new(os::eventfd().map_err(os)?)];
         let half = |mine: usize| {
             let epoll = Epoll::new()?;
             epoll.add(channel.fd.as_fd(), 0)?;
@@ -129,9 +137,9 @@ impl Event for SharedChannel {
 
     fn ack(&self) {
         // First what the other told: it told of an event that is taken already.
-        sys::drain(self.told.as_fd());
+        os::drain(self.told.as_fd());
         if self.channel.ack() {
-            sys::signal(self.other.as_fd());
+            os::signal(self.other.as_fd());
         }
     }
 }

@@ -7,7 +7,6 @@ use shm::{MapError, TableError};
 use switch::account::OverLimit;
 
 use crate::store::StoreError;
-use crate::sys::SocketError;
 
 /// Why a host did not do as asked.
 #[derive(Debug, thiserror::Error)]
@@ -32,17 +31,6 @@ pub enum HostError {
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A socket.
-    #[error("xen-local: {0}")]
-    Socket(#[from] SocketError),
-    /// The directory could not be made.
-    #[error("xen-local directory {dir}: cannot be made: {error}; choose another")]
-    Directory {
-        /// Which.
-        dir: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
     /// No front end is there.
     #[error("domain {0} is not there: its front end has gone")]
     NoDomain(u16),
@@ -82,18 +70,15 @@ pub enum HostError {
         /// What to do.
         advice: &'static str,
     },
-    /// The other side does not answer.
-    #[error("xen-local {0}: the back end does not answer; does it serve another front end?")]
-    Silent(PathBuf),
-    /// The other side closed.
-    #[error("xen-local {0}: the back end closed the connection; start it again")]
-    Gone(PathBuf),
     /// Memory that cannot be mapped.
     #[error(transparent)]
     Map(#[from] MapError),
     /// Pages that make no memory.
     #[error(transparent)]
     Table(TableError),
+    /// What only another host than Xen can refuse.
+    #[error(transparent)]
+    Other(Box<dyn std::error::Error + Send + Sync>),
     /// The system refused.
     #[error("{at}: {what} failed: {error}")]
     Os {

@@ -1,6 +1,8 @@
 //! Real Xen, through the device nodes of Linux.
 
 pub(super) mod sys;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -10,15 +12,17 @@ use shm::{Access, Domain, GRANT_LEN, Grants, Mapping, Piece, Private};
 
 use self::sys::{GrantError, Granted, MappedGrants, ioctl};
 use super::{Channel, HostError, Pages};
-use crate::store::Store;
+use crate::store::{Store, StoreError};
 
 const GNTDEV: &str = "/dev/xen/gntdev";
 const GNTALLOC: &str = "/dev/xen/gntalloc";
 const EVTCHN: &str = "/dev/xen/evtchn";
+/// Vifs of this domain's back end, as Linux knows them.
+const DEVICES: &str = "/sys/bus/xen-backend/devices";
 
 fn open(node: &str, module: &'static str) -> Result<OwnedFd, HostError> {
     let node = Path::new(node);
-    crate::sys::open_device(node).map_err(|error| HostError::of_node(node, module, error))
+    os::open_device(node).map_err(|error| HostError::of_node(node, module, error))
 }
 
 fn evtchn() -> Result<OwnedFd, HostError> {
@@ -68,7 +72,11 @@ impl Grants for Gntdev {
 }
 
 impl Back {
-    pub(super) fn open() -> Result<Self, HostError> {
+    /// Opens the device nodes.
+    ///
+    /// # Errors
+    /// [`HostError`]: a device node that is missing, or not for us.
+    pub fn open() -> Result<Self, HostError> {
         let fd = open(GNTDEV, "xen-gntdev")?;
         let gntdev = Arc::new(Gntdev { fd, mapped: Arc::default(), own: Own::open() });
         // One for each channel will be needed; that there are any is told at once.
@@ -77,16 +85,8 @@ impl Back {
         Ok(Self { gntdev, grants })
     }
 
-    pub(super) fn private(&self, len: usize) -> Option<Private> {
-        self.gntdev.private(len)
-    }
-
-    pub(super) fn domain(&self, domid: u16) -> Arc<Domain> {
-        Arc::new(Domain::new(domid, Arc::clone(&self.grants)))
-    }
-
     /// One grant by a call and an mmap of its own, so that each goes by itself.
-    pub(super) fn map(&self, domid: u16, gref: u32, access: Access) -> Result<Mapping, HostError> {
+    fn map(&self, domid: u16, gref: u32, access: Access) -> Result<Mapping, HostError> {
         let bad = |why: String| HostError::BadGrant { domid, gref, why };
         let gntdev = Arc::clone(&self.gntdev);
         let index = ioctl::map_grant_ref(gntdev.fd.as_fd(), domid, gref);
@@ -106,14 +106,52 @@ impl Back {
         let granted = Granted { domid, grefs: [gref].into() };
         Ok(sys::known(mapping, &self.gntdev.mapped, granted).on_unmap(release))
     }
+}
 
-    pub(super) fn bind(&self, domid: u16, port: u32) -> Result<Channel, HostError> {
+impl super::Back for Back {
+    fn store(&self) -> Result<Store, StoreError> {
+        Store::of_this_domain()
+    }
+
+    fn domain(&self, domid: u16) -> Result<Arc<Domain>, HostError> {
+        Ok(Arc::new(Domain::new(domid, Arc::clone(&self.grants))))
+    }
+
+    fn private(&self, len: usize) -> Option<Private> {
+        self.gntdev.private(len)
+    }
+
+    fn map_page(
+        &self,
+        domid: u16,
+        gref: u32,
+        access: Access,
+    ) -> Result<(Arc<Mapping>, usize), HostError> {
+        Ok((Arc::new(self.map(domid, gref, access)?), 0))
+    }
+
+    fn bind(&self, domid: u16, port: u32) -> Result<Channel, HostError> {
         let fd = evtchn()?;
         let ours = ioctl::bind_interdomain(fd.as_fd(), domid, port);
         let why =
             |error: std::io::Error| HostError::BadPort { domid, port, why: error.to_string() };
         Ok(Channel::xen(fd, ours.map_err(why)?))
     }
+
+    fn claimed(&self, domid: u16, devid: u32) -> Option<String> {
+        claimed_by(Path::new(DEVICES), domid, devid)
+    }
+}
+
+/// Who in this domain's kernel serves the vif, if someone does.
+fn claimed_by(devices: &Path, domid: u16, devid: u32) -> Option<String> {
+    let driver = devices.join(format!("vif-{domid}-{devid}")).join("driver");
+    let driver = std::fs::read_link(driver).ok()?;
+    let name = driver.file_name().unwrap_or(driver.as_os_str()).to_string_lossy().into_owned();
+    Some(format!(
+        "this kernel's driver '{name}' has it; unbind it, or keep the module xen-netback away \
+         (see docs/xen.md)"
+    ))
 }
 
 /// The front half's end.
@@ -122,13 +160,23 @@ pub struct Front {
 }
 
 impl Front {
-    pub(super) fn open() -> Result<Self, HostError> {
+    /// Opens the device nodes.
+    ///
+    /// # Errors
+    /// [`HostError`]: a device node that is missing, or not for us.
+    pub fn open() -> Result<Self, HostError> {
         let gntalloc = Arc::new(open(GNTALLOC, "xen-gntalloc")?);
         evtchn()?;
         Ok(Self { gntalloc })
     }
+}
 
-    pub(super) fn alloc(&self, pages: u32, domid: u16, readonly: bool) -> Result<Pages, HostError> {
+impl super::Front for Front {
+    fn store(&self) -> Result<Store, StoreError> {
+        Store::of_this_domain()
+    }
+
+    fn alloc(&self, pages: u32, domid: u16, readonly: bool) -> Result<Pages, HostError> {
         let flags = if readonly { 0 } else { ioctl::GNTALLOC_FLAG_WRITABLE };
         let advice =
             "raise gntalloc's limit (modprobe xen-gntalloc limit=8192), or use fewer queues";
@@ -139,7 +187,7 @@ impl Front {
         }
     }
 
-    pub(super) fn channel(&self, domid: u16) -> Result<(u32, Channel), HostError> {
+    fn channel(&self, domid: u16) -> Result<(u32, Channel), HostError> {
         let fd = evtchn()?;
         let port = ioctl::bind_unbound_port(fd.as_fd(), domid);
         let at = || Path::new(EVTCHN).into();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ring::xen::{Armed, BackRx, Extra, RxResponse, rx_flag, status};
 use shm::{Copies, Failed, GRANT_LEN, Seg};
+use switch::direct::Direct;
 use switch::flow;
 use switch::frame::Burst;
 use switch::port::{Egress, Fault, Steer};
@@ -378,6 +379,10 @@ impl Egress for XenEgress {
     fn steer(&self) -> Option<Arc<dyn Steer>> {
         let steering = self.active.as_ref()?.steering.as_ref()?;
         Some(Arc::<Steering>::clone(steering))
+    }
+
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        None
     }
 
     fn flush(&mut self) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ring::xen::{Armed, BackTx, Gso, Multicast, Packet, Refusal, TxPacket, TxSlot, status};
 use shm::Private;
+use switch::direct::Direct;
 use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, HEAD_LEN};
 use switch::offload::put_partial;
 use switch::port::{Fault, Ingress};
@@ -351,6 +352,14 @@ impl Ingress for XenIngress {
         // Perhaps no burst comes that finds nothing: the ring is armed beyond what is unfinished.
         self.active.as_mut().map_or(Ok(()), |active| active.check_partial(now_ns))?;
         Ok(if more { max.max(taken) } else { taken })
+    }
+
+    fn goes_direct(&self) -> bool {
+        false
+    }
+
+    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+        Ok(0)
     }
 
     fn arm(&mut self) -> bool {

@@ -62,7 +62,7 @@ impl Pages {
 
 /// Maps the static grants of one vif.
 pub struct PageMapper {
-    host: Arc<Back>,
+    host: Arc<dyn Back>,
     domid: u16,
     /// Its queues.
     pairs: Vec<Pair>,
@@ -76,7 +76,7 @@ impl PageMapper {
     /// For domain `domid`, whose queues are `pairs`. `failed` is told why grants could not be
     /// mapped, and bounds what it writes of that.
     pub fn new(
-        host: Arc<Back>,
+        host: Arc<dyn Back>,
         domid: u16,
         pairs: Vec<Pair>,
         failed: impl FnMut(HostError) + Send + 'static,

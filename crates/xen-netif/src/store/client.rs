@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use super::error::StoreError;
 use super::wire::{self, Decoder, Errno, Kind, Message, Perm};
-use crate::sys::{self, Carries, Epoll, Received, Until};
+use os::{Carries, Epoll, Received, Until};
 
 /// Longest wait for an answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
@@ -69,7 +69,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Socket`] says what stands in the way.
     pub fn connect(path: &Path) -> Result<Self, StoreError> {
-        let fd = sys::connect(path, Carries::Stream)?;
+        let fd = os::connect(path, Carries::Stream)?;
         Self::over(fd, path.display().to_string())
     }
 
@@ -79,7 +79,7 @@ impl Store {
     /// [`StoreError`]: no such node, no permission, or what the system says.
     pub fn device(path: &Path) -> Result<Self, StoreError> {
         let name = path.display().to_string();
-        let fd = sys::open_device(path).map_err(|error| match error.kind() {
+        let fd = os::open_device(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => StoreError::NoNode(path.into()),
             std::io::ErrorKind::PermissionDenied => StoreError::NotAllowed(path.into()),
             _ => StoreError::Os { name: name.clone(), what: "open", error },
@@ -100,15 +100,29 @@ impl Store {
     }
 
     /// A connection that exists already, non-blocking; `name` is for messages.
-    pub(crate) fn over(fd: OwnedFd, name: String) -> Result<Self, StoreError> {
+    ///
+    /// # Errors
+    /// When descriptors ran out.
+    pub fn over(fd: OwnedFd, name: String) -> Result<Self, StoreError> {
         let os = |error| StoreError::Os { name: name.clone(), what: "epoll", error };
-        let picked_up = sys::eventfd().map_err(os)?;
+        let picked_up = os::eventfd().map_err(os)?;
         let either = Epoll::new().map_err(os)?;
         either.add(fd.as_fd(), 0).map_err(os)?;
         either.add(picked_up.as_fd(), 1).map_err(os)?;
         let link =
             Link { decoder: Decoder::default(), next_req_id: 1, watches: Vec::new(), gone: false };
         Ok(Self { name, fd, picked_up, either, link: Mutex::new(link) })
+    }
+
+    /// The numbers of this domain's vifs, in order; vif `N` is at `device/vif/N`.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn vifs(&self) -> Result<Vec<u16>, StoreError> {
+        let names = self.list("device/vif")?;
+        let mut vifs: Vec<u16> = names.iter().filter_map(|name| name.parse().ok()).collect();
+        vifs.sort_unstable();
+        Ok(vifs)
     }
 
     /// The value of a node, `None` if there is no such node. Bytes that are no text are replaced.
@@ -205,7 +219,7 @@ impl Store {
     /// [`StoreError::Gone`] and its like, once all that came before has been told.
     pub fn events(&self) -> Result<Vec<(String, String)>, StoreError> {
         let mut link = self.lock();
-        sys::drain(self.picked_up.as_fd());
+        os::drain(self.picked_up.as_fd());
         let mut trouble = None;
         for _ in 0..READS_MAX {
             match self.receive(&mut link) {
@@ -381,7 +395,7 @@ impl Store {
     fn send(&self, link: &mut Link, bytes: &[u8], deadline: Instant) -> Result<(), StoreError> {
         let mut rest = bytes;
         while !rest.is_empty() {
-            let took = sys::write(self.fd.as_fd(), rest).map_err(|error| {
+            let took = os::write(self.fd.as_fd(), rest).map_err(|error| {
                 link.gone = true;
                 match error.kind() {
                     std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset => {
@@ -405,7 +419,7 @@ impl Store {
 
     fn wait(&self, until: Until, deadline: Instant) -> Result<(), StoreError> {
         let name = || self.name.clone();
-        match sys::wait(self.fd.as_fd(), until, deadline) {
+        match os::wait(self.fd.as_fd(), until, deadline) {
             Ok(true) => Ok(()),
             Ok(false) => Err(StoreError::Silent(name(), ANSWER_WAIT.as_secs())),
             Err(error) => Err(StoreError::Os { name: name(), what: "poll", error }),
@@ -415,13 +429,13 @@ impl Store {
     /// Reads once what is there; whether there was anything.
     fn receive(&self, link: &mut Link) -> Result<bool, StoreError> {
         let mut buf = [0; 16 * 1024];
-        match sys::read(self.fd.as_fd(), &mut buf) {
+        match os::read(self.fd.as_fd(), &mut buf) {
             Ok(Received::Bytes(n)) => {
                 link.decoder.push(&buf[..n]);
                 Ok(true)
             }
             Ok(Received::Nothing) => Ok(false),
-            Ok(Received::Closed | Received::TooMuch) => {
+            Ok(Received::Closed | Received::Truncated) => {
                 link.gone = true;
                 Err(StoreError::Gone(self.name.clone()))
             }
@@ -461,7 +475,7 @@ impl Store {
         let is_for = |w: &&mut Watch| w.token == token && wire::is_under(&path, &w.path);
         if let Some(watch) = link.watches.iter_mut().find(is_for) {
             watch.pending = true;
-            sys::signal(self.picked_up.as_fd());
+            os::signal(self.picked_up.as_fd());
         }
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::wire::Errno;
-use crate::sys::SocketError;
+use os::SocketError;
 
 /// Why a store could not be had, or did not do as asked.
 #[derive(Debug, thiserror::Error)]

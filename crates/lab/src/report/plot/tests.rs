@@ -137,7 +137,7 @@ fn any_plot(seed: u64) -> Plot {
 fn nothing_overlaps_or_goes_outside() {
     for seed in 0..3000 {
         let plot = any_plot(seed);
-        for room in [Room::Alone, Room::Wide, Room::Narrow] {
+        for room in [Room::Alone, Room::Page] {
             check(&plot, room);
         }
     }

@@ -43,10 +43,10 @@ pub(super) fn words(plan: &Plan) -> Result<Vec<String>, Fail> {
         let port = format!("virtserialport,nr={n},chardev=c{n},name={}", channel::name(n));
         words.extend(["-device".into(), port]);
     }
-    let program = plan.stage.program.display().to_string();
+    let agent = plan.stage.agent.display().to_string();
     let append = [
-        &["console=ttyS0 loglevel=4 panic=-1 mitigations=off --".into(), program][..],
-        &["lab", "guest", "serve"].map(String::from),
+        &["console=ttyS0 loglevel=4 panic=-1 mitigations=off --".into(), agent][..],
+        &["guest", "serve"].map(String::from),
         &plan.setup.words(),
     ];
     for (key, value) in [

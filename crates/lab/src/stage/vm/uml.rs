@@ -24,13 +24,13 @@ pub(super) fn words(plan: &Plan) -> Result<Vec<String>, Fail> {
         format!("uml_dir={}/", plan.folder.display()),
         format!("virtio_uml.device={}:1", plan.socket),
         format!("loglevel=4 con=null con0=null,fd:{}", plan.console.as_raw_fd()),
-        format!("init={}", plan.stage.program.display()),
+        format!("init={}", plan.stage.agent.display()),
     ];
     let words = lines.iter().flat_map(|line| line.split(' ').map(String::from));
     let channels = plan.channels.iter().enumerate().map(|(i, [to, from])| {
         format!("con{}=fd:{},fd:{}", i + 1, to.as_raw_fd(), from.as_raw_fd())
     });
-    let serve = ["--", "lab", "guest", "serve"].map(String::from);
+    let serve = ["--", "guest", "serve"].map(String::from);
     Ok(words.chain(channels).chain(serve).chain(setup.words()).collect())
 }
 

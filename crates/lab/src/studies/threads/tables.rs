@@ -1,11 +1,10 @@
-//! What is told of results: speed-up beside the seed's, its limits, a model of it.
+//! What is told of results: speed-up beside the seed's, and its limits.
 
 use super::seed::{CLAIMS, claim_of};
 use super::{shares_cpus, worker_cpus};
 use crate::plan::Cell;
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::store::{Comparison, Results};
-use crate::usl::{Estimate, Law, fit};
 
 const ABOUT: &str = "Clients send frames of one size to guests, each to its own, through one \
 switch; both are generators, so frames are exact and no guest's network is measured with them. \
@@ -55,7 +54,6 @@ pub fn parts(results: &Results) -> Vec<Part> {
     }
     parts.push(Part::Table(speed_ups(&loads)));
     parts.push(Part::Table(limits(&loads)));
-    parts.push(Part::Table(models(&loads)));
     parts.push(Part::Table(counts_table(&loads)));
     parts
 }
@@ -220,19 +218,11 @@ impl<'a> Load<'a> {
         one.into_iter().chain(more).collect()
     }
 
-    /// Workers and a measure of each run.
-    fn points(&self, placement: &str, measure: &str) -> Vec<(f64, f64)> {
-        let runs = self.results.used().into_iter().filter(|run| self.has(&run.cell));
-        runs.filter(|run| run.cell.get("placement") == placement)
-            .filter_map(|run| Some((run.cell.number("workers"), *run.figures.get(measure)?)))
-            .collect()
-    }
-
     fn plots(&self) -> Vec<Plot> {
         if axis(self.results, "workers").len() < 2 {
             return Vec::new();
         }
-        let (mut rates, mut curves, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut rates, mut ratios) = (Vec::new(), Vec::new());
         for (colour, placement) in axis(self.results, "placement").iter().enumerate() {
             let name = placement.clone();
             let points = axis(self.results, "workers").iter().filter_map(|workers| {
@@ -241,11 +231,6 @@ impl<'a> Load<'a> {
                 Some(Point { x: workers.parse().ok()?, y, low, high })
             });
             let points: Vec<Point> = points.collect();
-            if let (Some(law), Some(most)) =
-                (fit(&self.points(placement, "frames")), points.last().map(|point| point.x))
-            {
-                curves.push(curve(&law, most, &name, colour));
-            }
             rates.push(Series { name: name.clone(), points, colour, ..Series::default() });
             let points = self.speed_up_points(placement);
             ratios.push(Series { name, points, colour, ..Series::default() });
@@ -254,12 +239,6 @@ impl<'a> Load<'a> {
         ratios.push(seed_points());
         ratios.retain(|series| !series.points.is_empty());
         rates.retain(|series| !series.points.is_empty());
-        let note = if curves.is_empty() {
-            "No model is drawn: it takes three numbers of workers."
-        } else {
-            "Without dots: the Universal Scalability Law, a model fitted to the runs."
-        };
-        rates.append(&mut curves);
         let plot = |title: String, file: &str, y: &str, note: &str, series| Plot {
             title,
             note: note.into(),
@@ -272,7 +251,7 @@ impl<'a> Load<'a> {
         };
         let words = self.words();
         vec![
-            plot(format!("Frames by workers: {words}"), "frames", "million frames/s", note, rates),
+            plot(format!("Frames by workers: {words}"), "frames", "million frames/s", "", rates),
             plot(
                 format!("Speed-up over one worker: {words}"),
                 "speed-up",
@@ -322,17 +301,6 @@ struct Limit {
     by: &'static str,
     switch_ns: f64,
     guests_ns: f64,
-}
-
-fn curve(law: &Law, most: f64, name: &str, colour: usize) -> Series {
-    const STEPS: u32 = 40;
-    let points = (0..=STEPS).map(|step| {
-        let x = 1.0 + (most - 1.0) * f64::from(step) / f64::from(STEPS);
-        let y = law.at(x) / 1e6;
-        Point { x, y, low: y, high: y }
-    });
-    let (name, points) = (format!("{name}, model"), points.collect());
-    Series { name, points, colour, dashed: true, model: true, ..Series::default() }
 }
 
 fn seed_points() -> Series {
@@ -501,78 +469,6 @@ fn limits(loads: &[Load]) -> Table {
             "Reached, %",
             "Capacity of workers, million frames/s",
             "Switch waited for a CPU, %",
-        ]),
-        rows,
-        command: "pvswitch lab run threads".into(),
-    }
-}
-
-/// A fitted number with its error, in words.
-fn estimate(found: &Estimate, by: f64, digits: usize) -> Value {
-    let value = found.value / by;
-    text(match found.error {
-        Some(error) => format!("{value:.digits$} ± {:.digits$}", error / by),
-        None if found.value == 0.0 => "0 (bound)".into(),
-        None => format!("{value:.digits$}, error unknown"),
-    })
-}
-
-fn models(loads: &[Load]) -> Table {
-    const FEW: &str = "too few points: three numbers of workers are needed";
-    let mut rows = Vec::new();
-    for load in loads {
-        for placement in axis(load.results, "placement") {
-            for (what, measure) in [("frames/s", "frames"), ("workers' capacity", "capacity")] {
-                let points = load.points(placement, measure);
-                if points.is_empty() {
-                    continue;
-                }
-                let begin = [text(load.load), number(load.size), text(placement), text(what)];
-                let mut row = Vec::from(begin);
-                row.push(Value::Number(points.len() as f64, 0));
-                match fit(&points) {
-                    None => row.extend((0..6).map(|_| Value::Missing(FEW.into()))),
-                    Some(law) => row.extend([
-                        estimate(&law.lambda, 1e6, 3),
-                        estimate(&law.sigma, 1.0, 4),
-                        estimate(&law.kappa, 1.0, 5),
-                        match law.residual {
-                            Some(residual) => Value::Number(residual / 1e6, 3),
-                            None => Value::Missing("no more points than numbers".into()),
-                        },
-                        Value::Number(law.r_squared, 3),
-                        match law.peak() {
-                            Some(peak) => Value::Number(peak, 1),
-                            None => Value::Missing("none: it never falls".into()),
-                        },
-                    ]),
-                }
-                rows.push(row);
-            }
-        }
-    }
-    Table {
-        title: "A model: the Universal Scalability Law".into(),
-        note:
-            "X(n) = lambda n / (1 + sigma (n - 1) + kappa n (n - 1)), fitted to all runs by least \
-               squares, with standard errors. A model, not a finding: sigma is the part that only \
-               one worker can do at a time, kappa what each pair costs in keeping up with each \
-               other. Where workers share CPUs with guests it takes the time that guests have for \
-               sigma; the workers' capacity is free of that. Fewer than three numbers of workers \
-               fit any law: none is fitted."
-                .into(),
-        columns: columns(&[
-            "Load",
-            "Frame, bytes",
-            "Placement",
-            "Of",
-            "Runs",
-            "lambda, million/s",
-            "sigma",
-            "kappa",
-            "Standard error of a run, million/s",
-            "R squared",
-            "Most at workers",
         ]),
         rows,
         command: "pvswitch lab run threads".into(),

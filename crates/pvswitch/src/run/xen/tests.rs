@@ -2,15 +2,14 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
+use guest::{Connect, ConnectOptions, connect};
 use switch::forward::Mode;
-use switch::poll::Policy;
+use switch::poll::{Costs, Policy};
+use xen_local::store::{Limits, Server};
 use xen_netif::back::Tree;
 use xen_netif::store::Store;
-use xen_netif::store::server::{Limits, Server};
 
 use super::*;
-use crate::cli::ConnectArgs;
-use crate::guest::{Connect, connect};
 use crate::pool::Placement;
 use crate::run::Options;
 
@@ -57,7 +56,7 @@ fn turn(system: &mut System, xenstore: &str, guest: bool) {
 
 /// A guest that connects, and leaves when it is told to.
 fn guest(dir: &Path) -> (mpsc::Sender<()>, JoinHandle<()>) {
-    let args = ConnectArgs {
+    let args = ConnectOptions {
         connect: format!("xen-local:{}", dir.display()),
         queues: 1,
         queue_size: 32,
@@ -66,6 +65,7 @@ fn guest(dir: &Path) -> (mpsc::Sender<()>, JoinHandle<()>) {
         poll: None,
         kick: Policy::Event,
         set: Vec::new(),
+        costs: || Costs::TYPICAL,
     };
     let to = Connect::try_from(&args).unwrap();
     let (leave, told) = mpsc::channel();

@@ -1,5 +1,6 @@
 use std::sync::Weak;
 
+use switch::direct::Direct;
 use switch::frame::Burst;
 use switch::poll::Policy;
 use switch::tuning::Tuning;
@@ -22,8 +23,20 @@ impl Ingress for Idle {
         Ok(0)
     }
 
+    fn goes_direct(&self) -> bool {
+        false
+    }
+
+    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+        Ok(0)
+    }
+
     fn arm(&mut self) -> bool {
         true
+    }
+
+    fn due(&self) -> Option<u64> {
+        None
     }
 
     fn disarm(&mut self) {}

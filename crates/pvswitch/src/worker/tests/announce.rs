@@ -1,7 +1,8 @@
 //! Addresses that are announced for guests (SEND_RARP).
 
+use switch::flow::rarp;
 use switch::forward::{EgressQueue, Port};
-use switch::port::Egress;
+use switch::port::{Egress, Steer};
 use switch::stats::EgressStats;
 use switch::vnet::Offloads;
 use vhost_user::net::{Host, Pair};
@@ -9,7 +10,7 @@ use vhost_user::net::{Host, Pair};
 use super::*;
 use crate::limit::PortLog;
 use crate::pool::token;
-use crate::ports::{PortHost, rarp};
+use crate::ports::PortHost;
 
 /// Takes everything, and keeps the heads.
 #[derive(Default)]
@@ -18,6 +19,10 @@ struct Receive(Vec<Vec<u8>>);
 impl Egress for Receive {
     fn offloads(&self) -> Offloads {
         Offloads::ALL
+    }
+
+    fn takes_granted(&self) -> bool {
+        false
     }
 
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
@@ -33,11 +38,23 @@ impl Egress for Receive {
         Ok(limit)
     }
 
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        None
+    }
+
+    fn steer(&self) -> Option<Arc<dyn Steer>> {
+        None
+    }
+
     fn flush(&mut self) {}
+
+    fn notify(&mut self) {}
 
     fn arm(&mut self) -> bool {
         false
     }
+
+    fn disarm(&mut self) {}
 }
 
 /// A queue whose burst ends when it is opened: its worker does nothing else meanwhile.
@@ -64,8 +81,20 @@ impl Ingress for Gated {
         Ok(0)
     }
 
+    fn goes_direct(&self) -> bool {
+        false
+    }
+
+    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+        Ok(0)
+    }
+
     fn arm(&mut self) -> bool {
         true
+    }
+
+    fn due(&self) -> Option<u64> {
+        None
     }
 
     fn disarm(&mut self) {}

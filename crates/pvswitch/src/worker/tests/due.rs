@@ -30,6 +30,14 @@ impl Ingress for Slow {
         Ok(1)
     }
 
+    fn goes_direct(&self) -> bool {
+        false
+    }
+
+    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+        Ok(0)
+    }
+
     fn arm(&mut self) -> bool {
         true
     }

@@ -1,7 +1,7 @@
 //! Faults that are reported: of which connection they are.
 
 use switch::forward::{EgressQueue, Port};
-use switch::port::Egress;
+use switch::port::{Egress, Steer};
 use switch::stats::EgressStats;
 use switch::vnet::Offloads;
 
@@ -16,6 +16,10 @@ impl Egress for Broken {
         Offloads::ALL
     }
 
+    fn takes_granted(&self) -> bool {
+        false
+    }
+
     fn put(&mut self, _: &Burst<'_>, _: &[u16]) -> Result<usize, Fault> {
         Err(Fault("broken".into()))
     }
@@ -28,11 +32,23 @@ impl Egress for Broken {
         Ok(limit)
     }
 
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        None
+    }
+
+    fn steer(&self) -> Option<Arc<dyn Steer>> {
+        None
+    }
+
     fn flush(&mut self) {}
+
+    fn notify(&mut self) {}
 
     fn arm(&mut self) -> bool {
         true
     }
+
+    fn disarm(&mut self) {}
 }
 
 /// Sends a frame to a receiver whose connection ends before its sender's burst does.
@@ -54,8 +70,20 @@ impl Ingress for Late {
         Ok(1)
     }
 
+    fn goes_direct(&self) -> bool {
+        false
+    }
+
+    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+        Ok(0)
+    }
+
     fn arm(&mut self) -> bool {
         true
+    }
+
+    fn due(&self) -> Option<u64> {
+        None
     }
 
     fn disarm(&mut self) {}
@@ -75,7 +103,7 @@ fn fault_of_a_receiver_that_left_meanwhile_is_not_its_successors() {
     let token = token(PortId(0), 0, false);
     worker.adopt(Served { token, source, ingress, kick: None, notifies: true });
     let epoch = port.epoch();
-    worker.process(worker.now());
+    round(&mut worker);
     let mut faults = 0;
     for report in reported.try_iter() {
         let Report::Fault(id, of, _) = report else { continue };

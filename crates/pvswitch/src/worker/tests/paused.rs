@@ -1,7 +1,8 @@
 //! Queues that wait for a full destination.
 
 use switch::forward::{EgressQueue, Port};
-use switch::port::Egress;
+use switch::poll::State;
+use switch::port::{Egress, Steer};
 use switch::stats::EgressStats;
 use switch::vnet::Offloads;
 
@@ -10,27 +11,28 @@ use crate::pool::token;
 
 /// A receiver with room for so many frames, and those that it took.
 #[derive(Default)]
-pub struct Receiver {
-    pub room: AtomicUsize,
-    pub took: AtomicUsize,
+struct Receiver {
+    room: AtomicUsize,
+    took: AtomicUsize,
     /// Whether it is to notify when it has room.
     armed: AtomicBool,
-    /// How long it takes to put a group, in ms.
-    pub takes_ms: AtomicU64,
 }
 
-pub struct Receive(pub Arc<Receiver>);
+struct Receive(Arc<Receiver>);
 
 impl Egress for Receive {
     fn offloads(&self) -> Offloads {
         Offloads::ALL
     }
 
+    fn takes_granted(&self) -> bool {
+        false
+    }
+
     fn put(&mut self, _: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
         let done = picks.len().min(self.0.room.load(Ordering::SeqCst));
         self.0.room.fetch_sub(done, Ordering::SeqCst);
         self.0.took.fetch_add(done, Ordering::SeqCst);
-        spin(Duration::from_millis(self.0.takes_ms.load(Ordering::SeqCst)));
         Ok(done)
     }
 
@@ -42,7 +44,17 @@ impl Egress for Receive {
         Ok(limit.min(self.0.room.load(Ordering::SeqCst)))
     }
 
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        None
+    }
+
+    fn steer(&self) -> Option<Arc<dyn Steer>> {
+        None
+    }
+
     fn flush(&mut self) {}
+
+    fn notify(&mut self) {}
 
     fn arm(&mut self) -> bool {
         self.0.armed.store(true, Ordering::SeqCst);
@@ -89,7 +101,7 @@ impl Wired {
     fn offer(&self, buffers: usize) {
         self.receiver.room.fetch_add(buffers, Ordering::SeqCst);
         if self.receiver.armed.load(Ordering::SeqCst) {
-            vhost_user::sys::signal(self.kick.as_fd());
+            os::signal(self.kick.as_fd());
         }
     }
 

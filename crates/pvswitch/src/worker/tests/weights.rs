@@ -18,8 +18,20 @@ impl Ingress for Flood {
         Ok(max)
     }
 
+    fn goes_direct(&self) -> bool {
+        false
+    }
+
+    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+        Ok(0)
+    }
+
     fn arm(&mut self) -> bool {
         false
+    }
+
+    fn due(&self) -> Option<u64> {
+        None
     }
 
     fn disarm(&mut self) {}

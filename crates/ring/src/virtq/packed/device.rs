@@ -27,19 +27,19 @@ pub(crate) struct PackedDevice {
     fault: Option<Malformed>,
 }
 
-/// Base of a ring that no one has used: position 0, wrap 1, for both sides.
+/// Base of an unused ring: position 0, wrap 1, for both sides.
 const BASE_FRESH: u32 = 0x8000_8000;
 
 impl PackedDevice {
     pub(crate) fn new(parts: Parts, features: Features, base: u32) -> Result<Self, LayoutError> {
         // User-Mode Linux starts packed rings at base 0, wrap bits clear, and then makes its first
-        // descriptor available with the wrap bit set. A real base 0 (after one lap) has slot 0
-        // with USED set, so the two can be told apart.
+        // descriptor available with the wrap bit set. A real base 0 (after one lap) has slot 0 with
+        // USED set, so the two are distinguishable.
         let untouched = parts.desc.sync_load(DESC_FLAGS, Ordering::Acquire) & USED == 0;
         let base = match base {
             0 if untouched => BASE_FRESH,
-            // DPDK's virtio-user tells the available position only. Chains are used in order and
-            // a ring that stops has none in flight, so the used position is the same.
+            // DPDK's virtio-user sends the available position only. Chains are used in order and a
+            // ring that stops has none in flight, so the used position is equal.
             1..=0xffff => base | base << 16,
             _ => base,
         };
@@ -95,14 +95,14 @@ impl PackedDevice {
         }
     }
 
-    /// Takes chains of one descriptor, which nearly all are, until `max` are taken or one is
-    /// otherwise; returns the flags of that one, which are not fetched again.
+    /// Takes chains of one descriptor, the common case, until `max` are taken or another kind is
+    /// found; returns the flags of that one, which are not fetched again.
     #[inline]
     fn take_plain(&mut self, max: usize, out: &mut Taken) -> Option<u16> {
         while out.chains.len() < max {
             let size = self.parts.size;
             let (slot, left) = (usize::from(self.avail.slot), max - out.chains.len());
-            // One run: not past the end of the ring, nor into slots that we hold.
+            // One run: up to the end of the ring or the first slot that we hold.
             let n = left.min(usize::from(size) - slot).min(usize::from(size - self.held));
             let descs = self.parts.desc.descs(self.avail.offset(), n.max(1));
             let plain = self.avail.available_bits();
@@ -133,7 +133,7 @@ impl PackedDevice {
         None
     }
 
-    /// A chain may not reach into slots that we hold: the driver cannot own them.
+    /// Rejects a chain that reaches into slots that we hold: the driver cannot own them.
     #[inline]
     fn check_held(&self, chain: &Chain) -> Result<(), Malformed> {
         if chain.slots > self.parts.size - self.held {
@@ -143,9 +143,9 @@ impl PackedDevice {
         Ok(())
     }
 
-    /// Walks one chain from the available position. Every descriptor is read exactly once; what is
-    /// returned is how the walk ended. A chain that is taken is walked to its end, where its name
-    /// is, even if not all of its buffers are taken.
+    /// Walks one chain from the available position. Every descriptor is read exactly once; returns
+    /// how the walk ended. A chain that is taken is walked to its end, where its id is, even if not
+    /// all of its buffers are taken.
     fn chain(
         &self,
         memory: &GuestMemory,
@@ -177,7 +177,7 @@ impl PackedDevice {
         }
     }
 
-    /// The table an INDIRECT descriptor points to: all its entries, in order (2.8.7).
+    /// Reads the table of an INDIRECT descriptor: all its entries, in order (2.8.7).
     fn indirect(
         &self,
         memory: &GuestMemory,
@@ -232,7 +232,7 @@ impl PackedDevice {
         self.unpublished = self.unpublished.saturating_add(slots);
     }
 
-    pub(crate) fn look_ahead(&self) {
+    pub(crate) fn prefetch(&self) {
         let mut at = self.avail;
         // 4 descriptors to a line; at most once around.
         for _ in 0..16.min(self.parts.size / 4) {
@@ -258,7 +258,7 @@ impl PackedDevice {
         if moved == 0 {
             return false;
         }
-        // Used descriptors are visible /before/ we look whether the driver sleeps; pairs with the
+        // Used descriptors are visible /before/ we check whether the driver sleeps; pairs with the
         // fence in its `arm`; loom test `packed_arm_used`.
         fence(Ordering::SeqCst);
         event_wanted(&self.parts.driver, self.used, moved, self.parts.size)
@@ -266,7 +266,7 @@ impl PackedDevice {
 
     pub(crate) fn arm(&mut self) -> Armed {
         event_arm(&self.parts.device, self.features, self.avail);
-        // The driver sees that we wait /before/ we look a last time; pairs with the fence in its
+        // The driver sees our event /before/ we re-check; pairs with the fence in its
         // `kick_needed`; loom test `packed_arm_avail`.
         fence(Ordering::SeqCst);
         if self.has_work() { Armed::WorkPending } else { Armed::Armed }

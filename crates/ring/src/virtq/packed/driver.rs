@@ -5,13 +5,14 @@ use std::collections::VecDeque;
 use shm::sync::{Ordering, fence};
 
 use super::{DESC_FLAGS, EVENT_FLAGS, Parts, Pos, event_arm, event_disarm, event_wanted};
-use crate::virtq::driver::IndirectPool;
+use crate::index::Untrusted;
+use crate::virtq::indirect::IndirectPool;
 use crate::virtq::{
     Armed, Buf, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, LayoutError, Malformed,
     Used, lo16,
 };
 
-/// What we know of the chain with an id; the peer cannot write it.
+/// Private record of the chain with an id; the peer cannot write it.
 #[derive(Clone, Copy, Default)]
 struct Shadow {
     /// Descriptors the chain occupies; 0: the id is free.
@@ -55,8 +56,8 @@ impl PackedDriver {
         let pos = Pos::from_bits(avail, size).filter(|_| avail == used);
         let pos = pos.ok_or(LayoutError::Base(base))?;
         for slot in 0..size {
-            // What lies at or behind the position was used a lap ago, what lies before it in this
-            // lap: neither looks available to the device, nor used to us.
+            // Descriptors at or after the position were used a lap ago, those before it in this
+            // lap: neither appears available to the device, nor used to us.
             let lap = Pos { slot, wrap: if slot < pos.slot { pos.wrap } else { !pos.wrap } };
             let at = lap.offset() + DESC_FLAGS;
             parts.desc.sync_store(at, lap.used_bits(), Ordering::Relaxed);
@@ -87,7 +88,7 @@ impl PackedDriver {
         self.free
     }
 
-    /// Makes one chain of `bufs`; `None` when the ring lacks room. Visible at `publish`.
+    /// Makes one chain of `bufs`; `None` when the ring is full. Visible at `publish`.
     pub(crate) fn add(&mut self, bufs: &[Buf]) -> Option<u16> {
         assert!(!bufs.is_empty());
         let count = u16::try_from(bufs.len()).ok()?;
@@ -167,7 +168,7 @@ impl PackedDriver {
         if moved == 0 {
             return false;
         }
-        // Available descriptors are visible /before/ we look whether the device sleeps; pairs with
+        // Available descriptors are visible /before/ we check whether the device sleeps; pairs with
         // the fence in its `arm`; loom test `packed_arm_avail`.
         fence(Ordering::SeqCst);
         event_wanted(&self.parts.device, self.avail, moved, self.parts.size)
@@ -182,10 +183,9 @@ impl PackedDriver {
         while out.len() - start < max && self.has_used_acquire() {
             let at = self.used.offset();
             let len = self.parts.desc.load_u32(at + 8);
-            let id = self.parts.desc.load_u16(at + 12);
-            if id >= self.parts.size {
-                return Err(Malformed::UsedId(u32::from(id)));
-            }
+            let id = Untrusted::new(self.parts.desc.load_u16(at + 12));
+            let id = id.check_below(self.parts.size);
+            let id = id.map_err(|id| Malformed::UsedId(u32::from(id)))?;
             while self.features.in_order {
                 let oldest = self.order.pop_front().ok_or(Malformed::UsedId(u32::from(id)))?;
                 if oldest == id {
@@ -221,20 +221,20 @@ impl PackedDriver {
         self.arm_after(1)
     }
 
-    /// Asks for a call at the `n`th used chain from here, where it is known at which slot that
-    /// will be; otherwise at the next.
+    /// Requests a call at the `n`th used chain from here if its slot is known; otherwise at the
+    /// next.
     pub(crate) fn arm_after(&mut self, n: u16) -> Armed {
         let at = self.nth_used(n).unwrap_or(self.used);
         event_arm(&self.parts.driver, self.features, at);
-        // The device sees that we wait /before/ we look a last time; pairs with the fence in its
+        // The device sees our event /before/ we re-check; pairs with the fence in its
         // `call_needed`; loom test `packed_arm_used`.
         fence(Ordering::SeqCst);
         if self.has_used_at(at) { Armed::WorkPending } else { Armed::Armed }
     }
 
-    /// Where the device will write the `n`th used chain from here. Chains of several descriptors
-    /// move it on by their length, in whatever order they are used, and of a batch that is used in
-    /// order only the first slot is written.
+    /// Position where the device will write the `n`th used chain from here. Chains of several
+    /// descriptors move it on by their length, in whatever order they are used, and for a batch
+    /// that is used in order only the first slot is written.
     fn nth_used(&self, n: u16) -> Option<Pos> {
         let single = self.chains == self.parts.size - self.free;
         let known = self.features.event_idx && single && !self.features.in_order;
@@ -253,18 +253,18 @@ impl PackedDriver {
         self.has_used_at(self.used)
     }
 
-    /// Whether `n` chains are used; any, where it is not known at which slot the `n`th is.
+    /// Whether `n` chains are used, or any if the slot of the `n`th is not known.
     pub(crate) fn has_used_many(&self, n: u16) -> bool {
         self.has_used_at(self.nth_used(n).unwrap_or(self.used))
     }
 
-    /// Whether the slot at `at` is used, and the next one, without which no other can be taken.
+    /// Whether the slot at `at` is used, and the next one, which must be taken first.
     fn has_used_at(&self, at: Pos) -> bool {
         let is_used = |at: Pos| {
             at.is_used(self.parts.desc.sync_load(at.offset() + DESC_FLAGS, Ordering::Relaxed))
         };
-        // A whole ring in flight looks "used a lap ago" only with the other wrap bit; a ring with
-        // nothing in flight has nothing to give.
+        // A whole ring in flight appears "used a lap ago" only with the other wrap bit; a ring with
+        // nothing in flight has nothing to return.
         self.free < self.parts.size && is_used(self.used) && (at == self.used || is_used(at))
     }
 

@@ -20,6 +20,7 @@ use shm::sync::Ordering;
 use shm::{Area, GuestMemory};
 
 use super::{DESC_LEN, Features, Layout, LayoutError, SIZE_MAX, need_event};
+use crate::index::{Idx, Untrusted};
 
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
@@ -42,7 +43,7 @@ struct Pos {
 }
 
 impl Pos {
-    /// From the 16 bits of an event word or of half a vring base.
+    /// Decodes the 16 bits of an event word or of half a vring base.
     fn from_bits(bits: u16, size: u16) -> Option<Self> {
         let pos = Self { slot: bits & 0x7fff, wrap: bits >> 15 != 0 };
         (pos.slot < size).then_some(pos)
@@ -52,7 +53,7 @@ impl Pos {
         self.slot | u16::from(self.wrap) << 15
     }
 
-    /// `n` slots on, at most a whole ring.
+    /// Moves `n` slots forward, at most a whole ring.
     #[inline]
     fn advance(&mut self, n: u16, size: u16) {
         debug_assert!(n <= size && self.slot < size);
@@ -64,7 +65,7 @@ impl Pos {
         }
     }
 
-    /// `n` slots back, at most a whole ring.
+    /// Moves `n` slots back, at most a whole ring.
     fn rewind(&mut self, n: u16, size: u16) {
         debug_assert!(n <= size && self.slot < size);
         if n > self.slot {
@@ -102,12 +103,12 @@ impl Pos {
     }
 }
 
-/// The three parts of a ring and its frozen geometry.
+/// The three parts of a ring and its fixed geometry.
 pub(super) struct Parts {
     desc: Area,
-    /// Driver event suppression: the driver says when it wants calls.
+    /// Driver event suppression: when the driver wants calls.
     driver: Area,
-    /// Device event suppression: the device says when it wants kicks.
+    /// Device event suppression: when the device wants kicks.
     device: Area,
     size: u16,
 }
@@ -140,7 +141,7 @@ impl Parts {
     }
 }
 
-/// Says in `area` that its writer wants a notification when the peer passes `pos`.
+/// Requests in `area` a notification when the peer passes `pos`.
 fn event_arm(area: &Area, features: Features, pos: Pos) {
     if features.event_idx {
         area.sync_store(EVENT_OFF_WRAP, pos.bits(), Ordering::Relaxed);
@@ -151,12 +152,12 @@ fn event_arm(area: &Area, features: Features, pos: Pos) {
     }
 }
 
-/// Says in `area` that its writer wants no notifications.
+/// Suppresses notifications in `area`.
 fn event_disarm(area: &Area) {
     area.sync_store(EVENT_FLAGS, EVENT_DISABLE, Ordering::Relaxed);
 }
 
-/// Whether the owner of `area` wants to hear that we moved `moved` slots, up to `now`.
+/// Whether the owner of `area` wants a notification after `moved` slots, up to `now`.
 fn event_wanted(area: &Area, now: Pos, moved: u16, size: u16) -> bool {
     match area.sync_load(EVENT_FLAGS, Ordering::Acquire) {
         EVENT_DISABLE => false,
@@ -166,9 +167,10 @@ fn event_wanted(area: &Area, now: Pos, moved: u16, size: u16) -> bool {
             if wrap != now.wrap {
                 event = event.wrapping_sub(size);
             }
-            moved >= size || need_event(event, now.slot, now.slot.wrapping_sub(moved))
+            let (event, now) = (Untrusted::<Idx<u16>>::index(event), Idx::<u16>::new(now.slot));
+            moved >= size || need_event(event, now, now.minus(moved))
         }
-        // ENABLE, and whatever a broken peer writes: a notification too many harms no one else.
+        // ENABLE, or an invalid value: a spurious notification harms only that peer.
         _ => true,
     }
 }
@@ -202,7 +204,7 @@ mod tests {
             let pos = Pos { slot: 0, wrap };
             assert!(pos.is_available(pos.available_bits()) && !pos.is_used(pos.available_bits()));
             assert!(pos.is_used(pos.used_bits()) && !pos.is_available(pos.used_bits()));
-            // What was used or available a lap ago is neither now.
+            // A descriptor used or available a lap ago is neither now.
             let before = Pos { slot: 0, wrap: !wrap };
             assert!(!pos.is_available(before.used_bits()) && !pos.is_used(before.available_bits()));
             assert!(!pos.is_used(before.used_bits()));

@@ -3,7 +3,8 @@
 use shm::sync::{Ordering, fence};
 use shm::{Area, GuestMemory};
 
-use super::{FLAGS, IDX, NO_NOTIFICATION, Parts, RING};
+use super::{FLAGS, IDX, NO_NOTIFICATION, Parts, load_idx};
+use crate::index::{Idx, Untrusted};
 use crate::virtq::{
     Armed, Buf, Chain, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Malformed,
     NextDesc, Taken, index, lo16, lo32, need_event,
@@ -13,32 +14,33 @@ pub(crate) struct SplitDevice {
     parts: Parts,
     features: Features,
     /// Next available index to take.
-    avail_next: u16,
+    avail_next: Idx<u16>,
     /// Next used index to fill; ahead of `used_published` between `put` and `publish`.
-    used_next: u16,
-    used_published: u16,
-    /// Chains taken and not yet visibly used; with what is new, never more than the ring holds.
+    used_next: Idx<u16>,
+    used_published: Idx<u16>,
+    /// Chains taken and not yet visibly used; together with new ones, never more than the ring
+    /// holds.
     held: u16,
     /// Used index at the last call decision; `None` until the first, which always calls.
-    used_called: Option<u16>,
-    /// A fault behind good chains: told when these have been taken.
+    used_called: Option<Idx<u16>>,
+    /// A fault after valid chains, returned once these have been taken.
     fault: Option<Malformed>,
 }
 
 impl SplitDevice {
-    /// Starts where the used ring ends, whatever position was given.
+    /// Starts at the used index, independent of the position given.
     ///
-    /// Buffers are used in order, so both are the same wherever a device stopped in good order;
-    /// and where they differ, the used index is right. A device that crashed took buffers that it
-    /// never used. A front-end that restores a machine, or connects again, may say `avail.idx`
-    /// (Cloud Hypervisor), which would leave the buffers between unused and the driver without any;
-    /// or 0 (DPDK's virtio-user). DPDK's device resets to the used index, too.
+    /// Buffers are used in order, so both are equal after a device stopped cleanly; where they
+    /// differ, the used index is right. A device that crashed took buffers that it never used. A
+    /// front-end that restores a machine or reconnects may send `avail.idx` (Cloud Hypervisor),
+    /// with which the buffers between the two would never be used; or 0 (DPDK's virtio-user).
+    /// DPDK's device resets to the used index, too.
     ///
-    /// The used index lies in the driver's memory. A wrong one is no more than a wrong position:
-    /// [`take`](Self::take) refuses more available chains than the ring holds, every head and
+    /// The used index is in the driver's memory. A wrong one is only a wrong position:
+    /// [`take`](Self::take) rejects more available chains than the ring holds, every head and
     /// descriptor is checked, and the buffers used are the driver's own.
     pub(crate) fn new(parts: Parts, features: Features, _base: u16) -> Self {
-        let used = parts.used.sync_load(IDX, Ordering::Acquire);
+        let used = Idx::<u16>::new(parts.used.sync_load(IDX, Ordering::Acquire));
         let avail_next = used;
         Self {
             parts,
@@ -57,7 +59,7 @@ impl SplitDevice {
     }
 
     pub(crate) fn base(&self) -> u32 {
-        u32::from(self.avail_next)
+        u32::from(self.avail_next.get())
     }
 
     pub(crate) fn take(
@@ -71,48 +73,52 @@ impl SplitDevice {
         }
         // Device sees avail.idx /before/ the ring entries and descriptors it covers; pairs with
         // the driver's release of avail.idx in `publish`; loom test `split_publish_take`.
-        let avail = self.parts.avail.sync_load(IDX, Ordering::Acquire);
-        let ready = avail.wrapping_sub(self.avail_next);
-        if ready > self.parts.size - self.held {
-            let taken = self.avail_next;
-            return Err(self.fail(Malformed::IndexJump { seen: avail, taken }));
-        }
+        let avail = load_idx(&self.parts.avail, IDX, Ordering::Acquire);
+        let ready = match avail.check_since(self.avail_next, 0..=self.parts.size - self.held) {
+            Ok(ready) => ready,
+            Err(seen) => {
+                let taken = self.avail_next.get();
+                return Err(self.fail(Malformed::IndexJump { seen, taken }));
+            }
+        };
         let had = out.chains.len();
         let n = max.saturating_sub(had).min(usize::from(ready)).min(HEADS_MAX);
-        let mut heads = [0_u16; HEADS_MAX];
+        let mut heads = [Untrusted::new(0_u16); HEADS_MAX];
         let mut at = self.avail_next;
         for head in &mut heads[..n] {
-            *head = self.parts.avail.load_u16(RING + 2 * self.parts.slot(at));
-            at = at.wrapping_add(1);
-            self.parts.desc.prefetch(DESC_LEN * usize::from(*head));
+            let entry = self.parts.avail_entry(at.advance());
+            *head = Untrusted::new(self.parts.avail.load_u16(entry));
+            self.parts.desc.prefetch(DESC_LEN * usize::from(head.hint()));
         }
         for head in heads[..n].iter().copied() {
-            if head < self.parts.size {
-                let desc = Desc::read(&self.parts.desc, head);
-                if desc.flags & (DESC_NEXT | DESC_INDIRECT) == 0 {
-                    out.push_single(head, desc.buf());
-                    continue;
+            let head = match head.check_below(self.parts.size) {
+                Ok(head) => head,
+                Err(seen) => {
+                    self.fault = Some(Malformed::DescIndex(seen));
+                    break;
                 }
-                let mut chain = out.begin(head);
-                match self.chain(memory, desc, &mut chain, out) {
-                    Ok(NextDesc::Leave) => {
-                        out.forget(&chain);
-                        break;
-                    }
-                    Ok(_) => out.chains.push(chain),
-                    Err(fault) => {
-                        out.forget(&chain);
-                        self.fault = Some(fault);
-                        break;
-                    }
+            };
+            let desc = Desc::read(&self.parts.desc, head);
+            if desc.flags & (DESC_NEXT | DESC_INDIRECT) == 0 {
+                out.push_single(head, desc.buf());
+                continue;
+            }
+            let mut chain = out.begin(head);
+            match self.chain(memory, desc, &mut chain, out) {
+                Ok(NextDesc::Leave) => {
+                    out.forget(&chain);
+                    break;
                 }
-            } else {
-                self.fault = Some(Malformed::DescIndex(head));
-                break;
+                Ok(_) => out.chains.push(chain),
+                Err(fault) => {
+                    out.forget(&chain);
+                    self.fault = Some(fault);
+                    break;
+                }
             }
         }
         let done = u16::try_from(out.chains.len() - had).expect("at most HEADS_MAX");
-        self.avail_next = self.avail_next.wrapping_add(done);
+        self.avail_next = self.avail_next.plus(done);
         self.held += done;
         match self.fault {
             Some(fault) if done == 0 => Err(fault),
@@ -124,8 +130,8 @@ impl SplitDevice {
         *self.fault.insert(fault)
     }
 
-    /// Walks one chain from its first descriptor. Every descriptor is read exactly once; what is
-    /// returned is how the walk ended.
+    /// Walks one chain from its first descriptor. Every descriptor is read exactly once; returns
+    /// how the walk ended.
     fn chain(
         &self,
         memory: &GuestMemory,
@@ -148,15 +154,13 @@ impl SplitDevice {
             if desc.flags & DESC_NEXT == 0 {
                 return Ok(NextDesc::Read);
             }
-            if desc.next >= self.parts.size {
-                return Err(Malformed::DescIndex(desc.next));
-            }
+            let next = desc.next.check_below(self.parts.size).map_err(Malformed::DescIndex)?;
             if chain.slots < self.parts.size
                 && let end @ (NextDesc::Skip | NextDesc::Leave) = out.next_desc()
             {
                 return Ok(end);
             }
-            desc = Desc::read(&self.parts.desc, desc.next);
+            desc = Desc::read(&self.parts.desc, next);
         }
     }
 
@@ -165,7 +169,7 @@ impl SplitDevice {
         Malformed::Indirect
     }
 
-    /// The table an INDIRECT descriptor points to. It ends the chain (2.7.5.3.1: no NEXT beside
+    /// Reads the table of an INDIRECT descriptor. It ends the chain (2.7.5.3.1: no NEXT beside
     /// INDIRECT), and may not hold another.
     fn indirect(
         &self,
@@ -185,8 +189,9 @@ impl SplitDevice {
         }
         let table = Area::new(memory, desc.addr, len).filter(|_| desc.addr.is_multiple_of(8));
         let table = table.ok_or(Malformed::IndirectOutside(desc.addr))?;
+        let end = u16::try_from(entries).expect("at most the ring's size");
         let mut at = 0_u16;
-        // What is before the table counts: a chain is not longer than the ring.
+        // Descriptors before the table count: a chain is not longer than the ring.
         let entries = entries.min(usize::from(self.parts.size - (chain.slots - 1)));
         for _ in 0..entries {
             if let end @ (NextDesc::Skip | NextDesc::Leave) = out.next_desc() {
@@ -200,26 +205,22 @@ impl SplitDevice {
             if desc.flags & DESC_NEXT == 0 {
                 return Ok(NextDesc::Read);
             }
-            at = desc.next;
-            if usize::from(at) >= len / DESC_LEN {
-                return Err(Malformed::DescIndex(at));
-            }
+            at = desc.next.check_below(end).map_err(Malformed::DescIndex)?;
         }
         Err(Malformed::ChainTooLong)
     }
 
     pub(crate) fn untake(&mut self, chains: u16) {
         assert!(chains <= self.held, "untake of chains never taken");
-        self.avail_next = self.avail_next.wrapping_sub(chains);
+        self.avail_next = self.avail_next.minus(chains);
         self.held -= chains;
     }
 
     #[inline]
     pub(crate) fn put(&mut self, id: u16, len: u32) {
-        let at = RING + 8 * self.parts.slot(self.used_next);
+        let at = self.parts.used_element(self.used_next.advance());
         self.parts.used.store_u32(at, u32::from(id));
         self.parts.used.store_u32(at + 4, len);
-        self.used_next = self.used_next.wrapping_add(1);
     }
 
     pub(crate) fn put_all(&mut self, chains: &[Chain]) {
@@ -230,36 +231,35 @@ impl SplitDevice {
                 //= to the head entry of the descriptor chain describing the last buffer.
                 self.put(last.id, 0);
                 let skipped = u16::try_from(chains.len() - 1).expect("a burst");
-                self.used_next = self.used_next.wrapping_add(skipped);
+                self.used_next = self.used_next.plus(skipped);
             }
             _ => chains.iter().for_each(|c| self.put(c.id, 0)),
         }
     }
 
-    pub(crate) fn look_ahead(&self) {
+    pub(crate) fn prefetch(&self) {
         // 32 entries to a line; descriptors, 4 to a line, are mostly in ring order.
         for entry in [0, 32] {
-            let at = self.parts.slot(self.avail_next.wrapping_add(entry));
-            self.parts.avail.prefetch(RING + 2 * at);
+            self.parts.avail.prefetch(self.parts.avail_entry(self.avail_next.plus(entry)));
         }
         for line in 0..16 {
-            let at = self.parts.slot(self.avail_next.wrapping_add(4 * line));
-            self.parts.desc.prefetch(DESC_LEN * at);
+            let slot = self.avail_next.plus(4 * line).slot(self.parts.mask);
+            self.parts.desc.prefetch(slot.offset(DESC_LEN));
         }
     }
 
     pub(crate) fn publish(&mut self) {
-        let moved = self.used_next.wrapping_sub(self.used_published);
+        let moved = self.used_next.since(self.used_published);
         assert!(moved <= self.held, "more chains used than taken");
         if self.used_next != self.used_published {
             // Driver sees used elements /before/ used.idx; pairs with the acquire in the driver's
             // `take_used`; loom test `split_publish_take`.
-            self.parts.used.sync_store(IDX, self.used_next, Ordering::Release);
+            self.parts.used.sync_store(IDX, self.used_next.get(), Ordering::Release);
             self.used_published = self.used_next;
             // The next burst's elements, 8 to a line: the driver has read these lines last.
             for line in 0..8 {
-                let at = self.parts.slot(self.used_next.wrapping_add(8 * line));
-                self.parts.used.prefetch_write(RING + 8 * at);
+                let at = self.parts.used_element(self.used_next.plus(8 * line));
+                self.parts.used.prefetch_write(at);
             }
             self.held -= moved;
         }
@@ -271,11 +271,11 @@ impl SplitDevice {
         if old == Some(new) {
             return false;
         }
-        // used.idx is visible /before/ we look whether the driver sleeps; pairs with the fence in
+        // used.idx is visible /before/ we check whether the driver sleeps; pairs with the fence in
         // the driver's `arm`; loom test `split_arm_used`.
         fence(Ordering::SeqCst);
         if self.features.event_idx {
-            let event = self.parts.avail.sync_load(self.parts.used_event(), Ordering::Relaxed);
+            let event = load_idx(&self.parts.avail, self.parts.used_event(), Ordering::Relaxed);
             old.is_none_or(|old| need_event(event, new, old))
         } else {
             //= virtio-v1.3 2.7.7.1: the device MUST ignore the used_event value and send no
@@ -287,11 +287,11 @@ impl SplitDevice {
     pub(crate) fn arm(&mut self) -> Armed {
         if self.features.event_idx {
             let at = self.parts.avail_event();
-            self.parts.used.sync_store(at, self.avail_next, Ordering::Relaxed);
+            self.parts.used.sync_store(at, self.avail_next.get(), Ordering::Relaxed);
         } else {
             self.parts.used.sync_store(FLAGS, 0, Ordering::Relaxed);
         }
-        // The driver sees that we wait /before/ we look a last time; pairs with the fence in its
+        // The driver sees our event /before/ we re-check; pairs with the fence in its
         // `kick_needed`; loom test `split_arm_avail`.
         fence(Ordering::SeqCst);
         if self.has_work() { Armed::WorkPending } else { Armed::Armed }
@@ -299,19 +299,19 @@ impl SplitDevice {
 
     pub(crate) fn disarm(&mut self) {
         // With the event index nothing is written: the driver passes a stale avail_event once in
-        // 65536 buffers, which is cheaper than keeping it away.
+        // 65536 buffers, which costs less than updating it.
         if !self.features.event_idx {
             self.parts.used.sync_store(FLAGS, NO_NOTIFICATION, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn has_work(&self) -> bool {
-        self.fault.is_some()
-            || self.parts.avail.sync_load(IDX, Ordering::Relaxed) != self.avail_next
+        let avail = load_idx(&self.parts.avail, IDX, Ordering::Relaxed);
+        self.fault.is_some() || avail.hint_since(self.avail_next) != 0
     }
 }
 
-/// Most chains one `take` looks at; longer bursts gain nothing and cost cache.
+/// Most chains one `take` reads; longer bursts gain nothing and cost cache.
 const HEADS_MAX: usize = 64;
 
 /// A descriptor, copied out.
@@ -319,7 +319,7 @@ struct Desc {
     addr: u64,
     len: u32,
     flags: u16,
-    next: u16,
+    next: Untrusted<u16>,
 }
 
 impl Desc {
@@ -327,7 +327,12 @@ impl Desc {
     fn read(table: &Area, at: u16) -> Self {
         let at = DESC_LEN * usize::from(at);
         let (addr, rest) = table.load_pair(at);
-        Self { addr, len: lo32(rest), flags: lo16(rest >> 32), next: lo16(rest >> 48) }
+        Self {
+            addr,
+            len: lo32(rest),
+            flags: lo16(rest >> 32),
+            next: Untrusted::new(lo16(rest >> 48)),
+        }
     }
 
     #[inline]

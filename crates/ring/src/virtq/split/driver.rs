@@ -4,14 +4,15 @@ use std::collections::VecDeque;
 
 use shm::sync::{Ordering, fence};
 
-use super::{FLAGS, IDX, NO_NOTIFICATION, Parts, RING};
-use crate::virtq::driver::IndirectPool;
+use super::{FLAGS, IDX, NO_NOTIFICATION, Parts, load_idx};
+use crate::index::{Idx, Untrusted};
+use crate::virtq::indirect::IndirectPool;
 use crate::virtq::{
     Armed, Buf, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Features, Malformed, Used,
     need_event,
 };
 
-/// What we know of the chain that starts at a descriptor; the peer cannot write it.
+/// Private record of the chain that starts at a descriptor; the peer cannot write it.
 #[derive(Clone, Copy, Default)]
 struct Shadow {
     /// Descriptors the chain occupies; 0: none starts here.
@@ -28,11 +29,11 @@ pub(crate) struct SplitDriver {
     shadow: Vec<Shadow>,
     free_head: u16,
     free: u16,
-    avail_next: u16,
-    avail_published: u16,
+    avail_next: Idx<u16>,
+    avail_published: Idx<u16>,
     /// Available index at the last kick decision.
-    avail_kicked: u16,
-    used_next: u16,
+    avail_kicked: Idx<u16>,
+    used_next: Idx<u16>,
     /// IN_ORDER: heads in flight, oldest first.
     order: VecDeque<u16>,
     indirect: Option<IndirectPool>,
@@ -41,7 +42,7 @@ pub(crate) struct SplitDriver {
 }
 
 impl SplitDriver {
-    /// Starts at index `start` on both sides; the device must be given the same.
+    /// Starts at index `start` on both sides; the device must be given the same index.
     pub(crate) fn new(
         parts: Parts,
         features: Features,
@@ -53,9 +54,10 @@ impl SplitDriver {
         let shadow = (0..size).map(|i| Shadow { next: next(i), ..Shadow::default() }).collect();
         parts.avail.sync_store(IDX, start, Ordering::Relaxed);
         parts.used.sync_store(IDX, start, Ordering::Release);
+        let start = Idx::<u16>::new(start);
         Self {
             // IN_ORDER (2.7.9): the driver uses the table as a ring from the start index on.
-            free_head: start & parts.mask,
+            free_head: start.get() & parts.mask,
             parts,
             features,
             shadow,
@@ -82,7 +84,7 @@ impl SplitDriver {
         self.free
     }
 
-    /// Makes one chain of `bufs`; `None` when the table lacks room. Visible at `publish`.
+    /// Makes one chain of `bufs`; `None` when the table is full. Visible at `publish`.
     pub(crate) fn add(&mut self, bufs: &[Buf]) -> Option<u16> {
         assert!(!bufs.is_empty());
         let count = u16::try_from(bufs.len()).ok()?;
@@ -112,8 +114,7 @@ impl SplitDriver {
         let shadow = &mut self.shadow[usize::from(head)];
         shadow.slots = slots;
         shadow.room = bufs.iter().filter(|b| b.write).fold(0, |n, b| n.saturating_add(b.len));
-        self.parts.avail.store_u16(RING + 2 * self.parts.slot(self.avail_next), head);
-        self.avail_next = self.avail_next.wrapping_add(1);
+        self.parts.avail.store_u16(self.parts.avail_entry(self.avail_next.advance()), head);
         if self.features.in_order {
             self.order.push_back(head);
         }
@@ -131,7 +132,7 @@ impl SplitDriver {
         if self.avail_next != self.avail_published {
             // Device sees descriptors and ring entries /before/ avail.idx; pairs with the acquire
             // in the device's `take`; loom test `split_publish_take`.
-            self.parts.avail.sync_store(IDX, self.avail_next, Ordering::Release);
+            self.parts.avail.sync_store(IDX, self.avail_next.get(), Ordering::Release);
             self.avail_published = self.avail_next;
         }
     }
@@ -142,11 +143,11 @@ impl SplitDriver {
         if old == new {
             return false;
         }
-        // avail.idx is visible /before/ we look whether the device sleeps; pairs with the fence in
+        // avail.idx is visible /before/ we check whether the device sleeps; pairs with the fence in
         // the device's `arm`; loom test `split_arm_avail`.
         fence(Ordering::SeqCst);
         if self.features.event_idx {
-            let event = self.parts.used.sync_load(self.parts.avail_event(), Ordering::Relaxed);
+            let event = load_idx(&self.parts.used, self.parts.avail_event(), Ordering::Relaxed);
             need_event(event, new, old)
         } else {
             self.parts.used.sync_load(FLAGS, Ordering::Relaxed) & NO_NOTIFICATION == 0
@@ -161,16 +162,16 @@ impl SplitDriver {
         let used = self.used_index()?;
         let start = out.len();
         while self.used_next != used && out.len() - start < max {
-            let at = RING + 8 * self.parts.slot(self.used_next);
-            let id = self.parts.used.load_u32(at);
+            let at = self.parts.used_element(self.used_next);
+            let id = Untrusted::new(self.parts.used.load_u32(at));
             let len = self.parts.used.load_u32(at + 4);
-            let head = u16::try_from(id).ok().filter(|h| *h < self.parts.size);
-            let head = head.ok_or(Malformed::UsedId(id))?;
+            let id = id.check_below(u32::from(self.parts.size)).map_err(Malformed::UsedId)?;
+            let head = u16::try_from(id).expect("below the ring's size");
             if self.features.in_order {
                 self.batch(head, used, out)?;
             } else {
                 self.release(head)?;
-                self.used_next = self.used_next.wrapping_add(1);
+                self.used_next = self.used_next.plus(1);
             }
             if self.checks && len > self.shadow[usize::from(head)].room {
                 return Err(Malformed::UsedLen(len));
@@ -180,41 +181,41 @@ impl SplitDriver {
         Ok(out.len() - start)
     }
 
-    /// The device's index, no further than what was published.
-    fn used_index(&self) -> Result<u16, Malformed> {
+    /// The device's used index, checked against what was published.
+    fn used_index(&self) -> Result<Idx<u16>, Malformed> {
         // Driver sees used.idx /before/ the elements it covers; pairs with the release in the
         // device's `publish`; loom test `split_publish_take`.
-        let used = self.parts.used.sync_load(IDX, Ordering::Acquire);
-        let ready = used.wrapping_sub(self.used_next);
-        if ready > self.avail_published.wrapping_sub(self.used_next) {
-            return Err(Malformed::IndexJump { seen: used, taken: self.used_next });
-        }
-        Ok(used)
+        let used = load_idx(&self.parts.used, IDX, Ordering::Acquire);
+        let in_flight = self.avail_published.since(self.used_next);
+        let ready = used.check_since(self.used_next, 0..=in_flight);
+        let taken = self.used_next.get();
+        let ready = ready.map_err(|seen| Malformed::IndexJump { seen, taken })?;
+        Ok(self.used_next.plus(ready))
     }
 
     /// Whether every entry of the available ring names a chain in flight.
     pub(crate) fn is_repeatable(&self) -> bool {
-        self.avail_next.wrapping_sub(self.used_next) == self.parts.size
+        self.avail_next.since(self.used_next) == self.parts.size
     }
 
-    /// Makes as many chains available again as were used: the available ring names the same heads
-    /// as one turn before, so not even they are written.
+    /// Makes as many chains available again as were used: the available ring holds the same heads
+    /// as one lap before, so not even they are written.
     pub(crate) fn repeat(&mut self) -> Result<u16, Malformed> {
         assert!(self.is_repeatable(), "every entry of the ring names a chain");
         let used = self.used_index()?;
-        let n = used.wrapping_sub(self.used_next);
+        let n = used.since(self.used_next);
         self.used_next = used;
-        self.avail_next = self.avail_next.wrapping_add(n);
+        self.avail_next = self.avail_next.plus(n);
         Ok(n)
     }
 
-    /// IN_ORDER: the element names the last chain of a batch; everything older is used too.
-    fn batch(&mut self, last: u16, used: u16, out: &mut Vec<Used>) -> Result<(), Malformed> {
+    /// Takes an IN_ORDER batch: the element names its last chain; all older ones are used too.
+    fn batch(&mut self, last: u16, used: Idx<u16>, out: &mut Vec<Used>) -> Result<(), Malformed> {
         loop {
             let head = self.order.pop_front().filter(|_| self.used_next != used);
             let head = head.ok_or(Malformed::UsedId(u32::from(last)))?;
             self.release(head)?;
-            self.used_next = self.used_next.wrapping_add(1);
+            self.used_next = self.used_next.plus(1);
             if head == last {
                 return Ok(());
             }
@@ -222,7 +223,7 @@ impl SplitDriver {
         }
     }
 
-    /// Gives the descriptors of the chain at `head` back.
+    /// Frees the descriptors of the chain at `head`.
     fn release(&mut self, head: u16) -> Result<(), Malformed> {
         let shadow = &mut self.shadow[usize::from(head)];
         let slots = shadow.slots;
@@ -232,7 +233,7 @@ impl SplitDriver {
                 return Err(Malformed::UsedId(u32::from(head)));
             }
         }
-        // Unchecked, a chain used twice would count twice.
+        // Without the checks, a chain used twice would count twice.
         self.free = self.free.saturating_add(slots).min(self.parts.size);
         if self.features.in_order {
             // The table is a ring; the links never change.
@@ -251,16 +252,16 @@ impl SplitDriver {
         self.arm_after(1)
     }
 
-    /// Asks for a call at the `n`th used element from here; without event index, at each.
+    /// Requests a call at the `n`th used element from here; without event index, at each.
     pub(crate) fn arm_after(&mut self, n: u16) -> Armed {
         if self.features.event_idx {
             let at = self.parts.used_event();
-            let event = self.used_next.wrapping_add(n).wrapping_sub(1);
-            self.parts.avail.sync_store(at, event, Ordering::Relaxed);
+            let event = self.used_next.plus(n).minus(1);
+            self.parts.avail.sync_store(at, event.get(), Ordering::Relaxed);
         } else {
             self.parts.avail.sync_store(FLAGS, 0, Ordering::Relaxed);
         }
-        // The device sees that we wait /before/ we look a last time; pairs with the fence in its
+        // The device sees our event /before/ we re-check; pairs with the fence in its
         // `call_needed`; loom test `split_arm_used`.
         fence(Ordering::SeqCst);
         if self.used() >= n { Armed::WorkPending } else { Armed::Armed }
@@ -278,7 +279,7 @@ impl SplitDriver {
 
     /// Used elements not taken yet. One load.
     pub(crate) fn used(&self) -> u16 {
-        let used = self.parts.used.sync_load(IDX, Ordering::Relaxed);
-        used.wrapping_sub(self.used_next)
+        let used = load_idx(&self.parts.used, IDX, Ordering::Relaxed);
+        used.hint_since(self.used_next)
     }
 }

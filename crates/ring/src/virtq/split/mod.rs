@@ -4,8 +4,8 @@
 //!   descriptor table        available ring (driver writes)   used ring (device writes)
 //!   16 B x size             flags idx ring[size] used_event  flags idx {id len}[size] avail_event
 //! ```
-//! Indices free-run through 16 bits; `& mask` makes a slot. Each side owns one index, and tells
-//! the other through `*_event` at which index it wants to be notified next.
+//! Indices free-run through 16 bits; `& mask` makes a slot. Each side owns one index, and writes to
+//! `*_event` the peer's index at which it wants the next notification.
 
 mod device;
 mod driver;
@@ -13,9 +13,11 @@ mod driver;
 pub(super) use device::SplitDevice;
 pub(super) use driver::SplitDriver;
 
+use shm::sync::Ordering;
 use shm::{Area, GuestMemory};
 
 use super::{DESC_LEN, Features, Layout, LayoutError, SIZE_MAX};
+use crate::index::{Idx, Untrusted};
 
 /// Offset of `flags` in the available and the used ring.
 const FLAGS: usize = 0;
@@ -26,7 +28,7 @@ const RING: usize = 4;
 /// `VIRTQ_USED_F_NO_NOTIFY` and `VIRTQ_AVAIL_F_NO_INTERRUPT`.
 const NO_NOTIFICATION: u16 = 1;
 
-/// The three parts of a ring and its frozen geometry.
+/// The three parts of a ring and its fixed geometry.
 pub(super) struct Parts {
     desc: Area,
     avail: Area,
@@ -63,10 +65,16 @@ impl Parts {
         })
     }
 
-    /// The slot of a free-running index.
+    /// Offset of the entry of `idx` in the available ring.
     #[inline]
-    fn slot(&self, idx: u16) -> usize {
-        usize::from(idx & self.mask)
+    fn avail_entry(&self, idx: Idx<u16>) -> usize {
+        RING + idx.slot(self.mask).offset(2)
+    }
+
+    /// Offset of the element of `idx` in the used ring.
+    #[inline]
+    fn used_element(&self, idx: Idx<u16>) -> usize {
+        RING + idx.slot(self.mask).offset(8)
     }
 
     /// Offset of `used_event`, in the available ring.
@@ -87,4 +95,10 @@ impl Parts {
         let (desc, avail, used) = (ring.desc.clone(), ring.driver.clone(), ring.device.clone());
         Self { desc, avail, used, size: ring.size, mask: ring.size - 1 }
     }
+}
+
+/// Loads an index that the peer writes.
+#[inline]
+fn load_idx(area: &Area, at: usize, ordering: Ordering) -> Untrusted<Idx<u16>> {
+    Untrusted::<Idx<u16>>::index(area.sync_load(at, ordering))
 }

@@ -13,11 +13,12 @@ pub struct BackRx {
 }
 
 impl BackRx {
-    /// Attaches to the ring in `area` where its responses end. Whether an earlier back half owed
-    /// a notification, [`notify_needed`](Self::notify_needed) tells at once.
+    /// Attaches to the ring in `area` where its responses end. The first
+    /// [`notify_needed`](Self::notify_needed) covers a notification that an earlier back half did
+    /// not send.
     ///
     /// # Errors
-    /// [`AttachError`]: what lies there is no ring.
+    /// [`AttachError`]: `area` does not hold a valid ring.
     pub fn attach(area: Area) -> Result<Self, AttachError> {
         Ok(Self { ring: Back::attach(area, RX_SLOT_LEN)? })
     }
@@ -27,31 +28,29 @@ impl BackRx {
         self.ring.page.size
     }
 
-    /// How many requests wait to be taken.
+    /// Number of requests ready to be taken.
     ///
     /// # Errors
-    /// [`Malformed`], now and from now on: the vif is to be stopped.
+    /// [`Malformed`], on this and every later call: the vif must be stopped.
     #[inline]
     pub fn available(&mut self) -> Result<u32, Malformed> {
-        self.ring.look()
+        self.ring.refresh()
     }
 
-    /// The next request, of those [`available`](Self::available) told of.
+    /// Takes the next of the requests that [`available`](Self::available) counted.
     #[inline]
     pub fn take(&mut self) -> Option<RxRequest> {
         if self.ring.ready() == 0 {
             return None;
         }
-        let at = self.ring.page.slot(self.ring.req_cons);
-        self.ring.req_cons = self.ring.req_cons.wrapping_add(1);
+        let at = self.ring.page.offset(self.ring.req_cons.advance());
         Some(RxRequest::decode(self.ring.page.area.load_u64(at)))
     }
 
-    /// Gives back the last `requests` taken, as if they had never been; they must not be answered
-    /// yet.
+    /// Undoes `take` for the last `requests` taken; they must not be answered yet.
     pub fn untake(&mut self, requests: u32) {
         assert!(requests <= self.ring.held(), "untake of requests never taken");
-        self.ring.req_cons = self.ring.req_cons.wrapping_sub(requests);
+        self.ring.req_cons = self.ring.req_cons.minus(requests);
     }
 
     /// Requests taken and not answered.
@@ -59,8 +58,8 @@ impl BackRx {
         self.ring.held()
     }
 
-    /// Answers the oldest request taken, in its slot. Not visible before
-    /// [`publish`](Self::publish), which is for whole packets.
+    /// Responds to the oldest request taken, in its slot. Not visible before
+    /// [`publish`](Self::publish), which must be called between packets only.
     #[inline]
     pub fn put(&mut self, response: RxResponse) {
         let at = self.ring.answer();
@@ -75,29 +74,29 @@ impl BackRx {
         self.ring.page.area.store_u64(at, extra.encode(more));
     }
 
-    /// Makes every answer so far visible to the front half.
+    /// Makes every response so far visible to the front half.
     #[inline]
     pub fn publish(&mut self) {
         self.ring.publish();
     }
 
-    /// Whether the front half wants to be told of what was published since this was last asked.
+    /// Whether the front half wants an event for what was published since the last query.
     #[inline]
     #[must_use]
     pub fn notify_needed(&mut self) -> bool {
         self.ring.notify_needed()
     }
 
-    /// Asks to be notified when `need` requests wait, and looks a last time. Only
-    /// [`Armed::Armed`] allows sleep. At most what the ring has beside those held can come.
+    /// Requests an event at `need` requests, then re-checks the ring. Only [`Armed::Armed`] allows
+    /// sleep. `need` is limited to the ring's size less the requests held.
     pub fn arm(&mut self, need: u32) -> Armed {
         self.ring.arm(need.clamp(1, self.ring.page.size))
     }
 
-    /// Asks for no notifications: the ring is being polled.
+    /// Suppresses notifications: the ring is being polled.
     pub fn disarm(&mut self) {}
 
-    /// Whether `need` requests wait. One load.
+    /// Whether `need` requests are ready. One load.
     #[inline]
     pub fn has_room(&self, need: u32) -> bool {
         self.ring.has_work(need.max(1))
@@ -108,7 +107,7 @@ impl BackRx {
         self.ring.page.area.sync_load_u8(SMARTPOLL_ACTIVE, Ordering::Relaxed) != 0
     }
 
-    /// The flag by which a front half says that it polls, for both rings of the queue.
+    /// The smart-poll flag of the queue, shared by both rings.
     pub fn smart_poll(&self) -> crate::xen::SmartPoll {
         crate::xen::SmartPoll::new(self.ring.page.area.clone())
     }

@@ -2,61 +2,62 @@
 
 use shm::Area;
 
+use crate::index::Idx;
 use crate::xen::page::{Front, SmartPoll};
 use crate::xen::wire::{
     Extra, Gso, Hash, PAGE_LEN, RX_SLOT_LEN, RxRequest, RxResponse, gso_type, rx_flag,
 };
 use crate::xen::{Armed, FrontTx, Malformed, SLOTS_MAX, index};
 
-/// One buffer that holds a part of a packet.
+/// One buffer with a part of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxSlot {
     /// The request it was posted as.
     pub request: RxRequest,
-    /// Where in the page the bytes begin.
+    /// Offset of the bytes in the page.
     pub offset: u16,
-    /// How many; with `offset` inside the page.
+    /// Number of bytes; `offset + len` is within the page.
     pub len: u16,
 }
 
-/// Why a packet is dropped, though the ring is in order. Its buffers are all to be posted again.
+/// Reason to drop a packet on an intact ring. All its buffers must be posted again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RxRefusal {
     /// The back end answered a buffer with an error.
     Status(i16),
-    /// Bytes beyond the end of the page.
+    /// A buffer crosses the end of its page.
     CrossesPage,
     /// More than [`SLOTS_MAX`] buffers.
     Slots,
     /// An extra info of unknown type.
     ExtraType(u8),
-    /// GSO of size 0 or of unknown type, or the deprecated GSO prefix, which we never ask for.
+    /// GSO of size 0 or of unknown type, or the deprecated GSO prefix, which we never request.
     Gso,
     /// Shorter than an Ethernet header.
     Short,
 }
 
-/// A packet, copied out and checked. Made once and used for every [`FrontRx::take`].
+/// A packet, copied out and checked. Allocated once and reused by every [`FrontRx::take`].
 #[derive(Clone, Debug, Default)]
 pub struct RxPacket {
     /// [`rx_flag`]s of its first response.
     pub flags: u16,
     /// Bytes of all its buffers.
     pub len: u32,
-    /// How it is to be cut.
+    /// Segmentation, if it is a GSO packet.
     pub gso: Option<Gso>,
     /// The hash the back end calculated.
     pub hash: Option<Hash>,
-    /// Where its bytes are.
+    /// Buffers with its bytes.
     pub slots: Vec<RxSlot>,
-    /// Buffers that came back without a byte in them, to be posted again: those under extra infos,
-    /// and all of a packet that was refused.
+    /// Buffers returned without data, to be posted again: those whose slots held extra infos, and
+    /// all of a refused packet.
     pub spare: Vec<RxRequest>,
     refused: Option<RxRefusal>,
 }
 
 impl RxPacket {
-    /// An empty one.
+    /// Creates an empty packet.
     pub fn new() -> Self {
         Self {
             slots: Vec::with_capacity(SLOTS_MAX),
@@ -75,7 +76,7 @@ impl RxPacket {
         self.refused.get_or_insert(why);
     }
 
-    /// One response and the request whose slot it lies in.
+    /// Adds one response and the request of its slot.
     fn response(&mut self, response: RxResponse, request: RxRequest) {
         let RxResponse { offset, flags, status, .. } = response;
         if flags & rx_flag::GSO_PREFIX != 0 {
@@ -111,7 +112,7 @@ impl RxPacket {
         }
     }
 
-    /// The verdict; a packet refused has only spare buffers.
+    /// Checks the whole packet; a refused packet has only spare buffers.
     fn finish(&mut self) -> Result<(), RxRefusal> {
         if self.len < 14 {
             self.refuse(RxRefusal::Short);
@@ -128,12 +129,12 @@ impl RxPacket {
 pub struct FrontRx {
     ring: Front,
     smart_poll: SmartPoll,
-    /// What was posted in each slot.
+    /// The request posted in each slot.
     posted: Box<[RxRequest]>,
 }
 
 impl FrontRx {
-    /// Initialises a ring in `area`, a page of ours.
+    /// Initialises a ring in `area`, a page that we own.
     pub fn new(area: Area) -> Self {
         Self::starting_at(area, 0)
     }
@@ -156,44 +157,43 @@ impl FrontRx {
         self.ring.room()
     }
 
-    /// Offers a page; false when the ring is full. Not visible before
-    /// [`publish`](Self::publish). Linux's front half uses the slot's number as the id, and ours
-    /// finds buffers by slot too, so any id will do.
+    /// Offers a page; false when the ring is full. Not visible before [`publish`](Self::publish).
+    /// Buffers are found by slot, so any id will do (Linux's front half uses the slot's number).
     #[inline]
     pub fn post(&mut self, request: RxRequest) -> bool {
         if self.ring.room() == 0 {
             return false;
         }
-        self.posted[index(self.ring.req_prod & (self.ring.page.size - 1))] = request;
+        self.posted[self.ring.page.slot(self.ring.req_prod).get()] = request;
         let at = self.ring.request();
         self.ring.page.area.store_u64(at, request.encode());
         true
     }
 
-    /// Makes every page offered so far visible to the back half.
+    /// Makes every page posted so far visible to the back half.
     #[inline]
     pub fn publish(&mut self) {
         self.ring.publish();
     }
 
-    /// Whether the back half wants to be told of what was published since this was last asked.
+    /// Whether the back half wants an event for what was published since the last query.
     #[inline]
     #[must_use]
     pub fn notify_needed(&mut self) -> bool {
         self.ring.notify_needed()
     }
 
-    /// Takes the next packet if all of it is there: `Ok(Ok(()))` for one whose bytes are in
-    /// `out`, `Ok(Err(..))` for one that is to be dropped; either way with buffers to post again.
-    /// Every slot is read exactly once.
+    /// Takes the next packet if it is complete: `Ok(Ok(()))` if its bytes are in `out`,
+    /// `Ok(Err(..))` if it must be dropped; in both cases `out` has buffers to post again. Every
+    /// slot is read exactly once.
     ///
     /// # Errors
-    /// [`Malformed`], now and from now on: the ring is to be abandoned.
+    /// [`Malformed`], on this and every later call: the caller must stop using the ring.
     #[inline]
     pub fn take(&mut self, out: &mut RxPacket) -> Result<Option<Result<(), RxRefusal>>, Malformed> {
         if self.ring.rsp_cons == self.ring.rsp_seen || self.ring.partial.is_some() {
             let seen = self.ring.partial;
-            if self.ring.look()? == 0 || seen == Some(self.ring.rsp_seen) {
+            if self.ring.refresh()? == 0 || seen == Some(self.ring.rsp_seen) {
                 return Ok(None);
             }
         }
@@ -203,8 +203,8 @@ impl FrontRx {
         self.ring.partial = None;
         out.clear();
         let Some(end) = self.packet(out) else {
-            // A packet that takes every page the ring can hold and does not end never will.
-            if self.ring.rsp_seen.wrapping_sub(self.ring.rsp_cons) == self.ring.page.size {
+            // A packet that fills the ring without an end cannot be completed.
+            if self.ring.rsp_seen.since(self.ring.rsp_cons) == self.ring.page.size {
                 return Err(self.ring.fail(Malformed::Endless));
             }
             self.ring.partial = Some(self.ring.rsp_seen);
@@ -214,14 +214,14 @@ impl FrontRx {
         Ok(Some(out.finish()))
     }
 
-    /// Walks over one packet; where it ends, or `None` when its tail is not there.
+    /// Walks over one packet; returns its end, or `None` if its tail is not published.
     #[inline]
-    fn packet(&self, out: &mut RxPacket) -> Option<u32> {
+    fn packet(&self, out: &mut RxPacket) -> Option<Idx<u32>> {
         let mut at = self.ring.rsp_cons;
         let first = RxResponse::decode(self.word(at));
         out.flags = first.flags;
         out.response(first, self.request(at));
-        at = at.wrapping_add(1);
+        at = at.plus(1);
         let mut more = first.flags & rx_flag::EXTRA_INFO != 0;
         while more {
             if at == self.ring.rsp_seen {
@@ -233,13 +233,13 @@ impl FrontRx {
                     out.extra(extra);
                     more
                 }
-                // What follows an unknown one is not known either.
+                // After an unknown extra info the meaning of later slots is unknown.
                 Err(kind) => {
                     out.refuse(RxRefusal::ExtraType(kind));
                     false
                 }
             };
-            at = at.wrapping_add(1);
+            at = at.plus(1);
         }
         let mut more = first.flags & rx_flag::MORE_DATA != 0;
         while more {
@@ -248,55 +248,55 @@ impl FrontRx {
             }
             let response = RxResponse::decode(self.word(at));
             out.response(response, self.request(at));
-            at = at.wrapping_add(1);
+            at = at.plus(1);
             more = response.flags & rx_flag::MORE_DATA != 0;
         }
         Some(at)
     }
 
     #[inline]
-    fn word(&self, idx: u32) -> u64 {
-        self.ring.page.area.load_u64(self.ring.page.slot(idx))
+    fn word(&self, idx: Idx<u32>) -> u64 {
+        self.ring.page.area.load_u64(self.ring.page.offset(idx))
     }
 
     #[inline]
-    fn request(&self, idx: u32) -> RxRequest {
-        self.posted[index(idx & (self.ring.page.size - 1))]
+    fn request(&self, idx: Idx<u32>) -> RxRequest {
+        self.posted[self.ring.page.slot(idx).get()]
     }
 
-    /// Asks for a notification of the next response, and looks a last time. Only
-    /// [`Armed::Armed`] allows sleep.
+    /// Requests an event for the next response, then re-checks the ring. Only [`Armed::Armed`]
+    /// allows sleep.
     pub fn arm(&mut self) -> Armed {
         self.ring.arm(1)
     }
 
-    /// As [`arm`](Self::arm), but of the `n`th response from now, or of the last that can come.
+    /// As [`arm`](Self::arm), but for the `n`th response from now, or the last outstanding one.
     pub fn arm_after(&mut self, n: u32) -> Armed {
         self.ring.arm(n)
     }
 
-    /// Asks for no notifications: the ring is being polled.
+    /// Suppresses notifications: the ring is being polled.
     pub fn disarm(&mut self) {}
 
-    /// Whether there are responses that were not there at the last look. One load.
+    /// Whether there are responses beyond those already examined. One load.
     #[inline]
     pub fn has_responses(&self) -> bool {
         self.ring.has_responses(1)
     }
 
-    /// Whether what is next is a packet whose tail is not published.
+    /// Whether the next packet is incomplete: its tail is not published.
     pub fn is_partial(&self) -> bool {
         self.ring.partial.is_some()
     }
 
-    /// Whether the back half takes us to be polling, see [`SmartPoll`].
+    /// Whether the smart-poll flag is set, see [`SmartPoll`].
     pub fn smartpoll_active(&self) -> bool {
         self.smart_poll.is_active()
     }
 
-    /// Ends smart polling of this ring and of `tx`: clears the flag, and looks at both a last
-    /// time. Only [`Armed::Armed`] allows to stop; with work pending, go on polling: the back
-    /// half notifies at its next response all the same, which does no harm.
+    /// Ends smart polling of this ring and of `tx`: clears the flag, then re-checks both rings.
+    /// Only [`Armed::Armed`] allows the caller to stop; with work pending, continue to poll. The
+    /// back half then notifies at its next response anyway, which is harmless.
     pub fn stop_polling(&self, tx: &FrontTx) -> Armed {
         self.smart_poll.release();
         let work = self.has_responses() || tx.has_responses();

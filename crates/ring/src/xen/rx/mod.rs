@@ -1,12 +1,12 @@
-//! The rx ring: pages that a guest offers, and what is put into them.
+//! Rx ring: pages that a guest posts, and the packets put into them.
 //!
 //! ```text
 //!   slot:   7         8            9          10
 //!           request   request      request    request       posted by the front half
 //!           response  extra info   response   response      one packet of three buffers
 //! ```
-//! A response lies in the slot of the request it answers, and an extra info in the slot of one
-//! whose buffer stays unused; the front half finds buffers by slot, not by id.
+//! A response is in the slot of the request it answers, and an extra info in the slot of one whose
+//! buffer stays unused; the front half finds buffers by slot, not by id.
 
 mod back;
 mod front;

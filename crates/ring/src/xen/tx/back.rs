@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use shm::Area;
 
 use super::{Packet, Refusal, TxPacket, TxSlot};
+use crate::index::Idx;
 use crate::xen::page::Back;
 use crate::xen::wire::{Extra, TX_SLOT_LEN, TxRequest, TxResponse, tx_flag};
 use crate::xen::{
@@ -17,9 +18,9 @@ const FRAME_LEN_MIN: u16 = 14;
 /// Back half of a tx ring: takes the packets that a guest sends.
 pub struct BackTx {
     ring: Back,
-    /// How to answer each slot that is held.
+    /// How to answer each slot held.
     answers: Box<[Answer]>,
-    /// Slots of each packet that is held, oldest first.
+    /// Slots of each packet held, oldest first.
     packets: VecDeque<u32>,
 }
 
@@ -28,30 +29,31 @@ pub struct BackTx {
 enum Answer {
     /// With its id and the packet's status.
     Data(u16),
-    /// With its id and OKAY, whatever becomes of the packet: it had no bytes.
+    /// With its id and OKAY, independent of the packet's status: it had no bytes.
     Empty(u16),
     /// With NULL.
     #[default]
     Extra,
 }
 
-/// Where a walk over a packet stands.
+/// Position and sums of a walk over a packet.
 struct Walk {
     /// Next slot.
-    at: u32,
+    at: Idx<u32>,
     /// Data slots so far.
     slots: usize,
-    /// What is left of the packet for its first buffer.
+    /// Bytes of the packet left for its first buffer.
     left: u16,
     refused: Option<Refusal>,
 }
 
 impl BackTx {
-    /// Attaches to the ring in `area` where its responses end. Whether an earlier back half owed
-    /// a notification, [`notify_needed`](Self::notify_needed) tells at once.
+    /// Attaches to the ring in `area` where its responses end. The first
+    /// [`notify_needed`](Self::notify_needed) covers a notification that an earlier back half did
+    /// not send.
     ///
     /// # Errors
-    /// [`AttachError`]: what lies there is no ring.
+    /// [`AttachError`]: `area` does not hold a valid ring.
     pub fn attach(area: Area) -> Result<Self, AttachError> {
         let ring = Back::attach(area, TX_SLOT_LEN)?;
         let size = index(ring.page.size);
@@ -64,17 +66,17 @@ impl BackTx {
         self.ring.page.size
     }
 
-    /// Takes the next packet, if all of it is there: one whose tail is not published yet is left
-    /// alone, see [`is_partial`](Self::is_partial). Every slot is read exactly once.
+    /// Takes the next packet if it is complete; one whose tail is not published is left in the
+    /// ring, see [`is_partial`](Self::is_partial). Every slot is read exactly once.
     ///
     /// # Errors
-    /// [`Malformed`], now and from now on: the vif is to be stopped.
+    /// [`Malformed`], on this and every later call: the vif must be stopped.
     #[inline]
     pub fn take(&mut self, out: &mut TxPacket) -> Result<Option<Packet>, Malformed> {
         if self.ring.ready() == 0 || self.ring.partial.is_some() {
             // An unfinished packet is not read again before there is more of it.
             let seen = self.ring.partial;
-            if self.ring.look()? == 0 || seen == Some(self.ring.req_seen) {
+            if self.ring.refresh()? == 0 || seen == Some(self.ring.req_seen) {
                 return Ok(None);
             }
         }
@@ -84,7 +86,7 @@ impl BackTx {
         self.ring.partial = None;
         match self.packet(out) {
             Ok(Some(packet)) => {
-                self.ring.req_cons = self.ring.req_cons.wrapping_add(out.ring_slots);
+                self.ring.req_cons = self.ring.req_cons.plus(out.ring_slots);
                 self.packets.push_back(out.ring_slots);
                 Ok(Some(packet))
             }
@@ -96,7 +98,7 @@ impl BackTx {
         }
     }
 
-    /// Walks over one packet; `None` when its tail is not there.
+    /// Walks over one packet; `None` if its tail is not published.
     #[inline]
     fn packet(&mut self, out: &mut TxPacket) -> Result<Option<Packet>, Malformed> {
         out.clear();
@@ -104,20 +106,20 @@ impl BackTx {
         let first = self.request(at);
         self.set_answer(at, Answer::Data(first.id));
         out.flags = first.flags;
-        let mut walk = Walk { at: at.wrapping_add(1), slots: 1, left: first.size, refused: None };
+        let mut walk = Walk { at: at.plus(1), slots: 1, left: first.size, refused: None };
         if first.flags & tx_flag::EXTRA_INFO != 0 && !self.extras(&mut walk, out)? {
             return Ok(None);
         }
-        // The dummy request of a multicast change ends here, whatever its flags say, as in Linux.
+        // The dummy request of a multicast change ends here, regardless of its flags, as in Linux.
         if let Some(change) = out.multicast {
-            out.ring_slots = walk.at.wrapping_sub(at);
+            out.ring_slots = walk.at.since(at);
             return Ok(Some(Packet::Multicast(change)));
         }
         out.push(TxSlot { gref: first.gref, offset: first.offset, len: first.size });
         if first.flags & tx_flag::MORE_DATA != 0 && !self.later(&mut walk, out)? {
             return Ok(None);
         }
-        out.ring_slots = walk.at.wrapping_sub(at);
+        out.ring_slots = walk.at.since(at);
         out.len = first.size;
         if let Some(refusal) = walk.refused {
             return Ok(Some(Packet::Refused(refusal)));
@@ -138,19 +140,19 @@ impl BackTx {
         Ok(Some(Packet::Frame))
     }
 
-    /// The extra infos; whether the last of them is there.
+    /// Reads the extra infos; returns whether all are published.
     fn extras(&mut self, walk: &mut Walk, out: &mut TxPacket) -> Result<bool, Malformed> {
         let mut extras = 0;
         loop {
-            if !self.is_there(walk)? {
+            if !self.is_published(walk)? {
                 return Ok(false);
             }
-            let at = self.ring.page.slot(walk.at);
+            let at = self.ring.page.offset(walk.at);
             let area = &self.ring.page.area;
             let word = u64::from(area.load_u32(at)) | u64::from(area.load_u32(at + 4)) << 32;
             let (extra, more) = Extra::decode(word).map_err(Malformed::ExtraType)?;
             self.set_answer(walk.at, Answer::Extra);
-            walk.at = walk.at.wrapping_add(1);
+            walk.at = walk.at.plus(1);
             extras += 1;
             if extras > EXTRAS_MAX {
                 walk.refused = Some(Refusal::Extras);
@@ -162,13 +164,13 @@ impl BackTx {
         }
     }
 
-    /// The requests after the first; whether the last of them is there.
+    /// Reads the requests after the first; returns whether all are published.
     fn later(&mut self, walk: &mut Walk, out: &mut TxPacket) -> Result<bool, Malformed> {
         loop {
             if walk.slots + 1 >= SLOTS_FATAL {
                 return Err(Malformed::TooManySlots);
             }
-            if !self.is_there(walk)? {
+            if !self.is_published(walk)? {
                 return Ok(false);
             }
             let request = self.request(walk.at);
@@ -179,7 +181,7 @@ impl BackTx {
             let empty = request.size == 0;
             let answer = if empty { Answer::Empty } else { Answer::Data };
             self.set_answer(walk.at, answer(request.id));
-            walk.at = walk.at.wrapping_add(1);
+            walk.at = walk.at.plus(1);
             walk.slots += 1;
             if walk.slots > SLOTS_MAX {
                 walk.refused.get_or_insert(Refusal::Slots);
@@ -200,31 +202,31 @@ impl BackTx {
 
     /// Whether the walk's next slot has been published.
     #[inline]
-    fn is_there(&self, walk: &Walk) -> Result<bool, Malformed> {
-        if walk.at.wrapping_sub(self.ring.req_cons) == self.ring.page.size {
+    fn is_published(&self, walk: &Walk) -> Result<bool, Malformed> {
+        if walk.at.since(self.ring.req_cons) == self.ring.page.size {
             return Err(Malformed::Endless);
         }
         Ok(walk.at != self.ring.req_seen)
     }
 
     #[inline]
-    fn request(&self, idx: u32) -> TxRequest {
-        let at = self.ring.page.slot(idx);
+    fn request(&self, idx: Idx<u32>) -> TxRequest {
+        let at = self.ring.page.offset(idx);
         let area = &self.ring.page.area;
         TxRequest::decode([area.load_u32(at), area.load_u32(at + 4), area.load_u32(at + 8)])
     }
 
     #[inline]
-    fn set_answer(&mut self, idx: u32, answer: Answer) {
-        self.answers[index(idx & (self.ring.page.size - 1))] = answer;
+    fn set_answer(&mut self, idx: Idx<u32>, answer: Answer) {
+        self.answers[self.ring.page.slot(idx).get()] = answer;
     }
 
-    /// Gives back the last `packets` taken, as if they had never been: the next
-    /// [`take`](Self::take) meets the same slots.
+    /// Undoes `take` for the last `packets` taken: the next [`take`](Self::take) reads the same
+    /// slots.
     pub fn untake(&mut self, packets: usize) {
         assert!(packets <= self.packets.len(), "untake of packets never taken");
         for slots in self.packets.drain(self.packets.len() - packets..) {
-            self.ring.req_cons = self.ring.req_cons.wrapping_sub(slots);
+            self.ring.req_cons = self.ring.req_cons.minus(slots);
         }
         self.ring.partial = None;
     }
@@ -234,13 +236,13 @@ impl BackTx {
         self.packets.len()
     }
 
-    /// Answers the oldest packet taken with a [`status`]: each slot in its own place. Not visible
-    /// before [`publish`](Self::publish).
+    /// Answers the oldest packet taken with a [`status`], slot by slot. Not visible before
+    /// [`publish`](Self::publish).
     #[inline]
     pub fn put(&mut self, status: i16) {
         let slots = self.packets.pop_front().expect("put without a packet taken");
         for _ in 0..slots {
-            let answer = self.answers[index(self.ring.rsp_prod & (self.ring.page.size - 1))];
+            let answer = self.answers[self.ring.page.slot(self.ring.rsp_prod).get()];
             let response = match answer {
                 Answer::Data(id) => TxResponse { id, status },
                 Answer::Empty(id) => TxResponse { id, status: status::OKAY },
@@ -251,36 +253,36 @@ impl BackTx {
         }
     }
 
-    /// Makes every answer so far visible to the front half.
+    /// Makes every response so far visible to the front half.
     #[inline]
     pub fn publish(&mut self) {
         self.ring.publish();
     }
 
-    /// Whether the front half wants to be told of what was published since this was last asked.
+    /// Whether the front half wants an event for what was published since the last query.
     #[inline]
     #[must_use]
     pub fn notify_needed(&mut self) -> bool {
         self.ring.notify_needed()
     }
 
-    /// Asks to be notified of the next request, and looks a last time. Only [`Armed::Armed`]
+    /// Requests an event for the next request, then re-checks the ring. Only [`Armed::Armed`]
     /// allows sleep.
     pub fn arm(&mut self) -> Armed {
         self.ring.arm(1)
     }
 
-    /// Asks for no notifications: the ring is being polled.
+    /// Suppresses notifications: the ring is being polled.
     pub fn disarm(&mut self) {}
 
-    /// Whether there is something to take that was not there at the last look. One load.
+    /// Whether there are requests beyond those already examined. One load.
     #[inline]
     pub fn has_work(&self) -> bool {
         self.ring.has_work(1)
     }
 
-    /// Whether what is next is a packet whose tail is not published. It may come; a caller that
-    /// waits for it needs a limit, for nothing behind it can be taken either.
+    /// Whether the next packet is incomplete: its tail is not published. A caller that waits for
+    /// the tail needs a limit, since nothing after the packet can be taken before.
     pub fn is_partial(&self) -> bool {
         self.ring.partial.is_some()
     }

@@ -2,27 +2,28 @@
 
 use shm::Area;
 
+use crate::index::Idx;
 use crate::xen::page::Front;
 use crate::xen::wire::{Extra, TX_SLOT_LEN, TxRequest, TxResponse, tx_flag};
 use crate::xen::{Armed, Malformed, SLOTS_PORTABLE, index, lo32, status};
 
-/// An index this near behind another is behind it, not before: more than any ring holds.
+/// Distance below which an index counts as behind another: more than any ring holds.
 const SHOWN: u32 = 1 << 31;
 
-/// Front half of a tx ring: sends.
+/// Front half of a tx ring: sends packets.
 ///
-/// Each slot that is not answered holds an id or an extra info, and each response ends one of
-/// them. So there is an id free for every slot that is, whatever a back half answers.
+/// Each slot that is not answered holds an id or an extra info, and each response ends one of them.
+/// So every free slot has a free id, whatever the back half answers.
 pub struct FrontTx {
     ring: Front,
-    /// The indices that the ids not answered are at.
-    pending: Box<[Option<u32>]>,
-    /// Extra infos not answered.
+    /// Index of the request of each unanswered id.
+    pending: Box<[Option<Idx<u32>>]>,
+    /// Unanswered extra infos.
     extras: u32,
 }
 
 impl FrontTx {
-    /// Initialises a ring in `area`, a page of ours.
+    /// Initialises a ring in `area`, a page that we own.
     pub fn new(area: Area) -> Self {
         Self::starting_at(area, 0)
     }
@@ -45,8 +46,8 @@ impl FrontTx {
     }
 
     /// Adds one packet of at most [`SLOTS_PORTABLE`] buffers: `first` with the size of the whole
-    /// packet, extra infos, and the `rest` with their own sizes. Flags that tell what follows are
-    /// set here. False, and nothing done, when the ring lacks room. Not visible before
+    /// packet, extra infos, and the `rest` with their own sizes. Sets the flags that announce
+    /// further slots. Returns false, without effect, when the ring is full. Not visible before
     /// [`publish`](Self::publish). Ids are smaller than the ring's size and not in flight.
     pub fn add(&mut self, first: TxRequest, extras: &[Extra], rest: &[TxRequest]) -> bool {
         assert!(rest.len() < SLOTS_PORTABLE, "a packet of too many slots");
@@ -91,64 +92,64 @@ impl FrontTx {
         self.ring.publish();
     }
 
-    /// Whether the back half wants to be told of what was published since this was last asked.
+    /// Whether the back half wants an event for what was published since the last query.
     #[inline]
     #[must_use]
     pub fn notify_needed(&mut self) -> bool {
         self.ring.notify_needed()
     }
 
-    /// The next response to a buffer; those to extra infos are passed over.
+    /// Takes the next response to a buffer; responses to extra infos are skipped.
     ///
     /// # Errors
-    /// [`Malformed`], now and from now on: the ring is to be abandoned.
+    /// [`Malformed`], on this and every later call: the caller must stop using the ring.
     #[inline]
     pub fn take_response(&mut self) -> Result<Option<TxResponse>, Malformed> {
         loop {
-            if self.ring.rsp_cons == self.ring.rsp_seen && self.ring.look()? == 0 {
+            if self.ring.rsp_cons == self.ring.rsp_seen && self.ring.refresh()? == 0 {
                 return Ok(None);
             }
             if let Some(fault) = self.ring.fault {
                 return Err(fault);
             }
-            let at = self.ring.page.slot(self.ring.rsp_cons);
+            let at = self.ring.page.offset(self.ring.rsp_cons);
             let response = TxResponse::decode(self.ring.page.area.load_u32(at));
             if response.status == status::NULL {
-                // No buffer is told of so. One that was would be lost, and its id.
+                // NULL answers extra infos only. For a buffer it would leak the buffer and its id.
                 let Some(left) = self.extras.checked_sub(1) else {
                     return Err(self.ring.fail(Malformed::NullResponse));
                 };
                 self.extras = left;
             } else {
                 let published = self.ring.req_published;
-                // What is not published cannot have been answered.
-                let is_shown = |at: u32| published.wrapping_sub(at.wrapping_add(1)) < SHOWN;
+                // An unpublished request cannot have been answered.
+                let is_shown = |at: Idx<u32>| published.since(at.plus(1)) < SHOWN;
                 let pending = self.pending.get_mut(usize::from(response.id));
                 let Some(pending) = pending.filter(|p| p.is_some_and(is_shown)) else {
                     return Err(self.ring.fail(Malformed::ResponseId(response.id)));
                 };
                 *pending = None;
             }
-            self.ring.rsp_cons = self.ring.rsp_cons.wrapping_add(1);
+            self.ring.rsp_cons = self.ring.rsp_cons.plus(1);
             if response.status != status::NULL {
                 return Ok(Some(response));
             }
         }
     }
 
-    /// Asks for a notification of the next response, and looks a last time. Only
-    /// [`Armed::Armed`] allows sleep.
+    /// Requests an event for the next response, then re-checks the ring. Only [`Armed::Armed`]
+    /// allows sleep.
     pub fn arm(&mut self) -> Armed {
         self.ring.arm(1)
     }
 
-    /// As [`arm`](Self::arm), but of the `n`th response from now (those to extra infos count), or
-    /// of the last that can come.
+    /// As [`arm`](Self::arm), but for the `n`th response from now (those to extra infos count), or
+    /// the last outstanding one.
     pub fn arm_after(&mut self, n: u32) -> Armed {
         self.ring.arm(n)
     }
 
-    /// Asks for no notifications: the ring is being polled.
+    /// Suppresses notifications: the ring is being polled.
     pub fn disarm(&mut self) {}
 
     /// Whether there are responses. One load.

@@ -1,4 +1,4 @@
-//! The tx ring: what a guest sends.
+//! Tx ring: the packets that a guest sends.
 //!
 //! ```text
 //!   first request   [extra info]...   later request ...
@@ -20,35 +20,34 @@ use super::{Malformed, SLOTS_MAX, gso_type};
 pub struct TxSlot {
     /// Grant of the page.
     pub gref: u32,
-    /// Where in the page.
+    /// Offset in the page.
     pub offset: u16,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u16,
 }
 
-/// What the packet is that [`BackTx::take`] took. Each is answered with one
-/// [`put`](BackTx::put).
+/// Kind of packet that [`BackTx::take`] took. Each is answered with one [`put`](BackTx::put).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packet {
-    /// A frame: its bytes lie in the slots.
+    /// A frame: its bytes are in the slots.
     Frame,
-    /// No frame: a change of the guest's list of multicast addresses. OKAY, or ERROR where the
-    /// list is full.
+    /// Not a frame: a change of the guest's multicast list. Answered OKAY, or ERROR if the list is
+    /// full.
     Multicast(Multicast),
-    /// To be answered with ERROR.
+    /// Refused; to be answered with ERROR.
     Refused(Refusal),
 }
 
-/// A change of the list of multicast addresses that a guest wants.
+/// A change of the guest's list of multicast addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Multicast {
-    /// It wants this one.
+    /// Add this address.
     Add([u8; 6]),
-    /// It no longer does.
+    /// Remove this address.
     Del([u8; 6]),
 }
 
-/// Why a packet is refused, though the ring is in order.
+/// Reason to refuse a packet on an intact ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// More than [`SLOTS_MAX`] buffers.
@@ -62,7 +61,7 @@ pub enum Refusal {
     Short,
 }
 
-/// A packet, copied out and checked. Made once and used for every [`BackTx::take`].
+/// A packet, copied out and checked. Allocated once and reused by every [`BackTx::take`].
 #[derive(Clone, Debug, Default)]
 pub struct TxPacket {
     /// [`tx_flag`](super::tx_flag)s of its first request.
@@ -71,7 +70,7 @@ pub struct TxPacket {
     pub len: u16,
     /// Ring slots it occupies, those of extra infos and empty ones included.
     pub ring_slots: u32,
-    /// How to cut it, size and type checked.
+    /// Segmentation, with size and type checked.
     pub gso: Option<Gso>,
     /// The hash the guest calculated.
     pub hash: Option<Hash>,
@@ -81,18 +80,18 @@ pub struct TxPacket {
 }
 
 impl TxPacket {
-    /// An empty one.
+    /// Creates an empty packet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The buffers of its bytes, in order; none of them empty.
+    /// The buffers with its bytes, in order; none is empty.
     #[inline]
     pub fn slots(&self) -> &[TxSlot] {
         &self.slots[..self.count]
     }
 
-    /// As before the first use, but for slots that `count` does not count.
+    /// Resets to the empty packet; slots beyond `count` keep stale contents.
     #[inline]
     fn clear(&mut self) {
         (self.flags, self.len, self.ring_slots, self.count) = (0, 0, 0, 0);
@@ -105,8 +104,8 @@ impl TxPacket {
         self.count += 1;
     }
 
-    /// Of several extra infos of one type the last one counts; an addition to the multicast list
-    /// before a deletion, as in Linux.
+    /// Adds an extra info. Of several of one type the last one counts; an addition to the multicast
+    /// list before a deletion, as in Linux.
     fn extra(&mut self, extra: Extra) {
         match extra {
             Extra::Gso(gso) => self.gso = Some(gso),

@@ -4,11 +4,11 @@ use std::sync::{Mutex, atomic::Ordering};
 use shm::Seg;
 
 use super::*;
-use crate::direct::{Came, Direct, Lent};
+use crate::direct::{Direct, DirectFrame, Lent};
 use crate::fdb::Fdb;
 use crate::forward::{EgressQueue, Port};
 use crate::frame::Burst;
-use crate::port::{Egress, Fault};
+use crate::port::{Egress, Fault, Steer};
 use crate::vnet::{Offloads, VnetHdr};
 
 /// A receiver that counts.
@@ -22,6 +22,10 @@ struct Receiver {
 impl Egress for Receiver {
     fn offloads(&self) -> Offloads {
         Offloads::ALL
+    }
+
+    fn takes_granted(&self) -> bool {
+        false
     }
 
     fn put(&mut self, _: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
@@ -41,13 +45,21 @@ impl Egress for Receiver {
         if self.lends { Some(self) } else { None }
     }
 
+    fn steer(&self) -> Option<Arc<dyn Steer>> {
+        None
+    }
+
     fn flush(&mut self) {
         self.flushed += 1;
     }
 
+    fn notify(&mut self) {}
+
     fn arm(&mut self) -> bool {
         true
     }
+
+    fn disarm(&mut self) {}
 }
 
 impl Direct for Receiver {
@@ -57,7 +69,7 @@ impl Direct for Receiver {
 
     fn lend<'m>(&'m mut self, _: usize, _: u32, _: &mut Lent<'m>) {}
 
-    fn accept(&mut self, came: &[Came]) -> usize {
+    fn accept(&mut self, came: &[DirectFrame]) -> usize {
         came.len()
     }
 
@@ -68,7 +80,7 @@ impl Direct for Receiver {
     }
 }
 
-/// A sender that says it read so many.
+/// A sender that reports a fixed number of frames read.
 struct Sender {
     direct: bool,
     reads: Result<usize, Fault>,
@@ -100,6 +112,10 @@ impl Ingress for Sender {
         true
     }
 
+    fn due(&self) -> Option<u64> {
+        None
+    }
+
     fn disarm(&mut self) {}
 }
 
@@ -128,7 +144,7 @@ fn rig(mode: Mode) -> Rig {
 }
 
 impl Rig {
-    /// One round of the sender, queue `queue` of port 0; returns how often it was asked to read.
+    /// One round of the sender, queue `queue` of port 0; returns the number of direct reads.
     fn round(&mut self, queue: u16) -> usize {
         let tuning = Arc::new(crate::tuning::Tuning::new(crate::poll::Policy::Event));
         let from = Source::new(PortId(0), queue, Arc::default(), tuning);
@@ -143,7 +159,7 @@ impl Rig {
 }
 
 #[test]
-fn partner_s_queue_is_the_one_that_cross_chooses() {
+fn direct_read_uses_the_partners_queue_of_the_cross_connect() {
     let mut rig = rig(Mode::Cross);
     assert_eq!((rig.round(0), rig.round(1), rig.round(2)), (1, 1, 1));
     assert_eq!(rig.flushed(), [0, 0, 2, 1]);
@@ -153,7 +169,7 @@ fn partner_s_queue_is_the_one_that_cross_chooses() {
 }
 
 #[test]
-fn nothing_is_read_where_the_receiver_is_not_known_or_someone_looks() {
+fn nothing_is_read_without_a_known_receiver_or_during_a_capture() {
     assert_eq!(rig(Mode::Switch).round(0), 0);
     let mut rig = rig(Mode::Cross);
     rig.sender.direct = false;
@@ -167,7 +183,7 @@ fn nothing_is_read_where_the_receiver_is_not_known_or_someone_looks() {
     }
     rig.ports[1].set_active(0);
     assert_eq!(rig.round(0), 0);
-    assert_eq!(rig.receivers[2].lock().unwrap().asked, 0, "not even looked at");
+    assert_eq!(rig.receivers[2].lock().unwrap().asked, 0, "not called at all");
     rig.ports[1].set_active(2);
     rig.receivers[2].lock().unwrap().lends = false;
     assert_eq!(rig.round(0), 0);
@@ -177,7 +193,7 @@ fn nothing_is_read_where_the_receiver_is_not_known_or_someone_looks() {
 }
 
 #[test]
-fn what_was_read_is_published_and_wakes_those_who_wait() {
+fn frames_read_are_published_and_wake_waiting_workers() {
     let mut rig = rig(Mode::Cross);
     let egress = &Arc::clone(&rig.ports[1]).egress[0];
     egress.waiters.store(1 << 9, Ordering::Relaxed);
@@ -190,11 +206,11 @@ fn what_was_read_is_published_and_wakes_those_who_wait() {
 }
 
 #[test]
-fn fault_is_the_receiver_s() {
+fn fault_is_reported_for_the_receiver() {
     let mut rig = rig(Mode::Cross);
     rig.sender.reads = Err(Fault("gone".into()));
     assert_eq!(rig.round(0), 1);
     let faults: Vec<_> = rig.forwarder.faults.drain(..).map(|(port, _, why)| (port, why)).collect();
     assert_eq!(faults, [(PortId(1), Fault("gone".into()))]);
-    assert_eq!(rig.flushed(), [0, 0, 1, 0], "what came before it is published");
+    assert_eq!(rig.flushed(), [0, 0, 1, 0], "frames before it are published");
 }

@@ -1,4 +1,4 @@
-//! Issue 14, row 8: what one burst may make the switch do.
+//! Issue 14, row 8: bounds on the work of one burst.
 
 use super::*;
 use crate::account::burst::{FLOOD_BYTES_MAX, FRAME_FLOOD_BYTES_MAX, MADE_MAX};
@@ -7,7 +7,7 @@ use crate::frame::GSO_LEN_MAX;
 /// A frame and its header.
 type Sent = (Vec<u8>, VnetHdr);
 
-/// One burst of `frames`; how many of them were dealt with.
+/// Sends one burst of `frames`; returns the number handled.
 fn offer(rig: &mut Rig, port: usize, frames: &[Sent]) -> usize {
     let mut burst = Burst::default();
     for (i, (bytes, hdr)) in frames.iter().take(BURST_MAX).enumerate() {
@@ -18,7 +18,7 @@ fn offer(rig: &mut Rig, port: usize, frames: &[Sent]) -> usize {
     burst.frames.len() - burst.left()
 }
 
-/// Sends `frames` in as many bursts as it takes; what each dealt with.
+/// Sends `frames` in as many bursts as needed; returns the number handled by each.
 fn send_all(
     rig: &mut Rig,
     frames: &[Sent],
@@ -27,7 +27,7 @@ fn send_all(
     let (mut at, mut bursts) = (0, Vec::new());
     while at < frames.len() {
         let n = offer(rig, 0, &frames[at..]);
-        assert!(n > 0, "a burst deals with one frame at least");
+        assert!(n > 0, "a burst handles at least one frame");
         after(rig, &frames[at..at + n]);
         at += n;
         bursts.push(n);
@@ -35,7 +35,7 @@ fn send_all(
     bursts
 }
 
-/// A switch of `ports`, of which all but the first `tso` take no offloads.
+/// A switch of `ports`, of which only the first `tso` accept offloads.
 fn rig(mode: Mode, ports: u16, tso: u16) -> Rig {
     let rig = Rig::new(mode, ports, 1);
     for port in tso..ports {
@@ -75,11 +75,11 @@ fn flood_that_exceeds_the_bound_alone_loses_copies_at_its_sender() {
     let each = 60_000_usize.div_ceil(64);
     assert_eq!(offer(&mut rig, 0, &[(bytes, hdr), plain(mac(9), 60, 1)]), 1);
     let made: Vec<_> = (1..21).map(|port| rig.got(port).len()).collect();
-    assert_eq!(made[..10], [1; 10], "who takes it as it is gets it");
+    assert_eq!(made[..10], [1; 10], "ports with the offload get it");
     assert_eq!(made[10..].iter().sum::<usize>(), each, "one of the others");
     assert!(each <= MADE_MAX && 2 * each > MADE_MAX);
     assert_eq!((rig.stats(0).drops_made_limit.get(), drops_of(&rig)), (9, 9));
-    // For one port it is made, whatever it costs: that is bounded by the frame's length.
+    // For one port all are made: their number is bounded by the frame's length.
     rig.fdb.add_static(mac(20), 0, PortId(20), 0).unwrap();
     assert_eq!(offer(&mut rig, 0, &[tso(mac(20), mac(0), 60_000, 64)]), 1);
     assert_eq!(rig.got(20).len(), each);
@@ -100,7 +100,7 @@ fn segments_for_one_port_end_a_burst_before_the_bound() {
 }
 
 #[test]
-fn broadcasts_to_4096_ports_come_one_a_burst_and_reach_all() {
+fn broadcasts_to_4096_ports_are_one_per_burst_and_reach_all() {
     let mut rig = rig(Mode::Switch, 4096, 4096);
     let frames: Vec<_> = (0..64).map(|n| plain(BROADCAST, 60, n)).collect();
     let bursts = send_all(&mut rig, &frames, |rig, frames| {
@@ -142,14 +142,14 @@ fn frames_left_for_the_next_burst_are_captured_once() {
 }
 
 #[test]
-fn flood_from_a_port_alone_costs_nothing() {
+fn flood_from_the_only_port_costs_nothing() {
     let mut rig = rig(Mode::Switch, 1, 0);
     let frames = vec![tso(BROADCAST, mac(0), 60_000, 64); 64];
     assert_eq!(offer(&mut rig, 0, &frames), 64);
     assert_eq!(drops_of(&rig), 0);
 }
 
-/// What a guest may send next: to whom, payload, segment size (0: none asked for).
+/// A frame to send: destination, payload, segment size (0: no GSO).
 fn sent() -> impl Strategy<Value = (u8, usize, u16)> {
     let to = prop_oneof![4 => 1_u8..30, 2 => Just(99), 1 => Just(100)];
     let payload = prop_oneof![4 => 40_usize..1500, 2 => 1500_usize..9000, 1 => 9000_usize..60_000];
@@ -158,8 +158,8 @@ fn sent() -> impl Strategy<Value = (u8, usize, u16)> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
-    /// Whatever is sent, to any number of ports: a burst of several frames makes no more than its
-    /// bound, one of a single frame no more than its own, and every copy is delivered or counted.
+    /// For any frames to any number of ports: a burst of several frames makes at most its bound,
+    /// one of a single frame at most its own bound, and every copy is delivered or counted.
     #[test]
     fn burst_makes_a_bounded_number_of_frames(
         ports in 2_u16..60,
@@ -204,8 +204,8 @@ proptest! {
             let got: usize = (1..usize::from(ports)).map(|port| rig.got(port).len()).sum();
             let dropped = rig.stats(0).drops_made_limit.get() - lost;
             lost += dropped;
-            // Plain frames for one port are copied, not made. A frame may be flooded to all ports
-            // that take it as it is, beside what is made of it for others.
+            // Plain frames for one port are copied, not made. A flooded frame also goes unchanged
+            // to all ports that accept it, besides the frames made for others.
             assert!(got <= unicast + MADE_MAX + usize::from(ports), "{got} frames in a burst");
             assert!(dropped == 0 && got == want || dropped > 0 && got < want);
             assert!(dropped as usize <= whole);

@@ -1,4 +1,4 @@
-//! Full destinations, and those who send to them.
+//! Full destinations, and their senders.
 
 use super::*;
 use crate::hold::{PAUSE_NS, WAIT_NS_MAX};
@@ -15,7 +15,7 @@ fn switch() -> Rig {
 }
 
 #[test]
-fn frames_for_a_full_destination_wait_in_order_and_their_sender_is_paused() {
+fn frames_for_a_full_destination_are_held_in_order_and_their_sender_paused() {
     for mode in [Mode::Switch, Mode::Cross] {
         let mut rig = Rig::new(mode, 2, 1);
         rig.fdb.add_static(mac(1), 0, PortId(1), 0).unwrap();
@@ -26,11 +26,11 @@ fn frames_for_a_full_destination_wait_in_order_and_their_sender_is_paused() {
         assert_eq!(rig.egress(1).waiters.load(Ordering::Relaxed), 1 << 3, "ours is worker 3");
         assert!(rig.forwarder.is_blocked() && rig.forwarder.arm_blocked(), "still full: sleep");
         rig.port(1).room = 5;
-        assert_eq!(rig.may_take(0), 2, "what waits first, and then as many as there is room for");
+        assert_eq!(rig.may_take(0), 2, "the held frames first, then as many as fit");
         rig.send(0, &to(1, 5..7));
         assert_eq!((rig.held(1), rig.may_take(0)), (0, 0));
         rig.port(1).room = ENDLESS;
-        assert!(!rig.forwarder.arm_blocked(), "it has room by now");
+        assert!(!rig.forwarder.arm_blocked(), "it has room now");
         assert_eq!(rig.may_take(0), BURST_MAX);
         rig.forwarder.retry(true, rig.now_ns);
         assert!(!rig.forwarder.is_blocked());
@@ -41,12 +41,12 @@ fn frames_for_a_full_destination_wait_in_order_and_their_sender_is_paused() {
 }
 
 #[test]
-fn destination_is_armed_once_until_it_is_tried_again() {
+fn destination_is_armed_once_until_its_retry() {
     let mut rig = switch();
     rig.port(1).room = 0;
     rig.send(0, &to(1, 0..1));
     assert!(rig.forwarder.arm_blocked());
-    // Were it asked again, it would say that there is room.
+    // If armed again, it would report room.
     rig.port(1).room = 1;
     assert!(rig.forwarder.arm_blocked());
     rig.port(1).room = 0;
@@ -87,18 +87,18 @@ fn sender_waits_while_all_its_destinations_are_full_and_takes_what_one_has_room_
     rig.send(0, &[to(1, 0..16), to(2, 16..32)].concat());
     assert_eq!((rig.held(1), rig.held(2), rig.may_take(0)), (8, 8, 0));
     rig.port(2).room = 20;
-    assert_eq!(rig.may_take(0), 12, "as many as that one, once it has taken what waits");
+    assert_eq!(rig.may_take(0), 12, "the room of that one, less the held frames");
     rig.port(2).room = 0;
     assert_eq!(rig.may_take(0), 0);
-    // One of them drips: it does not count any more, and the other does.
+    // One of them is too slow: it is ignored now, and the other is not.
     rig.port(2).room = ENDLESS;
     assert_eq!(rig.may_take(0), BURST_MAX);
     rig.now_ns += 2 * SECOND;
-    assert_eq!(rig.may_take(0), BURST_MAX, "it has sent to none of them lately");
+    assert_eq!(rig.may_take(0), BURST_MAX, "it has sent to none of them recently");
 }
 
 #[test]
-fn sender_of_more_destinations_than_are_remembered_never_waits() {
+fn sender_of_more_destinations_than_are_tracked_never_waits() {
     let mut rig = Rig::new(Mode::Switch, 12, 1);
     (0..12).for_each(|n| rig.fdb.add_static(mac(n), 0, PortId(n.into()), 0).unwrap());
     for port in 1..11 {
@@ -109,7 +109,7 @@ fn sender_of_more_destinations_than_are_remembered_never_waits() {
 }
 
 #[test]
-fn sender_of_one_destination_waits_for_it_at_most_until_that_is_found_to_drip() {
+fn sender_of_one_destination_waits_at_most_until_that_is_found_too_slow() {
     let mut rig = switch();
     rig.port(1).room = 0;
     rig.send(0, &to(1, 0..10));
@@ -122,7 +122,7 @@ fn sender_of_one_destination_waits_for_it_at_most_until_that_is_found_to_drip() 
         }
     }
     assert!((rig.now_ns - start).abs_diff(PAUSE_NS) <= 2 * MS);
-    // Now it goes on, whatever becomes of its frames.
+    // Now it continues, even if its frames are dropped.
     for _ in 0..900 {
         rig.send(0, &to(1, 0..64));
         assert_eq!(rig.may_take(0), BURST_MAX);
@@ -131,7 +131,7 @@ fn sender_of_one_destination_waits_for_it_at_most_until_that_is_found_to_drip() 
 }
 
 #[test]
-fn frame_that_waits_too_long_is_given_up_however_its_destination_drips() {
+fn frame_held_too_long_is_dropped_even_if_its_destination_accepts_some() {
     let mut rig = switch();
     rig.port(1).room = 0;
     rig.send(0, &to(1, 0..64));
@@ -146,7 +146,7 @@ fn frame_that_waits_too_long_is_given_up_however_its_destination_drips() {
 }
 
 #[test]
-fn no_frames_are_held_where_none_may_be() {
+fn no_frames_are_held_with_a_limit_of_zero() {
     let mut rig = switch();
     rig.egress(1).set_hold_max(0);
     rig.port(1).room = 1;
@@ -164,7 +164,7 @@ fn full_destination_does_not_keep_frames_from_another() {
 }
 
 #[test]
-fn flooded_frames_wait_too_but_pause_nobody() {
+fn flooded_frames_are_held_too_but_pause_no_sender() {
     let mut rig = Rig::new(Mode::Switch, 3, 1);
     rig.port(1).room = 1;
     rig.send(0, &(0..3).map(|n| frame(BROADCAST, mac(0), n)).collect::<Vec<_>>());
@@ -178,7 +178,7 @@ fn flooded_frames_wait_too_but_pause_nobody() {
 }
 
 #[test]
-fn what_waits_for_a_port_that_goes_down_is_given_up() {
+fn frames_held_for_a_port_that_goes_down_are_dropped() {
     let mut rig = switch();
     rig.port(1).room = 0;
     rig.send(0, &to(1, 0..5));
@@ -191,7 +191,7 @@ fn what_waits_for_a_port_that_goes_down_is_given_up() {
 }
 
 #[test]
-fn fault_of_a_destination_gives_up_what_waits_for_it() {
+fn fault_of_a_destination_drops_its_held_frames() {
     let mut rig = switch();
     rig.port(1).room = 1;
     rig.send(0, &to(1, 0..5));
@@ -203,7 +203,7 @@ fn fault_of_a_destination_gives_up_what_waits_for_it() {
     assert_eq!(rig.egress(1).stats.drops_held_down.get(), 4);
 }
 
-/// What is held is what was decided on, whatever the sender writes there later.
+/// A held frame is the one parsed, whatever the sender writes there later.
 #[test]
 fn held_frame_is_a_private_copy() {
     let mut rig = switch();
@@ -225,7 +225,7 @@ fn held_frame_is_a_private_copy() {
 
 /// Issue 14, row 15.
 #[test]
-fn counters_of_a_full_queue_add_up_whoever_floods_it() {
+fn counters_of_a_full_queue_add_up_with_concurrent_floods() {
     const FRAMES: u64 = 20_000;
     let (fake, stats) = fake();
     fake.lock().unwrap().room = 0;
@@ -257,7 +257,7 @@ fn counters_of_a_full_queue_add_up_whoever_floods_it() {
     let ends: Vec<_> = senders.into_iter().map(|thread| thread.join().unwrap()).collect();
     let held = |pick: fn(&(u64, u64)) -> u64| ends.iter().map(pick).sum::<u64>();
     assert_eq!(stats.holds.get(), held(|end| end.0));
-    // Not known where mac(2) is: all are floods.
+    // mac(2) is unknown: all are floods.
     assert_eq!((stats.lost_no_room.get(), held(|end| end.1)), (0, 0));
     assert_eq!(stats.holds.get() + stats.drops_no_room.get(), 2 * FRAMES);
 }

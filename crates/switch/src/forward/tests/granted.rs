@@ -1,4 +1,4 @@
-//! Frames in granted memory, for receivers that can do nothing with a grant.
+//! Frames in granted memory, for receivers that do not accept grants.
 
 use shm::{Domain, Failed, Grants, Piece, Side};
 
@@ -30,7 +30,7 @@ impl Grants for Pages {
     }
 }
 
-/// Shows frames that lie in pages of these references, cut in two; returns how many calls it made.
+/// Forwards frames in pages of these references, in two segments; returns the number of host calls.
 fn send(rig: &mut Rig, frames: &[(u32, &[u8], VnetHdr)]) -> usize {
     let mut host = Pages::default();
     for (gref, bytes, _) in frames {
@@ -55,11 +55,11 @@ fn send(rig: &mut Rig, frames: &[(u32, &[u8], VnetHdr)]) -> usize {
 }
 
 #[test]
-fn frames_are_fetched_once_for_all_receivers_and_bad_ones_are_dropped_and_counted_once() {
+fn frames_are_fetched_once_for_all_receivers_and_invalid_ones_counted_once() {
     let mut rig = Rig::new(Mode::Switch, 4, 1);
     let (a, b) = (frame(mac(9), mac(1), 1), frame([0xff; 6], mac(1), 2));
     let none = VnetHdr::NONE;
-    // Flooded, each to three ports: heads with one call, bodies with another, and no more.
+    // Flooded, each to three ports: one call for the heads, one for the bodies.
     let calls = send(&mut rig, &[(8, &a, none), (100, &a, none), (9, &b, none), (101, &b, none)]);
     assert_eq!(calls, 2);
     for port in 1..4 {
@@ -69,7 +69,7 @@ fn frames_are_fetched_once_for_all_receivers_and_bad_ones_are_dropped_and_counte
 }
 
 #[test]
-fn cross_connect_fetches_with_one_call_and_drops_what_it_cannot_read() {
+fn cross_connect_fetches_with_one_call_and_drops_unreadable_frames() {
     let mut rig = Rig::new(Mode::Cross, 2, 1);
     let a = frame(mac(9), mac(1), 1);
     let b = frame(mac(9), mac(1), 2);

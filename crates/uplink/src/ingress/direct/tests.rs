@@ -1,4 +1,4 @@
-//! A datagram socket stands for the TAP: it too gives one frame for each read, in order.
+//! Tests with a datagram socket in place of the TAP: it also returns one frame per read, in order.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
@@ -12,15 +12,15 @@ use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, Offloads, VnetHdr};
 use super::*;
 use crate::{Batching, TapFd};
 
-/// A receiver with chains of `chain` bytes, all in one piece of memory.
+/// A receiver with chains of `chain` bytes, all adjacent.
 struct Receiver {
     memory: Vec<u8>,
     chain: usize,
-    /// Chains used, and chains there are.
+    /// Number of used chains, and of all chains.
     next: usize,
     chains: usize,
     takes: Offloads,
-    /// Most frames accepted at once.
+    /// Maximum number of frames accepted at once.
     accepts: usize,
     got: Vec<(VnetHdr, Vec<u8>)>,
     lent: Vec<usize>,
@@ -46,9 +46,9 @@ impl Direct for Receiver {
         }
     }
 
-    fn accept(&mut self, came: &[Came]) -> usize {
+    fn accept(&mut self, came: &[DirectFrame]) -> usize {
         let n = came.len().min(self.accepts);
-        for Came { len, hdr } in &came[..n] {
+        for DirectFrame { len, hdr } in &came[..n] {
             let at = self.next * self.chain;
             self.got.push((*hdr, self.memory[at..at + *len as usize].to_vec()));
             self.next += (*len as usize).div_ceil(self.chain);
@@ -104,7 +104,7 @@ impl Rig {
         self.sender.send(&[&hdr.bytes()[..], &[0, 0], bytes].concat()).unwrap();
     }
 
-    /// A round as a worker makes it; returns the frames that went the long way.
+    /// A round as in a worker; returns the frames that were copied.
     fn round(&mut self) -> Vec<Vec<u8>> {
         if self.ingress.goes_direct() {
             self.ingress.burst_into(64, &mut self.to).unwrap();
@@ -122,15 +122,15 @@ impl Rig {
         shown
     }
 
-    /// One long frame, after which more are expected.
+    /// Sends one long frame, after which more are expected.
     fn start(&mut self) {
         self.send(TSO, &frame(20_000, 0));
-        assert_eq!(self.round().len(), 1, "not expected");
+        assert_eq!(self.round().len(), 1, "not read directly");
     }
 }
 
 #[test]
-fn long_frames_go_straight_to_the_receiver() {
+fn long_frames_are_read_directly_into_the_receiver() {
     let mut rig = rig(2048, 200);
     rig.start();
     for n in 1..9 {
@@ -158,7 +158,7 @@ fn several_frames_in_one_batch_where_a_chain_holds_one() {
 }
 
 #[test]
-fn frame_longer_than_its_room_is_made_whole_and_goes_the_long_way() {
+fn frame_longer_than_its_room_is_reassembled_and_copied() {
     let mut rig = rig(1000, 30);
     rig.start();
     // 30 chains hold it; the next finds 9, then none.
@@ -172,7 +172,7 @@ fn frame_longer_than_its_room_is_made_whole_and_goes_the_long_way() {
 }
 
 #[test]
-fn frames_behind_a_refused_or_bad_one_keep_their_order() {
+fn frames_after_a_refused_or_invalid_one_keep_their_order() {
     let mut rig = rig(70_000, 40);
     rig.start();
     (0..8).for_each(|n| rig.send(TSO, &frame(3000, n)));
@@ -194,7 +194,7 @@ fn frames_behind_a_refused_or_bad_one_keep_their_order() {
 }
 
 #[test]
-fn receiver_that_takes_too_little_is_not_read_into() {
+fn receiver_without_the_offloads_is_not_read_into() {
     let mut rig = rig(2048, 200);
     rig.start();
     rig.to.takes = Offloads { tso6: false, ..Offloads::ALL };
@@ -207,7 +207,7 @@ fn receiver_that_takes_too_little_is_not_read_into() {
 }
 
 #[test]
-fn small_frames_bring_back_the_private_way() {
+fn small_frames_are_read_privately_again() {
     let mut rig = rig(2048, 4000);
     rig.start();
     let mut direct = 0;
@@ -220,7 +220,7 @@ fn small_frames_bring_back_the_private_way() {
 }
 
 #[test]
-fn frame_that_found_no_buffer_is_shown_by_the_next_burst_before_any_other() {
+fn frame_without_a_buffer_is_first_in_the_next_burst() {
     let mut rig = rig(2048, 200);
     rig.start();
     rig.to.chains = 0;

@@ -1,4 +1,4 @@
-//! Files of a FUSE server that never answers, as descriptors.
+//! Descriptors on a FUSE file system whose server does not reply.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -19,16 +19,16 @@ const OPEN: u32 = 14;
 const FLUSH: u32 = 25;
 const INIT: u32 = 26;
 
-/// A server that answers what it takes to open its only file, and nothing else until `answers` is
+/// A server that replies as needed to open its only file, and to nothing else until `replies` is
 /// dropped.
-struct Unanswering {
+struct Unresponsive {
     /// Dropped before the file, whose close waits for it.
-    answers: Sender<()>,
+    replies: Sender<()>,
     asked: Arc<Mutex<Vec<u32>>>,
     file: File,
 }
 
-impl Unanswering {
+impl Unresponsive {
     /// `None`: this process may not mount, or the kernel has no FUSE.
     fn new() -> Option<Self> {
         let server = File::options().read(true).write(true).open("/dev/fuse").ok()?;
@@ -39,12 +39,12 @@ impl Unanswering {
         let mounted = mount("test", &at, "fuse", flags, Some(&*CString::new(rights).unwrap()));
         let file = mounted.is_ok().then(|| {
             let asked = Arc::new(Mutex::new(Vec::new()));
-            let (answers, silence) = channel();
+            let (replies, silence) = channel();
             let theirs = Arc::clone(&asked);
             std::thread::spawn(move || serve(server, &theirs, &silence));
             let file = File::options().read(true).write(true).open(&at).unwrap();
             unmount(&at, UnmountFlags::DETACH).unwrap();
-            Self { answers, asked, file }
+            Self { replies, asked, file }
         });
         let _ = std::fs::remove_file(&at);
         file
@@ -75,22 +75,22 @@ fn serve(mut server: File, asked: &Mutex<Vec<u32>>, silence: &Receiver<()>) {
             let _ = silence.recv();
         }
         let header = [(16 + body.len() as u32).to_ne_bytes(), [0; 4]].concat();
-        // Some want no answer.
+        // Some requests have no reply.
         let _ = server.write_all(&[&header, unique, &body].concat());
     }
 }
 
-/// Issue 14, row 2. Nothing of the file is asked for but what its close causes, which waits for its
-/// server where it delays no one, and stays charged.
+/// Issue 14, row 2. The only request for the file is caused by its close, which blocks on its own
+/// lane, and stays charged.
 #[test]
-fn files_of_a_server_that_never_answers_delay_no_one() {
-    let Some(server) = Unanswering::new() else {
-        eprintln!("not run: no FUSE mount here (/dev/fuse, or the right to mount)");
+fn files_of_a_server_that_never_replies_delay_no_other_port() {
+    let Some(server) = Unresponsive::new() else {
+        eprintln!("skipped: no FUSE mount here (/dev/fuse, or the right to mount)");
         return;
     };
     let mut rig = Rig::ready(feature::VERSION_1);
     let account = Arc::clone(rig.backend.account());
-    // The memory's own is closed once it is mapped.
+    // The memory's descriptor is closed once it is mapped.
     wait(|| account.descriptors.used() == 0);
     let one = MemRegion::table_to_bytes(&[region(GUEST, USER, SIZE)]);
     let began = Instant::now();
@@ -106,24 +106,24 @@ fn files_of_a_server_that_never_answers_delay_no_one() {
         let fd = server.file.try_clone().unwrap().into();
         let error = rig.send(request, payload, vec![fd]).unwrap_err();
         assert!(matches!(error, E::FdKind { kind: FdKind::Other, .. }), "{error}");
-        // Each is charged until its server answers, that is, never.
+        // Each is charged until its server replies, that is, never.
         assert_eq!(account.descriptors.used(), n as u64 + 1);
     }
     assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
-    // Another port's descriptors are closed as ever.
+    // Another port's descriptors are closed as usual.
     let other = Arc::new(Account::default());
     drop(Outside::new(event(), &other).unwrap());
     wait(|| other.descriptors.used() == 0);
     wait(|| server.asked().contains(&FLUSH));
     assert_eq!(server.asked(), [INIT, OPEN, FLUSH]);
-    drop(server.answers);
+    drop(server.replies);
     wait(|| account.descriptors.used() == 0);
 }
 
 fn wait(done: impl Fn() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !done() {
-        assert!(Instant::now() < end, "waited in vain");
+        assert!(Instant::now() < end, "timed out");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -1,13 +1,13 @@
-//! The guest's receive buffers, lent to be read into (see `switch::direct`).
+//! Direct reads into the guest's receive buffers (see `switch::direct`).
 //!
-//! Small frames get a chain each. If one chain does not hold what is expected, one frame at a
-//! time gets as many as it takes: chains are used in the order taken, so what a frame leaves over
-//! must go to the next. Descriptors were copied and checked when the chains were taken; nothing
-//! here reads them again. A buffer that does not lie in one region is not lent, nor what follows.
+//! Small frames get a chain each. If one chain does not hold the expected length, one frame at a
+//! time gets as many as it needs: chains are used in the order taken, so chains that a frame leaves
+//! over go to the next. Descriptors were copied and checked when the chains were taken; they are
+//! not read again here. A buffer that is not in one region is not lent, nor those after it.
 
 use ring::virtq::{Chain, Taken};
 use shm::{GuestMemory, SegMut};
-use switch::direct::{Came, Direct, Lent};
+use switch::direct::{Direct, DirectFrame, Lent};
 use switch::frame::{GSO_LEN_MAX, SEGS_MAX};
 use switch::port::Fault;
 use switch::vnet::{Offloads, VnetHdr};
@@ -15,11 +15,11 @@ use switch::vnet::{Offloads, VnetHdr};
 use super::super::{Active, LOST};
 use super::{HDR_MAX, VirtioEgress, header};
 
-/// Distance of the bytes that are touched to see whether memory is still there.
+/// Distance of the bytes accessed to check whether memory is lost.
 const PAGE: u32 = 4096;
 
 impl VirtioEgress {
-    /// How many frames of `len` bytes there is room for, and how many chains each gets.
+    /// Number of frames of `len` bytes there is room for, and of chains for each.
     fn room_for(&mut self, frames: usize, len: u32) -> Result<(usize, usize), Fault> {
         let Some(format) = self.ring.active.as_ref().map(|a| a.format) else { return Ok((0, 0)) };
         let total = u64::from(len) + u64::from(format.hdr_len);
@@ -29,7 +29,7 @@ impl VirtioEgress {
         if single > 0 {
             return Ok((single, 1));
         }
-        // Without MRG_RXBUF a frame lies in one chain, or nowhere.
+        // Without MRG_RXBUF a frame must fit one chain.
         let mut per = if format.mergeable { self.at_hand(total) } else { Some(1) };
         if per.is_none() && self.take()? > 0 {
             per = self.at_hand(total);
@@ -39,7 +39,7 @@ impl VirtioEgress {
         Ok((per.min(1), per))
     }
 
-    /// How many of the chains at hand hold `total` bytes.
+    /// Number of the available chains that hold `total` bytes.
     fn at_hand(&self, total: u64) -> Option<usize> {
         let mut left = total;
         let chains = self.taken.chains[self.next..].iter();
@@ -50,7 +50,7 @@ impl VirtioEgress {
         chains.map(fills).position(|full| full).map(|last| last + 1)
     }
 
-    /// The room behind the header in the chains from `i` on, up to `len` bytes, in segments.
+    /// Calls `each` with the room after the header in the chains from `i` on, up to `len` bytes.
     fn each_seg(&mut self, i: usize, len: u32, each: impl FnMut(SegMut<'_>)) {
         let Some(Active { memory, hint, format, .. }) = &mut self.ring.active else { return };
         let chains = &self.taken.chains[self.next + i..];
@@ -58,12 +58,13 @@ impl VirtioEgress {
     }
 }
 
-/// Bytes that a chain takes.
+/// Writable bytes of a chain.
 fn room(taken: &Taken, chain: &Chain) -> u64 {
     taken.writes(chain).iter().map(|b| u64::from(b.len)).sum()
 }
 
-/// Bytes `range` of what `chains` take, in segments, as far as every buffer lies in one region.
+/// Calls `each` with the segments of bytes `range` of `chains`, up to the first buffer that is not
+/// in one region.
 fn each_seg<'m>(
     memory: &'m GuestMemory,
     hint: &mut usize,
@@ -76,7 +77,7 @@ fn each_seg<'m>(
     for buf in chains.iter().flat_map(|c| taken.writes(c)) {
         let skipped = skip.min(buf.len);
         let n = left.min(buf.len - skipped);
-        // Skipped bytes must be there, too: the header goes there.
+        // Skipped bytes must be mapped, too: the header is written there.
         let Some(mut seg) = memory.seg_mut(buf.addr, skipped + n, hint) else { return };
         seg.advance(skipped);
         skip -= skipped;
@@ -117,13 +118,13 @@ impl Direct for VirtioEgress {
         }
     }
 
-    fn accept(&mut self, came: &[Came]) -> usize {
+    fn accept(&mut self, came: &[DirectFrame]) -> usize {
         let Self { ring, taken, next, stats, .. } = self;
         let active = &mut ring.active;
         let Some(Active { queue, memory, format, hint, .. }) = active else { return 0 };
         let mut bytes = 0;
         let mut done = 0;
-        for Came { len, hdr } in came {
+        for DirectFrame { len, hdr } in came {
             let too_long = hdr.gso_size == 0 && *len > format.frame_len_max;
             if too_long || !format.takes.take(hdr) {
                 break;
@@ -157,7 +158,7 @@ impl Direct for VirtioEgress {
 
     fn failed(&mut self, i: usize, len: u32) -> Result<(), Fault> {
         self.stats.drops_bad_addr.add(1);
-        // The kernel found the memory gone and told no one; our own access finds it for all.
+        // The kernel failed on lost memory without SIGBUS; our own access marks the mapping lost.
         self.each_seg(i, len, |mut seg| {
             while !seg.is_empty() {
                 seg.write(&[0]);
@@ -171,7 +172,7 @@ impl Direct for VirtioEgress {
     }
 }
 
-/// Puts the header where the room of a frame in `chains` begins.
+/// Writes the header at the start of a frame's room in `chains`.
 fn write_header(
     memory: &GuestMemory,
     hint: &mut usize,

@@ -1,4 +1,4 @@
-//! Issue 14, rows 4 and 5: what a guest's chains may cost, on its own time and on others'.
+//! Issue 14, rows 4 and 5: bounds on the cost of a guest's chains, for itself and for others.
 
 use std::collections::VecDeque;
 
@@ -7,11 +7,11 @@ use switch::account::burst::{DESCS_MAX, SEGS_MAX as GROUP_SEGS_MAX, TAKEN_SEGS_M
 
 use super::*;
 
-/// Where many small regions lie side by side, and how many.
+/// Address and number of many small adjacent regions.
 const MANY: u64 = BASE + 8 * HALF;
 const REGIONS: u64 = 500;
 const RING: u16 = 1024;
-/// Where a table of one-byte buffers is, and a page of them.
+/// Addresses of a table of one-byte buffers, and of their page.
 const TABLE: u64 = BASE + 0x10_0000;
 const BYTES: u64 = BASE + 0x20_0000;
 const INDIRECT: u16 = 4;
@@ -46,7 +46,7 @@ fn sender(memory: &Arc<GuestMemory>, features: Features) -> (Tx, DriverQueue) {
     (tx, DriverQueue::new(memory, &layout(), features, base(features), None).unwrap())
 }
 
-/// A receive queue over `memory`, the ring of which is the caller's to fill.
+/// A receive queue over `memory`; the caller fills its ring.
 fn receiver(
     memory: &Arc<GuestMemory>,
     features: Features,
@@ -64,7 +64,7 @@ fn buf(addr: u64, len: u64, write: bool) -> Buf {
     Buf { addr, len: u32::try_from(len).unwrap(), write }
 }
 
-/// Frames of `len` bytes, delivered as one group; how many were dealt with.
+/// Delivers frames of `len` bytes as one group; returns the number handled.
 fn put(egress: &mut VirtioEgress, frames: usize, len: usize) -> usize {
     let bytes = frame(len, 1);
     let mut burst = Burst::default();
@@ -94,7 +94,7 @@ fn chain_whose_buffers_span_all_regions_costs_no_more_than_the_limit() {
         let seen = tx.all();
         assert_eq!((seen.len(), seen[0].bytes.len()), (1, 4096 + 48));
         assert_eq!(tx.stats.drops_too_many_segs.get(), 1);
-        // What 100 times 500 segments would need was never there.
+        // Memory for 100 times 500 segments was never allocated.
         assert!(tx.scratch.segs.capacity() <= 2 * TAKEN_SEGS_MAX);
         let mut used = Vec::new();
         assert_eq!(driver.take_used(9, &mut used), Ok(2));
@@ -107,7 +107,7 @@ fn receiver_with_long_chains_costs_a_bounded_number_of_descriptors_a_group() {
     for packed in [false, true] {
         let memory = regions(8);
         let features = Features { packed, indirect: true, ..Features::default() };
-        // Every chain is the same table: as many buffers of a byte as a frame never needs.
+        // Every chain is the same table, with more one-byte buffers than a frame needs.
         let all = Area::new(&memory, BASE, HALF as usize).unwrap();
         let desc = |at: u64, addr: u64, len: u32, id: u16, flags: u16, next: u16| {
             let at = (at - BASE) as usize;
@@ -135,7 +135,7 @@ fn receiver_with_long_chains_costs_a_bounded_number_of_descriptors_a_group() {
             let n = put(&mut egress, 64 - done, 100);
             assert!(n > 0 && n * usize::from(len) <= 3 * DESCS_MAX, "{n} chains in one group");
             done += n;
-            assert_eq!(egress.arm(), done == 64, "no one sleeps while there are more");
+            assert_eq!(egress.arm(), done == 64, "no sleep while there are more");
             groups += 1;
         }
         assert!(groups > 20);
@@ -160,7 +160,7 @@ fn frame_that_never_fits_is_known_without_reading_the_ring_again() {
             stats.drops_too_long.get()
         };
         assert_eq!(dropped(1, &mut egress), 1);
-        // A ring that is read again from here on is out of order.
+        // A further read of the ring would find it malformed.
         let all = Area::new(&memory, BASE, 16 * usize::from(RING)).unwrap();
         for at in (0..16 * usize::from(RING)).step_by(16) {
             all.store_u32(at + 8, 5000);
@@ -174,7 +174,7 @@ fn frame_that_never_fits_is_known_without_reading_the_ring_again() {
 }
 
 #[test]
-fn frame_that_does_not_fit_yet_waits_until_the_guest_adds_buffers() {
+fn frame_without_room_is_held_until_the_guest_adds_buffers() {
     let memory = regions(8);
     let mut driver = DriverQueue::new(&memory, &layout(), Features::default(), 0, None).unwrap();
     let (mut egress, stats) = receiver(&memory, Features::default(), format());
@@ -202,20 +202,20 @@ fn receive_buffers_over_many_regions_cost_a_bounded_number_of_pieces_a_group() {
             driver.add(&[buf(MANY, REGIONS * 8, true)]).unwrap();
         }
         driver.publish();
-        // Each frame lies in nearly all of them.
+        // Each frame covers nearly all of them.
         assert_eq!(put(&mut egress, 8, 3900), 8);
         let fit = GROUP_SEGS_MAX as u64 / (3912 / 8);
         assert_eq!(stats.frames.get(), fit * group);
-        assert_eq!(stats.drops_too_many_segs.get(), (8 - fit) * group, "the others are not whole");
+        assert_eq!(stats.drops_too_many_segs.get(), (8 - fit) * group, "the others are incomplete");
         let mut used = Vec::new();
-        assert_eq!(driver.take_used(9, &mut used), Ok(8), "and come back all the same");
+        assert_eq!(driver.take_used(9, &mut used), Ok(8), "and are returned too");
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
-    /// Whatever regions chains span, a burst has a bounded number of segments, and each chain comes
-    /// once, in order: as a frame, or counted.
+    /// For chains across any regions, a burst has a bounded number of segments, and each chain is
+    /// handled once, in order: as a frame, or counted.
     #[test]
     fn burst_has_a_bounded_number_of_segments(
         packed in any::<bool>(),

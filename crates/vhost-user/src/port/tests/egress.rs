@@ -1,4 +1,4 @@
-//! The receive queue.
+//! Tests of the receive queue.
 
 use super::*;
 
@@ -6,15 +6,15 @@ struct Rx {
     guest: Guest,
     egress: VirtioEgress,
     stats: Arc<EgressStats>,
-    /// Buffers of each chain in the ring, oldest first: what it is used for is looked up there.
+    /// Buffers of each chain in the ring, oldest first, to find a used chain's contents.
     posted: Vec<(u16, Vec<Buf>)>,
 }
 
-/// A frame as the guest finds it.
+/// A frame as the guest receives it.
 #[derive(Debug, PartialEq, Eq)]
 struct Found {
     hdr: VnetHdr,
-    /// Chains it lies in, and what its header says of that.
+    /// Number of its chains, and `num_buffers` of its header.
     chains: u16,
     bytes: Vec<u8>,
 }
@@ -39,14 +39,14 @@ impl Rx {
         self.posted.push((id, bufs));
     }
 
-    /// One chain of buffers of these lengths.
+    /// Posts one chain of buffers of these lengths.
     fn post(&mut self, lens: &[u32]) {
         let buf = |len: &u32| Buf { addr: self.guest.place(*len), len: *len, write: true };
         let bufs = lens.iter().map(buf).collect();
         self.post_at(bufs);
     }
 
-    /// Puts and publishes; returns how many were dealt with.
+    /// Puts and publishes; returns the number handled.
     fn put(&mut self, frames: &[(VnetHdr, Vec<u8>)], snapshot: bool) -> Result<usize, Fault> {
         let mut burst = Burst::default();
         for (hdr, bytes) in frames {
@@ -78,13 +78,13 @@ impl Rx {
         while at < used.len() {
             let first = self.bytes(used[at].0, used[at].1);
             let hdr = VnetHdr::parse(first.first_chunk().unwrap());
-            let told = if hdr_len == 12 { u16::from_le_bytes([first[10], first[11]]) } else { 1 };
+            let chains = if hdr_len == 12 { u16::from_le_bytes([first[10], first[11]]) } else { 1 };
             let mut bytes = first[hdr_len..].to_vec();
-            for (id, len) in &used[at + 1..at + usize::from(told)] {
+            for (id, len) in &used[at + 1..at + usize::from(chains)] {
                 bytes.extend(self.bytes(*id, *len));
             }
-            at += usize::from(told);
-            all.push(Found { hdr, chains: told, bytes });
+            at += usize::from(chains);
+            all.push(Found { hdr, chains, bytes });
         }
         all
     }
@@ -103,7 +103,7 @@ impl Rx {
 }
 
 #[test]
-fn frames_are_found_whole_with_their_header() {
+fn frames_are_received_whole_with_their_header() {
     for features in kinds() {
         for snapshot in [true, false] {
             let mut rx = Rx::with(features, format());
@@ -125,7 +125,7 @@ fn frames_are_found_whole_with_their_header() {
 }
 
 #[test]
-fn long_frames_fill_many_small_buffers_and_say_how_many() {
+fn long_frames_fill_many_small_buffers_and_set_num_buffers() {
     for features in kinds() {
         let mut rx = Rx::with(features, format());
         for (len, buffer, chains) in
@@ -139,7 +139,7 @@ fn long_frames_fill_many_small_buffers_and_say_how_many() {
             let bytes = frame(len, 1);
             assert_eq!(rx.put(&[(TSO, bytes.clone())], true), Ok(1));
             assert_eq!(rx.found(12), [Found { hdr: TSO, chains, bytes }], "{len} {features:?}");
-            // The three left over, so that each case begins alike.
+            // Uses up the three left over, so that each case starts alike.
             assert_eq!(rx.put(&[(TSO, frame(buffer as usize * 2 + 1, 1))], true), Ok(1));
             assert_eq!(rx.found(12)[0].chains, 3);
         }
@@ -147,7 +147,7 @@ fn long_frames_fill_many_small_buffers_and_say_how_many() {
 }
 
 #[test]
-fn header_without_mergeable_buffers_says_one_and_legacy_ones_say_nothing() {
+fn header_without_mergeable_buffers_has_one_and_legacy_ones_have_none() {
     let plain = Format { mergeable: false, ..format() };
     let mut rx = Rx::with(Features::default(), plain);
     rx.post(&[100]);
@@ -167,13 +167,13 @@ fn frame_that_no_buffer_can_hold_is_dropped_and_the_next_one_delivered() {
     assert_eq!(rx.put(&frames, true), Ok(2));
     assert_eq!(rx.found(12)[0].bytes, frame(88, 2));
     assert_eq!((rx.stats.drops_too_long.get(), rx.stats.frames.get()), (1, 1));
-    // Beyond the MTU that was agreed on; GSO frames are not measured by it.
+    // Longer than the negotiated MTU, which does not limit GSO frames.
     let mut rx = Rx::with(Features::default(), Format { frame_len_max: 1518, ..format() });
     rx.post(&[9000]);
     rx.post(&[9000]);
     assert_eq!(rx.put(&[(VnetHdr::NONE, frame(1519, 1)), (TSO, frame(1519, 1))], true), Ok(2));
     assert_eq!((rx.stats.drops_too_long.get(), rx.found(12).len()), (1, 1));
-    // All the ring holds is not enough: to wait would be in vain.
+    // Larger than the whole ring: it would never fit.
     let mut rx = Rx::new();
     (0..SIZE).for_each(|_| rx.post(&[30]));
     assert_eq!(rx.one(frame(9000, 1)), 1);
@@ -181,7 +181,7 @@ fn frame_that_no_buffer_can_hold_is_dropped_and_the_next_one_delivered() {
 }
 
 #[test]
-fn frames_without_buffers_do_not_fit_now_and_ask_for_a_kick() {
+fn frames_without_buffers_do_not_fit_now_and_request_a_kick() {
     for features in kinds() {
         let mut rx = Rx::with(features, format());
         rx.post(&[100]);
@@ -191,7 +191,7 @@ fn frames_without_buffers_do_not_fit_now_and_ask_for_a_kick() {
         assert_eq!((rx.stats.full.get(), rx.found(12).len()), (1, 1));
         rx.post(&[100]);
         let _ = rx.guest.driver.kick_needed();
-        assert!(!rx.egress.arm(), "there is a buffer: look again");
+        assert!(!rx.egress.arm(), "there is a buffer: re-check");
         assert_eq!(rx.put(&frames[1..2], true), Ok(1));
         assert_eq!(rx.found(12)[0].bytes.len(), 150);
         assert!(rx.egress.arm(), "full");
@@ -200,12 +200,12 @@ fn frames_without_buffers_do_not_fit_now_and_ask_for_a_kick() {
         rx.egress.disarm();
         assert_eq!(rx.put(&frames[..1], true), Ok(1));
         rx.post(&[100]);
-        assert!(!rx.guest.driver.kick_needed(), "not asked any more: {features:?}");
+        assert!(!rx.guest.driver.kick_needed(), "no kick requested: {features:?}");
     }
 }
 
 #[test]
-fn buffers_left_are_given_back_and_the_base_tells() {
+fn unused_buffers_are_untaken_and_the_base_excludes_them() {
     for features in kinds() {
         let mut rx = Rx::with(features, format());
         (0..5).for_each(|_| rx.post(&[100]));
@@ -259,12 +259,12 @@ fn buffers_across_regions_are_filled_and_those_outside_cost_their_frame() {
         rx.post(&[100]);
         assert_eq!(rx.put(&[60, 61].map(|n| (VnetHdr::NONE, frame(n, 1))), true), Ok(2));
         assert_eq!((rx.stats.drops_bad_addr.get(), rx.stats.frames.get()), (1, 1));
-        assert_eq!(rx.guest.used().len(), 2, "the chain came back");
+        assert_eq!(rx.guest.used().len(), 2, "the chain was returned");
     }
 }
 
 #[test]
-fn chain_with_nothing_to_write_to_is_used_up_or_passed_by() {
+fn chain_without_writable_bytes_is_used_up_or_skipped() {
     let mut rx = Rx::new();
     rx.post_at(vec![Buf { addr: BUFFERS, len: 100, write: false }]);
     rx.post(&[100]);
@@ -273,7 +273,7 @@ fn chain_with_nothing_to_write_to_is_used_up_or_passed_by() {
 }
 
 #[test]
-fn room_counts_whole_frames_and_says_when_waiting_is_in_vain() {
+fn room_counts_whole_frames_and_reports_ones_that_never_fit() {
     let mut rx = Rx::new();
     for _ in 0..5 {
         rx.post(&[50]);
@@ -282,21 +282,21 @@ fn room_counts_whole_frames_and_says_when_waiting_is_in_vain() {
     assert_eq!(rx.egress.room(38, 3), Ok(3));
     assert_eq!(rx.egress.room(1000, 9), Ok(0));
     (5..SIZE).for_each(|_| rx.post(&[50]));
-    assert_eq!(rx.egress.room(38, 500), Ok(500), "no ring is looked at further ahead");
+    assert_eq!(rx.egress.room(38, 500), Ok(500), "no more chains are taken ahead");
     rx.egress.flush();
     rx.egress.notify();
     assert_eq!(rx.one(frame(30, 1)), 1);
 }
 
 #[test]
-fn made_frames_are_copied_from_behind_their_head() {
+fn made_frames_are_copied_from_after_their_head() {
     let mut rx = Rx::new();
     rx.post(&[200]);
     let bytes = frame(100, 5);
     let body = [Seg::of(&bytes[40..60]), Seg::of(&bytes[60..])];
     assert_eq!(rx.egress.put_made(&bytes[..40], &body, &TSO), Ok(true));
     assert_eq!(rx.egress.put_made(&bytes[..40], &body, &TSO), Ok(false));
-    assert!(rx.guest.used().is_empty(), "nothing to see before the flush");
+    assert!(rx.guest.used().is_empty(), "nothing is visible before the flush");
     rx.egress.flush();
     rx.egress.notify();
     assert_eq!(rx.found(12), [Found { hdr: TSO, chains: 1, bytes }]);
@@ -322,14 +322,14 @@ fn one_call_for_a_group_and_none_while_the_driver_polls() {
 }
 
 #[test]
-fn malformed_ring_is_a_fault_once_the_good_buffers_are_used() {
+fn malformed_ring_is_a_fault_once_the_valid_buffers_are_used() {
     let mut rx = Rx::new();
     rx.post(&[100]);
     rx.post(&[50, 50]);
     let desc = Area::new(&rx.guest.memory, BASE, 16 * usize::from(SIZE)).unwrap();
     desc.store_u16(16 + 14, SIZE);
     let frames = [60, 61].map(|n| (VnetHdr::NONE, frame(n, 1)));
-    assert_eq!(rx.put(&frames, true), Ok(1), "the fault is told at the next call");
+    assert_eq!(rx.put(&frames, true), Ok(1), "the next call returns the fault");
     assert_eq!(rx.found(12).len(), 1);
     assert!(rx.put(&frames[1..], true).unwrap_err().0.contains("outside the table"));
     assert!(rx.egress.room(60, 1).is_err());
@@ -338,7 +338,7 @@ fn malformed_ring_is_a_fault_once_the_good_buffers_are_used() {
 }
 
 #[test]
-fn memory_taken_away_under_buffers_harms_no_one_else() {
+fn memory_truncated_under_buffers_harms_no_other_port() {
     let mut rx = Rx::new();
     rx.post(&[100]);
     rx.one(frame(60, 1));
@@ -348,19 +348,19 @@ fn memory_taken_away_under_buffers_harms_no_one_else() {
     assert_eq!(rx.put(&[(VnetHdr::NONE, frame(60, 1))], true), Err(Fault(LOST.into())));
 }
 
-/// Issue 14, row 6. The ring itself stays, so nothing about it is malformed; whatever way frames
-/// come, memory that stands in for the guest's is written for one burst at most.
+/// Issue 14, row 6. The ring itself stays mapped, so it is not malformed; on every path of frames,
+/// substitute memory is written for one burst at most.
 #[test]
-fn buffers_taken_away_under_a_whole_ring_stop_the_port_after_one_burst() {
+fn buffers_truncated_under_an_intact_ring_stop_the_port_after_one_burst() {
     for features in kinds() {
         let mut rx = Rx::with(features, format());
         rx.guest.at = EDGE;
         (0..16).for_each(|_| rx.post(&[2000]));
         rx.one(frame(60, 1));
         rx.guest.files[1].set_len(0).unwrap();
-        assert_eq!(rx.put(&[(VnetHdr::NONE, frame(1500, 1))], true), Ok(1), "it is found now");
+        assert_eq!(rx.put(&[(VnetHdr::NONE, frame(1500, 1))], true), Ok(1), "it is detected now");
         let lost = Fault(LOST.into());
-        // Until the port is stopped, however long that takes.
+        // Until the port is stopped.
         for _ in 0..2 {
             let frames = [(VnetHdr::NONE, frame(60, 1))];
             assert_eq!(rx.put(&frames, true), Err(lost.clone()), "{features:?}");
@@ -373,7 +373,7 @@ fn buffers_taken_away_under_a_whole_ring_stop_the_port_after_one_burst() {
     }
 }
 
-/// Issue 14, row 6: a front-end shares memory that is gone already, whenever that was.
+/// Issue 14, row 6: a front-end shares memory that is already lost.
 #[test]
 fn memory_that_was_lost_before_the_ring_was_started_stops_the_port() {
     let mut first = Rx::new();
@@ -382,7 +382,7 @@ fn memory_that_was_lost_before_the_ring_was_started_stops_the_port() {
     first.guest.files[1].set_len(0).unwrap();
     first.one(frame(60, 1));
     first.egress.deactivate();
-    // Another port meanwhile.
+    // Another port's memory is lost in between.
     let mut other = Rx::new();
     other.post(&[2000]);
     assert_eq!(other.one(frame(60, 1)), 1);
@@ -392,14 +392,14 @@ fn memory_that_was_lost_before_the_ring_was_started_stops_the_port() {
     assert_eq!(put, Err(Fault(LOST.into())));
 }
 
-/// The guest makes the buffers smaller while they are at hand: what was read once counts.
+/// The guest shrinks buffers that were taken: the values read first count.
 #[test]
-fn buffers_at_hand_are_not_read_again() {
+fn taken_buffers_are_not_read_again() {
     let mut rx = Rx::new();
     rx.post(&[1000]);
     let burst = Burst::default();
     assert_eq!(rx.egress.put(&burst, &[]), Ok(0));
-    assert_eq!(rx.egress.room(988, 1), Ok(1), "one chain is at hand");
+    assert_eq!(rx.egress.room(988, 1), Ok(1), "one chain is taken");
     let desc = Area::new(&rx.guest.memory, BASE, 16 * usize::from(SIZE)).unwrap();
     desc.store_u32(8, 100);
     let bytes = frame(1500, 1);
@@ -412,14 +412,14 @@ fn buffers_at_hand_are_not_read_again() {
 }
 
 #[test]
-fn room_for_the_shorter_of_two_waiting_frames_is_told_before_sleep() {
+fn room_for_the_shorter_of_two_held_frames_is_reported_before_sleep() {
     let mut rx = Rx::new();
     rx.post(&[100]);
     rx.post(&[100]);
-    assert_eq!(rx.one(vec![1; 250]), 0, "three buffers are wanted");
+    assert_eq!(rx.one(vec![1; 250]), 0, "three buffers are needed");
     rx.post(&[100]);
-    assert_eq!(rx.one(vec![2; 450]), 0, "five are wanted");
-    assert!(!rx.egress.arm(), "the first frame has room by now");
+    assert_eq!(rx.one(vec![2; 450]), 0, "five are needed");
+    assert!(!rx.egress.arm(), "the first frame fits now");
     assert_eq!(rx.one(vec![1; 250]), 1);
 }
 

@@ -1,12 +1,55 @@
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 use ring::xen::{BackCtrl, ctrl_status::*, ctrl_type::*};
-use shm::Area;
+use shm::{Access, Area, Mapping};
 
 use super::*;
-use crate::host::Back;
+use crate::host::StaticPage;
+use crate::store::{Store, StoreError};
+
+/// What is granted first.
+const RING_REF: u32 = 8;
+const PORT: u32 = 1;
+
+/// A guest with two pages and one event channel, whose back half is in this process too.
+struct Guest {
+    memory: Arc<Mapping>,
+    /// Ours, and the back half's.
+    ends: [Arc<OwnedFd>; 2],
+}
+
+impl Guest {
+    fn new() -> Self {
+        let memory = Mapping::memfd("guest", 2 * u64::from(PAGE_LEN)).unwrap();
+        let ends = [0; 2].map(|_| Arc::new(os::eventfd().unwrap()));
+        Self { memory: Arc::new(memory), ends }
+    }
+
+    /// Its page `i`, as the back half maps it.
+    fn page(&self, i: usize) -> StaticPage {
+        StaticPage::new(Arc::clone(&self.memory), i * PAGE_LEN as usize, false)
+    }
+}
+
+impl Front for Guest {
+    fn store(&self) -> Result<Store, StoreError> {
+        Err(StoreError::Gone("of a test".into()))
+    }
+
+    fn alloc(&self, pages: u32, _: u16, readonly: bool) -> Result<Pages, HostError> {
+        assert!(pages == 2 && !readonly, "the ring and the list");
+        let fd = self.memory.fd().unwrap();
+        let mapping = Mapping::exact(fd, 0, 2 * u64::from(PAGE_LEN), Access::Write)?;
+        Pages::new(mapping, vec![RING_REF, RING_REF + 1])
+    }
+
+    fn channel(&self, _: u16) -> Result<(u32, Channel), HostError> {
+        let [ours, theirs] = self.ends.each_ref().map(Arc::clone);
+        Ok((PORT, Channel::eventfds(ours, theirs)))
+    }
+}
 
 /// A control ring with its back half, worked by hand.
 struct Bench {
@@ -14,11 +57,8 @@ struct Bench {
     back: BackCtrl,
     /// The ring, as anyone may write it.
     raw: Area,
-    host: Arc<Back>,
+    guest: Guest,
     list_ref: u32,
-    /// Of the ring's channel.
-    port: u32,
-    _front: Front,
 }
 
 /// What was asked: (type, queue, the list as (reference, readonly)).
@@ -26,17 +66,13 @@ type Order = (u16, u32, Vec<(u32, bool)>);
 
 impl Bench {
     fn new(queues: Vec<Grants>) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dir: PathBuf =
-            std::env::temp_dir().join(format!("pvs-ctrl-{}-{n}", std::process::id()));
-        let host = Arc::new(Back::open_local(&dir).unwrap());
-        let front = Front::open_local(&dir).unwrap();
-        let (ctrl, keys) = Ctrl::new(&front, 0, queues).unwrap();
-        let raw = host.map(1, keys.ring_ref).unwrap().area().unwrap();
+        let guest = Guest::new();
+        let (ctrl, keys) = Ctrl::new(&guest, 0, queues).unwrap();
+        assert_eq!((keys.ring_ref, keys.port), (RING_REF, PORT));
+        let raw = Area::of(&guest.memory, 0, PAGE_LEN as usize).unwrap();
         let back = BackCtrl::attach(raw.clone()).unwrap();
-        let (list_ref, port) = (ctrl.pages.grefs[1], keys.port);
-        Self { ctrl, back, raw, host, list_ref, port, _front: front }
+        let list_ref = ctrl.pages.grefs[1];
+        Self { ctrl, back, raw, guest, list_ref }
     }
 
     /// The next request, unanswered.
@@ -46,7 +82,7 @@ impl Bench {
         let mut bytes = vec![[0; GREF_ENTRY_LEN]; len as usize];
         if len > 0 {
             assert_eq!(gref, self.list_ref);
-            let page = &self.host.map_static(1, &[(gref, false)]).unwrap()[0];
+            let page = self.guest.page(1);
             let flat = bytes.as_flattened_mut();
             let list_len = u16::try_from(flat.len()).unwrap();
             assert_eq!(page.seg(0, list_len).unwrap().read(flat), flat.len());
@@ -185,7 +221,8 @@ fn a_hostile_back_end_loses_the_control_ring() {
 #[test]
 fn a_back_end_that_says_nothing_is_waited_for_no_longer_than_that() {
     let mut bench = Bench::new(vec![queue(8, 10)]);
-    let channel = bench.host.bind(1, bench.port).unwrap();
+    let [to_front, to_back] = bench.guest.ends.each_ref().map(Arc::clone);
+    let channel = Channel::eventfds(to_back, to_front);
     bench.ctrl.keep();
     let before = Instant::now();
     // Events without answers.
@@ -244,7 +281,7 @@ impl Bench {
         };
         assert_eq!(a, self.list_ref);
         let mut bytes = vec![0; b as usize * each];
-        let page = &self.host.map_static(1, &[(a, false)]).unwrap()[0];
+        let page = self.guest.page(1);
         let len = u16::try_from(bytes.len()).unwrap();
         assert_eq!(page.seg(0, len).unwrap().read(&mut bytes), bytes.len());
         (request.kind, b, bytes)

@@ -4,11 +4,46 @@ use std::os::fd::AsFd;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use shm::{Access, Private};
 use switch::account::Stock;
 
 use super::*;
 use crate::host::{self, HostError, StaticPage};
 use crate::port::control::StaticHost;
+use crate::store::{Store, StoreError};
+
+/// What [`PageMapper`] needs of a host: pages by grant reference.
+impl host::Back for Host {
+    fn store(&self) -> Result<Store, StoreError> {
+        Err(StoreError::Gone("of a test".into()))
+    }
+
+    fn domain(&self, domid: u16) -> Result<Arc<Domain>, HostError> {
+        Err(HostError::NoDomain(domid))
+    }
+
+    fn private(&self, _: usize) -> Option<Private> {
+        None
+    }
+
+    fn map_page(
+        &self,
+        domid: u16,
+        gref: u32,
+        _: Access,
+    ) -> Result<(Arc<Mapping>, usize), HostError> {
+        let bad = || HostError::BadGrant { domid, gref, why: "no such entry".into() };
+        Ok((self.page(domid, gref).ok_or_else(bad)?, 0))
+    }
+
+    fn bind(&self, domid: u16, port: u32) -> Result<host::Channel, HostError> {
+        Err(HostError::BadPort { domid, port, why: "no such port".into() })
+    }
+
+    fn claimed(&self, _: u16, _: u32) -> Option<String> {
+        None
+    }
+}
 
 impl Guest {
     /// Has these grants mapped: (reference, readonly).
@@ -118,27 +153,24 @@ fn grants_are_not_let_go_of_in_the_middle_of_a_burst() {
 
 #[test]
 fn a_vifs_pages_are_mapped_through_its_host_or_it_is_told_why_not() {
-    let dir = std::env::temp_dir().join(format!("xen-statics-{}", std::process::id()));
-    let back = Arc::new(host::Back::open_local(&dir).unwrap());
-    let front = host::Front::open_local(&dir).unwrap();
-    let pages = front.alloc(2, 0, false).unwrap();
+    const GREFS: [u32; 2] = [50, 51];
     let (mut a, _) = two();
     let (said, heard) = mpsc::channel();
     let told = move |error: HostError| said.send(error.to_string()).unwrap();
     let paid = Arc::new(Stock::new("mappings", 3, None));
-    let mapper = PageMapper::new(back, 1, vec![a.pair.clone()], told);
+    let mapper = PageMapper::new(a.host.clone(), 1, vec![a.pair.clone()], told);
     let mut mapper = mapper.charged_to(&paid);
-    let grants = [(pages.grefs[0], true), (pages.grefs[1], false)];
+    let grants = [(GREFS[0], true), (GREFS[1], false)];
     let mapped = mapper.map(&grants).unwrap();
     assert!(heard.try_recv().is_err() && paid.used() == 2);
     // More than its port may have, and nothing of it.
     assert!(mapper.map(&grants).is_none() && paid.used() == 2);
     assert!(heard.try_recv().unwrap().contains("mappings: 1 more than the 3 in use"));
-    assert!(mapper.map(&[(u32::MAX, false)]).is_none() && paid.used() == 2);
+    assert!(mapper.map(&[(NO_SUCH, false)]).is_none() && paid.used() == 2);
     assert!(heard.try_recv().unwrap().contains("no such entry"));
 
-    pages.memory.seg_mut(16, 200, &mut 0).unwrap().write(&tcp(200));
-    let [gref, other] = [pages.grefs[0], pages.grefs[1]];
+    let [gref, other] = GREFS;
+    a.write(gref, 16, &tcp(200));
     a.orders.set_grants(0, [gref, other].into_iter().zip(mapped));
     let slot = |gref| TxRequest { gref, offset: 16, flags: 0, id: 1, size: 200 };
     a.raw(slot(gref), &[], &[]);

@@ -1,12 +1,12 @@
-//! Reading into the guest's buffers.
+//! Tests of direct reads into the guest's buffers.
 
 use shm::SegMut;
-use switch::direct::{Came, Lent};
+use switch::direct::{DirectFrame, Lent};
 
 use super::*;
 
-/// Asks for room for `frames` frames of `len` bytes, and writes `bytes(i)` there as a reader
-/// would. Returns how much room each had.
+/// Requests room for `frames` frames of `len` bytes, and writes `bytes(i)` there as a reader would.
+/// Returns the room of each.
 fn fill(rx: &mut Rx, frames: usize, len: u32, bytes: impl Fn(usize) -> Vec<u8>) -> Vec<u32> {
     let mut lent = Lent::default();
     let Some(direct) = rx.egress.direct() else { return Vec::new() };
@@ -26,7 +26,7 @@ fn fill(rx: &mut Rx, frames: usize, len: u32, bytes: impl Fn(usize) -> Vec<u8>) 
     rooms
 }
 
-/// How many frames there is room for.
+/// Number of frames there is room for.
 pub(super) fn lent(rx: &mut Rx) -> usize {
     let mut lent = Lent::default();
     rx.egress.direct().unwrap().lend(8, 60, &mut lent);
@@ -34,7 +34,7 @@ pub(super) fn lent(rx: &mut Rx) -> usize {
 }
 
 fn accept(rx: &mut Rx, came: &[(u32, VnetHdr)]) -> usize {
-    let came: Vec<_> = came.iter().map(|(len, hdr)| Came { len: *len, hdr: *hdr }).collect();
+    let came: Vec<_> = came.iter().map(|(len, hdr)| DirectFrame { len: *len, hdr: *hdr }).collect();
     let done = rx.egress.direct().unwrap().accept(&came);
     rx.egress.flush();
     done
@@ -61,7 +61,7 @@ fn small_frames_get_a_chain_each() {
             (rx.stats.frames.get(), rx.stats.bytes.get(), rx.stats.groups.get()),
             (3, 4497, 1)
         );
-        // What was lent and not needed is lent again.
+        // Room that was lent and not needed is lent again.
         assert_eq!(fill(&mut rx, 2, 1500, |_| frame(60, 9)), [1588]);
         assert_eq!(accept(&mut rx, &[(60, TSO)]), 1);
         assert!(rx.found(12)[0].bytes == frame(60, 9));
@@ -78,7 +78,7 @@ fn long_frame_takes_as_many_chains_as_it_fills() {
         let found = rx.found(12);
         assert_eq!((found.len(), found[0].chains, found[0].hdr), (1, 4, TSO));
         assert!(found[0].bytes == frame(5000, 1));
-        // More than there is: all there is.
+        // More than available: all there is.
         assert_eq!(fill(&mut rx, 8, 60_000, |_| frame(60, 2)), [8 * 1536 - 12]);
         assert_eq!(accept(&mut rx, &[(60, TSO)]), 1);
         assert_eq!(rx.found(12)[0].chains, 1);
@@ -86,7 +86,7 @@ fn long_frame_takes_as_many_chains_as_it_fills() {
 }
 
 #[test]
-fn without_mergeable_buffers_a_frame_lies_in_one_chain() {
+fn without_mergeable_buffers_a_frame_is_in_one_chain() {
     let format = Format { mergeable: false, hdr_len: 10, ..format() };
     let mut rx = Rx::with(Features::default(), format);
     (0..3).for_each(|_| rx.post(&[10, 2000]));
@@ -98,7 +98,7 @@ fn without_mergeable_buffers_a_frame_lies_in_one_chain() {
 }
 
 #[test]
-fn what_the_guest_does_not_take_is_left_and_can_be_taken_back() {
+fn frames_not_accepted_are_left_and_can_be_taken_back() {
     let takes = Offloads { tso4: false, ..Offloads::ALL };
     let mut rx = Rx::with(Features::default(), Format { takes, frame_len_max: 1518, ..format() });
     (0..4).for_each(|_| rx.post(&[7, 3000]));
@@ -110,13 +110,13 @@ fn what_the_guest_does_not_take_is_left_and_can_be_taken_back() {
         direct.take_back(i, &mut out);
         assert!(out == frame(2000, n));
     }
-    assert_eq!(accept(&mut rx, &[(1519, VnetHdr::NONE)]), 0, "too long for its link");
-    assert_eq!(rx.one(frame(100, 7)), 1, "the chains serve others");
+    assert_eq!(accept(&mut rx, &[(1519, VnetHdr::NONE)]), 0, "longer than its MTU");
+    assert_eq!(rx.one(frame(100, 7)), 1, "the chains are reused");
     assert_eq!(rx.found(12).len(), 2);
 }
 
 #[test]
-fn nothing_is_lent_by_a_queue_that_is_down_or_has_nothing() {
+fn nothing_is_lent_by_a_queue_that_is_down_or_empty() {
     let mut rx = Rx::new();
     assert_eq!(fill(&mut rx, 8, 60, |_| unreachable!()), [0_u32; 0]);
     rx.post(&[2000]);
@@ -137,7 +137,7 @@ fn buffers_outside_memory_are_not_lent() {
     assert_eq!(fill(&mut rx, 8, 1500, |i| frame(60, i as u8)), [1988]);
     assert_eq!(accept(&mut rx, &[(60, TSO)]), 1);
     assert_eq!(fill(&mut rx, 8, 1500, |_| unreachable!()), [0_u32; 0]);
-    // Nor what lies in two regions, which only the other way can.
+    // Nor buffers across two regions, which only the copying path supports.
     let mut rx = Rx::new();
     rx.post_at(vec![Buf { addr: EDGE - 500, len: 2000, write: true }]);
     assert_eq!(fill(&mut rx, 8, 1500, |_| unreachable!()), [0_u32; 0]);
@@ -146,12 +146,12 @@ fn buffers_outside_memory_are_not_lent() {
 }
 
 #[test]
-fn memory_taken_away_under_lent_buffers_costs_the_frame_and_the_port() {
+fn memory_truncated_under_lent_buffers_costs_the_frame_and_the_port() {
     let mut rx = Rx::new();
     rx.post_at(vec![Buf { addr: EDGE, len: 9000, write: true }]);
     assert_eq!(fill(&mut rx, 1, 1500, |_| frame(60, 1)), [8988]);
     let direct = rx.egress.direct().unwrap();
-    assert_eq!(direct.failed(0, 8988), Ok(()), "it is there after all");
+    assert_eq!(direct.failed(0, 8988), Ok(()), "the memory is not lost");
     rx.guest.files[1].set_len(0).unwrap();
     let direct = rx.egress.direct().unwrap();
     assert_eq!(direct.failed(0, 8988), Err(Fault(LOST.into())));

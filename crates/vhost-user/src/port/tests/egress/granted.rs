@@ -1,4 +1,4 @@
-//! Frames in pages that another guest granted.
+//! Tests with frames in pages that another guest granted.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -32,7 +32,7 @@ impl Grants for Pages {
 }
 
 const LEN: u16 = 1500;
-/// A frame's first slot: all that is looked at, and some more.
+/// Length of a frame's first slot: all that is parsed, and some more.
 const FIRST: u16 = 200;
 const REST: u16 = LEN - FIRST;
 
@@ -40,8 +40,8 @@ fn bytes(gref: u32) -> Vec<u8> {
     (0..LEN).map(|i| (i as u32 * 7 + gref) as u8 | 1).collect()
 }
 
-/// Puts a frame for each of `frames`: where its first bytes and where the others are. Pages below
-/// 100 exist. Returns what was found, which frames were unreadable, and the calls to the host.
+/// Puts a frame for each of `frames`: references of its first bytes and of the others. Pages below
+/// 100 exist. Returns the frames received, which ones were unreadable, and the calls to the host.
 fn put(rx: &mut Rx, frames: &[(u32, u32)]) -> (Vec<Found>, Vec<bool>, usize) {
     let pages = frames.iter().flat_map(|(a, b)| [*a, *b]).filter(|gref| *gref < 100);
     let host = Arc::new(Pages {
@@ -68,14 +68,14 @@ fn put(rx: &mut Rx, frames: &[(u32, u32)]) -> (Vec<Found>, Vec<bool>, usize) {
 }
 
 #[test]
-fn a_burst_from_grants_is_copied_with_one_call_into_whatever_chains_there_are() {
+fn a_burst_from_grants_is_copied_with_one_call_into_any_chains() {
     for features in kinds() {
         let mut rx = Rx::with(features, format());
         for lens in [&[2000][..], &[12, 2000], &[5, 5, 5, 1000, 500], &[700], &[700], &[700]] {
             rx.post(lens);
         }
         let (found, bad, calls) = put(&mut rx, &[(1, 1), (2, 2), (3, 3), (4, 4)]);
-        // One for the heads, one for all that follows them.
+        // One for the heads, one for all the rest.
         assert_eq!(calls, 2);
         assert_eq!(bad, [false; 4]);
         assert_eq!(found.iter().map(|f| f.chains).collect::<Vec<_>>(), [1, 1, 1, 3]);
@@ -86,12 +86,12 @@ fn a_burst_from_grants_is_copied_with_one_call_into_whatever_chains_there_are() 
 }
 
 #[test]
-fn what_a_sender_did_not_grant_is_zero_and_costs_its_neighbours_nothing() {
+fn invalid_grants_read_as_zero_and_other_frames_are_unaffected() {
     let mut rx = Rx::new();
     for _ in 0..3 {
         rx.post(&[2000]);
     }
-    // What the receiver had in its buffer before, and what was there for others, stays hidden.
+    // Old contents of the receiver's buffer and data of others do not leak.
     for buf in rx.posted.iter().flat_map(|(_, bufs)| bufs) {
         let seg = rx.guest.memory.seg_mut(buf.addr, buf.len, &mut 0);
         seg.unwrap().write(&[0xee; 2000]);

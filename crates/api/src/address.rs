@@ -1,0 +1,50 @@
+//! An address to listen at.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// Host and port.
+    Tcp(String, u16),
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let bad = || {
+            format!(
+                "'{s}' is no address to listen at: use HOST:PORT, PORT alone for 127.0.0.1, \
+                 or unix:PATH"
+            )
+        };
+        if let Some(path) = s.strip_prefix("unix:") {
+            return if path.is_empty() { Err(bad()) } else { Ok(Self::Unix(path.into())) };
+        }
+        let (host, port) = s.rsplit_once(':').unwrap_or(("", s));
+        let port = port.parse().map_err(|_| bad())?;
+        let host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+            Some(host) => host,
+            // An IPv6 address without brackets: which colon is the port's?
+            None if host.contains([':', '[', ']', '/']) => return Err(bad()),
+            None if host.is_empty() => "127.0.0.1",
+            None => host,
+        };
+        Ok(Self::Tcp(host.into(), port))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}

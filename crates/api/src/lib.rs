@@ -1,0 +1,26 @@
+//! What operators say to pvswitch: one schema of ports, options, policies and settings, and the
+//! words of the control socket.
+//!
+//! Each setting is one entry of a table ([`schema`]). The command line, the file, `ctl set`,
+//! `--help` and the tables of `docs/settings.md` are made from it. Values that leave this crate are
+//! valid; what they do is the program's. It uses no other crate of the workspace.
+#![forbid(unsafe_code)]
+
+mod address;
+pub mod control;
+pub mod docs;
+pub mod file;
+pub mod help;
+mod mac;
+pub mod near;
+pub mod port;
+mod queues;
+pub mod schema;
+pub mod set;
+mod settings;
+
+pub use self::address::Address;
+pub use self::mac::mac;
+pub use self::port::{PortError, PortText};
+pub use self::queues::{PerQueue, QUEUES_MAX, no_queue, queue_number};
+pub use self::settings::Settings;

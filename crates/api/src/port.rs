@@ -1,0 +1,193 @@
+//! A port as an operator writes it: `NAME=KIND:ARG[,key=value]...`, or a table of the file.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::near::did_you_mean;
+use crate::queues::{no_queue, queue_number};
+use crate::schema::port::{KINDS, KINDS_LATER, Kind};
+use crate::schema::{Entry, Value, find, not_known};
+
+/// Longest port name; it must fit a Linux interface name, so that tools can reuse it.
+const NAME_MAX: usize = 15;
+
+/// One option that was given, with its value.
+#[derive(Clone, Debug)]
+pub struct Given {
+    /// The option.
+    pub entry: &'static Entry,
+    /// The queue pair that it is for; `None`: all of them.
+    pub queue: Option<usize>,
+    /// The value.
+    pub value: Value,
+}
+
+/// A port: its name, what it attaches to, and its options. All of it is valid.
+#[derive(Clone, Debug)]
+pub struct PortText {
+    /// Unique name.
+    pub name: String,
+    /// What it attaches to.
+    pub kind: Kind,
+    /// The argument of its kind.
+    pub arg: String,
+    /// Its options, in the order they were given; the last one of a key counts.
+    pub options: Vec<Given>,
+}
+
+/// What is wrong with a port's specification.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("port '{spec}': {what}")]
+pub struct PortError {
+    spec: String,
+    what: String,
+}
+
+impl FromStr for PortText {
+    type Err = PortError;
+
+    fn from_str(s: &str) -> Result<Self, PortError> {
+        parse(s).map_err(|what| PortError { spec: s.into(), what })
+    }
+}
+
+fn parse(s: &str) -> Result<PortText, String> {
+    let shape = "use NAME=KIND:ARG[,key=value]..., for example vm1=vhost-user:/tmp/vm1.sock";
+    let (name, rest) = s.split_once('=').ok_or(shape)?;
+    // A kind without an argument may have options: null,weight=2.
+    let end = rest.find([':', ',']).unwrap_or(rest.len());
+    let (kind, rest) = rest.split_at(end);
+    let rest = rest.strip_prefix(':').unwrap_or(rest);
+    let mut parts = rest.split(',');
+    let arg = parts.next().unwrap_or_default();
+    let mut options: Vec<(&str, String)> = Vec::new();
+    for part in parts {
+        match (part.split_once('='), options.last_mut()) {
+            (Some((key, value)), _) => options.push((key, value.into())),
+            // A policy may have a comma in it: poll=coalesce:50,32.
+            (None, Some((_, value))) if value.starts_with("coalesce:") => {
+                value.push(',');
+                value.push_str(part);
+            }
+            _ => return Err(format!("option '{part}' has no value: use key=value")),
+        }
+    }
+    let kind = self::kind(kind)?;
+    let given = options.iter().map(|(key, value)| option(kind, key, value));
+    let options = given.collect::<Result<_, _>>()?;
+    let port = PortText { name: name.into(), kind, arg: arg.into(), options };
+    port.check()?;
+    Ok(port)
+}
+
+/// The kind of this name.
+///
+/// # Errors
+/// There is none; the error lists those that exist.
+pub fn kind(name: &str) -> Result<Kind, String> {
+    let names = KINDS.map(|entry| entry.name);
+    if let Some(entry) = KINDS.iter().find(|entry| entry.name == name) {
+        return Ok(entry.kind);
+    }
+    if KINDS_LATER.contains(&name) {
+        return Err(format!("kind '{name}' is not in this version; it has {}", names.join(", ")));
+    }
+    let hint = did_you_mean(name, names);
+    Err(format!("unknown kind '{name}'{hint}: use one of {}", names.join(", ")))
+}
+
+/// The option that `KEY=VALUE` or `KEY/QUEUE=VALUE` gives a port of this kind.
+///
+/// # Errors
+/// The kind has no such option, or the value is invalid; the error says what to write.
+pub fn option(kind: Kind, key: &str, value: &str) -> Result<Given, String> {
+    let Some((entry, queue)) = find(kind.options(), key) else {
+        let hint = not_known(key, kind.options());
+        let known: Vec<_> = kind.options().map(|entry| entry.name).collect();
+        let (kind, known) = (kind.entry().name, known.join(", "));
+        return Err(format!("unknown option '{key}' of kind {kind}{hint}; known: {known}"));
+    };
+    let at = |error| format!("{key}={value}: {error}");
+    let queue = queue.map(|queue| queue_number(entry.name, queue).map_err(at)).transpose()?;
+    let value = entry.parse_as(key, value)?;
+    Ok(Given { entry, queue, value })
+}
+
+/// Checks the name of a port.
+///
+/// # Errors
+/// What a name may be.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if (1..=NAME_MAX).contains(&name.len()) && name.chars().all(legal) {
+        return Ok(());
+    }
+    Err(format!("name '{name}' must be 1 to {NAME_MAX} letters, digits, '-', '_' or '.'"))
+}
+
+impl PortText {
+    /// Checks the name, the argument, and that single queues that options name exist.
+    ///
+    /// # Errors
+    /// What is wrong, and what to write.
+    pub fn check(&self) -> Result<(), String> {
+        check_name(&self.name)?;
+        (self.kind.entry().check)(&self.arg)?;
+        let queues = self.number("queues").unwrap_or(1) as u16;
+        for Given { entry, queue, .. } in &self.options {
+            if let Some(queue) = queue.filter(|queue| *queue >= usize::from(queues)) {
+                return Err(no_queue(entry.name, queue, queues));
+            }
+        }
+        Ok(())
+    }
+
+    /// The value of an option: the last one given, or the default if that is a value.
+    fn value(&self, name: &str) -> Option<Value> {
+        let given = self.options.iter().rev().find(|given| given.entry.name == name);
+        given.map(|given| given.value.clone()).or_else(|| {
+            let entry = self.kind.options().find(|entry| entry.name == name)?;
+            entry.default_value()
+        })
+    }
+
+    /// The number that an option has, given or by default.
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.value(name)?.number()
+    }
+
+    /// The word that an option has, given or by default.
+    pub fn word(&self, name: &str) -> Option<&'static str> {
+        self.value(name)?.word()
+    }
+
+    /// The text of an option, if it was given.
+    pub fn text(&self, name: &str) -> Option<String> {
+        let given = self.options.iter().rev().find(|given| given.entry.name == name);
+        given?.value.text().map(Into::into)
+    }
+
+    /// The MAC address that an option has, if it was given.
+    pub fn mac(&self, name: &str) -> Option<[u8; 6]> {
+        match self.value(name)? {
+            Value::Mac(mac) => Some(mac),
+            _ => None,
+        }
+    }
+
+    /// The names that an option has, if it was given.
+    pub fn names(&self, name: &str) -> Vec<&'static str> {
+        match self.value(name) {
+            Some(Value::Names(names)) => names,
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Kind and argument, as messages name them.
+impl fmt::Display for PortText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, kind, arg, .. } = self;
+        write!(f, "{name}={}:{arg}", kind.entry().name)
+    }
+}

@@ -1,0 +1,359 @@
+//! Kinds of ports, and the options that they take.
+
+use super::{Choice, Entry, Live, Type};
+use crate::queues::QUEUES_MAX;
+
+/// What a port attaches to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A guest's virtio-net device.
+    VhostUser,
+    /// A TAP interface of the host.
+    Tap,
+    /// A Xen guest's vif, or all of them.
+    Xen,
+    /// A vif without Xen.
+    XenLocal,
+    /// Nothing: drops everything.
+    Null,
+}
+
+/// A kind of port: how it is named, and what its argument is.
+#[derive(Clone, Copy, Debug)]
+pub struct KindEntry {
+    /// Which.
+    pub kind: Kind,
+    /// Its name, before the colon and as `kind` in the file.
+    pub name: &'static str,
+    /// Its argument as help shows it, in each of its forms; none: it has no argument.
+    pub args: &'static [&'static str],
+    /// The argument's key in the file.
+    pub file: &'static str,
+    /// What is wrong with an argument, if anything is.
+    pub check: fn(&str) -> Result<(), String>,
+    /// One sentence that says what it attaches to, without a full stop.
+    pub help: &'static str,
+}
+
+/// All kinds.
+pub const KINDS: [KindEntry; 5] = [
+    KindEntry {
+        kind: Kind::VhostUser,
+        name: "vhost-user",
+        args: &["SOCKET"],
+        file: "socket",
+        check: socket,
+        help: "a virtual machine's virtio-net device, by vhost-user",
+    },
+    KindEntry {
+        kind: Kind::Tap,
+        name: "tap",
+        args: &["IFNAME"],
+        file: "interface",
+        check: interface,
+        help: "a TAP interface of the host, existing or created",
+    },
+    KindEntry {
+        kind: Kind::Xen,
+        name: "xen",
+        args: &["DOMID/DEVID", "auto"],
+        file: "vif",
+        check: |arg| vif(arg).map(drop),
+        help: "a vif of a Xen guest; auto: every vif of this back-end domain",
+    },
+    KindEntry {
+        kind: Kind::XenLocal,
+        name: "xen-local",
+        args: &["DIR"],
+        file: "directory",
+        check: directory,
+        help: "a vif without Xen, for pvswitch nic and gen",
+    },
+    KindEntry {
+        kind: Kind::Null,
+        name: "null",
+        args: &[],
+        file: "",
+        check: |_| Ok(()),
+        help: "drops everything",
+    },
+];
+
+/// Kinds of later versions: named so that the message can say so.
+pub const KINDS_LATER: [&str; 3] = ["af-packet", "af-xdp", "pcap"];
+
+impl Kind {
+    /// Its entry.
+    pub fn entry(self) -> &'static KindEntry {
+        let found = KINDS.iter().find(|entry| entry.kind == self);
+        found.expect("every kind has an entry")
+    }
+
+    /// The options that it takes: its own first, then those of every kind.
+    pub fn options(self) -> impl Iterator<Item = &'static Entry> + Clone {
+        let own = TABLE.iter().filter(move |entry| entry.kinds.contains(&self));
+        own.chain(common())
+    }
+}
+
+/// The options of every kind of port.
+pub fn common() -> impl Iterator<Item = &'static Entry> + Clone {
+    TABLE.iter().filter(|entry| entry.kinds.is_empty())
+}
+
+const VHOST_USER: &[Kind] = &[Kind::VhostUser];
+const TAP: &[Kind] = &[Kind::Tap];
+const XEN: &[Kind] = &[Kind::Xen, Kind::XenLocal];
+
+const QUEUES: Type = Type::Number(1, QUEUES_MAX as u64);
+const ON_OFF: Type = Type::Choice(&[Choice::word("on", ""), Choice::word("off", "")]);
+
+/// Features of virtio-net that a port can leave out, as logs and `ctl show` name them.
+pub const VIRTIO_FEATURES: &[&str] = &[
+    "CSUM",
+    "GUEST_CSUM",
+    "MTU",
+    "MAC",
+    "GUEST_TSO4",
+    "GUEST_TSO6",
+    "GUEST_ECN",
+    "HOST_TSO4",
+    "HOST_TSO6",
+    "HOST_ECN",
+    "MRG_RXBUF",
+    "STATUS",
+    "CTRL_VQ",
+    "MQ",
+    "ANY_LAYOUT",
+    "INDIRECT_DESC",
+    "EVENT_IDX",
+    "VERSION_1",
+    "RING_PACKED",
+    "IN_ORDER",
+    "GUEST_USO4",
+    "GUEST_USO6",
+    "HOST_USO",
+];
+
+/// Features of Xen netif that a port can leave out: keys of xenstore without `feature-`.
+pub const XEN_FEATURES: &[&str] = &[
+    "sg",
+    "gso-tcpv4",
+    "gso-tcpv6",
+    "ipv6-csum-offload",
+    "multicast-control",
+    "dynamic-multicast-control",
+    "split-event-channels",
+    "ctrl-ring",
+    "smart-poll",
+];
+
+/// Highest limit of what is not a number of bytes: one a nanosecond, of a rate.
+const COUNT: Type = Type::Number(0, 1_000_000_000);
+/// Highest number of bytes: what 57 bits address, the most of any processor.
+const BYTES: Type = Type::Bytes(1 << 57);
+
+/// A limit of a port's account.
+const fn limit(
+    name: &'static str,
+    value: Type,
+    default: &'static str,
+    help: &'static str,
+    beyond: &'static str,
+) -> Entry {
+    Entry::new(name, value, default, help).live(Live::Whole).more(beyond)
+}
+
+/// What the names of limits begin with; the rest is the name of the account's entry.
+pub const LIMIT: &str = "limit-";
+
+/// All options. Those of one kind come before those of every kind.
+pub const TABLE: &[Entry] = &[
+    Entry::new(
+        "mode",
+        Type::Choice(&[
+            Choice::word("server", "we listen"),
+            Choice::word("client", "the front-end listens, and we connect"),
+        ]),
+        "server",
+        "which end of the socket listens",
+    )
+    .of(VHOST_USER)
+    .more(
+        "; `client` connects indefinitely, after 10 ms and then ever more slowly up to 1 s (from \
+         10 ms again once a connection has lasted 2 s)",
+    ),
+    Entry::new("queues", QUEUES, "1", "queue pairs offered, 1 to 16")
+        .of(VHOST_USER)
+        .more("; MQ is offered from 2 on"),
+    Entry::new("mtu", Type::Number(68, 9216), "none", "MTU offered, 68 to 9216")
+        .of(VHOST_USER)
+        .more("; longer frames to this guest are dropped and counted"),
+    Entry::new("mac", Type::Mac, "none", "MAC address offered in the configuration space")
+        .of(VHOST_USER)
+        .more("; QEMU has its own (`-device ...,mac=`)"),
+    Entry::new("without", Type::Names(VIRTIO_FEATURES), "none", "features not offered, by name")
+        .of(VHOST_USER)
+        .more(": `without=event-idx` makes guests use flags, `without=in-order+ring-packed`, ..."),
+    Entry::new(
+        "memory",
+        Type::Choice(&[
+            Choice::word("shared", "memfd, tmpfs or hugetlbfs"),
+            Choice::word("any", "any file"),
+        ]),
+        "shared",
+        "which files may hold guest memory",
+    )
+    .of(VHOST_USER)
+    .more(
+        "; `shared`: a memfd, or a file on tmpfs (`/dev/shm`) or hugetlbfs; `any`: any file. A \
+         file system whose server does not answer then blocks the switch: only for front-ends \
+         that are trusted",
+    ),
+    Entry::new("polled", ON_OFF, "on", "off refuses rings without a kick descriptor")
+        .of(VHOST_USER)
+        .more(", which are polled all the time"),
+    Entry::new("netns", Type::Text("NAME"), "ours", "network namespace, a name or a path").of(TAP),
+    Entry::new("queues", QUEUES, "1", "queues of the interface, 1 to 16")
+        .of(TAP)
+        .more("; an existing interface needs `multi_queue` for more than one"),
+    Entry::new("mtu", Type::Number(68, 65_535), "as it is", "MTU to set").of(TAP),
+    Entry::new("queues", QUEUES, "4", "queues offered to a Xen guest, 1 to 16")
+        .of(XEN)
+        .more("; it takes no more than it has CPUs ([Xen](xen.md))"),
+    Entry::new("without", Type::Names(XEN_FEATURES), "none", "features written as 0, by name")
+        .of(XEN)
+        .more(
+            ": `sg`, `gso-tcpv4`, `gso-tcpv6`, `ipv6-csum-offload`, `multicast-control`, \
+             `dynamic-multicast-control`, `split-event-channels`, `ctrl-ring`, `smart-poll` \
+             (never offered without `smart-poll=on`)",
+        ),
+    Entry::new("smart-poll", ON_OFF, "off", "feature-smart-poll is offered")
+        .of(XEN)
+        .file("smart_poll")
+        .more("; stock front ends do not know it"),
+    Entry::new("poll", Type::Policy, "`--poll`", "when its queues are polled")
+        .per_queue()
+        .live(Live::Queue),
+    Entry::new("call", Type::Policy, "`--call`", "when its guest is notified of frames")
+        .per_queue()
+        .live(Live::Queue),
+    Entry::new("weight", Type::Number(1, 100), "1", "share of a worker's time, 1 to 100")
+        .live(Live::Queue)
+        .more(", against other ports'"),
+    Entry::new(
+        "hold",
+        Type::Number(0, 1024),
+        "256",
+        "most frames held for each full queue to the guest, 0 to 1024",
+    )
+    .live(Live::Queue)
+    .more(
+        "; the others are dropped, and counted at both ends. 0: what does not fit is dropped, and \
+         no sender waits",
+    ),
+    limit(
+        "limit-mapped-bytes",
+        BYTES,
+        "4T",
+        "memory that a front-end shares, with what of its file lies before it: the port of that \
+         front-end",
+        "the region or table is refused, and the log says how much exceeds which limit; what was \
+         shared before stays",
+    ),
+    limit(
+        "limit-mappings",
+        COUNT,
+        "1018; `xen`, `xen-local`: what all queues may ask for, if that is more",
+        "mappings of that memory, a region each; Xen: pages of rings, and those that stay mapped",
+        "as above; Xen: the vif does not connect, and `ctl show` says why, or its list of pages \
+         is refused",
+    ),
+    limit(
+        "limit-descriptors",
+        COUNT,
+        "640",
+        "the connection, and descriptors that came on it, until they are closed: that port",
+        "no connection is accepted for a second; one that sends more descriptors ends",
+    ),
+    limit(
+        "limit-held-frames",
+        COUNT,
+        "1024",
+        "frames held because the port is full, all queues together: the port that they are for",
+        "lost: `lost_no_room` of this port, `drops_no_room` of the sender",
+    ),
+    limit("limit-held-bytes", BYTES, "1M", "their bytes", "the same"),
+    limit(
+        "limit-messages",
+        COUNT,
+        "4000 a second, 8000 at once",
+        "messages of the vhost-user socket; one that takes longer counts for each 25 µs",
+        "they are not read until there is room; the connection stays",
+    ),
+    limit(
+        "limit-connections",
+        COUNT,
+        "10 a second, 50 at once",
+        "connections that the port accepts",
+        "they wait at the socket",
+    ),
+    limit(
+        "limit-announcements",
+        COUNT,
+        "10 a second, 20 at once",
+        "addresses that are announced for a guest (SEND_RARP), flooded on its behalf by the \
+         worker of its first queue, in that queue's turn; one waits at most, the latest",
+        "not announced",
+    ),
+    limit(
+        "limit-log-lines",
+        COUNT,
+        "2 a second, 16 at once",
+        "lines that the port's peer causes",
+        "not written; the next line says how many are missing",
+    ),
+];
+
+/// Longest socket path that fits `sockaddr_un`.
+const SOCKET_PATH_MAX: usize = 107;
+/// Longest Linux interface name.
+const IFNAME_MAX: usize = 15;
+
+fn socket(path: &str) -> Result<(), String> {
+    match path.len() {
+        0 => Err("no socket path: use vhost-user:PATH".into()),
+        1..=SOCKET_PATH_MAX => Ok(()),
+        len => Err(format!(
+            "socket path is {len} bytes long, the system takes {SOCKET_PATH_MAX}: use a shorter \
+             directory"
+        )),
+    }
+}
+
+fn interface(name: &str) -> Result<(), String> {
+    if (1..=IFNAME_MAX).contains(&name.len()) {
+        return Ok(());
+    }
+    Err(format!("interface name '{name}' must have 1 to {IFNAME_MAX} characters"))
+}
+
+fn directory(path: &str) -> Result<(), String> {
+    if path.is_empty() { Err("no directory: use xen-local:DIR".into()) } else { Ok(()) }
+}
+
+/// The numbers of a vif, `DOMID/DEVID`; `None`: `auto`, all of them.
+///
+/// # Errors
+/// It is neither; the error shows both forms.
+pub fn vif(arg: &str) -> Result<Option<(u16, u32)>, String> {
+    if arg == "auto" {
+        return Ok(None);
+    }
+    let numbers = arg
+        .split_once('/')
+        .and_then(|(domid, devid)| Some((domid.parse().ok()?, devid.parse().ok()?)));
+    numbers.map(Some).ok_or_else(|| {
+        format!("'{arg}' is no vif: use xen:DOMID/DEVID, for example xen:1/0, or xen:auto")
+    })
+}

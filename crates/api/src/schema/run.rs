@@ -1,0 +1,89 @@
+//! Settings of the switch as a whole: options of `run`, and keys of the file.
+
+use super::{Choice, Entry, Given, Live, Type};
+
+/// Most workers: their number fits a queue's word in the tables of the pool.
+pub const WORKERS_MAX: u64 = 63;
+
+/// Which worker serves which queue.
+pub const PLACEMENTS: &[Choice] = &[
+    Choice::word("single", "worker 0 serves everything"),
+    Choice::word("group", "a port joins the worker with the fewest ports")
+        .more("; all its queues go there"),
+    Choice::word("per-port", "each queue of a port goes to the next worker")
+        .more(": queue *i* of port *p* to worker (*p* + *i*) modulo N"),
+    Choice::word("balanced", "queues start on worker 0 and move by measured load").more(
+        ": away from a worker above 70 %, together onto fewer when one is below 25 %; among full \
+         workers, so that ports with backlog are served for the same time by weight \
+         ([0009](design/0009-workers.md))",
+    ),
+];
+
+/// All of them.
+pub const TABLE: &[Entry] = &[
+    Entry::new("poll", Type::Policy, "adaptive", "when guests' queues are polled, below")
+        .live(Live::Whole),
+    Entry::new("call", Type::Policy, "event", "when guests are notified of frames, below")
+        .live(Live::Whole),
+    Entry::new("workers", Type::Number(1, WORKERS_MAX), "1", "threads that move frames, 1 to 63"),
+    Entry::new(
+        "placement",
+        Type::Choice(PLACEMENTS),
+        "balanced",
+        "which worker serves which queue, below",
+    )
+    .live(Live::Whole),
+    Entry::new("cpus", Type::Cpus, "not pinned", "CPUs to pin workers to, in order: 1 or 1,2")
+        .more("; from the start again when there are more workers; in the file a list, `[1, 2]`"),
+    Entry::new(
+        "forward",
+        Type::Choice(&[
+            Choice::word("switch", "learning Ethernet switch"),
+            Choice::word("cross", "ports 1 and 2, 3 and 4, ... wired together; no look-up"),
+        ]),
+        "switch",
+        "how frames find their way",
+    )
+    .more(": `switch` learns; `cross` wires ports 1 and 2, 3 and 4, ... together without look-up"),
+    Entry::new(
+        "control",
+        Type::Text("PATH"),
+        "`$XDG_RUNTIME_DIR/pvswitch.sock`, root: `/run/pvswitch.sock`, else none",
+        "socket of ctl, top and capture",
+    )
+    .more("; a default that is taken is a warning, a given one an error"),
+    Entry::new(
+        "http",
+        Type::Address,
+        "not served",
+        "counters and state by HTTP, at HOST:PORT, PORT (on 127.0.0.1) or unix:PATH",
+    )
+    .more("; without a password ([observability](observability.md#http))"),
+    Entry::new("duration", Type::Seconds, "indefinitely", "stop after so many seconds")
+        .given(Given::CommandLine),
+    Entry::new("quiet", Type::Flag, "off", "do not print how to attach guests")
+        .given(Given::CommandLine),
+    Entry::new(
+        "ageing",
+        Type::Number(0, u32::MAX as u64),
+        "300",
+        "seconds after which an idle address is removed; 0: never",
+    )
+    .given(Given::File),
+    Entry::new(
+        "addresses_per_port",
+        Type::Number(0, u32::MAX as u64),
+        "4096",
+        "most addresses learned from one port",
+    )
+    .given(Given::File),
+    Entry::new(
+        "static",
+        Type::Table("[static]"),
+        "none",
+        "static addresses, never learned or aged",
+    )
+    .given(Given::File)
+    .more(": `\"02:00:00:00:00:01\" = \"vm1\"` (`ctl fdb add` at run time)"),
+    Entry::new("port", Type::Table("NAME=KIND:ARG"), "none", "a port").more("; may be repeated"),
+];

@@ -1,0 +1,380 @@
+//! The kinds of values that settings take, their text forms, and what is wrong with a text.
+
+use std::time::Duration;
+
+use super::policy;
+use crate::Address;
+use crate::near::did_you_mean;
+
+/// Units of bytes, and the powers of two that they are.
+const UNITS: [(char, u32); 4] = [('T', 40), ('G', 30), ('M', 20), ('K', 10)];
+/// CPUs that a thread can be pinned to: those of `cpu_set_t`.
+const CPUS_MAX: usize = 1024;
+/// Longest duration, in seconds: thirty years. Beyond, clocks overflow.
+const SECONDS_MAX: f64 = 1e9;
+
+/// Longest meaning of a word that a message shows with it.
+const GLOSS_MAX: usize = 40;
+
+/// What values a setting takes.
+#[derive(Clone, Copy, Debug)]
+pub enum Type {
+    /// A number within these bounds.
+    Number(u64, u64),
+    /// A number of bytes up to this one, with a unit or without.
+    Bytes(u64),
+    /// One of several words.
+    Choice(&'static [Choice]),
+    /// A poll, call or kick policy ([`policy::FORMS`]).
+    Policy,
+    /// A MAC address.
+    Mac,
+    /// Names out of a list, with `+` between.
+    Names(&'static [&'static str]),
+    /// Numbers of CPUs, with `,` between; in the file a list.
+    Cpus,
+    /// A time in seconds.
+    Seconds,
+    /// An address to listen at.
+    Address,
+    /// Text of this meaning: `PATH`.
+    Text(&'static str),
+    /// On the command line an option without a value.
+    Flag,
+    /// A table of the file, or an option with a syntax of its own ([`crate::PortText`]).
+    Table(&'static str),
+}
+
+/// A word that a setting takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice {
+    /// The word.
+    pub word: &'static str,
+    /// What follows it after a colon: its name, and its bounds.
+    pub number: Option<(&'static str, u32, u32)>,
+    /// What it means; empty where the setting's own sentence says it.
+    pub help: &'static str,
+    /// What only the docs say, in Markdown, after `help`.
+    pub more: &'static str,
+}
+
+impl Choice {
+    /// A word by itself.
+    pub const fn word(word: &'static str, help: &'static str) -> Self {
+        Self { word, number: None, help, more: "" }
+    }
+
+    /// A word with a number: `WORD:N`.
+    pub const fn number(
+        word: &'static str,
+        name: &'static str,
+        min: u32,
+        max: u32,
+        help: &'static str,
+    ) -> Self {
+        Self { word, number: Some((name, min, max)), help, more: "" }
+    }
+
+    /// With more in the docs.
+    pub const fn more(self, more: &'static str) -> Self {
+        Self { more, ..self }
+    }
+
+    /// As it is written: `timer:HZ`.
+    pub fn form(&self) -> String {
+        match self.number {
+            None => self.word.into(),
+            Some((name, ..)) => format!("{}:{name}", self.word),
+        }
+    }
+}
+
+/// A setting's value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// A number, or a number of bytes.
+    Number(u64),
+    /// A word, and the number that follows it.
+    Choice(&'static str, Option<u32>),
+    /// The text of a policy; it is valid.
+    Policy(String),
+    /// A MAC address.
+    Mac([u8; 6]),
+    /// Names, as the list has them.
+    Names(Vec<&'static str>),
+    /// Numbers of CPUs.
+    Cpus(Vec<usize>),
+    /// A time.
+    Seconds(Duration),
+    /// An address to listen at.
+    Address(Address),
+    /// Text.
+    Text(String),
+    /// An option without a value was given.
+    Flag,
+}
+
+impl Type {
+    /// How a value is written, as help and docs show it.
+    pub fn form(&self) -> String {
+        match self {
+            Self::Choice(choices) => choices.iter().map(Choice::form).collect::<Vec<_>>().join("|"),
+            _ => self.name().into(),
+        }
+    }
+
+    /// What a value is called where its forms are not shown.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Number(..) | Self::Bytes(_) => "N",
+            Self::Choice(_) => "WORD",
+            Self::Policy => "POLICY",
+            Self::Mac => "MAC",
+            Self::Names(_) => "FEATURE+...",
+            Self::Cpus => "LIST",
+            Self::Seconds => "SECS",
+            Self::Address => "ADDR",
+            Self::Text(what) | Self::Table(what) => what,
+            Self::Flag => "",
+        }
+    }
+
+    /// Whether the file must have text for it: a number would be a mistake.
+    pub fn is_text(&self) -> bool {
+        matches!(self, Self::Policy | Self::Mac | Self::Names(_) | Self::Text(_) | Self::Table(_))
+    }
+
+    /// The value of setting `key` that `text` stands for.
+    ///
+    /// # Errors
+    /// It stands for none; the error says of which setting, and what does.
+    pub fn parse(&self, key: &str, text: &str) -> Result<Value, String> {
+        let bad = |what: String| format!("{key}={text}: {what}");
+        match self {
+            Self::Number(min, max) => {
+                let number = text.parse().ok().filter(|n| (min..=max).contains(&n));
+                number.map(Value::Number).ok_or_else(|| bad(format!("use {min} to {max}")))
+            }
+            Self::Bytes(max) => {
+                bytes(text).filter(|n| n <= max).map(Value::Number).ok_or_else(|| {
+                    let max = bytes_text(*max);
+                    bad(format!("use 0 to {max} bytes, or so many K, M, G or T of them"))
+                })
+            }
+            Self::Choice(choices) => choice(key, text, choices),
+            Self::Policy => match policy::check(text) {
+                Ok(()) => Ok(Value::Policy(text.into())),
+                Err(error) => Err(bad(error)),
+            },
+            Self::Mac => {
+                crate::mac(text).map(Value::Mac).map_err(|error| format!("{key}: {error}"))
+            }
+            Self::Names(known) => names(text, known).map(Value::Names).map_err(|word| {
+                let hint = hint(&word, known);
+                format!("{key}: unknown feature '{word}'{hint}; known: {}", known.join(" "))
+            }),
+            Self::Cpus => cpus(text).map(Value::Cpus).map_err(bad),
+            Self::Seconds => {
+                let number = text.parse().map_err(|_| bad("not a number of seconds".into()))?;
+                seconds(number).map(Value::Seconds)
+            }
+            Self::Address => text.parse().map(Value::Address),
+            Self::Text(_) | Self::Table(_) => Ok(Value::Text(text.into())),
+            Self::Flag => Ok(Value::Flag),
+        }
+    }
+}
+
+impl Value {
+    /// A number, or that which follows a word.
+    pub fn number(&self) -> Option<u64> {
+        match self {
+            Self::Number(n) => Some(*n),
+            Self::Choice(_, n) => n.map(u64::from),
+            _ => None,
+        }
+    }
+
+    /// A word out of several.
+    pub fn word(&self) -> Option<&'static str> {
+        match self {
+            Self::Choice(word, _) => Some(word),
+            _ => None,
+        }
+    }
+
+    /// The text of a policy, or text.
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::Policy(text) | Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+/// A duration given in seconds.
+///
+/// # Errors
+/// It is negative, or so long that clocks overflow.
+pub fn seconds(secs: f64) -> Result<Duration, String> {
+    let duration = Duration::try_from_secs_f64(secs).ok().filter(|_| secs <= SECONDS_MAX);
+    duration.ok_or_else(|| format!("{secs} is no length of time: use seconds, 0 to {SECONDS_MAX}"))
+}
+
+fn choice(key: &str, text: &str, choices: &[Choice]) -> Result<Value, String> {
+    let (word, number) = text.split_once(':').map_or((text, None), |(w, n)| (w, Some(n)));
+    match choices.iter().find(|choice| choice.word == word) {
+        Some(Choice { word, number: None, .. }) if number.is_none() => {
+            Ok(Value::Choice(word, None))
+        }
+        Some(Choice { word, number: Some((name, min, max)), .. }) => {
+            let number = number.and_then(|n| n.parse().ok()).filter(|n| (min..=max).contains(&n));
+            number.map(|n| Value::Choice(word, Some(n))).ok_or_else(|| {
+                format!("{key}={text}: use {word}:{name} with {name} from {min} to {max}")
+            })
+        }
+        _ => {
+            let forms: Vec<_> = choices.iter().map(Choice::form).collect();
+            let others = forms.iter().map(String::as_str).filter(|form| *form != text);
+            let hint = did_you_mean(text, others);
+            let brief = |choice: &Choice| (1..=GLOSS_MAX).contains(&choice.help.len());
+            let glosses = choices.iter().all(brief);
+            let shown = forms.iter().zip(choices).map(|(form, choice)| match glosses {
+                true => format!("{form} ({})", choice.help),
+                false => form.clone(),
+            });
+            let shown: Vec<_> = shown.collect();
+            Err(format!("{key}={text}{hint}: use {}", shown.join(", ")))
+        }
+    }
+}
+
+/// Names are written in either case, with `-` or `_`, and with the prefix `feature-` that Xen's
+/// keys have, or without; the error is the first that is none.
+fn names(text: &str, known: &[&'static str]) -> Result<Vec<&'static str>, String> {
+    let plain = |word: &str| word.to_ascii_lowercase().replace('_', "-");
+    text.split('+')
+        .map(|word| {
+            let wanted = plain(word);
+            let wanted = wanted.strip_prefix("feature-").unwrap_or(&wanted);
+            let found = known.iter().copied().find(|name| plain(name) == wanted);
+            found.ok_or_else(|| word.to_string())
+        })
+        .collect()
+}
+
+/// The nearest of names that are all written in the same case.
+fn hint(word: &str, known: &[&'static str]) -> String {
+    let upper = known.iter().any(|name| name.contains(|c: char| c.is_ascii_uppercase()));
+    let word = if upper { word.to_ascii_uppercase() } else { word.to_ascii_lowercase() };
+    did_you_mean(&word, known.iter().copied())
+}
+
+fn cpus(text: &str) -> Result<Vec<usize>, String> {
+    let one = |part: &str| {
+        let cpu: usize = part.parse().map_err(|_| "use numbers of CPUs, 1 or 1,2".to_string())?;
+        if cpu < CPUS_MAX { Ok(cpu) } else { Err(format!("there is no such CPU: {cpu}")) }
+    };
+    text.split(',').filter(|part| !part.is_empty()).map(one).collect()
+}
+
+fn bytes(text: &str) -> Option<u64> {
+    let unit = |(unit, shift): (char, u32)| {
+        let digits = text.strip_suffix([unit, unit.to_ascii_lowercase()])?;
+        Some((digits, shift))
+    };
+    let (digits, shift) = UNITS.into_iter().find_map(unit).unwrap_or((text, 0));
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// A number of bytes as people write it: in the largest unit that it is a whole number of.
+pub fn bytes_text(bytes: u64) -> String {
+    let whole = |(_, shift): &(char, u32)| bytes > 0 && bytes.trailing_zeros() >= *shift;
+    match UNITS.into_iter().find(whole) {
+        Some((unit, shift)) => format!("{}{unit}", bytes >> shift),
+        None => bytes.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: Type = Type::Bytes(1 << 57);
+
+    #[test]
+    fn bytes_have_units_and_nothing_else_has() {
+        let bytes = |text: &str| BYTES.parse("limit-held-bytes", text);
+        assert_eq!(bytes("8g"), Ok(Value::Number(8 << 30)));
+        assert_eq!(bytes("131072T"), Ok(Value::Number(1 << 57)));
+        assert_eq!(bytes("4096"), Ok(Value::Number(4096)));
+        for text in ["131073T", "99999999999999T", "-1", "", "K", "4X", "1.5G"] {
+            let error = bytes(text).unwrap_err();
+            let want = format!("limit-held-bytes={text}: use 0 to 131072T bytes, or so many K,");
+            assert!(error.starts_with(&want), "{error}");
+        }
+        for text in ["4K", "1000000001", "-1", "many"] {
+            let error = Type::Number(0, 1_000_000_000).parse("limit-mappings", text).unwrap_err();
+            assert_eq!(error, format!("limit-mappings={text}: use 0 to 1000000000"));
+        }
+        let written = [(1 << 42, "4T"), (512 << 10, "512K"), (1000, "1000"), (0, "0")];
+        for (n, want) in written {
+            assert_eq!(bytes_text(n), want);
+        }
+    }
+
+    #[test]
+    fn words_may_have_a_number() {
+        const WORDS: Type = Type::Choice(&[
+            Choice::word("orphan", ""),
+            Choice::number("timer", "HZ", 1, 20_000, ""),
+        ]);
+        assert_eq!(WORDS.form(), "orphan|timer:HZ");
+        assert_eq!(WORDS.parse("k", "timer:5"), Ok(Value::Choice("timer", Some(5))));
+        for (text, want) in [
+            ("orpan", "k=orpan (did you mean 'orphan'?): use orphan, timer:HZ"),
+            ("orphan:1", "use orphan, timer:HZ"),
+            ("timer", "k=timer: use timer:HZ with HZ from 1 to 20000"),
+            ("timer:0", "with HZ from 1 to 20000"),
+            ("", "k=: use orphan, timer:HZ"),
+        ] {
+            let error = WORDS.parse("k", text).unwrap_err();
+            assert!(error.contains(want), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn words_are_shown_with_what_they_mean_where_that_is_short() {
+        const WORDS: Type =
+            Type::Choice(&[Choice::word("shared", "memfd"), Choice::word("any", "any file")]);
+        let error = WORDS.parse("memory", "some").unwrap_err();
+        assert_eq!(error, "memory=some: use shared (memfd), any (any file)");
+    }
+
+    #[test]
+    fn names_are_taken_as_people_write_them() {
+        let virtio = Type::Names(&["EVENT_IDX", "IN_ORDER"]);
+        let both = Value::Names(vec!["EVENT_IDX", "IN_ORDER"]);
+        assert_eq!(virtio.parse("without", "event-idx+IN_ORDER"), Ok(both));
+        let error = virtio.parse("without", "event-id").unwrap_err();
+        assert!(
+            error.contains("'event-id' (did you mean 'EVENT_IDX'?); known: EVENT_IDX"),
+            "{error}"
+        );
+        let xen = Type::Names(&["sg", "ctrl-ring"]);
+        assert_eq!(xen.parse("without", "feature-sg"), Ok(Value::Names(vec!["sg"])));
+        assert!(xen.parse("without", "ctrl-rings").unwrap_err().contains("'ctrl-ring'?"));
+    }
+
+    #[test]
+    fn times_and_cpus_that_make_no_sense() {
+        let error = |value: Type, text: &str| value.parse("k", text).unwrap_err();
+        for text in ["-1", "nan", "1e19"] {
+            assert!(error(Type::Seconds, text).contains("no length of time"), "{text}");
+        }
+        assert!(error(Type::Seconds, "x").contains("not a number of seconds"));
+        assert!(error(Type::Cpus, "99999").contains("there is no such CPU: 99999"));
+        assert!(error(Type::Cpus, "one").contains("use numbers of CPUs"));
+        assert_eq!(Type::Cpus.parse("cpus", "0,2"), Ok(Value::Cpus(vec![0, 2])));
+    }
+}

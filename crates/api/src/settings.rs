@@ -1,0 +1,88 @@
+//! Settings of the switch as a whole, from the command line, the file, and defaults.
+
+use std::time::Duration;
+
+use crate::Address;
+use crate::schema::{Entry, Value, run};
+
+/// Values of some of the settings of [`run::TABLE`]. All of them are valid.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    given: Vec<(&'static Entry, Value)>,
+}
+
+impl Settings {
+    /// Sets one; it replaces what was set before.
+    pub fn set(&mut self, entry: &'static Entry, value: Value) {
+        self.given.retain(|(known, _)| known.name != entry.name);
+        self.given.push((entry, value));
+    }
+
+    /// These where they are given, and otherwise `below`.
+    pub fn over(self, below: Self) -> Self {
+        let mut all = below;
+        for (entry, value) in self.given {
+            all.set(entry, value);
+        }
+        all
+    }
+
+    /// A value: given, or the default if that is one.
+    fn value(&self, name: &str) -> Option<Value> {
+        let given = self.given.iter().find(|(entry, _)| entry.name == name);
+        given.map(|(_, value)| value.clone()).or_else(|| {
+            let entry = run::TABLE.iter().find(|entry| entry.name == name);
+            entry.expect("a setting of the table").default_value()
+        })
+    }
+
+    /// A number, given or by default.
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.value(name)?.number()
+    }
+
+    /// A word out of several, given or by default.
+    pub fn word(&self, name: &str) -> Option<&'static str> {
+        self.value(name)?.word()
+    }
+
+    /// The text of a policy, given or by default.
+    pub fn policy(&self, name: &str) -> Option<String> {
+        self.value(name)?.text().map(Into::into)
+    }
+
+    /// Text, if it was given.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        let (_, value) = self.given.iter().find(|(entry, _)| entry.name == name)?;
+        value.text()
+    }
+
+    /// Numbers of CPUs; none unless given.
+    pub fn cpus(&self, name: &str) -> Vec<usize> {
+        match self.value(name) {
+            Some(Value::Cpus(cpus)) => cpus,
+            _ => Vec::new(),
+        }
+    }
+
+    /// A duration, if it was given.
+    pub fn seconds(&self, name: &str) -> Option<Duration> {
+        match self.value(name)? {
+            Value::Seconds(duration) => Some(duration),
+            _ => None,
+        }
+    }
+
+    /// An address, if it was given.
+    pub fn address(&self, name: &str) -> Option<Address> {
+        match self.value(name)? {
+            Value::Address(address) => Some(address),
+            _ => None,
+        }
+    }
+
+    /// Whether an option without a value was given.
+    pub fn flag(&self, name: &str) -> bool {
+        self.given.iter().any(|(entry, _)| entry.name == name)
+    }
+}

@@ -1,0 +1,33 @@
+//! Why a NIC or a generator ended.
+
+use os::SocketError;
+use uplink::TapError;
+
+use crate::connect::ConnectError;
+use crate::ring::Malformed;
+
+/// Why a NIC or a generator did not start, or ended before its time.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Options that contradict each other, or that this machine or switch cannot follow.
+    #[error("{0}")]
+    Usage(String),
+    /// There is no connection to the switch.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The control socket cannot be created.
+    #[error("--control: {0}")]
+    Control(SocketError),
+    /// The interface cannot be opened.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// The switch broke the ring protocol.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// A system call failed.
+    #[error(transparent)]
+    Os(#[from] std::io::Error),
+    /// Anything else; the text says what, where, and what to do.
+    #[error("{0}")]
+    Failed(String),
+}

@@ -1,0 +1,447 @@
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use ::ring::virtq::{Chain, DeviceQueue, DriverQueue, Features, Layout, Taken};
+use shm::{GuestMemory, Mapping, Region};
+use switch::poll::Policy;
+use vhost_user::frontend::Queue;
+
+use super::*;
+use crate::connect::RX_BUFFER;
+use crate::ring::{Buffers, HDR_LEN, Ring};
+use crate::settings::Setting;
+
+const MEMORY: u64 = 1 << 20;
+const BUFFERS: u64 = 0x10000;
+const SIZE: u16 = 8;
+const MS: u64 = 1_000_000;
+
+/// The switch's half of one ring.
+struct Device {
+    queue: DeviceQueue,
+    memory: Arc<GuestMemory>,
+    kick: OwnedFd,
+    call: OwnedFd,
+    held: Vec<Chain>,
+    /// What the chains held consist of, as (address, length).
+    bufs: Vec<Vec<(u64, u32)>>,
+}
+
+impl Device {
+    /// Takes all there is; how many.
+    fn take(&mut self) -> usize {
+        let mut taken = Taken::with_capacity(64, SIZE);
+        self.queue.take(&self.memory, 64, &mut taken).unwrap();
+        for chain in &taken.chains {
+            let bufs = [taken.reads(chain), taken.writes(chain)].concat();
+            self.bufs.push(bufs.iter().map(|buf| (buf.addr, buf.len)).collect());
+        }
+        self.held.extend_from_slice(&taken.chains);
+        taken.chains.len()
+    }
+
+    /// Uses the oldest chain, of which `len` bytes were written; whether it called.
+    fn use_one(&mut self, len: u32) -> bool {
+        let chain = self.held.remove(0);
+        self.queue.put(&chain, len);
+        self.queue.publish();
+        let call = self.queue.call_needed();
+        if call {
+            os::signal(self.call.as_fd());
+        }
+        call
+    }
+
+    fn kicked(&self) -> bool {
+        os::drain(self.kick.as_fd())
+    }
+}
+
+fn settings(kick: &str, sets: &[&str]) -> Settings {
+    let sets: Vec<Setting> = sets.iter().map(|s| s.parse().unwrap()).collect();
+    Settings::new(Policy::Event, kick.parse().unwrap(), &sets)
+}
+
+fn ring_pair(features: Features, settings: &Settings) -> (Queue, Device, Buffers) {
+    let mapping = Arc::new(Mapping::memfd("guest", MEMORY).unwrap());
+    let region = Region { guest_addr: 0x1000, user_addr: 0, len: MEMORY, offset: 0, mapping };
+    let memory = Arc::new(GuestMemory::new(vec![region]).unwrap());
+    let layout = Layout { size: SIZE, desc: 0x1000, driver: 0x2000, device: 0x3000 };
+    let base = if features.packed { 0x8000_8000 } else { 65_533 };
+    let driver = DriverQueue::new(&memory, &layout, features, base, None).unwrap();
+    let queue = DeviceQueue::new(&memory, &layout, features, base).unwrap();
+    let (kick, call) = (os::eventfd().unwrap(), os::eventfd().unwrap());
+    let clone = |fd: &OwnedFd| fd.try_clone().unwrap();
+    let (device_kick, device_call) = (clone(&kick), clone(&call));
+    let mut device = Device {
+        queue,
+        memory,
+        kick: device_kick,
+        call: device_call,
+        held: Vec::new(),
+        bufs: Vec::new(),
+    };
+    // The first call comes unasked; kicks do not.
+    let _ = device.queue.call_needed();
+    assert_eq!(device.queue.arm(), ::ring::virtq::Armed::Armed);
+    let count = if settings.apart { SIZE / 2 } else { SIZE };
+    let Settings { apart, offset, .. } = *settings;
+    let buffers = Buffers { base: BUFFERS, stride: RX_BUFFER, count, apart, offset };
+    (Queue { ring: 0, driver, kick, call }, device, buffers)
+}
+
+const EVENT: Features =
+    Features { packed: false, event_idx: true, indirect: false, in_order: false };
+const FLAGS: Features = Features { event_idx: false, ..EVENT };
+const PACKED: Features = Features { packed: true, ..EVENT };
+
+fn tx_pair(features: Features, kick: &str, sets: &[&str]) -> (Tx, Device) {
+    let settings = settings(kick, sets);
+    let (queue, device, buffers) = ring_pair(features, &settings);
+    let memory = Arc::clone(&device.memory);
+    (Tx::new(Ring::virtio(queue, memory, buffers), &settings), device)
+}
+
+fn send(tx: &mut Tx, frames: usize, now: u64) {
+    for _ in 0..frames {
+        let i = tx.free().next().unwrap();
+        tx.send(i, 72);
+    }
+    tx.publish(frames, now);
+}
+
+#[test]
+fn before_tx_takes_buffers_back_whether_it_needs_them_or_not() {
+    let (mut tx, mut device) = tx_pair(EVENT, "event", &["tx-completion=before-tx"]);
+    send(&mut tx, 2, 0);
+    device.take();
+    device.use_one(0);
+    assert_eq!((tx.room(1).unwrap(), tx.in_flight()), (1, 1));
+    assert_eq!((tx.counts.reclaims, tx.counts.reclaimed), (1, 1));
+}
+
+#[test]
+fn orphans_are_looked_for_only_when_a_burst_finds_too_few_buffers() {
+    let (mut tx, mut device) = tx_pair(EVENT, "event", &[]);
+    send(&mut tx, 6, 0);
+    device.take();
+    device.use_one(0);
+    assert_eq!((tx.room(2).unwrap(), tx.in_flight()), (2, 6));
+    assert_eq!((tx.room(3).unwrap(), tx.in_flight()), (3, 5));
+    // A sleeper waits for nothing but room, and then for the next buffer.
+    assert_eq!(tx.rest(false).unwrap(), Rest::Sound);
+    send(&mut tx, 3, 0);
+    assert_eq!(tx.room(1).unwrap(), 0);
+    assert_eq!(tx.rest(true).unwrap(), Rest::Armed);
+    assert!(device.use_one(0));
+    assert_eq!(tx.rest(true).unwrap(), Rest::Awake);
+    assert_eq!(tx.room(1).unwrap(), 1);
+}
+
+#[test]
+fn the_completion_timer_runs_while_frames_are_in_flight_and_takes_them_at_its_ticks() {
+    let (mut tx, mut device) = tx_pair(EVENT, "event", &["tx-completion=timer:1000"]);
+    assert_eq!(tx.deadline(), None);
+    send(&mut tx, 8, 10 * MS + 1);
+    device.take();
+    device.use_one(0);
+    assert_eq!((tx.room(1).unwrap(), tx.deadline()), (0, Some(11 * MS)));
+    assert!(!tx.stop());
+    assert_eq!(tx.rest(true).unwrap(), Rest::Sound, "the tick ends the sleep");
+    tx.tick(11 * MS - 1).unwrap();
+    assert_eq!(tx.in_flight(), 8);
+    tx.tick(11 * MS + 7).unwrap();
+    assert_eq!((tx.in_flight(), tx.deadline()), (7, Some(12 * MS)));
+    for _ in 0..7 {
+        device.use_one(0);
+    }
+    tx.tick(12 * MS).unwrap();
+    assert_eq!((tx.in_flight(), tx.deadline()), (0, None));
+}
+
+/// After how many uses the switch called, of `sent` frames; and how many were taken back then.
+fn calls(features: Features, completion: &str, sent: usize) -> Vec<(usize, u64)> {
+    let set = format!("tx-completion={completion}");
+    let (mut tx, mut device) = tx_pair(features, "event", &[&set]);
+    send(&mut tx, sent, 0);
+    device.take();
+    let mut calls = Vec::new();
+    assert_eq!(tx.rest(false).unwrap(), Rest::Armed);
+    for used in 1..=sent {
+        if device.use_one(0) {
+            let _ = tx.rest(false).unwrap();
+            calls.push((used, tx.counts.reclaimed));
+        }
+    }
+    calls
+}
+
+#[test]
+fn on_empty_is_called_when_all_was_used() {
+    assert_eq!(calls(EVENT, "on-empty", 5), [(5, 5)]);
+    // Without event index each use calls; still, all is taken back at once.
+    assert_eq!(calls(FLAGS, "on-empty", 3), [(1, 0), (2, 0), (3, 3)]);
+}
+
+#[test]
+fn on_half_empty_is_called_when_half_is_free_again() {
+    assert_eq!(calls(EVENT, "on-half-empty", 6), [(2, 2)]);
+    assert_eq!(calls(EVENT, "on-half-empty", 8), [(4, 4)]);
+    assert_eq!(calls(FLAGS, "on-half-empty", 6)[..2], [(1, 0), (2, 2)]);
+    // With half of them free nobody waits.
+    let (mut tx, _) = tx_pair(EVENT, "event", &["tx-completion=on-half-empty"]);
+    send(&mut tx, 4, 0);
+    assert_eq!(tx.rest(false).unwrap(), Rest::Sound);
+}
+
+#[test]
+fn awake_senders_take_back_at_the_same_points() {
+    for (completion, point) in [("on-empty", 8), ("on-half-empty", 4), ("orphan", 1)] {
+        let set = format!("tx-completion={completion}");
+        let (mut tx, mut device) = tx_pair(EVENT, "event", &[&set]);
+        send(&mut tx, 8, 0);
+        device.take();
+        for used in 1..=point {
+            device.use_one(0);
+            let room = if used == point { point } else { 0 };
+            assert_eq!(tx.room(8).unwrap(), room, "{completion} after {used}");
+        }
+    }
+}
+
+#[test]
+fn every_completion_wakes_a_blocked_sender_on_every_ring() {
+    for features in [EVENT, FLAGS, PACKED, Features { event_idx: false, ..PACKED }] {
+        for completion in ["orphan", "before-tx", "timer:1000", "on-empty", "on-half-empty"] {
+            let set = format!("tx-completion={completion}");
+            let (mut tx, mut device) = tx_pair(features, "event", &[&set]);
+            send(&mut tx, 8, 0);
+            device.take();
+            let mut asleep = true;
+            for used in 0..8 {
+                // A sleeper that is called takes a look; one with a deadline keeps it.
+                if tx.room(1).unwrap() > 0 || tx.rest(true).unwrap() == Rest::Awake {
+                    asleep = tx.room(1).unwrap() == 0;
+                    break;
+                }
+                let called = device.use_one(0);
+                asleep = !called && tx.deadline().is_none();
+                assert!(!asleep || used < 7, "{completion} {features:?} sleeps for ever");
+            }
+            tx.tick(2 * MS).unwrap();
+            assert!(!asleep || completion.starts_with("timer"), "{completion} {features:?}");
+            assert!(tx.room(8).unwrap() > 0 || tx.rest(true).unwrap() == Rest::Awake);
+            assert!(tx.room(1).unwrap() > 0, "{completion} {features:?}");
+        }
+    }
+}
+
+/// Random steps of a sender and of a switch that both sleep when they may. Whenever both do, a
+/// deadline must be set, or nothing may be left to do.
+fn nobody_sleeps_for_ever(features: Features, kick: &str, sets: &[&str], seed: u64) {
+    let what = format!("{features:?} --kick {kick} {sets:?} seed {seed}");
+    let (mut tx, mut device) = tx_pair(features, kick, sets);
+    let mut random = seed * 2 + 1;
+    let mut next = |n: u64| {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (random >> 33) % n
+    };
+    let (mut now, mut left) = (1, 200);
+    let (mut device_asleep, mut taken) = (false, 0);
+    let mut rounds = 0;
+    while taken < 200 {
+        rounds += 1;
+        assert!(rounds < 100_000, "{what}: the switch is not told");
+        now += next(3) * 1000;
+        // The switch: one step if it is awake.
+        device_asleep &= !device.kicked();
+        if !device_asleep && next(2) == 0 {
+            let got = device.take();
+            taken += got;
+            for _ in 0..next(4).min(device.held.len() as u64) {
+                device.use_one(0);
+            }
+            if got == 0 && device.held.is_empty() {
+                device_asleep = device.queue.arm() == ::ring::virtq::Armed::Armed;
+            }
+        }
+        // Somebody changes its mind in every second run, between two rounds.
+        if seed % 2 == 1 && next(10) == 0 {
+            let kicks = [kick, "event", "timer:1000", "coalesce:50,4"];
+            tx.follow(kicks[next(4) as usize].parse().unwrap());
+        }
+        // The sender: a burst, then a sleep if it may.
+        tx.tick(now).unwrap();
+        let want = (next(5) as usize).min(left);
+        let room = tx.room(want).unwrap();
+        if room > 0 {
+            send(&mut tx, room, now);
+            left -= room;
+        }
+        let blocked = want > 0 && room == 0;
+        let retries = blocked && tx.stop();
+        if !blocked && left > 0 || retries || tx.rest(blocked).unwrap() == Rest::Awake {
+            continue;
+        }
+        // It sleeps until called, or until its deadline.
+        tx.ring.take_calls();
+        let mut called = false;
+        device_asleep &= !device.kicked();
+        while !called && !device_asleep {
+            let got = device.take();
+            taken += got;
+            if device.held.is_empty() {
+                device_asleep = device.queue.arm() == ::ring::virtq::Armed::Armed;
+            } else {
+                device.use_one(0);
+            }
+            called = tx.ring.take_calls();
+        }
+        if !called {
+            match tx.deadline() {
+                Some(at) => now = now.max(at),
+                None => assert!(!blocked && taken == 200, "{what}: everyone sleeps"),
+            }
+        }
+    }
+    assert_eq!(left, 0, "{what}");
+}
+
+#[test]
+fn nobody_sleeps_with_work_pending() {
+    for features in [EVENT, FLAGS, PACKED, Features { in_order: true, ..EVENT }] {
+        for kick in ["event", "timer:1000", "coalesce:50,4", "coalesce:50/pending"] {
+            for completion in ["orphan", "before-tx", "timer:1000", "on-empty", "on-half-empty"] {
+                for full in ["stop-before-full", "busy-retry"] {
+                    let sets = [format!("tx-completion={completion}"), format!("tx-full={full}")];
+                    for seed in 0..20 {
+                        nobody_sleeps_for_ever(features, kick, &[&sets[0], &sets[1]], seed);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_full_ring_stops_a_sender_or_makes_it_try_again() {
+    let (mut tx, mut device) = tx_pair(EVENT, "event", &[]);
+    send(&mut tx, 8, 0);
+    device.take();
+    assert_eq!((tx.stop(), tx.stop()), (false, false));
+    assert_eq!((tx.counts.stops, tx.counts.busy), (1, 0), "it stopped once");
+    let (mut tx, mut device) = tx_pair(EVENT, "event", &["tx-full=busy-retry"]);
+    send(&mut tx, 8, 0);
+    device.take();
+    assert_eq!((tx.stop(), tx.stop()), (true, true));
+    assert_eq!((tx.counts.stops, tx.counts.busy), (0, 2));
+}
+
+#[test]
+fn kicks_are_put_off_as_the_policy_says_and_no_longer() {
+    let (mut tx, device) = tx_pair(EVENT, "event", &[]);
+    send(&mut tx, 1, 0);
+    assert!(device.kicked());
+    for (kick, at) in
+        [("coalesce:100,4", MS / 10), ("coalesce:100/pending", MS / 10), ("timer:1000", MS)]
+    {
+        let (mut tx, mut device) = tx_pair(EVENT, kick, &[]);
+        send(&mut tx, 1, 0);
+        assert_eq!((device.kicked(), tx.deadline()), (false, Some(at)), "{kick}");
+        tx.tick(at - 1).unwrap();
+        assert!(!device.kicked());
+        tx.tick(at).unwrap();
+        assert_eq!((device.kicked(), tx.deadline()), (true, None), "{kick}");
+        // A sender that waits for room kicks at once: the switch may be asleep.
+        device.take();
+        assert_eq!(::ring::virtq::Armed::Armed, device.queue.arm());
+        send(&mut tx, 1, at);
+        assert!(!device.kicked());
+        tx.stop();
+        assert_eq!((device.kicked(), tx.deadline()), (true, None), "{kick}");
+    }
+    let (mut tx, device) = tx_pair(EVENT, "coalesce:100,4", &[]);
+    send(&mut tx, 3, 0);
+    assert!(!device.kicked());
+    send(&mut tx, 1, 1);
+    assert!(device.kicked());
+    assert_eq!(tx.ring.kicks, 1);
+}
+
+#[test]
+fn kicks_that_were_put_off_are_made_when_the_policy_changes() {
+    let (mut tx, device) = tx_pair(EVENT, "coalesce:1000,64", &[]);
+    tx.follow("timer:1000".parse().unwrap());
+    assert_eq!((tx.ring.kicks, tx.deadline()), (0, None), "nothing was");
+    send(&mut tx, 1, 0);
+    assert_eq!((device.kicked(), tx.deadline()), (false, Some(MS)));
+    tx.follow(Policy::Event);
+    assert_eq!((device.kicked(), tx.deadline()), (true, None));
+}
+
+#[test]
+fn headers_lie_in_the_buffer_or_apart_and_buffers_begin_where_they_are_told_to() {
+    let (mut tx, mut device) = tx_pair(EVENT, "event", &["offset=6"]);
+    send(&mut tx, 1, 0);
+    device.take();
+    assert_eq!(device.bufs[0], [(BUFFERS + 6, 72)]);
+    let ip = BUFFERS + 6 + HDR_LEN as u64 + 14;
+    assert_eq!(ip % 16, 0);
+    let (mut tx, mut device) = tx_pair(EVENT, "event", &["offset=2", "header=apart"]);
+    assert_eq!(tx.ring.size(), SIZE / 2, "two descriptors a frame");
+    let mut to = tx.plain(0);
+    to.write(&[7; 60]);
+    send(&mut tx, 1, 0);
+    device.take();
+    assert_eq!(device.bufs[0], [(BUFFERS, 12), (BUFFERS + 64 + 2, 60)]);
+    let frame = device.memory.seg(BUFFERS + 66, 60, &mut 0).unwrap();
+    assert_eq!(frame.first::<60>(), Some([7; 60]));
+}
+
+fn rx_pair(sets: &[&str]) -> (Rx, Device) {
+    let settings = settings("event", sets);
+    let (queue, mut device, buffers) = ring_pair(EVENT, &settings);
+    // Small frames only: or a ring of eight would always be refilled at once.
+    let buffers = Buffers { stride: 69_632, count: buffers.count, ..buffers };
+    let memory = Arc::clone(&device.memory);
+    let rx = Rx::new(Ring::virtio(queue, memory, buffers), &settings);
+    assert_eq!(device.take(), usize::from(buffers.count));
+    assert!(device.kicked());
+    assert_eq!(::ring::virtq::Armed::Armed, device.queue.arm());
+    (rx, device)
+}
+
+#[test]
+fn buffers_are_given_back_at_once_below_half_or_in_batches() {
+    for (refill, at) in
+        [("at-once", vec![1, 2, 3, 4, 5, 6]), ("below-half", vec![5]), ("batch:3", vec![3, 6])]
+    {
+        let (mut rx, mut device) = rx_pair(&[&format!("rx-refill={refill}")]);
+        let mut refills = Vec::new();
+        for frame in 1..=6 {
+            device.use_one(72);
+            assert_eq!(rx.receive(64, |segs| assert_eq!(segs[0].len(), 72)), Ok(1));
+            let before = rx.counts.refills;
+            rx.refill();
+            if rx.counts.refills > before {
+                refills.push(frame);
+                assert!(device.kicked(), "{refill}");
+                device.take();
+                assert_eq!(::ring::virtq::Armed::Armed, device.queue.arm());
+            }
+        }
+        assert_eq!(refills, at, "{refill}");
+        assert_eq!(rx.counts.polls, 6);
+    }
+}
+
+#[test]
+fn a_header_apart_is_received_as_a_segment_of_its_own() {
+    let (mut rx, mut device) = rx_pair(&["header=apart", "offset=2"]);
+    assert_eq!(device.bufs[0][0], (BUFFERS, 12));
+    assert_eq!(device.bufs[0][1].0, BUFFERS + 66);
+    device.use_one(72);
+    let mut lens = Vec::new();
+    rx.receive(64, |segs| lens.extend(segs.iter().map(|seg| seg.len()))).unwrap();
+    assert_eq!(lens, [12, 60]);
+}

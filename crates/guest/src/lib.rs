@@ -1,0 +1,28 @@
+//! The driver half as a library: a NIC for a namespace ([`nic`]), a traffic generator
+//! ([`generate`]), and the guest that both are made of ([`Guest`]).
+//!
+//! A guest connects to a port of the switch by vhost-user or Xen netif ([`connect()`]). What it
+//! asks for is a plain struct ([`ConnectOptions`]): command lines are the program's. Times, limits
+//! and the costs of sleeping are passed in.
+#![forbid(unsafe_code)]
+
+mod connect;
+mod control;
+mod error;
+pub mod generate;
+mod guest;
+mod judge;
+pub mod nic;
+mod report;
+mod ring;
+mod rx;
+mod settings;
+mod tx;
+mod xen;
+
+pub use self::connect::{Connect, ConnectError, ConnectOptions, Link, Target, connect};
+pub use self::error::Error;
+pub use self::guest::{Guest, Pair};
+pub use self::report::Report;
+pub use self::ring::{HDR_LEN, Malformed};
+pub use self::settings::{Setting, Settings};

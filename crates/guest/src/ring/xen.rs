@@ -1,0 +1,170 @@
+//! The halves of Xen's rings as a guest's two directions use them.
+//!
+//! What the 12 bytes before a frame say goes into flags and extra infos on tx, and is made of them
+//! on rx, where it lies in memory of our own: a page received into holds the frame alone.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use ::ring::xen::{Armed, PAGE_LEN, RxPacket, RxSlot};
+use shm::{GuestMemory, Seg};
+use switch::frame::HEAD_LEN;
+use switch::vnet::VnetHdr;
+use xen_netif::front::{RxQueue, TxQueue, vnet_hdr, wants_head};
+use xen_netif::host;
+
+use super::{Buffers, HDR_LEN, Malformed};
+
+/// Longest frame that a tx ring can tell of.
+pub const FRAME_MAX: u32 = 65_535;
+/// Most frames of one look.
+const FRAMES_MAX: usize = 64;
+/// Most segments of a frame: its header, and what a packet may have.
+const SEGS_MAX: usize = 1 + ::ring::xen::SLOTS_MAX;
+
+/// A ring's notifications. Two rings may share them.
+pub struct Channel {
+    channel: Arc<host::Channel>,
+    fd: Arc<OwnedFd>,
+}
+
+impl Channel {
+    pub(crate) fn new(channel: Arc<host::Channel>) -> Self {
+        let fd = channel.fd();
+        Self { channel, fd }
+    }
+
+    /// Readable when the switch called.
+    pub fn call(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Takes note of a call, if there was one: several are one.
+    pub fn take_call(&self) -> u64 {
+        u64::from(self.channel.ack())
+    }
+
+    fn kick(&self, needed: bool) -> bool {
+        if needed {
+            self.channel.notify();
+        }
+        needed
+    }
+}
+
+/// The tx ring.
+pub struct XenTx {
+    pub queue: TxQueue,
+    pub channel: Channel,
+}
+
+impl XenTx {
+    /// Bytes of the longest frame that the ring takes from one of `buffers`.
+    pub fn longest(&self, buffers: &Buffers) -> u32 {
+        let first = u32::from(buffers.offset) + HDR_LEN as u32;
+        if self.queue.takes_sg() { FRAME_MAX } else { u32::from(PAGE_LEN) - first }
+    }
+
+    /// Sends the first `len` bytes of buffer `i`, which begin with the header; false: not taken.
+    pub fn send(&mut self, memory: &GuestMemory, buffers: &Buffers, i: u16, len: u32) -> bool {
+        let mut header = [0; VnetHdr::LEN];
+        for piece in buffers.read(memory, i, header.len() as u32) {
+            piece.read(&mut header);
+        }
+        let hdr = VnetHdr::parse(&header);
+        let offset = u16::from(buffers.offset) + HDR_LEN as u16;
+        self.queue.send(i, offset, len.saturating_sub(HDR_LEN as u32), &hdr).is_ok()
+    }
+
+    /// Tells the switch, if it wants to be told or is told `always`; whether it did.
+    pub fn kick(&mut self, always: bool) -> bool {
+        self.channel.kick(self.queue.notify_needed() || always)
+    }
+}
+
+/// The rx ring.
+pub struct XenRx {
+    pub queue: RxQueue,
+    pub channel: Channel,
+    packet: RxPacket,
+    /// Headers of frames that are shown.
+    headers: Box<[[u8; HDR_LEN]]>,
+}
+
+impl XenRx {
+    pub fn new(queue: RxQueue, channel: Channel) -> Self {
+        let headers = [[0; HDR_LEN]; FRAMES_MAX].into();
+        Self { queue, channel, packet: RxPacket::new(), headers }
+    }
+
+    /// Tells the switch, if it wants to be told or is told `always`; whether it did.
+    pub fn kick(&mut self, always: bool) -> bool {
+        self.channel.kick(self.queue.notify_needed() || always)
+    }
+
+    /// With smart poll, before a sleep: false when there is something on either ring by now.
+    pub fn stop_polling(&self, tx: &XenTx) -> bool {
+        self.queue.stop_polling(&tx.queue) == Armed::Armed
+    }
+
+    /// Takes frames and shows each, header first; their pages are `done` afterwards.
+    pub fn receive<'a>(
+        &'a mut self,
+        max: usize,
+        memory: &'a GuestMemory,
+        done: &mut Vec<u16>,
+        kicks: &mut u64,
+        mut show: impl FnMut(&[Seg<'a>]),
+    ) -> Result<usize, Malformed> {
+        let Self { queue, channel, packet, headers } = self;
+        let mut segs = [Seg::EMPTY; SEGS_MAX];
+        let mut frames = 0;
+        // Those that are dropped count, too: a look is bounded.
+        for header in headers.iter_mut().take(max) {
+            if !queue.take(packet, FRAMES_MAX)? {
+                break;
+            }
+            let Some(hdr) = hdr_of(packet, memory) else {
+                queue.reject(packet);
+                continue;
+            };
+            header[..VnetHdr::LEN].copy_from_slice(&hdr.bytes());
+            header[VnetHdr::LEN..].copy_from_slice(&1_u16.to_le_bytes());
+            segs[0] = Seg::of(header);
+            for (to, slot) in segs[1..].iter_mut().zip(&packet.slots) {
+                *to = seg(memory, slot);
+            }
+            show(&segs[..=packet.slots.len()]);
+            done.extend(packet.slots.iter().map(|slot| slot.request.id));
+            frames += 1;
+        }
+        // Nobody else may have a reason to: these belong to no frame.
+        if queue.has_reoffered() {
+            queue.publish();
+            *kicks += u64::from(channel.kick(queue.notify_needed()));
+        }
+        Ok(frames)
+    }
+}
+
+/// The bytes of a slot; the ring has checked that they lie in its page, and the page is ours.
+fn seg<'m>(memory: &'m GuestMemory, slot: &RxSlot) -> Seg<'m> {
+    if slot.len == 0 {
+        return Seg::EMPTY;
+    }
+    let page = u64::from(slot.request.id) * u64::from(PAGE_LEN);
+    let seg = memory.seg(page + u64::from(slot.offset), slot.len.into(), &mut 0);
+    seg.expect("pages offered lie in our own memory")
+}
+
+/// What a packet asks for, by a copy of its first bytes; `None`: nonsense.
+fn hdr_of(packet: &RxPacket, memory: &GuestMemory) -> Option<VnetHdr> {
+    if !wants_head(packet) {
+        return vnet_hdr(packet, &[]);
+    }
+    let (mut head, mut at) = ([0; HEAD_LEN], 0);
+    for slot in &packet.slots {
+        at += seg(memory, slot).read(&mut head[at..]);
+    }
+    vnet_hdr(packet, &head[..at])
+}

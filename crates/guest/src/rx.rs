@@ -1,0 +1,153 @@
+//! The receive queue: frames out of it, and when buffers are given back.
+
+use std::collections::VecDeque;
+use std::ops::AddAssign;
+
+use ring::virtq::{self, Used};
+use shm::Seg;
+
+use crate::ring::{HDR_LEN, Half, Malformed, Ring};
+use crate::settings::{Refill, Settings};
+
+/// Most buffers of one frame.
+const FRAME_BUFFERS_MAX: usize = 64;
+/// Longest frame a switch sends, with its header: 64 KiB of payload.
+const FRAME_MAX: u32 = 65_536 + 14 + 20 + 40 + HDR_LEN as u32;
+
+/// The receive queue and its buffers.
+pub struct Rx {
+    /// Its ring.
+    pub ring: Ring,
+    /// Used buffers not yet shown, `id` being the buffer by now: the chain's id is free again, and
+    /// the rest of a frame may not have been taken yet.
+    used: VecDeque<Used>,
+    /// Buffers to give back.
+    done: Vec<u16>,
+    /// How many of them are worth a refill.
+    refill_at: usize,
+    /// What was counted.
+    pub counts: RxCounts,
+}
+
+/// What a receive queue counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RxCounts {
+    /// Frames received.
+    pub frames: u64,
+    /// Looks for used buffers.
+    pub polls: u64,
+    /// Looks that found none.
+    pub polls_empty: u64,
+    /// Times buffers were given back.
+    pub refills: u64,
+    /// Buffers given back.
+    pub refilled: u64,
+}
+
+impl AddAssign for RxCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.frames += other.frames;
+        self.polls += other.polls;
+        self.polls_empty += other.polls_empty;
+        self.refills += other.refills;
+        self.refilled += other.refilled;
+    }
+}
+
+impl Rx {
+    pub(super) fn new(ring: Ring, settings: &Settings) -> Self {
+        let mut rx = Self {
+            used: VecDeque::with_capacity(usize::from(ring.size())),
+            done: (ring.offered()..ring.size()).collect(),
+            refill_at: refill_at(settings.refill, &ring),
+            ring,
+            counts: RxCounts::default(),
+        };
+        rx.give_back();
+        rx.counts = RxCounts::default();
+        rx
+    }
+
+    /// Takes frames and shows each, as segments with the header first, to `show`; their buffers
+    /// are given back afterwards by [`refill`](Self::refill). Returns how many.
+    pub fn receive<'a>(
+        &'a mut self,
+        max: usize,
+        mut show: impl FnMut(&[Seg<'a>]),
+    ) -> Result<usize, Malformed> {
+        let Self { ring, used, done, counts, .. } = self;
+        let (half, memory, buffers, kicks) = ring.parts();
+        counts.polls += 1;
+        let virtq = match half {
+            Half::Virtio(virtq) => virtq,
+            Half::XenRx(xen) => {
+                let frames = xen.receive(max, memory, done, kicks, show)?;
+                counts.polls_empty += u64::from(frames == 0);
+                counts.frames += frames as u64;
+                return Ok(frames);
+            }
+            Half::XenTx(_) => unreachable!("nothing is received from a transmit ring"),
+        };
+        let batch = virtq.take_used(max)?;
+        counts.polls_empty += u64::from(batch.is_empty());
+        used.extend(batch);
+        let mut frames = 0;
+        let mut segs = [Seg::EMPTY; 2 * FRAME_BUFFERS_MAX];
+        while let Some(first) = used.front() {
+            let mut header = [0; HDR_LEN];
+            if let Some(head) = buffers.read(memory, first.id, first.len).next() {
+                head.read(&mut header);
+            }
+            let count = usize::from(u16::from_le_bytes([header[10], header[11]])).max(1);
+            if count > FRAME_BUFFERS_MAX {
+                return Err(virtq::Malformed::ChainTooLong.into());
+            }
+            if count > used.len() {
+                break;
+            }
+            let mut n = 0;
+            for used in used.drain(..count) {
+                for seg in buffers.read(memory, used.id, used.len) {
+                    segs[n] = seg;
+                    n += 1;
+                }
+                done.push(used.id);
+            }
+            show(&segs[..n]);
+            frames += 1;
+        }
+        counts.frames += frames as u64;
+        Ok(frames)
+    }
+
+    /// Gives buffers whose frames were dealt with back to the switch, if they are worth it.
+    pub fn refill(&mut self) {
+        if self.done.len() >= self.refill_at {
+            self.give_back();
+        }
+    }
+
+    fn give_back(&mut self) {
+        self.counts.refills += 1;
+        self.counts.refilled += self.done.len() as u64;
+        for i in self.done.drain(..) {
+            let added = self.ring.add(i, self.ring.room(), true);
+            assert!(added, "a buffer to receive into is not refused");
+        }
+        self.ring.publish();
+        self.ring.kick();
+    }
+}
+
+/// How many buffers are given back at once: what is wanted, but never so many that the longest
+/// frame would wait for them, nor more than half.
+fn refill_at(refill: Refill, ring: &Ring) -> usize {
+    let size = usize::from(ring.size());
+    let wanted = match refill {
+        Refill::AtOnce => 1,
+        Refill::BelowHalf => size / 2 + 1,
+        Refill::Batch(n) => usize::from(n).min(size / 2),
+    };
+    let longest = FRAME_MAX.div_ceil(ring.room()) as usize;
+    wanted.min(size.saturating_sub(longest)).max(1)
+}

@@ -1,0 +1,254 @@
+//! The transmit queue: when the switch is told of frames, and when buffers are taken back.
+
+use std::ops::AddAssign;
+
+use shm::SegMut;
+use switch::poll::{Notifier, Notify, Policy, tick_after};
+
+use crate::ring::{HDR_LEN, Malformed, Ring};
+use crate::settings::{Completion, Full, Settings};
+
+/// The transmit queue and its buffers.
+pub struct Tx {
+    /// Its ring.
+    pub ring: Ring,
+    free: Vec<u16>,
+    completion: Completion,
+    full: Full,
+    burst: usize,
+    notifier: Notifier,
+    /// When the switch is told of what it was not told of yet.
+    kick_at: Option<u64>,
+    /// `tx-completion=timer`: the next tick, while anything is in flight.
+    reclaim_at: Option<u64>,
+    /// No frame was sent since one found no buffer.
+    stopped: bool,
+    /// What was counted.
+    pub counts: TxCounts,
+}
+
+/// What a transmit queue counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TxCounts {
+    /// Frames sent.
+    pub frames: u64,
+    /// Looks that took buffers back.
+    pub reclaims: u64,
+    /// Buffers taken back.
+    pub reclaimed: u64,
+    /// `stop-before-full`: times a sender stopped for want of a buffer.
+    pub stops: u64,
+    /// `busy-retry`: attempts that found no buffer.
+    pub busy: u64,
+    /// Frames dropped because the switch takes none like that: too long, or with work left undone
+    /// that it did not agree to do.
+    pub refused: u64,
+}
+
+impl AddAssign for TxCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.frames += other.frames;
+        self.reclaims += other.reclaims;
+        self.reclaimed += other.reclaimed;
+        self.stops += other.stops;
+        self.busy += other.busy;
+        self.refused += other.refused;
+    }
+}
+
+/// What a transmit queue has to say before a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// Do not sleep.
+    Awake,
+    /// Sleep; nothing of this queue ends it but [`Tx::deadline`].
+    Sound,
+    /// Sleep; the switch calls when buffers are to be taken back.
+    Armed,
+}
+
+impl Tx {
+    pub(super) fn new(ring: Ring, settings: &Settings) -> Self {
+        Self {
+            free: (0..ring.size()).rev().collect(),
+            ring,
+            completion: settings.completion,
+            full: settings.full,
+            burst: settings.tx_burst.into(),
+            notifier: Notifier::new(settings.kick),
+            kick_at: None,
+            reclaim_at: None,
+            stopped: false,
+            counts: TxCounts::default(),
+        }
+    }
+
+    /// Buffers in flight.
+    pub fn in_flight(&self) -> u16 {
+        self.ring.size() - u16::try_from(self.free.len()).unwrap_or(u16::MAX)
+    }
+
+    /// Takes back what the switch has used.
+    pub fn reclaim(&mut self) -> Result<(), Malformed> {
+        let reclaimed = self.ring.reclaim(&mut self.free)?;
+        self.counts.reclaims += u64::from(reclaimed > 0);
+        self.counts.reclaimed += reclaimed as u64;
+        Ok(())
+    }
+
+    /// Does what is due at `now`: a kick that was put off, a tick of the completion timer.
+    pub fn tick(&mut self, now: u64) -> Result<(), Malformed> {
+        if self.kick_at.is_some_and(|at| at <= now) {
+            self.kick_now();
+        }
+        if self.reclaim_at.is_some_and(|at| at <= now) {
+            self.reclaim()?;
+            self.reclaim_at = None;
+            self.wind(now);
+        }
+        Ok(())
+    }
+
+    /// Sets the completion timer, if there is one and it does not run.
+    fn wind(&mut self, now: u64) {
+        if let (Completion::Timer { hz }, None) = (self.completion, self.reclaim_at) {
+            self.reclaim_at = (self.in_flight() > 0).then(|| tick_after(now, hz));
+        }
+    }
+
+    /// When [`tick`](Self::tick) has to be called.
+    pub fn deadline(&self) -> Option<u64> {
+        [self.kick_at, self.reclaim_at].into_iter().flatten().min()
+    }
+
+    /// How many of `want` frames may be sent now, at once; takes buffers back if it is time to.
+    pub fn room(&mut self, want: usize) -> Result<usize, Malformed> {
+        let want = want.min(self.burst);
+        let short = self.sendable() < want;
+        let due = match self.completion {
+            Completion::BeforeTx => true,
+            Completion::Timer { .. } => false,
+            Completion::Orphan => short,
+            Completion::OnEmpty | Completion::OnHalfEmpty => {
+                short && self.ring.has_used_many(self.awaited())
+            }
+        };
+        if due {
+            self.reclaim()?;
+        }
+        Ok(self.sendable().min(want))
+    }
+
+    /// How many frames there are buffers and room on the ring for.
+    fn sendable(&self) -> usize {
+        self.free.len().min(self.ring.frames_free())
+    }
+
+    /// How many more buffers must be used before they are taken back.
+    fn awaited(&self) -> u16 {
+        let half = self.ring.size().div_ceil(2);
+        match self.completion {
+            Completion::OnEmpty => self.in_flight(),
+            Completion::OnHalfEmpty => half.saturating_sub(self.ring.size() - self.in_flight()),
+            _ => 1,
+        }
+    }
+
+    /// Free buffers, the next to be sent first.
+    pub fn free(&self) -> impl Iterator<Item = u16> + '_ {
+        self.free.iter().rev().copied()
+    }
+
+    /// Memory of buffer `i`, header first, in one or two segments.
+    pub fn memory(&self, i: u16) -> impl Iterator<Item = SegMut<'_>> {
+        self.ring.to_write(i, self.ring.room())
+    }
+
+    /// Memory of buffer `i` behind a header that is all zero: no offloads.
+    pub fn plain(&self, i: u16) -> SegMut<'_> {
+        let mut segs = self.memory(i);
+        let mut header = segs.next().expect("a buffer has a header");
+        header.write(&[0; HDR_LEN]);
+        segs.next().unwrap_or(header)
+    }
+
+    /// Sends free buffer `i`, which holds `len` bytes with its header. False: it was dropped, and
+    /// is free again.
+    pub fn send(&mut self, i: u16, len: u32) -> bool {
+        // Nearly always the last one: buffers are filled in the order they are offered.
+        let at = self.free.iter().rposition(|free| *free == i).expect("a free buffer");
+        self.free.remove(at);
+        let sent = self.ring.add(i, len, false);
+        if !sent {
+            self.free.push(i);
+            self.counts.refused += 1;
+        }
+        sent
+    }
+
+    /// Publishes the `frames` sent, and tells the switch now or when the kick policy says.
+    pub fn publish(&mut self, frames: usize, now: u64) {
+        self.ring.publish();
+        self.counts.frames += frames as u64;
+        self.stopped = false;
+        self.wind(now);
+        match self.notifier.published(frames, now) {
+            Notify::Now => self.kick_now(),
+            Notify::At(at) => self.kick_at = Some(at),
+            Notify::Later => {}
+        }
+    }
+
+    /// Nothing more is sent for now: a kick policy that only gathers tells the switch.
+    pub(super) fn kick_gathered(&mut self) {
+        if self.kick_at.is_some() && Notifier::gathers(self.notifier.policy()) {
+            self.kick_now();
+        }
+    }
+
+    /// Follows a kick policy from now on; what the one before put off is told at once.
+    pub(super) fn follow(&mut self, kick: Policy) {
+        self.notifier.set_policy(kick);
+        if self.kick_at.is_some() {
+            self.kick_now();
+        }
+    }
+
+    /// Tells the switch of all that it was not told of.
+    pub fn kick_now(&mut self) {
+        self.kick_at = None;
+        self.notifier.flush();
+        self.ring.kick();
+    }
+
+    /// A frame waits for a free buffer. True: it is to be tried again at once.
+    pub(super) fn stop(&mut self) -> bool {
+        // The switch may sleep, not having been told.
+        self.kick_now();
+        match self.full {
+            Full::BusyRetry => self.counts.busy += 1,
+            Full::StopBeforeFull => self.counts.stops += u64::from(!self.stopped),
+        }
+        self.stopped = true;
+        self.full == Full::BusyRetry
+    }
+
+    /// Before a sleep; `blocked`: a frame waits for a free buffer.
+    pub(super) fn rest(&mut self, blocked: bool) -> Result<Rest, Malformed> {
+        let awaited = self.awaited();
+        let wants_call = match self.completion {
+            Completion::BeforeTx | Completion::Orphan => blocked,
+            Completion::OnEmpty | Completion::OnHalfEmpty => awaited > 0,
+            Completion::Timer { .. } => false,
+        };
+        if !wants_call {
+            return Ok(Rest::Sound);
+        }
+        if !self.ring.arm_after(awaited) {
+            self.ring.disarm();
+            self.reclaim()?;
+            return Ok(Rest::Awake);
+        }
+        Ok(Rest::Armed)
+    }
+}

@@ -1,0 +1,520 @@
+//! A guest's vif, over Xen or without it: its connection, which is its xenstore handshake.
+//!
+//! The rings' halves are in `ring/xen.rs`. Whoever drops a link closes the vif and waits, not
+//! for ever, for the back end to let go, so that grants are given back and its port goes down at
+//! once.
+
+mod groups;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use os::{SocketError, Until};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use xen_netif::back::{Failure, Home, State, Tree};
+use xen_netif::front::{Agreed, BACK, FrontRings, Handshake, Kept, Queue, Sizes, Status, Wishes};
+use xen_netif::host::{self, Front, HostError};
+use xen_netif::store::StoreError;
+
+use self::groups::Groups;
+use crate::ring::{Buffers, Channel, HDR_LEN, Half, Malformed, Ring, XenRx, XenTx};
+use crate::settings::Settings;
+use crate::tx::Tx;
+
+/// Bytes of a page, and of a receive buffer.
+const PAGE: u32 = 4096;
+/// Pages that hold one, with a header and the largest offset.
+const PAGES_EACH_MAX: u32 = 17;
+/// Longest wait for the back end when we leave.
+const LEAVE_MAX: Duration = Duration::from_secs(2);
+/// Longest wait for what it says to static grants, each way. Frames wait that long.
+const KEEP_MAX: Duration = Duration::from_secs(5);
+/// Where the kernel tells which of its drivers have which vifs.
+const DEVICES: &str = "/sys/bus/xen/devices";
+
+/// What a target can say beside which vif.
+const OPTIONS: [&str; 5] = ["split", "smart-poll", "static", "hash", "multicast"];
+
+/// Which vif.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Vif {
+    /// The one in this directory, without Xen.
+    Local(PathBuf),
+    /// This domain's, by number.
+    Device(u16),
+}
+
+/// Which vif, and what is wanted of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Which.
+    pub vif: Vif,
+    /// An event channel for each ring.
+    pub split: bool,
+    /// Smart poll.
+    pub smart_poll: bool,
+    /// Static grants.
+    pub statics: bool,
+    /// What comes is spread over the queues by a hash.
+    pub hash: bool,
+    /// The groups of which multicast is to come; none: all of it.
+    pub multicast: Vec<[u8; 6]>,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.vif {
+            Vif::Local(dir) => write!(f, "xen-local:{}", dir.display()),
+            Vif::Device(devid) => write!(f, "xen:{devid}"),
+        }
+    }
+}
+
+impl Target {
+    /// Reads what follows `--connect xen-local:` or, with `real`, `xen:`.
+    pub fn parse(rest: &str, real: bool) -> Result<Self, String> {
+        let mut parts = rest.split(',');
+        let which = parts.next().unwrap_or_default();
+        let vif = match which.parse() {
+            Ok(devid) if real => Vif::Device(devid),
+            _ if real => return Err(format!("'{which}' is no number of a vif; use xen:0")),
+            _ if which.is_empty() => return Err("use xen-local:DIR, a directory".into()),
+            _ => Vif::Local(which.into()),
+        };
+        let (smart_poll, statics, hash) = (false, false, false);
+        let multicast = Vec::new();
+        let mut target = Self { vif, split: true, smart_poll, statics, hash, multicast };
+        for option in parts {
+            let (key, value) = option.split_once('=').unwrap_or((option, ""));
+            let field = match key {
+                "split" => &mut target.split,
+                "smart-poll" => &mut target.smart_poll,
+                "static" => &mut target.statics,
+                "hash" => &mut target.hash,
+                "multicast" => {
+                    target.multicast = groups::parse(value)?;
+                    continue;
+                }
+                _ => {
+                    let hint = api::near::did_you_mean(key, OPTIONS);
+                    let known = OPTIONS.join(", ");
+                    return Err(format!("unknown option '{key}'{hint}; known: {known}"));
+                }
+            };
+            *field = match value {
+                "on" => true,
+                "off" => false,
+                _ => return Err(format!("{key}={value}: use {key}=on or {key}=off")),
+            };
+        }
+        Ok(target)
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum XenError {
+    /// The host refuses.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A directory that stands for Xen cannot be used.
+    #[error(transparent)]
+    Local(#[from] xen_local::Error),
+    /// The store refuses.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The handshake failed.
+    #[error("the vif's handshake failed: {0}")]
+    Handshake(#[from] Failure),
+    /// The control ring is broken.
+    #[error("the switch broke the protocol of the control ring: {0}; use static=off,hash=off")]
+    Control(#[from] ring::xen::Malformed),
+    /// A tx ring is broken.
+    #[error("the switch broke the ring protocol: {0}")]
+    Ring(#[from] Malformed),
+    /// There is no such vif.
+    #[error(
+        "this domain has no vif {devid} (it has: {}); attach one (xl network-attach)",
+        list(have)
+    )]
+    NoVif {
+        /// The one asked for.
+        devid: u16,
+        /// Those there are.
+        have: Vec<u16>,
+    },
+    /// Its keys make no sense.
+    #[error("{key} is '{value}', not the number of a domain; did a toolstack make this vif?")]
+    BadKey {
+        /// Which.
+        key: String,
+        /// What it says.
+        value: String,
+    },
+    /// Someone else has it.
+    #[error("vif {devid} is in use by {by}")]
+    Claimed {
+        /// Which.
+        devid: u16,
+        /// Who, and what to do.
+        by: String,
+    },
+    /// Its back end has fewer queues than wanted.
+    #[error("{wanted} queues wanted, the back end has {has}: ask for fewer (--queues {has})")]
+    Queues {
+        /// Wanted.
+        wanted: u16,
+        /// What it has.
+        has: u16,
+    },
+    /// Its back end does not answer yet.
+    #[error("its back end {back} is in state {state}; is a switch running there that serves it?")]
+    NotYet {
+        /// The back end's directory.
+        back: String,
+        /// Its state.
+        state: State,
+    },
+}
+
+fn list(vifs: &[u16]) -> String {
+    let vifs: Vec<_> = vifs.iter().map(u16::to_string).collect();
+    if vifs.is_empty() { "none".into() } else { vifs.join(", ") }
+}
+
+impl XenError {
+    /// Whether the other end is just not there yet.
+    pub fn is_absence(&self) -> bool {
+        let is_absent = |e: &SocketError| {
+            matches!(e, SocketError::NobodyListens(_) | SocketError::NoDirectory(_))
+        };
+        match self {
+            Self::Local(xen_local::Error::Socket(e)) | Self::Store(StoreError::Socket(e)) => {
+                is_absent(e)
+            }
+            Self::NoVif { .. } | Self::NotYet { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+/// The rings are not to be used any more.
+struct Lost;
+
+/// A vif's connection, or one that is being made.
+pub struct XenLink {
+    handshake: Handshake<FrontRings>,
+    home: Home,
+    /// Its directory.
+    dir: String,
+    agreed: Option<Agreed>,
+    /// How many are wanted.
+    queues: u16,
+    /// Static grants are wanted.
+    statics: bool,
+    kept: Kept,
+    /// A hash is wanted.
+    hash: bool,
+    /// The back end hashes.
+    hashed: bool,
+    groups: Groups,
+    gone: bool,
+    /// Given back last.
+    _claim: Option<OwnedFd>,
+}
+
+impl XenLink {
+    /// Begins a handshake for so many queues of `sizes`.
+    pub fn begin(target: &Target, queues: u16, sizes: Sizes) -> Result<Self, XenError> {
+        let (front, devid, claim): (Arc<dyn Front>, _, _) = match &target.vif {
+            Vif::Local(dir) => (Arc::new(xen_local::Front::open(dir)?), 0, None),
+            Vif::Device(devid) => {
+                not_the_kernels(Path::new(DEVICES), *devid)?;
+                (Arc::new(host::xen::Front::open()?), *devid, Some(claim(*devid)?))
+            }
+        };
+        let dir = format!("device/vif/{devid}");
+        let mut home = Home::new(front.store()?)?;
+        if home.read(&format!("{dir}/backend"))?.is_none() {
+            return Err(XenError::NoVif { devid, have: front.store()?.vifs()? });
+        }
+        let key = format!("{dir}/backend-id");
+        let value = home.read(&key)?.unwrap_or_default();
+        let Ok(backend_domid) = value.trim().parse() else {
+            return Err(XenError::BadKey { key, value });
+        };
+        let Target { split, smart_poll, statics, hash, .. } = *target;
+        let groups = Groups::new(target);
+        // Fewer than were asked for are none: what is measured, or planned, is another thing. Rings
+        // that are made and closed again would have its port come and go with each attempt.
+        let (fewest, ctrl) = (queues, statics);
+        let multicast = !groups.is_empty();
+        let wishes = Wishes { queues, fewest, split, ctrl, smart_poll, hash, multicast };
+        let rings = FrontRings::new(front, backend_domid, sizes);
+        let handshake = Handshake::new(dir.clone(), wishes, rings);
+        home.watch(&format!("{dir}/backend"), "front")?;
+        let (agreed, kept) = (None, Kept::default());
+        let hashed = false;
+        Ok(Self {
+            handshake,
+            home,
+            dir,
+            agreed,
+            queues,
+            statics,
+            kept,
+            hash,
+            hashed,
+            groups,
+            gone: false,
+            _claim: claim,
+        })
+    }
+
+    /// Waits for the back end for at most `limit`; then it can be waited for again.
+    pub fn within(&mut self, limit: Duration) -> Result<Vec<Queue>, XenError> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let status = self.handshake.look(&mut self.home)?;
+            if let Status::Few(has) = status {
+                return Err(XenError::Queues { wanted: self.queues, has });
+            }
+            // An event of which the look knew is none later.
+            if status == Status::Up && !self.home.events()?.is_empty() {
+                continue;
+            }
+            if status == Status::Up
+                && let Some(queues) = self.handshake.rings().take()
+            {
+                self.agreed = self.handshake.agreed().copied();
+                self.order()?;
+                return Ok(queues);
+            }
+            if !os::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false) {
+                return Err(self.not_yet()?);
+            }
+            self.home.events()?;
+        }
+    }
+
+    /// Asks over the control ring for what is wanted; of whom asked before has it taken back what
+    /// it may keep. A back end that says nothing is asked no more. The multicast list is due from
+    /// now on.
+    fn order(&mut self) -> Result<(), XenError> {
+        if self.agreed.is_some_and(|agreed| agreed.multicast) {
+            self.groups.ask();
+        } else if !self.groups.is_empty() {
+            tracing::info!("no multicast control: the back end has none; all multicast comes");
+        }
+        let wanted = [(self.hash, "hash"), (self.statics, "static grants")];
+        let wanted: Vec<_> = wanted.iter().filter(|(is, _)| *is).map(|(_, what)| *what).collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let Some(ctrl) = self.handshake.rings().ctrl() else {
+            tracing::info!("no {}: the back end has no control ring", wanted.join(", no "));
+            return Ok(());
+        };
+        let mut answers = true;
+        if self.hash {
+            ctrl.hash();
+            answers = ctrl.finish(KEEP_MAX)?;
+            self.hashed = ctrl.is_hashed();
+            if !self.hashed {
+                let why = if answers { "refuses" } else { "did not answer in time" };
+                tracing::info!("no hash: the back end {why}; it spreads frames as it likes");
+            }
+        }
+        if self.statics && answers {
+            self.keep_grants()?;
+        }
+        Ok(())
+    }
+
+    /// Has the back end keep our pages mapped, as far as it would; the rest it copies by grant.
+    fn keep_grants(&mut self) -> Result<(), XenError> {
+        let Some(ctrl) = self.handshake.rings().ctrl() else { return Ok(()) };
+        let before = ctrl.kept().refusals;
+        // What one that is another by now kept, and whether it knows of it or not.
+        ctrl.forget();
+        let mut answered = ctrl.finish(KEEP_MAX)?;
+        if answered {
+            ctrl.keep();
+            answered = ctrl.finish(KEEP_MAX)?;
+        }
+        self.kept = ctrl.kept();
+        let Kept { grants, of, refusals } = self.kept;
+        let why = match (answered, refusals - before) {
+            (false, _) => "; it did not answer in time",
+            (true, 0) => "",
+            (true, _) => "; it refused more",
+        };
+        tracing::info!("static grants: the back end keeps {grants} of {of} pages mapped{why}");
+        Ok(())
+    }
+
+    fn not_yet(&mut self) -> Result<XenError, XenError> {
+        let back = self.home.read(&format!("{}/backend", self.dir))?.unwrap_or_default();
+        let state = self.home.read(&format!("{back}/state"))?;
+        let state = state.and_then(|state| State::parse(&state)).unwrap_or(State::Unknown);
+        Ok(XenError::NotYet { back, state })
+    }
+
+    /// Tells the back end on its first tx ring which multicast is wanted, if that is due: it is
+    /// once the ring is in use, and when [`is_gone`](Self::is_gone) found it restarted.
+    pub fn tell_groups(&mut self, tx: &mut Tx) -> Result<(), Malformed> {
+        self.groups.tell(tx)
+    }
+
+    /// What was agreed on.
+    pub fn agreed(&self) -> Option<&Agreed> {
+        self.agreed.as_ref()
+    }
+
+    /// Names of what was agreed on.
+    pub fn names(&self) -> Vec<&'static str> {
+        let mut names = self.agreed.as_ref().map(Agreed::names).unwrap_or_default();
+        names.extend((self.kept.grants > 0).then_some("static-grants"));
+        names.extend(self.hashed.then_some("hash"));
+        names
+    }
+
+    /// The pages that the back end keeps mapped.
+    pub fn kept(&self) -> Kept {
+        self.kept
+    }
+
+    /// Whether there is a carrier, as of the last [`is_gone`](Self::is_gone) or so.
+    pub fn carrier(&self) -> bool {
+        self.handshake.carrier()
+    }
+
+    /// The MTU that the toolstack set for the vif, if it did.
+    pub fn mtu(&self) -> Option<u16> {
+        self.handshake.mtu()
+    }
+
+    /// Whether the back end has gone, or closed, or began anew. One that was restarted and goes on
+    /// with our rings is told again what we ask for over the control ring.
+    pub fn is_gone(&mut self) -> bool {
+        if !self.gone {
+            self.gone = match self.home.events() {
+                Ok(events) if events.is_empty() => false,
+                Ok(events) => self.follow(&events).is_err(),
+                Err(_) => true,
+            };
+        }
+        self.gone
+    }
+
+    /// Looks what an event is about. `Err`: the rings are not to be used any more.
+    fn follow(&mut self, events: &[String]) -> Result<(), Lost> {
+        let status = self.handshake.look(&mut self.home).map_err(|_| Lost)?;
+        if self.handshake.rings().is_stopped() {
+            return Err(Lost);
+        }
+        // Whether it is another process by now no state tells: InitWait and Connected may come as
+        // one event. Whoever says Connected is told all.
+        if status == Status::Up && events.iter().any(|token| token == BACK) {
+            self.order().map_err(|_| Lost)?;
+        }
+        Ok(())
+    }
+
+    /// Closes; gives up when xenstore is lost or the back end does not follow.
+    fn leave(&mut self) {
+        // Without rings there is nothing to close: the vif stays as it is for the next one.
+        if self.handshake.agreed().is_none() {
+            return;
+        }
+        let deadline = Instant::now() + LEAVE_MAX;
+        // Pages that are given back are not to be mapped any more. A back end that does not say so
+        // in time, or says nonsense, lets go of them when it lets go of the rings.
+        if self.kept != Kept::default()
+            && !self.is_gone()
+            && let Some(ctrl) = self.handshake.rings().ctrl()
+        {
+            ctrl.forget();
+            let _ = ctrl.finish(KEEP_MAX);
+        }
+        self.handshake.leave();
+        while let Ok(Status::Up | Status::Waiting) = self.handshake.look(&mut self.home)
+            && os::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false)
+            && self.home.events().is_ok()
+        {}
+    }
+}
+
+impl Drop for XenLink {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// Readable when [`XenLink::is_gone`] is to be asked.
+impl AsFd for XenLink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.home.as_fd()
+    }
+}
+
+/// The memory of a queue: `buffers` of each direction, for frames of at most `frame_max` bytes.
+pub fn sizes(buffers: u16, frame_max: u32, settings: &Settings) -> Sizes {
+    let longest = HDR_LEN as u32 + u32::from(settings.offset) + frame_max;
+    let pages = longest.div_ceil(PAGE).clamp(1, PAGES_EACH_MAX);
+    Sizes { tx_buffers: buffers, tx_pages_each: pages as u16, rx_pages: buffers }
+}
+
+/// Both rings of a queue, (transmit, receive), as a guest has them.
+pub fn rings(queue: Queue, sizes: Sizes, settings: &Settings) -> (Ring, Ring) {
+    let buffers = |pages: u16, count, offset| Buffers {
+        base: 0,
+        stride: u64::from(pages) * u64::from(PAGE),
+        count,
+        apart: false,
+        offset,
+    };
+    let tx_buffers = buffers(sizes.tx_pages_each, queue.tx_buffers, settings.offset);
+    // Where in its page a frame begins is the back end's to say.
+    let rx_buffers = buffers(1, sizes.rx_pages, 0);
+    let tx = Half::XenTx(XenTx { queue: queue.tx, channel: Channel::new(queue.tx_channel) });
+    let rx = Half::XenRx(XenRx::new(queue.rx, Channel::new(queue.rx_channel)));
+    (Ring::xen(tx, queue.tx_memory, tx_buffers), Ring::xen(rx, queue.rx_memory, rx_buffers))
+}
+
+/// Refuses a vif that a driver of the kernel has.
+fn not_the_kernels(devices: &Path, devid: u16) -> Result<(), XenError> {
+    let driver = devices.join(format!("vif-{devid}")).join("driver");
+    let Ok(driver) = std::fs::read_link(driver) else { return Ok(()) };
+    let name = driver.file_name().unwrap_or(driver.as_os_str()).to_string_lossy();
+    let by = format!(
+        "this kernel's driver '{name}'; take it away: echo vif-{devid} > \
+         /sys/bus/xen/drivers/{name}/unbind"
+    );
+    Err(XenError::Claimed { devid, by })
+}
+
+/// Takes a vif for this process: a name that ends with its descriptor.
+fn claim(devid: u16) -> Result<OwnedFd, XenError> {
+    let os = |error: rustix::io::Errno| HostError::Os {
+        at: format!("vif {devid}").into(),
+        what: "claim",
+        error: error.into(),
+    };
+    let name = SocketAddrUnix::new_abstract_name(format!("pvswitch-vif-{devid}").as_bytes());
+    let (family, kind) = (AddressFamily::UNIX, SocketType::DGRAM);
+    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).map_err(os)?;
+    match rustix::net::bind(&socket, &name.map_err(os)?) {
+        Ok(()) => Ok(socket),
+        Err(rustix::io::Errno::ADDRINUSE) => {
+            let by = "another pvswitch (nic or gen); stop it, or use another vif".into();
+            Err(XenError::Claimed { devid, by })
+        }
+        Err(error) => Err(os(error).into()),
+    }
+}

@@ -1,0 +1,172 @@
+//! Which multicast comes to a vif: the list that the back end filters by, told over a tx ring.
+
+use std::time::{Duration, Instant};
+
+use ring::xen::Multicast;
+use switch::fdb::Mac;
+
+use super::Target;
+use crate::ring::{Half, Malformed};
+use crate::tx::Tx;
+
+/// Most addresses of a list: no back end is known that keeps more.
+const GROUPS_MAX: usize = 64;
+/// Longest wait for the answers. Frames wait that long.
+pub const TELL_MAX: Duration = Duration::from_secs(5);
+/// Time between two looks for them. With smart poll no event may come.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// What follows `multicast=`.
+pub fn parse(value: &str) -> Result<Vec<[u8; 6]>, String> {
+    let mut groups = Vec::new();
+    for part in value.split('+') {
+        let bad = |why: &str| format!("multicast: '{part}' {why}");
+        let mac: Result<Mac, _> = part.parse();
+        let Ok(Mac(mac)) = mac else {
+            return Err(bad("is no address; use multicast=01:00:5e:00:00:fb+33:33:00:00:00:01"));
+        };
+        if mac == [0xff; 6] {
+            return Err(bad("is broadcast, which always comes; leave it out"));
+        }
+        if mac[0] & 1 == 0 {
+            return Err(bad("is not a multicast address: its first byte is even; leave it out"));
+        }
+        if groups.contains(&mac) {
+            return Err(bad("is there twice; name it once"));
+        }
+        groups.push(mac);
+    }
+    if groups.len() > GROUPS_MAX {
+        let n = groups.len();
+        return Err(format!(
+            "multicast: {n} addresses, and back ends list {GROUPS_MAX}; name fewer, or leave \
+             multicast= out and all of it comes"
+        ));
+    }
+    Ok(groups)
+}
+
+/// The groups that a vif wants, and what its back end knows of them.
+pub struct Groups {
+    /// The vif, as messages name it.
+    at: String,
+    wanted: Vec<[u8; 6]>,
+    /// The back end is to be told.
+    due: bool,
+    /// A back end was told on these rings.
+    told: bool,
+    /// Those that it did not take.
+    pub refused: Vec<[u8; 6]>,
+}
+
+impl Groups {
+    pub fn new(target: &Target) -> Self {
+        let (at, wanted) = (target.to_string(), target.multicast.clone());
+        Self { at, wanted, due: false, told: false, refused: Vec::new() }
+    }
+
+    /// Whether there are any.
+    pub fn is_empty(&self) -> bool {
+        self.wanted.is_empty()
+    }
+
+    /// The back end knows of none, or may be another one by now.
+    pub fn ask(&mut self) {
+        self.due = !self.wanted.is_empty();
+    }
+
+    /// Tells it, if that is due, and waits for its answers.
+    pub fn tell(&mut self, tx: &mut Tx) -> Result<(), Malformed> {
+        if !std::mem::take(&mut self.due) {
+            return Ok(());
+        }
+        // It may be the one that was told before, and xen-netback lists an address twice.
+        let again = std::mem::replace(&mut self.told, true);
+        let change = |mac: &[u8; 6]| {
+            let del = again.then_some(Multicast::Del(*mac));
+            del.into_iter().chain([Multicast::Add(*mac)])
+        };
+        let changes: Vec<_> = self.wanted.iter().flat_map(change).collect();
+        let (refused, answered) = order(tx, &changes)?;
+        match self.news(refused, answered) {
+            Some(news) => tracing::warn!("{}: {news}", self.at),
+            None if self.refused.is_empty() => {
+                tracing::info!("{}: the back end has the list of multicast groups", self.at);
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// What there is to say of these answers, if it was not said of those before.
+    fn news(&mut self, refused: Vec<[u8; 6]>, answered: bool) -> Option<String> {
+        let n = self.wanted.len();
+        let before = std::mem::replace(&mut self.refused, refused);
+        if !answered {
+            return Some(format!(
+                "the back end did not answer in time which of {n} multicast groups it passes, and \
+                 may drop them; leave multicast= out if it stays so"
+            ));
+        }
+        if self.refused.is_empty() || self.refused == before {
+            return None;
+        }
+        let names: Vec<_> = self.refused.iter().map(|mac| Mac(*mac).to_string()).collect();
+        Some(format!(
+            "the back end's multicast list is full: of {n} groups it drops what comes for {}; name \
+             fewer, or leave multicast= out and all of it comes",
+            names.join(", ")
+        ))
+    }
+}
+
+/// Sends changes as the ring has room, frames or not; which additions were refused, and whether
+/// all were answered.
+fn order(tx: &mut Tx, changes: &[Multicast]) -> Result<(Vec<[u8; 6]>, bool), Malformed> {
+    let (deadline, mut sent) = (Instant::now() + TELL_MAX, 0);
+    loop {
+        tx.reclaim()?;
+        let Half::XenTx(xen) = &mut tx.ring.half else { unreachable!("a vif's") };
+        let before = sent;
+        sent += changes[sent..].iter().take_while(|change| xen.queue.change(**change)).count();
+        let answered = sent == changes.len() && !xen.queue.is_changing();
+        if answered || Instant::now() >= deadline {
+            return Ok((xen.queue.take_refused(), answered));
+        }
+        if sent > before {
+            tx.ring.publish();
+            tx.ring.kick();
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(n: u8) -> String {
+        (0..n).map(|n| format!("01:00:5e:00:00:{n:02x}")).collect::<Vec<_>>().join("+")
+    }
+
+    #[test]
+    fn a_list_that_no_back_end_keeps_is_refused() {
+        assert_eq!(parse(&list(64)).unwrap().len(), 64);
+        let error = parse(&list(65)).unwrap_err();
+        assert!(error.contains("65 addresses") && error.contains("name fewer"), "{error}");
+    }
+
+    #[test]
+    fn a_full_list_is_told_once() {
+        let target = Target::parse(&format!("0,multicast={}", list(3)), true).unwrap();
+        let mut groups = Groups::new(&target);
+        let [first, .., last] = groups.wanted[..] else { panic!("three") };
+        assert_eq!(groups.news(vec![], true), None);
+        let news = groups.news(vec![first, last], true).unwrap();
+        let names = "of 3 groups it drops what comes for 01:00:5e:00:00:00, 01:00:5e:00:00:02;";
+        assert!(news.contains(names) && news.contains("name fewer"), "{news}");
+        assert_eq!(groups.news(vec![first, last], true), None, "by another that is like it");
+        assert!(groups.news(vec![last], true).is_some(), "by one that is not");
+        assert!(groups.news(vec![], false).unwrap().contains("did not answer in time"));
+    }
+}

@@ -1,0 +1,140 @@
+//! The command line of `pvswitch-lab`, with all studies.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const LAB: &str = env!("CARGO_BIN_EXE_pvswitch-lab");
+
+/// A folder of its own, empty.
+fn folder(name: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("command-{name}"));
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+fn lab(args: &[&str]) -> Output {
+    Command::new(LAB).args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Standard output of what must succeed.
+fn told(args: &[&str]) -> String {
+    let output = lab(args);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn fails(args: &[&str], status: i32, words: &[&str]) {
+    let output = lab(args);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(status), "{args:?}: {error}");
+    for word in words {
+        assert!(error.contains(word), "{word:?} is not said by {args:?}: {error}");
+    }
+    assert!(!error.contains("panicked"), "{error}");
+}
+
+fn studies() -> Vec<Value> {
+    serde_json::from_str(&told(&["list", "--json"])).unwrap()
+}
+
+#[test]
+fn every_study_has_plans_that_suit_it_and_keep_their_time() {
+    let dir = folder("plans");
+    let most_s = [("--smallest", 60.0), ("--quick", 300.0), ("--full", f64::INFINITY)];
+    for study in studies() {
+        let name = study["name"].as_str().unwrap();
+        assert!(told(&["list"]).contains(name));
+        let axes = study["scales"][3]["axes"].as_array().unwrap().len();
+        for (scale, most_s) in most_s {
+            let out = dir.join(format!("{name}{scale}")).display().to_string();
+            let run = ["run", name, scale, "--dry-run", "--json", "--out", &out];
+            let plan: Value = serde_json::from_str(&told(&run)).unwrap();
+            assert!(!plan["cells"].as_array().unwrap().is_empty(), "{name} {scale}");
+            assert_eq!(plan["plan"]["axes"].as_array().unwrap().len(), axes, "{name} {scale}");
+            let takes_s = plan["takes_s"].as_f64().unwrap();
+            assert!(takes_s < most_s, "{name} {scale}: {takes_s} s, {most_s} s at most");
+            // Nothing was made for it.
+            assert!(!Path::new(&out).exists());
+        }
+        // No measure has the name of an axis or of what each run has: all are columns of one file.
+        let axes = study["scales"][3]["axes"].as_array().unwrap().iter();
+        let measures = study["measures"].as_array().unwrap().iter();
+        let each = ["repeat", "distance_ns", "others_percent"].map(String::from);
+        let mut names: Vec<String> =
+            axes.chain(measures).map(|x| x["name"].as_str().unwrap().into()).chain(each).collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count, "{name}: {names:?}");
+        let wrong = format!("{name}x");
+        let meant = format!("did you mean '{name}'?");
+        fails(&["run", &wrong, "--dry-run"], 2, &[&format!("no study '{wrong}'"), &meant]);
+        fails(&["run", name, "--only", "no-axis=1", "--dry-run"], 2, &["no axis 'no-axis'"]);
+        fails(&["run", name, "--plan", "/no/such", "--dry-run"], 2, &["/no/such"]);
+    }
+}
+
+#[test]
+fn words_that_mean_nothing() {
+    fails(&["run", "no-such-study-at-all"], 2, &["no study 'no-such-study-at-all': there are"]);
+    fails(&["run"], 2, &["<STUDY>"]);
+    fails(&["run", "x", "--quick", "--full"], 2, &["cannot be used with"]);
+    fails(&["run", "x", "--switch-cpus", "zero"], 2, &["zero"]);
+    fails(&["rnu"], 2, &["'rnu'"]);
+}
+
+#[test]
+fn reports_of_what_is_none() {
+    let dir = folder("reports-of-none");
+    let text = |name: &str| dir.join(name).display().to_string();
+    fails(&["report", &text("nothing")], 1, &["nothing", "no plan.toml in it"]);
+    let mine = text("plan.toml");
+    std::fs::write(&mine, "format = 99\nstudy = \"x\"\n").unwrap();
+    let there = dir.display().to_string();
+    fails(&["report", &there], 1, &["another version", "format is 99"]);
+    std::fs::write(&mine, "format = 1\nstudy = \"x\"\nrepeats = 1\nseconds = 1.0\naxes = []\n")
+        .unwrap();
+    fails(&["report", &there], 2, &["no study 'x'"]);
+}
+
+#[test]
+fn help_is_that_of_pvswitch_lab_with_a_blank() {
+    let help = told(&["--help"]);
+    for word in ["Usage: pvswitch lab <COMMAND>", "list", "run", "report", "pvswitch lab run"] {
+        assert!(help.contains(word), "{word}: {help}");
+    }
+    assert!(!help.contains("guest "), "{help}");
+    assert!(told(&["run", "--help"]).contains("Usage: pvswitch lab run [OPTIONS] <STUDY>"));
+    assert_eq!(lab(&[]).status.code(), Some(2));
+}
+
+/// It under a second name, in a folder of its own: nothing to measure is beside it.
+#[test]
+fn without_pvswitch_beside_it_a_run_is_refused_and_a_list_is_not() {
+    let dir = folder("alone");
+    let alone = dir.join("pvswitch-lab");
+    std::fs::hard_link(LAB, &alone).unwrap();
+    let run = |args: &[&str]| Command::new(&alone).args(args).output().unwrap();
+    assert!(run(&["list"]).status.success());
+    let out = dir.join("out").display().to_string();
+    assert!(run(&["run", "idle", "--dry-run", "--out", &out]).status.success());
+    let output = run(&["run", "idle", "--smallest", "--out", &out]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let missing = dir.join("pvswitch").display().to_string();
+    for word in [&missing, "cargo build --release"] {
+        assert!(error.contains(word), "{word}: {error}");
+    }
+    assert!(!Path::new(&out).exists());
+}
+
+#[test]
+fn a_reader_that_has_enough_is_no_failure() {
+    let mut lab = Command::new(LAB).arg("list").stdout(Stdio::piped()).spawn().unwrap();
+    drop(lab.stdout.take());
+    assert!(lab.wait().unwrap().success());
+}

@@ -1,0 +1,99 @@
+//! Documents say what the committed runs say: figures and pictures in them are made again of
+//! `docs/results` and compared. `docs/results/README.md` says how a figure is marked.
+
+mod figures;
+mod query;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use figures::Checker;
+use pvswitch_lab::store::{Results, plan_of};
+use pvswitch_lab::{show, studies};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn names(folder: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// The folders of results.
+fn folders() -> Vec<String> {
+    let all = names(&root().join("docs/results")).into_iter();
+    all.filter(|name| root().join("docs/results").join(name).is_dir()).collect()
+}
+
+fn read(folder: &str) -> Result<Results, String> {
+    let path = root().join("docs/results").join(folder);
+    let plan = plan_of(&path).map_err(|error| error.to_string())?;
+    let study = studies::ALL.iter().find(|study| study.name() == plan.study);
+    let study = study.ok_or_else(|| format!("{folder}: no study '{}'", plan.study))?;
+    plan.check(*study).map_err(|error| error.to_string())?;
+    Results::read(&path, plan, *study, &mut |_| ()).map_err(|error| error.to_string())
+}
+
+/// Makes the report of committed runs, in a folder of its own.
+fn report(folder: &str) -> PathBuf {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("documents").join(folder);
+    let _ = std::fs::remove_dir_all(&out);
+    std::fs::create_dir_all(&out).unwrap();
+    for file in ["plan.toml", "machine.json", "runs.csv"] {
+        std::fs::copy(root().join("docs/results").join(folder).join(file), out.join(file)).unwrap();
+    }
+    show(std::slice::from_ref(&out), studies::ALL).unwrap();
+    out
+}
+
+/// Every document with its path from the root.
+fn documents() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for folder in ["", "docs", "docs/design"] {
+        for name in names(&root().join(folder)).into_iter().filter(|name| name.ends_with(".md")) {
+            let path = Path::new(folder).join(name);
+            let text = std::fs::read_to_string(root().join(&path)).unwrap();
+            found.push((path.display().to_string(), text));
+        }
+    }
+    found
+}
+
+#[test]
+fn every_folder_holds_runs_that_can_be_read() {
+    let folders = folders();
+    assert!(folders.len() > 20, "{folders:?}");
+    for folder in folders {
+        let results = read(&folder).unwrap();
+        assert!(!results.runs.is_empty() && !results.machine.cpu.is_empty(), "{folder}");
+    }
+}
+
+#[test]
+fn figures_are_those_of_the_runs() {
+    let mut checker = Checker::new(read);
+    let wrong: Vec<String> =
+        documents().iter().flat_map(|(name, text)| checker.check(name, text)).collect();
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    assert!(checker.checked > 500, "only {} figures are marked", checker.checked);
+}
+
+/// `docs/pictures/FOLDER/NAME.svg` is the plot of that name in the report of that folder.
+#[test]
+fn pictures_are_those_of_the_report() {
+    let pictures = root().join("docs/pictures");
+    let all = names(&pictures).into_iter().filter(|name| pictures.join(name).is_dir());
+    let mut count = 0;
+    for folder in all {
+        let plots = report(&folder).join("plots");
+        for name in names(&pictures.join(&folder)) {
+            let [kept, made] = [pictures.join(&folder), plots.clone()]
+                .map(|at| std::fs::read_to_string(at.join(&name)).unwrap());
+            let made_at = plots.join(&name);
+            assert!(kept == made, "docs/pictures/{folder}/{name}: copy {}", made_at.display());
+            count += 1;
+        }
+    }
+    assert!(count > 0);
+}

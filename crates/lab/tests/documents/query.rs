@@ -1,0 +1,206 @@
+//! What a figure in a document is of: a query for results, in words. `docs/results/README.md` has
+//! the language.
+
+use pvswitch_lab::plan::{Axis, Cell};
+use pvswitch_lab::stats::Summary;
+use pvswitch_lab::store::{Done, Results};
+
+/// Any value of an axis: runs of all its cells are taken together.
+const ANY: &str = "*";
+
+/// A query as it stands after the words of a marker.
+#[derive(Clone, Debug, Default)]
+pub struct Query {
+    /// Folder below `docs/results`.
+    pub folder: String,
+    /// Whether runs count that were far or disturbed.
+    all: bool,
+    /// Axes with their values, in the order written; several values make several figures.
+    axes: Vec<(String, Vec<String>)>,
+    /// Axes of the cell that the figures are divided by.
+    over: Vec<(String, String)>,
+    measure: String,
+    scale: f64,
+    what: What,
+}
+
+/// What is taken of a measure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum What {
+    #[default]
+    Median,
+    /// Median, least and greatest run.
+    Spread,
+    /// Least and greatest run.
+    Range,
+    Mean,
+    Sum,
+    /// How many runs.
+    Runs,
+    /// Least and greatest of the cells' medians.
+    Between,
+    /// Median of the cells' medians.
+    Middle,
+    /// Least and greatest run of all the cells.
+    Extremes,
+}
+
+impl What {
+    fn of(word: &str) -> Option<Self> {
+        Some(match word {
+            "median" => Self::Median,
+            "spread" => Self::Spread,
+            "range" => Self::Range,
+            "mean" => Self::Mean,
+            "sum" => Self::Sum,
+            "runs" => Self::Runs,
+            "between" => Self::Between,
+            "middle" => Self::Middle,
+            "extremes" => Self::Extremes,
+            _ => return None,
+        })
+    }
+}
+
+impl Query {
+    /// The folder that a marker names, if it does.
+    pub fn folder_in(words: &str) -> Option<&str> {
+        words.split_whitespace().find(|word| word.starts_with("lab-"))
+    }
+
+    /// The query that these words make of the one before; a folder begins a new one.
+    pub fn next(&self, words: &str, axes: &[Axis]) -> Result<Self, String> {
+        let mut query = match Self::folder_in(words) {
+            Some(folder) => Self { folder: folder.into(), scale: 1.0, ..Self::default() },
+            None => self.clone(),
+        };
+        let mut over = false;
+        for word in words.split_whitespace().filter(|word| !word.starts_with("lab-")) {
+            if let Some((name, list)) = word.split_once('=') {
+                let Some(axis) = axes.iter().find(|axis| axis.name == name) else {
+                    return Err(format!("{}: no axis '{name}'", query.folder));
+                };
+                query.set(name, values(axis, list)?, over)?;
+            } else if let Some(what) = What::of(word) {
+                query.what = what;
+            } else {
+                match word {
+                    "all" => query.all = true,
+                    "quiet" => query.all = false,
+                    "over" => (over, query.over) = (true, Vec::new()),
+                    "nothing" => over = false,
+                    measure => query.set_measure(measure)?,
+                }
+            }
+        }
+        for axis in axes.iter().filter(|axis| axis.values.len() > 1) {
+            if !query.axes.iter().any(|(name, _)| *name == axis.name) {
+                return Err(format!(
+                    "{}: say {}=VALUE, or {}=*",
+                    query.folder, axis.name, axis.name
+                ));
+            }
+        }
+        Ok(query)
+    }
+
+    fn set(&mut self, name: &str, values: Vec<String>, over: bool) -> Result<(), String> {
+        if over {
+            let [value] = &values[..] else { return Err(format!("over {name}: one value")) };
+            self.over.push((name.into(), value.clone()));
+        } else if let Some(axis) = self.axes.iter_mut().find(|(known, _)| known == name) {
+            axis.1 = values;
+        } else {
+            self.axes.push((name.into(), values));
+        }
+        Ok(())
+    }
+
+    fn set_measure(&mut self, word: &str) -> Result<(), String> {
+        let (measure, scale) = word.split_once('/').unwrap_or((word, "1"));
+        self.measure = measure.into();
+        self.scale = scale.parse().map_err(|_| format!("{word}: '{scale}' is no number"))?;
+        Ok(())
+    }
+
+    /// The figures, in the order they are to be written.
+    pub fn figures(&self, results: &Results) -> Result<Vec<f64>, String> {
+        let mut cells: Vec<Vec<(String, String)>> = vec![Vec::new()];
+        for (name, values) in &self.axes {
+            let longer = cells.iter().flat_map(|cell| {
+                let with = |value: &String| [&cell[..], &[(name.clone(), value.clone())]].concat();
+                values.iter().map(with)
+            });
+            cells = longer.collect();
+        }
+        let mut figures = Vec::new();
+        for cell in &cells {
+            figures.extend(self.of_cell(results, cell)?);
+        }
+        let all = Summary::of(&figures).expect("there is a cell");
+        Ok(match self.what {
+            What::Between | What::Extremes => vec![all.low, all.high],
+            What::Middle => vec![all.median],
+            _ => figures,
+        })
+    }
+
+    fn of_cell(&self, results: &Results, cell: &[(String, String)]) -> Result<Vec<f64>, String> {
+        let values = self.values(results, cell)?;
+        let of_runs = Summary::of(&values).expect("there is a value");
+        let base = if self.over.is_empty() {
+            self.scale
+        } else {
+            let mut base = cell.to_vec();
+            for (name, value) in &self.over {
+                base.retain(|(known, _)| known != name);
+                base.push((name.clone(), value.clone()));
+            }
+            Summary::of(&self.values(results, &base)?).expect("there is a value").median
+        };
+        let figures = match self.what {
+            What::Median | What::Between | What::Middle => vec![of_runs.median],
+            What::Spread => vec![of_runs.median, of_runs.low, of_runs.high],
+            What::Range | What::Extremes => vec![of_runs.low, of_runs.high],
+            What::Mean => vec![of_runs.mean],
+            What::Sum => vec![values.iter().sum()],
+            What::Runs => return Ok(vec![of_runs.count as f64]),
+        };
+        Ok(figures.iter().map(|figure| figure / base).collect())
+    }
+
+    fn values(&self, results: &Results, cell: &[(String, String)]) -> Result<Vec<f64>, String> {
+        let here = |of: &Cell| cell.iter().all(|(name, v)| v == ANY || of.get(name) == v);
+        let value = |run: &Done| run.figures.get(&self.measure).copied();
+        let values: Vec<f64> = if self.all {
+            results.runs.iter().filter(|run| here(&run.cell)).filter_map(value).collect()
+        } else {
+            results.values(here, &self.measure)
+        };
+        if values.is_empty() {
+            let cell: Vec<String> = cell.iter().map(|(name, v)| format!("{name}={v}")).collect();
+            return Err(format!("{}: no '{}' of {}", self.folder, self.measure, cell.join(" ")));
+        }
+        Ok(values)
+    }
+}
+
+/// A list of an axis's values, some of which have a comma themselves.
+fn values(axis: &Axis, list: &str) -> Result<Vec<String>, String> {
+    if list == ANY {
+        return Ok(vec![ANY.into()]);
+    }
+    let (mut values, mut rest) = (Vec::new(), list);
+    while !rest.is_empty() {
+        let begins = |value: &&String| {
+            rest.strip_prefix(value.as_str()).is_some_and(|r| r.is_empty() || r.starts_with(','))
+        };
+        let known = axis.values.iter().filter(begins).max_by_key(|value| value.len());
+        let Some(value) = known else {
+            return Err(format!("{}={rest}: it has {}", axis.name, axis.values.join(", ")));
+        };
+        values.push(value.clone());
+        rest = rest[value.len()..].trim_start_matches(',');
+    }
+    Ok(values)
+}

@@ -1,0 +1,187 @@
+//! Waiting for descriptors: for one by poll, for many by epoll.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
+use rustix::io::Errno;
+
+/// Most descriptors that one [`Epoll::wait`] reports; the others are reported by the next.
+const READY_MAX: usize = 32;
+
+/// Condition to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// Readable, or closed by the peer.
+    Readable,
+    /// Writable.
+    Writable,
+}
+
+/// Waits for `fd`; `false` when `deadline` passed first. A deadline in the past is one check.
+///
+/// # Errors
+/// Errors of the system call, except EINTR: the wait continues.
+pub fn wait(fd: BorrowedFd<'_>, until: Until, deadline: Instant) -> io::Result<bool> {
+    let flags = match until {
+        Until::Readable => PollFlags::IN,
+        Until::Writable => PollFlags::OUT,
+    };
+    loop {
+        let limit = timespec(deadline.saturating_duration_since(Instant::now()));
+        match rustix::event::poll(&mut [PollFd::new(&fd, flags)], Some(&limit)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Waits until `fd` is readable (or closed by the peer); `false` after `timeout`.
+///
+/// # Errors
+/// As [`wait`].
+pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
+    wait(fd, Until::Readable, Instant::now() + timeout)
+}
+
+fn timespec(limit: Duration) -> Timespec {
+    let seconds = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
+    Timespec { tv_sec: seconds, tv_nsec: i64::from(limit.subsec_nanos()) }
+}
+
+/// Epoll set, level-triggered.
+#[derive(Debug)]
+pub struct Epoll(OwnedFd);
+
+/// Report of an [`Epoll`] on one descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// The tag it was added with.
+    pub tag: u64,
+    /// It is writable, or has an error.
+    pub writable: bool,
+    /// It is readable, closed by the peer, or has an error.
+    pub readable: bool,
+}
+
+impl From<Epoll> for OwnedFd {
+    fn from(epoll: Epoll) -> Self {
+        epoll.0
+    }
+}
+
+impl Epoll {
+    /// Makes an empty set.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
+    }
+
+    /// Adds `fd`, to be reported as `tag` when it is readable.
+    ///
+    /// # Errors
+    /// Errors of the system call.
+    pub fn add(&self, fd: BorrowedFd<'_>, tag: u64) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(tag);
+        Ok(epoll::add(&self.0, fd, data, epoll::EventFlags::IN)?)
+    }
+
+    /// Changes the events for which `fd` is reported. A hang-up is always reported.
+    ///
+    /// # Errors
+    /// Errors of the system call: `fd` is not in the set.
+    pub fn change(
+        &self,
+        fd: BorrowedFd<'_>,
+        tag: u64,
+        readable: bool,
+        writable: bool,
+    ) -> io::Result<()> {
+        let mut flags = epoll::EventFlags::empty();
+        flags.set(epoll::EventFlags::IN, readable);
+        flags.set(epoll::EventFlags::OUT, writable);
+        Ok(epoll::modify(&self.0, fd, epoll::EventData::new_u64(tag), flags)?)
+    }
+
+    /// Removes `fd` from the set.
+    ///
+    /// # Errors
+    /// Errors of the system call: `fd` is not in the set.
+    pub fn remove(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::delete(&self.0, fd)?)
+    }
+
+    /// Waits for any descriptor, at most `limit` (`None`: indefinitely).
+    ///
+    /// # Errors
+    /// Errors of the system call, except EINTR, which returns an empty list.
+    pub fn wait(&self, limit: Option<Duration>) -> io::Result<Vec<Ready>> {
+        let limit = limit.map(timespec);
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; READY_MAX];
+        let events = match epoll::wait(&self.0, &mut events, limit.as_ref()) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        };
+        let ready = events.iter().map(|event| {
+            let flags = event.flags;
+            let broken = epoll::EventFlags::ERR | epoll::EventFlags::HUP;
+            Ready {
+                tag: event.data.u64(),
+                readable: flags.intersects(epoll::EventFlags::IN | broken),
+                writable: flags.intersects(epoll::EventFlags::OUT | broken),
+            }
+        });
+        Ok(ready.collect())
+    }
+}
+
+impl AsFd for Epoll {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{drain, eventfd, signal, socketpair};
+
+    #[test]
+    fn descriptor_is_reported_for_its_events_until_it_is_removed() {
+        let epoll = Epoll::new().unwrap();
+        let ready = || epoll.wait(Some(Duration::ZERO)).unwrap();
+        let (ours, theirs) = socketpair().unwrap();
+        epoll.add(ours.as_fd(), 7).unwrap();
+        assert!(epoll.add(ours.as_fd(), 8).is_err() && ready().is_empty());
+        epoll.change(ours.as_fd(), 9, true, true).unwrap();
+        assert_eq!(ready(), [Ready { tag: 9, readable: false, writable: true }]);
+        epoll.change(ours.as_fd(), 9, false, false).unwrap();
+        signal(theirs.as_fd());
+        assert!(ready().is_empty());
+        epoll.change(ours.as_fd(), 9, true, false).unwrap();
+        assert_eq!(ready(), [Ready { tag: 9, readable: true, writable: false }]);
+        drop(theirs);
+        epoll.remove(ours.as_fd()).unwrap();
+        assert!(ready().is_empty() && epoll.remove(ours.as_fd()).is_err());
+        assert!(epoll.change(ours.as_fd(), 9, true, false).is_err());
+    }
+
+    #[test]
+    fn wait_ends_at_its_deadline_or_with_the_event() {
+        let event = eventfd().unwrap();
+        let before = Instant::now();
+        let soon = Duration::from_millis(5);
+        assert!(!wait(event.as_fd(), Until::Readable, before + soon).unwrap());
+        assert!(before.elapsed() >= soon);
+        assert!(wait(event.as_fd(), Until::Writable, before).unwrap());
+        signal(event.as_fd());
+        assert!(wait_readable(event.as_fd(), Duration::from_secs(20)).unwrap());
+        assert!(drain(event.as_fd()) && !wait_readable(event.as_fd(), Duration::ZERO).unwrap());
+    }
+}

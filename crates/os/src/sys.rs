@@ -1,0 +1,139 @@
+//! Notification of an eventfd shared with a peer, without blocking: by Linux asynchronous I/O, for
+//! which `rustix` has no safe function.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use crate::event::signal;
+use crate::fd::set_nonblocking;
+
+/// A thread's queue of asynchronous reads; see [`signal_event`].
+struct Aio {
+    context: libc::c_ulong,
+    null: std::fs::File,
+}
+
+/// `struct iocb` of linux/aio_abi.h, little-endian and big-endian alike but for `aio_key`, which
+/// the kernel sets.
+#[repr(C)]
+struct Iocb {
+    data: u64,
+    key_and_rw_flags: [u32; 2],
+    opcode: u16,
+    reqprio: i16,
+    fildes: u32,
+    buf: u64,
+    nbytes: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    resfd: u32,
+}
+
+/// `struct io_event`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct IoEvent([u64; 4]);
+
+const IOCB_CMD_PREAD: u16 = 0;
+const IOCB_FLAG_RESFD: u32 = 1;
+/// Completions removed from the queue at once.
+const COMPLETIONS: usize = 128;
+
+impl Aio {
+    fn new() -> Option<Self> {
+        let null = std::fs::File::open("/dev/null").ok()?;
+        let mut context: libc::c_ulong = 0;
+        let at = &raw mut context;
+        // SAFETY: io_setup writes one word at `at`, which we own.
+        let made = unsafe { libc::syscall(libc::SYS_io_setup, COMPLETIONS, at) };
+        (made == 0).then_some(Self { context, null })
+    }
+
+    fn submit(&self, event: BorrowedFd<'_>) -> bool {
+        let fd = |fd: BorrowedFd<'_>| fd.as_raw_fd().unsigned_abs();
+        let mut iocb = Iocb {
+            data: 0,
+            key_and_rw_flags: [0; 2],
+            opcode: IOCB_CMD_PREAD,
+            reqprio: 0,
+            fildes: fd(self.null.as_fd()),
+            buf: 0,
+            nbytes: 0,
+            offset: 0,
+            reserved: 0,
+            flags: IOCB_FLAG_RESFD,
+            resfd: fd(event),
+        };
+        let list = [&raw mut iocb];
+        // SAFETY: the context is this thread's; the list has one valid iocb, and its read of zero
+        // bytes is complete when the call returns.
+        unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, list.as_ptr()) == 1 }
+    }
+
+    /// Makes room for completions.
+    fn reap(&self) {
+        let mut events = [IoEvent([0; 4]); COMPLETIONS];
+        let at = events.as_mut_ptr();
+        let none = std::ptr::null_mut::<libc::timespec>();
+        // SAFETY: the kernel writes at most COMPLETIONS events at `at`; with no minimum it does
+        // not wait.
+        unsafe {
+            libc::syscall(libc::SYS_io_getevents, self.context, 0, COMPLETIONS, at, none);
+        }
+    }
+}
+
+impl Drop for Aio {
+    fn drop(&mut self) {
+        // SAFETY: we own the context, and it has nothing in flight.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
+    }
+}
+
+thread_local! {
+    static AIO: Option<Aio> = Aio::new();
+}
+
+/// Adds one to an eventfd shared with a peer, without blocking.
+///
+/// An eventfd's O_NONBLOCK is shared by all processes that have it: a peer that clears it and fills
+/// the counter blocks any writer, and a check before the write is a race. Linux has no per-call
+/// flag for it (RWF_NOWAIT is refused). But the completion of an asynchronous read signals an
+/// eventfd inside the kernel, which never blocks: so this reads zero bytes of /dev/null. It costs
+/// about 0.4 µs more than a write. If the system has no such reads left (`fs.aio-max-nr`), it is a
+/// write.
+#[inline]
+pub fn signal_event(event: BorrowedFd<'_>) {
+    let done = AIO.try_with(|aio| {
+        aio.as_ref().is_some_and(|aio| {
+            aio.submit(event) || {
+                aio.reap();
+                aio.submit(event)
+            }
+        })
+    });
+    if done != Ok(true) {
+        set_nonblocking(event);
+        signal(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_blocking_eventfd_does_not_block_its_signaller() {
+        use rustix::event::{EventfdFlags, eventfd};
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let (done, ends) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            // More than the queue of completions holds.
+            (0..2 * COMPLETIONS).for_each(|_| signal_event(event.as_fd()));
+            done.send(()).unwrap();
+        });
+        ends.recv_timeout(std::time::Duration::from_secs(20)).expect("it blocked");
+    }
+}

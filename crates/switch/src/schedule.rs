@@ -1,0 +1,609 @@
+//! All that a worker decides, without a clock, a descriptor or a thread: events in, effects out.
+//!
+//! ```text
+//!   RunCommands ─▶ Serve, arm ─▶ ... ─▶ NotifyLate ─▶ Measure ─┬─▶ PollKicks, ArmFull ─┐
+//!        ▲         one round over the hot queues               └─▶ ArmFull, Wait ──────┤
+//!        └─────────────────────────────────────────────────────────────────────────────┘
+//! ```
+//! Whoever drives it carries out one [`Effect`] at a time and records what came of it: the program
+//! on real descriptors and the machine's clock, the simulation in virtual time, and the exhaustive
+//! model of arm and sleep one load or store at a time. All three decide by the same object.
+//!
+//! A queue is *hot* (polled in each round), *warm* (polled at a time that is set) or *cold* (armed,
+//! and out of the poll set until it is kicked). Hot queues share a worker by deficit round-robin in
+//! measured time. What it does not do: it takes no lock of an ingress queue, and moves no frame;
+//! [`burst`] does, which drivers with real ports share.
+
+mod burst;
+mod load;
+mod queue;
+mod round;
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{Hash, Hasher};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+pub use self::burst::{Took, arm, burst};
+use self::load::Period;
+pub use self::queue::{Queue, Served};
+use self::round::{Round, Turn};
+use crate::forward::{EgressQueue, Forwarder};
+use crate::hold::RETRY_NS;
+use crate::poll::{Costs, State};
+use crate::tuning::Drain;
+
+/// How often a busy worker polls for kicks of cold queues, in ns.
+pub const POLL_KICKS_NS: u64 = 20_000;
+/// What a kick costs a worker apart from what it finds, in ns: charged to the port.
+pub const KICK_NS: u64 = 500;
+/// Length of a load measurement, in ns.
+const WINDOW_NS: u64 = 1_000_000;
+/// After a queue was added or given away, as many measurements are made before another is given.
+const SETTLE: u32 = 3;
+
+/// What the driver of a [`Scheduler`] is to do next. Indices are good until the next call that
+/// adds, removes or gives queues.
+#[derive(Debug)]
+pub enum Effect<Q> {
+    /// Between two rounds: run the commands that wait, and report faults.
+    RunCommands,
+    /// Serve one burst of at most `max` frames; then [`Scheduler::record_burst`].
+    Serve {
+        /// The queue.
+        at: usize,
+        /// Most frames to take.
+        max: usize,
+    },
+    /// Ask the queue's peer for no notifications.
+    Disarm {
+        /// The queue.
+        at: usize,
+    },
+    /// Stop waiting for the queue's kicks: it is being drained.
+    Mute {
+        /// The queue.
+        at: usize,
+    },
+    /// Wait for the queue's kicks again.
+    Unmute {
+        /// The queue.
+        at: usize,
+    },
+    /// Take [`Forwarder::woken`], and pass it to [`Scheduler::wake`].
+    TakeWoken,
+    /// Notify the peers whose time has come ([`Forwarder::notify_late`]).
+    NotifyLate {
+        /// The worker found nothing, or has no hot queue left.
+        rests: bool,
+    },
+    /// Deliver held frames ([`Forwarder::retry_each`]), with [`Scheduler::record_delivery`] for
+    /// each destination; then [`Scheduler::record_retry`].
+    Retry {
+        /// For every full destination; otherwise for those that made room.
+        all: bool,
+        /// What it is done for.
+        why: Why,
+    },
+    /// Wake other workers (one bit each): destinations that they wait for may have room.
+    Wake(u64),
+    /// A load measurement ended: publish it. At the end of a period, exchange
+    /// [`Scheduler::end_period`] for [`Scheduler::begin_period`]. Then, if queues move by load,
+    /// [`Scheduler::balance`].
+    Measure {
+        /// Part of the time that was spent on frames, in thousandths.
+        load: u32,
+        /// A period ended, too.
+        ends_period: bool,
+    },
+    /// Give queues, which are not served here any more, to another worker.
+    Give {
+        /// The queues.
+        queues: Vec<Served<Q>>,
+        /// The worker.
+        to: usize,
+    },
+    /// Take the kicks that came, without waiting: [`Scheduler::kick`] or
+    /// [`Scheduler::kick_room`] for each.
+    PollKicks,
+    /// Ask full destinations to notify ([`Forwarder::arm_blocked`]); then
+    /// [`Scheduler::record_arm_full`].
+    ArmFull,
+    /// Sleep until a kick or a command comes, or the time is up; take the kicks as in
+    /// [`Effect::PollKicks`], and [`Scheduler::record_wait`]. Not at all if commands wait already.
+    Wait {
+        /// How long at most; `None`: indefinitely.
+        timeout_ns: Option<u64>,
+        /// The time-out is when a queue is to be polled or a peer to be notified. The worker is
+        /// then as loaded as when that was last measured.
+        naps: bool,
+    },
+}
+
+/// What follows a burst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Then {
+    /// The turn is over: the time that is passed next is its end.
+    Over,
+    /// Ask the queue's peer to notify, and re-check ([`arm`]); then [`Scheduler::record_arm`].
+    Arm,
+}
+
+/// Why full destinations are retried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// One of them made room.
+    Room,
+    /// It is time to, and the worker has hot queues.
+    Busy,
+    /// It is time to, after a sleep.
+    Late,
+}
+
+/// What [`Scheduler::next`] does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Step {
+    Commands,
+    Begin,
+    /// The next queue of the round, or the next burst of the same.
+    Pick,
+    /// A burst is being served.
+    Serving,
+    /// A queue is being armed.
+    Arming,
+    /// The time of a turn is known now.
+    Book,
+    Woken,
+    Late,
+    Load,
+    /// The round is over: to the next, or to sleep.
+    Part,
+    RetryBusy,
+    ArmingBusy,
+    Recheck,
+    ArmingIdle,
+    Wait,
+    AfterWait,
+}
+
+/// Something that is to be done about a queue before anything else.
+#[derive(Clone, Copy, Debug, Hash)]
+enum Todo {
+    Disarm,
+    Mute,
+    Unmute,
+}
+
+/// One worker's queues, and what is done about them when. `Q` is what a queue is for the driver.
+#[derive(Clone, Debug)]
+pub struct Scheduler<Q> {
+    /// The number of the worker.
+    index: u8,
+    costs: Costs,
+    queues: Vec<Queue<Q>>,
+    by_token: HashMap<u64, usize>,
+    /// Indices in `queues` of those to be served in the next round.
+    hot: Vec<usize>,
+    /// Indices of those that are left alone until a time that is set.
+    warm: Vec<usize>,
+    /// The earliest of those times, in ns.
+    warm_ns: u64,
+    /// Hot queues of each port.
+    hot_of: Vec<u16>,
+    /// Indices of the queues that are paused for a full destination.
+    paused: Vec<usize>,
+    step: Step,
+    round: Round,
+    turn: Turn,
+    /// When kicks of cold queues were last polled, in ns.
+    polled_ns: u64,
+    /// When all full destinations were last retried, in ns.
+    retried_ns: u64,
+    /// Whether the worker slept since the last round.
+    slept: bool,
+    /// All hot queues owed time in the last round: none was served.
+    owing: bool,
+    /// Whether one of the next three is to be carried out first.
+    is_pending: bool,
+    todo: VecDeque<(Todo, usize)>,
+    gives: VecDeque<(Vec<Served<Q>>, usize)>,
+    /// A destination that this worker waits for may have room; so may those of others.
+    woken: u64,
+    /// Load measurement: its start, and time spent on frames since, in ns.
+    window: (u64, u64),
+    /// Indices of the queues that were served in it.
+    served: Vec<usize>,
+    /// Those of the last measurement, and their loads in thousandths.
+    measured: Vec<(usize, u32)>,
+    /// Load measurements to be made before a queue is given away.
+    settle: u32,
+    /// What is reported for fair shares over all workers.
+    period: Period,
+}
+
+impl<Q> Scheduler<Q> {
+    /// For worker number `index` (below 64), without queues, at time 0.
+    pub fn new(index: u8, costs: Costs) -> Self {
+        assert!(index < 64);
+        Self {
+            index,
+            costs,
+            queues: Vec::new(),
+            by_token: HashMap::new(),
+            hot: Vec::new(),
+            warm: Vec::new(),
+            warm_ns: u64::MAX,
+            hot_of: Vec::new(),
+            paused: Vec::new(),
+            step: Step::Commands,
+            round: Round::default(),
+            turn: Turn::default(),
+            polled_ns: 0,
+            retried_ns: 0,
+            slept: false,
+            owing: false,
+            is_pending: false,
+            todo: VecDeque::new(),
+            gives: VecDeque::new(),
+            woken: 0,
+            window: (0, 0),
+            served: Vec::new(),
+            measured: Vec::new(),
+            settle: SETTLE,
+            period: Period::default(),
+        }
+    }
+
+    /// The effect to carry out next. `now_ns`: any monotonic time, read after the last burst or
+    /// wait.
+    #[inline]
+    pub fn next(&mut self, now_ns: u64, forwarder: &Forwarder) -> Effect<Q> {
+        if self.is_pending
+            && let Some(effect) = self.next_pending()
+        {
+            return effect;
+        }
+        loop {
+            match self.step {
+                Step::Commands => {
+                    self.step = Step::Begin;
+                    return Effect::RunCommands;
+                }
+                Step::Begin => self.begin_round(now_ns),
+                Step::Book => self.book(now_ns),
+                Step::Pick => match self.pick(now_ns) {
+                    Some(effect) => return effect,
+                    None => self.step = Step::Woken,
+                },
+                Step::Woken => {
+                    self.step = Step::Late;
+                    if forwarder.woken != 0 {
+                        return Effect::TakeWoken;
+                    }
+                }
+                Step::Late => {
+                    self.step = Step::Load;
+                    let rests = !self.round.found || self.hot.is_empty();
+                    if forwarder.late().is_some_and(|at| rests || at <= now_ns) {
+                        return Effect::NotifyLate { rests };
+                    }
+                }
+                Step::Load => {
+                    self.step = Step::Part;
+                    if now_ns.saturating_sub(self.window.0) >= WINDOW_NS {
+                        return self.measure(now_ns);
+                    }
+                }
+                Step::Part if self.hot.is_empty() => self.step = Step::Recheck,
+                Step::Part if now_ns.saturating_sub(self.polled_ns) > POLL_KICKS_NS => {
+                    (self.polled_ns, self.step) = (now_ns, Step::RetryBusy);
+                    return Effect::PollKicks;
+                }
+                Step::Part => self.step = Step::Commands,
+                Step::RetryBusy => {
+                    if let Some(effect) = self.retry_busy(now_ns, forwarder) {
+                        return effect;
+                    }
+                }
+                // Queues were armed one by one as they went cold, warm ones have a time; what is
+                // left are full destinations, and commands.
+                Step::Recheck => {
+                    self.step = Step::Wait;
+                    if forwarder.is_blocked() {
+                        self.step = Step::ArmingIdle;
+                        return Effect::ArmFull;
+                    }
+                }
+                Step::Wait => return self.wait(now_ns, forwarder),
+                Step::AfterWait => {
+                    self.step = Step::Commands;
+                    if let Some(effect) = self.retry_late(now_ns, forwarder) {
+                        return effect;
+                    }
+                }
+                Step::Serving | Step::Arming | Step::ArmingBusy | Step::ArmingIdle => {
+                    unreachable!("what came of the effect before was not recorded")
+                }
+            }
+        }
+    }
+
+    /// Effects that events asked for.
+    #[cold]
+    fn next_pending(&mut self) -> Option<Effect<Q>> {
+        if let Some((todo, at)) = self.todo.pop_front() {
+            return Some(match todo {
+                Todo::Disarm => Effect::Disarm { at },
+                Todo::Mute => Effect::Mute { at },
+                Todo::Unmute => Effect::Unmute { at },
+            });
+        }
+        if let Some((queues, to)) = self.gives.pop_front() {
+            return Some(Effect::Give { queues, to });
+        }
+        let mine = 1 << self.index;
+        if self.woken & mine != 0 {
+            self.woken &= !mine;
+            return Some(Effect::Retry { all: false, why: Why::Room });
+        }
+        self.is_pending = false;
+        let others = std::mem::take(&mut self.woken);
+        (others != 0).then_some(Effect::Wake(others))
+    }
+
+    // ---- the set of queues ----
+
+    /// Its queues, in no order.
+    pub fn queues(&self) -> &[Queue<Q>] {
+        &self.queues
+    }
+
+    /// The queue of an effect.
+    #[inline]
+    pub fn queue(&self, at: usize) -> &Queue<Q> {
+        &self.queues[at]
+    }
+
+    /// The queue with this token.
+    pub fn find(&self, token: u64) -> Option<&Queue<Q>> {
+        self.by_token.get(&token).map(|at| &self.queues[*at])
+    }
+
+    /// Queues that are about to be given away.
+    pub fn leaving(&self) -> impl Iterator<Item = &Served<Q>> {
+        self.gives.iter().flat_map(|(queues, _)| queues)
+    }
+
+    /// Ports have ids below `count`.
+    pub fn set_ports(&mut self, count: usize) {
+        self.hot_of.resize(count.max(self.hot_of.len()), 0);
+    }
+
+    /// Begins to serve a queue, whose kicks are waited for from now on.
+    pub fn add(&mut self, served: Served<Q>, now_ns: u64) {
+        let (token, at) = (served.token, self.queues.len());
+        self.set_ports(usize::from(served.source.port.0) + 1);
+        self.by_token.insert(token, at);
+        self.queues.push(Queue::new(served, self.costs, now_ns));
+        self.settle = SETTLE;
+        // The peer may have made frames available before anyone waited for its kicks.
+        self.heat(at);
+    }
+
+    /// Stops serving a queue.
+    pub fn remove(&mut self, token: u64) -> Option<Served<Q>> {
+        let at = *self.by_token.get(&token)?;
+        let served = self.take_out(at);
+        self.list_again();
+        Some(served)
+    }
+
+    /// Gives a queue to worker `to`.
+    pub fn give_away(&mut self, token: u64, to: usize) {
+        if let Some(&at) = self.by_token.get(&token) {
+            self.give(vec![at], to);
+        }
+    }
+
+    fn give(&mut self, mut queues: Vec<usize>, to: usize) {
+        // Taking one out moves but the last of them.
+        queues.sort_unstable_by_key(|at| std::cmp::Reverse(*at));
+        let given = queues.into_iter().map(|at| self.take_out(at)).collect();
+        self.list_again();
+        self.settle = SETTLE;
+        self.gives.push_back((given, to));
+        self.is_pending = true;
+    }
+
+    /// Takes a queue out; [`list_again`](Self::list_again) is to follow.
+    fn take_out(&mut self, at: usize) -> Served<Q> {
+        let queue = self.queues.swap_remove(at);
+        self.by_token.remove(&queue.served.token);
+        if let Some(moved) = self.queues.get(at) {
+            self.by_token.insert(moved.served.token, at);
+        }
+        self.todo.retain(|(_, of)| *of != at);
+        let last = self.queues.len();
+        self.todo.iter_mut().filter(|(_, of)| *of == last).for_each(|(_, of)| *of = at);
+        queue.served
+    }
+
+    /// Queues have other indices than before: makes every list of them anew.
+    fn list_again(&mut self) {
+        for list in [&mut self.hot, &mut self.warm, &mut self.paused, &mut self.served] {
+            list.clear();
+        }
+        self.measured.clear();
+        self.hot_of.fill(0);
+        for (i, queue) in self.queues.iter().enumerate() {
+            if queue.listed {
+                self.hot.push(i);
+                self.hot_of[queue.port()] += 1;
+            } else if queue.state == State::Warm {
+                self.warm.push(i);
+            }
+            if queue.paused {
+                self.paused.push(i);
+            }
+            if queue.busy_ns > 0 {
+                self.served.push(i);
+            }
+        }
+    }
+
+    // ---- events ----
+
+    /// A queue was kicked. False: it is not served here.
+    pub fn kick(&mut self, token: u64, now_ns: u64) -> bool {
+        let Some(&at) = self.by_token.get(&token) else { return false };
+        let queue = &mut self.queues[at];
+        queue.share.charge(KICK_NS);
+        queue.kicked = true;
+        let stats = &queue.served.source.stats;
+        stats.kicks.add(1);
+        stats.wakes.add(u64::from(queue.state == State::Cold));
+        if queue.served.source.tuning.drain() != Drain::Done {
+            queue.woke_ns = (queue.state == State::Cold).then_some(now_ns);
+            queue.poller.wake(now_ns);
+        }
+        self.poll_at(at);
+        true
+    }
+
+    /// Polls a queue in the next round, whatever its policy has it wait for: an operator changed
+    /// something about it.
+    pub fn poll(&mut self, token: u64) {
+        if let Some(&at) = self.by_token.get(&token) {
+            self.poll_at(at);
+        }
+    }
+
+    fn poll_at(&mut self, at: usize) {
+        let drain = self.queues[at].served.source.tuning.drain();
+        if drain != Drain::Off {
+            self.mute(at);
+        }
+        if drain != Drain::Done {
+            self.heat(at);
+        }
+    }
+
+    /// The peer of an egress queue kicked: it made room. `payer`: the ingress queue that is charged
+    /// for it. True: the peer gave no buffers for long, and does again.
+    pub fn kick_room(&mut self, egress: &EgressQueue, payer: u64) -> bool {
+        egress.stats.kicks.add(1);
+        self.charge_aside(payer, KICK_NS);
+        // Without the event index the guest would kick for each buffer from now on.
+        egress.queue.lock().unwrap_or_else(PoisonError::into_inner).disarm();
+        let recovers = egress.recovers();
+        self.wake(egress.waiters.swap(0, Ordering::AcqRel));
+        recovers
+    }
+
+    /// Workers (one bit each) wait for a destination that may have room.
+    pub fn wake(&mut self, workers: u64) {
+        self.woken |= workers;
+        self.is_pending |= workers != 0;
+    }
+
+    /// Other workers that are about to be woken, one bit each.
+    pub fn wakes(&self) -> u64 {
+        self.woken & !(1 << self.index)
+    }
+
+    /// Charges a queue for time that was spent on what its guest receives, outside of its turn.
+    fn charge_aside(&mut self, token: u64, ns: u64) {
+        if let Some(&at) = self.by_token.get(&token) {
+            self.queues[at].share.charge_aside(ns);
+        }
+    }
+
+    /// A full destination was retried, which took so long: charged to the ingress queue `payer` of
+    /// the same guest.
+    pub fn record_delivery(&mut self, payer: u64, took_ns: u64) {
+        self.window.1 += took_ns;
+        self.charge_aside(payer, took_ns);
+    }
+
+    /// Held frames were delivered: goes on with the queues that are paused for a destination that
+    /// may have room now.
+    pub fn record_retry(&mut self, all: bool, forwarder: &Forwarder) {
+        for i in 0..self.paused.len() {
+            let at = self.paused[i];
+            if all || forwarder.may_go_on(&self.queues[at].served.source) {
+                self.heat(at);
+            }
+        }
+    }
+
+    /// Whether all full destinations are still full.
+    pub fn record_arm_full(&mut self, full: bool) {
+        let idle = self.step == Step::ArmingIdle;
+        self.step = if full && idle { Step::Wait } else { Step::Commands };
+        if !full {
+            self.wake(1 << self.index);
+        }
+    }
+
+    /// The wait is over; `slept`: there was one.
+    pub fn record_wait(&mut self, slept: bool) {
+        self.slept |= slept;
+    }
+
+    // ---- before sleep, and after ----
+
+    /// A busy worker never sleeps: who waits for a full destination would wait until it did.
+    fn retry_busy(&mut self, now_ns: u64, forwarder: &Forwarder) -> Option<Effect<Q>> {
+        self.step = Step::Commands;
+        if !forwarder.is_blocked() {
+            self.retried_ns = now_ns;
+            return None;
+        }
+        if now_ns.saturating_sub(self.retried_ns) > RETRY_NS {
+            self.retried_ns = now_ns;
+            return Some(Effect::Retry { all: true, why: Why::Busy });
+        }
+        self.step = Step::ArmingBusy;
+        Some(Effect::ArmFull)
+    }
+
+    /// After a sleep: retries all full destinations if it is time to, whatever ended the sleep.
+    fn retry_late(&mut self, now_ns: u64, forwarder: &Forwarder) -> Option<Effect<Q>> {
+        let due = now_ns.saturating_sub(self.retried_ns) >= RETRY_NS;
+        (forwarder.is_blocked() && due).then(|| {
+            self.retried_ns = now_ns;
+            Effect::Retry { all: true, why: Why::Late }
+        })
+    }
+
+    /// Until a kick, a command, or the earliest of the times when a warm queue is to be polled, a
+    /// peer to be notified, and full destinations to be retried.
+    fn wait(&mut self, now_ns: u64, forwarder: &Forwarder) -> Effect<Q> {
+        let held = forwarder.is_blocked().then_some(RETRY_NS);
+        let warm = (!self.warm.is_empty()).then(|| self.warm_ns.saturating_sub(now_ns));
+        let late = forwarder.late().map(|at| at.saturating_sub(now_ns));
+        let timeout_ns = [held, warm, late].into_iter().flatten().min();
+        self.step = Step::AfterWait;
+        if timeout_ns == Some(0) {
+            return Effect::PollKicks;
+        }
+        Effect::Wait { timeout_ns, naps: warm.or(late).is_some() }
+    }
+}
+
+/// Everything but what the queues are for the driver, their settings and their counters: states of
+/// a search that differ in nothing of this have the same future.
+impl<Q> Hash for Scheduler<Q> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self { queues, hot, warm, warm_ns, paused, step, round, turn, .. } = self;
+        (queues, hot, warm, warm_ns, paused, step, round, turn).hash(state);
+        let Self { polled_ns, retried_ns, slept, owing, todo, woken, .. } = self;
+        (polled_ns, retried_ns, slept, owing, todo, woken).hash(state);
+        let Self { window, served, measured, settle, period, .. } = self;
+        (window, served, measured, settle, period).hash(state);
+    }
+}
+
+#[cfg(test)]
+mod tests;

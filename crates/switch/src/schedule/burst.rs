@@ -1,0 +1,92 @@
+//! One burst of an ingress queue, as drivers with real ports serve it.
+
+use crate::flow::rarp;
+use crate::forward::{Forwarder, Source};
+use crate::frame::Burst;
+use crate::port::{Fault, Ingress};
+use crate::tuning::Drain;
+
+/// What came of a burst.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Took {
+    /// New frames that were shown.
+    pub frames: usize,
+    /// Nothing was taken: all destinations that it waits for are full.
+    pub paused: bool,
+    /// Nothing was taken: the queue is being drained.
+    pub drained: bool,
+    /// An address was announced for the queue's peer.
+    pub announced: bool,
+    /// The peer broke its protocol; the port is to be stopped.
+    pub fault: Option<Fault>,
+}
+
+/// Serves one burst of at most `max` frames from the locked queue `ingress` of `source`, as far as
+/// the queue is not being drained and its destinations have room. `scratch` is given back empty.
+#[inline]
+pub fn burst(
+    source: &Source,
+    max: usize,
+    ingress: &mut dyn Ingress,
+    forwarder: &mut Forwarder,
+    scratch: &mut Burst<'static>,
+    now_ns: u64,
+) -> Took {
+    let drained = source.tuning.drain() != Drain::Off;
+    let max = if drained { 0 } else { forwarder.may_take(source, max, now_ns) };
+    let mut took = Took { drained, paused: !drained && max == 0, ..Took::default() };
+    if !drained && source.tuning.announcement().is_some() {
+        took.announced = announce(forwarder, source, now_ns);
+    }
+    let got = if max == 0 {
+        Ok(0)
+    } else {
+        forwarder.direct(source, ingress, now_ns);
+        ingress.burst(max, now_ns, scratch, &mut |burst| {
+            forwarder.forward(source, burst, now_ns);
+        })
+    };
+    source.stats.polls.add(1);
+    match got {
+        Ok(frames) => took.frames = frames,
+        Err(fault) => {
+            took.fault = Some(fault);
+            return took;
+        }
+    }
+    if took.frames == 0 {
+        source.stats.polls_empty.add(1);
+    }
+    if drained {
+        source.tuning.drained();
+        // Its frames are no reason to stay awake, nor for its guest to kick.
+        ingress.disarm();
+    }
+    took
+}
+
+/// Asks the queue's peer to notify, and re-checks: see [`Ingress::arm`]. Where there is work, a
+/// queue that `disarms` takes it back. Returns whether there is nothing, and when there is work
+/// that no kick announces.
+#[inline]
+pub fn arm(ingress: &mut dyn Ingress, disarms: bool) -> (bool, Option<u64>) {
+    if ingress.arm() {
+        return (true, ingress.due());
+    }
+    if disarms {
+        ingress.disarm();
+    }
+    (false, None)
+}
+
+/// Floods what is to be announced for the queue's peer, which cannot do so itself (SEND_RARP), as a
+/// frame of the peer's. False: nothing is, any more. Under the queue's lock, for its counters.
+#[cold]
+fn announce(forwarder: &mut Forwarder, source: &Source, now_ns: u64) -> bool {
+    let Some(mac) = source.tuning.take_announcement() else { return false };
+    let frame = rarp(mac);
+    source.stats.frames.add(1);
+    source.stats.bytes.add(frame.len() as u64);
+    forwarder.forward(source, &mut Burst::of(&frame), now_ns);
+    true
+}

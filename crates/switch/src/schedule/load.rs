@@ -1,0 +1,98 @@
+//! How loaded a worker is, and what it does about it: measured each millisecond.
+//!
+//! Costs nothing for queues that were not served meanwhile, however many there are.
+
+use super::{Effect, Scheduler};
+use crate::fair::level::{Claim, PERIOD_NS, Report};
+use crate::fair::{self, Move};
+
+/// A worker's part in fair shares over all workers: what it reports at the end of each period, and
+/// what it learns then.
+#[derive(Clone, Debug, Default, Hash)]
+pub(super) struct Period {
+    /// Its number: periods of all workers end together.
+    number: u64,
+    began_ns: u64,
+    /// Time spent on frames.
+    busy_ns: u64,
+    /// Of each port the queues with backlog that other workers serve.
+    elsewhere: Vec<u16>,
+    /// The ports that have any.
+    spread: Vec<usize>,
+}
+
+impl Period {
+    /// How many queues with backlog of a port other workers serve: they share its quantum, too.
+    #[inline]
+    pub fn elsewhere(&self, port: usize) -> usize {
+        self.elsewhere.get(port).copied().map_or(0, usize::from)
+    }
+}
+
+impl<Q> Scheduler<Q> {
+    /// At the end of a load measurement.
+    #[cold]
+    pub(super) fn measure(&mut self, now_ns: u64) -> Effect<Q> {
+        let length = now_ns.saturating_sub(self.window.0).max(1);
+        let part = |ns: u64| (ns.saturating_mul(1000) / length).min(1000) as u32;
+        let load = part(self.window.1);
+        let (began, busy) = std::mem::replace(&mut self.window, (now_ns, 0));
+        self.period.busy_ns += busy;
+        self.settle = self.settle.saturating_sub(1);
+        self.measured.clear();
+        for at in self.served.drain(..) {
+            let queue = &mut self.queues[at];
+            let busy = std::mem::take(&mut queue.busy_ns);
+            queue.backlog.measured(self.period.number, began, now_ns, busy);
+            self.measured.push((at, part(busy)));
+        }
+        Effect::Measure { load, ends_period: now_ns / PERIOD_NS != self.period.number }
+    }
+
+    /// The queues that had backlog in the period that ends now.
+    pub fn end_period(&mut self, now_ns: u64) -> Report {
+        let Self { queues, hot, period, .. } = self;
+        let claims = hot.iter().filter_map(|at| {
+            let queue = &mut queues[*at];
+            let (served_ns, length_ns) =
+                queue.backlog.end(period.number, period.began_ns, now_ns)?;
+            let source = &queue.served.source;
+            let (port, weight) = (u32::from(source.port.0), source.tuning.weight());
+            Some(Claim { queue: queue.served.token, port, weight, served_ns, length_ns })
+        });
+        let claims = claims.collect();
+        let length_ns = now_ns.saturating_sub(period.began_ns);
+        Report { now_ns, length_ns, busy_ns: period.busy_ns, claims }
+    }
+
+    /// Begins another period. `elsewhere`: the ports that have queues with backlog on other
+    /// workers, and how many.
+    pub fn begin_period(&mut self, elsewhere: Vec<(u32, u32)>, now_ns: u64) {
+        let period = &mut self.period;
+        period.spread.drain(..).for_each(|port| period.elsewhere[port] = 0);
+        for (port, queues) in elsewhere {
+            let port = port as usize;
+            period.elsewhere.resize(period.elsewhere.len().max(port + 1), 0);
+            period.elsewhere[port] = queues.try_into().unwrap_or(u16::MAX);
+            period.spread.push(port);
+        }
+        (period.number, period.began_ns, period.busy_ns) = (now_ns / PERIOD_NS, now_ns, 0);
+    }
+
+    /// After a measurement: gives queues to another worker if that is better. `workers`: the loads
+    /// of all workers, in thousandths.
+    pub fn balance(&mut self, workers: impl Iterator<Item = u32>) {
+        if self.settle > 0 || self.queues.is_empty() {
+            return;
+        }
+        let workers: Vec<u32> = workers.collect();
+        let loads: Vec<u32> = self.measured.iter().map(|(_, load)| *load).collect();
+        match fair::balance(usize::from(self.index), &workers, &loads) {
+            Some(Move::Queues(given, to)) => {
+                self.give(given.into_iter().map(|i| self.measured[i].0).collect(), to);
+            }
+            Some(Move::All(to)) => self.give((0..self.queues.len()).collect(), to),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A queue that a worker serves, and its state.
+
+use std::hash::{Hash, Hasher};
+
+use crate::fair::level::Backlog;
+use crate::fair::{Pace, Share};
+use crate::forward::Source;
+use crate::poll::{Costs, Policy, Poller, State};
+use crate::tuning::Drain;
+
+use super::{Scheduler, Todo};
+
+/// An ingress queue to serve.
+#[derive(Clone, Debug)]
+pub struct Served<Q> {
+    /// Names the queue; unique among all queues of all workers.
+    pub token: u64,
+    /// Where its frames come from.
+    pub source: Source,
+    /// Whether the peer can notify. If not, the queue is always polled.
+    pub notifies: bool,
+    /// What it is for the driver.
+    pub of: Q,
+}
+
+/// A served queue and its state.
+#[derive(Clone, Debug)]
+pub struct Queue<Q> {
+    /// What is served.
+    pub served: Served<Q>,
+    pub(super) poller: Poller,
+    /// What the operator wants; the poller follows it.
+    pub(super) policy: Policy,
+    pub(super) state: State,
+    /// In the list of queues to be served in this round, or the next.
+    pub(super) listed: bool,
+    /// Warm: since when, and until when it is left alone, in ns.
+    pub(super) nap: (u64, u64),
+    /// Not served until the destination that it waits for has room.
+    pub(super) paused: bool,
+    /// Drained: its kicks are not waited for.
+    pub(super) muted: bool,
+    pub(super) share: Share,
+    /// How many frames are taken at once.
+    pub(super) pace: Pace,
+    /// Kicked since it was last polled.
+    pub(super) kicked: bool,
+    /// When a kick woke it, until it is polled: if that finds nothing, no frame was why.
+    pub(super) woke_ns: Option<u64>,
+    /// Time spent on its frames in this load measurement, in ns.
+    pub(super) busy_ns: u64,
+    /// Whether it was never found empty.
+    pub(super) backlog: Backlog,
+}
+
+impl<Q> Queue<Q> {
+    /// Just given to a worker: cold, and armed by no one.
+    pub(super) fn new(served: Served<Q>, costs: Costs, now_ns: u64) -> Self {
+        let policy = served.source.tuning.poll();
+        Self {
+            poller: Poller::new(effective(policy, served.notifies), costs, now_ns),
+            served,
+            policy,
+            state: State::Cold,
+            listed: false,
+            nap: (now_ns, now_ns),
+            paused: false,
+            muted: false,
+            share: Share::default(),
+            pace: Pace::default(),
+            kicked: false,
+            woke_ns: None,
+            busy_ns: 0,
+            backlog: Backlog::default(),
+        }
+    }
+
+    /// The policy at work on it.
+    pub fn poller(&self) -> &Poller {
+        &self.poller
+    }
+
+    /// How it is served at the moment.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// Whether it is served in this round, or in the next.
+    pub fn is_listed(&self) -> bool {
+        self.listed
+    }
+
+    /// Warm: until when it is left alone, in ns.
+    pub fn nap_until_ns(&self) -> u64 {
+        self.nap.1
+    }
+
+    /// Whether it waits for a destination to have room.
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// The time that it owes to others, in ns.
+    pub fn owed_ns(&self) -> u64 {
+        self.share.owed_ns()
+    }
+
+    /// The index of its port.
+    #[inline]
+    pub(super) fn port(&self) -> usize {
+        usize::from(self.served.source.port.0)
+    }
+
+    pub(super) fn set_state(&mut self, state: State) {
+        if self.state != state {
+            self.state = state;
+            self.served.source.tuning.set_state(state);
+        }
+    }
+
+    /// Takes over the policy that the operator wants by now.
+    #[inline]
+    pub(super) fn follow(&mut self, costs: Costs, now_ns: u64) {
+        let policy = self.served.source.tuning.poll();
+        if policy != self.policy {
+            self.policy = policy;
+            self.poller = Poller::new(effective(policy, self.served.notifies), costs, now_ns);
+        }
+    }
+
+    /// It was polled: if a kick had ended its sleep, the time since is that of its first frame.
+    #[inline]
+    pub(super) fn record_first_frame(&mut self, frames: usize, now_ns: u64) {
+        if let Some(woke) = self.woke_ns.take().filter(|_| frames > 0) {
+            let (stats, ns) = (&self.served.source.stats, now_ns.saturating_sub(woke));
+            stats.first_frames.add(1);
+            stats.first_frame_ns.add(ns);
+            stats.first_frame_ns_max.raise(ns);
+        }
+    }
+}
+
+impl<Q> Hash for Queue<Q> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self { served, poller, policy, state: now, listed, nap, paused, muted, .. } = self;
+        (served.token, poller, policy, now, listed, nap, paused, muted).hash(state);
+        let Self { share, pace, kicked, woke_ns, busy_ns, backlog, .. } = self;
+        (share, pace, kicked, woke_ns, busy_ns, backlog).hash(state);
+    }
+}
+
+/// The policy that a queue can have: one whose peer cannot notify is polled whatever was wanted.
+fn effective(policy: Policy, notifies: bool) -> Policy {
+    if notifies { policy } else { Policy::Spin }
+}
+
+impl<Q> Scheduler<Q> {
+    /// Puts a queue among those to be served.
+    pub(super) fn list(&mut self, at: usize) {
+        let queue = &mut self.queues[at];
+        if !queue.listed {
+            queue.listed = true;
+            self.hot_of[queue.port()] += 1;
+            self.hot.push(at);
+        }
+    }
+
+    /// Makes a queue hot: it was kicked, or may have work for another reason. Only a kick says when
+    /// a frame came; policies learn from nothing else.
+    pub(super) fn heat(&mut self, at: usize) {
+        let queue = &mut self.queues[at];
+        let was = queue.state;
+        queue.set_state(State::Hot);
+        if was == State::Cold && queue.poller.disarms() {
+            self.todo(Todo::Disarm, at);
+        }
+        if was == State::Warm {
+            self.warm.retain(|i| *i != at);
+        }
+        self.list(at);
+        let queue = &mut self.queues[at];
+        if queue.muted && queue.served.source.tuning.drain() == Drain::Off {
+            queue.muted = false;
+            self.todo(Todo::Unmute, at);
+        }
+    }
+
+    /// A queue that is being drained needs no kicks: however often its guest kicks, it wakes no
+    /// worker.
+    pub(super) fn mute(&mut self, at: usize) {
+        if !std::mem::replace(&mut self.queues[at].muted, true) {
+            self.todo(Todo::Mute, at);
+        }
+    }
+
+    fn todo(&mut self, todo: Todo, at: usize) {
+        self.todo.push_back((todo, at));
+        self.is_pending = true;
+    }
+}

@@ -1,0 +1,248 @@
+//! One round over the hot queues: deficit round-robin in measured time.
+
+use super::{Effect, Scheduler, Step, Then, Took};
+use crate::frame::BURST_MAX;
+use crate::poll::{Action, Policy, State};
+
+/// Where a round is.
+#[derive(Clone, Copy, Debug, Default, Hash)]
+pub(super) struct Round {
+    /// Which of the hot queues is next.
+    i: usize,
+    /// There is but one.
+    alone: bool,
+    /// It was granted its share of this round.
+    granted: bool,
+    /// It may be served on in this round, if it has credit.
+    more: bool,
+    /// It stays among the hot ones.
+    stays: bool,
+    /// Some queue was served.
+    served: bool,
+    /// Some queue had frames.
+    pub found: bool,
+}
+
+/// A burst that is being served, or whose time is to be known.
+#[derive(Clone, Copy, Debug, Hash)]
+pub(super) struct Turn {
+    began_ns: u64,
+    /// Most frames that the policy takes at once.
+    budget: usize,
+    /// Most that were asked for.
+    max: usize,
+    frames: usize,
+    announced: bool,
+    action: Action,
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        let action = Action::Poll;
+        Self { began_ns: 0, budget: 0, max: 0, frames: 0, announced: false, action }
+    }
+}
+
+impl<Q> Scheduler<Q> {
+    #[inline]
+    pub(super) fn begin_round(&mut self, now_ns: u64) {
+        if !self.warm.is_empty() {
+            self.end_naps(now_ns);
+        }
+        let alone = self.hot.len() == 1;
+        if self.owing {
+            self.skip_rounds();
+        }
+        self.round = Round { alone, ..Round::default() };
+        self.step = Step::Pick;
+    }
+
+    /// Lists the warm queues whose time has come. After a sleep, `adaptive` ones whose time has
+    /// half come too: queues that nap are polled together, so that they share their wake-ups.
+    fn end_naps(&mut self, now_ns: u64) {
+        let slept = std::mem::take(&mut self.slept);
+        if now_ns < self.warm_ns && !slept {
+            return;
+        }
+        self.warm_ns = u64::MAX;
+        let mut i = 0;
+        while i < self.warm.len() {
+            let at = self.warm[i];
+            let queue = &self.queues[at];
+            let (since, until) = queue.nap;
+            let early = slept && matches!(queue.policy, Policy::Adaptive { .. });
+            let due = if early { since.midpoint(until) } else { until };
+            if now_ns >= due {
+                self.warm.swap_remove(i);
+                self.list(at);
+            } else {
+                self.warm_ns = self.warm_ns.min(until);
+                i += 1;
+            }
+        }
+    }
+
+    /// All hot queues owe time, perhaps hundreds of rounds: goes to that in which one is served.
+    #[cold]
+    fn skip_rounds(&mut self) {
+        let waits = self.hot.iter().map(|at| {
+            let (weight, queues) = self.terms(*at);
+            self.queues[*at].share.waits(weight, queues)
+        });
+        let rounds = waits.min().unwrap_or(0);
+        for i in 0..self.hot.len() {
+            let at = self.hot[i];
+            let (weight, queues) = self.terms(at);
+            self.queues[at].share.skip(rounds, weight, queues);
+        }
+    }
+
+    /// The weight of a queue's port, and how many queues share its quantum.
+    #[inline]
+    fn terms(&self, at: usize) -> (u32, usize) {
+        let queue = &self.queues[at];
+        let port = queue.port();
+        let queues = usize::from(self.hot_of[port]) + self.period.elsewhere(port);
+        (queue.served.source.tuning.weight(), queues)
+    }
+
+    /// The next burst of the round: of the same queue while it has credit and frames, then of the
+    /// next. `None`: the round is over.
+    #[inline]
+    pub(super) fn pick(&mut self, now_ns: u64) -> Option<Effect<Q>> {
+        while let Some(&at) = self.hot.get(self.round.i) {
+            if !self.round.granted {
+                let (weight, queues) = self.terms(at);
+                let queue = &mut self.queues[at];
+                if self.round.alone {
+                    queue.share.forgive();
+                }
+                queue.share.grant(weight, queues);
+                (self.round.granted, self.round.more, self.round.stays) = (true, true, true);
+            }
+            let queue = &mut self.queues[at];
+            if self.round.more && queue.share.may() {
+                queue.follow(self.costs, now_ns);
+                let budget = queue.poller.budget().min(BURST_MAX);
+                let max = budget.min(queue.pace.frames());
+                self.turn = Turn { began_ns: now_ns, budget, max, ..Turn::default() };
+                (self.round.served, self.step) = (true, Step::Serving);
+                return Some(Effect::Serve { at, max });
+            }
+            self.round.granted = false;
+            if self.round.stays {
+                self.round.i += 1;
+            } else {
+                self.leave(at);
+            }
+        }
+        self.owing = !self.round.served;
+        None
+    }
+
+    /// What came of [`Effect::Serve`].
+    #[inline]
+    pub fn record_burst(&mut self, took: &Took) -> Then {
+        assert_eq!(self.step, Step::Serving, "a burst that was not asked for");
+        let at = self.hot[self.round.i];
+        let queue = &mut self.queues[at];
+        if took.paused != queue.paused {
+            queue.paused = took.paused;
+            match self.paused.iter().position(|i| *i == at) {
+                Some(i) => _ = self.paused.remove(i),
+                None => self.paused.push(at),
+            }
+        }
+        let turn = &mut self.turn;
+        turn.announced = took.announced;
+        self.step = Step::Book;
+        if took.drained || took.fault.is_some() {
+            // Not armed: no frame of its peer is waited for.
+            turn.action = Action::Arm;
+            return Then::Over;
+        }
+        turn.frames = took.frames;
+        // A burst that only its pace kept short was a full one: there may be more.
+        let found =
+            if took.frames >= turn.max { took.frames.max(turn.budget) } else { took.frames };
+        turn.action = queue.poller.next(found, turn.began_ns);
+        // What a paused queue waits for notifies, and there may well be more to take.
+        if turn.action == Action::Arm && !took.paused {
+            self.step = Step::Arming;
+            return Then::Arm;
+        }
+        Then::Over
+    }
+
+    /// What came of [`Then::Arm`]: whether there is `nothing` to take, and when there will be
+    /// work that no kick announces, in ns. The time that is passed next is the end of the turn.
+    #[inline]
+    pub fn record_arm(&mut self, nothing: bool, due: Option<u64>) {
+        assert_eq!(self.step, Step::Arming, "an arming that was not asked for");
+        self.turn.action = match due {
+            _ if !nothing => Action::Poll,
+            Some(at_ns) => Action::Until(at_ns),
+            None => Action::Arm,
+        };
+        self.step = Step::Book;
+    }
+
+    /// A turn is over: books what it cost, and follows the policy.
+    #[inline]
+    pub(super) fn book(&mut self, now_ns: u64) {
+        let at = self.hot[self.round.i];
+        let queue = &mut self.queues[at];
+        let Turn { began_ns, frames, announced, action, .. } = self.turn;
+        let took = now_ns.saturating_sub(began_ns);
+        queue.served.source.stats.served_ns.add(took);
+        queue.record_first_frame(frames, now_ns);
+        queue.backlog.looked(frames > 0 && action == Action::Poll, now_ns);
+        self.round.found |= frames > 0;
+        // A peer that cannot notify, did so without effect, or had an address announced, pays for
+        // a poll that finds nothing.
+        let kicked = std::mem::take(&mut queue.kicked);
+        if frames == 0 && (kicked || announced || !queue.served.notifies) {
+            queue.share.charge(took);
+        }
+        queue.pace.record(frames, took, now_ns);
+        if frames > 0 && took > 0 {
+            if queue.busy_ns == 0 {
+                self.served.push(at);
+            }
+            self.window.1 += took;
+            queue.busy_ns += took;
+            queue.share.charge(took);
+        }
+        // Kicks and commands are polled between two bursts of a queue that is alone.
+        self.round.more = frames > 0 && !self.round.alone;
+        match action {
+            Action::Poll => queue.set_state(State::Hot),
+            Action::Until(at_ns) => {
+                queue.nap = (now_ns, at_ns);
+                queue.set_state(State::Warm);
+                (self.round.more, self.round.stays) = (false, false);
+            }
+            Action::Arm => {
+                queue.set_state(State::Cold);
+                (self.round.more, self.round.stays) = (false, false);
+            }
+        }
+        self.step = Step::Pick;
+    }
+
+    /// The queue just served leaves the hot ones.
+    fn leave(&mut self, at: usize) {
+        let queue = &mut self.queues[at];
+        queue.listed = false;
+        self.hot_of[queue.port()] -= 1;
+        let stats = &queue.served.source.stats;
+        if queue.state == State::Warm {
+            stats.naps.add(1);
+            self.warm_ns = self.warm_ns.min(queue.nap.1);
+            self.warm.push(at);
+        } else {
+            stats.sleeps.add(1);
+        }
+        self.hot.swap_remove(self.round.i);
+    }
+}

@@ -1,0 +1,291 @@
+//! The scheduler driven in virtual time, on queues that are made for the test.
+
+mod charges;
+mod lists;
+mod sleep;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::*;
+use crate::direct::Direct;
+use crate::fdb::{Fdb, PortId};
+use crate::forward::{Mode, Port, Source, Table};
+use crate::frame::Burst;
+use crate::poll::Policy;
+use crate::port::{Egress, Fault, Ingress, Steer};
+use crate::stats::EgressStats;
+use crate::tuning::Tuning;
+use crate::vnet::{Offloads, VnetHdr};
+
+const COSTS: Costs = Costs::TYPICAL;
+
+/// Virtual time, in ns.
+type Clock = Arc<AtomicU64>;
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("one thread")
+}
+
+/// What a guest's transmit queue is for a worker: frames that wait.
+#[derive(Default)]
+struct Guest {
+    waiting: AtomicUsize,
+    /// How long a burst takes, in ns.
+    takes_ns: AtomicU64,
+    armed: AtomicBool,
+    disarms: AtomicUsize,
+    due_ns: AtomicU64,
+}
+
+static FRAME: [u8; 60] = [2; 60];
+
+struct Transmit(Arc<Guest>, Clock);
+
+impl Ingress for Transmit {
+    fn burst(
+        &mut self,
+        max: usize,
+        _: u64,
+        burst: &mut Burst<'static>,
+        forward: &mut dyn FnMut(&mut Burst<'_>),
+    ) -> Result<usize, Fault> {
+        let new = self.0.waiting.load(Ordering::Relaxed).min(max);
+        self.0.waiting.fetch_sub(new, Ordering::Relaxed);
+        self.1.fetch_add(self.0.takes_ns.load(Ordering::Relaxed), Ordering::Relaxed);
+        for i in 0..new {
+            burst.segs.push(shm::Seg::of(&FRAME));
+            burst.push_at(i, 1, FRAME.len() as u32, VnetHdr::NONE);
+        }
+        if new > 0 {
+            forward(burst);
+            *burst = std::mem::take(burst).recycle();
+        }
+        Ok(new)
+    }
+
+    fn goes_direct(&self) -> bool {
+        false
+    }
+
+    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+        Ok(0)
+    }
+
+    fn arm(&mut self) -> bool {
+        self.0.armed.store(true, Ordering::Relaxed);
+        self.0.waiting.load(Ordering::Relaxed) == 0
+    }
+
+    fn due(&self) -> Option<u64> {
+        Some(self.0.due_ns.load(Ordering::Relaxed)).filter(|ns| *ns > 0)
+    }
+
+    fn disarm(&mut self) {
+        self.0.armed.store(false, Ordering::Relaxed);
+        self.0.disarms.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A receiver with room for so many frames, and those that it took.
+#[derive(Default)]
+struct Receiver {
+    room: AtomicUsize,
+    took: AtomicUsize,
+    /// How long it takes to put a group, in ns.
+    takes_ns: AtomicU64,
+}
+
+struct Receive(Arc<Receiver>, Clock);
+
+impl Egress for Receive {
+    fn offloads(&self) -> Offloads {
+        Offloads::ALL
+    }
+
+    fn takes_granted(&self) -> bool {
+        false
+    }
+
+    fn put(&mut self, _: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
+        let done = picks.len().min(self.0.room.load(Ordering::Relaxed));
+        self.0.room.fetch_sub(done, Ordering::Relaxed);
+        self.0.took.fetch_add(done, Ordering::Relaxed);
+        self.1.fetch_add(self.0.takes_ns.load(Ordering::Relaxed), Ordering::Relaxed);
+        Ok(done)
+    }
+
+    fn put_made(&mut self, _: &[u8], _: &[shm::Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
+        Ok(true)
+    }
+
+    fn room(&mut self, _: u32, limit: usize) -> Result<usize, Fault> {
+        Ok(limit.min(self.0.room.load(Ordering::Relaxed)))
+    }
+
+    fn direct(&mut self) -> Option<&mut dyn Direct> {
+        None
+    }
+
+    fn steer(&self) -> Option<Arc<dyn Steer>> {
+        None
+    }
+
+    fn flush(&mut self) {}
+
+    fn notify(&mut self) {}
+
+    fn arm(&mut self) -> bool {
+        self.0.room.load(Ordering::Relaxed) == 0
+    }
+
+    fn disarm(&mut self) {}
+}
+
+type Io = Arc<Mutex<dyn Ingress>>;
+
+/// A worker without a thread.
+struct Worker {
+    scheduler: Scheduler<Io>,
+    forwarder: Forwarder,
+    scratch: Burst<'static>,
+    clock: Clock,
+    /// Effects other than bursts, in order.
+    log: Vec<Effect<Io>>,
+}
+
+fn token(port: u16) -> u64 {
+    u64::from(port)
+}
+
+impl Worker {
+    fn new() -> Self {
+        let fdb = Arc::new(Fdb::new(64, [1, 2], 300, 16));
+        let table = Arc::new(Table::new());
+        Self {
+            scheduler: Scheduler::new(0, COSTS),
+            forwarder: Forwarder::new(Mode::Cross, 0, fdb, table, 1),
+            scratch: Burst::default(),
+            clock: Clock::default(),
+            log: Vec::new(),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    fn pass(&self, ns: u64) {
+        self.clock.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// Serves a queue of port `port`.
+    fn add(&mut self, port: u16, policy: Policy, notifies: bool) -> (Arc<Guest>, Arc<Tuning>) {
+        let (guest, tuning) = (Arc::<Guest>::default(), Arc::new(Tuning::new(policy)));
+        let source = Source::new(PortId(port), 0, Arc::default(), Arc::clone(&tuning));
+        let of: Io = Arc::new(Mutex::new(Transmit(Arc::clone(&guest), Arc::clone(&self.clock))));
+        self.scheduler.add(Served { token: token(port), source, notifies, of }, self.now());
+        (guest, tuning)
+    }
+
+    /// A table with one receiver, at port 1.
+    fn receive(&mut self) -> (Arc<Receiver>, Arc<Port>) {
+        let receiver = Arc::<Receiver>::default();
+        let queue = Receive(Arc::clone(&receiver), Arc::clone(&self.clock));
+        let queue = EgressQueue::new(Arc::new(Mutex::new(queue)), Arc::<EgressStats>::default());
+        let port = Arc::new(Port::new(PortId(1), "r".into(), vec![queue]));
+        port.set_active(1);
+        self.forwarder.set_table(Arc::new(vec![None, Some(Arc::clone(&port))]));
+        (receiver, port)
+    }
+
+    /// Carries out the next effect. False: it is a wait.
+    fn step(&mut self) -> bool {
+        let now = self.now();
+        let effect = self.scheduler.next(now, &self.forwarder);
+        match &effect {
+            Effect::Serve { at, max } => {
+                let Served { source, of, .. } = &self.scheduler.queue(*at).served;
+                let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
+                let took = burst(source, *max, &mut *lock(of), forwarder, scratch, now);
+                if self.scheduler.record_burst(&took) == Then::Arm {
+                    let queue = self.scheduler.queue(*at);
+                    let disarms = queue.poller().disarms();
+                    let (nothing, due) = arm(&mut *lock(&queue.served.of), disarms);
+                    self.scheduler.record_arm(nothing, due);
+                }
+                return true;
+            }
+            Effect::Disarm { at } => lock(&self.scheduler.queue(*at).served.of).disarm(),
+            Effect::TakeWoken => self.scheduler.wake(std::mem::take(&mut self.forwarder.woken)),
+            Effect::NotifyLate { rests } => self.forwarder.notify_late(now, *rests),
+            Effect::Retry { all, .. } => {
+                let mut began = now;
+                let Self { forwarder, scheduler, clock, .. } = self;
+                forwarder.retry_each(*all, now, |(port, _), egress| {
+                    let end = clock.load(Ordering::Relaxed);
+                    let took = end - std::mem::replace(&mut began, end);
+                    egress.stats.served_ns.add(took);
+                    scheduler.record_delivery(token(port.0), took);
+                });
+                self.scheduler.record_retry(*all, &self.forwarder);
+            }
+            Effect::ArmFull => {
+                let full = self.forwarder.arm_blocked();
+                self.scheduler.record_arm_full(full);
+            }
+            _ => {}
+        }
+        let waits = matches!(effect, Effect::Wait { .. });
+        self.log.push(effect);
+        !waits
+    }
+
+    /// One round, up to the next or to a wait.
+    fn round(&mut self) {
+        self.settle();
+        while self.scheduler.step != Step::Begin {
+            self.step();
+        }
+        while self.step() && self.scheduler.step != Step::Begin {}
+    }
+
+    /// Carries out what events asked for.
+    fn settle(&mut self) {
+        let asked = |scheduler: &Scheduler<Io>| {
+            let Scheduler { todo, gives, woken, .. } = scheduler;
+            !todo.is_empty() || !gives.is_empty() || *woken != 0
+        };
+        while asked(&self.scheduler) {
+            self.step();
+        }
+    }
+
+    /// The rounds that each queue is not served in, for what it owes.
+    fn owed(&self) -> Vec<u64> {
+        self.scheduler.queues.iter().map(|queue| queue.share.waits(1, 1)).collect()
+    }
+
+    fn forgive(&mut self) {
+        self.scheduler.queues.iter_mut().for_each(|queue| queue.share = Default::default());
+    }
+
+    /// The wait that the worker ends in, after whatever it does before.
+    fn until_wait(&mut self) -> (Option<u64>, bool) {
+        for _ in 0..1000 {
+            if !self.step() {
+                break;
+            }
+        }
+        match self.log.last() {
+            Some(Effect::Wait { timeout_ns, naps }) => (*timeout_ns, *naps),
+            other => panic!("no wait, but {other:?}"),
+        }
+    }
+}
+
+impl std::fmt::Debug for dyn Ingress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ingress")
+    }
+}

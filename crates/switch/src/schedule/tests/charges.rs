@@ -1,0 +1,131 @@
+//! Whom a worker charges for what it does: what a queue owes is in the rounds that it waits.
+
+use super::*;
+use crate::fair::QUANTUM_NS;
+
+/// What one burst takes, in ns, and how many rounds that is.
+const BURST_NS: u64 = 2_000_000;
+const ROUNDS: u64 = BURST_NS / QUANTUM_NS as u64;
+
+/// A worker with queues that are never left alone and take long to poll, of ports from 0 on;
+/// whether each can notify.
+fn worker<const N: usize>(queues: [bool; N]) -> Worker {
+    let mut worker = Worker::new();
+    for (port, notifies) in (0..).zip(queues) {
+        let (guest, _) = worker.add(port, Policy::Spin, notifies);
+        guest.takes_ns.store(BURST_NS, Ordering::Relaxed);
+    }
+    worker
+}
+
+/// Issue 14, row 13.
+#[test]
+fn poll_in_vain_is_charged_to_a_queue_that_cannot_notify_and_to_no_other() {
+    let mut worker = worker([true, false, true]);
+    worker.round();
+    let owed = worker.owed();
+    assert!(owed[1] >= ROUNDS - 1, "{owed:?}");
+    assert_eq!((owed[0], owed[2]), (0, 0), "an operator wants those polled");
+    let stats = |worker: &Worker| {
+        let stats = worker.scheduler.queues.iter().map(|queue| &queue.served.source.stats);
+        stats.map(|stats| (stats.served_ns.get(), stats.polls.get())).collect::<Vec<_>>()
+    };
+    assert_eq!(stats(&worker), [(BURST_NS, 1); 3]);
+    // It is not polled before the others had their time.
+    for _ in 0..3 {
+        worker.round();
+    }
+    let polls: Vec<u64> = stats(&worker).into_iter().map(|(_, polls)| polls).collect();
+    assert_eq!(polls, [4, 1, 4]);
+}
+
+/// Issue 14, row 13.
+#[test]
+fn kicks_and_the_polls_in_vain_after_them_are_charged_to_who_kicked() {
+    let mut worker = worker([true, true]);
+    // The kicks alone.
+    for _ in 0..100 * u64::from(QUANTUM_NS) / KICK_NS {
+        assert!(worker.scheduler.kick(token(1), 0));
+    }
+    assert_eq!(worker.owed(), [0, 100]);
+    worker.forgive();
+    // And one poll for all of them: the next is the operator's again.
+    worker.round();
+    let after = worker.owed();
+    assert!(after[0] == 0 && after[1] >= ROUNDS - 1, "{after:?}");
+    worker.forgive();
+    worker.round();
+    assert_eq!(worker.owed(), [0, 0]);
+}
+
+/// A sender at port 0, and its receiver at port 1, which has a queue of its own to send from.
+fn pair() -> (Worker, Arc<Guest>, Arc<Receiver>, Arc<Port>) {
+    let mut worker = worker([]);
+    let (guest, _) = worker.add(0, Policy::Spin, true);
+    worker.add(1, Policy::Spin, true);
+    let (receiver, port) = worker.receive();
+    (worker, guest, receiver, port)
+}
+
+/// Issue 14, rows 3 and 13, and "a full receiver's waiting frames to the receiver".
+#[test]
+fn delivery_of_held_frames_is_charged_to_the_receiver_that_was_full() {
+    let (mut worker, guest, receiver, port) = pair();
+    guest.waiting.store(4, Ordering::Relaxed);
+    worker.round();
+    assert_eq!(port.egress[0].held_frames(), 4);
+    worker.forgive();
+    let busy = worker.scheduler.window.1;
+    receiver.takes_ns.store(5_000_000, Ordering::Relaxed);
+    receiver.room.store(4, Ordering::Relaxed);
+    worker.scheduler.kick_room(&port.egress[0], token(1));
+    worker.settle();
+    assert_eq!((receiver.took.load(Ordering::Relaxed), port.egress[0].held_frames()), (4, 0));
+    assert_eq!(port.egress[0].stats.served_ns.get(), 5_000_000);
+    assert_eq!(worker.scheduler.window.1 - busy, 5_000_000, "it is a part of the worker's load");
+    // One round, however long it took: its guest can answer.
+    assert_eq!(worker.owed(), [0, 1]);
+}
+
+/// Issue 14, row 13.
+#[test]
+fn kicks_for_room_are_charged_to_the_receiver_one_round_at_most() {
+    let (mut worker, _, _, port) = pair();
+    worker.round();
+    worker.forgive();
+    for _ in 0..10 * u64::from(QUANTUM_NS) / KICK_NS {
+        worker.scheduler.kick_room(&port.egress[0], token(1));
+    }
+    assert_eq!(worker.owed(), [0, 1]);
+}
+
+/// Issue 14, row 10.
+#[test]
+fn announcement_is_charged_to_the_queue_that_it_is_made_for() {
+    let (mut worker, _, receiver, _) = pair();
+    receiver.takes_ns.store(BURST_NS, Ordering::Relaxed);
+    receiver.room.store(1, Ordering::Relaxed);
+    worker.scheduler.queues[0].served.source.tuning.announce([2; 6]);
+    worker.round();
+    assert_eq!(receiver.took.load(Ordering::Relaxed), 1);
+    let owed = worker.owed();
+    assert!(owed[0] >= ROUNDS - 1 && owed[1] == 0, "{owed:?}");
+}
+
+#[test]
+fn rounds_in_which_all_owe_time_are_skipped_together() {
+    let mut worker = worker([false, false]);
+    let floods = &worker.scheduler.queues;
+    let polls = |worker: &Worker| {
+        let queues = worker.scheduler.queues.iter();
+        queues.map(|queue| queue.served.source.stats.polls.get()).sum::<u64>()
+    };
+    assert_eq!(floods.len(), 2);
+    worker.round();
+    assert_eq!(polls(&worker), 2);
+    // One round in which no queue is served; then the next burst, though they owe 200 rounds.
+    worker.round();
+    assert_eq!(polls(&worker), 2);
+    worker.round();
+    assert!(polls(&worker) > 2);
+}

@@ -1,0 +1,202 @@
+//! The front end's side of a directory.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use os::{Carries, Received, Until};
+use shm::sync::Ordering;
+use shm::{Access, Area, GRANT_LEN, Mapping};
+use xen_netif::host::{self, Channel, HostError, Pages};
+use xen_netif::store::{Store, StoreError};
+
+use super::{
+    CLOSE, ENTRY, FDS_MAX, GREF_RESERVED, GTF_PERMIT_ACCESS, GTF_READONLY, HELLO, HYPERVISOR,
+    Message, PORT, STORE, VERSION, WELCOME,
+};
+use crate::Error;
+
+/// Pages a front end has: 128 MiB, of which only those in use take memory.
+const PAGES: u32 = 1 << 15;
+/// Longest wait for the back end: it may be closing what was there before.
+const ANSWER_WAIT: Duration = Duration::from_secs(15);
+
+/// The front half's end.
+pub struct Front(Arc<Inner>);
+
+struct Inner {
+    dir: PathBuf,
+    socket: Mutex<OwnedFd>,
+    memory: Mapping,
+    grants: Arc<Table>,
+}
+
+/// Which pages are granted. Outlives the connection where pages do.
+struct Table {
+    table: Area,
+    used: Mutex<Vec<bool>>,
+}
+
+fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
+    it.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Front {
+    /// Takes the vif that the back end in `dir` offers.
+    ///
+    /// # Errors
+    /// [`Error`]: nobody serves there, or another front end has it.
+    pub fn open(dir: &Path) -> Result<Self, Error> {
+        let socket = os::connect(&dir.join(HYPERVISOR), Carries::Messages)?;
+        let memory = Mapping::memfd("xen-local", u64::from(PAGES) * u64::from(GRANT_LEN))?;
+        let table_len = (PAGES + GREF_RESERVED) as usize * ENTRY;
+        let mapping = Arc::new(Mapping::memfd("xen-local-grants", table_len as u64)?);
+        let table = Area::of(&mapping, 0, table_len).expect("the mapping is that long");
+        let used = Mutex::new(vec![false; PAGES as usize]);
+        let grants = Arc::new(Table { table, used });
+        let front = Inner { dir: dir.into(), socket: Mutex::new(socket), memory, grants };
+        let hello = Message { what: HELLO, a: VERSION, b: PAGES };
+        let fds: Vec<BorrowedFd<'_>> =
+            [front.memory.fd(), mapping.fd()].into_iter().flatten().collect();
+        front.ask(hello, &fds, WELCOME)?;
+        Ok(Self(Arc::new(front)))
+    }
+}
+
+#[cfg(test)]
+impl Front {
+    /// As [`Table::granted`].
+    pub(crate) fn granted(&self, flags: u16) -> Vec<u32> {
+        self.0.grants.granted(flags)
+    }
+}
+
+impl host::Front for Front {
+    fn store(&self) -> Result<Store, StoreError> {
+        Store::connect(&self.0.dir.join(STORE))
+    }
+
+    fn alloc(&self, pages: u32, domid: u16, readonly: bool) -> Result<Pages, HostError> {
+        let advice = "use fewer queues";
+        let full = HostError::NoPages { pages, advice };
+        let n = pages as usize;
+        let grants = Arc::clone(&self.0.grants);
+        let first = grants.reserve(n).ok_or(full)?;
+        let release = move || grants.release(first, n);
+        let page = u64::from(GRANT_LEN);
+        let mapping = match self.0.memory.fd() {
+            Some(fd) => {
+                Mapping::exact(fd, first as u64 * page, u64::from(pages) * page, Access::Write)
+            }
+            None => Err(shm::MapError::BadRange { offset: 0, len: 0 }),
+        };
+        let mapping = match mapping {
+            Ok(mapping) => mapping.on_unmap(release),
+            Err(error) => {
+                release();
+                return Err(error.into());
+            }
+        };
+        // What was there before is no one's to see.
+        for i in 0..n {
+            if let Some(mut page) = mapping.seg_mut(i * GRANT_LEN as usize, GRANT_LEN) {
+                page.write(&[0; GRANT_LEN as usize]);
+            }
+        }
+        let flags = GTF_PERMIT_ACCESS | if readonly { GTF_READONLY } else { 0 };
+        let grant = |i: usize| self.0.grants.grant(first + i, domid, flags);
+        Pages::new(mapping, (0..n).map(grant).collect())
+    }
+
+    fn channel(&self, _: u16) -> Result<(u32, Channel), HostError> {
+        let (answer, fds) = self.0.ask(Message { what: PORT, a: 0, b: 0 }, &[], PORT)?;
+        let port = answer.a;
+        let Ok([read, write]) = <[OwnedFd; 2]>::try_from(fds) else {
+            return Err(Error::Gone(self.0.dir.clone()).into());
+        };
+        // A channel that outlives the connection was closed with it.
+        let inner = Arc::downgrade(&self.0);
+        let close = move || {
+            let message = Message { what: CLOSE, a: port, b: 0 };
+            if let Some(inner) = inner.upgrade() {
+                let _ = os::send(lock(&inner.socket).as_fd(), &message.to_bytes(), &[]);
+            }
+        };
+        Ok((port, Channel::eventfds(Arc::new(read), Arc::new(write)).on_close(close)))
+    }
+}
+
+impl Inner {
+    /// Sends a message and waits for the answer, with its descriptors.
+    fn ask(
+        &self,
+        message: Message,
+        fds: &[BorrowedFd<'_>],
+        want: u32,
+    ) -> Result<(Message, Vec<OwnedFd>), Error> {
+        let gone = || Error::Gone(self.dir.clone());
+        let socket = lock(&self.socket);
+        let sent = os::send(socket.as_fd(), &message.to_bytes(), fds);
+        if !sent.map_err(|_| gone())? {
+            return Err(Error::Silent(self.dir.clone()));
+        }
+        let deadline = Instant::now() + ANSWER_WAIT;
+        let os = |error| Error::Os { at: self.dir.clone(), what: "poll", error };
+        if !os::wait(socket.as_fd(), Until::Readable, deadline).map_err(os)? {
+            return Err(Error::Silent(self.dir.clone()));
+        }
+        let (mut buf, mut fds) = ([0; 64], Vec::new());
+        let got = os::recv(socket.as_fd(), &mut buf, &mut fds, FDS_MAX).map_err(|_| gone())?;
+        let Received::Bytes(n) = got else { return Err(gone()) };
+        match Message::from_bytes(&buf[..n]) {
+            Some(answer) if answer.what == want => Ok((answer, fds)),
+            _ => Err(gone()),
+        }
+    }
+}
+
+impl Table {
+    /// The first of `n` free pages in a row.
+    fn reserve(&self, n: usize) -> Option<usize> {
+        let mut used = lock(&self.used);
+        let (mut first, mut run) = (0, 0);
+        for (i, taken) in used.iter().enumerate() {
+            if run == n {
+                break;
+            }
+            (first, run) = if *taken { (i + 1, 0) } else { (first, run + 1) };
+        }
+        if run < n || n == 0 {
+            return None;
+        }
+        used[first..first + n].fill(true);
+        Some(first)
+    }
+
+    /// Grants in use with exactly these flags, in the order of their pages.
+    #[cfg(test)]
+    fn granted(&self, flags: u16) -> Vec<u32> {
+        let is = |gref: &u32| {
+            let at = *gref as usize * ENTRY;
+            self.table.sync_load(at, Ordering::Acquire) == flags
+        };
+        (GREF_RESERVED..PAGES + GREF_RESERVED).filter(is).collect()
+    }
+
+    fn release(&self, first: usize, n: usize) {
+        for page in first..first + n {
+            self.table.sync_store((page + GREF_RESERVED as usize) * ENTRY, 0, Ordering::Release);
+        }
+        lock(&self.used)[first..first + n].fill(false);
+    }
+
+    /// Grants a page. The flags come last: what the back end finds in use is whole.
+    fn grant(&self, page: usize, domid: u16, flags: u16) -> u32 {
+        let at = (page + GREF_RESERVED as usize) * ENTRY;
+        self.table.store_u16(at + 2, domid);
+        self.table.store_u32(at + 4, page as u32);
+        self.table.sync_store(at, flags, Ordering::Release);
+        page as u32 + GREF_RESERVED
+    }
+}

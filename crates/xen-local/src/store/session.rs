@@ -1,0 +1,450 @@
+//! One client's talk: its requests, watches and transactions, and what it has still to be sent.
+//!
+//! Bytes in, bytes out: whose socket they go through is the `connection`'s to know.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::tree::{Change, Transaction, Tree, View};
+use super::{Limits, Usage};
+use xen_netif::store::wire::{
+    self, Access, Decoder, Errno, Kind, Message, Oversized, PAYLOAD_MAX, Perm,
+};
+
+/// Answers that a client does not take: beyond this, in bytes, it is not listened to.
+const UNSENT_MAX: usize = 64 * 1024;
+/// Events that a client does not take: beyond this they are told of the watched node only.
+const PENDING_MAX: usize = 1024;
+
+/// What happened.
+pub enum Fired {
+    /// To a node.
+    Node(Change),
+    /// To a domain: `@introduceDomain` or `@releaseDomain`.
+    Special(&'static str),
+}
+
+struct Watch {
+    /// As the client said it.
+    said: String,
+    /// As an absolute path, or a special one.
+    path: String,
+    token: Vec<u8>,
+}
+
+/// One client.
+pub struct Session {
+    domid: u16,
+    limits: Limits,
+    decoder: Decoder,
+    /// What is to be sent next.
+    pub unsent: Vec<u8>,
+    watches: Vec<Watch>,
+    /// Events to be sent, as payloads, in order and each once.
+    pending: VecDeque<Vec<u8>>,
+    is_pending: BTreeSet<Vec<u8>>,
+    transactions: BTreeMap<u32, Transaction>,
+    next_transaction: u32,
+}
+
+/// What a request did to the world around the tree.
+pub struct World<'a> {
+    pub tree: &'a mut Tree,
+    pub fired: &'a mut Vec<Fired>,
+    pub released: &'a mut Vec<u16>,
+}
+
+impl Session {
+    pub fn new(domid: u16, limits: Limits) -> Self {
+        Self {
+            domid,
+            limits,
+            decoder: Decoder::default(),
+            unsent: Vec::new(),
+            watches: Vec::new(),
+            pending: VecDeque::new(),
+            is_pending: BTreeSet::new(),
+            transactions: BTreeMap::new(),
+            next_transaction: 1,
+        }
+    }
+
+    pub fn domid(&self) -> u16 {
+        self.domid
+    }
+
+    /// How many watches it has.
+    pub fn watches(&self) -> usize {
+        self.watches.len()
+    }
+
+    /// Whether the client takes its answers, so that it is listened to.
+    pub fn listens(&self) -> bool {
+        self.unsent.len() < UNSENT_MAX
+    }
+
+    /// Takes bytes of the client's.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.decoder.push(bytes);
+    }
+
+    /// Answers the next message that has come whole; false: there is none.
+    pub fn answer_next(&mut self, world: &mut World<'_>) -> Result<bool, Oversized> {
+        let message = self.decoder.take()?;
+        if let Some(message) = &message {
+            self.answer(message, world);
+        }
+        Ok(message.is_some())
+    }
+
+    /// Puts the next event to what is unsent; false: there is none.
+    pub fn next_event(&mut self) -> bool {
+        let Some(event) = self.pending.pop_front() else { return false };
+        self.is_pending.remove(&event);
+        Message::new(Kind::WatchEvent, 0, 0, event).encode(&mut self.unsent);
+        true
+    }
+
+    /// What it has of what the limits are for.
+    pub fn usage(&self) -> Usage {
+        let most =
+            |of: fn(&Transaction) -> usize| self.transactions.values().map(of).max().unwrap_or(0);
+        Usage {
+            nodes: 0,
+            watches: self.watches.len(),
+            transactions: self.transactions.len(),
+            touched: most(Transaction::touched),
+            changed: most(Transaction::changed),
+            events: self.pending.len(),
+            unsent: self.unsent.len(),
+            unread: self.decoder.unread(),
+        }
+    }
+
+    // ---- events ----
+
+    /// Notes what happened, for each watch that is to hear of it.
+    pub fn fire(&mut self, fired: &Fired) {
+        let (path, exact) = match fired {
+            Fired::Node(change) if !self.may_hear(change) => return,
+            Fired::Node(change) => (change.path.as_str(), change.exact),
+            Fired::Special(name) => (*name, true),
+        };
+        let hears = |w: &&Watch| {
+            if exact { w.path == path } else { wire::is_under(path, &w.path) }
+        };
+        let full = self.pending.len() >= PENDING_MAX;
+        let home = self.home();
+        let mut events = Vec::new();
+        for watch in self.watches.iter().filter(hears) {
+            let said = if full || exact {
+                watch.said.as_str()
+            } else if watch.said.starts_with('/') {
+                path
+            } else {
+                path.strip_prefix(home.as_str()).map_or(path, |p| p.trim_start_matches('/'))
+            };
+            events.push(event(said, &watch.token));
+        }
+        for event in events {
+            self.post(event);
+        }
+    }
+
+    fn may_hear(&self, change: &Change) -> bool {
+        change.readers.iter().any(|node| node.access(self.domid).reads())
+    }
+
+    fn post(&mut self, event: Vec<u8>) {
+        if self.is_pending.insert(event.clone()) {
+            self.pending.push_back(event);
+        }
+    }
+
+    // ---- requests ----
+
+    fn answer(&mut self, message: &Message, world: &mut World<'_>) {
+        let header = message.header;
+        let watch_before = self.watches.len();
+        let done = match message.kind() {
+            Some(kind) => self.request(kind, header.tx_id, &message.payload, world),
+            None => Err(Errno::Enosys),
+        };
+        let too_long = |payload: &Vec<u8>| payload.len() > PAYLOAD_MAX;
+        let done = match done {
+            Ok(payload) if too_long(&payload) => Err(Errno::E2big),
+            done => done,
+        };
+        let (kind, payload) = match done {
+            Ok(payload) => (header.kind, payload),
+            Err(error) => (Kind::Error.to_wire(), format!("{error}\0").into_bytes()),
+        };
+        let len = u32::try_from(payload.len()).unwrap_or(0);
+        let header = wire::Header { kind, len, ..header };
+        Message { header, payload }.encode(&mut self.unsent);
+        // A new watch fires once, after its answer.
+        if self.watches.len() > watch_before
+            && let Some(watch) = self.watches.last()
+        {
+            let event = event(&watch.said, &watch.token);
+            self.post(event);
+        }
+    }
+
+    fn request(
+        &mut self,
+        kind: Kind,
+        tx_id: u32,
+        payload: &[u8],
+        world: &mut World<'_>,
+    ) -> Result<Vec<u8>, Errno> {
+        if tx_id != 0 && !self.transactions.contains_key(&tx_id) {
+            return Err(Errno::Enoent);
+        }
+        match kind {
+            Kind::Directory | Kind::DirectoryPart | Kind::Read | Kind::GetPerms => {
+                self.node(kind, tx_id, payload, world)
+            }
+            Kind::Write | Kind::Mkdir | Kind::Rm | Kind::SetPerms => {
+                self.node(kind, tx_id, payload, world)
+            }
+            Kind::Watch => self.watch(payload),
+            Kind::Unwatch => self.unwatch(payload),
+            Kind::ResetWatches => {
+                self.watches.clear();
+                self.transactions.clear();
+                self.pending.clear();
+                self.is_pending.clear();
+                Ok(b"OK\0".to_vec())
+            }
+            Kind::TransactionStart => self.begin(tx_id),
+            Kind::TransactionEnd => self.end(tx_id, payload, world),
+            Kind::GetDomainPath => {
+                Ok(format!("/local/domain/{}\0", number(&one(payload)?)?).into_bytes())
+            }
+            Kind::Introduce | Kind::Release | Kind::IsDomainIntroduced | Kind::Resume => {
+                self.domain(kind, payload, world)
+            }
+            Kind::Control | Kind::SetTarget | Kind::WatchEvent | Kind::Error => Err(Errno::Enosys),
+        }
+    }
+
+    /// Requests about one node.
+    fn node(
+        &mut self,
+        kind: Kind,
+        tx_id: u32,
+        payload: &[u8],
+        world: &mut World<'_>,
+    ) -> Result<Vec<u8>, Errno> {
+        let zero = payload.iter().position(|b| *b == 0).ok_or(Errno::Einval)?;
+        let (path, rest) = (self.path(&payload[..zero])?, &payload[zero + 1..]);
+        if tx_id != 0 {
+            let transaction = self.transactions.get_mut(&tx_id).ok_or(Errno::Enoent)?;
+            let (domid, limits) = (self.domid, self.limits);
+            return node(
+                &mut View { tree: world.tree, transaction, domid, limits },
+                kind,
+                &path,
+                rest,
+            );
+        }
+        let (domid, limits) = (self.domid, self.limits);
+        // By itself a request is bounded by its node; what removes many may touch as many.
+        let limits = Limits { touched: usize::MAX, ..limits };
+        let mut transaction = Transaction::default();
+        let mut view = View { tree: world.tree, transaction: &mut transaction, domid, limits };
+        let done = node(&mut view, kind, &path, rest)?;
+        let changes = world.tree.commit(transaction, domid, limits)?;
+        world.fired.extend(changes.into_iter().map(Fired::Node));
+        Ok(done)
+    }
+
+    fn begin(&mut self, tx_id: u32) -> Result<Vec<u8>, Errno> {
+        if tx_id != 0 {
+            return Err(Errno::Ebusy);
+        }
+        if self.domid != 0 && self.transactions.len() >= self.limits.transactions {
+            return Err(Errno::Enospc);
+        }
+        let mut id = self.next_transaction;
+        while id == 0 || self.transactions.contains_key(&id) {
+            id = id.wrapping_add(1);
+        }
+        self.next_transaction = id.wrapping_add(1);
+        self.transactions.insert(id, Transaction::default());
+        Ok(format!("{id}\0").into_bytes())
+    }
+
+    fn end(&mut self, tx_id: u32, payload: &[u8], world: &mut World<'_>) -> Result<Vec<u8>, Errno> {
+        let commit = match payload {
+            b"T\0" => true,
+            b"F\0" => false,
+            _ => return Err(Errno::Einval),
+        };
+        let transaction = self.transactions.remove(&tx_id).ok_or(Errno::Enoent)?;
+        if commit {
+            let changes = world.tree.commit(transaction, self.domid, self.limits)?;
+            world.fired.extend(changes.into_iter().map(Fired::Node));
+        }
+        Ok(b"OK\0".to_vec())
+    }
+
+    fn watch(&mut self, payload: &[u8]) -> Result<Vec<u8>, Errno> {
+        let (said, path, token) = self.watched(payload)?;
+        if self.watches.iter().any(|w| w.path == path && w.token == token) {
+            return Err(Errno::Eexist);
+        }
+        if self.domid != 0 && self.watches.len() >= self.limits.watches {
+            return Err(Errno::E2big);
+        }
+        self.watches.push(Watch { said, path, token });
+        Ok(b"OK\0".to_vec())
+    }
+
+    fn unwatch(&mut self, payload: &[u8]) -> Result<Vec<u8>, Errno> {
+        let (_, path, token) = self.watched(payload)?;
+        let at = self.watches.iter().position(|w| w.path == path && w.token == token);
+        self.watches.remove(at.ok_or(Errno::Enoent)?);
+        Ok(b"OK\0".to_vec())
+    }
+
+    /// What a watch is called, its path, and its token.
+    fn watched(&self, payload: &[u8]) -> Result<(String, String, Vec<u8>), Errno> {
+        let strings = wire::strings(payload).ok_or(Errno::Einval)?;
+        let [said, token] = strings[..] else { return Err(Errno::Einval) };
+        let special = [b"@introduceDomain".as_slice(), b"@releaseDomain"].contains(&said);
+        let path = if special { text(said)? } else { self.path(said)? };
+        // An event repeats both.
+        if said.len() + token.len() + 2 > PAYLOAD_MAX - wire::ABS_PATH_MAX {
+            return Err(Errno::E2big);
+        }
+        Ok((text(said)?, path, token.to_vec()))
+    }
+
+    /// The toolstack's requests; `IsDomainIntroduced` and the rest are domain 0's alone.
+    fn domain(
+        &mut self,
+        kind: Kind,
+        payload: &[u8],
+        world: &mut World<'_>,
+    ) -> Result<Vec<u8>, Errno> {
+        if self.domid != 0 {
+            return Err(Errno::Eacces);
+        }
+        let strings = wire::strings(payload).ok_or(Errno::Einval)?;
+        let domid = number(strings.first().ok_or(Errno::Einval)?)?;
+        match kind {
+            Kind::IsDomainIntroduced => {
+                let known = domid == 0 || world.tree.is_introduced(domid);
+                return Ok(if known { b"T\0".to_vec() } else { b"F\0".to_vec() });
+            }
+            Kind::Introduce => {
+                if domid == 0 || strings.len() != 3 {
+                    return Err(Errno::Einval);
+                }
+                if world.tree.introduce(domid) {
+                    world.fired.push(Fired::Special("@introduceDomain"));
+                }
+            }
+            _ if !world.tree.is_introduced(domid) => return Err(Errno::Enoent),
+            Kind::Release => {
+                world.released.push(domid);
+                world.fired.push(Fired::Special("@releaseDomain"));
+            }
+            // Nothing stops here when a domain is suspended.
+            _ => {}
+        }
+        Ok(b"OK\0".to_vec())
+    }
+
+    fn home(&self) -> String {
+        format!("/local/domain/{}", self.domid)
+    }
+
+    /// The absolute path of what a client said.
+    fn path(&self, said: &[u8]) -> Result<String, Errno> {
+        let path = if said.starts_with(b"/") {
+            text(said)?
+        } else if said.len() > wire::REL_PATH_MAX {
+            return Err(Errno::Einval);
+        } else if said.is_empty() {
+            self.home()
+        } else {
+            format!("{}/{}", self.home(), text(said)?)
+        };
+        if wire::is_node(path.as_bytes()) { Ok(path) } else { Err(Errno::Einval) }
+    }
+}
+
+fn event(path: &str, token: &[u8]) -> Vec<u8> {
+    [path.as_bytes(), &[0], token, &[0]].concat()
+}
+
+fn text(bytes: &[u8]) -> Result<String, Errno> {
+    String::from_utf8(bytes.to_vec()).map_err(|_| Errno::Einval)
+}
+
+/// A payload of one string.
+fn one(payload: &[u8]) -> Result<Vec<u8>, Errno> {
+    let strings = wire::strings(payload).ok_or(Errno::Einval)?;
+    strings.first().map(|s| s.to_vec()).ok_or(Errno::Einval)
+}
+
+fn number(digits: &[u8]) -> Result<u16, Errno> {
+    let digits = std::str::from_utf8(digits).map_err(|_| Errno::Einval)?;
+    digits.parse().map_err(|_| Errno::Einval)
+}
+
+/// One request about one node.
+fn node(view: &mut View<'_>, kind: Kind, path: &str, rest: &[u8]) -> Result<Vec<u8>, Errno> {
+    let done = match kind {
+        Kind::Read => return Ok(view.get(path, Access::Read)?.value.clone()),
+        Kind::Directory => {
+            let node = view.get(path, Access::Read)?;
+            return Ok(node
+                .children
+                .iter()
+                .flat_map(|n| [n.as_bytes(), &[0]])
+                .flatten()
+                .copied()
+                .collect());
+        }
+        Kind::DirectoryPart => return directory_part(view, path, rest),
+        Kind::GetPerms => {
+            let node = view.get(path, Access::Read)?;
+            return Ok(node.perms.iter().flat_map(|p| format!("{p}\0").into_bytes()).collect());
+        }
+        Kind::Write => view.write(path, rest),
+        Kind::Mkdir => view.mkdir(path),
+        Kind::Rm => view.rm(path),
+        _ => {
+            let perms = wire::strings(rest).ok_or(Errno::Einval)?;
+            let perms: Option<Vec<Perm>> = perms.into_iter().map(Perm::parse).collect();
+            view.set_perms(path, perms.ok_or(Errno::Einval)?)
+        }
+    };
+    done.map(|()| b"OK\0".to_vec())
+}
+
+/// As many names from an offset on as fit, after the node's generation; an empty name ends them.
+fn directory_part(view: &mut View<'_>, path: &str, rest: &[u8]) -> Result<Vec<u8>, Errno> {
+    let offset = std::str::from_utf8(&one(rest)?).ok().and_then(|o| o.parse::<usize>().ok());
+    let mut offset = offset.ok_or(Errno::Einval)?;
+    let node = view.get(path, Access::Read)?;
+    let mut part = format!("{}\0", node.generation).into_bytes();
+    let mut names = node.children.iter().peekable();
+    while let Some(name) = names.peek() {
+        let len = name.len() + 1;
+        if offset > 0 {
+            offset = offset.checked_sub(len).ok_or(Errno::Einval)?;
+        } else if part.len() + len + 1 > PAYLOAD_MAX {
+            return Ok(part);
+        } else {
+            part.extend_from_slice(name.as_bytes());
+            part.push(0);
+        }
+        names.next();
+    }
+    part.push(0);
+    Ok(part)
+}

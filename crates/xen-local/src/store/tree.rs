@@ -1,0 +1,376 @@
+//! The nodes, and transactions over them.
+//!
+//! A transaction remembers every node as it first saw it, and what it wants in its place. It is
+//! committed if all that it saw is still there unchanged, else it is to be done again (EAGAIN).
+//! A request outside of any is a transaction of its own, which no one can get into.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::Limits;
+use xen_netif::store::wire::{Access, Errno, Perm, parent};
+
+/// One node.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub value: Vec<u8>,
+    /// The first names the owner; never empty.
+    pub perms: Vec<Perm>,
+    pub children: BTreeSet<String>,
+    pub generation: u64,
+}
+
+impl Node {
+    pub fn owner(&self) -> u16 {
+        self.perms.first().map_or(0, |p| p.domid)
+    }
+
+    /// What a domain may do with it.
+    pub fn access(&self, domid: u16) -> Access {
+        if domid == 0 || domid == self.owner() {
+            return Access::Both;
+        }
+        let named = self.perms.iter().skip(1).find(|p| p.domid == domid);
+        named.or(self.perms.first()).map_or(Access::None, |p| p.access)
+    }
+}
+
+/// A node that changed, and who may hear of it: those who may read any of these.
+#[derive(Debug)]
+pub struct Change {
+    pub path: String,
+    /// Only watches of this very node hear of it: it went together with one above.
+    pub exact: bool,
+    pub readers: Vec<Arc<Node>>,
+    /// How many of them are those of the first time; the others are those of the last.
+    first: usize,
+}
+
+/// What a transaction saw and wants.
+#[derive(Debug, Default)]
+pub struct Transaction {
+    seen: BTreeMap<String, Option<Arc<Node>>>,
+    wanted: BTreeMap<String, Option<Arc<Node>>>,
+    /// Each once, however often a node is changed.
+    changes: Vec<Change>,
+    /// Where in them (path, exact) is.
+    places: BTreeMap<(String, bool), usize>,
+}
+
+impl Transaction {
+    /// How many nodes it saw.
+    pub fn touched(&self) -> usize {
+        self.seen.len()
+    }
+
+    /// How many it wants to be others, or has something to tell of.
+    pub fn changed(&self) -> usize {
+        self.wanted.len().max(self.changes.len())
+    }
+}
+
+/// All nodes.
+pub struct Tree {
+    nodes: BTreeMap<String, Arc<Node>>,
+    /// How many each domain owns.
+    owned: BTreeMap<u16, usize>,
+    introduced: BTreeSet<u16>,
+    generation: u64,
+}
+
+/// One request's view: the tree through a transaction, as a domain.
+pub struct View<'a> {
+    pub tree: &'a mut Tree,
+    pub transaction: &'a mut Transaction,
+    pub domid: u16,
+    pub limits: Limits,
+}
+
+impl Tree {
+    pub fn new(perms: &[Perm]) -> Self {
+        let root = Node {
+            value: Vec::new(),
+            perms: perms.to_vec(),
+            children: BTreeSet::new(),
+            generation: 0,
+        };
+        let nodes = BTreeMap::from([("/".into(), Arc::new(root))]);
+        Self { nodes, owned: BTreeMap::from([(0, 1)]), introduced: BTreeSet::new(), generation: 0 }
+    }
+
+    /// Notes that a domain is there; whether it is new.
+    pub fn introduce(&mut self, domid: u16) -> bool {
+        self.introduced.insert(domid)
+    }
+
+    pub fn is_introduced(&self, domid: u16) -> bool {
+        self.introduced.contains(&domid)
+    }
+
+    /// How many nodes a domain owns.
+    pub fn owned(&self, domid: u16) -> usize {
+        self.owned.get(&domid).copied().unwrap_or(0)
+    }
+
+    /// Puts what a transaction wants in place; what changed.
+    pub fn commit(
+        &mut self,
+        transaction: Transaction,
+        domid: u16,
+        limits: Limits,
+    ) -> Result<Vec<Change>, Errno> {
+        for (path, seen) in &transaction.seen {
+            let same = match (self.nodes.get(path), seen) {
+                (None, None) => true,
+                (Some(now), Some(then)) => Arc::ptr_eq(now, then),
+                _ => false,
+            };
+            if !same {
+                return Err(Errno::Eagain);
+            }
+        }
+        if domid != 0 && self.owned_with(&transaction, domid) > limits.nodes {
+            return Err(Errno::Enospc);
+        }
+        for (path, wanted) in transaction.wanted {
+            self.put(path, wanted);
+        }
+        Ok(transaction.changes)
+    }
+
+    fn put(&mut self, path: String, node: Option<Arc<Node>>) {
+        if let Some(node) = &node {
+            *self.owned.entry(node.owner()).or_default() += 1;
+        }
+        let old = match node {
+            Some(node) => self.nodes.insert(path, node),
+            None => self.nodes.remove(&path),
+        };
+        if let Some(old) = old
+            && let Some(count) = self.owned.get_mut(&old.owner())
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.owned.remove(&old.owner());
+            }
+        }
+    }
+
+    /// How many nodes a domain would own with a transaction in place.
+    fn owned_with(&self, transaction: &Transaction, domid: u16) -> usize {
+        let mut owned = self.owned(domid);
+        let is_its =
+            |node: Option<&Arc<Node>>| usize::from(node.is_some_and(|n| n.owner() == domid));
+        for (path, wanted) in &transaction.wanted {
+            owned = owned + is_its(wanted.as_ref()) - is_its(self.nodes.get(path)).min(owned);
+        }
+        owned
+    }
+
+    /// A domain is gone: so are its nodes, and what others allowed it.
+    pub fn forget(&mut self, domid: u16) -> Vec<Change> {
+        self.introduced.remove(&domid);
+        let its = self.nodes.iter().filter(|(_, n)| n.owner() == domid).map(|(p, _)| p.clone());
+        let its: Vec<String> = its.collect();
+        let mut transaction = Transaction::default();
+        let limits = Limits { touched: usize::MAX, ..Limits::XENSTORED };
+        let mut view = View { tree: self, transaction: &mut transaction, domid: 0, limits };
+        for path in its {
+            // Gone already with one above, or the root, which domain 0 owns.
+            let _ = view.rm(&path);
+        }
+        let changes = self.commit(transaction, 0, limits).unwrap_or_default();
+        let names_it = |node: &Node| node.perms.iter().skip(1).any(|p| p.domid == domid);
+        for node in self.nodes.values_mut().filter(|n| names_it(n)) {
+            let node = Arc::make_mut(node);
+            let mut first = true;
+            node.perms.retain(|p| std::mem::take(&mut first) || p.domid != domid);
+        }
+        changes
+    }
+}
+
+impl View<'_> {
+    /// A node as this transaction sees it.
+    fn look(&mut self, path: &str) -> Result<Option<Arc<Node>>, Errno> {
+        if let Some(wanted) = self.transaction.wanted.get(path) {
+            return Ok(wanted.clone());
+        }
+        if let Some(seen) = self.transaction.seen.get(path) {
+            return Ok(seen.clone());
+        }
+        if self.domid != 0 && self.transaction.seen.len() >= self.limits.touched {
+            return Err(Errno::Enospc);
+        }
+        let node = self.tree.nodes.get(path).cloned();
+        self.transaction.seen.insert(path.into(), node.clone());
+        Ok(node)
+    }
+
+    fn want(&mut self, path: &str, node: Option<Node>) -> Option<Arc<Node>> {
+        self.tree.generation += 1;
+        let generation = self.tree.generation;
+        let node = node.map(|node| Arc::new(Node { generation, ..node }));
+        self.transaction.wanted.insert(path.into(), node.clone());
+        node
+    }
+
+    /// A node the domain may read, or write.
+    pub fn get(&mut self, path: &str, need: Access) -> Result<Arc<Node>, Errno> {
+        let Some(node) = self.look(path)? else {
+            // Whether it is there is told to those who may see what is above it.
+            let (_, above) = self.nearest(path)?;
+            let known = above.access(self.domid).reads();
+            return Err(if known { Errno::Enoent } else { Errno::Eacces });
+        };
+        let access = node.access(self.domid);
+        let granted = match need {
+            Access::Write => access.writes(),
+            _ => access.reads(),
+        };
+        if granted { Ok(node) } else { Err(Errno::Eacces) }
+    }
+
+    /// The lowest node that exists above `path`.
+    fn nearest(&mut self, path: &str) -> Result<(String, Arc<Node>), Errno> {
+        let mut at = path;
+        while let Some(above) = parent(at) {
+            if let Some(node) = self.look(above)? {
+                return Ok((above.into(), node));
+            }
+            at = above;
+        }
+        Err(Errno::Enoent)
+    }
+
+    fn change(&mut self, path: &str, exact: bool, also: Vec<Arc<Node>>) {
+        let mut readers = also;
+        for path in [Some(path), parent(path)].into_iter().flatten() {
+            readers.extend(self.look(path).ok().flatten());
+        }
+        let Transaction { changes, places, .. } = &mut *self.transaction;
+        let at = *places.entry((path.into(), exact)).or_insert(changes.len());
+        match changes.get_mut(at) {
+            Some(change) => {
+                // What a transaction had in between no one ever sees.
+                change.readers.truncate(change.first);
+                change.readers.extend(readers);
+            }
+            None => {
+                let first = readers.len();
+                changes.push(Change { path: path.into(), exact, readers, first });
+            }
+        }
+    }
+
+    pub fn write(&mut self, path: &str, value: &[u8]) -> Result<(), Errno> {
+        if self.domid != 0 && value.len() > self.limits.value_len {
+            return Err(Errno::Enospc);
+        }
+        match self.look(path)? {
+            Some(_) => {
+                let node = self.get(path, Access::Write)?;
+                self.want(path, Some(Node { value: value.to_vec(), ..Node::clone(&node) }));
+            }
+            None => self.create(path, value)?,
+        }
+        self.change(path, false, Vec::new());
+        Ok(())
+    }
+
+    pub fn mkdir(&mut self, path: &str) -> Result<(), Errno> {
+        if self.look(path)?.is_some() {
+            return self.get(path, Access::Write).map(drop);
+        }
+        self.create(path, &[])?;
+        self.change(path, false, Vec::new());
+        Ok(())
+    }
+
+    /// Makes a node that is not there, with all that are missing above it. They get the
+    /// permissions of the lowest that is there, and belong to who makes them.
+    fn create(&mut self, path: &str, value: &[u8]) -> Result<(), Errno> {
+        let (mut above, node) = self.nearest(path)?;
+        if !node.access(self.domid).writes() {
+            return Err(Errno::Eacces);
+        }
+        let mut perms = node.perms.clone();
+        if self.domid != 0
+            && let Some(first) = perms.first_mut()
+        {
+            first.domid = self.domid;
+        }
+        let base = if above == "/" { "" } else { above.as_str() };
+        let missing = path.get(base.len() + 1..).unwrap_or_default();
+        let names: Vec<&str> = missing.split('/').collect();
+        if self.domid != 0 {
+            let owned = self.tree.owned_with(self.transaction, self.domid);
+            if owned + names.len() > self.limits.nodes {
+                return Err(Errno::Enospc);
+            }
+        }
+        let mut node = node;
+        for (i, name) in names.iter().enumerate() {
+            let mut with = Node::clone(&node);
+            with.children.insert((*name).into());
+            self.want(&above, Some(with));
+            let child = if above == "/" { format!("/{name}") } else { format!("{above}/{name}") };
+            let value = if i + 1 == names.len() { value.to_vec() } else { Vec::new() };
+            let made =
+                Node { value, perms: perms.clone(), children: BTreeSet::new(), generation: 0 };
+            node = self.want(&child, Some(made)).ok_or(Errno::Eio)?;
+            above = child;
+        }
+        Ok(())
+    }
+
+    pub fn rm(&mut self, path: &str) -> Result<(), Errno> {
+        let Some(up) = parent(path) else { return Err(Errno::Einval) };
+        if self.look(path)?.is_none() {
+            // What is not there, below what is, counts as removed.
+            return self.get(up, Access::Read).map(drop);
+        }
+        let node = self.get(path, Access::Write)?;
+        let above = self.look(up)?.ok_or(Errno::Eio)?;
+        let mut gone = vec![(path.to_string(), node)];
+        let mut next = 0;
+        while let Some((at, node)) = gone.get(next) {
+            let children: Vec<String> =
+                node.children.iter().map(|name| format!("{at}/{name}")).collect();
+            for child in children {
+                let node = self.look(&child)?.ok_or(Errno::Eio)?;
+                gone.push((child, node));
+            }
+            next += 1;
+        }
+        let mut without = Node::clone(&above);
+        without.children.remove(path.rsplit('/').next().unwrap_or_default());
+        self.want(up, Some(without));
+        for (i, (path, node)) in gone.into_iter().enumerate() {
+            self.want(&path, None);
+            self.change(&path, i > 0, vec![node]);
+        }
+        Ok(())
+    }
+
+    pub fn set_perms(&mut self, path: &str, perms: Vec<Perm>) -> Result<(), Errno> {
+        let node = self.get(path, Access::Write)?;
+        if self.domid != 0 {
+            if node.owner() != self.domid {
+                return Err(Errno::Eacces);
+            }
+            if perms.first().is_none_or(|p| p.domid != self.domid) {
+                return Err(Errno::Eperm);
+            }
+            if perms.len() > self.limits.perms {
+                return Err(Errno::Enospc);
+            }
+        }
+        if perms.is_empty() {
+            return Err(Errno::Einval);
+        }
+        self.want(path, Some(Node { perms, ..Node::clone(&node) }));
+        self.change(path, false, vec![node]);
+        Ok(())
+    }
+}

@@ -1,0 +1,31 @@
+use super::*;
+
+#[test]
+fn device_nodes_that_are_not_there_say_what_to_do() {
+    use std::io::Error;
+    let of = |errno| {
+        let error = Error::from_raw_os_error(errno);
+        HostError::of_node(Path::new("/dev/xen/gntdev"), "xen-gntdev", error).to_string()
+    };
+    assert!(of(libc::ENOENT).contains("modprobe xen-gntdev"));
+    assert!(of(libc::EACCES).contains("run as root"));
+    assert!(of(libc::ENODEV).contains("does not run under Xen"));
+    assert!(of(libc::EIO).contains("open failed"));
+    if !Path::new("/dev/xen").exists() {
+        assert!(matches!(Back::open(), Err(HostError::NoNode { module: "xen-gntdev", .. })));
+        assert!(matches!(Front::open(), Err(HostError::NoNode { module: "xen-gntalloc", .. })));
+    }
+}
+
+#[test]
+fn a_vif_that_the_kernel_serves_is_not_ours() {
+    let devices = std::env::temp_dir().join(format!("pvs-claimed-{}", std::process::id()));
+    let vif = devices.join("vif-3-0");
+    std::fs::create_dir_all(&vif).unwrap();
+    assert_eq!(claimed_by(&devices, 3, 0), None, "there, but no driver has it");
+    std::os::unix::fs::symlink("../../drivers/vif", vif.join("driver")).unwrap();
+    let why = claimed_by(&devices, 3, 0).unwrap();
+    assert!(why.contains("driver 'vif'") && why.contains("docs/xen.md"), "{why}");
+    assert_eq!(claimed_by(&devices, 4, 0), None);
+    std::fs::remove_dir_all(devices).unwrap();
+}
