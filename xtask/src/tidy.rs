@@ -138,7 +138,7 @@ const GLOSSARY_IN: [&str; 12] = [
 ];
 
 /// Exceptions: (rule, file, reason).
-const EXCEPTIONS: [(Rule, &str, &str); 3] = [
+const EXCEPTIONS: [(Rule, &str, &str); 2] = [
     (
         Rule::Unsafe,
         "crates/ring/tests/common/rcore.rs",
@@ -148,11 +148,6 @@ const EXCEPTIONS: [(Rule, &str, &str); 3] = [
         Rule::Length,
         "crates/shm/src/copy.rs",
         "one line inside proptest!, where rustfmt does not go",
-    ),
-    (
-        Rule::Circles,
-        "crates/lab/src/lib.rs",
-        "its error and the paths of programs are at the root, which runs everything",
     ),
 ];
 

@@ -67,7 +67,7 @@ impl Case {
             for (lane, source) in self.lanes.iter_mut().zip(&self.sources) {
                 let mut ingress = lane.ingress.lock().expect("no panic before");
                 let forwarder = &mut self.forwarder;
-                let each = &mut |burst: &mut Burst<'_>| forwarder.forward(source, burst, 1);
+                let each = &mut |burst: &mut Burst<'_>| _ = forwarder.forward(source, burst, 1);
                 ingress.burst(BURST_MAX, 1, &mut self.scratch, each).expect("no fault");
             }
             spent += start.elapsed().as_nanos();

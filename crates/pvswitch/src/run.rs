@@ -21,7 +21,7 @@ use api::near::did_you_mean;
 use os::{Carries, Epoll, Listener, SocketError};
 use switch::account::{Account, Budgets};
 use switch::fdb::{Fdb, Mac, PortId};
-use switch::forward::{EgressQueue, Mode, Port, STARVED_NS, Source, Table};
+use switch::forward::{EgressQueue, Mode, Port, PortEvent, STARVED_NS, Source, Table};
 use switch::hold::HOLD_DEFAULT;
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
@@ -626,14 +626,19 @@ impl System {
     fn read_reports(&mut self) {
         os::drain(self.pool.common.reports_wake.as_fd());
         while let Ok(report) = self.reports.try_recv() {
-            let (Report::Fault(id, ..) | Report::Deaf(id, _) | Report::Starved(id, ..)) = &report;
+            let (Report::Port(
+                PortEvent::Fault { port: id, .. } | PortEvent::Starved { port: id, .. },
+            )
+            | Report::Deaf(id, _)) = &report;
             let Some(state) = self.ports.values_mut().find(|p| p.port.id == *id) else { continue };
             let fault = match report {
                 // Once for each connection: its end ends the epoch, and what comes late is of
                 // another one, perhaps of another port.
-                Report::Fault(_, epoch, _) if epoch != state.port.epoch() => continue,
-                Report::Fault(_, _, fault) => fault,
-                Report::Starved(_, queue, begins) => {
+                Report::Port(PortEvent::Fault { epoch, .. }) if epoch != state.port.epoch() => {
+                    continue;
+                }
+                Report::Port(PortEvent::Fault { fault, .. }) => fault,
+                Report::Port(PortEvent::Starved { queue, begins, .. }) => {
                     state.tell_stall(queue, begins);
                     continue;
                 }

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::event::{Timespec, epoll};
 use switch::fdb::PortId;
-use switch::forward::{Forwarder, Table};
+use switch::forward::{Findings, Forwarder, PortEvent, Table};
 use switch::frame::Burst;
 use switch::schedule::{self, Effect, Scheduler, Then};
 use vhost_user::device::KickFd;
@@ -103,7 +103,6 @@ impl Worker {
                     self.run_commands();
                 }
             }
-            Effect::TakeWoken => self.scheduler.wake(std::mem::take(&mut self.forwarder.woken)),
             Effect::NotifyLate { rests } => self.forwarder.notify_late(self.time, rests),
             Effect::Disarm { at } => lock(&self.scheduler.queue(at).served.of.ingress).disarm(),
             Effect::Retry { all, .. } => self.retry(all),
@@ -135,37 +134,35 @@ impl Worker {
         if let Some(fault) = took.fault {
             let port = self.scheduler.queue(at).served.source.port;
             let epoch = self.forwarder.port(port).map_or(0, |port| port.epoch());
-            self.pool.report(Report::Fault(port, epoch, fault));
+            self.pool.report(Report::Port(PortEvent::Fault { port, epoch, fault }));
         }
         self.time = self.now();
-        self.report();
+        self.report(took.findings.events);
     }
 
     /// Delivers what is held for destinations that may have room, and charges the time to them:
     /// they were full.
     fn retry(&mut self, all: bool) {
+        let mut found = Findings::default();
         if self.forwarder.is_blocked() {
             let mut began = self.now();
             let Self { forwarder, scheduler, pool, time, .. } = self;
-            forwarder.retry_each(all, *time, |(port, queue), egress| {
+            found = forwarder.retry_each(all, *time, |(port, queue), egress| {
                 let end = pool.now();
                 let took = end.saturating_sub(std::mem::replace(&mut began, end));
                 egress.stats.served_ns.add(took);
                 scheduler.record_delivery(pool::token(port, queue, false), took);
             });
         }
-        self.scheduler.record_retry(all, &self.forwarder);
-        self.report();
+        self.scheduler.record_retry(all, found.wake, &self.forwarder);
+        self.report(found.events);
     }
 
     /// Reports what the forwarder found.
     #[inline]
-    fn report(&mut self) {
-        for (port, epoch, fault) in self.forwarder.faults.drain(..) {
-            self.pool.report(Report::Fault(port, epoch, fault));
-        }
-        for (port, queue, begins) in self.forwarder.starved.drain(..) {
-            self.pool.report(Report::Starved(port, queue, begins));
+    fn report(&self, events: Vec<PortEvent>) {
+        for event in events {
+            self.pool.report(Report::Port(event));
         }
     }
 
@@ -288,7 +285,9 @@ impl Worker {
         if let Some(Watched { port, queue, .. }) = self.watched.get(&token) {
             let egress = &port.egress[usize::from(*queue)];
             if self.scheduler.kick_room(egress, pool::token(port.id, *queue, false)) {
-                self.pool.report(Report::Starved(port.id, *queue, false));
+                let (port, queue) = (port.id, *queue);
+                let event = PortEvent::Starved { port, queue, begins: false };
+                self.pool.report(Report::Port(event));
             }
         }
     }

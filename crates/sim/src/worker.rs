@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use switch::fdb::PortId;
-use switch::forward::{Forwarder, Source, Table};
+use switch::forward::{ArmedFull, Forwarder, PortEvent, Source, Table};
 use switch::frame::Burst;
 use switch::poll::{Costs, State};
 use switch::port::{Fault, Ingress};
@@ -228,7 +228,7 @@ impl Worker {
 
     /// Whether it found room for frames that worker `other` holds, and will wake it.
     pub fn will_wake(&self, other: usize) -> bool {
-        (self.forwarder.woken | self.scheduler.wakes()) & 1 << other != 0
+        self.scheduler.wakes() & 1 << other != 0
     }
 
     /// Whether it waits for queue `queue` of `port`.
@@ -330,7 +330,7 @@ impl Worker {
             let commands = !self.commands.is_empty();
             let is_own = match effect {
                 Effect::RunCommands => !commands,
-                Effect::TakeWoken | Effect::Measure { .. } => true,
+                Effect::Measure { .. } => true,
                 _ => false,
             };
             self.carry_out(effect, now_ns, ledger);
@@ -347,7 +347,6 @@ impl Worker {
                 self.run_commands(now_ns);
             }
             Effect::Serve { at, max } => self.serve(at, max, now_ns, ledger),
-            Effect::TakeWoken => self.scheduler.wake(std::mem::take(&mut self.forwarder.woken)),
             Effect::NotifyLate { rests } => {
                 if self.mistake != Mistake::ForgetsLateCalls {
                     self.forwarder.notify_late(self.time_ns, rests);
@@ -380,8 +379,11 @@ impl Worker {
             Effect::ArmFull => {
                 let busy = self.queues().iter().any(Queue::is_listed);
                 let skips = busy && self.mistake == Mistake::BusyForgetsHeld;
-                let full = skips || self.forwarder.arm_blocked();
-                self.scheduler.record_arm_full(full);
+                let armed = match skips {
+                    true => ArmedFull { full: true, wake: 0 },
+                    false => self.forwarder.arm_blocked(),
+                };
+                self.scheduler.record_arm_full(armed);
             }
             Effect::Wait { timeout_ns, .. } => self.wait(timeout_ns, now_ns),
         }
@@ -462,7 +464,8 @@ impl Worker {
         ledger.sync(None, now_ns);
         notes.quiet = if took.frames > 0 || is_due { 0 } else { notes.quiet + 1 };
         self.shares.begin_turn(token, took.frames, self.time_ns);
-        self.blame(source.port, took.fault.take());
+        let events = std::mem::take(&mut took.findings.events);
+        self.blame(source.port, took.fault.take(), events);
         let frames = took.frames;
         if drained && (shown_frames, frames) != (0, 0) {
             self.found(Some(Finding::Drained(format!("queue {name:?}: {frames} frames"))));
@@ -477,22 +480,29 @@ impl Worker {
     }
 
     /// Ports whose guests broke the protocol, `fault` that of the sender `from`.
-    fn blame(&mut self, from: PortId, fault: Option<Fault>) {
-        let faults = self.forwarder.faults.drain(..).map(|(port, _, fault)| {
-            let port = if self.mistake == Mistake::BlamesSender { from } else { port };
-            (usize::from(port.0), fault)
-        });
-        self.faults.extend(faults);
+    fn blame(&mut self, from: PortId, fault: Option<Fault>, mut events: Vec<PortEvent>) {
+        if self.mistake == Mistake::BlamesSender {
+            for event in &mut events {
+                if let PortEvent::Fault { port, .. } = event {
+                    *port = from;
+                }
+            }
+        }
+        self.record_events(events);
         self.faults.extend(fault.map(|fault| (usize::from(from.0), fault)));
-        self.note_starved();
     }
 
-    fn note_starved(&mut self) {
-        let starved = self.forwarder.starved.drain(..);
-        self.starved.extend(
-            starved
-                .map(|(port, queue, begins)| ((usize::from(port.0), usize::from(queue)), begins)),
-        );
+    fn record_events(&mut self, events: Vec<PortEvent>) {
+        for event in events {
+            match event {
+                PortEvent::Fault { port, fault, .. } => {
+                    self.faults.push((usize::from(port.0), fault));
+                }
+                PortEvent::Starved { port, queue, begins } => {
+                    self.starved.push(((usize::from(port.0), usize::from(queue)), begins));
+                }
+            }
+        }
     }
 
     /// Arms the queue just served; if there is work, it is polled on.
@@ -526,7 +536,7 @@ impl Worker {
             return;
         }
         let Self { forwarder, scheduler, shares, extra_ns, .. } = self;
-        forwarder.retry_each(all, self.time_ns, |(port, queue), _| {
+        let findings = forwarder.retry_each(all, self.time_ns, |(port, queue), _| {
             let payer = token((port.0.into(), queue.into()));
             scheduler.record_delivery(payer, RETRY_TAKES_NS);
             shares.charge(payer, RETRY_TAKES_NS);
@@ -534,12 +544,12 @@ impl Worker {
         });
         ledger.sync(None, now_ns);
         // Whose fault it is has nothing to do with who sends.
-        let faults = self.forwarder.faults.drain(..);
-        self.faults.extend(faults.map(|(port, _, fault)| (usize::from(port.0), fault)));
-        self.note_starved();
+        self.record_events(findings.events);
         if self.mistake != Mistake::ForgetsPaused {
             self.disturb();
-            self.scheduler.record_retry(all, &self.forwarder);
+            self.scheduler.record_retry(all, findings.wake, &self.forwarder);
+        } else {
+            self.scheduler.wake(findings.wake);
         }
     }
 

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex};
 
 use shm::Seg;
 
+pub use self::full::ArmedFull;
 use self::full::Senders;
 pub use self::mirror::{Captured, Mirror};
 pub use self::queue::EgressQueue;
@@ -185,6 +186,51 @@ impl Flow<'_> {
     }
 }
 
+/// What forwarding found out that its caller must act on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Findings {
+    /// Workers (one bit each) to wake: they wait for a destination that took frames, so it may have
+    /// room for theirs; while disarmed, it sends no kick.
+    pub wake: u64,
+    /// Events of ports, in order.
+    pub events: Vec<PortEvent>,
+}
+
+impl Findings {
+    /// Appends later findings.
+    #[inline]
+    pub fn merge(&mut self, later: Self) {
+        self.wake |= later.wake;
+        if !later.events.is_empty() {
+            self.events.extend(later.events);
+        }
+    }
+}
+
+/// An event of a port that the operator or the port's owner must know of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PortEvent {
+    /// The peer broke its protocol; the port is to be stopped.
+    Fault {
+        /// The peer's port.
+        port: PortId,
+        /// The port's [epoch](Port::epoch) at the time of the fault.
+        epoch: u64,
+        /// The violation.
+        fault: Fault,
+    },
+    /// An egress queue became [starved](EgressQueue::starved_ns), or recovered.
+    Starved {
+        /// The receiver's port.
+        port: PortId,
+        /// The queue's index.
+        queue: u16,
+        /// False: it recovered.
+        begins: bool,
+    },
+}
+
 /// One worker's forwarding state.
 pub struct Forwarder {
     mode: Mode,
@@ -206,18 +252,12 @@ pub struct Forwarder {
     made: bounds::Made,
     /// Full destinations to retry, each with whether it was armed since the last retry.
     blocked: BTreeMap<(PortId, u16), bool>,
-    /// Workers (one bit each) to wake: they wait for a destination that took some of our frames, so
-    /// it may have room for theirs; while disarmed, it sends no kick.
-    pub woken: u64,
+    /// Findings of the call in progress.
+    findings: Findings,
     /// Queues with a delayed notification, and its time in ns; unordered.
     late: Vec<(u64, PortId, u16)>,
     /// The earliest of these times.
     late_ns: u64,
-    /// Ports whose peers broke the protocol, to be stopped by the worker's owner, each with the
-    /// [epoch](Port::epoch) at the time of the fault.
-    pub faults: Vec<(PortId, u64, Fault)>,
-    /// Egress queues that became [starved](EgressQueue::starved_ns), or (false) recovered.
-    pub starved: Vec<(PortId, u16, bool)>,
     /// Time of the table's last sweep.
     aged_s: u32,
     last_learned: Option<([u8; 6], u16, PortId, u32)>,
@@ -243,12 +283,10 @@ impl Forwarder {
             scratch: offload::Scratch::default(),
             made: bounds::Made::default(),
             blocked: BTreeMap::new(),
-            woken: 0,
+            findings: Findings::default(),
             late: Vec::new(),
             late_ns: u64::MAX,
             aged_s: 0,
-            faults: Vec::new(),
-            starved: Vec::new(),
             last_learned: None,
             last_found: None,
         }
@@ -269,7 +307,8 @@ impl Forwarder {
     }
 
     /// Delivers, holds or drops each frame of a burst. `now_ns` is any monotonic time.
-    pub fn forward(&mut self, from: &Source, burst: &mut Burst<'_>, now_ns: u64) {
+    pub fn forward(&mut self, from: &Source, burst: &mut Burst<'_>, now_ns: u64) -> Findings {
+        debug_assert_eq!(self.findings, Findings::default(), "the call before returned its own");
         self.groups_used = 0;
         self.bursts += 1;
         self.made = bounds::Made::default();
@@ -293,6 +332,12 @@ impl Forwarder {
         if burst.is_lent() {
             from.stats.drops_bad_grant.add(u64::from(burst.unreadable()));
         }
+        std::mem::take(&mut self.findings)
+    }
+
+    fn record_fault(&mut self, port: &Port, fault: Fault) {
+        let fault = PortEvent::Fault { port: port.id, epoch: port.epoch(), fault };
+        self.findings.events.push(fault);
     }
 
     fn cross(&mut self, from: &Source, burst: &mut Burst<'_>) {
@@ -547,7 +592,7 @@ impl Forwarder {
             self.schedule_notify(at, group.port, group.queue);
         }
         if let Some(fault) = fault {
-            self.faults.push((group.port, port.epoch(), fault));
+            self.record_fault(port, fault);
             egress.stats.drops_down.add((group.picks.len() - done) as u64);
             done = group.picks.len();
         } else if full {

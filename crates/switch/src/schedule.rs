@@ -28,7 +28,7 @@ pub use self::burst::{Took, arm, burst};
 use self::load::Period;
 pub use self::queue::{Queue, Served};
 use self::round::{Round, Turn};
-use crate::forward::{EgressQueue, Forwarder};
+use crate::forward::{ArmedFull, EgressQueue, Forwarder};
 use crate::hold::RETRY_NS;
 use crate::poll::{Costs, State};
 use crate::tuning::Drain;
@@ -70,8 +70,6 @@ pub enum Effect<Q> {
         /// The queue.
         at: usize,
     },
-    /// Take [`Forwarder::woken`], and pass it to [`Scheduler::wake`].
-    TakeWoken,
     /// Notify the peers whose time has come ([`Forwarder::notify_late`]).
     NotifyLate {
         /// The worker found nothing, or has no hot queue left.
@@ -278,8 +276,11 @@ impl<Q> Scheduler<Q> {
                 },
                 Step::Woken => {
                     self.step = Step::Late;
-                    if forwarder.woken != 0 {
-                        return Effect::TakeWoken;
+                    if self.woken != 0 {
+                        self.is_pending = true;
+                        if let Some(effect) = self.next_pending() {
+                            return effect;
+                        }
                     }
                 }
                 Step::Late => {
@@ -528,7 +529,8 @@ impl<Q> Scheduler<Q> {
 
     /// Held frames were delivered: goes on with the queues that are paused for a destination that
     /// may have room now.
-    pub fn record_retry(&mut self, all: bool, forwarder: &Forwarder) {
+    pub fn record_retry(&mut self, all: bool, wake: u64, forwarder: &Forwarder) {
+        self.wake(wake);
         for i in 0..self.paused.len() {
             let at = self.paused[i];
             if all || forwarder.may_go_on(&self.queues[at].served.source) {
@@ -537,8 +539,10 @@ impl<Q> Scheduler<Q> {
         }
     }
 
-    /// Whether all full destinations are still full.
-    pub fn record_arm_full(&mut self, full: bool) {
+    /// What came of [`Effect::ArmFull`].
+    pub fn record_arm_full(&mut self, armed: ArmedFull) {
+        let ArmedFull { full, wake } = armed;
+        self.wake(wake);
         let idle = self.step == Step::ArmingIdle;
         self.step = if full && idle { Step::Wait } else { Step::Commands };
         if !full {

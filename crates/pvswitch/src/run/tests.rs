@@ -59,7 +59,8 @@ fn is_attached(system: &System, name: &str) -> bool {
 /// Workers report so many faults of a port in an epoch.
 fn report(system: &mut System, port: PortId, epoch: u64, times: usize) {
     for _ in 0..times {
-        system.pool.report(Report::Fault(port, epoch, Fault("broken".into())));
+        let fault = Fault("broken".into());
+        system.pool.report(Report::Port(PortEvent::Fault { port, epoch, fault }));
     }
     system.read_reports();
 }

@@ -8,9 +8,9 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use switch::fdb::PortId;
-use switch::forward::{Port, Source, Table};
+use switch::forward::{Port, PortEvent, Source, Table};
 use switch::poll::State;
-use switch::port::{Fault, Ingress};
+use switch::port::Ingress;
 use switch::schedule;
 use vhost_user::device::KickFd;
 
@@ -185,12 +185,10 @@ impl Served {
 
 /// Something a worker tells the control thread.
 pub enum Report {
-    /// A peer broke its protocol in this epoch of its port, which is to be stopped.
-    Fault(PortId, u64, Fault),
+    /// Forwarding found something about a port.
+    Port(PortEvent),
     /// A queue's kicks cannot be waited for.
     Deaf(PortId, std::io::Error),
-    /// An egress queue's peer gives no buffers, and has not for long; or (false) it does again.
-    Starved(PortId, u16, bool),
 }
 
 /// What a worker did, for people.

@@ -320,15 +320,15 @@ impl World {
         let Self { ingress, forwarder, source, scratch, .. } = self;
         self.now_ns += 1000;
         let now = self.now_ns;
-        forwarder.retry(true, now);
-        let max = forwarder.may_take(source, 64, now);
+        let _ = forwarder.retry(true, now);
+        let max = forwarder.budget(source, 64, now).0;
         if max == 0 {
             return 0;
         }
         if direct {
-            forwarder.direct(source, ingress, now);
+            let _ = forwarder.direct(source, ingress, now);
         }
-        let forward = &mut |burst: &mut Burst<'_>| forwarder.forward(source, burst, now);
+        let forward = &mut |burst: &mut Burst<'_>| _ = forwarder.forward(source, burst, now);
         ingress.burst(max, now, scratch, forward).unwrap()
     }
 

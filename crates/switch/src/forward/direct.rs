@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Forwarder, Mode, Source};
+use super::{Findings, Forwarder, Mode, PortEvent, Source};
 use crate::fdb::PortId;
 use crate::frame::BURST_MAX;
 use crate::port::Ingress;
@@ -12,10 +12,11 @@ impl Forwarder {
     /// possible. Otherwise (a learning switch, a partner that is down or has no buffers, a capture
     /// of either port, held frames) nothing is read here and the burst handles all frames.
     #[inline]
-    pub fn direct(&mut self, from: &Source, ingress: &mut dyn Ingress, now_ns: u64) {
+    pub fn direct(&mut self, from: &Source, ingress: &mut dyn Ingress, now_ns: u64) -> Findings {
         if self.mode == Mode::Cross && ingress.goes_direct() {
             self.read_into_partner(from, ingress, now_ns);
         }
+        std::mem::take(&mut self.findings)
     }
 
     fn read_into_partner(&mut self, from: &Source, ingress: &mut dyn Ingress, now_ns: u64) {
@@ -47,7 +48,10 @@ impl Forwarder {
         match done {
             Ok(0) => {}
             Ok(_) => self.record_progress((to, from.queue % active), egress),
-            Err(fault) => self.faults.push((to, epoch, fault)),
+            Err(fault) => {
+                let fault = PortEvent::Fault { port: to, epoch, fault };
+                self.findings.events.push(fault);
+            }
         }
     }
 }

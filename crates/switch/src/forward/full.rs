@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use super::{EgressQueue, Forwarder, Group, Port, Source};
+use super::{EgressQueue, Findings, Forwarder, Group, Port, Source};
 use crate::fdb::PortId;
 use crate::frame::{BURST_MAX, Burst, Frame};
 use crate::hold::{HeldFrame, Hold};
@@ -57,15 +57,29 @@ impl EgressQueue {
     }
 }
 
+/// What [`Forwarder::arm_blocked`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct ArmedFull {
+    /// All destinations are still full. Otherwise call [`Forwarder::retry`].
+    pub full: bool,
+    /// Other workers (one bit each) to wake: they wait for a destination that has room now.
+    pub wake: u64,
+}
+
 impl Forwarder {
-    /// Number of frames, up to `max`, that a burst from `from` may take: once a destination was
-    /// full, the room of one of its recent destinations; 0 while all are full.
+    /// Returns the number of frames, up to `max`, that a burst from `from` may take: once a
+    /// destination was full, the room of one of its recent destinations, after what they hold was
+    /// delivered; 0 while all are full.
     ///
     /// A destination that is down, or without a hold queue, is ignored; one that accepts almost
     /// nothing is not waited for.
-    pub fn may_take(&mut self, from: &Source, max: usize, now_ns: u64) -> usize {
-        let Some((_, _, len)) = from.backpressure.waits_for() else { return max };
-        self.room_for(from, len, max, now_ns)
+    #[inline]
+    pub fn budget(&mut self, from: &Source, max: usize, now_ns: u64) -> (usize, Findings) {
+        let Some((_, _, len)) = from.backpressure.waits_for() else {
+            return (max, Findings::default());
+        };
+        (self.room_for(from, len, max, now_ns), std::mem::take(&mut self.findings))
     }
 
     #[cold]
@@ -185,7 +199,7 @@ impl Forwarder {
         }
         if let Some(fault) = fault {
             hold.clear(&egress.stats);
-            self.faults.push((port.id, port.epoch(), fault));
+            self.record_fault(port, fault);
         }
         egress.holding.store(hold.len(), Ordering::Relaxed);
         let is_free = hold.is_empty();
@@ -267,8 +281,8 @@ impl Forwarder {
     /// Delivers frames held for destinations that have signalled room. `all`: also for the others,
     /// every [`RETRY_NS`](crate::hold::RETRY_NS): for those that do not notify, and to drop frames
     /// held for too long.
-    pub fn retry(&mut self, all: bool, now_ns: u64) {
-        self.retry_each(all, now_ns, |_, _| {});
+    pub fn retry(&mut self, all: bool, now_ns: u64) -> Findings {
+        self.retry_each(all, now_ns, |_, _| {})
     }
 
     /// The same. `done` is called after each destination, so that the caller can charge its time.
@@ -277,7 +291,7 @@ impl Forwarder {
         all: bool,
         now_ns: u64,
         mut done: impl FnMut((PortId, u16), &EgressQueue),
-    ) {
+    ) -> Findings {
         let table = Arc::clone(&self.table);
         let news = |at: &(PortId, u16)| all || self.has_news(*at);
         let due: Vec<_> = self.blocked.keys().copied().filter(news).collect();
@@ -293,12 +307,12 @@ impl Forwarder {
             drop(queue);
             done(at, egress);
         }
+        std::mem::take(&mut self.findings)
     }
 
-    /// Arms each full destination, before sleep, to notify when it has room. False: one has room
-    /// now; call [`retry`](Self::retry).
-    pub fn arm_blocked(&mut self) -> bool {
-        let mut full = true;
+    /// Arms each full destination, before sleep, to notify when it has room.
+    pub fn arm_blocked(&mut self) -> ArmedFull {
+        let (mut full, mut wake) = (true, 0);
         let table = Arc::clone(&self.table);
         for ((port, queue), armed) in self.blocked.iter_mut().filter(|(_, armed)| !**armed) {
             let port = table.get(usize::from(port.0)).and_then(Option::as_ref);
@@ -311,16 +325,16 @@ impl Forwarder {
             if !*armed {
                 full = false;
                 // Other workers that wait for it get no further notification.
-                self.woken |= egress.waiters.swap(0, Ordering::AcqRel) & !(1 << self.worker);
+                wake |= egress.waiters.swap(0, Ordering::AcqRel) & !(1 << self.worker);
             }
         }
-        full
+        ArmedFull { full, wake }
     }
 
     /// Records that a destination took a frame: workers that wait for it may retry.
     pub(super) fn record_progress(&mut self, at: (PortId, u16), egress: &EgressQueue) {
         if egress.waiters.load(Ordering::Relaxed) != 0 {
-            self.woken |= egress.waiters.swap(0, Ordering::AcqRel);
+            self.findings.wake |= egress.waiters.swap(0, Ordering::AcqRel);
         }
         if egress.starved.load(Ordering::Relaxed) {
             self.end_starvation(at, egress);

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{EgressQueue, Forwarder};
+use super::{EgressQueue, Forwarder, PortEvent};
 use crate::fdb::PortId;
 use crate::port::Egress;
 
@@ -60,12 +60,13 @@ impl Forwarder {
         // for room is never full here, and is not starved.
         if queue.arm() {
             if !egress.starved.swap(true, Ordering::Relaxed) {
-                self.starved.push((at.0, at.1, true));
+                let (port, queue) = at;
+                self.findings.events.push(PortEvent::Starved { port, queue, begins: true });
             }
         } else {
             egress.full_ns.store(now_ns, Ordering::Relaxed);
             // Frames of other workers may fit, too, and no further kick wakes these.
-            self.woken |= egress.waiters.swap(0, Ordering::AcqRel);
+            self.findings.wake |= egress.waiters.swap(0, Ordering::AcqRel);
         }
     }
 
@@ -78,7 +79,8 @@ impl Forwarder {
             return;
         }
         if egress.starved.swap(false, Ordering::Relaxed) {
-            self.starved.push((at.0, at.1, false));
+            let (port, queue) = at;
+            self.findings.events.push(PortEvent::Starved { port, queue, begins: false });
         }
     }
 }

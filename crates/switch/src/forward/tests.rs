@@ -123,6 +123,8 @@ struct Rig {
     table: Table,
     egress: Vec<Vec<Arc<Mutex<FakeEgress>>>>,
     sources: Vec<Source>,
+    /// Findings that no test has taken.
+    found: Findings,
     now_ns: u64,
 }
 
@@ -152,6 +154,7 @@ impl Rig {
             table,
             egress,
             sources: (0..ports).map(source).collect(),
+            found: Findings::default(),
             now_ns: SECOND,
         }
     }
@@ -164,7 +167,25 @@ impl Rig {
             burst.segs.push(Seg::of(bytes));
             burst.push_at(i, 1, bytes.len() as u32, *hdr);
         }
-        self.forwarder.forward(&self.sources[port], &mut burst, self.now_ns);
+        self.forward(port, &mut burst);
+    }
+
+    fn forward(&mut self, port: usize, burst: &mut Burst<'_>) {
+        self.found.merge(self.forwarder.forward(&self.sources[port], burst, self.now_ns));
+    }
+
+    fn retry(&mut self) {
+        self.found.merge(self.forwarder.retry(true, self.now_ns));
+    }
+
+    /// Ports whose peers broke the protocol.
+    fn faults(&mut self) -> Vec<PortId> {
+        let events = std::mem::take(&mut self.found.events).into_iter();
+        let port = |event| match event {
+            PortEvent::Fault { port, .. } => Some(port),
+            PortEvent::Starved { .. } => None,
+        };
+        events.filter_map(port).collect()
     }
 
     fn send(&mut self, port: usize, frames: &[Vec<u8>]) {
@@ -201,8 +222,10 @@ impl Rig {
     }
 
     /// Number of frames that `port` may send next.
-    fn may_take(&mut self, port: usize) -> usize {
-        self.forwarder.may_take(&self.sources[port], BURST_MAX, self.now_ns)
+    fn budget(&mut self, port: usize) -> usize {
+        let (frames, found) = self.forwarder.budget(&self.sources[port], BURST_MAX, self.now_ns);
+        self.found.merge(found);
+        frames
     }
 
     fn stats(&self, port: usize) -> &IngressStats {
@@ -534,7 +557,7 @@ fn segments_are_delivered_together_or_held_and_truncated_if_they_never_fit() {
     );
     assert_eq!((rig.held(1), rig.got(1).len()), (2, 0));
     rig.port(1).room = ENDLESS;
-    rig.forwarder.retry(true, rig.now_ns);
+    rig.retry();
     assert_eq!((rig.held(1), rig.got(1).len()), (0, 4));
     rig.port(1).room = 2;
     rig.port(1).looks = 2;
@@ -554,8 +577,7 @@ fn fault_of_one_egress_is_reported_and_others_get_their_frames() {
     let mut rig = Rig::new(Mode::Switch, 4, 1);
     rig.port(1).fault_after = 0;
     rig.send(0, &[frame(BROADCAST, mac(0), 0), frame(BROADCAST, mac(0), 1)]);
-    let faults: Vec<_> = rig.forwarder.faults.drain(..).map(|(port, ..)| port).collect();
-    assert_eq!(faults, [PortId(1)]);
+    assert_eq!(rig.faults(), [PortId(1)]);
     assert_eq!(rig.port(1).stats.drops_down.get(), 2);
     assert_eq!((serials(&rig.got(2)), serials(&rig.got(3))), (vec![0, 1], vec![0, 1]));
 }
@@ -567,7 +589,7 @@ fn fault_after_delivered_frames_counts_those_once() {
     rig.port(1).fault_after = 1;
     let segmented = tso(mac(1), mac(0), 3000, 1448);
     rig.send_all(0, vec![(frame(mac(1), mac(0), 0), VnetHdr::NONE), segmented]);
-    assert_eq!(rig.forwarder.faults.len(), 1);
+    assert_eq!(rig.faults().len(), 1);
     assert_eq!((rig.got(1).len(), rig.port(1).stats.drops_down.get()), (1, 1));
 }
 
@@ -602,7 +624,7 @@ fn held_frames_are_captured_once_at_each_end() {
     rig.send(0, &[frame(mac(1), mac(0), 1)]);
     rig.send(0, &[frame(mac(1), mac(0), 2)]);
     rig.port(1).room = ENDLESS;
-    rig.forwarder.retry(true, rig.now_ns);
+    rig.retry();
     let seen: Vec<_> = captured.try_iter().map(|c| (c.ingress, serial(&c.bytes))).collect();
     assert_eq!(seen, [(true, 1), (true, 2), (false, 1), (false, 2)]);
 }
@@ -671,7 +693,7 @@ fn model(mode: Mode, ops: &[Op]) -> Result<(), TestCaseError> {
         match op {
             Op::Room(port, room) => rig.port(*port).room = *room,
             Op::Wait(ms) => rig.now_ns += ms * MS,
-            Op::Retry => rig.forwarder.retry(true, rig.now_ns),
+            Op::Retry => rig.retry(),
             Op::Active(port, up) => {
                 rig.table[*port].as_ref().unwrap().set_active(u16::from(*up));
             }

@@ -1,7 +1,7 @@
 //! One burst of an ingress queue, as drivers with real ports serve it.
 
 use crate::flow::rarp;
-use crate::forward::{Forwarder, Source};
+use crate::forward::{Findings, Forwarder, Source};
 use crate::frame::Burst;
 use crate::port::{Fault, Ingress};
 use crate::tuning::Drain;
@@ -19,6 +19,8 @@ pub struct Took {
     pub announced: bool,
     /// The peer broke its protocol; the port is to be stopped.
     pub fault: Option<Fault>,
+    /// What forwarding found.
+    pub findings: Findings,
 }
 
 /// Serves one burst of at most `max` frames from the locked queue `ingress` of `source`, as far as
@@ -33,17 +35,20 @@ pub fn burst(
     now_ns: u64,
 ) -> Took {
     let drained = source.tuning.drain() != Drain::Off;
-    let max = if drained { 0 } else { forwarder.may_take(source, max, now_ns) };
-    let mut took = Took { drained, paused: !drained && max == 0, ..Took::default() };
+    let (max, findings) = match drained {
+        true => (0, Findings::default()),
+        false => forwarder.budget(source, max, now_ns),
+    };
+    let mut took = Took { drained, paused: !drained && max == 0, findings, ..Took::default() };
     if !drained && source.tuning.announcement().is_some() {
-        took.announced = announce(forwarder, source, now_ns);
+        took.announced = announce(forwarder, source, &mut took.findings, now_ns);
     }
     let got = if max == 0 {
         Ok(0)
     } else {
-        forwarder.direct(source, ingress, now_ns);
+        took.findings.merge(forwarder.direct(source, ingress, now_ns));
         ingress.burst(max, now_ns, scratch, &mut |burst| {
-            forwarder.forward(source, burst, now_ns);
+            took.findings.merge(forwarder.forward(source, burst, now_ns));
         })
     };
     source.stats.polls.add(1);
@@ -82,11 +87,16 @@ pub fn arm(ingress: &mut dyn Ingress, disarms: bool) -> (bool, Option<u64>) {
 /// Floods what is to be announced for the queue's peer, which cannot do so itself (SEND_RARP), as a
 /// frame of the peer's. False: nothing is, any more. Under the queue's lock, for its counters.
 #[cold]
-fn announce(forwarder: &mut Forwarder, source: &Source, now_ns: u64) -> bool {
+fn announce(
+    forwarder: &mut Forwarder,
+    source: &Source,
+    findings: &mut Findings,
+    now_ns: u64,
+) -> bool {
     let Some(mac) = source.tuning.take_announcement() else { return false };
     let frame = rarp(mac);
     source.stats.frames.add(1);
     source.stats.bytes.add(frame.len() as u64);
-    forwarder.forward(source, &mut Burst::of(&frame), now_ns);
+    findings.merge(forwarder.forward(source, &mut Burst::of(&frame), now_ns));
     true
 }

@@ -153,6 +153,7 @@ impl<Q> Scheduler<Q> {
                 None => self.paused.push(at),
             }
         }
+        self.woken |= took.findings.wake;
         let turn = &mut self.turn;
         turn.announced = took.announced;
         self.step = Step::Book;

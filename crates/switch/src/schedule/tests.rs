@@ -217,22 +217,21 @@ impl Worker {
                 return true;
             }
             Effect::Disarm { at } => lock(&self.scheduler.queue(*at).served.of).disarm(),
-            Effect::TakeWoken => self.scheduler.wake(std::mem::take(&mut self.forwarder.woken)),
             Effect::NotifyLate { rests } => self.forwarder.notify_late(now, *rests),
             Effect::Retry { all, .. } => {
                 let mut began = now;
                 let Self { forwarder, scheduler, clock, .. } = self;
-                forwarder.retry_each(*all, now, |(port, _), egress| {
+                let found = forwarder.retry_each(*all, now, |(port, _), egress| {
                     let end = clock.load(Ordering::Relaxed);
                     let took = end - std::mem::replace(&mut began, end);
                     egress.stats.served_ns.add(took);
                     scheduler.record_delivery(token(port.0), took);
                 });
-                self.scheduler.record_retry(*all, &self.forwarder);
+                self.scheduler.record_retry(*all, found.wake, &self.forwarder);
             }
             Effect::ArmFull => {
-                let full = self.forwarder.arm_blocked();
-                self.scheduler.record_arm_full(full);
+                let armed = self.forwarder.arm_blocked();
+                self.scheduler.record_arm_full(armed);
             }
             _ => {}
         }

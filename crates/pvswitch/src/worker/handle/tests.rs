@@ -3,6 +3,7 @@ use std::sync::Weak;
 use switch::direct::Direct;
 use switch::frame::Burst;
 use switch::poll::Policy;
+use switch::port::Fault;
 use switch::tuning::Tuning;
 
 use super::*;

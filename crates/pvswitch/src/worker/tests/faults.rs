@@ -1,6 +1,6 @@
 //! Faults that are reported: of which connection they are.
 
-use switch::forward::{EgressQueue, Port};
+use switch::forward::{EgressQueue, Port, PortEvent};
 use switch::port::{Egress, Steer};
 use switch::stats::EgressStats;
 use switch::vnet::Offloads;
@@ -106,7 +106,7 @@ fn fault_of_a_receiver_that_left_meanwhile_is_not_its_successors() {
     round(&mut worker);
     let mut faults = 0;
     for report in reported.try_iter() {
-        let Report::Fault(id, of, _) = report else { continue };
+        let Report::Port(PortEvent::Fault { port: id, epoch: of, .. }) = report else { continue };
         assert_eq!((id, of), (PortId(1), epoch));
         assert_ne!(of, port.epoch());
         faults += 1;

@@ -146,11 +146,16 @@ fn rig(mode: Mode) -> Rig {
 impl Rig {
     /// One round of the sender, queue `queue` of port 0; returns the number of direct reads.
     fn round(&mut self, queue: u16) -> usize {
+        self.findings(queue).0
+    }
+
+    /// The same, with what it found.
+    fn findings(&mut self, queue: u16) -> (usize, Findings) {
         let tuning = Arc::new(crate::tuning::Tuning::new(crate::poll::Policy::Event));
         let from = Source::new(PortId(0), queue, Arc::default(), tuning);
         let before = self.sender.asked;
-        self.forwarder.direct(&from, &mut self.sender, 5);
-        self.sender.asked - before
+        let found = self.forwarder.direct(&from, &mut self.sender, 5);
+        (self.sender.asked - before, found)
     }
 
     fn flushed(&self) -> Vec<usize> {
@@ -198,10 +203,10 @@ fn frames_read_are_published_and_wake_waiting_workers() {
     let egress = &Arc::clone(&rig.ports[1]).egress[0];
     egress.waiters.store(1 << 9, Ordering::Relaxed);
     rig.sender.reads = Ok(0);
-    assert_eq!((rig.round(0), rig.forwarder.woken), (1, 0));
+    assert_eq!(rig.findings(0), (1, Findings::default()));
     assert_eq!(rig.flushed(), [0; 4]);
     rig.sender.reads = Ok(1);
-    assert_eq!((rig.round(0), rig.forwarder.woken), (1, 1 << 9));
+    assert_eq!(rig.findings(0), (1, Findings { wake: 1 << 9, events: Vec::new() }));
     assert_eq!(rig.flushed(), [0, 0, 1, 0]);
 }
 
@@ -209,8 +214,8 @@ fn frames_read_are_published_and_wake_waiting_workers() {
 fn fault_is_reported_for_the_receiver() {
     let mut rig = rig(Mode::Cross);
     rig.sender.reads = Err(Fault("gone".into()));
-    assert_eq!(rig.round(0), 1);
-    let faults: Vec<_> = rig.forwarder.faults.drain(..).map(|(port, _, why)| (port, why)).collect();
-    assert_eq!(faults, [(PortId(1), Fault("gone".into()))]);
+    let epoch = rig.ports[1].epoch();
+    let fault = PortEvent::Fault { port: PortId(1), epoch, fault: Fault("gone".into()) };
+    assert_eq!(rig.findings(0), (1, Findings { wake: 0, events: vec![fault] }));
     assert_eq!(rig.flushed(), [0, 0, 1, 0], "frames before it are published");
 }

@@ -14,7 +14,7 @@ fn offer(rig: &mut Rig, port: usize, frames: &[Sent]) -> usize {
         burst.segs.push(Seg::of(bytes));
         burst.push_at(i, 1, bytes.len() as u32, *hdr);
     }
-    rig.forwarder.forward(&rig.sources[port], &mut burst, rig.now_ns);
+    rig.forward(port, &mut burst);
     burst.frames.len() - burst.left()
 }
 

@@ -49,7 +49,7 @@ fn send(rig: &mut Rig, frames: &[(u32, &[u8], VnetHdr)]) -> usize {
         burst.segs.push(Seg::granted(&domain, *gref, 10, len - 10).unwrap());
         burst.push_at(burst.segs.len() - 2, 2, bytes.len() as u32, *hdr);
     }
-    rig.forwarder.forward(&rig.sources[0], &mut burst, rig.now_ns);
+    rig.forward(0, &mut burst);
     drop(burst);
     *host.calls.lock().unwrap()
 }

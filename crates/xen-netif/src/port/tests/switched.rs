@@ -1,7 +1,9 @@
 //! Several front halves behind a switch.
 
 use switch::fdb::{Fdb, PortId};
-use switch::forward::{EgressQueue, Forwarder, Mode, Port, STARVED_NS, Source, Table};
+use switch::forward::{
+    EgressQueue, Findings, Forwarder, Mode, Port, PortEvent, STARVED_NS, Source, Table,
+};
 use switch::hold::WAIT_NS_MAX;
 use switch::poll::Policy;
 use switch::tuning::Tuning;
@@ -13,6 +15,8 @@ struct Net {
     forwarder: Forwarder,
     table: Arc<Table>,
     source: Source,
+    /// Findings that no test has taken.
+    found: Findings,
     now_ns: u64,
 }
 
@@ -34,15 +38,17 @@ impl Net {
         let tuning = Arc::new(Tuning::new(Policy::Event));
         let source = Source::new(PortId(0), 0, Arc::default(), tuning);
         let forwarder = Forwarder::new(Mode::Switch, 0, fdb, Arc::clone(&table), 7);
-        Self { forwarder, table, source, now_ns: 1_000_000_000 }
+        Self { forwarder, table, source, found: Findings::default(), now_ns: 1_000_000_000 }
     }
 
     /// Serves the sender after `ns`, and tries what is held; how much that is then.
     fn serve(&mut self, sender: &mut Guest, ns: u64) -> usize {
         self.now_ns += ns;
         let (forwarder, source, now_ns) = (&mut self.forwarder, &self.source, self.now_ns);
-        sender.burst(now_ns, |burst| forwarder.forward(source, burst, now_ns)).unwrap();
-        forwarder.retry(true, now_ns);
+        let found = &mut self.found;
+        let forward = |burst: &mut Burst<'_>| found.merge(forwarder.forward(source, burst, now_ns));
+        sender.burst(now_ns, forward).unwrap();
+        self.found.merge(forwarder.retry(true, now_ns));
         let ports = self.table.iter().flatten();
         ports.map(|port| port.egress[0].held_frames()).sum()
     }
@@ -57,12 +63,13 @@ impl Net {
 
     /// How long port 1 has starved, and what was told of it since this was last asked.
     fn starves(&mut self) -> (Option<u64>, Vec<bool>) {
-        let told = self.forwarder.starved.drain(..).map(|told| {
-            assert_eq!((told.0, told.1), (PortId(1), 0));
-            told.2
+        let events = std::mem::take(&mut self.found.events).into_iter();
+        let begins = events.map(|event| match event {
+            PortEvent::Starved { port: PortId(1), queue: 0, begins } => begins,
+            other => panic!("{other:?}"),
         });
-        let told = told.collect();
-        (self.port(1).egress[0].starved_ns(self.now_ns), told)
+        let begins = begins.collect();
+        (self.port(1).egress[0].starved_ns(self.now_ns), begins)
     }
 
     /// A frame for port 1, or for all, every second for so long.
@@ -105,7 +112,7 @@ fn front_that_always_lacks_a_page_is_given_up_and_comes_back() {
         assert_eq!(net.serve(&mut a, 1), 1);
         assert_eq!(c.take().unwrap().unwrap().1, to(2, 60), "others wait for no one");
         // The worker sleeps until it is notified of a page, if it ever is.
-        assert_eq!(net.forwarder.arm_blocked(), peer.rx_notify);
+        assert_eq!(net.forwarder.arm_blocked().full, peer.rx_notify);
         assert_eq!(a.responses(), [status::OKAY; 3], "nothing of a sender's waits");
         assert_eq!((net.serve(&mut a, WAIT_NS_MAX - 1), net.drops()), (1, 0));
         assert_eq!((net.serve(&mut a, 1), net.drops()), (0, 1));
