@@ -1,7 +1,5 @@
 //! Two workers' time, shared among floods.
 
-use switch::fair::level::PERIOD_NS;
-
 use super::weights::Flood;
 use super::*;
 use crate::pool::token;
@@ -73,22 +71,4 @@ fn floods_on_two_workers_are_served_for_the_same_time() {
         }
         floods.pool.stop();
     }
-}
-
-/// A queue that moves takes its place among the others: at most one decision a period moves it.
-#[test]
-fn floods_that_can_be_even_stay_where_they_are() {
-    let floods = Floods::new(4);
-    let end = Instant::now() + Duration::from_secs(60);
-    let periods = Duration::from_nanos(50 * PERIOD_NS);
-    loop {
-        let before = floods.moves();
-        std::thread::sleep(periods);
-        let moves = floods.moves() - before;
-        if before > 0 && moves == 0 {
-            break;
-        }
-        assert!(Instant::now() < end, "{moves} moves");
-    }
-    floods.pool.stop();
 }
