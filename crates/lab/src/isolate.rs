@@ -27,7 +27,7 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::Error;
+use crate::error::Error;
 
 /// Tells a process of the lab which one it is: unset outside, `enter PID MODE` in between, then
 /// [`INSIDE`].

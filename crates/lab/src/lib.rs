@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod distance;
+pub mod error;
 pub mod isolate;
 pub mod machine;
 pub mod plan;
@@ -21,34 +22,11 @@ pub mod store;
 pub mod studies;
 pub mod study;
 
-pub use api::near;
+pub use error::Error;
 pub use run::{Ask, list, print, show};
+pub use study::Studies;
 
 /// Both ends of what runs commands in guests with a kernel of their own.
 pub mod guest {
     pub use crate::stage::vm::{relay, serve};
 }
-
-/// Why the lab did not do what it was asked. The text says what, where, and what to do.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A mistake of the command line or of a plan.
-    #[error("{0}")]
-    Usage(String),
-    /// Anything else.
-    #[error("{0}")]
-    Failed(String),
-}
-
-impl Error {
-    pub(crate) fn usage(what: impl Into<String>) -> Self {
-        Self::Usage(what.into())
-    }
-
-    pub(crate) fn failed(what: impl Into<String>) -> Self {
-        Self::Failed(what.into())
-    }
-}
-
-/// Studies that can be run: [`studies::ALL`], or those of a test.
-pub type Studies = &'static [&'static dyn study::Study];

@@ -1,14 +1,12 @@
 //! What was measured on: `machine.json`, and who used the CPUs meanwhile.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-
-use crate::study::Study;
 
 /// A machine and its settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -42,7 +40,7 @@ pub struct Machine {
     pub versions: BTreeMap<String, String>,
     /// What guests negotiated: by kind of port, each list of features that was seen.
     #[serde(default)]
-    pub features: crate::stage::Features,
+    pub features: Features,
     /// The command line that these results are of.
     pub command: String,
 }
@@ -51,9 +49,12 @@ fn line(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default().trim().to_string()
 }
 
+/// What guests negotiated so far: by kind of port, each list of features that was seen.
+pub type Features = BTreeMap<String, BTreeSet<String>>;
+
 impl Machine {
-    /// This one.
-    pub fn here(study: &dyn Study, switch_cpus: &[usize], guest_cpus: &[usize]) -> Self {
+    /// This one, with the versions of `tools`.
+    pub fn here(tools: &[&str], switch_cpus: &[usize], guest_cpus: &[usize]) -> Self {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |names: &[&str]| {
             let fields = info.lines().filter_map(|line| line.split_once(':'));
@@ -66,7 +67,7 @@ impl Machine {
             (name, line(&entry.path().to_string_lossy()))
         });
         let mut versions = BTreeMap::from([("pvswitch".into(), version_of_itself())]);
-        for tool in study.tools() {
+        for tool in tools {
             if let Some(version) = version(tool) {
                 versions.insert((*tool).into(), version);
             }

@@ -14,12 +14,14 @@ pub use measure::{Ended, measure};
 pub use order::{Ask, Order};
 use serde_json::json;
 
+use crate::error::Error;
 use crate::isolate::{self, Inside, Side};
 use crate::plan::Scale;
+use crate::report::Verdict;
 use crate::stage::{GuestKind, Stage};
 use crate::store::{self, Results};
-use crate::study::{Study, Verdict};
-use crate::{Error, Studies};
+use crate::study::Studies;
+use crate::study::Study;
 
 /// Writes to standard output. A reader that has closed it ends the process with success.
 pub fn print(text: &str) {

@@ -15,13 +15,13 @@ mod control;
 mod cpu;
 mod datagrams;
 mod guest;
+mod installed;
 mod netns;
 mod process;
 mod switch;
 mod tools;
 pub(crate) mod vm;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -34,14 +34,16 @@ pub use self::control::Control;
 pub use self::cpu::{busy_ns, cpu_ns, waited_ns};
 pub use self::datagrams::Datagrams;
 pub use self::guest::{Class, Gen, Link, Nic, NicOptions, Wire};
+pub use self::installed::need;
 pub use self::netns::Namespace;
-pub use self::process::{Place, Process, folder, need, sleep, wait_for};
+pub use self::process::{Place, Process, folder, sleep, wait_for};
 pub use self::switch::{Count, Port, Snapshot, Switch, SwitchOptions, Window};
 pub use self::tools::{Flow, Iperf, Ping, Pings, Traffic};
 pub use self::vm::GuestKind;
 
 use self::process::output;
-use crate::study::Fail;
+use crate::error::Fail;
+use crate::machine::Features;
 
 /// What a guest and the switch speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,9 +109,6 @@ pub struct Stage {
     negotiated: Negotiated,
     real_time: OnceLock<bool>,
 }
-
-/// What guests negotiated so far: by kind of port, each list of features that was seen.
-pub type Features = BTreeMap<String, BTreeSet<String>>;
 
 /// Shared by a stage and its switches.
 #[derive(Clone, Debug, Default)]

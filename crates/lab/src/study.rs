@@ -2,8 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use crate::error::Fail;
 use crate::plan::{Cell, Plan, Scale};
-use crate::report::Part;
+use crate::report::{Part, Seed, Verdict};
+
+/// Studies that can be run: [`crate::studies::ALL`], or those of a test.
+pub type Studies = &'static [&'static dyn Study];
 
 /// What one run of one cell measured: a number for each measure it has, by name.
 pub type Figures = BTreeMap<&'static str, f64>;
@@ -42,38 +46,6 @@ pub enum Better {
     Less,
     /// It says how, not how well.
     Neither,
-}
-
-/// Where a study comes from.
-#[derive(Clone, Copy, Debug)]
-pub struct Seed {
-    /// Who measured it first, where and when, in one line.
-    pub source: &'static str,
-    /// Its main result, in one or two sentences.
-    pub claim: &'static str,
-}
-
-/// What became of one expectation, told from counts (events, copies, calls), never from times.
-#[derive(Clone, Debug)]
-pub struct Verdict {
-    /// What was expected, with the figures seen.
-    pub what: String,
-    /// Whether it was so; `None`: this machine, or this plan, cannot tell, and `what` says why.
-    pub holds: Option<bool>,
-}
-
-/// Why a cell could not be measured. The text says what was wrong, where, and what to do.
-#[derive(Debug, thiserror::Error)]
-pub enum Fail {
-    /// This cell has no result; others may.
-    #[error("{0}")]
-    Cell(String),
-    /// Something is missing on this machine that this cell needs; the text names the package.
-    #[error("{0}")]
-    Missing(String),
-    /// Nothing more can be measured.
-    #[error("{0}")]
-    Over(String),
 }
 
 /// One run of one cell.

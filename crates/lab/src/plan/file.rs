@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::{Axis, FORMAT, Plan, Scale};
-use crate::Error;
-use crate::near::did_you_mean;
+use crate::error::Error;
 use crate::study::Study;
+use api::near::did_you_mean;
 
 /// Most runs of a plan. Beyond, a slip of the pen is more likely than patience.
 const RUNS_MAX: usize = 1_000_000;

@@ -66,7 +66,7 @@ fn plain(words: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::study::Verdict;
+    use crate::report::Verdict;
 
     #[test]
     fn tables_and_verdicts_are_text() {

@@ -11,14 +11,16 @@ use serde_json::Value;
 use super::order::{Order, seconds};
 use super::progress::Progress;
 use super::{on_terminal, page};
-use crate::Error;
 use crate::distance;
+use crate::error::Error;
+use crate::error::Fail;
 use crate::isolate::Stop;
 use crate::machine::{Machine, Others};
 use crate::plan::{Cell, Turn};
+use crate::report::Verdict;
 use crate::stage::{GuestKind, Stage};
 use crate::store::{Done, Folder, Results, is_disturbed, summary, write_summary};
-use crate::study::{Fail, Run, Study, Verdict};
+use crate::study::{Run, Study};
 
 /// How often a run that goes on is looked after.
 const TICK: Duration = Duration::from_millis(100);
@@ -53,7 +55,7 @@ pub fn measure(
         command: order.command.clone(),
         proto: format!("{:?}", order.proto).to_lowercase(),
         guest: order.guest.to_string(),
-        ..Machine::here(study, &order.switch_cpus, &order.guest_cpus)
+        ..Machine::here(study.tools(), &order.switch_cpus, &order.guest_cpus)
     };
     let say = &mut |line: String| eprintln!("{line}");
     let (mut folder, there) = Folder::open(&order.out, plan, study, &machine, say)?;

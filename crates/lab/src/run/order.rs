@@ -8,14 +8,15 @@ use serde_json::json;
 
 use super::progress::length;
 use super::this_program;
+use crate::error::Error;
 use crate::machine::allowed_cpus;
-use crate::near::did_you_mean;
 use crate::plan::{Axis, Plan, Scale, Turn};
 use crate::stage::vm::kernel_below;
 use crate::stage::{GuestKind, Proto, need};
 use crate::store::Done;
+use crate::study::Studies;
 use crate::study::Study;
-use crate::{Error, Studies};
+use api::near::did_you_mean;
 
 /// Name of the program measured, in this program's folder.
 const PROGRAM: &str = "pvswitch";

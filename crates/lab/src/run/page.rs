@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use crate::Error;
+use crate::error::Error;
 use crate::machine::{Machine, list};
 use crate::report::{self, Document, Part, Warning};
 use crate::store::{Results, is_disturbed};

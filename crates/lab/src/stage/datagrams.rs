@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_setaffinity};
 
 use super::Namespace;
-use crate::study::Fail;
+use crate::error::Fail;
 
 /// The least that an Ethernet frame holds: 18 bytes beside the headers of IPv4 and UDP.
 const PAYLOAD: [u8; 18] = [0; 18];

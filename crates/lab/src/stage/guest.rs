@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::switch::Port;
 use super::{GuestKind, Namespace, Place, Process, Proto, Stage, wait_for};
-use crate::study::Fail;
+use crate::error::Fail;
 
 /// How a guest's NIC or generator works. [`NicOptions::new`] is the program's own way; fields are
 /// changed from there.
@@ -94,7 +94,7 @@ pub struct Nic {
 
 impl Nic {
     /// The interface.
-    pub const DEVICE: &str = "eth0";
+    pub const DEVICE: &str = super::vm::DEVICE;
 
     /// Guest `i` at a port, on the guests' CPUs, all of them on one link.
     pub fn start(stage: &Stage, i: usize, port: &Port, options: &NicOptions) -> Result<Self, Fail> {

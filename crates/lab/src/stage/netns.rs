@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::process::output;
 use super::vm::Vm;
 use super::{NicOptions, Place, Port, Process, Stage, cpu_ns, wait_for};
-use crate::study::Fail;
+use crate::error::Fail;
 
 /// A network namespace; what runs in it should be dropped before it.
 #[derive(Debug)]

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::fs::Access;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::Namespace;
-use crate::study::Fail;
+use super::installed::{need, search_path};
+use crate::error::Fail;
 
 /// Longest folder name that leaves room for the sockets' names in a socket address.
 const DIR_LEN_MAX: usize = 70;
@@ -22,30 +22,6 @@ const END_MAX: Duration = Duration::from_secs(5);
 const FAR_END_MAX: Duration = Duration::from_millis(500);
 /// Lines of a failed process's log that are shown.
 const TAIL_LINES: usize = 6;
-
-/// Programs that may not be installed, and the Debian package of each.
-const PACKAGES: [(&str, &str); 20] = [
-    ("iperf3", "iperf3"),
-    ("ping", "iputils-ping"),
-    ("ip", "iproute2"),
-    ("tc", "iproute2"),
-    ("ethtool", "ethtool"),
-    ("nft", "nftables"),
-    ("nsenter", "util-linux"),
-    ("taskset", "util-linux"),
-    ("chrt", "util-linux"),
-    ("unshare", "util-linux"),
-    ("vde_switch", "vde-switch"),
-    ("vde_plug2tap", "vde2"),
-    ("dpdk-testpmd", "dpdk-dev"),
-    ("ovsdb-tool", "openvswitch-common"),
-    ("ovsdb-server", "openvswitch-common"),
-    ("ovs-vsctl", "openvswitch-switch"),
-    ("/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk", "openvswitch-switch-dpdk"),
-    ("linux.uml", "user-mode-linux"),
-    ("qemu-system-x86_64", "qemu-system-x86"),
-    ("busybox", "busybox-static"),
-];
 
 /// Lets so many seconds pass.
 pub fn sleep(seconds: f64) {
@@ -118,31 +94,6 @@ impl Place<'_> {
         command.args(&words[1..]).args(args).stdin(Stdio::null());
         command
     }
-}
-
-/// Where programs are looked for. What sets networks up is not where everybody looks.
-fn search_path() -> Vec<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).collect()
-}
-
-/// Where a program is.
-pub(super) fn find(program: &str) -> Option<PathBuf> {
-    let runs = |path: &PathBuf| rustix::fs::access(path, Access::EXEC_OK).is_ok();
-    // A path with a folder is taken as it is.
-    search_path().into_iter().map(|folder| folder.join(program)).find(runs)
-}
-
-/// An error that names the package, if a program is not installed.
-pub fn need(program: &str) -> Result<(), Fail> {
-    if find(program).is_some() {
-        return Ok(());
-    }
-    let package = PACKAGES.iter().find(|(name, _)| *name == program).map(|(_, package)| package);
-    Err(Fail::Missing(match package {
-        Some(package) => format!("{program} is not installed (Debian package {package})"),
-        None => format!("{program}: there is no such program"),
-    }))
 }
 
 /// Runs a program to its end, which must be a good one; what it printed.

@@ -9,7 +9,7 @@ use super::{
     Control, Namespace, Negotiated, Place, Process, Proto, Stage, busy_ns, cpu_ns, wait_for,
     waited_ns,
 };
-use crate::study::Fail;
+use crate::error::Fail;
 
 /// A port: how the switch is told of it, and how a guest connects to it.
 #[derive(Clone, Debug)]

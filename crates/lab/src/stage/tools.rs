@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Namespace, Place, Process, Stage, wait_for};
-use crate::study::Fail;
+use crate::error::Fail;
 
 /// A flow of iperf3's, from its client to its server.
 #[derive(Clone, Debug)]

@@ -22,24 +22,25 @@ use std::time::Duration;
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use self::agent::Setup;
+use self::channel::CHANNELS;
+use self::plan::Plan;
 use super::{NicOptions, Place, Port, Process, Stage};
-use crate::study::Fail;
+use crate::error::Fail;
 
 mod agent;
 mod channel;
 mod image;
+mod plan;
 mod qemu;
 #[cfg(test)]
 mod tests;
 mod uml;
 
-pub use self::agent::serve;
+pub use self::agent::{DEVICE, serve};
 pub use self::channel::relay;
 pub(super) use self::image::Image;
 pub use self::image::kernel_below;
 
-/// Commands that run in a guest at once.
-const CHANNELS: u32 = 8;
 /// Longest time that a guest takes to start, beside others that do the same.
 const BOOT_MAX: Duration = Duration::from_secs(300);
 
@@ -149,7 +150,11 @@ impl Vm {
         let (mut console, to_console) = std::io::pipe().map_err(failed)?;
         let to_console = File::from(std::os::fd::OwnedFd::from(to_console));
         let plan = Plan {
-            stage,
+            agent: &stage.agent,
+            image: match stage.guest {
+                GuestKind::Qemu => Some(image_of(stage)?),
+                GuestKind::Netns | GuestKind::Uml => None,
+            },
             socket,
             folder: &folder,
             console: inherited(to_console).map_err(failed)?,
@@ -183,18 +188,13 @@ impl Vm {
     }
 }
 
-/// What a machine is made of; its process has all files here open.
-struct Plan<'a> {
-    stage: &'a Stage,
-    /// Of the switch's port.
-    socket: &'a str,
-    /// Of its channels.
-    folder: &'a Path,
-    /// Takes what its kernel says.
-    console: File,
-    /// To it and from it, of each channel.
-    channels: Vec<[File; 2]>,
-    setup: Setup,
+/// The image of a stage, made once.
+fn image_of(stage: &Stage) -> Result<&Image, Fail> {
+    if let Some(image) = stage.image.get() {
+        return Ok(image);
+    }
+    let image = Image::make(&stage.kernel, stage.folder())?;
+    Ok(stage.image.get_or_init(|| image))
 }
 
 /// The pipes of a channel, kept open in the machine's process. For both ways each: so there is a

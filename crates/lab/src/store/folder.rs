@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use super::csv;
 use super::{Done, Results};
-use crate::Error;
+use crate::error::Error;
+use crate::machine::Features;
 use crate::machine::Machine;
 use crate::plan::{Cell, Plan};
-use crate::stage::Features;
 use crate::study::Study;
 
 /// Columns of `runs.csv` between axes and measures.

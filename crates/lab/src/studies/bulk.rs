@@ -1,11 +1,11 @@
 //! Bulk traffic between guests and the network outside, through one switch: what `polling` and
 //! `fairness` have in common.
 
+use crate::error::Fail;
 use crate::stage::{
     Count, Iperf, Link, Namespace, Nic, NicOptions, Ping, Pings, Port, Process, Proto, Stage,
     Switch, SwitchOptions, Window, Wire, sleep, wait_for,
 };
-use crate::study::Fail;
 
 /// Traffic before a window, once all guests have some.
 const WARM_S: f64 = 0.5;

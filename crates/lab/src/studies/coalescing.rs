@@ -1,9 +1,11 @@
 //! `coalescing`: what time-outs before a notification do, and each idea of the TODO list.
 
+use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
+use crate::report::{Seed, Verdict};
 use crate::store::Results;
-use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Better, Figures, Measure, Run, Study};
 
 mod seed;
 mod setting;

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 
 use self::net::{End, Net};
+use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
+use crate::report::{Seed, Verdict};
 use crate::stage::{Iperf, sleep, wait_for};
 use crate::store::Results;
-use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Better, Figures, Measure, Run, Study};
 
 mod net;
 mod seed;

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::bulk::Bulk;
+use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Plot, Point, Series, Table, Value};
+use crate::report::{Seed, Verdict};
 use crate::stage::{Link, NicOptions, SwitchOptions};
 use crate::stats::{Summary, jain};
 use crate::store::Results;
-use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Better, Figures, Measure, Run, Study};
 
 /// What the guest that got least got, at least, of what it would have if all had the same.
 const SHARE_LEAST: f64 = 0.01;

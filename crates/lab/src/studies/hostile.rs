@@ -7,12 +7,14 @@ use hostile::{Case, Ring, cases, cases_of};
 use serde_json::{Value as Json, json};
 
 use super::pair::{self, number, receiver_class};
+use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
+use crate::report::{Seed, Verdict};
 use crate::stage::{Gen, NicOptions, Place, Port, Proto, Stage, Switch, Window, sleep};
 use crate::stats::Summary;
 use crate::store::{Done, Results};
-use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Better, Figures, Measure, Run, Study};
 
 /// All cases of a ring in one run, one after the other.
 const ALL: &str = "all";

@@ -4,11 +4,13 @@ use super::grid::{Grid, summary, values};
 use super::pair::{
     self, FEW, Idle as IdleGuests, JUDGED, MEASURES, POLICIES, Pair, WARM_IDLE_S, WARM_S, of_window,
 };
+use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
+use crate::report::{Seed, Verdict};
 use crate::stage::{Switch, Window, sleep};
 use crate::store::Results;
-use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Better, Figures, Measure, Run, Study};
 
 const ABOUT: &str = "alone: so many connected guests that do nothing; the worker should sleep. \
 beside-pair: the same beside one guest that sends to another as fast as it can; what is lost of \

@@ -4,10 +4,12 @@
 use super::grid::Grid;
 use super::pair::{self, FEW, JUDGED, MEASURES, POLICIES, Pair, WARM_S};
 use super::policies::tables;
+use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
+use crate::report::{Seed, Verdict};
 use crate::store::Results;
-use crate::study::{Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Figures, Measure, Run, Study};
 
 /// Frames a second while traffic is on.
 const RATE: u32 = 100_000;

@@ -3,15 +3,17 @@
 
 use super::grid::{Grid, values};
 use super::pair::{self, FEW, POLICIES, WARM_IDLE_S, number, worker_percent};
+use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
+use crate::report::{Seed, Verdict};
 use crate::stage::{
     Class, Count, Gen, NicOptions, Place, Port, Process, Stage, Switch, SwitchOptions, Window,
     sleep, waited_ns,
 };
 use crate::stats::{Summary, jain};
 use crate::store::Results;
-use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Better, Figures, Measure, Run, Study};
 
 /// Guests that ask, and how often a second each does.
 const QUIET: usize = 8;

@@ -3,13 +3,15 @@
 
 use serde_json::Value;
 
+use crate::error::Fail;
 use crate::plan::Cell;
+use crate::report::Verdict;
 use crate::stage::{
     Class, Count, Gen, NicOptions, Port, Stage, Switch, SwitchOptions, Window, cpu_ns, sleep,
     waited_ns,
 };
 use crate::store::Results;
-use crate::study::{Better, Fail, Figures, Measure, Verdict};
+use crate::study::{Better, Figures, Measure};
 
 /// Traffic before a window.
 pub const WARM_S: f64 = 0.3;

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
+use crate::report::Verdict;
 use crate::report::{Part, Table, Value};
 use crate::stage::{Gen, Iperf, NicOptions, Ping, Stage, busy_ns, sleep, wait_for};
 use crate::store::Results;
-use crate::study::{Better, Fail, Figures, Measure, Run, Study, Verdict};
+use crate::study::{Better, Figures, Measure, Run, Study};
 
 mod ends;
 
@@ -78,7 +80,7 @@ impl Study for Peers {
         "how rivals do under the same load: DPDK, Open vSwitch, the kernel's bridge, vde"
     }
 
-    fn seed(&self) -> Option<crate::study::Seed> {
+    fn seed(&self) -> Option<crate::report::Seed> {
         None
     }
 

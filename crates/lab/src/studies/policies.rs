@@ -2,11 +2,13 @@
 
 use super::grid::{Grid, summary, values};
 use super::pair::{self, FEW, JUDGED, MEASURES, POLICIES, Pair, WARM_S};
+use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
+use crate::report::{Seed, Verdict};
 use crate::stats::Summary;
 use crate::store::Results;
-use crate::study::{Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Figures, Measure, Run, Study};
 
 /// Frames offered a second; `max`: as many as the sender can.
 const RATES: [&str; 6] = ["0", "1k", "10k", "100k", "1M", "max"];

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::bulk::{Bulk, gigabit_tcp, gigabit_udp};
+use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
+use crate::report::{Seed, Verdict};
 use crate::stage::{Link, NicOptions, Proto, SwitchOptions};
 use crate::store::Results;
-use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Better, Figures, Measure, Run, Study};
 
 mod seed;
 mod tables;

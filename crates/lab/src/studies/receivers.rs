@@ -4,14 +4,16 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use super::pair::{self, WARM_S, receiver_class, worker_percent};
+use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
+use crate::report::{Seed, Verdict};
 use crate::stage::{
     Datagrams, Gen, Link, NicOptions, Port, Proto, Stage, Switch, Window, Wire, sleep,
 };
 use crate::stats::Summary;
 use crate::store::{Comparison, Results};
-use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Better, Figures, Measure, Run, Study};
 
 /// Guests by number: who sends, who receives as it should, and the other.
 const SENDER: usize = 0;

@@ -4,16 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use crate::error::Fail;
 use crate::machine::allowed_cpus;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
+use crate::report::{Seed, Verdict};
 use crate::stage::{
     Count, Gen, NicOptions, Port, Snapshot, Stage, Switch, SwitchOptions, Window, cpu_ns, sleep,
     wait_for,
 };
 use crate::stats::{Summary, jain};
 use crate::store::Results;
-use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Better, Figures, Measure, Run, Study};
 
 mod balanced;
 mod seed;

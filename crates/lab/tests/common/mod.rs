@@ -6,10 +6,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use pvswitch_lab::Ask;
+use pvswitch_lab::error::Fail;
 use pvswitch_lab::plan::{Axis, Cell, FORMAT, Plan, Scale};
 use pvswitch_lab::report::{Part, Table, Value};
+use pvswitch_lab::report::{Seed, Verdict};
 use pvswitch_lab::store::Results;
-use pvswitch_lab::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use pvswitch_lab::study::{Better, Figures, Measure, Run, Study};
 
 /// Axes `load` (numbers), `poll` (names, one with a comma) and last `side`, `a` or `b`. Value
 /// `never` of `poll` fails, `absent` is missing, `hang` takes a minute and has processes, a TAP and

@@ -1,7 +1,7 @@
 //! A report with what the studies show, and figures of the size they have.
 
 use pvswitch_lab::report::{Document, Part, Plot, Point, Series, Table, Value, Warning};
-use pvswitch_lab::study::{Seed, Verdict};
+use pvswitch_lab::report::{Seed, Verdict};
 
 pub const COMMAND: &str = "pvswitch lab run fairness --quick --only guests=1,2 --seconds 5";
 

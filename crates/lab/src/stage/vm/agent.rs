@@ -18,10 +18,11 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use serde_json::{Value, json};
 
-use super::super::Nic;
-use super::{CHANNELS, channel};
-use crate::Error;
+use super::channel::{self, CHANNELS};
+use crate::error::Error;
 
+/// A guest's interface.
+pub const DEVICE: &str = "eth0";
 /// Where files can be written: nothing that the lab needs is below it.
 const FILES: &str = "/run";
 /// Where tools are; a kernel tells its first program of no such list.
@@ -150,7 +151,7 @@ fn prepare(setup: &Setup) -> Result<(), String> {
         }
     }
     let Setup { address, mac, mtu, without, .. } = setup;
-    let device = Nic::DEVICE;
+    let device = DEVICE;
     let features: String =
         without.split_whitespace().flat_map(|name| [" ", name, " off"]).collect();
     let offloads = format!("ethtool -K {device}{features}");

@@ -13,9 +13,10 @@ use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::CHANNELS;
-use crate::Error;
+use crate::error::Error;
 
+/// Commands that run in a guest at once.
+pub(super) const CHANNELS: u32 = 8;
 /// Longest wait for an idle guest's answer.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// How long after a request the guest is sent an empty one. User-Mode Linux takes no notice of what

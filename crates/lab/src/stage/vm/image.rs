@@ -9,10 +9,8 @@ use std::process::{Command, Stdio};
 
 use cpio::newc;
 
-use super::super::process::find;
-use super::Stage;
-use crate::stage::need;
-use crate::study::Fail;
+use super::super::installed::{find, need};
+use crate::error::Fail;
 
 /// Loaded in this order, each after those that it needs.
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_net", "virtio_console", "9pnet_virtio", "9p"];
@@ -34,7 +32,7 @@ const PACKED: [(&[u8], &str, &[&str]); 4] = [
 
 /// Both, as files of a stage; made once, when the first guest is started.
 #[derive(Clone, Debug)]
-pub(in super::super) struct Image {
+pub struct Image {
     /// For `-kernel`.
     pub(super) kernel: PathBuf,
     /// For `-initrd`.
@@ -44,15 +42,6 @@ pub(in super::super) struct Image {
 impl Image {
     /// The name of the host's file system among 9p's.
     pub(super) const ROOT_TAG: &str = "host";
-
-    /// That of a stage.
-    pub(super) fn of(stage: &Stage) -> Result<&Self, Fail> {
-        if let Some(image) = stage.image.get() {
-            return Ok(image);
-        }
-        let image = Self::make(&stage.kernel, stage.folder())?;
-        Ok(stage.image.get_or_init(|| image))
-    }
 
     /// Makes it of the kernel below `root`.
     pub(super) fn make(root: &Path, folder: &Path) -> Result<Self, Fail> {

@@ -5,10 +5,11 @@
 
 use std::os::fd::AsRawFd;
 
+use super::super::installed::need;
+use super::channel::{self, CHANNELS};
 use super::image::Image;
-use super::{CHANNELS, Plan, channel};
-use crate::stage::need;
-use crate::study::Fail;
+use super::plan::Plan;
+use crate::error::Fail;
 
 /// Time that a guest takes to start, in seconds of one CPU.
 pub(super) const BOOT_S: f64 = 5.0;
@@ -18,7 +19,7 @@ const MEMORY: &str = "256M";
 /// The program and its arguments.
 pub(super) fn words(plan: &Plan) -> Result<Vec<String>, Fail> {
     need(PROGRAM)?;
-    let image = Image::of(plan.stage)?;
+    let image = plan.image.expect("QEMU boots one");
     let lines = [
         // What the machine is. With `-no-reboot` a kernel that panics ends it.
         format!("{PROGRAM} -nodefaults -no-user-config -display none -no-reboot"),
@@ -43,7 +44,7 @@ pub(super) fn words(plan: &Plan) -> Result<Vec<String>, Fail> {
         let port = format!("virtserialport,nr={n},chardev=c{n},name={}", channel::name(n));
         words.extend(["-device".into(), port]);
     }
-    let agent = plan.stage.agent.display().to_string();
+    let agent = plan.agent.display().to_string();
     let append = [
         &["console=ttyS0 loglevel=4 panic=-1 mitigations=off --".into(), agent][..],
         &["guest", "serve"].map(String::from),

@@ -2,9 +2,10 @@
 
 use std::os::fd::AsRawFd;
 
-use super::{Plan, Setup};
-use crate::stage::need;
-use crate::study::Fail;
+use super::super::installed::need;
+use super::agent::Setup;
+use super::plan::Plan;
+use crate::error::Fail;
 
 /// Time that a guest takes to start, in seconds of one CPU.
 pub(super) const BOOT_S: f64 = 2.0;
@@ -24,7 +25,7 @@ pub(super) fn words(plan: &Plan) -> Result<Vec<String>, Fail> {
         format!("uml_dir={}/", plan.folder.display()),
         format!("virtio_uml.device={}:1", plan.socket),
         format!("loglevel=4 con=null con0=null,fd:{}", plan.console.as_raw_fd()),
-        format!("init={}", plan.stage.agent.display()),
+        format!("init={}", plan.agent.display()),
     ];
     let words = lines.iter().flat_map(|line| line.split(' ').map(String::from));
     let channels = plan.channels.iter().enumerate().map(|(i, [to, from])| {

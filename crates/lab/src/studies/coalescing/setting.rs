@@ -1,7 +1,7 @@
 //! What each value of the axis `setting` sets.
 
+use crate::error::Fail;
 use crate::stage::{NicOptions, Proto, Stage, SwitchOptions};
-use crate::study::Fail;
 
 /// What two generators and their switch do by default: the base of all settings.
 pub const DEFAULT: &str = "default";

@@ -7,12 +7,13 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use super::setting::{Setting, Timeout};
+use crate::error::Fail;
 use crate::stage::{
     Count, Gen, Link, Nic, NicOptions, Ping, Port, Stage, Switch, SwitchOptions, Window, Wire,
     sleep,
 };
 use crate::studies::bulk::{Bulk, go_without};
-use crate::study::{Fail, Figures};
+use crate::study::Figures;
 
 /// 1 GB, in bits.
 const GB_BITS: f64 = 8e9;

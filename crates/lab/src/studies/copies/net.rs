@@ -7,12 +7,12 @@
 //!   B ─ switch ─ tap ┘                     B ─ switch ─ tap ┘       B ─┘
 //! ```
 
+use crate::error::Fail;
 use crate::plan::Cell;
 use crate::stage::{
     Count, GuestKind, Namespace, Nic, NicOptions, Ping, Port, Proto, Stage, Switch, SwitchOptions,
     Window, sleep, wait_for,
 };
-use crate::study::Fail;
 
 /// Guest A and its interface of the host.
 const A: (&str, &str) = ("a", "tap-a");

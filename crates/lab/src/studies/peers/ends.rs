@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use crate::error::Fail;
 use crate::machine::huge_pages_free;
 use crate::stage::{
     Namespace, Nic, NicOptions, Place, Port, Process, Stage, Switch, SwitchOptions, cpu_ns, need,
     wait_for,
 };
-use crate::study::Fail;
 
 const OVS_DPDK: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 const OVS_SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";

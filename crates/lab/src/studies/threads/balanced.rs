@@ -2,8 +2,8 @@
 
 use super::shares_cpus;
 use crate::plan::Cell;
+use crate::report::Verdict;
 use crate::store::Results;
-use crate::study::Verdict;
 
 /// What several workers carry at least, of what one does: of two a half is left to what they
 /// cost each other, and to queues that are not dealt out evenly.

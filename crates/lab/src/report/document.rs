@@ -1,0 +1,174 @@
+//! The content of a report, without its form.
+
+/// All that one report tells.
+#[derive(Clone, Debug, Default)]
+pub struct Document {
+    /// The study's name.
+    pub title: String,
+    /// Its question, in one line.
+    pub question: String,
+    /// Where it comes from; none for those of our own.
+    pub seed: Option<Seed>,
+    /// What repeats all of it: a command line; empty for none.
+    pub command: String,
+    /// What the machine is: names and values.
+    pub machine: Vec<(String, String)>,
+    /// How it was measured: repeats, seconds, runs left out.
+    pub method: Vec<(String, String)>,
+    /// Whether the seed's main result is seen.
+    pub verdicts: Vec<Verdict>,
+    /// What is not in the tables as it should be.
+    pub warnings: Vec<Warning>,
+    /// Text, tables and plots.
+    pub parts: Vec<Part>,
+}
+
+/// Where a study comes from.
+#[derive(Clone, Copy, Debug)]
+pub struct Seed {
+    /// Who measured it first, where and when, in one line.
+    pub source: &'static str,
+    /// Its main result, in one or two sentences.
+    pub claim: &'static str,
+}
+
+/// The outcome of one expectation, judged by counts (events, copies, calls), never by times.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// What was expected, with the figures seen.
+    pub what: String,
+    /// Whether it was so; `None`: this machine, or this plan, cannot show it, and `what` says why.
+    pub holds: Option<bool>,
+}
+
+/// Something that is missing, or to be read with care.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Warning {
+    /// What it is about: a cell; empty for all.
+    pub what: String,
+    /// What is the matter with it. Warnings of the same reason are shown together.
+    pub why: String,
+}
+
+impl Document {
+    pub(super) fn plots(&self) -> impl Iterator<Item = &Plot> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Plot(plot) => Some(plot),
+            Part::Text { .. } | Part::Table(_) => None,
+        })
+    }
+}
+
+/// One part of a report, in the order shown.
+#[derive(Clone, Debug)]
+pub enum Part {
+    /// A heading with what is to be said below it; paragraphs are separated by empty lines.
+    Text {
+        /// The heading.
+        title: String,
+        /// Plain text.
+        body: String,
+    },
+    /// A table that can be sorted.
+    Table(Table),
+    /// A plot.
+    Plot(Plot),
+}
+
+/// A table.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    /// Its caption.
+    pub title: String,
+    /// What has to be known to read it; may be empty.
+    pub note: String,
+    /// Names of the columns, with units.
+    pub columns: Vec<String>,
+    /// As many values in each as there are columns.
+    pub rows: Vec<Vec<Value>>,
+    /// What repeats it: a command line.
+    pub command: String,
+}
+
+/// One value of a table.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Words.
+    Text(String),
+    /// A number, with so many digits behind the point.
+    Number(f64, usize),
+    /// A median with its range, digits as above.
+    Spread {
+        /// The median.
+        median: f64,
+        /// The least.
+        low: f64,
+        /// The most.
+        high: f64,
+        /// Digits behind the point.
+        digits: usize,
+    },
+    /// A figure of the seed, or of another who measured it, as printed there.
+    Seed(f64, usize),
+    /// Not measured, and why: shown as a dash with the reason.
+    Missing(String),
+}
+
+/// A plot with one x axis and one or two y axes.
+#[derive(Clone, Debug, Default)]
+pub struct Plot {
+    /// Its caption.
+    pub title: String,
+    /// What has to be known to read it; may be empty.
+    pub note: String,
+    /// Name of the file without its ending: lower case, words joined by `-`; unique in a report.
+    pub file: String,
+    /// Label of the x axis.
+    pub x: String,
+    /// Labels of the points of the x axis at 0, 1, ...; empty where x is a number.
+    pub categories: Vec<String>,
+    /// Label of the left axis.
+    pub y: String,
+    /// Label of the right axis; empty for none.
+    pub right: String,
+    /// Whether x and the left axis are logarithmic.
+    pub log: (bool, bool),
+    /// What is drawn.
+    pub series: Vec<Series>,
+    /// What repeats it: a command line.
+    pub command: String,
+}
+
+/// One line, or one set of bars, of a plot.
+#[derive(Clone, Debug, Default)]
+pub struct Series {
+    /// In the legend.
+    pub name: String,
+    /// Points from left to right.
+    pub points: Vec<Point>,
+    /// Which colour, counted from 0; series of one subject share it.
+    pub colour: usize,
+    /// Dashed: a series that is not ours, or not the point of the plot.
+    pub dashed: bool,
+    /// Belongs to the right axis.
+    pub right: bool,
+    /// Bars in place of a line.
+    pub bars: bool,
+    /// A line without dots: a limit, of which no point was measured.
+    pub model: bool,
+    /// Dots without a line: what is between them is not known.
+    pub loose: bool,
+}
+
+/// One point, with its error bar.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Point {
+    /// Where.
+    pub x: f64,
+    /// How much.
+    pub y: f64,
+    /// Lower end of the error bar; equal to `y` for none.
+    pub low: f64,
+    /// Upper end of it.
+    pub high: f64,
+}
