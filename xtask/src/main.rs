@@ -67,7 +67,7 @@ fn main() -> ExitCode {
 fn settings(root: &Path) -> Result<(), String> {
     let path = root.join(tidy::SETTINGS);
     let text = std::fs::read_to_string(&path).map_err(|error| error.to_string())?;
-    std::fs::write(path, api::docs::filled(&text)?).map_err(|error| error.to_string())
+    std::fs::write(path, api::docs::fill(&text)?).map_err(|error| error.to_string())
 }
 
 /// The workspace.

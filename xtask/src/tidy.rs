@@ -489,7 +489,7 @@ fn dead(name: &str, files: &BTreeMap<String, String>) -> Option<Offence> {
 
 /// Tables of settings that are not as the schema makes them.
 fn settings(text: &str) -> Option<Offence> {
-    let what = match api::docs::filled(text) {
+    let what = match api::docs::fill(text) {
         Ok(made) if made == text => return None,
         Ok(_) => "its tables differ from the schema: run cargo xtask settings".into(),
         Err(why) => why,

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::PerQueue;
-use api::control::{GARBAGE, Heard, REQUEST_MAX, Request, answered, failure, hear, write};
+use api::control::{MALFORMED, REQUEST_MAX, Received, Request, failure, receive, reply, write};
 use api::set::{Change, Target, changes};
 use os::{Carries, Listener};
 use rustix::event::{Timespec, epoll};
@@ -169,14 +169,14 @@ impl Server {
     fn serve(&mut self, token: u64, mut guest: Option<&mut Guest>) {
         let Some(mut client) = self.clients.remove(&token) else { return };
         loop {
-            let (answer, goes_on) = match hear(&mut client) {
-                Heard::Request(request) => {
-                    (answered(self.respond(&request, guest.as_deref_mut())), true)
+            let (answer, goes_on) = match receive(&mut client) {
+                Received::Request(request) => {
+                    (reply(self.respond(&request, guest.as_deref_mut())), true)
                 }
-                Heard::Unknown(why) => (failure(&why), true),
-                Heard::Garbage => (failure(GARBAGE), false),
-                Heard::Nothing => break,
-                Heard::End => return,
+                Received::Unknown(why) => (failure(&why), true),
+                Received::Malformed => (failure(MALFORMED), false),
+                Received::Nothing => break,
+                Received::Closed => return,
             };
             if write(client.get_ref(), &answer).is_err() || !goes_on {
                 // It leaves the epoll set with its last descriptor.

@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn bad_settings_are_told_with_the_nearest_good_one() {
         for (bad, hint) in [
-            ("poll=spin", "is an option: --poll spin, or --set poll/QUEUE=spin"),
+            ("poll=spin", "use the option --poll spin, or --set poll/QUEUE=spin"),
             ("kick/16=spin", "use kick/QUEUE, a queue pair's number, 0 to 15"),
             ("poll/0=spn", "poll/0=spn: unknown policy 'spn'"),
             ("call/0=spin", "known: tx-completion"),

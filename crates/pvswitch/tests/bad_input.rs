@@ -111,9 +111,9 @@ fn options_that_make_no_sense() {
         (&["--forward", "bridge"], "possible values: switch, cross"),
         (&["--cpus", "99999"], "no such CPU"),
         (&["--cpus", "one"], "--cpus"),
-        (&["--duration=-1"], "no length of time"),
-        (&["--duration=nan"], "no length of time"),
-        (&["--duration=1e19"], "no length of time"),
+        (&["--duration=-1"], "invalid duration"),
+        (&["--duration=nan"], "invalid duration"),
+        (&["--duration=1e19"], "invalid duration"),
         (&["--prot", "a=null"], "--port"),
         (&["--port", "null"], "use NAME=KIND:ARG"),
         (&["--port", "a=vhostuser:/tmp/a"], "did you mean 'vhost-user'?"),
@@ -222,9 +222,9 @@ fn guests_that_cannot_connect() {
         (&["--mode", "hostile=commits"], "no case of split and socket"),
         (&["--also", "02:00:00:00:00:01,0"], "use MAC,N"),
         (&["--mode", "shout"], "possible values: send, sink, echo, rr, idle"),
-        (&["--interval=-1"], "no length of time"),
+        (&["--interval=-1"], "invalid duration"),
         (&["--interval=0"], "--interval 0"),
-        (&["--duration=nan"], "no length of time"),
+        (&["--duration=nan"], "invalid duration"),
     ];
     for (args, want) in bad {
         fails(command(&[&["gen", "--connect", &socket], args].concat()), USAGE, &[want]);
