@@ -20,7 +20,7 @@ pub enum Scale {
     Quick,
     /// What a laptop does over a break.
     Usual,
-    /// The seed's whole matrix with its own times.
+    /// The original study's whole matrix with its own times.
     Full,
 }
 

@@ -18,7 +18,7 @@ mod words;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use crate::study::{Seed, Verdict};
+use crate::study::{Original, Verdict};
 
 /// The page's name in its folder.
 pub const PAGE: &str = "report.html";
@@ -35,14 +35,14 @@ pub struct Document {
     /// Its question, in one line.
     pub question: String,
     /// Where it comes from; none for those of our own.
-    pub seed: Option<Seed>,
+    pub original: Option<Original>,
     /// What repeats all of it: a command line; empty for none.
     pub command: String,
     /// What the machine is: names and values.
     pub machine: Vec<(String, String)>,
     /// How it was measured: repeats, seconds, runs left out.
     pub method: Vec<(String, String)>,
-    /// Whether the seed's main result is seen.
+    /// Whether the original study's main result is seen.
     pub verdicts: Vec<Verdict>,
     /// What is not in the tables as it should be.
     pub warnings: Vec<Warning>,
@@ -197,7 +197,7 @@ pub enum Value {
         digits: usize,
     },
     /// A figure of the seed, or of another who measured it, as printed there.
-    Seed(f64, usize),
+    Original(f64, usize),
     /// Not measured, and why: shown as a dash with the reason.
     Missing(String),
 }

@@ -80,7 +80,7 @@ fn every_study_has_plans_that_suit_it_and_keep_their_time() {
 
 #[test]
 fn words_that_mean_nothing() {
-    fails(&["run", "no-such-study-at-all"], 2, &["no study 'no-such-study-at-all': there are"]);
+    fails(&["run", "no-such-study-at-all"], 2, &["no study 'no-such-study-at-all': use one of"]);
     fails(&["run"], 2, &["<STUDY>"]);
     fails(&["run", "x", "--quick", "--full"], 2, &["cannot be used with"]);
     fails(&["run", "x", "--switch-cpus", "zero"], 2, &["zero"]);

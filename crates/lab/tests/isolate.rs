@@ -151,7 +151,7 @@ fn a_signal_leaves_what_is_done() {
         let output = child.wait_with_output().unwrap();
         let text = words(&output);
         assert_eq!(output.status.code(), Some(status), "{text}");
-        assert!(text.contains("interrupted: 2 of 8 runs done; the same command goes on"), "{text}");
+        assert!(text.contains("interrupted: 2 of 8 runs done; the same command resumes"), "{text}");
         assert_eq!(runs(&out), 2);
         assert!(out.join("summary.json").exists());
         nothing_is_left();

@@ -71,12 +71,12 @@ fn header(html: &mut String, document: &Document) {
         escape(&document.title),
         escape(&document.question),
     );
-    if let Some(seed) = &document.seed {
+    if let Some(original) = &document.original {
         let _ = write!(
             html,
             "<blockquote class=\"origin\"><p>{}</p>\n<footer>{}</footer></blockquote>\n",
-            escape(seed.claim),
-            escape(seed.source),
+            escape(original.claim),
+            escape(original.source),
         );
     }
     command(html, &document.command, "All of it again");

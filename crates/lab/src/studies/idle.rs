@@ -8,11 +8,12 @@ use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
 use crate::stage::{Switch, Window, sleep};
 use crate::store::Results;
-use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Better, Fail, Figures, Measure, Original, Run, Study, Verdict};
 
-const ABOUT: &str = "alone: so many connected guests that do nothing; the worker should sleep. \
-beside-pair: the same beside one guest that sends to another as fast as it can; what is lost of \
-the pair's rate is the tax on it.";
+const ABOUT: &str = "\
+alone: a number of connected idle guests; the worker should sleep. beside-pair: the same beside \
+one guest that sends to another as fast as it can; the table shows how much of its rate the pair \
+keeps.";
 
 const OWN: [Measure; 2] = [
     Measure::new(
@@ -53,7 +54,7 @@ impl Study for Idle {
         "what connected ports cost that do nothing, and what a busy pair pays for them"
     }
 
-    fn seed(&self) -> Option<Seed> {
+    fn original(&self) -> Option<Original> {
         None
     }
 

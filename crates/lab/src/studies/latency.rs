@@ -7,18 +7,19 @@ use super::policies::tables;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
 use crate::store::Results;
-use crate::study::{Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Fail, Figures, Measure, Original, Run, Study, Verdict};
 
 /// Frames a second while traffic is on.
 const RATE: u32 = 100_000;
 /// Frames after a silence, at least: a window is longer where it has to be.
 const SAMPLES_LEAST: f64 = 10.0;
 
-const ABOUT: &str = "silence-N: one frame every N ms, so that each is the first after idle; the \
-99th percentile of few frames is the slowest of them. at-once: 50 frames every millisecond, \
-without time between them. on-off-N: 100 000 frames a second for N ms, then nothing for as long. \
-Latency is from the sender's ring to the receiver's program, whose wake-up is in it and is the \
-same for every policy: spin shows the floor.";
+const ABOUT: &str = "\
+silence-N: one frame every N ms, so that each is the first after an idle time; with few frames, \
+the 99th percentile is the slowest. at-once: 50 frames every millisecond, back to back. on-off-N: \
+100 000 frames per second for N ms, then none for as long. Latency is from the sender's ring to \
+the receiver's program. It includes the receiver's wake-up, which is the same for every policy: \
+spin shows the minimum.";
 
 /// The study.
 pub struct Latency;
@@ -53,7 +54,7 @@ impl Study for Latency {
         "how late a first frame comes after idle, and frames of bursts that come and go"
     }
 
-    fn seed(&self) -> Option<Seed> {
+    fn original(&self) -> Option<Original> {
         None
     }
 

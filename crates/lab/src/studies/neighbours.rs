@@ -11,7 +11,7 @@ use crate::stage::{
 };
 use crate::stats::{Summary, jain};
 use crate::store::Results;
-use crate::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Better, Fail, Figures, Measure, Original, Run, Study, Verdict};
 
 /// Guests that ask, and how often a second each does.
 const QUIET: usize = 8;
@@ -32,14 +32,15 @@ const ANSWERS_LEAST: f64 = 0.5;
 /// How much longer a quiet guest's p99 may be beside a flooder.
 const LONGER: f64 = 2.0;
 
-const ABOUT: &str = "alone: eight guests each ask another 200 times a second and wait for its \
-echo. flooder: the same beside one that sends as fast as it can to nowhere, so that all it costs \
-is the switch's; where guests share a CPU it runs when no other guest wants to, and who answers \
-goes before who asks. shares: four guests flood with frames of 60, 300, 800 and 1514 bytes, to \
-nowhere, and the worker has half a CPU, so that it is short of time: Jain's index of what it gave \
-each. equal-N: so many guests that never touch their frames (gen --replay) flood at once, on two \
-workers. Placement single is one worker, per-port and balanced are two; on two CPUs the second \
-worker shares its CPU with the guests.";
+const ABOUT: &str = "\
+alone: each of eight guests sends 200 requests per second to another and waits for the echo. \
+flooder: the same beside a guest that sends as fast as it can to a port that drops everything, so \
+that its only cost is in the switch; where guests share a CPU, it has the lowest scheduling \
+priority, and guests that answer have a higher one than those that request. shares: four guests \
+flood such a port with frames of 60, 300, 800 and 1514 bytes while the worker has half a CPU: \
+Jain's index of its time for each. equal-N: N guests that never access their frames (gen \
+--replay) flood at once, on two workers. Placement single is one worker, per-port and balanced \
+are two; on two CPUs the second worker shares its CPU with the guests.";
 
 const MEASURES: [Measure; 14] = [
     Measure::new("p99", "us", Better::Less, "there and back, 99 % of all, the median guest"),
@@ -70,7 +71,7 @@ impl Study for Neighbours {
         "what a guest that floods does to those that ask and wait, and how floods share a worker"
     }
 
-    fn seed(&self) -> Option<Seed> {
+    fn original(&self) -> Option<Original> {
         None
     }
 

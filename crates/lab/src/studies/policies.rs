@@ -6,7 +6,7 @@ use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::{Part, Table, Value};
 use crate::stats::Summary;
 use crate::store::Results;
-use crate::study::{Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use crate::study::{Fail, Figures, Measure, Original, Run, Study, Verdict};
 
 /// Frames offered a second; `max`: as many as the sender can.
 const RATES: [&str; 6] = ["0", "1k", "10k", "100k", "1M", "max"];
@@ -17,12 +17,13 @@ const KICKS_LEFT: f64 = 0.05;
 /// How much worse than the better of the two `adaptive` may be.
 const WORSE: f64 = 1.1;
 
-const ABOUT: &str = "One guest sends frames of 60 bytes to another through one worker that does \
-nothing else, at each rate and with each policy in turn. Latency is from the moment a guest \
-publishes a frame until the other has read it: its own wake-up included, which is the same for \
-every policy, so spin shows the floor. A guest here is a process: leaving and entering a virtual \
-machine would come on top, once for each kick and each call, which is why these are counted \
-exactly. Where guests have one CPU, the receiver goes before the sender, if that is allowed.";
+const ABOUT: &str = "\
+One guest sends frames of 60 bytes to another through a dedicated worker, at each rate and with \
+each policy in turn. Latency is from the publication of a frame until the receiver has read it. \
+It includes the receiver's wake-up, which is the same for every policy, so spin shows the \
+minimum. A guest is a process: in a virtual machine, each kick and each call would also cost an \
+exit and an entry, so they are counted exactly. Where guests share one CPU, the receiver has a \
+higher scheduling priority than the sender, if permitted.";
 
 /// The study.
 pub struct Policies;
@@ -36,7 +37,7 @@ impl Study for Policies {
         "what each poll policy costs and gives from no traffic to as much as passes"
     }
 
-    fn seed(&self) -> Option<Seed> {
+    fn original(&self) -> Option<Original> {
         None
     }
 

@@ -9,7 +9,7 @@ use pvswitch_lab::Ask;
 use pvswitch_lab::plan::{Axis, Cell, FORMAT, Plan, Scale};
 use pvswitch_lab::report::{Part, Table, Value};
 use pvswitch_lab::store::Results;
-use pvswitch_lab::study::{Better, Fail, Figures, Measure, Run, Seed, Study, Verdict};
+use pvswitch_lab::study::{Better, Fail, Figures, Measure, Original, Run, Study, Verdict};
 
 /// Axes `load` (numbers), `poll` (names, one with a comma) and last `side`, `a` or `b`. Value
 /// `never` of `poll` fails, `absent` is missing, `hang` takes a minute and has processes, a TAP and
@@ -31,7 +31,7 @@ impl Study for Fake {
         "Does the lab work?"
     }
 
-    fn seed(&self) -> Option<Seed> {
+    fn original(&self) -> Option<Original> {
         None
     }
 

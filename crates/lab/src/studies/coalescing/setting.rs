@@ -6,7 +6,7 @@ use crate::study::Fail;
 /// What two generators and their switch do by default: the base of all settings.
 pub const DEFAULT: &str = "default";
 
-/// A row of the seed's table of time-outs.
+/// A row of the original study's table of time-outs.
 pub struct Timeout {
     /// Its name there.
     pub name: &'static str,
@@ -16,7 +16,7 @@ pub struct Timeout {
     pub outside: &'static str,
 }
 
-/// The rows. A unit of the seed's is 200 us here; the report tells why.
+/// The rows. A unit of the original study's is 200 us here; the report tells why.
 pub const TIMEOUTS: [Timeout; 6] = [
     Timeout { name: "before", call: "event", outside: "napi:1" },
     Timeout { name: "0", call: "event", outside: "event" },

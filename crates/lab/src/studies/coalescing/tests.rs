@@ -25,7 +25,7 @@ fn results(runs: &[Single]) -> Results {
 #[test]
 fn every_row_of_the_seed_is_measured_in_all_three_ways() {
     let cells = Coalescing.plan(Scale::Full).cells(&Coalescing);
-    for row in &seed::TABLE {
+    for row in &original::TABLE {
         let same = |cell: &&Cell| cell.get("setting") == row.timeout;
         assert_eq!(cells.iter().filter(same).count(), TIMED.len(), "{}", row.timeout);
     }
