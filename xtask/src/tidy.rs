@@ -122,7 +122,7 @@ const GLOSSARY: [(&str, &str); 24] = [
 const NOTIFY: &str = "notify (a peer), report (to an operator), log, return, reject";
 const RECHECK: &str = "re-check, poll again";
 /// Where the glossary applies; to be extended.
-const GLOSSARY_IN: [&str; 25] = [
+const GLOSSARY_IN: [&str; 26] = [
     "crates/ring/",
     "crates/shm/",
     "crates/hostile/",
@@ -132,6 +132,7 @@ const GLOSSARY_IN: [&str; 25] = [
     "crates/switch/",
     "crates/api/",
     "crates/guest/",
+    "crates/lab/",
     "docs/ARCHITECTURE.md",
     "docs/design/",
     "docs/observability.md",

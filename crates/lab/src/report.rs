@@ -1,6 +1,6 @@
-//! What a report is made of. A study says what is to be seen; how it looks is settled here.
+//! Reports: a study supplies their contents; this module defines their appearance.
 //!
-//! `write` makes one page that needs nothing but itself, and each plot as a file of its own.
+//! `write` makes one self-contained page, and each plot as a separate file.
 //! A plot is laid out as a `scene` of lines and words (`plot`, `axis`), which `svg` writes; `png`
 //! draws that file; `table` and `html` are the page.
 
@@ -27,39 +27,39 @@ pub const TEXT: &str = "report.md";
 /// The folder of plots beside it.
 pub const PLOTS: &str = "plots";
 
-/// All that one report tells.
+/// Contents of a report.
 #[derive(Clone, Debug, Default)]
 pub struct Document {
     /// The study's name.
     pub title: String,
     /// Its question, in one line.
     pub question: String,
-    /// Where it comes from; none for those of our own.
+    /// The published study that it repeats, if any.
     pub original: Option<Original>,
-    /// What repeats all of it: a command line; empty for none.
+    /// Command line that repeats the study; empty: none.
     pub command: String,
-    /// What the machine is: names and values.
+    /// Description of the machine: names and values.
     pub machine: Vec<(String, String)>,
     /// How it was measured: repeats, seconds, runs left out.
     pub method: Vec<(String, String)>,
-    /// Whether the original study's main result is seen.
+    /// Whether the main result of the original study is confirmed.
     pub verdicts: Vec<Verdict>,
-    /// What is not in the tables as it should be.
+    /// Warnings about missing or unreliable results.
     pub warnings: Vec<Warning>,
     /// Text, tables and plots.
     pub parts: Vec<Part>,
 }
 
-/// Something that is missing, or to be read with care.
+/// A warning about a missing or unreliable result.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Warning {
-    /// What it is about: a cell; empty for all.
+    /// Its cell; empty: all.
     pub what: String,
-    /// What is the matter with it. Warnings of the same reason are shown together.
+    /// The reason. Warnings of the same reason are shown together.
     pub why: String,
 }
 
-/// Why a report could not be written.
+/// Failure to write a report.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The folder or a file of it.
@@ -87,8 +87,8 @@ pub enum Error {
     },
 }
 
-/// Writes [`PAGE`], [`TEXT`] and each plot as SVG and PNG into `folder`, and tells where the page
-/// is. What is there of an earlier report is replaced, each file at once.
+/// Writes [`PAGE`], [`TEXT`] and each plot as SVG and PNG into `folder`; returns the path of the
+/// page. Files of an earlier report are replaced atomically.
 pub fn write(folder: &Path, document: &Document) -> Result<PathBuf, Error> {
     check(document)?;
     let plots = folder.join(PLOTS);
@@ -106,7 +106,7 @@ pub fn write(folder: &Path, document: &Document) -> Result<PathBuf, Error> {
     Ok(page)
 }
 
-/// What only a study can do wrong.
+/// Checks names and shapes that a study supplies.
 fn check(document: &Document) -> Result<(), Error> {
     let mut names = BTreeSet::new();
     for plot in document.plots() {
@@ -129,7 +129,7 @@ fn check(document: &Document) -> Result<(), Error> {
     Ok(())
 }
 
-/// A reader sees the old file or the new one, never half of one.
+/// Replaces a file atomically.
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut part = path.as_os_str().to_owned();
     part.push(".part");
@@ -183,7 +183,7 @@ pub struct Table {
 pub enum Value {
     /// Words.
     Text(String),
-    /// A number, with so many digits behind the point.
+    /// A number, with its decimal places.
     Number(f64, usize),
     /// A median with its range, digits as above.
     Spread {
@@ -196,9 +196,9 @@ pub enum Value {
         /// Digits behind the point.
         digits: usize,
     },
-    /// A figure of the seed, or of another who measured it, as printed there.
+    /// A figure of the original study, as published.
     Original(f64, usize),
-    /// Not measured, and why: shown as a dash with the reason.
+    /// Not measured, with the reason; shown as a dash.
     Missing(String),
 }
 

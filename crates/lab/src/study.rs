@@ -33,7 +33,7 @@ impl Measure {
     }
 }
 
-/// Which way a measure is better.
+/// Which direction of a measure is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
     /// More is better.
@@ -119,7 +119,7 @@ pub trait Study: Sync {
     fn run(&self, run: &Run) -> Result<Figures, Fail>;
     /// Tables and plots: those of the original study beside ours, in its layout.
     fn report(&self, results: &crate::store::Results) -> Vec<Part>;
-    /// What several machines' results tell side by side, above what each tells alone.
+    /// Results of several machines side by side, above those of each.
     fn together(&self, _all: &[crate::store::Results]) -> Vec<Part> {
         Vec::new()
     }

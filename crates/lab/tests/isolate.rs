@@ -119,7 +119,7 @@ fn a_whole_study() {
     let out = common::folder("whole").join("out");
     let output = lab(&out, &["poll=event,never,absent"]).output().unwrap();
     let text = words(&output);
-    // A cell failed: --assert tells.
+    // A cell failed: --assert fails.
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert_eq!(runs(&out), 6, "{text}");
     for word in ["FAILED: broken by design", "skipped: no-such-tool", "no-such-tool"] {

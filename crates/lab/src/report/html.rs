@@ -10,7 +10,7 @@ use super::{Document, PLOTS, Part, Plot, Table, Warning, svg, table};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
-/// A browser that obeys this fetches nothing, whatever the page says.
+/// A browser that enforces this policy loads nothing from elsewhere.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                       base-uri 'none'; form-action 'none'";
 

@@ -116,12 +116,12 @@ fn start(
     let (turn, stage) = (turn.clone(), Arc::clone(stage));
     std::thread::spawn(move || {
         let before = probe.ns();
-        let others = Others::look(&probe.proc);
+        let others = Others::sample(&probe.proc);
         let machines = stage.machines();
         let mut outcome = study.run(&Run { cell: &turn.cell, seconds, stage: &stage });
         if outcome.is_ok() && stage.guest != GuestKind::Netns && stage.machines() == machines {
             outcome = Err(Fail::Cell(format!(
-                "--guest {}: no guest of this cell has a kernel's network stack, so it has no effect",
+                "--guest {}: no guest of this cell has a kernel's network stack: no effect",
                 stage.guest
             )));
         }
@@ -190,8 +190,8 @@ impl Session {
                 self.missing.push(turn.cell.clone());
                 self.ended.skipped += 1;
                 let why = one_line(&why);
-                let told = self.reasons.contains(&why);
-                progress.end(&if told {
+                let reported = self.reasons.contains(&why);
+                progress.end(&if reported {
                     "skipped, as before".into()
                 } else {
                     format!("skipped: {why}")
@@ -276,11 +276,11 @@ struct Probe {
 
 impl Probe {
     fn new(pair: Option<(usize, usize)>, proc: &Path, progress: &Progress) -> Self {
-        let told = pair.and_then(|(a, b)| distance::between(a, b));
-        if told.is_none() {
+        let distance_ns = pair.and_then(|(a, b)| distance::between(a, b));
+        if distance_ns.is_none() {
             progress.say("the distance of the CPUs is unknown: switch and guests share one");
         }
-        Self { pair: pair.filter(|_| told.is_some()), proc: proc.into() }
+        Self { pair: pair.filter(|_| distance_ns.is_some()), proc: proc.into() }
     }
 
     /// The distance now, in ns; 0: unknown.

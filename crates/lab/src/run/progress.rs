@@ -111,8 +111,8 @@ mod tests {
 
     #[test]
     fn lengths() {
-        let told = [0.4, 99.0, 100.0, 5999.0, 6000.0, 172_800.0, -1.0].map(length);
-        assert_eq!(told, ["0 s", "99 s", "2 min", "100 min", "1 h 40 min", "2 days", "0 s"]);
+        let lengths = [0.4, 99.0, 100.0, 5999.0, 6000.0, 172_800.0, -1.0].map(length);
+        assert_eq!(lengths, ["0 s", "99 s", "2 min", "100 min", "1 h 40 min", "2 days", "0 s"]);
         assert!(length(f64::INFINITY).ends_with("days"));
     }
 

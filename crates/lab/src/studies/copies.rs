@@ -233,8 +233,8 @@ impl Outcome {
         if let Some((was, is, cell)) = &self.least {
             verdicts.push(Verdict {
                 what: format!(
-                    "fewer notifications per frame in each of {} pairs of cells; least reduction in \
-                     {cell}: {was:.3} before, {is:.3} after",
+                    "fewer notifications per frame in each of {} pairs of cells; least reduction \
+                     in {cell}: {was:.3} before, {is:.3} after",
                     self.cells
                 ),
                 holds: Some(is < was),

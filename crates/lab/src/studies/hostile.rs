@@ -1,4 +1,4 @@
-//! `hostile`: what a peer that misbehaves costs two guests that do not.
+//! `hostile`: effects of a misbehaving peer on two honest guests.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -73,7 +73,7 @@ impl Study for Hostile {
     }
 
     fn about(&self) -> &'static str {
-        "what a peer that misbehaves costs two guests that do not, case by case"
+        "effects of a misbehaving peer on two honest guests, case by case"
     }
 
     fn original(&self) -> Option<Original> {
@@ -390,7 +390,7 @@ fn judged(results: &Results, ring: Ring) -> Option<Verdict> {
     let failed: Vec<String> =
         bad.iter().map(|(what, cases)| format!("{what} ({})", cases.join(", "))).collect();
     let what = format!(
-        "{ring}: beside {attempts} hostile acts in {count} runs an honest pair loses no frame, \
+        "{ring}: beside {attempts} attacks in {count} runs an honest pair loses no frame, \
          gets none that is not as it was sent, and the switch answers{}{}",
         if failed.is_empty() { "" } else { "; not so: " },
         failed.join("; ")

@@ -1,5 +1,5 @@
-//! `latency`: the first frame after a silence, and traffic that comes and goes about as fast as a
-//! policy can follow.
+//! `latency`: the first frame after idle time, and traffic that alternates about as fast as a
+//! policy adapts.
 
 use super::grid::Grid;
 use super::pair::{self, FEW, JUDGED, MEASURES, POLICIES, Pair, WARM_S};
@@ -34,7 +34,7 @@ fn window_s(traffic: &str, seconds: f64) -> f64 {
     ms(traffic, "silence-").map_or(seconds, |gap| seconds.max(SAMPLES_LEAST * gap / 1e3))
 }
 
-/// What `gen` has to be told.
+/// Options of `gen`.
 fn options(traffic: &str) -> Option<String> {
     if traffic == "at-once" {
         return Some("--burst 50,1000".into());
@@ -87,14 +87,16 @@ impl Study for Latency {
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {
-        // As for a window of a second: how long it is to be is not told here.
+        // As for a window of a second: its length is unknown here.
         pair::OVERHEAD_S + window_s(cell.get("traffic"), 1.0) - 1.0
     }
 
     fn run(&self, run: &Run) -> Result<Figures, Fail> {
         let (policy, traffic) = (run.cell.get("policy"), run.cell.get("traffic"));
         let Some(options) = options(traffic) else {
-            return Err(Fail::Cell(format!("traffic {traffic}: there is none of that kind")));
+            return Err(Fail::Cell(format!(
+                "traffic {traffic}: use silence-N, at-once or on-off-N"
+            )));
         };
         let seconds = window_s(traffic, run.seconds);
         Pair { policy, traffic: &options, idle: 0, warm_s: WARM_S }.run(run.stage, seconds)
@@ -112,7 +114,7 @@ impl Study for Latency {
         }
         let note = "The switch's own part: from the look that finds it to its delivery.";
         parts.extend(grid.table("First frame after idle, in the switch, us", note, "first_frame"));
-        parts.extend(tables(&grid, "Columns: traffic, as told above."));
+        parts.extend(tables(&grid, "Columns: traffic, as described above."));
         parts
     }
 
@@ -122,8 +124,8 @@ impl Study for Latency {
     }
 }
 
-/// Before each frame that follows a silence the worker has slept; `event` no more often than it is
-/// told of something.
+/// Judges that the worker sleeps before each frame after a silence, with `event` at most once per
+/// notification.
 fn sleeps_between(results: &Results) -> Option<Verdict> {
     let wanted =
         |cell: &Cell| cell.get("traffic").starts_with("silence-") && cell.get("policy") == "event";

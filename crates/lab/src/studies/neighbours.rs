@@ -68,7 +68,7 @@ impl Study for Neighbours {
     }
 
     fn about(&self) -> &'static str {
-        "what a guest that floods does to those that ask and wait, and how floods share a worker"
+        "effect of a flooding guest on request-response guests, and how floods share a worker"
     }
 
     fn original(&self) -> Option<Original> {
@@ -198,7 +198,7 @@ fn fair(results: &Results) -> Option<Verdict> {
     let holds = seen.iter().all(|(_, jain)| jain.median >= JAIN_LEAST);
     Some(Verdict {
         what: format!(
-            "equal floods on two workers are served for equal times: Jain's index {JAIN_LEAST} or \
+            "equal floods on two workers get equal time: Jain's index {JAIN_LEAST} or \
              more, median of {runs} runs; {}",
             seen.iter().map(each).collect::<Vec<_>>().join(", ")
         ),

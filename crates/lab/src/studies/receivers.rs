@@ -56,7 +56,7 @@ impl Study for Receivers {
     }
 
     fn about(&self) -> &'static str {
-        "what a slow receiver costs another receiver of the same sender"
+        "effect of a slow receiver on another receiver of the same sender"
     }
 
     fn original(&self) -> Option<Original> {

@@ -409,7 +409,7 @@ fn judge(results: &Results) -> Vec<Verdict> {
     }
     if let Some(used) = of(&|cell| several(cell) && cell.get("placement") == "single", "used") {
         let what = format!(
-            "with placement single, one of several workers forwards: {:.0} to {:.0} in {} runs",
+            "placement single: one of several workers forwards: {:.0} to {:.0} in {} runs",
             used.low, used.high, used.count
         );
         verdicts.push(Verdict { what, holds: Some(used.low == 1.0 && used.high == 1.0) });
@@ -429,7 +429,7 @@ fn judge(results: &Results) -> Vec<Verdict> {
         }
         let all = runs.iter().filter(|(used, asked)| used == asked).count();
         let what = format!(
-            "with placement {placement}, each worker forwards frames: in {all} of {} runs with \
+            "placement {placement}: each worker forwards frames in {all} of {} runs with \
              several workers",
             runs.len()
         );

@@ -52,11 +52,13 @@ fn page_needs_nothing_but_itself() {
 fn everything_told_is_in_the_page() {
     let document = sample::document();
     let html = read(&write(&folder("everything"), &document).unwrap());
-    let told = document.machine.iter().chain(&document.method).map(|(_, value)| value.as_str());
-    let told = told.chain(document.verdicts.iter().map(|v| v.what.as_str()));
-    let told = told.chain(document.warnings.iter().flat_map(|w| [w.what.as_str(), w.why.as_str()]));
+    let texts = document.machine.iter().chain(&document.method).map(|(_, value)| value.as_str());
+    let texts = texts.chain(document.verdicts.iter().map(|v| v.what.as_str()));
+    let texts =
+        texts.chain(document.warnings.iter().flat_map(|w| [w.what.as_str(), w.why.as_str()]));
     let original = document.original.unwrap();
-    for text in told.chain([&*document.title, &*document.question, original.claim, original.source])
+    for text in
+        texts.chain([&*document.title, &*document.question, original.claim, original.source])
     {
         assert!(html.contains(&text.replace('"', "&quot;").replace('\'', "&#39;")), "{text}");
     }

@@ -61,7 +61,7 @@ fn parts() -> Vec<Part> {
     vec![
         Part::Text {
             title: "Polling in place of events".into(),
-            body: "The original study's table beside ours.\nRatios are with over without.\n\nAt equal \
+            body: "The original table beside ours.\nRatios are with over without.\n\nAt equal \
                    throughput the guests' CPU is about halved from three guests on."
                 .into(),
         },

@@ -97,7 +97,7 @@ pub const LIST: [Item; 23] = [
         ],
     ),
     item(
-        "3. When host sends us interrupt telling us that the queue is empty; rusty: disabling \
+        "3. When host sends us interrupt [...] that the queue is empty; rusty: disabling \
          VIRTIO_F_NOTIFY_ON_EMPTY should help",
         "Only legacy devices have that feature. The event index at the last frame in flight does \
          the same, tx-completion=on-empty, which is not the default:",
@@ -239,14 +239,14 @@ pub fn figure(results: &Results, (way, setting, name): (&str, &str, &str)) -> St
         return format!("{way}, {shown}: {words} not measured");
     };
     let base = if TIMED.contains(&way) { "before" } else { DEFAULT };
-    let told = format!("{way}, {shown}: {words} {}", number(value, unit));
+    let text = format!("{way}, {shown}: {words} {}", number(value, unit));
     match median(results, way, base, name) {
-        Some(_) if setting == base => told,
+        Some(_) if setting == base => text,
         Some(from) if from > 0.0 && !name.contains("per_1000") => {
-            format!("{told}, {:.2} times {base}", value / from)
+            format!("{text}, {:.2} times {base}", value / from)
         }
-        Some(from) => format!("{told} against {}", number(from, "")),
-        None => told,
+        Some(from) => format!("{text} against {}", number(from, "")),
+        None => text,
     }
 }
 

@@ -232,8 +232,8 @@ impl Side<'_> {
         Table {
             title: format!("Counts and CPU: {}", self.caption()),
             note: "Frames are those between guests and switches, including acknowledgements. The \
-                   host's CPU is that of its switches and tools, including the kernel's work on their \
-                   behalf."
+                   host's CPU is that of its switches and tools, including the kernel's work for \
+                   them."
                 .into(),
             columns: [
                 "Pair",

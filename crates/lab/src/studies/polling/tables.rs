@@ -244,8 +244,8 @@ impl<'a> Side<'a> {
         }
         Table {
             title: format!("With the patch over without{}", self.which()),
-            note: "Below 1 the patch takes less. the original study's ratios are of its printed figures; \
-                   ours are of medians. Per MB is the fair one where throughput differs."
+            note: "Below 1, the patch takes less. Original: ratios of published figures. Ours: \
+                   ratios of medians. Where throughput differs, compare CPU per MB."
                 .into(),
             columns: [
                 "Traffic",
@@ -270,7 +270,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Guests' CPU over the number of guests for each size, the original study's dashed; and events.
+    /// Guests' CPU over the number of guests for each size, the original dashed; and events.
     fn plots(&self, load: Load) -> Vec<Plot> {
         let mut plots = Vec::new();
         let Load { direction, traffic } = load;

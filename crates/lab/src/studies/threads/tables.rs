@@ -256,8 +256,8 @@ impl<'a> Load<'a> {
                 format!("Speed-up over one worker: {words}"),
                 "speed-up",
                 "frames/s over one worker's",
-                "Limit: what CPU time allows the placement balanced, guests' included. the original study's \
-                 are with 4 and with more than 10 CPUs, drawn at 11.",
+                "Limit: the maximum that CPU time of workers and guests allows with placement \
+                 balanced. Original: with 4 and with more than 10 CPUs, drawn at 11.",
                 ratios,
             ),
         ]

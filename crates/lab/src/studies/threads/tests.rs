@@ -143,7 +143,7 @@ fn a_machine_of_two_cpus_says_what_it_lacks() {
     });
     let words = words.unwrap();
     assert!(words.contains("More than 2 workers were not measured"), "{words}");
-    assert!(words.contains("guests have none for themselves"), "{words}");
+    assert!(words.contains("guests have no CPU of their own"), "{words}");
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn judged_by_counts() {
     };
     for (what, wrong) in [
         ("no frame is lost", broken(&|cell| cell.get("load") == "even", "uncounted", 1.0)),
-        ("one worker waits", broken(&|cell| cell.get("workers") == "1", "contended", 0.1)),
+        ("one worker never waits", broken(&|cell| cell.get("workers") == "1", "contended", 0.1)),
         ("placement single", broken(&|cell| placed(cell, "single"), "used", 2.0)),
         ("placement group", broken(&|cell| placed(cell, "group"), "used", 1.0)),
         ("placement per-port", broken(&|cell| placed(cell, "per-port"), "used", 1.0)),
