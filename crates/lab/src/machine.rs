@@ -168,7 +168,7 @@ impl Others {
 
     /// CPU time used since then, in per cent of one CPU.
     pub fn percent(&self, proc: &Path) -> f64 {
-        let now = Self::look(proc);
+        let now = Self::sample(proc);
         let span = now.at.duration_since(self.at).as_secs_f64();
         let per_second = rustix::param::clock_ticks_per_second() as f64;
         let ticks = now.ticks.saturating_sub(self.ticks) as f64;

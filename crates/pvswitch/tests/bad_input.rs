@@ -212,7 +212,7 @@ fn guests_that_cannot_connect() {
         (&["--count", "3"], "only with --mode idle"),
         (&["--count", "3", "--mode", "idle"], "write {} for the number"),
         (&["--mode", "idle", "--count", "0"], "1..=65536"),
-        (&["--queue-size", "1", "--set", "header=apart"], "takes 2 descriptors"),
+        (&["--queue-size", "1", "--set", "header=apart"], "needs 2 descriptors"),
         (&["--queue-size", "0"], "1 to 32768"),
         (&["--queue-size", "100"], "a power of two unless --packed"),
         (&["--size", "20"], "no frame size"),

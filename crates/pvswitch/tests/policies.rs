@@ -270,7 +270,7 @@ fn sockets_and_guests_that_cannot_be_controlled() {
     let dir = Dir::new();
     let connect = format!("vhost-user:{}", dir.text("a"));
     let nowhere = dir.text("no/such/dir/x");
-    let usage = "not with --replay or --mode idle, which follow no policies";
+    let usage = "not with --replay or --mode idle, which use no policies";
     let cases: [(&[&str], i32, &str); 5] = [
         (&["--mode", "idle", "--control", "x"], 2, usage),
         (&["--mode", "sink", "--replay", "--control", "x"], 2, usage),
