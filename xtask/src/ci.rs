@@ -1,9 +1,8 @@
-//! `cargo xtask ci`: every step runs, whatever became of those before it, so that one run tells
-//! everything. The last line counts steps, studies of the lab and rigs: `N passed, N failed,
-//! N skipped`.
+//! `cargo xtask ci`: runs every step, also after a failure, so that one run reports all failures.
+//! The last line counts steps, studies of the lab and rigs: `N passed, N failed, N skipped`.
 //!
-//! Nothing asks for input. With `CI` set in the environment a step that exceeds its time is
-//! ended, with all it started; without it, an interrupt at the terminal ends everything.
+//! No step reads input. With `CI` set in the environment, a step that exceeds its time limit is
+//! killed with its process group; otherwise an interrupt at the terminal ends all processes.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -16,23 +15,23 @@ use std::time::{Duration, Instant};
 /// One step.
 struct Step {
     name: &'static str,
-    /// Time it may take in CI, in minutes.
+    /// Time limit in CI, in minutes.
     limit_min: u64,
-    /// Program and arguments; `cargo` is the one that runs us.
+    /// Program and arguments; `cargo` is the cargo that runs this program.
     command: &'static str,
     env: &'static [(&'static str, &'static str)],
-    /// Skipped where this file is missing.
+    /// The step is skipped if this file is missing.
     needs: &'static str,
     kind: Kind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Its output matters if it fails.
+    /// Its output is shown only if it fails.
     Quiet,
-    /// Prints the result lines of Rust's test harness, which are summed up.
+    /// Its output has result lines of Rust's test harness, which are summed up.
     Tests,
-    /// Prints as it goes, and at the end counts itself: `N passed, N failed, N skipped`.
+    /// Its output is shown at once, and ends with its counts: `N passed, N failed, N skipped`.
     Rigs,
 }
 
@@ -105,7 +104,7 @@ const fn step(
     Step { name, limit_min, command, env, needs, kind }
 }
 
-/// What became of steps and rigs.
+/// Results of steps, studies and rigs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
     passed: u32,
@@ -117,14 +116,14 @@ const PASSED: Counts = Counts { passed: 1, failed: 0, skipped: 0 };
 const FAILED: Counts = Counts { passed: 0, failed: 1, skipped: 0 };
 const SKIPPED: Counts = Counts { passed: 0, failed: 0, skipped: 1 };
 
-/// What became of a step.
-struct Became {
+/// Result of a step.
+struct Outcome {
     counts: Counts,
-    /// Lines that name its rigs or studies that failed.
+    /// Lines that name its failed rigs or studies.
     parts: Vec<String>,
 }
 
-impl From<Counts> for Became {
+impl From<Counts> for Outcome {
     fn from(counts: Counts) -> Self {
         Self { counts, parts: Vec::new() }
     }
@@ -152,7 +151,7 @@ pub fn names() -> Vec<&'static str> {
     STEPS.iter().map(|step| step.name).collect()
 }
 
-/// Runs the steps `wanted`, or all; whether none failed.
+/// Runs the steps `wanted`, or all; returns whether all passed.
 ///
 /// # Errors
 /// A step that does not exist.
@@ -165,14 +164,14 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
     let mut counts = Counts::default();
     let mut failures = Vec::new();
     for step in STEPS.iter().filter(|s| wanted.is_empty() || wanted.iter().any(|w| w == s.name)) {
-        let became = step.run(root, limited);
-        if became.counts.failed > 0 {
-            failures.push((step.name, became.parts));
+        let outcome = step.run(root, limited);
+        if outcome.counts.failed > 0 {
+            failures.push((step.name, outcome.parts));
         }
-        counts.add(became.counts);
+        counts.add(outcome.counts);
     }
     println!();
-    // Whoever sees only the end of the output should know what to look for.
+    // Failures again, for a reader of only the end of the output.
     for (step, parts) in failures {
         println!("failed: {step}");
         parts.iter().for_each(|part| println!("   {part}"));
@@ -184,8 +183,8 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
 }
 
 impl Step {
-    /// Runs it; `limited`: ends it, with all it started, when its time is over.
-    fn run(&self, root: &Path, limited: bool) -> Became {
+    /// Runs it; `limited`: kills its process group after the time limit.
+    fn run(&self, root: &Path, limited: bool) -> Outcome {
         if !root.join(self.needs).exists() {
             println!("-- {:8} skipped: there is no {}", self.name, self.needs);
             return SKIPPED.into();
@@ -197,10 +196,10 @@ impl Step {
             Kind::Quiet | Kind::Tests => self.capture(root, limited),
         };
         let took = begun.elapsed().as_secs_f64();
-        let (became, words) = ran.unwrap_or_else(|error| (FAILED.into(), error));
-        let verdict = if became.counts.failed > 0 { "FAILED" } else { "ok" };
+        let (outcome, words) = ran.unwrap_or_else(|error| (FAILED.into(), error));
+        let verdict = if outcome.counts.failed > 0 { "FAILED" } else { "ok" };
         println!("   {:8} {verdict} in {took:.1} s {words}", self.name);
-        became
+        outcome
     }
 
     fn command(&self, root: &Path, limited: bool) -> Command {
@@ -218,16 +217,16 @@ impl Step {
     }
 
     /// Runs with output to a file, which is shown if the step fails.
-    fn capture(&self, root: &Path, limited: bool) -> Result<(Became, String), String> {
+    fn capture(&self, root: &Path, limited: bool) -> Result<(Outcome, String), String> {
         let log = root.join("target").join("xtask").join(self.name).with_extension("log");
-        let says = |error: std::io::Error| format!("{}: {error}", log.display());
-        std::fs::create_dir_all(log.parent().expect("it has one")).map_err(says)?;
-        let out = File::create(&log).map_err(says)?;
-        let err = out.try_clone().map_err(says)?;
+        let of_log = |error: std::io::Error| format!("{}: {error}", log.display());
+        std::fs::create_dir_all(log.parent().expect("a folder")).map_err(of_log)?;
+        let out = File::create(&log).map_err(of_log)?;
+        let err = out.try_clone().map_err(of_log)?;
         let child = self.command(root, limited).stdout(out).stderr(err).spawn();
         let child = child.map_err(|error| format!("cannot run {}: {error}", self.command))?;
         let ended = self.wait(child, limited);
-        let bytes = std::fs::read(&log).map_err(says)?;
+        let bytes = std::fs::read(&log).map_err(of_log)?;
         let text = String::from_utf8_lossy(&bytes);
         match ended {
             Ok(status) if status.success() => {
@@ -235,7 +234,7 @@ impl Step {
                 Ok((PASSED.into(), words))
             }
             ended => {
-                for line in text.lines().filter(|line| !is_dull(line)) {
+                for line in text.lines().filter(|line| !is_success(line)) {
                     println!("   {line}");
                 }
                 Err(why(ended))
@@ -243,8 +242,8 @@ impl Step {
         }
     }
 
-    /// Runs with output as it comes, and counts what the last counting line says.
-    fn stream(&self, root: &Path, limited: bool) -> Result<(Became, String), String> {
+    /// Runs with output shown at once; takes counts from the last line that has them.
+    fn stream(&self, root: &Path, limited: bool) -> Result<(Outcome, String), String> {
         let mut child = self
             .command(root, limited)
             .stdout(Stdio::piped())
@@ -256,7 +255,7 @@ impl Step {
             for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line);
                 match Counts::parse(&line) {
-                    // Ours is the only such line that stands alone.
+                    // Not printed: the last line of all steps is the only one with counts.
                     Some(n) => counts = Some(n),
                     None => println!("   {line}"),
                 }
@@ -273,13 +272,13 @@ impl Step {
                 counts.filter(|n| matches!(&ended, Ok(s) if s.success()) || n.failed > 0)
             {
                 let words = format!("({}/{}/{})", n.passed, n.failed, n.skipped);
-                return Ok((Became { counts: n, parts }, words));
+                return Ok((Outcome { counts: n, parts }, words));
             }
         }
         Err(why(ended))
     }
 
-    /// Waits; in CI not longer than the limit, after which the step's process group is ended.
+    /// Waits; `limited`: kills the step's process group after the time limit.
     fn wait(&self, mut child: Child, limited: bool) -> Result<ExitStatus, String> {
         let end = Instant::now() + Duration::from_secs(self.limit_min * 60);
         loop {
@@ -296,8 +295,8 @@ impl Step {
     }
 }
 
-/// What a test harness says when all is well.
-fn is_dull(line: &str) -> bool {
+/// Whether a line of a test harness reports success.
+fn is_success(line: &str) -> bool {
     let passed = line.starts_with("test ") && line.ends_with(" ... ok");
     let empty = line.is_empty() || line == "successes:";
     passed || empty || line.starts_with("running ") || line.starts_with("test result: ok.")
@@ -307,7 +306,7 @@ fn why(ended: Result<ExitStatus, String>) -> String {
     ended.map_or_else(|error| error, |status| status.to_string())
 }
 
-/// Ends a child and its process group: kindly, and then not.
+/// Ends a child and its process group: by SIGTERM, then by SIGKILL.
 fn end_group(child: &mut Child) {
     for signal in ["TERM", "KILL"] {
         let kill = format!("kill -s {signal} -- -{}", child.id());
@@ -322,7 +321,7 @@ fn end_group(child: &mut Child) {
     }
 }
 
-/// Sums up "test result: ok. 3 passed; 0 failed; ..." lines, and names what was left out.
+/// Sums up "test result: ok. 3 passed; 0 failed; ..." lines, and lists skipped tests.
 fn tests(text: &str) -> String {
     let mut passed = 0;
     let mut left_out = BTreeSet::new();
@@ -340,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_read_back_and_nothing_else_is_a_count() {
+    fn only_lines_of_three_counts_are_parsed() {
         let n = Counts { passed: 12, failed: 0, skipped: 3 };
         assert_eq!(Counts::parse("12 passed, 0 failed, 3 skipped\n"), Some(n));
         for line in ["", "1 passed", "1 passed, 2 failed, 3 skipped, 4", "a passed, 0 failed, 0 x"]
@@ -356,39 +355,39 @@ mod tests {
         assert_eq!(tests(text), "(7 tests)\n     left out: no tun");
     }
 
-    /// What becomes of a rig runner that does what `script` says.
-    fn rigs(name: &str, script: &str, limited: bool) -> Became {
+    /// Outcome of a rig runner that runs `script`.
+    fn rigs(name: &str, script: &str, limited: bool) -> Outcome {
         let root = std::env::temp_dir().join(format!("xtask-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&root).unwrap();
         std::fs::write(root.join("script"), script).unwrap();
         std::os::unix::fs::symlink("/bin/sh", root.join("sh")).unwrap();
         let step = step("rigs", 0, "sh script", NO_ENV, "script", Kind::Rigs);
-        let became = step.run(&root, limited);
+        let outcome = step.run(&root, limited);
         std::fs::remove_dir_all(&root).unwrap();
-        became
+        outcome
     }
 
     #[test]
-    fn rigs_count_themselves_and_one_that_does_not_has_failed() {
+    fn rigs_without_counts_have_failed() {
         let n = |passed, failed, skipped| Counts { passed, failed, skipped };
-        let says = |words: &str, status: u8| format!("echo == a\necho {words}\nexit {status}\n");
+        let script = |words: &str, status: u8| format!("echo == a\necho {words}\nexit {status}\n");
         let rigs = |name: &str, script: &str, limited| rigs(name, script, limited).counts;
-        assert_eq!(rigs("good", &says("3 passed, 0 failed, 2 skipped", 0), false), n(3, 0, 2));
-        assert_eq!(rigs("bad", &says("3 passed, 1 failed, 0 skipped", 1), false), n(3, 1, 0));
-        assert_eq!(rigs("liar", &says("3 passed, 0 failed, 0 skipped", 1), false), FAILED);
-        assert_eq!(rigs("mute", &says("bye", 0), false), FAILED);
+        assert_eq!(rigs("good", &script("3 passed, 0 failed, 2 skipped", 0), false), n(3, 0, 2));
+        assert_eq!(rigs("bad", &script("3 passed, 1 failed, 0 skipped", 1), false), n(3, 1, 0));
+        assert_eq!(rigs("status", &script("3 passed, 0 failed, 0 skipped", 1), false), FAILED);
+        assert_eq!(rigs("none", &script("bye", 0), false), FAILED);
         assert_eq!(rigs("long", "sleep 60\n", true), FAILED);
     }
 
     #[test]
-    fn what_failed_is_said_again_at_the_end() {
+    fn failed_rigs_are_listed_at_the_end() {
         let script = "echo failed '  ' b in 3 s: late\necho passed c\n\
                       echo 1 passed, 1 failed, 0 skipped\nexit 1\n";
         assert_eq!(rigs("again", script, false).parts, ["failed    b in 3 s: late"]);
     }
 
     #[test]
-    fn a_step_that_does_not_exist_is_told() {
+    fn unknown_steps_are_rejected() {
         let error = run(Path::new("."), &["fmd".into()]).unwrap_err();
         assert!(error.contains("no step 'fmd'") && error.contains("fmt"), "{error}");
     }

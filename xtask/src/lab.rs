@@ -1,21 +1,21 @@
-//! `cargo xtask lab`: every study of the lab in its smallest form, judged by counts. The last line
-//! counts studies: `N passed, N failed, N skipped`. Results stay in `target/lab/STUDY`.
+//! `cargo xtask lab`: runs every study in its smallest form, judged by counts. The last line
+//! counts studies: `N passed, N failed, N skipped`. Results remain in `target/lab/STUDY`.
 
 use std::fs::File;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time for one study. The smallest form takes less than one minute on a machine of its own.
+/// Time limit of one study. The smallest form takes less than a minute on an idle machine.
 const STUDY_MAX: Duration = Duration::from_secs(150);
-/// Time for all, so that what was too long is told before CI ends everything.
+/// Time limit of all studies; less than that of the CI step, which prints no counts.
 const ALL_MAX: Duration = Duration::from_secs(9 * 60 + 15);
-/// How long a study may take to leave once it is asked to.
-const LEAVE_MAX: Duration = Duration::from_secs(15);
-/// Lines of a failed study's output that are shown.
+/// Time for a study to clean up after SIGTERM.
+const CLEANUP_MAX: Duration = Duration::from_secs(15);
+/// Lines shown of a failed study's output.
 const SHOWN_LINES: usize = 25;
 
-/// What became of a study.
+/// Result of a study.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
     Passed(String),
@@ -23,7 +23,7 @@ enum Verdict {
     Skipped(String),
 }
 
-/// Runs every study, or those named; whether none failed.
+/// Runs every study, or those named; returns whether none failed.
 ///
 /// # Errors
 /// The program cannot be built or started, or a study is unknown.
@@ -50,7 +50,7 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
         let started = Instant::now();
         let left = ALL_MAX.saturating_sub(begun.elapsed());
         let verdict = if left.is_zero() {
-            Verdict::Failed("not begun: those before it took all the time".into())
+            Verdict::Failed("not started: the time limit of all studies is exceeded".into())
         } else {
             one(root, study, STUDY_MAX.min(left))?
         };
@@ -74,36 +74,36 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
     Ok(failed == 0)
 }
 
-/// The program; `lab` runs the other one beside it.
+/// Runs pvswitch; its `lab` runs pvswitch-lab.
 fn cargo(root: &Path) -> Command {
     let mut command = Command::new(crate::tidy::cargo());
     command.args(["run", "--quiet", "--release", "--"]).current_dir(root).stdin(Stdio::null());
     command
 }
 
-/// Names of the studies: what begins a line of `lab list`.
+/// Names of the studies: the first words of unindented lines of `lab list`.
 fn names(list: &str) -> Vec<String> {
     let lines = list.lines().filter(|line| !line.starts_with(char::is_whitespace));
     lines.filter_map(|line| line.split_whitespace().next()).map(String::from).collect()
 }
 
-/// Measures one anew, in no more than `limit`.
+/// Runs one study from the start, in at most `limit`.
 fn one(root: &Path, study: &str, limit: Duration) -> Result<Verdict, String> {
     let out = Path::new("target/lab").join(study);
     let log = root.join("target/lab").join(study).with_extension("log");
-    let says = |error: std::io::Error| format!("{}: {error}", log.display());
-    std::fs::create_dir_all(root.join("target/lab")).map_err(says)?;
-    // The lab would go on with what is there.
+    let of_log = |error: std::io::Error| format!("{}: {error}", log.display());
+    std::fs::create_dir_all(root.join("target/lab")).map_err(of_log)?;
+    // The lab would resume existing results.
     match std::fs::remove_dir_all(root.join(&out)) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(says(error)),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(of_log(error)),
         _ => {}
     }
-    let file = File::create(&log).map_err(says)?;
+    let file = File::create(&log).map_err(of_log)?;
     let mut command = cargo(root);
     command.args(["lab", "run", study, "--smallest", "--assert", "--out"]).arg(&out);
-    let ended = wait(command.stdout(file.try_clone().map_err(says)?).stderr(file), limit)?;
-    let text = String::from_utf8_lossy(&std::fs::read(&log).map_err(says)?).into_owned();
-    let verdict = judged(&text, ended);
+    let ended = wait(command.stdout(file.try_clone().map_err(of_log)?).stderr(file), limit)?;
+    let text = String::from_utf8_lossy(&std::fs::read(&log).map_err(of_log)?).into_owned();
+    let verdict = judge(&text, ended);
     if let Verdict::Failed(_) = verdict {
         let lines: Vec<&str> = text.lines().collect();
         for line in &lines[lines.len().saturating_sub(SHOWN_LINES)..] {
@@ -113,7 +113,7 @@ fn one(root: &Path, study: &str, limit: Duration) -> Result<Verdict, String> {
     Ok(verdict)
 }
 
-/// Waits for it; none if it had to be ended. It is asked first, so that it takes away what it made.
+/// Waits for a command; `None`: it exceeded `limit`. SIGTERM comes first, so that it cleans up.
 fn wait(command: &mut Command, limit: Duration) -> Result<Option<ExitStatus>, String> {
     let mut child = command.spawn().map_err(|error| format!("cannot run cargo: {error}"))?;
     let end = Instant::now() + limit;
@@ -127,15 +127,15 @@ fn wait(command: &mut Command, limit: Duration) -> Result<Option<ExitStatus>, St
             let kill = format!("kill -s TERM {}", child.id());
             let _ = Command::new("sh").args(["-c", &kill]).stderr(Stdio::null()).status();
         }
-        if asked && Instant::now() >= end + LEAVE_MAX {
+        if asked && Instant::now() >= end + CLEANUP_MAX {
             let _ = child.kill();
         }
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// What its output and status say.
-fn judged(text: &str, ended: Option<ExitStatus>) -> Verdict {
+/// The verdict by output and exit status.
+fn judge(text: &str, ended: Option<ExitStatus>) -> Verdict {
     let find = |words: &str| text.lines().find(|line| line.contains(words)).map(str::trim);
     let Some(status) = ended else {
         return Verdict::Failed("it took too long".into());
@@ -151,7 +151,7 @@ fn judged(text: &str, ended: Option<ExitStatus>) -> Verdict {
     if let Some(what) = find("DOES NOT HOLD: ").or_else(|| find(" runs failed, ")) {
         return Verdict::Failed(what.into());
     }
-    // Without a tool there may be nothing left to judge.
+    // Without a tool, there may be no run to judge.
     match find(" runs skipped: ") {
         Some(what) => {
             let tool = find(": cells that need it are skipped").unwrap_or(what);
@@ -167,34 +167,35 @@ mod tests {
 
     use super::*;
 
-    fn judge(text: &str, code: i32) -> Verdict {
-        judged(text, Some(ExitStatus::from_raw(code << 8)))
+    fn judge_exit(text: &str, code: i32) -> Verdict {
+        judge(text, Some(ExitStatus::from_raw(code << 8)))
     }
 
     #[test]
-    fn studies_are_what_begins_a_line() {
+    fn names_of_studies_are_not_indented() {
         let list =
-            "polling     what it gives\n            after a seed\nidle        what it costs\n";
+            "polling     what it shows\n            after a study\nidle        what it costs\n";
         assert_eq!(names(list), ["polling", "idle"]);
     }
 
     #[test]
-    fn a_study_is_judged_by_what_it_says() {
-        let good = judge("holds: a\nholds: b\n", 0);
+    fn a_study_is_judged_by_its_output() {
+        let good = judge_exit("holds: a\nholds: b\n", 0);
         assert_eq!(good, Verdict::Passed("2 expectations hold".into()));
-        let bad = judge("holds: a\nDOES NOT HOLD: b\n3 runs skipped: x\n", 1);
+        let bad = judge_exit("holds: a\nDOES NOT HOLD: b\n3 runs skipped: x\n", 1);
         assert_eq!(bad, Verdict::Failed("DOES NOT HOLD: b".into()));
-        assert!(matches!(judge("2 runs failed, see failed.csv", 1), Verdict::Failed(_)));
-        assert!(matches!(judge("panicked", 101), Verdict::Failed(_)));
-        assert!(matches!(judged("holds: a\n", None), Verdict::Failed(_)));
+        assert!(matches!(judge_exit("2 runs failed, see failed.csv", 1), Verdict::Failed(_)));
+        assert!(matches!(judge_exit("panicked", 101), Verdict::Failed(_)));
+        assert!(matches!(judge("holds: a\n", None), Verdict::Failed(_)));
     }
 
     #[test]
-    fn what_this_machine_lacks_is_no_failure() {
+    fn missing_privileges_and_tools_are_skipped() {
         let refused =
             "error: no namespaces for the guests: unshare: not permitted.\nRun it as root";
-        assert!(matches!(judge(refused, 1), Verdict::Skipped(what) if what.contains("not perm")));
+        let skipped = judge_exit(refused, 1);
+        assert!(matches!(skipped, Verdict::Skipped(what) if what.contains("not perm")));
         let tool = "iperf3 is not installed: cells that need it are skipped\n4 runs skipped: x\n";
-        assert!(matches!(judge(tool, 1), Verdict::Skipped(what) if what.contains("iperf3")));
+        assert!(matches!(judge_exit(tool, 1), Verdict::Skipped(what) if what.contains("iperf3")));
     }
 }

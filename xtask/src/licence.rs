@@ -1,6 +1,6 @@
-//! Whether a licence expression (SPDX, or the older `MIT/Apache-2.0`) can be had permissively.
+//! Licence expressions (SPDX, or the older `MIT/Apache-2.0`): whether the terms are permissive.
 
-/// Licences that ask for no more than a notice.
+/// Licences that require at most a notice.
 const PERMISSIVE: [&str; 14] = [
     "MIT",
     "MIT-0",
@@ -17,10 +17,10 @@ const PERMISSIVE: [&str; 14] = [
     "0BSD",
     "BSL-1.0",
 ];
-/// Public domain, one way or another.
+/// Public domain dedications.
 const DEDICATIONS: [&str; 1] = ["Unlicense"];
 
-/// Whether every part that must be accepted is permissive. `None`: not an expression.
+/// Whether an expression can be satisfied by permissive licences only. `None`: invalid expression.
 pub fn is_permissive(expression: &str) -> Option<bool> {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let words: Vec<&str> = spaced.split_whitespace().collect();

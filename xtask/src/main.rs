@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod ci;
-mod circles;
+mod cycles;
 mod lab;
 mod licence;
 mod test;
@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: cargo xtask ci [STEP...]    everything CI checks, or the steps named
-       cargo xtask lab [STUDY...]  every study of the lab in its smallest form, or those named
-       cargo xtask test            the tests of the workspace, several programs side by side
-       cargo xtask settings        makes the tables of docs/settings.md from the schema
-       cargo xtask tidy            the house rules that neither rustc nor clippy know";
+usage: cargo xtask ci [STEP...]    runs all steps of CI, or those named
+       cargo xtask lab [STUDY...]  runs all studies in their smallest form, or those named
+       cargo xtask test            runs the tests of the workspace, several programs in parallel
+       cargo xtask settings        writes the tables of docs/settings.md from the schema
+       cargo xtask tidy            checks house rules that neither rustc nor clippy check";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -41,12 +41,12 @@ fn main() -> ExitCode {
             }
         },
         Some((task, [])) if task == "tidy" => {
-            let offences = tidy::check(&root());
-            for offence in &offences {
-                println!("{offence}");
+            let violations = tidy::check(&root());
+            for violation in &violations {
+                println!("{violation}");
             }
-            println!("tidy: {} offences", offences.len());
-            offences.is_empty()
+            println!("tidy: {} violations", violations.len());
+            violations.is_empty()
         }
         Some((task, [])) if task == "settings" => match settings(&root()) {
             Ok(()) => true,
@@ -63,15 +63,15 @@ fn main() -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Makes the tables of settings anew.
+/// Rewrites the tables of settings.
 fn settings(root: &Path) -> Result<(), String> {
     let path = root.join(tidy::SETTINGS);
     let text = std::fs::read_to_string(&path).map_err(|error| error.to_string())?;
-    std::fs::write(path, api::docs::filled(&text)?).map_err(|error| error.to_string())
+    std::fs::write(path, api::docs::fill(&text)?).map_err(|error| error.to_string())
 }
 
-/// The workspace.
+/// The folder of the workspace.
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().expect("xtask lies in the workspace").into()
+    here.parent().expect("xtask is in the workspace").into()
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask test`: the tests of the workspace, some programs of tests side by side.
+//! `cargo xtask test`: runs the tests of the workspace, several test programs in parallel.
 //!
-//! Cargo runs one after the other, and most of them wait most of the time. Each program's output
-//! is printed in one piece when the program ends, in the form that cargo prints.
+//! Cargo runs test programs one after the other, but most of them mostly wait. The output of each
+//! program is printed when it ends, in cargo's format.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -10,18 +10,18 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
-/// The program that takes longest: it begins first.
+/// The longest program; it starts first.
 const FIRST: &str = "seeds";
 
-/// A program of tests.
+/// A test program.
 struct Program {
     name: String,
     path: PathBuf,
-    /// The folder of its package, in which it runs.
+    /// The folder of its package; its working directory.
     package: PathBuf,
 }
 
-/// Builds and runs all tests; whether none failed.
+/// Builds and runs all tests; returns whether all passed.
 ///
 /// # Errors
 /// Cargo or a program cannot be started.
@@ -38,7 +38,7 @@ pub fn run(root: &Path) -> Result<bool, String> {
         }
         Ok(failed)
     };
-    // One more than CPUs: of those that run, some wait.
+    // One more than CPUs, because some of the running programs wait.
     let jobs = std::thread::available_parallelism().map_or(2, usize::from) + 1;
     let failed: Result<Vec<Vec<String>>, String> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
@@ -57,7 +57,7 @@ fn cargo(root: &Path) -> Command {
     command
 }
 
-/// Builds all programs of tests, the longest first; none if that failed.
+/// Builds all test programs, the longest first; `None`: the build failed.
 fn build(root: &Path) -> Result<Option<VecDeque<Program>>, String> {
     let words = ["test", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"];
     let built = cargo(root).args(words).stderr(Stdio::inherit()).output();
@@ -66,12 +66,12 @@ fn build(root: &Path) -> Result<Option<VecDeque<Program>>, String> {
         return Ok(None);
     }
     let mut programs = programs(&String::from_utf8_lossy(&built.stdout));
-    // Stable: the others stay in cargo's order.
+    // A stable sort keeps the others in cargo's order.
     programs.sort_by_key(|program| program.name != FIRST);
     Ok(Some(programs.into()))
 }
 
-/// The programs of tests that cargo's messages name.
+/// The test programs in cargo's messages.
 fn programs(messages: &str) -> Vec<Program> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let tests = messages.filter(|message| message["profile"]["test"] == true);
@@ -87,7 +87,7 @@ fn programs(messages: &str) -> Vec<Program> {
 }
 
 impl Program {
-    /// Runs it; whether no test failed.
+    /// Runs it; returns whether all tests passed.
     fn run(&self) -> Result<bool, String> {
         let ran = Command::new(&self.path)
             .arg("--show-output")
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_of_tests_are_those_that_cargo_built_for_testing() {
+    fn only_executables_of_the_test_profile_are_test_programs() {
         let message = |name: &str, is_test: bool, executable: &str| {
             format!(r#"{{"manifest_path":"/w/a/Cargo.toml","target":{{"name":"{name}"}},"#)
                 + &format!(r#""profile":{{"test":{is_test}}},"executable":{executable}}}"#)

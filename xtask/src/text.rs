@@ -1,4 +1,4 @@
-//! Rust source as text: what of it is code, and words in it.
+//! Rust source as text: its code without comments and strings, and words in it.
 
 /// The code of `source`: comments, strings and characters blanked out, lines kept.
 pub fn code_of(source: &str) -> String {
@@ -45,7 +45,7 @@ fn block_comment(text: &str) -> usize {
     text.len()
 }
 
-/// Length of a string literal that begins with its quote.
+/// Length of a string literal that begins at its quote.
 fn string(text: &str) -> usize {
     let mut escaped = false;
     for (at, c) in text.char_indices().skip(1) {
@@ -59,7 +59,7 @@ fn string(text: &str) -> usize {
     text.len()
 }
 
-/// Length of `r"..."`, `br#"..."#` and their like; `None` when it is none.
+/// Length of `r"..."`, `br#"..."#` and similar; `None`: not a raw string.
 fn raw_string(text: &str) -> Option<usize> {
     let body = text.strip_prefix(['b', 'c']).unwrap_or(text).strip_prefix('r')?;
     let hashes = body.len() - body.trim_start_matches('#').len();
@@ -87,7 +87,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Whether `word` stands in `line` by itself, not as part of a longer word.
+/// Whether `line` contains `word` as a whole word.
 pub fn has_word(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         let before = line[..at].chars().next_back();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn words_stand_alone() {
+    fn only_whole_words_match() {
         assert!(has_word("unsafe { x }", "unsafe") && has_word("}unsafe", "unsafe"));
         assert!(!has_word("unsafe_code", "unsafe") && !has_word("an_unsafe", "unsafe"));
         assert!(has_word("let x = vec!(y);", "vec!") && !has_word("my_vec!(y)", "vec!"));

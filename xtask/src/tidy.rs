@@ -1,5 +1,5 @@
-//! The house rules that neither rustc nor clippy know. `cargo test` and `cargo xtask tidy` both
-//! call [`check`]; every offence is one line that says where, what, and what to do.
+//! House rules that neither rustc nor clippy check. `cargo test` and `cargo xtask tidy` both
+//! call [`check`]; every violation is one line that says where, what, and what to do.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,11 +8,11 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::circles::circles;
+use crate::cycles::cycles;
 use crate::licence::is_permissive;
 use crate::text::{code_of, has_word};
 
-/// Which rooms each room may use. `sim` is for tests, and may be used by them anywhere.
+/// Crates (by folder name: rooms) that each crate may use. Tests of any crate may use `sim`.
 const ARROWS: [(&str, &[&str]); 15] = [
     ("shm", &[]),
     ("ring", &["shm"]),
@@ -50,7 +50,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
 ];
 const TESTS_ONLY: &str = "sim";
 
-/// Rooms that depend on nothing but these, and on loom where a model is built.
+/// Rooms that may depend only on these foreign crates, and on loom for models.
 const SPARE: [&str; 3] = ["shm", "ring", "switch"];
 const SPARE_MAY_USE: [&str; 3] = ["libc", "bitflags", "zerocopy"];
 
@@ -72,27 +72,27 @@ const FORBID_UNSAFE: [&str; 11] = [
 const FILE_LINES_MAX: usize = 800;
 const LINE_COLUMNS_MAX: usize = 100;
 const ARCHITECTURE: &str = "docs/ARCHITECTURE.md";
-/// Its tables are made from the schema of settings.
+/// The document with tables made from the schema of settings.
 pub const SETTINGS: &str = "docs/settings.md";
-/// Documents that are to be read at a sitting: (folder or file, most lines).
+/// Documents with a limit: (folder or file, most lines).
 const SHORT_DOCS: [(&str, usize); 2] = [("docs/design/", 80), (ARCHITECTURE, 200)];
 
-/// What must not be in the code, and what to do in its place.
+/// Words banned from code, and what to do instead.
 const BANNED_CODE: [(&str, &str); 5] = [
     (concat!("to", "do!"), "write it, or leave the branch out"),
     (concat!("unimple", "mented!"), "return an error that says so"),
     (concat!("db", "g!"), "use tracing"),
-    (concat!("#[ig", "nore"), "a test that cannot run here prints `skipped: ` and why"),
+    (concat!("#[ig", "nore"), "a test that cannot run here prints `skipped: ` and the reason"),
     (concat!("should_", "panic"), "return the error and compare it"),
 ];
-/// What must not be in comments either.
+/// Words banned from comments, too.
 const BANNED_TEXT: [(&str, &str); 2] = [
     (concat!("FIX", "ME"), "fix it, or open an issue"),
-    (concat!("XX", "X"), "say in words what is wrong"),
+    (concat!("XX", "X"), "describe the problem in words"),
 ];
 
-/// Words that the field does not use, and the field's own in their place: whole words, in any case,
-/// in code, comments, strings and documents. Only words without another sense are listed.
+/// Words to avoid, and the field's terms for them: whole words in any case, in code, comments,
+/// strings and documents. Only words without another legitimate sense are listed.
 const GLOSSARY: [(&str, &str); 24] = [
     ("told", NOTIFY),
     ("tells", NOTIFY),
@@ -121,8 +121,8 @@ const GLOSSARY: [(&str, &str); 24] = [
 ];
 const NOTIFY: &str = "notify (a peer), report (to an operator), log, return, reject";
 const RECHECK: &str = "re-check, poll again";
-/// Where the glossary holds so far; to be extended.
-const GLOSSARY_IN: [&str; 12] = [
+/// Where the glossary applies; to be extended.
+const GLOSSARY_IN: [&str; 26] = [
     "crates/ring/",
     "crates/shm/",
     "crates/hostile/",
@@ -130,9 +130,23 @@ const GLOSSARY_IN: [&str; 12] = [
     "crates/os/",
     "crates/uplink/",
     "crates/switch/",
+    "crates/api/",
+    "crates/guest/",
+    "crates/lab/",
+    "docs/ARCHITECTURE.md",
     "docs/design/",
-    "docs/threat-model.md",
     "docs/observability.md",
+    "docs/pictures/README.md",
+    "docs/reliability.md",
+    "docs/results/README.md",
+    "docs/settings.md",
+    "docs/studies.md",
+    "docs/threat-model.md",
+    "docs/xen.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "SPEC.md",
     "fuzz/",
     "rigs/",
 ];
@@ -142,20 +156,20 @@ const EXCEPTIONS: [(Rule, &str, &str); 2] = [
     (
         Rule::Unsafe,
         "crates/ring/tests/common/rcore.rs",
-        "virtio-drivers asks its users for an unsafe trait; a test, not the room",
+        "virtio-drivers requires its users to implement an unsafe trait; only a test",
     ),
     (
         Rule::Length,
         "crates/shm/src/copy.rs",
-        "one line inside proptest!, where rustfmt does not go",
+        "one line inside proptest!, which rustfmt does not format",
     ),
 ];
 
-/// What was broken.
+/// A house rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     Arrows,
-    Circles,
+    Cycles,
     Dependencies,
     Licences,
     Headers,
@@ -168,32 +182,32 @@ pub enum Rule {
     Documents,
 }
 
-/// One offence.
+/// A violation of a rule.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Offence {
+pub struct Violation {
     pub rule: Rule,
-    /// File or package, with a line if there is one.
+    /// File or package, with the line if known.
     pub at: String,
     pub what: String,
 }
 
-impl std::fmt::Display for Offence {
+impl std::fmt::Display for Violation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {} [{:?}]", self.at, self.what, self.rule)
     }
 }
 
-fn offence(rule: Rule, at: impl Into<String>, what: impl Into<String>) -> Offence {
-    Offence { rule, at: at.into(), what: what.into() }
+fn violation(rule: Rule, at: impl Into<String>, what: impl Into<String>) -> Violation {
+    Violation { rule, at: at.into(), what: what.into() }
 }
 
-/// The cargo that runs us.
+/// The cargo that runs this program.
 pub fn cargo() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// All offences in the workspace at `root`.
-pub fn check(root: &Path) -> Vec<Offence> {
+/// All violations in the workspace at `root`.
+pub fn check(root: &Path) -> Vec<Violation> {
     let mut found = Vec::new();
     match metadata(root) {
         Ok(metadata) => {
@@ -205,17 +219,17 @@ pub fn check(root: &Path) -> Vec<Offence> {
             let architecture = std::fs::read_to_string(root.join(ARCHITECTURE));
             found.extend(unnamed(&packages, &architecture.unwrap_or_default()));
         }
-        Err(error) => found.push(offence(Rule::Arrows, "cargo metadata", error)),
+        Err(error) => found.push(violation(Rule::Arrows, "cargo metadata", error)),
     }
     let mut files = BTreeMap::new();
     walk(root, root, &mut files);
-    for circle in circles(&files) {
+    for cycle in cycles(&files) {
         let what = format!(
-            "{} use each other in a circle across folders: move what one needs of the other below \
-             both",
-            circle.join(", ")
+            "{} use each other in a cycle across folders: move what they share into a module \
+             below both",
+            cycle.join(", ")
         );
-        found.push(offence(Rule::Circles, &circle[0], what));
+        found.push(violation(Rule::Cycles, &cycle[0], what));
     }
     found.extend(files.get(SETTINGS).and_then(|text| settings(text)));
     for (name, text) in &files {
@@ -227,12 +241,12 @@ pub fn check(root: &Path) -> Vec<Offence> {
             found.extend(dead(name, &files));
         }
     }
-    let excepted = |(rule, file, _): &(Rule, &str, &str), o: &Offence| {
+    let excepted = |(rule, file, _): &(Rule, &str, &str), o: &Violation| {
         *rule == o.rule && o.at.starts_with(file)
     };
     let idle = EXCEPTIONS.iter().filter(|e| !found.iter().any(|o| excepted(e, o)));
     let idle = idle.map(|(rule, file, _)| {
-        offence(*rule, *file, "needs no exception any more: remove it from xtask/src/tidy.rs")
+        violation(*rule, *file, "no longer needs its exception: remove it from xtask/src/tidy.rs")
     });
     let idle: Vec<_> = idle.collect();
     found.retain(|o| !EXCEPTIONS.iter().any(|e| excepted(e, o)));
@@ -259,7 +273,7 @@ fn metadata(root: &Path) -> Result<Value, String> {
 
 /// A package of the workspace.
 struct Package {
-    /// Its room: the folder's name.
+    /// Its room: the name of its folder.
     room: String,
     folder: PathBuf,
     dependencies: Vec<Dependency>,
@@ -267,10 +281,10 @@ struct Package {
 
 struct Dependency {
     package: String,
-    /// The room it is, if it is one of ours.
+    /// Its room, if it is one of ours.
     room: Option<String>,
     for_tests: bool,
-    /// `cfg(...)` it is limited to.
+    /// Its `cfg(...)` condition; empty: none.
     target: String,
 }
 
@@ -285,7 +299,7 @@ fn text(value: &Value) -> &str {
 fn packages(metadata: &Value) -> Vec<Package> {
     let room_of =
         |folder: &Path| folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    // What comes from a registry has a source.
+    // Packages from a registry have a source.
     let ours = list(metadata, "packages").filter(|p| p["source"].is_null());
     let package = |p: &Value| {
         let manifest = PathBuf::from(text(&p["manifest_path"]));
@@ -303,24 +317,24 @@ fn packages(metadata: &Value) -> Vec<Package> {
 }
 
 impl Package {
-    fn arrows(&self) -> Vec<Offence> {
+    fn arrows(&self) -> Vec<Violation> {
         let Some((_, allowed)) = ARROWS.iter().find(|(room, _)| *room == self.room) else {
             let what =
-                "unknown room: say in xtask/src/tidy.rs what it may use (and in a design note)";
-            return vec![offence(Rule::Arrows, &self.room, what)];
+                "unknown crate: list its dependencies in xtask/src/tidy.rs, with a design note";
+            return vec![violation(Rule::Arrows, &self.room, what)];
         };
         let rooms = self.dependencies.iter().filter_map(|d| d.room.as_ref().map(|room| (room, d)));
         let bad = rooms.filter(|(room, dependency)| {
             !(allowed.contains(&room.as_str()) || dependency.for_tests && *room == TESTS_ONLY)
         });
         bad.map(|(room, _)| {
-            let what = format!("uses {room}: arrows go downward only, see {ARCHITECTURE}");
-            offence(Rule::Arrows, &self.room, what)
+            let what = format!("uses {room}: dependencies go downward only, see {ARCHITECTURE}");
+            violation(Rule::Arrows, &self.room, what)
         })
         .collect()
     }
 
-    fn spare(&self) -> Vec<Offence> {
+    fn spare(&self) -> Vec<Violation> {
         if !SPARE.contains(&self.room.as_str()) {
             return Vec::new();
         }
@@ -331,54 +345,54 @@ impl Package {
         });
         bad.map(|d| {
             let what = format!("depends on {}: only {}", d.package, SPARE_MAY_USE.join(", "));
-            offence(Rule::Dependencies, &self.room, what)
+            violation(Rule::Dependencies, &self.room, what)
         })
         .collect()
     }
 
-    /// The room's manifest or root file must say what becomes of `unsafe`.
-    fn header(&self, root: &Path) -> Option<Offence> {
+    /// Requires that the manifest or root file forbids or denies `unsafe`.
+    fn header(&self, root: &Path) -> Option<Violation> {
         let read = |name: &str| std::fs::read_to_string(self.folder.join(name)).unwrap_or_default();
         let manifest = read("Cargo.toml");
         let roots = code_of(&(read("src/lib.rs") + &read("src/main.rs")));
-        let says = |level: &str| {
+        let has = |level: &str| {
             roots.contains(&format!("#![{level}(unsafe_code)]"))
                 || manifest.contains(&format!("unsafe_code = \"{level}\""))
         };
         let forbid = FORBID_UNSAFE.contains(&self.room.as_str());
-        if says("forbid") || !forbid && says("deny") {
+        if has("forbid") || !forbid && has("deny") {
             return None;
         }
         let level = if forbid { "forbid" } else { "deny" };
         let at = self.folder.strip_prefix(root).unwrap_or(&self.folder).display().to_string();
-        Some(offence(Rule::Headers, at, format!("add #![{level}(unsafe_code)] to its root")))
+        Some(violation(Rule::Headers, at, format!("add #![{level}(unsafe_code)] to its root")))
     }
 }
 
-fn unnamed(packages: &[Package], architecture: &str) -> Vec<Offence> {
+fn unnamed(packages: &[Package], architecture: &str) -> Vec<Violation> {
     let missing = packages.iter().filter(|p| !has_word(architecture, &format!("`{}`", p.room)));
     missing
-        .map(|p| offence(Rule::Documents, ARCHITECTURE, format!("does not name `{}`", p.room)))
+        .map(|p| violation(Rule::Documents, ARCHITECTURE, format!("does not name `{}`", p.room)))
         .collect()
 }
 
-fn licences(metadata: &Value) -> Vec<Offence> {
+fn licences(metadata: &Value) -> Vec<Violation> {
     let foreign = list(metadata, "packages").filter(|p| !p["source"].is_null());
     let judge = |p: &Value| {
         let (name, licence) = (text(&p["name"]), text(&p["license"]));
         let what = match is_permissive(licence) {
             Some(true) => return None,
             Some(false) => format!("licence {licence} is not permissive"),
-            None => format!("licence '{licence}' is no expression we know"),
+            None => format!("licence '{licence}' is not a valid expression"),
         };
-        Some(offence(Rule::Licences, name, what))
+        Some(violation(Rule::Licences, name, what))
     };
     foreign.filter_map(judge).collect()
 }
 
 // ---- files ----
 
-/// Every text file of the checkout that is ours, by its path from the root.
+/// Collects our text files, by path from the root.
 fn walk(root: &Path, folder: &Path, files: &mut BTreeMap<String, String>) {
     const GENERATED: [&str; 8] =
         ["target", "__pycache__", "corpus", "artifacts", "out", ".git", ".cache", "node_modules"];
@@ -398,12 +412,12 @@ fn walk(root: &Path, folder: &Path, files: &mut BTreeMap<String, String>) {
     }
 }
 
-fn rust(name: &str, text: &str) -> Vec<Offence> {
+fn rust(name: &str, text: &str) -> Vec<Violation> {
     let mut found = Vec::new();
     let lines = text.lines().count();
     if lines > FILE_LINES_MAX {
-        let what = format!("{lines} lines, {FILE_LINES_MAX} at most: it holds two rooms");
-        found.push(offence(Rule::Length, name, what));
+        let what = format!("{lines} lines, {FILE_LINES_MAX} at most: split it");
+        found.push(violation(Rule::Length, name, what));
     }
     let may_be_unsafe = name.starts_with("crates/shm/")
         || Path::new(name).file_name().is_some_and(|n| n == "sys.rs");
@@ -413,22 +427,22 @@ fn rust(name: &str, text: &str) -> Vec<Offence> {
         let columns = line.chars().count();
         if columns > LINE_COLUMNS_MAX {
             let what = format!("{columns} columns, {LINE_COLUMNS_MAX} at most");
-            found.push(offence(Rule::Length, &at, what));
+            found.push(violation(Rule::Length, &at, what));
         }
         if !may_be_unsafe && (has_word(code, "unsafe") || code.contains("allow(unsafe_code)")) {
-            found.push(offence(Rule::Unsafe, &at, "unsafe belongs into shm, or a sys.rs"));
+            found.push(violation(Rule::Unsafe, &at, "unsafe belongs in shm, or a sys.rs"));
         }
         let code_words = BANNED_CODE.iter().filter(|(word, _)| has_word(code, word));
         let text_words = BANNED_TEXT.iter().filter(|(word, _)| has_word(line, word));
         for (word, instead) in code_words.chain(text_words) {
-            found.push(offence(Rule::Words, &at, format!("{word}: {instead}")));
+            found.push(violation(Rule::Words, &at, format!("{word}: {instead}")));
         }
     }
     found
 }
 
-/// Folders of somebody's machine.
-fn paths(root: &Path, name: &str, text: &str) -> Vec<Offence> {
+/// Finds paths of one developer's machine.
+fn paths(root: &Path, name: &str, text: &str) -> Vec<Violation> {
     let root = root.to_string_lossy();
     let mut banned = vec![concat!("/ho", "me/"), concat!("/Us", "ers/"), concat!("/ro", "ot/")];
     if root.matches('/').count() >= 2 {
@@ -438,34 +452,34 @@ fn paths(root: &Path, name: &str, text: &str) -> Vec<Offence> {
     for (n, line) in text.lines().enumerate() {
         if let Some(path) = banned.iter().find(|path| line.contains(**path)) {
             let what = format!("{path}: a path of one machine; make it relative or a setting");
-            found.push(offence(Rule::Paths, format!("{name}:{}", n + 1), what));
+            found.push(violation(Rule::Paths, format!("{name}:{}", n + 1), what));
         }
     }
     found
 }
 
-/// Words for which the glossary has the field's own.
-fn glossary(name: &str, text: &str) -> Vec<Offence> {
+/// Finds words that the glossary replaces.
+fn glossary(name: &str, text: &str) -> Vec<Violation> {
     let mut found = Vec::new();
     if !GLOSSARY_IN.iter().any(|place| name.starts_with(place)) {
         return found;
     }
     for (n, line) in text.lines().enumerate() {
-        // The sentences of specifications are theirs.
+        // Quotes of specifications are verbatim.
         if line.trim_start().starts_with("//= ") {
             continue;
         }
         let line = line.to_lowercase();
         for (word, instead) in GLOSSARY.iter().filter(|(word, _)| has_word(&line, word)) {
             let at = format!("{name}:{}", n + 1);
-            found.push(offence(Rule::Glossary, at, format!("{word}: say {instead}")));
+            found.push(violation(Rule::Glossary, at, format!("{word}: use {instead}")));
         }
     }
     found
 }
 
-/// A source file that no other one names as its module.
-fn dead(name: &str, files: &BTreeMap<String, String>) -> Option<Offence> {
+/// Finds a source file that no parent declares as a module.
+fn dead(name: &str, files: &BTreeMap<String, String>) -> Option<Violation> {
     let (folder, file) = name.rsplit_once('/')?;
     let in_src = name.starts_with("crates/") && name.contains("/src/");
     if !in_src || ["lib.rs", "main.rs"].contains(&file) {
@@ -479,25 +493,25 @@ fn dead(name: &str, files: &BTreeMap<String, String>) -> Option<Offence> {
     let named = parents.iter().chain([&format!("{folder}.rs")]).any(|parent| {
         files.get(parent).is_some_and(|text| has_word(text, &format!("mod {module};")))
     });
-    (!named).then(|| offence(Rule::DeadFile, name, format!("no parent says `mod {module};`")))
+    (!named).then(|| violation(Rule::DeadFile, name, format!("no parent has `mod {module};`")))
 }
 
-/// Tables of settings that are not as the schema makes them.
-fn settings(text: &str) -> Option<Offence> {
-    let what = match api::docs::filled(text) {
+/// Compares the tables of settings with the schema.
+fn settings(text: &str) -> Option<Violation> {
+    let what = match api::docs::fill(text) {
         Ok(made) if made == text => return None,
         Ok(_) => "its tables differ from the schema: run cargo xtask settings".into(),
         Err(why) => why,
     };
-    Some(offence(Rule::Documents, SETTINGS, what))
+    Some(violation(Rule::Documents, SETTINGS, what))
 }
 
-fn document(name: &str, text: &str) -> Option<Offence> {
+fn document(name: &str, text: &str) -> Option<Violation> {
     let (_, max) = SHORT_DOCS.iter().find(|(place, _)| name.starts_with(place))?;
     let lines = text.lines().count();
     let mut what = String::new();
-    let _ = write!(what, "{lines} lines, {max} at most: leave out what the code says better");
-    (lines > *max).then(|| offence(Rule::Documents, name, what))
+    let _ = write!(what, "{lines} lines, {max} at most: leave out what the code shows better");
+    (lines > *max).then(|| violation(Rule::Documents, name, what))
 }
 
 #[cfg(test)]
@@ -520,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn arrows_that_go_up_or_sideways_are_told() {
+    fn dependencies_upward_or_sideways_are_violations() {
         let uses = |path: &str, kind: Value| json!([{"name": "y", "path": path, "kind": kind}]);
         assert_eq!(room("ring", uses("/x/crates/shm", Value::Null)).arrows(), []);
         assert_eq!(room("ring", uses("/x/crates/switch", Value::Null)).arrows().len(), 1);
@@ -531,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn spare_rooms_stay_spare() {
+    fn spare_rooms_have_few_foreign_dependencies() {
         let on = |name: &str, target: &str| json!([{"name": name, "target": target}]);
         assert_eq!(room("shm", on("libc", "")).spare(), []);
         assert_eq!(room("shm", on("loom", "cfg(loom)")).spare(), []);
@@ -541,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn crates_and_licences_that_are_not_named() {
+    fn unnamed_crates_and_unknown_licences_are_violations() {
         let packages = [room("shm", json!([]))];
         assert_eq!(unnamed(&packages, "the room `shm` holds"), []);
         assert_eq!(unnamed(&packages, "shmem").len(), 1);
@@ -559,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn source_that_breaks_each_rule() {
+    fn every_rule_about_source_is_checked() {
         let name = "crates/ring/src/x.rs";
         assert_eq!(rules(name, "fn f() {} // unsafe is a word here\n"), []);
         assert_eq!(rules(name, "fn f() { unsafe { g() } }\n"), [Rule::Unsafe]);
@@ -577,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_the_house_are_refused_where_the_glossary_holds() {
+    fn glossary_words_are_violations_where_it_applies() {
         let count = |name: &str, text: &str| glossary(name, text).len();
         assert_eq!(count("crates/ring/src/x.rs", "/// Peers are Told.\nfn told() {}\n"), 2);
         assert_eq!(count("docs/design/0001-x.md", "It waits for ever, and looks again.\n"), 2);
@@ -603,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_differ_from_the_schema() {
+    fn tables_that_differ_from_the_schema_are_violations() {
         let text = std::fs::read_to_string(crate::root().join(SETTINGS)).unwrap();
         assert_eq!(settings(&text), None);
         assert!(settings(&text.replacen("`spin`", "`spun`", 1)).is_some());
@@ -611,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_no_one_names() {
+    fn files_without_a_mod_declaration_are_dead() {
         let files = |parent: &str, text: &str| BTreeMap::from([(parent.into(), text.into())]);
         let alive = |name: &str, parent: &str| dead(name, &files(parent, "pub mod x;")).is_none();
         assert!(alive("crates/a/src/x.rs", "crates/a/src/lib.rs"));

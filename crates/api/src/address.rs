@@ -19,7 +19,7 @@ impl FromStr for Address {
     fn from_str(s: &str) -> Result<Self, String> {
         let bad = || {
             format!(
-                "'{s}' is no address to listen at: use HOST:PORT, PORT alone for 127.0.0.1, \
+                "invalid listening address '{s}': use HOST:PORT, PORT alone for 127.0.0.1, \
                  or unix:PATH"
             )
         };
@@ -30,7 +30,7 @@ impl FromStr for Address {
         let port = port.parse().map_err(|_| bad())?;
         let host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
             Some(host) => host,
-            // An IPv6 address without brackets: which colon is the port's?
+            // An IPv6 address without brackets is ambiguous.
             None if host.contains([':', '[', ']', '/']) => return Err(bad()),
             None if host.is_empty() => "127.0.0.1",
             None => host,

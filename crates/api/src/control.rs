@@ -1,12 +1,12 @@
-//! The control socket: one JSON object a line, each way, over a Unix stream socket.
+//! The control socket: one JSON object per line, each way, over a Unix stream socket.
 //!
 //! ```text
 //!   → {"cmd":"stats"}                         ← {"ok":true, ...}
 //!   → {"cmd":"add-port","port":"b=null"}      ← {"ok":false,"error":"..."}
 //! ```
-//! `capture` answers with one such line and then the pcapng stream itself.
+//! The reply to `capture` is one such line and then the pcapng stream.
 //!
-//! A switch answers all of it, and a guest of ours a part.
+//! The switch supports all requests, `nic` and `gen` some of them.
 
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -17,13 +17,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// What can be asked.
+/// A request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "cmd", rename_all = "kebab-case")]
 pub enum Request {
-    /// Ports, their state and what was negotiated.
+    /// Returns ports, their state and negotiated features.
     Show,
-    /// All counters.
+    /// Returns all counters.
     Stats,
     /// Adds a port, as `--port` does.
     AddPort {
@@ -35,7 +35,7 @@ pub enum Request {
         /// Its name.
         name: String,
     },
-    /// Lists the addresses known.
+    /// Lists known addresses.
     Fdb,
     /// Sets a static address.
     FdbAdd {
@@ -60,20 +60,20 @@ pub enum Request {
         /// Port name.
         port: String,
     },
-    /// Changes settings while traffic flows.
+    /// Changes settings at run time.
     Set {
-        /// Port, or `PORT/QUEUE`; none: of the whole switch.
+        /// Port, or `PORT/QUEUE`; none: the whole switch.
         #[serde(default)]
         target: Option<String>,
         /// `KEY=VALUE` each.
         settings: Vec<String>,
     },
-    /// Takes no more frames from a port, or takes them again. Answered at once; to be asked again
+    /// Stops or resumes taking frames from a port. The reply is immediate; repeat the request
     /// until the port is drained.
     Drain {
         /// Its name.
         name: String,
-        /// Take them again.
+        /// Resume.
         #[serde(default)]
         off: bool,
     },
@@ -92,41 +92,41 @@ impl Request {
 /// Longest request.
 pub const REQUEST_MAX: usize = 4096;
 
-/// What a client sent.
-pub enum Heard {
+/// Result of reading from a client.
+pub enum Received {
     /// A request.
     Request(Request),
-    /// A line that is none, and why; it may ask on.
+    /// A line that is not a request, and why; the client may continue.
     Unknown(String),
-    /// What cannot be a line.
-    Garbage,
+    /// Not a line; reply with [`MALFORMED`] and close.
+    Malformed,
     /// Nothing yet.
     Nothing,
-    /// It is gone.
-    End,
+    /// The client closed the connection.
+    Closed,
 }
 
-/// Takes one line from a client that does not block.
-pub fn hear(client: &mut BufReader<UnixStream>) -> Heard {
+/// Reads one line from a nonblocking client.
+pub fn receive(client: &mut BufReader<UnixStream>) -> Received {
     match client.fill_buf() {
-        Ok([]) => Heard::End,
+        Ok([]) => Received::Closed,
         Ok(buffered) => match buffered.iter().position(|b| *b == b'\n') {
             Some(end) => {
                 let request = serde_json::from_slice(&buffered[..end]);
                 client.consume(end + 1);
-                let unknown = |error| Heard::Unknown(format!("unknown request: {error}"));
-                request.map_or_else(unknown, Heard::Request)
+                let unknown = |error| Received::Unknown(format!("unknown request: {error}"));
+                request.map_or_else(unknown, Received::Request)
             }
-            // Half a line is not worth waiting for: requests are far shorter than a packet.
-            None => Heard::Garbage,
+            // Partial lines are not awaited: a request is far shorter than one write.
+            None => Received::Malformed,
         },
-        Err(error) if error.kind() == ErrorKind::WouldBlock => Heard::Nothing,
-        Err(_) => Heard::End,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Received::Nothing,
+        Err(_) => Received::Closed,
     }
 }
 
-/// The answer to what was done, or was not and why.
-pub fn answered<E: Display>(result: Result<Value, E>) -> Value {
+/// The reply for a result.
+pub fn reply<E: Display>(result: Result<Value, E>) -> Value {
     match result {
         Ok(mut value) => {
             value["ok"] = true.into();
@@ -136,30 +136,33 @@ pub fn answered<E: Display>(result: Result<Value, E>) -> Value {
     }
 }
 
-/// The answer that says what is wrong.
+/// The reply for an error.
 pub fn failure(error: &str) -> Value {
     json!({ "ok": false, "error": error })
 }
 
-/// [`Heard::Garbage`] is answered with it.
-pub const GARBAGE: &str = "request is not one line of JSON";
+/// Error text for [`Received::Malformed`].
+pub const MALFORMED: &str = "request is not one line of JSON";
 
-/// An answer as it goes out.
-pub fn line(answer: &Value) -> Vec<u8> {
-    let mut line = answer.to_string();
+/// A reply as bytes of the stream.
+pub fn line(reply: &Value) -> Vec<u8> {
+    let mut line = reply.to_string();
     line.push('\n');
     line.into_bytes()
 }
 
-/// Writes an answer as far as the stream lets us.
-pub fn write(mut client: &UnixStream, answer: &Value) -> std::io::Result<()> {
-    client.write_all(&line(answer))
-}
-
-/// Where the socket is unless it is given: in a directory that only its user can write to.
+/// Writes a reply.
 ///
 /// # Errors
-/// There is none. In a directory of everybody's, somebody else could take the name first.
+/// The stream does not accept all of it.
+pub fn write(mut client: &UnixStream, reply: &Value) -> std::io::Result<()> {
+    client.write_all(&line(reply))
+}
+
+/// Default path of the socket: in a directory that only its user can write to.
+///
+/// # Errors
+/// There is no such directory. In a shared one, another user could create the socket first.
 pub fn default_path() -> Result<PathBuf, ControlError> {
     if let Some(dir) = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
         return Ok(Path::new(&dir).join("pvswitch.sock"));
@@ -183,13 +186,13 @@ pub enum ControlError {
         /// Why.
         error: std::io::Error,
     },
-    /// Neither given nor to be guessed.
+    /// No path is given, and there is no default.
     #[error(
         "no control socket is given and XDG_RUNTIME_DIR is not set; give --control PATH, in a \
          directory that only you can write to"
     )]
     NoDefault,
-    /// Somebody else's.
+    /// The socket belongs to another user.
     #[error(
         "{path} is served by user {uid}, neither you nor root: refused; if that is your switch, \
          run this as that user"
@@ -197,22 +200,22 @@ pub enum ControlError {
     NotOurs {
         /// The socket.
         path: PathBuf,
-        /// Whose process listens there.
+        /// User of the process that listens there.
         uid: u32,
     },
-    /// The connection broke.
+    /// The connection failed.
     #[error("the switch did not answer: {0}")]
     Io(#[from] std::io::Error),
-    /// The answer makes no sense.
+    /// The reply is malformed.
     #[error("the switch's answer is not JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// The switch said no.
+    /// The switch refused the request.
     #[error("{0}")]
     Refused(String),
 }
 
-/// A socket that somebody else made under the name of ours could answer anything. Root may ask any
-/// user's switch.
+/// Refuses a socket of another user, whose replies cannot be trusted. Root may use any user's
+/// switch.
 fn check_owner(path: &Path, stream: &UnixStream) -> Result<(), ControlError> {
     let own = rustix::process::geteuid();
     let peer = rustix::net::sockopt::socket_peercred(stream).map_err(std::io::Error::from)?.uid;
@@ -222,7 +225,10 @@ fn check_owner(path: &Path, stream: &UnixStream) -> Result<(), ControlError> {
     Err(ControlError::NotOurs { path: path.into(), uid: peer.as_raw() })
 }
 
-/// Sends one request; returns the answer, and the connection behind it.
+/// Sends one request; returns the reply, and the connection.
+///
+/// # Errors
+/// There is no switch, or it refused the request.
 pub fn call(
     path: &Path,
     request: &Request,
@@ -235,12 +241,12 @@ pub fn call(
     line.push('\n');
     (&stream).write_all(line.as_bytes())?;
     let mut reader = BufReader::new(stream);
-    let mut answer = String::new();
-    reader.read_line(&mut answer)?;
-    let answer: Value = serde_json::from_str(&answer)?;
-    if answer["ok"] == Value::Bool(true) {
-        return Ok((answer, reader));
+    let mut reply = String::new();
+    reader.read_line(&mut reply)?;
+    let reply: Value = serde_json::from_str(&reply)?;
+    if reply["ok"] == Value::Bool(true) {
+        return Ok((reply, reader));
     }
-    let error = answer["error"].as_str().unwrap_or("no reason given");
+    let error = reply["error"].as_str().unwrap_or("no reason given");
     Err(ControlError::Refused(error.into()))
 }

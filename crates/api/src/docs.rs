@@ -1,4 +1,4 @@
-//! The tables of `docs/settings.md`, between markers that name them:
+//! Tables of `docs/settings.md`, between markers that name them:
 //!
 //! ```markdown
 //! <!-- schema: run -->
@@ -9,13 +9,13 @@
 use crate::schema::port::{KINDS, Kind, LIMIT, common};
 use crate::schema::{Choice, Entry, Given, Type, driver, policy, run};
 
-/// Where a table ends.
+/// End marker of a table.
 const END: &str = "<!-- end -->";
 
 /// Makes a table.
 type Maker = fn() -> String;
 
-/// The tables by the names of their markers.
+/// Tables by the names of their markers.
 const TABLES: [(&str, Maker); 6] = [
     ("run", run_table),
     ("policies", policy_table),
@@ -25,11 +25,11 @@ const TABLES: [(&str, Maker); 6] = [
     ("driver", driver_table),
 ];
 
-/// `text` with its tables made anew.
+/// Replaces the tables in `text`.
 ///
 /// # Errors
-/// A table has no markers, or no end.
-pub fn filled(text: &str) -> Result<String, String> {
+/// A table has no markers, or no end marker.
+pub fn fill(text: &str) -> Result<String, String> {
     TABLES.iter().try_fold(text.to_string(), |text, (name, table)| {
         let begin = format!("<!-- schema: {name} -->\n");
         let (before, rest) = text.split_once(&begin).ok_or(format!("no line {begin}"))?;
@@ -38,17 +38,17 @@ pub fn filled(text: &str) -> Result<String, String> {
     })
 }
 
-/// The sentence of a setting, with what the docs add.
+/// The sentence of a setting, with the addition for the docs.
 fn sentence(entry: &Entry) -> String {
     format!("{}{}", entry.help, entry.more)
 }
 
-/// In the face of code.
+/// Formats text as code.
 fn code(text: &str) -> String {
     format!("`{}`", text.replace('|', "\\|"))
 }
 
-/// A default: a value in the face of code, words and numbers as they are.
+/// Formats a default: a value as code, descriptions and numbers as plain text.
 fn default(entry: &Entry) -> String {
     let number = entry.default.parse::<u64>().is_ok();
     let words = matches!(entry.value, Type::Text(_) | Type::Table(_) | Type::Flag);
@@ -126,11 +126,11 @@ fn port_table() -> String {
         if option.per_queue {
             let (name, form) = (option.name, option.value.form());
             let form = format!("`{name}/N={form}` (`\"{name}/N\"`)");
-            let what = "the same for queue pair N of it, 0 to `queues` less one";
+            let what = "the same for its queue pair N, 0 to `queues` - 1";
             table += &row(&["", &form, &format!("`{name}=`"), what]);
         }
     }
-    let what = "what the peer of this port may make the switch spend";
+    let what = "limit on what the peer of this port may make the switch spend";
     table + &row(&["", "`limit-NAME=N`", "[accounts](#accounts)", what])
 }
 

@@ -51,7 +51,7 @@ pub enum FileError {
         /// Why.
         error: std::io::Error,
     },
-    /// It is not TOML, or says what makes no sense.
+    /// It is not TOML, or has an invalid key or value.
     #[error("{path}:{line}:{column}: {what}")]
     Parse {
         /// The file.
@@ -65,7 +65,7 @@ pub enum FileError {
     },
 }
 
-/// What is wrong, and where in the text.
+/// An error, and its position in the text.
 struct Wrong {
     at: Range<usize>,
     what: String,
@@ -84,7 +84,7 @@ impl File {
     /// Reads and parses `path`.
     ///
     /// # Errors
-    /// The file cannot be read, or what is wrong with it, with line and column.
+    /// The file cannot be read, or is invalid; the error has line and column.
     pub fn load(path: &Path) -> Result<Self, FileError> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| FileError::Read { path: path.into(), error })?;
@@ -94,7 +94,7 @@ impl File {
     /// Parses `text`; `path` is for messages.
     ///
     /// # Errors
-    /// What is wrong with it, with line and column.
+    /// The text is invalid; the error has line and column.
     pub fn parse(path: &Path, text: &str) -> Result<Self, FileError> {
         let parsed = Table::parse(text)
             .map_err(|error| Wrong::new(error.span().unwrap_or_default(), error.message()));
@@ -127,7 +127,7 @@ fn file(table: &Table<'_>) -> Result<File, Wrong> {
     Ok(file)
 }
 
-/// That a key does not exist, which do, and which is near.
+/// Message for an unknown key, with the known ones and the nearest.
 fn unknown<'a>(key: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
     let near = nearest(key, known.clone()).map(|near| format!(" (did you mean `{near}`?)"));
     let known: Vec<_> = known.map(|key| format!("`{key}`")).collect();
@@ -138,7 +138,7 @@ fn unknown<'a>(key: &str, known: impl Iterator<Item = &'a str> + Clone) -> Strin
     format!("unknown field `{key}`, {expected}{}", near.unwrap_or_default())
 }
 
-/// That a value is not of the type that is wanted.
+/// Error for a value of the wrong type.
 fn wrong_type(key: &str, item: &Item<'_>, wanted: &str) -> Wrong {
     let found = item.get_ref().type_str();
     Wrong::new(item.span(), format!("{key}: invalid type: {found}, expected a {wanted}"))
@@ -152,13 +152,13 @@ fn string<'a>(key: &str, item: &'a Item<'_>) -> Result<&'a str, Wrong> {
     item.get_ref().as_str().ok_or_else(|| wrong_type(key, item, "string"))
 }
 
-/// The value of a setting: as on the command line, with TOML's own types where they fit.
+/// The value of a setting, as text of the command line or as the matching TOML type.
 fn value(entry: &Entry, key: &str, item: &Item<'_>) -> Result<Value, Wrong> {
     let text = text(&entry.value, key, item)?;
     entry.parse_as(key, &text).map_err(|what| Wrong::new(item.span(), what))
 }
 
-/// A value as the command line has it.
+/// Converts a value to its form on the command line.
 fn text(wanted: &Type, key: &str, item: &Item<'_>) -> Result<String, Wrong> {
     let plain = |item: &Item<'_>| match item.get_ref() {
         DeValue::String(text) => Some(text.to_string()),

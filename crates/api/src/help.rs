@@ -1,11 +1,11 @@
-//! What `--help` says of settings.
+//! Text of `--help` about settings.
 
 use crate::schema::port::{KINDS, Kind, LIMIT, common};
 use crate::schema::{Entry, Given, Type, driver, policy, run};
 
-/// Columns of a terminal that help is written for.
+/// Width of help text, in columns.
 const COLUMNS: usize = 100;
-/// Where the sentences of options begin.
+/// Column where the sentences of options begin.
 const SENTENCE: usize = 34;
 
 /// A setting of `run`: its sentence, its forms, and its default.
@@ -23,7 +23,7 @@ pub fn of_run(entry: &Entry) -> String {
     }
 }
 
-/// The settings that `run` takes on its command line, but for ports.
+/// The settings that `run` accepts on its command line, except ports.
 pub fn run_options() -> impl Iterator<Item = &'static Entry> {
     let plain = |entry: &&Entry| !matches!(entry.value, Type::Table(_));
     run::TABLE.iter().filter(|entry| entry.given != Given::File).filter(plain)
@@ -51,8 +51,8 @@ pub fn ports() -> String {
     let limits = common().filter_map(|option| option.name.strip_prefix(LIMIT));
     let limits = limits.collect::<Vec<_>>().join(", ");
     let what = format!(
-        "most of what its peer may make the switch spend, NAME being {limits}; bytes also as \
-         512K, 64M, 16G, 4T"
+        "limit on what its peer may make the switch spend; NAME is one of {limits}; bytes also \
+         as 512K, 64M, 16G, 4T"
     );
     line(&mut text, 6, "limit-NAME=N", &what);
     text
@@ -80,8 +80,8 @@ pub fn driver() -> String {
     for entry in driver::TABLE.iter().filter(|entry| entry.per_queue) {
         line(&mut text, 2, &format!("{}/QUEUE={}", entry.name, entry.value.form()), entry.help);
     }
-    text += "  With Xen's rings only the first three, tx-burst, policies, suppress=none, which is \
-             for them\n  alone, and offset, which is for transmitted frames.\n";
+    text += "  Xen rings support only the first three, tx-burst, policies, offset (of transmitted \
+             frames) and\n  suppress=none, which only they support.\n";
     text += &wrapped("Policies (--poll, --kick): ", 2, &policy::forms());
     text
 }
@@ -92,7 +92,7 @@ fn capital(text: &str) -> String {
     first.into_iter().chain(chars).collect()
 }
 
-/// A form and its sentence, wrapped: beside each other, or below where the form is long.
+/// Appends a form and its sentence, wrapped; the sentence goes below a long form.
 fn line(text: &mut String, indent: usize, form: &str, sentence: &str) {
     let head = format!("{:indent$}{form}", "");
     let head = if head.chars().count() + 2 > SENTENCE {
@@ -110,7 +110,7 @@ fn line(text: &mut String, indent: usize, form: &str, sentence: &str) {
     *text += "\n";
 }
 
-/// Words after `head`, in lines that begin at column `indent`.
+/// Appends words to `head`; continuation lines begin at column `indent`.
 fn wrapped(head: &str, indent: usize, words: &str) -> String {
     let (mut text, mut column) = (head.to_string(), head.chars().count());
     let mut first = true;

@@ -1,9 +1,9 @@
-//! What operators say to pvswitch: one schema of ports, options, policies and settings, and the
-//! words of the control socket.
+//! The operator interface of pvswitch: one schema of ports, options, policies and settings, and
+//! the protocol of the control socket.
 //!
 //! Each setting is one entry of a table ([`schema`]). The command line, the file, `ctl set`,
-//! `--help` and the tables of `docs/settings.md` are made from it. Values that leave this crate are
-//! valid; what they do is the program's. It uses no other crate of the workspace.
+//! `--help` and the tables of `docs/settings.md` are derived from it. This crate returns valid
+//! values only; the program applies them. It uses no other crate of the workspace.
 #![forbid(unsafe_code)]
 
 mod address;

@@ -3,7 +3,7 @@
 /// Parses a unicast MAC address, `02:00:00:00:00:01`.
 ///
 /// # Errors
-/// It is none; the error shows the form.
+/// It is not one; the error shows an example.
 pub fn mac(text: &str) -> Result<[u8; 6], String> {
     let bad = || format!("'{text}' is not a MAC address like 02:00:00:00:00:01");
     let mut mac = [0; 6];

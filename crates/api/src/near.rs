@@ -1,6 +1,6 @@
-//! What somebody may have meant.
+//! Suggestions for misspelt words.
 
-/// The candidate nearest to `word`, if one is near.
+/// The candidate nearest to `word`, if one is near enough.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let scored = candidates.into_iter().map(|c| (strsim::damerau_levenshtein(word, c), c));
     scored.min().filter(|(distance, c)| *distance <= 2.max(c.len() / 3)).map(|(_, c)| c)
@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_near() {
+    fn only_near_candidates_are_suggested() {
         let known = ["polling", "threads", "peers"];
         assert_eq!(did_you_mean("poling", known), " (did you mean 'polling'?)");
         assert_eq!(did_you_mean("xyzzy", known), "");

@@ -1,4 +1,4 @@
-//! A port as an operator writes it: `NAME=KIND:ARG[,key=value]...`, or a table of the file.
+//! Port specifications: `NAME=KIND:ARG[,key=value]...`, or a table of the file.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,23 +6,23 @@ use std::str::FromStr;
 use crate::near::did_you_mean;
 use crate::queues::{no_queue, queue_number};
 use crate::schema::port::{KINDS, KINDS_LATER, Kind};
-use crate::schema::{Entry, Value, find, not_known};
+use crate::schema::{Entry, Value, find, unknown_hint};
 
-/// Longest port name; it must fit a Linux interface name, so that tools can reuse it.
+/// Longest port name: that of a Linux interface, so that tools can use the same name.
 const NAME_MAX: usize = 15;
 
-/// One option that was given, with its value.
+/// An option that was given, with its value.
 #[derive(Clone, Debug)]
 pub struct Given {
     /// The option.
     pub entry: &'static Entry,
-    /// The queue pair that it is for; `None`: all of them.
+    /// Its queue pair; `None`: all.
     pub queue: Option<usize>,
     /// The value.
     pub value: Value,
 }
 
-/// A port: its name, what it attaches to, and its options. All of it is valid.
+/// A valid port specification.
 #[derive(Clone, Debug)]
 pub struct PortText {
     /// Unique name.
@@ -31,11 +31,11 @@ pub struct PortText {
     pub kind: Kind,
     /// The argument of its kind.
     pub arg: String,
-    /// Its options, in the order they were given; the last one of a key counts.
+    /// Its options in the order given; the last one of a key applies.
     pub options: Vec<Given>,
 }
 
-/// What is wrong with a port's specification.
+/// An invalid port specification.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("port '{spec}': {what}")]
 pub struct PortError {
@@ -80,29 +80,30 @@ fn parse(s: &str) -> Result<PortText, String> {
     Ok(port)
 }
 
-/// The kind of this name.
+/// Finds the kind of this name.
 ///
 /// # Errors
-/// There is none; the error lists those that exist.
+/// The kind does not exist; the error lists all kinds.
 pub fn kind(name: &str) -> Result<Kind, String> {
     let names = KINDS.map(|entry| entry.name);
     if let Some(entry) = KINDS.iter().find(|entry| entry.name == name) {
         return Ok(entry.kind);
     }
     if KINDS_LATER.contains(&name) {
-        return Err(format!("kind '{name}' is not in this version; it has {}", names.join(", ")));
+        let names = names.join(", ");
+        return Err(format!("kind '{name}' is not in this version: use one of {names}"));
     }
     let hint = did_you_mean(name, names);
     Err(format!("unknown kind '{name}'{hint}: use one of {}", names.join(", ")))
 }
 
-/// The option that `KEY=VALUE` or `KEY/QUEUE=VALUE` gives a port of this kind.
+/// Parses `KEY=VALUE` or `KEY/QUEUE=VALUE` as an option of this kind of port.
 ///
 /// # Errors
 /// The kind has no such option, or the value is invalid; the error says what to write.
 pub fn option(kind: Kind, key: &str, value: &str) -> Result<Given, String> {
     let Some((entry, queue)) = find(kind.options(), key) else {
-        let hint = not_known(key, kind.options());
+        let hint = unknown_hint(key, kind.options());
         let known: Vec<_> = kind.options().map(|entry| entry.name).collect();
         let (kind, known) = (kind.entry().name, known.join(", "));
         return Err(format!("unknown option '{key}' of kind {kind}{hint}; known: {known}"));
@@ -116,7 +117,7 @@ pub fn option(kind: Kind, key: &str, value: &str) -> Result<Given, String> {
 /// Checks the name of a port.
 ///
 /// # Errors
-/// What a name may be.
+/// It is invalid; the error gives the rule.
 pub fn check_name(name: &str) -> Result<(), String> {
     let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if (1..=NAME_MAX).contains(&name.len()) && name.chars().all(legal) {
@@ -126,10 +127,10 @@ pub fn check_name(name: &str) -> Result<(), String> {
 }
 
 impl PortText {
-    /// Checks the name, the argument, and that single queues that options name exist.
+    /// Checks the name, the argument, and that queues named by options exist.
     ///
     /// # Errors
-    /// What is wrong, and what to write.
+    /// One is invalid; the error says what to write.
     pub fn check(&self) -> Result<(), String> {
         check_name(&self.name)?;
         (self.kind.entry().check)(&self.arg)?;
@@ -142,7 +143,7 @@ impl PortText {
         Ok(())
     }
 
-    /// The value of an option: the last one given, or the default if that is a value.
+    /// The value of an option: the last one given, or the default if it is a value.
     fn value(&self, name: &str) -> Option<Value> {
         let given = self.options.iter().rev().find(|given| given.entry.name == name);
         given.map(|given| given.value.clone()).or_else(|| {
@@ -151,12 +152,12 @@ impl PortText {
         })
     }
 
-    /// The number that an option has, given or by default.
+    /// The number of an option, given or default.
     pub fn number(&self, name: &str) -> Option<u64> {
         self.value(name)?.number()
     }
 
-    /// The word that an option has, given or by default.
+    /// The word of an option, given or default.
     pub fn word(&self, name: &str) -> Option<&'static str> {
         self.value(name)?.word()
     }
@@ -167,7 +168,7 @@ impl PortText {
         given?.value.text().map(Into::into)
     }
 
-    /// The MAC address that an option has, if it was given.
+    /// The MAC address of an option, if it was given.
     pub fn mac(&self, name: &str) -> Option<[u8; 6]> {
         match self.value(name)? {
             Value::Mac(mac) => Some(mac),
@@ -175,7 +176,7 @@ impl PortText {
         }
     }
 
-    /// The names that an option has, if it was given.
+    /// The names of an option; empty unless given.
     pub fn names(&self, name: &str) -> Vec<&'static str> {
         match self.value(name) {
             Some(Value::Names(names)) => names,
@@ -184,7 +185,7 @@ impl PortText {
     }
 }
 
-/// Kind and argument, as messages name them.
+/// Name, kind and argument, for messages.
 impl fmt::Display for PortText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, kind, arg, .. } = self;

@@ -1,9 +1,9 @@
-//! A setting of all queue pairs of a port, and of some of them another.
+//! A setting of all queue pairs of a port, with overrides for single ones.
 
 /// Most queue pairs of any port.
 pub const QUEUES_MAX: u16 = 16;
 
-/// A value for all queues, where it is not the default, and for some of them, where it is another.
+/// A value for all queues, unless default, and overrides for single queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PerQueue<T> {
     all: Option<T>,
@@ -16,7 +16,7 @@ impl<T> Default for PerQueue<T> {
     }
 }
 
-/// The same for all queues.
+/// The same value for all queues.
 impl<T> From<T> for PerQueue<T> {
     fn from(value: T) -> Self {
         Self { all: Some(value), ..Self::default() }
@@ -24,12 +24,12 @@ impl<T> From<T> for PerQueue<T> {
 }
 
 impl<T: Copy> PerQueue<T> {
-    /// Sets the value of one queue; there are [`QUEUES_MAX`] at most.
+    /// Sets the value of one queue, below [`QUEUES_MAX`].
     pub fn set_one(&mut self, queue: usize, value: T) {
         self.one[queue] = Some(value);
     }
 
-    /// The value of all queues that have none of their own.
+    /// The value of all queues without an override.
     pub fn all(&self) -> Option<T> {
         self.all
     }
@@ -39,21 +39,21 @@ impl<T: Copy> PerQueue<T> {
         self.one.get(queue).copied().flatten().or(self.all)
     }
 
-    /// Sets what `later` sets; what that leaves open stays.
+    /// Sets the values that `later` has; others are unchanged.
     pub fn extend(&mut self, later: &Self) {
         self.all = later.all.or(self.all);
         later.ones().for_each(|(queue, value)| self.set_one(queue, value));
     }
 
-    /// The queues that have a value of their own, with it.
+    /// Overrides: queue and value.
     pub fn ones(&self) -> impl Iterator<Item = (usize, T)> + '_ {
         self.one.iter().enumerate().filter_map(|(queue, value)| Some((queue, (*value)?)))
     }
 
-    /// Refuses values of queues that do not exist, `queues` being how many do.
+    /// Rejects overrides for queues that do not exist; `queues` is the number of queues.
     ///
     /// # Errors
-    /// Which queue, and how many there are.
+    /// There is one; the error names it, and the queues that exist.
     pub fn check(&self, key: &str, queues: u16) -> Result<(), String> {
         match self.ones().find(|(queue, _)| *queue >= usize::from(queues)) {
             None => Ok(()),
@@ -62,10 +62,10 @@ impl<T: Copy> PerQueue<T> {
     }
 }
 
-/// The number of a queue pair in `WORD/QUEUE`.
+/// Parses the number of a queue pair in `WORD/QUEUE`.
 ///
 /// # Errors
-/// What to write.
+/// It is out of range; the error says what to write.
 pub fn queue_number(word: &str, queue: &str) -> Result<usize, String> {
     let number = queue.parse().ok().filter(|n| *n < usize::from(QUEUES_MAX));
     number.ok_or_else(|| {
@@ -74,11 +74,11 @@ pub fn queue_number(word: &str, queue: &str) -> Result<usize, String> {
     })
 }
 
-/// The error for option `key` of a queue that does not exist, `queues` being how many do.
+/// Error for option `key` of a nonexistent queue; `queues` is the number of queues.
 pub fn no_queue(key: &str, queue: usize, queues: u16) -> String {
     if queues == 1 {
         return format!(
-            "{key}/{queue}: there is one queue pair, number 0, unless more are asked for"
+            "{key}/{queue}: there is one queue pair, number 0, unless `queues` sets more"
         );
     }
     let last = queues - 1;
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queue_has_its_own_value_or_that_of_all() {
+    fn a_queue_has_its_override_or_the_value_of_all() {
         let mut values = PerQueue::from(1);
         values.set_one(2, 5);
         assert_eq!([0, 2, 99].map(|queue| values.of(queue)), [Some(1), Some(5), Some(1)]);

@@ -1,13 +1,13 @@
-//! What can be set, once: each setting is one [`Entry`], with its names, the values that it takes,
-//! its default, and the sentence that explains it.
+//! The schema of all settings: each is one [`Entry`], with its names, values, default, and the
+//! sentence that explains it.
 //!
-//! Everything that reads or shows settings goes through these tables: the command line
+//! All parsing and output of settings uses these tables: the command line
 //! ([`crate::Settings`]), `NAME=KIND:ARG,key=value` ([`crate::PortText`]), the TOML file
 //! ([`crate::file`]), `ctl set` ([`crate::set`]), `--help` ([`crate::help`]) and the tables of
-//! `docs/settings.md` ([`crate::docs`]). A new setting is a new line in one of them:
+//! `docs/settings.md` ([`crate::docs`]). A new setting is a new entry in one of them:
 //!
 //! * [`run::TABLE`]: the switch as a whole
-//! * [`port::TABLE`]: ports, all or some kinds of them ([`port::KINDS`])
+//! * [`port::TABLE`]: ports of all or some kinds ([`port::KINDS`])
 //! * [`driver::TABLE`]: the driver half, `--set KEY=VALUE` of `nic` and `gen`
 //! * [`policy::FORMS`]: poll and call policies
 
@@ -33,44 +33,44 @@ pub enum Given {
     File,
 }
 
-/// Whether `ctl set` changes a setting while frames pass.
+/// Whether `ctl set` changes a setting at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Live {
-    /// No.
+    /// It cannot be changed.
     No,
-    /// Yes, of what the table is about as a whole.
+    /// It can be changed for the whole switch, port or guest.
     Whole,
-    /// Yes, and of one queue, too.
+    /// It can be changed for the whole, or for one queue.
     Queue,
 }
 
 /// One setting.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// Its name: on the command line, and in the file unless `file` says otherwise.
+    /// Name on the command line.
     pub name: &'static str,
-    /// Its key in the file.
+    /// Key in the file; usually the same.
     pub file: &'static str,
     /// Where it can be given.
     pub given: Given,
-    /// Kinds of port that take it; empty: all of them.
+    /// Kinds of port that accept it; empty: all kinds.
     pub kinds: &'static [Kind],
-    /// The values it takes.
+    /// Values it accepts.
     pub value: Type,
-    /// What applies unless it is given: a value, or words.
+    /// Default: a value, or a description of one.
     pub default: &'static str,
-    /// Whether `NAME/QUEUE` gives one queue pair a value of its own.
+    /// Whether `NAME/QUEUE` sets the value of one queue pair.
     pub per_queue: bool,
     /// Whether it can be changed at run time.
     pub live: Live,
     /// One sentence that says what it does, without a full stop.
     pub help: &'static str,
-    /// What only `docs/settings.md` says, in Markdown, after `help`.
+    /// Markdown that follows `help` in `docs/settings.md` only.
     pub more: &'static str,
 }
 
 impl Entry {
-    /// A setting of all kinds that can be given anywhere, and not changed at run time.
+    /// A setting of all kinds of port, given anywhere, not changed at run time.
     pub const fn new(
         name: &'static str,
         value: Type,
@@ -91,45 +91,45 @@ impl Entry {
         }
     }
 
-    /// With another key in the file.
+    /// Sets another key for the file.
     pub const fn file(self, file: &'static str) -> Self {
         Self { file, ..self }
     }
 
-    /// Given only there.
+    /// Restricts where it can be given.
     pub const fn given(self, given: Given) -> Self {
         Self { given, ..self }
     }
 
-    /// Of these kinds of port alone.
+    /// Restricts it to these kinds of port.
     pub const fn of(self, kinds: &'static [Kind]) -> Self {
         Self { kinds, ..self }
     }
 
-    /// Of single queue pairs, too.
+    /// Accepts values for single queue pairs, too.
     pub const fn per_queue(self) -> Self {
         Self { per_queue: true, ..self }
     }
 
-    /// Changeable at run time.
+    /// Makes it changeable at run time.
     pub const fn live(self, live: Live) -> Self {
         Self { live, ..self }
     }
 
-    /// With more in the docs.
+    /// Adds Markdown for the docs.
     pub const fn more(self, more: &'static str) -> Self {
         Self { more, ..self }
     }
 
-    /// The value that `text` stands for.
+    /// Parses a value.
     ///
     /// # Errors
-    /// The text is no such value; the error names the setting and says what is.
+    /// The text is invalid; the error names the setting and the valid values.
     pub fn parse(&self, text: &str) -> Result<Value, String> {
         self.parse_as(self.name, text)
     }
 
-    /// The same, of a setting that messages name `key`: `poll/1`.
+    /// Parses a value; messages call the setting `key`, for example `poll/1`.
     ///
     /// # Errors
     /// As [`parse`](Self::parse).
@@ -146,8 +146,8 @@ impl Entry {
     }
 }
 
-/// The entry that `KEY` or `KEY/QUEUE` is of, and the text of QUEUE. Entries that are not of single
-/// queues have no `KEY/QUEUE`.
+/// Finds the entry of `KEY` or `KEY/QUEUE`; returns it with the text of QUEUE. Only entries with
+/// `per_queue` match `KEY/QUEUE`.
 pub(crate) fn find<'a, 'k>(
     mut table: impl Iterator<Item = &'a Entry>,
     key: &'k str,
@@ -157,13 +157,13 @@ pub(crate) fn find<'a, 'k>(
     Some((entry, queue))
 }
 
-/// What to add to the message that `key` is none of `known`.
-pub(crate) fn not_known<'a>(key: &str, known: impl Iterator<Item = &'a Entry>) -> String {
+/// Hint for the message that `key` is unknown: the nearest of `known`.
+pub(crate) fn unknown_hint<'a>(key: &str, known: impl Iterator<Item = &'a Entry>) -> String {
     let known: Vec<_> = known.collect();
     let of_queues = match key.split_once('/') {
         Some((word, _)) if known.iter().any(|entry| entry.name == word) => {
             let single: Vec<_> = known.iter().filter(|e| e.per_queue).map(|e| e.name).collect();
-            format!("; only {} are of single queues", single.join(" and "))
+            format!("; only {} can be set for single queues", single.join(" and "))
         }
         _ => String::new(),
     };
@@ -179,14 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_values_or_words_that_no_one_takes_for_one() {
+    fn defaults_are_valid_values_or_descriptions() {
         for entry in tables() {
             let number = entry.default.parse::<u64>().is_ok();
             let is_value = entry.default_value().is_some();
             assert!(!number || is_value, "{}: {} is out of range", entry.name, entry.default);
             if let Type::Choice(choices) = entry.value {
                 assert_eq!(choices[0].word, choices[0].form(), "{}", entry.name);
-                assert!(is_value, "{}: {} is none of its words", entry.name, entry.default);
+                assert!(is_value, "{}: {} is not one of its words", entry.name, entry.default);
             }
         }
     }
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn no_kind_of_port_has_two_options_of_one_name() {
+    fn option_names_are_unique_per_kind_of_port() {
         for kind in port::KINDS {
             let names: Vec<_> = kind.kind.options().flat_map(|e| [e.name, e.file]).collect();
             for entry in kind.kind.options() {

@@ -1,18 +1,18 @@
-//! What `ctl set` changes: `KEY=VALUE...` of the switch, of a port, of one of its queues, or of a
-//! guest (`nic`, `gen`).
+//! Changes by `ctl set`: `KEY=VALUE...` of the switch, a port, one of its queues, or a guest
+//! (`nic`, `gen`).
 
 use crate::near::did_you_mean;
 use crate::schema::port::Kind;
 use crate::schema::{Entry, Live, Value, driver, port, run};
 
-/// What is changed.
+/// Target of a change.
 #[derive(Clone, Copy, Debug)]
 pub enum Target<'a> {
     /// All ports of the switch, and the switch itself.
     Switch,
-    /// A port of this name and kind.
+    /// A port: name and kind.
     Port(&'a str, Kind),
-    /// One queue of it.
+    /// One queue of a port: the port's name and kind.
     Queue(&'a str, Kind),
     /// The driver half, or one queue pair of it.
     Driver,
@@ -36,16 +36,16 @@ impl Target<'_> {
         }
     }
 
-    /// What can be changed of it, or of the port that a queue is of.
+    /// Settings that can be changed, of this target or of its port.
     fn known(self) -> Vec<&'static Entry> {
         self.table().into_iter().filter(|entry| entry.live != Live::No).collect()
     }
 }
 
-/// The changes that `KEY=VALUE` each ask for.
+/// Parses a list of `KEY=VALUE`.
 ///
 /// # Errors
-/// The first that cannot be made: what is wrong, and what to say.
+/// One is invalid; the error, of the first, says what to write.
 pub fn changes(target: Target<'_>, settings: &[String]) -> Result<Vec<Change>, String> {
     settings.iter().map(|setting| change(target, setting)).collect()
 }
@@ -57,7 +57,9 @@ fn change(target: Target<'_>, setting: &str) -> Result<Change, String> {
         return Err(unknown(target, key, value, &known));
     };
     if let (Target::Queue(port, _), Live::Whole) = (target, entry.live) {
-        return Err(format!("{key} is of a port, not of one queue: say: set {port} {key}=N"));
+        return Err(format!(
+            "{key} is a setting of the port, not of a queue: use set {port} {key}=N"
+        ));
     }
     Ok(Change { entry, value: entry.parse(value)? })
 }
@@ -72,14 +74,14 @@ fn unknown(target: Target<'_>, key: &str, value: &str, known: &[&'static Entry])
             Target::Switch => "PORT/".into(),
             Target::Driver => String::new(),
         };
-        return format!("'{key}': for one queue say: set {of}{queue} {word}={value}");
+        return format!("'{key}': for one queue use set {of}{queue} {word}={value}");
     }
     let hint = did_you_mean(key, known.iter().map(|entry| entry.name));
     let known: Vec<_> = known.iter().map(|entry| entry.name).collect();
     format!("unknown setting '{key}'{hint}; known here: {}", known.join(", "))
 }
 
-/// What can be changed, for `--help`.
+/// Changeable settings, for `--help`.
 pub fn help() -> String {
     let names = |entries: Vec<&'static Entry>| {
         let names = entries.iter().map(|entry| entry.name);
@@ -91,8 +93,8 @@ pub fn help() -> String {
     let limits = of_port.iter().any(|entry| entry.name.starts_with(port::LIMIT));
     let limits = if limits { ", and without QUEUE limit-NAME" } else { "" };
     format!(
-        "Change settings: [PORT[/QUEUE]] KEY=VALUE...; PORT: {}{limits}; none: {} of every port or \
-         of the switch. Of a guest (nic, gen): [QUEUE] KEY=VALUE...: {}",
+        "Change settings: [PORT[/QUEUE]] KEY=VALUE...; with PORT: {}{limits}; without: {} of every \
+         port or of the switch. For a guest (nic, gen): [QUEUE] KEY=VALUE...: {}",
         names(of_port),
         names(Target::Switch.known()),
         names(Target::Driver.known()),

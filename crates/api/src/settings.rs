@@ -1,33 +1,33 @@
-//! Settings of the switch as a whole, from the command line, the file, and defaults.
+//! Settings of the whole switch, from the command line, the file, and defaults.
 
 use std::time::Duration;
 
 use crate::Address;
 use crate::schema::{Entry, Value, run};
 
-/// Values of some of the settings of [`run::TABLE`]. All of them are valid.
+/// Valid values of settings of [`run::TABLE`].
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     given: Vec<(&'static Entry, Value)>,
 }
 
 impl Settings {
-    /// Sets one; it replaces what was set before.
+    /// Sets a value; it replaces an earlier one.
     pub fn set(&mut self, entry: &'static Entry, value: Value) {
         self.given.retain(|(known, _)| known.name != entry.name);
         self.given.push((entry, value));
     }
 
-    /// These where they are given, and otherwise `below`.
-    pub fn over(self, below: Self) -> Self {
-        let mut all = below;
+    /// These values, and for settings without one those of `fallback`.
+    pub fn or(self, fallback: Self) -> Self {
+        let mut all = fallback;
         for (entry, value) in self.given {
             all.set(entry, value);
         }
         all
     }
 
-    /// A value: given, or the default if that is one.
+    /// A value: given, or the default if it is a value.
     fn value(&self, name: &str) -> Option<Value> {
         let given = self.given.iter().find(|(entry, _)| entry.name == name);
         given.map(|(_, value)| value.clone()).or_else(|| {
@@ -36,17 +36,17 @@ impl Settings {
         })
     }
 
-    /// A number, given or by default.
+    /// A number, given or default.
     pub fn number(&self, name: &str) -> Option<u64> {
         self.value(name)?.number()
     }
 
-    /// A word out of several, given or by default.
+    /// The word of a choice, given or default.
     pub fn word(&self, name: &str) -> Option<&'static str> {
         self.value(name)?.word()
     }
 
-    /// The text of a policy, given or by default.
+    /// The text of a policy, given or default.
     pub fn policy(&self, name: &str) -> Option<String> {
         self.value(name)?.text().map(Into::into)
     }
@@ -57,7 +57,7 @@ impl Settings {
         value.text()
     }
 
-    /// Numbers of CPUs; none unless given.
+    /// Numbers of CPUs; empty unless given.
     pub fn cpus(&self, name: &str) -> Vec<usize> {
         match self.value(name) {
             Some(Value::Cpus(cpus)) => cpus,

@@ -1,4 +1,4 @@
-//! Where a guest of our own connects, and the connection.
+//! Connection of our own guest: target, options, and the link itself.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -21,27 +21,27 @@ use crate::ring::{Buffers, FRAME_MAX, HDR_LEN, Ring};
 use crate::settings::{Setting, Settings, Suppress};
 use crate::xen::{self, XenError, XenLink};
 
-/// Size of a transmit buffer: a 64 KiB GSO frame with its headers, on a page of its own.
+/// Size of a transmit buffer: a 64 KiB GSO frame with its headers, page aligned.
 const TX_BUFFER: u64 = 17 * 4096;
 /// Size of a receive buffer; longer frames take several (MRG_RXBUF).
 pub(super) const RX_BUFFER: u64 = 4096;
-/// Size of both where there are many guests and little traffic.
+/// Size of both for many guests with little traffic.
 const SMALL_BUFFER: u64 = 2048;
-/// Time between two looks whether the other end is there.
+/// Time between two attempts while the other end is absent.
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 /// Longest wait for the back-end to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What `--connect` can say.
+/// Syntax of `--connect`, for messages.
 const FORMS: &str = "vhost-user:SOCKET[,mode=client|server], or xen-local:DIR or xen:DEVID, both \
                      with [,split=on|off][,smart-poll=on|off][,static=on|off][,hash=on|off]\
                      [,multicast=MAC+MAC...]";
-/// Least and most buffers of a ring of Xen's: it has 256 slots, and a longest frame takes 18.
+/// Minimum and maximum buffers of a Xen ring: it has 256 slots, and the longest frame takes 18.
 const XEN_SIZES: RangeInclusive<u16> = 20..=256;
-/// The poll policy with smart poll, unless another is asked for.
+/// The poll policy with smart poll, unless another is requested.
 const SMART_POLL: Policy = Policy::Timer { hz: 1000 };
 
-/// Where to connect and how, as an operator writes it.
+/// Target and options of a connection, in the operator's syntax.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
     /// `KIND:ARG[,key=value]...`
@@ -58,13 +58,13 @@ pub struct ConnectOptions {
     pub poll: Option<Policy>,
     /// When the switch is notified of transmitted frames.
     pub kick: Policy,
-    /// Driver settings; the last one of a key counts.
+    /// Driver settings; the last one of a key applies.
     pub set: Vec<Setting>,
-    /// What sleeping costs on this machine; called when a queue pair follows `adaptive`.
+    /// Measures the costs of sleeping on this machine; called if a queue pair uses `adaptive`.
     pub costs: fn() -> Costs,
 }
 
-/// Where to connect, and how.
+/// Target and options of a connection, checked.
 #[derive(Clone, Debug)]
 pub struct Connect {
     /// Where.
@@ -73,17 +73,17 @@ pub struct Connect {
     pub queues: u16,
     /// Ring size.
     pub queue_size: u16,
-    /// Features to take if offered.
+    /// Features to accept if offered.
     pub features: u64,
-    /// How the driver half works.
+    /// Settings of the driver half.
     pub settings: Settings,
     /// Size of a virtio ring's buffers: (transmit, receive).
     buffers: (u64, u64),
     /// Longest frame that will be sent.
     frame_max: u32,
-    /// The poll policy in place of smart poll's, if that is not agreed on.
+    /// The poll policy if smart poll is not negotiated.
     poll_plain: Policy,
-    /// What sleeping costs here.
+    /// Measures the costs of sleeping.
     pub(crate) costs: fn() -> Costs,
 }
 
@@ -94,7 +94,7 @@ pub enum Target {
     VhostUser {
         /// Its path.
         socket: PathBuf,
-        /// Whether we listen, and the switch connects.
+        /// Whether the guest listens and the switch connects.
         listens: bool,
     },
     /// A vif.
@@ -102,7 +102,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// The path of its socket or directory, if it has one.
+    /// Path of its socket or directory, if any.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::VhostUser { socket, .. } => Some(socket),
@@ -113,7 +113,7 @@ impl Target {
         }
     }
 
-    /// The same elsewhere.
+    /// The same with another path.
     fn at(&self, path: PathBuf) -> Self {
         match self {
             Self::VhostUser { listens, .. } => Self::VhostUser { socket: path, listens: *listens },
@@ -124,7 +124,7 @@ impl Target {
     }
 }
 
-/// As messages name it.
+/// For messages.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -135,12 +135,12 @@ impl fmt::Display for Target {
 }
 
 impl Connect {
-    /// The same elsewhere.
+    /// The same with another path.
     pub fn at(&self, path: PathBuf) -> Self {
         Self { target: self.target.at(path), ..self.clone() }
     }
 
-    /// With small buffers, for a process that is many guests.
+    /// Uses small buffers, for a process with many guests.
     pub fn small(self) -> Self {
         let frame_max = SMALL_BUFFER as u32 - HDR_LEN as u32;
         Self { buffers: (SMALL_BUFFER, SMALL_BUFFER), frame_max, ..self }
@@ -151,8 +151,8 @@ impl Connect {
         matches!(self.target, Target::VhostUser { .. })
     }
 
-    /// For a sender of frames of at most `len` bytes: more of them fit a ring where each page of a
-    /// buffer takes a slot of its own.
+    /// Sizes buffers for frames of at most `len` bytes: more fit a ring where each page of a buffer
+    /// takes a slot.
     pub fn frames_up_to(self, len: u32) -> Self {
         Self { frame_max: len, ..self }
     }
@@ -163,15 +163,15 @@ impl TryFrom<&ConnectOptions> for Connect {
 
     fn try_from(args: &ConnectOptions) -> Result<Self, String> {
         let (kind, rest) = args.connect.split_once(':').unwrap_or((&args.connect, ""));
-        let says = |error: String| format!("--connect {}: {error}", args.connect);
+        let named = |error: String| format!("--connect {}: {error}", args.connect);
         let target = match kind {
-            "vhost-user" => vhost_user_target(rest).map_err(says)?,
-            "xen-local" => Target::Xen(xen::Target::parse(rest, false).map_err(says)?),
-            "xen" => Target::Xen(xen::Target::parse(rest, true).map_err(says)?),
+            "vhost-user" => vhost_user_target(rest).map_err(named)?,
+            "xen-local" => Target::Xen(xen::Target::parse(rest, false).map_err(named)?),
+            "xen" => Target::Xen(xen::Target::parse(rest, true).map_err(named)?),
             _ => {
                 let hint = did_you_mean(kind, ["vhost-user", "xen-local", "xen"]);
                 let what = format!("unknown kind '{kind}'{hint}; use {FORMS}");
-                return Err(says(what));
+                return Err(named(what));
             }
         };
         let poll_plain = args.poll.unwrap_or(Policy::ADAPTIVE);
@@ -232,20 +232,20 @@ fn check_virtio(args: &ConnectOptions, settings: &Settings) -> Result<(), String
         return Err(format!("--queue-size {size}: use 1 to 32768, a power of two unless --packed"));
     }
     if settings.suppress == Suppress::None {
-        return Err("--set suppress=none is for Xen's rings; virtqueues have suppress=flags".into());
+        return Err("--set suppress=none is for Xen rings; virtqueues have suppress=flags".into());
     }
     if settings.apart && size < 2 {
-        return Err("--queue-size 1: header=apart takes 2 descriptors for a frame".into());
+        return Err("--queue-size 1: header=apart needs 2 descriptors per frame".into());
     }
     Ok(())
 }
 
-/// What is a virtqueue's alone is refused: a measurement must not name what did not happen.
+/// Rejects settings that only virtqueues have: a measurement must not list unused settings.
 fn check_xen(args: &ConnectOptions, settings: &Settings) -> Result<(), String> {
     let size = args.queue_size;
     if !XEN_SIZES.contains(&size) {
         let (least, most) = (XEN_SIZES.start(), XEN_SIZES.end());
-        return Err(format!("--queue-size {size}: use {least} to {most} with Xen's rings"));
+        return Err(format!("--queue-size {size}: use {least} to {most} with Xen rings"));
     }
     for (what, set) in [
         ("--packed", args.packed),
@@ -256,7 +256,7 @@ fn check_xen(args: &ConnectOptions, settings: &Settings) -> Result<(), String> {
         ("--set checks=off", !settings.checks),
     ] {
         if set {
-            return Err(format!("{what}: Xen's rings have no such thing; leave it out"));
+            return Err(format!("{what}: not supported by Xen rings; leave it out"));
         }
     }
     Ok(())
@@ -274,7 +274,7 @@ impl Link {
     /// Whether the switch has gone.
     pub fn is_gone(&mut self) -> bool {
         match self {
-            // It sends nothing unasked.
+            // The back-end sends no unsolicited messages.
             Self::VhostUser(frontend) => {
                 os::wait_readable(frontend.as_fd(), Duration::ZERO).unwrap_or(true)
             }
@@ -282,7 +282,7 @@ impl Link {
         }
     }
 
-    /// Whether there is a carrier; a virtqueue without a switch is no link at all.
+    /// Whether there is a carrier; a vhost-user link always has one while it is connected.
     pub fn carrier(&self) -> bool {
         match self {
             Self::VhostUser(_) => true,
@@ -290,7 +290,7 @@ impl Link {
         }
     }
 
-    /// The MTU that is set for it, if one is.
+    /// The MTU set for it, if any.
     pub fn mtu(&self) -> Option<u16> {
         match self {
             Self::VhostUser(_) => None,
@@ -298,15 +298,15 @@ impl Link {
         }
     }
 
-    /// What the switch does in place of who sends.
-    pub fn takes(&self) -> Offloads {
+    /// Offloads that the switch does for frames from this guest.
+    pub fn tx_offloads(&self) -> Offloads {
         match self {
             Self::VhostUser(frontend) => vhost_user::net::sends(frontend.features()),
             Self::Xen(link) => link.agreed().map(Agreed::takes).unwrap_or_default(),
         }
     }
 
-    /// Whether smart poll was agreed on.
+    /// Whether smart poll was negotiated.
     pub fn has_smart_poll(&self) -> bool {
         match self {
             Self::VhostUser(_) => false,
@@ -314,7 +314,7 @@ impl Link {
         }
     }
 
-    /// The names of what was agreed on.
+    /// Names of the negotiated features.
     pub fn features(&self) -> Vec<&'static str> {
         match self {
             Self::VhostUser(frontend) => feature::names(frontend.features()),
@@ -322,7 +322,7 @@ impl Link {
         }
     }
 
-    /// Pages that the switch keeps mapped, and requests for that which it refused.
+    /// Pages that the switch keeps mapped, and number of refused requests.
     pub fn static_grants(&self) -> (usize, u64) {
         match self {
             Self::VhostUser(_) => (0, 0),
@@ -331,7 +331,7 @@ impl Link {
     }
 }
 
-/// Readable when [`Link::is_gone`] is to be asked.
+/// Readable when [`Link::is_gone`] must be called.
 impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
@@ -341,53 +341,55 @@ impl AsFd for Link {
     }
 }
 
-/// Why there is no connection.
+/// Failure to connect.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// No socket.
+    /// The socket cannot be used.
     #[error("{}{}", .0, vhost_user::advice(.0))]
     Socket(#[from] SocketError),
-    /// No agreement.
+    /// The vhost-user handshake failed.
     #[error(transparent)]
     Frontend(#[from] FrontendError),
-    /// No vif.
+    /// The vif cannot be used.
     #[error(transparent)]
     Xen(#[from] XenError),
 }
 
 impl ConnectError {
-    /// Whether the other end is just not there yet.
-    fn is_absence(&self) -> bool {
+    /// Whether the other end is only absent.
+    fn is_peer_absent(&self) -> bool {
         match self {
             Self::Socket(error) => {
                 matches!(error, SocketError::NobodyListens(_) | SocketError::NobodyConnects(_))
             }
             Self::Frontend(_) => false,
-            Self::Xen(error) => error.is_absence(),
+            Self::Xen(error) => error.is_peer_absent(),
         }
     }
 }
 
-/// What an attempt made that the next one goes on with.
-enum Kept {
+/// Resources of an attempt that the next one reuses.
+enum Retained {
     Listener(os::Listener),
     Vif(Box<XenLink>),
 }
 
-/// Connects, waiting for the other end if it is not there yet and `wait` says so. Anything else
-/// that stands in the way is told at once.
+/// Connects; waits for an absent other end while `wait` returns true.
+///
+/// # Errors
+/// The other end is absent and `wait` ended or is `None`, or any other failure, at once.
 pub fn connect(to: &Connect, wait: Option<&dyn Fn() -> bool>) -> Result<Guest, ConnectError> {
     let mut kept = None;
-    let mut told = false;
+    let mut logged = false;
     loop {
         let error = match try_once(to, &mut kept) {
             Ok(guest) => return Ok(guest),
             Err(error) => error,
         };
-        if !error.is_absence() || !wait.is_some_and(|go_on| go_on()) {
+        if !error.is_peer_absent() || !wait.is_some_and(|go_on| go_on()) {
             return Err(error);
         }
-        if !std::mem::replace(&mut told, true) {
+        if !std::mem::replace(&mut logged, true) {
             tracing::info!("waiting for the switch at {}: {error}", to.target);
         }
         if kept.is_none() {
@@ -397,18 +399,18 @@ pub fn connect(to: &Connect, wait: Option<&dyn Fn() -> bool>) -> Result<Guest, C
 }
 
 /// One attempt.
-fn try_once(to: &Connect, kept: &mut Option<Kept>) -> Result<Guest, ConnectError> {
+fn try_once(to: &Connect, kept: &mut Option<Retained>) -> Result<Guest, ConnectError> {
     let stream = match &to.target {
         Target::VhostUser { socket, listens: false } => {
             os::connect(socket, Carries::Stream)?.into()
         }
         Target::VhostUser { socket, listens: true } => {
             let listener = match kept.take() {
-                Some(Kept::Listener(listener)) => listener,
+                Some(Retained::Listener(listener)) => listener,
                 _ => os::Listener::bind(socket, Carries::Stream)?,
             };
             let accepted = listener.accept_within(RETRY_EVERY);
-            *kept = Some(Kept::Listener(listener));
+            *kept = Some(Retained::Listener(listener));
             accepted?.into()
         }
         Target::Xen(target) => return Ok(xen(target, to, kept)?),
@@ -416,10 +418,10 @@ fn try_once(to: &Connect, kept: &mut Option<Kept>) -> Result<Guest, ConnectError
     Ok(vhost_user(stream, to)?)
 }
 
-fn xen(target: &xen::Target, to: &Connect, kept: &mut Option<Kept>) -> Result<Guest, XenError> {
+fn xen(target: &xen::Target, to: &Connect, kept: &mut Option<Retained>) -> Result<Guest, XenError> {
     let sizes = xen::sizes(to.queue_size, to.frame_max, &to.settings);
     let mut link = match kept.take() {
-        Some(Kept::Vif(link)) => link,
+        Some(Retained::Vif(link)) => link,
         _ => Box::new(XenLink::begin(target, to.queues, sizes)?),
     };
     match link.within(RETRY_EVERY) {
@@ -430,12 +432,12 @@ fn xen(target: &xen::Target, to: &Connect, kept: &mut Option<Kept>) -> Result<Gu
             let poll = if smart { to.settings.poll } else { to.poll_plain };
             let settings = Settings { poll, ..to.settings };
             let mut guest = Guest::new(Link::Xen(link), rings, &settings, to.costs);
-            guest.tell_groups()?;
+            guest.send_groups()?;
             Ok(guest)
         }
         Err(error) => {
-            if error.is_absence() {
-                *kept = Some(Kept::Vif(link));
+            if error.is_peer_absent() {
+                *kept = Some(Retained::Vif(link));
             }
             Err(error)
         }

@@ -1,7 +1,7 @@
-//! The control socket of a guest of ours: counters told and policies changed while frames pass.
+//! The control socket of our own guest: returns counters and changes policies at run time.
 //!
 //! The guest's own thread serves it, between two rounds, when nothing is armed: a policy never
-//! changes under a sleeper, and there is nothing to lock. Without `--control` none of it exists.
+//! changes during a sleep, and no lock is needed. Without `--control` there is no socket.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::PerQueue;
-use api::control::{GARBAGE, Heard, REQUEST_MAX, Request, answered, failure, hear, write};
+use api::control::{MALFORMED, REQUEST_MAX, Received, Request, failure, receive, reply, write};
 use api::set::{Change, Target, changes};
 use os::{Carries, Listener};
 use rustix::event::{Timespec, epoll};
@@ -24,42 +24,42 @@ use crate::guest::{Guest, now_ns};
 use crate::report::Report;
 use crate::settings::policy;
 
-/// Most clients at a time; others wait.
+/// Most clients at once; others wait.
 const CLIENTS_MAX: usize = 16;
-/// Longest time that a client of a guest that never sleeps waits, in ns.
-const LOOK_NS: u64 = 10_000_000;
-/// How long a listener that could not accept has a rest, in ns.
-const REST_NS: u64 = 1_000_000_000;
+/// Interval at which a guest that never sleeps serves clients, in ns.
+const SERVE_EVERY_NS: u64 = 10_000_000;
+/// Back-off after a failed accept, in ns.
+const BACK_OFF_NS: u64 = 1_000_000_000;
 /// Token of the listener.
 const LISTENER: u64 = 0;
 
-/// A guest's control socket. Readable when somebody asks.
+/// A guest's control socket. Readable when a client needs service.
 pub struct Control {
     epoll: OwnedFd,
     server: RefCell<Server>,
 }
 
 struct Server {
-    /// Whose it is: `nic` or `gen`.
+    /// The command that owns it: `nic` or `gen`.
     who: &'static str,
     queues: u16,
     started_ns: u64,
     listener: Listener,
-    /// Whether the listener is watched.
+    /// Whether the listener is in the epoll set.
     listens: bool,
-    /// When a listener that has a rest is watched again.
+    /// End of the listener's back-off.
     listens_at: u64,
-    /// When clients are looked at again though no sleep was ended by them.
-    looks_at: u64,
+    /// When clients are served next, even if none ended a sleep.
+    serves_at: u64,
     clients: HashMap<u64, BufReader<UnixStream>>,
     next_token: u64,
-    /// What was changed so far: a guest that connects again follows it.
+    /// Policies changed so far; they are applied after a reconnect.
     poll: PerQueue<Policy>,
     kick: PerQueue<Policy>,
 }
 
 impl Control {
-    /// Listens at `path`, if there is one, for a guest with so many queue pairs.
+    /// Listens at `path`, if given, for a guest with this number of queue pairs.
     pub fn listen(
         path: Option<&Path>,
         who: &'static str,
@@ -74,7 +74,7 @@ impl Control {
             listener,
             listens: false,
             listens_at: 0,
-            looks_at: 0,
+            serves_at: 0,
             clients: HashMap::new(),
             next_token: LISTENER + 1,
             poll: PerQueue::default(),
@@ -86,18 +86,18 @@ impl Control {
         Ok(Some(control))
     }
 
-    /// Between two rounds: answers who asks; `asked`: somebody does, as a sleep found.
-    pub fn serve(&self, now: u64, asked: bool, mut guest: Option<&mut Guest>) {
+    /// Serves clients, between two rounds; `ready`: the last sleep found the socket readable.
+    pub fn serve(&self, now: u64, ready: bool, mut guest: Option<&mut Guest>) {
         let mut server = self.server.borrow_mut();
-        if !asked && now < server.looks_at {
+        if !ready && now < server.serves_at {
             return;
         }
-        server.looks_at = now + LOOK_NS;
+        server.serves_at = now + SERVE_EVERY_NS;
         server.listen(&self.epoll, now);
         let mut events = Vec::with_capacity(CLIENTS_MAX + 1);
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let buffer = rustix::buffer::spare_capacity(&mut events);
-        // Interrupted: the next look finds the same.
+        // If interrupted, the next call finds the same events.
         let _ = epoll::wait(&self.epoll, buffer, Some(&at_once));
         for event in &events {
             let event: &epoll::Event = event;
@@ -108,14 +108,14 @@ impl Control {
         }
     }
 
-    /// Has a guest that was connected follow what was changed before.
+    /// Applies earlier policy changes to a newly connected guest.
     pub fn apply(&self, guest: &mut Guest) {
         let server = self.server.borrow();
         for (queue, poll) in each(&server.poll) {
-            guest.follow(queue, Some(poll), None);
+            guest.set_policies(queue, Some(poll), None);
         }
         for (queue, kick) in each(&server.kick) {
-            guest.follow(queue, None, Some(kick));
+            guest.set_policies(queue, None, Some(kick));
         }
     }
 }
@@ -133,7 +133,7 @@ fn each(policies: &PerQueue<Policy>) -> impl Iterator<Item = (Option<usize>, Pol
 }
 
 impl Server {
-    /// Watches the listener, or not, as there is room for clients.
+    /// Adds the listener to the epoll set while there is room for clients, else removes it.
     fn listen(&mut self, epoll: &OwnedFd, now: u64) {
         let wants = self.clients.len() < CLIENTS_MAX && now >= self.listens_at;
         if wants != self.listens {
@@ -152,7 +152,7 @@ impl Server {
             Ok(None) => return,
             Err(error) => {
                 tracing::warn!("{error}");
-                self.listens_at = now + REST_NS;
+                self.listens_at = now + BACK_OFF_NS;
                 return self.listen(epoll, now);
             }
         };
@@ -165,21 +165,21 @@ impl Server {
         }
     }
 
-    /// Answers a client. One that does not take its answer is cut off: frames do not wait for it.
+    /// Serves a client. One that does not read its reply is disconnected: frames must not wait.
     fn serve(&mut self, token: u64, mut guest: Option<&mut Guest>) {
         let Some(mut client) = self.clients.remove(&token) else { return };
         loop {
-            let (answer, goes_on) = match hear(&mut client) {
-                Heard::Request(request) => {
-                    (answered(self.respond(&request, guest.as_deref_mut())), true)
+            let (answer, continues) = match receive(&mut client) {
+                Received::Request(request) => {
+                    (reply(self.respond(&request, guest.as_deref_mut())), true)
                 }
-                Heard::Unknown(why) => (failure(&why), true),
-                Heard::Garbage => (failure(GARBAGE), false),
-                Heard::Nothing => break,
-                Heard::End => return,
+                Received::Unknown(why) => (failure(&why), true),
+                Received::Malformed => (failure(MALFORMED), false),
+                Received::Nothing => break,
+                Received::Closed => return,
             };
-            if write(client.get_ref(), &answer).is_err() || !goes_on {
-                // It leaves the epoll set with its last descriptor.
+            if write(client.get_ref(), &answer).is_err() || !continues {
+                // Closing the descriptor removes it from the epoll set.
                 return;
             }
             if client.buffer().is_empty() {
@@ -215,7 +215,7 @@ impl Server {
         value
     }
 
-    /// Changes policies; all of them or, if one is wrong, none.
+    /// Changes policies: all of them, or none if one is invalid.
     fn set(
         &mut self,
         target: Option<&str>,
@@ -244,7 +244,7 @@ impl Server {
             }
         }
         if let Some(guest) = guest {
-            guest.follow(queue, poll, kick);
+            guest.set_policies(queue, poll, kick);
         }
         Ok(json!({}))
     }

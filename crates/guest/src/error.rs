@@ -1,4 +1,4 @@
-//! Why a NIC or a generator ended.
+//! Errors of a NIC or a generator.
 
 use os::SocketError;
 use uplink::TapError;
@@ -6,10 +6,10 @@ use uplink::TapError;
 use crate::connect::ConnectError;
 use crate::ring::Malformed;
 
-/// Why a NIC or a generator did not start, or ended before its time.
+/// Failure of a NIC or a generator, at start or later.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Options that contradict each other, or that this machine or switch cannot follow.
+    /// Options contradict each other, or are not possible on this machine or switch.
     #[error("{0}")]
     Usage(String),
     /// There is no connection to the switch.

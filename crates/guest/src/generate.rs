@@ -1,10 +1,10 @@
-//! Traffic as a guest would make it, from the driver half.
+//! The traffic generator: a guest that sends, receives, echoes or measures frames.
 //!
-//! Frames are UDP over IPv4 with 18 bytes of our own at the start of the payload: a mark, the
-//! sequence number and the time of sending, so that a sink tells loss, order and latency. The time
-//! is the machine's monotonic clock, the same for all processes.
+//! Frames are UDP over IPv4 with an 18-byte stamp at the start of the payload: a mark, the sequence
+//! number and the time of sending, from which a sink computes loss, order and latency. The time is
+//! the machine's monotonic clock, the same for all processes.
 //!
-//! With several queues each flow has its own, and one thread serves all of them.
+//! With several queues each flow stays on one queue; one thread serves all queues.
 
 mod frame;
 mod idle;
@@ -28,7 +28,7 @@ use self::replay::Replay;
 use crate::connect::{Connect, connect};
 use crate::control::Control;
 use crate::error::Error;
-use crate::guest::{Also, Guest, Pair, cpu_time, now_ns};
+use crate::guest::{Guest, Pair, WaitFor, cpu_time, now_ns};
 use crate::report::Report;
 use crate::ring::{HDR_LEN, Malformed};
 use crate::tx::Tx;
@@ -37,111 +37,111 @@ pub use self::frame::{Aside, Size, parse_also};
 pub use self::idle::{Idle, raise_limit, run as run_idle, targets};
 pub use self::pace::{Burst, OnOff, parse_rate};
 
-/// Longest wait, at the end, for the switch to take the last frames.
+/// Longest wait at the end until the switch has taken the last frames.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// Frames handled at once.
 const BATCH: usize = 64;
-/// An answer that does not come in this time was lost, in ns.
+/// Time after which an answer counts as lost, in ns.
 const ANSWER_MAX_NS: u64 = 100_000_000;
-/// Longest sleep, in ns: a signal that comes just before one does not end it.
-const LOOK_AROUND_NS: u64 = 100_000_000;
-/// Least and most time before a frame is due in which a sender spins, in ns.
+/// Longest sleep, in ns: a signal just before a sleep does not end it.
+const SLEEP_MAX_NS: u64 = 100_000_000;
+/// Minimum and maximum time for which a sender spins before a frame is due, in ns.
 const SPIN_NS: (u64, u64) = (50_000, 2_000_000);
 
-/// What was seen.
+/// Totals of a run.
 #[derive(Default)]
 struct Totals {
     sent: u64,
     sent_bytes: u64,
     received: u64,
     received_bytes: u64,
-    /// Sequence numbers skipped, less those that came late.
+    /// Sequence numbers skipped, minus late frames.
     lost: i64,
-    /// Frames that came after a later one of their flow.
+    /// Frames received after a later one of their flow.
     late: u64,
-    /// The number after the highest seen of each flow: nobody promises order between flows.
+    /// Per flow, the number after the highest received: order between flows is not guaranteed.
     flow_next: Vec<u64>,
-    /// Frames that were not ours (ARP and the like).
+    /// Frames without our mark (for example ARP).
     foreign: u64,
-    /// Of ours, those that are not as they were sent.
+    /// Modified frames with our mark.
     corrupt: u64,
-    /// Frames sent to the address beside.
+    /// Frames sent to the second address (`--also`).
     aside: u64,
     first_seq: Option<u64>,
     next_seq: u64,
 }
 
-/// What a generator does with frames.
+/// Mode of a generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Send frames.
     Send,
-    /// Count what comes.
+    /// Count received frames.
     Sink,
-    /// Send back what comes, addresses swapped.
+    /// Return received frames with swapped addresses.
     Echo,
     /// Send one, wait for its echo, measure, repeat.
     Rr,
 }
 
-/// What a generator is made of.
+/// Options of a generator.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The connection to the switch.
     pub to: Connect,
-    /// What to do with frames.
+    /// Mode.
     pub mode: Mode,
     /// Sizes of frames sent.
     pub size: Size,
-    /// Frames a second; `None`: as many as pass.
+    /// Frames per second; `None`: unlimited.
     pub rate: Option<f64>,
-    /// Frames are sent again and again, and not read.
+    /// Send the same frames repeatedly, and do not read received ones.
     pub replay: bool,
     /// Frames sent at once.
     pub burst: Option<Burst>,
-    /// Traffic that comes and goes.
+    /// Alternating traffic and pauses.
     pub on_off: Option<OnOff>,
-    /// Flows that frames are spread over.
+    /// Number of flows.
     pub flows: u16,
     /// Our MAC address.
     pub mac: [u8; 6],
     /// Destination MAC address.
     pub peer: [u8; 6],
-    /// Frames are filled by their number, and checked.
+    /// Fill frames from their number, and check received ones.
     pub check: bool,
-    /// Frames to another address in between.
+    /// Frames to a second address in between.
     pub also: Option<Aside>,
     /// CPU to run on.
     pub cpu: Option<usize>,
-    /// How long it runs; `None`: until `running` says no.
+    /// Duration; `None`: until `running` returns false.
     pub duration: Option<Duration>,
-    /// Time between two reports while it runs.
+    /// Interval of reports.
     pub interval: Option<Duration>,
-    /// Where `ctl` reads counters and changes policies.
+    /// Path of the control socket.
     pub control: Option<PathBuf>,
-    /// Totals are printed as JSON.
+    /// Print totals as JSON.
     pub json: bool,
-    /// How late a nap ends on this machine, in ns.
+    /// Delay after which a timed sleep ends late on this machine, in ns.
     pub nap_late_ns: u64,
 }
 
 impl Options {
-    /// Checks what can be before anything is waited for.
+    /// Checks options before the connection is awaited.
     ///
     /// # Errors
-    /// Options that contradict each other.
+    /// Options contradict each other.
     pub fn check(&self) -> Result<(), Error> {
         if self.replay {
             replay::check(self.mode, &self.to)?;
         }
         if self.control.is_some() && self.replay {
-            let what = "--control: not with --replay or --mode idle, which follow no policies";
+            let what = "--control: not with --replay or --mode idle, which use no policies";
             return Err(Error::Usage(what.into()));
         }
         check_pace(self.rate, self.burst, self.on_off)
     }
 
-    /// The connection, with buffers for what is sent.
+    /// The connection, with buffers for the frame sizes sent.
     fn connection(&self) -> Connect {
         let mut to = self.to.clone();
         if matches!(self.mode, Mode::Send | Mode::Rr) {
@@ -151,10 +151,10 @@ impl Options {
     }
 }
 
-/// Connects, and generates or takes traffic while `running` says so; prints totals.
+/// Connects, and sends or receives frames while `running` returns true; prints totals.
 ///
 /// # Errors
-/// Options that contradict each other; no connection; one that the switch ended.
+/// Options contradict each other, the connection fails, or the switch ends it.
 pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
     options.check()?;
     if let Some(cpu) = options.cpu {
@@ -183,10 +183,10 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
     generator.run(options.duration.map(ns), options.interval.map(ns), control, running)
 }
 
-/// Checks that rate, burst and on-off times go together.
+/// Checks that rate, burst and on-off times are compatible.
 ///
 /// # Errors
-/// Which do not.
+/// Two are not; the error names them.
 pub fn check_pace(
     rate: Option<f64>,
     burst: Option<Burst>,
@@ -198,7 +198,7 @@ pub fn check_pace(
 /// Binds this thread to a CPU.
 ///
 /// # Errors
-/// It does not exist, or may not be used.
+/// The CPU does not exist, or its use is not permitted.
 pub fn pin(cpu: usize) -> Result<(), Error> {
     use rustix::thread::{CpuSet, sched_setaffinity};
     let mut set = CpuSet::new();
@@ -213,37 +213,37 @@ struct Generator {
     guest: Guest,
     mode: Mode,
     sizes: Vec<u32>,
-    /// How many flows each queue has; queues without any are the last ones, and not here.
+    /// Flows of each queue; the last queues may have none, and are absent.
     flows: Vec<u64>,
-    /// The queue that is the next to send.
+    /// The next queue to send.
     turn: usize,
     pace: Pace,
-    /// How long before a frame is due a sender does not sleep any more, in ns.
+    /// Time before a frame is due in which a sender does not sleep, in ns.
     spin_ns: u64,
     mac: [u8; 6],
     peer: [u8; 6],
     totals: Totals,
     latency_ns: Histogram<u64>,
-    /// Frames are filled by their number, and checked.
+    /// Fill frames from their number, and check received ones.
     check: bool,
     also: Option<Aside>,
-    /// Request/response: the answer that is awaited, and since when.
+    /// Request/response: the awaited answer, and since when.
     awaiting: Option<(u64, u64)>,
     replay: Option<Replay>,
     cpu_before: Duration,
     json: bool,
 }
 
-/// What a round found.
+/// Result of a round.
 #[derive(Default)]
 struct Round {
     sent: usize,
-    /// There are frames to send, and no buffer.
+    /// There are frames to send, but no buffer.
     blocked: bool,
 }
 
 impl Generator {
-    /// Works until the end of its time, a signal, or the switch's end; tells of it.
+    /// Runs until the deadline, a signal, or the end of the switch; prints totals.
     fn run(
         &mut self,
         duration: Option<u64>,
@@ -264,10 +264,10 @@ impl Generator {
                 self.print(now - started);
             }
             if let Some(control) = control {
-                control.serve(now, self.guest.asked, Some(&mut self.guest));
+                control.serve(now, self.guest.control_ready, Some(&mut self.guest));
             }
-            // A slice of work between two looks at the clock and the flags.
-            let deadline = [end, report_at, Some(now + LOOK_AROUND_NS)].into_iter().flatten().min();
+            // A slice of work, then checks of the clock and the flags.
+            let deadline = [end, report_at, Some(now + SLEEP_MAX_NS)].into_iter().flatten().min();
             match self.slice(deadline, control) {
                 Ok(true) => {}
                 Ok(false) => break Err(Error::Failed("the switch closed the connection".into())),
@@ -285,7 +285,7 @@ impl Generator {
     fn new(guest: Guest, args: &Options) -> Result<Self, Error> {
         let (longest, most) = (args.size.longest(), guest.pairs[0].tx.ring.longest());
         if longest > most {
-            let what = format!("the switch takes frames of at most {most} bytes here");
+            let what = format!("this port accepts frames of at most {most} bytes");
             return Err(Error::Usage(format!("--size: {longest} bytes: {what}")));
         }
         Ok(Self {
@@ -309,7 +309,7 @@ impl Generator {
         })
     }
 
-    /// Waits until the switch has taken what was sent, or for [`DRAIN_MAX`].
+    /// Waits until the switch has taken all frames sent, at most [`DRAIN_MAX`].
     fn drain(&mut self) -> Result<(), Malformed> {
         let end = now_ns() + DRAIN_MAX.as_nanos() as u64;
         let Guest { link, pairs, .. } = &mut self.guest;
@@ -326,7 +326,7 @@ impl Generator {
         Ok(())
     }
 
-    /// Works for a while, or sleeps until there is something to do or `deadline`. False: the
+    /// Works for a while, or sleeps until there is work or until `deadline`. Returns false if the
     /// switch is gone.
     fn slice(
         &mut self,
@@ -338,14 +338,14 @@ impl Generator {
         }
         for _ in 0..256 {
             let now = now_ns();
-            let look = self.guest.begin(now)?;
-            if look && self.mode != Mode::Echo {
+            let polls = self.guest.begin(now)?;
+            if polls && self.mode != Mode::Echo {
                 self.receive(now)?;
             }
             let round = match self.mode {
                 Mode::Send => self.send_due(now)?,
-                Mode::Rr => self.ask(now)?,
-                Mode::Echo if look => self.echo(now)?,
+                Mode::Rr => self.send_request(now)?,
+                Mode::Echo if polls => self.echo(now)?,
                 _ => Round::default(),
             };
             self.guest.end(now);
@@ -354,7 +354,7 @@ impl Generator {
                 continue;
             }
             let until = next.map(|at| if at > now { at - self.spin_ns } else { now });
-            let also = Also {
+            let also = WaitFor {
                 sources: &[],
                 more: next == Some(now),
                 until: [until, deadline].into_iter().flatten().min(),
@@ -371,7 +371,7 @@ impl Generator {
         Ok(!self.guest.is_gone())
     }
 
-    /// When there is something to send, `now` if at once; `None`: not before something came.
+    /// When to send next, `now` if at once; `None`: only after receiving a frame.
     fn next_due(&self, now: u64) -> Option<u64> {
         match (self.mode, self.awaiting) {
             (Mode::Send, _) => Some(self.pace.next(now)),
@@ -381,8 +381,8 @@ impl Generator {
         }
     }
 
-    /// Tells the switch where we are, as a guest's kernel does when its interface comes up: frames
-    /// for an address never seen go to every port, and are dropped where there is no room at once.
+    /// Announces our address, as a guest's kernel does when its interface comes up: frames for an
+    /// unknown address are flooded to every port, and dropped where there is no room at once.
     fn announce(&mut self) {
         let tx = &mut self.guest.pairs[0].tx;
         let i = tx.free().next().expect("nothing was sent yet");
@@ -398,7 +398,7 @@ impl Generator {
         self.send(due, now)
     }
 
-    /// Sends up to `n` frames: as many on each queue that has flows, as far as there are buffers.
+    /// Sends up to `n` frames, spread evenly over queues with flows, limited by free buffers.
     fn send(&mut self, n: usize, now: u64) -> Result<Round, Malformed> {
         if n == 0 {
             return Ok(Round::default());
@@ -413,7 +413,7 @@ impl Generator {
             }
         }
         if sent > 0 {
-            self.pace.sent(sent as u64, now);
+            self.pace.record_sent(sent as u64, now);
         }
         let blocked = sent == 0;
         for pair in &mut self.guest.pairs[..queues] {
@@ -422,20 +422,20 @@ impl Generator {
         Ok(Round { sent, blocked })
     }
 
-    /// Sends up to `n` frames of the flows of a queue, in turn; how many there were buffers for.
+    /// Sends up to `n` frames of a queue's flows, in turn; returns how many found buffers.
     fn send_on(&mut self, queue: usize, n: usize, now: u64) -> Result<usize, Malformed> {
         let (queues, flows) = (self.guest.pairs.len() as u64, self.flows[queue]);
         let tx = &mut self.guest.pairs[queue].tx;
         let free = tx.room(n)?;
         for turn in (tx.counts.frames..).take(free) {
-            let i = tx.free().next().expect("counted above");
+            let i = tx.free().next().expect("limited to free buffers");
             let seq = self.totals.sent;
             let size = self.sizes[(seq % self.sizes.len() as u64) as usize];
             let aside = |also: &Aside| seq >= (self.totals.aside + 1) * also.every;
             if let Some(also) = self.also.filter(aside) {
                 let mut to = tx.plain(i);
                 to.write(&headers(self.mac, also.mac, size, 0));
-                // Without our mark.
+                // No mark: its receiver is not part of the measurement.
                 to.write(&[0; STAMP]);
                 tx.send(i, HDR_LEN as u32 + size);
                 self.totals.aside += 1;
@@ -445,7 +445,7 @@ impl Generator {
             let mut to = tx.plain(i);
             to.write(&headers(self.mac, self.peer, size, flow));
             to.write(&stamp(seq, now));
-            // The payload is touched, as a guest's own would be.
+            // Writes the payload, as a guest would.
             let mut left = size - SIZE_MIN;
             let filled = if self.check { fill(seq) } else { [0xa5; 256] };
             while left > 0 {
@@ -462,8 +462,8 @@ impl Generator {
         Ok(free)
     }
 
-    /// Request/response: sends the next request when the last one was answered.
-    fn ask(&mut self, now: u64) -> Result<Round, Malformed> {
+    /// Request/response: sends the next request after the last answer.
+    fn send_request(&mut self, now: u64) -> Result<Round, Malformed> {
         if self.awaiting.is_some_and(|(_, since)| now < since + ANSWER_MAX_NS) {
             return Ok(Round::default());
         }
@@ -472,24 +472,24 @@ impl Generator {
         }
         let seq = self.totals.sent;
         let round = self.send(self.pace.due(now).min(1) as usize, now)?;
-        // It may have been one for another address.
+        // The frame may have been one for the second address.
         if self.totals.sent > seq {
             self.awaiting = Some((seq, now));
         }
         Ok(round)
     }
 
-    /// Echoes what comes on the queue it came on, as much as there are buffers for.
+    /// Echoes received frames on the same queue, limited by free buffers.
     fn echo(&mut self, now: u64) -> Result<Round, Malformed> {
         let Self { guest, totals, mac, .. } = self;
         let mut round = Round::default();
-        for Pair { rx, tx, blocked, deaf, look, .. } in &mut guest.pairs {
-            if *look == 0 {
+        for Pair { rx, tx, blocked, rx_blocked, poll_max, .. } in &mut guest.pairs {
+            if *poll_max == 0 {
                 continue;
             }
-            let room = tx.room(BATCH.min(*look))?;
+            let room = tx.room(BATCH.min(*poll_max))?;
             let waits = room == 0 && rx.ring.has_used();
-            (*blocked, *deaf) = (waits, waits);
+            (*blocked, *rx_blocked) = (waits, waits);
             round.blocked |= waits;
             if room == 0 {
                 continue;
@@ -518,8 +518,8 @@ impl Generator {
 
     fn receive(&mut self, now: u64) -> Result<(), Malformed> {
         let Self { guest, mode, totals, latency_ns, awaiting, check, .. } = self;
-        for pair in guest.pairs.iter_mut().filter(|pair| pair.look > 0) {
-            let frames = pair.rx.receive(BATCH.min(pair.look), |segs| {
+        for pair in guest.pairs.iter_mut().filter(|pair| pair.poll_max > 0) {
+            let frames = pair.rx.receive(BATCH.min(pair.poll_max), |segs| {
                 totals.count(segs);
                 touch(segs);
                 let (head, ours) = head_of(segs);
@@ -596,7 +596,7 @@ impl Generator {
     }
 }
 
-/// The first bytes of a frame with its header, and whether it bears our mark.
+/// The first bytes of a frame with its header, and whether it has our mark.
 fn head_of(segs: &[Seg<'_>]) -> ([u8; HDR_LEN + HEADERS + STAMP], bool) {
     let mut head = [0; HDR_LEN + HEADERS + STAMP];
     let mut at = 0;
@@ -607,12 +607,12 @@ fn head_of(segs: &[Seg<'_>]) -> ([u8; HDR_LEN + HEADERS + STAMP], bool) {
     (head, ours)
 }
 
-/// The source port of a frame of ours.
+/// The flow of a frame with our mark: its source port.
 fn flow_of(head: &[u8; HDR_LEN + HEADERS + STAMP]) -> u16 {
     u16::from_be_bytes([head[HDR_LEN + SOURCE_PORT], head[HDR_LEN + SOURCE_PORT + 1]])
 }
 
-/// How many of `flows` each of `queues` has; queues without any are left out.
+/// Number of flows of each queue; queues without flows are left out.
 fn flows_of(flows: u64, queues: usize) -> Vec<u64> {
     let n = queues as u64;
     (0..n.min(flows)).map(|queue| (flows - queue).div_ceil(n)).collect()
@@ -620,7 +620,7 @@ fn flows_of(flows: u64, queues: usize) -> Vec<u64> {
 
 impl Totals {
     fn new() -> Self {
-        // Pages of flows that do not come are never touched.
+        // Pages of unused flows are never touched.
         Self { flow_next: vec![0; 1 + usize::from(u16::MAX)], ..Self::default() }
     }
 
@@ -637,13 +637,13 @@ impl Totals {
         *flow_next = after.max(*flow_next);
         let skipped = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         match self.first_seq {
-            // What was sent before we came is not lost.
+            // Frames sent before the first one received are not lost.
             None => (self.first_seq, self.next_seq) = (Some(seq), after),
             Some(_) if seq >= self.next_seq => {
                 self.lost += skipped(seq - self.next_seq);
                 self.next_seq = after;
             }
-            // Another queue was looked at before the one of the first frame.
+            // The queue of the first frame was polled after another queue.
             Some(first) if seq < first => {
                 self.lost += skipped(first - seq - 1);
                 self.first_seq = Some(seq);
@@ -653,7 +653,7 @@ impl Totals {
     }
 }
 
-/// The totals as a person reads them.
+/// The totals as text.
 struct Summary<'a>(&'a Value);
 
 impl fmt::Display for Summary<'_> {
@@ -689,7 +689,7 @@ impl fmt::Display for Summary<'_> {
     }
 }
 
-/// Sends a frame back with its addresses swapped; false when there is no room.
+/// Returns a frame with its addresses swapped; false: there is no room.
 fn echo(tx: &mut Tx, segs: &[Seg<'_>], mac: [u8; 6]) -> bool {
     let len: u32 = segs.iter().map(|s| s.len()).sum();
     if len > tx.ring.longest() + HDR_LEN as u32 || len < HDR_LEN as u32 + 14 {
@@ -719,9 +719,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_counts_gaps_and_forgives_late_frames() {
+    fn gaps_count_as_lost_until_late_frames_fill_them() {
         let mut t = Totals::new();
-        // What was before the first is not lost.
+        // Frames before the first are not lost.
         t.order(1, 4);
         t.order(1, 8);
         assert_eq!((t.lost, t.late), (3, 0));
@@ -730,17 +730,17 @@ mod tests {
     }
 
     #[test]
-    fn flows_may_overtake_each_other_and_none_is_lost_by_it() {
+    fn order_between_flows_is_not_checked() {
         let mut t = Totals::new();
         for (flow, seq) in [(2, 5), (2, 7), (1, 4), (1, 6), (2, 9), (1, 2)] {
             t.order(flow, seq);
         }
-        // 3 and 8 did not come; 2 is late beside 6, which is of its flow.
+        // 3 and 8 are missing; 2 is late after 6, which is of the same flow.
         assert_eq!((t.lost, t.late), (2, 1));
     }
 
     #[test]
-    fn each_flow_has_one_queue() {
+    fn each_flow_uses_one_queue() {
         assert_eq!(flows_of(5, 1), [5]);
         assert_eq!(flows_of(1, 4), [1]);
         assert_eq!(flows_of(3, 3), [1, 1, 1]);

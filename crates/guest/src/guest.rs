@@ -1,8 +1,8 @@
-//! A guest: the driver half of queue pairs with their buffers. `nic` and `gen` are made of it.
+//! A guest: the driver half of queue pairs with their buffers, used by `nic` and `gen`.
 //!
-//! One thread serves all rings, in rounds: what is due ([`Guest::begin`]), a look at the receive
-//! rings when their poll policy wants one, frames to send, and [`Guest::wait`], the one place where
-//! it sleeps. Pairs of one poll policy are judged together: what it is for is this thread's time
+//! One thread serves all rings, in rounds: due work ([`Guest::begin`]), a poll of the receive rings
+//! if their policy requests it, frames to send, and [`Guest::wait`], the one place where it sleeps.
+//! Pairs with the same poll policy share one judge, because they share this thread's time
 //! ([0013](../../../docs/design/0013-one-judge-a-policy.md)).
 
 #[cfg(test)]
@@ -13,32 +13,32 @@ use std::os::fd::{AsFd, BorrowedFd};
 use switch::poll::{Action, Costs, Policy, State};
 
 use crate::connect::Link;
-use crate::judge::{Judge, Passed};
+use crate::judge::{Activity, Judge};
 use crate::ring::{Half, Malformed, Ring};
 use crate::rx::Rx;
 use crate::settings::{Settings, Suppress};
-use crate::tx::{Rest, Tx};
+use crate::tx::{SleepMode, Tx};
 
-/// Time between two looks for free buffers where smart poll says nothing of them, in ns.
+/// Interval of polls for free buffers where smart poll suppresses their calls, in ns.
 const SMART_TICK_NS: u64 = 1_000_000;
 
 /// A connected guest.
 pub struct Guest {
     /// The connection.
     pub link: Link,
-    /// The queue pairs, one at least, all alike.
+    /// The queue pairs, at least one, with the same settings.
     pub pairs: Vec<Pair>,
-    /// One for each poll policy that pairs have.
+    /// One for each poll policy of the pairs.
     judges: Vec<Judge>,
-    /// Smart poll was agreed on: events come where a flag for both rings of a pair is clear.
+    /// Smart poll is negotiated: events are enabled by clearing one flag for both rings of a pair.
     smart_poll: bool,
-    /// What was counted.
+    /// Counters of sleeps.
     pub counts: SleepCounts,
-    /// `Also::control` was readable in the last sleep.
-    pub asked: bool,
-    /// How it works, after what was agreed on and was changed since.
+    /// [`WaitFor::control`] was readable in the last sleep.
+    pub control_ready: bool,
+    /// Current settings, after negotiation and changes.
     pub settings: Settings,
-    /// What sleeping costs: asked for a judge of `adaptive`.
+    /// Measures the costs of sleeping; called for a judge of `adaptive`.
     costs: fn() -> Costs,
 }
 
@@ -48,27 +48,26 @@ pub struct Pair {
     pub tx: Tx,
     /// Frames from the switch.
     pub rx: Rx,
-    /// There are frames to send, but no buffer is free. Said by the user in each round.
+    /// There are frames to send, but no buffer is free. Set by the caller in each round.
     pub blocked: bool,
-    /// Frames received cannot be dealt with before a buffer is free. As above.
-    pub deaf: bool,
-    /// Most used buffers to take from the receive ring in this round; 0: its poll policy wants no
-    /// look.
-    pub look: usize,
-    /// Which of the judges is its own.
+    /// Received frames cannot be processed before a buffer is free. Set likewise.
+    pub rx_blocked: bool,
+    /// Most used buffers to take from the receive ring in this round; 0: do not poll it.
+    pub poll_max: usize,
+    /// Index of its judge.
     judge: usize,
-    /// What was counted up to the end of the last round.
-    told: Passed,
-    /// The receive ring calls: for the sleep that comes.
+    /// Counters at the end of the last round.
+    reported: Activity,
+    /// The receive ring is armed for the coming sleep.
     armed: bool,
-    /// The transmit ring calls: for the sleep that comes.
+    /// The transmit ring is armed for the coming sleep.
     tx_calls: bool,
 }
 
-/// What a guest's thread counts of its sleep.
+/// Counters of a guest thread's sleeps.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SleepCounts {
-    /// Sleeps that a notification could end.
+    /// Sleeps that a notification can end.
     pub sleeps: u64,
     /// Sleeps with no receive ring armed.
     pub naps: u64,
@@ -76,17 +75,17 @@ pub struct SleepCounts {
     pub asleep_ns: u64,
 }
 
-/// What a guest waits for beside its rings.
+/// Events that a guest waits for, in addition to its rings.
 #[derive(Default)]
-pub struct Also<'a> {
-    /// Readable when there are frames to send, one for each pair, or none at all. Those of pairs
-    /// that are blocked are not waited for.
+pub struct WaitFor<'a> {
+    /// Descriptors readable when there are frames to send: one for each pair, or none. Those of
+    /// blocked pairs are ignored.
     pub sources: &'a [BorrowedFd<'a>],
     /// There may be frames to send at once.
     pub more: bool,
-    /// When else to return, in ns.
+    /// When to return at the latest, in ns.
     pub until: Option<u64>,
-    /// Readable when somebody asks something: [`Guest::asked`].
+    /// Readable when the control socket needs service: [`Guest::control_ready`].
     pub control: Option<BorrowedFd<'a>>,
 }
 
@@ -100,39 +99,39 @@ impl Pair {
             tx,
             rx,
             blocked: false,
-            deaf: false,
-            look: 0,
+            rx_blocked: false,
+            poll_max: 0,
             judge: 0,
-            told: Passed::default(),
+            reported: Activity::default(),
             armed: false,
             tx_calls: false,
         }
     }
 
-    /// What passed since this was last asked.
-    fn passed(&mut self) -> Passed {
+    /// Returns the activity since the last call.
+    fn take_activity(&mut self) -> Activity {
         let (rx, tx) = (&self.rx.counts, &self.tx.counts);
-        let now = Passed { looks: rx.polls, received: rx.frames, sent: tx.frames };
-        now.since(std::mem::replace(&mut self.told, now))
+        let now = Activity { looks: rx.polls, received: rx.frames, sent: tx.frames };
+        now.since(std::mem::replace(&mut self.reported, now))
     }
 
-    /// Before a sleep: asks for the calls that are to end it; `arms`: for those of frames, too.
-    /// False: there is something by now.
-    fn rest(&mut self, arms: bool, smart_poll: bool) -> Result<bool, Malformed> {
-        self.armed = arms && !self.deaf;
+    /// Enables the calls that end the coming sleep; with `arms` also those for received frames.
+    /// Returns false if there is work already.
+    fn prepare_sleep(&mut self, arms: bool, smart_poll: bool) -> Result<bool, Malformed> {
+        self.armed = arms && !self.rx_blocked;
         if self.armed && !self.rx.ring.arm() {
             return Ok(false);
         }
-        let rest = self.tx.rest(self.blocked)?;
+        let mode = self.tx.prepare_sleep(self.blocked)?;
         // With smart poll either ring's event may be the only one.
-        self.tx_calls = rest == Rest::Armed || (smart_poll && self.armed);
-        Ok(rest != Rest::Awake
+        self.tx_calls = mode == SleepMode::Armed || (smart_poll && self.armed);
+        Ok(mode != SleepMode::Awake
             && (!self.armed || !smart_poll || self.stop_polling(self.blocked)?))
     }
 
-    /// With smart poll, clears the flag by which we ask not to be called, after the ring was armed;
-    /// false: there is something by now. It is one flag for both rings, so nothing may wait on
-    /// either: what was sent is taken back first.
+    /// With smart poll, clears the flag that suppresses calls, after the ring was armed. Returns
+    /// false if there is work already. The flag is common to both rings, so neither may have
+    /// pending work: transmitted buffers are reclaimed first.
     fn stop_polling(&mut self, blocked: bool) -> Result<bool, Malformed> {
         let before = self.tx.in_flight();
         self.tx.reclaim()?;
@@ -144,7 +143,7 @@ impl Pair {
         Ok(armed && !freed)
     }
 
-    /// After a sleep: takes note of the calls that came. Whether frames may be why.
+    /// Records the calls that ended a sleep. Returns whether frames may have arrived.
     fn wake(&mut self, rx_called: bool, tx_called: bool, smart_poll: bool) -> bool {
         if self.tx_calls {
             self.tx.ring.take_calls();
@@ -172,31 +171,36 @@ impl Guest {
             judges: Vec::new(),
             smart_poll,
             counts: SleepCounts::default(),
-            asked: false,
+            control_ready: false,
             settings: *settings,
             costs,
         };
-        guest.judge_again();
+        guest.assign_judges();
         for (i, pair) in guest.pairs.iter_mut().enumerate() {
-            pair.tx.follow(settings.kick_of(i));
+            pair.tx.set_kick_policy(settings.kick_of(i));
         }
         guest
     }
 
-    /// Changes policies, of one queue pair or of all, between two rounds: the next one looks at the
-    /// receive rings and asks the new ones.
-    pub fn follow(&mut self, queue: Option<usize>, poll: Option<Policy>, kick: Option<Policy>) {
-        self.settings.follow(queue, poll, kick);
+    /// Changes policies of one or all queue pairs, between two rounds; the next round polls the
+    /// receive rings.
+    pub fn set_policies(
+        &mut self,
+        queue: Option<usize>,
+        poll: Option<Policy>,
+        kick: Option<Policy>,
+    ) {
+        self.settings.set_policies(queue, poll, kick);
         if poll.is_some() {
-            self.judge_again();
+            self.assign_judges();
         }
         for (i, pair) in self.pairs.iter_mut().enumerate().filter(|_| kick.is_some()) {
-            pair.tx.follow(self.settings.kick_of(i));
+            pair.tx.set_kick_policy(self.settings.kick_of(i));
         }
     }
 
-    /// Gives each pair the judge of its policy. One that goes on keeps what it learned.
-    fn judge_again(&mut self) {
+    /// Assigns the judge of its policy to each pair. Judges still in use keep their state.
+    fn assign_judges(&mut self) {
         let mut before = std::mem::take(&mut self.judges);
         for (i, pair) in self.pairs.iter_mut().enumerate() {
             let policy = self.settings.poll_of(i);
@@ -209,20 +213,20 @@ impl Guest {
             let judge = &mut self.judges[pair.judge];
             judge.resting = Action::Poll;
             if judge.disarms() {
-                // Under `event` it stayed armed.
+                // Under `event` the ring stayed armed.
                 pair.rx.ring.disarm();
             }
         }
     }
 
-    /// Begins a round: does what is due, and says of each pair whether its poll policy wants a
-    /// [look](Pair::look) at the receive ring; true: of any.
+    /// Begins a round: does due work, and sets [`poll_max`](Pair::poll_max) of each pair by its
+    /// poll policy. Returns whether any receive ring is to be polled.
     pub fn begin(&mut self, now: u64) -> Result<bool, Malformed> {
         for pair in &mut self.pairs {
-            (pair.blocked, pair.deaf) = (false, false);
+            (pair.blocked, pair.rx_blocked) = (false, false);
             pair.tx.tick(now)?;
         }
-        let mut looks = false;
+        let mut polls = false;
         for (i, judge) in self.judges.iter().enumerate() {
             let mine = || self.pairs.iter().filter(|pair| pair.judge == i);
             let wants = match judge.resting {
@@ -230,39 +234,38 @@ impl Guest {
                 Action::Until(at) => at <= now,
                 Action::Arm => mine().any(|pair| pair.rx.ring.has_used()),
             };
-            let look = if wants { judge.budget() } else { 0 };
+            let poll_max = if wants { judge.budget() } else { 0 };
             for pair in self.pairs.iter_mut().filter(|pair| pair.judge == i) {
-                pair.look = look;
+                pair.poll_max = poll_max;
             }
-            looks |= wants;
+            polls |= wants;
         }
-        Ok(looks)
+        Ok(polls)
     }
 
-    /// Ends a round: what passed in it is what queues have counted.
+    /// Ends a round: reports the activity of its queues to the judges.
     pub fn end(&mut self, now: u64) {
         let mut sent = 0;
         for (i, judge) in self.judges.iter_mut().enumerate() {
             let mine = self.pairs.iter_mut().filter(|pair| pair.judge == i);
-            let passed: Passed = mine.map(Pair::passed).sum();
-            sent += passed.sent;
-            judge.judge(passed, now);
+            let activity: Activity = mine.map(Pair::take_activity).sum();
+            sent += activity.sent;
+            judge.observe(activity, now);
         }
         if sent == 0 {
-            self.pairs.iter_mut().for_each(|pair| pair.tx.kick_gathered());
+            self.pairs.iter_mut().for_each(|pair| pair.tx.kick_batched());
         }
     }
 
-    /// How a pair's receive ring is served at the moment.
+    /// Current polling state of a pair's receive ring.
     pub fn state(&self, pair: &Pair) -> State {
         self.judges[pair.judge].state()
     }
 
-    /// Sleeps until there is something to do, unless there is already; false when the switch is
-    /// gone.
-    pub fn wait(&mut self, also: &Also<'_>) -> Result<bool, Malformed> {
-        self.asked = false;
-        // What `adaptive` lets wait, waits in both directions, if it is the policy of all.
+    /// Sleeps until there is work, unless there is already. Returns false if the switch is gone.
+    pub fn wait(&mut self, also: &WaitFor<'_>) -> Result<bool, Malformed> {
+        self.control_ready = false;
+        // If all pairs use `adaptive`, its latency applies to both directions.
         let both = self.judges.iter().all(Judge::serves_both);
         let napping = self.judges.iter().any(|judge| judge.nap().is_some());
         let stays = also.more && !(napping && both);
@@ -275,9 +278,9 @@ impl Guest {
         }
         let mut sleeps = true;
         for pair in &mut self.pairs {
-            pair.tx.kick_gathered();
+            pair.tx.kick_batched();
             let arms = self.judges[pair.judge].resting == Action::Arm;
-            sleeps = sleeps && pair.rest(arms, self.smart_poll)?;
+            sleeps = sleeps && pair.prepare_sleep(arms, self.smart_poll)?;
         }
         let gone = sleeps && self.sleep(also);
         for pair in &mut self.pairs {
@@ -289,7 +292,7 @@ impl Guest {
         Ok(!gone)
     }
 
-    /// Before a sleep that waits for frames only: asks for calls. False: there is something.
+    /// Enables calls for received frames before a sleep. Returns false if there is work already.
     pub fn arm(&mut self) -> Result<bool, Malformed> {
         for pair in &mut self.pairs {
             if !pair.rx.ring.arm() || self.smart_poll && !pair.stop_polling(false)? {
@@ -299,30 +302,30 @@ impl Guest {
         Ok(true)
     }
 
-    /// When a judge wants its next look, if not all its pairs are deaf, in ns.
+    /// Time of a judge's next poll, in ns, unless all its pairs are `rx_blocked`.
     fn nap(&self, judge: usize) -> Option<u64> {
-        let hears = self.pairs.iter().any(|pair| pair.judge == judge && !pair.deaf);
-        self.judges[judge].nap().filter(|_| hears)
+        let can_receive = self.pairs.iter().any(|pair| pair.judge == judge && !pair.rx_blocked);
+        self.judges[judge].nap().filter(|_| can_receive)
     }
 
-    /// Whether a source is waited for: not by a pair that is blocked, nor by one whose policy lets
-    /// both directions wait.
+    /// Whether a pair waits for its source: not if it is blocked, nor if its policy delays both
+    /// directions.
     fn waits_for_source(&self, pair: &Pair) -> bool {
         let judge = &self.judges[pair.judge];
         let waits = judge.serves_both() && self.nap(pair.judge).is_some();
         !pair.blocked && !waits
     }
 
-    /// True when the switch is gone.
-    fn sleep(&mut self, also: &Also<'_>) -> bool {
+    /// Sleeps; returns whether the switch is gone.
+    fn sleep(&mut self, also: &WaitFor<'_>) -> bool {
         let before = now_ns();
-        // With smart poll and the flag not cleared, nobody tells of buffers that are free.
+        // With smart poll and its flag set, there are no calls for free buffers.
         let smart = self.smart_poll;
-        let looks = smart && self.pairs.iter().any(|pair| pair.tx_calls && !pair.armed);
-        let look = looks.then_some(before + SMART_TICK_NS);
+        let ticks = smart && self.pairs.iter().any(|pair| pair.tx_calls && !pair.armed);
+        let tick = ticks.then_some(before + SMART_TICK_NS);
         let due = self.pairs.iter().filter_map(|pair| pair.tx.deadline()).min();
         let nap = (0..self.judges.len()).filter_map(|judge| self.nap(judge)).min();
-        let until = [nap, look, also.until, due].into_iter().flatten().min();
+        let until = [nap, tick, also.until, due].into_iter().flatten().min();
         let timeout = until.map(|at| at.saturating_sub(before));
         if timeout == Some(0) {
             return false;
@@ -346,7 +349,7 @@ impl Guest {
         let mut ready = ready.into_iter();
         let mut next = |was_waited_for| was_waited_for && ready.next() == Some(true);
         let gone = next(true);
-        self.asked = next(also.control.is_some());
+        self.control_ready = next(also.control.is_some());
         for (i, pair) in self.pairs.iter_mut().enumerate() {
             let sent = next(sources[i]);
             let (rx_called, tx_called) = (next(pair.armed), next(pair.tx_calls));
@@ -360,27 +363,27 @@ impl Guest {
         gone && self.is_gone()
     }
 
-    /// Whether the switch has gone. One that was restarted is told again what is told over rings.
+    /// Whether the switch is gone. A restarted switch gets requests over rings again.
     pub fn is_gone(&mut self) -> bool {
         let gone = self.link.is_gone();
         if !gone {
-            // A ring that is broken says so again to whoever uses it.
-            let _ = self.tell_groups();
+            // A malformed ring returns its error again at the next use.
+            let _ = self.send_groups();
         }
         gone
     }
 
-    /// Tells the switch which multicast is wanted, if that is due.
-    pub(crate) fn tell_groups(&mut self) -> Result<(), Malformed> {
+    /// Sends the list of multicast groups to the switch, if due.
+    pub(crate) fn send_groups(&mut self) -> Result<(), Malformed> {
         match &mut self.link {
             Link::VhostUser(_) => Ok(()),
-            Link::Xen(link) => link.tell_groups(&mut self.pairs[0].tx),
+            Link::Xen(link) => link.send_groups(&mut self.pairs[0].tx),
         }
     }
 }
 
-/// Sleeps until one of many guests, whose receive rings are armed, was called, or for at most
-/// `timeout_ns`; false when one's switch is gone.
+/// Sleeps until a call to one of many guests with armed receive rings, at most `timeout_ns`.
+/// Returns false if a switch is gone.
 pub fn wait_many(guests: &mut [Guest], timeout_ns: u64) -> bool {
     let mut fds = Vec::with_capacity(2 * guests.len());
     for guest in &*guests {
@@ -408,12 +411,12 @@ fn timespec(ns: u64) -> rustix::event::Timespec {
     }
 }
 
-/// Sleeps until one of `fds` is readable, at most `timeout_ns`; says which are.
+/// Sleeps until one of `fds` is readable, at most `timeout_ns`; returns which are.
 pub fn readable(fds: &[BorrowedFd<'_>], timeout_ns: Option<u64>) -> Vec<bool> {
     use rustix::event::{PollFd, PollFlags, poll};
     let mut all: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let timeout = timeout_ns.map(timespec);
-    // An interrupted sleep is a sleep that ended.
+    // An interrupt ends the sleep.
     let _ = poll(&mut all, timeout.as_ref());
     all.iter().map(|fd| !fd.revents().is_empty()).collect()
 }

@@ -1,27 +1,27 @@
-//! When receive rings are looked at: a poll policy at work for all pairs that have it.
+//! Decides when receive rings are polled: one poll policy for all pairs that use it.
 
 use std::iter::Sum;
 
 use switch::poll::{Action, Costs, Policy, Poller, State};
 
-/// A poll policy, and what it said last.
+/// A poll policy, and its last action.
 pub(super) struct Judge {
     poller: Poller,
-    /// What the policy said last.
+    /// The last action of the policy.
     pub(super) resting: Action,
 }
 
-/// What queues count that a policy asks for.
+/// Activity of queues, as input of a policy.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Passed {
-    /// Looks at receive rings.
+pub(super) struct Activity {
+    /// Polls of receive rings.
     pub(super) looks: u64,
     pub(super) received: u64,
     pub(super) sent: u64,
 }
 
-impl Passed {
-    /// What came since `before`; counters may begin anew.
+impl Activity {
+    /// The difference since `before`; counters may have been reset.
     pub(super) fn since(self, before: Self) -> Self {
         Self {
             looks: self.looks.saturating_sub(before.looks),
@@ -31,7 +31,7 @@ impl Passed {
     }
 }
 
-impl Sum for Passed {
+impl Sum for Activity {
     fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
         all.fold(Self::default(), |sum, one| Self {
             looks: sum.looks + one.looks,
@@ -42,7 +42,7 @@ impl Sum for Passed {
 }
 
 impl Judge {
-    /// For rings that are looked at from `now` on, in ns.
+    /// For rings that are polled from `now` on, in ns.
     pub(super) fn new(policy: Policy, costs: fn() -> Costs, now: u64) -> Self {
         let costs = match policy {
             Policy::Adaptive { .. } => costs(),
@@ -55,23 +55,23 @@ impl Judge {
         self.poller.policy()
     }
 
-    /// Most used buffers to take in one look at one ring.
+    /// Most used buffers to take in one poll of a ring.
     pub(super) fn budget(&self) -> usize {
         self.poller.budget()
     }
 
-    /// Whether rings are asked for no calls while they are looked at.
+    /// Whether calls are suppressed while rings are polled.
     pub(super) fn disarms(&self) -> bool {
         self.poller.disarms()
     }
 
-    /// `adaptive` serves both directions with the latency it may trade; the other policies say
-    /// when receive rings are looked at, and leave what is sent to the kick policy.
+    /// Whether the policy's latency applies to both directions, as with `adaptive`. Other policies
+    /// control only polls of receive rings; the kick policy controls transmission.
     pub(super) fn serves_both(&self) -> bool {
         matches!(self.poller.policy(), Policy::Adaptive { .. })
     }
 
-    /// When the next look is, if there is a time for it, in ns.
+    /// Time of the next poll, if any, in ns.
     pub(super) fn nap(&self) -> Option<u64> {
         match self.resting {
             Action::Until(at) => Some(at),
@@ -79,17 +79,17 @@ impl Judge {
         }
     }
 
-    /// After a round in which this passed.
-    pub(super) fn judge(&mut self, passed: Passed, now: u64) {
-        let sent = if self.serves_both() { passed.sent } else { 0 };
-        let frames = passed.received + sent;
-        if passed.looks > 0 || frames > 0 {
+    /// Passes the activity of a round to the policy.
+    pub(super) fn observe(&mut self, activity: Activity, now: u64) {
+        let sent = if self.serves_both() { activity.sent } else { 0 };
+        let frames = activity.received + sent;
+        if activity.looks > 0 || frames > 0 {
             let frames = usize::try_from(frames).unwrap_or(usize::MAX);
             self.resting = self.poller.next(frames, now);
         }
     }
 
-    /// A notification ended a sleep.
+    /// Records that a notification ended a sleep.
     pub(super) fn wake(&mut self, now: u64) {
         self.poller.wake(now);
         self.resting = Action::Poll;

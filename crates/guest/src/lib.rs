@@ -1,9 +1,9 @@
 //! The driver half as a library: a NIC for a namespace ([`nic`]), a traffic generator
-//! ([`generate`]), and the guest that both are made of ([`Guest`]).
+//! ([`generate`]), and the guest that both use ([`Guest`]).
 //!
-//! A guest connects to a port of the switch by vhost-user or Xen netif ([`connect()`]). What it
-//! asks for is a plain struct ([`ConnectOptions`]): command lines are the program's. Times, limits
-//! and the costs of sleeping are passed in.
+//! A guest connects to a port of the switch by vhost-user or Xen netif ([`connect()`]), as a plain
+//! struct says ([`ConnectOptions`]); the program parses command lines. Times, limits and the costs
+//! of sleeping are parameters.
 #![forbid(unsafe_code)]
 
 mod connect;

@@ -1,12 +1,11 @@
 //! A TAP interface served by the driver half, for a namespace or container.
 //!
-//! The kernel reads and writes frames straight from and into the memory shared with the switch;
-//! the TAP's virtio-net header and a virtqueue's are the same bytes, and Xen's rings are told of
-//! them in another way. The interface stays when the switch goes away, and traffic resumes when it
-//! is back.
+//! The kernel reads and writes frames directly in the memory shared with the switch. A TAP and a
+//! virtqueue use the same virtio-net header; Xen rings express it by flags and extra infos. The
+//! interface remains when the switch ends, and traffic resumes when the switch is back.
 //!
-//! Each queue of the interface has a queue pair of its own: a flow that the kernel keeps to one
-//! queue keeps its order.
+//! Each queue of the interface has its own queue pair, so a flow that the kernel keeps on one queue
+//! keeps its order.
 
 mod carrier;
 mod retry;
@@ -25,7 +24,7 @@ use self::retry::Retry;
 use crate::connect::{Connect, connect};
 use crate::control::Control;
 use crate::error::Error;
-use crate::guest::{Also, Guest, cpu_time, now_ns, readable};
+use crate::guest::{Guest, WaitFor, cpu_time, now_ns, readable};
 use crate::report::Report;
 use crate::ring::Malformed;
 use crate::rx::Rx;
@@ -34,38 +33,38 @@ use crate::tx::Tx;
 /// Frames moved in one batch.
 const BATCH: usize = 64;
 /// Longest sleep, in ns.
-const LOOK_AROUND_NS: u64 = 1_000_000_000;
+const SLEEP_MAX_NS: u64 = 1_000_000_000;
 
-/// What a NIC is made of.
+/// Options of a NIC.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The connection to the switch.
     pub to: Connect,
     /// The interface, with as many queues as the connection has queue pairs.
     pub tap: TapOptions,
-    /// Where `ctl` reads counters and changes policies.
+    /// Path of the control socket.
     pub control: Option<PathBuf>,
-    /// Counters are printed as JSON.
+    /// Print counters as JSON.
     pub json: bool,
-    /// Time between two reports while it runs.
+    /// Interval of reports.
     pub interval: Option<Duration>,
-    /// How long it runs; `None`: until `running` says no.
+    /// Duration; `None`: until `running` returns false.
     pub duration: Option<Duration>,
 }
 
-/// Serves an interface while `running` says so.
+/// Serves an interface while `running` returns true.
 ///
-/// It reconnects when the switch comes back, and prints what was counted when a connection ends.
+/// It reconnects when the switch comes back, and prints counters when a connection ends.
 ///
 /// # Errors
-/// The interface or the control socket cannot be had.
+/// The interface or the control socket cannot be opened.
 pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
     let Options { to, tap: TapOptions { name, queues, .. }, .. } = options;
     let queues = queues.get();
     let tap = uplink::open(&options.tap)?;
     if tap.queues.len() < usize::from(queues) {
-        let what = format!("interface {name} was made without multi_queue and has one queue");
-        let what = format!("{what}: leave out --queues, or remove it and let us make it");
+        let what = format!("interface {name} has one queue, because it lacks multi_queue");
+        let what = format!("{what}: leave out --queues, or remove it, so that nic creates it");
         return Err(Error::Failed(what));
     }
     let fd = Arc::clone(&tap.queues[0]);
@@ -85,7 +84,7 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
             Ok(guest) => guest,
             Err(_) if !go_on() => break,
             Err(error) => {
-                let (news, wait) = retry.failed(&error.to_string());
+                let (news, wait) = retry.record_failure(&error.to_string());
                 if let Some(news) = news {
                     tracing::warn!("{}: {news}", to.target);
                 }
@@ -94,26 +93,26 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
             }
         };
         retry = Retry::new();
-        // What the switch does not take the kernel does itself, from now on; frames that wait may
-        // still ask for more, and are dropped.
-        let takes = tap.offloads_read.and(&guest.link.takes());
+        // From now on the kernel does offloads that the switch lacks. Frames already queued may
+        // still need them, and are dropped.
+        let takes = tap.offloads_read.and(&guest.link.tx_offloads());
         uplink::ask_offloads(&*fd, &takes).map_err(|error| {
-            let what = format!("its offloads cannot be set ({error}); is it there?");
+            let what = format!("cannot set its offloads ({error}); does it exist?");
             Error::Failed(format!("interface {name}: {what}"))
         })?;
         let names = guest.link.features().join(" ");
         tracing::info!("{name} connected to {}: {names}", to.target);
-        if let Some(wrong) = carrier::wrong_mtu(tap.mtu, guest.link.mtu()) {
+        if let Some(wrong) = carrier::mtu_mismatch(tap.mtu, guest.link.mtu()) {
             tracing::warn!("{name}: {wrong}");
         }
         control.inspect(|control| control.apply(&mut guest));
-        let mut teller = Teller::new(name, options.interval, options.json);
-        let tells = (&mut teller, &mut carrier, control);
-        match serve(&mut guest, &mut taps, &sources, tells, &go_on) {
+        let mut reporter = Reporter::new(name, options.interval, options.json);
+        let reports_at = (&mut reporter, &mut carrier, control);
+        match serve(&mut guest, &mut taps, &sources, reports_at, &go_on) {
             Ok(()) => {}
             Err(error) => tracing::warn!("the switch broke the ring protocol: {error}"),
         }
-        teller.tell(&mut guest);
+        reporter.report(&mut guest);
         if go_on() {
             tracing::info!("{name}: the switch is gone; waiting for it");
         }
@@ -125,7 +124,7 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
 struct TapQueue {
     reads: TapFd,
     writes: TapFd,
-    /// How many frames were there last time.
+    /// Number of frames in the last batch.
     last: usize,
 }
 
@@ -136,18 +135,18 @@ impl TapQueue {
     }
 }
 
-/// Tells what was counted over one connection: at its end, and now and then if asked to.
-struct Teller<'a> {
+/// Prints the counters of a connection: at its end, and at an interval if requested.
+struct Reporter<'a> {
     tap: &'a str,
     json: bool,
     started_ns: u64,
     cpu_before: Duration,
     interval_ns: u64,
-    /// When to tell next; never at its greatest.
+    /// Time of the next report; the maximum: never.
     next_ns: u64,
 }
 
-impl<'a> Teller<'a> {
+impl<'a> Reporter<'a> {
     fn new(tap: &'a str, interval: Option<Duration>, json: bool) -> Self {
         let started_ns = now_ns();
         let interval_ns = interval.map_or(u64::MAX, |interval| interval.as_nanos() as u64);
@@ -163,7 +162,7 @@ impl<'a> Teller<'a> {
         due
     }
 
-    fn tell(&self, guest: &mut Guest) {
+    fn report(&self, guest: &mut Guest) {
         let elapsed = Duration::from_nanos(now_ns() - self.started_ns);
         let report = Report::new(guest, elapsed);
         if self.json {
@@ -185,33 +184,33 @@ impl<'a> Teller<'a> {
     }
 }
 
-/// Moves frames until the switch is gone or `go_on` says no.
+/// Moves frames until the switch is gone or `go_on` returns false.
 fn serve(
     guest: &mut Guest,
     taps: &mut [TapQueue],
     sources: &[BorrowedFd<'_>],
-    (teller, carrier, control): (&mut Teller<'_>, &mut Carrier, Option<&Control>),
+    (reporter, carrier, control): (&mut Reporter<'_>, &mut Carrier, Option<&Control>),
     go_on: &dyn Fn() -> bool,
 ) -> Result<(), Malformed> {
     let mut rounds = 0_u32;
     loop {
         let now = now_ns();
-        if teller.due(now) {
-            teller.tell(guest);
+        if reporter.due(now) {
+            reporter.report(guest);
         }
-        carrier.follow(teller.tap, sources[0], &guest.link);
+        carrier.update(reporter.tap, sources[0], &guest.link);
         if let Some(control) = control {
-            control.serve(now, guest.asked, Some(guest));
+            control.serve(now, guest.control_ready, Some(guest));
         }
         guest.begin(now)?;
         let mut sent = 0;
         for (pair, tap) in guest.pairs.iter_mut().zip(&mut *taps) {
             let room = send(&mut pair.tx, tap, now)?;
             sent += tap.last;
-            if pair.look > 0 {
-                deliver(&mut pair.rx, &mut tap.writes, pair.look.min(BATCH))?;
+            if pair.poll_max > 0 {
+                deliver(&mut pair.rx, &mut tap.writes, pair.poll_max.min(BATCH))?;
             }
-            // Without a buffer it matters whether a frame waits for one.
+            // Without a buffer, whether a frame waits decides how to sleep.
             pair.blocked = room == 0 && readable(&[tap.reads.as_fd()], Some(0))[0];
         }
         guest.end(now);
@@ -219,10 +218,10 @@ fn serve(
         if rounds.is_multiple_of(1024) && (!go_on() || guest.is_gone()) {
             return Ok(());
         }
-        // A signal that comes just before a sleep does not end it.
-        let until = Some(teller.next_ns.min(now + LOOK_AROUND_NS));
+        // A signal just before a sleep does not end it.
+        let until = Some(reporter.next_ns.min(now + SLEEP_MAX_NS));
         let control = control.map(AsFd::as_fd);
-        let also = Also { sources, more: sent > 0, until, control };
+        let also = WaitFor { sources, more: sent > 0, until, control };
         let slept = guest.counts.sleeps + guest.counts.naps;
         if !guest.wait(&also)? {
             return Ok(());
@@ -233,8 +232,8 @@ fn serve(
     }
 }
 
-/// TAP to ring: as many frames as were there last time, and some more, in one batch. Asking for
-/// many frames of an idle TAP would cost more than moving a few. Returns how many there was room
+/// TAP to ring: one batch, slightly larger than the number of frames found last time. On an idle
+/// TAP, a large batch would cost more than moving a few frames. Returns how many there was room
 /// for.
 fn send(tx: &mut Tx, tap: &mut TapQueue, now: u64) -> Result<usize, Malformed> {
     let want = (tap.last * 2).clamp(1, BATCH);
@@ -254,8 +253,8 @@ fn send(tx: &mut Tx, tap: &mut TapQueue, now: u64) -> Result<usize, Malformed> {
     }
     let mut lens = [0_u32; BATCH];
     for (len, read) in lens.iter_mut().zip(batch.run()) {
-        // EAGAIN: nothing there at that moment; a later one may still have found a frame.
-        // Anything else (the interface went down) is as good.
+        // EAGAIN: no frame at that moment; a later read may still have found one. Other errors
+        // (the interface is down) are treated alike.
         *len = read.unwrap_or(0);
     }
     let mut frames = 0;
@@ -269,7 +268,7 @@ fn send(tx: &mut Tx, tap: &mut TapQueue, now: u64) -> Result<usize, Malformed> {
     Ok(room)
 }
 
-/// Ring to TAP: what is there, in one batch, from the buffers it lies in.
+/// Ring to TAP: available frames in one batch, directly from their buffers.
 fn deliver(rx: &mut Rx, tap: &mut TapFd, max: usize) -> Result<(), Malformed> {
     let mut batch = tap.writes();
     let frames = rx.receive(max, |frame: &[Seg<'_>]| {
@@ -279,7 +278,7 @@ fn deliver(rx: &mut Rx, tap: &mut TapFd, max: usize) -> Result<(), Malformed> {
         batch.end_frame();
     })?;
     if frames > 0 {
-        // A frame the kernel does not take is lost as on any wire.
+        // A frame that the kernel rejects is lost, as on a wire.
         batch.run();
         rx.refill();
     }

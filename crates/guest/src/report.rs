@@ -1,4 +1,4 @@
-//! What a guest counted, for people and for scripts.
+//! A guest's counters, as text and JSON.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,11 +16,11 @@ pub struct Report {
     sleep: SleepCounts,
     kicks: [u64; 2],
     calls: [u64; 2],
-    /// Frames that the switch did not take, and those that it gave us and that we did not.
+    /// Frames that the switch rejected, and received frames that we rejected.
     lost: [u64; 2],
-    /// What each queue counted, and how it is served.
+    /// Counters and state of each queue.
     queues: Vec<Value>,
-    /// Pages kept mapped, and requests for that which were refused.
+    /// Pages kept mapped, and number of refused requests.
     statics: (usize, u64),
     elapsed: Duration,
 }
@@ -29,7 +29,7 @@ fn per(n: u64, of: u64) -> f64 {
     if of == 0 { 0.0 } else { n as f64 / of as f64 }
 }
 
-/// What queue pair `i` counted, and how it is served.
+/// Counters and state of queue pair `i`.
 fn queue(guest: &Guest, i: usize) -> Value {
     let pair = &guest.pairs[i];
     let Pair { tx, rx, .. } = pair;
@@ -49,7 +49,7 @@ fn queue(guest: &Guest, i: usize) -> Value {
 }
 
 impl Report {
-    /// Of `guest`, which has run for `elapsed`.
+    /// Reads the counters of `guest`, which has run for `elapsed`.
     pub fn new(guest: &mut Guest, elapsed: Duration) -> Self {
         let mut report = Self {
             tx: TxCounts::default(),
@@ -62,7 +62,7 @@ impl Report {
             statics: guest.link.static_grants(),
             elapsed,
         };
-        // Calls that came while we were awake.
+        // Calls received while awake.
         for Pair { tx, rx, .. } in &mut guest.pairs {
             tx.ring.take_calls();
             rx.ring.take_calls();
@@ -86,7 +86,7 @@ impl Report {
         [self.tx.frames, self.rx.frames]
     }
 
-    /// As keys and values.
+    /// As JSON keys and values.
     pub fn json(&self) -> Value {
         json!({
             "queues": self.queues,

@@ -1,4 +1,4 @@
-//! What both directions of a queue pair have: a ring, its two notifications, and buffers.
+//! Common parts of both directions of a queue pair: ring, notifications, and buffers.
 
 mod xen;
 
@@ -11,48 +11,48 @@ use vhost_user::frontend::Queue;
 
 pub use self::xen::{Channel, FRAME_MAX, XenRx, XenTx};
 
-/// Header before each frame: virtio 1.x, with `num_buffers`. Buffers have it on every ring; what
-/// a ring says of a frame in another way is told through it.
+/// Length of the header before each frame: virtio 1.x, with `num_buffers`. Buffers have it on every
+/// ring; for Xen rings it is converted to and from flags and extra infos.
 pub const HDR_LEN: usize = 12;
 
-/// The switch broke the ring protocol: the connection is to be given up.
+/// The switch broke the ring protocol; the connection must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Of a virtqueue.
+    /// On a virtqueue.
     #[error(transparent)]
     Virtio(#[from] ::ring::virtq::Malformed),
-    /// Of a ring of Xen's.
+    /// On a Xen ring.
     #[error(transparent)]
     Xen(#[from] ::ring::xen::Malformed),
 }
 
-/// With `header=apart`, where the frame begins: on a cache line of its own.
+/// Offset of the frame with `header=apart`: on its own cache line.
 const FRAME_APART: u64 = 64;
 
-/// How the buffers of one direction lie in memory, all alike.
+/// Layout of the buffers of one direction in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffers {
     /// Address of the first.
     pub base: u64,
     /// Distance from one to the next, in bytes.
     pub stride: u64,
-    /// How many.
+    /// Number of buffers.
     pub count: u16,
-    /// Whether the header has a place, and a descriptor, of its own.
+    /// Whether the header has its own descriptor.
     pub apart: bool,
-    /// Bytes left free before the header, or apart from it before the frame.
+    /// Bytes left unused before the header; with `apart`, before the frame.
     pub offset: u8,
 }
 
 impl Buffers {
-    /// Bytes that buffer `i` holds with its header.
+    /// Capacity of a buffer in bytes, including the header.
     pub fn room(&self) -> u32 {
         let frame = if self.apart { FRAME_APART - HDR_LEN as u64 } else { 0 };
         (self.stride - frame - u64::from(self.offset)) as u32
     }
 
-    /// The first `len` bytes of buffer `i`, header included, as (address, length): one piece, or
-    /// with the header apart two.
+    /// The first `len` bytes of buffer `i`, including the header, as (address, length): one piece,
+    /// or two with `apart`.
     fn pieces(&self, i: u16, len: u32) -> ([(u64, u32); 2], usize) {
         let at = self.base + u64::from(i) * self.stride;
         let offset = u64::from(self.offset);
@@ -84,36 +84,36 @@ pub struct Ring {
     pub(super) half: Half,
     memory: Arc<GuestMemory>,
     buffers: Buffers,
-    /// Xen's rings: kicks are made whether the switch wants them or not.
+    /// Xen rings: kick even if the switch suppresses kicks.
     pub(super) always_tells: bool,
     /// Kicks made.
     pub kicks: u64,
-    /// Calls the switch made, as far as we have seen them.
+    /// Calls received from the switch.
     pub calls: u64,
 }
 
-/// The ring itself, told apart once for each thing done to it.
+/// The ring itself.
 pub enum Half {
     /// A virtqueue.
     Virtio(Virtq),
-    /// A tx ring of Xen's.
+    /// A Xen tx ring.
     XenTx(XenTx),
-    /// An rx ring of Xen's.
+    /// A Xen rx ring.
     XenRx(XenRx),
 }
 
-/// A virtqueue's driver half, and the notifications of it.
+/// A virtqueue's driver half, and its notifications.
 pub struct Virtq {
     driver: DriverQueue,
     kick: OwnedFd,
     call: OwnedFd,
-    /// Which buffer is behind a chain id.
+    /// The buffer of each chain id.
     buffer_of: Vec<u16>,
     used: Vec<Used>,
 }
 
 impl Virtq {
-    /// Takes used chains; `id` is that of the buffer by then, the chain's being free again.
+    /// Takes used chains; the `id` returned is the buffer's, because the chain's is free again.
     pub fn take_used(&mut self, max: usize) -> Result<&[Used], Malformed> {
         self.used.clear();
         self.driver.take_used(max, &mut self.used)?;
@@ -139,7 +139,7 @@ impl Ring {
         Self { half, memory, buffers, always_tells: false, kicks: 0, calls: 0 }
     }
 
-    /// Frames that were lost on the ring: sent, and answered with an error; or received, and bad.
+    /// Frames lost on the ring: sent and answered with an error, or received and invalid.
     pub fn lost(&self) -> u64 {
         match &self.half {
             Half::Virtio(_) => 0,
@@ -153,7 +153,7 @@ impl Ring {
         self.buffers.count
     }
 
-    /// Bytes a buffer holds with its header.
+    /// Capacity of a buffer in bytes, including the header.
     pub fn room(&self) -> u32 {
         self.buffers.room()
     }
@@ -167,7 +167,7 @@ impl Ring {
         }
     }
 
-    /// How many buffers are with the switch from the start.
+    /// Number of buffers that the switch has from the start.
     pub(super) fn offered(&self) -> u16 {
         match &self.half {
             Half::XenRx(_) => self.size(),
@@ -175,17 +175,17 @@ impl Ring {
         }
     }
 
-    /// How many frames the ring itself has room for, however long they are.
+    /// Number of frames of any length for which the ring has room.
     pub(super) fn frames_free(&self) -> usize {
         match &self.half {
-            // As many descriptors as buffers.
+            // There are as many descriptors as buffers.
             Half::Virtio(_) | Half::XenRx(_) => usize::MAX,
             Half::XenTx(tx) => tx.queue.frames_free(),
         }
     }
 
-    /// Puts the first `len` bytes of buffer `i` on the ring, to be read by the switch, or with
-    /// `write` to be written. False, and nothing done: the switch does not take such a frame.
+    /// Adds the first `len` bytes of buffer `i` to the ring, for the switch to read, or with
+    /// `write` to write. Returns false, without effect, if the switch does not accept such a frame.
     pub(super) fn add(&mut self, i: u16, len: u32, write: bool) -> bool {
         let (pieces, n) = self.buffers.pieces(i, len);
         match &mut self.half {
@@ -203,7 +203,7 @@ impl Ring {
         }
     }
 
-    /// Shows the switch what was added.
+    /// Publishes added buffers.
     pub(super) fn publish(&mut self) {
         match &mut self.half {
             Half::Virtio(virtq) => virtq.driver.publish(),
@@ -212,7 +212,7 @@ impl Ring {
         }
     }
 
-    /// Adds to `free` the buffers that the switch has read; how many.
+    /// Adds buffers that the switch has read to `free`; returns how many.
     pub(super) fn reclaim(&mut self, free: &mut Vec<u16>) -> Result<usize, Malformed> {
         match &mut self.half {
             Half::Virtio(virtq) => {
@@ -221,25 +221,25 @@ impl Ring {
                 Ok(used.len())
             }
             Half::XenTx(tx) => Ok(tx.queue.reclaim(free)?),
-            Half::XenRx(_) => unreachable!("what is received is taken with its bytes"),
+            Half::XenRx(_) => unreachable!("received frames are taken with their bytes"),
         }
     }
 
-    /// Whether every buffer is with the switch, on a ring that can be repeated.
+    /// Whether the switch has every buffer, on a ring that can be replayed.
     pub fn can_repeat(&self) -> bool {
         matches!(&self.half, Half::Virtio(virtq) if virtq.driver.can_repeat())
     }
 
-    /// Gives the buffers that the switch has used back to it, unread and as they are; how many.
+    /// Returns used buffers to the switch, unread and unchanged; returns how many.
     pub fn repeat(&mut self) -> Result<u16, Malformed> {
-        let Half::Virtio(virtq) = &mut self.half else { unreachable!("asked before") };
+        let Half::Virtio(virtq) = &mut self.half else { unreachable!("see can_repeat") };
         let n = virtq.driver.repeat()?;
         self.publish();
         self.kick();
         Ok(n)
     }
 
-    /// The first `len` bytes of buffer `i` to write to, header first, in one or two segments.
+    /// Writable segments of the first `len` bytes of buffer `i`, header first, one or two.
     pub(super) fn to_write(&self, i: u16, len: u32) -> impl Iterator<Item = SegMut<'_>> {
         let (pieces, n) = self.buffers.pieces(i, len);
         pieces.into_iter().take(n).map(|(at, len)| {
@@ -248,13 +248,12 @@ impl Ring {
         })
     }
 
-    /// The ring, where its buffers lie, and the kicks made: for who reads buffers while the ring
-    /// is worked on.
+    /// Ring, memory, buffers and kick counter, borrowed separately.
     pub(super) fn parts(&mut self) -> (&mut Half, &GuestMemory, &Buffers, &mut u64) {
         (&mut self.half, &self.memory, &self.buffers, &mut self.kicks)
     }
 
-    /// Kicks if the switch wants it for what was published since this was last asked.
+    /// Kicks if the switch enabled kicks for the buffers published since the last call.
     pub(super) fn kick(&mut self) {
         let kicked = match &mut self.half {
             Half::Virtio(virtq) => {
@@ -279,7 +278,7 @@ impl Ring {
         }
     }
 
-    /// Whether at least `n` buffers are used, as near as the ring tells with one load.
+    /// Whether at least `n` buffers are used; an estimate from one load.
     pub(super) fn has_used_many(&self, n: u16) -> bool {
         match &self.half {
             Half::Virtio(virtq) => virtq.driver.has_used_many(n),
@@ -288,7 +287,7 @@ impl Ring {
         }
     }
 
-    /// Before sleeping: asks for a call. False: there is something by now.
+    /// Enables a call before a sleep. Returns false if there are used buffers already.
     pub fn arm(&mut self) -> bool {
         match &mut self.half {
             Half::Virtio(virtq) => virtq.driver.arm() == Armed::Armed,
@@ -297,8 +296,8 @@ impl Ring {
         }
     }
 
-    /// As [`arm`](Self::arm), for when `n` more buffers are used, or earlier where the ring cannot
-    /// say that.
+    /// As [`arm`](Self::arm), for a call after `n` more buffers are used, or earlier if the ring
+    /// cannot express that.
     pub(super) fn arm_after(&mut self, n: u16) -> bool {
         match &mut self.half {
             Half::Virtio(virtq) => virtq.driver.arm_after(n) == Armed::Armed,
@@ -307,11 +306,11 @@ impl Ring {
         }
     }
 
-    /// Asks for no calls: the ring is being polled.
+    /// Suppresses calls while the ring is polled.
     pub(super) fn disarm(&mut self) {
         match &mut self.half {
             Half::Virtio(virtq) => virtq.driver.disarm(),
-            // Nobody is told of what passed the event that was asked for.
+            // An event index that was passed causes no more calls.
             Half::XenTx(_) | Half::XenRx(_) => {}
         }
     }
@@ -325,7 +324,7 @@ impl Ring {
         }
     }
 
-    /// Takes note of the calls made, and whether there were any.
+    /// Reads and counts calls; returns whether there were any.
     pub fn take_calls(&mut self) -> bool {
         let calls = match &mut self.half {
             Half::Virtio(virtq) => {

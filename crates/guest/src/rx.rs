@@ -1,4 +1,4 @@
-//! The receive queue: frames out of it, and when buffers are given back.
+//! The receive queue: takes frames, and returns buffers.
 
 use std::collections::VecDeque;
 use std::ops::AddAssign;
@@ -18,29 +18,29 @@ const FRAME_MAX: u32 = 65_536 + 14 + 20 + 40 + HDR_LEN as u32;
 pub struct Rx {
     /// Its ring.
     pub ring: Ring,
-    /// Used buffers not yet shown, `id` being the buffer by now: the chain's id is free again, and
-    /// the rest of a frame may not have been taken yet.
+    /// Used buffers not yet passed on; `id` is the buffer's, because the chain's is free again. The
+    /// rest of a frame may not have been taken yet.
     used: VecDeque<Used>,
-    /// Buffers to give back.
+    /// Buffers to return.
     done: Vec<u16>,
-    /// How many of them are worth a refill.
+    /// Number of buffers that triggers a refill.
     refill_at: usize,
-    /// What was counted.
+    /// Counters.
     pub counts: RxCounts,
 }
 
-/// What a receive queue counts.
+/// Counters of a receive queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RxCounts {
     /// Frames received.
     pub frames: u64,
-    /// Looks for used buffers.
+    /// Polls for used buffers.
     pub polls: u64,
-    /// Looks that found none.
+    /// Polls that found none.
     pub polls_empty: u64,
-    /// Times buffers were given back.
+    /// Refills.
     pub refills: u64,
-    /// Buffers given back.
+    /// Buffers returned.
     pub refilled: u64,
 }
 
@@ -68,8 +68,8 @@ impl Rx {
         rx
     }
 
-    /// Takes frames and shows each, as segments with the header first, to `show`; their buffers
-    /// are given back afterwards by [`refill`](Self::refill). Returns how many.
+    /// Takes frames and passes each to `show` as segments, header first. [`refill`](Self::refill)
+    /// returns their buffers afterwards. Returns the number of frames.
     pub fn receive<'a>(
         &'a mut self,
         max: usize,
@@ -120,7 +120,7 @@ impl Rx {
         Ok(frames)
     }
 
-    /// Gives buffers whose frames were dealt with back to the switch, if they are worth it.
+    /// Returns processed buffers to the switch, if there are enough for a refill.
     pub fn refill(&mut self) {
         if self.done.len() >= self.refill_at {
             self.give_back();
@@ -132,15 +132,15 @@ impl Rx {
         self.counts.refilled += self.done.len() as u64;
         for i in self.done.drain(..) {
             let added = self.ring.add(i, self.ring.room(), true);
-            assert!(added, "a buffer to receive into is not refused");
+            assert!(added, "a receive buffer is never refused");
         }
         self.ring.publish();
         self.ring.kick();
     }
 }
 
-/// How many buffers are given back at once: what is wanted, but never so many that the longest
-/// frame would wait for them, nor more than half.
+/// Number of buffers per refill: as set, but at most half, and always leaving the switch room for
+/// the longest frame.
 fn refill_at(refill: Refill, ring: &Ring) -> usize {
     let size = usize::from(ring.size());
     let wanted = match refill {

@@ -1,4 +1,4 @@
-//! What of the driver half can be set: `--set KEY=VALUE` of `nic` and `gen`.
+//! Settings of the driver half: `--set KEY=VALUE` of `nic` and `gen`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,24 +7,24 @@ use api::PerQueue;
 use api::schema::{Entry, Value, driver};
 use switch::poll::Policy;
 
-/// Most frames that are ever sent at once.
+/// Most frames sent at once.
 const TX_BURST_MAX: u8 = 64;
 
-/// When transmitted buffers are taken back.
+/// When transmitted buffers are reclaimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
     /// Before each burst is sent.
     BeforeTx,
-    /// At ticks of a timer that runs while any is in flight, and only then.
+    /// Only at ticks of a timer that runs while any is in flight.
     Timer {
-        /// Ticks a second.
+        /// Ticks per second.
         hz: u32,
     },
-    /// When all that is in flight was used; a sleeper is called then.
+    /// When all in flight are used; then a sleeping driver is called.
     OnEmpty,
-    /// When half of them are free again; a sleeper is called then.
+    /// When half are free; then a sleeping driver is called.
     OnHalfEmpty,
-    /// Given up when sent: nobody waits for them. When a burst finds too few free.
+    /// When a burst finds too few free; no sender waits for completion.
     Orphan,
 }
 
@@ -33,41 +33,40 @@ pub enum Completion {
 pub enum Full {
     /// Stops taking frames, and sleeps until there is a buffer.
     StopBeforeFull,
-    /// Tries again at once, for ever.
+    /// Retries at once, indefinitely.
     BusyRetry,
 }
 
-/// When received buffers are given back.
+/// When received buffers are returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refill {
-    /// After each look that found frames.
+    /// After each poll that found frames.
     AtOnce,
-    /// When fewer than half of them are with the switch.
+    /// When the switch has fewer than half of them.
     BelowHalf,
-    /// When so many are to be given back.
+    /// In batches of this size.
     Batch(u16),
 }
 
-/// How notifications are called off.
+/// How notifications are suppressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suppress {
     /// By index.
     EventIndex,
-    /// By flags, which virtqueues have.
+    /// By flags; virtqueues only.
     Flags,
-    /// Not at all: the switch is told of all that is published. For Xen's rings, which have no
-    /// flags.
+    /// Not at all: the switch is notified of everything published. Xen rings only.
     None,
 }
 
-/// How the driver half works, but for what is negotiated by options of their own.
+/// Settings of the driver half, except features with their own options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// When the receive ring is looked at.
+    /// When the receive ring is polled.
     pub poll: Policy,
-    /// When the switch is told of transmitted frames.
+    /// When the switch is notified of transmitted frames.
     pub kick: Policy,
-    /// `poll/QUEUE`: where a queue pair has another.
+    /// `poll/QUEUE`: overrides for single queue pairs.
     pub poll_one: PerQueue<Policy>,
     /// `kick/QUEUE`.
     pub kick_one: PerQueue<Policy>,
@@ -77,9 +76,9 @@ pub struct Settings {
     pub full: Full,
     /// `rx-refill`.
     pub refill: Refill,
-    /// `header=apart`: in a descriptor of its own.
+    /// `header=apart`: in its own descriptor.
     pub apart: bool,
-    /// `offset`: bytes left free at the start of each buffer.
+    /// `offset`: bytes left unused at the start of each buffer.
     pub offset: u8,
     /// `suppress`.
     pub suppress: Suppress,
@@ -100,7 +99,7 @@ pub struct Setting {
 }
 
 impl Settings {
-    /// The defaults, changed by `sets`; the last one of a key counts.
+    /// The defaults, changed by `sets`; the last one of a key applies.
     pub fn new(poll: Policy, kick: Policy, sets: &[Setting]) -> Self {
         let mut settings = Self {
             poll,
@@ -129,7 +128,7 @@ impl Settings {
         settings
     }
 
-    /// Sets what a value of the schema says.
+    /// Applies a value of the schema.
     fn set(&mut self, key: &str, value: &Value) {
         let n = value.number().unwrap_or_default();
         match (key, value.word().unwrap_or_default()) {
@@ -151,7 +150,7 @@ impl Settings {
             ("indirect", word) => self.indirect = word == "on",
             ("checks", word) => self.checks = word == "on",
             ("tx-burst", _) => self.tx_burst = n as u8,
-            (key, _) => unreachable!("{key} is a setting that the driver half does not know"),
+            (key, _) => unreachable!("the driver half does not implement the setting {key}"),
         }
     }
 
@@ -165,8 +164,13 @@ impl Settings {
         self.kick_one.of(queue).unwrap_or(self.kick)
     }
 
-    /// Changes policies, of one queue pair or of all.
-    pub fn follow(&mut self, queue: Option<usize>, poll: Option<Policy>, kick: Option<Policy>) {
+    /// Changes policies of one queue pair, or of all.
+    pub fn set_policies(
+        &mut self,
+        queue: Option<usize>,
+        poll: Option<Policy>,
+        kick: Option<Policy>,
+    ) {
         let ours = [(&mut self.poll, &mut self.poll_one), (&mut self.kick, &mut self.kick_one)];
         for ((all, one), new) in ours.into_iter().zip([poll, kick]) {
             match (queue, new) {
@@ -177,7 +181,7 @@ impl Settings {
         }
     }
 
-    /// Keys and values, as they are given on the command line; not those of single queues.
+    /// Keys and values, as on the command line, without overrides for single queues.
     pub fn pairs(&self) -> [(&'static str, String); 11] {
         let on = |on: bool| if on { "on" } else { "off" }.to_string();
         [
@@ -196,7 +200,7 @@ impl Settings {
     }
 }
 
-/// The policy of this text, which the schema has checked.
+/// Parses a policy that the schema has checked.
 pub(crate) fn policy(text: &str) -> Policy {
     text.parse().expect("the schema takes policies only")
 }
@@ -256,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_said_as_they_are_given_and_the_last_one_counts() {
+    fn settings_print_as_given_and_the_last_one_applies() {
         let sets = [
             "tx-completion=timer:20000",
             "tx-full=busy-retry",
@@ -287,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_pairs_may_have_policies_of_their_own_until_all_are_given_one() {
+    fn policies_of_queue_pairs_hold_until_all_are_set() {
         let sets = ["poll/1=timer:1000", "kick/0=coalesce:50,8", "poll/1=spin", "poll/15=event"];
         let sets: Vec<Setting> = sets.iter().map(|s| s.parse().unwrap()).collect();
         let mut settings = Settings::new(Policy::Event, Policy::Event, &sets);
@@ -295,17 +299,17 @@ mod tests {
         assert_eq!(polls(&settings), [Policy::Event, Policy::Spin, Policy::Event]);
         let coalesce = Policy::Coalesce { usecs: 50, frames: 8 };
         assert_eq!((settings.kick_of(0), settings.kick_of(1)), (coalesce, Policy::Event));
-        settings.follow(Some(0), Some(Policy::ADAPTIVE), None);
+        settings.set_policies(Some(0), Some(Policy::ADAPTIVE), None);
         assert_eq!(polls(&settings), [Policy::ADAPTIVE, Policy::Spin, Policy::Event]);
-        settings.follow(None, Some(Policy::Spin), None);
+        settings.set_policies(None, Some(Policy::Spin), None);
         assert_eq!(polls(&settings), [Policy::Spin; 3]);
-        assert_eq!(settings.kick_of(0), coalesce, "the other direction is as it was");
+        assert_eq!(settings.kick_of(0), coalesce, "the other direction is unchanged");
     }
 
     #[test]
-    fn bad_settings_are_told_with_the_nearest_good_one() {
+    fn invalid_settings_are_rejected_with_a_suggestion() {
         for (bad, hint) in [
-            ("poll=spin", "is an option: --poll spin, or --set poll/QUEUE=spin"),
+            ("poll=spin", "use the option --poll spin, or --set poll/QUEUE=spin"),
             ("kick/16=spin", "use kick/QUEUE, a queue pair's number, 0 to 15"),
             ("poll/0=spn", "poll/0=spn: unknown policy 'spn'"),
             ("call/0=spin", "known: tx-completion"),

@@ -1,4 +1,4 @@
-//! The transmit queue: when the switch is told of frames, and when buffers are taken back.
+//! The transmit queue: sends frames, notifies the switch, and reclaims buffers.
 
 use std::ops::AddAssign;
 
@@ -17,31 +17,31 @@ pub struct Tx {
     full: Full,
     burst: usize,
     notifier: Notifier,
-    /// When the switch is told of what it was not told of yet.
+    /// When to make a delayed kick.
     kick_at: Option<u64>,
     /// `tx-completion=timer`: the next tick, while anything is in flight.
     reclaim_at: Option<u64>,
-    /// No frame was sent since one found no buffer.
+    /// No frame has been sent since one found no buffer.
     stopped: bool,
-    /// What was counted.
+    /// Counters.
     pub counts: TxCounts,
 }
 
-/// What a transmit queue counts.
+/// Counters of a transmit queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TxCounts {
     /// Frames sent.
     pub frames: u64,
-    /// Looks that took buffers back.
+    /// Polls that reclaimed buffers.
     pub reclaims: u64,
-    /// Buffers taken back.
+    /// Buffers reclaimed.
     pub reclaimed: u64,
-    /// `stop-before-full`: times a sender stopped for want of a buffer.
+    /// `stop-before-full`: times a sender stopped for lack of a buffer.
     pub stops: u64,
     /// `busy-retry`: attempts that found no buffer.
     pub busy: u64,
-    /// Frames dropped because the switch takes none like that: too long, or with work left undone
-    /// that it did not agree to do.
+    /// Frames dropped because the switch does not accept them: too long, or with an offload that
+    /// is not negotiated.
     pub refused: u64,
 }
 
@@ -56,14 +56,14 @@ impl AddAssign for TxCounts {
     }
 }
 
-/// What a transmit queue has to say before a sleep.
+/// How the thread may sleep, for a transmit queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rest {
+pub enum SleepMode {
     /// Do not sleep.
     Awake,
-    /// Sleep; nothing of this queue ends it but [`Tx::deadline`].
-    Sound,
-    /// Sleep; the switch calls when buffers are to be taken back.
+    /// Sleep; only [`Tx::deadline`] of this queue ends it.
+    Unarmed,
+    /// Sleep; the switch calls when buffers can be reclaimed.
     Armed,
 }
 
@@ -88,7 +88,7 @@ impl Tx {
         self.ring.size() - u16::try_from(self.free.len()).unwrap_or(u16::MAX)
     }
 
-    /// Takes back what the switch has used.
+    /// Reclaims used buffers.
     pub fn reclaim(&mut self) -> Result<(), Malformed> {
         let reclaimed = self.ring.reclaim(&mut self.free)?;
         self.counts.reclaims += u64::from(reclaimed > 0);
@@ -96,7 +96,7 @@ impl Tx {
         Ok(())
     }
 
-    /// Does what is due at `now`: a kick that was put off, a tick of the completion timer.
+    /// Does work due at `now`: a delayed kick, a tick of the completion timer.
     pub fn tick(&mut self, now: u64) -> Result<(), Malformed> {
         if self.kick_at.is_some_and(|at| at <= now) {
             self.kick_now();
@@ -104,24 +104,24 @@ impl Tx {
         if self.reclaim_at.is_some_and(|at| at <= now) {
             self.reclaim()?;
             self.reclaim_at = None;
-            self.wind(now);
+            self.start_timer(now);
         }
         Ok(())
     }
 
-    /// Sets the completion timer, if there is one and it does not run.
-    fn wind(&mut self, now: u64) {
+    /// Starts the completion timer, if there is one and it is stopped.
+    fn start_timer(&mut self, now: u64) {
         if let (Completion::Timer { hz }, None) = (self.completion, self.reclaim_at) {
             self.reclaim_at = (self.in_flight() > 0).then(|| tick_after(now, hz));
         }
     }
 
-    /// When [`tick`](Self::tick) has to be called.
+    /// When [`tick`](Self::tick) must be called.
     pub fn deadline(&self) -> Option<u64> {
         [self.kick_at, self.reclaim_at].into_iter().flatten().min()
     }
 
-    /// How many of `want` frames may be sent now, at once; takes buffers back if it is time to.
+    /// How many of `want` frames may be sent at once now; reclaims buffers as set.
     pub fn room(&mut self, want: usize) -> Result<usize, Malformed> {
         let want = want.min(self.burst);
         let short = self.sendable() < want;
@@ -139,12 +139,12 @@ impl Tx {
         Ok(self.sendable().min(want))
     }
 
-    /// How many frames there are buffers and room on the ring for.
+    /// Number of frames with a free buffer and room on the ring.
     fn sendable(&self) -> usize {
         self.free.len().min(self.ring.frames_free())
     }
 
-    /// How many more buffers must be used before they are taken back.
+    /// How many more buffers must be used before a reclaim.
     fn awaited(&self) -> u16 {
         let half = self.ring.size().div_ceil(2);
         match self.completion {
@@ -154,7 +154,7 @@ impl Tx {
         }
     }
 
-    /// Free buffers, the next to be sent first.
+    /// Free buffers, in order of use.
     pub fn free(&self) -> impl Iterator<Item = u16> + '_ {
         self.free.iter().rev().copied()
     }
@@ -164,7 +164,7 @@ impl Tx {
         self.ring.to_write(i, self.ring.room())
     }
 
-    /// Memory of buffer `i` behind a header that is all zero: no offloads.
+    /// Memory of buffer `i` after a zeroed header: no offloads.
     pub fn plain(&self, i: u16) -> SegMut<'_> {
         let mut segs = self.memory(i);
         let mut header = segs.next().expect("a buffer has a header");
@@ -172,10 +172,10 @@ impl Tx {
         segs.next().unwrap_or(header)
     }
 
-    /// Sends free buffer `i`, which holds `len` bytes with its header. False: it was dropped, and
-    /// is free again.
+    /// Sends free buffer `i` with `len` bytes, including the header. Returns false if the frame was
+    /// dropped; the buffer is then free.
     pub fn send(&mut self, i: u16, len: u32) -> bool {
-        // Nearly always the last one: buffers are filled in the order they are offered.
+        // Usually the last one: buffers are filled in the order of `free`.
         let at = self.free.iter().rposition(|free| *free == i).expect("a free buffer");
         self.free.remove(at);
         let sent = self.ring.add(i, len, false);
@@ -186,12 +186,12 @@ impl Tx {
         sent
     }
 
-    /// Publishes the `frames` sent, and tells the switch now or when the kick policy says.
+    /// Publishes the `frames` sent, and kicks now or later, by the kick policy.
     pub fn publish(&mut self, frames: usize, now: u64) {
         self.ring.publish();
         self.counts.frames += frames as u64;
         self.stopped = false;
-        self.wind(now);
+        self.start_timer(now);
         match self.notifier.published(frames, now) {
             Notify::Now => self.kick_now(),
             Notify::At(at) => self.kick_at = Some(at),
@@ -199,31 +199,31 @@ impl Tx {
         }
     }
 
-    /// Nothing more is sent for now: a kick policy that only gathers tells the switch.
-    pub(super) fn kick_gathered(&mut self) {
+    /// Kicks now under a policy that only batches, because no more frames are sent for now.
+    pub(super) fn kick_batched(&mut self) {
         if self.kick_at.is_some() && Notifier::gathers(self.notifier.policy()) {
             self.kick_now();
         }
     }
 
-    /// Follows a kick policy from now on; what the one before put off is told at once.
-    pub(super) fn follow(&mut self, kick: Policy) {
+    /// Sets the kick policy; a kick delayed by the previous one is made at once.
+    pub(super) fn set_kick_policy(&mut self, kick: Policy) {
         self.notifier.set_policy(kick);
         if self.kick_at.is_some() {
             self.kick_now();
         }
     }
 
-    /// Tells the switch of all that it was not told of.
+    /// Makes a delayed kick at once.
     pub fn kick_now(&mut self) {
         self.kick_at = None;
         self.notifier.flush();
         self.ring.kick();
     }
 
-    /// A frame waits for a free buffer. True: it is to be tried again at once.
+    /// Records that a frame waits for a free buffer. Returns whether to retry at once.
     pub(super) fn stop(&mut self) -> bool {
-        // The switch may sleep, not having been told.
+        // The switch may sleep, because of a delayed kick.
         self.kick_now();
         match self.full {
             Full::BusyRetry => self.counts.busy += 1,
@@ -233,8 +233,8 @@ impl Tx {
         self.full == Full::BusyRetry
     }
 
-    /// Before a sleep; `blocked`: a frame waits for a free buffer.
-    pub(super) fn rest(&mut self, blocked: bool) -> Result<Rest, Malformed> {
+    /// Prepares a sleep; `blocked`: a frame waits for a free buffer.
+    pub(super) fn prepare_sleep(&mut self, blocked: bool) -> Result<SleepMode, Malformed> {
         let awaited = self.awaited();
         let wants_call = match self.completion {
             Completion::BeforeTx | Completion::Orphan => blocked,
@@ -242,13 +242,13 @@ impl Tx {
             Completion::Timer { .. } => false,
         };
         if !wants_call {
-            return Ok(Rest::Sound);
+            return Ok(SleepMode::Unarmed);
         }
         if !self.ring.arm_after(awaited) {
             self.ring.disarm();
             self.reclaim()?;
-            return Ok(Rest::Awake);
+            return Ok(SleepMode::Awake);
         }
-        Ok(Rest::Armed)
+        Ok(SleepMode::Armed)
     }
 }

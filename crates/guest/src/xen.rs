@@ -1,8 +1,7 @@
-//! A guest's vif, over Xen or without it: its connection, which is its xenstore handshake.
+//! A guest's vif, with or without Xen: its connection, which is its xenstore handshake.
 //!
-//! The rings' halves are in `ring/xen.rs`. Whoever drops a link closes the vif and waits, not
-//! for ever, for the back end to let go, so that grants are given back and its port goes down at
-//! once.
+//! The rings' halves are in `ring/xen.rs`. Dropping a link closes the vif and waits, up to a limit,
+//! until the back end has unmapped the rings, so that grants are revoked and the port goes down.
 
 mod groups;
 #[cfg(test)]
@@ -28,16 +27,16 @@ use crate::tx::Tx;
 
 /// Bytes of a page, and of a receive buffer.
 const PAGE: u32 = 4096;
-/// Pages that hold one, with a header and the largest offset.
+/// Pages of the largest buffer, with header and largest offset.
 const PAGES_EACH_MAX: u32 = 17;
-/// Longest wait for the back end when we leave.
+/// Longest wait for the back end at close.
 const LEAVE_MAX: Duration = Duration::from_secs(2);
-/// Longest wait for what it says to static grants, each way. Frames wait that long.
+/// Longest wait for an answer about static grants, each way. Frames wait that long.
 const KEEP_MAX: Duration = Duration::from_secs(5);
-/// Where the kernel tells which of its drivers have which vifs.
+/// Folder in which the kernel lists vifs and their drivers.
 const DEVICES: &str = "/sys/bus/xen/devices";
 
-/// What a target can say beside which vif.
+/// Options of a target.
 const OPTIONS: [&str; 5] = ["split", "smart-poll", "static", "hash", "multicast"];
 
 /// Which vif.
@@ -45,14 +44,14 @@ const OPTIONS: [&str; 5] = ["split", "smart-poll", "static", "hash", "multicast"
 pub enum Vif {
     /// The one in this directory, without Xen.
     Local(PathBuf),
-    /// This domain's, by number.
+    /// A vif of this domain, by number.
     Device(u16),
 }
 
-/// Which vif, and what is wanted of it.
+/// A vif, and requested features.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Which.
+    /// The vif.
     pub vif: Vif,
     /// An event channel for each ring.
     pub split: bool,
@@ -60,9 +59,9 @@ pub struct Target {
     pub smart_poll: bool,
     /// Static grants.
     pub statics: bool,
-    /// What comes is spread over the queues by a hash.
+    /// Received frames are distributed over the queues by a hash.
     pub hash: bool,
-    /// The groups of which multicast is to come; none: all of it.
+    /// Multicast groups to receive; empty: all.
     pub multicast: Vec<[u8; 6]>,
 }
 
@@ -76,13 +75,13 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Reads what follows `--connect xen-local:` or, with `real`, `xen:`.
+    /// Parses the rest of `--connect xen-local:` or, with `real`, `xen:`.
     pub fn parse(rest: &str, real: bool) -> Result<Self, String> {
         let mut parts = rest.split(',');
         let which = parts.next().unwrap_or_default();
         let vif = match which.parse() {
             Ok(devid) if real => Vif::Device(devid),
-            _ if real => return Err(format!("'{which}' is no number of a vif; use xen:0")),
+            _ if real => return Err(format!("'{which}' is not the number of a vif; use xen:0")),
             _ if which.is_empty() => return Err("use xen-local:DIR, a directory".into()),
             _ => Vif::Local(which.into()),
         };
@@ -116,60 +115,60 @@ impl Target {
     }
 }
 
-/// Why there is no connection.
+/// Failure to connect.
 #[derive(Debug, thiserror::Error)]
 pub enum XenError {
-    /// The host refuses.
+    /// The host returned an error.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// A directory that stands for Xen cannot be used.
+    /// The directory of a local vif cannot be used.
     #[error(transparent)]
     Local(#[from] xen_local::Error),
-    /// The store refuses.
+    /// The store returned an error.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The handshake failed.
     #[error("the vif's handshake failed: {0}")]
     Handshake(#[from] Failure),
-    /// The control ring is broken.
+    /// The switch broke the protocol of the control ring.
     #[error("the switch broke the protocol of the control ring: {0}; use static=off,hash=off")]
     Control(#[from] ring::xen::Malformed),
-    /// A tx ring is broken.
+    /// The switch broke the protocol of a tx ring.
     #[error("the switch broke the ring protocol: {0}")]
     Ring(#[from] Malformed),
-    /// There is no such vif.
+    /// The vif does not exist.
     #[error(
         "this domain has no vif {devid} (it has: {}); attach one (xl network-attach)",
         list(have)
     )]
     NoVif {
-        /// The one asked for.
+        /// The requested vif.
         devid: u16,
-        /// Those there are.
+        /// Existing vifs.
         have: Vec<u16>,
     },
-    /// Its keys make no sense.
+    /// Its keys are invalid.
     #[error("{key} is '{value}', not the number of a domain; did a toolstack make this vif?")]
     BadKey {
         /// Which.
         key: String,
-        /// What it says.
+        /// Its value.
         value: String,
     },
-    /// Someone else has it.
+    /// The vif is in use.
     #[error("vif {devid} is in use by {by}")]
     Claimed {
         /// Which.
         devid: u16,
-        /// Who, and what to do.
+        /// The user, and what to do.
         by: String,
     },
-    /// Its back end has fewer queues than wanted.
+    /// Its back end has fewer queues than requested.
     #[error("{wanted} queues wanted, the back end has {has}: ask for fewer (--queues {has})")]
     Queues {
-        /// Wanted.
+        /// Requested.
         wanted: u16,
-        /// What it has.
+        /// Offered.
         has: u16,
     },
     /// Its back end does not answer yet.
@@ -188,8 +187,8 @@ fn list(vifs: &[u16]) -> String {
 }
 
 impl XenError {
-    /// Whether the other end is just not there yet.
-    pub fn is_absence(&self) -> bool {
+    /// Whether the other end is only absent.
+    pub fn is_peer_absent(&self) -> bool {
         let is_absent = |e: &SocketError| {
             matches!(e, SocketError::NobodyListens(_) | SocketError::NoDirectory(_))
         };
@@ -203,33 +202,33 @@ impl XenError {
     }
 }
 
-/// The rings are not to be used any more.
+/// The rings must not be used any more.
 struct Lost;
 
-/// A vif's connection, or one that is being made.
+/// A vif's connection, or an attempt.
 pub struct XenLink {
     handshake: Handshake<FrontRings>,
     home: Home,
     /// Its directory.
     dir: String,
     agreed: Option<Agreed>,
-    /// How many are wanted.
+    /// Number of queues requested.
     queues: u16,
-    /// Static grants are wanted.
+    /// Static grants are requested.
     statics: bool,
     kept: Kept,
-    /// A hash is wanted.
+    /// A hash is requested.
     hash: bool,
-    /// The back end hashes.
+    /// The back end accepted the hash.
     hashed: bool,
     groups: Groups,
     gone: bool,
-    /// Given back last.
+    /// Dropped last.
     _claim: Option<OwnedFd>,
 }
 
 impl XenLink {
-    /// Begins a handshake for so many queues of `sizes`.
+    /// Begins a handshake for this number of queues of `sizes`.
     pub fn begin(target: &Target, queues: u16, sizes: Sizes) -> Result<Self, XenError> {
         let (front, devid, claim): (Arc<dyn Front>, _, _) = match &target.vif {
             Vif::Local(dir) => (Arc::new(xen_local::Front::open(dir)?), 0, None),
@@ -250,8 +249,8 @@ impl XenLink {
         };
         let Target { split, smart_poll, statics, hash, .. } = *target;
         let groups = Groups::new(target);
-        // Fewer than were asked for are none: what is measured, or planned, is another thing. Rings
-        // that are made and closed again would have its port come and go with each attempt.
+        // Fewer queues than requested are an error: they would change what is measured. It is found
+        // before rings are created, or the port would go up and down with each attempt.
         let (fewest, ctrl) = (queues, statics);
         let multicast = !groups.is_empty();
         let wishes = Wishes { queues, fewest, split, ctrl, smart_poll, hash, multicast };
@@ -276,7 +275,7 @@ impl XenLink {
         })
     }
 
-    /// Waits for the back end for at most `limit`; then it can be waited for again.
+    /// Waits for the back end, at most `limit`; may be called again.
     pub fn within(&mut self, limit: Duration) -> Result<Vec<Queue>, XenError> {
         let deadline = Instant::now() + limit;
         loop {
@@ -284,7 +283,7 @@ impl XenLink {
             if let Status::Few(has) = status {
                 return Err(XenError::Queues { wanted: self.queues, has });
             }
-            // An event of which the look knew is none later.
+            // Consumes the events that this check has covered.
             if status == Status::Up && !self.home.events()?.is_empty() {
                 continue;
             }
@@ -292,7 +291,7 @@ impl XenLink {
                 && let Some(queues) = self.handshake.rings().take()
             {
                 self.agreed = self.handshake.agreed().copied();
-                self.order()?;
+                self.send_requests()?;
                 return Ok(queues);
             }
             if !os::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false) {
@@ -302,14 +301,14 @@ impl XenLink {
         }
     }
 
-    /// Asks over the control ring for what is wanted; of whom asked before has it taken back what
-    /// it may keep. A back end that says nothing is asked no more. The multicast list is due from
-    /// now on.
-    fn order(&mut self) -> Result<(), XenError> {
+    /// Requests hash and static grants over the control ring; first withdraws grants that the back
+    /// end may still keep. Stops at the first request without an answer. Makes the multicast list
+    /// due.
+    fn send_requests(&mut self) -> Result<(), XenError> {
         if self.agreed.is_some_and(|agreed| agreed.multicast) {
-            self.groups.ask();
+            self.groups.set_due();
         } else if !self.groups.is_empty() {
-            tracing::info!("no multicast control: the back end has none; all multicast comes");
+            tracing::info!("no multicast control: the back end has none; all multicast arrives");
         }
         let wanted = [(self.hash, "hash"), (self.statics, "static grants")];
         let wanted: Vec<_> = wanted.iter().filter(|(is, _)| *is).map(|(_, what)| *what).collect();
@@ -327,7 +326,7 @@ impl XenLink {
             self.hashed = ctrl.is_hashed();
             if !self.hashed {
                 let why = if answers { "refuses" } else { "did not answer in time" };
-                tracing::info!("no hash: the back end {why}; it spreads frames as it likes");
+                tracing::info!("no hash: the back end {why}; it chooses queues itself");
             }
         }
         if self.statics && answers {
@@ -336,11 +335,11 @@ impl XenLink {
         Ok(())
     }
 
-    /// Has the back end keep our pages mapped, as far as it would; the rest it copies by grant.
+    /// Requests that the back end keep our pages mapped; it copies other pages by grant.
     fn keep_grants(&mut self) -> Result<(), XenError> {
         let Some(ctrl) = self.handshake.rings().ctrl() else { return Ok(()) };
         let before = ctrl.kept().refusals;
-        // What one that is another by now kept, and whether it knows of it or not.
+        // Grants kept by an earlier back end, whether this one knows of them or not.
         ctrl.forget();
         let mut answered = ctrl.finish(KEEP_MAX)?;
         if answered {
@@ -365,18 +364,18 @@ impl XenLink {
         Ok(XenError::NotYet { back, state })
     }
 
-    /// Tells the back end on its first tx ring which multicast is wanted, if that is due: it is
-    /// once the ring is in use, and when [`is_gone`](Self::is_gone) found it restarted.
-    pub fn tell_groups(&mut self, tx: &mut Tx) -> Result<(), Malformed> {
-        self.groups.tell(tx)
+    /// Sends the list of multicast groups on the first tx ring, if due: after the ring is in use,
+    /// and after [`is_gone`](Self::is_gone) found a restarted back end.
+    pub fn send_groups(&mut self, tx: &mut Tx) -> Result<(), Malformed> {
+        self.groups.send(tx)
     }
 
-    /// What was agreed on.
+    /// Negotiated features.
     pub fn agreed(&self) -> Option<&Agreed> {
         self.agreed.as_ref()
     }
 
-    /// Names of what was agreed on.
+    /// Names of negotiated features.
     pub fn names(&self) -> Vec<&'static str> {
         let mut names = self.agreed.as_ref().map(Agreed::names).unwrap_or_default();
         names.extend((self.kept.grants > 0).then_some("static-grants"));
@@ -389,52 +388,52 @@ impl XenLink {
         self.kept
     }
 
-    /// Whether there is a carrier, as of the last [`is_gone`](Self::is_gone) or so.
+    /// Whether there is a carrier, as of the last [`is_gone`](Self::is_gone).
     pub fn carrier(&self) -> bool {
         self.handshake.carrier()
     }
 
-    /// The MTU that the toolstack set for the vif, if it did.
+    /// The MTU set by the toolstack, if any.
     pub fn mtu(&self) -> Option<u16> {
         self.handshake.mtu()
     }
 
-    /// Whether the back end has gone, or closed, or began anew. One that was restarted and goes on
-    /// with our rings is told again what we ask for over the control ring.
+    /// Whether the back end is gone, closed, or reconnecting. A restarted one that continues with
+    /// our rings gets the requests over the control ring again.
     pub fn is_gone(&mut self) -> bool {
         if !self.gone {
             self.gone = match self.home.events() {
                 Ok(events) if events.is_empty() => false,
-                Ok(events) => self.follow(&events).is_err(),
+                Ok(events) => self.handle(&events).is_err(),
                 Err(_) => true,
             };
         }
         self.gone
     }
 
-    /// Looks what an event is about. `Err`: the rings are not to be used any more.
-    fn follow(&mut self, events: &[String]) -> Result<(), Lost> {
+    /// Handles events. `Err`: the rings must not be used any more.
+    fn handle(&mut self, events: &[String]) -> Result<(), Lost> {
         let status = self.handshake.look(&mut self.home).map_err(|_| Lost)?;
         if self.handshake.rings().is_stopped() {
             return Err(Lost);
         }
-        // Whether it is another process by now no state tells: InitWait and Connected may come as
-        // one event. Whoever says Connected is told all.
+        // No state shows whether the back end is a new process: InitWait and Connected may arrive
+        // as one event. So every Connected gets all requests.
         if status == Status::Up && events.iter().any(|token| token == BACK) {
-            self.order().map_err(|_| Lost)?;
+            self.send_requests().map_err(|_| Lost)?;
         }
         Ok(())
     }
 
-    /// Closes; gives up when xenstore is lost or the back end does not follow.
-    fn leave(&mut self) {
-        // Without rings there is nothing to close: the vif stays as it is for the next one.
+    /// Closes the vif; gives up if xenstore is lost or the back end does not close in time.
+    fn close(&mut self) {
+        // Without rings there is nothing to close: the vif stays unchanged for the next front end.
         if self.handshake.agreed().is_none() {
             return;
         }
         let deadline = Instant::now() + LEAVE_MAX;
-        // Pages that are given back are not to be mapped any more. A back end that does not say so
-        // in time, or says nonsense, lets go of them when it lets go of the rings.
+        // The back end must unmap pages before they are freed. One that does not confirm that in
+        // time, or answers with an error, unmaps them together with the rings.
         if self.kept != Kept::default()
             && !self.is_gone()
             && let Some(ctrl) = self.handshake.rings().ctrl()
@@ -452,11 +451,11 @@ impl XenLink {
 
 impl Drop for XenLink {
     fn drop(&mut self) {
-        self.leave();
+        self.close();
     }
 }
 
-/// Readable when [`XenLink::is_gone`] is to be asked.
+/// Readable when [`XenLink::is_gone`] must be called.
 impl AsFd for XenLink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.home.as_fd()
@@ -470,7 +469,7 @@ pub fn sizes(buffers: u16, frame_max: u32, settings: &Settings) -> Sizes {
     Sizes { tx_buffers: buffers, tx_pages_each: pages as u16, rx_pages: buffers }
 }
 
-/// Both rings of a queue, (transmit, receive), as a guest has them.
+/// Both rings of a queue: (transmit, receive).
 pub fn rings(queue: Queue, sizes: Sizes, settings: &Settings) -> (Ring, Ring) {
     let buffers = |pages: u16, count, offset| Buffers {
         base: 0,
@@ -480,26 +479,27 @@ pub fn rings(queue: Queue, sizes: Sizes, settings: &Settings) -> (Ring, Ring) {
         offset,
     };
     let tx_buffers = buffers(sizes.tx_pages_each, queue.tx_buffers, settings.offset);
-    // Where in its page a frame begins is the back end's to say.
+    // The back end chooses the offset of a frame in its page.
     let rx_buffers = buffers(1, sizes.rx_pages, 0);
     let tx = Half::XenTx(XenTx { queue: queue.tx, channel: Channel::new(queue.tx_channel) });
     let rx = Half::XenRx(XenRx::new(queue.rx, Channel::new(queue.rx_channel)));
     (Ring::xen(tx, queue.tx_memory, tx_buffers), Ring::xen(rx, queue.rx_memory, rx_buffers))
 }
 
-/// Refuses a vif that a driver of the kernel has.
+/// Rejects a vif that a driver of the kernel uses.
 fn not_the_kernels(devices: &Path, devid: u16) -> Result<(), XenError> {
     let driver = devices.join(format!("vif-{devid}")).join("driver");
     let Ok(driver) = std::fs::read_link(driver) else { return Ok(()) };
     let name = driver.file_name().unwrap_or(driver.as_os_str()).to_string_lossy();
     let by = format!(
-        "this kernel's driver '{name}'; take it away: echo vif-{devid} > \
+        "this kernel's driver '{name}'; unbind it: echo vif-{devid} > \
          /sys/bus/xen/drivers/{name}/unbind"
     );
     Err(XenError::Claimed { devid, by })
 }
 
-/// Takes a vif for this process: a name that ends with its descriptor.
+/// Claims a vif for this process, by an abstract socket name that exists until the descriptor is
+/// closed.
 fn claim(devid: u16) -> Result<OwnedFd, XenError> {
     let os = |error: rustix::io::Errno| HostError::Os {
         at: format!("vif {devid}").into(),

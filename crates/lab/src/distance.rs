@@ -1,7 +1,7 @@
-//! How far two CPUs are from each other: the round trip of one cache line between them.
+//! Distance of two CPUs: the round trip of one cache line between them.
 //!
-//! On a shared machine the answer changes within minutes, and every figure of a ring between two
-//! CPUs with it; so each run is bracketed by this probe.
+//! On a shared machine the distance changes within minutes, and with it every figure of a ring
+//! between the CPUs; so this probe brackets each run.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -11,17 +11,16 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 /// Round trips of one sample, and samples.
 const ROUNDS: u32 = 1000;
 const SAMPLES: usize = 9;
-/// Beyond this the other CPU is not ours at all; what was seen by then counts.
+/// Time limit, in case the other CPU is busy; samples until then are used.
 const LIMIT: Duration = Duration::from_millis(200);
-/// Told to the other side when it is over; no round has this number.
+/// Ends the other side; no round has this number.
 const OVER: u32 = u32::MAX;
 
 /// A line of its own, whatever the length of a line.
 #[repr(align(128))]
 struct Ball(AtomicU32);
 
-/// The median round trip in ns between two CPUs; none where they are one, or where we may not run
-/// on both.
+/// The median round trip in ns between two CPUs; `None`: they are the same, or not permitted.
 pub fn between(here: usize, there: usize) -> Option<f64> {
     if here == there || here.max(there) >= CpuSet::MAX_CPU {
         return None;

@@ -1,9 +1,9 @@
 //! Errors of commands, and of cells.
 
-/// Why the lab did not do what it was asked. The text says what, where, and what to do.
+/// Error of the lab. The text says what, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A mistake of the command line or of a plan.
+    /// An invalid command line or plan.
     #[error("{0}")]
     Usage(String),
     /// Anything else.
@@ -21,16 +21,16 @@ impl Error {
     }
 }
 
-/// Why a cell could not be measured. The text says what was wrong, where, and what to do.
+/// Failure to measure a cell. The text says what was wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Fail {
-    /// This cell has no result; others may.
+    /// This cell has no result; others may have.
     #[error("{0}")]
     Cell(String),
-    /// Something is missing on this machine that this cell needs; the text names the package.
+    /// This cell needs something that this machine lacks; the text names the package.
     #[error("{0}")]
     Missing(String),
-    /// Nothing more can be measured.
+    /// No further cell can be measured.
     #[error("{0}")]
     Over(String),
 }

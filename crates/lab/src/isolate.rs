@@ -1,8 +1,8 @@
-//! A world of its own for all that a run starts: namespaces for network, mounts and processes.
+//! Isolation of a run: private namespaces for network, mounts and processes.
 //!
-//! The lab runs itself a second time inside of them, as their first process. When that ends, for
-//! whatever reason, the kernel ends all others in there and takes the network away: no process, TAP
-//! or namespace is left behind, even where the lab is killed with SIGKILL.
+//! The lab runs itself a second time inside them, as their first process. When that process ends,
+//! for any reason, the kernel ends all others inside and removes the network: no process, TAP or
+//! namespace remains, even after SIGKILL.
 //!
 //! ```text
 //! lab run ──spawn──> enter ═exec═> unshare ──fork──> lab run, inside
@@ -10,8 +10,8 @@
 //!    └───────────── standard input: one byte, a signal ────────────>┘
 //! ```
 //!
-//! What it does not do: keep files apart. The inside sees the same folders, but for a `tmpfs` over
-//! `/run/netns` and one for its own short-lived files.
+//! Files are not isolated: the inside sees the same folders, except a `tmpfs` over `/run/netns` and
+//! one for its temporary files.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -29,19 +29,18 @@ use signal_hook::iterator::Signals;
 
 use crate::error::Error;
 
-/// Tells a process of the lab which one it is: unset outside, `enter PID MODE` in between, then
-/// [`INSIDE`].
+/// Identifies a process of the lab: unset outside, `enter PID MODE` in between, then [`INSIDE`].
 const MARK: &str = "PVSWITCH_LAB";
 const INSIDE: &str = "inside";
 const UNSHARE: [&str; 5] = ["--net", "--mount", "--pid", "--fork", "--kill-child"];
-/// Done by ourselves, inside; here to see whether it may be done.
+/// Only for the test whether it is permitted; the inside mounts it itself.
 const AND_PROC: &str = "--mount-proc";
 const AS_ROOT_OF_OUR_OWN: [&str; 2] = ["--user", "--map-root-user"];
-/// The first of these that nobody needs is hidden by our own short-lived files.
+/// Candidates for the folder of temporary files: the first one not in use is covered.
 const SCRATCH: [&str; 5] = ["/dev/shm", "/mnt", "/media", "/srv", "/tmp"];
 const NETNS: &str = "/run/netns";
 
-/// Whether and by which signal it was asked to end.
+/// A request to stop, with its signal.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicI32>);
 
@@ -57,7 +56,7 @@ impl Stop {
     }
 }
 
-/// Which process of the lab this one is.
+/// Role of this process.
 pub enum Side {
     /// The one that was started: it has to call [`Outside::run`].
     Outside(Outside),
@@ -120,7 +119,7 @@ impl Outside {
             .env(MARK, format!("enter {} {}", std::process::id(), if user { "user" } else { "" }))
             .env("TMPDIR", scratch)
             .stdin(Stdio::piped())
-            // Ctrl-C is for us: guests and tools inside are not to end by themselves.
+            // Ctrl-C is handled here: guests and tools inside must not receive it.
             .process_group(0)
             .spawn()
             .map_err(|error| Error::failed(format!("cannot start itself again: {error}")))?;
@@ -138,7 +137,7 @@ impl Outside {
     }
 }
 
-/// Tells the inside of each signal; at the second one it ends at once, by the end of this process.
+/// Forwards signals to the inside; at the second one this process ends, and with it the inside.
 fn forward(signals: &mut Signals, mut stdin: Option<ChildStdin>) {
     for (i, signal) in signals.forever().enumerate() {
         if i > 0 {
@@ -151,7 +150,7 @@ fn forward(signals: &mut Signals, mut stdin: Option<ChildStdin>) {
     }
 }
 
-/// Whether namespaces can be had: true where it takes a user namespace.
+/// Checks that namespaces are permitted; returns whether a user namespace is needed.
 fn allowed() -> Result<bool, Error> {
     let attempt = |user: bool| -> Result<(), String> {
         let more = if user { &AS_ROOT_OF_OUR_OWN[..] } else { &[] };
@@ -174,11 +173,11 @@ fn allowed() -> Result<bool, Error> {
     attempt(true).map(|()| true).map_err(|why| Error::failed(refusal(&why, setting)))
 }
 
-/// What to do where the kernel gives no namespaces.
+/// Error message if the kernel refuses namespaces.
 fn refusal(why: &str, setting: impl Fn(&str) -> std::io::Result<String>) -> String {
     let mut text = format!(
         "no namespaces for the guests: {why}.\nThe lab starts everything in network, mount and \
-         process namespaces of its own. "
+         private process namespaces. "
     );
     let is = |path: &str, value: &str| setting(path).is_ok_and(|text| text == value);
     text += if is("/proc/sys/kernel/unprivileged_userns_clone", "0") {
@@ -216,8 +215,8 @@ pub struct Inside {
 }
 
 impl Inside {
-    /// Once, before anything is started: folders for short-lived files, which go with the
-    /// namespaces, and what tells of signals.
+    /// Mounts folders for temporary files, which end with the namespaces, and starts the thread
+    /// that receives signals. Called once, before anything is started.
     pub fn settle() -> Result<Self, Error> {
         let everyone = File::open("/proc").map_err(|e| Error::failed(format!("/proc: {e}")))?;
         mount("proc", Path::new("/proc"), MountFlags::NOEXEC)?;
@@ -229,13 +228,13 @@ impl Inside {
         Ok(Self { stop, everyone })
     }
 
-    /// A folder of everyone's processes.
+    /// `/proc` with the processes of all users.
     pub fn everyone(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.everyone.as_raw_fd()).into()
     }
 }
 
-/// Covers a folder with an empty one of our own.
+/// Covers a folder with an empty private one.
 fn hide(folder: &Path) -> Result<(), Error> {
     mount("tmpfs", folder, MountFlags::empty())
 }
@@ -247,7 +246,7 @@ fn mount(kind: &str, folder: &Path, more: MountFlags) -> Result<(), Error> {
     })
 }
 
-/// Waits for the outside to tell of a signal. Standard input is nobody else's from then on.
+/// Waits for signals from the outside. Standard input is reserved for that from then on.
 fn listen(stop: Stop) -> Result<(), Error> {
     let io = |error: std::io::Error| Error::failed(format!("standard input: {error}"));
     let own =
@@ -257,7 +256,7 @@ fn listen(stop: Stop) -> Result<(), Error> {
     let mut own = File::from(own);
     std::thread::spawn(move || {
         let mut byte = [0];
-        // Its end: the outside is gone, and so are we in a moment.
+        // End of input: the outside is gone, and this process is about to end.
         let signal = if own.read_exact(&mut byte).is_ok() { i32::from(byte[0]) } else { SIGTERM };
         stop.ask(signal);
     });

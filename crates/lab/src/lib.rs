@@ -1,8 +1,8 @@
-//! The lab: studies of what polling, workers, notifications and copies trade against each other.
+//! The lab: studies of the trade-offs of polling, workers, notifications and copies.
 //!
-//! A [`Study`](study::Study) is a matrix of cells, each measured several times; its results are a
-//! folder ([`store`]) that a report is made of ([`report`]). Everything measured is a process:
-//! `pvswitch` as switch and as guests, and the tools of the kernel's network.
+//! A [`Study`](study::Study) is a matrix of cells, each measured several times. Its results are a
+//! folder ([`store`]), from which a report is made ([`report`]). The lab measures processes:
+//! `pvswitch` as switch and as guests, and network tools.
 //!
 //! The program is `pvswitch-lab`, which `pvswitch lab` runs: [`run::run`] is its `run`, [`list`]
 //! and [`show`] are `list` and `report`.
@@ -26,7 +26,7 @@ pub use error::Error;
 pub use run::{Ask, list, print, show};
 pub use study::Studies;
 
-/// Both ends of what runs commands in guests with a kernel of their own.
+/// Runs commands in guests with their own kernel, at either end.
 pub mod guest {
     pub use crate::stage::vm::{relay, serve};
 }

@@ -1,4 +1,4 @@
-//! What was measured on: `machine.json`, and who used the CPUs meanwhile.
+//! The machine: `machine.json`, and CPU use by other programs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -13,15 +13,15 @@ use serde::{Deserialize, Serialize};
 pub struct Machine {
     /// Model of its CPUs.
     pub cpu: String,
-    /// How many may be used.
+    /// Number of usable CPUs.
     pub cpus: usize,
     /// Kernel and its build.
     pub kernel: String,
-    /// What the kernel does against faults of the CPU, by name.
+    /// Mitigations of CPU vulnerabilities, by name.
     pub mitigations: BTreeMap<String, String>,
     /// Governor of CPU 0; empty where there is none, as in most virtual machines.
     pub governor: String,
-    /// Name of the hypervisor it runs under, as far as it tells; empty for none.
+    /// Name of the hypervisor, if known; empty: none.
     pub hypervisor: String,
     /// Huge pages that were free when it began: DPDK's programs run on them where there are enough.
     #[serde(default)]
@@ -30,15 +30,15 @@ pub struct Machine {
     pub switch_cpus: Vec<usize>,
     /// CPUs of the guests.
     pub guest_cpus: Vec<usize>,
-    /// What guests spoke, where the plan has no axis for it.
+    /// Protocol of guests, unless it is an axis of the plan.
     #[serde(default)]
     pub proto: String,
-    /// What guests were: `netns`, `uml` or `qemu`.
+    /// Kind of guests: `netns`, `uml` or `qemu`.
     #[serde(default)]
     pub guest: String,
     /// Versions of the program and of the tools used.
     pub versions: BTreeMap<String, String>,
-    /// What guests negotiated: by kind of port, each list of features that was seen.
+    /// Features that guests negotiated: by kind of port, each distinct list.
     #[serde(default)]
     pub features: Features,
     /// The command line that these results are of.
@@ -99,7 +99,7 @@ impl Machine {
         }
     }
 
-    /// Why runs of two machines cannot be in one table; nothing where they can.
+    /// The first difference that prevents a common table, if any.
     pub fn differs(&self, other: &Self) -> Option<String> {
         let pairs = [
             ("CPU", &self.cpu, &other.cpu),
@@ -137,7 +137,7 @@ fn version(tool: &str) -> Option<String> {
     ask("--version").or_else(|| ask("-V"))
 }
 
-/// Huge pages of the usual size that nobody has taken.
+/// Free huge pages of the default size.
 pub fn huge_pages_free() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let free = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
@@ -161,15 +161,15 @@ pub struct Others {
 impl Others {
     /// Now. `proc` is a `/proc` that shows the processes of everyone.
     ///
-    /// Each process tells its own time exactly; the machine's is sampled by the timer on many
-    /// kernels, which goes wrong with programs that work by timers themselves.
-    pub fn look(proc: &Path) -> Self {
+    /// Times of processes are exact; many kernels sample the machine's total by the timer, which is
+    /// wrong for programs that run on timers themselves.
+    pub fn sample(proc: &Path) -> Self {
         Self { at: Instant::now(), ticks: stolen_ticks(proc) + others_ticks(proc) }
     }
 
-    /// What they used since then, in per cent of one CPU.
+    /// CPU time used since then, in per cent of one CPU.
     pub fn percent(&self, proc: &Path) -> f64 {
-        let now = Self::look(proc);
+        let now = Self::sample(proc);
         let span = now.at.duration_since(self.at).as_secs_f64();
         let per_second = rustix::param::clock_ticks_per_second() as f64;
         let ticks = now.ticks.saturating_sub(self.ticks) as f64;
@@ -184,8 +184,8 @@ fn stolen_ticks(proc: &Path) -> u64 {
     steal.and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
 }
 
-/// Time of all processes that neither are this one, nor descend from it, nor are the kernel's, and
-/// of those of their children that have ended.
+/// Time of all processes except this one, its descendants and kernel threads, including their ended
+/// children.
 fn others_ticks(proc: &Path) -> u64 {
     const KTHREADD: u32 = 2;
     let mut times: HashMap<u32, u64> = HashMap::new();
@@ -200,7 +200,7 @@ fn others_ticks(proc: &Path) -> u64 {
             children.entry(parent).or_default().push(pid);
         }
     }
-    // Our id as that /proc has it: of the namespace that it was mounted in.
+    // Our process id in the namespace where that /proc was mounted.
     let own = fs::read_link(proc.join("self")).ok().and_then(|pid| pid.to_str()?.parse().ok());
     let mut not_theirs: Vec<u32> = own.into_iter().collect();
     if line(&proc.join("2/comm").to_string_lossy()) == "kthreadd" {
@@ -274,7 +274,7 @@ mod tests {
             std::hint::spin_loop();
         }
         assert!(ticks() > before);
-        assert!(Others::look(proc).percent(proc) >= 0.0);
+        assert!(Others::sample(proc).percent(proc) >= 0.0);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A plan: the matrix of a study, as `plan.toml` has it.
+//! A plan: the matrix of a study, as in `plan.toml`.
 
 use std::fmt;
 
@@ -18,9 +18,9 @@ pub enum Scale {
     Smallest,
     /// Under five minutes on two CPUs.
     Quick,
-    /// What a laptop does over a break.
+    /// The default.
     Usual,
-    /// The seed's whole matrix with its own times.
+    /// The whole matrix and durations of the original study.
     Full,
 }
 
@@ -32,12 +32,12 @@ pub struct Plan {
     pub format: u32,
     /// Name of the study.
     pub study: String,
-    /// How often each cell is measured.
+    /// Number of runs of each cell.
     pub repeats: u32,
     /// Length of the window measured, in seconds.
     pub seconds: f64,
-    /// Names and values; the cells are all combinations. Values of the last axis are set beside
-    /// each other, the base first.
+    /// Names and values; the cells are all combinations. Values of the last axis are compared with
+    /// each other; the first is the base.
     pub axes: Vec<Axis>,
 }
 
@@ -47,24 +47,24 @@ impl Plan {
         Self { format: FORMAT, study: study.into(), repeats, seconds, axes }
     }
 
-    /// In what another plan is different; nothing where it is not.
+    /// The first difference to another plan, if any.
     pub fn differs(&self, other: &Self) -> Option<String> {
-        let told = |what: &str, then: &dyn fmt::Display, now: &dyn fmt::Display| {
+        let change = |what: &str, then: &dyn fmt::Display, now: &dyn fmt::Display| {
             Some(format!("{what} then {then}, now {now}"))
         };
         if self.study != other.study {
-            return told("study", &self.study, &other.study);
+            return change("study", &self.study, &other.study);
         }
         if self.repeats != other.repeats {
-            return told("repeats", &self.repeats, &other.repeats);
+            return change("repeats", &self.repeats, &other.repeats);
         }
         if self.seconds.to_bits() != other.seconds.to_bits() {
-            return told("seconds", &self.seconds, &other.seconds);
+            return change("seconds", &self.seconds, &other.seconds);
         }
         let values = |axis: &Axis| format!("{}={}", axis.name, axis.values.join(","));
         let pairs = self.axes.iter().zip(&other.axes);
         if let Some((a, b)) = pairs.into_iter().find(|(a, b)| a != b) {
-            return told("axis", &values(a), &values(b));
+            return change("axis", &values(a), &values(b));
         }
         (self != other).then(|| "its axes".into())
     }
@@ -98,7 +98,7 @@ impl Cell {
         self.0.iter().find(|(name, _)| name == axis).map_or("", |(_, value)| value)
     }
 
-    /// The same as a number; 0 if it is none.
+    /// The same as a number; 0 if it is not one.
     pub fn number(&self, axis: &str) -> f64 {
         self.get(axis).parse().unwrap_or(0.0)
     }

@@ -1,6 +1,6 @@
-//! What a report is made of. A study says what is to be seen; how it looks is settled here.
+//! Reports: a study supplies their contents; this module defines their appearance.
 //!
-//! `write` makes one page that needs nothing but itself, and each plot as a file of its own.
+//! `write` makes one self-contained page, and each plot as a separate file.
 //! A plot is laid out as a `scene` of lines and words (`plot`, `axis`), which `svg` writes; `png`
 //! draws that file; `table` and `html` are the page.
 
@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 pub use self::document::{
-    Document, Part, Plot, Point, Seed, Series, Table, Value, Verdict, Warning,
+    Document, Original, Part, Plot, Point, Series, Table, Value, Verdict, Warning,
 };
 
 /// The page's name in its folder.
@@ -30,7 +30,7 @@ pub const TEXT: &str = "report.md";
 /// The folder of plots beside it.
 pub const PLOTS: &str = "plots";
 
-/// Why a report could not be written.
+/// Failure to write a report.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The folder or a file of it.
@@ -58,8 +58,8 @@ pub enum Error {
     },
 }
 
-/// Writes [`PAGE`], [`TEXT`] and each plot as SVG and PNG into `folder`, and tells where the page
-/// is. What is there of an earlier report is replaced, each file at once.
+/// Writes [`PAGE`], [`TEXT`] and each plot as SVG and PNG into `folder`; returns the path of the
+/// page. Files of an earlier report are replaced atomically.
 pub fn write(folder: &Path, document: &Document) -> Result<PathBuf, Error> {
     check(document)?;
     let plots = folder.join(PLOTS);
@@ -77,7 +77,7 @@ pub fn write(folder: &Path, document: &Document) -> Result<PathBuf, Error> {
     Ok(page)
 }
 
-/// What only a study can do wrong.
+/// Checks names and shapes that a study supplies.
 fn check(document: &Document) -> Result<(), Error> {
     let mut names = BTreeSet::new();
     for plot in document.plots() {
@@ -100,7 +100,7 @@ fn check(document: &Document) -> Result<(), Error> {
     Ok(())
 }
 
-/// A reader sees the old file or the new one, never half of one.
+/// Replaces a file atomically.
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut part = path.as_os_str().to_owned();
     part.push(".part");

@@ -1,4 +1,4 @@
-//! What `pvswitch lab` does: list, run, report.
+//! Commands of `pvswitch lab`: list, run, report.
 
 use std::fmt::Write as _;
 use std::io::{ErrorKind, IsTerminal, Write as _};
@@ -23,7 +23,7 @@ use crate::store::{self, Results};
 use crate::study::Studies;
 use crate::study::Study;
 
-/// Writes to standard output. A reader that has closed it ends the process with success.
+/// Writes to standard output. A broken pipe ends the process with success.
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -32,7 +32,7 @@ pub fn print(text: &str) {
     }
 }
 
-/// All studies with their questions; as JSON with their axes and measures.
+/// Lists all studies with their questions; as JSON, with axes and measures.
 pub fn list(studies: Studies, as_json: bool) -> String {
     if as_json {
         let studies: Vec<_> = studies.iter().map(|study| described(*study)).collect();
@@ -41,8 +41,8 @@ pub fn list(studies: Studies, as_json: bool) -> String {
     let mut text = String::new();
     for study in studies {
         let _ = writeln!(text, "{:<12}{}", study.name(), study.about());
-        if let Some(seed) = study.seed() {
-            let _ = writeln!(text, "{:<12}after {}", "", seed.source);
+        if let Some(original) = study.original() {
+            let _ = writeln!(text, "{:<12}after {}", "", original.source);
         }
         let lengths = [Scale::Smallest, Scale::Quick, Scale::Usual, Scale::Full].map(|scale| {
             let plan = study.plan(scale);
@@ -63,7 +63,7 @@ fn name_of(scale: Scale) -> &'static str {
     match scale {
         Scale::Smallest => "--smallest",
         Scale::Quick => "--quick",
-        Scale::Usual => "as it is",
+        Scale::Usual => "default",
         Scale::Full => "--full",
     }
 }
@@ -81,12 +81,14 @@ fn described(study: &dyn Study) -> serde_json::Value {
         json!({"scale": name, "repeats": plan.repeats, "seconds": plan.seconds, "axes": plan.axes,
             "runs": turns.len(), "takes_s": takes_s})
     });
-    let seed = study.seed().map(|seed| json!({"source": seed.source, "claim": seed.claim}));
-    json!({"name": study.name(), "about": study.about(), "seed": seed, "scales": scales,
+    let original = study
+        .original()
+        .map(|original| json!({"source": original.source, "claim": original.claim}));
+    json!({"name": study.name(), "about": study.about(), "seed": original, "scales": scales,
         "measures": measures.collect::<Vec<_>>()})
 }
 
-/// Measures a study; the exit status.
+/// Runs a study; returns the exit status.
 pub fn run(ask: &Ask, studies: Studies) -> Result<u8, Error> {
     let side = isolate::side()?;
     let order = Order::of(ask, studies)?;
@@ -107,7 +109,7 @@ pub fn run(ask: &Ask, studies: Studies) -> Result<u8, Error> {
     }
 }
 
-/// Measures, with all namespaces made.
+/// Runs a study inside its namespaces.
 fn inside(ask: &Ask, order: &Order) -> Result<u8, Error> {
     let here = Inside::settle()?;
     let stage = stage(order)?;
@@ -126,7 +128,7 @@ fn inside(ask: &Ask, order: &Order) -> Result<u8, Error> {
             eprintln!("{said}: {what}");
         }
         if ended.verdicts.is_empty() {
-            eprintln!("--assert: there is nothing to judge by");
+            eprintln!("--assert: nothing could be judged");
         }
         let all = ended.verdicts.iter().all(|verdict| verdict.holds != Some(false));
         if !all || ended.verdicts.is_empty() || ended.failed > 0 {
@@ -139,8 +141,8 @@ fn inside(ask: &Ask, order: &Order) -> Result<u8, Error> {
     Ok(status)
 }
 
-/// Where the processes of all runs run. They run copies of the programs: a build in the meantime
-/// must not change what is measured.
+/// The environment of all runs. They use copies of the programs, so that a build in the meantime
+/// does not change what is measured.
 fn stage(order: &Order) -> Result<Stage, Error> {
     let copy = |from: &Path, name: &str| {
         let to = std::env::temp_dir().join(name);
@@ -158,10 +160,12 @@ fn stage(order: &Order) -> Result<Stage, Error> {
     Ok(stage)
 }
 
-/// Writes the summary of each folder of results, and into the first the report of all, which are of
-/// one study; returns its page.
+/// Writes the summary of each folder of results, and the report of all, of one study, into the
+/// first; returns its page.
 pub fn show(folders: &[PathBuf], studies: Studies) -> Result<PathBuf, Error> {
-    let Some(first) = folders.first() else { return Err(Error::usage("report: of which folder?")) };
+    let Some(first) = folders.first() else {
+        return Err(Error::usage("report: give a folder of results"));
+    };
     let plan = store::plan_of(first)?;
     let study = order::study(&plan.study, studies)?;
     let mut all = Vec::new();
@@ -184,7 +188,7 @@ fn this_program() -> Result<PathBuf, Error> {
     std::env::current_exe().map_err(|error| Error::failed(format!("/proc/self/exe: {error}")))
 }
 
-/// Whether somebody watches.
+/// Whether standard error is a terminal.
 fn on_terminal() -> bool {
     std::io::stderr().is_terminal()
 }

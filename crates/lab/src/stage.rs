@@ -1,4 +1,4 @@
-//! Where processes run: network namespaces, CPUs, and a folder of their own.
+//! The environment of processes: network namespaces, CPUs, and a private folder.
 //!
 //! ```text
 //!   Switch ── port p0 ── Nic (namespace g0: TAP, iperf3, ping)      guests' CPUs
@@ -7,9 +7,9 @@
 //!     └ control socket: Snapshot, Window
 //! ```
 //!
-//! All of it lives in the namespaces that the lab's own process is in, and ends with the values
-//! here: a process is killed when its [`Process`] is dropped, a namespace goes with its last
-//! process. What goes wrong is told with the end of the log of the process concerned.
+//! All of it is in the namespaces of the lab's own process, and ends with the values here: dropping
+//! a [`Process`] kills it, and a namespace ends with its last process. Errors include the end of
+//! the log of the process concerned.
 
 mod control;
 mod cpu;
@@ -45,7 +45,7 @@ use self::process::output;
 use crate::error::Fail;
 use crate::machine::Features;
 
-/// What a guest and the switch speak.
+/// Protocol between a guest and the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proto {
     /// Virtqueues over vhost-user.
@@ -85,7 +85,7 @@ impl FromStr for Proto {
     }
 }
 
-/// What all runs of a study share.
+/// The environment that all runs of a study share.
 #[derive(Debug)]
 pub struct Stage {
     /// The program measured.
@@ -96,11 +96,11 @@ pub struct Stage {
     pub switch_cpus: Vec<usize>,
     /// CPUs of guests.
     pub guest_cpus: Vec<usize>,
-    /// What guests speak where a study has no axis for it.
+    /// Protocol of guests, unless it is an axis of the study.
     pub proto: Proto,
     /// What each [`Nic`] is.
     pub guest: GuestKind,
-    /// Where a stock kernel for guests is: `boot/vmlinuz-VERSION`, `lib/modules/VERSION`.
+    /// Folder of a stock kernel for guests: `boot/vmlinuz-VERSION`, `lib/modules/VERSION`.
     pub kernel: PathBuf,
     image: OnceLock<vm::Image>,
     dir: TempDir,
@@ -181,13 +181,13 @@ impl Stage {
         all
     }
 
-    /// Whether a process may be put before all others on its CPU.
+    /// Whether a process may get real-time priority.
     fn has_real_time(&self) -> bool {
         let words = ["--rr", "1", "true"].map(String::from);
         *self.real_time.get_or_init(|| output("chrt", &words, &Place::default()).is_ok())
     }
 
-    /// A name that no other value of this stage has or had.
+    /// A unique name within this stage.
     pub fn unique(&self, name: &str) -> String {
         format!("{name}-{}", self.next.fetch_add(1, Ordering::Relaxed))
     }

@@ -1,4 +1,4 @@
-//! Results: every run of every cell, and what is told of them.
+//! Results: every run of every cell, and statistics.
 //!
 //! They are a folder:
 //!
@@ -57,7 +57,7 @@ pub struct Done {
     /// Which repeat, from 0.
     pub repeat: u32,
     /// A cache line's round trip between the CPUs before and after it, in ns; the longer one.
-    /// 0 where it could not be told, as on one CPU.
+    /// 0: unknown, as on one CPU.
     pub distance_ns: f64,
     /// CPU time of other programs while it ran, in per cent of one CPU.
     pub others_percent: f64,
@@ -99,10 +99,10 @@ impl Results {
         !is_disturbed(run) && !self.is_far(run)
     }
 
-    /// The least distance seen in any run; 0 where none was told.
+    /// The least distance seen in any run; 0: none is known.
     pub fn nearest_ns(&self) -> f64 {
-        let told = self.runs.iter().map(|run| run.distance_ns).filter(|ns| *ns > 0.0);
-        told.min_by(f64::total_cmp).unwrap_or(0.0)
+        let known = self.runs.iter().map(|run| run.distance_ns).filter(|ns| *ns > 0.0);
+        known.min_by(f64::total_cmp).unwrap_or(0.0)
     }
 
     /// The runs that medians are of: of each cell the quiet ones, or all where it has none.

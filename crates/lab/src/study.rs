@@ -1,32 +1,32 @@
-//! What a study is.
+//! The trait of studies, and its types.
 
 use std::collections::BTreeMap;
 
 use crate::error::Fail;
 use crate::plan::{Cell, Plan, Scale};
-use crate::report::{Part, Seed, Verdict};
+use crate::report::{Original, Part, Verdict};
 
 /// Studies that can be run: [`crate::studies::ALL`], or those of a test.
 pub type Studies = &'static [&'static dyn Study];
 
-/// What one run of one cell measured: a number for each measure it has, by name.
+/// Results of one run of one cell: a number for each measure, by name.
 pub type Figures = BTreeMap<&'static str, f64>;
 
 /// One column of results.
 #[derive(Clone, Copy, Debug)]
 pub struct Measure {
-    /// As in the file of results: lower case, words joined by `_`.
+    /// Column in the file of results: lower case, words joined by `_`.
     pub name: &'static str,
-    /// What it is in, as printed: `Mbit/s`, `%`, `us`; empty for a plain count.
+    /// Unit, as printed: `Mbit/s`, `%`, `us`; empty for a plain count.
     pub unit: &'static str,
-    /// Which way is better; none where neither is.
+    /// Which direction is better.
     pub better: Better,
-    /// One sentence: what it says, and of what.
+    /// One sentence that describes it.
     pub about: &'static str,
 }
 
 impl Measure {
-    /// One of them, as its fields are named.
+    /// A measure of these fields.
     pub const fn new(
         name: &'static str,
         unit: &'static str,
@@ -37,24 +37,24 @@ impl Measure {
     }
 }
 
-/// Which way a measure is better.
+/// Which direction of a measure is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
-    /// The more the better.
+    /// More is better.
     More,
-    /// The less the better.
+    /// Less is better.
     Less,
-    /// It says how, not how well.
+    /// Neither is better.
     Neither,
 }
 
 /// One run of one cell.
 pub struct Run<'a> {
-    /// Which cell.
+    /// The cell.
     pub cell: &'a Cell,
-    /// Length of the window measured, in seconds; traffic runs before it, to warm up.
+    /// Length of the measured window, in seconds; traffic runs before it, to warm up.
     pub seconds: f64,
-    /// Where processes run.
+    /// Environment of its processes.
     pub stage: &'a crate::stage::Stage,
 }
 
@@ -64,13 +64,13 @@ pub trait Study: Sync {
     fn name(&self) -> &'static str;
     /// One line: its question.
     fn about(&self) -> &'static str;
-    /// Where it comes from; none for those of our own.
-    fn seed(&self) -> Option<Seed>;
+    /// The published study that it repeats, if any.
+    fn original(&self) -> Option<Original>;
     /// What it measures, in the order of the columns.
     fn measures(&self) -> &'static [Measure];
     /// The matrix. The last axis holds what is set beside each other, the base first.
     fn plan(&self, scale: Scale) -> Plan;
-    /// Whether the matrix has this cell: a seed did not measure all of its own.
+    /// Whether the matrix has this cell: an original study may not have measured all combinations.
     fn has(&self, _cell: &Cell) -> bool {
         true
     }
@@ -89,12 +89,12 @@ pub trait Study: Sync {
     }
     /// Measures one cell once.
     fn run(&self, run: &Run) -> Result<Figures, Fail>;
-    /// Tables and plots: the seed's own beside ours, in its layout.
+    /// Tables and plots: those of the original study beside ours, in its layout.
     fn report(&self, results: &crate::store::Results) -> Vec<Part>;
-    /// What several machines' results tell side by side, above what each tells alone.
+    /// Results of several machines side by side, above those of each.
     fn together(&self, _all: &[crate::store::Results]) -> Vec<Part> {
         Vec::new()
     }
-    /// Whether the seed's main result is seen, told from counts.
+    /// Judges by counts whether the main result of the original study is confirmed.
     fn judge(&self, results: &crate::store::Results) -> Vec<Verdict>;
 }

@@ -20,7 +20,7 @@ fn lab(args: &[&str]) -> Output {
 }
 
 /// Standard output of what must succeed.
-fn told(args: &[&str]) -> String {
+fn output_of(args: &[&str]) -> String {
     let output = lab(args);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{args:?}: {error}");
@@ -38,7 +38,7 @@ fn fails(args: &[&str], status: i32, words: &[&str]) {
 }
 
 fn studies() -> Vec<Value> {
-    serde_json::from_str(&told(&["list", "--json"])).unwrap()
+    serde_json::from_str(&output_of(&["list", "--json"])).unwrap()
 }
 
 #[test]
@@ -47,12 +47,12 @@ fn every_study_has_plans_that_suit_it_and_keep_their_time() {
     let most_s = [("--smallest", 60.0), ("--quick", 300.0), ("--full", f64::INFINITY)];
     for study in studies() {
         let name = study["name"].as_str().unwrap();
-        assert!(told(&["list"]).contains(name));
+        assert!(output_of(&["list"]).contains(name));
         let axes = study["scales"][3]["axes"].as_array().unwrap().len();
         for (scale, most_s) in most_s {
             let out = dir.join(format!("{name}{scale}")).display().to_string();
             let run = ["run", name, scale, "--dry-run", "--json", "--out", &out];
-            let plan: Value = serde_json::from_str(&told(&run)).unwrap();
+            let plan: Value = serde_json::from_str(&output_of(&run)).unwrap();
             assert!(!plan["cells"].as_array().unwrap().is_empty(), "{name} {scale}");
             assert_eq!(plan["plan"]["axes"].as_array().unwrap().len(), axes, "{name} {scale}");
             let takes_s = plan["takes_s"].as_f64().unwrap();
@@ -80,7 +80,7 @@ fn every_study_has_plans_that_suit_it_and_keep_their_time() {
 
 #[test]
 fn words_that_mean_nothing() {
-    fails(&["run", "no-such-study-at-all"], 2, &["no study 'no-such-study-at-all': there are"]);
+    fails(&["run", "no-such-study-at-all"], 2, &["no study 'no-such-study-at-all': use one of"]);
     fails(&["run"], 2, &["<STUDY>"]);
     fails(&["run", "x", "--quick", "--full"], 2, &["cannot be used with"]);
     fails(&["run", "x", "--switch-cpus", "zero"], 2, &["zero"]);
@@ -103,12 +103,12 @@ fn reports_of_what_is_none() {
 
 #[test]
 fn help_is_that_of_pvswitch_lab_with_a_blank() {
-    let help = told(&["--help"]);
+    let help = output_of(&["--help"]);
     for word in ["Usage: pvswitch lab <COMMAND>", "list", "run", "report", "pvswitch lab run"] {
         assert!(help.contains(word), "{word}: {help}");
     }
     assert!(!help.contains("guest "), "{help}");
-    assert!(told(&["run", "--help"]).contains("Usage: pvswitch lab run [OPTIONS] <STUDY>"));
+    assert!(output_of(&["run", "--help"]).contains("Usage: pvswitch lab run [OPTIONS] <STUDY>"));
     assert_eq!(lab(&[]).status.code(), Some(2));
 }
 

@@ -135,32 +135,32 @@ fn a_plan_is_read_as_it_was_written() {
 fn plans_that_make_no_sense() {
     let path = folder("plans").join("mine.toml");
     let good = STUDIES[0].plan(Scale::Quick).to_toml();
-    let told = |text: &str| {
+    let refusal = |text: &str| {
         fs::write(&path, text).unwrap();
         usage(|ask| ask.plan = Some(path.clone()))
     };
-    says(&told("format = = 1"), &["mine.toml", "not TOML", "line 1"]);
-    says(&told("a = 1"), &["mine.toml", "no 'format = 1'"]);
-    says(&told(&good.replace("format = 1", "format = 2")), &["another version", "format is 2"]);
-    says(&told(&good.replace("\"fake\"", "\"other\"")), &["no plan of fake"]);
-    says(&told(&good.replace("\"load\"", "\"laod\"")), &["no axis 'laod'", "mean 'load'"]);
-    says(&told(&good.replace("\"event\"", "\"evnt\"")), &["'evnt'", "mean 'event'"]);
-    says(&told(&good.replace("[\"a\", \"b\"]", "[]")), &["'side' has no values"]);
-    says(&told(&good.replace("repeats", "repaets")), &["mine.toml", "repaets"]);
-    says(&told(&good.replace("repeats = 2", "repeats = \"two\"")), &["mine.toml", "two"]);
+    says(&refusal("format = = 1"), &["mine.toml", "not TOML", "line 1"]);
+    says(&refusal("a = 1"), &["mine.toml", "no 'format = 1'"]);
+    says(&refusal(&good.replace("format = 1", "format = 2")), &["another version", "format is 2"]);
+    says(&refusal(&good.replace("\"fake\"", "\"other\"")), &["no plan of fake"]);
+    says(&refusal(&good.replace("\"load\"", "\"laod\"")), &["no axis 'laod'", "mean 'load'"]);
+    says(&refusal(&good.replace("\"event\"", "\"evnt\"")), &["'evnt'", "mean 'event'"]);
+    says(&refusal(&good.replace("[\"a\", \"b\"]", "[]")), &["'side' has no values"]);
+    says(&refusal(&good.replace("repeats", "repaets")), &["mine.toml", "repaets"]);
+    says(&refusal(&good.replace("repeats = 2", "repeats = \"two\"")), &["mine.toml", "two"]);
     let (head, axes) = good.split_at(good.find("[[axes]]").unwrap());
     let half = &axes[..axes[1..].find("[[axes]]").unwrap() + 1];
-    says(&told(&format!("{head}{half}")), &["its axes are load, poll, side, in this order"]);
+    says(&refusal(&format!("{head}{half}")), &["its axes are load, poll, side, in this order"]);
     let many: Vec<String> = (0..500_000).map(|i| format!("\"{i}\"")).collect();
-    says(&told(&good.replace("[\"1\", \"7\"]", &format!("[{}]", many.join(",")))), &["at most"]);
+    says(&refusal(&good.replace("[\"1\", \"7\"]", &format!("[{}]", many.join(",")))), &["at most"]);
     says(&usage(|ask| ask.plan = Some("no-such-file".into())), &["no-such-file", "No such file"]);
 }
 
 #[test]
 fn a_matrix_too_large_says_how_long_it_would_take() {
     let ask = Ask { repeats: Some(1000), seconds: Some(60.0), ..quick(Path::new("nowhere")) };
-    let told = order(&ask).check_length(&ask, &[]).unwrap_err().to_string();
-    says(&told, &["3000 runs", "2 days", "--full", "--dry-run"]);
+    let message = order(&ask).check_length(&ask, &[]).unwrap_err().to_string();
+    says(&message, &["3000 runs", "2 days", "--full", "--dry-run"]);
     let meant = Ask { scale: Scale::Full, ..ask };
     assert!(order(&meant).check_length(&meant, &[]).is_ok());
 }
@@ -262,16 +262,16 @@ fn contents(out: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     all
 }
 
-/// What is told of a folder, in which nothing is changed.
+/// What is message of a folder, in which nothing is changed.
 fn refused(ask: &Ask) -> String {
     let out = ask.out.as_ref().unwrap();
     let before = contents(out);
-    let told = match go(ask, &Stop::default()) {
+    let message = match go(ask, &Stop::default()) {
         Err(Error::Failed(what)) => what,
         other => panic!("{other:?}"),
     };
-    assert!(contents(out) == before, "changed: {told}");
-    told
+    assert!(contents(out) == before, "changed: {message}");
+    message
 }
 
 #[test]
@@ -306,23 +306,23 @@ fn results_of_another_plan_version_or_machine_are_left_alone() {
         let was = text(&out, file);
         assert!(was.contains(from));
         fs::write(out.join(file), was.replace(from, to)).unwrap();
-        let told = refused(&ask);
+        let message = refused(&ask);
         let shown =
             pvswitch_lab::show(std::slice::from_ref(&out), STUDIES).map_err(|e| e.to_string());
         fs::write(out.join(file), was).unwrap();
-        (told, shown)
+        (message, shown)
     };
-    let (told, shown) = change("plan.toml", "format = 1", "format = 9");
-    says(&told, &["plan.toml", "another version", "format is 9"]);
+    let (message, shown) = change("plan.toml", "format = 1", "format = 9");
+    says(&message, &["plan.toml", "another version", "format is 9"]);
     says(&shown.unwrap_err(), &["another version"]);
-    let (told, shown) = change("runs.csv", "mbps,events", "mbps,wakes");
-    says(&told, &["runs.csv", "columns", "nothing was changed"]);
+    let (message, shown) = change("runs.csv", "mbps,events", "mbps,wakes");
+    says(&message, &["runs.csv", "columns", "nothing was changed"]);
     says(&shown.unwrap_err(), &["columns"]);
-    let (told, shown) = change("runs.csv", "7,event", "7,event,more");
-    says(&told, &["runs.csv", "line 4"]);
+    let (message, shown) = change("runs.csv", "7,event", "7,event,more");
+    says(&message, &["runs.csv", "line 4"]);
     says(&shown.unwrap_err(), &["line 4"]);
-    let (told, shown) = change("machine.json", "\"cpus\": ", "\"cpus\": 9");
-    says(&told, &["another machine", "number of CPUs then '9"]);
+    let (message, shown) = change("machine.json", "\"cpus\": ", "\"cpus\": 9");
+    says(&message, &["another machine", "number of CPUs then '9"]);
     assert!(shown.is_ok());
     assert_eq!(go(&ask, &Stop::default()).unwrap().done, 6);
 }
@@ -333,13 +333,13 @@ fn a_folder_of_something_else_is_left_alone() {
     fs::write(out.join("thesis.tex"), "all my work").unwrap();
     says(&refused(&quick(&out)), &["no plan.toml", "--out"]);
     let file = out.join("thesis.tex");
-    let told = match go(&quick(&file), &Stop::default()) {
+    let message = match go(&quick(&file), &Stop::default()) {
         Err(Error::Failed(what)) => what,
         other => panic!("{other:?}"),
     };
-    says(&told, &["thesis.tex", "Not a directory"]);
-    let told = pvswitch_lab::show(&[out], STUDIES).unwrap_err().to_string();
-    says(&told, &["no plan.toml", "not results of the lab"]);
+    says(&message, &["thesis.tex", "Not a directory"]);
+    let message = pvswitch_lab::show(&[out], STUDIES).unwrap_err().to_string();
+    says(&message, &["no plan.toml", "not results of the lab"]);
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn reports_of_two_machines_are_one_page() {
     says(&text(&one, "report.html"), &["Machine 1", "Machine 2"]);
 }
 
-// ---- what is told of results ----
+// ---- results ----
 
 #[test]
 fn far_and_disturbed_runs_are_left_out_where_there_are_others() {

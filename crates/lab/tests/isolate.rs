@@ -119,7 +119,7 @@ fn a_whole_study() {
     let out = common::folder("whole").join("out");
     let output = lab(&out, &["poll=event,never,absent"]).output().unwrap();
     let text = words(&output);
-    // A cell failed: --assert tells.
+    // A cell failed: --assert fails.
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert_eq!(runs(&out), 6, "{text}");
     for word in ["FAILED: broken by design", "skipped: no-such-tool", "no-such-tool"] {
@@ -151,7 +151,7 @@ fn a_signal_leaves_what_is_done() {
         let output = child.wait_with_output().unwrap();
         let text = words(&output);
         assert_eq!(output.status.code(), Some(status), "{text}");
-        assert!(text.contains("interrupted: 2 of 8 runs done; the same command goes on"), "{text}");
+        assert!(text.contains("interrupted: 2 of 8 runs done; the same command resumes"), "{text}");
         assert_eq!(runs(&out), 2);
         assert!(out.join("summary.json").exists());
         nothing_is_left();

@@ -66,7 +66,7 @@ fn many(
         return Err(Usage("--replay: only with --mode send and --mode sink".into()).into());
     }
     if args.control.is_some() {
-        let what = "--control: not with --replay or --mode idle, which follow no policies";
+        let what = "--control: not with --replay or --mode idle, which use no policies";
         return Err(Usage(what.into()).into());
     }
     generate::check_pace(args.rate, args.burst, args.on_off).map_err(ended)?;

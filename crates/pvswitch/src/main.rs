@@ -110,7 +110,7 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
             return Err(run::RunError::DuplicatePort(port.name.clone()).into());
         }
     }
-    let settings = args.settings.0.over(file.settings);
+    let settings = args.settings.0.or(file.settings);
     let control = settings.text("control").map(PathBuf::from);
     if ports.is_empty() && control.is_none() {
         return Err("no ports: add --port NAME=KIND:ARG, or --control PATH to add them later; \

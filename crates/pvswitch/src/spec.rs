@@ -342,7 +342,7 @@ mod tests {
         let policy = error("a=tap:t0,call=spn");
         assert!(policy.contains("call=spn: unknown policy 'spn'"), "{policy}");
         let other = error("a=tap:t0,weight/0=2");
-        assert!(other.contains("only poll and call are of single queues"), "{other}");
+        assert!(other.contains("only poll and call can be set for single queues"), "{other}");
     }
 
     #[test]
@@ -354,11 +354,11 @@ mod tests {
             let range = error(&format!("a={kind},limit-mappings=4K"));
             assert!(range.contains("limit-mappings=4K: use 0 to 1000000000"), "{range}");
             let queue = error(&format!("a={kind},limit-mappings/0=4"));
-            assert!(queue.contains("only poll and call are of single queues"), "{queue}");
+            assert!(queue.contains("only poll and call can be set for single queues"), "{queue}");
             assert!(format!("a={kind},limit-log-lines=1").parse::<PortSpec>().is_ok());
         }
         let bytes = error("a=null,limit-held-bytes=4X");
-        assert!(bytes.contains("use 0 to 131072T bytes, or so many K, M, G or T"), "{bytes}");
+        assert!(bytes.contains("use 0 to 131072T bytes, with unit K, M, G, T or none"), "{bytes}");
     }
 
     #[test]

@@ -238,9 +238,9 @@ fn limits_that_cannot_be_set_are_refused_and_nothing_is_changed() {
     for (args, want) in [
         (&["a", "limit-mapings=4"][..], "did you mean 'limit-mappings'?"),
         (&["a", "limit-mappings=4K"], "limit-mappings=4K: use 0 to 1000000000"),
-        (&["a", "limit-held-bytes=4X"], "use 0 to 131072T bytes, or so many K, M, G or T"),
+        (&["a", "limit-held-bytes=4X"], "use 0 to 131072T bytes, with unit K, M, G, T or none"),
         (&["a", "limit-messages=1", "limit-mappings=x"], "limit-mappings=x: use 0 to"),
-        (&["a/0", "limit-mappings=4"], "say: set a limit-mappings=N"),
+        (&["a/0", "limit-mappings=4"], "use set a limit-mappings=N"),
         (&["b", "limit-mappings=4"], "no port 'b'"),
         (&["limit-mappings=4"], "unknown setting 'limit-mappings'; known here: poll, call, place"),
     ] {

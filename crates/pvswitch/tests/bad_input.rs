@@ -111,9 +111,9 @@ fn options_that_make_no_sense() {
         (&["--forward", "bridge"], "possible values: switch, cross"),
         (&["--cpus", "99999"], "no such CPU"),
         (&["--cpus", "one"], "--cpus"),
-        (&["--duration=-1"], "no length of time"),
-        (&["--duration=nan"], "no length of time"),
-        (&["--duration=1e19"], "no length of time"),
+        (&["--duration=-1"], "invalid duration"),
+        (&["--duration=nan"], "invalid duration"),
+        (&["--duration=1e19"], "invalid duration"),
         (&["--prot", "a=null"], "--port"),
         (&["--port", "null"], "use NAME=KIND:ARG"),
         (&["--port", "a=vhostuser:/tmp/a"], "did you mean 'vhost-user'?"),
@@ -212,7 +212,7 @@ fn guests_that_cannot_connect() {
         (&["--count", "3"], "only with --mode idle"),
         (&["--count", "3", "--mode", "idle"], "write {} for the number"),
         (&["--mode", "idle", "--count", "0"], "1..=65536"),
-        (&["--queue-size", "1", "--set", "header=apart"], "takes 2 descriptors"),
+        (&["--queue-size", "1", "--set", "header=apart"], "needs 2 descriptors"),
         (&["--queue-size", "0"], "1 to 32768"),
         (&["--queue-size", "100"], "a power of two unless --packed"),
         (&["--size", "20"], "no frame size"),
@@ -222,9 +222,9 @@ fn guests_that_cannot_connect() {
         (&["--mode", "hostile=commits"], "no case of split and socket"),
         (&["--also", "02:00:00:00:00:01,0"], "use MAC,N"),
         (&["--mode", "shout"], "possible values: send, sink, echo, rr, idle"),
-        (&["--interval=-1"], "no length of time"),
+        (&["--interval=-1"], "invalid duration"),
         (&["--interval=0"], "--interval 0"),
-        (&["--duration=nan"], "no length of time"),
+        (&["--duration=nan"], "invalid duration"),
     ];
     for (args, want) in bad {
         fails(command(&[&["gen", "--connect", &socket], args].concat()), USAGE, &[want]);

@@ -241,8 +241,8 @@ fn addresses_that_cannot_be() {
         ("192.0.2.1:9999", 1, "use an address of this machine"),
         (missing.as_str(), 1, "directory does not exist"),
         ("localhost", 2, "use HOST:PORT, PORT alone for 127.0.0.1, or unix:PATH"),
-        ("unix:", 2, "no address to listen at"),
-        ("127.0.0.1:99999", 2, "no address to listen at"),
+        ("unix:", 2, "invalid listening address"),
+        ("127.0.0.1:99999", 2, "invalid listening address"),
     ];
     let run = |args: &[&str]| {
         let control = dir.text("ctl");

@@ -72,7 +72,7 @@ fn queues_of_the_switch_have_policies_of_their_own_by_option_and_by_file() {
     switch.json(&["set", "a/1", "poll=spin", "call=timer:100"]);
     let want = [["napi:4", "spin", "timer:500"], ["coalesce:20/pending", "timer:100", "event"]];
     assert_eq!(policies("a"), want);
-    let wants = ["'poll/1': for one queue say: set a/1 poll=spin"];
+    let wants = ["'poll/1': for one queue use set a/1 poll=spin"];
     refused(switch.control(), &["set", "a", "poll/1=spin"], &wants);
     // The worker of `cpus = [0]`.
     let tid = switch.json(&["stats"])["workers"][0]["tid"].as_u64().unwrap();
@@ -270,7 +270,7 @@ fn sockets_and_guests_that_cannot_be_controlled() {
     let dir = Dir::new();
     let connect = format!("vhost-user:{}", dir.text("a"));
     let nowhere = dir.text("no/such/dir/x");
-    let usage = "not with --replay or --mode idle, which follow no policies";
+    let usage = "not with --replay or --mode idle, which use no policies";
     let cases: [(&[&str], i32, &str); 5] = [
         (&["--mode", "idle", "--control", "x"], 2, usage),
         (&["--mode", "sink", "--replay", "--control", "x"], 2, usage),

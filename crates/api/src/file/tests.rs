@@ -83,7 +83,7 @@ fn a_typo_is_reported_with_line_column_and_nearest_key() {
 }
 
 #[test]
-fn values_that_make_no_sense() {
+fn invalid_values_are_rejected() {
     for (text, at, want) in [
         ("poll = \"evnt\"\n", "1:8", "poll=evnt: unknown policy 'evnt': use one of event"),
         ("placement = \"balance\"\n", "1:13", "did you mean 'balanced'?"),
@@ -111,7 +111,7 @@ fn values_that_make_no_sense() {
 }
 
 #[test]
-fn policies_of_queues_that_cannot_be() {
+fn policies_of_nonexistent_queues_are_rejected() {
     let port = |lines: &str| {
         error(&format!("[port.a]\nkind = \"tap\"\ninterface = \"t\"\nqueues = 2\n{lines}\n"))
     };
@@ -128,7 +128,7 @@ fn policies_of_queues_that_cannot_be() {
 }
 
 #[test]
-fn limits_that_cannot_be_are_refused_with_what_can() {
+fn invalid_limits_are_rejected_with_the_valid_range() {
     let port =
         |line: &str| error(&format!("[port.a]\nkind = \"tap\"\ninterface = \"t\"\n{line}\n"));
     for typo in ["limit-mapings", "limt-mappings", "limit_mappings"] {
@@ -143,5 +143,5 @@ fn limits_that_cannot_be_are_refused_with_what_can() {
         assert!(range.contains(&format!("port 'a': {want}")), "{range}");
     }
     let bytes = port("limit-held-bytes = \"4X\"");
-    assert!(bytes.contains("use 0 to 131072T bytes, or so many K, M, G or T"), "{bytes}");
+    assert!(bytes.contains("use 0 to 131072T bytes, with unit K, M, G, T or none"), "{bytes}");
 }

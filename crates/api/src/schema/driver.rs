@@ -8,32 +8,32 @@ use crate::queues::queue_number;
 const HZ_MAX: u32 = 20_000;
 const ON_OFF: Type = Type::Choice(&[Choice::word("on", ""), Choice::word("off", "")]);
 
-/// When transmitted buffers are taken back.
+/// When transmitted buffers are reclaimed.
 const COMPLETION: &[Choice] = &[
     Choice::word(
         "orphan",
-        "A frame is the ring's when it is sent (it was copied into the ring's own buffer) and \
-         nobody waits for it. Buffers are taken back when a burst finds too few free; no calls \
-         are asked for, but by a sender that is stopped.",
+        "A frame is copied into a buffer of the ring when it is sent, and no sender waits for its \
+         completion. Buffers are reclaimed when a burst finds too few free; only a stopped sender \
+         enables calls.",
     ),
-    Choice::word("before-tx", "Taken back before each burst; calls as above."),
+    Choice::word("before-tx", "Buffers are reclaimed before each burst; calls as above."),
     Choice::number(
         "timer",
         "HZ",
         1,
         HZ_MAX,
-        "Taken back at ticks (1 to 20000 Hz) while any is in flight, and at no other time; no \
+        "Buffers are reclaimed only at timer ticks (1 to 20000 Hz), while any is in flight; no \
          calls. A full ring waits for the tick.",
     ),
     Choice::word(
         "on-empty",
-        "Taken back when all in flight was used. The event index is set to the last one, so that \
-         a sleeper is called once, then.",
+        "Buffers are reclaimed when all in flight are used. The event index is set to the last \
+         one, so that a sleeping driver is called once.",
     ),
     Choice::word(
         "on-half-empty",
-        "Taken back when half are free again. While fewer than half are, the event index is set \
-         to where that will be.",
+        "Buffers are reclaimed when half are free. While fewer are free, the event index is set \
+         to the buffer that completes the half.",
     ),
 ];
 
@@ -41,67 +41,69 @@ const COMPLETION: &[Choice] = &[
 const FULL: &[Choice] = &[
     Choice::word(
         "stop-before-full",
-        "A sender takes no frame that it has no buffer for; it sleeps until the completion \
-         setting gives one.",
+        "A sender accepts no frame without a free buffer; it sleeps until the completion setting \
+         frees one.",
     ),
     Choice::word(
         "busy-retry",
-        "It tries again at once, indefinitely. There is no third queue: the frame stays where it \
-         is.",
+        "The sender retries at once, indefinitely. There is no third queue: the frame stays where \
+         it is.",
     ),
 ];
 
-/// When received buffers are given back.
+/// When received buffers are returned.
 const REFILL: &[Choice] = &[
-    Choice::word("at-once", "Received buffers are given back after each poll that found frames."),
-    Choice::word("below-half", "When fewer than half are with the switch."),
-    Choice::number("batch", "N", 1, 32_768, "N at a time, at most half of them."),
+    Choice::word("at-once", "Received buffers are returned after each poll that found frames."),
+    Choice::word("below-half", "They are returned when the switch has fewer than half."),
+    Choice::number("batch", "N", 1, 32_768, "They are returned N at a time, at most half of them."),
 ];
 
-/// Where the header lies.
+/// Placement of the header.
 const HEADER: &[Choice] = &[
-    Choice::word("inline", "The virtio-net header lies before the frame."),
+    Choice::word("inline", "The virtio-net header precedes the frame in the same buffer."),
     Choice::word(
         "apart",
-        "It has a descriptor of its own: two for each buffer, in a table of their own with \
+        "The header has its own descriptor: two per buffer, in an indirect table with \
          `indirect=on`, else half as many buffers.",
     ),
 ];
 
 /// How notifications are suppressed.
 const SUPPRESS: &[Choice] = &[
-    Choice::word("event-index", "Notifications are suppressed by index."),
+    Choice::word("event-index", "Notifications are suppressed by event index."),
     Choice::word(
         "flags",
-        "By flags: EVENT_IDX is not negotiated. A flag cannot name a later buffer: `on-empty` and \
-         `on-half-empty` are called at each use, and take buffers back at the same points.",
+        "Notifications are suppressed by flags: EVENT_IDX is not negotiated. A flag cannot name a \
+         later buffer: with `on-empty` and `on-half-empty` the driver is called at each use, and \
+         reclaims buffers at the same points.",
     ),
     Choice::word(
         "none",
-        "Xen's rings alone, which have no flags: not at all; the switch is notified of all that \
-         is published, frames and buffers given back, whether it asks or not.",
+        "Xen rings only, which have no flags: notifications are not suppressed. The switch is \
+         notified of all published frames and returned buffers, whether it asks or not.",
     ),
 ];
 
-/// What is checked.
+/// Checks of used elements.
 const CHECKS: &[Choice] = &[
-    Choice::word("on", "What the switch says it used is checked against what is in flight."),
+    Choice::word("on", "Used elements are checked against the chains in flight."),
     Choice::word(
         "off",
-        "A split ring is not checked for chains that are not in flight, nor for lengths (they are \
-         cut to the buffer); the marks for it are not written. Indices outside the ring and index \
-         jumps are still faults, and nothing outside our own memory is ever touched. A packed \
-         ring finds its place through these checks and keeps them.",
+        "On a split ring, used elements are not checked for chains that are not in flight, nor \
+         for lengths (they are truncated to the buffer), and chains in flight are not marked. \
+         Indices outside the ring and index jumps are still faults, and memory outside the \
+         driver's own is never accessed. A packed ring needs these checks to keep its position, \
+         and keeps them.",
     ),
 ];
 
-/// All of them. `poll` and `kick` of all queue pairs are options of their own (`--poll`, `--kick`).
+/// All entries. `poll` and `kick` of all queue pairs are separate options (`--poll`, `--kick`).
 pub const TABLE: &[Entry] = &[
     Entry::new(
         "tx-completion",
         Type::Choice(COMPLETION),
         "orphan",
-        "when transmitted buffers are taken back",
+        "when transmitted buffers are reclaimed",
     ),
     Entry::new(
         "tx-full",
@@ -109,26 +111,21 @@ pub const TABLE: &[Entry] = &[
         "stop-before-full",
         "what a sender without a free buffer does",
     ),
-    Entry::new(
-        "rx-refill",
-        Type::Choice(REFILL),
-        "at-once",
-        "when received buffers are given back",
-    ),
+    Entry::new("rx-refill", Type::Choice(REFILL), "at-once", "when received buffers are returned"),
     Entry::new(
         "header",
         Type::Choice(HEADER),
         "inline",
-        "header before the frame, or in a descriptor of its own",
+        "header before the frame, or in its own descriptor",
     ),
     Entry::new(
         "offset",
         Type::Number(0, 64),
         "0",
-        "bytes left free at the start of each buffer, 0 to 64",
+        "bytes left unused at the start of each buffer, 0 to 64",
     )
     .more(
-        " (`apart`: before the frame). The IP header is on a multiple of 16 with 6 inline, with 2 \
+        " (`apart`: before the frame). The IP header is aligned to 16 bytes with 6 inline, with 2 \
          apart.",
     ),
     Entry::new(
@@ -137,18 +134,18 @@ pub const TABLE: &[Entry] = &[
         "event-index",
         "how notifications are suppressed",
     ),
-    Entry::new("indirect", ON_OFF, "on", "tables for chains of several descriptors")
+    Entry::new("indirect", ON_OFF, "on", "indirect tables for chains of several descriptors")
         .more(": whether INDIRECT_DESC is negotiated."),
-    Entry::new("checks", Type::Choice(CHECKS), "on", "checks of what the switch says it used"),
+    Entry::new("checks", Type::Choice(CHECKS), "on", "checks of used elements from the switch"),
     Entry::new(
         "tx-burst",
         Type::Number(1, 64),
         "64",
-        "most frames sent, and notified of, at once, 1 to 64",
+        "most frames per transmit burst and notification, 1 to 64",
     )
     .more(
-        ". With 1 the switch is notified of each frame, if it asks to be: what batches are worth \
-         (`pvswitch lab run copies`).",
+        ". With 1 the switch is notified of each frame, if it asks for notifications; shows the \
+         benefit of batches (`pvswitch lab run copies`).",
     ),
     Entry::new("poll", Type::Policy, "`--poll`", "--poll of one queue pair, from 0 on")
         .given(Given::CommandLine)
@@ -160,10 +157,10 @@ pub const TABLE: &[Entry] = &[
         .live(Live::Queue),
 ];
 
-/// The setting that `KEY=VALUE` or `KEY/QUEUE=VALUE` gives, the queue pair, and the value.
+/// Parses `KEY=VALUE` or `KEY/QUEUE=VALUE` into the setting, the queue pair, and the value.
 ///
 /// # Errors
-/// There is no such setting, or the value is invalid; the error says what to write.
+/// The setting does not exist, or the value is invalid; the error says what to write.
 pub fn parse(text: &str) -> Result<(&'static Entry, Option<usize>, Value), String> {
     let (key, value) = text.split_once('=').unwrap_or((text, ""));
     let Some((entry, queue)) = find(TABLE.iter(), key) else {
@@ -176,7 +173,7 @@ pub fn parse(text: &str) -> Result<(&'static Entry, Option<usize>, Value), Strin
     };
     if entry.per_queue && queue.is_none() {
         let one = format!("--set {key}/QUEUE={value} for one queue pair");
-        return Err(format!("{key} of all queues is an option: --{key} {value}, or {one}"));
+        return Err(format!("for all queues use the option --{key} {value}, or {one}"));
     }
     let at = |error| format!("{key}={value}: {error}");
     let queue = queue.map(|queue| queue_number(entry.name, queue).map_err(at)).transpose()?;

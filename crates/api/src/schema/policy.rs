@@ -1,8 +1,8 @@
-//! The forms in which a poll, call or kick policy is written.
+//! The text forms of a poll, call or kick policy.
 //!
-//! A policy is carried as its text; the switch, which knows what it does, makes a value of it.
+//! Here a policy is text; the switch, which implements policies, parses it into a value.
 
-/// What follows the word of a policy.
+/// Arguments of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Args {
     /// Nothing.
@@ -11,35 +11,35 @@ pub enum Args {
     Maybe(Number),
     /// Two numbers.
     Two(Number, Number),
-    /// A number, divided by what is pending.
+    /// A number, divided by the number of pending frames.
     Pending(Number),
 }
 
-/// A number of a policy: what it is, and its bounds.
+/// A numeric argument of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number {
-    /// What it is.
+    /// Its name in messages.
     pub what: &'static str,
-    /// The least.
+    /// Minimum.
     pub min: u32,
-    /// The most.
+    /// Maximum.
     pub max: u32,
 }
 
 /// One form of policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
-    /// As it is written.
+    /// Syntax, as shown to operators.
     pub form: &'static str,
-    /// The word.
+    /// The word before the colon.
     pub word: &'static str,
-    /// What follows it after a colon.
+    /// The arguments after the colon.
     pub args: Args,
     /// When a queue is polled under it.
     pub polls: &'static str,
     /// When a guest is called under it.
     pub calls: &'static str,
-    /// What it is good for.
+    /// What it is suited for.
     pub good_for: &'static str,
 }
 
@@ -50,22 +50,22 @@ const fn number(what: &'static str, min: u32, max: u32) -> Number {
 /// A second, in us.
 const SECOND_US: u32 = 1_000_000;
 
-/// All of them.
+/// All forms.
 pub const FORMS: [Form; 7] = [
     Form {
         form: "event",
         word: "event",
         args: Args::None,
         polls: "when its guest kicks; kicks are never suppressed",
-        calls: "once a burst, if it wants that",
+        calls: "once per burst, unless it suppresses calls",
         good_for: "many guests with little traffic",
     },
     Form {
         form: "napi[:BUDGET]",
         word: "napi",
         args: Args::Maybe(number("napi budget", 1, 64)),
-        polls: "from a kick on, BUDGET frames (64) a round, until there are fewer; no kicks \
-                meanwhile",
+        polls: "after a kick, BUDGET frames (64) per round, until a round finds fewer; kicks are \
+                suppressed meanwhile",
         calls: "as `event`",
         good_for: "",
     },
@@ -73,8 +73,8 @@ pub const FORMS: [Form; 7] = [
         form: "timer[:HZ]",
         word: "timer",
         args: Args::Maybe(number("timer frequency", 1, 20_000)),
-        polls: "at fixed ticks (1000 Hz, up to 20,000) from a kick on, until 100 ms without a \
-                frame; queues share ticks",
+        polls: "at fixed ticks (1000 Hz, up to 20,000), from a kick until 100 ms without a frame; \
+                queues share ticks",
         calls: "at the next tick",
         good_for: "bulk traffic to guests whose interrupts are expensive",
     },
@@ -85,7 +85,7 @@ pub const FORMS: [Form; 7] = [
             number("coalesce delay", 0, SECOND_US),
             number("coalesce frames", 1, 65_535),
         ),
-        polls: "again after USECS, at once if FRAMES were found; armed when nothing was",
+        polls: "again after USECS, at once if FRAMES were found; armed if none was found",
         calls: "USECS after the first frame it was not notified of, or at FRAMES",
         good_for: "",
     },
@@ -95,13 +95,13 @@ pub const FORMS: [Form; 7] = [
         args: Args::Pending(number("coalesce delay", 0, SECOND_US)),
         polls: "again after USECS divided by the frames found",
         calls: "after USECS divided by the frames it was not notified of",
-        good_for: "rows 1, 2, 5/pending of the original virtio-net TODO",
+        good_for: "rows 1, 2, 5/pending of the original [study](studies.md)",
     },
     Form {
         form: "spin",
         word: "spin",
         args: Args::None,
-        polls: "always",
+        polls: "continuously",
         calls: "as `event`",
         good_for: "lowest latency, cores to spare",
     },
@@ -109,10 +109,10 @@ pub const FORMS: [Form; 7] = [
         form: "adaptive[:LATENCY_US]",
         word: "adaptive",
         args: Args::Maybe(number("adaptive latency", 0, SECOND_US)),
-        polls: "always, now and then, or when kicked, whichever costs least \
+        polls: "continuously, at intervals, or when kicked, whichever costs least \
                 ([0008](design/0008-adaptive.md))",
-        calls: "as `event`; while the worker finds more in every round and eight frames or more \
-                come in LATENCY_US, once in that time or for 64 frames",
+        calls: "as `event`; while every round of the worker finds frames, and eight or more \
+                arrive in LATENCY_US, once in that time or per 64 frames",
         good_for: "everything else",
     },
 ];
@@ -125,7 +125,7 @@ pub fn forms() -> String {
 /// Checks the text of a policy.
 ///
 /// # Errors
-/// It is none, or a number of it is out of range; the error says what to write.
+/// It is not a policy, or a number is out of range; the error says what to write.
 pub fn check(text: &str) -> Result<(), String> {
     let unknown = || format!("unknown policy '{text}': use one of {}", forms());
     let (word, arg) = text.split_once(':').map_or((text, None), |(word, arg)| (word, Some(arg)));

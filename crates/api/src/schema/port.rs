@@ -1,4 +1,4 @@
-//! Kinds of ports, and the options that they take.
+//! Kinds of ports, and their options.
 
 use super::{Choice, Entry, Live, Type};
 use crate::queues::QUEUES_MAX;
@@ -18,18 +18,18 @@ pub enum Kind {
     Null,
 }
 
-/// A kind of port: how it is named, and what its argument is.
+/// Name and argument of a kind of port.
 #[derive(Clone, Copy, Debug)]
 pub struct KindEntry {
-    /// Which.
+    /// The kind.
     pub kind: Kind,
     /// Its name, before the colon and as `kind` in the file.
     pub name: &'static str,
-    /// Its argument as help shows it, in each of its forms; none: it has no argument.
+    /// Forms of its argument as help shows them; empty: it has no argument.
     pub args: &'static [&'static str],
     /// The argument's key in the file.
     pub file: &'static str,
-    /// What is wrong with an argument, if anything is.
+    /// Checks an argument; the error says what is wrong.
     pub check: fn(&str) -> Result<(), String>,
     /// One sentence that says what it attaches to, without a full stop.
     pub help: &'static str,
@@ -79,7 +79,7 @@ pub const KINDS: [KindEntry; 5] = [
     },
 ];
 
-/// Kinds of later versions: named so that the message can say so.
+/// Kinds of later versions, for the error message.
 pub const KINDS_LATER: [&str; 3] = ["af-packet", "af-xdp", "pcap"];
 
 impl Kind {
@@ -89,7 +89,7 @@ impl Kind {
         found.expect("every kind has an entry")
     }
 
-    /// The options that it takes: its own first, then those of every kind.
+    /// The options that it accepts: its own first, then those of every kind.
     pub fn options(self) -> impl Iterator<Item = &'static Entry> + Clone {
         let own = TABLE.iter().filter(move |entry| entry.kinds.contains(&self));
         own.chain(common())
@@ -148,9 +148,9 @@ pub const XEN_FEATURES: &[&str] = &[
     "smart-poll",
 ];
 
-/// Highest limit of what is not a number of bytes: one a nanosecond, of a rate.
+/// Highest count: for a rate, one per nanosecond.
 const COUNT: Type = Type::Number(0, 1_000_000_000);
-/// Highest number of bytes: what 57 bits address, the most of any processor.
+/// Highest number of bytes: a 57-bit address space, the largest of any processor.
 const BYTES: Type = Type::Bytes(1 << 57);
 
 /// A limit of a port's account.
@@ -164,7 +164,7 @@ const fn limit(
     Entry::new(name, value, default, help).live(Live::Whole).more(beyond)
 }
 
-/// What the names of limits begin with; the rest is the name of the account's entry.
+/// Prefix of the names of limits; the rest is the name of the account's entry.
 pub const LIMIT: &str = "limit-";
 
 /// All options. Those of one kind come before those of every kind.
@@ -172,16 +172,16 @@ pub const TABLE: &[Entry] = &[
     Entry::new(
         "mode",
         Type::Choice(&[
-            Choice::word("server", "we listen"),
-            Choice::word("client", "the front-end listens, and we connect"),
+            Choice::word("server", "the switch listens"),
+            Choice::word("client", "the front-end listens"),
         ]),
         "server",
         "which end of the socket listens",
     )
     .of(VHOST_USER)
     .more(
-        "; `client` connects indefinitely, after 10 ms and then ever more slowly up to 1 s (from \
-         10 ms again once a connection has lasted 2 s)",
+        "; `client` reconnects indefinitely, first after 10 ms, backing off to 1 s (again from \
+         10 ms after a connection that lasted 2 s)",
     ),
     Entry::new("queues", QUEUES, "1", "queue pairs offered, 1 to 16")
         .of(VHOST_USER)
@@ -191,7 +191,7 @@ pub const TABLE: &[Entry] = &[
         .more("; longer frames to this guest are dropped and counted"),
     Entry::new("mac", Type::Mac, "none", "MAC address offered in the configuration space")
         .of(VHOST_USER)
-        .more("; QEMU has its own (`-device ...,mac=`)"),
+        .more("; QEMU uses its own (`-device ...,mac=`)"),
     Entry::new("without", Type::Names(VIRTIO_FEATURES), "none", "features not offered, by name")
         .of(VHOST_USER)
         .more(": `without=event-idx` makes guests use flags, `without=in-order+ring-packed`, ..."),
@@ -206,21 +206,21 @@ pub const TABLE: &[Entry] = &[
     )
     .of(VHOST_USER)
     .more(
-        "; `shared`: a memfd, or a file on tmpfs (`/dev/shm`) or hugetlbfs; `any`: any file. A \
-         file system whose server does not answer then blocks the switch: only for front-ends \
-         that are trusted",
+        "; `shared`: a memfd, or a file on tmpfs (`/dev/shm`) or hugetlbfs; `any`: any file, for \
+         trusted front-ends only: a file system whose server does not respond blocks the switch",
     ),
     Entry::new("polled", ON_OFF, "on", "off refuses rings without a kick descriptor")
         .of(VHOST_USER)
-        .more(", which are polled all the time"),
-    Entry::new("netns", Type::Text("NAME"), "ours", "network namespace, a name or a path").of(TAP),
+        .more(", which are polled continuously"),
+    Entry::new("netns", Type::Text("NAME"), "current", "network namespace, a name or a path")
+        .of(TAP),
     Entry::new("queues", QUEUES, "1", "queues of the interface, 1 to 16")
         .of(TAP)
         .more("; an existing interface needs `multi_queue` for more than one"),
-    Entry::new("mtu", Type::Number(68, 65_535), "as it is", "MTU to set").of(TAP),
+    Entry::new("mtu", Type::Number(68, 65_535), "unchanged", "MTU to set").of(TAP),
     Entry::new("queues", QUEUES, "4", "queues offered to a Xen guest, 1 to 16")
         .of(XEN)
-        .more("; it takes no more than it has CPUs ([Xen](xen.md))"),
+        .more("; it uses at most one per CPU ([Xen](xen.md))"),
     Entry::new("without", Type::Names(XEN_FEATURES), "none", "features written as 0, by name")
         .of(XEN)
         .more(
@@ -228,10 +228,10 @@ pub const TABLE: &[Entry] = &[
              `dynamic-multicast-control`, `split-event-channels`, `ctrl-ring`, `smart-poll` \
              (never offered without `smart-poll=on`)",
         ),
-    Entry::new("smart-poll", ON_OFF, "off", "feature-smart-poll is offered")
+    Entry::new("smart-poll", ON_OFF, "off", "offer feature-smart-poll")
         .of(XEN)
         .file("smart_poll")
-        .more("; stock front ends do not know it"),
+        .more("; stock front ends do not support it"),
     Entry::new("poll", Type::Policy, "`--poll`", "when its queues are polled")
         .per_queue()
         .live(Live::Queue),
@@ -240,7 +240,7 @@ pub const TABLE: &[Entry] = &[
         .live(Live::Queue),
     Entry::new("weight", Type::Number(1, 100), "1", "share of a worker's time, 1 to 100")
         .live(Live::Queue)
-        .more(", against other ports'"),
+        .more(", relative to other ports"),
     Entry::new(
         "hold",
         Type::Number(0, 1024),
@@ -249,69 +249,70 @@ pub const TABLE: &[Entry] = &[
     )
     .live(Live::Queue)
     .more(
-        "; the others are dropped, and counted at both ends. 0: what does not fit is dropped, and \
-         no sender waits",
+        "; further frames are dropped, and counted at both ends. 0: frames that do not fit are \
+         dropped, and senders never wait",
     ),
     limit(
         "limit-mapped-bytes",
         BYTES,
         "4T",
-        "memory that a front-end shares, with what of its file lies before it: the port of that \
-         front-end",
-        "the region or table is refused, and the log says how much exceeds which limit; what was \
-         shared before stays",
+        "memory that a front-end shares, including the part of its file before it: the port of \
+         that front-end",
+        "the region or table is refused, and the log gives the excess and the limit; memory \
+         shared before stays mapped",
     ),
     limit(
         "limit-mappings",
         COUNT,
-        "1018; `xen`, `xen-local`: what all queues may ask for, if that is more",
-        "mappings of that memory, a region each; Xen: pages of rings, and those that stay mapped",
-        "as above; Xen: the vif does not connect, and `ctl show` says why, or its list of pages \
-         is refused",
+        "1018; `xen`, `xen-local`: the maximum of all queues, if that is more",
+        "mappings of that memory, one per region; Xen: pages of rings, and pages that stay mapped",
+        "as above; Xen: the vif does not connect, and `ctl show` gives the reason, or its list of \
+         pages is refused",
     ),
     limit(
         "limit-descriptors",
         COUNT,
         "640",
-        "the connection, and descriptors that came on it, until they are closed: that port",
-        "no connection is accepted for a second; one that sends more descriptors ends",
+        "the connection, and descriptors received on it, until they are closed: that port",
+        "no connection is accepted for a second; a connection that sends more descriptors is \
+         closed",
     ),
     limit(
         "limit-held-frames",
         COUNT,
         "1024",
-        "frames held because the port is full, all queues together: the port that they are for",
+        "frames held because the port is full, all queues together: the receiving port",
         "lost: `lost_no_room` of this port, `drops_no_room` of the sender",
     ),
-    limit("limit-held-bytes", BYTES, "1M", "their bytes", "the same"),
+    limit("limit-held-bytes", BYTES, "1M", "bytes of held frames", "as above"),
     limit(
         "limit-messages",
         COUNT,
-        "4000 a second, 8000 at once",
-        "messages of the vhost-user socket; one that takes longer counts for each 25 µs",
-        "they are not read until there is room; the connection stays",
+        "4000 per second, 8000 at once",
+        "messages of the vhost-user socket; one that takes longer counts once per 25 µs",
+        "messages are not read until the rate permits; the connection stays",
     ),
     limit(
         "limit-connections",
         COUNT,
-        "10 a second, 50 at once",
+        "10 per second, 50 at once",
         "connections that the port accepts",
         "they wait at the socket",
     ),
     limit(
         "limit-announcements",
         COUNT,
-        "10 a second, 20 at once",
-        "addresses that are announced for a guest (SEND_RARP), flooded on its behalf by the \
-         worker of its first queue, in that queue's turn; one waits at most, the latest",
+        "10 per second, 20 at once",
+        "announcements of a guest's address (SEND_RARP), flooded on its behalf by the worker of \
+         its first queue, in that queue's share of time; only the latest one waits",
         "not announced",
     ),
     limit(
         "limit-log-lines",
         COUNT,
-        "2 a second, 16 at once",
-        "lines that the port's peer causes",
-        "not written; the next line says how many are missing",
+        "2 per second, 16 at once",
+        "log lines caused by the port's peer",
+        "not written; the next line gives the number of missing lines",
     ),
 ];
 
@@ -325,7 +326,7 @@ fn socket(path: &str) -> Result<(), String> {
         0 => Err("no socket path: use vhost-user:PATH".into()),
         1..=SOCKET_PATH_MAX => Ok(()),
         len => Err(format!(
-            "socket path is {len} bytes long, the system takes {SOCKET_PATH_MAX}: use a shorter \
+            "socket path is {len} bytes long, the maximum is {SOCKET_PATH_MAX}: use a shorter \
              directory"
         )),
     }
@@ -342,7 +343,7 @@ fn directory(path: &str) -> Result<(), String> {
     if path.is_empty() { Err("no directory: use xen-local:DIR".into()) } else { Ok(()) }
 }
 
-/// The numbers of a vif, `DOMID/DEVID`; `None`: `auto`, all of them.
+/// Parses `DOMID/DEVID` of a vif; `None`: `auto`, all vifs.
 ///
 /// # Errors
 /// It is neither; the error shows both forms.
@@ -354,6 +355,6 @@ pub fn vif(arg: &str) -> Result<Option<(u16, u32)>, String> {
         .split_once('/')
         .and_then(|(domid, devid)| Some((domid.parse().ok()?, devid.parse().ok()?)));
     numbers.map(Some).ok_or_else(|| {
-        format!("'{arg}' is no vif: use xen:DOMID/DEVID, for example xen:1/0, or xen:auto")
+        format!("invalid vif '{arg}': use xen:DOMID/DEVID, for example xen:1/0, or xen:auto")
     })
 }

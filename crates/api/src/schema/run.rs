@@ -1,4 +1,4 @@
-//! Settings of the switch as a whole: options of `run`, and keys of the file.
+//! Settings of the whole switch: options of `run`, and keys of the file.
 
 use super::{Choice, Entry, Given, Live, Type};
 
@@ -13,19 +13,19 @@ pub const PLACEMENTS: &[Choice] = &[
     Choice::word("per-port", "each queue of a port goes to the next worker")
         .more(": queue *i* of port *p* to worker (*p* + *i*) modulo N"),
     Choice::word("balanced", "queues start on worker 0 and move by measured load").more(
-        ": away from a worker above 70 %, together onto fewer when one is below 25 %; among full \
-         workers, so that ports with backlog are served for the same time by weight \
+        ": away from a worker above 70 % load, onto fewer workers when one is below 25 %; between \
+         overloaded workers, so that ports with backlog get worker time in proportion to weight \
          ([0009](design/0009-workers.md))",
     ),
 ];
 
-/// All of them.
+/// All entries.
 pub const TABLE: &[Entry] = &[
     Entry::new("poll", Type::Policy, "adaptive", "when guests' queues are polled, below")
         .live(Live::Whole),
     Entry::new("call", Type::Policy, "event", "when guests are notified of frames, below")
         .live(Live::Whole),
-    Entry::new("workers", Type::Number(1, WORKERS_MAX), "1", "threads that move frames, 1 to 63"),
+    Entry::new("workers", Type::Number(1, WORKERS_MAX), "1", "forwarding threads, 1 to 63"),
     Entry::new(
         "placement",
         Type::Choice(PLACEMENTS),
@@ -34,32 +34,32 @@ pub const TABLE: &[Entry] = &[
     )
     .live(Live::Whole),
     Entry::new("cpus", Type::Cpus, "not pinned", "CPUs to pin workers to, in order: 1 or 1,2")
-        .more("; from the start again when there are more workers; in the file a list, `[1, 2]`"),
+        .more("; repeated if there are more workers; in the file a list, `[1, 2]`"),
     Entry::new(
         "forward",
         Type::Choice(&[
             Choice::word("switch", "learning Ethernet switch"),
-            Choice::word("cross", "ports 1 and 2, 3 and 4, ... wired together; no look-up"),
+            Choice::word("cross", "connects ports 1 and 2, 3 and 4, ...; no look-up"),
         ]),
         "switch",
-        "how frames find their way",
+        "how frames are forwarded",
     )
-    .more(": `switch` learns; `cross` wires ports 1 and 2, 3 and 4, ... together without look-up"),
+    .more(": `switch` learns; `cross` connects ports 1 and 2, 3 and 4, ... without look-up"),
     Entry::new(
         "control",
         Type::Text("PATH"),
         "`$XDG_RUNTIME_DIR/pvswitch.sock`, root: `/run/pvswitch.sock`, else none",
         "socket of ctl, top and capture",
     )
-    .more("; a default that is taken is a warning, a given one an error"),
+    .more("; if it is in use, the default causes a warning, a given path an error"),
     Entry::new(
         "http",
         Type::Address,
         "not served",
         "counters and state by HTTP, at HOST:PORT, PORT (on 127.0.0.1) or unix:PATH",
     )
-    .more("; without a password ([observability](observability.md#http))"),
-    Entry::new("duration", Type::Seconds, "indefinitely", "stop after so many seconds")
+    .more("; no authentication ([observability](observability.md#http))"),
+    Entry::new("duration", Type::Seconds, "indefinitely", "stop after this many seconds")
         .given(Given::CommandLine),
     Entry::new("quiet", Type::Flag, "off", "do not print how to attach guests")
         .given(Given::CommandLine),

@@ -1,4 +1,4 @@
-//! The kinds of values that settings take, their text forms, and what is wrong with a text.
+//! Types of settings' values, their text forms, and errors in a text.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use super::policy;
 use crate::Address;
 use crate::near::did_you_mean;
 
-/// Units of bytes, and the powers of two that they are.
+/// Units of bytes, with their binary exponents.
 const UNITS: [(char, u32); 4] = [('T', 40), ('G', 30), ('M', 20), ('K', 10)];
 /// CPUs that a thread can be pinned to: those of `cpu_set_t`.
 const CPUS_MAX: usize = 1024;
 /// Longest duration, in seconds: thirty years. Beyond, clocks overflow.
 const SECONDS_MAX: f64 = 1e9;
 
-/// Longest meaning of a word that a message shows with it.
+/// Longest explanation of a word that messages include.
 const GLOSS_MAX: usize = 40;
 
-/// What values a setting takes.
+/// Type of a setting's value.
 #[derive(Clone, Copy, Debug)]
 pub enum Type {
-    /// A number within these bounds.
+    /// A number: minimum and maximum.
     Number(u64, u64),
-    /// A number of bytes up to this one, with a unit or without.
+    /// A number of bytes up to this maximum, with or without a unit.
     Bytes(u64),
     /// One of several words.
     Choice(&'static [Choice]),
@@ -29,37 +29,37 @@ pub enum Type {
     Policy,
     /// A MAC address.
     Mac,
-    /// Names out of a list, with `+` between.
+    /// Names from a list, separated by `+`.
     Names(&'static [&'static str]),
-    /// Numbers of CPUs, with `,` between; in the file a list.
+    /// Numbers of CPUs, separated by `,`; in the file a list.
     Cpus,
-    /// A time in seconds.
+    /// A duration in seconds.
     Seconds,
     /// An address to listen at.
     Address,
-    /// Text of this meaning: `PATH`.
+    /// Text; messages and help call it by this name: `PATH`.
     Text(&'static str),
-    /// On the command line an option without a value.
+    /// On the command line, an option without a value.
     Flag,
-    /// A table of the file, or an option with a syntax of its own ([`crate::PortText`]).
+    /// A table of the file, or an option with its own syntax ([`crate::PortText`]).
     Table(&'static str),
 }
 
-/// A word that a setting takes.
+/// A word that a setting accepts.
 #[derive(Clone, Copy, Debug)]
 pub struct Choice {
     /// The word.
     pub word: &'static str,
-    /// What follows it after a colon: its name, and its bounds.
+    /// The number after a colon: its name, minimum and maximum.
     pub number: Option<(&'static str, u32, u32)>,
-    /// What it means; empty where the setting's own sentence says it.
+    /// Its explanation; empty if the setting's own sentence explains it.
     pub help: &'static str,
-    /// What only the docs say, in Markdown, after `help`.
+    /// Markdown that follows `help` in the docs only.
     pub more: &'static str,
 }
 
 impl Choice {
-    /// A word by itself.
+    /// A word without a number.
     pub const fn word(word: &'static str, help: &'static str) -> Self {
         Self { word, number: None, help, more: "" }
     }
@@ -75,12 +75,12 @@ impl Choice {
         Self { word, number: Some((name, min, max)), help, more: "" }
     }
 
-    /// With more in the docs.
+    /// Adds Markdown for the docs.
     pub const fn more(self, more: &'static str) -> Self {
         Self { more, ..self }
     }
 
-    /// As it is written: `timer:HZ`.
+    /// Syntax: `timer:HZ`.
     pub fn form(&self) -> String {
         match self.number {
             None => self.word.into(),
@@ -94,17 +94,17 @@ impl Choice {
 pub enum Value {
     /// A number, or a number of bytes.
     Number(u64),
-    /// A word, and the number that follows it.
+    /// A word, and the number after it.
     Choice(&'static str, Option<u32>),
-    /// The text of a policy; it is valid.
+    /// The text of a valid policy.
     Policy(String),
     /// A MAC address.
     Mac([u8; 6]),
-    /// Names, as the list has them.
+    /// Names, spelt as in the list.
     Names(Vec<&'static str>),
     /// Numbers of CPUs.
     Cpus(Vec<usize>),
-    /// A time.
+    /// A duration.
     Seconds(Duration),
     /// An address to listen at.
     Address(Address),
@@ -115,7 +115,7 @@ pub enum Value {
 }
 
 impl Type {
-    /// How a value is written, as help and docs show it.
+    /// Syntax of a value, as help and docs show it.
     pub fn form(&self) -> String {
         match self {
             Self::Choice(choices) => choices.iter().map(Choice::form).collect::<Vec<_>>().join("|"),
@@ -123,7 +123,7 @@ impl Type {
         }
     }
 
-    /// What a value is called where its forms are not shown.
+    /// Name of a value where its syntax is not shown.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Number(..) | Self::Bytes(_) => "N",
@@ -139,15 +139,15 @@ impl Type {
         }
     }
 
-    /// Whether the file must have text for it: a number would be a mistake.
+    /// Whether the file must have a string for it: a number would be an error.
     pub fn is_text(&self) -> bool {
         matches!(self, Self::Policy | Self::Mac | Self::Names(_) | Self::Text(_) | Self::Table(_))
     }
 
-    /// The value of setting `key` that `text` stands for.
+    /// Parses a value of setting `key`.
     ///
     /// # Errors
-    /// It stands for none; the error says of which setting, and what does.
+    /// The text is invalid; the error names the setting and the valid values.
     pub fn parse(&self, key: &str, text: &str) -> Result<Value, String> {
         let bad = |what: String| format!("{key}={text}: {what}");
         match self {
@@ -158,7 +158,7 @@ impl Type {
             Self::Bytes(max) => {
                 bytes(text).filter(|n| n <= max).map(Value::Number).ok_or_else(|| {
                     let max = bytes_text(*max);
-                    bad(format!("use 0 to {max} bytes, or so many K, M, G or T of them"))
+                    bad(format!("use 0 to {max} bytes, with unit K, M, G, T or none"))
                 })
             }
             Self::Choice(choices) => choice(key, text, choices),
@@ -186,7 +186,7 @@ impl Type {
 }
 
 impl Value {
-    /// A number, or that which follows a word.
+    /// A number, or the number after a word.
     pub fn number(&self) -> Option<u64> {
         match self {
             Self::Number(n) => Some(*n),
@@ -195,7 +195,7 @@ impl Value {
         }
     }
 
-    /// A word out of several.
+    /// The word of a choice.
     pub fn word(&self) -> Option<&'static str> {
         match self {
             Self::Choice(word, _) => Some(word),
@@ -203,7 +203,7 @@ impl Value {
         }
     }
 
-    /// The text of a policy, or text.
+    /// Text, or the text of a policy.
     pub fn text(&self) -> Option<&str> {
         match self {
             Self::Policy(text) | Self::Text(text) => Some(text),
@@ -212,13 +212,13 @@ impl Value {
     }
 }
 
-/// A duration given in seconds.
+/// Converts seconds to a duration.
 ///
 /// # Errors
 /// It is negative, or so long that clocks overflow.
 pub fn seconds(secs: f64) -> Result<Duration, String> {
     let duration = Duration::try_from_secs_f64(secs).ok().filter(|_| secs <= SECONDS_MAX);
-    duration.ok_or_else(|| format!("{secs} is no length of time: use seconds, 0 to {SECONDS_MAX}"))
+    duration.ok_or_else(|| format!("invalid duration {secs}: use seconds, 0 to {SECONDS_MAX}"))
 }
 
 fn choice(key: &str, text: &str, choices: &[Choice]) -> Result<Value, String> {
@@ -249,8 +249,8 @@ fn choice(key: &str, text: &str, choices: &[Choice]) -> Result<Value, String> {
     }
 }
 
-/// Names are written in either case, with `-` or `_`, and with the prefix `feature-` that Xen's
-/// keys have, or without; the error is the first that is none.
+/// Parses names: in either case, with `-` or `_`, with or without the prefix `feature-` of Xen's
+/// keys. The error is the first unknown name.
 fn names(text: &str, known: &[&'static str]) -> Result<Vec<&'static str>, String> {
     let plain = |word: &str| word.to_ascii_lowercase().replace('_', "-");
     text.split('+')
@@ -263,7 +263,7 @@ fn names(text: &str, known: &[&'static str]) -> Result<Vec<&'static str>, String
         .collect()
 }
 
-/// The nearest of names that are all written in the same case.
+/// The nearest of names that all have the same case.
 fn hint(word: &str, known: &[&'static str]) -> String {
     let upper = known.iter().any(|name| name.contains(|c: char| c.is_ascii_uppercase()));
     let word = if upper { word.to_ascii_uppercase() } else { word.to_ascii_lowercase() };
@@ -287,7 +287,7 @@ fn bytes(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// A number of bytes as people write it: in the largest unit that it is a whole number of.
+/// Formats a number of bytes, in the largest unit of which it is a whole number.
 pub fn bytes_text(bytes: u64) -> String {
     let whole = |(_, shift): &(char, u32)| bytes > 0 && bytes.trailing_zeros() >= *shift;
     match UNITS.into_iter().find(whole) {
@@ -303,14 +303,14 @@ mod tests {
     const BYTES: Type = Type::Bytes(1 << 57);
 
     #[test]
-    fn bytes_have_units_and_nothing_else_has() {
+    fn only_numbers_of_bytes_accept_units() {
         let bytes = |text: &str| BYTES.parse("limit-held-bytes", text);
         assert_eq!(bytes("8g"), Ok(Value::Number(8 << 30)));
         assert_eq!(bytes("131072T"), Ok(Value::Number(1 << 57)));
         assert_eq!(bytes("4096"), Ok(Value::Number(4096)));
         for text in ["131073T", "99999999999999T", "-1", "", "K", "4X", "1.5G"] {
             let error = bytes(text).unwrap_err();
-            let want = format!("limit-held-bytes={text}: use 0 to 131072T bytes, or so many K,");
+            let want = format!("limit-held-bytes={text}: use 0 to 131072T bytes, with unit K,");
             assert!(error.starts_with(&want), "{error}");
         }
         for text in ["4K", "1000000001", "-1", "many"] {
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_shown_with_what_they_mean_where_that_is_short() {
+    fn words_are_shown_with_short_explanations() {
         const WORDS: Type =
             Type::Choice(&[Choice::word("shared", "memfd"), Choice::word("any", "any file")]);
         let error = WORDS.parse("memory", "some").unwrap_err();
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_taken_as_people_write_them() {
+    fn names_accept_either_case_and_separator() {
         let virtio = Type::Names(&["EVENT_IDX", "IN_ORDER"]);
         let both = Value::Names(vec!["EVENT_IDX", "IN_ORDER"]);
         assert_eq!(virtio.parse("without", "event-idx+IN_ORDER"), Ok(both));
@@ -367,10 +367,10 @@ mod tests {
     }
 
     #[test]
-    fn times_and_cpus_that_make_no_sense() {
+    fn invalid_durations_and_cpus_are_rejected() {
         let error = |value: Type, text: &str| value.parse("k", text).unwrap_err();
         for text in ["-1", "nan", "1e19"] {
-            assert!(error(Type::Seconds, text).contains("no length of time"), "{text}");
+            assert!(error(Type::Seconds, text).contains("invalid duration"), "{text}");
         }
         assert!(error(Type::Seconds, "x").contains("not a number of seconds"));
         assert!(error(Type::Cpus, "99999").contains("there is no such CPU: 99999"));

@@ -1,4 +1,4 @@
-//! The frames that `gen` sends: sizes, headers, and the stamp that tells loss, order and latency.
+//! Frames of `gen`: sizes, headers, and the stamp for loss, order and latency.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use shm::Seg;
 
 /// Ethernet, IPv4 and UDP headers.
 pub const HEADERS: usize = 14 + 20 + 8;
-/// Where the UDP source port is, which tells flows apart.
+/// Offset of the UDP source port, which identifies the flow.
 pub const SOURCE_PORT: usize = 14 + 20;
 /// Mark, sequence number, time.
 pub const STAMP: usize = 18;
@@ -14,7 +14,7 @@ pub const STAMP: usize = 18;
 pub const SIZE_MIN: u32 = (HEADERS + STAMP) as u32;
 /// Longest frame: jumbo.
 pub const SIZE_MAX: u32 = 9216;
-/// What our stamps begin with.
+/// First bytes of our stamps.
 pub const MARK: [u8; 2] = *b"pv";
 
 /// Frame sizes, in bytes without FCS.
@@ -22,7 +22,7 @@ pub const MARK: [u8; 2] = *b"pv";
 pub struct Size(pub Vec<u32>);
 
 impl Size {
-    /// The longest of them.
+    /// The longest size.
     pub fn longest(&self) -> u32 {
         self.0.iter().max().copied().unwrap_or(SIZE_MIN)
     }
@@ -33,14 +33,14 @@ impl FromStr for Size {
 
     fn from_str(s: &str) -> Result<Self, String> {
         let error = || {
-            format!("'{s}' is no frame size: use N, MIN-MAX ({SIZE_MIN} to {SIZE_MAX}), or imix")
+            format!("invalid frame size '{s}': use N, MIN-MAX ({SIZE_MIN} to {SIZE_MAX}), or imix")
         };
         let one = |s: &str| {
             let n = s.parse().map_err(|_| error())?;
             if (SIZE_MIN..=SIZE_MAX).contains(&n) { Ok(n) } else { Err(error()) }
         };
         if s == "imix" {
-            // The usual simple IMIX, 7:4:1, less the FCS.
+            // The usual simple IMIX, 7:4:1, without FCS.
             return Ok(Self([[60; 7].as_slice(), &[566; 4], &[1514]].concat()));
         }
         match s.split_once('-') {
@@ -50,7 +50,7 @@ impl FromStr for Size {
                 if min > max {
                     return Err(error());
                 }
-                // Spread out, not ascending: neighbours differ as they do in real traffic.
+                // Not ascending: consecutive sizes differ, as in real traffic.
                 let span = u64::from(max - min + 1);
                 let step = |i: u64| min + (i * 40_503 % span) as u32;
                 Ok(Self((0..span.min(1024)).map(step).collect()))
@@ -79,7 +79,7 @@ pub fn headers(src: [u8; 6], dst: [u8; 6], size: u32, flow: u16) -> [u8; HEADERS
     h[24..26].copy_from_slice(&sum.to_be_bytes());
     h[34..36].copy_from_slice(&10_000_u16.wrapping_add(flow).to_be_bytes());
     h[36..38].copy_from_slice(&9_u16.to_be_bytes());
-    // UDP over IPv4 may go without checksum: zero.
+    // UDP over IPv4 may omit the checksum: zero.
     h[38..40].copy_from_slice(&(ip_len - 20).to_be_bytes());
     h
 }
@@ -93,13 +93,13 @@ pub fn stamp(seq: u64, now: u64) -> [u8; STAMP] {
     s
 }
 
-/// What a frame of this number is filled with behind its stamp, over and over.
+/// Pattern that fills the frame of this number after its stamp, repeated.
 pub fn fill(seq: u64) -> [u8; 256] {
     std::array::from_fn(|i| (i as u64).wrapping_add(seq) as u8)
 }
 
-/// Whether a frame of ours, behind a header of `skip` bytes, is as it was sent: as long as its
-/// headers say, and filled by its number.
+/// Whether one of our frames, after a header of `skip` bytes, is unmodified: its length matches
+/// its headers, and its payload its number.
 pub fn is_whole(segs: &[Seg<'_>], skip: usize, seq: u64) -> bool {
     let mut head = vec![0; skip + HEADERS + STAMP];
     let mut at = 0;
@@ -131,16 +131,19 @@ pub fn is_whole(segs: &[Seg<'_>], skip: usize, seq: u64) -> bool {
     true
 }
 
-/// Frames to another address, in between.
+/// Frames to a second address, in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aside {
-    /// Where they go.
+    /// Their destination.
     pub mac: [u8; 6],
-    /// After how many others there is one.
+    /// One is sent after this many others.
     pub every: u64,
 }
 
-/// Reads `MAC[,N]`.
+/// Parses `MAC[,N]`.
+///
+/// # Errors
+/// It is invalid; the error says what to write.
 pub fn parse_also(s: &str) -> Result<Aside, String> {
     let (mac, every) = s.split_once(',').unwrap_or((s, "1"));
     let every = every.parse().ok().filter(|n| *n > 0);
@@ -148,7 +151,7 @@ pub fn parse_also(s: &str) -> Result<Aside, String> {
     Ok(Aside { mac: api::mac(mac)?, every })
 }
 
-/// Reads a frame's bytes, as whoever receives it would.
+/// Reads a frame's bytes, as a receiving application does.
 pub fn touch(segs: &[Seg<'_>]) {
     let mut chunk = [0_u8; 512];
     for seg in segs {
@@ -177,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_was_changed_anywhere_is_not_whole() {
+    fn modified_frames_are_detected() {
         let size = 700;
         let mut frame = vec![9; 12];
         frame.extend(headers([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], size, 3));

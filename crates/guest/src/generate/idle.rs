@@ -1,4 +1,4 @@
-//! Many guests that are connected and stay idle, in one process.
+//! Many connected but idle guests in one process.
 
 use std::time::Duration;
 
@@ -11,30 +11,29 @@ use crate::error::Error;
 use crate::guest::{Guest, cpu_time, now_ns, wait_many};
 use crate::ring::Malformed;
 
-/// Descriptors of one queue of a guest, and what connecting needs. Of vhost-user: socket, memory,
-/// two kicks, two calls. Of Xen: the host's and the store's, memory, two for each of two channels.
+/// Descriptors of one queue of a guest, and of connecting. vhost-user: socket, memory, two kicks,
+/// two calls. Xen: host, store, memory, two for each of two channels.
 const FDS_EACH: u64 = 16;
 /// Longest sleep, in ns.
-const LOOK_AROUND_NS: u64 = 1_000_000_000;
+const SLEEP_MAX_NS: u64 = 1_000_000_000;
 
-/// Guests that stay idle.
+/// Options of idle guests.
 #[derive(Clone, Debug)]
 pub struct Idle {
-    /// The connection of each; where, [`targets`] says.
+    /// Their connection, without the target.
     pub to: Connect,
-    /// Sockets or directories, one for each guest.
+    /// Socket or directory of each guest, see [`targets`].
     pub targets: Vec<String>,
-    /// How long they stay; `None`: until `running` says no.
+    /// Duration; `None`: until `running` returns false.
     pub duration: Option<Duration>,
-    /// Totals are printed as JSON.
+    /// Print totals as JSON.
     pub json: bool,
 }
 
-/// Connects all of them, and keeps them until `running` says no. What reaches these guests is
-/// dropped; they send nothing.
+/// Connects all guests until `running` returns false. They drop received frames and send nothing.
 ///
 /// # Errors
-/// No connection, or one that the switch ended.
+/// A connection fails, or the switch ends it.
 pub fn run(idle: &Idle, running: &dyn Fn() -> bool) -> Result<(), Error> {
     let count = idle.targets.len();
     raise_limit(count as u64 * u64::from(idle.to.queues) * FDS_EACH + 64);
@@ -55,9 +54,9 @@ pub fn run(idle: &Idle, running: &dyn Fn() -> bool) -> Result<(), Error> {
             break Ok(());
         }
         for guest in &mut guests {
-            received += empty(guest)?;
+            received += discard(guest)?;
         }
-        let left = end.map_or(LOOK_AROUND_NS, |end| (end - now).min(LOOK_AROUND_NS));
+        let left = end.map_or(SLEEP_MAX_NS, |end| (end - now).min(SLEEP_MAX_NS));
         sleeps += 1;
         if !wait_many(&mut guests, left) {
             break Err(Error::Failed("the switch closed a connection".into()));
@@ -74,13 +73,13 @@ pub fn run(idle: &Idle, running: &dyn Fn() -> bool) -> Result<(), Error> {
     if idle.json {
         println!("{value}");
     } else {
-        println!("{count} ports idle, {received} frames thrown away");
+        println!("{count} ports idle, {received} frames discarded");
     }
     result
 }
 
-/// Throws away what came; the receive rings are armed afterwards.
-fn empty(guest: &mut Guest) -> Result<usize, Malformed> {
+/// Discards received frames; the receive rings are armed afterwards.
+fn discard(guest: &mut Guest) -> Result<usize, Malformed> {
     let mut frames = 0;
     while !guest.arm()? {
         for pair in &mut guest.pairs {
@@ -91,10 +90,10 @@ fn empty(guest: &mut Guest) -> Result<usize, Malformed> {
     Ok(frames)
 }
 
-/// Where each of `count` guests connects: `{}` or `%` in the path is its number.
+/// Targets of `count` guests: `{}` or `%` in the path is replaced by the guest's number.
 ///
 /// # Errors
-/// The target has no path, or one for several guests without a place for the number.
+/// The target has no path, or no placeholder for several guests.
 pub fn targets(connect: &str, to: &Connect, count: u32) -> Result<Vec<String>, String> {
     let Some(path) = to.target.path() else {
         return Err(format!(
@@ -112,7 +111,7 @@ pub fn targets(connect: &str, to: &Connect, count: u32) -> Result<Vec<String>, S
     }
 }
 
-/// As many descriptors as are needed, if we may.
+/// Raises the limit of open descriptors to at least `fds`, if permitted.
 pub fn raise_limit(fds: u64) {
     let now = getrlimit(Resource::Nofile);
     if now.current.is_some_and(|current| current < fds) {

@@ -1,14 +1,17 @@
-//! When `gen` sends: rates, bursts, traffic that comes and goes.
+//! Timing of `gen`: rates, bursts, alternating traffic and pauses.
 
 use std::str::FromStr;
 
-/// How far back a sender looks when it has fallen behind, in ns: what it missed longer ago it
-/// makes up for at [`CATCH_UP`] times its rate, not in one burst.
-const LOOK_BACK_NS: u64 = 10_000;
-/// How much faster than its rate a sender is that has fallen behind.
+/// Delay that a sender makes up for in one burst, in ns; for longer delays it catches up at
+/// [`CATCH_UP`] times its rate.
+const CATCH_UP_WINDOW_NS: u64 = 10_000;
+/// Factor over its rate of a sender that catches up.
 const CATCH_UP: f64 = 4.0;
 
-/// A rate in frames a second: `1000`, `100k`, `1.5M`.
+/// Parses a rate in frames per second: `1000`, `100k`, `1.5M`.
+///
+/// # Errors
+/// It is invalid; the error says what to write.
 pub fn parse_rate(s: &str) -> Result<f64, String> {
     let (digits, factor) = match s.char_indices().last() {
         Some((at, 'k' | 'K')) => (&s[..at], 1e3),
@@ -17,7 +20,7 @@ pub fn parse_rate(s: &str) -> Result<f64, String> {
     };
     let rate = digits.parse::<f64>().ok().map(|n| n * factor);
     rate.filter(|n| n.is_finite() && *n > 0.0)
-        .ok_or_else(|| format!("'{s}' is no rate: use frames a second, 1000, 100k or 1.5M"))
+        .ok_or_else(|| format!("invalid rate '{s}': use frames per second, 1000, 100k or 1.5M"))
 }
 
 /// `--burst N[,GAP_US]`.
@@ -25,7 +28,7 @@ pub fn parse_rate(s: &str) -> Result<f64, String> {
 pub struct Burst {
     /// Frames sent at once.
     pub frames: u32,
-    /// Time from one burst to the next, in us; `None`: as `--rate` says.
+    /// Time from one burst to the next, in us; `None`: from `--rate`.
     pub gap_us: Option<u64>,
 }
 
@@ -33,7 +36,7 @@ impl FromStr for Burst {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Self, String> {
-        let error = || format!("'{s}' is no burst: use FRAMES, or FRAMES,GAP_US; from 1 on");
+        let error = || format!("invalid burst '{s}': use FRAMES, or FRAMES,GAP_US; at least 1");
         let (frames, gap) = s.split_once(',').map_or((s, None), |(n, gap)| (n, Some(gap)));
         let frames = frames.parse().ok().filter(|n| *n > 0).ok_or_else(error)?;
         let gap_us = gap.map(|gap| gap.parse().ok().filter(|n| *n > 0).ok_or_else(error));
@@ -54,7 +57,7 @@ impl FromStr for OnOff {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Self, String> {
-        let error = || format!("'{s}' is no change of traffic: use ON_MS,OFF_MS; from 0.01 on");
+        let error = || format!("invalid times '{s}': use ON_MS,OFF_MS; at least 0.01");
         let number = |s: &str| {
             let ms = s.parse().ok().filter(|ms: &f64| (0.01..=1e9).contains(ms));
             ms.map(|ms| (ms * 1e6) as u64).ok_or_else(error)
@@ -64,27 +67,27 @@ impl FromStr for OnOff {
     }
 }
 
-/// Says how many frames are due. All times in ns.
+/// Computes how many frames are due. All times in ns.
 #[derive(Clone, Debug)]
 pub struct Pace {
     start: u64,
-    /// From one burst to the next; `None`: as fast as it goes.
+    /// From one burst to the next; `None`: unlimited.
     period: Option<f64>,
     burst: u64,
-    /// Time with traffic, and of both.
+    /// Time with traffic, and the whole period.
     on_off: Option<(u64, u64)>,
-    /// Bursts begun.
+    /// Bursts started.
     begun: u64,
-    /// Frames of the last of them that were not sent.
+    /// Unsent frames of the last burst.
     left: u64,
     not_before: u64,
 }
 
 impl Pace {
-    /// From `start` on.
+    /// Starts at `start`.
     ///
     /// # Errors
-    /// What to give with a burst.
+    /// Rate and burst are not compatible; the error says what to write.
     pub fn new(
         start: u64,
         rate: Option<f64>,
@@ -123,12 +126,12 @@ impl Pace {
             return self.left;
         }
         let behind = ((active as f64 / period) as u64 + 1).saturating_sub(self.begun);
-        let back = (now - self.not_before).min(LOOK_BACK_NS);
+        let back = (now - self.not_before).min(CATCH_UP_WINDOW_NS);
         behind.min((back as f64 / (period / CATCH_UP)) as u64 + 1) * self.burst
     }
 
-    /// `frames` were sent at `now`.
-    pub fn sent(&mut self, frames: u64, now: u64) {
+    /// Records `frames` sent at `now`.
+    pub fn record_sent(&mut self, frames: u64, now: u64) {
         let Some(period) = self.period.filter(|_| frames > 0) else { return };
         if self.left > 0 {
             self.left = self.left.saturating_sub(frames);
@@ -150,7 +153,7 @@ impl Pace {
             (None, None) => now,
             (None, Some(period)) => self.start + (self.begun as f64 * period).ceil() as u64,
             (Some((on, both)), period) => {
-                // In time with traffic; then as the clock shows it.
+                // First in active time, then converted to the clock.
                 let at = period.map_or(0, |period| (self.begun as f64 * period).ceil() as u64);
                 let cycle = if since % both < on { since / both } else { since / both + 1 };
                 let at = at.max(cycle * on);
@@ -165,8 +168,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Frames and times of sending of one who looks every `look` ns until `end`.
-    fn run(pace: &mut Pace, look: u64, end: u64) -> Vec<u64> {
+    /// Send times of a sender that wakes every `every` ns until `end`.
+    fn run(pace: &mut Pace, every: u64, end: u64) -> Vec<u64> {
         let mut sent = Vec::new();
         let mut now = 0;
         while now < end {
@@ -175,9 +178,9 @@ mod tests {
                 let next = pace.next(now);
                 assert!(next > now, "at {now} nothing is due, but {next} is next");
             }
-            pace.sent(n, now);
+            pace.record_sent(n, now);
             sent.extend((0..n).map(|_| now));
-            now += look;
+            now += every;
         }
         sent
     }
@@ -207,10 +210,10 @@ mod tests {
     }
 
     #[test]
-    fn lost_time_is_made_up_for_but_not_at_once() {
+    fn delayed_sender_catches_up_gradually() {
         let mut pace = pace(Some(10_000.0), None, None);
         run(&mut pace, 1_000, 10_000_000);
-        // Away until 20 ms: 100 frames behind.
+        // Asleep until 20 ms: 100 frames behind.
         let mut now = 20_000_000;
         let mut last = 0;
         while now < 40_000_000 {
@@ -220,30 +223,30 @@ mod tests {
                 assert!(now - last >= 24_000);
                 last = now;
             }
-            pace.sent(n, now);
+            pace.record_sent(n, now);
             now += 1_000;
         }
         assert_eq!(pace.begun, 400);
     }
 
     #[test]
-    fn bursts_go_at_once_and_keep_their_distance() {
+    fn bursts_are_sent_at_once_at_fixed_intervals() {
         for mut pace in [pace(Some(4e3), Some("4"), None), pace(None, Some("4,1000"), None)] {
             let sent = run(&mut pace, 1_000, 10_000_000);
             assert_eq!(sent.len(), 40);
             assert_eq!(sent[..5], [0, 0, 0, 0, 1_000_000]);
         }
-        // As many as fit at once; the rest follows.
+        // Frames that do not fit follow later.
         let mut pace = pace(None, Some("100,1000"), None);
         assert_eq!(pace.due(0), 100);
-        pace.sent(64, 0);
+        pace.record_sent(64, 0);
         assert_eq!((pace.due(100), pace.next(100)), (36, 100));
-        pace.sent(36, 100);
+        pace.record_sent(36, 100);
         assert_eq!((pace.due(200), pace.next(200)), (0, 1_000_000));
     }
 
     #[test]
-    fn traffic_that_comes_and_goes() {
+    fn traffic_alternates_with_pauses() {
         let mut pace = pace(Some(1e6), None, Some("1,9"));
         let sent = run(&mut pace, 500, 30_000_000);
         assert!((2_990..=3_010).contains(&sent.len()), "{}", sent.len());
@@ -257,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_told() {
+    fn invalid_values_are_rejected() {
         for bad in ["", "0", "x", "4,", "4,0", "4,5,6", "-1"] {
             assert!(bad.parse::<Burst>().unwrap_err().contains("FRAMES,GAP_US"), "{bad}");
         }

@@ -1,34 +1,33 @@
-//! `gen --replay`: a guest that takes next to no CPU.
+//! `gen --replay`: a guest that uses almost no CPU.
 //!
-//! Where guests and the switch share a few CPUs, the guests are what a measurement finds the limit
-//! of. These do not touch a frame: transmit rings are filled once, and what the switch has used is
-//! made available again by moving an index. They look a few times in the time of a ring, and sleep
-//! between.
+//! Where guests and the switch share few CPUs, guests usually limit a measurement. This guest
+//! touches no frame: it fills transmit rings once, and makes used buffers available again by moving
+//! an index. It polls a few times per ring, and sleeps in between.
 
 use std::os::fd::AsFd;
 
 use serde_json::{Map, Value};
 
-use super::{Generator, LOOK_AROUND_NS, Mode};
+use super::{Generator, Mode, SLEEP_MAX_NS};
 use crate::connect::Connect;
 use crate::error::Error;
 use crate::guest::{now_ns, readable};
 use crate::ring::Malformed;
 
-/// What a ring is to have used from look to look: so that neither of two looks finds it all used.
+/// Target share of a ring used between two polls: low, so that a poll never finds all used.
 const WANTED: f64 = 0.25;
-/// Least and most time from look to look, in ns.
+/// Minimum and maximum time between two polls, in ns.
 const NAP_NS: (f64, f64) = (10_000.0, 5_000_000.0);
 
-/// State of a guest that repeats.
+/// State of a replaying guest.
 pub struct Replay {
-    /// How many queues send; they are the first.
+    /// Number of sending queues; they are the first.
     sending: usize,
-    /// Time to the next look, in ns.
+    /// Time to the next poll, in ns.
     nap_ns: f64,
-    /// Looks at one ring.
+    /// Polls of single rings.
     looks: u64,
-    /// Those that found it all used: the guest was what the switch waited for.
+    /// Polls that found all buffers used: the switch had to wait for the guest.
     dry: u64,
 }
 
@@ -37,19 +36,19 @@ impl Replay {
         Self { sending, nap_ns: NAP_NS.0, looks: 0, dry: 0 }
     }
 
-    fn looked(&mut self, used: u16, size: u16) -> f64 {
+    fn record_poll(&mut self, used: u16, size: u16) -> f64 {
         self.looks += 1;
         self.dry += u64::from(used == size);
         f64::from(used) / f64::from(size)
     }
 
-    /// Nears the time in which the ring that is used most gets as far as is wanted.
+    /// Approaches the time in which the busiest ring uses the target share.
     fn adapt(&mut self, share: f64) {
         let factor = (WANTED / share.max(0.01)).clamp(0.5, 1.25);
         self.nap_ns = (self.nap_ns * factor).clamp(NAP_NS.0, NAP_NS.1);
     }
 
-    /// What is told of frames that were not read is that they came.
+    /// Removes totals that are unknown because frames were not read, and adds poll counts.
     pub fn amend(&self, report: &mut Map<String, Value>) {
         for key in ["received_bytes", "received_bps", "lost_frames", "late_frames"] {
             report.insert(key.into(), Value::Null);
@@ -59,7 +58,7 @@ impl Replay {
     }
 }
 
-/// Refuses what cannot be repeated.
+/// Rejects modes and targets that cannot be replayed.
 pub fn check(mode: Mode, to: &Connect) -> Result<(), Error> {
     if !matches!(mode, Mode::Send | Mode::Sink) {
         return Err(Error::Usage("--replay: only with --mode send and --mode sink".into()));
@@ -71,18 +70,18 @@ pub fn check(mode: Mode, to: &Connect) -> Result<(), Error> {
 }
 
 impl Generator {
-    /// Fills the transmit rings with what is sent from then on.
+    /// Fills the transmit rings with the frames to replay.
     pub(super) fn prepare_replay(&mut self) -> Result<(), Error> {
         let sending = if self.mode == Mode::Send { self.flows.len() } else { 0 };
         for queue in 0..sending {
-            // No more than that: the switch may be taking them already.
+            // Only once: the switch may already be taking frames.
             let mut left = usize::from(self.guest.pairs[queue].tx.ring.size());
             while left > 0 {
                 left -= self.send_on(queue, left, now_ns())?;
             }
             let tx = &mut self.guest.pairs[queue].tx;
             tx.kick_now();
-            // Counted when the switch has taken them.
+            // Frames count when the switch has taken them.
             tx.counts = Default::default();
         }
         (self.totals.sent, self.totals.sent_bytes) = (0, 0);
@@ -90,7 +89,7 @@ impl Generator {
         let can = pairs.iter().all(|pair| pair.rx.ring.can_repeat())
             && pairs[..sending].iter().all(|pair| pair.tx.ring.can_repeat());
         if !can {
-            let what = "a frame must take one descriptor, so neither packed nor header=apart, and \
+            let what = "a frame must use one descriptor: no --packed, no header=apart, and \
                         tx-completion=orphan";
             return Err(Error::Usage(format!("--replay: not with these settings: {what}")));
         }
@@ -98,12 +97,12 @@ impl Generator {
         Ok(())
     }
 
-    /// Repeats until `deadline`; false: the switch is gone.
+    /// Replays until `deadline`; returns false if the switch is gone.
     pub(super) fn replay(&mut self, deadline: Option<u64>) -> Result<bool, Malformed> {
         let Self { guest, totals, sizes, replay: Some(replay), .. } = self else {
             unreachable!("was prepared");
         };
-        let deadline = deadline.unwrap_or_else(|| now_ns() + LOOK_AROUND_NS);
+        let deadline = deadline.unwrap_or_else(|| now_ns() + SLEEP_MAX_NS);
         let mean = sizes.iter().map(|size| u64::from(*size)).sum::<u64>() / sizes.len() as u64;
         loop {
             let mut share: f64 = 0.0;
@@ -113,13 +112,13 @@ impl Generator {
                     pair.tx.counts.frames += u64::from(n);
                     totals.sent += u64::from(n);
                     totals.sent_bytes += u64::from(n) * mean;
-                    share = share.max(replay.looked(n, pair.tx.ring.size()));
+                    share = share.max(replay.record_poll(n, pair.tx.ring.size()));
                 }
                 let n = pair.rx.ring.repeat()?;
                 pair.rx.counts.frames += u64::from(n);
                 totals.received += u64::from(n);
-                // A sender is sent next to nothing; that must not make it look less often.
-                share = share.max(replay.looked(n, pair.rx.ring.size()));
+                // A sender receives almost nothing; its receive ring must not slow its polls.
+                share = share.max(replay.record_poll(n, pair.rx.ring.size()));
             }
             replay.adapt(share);
             let now = now_ns();
@@ -141,17 +140,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_come_so_often_that_a_quarter_of_the_ring_is_used_between() {
-        // A switch that uses so many frames of a ring of 1024 in a microsecond.
+    fn a_quarter_of_the_ring_is_used_between_polls() {
+        // Frames of a ring of 1024 that the switch uses per microsecond.
         for rate in [0.01, 0.2, 1.0, 5.0, 20.0] {
             let mut replay = Replay::new(1);
             for _ in 0..100 {
                 let used = (replay.nap_ns / 1000.0 * rate).min(1024.0) as u16;
-                let share = replay.looked(used, 1024);
+                let share = replay.record_poll(used, 1024);
                 replay.adapt(share);
             }
             let share = replay.nap_ns / 1000.0 * rate / 1024.0;
-            // The longest nap, where a quarter takes longer.
+            // The longest nap, if a quarter takes longer.
             let wanted = if rate < 0.05 { 0.048..0.05 } else { 0.2..0.32 };
             assert!(wanted.contains(&share), "{rate}: {share}");
             assert_eq!(replay.dry, 0);

@@ -23,12 +23,12 @@ struct Device {
     kick: OwnedFd,
     call: OwnedFd,
     held: Vec<Chain>,
-    /// What the chains held consist of, as (address, length).
+    /// Segments of the chains held, as (address, length).
     bufs: Vec<Vec<(u64, u32)>>,
 }
 
 impl Device {
-    /// Takes all there is; how many.
+    /// Takes all available chains; returns how many.
     fn take(&mut self) -> usize {
         let mut taken = Taken::with_capacity(64, SIZE);
         self.queue.take(&self.memory, 64, &mut taken).unwrap();
@@ -40,7 +40,7 @@ impl Device {
         taken.chains.len()
     }
 
-    /// Uses the oldest chain, of which `len` bytes were written; whether it called.
+    /// Uses the oldest chain, with `len` bytes written; returns whether it called.
     fn use_one(&mut self, len: u32) -> bool {
         let chain = self.held.remove(0);
         self.queue.put(&chain, len);
@@ -81,7 +81,7 @@ fn ring_pair(features: Features, settings: &Settings) -> (Queue, Device, Buffers
         held: Vec::new(),
         bufs: Vec::new(),
     };
-    // The first call comes unasked; kicks do not.
+    // A new ring enables the first call, but not kicks.
     let _ = device.queue.call_needed();
     assert_eq!(device.queue.arm(), ::ring::virtq::Armed::Armed);
     let count = if settings.apart { SIZE / 2 } else { SIZE };
@@ -111,7 +111,7 @@ fn send(tx: &mut Tx, frames: usize, now: u64) {
 }
 
 #[test]
-fn before_tx_takes_buffers_back_whether_it_needs_them_or_not() {
+fn before_tx_always_reclaims_buffers() {
     let (mut tx, mut device) = tx_pair(EVENT, "event", &["tx-completion=before-tx"]);
     send(&mut tx, 2, 0);
     device.take();
@@ -121,25 +121,25 @@ fn before_tx_takes_buffers_back_whether_it_needs_them_or_not() {
 }
 
 #[test]
-fn orphans_are_looked_for_only_when_a_burst_finds_too_few_buffers() {
+fn orphan_reclaims_only_when_a_burst_finds_too_few_buffers() {
     let (mut tx, mut device) = tx_pair(EVENT, "event", &[]);
     send(&mut tx, 6, 0);
     device.take();
     device.use_one(0);
     assert_eq!((tx.room(2).unwrap(), tx.in_flight()), (2, 6));
     assert_eq!((tx.room(3).unwrap(), tx.in_flight()), (3, 5));
-    // A sleeper waits for nothing but room, and then for the next buffer.
-    assert_eq!(tx.rest(false).unwrap(), Rest::Sound);
+    // A sleeper waits only if it has no room, for the next buffer.
+    assert_eq!(tx.prepare_sleep(false).unwrap(), SleepMode::Unarmed);
     send(&mut tx, 3, 0);
     assert_eq!(tx.room(1).unwrap(), 0);
-    assert_eq!(tx.rest(true).unwrap(), Rest::Armed);
+    assert_eq!(tx.prepare_sleep(true).unwrap(), SleepMode::Armed);
     assert!(device.use_one(0));
-    assert_eq!(tx.rest(true).unwrap(), Rest::Awake);
+    assert_eq!(tx.prepare_sleep(true).unwrap(), SleepMode::Awake);
     assert_eq!(tx.room(1).unwrap(), 1);
 }
 
 #[test]
-fn the_completion_timer_runs_while_frames_are_in_flight_and_takes_them_at_its_ticks() {
+fn the_completion_timer_runs_while_frames_are_in_flight_and_reclaims_at_ticks() {
     let (mut tx, mut device) = tx_pair(EVENT, "event", &["tx-completion=timer:1000"]);
     assert_eq!(tx.deadline(), None);
     send(&mut tx, 8, 10 * MS + 1);
@@ -147,7 +147,7 @@ fn the_completion_timer_runs_while_frames_are_in_flight_and_takes_them_at_its_ti
     device.use_one(0);
     assert_eq!((tx.room(1).unwrap(), tx.deadline()), (0, Some(11 * MS)));
     assert!(!tx.stop());
-    assert_eq!(tx.rest(true).unwrap(), Rest::Sound, "the tick ends the sleep");
+    assert_eq!(tx.prepare_sleep(true).unwrap(), SleepMode::Unarmed, "the tick ends the sleep");
     tx.tick(11 * MS - 1).unwrap();
     assert_eq!(tx.in_flight(), 8);
     tx.tick(11 * MS + 7).unwrap();
@@ -159,17 +159,17 @@ fn the_completion_timer_runs_while_frames_are_in_flight_and_takes_them_at_its_ti
     assert_eq!((tx.in_flight(), tx.deadline()), (0, None));
 }
 
-/// After how many uses the switch called, of `sent` frames; and how many were taken back then.
+/// Calls for `sent` frames: after how many uses, and how many buffers were then reclaimed.
 fn calls(features: Features, completion: &str, sent: usize) -> Vec<(usize, u64)> {
     let set = format!("tx-completion={completion}");
     let (mut tx, mut device) = tx_pair(features, "event", &[&set]);
     send(&mut tx, sent, 0);
     device.take();
     let mut calls = Vec::new();
-    assert_eq!(tx.rest(false).unwrap(), Rest::Armed);
+    assert_eq!(tx.prepare_sleep(false).unwrap(), SleepMode::Armed);
     for used in 1..=sent {
         if device.use_one(0) {
-            let _ = tx.rest(false).unwrap();
+            let _ = tx.prepare_sleep(false).unwrap();
             calls.push((used, tx.counts.reclaimed));
         }
     }
@@ -177,25 +177,25 @@ fn calls(features: Features, completion: &str, sent: usize) -> Vec<(usize, u64)>
 }
 
 #[test]
-fn on_empty_is_called_when_all_was_used() {
+fn on_empty_is_called_when_all_are_used() {
     assert_eq!(calls(EVENT, "on-empty", 5), [(5, 5)]);
-    // Without event index each use calls; still, all is taken back at once.
+    // Without event index each use calls, but all buffers are reclaimed at once.
     assert_eq!(calls(FLAGS, "on-empty", 3), [(1, 0), (2, 0), (3, 3)]);
 }
 
 #[test]
-fn on_half_empty_is_called_when_half_is_free_again() {
+fn on_half_empty_is_called_when_half_are_free() {
     assert_eq!(calls(EVENT, "on-half-empty", 6), [(2, 2)]);
     assert_eq!(calls(EVENT, "on-half-empty", 8), [(4, 4)]);
     assert_eq!(calls(FLAGS, "on-half-empty", 6)[..2], [(1, 0), (2, 2)]);
-    // With half of them free nobody waits.
+    // With half of them free, no call is enabled.
     let (mut tx, _) = tx_pair(EVENT, "event", &["tx-completion=on-half-empty"]);
     send(&mut tx, 4, 0);
-    assert_eq!(tx.rest(false).unwrap(), Rest::Sound);
+    assert_eq!(tx.prepare_sleep(false).unwrap(), SleepMode::Unarmed);
 }
 
 #[test]
-fn awake_senders_take_back_at_the_same_points() {
+fn awake_senders_reclaim_at_the_same_points() {
     for (completion, point) in [("on-empty", 8), ("on-half-empty", 4), ("orphan", 1)] {
         let set = format!("tx-completion={completion}");
         let (mut tx, mut device) = tx_pair(EVENT, "event", &[&set]);
@@ -219,18 +219,18 @@ fn every_completion_wakes_a_blocked_sender_on_every_ring() {
             device.take();
             let mut asleep = true;
             for used in 0..8 {
-                // A sleeper that is called takes a look; one with a deadline keeps it.
-                if tx.room(1).unwrap() > 0 || tx.rest(true).unwrap() == Rest::Awake {
+                // A call makes a sleeper poll; a deadline remains.
+                if tx.room(1).unwrap() > 0 || tx.prepare_sleep(true).unwrap() == SleepMode::Awake {
                     asleep = tx.room(1).unwrap() == 0;
                     break;
                 }
                 let called = device.use_one(0);
                 asleep = !called && tx.deadline().is_none();
-                assert!(!asleep || used < 7, "{completion} {features:?} sleeps for ever");
+                assert!(!asleep || used < 7, "{completion} {features:?} sleeps indefinitely");
             }
             tx.tick(2 * MS).unwrap();
             assert!(!asleep || completion.starts_with("timer"), "{completion} {features:?}");
-            assert!(tx.room(8).unwrap() > 0 || tx.rest(true).unwrap() == Rest::Awake);
+            assert!(tx.room(8).unwrap() > 0 || tx.prepare_sleep(true).unwrap() == SleepMode::Awake);
             assert!(tx.room(1).unwrap() > 0, "{completion} {features:?}");
         }
     }
@@ -238,7 +238,7 @@ fn every_completion_wakes_a_blocked_sender_on_every_ring() {
 
 /// Random steps of a sender and of a switch that both sleep when they may. Whenever both do, a
 /// deadline must be set, or nothing may be left to do.
-fn nobody_sleeps_for_ever(features: Features, kick: &str, sets: &[&str], seed: u64) {
+fn check_no_lost_wakeup(features: Features, kick: &str, sets: &[&str], seed: u64) {
     let what = format!("{features:?} --kick {kick} {sets:?} seed {seed}");
     let (mut tx, mut device) = tx_pair(features, kick, sets);
     let mut random = seed * 2 + 1;
@@ -251,7 +251,7 @@ fn nobody_sleeps_for_ever(features: Features, kick: &str, sets: &[&str], seed: u
     let mut rounds = 0;
     while taken < 200 {
         rounds += 1;
-        assert!(rounds < 100_000, "{what}: the switch is not told");
+        assert!(rounds < 100_000, "{what}: the switch is not notified");
         now += next(3) * 1000;
         // The switch: one step if it is awake.
         device_asleep &= !device.kicked();
@@ -265,10 +265,10 @@ fn nobody_sleeps_for_ever(features: Features, kick: &str, sets: &[&str], seed: u
                 device_asleep = device.queue.arm() == ::ring::virtq::Armed::Armed;
             }
         }
-        // Somebody changes its mind in every second run, between two rounds.
+        // In every second run the kick policy changes between two rounds.
         if seed % 2 == 1 && next(10) == 0 {
             let kicks = [kick, "event", "timer:1000", "coalesce:50,4"];
-            tx.follow(kicks[next(4) as usize].parse().unwrap());
+            tx.set_kick_policy(kicks[next(4) as usize].parse().unwrap());
         }
         // The sender: a burst, then a sleep if it may.
         tx.tick(now).unwrap();
@@ -280,7 +280,8 @@ fn nobody_sleeps_for_ever(features: Features, kick: &str, sets: &[&str], seed: u
         }
         let blocked = want > 0 && room == 0;
         let retries = blocked && tx.stop();
-        if !blocked && left > 0 || retries || tx.rest(blocked).unwrap() == Rest::Awake {
+        if !blocked && left > 0 || retries || tx.prepare_sleep(blocked).unwrap() == SleepMode::Awake
+        {
             continue;
         }
         // It sleeps until called, or until its deadline.
@@ -300,7 +301,7 @@ fn nobody_sleeps_for_ever(features: Features, kick: &str, sets: &[&str], seed: u
         if !called {
             match tx.deadline() {
                 Some(at) => now = now.max(at),
-                None => assert!(!blocked && taken == 200, "{what}: everyone sleeps"),
+                None => assert!(!blocked && taken == 200, "{what}: both sleep"),
             }
         }
     }
@@ -315,7 +316,7 @@ fn nobody_sleeps_with_work_pending() {
                 for full in ["stop-before-full", "busy-retry"] {
                     let sets = [format!("tx-completion={completion}"), format!("tx-full={full}")];
                     for seed in 0..20 {
-                        nobody_sleeps_for_ever(features, kick, &[&sets[0], &sets[1]], seed);
+                        check_no_lost_wakeup(features, kick, &[&sets[0], &sets[1]], seed);
                     }
                 }
             }
@@ -324,7 +325,7 @@ fn nobody_sleeps_with_work_pending() {
 }
 
 #[test]
-fn a_full_ring_stops_a_sender_or_makes_it_try_again() {
+fn a_full_ring_stops_a_sender_or_makes_it_retry() {
     let (mut tx, mut device) = tx_pair(EVENT, "event", &[]);
     send(&mut tx, 8, 0);
     device.take();
@@ -338,7 +339,7 @@ fn a_full_ring_stops_a_sender_or_makes_it_try_again() {
 }
 
 #[test]
-fn kicks_are_put_off_as_the_policy_says_and_no_longer() {
+fn kicks_are_delayed_by_the_policy_and_no_longer() {
     let (mut tx, device) = tx_pair(EVENT, "event", &[]);
     send(&mut tx, 1, 0);
     assert!(device.kicked());
@@ -352,7 +353,7 @@ fn kicks_are_put_off_as_the_policy_says_and_no_longer() {
         assert!(!device.kicked());
         tx.tick(at).unwrap();
         assert_eq!((device.kicked(), tx.deadline()), (true, None), "{kick}");
-        // A sender that waits for room kicks at once: the switch may be asleep.
+        // A sender that waits for room kicks at once, because the switch may sleep.
         device.take();
         assert_eq!(::ring::virtq::Armed::Armed, device.queue.arm());
         send(&mut tx, 1, at);
@@ -369,18 +370,18 @@ fn kicks_are_put_off_as_the_policy_says_and_no_longer() {
 }
 
 #[test]
-fn kicks_that_were_put_off_are_made_when_the_policy_changes() {
+fn delayed_kicks_are_made_when_the_policy_changes() {
     let (mut tx, device) = tx_pair(EVENT, "coalesce:1000,64", &[]);
-    tx.follow("timer:1000".parse().unwrap());
-    assert_eq!((tx.ring.kicks, tx.deadline()), (0, None), "nothing was");
+    tx.set_kick_policy("timer:1000".parse().unwrap());
+    assert_eq!((tx.ring.kicks, tx.deadline()), (0, None), "no kick was delayed");
     send(&mut tx, 1, 0);
     assert_eq!((device.kicked(), tx.deadline()), (false, Some(MS)));
-    tx.follow(Policy::Event);
+    tx.set_kick_policy(Policy::Event);
     assert_eq!((device.kicked(), tx.deadline()), (true, None));
 }
 
 #[test]
-fn headers_lie_in_the_buffer_or_apart_and_buffers_begin_where_they_are_told_to() {
+fn header_and_offset_settings_define_the_layout_of_buffers() {
     let (mut tx, mut device) = tx_pair(EVENT, "event", &["offset=6"]);
     send(&mut tx, 1, 0);
     device.take();
@@ -388,7 +389,7 @@ fn headers_lie_in_the_buffer_or_apart_and_buffers_begin_where_they_are_told_to()
     let ip = BUFFERS + 6 + HDR_LEN as u64 + 14;
     assert_eq!(ip % 16, 0);
     let (mut tx, mut device) = tx_pair(EVENT, "event", &["offset=2", "header=apart"]);
-    assert_eq!(tx.ring.size(), SIZE / 2, "two descriptors a frame");
+    assert_eq!(tx.ring.size(), SIZE / 2, "two descriptors per frame");
     let mut to = tx.plain(0);
     to.write(&[7; 60]);
     send(&mut tx, 1, 0);
@@ -401,7 +402,7 @@ fn headers_lie_in_the_buffer_or_apart_and_buffers_begin_where_they_are_told_to()
 fn rx_pair(sets: &[&str]) -> (Rx, Device) {
     let settings = settings("event", sets);
     let (queue, mut device, buffers) = ring_pair(EVENT, &settings);
-    // Small frames only: or a ring of eight would always be refilled at once.
+    // Small frames only; otherwise a ring of eight would always be refilled at once.
     let buffers = Buffers { stride: 69_632, count: buffers.count, ..buffers };
     let memory = Arc::clone(&device.memory);
     let rx = Rx::new(Ring::virtio(queue, memory, buffers), &settings);
@@ -412,7 +413,7 @@ fn rx_pair(sets: &[&str]) -> (Rx, Device) {
 }
 
 #[test]
-fn buffers_are_given_back_at_once_below_half_or_in_batches() {
+fn buffers_are_returned_at_once_below_half_or_in_batches() {
     for (refill, at) in
         [("at-once", vec![1, 2, 3, 4, 5, 6]), ("below-half", vec![5]), ("batch:3", vec![3, 6])]
     {
@@ -436,7 +437,7 @@ fn buffers_are_given_back_at_once_below_half_or_in_batches() {
 }
 
 #[test]
-fn a_header_apart_is_received_as_a_segment_of_its_own() {
+fn a_separate_header_is_received_as_its_own_segment() {
     let (mut rx, mut device) = rx_pair(&["header=apart", "offset=2"]);
     assert_eq!(device.bufs[0][0], (BUFFERS, 12));
     assert_eq!(device.bufs[0][1].0, BUFFERS + 66);

@@ -1,42 +1,42 @@
-//! The interface's carrier follows the link's: a toolstack can take a vif's cable out, and whoever
-//! watches the interface is to know.
+//! Sets the interface's carrier from the link's: a toolstack can unplug a vif, and programs that
+//! monitor the interface must see it.
 
 use std::os::fd::AsFd;
 
 use crate::connect::Link;
 
-/// What the kernel was told last.
+/// State last set in the kernel.
 #[derive(Debug, Default)]
 pub struct Carrier {
-    told: Option<bool>,
-    /// It cannot be told: it is too old.
-    deaf: bool,
+    report: Option<bool>,
+    /// The kernel is too old to set it.
+    unsupported: bool,
 }
 
 impl Carrier {
-    /// Tells the kernel, by a queue of the interface `name`, if anything changed.
-    pub fn follow(&mut self, name: &str, queue: impl AsFd, link: &Link) {
+    /// Sets the carrier of interface `name` through one of its queues, if it changed.
+    pub fn update(&mut self, name: &str, queue: impl AsFd, link: &Link) {
         let on = link.carrier();
-        // A fresh interface has one.
-        if self.told.unwrap_or(true) == on || self.deaf {
+        // A new interface has a carrier.
+        if self.report.unwrap_or(true) == on || self.unsupported {
             return;
         }
-        self.told = Some(on);
+        self.report = Some(on);
         match uplink::set_carrier(queue, on) {
             Ok(()) => {
-                let now = if on { "there again" } else { "taken away" };
+                let now = if on { "up" } else { "down" };
                 tracing::info!("{name}: the vif's carrier is {now}");
             }
             Err(error) => {
-                self.deaf = true;
-                tracing::warn!("{name}: its carrier cannot be set ({error}); it stays as it is");
+                self.unsupported = true;
+                tracing::warn!("{name}: cannot set its carrier ({error}); it stays unchanged");
             }
         }
     }
 }
 
-/// What to tell of an interface whose MTU is not its link's.
-pub fn wrong_mtu(interface: u32, link: Option<u16>) -> Option<String> {
+/// Message about an interface whose MTU differs from its link's.
+pub fn mtu_mismatch(interface: u32, link: Option<u16>) -> Option<String> {
     let link = link.filter(|link| u32::from(*link) != interface)?;
     let then = if u32::from(link) < interface { "longer frames are dropped: " } else { "" };
     Some(format!(
@@ -49,11 +49,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_mtu_that_differs_is_told() {
-        assert_eq!(wrong_mtu(1500, None), None);
-        assert_eq!(wrong_mtu(1500, Some(1500)), None);
-        let told = |interface, link| wrong_mtu(interface, Some(link)).unwrap();
-        assert!(told(1500, 1400).ends_with("longer frames are dropped: --mtu 1400"));
-        assert!(told(1500, 9000).ends_with("set 9000 for the vif; --mtu 9000"));
+    fn an_mtu_that_differs_is_reported() {
+        assert_eq!(mtu_mismatch(1500, None), None);
+        assert_eq!(mtu_mismatch(1500, Some(1500)), None);
+        let report = |interface, link| mtu_mismatch(interface, Some(link)).unwrap();
+        assert!(report(1500, 1400).ends_with("longer frames are dropped: --mtu 1400"));
+        assert!(report(1500, 9000).ends_with("set 9000 for the vif; --mtu 9000"));
     }
 }

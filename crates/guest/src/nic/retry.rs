@@ -1,41 +1,41 @@
-//! Attempts to connect that fail for a reason that does not go away by itself: told once, and made
-//! less and less often. Until the other end is there [`connect`](crate::connect()) waits.
+//! Back-off for attempts to connect that fail for a lasting reason: the reason is logged once. If
+//! the other end is only absent, [`connect`](crate::connect()) waits itself.
 
 use std::time::Duration;
 
-/// Before the second attempt.
+/// Wait before the second attempt.
 const FIRST: Duration = Duration::from_millis(500);
 /// Longest wait between two attempts.
 const LONGEST: Duration = Duration::from_secs(16);
-/// Between two looks whether to go on.
+/// Interval at which a pause checks whether to continue.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// What is known of the attempts since the last one that worked.
+/// State of attempts since the last successful one.
 #[derive(Debug)]
 pub struct Retry {
-    told: Option<String>,
+    logged: Option<String>,
     next: Duration,
 }
 
 impl Retry {
-    /// Before the first one.
+    /// State before the first attempt.
     pub fn new() -> Self {
-        Self { told: None, next: FIRST }
+        Self { logged: None, next: FIRST }
     }
 
-    /// After one that failed: what to tell of it, if that is news, and how long to wait.
-    pub fn failed(&mut self, error: &str) -> (Option<String>, Duration) {
+    /// Records a failure. Returns the message, if it is new, and how long to wait.
+    pub fn record_failure(&mut self, error: &str) -> (Option<String>, Duration) {
         let wait = self.next;
         self.next = (wait * 2).min(LONGEST);
-        let again = self.told.as_deref() == Some(error);
-        self.told = Some(error.into());
+        let again = self.logged.as_deref() == Some(error);
+        self.logged = Some(error.into());
         let slower = LONGEST.as_secs();
-        let news = format!("{error}; trying again, in the end every {slower} s and quietly");
+        let news = format!("{error}; retrying without further messages, up to every {slower} s");
         ((!again).then_some(news), wait)
     }
 }
 
-/// Sleeps that long, or until `go_on` says no: a signal does not end a sleep.
+/// Sleeps, at most until `go_on` returns false: a signal does not end a sleep.
 pub fn pause(long: Duration, go_on: &dyn Fn() -> bool) {
     let mut left = long;
     while !left.is_zero() && go_on() {
@@ -53,24 +53,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_is_told_once_and_tried_ever_less_often() {
+    fn an_error_is_logged_once_and_retries_back_off() {
         let mut retry = Retry::new();
-        let (news, mut before) = retry.failed("2 queues wanted");
-        assert!(news.unwrap().starts_with("2 queues wanted; trying again"));
+        let (news, mut before) = retry.record_failure("2 queues wanted");
+        assert!(news.unwrap().starts_with("2 queues wanted; retrying"));
         let mut all = before;
         for _ in 0..20 {
-            let (news, wait) = retry.failed("2 queues wanted");
+            let (news, wait) = retry.record_failure("2 queues wanted");
             assert_eq!(news, None);
             assert!(wait == LONGEST || wait == before * 2, "{wait:?}");
             (before, all) = (wait, all + wait);
         }
         assert!(all > Duration::from_secs(200), "{all:?} for 21 attempts");
-        assert!(retry.failed("something else").0.is_some(), "another one is news");
-        assert_eq!(Retry::new().failed("2 queues wanted").1, FIRST);
+        assert!(retry.record_failure("something else").0.is_some(), "a different error is logged");
+        assert_eq!(Retry::new().record_failure("2 queues wanted").1, FIRST);
     }
 
     #[test]
-    fn a_pause_ends_when_it_is_over_and_when_all_is() {
+    fn a_pause_ends_after_its_time_or_at_shutdown() {
         let begun = Instant::now();
         pause(Duration::from_millis(120), &|| true);
         assert!(begun.elapsed() >= Duration::from_millis(120));

@@ -1,7 +1,7 @@
-//! The halves of Xen's rings as a guest's two directions use them.
+//! Front halves of Xen rings for a guest's two directions.
 //!
-//! What the 12 bytes before a frame say goes into flags and extra infos on tx, and is made of them
-//! on rx, where it lies in memory of our own: a page received into holds the frame alone.
+//! On tx, the 12-byte header is converted to flags and extra infos; on rx, it is made from them in
+//! private memory, because a received page holds only the frame.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use xen_netif::host;
 
 use super::{Buffers, HDR_LEN, Malformed};
 
-/// Longest frame that a tx ring can tell of.
+/// Longest frame that a tx ring can describe.
 pub const FRAME_MAX: u32 = 65_535;
-/// Most frames of one look.
+/// Most frames per poll.
 const FRAMES_MAX: usize = 64;
-/// Most segments of a frame: its header, and what a packet may have.
+/// Most segments of a frame: its header, and those of a packet.
 const SEGS_MAX: usize = 1 + ::ring::xen::SLOTS_MAX;
 
 /// A ring's notifications. Two rings may share them.
@@ -39,7 +39,7 @@ impl Channel {
         self.fd.as_fd()
     }
 
-    /// Takes note of a call, if there was one: several are one.
+    /// Reads a pending call; several count as one.
     pub fn take_call(&self) -> u64 {
         u64::from(self.channel.ack())
     }
@@ -59,13 +59,13 @@ pub struct XenTx {
 }
 
 impl XenTx {
-    /// Bytes of the longest frame that the ring takes from one of `buffers`.
+    /// Length of the longest frame in one of `buffers` that the ring accepts.
     pub fn longest(&self, buffers: &Buffers) -> u32 {
         let first = u32::from(buffers.offset) + HDR_LEN as u32;
         if self.queue.takes_sg() { FRAME_MAX } else { u32::from(PAGE_LEN) - first }
     }
 
-    /// Sends the first `len` bytes of buffer `i`, which begin with the header; false: not taken.
+    /// Sends the first `len` bytes of buffer `i`, which begin with the header; false: refused.
     pub fn send(&mut self, memory: &GuestMemory, buffers: &Buffers, i: u16, len: u32) -> bool {
         let mut header = [0; VnetHdr::LEN];
         for piece in buffers.read(memory, i, header.len() as u32) {
@@ -76,7 +76,7 @@ impl XenTx {
         self.queue.send(i, offset, len.saturating_sub(HDR_LEN as u32), &hdr).is_ok()
     }
 
-    /// Tells the switch, if it wants to be told or is told `always`; whether it did.
+    /// Notifies the switch if it enabled events, or `always`; returns whether it did.
     pub fn kick(&mut self, always: bool) -> bool {
         self.channel.kick(self.queue.notify_needed() || always)
     }
@@ -87,7 +87,7 @@ pub struct XenRx {
     pub queue: RxQueue,
     pub channel: Channel,
     packet: RxPacket,
-    /// Headers of frames that are shown.
+    /// Headers of the frames being passed on.
     headers: Box<[[u8; HDR_LEN]]>,
 }
 
@@ -97,17 +97,17 @@ impl XenRx {
         Self { queue, channel, packet: RxPacket::new(), headers }
     }
 
-    /// Tells the switch, if it wants to be told or is told `always`; whether it did.
+    /// Notifies the switch if it enabled events, or `always`; returns whether it did.
     pub fn kick(&mut self, always: bool) -> bool {
         self.channel.kick(self.queue.notify_needed() || always)
     }
 
-    /// With smart poll, before a sleep: false when there is something on either ring by now.
+    /// Enables events with smart poll, before a sleep. Returns false if either ring has work.
     pub fn stop_polling(&self, tx: &XenTx) -> bool {
         self.queue.stop_polling(&tx.queue) == Armed::Armed
     }
 
-    /// Takes frames and shows each, header first; their pages are `done` afterwards.
+    /// Takes frames and passes each to `show`, header first; then adds their pages to `done`.
     pub fn receive<'a>(
         &'a mut self,
         max: usize,
@@ -119,7 +119,7 @@ impl XenRx {
         let Self { queue, channel, packet, headers } = self;
         let mut segs = [Seg::EMPTY; SEGS_MAX];
         let mut frames = 0;
-        // Those that are dropped count, too: a look is bounded.
+        // Dropped frames count, too: a poll is bounded.
         for header in headers.iter_mut().take(max) {
             if !queue.take(packet, FRAMES_MAX)? {
                 break;
@@ -138,7 +138,7 @@ impl XenRx {
             done.extend(packet.slots.iter().map(|slot| slot.request.id));
             frames += 1;
         }
-        // Nobody else may have a reason to: these belong to no frame.
+        // No other code publishes these pages, because they belong to no frame.
         if queue.has_reoffered() {
             queue.publish();
             *kicks += u64::from(channel.kick(queue.notify_needed()));
@@ -147,7 +147,7 @@ impl XenRx {
     }
 }
 
-/// The bytes of a slot; the ring has checked that they lie in its page, and the page is ours.
+/// The bytes of a slot; the ring has checked that they are in its page, and the page is ours.
 fn seg<'m>(memory: &'m GuestMemory, slot: &RxSlot) -> Seg<'m> {
     if slot.len == 0 {
         return Seg::EMPTY;
@@ -157,7 +157,7 @@ fn seg<'m>(memory: &'m GuestMemory, slot: &RxSlot) -> Seg<'m> {
     seg.expect("pages offered lie in our own memory")
 }
 
-/// What a packet asks for, by a copy of its first bytes; `None`: nonsense.
+/// The header of a packet, by a copy of its first bytes; `None`: invalid.
 fn hdr_of(packet: &RxPacket, memory: &GuestMemory) -> Option<VnetHdr> {
     if !wants_head(packet) {
         return vnet_hdr(packet, &[]);

@@ -1,4 +1,4 @@
-//! Which multicast comes to a vif: the list that the back end filters by, told over a tx ring.
+//! Multicast groups of a vif: the list by which the back end filters, sent over a tx ring.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use super::Target;
 use crate::ring::{Half, Malformed};
 use crate::tx::Tx;
 
-/// Most addresses of a list: no back end is known that keeps more.
+/// Most addresses of a list: no known back end keeps more.
 const GROUPS_MAX: usize = 64;
 /// Longest wait for the answers. Frames wait that long.
-pub const TELL_MAX: Duration = Duration::from_secs(5);
-/// Time between two looks for them. With smart poll no event may come.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+pub const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// Interval of polls for answers: with smart poll there may be no event.
+const POLL_EVERY: Duration = Duration::from_millis(1);
 
-/// What follows `multicast=`.
+/// Parses the value of `multicast=`.
 pub fn parse(value: &str) -> Result<Vec<[u8; 6]>, String> {
     let mut groups = Vec::new();
     for part in value.split('+') {
@@ -26,7 +26,7 @@ pub fn parse(value: &str) -> Result<Vec<[u8; 6]>, String> {
             return Err(bad("is no address; use multicast=01:00:5e:00:00:fb+33:33:00:00:00:01"));
         };
         if mac == [0xff; 6] {
-            return Err(bad("is broadcast, which always comes; leave it out"));
+            return Err(bad("is broadcast, which is always received; leave it out"));
         }
         if mac[0] & 1 == 0 {
             return Err(bad("is not a multicast address: its first byte is even; leave it out"));
@@ -39,55 +39,55 @@ pub fn parse(value: &str) -> Result<Vec<[u8; 6]>, String> {
     if groups.len() > GROUPS_MAX {
         let n = groups.len();
         return Err(format!(
-            "multicast: {n} addresses, and back ends list {GROUPS_MAX}; name fewer, or leave \
-             multicast= out and all of it comes"
+            "multicast: {n} addresses, but back ends list at most {GROUPS_MAX}; name fewer, or \
+             leave multicast= out to receive all"
         ));
     }
     Ok(groups)
 }
 
-/// The groups that a vif wants, and what its back end knows of them.
+/// The requested groups of a vif, and the back end's state of them.
 pub struct Groups {
-    /// The vif, as messages name it.
+    /// The vif, for messages.
     at: String,
     wanted: Vec<[u8; 6]>,
-    /// The back end is to be told.
+    /// The list must be sent.
     due: bool,
-    /// A back end was told on these rings.
-    told: bool,
-    /// Those that it did not take.
+    /// The list was sent before, on these rings.
+    sent_before: bool,
+    /// Groups that the back end refused.
     pub refused: Vec<[u8; 6]>,
 }
 
 impl Groups {
     pub fn new(target: &Target) -> Self {
         let (at, wanted) = (target.to_string(), target.multicast.clone());
-        Self { at, wanted, due: false, told: false, refused: Vec::new() }
+        Self { at, wanted, due: false, sent_before: false, refused: Vec::new() }
     }
 
-    /// Whether there are any.
+    /// Whether no group is requested.
     pub fn is_empty(&self) -> bool {
         self.wanted.is_empty()
     }
 
-    /// The back end knows of none, or may be another one by now.
-    pub fn ask(&mut self) {
+    /// Makes the list due: the back end does not have it, or may have been restarted.
+    pub fn set_due(&mut self) {
         self.due = !self.wanted.is_empty();
     }
 
-    /// Tells it, if that is due, and waits for its answers.
-    pub fn tell(&mut self, tx: &mut Tx) -> Result<(), Malformed> {
+    /// Sends the list, if due, and waits for the answers.
+    pub fn send(&mut self, tx: &mut Tx) -> Result<(), Malformed> {
         if !std::mem::take(&mut self.due) {
             return Ok(());
         }
-        // It may be the one that was told before, and xen-netback lists an address twice.
-        let again = std::mem::replace(&mut self.told, true);
+        // The back end may already have the list, and xen-netback lists an address twice.
+        let again = std::mem::replace(&mut self.sent_before, true);
         let change = |mac: &[u8; 6]| {
             let del = again.then_some(Multicast::Del(*mac));
             del.into_iter().chain([Multicast::Add(*mac)])
         };
         let changes: Vec<_> = self.wanted.iter().flat_map(change).collect();
-        let (refused, answered) = order(tx, &changes)?;
+        let (refused, answered) = send_changes(tx, &changes)?;
         match self.news(refused, answered) {
             Some(news) => tracing::warn!("{}: {news}", self.at),
             None if self.refused.is_empty() => {
@@ -98,7 +98,7 @@ impl Groups {
         Ok(())
     }
 
-    /// What there is to say of these answers, if it was not said of those before.
+    /// A message about these answers, unless they are the same as before.
     fn news(&mut self, refused: Vec<[u8; 6]>, answered: bool) -> Option<String> {
         let n = self.wanted.len();
         let before = std::mem::replace(&mut self.refused, refused);
@@ -113,17 +113,17 @@ impl Groups {
         }
         let names: Vec<_> = self.refused.iter().map(|mac| Mac(*mac).to_string()).collect();
         Some(format!(
-            "the back end's multicast list is full: of {n} groups it drops what comes for {}; name \
-             fewer, or leave multicast= out and all of it comes",
+            "the back end's multicast list is full: of {n} groups it drops frames for {}; name \
+             fewer, or leave multicast= out to receive all",
             names.join(", ")
         ))
     }
 }
 
-/// Sends changes as the ring has room, frames or not; which additions were refused, and whether
-/// all were answered.
-fn order(tx: &mut Tx, changes: &[Multicast]) -> Result<(Vec<[u8; 6]>, bool), Malformed> {
-    let (deadline, mut sent) = (Instant::now() + TELL_MAX, 0);
+/// Sends changes as the ring has room, also without frames. Returns refused additions, and whether
+/// all changes were answered.
+fn send_changes(tx: &mut Tx, changes: &[Multicast]) -> Result<(Vec<[u8; 6]>, bool), Malformed> {
+    let (deadline, mut sent) = (Instant::now() + ANSWER_MAX, 0);
     loop {
         tx.reclaim()?;
         let Half::XenTx(xen) = &mut tx.ring.half else { unreachable!("a vif's") };
@@ -137,7 +137,7 @@ fn order(tx: &mut Tx, changes: &[Multicast]) -> Result<(Vec<[u8; 6]>, bool), Mal
             tx.ring.publish();
             tx.ring.kick();
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_EVERY);
     }
 }
 
@@ -150,23 +150,23 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_no_back_end_keeps_is_refused() {
+    fn too_long_lists_are_rejected() {
         assert_eq!(parse(&list(64)).unwrap().len(), 64);
         let error = parse(&list(65)).unwrap_err();
         assert!(error.contains("65 addresses") && error.contains("name fewer"), "{error}");
     }
 
     #[test]
-    fn a_full_list_is_told_once() {
+    fn a_full_list_is_logged_once() {
         let target = Target::parse(&format!("0,multicast={}", list(3)), true).unwrap();
         let mut groups = Groups::new(&target);
         let [first, .., last] = groups.wanted[..] else { panic!("three") };
         assert_eq!(groups.news(vec![], true), None);
         let news = groups.news(vec![first, last], true).unwrap();
-        let names = "of 3 groups it drops what comes for 01:00:5e:00:00:00, 01:00:5e:00:00:02;";
+        let names = "of 3 groups it drops frames for 01:00:5e:00:00:00, 01:00:5e:00:00:02;";
         assert!(news.contains(names) && news.contains("name fewer"), "{news}");
-        assert_eq!(groups.news(vec![first, last], true), None, "by another that is like it");
-        assert!(groups.news(vec![last], true).is_some(), "by one that is not");
+        assert_eq!(groups.news(vec![first, last], true), None, "the same refusals again");
+        assert!(groups.news(vec![last], true).is_some(), "other refusals");
         assert!(groups.news(vec![], false).unwrap().contains("did not answer in time"));
     }
 }

@@ -9,10 +9,10 @@ use switch::vnet::{DATA_VALID, GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, Offloads, VnetH
 use self::peer::{Ends, Peer, args, reach};
 use super::*;
 use crate::connect::{Connect, ConnectError, ConnectOptions, Link, connect};
-use crate::guest::{Also, Guest, now_ns};
-use crate::tx::Rest;
+use crate::guest::{Guest, WaitFor, now_ns};
+use crate::tx::SleepMode;
 
-/// Ethernet, IPv4 and TCP, and `len` bytes in all that can be told apart.
+/// A frame of Ethernet, IPv4 and TCP, `len` bytes in all, with distinct bytes.
 fn tcp(len: usize) -> Vec<u8> {
     let mut frame: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
     frame[12..26].copy_from_slice(&[8, 0, 0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0]);
@@ -51,7 +51,7 @@ fn send(guest: &mut Guest, hdr: &VnetHdr, frame: &[u8]) -> bool {
     sent
 }
 
-/// What comes, as (header, bytes).
+/// Received frames, as (header, bytes).
 fn receive(guest: &mut Guest) -> Vec<(VnetHdr, Vec<u8>)> {
     let mut all = Vec::new();
     let frames = guest.pairs[0].rx.receive(64, |segs| {
@@ -59,7 +59,7 @@ fn receive(guest: &mut Guest) -> Vec<(VnetHdr, Vec<u8>)> {
         let mut at = 0;
         segs.iter().for_each(|seg| at += seg.read(&mut bytes[at..]));
         let frame = bytes.split_off(HDR_LEN);
-        assert_eq!(bytes[10..], [1, 0], "one buffer's worth, as the header tells");
+        assert_eq!(bytes[10..], [1, 0], "num_buffers is 1");
         all.push((VnetHdr::parse(bytes.first_chunk().unwrap()), frame));
     });
     assert_eq!(frames.unwrap(), all.len());
@@ -68,7 +68,7 @@ fn receive(guest: &mut Guest) -> Vec<(VnetHdr, Vec<u8>)> {
 }
 
 #[test]
-fn headers_go_out_as_flags_and_extra_infos() {
+fn headers_are_sent_as_flags_and_extra_infos() {
     let peer = Peer::new("");
     for (options, sets) in [("", vec![]), (",split=off", vec!["offset=6"])] {
         let to = peer.to(options, Some(Policy::Event), "event", &sets);
@@ -102,14 +102,14 @@ fn headers_go_out_as_flags_and_extra_infos() {
 }
 
 #[test]
-fn headers_are_made_of_what_comes_in() {
+fn headers_are_made_from_flags_and_extra_infos() {
     let peer = Peer::new("");
     let mut guest = peer.guest("");
     peer.with(|ends| {
         ends.give(0, None, &tcp(60), 4096);
         ends.give(rx_flag::DATA_VALIDATED, None, &tcp(1514), 4096);
         ends.give(rx_flag::CSUM_BLANK | rx_flag::DATA_VALIDATED, None, &tcp(9000), 4096);
-        // Headers that are split over pages are found as well.
+        // Headers may be split over pages.
         ends.give(rx_flag::CSUM_BLANK, Some(GSO), &tcp(3000), 20);
     });
     let got = receive(&mut guest);
@@ -118,7 +118,7 @@ fn headers_are_made_of_what_comes_in() {
     let hdrs: Vec<_> = got.iter().map(|(hdr, _)| *hdr).collect();
     assert_eq!(hdrs[..3], [VnetHdr::NONE, valid, blank]);
     assert!([60, 1514, 9000].iter().zip(&got).all(|(len, (_, frame))| *frame == tcp(*len)));
-    // 150 pages are more than a packet may have.
+    // A packet may not have 150 pages.
     assert_eq!((hdrs.len(), guest.pairs[0].rx.ring.lost()), (3, 1));
     for (gso, frame, want) in [(GSO, tcp(300), TSO), (GSO6, tcp6(300), TSO6)] {
         peer.with(|ends| ends.give(rx_flag::CSUM_BLANK, Some(gso), &frame, 20));
@@ -128,7 +128,7 @@ fn headers_are_made_of_what_comes_in() {
 }
 
 #[test]
-fn a_checksum_that_is_blank_where_there_is_none_drops_the_packet_and_costs_no_page() {
+fn a_blank_checksum_in_a_frame_without_one_drops_the_packet_and_leaks_no_page() {
     let peer = Peer::new("");
     let mut guest = peer.guest("");
     let mut arp = tcp(60);
@@ -141,16 +141,16 @@ fn a_checksum_that_is_blank_where_there_is_none_drops_the_packet_and_costs_no_pa
         });
         assert_eq!(receive(&mut guest), []);
         assert_eq!(guest.pairs[0].rx.ring.lost(), 60 * round);
-        // It offered them again by itself: no frame came with which it would have.
+        // The ring re-offers the pages although no frame arrived.
         peer.with(|ends| assert_eq!(ends.rx.available(), Ok(256)));
     }
 }
 
 #[test]
-fn what_the_switch_does_not_take_is_dropped_and_counted() {
+fn frames_that_need_missing_offloads_are_dropped_and_counted() {
     let peer = Peer::new("sg+gso-tcpv4");
     let mut guest = peer.guest("");
-    assert_eq!(guest.link.takes(), Offloads { csum: true, ..Offloads::default() });
+    assert_eq!(guest.link.tx_offloads(), Offloads { csum: true, ..Offloads::default() });
     assert_eq!(guest.pairs[0].tx.ring.longest(), 4096 - 12);
     assert!(!send(&mut guest, &TSO, &tcp(3000)));
     assert!(!send(&mut guest, &VnetHdr::NONE, &tcp(4085)));
@@ -166,14 +166,14 @@ fn what_the_switch_does_not_take_is_dropped_and_counted() {
     let peer = Peer::new("");
     let guest = peer.guest("");
     let takes = Offloads { csum: true, tso4: true, tso6: true, ..Offloads::default() };
-    assert_eq!((guest.link.takes(), guest.pairs[0].tx.ring.longest()), (takes, 65_535));
+    assert_eq!((guest.link.tx_offloads(), guest.pairs[0].tx.ring.longest()), (takes, 65_535));
     for (lacks, takes, refused, sent) in [
         ("gso-tcpv4", Offloads { tso4: false, ..takes }, TSO, TSO6),
         ("gso-tcpv6", Offloads { tso6: false, ..takes }, TSO6, TSO),
     ] {
         let peer = Peer::new(lacks);
         let mut guest = peer.guest("");
-        assert_eq!(guest.link.takes(), takes, "{lacks}");
+        assert_eq!(guest.link.tx_offloads(), takes, "{lacks}");
         let frame = |hdr| if hdr == TSO6 { tcp6(3000) } else { tcp(3000) };
         assert!(!send(&mut guest, &refused, &frame(refused)), "{lacks}");
         assert!(send(&mut guest, &sent, &frame(sent)), "{lacks}");
@@ -187,38 +187,38 @@ fn every_completion_wakes_a_blocked_sender() {
         let set = format!("tx-completion={completion}");
         let to = peer.to("", Some(Policy::Event), "event", &[&set]);
         let mut guest = reach(&to);
-        // Each takes a slot; room for another is only counted where the longest has it.
+        // Each takes a slot; there is room only if the longest frame would fit.
         while guest.pairs[0].tx.room(1).unwrap() > 0 {
             send(&mut guest, &VnetHdr::NONE, &tcp(60));
         }
         let sent = guest.pairs[0].tx.in_flight();
         assert!((230..=256).contains(&sent), "{sent} are in flight");
         assert_eq!(peer.with(Ends::take_all), usize::from(sent));
-        let mut told = None;
+        let mut called_at = None;
         for used in 1..=sent {
-            if guest.pairs[0].tx.rest(true).unwrap() == Rest::Awake
+            if guest.pairs[0].tx.prepare_sleep(true).unwrap() == SleepMode::Awake
                 || guest.pairs[0].tx.room(1).unwrap() > 0
             {
                 break;
             }
             if peer.with(|ends| ends.answer(status::OKAY)) {
-                told.get_or_insert(used);
+                called_at.get_or_insert(used);
             }
         }
         guest.pairs[0].tx.tick(now_ns() + 2_000_000).unwrap();
         assert!(guest.pairs[0].tx.room(1).unwrap() > 0, "{completion}");
         match completion {
-            "on-empty" => assert_eq!(told, Some(sent)),
-            // A fresh ring asks for the first.
-            "timer:1000" => assert!(told.is_none_or(|used| used == 1)),
-            _ => assert!(told.is_some(), "{completion}"),
+            "on-empty" => assert_eq!(called_at, Some(sent)),
+            // A new ring is armed for the first.
+            "timer:1000" => assert!(called_at.is_none_or(|used| used == 1)),
+            _ => assert!(called_at.is_some(), "{completion}"),
         }
     }
 }
 
 /// A sender and a switch that both sleep when they may, in random steps: whenever both do, a
 /// deadline is set, or nothing is left to do.
-fn nobody_sleeps_for_ever(peer: &Peer, kick: &str, completion: &str, seed: u64) {
+fn check_no_lost_wakeup(peer: &Peer, kick: &str, completion: &str, seed: u64) {
     let what = format!("--kick {kick} tx-completion={completion} seed {seed}");
     let set = format!("tx-completion={completion}");
     let mut guest = reach(&peer.to("", None, kick, &[&set]));
@@ -232,7 +232,7 @@ fn nobody_sleeps_for_ever(peer: &Peer, kick: &str, completion: &str, seed: u64) 
     let mut rounds = 0;
     while taken < FRAMES {
         rounds += 1;
-        assert!(rounds < 200_000, "{what}: the switch is not told");
+        assert!(rounds < 200_000, "{what}: the switch is not notified");
         now += next(3) * 1000;
         let answers = next(60) as usize;
         peer.with(|ends| {
@@ -264,29 +264,29 @@ fn nobody_sleeps_for_ever(peer: &Peer, kick: &str, completion: &str, seed: u64) 
         let retries = blocked && guest.pairs[0].tx.stop();
         if !blocked && left > 0
             || retries
-            || guest.pairs[0].tx.rest(blocked).unwrap() == Rest::Awake
+            || guest.pairs[0].tx.prepare_sleep(blocked).unwrap() == SleepMode::Awake
         {
             continue;
         }
-        // It sleeps: the switch goes on until it does, too, or has told.
-        let told = peer.with(|ends| {
+        // The guest sleeps: the switch continues until it sleeps, too, or has called.
+        let called = peer.with(|ends| {
             switch_asleep &= !ends.tx_channel.ack();
-            let mut told = guest.pairs[0].tx.ring.take_calls();
-            while !told && !switch_asleep {
+            let mut called = guest.pairs[0].tx.ring.take_calls();
+            while !called && !switch_asleep {
                 taken += ends.take_all();
                 if ends.held == 0 {
                     switch_asleep = ends.tx.arm() == ::ring::xen::Armed::Armed;
                 } else {
                     ends.answer(status::OKAY);
                 }
-                told = guest.pairs[0].tx.ring.take_calls();
+                called = guest.pairs[0].tx.ring.take_calls();
             }
-            told
+            called
         });
-        if !told {
+        if !called {
             match guest.pairs[0].tx.deadline() {
                 Some(at) => now = now.max(at),
-                None => assert!(!blocked && taken == FRAMES, "{what}: everyone sleeps"),
+                None => assert!(!blocked && taken == FRAMES, "{what}: both sleep"),
             }
         }
     }
@@ -297,27 +297,26 @@ fn nobody_sleeps_for_ever(peer: &Peer, kick: &str, completion: &str, seed: u64) 
 fn nobody_sleeps_with_work_pending() {
     for kick in ["event", "timer:1000", "coalesce:50,4", "coalesce:50/pending"] {
         for completion in ["orphan", "before-tx", "timer:1000", "on-empty", "on-half-empty"] {
-            // Of its own: a back end lets nobody connect many times a second.
+            // A new back end each time, because it limits the rate of connections.
             let peer = Peer::new("");
-            (0..2).for_each(|seed| nobody_sleeps_for_ever(&peer, kick, completion, seed));
+            (0..2).for_each(|seed| check_no_lost_wakeup(&peer, kick, completion, seed));
         }
     }
 }
 
-/// Sleeps until told, as a round does, the pair being blocked, or deaf too; whether it was before
-/// the look-around.
-fn sleeps_until_told(guest: &mut Guest, (blocked, deaf): (bool, bool)) -> bool {
+/// Sleeps as in a round, with the pair blocked or not; whether a notification ended the sleep.
+fn sleeps_until_notified(guest: &mut Guest, (blocked, rx_blocked): (bool, bool)) -> bool {
     const LONG_NS: u64 = 20_000_000_000;
     let begun = now_ns();
     guest.begin(begun).unwrap();
-    (guest.pairs[0].blocked, guest.pairs[0].deaf) = (blocked, deaf);
+    (guest.pairs[0].blocked, guest.pairs[0].rx_blocked) = (blocked, rx_blocked);
     guest.end(begun);
-    assert!(guest.wait(&Also { until: Some(begun + LONG_NS), ..Also::default() }).unwrap());
+    assert!(guest.wait(&WaitFor { until: Some(begun + LONG_NS), ..WaitFor::default() }).unwrap());
     now_ns() < begun + LONG_NS / 2
 }
 
 #[test]
-fn a_sleeper_is_told_of_frames_and_of_free_buffers() {
+fn a_sleeper_is_called_for_frames_and_for_free_buffers() {
     for options in ["", ",split=off", ",smart-poll=on", ",smart-poll=on,split=off"] {
         let peer = Peer::new("");
         let mut guest = peer.guest(options);
@@ -328,7 +327,7 @@ fn a_sleeper_is_told_of_frames_and_of_free_buffers() {
                     peer.with(|ends| ends.give(0, None, &tcp(60), 4096));
                 });
                 while receive(&mut guest).is_empty() {
-                    assert!(sleeps_until_told(&mut guest, (false, false)), "{options} {round}");
+                    assert!(sleeps_until_notified(&mut guest, (false, false)), "{options} {round}");
                 }
             });
             while guest.pairs[0].tx.room(1).unwrap() > 0 {
@@ -339,7 +338,7 @@ fn a_sleeper_is_told_of_frames_and_of_free_buffers() {
                     std::thread::sleep(Duration::from_millis(30));
                     peer.with(|ends| {
                         ends.take_all();
-                        // The other ring is served in between, so that its event may be the one.
+                        // The other ring is served in between; its event may end the sleep.
                         ends.give(0, None, &tcp(60), 4096);
                         while ends.held > 0 {
                             ends.answer(status::OKAY);
@@ -347,33 +346,33 @@ fn a_sleeper_is_told_of_frames_and_of_free_buffers() {
                     });
                 });
                 while guest.pairs[0].tx.room(1).unwrap() == 0 {
-                    // Frames that come wait: their echoes need buffers.
-                    let told = sleeps_until_told(&mut guest, (true, round == 1));
-                    assert!(told, "{options} {round}");
+                    // Received frames wait if their echoes need buffers.
+                    let notified = sleeps_until_notified(&mut guest, (true, round == 1));
+                    assert!(notified, "{options} {round}");
                 }
             });
             while receive(&mut guest).is_empty() {
-                assert!(sleeps_until_told(&mut guest, (false, false)), "{options} {round}");
+                assert!(sleeps_until_notified(&mut guest, (false, false)), "{options} {round}");
             }
         }
     }
 }
 
 #[test]
-fn smart_poll_is_used_where_both_want_it_and_takes_events_away() {
+fn smart_poll_needs_both_sides_and_suppresses_events() {
     let peer = Peer::new("");
     let to = peer.to(",smart-poll=on", None, "event", &[]);
     let mut guest = reach(&to);
     assert!(guest.link.features().contains(&"smart-poll"));
     assert_eq!(guest.settings.poll, Policy::Timer { hz: 1000 });
     while !guest.arm().unwrap() {}
-    let told = (0..100).filter(|_| peer.with(|ends| ends.give(0, None, &tcp(60), 4096))).count();
-    assert_eq!(told, 1, "the first says that we poll from now on");
-    assert!(!guest.arm().unwrap(), "and what came is found before a sleep");
+    let events = (0..100).filter(|_| peer.with(|ends| ends.give(0, None, &tcp(60), 4096))).count();
+    assert_eq!(events, 1, "the first event starts polling");
+    assert!(!guest.arm().unwrap(), "the frames are found before a sleep");
     assert_eq!(receive(&mut guest).len() + receive(&mut guest).len(), 100);
     assert!(guest.arm().unwrap());
     assert!(peer.with(|ends| ends.give(0, None, &tcp(60), 4096)));
-    // One side alone: plain events, and the policy of those.
+    // With one side only: events, with the policy for events.
     for (lacks, options) in [("smart-poll", ",smart-poll=on"), ("", "")] {
         let peer = Peer::new(lacks);
         let guest = reach(&peer.to(options, None, "event", &[]));
@@ -386,30 +385,30 @@ fn smart_poll_is_used_where_both_want_it_and_takes_events_away() {
 fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !done() {
-        assert!(Instant::now() < end, "waited in vain for {what}");
+        assert!(Instant::now() < end, "timed out: {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
 #[test]
-fn a_guest_that_goes_takes_its_rings_with_it_and_the_next_one_comes() {
+fn a_closed_guest_frees_its_rings_for_the_next_one() {
     let peer = Peer::new("");
     for _ in 0..3 {
         let mut guest = peer.guest("");
         assert!(!guest.link.is_gone());
         assert!(peer.ends().is_some());
         drop(guest);
-        assert!(peer.ends().is_none(), "the back end had let go before the guest was gone");
+        assert!(peer.ends().is_none(), "the back end disconnected before the guest was dropped");
     }
 }
 
 #[test]
-fn a_back_end_that_closes_is_gone_and_is_waited_for() {
+fn a_closed_back_end_is_gone_and_awaited() {
     let mut peer = Peer::new("");
     let mut guest = peer.guest("");
     peer.write_state("5");
     eventually("the link to end", || guest.link.is_gone());
-    assert!(guest.link.is_gone(), "and it stays so");
+    assert!(guest.link.is_gone(), "and stays gone");
     drop(guest);
     let mut guest = peer.guest("");
     assert!(!guest.link.is_gone());
@@ -418,12 +417,12 @@ fn a_back_end_that_closes_is_gone_and_is_waited_for() {
     drop(peer);
     eventually("the link to end", || guest.link.is_gone());
     drop(guest);
-    // Nobody is there; then somebody is.
+    // First there is no back end; later there is.
     let to = args(&format!("xen-local:{}", dir.display()), None, "event", &[]);
     let to = Connect::try_from(&to).unwrap();
     let error = connect(&to, None).err().unwrap();
     let ConnectError::Xen(error) = error else { panic!("{error}") };
-    assert!(error.is_absence(), "{error}");
+    assert!(error.is_peer_absent(), "{error}");
     let later = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(150));
         Peer::at(dir, "")
@@ -434,7 +433,7 @@ fn a_back_end_that_closes_is_gone_and_is_waited_for() {
 }
 
 #[test]
-fn a_back_end_that_says_nothing_to_static_grants_is_used_without_them() {
+fn a_back_end_that_ignores_static_grants_is_used_without_them() {
     let peer = Peer::new("");
     let before = Instant::now();
     let mut guest = peer.guest(",static=on");
@@ -445,7 +444,7 @@ fn a_back_end_that_says_nothing_to_static_grants_is_used_without_them() {
     assert!(send(&mut guest, &VnetHdr::NONE, &tcp(100)));
     assert_eq!(peer.with(|ends| ends.take().unwrap().1), tcp(100));
     drop(guest);
-    eventually("the back end to let go", || peer.ends().is_none());
+    eventually("the back end to disconnect", || peer.ends().is_none());
     let peer = Peer::new("ctrl-ring");
     let mut guest = peer.guest(",static=on");
     assert!(!guest.link.features().contains(&"ctrl-ring"));
@@ -454,7 +453,7 @@ fn a_back_end_that_says_nothing_to_static_grants_is_used_without_them() {
 }
 
 #[test]
-fn a_back_end_that_is_restarted_is_told_again_what_to_keep_mapped() {
+fn a_restarted_back_end_gets_static_grants_again() {
     const GET: u16 = ctrl_type::GET_GREF_MAPPING_SIZE;
     const ADD: u16 = ctrl_type::ADD_GREF_MAPPING;
     const DEL: u16 = ctrl_type::DEL_GREF_MAPPING;
@@ -462,15 +461,19 @@ fn a_back_end_that_is_restarted_is_told_again_what_to_keep_mapped() {
     peer.raw.keeps.store(600, Ordering::Relaxed);
     let mut guest = peer.guest(",static=on");
     assert_eq!(guest.link.static_grants(), (600, 0));
-    assert_eq!(peer.asked(), (vec![GET, ADD, ADD], 600));
+    assert_eq!(peer.requests(), (vec![GET, ADD, ADD], 600));
     for keeps in [100, 700] {
         peer.raw.keeps.store(keeps, Ordering::Relaxed);
         peer.restart();
-        eventually("the other to keep them", || !guest.link.is_gone() && peer.asked().1 == keeps);
+        eventually("the other to keep them", || {
+            !guest.link.is_gone() && peer.requests().1 == keeps
+        });
         assert_eq!(guest.link.static_grants().0, keeps as usize);
-        let (asked, _) = peer.asked();
-        let dels = asked.iter().take_while(|kind| **kind == DEL).count();
-        assert!(dels > 0 && asked[dels] == GET && asked[dels + 1..].iter().all(|k| *k == ADD));
+        let (requests, _) = peer.requests();
+        let dels = requests.iter().take_while(|kind| **kind == DEL).count();
+        assert!(
+            dels > 0 && requests[dels] == GET && requests[dels + 1..].iter().all(|k| *k == ADD)
+        );
     }
     assert!(send(&mut guest, &VnetHdr::NONE, &tcp(100)));
     assert_eq!(peer.with(|ends| ends.take().unwrap().1), tcp(100));
@@ -482,32 +485,32 @@ const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 const TWO_GROUPS: &str = ",multicast=01:00:5e:00:00:fb+33:33:00:00:00:01";
 
 #[test]
-fn a_back_end_is_told_which_multicast_is_wanted_and_told_again_when_it_is_restarted() {
+fn the_multicast_list_is_sent_at_start_and_after_a_restart() {
     const TWO: [Multicast; 2] = [Multicast::Add(MDNS), Multicast::Add(ALL_NODES)];
-    // With events on one channel, and with smart poll, where nobody may tell of the answers.
+    // With one event channel, and with smart poll, where answers may cause no event.
     for options in ["", ",split=off", ",smart-poll=on"] {
         let mut peer = Peer::new("");
         peer.raw.lists.store(64, Ordering::Relaxed);
         let mut guest = peer.guest(&format!("{TWO_GROUPS}{options}"));
         assert!(guest.link.features().contains(&"multicast"));
-        assert_eq!(peer.raw.told(), TWO);
+        assert_eq!(peer.raw.take_changes(), TWO);
         for _ in 0..2 {
-            // Under a frame that the one before did not answer.
+            // After a frame that the previous back end did not answer.
             assert!(send(&mut guest, &VnetHdr::NONE, &tcp(100)));
             peer.restart();
             eventually("the connection", || peer.ends().is_some());
             peer.with(|ends| (ends.take_all(), ends.answer(status::OKAY)));
-            let mut told = Vec::new();
-            eventually("the other to be told", || {
+            let mut changes = Vec::new();
+            eventually("the other to get the list", || {
                 assert!(!guest.is_gone());
-                told.extend(peer.raw.told());
-                told.len() >= 4
+                changes.extend(peer.raw.take_changes());
+                changes.len() >= 4
             });
-            // xen-netback, if it is the same one, would list an address twice.
+            // The same xen-netback would list an address twice.
             let anew = TWO.map(|add| match add {
                 Multicast::Add(mac) | Multicast::Del(mac) => [Multicast::Del(mac), add],
             });
-            assert_eq!(told, anew.concat());
+            assert_eq!(changes, anew.concat());
             guest.pairs[0].tx.reclaim().unwrap();
             assert_eq!((guest.pairs[0].tx.in_flight(), guest.pairs[0].tx.ring.lost()), (0, 0));
         }
@@ -518,20 +521,20 @@ fn a_back_end_is_told_which_multicast_is_wanted_and_told_again_when_it_is_restar
 }
 
 #[test]
-fn a_back_end_without_multicast_control_is_told_nothing() {
+fn a_back_end_without_multicast_control_gets_no_list() {
     let peer = Peer::new("multicast-control");
     let mut guest = peer.guest(TWO_GROUPS);
     assert!(!guest.link.features().contains(&"multicast"));
     assert!(send(&mut guest, &VnetHdr::NONE, &tcp(100)));
-    assert_eq!(peer.with(|ends| ends.take().unwrap().1), tcp(100), "what is on the ring first");
+    assert_eq!(peer.with(|ends| ends.take().unwrap().1), tcp(100), "the frame is the first packet");
 }
 
 #[test]
-fn a_back_end_that_says_nothing_to_the_multicast_list_is_used() {
+fn a_back_end_that_ignores_the_multicast_list_is_used() {
     let peer = Peer::new("");
     let before = Instant::now();
     let mut guest = peer.guest(TWO_GROUPS);
-    assert!(before.elapsed() >= groups::TELL_MAX);
+    assert!(before.elapsed() >= groups::ANSWER_MAX);
     assert!(send(&mut guest, &VnetHdr::NONE, &tcp(100)));
     peer.with(|ends| {
         assert_eq!(ends.take_all(), 3);
@@ -542,7 +545,7 @@ fn a_back_end_that_says_nothing_to_the_multicast_list_is_used() {
 }
 
 #[test]
-fn a_back_end_whose_multicast_list_is_full_is_known_as_such() {
+fn refused_multicast_groups_are_recorded() {
     let peer = Peer::new("");
     peer.raw.lists.store(1, Ordering::Relaxed);
     let mut guest = peer.guest(TWO_GROUPS);
@@ -550,11 +553,11 @@ fn a_back_end_whose_multicast_list_is_full_is_known_as_such() {
     assert_eq!(link.groups.refused, [ALL_NODES]);
     assert!(send(&mut guest, &VnetHdr::NONE, &tcp(100)));
     assert_eq!(peer.with(|ends| ends.take().unwrap().1), tcp(100));
-    assert_eq!(guest.pairs[0].tx.ring.lost(), 0, "it was no frame");
+    assert_eq!(guest.pairs[0].tx.ring.lost(), 0, "list changes are not lost frames");
 }
 
 #[test]
-fn a_back_end_that_serves_nobody_is_waited_for_and_named() {
+fn an_absent_back_end_is_awaited_and_named() {
     let dir = std::env::temp_dir().join(format!("pvs-vif-none-{}", std::process::id()));
     let _host = xen_local::Back::open(&dir).unwrap();
     let to = args(&format!("xen-local:{}", dir.display()), None, "event", &[]);
@@ -562,29 +565,29 @@ fn a_back_end_that_serves_nobody_is_waited_for_and_named() {
     let what = "its back end /local/domain/0/backend/vif/1/0 is in state Initialising";
     assert!(error.to_string().contains(what), "{error}");
     let ConnectError::Xen(error) = error else { panic!("{error}") };
-    assert!(error.is_absence());
+    assert!(error.is_peer_absent());
 }
 
 #[test]
-fn more_queues_than_there_are_make_no_ring_and_change_no_state() {
+fn too_many_queues_create_no_ring_and_change_no_state() {
     let peer = Peer::new("");
     let mut to = peer.to("", None, "event", &[]);
     to.queues = 2;
     let end = Instant::now() + Duration::from_secs(20);
     for _ in 0..3 {
-        // The back end may say first what it offers.
+        // The back end may first have to write its offer.
         let error = connect(&to, Some(&|| Instant::now() < end)).err().unwrap();
         let ConnectError::Xen(error) = error else { panic!("{error}") };
         assert!(matches!(error, XenError::Queues { wanted: 2, has: 1 }), "{error}");
-        assert!(!error.is_absence() && error.to_string().contains("--queues 1"), "{error}");
+        assert!(!error.is_peer_absent() && error.to_string().contains("--queues 1"), "{error}");
     }
     let target = Target::parse(&peer.dir.display().to_string(), false).unwrap();
     let mut link = XenLink::begin(&target, 2, sizes(32, 1500, &to.settings)).unwrap();
-    while link.within(Duration::from_millis(10)).is_err_and(|error| error.is_absence()) {
+    while link.within(Duration::from_millis(10)).is_err_and(|error| error.is_peer_absent()) {
         assert!(Instant::now() < end, "one queue is offered");
     }
     assert!(matches!(link.within(Duration::ZERO), Err(XenError::Queues { .. })));
-    assert_eq!(peer.reads_state().as_deref(), Some("1"), "as its toolstack made it");
+    assert_eq!(peer.reads_state().as_deref(), Some("1"), "as created by its toolstack");
     drop(link);
     assert_eq!(peer.raw.connects.load(Ordering::Relaxed), 0);
     let guest = peer.guest("");
@@ -593,16 +596,16 @@ fn more_queues_than_there_are_make_no_ring_and_change_no_state() {
 }
 
 #[test]
-fn a_vif_that_the_kernel_or_another_process_has_is_refused() {
+fn a_vif_used_by_the_kernel_or_another_process_is_rejected() {
     let devices = std::env::temp_dir().join(format!("pvs-vifs-{}", std::process::id()));
     std::fs::create_dir_all(devices.join("vif-3")).unwrap();
-    assert!(not_the_kernels(&devices, 3).is_ok(), "no driver has it");
+    assert!(not_the_kernels(&devices, 3).is_ok(), "no driver uses it");
     std::os::unix::fs::symlink("../../drivers/vif", devices.join("vif-3/driver")).unwrap();
     let error = not_the_kernels(&devices, 3).unwrap_err();
     assert!(error.to_string().contains("echo vif-3 > /sys/bus/xen/drivers/vif/unbind"), "{error}");
-    assert!(!error.is_absence());
+    assert!(!error.is_peer_absent());
     std::fs::remove_dir_all(devices).unwrap();
-    // Of this process alone: other tests may run at the same time.
+    // A name of this process only: other tests may run at the same time.
     let devid = (std::process::id() % 60_000) as u16;
     let first = claim(devid).unwrap();
     let error = claim(devid).unwrap_err();
@@ -614,7 +617,7 @@ fn a_vif_that_the_kernel_or_another_process_has_is_refused() {
 }
 
 #[test]
-fn targets_are_read_and_what_is_wrong_is_told() {
+fn targets_are_parsed_and_errors_say_what_to_write() {
     let to = |connect: &str| Connect::try_from(&args(connect, None, "event", &[]));
     let target = |connect: &str| to(connect).unwrap().target.to_string();
     assert_eq!(target("xen-local:/tmp/a,split=off"), "xen-local:/tmp/a");
@@ -627,7 +630,7 @@ fn targets_are_read_and_what_is_wrong_is_told() {
         hash: false,
         multicast: vec![],
     };
-    assert_eq!(Target::parse("7", true), Ok(plain.clone()), "unless it is asked for");
+    assert_eq!(Target::parse("7", true), Ok(plain.clone()), "options are off by default");
     let all =
         "7,split=off,smart-poll=on,static=on,hash=on,multicast=01:00:5e:00:00:FB+33:33:0:0:0:1";
     assert!(Target::parse(all, true).unwrap_err().contains("'33:33:0:0:0:1' is no address"));
@@ -638,13 +641,16 @@ fn targets_are_read_and_what_is_wrong_is_told() {
     for (bad, hint) in [
         ("xn-local:/tmp/a", "unknown kind 'xn-local' (did you mean 'xen-local'?)"),
         ("xen-local:", "use xen-local:DIR"),
-        ("xen:eth0", "'eth0' is no number of a vif"),
-        ("xen:65536", "no number"),
+        ("xen:eth0", "'eth0' is not the number of a vif"),
+        ("xen:65536", "not the number"),
         ("xen-local:/tmp/a,slpit=off", "unknown option 'slpit' (did you mean 'split'?)"),
         ("xen-local:/tmp/a,queues=2", "known: split, smart-poll, static, hash, multicast"),
         ("xen:0,multicast=", "'' is no address; use multicast=01:00:5e:00:00:fb+33"),
         ("xen:0,multicast=02:00:00:00:00:01", "'02:00:00:00:00:01' is not a multicast address"),
-        ("xen:0,multicast=ff:ff:ff:ff:ff:ff", "is broadcast, which always comes; leave it out"),
+        (
+            "xen:0,multicast=ff:ff:ff:ff:ff:ff",
+            "is broadcast, which is always received; leave it out",
+        ),
         ("xen:0,multicast=33:33:00:00:00:01+33:33:00:00:00:01", "is there twice; name it once"),
         ("xen:0,split=no", "use split=on or split=off"),
         ("vhost-user:/tmp/a,mode=listen", "use vhost-user:SOCKET[,mode=client|server]"),
@@ -654,7 +660,7 @@ fn targets_are_read_and_what_is_wrong_is_told() {
     }
     let with = |sets: &[&str]| args("xen:0", None, "event", sets);
     for (args, hint) in [
-        (ConnectOptions { packed: true, ..with(&[]) }, "--packed: Xen's rings have no"),
+        (ConnectOptions { packed: true, ..with(&[]) }, "--packed: not supported by Xen rings"),
         (ConnectOptions { queue_size: 19, ..with(&[]) }, "use 20 to 256"),
         (with(&["header=apart"]), "--set header=apart"),
         (with(&["checks=off"]), "--set checks=off"),

@@ -1,14 +1,14 @@
-//! The cells of a plan, and the order they are measured in.
+//! The cells of a plan, and the order of runs.
 
 use super::{Axis, Cell, Plan};
 use crate::study::Study;
 
-/// One run that is to be made.
+/// One run to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Which cell.
+    /// Its cell.
     pub cell: Cell,
-    /// Which repeat, from 0.
+    /// Its repeat, from 0.
     pub repeat: u32,
 }
 
@@ -30,9 +30,9 @@ impl Plan {
         cells
     }
 
-    /// All runs in the order measured. What is set beside each other is measured one after the
-    /// other, in turn forwards and backwards: a drift of the machine then hits both alike. Repeats
-    /// are far from each other, for what a machine does comes in spells.
+    /// All runs in order. Cells that are compared are measured one after the other, alternately
+    /// forwards and backwards, so that a drift of the machine affects both alike. Repeats are far
+    /// apart, because disturbances last for some time.
     pub fn turns(&self, study: &dyn Study) -> Vec<Turn> {
         let cells = self.cells(study);
         let mut turns = Vec::new();
@@ -51,7 +51,7 @@ impl Plan {
 }
 
 impl Cell {
-    /// All but the last axis: what is set beside each other has this in common.
+    /// All axes but the last: the common part of cells that are compared.
     pub fn outer(&self) -> &[(String, String)] {
         self.0.split_last().map_or(&[], |(_, outer)| outer)
     }

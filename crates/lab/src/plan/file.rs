@@ -1,4 +1,4 @@
-//! `plan.toml`: reading, writing, and whether a study can make anything of it.
+//! `plan.toml`: reads, writes and checks plans.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,12 +8,12 @@ use crate::error::Error;
 use crate::study::Study;
 use api::near::did_you_mean;
 
-/// Most runs of a plan. Beyond, a slip of the pen is more likely than patience.
+/// Most runs of a plan; more are probably an error.
 const RUNS_MAX: usize = 1_000_000;
 const SECONDS_MAX: f64 = 3600.0;
 
 impl Plan {
-    /// Reads a plan; whether it suits its study is told by [`Plan::check`].
+    /// Reads a plan; [`Plan::check`] checks it against its study.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let at = path.display();
         let text = std::fs::read_to_string(path).map_err(|error| {
@@ -22,7 +22,7 @@ impl Plan {
         let table: toml::Table = toml::from_str(&text).map_err(|error| {
             Error::usage(format!("{at}: not TOML: {}", error.to_string().trim()))
         })?;
-        // Before anything else: another version's plan is not a mistake of its writer.
+        // First, so that a plan of another version gets this message and no other.
         match table.get("format").and_then(toml::Value::as_integer) {
             Some(format) if format == i64::from(FORMAT) => {}
             Some(format) => {
@@ -49,7 +49,7 @@ impl Plan {
         )
     }
 
-    /// Whether the study can measure it: its axes, in its order, with values it knows.
+    /// Checks that the study can measure it: its axes, in its order, with known values.
     pub fn check(&self, study: &dyn Study) -> Result<(), Error> {
         let bad = |what: String| Err(Error::usage(format!("plan of {}: {what}", self.study)));
         if self.study != study.name() {
@@ -88,7 +88,7 @@ impl Plan {
         Ok(())
     }
 
-    /// In place of an axis's values those given, as `AXIS=V,V`.
+    /// Replaces the values of an axis, given as `AXIS=V,V`.
     pub fn restrict(&mut self, study: &dyn Study, only: &str) -> Result<(), Error> {
         let Some((name, values)) = only.split_once('=') else {
             let what = format!("--only {only}: use AXIS=VALUE[,VALUE]...");
@@ -116,7 +116,7 @@ impl Plan {
 }
 
 impl Axis {
-    /// Whether all values are known ones; numbers may be any where all known ones are numbers.
+    /// Checks that all values are known; if all known ones are numbers, any number is valid.
     fn check(&self, known: &Self) -> Result<(), String> {
         let Self { name, values } = self;
         if values.is_empty() {

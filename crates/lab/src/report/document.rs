@@ -1,52 +1,52 @@
-//! The content of a report, without its form.
+//! Content of a report, without its form.
 
-/// All that one report tells.
+/// Contents of a report.
 #[derive(Clone, Debug, Default)]
 pub struct Document {
     /// The study's name.
     pub title: String,
     /// Its question, in one line.
     pub question: String,
-    /// Where it comes from; none for those of our own.
-    pub seed: Option<Seed>,
-    /// What repeats all of it: a command line; empty for none.
+    /// The published study that it repeats, if any.
+    pub original: Option<Original>,
+    /// Command line that repeats the study; empty: none.
     pub command: String,
-    /// What the machine is: names and values.
+    /// Description of the machine: names and values.
     pub machine: Vec<(String, String)>,
     /// How it was measured: repeats, seconds, runs left out.
     pub method: Vec<(String, String)>,
-    /// Whether the seed's main result is seen.
+    /// Whether the main result of the original study is confirmed.
     pub verdicts: Vec<Verdict>,
-    /// What is not in the tables as it should be.
+    /// Warnings about missing or unreliable results.
     pub warnings: Vec<Warning>,
     /// Text, tables and plots.
     pub parts: Vec<Part>,
 }
 
-/// Where a study comes from.
+/// The published study that a study repeats.
 #[derive(Clone, Copy, Debug)]
-pub struct Seed {
-    /// Who measured it first, where and when, in one line.
+pub struct Original {
+    /// Author, place and date, in one line.
     pub source: &'static str,
     /// Its main result, in one or two sentences.
     pub claim: &'static str,
 }
 
-/// The outcome of one expectation, judged by counts (events, copies, calls), never by times.
+/// The result of one expectation, judged by counts (events, copies, calls), never by times.
 #[derive(Clone, Debug)]
 pub struct Verdict {
-    /// What was expected, with the figures seen.
+    /// The expectation, with the measured figures.
     pub what: String,
-    /// Whether it was so; `None`: this machine, or this plan, cannot show it, and `what` says why.
+    /// Whether it holds; `None`: undecidable on this machine or with this plan; `what` says why.
     pub holds: Option<bool>,
 }
 
-/// Something that is missing, or to be read with care.
+/// A warning about a missing or unreliable result.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Warning {
-    /// What it is about: a cell; empty for all.
+    /// Its cell; empty: all.
     pub what: String,
-    /// What is the matter with it. Warnings of the same reason are shown together.
+    /// The reason. Warnings of the same reason are shown together.
     pub why: String,
 }
 
@@ -95,7 +95,7 @@ pub struct Table {
 pub enum Value {
     /// Words.
     Text(String),
-    /// A number, with so many digits behind the point.
+    /// A number, with its decimal places.
     Number(f64, usize),
     /// A median with its range, digits as above.
     Spread {
@@ -108,9 +108,9 @@ pub enum Value {
         /// Digits behind the point.
         digits: usize,
     },
-    /// A figure of the seed, or of another who measured it, as printed there.
-    Seed(f64, usize),
-    /// Not measured, and why: shown as a dash with the reason.
+    /// A figure of the original study, as published.
+    Original(f64, usize),
+    /// Not measured, with the reason; shown as a dash.
     Missing(String),
 }
 

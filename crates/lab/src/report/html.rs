@@ -10,7 +10,7 @@ use super::{Document, PLOTS, Part, Plot, Table, Warning, svg, table};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
-/// A browser that obeys this fetches nothing, whatever the page says.
+/// A browser that enforces this policy loads nothing from elsewhere.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                       base-uri 'none'; form-action 'none'";
 
@@ -71,12 +71,12 @@ fn header(html: &mut String, document: &Document) {
         escape(&document.title),
         escape(&document.question),
     );
-    if let Some(seed) = &document.seed {
+    if let Some(original) = &document.original {
         let _ = write!(
             html,
             "<blockquote class=\"origin\"><p>{}</p>\n<footer>{}</footer></blockquote>\n",
-            escape(seed.claim),
-            escape(seed.source),
+            escape(original.claim),
+            escape(original.source),
         );
     }
     command(html, &document.command, "All of it again");

@@ -49,7 +49,7 @@ fn table(text: &mut String, table: &Table) {
 fn cell(value: &Value) -> String {
     match value {
         Value::Text(words) => plain(words),
-        Value::Number(n, digits) | Value::Seed(n, digits) => number(*n, *digits),
+        Value::Number(n, digits) | Value::Original(n, digits) => number(*n, *digits),
         Value::Spread { median, low, high, digits } => {
             let [median, low, high] = [median, low, high].map(|n| number(*n, *digits));
             format!("{median} ({low}-{high})")

@@ -3,7 +3,7 @@
 
 use super::font;
 
-/// What a colour is for.
+/// Use of a colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ink {
     /// Behind everything.
@@ -20,8 +20,8 @@ pub enum Ink {
     Subject(usize),
 }
 
-/// The colours: name, on light paper, on dark. Subjects can be told apart by those who do not
-/// see red or green as others do (after Okabe and Ito), and stand out from either paper by 3:1.
+/// The colours: name, on light paper, on dark. They are distinguishable with colour blindness
+/// (after Okabe and Ito), and have a contrast of 3:1 to either paper.
 pub const COLOURS: [(&str, u32, u32); 13] = [
     ("paper", 0xffffff, 0x16191d),
     ("text", 0x1c2126, 0xe6e9ec),

@@ -14,7 +14,7 @@ enum Column {
     /// Figures, set from the right.
     Figures,
     /// Figures of others, and nothing else.
-    Seed,
+    Original,
 }
 
 /// The table in its box, with notes below; `small`: what the small figures beside others are.
@@ -36,7 +36,7 @@ pub fn html(table: &Table, name: &str, small: &str) -> String {
         let kind = match column {
             Column::Words => "",
             Column::Figures => "n",
-            Column::Seed => "n seed",
+            Column::Original => "n original",
         };
         let long = if name.chars().count() > 14 { " long" } else { "" };
         let name = escape(name);
@@ -58,11 +58,11 @@ pub fn html(table: &Table, name: &str, small: &str) -> String {
 fn column(table: &Table, n: usize) -> Column {
     let values = || table.rows.iter().filter_map(|row| row.get(n));
     let words = values().any(|value| matches!(value, Value::Text(_)));
-    let seed = values().any(|value| matches!(value, Value::Seed(..)));
+    let original = values().any(|value| matches!(value, Value::Original(..)));
     let ours = values().any(|value| matches!(value, Value::Number(..) | Value::Spread { .. }));
-    match (words, ours, seed) {
+    match (words, ours, original) {
         (true, ..) => Column::Words,
-        (false, false, true) => Column::Seed,
+        (false, false, true) => Column::Original,
         (false, ..) => Column::Figures,
     }
 }
@@ -95,9 +95,9 @@ fn cell<'a>(
                  \u{2013}{high}</span></{close}>"
             )
         }
-        Value::Seed(value, digits) => {
+        Value::Original(value, digits) => {
             let (exact, shown) = (exact(*value), number(*value, *digits));
-            write!(html, "<{open} class=\"n seed\" data-v=\"{exact}\">{shown}</{close}>")
+            write!(html, "<{open} class=\"n original\" data-v=\"{exact}\">{shown}</{close}>")
         }
         Value::Missing(why) => {
             let mark = mark(why, reasons);
@@ -126,9 +126,10 @@ fn mark<'a>(why: &'a str, reasons: &mut Vec<&'a str>) -> String {
 fn notes(html: &mut String, table: &Table, reasons: &[&str], small: &str) {
     let any = |wanted: fn(&Value) -> bool| table.rows.iter().flatten().any(wanted);
     let mut keys: Vec<String> = Vec::new();
-    if any(|value| matches!(value, Value::Seed(..))) {
+    if any(|value| matches!(value, Value::Original(..))) {
         keys.push(
-            "<span class=\"key seed\">shaded, in italics</span>: as its source printed it".into(),
+            "<span class=\"key original\">shaded, in italics</span>: as its source printed it"
+                .into(),
         );
     }
     if any(|value| matches!(value, Value::Spread { .. })) {

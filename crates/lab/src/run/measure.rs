@@ -22,15 +22,15 @@ use crate::stage::{GuestKind, Stage};
 use crate::store::{Done, Folder, Results, is_disturbed, summary, write_summary};
 use crate::study::{Run, Study};
 
-/// How often a run that goes on is looked after.
+/// Interval of checks of a running measurement.
 const TICK: Duration = Duration::from_millis(100);
 /// Figures shown of each run; all are in the file.
 const SHOWN: usize = 3;
 
-/// What came out of it.
+/// Result of a study.
 #[derive(Debug, Default)]
 pub struct Ended {
-    /// Runs there are now, those of earlier times included.
+    /// Finished runs, including earlier ones.
     pub done: usize,
     /// Runs that failed this time.
     pub failed: usize,
@@ -38,12 +38,12 @@ pub struct Ended {
     pub skipped: usize,
     /// `summary.json`.
     pub summary: Value,
-    /// What became of the expectations.
+    /// Results of the expectations.
     pub verdicts: Vec<Verdict>,
 }
 
-/// Makes all runs that are not there yet, until it is asked to stop; writes summary and report of
-/// what there is. `proc` shows the processes of everyone.
+/// Makes all missing runs, until a stop is requested; writes summary and report of all results.
+/// `proc` shows the processes of all users.
 pub fn measure(
     order: &Order,
     stage: &Arc<Stage>,
@@ -67,7 +67,7 @@ pub fn measure(
     let count = plan.turns(study).len();
     if !there.is_empty() {
         progress.say(&format!(
-            "{}: {} of {count} runs are there",
+            "{}: resuming, {} of {count} runs are done",
             order.out.display(),
             there.len()
         ));
@@ -98,15 +98,15 @@ pub fn measure(
     progress.finish();
     folder.add_features(stage.features())?;
     let ended = session.close(order, stop, count);
-    // Keeps others out until everything is written.
+    // Holds the lock until everything is written.
     drop(folder);
     ended
 }
 
-/// What one run comes to.
+/// Result of one run.
 type Outcome = Result<Done, Fail>;
 
-/// Begins a run on a thread of its own: where it is asked to stop, nobody waits for it.
+/// Starts a run in its own thread, which is abandoned if a stop is requested.
 fn start(
     study: &'static dyn Study,
     turn: &Turn,
@@ -118,12 +118,12 @@ fn start(
     let (turn, stage) = (turn.clone(), Arc::clone(stage));
     std::thread::spawn(move || {
         let before = probe.ns();
-        let others = Others::look(&probe.proc);
+        let others = Others::sample(&probe.proc);
         let machines = stage.machines();
         let mut outcome = study.run(&Run { cell: &turn.cell, seconds, stage: &stage });
         if outcome.is_ok() && stage.guest != GuestKind::Netns && stage.machines() == machines {
             outcome = Err(Fail::Cell(format!(
-                "--guest {}: no guest of this cell has a kernel's network, so it changes nothing",
+                "--guest {}: no guest of this cell has a kernel's network stack: no effect",
                 stage.guest
             )));
         }
@@ -133,7 +133,7 @@ fn start(
             repeat: turn.repeat,
             distance_ns: before.max(probe.ns()),
             others_percent,
-            // What cannot be told is not there.
+            // Figures that are not finite are unknown.
             figures: figures
                 .into_iter()
                 .filter(|(_, value)| value.is_finite())
@@ -145,7 +145,7 @@ fn start(
     receiver
 }
 
-/// Until it is over; none where it is asked to stop first.
+/// Waits for a run; `None`: a stop was requested first.
 fn wait(
     run: &mpsc::Receiver<Outcome>,
     progress: &Progress,
@@ -155,7 +155,7 @@ fn wait(
         match run.recv_timeout(TICK) {
             Ok(outcome) => return Ok(Some(outcome)),
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Error::failed("the study panicked; what is finished is kept"));
+                return Err(Error::failed("the study panicked; finished runs are kept"));
             }
             Err(RecvTimeoutError::Timeout) if stop.asked().is_some() => return Ok(None),
             Err(RecvTimeoutError::Timeout) => progress.tick(),
@@ -163,14 +163,14 @@ fn wait(
     }
 }
 
-/// What is known while it goes on.
+/// State of a running study.
 struct Session {
     ended: Ended,
-    /// Cells that need something that is not here.
+    /// Cells that need something that is missing here.
     missing: Vec<Cell>,
-    /// Why, as far as it was told.
+    /// The reasons already reported.
     reasons: HashSet<String>,
-    /// Why nothing more can be measured.
+    /// Why no further cell can be measured.
     over: Option<String>,
 }
 
@@ -192,8 +192,8 @@ impl Session {
                 self.missing.push(turn.cell.clone());
                 self.ended.skipped += 1;
                 let why = one_line(&why);
-                let told = self.reasons.contains(&why);
-                progress.end(&if told {
+                let reported = self.reasons.contains(&why);
+                progress.end(&if reported {
                     "skipped, as before".into()
                 } else {
                     format!("skipped: {why}")
@@ -214,7 +214,7 @@ impl Session {
         Ok(())
     }
 
-    /// Writes what there is.
+    /// Writes all results.
     fn close(mut self, order: &Order, stop: &Stop, count: usize) -> Result<Ended, Error> {
         let say = &mut |line: String| eprintln!("{line}");
         let results = Results::read(&order.out, order.plan.clone(), order.study, say)?;
@@ -230,20 +230,20 @@ impl Session {
         }
         if ended.failed > 0 {
             eprintln!(
-                "{} runs failed, see failed.csv; the same command tries them again",
+                "{} runs failed, see failed.csv; the same command retries them",
                 ended.failed
             );
         }
         if ended.skipped > 0 {
-            eprintln!("{} runs skipped: they need what is not here", ended.skipped);
+            eprintln!("{} runs skipped: they need something that is missing here", ended.skipped);
         }
         if let Some(why) = self.over {
             return Err(Error::Failed(format!(
-                "{why}\n{done} of {count} runs done; the same command goes on"
+                "{why}\n{done} of {count} runs done; the same command resumes"
             )));
         }
         if stop.asked().is_some() {
-            eprintln!("interrupted: {done} of {count} runs done; the same command goes on");
+            eprintln!("interrupted: {done} of {count} runs done; the same command resumes");
         }
         Ok(self.ended)
     }
@@ -263,12 +263,12 @@ fn shown(done: &Done, study: &dyn Study) -> String {
     });
     let mut text = figures.take(SHOWN).collect::<Vec<_>>().join(", ");
     if is_disturbed(done) {
-        text += &format!(" (disturbed: others used {:.0} % of a CPU)", done.others_percent);
+        text += &format!(" (disturbed: other programs used {:.0} % of a CPU)", done.others_percent);
     }
     text
 }
 
-/// What is looked at before and after each run.
+/// Checks of the machine before and after each run.
 #[derive(Clone)]
 struct Probe {
     /// A CPU of the switch and one of the guests.
@@ -278,14 +278,14 @@ struct Probe {
 
 impl Probe {
     fn new(pair: Option<(usize, usize)>, proc: &Path, progress: &Progress) -> Self {
-        let told = pair.and_then(|(a, b)| distance::between(a, b));
-        if told.is_none() {
-            progress.say("the CPUs' distance cannot be told: switch and guests share one");
+        let distance_ns = pair.and_then(|(a, b)| distance::between(a, b));
+        if distance_ns.is_none() {
+            progress.say("the distance of the CPUs is unknown: switch and guests share one");
         }
-        Self { pair: pair.filter(|_| told.is_some()), proc: proc.into() }
+        Self { pair: pair.filter(|_| distance_ns.is_some()), proc: proc.into() }
     }
 
-    /// The distance now, in ns; 0 where it cannot be told.
+    /// The distance now, in ns; 0: unknown.
     fn ns(&self) -> f64 {
         self.pair.and_then(|(a, b)| distance::between(a, b)).unwrap_or(0.0)
     }

@@ -1,4 +1,4 @@
-//! What is to be done, from what was asked: checked before anything is started.
+//! Checks a request before anything is started.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -20,9 +20,9 @@ use api::near::did_you_mean;
 
 /// Name of the program measured, in this program's folder.
 const PROGRAM: &str = "pvswitch";
-/// Longest measurement that is begun without `--full` or a plan of one's own, in seconds.
+/// Longest study that is started without `--full` or `--plan`, in seconds.
 const LONG_S: f64 = 4.0 * 3600.0;
-/// Of each run, beyond what its study says: the probe before and after it.
+/// Overhead of each run beyond its study's: the probes before and after it.
 const PROBE_S: f64 = 0.1;
 /// Guests of a run whose study has no axis for their number.
 const GUESTS_USUAL: f64 = 2.0;
@@ -34,7 +34,7 @@ pub struct Ask {
     pub study: String,
     /// The program measured; `pvswitch` beside this program if none is given.
     pub program: Option<PathBuf>,
-    /// How much of it.
+    /// Its scale.
     pub scale: Scale,
     /// In place of the plan's repeats.
     pub repeats: Option<u32>,
@@ -44,11 +44,11 @@ pub struct Ask {
     pub plan: Option<PathBuf>,
     /// `AXIS=V,V`, in place of the plan's values.
     pub only: Vec<String>,
-    /// What guests speak: `virtio` or `xen`.
+    /// Protocol of guests: `virtio` or `xen`.
     pub proto: Option<String>,
-    /// What guests are: `netns`, `uml` or `qemu`.
+    /// Kind of guests: `netns`, `uml` or `qemu`.
     pub guest: Option<String>,
-    /// Where the kernel of guests in QEMU is unpacked; the machine's own if none is given.
+    /// Folder of the unpacked kernel for guests in QEMU; by default the installed one.
     pub kernel: Option<PathBuf>,
     /// Folder of results; `pvswitch-lab-STUDY` if none is given.
     pub out: Option<PathBuf>,
@@ -56,17 +56,17 @@ pub struct Ask {
     pub switch_cpus: Vec<usize>,
     /// CPUs of guests.
     pub guest_cpus: Vec<usize>,
-    /// Whether the exit status is to tell of the seed's main result.
+    /// Whether the exit status reports the judgement.
     pub judge: bool,
-    /// Only tell what would be measured.
+    /// Only print what would be measured.
     pub dry_run: bool,
     /// Print JSON.
     pub json: bool,
-    /// The command line, for people to repeat.
+    /// The command line, to repeat the study.
     pub command: String,
 }
 
-/// What is to be done.
+/// A checked request.
 pub struct Order {
     /// The study.
     pub study: &'static dyn Study,
@@ -80,11 +80,11 @@ pub struct Order {
     pub switch_cpus: Vec<usize>,
     /// CPUs of guests.
     pub guest_cpus: Vec<usize>,
-    /// What guests speak where the study has no axis for it.
+    /// Protocol of guests, unless it is an axis of the study.
     pub proto: Proto,
-    /// What guests are.
+    /// Kind of guests.
     pub guest: GuestKind,
-    /// Where the kernel of guests in QEMU is.
+    /// Folder of the kernel for guests in QEMU.
     pub kernel: PathBuf,
     /// The command line.
     pub command: String,
@@ -95,7 +95,7 @@ pub fn study(name: &str, studies: Studies) -> Result<&'static dyn Study, Error> 
     studies.iter().find(|study| study.name() == name).copied().ok_or_else(|| {
         let names: Vec<&str> = studies.iter().map(|study| study.name()).collect();
         let hint = did_you_mean(name, names.iter().copied());
-        Error::usage(format!("no study '{name}'{hint}: there are {}", names.join(", ")))
+        Error::usage(format!("no study '{name}'{hint}: use one of {}", names.join(", ")))
     })
 }
 
@@ -113,7 +113,7 @@ pub fn seconds(turns: &[Turn], plan: &Plan, study: &dyn Study, guest: GuestKind)
 }
 
 impl Order {
-    /// Checks all that can be told before something is started.
+    /// Checks a request as far as possible without starting anything.
     pub fn of(ask: &Ask, studies: Studies) -> Result<Self, Error> {
         let study = study(&ask.study, studies)?;
         let mut plan = match &ask.plan {
@@ -131,7 +131,7 @@ impl Order {
             if study.takes_proto() && !has_axis {
                 proto = known;
             } else {
-                let why = "what its guests speak is part of what it measures";
+                let why = "the protocol of its guests is part of what it measures";
                 set_axis(&mut plan, study, "proto", name, why)?;
             }
         }
@@ -162,7 +162,7 @@ impl Order {
         })
     }
 
-    /// The runs that are not among those.
+    /// The runs that are missing from `there`.
     pub fn left(&self, there: &[Done]) -> Vec<Turn> {
         let done = |turn: &Turn| {
             there.iter().any(|run| run.repeat == turn.repeat && run.cell == turn.cell)
@@ -175,15 +175,14 @@ impl Order {
         seconds(turns, &self.plan, self.study, self.guest)
     }
 
-    /// Refuses what was hardly meant, and tells how long it would take.
+    /// Rejects studies that take very long, unless requested explicitly.
     pub fn check_length(&self, ask: &Ask, there: &[Done]) -> Result<(), Error> {
         let left = self.left(there);
         let takes = self.seconds(&left);
         if takes > LONG_S && ask.scale != Scale::Full && ask.plan.is_none() {
             return Err(Error::usage(format!(
-                "{} runs would take about {}: fewer values (--only AXIS=V), --repeats or \
-                 --seconds; or --full, or a --plan of your own, if you mean it. --dry-run tells \
-                 each cell",
+                "{} runs would take about {}: use fewer values (--only AXIS=V), --repeats or \
+                 --seconds; or --full or --plan, if intended. --dry-run lists all cells",
                 left.len(),
                 length(takes)
             )));
@@ -191,7 +190,7 @@ impl Order {
         Ok(())
     }
 
-    /// An error where there is nothing to measure.
+    /// Checks that the program to measure exists.
     pub fn check_program(&self) -> Result<(), Error> {
         if access(&self.program, Access::EXEC_OK).is_ok() {
             return Ok(());
@@ -203,7 +202,7 @@ impl Order {
         )))
     }
 
-    /// What would be measured.
+    /// Describes what would be measured.
     pub fn described(&self, there: &[Done], as_json: bool) -> String {
         let (cells, left) = (self.plan.cells(self.study), self.left(there));
         let takes = self.seconds(&left);
@@ -225,7 +224,7 @@ impl Order {
         text + &self.in_short(there) + "\n"
     }
 
-    /// How much it is.
+    /// Summarizes cells, runs and time.
     pub fn in_short(&self, there: &[Done]) -> String {
         let left = self.left(there);
         format!(
@@ -240,14 +239,14 @@ impl Order {
         )
     }
 
-    /// Says which tools of this study are missing: its cells that need them are skipped.
+    /// Warns of missing tools: cells that need them are skipped.
     pub fn warn_of_missing_tools(&self) {
         for missing in self.study.tools().iter().filter_map(|tool| need(tool).err()) {
             eprintln!("{missing}: cells that need it are skipped");
         }
     }
 
-    /// Folders that have to be seen from inside.
+    /// Folders that must stay visible inside the namespaces.
     pub fn keep(&self) -> Result<Vec<PathBuf>, Error> {
         let absolute = |path: &PathBuf| std::path::absolute(path);
         let (out, kernel) = (absolute(&self.out), absolute(&self.kernel));
@@ -258,7 +257,7 @@ impl Order {
     }
 }
 
-/// Sets an axis to one value; where the study has no such axis, the reason why it cannot.
+/// Sets an axis to one value; the error for a study without the axis includes `why`.
 fn set_axis(
     plan: &mut Plan,
     study: &dyn Study,
@@ -277,46 +276,45 @@ fn set_axis(
     )))
 }
 
-/// What guests are, if these speak what they are to.
+/// The kind of guests, if it supports the protocol.
 fn guest_kind(ask: &Ask, plan: &Plan, proto: Proto) -> Result<GuestKind, Error> {
     let Some(name) = &ask.guest else { return Ok(GuestKind::Netns) };
     let Ok(guest) = name.parse::<GuestKind>() else {
         let hint = did_you_mean(name, GuestKind::NAMES);
         let all = GuestKind::NAMES.join(", ");
-        return Err(Error::usage(format!("--guest {name}{hint}: there are {all}")));
+        return Err(Error::usage(format!("--guest {name}{hint}: use one of {all}")));
     };
     let axis = plan.axes.iter().find(|axis| axis.name == "proto");
     let xen = proto == Proto::Xen
         || axis.is_some_and(|axis| axis.values.iter().any(|value| value == "xen"));
     if guest != GuestKind::Netns && xen {
         return Err(Error::usage(format!(
-            "--guest {guest}: its driver speaks virtio, and xen is asked for: add --proto virtio"
+            "--guest {guest}: its driver supports virtio only, not xen: add --proto virtio"
         )));
     }
     Ok(guest)
 }
 
-/// Where the kernel of guests is, if they have one that is looked for.
+/// The folder of the guests' kernel, if it can be chosen.
 fn kernel(ask: &Ask, guest: GuestKind) -> Result<PathBuf, Error> {
     let Some(folder) = &ask.kernel else { return Ok("/".into()) };
-    let told = |why: String| Error::usage(format!("--kernel {}: {why}", folder.display()));
+    let bad = |why: String| Error::usage(format!("--kernel {}: {why}", folder.display()));
     if guest != GuestKind::Qemu {
-        return Err(told(format!("guests are {guest}: it is for --guest qemu")));
+        return Err(bad(format!("guests are {guest}: it is for --guest qemu")));
     }
-    let folder = std::path::absolute(folder).map_err(|error| told(error.to_string()))?;
-    kernel_below(&folder).map_err(|error| told(error.to_string()))?;
+    let folder = std::path::absolute(folder).map_err(|error| bad(error.to_string()))?;
+    kernel_below(&folder).map_err(|error| bad(error.to_string()))?;
     Ok(folder)
 }
 
-/// Where switch and guests run: of two CPUs the first and the second, of more the first half and
-/// the second.
+/// CPUs of switch and guests: by default the first and the second half of all.
 fn cpus(ask: &Ask) -> Result<(Vec<usize>, Vec<usize>), Error> {
     let allowed = allowed_cpus();
     let half = allowed.len() / 2;
     let pick = |name: &str, given: &[usize], usual: &[usize]| {
         if let Some(cpu) = given.iter().find(|cpu| !allowed.contains(cpu)) {
             let known: Vec<String> = allowed.iter().map(ToString::to_string).collect();
-            let what = format!("{name} {cpu}: no such CPU here: there are {}", known.join(","));
+            let what = format!("{name} {cpu}: no such CPU here: use {}", known.join(","));
             return Err(Error::usage(what));
         }
         Ok(if given.is_empty() { usual.to_vec() } else { given.to_vec() })

@@ -1,4 +1,4 @@
-//! The report of results: what a study tells of them, and how they came about.
+//! The report of results: the study's tables and plots, machine and method.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,7 @@ use crate::report::{self, Document, Part, Warning};
 use crate::store::{Results, is_disturbed};
 use crate::study::Study;
 
-/// Writes the page and its plots into a folder; several results become one page, one after the
-/// other.
+/// Writes the page and its plots into a folder; several results are joined on one page.
 pub fn write(folder: &Path, all: &[Results], study: &dyn Study) -> Result<PathBuf, Error> {
     report::write(folder, &document(all, study)).map_err(|error| Error::failed(error.to_string()))
 }
@@ -19,7 +18,7 @@ fn document(all: &[Results], study: &dyn Study) -> Document {
     let mut document = Document {
         title: study.name().into(),
         question: study.about().into(),
-        seed: study.seed(),
+        original: study.original(),
         ..Document::default()
     };
     let several = all.len() > 1;
@@ -61,7 +60,7 @@ fn document(all: &[Results], study: &dyn Study) -> Document {
 }
 
 fn machine(machine: &Machine) -> Vec<(String, String)> {
-    let mut told = vec![
+    let mut rows = vec![
         ("CPU".to_string(), machine.cpu.clone()),
         ("CPUs".into(), machine.cpus.to_string()),
         ("switch on CPU".into(), list(&machine.switch_cpus)),
@@ -72,14 +71,14 @@ fn machine(machine: &Machine) -> Vec<(String, String)> {
         ("huge pages free".into(), machine.huge_pages_free.to_string()),
     ];
     let versions = machine.versions.iter();
-    told.extend(versions.map(|(tool, version)| (format!("version of {tool}"), version.clone())));
+    rows.extend(versions.map(|(tool, version)| (format!("version of {tool}"), version.clone())));
     for (kind, lists) in &machine.features {
-        told.extend(lists.iter().map(|list| (format!("{kind} negotiated"), list.clone())));
+        rows.extend(lists.iter().map(|list| (format!("{kind} negotiated"), list.clone())));
     }
     let against = machine.mitigations.iter().filter(|(_, state)| *state != "Not affected");
-    told.extend(against.map(|(what, state)| (format!("against {what}"), state.clone())));
-    told.retain(|(_, value)| !value.is_empty());
-    told
+    rows.extend(against.map(|(what, state)| (format!("against {what}"), state.clone())));
+    rows.retain(|(_, value)| !value.is_empty());
+    rows
 }
 
 fn method(results: &Results, study: &dyn Study) -> Vec<(String, String)> {
@@ -87,7 +86,7 @@ fn method(results: &Results, study: &dyn Study) -> Vec<(String, String)> {
     let far = results.runs.iter().filter(|run| results.is_far(run)).count();
     let disturbed = results.runs.iter().filter(|run| is_disturbed(run)).count();
     let last = plan.axes.last().map_or("", |axis| &axis.name);
-    let mut told = vec![
+    let mut rows = vec![
         ("cells".to_string(), plan.cells(study).len().to_string()),
         ("repeats".into(), plan.repeats.to_string()),
         ("seconds of each run".into(), plan.seconds.to_string()),
@@ -97,30 +96,30 @@ fn method(results: &Results, study: &dyn Study) -> Vec<(String, String)> {
     ];
     let nearest = results.nearest_ns();
     if nearest > 0.0 {
-        let ns = format!("{nearest:.0} ns there and back at best; {far} runs at far more");
-        told.push(("distance of the CPUs".into(), ns));
+        let ns = format!("{nearest:.0} ns round trip at best; {far} runs far above that");
+        rows.push(("distance of the CPUs".into(), ns));
     }
-    told.push(("disturbed".into(), format!("{disturbed} runs, by other programs")));
+    rows.push(("disturbed".into(), format!("{disturbed} runs, by other programs")));
     let out = results.runs.len() - results.used().len();
-    told.push((
+    rows.push((
         "left out of medians".into(),
         format!("{out} runs: far or disturbed, of cells that have others"),
     ));
-    told
+    rows
 }
 
 fn warnings(results: &Results, study: &dyn Study) -> Vec<Warning> {
     let warning = |what: String, why: &str| Warning { what, why: why.into() };
     let has: BTreeSet<_> = results.cells().into_iter().collect();
-    let mut told = Vec::new();
+    let mut rows = Vec::new();
     for cell in results.plan.cells(study) {
         if !has.contains(&cell) {
-            told.push(warning(cell.to_string(), "not measured"));
+            rows.push(warning(cell.to_string(), "not measured"));
         } else if !results.runs.iter().any(|run| run.cell == cell && results.is_quiet(run)) {
-            told.push(warning(cell.to_string(), "no quiet run: CPUs far apart, or other programs"));
+            rows.push(warning(cell.to_string(), "all runs far or disturbed by other programs"));
         }
     }
-    told.extend(results.failed.iter().map(|(cell, why)| warning(cell.to_string(), why)));
-    let unique: BTreeSet<Warning> = told.drain(..).collect();
+    rows.extend(results.failed.iter().map(|(cell, why)| warning(cell.to_string(), why)));
+    let unique: BTreeSet<Warning> = rows.drain(..).collect();
     unique.into_iter().collect()
 }

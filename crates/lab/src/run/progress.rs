@@ -1,13 +1,13 @@
-//! How far it has come: a bar on a terminal, lines elsewhere.
+//! Progress of a study: a bar on a terminal, lines elsewhere.
 
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Tells of runs as they are made.
+/// Reports runs as they finish.
 pub struct Progress {
     bar: Option<ProgressBar>,
-    /// Estimated seconds of all, of those that are over, and of the present one.
+    /// Estimated seconds of all runs, of finished ones, and of the current one.
     all_s: f64,
     over_s: f64,
     this_s: f64,
@@ -19,7 +19,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of so many runs that take so many seconds together.
+    /// For `count` runs that take `all_s` seconds together.
     pub fn new(count: usize, all_s: f64, on_terminal: bool) -> Self {
         let bar = on_terminal.then(|| {
             let bar = ProgressBar::new(1000);
@@ -32,7 +32,7 @@ impl Progress {
         Self { bar, all_s, over_s: 0.0, this_s: 0.0, begin, this_begin, number: 0, count, what }
     }
 
-    /// A run begins, of which so many seconds are expected.
+    /// Records the start of a run with its estimated seconds.
     pub fn begin(&mut self, what: String, expected_s: f64) {
         self.number += 1;
         self.what = what;
@@ -41,7 +41,7 @@ impl Progress {
         self.tick();
     }
 
-    /// Time goes by.
+    /// Updates the bar.
     pub fn tick(&self) {
         let Some(bar) = &self.bar else { return };
         bar.set_position((1000.0 * self.part()) as u64);
@@ -50,7 +50,7 @@ impl Progress {
         bar.set_message(format!("{number}/{count}, {} left: {}", self.left(), self.what));
     }
 
-    /// The run is over.
+    /// Records the end of a run.
     pub fn end(&mut self, outcome: &str) {
         self.over_s += self.this_s;
         self.this_s = 0.0;
@@ -63,7 +63,7 @@ impl Progress {
         }
     }
 
-    /// Something that has to be read.
+    /// Prints a message.
     pub fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("{line}")),
@@ -71,7 +71,7 @@ impl Progress {
         }
     }
 
-    /// It is over.
+    /// Removes the bar.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -83,18 +83,18 @@ impl Progress {
         if self.all_s > 0.0 { ((self.over_s + now) / self.all_s).min(1.0) } else { 1.0 }
     }
 
-    /// As the runs so far took longer or shorter than thought, so will the rest.
+    /// Estimates the time left: the remaining runs deviate from estimates like the finished ones.
     fn left(&self) -> String {
         let taken = self.begin.elapsed().as_secs_f64();
         let part = self.part();
         let guess = self.all_s * (1.0 - part);
-        // Half guess, half experience after the first runs; experience alone towards the end.
+        // Weighs the estimate against measured times, which dominate towards the end.
         let seen = if part > 0.0 { taken / part * (1.0 - part) } else { guess };
         length(part.sqrt() * seen + (1.0 - part.sqrt()) * guess)
     }
 }
 
-/// A length of time as people say it.
+/// Formats a duration.
 pub fn length(seconds: f64) -> String {
     let whole = Duration::try_from_secs_f64(seconds.max(0.0)).map_or(u64::MAX, |d| d.as_secs());
     match whole {
@@ -111,13 +111,13 @@ mod tests {
 
     #[test]
     fn lengths() {
-        let told = [0.4, 99.0, 100.0, 5999.0, 6000.0, 172_800.0, -1.0].map(length);
-        assert_eq!(told, ["0 s", "99 s", "2 min", "100 min", "1 h 40 min", "2 days", "0 s"]);
+        let lengths = [0.4, 99.0, 100.0, 5999.0, 6000.0, 172_800.0, -1.0].map(length);
+        assert_eq!(lengths, ["0 s", "99 s", "2 min", "100 min", "1 h 40 min", "2 days", "0 s"]);
         assert!(length(f64::INFINITY).ends_with("days"));
     }
 
     #[test]
-    fn the_end_is_near_when_all_runs_are_over() {
+    fn no_time_is_left_after_all_runs() {
         let mut progress = Progress::new(2, 20.0, false);
         assert_eq!(progress.left(), "20 s");
         progress.begin("a".into(), 10.0);

@@ -37,7 +37,7 @@ pub fn wait_for(
     let by = Instant::now() + Duration::from_secs_f64(seconds);
     while !done()? {
         if Instant::now() > by {
-            return Err(Fail::Cell(format!("waited {seconds:.0} s in vain for {what}")));
+            return Err(Fail::Cell(format!("waited {seconds:.0} s without result for {what}")));
         }
         std::thread::sleep(Duration::from_millis(3));
     }
@@ -288,7 +288,7 @@ mod tests {
         let dir = folder().unwrap();
         let mut process = shell(&dir, "exec sleep 60");
         let error = process.finish(0.05).unwrap_err().to_string();
-        assert!(error.contains("in vain") && error.contains("'sh' to end"), "{error}");
+        assert!(error.contains("without result") && error.contains("'sh' to end"), "{error}");
         process.end().unwrap();
     }
 

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::error::Fail;
 
-/// A port: how the switch is told of it, and how a guest connects to it.
+/// A port: its specification, and how a guest connects to it.
 #[derive(Clone, Debug)]
 pub struct Port {
     /// Its name.

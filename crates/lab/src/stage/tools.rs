@@ -118,7 +118,7 @@ impl Flow {
     /// Waits for its end; what came of it.
     pub fn report(mut self) -> Result<Traffic, Fail> {
         let ended = self.process.finish(self.seconds + 20.0);
-        // It tells its errors in its report, too, and the log is empty then.
+        // It may write errors only to its report; then the log is empty.
         let text = self.process.printed();
         let report: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
         if let Some(error) = report["error"].as_str() {

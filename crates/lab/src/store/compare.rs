@@ -16,7 +16,7 @@ pub enum Outcome {
     More,
     /// Less than the base.
     Less,
-    /// There are runs enough to tell a difference, and none is told.
+    /// There are enough runs, and no significant difference.
     NoDifference,
     /// Whatever they measured, so few runs cannot tell.
     TooFewRuns,

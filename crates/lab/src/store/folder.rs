@@ -161,7 +161,7 @@ pub fn look(path: &Path, plan: &Plan, study: &dyn Study) -> Result<Vec<Done>, Er
 }
 
 impl Folder {
-    /// Opens it to go on measuring, or makes it; `say` is told what had to be repaired.
+    /// Opens it to resume, or creates it; `say` gets messages about repairs.
     pub fn open(
         path: &Path,
         plan: &Plan,
@@ -299,7 +299,7 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
 }
 
 impl Results {
-    /// Reads a folder of results, as far as it has come; `say` is told what is missing.
+    /// Reads a folder of results, complete or not; `say` gets messages about missing parts.
     pub fn read(
         path: &Path,
         plan: Plan,
@@ -321,7 +321,7 @@ impl Results {
     }
 }
 
-/// What `failed.csv` tells; lines that cannot be read are left out, for nothing hangs on them.
+/// Reads `failed.csv`; unreadable lines are ignored, because nothing depends on them.
 fn read_failed(path: &Path, plan: &Plan) -> Vec<(Cell, u32, String)> {
     let text = fs::read_to_string(path.join(FAILED)).unwrap_or_default();
     let parse = |line: &str| {

@@ -36,10 +36,10 @@ pub fn of(results: &Results, study: &dyn Study) -> Value {
             .iter()
             .filter_map(|measure| {
                 let s = results.summary(cell, measure.name)?;
-                let told = json!({"unit": measure.unit, "count": s.count, "median": s.median,
+                let figures = json!({"unit": measure.unit, "count": s.count, "median": s.median,
                     "low": s.low, "high": s.high, "quartile_low": s.quartile_low,
                     "quartile_high": s.quartile_high, "mean": s.mean, "deviation": s.deviation});
-                Some((measure.name.to_string(), told))
+                Some((measure.name.to_string(), figures))
             })
             .collect();
         let count = results.runs.iter().filter(|run| run.cell == *cell).count();

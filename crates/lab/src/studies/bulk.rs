@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_gigabit_holds_what_it_did_for_the_seed() {
-        // The seed's table has 949.32, 908.94 and, short of CPU, 83.25 Mbit/s; 928.23 of TCP.
+        // The original table has 949.32, 908.94 and, short of CPU, 83.25 Mbit/s; 928.23 of TCP.
         assert!((gigabit_udp(1472) / 1e6 - 957.0).abs() < 1.0);
         assert!((gigabit_udp(1500) / 1e6 - 924.0).abs() < 2.0);
         assert!((gigabit_udp(50) / 1e6 - 431.0).abs() < 1.0);

@@ -1,13 +1,13 @@
-//! `coalescing`: what time-outs before a notification do, and each idea of the TODO list.
+//! `coalescing`: effects of time-outs before a notification, and of each idea of the TODO list.
 
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
-use crate::report::{Seed, Verdict};
+use crate::report::{Original, Verdict};
 use crate::store::Results;
 use crate::study::{Better, Figures, Measure, Run, Study};
 
-mod seed;
+mod original;
 mod setting;
 mod tables;
 mod todo;
@@ -17,12 +17,12 @@ use setting::{DEFAULT, SETTINGS, TIMEOUTS};
 
 /// Traffic that time-outs are measured with.
 const TIMED: [&str; 3] = ["guest-to-host", "host-to-guest", "pings"];
-/// Traffic that settings are measured with: as many frames as pass, and [`PACED`] a second.
+/// Traffic that settings are measured with: saturated, and [`PACED`] frames per second.
 const SET: [&str; 2] = ["bulk", "paced"];
 const PACED: u32 = 10_000;
-/// Part of the frames sent that arrive at that rate, whatever the setting, in per cent.
+/// Minimum of frames that arrive at that rate with every setting, in per cent.
 const ARRIVE_LEAST: f64 = 90.0;
-/// Part of the notifications that the timer of who would get them leaves.
+/// Maximum share of notifications that remains if their receiver has a timer.
 const TIMER_LEAVES: f64 = 0.5;
 
 /// The study.
@@ -69,16 +69,16 @@ impl Study for Coalescing {
     }
 
     fn about(&self) -> &'static str {
-        "what waiting before a notification gains and costs, and each idea of the TODO list"
+        "benefit and cost of delaying notifications, and each idea of the TODO list"
     }
 
-    fn seed(&self) -> Option<Seed> {
-        Some(Seed {
+    fn original(&self) -> Option<Original> {
+        Some(Original {
             source: "Rusty Russell answering Michael S. Tsirkin's TODO list, qemu-devel and \
                      virtualization, June 2009; lguest, tcpblast",
-            claim: "Waiting before an interrupt makes fewer of them, but TCP from the guest, \
-                    whose answers come late, takes longer by a fifth to a half; TCP to the guest \
-                    batches well with no time-out at all.",
+            claim: "Delaying interrupts reduces their number, but TCP from the guest, whose \
+                    acknowledgements are delayed, takes a fifth to a half longer; TCP to the guest \
+                    batches well without any time-out.",
         })
     }
 
@@ -152,7 +152,7 @@ impl Study for Coalescing {
     }
 }
 
-/// Frames for each call of a guest that is awake all the time: a ring full of them.
+/// Frames per call of a guest that is always awake: a full ring.
 const BEHIND: f64 = 256.0;
 
 /// The cell of a kind of traffic and a setting.
@@ -161,34 +161,34 @@ fn cell(way: &str, setting: &str) -> Cell {
     Cell(pairs.map(|(name, value)| (name.into(), value.into())).into())
 }
 
-/// The median of a measure; none where it was not measured.
+/// The median of a measure, if measured.
 fn median(results: &Results, way: &str, setting: &str, measure: &str) -> Option<f64> {
     results.summary(&cell(way, setting), measure).map(|found| found.median)
 }
 
-/// Whether a time-out gathers frames, as in the seed's columns of packets for each interrupt. Only
-/// toward the guest: one that sends is awake for its acknowledgements most of the time, and asks
-/// for no calls that could be put off. So is, on a busy machine, a receiver that never catches up:
-/// where it is called less than once in [`BEHIND`] frames, nothing is left to gather.
+/// Judges whether a time-out coalesces frames, as in the columns of packets per interrupt of the
+/// original study. Only toward the guest: a sending guest is mostly awake for acknowledgements, and
+/// suppresses calls. So does, on a busy machine, a receiver that never catches up: with less than
+/// one call per [`BEHIND`] frames, nothing is left to coalesce.
 fn rise(results: &Results) -> Option<Verdict> {
     let way = TIMED[1];
     let of = |setting| median(results, way, setting, "frames_per_call");
     let (before, with) = (of("before")?, of("1")?);
     Some(Verdict {
         what: format!(
-            "{way}: a time-out gathers frames: {before:.1} for each call without, {with:.1} with"
+            "{way}: a time-out coalesces frames: {before:.1} per call without, {with:.1} with"
         ),
         holds: Some(with > before || before >= BEHIND),
     })
 }
 
-/// Whether a timer takes the notifications of the side that has it.
+/// Judges whether a timer avoids the notifications of its side.
 fn fall(results: &Results, setting: &str, what: &str) -> Option<Verdict> {
     let of = |setting| median(results, "paced", setting, &format!("{what}_per_1000"));
     let (base, with) = (of(DEFAULT)?, of(setting)?);
     Some(Verdict {
         what: format!(
-            "{setting} takes away {:.0} % or more of the {what}: {base:.0} for 1000 frames by \
+            "{setting} avoids at least {:.0} % of the {what}: {base:.0} per 1000 frames by \
              default, {with:.1} with it",
             100.0 * (1.0 - TIMER_LEAVES)
         ),
@@ -196,7 +196,7 @@ fn fall(results: &Results, setting: &str, what: &str) -> Option<Verdict> {
     })
 }
 
-/// Whether frames arrive with every setting.
+/// Judges whether frames arrive with every setting.
 fn all_arrive(results: &Results) -> Option<Verdict> {
     let paced = results.cells().into_iter().filter(|cell| cell.get("way") == "paced");
     let arrived = paced.filter_map(|cell| {
@@ -206,7 +206,7 @@ fn all_arrive(results: &Results) -> Option<Verdict> {
     let (least, setting) = arrived.min_by(|a, b| a.0.total_cmp(&b.0))?;
     Some(Verdict {
         what: format!(
-            "{ARRIVE_LEAST} % or more of {PACED} frames a second arrive with every setting: \
+            "at least {ARRIVE_LEAST} % of {PACED} frames per second arrive with every setting: \
              least with {setting}, {least:.1} %"
         ),
         holds: Some(least >= ARRIVE_LEAST),

@@ -1,4 +1,4 @@
-//! `copies`: what a copy less and fewer notifications give between guests and their host.
+//! `copies`: benefit of one copy less and fewer notifications between guests and their host.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +6,13 @@ use self::net::{End, Net};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
-use crate::report::{Seed, Verdict};
+use crate::report::{Original, Verdict};
 use crate::stage::{Iperf, sleep, wait_for};
 use crate::store::Results;
 use crate::study::{Better, Figures, Measure, Run, Study};
 
 mod net;
-mod seed;
+mod original;
 mod tables;
 
 /// Traffic before a window.
@@ -21,10 +21,10 @@ const WARM_S: f64 = 0.5;
 const PORT: u16 = 5201;
 /// `KB/sec` of `ttcp` is 1024 bytes a second.
 const KB: f64 = 1024.0;
-/// How far a copy count may be off: single frames go another way.
+/// Tolerance of copy counts: single frames take another path.
 const COPIES_OFF: f64 = 0.1;
 
-/// The pairs, in the seed's order.
+/// The pairs, in the order of the original study.
 const PAIRS: [&str; 6] = ["a-host", "host-a", "b-host", "host-b", "a-b", "b-a"];
 
 /// The study.
@@ -48,7 +48,7 @@ const MEASURES: [Measure; 11] = [
         "copies",
         "",
         Better::Less,
-        "how often each byte was copied on its way, but for the \
+        "how often each byte was copied on its way, except by the \
              ends' own system calls",
     ),
     Measure::new("switch_cpu", "%", Better::Less, "CPU time of the switches alone"),
@@ -71,16 +71,16 @@ impl Study for Copies {
     }
 
     fn about(&self) -> &'static str {
-        "what one copy less and batched notifications give, the host as router and as bridge"
+        "benefit of one copy less and batched notifications, the host as router and as bridge"
     }
 
-    fn seed(&self) -> Option<Seed> {
-        Some(Seed {
+    fn original(&self) -> Option<Original> {
+        Some(Original {
             source: "Manuel Bouyer, port-xen, 2005: network backend improvements; two Pentium II \
                      of 350 MHz, ttcp, NetBSD as dom0 and router",
-            claim: "Fewer hypercalls and interrupts and copies avoided give up to 37 % more \
+            claim: "Fewer hypercalls, interrupts and copies give up to 37 % more throughput \
                     between a guest and dom0 and up to 72 % more between guests; a packet filter, \
-                    even without rules, takes most of that away.",
+                    even without rules, cancels most of that.",
         })
     }
 
@@ -140,7 +140,7 @@ impl Study for Copies {
         let (receiver, address) = net.end(to, from);
         let _server = Iperf::server(stage, receiver, cpus(to), PORT)?;
         let (sender, _) = net.end(from, to);
-        // Longer than the window may come to: it is ended with the rest.
+        // Longer than the window; it is ended with the rest.
         let flow = Iperf::tcp(&address, PORT, run.seconds + 30.0);
         let _flow = flow.start(stage, &sender.on(cpus(from)))?;
         wait_for(&format!("traffic from {pair}"), 20.0, || {
@@ -179,7 +179,7 @@ impl Study for Copies {
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {
         let of = |cell: &Cell, measure| results.summary(cell, measure).map(|found| found.median);
-        let mut told = Told::default();
+        let mut outcome = Outcome::default();
         for after in results.cells() {
             if after.get("variant") != "after" {
                 continue;
@@ -189,33 +189,33 @@ impl Study for Copies {
             if let (Some(notifications), Some(copies)) =
                 (both("notifications_per_frame"), both("copies"))
             {
-                told.add(after, notifications, copies);
+                outcome.add(after, notifications, copies);
             }
         }
-        told.verdicts()
+        outcome.verdicts()
     }
 }
 
-/// The cell that one is set beside.
+/// The cell to compare with.
 fn before(after: &Cell) -> Cell {
     let mut pairs = after.outer().to_vec();
     pairs.push(("variant".into(), "before".into()));
     Cell(pairs)
 }
 
-/// What became of notifications and copies.
+/// Notifications and copies over all cells.
 #[derive(Default)]
-struct Told {
+struct Outcome {
     cells: u32,
-    /// The cell where notifications fell least, with both figures.
+    /// The cell with the least reduction of notifications, with both figures.
     least: Option<(f64, f64, Cell)>,
-    /// Copies of each byte between guests of a bridge: fewest before, most after.
+    /// Copies of each byte between guests of a bridge: minimum before, maximum after.
     bridged: Option<(f64, f64)>,
     /// Cells with more copies after than before.
     more: u32,
 }
 
-impl Told {
+impl Outcome {
     fn add(&mut self, after: &Cell, notifications: (f64, f64), copies: (f64, f64)) {
         self.cells += 1;
         let (was, is) = notifications;
@@ -235,22 +235,22 @@ impl Told {
         if let Some((was, is, cell)) = &self.least {
             verdicts.push(Verdict {
                 what: format!(
-                    "fewer notifications for each frame in each of {} pairs of cells; least in \
-                     {cell}: {was:.3} before, {is:.3} after",
+                    "fewer notifications per frame in each of {} pairs of cells; least reduction \
+                     in {cell}: {was:.3} before, {is:.3} after",
                     self.cells
                 ),
                 holds: Some(is < was),
             });
             verdicts.push(Verdict {
-                what: format!("nowhere more copies after than before ({} cells)", self.more),
+                what: format!("no cell has more copies after than before ({} have)", self.more),
                 holds: Some(self.more == 0),
             });
         }
         if let Some((was, is)) = self.bridged {
             verdicts.push(Verdict {
                 what: format!(
-                    "between guests of a bridge each byte is copied once, and at least twice \
-                     through the kernel's bridge: {was:.2} before, {is:.2} after"
+                    "between guests of a bridge each byte is copied once after, and at least twice \
+                     before, through the kernel's bridge: {was:.2} before, {is:.2} after"
                 ),
                 holds: Some(was >= 2.0 - COPIES_OFF && (is - 1.0).abs() <= COPIES_OFF),
             });
@@ -264,9 +264,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_figure_of_the_seed_has_its_cells() {
+    fn every_figure_of_the_original_study_has_its_cells() {
         let cells = Copies.plan(Scale::Quick).cells(&Copies);
-        for row in &seed::TABLE {
+        for row in &original::TABLE {
             let is = |cell: &&Cell| {
                 let filter = if row.filter { "on" } else { "off" };
                 cell.get("mode") == "router"
@@ -279,21 +279,21 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fall_is_seen() {
+    fn notifications_that_do_not_fall_are_detected() {
         let cell = |mode: &str| {
             let pairs = [("mode", mode), ("pair", "a-b"), ("variant", "after")];
             Cell(pairs.map(|(name, value)| (name.into(), value.into())).into())
         };
         let holds = |notifications, copies| {
-            let mut told = Told::default();
-            told.add(&cell("router"), (1.0, 0.1), (3.0, 3.0));
-            told.add(&cell("bridge"), notifications, copies);
-            told.verdicts().iter().map(|verdict| verdict.holds == Some(true)).collect::<Vec<_>>()
+            let mut outcome = Outcome::default();
+            outcome.add(&cell("router"), (1.0, 0.1), (3.0, 3.0));
+            outcome.add(&cell("bridge"), notifications, copies);
+            outcome.verdicts().iter().map(|verdict| verdict.holds == Some(true)).collect::<Vec<_>>()
         };
         assert_eq!(holds((1.0, 0.2), (3.0, 1.0)), [true, true, true]);
         assert_eq!(holds((1.0, 1.0), (3.0, 1.0)), [false, true, true]);
         assert_eq!(holds((1.0, 0.2), (3.0, 2.0)), [true, true, false]);
         assert_eq!(holds((1.0, 0.2), (2.0, 3.0)), [true, false, false]);
-        assert!(Told::default().verdicts().is_empty());
+        assert!(Outcome::default().verdicts().is_empty());
     }
 }

@@ -1,38 +1,36 @@
-//! `fairness`: one worker for all ports against one for each.
+//! `fairness`: one worker for all ports against one worker per port.
 
 use std::collections::BTreeMap;
 
 use super::bulk::Bulk;
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
+use crate::report::{Original, Verdict};
 use crate::report::{Part, Plot, Point, Series, Table, Value};
-use crate::report::{Seed, Verdict};
 use crate::stage::{Link, NicOptions, SwitchOptions};
 use crate::stats::{Summary, jain};
 use crate::store::Results;
 use crate::study::{Better, Figures, Measure, Run, Study};
 
-/// What the guest that got least got, at least, of what it would have if all had the same.
+/// Minimum share of any guest, relative to an equal share.
 const SHARE_LEAST: f64 = 0.01;
-/// Jain's index, at least, in the median of all runs.
+/// Minimum of Jain's index, as median of all runs.
 const JAIN_LEAST: f64 = 0.8;
-/// By how much the index of a worker for each port may be below that of one for all.
+/// Maximum by which the index of a worker per port may be below that of one for all.
 const JAIN_LESS: f64 = 0.05;
 
 const ABOUT: &str = "\
-Shared is one worker that serves all ports, as the plain kernel's few threads served all \
-interfaces; per-port is one worker for each, as the kernel with NAPI and a thread per \
-interface. x is the number of guests, the left axis the throughput of all of them \
-together, the right axis the CPU time of the switch in per cent of one CPU. Points are \
-means, error bars one standard deviation. The network outside is the host's own, through \
-a TAP port.
+Shared is one worker that serves all ports, like the few threads of the unpatched kernel; \
+per-port is one worker for each, like the kernel with NAPI and a thread per interface. x is the \
+number of guests, the left axis the throughput of all of them together, the right axis the CPU \
+time of the switch in per cent of one CPU. Points are means, error bars one standard deviation. \
+The network outside is the host's own, through a TAP port.
 
-The seed has its figures in pictures only, so there is no table of them beside ours. It \
-ran on twelve cores; on a machine with fewer CPUs than guests the workers of per-port \
-take turns, and what they may gain they cannot gain there. And each of the seed's \
-interfaces had a queue of its own in dom0, where here all that goes to guests waits in \
-one, that of the host's TAP: with many streams its losses hit some guests more than \
-others.";
+The original study has its figures in pictures only, so there is no table of them beside ours. It \
+ran on twelve cores; on a machine with fewer CPUs than guests, the workers of per-port share \
+CPUs, which limits their benefit. Each interface of the original study had its own queue in dom0; \
+here all frames to guests wait in one, that of the host's TAP: with many streams its losses \
+affect some guests more than others.";
 
 /// The study.
 pub struct Fairness;
@@ -74,16 +72,16 @@ impl Study for Fairness {
     }
 
     fn about(&self) -> &'static str {
-        "whether a worker for each port is fairer than one for all, and what it costs"
+        "whether a worker per port is fairer than one for all, and its cost"
     }
 
-    fn seed(&self) -> Option<Seed> {
-        Some(Seed {
+    fn original(&self) -> Option<Original> {
+        Some(Original {
             source: "Xen wiki: Xen-netback NAPI + kThread V3 performance testing; two Xeon X5650, \
                      iperf, dom0 to 1..8 guests and back, 1 to 4 streams each",
-            claim: "A thread for each interface changes throughput little: not to the guests, and \
-                    from them only above four guests with one or two streams, where it costs some; \
-                    it should be fairer.",
+            claim: "A thread per interface hardly changes throughput: not to the guests, and from \
+                    them only above four guests with one or two streams, where it is lower; it \
+                    should be fairer.",
         })
     }
 
@@ -127,12 +125,12 @@ impl Study for Fairness {
             "shared" => switch.placement = "single".into(),
             "per-port" => {
                 switch.placement = "per-port".into();
-                // And one for the network outside.
+                // One more for the network outside.
                 switch.workers = guests + 1;
-                // Where there are CPUs for it, each has its own.
+                // Each has its own CPU, if there are enough.
                 switch.cpus = stage.switch_cpus.clone();
             }
-            other => return Err(Fail::Cell(format!("variant {other}: there is none"))),
+            other => return Err(Fail::Cell(format!("unknown variant {other}"))),
         }
         let workers = switch.workers as f64;
         let bulk = Bulk {
@@ -203,8 +201,8 @@ impl Study for Fairness {
             };
             verdicts.push(Verdict {
                 what: format!(
-                    "{variant}: no guest goes without: in each of {} runs all have {:.0} % or more \
-                     of the mean, in bytes; least {:.0} %",
+                    "{variant}: no guest is starved: in each of {} runs all have at least {:.0} % \
+                     of the mean, in bytes; minimum {:.0} %",
                     shares.count,
                     100.0 * SHARE_LEAST,
                     100.0 * shares.low
@@ -213,8 +211,8 @@ impl Study for Fairness {
             });
             verdicts.push(Verdict {
                 what: format!(
-                    "{variant}: bytes are shared out evenly: Jain's index is {JAIN_LEAST} or more \
-                     in the median; {:.3}, {:.3} to {:.3}",
+                    "{variant}: bytes are shared evenly: the median of Jain's index is at least \
+                     {JAIN_LEAST}; {:.3}, {:.3} to {:.3}",
                     jains.median, jains.low, jains.high
                 ),
                 holds: Some(jains.median >= JAIN_LEAST),
@@ -224,8 +222,8 @@ impl Study for Fairness {
         if let [shared, per_port] = medians[..] {
             verdicts.push(Verdict {
                 what: format!(
-                    "a worker for each port is no less fair than one for all: medians of Jain's \
-                     index {per_port:.3} and {shared:.3}"
+                    "a worker per port is no less fair than one for all: medians of Jain's index \
+                     {per_port:.3} and {shared:.3}"
                 ),
                 holds: Some(per_port >= shared - JAIN_LESS),
             });
@@ -278,7 +276,7 @@ impl Panel<'_> {
         points.collect()
     }
 
-    /// Throughput on the left, in a colour of its own each; CPU on the right, both alike.
+    /// Throughput on the left axis, CPU on the right.
     fn plot(&self) -> Plot {
         let mut series = Vec::new();
         for (colour, variant) in self.values("variant").iter().enumerate() {
@@ -330,8 +328,8 @@ impl Panel<'_> {
         }
         Table {
             title: format!("Shares: {}", self.words()),
-            note: "Medians with their range. Jain's index: 1 where all guests have the same, 1/n \
-                   where one of n has all."
+            note: "Medians with their range. Jain's index: 1 if all guests have the same, 1/n if \
+                   one of n has all."
                 .into(),
             columns: [
                 "Guests",
@@ -379,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_starved_guest_and_uneven_shares_are_seen() {
+    fn starved_guests_and_uneven_shares_are_detected() {
         let fair = ("shared", 0.99, 0.9);
         assert_eq!(verdicts(&[fair, ("per-port", 0.98, 0.8)]), [true; 5]);
         assert_eq!(verdicts(&[fair, ("per-port", 0.85, 0.0)]), [true, true, false, true, false]);

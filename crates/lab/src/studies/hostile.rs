@@ -1,4 +1,4 @@
-//! `hostile`: what a peer that misbehaves costs two guests that do not.
+//! `hostile`: effects of a misbehaving peer on two honest guests.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use serde_json::{Value as Json, json};
 use super::pair::{self, number, receiver_class};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
+use crate::report::{Original, Verdict};
 use crate::report::{Part, Table, Value};
-use crate::report::{Seed, Verdict};
 use crate::stage::{Gen, NicOptions, Place, Port, Proto, Stage, Switch, Window, sleep};
 use crate::stats::Summary;
 use crate::store::{Done, Results};
@@ -39,13 +39,14 @@ const LATE_S: f64 = 90.0;
 const KEEPS: f64 = 0.95;
 const LONGER: f64 = 2.0;
 
-const ABOUT: &str = "Two guests that behave, and one that does not. The first sends frames of \
-1,000 bytes at an even rate, every byte of which is a function of the frame's number; the second \
-checks every byte, counts what is missing, and measures the time since they were sent. The third \
-is connected to ports of its own: idle is there and does nothing, hostile plays a case without a \
-pause (gen --mode hostile=CASE). Every fifth frame of the sender goes to the third guest: what \
-becomes of those is its own affair. The switch is asked for its ports all the time. Case all plays \
-all cases of a ring in turn and reports counts only.";
+const ABOUT: &str = "\
+Two honest guests, and one attacker. The first guest sends frames of 1,000 bytes at a constant \
+rate, every byte a function of the frame's number; the second checks every byte, counts missing \
+frames, and measures latency. The attacker is connected to its own ports: idle, it stays \
+connected and sends nothing; hostile, it repeats a case without pause (gen --mode hostile=CASE). \
+Every fifth frame of the sender goes to the attacker; losses of these frames do not count. The \
+control socket is queried throughout. Case all runs all cases of a ring in turn and reports \
+counts only.";
 
 const MEASURES: [Measure; 15] = [
     Measure::new("lost", "", Better::Less, "frames that the honest receiver did not get"),
@@ -74,10 +75,10 @@ impl Study for Hostile {
     }
 
     fn about(&self) -> &'static str {
-        "what a peer that misbehaves costs two guests that do not, case by case"
+        "effects of a misbehaving peer on two honest guests, case by case"
     }
 
-    fn seed(&self) -> Option<Seed> {
+    fn original(&self) -> Option<Original> {
         None
     }
 
@@ -391,7 +392,7 @@ fn judged(results: &Results, ring: Ring) -> Option<Verdict> {
     let failed: Vec<String> =
         bad.iter().map(|(what, cases)| format!("{what} ({})", cases.join(", "))).collect();
     let what = format!(
-        "{ring}: beside {attempts} hostile acts in {count} runs an honest pair loses no frame, \
+        "{ring}: beside {attempts} attacks in {count} runs an honest pair loses no frame, \
          gets none that is not as it was sent, and the switch answers{}{}",
         if failed.is_empty() { "" } else { "; not so: " },
         failed.join("; ")

@@ -6,15 +6,16 @@ use super::pair::{
 };
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
+use crate::report::{Original, Verdict};
 use crate::report::{Part, Table, Value};
-use crate::report::{Seed, Verdict};
 use crate::stage::{Switch, Window, sleep};
 use crate::store::Results;
 use crate::study::{Better, Figures, Measure, Run, Study};
 
-const ABOUT: &str = "alone: so many connected guests that do nothing; the worker should sleep. \
-beside-pair: the same beside one guest that sends to another as fast as it can; what is lost of \
-the pair's rate is the tax on it.";
+const ABOUT: &str = "\
+alone: a number of connected idle guests; the worker should sleep. beside-pair: the same beside \
+one guest that sends to another as fast as it can; the table shows how much of its rate the pair \
+keeps.";
 
 const OWN: [Measure; 2] = [
     Measure::new(
@@ -52,10 +53,10 @@ impl Study for Idle {
     }
 
     fn about(&self) -> &'static str {
-        "what connected ports cost that do nothing, and what a busy pair pays for them"
+        "cost of connected idle ports, alone and beside a busy pair"
     }
 
-    fn seed(&self) -> Option<Seed> {
+    fn original(&self) -> Option<Original> {
         None
     }
 
@@ -83,7 +84,7 @@ impl Study for Idle {
     }
 
     fn has(&self, cell: &Cell) -> bool {
-        // No port at all costs nothing; one beside a pair tells no more than none does.
+        // Without ports there is no cost; one port beside a pair shows no more than none.
         match cell.get("traffic") {
             "alone" => cell.number("ports") > 0.0,
             _ => cell.number("ports") != 1.0,
@@ -172,8 +173,8 @@ fn tax(results: &Results) -> Option<Part> {
     let columns = columns.into_iter().chain(counts.iter().map(|n| format!("beside {n} ports")));
     let table = Table {
         title: "The tax of idle neighbours: what a busy pair keeps of its rate".into(),
-        note: "Medians. Where guests share CPUs with each other, the rate tells of them too; CPU \
-               time for each frame, below, tells of the worker alone."
+        note: "Medians. Where guests share CPUs, the rate depends on them, too; CPU time per \
+               frame, below, depends on the worker only."
             .into(),
         columns: columns.collect(),
         rows,
@@ -182,7 +183,7 @@ fn tax(results: &Results) -> Option<Part> {
     (!table.rows.is_empty()).then_some(Part::Table(table))
 }
 
-/// Private memory of a process; 0 where it cannot be told.
+/// Private memory of a process; 0: unknown.
 fn private_kib(pid: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let private = text.lines().filter(|line| line.starts_with("Private_"));

@@ -1,5 +1,5 @@
-//! `latency`: the first frame after a silence, and traffic that comes and goes about as fast as a
-//! policy can follow.
+//! `latency`: the first frame after idle time, and traffic that alternates about as fast as a
+//! policy adapts.
 
 use super::grid::Grid;
 use super::pair::{self, FEW, JUDGED, MEASURES, POLICIES, Pair, WARM_S};
@@ -7,7 +7,7 @@ use super::policies::tables;
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
-use crate::report::{Seed, Verdict};
+use crate::report::{Original, Verdict};
 use crate::store::Results;
 use crate::study::{Figures, Measure, Run, Study};
 
@@ -16,11 +16,12 @@ const RATE: u32 = 100_000;
 /// Frames after a silence, at least: a window is longer where it has to be.
 const SAMPLES_LEAST: f64 = 10.0;
 
-const ABOUT: &str = "silence-N: one frame every N ms, so that each is the first after idle; the \
-99th percentile of few frames is the slowest of them. at-once: 50 frames every millisecond, \
-without time between them. on-off-N: 100 000 frames a second for N ms, then nothing for as long. \
-Latency is from the sender's ring to the receiver's program, whose wake-up is in it and is the \
-same for every policy: spin shows the floor.";
+const ABOUT: &str = "\
+silence-N: one frame every N ms, so that each is the first after an idle time; with few frames, \
+the 99th percentile is the slowest. at-once: 50 frames every millisecond, back to back. on-off-N: \
+100 000 frames per second for N ms, then none for as long. Latency is from the sender's ring to \
+the receiver's program. It includes the receiver's wake-up, which is the same for every policy: \
+spin shows the minimum.";
 
 /// The study.
 pub struct Latency;
@@ -35,7 +36,7 @@ fn window_s(traffic: &str, seconds: f64) -> f64 {
     ms(traffic, "silence-").map_or(seconds, |gap| seconds.max(SAMPLES_LEAST * gap / 1e3))
 }
 
-/// What `gen` has to be told.
+/// Options of `gen`.
 fn options(traffic: &str) -> Option<String> {
     if traffic == "at-once" {
         return Some("--burst 50,1000".into());
@@ -55,7 +56,7 @@ impl Study for Latency {
         "how late a first frame comes after idle, and frames of bursts that come and go"
     }
 
-    fn seed(&self) -> Option<Seed> {
+    fn original(&self) -> Option<Original> {
         None
     }
 
@@ -88,14 +89,16 @@ impl Study for Latency {
     }
 
     fn overhead_s(&self, cell: &Cell) -> f64 {
-        // As for a window of a second: how long it is to be is not told here.
+        // As for a window of a second: its length is unknown here.
         pair::OVERHEAD_S + window_s(cell.get("traffic"), 1.0) - 1.0
     }
 
     fn run(&self, run: &Run) -> Result<Figures, Fail> {
         let (policy, traffic) = (run.cell.get("policy"), run.cell.get("traffic"));
         let Some(options) = options(traffic) else {
-            return Err(Fail::Cell(format!("traffic {traffic}: there is none of that kind")));
+            return Err(Fail::Cell(format!(
+                "traffic {traffic}: use silence-N, at-once or on-off-N"
+            )));
         };
         let seconds = window_s(traffic, run.seconds);
         Pair { policy, traffic: &options, idle: 0, warm_s: WARM_S }.run(run.stage, seconds)
@@ -113,7 +116,7 @@ impl Study for Latency {
         }
         let note = "The switch's own part: from the look that finds it to its delivery.";
         parts.extend(grid.table("First frame after idle, in the switch, us", note, "first_frame"));
-        parts.extend(tables(&grid, "Columns: traffic, as told above."));
+        parts.extend(tables(&grid, "Columns: traffic, as described above."));
         parts
     }
 
@@ -123,8 +126,8 @@ impl Study for Latency {
     }
 }
 
-/// Before each frame that follows a silence the worker has slept; `event` no more often than it is
-/// told of something.
+/// Judges that the worker sleeps before each frame after a silence, with `event` at most once per
+/// notification.
 fn sleeps_between(results: &Results) -> Option<Verdict> {
     let wanted =
         |cell: &Cell| cell.get("traffic").starts_with("silence-") && cell.get("policy") == "event";

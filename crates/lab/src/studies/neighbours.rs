@@ -5,8 +5,8 @@ use super::grid::{Grid, values};
 use super::pair::{self, FEW, POLICIES, WARM_IDLE_S, number, worker_percent};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
+use crate::report::{Original, Verdict};
 use crate::report::{Part, Table, Value};
-use crate::report::{Seed, Verdict};
 use crate::stage::{
     Class, Count, Gen, NicOptions, Place, Port, Process, Stage, Switch, SwitchOptions, Window,
     sleep, waited_ns,
@@ -34,14 +34,15 @@ const ANSWERS_LEAST: f64 = 0.5;
 /// How much longer a quiet guest's p99 may be beside a flooder.
 const LONGER: f64 = 2.0;
 
-const ABOUT: &str = "alone: eight guests each ask another 200 times a second and wait for its \
-echo. flooder: the same beside one that sends as fast as it can to nowhere, so that all it costs \
-is the switch's; where guests share a CPU it runs when no other guest wants to, and who answers \
-goes before who asks. shares: four guests flood with frames of 60, 300, 800 and 1514 bytes, to \
-nowhere, and the worker has half a CPU, so that it is short of time: Jain's index of what it gave \
-each. equal-N: so many guests that never touch their frames (gen --replay) flood at once, on two \
-workers. Placement single is one worker, per-port and balanced are two; on two CPUs the second \
-worker shares its CPU with the guests.";
+const ABOUT: &str = "\
+alone: each of eight guests sends 200 requests per second to another and waits for the echo. \
+flooder: the same beside a guest that sends as fast as it can to a port that drops everything, so \
+that its only cost is in the switch; where guests share a CPU, it has the lowest scheduling \
+priority, and guests that answer have a higher one than those that request. shares: four guests \
+flood such a port with frames of 60, 300, 800 and 1514 bytes while the worker has half a CPU: \
+Jain's index of its time for each. equal-N: N guests that never access their frames (gen \
+--replay) flood at once, on two workers. Placement single is one worker, per-port and balanced \
+are two; on two CPUs the second worker shares its CPU with the guests.";
 
 const MEASURES: [Measure; 14] = [
     Measure::new("p99", "us", Better::Less, "there and back, 99 % of all, the median guest"),
@@ -69,10 +70,10 @@ impl Study for Neighbours {
     }
 
     fn about(&self) -> &'static str {
-        "what a guest that floods does to those that ask and wait, and how floods share a worker"
+        "effect of a flooding guest on request-response guests, and how floods share a worker"
     }
 
-    fn seed(&self) -> Option<Seed> {
+    fn original(&self) -> Option<Original> {
         None
     }
 
@@ -199,7 +200,7 @@ fn fair(results: &Results) -> Option<Verdict> {
     let holds = seen.iter().all(|(_, jain)| jain.median >= JAIN_LEAST);
     Some(Verdict {
         what: format!(
-            "equal floods on two workers are served for equal times: Jain's index {JAIN_LEAST} or \
+            "equal floods on two workers get equal time: Jain's index {JAIN_LEAST} or \
              more, median of {runs} runs; {}",
             seen.iter().map(each).collect::<Vec<_>>().join(", ")
         ),

@@ -40,22 +40,22 @@ const NET_LOADS: [&str; 3] = ["tcp", "ping", "idle-net"];
 const RING_LOADS: [&str; 8] = ["replay", "replay-1514", "max", "1M", "100k", "10k", "1k", "idle"];
 
 const ABOUT: &str = "\
-Loads between two namespaces with a kernel's network each: tcp, one stream of iperf3; ping, one \
-every 20 ms; idle-net, nothing. Loads between two generators on virtqueues (vhost-user), frames of \
-60 bytes: max, as many as pass; 1M, 1,000,000 a second, and so on; idle, nothing; replay, as many \
-as pass from a ring that is sent again and again to a guest that reads nothing, so that guests \
-take next to no CPU and the limit is the back end's; replay-1514, the same with longest frames. \
-pvswitch is a learning switch and polls as it does by default (adaptive); pvswitch-spin never \
-sleeps, as DPDK's programs; pvswitch-cross wires its two ports together, as testpmd does \
-(net_vhost, io); ovs-dpdk is Open vSwitch with DPDK, learning (NORMAL), and ovs-dpdk-sleep the \
-same with pmd-maxsleep=500. bridge is the kernel's, with veth: a stream crosses it in pieces of up \
-to 64 KiB that nobody ever cuts, and there is no border of a virtual machine to cross, so it is a \
-bound rather than a rival. vde is vde_switch with vde_plug2tap in each namespace.
+Loads between two namespaces with a kernel's network stack: tcp, one stream of iperf3; ping, one \
+every 20 ms; idle-net, none. Loads between two generators on virtqueues (vhost-user), frames of \
+60 bytes: max, saturated; 1M, 1,000,000 per second, and so on; idle, none; replay, saturated from \
+a ring that is sent repeatedly to a guest that reads no frames, so that guests use almost no CPU \
+and the limit is the back end's; replay-1514, the same with the longest frames. pvswitch is a \
+learning switch with the default policy (adaptive); pvswitch-spin never sleeps, like DPDK's \
+programs; pvswitch-cross connects its two ports directly, like testpmd (net_vhost, io); ovs-dpdk \
+is Open vSwitch with DPDK, learning (NORMAL), and ovs-dpdk-sleep the same with pmd-maxsleep=500. \
+bridge is the kernel's, with veth: a stream crosses it in frames of up to 64 KiB that are never \
+segmented, and there is no boundary of a virtual machine, so it is an upper bound rather than a \
+competitor. vde is vde_switch with vde_plug2tap in each namespace.
 
-The back end's CPU is that of its processes; a bridge has none, its work is done by whoever sends. \
-All CPUs: everything that ran meanwhile, guests and back end. Wake-ups are how often the back \
-end's threads slept and were woken. Latencies are of a frame's way from generator to generator, or \
-of a ping's round trip. DPDK's programs take huge pages where enough are free, else plain ones.";
+The back end's CPU is that of its processes; a bridge has none, because the sender does its work. \
+All CPUs: the total of guests and back end. Wake-ups: how often threads of the back end slept and \
+were woken. Latencies are from generator to generator, or of a ping's round trip. DPDK's programs \
+use huge pages where enough are free, else normal pages.";
 
 /// The study.
 pub struct Peers;
@@ -80,7 +80,7 @@ impl Study for Peers {
         "how rivals do under the same load: DPDK, Open vSwitch, the kernel's bridge, vde"
     }
 
-    fn seed(&self) -> Option<crate::report::Seed> {
+    fn original(&self) -> Option<crate::report::Original> {
         None
     }
 

@@ -4,8 +4,8 @@ use super::grid::{Grid, summary, values};
 use super::pair::{self, FEW, JUDGED, MEASURES, POLICIES, Pair, WARM_S};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
+use crate::report::{Original, Verdict};
 use crate::report::{Part, Table, Value};
-use crate::report::{Seed, Verdict};
 use crate::stats::Summary;
 use crate::store::Results;
 use crate::study::{Figures, Measure, Run, Study};
@@ -19,12 +19,13 @@ const KICKS_LEFT: f64 = 0.05;
 /// How much worse than the better of the two `adaptive` may be.
 const WORSE: f64 = 1.1;
 
-const ABOUT: &str = "One guest sends frames of 60 bytes to another through one worker that does \
-nothing else, at each rate and with each policy in turn. Latency is from the moment a guest \
-publishes a frame until the other has read it: its own wake-up included, which is the same for \
-every policy, so spin shows the floor. A guest here is a process: leaving and entering a virtual \
-machine would come on top, once for each kick and each call, which is why these are counted \
-exactly. Where guests have one CPU, the receiver goes before the sender, if that is allowed.";
+const ABOUT: &str = "\
+One guest sends frames of 60 bytes to another through a dedicated worker, at each rate and with \
+each policy in turn. Latency is from the publication of a frame until the receiver has read it. \
+It includes the receiver's wake-up, which is the same for every policy, so spin shows the \
+minimum. A guest is a process: in a virtual machine, each kick and each call would also cost an \
+exit and an entry, so they are counted exactly. Where guests share one CPU, the receiver has a \
+higher scheduling priority than the sender, if permitted.";
 
 /// The study.
 pub struct Policies;
@@ -35,10 +36,10 @@ impl Study for Policies {
     }
 
     fn about(&self) -> &'static str {
-        "what each poll policy costs and gives from no traffic to as much as passes"
+        "cost and benefit of each poll policy, from no traffic to saturation"
     }
 
-    fn seed(&self) -> Option<Seed> {
+    fn original(&self) -> Option<Original> {
         None
     }
 
@@ -142,11 +143,11 @@ fn against(results: &Results) -> Option<Part> {
         let mut worse = Vec::new();
         for (measure, more) in [("cpu", false), ("p99", false), ("delivered", true)] {
             let of = |policy| summary(results, &[("rate", rate), ("policy", policy)], measure);
-            let told = stand(of("adaptive"), of("event"), of("spin"), more);
-            if told.as_ref().is_some_and(|stand| stand.worse) {
+            let outcome = stand(of("adaptive"), of("event"), of("spin"), more);
+            if outcome.as_ref().is_some_and(|stand| stand.worse) {
                 worse.push(measure);
             }
-            row.push(told.map_or_else(
+            row.push(outcome.map_or_else(
                 || Value::Missing("no such figure at this rate".into()),
                 |stand| Value::Text(stand.words),
             ));
@@ -165,9 +166,9 @@ fn against(results: &Results) -> Option<Part> {
     let table = Table {
         title: "adaptive against the better of event and spin".into(),
         note:
-            "Ratio of medians, adaptive by the better of the two at this rate, figure by figure: \
-               no policy could reach all of them at once. The better one's name is behind it. The \
-               promise is 10 %; what a machine shared with others tells of it is in the ranges of \
+            "Ratio of medians, adaptive to the better of the two at this rate, figure by figure: \
+               no policy can reach all of them at once. The better one is named after it. The \
+               promise is 10 %; for the noise of a shared machine, see the ranges of \
                the tables below."
                 .into(),
         columns: columns.map(String::from).into(),
@@ -208,15 +209,18 @@ mod tests {
     #[test]
     fn a_policy_stands_against_the_better_of_two() {
         let of = |value: f64| Summary::of(&[value]);
-        let told = |ours, event, spin, more| {
+        let outcome = |ours, event, spin, more| {
             stand(of(ours), of(event), of(spin), more).map(|stand| (stand.words, stand.worse))
         };
-        assert_eq!(told(12.0, 10.0, 100.0, false), Some(("1.20 of event".into(), true)));
-        assert_eq!(told(10.5, 30.0, 10.0, false), Some(("1.05 of spin".into(), false)));
-        assert_eq!(told(85.0, 90.0, 100.0, true), Some(("0.85 of spin".into(), true)));
-        assert_eq!(told(120.0, 100.0, 90.0, true), Some(("1.20 of event".into(), false)));
-        assert_eq!(told(0.5, 0.0, 100.0, false), Some(("0.500 against 0 (event)".into(), true)));
-        assert_eq!(told(0.0, 0.0, 100.0, false), Some(("0.000 against 0 (event)".into(), false)));
+        assert_eq!(outcome(12.0, 10.0, 100.0, false), Some(("1.20 of event".into(), true)));
+        assert_eq!(outcome(10.5, 30.0, 10.0, false), Some(("1.05 of spin".into(), false)));
+        assert_eq!(outcome(85.0, 90.0, 100.0, true), Some(("0.85 of spin".into(), true)));
+        assert_eq!(outcome(120.0, 100.0, 90.0, true), Some(("1.20 of event".into(), false)));
+        assert_eq!(outcome(0.5, 0.0, 100.0, false), Some(("0.500 against 0 (event)".into(), true)));
+        assert_eq!(
+            outcome(0.0, 0.0, 100.0, false),
+            Some(("0.000 against 0 (event)".into(), false))
+        );
         assert!(stand(of(1.0), None, of(1.0), true).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! `polling`: what a timer in the front end saves against events.
+//! `polling`: savings of a timer in the front end over events.
 
 use std::collections::BTreeMap;
 
@@ -6,25 +6,25 @@ use super::bulk::{Bulk, gigabit_tcp, gigabit_udp};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
-use crate::report::{Seed, Verdict};
+use crate::report::{Original, Verdict};
 use crate::stage::{Link, NicOptions, Proto, SwitchOptions};
 use crate::store::Results;
 use crate::study::{Better, Figures, Measure, Run, Study};
 
-mod seed;
+mod original;
 mod tables;
 
-/// Calls a second with events from which on a fall of them can be told. Few: on a machine that is
-/// busy with other things little passes, and a cell less is a judgement less.
+/// Calls per second with events above which a reduction is judged. Low, because rates are low on a
+/// busy machine, and each cell left out weakens the judgement.
 const CALLS_MANY: f64 = 50.0;
-/// Part of them that polling takes away.
+/// Share of them that polling must avoid.
 const CALLS_FALL: f64 = 0.9;
-/// Bytes that arrive with polling, at least, as a part of those with events. Not that it would
-/// cost any: runs of one repeat on a busy machine differ by as much.
+/// Minimum of bytes that arrive with polling, relative to events. Low, because runs of one repeat
+/// differ by as much on a busy machine.
 const BYTES_LEAST: f64 = 0.3;
 
-/// Smart poll's timer without the feature: events are not asked for while it runs, and the back end
-/// knows of no poll. What smart poll does beyond that is what differs.
+/// Smart poll's timer without the feature: the ring is not armed while it runs, and the back end
+/// does not know of the polling. The difference to smart poll is the feature alone.
 const NOT_ARMED: &str = "not-armed";
 
 /// The study.
@@ -75,17 +75,17 @@ const MEASURES: [Measure; 12] = [
     ),
 ];
 
-/// How the front end works, and whether the back end has the seed's feature.
+/// Options of front end and port: poll policy and smart poll.
 fn front_end(variant: &str, proto: Proto) -> Result<(NicOptions, &'static str), Fail> {
     let poll = match variant {
         "event" => "event",
         "smart-poll" | NOT_ARMED => "timer:1000",
         "timer" => "timer:5000",
         "adaptive" => "adaptive",
-        _ => return Err(Fail::Cell(format!("variant {variant}: there is no such front end"))),
+        _ => return Err(Fail::Cell(format!("unknown variant {variant}"))),
     };
     let mut nic = NicOptions::new(poll);
-    // Virtqueues have no such feature, and need none: a queue that is not armed is not called.
+    // Virtqueues need no such feature: a queue that is not armed is not called.
     let smart = variant == "smart-poll" && proto == Proto::Xen;
     if smart {
         nic.connect = ",smart-poll=on".into();
@@ -99,15 +99,15 @@ impl Study for Polling {
     }
 
     fn about(&self) -> &'static str {
-        "how much CPU guests save when they poll by a timer in place of being called"
+        "how much CPU guests save when they poll by a timer instead of being called"
     }
 
-    fn seed(&self) -> Option<Seed> {
-        Some(Seed {
+    fn original(&self) -> Option<Original> {
+        Some(Original {
             source: "Dongxiao Xu, xen-devel, 10 September 2009: data polling in netfront in place \
                      of events; Intel Q9550, netperf",
-            claim: "At the same throughput a poll timer of 1 kHz in the guests takes guest CPU \
-                    down by about half from three guests on, and dom0 CPU by up to a quarter.",
+            claim: "At the same throughput, a poll timer of 1 kHz in the guests reduces guest CPU \
+                    by about half from three guests on, and dom0 CPU by up to a quarter.",
         })
     }
 
@@ -157,7 +157,7 @@ impl Study for Polling {
 
     fn has(&self, cell: &Cell) -> bool {
         if cell.get("variant") == NOT_ARMED && cell.get("proto") != "xen" {
-            // Which is what smart poll is there.
+            // There it is the same as smart poll.
             return false;
         }
         cell.get("size") != "50" || cell.get("guests") == "1" && cell.get("direction") == "receive"
@@ -188,7 +188,7 @@ impl Study for Polling {
             port,
             outside: "",
             nic,
-            // As netback: it is told of everything, and tells at once.
+            // Like netback: woken by each event, and notifies at once.
             switch: SwitchOptions::new(run.stage, "event"),
             link: if limited { Link::Gigabit { to_guests: !send } } else { Link::Free },
             from_guests: send,
@@ -263,14 +263,14 @@ fn with(cell: &Cell, axis: &str, value: &str) -> Cell {
     Cell(cell.0.iter().map(pair).collect())
 }
 
-/// What became of calls and payload over all pairs of cells.
+/// Calls and payload over all pairs of cells.
 #[derive(Default)]
 struct Fall {
     cells: u32,
     calls: (f64, f64),
     /// In Mbit/s.
     payload: (f64, f64),
-    /// The cell where calls fell least, by what part.
+    /// The cell with the least reduction of calls, and the share.
     least: Option<(f64, String)>,
 }
 
@@ -291,9 +291,9 @@ impl Fall {
     fn verdicts(&self) -> Vec<Verdict> {
         let Some((least, cell)) = &self.least else { return Vec::new() };
         let fewer = format!(
-            "smart poll takes away {:.0} % or more of the calls to receiving guests: {:.0} a \
-             second with events and {:.0} with it, over {} cells with {CALLS_MANY} or more; it \
-             takes away least in {cell}: {:.1} %",
+            "smart poll avoids at least {:.0} % of the calls to receiving guests: {:.0} per \
+             second with events and {:.0} with it, over {} cells with {CALLS_MANY} or more; \
+             least in {cell}: {:.1} %",
             100.0 * CALLS_FALL,
             self.calls.0,
             self.calls.1,
@@ -301,8 +301,8 @@ impl Fall {
             100.0 * least,
         );
         let bytes = format!(
-            "no fewer bytes arrive, or {:.0} % of them at least: {:.0} Mbit/s with events and \
-             {:.0} with smart poll, all together",
+            "at least {:.0} % of the bytes arrive: {:.0} Mbit/s with events and {:.0} with \
+             smart poll, all together",
             100.0 * BYTES_LEAST,
             self.payload.0,
             self.payload.1,
@@ -319,9 +319,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_case_of_the_seed_is_a_cell_of_the_full_matrix() {
+    fn every_case_of_the_original_study_is_a_cell_of_the_full_matrix() {
         let cells = Polling.plan(Scale::Full).cells(&Polling);
-        for row in &seed::TABLE {
+        for row in &original::TABLE {
             let is = |cell: &&Cell| {
                 cell.number("guests") == f64::from(row.guests)
                     && cell.number("size") == f64::from(row.size)
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn smart_poll_has_a_cell_beside_it_that_differs_by_the_feature_alone() {
+    fn smart_poll_has_a_counterpart_that_differs_by_the_feature_only() {
         let cells = Polling.plan(Scale::Usual).cells(&Polling);
         let of = |variant| {
             let is = |cell: &&Cell| cell.get("variant") == variant;
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn polling_that_saves_no_calls_or_loses_bytes_is_seen() {
+    fn polling_that_saves_no_calls_or_loses_bytes_is_detected() {
         let cell = Cell(vec![("guests".into(), "1".into())]);
         let holds = |calls, payload| {
             let mut fall = Fall::default();
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(holds((5000.0, 0.0), (950.0, 940.0)), [true, true]);
         assert_eq!(holds((5000.0, 600.0), (950.0, 940.0)), [false, true]);
         assert_eq!(holds((5000.0, 0.0), (950.0, 10.0)), [true, false]);
-        // Too few events to tell.
+        // Too few events to judge.
         assert!(holds((10.0, 0.0), (950.0, 950.0)).is_empty());
     }
 }

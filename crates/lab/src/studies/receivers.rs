@@ -6,8 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use super::pair::{self, WARM_S, receiver_class, worker_percent};
 use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
+use crate::report::{Original, Verdict};
 use crate::report::{Part, Table, Value};
-use crate::report::{Seed, Verdict};
 use crate::stage::{
     Datagrams, Gen, Link, NicOptions, Port, Proto, Stage, Switch, Window, Wire, sleep,
 };
@@ -30,14 +30,15 @@ const KEEPS: f64 = 0.9;
 /// Pairs of runs that a verdict on a rate needs.
 const PAIRS: usize = 3;
 
-const ABOUT: &str = "One sender, two receivers. The sender sends frames of 60 bytes, paced \
-(200,000 a second, the kernel 40,000) or as fast as it can (flood); 10, 50 or 90 % of them (share) \
-go to the other receiver. That is a guest as good as the first (sink), a port that drops all \
-(null), a guest that posts a tenth of the buffers it needs (slow), one every 45 ms (dripping) or \
-none (silent). The sender is a guest with a split or a packed virtqueue or with Xen's rings, as \
-both receivers are then, or the kernel's network behind a TAP interface, whose datagrams go to \
-guests with split virtqueues. On a machine with two CPUs all guests share one, which limits a \
-flood: beside null, which uses none of it, more passes than beside any guest.";
+const ABOUT: &str = "\
+One sender, two receivers. The sender sends frames of 60 bytes, paced (200,000 per second, the \
+kernel 40,000) or as fast as it can (flood); 10, 50 or 90 % of them (share) go to the other \
+receiver. That is a guest as fast as the first (sink), a port that drops everything (null), a \
+guest that posts a tenth of the buffers it needs (slow), one every 45 ms (dripping) or none \
+(silent). The sender is a guest with a split or packed virtqueue or with Xen rings, like both \
+receivers, or the kernel's network stack behind a TAP interface, whose datagrams go to guests \
+with split virtqueues. On a machine with two CPUs all guests share one, which limits a flood: \
+beside null, which uses none of it, the rate is higher than beside any guest.";
 
 const MEASURES: [Measure; 6] = [
     Measure::new("fast", "1/s", Better::More, "frames given to the fast receiver"),
@@ -57,10 +58,10 @@ impl Study for Receivers {
     }
 
     fn about(&self) -> &'static str {
-        "what a slow receiver costs another receiver of the same sender"
+        "effect of a slow receiver on another receiver of the same sender"
     }
 
-    fn seed(&self) -> Option<Seed> {
+    fn original(&self) -> Option<Original> {
         None
     }
 

@@ -1,4 +1,4 @@
-//! `threads`: one worker against several, by placement, from ten clients to ten guests.
+//! `threads`: one worker compared with several, by placement, from ten clients to ten guests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use crate::error::Fail;
 use crate::machine::allowed_cpus;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
-use crate::report::{Seed, Verdict};
+use crate::report::{Original, Verdict};
 use crate::stage::{
     Count, Gen, NicOptions, Port, Snapshot, Stage, Switch, SwitchOptions, Window, cpu_ns, sleep,
     wait_for,
@@ -18,19 +18,19 @@ use crate::store::Results;
 use crate::study::{Better, Figures, Measure, Run, Study};
 
 mod balanced;
-mod seed;
+mod original;
 mod tables;
 
-/// What quiet clients of a skewed load send, in frames a second.
+/// Rate of low-rate clients of a skewed load, in frames per second.
 const QUIET_RATE: u32 = 10_000;
-/// Of a skewed load the first client of so many floods: on 2, 4 or 8 workers, placement by number
-/// has all of those on one.
+/// In a skewed load, one of this number of clients floods: with 2, 4 or 8 workers, placement by
+/// number puts all floods on one worker.
 const FLOODS_EACH: usize = 8;
 /// Traffic before the window.
 const WARM_S: f64 = 0.3;
 
-/// What clients send: each as much as it can, few as much as they can, all to one guest, and each
-/// as much as passes while no guest touches a frame.
+/// Loads: all clients flood; few clients flood; all flood one guest; all replay frames that guests
+/// do not read.
 const LOADS: [&str; 4] = ["even", "skewed", "converging", "replay"];
 
 /// The study.
@@ -51,34 +51,29 @@ const MEASURES: [Measure; 13] = [
         "capacity",
         "1/s",
         Better::More,
-        "frames for each second of CPU time of the busiest worker: what would pass if that had a \
-         CPU of its own and nothing else were short",
+        "frames per second of CPU time of the busiest worker: the rate if it had its own CPU and \
+         were the only limit",
     ),
     Measure::new("waited", "%", Better::Less, "time that the switch's threads waited for a CPU"),
     Measure::new(
         "contended",
         "1/million",
         Better::Less,
-        "locks of egress queues that a worker waited for, of each million taken",
+        "contended locks of egress queues, per million taken",
     ),
     Measure::new(
         "jain",
         "",
         Better::More,
-        "Jain's index over the frames of those that ask for the same: all; skewed: the quiet ones",
+        "Jain's index over frames of clients with equal demand: all; skewed: the low-rate ones",
     ),
     Measure::new("used", "", Better::Neither, "workers that forwarded frames"),
     Measure::new("moves", "1/s", Better::Neither, "queues that a worker gave to another"),
     Measure::new("drops", "", Better::Less, "frames lost and counted, of the whole run"),
-    Measure::new(
-        "uncounted",
-        "",
-        Better::Less,
-        "frames lost that no counter tells, of the whole run",
-    ),
+    Measure::new("uncounted", "", Better::Less, "frames lost without a counter, of the whole run"),
 ];
 
-/// Numbers of workers that are measured on so many CPUs; those above are left out.
+/// Numbers of workers to measure on this number of CPUs.
 fn worker_counts(scale: Scale, cpus: usize) -> Vec<usize> {
     let counts = match scale {
         Scale::Smallest => vec![1, 2],
@@ -96,13 +91,13 @@ impl Study for Threads {
     }
 
     fn about(&self) -> &'static str {
-        "how much more several workers carry than one, by who serves whom, and what limits them"
+        "speed-up of several workers over one, by placement, and its limits"
     }
 
-    fn seed(&self) -> Option<Seed> {
-        Some(Seed {
-            source: "Xen-devel, May 2010: Netback multiple threads support (v4); 10 clients of \
-                     1 Gbit/s each, netperf, through one 10 Gbit/s card to 10 guests",
+    fn original(&self) -> Option<Original> {
+        Some(Original {
+            source: "Dongxiao Xu, xen-devel, 5 May 2010: Netback multiple threads support (v4); 10 \
+                     clients of 1 Gbit/s each, netperf, through one 10 Gbit/s card to 10 guests",
             claim: "With a thread for each CPU of dom0, each serving a group of guests, throughput \
                     is 3.7 times that of one tasklet with 4 vcpus, and 2 times with more than 10.",
         })
@@ -135,10 +130,10 @@ impl Study for Threads {
     }
 
     fn has(&self, cell: &Cell) -> bool {
-        // Long frames do not wait longer for each other's locks: one size tells it.
+        // One size suffices: lock contention does not depend on it.
         match cell.get("load") {
             "converging" => cell.get("size") == "60",
-            // It is there to tell what more workers bring; dealt out in turn it is all the same.
+            // Shows the gain of more workers; group and per-port place ports alike.
             "replay" => ["group", "balanced"].contains(&cell.get("placement")),
             _ => true,
         }
@@ -166,19 +161,19 @@ impl Study for Threads {
     }
 }
 
-/// The CPUs of so many workers: the switch's first, then those of guests.
+/// CPUs of this number of workers: first those of the switch, then those of guests.
 fn worker_cpus(workers: usize, switch: &[usize], guests: &[usize]) -> Vec<usize> {
     let more = guests.iter().filter(|cpu| !switch.contains(cpu));
     switch.iter().chain(more).copied().take(workers).collect()
 }
 
-/// Whether guests are on all CPUs, workers' included. Where the switch has one CPU of its own, they
-/// are from one worker on: else the second one would come with a second CPU for guests.
+/// Whether guests are on all CPUs, including workers'. If the switch has one CPU, guests are on all
+/// even with one worker: otherwise a second worker would also add a second CPU for guests.
 fn shares_cpus(workers: usize, own: usize) -> bool {
     own < 2 || workers > own
 }
 
-/// A client's port. No name begins another.
+/// Name of a client's port. No name is a prefix of another.
 fn client_name(i: usize) -> String {
     format!("c{i:02}")
 }
@@ -187,7 +182,7 @@ fn guest_name(i: usize) -> String {
     format!("g{i:02}")
 }
 
-/// What one cell asks for.
+/// The parameters of a cell.
 struct Case<'a> {
     pairs: usize,
     size: u32,
@@ -212,8 +207,8 @@ impl<'a> Case<'a> {
         let all = stage.all_cpus();
         if workers > all.len() {
             return Err(Fail::Missing(format!(
-                "{workers} workers need as many CPUs, and there are {} here: measure it on a \
-                 larger machine, then 'pvswitch lab report' both folders",
+                "{workers} workers need as many CPUs, but there are {} here: measure on a larger \
+                 machine, then join both folders with 'pvswitch lab report'",
                 all.len()
             )));
         }
@@ -264,7 +259,7 @@ impl<'a> Case<'a> {
         let guests = guests.map(|(i, port)| self.start(stage, i, port, "sink"));
         let mut guests: Vec<Gen> = guests.collect::<Result<_, _>>()?;
         switch.wait_up_while(self.pairs, || guests.iter_mut().try_for_each(Gen::check))?;
-        // Each tells where it is: frames to an address that is not known go to all.
+        // Guests announce their addresses: frames for an unknown address are flooded.
         wait_for("the guests' addresses", 20.0, || Ok(addresses(&switch)? >= self.pairs))?;
         let quiet = switch.ask("stats", Value::Null)?;
         let clients = to_clients.iter().enumerate();
@@ -310,7 +305,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// How many of the guests are known by their address.
+/// Number of learned addresses of guests.
 fn addresses(switch: &Switch) -> Result<usize, Fail> {
     let fdb = switch.ask("fdb", Value::Null)?;
     Ok(fdb["entries"].as_array().map_or(0, Vec::len))
@@ -320,7 +315,7 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-/// What is told of each worker: how many forwarded frames, and what the busiest could carry.
+/// Figures of workers: how many forwarded frames, and the capacity of the busiest.
 fn of_workers(count: &Count, before: &Snapshot, after: &Snapshot) -> Figures {
     let (before, after) = (&before.stats, &after.stats);
     let mut used = BTreeSet::new();
@@ -328,7 +323,7 @@ fn of_workers(count: &Count, before: &Snapshot, after: &Snapshot) -> Figures {
         for (j, queue) in list(&port["ingress"]).enumerate() {
             let old = &before["ports"][i]["ingress"][j];
             if queue["frames"].as_u64() > old["frames"].as_u64() {
-                // Those that had it between the two are not seen.
+                // Workers that had the queue only in between are missed.
                 used.extend([queue["worker"].as_u64(), old["worker"].as_u64()]);
             }
         }
@@ -346,10 +341,10 @@ fn of_workers(count: &Count, before: &Snapshot, after: &Snapshot) -> Figures {
     ])
 }
 
-/// Ends clients, then guests; what was sent against what came, over the whole run.
+/// Ends clients, then guests; compares sent with received frames over the whole run.
 ///
-/// `quiet` is of before the first frame: where a guest told its address, others may not have been
-/// there yet.
+/// `quiet` holds the statistics before the first frame: when a guest announced its address, others
+/// may not have been connected yet.
 fn losses(
     switch: &Switch,
     clients: Vec<Gen>,
@@ -360,7 +355,7 @@ fn losses(
     for client in clients {
         sent += client.end()?["sent_frames"].as_u64().unwrap_or(0);
     }
-    // What is held is delivered, or given up and counted, within 200 ms.
+    // Held frames are delivered, or dropped and counted, within 200 ms.
     let mut seen = None;
     let mut stats = Value::Null;
     wait_for("the switch to be empty", 10.0, || {
@@ -375,7 +370,7 @@ fn losses(
     for guest in guests {
         let report = guest.end()?;
         let n = |name: &str| report[name].as_u64().unwrap_or(0);
-        // What has no mark of a client is a neighbour telling its address.
+        // Frames without our mark are announcements of addresses.
         came += n("received_frames").saturating_sub(n("foreign_frames"));
     }
     let drops = |stats: &Value| total(stats, &|name| name.starts_with("drops_"));
@@ -401,22 +396,22 @@ fn judge(results: &Results) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     if let Some(lost) = of(&|_| true, "uncounted") {
         let what = format!(
-            "no frame is lost without a counter that tells it: {:.0} at most in each of {} runs",
+            "no frame is lost without a counter: at most {:.0} in each of {} runs",
             lost.high, lost.count
         );
         verdicts.push(Verdict { what, holds: Some(lost.high == 0.0) });
     }
     if let Some(waits) = of(&|cell| !several(cell), "contended") {
         let what = format!(
-            "one worker waits for no lock of an egress queue: {:.0} of a million at most, {} runs",
+            "one worker never waits for a lock of an egress queue: at most {:.0} of a million, {} \
+             runs",
             waits.high, waits.count
         );
         verdicts.push(Verdict { what, holds: Some(waits.high == 0.0) });
     }
     if let Some(used) = of(&|cell| several(cell) && cell.get("placement") == "single", "used") {
         let what = format!(
-            "placement single has one worker forward, however many there are: {:.0} to {:.0} in \
-             {} runs",
+            "placement single: one of several workers forwards: {:.0} to {:.0} in {} runs",
             used.low, used.high, used.count
         );
         verdicts.push(Verdict { what, holds: Some(used.low == 1.0 && used.high == 1.0) });
@@ -436,7 +431,7 @@ fn judge(results: &Results) -> Vec<Verdict> {
         }
         let all = runs.iter().filter(|(used, asked)| used == asked).count();
         let what = format!(
-            "placement {placement} has each worker forward frames: in {all} of {} runs with \
+            "placement {placement}: each worker forwards frames in {all} of {} runs with \
              several workers",
             runs.len()
         );

@@ -8,8 +8,8 @@ use std::time::Duration;
 use pvswitch_lab::Ask;
 use pvswitch_lab::error::Fail;
 use pvswitch_lab::plan::{Axis, Cell, FORMAT, Plan, Scale};
+use pvswitch_lab::report::{Original, Verdict};
 use pvswitch_lab::report::{Part, Table, Value};
-use pvswitch_lab::report::{Seed, Verdict};
 use pvswitch_lab::store::Results;
 use pvswitch_lab::study::{Better, Figures, Measure, Run, Study};
 
@@ -33,7 +33,7 @@ impl Study for Fake {
         "Does the lab work?"
     }
 
-    fn seed(&self) -> Option<Seed> {
+    fn original(&self) -> Option<Original> {
         None
     }
 

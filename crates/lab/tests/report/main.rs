@@ -52,11 +52,14 @@ fn page_needs_nothing_but_itself() {
 fn everything_told_is_in_the_page() {
     let document = sample::document();
     let html = read(&write(&folder("everything"), &document).unwrap());
-    let told = document.machine.iter().chain(&document.method).map(|(_, value)| value.as_str());
-    let told = told.chain(document.verdicts.iter().map(|v| v.what.as_str()));
-    let told = told.chain(document.warnings.iter().flat_map(|w| [w.what.as_str(), w.why.as_str()]));
-    let seed = document.seed.unwrap();
-    for text in told.chain([&*document.title, &*document.question, seed.claim, seed.source]) {
+    let texts = document.machine.iter().chain(&document.method).map(|(_, value)| value.as_str());
+    let texts = texts.chain(document.verdicts.iter().map(|v| v.what.as_str()));
+    let texts =
+        texts.chain(document.warnings.iter().flat_map(|w| [w.what.as_str(), w.why.as_str()]));
+    let original = document.original.unwrap();
+    for text in
+        texts.chain([&*document.title, &*document.question, original.claim, original.source])
+    {
         assert!(html.contains(&text.replace('"', "&quot;").replace('\'', "&#39;")), "{text}");
     }
     for part in &document.parts {
@@ -84,8 +87,8 @@ fn in_page(html: &str, table: &Table) {
             Value::Spread { median, low, high, digits } => format!(
                 ">{median:.digits$} <span class=\"range\">{low:.digits$}\u{2013}{high:.digits$}"
             ),
-            Value::Seed(value, digits) => {
-                format!("class=\"n seed\" data-v=\"{value}\">{value:.digits$}</")
+            Value::Original(value, digits) => {
+                format!("class=\"n original\" data-v=\"{value}\">{value:.digits$}</")
             }
             Value::Missing(why) => format!("title=\"{why}\">\u{2014}<sup>"),
         };

@@ -1,7 +1,7 @@
 //! A report with what the studies show, and figures of the size they have.
 
 use pvswitch_lab::report::{Document, Part, Plot, Point, Series, Table, Value, Warning};
-use pvswitch_lab::report::{Seed, Verdict};
+use pvswitch_lab::report::{Original, Verdict};
 
 pub const COMMAND: &str = "pvswitch lab run fairness --quick --only guests=1,2 --seconds 5";
 
@@ -10,7 +10,7 @@ pub fn document() -> Document {
     Document {
         title: "fairness".into(),
         question: "Does one guest get less when others send, and what does it cost?".into(),
-        seed: Some(Seed {
+        original: Some(Original {
             source: "Xen wiki, \"Xen-netback NAPI + kThread V3 performance testing\", 2013",
             claim: "No appreciable difference when the guest receives; above four guests the \
                     unpatched kernel performs better with one or two streams.",
@@ -61,7 +61,7 @@ fn parts() -> Vec<Part> {
     vec![
         Part::Text {
             title: "Polling in place of events".into(),
-            body: "The seed's table beside ours.\nRatios are with over without.\n\nAt equal \
+            body: "The original table beside ours.\nRatios are with over without.\n\nAt equal \
                    throughput the guests' CPU is about halved from three guests on."
                 .into(),
         },
@@ -81,7 +81,7 @@ fn titles(names: &[&str]) -> Vec<String> {
 }
 
 pub fn polling() -> Table {
-    let seed = [
+    let original = [
         (1, 1472, [950.30, 44.8, 22.4, 949.32, 46.0, 17.9]),
         (1, 1500, [915.84, 84.7, 42.4, 908.94, 88.3, 28.7]),
         (3, 1472, [963.43, 50.7, 41.1, 964.47, 51.0, 25.0]),
@@ -90,7 +90,7 @@ pub fn polling() -> Table {
         (9, 1472, [987.91, 60.5, 70.0, 988.30, 56.6, 42.7]),
     ];
     let mut rows = Vec::new();
-    for (guests, bytes, [mbit, host, guest, mbit2, host2, guest2]) in seed {
+    for (guests, bytes, [mbit, host, guest, mbit2, host2, guest2]) in original {
         for (policy, [mbit, host, guest]) in
             [("event", [mbit, host, guest]), ("smart poll", [mbit2, host2, guest2])]
         {
@@ -104,11 +104,11 @@ pub fn polling() -> Table {
             rows.push(vec![
                 Value::Text(format!("UDP receive, {guests} guests, {bytes} bytes")),
                 Value::Text(policy.into()),
-                Value::Seed(mbit, 2),
+                Value::Original(mbit, 2),
                 spread(mbit * 0.99),
-                Value::Seed(host, 1),
+                Value::Original(host, 1),
                 spread(host * 0.4),
-                Value::Seed(guest, 1),
+                Value::Original(guest, 1),
                 spread(guest * 0.7),
                 if policy == "event" {
                     Value::Number(24118.4, 0)
@@ -125,11 +125,11 @@ pub fn polling() -> Table {
         columns: titles(&[
             "case",
             "policy",
-            "seed, Mbit/s",
+            "original, Mbit/s",
             "ours, Mbit/s",
-            "seed, back end %",
+            "original, back end %",
             "ours, back end %",
-            "seed, guests %",
+            "original, guests %",
             "ours, guests %",
             "events/s",
             "ratio",
@@ -140,7 +140,7 @@ pub fn polling() -> Table {
 }
 
 pub fn coalescing() -> Table {
-    let seed = [
+    let original = [
         ("before", 11.3, 1.0, 6.3, 1.0),
         ("0", 11.7, 1.0, 6.6, 23.5),
         ("1", 17.1, 8.8, 8.6, 26.0),
@@ -150,13 +150,13 @@ pub fn coalescing() -> Table {
     let row = |(name, to, to_irq, from, from_irq): (&str, f64, f64, f64, f64)| {
         vec![
             Value::Text(name.into()),
-            Value::Seed(to, 1),
+            Value::Original(to, 1),
             Value::Number(to / 4.0, 2),
-            Value::Seed(to_irq, 1),
+            Value::Original(to_irq, 1),
             Value::Number(to_irq * 3.1, 1),
-            Value::Seed(from, 1),
+            Value::Original(from, 1),
             Value::Missing("the guest has no TCP".into()),
-            Value::Seed(from_irq, 1),
+            Value::Original(from_irq, 1),
             Value::Missing("skipped: iperf3 is not installed (package iperf3)".into()),
         ]
     };
@@ -165,16 +165,16 @@ pub fn coalescing() -> Table {
         note: String::new(),
         columns: titles(&[
             "time-out",
-            "seed, to host s",
+            "original, to host s",
             "ours, to host s",
-            "seed, frames per interrupt",
+            "original, frames per interrupt",
             "ours, frames per call",
-            "seed, to guest s",
+            "original, to guest s",
             "ours, to guest s",
-            "seed, frames per interrupt",
+            "original, frames per interrupt",
             "ours, frames per call",
         ]),
-        rows: seed.map(row).into(),
+        rows: original.map(row).into(),
         command: "pvswitch lab run coalescing".into(),
     }
 }
@@ -238,8 +238,18 @@ pub fn copies() -> Plot {
         y: "KB/s".into(),
         log: (false, true),
         series: vec![
-            bars("seed, before", 1, true, [14357.0, 13113.0, 16239.0, 18839.0, 11122.0, 7369.0]),
-            bars("seed, after", 0, true, [17745.0, 15175.0, 22179.0, 20005.0, 12307.0, 12647.0]),
+            bars(
+                "original, before",
+                1,
+                true,
+                [14357.0, 13113.0, 16239.0, 18839.0, 11122.0, 7369.0],
+            ),
+            bars(
+                "original, after",
+                0,
+                true,
+                [17745.0, 15175.0, 22179.0, 20005.0, 12307.0, 12647.0],
+            ),
             bars("ours, before", 1, false, [52.2, 48.9, 61.0, 63.5, 41.7, 40.2].map(|v| v * 1e4)),
             ours,
         ],
@@ -284,7 +294,7 @@ pub fn threads() -> Plot {
             Series {
                 dashed: true,
                 loose: true,
-                ..line("seed", 2, &[(4.0, 3.7, 0.0), (10.0, 2.0, 0.0)])
+                ..line("original", 2, &[(4.0, 3.7, 0.0), (10.0, 2.0, 0.0)])
             },
         ],
         command: "pvswitch lab run threads".into(),

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use api::control::{GARBAGE, Heard, REQUEST_MAX, Request, answered, failure, hear, line};
+use api::control::{MALFORMED, REQUEST_MAX, Received, Request, failure, line, receive, reply};
 use api::set::{Change, Target, changes};
 use serde_json::{Value, json};
 use switch::fdb::Mac;
@@ -84,16 +84,16 @@ impl System {
 
     /// Reads and answers one request; whether the client stays.
     fn hear_client(&mut self, client: &mut Client) -> bool {
-        match hear(&mut client.reader) {
-            Heard::Request(Request::Capture { port }) => self.capture(&port, client),
-            Heard::Request(request) => client.reply(&self.respond(&request)),
-            Heard::Unknown(why) => client.reply(&failure(&why)),
-            Heard::Garbage => {
-                client.reply(&failure(GARBAGE));
+        match receive(&mut client.reader) {
+            Received::Request(Request::Capture { port }) => self.capture(&port, client),
+            Received::Request(request) => client.reply(&self.respond(&request)),
+            Received::Unknown(why) => client.reply(&failure(&why)),
+            Received::Malformed => {
+                client.reply(&failure(MALFORMED));
                 false
             }
-            Heard::Nothing => true,
-            Heard::End => false,
+            Received::Nothing => true,
+            Received::Closed => false,
         }
     }
 
@@ -132,7 +132,7 @@ impl System {
                 Err(RunError::Request("a capture needs a connection of its own".into()))
             }
         };
-        answered(result)
+        reply(result)
     }
 
     fn show(&self) -> Value {

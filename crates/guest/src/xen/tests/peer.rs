@@ -1,4 +1,4 @@
-//! The switch's side of a directory, worked by hand.
+//! The switch's side of a directory, driven by tests.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -18,7 +18,7 @@ use crate::connect::{Connect, ConnectOptions, connect};
 use crate::guest::Guest;
 use crate::settings::Setting;
 
-/// The switch's ends of both rings, worked by hand.
+/// The switch's ends of both rings, driven by tests.
 pub struct Ends {
     pub tx: BackTx,
     pub rx: BackRx,
@@ -26,7 +26,7 @@ pub struct Ends {
     pub rx_channel: Option<host::Channel>,
     pub domain: std::sync::Arc<Domain>,
     pub smart: bool,
-    /// Packets taken and not answered.
+    /// Packets taken but not answered.
     pub held: usize,
     pub ctrl: Option<CtrlEnd>,
 }
@@ -35,8 +35,8 @@ pub struct Ends {
 pub struct CtrlEnd {
     ring: BackCtrl,
     channel: host::Channel,
-    /// Types of what was asked, in order.
-    pub asked: Vec<u16>,
+    /// Types of requests received, in order.
+    pub requests: Vec<u16>,
     /// Grants that it keeps mapped.
     pub kept: u32,
 }
@@ -46,11 +46,11 @@ pub struct Raw {
     pub host: std::sync::Arc<dyn Back>,
     pub ends: std::sync::Arc<Mutex<Option<Ends>>>,
     pub connects: std::sync::Arc<AtomicU32>,
-    /// Grants that it would keep mapped of a queue; without, the control ring is not answered.
+    /// Grants of a queue that it would keep mapped; with 0, requests are not answered.
     pub keeps: std::sync::Arc<AtomicU32>,
-    /// Multicast addresses that it would list; without, their changes are not answered.
+    /// Multicast addresses that it would list; with 0, changes are not answered.
     pub lists: std::sync::Arc<AtomicU32>,
-    /// The changes answered.
+    /// Changes answered.
     changes: std::sync::Arc<Mutex<Vec<Multicast>>>,
 }
 
@@ -61,7 +61,7 @@ impl Plug for Raw {
 
     fn connect(&mut self, request: &Request) -> Result<(), Refused> {
         self.connects.fetch_add(1, Ordering::Relaxed);
-        // A guest that goes just now has none of them any more.
+        // A guest that is closing has none of them any more.
         let gone = |error: HostError| Refused::invalid(error.to_string());
         let keys = &request.queues[0];
         let page = |gref| self.host.map(1, gref).map(|page| page.area().unwrap()).map_err(gone);
@@ -78,7 +78,7 @@ impl Plug for Raw {
                 Some(keys) => Some(CtrlEnd {
                     ring: BackCtrl::attach(page(keys.ring_ref)?).unwrap(),
                     channel: bind(keys.port)?,
-                    asked: Vec::new(),
+                    requests: Vec::new(),
                     kept: 0,
                 }),
                 None => None,
@@ -95,12 +95,12 @@ impl Plug for Raw {
 }
 
 impl Raw {
-    /// The changes of the multicast list since this was last asked.
-    pub fn told(&self) -> Vec<Multicast> {
+    /// The changes of the multicast list since the last call.
+    pub fn take_changes(&self) -> Vec<Multicast> {
         std::mem::take(&mut self.changes.lock().unwrap())
     }
 
-    /// Answers changes of the multicast list that are on the tx ring before any frame.
+    /// Answers changes of the multicast list that precede frames on the tx ring.
     fn serve_list(&self) {
         let mut ends = self.ends.lock().unwrap();
         let lists = self.lists.load(Ordering::Relaxed) as usize;
@@ -117,7 +117,7 @@ impl Raw {
         }
     }
 
-    /// Answers what is on the control ring.
+    /// Answers requests on the control ring.
     fn serve_control(&self) {
         let keeps = self.keeps.load(Ordering::Relaxed);
         let mut ends = self.ends.lock().unwrap();
@@ -126,14 +126,14 @@ impl Raw {
             && let Some(request) = ctrl.ring.take().unwrap()
         {
             let [_, _, len] = request.data;
-            ctrl.asked.push(request.kind);
+            ctrl.requests.push(request.kind);
             let (status, data) = match request.kind {
                 ctrl_type::GET_GREF_MAPPING_SIZE => (ctrl_status::SUCCESS, keeps),
                 ctrl_type::ADD_GREF_MAPPING if ctrl.kept + len <= keeps => {
                     ctrl.kept += len;
                     (ctrl_status::SUCCESS, 0)
                 }
-                // As ours, of what it does not have.
+                // Like our back end, for unsupported requests.
                 ctrl_type::DEL_GREF_MAPPING if len <= ctrl.kept => {
                     ctrl.kept -= len;
                     (ctrl_status::SUCCESS, len)
@@ -150,7 +150,7 @@ impl Raw {
     }
 }
 
-/// A switch's side of a directory: the handshake in a thread of its own.
+/// The switch's side of a directory, with the handshake in its own thread.
 pub struct Peer {
     pub raw: Raw,
     pub dir: PathBuf,
@@ -198,18 +198,18 @@ impl Peer {
         self.thread = Some(thread);
     }
 
-    /// Another back end goes on with the same rings, and knows of nothing else.
+    /// Replaces the back end by a new one, which continues with the same rings only.
     pub fn restart(&mut self) {
         self.stop();
         *self.ends() = None;
         self.start();
     }
 
-    /// Types of what was asked over the control ring, and how many grants are kept.
-    pub fn asked(&self) -> (Vec<u16>, u32) {
+    /// Types of requests received on the control ring, and the number of kept grants.
+    pub fn requests(&self) -> (Vec<u16>, u32) {
         let ends = self.ends();
         let ctrl = ends.as_ref().and_then(|ends| ends.ctrl.as_ref());
-        ctrl.map(|ctrl| (ctrl.asked.clone(), ctrl.kept)).unwrap_or_default()
+        ctrl.map(|ctrl| (ctrl.requests.clone(), ctrl.kept)).unwrap_or_default()
     }
 
     pub fn ends(&self) -> MutexGuard<'_, Option<Ends>> {
@@ -235,12 +235,12 @@ impl Peer {
         store.write("/local/domain/0/backend/vif/1/0/state", state).unwrap();
     }
 
-    /// The guest's own.
+    /// The guest's state.
     pub fn reads_state(&self) -> Option<String> {
         self.raw.host.store().unwrap().read("/local/domain/1/device/vif/0/state").unwrap()
     }
 
-    /// Stops the handshake, and with `host` leaves the directory to nobody.
+    /// Stops the handshake.
     pub fn stop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -269,7 +269,7 @@ pub fn args(connect: &str, poll: Option<Policy>, kick: &str, sets: &[&str]) -> C
     }
 }
 
-/// Connects, or fails the test.
+/// Connects, or panics.
 pub fn reach(to: &Connect) -> Guest {
     let end = Instant::now() + Duration::from_secs(20);
     connect(to, Some(&|| Instant::now() < end)).unwrap()
@@ -291,7 +291,7 @@ impl Ends {
         Some((packet, bytes))
     }
 
-    /// Takes all packets unseen; how many.
+    /// Takes all packets; returns how many.
     pub fn take_all(&mut self) -> usize {
         let (mut packet, before) = (TxPacket::new(), self.held);
         while self.tx.take(&mut packet).unwrap().is_some() {
@@ -300,7 +300,7 @@ impl Ends {
         self.held - before
     }
 
-    /// Answers the oldest packet; whether the guest was told.
+    /// Answers the oldest packet; returns whether it notified the guest.
     pub fn answer(&mut self, status: i16) -> bool {
         self.held -= 1;
         self.tx.put(status);
@@ -313,7 +313,7 @@ impl Ends {
         tell
     }
 
-    /// Puts a packet on the rx ring, as a switch would that puts `each` bytes into a page.
+    /// Puts a packet on the rx ring, with `each` bytes per page.
     pub fn give(&mut self, flags: u16, gso: Option<Gso>, bytes: &[u8], each: usize) -> bool {
         self.rx.available().unwrap();
         let parts: Vec<_> = bytes.chunks(each).collect();

@@ -25,14 +25,14 @@ use crate::error::Error;
 pub const DEVICE: &str = "eth0";
 /// Where files can be written: nothing that the lab needs is below it.
 const FILES: &str = "/run";
-/// Where tools are; a kernel tells its first program of no such list.
+/// Search path of tools; a kernel sets none for its first program.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Major number of a terminal.
 const TTY: u32 = 4;
 /// Ports of a virtio-serial device, where there is one.
 const PORTS: &str = "/sys/class/virtio-ports";
 
-/// What a guest is told at its start.
+/// Start parameters of a guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Setup {
     /// Of its interface: `10.9.0.10/16`.
@@ -222,7 +222,7 @@ impl<W: Write + Send + 'static> Channel<W> {
         }
     }
 
-    /// Starts a command; a thread tells what it says and how it ended.
+    /// Starts a command; a thread sends its output and exit status.
     fn run(&self, words: &[String]) -> Option<std::thread::JoinHandle<()>> {
         let (program, args) = words.split_first()?;
         let mut command = Command::new(program);
@@ -259,7 +259,7 @@ impl<W: Write + Send + 'static> Channel<W> {
         }))
     }
 
-    /// Tells what comes out of a pipe until its end. Tools write plain ASCII; of anything else a
+    /// Sends the output of a pipe until its end. Tools write plain ASCII; of anything else a
     /// letter at the end of a piece is lost.
     fn tell(
         &self,

@@ -172,7 +172,7 @@ pub fn relay(folder: &Path, words: &[String]) -> Result<u8, Error> {
     });
     loop {
         let answer = channel.answer(None).map_err(failed)?;
-        let told = if let Some(text) = answer["out"].as_str() {
+        let written = if let Some(text) = answer["out"].as_str() {
             std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush())
         } else if let Some(text) = answer["err"].as_str() {
             std::io::stderr().write_all(text.as_bytes())
@@ -181,6 +181,6 @@ pub fn relay(folder: &Path, words: &[String]) -> Result<u8, Error> {
         } else {
             Ok(())
         };
-        told.map_err(|error| failed(format!("a command's output: {error}")))?;
+        written.map_err(|error| failed(format!("a command's output: {error}")))?;
     }
 }

@@ -56,20 +56,20 @@ impl Image {
         let modules = Modules::below(&modules, folder)?.in_order(&MODULES)?;
         let image = Self { kernel: folder.join("vmlinux"), archive: folder.join("guest.cpio") };
         let archive = archive(&busybox, &modules)
-            .map_err(|error| Fail::Over(told(&image.archive, &error)))?;
+            .map_err(|error| Fail::Over(at_path(&image.archive, &error)))?;
         for (path, bytes) in [(&image.kernel, plain(&kernel, folder)?), (&image.archive, archive)] {
-            fs::write(path, bytes).map_err(|error| Fail::Over(told(path, &error)))?;
+            fs::write(path, bytes).map_err(|error| Fail::Over(at_path(path, &error)))?;
         }
         Ok(image)
     }
 }
 
-fn told(path: &Path, error: &std::io::Error) -> String {
+fn at_path(path: &Path, error: &std::io::Error) -> String {
     format!("{}: {error}", path.display())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Fail> {
-    fs::read(path).map_err(|error| Fail::Cell(told(path, &error)))
+    fs::read(path).map_err(|error| Fail::Cell(at_path(path, &error)))
 }
 
 /// The newest kernel that has its modules: both paths.
@@ -167,7 +167,8 @@ impl<'a> Modules<'a> {
         let mut paths = BTreeMap::new();
         let mut folders = vec![root.to_path_buf()];
         while let Some(folder) = folders.pop() {
-            let all = fs::read_dir(&folder).map_err(|error| Fail::Cell(told(&folder, &error)))?;
+            let all =
+                fs::read_dir(&folder).map_err(|error| Fail::Cell(at_path(&folder, &error)))?;
             for entry in all.flatten() {
                 if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                     folders.push(entry.path());

@@ -6,17 +6,17 @@ use crate::stage::{NicOptions, Proto, Stage, SwitchOptions};
 /// What two generators and their switch do by default: the base of all settings.
 pub const DEFAULT: &str = "default";
 
-/// A row of the seed's table of time-outs.
+/// A row of the original study's table of time-outs.
 pub struct Timeout {
     /// Its name there.
     pub name: &'static str,
-    /// When the guest is told of frames.
+    /// When the guest is called.
     pub call: &'static str,
     /// When the switch looks for frames of the host.
     pub outside: &'static str,
 }
 
-/// The rows. A unit of the seed's is 200 us here; the report tells why.
+/// The rows. One unit of the original study is 200 us here; the report says why.
 pub const TIMEOUTS: [Timeout; 6] = [
     Timeout { name: "before", call: "event", outside: "napi:1" },
     Timeout { name: "0", call: "event", outside: "event" },
@@ -104,7 +104,7 @@ impl Setting {
     pub fn check(&self, proto: Proto) -> Result<(), Fail> {
         let alone = self.set.iter().chain(self.driver).any(|word| VIRTIO_ALONE.contains(word));
         if proto == Proto::Xen && alone {
-            return Err(Fail::Missing(format!("{}: Xen's rings have no such thing", self.name)));
+            return Err(Fail::Missing(format!("{}: not supported by Xen rings", self.name)));
         }
         Ok(())
     }

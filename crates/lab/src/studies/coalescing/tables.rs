@@ -1,38 +1,32 @@
-//! The report but for the TODO list: the seed's table beside ours, and settings.
+//! The report except the TODO list: the original table beside ours, and settings.
 
 use super::setting::{DEFAULT, SETTINGS, TIMEOUTS};
-use super::{PACED, SET, TIMED, cell, median, seed};
+use super::{PACED, SET, TIMED, cell, median, original};
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::store::Results;
 
-const ABOUT: &str = "The seed's host told the guest of packets at once (before), when no more \
-were coming (0), \
-or after a time-out, fixed or divided by the packets that the guest had not been told of. Here \
-that is the switch's \
-call policy toward the guest. before: frames of the host are taken one at a time, --poll napi:1 \
-at its port, and each \
-is told of at once if the guest wants to be told, --call event. 0: as many as are there at a \
-time, then one call; \
---poll event, --call event. 1: --call coalesce:200,65535, a call 200 us after the first frame or \
-when the guest has no \
-more buffers. N/pending: --call coalesce:200N/pending.
+const ABOUT: &str = "\
+The host of the original study interrupted the guest at once for each packet (before), when no \
+more packets were pending (0), or after a time-out, fixed or divided by the number of pending \
+packets. Here this is the switch's call policy toward the guest. before: frames of the host are \
+taken one at a time, --poll napi:1 at its port, and the guest is called at once for each unless \
+it suppresses calls, --call event. 0: all available frames are taken, then one call; --poll \
+event, --call event. 1: --call coalesce:200,65535, a call 200 us after the first frame or when \
+the guest has no more buffers. N/pending: --call coalesce:200N/pending.
 
-The seed does not say what its unit is. With an acknowledgement for every second packet of 1448 \
-bytes, its interrupts \
-were 74, 110, 204 and 436 us apart in the rows 1/pending, 2/pending, 5/pending and 1; multiplied \
-by packets pending and \
-divided by the row's number that is 140 to 440 us for one. We take 200 us.
+The original study does not define its unit. With an acknowledgement for every second packet of \
+1448 bytes, its interrupts were 74, 110, 204 and 436 us apart in the rows 1/pending, 2/pending, \
+5/pending and 1; multiplied by the packets pending and divided by the number of the row, one unit \
+is 140 to 440 us. We use 200 us.
 
-The guest is a network namespace whose NIC asks for no calls while it is awake, as NAPI does. \
-Segmentation offload is \
-off on both sides, GRO too. Times are those that 1 GB, or a million pings, would take at the \
-rate of the window.";
+The guest is a network namespace whose NIC suppresses calls while it is awake, like NAPI. \
+Segmentation offload and GRO are off on both sides. Times are extrapolated to 1 GB, or a million \
+pings, from the rate measured.";
 
-const ABOUT_SETTINGS: &str = "Two generators with one setting changed at a time, the switch \
-polling as adaptive \
-unless a setting says otherwise. bulk: as many frames of 60 bytes as pass; paced: 10,000 a \
-second. Where the guests \
-share one CPU, the receiver goes first if the system lets it.";
+const ABOUT_SETTINGS: &str = "\
+Two generators with one setting changed at a time; the switch polls as adaptive unless a setting \
+says otherwise. bulk: frames of 60 bytes at saturation; paced: 10,000 per second. Where the \
+guests share one CPU, the receiver has a higher scheduling priority if the system permits it.";
 
 /// Parts of the report: those of which anything was measured.
 pub fn parts(results: &Results) -> Vec<Part> {
@@ -69,23 +63,23 @@ fn value(results: &Results, way: &str, setting: &str, measure: &str, digits: usi
     }
 }
 
-/// The seed's layout, its figures beside ours.
+/// The original study's layout, its figures beside ours.
 fn timeouts(results: &Results) -> Table {
-    let rows = seed::TABLE.iter().map(|row| {
+    let rows = original::TABLE.iter().map(|row| {
         let ours = |way, measure, digits| value(results, way, row.timeout, measure, digits);
         let pings = row.pings.map_or_else(
-            || Value::Missing("not in the seed".into()),
-            |seconds| Value::Seed(seconds, 0),
+            || Value::Missing("not in the original study".into()),
+            |seconds| Value::Original(seconds, 0),
         );
         vec![
             Value::Text(row.timeout.into()),
-            Value::Seed(row.from_guest[0], 1),
+            Value::Original(row.from_guest[0], 1),
             ours(TIMED[0], "seconds_1_gb", 2),
-            Value::Seed(row.from_guest[1], 1),
+            Value::Original(row.from_guest[1], 1),
             ours(TIMED[0], "frames_per_call", 1),
-            Value::Seed(row.to_guest[0], 1),
+            Value::Original(row.to_guest[0], 1),
             ours(TIMED[1], "seconds_1_gb", 2),
-            Value::Seed(row.to_guest[1], 1),
+            Value::Original(row.to_guest[1], 1),
             ours(TIMED[1], "frames_per_call", 1),
             pings,
             ours(TIMED[2], "seconds_1m_pings", 0),
@@ -93,22 +87,21 @@ fn timeouts(results: &Results) -> Table {
     });
     Table {
         title: "Time-outs before a call".into(),
-        note:
-            "Seed: figures as printed there; it has pings in its text, where 1 GB from the guest \
-               goes from 3.69 to 3.94 s between the same two rows. An interrupt is a call of the \
-               receive ring here."
-                .into(),
+        note: "Original: figures as published. Pings are from its text, where 1 GB from the guest \
+             takes 3.69 and 3.94 s in the same two rows. An interrupt corresponds to a call of the \
+             receive ring."
+            .into(),
         columns: [
             "Time-out",
-            "Seed: guest to host, s for 1 GB",
+            "Original: guest to host, s for 1 GB",
             "Guest to host, s for 1 GB",
-            "Seed: packets/irq",
+            "Original: packets/irq",
             "Frames/call",
-            "Seed: host to guest, s for 1 GB",
+            "Original: host to guest, s for 1 GB",
             "Host to guest, s for 1 GB",
-            "Seed: packets/irq, to guest",
+            "Original: packets/irq, to guest",
             "Frames/call, to guest",
-            "Seed: s for 1 M pings",
+            "Original: s for 1 M pings",
             "s for 1 M pings",
         ]
         .map(String::from)
@@ -118,7 +111,7 @@ fn timeouts(results: &Results) -> Table {
     }
 }
 
-/// What the same runs cost.
+/// Costs of the same runs.
 fn costs(results: &Results) -> Table {
     let mut rows = Vec::new();
     for way in TIMED {
@@ -140,8 +133,8 @@ fn costs(results: &Results) -> Table {
     }
     Table {
         title: "What time-outs cost".into(),
-        note: "CPU in per cent of one CPU; kicks and calls of both rings, for 1000 frames both \
-               ways. Frames are those to the guest."
+        note: "CPU in per cent of one CPU; kicks and calls of both rings, per 1000 frames in both \
+               directions. Frames are those to the guest."
             .into(),
         columns: [
             "Traffic",
@@ -162,37 +155,37 @@ fn costs(results: &Results) -> Table {
     }
 }
 
-/// Ours and the seed's over the rows, both ways; as they are, or times the first row.
+/// Ours and the original study's over the rows, both ways; as they are, or times the first row.
 fn plot(
     results: &Results,
     (title, file, y): (&str, &str, &str),
     measure: &str,
     relative: bool,
 ) -> Plot {
-    let of_seed = |row: &seed::Row, way: usize| {
+    let of_original = |row: &original::Row, way: usize| {
         let pair = if way == 0 { row.from_guest } else { row.to_guest };
         pair[usize::from(!relative)]
     };
     let mut series = Vec::new();
     for (colour, way) in TIMED[..2].iter().enumerate() {
         let base = if relative { median(results, way, "before", measure) } else { Some(1.0) };
-        let ours = seed::TABLE.iter().enumerate().filter_map(|(x, row)| {
+        let ours = original::TABLE.iter().enumerate().filter_map(|(x, row)| {
             let found = results.summary(&cell(way, row.timeout), measure)?;
             let by = |value: f64| value / base.unwrap_or(f64::NAN);
             let (y, low, high) = (by(found.median), by(found.low), by(found.high));
             y.is_finite().then_some(Point { x: x as f64, y, low, high })
         });
-        let seeds = seed::TABLE.iter().enumerate().map(|(x, row)| {
-            let by = if relative { of_seed(&seed::TABLE[0], colour) } else { 1.0 };
-            let y = of_seed(row, colour) / by;
+        let originals = original::TABLE.iter().enumerate().map(|(x, row)| {
+            let by = if relative { of_original(&original::TABLE[0], colour) } else { 1.0 };
+            let y = of_original(row, colour) / by;
             Point { x: x as f64, y, low: y, high: y }
         });
         let words = way.replace('-', " ");
-        let (ours, seeds) = (ours.collect(), seeds.collect());
+        let (ours, originals) = (ours.collect(), originals.collect());
         series.push(Series { name: words.clone(), points: ours, colour, ..Series::default() });
         series.push(Series {
-            name: format!("seed, {words}"),
-            points: seeds,
+            name: format!("original, {words}"),
+            points: originals,
             colour,
             dashed: true,
             ..Series::default()
@@ -203,7 +196,7 @@ fn plot(
         title: title.into(),
         file: file.into(),
         x: "time-out".into(),
-        categories: seed::TABLE.iter().map(|row| row.timeout.into()).collect(),
+        categories: original::TABLE.iter().map(|row| row.timeout.into()).collect(),
         y: y.into(),
         log: (false, !relative),
         series,
@@ -240,15 +233,12 @@ fn settings(results: &Results, way: &str) -> Table {
             ratio(name, "latency_p99"),
         ]
     });
-    let load = if way == SET[0] {
-        "as many frames as pass".into()
-    } else {
-        format!("{PACED} frames a second")
-    };
+    let load =
+        if way == SET[0] { "saturated".into() } else { format!("{PACED} frames per second") };
     Table {
         title: format!("Settings one at a time, {way}: {load}"),
-        note: "x: times the default. Whether a difference is more than chance is in the \
-               comparisons of summary.json."
+        note: "x: ratio to the default. The comparisons in summary.json test whether differences \
+               are significant."
             .into(),
         columns: [
             "Setting",

@@ -25,7 +25,7 @@ fn results(runs: &[Single]) -> Results {
 #[test]
 fn every_row_of_the_seed_is_measured_in_all_three_ways() {
     let cells = Coalescing.plan(Scale::Full).cells(&Coalescing);
-    for row in &seed::TABLE {
+    for row in &original::TABLE {
         let same = |cell: &&Cell| cell.get("setting") == row.timeout;
         assert_eq!(cells.iter().filter(same).count(), TIMED.len(), "{}", row.timeout);
     }
@@ -97,7 +97,7 @@ fn answers_have_figures_beside_their_base() {
 #[test]
 fn the_report_has_what_was_measured_and_the_list() {
     // Rows of each table, and how many plots.
-    let told = |cells: &[(&str, &str)]| {
+    let made = |cells: &[(&str, &str)]| {
         let figures: &[(&str, f64)] = &[("frames", 2e6), ("seconds_1_gb", 6.0)];
         let cells: Vec<_> = cells.iter().map(|(way, name)| (*way, *name, figures)).collect();
         let (mut rows, mut plots) = (Vec::new(), 0);
@@ -116,9 +116,9 @@ fn the_report_has_what_was_measured_and_the_list() {
     };
     let list = todo::LIST.len();
     let set = [("bulk", DEFAULT), ("bulk", "checks=off")];
-    assert_eq!(told(&set), (vec![2, list], 0));
+    assert_eq!(made(&set), (vec![2, list], 0));
     let timed = [("guest-to-host", "before"), ("guest-to-host", "1"), ("paced", DEFAULT)];
-    let (tables, plots) = told(&timed);
+    let (tables, plots) = made(&timed);
     assert_eq!((tables.len(), tables[2..].to_vec(), plots), (4, vec![1, list], 2));
-    assert_eq!(told(&[]), (vec![list], 0));
+    assert_eq!(made(&[]), (vec![list], 0));
 }

@@ -1,4 +1,4 @@
-//! The seed's TODO list, item by item, in its order.
+//! The original study's TODO list, item by item, in its order.
 
 use super::setting::DEFAULT;
 use super::{MEASURES, TIMED, TIMEOUTS, median};
@@ -7,11 +7,11 @@ use crate::store::Results;
 
 /// One item.
 pub struct Item {
-    /// As it says, shortened.
+    /// Quote, shortened.
     pub quote: &'static str,
-    /// The setting or the part of the program that answers it, and what cannot be a figure and why.
+    /// The setting or part of the program that implements it, or why it has no figure.
     pub why: &'static str,
-    /// What answers it: kind of traffic, setting, measure.
+    /// Its figures: kind of traffic, setting, measure.
     pub figures: &'static [(&'static str, &'static str, &'static str)],
 }
 
@@ -28,14 +28,14 @@ pub const LIST: [Item; 23] = [
     item(
         "[mst: virtqueue already tracks posted buffers. Add flush/purge operation and use that \
          instead?] Rusty: not really an optimization",
-        "No list beside the ring here, so nothing to compare: the driver half knows what is in \
-         flight by the marks that checks=on writes. What these cost:",
+        "There is no list beside the ring to compare with: the driver half marks chains in flight \
+         with checks=on. The cost of these marks:",
         &[("bulk", "checks=off", "frames"), ("bulk", "checks=off", "guest_ns")],
     ),
     item(
         "[mst: this does a copy for skb head, costly for small/linear packets. Might need to tweak \
          virtio interface] Rusty: there's no copy",
-        "The header before the frame in one descriptor (default), or in a descriptor of its own:",
+        "The header before the frame in one descriptor (default), or in its own descriptor:",
         &[
             ("bulk", "header=apart", "frames"),
             ("bulk", "header=apart", "guest_ns"),
@@ -45,7 +45,7 @@ pub const LIST: [Item; 23] = [
     item(
         "[mst: any way to mitigate # of VM exits here? Possibly on host side] [markmc: all of our \
          efforts have been on the host side]",
-        "Host: it looks for itself while awake (default), or at ticks. Guest: the kick is put off.",
+        "Host: it polls while awake (default), or at ticks. Guest: the kick is delayed.",
         &[
             ("bulk", DEFAULT, "kicks_per_1000"),
             ("paced", DEFAULT, "kicks_per_1000"),
@@ -65,7 +65,7 @@ pub const LIST: [Item; 23] = [
     item(
         "[mst: Full queue: what does it do to performance if we queue more packets?] Rusty: bad \
          idea, this is a third queue. Stop the queue before it gets full, or fix TX_BUSY",
-        "A third queue is not built, so it has no figure. Both of Rusty's ways are: \
+        "A third queue is not implemented, so it has no figure. Both of Rusty's ways are: \
          tx-full=stop-before-full (default), and busy-retry:",
         &[
             ("bulk", "tx-full=busy-retry", "frames"),
@@ -76,8 +76,8 @@ pub const LIST: [Item; 23] = [
     item(
         "[mst: TX interrupts are enabled when it is originally created: we probably should disable \
          interrupts when device is created] Rusty: minor wart",
-        "They are off from the start here, and on for a sender that is stopped. Calls to a sender \
-         that never is, and to one that always fills its ring:",
+        "They are initially off, and on for a stopped sender. Calls to a sender that never stops, \
+         and to one that always fills its ring:",
         &[("paced", DEFAULT, "tx_calls_per_1000"), ("bulk", DEFAULT, "tx_calls_per_1000")],
     ),
     item(
@@ -90,17 +90,17 @@ pub const LIST: [Item; 23] = [
     ),
     item(
         "2. On a timer tasklet",
-        "tx-completion=timer:1000, a ring a tick:",
+        "tx-completion=timer:1000, one ring per tick:",
         &[
             ("bulk", "tx-completion=timer:1000", "frames"),
             ("bulk", "tx-completion=timer:1000", "latency_p99"),
         ],
     ),
     item(
-        "3. When host sends us interrupt telling us that the queue is empty; rusty: disabling \
+        "3. When host sends us interrupt [...] that the queue is empty; rusty: disabling \
          VIRTIO_F_NOTIFY_ON_EMPTY should help",
-        "That feature is of legacy devices, which we are not: the event index at the last frame \
-         in flight does the same, tx-completion=on-empty; the default is without:",
+        "Only legacy devices have that feature. The event index at the last frame in flight does \
+         the same, tx-completion=on-empty, which is not the default:",
         &[
             ("bulk", "tx-completion=on-empty", "frames"),
             ("paced", "tx-completion=on-empty", "tx_calls_per_1000"),
@@ -124,15 +124,15 @@ pub const LIST: [Item; 23] = [
     item(
         "[mst: managing the 128 head buffers is wasted effort. Try allocating skbs on rcv path; \
          allocate pages but not skbs]",
-        "Of the guest's kernel: our driver half has no skbs. Its buffers are made once, a frame \
-         in several of them is put together without allocating, and nothing is discarded.",
+        "Concerns the guest's kernel: our driver half has no skbs. It allocates its buffers once, \
+         and assembles frames from several of them without allocation.",
         &[],
     ),
     item(
         "Rusty: alignment: packets are misaligned (that 14 byte ethernet header). Add a feature to \
          allow the host to say \"I've skipped this many bytes\"",
-        "No such feature came into the standard; the driver leaves bytes free itself. With \
-         offset=6 the IP header is on a multiple of 16:",
+        "The standard has no such feature; the driver leaves bytes unused itself. With offset=6 \
+         the IP header is aligned to 16 bytes:",
         &[("bulk", "offset=6", "frames"), ("bulk", "offset=6", "guest_ns")],
     ),
     item(
@@ -157,15 +157,14 @@ pub const LIST: [Item; 23] = [
     item(
         "[mst: there's a fixme that this fails if we completely run out of buffers, should be \
          handled by timer. Could be a thread as well. Might be good for performance anyway]",
-        "Giving a buffer back allocates nothing here and cannot fail, so there is no such timer \
-         or thread to measure.",
+        "Returning a buffer allocates nothing and cannot fail, so there is no such timer or thread \
+         to measure.",
         &[],
     ),
     item(
         "[mst: test whether this optimization works: recv kicks should be rare] [mst: virtqueue \
          already tracks posted buffers] Rusty: don't understand this comment",
-        "Kicks for buffers that were given back, in all rings of 256; the list as in the first \
-         item:",
+        "Kicks for returned buffers, in all rings of 256; the list as in the first item:",
         &[("bulk", DEFAULT, "rx_kicks_per_1000"), ("paced", DEFAULT, "rx_kicks_per_1000")],
     ),
     item(
@@ -240,14 +239,14 @@ pub fn figure(results: &Results, (way, setting, name): (&str, &str, &str)) -> St
         return format!("{way}, {shown}: {words} not measured");
     };
     let base = if TIMED.contains(&way) { "before" } else { DEFAULT };
-    let told = format!("{way}, {shown}: {words} {}", number(value, unit));
+    let text = format!("{way}, {shown}: {words} {}", number(value, unit));
     match median(results, way, base, name) {
-        Some(_) if setting == base => told,
+        Some(_) if setting == base => text,
         Some(from) if from > 0.0 && !name.contains("per_1000") => {
-            format!("{told}, {:.2} times {base}", value / from)
+            format!("{text}, {:.2} times {base}", value / from)
         }
-        Some(from) => format!("{told} against {}", number(from, "")),
-        None => told,
+        Some(from) => format!("{text} against {}", number(from, "")),
+        None => text,
     }
 }
 
@@ -261,7 +260,7 @@ pub fn table(results: &Results) -> Table {
     let rows = LIST.iter().enumerate().map(|(i, item)| {
         let figures: Vec<_> = item.figures.iter().map(|of| figure(results, *of)).collect();
         let answer = if figures.is_empty() {
-            Value::Missing("no figure: see the column before".into())
+            Value::Missing("no figure: see the previous column".into())
         } else {
             Value::Text(figures.join("; "))
         };
@@ -270,8 +269,8 @@ pub fn table(results: &Results) -> Table {
     });
     Table {
         title: "The TODO list itself".into(),
-        note: "In the seed's order, its words shortened. bulk and paced are of the two tables \
-               before; a figure with no base beside it is the default's own."
+        note: "In the order of the original study, quotes shortened. bulk and paced refer to the \
+               two previous tables; a figure without a base is that of the default."
             .into(),
         columns: ["Item", "The list says", "Here", "Figures"].map(String::from).into(),
         rows: rows.collect(),

@@ -23,7 +23,7 @@ const PINGS: f64 = 1e6;
 const PINGS_FIRST: u32 = 200;
 /// Segments are cut by whoever sends them, and not put together again.
 const WITHOUT: &str = "tso gso gro";
-/// Bytes of a write, as the seed's.
+/// Bytes of a write, as the original study's.
 const WRITE: u32 = 65_536;
 /// Longest frame that an MTU of 1500 lets pass.
 const FRAME_MAX: f64 = 1514.0;

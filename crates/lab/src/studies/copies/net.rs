@@ -91,9 +91,9 @@ impl Plan {
         !self.router && !self.before
     }
 
-    /// Before: each frame that is sent is told of, and no notification is called off; of what
-    /// comes from the host's network, one frame is taken at a time. A guest on Xen's rings calls
-    /// off by index all the same, by setting it late: the back half may not tell of more.
+    /// Before: one kick per frame, no suppressed notifications, and one frame at a time from the
+    /// host's network. A guest on Xen rings still suppresses by index, by setting it late: the back
+    /// half must not notify more often.
     fn nic(&self, proto: Proto) -> NicOptions {
         let mut nic = NicOptions::new("event");
         if self.before {

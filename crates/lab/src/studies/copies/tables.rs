@@ -1,67 +1,59 @@
-//! The seed's table beside ours, and what is behind ours.
+//! The table of the original study beside ours, with counts and CPU of ours.
 
-use super::{PAIRS, Results, seed};
+use super::{PAIRS, Results, original};
 use crate::plan::Cell;
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::stage::GuestKind;
 
 const ABOUT: &str = "\
-Guest A has virtqueues (vhost-user), guest B Xen's rings; both are network namespaces whose NIC is \
-`pvswitch nic`. The host is a network namespace, too, and has a TAP interface of a switch for each \
-link. The seed's guests were both on Xen's rings and differed in their systems; its netbsd-domU is \
-set beside A, its linux-domU beside B. MTU 1500 everywhere. Frames `mtu`: no segmentation offload, \
-as it was for the seed; `gso`: with it, frames of up to 64 KiB. KB are 1024 bytes.
+Guest A has virtqueues (vhost-user), guest B Xen rings; both are network namespaces whose NIC is \
+`pvswitch nic`. The host is a network namespace, too, and has a TAP interface of a switch for \
+each link. Both guests of the original study had Xen rings and differed in their systems; its \
+netbsd-domU is compared with A, its linux-domU with B. MTU 1500 everywhere. Frames `mtu`: without \
+segmentation offload, as in the original study; `gso`: with it, frames of up to 64 KiB. KB are \
+1024 bytes.
 
-Before: a switch for each guest, which hands each frame to the host's kernel through a TAP and \
-takes each from it; the kernel routes, or bridges with a Linux bridge. Notifications as many as \
-can be had: a guest sends one frame at a time and tells of it (`--set tx-burst=1`), nothing that \
-it \
-tells is called off (`--set suppress=flags`; on Xen's rings `suppress=none`, poll policy event), \
-and \
-the switch takes one frame at a time from its TAP (`poll=napi:1`), so that each is one call. Xen's \
-rings have only indices to call off calls by, so guest B is not called for each while it is awake.
+Before: a switch for each guest, which writes each frame to the host's kernel through a TAP and \
+reads from it; the kernel routes, or bridges with a Linux bridge. There are as many notifications \
+as possible: a guest sends one frame at a time with one kick each (`--set tx-burst=1`), \
+suppresses no calls (`--set suppress=flags`; on Xen rings `suppress=none`, poll policy event), \
+and the switch reads one frame at a time from its TAP (`poll=napi:1`), so that each causes one \
+call. Xen rings suppress calls only by index, so guest B is not called for each frame while it is \
+awake.
 
 After: up to 64 frames at once, one notification for each batch, none to a reader that is awake \
 (event indices); both sides wait for events as before. As router, guest and TAP are \
-cross-connected: \
-the receiver of a frame is known before the frame, and long ones are read straight into its \
-buffers. As bridge, one switch has both guests and the host's TAP: the host's kernel has no part \
-in \
-what goes from guest to guest.";
+cross-connected: the receiver of a frame is known beforehand, and long frames are read directly \
+into its buffers. As bridge, one switch has both guests and the host's TAP: frames from guest to \
+guest do not pass the host's kernel.";
 
 const STOCK: &str = "\
-Here both guests are virtual machines with a stock kernel's driver, and both have virtqueues. What \
-is said of `nic` and of guest B's rings below is not so for them: before, as it asks for that \
-front end, cannot be measured. A stock driver does not count its kicks, and the switch sees \
-several at once as one: they are left out.";
+Here both guests are virtual machines with a stock kernel's driver, and both have virtqueues. The \
+descriptions of `nic` and of guest B's rings below do not apply: the variant before needs our own \
+front end and cannot be measured. A stock driver does not count its kicks, and the switch sees \
+several at once as one: kicks are left out.";
 
 const COPIES: &str = "\
-Copies are counted for each byte on its way from one end's kernel to the other's, without what \
-the ends' own sockets, NICs and drivers do, which is the same before and after. From a guest's \
+Copies are counted for each byte on its way from one end's kernel to the other's, excluding those \
+of the ends' own sockets, NICs and drivers, which are the same before and after. From a guest's \
 memory into another guest's: one. From a guest's memory to a TAP: one, by the kernel in `write`. \
-From a TAP to a guest: two, one by the kernel in `read` and one by the switch, but where the \
-switch \
-counted the frame as read straight into the guest's buffers (`direct`): one. The kernel's bridge \
-and \
-router pass pages on and copy nothing.
+From a TAP to a guest: two, one by the kernel in `read` and one by the switch; or one, if the \
+switch counted the frame as read directly into the guest's buffers (`direct`). The kernel's \
+bridge and router pass pages on and copy nothing.
 
-Guest to host: one copy in both; before and after differ in notifications. Host to guest: as \
-router, \
-two before, and after one for frames above 1518 bytes (so with `gso`, less what found too few \
-buffers); smaller ones are read privately, for reading in pieces costs more than the copy it \
-saves. \
-As bridge two in both: a switch that has to look at a frame to know its receiver may not read it \
-into anybody's memory. Guest to guest as router: the frame passes the host's kernel in both, so \
-after is the sum of both links, and with `mtu` it differs in notifications alone. Guest to guest \
-as \
-bridge: three before, and one after, whatever the rings.
+Guest to host: one copy in both; before and after differ in notifications. Host to guest as \
+router: two before, and after one for frames above 1518 bytes (so with `gso`, except frames that \
+found too few buffers); smaller ones are read into private memory, because scattered reads cost \
+more than the copy. As bridge, two in both: a switch that must read a frame to find its receiver \
+cannot read it into the receiver's memory. Guest to guest as router: the frame passes the host's \
+kernel in both, so after is the sum of both links, and with `mtu` differs in notifications only. \
+Guest to guest as bridge: three before, and one after, with any rings.
 
-Filter on: a table with a chain at each hook and no rule that a packet meets, and connections \
-tracked (nftables); on the Linux bridge its packets are shown to it (bridge-nf-call-iptables). It \
-copies nothing here, while the seed's made each packet writable by copying it. What goes from \
-guest \
-to guest in one switch never meets the host's filter: who needs one there must put it into the \
-guests, or have the host route.";
+Filter on: a table with a chain at each hook and no rule that matches a packet, with connection \
+tracking (nftables); on the Linux bridge, packets pass it (bridge-nf-call-iptables). It copies \
+nothing here, while that of the original study copied each packet to make it writable. Frames \
+from guest to guest in one switch never pass the host's filter: filter in the guests, or let the \
+host route.";
 
 /// All of it.
 pub fn parts(results: &Results) -> Vec<Part> {
@@ -71,8 +63,8 @@ pub fn parts(results: &Results) -> Vec<Part> {
         parts.push(text("Guests with a kernel of their own", STOCK));
     }
     parts.extend([
-        text("What before and after are", ABOUT),
-        text("What they come to for each pair", COPIES),
+        text("The variants before and after", ABOUT),
+        text("Copies of each pair", COPIES),
     ]);
     let values = |name: &str| -> Vec<&str> {
         let axis = results.plan.axes.iter().find(|axis| axis.name == name);
@@ -142,10 +134,10 @@ impl Side<'_> {
             .filter(move |pair| axis.is_some_and(|axis| axis.values.iter().any(|v| v == pair)))
     }
 
-    /// The seed measured its host as router only.
-    fn seed(&self, pair: &str) -> Option<&'static seed::Row> {
-        let is = |row: &&seed::Row| row.pair == pair && row.filter == (self.filter == "on");
-        seed::TABLE.iter().find(is).filter(|_| self.mode == "router")
+    /// The row of the original study, which measured its host as router only.
+    fn original(&self, pair: &str) -> Option<&'static original::Row> {
+        let is = |row: &&original::Row| row.pair == pair && row.filter == (self.filter == "on");
+        original::TABLE.iter().find(is).filter(|_| self.mode == "router")
     }
 
     fn value(&self, pair: &str, variant: &str, measure: &str, digits: usize) -> Value {
@@ -170,23 +162,25 @@ impl Side<'_> {
             .map_or_else(|| Value::Missing("not measured".into()), |ratio| Value::Number(ratio, 2))
     }
 
-    /// The seed's layout, its figures beside ours.
+    /// The original study's layout, its figures beside ours.
     fn table(&self) -> Table {
         let rows = self.pairs().map(|pair| {
-            let seed = self.seed(pair);
-            let of_seed = |of: fn(&seed::Row) -> f64, digits| match seed {
-                Some(row) => Value::Seed(of(row), digits),
-                None => Value::Missing("the seed measured its host as router only".into()),
+            let original = self.original(pair);
+            let of_original = |of: fn(&original::Row) -> f64, digits| match original {
+                Some(row) => Value::Original(of(row), digits),
+                None => {
+                    Value::Missing("the original study measured its host as router only".into())
+                }
             };
             vec![
                 Value::Text(words(pair)),
-                seed.map_or_else(
-                    || Value::Missing("the seed measured its host as router only".into()),
+                original.map_or_else(
+                    || Value::Missing("the original study measured its host as router only".into()),
                     |row| Value::Text(row.name.replace("->", "→")),
                 ),
-                of_seed(|row| row.before, 0),
-                of_seed(|row| row.after, 0),
-                of_seed(|row| row.after / row.before, 2),
+                of_original(|row| row.before, 0),
+                of_original(|row| row.after, 0),
+                of_original(|row| row.after / row.before, 2),
                 self.value(pair, "before", "kb_per_s", 0),
                 self.value(pair, "after", "kb_per_s", 0),
                 self.ratio_value(pair, "kb_per_s"),
@@ -195,18 +189,17 @@ impl Side<'_> {
         let rows = rows.collect();
         let columns = [
             "Pair",
-            "Seed: pair",
-            "Seed: before, KB/s",
-            "Seed: after, KB/s",
-            "Seed: after/before",
+            "Original: pair",
+            "Original: before, KB/s",
+            "Original: after, KB/s",
+            "Original: after/before",
             "Before, KB/s",
             "After, KB/s",
             "After/before",
         ];
         Table {
             title: self.caption(),
-            note: "Seed: figures as printed there. Ours: median, with the range where there are \
-                   several runs."
+            note: "Original: figures as published. Ours: median, with the range of several runs."
                 .into(),
             columns: columns.map(String::from).into(),
             rows,
@@ -214,7 +207,7 @@ impl Side<'_> {
         }
     }
 
-    /// What is behind them.
+    /// Counts and CPU.
     fn counts(&self) -> Table {
         let mut rows = Vec::new();
         for pair in self.pairs() {
@@ -238,9 +231,9 @@ impl Side<'_> {
         }
         Table {
             title: format!("Counts and CPU: {}", self.caption()),
-            note: "Frames are those between guests and switches, acknowledgements included. The \
-                   host's CPU is that of its switches and tools; what its kernel does for a frame \
-                   is done by who hands it over."
+            note: "Frames are those between guests and switches, including acknowledgements. The \
+                   host's CPU is that of its switches and tools, including the kernel's work for \
+                   them."
                 .into(),
             columns: [
                 "Pair",
@@ -264,7 +257,7 @@ impl Side<'_> {
     }
 }
 
-/// After over before, ours and the seed's, with the filter on and off.
+/// After over before, ours and the original study's, with the filter on and off.
 fn ratio_plot(sides: &[Side]) -> Plot {
     let Some(first) = sides.first() else { return Plot::default() };
     let pairs: Vec<_> = first.pairs().collect();
@@ -285,9 +278,9 @@ fn ratio_plot(sides: &[Side]) -> Plot {
             ..Series::default()
         };
         let ours = points(&|pair| side.ratio(pair, "kb_per_s"));
-        let seed = points(&|pair| side.seed(pair).map(|row| row.after / row.before));
+        let original = points(&|pair| side.original(pair).map(|row| row.after / row.before));
         series.push(line(format!("filter {}", side.filter), ours, false));
-        series.push(line(format!("seed, filter {}", side.filter), seed, true));
+        series.push(line(format!("original, filter {}", side.filter), original, true));
     }
     series.retain(|series| !series.points.is_empty());
     Plot {

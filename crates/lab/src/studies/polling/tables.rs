@@ -1,32 +1,29 @@
-//! The report: the seed's table beside ours, ratios, and plots over the number of guests.
+//! The report: the original study's table beside ours, ratios, and plots over the number of guests.
 
 use super::Polling;
-use super::seed::{Row, TABLE};
+use super::original::{Row, TABLE};
 use crate::plan::{Axis, Cell};
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::store::Results;
 
 const ABOUT: &str = "\
-Without the patch is the front end with events; with it is the seed's smart poll: a \
-timer of 1 kHz, during which the back end does not notify. Events not asked for is the same \
-timer without the feature: the front end leaves the ring's event index behind, which any back \
-end heeds. The precise timer works as that one and looks 5,000 times a second, adaptive as \
-it finds best. The back end is the same in all of them: one \
-worker that sleeps until it is notified and notifies at once.
+Without the patch, the front end uses events; with the patch, it uses smart poll: a timer of 1 \
+kHz, during which the back end does not notify. Not armed is the same timer without the feature: \
+the front end leaves the event index of the ring behind, which every back end honours. The \
+precise timer works in the same way at 5 kHz; adaptive chooses its times. The back end is the \
+same in all cases: one worker that sleeps until it is notified and notifies at once.
 
-CPU is in per cent of one CPU. The back end's has the bridge to the uplink in it, and \
-where guests send the network outside, too; they run in its context. The guests' has \
-their NIC's process and the tools. A guest is a network namespace here, so neither the \
-virtual machine's exits nor its interrupts cost anything, and the tools are iperf3, not \
-netperf. 1500: each datagram is one full and one small frame; with TCP it is the length \
-of a write.
+CPU is in per cent of one CPU. That of the back end includes the bridge to the uplink and, where \
+guests send, the network outside, which run in its context. That of the guests includes the \
+process of their NIC and the tools. A guest is a network namespace, so there are no costs of VM \
+exits or interrupts; the tools are iperf3, not netperf. With 1500 bytes, each datagram is one \
+full and one small frame; for TCP, it is the length of a write.
 
-With an uplink of 1 Gbit/s senders stay just below what it carries and send 5,000 times \
-a second each, so a flow makes 5,000 events a second or fewer at best; the seed's \
-network card interrupted dom0 up to 20,000 times. TCP is reno: bbr takes the delay of a \
-poll timer for a longer way and sends less. Where the CPUs are too few for the sender \
-(two have to do for all), throughput falls behind the seed's; CPU time per megabyte is then \
-the fairer figure.";
+With an uplink of 1 Gbit/s, senders stay just below its rate and send 5,000 times per second \
+each, so a flow causes at most 5,000 events per second; the network card of the original study \
+interrupted dom0 up to 20,000 times. TCP uses reno, because bbr mistakes the delay of a poll \
+timer for a longer path and sends less. Where the CPUs are too few for the sender (two must serve \
+all), throughput is below that of the original study; then compare CPU time per megabyte.";
 
 /// One protocol's and uplink's part of the matrix.
 struct Side<'a> {
@@ -69,18 +66,18 @@ pub fn parts(results: &Results) -> Vec<Part> {
     parts
 }
 
-/// What a variant is called beside the seed's cases.
+/// Name of a variant, beside the cases of the original study.
 fn case(variant: &str) -> String {
     match variant {
         "event" => "without: events".into(),
         "smart-poll" => "with: smart poll, 1 kHz".into(),
-        super::NOT_ARMED => "events not asked for, 1 kHz".into(),
+        super::NOT_ARMED => "not armed, 1 kHz".into(),
         "timer" => "precise timer, 5 kHz".into(),
         other => other.into(),
     }
 }
 
-fn seed_of(load: Load, guests: &str, size: &str) -> Option<&'static Row> {
+fn original_of(load: Load, guests: &str, size: &str) -> Option<&'static Row> {
     TABLE.iter().find(|row| {
         row.receive == (load.direction == "receive")
             && row.udp == (load.traffic == "udp")
@@ -95,7 +92,7 @@ impl<'a> Side<'a> {
         axis.map_or(&[], |axis: &Axis| &axis.values)
     }
 
-    /// Behind a caption, where there are several sides.
+    /// Suffix of a caption, if there are several sides.
     fn which(&self) -> String {
         if !self.several {
             return String::new();
@@ -122,7 +119,7 @@ impl<'a> Side<'a> {
         Cell(pairs.map(|(name, value)| (name.into(), value.into())).into())
     }
 
-    /// Number of guests and size of every case of this load, in the seed's order.
+    /// Number of guests and size of every case of this load, in the original study's order.
     fn cases(&self, load: Load) -> Vec<(&'a str, &'a str)> {
         let all = self.values("guests").iter().flat_map(|guests| {
             self.values("size").iter().map(move |size| (guests.as_str(), size.as_str()))
@@ -153,28 +150,28 @@ impl<'a> Side<'a> {
         )
     }
 
-    /// The seed's layout, its figures beside ours.
+    /// The original study's layout, its figures beside ours.
     fn table(&self, load: Load) -> Table {
         let mut rows = Vec::new();
         for (guests, size) in self.cases(load) {
-            let seed = seed_of(load, guests, size);
+            let original = original_of(load, guests, size);
             for variant in self.values("variant") {
                 let cell = self.cell(load, guests, size, variant);
-                let of_seed = |i: usize, digits| match (variant.as_str(), seed) {
-                    ("event", Some(row)) => Value::Seed(row.without[i], digits),
-                    ("smart-poll", Some(row)) => Value::Seed(row.with[i], digits),
-                    _ => Value::Missing("not in the seed".into()),
+                let of_original = |i: usize, digits| match (variant.as_str(), original) {
+                    ("event", Some(row)) => Value::Original(row.without[i], digits),
+                    ("smart-poll", Some(row)) => Value::Original(row.with[i], digits),
+                    _ => Value::Missing("not in the original study".into()),
                 };
                 let number = |text: &str| Value::Number(text.parse().unwrap_or(0.0), 0);
                 rows.push(vec![
                     number(guests),
                     number(size),
                     Value::Text(case(variant)),
-                    of_seed(0, 2),
+                    of_original(0, 2),
                     self.value(&cell, "throughput", 2),
-                    of_seed(1, 1),
+                    of_original(1, 1),
                     self.value(&cell, "backend_cpu", 1),
-                    of_seed(2, 1),
+                    of_original(2, 1),
                     self.value(&cell, "guests_cpu", 1),
                     self.value(&cell, "guest_us_per_mb", 0),
                     self.value(&cell, "events", 0),
@@ -185,18 +182,17 @@ impl<'a> Side<'a> {
         let (direction, traffic) = (load.direction, load.traffic.to_uppercase());
         Table {
             title: format!("Guests {direction}, {traffic}{}", self.which()),
-            note: "Seed: figures as printed there. Ours: median, with the range where there are \
-                   several runs."
+            note: "Original: figures as published. Ours: median, with the range of several runs."
                 .into(),
             columns: [
                 "Guests",
                 "Packet size, bytes",
                 "Case",
-                "Seed: throughput, Mbit/s",
+                "Original: throughput, Mbit/s",
                 "Throughput, Mbit/s",
-                "Seed: dom0 CPU, %",
+                "Original: dom0 CPU, %",
                 "Back end CPU, %",
-                "Seed: guests' CPU, %",
+                "Original: guests' CPU, %",
                 "Guests' CPU, %",
                 "Guests' CPU per MB, us",
                 "Events, 1/s",
@@ -209,7 +205,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Ours with polling over ours without; none where either is missing.
+    /// Ratio of our figures, with polling over without.
     fn ratio(&self, load: Load, case: (&str, &str), variant: &str, measure: &str) -> Value {
         let of = |variant: &str| {
             let cell = self.cell(load, case.0, case.1, variant);
@@ -225,21 +221,21 @@ impl<'a> Side<'a> {
         let mut rows = Vec::new();
         for load in loads {
             for case in self.cases(*load) {
-                let seed = seed_of(*load, case.0, case.1);
-                let of_seed = |i: usize| match seed {
-                    Some(row) => Value::Seed(row.with[i] / row.without[i], 2),
-                    None => Value::Missing("not in the seed".into()),
+                let original = original_of(*load, case.0, case.1);
+                let of_original = |i: usize| match original {
+                    Some(row) => Value::Original(row.with[i] / row.without[i], 2),
+                    None => Value::Missing("not in the original study".into()),
                 };
                 let ours = |measure| self.ratio(*load, case, "smart-poll", measure);
                 rows.push(vec![
                     Value::Text(format!("{} {}", load.direction, load.traffic.to_uppercase())),
                     Value::Number(case.0.parse().unwrap_or(0.0), 0),
                     Value::Number(case.1.parse().unwrap_or(0.0), 0),
-                    of_seed(0),
+                    of_original(0),
                     ours("throughput"),
-                    of_seed(1),
+                    of_original(1),
                     ours("backend_cpu"),
-                    of_seed(2),
+                    of_original(2),
                     ours("guests_cpu"),
                     ours("guest_us_per_mb"),
                     ours("events"),
@@ -248,18 +244,18 @@ impl<'a> Side<'a> {
         }
         Table {
             title: format!("With the patch over without{}", self.which()),
-            note: "Below 1 the patch takes less. The seed's ratios are of its printed figures; \
-                   ours are of medians. Per MB is the fair one where throughput differs."
+            note: "Below 1, the patch takes less. Original: ratios of published figures. Ours: \
+                   ratios of medians. Where throughput differs, compare CPU per MB."
                 .into(),
             columns: [
                 "Traffic",
                 "Guests",
                 "Packet size, bytes",
-                "Seed: throughput",
+                "Original: throughput",
                 "Throughput",
-                "Seed: dom0 CPU",
+                "Original: dom0 CPU",
                 "Back end CPU",
-                "Seed: guests' CPU",
+                "Original: guests' CPU",
                 "Guests' CPU",
                 "Guests' CPU per MB",
                 "Events",
@@ -274,7 +270,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Guests' CPU over the number of guests for each size, the seed's dashed; and events.
+    /// Guests' CPU over the number of guests for each size, the original dashed; and events.
     fn plots(&self, load: Load) -> Vec<Plot> {
         let mut plots = Vec::new();
         let Load { direction, traffic } = load;
@@ -288,7 +284,7 @@ impl<'a> Side<'a> {
             let caption = format!("{}, {size} bytes{}", traffic.to_uppercase(), self.which());
             let file = format!("{direction}-{traffic}-{size}{}", self.suffix());
             let mut cpu = self.lines(load, &cases, "guests_cpu");
-            cpu.extend(seed_lines(load, &cases));
+            cpu.extend(original_lines(load, &cases));
             let plot = |title: String, file: String, y: &str, series| Plot {
                 title,
                 file,
@@ -329,16 +325,16 @@ impl<'a> Side<'a> {
     }
 }
 
-fn seed_lines(load: Load, cases: &[(&str, &str)]) -> Vec<Series> {
+fn original_lines(load: Load, cases: &[(&str, &str)]) -> Vec<Series> {
     let line = |(colour, name): (usize, &str)| {
         let points = cases.iter().filter_map(|(guests, size)| {
-            let row = seed_of(load, guests, size)?;
+            let row = original_of(load, guests, size)?;
             let y = if colour == 0 { row.without[2] } else { row.with[2] };
             Some(Point { x: f64::from(row.guests), y, low: y, high: y })
         });
         let points = points.collect();
         Series { name: name.into(), points, colour, dashed: true, ..Series::default() }
     };
-    let lines = ["seed, without", "seed, with"].into_iter().enumerate().map(line);
+    let lines = ["original, without", "original, with"].into_iter().enumerate().map(line);
     lines.filter(|line| line.points.len() > 1).collect()
 }

@@ -1,21 +1,20 @@
-//! Whether `balanced` makes use of a second worker, where a second worker is of use.
+//! Judges whether `balanced` uses a second worker where one helps.
 
 use super::shares_cpus;
 use crate::plan::Cell;
 use crate::report::Verdict;
 use crate::store::Results;
 
-/// What several workers carry at least, of what one does: of two a half is left to what they
-/// cost each other, and to queues that are not dealt out evenly.
+/// Minimum rate of several workers relative to one; allows for overhead and uneven placement.
 const TIMES_LEAST: f64 = 1.3;
-/// A worker is short of time that runs for so many percent of it.
+/// Load in per cent above which a worker counts as overloaded.
 const SHORT_PERCENT: f64 = 90.0;
-/// Loads that can be dealt out: all clients ask for the same.
+/// Loads that can be spread evenly: all clients have equal demand.
 const LOADS: [&str; 2] = ["even", "replay"];
-const WHAT: &str = "placement balanced carries more than one worker does";
+const WHAT: &str = "placement balanced exceeds the rate of one worker";
 
-/// By the fewest workers that are several. Where workers and guests had to share CPUs, or guests
-/// or clients were what limited one worker, a second can bring nothing: then it says so.
+/// Judges the smallest number of several workers. If workers and guests share CPUs, or guests or
+/// clients limit one worker, a second one cannot help, and the verdict is undecided.
 pub(super) fn judge(results: &Results) -> Option<Verdict> {
     let own = results.machine.switch_cpus.len();
     let cells = || results.cells().into_iter().filter(|cell| cell.get("placement") == "balanced");
@@ -44,12 +43,12 @@ pub(super) fn judge(results: &Results) -> Option<Verdict> {
         }
     }
     let Some(least) = times.iter().copied().min_by(f64::total_cmp) else {
-        return not("guests, or clients, limit one worker already: give them more CPUs".into());
+        return not("guests or clients already limit one worker: give them more CPUs".into());
     };
     Some(Verdict {
         what: format!(
-            "{WHAT}: {workers} workers carry {TIMES_LEAST} times as much or more wherever one is \
-             short of time, {} loads; least {least:.2} times",
+            "{WHAT}: {workers} workers reach at least {TIMES_LEAST} times the rate where one is \
+             overloaded, {} loads; minimum {least:.2} times",
             times.len()
         ),
         holds: Some(least >= TIMES_LEAST),

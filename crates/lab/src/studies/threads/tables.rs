@@ -1,29 +1,29 @@
-//! What is told of results: speed-up beside the seed's, and its limits.
+//! The report: speed-up beside that of the original study, and its limits.
 
-use super::seed::{CLAIMS, claim_of};
+use super::original::{CLAIMS, claim_of};
 use super::{shares_cpus, worker_cpus};
 use crate::plan::Cell;
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::store::{Comparison, Results};
 
-const ABOUT: &str = "Clients send frames of one size to guests, each to its own, through one \
-switch; both are generators, so frames are exact and no guest's network is measured with them. \
-Even: every client sends as fast as it can. Skewed: one client of eight does, the others send \
-10,000 frames/s each; placement by number has all that flood on one worker of 2, 4 or 8. \
-Converging: all clients send to one guest, so that workers meet at its queue. Replay: clients send \
-a ring of frames again and again and guests give buffers back unread, so that they leave the CPUs \
-to the workers.
+const ABOUT: &str = "\
+Clients send frames of one size to guests, each to its own, through one switch; both are \
+generators, so frames are exact and no network stack is measured. Even: every client sends as \
+fast as it can. Skewed: one client of eight does, the others send 10,000 frames/s each; placement \
+by number puts all floods on one worker of 2, 4 or 8. Converging: all clients send to one guest, \
+so that workers contend for its queue. Replay: clients send a ring of frames repeatedly and \
+guests return buffers unread, so that they leave the CPUs to the workers.
 
-Single: one worker serves all, others sleep; the seed's 'before'. Group and per-port: one thread \
-for a group of ports, fixed when a port comes; the seed's 'after'. With one queue each and all \
-ports there from the start both deal ports out in turn. Balanced: workers are a shared pool, and \
-queues move to who has time. A queue is served by one worker at a time, so one that floods is \
-carried by one worker, whatever the placement. Policy event on both sides: CPU time is spent on \
-frames, not on looking for them.
+Single: one worker serves all, others sleep; 'before' in the original study. Group and per-port: \
+one thread for a group of ports, fixed when a port is added; 'after' in the original study. With \
+one queue each and all ports present from the start, both assign ports in turn. Balanced: workers \
+are a shared pool, and queues move to workers with spare time. A queue is served by one worker at \
+a time, so a single flood uses one worker under every placement. Policy event on both sides: CPU \
+time is spent on frames, not on polling.
 
-Workers are on the switch's CPUs, one each, clients and guests on the others. Where there are more \
-workers than the switch has CPUs, workers and guests share all of them; where it has one CPU only, \
-guests are on all CPUs with one worker, too, so that both have the same.";
+Workers are on the switch's CPUs, one each, clients and guests on the others. If there are more \
+workers than CPUs of the switch, workers and guests share all CPUs; if the switch has only one \
+CPU, guests are on all CPUs with one worker, too, so that both have the same.";
 
 /// All of it.
 pub fn parts(results: &Results) -> Vec<Part> {
@@ -35,7 +35,7 @@ pub fn parts(results: &Results) -> Vec<Part> {
         format!("{} CPUs: {own} for the switch, {} for guests. ", cpus.cpus, cpus.guest_cpus.len());
     if largest > own {
         words += &format!(
-            "With {} workers or more, guests have none for themselves: see what limits them. ",
+            "With {} workers or more, guests have no CPU of their own: see the limits. ",
             if own < 2 { 1 } else { own + 1 }
         );
     }
@@ -45,7 +45,7 @@ pub fn parts(results: &Results) -> Vec<Part> {
     );
     let text = |title: &str, body: String| Part::Text { title: title.into(), body };
     let mut parts = vec![text("How to read this", ABOUT.into()), text("This machine", words)];
-    // Of other loads than the seed's there is nothing to set beside it.
+    // The original study had an even load only.
     let claims = claims(std::slice::from_ref(results));
     parts.extend((!claims.rows.is_empty()).then_some(Part::Table(claims)));
     let loads = Load::all(results);
@@ -58,7 +58,7 @@ pub fn parts(results: &Results) -> Vec<Part> {
     parts
 }
 
-/// Several machines: the seed's claims beside all of them.
+/// Several machines: claims of the original study beside all of them.
 pub fn together(all: &[Results]) -> Vec<Part> {
     let mut series = Vec::new();
     for (i, results) in all.iter().enumerate() {
@@ -73,7 +73,7 @@ pub fn together(all: &[Results]) -> Vec<Part> {
     }
     let mut parts = vec![Part::Table(claims(all))];
     if !series.is_empty() {
-        series.push(seed_points());
+        series.push(original_points());
         parts.push(Part::Plot(Plot {
             title: "Speed-up over one worker, balanced, even load: all machines".into(),
             file: "speed-up-all".into(),
@@ -200,7 +200,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// So many workers against one.
+    /// Speed-up of a number of workers over one.
     fn speed_up(&self, placement: &str, workers: &str, measure: &str) -> Option<Comparison> {
         let cell = self.cell(placement, workers);
         let mut all = self.results.compare(measure).into_iter();
@@ -236,7 +236,7 @@ impl<'a> Load<'a> {
             ratios.push(Series { name, points, colour, ..Series::default() });
         }
         ratios.push(self.limit_line(ratios.len()));
-        ratios.push(seed_points());
+        ratios.push(original_points());
         ratios.retain(|series| !series.points.is_empty());
         rates.retain(|series| !series.points.is_empty());
         let plot = |title: String, file: &str, y: &str, note: &str, series| Plot {
@@ -256,8 +256,8 @@ impl<'a> Load<'a> {
                 format!("Speed-up over one worker: {words}"),
                 "speed-up",
                 "frames/s over one worker's",
-                "Limit: what CPU time allows the placement balanced, guests' included. The seed's \
-                 are with 4 and with more than 10 CPUs, drawn at 11.",
+                "Limit: the maximum that CPU time of workers and guests allows with placement \
+                 balanced. Original: with 4 and with more than 10 CPUs, drawn at 11.",
                 ratios,
             ),
         ]
@@ -303,13 +303,13 @@ struct Limit {
     guests_ns: f64,
 }
 
-fn seed_points() -> Series {
+fn original_points() -> Series {
     let points = CLAIMS.iter().map(|claim| {
         let y = claim.speed_up;
         Point { x: f64::from(claim.workers), y, low: y, high: y }
     });
     let points = points.collect();
-    Series { name: "seed".into(), points, colour: 7, loose: true, ..Series::default() }
+    Series { name: "original".into(), points, colour: 7, loose: true, ..Series::default() }
 }
 
 /// A ratio with its range.
@@ -323,7 +323,7 @@ fn ratio(found: Option<&Comparison>, missing: &str) -> Value {
     }
 }
 
-/// The seed's two cases, ours beside them.
+/// The two cases of the original study, ours beside them.
 fn claims(all: &[Results]) -> Table {
     let mut rows = Vec::new();
     for claim in &CLAIMS {
@@ -347,7 +347,7 @@ fn claims(all: &[Results]) -> Table {
                 };
                 rows.push(vec![
                     text(claim.case),
-                    Value::Seed(claim.speed_up, 1),
+                    Value::Original(claim.speed_up, 1),
                     text(&machine),
                     workers.map_or(Value::Missing("none of so many".into()), |n| number(n)),
                     number(load.size),
@@ -359,14 +359,14 @@ fn claims(all: &[Results]) -> Table {
         }
     }
     Table {
-        title: "The seed's speed-up, and ours with as many workers".into(),
-        note: "Throughput of many threads over that of one. Group is what the seed's patch does. \
-               Ours: even load; the ratio of medians, with the least and the most of two runs side \
-               by side. By workers' own cost: see the limits below."
+        title: "The original study's speed-up, and ours with as many workers".into(),
+        note: "Throughput of many threads over that of one. Group corresponds to the patch. Ours: \
+               even load; the ratio of medians, with the minimum and maximum of paired runs. By \
+               workers' own cost: see the limits below."
             .into(),
         columns: columns(&[
-            "Seed's case",
-            "Seed: speed-up",
+            "Original's case",
+            "Original: speed-up",
             "Machine",
             "Workers",
             "Frame, bytes",
@@ -389,8 +389,8 @@ fn speed_ups(loads: &[Load]) -> Table {
             let frames = load.speed_up(placement, workers, "frames");
             let own = load.speed_up(placement, workers, "capacity");
             row.push(match claim_of(workers.parse().unwrap_or(0)) {
-                Some(claim) => Value::Seed(claim.speed_up, 1),
-                None => Value::Missing("the seed has 4 and more than 10".into()),
+                Some(claim) => Value::Original(claim.speed_up, 1),
+                None => Value::Missing("the original study has 4 and more than 10".into()),
             });
             row.push(ratio(frames.as_ref(), "one worker was not measured"));
             row.push(match &frames {
@@ -403,17 +403,16 @@ fn speed_ups(loads: &[Load]) -> Table {
     }
     Table {
         title: "Speed-up over one worker".into(),
-        note:
-            "Of frames/s as seen, and whether that is more than chance; then of what the busiest \
-               worker's CPU time would carry, which tells how workers scale where guests leave \
-               them no CPUs. Skewed: at most as much as there are clients that flood."
-                .into(),
+        note: "Measured frames/s, and whether the difference is significant; then frames per CPU \
+             time of the busiest worker, which shows scaling even where guests use the workers' \
+             CPUs. Skewed: limited by the number of flooding clients."
+            .into(),
         columns: columns(&[
             "Load",
             "Frame, bytes",
             "Placement",
             "Workers",
-            "Seed: speed-up",
+            "Original: speed-up",
             "Speed-up",
             "Frames/s are",
             "Speed-up by workers' own cost",
@@ -448,13 +447,12 @@ fn limits(loads: &[Load]) -> Table {
         }
     }
     Table {
-        title: "What limits them".into(),
-        note: "A frame costs its worker and its two guests CPU time; CPUs give no more than they \
-               have. The limit is the least of: workers' CPUs over the switch's time for a frame, \
-               and guests' CPUs over theirs; or, where both share all CPUs, all of them over the \
-               sum. Where that sum is the limit, a worker more brings no CPU time, only what was \
-               idle. Capacity is frames for each CPU second of the busiest worker: what would pass \
-               if only it were short of time."
+        title: "Limits".into(),
+        note: "A frame costs its worker and its two guests CPU time. The limit is the minimum of \
+               workers' CPUs divided by the switch's time per frame, and guests' CPUs divided by \
+               theirs; or, where both share all CPUs, all CPUs divided by the sum. If the sum is \
+               the limit, another worker adds no CPU time. Capacity is frames per CPU second of \
+               the busiest worker: the rate if it were the only limit."
             .into(),
         columns: columns(&[
             "Load",
@@ -499,11 +497,11 @@ fn counts_table(loads: &[Load]) -> Table {
     names.extend(MEASURES.iter().map(|measure| measure.1));
     Table {
         title: "Costs, contention and fairness".into(),
-        note: "Locks: each group of frames takes its guest's egress queue once; two workers wait \
-               for each other only where they send to one guest. Jain's index: 1 where all that \
-               ask for the same get the same; of guests, converging: of clients. Lost: converging \
-               clients send more than one guest takes. Workers that forwarded: those that had a \
-               queue with frames at either end of the window."
+        note: "Locks: each group of frames locks its guest's egress queue once; two workers \
+               contend only if they send to one guest. Jain's index: 1 if equal demand gets equal \
+               service; of guests, converging: of clients. Lost: converging clients send more than \
+               one guest accepts. Workers that forwarded: those that had a queue with frames at \
+               the start or end of the window."
             .into(),
         columns: columns(&names),
         rows,

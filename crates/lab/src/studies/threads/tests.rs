@@ -103,9 +103,9 @@ fn column(table: &Table, name: &str) -> usize {
 
 fn middle(value: &Value) -> f64 {
     match value {
-        Value::Number(value, _) | Value::Seed(value, _) | Value::Spread { median: value, .. } => {
-            *value
-        }
+        Value::Number(value, _)
+        | Value::Original(value, _)
+        | Value::Spread { median: value, .. } => *value,
         other => panic!("{other:?} is no number"),
     }
 }
@@ -118,13 +118,13 @@ fn speed_up_is_told_beside_the_seeds() {
     let law = |n: f64| n / (1.0 + 0.05 * (n - 1.0) + 0.01 * n * (n - 1.0));
     assert!((middle(&two[column(&speed_ups, "Speed-up")]) - law(2.0)).abs() < 0.01);
     assert_eq!(two[column(&speed_ups, "Frames/s are")], Value::Text("more".into()));
-    let seed = column(&speed_ups, "Seed: speed-up");
-    assert!(matches!(two[seed], Value::Missing(_)));
-    assert_eq!(row(&speed_ups, &["even", "60", "group", "4"])[seed], Value::Seed(3.7, 1));
-    assert_eq!(row(&speed_ups, &["even", "60", "group", "12"])[seed], Value::Seed(2.0, 1));
+    let original = column(&speed_ups, "Original: speed-up");
+    assert!(matches!(two[original], Value::Missing(_)));
+    assert_eq!(row(&speed_ups, &["even", "60", "group", "4"])[original], Value::Original(3.7, 1));
+    assert_eq!(row(&speed_ups, &["even", "60", "group", "12"])[original], Value::Original(2.0, 1));
     let single = row(&speed_ups, &["even", "60", "single", "4"]);
     assert_eq!(middle(&single[column(&speed_ups, "Speed-up")]), 1.0);
-    let claims = made.table("The seed's speed-up");
+    let claims = made.table("The original study's speed-up");
     let four = row(&claims, &["4 vcpus, pinned"]);
     assert!((middle(&four[column(&claims, "Group")]) - law(4.0)).abs() < 0.01);
 }
@@ -132,9 +132,9 @@ fn speed_up_is_told_beside_the_seeds() {
 #[test]
 fn a_machine_of_two_cpus_says_what_it_lacks() {
     let made = Made::new(&[1, 2], 1, 1);
-    let claims = made.table("The seed's speed-up");
+    let claims = made.table("The original study's speed-up");
     let four = row(&claims, &["4 vcpus, pinned"]);
-    assert_eq!(four[1], Value::Seed(3.7, 1));
+    assert_eq!(four[1], Value::Original(3.7, 1));
     let Value::Missing(why) = &four[column(&claims, "Group")] else { panic!("{four:?}") };
     assert!(why.contains("2 CPUs"), "{why}");
     let words = Threads.report(&made.results).into_iter().find_map(|part| match part {
@@ -143,7 +143,7 @@ fn a_machine_of_two_cpus_says_what_it_lacks() {
     });
     let words = words.unwrap();
     assert!(words.contains("More than 2 workers were not measured"), "{words}");
-    assert!(words.contains("guests have none for themselves"), "{words}");
+    assert!(words.contains("guests have no CPU of their own"), "{words}");
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn each_load_has_its_frames_and_its_speed_up_drawn() {
     };
     // A series for each placement, with a point for each number of workers.
     assert_eq!(series("frames-even-60-10"), [4; 4]);
-    // The same, the limit of CPU time, and the seed's two points.
+    // The same, the limit of CPU time, and the original study's two points.
     assert_eq!(series("speed-up-even-60-10"), [4, 4, 4, 4, 4, 2]);
 }
 
@@ -169,7 +169,7 @@ fn each_load_has_its_frames_and_its_speed_up_drawn() {
 fn limits_are_of_the_cpus_there_are() {
     // Two CPUs: apart, a worker's 1000 ns and a CPU's 1000 ns for guests; then both share two.
     let made = Made::new(&[1, 2], 1, 1);
-    let limits = made.table("What limits them");
+    let limits = made.table("Limits");
     let [at, by] = ["Limit, million frames/s", "Limit is of"].map(|name| column(&limits, name));
     let one = row(&limits, &["even", "60", "balanced", "1"]);
     assert!((middle(&one[at]) - 1.0).abs() < 0.01, "{one:?}");
@@ -180,7 +180,7 @@ fn limits_are_of_the_cpus_there_are() {
     assert_eq!(two[by], Value::Text("all CPUs, workers' and guests'".into()));
     let mut slow = Made::new(&[1, 2], 2, 1);
     slow.set(|_| true, "switch_cpu", 10.0);
-    let limits = slow.table("What limits them");
+    let limits = slow.table("Limits");
     let one = row(&limits, &["even", "60", "balanced", "1"]);
     assert_eq!(one[by], Value::Text("guests' CPUs".into()));
 }
@@ -189,7 +189,7 @@ fn limits_are_of_the_cpus_there_are() {
 fn several_machines_are_in_one_table_and_one_plot() {
     let all = [Made::new(&[1, 2], 1, 1).results, Made::new(&[1, 2, 4, 8], 8, 8).results];
     let parts = Threads.together(&all);
-    let claims = table(&parts, "The seed's speed-up");
+    let claims = table(&parts, "The original study's speed-up");
     let small = row(&claims, &["4 vcpus, pinned"]);
     assert!(matches!(small[column(&claims, "Balanced")], Value::Missing(_)));
     let large = claims.rows.iter().find(|row| row[2] == Value::Text("2: 16 CPUs".into()));
@@ -200,7 +200,7 @@ fn several_machines_are_in_one_table_and_one_plot() {
     });
     let series = &plot.unwrap().series;
     assert_eq!(series.iter().filter(|series| series.name.starts_with("machine 2")).count(), 2);
-    assert!(series.iter().any(|series| series.name == "seed" && series.loose));
+    assert!(series.iter().any(|series| series.name == "original" && series.loose));
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn judged_by_counts() {
     };
     for (what, wrong) in [
         ("no frame is lost", broken(&|cell| cell.get("load") == "even", "uncounted", 1.0)),
-        ("one worker waits", broken(&|cell| cell.get("workers") == "1", "contended", 0.1)),
+        ("one worker never waits", broken(&|cell| cell.get("workers") == "1", "contended", 0.1)),
         ("placement single", broken(&|cell| placed(cell, "single"), "used", 2.0)),
         ("placement group", broken(&|cell| placed(cell, "group"), "used", 1.0)),
         ("placement per-port", broken(&|cell| placed(cell, "per-port"), "used", 1.0)),

@@ -1,14 +1,14 @@
-//! The seed's table, as printed.
+//! The original study's table, as published.
 
-/// A row of it.
+/// A row of the table.
 pub struct Row {
-    /// Its name there, in lower case.
+    /// Its name in the table, in lower case.
     pub timeout: &'static str,
     /// Guest to host: seconds for 1 GB of TCP, and packets for each interrupt.
     pub from_guest: [f64; 2],
     /// Host to guest.
     pub to_guest: [f64; 2],
-    /// Seconds for a million pings, which the text has of two rows.
+    /// Seconds for a million pings; the text gives them for two rows.
     pub pings: Option<f64>,
 }
 
@@ -21,7 +21,7 @@ const fn row(
     Row { timeout, from_guest, to_guest, pings }
 }
 
-/// All of it.
+/// All rows.
 pub const TABLE: [Row; 6] = [
     row("before", [11.3, 1.0], [6.3, 1.0], Some(98.0)),
     row("0", [11.7, 1.0], [6.6, 23.5], Some(104.0)),

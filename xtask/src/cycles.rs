@@ -1,25 +1,25 @@
-//! Circles of imports between files of different folders.
+//! Cycles of imports between files of different folders.
 //!
-//! A folder's files and the file of their parent module are one room: they may use each other.
-//! Files of different rooms may not, directly or through others. What a file uses are the paths in
-//! its `use` declarations and in its code that begin with `crate`, `self`, `super` or one of its
-//! own modules. A re-export (`pub use`) is looked through; tests in the file do not count.
+//! The files of a folder and the file of their parent module are one group: they may use each
+//! other. Files of different groups may not, directly or indirectly. A file uses the paths of its
+//! `use` declarations and code that begin with `crate`, `self`, `super` or one of its own modules.
+//! Re-exports (`pub use`) are followed; tests in the file are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::text::code_of;
 
-/// Files of a crate that use each other in a circle, though no one folder holds them all.
-pub fn circles(files: &BTreeMap<String, String>) -> Vec<Vec<String>> {
+/// Cycles of files that are not all in one folder.
+pub fn cycles(files: &BTreeMap<String, String>) -> Vec<Vec<String>> {
     let roots = files.keys().filter_map(|name| {
         let folder = name.strip_suffix("/lib.rs").or_else(|| name.strip_suffix("/main.rs"))?;
         (folder.ends_with("/src")).then_some(folder)
     });
     let roots: BTreeSet<&str> = roots.collect();
-    roots.into_iter().flat_map(|root| Crate::new(root, files).circles()).collect()
+    roots.into_iter().flat_map(|root| Crate::new(root, files).cycles()).collect()
 }
 
-/// Names from a crate's root on.
+/// Names from the root of a crate.
 type Path = Vec<String>;
 
 /// A file of a crate.
@@ -27,9 +27,9 @@ struct File {
     name: String,
     /// Its module.
     module: Path,
-    /// What it uses by path.
+    /// Paths that it uses.
     uses: Vec<Path>,
-    /// Names under which it has what is somewhere else.
+    /// Its re-exports: name and original path.
     exports: BTreeMap<String, Path>,
 }
 
@@ -58,7 +58,7 @@ impl Crate {
         Self { by_module: by_module.collect(), files }
     }
 
-    /// The file that holds what `path` names.
+    /// The file that defines the item of `path`.
     fn file(&self, path: &[String], depth: usize) -> Option<usize> {
         let (len, at) = (0..=path.len())
             .rev()
@@ -73,7 +73,7 @@ impl Crate {
         }
     }
 
-    fn circles(&self) -> Vec<Vec<String>> {
+    fn cycles(&self) -> Vec<Vec<String>> {
         let used = |(i, file): (usize, &File)| {
             let files = file.uses.iter().filter_map(|path| self.file(path, 8));
             files.filter(|used| *used != i).collect::<BTreeSet<_>>()
@@ -82,13 +82,12 @@ impl Crate {
         let reach: Vec<_> = (0..edges.len()).map(|from| reachable(from, &edges)).collect();
         let mut found = BTreeSet::new();
         for (i, mine) in reach.iter().enumerate() {
-            let circle: Vec<_> =
+            let cycle: Vec<_> =
                 mine.iter().copied().filter(|j| *j == i || reach[*j].contains(&i)).collect();
-            if mine.contains(&i) && circle.len() > 1 {
-                let mut names: Vec<_> =
-                    circle.iter().map(|j| self.files[*j].name.clone()).collect();
+            if mine.contains(&i) && cycle.len() > 1 {
+                let mut names: Vec<_> = cycle.iter().map(|j| self.files[*j].name.clone()).collect();
                 names.sort();
-                if !one_room(&names) {
+                if !is_one_group(&names) {
                     found.insert(names);
                 }
             }
@@ -97,7 +96,7 @@ impl Crate {
     }
 }
 
-/// What can be reached from a file by one step or more.
+/// Files reachable from a file by at least one step.
 fn reachable(from: usize, edges: &[BTreeSet<usize>]) -> BTreeSet<usize> {
     let mut found = BTreeSet::new();
     let mut next = vec![from];
@@ -107,12 +106,12 @@ fn reachable(from: usize, edges: &[BTreeSet<usize>]) -> BTreeSet<usize> {
     found
 }
 
-/// Whether there is a folder that holds all of them, its parent module's file included.
-fn one_room(names: &[String]) -> bool {
+/// Whether one folder, with the file of its parent module, holds all of them.
+fn is_one_group(names: &[String]) -> bool {
     let folder = |name: &str| name.rsplit_once('/').map_or("", |(folder, _)| folder).to_string();
     let own = |name: &str| name.strip_suffix(".rs").unwrap_or(name).to_string();
     let mut folders = names.iter().flat_map(|name| [folder(name), own(name)]);
-    folders.any(|room| names.iter().all(|name| folder(name) == room || own(name) == room))
+    folders.any(|group| names.iter().all(|name| folder(name) == group || own(name) == group))
 }
 
 /// The module of a file by its path in `src`, without `.rs`.
@@ -124,7 +123,7 @@ fn module(at: &str) -> Path {
     path
 }
 
-/// Code without modules that are for tests.
+/// Code without test modules.
 fn without_tests(code: &str) -> String {
     let mut rest = code;
     let mut kept = String::with_capacity(code.len());
@@ -143,7 +142,7 @@ fn without_tests(code: &str) -> String {
     kept + rest
 }
 
-/// Length of a block that begins with its brace.
+/// Length of a block that begins at its opening brace.
 fn braces(text: &str) -> usize {
     let mut depth = 0;
     for (at, c) in text.char_indices() {
@@ -157,7 +156,7 @@ fn braces(text: &str) -> usize {
     text.len()
 }
 
-/// What code of a module uses, from the root on, and what it has under other names.
+/// Paths that code of a module uses, from the root, and its re-exports.
 fn paths(
     code: &str,
     module: &Path,
@@ -166,7 +165,7 @@ fn paths(
     let (mut uses, mut exports) = (Vec::new(), BTreeMap::new());
     let (code, inner) = inline_modules(code);
     for (name, body) in inner {
-        // In a module within the file `super` is the file.
+        // In an inline module, `super` is the file.
         uses.extend(paths(body, &[&module[..], &[name.into()]].concat(), modules).0);
     }
     let mut rest = String::new();
@@ -195,7 +194,7 @@ fn paths(
     (uses, exports)
 }
 
-/// Code without the modules that it has within, and those, by name.
+/// Code without its inline modules, and these by name.
 fn inline_modules(code: &str) -> (String, Vec<(&str, &str)>) {
     let (mut outer, mut inner, mut rest) = (String::new(), Vec::new(), code);
     let header = |text: &str| {
@@ -219,7 +218,7 @@ fn inline_modules(code: &str) -> (String, Vec<(&str, &str)>) {
     (outer + rest, inner)
 }
 
-/// The next `use` declaration: what is before it, what it declares, what is after it.
+/// The next `use` declaration: code before it, the declaration, code after it.
 fn next_use(code: &str) -> Option<(&str, &str, &str)> {
     let starts = |at: usize| {
         let before = code[..at].trim_end();
@@ -230,7 +229,7 @@ fn next_use(code: &str) -> Option<(&str, &str, &str)> {
     Some((&code[..at], &code[at + 4..end], &code[end + 1..]))
 }
 
-/// The paths of a `use` declaration, each with the name that it gets.
+/// The paths of a `use` declaration, each with its local name.
 fn tree(text: &str) -> Vec<(String, Path)> {
     let text = text.trim();
     let Some(open) = text.find('{') else {
@@ -259,7 +258,7 @@ fn tree(text: &str) -> Vec<(String, Path)> {
     found
 }
 
-/// Parts between commas that are in no braces.
+/// Parts between commas outside braces.
 fn split(text: &str) -> Vec<&str> {
     let (mut depth, mut from, mut parts) = (0, 0, Vec::new());
     for (at, c) in text.char_indices() {
@@ -286,14 +285,14 @@ fn has_name(code: &str, name: &str) -> bool {
     code.split(|c: char| !is_word(c)).any(|word| word == name)
 }
 
-/// Paths of two names or more in code.
+/// Paths of at least two names in code.
 fn in_code(code: &str) -> Vec<Path> {
     let pieces = code.split(|c: char| !is_word(c) && c != ':');
     let paths = pieces.filter(|piece| piece.contains("::") && !piece.starts_with(':'));
     paths.map(|path| path.split("::").map(Into::into).collect()).collect()
 }
 
-/// A path from the root on; `None`: it leads out of the crate.
+/// A path from the root; `None`: it is outside the crate.
 fn absolute(path: &[String], module: &Path, modules: &BTreeSet<Path>) -> Option<Path> {
     let mut base = module.clone();
     let mut rest = path;
@@ -326,7 +325,7 @@ mod tests {
     fn of(files: &[(&str, &str)]) -> Vec<Vec<String>> {
         let named =
             files.iter().map(|(name, text)| (format!("crates/x/src/{name}"), (*text).into()));
-        circles(&named.collect())
+        cycles(&named.collect())
     }
 
     #[test]
@@ -343,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_planted_circle_is_found_in_whatever_form() {
+    fn cycles_are_found_in_every_form_of_use() {
         for (one, two) in [
             ("use crate::b::c::C;", "use crate::a::A;"),
             ("fn f() { crate::b::c::g() }", "use crate::{a::{self, A}, z};"),
@@ -362,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_through_several_files_is_one() {
+    fn a_cycle_through_several_files_is_one() {
         let files = [
             ("main.rs", "mod a; mod b; a::f();"),
             ("a.rs", "use crate::b::B;"),
@@ -375,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_within_a_file_is_that_file() {
+    fn inline_modules_belong_to_their_file() {
         let files = |inner: &'static str| {
             [("lib.rs", "mod a; fn f() { a::b::g() }"), ("a.rs", "pub mod b;"), ("a/b.rs", inner)]
         };
@@ -385,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_re_exports_and_other_crates_make_no_circle() {
+    fn tests_re_exports_and_other_crates_make_no_cycle() {
         let files = [
             ("lib.rs", "mod a; mod b; pub use a::A;"),
             ("a.rs", "use std::b::c; #[cfg(test)] mod tests { use crate::b::c::C; }"),
@@ -399,6 +398,6 @@ mod tests {
             ("a.rs", "mod b;"),
             ("a/b.rs", "use crate::f;"),
         ];
-        assert_eq!(of(&used).len(), 1, "what is exported and used, is used");
+        assert_eq!(of(&used).len(), 1, "a re-export that is used counts");
     }
 }

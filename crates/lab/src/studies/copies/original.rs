@@ -1,10 +1,10 @@
-//! The seed's table, as printed.
+//! The original study's table, as published.
 
-/// One line of it, for one state of the packet filter.
+/// A row, for one state of the packet filter.
 pub struct Row {
-    /// Our name of the pair.
+    /// Our name for the pair.
     pub pair: &'static str,
-    /// The seed's.
+    /// Its name in the table.
     pub name: &'static str,
     /// Whether the packet filter was enabled.
     pub filter: bool,
@@ -21,7 +21,7 @@ const fn row(filter: bool, pair: &'static str, name: &'static str, before: f64, 
 const ON: bool = true;
 const OFF: bool = false;
 
-/// All of it.
+/// All rows.
 pub const TABLE: [Row; 12] = [
     row(ON, "a-host", "netbsd-domU -> dom0", 13130.0, 10972.0),
     row(ON, "host-a", "dom0 -> netbsd-domU", 10076.0, 11172.0),

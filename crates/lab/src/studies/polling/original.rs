@@ -1,4 +1,4 @@
-//! The seed's table, as printed.
+//! The original study's table, as published.
 
 /// A pair of rows: one case without and with the patch.
 pub struct Row {
@@ -6,7 +6,7 @@ pub struct Row {
     pub receive: bool,
     /// UDP, in place of TCP.
     pub udp: bool,
-    /// How many virtual machines.
+    /// Number of virtual machines.
     pub guests: u32,
     /// Bytes of a packet.
     pub size: u32,
@@ -29,7 +29,7 @@ const SEND: bool = false;
 const UDP: bool = true;
 const TCP: bool = false;
 
-/// All of it.
+/// All rows.
 pub const TABLE: [Row; 26] = [
     row((RECEIVE, UDP, 1, 50), [83.25, 100.0, 26.1], [79.56, 100.0, 23.8]),
     row((RECEIVE, UDP, 1, 1472), [950.30, 44.8, 22.4], [949.32, 46.0, 17.9]),
