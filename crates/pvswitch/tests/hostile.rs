@@ -243,7 +243,7 @@ fn broken_rings_stop_their_port_only() {
         others.go_on(&switch);
         switch.wait_up(&name, false);
         assert!(switch.port("show", &name)["faults"].as_u64().unwrap() >= 1, "{what}");
-        let line = format!("port {name}: stopped, its guest broke the protocol: {what}");
+        let line = format!("port {name}: stopped: its guest violated the protocol: {what}");
         assert_eq!(lines(&switch, &line), 1, "{line}\n{}", switch.log());
         assert_eq!(lines(&switch, &format!("port {name}: stopped")), 1);
         // It may come back, and behave.
@@ -266,7 +266,7 @@ fn broken_receive_ring_stops_its_port_only() {
     let _flood = Gen::start(&dir.path("z"), &flood);
     raw.closed();
     others.go_on(&switch);
-    assert_eq!(lines(&switch, "broke the protocol: readable descriptor after a writable"), 1);
+    assert_eq!(lines(&switch, "violated the protocol: readable descriptor after a writable"), 1);
     others.end();
 }
 
@@ -340,7 +340,7 @@ fn receive_buffers_that_are_truncated_stop_their_port_only() {
     buffers.set_len(0).unwrap();
     raw.closed();
     others.go_on(&switch);
-    let line = "port bad: stopped, its guest broke the protocol: front end truncated its memory";
+    let line = "port bad: stopped: its guest violated the protocol: front end truncated its memory";
     assert_eq!(lines(&switch, line), 1, "{}", switch.log());
     others.end();
 }
@@ -746,7 +746,7 @@ fn messages_beyond_the_rate_wait_and_the_connection_stands() {
     }
     others.go_on(&switch);
     assert!(switch.is_up("bad"));
-    assert_eq!(lines(&switch, "port bad: front-end left"), 0, "{}", switch.log());
+    assert_eq!(lines(&switch, "port bad: front-end disconnected"), 0, "{}", switch.log());
     others.end();
 }
 

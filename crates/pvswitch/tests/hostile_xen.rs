@@ -361,7 +361,7 @@ fn broken_rings_stop_their_port_only() {
             guest.area(CTRL).sync_store_u32(REQ_PROD, 30_000, Ordering::Release);
             guest.channels[CTRL].notify();
         }),
-        ("it took back the memory of its rings", |guest| {
+        ("it revoked the memory of its rings", |guest| {
             guest.is_served();
             ftruncate(&guest.memory, 0).unwrap();
             guest.channels[TX].notify();
@@ -381,7 +381,7 @@ fn broken_rings_stop_their_port_only() {
         assert!(vif.faults() >= 1, "{what}");
         assert!(vif.xen("state").contains("the guest's driver broke the protocol"));
         assert_eq!(vif.xen("error"), what);
-        let line = format!("port {name}: stopped, its guest broke the protocol: {what}");
+        let line = format!("port {name}: stopped: its guest violated the protocol: {what}");
         assert_eq!(lines(&switch, &line), 1, "{line}\n{}", switch.log());
         assert_eq!(lines(&switch, &format!("port {name}: stopped, its")), 1);
         // It is told by its carrier, and keeps its state until it closes.
@@ -410,7 +410,7 @@ fn a_broken_receive_ring_stops_its_port_only() {
     let flood = Gen::start(&dir.path("z"), &["--peer", "02:00:00:00:00:bb", "--rate", "100"]);
     switch.wait_up("bad", false);
     others.go_on(&switch);
-    let what = "broke the protocol: req_prod jumped to 30000, with requests taken up to 0";
+    let what = "violated the protocol: req_prod jumped to 30000, with requests taken up to 0";
     assert_eq!(lines(&switch, what), 1, "{}", switch.log());
     flood.end();
     switch.json(&["del-port", "z"]);

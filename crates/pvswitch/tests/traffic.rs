@@ -216,7 +216,7 @@ fn second_front_end_is_refused_and_the_first_stays() {
     second.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     assert_eq!(second.read(&mut [0]).unwrap(), 0, "closed at once");
     first.go_on(&switch);
-    assert!(switch.log().contains("a second front-end connected; refused"));
+    assert!(switch.log().contains("rejected a second front-end"));
     assert_eq!(switch.port("show", "a")["connections"], 1);
     first.end();
 }
