@@ -360,7 +360,7 @@ impl ConnectError {
     fn is_absence(&self) -> bool {
         match self {
             Self::Socket(error) => {
-                matches!(error, SocketError::NobodyListens(_) | SocketError::NobodyConnects(_))
+                matches!(error, SocketError::NoListener(_) | SocketError::NoPeer(_))
             }
             Self::Frontend(_) => false,
             Self::Xen(error) => error.is_absence(),

@@ -97,7 +97,7 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
         // What the switch does not take the kernel does itself, from now on; frames that wait may
         // still ask for more, and are dropped.
         let takes = tap.offloads_read.and(&guest.link.takes());
-        uplink::ask_offloads(&*fd, &takes).map_err(|error| {
+        uplink::request_offloads(&*fd, &takes).map_err(|error| {
             let what = format!("its offloads cannot be set ({error}); is it there?");
             Error::Failed(format!("interface {name}: {what}"))
         })?;

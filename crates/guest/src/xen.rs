@@ -190,9 +190,8 @@ fn list(vifs: &[u16]) -> String {
 impl XenError {
     /// Whether the other end is just not there yet.
     pub fn is_absence(&self) -> bool {
-        let is_absent = |e: &SocketError| {
-            matches!(e, SocketError::NobodyListens(_) | SocketError::NoDirectory(_))
-        };
+        let is_absent =
+            |e: &SocketError| matches!(e, SocketError::NoListener(_) | SocketError::NoDirectory(_));
         match self {
             Self::Local(xen_local::Error::Socket(e)) | Self::Store(StoreError::Socket(e)) => {
                 is_absent(e)

@@ -19,7 +19,7 @@ const QUEUE_FRAMES: usize = 4096;
 /// Streams `port`'s frames to `client` until it disconnects. Runs in the switch.
 pub fn start(port: Arc<Port>, client: UnixStream, epoch: Instant) -> Result<(), String> {
     if port.mirror.is_on() {
-        return Err(format!("port '{}' is being captured already", port.name));
+        return Err(format!("port '{}' is already being captured", port.name));
     }
     let error = |e: std::io::Error| format!("cannot capture: {e}");
     client.set_nonblocking(false).map_err(error)?;

@@ -41,7 +41,7 @@ pub enum Command {
     /// Watch a running switch, live
     #[command(after_help = TOP_HELP)]
     Top(TopArgs),
-    /// Ask a running switch, or change it
+    /// Query or change a running switch
     #[command(after_help = CTL_EXAMPLES)]
     Ctl(CtlArgs),
     /// Copy a port's frames, both directions, as pcapng
@@ -76,7 +76,7 @@ Examples:
   pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --queues 2 --control /tmp/nic.sock
       pvswitch ctl --control /tmp/nic.sock set 1 poll=timer:5000 kick=coalesce:20,16
   pvswitch nic --connect xen-local:/tmp/p1 --tap eth0 --netns blue
-      Xen's rings on a machine without Xen; --port of the switch: xen-local:/tmp/p1
+      Xen rings on a machine without Xen; the switch has --port p1=xen-local:/tmp/p1
   pvswitch nic --connect xen:0,smart-poll=on --tap eth1
       In a Xen guest: its vif 0, which must not be bound to the kernel's driver";
 

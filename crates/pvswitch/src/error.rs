@@ -28,7 +28,7 @@ pub fn time(secs: f64) -> Result<Duration, Usage> {
 /// The time between two reports, given in seconds.
 pub fn interval(secs: f64) -> Result<Duration, Usage> {
     match time(secs)? {
-        Duration::ZERO => Err(Usage("--interval 0: use the time between two reports, in seconds".into())),
+        Duration::ZERO => Err(Usage("--interval 0: use more than 0 seconds".into())),
         interval => Ok(interval),
     }
 }

@@ -25,8 +25,8 @@ fn refusal(lab: &Path, error: &std::io::Error) -> String {
     let lab = lab.display();
     if error.kind() == ErrorKind::NotFound {
         return format!(
-            "lab: {lab} not found: studies are run by a separate program, {PROGRAM}, installed beside \
-             pvswitch; build both: cargo build --release --bin pvswitch --bin {PROGRAM}"
+            "lab: {lab} not found: the studies are run by a separate program, {PROGRAM}, installed \
+             beside pvswitch; build both: cargo build --release --bin pvswitch --bin {PROGRAM}"
         );
     }
     format!("lab: cannot run {lab}: {error}")

@@ -51,7 +51,7 @@ impl PortHost {
 }
 
 impl Host for PortHost {
-    fn started(&mut self, queue: u16, side: Side, kick: Kick) {
+    fn start(&mut self, queue: u16, side: Side, kick: Kick) {
         let token = token(self.port.id, queue, side == Side::Egress);
         let pair = &self.pairs[usize::from(queue)];
         let notifies = !matches!(kick, Kick::Poll);
@@ -78,18 +78,18 @@ impl Host for PortHost {
         self.served.insert(token);
     }
 
-    fn stopped(&mut self, queue: u16, side: Side) {
+    fn stop(&mut self, queue: u16, side: Side) {
         let token = token(self.port.id, queue, side == Side::Egress);
         if self.served.remove(&token) {
             self.pool.drop_queue(token);
         }
     }
 
-    fn kicked(&mut self, queue: u16, side: Side) {
-        self.pool.kicked(token(self.port.id, queue, side == Side::Egress));
+    fn kick(&mut self, queue: u16, side: Side) {
+        self.pool.kick(token(self.port.id, queue, side == Side::Egress));
     }
 
-    fn active(&mut self, queues: u16) {
+    fn set_active(&mut self, queues: u16) {
         self.port.set_active(queues);
         if (self.active == 0) != (queues == 0) {
             let state = if queues > 0 { "up" } else { "down" };
@@ -98,7 +98,7 @@ impl Host for PortHost {
         self.active = queues;
     }
 
-    fn negotiated(&mut self, features: u64) {
+    fn set_features(&mut self, features: u64) {
         let mut guest = self.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if guest.features != features {
             guest.features = features;

@@ -27,7 +27,7 @@ use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
 use switch::tuning::{Drain, Tuning};
 use vhost_user::device::KickFd;
-use vhost_user::outside;
+use vhost_user::foreign;
 use xen_netif::host::HostError;
 
 use self::requests::Client;
@@ -163,7 +163,7 @@ impl PortState {
                 "queue {queue}: receiver stalled: its driver has posted no buffers for {s} s"
             ));
         } else {
-            log.info(format_args!("queue {queue}: receiver recovered: its driver posts buffers again"));
+            log.info(format_args!("queue {queue}: receiver recovered: buffers are posted again"));
         }
     }
 
@@ -203,7 +203,7 @@ enum Attach {
 
 /// Source of an event in the control thread's epoll set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum What {
+enum Event {
     Signal,
     Hangup,
     Reports,
@@ -219,7 +219,7 @@ enum What {
 struct System {
     options: Options,
     epoll: Epoll,
-    tokens: HashMap<u64, What>,
+    tokens: HashMap<u64, Event>,
     next_token: u64,
     pool: Arc<Pool>,
     fdb: Arc<Fdb>,
@@ -227,7 +227,7 @@ struct System {
     table: Table,
     ports: BTreeMap<String, PortState>,
     xen: BTreeMap<Hypervisor, XenBus>,
-    /// `xen:auto`, if there is such a port.
+    /// The `xen:auto` specification, if there is one.
     xen_auto: Option<PortSpec>,
     clients: HashMap<u64, Client>,
     control: Option<Listener>,
@@ -235,7 +235,7 @@ struct System {
     /// Budgets of all ports together.
     budgets: Budgets,
     /// Suspended listeners and connections, and when they are resumed.
-    suspended: Vec<(Instant, What)>,
+    suspended: Vec<(Instant, Event)>,
     /// Readable on SIGHUP.
     hangups: UnixStream,
     started: Instant,
@@ -244,10 +244,10 @@ struct System {
 
 fn watch(
     epoll: &Epoll,
-    tokens: &mut HashMap<u64, What>,
+    tokens: &mut HashMap<u64, Event>,
     next_token: &mut u64,
     fd: BorrowedFd<'_>,
-    what: What,
+    what: Event,
 ) -> Result<u64, RunError> {
     let token = *next_token;
     *next_token += 1;
@@ -262,8 +262,8 @@ pub fn run(options: Options) -> Result<(), RunError> {
     setup::guard_memory();
     let signals = crate::signals::readable().map_err(os("signal pipe"))?;
     let mut system = System::new(options)?;
-    system.watch(signals.as_fd(), What::Signal)?;
-    system.watch(system.hangups.try_clone().map_err(os("signal pipe"))?.as_fd(), What::Hangup)?;
+    system.watch(signals.as_fd(), Event::Signal)?;
+    system.watch(system.hangups.try_clone().map_err(os("signal pipe"))?.as_fd(), Event::Hangup)?;
     system.start_ports()?;
     tracing::info!(
         "switching between {} ports with {} workers, poll {}",
@@ -317,22 +317,22 @@ impl System {
             control: None,
             http: None,
             budgets: setup::budgets(),
-            resting: Vec::new(),
+            suspended: Vec::new(),
             hangups,
             started,
             stop: false,
         };
-        system.watch(wake.as_fd(), What::Reports)?;
+        system.watch(wake.as_fd(), Event::Reports)?;
         system.listen_control()?;
         system.start_http()?;
         Ok(system)
     }
 
-    fn watch(&mut self, fd: BorrowedFd<'_>, what: What) -> Result<u64, RunError> {
+    fn watch(&mut self, fd: BorrowedFd<'_>, what: Event) -> Result<u64, RunError> {
         watch(&self.epoll, &mut self.tokens, &mut self.next_token, fd, what)
     }
 
-    fn unwatch(&mut self, fd: BorrowedFd<'_>, what: &What) {
+    fn unwatch(&mut self, fd: BorrowedFd<'_>, what: &Event) {
         let _ = self.epoll.remove(fd);
         self.tokens.retain(|_, w| w != what);
     }
@@ -348,7 +348,7 @@ impl System {
         };
         match Listener::bind_private(&path, Carries::Stream) {
             Ok(listener) => {
-                self.watch(listener.as_fd(), What::ControlListener)?;
+                self.watch(listener.as_fd(), Event::ControlListener)?;
                 self.control = Some(listener);
                 Ok(())
             }
@@ -364,7 +364,7 @@ impl System {
     fn start_http(&mut self) -> Result<(), RunError> {
         let Some(address) = &self.options.http else { return Ok(()) };
         let server = http::Server::start(address)?;
-        self.watch(server.as_fd(), What::Http)?;
+        self.watch(server.as_fd(), Event::Http)?;
         self.http = Some(server);
         Ok(())
     }
@@ -496,12 +496,12 @@ impl System {
         match state.attach {
             Attach::VhostUser(vhost) => {
                 if let Some(listener) = vhost.listener {
-                    self.unwatch(listener.as_fd(), &What::Listener(name.into()));
+                    self.unwatch(listener.as_fd(), &Event::Listener(name.into()));
                     // Connections queued at the listener close with it, with the data queued in
                     // them.
                     if let Ok(last) = listener.as_fd().try_clone_to_owned() {
                         os::shutdown(last.as_fd());
-                        outside::close(last, &state.port.account);
+                        foreign::close(last, &state.port.account);
                     }
                 }
             }
@@ -540,7 +540,7 @@ impl System {
         let what = ready.iter().map(|ready| ready.tag);
         let what = what.filter_map(|token| self.tokens.get(&token).map(|w| (token, w.clone())));
         let mut what: Vec<_> = what.collect();
-        what.sort_by_key(|(_, w)| !matches!(w, What::Connection(_)));
+        what.sort_by_key(|(_, w)| !matches!(w, Event::Connection(_)));
         for (token, what) in what {
             self.handle(token, what);
         }
@@ -552,10 +552,10 @@ impl System {
         Ok(())
     }
 
-    fn listener(&self, what: &What) -> Option<&Listener> {
+    fn listener(&self, what: &Event) -> Option<&Listener> {
         match what {
-            What::ControlListener => self.control.as_ref(),
-            What::Listener(name) => match &self.ports.get(name)?.attach {
+            Event::ControlListener => self.control.as_ref(),
+            Event::Listener(name) => match &self.ports.get(name)?.attach {
                 Attach::VhostUser(vhost) => vhost.listener.as_ref(),
                 _ => None,
             },
@@ -565,10 +565,10 @@ impl System {
 
     /// Resumes or suspends a listener or a connection. When suspended, it leaves the epoll set: a
     /// hang-up of the peer would be reported whatever events are requested.
-    fn set_watched(&self, what: &What, on: bool) {
+    fn set_watched(&self, what: &Event, on: bool) {
         let token = self.tokens.iter().find(|(_, w)| *w == what).map(|(token, _)| *token);
         let connection = match what {
-            What::Connection(name) => match self.ports.get(name).map(|p| &p.attach) {
+            Event::Connection(name) => match self.ports.get(name).map(|p| &p.attach) {
                 Some(Attach::VhostUser(vhost)) => vhost.connection.as_ref().map(AsFd::as_fd),
                 _ => None,
             },
@@ -581,12 +581,12 @@ impl System {
 
     /// Suspends a listener that failed to accept (no descriptor is free): its queued connections
     /// would cause retries in a loop.
-    fn suspend(&mut self, what: What) {
+    fn suspend(&mut self, what: Event) {
         self.suspend_until(what, Instant::now() + SUSPEND);
     }
 
     /// Suspends a listener or connection whose peer exceeded a limit.
-    fn suspend_until(&mut self, what: What, at: Instant) {
+    fn suspend_until(&mut self, what: Event, at: Instant) {
         self.set_watched(&what, false);
         self.suspended.push((at, what));
     }
@@ -604,21 +604,21 @@ impl System {
         }
     }
 
-    fn handle(&mut self, token: u64, what: What) {
+    fn handle(&mut self, token: u64, what: Event) {
         match what {
-            What::Signal => self.stop = true,
-            What::Hangup => {
+            Event::Signal => self.stop = true,
+            Event::Hangup => {
                 os::drain(self.hangups.as_fd());
                 tracing::info!("SIGHUP ignored: this version does not reload its configuration");
             }
-            What::Reports => self.read_reports(),
-            What::ControlListener => self.accept_client(),
-            What::Client => self.serve_client(token),
-            What::Http => self.serve_http(),
-            What::Listener(name) => self.accept_guest(&name),
-            What::Connection(name) => self.serve_guest(&name),
-            What::Xenstore(of) => self.read_xenstore(&of),
-            What::XenControl(name) => self.serve_control(&name),
+            Event::Reports => self.read_reports(),
+            Event::ControlListener => self.accept_client(),
+            Event::Client => self.serve_client(token),
+            Event::Http => self.serve_http(),
+            Event::Listener(name) => self.accept_guest(&name),
+            Event::Connection(name) => self.serve_guest(&name),
+            Event::Xenstore(of) => self.read_xenstore(&of),
+            Event::XenControl(name) => self.serve_control(&name),
         }
     }
 
@@ -627,7 +627,8 @@ impl System {
     fn read_reports(&mut self) {
         os::drain(self.pool.common.reports_wake.as_fd());
         while let Ok(report) = self.reports.try_recv() {
-            let (Report::Fault(id, ..) | Report::KickFdFailed(id, _) | Report::Stalled(id, ..)) = &report;
+            let (Report::Fault(id, ..) | Report::KickFdFailed(id, _) | Report::Stalled(id, ..)) =
+                &report;
             let Some(state) = self.ports.values_mut().find(|p| p.port.id == *id) else { continue };
             let fault = match report {
                 // Once per connection: its end ends the epoch. Late reports belong to an earlier
@@ -640,8 +641,8 @@ impl System {
                 }
                 Report::KickFdFailed(_, error) => {
                     match state.log() {
-                        Some(log) => log.warn(format_args!("cannot wait for kicks, its kick descriptor failed: {error}")),
-                        None => tracing::warn!("port {}: cannot wait for frames: {error}", state.spec.name),
+                        Some(log) => log.warn(format_args!("kick descriptor failed: {error}")),
+                        None => tracing::warn!("port {}: cannot poll: {error}", state.spec.name),
                     }
                     continue;
                 }

@@ -11,7 +11,7 @@ use api::schema::{Entry, Value};
 use api::{PerQueue, PortError, PortText};
 use switch::account::{Account, NAMES};
 use switch::poll::Policy;
-use vhost_user::backend::Takes;
+use vhost_user::backend::Permissions;
 use vhost_user::feature;
 use xen_netif::back::{self, Offer, VifId};
 

@@ -48,7 +48,7 @@ pub struct TapQueues {
     pub fds: Vec<Arc<OwnedFd>>,
     ingress: Vec<Arc<Mutex<TapIngress>>>,
     pub created: bool,
-    /// What the kernel can leave undone in frames from here.
+    /// Offloads that the kernel supports for frames from here.
     all: Offloads,
     /// Offloads requested from the kernel.
     pub offloads: Offloads,
@@ -109,8 +109,8 @@ fn pair(fd: &Arc<OwnedFd>, reads: Offloads, writes: Offloads) -> Result<TapPair,
     let read = TapFd::new(Arc::clone(fd), Batching::Auto);
     let write = TapFd::new(Arc::clone(fd), Batching::Auto);
     let ingress = TapIngress::new(read, reads, Arc::clone(&ingress_stats));
-    let ingress =
-        ingress.map_err(|error| TapError::Os { what: "allocate memory for frames".into(), error })?;
+    let ingress = ingress
+        .map_err(|error| TapError::Os { what: "allocate memory for frames".into(), error })?;
     let egress = TapEgress::new(write, writes, Arc::clone(&egress_stats));
     Ok(TapPair {
         ingress: Arc::new(Mutex::new(ingress)),

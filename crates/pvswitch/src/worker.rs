@@ -221,7 +221,7 @@ impl Worker {
     fn drop_queue(&mut self, token: u64) {
         if let Some(served) = self.scheduler.remove(token) {
             self.mute(&served);
-            Served::from(served).stopped();
+            Served::from(served).mark_stopped();
         } else if let Some(Watched { kick: Some(kick), .. }) = self.watched.remove(&token) {
             let _ = epoll::delete(&self.handle.epoll, kick.as_fd());
         }

@@ -14,9 +14,9 @@ use switch::fdb::Mac;
 use switch::tuning::Drain;
 use vhost_user::feature;
 
-use super::{Attach, PortState, RunError, System, What, accounts};
+use super::{Attach, Event, PortState, RunError, System, accounts};
 use crate::capture;
-use crate::http::Asked;
+use crate::http::Query;
 use crate::pool::{Placement, token};
 use crate::spec::{PortSpec, PortTuning};
 use crate::worker::Handle;
@@ -29,7 +29,7 @@ impl System {
             Ok(None) => return,
             Err(error) => {
                 tracing::warn!("{error}");
-                return self.suspend(What::ControlListener);
+                return self.suspend(Event::ControlListener);
             }
         };
         if self.clients.len() >= CLIENTS_MAX
@@ -38,7 +38,7 @@ impl System {
             let oldest = *oldest.0;
             self.drop_client(oldest);
         }
-        if let Ok(token) = self.watch(stream.as_fd(), What::Client) {
+        if let Ok(token) = self.watch(stream.as_fd(), Event::Client) {
             let reader = BufReader::with_capacity(REQUEST_MAX, stream);
             self.clients.insert(token, Client { reader, out: Vec::new(), since: Instant::now() });
         }
@@ -101,10 +101,10 @@ impl System {
     pub(super) fn serve_http(&mut self) {
         let Some(server) = &self.http else { return };
         os::drain(server.as_fd());
-        let asked: Vec<_> = server.asked.try_iter().collect();
-        for Asked { request, answer } in asked {
+        let queries: Vec<_> = server.queries.try_iter().collect();
+        for Query { request, reply } in queries {
             // The client may have disconnected.
-            let _ = answer.send(self.respond(&request));
+            let _ = reply.send(self.respond(&request));
         }
     }
 
@@ -257,7 +257,8 @@ impl System {
                 let queues = state.port.egress.len();
                 let n = queue.parse::<usize>().ok().filter(|n| *n < queues);
                 let name = &state.spec.name;
-                Some(n.ok_or_else(|| bad(format!("{name}/{queue}: the port has {queues} queues, numbered from 0")))?)
+                let what = format!("{name}/{queue}: it has {queues} queues, numbered from 0");
+                Some(n.ok_or_else(|| bad(what))?)
             }
             _ => None,
         };

@@ -12,11 +12,11 @@ use switch::fdb::PortId;
 use switch::forward::{Mode, Port};
 use vhost_user::backend::{self, Backend};
 use vhost_user::connection::{Connection, Turn};
+use vhost_user::foreign;
 use vhost_user::net::{NetDevice, NetOptions, Pair, takes};
-use vhost_user::outside;
 
 use super::accounts::Errors;
-use super::{Attach, Ingress, PortState, RunError, System, What};
+use super::{Attach, Event, Ingress, PortState, RunError, System};
 use crate::limit::PortLog;
 use crate::ports::{Guest, PortHost};
 use crate::spec::{PortSpec, Role, VhostUser};
@@ -56,7 +56,7 @@ impl System {
         let listener = match conf.role {
             Role::Server => {
                 let listener = Listener::bind(&conf.socket, Carries::Stream)?;
-                self.watch(listener.as_fd(), What::Listener(spec.name.clone()))?;
+                self.watch(listener.as_fd(), Event::Listener(spec.name.clone()))?;
                 Some(listener)
             }
             Role::Client => None,
@@ -96,21 +96,21 @@ impl System {
         // others'.
         if !account.connections.spend(now) {
             let at = self.instant(account.connections.next_ns(now));
-            return self.suspend_until(What::Listener(name.into()), at);
+            return self.suspend_until(Event::Listener(name.into()), at);
         }
         let charge = match account.descriptors.charge(1) {
-            Ok(charge) if outside::unpaid() == 0 => charge,
-            Ok(_) => return self.suspend(What::Listener(name.into())),
+            Ok(charge) if foreign::unpaid() == 0 => charge,
+            Ok(_) => return self.suspend(Event::Listener(name.into())),
             Err(over) => {
                 vhost.log.warn(format_args!("cannot accept a front-end: {over}"));
-                return self.suspend(What::Listener(name.into()));
+                return self.suspend(Event::Listener(name.into()));
             }
         };
         let stream = match vhost.listener.as_ref().map(Listener::accept) {
             Some(Ok(Some(socket))) => UnixStream::from(socket),
             Some(Err(error)) => {
                 vhost.log.warn(format_args!("{error}"));
-                self.suspend(What::Listener(name.into()));
+                self.suspend(Event::Listener(name.into()));
                 return;
             }
             _ => return,
@@ -119,7 +119,7 @@ impl System {
             // Closed at once, so that the front-end notices; the connected guest keeps its port.
             vhost.log.warn(format_args!("rejected a second front-end: one is connected already"));
             os::shutdown(stream.as_fd());
-            outside::close((stream, charge), &account);
+            foreign::close((stream, charge), &account);
             return;
         }
         self.attach(name, stream, Some(charge));
@@ -145,7 +145,7 @@ impl System {
         let protocol_features = backend::PROTOCOL_FEATURES;
         let backend = Backend::new(device, backend::Options { protocol_features, account });
         let connection = Connection::charged(stream, charge, backend.with_permissions(permissions));
-        if let Err(error) = self.watch(connection.as_fd(), What::Connection(name.into())) {
+        if let Err(error) = self.watch(connection.as_fd(), Event::Connection(name.into())) {
             tracing::error!("port {name}: {error}");
             return;
         }
@@ -175,7 +175,7 @@ impl System {
             }
             Ok(Turn::Rest(until)) => {
                 let at = self.instant(until);
-                self.suspend_until(What::Connection(name.into()), at);
+                self.suspend_until(Event::Connection(name.into()), at);
             }
             Ok(Turn::Ready) => {}
         }
@@ -225,7 +225,7 @@ impl System {
             *guest = Guest::default();
         }
         vhost.log.info(format_args!("front-end disconnected: {why}"));
-        self.unwatch(connection.as_fd(), &What::Connection(name.into()));
+        self.unwatch(connection.as_fd(), &Event::Connection(name.into()));
         // Stops its rings.
         drop(connection.close());
         if let Some((port, ingress, _)) = self.vhost(name) {

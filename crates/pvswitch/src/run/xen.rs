@@ -19,7 +19,7 @@ use xen_netif::port::Pair;
 use xen_netif::port::control::STATIC_GRANTS_MAX;
 
 use super::vhost::jitter;
-use super::{Attach, PortState, RunError, System, What};
+use super::{Attach, Event, PortState, RunError, System};
 use vhost_user::device::KickFd;
 
 use crate::limit::PortLog;
@@ -69,7 +69,7 @@ pub(super) struct XenPort {
     /// Added by `xen:auto`, and removed with it.
     found: bool,
     pub(super) log: Arc<PortLog>,
-    /// Until the port is in the switch.
+    /// `None` once the port is in the switch.
     handshake: Option<Box<Handshake<Socket<VifQueues>>>>,
     /// Last state logged.
     logged: String,
@@ -91,7 +91,7 @@ pub(super) struct VifQueues {
 }
 
 impl Queues for VifQueues {
-    fn started(&mut self, queue: u16, tx: Arc<OwnedFd>, rx: Arc<OwnedFd>) {
+    fn start(&mut self, queue: u16, tx: Arc<OwnedFd>, rx: Arc<OwnedFd>) {
         let (pair, tuning) = &self.queues[usize::from(queue)];
         let id = self.port.id;
         let source = Source::new(id, queue, Arc::clone(&pair.ingress_stats), Arc::clone(tuning));
@@ -108,13 +108,13 @@ impl Queues for VifQueues {
         self.pool.watch(token_of(true), Arc::clone(&self.port), queue, Some(rx as KickFd));
     }
 
-    fn stopped(&mut self, queue: u16) {
+    fn stop(&mut self, queue: u16) {
         for egress in [false, true] {
             self.pool.drop_queue(token(self.port.id, queue, egress));
         }
     }
 
-    fn active(&mut self, queues: u16) {
+    fn set_active(&mut self, queues: u16) {
         self.port.set_active(queues);
         if queues == 0 {
             self.fdb.flush_learned(self.port.id);
@@ -123,7 +123,7 @@ impl Queues for VifQueues {
 
     fn log(&self) -> Box<dyn FnMut(HostError) + Send> {
         let log = Arc::clone(&self.log);
-        Box::new(move |error| log.warn(format_args!("static grants are not mapped: {error}")))
+        Box::new(move |error| log.warn(format_args!("cannot map static grants: {error}")))
     }
 }
 
@@ -242,12 +242,12 @@ impl System {
             bus.bus.remove(&mut bus.home, port.id);
         }
         if let Some(fd) = port.control {
-            self.unwatch(fd.as_fd(), &What::XenControl(name.into()));
+            self.unwatch(fd.as_fd(), &Event::XenControl(name.into()));
         }
         if port.of != Hypervisor::Xen
             && let Some(bus) = self.xen.remove(&port.of)
         {
-            self.unwatch(bus.home.as_fd(), &What::Xenstore(port.of));
+            self.unwatch(bus.home.as_fd(), &Event::Xenstore(port.of));
         }
     }
 
@@ -357,7 +357,7 @@ impl System {
         if bus.home.is_gone() {
             let Self { epoll, tokens, xen, .. } = self;
             let _ = epoll.remove(xen[of].home.as_fd());
-            tokens.retain(|_, what| *what != What::Xenstore(of.clone()));
+            tokens.retain(|_, what| *what != Event::Xenstore(of.clone()));
         }
     }
 
@@ -391,7 +391,7 @@ impl System {
     fn watch_home(&mut self, of: &Hypervisor) -> Result<(), RunError> {
         let Self { epoll, tokens, next_token, xen, .. } = self;
         let fd = xen[of].home.as_fd();
-        super::watch(epoll, tokens, next_token, fd, What::Xenstore(of.clone())).map(drop)
+        super::watch(epoll, tokens, next_token, fd, Event::Xenstore(of.clone())).map(drop)
     }
 
     // ---- vifs ----
@@ -419,7 +419,7 @@ impl System {
             }
         }
         for (name, old) in changed {
-            let what = What::XenControl(name.clone());
+            let what = Event::XenControl(name.clone());
             if let Some(old) = old {
                 self.unwatch(old.as_fd(), &what);
             }
@@ -464,7 +464,7 @@ impl System {
     }
 
     fn watch_control_ring(&mut self, name: &str, on: bool) {
-        let what = What::XenControl(name.into());
+        let what = Event::XenControl(name.into());
         let token = self.tokens.iter().find(|(_, w)| **w == what).map(|(token, _)| *token);
         let control = self.xen_port(name).and_then(|port| port.control.clone());
         if let Some((control, token)) = control.zip(token) {

@@ -167,8 +167,8 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// By how much a counter grew. One that went back belongs to something new of the same name.
-    fn grown(&self, counter: &str) -> f64 {
+    /// Increase of a counter. A counter that decreased belongs to a new object of the same name.
+    fn increase(&self, counter: &str) -> f64 {
         let new = self.new[counter].as_u64().unwrap_or(0);
         let old = self.old[counter].as_u64().unwrap_or(0);
         (if new >= old { new - old } else { new }) as f64
@@ -436,7 +436,7 @@ pub mod tests {
             let picture = picture(old.as_ref(), &new);
             assert_eq!((picture.secs, picture.ports[0].in_frames), (0.0, None));
             assert_eq!(picture.workers[0].cpu, None);
-            assert_eq!(picture.ports[0].ingress[0].state, "hot", "values other than rates are known");
+            assert_eq!(picture.ports[0].ingress[0].state, "hot", "only rates are unknown");
         }
     }
 

@@ -25,9 +25,9 @@ fn lock<T>(queue: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Queues for Told {
-    fn started(&mut self, _: u16, _: Arc<OwnedFd>, _: Arc<OwnedFd>) {}
-    fn stopped(&mut self, _: u16) {}
-    fn active(&mut self, queues: u16) {
+    fn start(&mut self, _: u16, _: Arc<OwnedFd>, _: Arc<OwnedFd>) {}
+    fn stop(&mut self, _: u16) {}
+    fn set_active(&mut self, queues: u16) {
         lock(&self.0).push(queues);
     }
     fn log(&self) -> Box<dyn FnMut(HostError) + Send> {

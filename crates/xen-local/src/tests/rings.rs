@@ -17,9 +17,9 @@ const SIZES: Sizes = Sizes { tx_buffers: 8, tx_pages_each: 2, rx_pages: 32 };
 struct Nobody;
 
 impl Queues for Nobody {
-    fn started(&mut self, _: u16, _: Arc<OwnedFd>, _: Arc<OwnedFd>) {}
-    fn stopped(&mut self, _: u16) {}
-    fn active(&mut self, _: u16) {}
+    fn start(&mut self, _: u16, _: Arc<OwnedFd>, _: Arc<OwnedFd>) {}
+    fn stop(&mut self, _: u16) {}
+    fn set_active(&mut self, _: u16) {}
 
     fn log(&self) -> Box<dyn FnMut(HostError) + Send> {
         Box::new(|error| panic!("{error}"))

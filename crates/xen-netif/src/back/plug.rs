@@ -17,11 +17,11 @@ use crate::port::{Event, PageMapper, Pair, Peer, Vif, Wiring};
 pub trait Queues {
     /// A queue has rings. `tx` becomes readable when its front half sent, `rx` when it offers
     /// pages: edges, to be waited for and not read.
-    fn started(&mut self, queue: u16, tx: Arc<OwnedFd>, rx: Arc<OwnedFd>);
+    fn start(&mut self, queue: u16, tx: Arc<OwnedFd>, rx: Arc<OwnedFd>);
     /// It has none any more.
-    fn stopped(&mut self, queue: u16);
+    fn stop(&mut self, queue: u16);
     /// Frames may go to so many of them, from the first on.
-    fn active(&mut self, queues: u16);
+    fn set_active(&mut self, queues: u16);
     /// Takes why static grants could not be mapped; a guest can have that as often as it likes.
     fn log(&self) -> Box<dyn FnMut(HostError) + Send>;
 }
@@ -164,15 +164,15 @@ impl<Q: Queues> Socket<Q> {
         }
         let active = if link { rings.count } else { 0 };
         if std::mem::replace(&mut rings.active, active) != active {
-            self.queues.active(active);
+            self.queues.set_active(active);
         }
     }
 
     fn end(&mut self) {
         let Some(rings) = self.rings.take() else { return };
-        self.queues.active(0);
+        self.queues.set_active(0);
         for (queue, pair) in (0..rings.count).zip(&self.pairs) {
-            self.queues.stopped(queue);
+            self.queues.stop(queue);
             lock(&pair.ingress).deactivate();
             lock(&pair.egress).deactivate();
         }
@@ -250,7 +250,7 @@ impl<Q: Queues> Plug for Socket<Q> {
             };
             lock(&pair.ingress).activate(tx, wiring(tx_end.0));
             lock(&pair.egress).activate(rx, wiring(rx_end.0));
-            self.queues.started(number, tx_end.1, rx_end.1);
+            self.queues.start(number, tx_end.1, rx_end.1);
         }
         self.rings = Some(Rings { count, active: 0, vif, ctrl, pages, _charge: charge });
         Ok(())

@@ -83,7 +83,7 @@ fn end_xenstore(system: &mut System, of: &Hypervisor) {
     let home = Home::new(server.connect(0).unwrap()).unwrap();
     let bus = system.xen.get_mut(of).unwrap();
     let old = std::mem::replace(&mut bus.home, home);
-    system.unwatch(old.as_fd(), &What::Xenstore(of.clone()));
+    system.unwatch(old.as_fd(), &Event::Xenstore(of.clone()));
     system.watch_home(of).unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! Two workers' time, shared among floods.
+//! Fair shares of two workers' time among floods.
 
 use switch::fair::level::PERIOD_NS;
 
@@ -13,7 +13,7 @@ fn evenness(served: &[u64]) -> f64 {
     sum * sum / (served.len() as f64 * squares)
 }
 
-/// Floods that begin on the first of two workers, and how long each was served.
+/// Floods that start on the first of two workers, and the time that each was served.
 struct Floods {
     pool: Arc<Pool>,
     stats: Vec<Arc<IngressStats>>,
@@ -45,11 +45,11 @@ impl Floods {
     }
 }
 
-/// Issue 14, row 16: time served is counted by the workers' clock, so that both are full however
-/// busy the machine is.
+/// Issue 14, row 16: service is measured by the workers' clock, so both are fully loaded on any
+/// machine.
 #[test]
 fn floods_on_two_workers_are_served_for_the_same_time() {
-    // Even splits, and those where queues have to take turns.
+    // Even splits, and some where queues must take turns.
     for count in [2, 3, 5, 10, 11, 20] {
         let floods = Floods::new(count);
         let end = Instant::now() + Duration::from_secs(60);
@@ -57,7 +57,7 @@ fn floods_on_two_workers_are_served_for_the_same_time() {
             assert!(Instant::now() < end, "not all are served: {:?}", floods.served());
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Where the CPU was taken from a queue, that is made up for later.
+        // Time that the CPU took from a queue is compensated later.
         let before = (floods.served(), floods.moves());
         loop {
             std::thread::sleep(Duration::from_millis(100));
@@ -75,9 +75,9 @@ fn floods_on_two_workers_are_served_for_the_same_time() {
     }
 }
 
-/// A queue that moves takes its place among the others: at most one decision a period moves it.
+/// A queue that moves is scheduled by its share: it moves at most once per period.
 #[test]
-fn floods_that_can_be_even_stay_where_they_are() {
+fn floods_that_split_evenly_do_not_move() {
     let floods = Floods::new(4);
     let end = Instant::now() + Duration::from_secs(60);
     let periods = Duration::from_nanos(50 * PERIOD_NS);
