@@ -302,7 +302,7 @@ impl Link {
     pub fn takes(&self) -> Offloads {
         match self {
             Self::VhostUser(frontend) => vhost_user::net::sends(frontend.features()),
-            Self::Xen(link) => link.agreed().map(Agreed::takes).unwrap_or_default(),
+            Self::Xen(link) => link.agreed().map(Agreed::offloads).unwrap_or_default(),
         }
     }
 

@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 use os::{SocketError, Until};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use xen_netif::back::{Failure, Home, State, Tree};
-use xen_netif::front::{Agreed, BACK, FrontRings, Handshake, Kept, Queue, Sizes, Status, Wishes};
+use xen_netif::front::{
+    Agreed, BACK, FrontOptions, FrontRings, Handshake, Kept, Queue, Sizes, Status,
+};
 use xen_netif::host::{self, Front, HostError};
 use xen_netif::store::StoreError;
 
@@ -253,9 +255,9 @@ impl XenLink {
         // that are made and closed again would have its port come and go with each attempt.
         let (fewest, ctrl) = (queues, statics);
         let multicast = !groups.is_empty();
-        let wishes = Wishes { queues, fewest, split, ctrl, smart_poll, hash, multicast };
+        let options = FrontOptions { queues, fewest, split, ctrl, smart_poll, hash, multicast };
         let rings = FrontRings::new(front, backend_domid, sizes);
-        let handshake = Handshake::new(dir.clone(), wishes, rings);
+        let handshake = Handshake::new(dir.clone(), options, rings);
         home.watch(&format!("{dir}/backend"), "front")?;
         let (agreed, kept) = (None, Kept::default());
         let hashed = false;
@@ -279,7 +281,7 @@ impl XenLink {
     pub fn within(&mut self, limit: Duration) -> Result<Vec<Queue>, XenError> {
         let deadline = Instant::now() + limit;
         loop {
-            let status = self.handshake.look(&mut self.home)?;
+            let status = self.handshake.poll(&mut self.home)?;
             if let Status::Few(has) = status {
                 return Err(XenError::Queues { wanted: self.queues, has });
             }
@@ -413,7 +415,7 @@ impl XenLink {
 
     /// Looks what an event is about. `Err`: the rings are not to be used any more.
     fn follow(&mut self, events: &[String]) -> Result<(), Lost> {
-        let status = self.handshake.look(&mut self.home).map_err(|_| Lost)?;
+        let status = self.handshake.poll(&mut self.home).map_err(|_| Lost)?;
         if self.handshake.rings().is_stopped() {
             return Err(Lost);
         }
@@ -442,7 +444,7 @@ impl XenLink {
             let _ = ctrl.finish(KEEP_MAX);
         }
         self.handshake.leave();
-        while let Ok(Status::Up | Status::Waiting) = self.handshake.look(&mut self.home)
+        while let Ok(Status::Up | Status::Waiting) = self.handshake.poll(&mut self.home)
             && os::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false)
             && self.home.events().is_ok()
         {}

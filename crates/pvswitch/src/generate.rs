@@ -9,7 +9,7 @@ use guest::Connect;
 use guest::generate::{self, Idle, Mode, Options};
 
 use crate::cli::{GenArgs, GenMode};
-use crate::error::{AnyError, Usage, ended, interval, time};
+use crate::error::{AnyError, Usage, guest_error, interval, time};
 use crate::{cost, signals};
 
 /// Runs `pvswitch gen`.

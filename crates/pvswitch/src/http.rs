@@ -195,8 +195,11 @@ async fn serve(acceptor: Acceptor, control: Arc<Control>) -> std::io::Result<()>
     Ok(())
 }
 
-async fn admit<S>(accepted: std::io::Result<S>, place: OwnedSemaphorePermit, asker: &Arc<Asker>)
-where
+async fn admit<S>(
+    accepted: std::io::Result<S>,
+    permit: OwnedSemaphorePermit,
+    control: &Arc<Control>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     match accepted {

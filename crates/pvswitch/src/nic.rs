@@ -8,7 +8,7 @@ use guest::nic::{Options, run};
 use uplink::TapOptions;
 
 use crate::cli::NicArgs;
-use crate::error::{AnyError, Usage, ended, interval, time};
+use crate::error::{AnyError, Usage, guest_error, interval, time};
 use crate::{cost, signals};
 
 /// As long as a ring, so that a TCP window of GSO frames is queued instead of dropped.

@@ -379,7 +379,7 @@ fn broken_rings_stop_their_port_only() {
         switch.wait_up(&name, false);
         others.wait_for_replies(&switch);
         assert!(vif.faults() >= 1, "{what}");
-        assert!(vif.xen("state").contains("the guest's driver broke the protocol"));
+        assert!(vif.xen("state").contains("the guest's driver violated the protocol"));
         assert_eq!(vif.xen("error"), what);
         let line = format!("port {name}: stopped: its guest violated the protocol: {what}");
         assert_eq!(lines(&switch, &line), 1, "{line}\n{}", switch.log());
@@ -625,8 +625,8 @@ fn invalid_keys_leave_no_resources_held() {
         (&[("ctrl-ring-ref", GREF + PAGES)], "cannot be mapped: no such entry"),
         (&[("event-channel-rx", 77)], "event channel 77 cannot be bound: no such port"),
         // An event channel that is in use must not be bound again.
-        (&[("event-channel-tx", 2)], "event channel 2 cannot be bound: it is bound already"),
-        (&[("event-channel-ctrl", 1)], "event channel 1 cannot be bound: it is bound already"),
+        (&[("event-channel-tx", 2)], "event channel 2 cannot be bound: already bound"),
+        (&[("event-channel-ctrl", 1)], "event channel 1 cannot be bound: already bound"),
         // A page of data is not a ring.
         (&[("tx-ring-ref", GREF + DATA)], "tx ring: "),
         (&[("multi-queue-num-queues", 2)], "queue-0/tx-ring-ref is missing"),

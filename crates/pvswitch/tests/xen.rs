@@ -93,7 +93,7 @@ fn states_are_shown() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[vif(&dir, "a", "")]);
     let state = |key: &str| switch.port("show", "a")["xen"][key].as_str().unwrap().to_string();
-    assert_eq!(state("state"), "waiting for the toolstack to make vif 1/0");
+    assert_eq!(state("state"), "waiting for the toolstack to create vif 1/0");
     let sink = guest(&dir, "a", "xen-local", &["--mode", "sink"]);
     switch.wait_up("a", true);
     assert_eq!((state("state"), state("front")), ("connected".into(), "Connected".into()));
@@ -231,7 +231,7 @@ fn frames_of_a_guest_whose_link_is_down_are_dropped() {
         let before = got();
         wait_for("frames", || got() > before + 100);
         set("1");
-        wait_for("the link to go down", || state() == "connected, link down by the toolstack");
+        wait_for("the link to go down", || state() == "connected, link set down by the toolstack");
         assert_eq!(carrier(), "0");
         let (before, lost) = (got(), dropped());
         wait_for("dropped frames", || dropped() > lost + 500);

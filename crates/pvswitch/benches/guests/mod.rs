@@ -324,7 +324,7 @@ impl Guests for Xen {
         while self.rx.take(&mut self.packet, 1).expect("well formed") {
             frames += 1;
             for slot in &self.packet.slots {
-                self.rx.offer(slot.request.id);
+                self.rx.post(slot.request.id);
             }
         }
         self.rx.publish();

@@ -491,7 +491,7 @@ impl<'a> Demo<'a> {
         };
         let slowest = hostile.rates.iter().map(|r| r.1).fold(f64::INFINITY, f64::min);
         self.view.result(&format!(
-            "s, {} of {} lost/s, {} of {} lost",
+            "faults: the other pair at {} frames/s or more, {} of {} lost",
             si(slowest),
             hostile.lost,
             si(hostile.frames as f64)

@@ -339,7 +339,8 @@ impl System {
         for name in self.found() {
             let Some(port) = self.xen_port(&name).filter(|port| port.of == *of) else { continue };
             let id = port.id;
-            if self.xen.get_mut(of).and_then(|b| b.bus.vif(id)).is_some_and(|vif| vif.is_over()) {
+            if self.xen.get_mut(of).and_then(|b| b.bus.vif(id)).is_some_and(|vif| vif.is_finished())
+            {
                 let _ = self.del_port(&name);
             }
         }
@@ -536,7 +537,7 @@ impl System {
             "back": status.back.to_string(),
             "state": state_text(status.text, &stalled_s, status.queues),
             "error": status.error,
-            "takes": status.takes,
+            "takes": status.features,
             "queues": status.queues,
             "xenstore": if bus.is_some_and(|b| b.retry.is_none()) { "connected" } else { "lost" },
         })

@@ -219,7 +219,7 @@ pub struct Handle {
     pub(super) index: u8,
     pub(super) epoll: OwnedFd,
     pub(super) wake: OwnedFd,
-    pub(super) commands: Mutex<Inbox>,
+    pub(super) commands: Mutex<Commands>,
     pub(super) has_commands: AtomicBool,
     /// Its counters.
     pub stats: WorkerStats,

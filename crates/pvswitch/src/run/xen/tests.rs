@@ -126,7 +126,7 @@ fn rings_survive_a_restart_of_xenstore_and_changes_are_read_afterwards() {
 
 #[test]
 fn state_says_that_a_receiver_is_stalled() {
-    let of = |stalled_s: &[u64], queues| stands("connected".into(), stalled_s, queues);
+    let of = |stalled_s: &[u64], queues| state_text("connected".into(), stalled_s, queues);
     assert_eq!(of(&[], 1), "connected");
     let why = ": its driver posts no buffers";
     assert_eq!(of(&[75], 1), format!("connected, receiver stalled for 75 s{why}"));
