@@ -79,8 +79,7 @@ impl Raw {
         os::send(self.stream.as_fd(), &message, fds).is_ok()
     }
 
-    /// Sends a message and waits for the acknowledgement: 0 means success. `None`: the switch has
-    /// closed the connection.
+    /// Sends a message and waits for the acknowledgement, 0 for success; `None`: connection closed.
     fn ask(&self, request: R, payload: Vec<u8>, fds: &[BorrowedFd<'_>]) -> Option<u64> {
         self.send(request, payload, true, fds);
         let mut reply = [0; 20];

@@ -44,8 +44,8 @@ fn counters_are_printed_each_interval_and_at_the_end() {
         let ports = [format!("a={}", at("a")), format!("b={}", at("b"))];
         let switch = Switch::start(&dir, &[], &ports);
         let out = dir.text("out");
-        let told = ["--json", "--interval", "0.1", "--poll", "event"];
-        let Some(mut nic) = nic(&at("b"), &out, &told) else { return };
+        let args = ["--json", "--interval", "0.1", "--poll", "event"];
+        let Some(mut nic) = nic(&at("b"), &out, &args) else { return };
         switch.wait_up("b", true);
         let send = ["--rate", "2k", "--duration", "0.3"];
         let sent = Gen::connect(&at("a"), &send).report()["sent_frames"].as_u64().unwrap();
@@ -80,22 +80,22 @@ fn nic_keeps_its_settings_when_its_switch_restarts() {
     };
     let connected = |is: bool| wait_for("its switch", || ctl(&["stats"])["connected"] == is);
     let policies = || {
-        let told = ctl(&["stats"]);
-        assert_eq!(told["guest"], "nic", "{told}");
-        [0, 1].map(|i| ["poll", "kick"].map(|key| told["queues"][i][key].clone()))
+        let stats = ctl(&["stats"]);
+        assert_eq!(stats["guest"], "nic", "{stats}");
+        [0, 1].map(|i| ["poll", "kick"].map(|key| stats["queues"][i][key].clone()))
     };
     connected(true);
     assert_eq!(policies(), [["adaptive", "event"]; 2]);
     assert_eq!(ctl(&["set", "poll=event", "kick=timer:2000"])["ok"], true);
     assert_eq!(ctl(&["set", "1", "poll=coalesce:50,8"])["ok"], true);
-    let told = [["event", "timer:2000"], ["coalesce:50,8", "timer:2000"]];
-    assert_eq!(policies(), told);
+    let want = [["event", "timer:2000"], ["coalesce:50,8", "timer:2000"]];
+    assert_eq!(policies(), want);
     switch.process.kill();
     connected(false);
     assert_eq!(ctl(&["set", "0", "kick=event"])["ok"], true);
     let _switch = Switch::start(&dir, &[], &port);
     connected(true);
-    assert_eq!(policies(), [["event", "event"], told[1]]);
+    assert_eq!(policies(), [["event", "event"], want[1]]);
     assert!(nic.end().success());
     assert!(!dir.path("guest").exists(), "its socket is removed");
 }
@@ -117,8 +117,8 @@ fn interface_has_the_carrier_of_its_vif() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[format!("a=xen-local:{}", dir.text("a"))]);
     let out = dir.text("out");
-    let told = ["--poll", "event"];
-    let Some(mut nic) = nic(&format!("xen-local:{}", dir.text("a")), &out, &told) else { return };
+    let args = ["--poll", "event"];
+    let Some(mut nic) = nic(&format!("xen-local:{}", dir.text("a")), &out, &args) else { return };
     switch.wait_up("a", true);
     let carrier = || !within(&nic, "ip link show pvs0").contains("NO-CARRIER");
     assert!(carrier());
@@ -201,8 +201,8 @@ fn each_queue_of_the_interface_has_a_queue_pair() {
         let ports = ["a", "b"].map(|name| format!("{name}={},queues=2", at(name)));
         let switch = Switch::start(&dir, &[], &ports);
         let out = dir.text("out");
-        let told = ["--json", "--queues", "2", "--poll", "event"];
-        let Some(mut nic) = nic(&at("b"), &out, &told) else { return };
+        let args = ["--json", "--queues", "2", "--poll", "event"];
+        let Some(mut nic) = nic(&at("b"), &out, &args) else { return };
         switch.wait_up("b", true);
         let frames = |way: &str| {
             let queues = switch.port("stats", "b")[way].as_array().unwrap().clone();

@@ -134,10 +134,10 @@ fn policies_of_a_guest_change_while_frames_pass_and_none_is_lost() {
             json(&takes, &["set", "1", "poll=timer:2000"]);
             json(&sends, &["set", &format!("kick={kick}"), &format!("poll={poll}")]);
             json(&sends, &["set", "0", "kick=coalesce:100/pending"]);
-            let told = json(&takes, &["stats"]);
-            assert_eq!(each(&told["queues"], "poll"), [*poll, "timer:2000"], "{kind}: {told}");
-            let told = json(&sends, &["stats"]);
-            assert_eq!(each(&told["queues"], "kick"), ["coalesce:100/pending", kick], "{told}");
+            let stats = json(&takes, &["stats"]);
+            assert_eq!(each(&stats["queues"], "poll"), [*poll, "timer:2000"], "{kind}: {stats}");
+            let stats = json(&sends, &["stats"]);
+            assert_eq!(each(&stats["queues"], "kick"), ["coalesce:100/pending", kick], "{stats}");
             let received = || each(&json(&takes, &["stats"])["queues"], "received_frames");
             let before = received();
             wait_for(&format!("{kind} frames on both queues with {poll} and {kick}"), || {
@@ -207,8 +207,8 @@ fn an_idle_guest_sleeps_and_replies_to_requests() {
     assert_eq!(each(&idle["queues"], "state"), ["cold"], "{idle}");
     json(&control, &["set", "poll=spin"]);
     wait_for("polls", || {
-        let told = json(&control, &["stats"]);
-        told["polls"].as_u64() > Some(1000) && each(&told["queues"], "state") == ["hot"]
+        let stats = json(&control, &["stats"]);
+        stats["polls"].as_u64() > Some(1000) && each(&stats["queues"], "state") == ["hot"]
     });
     // Under a timer nothing is polled for long without frames.
     json(&control, &["set", "poll=timer:1000"]);
@@ -297,7 +297,7 @@ fn a_guest_waiting_for_its_switch_replies_and_keeps_its_settings() {
     json(&control, &["set", "poll=coalesce:100,8"]);
     json(&control, &["set", "0", "kick=timer:50"]);
     let _switch = Switch::start(&dir, &[], &[dir.port("a", "")]);
-    let told = wait_connected(&control);
-    assert_eq!(each(&told["queues"], "poll"), ["coalesce:100,8"]);
-    assert_eq!(each(&told["queues"], "kick"), ["timer:50"]);
+    let stats = wait_connected(&control);
+    assert_eq!(each(&stats["queues"], "poll"), ["coalesce:100,8"]);
+    assert_eq!(each(&stats["queues"], "kick"), ["timer:50"]);
 }

@@ -152,14 +152,14 @@ fn calls_are_delayed_by_the_call_policy() {
         (n(&q, "calls"), n(&q, "calls_late"), n(&q, "frames"))
     };
     wait_for("frames", || calls().2 > 2000);
-    let (told, late, frames) = calls();
+    let (count, late, frames) = calls();
     // 25 frames arrive in 5 ms; a suspended machine may bunch them, but not spread them.
-    assert!(late > 0 && told * 10 < frames, "{told} calls, {late} delayed, {frames} frames");
+    assert!(late > 0 && count * 10 < frames, "{count} calls, {late} delayed, {frames} frames");
     switch.json(&["set", "ad", "call=event"]);
-    let (told, _, frames) = calls();
+    let (count, _, frames) = calls();
     wait_for("calls at once", || {
         let (now, _, passed) = calls();
-        passed > frames + 1000 && (now - told) * 3 > passed - frames
+        passed > frames + 1000 && (now - count) * 3 > passed - frames
     });
     flow.end_whole(&switch);
 }

@@ -42,12 +42,12 @@ impl Netns {
             if args == "-n" {
                 command.args(["link", "add", "br0", "type", "bridge", "mcast_snooping", "0"]);
             }
-            let told = command.output().map_or_else(
+            let error = command.output().map_or_else(
                 |error| error.to_string(),
                 |o| if o.status.success() { String::new() } else { format!("{o:?}") },
             );
-            if !told.is_empty() {
-                println!("skipped: {command:?}: {told}");
+            if !error.is_empty() {
+                println!("skipped: {command:?}: {error}");
                 return None;
             }
         }

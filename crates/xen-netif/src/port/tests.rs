@@ -698,10 +698,10 @@ fn smart_poll_is_claimed_only_for_what_was_published() {
         guest.pair.egress.lock().unwrap().set_smart_poll(flag.clone());
         flag
     });
-    let told = |guest: &Guest| guest.channel.notified.load(Ordering::Relaxed);
+    let notified = |guest: &Guest| guest.channel.notified.load(Ordering::Relaxed);
     let see = |a: &mut Guest, b: &mut Guest| {
         carry(a, b);
-        [(told(a), flags[0].is_active()), (told(b), flags[1].is_active())]
+        [(notified(a), flags[0].is_active()), (notified(b), flags[1].is_active())]
     };
     (0..3).for_each(|_| a.send(&tcp(60), &[60], 0, &[]));
     assert_eq!(see(&mut a, &mut b), [(1, true), (0, false)], "no page to put them into");
@@ -715,7 +715,7 @@ fn smart_poll_is_claimed_only_for_what_was_published() {
     assert_eq!(see(&mut a, &mut b), [(1, false); 2], "nothing new");
     assert!(a.pair.ingress.lock().unwrap().deactivate());
     assert!(b.pair.egress.lock().unwrap().deactivate());
-    assert_eq!([told(&a), told(&b)], [1; 2]);
+    assert_eq!([notified(&a), notified(&b)], [1; 2]);
 }
 
 #[test]

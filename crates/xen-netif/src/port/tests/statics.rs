@@ -156,9 +156,9 @@ fn a_vifs_pages_are_mapped_by_its_host_or_the_error_is_logged() {
     const GREFS: [u32; 2] = [50, 51];
     let (mut a, _) = two();
     let (said, heard) = mpsc::channel();
-    let told = move |error: HostError| said.send(error.to_string()).unwrap();
+    let failed = move |error: HostError| said.send(error.to_string()).unwrap();
     let paid = Arc::new(Stock::new("mappings", 3, None));
-    let mapper = PageMapper::new(a.host.clone(), 1, vec![a.pair.clone()], told);
+    let mapper = PageMapper::new(a.host.clone(), 1, vec![a.pair.clone()], failed);
     let mut mapper = mapper.charged_to(&paid);
     let grants = [(GREFS[0], true), (GREFS[1], false)];
     let mapped = mapper.map(&grants).unwrap();

@@ -149,8 +149,8 @@ fn front_half_without_pages_is_stalled_after_a_time_until_it_posts_some() {
         assert_eq!(net.stalled(), (None, vec![]));
         // Again, and a frame arrives before its kick.
         net.stream(&mut a, flood, 63);
-        let (starves, told) = net.stalled();
-        assert!(starves >= Some(STARVED_NS) && told == [true], "{starves:?} {told:?}");
+        let (stalled_ns, reports) = net.stalled();
+        assert!(stalled_ns >= Some(STARVED_NS) && reports == [true], "{stalled_ns:?} {reports:?}");
         b.post(103..104);
         net.stream(&mut a, flood, 1);
         assert_eq!(net.stalled(), (None, vec![false]));
@@ -194,12 +194,12 @@ fn front_half_is_stalled_although_it_rejects_filtered_frames() {
     b.vif.filter_multicast(true);
     let mut multicast = flooded();
     multicast[..6].copy_from_slice(&[1, 0, 0x5e, 0, 0, 9]);
-    for told in [vec![true], vec![]] {
+    for reports in [vec![true], vec![]] {
         for _ in 0..61 {
             a.send(&multicast, &[60], 0, &[]);
             net.stream(&mut a, true, 1);
         }
-        assert_eq!(net.stalled().1, told);
+        assert_eq!(net.stalled().1, reports);
     }
     assert_eq!(b.pair.egress_stats.drops_filtered.get(), 122);
 }
