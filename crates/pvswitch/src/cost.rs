@@ -61,13 +61,13 @@ fn measure(longest: Duration, cpu: Option<usize>) -> std::io::Result<(Costs, Opt
     let cpus = Cpus::of(cpu)?;
     let naps = naps(longest, &cpus);
     if one_cpu(&std::fs::read_to_string("/sys/devices/system/cpu/online")?) {
-        return Ok(judged(naps, None));
+        return Ok(evaluate(naps, None));
     }
-    Ok(judged(naps, Some(wakes(longest, &cpus)?)))
+    Ok(evaluate(naps, Some(wakes(longest, &cpus)?)))
 }
 
 /// Costs from measured sleeps; typical ones where these were too few. `None`: one CPU.
-fn judged(naps: Sleeps, wakes: Option<Sleeps>) -> (Costs, Option<String>) {
+fn evaluate(naps: Sleeps, wakes: Option<Sleeps>) -> (Costs, Option<String>) {
     let usual = if wakes.is_some() { Costs::TYPICAL } else { Costs::ONE_CPU };
     let few = |n: &usize| *n < ENOUGH;
     let seen = (naps.len(), wakes.as_ref().map(Vec::len));
@@ -255,23 +255,23 @@ mod tests {
     #[test]
     fn too_few_sleeps_give_typical_costs() {
         let all = |n: usize, each: (u64, u64)| vec![each; n];
-        let (costs, doubt) = judged(all(48, (7, 8)), Some(all(48, (9, 10))));
+        let (costs, doubt) = evaluate(all(48, (7, 8)), Some(all(48, (9, 10))));
         let seen = Costs { wake_ns: 9, wake_late_ns: 10, nap_ns: 7, nap_late_ns: 8 };
         assert_eq!((costs, doubt), (seen, None));
         // Naps took all the time, or wake-ups were never completed.
         for wakes in [0, ENOUGH - 1] {
-            let (costs, doubt) = judged(all(48, (7, 8)), Some(all(wakes, (9, 10))));
+            let (costs, doubt) = evaluate(all(48, (7, 8)), Some(all(wakes, (9, 10))));
             let Costs { wake_ns, wake_late_ns, .. } = Costs::TYPICAL;
             assert_eq!(costs, Costs { wake_ns, wake_late_ns, ..seen });
             let want = format!("48 of 48 naps and {wakes} of 48 wake-ups");
             assert!(doubt.unwrap().contains(&want), "{want}");
         }
-        let (costs, doubt) = judged(all(3, (7, 8)), Some(all(ENOUGH, (0, 0))));
+        let (costs, doubt) = evaluate(all(3, (7, 8)), Some(all(ENOUGH, (0, 0))));
         let Costs { nap_ns, nap_late_ns, .. } = Costs::TYPICAL;
         // A clock that is too coarse does not make it a machine with one CPU, either.
         assert_eq!(costs, Costs { wake_ns: 1, wake_late_ns: 0, nap_ns, nap_late_ns });
         assert!(doubt.is_some());
-        let (costs, doubt) = judged(all(48, (7, 8)), None);
+        let (costs, doubt) = evaluate(all(48, (7, 8)), None);
         assert_eq!((costs.wake_ns, costs.nap_ns, doubt), (0, 7, None));
     }
 

@@ -454,7 +454,7 @@ impl System {
         let mut served = Vec::new();
         let queues = TapQueues::new(&tap);
         for bus in self.xen.values() {
-            bus.lend_memory(&queues);
+            bus.set_tap_memory(&queues);
         }
         for (queue, pair) in tap.pairs.into_iter().enumerate() {
             egress.push(EgressQueue::new(pair.egress, pair.egress_stats));

@@ -48,7 +48,7 @@ impl World {
         self.switch.counter("s", "ingress", "frames")
     }
 
-    fn given(&self) -> u64 {
+    fn delivered(&self) -> u64 {
         self.switch.counter("d", "egress", "frames")
     }
 
@@ -92,7 +92,7 @@ fn drained_port_costs_nothing_and_resumes_without_loss() {
         for _ in 0..2 {
             world.drain();
             let taken = world.taken();
-            assert_eq!((world.given(), world.drops()), (taken, 0), "{poll}");
+            assert_eq!((world.delivered(), world.drops()), (taken, 0), "{poll}");
             wait_for("the queue to be cold", || world.ingress()["state"] == "cold");
             // The sink's queue goes cold by itself, a tenth of a second after the last frame.
             std::thread::sleep(Duration::from_millis(200));
@@ -121,7 +121,7 @@ fn drained_vif_is_removed_without_loss() {
         world.drain();
         let taken = world.taken();
         std::thread::sleep(Duration::from_millis(100));
-        assert_eq!((world.taken(), world.given(), world.drops()), (taken, taken, 0));
+        assert_eq!((world.taken(), world.delivered(), world.drops()), (taken, taken, 0));
         world.switch.json(&["drain", "s", "--off"]);
         world.wait_taken(100);
     }
@@ -148,7 +148,7 @@ fn drained_port_still_receives_and_is_removed_without_loss() {
     let out = switch.ctl(&["show"]);
     let out = String::from_utf8(out.stdout).unwrap();
     assert!(out.lines().any(|line| line.starts_with("s ") && line.contains("drained")), "{out}");
-    assert_eq!((world.taken(), world.given(), world.drops()), (taken, taken, 0));
+    assert_eq!((world.taken(), world.delivered(), world.drops()), (taken, taken, 0));
     switch.json(&["del-port", "s"]);
     // A new port with the same name is not drained.
     switch.json(&["add-port", &world.dir.port("s", "")]);
@@ -183,7 +183,7 @@ fn frames_held_for_a_frozen_receiver_do_not_block_a_drain() {
     world.drain();
     let taken = world.taken();
     // Held frames are dropped after a time.
-    wait_for("the end of each frame", || world.given() + world.drops() == taken);
+    wait_for("the end of each frame", || world.delivered() + world.drops() == taken);
     common::signal(&world.sink.0.0, Signal::CONT);
     world.switch.json(&["drain", "s", "--off"]);
     world.wait_taken(1000);

@@ -126,7 +126,7 @@ fn every_frame_arrives_with_combined_settings() {
 
 /// Sends requests and receives replies. A reply is lost after 100 ms, and so if a side sleeps with
 /// work pending.
-fn answered(switch: &Switch, dir: &Dir, case: &[&str]) -> Value {
+fn run_requests(switch: &Switch, dir: &Dir, case: &[&str]) -> Value {
     let echo = Gen::start(&dir.path("p1"), &[case, &["--mode", "echo"]].concat());
     switch.wait_up("p1", true);
     let args = ["--mode", "rr", "--rate", "200", "--duration", "0.4", "--size", "1514"];
@@ -144,11 +144,11 @@ fn every_request_is_replied_to_under_every_policy_and_setting() {
     let dir = Dir::new();
     let switch = wired(&dir);
     for policy in POLICIES {
-        let report = answered(&switch, &dir, &["--poll", policy, "--kick", policy]);
+        let report = run_requests(&switch, &dir, &["--poll", policy, "--kick", policy]);
         assert_eq!(report["settings"]["kick"], policy);
     }
     for set in SETS {
-        answered(&switch, &dir, &["--set", set, "--poll", "coalesce:50,8", "--packed"]);
+        run_requests(&switch, &dir, &["--set", set, "--poll", "coalesce:50,8", "--packed"]);
     }
 }
 

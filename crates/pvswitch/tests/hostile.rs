@@ -603,7 +603,7 @@ fn in_band_kick_of_a_receive_ring_retries_held_frames() {
             ["egress", "ingress"].map(|way| switch.counter("x", way, "kicks")) == [n, n]
         });
     };
-    // A ring that is enabled counts as kicked: what came while it was disabled was lost.
+    // Enabling a ring counts as a kick: kicks of a disabled ring were lost.
     kicks(1);
     // It has no kick descriptors: its kicks are messages, for both rings.
     for ring in 0..2_u64 {

@@ -88,7 +88,7 @@ impl Guest {
         rustix::io::pwrite(&table, &table_bytes, u64::from(GREF) * 8).unwrap();
         let hello = message([1, 1, PAGES, 0]);
         os::send(socket.as_fd(), &hello, &[memory.as_fd(), table.as_fd()]).unwrap();
-        let (answer, _) = answer(&socket);
+        let (answer, _) = receive_reply(&socket);
         assert_eq!(answer[0], 2, "welcome");
         let mapping = Arc::new(Mapping::new(memory.as_fd(), 0, len).unwrap());
         let store = Store::connect(&dir.join("xenstored")).unwrap();
@@ -107,7 +107,7 @@ impl Guest {
 
     fn channel(&self) -> Channel {
         os::send(self.socket.as_fd(), &message([3, 0, 0, 0]), &[]).unwrap();
-        let (words, fds) = answer(&self.socket);
+        let (words, fds) = receive_reply(&self.socket);
         let [to_front, to_back] = <[OwnedFd; 2]>::try_from(fds).unwrap();
         Channel { port: words[1], to_back, _to_front: to_front }
     }
@@ -175,7 +175,7 @@ impl Guest {
     }
 
     /// The statuses of the last `n` slots of the tx ring, once all have responses.
-    fn answers(&self, n: u32) -> Vec<i16> {
+    fn statuses(&self, n: u32) -> Vec<i16> {
         let area = self.area(TX);
         wait_for("answers", || area.sync_load_u32(8, Ordering::Acquire) == self.tx_prod);
         let answered = (0..n).map(|i| self.tx_prod.wrapping_sub(n - i) % RING_SIZE);
@@ -193,12 +193,12 @@ impl Guest {
         self.write_frame(0x98);
         self.request(GREF + DATA, 0, 0, 60);
         self.push();
-        assert_eq!(self.answers(1), [status::OKAY]);
+        assert_eq!(self.statuses(1), [status::OKAY]);
     }
 }
 
 /// Receives a reply of the hypervisor.
-fn answer(socket: &OwnedFd) -> ([u32; 4], Vec<OwnedFd>) {
+fn receive_reply(socket: &OwnedFd) -> ([u32; 4], Vec<OwnedFd>) {
     let end = Instant::now() + Duration::from_secs(20);
     assert!(os::wait(socket.as_fd(), Until::Readable, end).unwrap(), "no reply");
     let (mut bytes, mut fds) = ([0; 16], Vec::new());
@@ -432,21 +432,21 @@ fn refused_packets_get_responses_and_their_port_continues() {
         guest.request(gref, 0, 0, 60);
     }
     guest.push();
-    assert_eq!(guest.answers(RING_SIZE), [status::ERROR; RING_SIZE as usize]);
+    assert_eq!(guest.statuses(RING_SIZE), [status::ERROR; RING_SIZE as usize]);
     assert_eq!(counter("drops_bad_grant"), u64::from(RING_SIZE));
     others.wait_for_replies(&switch);
     // Shorter than a header; more slots than allowed; a later slot longer than the packet.
     guest.request(GREF + DATA, 0, 0, 13);
     guest.push();
-    assert_eq!((guest.answers(1), counter("drops_runt")), (vec![status::ERROR], 1));
+    assert_eq!((guest.statuses(1), counter("drops_runt")), (vec![status::ERROR], 1));
     guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 300);
     (1..20).for_each(|i| guest.request(GREF + DATA, 0, tx_flag::MORE_DATA * u16::from(i < 19), 10));
     guest.push();
-    assert_eq!((guest.answers(20), counter("drops_too_many_segs")), (vec![status::ERROR; 20], 1));
+    assert_eq!((guest.statuses(20), counter("drops_too_many_segs")), (vec![status::ERROR; 20], 1));
     guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 100);
     guest.request(GREF + DATA, 0, 0, 101);
     guest.push();
-    assert_eq!((guest.answers(2), counter("drops_too_long")), (vec![status::ERROR; 2], 1));
+    assert_eq!((guest.statuses(2), counter("drops_too_long")), (vec![status::ERROR; 2], 1));
     // Headers spread over many slots, some of them empty, are a valid packet.
     guest.write_frame(0x98);
     let before = counter("frames");
@@ -456,7 +456,7 @@ fn refused_packets_get_responses_and_their_port_continues() {
     }
     guest.request(GREF + DATA, 3, 0, 57);
     guest.push();
-    assert_eq!(guest.answers(8), [status::OKAY; 8]);
+    assert_eq!(guest.statuses(8), [status::OKAY; 8]);
     assert_eq!(counter("frames"), before + 1);
     others.wait_for_replies(&switch);
     assert!(switch.is_up("bad"));

@@ -273,7 +273,7 @@ fn stopped_receiver_does_not_slow_other_guests() {
     let sink = Gen::start(&dir.path("d"), &["--mode", "sink", "--mac", "02:00:00:00:00:02"]);
     switch.wait_up("d", true);
     let _flood = Gen::start(&dir.path("s"), &["--rate", "50k"]);
-    let answers = || quiet.answers(&switch, Duration::from_millis(250));
+    let answers = || quiet.replies(&switch, Duration::from_millis(250));
     let (mut while_it_takes, mut while_it_does_not) = (0, 0);
     // Alternately: other load on the machine affects both, though not always evenly.
     for _ in 0..10 {

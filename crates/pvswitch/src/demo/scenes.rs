@@ -228,7 +228,7 @@ impl<'a> Demo<'a> {
         }
     }
 
-    /// Measures a stage for part of a scene. With `ask` off, the switch is not queried in between,
+    /// Measures a stage for part of a scene. With `query` off, the switch is not queried in between,
     /// because that would wake it.
     fn watch(
         &mut self,

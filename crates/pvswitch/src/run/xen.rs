@@ -57,7 +57,7 @@ pub(super) struct XenBus {
 
 impl XenBus {
     /// Has frames read into memory that can be granted to vifs.
-    pub(super) fn lend_memory(&self, tap: &TapQueues) {
+    pub(super) fn set_tap_memory(&self, tap: &TapQueues) {
         tap.set_memory(|len| self.host.private(len));
     }
 }
@@ -283,7 +283,7 @@ impl System {
         };
         for port in self.ports.values() {
             if let Attach::Tap(queues) = &port.attach {
-                bus.lend_memory(queues);
+                bus.set_tap_memory(queues);
             }
         }
         let done = bus.bus.start(&mut bus.home, Instant::now());

@@ -229,7 +229,7 @@ impl Bystanders {
     }
 
     /// Number of replies in this time.
-    pub fn answers(&self, switch: &Switch, time: Duration) -> u64 {
+    pub fn replies(&self, switch: &Switch, time: Duration) -> u64 {
         let answers = || switch.counter(self.port, "egress", "frames");
         let before = answers();
         std::thread::sleep(time);

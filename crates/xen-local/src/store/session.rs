@@ -10,7 +10,7 @@ use xen_netif::store::wire::{
     self, Access, Decoder, Errno, Kind, Message, Oversized, PAYLOAD_MAX, Perm,
 };
 
-/// Answers that a client does not take: beyond this, in bytes, it is not listened to.
+/// Maximum length of unsent replies, in bytes; beyond it, no requests are read from the client.
 const UNSENT_MAX: usize = 64 * 1024;
 /// Maximum number of pending events of a client; beyond it, events only name the watched node.
 const PENDING_MAX: usize = 1024;

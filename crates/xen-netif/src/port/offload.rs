@@ -9,7 +9,7 @@ use switch::vnet::{
     DATA_VALID, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, Offloads, VnetHdr,
 };
 
-/// What a guest may ask of us.
+/// Offloads that a guest may request of us.
 const SENDS: Offloads = Offloads { ecn: false, uso4: false, uso6: false, ..Offloads::ALL };
 
 /// Whether the head of a packet is needed for its virtio-net header.

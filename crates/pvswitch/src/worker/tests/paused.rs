@@ -105,7 +105,7 @@ impl Wired {
         }
     }
 
-    fn took(&self) -> usize {
+    fn delivered(&self) -> usize {
         self.receiver.took.load(Ordering::SeqCst)
     }
 }
@@ -117,12 +117,12 @@ fn sender_of_a_full_destination_loses_nothing_and_resumes_when_there_is_room() {
         wired.send(1000);
         // Held frames are dropped after 200 ms: buffers are added steadily, as by a slow receiver.
         let mut offered = 0;
-        while wired.took() < 1000 {
+        while wired.delivered() < 1000 {
             wired.offer(20);
             offered += 20;
             let end = Instant::now() + Duration::from_secs(20);
-            while wired.took() < offered.min(1000) && wired.rig.stats.drops_no_room.get() == 0 {
-                assert!(Instant::now() < end, "{policy}: {} of {offered}", wired.took());
+            while wired.delivered() < offered.min(1000) && wired.rig.stats.drops_no_room.get() == 0 {
+                assert!(Instant::now() < end, "{policy}: {} of {offered}", wired.delivered());
                 std::thread::yield_now();
             }
             // If this machine was suspended for that long, frames were dropped.
@@ -132,7 +132,7 @@ fn sender_of_a_full_destination_loses_nothing_and_resumes_when_there_is_room() {
         }
         let lost = wired.rig.stats.drops_no_room.get();
         assert_eq!(wired.rig.taken().min(1000), wired.rig.taken());
-        assert!(lost > 0 || wired.took() == 1000, "{policy}");
+        assert!(lost > 0 || wired.delivered() == 1000, "{policy}");
     }
 }
 

@@ -10,7 +10,7 @@ struct Bench {
     vif: Handshake<Counted>,
     now: Instant,
     /// Number of states already read by the test.
-    looked: usize,
+    read: usize,
 }
 
 impl Bench {
@@ -23,7 +23,7 @@ impl Bench {
         let mut store = Fake::default();
         store.make_vif(1, 0);
         let vif = Handshake::new(ID, offer, Counted::default(), now);
-        Self { store, vif, now, looked: 0 }
+        Self { store, vif, now, read: 0 }
     }
 
     fn connected() -> Self {
@@ -40,27 +40,27 @@ impl Bench {
         self.news()
     }
 
-    fn look(&mut self) -> Vec<u32> {
+    fn poll(&mut self) -> Vec<u32> {
         self.now += Duration::from_secs(1);
         self.vif.poll(&mut self.store, self.now).unwrap();
         self.news()
     }
 
     fn news(&mut self) -> Vec<u32> {
-        let news = self.store.states[self.looked..].to_vec();
-        self.looked = self.store.states.len();
+        let news = self.store.states[self.read..].to_vec();
+        self.read = self.store.states.len();
         news
     }
 
     /// The front end writes a state. Returns the states that the back end writes.
     fn front(&mut self, state: u32) -> Vec<u32> {
         self.store.set(&format!("{}/state", front(1, 0)), &state.to_string());
-        self.look()
+        self.poll()
     }
 
     fn toolstack(&mut self, key: &str, value: &str) -> Vec<u32> {
         self.store.set(&format!("{}/{key}", back(1, 0)), value);
-        self.look()
+        self.poll()
     }
 
     fn held(&mut self) -> usize {
@@ -122,7 +122,7 @@ fn every_pair_of_states_takes_the_shortest_path() {
             let written = want.last().is_none_or(|s| *s == bench.vif.state.number() || *s == 8);
             assert!(written, "front {front}, back {state}: at {}", bench.vif.state);
             // It has arrived: another poll writes nothing.
-            assert_eq!(bench.look(), [0; 0], "front {front}, back {state}");
+            assert_eq!(bench.poll(), [0; 0], "front {front}, back {state}");
         }
     }
 }
@@ -206,7 +206,7 @@ fn a_guest_that_resumes_starts_from_initialising_at_once() {
 #[test]
 fn a_suspend_that_is_cancelled_changes_nothing() {
     let mut bench = Bench::connected();
-    assert_eq!(bench.look(), [0; 0]);
+    assert_eq!(bench.poll(), [0; 0]);
     assert_eq!((bench.held(), bench.vif.plug.connects), (1, 1));
 }
 
@@ -248,10 +248,10 @@ fn mirage_goes_straight_to_closed() {
 fn initialised_connects_once_the_rings_are_named() {
     let mut bench = Bench::new();
     assert_eq!(bench.front(3), [2]);
-    assert_eq!(bench.look(), [0; 0], "no rings, no error");
+    assert_eq!(bench.poll(), [0; 0], "no rings, no error");
     assert_eq!(bench.error(), None);
     bench.store.name_rings(&front(1, 0));
-    assert_eq!(bench.look(), [4]);
+    assert_eq!(bench.poll(), [4]);
     assert_eq!(bench.front(4), [0; 0]);
     assert_eq!(bench.vif.plug.connects, 1);
 }
@@ -260,7 +260,7 @@ fn initialised_connects_once_the_rings_are_named() {
 fn reconfiguring_gets_one_reply() {
     let mut bench = Bench::connected();
     assert_eq!(bench.front(7), [8]);
-    assert_eq!(bench.look(), [0; 0]);
+    assert_eq!(bench.poll(), [0; 0]);
     assert_eq!(bench.front(4), [4]);
     assert_eq!((bench.held(), bench.vif.plug.connects), (1, 1), "the rings stay");
 }
@@ -292,12 +292,12 @@ fn removed_directories() {
     // The guest's: destroyed.
     let mut bench = Bench::connected();
     bench.store.rm(&front(1, 0));
-    assert_eq!(bench.look(), [5, 6]);
+    assert_eq!(bench.poll(), [5, 6]);
     assert_eq!(bench.held(), 0);
     // Ours: forced removal. No write may create it again.
     let mut bench = Bench::connected();
     bench.store.rm(&back(1, 0));
-    assert_eq!(bench.look(), [0; 0]);
+    assert_eq!(bench.poll(), [0; 0]);
     assert_eq!(bench.held(), 0);
     assert!(bench.vif.is_finished());
     assert!(bench.store.nodes.keys().all(|path| !path.starts_with("backend")));
@@ -305,7 +305,7 @@ fn removed_directories() {
     assert_eq!(bench.text(), "waiting for the toolstack to create vif 1/0");
     // And the next vif.
     bench.store.make_vif(1, 0);
-    assert_eq!(bench.look(), [2]);
+    assert_eq!(bench.poll(), [2]);
     assert!(!bench.vif.is_finished());
 }
 
@@ -331,7 +331,7 @@ fn bad_keys_are_reported_once_and_retried_when_the_front_restarts() {
     assert!(error.starts_with("95 ") && error.contains("request-rx-copy"), "{error}");
     assert_eq!(bench.text(), "rejected; waiting for the guest's driver to close");
     bench.store.name_rings(&front(1, 0));
-    assert_eq!(bench.look(), [0; 0], "not while it stays Connected");
+    assert_eq!(bench.poll(), [0; 0], "not while it stays Connected");
     assert_eq!((bench.front(6), bench.front(1)), (vec![6], vec![2]));
     assert_eq!(bench.front(4), [4]);
     assert_eq!(bench.error(), None, "a resolved error is removed");
@@ -357,7 +357,7 @@ fn a_guest_that_violates_the_protocol_keeps_its_state_until_it_closes() {
     assert_eq!((bench.key("state"), bench.key("carrier")), (Some("4"), Some("0")));
     assert_eq!(bench.error(), Some("71 tx: req_prod is beyond the ring"));
     assert!(bench.text().starts_with("stopped: the guest's driver violated"));
-    assert_eq!(bench.look(), [0; 0]);
+    assert_eq!(bench.poll(), [0; 0]);
     // Later reports find it stopped.
     bench.vif.fault(&mut bench.store, "again", bench.now).unwrap();
     assert_eq!(bench.error(), Some("71 tx: req_prod is beyond the ring"));
@@ -377,18 +377,18 @@ fn settings_follow_their_keys() {
     bench.toolstack("mtu", "9000");
     assert_eq!(last(&bench).mtu, Some(9000));
     bench.store.set(&format!("{}/request-multicast-control", front(1, 0)), "1");
-    bench.look();
+    bench.poll();
     assert!(last(&bench).multicast_control);
     bench.store.set(&format!("{}/disconnect", front(1, 0)), "1");
-    bench.look();
+    bench.poll();
     assert!(!last(&bench).link);
     assert_eq!(bench.key("carrier"), Some("0"));
     assert_eq!(bench.text(), "connected, link set down by the toolstack");
     bench.store.set(&format!("{}/disconnect", front(1, 0)), "0");
-    bench.look();
+    bench.poll();
     assert_eq!(bench.key("carrier"), Some("1"));
     let count = bench.vif.plug.settings.len();
-    bench.look();
+    bench.poll();
     assert_eq!(bench.vif.plug.settings.len(), count, "set on changes only");
 }
 
@@ -432,7 +432,7 @@ fn static_multicast_control_is_sampled_at_connected() {
     bench.store.set(&key, "1");
     assert_eq!(bench.front(4), [2, 4]);
     bench.store.set(&key, "0");
-    bench.look();
+    bench.poll();
     assert!(bench.vif.settings.unwrap().multicast_control);
 }
 
@@ -463,7 +463,7 @@ fn grants_are_mapped_from_the_domain_that_the_toolstack_named() {
 fn an_invalid_state_closes() {
     let mut bench = Bench::connected();
     bench.store.set(&format!("{}/state", front(1, 0)), "tomorrow");
-    assert_eq!(bench.look(), [5, 6]);
+    assert_eq!(bench.poll(), [5, 6]);
     assert_eq!(bench.held(), 0);
     assert!(!bench.vif.is_finished());
 }
@@ -471,7 +471,7 @@ fn an_invalid_state_closes() {
 #[test]
 fn a_flood_of_events_is_polled_at_a_limited_rate() {
     let mut bench = Bench::connected();
-    bench.look();
+    bench.poll();
     let before = bench.store.reads;
     for _ in 0..10_000 {
         bench.vif.poll(&mut bench.store, bench.now).unwrap();
@@ -558,7 +558,7 @@ fn refused_requests_are_retried_with_increasing_delay() {
             continue;
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 64], "{path}");
-        assert_eq!(bench.look(), [2, 4], "{path}");
+        assert_eq!(bench.poll(), [2, 4], "{path}");
         assert_eq!((bench.text().as_str(), bench.vif.due()), ("connected", None));
         assert_eq!(bench.store.watches.len(), 2, "{path}");
     }
@@ -590,7 +590,7 @@ fn loss_of_xenstore_at_any_moment_leaves_no_resources_held() {
         bench.store.fail_after = None;
         bench.store.set(&format!("{}/state", front(1, 0)), "1");
         bench.start();
-        bench.look();
+        bench.poll();
         assert_eq!(bench.front(4).last(), Some(&4), "{after}");
         assert_eq!(bench.held(), 1, "{after}");
     }

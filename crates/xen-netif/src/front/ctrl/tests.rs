@@ -256,19 +256,19 @@ fn a_back_end_without_responses_is_waited_for_up_to_the_limit() {
 impl Bench {
     /// Responds to all hash requests by `answer`, a function of their number and type. Returns the
     /// requests as (type, data, contents of the page).
-    fn serve_hash(&mut self, answer: impl Fn(usize, u16) -> (u32, u32)) -> Vec<Asks> {
+    fn serve_hash(&mut self, answer: impl Fn(usize, u16) -> (u32, u32)) -> Vec<Decoded> {
         let mut orders = Vec::new();
         while !self.ctrl.step().unwrap() {
             let request = self.back.take().unwrap().expect("it was published");
             assert!(self.back.take().unwrap().is_none(), "one at a time");
-            orders.push(self.asks(request));
+            orders.push(self.decode(request));
             let (status, data) = answer(orders.len() - 1, request.kind);
             self.put(request.id, request.kind, status, data);
         }
         orders
     }
 
-    fn asks(&self, request: CtrlRequest) -> Asks {
+    fn decode(&self, request: CtrlRequest) -> Decoded {
         let [a, b, c] = request.data;
         assert_eq!(c, 0, "a table goes as one piece");
         let each = match request.kind {
@@ -288,7 +288,7 @@ impl Bench {
     }
 }
 
-type Asks = (u16, u32, Vec<u8>);
+type Decoded = (u16, u32, Vec<u8>);
 
 /// Responds like a back end with tables of this length.
 fn hashes(longest: u32) -> impl Fn(usize, u16) -> (u32, u32) {
@@ -310,7 +310,7 @@ fn a_hash_is_configured_completely_before_its_types_are_set() {
     assert!(bench.ctrl.is_hashed() && bench.ctrl.step() == Ok(true));
     let key = orders[2].2.clone();
     let table: Vec<u8> = (0..126_u32).flat_map(|n| (n % 3).to_le_bytes()).collect();
-    let want: [Asks; 7] = [
+    let want: [Decoded; 7] = [
         (SET_HASH_ALGORITHM, 1, vec![]),
         (GET_HASH_FLAGS, 0, vec![]),
         (SET_HASH_KEY, 40, key.clone()),
@@ -344,7 +344,7 @@ fn a_refused_hash_is_reset_and_the_vif_continues_without() {
             });
             assert!(!bench.ctrl.is_hashed(), "{refused}");
             // A refused algorithm is not reset.
-            let undone: &[Asks] =
+            let undone: &[Decoded] =
                 if refused == 0 { &[] } else { &[(SET_HASH_ALGORITHM, 0, vec![])] };
             assert_eq!(orders[refused + 1..], *undone, "{refused}");
             assert_eq!(bench.ctrl.kept().refusals, 1);

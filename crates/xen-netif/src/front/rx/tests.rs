@@ -13,7 +13,7 @@ fn pair() -> (RxQueue, TxQueue, BackRx, Area) {
     (rx, tx, BackRx::attach(theirs.clone()).unwrap(), theirs)
 }
 
-fn answer(back: &mut BackRx, flags: u16, offset: u16, status: i16) {
+fn respond(back: &mut BackRx, flags: u16, offset: u16, status: i16) {
     back.available().unwrap();
     let id = back.take().unwrap().id;
     back.put(RxResponse { id, offset, flags, status });
@@ -32,11 +32,11 @@ fn a_packet_of_several_pages_is_shown_with_its_offloads() {
     {
         let (mut rx, _, mut back, _) = pair();
         let more = rx_flag::MORE_DATA;
-        answer(&mut back, more | rx_flag::EXTRA_INFO | rx_flag::CSUM_BLANK, 0, 4096);
+        respond(&mut back, more | rx_flag::EXTRA_INFO | rx_flag::CSUM_BLANK, 0, 4096);
         back.available().unwrap();
         back.take().unwrap();
         back.put_extra(Extra::Gso(Gso { size: 1448, kind, features: 0 }), false);
-        answer(&mut back, 0, 16, 1000);
+        respond(&mut back, 0, 16, 1000);
         back.publish();
         let mut packet = RxPacket::new();
         assert_eq!(rx.take(&mut packet, 64), Ok(true));
@@ -62,21 +62,21 @@ fn a_packet_of_several_pages_is_shown_with_its_offloads() {
 fn invalid_packets_are_counted_by_cause_and_their_pages_posted_again() {
     let (mut rx, _, mut back, raw) = pair();
     let mut packet = RxPacket::new();
-    answer(&mut back, 0, 0, -1);
-    answer(&mut back, 0, 4000, 97);
-    answer(&mut back, 0, 0, 13);
+    respond(&mut back, 0, 0, -1);
+    respond(&mut back, 0, 4000, 97);
+    respond(&mut back, 0, 0, 13);
     for i in 0..20 {
-        answer(&mut back, if i < 19 { rx_flag::MORE_DATA } else { 0 }, 0, 60);
+        respond(&mut back, if i < 19 { rx_flag::MORE_DATA } else { 0 }, 0, 60);
     }
-    answer(&mut back, rx_flag::EXTRA_INFO, 0, 60);
+    respond(&mut back, rx_flag::EXTRA_INFO, 0, 60);
     back.take().unwrap();
     back.put_extra(Extra::Gso(Gso { size: 0, kind: gso_type::TCPV4, features: 0 }), false);
-    answer(&mut back, rx_flag::EXTRA_INFO, 0, 60);
+    respond(&mut back, rx_flag::EXTRA_INFO, 0, 60);
     back.take().unwrap();
     back.put_extra(Extra::McastAdd([0; 6]), false);
     // An unknown type, which our back half never writes.
     raw.store_u64(64 + 8 * 26, 9);
-    answer(&mut back, 0, 0, 60);
+    respond(&mut back, 0, 0, 60);
     back.publish();
     assert_eq!(rx.take(&mut packet, 64), Ok(true));
     assert_eq!(packet.slots.len(), 1, "later packets are received");
@@ -90,7 +90,7 @@ fn invalid_packets_are_counted_by_cause_and_their_pages_posted_again() {
 #[test]
 fn endless_invalid_packets_do_not_block_the_front_half() {
     let (mut rx, _, mut back, _) = pair();
-    (0..100).for_each(|_| answer(&mut back, 0, 0, -1));
+    (0..100).for_each(|_| respond(&mut back, 0, 0, -1));
     back.publish();
     assert_eq!(rx.take(&mut RxPacket::new(), 64), Ok(false));
     assert_eq!(rx.drops.status, 64);
@@ -107,8 +107,8 @@ fn a_hostile_back_end_loses_the_ring() {
         assert!(rx.take(&mut packet, 64).is_err(), "{rsp_prod}, permanently");
     }
     let (mut rx, _, mut back, raw) = pair();
-    answer(&mut back, 0, 0, 60);
-    answer(&mut back, 0, 0, 60);
+    respond(&mut back, 0, 0, 60);
+    respond(&mut back, 0, 0, 60);
     back.publish();
     assert_eq!(rx.take(&mut RxPacket::new(), 64), Ok(true));
     raw.store_u32(8, 0);
@@ -128,7 +128,7 @@ fn events(policy: Policy, smart: bool, busy_ms: u64, ms: u64) -> (u64, u64) {
     let mut received = 0;
     for now in (0..ms * 1_000_000).step_by(STEP as usize) {
         if now < busy_ms * 1_000_000 {
-            answer(&mut back, 0, 0, 60);
+            respond(&mut back, 0, 0, 60);
             back.publish();
             let plain = back.notify_needed();
             let notify = if smart { back.smart_poll().claim() } else { plain };
@@ -187,13 +187,13 @@ fn a_response_before_the_flag_is_cleared_is_found() {
     let mut packet = RxPacket::new();
     back.smart_poll().set(true);
     assert_eq!(rx.take(&mut packet, 64), Ok(false));
-    answer(&mut back, 0, 0, 60);
+    respond(&mut back, 0, 0, 60);
     back.publish();
     assert!(!back.smart_poll().claim(), "we are expected to poll: no event");
     assert_eq!(rx.stop_polling(&tx), Armed::WorkPending);
     assert_eq!(rx.take(&mut packet, 64), Ok(true));
     assert_eq!(rx.stop_polling(&tx), Armed::Armed);
-    answer(&mut back, 0, 0, 60);
+    respond(&mut back, 0, 0, 60);
     back.publish();
     assert!(back.smart_poll().claim(), "the next one causes an event");
 }
