@@ -189,7 +189,8 @@ pub enum Report {
     Fault(PortId, u64, Fault),
     /// Kicks of a queue cannot be waited for: its descriptor failed.
     KickFdFailed(PortId, std::io::Error),
-    /// An egress queue's receiver became [stalled](EgressQueue::starved_ns), or (false) recovered.
+    /// An egress queue's receiver became [stalled](switch::forward::EgressQueue::starved_ns), or
+    /// (false) recovered.
     Stalled(PortId, u16, bool),
 }
 
