@@ -121,7 +121,8 @@ fn sender_of_a_full_destination_loses_nothing_and_resumes_when_there_is_room() {
             wired.offer(20);
             offered += 20;
             let end = Instant::now() + Duration::from_secs(20);
-            while wired.delivered() < offered.min(1000) && wired.rig.stats.drops_no_room.get() == 0 {
+            while wired.delivered() < offered.min(1000) && wired.rig.stats.drops_no_room.get() == 0
+            {
                 assert!(Instant::now() < end, "{policy}: {} of {offered}", wired.delivered());
                 std::thread::yield_now();
             }
