@@ -383,7 +383,7 @@ fn broken_rings_stop_their_port_only() {
         assert_eq!(vif.xen("error"), what);
         let line = format!("port {name}: stopped: its guest violated the protocol: {what}");
         assert_eq!(lines(&switch, &line), 1, "{line}\n{}", switch.log());
-        assert_eq!(lines(&switch, &format!("port {name}: stopped, its")), 1);
+        assert_eq!(lines(&switch, &format!("port {name}: stopped: its")), 1);
         // The carrier is reported as lost, and the state stays until it closes.
         let carrier = guest.store.read(&format!("{BACK}/carrier")).unwrap();
         assert_eq!((guest.back_state().as_str(), carrier.as_deref()), ("4", Some("0")));
@@ -600,7 +600,7 @@ fn invalid_numbers_of_queues() {
         guest.set("state", 4);
         guest.wait_back("5");
         assert!(vif.xen("error").contains("multi-queue-num-queues is"), "{}", vif.xen("error"));
-        assert!(vif.xen("state").starts_with("refused"), "{}", vif.xen("state"));
+        assert!(vif.xen("state").starts_with("rejected"), "{}", vif.xen("state"));
         others.wait_for_replies(&switch);
         guest.set("state", 6);
         guest.wait_back("6");
@@ -645,7 +645,7 @@ fn invalid_keys_leave_no_resources_held() {
         guest.set("state", 4);
         guest.wait_back("5");
         assert!(vif.xen("error").contains(what), "{what}: {}", vif.xen("error"));
-        assert_eq!(lines(&switch, &format!("port {name}: vif 1/0: refused")), 1);
+        assert_eq!(lines(&switch, &format!("port {name}: vif 1/0: rejected")), 1);
         assert_eq!(holds(&switch), connected);
         others.wait_for_replies(&switch);
         drop(guest);

@@ -228,8 +228,8 @@ impl<'a> Demo<'a> {
         }
     }
 
-    /// Measures a stage for part of a scene. With `query` off, the switch is not queried in between,
-    /// because that would wake it.
+    /// Measures a stage for part of a scene. Unless `query` is set, the switch is not queried in
+    /// between, because that would wake it.
     fn watch(
         &mut self,
         stage: &mut Stage<'_>,
