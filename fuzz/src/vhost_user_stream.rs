@@ -22,7 +22,7 @@ use vhost_user::connection::Connection;
 use vhost_user::device::{Call, Device, Refused, RingSetup};
 use vhost_user::feature;
 use vhost_user::message::{Message, ProtocolFeatures};
-use vhost_user::outside::Outside;
+use vhost_user::foreign::ForeignFd;
 
 use crate::Bytes;
 
@@ -98,10 +98,10 @@ fn records(device: &Checked, mut backend: Backend, mut bytes: Bytes<'_>) -> Seen
 }
 
 /// One record: a message and its descriptors.
-fn record(bytes: &mut Bytes<'_>, account: &Arc<Account>) -> (Message, Vec<Outside>) {
+fn record(bytes: &mut Bytes<'_>, account: &Arc<Account>) -> (Message, Vec<ForeignFd>) {
     let (request, flags, kinds, len) = (bytes.u8(), bytes.u8(), bytes.u8(), bytes.u8());
     let fds = (0..kinds & 3).map(|i| descriptor(kinds >> (2 + 2 * i) & 3));
-    let fds = fds.filter_map(|fd| Outside::new(fd, account).ok()).collect();
+    let fds = fds.filter_map(|fd| ForeignFd::new(fd, account).ok()).collect();
     let payload = bytes.take(usize::from(len)).to_vec();
     (Message::request(request, payload, flags & 1 != 0), fds)
 }

@@ -98,8 +98,8 @@ impl Bench {
         let ask = |store: &mut Exchange, kind, payload: String| {
             let mut bytes = Vec::new();
             Message::new(kind, 1, 0, payload.into_bytes()).encode(&mut bytes);
-            assert!(store.say(dom0, &bytes));
-            assert!(store.hear(dom0).ends_with(b"OK\0"));
+            assert!(store.send(dom0, &bytes));
+            assert!(store.receive(dom0).ends_with(b"OK\0"));
         };
         for domid in 1..=3 {
             let home = format!("/local/domain/{domid}");
@@ -122,7 +122,7 @@ impl Bench {
     /// Sends bytes of one guest; with `unread` it does not read its replies.
     fn say(&mut self, guest: usize, bytes: &[u8], unread: bool) {
         let its = &mut self.guests[guest];
-        let alive = self.store.say(its.client, bytes);
+        let alive = self.store.send(its.client, bytes);
         if !alive {
             self.seen.closed += usize::from(!std::mem::replace(&mut its.closed, true));
             return;
@@ -148,7 +148,7 @@ impl Bench {
 
     fn hear(&mut self, guest: usize) {
         let its = &mut self.guests[guest];
-        its.decoder.push(&self.store.hear(its.client));
+        its.decoder.push(&self.store.receive(its.client));
         while let Some(message) = its.decoder.take().expect("our store keeps to the protocol") {
             let text = String::from_utf8_lossy(&message.payload);
             assert!(!text.contains(SECRET) || its.client == 0, "sent another guest's data");

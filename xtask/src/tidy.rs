@@ -122,7 +122,7 @@ const GLOSSARY: [(&str, &str); 24] = [
 const NOTIFY: &str = "notify (a peer), report (to an operator), log, return, reject";
 const RECHECK: &str = "re-check, poll again";
 /// Where the glossary applies; to be extended.
-const GLOSSARY_IN: [&str; 26] = [
+const GLOSSARY_IN: [&str; 29] = [
     "crates/ring/",
     "crates/shm/",
     "crates/hostile/",
@@ -133,6 +133,9 @@ const GLOSSARY_IN: [&str; 26] = [
     "crates/api/",
     "crates/guest/",
     "crates/lab/",
+    "crates/pvswitch/",
+    "crates/xen-netif/",
+    "crates/xen-local/",
     "docs/ARCHITECTURE.md",
     "docs/design/",
     "docs/observability.md",

@@ -302,7 +302,7 @@ impl Link {
     pub fn tx_offloads(&self) -> Offloads {
         match self {
             Self::VhostUser(frontend) => vhost_user::net::sends(frontend.features()),
-            Self::Xen(link) => link.agreed().map(Agreed::takes).unwrap_or_default(),
+            Self::Xen(link) => link.agreed().map(Agreed::offloads).unwrap_or_default(),
         }
     }
 
@@ -360,7 +360,7 @@ impl ConnectError {
     fn is_peer_absent(&self) -> bool {
         match self {
             Self::Socket(error) => {
-                matches!(error, SocketError::NobodyListens(_) | SocketError::NobodyConnects(_))
+                matches!(error, SocketError::NoListener(_) | SocketError::NoPeer(_))
             }
             Self::Frontend(_) => false,
             Self::Xen(error) => error.is_peer_absent(),

@@ -96,7 +96,7 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
         // From now on the kernel does offloads that the switch lacks. Frames already queued may
         // still need them, and are dropped.
         let takes = tap.offloads_read.and(&guest.link.tx_offloads());
-        uplink::ask_offloads(&*fd, &takes).map_err(|error| {
+        uplink::request_offloads(&*fd, &takes).map_err(|error| {
             let what = format!("cannot set its offloads ({error}); does it exist?");
             Error::Failed(format!("interface {name}: {what}"))
         })?;

@@ -197,7 +197,7 @@ impl Ring {
             }
             Half::XenTx(tx) => tx.send(&self.memory, &self.buffers, i, len),
             Half::XenRx(rx) => {
-                rx.queue.offer(i);
+                rx.queue.post(i);
                 true
             }
         }

@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 use os::{SocketError, Until};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use xen_netif::back::{Failure, Home, State, Tree};
-use xen_netif::front::{Agreed, BACK, FrontRings, Handshake, Kept, Queue, Sizes, Status, Wishes};
+use xen_netif::front::{
+    Agreed, BACK, FrontOptions, FrontRings, Handshake, Kept, Queue, Sizes, Status,
+};
 use xen_netif::host::{self, Front, HostError};
 use xen_netif::store::StoreError;
 
@@ -189,9 +191,8 @@ fn list(vifs: &[u16]) -> String {
 impl XenError {
     /// Whether the other end is only absent.
     pub fn is_peer_absent(&self) -> bool {
-        let is_absent = |e: &SocketError| {
-            matches!(e, SocketError::NobodyListens(_) | SocketError::NoDirectory(_))
-        };
+        let is_absent =
+            |e: &SocketError| matches!(e, SocketError::NoListener(_) | SocketError::NoDirectory(_));
         match self {
             Self::Local(xen_local::Error::Socket(e)) | Self::Store(StoreError::Socket(e)) => {
                 is_absent(e)
@@ -253,9 +254,9 @@ impl XenLink {
         // before rings are created, or the port would go up and down with each attempt.
         let (fewest, ctrl) = (queues, statics);
         let multicast = !groups.is_empty();
-        let wishes = Wishes { queues, fewest, split, ctrl, smart_poll, hash, multicast };
+        let options = FrontOptions { queues, fewest, split, ctrl, smart_poll, hash, multicast };
         let rings = FrontRings::new(front, backend_domid, sizes);
-        let handshake = Handshake::new(dir.clone(), wishes, rings);
+        let handshake = Handshake::new(dir.clone(), options, rings);
         home.watch(&format!("{dir}/backend"), "front")?;
         let (agreed, kept) = (None, Kept::default());
         let hashed = false;
@@ -279,7 +280,7 @@ impl XenLink {
     pub fn within(&mut self, limit: Duration) -> Result<Vec<Queue>, XenError> {
         let deadline = Instant::now() + limit;
         loop {
-            let status = self.handshake.look(&mut self.home)?;
+            let status = self.handshake.poll(&mut self.home)?;
             if let Status::Few(has) = status {
                 return Err(XenError::Queues { wanted: self.queues, has });
             }
@@ -413,7 +414,7 @@ impl XenLink {
 
     /// Handles events. `Err`: the rings must not be used any more.
     fn handle(&mut self, events: &[String]) -> Result<(), Lost> {
-        let status = self.handshake.look(&mut self.home).map_err(|_| Lost)?;
+        let status = self.handshake.poll(&mut self.home).map_err(|_| Lost)?;
         if self.handshake.rings().is_stopped() {
             return Err(Lost);
         }
@@ -442,7 +443,7 @@ impl XenLink {
             let _ = ctrl.finish(KEEP_MAX);
         }
         self.handshake.leave();
-        while let Ok(Status::Up | Status::Waiting) = self.handshake.look(&mut self.home)
+        while let Ok(Status::Up | Status::Waiting) = self.handshake.poll(&mut self.home)
             && os::wait(self.home.as_fd(), Until::Readable, deadline).unwrap_or(false)
             && self.home.events().is_ok()
         {}

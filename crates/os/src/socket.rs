@@ -35,9 +35,9 @@ pub enum SocketError {
     /// The path is not a socket.
     NotASocket(PathBuf),
     /// No process listens at the path (yet).
-    NobodyListens(PathBuf),
+    NoListener(PathBuf),
     /// No peer connected in time.
-    NobodyConnects(PathBuf),
+    NoPeer(PathBuf),
     /// Permission denied.
     NotAllowed(PathBuf),
     /// Another system call failed.
@@ -73,10 +73,10 @@ impl fmt::Display for SocketError {
             Self::NotASocket(path) => {
                 (path, "something else has that name; remove it or choose another path")
             }
-            Self::NobodyListens(path) => {
+            Self::NoListener(path) => {
                 (path, "no process listens there; start the other side first")
             }
-            Self::NobodyConnects(path) => (path, "no peer connected in time"),
+            Self::NoPeer(path) => (path, "no peer connected in time"),
             Self::NotAllowed(path) => {
                 (path, "permission denied; run as root or as the user who made it")
             }
@@ -177,7 +177,7 @@ impl Listener {
     /// Waits for the next connection.
     ///
     /// # Errors
-    /// [`SocketError::NobodyConnects`] after `timeout`; or as [`accept`](Self::accept).
+    /// [`SocketError::NoPeer`] after `timeout`; or as [`accept`](Self::accept).
     pub fn accept_within(&self, timeout: Duration) -> Result<OwnedFd, SocketError> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -187,7 +187,7 @@ impl Listener {
             let ready = wait(self.socket.as_fd(), Until::Readable, deadline);
             let os = |error| SocketError::Os { what: "accept", path: self.path.clone(), error };
             if !ready.map_err(os)? {
-                return Err(SocketError::NobodyConnects(self.path.clone()));
+                return Err(SocketError::NoPeer(self.path.clone()));
             }
         }
     }
@@ -245,14 +245,14 @@ fn clear_name(path: &Path, carries: Carries) -> Result<(), SocketError> {
 /// with a full backlog counts as not listening.
 ///
 /// # Errors
-/// [`SocketError`]; retry after [`NobodyListens`](SocketError::NobodyListens).
+/// [`SocketError`]; retry after [`NoListener`](SocketError::NoListener).
 pub fn connect(path: &Path, carries: Carries) -> Result<OwnedFd, SocketError> {
     let address = address(path)?;
     let socket = socket(carries).map_err(|error| os("connect", path, error))?;
     match rustix::net::connect(&socket, &address) {
         Ok(()) => Ok(socket),
         Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN) => {
-            Err(SocketError::NobodyListens(path.into()))
+            Err(SocketError::NoListener(path.into()))
         }
         Err(Errno::ACCESS) => Err(SocketError::NotAllowed(path.into())),
         Err(error) => Err(os("connect", path, error)),
@@ -370,13 +370,13 @@ mod tests {
         assert!(matches!(connect(&long, Stream), Err(SocketError::PathTooLong(_))));
         let nowhere = dir.join("nowhere/s");
         assert!(matches!(Listener::bind(&nowhere, Stream), Err(SocketError::NoDirectory(_))));
-        assert!(matches!(connect(&nowhere, Stream), Err(SocketError::NobodyListens(_))));
+        assert!(matches!(connect(&nowhere, Stream), Err(SocketError::NoListener(_))));
         let file = dir.join("file");
         std::fs::write(&file, "x").unwrap();
         assert!(matches!(Listener::bind(&file, Stream), Err(SocketError::NotASocket(_))));
         assert!(matches!(
             connect(&dir, Stream),
-            Err(SocketError::NobodyListens(_) | SocketError::Os { .. })
+            Err(SocketError::NoListener(_) | SocketError::Os { .. })
         ));
         std::fs::remove_dir_all(dir).unwrap();
     }
@@ -427,7 +427,7 @@ mod tests {
         let dir = dir("timeout");
         let listener = Listener::bind(&dir.join("s"), Stream).unwrap();
         let error = listener.accept_within(Duration::from_millis(5)).unwrap_err();
-        assert!(matches!(error, SocketError::NobodyConnects(_)), "{error}");
+        assert!(matches!(error, SocketError::NoPeer(_)), "{error}");
         drop(listener);
         std::fs::remove_dir_all(dir).unwrap();
     }
@@ -442,7 +442,7 @@ mod tests {
         let waiting: Vec<_> = (0..100).map_while(|_| connect(&path, Stream).ok()).collect();
         assert!(waiting.len() < 100);
         let error = connect(&path, Stream).unwrap_err();
-        assert!(matches!(error, SocketError::NobodyListens(_)), "{error}");
+        assert!(matches!(error, SocketError::NoListener(_)), "{error}");
         assert!(matches!(Listener::bind(&path, Stream), Err(SocketError::Busy(_))));
         std::fs::remove_dir_all(dir).unwrap();
     }
@@ -464,8 +464,8 @@ mod tests {
             SocketError::NoDirectory(path.clone()),
             SocketError::Busy(path.clone()),
             SocketError::NotASocket(path.clone()),
-            SocketError::NobodyListens(path.clone()),
-            SocketError::NobodyConnects(path.clone()),
+            SocketError::NoListener(path.clone()),
+            SocketError::NoPeer(path.clone()),
             SocketError::NotAllowed(path.clone()),
             os("listen", &path, Errno::NOMEM),
         ];

@@ -1,10 +1,10 @@
-//! Nanoseconds for one frame through the switch, in one thread: front half, ingress, forwarder,
-//! egress, front half. `cargo bench -p pvswitch --bench forward [-- WORDS]` runs the cases whose
-//! names hold all WORDS.
+//! Nanoseconds per frame through the switch, in one thread: front half, ingress, forwarder, egress,
+//! front half. `cargo bench -p pvswitch --bench forward [-- WORDS]` runs the cases whose names
+//! contain all WORDS.
 //!
-//! One core does the guests' work too, and no line crosses to another core: this counts
-//! instructions, not distances. `rigs/dpdk` measures what a deployment would see. All cases take
-//! turns, so that they meet the same disturbances: median, and quartiles in brackets.
+//! One core also does the guests' work, and no cache line moves to another core: this measures
+//! instructions, not distances. `rigs/dpdk` measures a deployment. Cases run alternately, so that
+//! disturbances affect all alike; output: median, and quartiles in brackets.
 
 mod guests;
 
@@ -18,18 +18,18 @@ use switch::frame::{BURST_MAX, Burst};
 
 use guests::{FRAMES, Lane};
 
-/// Frames of one case in one turn.
+/// Frames per case and turn.
 const TURN: u64 = 100_000;
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 
-/// Two guests on one switch, the first of which sends.
+/// Two guests on one switch; the first one sends.
 struct Case {
     name: String,
     lanes: Vec<Lane>,
     forwarder: Forwarder,
     sources: Vec<Source>,
     scratch: Burst<'static>,
-    /// Of each turn, in ns a frame.
+    /// Result of each turn, in ns per frame.
     results: Vec<f64>,
 }
 
@@ -110,7 +110,7 @@ fn main() {
             }
         }
     }
-    // As deep as a ring of Xen's is.
+    // As long as a Xen ring.
     for len in [60, 1500] {
         for queues in [1, 2] {
             let name = |kind: &str| format!("vif {kind} {queues} queues {len}");

@@ -1,5 +1,6 @@
-//! Nanoseconds for each frame from a TAP into a guest's buffers, read there and read privately,
-//! in turn: `sudo target/release/examples/tap_direct`. One thread; the guest only gives back.
+//! Nanoseconds per frame from a TAP into a guest's buffers, read directly and read privately,
+//! alternately: `sudo target/release/examples/tap_direct`. One thread; the guest only returns
+//! buffers.
 
 use std::time::Instant;
 
@@ -10,11 +11,11 @@ use uplink::Batching;
 #[path = "../tests/common/tap_guest.rs"]
 mod tap_guest;
 
-/// As many as the smallest of the rings below has room for: what waits is read privately.
+/// The room of the smallest ring below: further frames are read privately.
 const FRAMES: u32 = 5;
 const ROUNDS: usize = 3000;
 
-/// One round: fills the TAP's queue, then takes everything out.
+/// One round: fills the TAP's queue, then reads all frames.
 fn drain(world: &mut World, frames: &[(switch::vnet::VnetHdr, Vec<u8>)], direct: bool) -> u64 {
     world.send(frames);
     let before = world.seen.frames.get();

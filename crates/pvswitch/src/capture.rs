@@ -13,13 +13,13 @@ use uplink::{Direction, PcapWriter};
 
 use api::control::{ControlError, Request, call};
 
-/// Frames that wait for the reader; more are lost, and counted.
+/// Maximum number of frames queued for the reader; further frames are lost and counted.
 const QUEUE_FRAMES: usize = 4096;
 
-/// In the switch: streams `port`'s frames to `client` until it goes away.
+/// Streams `port`'s frames to `client` until it disconnects. Runs in the switch.
 pub fn start(port: Arc<Port>, client: UnixStream, epoch: Instant) -> Result<(), String> {
     if port.mirror.is_on() {
-        return Err(format!("port '{}' is being captured already", port.name));
+        return Err(format!("port '{}' is already being captured", port.name));
     }
     let error = |e: std::io::Error| format!("cannot capture: {e}");
     client.set_nonblocking(false).map_err(error)?;
@@ -64,7 +64,7 @@ pub fn start(port: Arc<Port>, client: UnixStream, epoch: Instant) -> Result<(), 
     thread.map(|_| ()).map_err(error)
 }
 
-/// Whether the reader ended its side: it has nothing to say, so what is readable is the end.
+/// Whether the reader has closed its end. It sends nothing, so readable means closed.
 fn closed(client: &UnixStream) -> bool {
     let _ = client.set_nonblocking(true);
     let mut byte = [0];
@@ -74,12 +74,13 @@ fn closed(client: &UnixStream) -> bool {
     matches!(got, Ok(0))
 }
 
-/// The command: copies the stream to `to` (`-`: standard output) until interrupted.
+/// Copies the stream to `to` (`-`: standard output) until interrupted.
 pub fn command(control: &Path, port: &str, to: &str) -> Result<(), ControlError> {
     let (_, mut stream) = call(control, &Request::Capture { port: port.into() })?;
     stream.get_ref().set_read_timeout(None)?;
     let signal_end = stream.get_ref().try_clone()?;
-    // An interrupt ends our side; the switch then sends the closing block, and we drain it.
+    // An interrupt shuts down our end; the switch then sends the closing block, which is still
+    // read.
     let ends = crate::signals::readable().map_err(ControlError::Io)?;
     std::thread::spawn(move || {
         let _ = (&ends).read(&mut [0]);
@@ -97,7 +98,7 @@ pub fn command(control: &Path, port: &str, to: &str) -> Result<(), ControlError>
             return Ok(());
         }
         match out.write_all(&buffer[..n]).and_then(|()| out.flush()) {
-            // Whoever read our pipe (Wireshark) was closed: that is how a capture ends.
+            // The reader of our pipe (Wireshark) was closed: the usual end of a capture.
             Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
             result => result?,
         }

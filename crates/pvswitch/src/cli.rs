@@ -25,11 +25,11 @@ pub struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   pvswitch demo
-      A switch and guests of its own, live; needs no root and no virtual machine.
+      Run a switch and embedded guests with a live view; needs neither root nor a VM.
   pvswitch run --port vm1=vhost-user:/tmp/vm1.sock --port vm2=vhost-user:/tmp/vm2.sock
-      Two virtual machines on one switch; prints the QEMU lines to paste.
+      Connect two virtual machines; prints the QEMU options to paste.
   pvswitch ctl stats --json
-      What a running switch counted.
+      Print the counters of a running switch.
 Log level: RUST_LOG=debug pvswitch ...";
 
 /// Subcommands.
@@ -41,22 +41,22 @@ pub enum Command {
     /// Watch a running switch, live
     #[command(after_help = TOP_HELP)]
     Top(TopArgs),
-    /// Ask a running switch, or change it
+    /// Query or change a running switch
     #[command(after_help = CTL_EXAMPLES)]
     Ctl(CtlArgs),
     /// Copy a port's frames, both directions, as pcapng
     #[command(after_help = "Examples:\n  pvswitch capture vm1 -w vm1.pcapng\n  \
         pvswitch capture vm1 | wireshark -k -i -")]
     Capture(CaptureArgs),
-    /// Give a network namespace or container a NIC on a switch
+    /// Attach a NIC on a switch to a network namespace or container
     #[command(after_help = format!("{NIC_EXAMPLES}\n{}", help::driver()))]
     Nic(NicArgs),
-    /// Generate or sink traffic as a guest would
+    /// Generate, sink or echo traffic as a guest
     #[command(after_help = format!("{GEN_EXAMPLES}\n{}", help::driver()))]
     Gen(GenArgs),
-    /// See it work: a switch and guests, live, in under a minute
+    /// Show a switch and guests at work, live, in under a minute
     Demo(DemoArgs),
-    /// Measure: studies of polling, workers, notifications and copies, with reports
+    /// Run performance studies of polling, workers, notifications and copies, with reports
     #[command(disable_help_flag = true, after_help = LAB_HELP)]
     Lab(LabArgs),
 }
@@ -76,9 +76,9 @@ Examples:
   pvswitch nic --connect vhost-user:/tmp/p1.sock --tap eth0 --queues 2 --control /tmp/nic.sock
       pvswitch ctl --control /tmp/nic.sock set 1 poll=timer:5000 kick=coalesce:20,16
   pvswitch nic --connect xen-local:/tmp/p1 --tap eth0 --netns blue
-      Xen's rings on a machine without Xen; --port of the switch: xen-local:/tmp/p1
+      Xen rings on a machine without Xen; the switch has --port p1=xen-local:/tmp/p1
   pvswitch nic --connect xen:0,smart-poll=on --tap eth1
-      In a Xen guest, its vif 0, which the kernel's driver must not have";
+      In a Xen guest: its vif 0, which must not be bound to the kernel's driver";
 
 const GEN_EXAMPLES: &str = "\
 Examples:
@@ -88,11 +88,11 @@ Examples:
   pvswitch gen --connect xen-local:/tmp/p1,split=off --mode echo --poll event
   pvswitch gen --connect vhost-user:/tmp/p{}.sock --mode idle --count 1000 --queue-size 8
   pvswitch gen --connect vhost-user:/tmp/p3.sock --mode hostile=list
-      What a hostile peer of that kind can be made to do; hostile alone does all of it in turn
+      List the hostile cases for that kind of port; --mode hostile runs all of them in turn
   pvswitch gen --connect vhost-user:/tmp/p3.sock --packed --mode hostile=wraps --duration 5";
 
 const LAB_HELP: &str = "\
-Runs pvswitch-lab, which is beside this program: pvswitch lab --help";
+Runs pvswitch-lab, installed in the same folder: pvswitch lab --help";
 
 const CTL_EXAMPLES: &str = "\
 Examples:
@@ -103,15 +103,15 @@ Examples:
   pvswitch ctl set vm1 poll=timer:2000 weight=3
   pvswitch ctl set vm1/0 call=coalesce:50,32
   pvswitch ctl set vm1 limit-mapped-bytes=16G limit-messages=500
-      What its peer may make the switch spend; ctl show says what was refused
+      Limit the resources that its peer may use; ctl show lists what was refused
   pvswitch ctl set placement=single
   pvswitch ctl --control /tmp/nic.sock set kick=coalesce:20,16
-      Of a guest: nic and gen have such a socket with --control; they answer set and stats";
+      Control a guest: nic and gen with --control PATH accept set and stats";
 
 /// `run`.
 #[derive(Args)]
 pub struct RunArgs {
-    /// Settings in TOML; the command line wins
+    /// Configuration file in TOML; the command line takes precedence
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
     /// A port: NAME=KIND:ARG[,key=value]... (see below); may be repeated
@@ -132,10 +132,10 @@ pub struct TopArgs {
     /// Control socket of the switch [default: see ctl --help]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
-    /// Seconds from one look to the next
+    /// Seconds between two samples
     #[arg(long, value_name = "SECS", default_value_t = 1.0)]
     pub interval: f64,
-    /// Print one picture as plain text, of two looks, and exit; so it does without a terminal
+    /// Take two samples, print them as plain text, and exit; the default without a terminal
     #[arg(long)]
     pub once: bool,
 }
@@ -149,7 +149,7 @@ pub struct CtlArgs {
     /// Print JSON
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to ask.
+    /// Request.
     #[command(subcommand)]
     pub what: CtlCommand,
 }
@@ -171,25 +171,25 @@ pub enum CtlCommand {
         /// Its name
         name: String,
     },
-    /// List the addresses known, or change them
+    /// List, add or remove forwarding database entries
     Fdb {
-        /// add MAC PORT, or del MAC; nothing: list
+        /// add MAC PORT, or del MAC; without: list
         #[command(subcommand)]
         what: Option<FdbCommand>,
     },
     /// Change settings.
     #[command(about = api::set::help(), long_about = api::set::help())]
     Set {
-        /// vm1 poll=spin, vm1/2 call=event, placement=balanced
+        /// vm1 poll=spin, vm1/2 call=event or placement=balanced
         #[arg(required = true, value_name = "WHAT")]
         what: Vec<String>,
     },
-    /// Take no more frames from a port, and wait until what it sent is delivered; then it can be
-    /// removed, or its guest restarted, without loss. Frames to it are delivered as before
+    /// Stop taking frames from a port and wait until those taken are delivered, so that it can be
+    /// removed or its guest restarted without loss. Frames to the port are still delivered
     Drain {
         /// Its name
         name: String,
-        /// Take frames from it again
+        /// Take frames from the port again
         #[arg(long)]
         off: bool,
     },
@@ -222,7 +222,7 @@ pub enum FdbCommand {
         #[arg(long, default_value_t = 0)]
         vlan: u16,
     },
-    /// Forget an address
+    /// Remove an address
     Del {
         /// 02:00:00:00:00:01
         mac: String,
@@ -245,18 +245,18 @@ pub struct CaptureArgs {
     pub control: Option<PathBuf>,
 }
 
-/// Most queue pairs of a front half, as of a port.
+/// Maximum number of queue pairs of a front half, as of a port.
 const QUEUES_MAX: i64 = vhost_user::net::PAIRS_MAX as i64;
 
 /// Where a front half connects.
 #[derive(Args, Clone)]
 pub struct ConnectArgs {
-    /// Switch port: vhost-user:SOCKET[,mode=server], xen-local:DIR or xen:DEVID (of this domain);
-    /// Xen's with any of ,split=off ,smart-poll=on ,static=on ,hash=on ,multicast=MAC+MAC... (of
-    /// multicast these groups alone)
+    /// Switch port: vhost-user:SOCKET[,mode=server], xen-local:DIR or xen:DEVID (of this domain).
+    /// Xen options: ,split=off ,smart-poll=on ,static=on ,hash=on ,multicast=MAC+MAC... (receive
+    /// only these multicast groups)
     #[arg(long, value_name = "KIND:ARG")]
     pub connect: String,
-    /// Queue pairs, served by one thread; a port that offers fewer is refused
+    /// Queue pairs, served by one thread; fails if the port offers fewer
     #[arg(long, default_value_t = 1, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=QUEUES_MAX))]
     pub queues: u16,
@@ -266,14 +266,14 @@ pub struct ConnectArgs {
     /// Use the packed ring
     #[arg(long)]
     pub packed: bool,
-    /// Ask for in-order use
+    /// Request in-order use of buffers (VIRTIO_F_IN_ORDER)
     #[arg(long)]
     pub in_order: bool,
-    /// When to look at the receive ring: a policy, see below [default: adaptive, or timer:1000
-    /// with smart-poll=on]
+    /// When to poll the receive ring: a policy, see below [default: adaptive, or timer:1000 with
+    /// smart-poll=on]
     #[arg(long, value_name = "POLICY")]
     pub poll: Option<Policy>,
-    /// When to tell the switch of transmitted frames: a policy, see below
+    /// When to notify the switch of transmitted frames: a policy, see below
     #[arg(long, value_name = "POLICY", default_value_t = Policy::Event)]
     pub kick: Policy,
     /// A driver setting, see below; may be repeated
@@ -282,7 +282,7 @@ pub struct ConnectArgs {
 }
 
 impl ConnectArgs {
-    /// As the driver half takes them.
+    /// Options of the driver half.
     pub fn options(&self) -> ConnectOptions {
         ConnectOptions {
             connect: self.connect.clone(),
@@ -316,18 +316,17 @@ pub struct NicArgs {
     /// MAC address of the interface
     #[arg(long, value_parser = api::mac)]
     pub mac: Option<[u8; 6]>,
-    /// Stop after so many seconds
+    /// Stop after this many seconds
     #[arg(long, value_name = "SECS")]
     pub duration: Option<f64>,
-    /// Socket at which `pvswitch ctl --control PATH` reads counters (stats) and changes policies
-    /// (set poll=POLICY kick=POLICY) while frames pass [default: none]
+    /// Socket for `pvswitch ctl --control PATH`: reads counters (stats) and changes policies (set
+    /// poll=POLICY kick=POLICY) while frames pass [default: none]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
-    /// Print JSON: what was counted when a connection ends, and with --interval a line for each
-    /// interval
+    /// Print JSON: counters when a connection ends, and with --interval a line for each interval
     #[arg(long)]
     pub json: bool,
-    /// Print what was counted so far every so many seconds
+    /// Print counters every this many seconds
     #[arg(long, value_name = "SECS")]
     pub interval: Option<f64>,
 }
@@ -338,27 +337,27 @@ pub struct GenArgs {
     /// Connection.
     #[command(flatten)]
     pub connect: ConnectArgs,
-    /// What to do with frames: send them; sink: count what comes; echo: send back what comes,
-    /// addresses swapped; rr: send one, wait for its echo, measure, repeat; idle: be there and do
-    /// nothing; hostile, hostile=RING, hostile=CASE: misbehave, for tests of the switch;
-    /// hostile=list: how
+    /// What to do with frames: send: send them; sink: count received frames; echo: send received
+    /// frames back with addresses swapped; rr: send one, wait for its echo, measure, repeat; idle:
+    /// connect and stay idle; hostile, hostile=RING, hostile=CASE: violate the protocol, to test
+    /// the switch; hostile=list: list the cases
     #[arg(long, default_value = "send", value_name = "MODE", value_parser = GenMode::parse)]
     pub mode: GenMode,
     /// Frame size in bytes without FCS: N, MIN-MAX, or imix
     #[arg(long, default_value = "60")]
     pub size: Size,
-    /// Frames a second (suffix k or M); unlimited if not given
+    /// Frames per second (suffix k or M); unlimited by default
     #[arg(long, value_name = "PPS", value_parser = parse_rate)]
     pub rate: Option<f64>,
-    /// Send the same frames again and again, and give buffers back unread, with next to no CPU:
-    /// what passes is then the switch's limit. With --mode send and sink, for both ends, on split
+    /// Send the same frames repeatedly and return receive buffers unread, at little CPU cost, so
+    /// that the switch is the bottleneck. For --mode send and sink, at both ends, on split
     /// virtqueues
     #[arg(long, conflicts_with_all = ["rate", "burst", "on_off", "packed"])]
     pub replay: bool,
-    /// Frames sent at once, and the time from burst to burst; without it, as --rate says
+    /// Frames per burst and time between bursts [default: by --rate]
     #[arg(long, value_name = "N[,GAP_US]")]
     pub burst: Option<Burst>,
-    /// Traffic that comes and goes: send for ON_MS, not for OFF_MS, and so on
+    /// On-off traffic: send for ON_MS, pause for OFF_MS, repeat
     #[arg(long, value_name = "ON_MS,OFF_MS")]
     pub on_off: Option<OnOff>,
     /// Flows (UDP source ports) to spread frames over; with --queues, each stays on one queue
@@ -370,30 +369,31 @@ pub struct GenArgs {
     /// Destination MAC address
     #[arg(long, value_parser = api::mac, default_value = "02:00:00:00:00:02")]
     pub peer: [u8; 6],
-    /// Fill frames by their number, and check every byte of what comes; at both ends
+    /// Fill frames by sequence number and check every byte received; set it at both ends
     #[arg(long, conflicts_with = "replay")]
     pub check: bool,
-    /// With --mode send and rr: after every N frames [default: 1] one to this address, too; it
-    /// counts for --rate and in no total
+    /// With --mode send and rr: after every N frames [default: 1], send one to this address, too;
+    /// it counts for --rate but in no total
     #[arg(long, value_name = "MAC[,N]", value_parser = parse_also)]
     pub also: Option<Aside>,
     /// CPU to run on
     #[arg(long, value_name = "N")]
     pub cpu: Option<usize>,
-    /// With --mode idle and hostile: ports; {} in the socket's path is each one's number, from 0 on
+    /// With --mode idle and hostile: number of ports; {} in the socket path is replaced by each
+    /// port's number, from 0
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub count: Option<u32>,
-    /// Stop after so many seconds [default: at an interrupt]
+    /// Stop after this many seconds [default: when interrupted]
     #[arg(long, value_name = "SECS")]
     pub duration: Option<f64>,
-    /// Socket at which `pvswitch ctl --control PATH` reads counters (stats) and changes policies
-    /// (set poll=POLICY kick=POLICY) while frames pass [default: none]
+    /// Socket for `pvswitch ctl --control PATH`: reads counters (stats) and changes policies (set
+    /// poll=POLICY kick=POLICY) while frames pass [default: none]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
     /// Print JSON: totals at the end, and with --interval a line for each interval
     #[arg(long)]
     pub json: bool,
-    /// Print totals so far every so many seconds
+    /// Print totals every this many seconds
     #[arg(long, value_name = "SECS")]
     pub interval: Option<f64>,
 }
@@ -403,24 +403,24 @@ pub struct GenArgs {
 pub enum GenMode {
     /// Send frames.
     Send,
-    /// Count what comes.
+    /// Count received frames.
     Sink,
-    /// Send back what comes, addresses swapped.
+    /// Send received frames back with addresses swapped.
     Echo,
-    /// Send one, wait for its echo, measure, repeat.
+    /// Send a frame, wait for its echo, measure, repeat.
     Rr,
-    /// Be there and do nothing.
+    /// Stay idle.
     Idle,
-    /// Misbehave.
+    /// Violate the protocol.
     Hostile(Cases),
 }
 
-/// Which cases of `hostile`.
+/// Hostile cases to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cases {
-    /// All that apply, in turn.
+    /// All that apply to the ring, in turn.
     All,
-    /// None: they are listed.
+    /// None; list them.
     List,
     /// All of this ring.
     Of(hostile::Ring),
@@ -429,7 +429,7 @@ pub enum Cases {
 }
 
 impl GenMode {
-    /// From the command line.
+    /// Parses the command line's value.
     fn parse(s: &str) -> Result<Self, String> {
         let (word, case) = s.split_once('=').map_or((s, None), |(word, case)| (word, Some(case)));
         Ok(match (word, case) {
@@ -447,14 +447,14 @@ impl GenMode {
                 let names = || hostile::cases().map(|case| case.name);
                 let Some(known) = names().find(|known| *known == name) else {
                     let hint = api::near::did_you_mean(name, names());
-                    return Err(format!("no case '{name}'{hint}; --mode hostile=list has them"));
+                    return Err(format!("no case '{name}'{hint}; --mode hostile=list lists them"));
                 };
                 Self::Hostile(Cases::One(known))
             }
             _ => {
-                let all = "possible values: send, sink, echo, rr, idle, hostile, hostile=list, \
+                let error = "possible values: send, sink, echo, rr, idle, hostile, hostile=list, \
                            hostile=RING, hostile=CASE";
-                return Err(all.into());
+                return Err(error.into());
             }
         })
     }
@@ -463,10 +463,10 @@ impl GenMode {
 /// `demo`.
 #[derive(Args)]
 pub struct DemoArgs {
-    /// Seconds for each of the demo's scenes
+    /// Seconds per scene
     #[arg(long, default_value_t = 5.0, value_name = "SECS")]
     pub scene: f64,
-    /// No colours, no redrawing: for logs
+    /// No colours and no redrawing, for logs
     #[arg(long)]
     pub plain: bool,
 }

@@ -1,10 +1,10 @@
-//! What sleeping costs on this machine, measured at start.
+//! Cost of sleeping on this machine, measured at start.
 //!
-//! Two threads on the CPUs the program may use, the one on the first worker's if that is pinned:
-//! it sleeps, the other notifies it while it sleeps.
-//! A wake-up through an eventfd costs some microseconds on a bare machine and tens of them in a
-//! nested virtual one, where the interrupt and the halt leave the guest; a poll policy that
-//! assumed either would be wrong on the other.
+//! Measured with two threads on the program's CPUs: one sleeps, on the first worker's CPU if that
+//! is pinned, and the other wakes it.
+//! A wake-up through an eventfd costs a few microseconds on bare metal and tens of microseconds in
+//! a nested VM, where the interrupt and the halt exit the guest. A poll policy that assumed either
+//! would be wrong on the other.
 
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
@@ -17,36 +17,36 @@ use switch::poll::Costs;
 
 /// Sleeps of each kind.
 const ROUNDS: usize = 48;
-/// Fewer say nothing.
+/// Fewest sleeps that give a median.
 const ENOUGH: usize = 8;
 /// Time for the sleeper to fall asleep.
 const SETTLE: Duration = Duration::from_micros(60);
 /// Length of a measured nap.
 const NAP_NS: u64 = 50_000;
-/// Longest time for the sleeps of one kind, on a machine that is busy with other things.
+/// Maximum time for the sleeps of one kind, on a busy machine.
 const LONGEST: Duration = Duration::from_millis(200);
 
-/// What each sleep of a kind cost, and how late it ended, in ns.
+/// CPU time and lateness of each sleep of a kind, in ns.
 type Sleeps = Vec<(u64, u64)>;
 
-/// The costs of this machine; measured by the first call, in some 20 ms.
+/// The costs of this machine; the first call measures them, in about 20 ms.
 pub fn costs() -> Costs {
     costs_on(None)
 }
 
-/// The same, of a sleeper on this CPU, if it may be used.
+/// As [`costs`], with the sleeper on this CPU if the process may use it.
 pub fn costs_on(cpu: Option<usize>) -> Costs {
     static COSTS: OnceLock<Costs> = OnceLock::new();
     *COSTS.get_or_init(|| {
         let (costs, doubt) = measure(LONGEST, cpu).unwrap_or_else(|error| {
-            let doubt = format!("what sleeping costs could not be measured: {error}");
+            let doubt = format!("could not measure the cost of sleeping: {error}");
             (Costs::TYPICAL, Some(doubt))
         });
         if let Some(doubt) = doubt {
-            tracing::warn!("{doubt}; 'adaptive' goes by what is usual");
+            tracing::warn!("{doubt}; policy 'adaptive' uses typical costs");
         }
         tracing::debug!(
-            "a wake-up costs {} us and comes {} us late; a nap costs {} us and ends {} us late",
+            "a wake-up costs {} us and is {} us late; a nap costs {} us and is {} us late",
             costs.wake_ns / 1000,
             costs.wake_late_ns / 1000,
             costs.nap_ns / 1000,
@@ -56,24 +56,24 @@ pub fn costs_on(cpu: Option<usize>) -> Costs {
     })
 }
 
-/// The costs, and what speaks against them, if anything does.
+/// Measures the costs. Returns them with the reason to doubt them, if any.
 fn measure(longest: Duration, cpu: Option<usize>) -> std::io::Result<(Costs, Option<String>)> {
     let cpus = Cpus::of(cpu)?;
     let naps = naps(longest, &cpus);
     if one_cpu(&std::fs::read_to_string("/sys/devices/system/cpu/online")?) {
-        return Ok(judged(naps, None));
+        return Ok(evaluate(naps, None));
     }
-    Ok(judged(naps, Some(wakes(longest, &cpus)?)))
+    Ok(evaluate(naps, Some(wakes(longest, &cpus)?)))
 }
 
-/// What the sleeps seen say; those that were too few to tell cost what is usual. `None`: one CPU.
-fn judged(naps: Sleeps, wakes: Option<Sleeps>) -> (Costs, Option<String>) {
+/// Costs from measured sleeps; typical ones where these were too few. `None`: one CPU.
+fn evaluate(naps: Sleeps, wakes: Option<Sleeps>) -> (Costs, Option<String>) {
     let usual = if wakes.is_some() { Costs::TYPICAL } else { Costs::ONE_CPU };
     let few = |n: &usize| *n < ENOUGH;
     let seen = (naps.len(), wakes.as_ref().map(Vec::len));
     let doubt = (few(&seen.0) || seen.1.as_ref().is_some_and(few)).then(|| {
         format!(
-            "what sleeping costs could not be measured, the machine is busy: {} of {ROUNDS} naps \
+            "could not measure the cost of sleeping, the machine is busy: {} of {ROUNDS} naps \
              and {} of {ROUNDS} wake-ups ended in time",
             seen.0,
             seen.1.unwrap_or(ROUNDS)
@@ -85,7 +85,7 @@ fn judged(naps: Sleeps, wakes: Option<Sleeps>) -> (Costs, Option<String>) {
     (Costs { wake_ns, wake_late_ns, nap_ns, nap_late_ns }, doubt)
 }
 
-/// None of too few. What is measured costs something: 0 would say that there is one CPU.
+/// Medians; `None` if there were too few sleeps. Never 0, which would mean a machine with one CPU.
 fn medians(sleeps: Sleeps) -> Option<(u64, u64)> {
     if sleeps.len() < ENOUGH {
         return None;
@@ -94,16 +94,16 @@ fn medians(sleeps: Sleeps) -> Option<(u64, u64)> {
     Some((median(costs).max(1), median(lates)))
 }
 
-/// Where the sleeper runs and where whoever wakes it does.
+/// CPUs of the sleeper and of the thread that wakes it.
 struct Cpus {
     sleeper: CpuSet,
     waker: CpuSet,
-    /// Both have the same one.
+    /// Both threads share the only CPU.
     alone: bool,
 }
 
 impl Cpus {
-    /// The sleeper on one of them, and who wakes it on the others; or both on all.
+    /// The sleeper on `cpu`, the waker on the other CPUs; or both on all.
     fn of(cpu: Option<usize>) -> std::io::Result<Self> {
         let all = sched_getaffinity(None)?;
         let (mut sleeper, mut waker) = (all, all);
@@ -119,17 +119,17 @@ impl Cpus {
 }
 
 fn keep_to(cpus: &CpuSet) {
-    // Elsewhere it measures nearly the same.
+    // Without affinity the result is nearly the same.
     let _ = sched_setaffinity(None, cpus);
 }
 
-/// Whether the machine, not just this process, has but one CPU, by the kernel's list of those
+/// Whether the machine, not only this process, has a single CPU, by the kernel's list of CPUs
 /// online: `0`, `0-3`, `0,2`.
 fn one_cpu(online: &str) -> bool {
     online.trim().parse::<u32>().is_ok()
 }
 
-/// Asks the kernel not to make this thread's timers late to save wake-ups.
+/// Asks the kernel not to delay this thread's timers to save wake-ups.
 pub fn precise_timers() {
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
 }
@@ -162,14 +162,14 @@ fn naps(longest: Duration, cpus: &Cpus) -> Sleeps {
         }
         sleeps
     };
-    // A thread of its own: this one stays where it may run now.
+    // In a separate thread: the affinity of this one stays.
     std::thread::scope(|scope| scope.spawn(nap).join().unwrap_or_default())
 }
 
-/// What the sleeper tells of its last wake-up.
+/// Result of the sleeper's last wake-up.
 #[derive(Default)]
 struct Woken {
-    /// When, and how much CPU time it had used since the one before, in ns; 0: it sleeps.
+    /// Time of the wake-up, and CPU time since the previous one, in ns; 0: still asleep.
     at_ns: AtomicU64,
     used_ns: AtomicU64,
     stop: AtomicBool,
@@ -195,8 +195,8 @@ fn wakes(longest: Duration, cpus: &Cpus) -> std::io::Result<Sleeps> {
             }
         }
     };
-    // On one CPU the sleeper runs when we let it, at the latest at the end of our time slice, and
-    // of all others' if we come before them.
+    // On one CPU, the sleeper runs when this thread yields, at the latest after its time slice and
+    // those of other threads.
     let wait = if cpus.alone { std::thread::yield_now } else { std::hint::spin_loop };
     let wake = || {
         keep_to(&cpus.waker);
@@ -215,7 +215,7 @@ fn wakes(longest: Duration, cpus: &Cpus) -> std::io::Result<Sleeps> {
             }
             let used = woken.used_ns.load(Ordering::Acquire);
             if used == 0 {
-                // Cut off: it tells nothing.
+                // Cut off: no result.
                 break;
             }
             let late = woken.at_ns.load(Ordering::Acquire).saturating_sub(start);
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machines_with_one_cpu_are_told_from_others() {
+    fn machines_with_one_cpu_are_recognized() {
         assert!(one_cpu("0\n") && one_cpu("2"));
         assert!(!one_cpu("0-1\n") && !one_cpu("0,2") && !one_cpu(""));
     }
@@ -253,30 +253,30 @@ mod tests {
     }
 
     #[test]
-    fn too_few_sleeps_cost_what_is_usual() {
+    fn too_few_sleeps_give_typical_costs() {
         let all = |n: usize, each: (u64, u64)| vec![each; n];
-        let (costs, doubt) = judged(all(48, (7, 8)), Some(all(48, (9, 10))));
+        let (costs, doubt) = evaluate(all(48, (7, 8)), Some(all(48, (9, 10))));
         let seen = Costs { wake_ns: 9, wake_late_ns: 10, nap_ns: 7, nap_late_ns: 8 };
         assert_eq!((costs, doubt), (seen, None));
-        // Naps took all the time there was, or were never seen to end.
+        // Naps took all the time, or wake-ups were never completed.
         for wakes in [0, ENOUGH - 1] {
-            let (costs, doubt) = judged(all(48, (7, 8)), Some(all(wakes, (9, 10))));
+            let (costs, doubt) = evaluate(all(48, (7, 8)), Some(all(wakes, (9, 10))));
             let Costs { wake_ns, wake_late_ns, .. } = Costs::TYPICAL;
             assert_eq!(costs, Costs { wake_ns, wake_late_ns, ..seen });
-            let told = format!("48 of 48 naps and {wakes} of 48 wake-ups");
-            assert!(doubt.unwrap().contains(&told), "{told}");
+            let want = format!("48 of 48 naps and {wakes} of 48 wake-ups");
+            assert!(doubt.unwrap().contains(&want), "{want}");
         }
-        let (costs, doubt) = judged(all(3, (7, 8)), Some(all(ENOUGH, (0, 0))));
+        let (costs, doubt) = evaluate(all(3, (7, 8)), Some(all(ENOUGH, (0, 0))));
         let Costs { nap_ns, nap_late_ns, .. } = Costs::TYPICAL;
-        // Nor is a clock too coarse for it a machine with one CPU.
+        // A clock that is too coarse does not make it a machine with one CPU, either.
         assert_eq!(costs, Costs { wake_ns: 1, wake_late_ns: 0, nap_ns, nap_late_ns });
         assert!(doubt.is_some());
-        let (costs, doubt) = judged(all(48, (7, 8)), None);
+        let (costs, doubt) = evaluate(all(48, (7, 8)), None);
         assert_eq!((costs.wake_ns, costs.nap_ns, doubt), (0, 7, None));
     }
 
     #[test]
-    fn without_time_nothing_is_made_of_rounds_that_were_cut_off() {
+    fn rounds_that_were_cut_off_give_no_costs() {
         let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
         let (costs, doubt) = measure(Duration::ZERO, None).unwrap();
         let usual = if one_cpu(&online) { Costs::ONE_CPU } else { Costs::TYPICAL };
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn sleeper_is_where_the_first_worker_will_be() {
+    fn sleeper_runs_on_the_first_workers_cpu() {
         let all = sched_getaffinity(None).unwrap();
         let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap();
         let Cpus { sleeper, waker, alone } = Cpus::of(Some(first)).unwrap();
@@ -300,6 +300,6 @@ mod tests {
         }
         let (costs, _) = measure(LONGEST, Some(first)).unwrap();
         assert!(costs.nap_ns > 0);
-        assert_eq!(sched_getaffinity(None).unwrap(), all, "and its caller where it was");
+        assert_eq!(sched_getaffinity(None).unwrap(), all, "the caller's affinity is unchanged");
     }
 }

@@ -1,4 +1,4 @@
-//! `pvswitch ctl`: asks a running switch; prints tables for people, JSON for scripts.
+//! `pvswitch ctl`: queries a running switch; prints tables for people, JSON for scripts.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,12 +11,12 @@ use serde_json::Value;
 use crate::cli::{CtlArgs, CtlCommand, FdbCommand};
 use crate::demo::format::time_ns;
 
-/// Longest wait for a port to be drained.
+/// Maximum time to wait for a port to be drained.
 const DRAIN_MAX: Duration = Duration::from_secs(3);
-/// How often it is asked meanwhile.
-const DRAIN_LOOK: Duration = Duration::from_millis(5);
+/// Interval between queries in that time.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The command.
+/// Runs `pvswitch ctl`.
 pub fn command(args: CtlArgs) -> Result<(), ControlError> {
     let path = args.control.map_or_else(default_path, Ok)?;
     let request = match args.what {
@@ -56,7 +56,7 @@ pub fn command(args: CtlArgs) -> Result<(), ControlError> {
     Ok(())
 }
 
-/// Asks until the port is drained, or for [`DRAIN_MAX`].
+/// Repeats the request until the port is drained, up to [`DRAIN_MAX`].
 fn drain(path: &Path, request: &Request, name: &str) -> Result<Value, ControlError> {
     let end = Instant::now() + DRAIN_MAX;
     loop {
@@ -66,12 +66,12 @@ fn drain(path: &Path, request: &Request, name: &str) -> Result<Value, ControlErr
         }
         if Instant::now() >= end {
             return Err(ControlError::Refused(format!(
-                "port '{name}' was asked to take no more frames, and its worker has not answered \
-                 after {} s: ask again, or undo it: `pvswitch ctl drain {name} --off`",
+                "port '{name}' is still draining after {} s: its worker has not confirmed; \
+                 repeat the command, or cancel it: `pvswitch ctl drain {name} --off`",
                 DRAIN_MAX.as_secs()
             )));
         }
-        std::thread::sleep(DRAIN_LOOK);
+        std::thread::sleep(DRAIN_INTERVAL);
     }
 }
 
@@ -94,7 +94,7 @@ fn show(answer: &Value) {
         answer["workers"],
     );
     if let Some(name) = answer["xen_auto"].as_str() {
-        println!("{name}: every vif of this domain gets a port of its own (xen:auto)");
+        println!("{name}: each vif of this domain is added as a port (xen:auto)");
     }
     println!("{:15} {:8} {:>6} {:>6}  KIND", "PORT", "STATE", "QUEUES", "FAULTS");
     for port in list(answer, "ports") {
@@ -113,7 +113,7 @@ fn show(answer: &Value) {
         if port["xen"].is_object() {
             println!("{:15} {}", "", vif(&port["xen"]));
         } else if let Some(s) = port["stalled_s"].as_u64() {
-            println!("{:15} gives no buffers (stalled for {s} s)", "");
+            println!("{:15} receiver stalled for {s} s: its driver posts no buffers", "");
         }
         if let Some(errors) = errors(port) {
             println!("{:15} errors   {errors}", "");
@@ -124,7 +124,7 @@ fn show(answer: &Value) {
     }
 }
 
-/// What a front-end did wrong, how often by cause, and the last of it; `None`: nothing.
+/// A front-end's errors, counted by cause, and the last one; `None`: no errors.
 fn errors(port: &Value) -> Option<String> {
     let counts = port["errors"].as_object()?.iter();
     let counts: Vec<_> = counts.map(|(cause, times)| format!("{cause} {times}")).collect();
@@ -132,7 +132,7 @@ fn errors(port: &Value) -> Option<String> {
     (!counts.is_empty()).then(|| format!("{}; last: {last}", counts.join(", ")))
 }
 
-/// What a port's account refused, how often, at which limit; `None`: nothing.
+/// Refusals of a port's account by entry, with the limits; `None`: no refusals.
 fn refused(account: &Value) -> Option<String> {
     let entries = account.as_object().into_iter().flatten();
     let refused = entries.filter_map(|(name, entry)| {
@@ -144,7 +144,7 @@ fn refused(account: &Value) -> Option<String> {
     Some(refused.collect::<Vec<_>>().join(", ")).filter(|text| !text.is_empty())
 }
 
-/// A limit of an account's entry, as people write it.
+/// A limit of an account's entry, with a suffix if in bytes.
 fn limit_text(name: &str, limit: u64) -> String {
     let option = common().find(|option| option.name.strip_prefix(LIMIT) == Some(name));
     match option.map(|option| option.value) {
@@ -153,7 +153,7 @@ fn limit_text(name: &str, limit: u64) -> String {
     }
 }
 
-/// A vif in a line: how its handshake stands, in plain words.
+/// One line on a vif: the state of its handshake.
 fn vif(xen: &Value) -> String {
     let (number, state) = (text(&xen["vif"]), text(&xen["state"]));
     let (front, back) = (text(&xen["front"]), text(&xen["back"]));
@@ -162,9 +162,9 @@ fn vif(xen: &Value) -> String {
         line += &format!(", {} queues", xen["queues"]);
     }
     line += ")";
-    let takes: Vec<_> = list(xen, "takes").map(text).collect();
-    if !takes.is_empty() {
-        line += &format!(" takes {}", takes.join(" "));
+    let accepts: Vec<_> = list(xen, "takes").map(text).collect();
+    if !accepts.is_empty() {
+        line += &format!(" accepts {}", accepts.join(" "));
     }
     for (what, why) in [("error", &xen["error"]), ("xenstore", &xen["xenstore"])] {
         let why = text(why);
@@ -226,7 +226,7 @@ fn stats(answer: &Value) {
     }
 }
 
-/// What a guest of ours counted.
+/// Prints counters of a front half (`nic` or `gen`).
 fn guest_stats(answer: &Value) {
     let heads = ["SENT", "RECEIVED", "POLLS", "EMPTY", "KICKS", "CALLS"];
     let heads = heads.map(|head| format!("{head:>12}")).join(" ");
@@ -252,7 +252,7 @@ fn guest_stats(answer: &Value) {
     println!("{connected}; {sleeps} sleeps, {naps} naps");
 }
 
-/// One ingress queue in a line: what it is doing, and how fast it wakes up.
+/// One line on an ingress queue: its state, and the latency of its wake-ups.
 fn brief(n: usize, queue: &Value) -> String {
     let (state, poll) = (text(&queue["state"]), text(&queue["poll"]));
     let number = |key: &str| queue[key].as_f64().unwrap_or(0.0);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_is_shown_with_its_limit_and_nothing_else() {
+    fn only_refusals_are_shown_with_their_limits() {
         let account = json!({
             "mappings": entry(3, 1018, false),
             "mapped-bytes": entry(1, 1 << 42, false),
@@ -296,14 +296,14 @@ mod tests {
         let want = format!("{want}, messages 120 (limit 4000/s)");
         assert_eq!(refused(&account), Some(want));
         assert_eq!(refused(&json!({ "mappings": entry(0, 1, false), "served_ns": 5 })), None);
-        assert_eq!(refused(&Value::Null), None, "an older switch has none");
+        assert_eq!(refused(&Value::Null), None, "older switches send none");
     }
 
     #[test]
-    fn errors_are_shown_by_cause_with_the_last_one_in_words() {
+    fn errors_are_shown_by_cause_with_the_last_message() {
         let port = json!({ "errors": { "map": 2, "value": 1 }, "last_error": "no such file" });
         assert_eq!(errors(&port).as_deref(), Some("map 2, value 1; last: no such file"));
         assert_eq!(errors(&json!({ "errors": {}, "last_error": null })), None);
-        assert_eq!(errors(&json!({})), None, "no front-end's port");
+        assert_eq!(errors(&json!({})), None, "not a port of a front-end");
     }
 }

@@ -1,8 +1,9 @@
-//! `pvswitch demo`: see it work. No root, no virtual machine, under a minute.
+//! `pvswitch demo`: shows the switch at work. No root, no virtual machine, under a minute.
 //!
-//! The switch and every guest is a process of this very program (`run` and `gen`), joined by
-//! vhost-user sockets and shared memory as virtual machines would be: what is measured is real.
-//! The demo only starts them, looks on, and tells. Nothing of it stays behind.
+//! The switch and each guest are processes of this program (`run` and `gen`), connected by
+//! vhost-user sockets and shared memory as virtual machines are, so all measurements are real. The
+//! demo only starts the processes, reads counters and reports. It leaves no files or processes
+//! behind.
 
 pub mod format;
 mod measure;
@@ -26,20 +27,20 @@ use scenes::Demo;
 use stage::Setting;
 use view::View;
 
-/// Lengths of a scene that make sense, in seconds.
+/// Range of a scene's length, in seconds.
 const SCENE_MIN: f64 = 0.2;
 const SCENE_MAX: f64 = 600.0;
-/// Steps of a scene's length in a whole demo.
+/// Number of steps of one scene's length in the whole demo.
 const STEPS: u32 = 8;
-/// From so many cores on, guests can poll without standing in each other's way.
+/// Number of cores from which guests may poll without competing for a CPU.
 const CORES_TO_POLL: usize = 4;
 
-/// Why a scene did not come to its end.
+/// Reason for the early end of a scene.
 #[derive(Debug)]
 pub enum Fail {
-    /// The user has seen enough.
+    /// The user interrupted the demo.
     Interrupted,
-    /// Something went wrong.
+    /// An error.
     Failed(String),
 }
 
@@ -49,7 +50,7 @@ impl From<String> for Fail {
     }
 }
 
-/// The command.
+/// Runs `pvswitch demo`.
 pub fn command(args: DemoArgs) -> Result<(), AnyError> {
     if !(SCENE_MIN..=SCENE_MAX).contains(&args.scene) {
         let error = format!("--scene {}: use {SCENE_MIN} to {SCENE_MAX} seconds", args.scene);
@@ -61,8 +62,9 @@ pub fn command(args: DemoArgs) -> Result<(), AnyError> {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
     let scene = Duration::from_secs_f64(args.scene);
-    let dir = Folder::new().map_err(|error| format!("no directory for sockets: {error}"))?;
-    let machine = Machine::look();
+    let dir = Folder::new();
+    let dir = dir.map_err(|error| format!("cannot create a directory for sockets: {error}"))?;
+    let machine = Machine::detect();
     let setting = Setting {
         exe: std::env::current_exe()?,
         dir: dir.path().into(),
@@ -84,16 +86,16 @@ pub fn command(args: DemoArgs) -> Result<(), AnyError> {
     }
 }
 
-/// What the demo runs on.
+/// The machine that the demo runs on.
 pub struct Machine {
-    /// CPUs we may use.
+    /// CPUs that this process may use.
     cpus: Vec<usize>,
-    /// How many threads wanted to run in the last minute, others' too.
+    /// Load average of the last minute, including other programs.
     load: f64,
 }
 
 impl Machine {
-    fn look() -> Self {
+    fn detect() -> Self {
         let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
         let mut cpus: Vec<_> = (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
         if cpus.is_empty() {
@@ -109,7 +111,7 @@ impl Machine {
         self.cpus.len()
     }
 
-    /// Whether other programs want so much that it shows in the figures.
+    /// Whether other programs use enough CPU time to affect the results.
     fn is_busy(&self) -> bool {
         self.load > 0.5 * self.cores() as f64
     }
@@ -118,7 +120,7 @@ impl Machine {
         if self.cores() >= CORES_TO_POLL { Policy::ADAPTIVE } else { Policy::Event }
     }
 
-    /// One CPU for the switch, the others for the guests: both would lose by moving about.
+    /// One CPU for the switch, the others for the guests: migration would slow both.
     fn split(&self) -> Option<(usize, CpuSet)> {
         let (switch, guests) = self.cpus.split_last().filter(|(_, rest)| !rest.is_empty())?;
         let mut set = CpuSet::new();
@@ -129,7 +131,7 @@ impl Machine {
     fn greeting(&self, setting: &Setting) -> String {
         let cores = format::plural(self.cores() as u64, "core");
         let share = match &setting.cpus {
-            Some((cpu, _)) => format!("CPU {cpu} for the switch, the rest for its guests"),
+            Some((cpu, _)) => format!("CPU {cpu} for the switch, the others for its guests"),
             None => "one core for all of it".into(),
         };
         format!("pvswitch demo: {cores} to use, {share}\n")

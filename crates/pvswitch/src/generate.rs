@@ -1,4 +1,4 @@
-//! `pvswitch gen`: its command line as a generator of the driver half, or a peer that misbehaves.
+//! `pvswitch gen`: maps its command line to a generator of the driver half, or a hostile peer.
 
 mod hostile;
 
@@ -9,10 +9,10 @@ use guest::Connect;
 use guest::generate::{self, Idle, Mode, Options};
 
 use crate::cli::{GenArgs, GenMode};
-use crate::error::{AnyError, Usage, ended, interval, time};
+use crate::error::{AnyError, Usage, guest_error, interval, time};
 use crate::{cost, signals};
 
-/// The command.
+/// Runs `pvswitch gen`.
 pub fn command(args: &GenArgs) -> Result<(), AnyError> {
     let to = Connect::try_from(&args.connect.options()).map_err(Usage)?;
     let duration = args.duration.map(time).transpose()?;
@@ -29,7 +29,7 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
     if args.count.is_some() {
         return Err(Usage("--count: only with --mode idle and hostile".into()).into());
     }
-    // On the CPUs it may use now, before it is pinned to one.
+    // Measured on the CPUs of this process, before it is pinned to one.
     let nap_late_ns = cost::costs().nap_late_ns;
     let options = Options {
         to,
@@ -52,10 +52,10 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
         nap_late_ns,
     };
     cost::precise_timers();
-    generate::run(&options, &running).map_err(ended)
+    generate::run(&options, &running).map_err(guest_error)
 }
 
-/// Guests or peers in number, which follow no policies.
+/// Idle guests or hostile peers, several at once; they have no policies.
 fn many(
     args: &GenArgs,
     to: Connect,
@@ -69,10 +69,10 @@ fn many(
         let what = "--control: not with --replay or --mode idle, which use no policies";
         return Err(Usage(what.into()).into());
     }
-    generate::check_pace(args.rate, args.burst, args.on_off).map_err(ended)?;
+    generate::check_pace(args.rate, args.burst, args.on_off).map_err(guest_error)?;
     cost::precise_timers();
     if let Some(cpu) = args.cpu {
-        generate::pin(cpu).map_err(ended)?;
+        generate::pin(cpu).map_err(guest_error)?;
     }
     if let GenMode::Hostile(which) = args.mode {
         return hostile::command(args, &to, which, duration, running);
@@ -80,5 +80,5 @@ fn many(
     let count = args.count.unwrap_or(1);
     let targets = generate::targets(&args.connect.connect, &to, count).map_err(Usage)?;
     let idle = Idle { to, targets, duration, json: args.json };
-    generate::run_idle(&idle, running).map_err(ended)
+    generate::run_idle(&idle, running).map_err(guest_error)
 }

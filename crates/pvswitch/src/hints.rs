@@ -1,4 +1,4 @@
-//! The lines a person pastes to attach a guest to a port.
+//! Command lines to paste that attach a guest to a port.
 
 use std::io::Write;
 
@@ -14,12 +14,12 @@ pub fn print(spec: &PortSpec) {
     }
 }
 
-/// A switch goes on when nobody reads its hints.
+/// A closed stdout must not stop the switch.
 fn show(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-/// How a vif comes to be. The script is named because xl's own wants an interface of the kernel's.
+/// How to create a vif. The script is set because xl's default one expects a kernel interface.
 fn xen(name: &str, at: &XenAt) -> String {
     match at {
         XenAt::Local(dir) => format!(
@@ -38,7 +38,7 @@ fn xen(name: &str, at: &XenAt) -> String {
     }
 }
 
-/// What to add to a QEMU command line.
+/// Options to add to a QEMU command line.
 pub fn qemu(name: &str, conf: &VhostUser) -> String {
     let socket = conf.socket.display();
     let id = name.replace(['.', '_'], "-");
@@ -83,8 +83,8 @@ fn text(name: &str, conf: &VhostUser) -> String {
     )
 }
 
-/// An address for the guest, made from the port's name: QEMU gives every machine the same one
-/// unless told otherwise.
+/// A MAC address for the guest, derived from the port's name: QEMU gives every machine the same
+/// default address.
 fn mac(name: &str) -> String {
     // FNV-1a: spreads names like vm1 and vm2 apart.
     let sum =
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vifs_are_told_of_their_toolstack() {
+    fn hints_for_vifs_name_the_toolstack() {
         let at = |spec: &str| match spec.parse::<PortSpec>().unwrap().kind {
             Kind::Xen(xen) => xen.at,
             _ => panic!("a Xen port"),

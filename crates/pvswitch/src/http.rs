@@ -1,8 +1,8 @@
 //! `run --http`: counters and state over HTTP, for Prometheus, scripts and browsers.
 //!
-//! One thread of its own serves all clients and sleeps while there are none. What it tells it asks
-//! the control thread for, as `pvswitch ctl` does, so that there is one place where answers are
-//! made; the workers know nothing of it. It only reads: nothing can be changed this way.
+//! A separate thread serves all clients and sleeps while there are none. It forwards requests to
+//! the control thread, as `pvswitch ctl` does, so that replies are made in one place; workers are
+//! not involved. The interface is read-only.
 
 mod metrics;
 
@@ -28,35 +28,35 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// Most clients at once; more wait until one is done.
+/// Maximum number of clients at a time; further ones wait.
 const CLIENTS_MAX: usize = 16;
-/// Longest time from a client's connection to the end of its answer.
+/// Maximum time from a client's connection to the end of its reply.
 const CLIENT_TIME_MAX: Duration = Duration::from_secs(10);
-/// Longest head of a request, in bytes.
+/// Maximum length of a request's head, in bytes.
 const HEAD_MAX: usize = 8192;
-/// After the system refused a connection (no descriptors left), the next is tried so much later.
-const REFUSED_PAUSE: Duration = Duration::from_secs(1);
-/// The page for people.
+/// Pause after a failed accept (no descriptors left).
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// The page for browsers.
 const PAGE: &str = include_str!("http/page.html");
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 
-/// Why it cannot be served.
+/// Error that prevents the start of the HTTP server.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// The address is taken, not ours, or unknown.
+    /// The address is in use, not local, or unknown.
     #[error("cannot serve HTTP at {address}: {error}{}", advice(error))]
     Listen {
-        /// As it was given.
+        /// The address as given.
         address: Address,
-        /// Why.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// The Unix socket cannot be had.
+    /// The Unix socket cannot be created.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// A thread or descriptor cannot be had.
+    /// A thread or descriptor cannot be created.
     #[error("cannot serve HTTP: {0}")]
     Os(#[from] std::io::Error),
 }
@@ -71,44 +71,44 @@ fn advice(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// A question to the control thread.
-pub struct Asked {
-    /// What is asked.
+/// A request to the control thread.
+pub struct Query {
+    /// The request.
     pub request: Request,
-    /// Where its answer goes.
-    pub answer: oneshot::Sender<Value>,
+    /// Channel for the reply.
+    pub reply: oneshot::Sender<Value>,
 }
 
-/// The control thread's side of the server.
+/// The control thread's end of the server.
 pub struct Server {
-    /// Questions.
-    pub asked: Receiver<Asked>,
+    /// Pending requests.
+    pub queries: Receiver<Query>,
     wake: Arc<OwnedFd>,
-    /// Where it listens, for people.
+    /// URL for the log.
     pub url: String,
-    /// Removes the socket's name with itself.
+    /// Removes the socket's path on drop.
     _socket: Option<Listener>,
 }
 
 impl AsFd for Server {
-    /// Readable when there are questions.
+    /// Readable when requests are pending.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 }
 
 impl Server {
-    /// Listens, and starts the thread that serves.
+    /// Binds the address and starts the server's thread.
     ///
     /// # Errors
-    /// [`HttpError`] says what stands in the way.
+    /// [`HttpError`]: the address, the socket or the thread.
     pub fn start(address: &Address) -> Result<Self, HttpError> {
         let listen = |error| HttpError::Listen { address: address.clone(), error };
         let (acceptor, url, socket) = match address {
             Address::Tcp(host, port) => {
                 let listener = bind(host, *port).map_err(listen)?;
                 let at = listener.local_addr().map_err(listen)?;
-                warn_of_strangers(at);
+                warn_if_remote(at);
                 (Acceptor::Tcp(listener), format!("http://{at}/"), None)
             }
             Address::Unix(path) => {
@@ -117,17 +117,17 @@ impl Server {
                 (Acceptor::Unix(listener), address.to_string(), Some(socket))
             }
         };
-        let (ask, asked) = mpsc::channel();
+        let (sender, queries) = mpsc::channel();
         let wake = Arc::new(os::eventfd()?);
-        let asker = Arc::new(Asker { ask: Mutex::new(ask), wake: Arc::clone(&wake) });
+        let client = Arc::new(Control { sender: Mutex::new(sender), wake: Arc::clone(&wake) });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         std::thread::Builder::new().name("http".into()).spawn(move || {
-            if let Err(error) = runtime.block_on(serve(acceptor, asker)) {
-                tracing::error!("HTTP is served no more: {error}");
+            if let Err(error) = runtime.block_on(serve(acceptor, client)) {
+                tracing::error!("HTTP server stopped: {error}");
             }
         })?;
         tracing::info!("HTTP at {url}");
-        Ok(Self { asked, wake, url, _socket: socket })
+        Ok(Self { queries, wake, url, _socket: socket })
     }
 }
 
@@ -138,31 +138,31 @@ fn bind(host: &str, port: u16) -> std::io::Result<TcpListener> {
     Ok(listener)
 }
 
-fn warn_of_strangers(at: SocketAddr) {
+fn warn_if_remote(at: SocketAddr) {
     if !at.ip().is_loopback() {
         tracing::warn!(
-            "HTTP at {at} can be reached from other machines, and asks nobody for a password: \
-             names, sockets and counters of all ports are shown to whoever asks"
+            "HTTP at {at} can be reached from other machines without a password: names, sockets \
+             and counters of all ports are readable by anyone"
         );
     }
 }
 
-/// How the HTTP thread asks the control thread.
-struct Asker {
-    ask: Mutex<Sender<Asked>>,
+/// The HTTP thread's access to the control thread.
+struct Control {
+    sender: Mutex<Sender<Query>>,
     wake: Arc<OwnedFd>,
 }
 
-impl Asker {
-    /// `None`: the switch is ending.
-    async fn ask(&self, request: Request) -> Option<Value> {
-        let (answer, answered) = oneshot::channel();
+impl Control {
+    /// Forwards a request and returns the reply. `None`: the switch is shutting down.
+    async fn call(&self, request: Request) -> Option<Value> {
+        let (reply, received) = oneshot::channel();
         {
-            let ask = self.ask.lock().unwrap_or_else(PoisonError::into_inner);
-            ask.send(Asked { request, answer }).ok()?;
+            let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+            sender.send(Query { request, reply }).ok()?;
         }
         os::signal(self.wake.as_fd());
-        answered.await.ok()
+        received.await.ok()
     }
 }
 
@@ -173,51 +173,54 @@ enum Acceptor {
     Unix(UnixListener),
 }
 
-async fn serve(acceptor: Acceptor, asker: Arc<Asker>) -> std::io::Result<()> {
-    let places = Arc::new(Semaphore::new(CLIENTS_MAX));
-    let place = || Arc::clone(&places).acquire_owned();
+async fn serve(acceptor: Acceptor, control: Arc<Control>) -> std::io::Result<()> {
+    let permits = Arc::new(Semaphore::new(CLIENTS_MAX));
+    let permit = || Arc::clone(&permits).acquire_owned();
     match acceptor {
         Acceptor::Tcp(listener) => {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            while let Ok(place) = place().await {
+            while let Ok(permit) = permit().await {
                 let accepted = listener.accept().await.map(|(stream, _)| stream);
-                admit(accepted, place, &asker).await;
+                admit(accepted, permit, &control).await;
             }
         }
         Acceptor::Unix(listener) => {
             let listener = tokio::net::UnixListener::from_std(listener)?;
-            while let Ok(place) = place().await {
+            while let Ok(permit) = permit().await {
                 let accepted = listener.accept().await.map(|(stream, _)| stream);
-                admit(accepted, place, &asker).await;
+                admit(accepted, permit, &control).await;
             }
         }
     }
     Ok(())
 }
 
-async fn admit<S>(accepted: std::io::Result<S>, place: OwnedSemaphorePermit, asker: &Arc<Asker>)
-where
+async fn admit<S>(
+    accepted: std::io::Result<S>,
+    permit: OwnedSemaphorePermit,
+    control: &Arc<Control>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     match accepted {
         Ok(stream) => {
-            tokio::spawn(client(stream, place, Arc::clone(asker)));
+            tokio::spawn(client(stream, permit, Arc::clone(control)));
         }
         Err(error) => {
             tracing::debug!("HTTP client: {error}");
-            tokio::time::sleep(REFUSED_PAUSE).await;
+            tokio::time::sleep(ACCEPT_PAUSE).await;
         }
     }
 }
 
-/// One client, one answer.
-async fn client<S>(stream: S, place: OwnedSemaphorePermit, asker: Arc<Asker>)
+/// Serves one client: one request, one reply.
+async fn client<S>(stream: S, permit: OwnedSemaphorePermit, control: Arc<Control>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(move |request| {
-        let asker = Arc::clone(&asker);
-        async move { Ok::<_, Infallible>(answer(&request, &asker).await) }
+        let control = Arc::clone(&control);
+        async move { Ok::<_, Infallible>(reply(&request, &control).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .keep_alive(false)
@@ -226,35 +229,36 @@ where
     match tokio::time::timeout(CLIENT_TIME_MAX, connection).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!("HTTP client: {error}"),
-        Err(_) => tracing::debug!("HTTP client cut off: it took longer than {CLIENT_TIME_MAX:?}"),
+        Err(_) => tracing::debug!("HTTP client disconnected: it exceeded {CLIENT_TIME_MAX:?}"),
     }
-    drop(place);
+    drop(permit);
 }
 
-async fn answer(request: &hyper::Request<Incoming>, asker: &Asker) -> Response<Full<Bytes>> {
+async fn reply(request: &hyper::Request<Incoming>, control: &Control) -> Response<Full<Bytes>> {
     if request.method() != Method::GET {
-        let mut answer = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here\n");
-        answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
-        return answer;
+        let mut reply = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET is supported\n");
+        reply.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+        return reply;
     }
     let body = match request.uri().path() {
         "/" => Some((PAGE.into(), "text/html; charset=utf-8")),
-        "/stats" => asker.ask(Request::Stats).await.map(|v| (format!("{v}\n"), JSON)),
-        "/show" => asker.ask(Request::Show).await.map(|v| (format!("{v}\n"), JSON)),
-        "/metrics" => match (asker.ask(Request::Show).await, asker.ask(Request::Stats).await) {
+        "/stats" => control.call(Request::Stats).await.map(|v| (format!("{v}\n"), JSON)),
+        "/show" => control.call(Request::Show).await.map(|v| (format!("{v}\n"), JSON)),
+        "/metrics" => match (control.call(Request::Show).await, control.call(Request::Stats).await)
+        {
             (Some(show), Some(stats)) => {
                 Some((metrics::text(&show, &stats), metrics::CONTENT_TYPE))
             }
             _ => None,
         },
         _ => {
-            let known = "not found: there are /, /metrics, /stats and /show\n";
+            let known = "not found: use /, /metrics, /stats or /show\n";
             return plain(StatusCode::NOT_FOUND, known);
         }
     };
     match body {
         Some((body, kind)) => respond(StatusCode::OK, body, kind),
-        None => plain(StatusCode::SERVICE_UNAVAILABLE, "the switch is ending\n"),
+        None => plain(StatusCode::SERVICE_UNAVAILABLE, "the switch is shutting down\n"),
     }
 }
 
@@ -263,16 +267,16 @@ fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
 }
 
 fn respond(status: StatusCode, body: String, kind: &'static str) -> Response<Full<Bytes>> {
-    let mut answer = Response::new(Full::new(Bytes::from(body)));
-    *answer.status_mut() = status;
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
     let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                   connect-src 'self'";
-    let headers = answer.headers_mut();
+    let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
     headers.insert(hyper::header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    answer
+    response
 }
 
 #[cfg(test)]
@@ -300,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_shown_as_they_are_given() {
+    fn addresses_are_displayed_as_given() {
         for text in ["127.0.0.1:9100", "[::1]:80", "unix:/tmp/x"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }

@@ -1,5 +1,5 @@
-//! `pvswitch lab`: runs `pvswitch-lab`, the program of the studies, which is installed beside this
-//! one. It replaces this process, so arguments, exit status and signals are its own.
+//! `pvswitch lab`: runs `pvswitch-lab`, the program for performance studies, installed in the same
+//! folder. It replaces this process, so arguments, exit status and signals are its own.
 
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
@@ -9,10 +9,10 @@ use std::process::Command;
 use crate::AnyError;
 use crate::cli::LabArgs;
 
-/// Name of the program, in this program's folder.
+/// Program name, in this program's folder.
 const PROGRAM: &str = "pvswitch-lab";
 
-/// `lab`. Returns only if the program cannot be run.
+/// Runs `pvswitch lab`. Returns only if the program cannot be run.
 pub fn command(args: LabArgs) -> Result<(), AnyError> {
     let this = std::env::current_exe().map_err(|error| format!("/proc/self/exe: {error}"))?;
     let lab = this.with_file_name(PROGRAM);
@@ -20,13 +20,13 @@ pub fn command(args: LabArgs) -> Result<(), AnyError> {
     Err(refusal(&lab, &error).into())
 }
 
-/// What to do where it cannot be run.
+/// The error message, with what to do.
 fn refusal(lab: &Path, error: &std::io::Error) -> String {
     let lab = lab.display();
     if error.kind() == ErrorKind::NotFound {
         return format!(
-            "lab: no {lab}: the studies are a program of their own, {PROGRAM}, installed beside \
-             pvswitch; build both: cargo build --release --bin pvswitch --bin {PROGRAM}"
+            "lab: {lab} not found: the studies are run by a separate program, {PROGRAM}, installed \
+             beside pvswitch; build both: cargo build --release --bin pvswitch --bin {PROGRAM}"
         );
     }
     format!("lab: cannot run {lab}: {error}")

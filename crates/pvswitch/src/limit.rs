@@ -1,4 +1,4 @@
-//! Log lines that a guest can cause, bounded: a guest must not fill the host's disk.
+//! Rate limit for log lines that a guest can cause: a guest must not fill the host's disk.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,30 +7,30 @@ use std::time::Instant;
 
 use switch::account::Account;
 
-/// The log of one port: what its guest causes goes through here, charged to its account.
+/// Log of one port: lines that its guest causes are charged to the port's account.
 pub struct PortLog {
     name: String,
     account: Arc<Account>,
-    /// Zero of the account's time.
+    /// Epoch of the account's clock.
     epoch: Instant,
-    /// Lines that were not logged since the last one.
+    /// Number of lines suppressed since the last line.
     suppressed: AtomicU64,
 }
 
-/// Says how many lines are missing before this one.
-struct Missing(u64);
+/// Suffix with the number of lines suppressed before this one.
+struct Suppressed(u64);
 
-impl fmt::Display for Missing {
+impl fmt::Display for Suppressed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             0 => Ok(()),
-            n => write!(f, " ({n} lines of this port suppressed before)"),
+            n => write!(f, " ({n} earlier lines of this port suppressed)"),
         }
     }
 }
 
 impl PortLog {
-    /// For the port of this name.
+    /// Creates the log of the named port.
     pub fn new(name: &str, account: Arc<Account>, epoch: Instant) -> Self {
         Self { name: name.into(), account, epoch, suppressed: AtomicU64::new(0) }
     }
@@ -40,26 +40,26 @@ impl PortLog {
         &self.account
     }
 
-    fn take(&self) -> Option<Missing> {
+    fn allow(&self) -> Option<Suppressed> {
         let now = u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
         if self.account.log_lines.spend(now) {
-            return Some(Missing(self.suppressed.swap(0, Ordering::Relaxed)));
+            return Some(Suppressed(self.suppressed.swap(0, Ordering::Relaxed)));
         }
         self.suppressed.fetch_add(1, Ordering::Relaxed);
         None
     }
 
-    /// Something ordinary happened.
+    /// Logs an ordinary event.
     pub fn info(&self, what: fmt::Arguments<'_>) {
-        if let Some(missing) = self.take() {
-            tracing::info!("port {}: {what}{missing}", self.name);
+        if let Some(suppressed) = self.allow() {
+            tracing::info!("port {}: {what}{suppressed}", self.name);
         }
     }
 
-    /// Something that should not have happened.
+    /// Logs an unexpected event.
     pub fn warn(&self, what: fmt::Arguments<'_>) {
-        if let Some(missing) = self.take() {
-            tracing::warn!("port {}: {what}{missing}", self.name);
+        if let Some(suppressed) = self.allow() {
+            tracing::warn!("port {}: {what}{suppressed}", self.name);
         }
     }
 }
@@ -69,21 +69,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flood_of_lines_is_cut_and_the_next_one_says_how_many_are_missing() {
+    fn flood_of_lines_is_suppressed_and_the_next_line_has_the_number() {
         let account = Arc::new(Account::default());
         let mut log = PortLog::new("a", Arc::clone(&account), Instant::now());
-        let passed = (0..400).filter(|_| log.take().is_some()).count();
+        let passed = (0..400).filter(|_| log.allow().is_some()).count();
         assert!((16..400).contains(&passed), "{passed}");
         let refused = account.log_lines.refused();
         assert_eq!(refused, 400 - passed as u64);
-        // As after a while.
+        // As after some time.
         log.account = Arc::default();
-        assert_eq!(log.take().map(|missing| missing.0), Some(refused));
+        assert_eq!(log.allow().map(|suppressed| suppressed.0), Some(refused));
     }
 
     #[test]
-    fn what_is_missing_is_told() {
-        assert_eq!(Missing(0).to_string(), "");
-        assert_eq!(Missing(3).to_string(), " (3 lines of this port suppressed before)");
+    fn number_of_suppressed_lines_is_logged() {
+        assert_eq!(Suppressed(0).to_string(), "");
+        assert_eq!(Suppressed(3).to_string(), " (3 earlier lines of this port suppressed)");
     }
 }

@@ -35,7 +35,7 @@ use switch::fdb::Mac;
 use switch::forward::Mode;
 
 fn main() -> ExitCode {
-    end_quietly();
+    exit_on_closed_stdout();
     let cli = Cli::parse();
     init_log();
     let result = match cli.command {
@@ -65,12 +65,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whoever read our output has enough of it: a quiet end. `println!` panics there.
-fn end_quietly() {
+/// The reader of our output has closed it: exit without an error. `println!` panics in that case.
+fn exit_on_closed_stdout() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        let said = panic.payload_as_str().unwrap_or_default();
-        if said.starts_with("failed printing to stdout") && said.contains("Broken pipe") {
+        let message = panic.payload_as_str().unwrap_or_default();
+        if message.starts_with("failed printing to stdout") && message.contains("Broken pipe") {
             std::process::exit(0);
         }
         hook(panic);
@@ -89,7 +89,7 @@ fn init_log() {
         .with_env_filter(filter)
         .with_target(false)
         .with_writer(std::io::stderr)
-        // An error of the log itself has nowhere to go.
+        // An error of the log itself cannot be reported.
         .log_internal_errors(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
@@ -100,7 +100,7 @@ fn run_command(args: RunArgs) -> Result<(), AnyError> {
     Ok(run::run(options)?)
 }
 
-/// Command line over configuration file over defaults.
+/// Merges command line, configuration file and defaults, in this order of precedence.
 fn options(args: RunArgs) -> Result<Options, AnyError> {
     let file = args.config.as_deref().map(File::load).transpose()?.unwrap_or_default();
     let mut ports: Vec<_> = file.ports.iter().map(PortSpec::from).collect();
@@ -117,8 +117,8 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
                     see pvswitch run --help"
             .into());
     }
-    let number = |name: &str| settings.number(name).expect("it has a default");
-    let policy = |name: &str| spec::policy(&settings.policy(name).expect("it has a default"));
+    let number = |name: &str| settings.number(name).expect("has a default");
+    let policy = |name: &str| spec::policy(&settings.policy(name).expect("has a default"));
     Ok(Options {
         ports,
         policy: policy("poll"),

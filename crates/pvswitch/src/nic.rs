@@ -1,4 +1,4 @@
-//! `pvswitch nic`: its command line as a NIC of the driver half.
+//! `pvswitch nic`: maps its command line to a NIC of the driver half.
 
 use std::num::NonZeroU16;
 use std::sync::atomic::Ordering;
@@ -8,13 +8,13 @@ use guest::nic::{Options, run};
 use uplink::TapOptions;
 
 use crate::cli::NicArgs;
-use crate::error::{AnyError, Usage, ended, interval, time};
+use crate::error::{AnyError, Usage, guest_error, interval, time};
 use crate::{cost, signals};
 
-/// As deep as a ring, so that a TCP window of GSO frames waits there and is not dropped.
+/// As long as a ring, so that a TCP window of GSO frames is queued instead of dropped.
 const QUEUE_LEN: u32 = 4096;
 
-/// The command.
+/// Runs `pvswitch nic`.
 pub fn command(args: &NicArgs) -> Result<(), AnyError> {
     let to = Connect::try_from(&args.connect.options()).map_err(Usage)?;
     let options = Options {
@@ -36,9 +36,9 @@ pub fn command(args: &NicArgs) -> Result<(), AnyError> {
     };
     cost::precise_timers();
     if options.control.is_some() {
-        // Measured now, and not in the middle of traffic that is to be polled from then on.
+        // Measured now, not in the middle of traffic that is to be polled.
         cost::costs();
     }
     let stop = signals::flag()?;
-    run(&options, &|| !stop.load(Ordering::Relaxed)).map_err(ended)
+    run(&options, &|| !stop.load(Ordering::Relaxed)).map_err(guest_error)
 }

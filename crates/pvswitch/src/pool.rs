@@ -1,4 +1,4 @@
-//! The workers together: which of them serves which queue, and how queues move between them.
+//! The worker pool: which worker serves which queue, and how queues move between workers.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,7 +33,7 @@ pub enum Placement {
 impl Placement {
     const ALL: [Self; 4] = [Self::Single, Self::Group, Self::PerPort, Self::Balanced];
 
-    /// Its name on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Single => "single",
@@ -49,7 +49,7 @@ impl Placement {
     }
 }
 
-/// What all workers are given.
+/// State shared by all workers.
 pub struct Common {
     /// Learned addresses.
     pub fdb: Arc<Fdb>,
@@ -57,30 +57,30 @@ pub struct Common {
     pub mode: Mode,
     /// Key of the flow hash.
     pub flow_key: u64,
-    /// What sleeping costs here.
+    /// Costs of sleeping on this machine.
     pub costs: Costs,
-    /// Where reports go.
+    /// Where reports are sent.
     pub reports: Sender<Report>,
-    /// Wakes whoever reads them.
+    /// Wakes the reader of reports.
     pub reports_wake: Arc<OwnedFd>,
-    /// Zero of the time that policies see.
+    /// Epoch of the clock that policies see.
     pub epoch: Instant,
 }
 
-/// The worker threads, and who serves what.
+/// The worker threads, and which of them serves each queue.
 pub struct Pool {
-    /// What all of them share.
+    /// State shared by all workers.
     pub common: Common,
     workers: Vec<Arc<Handle>>,
-    /// Which worker serves a queue or watches it, by token. Whoever gives a queue to a worker, or
-    /// takes it away, holds this lock meanwhile: a queue is never lost between two workers.
+    /// Which worker serves or watches a queue, by token. This lock is held while a queue is given
+    /// to a worker or taken from it, so a queue is never lost between two workers.
     homes: Mutex<HashMap<u64, usize>>,
     placement: AtomicU8,
-    /// What workers served in their periods: shares are fair over all of them.
+    /// Service per worker and period, for fair shares over all workers.
     leveller: Mutex<Leveller>,
 }
 
-/// Names a queue of a port to workers.
+/// Token that identifies a queue of a port to workers.
 pub fn token(port: PortId, queue: u16, egress: bool) -> u64 {
     u64::from(port.0) << 32 | u64::from(queue) << 1 | u64::from(egress)
 }
@@ -117,7 +117,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// The time that policies see, in ns.
+    /// Time since the epoch, in ns.
     #[inline]
     pub fn now(&self) -> u64 {
         u64::try_from(self.common.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
@@ -140,7 +140,7 @@ impl Pool {
     /// The worker for a queue, by the placement.
     fn place(&self, token: u64, homes: &HashMap<u64, usize>) -> usize {
         match self.placement() {
-            // Balanced starts folded: whoever is crowded gives queues away.
+            // Balanced starts on one worker; an overloaded worker gives queues away.
             Placement::Single | Placement::Balanced => 0,
             Placement::PerPort => (port_of(token) as usize + queue_of(token)) % self.workers.len(),
             Placement::Group => {
@@ -165,15 +165,15 @@ impl Pool {
         self.workers[to].serve(served);
     }
 
-    /// Stops serving a queue. It may be served for the length of one round more.
+    /// Stops serving a queue. It may be served for one more round.
     pub fn drop_queue(&self, token: u64) {
         if let Some(worker) = self.homes().remove(&token) {
             self.workers[worker].drop_queue(token);
         }
     }
 
-    /// Watches an egress queue for its peer's kick, by this descriptor or by
-    /// [`kicked`](Self::kicked): it made room.
+    /// Watches an egress queue for kicks of its peer, by this descriptor or by
+    /// [`kick`](Self::kick): its peer has posted buffers.
     pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Option<KickFd>) {
         let mut homes = self.homes();
         let to = self.place(token, &homes);
@@ -181,22 +181,22 @@ impl Pool {
         self.workers[to].watch(token, port, queue, kick);
     }
 
-    /// Whether a worker has this queue.
+    /// Whether a worker serves this queue.
     pub fn serves(&self, token: u64) -> bool {
         self.homes().contains_key(&token)
     }
 
-    /// A queue was kicked by other means than its descriptor.
-    pub fn kicked(&self, token: u64) {
+    /// Delivers a kick that did not arrive by the queue's descriptor.
+    pub fn kick(&self, token: u64) {
         if let Some(worker) = self.homes().get(&token) {
-            self.workers[*worker].kicked(token);
+            self.workers[*worker].kick(token);
         }
     }
 
-    /// A queue's settings changed: its worker looks at it.
-    pub fn look(&self, token: u64) {
+    /// Has a queue's worker poll it: its settings changed.
+    pub fn poll(&self, token: u64) {
         if let Some(worker) = self.homes().get(&token) {
-            self.workers[*worker].look(token);
+            self.workers[*worker].poll(token);
         }
     }
 
@@ -207,25 +207,25 @@ impl Pool {
         }
     }
 
-    /// Places every queue anew; nothing stops.
+    /// Places every queue again; service continues.
     pub fn set_placement(&self, placement: Placement) {
         let homes = self.homes();
-        // Under the lock: a queue that is handed over later goes where this placement says.
+        // Under the lock: queues handed over later follow this placement.
         self.placement.store(placement as u8, Ordering::Relaxed);
         let mut placed = HashMap::new();
         let mut tokens: Vec<_> = homes.iter().map(|(token, home)| (*token, *home)).collect();
-        // Egress queues are only watched; it does not matter where.
+        // Egress queues are only watched; their worker does not matter.
         tokens.retain(|(token, _)| token & 1 == 0);
         tokens.sort_unstable();
         for (token, home) in tokens {
             let to = match placement {
-                // They are where they are; load decides from here.
+                // Queues stay; load decides from now on.
                 Placement::Balanced => home,
                 _ => self.place(token, &placed),
             };
             placed.insert(token, to);
             if to != home {
-                self.workers[home].send_away(token, to);
+                self.workers[home].give_away(token, to);
             }
         }
     }
@@ -233,7 +233,7 @@ impl Pool {
     /// Moves a queue from worker `from`, which has stopped serving it, to worker `to`.
     pub fn hand_over(&self, from: usize, to: usize, served: Served) {
         let mut homes = self.homes();
-        // Dropped meanwhile: the command is on its way.
+        // Dropped in the meantime: the command is on its way.
         if homes.get(&served.token) != Some(&from) {
             return;
         }
@@ -248,11 +248,11 @@ impl Pool {
         self.workers[to].serve(served);
     }
 
-    /// Worker `me` reports a period, which `period` makes up, and has those queues moved that fair
-    /// shares over all workers ask for. Returns its ports that have queues with backlog on other
-    /// workers, and how many. `None`: another worker reports at this moment; nothing is reported.
+    /// Reports a period of worker `me`, computed by `period`, and starts the moves that fair shares
+    /// over all workers require. Returns its ports that have queues with backlog on other workers,
+    /// and how many. `None`: another worker is reporting; nothing is reported.
     pub fn level(&self, me: usize, period: impl FnOnce() -> Period) -> Option<Vec<(u32, u32)>> {
-        // Never waited for: whoever holds it may have lost its CPU.
+        // Does not block: the holder of the lock may have lost its CPU.
         let mut leveller = match self.leveller.try_lock() {
             Ok(leveller) => leveller,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -265,9 +265,9 @@ impl Pool {
         if !moves.is_empty() {
             let homes = self.homes();
             for (token, to) in moves {
-                // One that was dropped meanwhile, or is on its way, stays where it is.
+                // Queues that were dropped in the meantime or are already moving are skipped.
                 if let Some(home) = homes.get(&token).filter(|home| **home != to) {
-                    self.workers[*home].send_away(token, to);
+                    self.workers[*home].give_away(token, to);
                 }
             }
         }
@@ -290,9 +290,9 @@ impl Pool {
         }
     }
 
-    /// Tells the control thread something.
+    /// Sends a report to the control thread.
     pub fn report(&self, report: Report) {
-        // The control thread is gone only when the program ends.
+        // The control thread ends only with the program.
         let _ = self.common.reports.send(report);
         os::signal(self.common.reports_wake.as_fd());
     }

@@ -1,4 +1,4 @@
-//! Ports as the control thread keeps them: sockets, connections, and what workers were told.
+//! Ports as the control thread keeps them: sockets, connections, and queues that workers serve.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -14,15 +14,15 @@ use crate::limit::PortLog;
 use crate::pool::{Pool, token};
 use crate::worker::Served;
 
-/// What is known of a vhost-user port's guest.
+/// State of a vhost-user port's guest.
 #[derive(Default)]
 pub struct Guest {
-    /// Feature bits agreed on; 0 before.
+    /// Negotiated feature bits; 0 before.
     pub features: u64,
 }
 
-/// What a connection does to workers. One for each connection; its drop undoes nothing, the
-/// device stops its rings first.
+/// Starts and stops a connection's queues at the workers. One per connection. Its drop stops
+/// nothing: the device stops its rings first.
 pub struct PortHost {
     port: Arc<Port>,
     pairs: Vec<Pair>,
@@ -30,10 +30,10 @@ pub struct PortHost {
     pool: Arc<Pool>,
     guest: Arc<Mutex<Guest>>,
     log: Arc<PortLog>,
-    /// Queues that workers were told of.
-    told: HashSet<u64>,
-    /// Last count told by `active`, to log changes once.
-    up: u16,
+    /// Queues that workers serve or watch.
+    served: HashSet<u64>,
+    /// Number of active queues last reported, to log changes only.
+    active: u16,
 }
 
 impl PortHost {
@@ -46,12 +46,12 @@ impl PortHost {
         guest: Arc<Mutex<Guest>>,
         log: Arc<PortLog>,
     ) -> Self {
-        Self { port, pairs, tuning, pool, guest, log, told: HashSet::new(), up: 0 }
+        Self { port, pairs, tuning, pool, guest, log, served: HashSet::new(), active: 0 }
     }
 }
 
 impl Host for PortHost {
-    fn started(&mut self, queue: u16, side: Side, kick: Kick) {
+    fn start(&mut self, queue: u16, side: Side, kick: Kick) {
         let token = token(self.port.id, queue, side == Side::Egress);
         let pair = &self.pairs[usize::from(queue)];
         let notifies = !matches!(kick, Kick::Poll);
@@ -75,30 +75,30 @@ impl Host for PortHost {
             }
             Side::Egress => {}
         }
-        self.told.insert(token);
+        self.served.insert(token);
     }
 
-    fn stopped(&mut self, queue: u16, side: Side) {
+    fn stop(&mut self, queue: u16, side: Side) {
         let token = token(self.port.id, queue, side == Side::Egress);
-        if self.told.remove(&token) {
+        if self.served.remove(&token) {
             self.pool.drop_queue(token);
         }
     }
 
-    fn kicked(&mut self, queue: u16, side: Side) {
-        self.pool.kicked(token(self.port.id, queue, side == Side::Egress));
+    fn kick(&mut self, queue: u16, side: Side) {
+        self.pool.kick(token(self.port.id, queue, side == Side::Egress));
     }
 
-    fn active(&mut self, queues: u16) {
+    fn set_active(&mut self, queues: u16) {
         self.port.set_active(queues);
-        if (self.up == 0) != (queues == 0) {
+        if (self.active == 0) != (queues == 0) {
             let state = if queues > 0 { "up" } else { "down" };
             self.log.info(format_args!("{state}"));
         }
-        self.up = queues;
+        self.active = queues;
     }
 
-    fn negotiated(&mut self, features: u64) {
+    fn set_features(&mut self, features: u64) {
         let mut guest = self.guest.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if guest.features != features {
             guest.features = features;
@@ -108,14 +108,14 @@ impl Host for PortHost {
     }
 
     fn announce(&mut self, mac: [u8; 6]) {
-        // Made and flooded in the turn of the port's first queue, whose time it takes. One waits at
-        // most: the worker's list of commands grows by nothing.
+        // The worker sends it when it serves the port's first queue, which pays for the time. At
+        // most one is pending, so the worker's command list does not grow.
         let Some(tuning) = self.tuning.first() else { return };
         if tuning.announcement() != Some(mac)
             && self.port.account.announcements.spend(self.pool.now())
         {
             tuning.announce(mac);
-            self.pool.look(token(self.port.id, 0, false));
+            self.pool.poll(token(self.port.id, 0, false));
         }
     }
 }

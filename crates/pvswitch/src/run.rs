@@ -1,7 +1,7 @@
 //! `pvswitch run`: the switch, its control thread and its ports.
 //!
 //! The control thread owns sockets, handshakes and the port table; workers own the data path. It
-//! sleeps in one epoll set and wakes for events only: an idle switch makes no system call.
+//! sleeps in one epoll set and wakes only for events: an idle switch makes no system calls.
 
 mod accounts;
 mod requests;
@@ -27,7 +27,7 @@ use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
 use switch::tuning::{Drain, Tuning};
 use vhost_user::device::KickFd;
-use vhost_user::outside;
+use vhost_user::foreign;
 use xen_netif::host::HostError;
 
 use self::requests::Client;
@@ -41,13 +41,13 @@ use crate::spec::{Kind, PortSpec, Role, Tap, Xen, XenAt};
 use crate::tap::TapQueues;
 use crate::worker::{Report, Served};
 
-/// Most ports of one switch.
+/// Maximum number of ports of one switch.
 pub const PORTS_MAX: u16 = 4096;
-/// Addresses the switch can know.
+/// Maximum number of entries in the FDB.
 const FDB_ENTRIES: usize = 65_536;
-/// How long a listener that cannot accept is left alone.
-const REST: Duration = Duration::from_secs(1);
-/// How long the end of the program waits for full receivers. Frames are not held for longer.
+/// How long a listener that failed to accept is suspended.
+const SUSPEND: Duration = Duration::from_secs(1);
+/// How long the shutdown waits for full receivers. Frames are not held for longer.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 
 /// Settings of one run.
@@ -55,44 +55,44 @@ const DRAIN_MAX: Duration = Duration::from_secs(1);
 pub struct Options {
     /// Ports to start with.
     pub ports: Vec<PortSpec>,
-    /// Poll policy of queues that have none of their own.
+    /// Poll policy of queues without one of their own.
     pub policy: Policy,
-    /// Call policy of queues that have none of their own.
+    /// Call policy of queues without one of their own.
     pub call: Policy,
     /// Worker threads.
     pub workers: u8,
-    /// Which worker serves which queue.
+    /// Placement of queues on workers.
     pub placement: Placement,
     /// CPUs to pin workers to, in order; empty: not pinned.
     pub cpus: Vec<usize>,
-    /// How frames find their way.
+    /// Forwarding mode.
     pub mode: Mode,
-    /// Control socket; `None`: the default, if it is free.
+    /// Control socket; `None`: the default path, if it is free.
     pub control: Option<PathBuf>,
-    /// Where to serve HTTP.
+    /// Address of the HTTP server.
     pub http: Option<api::Address>,
-    /// Stop after this long.
+    /// Time after which the switch stops.
     pub duration: Option<Duration>,
-    /// Seconds after which an unseen address is forgotten.
+    /// Seconds without a frame after which a learned address is removed.
     pub ageing_s: u32,
-    /// Most addresses learned from one port.
+    /// Maximum number of addresses learned from one port.
     pub addresses_per_port: u32,
     /// Static addresses: (address, port name).
     pub static_addresses: Vec<(Mac, String)>,
-    /// Print how to attach guests.
+    /// Whether to print how to attach guests.
     pub hints: bool,
 }
 
-/// Why a switch cannot start, or a port cannot be added.
+/// Error that prevents the start of the switch or the addition of a port.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// A name was used twice.
+    /// The name is in use.
     #[error("port '{0}' exists already: give each port its own name")]
     DuplicatePort(String),
-    /// No such port.
+    /// The port does not exist.
     #[error("no port '{0}'{1}")]
     NoPort(String, String),
-    /// A socket cannot be had.
+    /// The socket cannot be created.
     #[error(transparent)]
     Socket(#[from] SocketError),
     /// The TAP cannot be opened.
@@ -103,7 +103,7 @@ pub enum RunError {
         /// Why.
         error: uplink::TapError,
     },
-    /// The hypervisor, or what takes its place, is not to be had.
+    /// The hypervisor or its replacement is not available.
     #[error("port '{name}': {error}")]
     Xen {
         /// The port.
@@ -111,21 +111,21 @@ pub enum RunError {
         /// Why.
         error: HostError,
     },
-    /// Too many.
-    #[error("{0} ports are the most one switch takes")]
+    /// There are too many ports.
+    #[error("a switch has at most {0} ports: remove one first")]
     TooManyPorts(u16),
-    /// A system call that should not fail.
+    /// An unexpected error of a system call.
     #[error("{what}: {error}")]
     Os {
-        /// Which.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// A request that makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Request(String),
-    /// HTTP cannot be served.
+    /// The HTTP server cannot start.
     #[error(transparent)]
     Http(#[from] http::HttpError),
 }
@@ -134,18 +134,18 @@ fn os(what: &'static str) -> impl Fn(std::io::Error) -> RunError {
     move |error| RunError::Os { what, error }
 }
 
-/// One port and what serves it.
+/// A port and its attachment.
 struct PortState {
     spec: PortSpec,
     port: Arc<Port>,
     ingress: Vec<Ingress>,
     attach: Attach,
-    /// Faults of this port's guest so far.
+    /// Number of faults of this port's guest.
     faults: u64,
 }
 
 impl PortState {
-    /// Where what a guest does is told, bounded; `None`: it is no guest's.
+    /// The rate-limited log for events that a guest causes; `None`: the port has no guest.
     fn log(&self) -> Option<&PortLog> {
         match &self.attach {
             Attach::VhostUser(vhost) => Some(&vhost.log),
@@ -154,46 +154,46 @@ impl PortState {
         }
     }
 
-    /// Logs that a guest's driver gives a queue no buffers; or, again.
-    fn tell_stall(&self, queue: u16, begins: bool) {
+    /// Logs that a queue's receiver stalled, or (false) recovered.
+    fn log_stall(&self, queue: u16, begins: bool) {
         let Some(log) = self.log() else { return };
         if begins {
             let s = STARVED_NS / 1_000_000_000;
             log.warn(format_args!(
-                "queue {queue}: its driver gives no buffers, nothing could be delivered for {s} s"
+                "queue {queue}: receiver stalled: its driver has posted no buffers for {s} s"
             ));
         } else {
-            log.info(format_args!("queue {queue}: its driver gives buffers again"));
+            log.info(format_args!("queue {queue}: receiver recovered: buffers are posted again"));
         }
     }
 
-    /// For how long which of its queues have been given no buffers, in seconds.
+    /// How long each stalled queue has been without buffers, in seconds.
     fn stalled_s(&self, now_ns: u64) -> Vec<u64> {
         let stalled = self.port.egress.iter().filter_map(|queue| queue.starved_ns(now_ns));
         stalled.map(|ns| ns / 1_000_000_000).collect()
     }
 
-    /// How many frames wait because its queues are full.
+    /// Number of frames held because its queues are full.
     fn held(&self) -> usize {
         self.port.egress.iter().map(EgressQueue::held_frames).sum()
     }
 
-    /// Whether it is being drained: not done before all its queues are.
+    /// State of the drain; done when all queues are drained.
     fn drain(&self) -> Drain {
         let queues = self.ingress.iter().map(|queue| queue.tuning.drain());
-        // A port that nothing comes from has nothing to drain.
+        // A port without ingress queues has nothing to drain.
         queues.max_by_key(|drain| *drain == Drain::Requested).unwrap_or(Drain::Off)
     }
 }
 
-/// What is known of an ingress queue from outside.
+/// An ingress queue as the control thread keeps it.
 #[derive(Clone)]
 struct Ingress {
     stats: Arc<IngressStats>,
     tuning: Arc<Tuning>,
 }
 
-/// What is behind a port.
+/// What a port is attached to.
 enum Attach {
     VhostUser(Box<VhostPort>),
     Tap(TapQueues),
@@ -201,9 +201,9 @@ enum Attach {
     Null,
 }
 
-/// What an epoll token of the control thread stands for.
+/// Source of an event in the control thread's epoll set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum What {
+enum Event {
     Signal,
     Hangup,
     Reports,
@@ -219,7 +219,7 @@ enum What {
 struct System {
     options: Options,
     epoll: Epoll,
-    tokens: HashMap<u64, What>,
+    tokens: HashMap<u64, Event>,
     next_token: u64,
     pool: Arc<Pool>,
     fdb: Arc<Fdb>,
@@ -227,15 +227,15 @@ struct System {
     table: Table,
     ports: BTreeMap<String, PortState>,
     xen: BTreeMap<Hypervisor, XenBus>,
-    /// `xen:auto`, if there is such a port.
+    /// The `xen:auto` specification, if there is one.
     xen_auto: Option<PortSpec>,
     clients: HashMap<u64, Client>,
     control: Option<Listener>,
     http: Option<http::Server>,
-    /// What all ports together may hold.
+    /// Budgets of all ports together.
     budgets: Budgets,
-    /// Listeners that could not accept, and when they are looked at again.
-    resting: Vec<(Instant, What)>,
+    /// Suspended listeners and connections, and when they are resumed.
+    suspended: Vec<(Instant, Event)>,
     /// Readable on SIGHUP.
     hangups: UnixStream,
     started: Instant,
@@ -244,10 +244,10 @@ struct System {
 
 fn watch(
     epoll: &Epoll,
-    tokens: &mut HashMap<u64, What>,
+    tokens: &mut HashMap<u64, Event>,
     next_token: &mut u64,
     fd: BorrowedFd<'_>,
-    what: What,
+    what: Event,
 ) -> Result<u64, RunError> {
     let token = *next_token;
     *next_token += 1;
@@ -262,8 +262,8 @@ pub fn run(options: Options) -> Result<(), RunError> {
     setup::guard_memory();
     let signals = crate::signals::readable().map_err(os("signal pipe"))?;
     let mut system = System::new(options)?;
-    system.watch(signals.as_fd(), What::Signal)?;
-    system.watch(system.hangups.try_clone().map_err(os("signal pipe"))?.as_fd(), What::Hangup)?;
+    system.watch(signals.as_fd(), Event::Signal)?;
+    system.watch(system.hangups.try_clone().map_err(os("signal pipe"))?.as_fd(), Event::Hangup)?;
     system.start_ports()?;
     tracing::info!(
         "switching between {} ports with {} workers, poll {}",
@@ -317,22 +317,22 @@ impl System {
             control: None,
             http: None,
             budgets: setup::budgets(),
-            resting: Vec::new(),
+            suspended: Vec::new(),
             hangups,
             started,
             stop: false,
         };
-        system.watch(wake.as_fd(), What::Reports)?;
+        system.watch(wake.as_fd(), Event::Reports)?;
         system.listen_control()?;
         system.start_http()?;
         Ok(system)
     }
 
-    fn watch(&mut self, fd: BorrowedFd<'_>, what: What) -> Result<u64, RunError> {
+    fn watch(&mut self, fd: BorrowedFd<'_>, what: Event) -> Result<u64, RunError> {
         watch(&self.epoll, &mut self.tokens, &mut self.next_token, fd, what)
     }
 
-    fn unwatch(&mut self, fd: BorrowedFd<'_>, what: &What) {
+    fn unwatch(&mut self, fd: BorrowedFd<'_>, what: &Event) {
         let _ = self.epoll.remove(fd);
         self.tokens.retain(|_, w| w != what);
     }
@@ -348,12 +348,12 @@ impl System {
         };
         match Listener::bind_private(&path, Carries::Stream) {
             Ok(listener) => {
-                self.watch(listener.as_fd(), What::ControlListener)?;
+                self.watch(listener.as_fd(), Event::ControlListener)?;
                 self.control = Some(listener);
                 Ok(())
             }
             Err(error) if explicit.is_some() => Err(error.into()),
-            // A second switch on the machine works all the same; it only cannot be asked.
+            // A second switch on the machine works without a control socket.
             Err(error) => {
                 tracing::warn!("no control socket: {error} (give --control PATH)");
                 Ok(())
@@ -364,7 +364,7 @@ impl System {
     fn start_http(&mut self) -> Result<(), RunError> {
         let Some(address) = &self.options.http else { return Ok(()) };
         let server = http::Server::start(address)?;
-        self.watch(server.as_fd(), What::Http)?;
+        self.watch(server.as_fd(), Event::Http)?;
         self.http = Some(server);
         Ok(())
     }
@@ -381,7 +381,7 @@ impl System {
         Ok(())
     }
 
-    /// A port with an account of its own.
+    /// Creates a port with an account of its own.
     fn make_port(&self, id: PortId, name: &str, egress: Vec<EgressQueue>) -> Port {
         let account = Arc::new(Account::new(&self.budgets));
         Port::new(id, name.into(), egress).charged_to(account)
@@ -394,7 +394,7 @@ impl System {
         })
     }
 
-    /// Adds a port that someone asked for.
+    /// Adds a port on request of an operator.
     fn add_port(&mut self, spec: &PortSpec) -> Result<(), RunError> {
         self.insert_port(spec)?;
         if self.options.hints {
@@ -424,7 +424,7 @@ impl System {
             queue.set_call(spec.tuning.call.of(i).unwrap_or(self.options.call));
             queue.set_hold_max(spec.tuning.hold.unwrap_or(HOLD_DEFAULT));
         }
-        // After what its kind sets, and before anything of its peer is looked at.
+        // After the defaults of its kind, and before anything from its peer is read.
         spec.tuning.limits.apply(&state.port.account);
         if free == self.table.len() {
             self.table.push(None);
@@ -454,7 +454,7 @@ impl System {
         let mut served = Vec::new();
         let queues = TapQueues::new(&tap);
         for bus in self.xen.values() {
-            bus.lend(&queues);
+            bus.set_tap_memory(&queues);
         }
         for (queue, pair) in tap.pairs.into_iter().enumerate() {
             egress.push(EgressQueue::new(pair.egress, pair.egress_stats));
@@ -476,7 +476,7 @@ impl System {
         Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
     }
 
-    /// Ingress queue number `queue` of a new port.
+    /// Creates the state of ingress queue number `queue` of a new port.
     fn ingress(&self, spec: &PortSpec, queue: usize, stats: &Arc<IngressStats>) -> Ingress {
         let tuning = Tuning::new(spec.tuning.poll.of(queue).unwrap_or(self.options.policy));
         tuning.set_weight(spec.tuning.weight.unwrap_or(1));
@@ -485,7 +485,7 @@ impl System {
 
     fn del_port(&mut self, name: &str) -> Result<(), RunError> {
         if let Some(vifs) = self.del_xen_auto(name) {
-            tracing::info!("port {name}: removed, and the {vifs} vifs it found");
+            tracing::info!("port {name}: removed, with {vifs} vifs");
             return Ok(());
         }
         self.port(name)?;
@@ -496,11 +496,12 @@ impl System {
         match state.attach {
             Attach::VhostUser(vhost) => {
                 if let Some(listener) = vhost.listener {
-                    self.unwatch(listener.as_fd(), &What::Listener(name.into()));
-                    // Connections that wait in it close with it, and what is queued in them.
+                    self.unwatch(listener.as_fd(), &Event::Listener(name.into()));
+                    // Connections queued at the listener close with it, with the data queued in
+                    // them.
                     if let Ok(last) = listener.as_fd().try_clone_to_owned() {
                         os::shutdown(last.as_fd());
-                        outside::close(last, &state.port.account);
+                        foreign::close(last, &state.port.account);
                     }
                 }
             }
@@ -526,35 +527,35 @@ impl System {
             _ => None,
         });
         let now = Instant::now();
-        let rests = self.resting.iter().map(|(at, _)| *at);
+        let resumes = self.suspended.iter().map(|(at, _)| *at);
         let next = retries
             .chain(end)
-            .chain(rests)
+            .chain(resumes)
             .chain(self.clients.values().filter_map(Client::ends))
             .chain(self.xen_due())
             .min()
             .map(|at| at.saturating_duration_since(now));
         let ready = self.epoll.wait(next).map_err(os("epoll"))?;
-        // Connections first: one that ended makes place for one that waits at the listener.
+        // Connections first: one that ended makes room for one queued at the listener.
         let what = ready.iter().map(|ready| ready.tag);
         let what = what.filter_map(|token| self.tokens.get(&token).map(|w| (token, w.clone())));
         let mut what: Vec<_> = what.collect();
-        what.sort_by_key(|(_, w)| !matches!(w, What::Connection(_)));
+        what.sort_by_key(|(_, w)| !matches!(w, Event::Connection(_)));
         for (token, what) in what {
             self.handle(token, what);
         }
         self.retry_due();
-        self.end_rests();
+        self.resume_due();
         self.drop_slow_clients();
         self.xen_tick();
         self.stop |= end.is_some_and(|end| Instant::now() >= end);
         Ok(())
     }
 
-    fn listener(&self, what: &What) -> Option<&Listener> {
+    fn listener(&self, what: &Event) -> Option<&Listener> {
         match what {
-            What::ControlListener => self.control.as_ref(),
-            What::Listener(name) => match &self.ports.get(name)?.attach {
+            Event::ControlListener => self.control.as_ref(),
+            Event::Listener(name) => match &self.ports.get(name)?.attach {
                 Attach::VhostUser(vhost) => vhost.listener.as_ref(),
                 _ => None,
             },
@@ -562,12 +563,12 @@ impl System {
         }
     }
 
-    /// Polls a listener or a connection again, or no more for now. It leaves the epoll set: a peer
-    /// that hangs up would be reported whatever is asked for.
-    fn listen(&self, what: &What, on: bool) {
+    /// Resumes or suspends a listener or a connection. When suspended, it leaves the epoll set: a
+    /// hang-up of the peer would be reported whatever events are requested.
+    fn set_watched(&self, what: &Event, on: bool) {
         let token = self.tokens.iter().find(|(_, w)| *w == what).map(|(token, _)| *token);
         let connection = match what {
-            What::Connection(name) => match self.ports.get(name).map(|p| &p.attach) {
+            Event::Connection(name) => match self.ports.get(name).map(|p| &p.attach) {
                 Some(Attach::VhostUser(vhost)) => vhost.connection.as_ref().map(AsFd::as_fd),
                 _ => None,
             },
@@ -578,46 +579,46 @@ impl System {
         let _ = if on { self.epoll.add(fd, token) } else { self.epoll.remove(fd) };
     }
 
-    /// A listener that cannot accept (no descriptor is left) has a second's rest: who waits there
-    /// would be tried in a loop.
-    fn rest(&mut self, what: What) {
-        self.rest_until(what, Instant::now() + REST);
+    /// Suspends a listener that failed to accept (no descriptor is free): its queued connections
+    /// would cause retries in a loop.
+    fn suspend(&mut self, what: Event) {
+        self.suspend_until(what, Instant::now() + SUSPEND);
     }
 
-    /// Leaves alone what exceeds what its peer may spend.
-    fn rest_until(&mut self, what: What, at: Instant) {
-        self.listen(&what, false);
-        self.resting.push((at, what));
+    /// Suspends a listener or connection whose peer exceeded a limit.
+    fn suspend_until(&mut self, what: Event, at: Instant) {
+        self.set_watched(&what, false);
+        self.suspended.push((at, what));
     }
 
-    /// A time of the accounts, in ns, as an instant: at most a second from now.
+    /// Converts a time of the accounts, in ns, to an instant at most a second from now.
     fn instant(&self, at_ns: u64) -> Instant {
         let now = Instant::now();
         (self.started + Duration::from_nanos(at_ns.min(self.pool.now() + 1_000_000_000))).max(now)
     }
 
-    fn end_rests(&mut self) {
+    fn resume_due(&mut self) {
         let now = Instant::now();
-        for (_, what) in self.resting.extract_if(.., |(at, _)| *at <= now).collect::<Vec<_>>() {
-            self.listen(&what, true);
+        for (_, what) in self.suspended.extract_if(.., |(at, _)| *at <= now).collect::<Vec<_>>() {
+            self.set_watched(&what, true);
         }
     }
 
-    fn handle(&mut self, token: u64, what: What) {
+    fn handle(&mut self, token: u64, what: Event) {
         match what {
-            What::Signal => self.stop = true,
-            What::Hangup => {
+            Event::Signal => self.stop = true,
+            Event::Hangup => {
                 os::drain(self.hangups.as_fd());
-                tracing::info!("SIGHUP ignored: there is no configuration to read again");
+                tracing::info!("SIGHUP ignored: this version does not reload its configuration");
             }
-            What::Reports => self.read_reports(),
-            What::ControlListener => self.accept_client(),
-            What::Client => self.serve_client(token),
-            What::Http => self.serve_http(),
-            What::Listener(name) => self.accept_guest(&name),
-            What::Connection(name) => self.serve_guest(&name),
-            What::Xenstore(of) => self.read_xenstore(&of),
-            What::XenControl(name) => self.serve_control(&name),
+            Event::Reports => self.read_reports(),
+            Event::ControlListener => self.accept_client(),
+            Event::Client => self.serve_client(token),
+            Event::Http => self.serve_http(),
+            Event::Listener(name) => self.accept_guest(&name),
+            Event::Connection(name) => self.serve_guest(&name),
+            Event::Xenstore(of) => self.read_xenstore(&of),
+            Event::XenControl(name) => self.serve_control(&name),
         }
     }
 
@@ -629,23 +630,23 @@ impl System {
             let (Report::Port(
                 PortEvent::Fault { port: id, .. } | PortEvent::Starved { port: id, .. },
             )
-            | Report::Deaf(id, _)) = &report;
+            | Report::KickFdFailed(id, _)) = &report;
             let Some(state) = self.ports.values_mut().find(|p| p.port.id == *id) else { continue };
             let fault = match report {
-                // Once for each connection: its end ends the epoch, and what comes late is of
-                // another one, perhaps of another port.
+                // Once per connection: its end ends the epoch. Late reports belong to an earlier
+                // connection, perhaps of another port.
                 Report::Port(PortEvent::Fault { epoch, .. }) if epoch != state.port.epoch() => {
                     continue;
                 }
                 Report::Port(PortEvent::Fault { fault, .. }) => fault,
                 Report::Port(PortEvent::Starved { queue, begins, .. }) => {
-                    state.tell_stall(queue, begins);
+                    state.log_stall(queue, begins);
                     continue;
                 }
-                Report::Deaf(_, error) => {
+                Report::KickFdFailed(_, error) => {
                     match state.log() {
-                        Some(log) => log.warn(format_args!("cannot wait for its kicks: {error}")),
-                        None => tracing::warn!("port {}: cannot wait: {error}", state.spec.name),
+                        Some(log) => log.warn(format_args!("kick descriptor failed: {error}")),
+                        None => tracing::warn!("port {}: cannot poll: {error}", state.spec.name),
                     }
                     continue;
                 }
@@ -659,8 +660,8 @@ impl System {
             if let Attach::VhostUser(vhost) = &mut state.attach
                 && vhost.connection.is_some()
             {
-                vhost.mistakes.count("broken_ring", fault.to_string());
-                vhost.log.warn(format_args!("stopped, its guest broke the protocol: {fault}"));
+                vhost.errors.count("broken_ring", fault.to_string());
+                vhost.log.warn(format_args!("stopped: its guest violated the protocol: {fault}"));
                 self.disconnect(&name, "guest fault");
             }
         }
@@ -669,7 +670,7 @@ impl System {
     fn shutdown(mut self) {
         tracing::info!("stopping");
         let names: Vec<_> = self.ports.keys().cloned().collect();
-        // What was taken from guests is delivered; nothing more is taken.
+        // Frames taken from guests are delivered; no more are taken.
         let end = Instant::now() + DRAIN_MAX;
         names.iter().for_each(|name| drop(self.drain(name, false)));
         let busy = |port: &PortState| port.drain() == Drain::Requested || port.held() > 0;
@@ -677,14 +678,14 @@ impl System {
             std::thread::sleep(Duration::from_millis(1));
         }
         for name in names {
-            // Rings are given back and sockets removed; the guests keep their interfaces.
+            // Rings are returned and sockets removed; the guests keep their interfaces.
             let _ = self.del_port(&name);
         }
         self.pool.stop();
     }
 }
 
-/// A port that takes and drops everything.
+/// Creates a port that accepts and drops all frames.
 fn add_null(spec: &PortSpec, id: PortId) -> PortState {
     let stats = Arc::new(EgressStats::default());
     let queue = Arc::new(Mutex::new(uplink::NullEgress::new(Arc::clone(&stats))));

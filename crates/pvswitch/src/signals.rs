@@ -7,12 +7,12 @@ use std::sync::atomic::AtomicBool;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// A descriptor that becomes readable with one.
+/// A descriptor that becomes readable when one of them arrives.
 pub fn readable() -> Result<UnixStream> {
     readable_on(&[SIGTERM, SIGINT])
 }
 
-/// A descriptor that becomes readable with one of these.
+/// A descriptor that becomes readable when one of these signals arrives.
 pub fn readable_on(signals: &[i32]) -> Result<UnixStream> {
     let (read, write) = UnixStream::pair()?;
     for signal in signals.iter().copied() {
@@ -21,7 +21,7 @@ pub fn readable_on(signals: &[i32]) -> Result<UnixStream> {
     Ok(read)
 }
 
-/// A flag that one sets.
+/// A flag that is set when one of them arrives.
 pub fn flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {

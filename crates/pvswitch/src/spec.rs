@@ -1,5 +1,5 @@
-//! Ports as the daemon takes them: what [`api::PortText`] says, in the types of the crates that
-//! serve them.
+//! Ports as the daemon uses them: [`api::PortText`] converted to the types of the crates that serve
+//! the ports.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,50 +11,50 @@ use api::schema::{Entry, Value};
 use api::{PerQueue, PortError, PortText};
 use switch::account::{Account, NAMES};
 use switch::poll::Policy;
-use vhost_user::backend::Takes;
+use vhost_user::backend::Permissions;
 use vhost_user::feature;
 use xen_netif::back::{self, Offer, VifId};
 
-/// One port, as the operator wants it.
+/// Specification of one port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSpec {
     /// Unique name.
     pub name: String,
-    /// What it attaches to.
+    /// Kind of port and its settings.
     pub kind: Kind,
-    /// How it is served.
+    /// Options of every kind of port.
     pub tuning: PortTuning,
 }
 
-/// A policy of all queues, and of some of them another.
+/// A policy for all queues, with exceptions for some.
 pub type Policies = PerQueue<Policy>;
 
-/// How a port is served, where it differs from the switch's own settings: options of every kind.
+/// Options of every kind of port, where they differ from the switch's settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortTuning {
-    /// When its ingress queues are polled.
+    /// Policy for polling its ingress queues.
     pub poll: Policies,
-    /// When its peer is notified of frames.
+    /// Policy for notifying its peer of frames.
     pub call: Policies,
-    /// Its part of a worker's time, against other ports'.
+    /// Share of a worker's time, relative to other ports.
     pub weight: Option<u32>,
-    /// Most frames each of its ingress queues may have held for full destinations.
+    /// Maximum number of frames held per ingress queue for full destinations.
     pub hold: Option<u16>,
-    /// What its peer may make the switch spend.
+    /// Limits on the resources that its peer may use.
     pub limits: Limits,
 }
 
-/// Limits of a port's account that are not the defaults.
+/// Limits of a port's account that differ from the defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits([Option<u64>; NAMES.len()]);
 
 impl Limits {
-    /// Those that are set: name of the account's entry, and its limit.
+    /// Limits that are set: name of the account's entry, and its limit.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         NAMES.into_iter().zip(self.0).filter_map(|(name, limit)| Some((name, limit?)))
     }
 
-    /// Sets them in an account; the other limits stay.
+    /// Applies the limits to an account; its other limits stay.
     pub fn apply(&self, account: &Account) {
         for (name, limit) in self.all() {
             account.set_limit(name, limit);
@@ -63,7 +63,7 @@ impl Limits {
 }
 
 impl PortTuning {
-    /// Sets an option; one of a single kind of port is none of them, and is left out.
+    /// Sets an option. Options of a single kind of port are ignored.
     pub fn set(&mut self, entry: &Entry, queue: Option<usize>, value: &Value) {
         let limit = entry.name.strip_prefix(LIMIT);
         if let Some(at) = limit.and_then(|name| NAMES.iter().position(|known| *known == name)) {
@@ -80,7 +80,7 @@ impl PortTuning {
     }
 }
 
-/// Sets the policy of one queue, or of all of them.
+/// Sets the policy of one queue, or of all queues.
 fn set_policy(policies: &mut Policies, queue: Option<usize>, value: &Value) {
     let Some(policy) = value.text().map(policy) else { return };
     match queue {
@@ -89,12 +89,12 @@ fn set_policy(policies: &mut Policies, queue: Option<usize>, value: &Value) {
     }
 }
 
-/// The policy of this text, which the schema has checked.
+/// Parses a policy that the schema has validated.
 pub fn policy(text: &str) -> Policy {
-    text.parse().expect("the schema takes policies only")
+    text.parse().expect("the schema accepts policies only")
 }
 
-/// What a port attaches to.
+/// Kind of port and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A guest's virtio-net device.
@@ -103,7 +103,7 @@ pub enum Kind {
     Tap(Tap),
     /// A Xen guest's vif.
     Xen(Xen),
-    /// Takes and drops everything.
+    /// Accepts and drops all frames.
     Null,
 }
 
@@ -112,7 +112,7 @@ pub enum Kind {
 pub struct VhostUser {
     /// Socket path.
     pub socket: PathBuf,
-    /// Who listens.
+    /// Which side listens.
     pub role: Role,
     /// Queue pairs offered.
     pub queues: u16,
@@ -120,10 +120,10 @@ pub struct VhostUser {
     pub mtu: Option<u16>,
     /// MAC address offered.
     pub mac: Option<[u8; 6]>,
-    /// Features not offered, as bits.
+    /// Feature bits not offered.
     pub without: u64,
-    /// What its front-end may do.
-    pub takes: Takes,
+    /// Permissions of its front-end.
+    pub permissions: Permissions,
 }
 
 /// A TAP port.
@@ -133,7 +133,7 @@ pub struct Tap {
     pub ifname: String,
     /// Network namespace of the interface, if not ours.
     pub netns: Option<String>,
-    /// Queues.
+    /// Number of queues.
     pub queues: u16,
     /// MTU to set, in bytes.
     pub mtu: Option<u16>,
@@ -142,30 +142,30 @@ pub struct Tap {
 /// A port for a vif, or for all vifs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Xen {
-    /// Which.
+    /// Which vif.
     pub at: XenAt,
-    /// What the back half offers.
+    /// Features and queues offered by the back half.
     pub offer: Offer,
 }
 
-/// Which vif of which hypervisor.
+/// Address of a vif.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum XenAt {
-    /// This one, of real Xen (`xen:DOMID/DEVID`).
+    /// This vif, of real Xen (`xen:DOMID/DEVID`).
     Vif(VifId),
-    /// Every one of this back-end domain, each a port of its own named `vifD.N` (`xen:auto`).
+    /// Every vif of this back-end domain, each as a port named `vifD.N` (`xen:auto`).
     Auto,
-    /// That of a directory, without Xen (`xen-local:DIR`).
+    /// The vif of a directory, without Xen (`xen-local:DIR`).
     Local(PathBuf),
 }
 
-/// Which end of a vhost-user socket we are.
+/// Our end of a vhost-user socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// We listen (`mode=server`).
     #[default]
     Server,
-    /// The front-end listens (`mode=client`); we connect, for ever.
+    /// The front-end listens (`mode=client`); we connect, and retry indefinitely.
     Client,
 }
 
@@ -198,7 +198,7 @@ fn kind(text: &PortText) -> Kind {
             mtu: mtu(),
             mac: text.mac("mac"),
             without: bits(&text.names("without"), feature::parse),
-            takes: Takes {
+            permissions: Permissions {
                 any_memory: text.word("memory") == Some("any"),
                 polled: text.word("polled") == Some("on"),
             },
@@ -226,7 +226,7 @@ fn kind(text: &PortText) -> Kind {
 }
 
 impl Kind {
-    /// The kind in the schema.
+    /// The kind's entry in the schema.
     pub fn schema(&self) -> port::Kind {
         match self {
             Self::VhostUser(_) => port::Kind::VhostUser,
@@ -238,12 +238,12 @@ impl Kind {
     }
 }
 
-/// The bits of features by name, which the schema has checked.
+/// Bits of features by name, which the schema has validated.
 fn bits<T: Default>(names: &[&str], parse: impl Fn(&str) -> Result<T, String>) -> T {
     if names.is_empty() {
         return T::default();
     }
-    parse(&names.join("+")).expect("the schema takes known features only")
+    parse(&names.join("+")).expect("the schema accepts known features only")
 }
 
 impl fmt::Display for Kind {
@@ -293,7 +293,7 @@ mod tests {
             mtu: Some(9000),
             mac: Some([2, 0, 0, 0, 0, 10]),
             without: feature::EVENT_IDX | feature::IN_ORDER,
-            takes: Takes { any_memory: true, polled: false },
+            permissions: Permissions { any_memory: true, polled: false },
         };
         assert_eq!(port.kind, Kind::VhostUser(want));
         let poll = Policy::Coalesce { usecs: 50, frames: 32 };
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_of_queues_that_cannot_be_are_told() {
+    fn invalid_queues_and_policies_are_rejected() {
         assert!(error("a=vhost-user:/tmp/a,poll/1=spin").contains("poll/1: there is one queue"));
         let last = error("a=tap:t0,queues=2,call/2=spin");
         assert!(last.contains("call/2: there are 2 queue pairs, 0 to 1"), "{last}");
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_cannot_be_are_refused_with_what_can() {
+    fn invalid_limits_are_rejected_with_the_valid_range() {
         for kind in ["vhost-user:/tmp/a", "tap:t0", "xen:auto", "xen-local:/tmp/a", "null"] {
             let near = error(&format!("a={kind},limit-mapings=4"));
             assert!(near.contains("(did you mean 'limit-mappings'?); known: "), "{near}");
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_what_to_do() {
+    fn errors_say_what_is_wrong_and_what_to_do() {
         assert!(error("vhost-user:/tmp/a").contains("NAME=KIND:ARG"));
         assert!(error("a=vhost-usr:/tmp/a").contains("did you mean 'vhost-user'?"));
         assert!(error("a=pcap:x").contains("not in this version"));

@@ -12,8 +12,9 @@ use uplink::{Batching, TapEgress, TapError, TapFd, TapIngress, TapOptions};
 
 use crate::spec::Tap;
 
-/// Buffers of a queue that are worth lent memory: what waits while the receiver keeps up.
-const LENT: usize = 12;
+/// Buffers of a queue to place in grantable memory: the frames in flight while the receiver keeps
+/// up.
+const GRANTABLE: usize = 12;
 
 /// One queue of a TAP, both directions.
 pub struct TapPair {
@@ -42,14 +43,14 @@ pub fn open(conf: &Tap) -> Result<TapPort, TapError> {
     })
 }
 
-/// A TAP's queues and what they were asked for, as the control thread keeps them.
+/// A TAP's queues and requested offloads, as the control thread keeps them.
 pub struct TapQueues {
     pub fds: Vec<Arc<OwnedFd>>,
     ingress: Vec<Arc<Mutex<TapIngress>>>,
     pub created: bool,
-    /// What the kernel can leave undone in frames from here.
+    /// Offloads that the kernel supports for frames from here.
     all: Offloads,
-    /// What it was asked to leave undone.
+    /// Offloads requested from the kernel.
     pub offloads: Offloads,
 }
 
@@ -64,31 +65,31 @@ impl TapQueues {
         }
     }
 
-    /// Has each queue's first frames read into memory that `lender` gives, where it has any.
-    pub fn lend(&self, lender: impl Fn(usize) -> Option<Private>) {
+    /// Has each queue's first frames read into memory from `allocate`, where it returns any.
+    pub fn set_memory(&self, allocate: impl Fn(usize) -> Option<Private>) {
         for ingress in &self.ingress {
-            if let Some(memory) = lender(LENT * TapIngress::BUFFER_LEN) {
-                ingress.lock().unwrap_or_else(PoisonError::into_inner).lend(memory);
+            if let Some(memory) = allocate(GRANTABLE * TapIngress::BUFFER_LEN) {
+                ingress.lock().unwrap_or_else(PoisonError::into_inner).set_memory(memory);
             }
         }
     }
 
-    /// Asks the kernel for what `takes`, the only receiver, can take: the kernel then does the
-    /// rest itself, and no frame needs work on its way.
-    pub fn follow(&mut self, takes: &Offloads) -> std::io::Result<()> {
-        let want = self.all.and(takes);
+    /// Requests from the kernel the offloads in `accepted` by the only receiver; the kernel then
+    /// does the others itself, and no frame needs work in the switch.
+    pub fn follow(&mut self, accepted: &Offloads) -> std::io::Result<()> {
+        let want = self.all.and(accepted);
         if want == self.offloads {
             return Ok(());
         }
-        self.offloads = uplink::ask_offloads(&*self.fds[0], &want)?;
+        self.offloads = uplink::request_offloads(&*self.fds[0], &want)?;
         for ingress in &self.ingress {
-            ingress.lock().unwrap_or_else(PoisonError::into_inner).set_asks(self.offloads);
+            ingress.lock().unwrap_or_else(PoisonError::into_inner).set_offloads(self.offloads);
         }
         Ok(())
     }
 }
 
-/// What to ask of the uplink for `conf`.
+/// Options for opening the TAP of `conf`.
 pub fn options(conf: &Tap) -> TapOptions {
     TapOptions {
         name: conf.ifname.clone(),
@@ -108,8 +109,8 @@ fn pair(fd: &Arc<OwnedFd>, reads: Offloads, writes: Offloads) -> Result<TapPair,
     let read = TapFd::new(Arc::clone(fd), Batching::Auto);
     let write = TapFd::new(Arc::clone(fd), Batching::Auto);
     let ingress = TapIngress::new(read, reads, Arc::clone(&ingress_stats));
-    let ingress =
-        ingress.map_err(|error| TapError::Os { what: "get memory for frames".into(), error })?;
+    let ingress = ingress
+        .map_err(|error| TapError::Os { what: "allocate memory for frames".into(), error })?;
     let egress = TapEgress::new(write, writes, Arc::clone(&egress_stats));
     Ok(TapPair {
         ingress: Arc::new(Mutex::new(ingress)),

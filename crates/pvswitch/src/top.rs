@@ -1,8 +1,8 @@
-//! `pvswitch top`: a running switch, live. It knows only what the control socket tells, so that it
-//! shows any switch, and costs it two answers a second.
+//! `pvswitch top`: live view of a running switch. It uses only the control socket, so it works with
+//! any switch, at a cost of two requests per interval.
 //!
-//! One thread asks, one reads keys, one waits for signals; the main one draws what they send, and
-//! owns the terminal.
+//! One thread sends requests, one reads keys, one waits for signals. The main thread owns the
+//! terminal and draws what they send.
 
 mod sample;
 mod table;
@@ -26,14 +26,14 @@ use api::control::{ControlError, default_path};
 use sample::{Picture, Sample, picture};
 use view::Sort;
 
-/// Shortest and longest time between two looks, in seconds.
+/// Minimum and maximum time between two samples, in seconds.
 const INTERVAL_S: (f64, f64) = (0.1, 3600.0);
-/// Width of `--once` where there is no terminal to ask.
+/// Width of `--once` without a terminal.
 const PLAIN_WIDTH: usize = 120;
-/// Part of the screen that workers may take.
-const WORKERS_PART: usize = 3;
+/// Maximum share of the screen for workers.
+const WORKERS_SHARE: usize = 3;
 
-/// The command.
+/// Runs `pvswitch top`.
 pub fn command(args: TopArgs) -> Result<(), AnyError> {
     let (least, most) = INTERVAL_S;
     if !(least..=most).contains(&args.interval) {
@@ -42,7 +42,7 @@ pub fn command(args: TopArgs) -> Result<(), AnyError> {
     }
     let interval = Duration::from_secs_f64(args.interval);
     let control = args.control.map_or_else(default_path, Ok)?;
-    // A path that is wrong is told at once; a switch that goes away later is waited for.
+    // A wrong path is an error at once; if the switch disconnects later, it is awaited.
     let first = Sample::take(&control)?;
     if args.once || !std::io::stdout().is_terminal() {
         return once(&control, first, interval);
@@ -57,17 +57,17 @@ fn once(control: &Path, first: Sample, interval: Duration) -> Result<(), AnyErro
     let width = size.map_or(0, |size| usize::from(size.ws_col));
     let text = view::plain(&picture, if width > 0 { width } else { PLAIN_WIDTH });
     match std::io::stdout().write_all(text.as_bytes()) {
-        // Whoever read it has seen enough.
+        // The reader closed the pipe.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         result => Ok(result?),
     }
 }
 
-/// What the main thread waits for.
+/// Events for the main thread.
 enum News {
     Answer(Result<Sample, ControlError>),
     Terminal(Event),
-    /// A signal, or the terminal is gone.
+    /// A signal, or the terminal was closed.
     End,
 }
 
@@ -79,7 +79,7 @@ fn live(control: PathBuf, first: Sample, interval: Duration) -> Result<(), AnyEr
         let _ = signals.read(&mut [0]);
         let _ = send.send(News::End);
     });
-    // Restores the terminal also when something panics.
+    // Restores the terminal also after a panic.
     let terminal = ratatui::try_init();
     let result = terminal.map_err(AnyError::from).and_then(|terminal| {
         std::thread::spawn(move || read_keys(&keys));
@@ -103,7 +103,7 @@ fn read_keys(news: &Sender<News>) {
 fn ask(control: &Path, interval: Duration, news: &Sender<News>) {
     let mut next = Instant::now();
     loop {
-        // A switch that was slow to answer is not asked twice in a row for that.
+        // A slow reply delays the next request.
         next = (next + interval).max(Instant::now());
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
         if news.send(News::Answer(Sample::take(control))).is_err() {
@@ -112,12 +112,12 @@ fn ask(control: &Path, interval: Duration, news: &Sender<News>) {
     }
 }
 
-/// What is on the screen.
+/// Page on the screen.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Page {
     #[default]
     Ports,
-    /// The selected port.
+    /// Details of the selected port.
     Port,
     Help,
 }
@@ -127,17 +127,17 @@ struct App {
     interval: Duration,
     last: Option<Sample>,
     picture: Picture,
-    /// Why the switch does not answer, and since when.
-    silent: Option<(String, Instant)>,
+    /// Why the switch does not reply, and since when.
+    unreachable: Option<(String, Instant)>,
     page: Page,
     sort: Sort,
-    /// Queues of all ports are in the list.
+    /// Whether the list includes the queues of all ports.
     queues: bool,
     /// Name of the selected port.
     selected: String,
-    /// Lines of the list, or of the page, above the screen.
+    /// Lines of the list or page above the visible part.
     scroll: usize,
-    /// Lines of the list on the screen, when last drawn.
+    /// Visible lines of the list when last drawn.
     room: usize,
 }
 
@@ -153,49 +153,49 @@ impl App {
         loop {
             terminal.draw(|frame| self.draw(frame))?;
             match news.recv()? {
-                News::Answer(answer) => self.answered(answer),
+                News::Answer(answer) => self.record(answer),
                 News::Terminal(Event::Key(key)) if key.kind != KeyEventKind::Release => {
                     if !self.key(key) {
                         return Ok(());
                     }
                 }
-                // A new size is drawn in the next round.
+                // A new size is used in the next draw.
                 News::Terminal(_) => {}
                 News::End => return Ok(()),
             }
         }
     }
 
-    fn answered(&mut self, answer: Result<Sample, ControlError>) {
+    fn record(&mut self, answer: Result<Sample, ControlError>) {
         match answer {
             Ok(sample) => {
                 self.picture = picture(self.last.as_ref(), &sample);
                 self.last = Some(sample);
-                self.silent = None;
+                self.unreachable = None;
             }
             Err(error) => {
-                let since = self.silent.take().map_or_else(Instant::now, |(_, since)| since);
-                self.silent = Some((error.to_string(), since));
+                let since = self.unreachable.take().map_or_else(Instant::now, |(_, since)| since);
+                self.unreachable = Some((error.to_string(), since));
             }
         }
     }
 
     // ---- keys ----
 
-    /// Does what a key says; whether to go on.
+    /// Handles a key. Returns whether to continue.
     fn key(&mut self, key: KeyEvent) -> bool {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         let jump = self.room.max(1) as isize;
         match key.code {
             KeyCode::Char('c') if control => return false,
             KeyCode::Char('q') | KeyCode::Esc if self.page != Page::Ports => {
-                self.turn_to(Page::Ports);
+                self.open(Page::Ports);
             }
             KeyCode::Char('q') => return false,
-            KeyCode::Char('?' | 'h') if self.page == Page::Help => self.turn_to(Page::Ports),
-            KeyCode::Char('?' | 'h') => self.turn_to(Page::Help),
-            KeyCode::Enter if self.page == Page::Ports => self.turn_to(Page::Port),
-            KeyCode::Enter => self.turn_to(Page::Ports),
+            KeyCode::Char('?' | 'h') if self.page == Page::Help => self.open(Page::Ports),
+            KeyCode::Char('?' | 'h') => self.open(Page::Help),
+            KeyCode::Enter if self.page == Page::Ports => self.open(Page::Port),
+            KeyCode::Enter => self.open(Page::Ports),
             KeyCode::Char('s') => self.sort = self.sort.next(),
             KeyCode::Char('t') | KeyCode::Tab => self.queues = !self.queues,
             KeyCode::Up | KeyCode::Char('k') => self.step(-1),
@@ -209,12 +209,12 @@ impl App {
         true
     }
 
-    fn turn_to(&mut self, page: Page) {
+    fn open(&mut self, page: Page) {
         self.page = page;
         self.scroll = 0;
     }
 
-    /// Chooses another port; on other pages, scrolls.
+    /// Selects another port; on other pages, scrolls.
     fn step(&mut self, by: isize) {
         if self.page != Page::Ports {
             self.scroll = self.scroll.saturating_add_signed(by);
@@ -240,15 +240,15 @@ impl App {
         let every = format!("every {} s", self.interval.as_secs_f64());
         let mut top = vec![view::title(&self.picture, width, &every), self.news(width)];
         if self.page != Page::Help {
-            top.extend(view::workers(&self.picture, width, (height / WORKERS_PART).max(2)));
+            top.extend(view::workers(&self.picture, width, (height / WORKERS_SHARE).max(2)));
             top.push(Line::raw(""));
         }
         let body = self.body(width, height.saturating_sub(top.len() + 1), &mut top);
         top.extend(body);
         let rest = Rect { height: area.height.saturating_sub(1), ..area };
         let mut lines = Paragraph::new(top);
-        if self.silent.is_some() {
-            // What is not known to be so any more.
+        if self.unreachable.is_some() {
+            // The values are out of date.
             lines = lines.style(Style::new().add_modifier(Modifier::DIM));
         }
         frame.render_widget(lines, rest);
@@ -256,16 +256,16 @@ impl App {
         frame.render_widget(Paragraph::new(self.foot(width)), foot);
     }
 
-    /// The second line: whether the switch answers.
+    /// The second line: whether the switch replies.
     fn news(&self, width: usize) -> Line<'static> {
-        let Some((error, since)) = &self.silent else { return Line::raw("") };
+        let Some((error, since)) = &self.unreachable else { return Line::raw("") };
         let secs = since.elapsed().as_secs();
-        let text = format!(" NO ANSWER for {secs} s, trying on. {error}");
+        let text = format!(" NO REPLY for {secs} s, retrying: {error}");
         let style = Style::new().fg(Color::Red).add_modifier(Modifier::REVERSED);
         Line::styled(table::cut(&text, width), style)
     }
 
-    /// What is between workers and the last line; heads go to `top`.
+    /// The lines between the workers and the footer; column heads are added to `top`.
     fn body(&mut self, width: usize, room: usize, top: &mut Vec<Line<'_>>) -> Vec<Line<'static>> {
         let ports = self.sorted();
         if !ports.iter().any(|port| port.name == self.selected) && self.page == Page::Ports {
@@ -275,7 +275,7 @@ impl App {
             Page::Help => view::help(),
             Page::Port => match ports.iter().find(|port| port.name == self.selected) {
                 Some(port) => view::detail(port, width),
-                None => vec![Line::raw(format!("Port {} is gone.", self.selected))],
+                None => vec![Line::raw(format!("Port {} was removed.", self.selected))],
             },
             Page::Ports => {
                 let (heads, lines) = view::ports(&ports, width, self.queues);
@@ -289,7 +289,7 @@ impl App {
         page.into_iter().skip(self.scroll).take(room).collect()
     }
 
-    /// The part of the list that is on the screen, with the selected port.
+    /// The visible part of the list, with the selected port.
     fn list(
         &mut self,
         ports: &[sample::Port],
@@ -306,7 +306,7 @@ impl App {
         if let Some((_, line)) = lines.get_mut(first) {
             line.style = line.style.add_modifier(Modifier::REVERSED);
         }
-        // Its end is shown, but rather its beginning.
+        // The port's last line is shown if possible, its first line in any case.
         self.scroll = self.scroll.max((last + 1).saturating_sub(room)).min(first);
         self.scroll = self.scroll.min(lines.len().saturating_sub(room));
         self.room = room;

@@ -1,8 +1,8 @@
 //! Worker threads: each serves some ingress queues, and sleeps when none is hot.
 //!
-//! What is done when is decided by [`Scheduler`]; here its effects are carried out, one after the
-//! other, with what it has not: the clock, the epoll set of kicks (edges, never read), commands
-//! from other threads, and the thread.
+//! [`Scheduler`] decides what is done when. This module carries out its effects one at a time with
+//! what the scheduler lacks: the clock, the epoll set of kicks (edge-triggered, never read),
+//! commands from other threads, and the thread.
 
 mod handle;
 
@@ -24,8 +24,8 @@ use self::handle::{Command, Io, WAKE, Watched, lock};
 use crate::cost;
 use crate::pool::{self, Placement, Pool};
 
-/// Queues about which commands are carried out between two rounds: frames do not wait for a peer
-/// that has its rings started and stopped in a loop.
+/// Maximum number of queues whose commands are carried out between two rounds: frames are not
+/// delayed by a peer that starts and stops its rings in a loop.
 const COMMANDS_MAX: usize = 64;
 
 /// Starts the thread of worker `index`, pinned to `cpu` if given.
@@ -55,7 +55,7 @@ struct Worker {
     watched: HashMap<u64, Watched>,
     scratch: Burst<'static>,
     events: Vec<epoll::Event>,
-    /// The clock as it was last read, in ns.
+    /// Last clock reading, in ns.
     time: u64,
     stop: bool,
 }
@@ -123,25 +123,25 @@ impl Worker {
     fn serve(&mut self, at: usize, max: usize) {
         let schedule::Served { source, of, .. } = &self.scheduler.queue(at).served;
         let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
-        let took =
+        let taken =
             schedule::burst(source, max, &mut *lock(&of.ingress), forwarder, scratch, self.time);
-        if self.scheduler.record_burst(&took) == Then::Arm {
+        if self.scheduler.record_burst(&taken) == Then::Arm {
             let queue = self.scheduler.queue(at);
             let disarms = queue.poller().disarms();
             let (nothing, due) = schedule::arm(&mut *lock(&queue.served.of.ingress), disarms);
             self.scheduler.record_arm(nothing, due);
         }
-        if let Some(fault) = took.fault {
+        if let Some(fault) = taken.fault {
             let port = self.scheduler.queue(at).served.source.port;
             let epoch = self.forwarder.port(port).map_or(0, |port| port.epoch());
             self.pool.report(Report::Port(PortEvent::Fault { port, epoch, fault }));
         }
         self.time = self.now();
-        self.report(took.findings.events);
+        self.report(taken.findings.events);
     }
 
-    /// Delivers what is held for destinations that may have room, and charges the time to them:
-    /// they were full.
+    /// Delivers frames held for destinations that may have room. The time is charged to the
+    /// destinations: their queues were full.
     fn retry(&mut self, all: bool) {
         let mut found = Findings::default();
         if self.forwarder.is_blocked() {
@@ -158,7 +158,7 @@ impl Worker {
         self.report(found.events);
     }
 
-    /// Reports what the forwarder found.
+    /// Reports faults and stalled receivers that the forwarder found.
     #[inline]
     fn report(&self, events: Vec<PortEvent>) {
         for event in events {
@@ -171,9 +171,9 @@ impl Worker {
     fn run_commands(&mut self) {
         self.time = self.now();
         let commands = {
-            let mut inbox = lock(&self.handle.commands);
-            let commands = inbox.take(COMMANDS_MAX);
-            if !inbox.is_empty() {
+            let mut pending = lock(&self.handle.commands);
+            let commands = pending.take(COMMANDS_MAX);
+            if !pending.is_empty() {
                 self.handle.has_commands.store(true, Ordering::Release);
             }
             commands
@@ -182,15 +182,15 @@ impl Worker {
             match command {
                 Command::Serve(served) => self.adopt(served),
                 Command::Drop(token) => self.drop_queue(token),
-                Command::Away(token, to) => self.scheduler.give_away(token, to),
+                Command::GiveAway(token, to) => self.scheduler.give_away(token, to),
                 Command::Watch(token, watched) => {
                     if let Some(kick) = &watched.kick {
                         self.wait_for_kicks(watched.port.id, kick, token);
                     }
                     self.watched.insert(token, watched);
                 }
-                Command::Kicked(token) => self.kicked(token),
-                Command::Look(token) => self.scheduler.poll(token),
+                Command::Kick(token) => self.kick(token),
+                Command::Poll(token) => self.scheduler.poll(token),
                 Command::Retry => self.scheduler.wake(1 << self.handle.index),
                 Command::Table(table) => {
                     self.scheduler.set_ports(table.len());
@@ -218,7 +218,7 @@ impl Worker {
     fn drop_queue(&mut self, token: u64) {
         if let Some(served) = self.scheduler.remove(token) {
             self.mute(&served);
-            Served::from(served).stopped();
+            Served::from(served).mark_stopped();
         } else if let Some(Watched { kick: Some(kick), .. }) = self.watched.remove(&token) {
             let _ = epoll::delete(&self.handle.epoll, kick.as_fd());
         }
@@ -233,7 +233,7 @@ impl Worker {
         }
     }
 
-    /// Publishes a load measurement, and has queues given away by load where that is wanted.
+    /// Publishes a load measurement; in balanced placement, has queues given away by load.
     fn measure(&mut self, load: u32, ends_period: bool) {
         let Self { scheduler, pool, handle, time, .. } = self;
         handle.stats.load.store(load, Ordering::Relaxed);
@@ -247,7 +247,7 @@ impl Worker {
             } else {
                 Some(Vec::new())
             };
-            // Where another worker reports at this moment, the period goes on for a measurement.
+            // While another worker reports, the period is extended by one measurement.
             if let Some(elsewhere) = elsewhere {
                 scheduler.begin_period(elsewhere, *time);
             }
@@ -259,10 +259,10 @@ impl Worker {
 
     // ---- kicks ----
 
-    /// Waits for kicks from now on. Without them the queue is still served while it is hot.
+    /// Adds a queue's kicks to the epoll set. On failure the queue is still served while it is hot.
     fn wait_for_kicks(&self, port: PortId, kick: &KickFd, token: u64) {
         if let Err(error) = self.handle.add(kick.as_fd(), token) {
-            self.pool.report(Report::Deaf(port, error));
+            self.pool.report(Report::KickFdFailed(port, error));
         }
     }
 
@@ -278,7 +278,7 @@ impl Worker {
         }
     }
 
-    fn kicked(&mut self, token: u64) {
+    fn kick(&mut self, token: u64) {
         if self.scheduler.kick(token, self.time) {
             return;
         }
@@ -292,9 +292,9 @@ impl Worker {
         }
     }
 
-    /// Sleeps, and nothing else does.
+    /// Sleeps; the only function that does.
     fn wait(&mut self, timeout_ns: Option<u64>, naps: bool) {
-        // What was left of the commands is not announced again.
+        // Remaining commands cause no further wake-up.
         let sleeps = !self.handle.has_commands.load(Ordering::Acquire);
         if sleeps {
             let stats = &self.handle.stats;
@@ -306,7 +306,7 @@ impl Worker {
         self.scheduler.record_wait(sleeps);
     }
 
-    /// Takes the kicks that came; with a time-out other than 0, waits for one.
+    /// Collects pending kicks; with a time-out other than 0, waits for one.
     fn poll_kicks(&mut self, timeout_ns: Option<u64>) {
         let timeout = timeout_ns.map(|ns| Timespec {
             tv_sec: (ns / 1_000_000_000) as i64,
@@ -318,7 +318,7 @@ impl Worker {
             rustix::buffer::spare_capacity(&mut self.events),
             timeout.as_ref(),
         );
-        // Once for all kicks: where the clock is a system call, each counts.
+        // Once for all kicks: where reading the clock is a system call, each one is expensive.
         if timeout_ns != Some(0) || !self.events.is_empty() {
             self.time = self.now();
         }
@@ -329,7 +329,7 @@ impl Worker {
         for event in &events {
             let token = event.data.u64();
             if token != WAKE {
-                self.kicked(token);
+                self.kick(token);
             }
         }
         self.events = events;

@@ -1,5 +1,5 @@
-//! Accounts of ports: what a peer spends is charged to its own port, limits hold and can be set,
-//! and `ctl` says which port was refused what, and how often.
+//! Accounts of ports: resources used by a peer are charged to its port, limits hold and can be set,
+//! and `ctl` shows which port was refused what, and how often.
 
 mod common;
 
@@ -18,11 +18,11 @@ use vhost_user::message::{FrontendReq as R, MemRegion, Message, VringAddr, Vring
 
 const LEN: u64 = 0x10_0000;
 
-/// A front-end that sends whatever a test wants.
+/// A front-end that sends arbitrary messages.
 struct Front(UnixStream);
 
 impl Front {
-    /// Connected, and agreed on acknowledgements.
+    /// Connects and negotiates replies.
     fn connect(dir: &Dir, name: &str) -> Self {
         let stream = UnixStream::connect(dir.path(name)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -40,7 +40,7 @@ impl Front {
         os::send(self.0.as_fd(), &message, fds).unwrap();
     }
 
-    /// The acknowledgement: 0 is yes.
+    /// Sends a request and returns its acknowledgement: 0 means success.
     fn ask(&self, request: R, payload: Vec<u8>, fds: &[BorrowedFd<'_>]) -> u64 {
         self.send(request, payload, true, fds);
         let mut reply = [0; 20];
@@ -48,7 +48,7 @@ impl Front {
         u64::from_ne_bytes(*reply.last_chunk().unwrap())
     }
 
-    /// Shares one more region of memory; the acknowledgement.
+    /// Shares another region of memory. Returns the acknowledgement.
     fn share(&self, n: u64) -> u64 {
         let file = File::from(memfd_create("memory", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(LEN).unwrap();
@@ -58,12 +58,12 @@ impl Front {
     }
 }
 
-/// A number of a port's account.
+/// A field of a port's account.
 fn entry(switch: &Switch, port: &str, name: &str, field: &str) -> u64 {
     switch.port("show", port)["account"][name][field].as_u64().unwrap()
 }
 
-/// What a port was refused, by entry.
+/// Entries of a port's account with refusals.
 fn refused(switch: &Switch, port: &str) -> Vec<String> {
     let account = switch.port("show", port)["account"].clone();
     let entries = account.as_object().unwrap().iter();
@@ -71,7 +71,7 @@ fn refused(switch: &Switch, port: &str) -> Vec<String> {
     refused.map(|(name, _)| name.clone()).collect()
 }
 
-/// What `ctl show` prints.
+/// Output of `ctl show`.
 fn shown(switch: &Switch) -> String {
     String::from_utf8(switch.ctl(&["show"]).stdout).unwrap()
 }
@@ -84,7 +84,7 @@ fn error(switch: &Switch, args: &[&str]) -> String {
 
 /// Issue 14, "Bad input": `ctl` shows which port, what, how often.
 #[test]
-fn messages_beyond_the_rate_are_counted_at_the_port_of_the_front_end_that_sends_them() {
+fn messages_above_the_rate_are_counted_at_the_port_of_their_front_end() {
     const FLOOD: u64 = 300;
     let dir = Dir::new();
     let ports = [dir.port("x", ""), dir.port("y", ""), dir.port("bad", ",limit-messages=20")];
@@ -93,7 +93,7 @@ fn messages_beyond_the_rate_are_counted_at_the_port_of_the_front_end_that_sends_
     let front = Front::connect(&dir, "bad");
     assert!(!shown(&switch).contains("refused"), "{}", shown(&switch));
     let flood = UnixStream::try_clone(&front.0).unwrap();
-    // The socket may have no room for all of them before some are read.
+    // The socket may not take all of them before some are read.
     let sender = std::thread::spawn(move || {
         for _ in 0..FLOOD {
             let message = Message::request(R::SET_OWNER, Vec::new(), false).to_bytes();
@@ -107,8 +107,8 @@ fn messages_beyond_the_rate_are_counted_at_the_port_of_the_front_end_that_sends_
     let line = lines.lines().find(|line| line.contains("refused  ")).unwrap();
     assert!(line.contains("refused  messages ") && line.contains(" (limit 20/s)"), "{line}");
     assert_eq!(lines.matches("refused  ").count(), 1, "{lines}");
-    others.go_on(&switch);
-    // With room for them, all are read at once.
+    others.wait_for_replies(&switch);
+    // Under a higher limit, all are read at once.
     switch.json(&["set", "bad", "limit-messages=100000"]);
     wait_for("all messages", || entry(&switch, "bad", "messages", "used") >= FLOOD + 3);
     sender.join().unwrap();
@@ -119,7 +119,7 @@ fn messages_beyond_the_rate_are_counted_at_the_port_of_the_front_end_that_sends_
 
 /// Issue 14, row 10.
 #[test]
-fn address_is_announced_as_a_frame_of_its_port_and_others_beyond_the_rate_are_not() {
+fn announcements_are_frames_of_the_port_and_limited_in_rate() {
     let dir = Dir::new();
     let ports = [dir.port("moved", ""), dir.port("x", ""), dir.port("y", "")];
     let switch = Switch::start(&dir, &[], &ports);
@@ -127,7 +127,7 @@ fn address_is_announced_as_a_frame_of_its_port_and_others_beyond_the_rate_are_no
     let front = Front::connect(&dir, "moved");
     assert_eq!(front.share(0), 0);
     let announce = |n: u8| front.ask(R::SEND_RARP, vec![2, 0, 0, 0, 0, n, 0, 0], &[]);
-    // The frame is made once its guest is served.
+    // The frame is sent once its guest is served.
     assert_eq!(announce(0x71), 0);
     switch.json(&["set", "moved", "limit-announcements=0"]);
     assert_eq!((0x72..0x76).map(announce).sum::<u64>(), 0);
@@ -150,13 +150,13 @@ fn address_is_announced_as_a_frame_of_its_port_and_others_beyond_the_rate_are_no
     wait_for("its address", || switch.json(&["fdb"]).to_string().contains("02:00:00:00:00:71"));
     assert_eq!(entry(&switch, "moved", "announcements", "used"), 1);
     assert_eq!(entry(&switch, "moved", "announcements", "refused"), 4);
-    others.go_on(&switch);
+    others.wait_for_replies(&switch);
     others.end();
 }
 
-/// Issue 14, "Bad input": one counter by cause, whatever the log leaves out.
+/// Issue 14, "Bad input": one counter per cause, independent of the log's limit.
 #[test]
-fn what_a_front_end_does_wrong_is_counted_by_cause_and_shown_at_its_port() {
+fn front_end_errors_are_counted_by_cause_and_shown_at_the_port() {
     let dir = Dir::new();
     let ports = [dir.port("bad", ",limit-log-lines=0"), dir.port("other", "")];
     let switch = Switch::start(&dir, &[], &ports);
@@ -181,7 +181,7 @@ fn what_a_front_end_does_wrong_is_counted_by_cause_and_shown_at_its_port() {
 
 /// Issue 14, "Limits with defaults, settable, shown in `ctl` with what was refused".
 #[test]
-fn memory_beyond_a_ports_limit_is_refused_until_the_limit_is_raised() {
+fn memory_above_a_ports_limit_is_refused_until_the_limit_is_raised() {
     let dir = Dir::new();
     let ports = [dir.port("a", ",limit-mappings=1"), dir.port("b", "")];
     let switch = Switch::start(&dir, &[], &ports);
@@ -192,11 +192,11 @@ fn memory_beyond_a_ports_limit_is_refused_until_the_limit_is_raised() {
     let number = |field| entry(&switch, "a", "mappings", field);
     assert_eq!(["used", "limit", "refused"].map(number), [1, 1, 1]);
     assert!(shown(&switch).contains("refused  mappings 1 (limit 1)"), "{}", shown(&switch));
-    // What the process may have is shown once, and holds both.
+    // The process's budget is shown once, and covers both ports.
     let show = switch.json(&["show"]);
     let budget = &show["budgets"]["mappings"];
     assert!(budget["used"] == 3 && budget["limit"].as_u64().unwrap() > 3, "{show}");
-    // And it comes up where the limit is raised.
+    // The front-end connects after the limit is raised.
     switch.json(&["set", "a", "limit-mappings=64"]);
     assert_eq!(front.share(1), 0);
     assert_eq!(["used", "limit", "refused"].map(number), [2, 64, 1]);
@@ -214,7 +214,7 @@ fn memory_beyond_a_ports_limit_is_refused_until_the_limit_is_raised() {
 }
 
 #[test]
-fn operators_limits_come_after_those_of_a_ports_kind() {
+fn operators_limits_override_those_of_the_ports_kind() {
     let dir = Dir::new();
     let at = |name: &str| format!("{name}=xen-local:{}", dir.text(name));
     let limited = format!("{},limit-mappings=4000", at("vif"));
@@ -232,7 +232,7 @@ fn operators_limits_come_after_those_of_a_ports_kind() {
 }
 
 #[test]
-fn limits_that_cannot_be_set_are_refused_and_nothing_is_changed() {
+fn invalid_limits_are_rejected_and_change_nothing() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("a", ""), "t=null".into()]);
     for (args, want) in [

@@ -1,4 +1,4 @@
-//! What operators get wrong: exit status, and a message that says what, where and what to do.
+//! Invalid input of operators: exit status, and a message that says what, where and what to do.
 
 mod common;
 
@@ -11,13 +11,13 @@ use common::{Dir, Switch, pvswitch};
 const USAGE: i32 = 2;
 const FAILURE: i32 = 1;
 
-/// Runs `command`, which must end by itself, and checks status and message.
+/// Runs `command`, which must exit by itself, and checks its status and message.
 fn fails(mut command: Command, status: i32, wants: &[&str]) {
     let out = command.output().unwrap();
     let error = String::from_utf8(out.stderr).unwrap();
     assert_eq!(out.status.code(), Some(status), "{command:?}: {error}");
     for want in wants {
-        assert!(error.contains(want), "{want:?} is not said by {command:?}: {error}");
+        assert!(error.contains(want), "{want:?} is not in the message of {command:?}: {error}");
     }
     assert!(!error.contains("panicked"), "{error}");
 }
@@ -28,7 +28,7 @@ fn command(args: &[&str]) -> Command {
     command
 }
 
-/// `run` with these arguments, a control socket in `dir`, and an end if it should start after all.
+/// `run` with these arguments, a control socket in `dir`, and a duration in case it starts.
 fn run(dir: &Dir, args: &[&str]) -> Command {
     let mut command = command(&["run", "--control", &dir.text("ctl")]);
     if !args.iter().any(|arg| arg.starts_with("--duration")) {
@@ -39,7 +39,7 @@ fn run(dir: &Dir, args: &[&str]) -> Command {
 }
 
 #[test]
-fn socket_paths_that_cannot_be() {
+fn invalid_socket_paths() {
     let dir = Dir::new();
     let _busy = UnixListener::bind(dir.path("busy")).unwrap();
     std::fs::write(dir.path("file"), "precious").unwrap();
@@ -59,7 +59,7 @@ fn socket_paths_that_cannot_be() {
 }
 
 #[test]
-fn a_dead_switchs_sockets_are_taken_over() {
+fn sockets_of_a_killed_switch_are_reused() {
     let dir = Dir::new();
     let ports = [dir.port("a", "")];
     let mut first = Switch::start(&dir, &[], &ports);
@@ -72,7 +72,7 @@ fn a_dead_switchs_sockets_are_taken_over() {
 }
 
 #[test]
-fn interfaces_that_cannot_be() {
+fn invalid_interfaces() {
     let dir = Dir::new();
     fails(run(&dir, &["--port", "t=tap:much-too-long-name"]), USAGE, &["1 to 15 characters"]);
     fails(run(&dir, &["--port", "t=tap:"]), USAGE, &["interface name ''"]);
@@ -86,12 +86,12 @@ fn interfaces_that_cannot_be() {
     fails(run(&dir, &lo), FAILURE, &["port 't'", "lo"]);
     let nowhere = ["--port", "t=tap:pvs-none,netns=pvs-no-such-namespace"];
     fails(run(&dir, &nowhere), FAILURE, &["port 't'", "pvs-no-such-namespace"]);
-    // Not root any more: the message names what is missing.
+    // Without root: the message names the missing capability.
     let control = std::env::temp_dir().join(format!("pvs-nobody-{}", std::process::id()));
     let mut nobody = command(&["run", "--duration", "5", "--port", "t=tap:pvs-none", "--control"]);
     nobody.arg(control).uid(65534).gid(65534);
     if nobody.status().is_err() {
-        eprintln!("skipped: user nobody cannot reach the program");
+        eprintln!("skipped: user nobody cannot run the program");
         return;
     }
     fails(nobody, FAILURE, &["port 't'", "CAP_NET_ADMIN"]);
@@ -101,7 +101,7 @@ fn interfaces_that_cannot_be() {
 }
 
 #[test]
-fn options_that_make_no_sense() {
+fn invalid_options() {
     let dir = Dir::new();
     let bad: [(&[&str], &str); 18] = [
         (&["--poll", "evnt"], "unknown policy 'evnt': use one of event, napi[:BUDGET]"),
@@ -163,7 +163,7 @@ fn configuration_errors_name_line_column_and_the_nearest_key() {
 }
 
 #[test]
-fn asking_a_switch_that_is_not_there() {
+fn requests_without_a_running_switch() {
     let dir = Dir::new();
     let nowhere = dir.text("ctl");
     for what in ["show", "stats", "fdb", "shutdown"] {
@@ -219,7 +219,7 @@ fn guests_that_cannot_connect() {
         (&["--rate", "fast"], "no rate"),
         (&["--mac", "nonsense"], "not a MAC address"),
         (&["--mode", "hostile=lops"], "no case 'lops' (did you mean 'loops'?)"),
-        (&["--mode", "hostile=commits"], "no case of split and socket"),
+        (&["--mode", "hostile=commits"], "no such case for split and socket"),
         (&["--also", "02:00:00:00:00:01,0"], "use MAC,N"),
         (&["--mode", "shout"], "possible values: send, sink, echo, rr, idle"),
         (&["--interval=-1"], "invalid duration"),
@@ -246,7 +246,7 @@ fn more_queues_than_a_port_has() {
             };
             let wants = wants.each_ref().map(String::as_str);
             fails(command(&[&sink[..], &[wanted]].concat()), FAILURE, &wants);
-            // And the port is as good as before.
+            // The port still works.
             let fits = command(&[&sink[..], &[has, "--duration", "0.1"]].concat()).output();
             assert!(fits.as_ref().is_ok_and(|out| out.status.success()), "{fits:?}");
             drop(switch);
@@ -255,7 +255,7 @@ fn more_queues_than_a_port_has() {
 }
 
 #[test]
-fn driver_settings_that_make_no_sense() {
+fn invalid_driver_settings() {
     let dir = Dir::new();
     let socket = format!("vhost-user:{}", dir.text("a"));
     let replay: [(&[&str], &str); 4] = [

@@ -1,11 +1,11 @@
-//! `pvswitch demo`, as a new user runs it: it ends well, tells what it saw, leaves nothing behind.
+//! `pvswitch demo` as a new user runs it: it succeeds, prints its results and cleans up.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const EXE: &str = env!("CARGO_BIN_EXE_pvswitch");
-/// A demo of short scenes takes a few seconds; a loaded machine, more.
+/// A demo of short scenes takes a few seconds; more on a busy machine.
 const TIME_MAX: Duration = Duration::from_secs(120);
 
 /// A directory for one test's temporary files.
@@ -21,7 +21,7 @@ fn demo(dir: &Path, args: &[&str]) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Its output, read when it has ended; all it prints fits a pipe.
+/// Waits for its end and returns its output, which fits a pipe.
 fn finish(mut child: Child) -> (Output, String) {
     let by = Instant::now() + TIME_MAX;
     while child.try_wait().unwrap().is_none() {
@@ -36,7 +36,7 @@ fn finish(mut child: Child) -> (Output, String) {
     (output, text)
 }
 
-/// Processes whose command line names something in `dir`.
+/// Processes whose command line contains `dir`.
 fn processes(dir: &Path) -> Vec<String> {
     let own = dir.display().to_string();
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
@@ -63,16 +63,16 @@ fn shows_every_scene_and_leaves_nothing_behind() {
         "scene 2 of 5: full speed",
         "scene 3 of 5: request and response",
         "scene 4 of 5: sleep or poll",
-        "scene 5 of 5: guests that misbehave",
-        "What was seen",
-        "What next",
+        "scene 5 of 5: hostile guests",
+        "Results",
+        "Next steps",
     ] {
         assert!(text.contains(scene), "no '{scene}' in:\n{text}");
     }
     for figure in ["NaN", "inf", "-0", "failed", "\x1b"] {
         assert!(!text.contains(figure), "'{figure}' in:\n{text}");
     }
-    // Frames moved, at both sizes, and under each policy.
+    // Frames were delivered at both sizes and under each policy.
     let results: Vec<_> = text.lines().filter_map(|l| l.trim().strip_prefix("=> ")).collect();
     assert_eq!(results.len(), 8, "{text}");
     for result in &results[1..3] {
@@ -87,11 +87,11 @@ fn shows_every_scene_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn an_interrupt_ends_it_at_once_with_what_was_seen() {
+fn an_interrupt_ends_it_at_once_with_the_results_so_far() {
     let dir = scratch("int");
     let child = demo(&dir, &["--scene", "30", "--plain"]);
     let by = Instant::now() + TIME_MAX;
-    // Until the switch and four guests run.
+    // Waits until the switch and four guests are running.
     while processes(&dir).len() < 5 {
         assert!(Instant::now() < by, "{:?}", processes(&dir));
         std::thread::sleep(Duration::from_millis(10));
@@ -100,16 +100,16 @@ fn an_interrupt_ends_it_at_once_with_what_was_seen() {
     let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(kill.success());
     let (output, text) = finish(child);
-    assert!(output.status.success() && text.contains("Nothing yet"), "{text}");
+    assert!(output.status.success() && text.contains("None yet"), "{text}");
     assert!(asked.elapsed() < Duration::from_secs(20));
     nothing_left(&dir);
 }
 
 #[test]
-fn a_child_that_fails_is_named_with_its_log_and_the_next_scene_begins() {
+fn failed_process_is_reported_with_its_log_and_the_next_scene_begins() {
     let dir = scratch("fail");
     let child = demo(&dir, &["--scene", "0.3", "--plain"]);
-    // The first scene's switch is killed as soon as there is one.
+    // Kills the first scene's switch as soon as it is running.
     let by = Instant::now() + TIME_MAX;
     let switch = loop {
         assert!(Instant::now() < by);
@@ -134,7 +134,7 @@ fn a_child_that_fails_is_named_with_its_log_and_the_next_scene_begins() {
 }
 
 #[test]
-fn a_scene_of_no_length_is_a_mistake() {
+fn invalid_scene_lengths_are_rejected() {
     for length in ["0", "-1", "nan", "1e9"] {
         let output = Command::new(EXE).args(["demo", "--scene"]).arg(length).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{length}");

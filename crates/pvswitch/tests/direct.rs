@@ -1,5 +1,5 @@
-//! Frames from a real TAP, read straight into a guest's receive buffers where they can be: each
-//! must arrive once, whole, in order, whatever the buffers are.
+//! Frames from a real TAP, read directly into a guest's receive buffers where possible: each must
+//! arrive once, complete and in order, for any layout of buffers.
 
 #[path = "common/tap_guest.rs"]
 mod tap_guest;
@@ -10,13 +10,13 @@ use tap_guest::{KIND, Kind, World, plain, same, tso};
 use uplink::Batching;
 
 const BOTH: [Batching; 2] = [Batching::Auto, Batching::Plain];
-/// The longest frame that the kernel between lets through whole.
+/// The longest frame that the kernel forwards complete.
 const LONGEST: usize = 65_535;
 
 type Frames = Vec<(VnetHdr, Vec<u8>)>;
 
-/// Moves `frames` through, `n` at a time, with all buffers posted all the time; wants each to
-/// arrive as it was. More than the guest has room for at once are read privately.
+/// Sends `frames`, `n` at a time, with all buffers posted, and checks that each arrives unchanged.
+/// Frames that exceed the guest's buffers are read privately.
 fn pass(world: &mut World, frames: &Frames, n: usize) {
     for some in frames.chunks(n) {
         world.send(some);
@@ -68,7 +68,7 @@ fn small_jumbo_and_gso_frames_arrive_as_they_were_sent() {
         pass(&mut world, &large, 40);
         pass(&mut world, &large, 1);
         assert!(world.seen.direct.get() > 30, "{kind:?}: {}", world.seen.direct.get());
-        // Room for large ones is still expected, so these go the same way, and again later.
+        // Room for large frames is still expected, so these take the same path again.
         let mixed = (0..200).map(|n| match n % 5 {
             0 => tso(LONGEST - n as usize, n),
             1 => plain(9014, n),
@@ -92,14 +92,14 @@ fn small_jumbo_and_gso_frames_arrive_as_they_were_sent() {
 }
 
 #[test]
-fn small_frames_alone_are_read_privately_which_is_faster() {
+fn small_frames_alone_are_read_privately() {
     let Some(mut world) = World::new(KIND, Mode::Cross, Batching::Auto) else { return };
     pass(&mut world, &(0..300).map(|n| plain(60 + n as usize, n)).collect(), 100);
     assert_eq!((world.seen.frames.get(), world.seen.direct.get()), (300, 0));
 }
 
 #[test]
-fn frame_that_finds_too_few_buffers_waits_for_more_and_is_not_cut_off() {
+fn frame_with_too_few_buffers_is_held_and_not_truncated() {
     for mergeable in [true, false] {
         let chain: &[u32] = if mergeable { &[1536] } else { &[69_632] };
         let kind = Kind { chain, mergeable, ..KIND };
@@ -107,7 +107,7 @@ fn frame_that_finds_too_few_buffers_waits_for_more_and_is_not_cut_off() {
         let frames: Frames = (0..60).map(|n| tso(LONGEST - n as usize * 501, n)).collect();
         let mut found = Frames::new();
         let mut sent = frames.iter();
-        // Fewer than a frame takes, now and then none, now and then several frames'.
+        // Fewer buffers than a frame needs; sometimes none, sometimes enough for several frames.
         for round in 0..20_000 {
             if round % 3 == 0 {
                 world.guest.post([0, 1, 7, 43, 90][round / 3 % 5]);
@@ -125,12 +125,12 @@ fn frame_that_finds_too_few_buffers_waits_for_more_and_is_not_cut_off() {
         }
         check(&frames, &found);
         assert!(world.seen.direct.get() > 0);
-        assert!(world.seen.holds.get() > 0, "some had to wait");
+        assert!(world.seen.holds.get() > 0, "some were held");
     }
 }
 
 #[test]
-fn frame_no_buffer_of_the_guest_can_hold_is_dropped_and_counted() {
+fn frame_larger_than_any_buffer_is_dropped_and_counted() {
     let kind = Kind { chain: &[4096], mergeable: false, ..KIND };
     let Some(mut world) = World::new(kind, Mode::Cross, Batching::Auto) else { return };
     let mut sent: Frames = (0..10).map(|n| plain(4000, n)).collect();
@@ -145,7 +145,7 @@ fn frame_no_buffer_of_the_guest_can_hold_is_dropped_and_counted() {
 }
 
 #[test]
-fn guest_that_goes_away_under_traffic_costs_no_more_than_its_frames() {
+fn guest_that_disconnects_under_traffic_loses_only_its_frames() {
     for unheard in [false, true] {
         let Some(mut world) = World::new(KIND, Mode::Cross, Batching::Auto) else { return };
         let frames: Frames = (0..40).map(|n| tso(LONGEST - n as usize, n)).collect();
@@ -155,7 +155,7 @@ fn guest_that_goes_away_under_traffic_costs_no_more_than_its_frames() {
         world.round(true);
         world.round(true);
         if unheard {
-            world.leave_unheard();
+            world.leave_unnoticed();
         } else {
             world.leave();
         }
@@ -163,7 +163,7 @@ fn guest_that_goes_away_under_traffic_costs_no_more_than_its_frames() {
         for _ in 0..200 {
             world.round(true);
         }
-        assert_eq!(world.guest.found().len(), 0, "it is gone");
+        assert_eq!(world.guest.found().len(), 0, "it has disconnected");
         let lost = world.seen.drops_no_port.get()
             + world.got.drops_down.get()
             + world.got.drops_held_down.get();
@@ -174,17 +174,17 @@ fn guest_that_goes_away_under_traffic_costs_no_more_than_its_frames() {
 }
 
 #[test]
-fn guest_that_truncates_its_memory_loses_its_frames_only() {
+fn guest_that_truncates_its_memory_loses_only_its_frames() {
     for batching in BOTH {
         let Some(mut world) = World::new(KIND, Mode::Cross, batching) else { return };
         let frames: Frames = (0..20).map(|n| tso(30_000, n)).collect();
         pass(&mut world, &frames, 2);
         world.guest.post(usize::MAX);
         world.send(&frames[..5]);
-        // The ring stays, the buffers go.
+        // The ring stays mapped, the buffers are truncated.
         world.guest.file.set_len(0x1_0000).unwrap();
         world.round(true);
-        // The kernel does not tell that it could not write; our own first access finds it.
+        // The kernel does not report the failed write; our first access finds it.
         assert!(world.guest.memory.is_lost());
         world.drain();
         world.leave();
@@ -194,7 +194,7 @@ fn guest_that_truncates_its_memory_loses_its_frames_only() {
 }
 
 #[test]
-fn guest_that_takes_fewer_offloads_gets_frames_that_ask_for_no_others() {
+fn guest_with_fewer_offloads_gets_frames_that_need_no_others() {
     let none = Offloads::default();
     let tso4 = Offloads { csum: true, tso4: true, ..none };
     for (takes, longest) in [(none, 9014), (tso4, LONGEST)] {
@@ -213,7 +213,7 @@ fn guest_that_takes_fewer_offloads_gets_frames_that_ask_for_no_others() {
 }
 
 #[test]
-fn frames_that_were_queued_for_another_guest_s_offloads_are_made_to_fit() {
+fn frames_queued_before_offloads_changed_are_segmented() {
     let Some(mut world) = World::new(KIND, Mode::Cross, Batching::Auto) else { return };
     let frames: Frames = (0..20).map(|n| tso(30_000, n)).collect();
     pass(&mut world, &frames, 2);
@@ -221,8 +221,8 @@ fn frames_that_were_queued_for_another_guest_s_offloads_are_made_to_fit() {
     world.leave();
     let none = Offloads::default();
     world.come(Kind { takes: none, ..KIND });
-    let asks = uplink::ask_offloads(&*world.tap.queues[0], &none).unwrap();
-    world.set_asks(asks);
+    let asks = uplink::request_offloads(&*world.tap.queues[0], &none).unwrap();
+    world.set_offloads(asks);
     world.guest.post(usize::MAX);
     world.drain();
     let found = world.guest.found();
@@ -236,7 +236,7 @@ fn frames_that_were_queued_for_another_guest_s_offloads_are_made_to_fit() {
 fn learning_switch_and_capture_read_privately() {
     let frames: Frames = (0..20).map(|n| tso(30_000, n)).collect();
     let Some(mut world) = World::new(KIND, Mode::Switch, Batching::Auto) else { return };
-    // Few at a time: these are flooded, and nobody is paused for a flood.
+    // A few at a time: these are flooded, and floods do not pause their sender.
     frames.chunks(4).for_each(|some| pass(&mut world, &some.to_vec(), 4));
     assert_eq!(world.seen.direct.get(), 0);
     for captured in [0, 1] {

@@ -1,4 +1,4 @@
-//! `ctl drain`: a port from which nothing is taken any more, and nothing is lost.
+//! `ctl drain`: no more frames are taken from a port, and none are lost.
 
 mod common;
 
@@ -24,7 +24,7 @@ impl World {
         Self::over("vhost-user", send)
     }
 
-    /// With a sender behind a port of this kind.
+    /// As `new`, with the sender at a port of this kind.
     fn over(kind: &str, send: &[&str]) -> Self {
         let dir = Dir::new();
         let at = format!("{kind}:{}", dir.text("s"));
@@ -48,7 +48,7 @@ impl World {
         self.switch.counter("s", "ingress", "frames")
     }
 
-    fn given(&self) -> u64 {
+    fn delivered(&self) -> u64 {
         self.switch.counter("d", "egress", "frames")
     }
 
@@ -59,7 +59,7 @@ impl World {
         drops.map(|(_, n)| n.as_u64().unwrap()).sum()
     }
 
-    /// Waits for so many more frames.
+    /// Waits for this many more frames.
     fn wait_taken(&self, more: u64) {
         let before = self.taken();
         wait_for("frames", || self.taken() >= before + more);
@@ -74,14 +74,14 @@ impl World {
     }
 }
 
-/// What the workers did so far.
+/// Counters of the workers.
 fn work(switch: &Switch) -> Value {
     let worker = &switch.json(&["stats"])["workers"][0];
     ["sleeps", "naps", "rounds"].map(|key| worker[key].clone()).into()
 }
 
 #[test]
-fn drained_port_waits_costs_nothing_and_goes_on_without_loss() {
+fn drained_port_costs_nothing_and_resumes_without_loss() {
     for (poll, ring) in [("event", ""), ("spin", "--packed"), ("adaptive", ""), ("timer:1000", "")]
     {
         let ring: Vec<_> =
@@ -92,9 +92,9 @@ fn drained_port_waits_costs_nothing_and_goes_on_without_loss() {
         for _ in 0..2 {
             world.drain();
             let taken = world.taken();
-            assert_eq!((world.given(), world.drops()), (taken, 0), "{poll}");
+            assert_eq!((world.delivered(), world.drops()), (taken, 0), "{poll}");
             wait_for("the queue to be cold", || world.ingress()["state"] == "cold");
-            // The sink's own queue stops by itself, a tenth of a second after the last frame.
+            // The sink's queue goes cold by itself, a tenth of a second after the last frame.
             std::thread::sleep(Duration::from_millis(200));
             let before = work(switch);
             std::thread::sleep(Duration::from_millis(300));
@@ -115,13 +115,13 @@ fn drained_port_waits_costs_nothing_and_goes_on_without_loss() {
 }
 
 #[test]
-fn drained_vif_waits_and_is_removed_without_loss() {
+fn drained_vif_is_removed_without_loss() {
     let world = World::over("xen-local", &["--rate", "3k"]);
     for _ in 0..2 {
         world.drain();
         let taken = world.taken();
         std::thread::sleep(Duration::from_millis(100));
-        assert_eq!((world.taken(), world.given(), world.drops()), (taken, taken, 0));
+        assert_eq!((world.taken(), world.delivered(), world.drops()), (taken, taken, 0));
         world.switch.json(&["drain", "s", "--off"]);
         world.wait_taken(100);
     }
@@ -133,7 +133,7 @@ fn drained_vif_waits_and_is_removed_without_loss() {
 }
 
 #[test]
-fn drained_port_is_sent_to_and_removed_without_loss() {
+fn drained_port_still_receives_and_is_removed_without_loss() {
     let world = World::new(&["--rate", "3k"]);
     let switch = &world.switch;
     world.drain();
@@ -148,9 +148,9 @@ fn drained_port_is_sent_to_and_removed_without_loss() {
     let out = switch.ctl(&["show"]);
     let out = String::from_utf8(out.stdout).unwrap();
     assert!(out.lines().any(|line| line.starts_with("s ") && line.contains("drained")), "{out}");
-    assert_eq!((world.taken(), world.given(), world.drops()), (taken, taken, 0));
+    assert_eq!((world.taken(), world.delivered(), world.drops()), (taken, taken, 0));
     switch.json(&["del-port", "s"]);
-    // The same name is another port.
+    // A new port with the same name is not drained.
     switch.json(&["add-port", &world.dir.port("s", "")]);
     assert_eq!(switch.port("show", "s")["drain"], "off");
     let got = world.sink.end();
@@ -158,7 +158,7 @@ fn drained_port_is_sent_to_and_removed_without_loss() {
 }
 
 #[test]
-fn guest_that_is_restarted_finds_its_port_still_drained() {
+fn port_stays_drained_when_its_guest_restarts() {
     let mut world = World::new(&["--rate", "3k"]);
     world.drain();
     let taken = world.taken();
@@ -176,21 +176,21 @@ fn guest_that_is_restarted_finds_its_port_still_drained() {
 }
 
 #[test]
-fn frames_held_for_a_receiver_that_stands_still_do_not_keep_a_port_from_being_drained() {
+fn frames_held_for_a_frozen_receiver_do_not_block_a_drain() {
     let world = World::new(&["--rate", "50k"]);
     common::signal(&world.sink.0.0, Signal::STOP);
     wait_for("frames to be held", || world.ingress()["holds"] != 0);
     world.drain();
     let taken = world.taken();
-    // What is held is given up in time.
-    wait_for("the end of each frame", || world.given() + world.drops() == taken);
+    // Held frames are dropped after a time.
+    wait_for("the end of each frame", || world.delivered() + world.drops() == taken);
     common::signal(&world.sink.0.0, Signal::CONT);
     world.switch.json(&["drain", "s", "--off"]);
     world.wait_taken(1000);
 }
 
 #[test]
-fn port_that_is_not_there_or_down_or_sends_nothing_can_be_asked() {
+fn drain_of_a_missing_or_idle_port_returns_at_once() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("vm1", ",queues=2"), "n=null".into()]);
     let out = switch.ctl(&["drain", "vm2"]);

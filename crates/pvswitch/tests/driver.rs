@@ -1,5 +1,5 @@
-//! The driver half under every policy and setting: each frame arrives once, and whoever sleeps is
-//! woken.
+//! The driver half under every policy and setting: each frame arrives once, and no side sleeps with
+//! work pending.
 
 mod common;
 
@@ -36,21 +36,21 @@ const SETS: [&str; 16] = [
     "rx-refill=at-once",
     "tx-burst=1",
 ];
-/// Pairs of guests at a time.
+/// Number of pairs of guests at a time.
 const PAIRS: usize = 4;
-/// Four times 20 ms of bursts that do not fit the ring, and 150 ms of silence, in which timers
-/// stop and everyone falls asleep.
+/// Four times 20 ms of bursts that exceed the ring, and 150 ms of pause, in which timers stop and
+/// all sides fall asleep.
 const SEND: [&str; 8] =
     ["--burst", "100,5000", "--on-off", "20,150", "--duration", "0.6", "--queue-size", "64"];
 
-/// A switch whose ports are wired in pairs: 0 to 1, 2 to 3, and so on.
+/// A switch whose ports are cross-connected in pairs: 0 to 1, 2 to 3, and so on.
 fn wired(dir: &Dir) -> Switch {
     let ports: Vec<_> = (0..2 * PAIRS).map(|i| dir.port(&format!("p{i}"), "")).collect();
     Switch::start(dir, &["--forward", "cross", "--poll", "event"], &ports)
 }
 
-/// Sends through one pair for each case, all at once, both halves with these arguments; every
-/// frame has to arrive once.
+/// Sends through one pair per case, all at once, with these arguments for both halves; checks that
+/// each frame arrives once.
 fn all_arrive(switch: &Switch, dir: &Dir, cases: &[Vec<&str>]) {
     let port = |i: usize| format!("p{i}");
     let mut running = Vec::new();
@@ -70,11 +70,12 @@ fn all_arrive(switch: &Switch, dir: &Dir, cases: &[Vec<&str>]) {
         wait_for("all frames to pass", || {
             switch.counter(&to, "egress", "frames") - before >= frames
         });
-        // Within the time in which the slowest policy must have looked.
+        // Within this time the slowest policy has polled.
         std::thread::sleep(Duration::from_millis(100));
         let got = sink.end();
-        // One that hangs has sent a ring full; a busy machine costs a burst or two.
-        assert!(frames >= 400, "{case:?}: a sender was held up: {sent}");
+        // A sender that hangs has sent a ring full; on a busy machine a burst or two may be
+        // missing.
+        assert!(frames >= 400, "{case:?}: a sender hung: {sent}");
         assert_eq!(got["received_frames"], frames, "{case:?}: {got}");
         assert_eq!((&got["lost_frames"], &got["late_frames"]), (&0.into(), &0.into()), "{case:?}");
     }
@@ -110,7 +111,7 @@ fn every_frame_arrives_with_every_setting() {
 }
 
 #[test]
-fn every_frame_arrives_with_settings_that_meet() {
+fn every_frame_arrives_with_combined_settings() {
     let mut cases = Vec::new();
     for completion in &SETS[..5] {
         for (full, suppress) in [(5, 11), (6, 11), (6, 13)] {
@@ -123,15 +124,15 @@ fn every_frame_arrives_with_settings_that_meet() {
     both_rings(cases);
 }
 
-/// Asks and answers: an answer that does not come in 100 ms is lost, as it is if anyone sleeps
-/// with work pending.
-fn answered(switch: &Switch, dir: &Dir, case: &[&str]) -> Value {
+/// Sends requests and receives replies. A reply is lost after 100 ms, and so if a side sleeps with
+/// work pending.
+fn run_requests(switch: &Switch, dir: &Dir, case: &[&str]) -> Value {
     let echo = Gen::start(&dir.path("p1"), &[case, &["--mode", "echo"]].concat());
     switch.wait_up("p1", true);
     let args = ["--mode", "rr", "--rate", "200", "--duration", "0.4", "--size", "1514"];
     let report = Gen::start(&dir.path("p0"), &[case, &args].concat()).report();
     assert!(report["latency_samples"].as_u64().unwrap() > 4, "{case:?}: {report}");
-    // A busy machine may be that slow, once.
+    // A busy machine may be that slow once.
     assert!(report["lost_frames"].as_u64().unwrap() <= 1, "{case:?}: {report}");
     echo.end();
     switch.wait_up("p1", false);
@@ -139,23 +140,23 @@ fn answered(switch: &Switch, dir: &Dir, case: &[&str]) -> Value {
 }
 
 #[test]
-fn every_question_is_answered_under_every_policy_and_setting() {
+fn every_request_is_replied_to_under_every_policy_and_setting() {
     let dir = Dir::new();
     let switch = wired(&dir);
     for policy in POLICIES {
-        let report = answered(&switch, &dir, &["--poll", policy, "--kick", policy]);
+        let report = run_requests(&switch, &dir, &["--poll", policy, "--kick", policy]);
         assert_eq!(report["settings"]["kick"], policy);
     }
     for set in SETS {
-        answered(&switch, &dir, &["--set", set, "--poll", "coalesce:50,8", "--packed"]);
+        run_requests(&switch, &dir, &["--set", set, "--poll", "coalesce:50,8", "--packed"]);
     }
 }
 
 /// On a busy machine the echo may be without a CPU for so long that its senders are no longer
-/// paused for it: what is lost then is counted as that, and nothing else is. That nothing is lost
-/// before is shown in virtual time.
+/// paused; frames lost then are counted as such. That none are lost before is shown in virtual
+/// time.
 #[test]
-fn an_echo_with_a_small_ring_holds_frames_up_and_loses_none_uncounted() {
+fn an_echo_with_a_small_ring_loses_no_frame_uncounted() {
     let dir = Dir::new();
     let switch = wired(&dir);
     let counted = || {
@@ -196,13 +197,13 @@ fn a_poll_timer_stops_soon_after_the_last_frame() {
     let got = sink.end();
     let naps = got["naps"].as_u64().unwrap();
     assert_eq!(got["received_frames"], 9, "{got}");
-    // It runs from the start on as after traffic, and after the frames: twice 100 ms.
+    // It runs at the start and after the frames: twice 100 ms.
     assert!((20..400).contains(&naps), "{got}");
     assert!(got["asleep_s"].as_f64().unwrap() > 1.0, "{got}");
 }
 
 #[test]
-fn what_settings_do_is_counted() {
+fn effects_of_settings_are_counted() {
     let dir = Dir::new();
     let switch = wired(&dir);
     let sent = |args: &[&str]| {
@@ -216,12 +217,12 @@ fn what_settings_do_is_counted() {
     let orphan = sent(&[]);
     assert!(orphan("tx_stops") > 0 && orphan("calls_tx") > 0 && orphan("tx_busy") == 0);
     let busy = sent(&["--set", "tx-full=busy-retry"]);
-    // A device that has just begun calls once without being asked.
+    // A new device calls once without a request.
     assert!(busy("tx_busy") > 0 && busy("calls_tx") <= 1 && busy("tx_stops") == 0);
     let before = sent(&["--set", "tx-completion=before-tx"]);
-    assert!(before("reclaims") >= before("sent_frames") / 100, "once a burst");
+    assert!(before("reclaims") >= before("sent_frames") / 100, "once per burst");
     let timer = sent(&["--set", "tx-completion=timer:100"]);
-    // Half a ring a tick, and what a burst leaves; no calls at all.
+    // Half a ring per tick, and the remainder of a burst; no calls.
     assert!(timer("reclaims") <= 45 && timer("calls_tx") <= 1, "{}", timer("reclaims"));
     let empty = sent(&["--set", "tx-completion=on-empty"]);
     assert!(empty("calls_tx") > 0 && empty("reclaimed_buffers") >= empty("sent_frames") - 64);
@@ -241,7 +242,7 @@ fn many_idle_ports_live_in_one_process() {
     command.stdout(std::process::Stdio::piped());
     let mut idle = Process(command.spawn().unwrap());
     switch.wait_up("i38", true);
-    // What is flooded reaches them all and is thrown away.
+    // Flooded frames reach all of them and are dropped.
     let args = ["--rate", "200", "--duration", "0.3", "--mac", "02:00:00:00:00:77"];
     let sent = Gen::start(&dir.path("i39"), &args).report();
     assert_eq!(idle.wait().code(), Some(0));
@@ -253,9 +254,10 @@ fn many_idle_ports_live_in_one_process() {
     assert!(got >= 39 * frames * 9 / 10 && got <= 39 * frames, "{got} of {frames}");
 }
 
-/// A guest that takes next to no CPU: what it says it sent is what the switch took.
+/// A replaying guest uses little CPU: the frames that it reports as sent are those taken by the
+/// switch.
 #[test]
-fn replayed_frames_are_counted_by_both_ends_as_the_switch_counts_them() {
+fn replayed_frames_are_counted_alike_by_both_ends_and_the_switch() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("a", ",queues=2"), dir.port("b", "")]);
     let at = |name: &str| format!("vhost-user:{}", dir.text(name));
@@ -269,7 +271,7 @@ fn replayed_frames_are_counted_by_both_ends_as_the_switch_counts_them() {
     assert!(frames > 10_000, "{sent}");
     assert_eq!(count(&sent, "sent_bytes"), 100 * frames);
     assert!(sent["queues"].as_array().unwrap().iter().all(|queue| queue["sent_frames"] != 0));
-    // A ring of each queue more at most: what was taken after the last look.
+    // At most one ring per queue more: frames taken after the last poll.
     let queues = switch.port("stats", "a")["ingress"].clone();
     let taken: u64 = queues.as_array().unwrap().iter().map(|queue| count(queue, "frames")).sum();
     assert!((frames..=frames + 2 * 256).contains(&taken), "{taken} of {frames}");

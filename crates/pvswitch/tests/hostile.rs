@@ -1,5 +1,5 @@
-//! A hostile front-end: whatever it does costs its own port only. Beside each attack another pair
-//! of ports keeps its traffic, and the log has one line for it.
+//! A hostile front-end affects its own port only. Beside each attack another pair of ports keeps
+//! its traffic, and the log has one line for it.
 
 mod common;
 
@@ -23,7 +23,7 @@ const GUEST: u64 = 0x1_0000_0000;
 const USER: u64 = 0x7f00_0000_0000;
 const LEN: u64 = 0x10_0000;
 const SIZE: u16 = 256;
-/// Where frames go.
+/// Address of frames.
 const BUFFERS: u64 = GUEST + 0x8_0000;
 
 fn layout(ring: u32) -> Layout {
@@ -37,10 +37,10 @@ fn addr(ring: u32) -> VringAddr {
     VringAddr { index: ring, flags: 0, desc, used, avail, log: 0 }
 }
 
-/// A front-end that says whatever a test wants.
+/// A front-end that sends arbitrary messages.
 struct Raw {
     stream: UnixStream,
-    /// Its memory; a memfd of `Mapping`'s cannot be truncated.
+    /// Its memory; a memfd created by `Mapping` cannot be truncated.
     file: File,
     memory: GuestMemory,
     event: OwnedFd,
@@ -53,7 +53,7 @@ impl Raw {
         }
         let stream = UnixStream::connect(dir.path(name)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        // Unsealed: it is to be truncated.
+        // Without seals: it is to be truncated.
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let file = File::from(rustix::fs::memfd_create("hostile", flags).unwrap());
         file.set_len(LEN).unwrap();
@@ -63,7 +63,7 @@ impl Raw {
         Self { stream, file, memory, event: os::eventfd().unwrap() }
     }
 
-    /// Negotiated, memory shared, both rings running and enabled.
+    /// Connects, negotiates, shares memory, and enables both rings.
     fn started(switch: &Switch, dir: &Dir, name: &str) -> Self {
         let raw = Self::connect(switch, dir, name);
         raw.negotiate();
@@ -73,13 +73,13 @@ impl Raw {
         raw
     }
 
-    /// Sends; false when the switch closed.
+    /// Sends a message; false when the switch has closed the connection.
     fn send(&self, request: R, payload: Vec<u8>, ack: bool, fds: &[BorrowedFd<'_>]) -> bool {
         let message = Message::request(request, payload, ack).to_bytes();
         os::send(self.stream.as_fd(), &message, fds).is_ok()
     }
 
-    /// Sends, and waits for the acknowledgement: 0 is yes. `None`: the switch closed.
+    /// Sends a message and waits for the acknowledgement, 0 for success; `None`: connection closed.
     fn ask(&self, request: R, payload: Vec<u8>, fds: &[BorrowedFd<'_>]) -> Option<u64> {
         self.send(request, payload, true, fds);
         let mut reply = [0; 20];
@@ -104,7 +104,7 @@ impl Raw {
         assert_eq!(self.share_of(&self.file, LEN), Some(0));
     }
 
-    /// Shares `size` bytes of `file` as all its memory; the answer.
+    /// Shares `size` bytes of `file` as all its memory. Returns the acknowledgement.
     fn share_of(&self, file: &File, size: u64) -> Option<u64> {
         let region = MemRegion { guest_addr: GUEST, size, user_addr: USER, mmap_offset: 0 };
         self.ask(R::SET_MEM_TABLE, MemRegion::table_to_bytes(&[region]), &[file.as_fd()])
@@ -137,7 +137,7 @@ impl Raw {
         desc.store_u16(16 * at + 14, next);
     }
 
-    /// Makes descriptor 0 (and so on, as many as `idx`) available on a ring, and kicks.
+    /// Makes descriptors 0 to `idx` - 1 available on a ring, and kicks.
     fn offer(&self, ring: u32, idx: u16) {
         let avail =
             Area::new(&self.memory, layout(ring).driver, 6 + 2 * usize::from(SIZE)).unwrap();
@@ -163,14 +163,14 @@ impl Raw {
     }
 }
 
-/// Two ports with traffic between them, and a switch for more.
+/// Two ports with traffic between them, and a switch with room for more.
 fn rig(dir: &Dir) -> (Switch, Bystanders) {
     let switch = Switch::start(dir, &[], &[dir.port("x", ""), dir.port("y", "")]);
     let others = Bystanders::start(&switch, dir, "x", "y");
     (switch, others)
 }
 
-/// Lines of the log with this in them.
+/// Number of lines of the log that contain `what`.
 fn lines(switch: &Switch, what: &str) -> usize {
     switch.log().lines().filter(|line| line.contains(what)).count()
 }
@@ -179,9 +179,9 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// Connections, until the switch has no descriptor left.
+/// Opens connections until the switch has no descriptor left.
 #[test]
-fn switch_without_descriptors_rests_and_goes_on_when_there_are_some() {
+fn switch_out_of_descriptors_resumes_when_some_are_free() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);
     let pid = rustix::process::Pid::from_child(&switch.process.0);
@@ -192,7 +192,7 @@ fn switch_without_descriptors_rests_and_goes_on_when_there_are_some() {
         clients.push(UnixStream::connect(switch.control()).unwrap());
         switch.log().contains("accept")
     });
-    // Told once a second, not in a loop.
+    // Logged once per second, not in a loop.
     let lines = switch.log().lines().count();
     std::thread::sleep(Duration::from_millis(500));
     assert!(switch.log().lines().count() <= lines + 1, "{}", switch.log());
@@ -240,13 +240,13 @@ fn broken_rings_stop_their_port_only() {
         eprintln!("{name}: {what}");
         attack(&raw);
         raw.closed();
-        others.go_on(&switch);
+        others.wait_for_replies(&switch);
         switch.wait_up(&name, false);
         assert!(switch.port("show", &name)["faults"].as_u64().unwrap() >= 1, "{what}");
-        let line = format!("port {name}: stopped, its guest broke the protocol: {what}");
+        let line = format!("port {name}: stopped: its guest violated the protocol: {what}");
         assert_eq!(lines(&switch, &line), 1, "{line}\n{}", switch.log());
         assert_eq!(lines(&switch, &format!("port {name}: stopped")), 1);
-        // It may come back, and behave.
+        // Another, correct front-end is served afterwards.
         drop(Raw::started(&switch, &dir, &name));
     }
     others.end();
@@ -260,17 +260,17 @@ fn broken_receive_ring_stops_its_port_only() {
     raw.describe(0, 0, BUFFERS, 100, NEXT | WRITE, 1);
     raw.describe(0, 1, BUFFERS, 100, 0, 0);
     raw.offer(0, 1);
-    // A frame that is flooded reaches it, from a guest that behaves.
+    // It receives a flooded frame from a correct guest.
     switch.json(&["add-port", &dir.port("z", "")]);
     let flood = ["--peer", "02:00:00:00:00:bb", "--rate", "100"];
     let _flood = Gen::start(&dir.path("z"), &flood);
     raw.closed();
-    others.go_on(&switch);
-    assert_eq!(lines(&switch, "broke the protocol: readable descriptor after a writable"), 1);
+    others.wait_for_replies(&switch);
+    assert_eq!(lines(&switch, "violated the protocol: readable descriptor after a writable"), 1);
     others.end();
 }
 
-/// A file of `len` bytes that take no memory, and that can be truncated.
+/// A sparse file of `len` bytes that can be truncated.
 fn sparse(len: u64) -> File {
     let file = File::from(memfd_create("sparse", MemfdFlags::CLOEXEC).unwrap());
     file.set_len(len).unwrap();
@@ -284,7 +284,7 @@ fn status(switch: &Switch, field: &str) -> u64 {
     line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Issue 14, row 1: four truncated memfds, read in one burst, where no more memory can be had.
+/// Issue 14, row 1: four truncated memfds read in one burst, at the limit of memory.
 #[test]
 fn memory_truncated_at_the_limit_of_data_costs_its_port_only() {
     const LARGE: u64 = 512 << 20;
@@ -309,12 +309,12 @@ fn memory_truncated_at_the_limit_of_data_costs_its_port_only() {
     driver.publish();
     raw.kick();
     raw.closed();
-    others.go_on(&switch);
+    others.wait_for_replies(&switch);
     assert_eq!(lines(&switch, "front end truncated its memory"), 1, "{}", switch.log());
     others.end();
 }
 
-/// Issue 14, row 6: its transmit ring sleeps, and its rings are whole.
+/// Issue 14, row 6: its transmit ring is idle, and its rings are intact.
 #[test]
 fn receive_buffers_that_are_truncated_stop_their_port_only() {
     const MORE: u64 = 64 << 20;
@@ -339,14 +339,14 @@ fn receive_buffers_that_are_truncated_stop_their_port_only() {
     wait_for("a frame", || switch.counter("bad", "egress", "frames") > 0);
     buffers.set_len(0).unwrap();
     raw.closed();
-    others.go_on(&switch);
-    let line = "port bad: stopped, its guest broke the protocol: front end truncated its memory";
+    others.wait_for_replies(&switch);
+    let line = "port bad: stopped: its guest violated the protocol: front end truncated its memory";
     assert_eq!(lines(&switch, line), 1, "{}", switch.log());
     others.end();
 }
 
-/// Issue 14, row 1: more slots than the process may have mappings (`vm.max_map_count`), where that
-/// is what Linux has it at first.
+/// Issue 14, row 1: more slots than the mappings that a process may have (`vm.max_map_count`), at
+/// Linux's default.
 #[test]
 fn front_ends_with_every_memory_slot_leave_an_honest_guest_room() {
     let dir = Dir::new();
@@ -367,19 +367,19 @@ fn front_ends_with_every_memory_slot_leave_an_honest_guest_room() {
     let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
     let most: u64 = most.trim().parse().unwrap();
     assert!(refused > 0 || most > 130 * 509, "{most}");
-    // A guest comes up, and one whose memory goes stops as always.
+    // A guest is served, and one that truncates its memory is stopped as usual.
     let honest = Raw::started(&switch, &dir, "honest");
     let lost = Raw::started(&switch, &dir, "lost");
     lost.file.set_len(0).unwrap();
     lost.kick();
     lost.closed();
-    others.go_on(&switch);
+    others.wait_for_replies(&switch);
     assert!(switch.is_up("honest"));
     drop(honest);
     others.end();
 }
 
-/// Issue 14, row 7: 4 TiB each, which is what a port may have, and more than that.
+/// Issue 14, row 7: 4 TiB each, the limit of a port, and more than that.
 #[test]
 fn sparse_memory_of_many_front_ends_leaves_an_honest_guest_room() {
     const TIB: u64 = 1 << 40;
@@ -408,7 +408,7 @@ fn sparse_memory_of_many_front_ends_leaves_an_honest_guest_room() {
 }
 
 #[test]
-fn bad_frames_are_counted_and_their_port_goes_on() {
+fn bad_frames_are_counted_and_their_port_continues() {
     let plain = VnetHdr::NONE;
     let csum = VnetHdr { flags: NEEDS_CSUM, csum_start: 50, csum_offset: 40, ..plain };
     let gso = VnetHdr { gso_type: GSO_TCPV4, csum_start: 34, csum_offset: 16, ..csum };
@@ -434,18 +434,18 @@ fn bad_frames_are_counted_and_their_port_goes_on() {
         driver.publish();
         raw.kick();
         wait_for(counter, || switch.counter("bad", "ingress", counter) == before + 1);
-        others.go_on(&switch);
+        others.wait_for_replies(&switch);
     }
     let mut used = Vec::new();
     driver.take_used(100, &mut used).unwrap();
-    assert_eq!(used.len(), frames.len(), "every buffer came back");
+    assert_eq!(used.len(), frames.len(), "every buffer was returned");
     assert!(switch.is_up("bad"));
     assert_eq!(switch.port("show", "bad")["faults"], 0);
     others.end();
 }
 
 #[test]
-fn messages_that_make_no_sense_are_refused_or_end_the_connection() {
+fn invalid_messages_are_refused_or_end_the_connection() {
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
     let raw = Raw::connect(&switch, &dir, "bad");
@@ -459,20 +459,20 @@ fn messages_that_make_no_sense_are_refused_or_end_the_connection() {
     assert_eq!(raw.ask(R::SET_VRING_ADDR, outside.to_bytes(), &[]), Some(1));
     let no_ring = VringState { index: 77, num: 256 }.to_bytes();
     assert_eq!(raw.ask(R::SET_VRING_NUM, no_ring, &[]), Some(1));
-    // It still can behave.
+    // Valid messages are still accepted.
     raw.ring(0);
     raw.ring(1);
     switch.wait_up("bad", true);
     for what in ["refused: ring 1: queue size 0 ", "avail address 0x7f0000100000 is in no region"] {
         assert!(lines(&switch, what) >= 1, "{what}\n{}", switch.log());
     }
-    others.go_on(&switch);
-    // A ring whose end lies outside is refused when it would start.
+    others.wait_for_replies(&switch);
+    // A ring whose end is outside memory is refused when it starts.
     let late = VringAddr { desc: USER + LEN - 16, ..addr(1) };
     assert_eq!(raw.ask(R::SET_VRING_ADDR, late.to_bytes(), &[]), Some(0), "its start is inside");
     let number = 1_u64.to_ne_bytes().to_vec();
     assert_eq!(raw.ask(R::SET_VRING_KICK, number, &[raw.event.as_fd()]), Some(1));
-    others.go_on(&switch);
+    others.wait_for_replies(&switch);
     others.end();
 }
 
@@ -484,20 +484,20 @@ fn garbage_and_floods_of_messages_cost_one_connection() {
         let raw = Raw::connect(&switch, &dir, "bad");
         os::send(raw.stream.as_fd(), garbage, &[]).unwrap();
         raw.closed();
-        others.go_on(&switch);
+        others.wait_for_replies(&switch);
     }
-    // Half a message, and silence.
+    // Half a message, and no more.
     let raw = Raw::connect(&switch, &dir, "half");
     os::send(raw.stream.as_fd(), &[1, 0, 0, 0, 1], &[]).unwrap();
-    others.go_on(&switch);
-    // Questions whose answers are never read.
+    others.wait_for_replies(&switch);
+    // Requests whose replies are never read.
     let flood = Raw::connect(&switch, &dir, "flood");
     let ask = Message::request(R::GET_FEATURES, Vec::new(), false).to_bytes();
-    wait_for("the switch to lose patience", || {
+    wait_for("the switch to close the connection", || {
         (0..100).any(|_| os::send(flood.stream.as_fd(), &ask, &[]).is_err())
     });
-    others.go_on(&switch);
-    // Descriptors without end.
+    others.wait_for_replies(&switch);
+    // Endless descriptors.
     let fds = Raw::connect(&switch, &dir, "fds");
     let many = vec![fds.event.as_fd(); 32];
     let bytes = [3_u32, 1, 400].map(u32::to_ne_bytes).concat();
@@ -508,7 +508,7 @@ fn garbage_and_floods_of_messages_cost_one_connection() {
 }
 
 #[test]
-fn log_is_bounded_whatever_a_front_end_does() {
+fn log_lines_of_a_front_end_are_limited() {
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
     let began = Instant::now();
@@ -517,7 +517,7 @@ fn log_is_bounded_whatever_a_front_end_does() {
         os::send(raw.stream.as_fd(), &[0xff; 64], &[]).unwrap();
         raw.closed();
     }
-    // Refused, a thousand times.
+    // Refused a thousand times.
     let raw = Raw::connect(&switch, &dir, "bad2");
     raw.negotiate();
     for _ in 0..1000 {
@@ -527,20 +527,20 @@ fn log_is_bounded_whatever_a_front_end_does() {
     let most = 16 + 2 * (began.elapsed().as_secs() as usize + 1);
     for port in ["bad:", "bad2:"] {
         let lines = lines(&switch, &format!("port {port}"));
-        assert!((10..=most).contains(&lines), "{lines} lines, {most} at most");
+        assert!((10..=most).contains(&lines), "{lines} lines, at most {most} expected");
     }
     std::thread::sleep(Duration::from_millis(600));
     drop(Raw::connect(&switch, &dir, "bad"));
-    wait_for("the number of missing lines", || lines(&switch, "suppressed before)") > 0);
+    wait_for("the number of suppressed lines", || lines(&switch, "suppressed)") > 0);
     others.end();
 }
 
 #[test]
-fn guest_that_offers_nothing_modern_is_served_as_a_legacy_one() {
+fn guest_without_version_1_is_served_as_legacy() {
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
     let raw = Raw::connect(&switch, &dir, "old");
-    // Neither VERSION_1 nor protocol features: nothing is acknowledged, rings start enabled.
+    // Neither VERSION_1 nor protocol features: no acknowledgements, and rings start enabled.
     assert!(raw.send(R::SET_OWNER, Vec::new(), false, &[]));
     assert!(raw.send(R::SET_FEATURES, vec![0; 8], false, &[]));
     let region = MemRegion { guest_addr: GUEST, size: LEN, user_addr: USER, mmap_offset: 0 };
@@ -585,7 +585,7 @@ fn memory_in_64_slots() {
     switch.wait_up("slots", true);
     let mut driver =
         DriverQueue::new(&raw.memory, &layout(1), Features::default(), 0, None).unwrap();
-    // Across the edge of two slots.
+    // A frame that crosses two slots.
     driver.add(&[Buf { addr: GUEST + 50 * size - 30, len: 72, write: false }]).unwrap();
     driver.publish();
     raw.kick();
@@ -594,7 +594,7 @@ fn memory_in_64_slots() {
 }
 
 #[test]
-fn receive_ring_that_is_kicked_in_band_wakes_who_waits_for_room() {
+fn in_band_kick_of_a_receive_ring_retries_held_frames() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[]);
     let raw = Raw::started(&switch, &dir, "x");
@@ -603,9 +603,9 @@ fn receive_ring_that_is_kicked_in_band_wakes_who_waits_for_room() {
             ["egress", "ingress"].map(|way| switch.counter("x", way, "kicks")) == [n, n]
         });
     };
-    // A ring that is enabled counts as kicked: what came while it was disabled was lost.
+    // Enabling a ring counts as a kick: kicks of a disabled ring were lost.
     kicks(1);
-    // It has no descriptor to give: its kicks are messages, for both rings.
+    // It has no kick descriptors: its kicks are messages, for both rings.
     for ring in 0..2_u64 {
         raw.must(R::SET_VRING_KICK, (ring | 1 << 8).to_ne_bytes().to_vec(), &[]);
     }
@@ -617,7 +617,7 @@ fn receive_ring_that_is_kicked_in_band_wakes_who_waits_for_room() {
 }
 
 #[test]
-fn ring_stopped_and_started_again_is_still_listened_to() {
+fn kicks_of_a_restarted_ring_are_handled() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &["--poll", "event"], &[dir.port("a", "")]);
     let raw = Raw::started(&switch, &dir, "a");
@@ -626,7 +626,7 @@ fn ring_stopped_and_started_again_is_still_listened_to() {
     let frames = || switch.counter("a", "ingress", "frames");
     for _ in 0..20 {
         let before = frames();
-        // A driver that sets a ring up anew has it empty.
+        // A driver that sets up a ring again starts with an empty one.
         let used = Area::new(&raw.memory, layout(1).device, 8).unwrap();
         raw.ask(R::GET_VRING_BASE, VringState { index: 1, num: 0 }.to_bytes(), &[]).unwrap();
         used.store_u16(2, 0);
@@ -634,16 +634,16 @@ fn ring_stopped_and_started_again_is_still_listened_to() {
         raw.ring(1);
         wait_for("what was there", || frames() == before + 1);
         wait_for("sleep", || switch.port("stats", "a")["ingress"][0]["state"] == "cold");
-        // It is asked to notify, so nothing but this kick brings it back.
+        // It is requested to notify, so only this kick wakes the worker.
         raw.offer(1, 2);
         wait_for("what was kicked for", || frames() == before + 2);
     }
 }
 
-/// A socket whose close takes as long as it lingers: its peer never reads what is left.
+/// A socket whose close lingers: its peer never reads the remaining data.
 struct Lingers {
     socket: OwnedFd,
-    /// Holds the other end open.
+    /// Keeps the other end open.
     _peer: std::net::TcpStream,
 }
 
@@ -660,8 +660,8 @@ impl Lingers {
         Self { socket: socket.into(), _peer: peer }
     }
 
-    /// Sends it, and leaves the switch with the last descriptor of it: whoever closes last
-    /// lingers, so the switch stands still until we have closed ours.
+    /// Sends the socket, and leaves the switch with its last descriptor: the last to close lingers,
+    /// so the switch would be blocked until this test closes its end.
     fn give(
         self,
         switch: &Switch,
@@ -670,14 +670,14 @@ impl Lingers {
     ) -> std::net::TcpStream {
         let process = &switch.process.0;
         common::signal(process, rustix::process::Signal::STOP);
-        wait_for("the switch to stand still", || {
+        wait_for("the descriptor to be received", || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
             stat.rsplit(')').next().unwrap().trim().starts_with('T')
         });
         let message = Message::request(request, payload_of(request), false).to_bytes();
         let sent = os::send(to().as_fd(), &message, &[self.socket.as_fd()]);
         if sent.is_err() {
-            // Not to linger ourselves.
+            // This end must not linger.
             std::mem::forget(self.socket);
             panic!("{sent:?}");
         }
@@ -712,17 +712,17 @@ fn sockets_that_linger_as_descriptors_delay_no_one() {
     let mut peers = Vec::new();
     for (n, request) in requests.into_iter().enumerate() {
         let raw = Raw::started(&switch, &dir, &format!("bad{n}"));
-        // Queued in a connection that is refused, because one is here: it closes with it.
+        // Queued in a connection that is rejected as the second one: it closes with the connection.
         let second = || UnixStream::connect(dir.path(&format!("bad{n}"))).unwrap();
         peers.push(Lingers::new().give(&switch, second, R::SET_OWNER));
         peers.push(Lingers::new().give(&switch, || raw.stream.try_clone().unwrap(), request));
         raw.closed();
     }
-    // The control thread answers in between, and what its ports owe stays charged.
+    // The control thread replies in the meantime, and unclosed descriptors stay charged.
     let asked = Instant::now();
     (0..20).for_each(|_| drop(switch.json(&["show"])));
     assert!(asked.elapsed() < Duration::from_secs(15), "{:?}", asked.elapsed());
-    others.go_on(&switch);
+    others.wait_for_replies(&switch);
     switch.json(&["add-port", &dir.port("late", "")]);
     let late = Raw::started(&switch, &dir, "late");
     drop(late);
@@ -732,7 +732,7 @@ fn sockets_that_linger_as_descriptors_delay_no_one() {
 
 /// Issue 14, row 10.
 #[test]
-fn messages_beyond_the_rate_wait_and_the_connection_stands() {
+fn messages_above_the_rate_are_delayed_and_the_connection_stays() {
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
     let raw = Raw::started(&switch, &dir, "bad");
@@ -744,9 +744,9 @@ fn messages_beyond_the_rate_wait_and_the_connection_stands() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    others.go_on(&switch);
+    others.wait_for_replies(&switch);
     assert!(switch.is_up("bad"));
-    assert_eq!(lines(&switch, "port bad: front-end left"), 0, "{}", switch.log());
+    assert_eq!(lines(&switch, "port bad: front-end disconnected"), 0, "{}", switch.log());
     others.end();
 }
 
@@ -757,7 +757,7 @@ fn fault_of_both_rings_is_counted_once() {
     let (switch, others) = rig(&dir);
     for n in 1..=3 {
         let raw = Raw::started(&switch, &dir, "bad");
-        // Reported by the worker again and again until the rings are stopped.
+        // The worker reports it repeatedly until the rings are stopped.
         raw.offer(1, 30_000);
         for _ in 0..100 {
             raw.kick();
@@ -765,7 +765,7 @@ fn fault_of_both_rings_is_counted_once() {
         raw.closed();
         switch.wait_up("bad", false);
         wait_for("the fault", || switch.port("show", "bad")["faults"] == n);
-        others.go_on(&switch);
+        others.wait_for_replies(&switch);
         assert_eq!(switch.port("show", "bad")["faults"], n);
     }
     others.end();
@@ -773,14 +773,14 @@ fn fault_of_both_rings_is_counted_once() {
 
 /// Issue 14, row 12.
 #[test]
-fn control_socket_is_its_users_alone_and_a_slow_reader_delays_no_one() {
+fn control_socket_is_private_and_a_slow_reader_delays_no_one() {
     use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
     let mode = std::fs::metadata(switch.control()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    // Each asks until nothing more goes into its socket, and reads nothing.
+    // Each client sends requests until its socket is full, and reads nothing.
     let mut slow = Vec::new();
     for _ in 0..100 {
         let client = UnixStream::connect(switch.control()).unwrap();
@@ -795,6 +795,6 @@ fn control_socket_is_its_users_alone_and_a_slow_reader_delays_no_one() {
     let asked = Instant::now();
     (0..20).for_each(|_| drop(switch.json(&["show"])));
     assert!(asked.elapsed() < Duration::from_secs(15), "{:?}", asked.elapsed());
-    others.go_on(&switch);
+    others.wait_for_replies(&switch);
     others.end();
 }

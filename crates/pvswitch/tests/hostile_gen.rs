@@ -4,7 +4,7 @@ mod common;
 
 use common::{Dir, Gen, Switch, wait_for};
 
-/// What `gen --mode hostile` prints, in JSON.
+/// Runs `gen --mode hostile` and returns its JSON.
 fn played(args: &[&str]) -> serde_json::Value {
     let output = common::pvswitch().arg("gen").args(args).arg("--json").output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
@@ -36,7 +36,7 @@ fn gen_lists_hostile_cases_and_reports_what_it_tried() {
 }
 
 #[test]
-fn checked_frames_arrive_as_they_were_sent_and_those_aside_count_in_no_total() {
+fn checked_frames_arrive_unchanged_and_frames_of_also_count_in_no_total() {
     let dir = Dir::new();
     let ports = ["a", "b", "c"].map(|name| dir.port(name, ""));
     let switch = Switch::start(&dir, &[], &ports);
@@ -56,7 +56,7 @@ fn checked_frames_arrive_as_they_were_sent_and_those_aside_count_in_no_total() {
     assert_eq!(got["corrupt_frames"], 0, "{got}");
     let ours = got["received_frames"].as_u64().unwrap() - got["foreign_frames"].as_u64().unwrap();
     assert_eq!(ours, frames);
-    // And what the other one said of itself.
+    // And the totals of the other generator.
     let (foreign, aside) = (third.end()["foreign_frames"].as_u64().unwrap(), aside.as_u64());
     assert!((aside.unwrap()..=aside.unwrap() + 2).contains(&foreign), "{foreign} of {aside:?}");
 }

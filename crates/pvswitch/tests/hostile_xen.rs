@@ -1,8 +1,8 @@
-//! A hostile front end of a vif: whatever it does costs its own port only. Beside each attack a
-//! pair of other ports keeps its traffic; afterwards the switch holds nothing of the guest's, and
-//! the next guest of the same vif is served.
+//! A hostile front end of a vif affects its own port only. Beside each attack a pair of other ports
+//! keeps its traffic; afterwards the switch holds no resources of the guest, and the next guest of
+//! the same vif is served.
 //!
-//! The front end is all of this file's own: its memory, its grant table, its rings, its keys.
+//! The front end is implemented in this file: its memory, its grant table, its rings, its keys.
 
 mod common;
 
@@ -25,12 +25,12 @@ use xen_netif::store::Store;
 /// Pages of a guest; page `n` is granted with reference `GREF + n`.
 const PAGES: u32 = 64;
 const GREF: u32 = 8;
-/// Which of them hold the rings, and from which on there is data.
+/// Pages of the rings, and the first page of data.
 const TX: usize = 0;
 const RX: usize = 1;
 const CTRL: usize = 2;
 const DATA: u32 = 4;
-/// Where a ring's `req_prod` and its first slot are.
+/// Offset of a ring's `req_prod` and of its first slot.
 const REQ_PROD: usize = 0;
 const SLOTS: usize = 64;
 const RING_SIZE: u32 = 256;
@@ -42,7 +42,7 @@ const BACK: &str = "/local/domain/0/backend/vif/1/0";
 struct Channel {
     port: u32,
     to_back: OwnedFd,
-    /// Held, as a guest would.
+    /// Kept open, as a guest does.
     _to_front: OwnedFd,
 }
 
@@ -52,7 +52,7 @@ impl Channel {
     }
 }
 
-/// A front end that does whatever a test wants.
+/// A front end that does what a test requests.
 struct Guest {
     memory: OwnedFd,
     mapping: Arc<Mapping>,
@@ -60,7 +60,7 @@ struct Guest {
     channels: Vec<Channel>,
     store: Store,
     tx_prod: u32,
-    /// Last: the domain ends with it.
+    /// Last: dropping it ends the domain.
     socket: OwnedFd,
 }
 
@@ -69,7 +69,7 @@ fn message(words: [u32; 4]) -> Vec<u8> {
 }
 
 impl Guest {
-    /// A domain whose toolstack has made its vif.
+    /// A domain with a vif created by the toolstack.
     fn new(dir: &Path) -> Self {
         let mut socket = None;
         wait_for("the hypervisor", || {
@@ -88,7 +88,7 @@ impl Guest {
         rustix::io::pwrite(&table, &table_bytes, u64::from(GREF) * 8).unwrap();
         let hello = message([1, 1, PAGES, 0]);
         os::send(socket.as_fd(), &hello, &[memory.as_fd(), table.as_fd()]).unwrap();
-        let (answer, _) = answer(&socket);
+        let (answer, _) = receive_reply(&socket);
         assert_eq!(answer[0], 2, "welcome");
         let mapping = Arc::new(Mapping::new(memory.as_fd(), 0, len).unwrap());
         let store = Store::connect(&dir.join("xenstored")).unwrap();
@@ -97,7 +97,7 @@ impl Guest {
         guest
     }
 
-    /// With all rings connected.
+    /// Connects all rings.
     fn started(dir: &Path) -> Self {
         let guest = Self::new(dir);
         guest.offer_rings();
@@ -107,7 +107,7 @@ impl Guest {
 
     fn channel(&self) -> Channel {
         os::send(self.socket.as_fd(), &message([3, 0, 0, 0]), &[]).unwrap();
-        let (words, fds) = answer(&self.socket);
+        let (words, fds) = receive_reply(&self.socket);
         let [to_front, to_back] = <[OwnedFd; 2]>::try_from(fds).unwrap();
         Channel { port: words[1], to_back, _to_front: to_front }
     }
@@ -124,7 +124,7 @@ impl Guest {
         wait_for(&format!("the back end in state {state}"), || self.back_state() == state);
     }
 
-    /// Empty rings, and their keys.
+    /// Initializes empty rings, and writes their keys.
     fn offer_rings(&self) {
         FrontTx::new(self.area(TX));
         FrontRx::new(self.area(RX));
@@ -147,7 +147,7 @@ impl Guest {
         Area::of(&self.mapping, page * 4096, 4096).unwrap()
     }
 
-    /// Puts words into the next tx slot.
+    /// Writes words to the next tx slot.
     fn slot(&mut self, words: [u32; 3]) {
         let at = SLOTS + 12 * (self.tx_prod % RING_SIZE) as usize;
         let area = self.area(TX);
@@ -155,52 +155,52 @@ impl Guest {
         self.tx_prod = self.tx_prod.wrapping_add(1);
     }
 
-    /// Puts a request into the next tx slot.
+    /// Writes a request to the next tx slot.
     fn request(&mut self, gref: u32, offset: u16, flags: u16, size: u16) {
         let id = self.tx_prod % RING_SIZE;
         let pair = |low: u32, high: u16| low | u32::from(high) << 16;
         self.slot([gref, pair(offset.into(), flags), pair(id, size)]);
     }
 
-    /// Puts an extra info into the next tx slot.
+    /// Writes an extra info to the next tx slot.
     fn extra(&mut self, bytes: [u8; 8]) {
         let word = u64::from_le_bytes(bytes);
         self.slot([word as u32, (word >> 32) as u32, 0]);
     }
 
-    /// Publishes what the tx ring holds, and kicks.
+    /// Publishes the contents of the tx ring, and kicks.
     fn push(&self) {
         self.area(TX).sync_store_u32(REQ_PROD, self.tx_prod, Ordering::Release);
         self.channels[TX].notify();
     }
 
-    /// The statuses of the last `n` slots of the tx ring, once they are all answered.
-    fn answers(&self, n: u32) -> Vec<i16> {
+    /// The statuses of the last `n` slots of the tx ring, once all have responses.
+    fn statuses(&self, n: u32) -> Vec<i16> {
         let area = self.area(TX);
         wait_for("answers", || area.sync_load_u32(8, Ordering::Acquire) == self.tx_prod);
         let answered = (0..n).map(|i| self.tx_prod.wrapping_sub(n - i) % RING_SIZE);
         answered.map(|i| area.load_u16(SLOTS + 12 * i as usize + 2) as i16).collect()
     }
 
-    /// A frame of 60 bytes to nobody, in the first page of data.
+    /// Writes a frame of 60 bytes to an unknown address in the first page of data.
     fn write_frame(&self, from: u8) {
         let frame = [[2, 0, 0, 0, 0, 0x99], [2, 0, 0, 0, 0, from]].concat();
         self.mapping.seg_mut(DATA as usize * 4096, 60).unwrap().write(&frame);
     }
 
-    /// Whether it is served as any other: a frame is sent, and answered.
+    /// Checks that it is served: a frame is sent and gets a response.
     fn is_served(&mut self) {
         self.write_frame(0x98);
         self.request(GREF + DATA, 0, 0, 60);
         self.push();
-        assert_eq!(self.answers(1), [status::OKAY]);
+        assert_eq!(self.statuses(1), [status::OKAY]);
     }
 }
 
-/// What the hypervisor says.
-fn answer(socket: &OwnedFd) -> ([u32; 4], Vec<OwnedFd>) {
+/// Receives a reply of the hypervisor.
+fn receive_reply(socket: &OwnedFd) -> ([u32; 4], Vec<OwnedFd>) {
     let end = Instant::now() + Duration::from_secs(20);
-    assert!(os::wait(socket.as_fd(), Until::Readable, end).unwrap(), "no answer");
+    assert!(os::wait(socket.as_fd(), Until::Readable, end).unwrap(), "no reply");
     let (mut bytes, mut fds) = ([0; 16], Vec::new());
     let got = os::recv(socket.as_fd(), &mut bytes, &mut fds, 4).unwrap();
     assert_eq!(got, Received::Bytes(16));
@@ -208,8 +208,8 @@ fn answer(socket: &OwnedFd) -> ([u32; 4], Vec<OwnedFd>) {
     ([word(0), word(1), word(2), word(3)], fds)
 }
 
-/// Descriptors and mappings of memory that the switch holds. Clients of its control socket come
-/// and go, so the least of a few looks.
+/// Descriptors and mappings of memory that the switch holds. Clients of its control socket come and
+/// go, so the minimum of several samples.
 fn holds(switch: &Switch) -> [usize; 2] {
     let proc = PathBuf::from(format!("/proc/{}", switch.process.0.id()));
     let mut least = [usize::MAX; 2];
@@ -223,7 +223,7 @@ fn holds(switch: &Switch) -> [usize; 2] {
     least
 }
 
-/// CPU time of a thread of the switch, by its name.
+/// CPU time of a thread of the switch, by name.
 fn cpu(switch: &Switch, thread: &str) -> Duration {
     let tasks = format!("/proc/{}/task", switch.process.0.id());
     let mut ticks = 0;
@@ -241,14 +241,14 @@ fn cpu(switch: &Switch, thread: &str) -> Duration {
 /// The control thread.
 const CONTROL: &str = "pvswitch";
 
-/// Two ports with traffic between them, and a switch for more.
+/// Two ports with traffic between them, and a switch with room for more.
 fn rig(dir: &Dir) -> (Switch, Bystanders) {
     let switch = Switch::start(dir, &[], &[dir.port("x", ""), dir.port("y", "")]);
     let others = Bystanders::start(&switch, dir, "x", "y");
     (switch, others)
 }
 
-/// A vif of the switch, and what the switch holds before anyone comes there.
+/// A vif of the switch, and the resources that the switch held before its guest connected.
 struct Vif<'a> {
     switch: &'a Switch,
     name: &'a str,
@@ -271,7 +271,7 @@ impl<'a> Vif<'a> {
         self.switch.port("show", self.name)["faults"].as_u64().unwrap()
     }
 
-    /// Nothing of the last guest is held, and the next is served.
+    /// Waits until no resources of the last guest are held, and checks that the next is served.
     fn recovers(&self) {
         wait_for("the vif to be removed", || self.xen("state").starts_with("waiting for the tool"));
         wait_for("grants and channels to be given back", || holds(self.switch) == self.before);
@@ -283,12 +283,12 @@ impl<'a> Vif<'a> {
     }
 }
 
-/// Lines of the log with this in them.
+/// Number of lines of the log that contain `what`.
 fn lines(switch: &Switch, what: &str) -> usize {
     switch.log().lines().filter(|line| line.contains(what)).count()
 }
 
-/// Does something in a loop for a second, and says how often.
+/// Runs `act` in a loop for a second. Returns how often.
 fn storm(mut act: impl FnMut(u32)) -> u32 {
     let end = Instant::now() + Duration::from_secs(1);
     let mut n = 0;
@@ -299,8 +299,8 @@ fn storm(mut act: impl FnMut(u32)) -> u32 {
     n
 }
 
-/// `act` for a second, while the switch is asked things and bystanders' frames pass. How often,
-/// and the CPU time that the control thread took meanwhile.
+/// Runs `act` for a second, while the switch gets requests and bystanders' frames pass. Returns how
+/// often, and the CPU time of the control thread in that time.
 fn under_storm(
     (switch, others): (&Switch, &Bystanders),
     act: impl FnMut(u32) + Send,
@@ -312,7 +312,7 @@ fn under_storm(
             let asked = Instant::now();
             assert!(switch.ctl(&["show"]).status.success());
             assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
-            others.go_on(switch);
+            others.wait_for_replies(switch);
         }
         storm.join().unwrap()
     });
@@ -361,7 +361,7 @@ fn broken_rings_stop_their_port_only() {
             guest.area(CTRL).sync_store_u32(REQ_PROD, 30_000, Ordering::Release);
             guest.channels[CTRL].notify();
         }),
-        ("it took back the memory of its rings", |guest| {
+        ("it revoked the memory of its rings", |guest| {
             guest.is_served();
             ftruncate(&guest.memory, 0).unwrap();
             guest.channels[TX].notify();
@@ -377,19 +377,19 @@ fn broken_rings_stop_their_port_only() {
         switch.wait_up(&name, true);
         attack(&mut guest);
         switch.wait_up(&name, false);
-        others.go_on(&switch);
+        others.wait_for_replies(&switch);
         assert!(vif.faults() >= 1, "{what}");
-        assert!(vif.xen("state").contains("the guest's driver broke the protocol"));
+        assert!(vif.xen("state").contains("the guest's driver violated the protocol"));
         assert_eq!(vif.xen("error"), what);
-        let line = format!("port {name}: stopped, its guest broke the protocol: {what}");
+        let line = format!("port {name}: stopped: its guest violated the protocol: {what}");
         assert_eq!(lines(&switch, &line), 1, "{line}\n{}", switch.log());
-        assert_eq!(lines(&switch, &format!("port {name}: stopped, its")), 1);
-        // It is told by its carrier, and keeps its state until it closes.
+        assert_eq!(lines(&switch, &format!("port {name}: stopped: its")), 1);
+        // The carrier is reported as lost, and the state stays until it closes.
         let carrier = guest.store.read(&format!("{BACK}/carrier")).unwrap();
         assert_eq!((guest.back_state().as_str(), carrier.as_deref()), ("4", Some("0")));
-        // What it does to its rings now, nobody sees.
+        // Later changes to its rings have no effect.
         guest.channels.iter().for_each(Channel::notify);
-        others.go_on(&switch);
+        others.wait_for_replies(&switch);
         drop(guest);
         vif.recovers();
     }
@@ -405,12 +405,12 @@ fn a_broken_receive_ring_stops_its_port_only() {
     switch.wait_up("bad", true);
     guest.area(RX).sync_store_u32(REQ_PROD, 30_000, Ordering::Release);
     guest.channels[RX].notify();
-    // A frame that is flooded reaches it.
+    // It receives a flooded frame.
     switch.json(&["add-port", &dir.port("z", "")]);
     let flood = Gen::start(&dir.path("z"), &["--peer", "02:00:00:00:00:bb", "--rate", "100"]);
     switch.wait_up("bad", false);
-    others.go_on(&switch);
-    let what = "broke the protocol: req_prod jumped to 30000, with requests taken up to 0";
+    others.wait_for_replies(&switch);
+    let what = "violated the protocol: req_prod jumped to 30000, with requests taken up to 0";
     assert_eq!(lines(&switch, what), 1, "{}", switch.log());
     flood.end();
     switch.json(&["del-port", "z"]);
@@ -420,34 +420,34 @@ fn a_broken_receive_ring_stops_its_port_only() {
 }
 
 #[test]
-fn refused_packets_are_answered_and_their_port_goes_on() {
+fn refused_packets_get_responses_and_their_port_continues() {
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
     let vif = Vif::add(&switch, &dir, "bad");
     let mut guest = Guest::started(&vif.dir);
     let counter = |name: &str| switch.counter("bad", "ingress", name);
-    // A whole ring of grants that are none: not in the table, and beyond it.
+    // A ring full of invalid grants: not in the table, and beyond it.
     for i in 0..RING_SIZE {
         let gref = if i % 2 == 0 { i % GREF } else { u32::MAX - i };
         guest.request(gref, 0, 0, 60);
     }
     guest.push();
-    assert_eq!(guest.answers(RING_SIZE), [status::ERROR; RING_SIZE as usize]);
+    assert_eq!(guest.statuses(RING_SIZE), [status::ERROR; RING_SIZE as usize]);
     assert_eq!(counter("drops_bad_grant"), u64::from(RING_SIZE));
-    others.go_on(&switch);
-    // Shorter than a header; more slots than are taken; a later slot longer than the packet.
+    others.wait_for_replies(&switch);
+    // Shorter than a header; more slots than allowed; a later slot longer than the packet.
     guest.request(GREF + DATA, 0, 0, 13);
     guest.push();
-    assert_eq!((guest.answers(1), counter("drops_runt")), (vec![status::ERROR], 1));
+    assert_eq!((guest.statuses(1), counter("drops_runt")), (vec![status::ERROR], 1));
     guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 300);
     (1..20).for_each(|i| guest.request(GREF + DATA, 0, tx_flag::MORE_DATA * u16::from(i < 19), 10));
     guest.push();
-    assert_eq!((guest.answers(20), counter("drops_too_many_segs")), (vec![status::ERROR; 20], 1));
+    assert_eq!((guest.statuses(20), counter("drops_too_many_segs")), (vec![status::ERROR; 20], 1));
     guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 100);
     guest.request(GREF + DATA, 0, 0, 101);
     guest.push();
-    assert_eq!((guest.answers(2), counter("drops_too_long")), (vec![status::ERROR; 2], 1));
-    // Headers over many slots, of which some have no bytes at all, are a packet as any other.
+    assert_eq!((guest.statuses(2), counter("drops_too_long")), (vec![status::ERROR; 2], 1));
+    // Headers spread over many slots, some of them empty, are a valid packet.
     guest.write_frame(0x98);
     let before = counter("frames");
     guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 60);
@@ -456,9 +456,9 @@ fn refused_packets_are_answered_and_their_port_goes_on() {
     }
     guest.request(GREF + DATA, 3, 0, 57);
     guest.push();
-    assert_eq!(guest.answers(8), [status::OKAY; 8]);
+    assert_eq!(guest.statuses(8), [status::OKAY; 8]);
     assert_eq!(counter("frames"), before + 1);
-    others.go_on(&switch);
+    others.wait_for_replies(&switch);
     assert!(switch.is_up("bad"));
     assert_eq!(vif.faults(), 0);
     drop(guest);
@@ -467,7 +467,7 @@ fn refused_packets_are_answered_and_their_port_goes_on() {
 }
 
 #[test]
-fn pages_to_receive_into_that_are_no_grants_cost_the_guests_own_frames() {
+fn invalid_grants_of_receive_buffers_lose_only_the_guests_own_frames() {
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
     let vif = Vif::add(&switch, &dir, "bad");
@@ -481,7 +481,7 @@ fn pages_to_receive_into_that_are_no_grants_cost_the_guests_own_frames() {
     switch.json(&["add-port", &dir.port("z", "")]);
     let flood = Gen::start(&dir.path("z"), &["--peer", "02:00:00:00:00:bb", "--rate", "2k"]);
     wait_for("bad grants", || switch.counter("bad", "egress", "drops_bad_grant") >= 64);
-    others.go_on(&switch);
+    others.wait_for_replies(&switch);
     assert!(switch.is_up("bad"));
     assert_eq!(vif.faults(), 0);
     flood.end();
@@ -492,7 +492,7 @@ fn pages_to_receive_into_that_are_no_grants_cost_the_guests_own_frames() {
 }
 
 #[test]
-fn a_storm_of_events_takes_no_ones_turn() {
+fn a_storm_of_events_delays_no_other_port() {
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
     let vif = Vif::add(&switch, &dir, "bad");
@@ -513,7 +513,7 @@ fn a_storm_of_events_takes_no_ones_turn() {
 }
 
 #[test]
-fn a_flood_of_watch_events_is_looked_at_now_and_then() {
+fn a_flood_of_watch_events_is_read_at_a_limited_rate() {
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
     let vif = Vif::add(&switch, &dir, "bad");
@@ -526,7 +526,7 @@ fn a_flood_of_watch_events_is_looked_at_now_and_then() {
     assert!(n > 200, "{n} writes are no flood");
     assert!(control < time / 2, "{control:?} of {time:?}");
     assert_eq!(switch.log().lines().count(), log, "{}", switch.log());
-    // Keys that change something, and are told of in the log.
+    // Keys that change the state, which is logged.
     let keys = [("state", "4"), ("disconnect", "1"), ("state", "7"), ("disconnect", "0")];
     let write = |n: u32| {
         let (key, value) = keys[n as usize % keys.len()];
@@ -540,20 +540,20 @@ fn a_flood_of_watch_events_is_looked_at_now_and_then() {
     guest.set("disconnect", 0);
     guest.set("state", 4);
     guest.is_served();
-    assert_eq!(lines(&switch, "trying again"), 0, "xenstore is well\n{}", switch.log());
+    assert_eq!(lines(&switch, "retrying"), 0, "xenstore still works\n{}", switch.log());
     drop(guest);
     vif.recovers();
     others.end();
 }
 
 #[test]
-fn a_flood_of_control_requests_takes_no_ones_turn() {
+fn a_flood_of_control_requests_delays_no_other_port() {
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
     let vif = Vif::add(&switch, &dir, "bad");
     let mut guest = Guest::started(&vif.dir);
     let log = switch.log().lines().count();
-    // Lists of 512 grants that are none, of no queue, and keys and tables that cannot be.
+    // Lists of 512 invalid grants, of an invalid queue, and invalid keys and tables.
     let list = GREF + DATA;
     let orders: [(u16, [u32; 3]); 6] = [
         (ctrl_type::ADD_GREF_MAPPING, [0, list, 512]),
@@ -575,8 +575,8 @@ fn a_flood_of_control_requests_takes_no_ones_turn() {
         }
     };
     let (_, control, time) = under_storm((&switch, &others), ask);
-    eprintln!("{answers} answers, {control:?} of the control thread in {time:?}");
-    assert!(answers > 300, "{answers} answers are no flood");
+    eprintln!("{answers} responses, {control:?} of the control thread in {time:?}");
+    assert!(answers > 300, "{answers} responses are no flood");
     assert!(control < time / 4, "{control:?} of {time:?}");
     let more = switch.log().lines().count() - log;
     assert!(more < 30, "{more} lines\n{}", switch.log());
@@ -588,7 +588,7 @@ fn a_flood_of_control_requests_takes_no_ones_turn() {
 }
 
 #[test]
-fn numbers_of_queues_that_cannot_be() {
+fn invalid_numbers_of_queues() {
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
     let vif = Vif::add(&switch, &dir, "bad");
@@ -600,13 +600,13 @@ fn numbers_of_queues_that_cannot_be() {
         guest.set("state", 4);
         guest.wait_back("5");
         assert!(vif.xen("error").contains("multi-queue-num-queues is"), "{}", vif.xen("error"));
-        assert!(vif.xen("state").starts_with("refused"), "{}", vif.xen("state"));
-        others.go_on(&switch);
+        assert!(vif.xen("state").starts_with("rejected"), "{}", vif.xen("state"));
+        others.wait_for_replies(&switch);
         guest.set("state", 6);
         guest.wait_back("6");
         guest.set("state", 1);
     }
-    // Nothing of a ring was mapped: with one queue it is served.
+    // No ring was mapped: it is served with one queue.
     let mut guest = guest;
     guest.set("multi-queue-num-queues", 1);
     guest.connect();
@@ -616,18 +616,18 @@ fn numbers_of_queues_that_cannot_be() {
     others.end();
 }
 
-/// Some of a queue can be had and some not: what could is given back.
+/// Only some resources of a queue are available: those acquired are released.
 #[test]
-fn keys_that_name_nothing_leave_nothing_behind() {
+fn invalid_keys_leave_no_resources_held() {
     let cases: [(&[(&str, u32)], &str); 8] = [
         (&[("tx-ring-ref", 0)], "grant 0 cannot be mapped: not in use"),
         (&[("rx-ring-ref", u32::MAX)], "grant 4294967295 cannot be mapped: no such entry"),
         (&[("ctrl-ring-ref", GREF + PAGES)], "cannot be mapped: no such entry"),
         (&[("event-channel-rx", 77)], "event channel 77 cannot be bound: no such port"),
-        // What one waits for, another would take.
-        (&[("event-channel-tx", 2)], "event channel 2 cannot be bound: it is bound already"),
-        (&[("event-channel-ctrl", 1)], "event channel 1 cannot be bound: it is bound already"),
-        // A page of data is no ring.
+        // An event channel that is in use must not be bound again.
+        (&[("event-channel-tx", 2)], "event channel 2 cannot be bound: already bound"),
+        (&[("event-channel-ctrl", 1)], "event channel 1 cannot be bound: already bound"),
+        // A page of data is not a ring.
         (&[("tx-ring-ref", GREF + DATA)], "tx ring: "),
         (&[("multi-queue-num-queues", 2)], "queue-0/tx-ring-ref is missing"),
     ];
@@ -645,18 +645,18 @@ fn keys_that_name_nothing_leave_nothing_behind() {
         guest.set("state", 4);
         guest.wait_back("5");
         assert!(vif.xen("error").contains(what), "{what}: {}", vif.xen("error"));
-        assert_eq!(lines(&switch, &format!("port {name}: vif 1/0: refused")), 1);
+        assert_eq!(lines(&switch, &format!("port {name}: vif 1/0: rejected")), 1);
         assert_eq!(holds(&switch), connected);
-        others.go_on(&switch);
+        others.wait_for_replies(&switch);
         drop(guest);
         vif.recovers();
     }
     others.end();
 }
 
-/// All three rings in one page: whatever it makes of that, it is its own.
+/// All three rings in one page: the effects are limited to this guest.
 #[test]
-fn rings_that_lie_over_each_other() {
+fn overlapping_rings() {
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
     let vif = Vif::add(&switch, &dir, "bad");
@@ -671,7 +671,7 @@ fn rings_that_lie_over_each_other() {
         (0..20).for_each(|i| guest.request(GREF + (i + n) % 3, 0, 0, 60));
         guest.push();
         guest.channels.iter().for_each(Channel::notify);
-        others.go_on(&switch);
+        others.wait_for_replies(&switch);
     }
     flood.end();
     switch.json(&["del-port", "z"]);
@@ -692,15 +692,15 @@ fn states_in_any_order() {
             guest.set("state", from);
             guest.set("state", to);
         }
-        others.go_on(&switch);
+        others.wait_for_replies(&switch);
     }
-    // And slowly, with each state seen.
+    // And slowly, so that each state is read.
     for state in states.into_iter().rev() {
         guest.set("state", state);
         std::thread::sleep(Duration::from_millis(30));
     }
-    others.go_on(&switch);
-    // It may behave again.
+    others.wait_for_replies(&switch);
+    // A correct handshake still succeeds.
     guest.set("state", 6);
     guest.wait_back("6");
     guest.set("state", 1);
@@ -709,14 +709,14 @@ fn states_in_any_order() {
     guest.connect();
     guest.is_served();
     assert_eq!(vif.faults(), 0);
-    assert_eq!(lines(&switch, "trying again"), 0, "xenstore is well\n{}", switch.log());
+    assert_eq!(lines(&switch, "retrying"), 0, "xenstore still works\n{}", switch.log());
     drop(guest);
     vif.recovers();
     others.end();
 }
 
 #[test]
-fn a_guest_that_is_killed_in_the_middle_leaves_nothing() {
+fn a_guest_killed_in_its_handshake_leaves_no_resources_held() {
     let dir = Dir::new();
     let (switch, others) = rig(&dir);
     let vif = Vif::add(&switch, &dir, "bad");
@@ -727,14 +727,14 @@ fn a_guest_that_is_killed_in_the_middle_leaves_nothing() {
         wait_for("frames", || switch.counter("bad", "ingress", "frames") > before + 100);
         sender.0.kill();
         vif.recovers();
-        others.go_on(&switch);
+        others.wait_for_replies(&switch);
     }
     assert_eq!(vif.faults(), 0);
     others.end();
 }
 
 #[test]
-fn what_a_guest_may_not_do_and_what_went_away_is_told() {
+fn missing_permission_and_closed_connections_are_reported() {
     let dir = Dir::new();
     let vif = format!("a=xen-local:{}", dir.text("a"));
     let mut switch = Switch::start(&dir, &[], &[vif]);
@@ -751,15 +751,15 @@ fn what_a_guest_may_not_do_and_what_went_away_is_told() {
     assert_eq!(refused.status.code(), Some(1));
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(text.contains("hypervisor: permission denied; run as root or as the user"), "{text}");
-    // Xenstore, and all else of the other side, goes without a word.
+    // Xenstore and the other end disconnect without notice.
     let mut guest = Gen::connect(&at, &["--mode", "sink"]);
-    // Its own handshake ends after the switch's: with its first frame, at the latest.
+    // Its handshake ends after that of the switch: with its first frame, at the latest.
     wait_for("its first frame", || switch.counter("a", "ingress", "frames") > 0);
     switch.process.kill();
     assert_eq!(guest.0.wait().code(), Some(1));
     let text = std::io::read_to_string(guest.0.0.stderr.take().unwrap()).unwrap();
     assert!(text.contains("pvswitch: the switch closed the connection"), "{text}");
-    // And what it left is in no one's way.
+    // The next guest is not affected by what it left.
     let next = Switch::start(&dir, &[], &[format!("a=xen-local:{}", dir.text("a"))]);
     let _guest = Gen::connect(&at, &["--mode", "sink"]);
     next.wait_up("a", true);

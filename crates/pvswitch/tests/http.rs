@@ -1,4 +1,4 @@
-//! `run --http`: what is served, to whom, and what happens to clients that misbehave.
+//! `run --http`: replies, clients, and clients that do not follow the protocol.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::{Dir, Gen, Switch, pvswitch};
 use serde_json::Value;
 
-/// Longer than a client may take.
+/// More than the maximum time of a client.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Answer {
@@ -28,7 +28,7 @@ fn answer(mut stream: impl Read) -> Answer {
     Answer { status, head: head.to_lowercase(), body: body.into() }
 }
 
-/// `host:port` where a switch serves, from its own words.
+/// `host:port` of a switch's HTTP server, from `ctl show`.
 fn address(switch: &Switch) -> String {
     let url = switch.json(&["show"])["http"].as_str().unwrap().to_string();
     url.strip_prefix("http://").unwrap().trim_end_matches('/').to_string()
@@ -46,7 +46,7 @@ fn ask(address: &str, method: &str, path: &str) -> Answer {
     answer(stream)
 }
 
-/// One line that is no comment: name, labels, value.
+/// Parses a line that is not a comment: name, labels, value.
 fn sample(line: &str) -> (String, Vec<(String, String)>, f64) {
     let (series, value) = line.rsplit_once(' ').expect(line);
     let value = value.parse().expect(line);
@@ -62,7 +62,7 @@ fn sample(line: &str) -> (String, Vec<(String, String)>, f64) {
     (name.into(), labels.collect(), value)
 }
 
-/// Reads the text format as Prometheus does; values by name and labels.
+/// Reads the text format as Prometheus does; returns values by name and labels.
 fn parsed(text: &str) -> HashMap<String, f64> {
     let (mut kinds, mut helped) = (HashMap::new(), HashSet::new());
     let (mut values, mut current) = (HashMap::new(), String::new());
@@ -112,17 +112,17 @@ fn metrics_parse_and_agree_with_stats() {
     assert_eq!(value(r#"pvswitch_port_up{port="a"}"#), 0.0);
     assert!(value(r#"pvswitch_worker_cpu_seconds_total{worker="0"}"#) > 0.0);
     assert_eq!(value(r#"pvswitch_ingress_drops_total{port="a",queue="1",cause="runt"}"#), 0.0);
-    // Every entry of an account is there.
+    // Every entry of an account is exported.
     let account = switch.port("stats", "a")["account"].clone();
     for (name, entry) in account.as_object().unwrap().iter().filter(|(_, e)| e.is_object()) {
         let series =
             |metric: &str| format!("pvswitch_account_{metric}{{port=\"a\",resource=\"{name}\"}}");
-        // What is in use may have been given back meanwhile.
+        // Resources in use may have been released in the meantime.
         assert!(["used", "refused_total"].into_iter().all(|metric| value(&series(metric)) >= 0.0));
         assert_eq!(value(&series("limit")), entry["limit"].as_f64().unwrap(), "{name}");
     }
     assert!(value(r#"pvswitch_budget_used{resource="mapped-bytes"}"#) > 0.0, "b is up");
-    // So is every counter of `stats`, under its name or as a cause.
+    // Every counter of `stats` is exported, under its name or as a cause.
     let stats = switch.json(&["stats"]);
     for way in ["ingress", "egress"] {
         for (name, counter) in stats["ports"][0][way][0].as_object().unwrap() {
@@ -130,7 +130,7 @@ fn metrics_parse_and_agree_with_stats() {
             let known = match name.strip_prefix("drops_") {
                 Some(cause) => answer.body.contains(&format!("cause=\"{cause}\"")),
                 None if name.starts_with("first_frame") => true,
-                // Copies of the egress queue's, for scripts.
+                // Copies of the egress queue's values, for scripts.
                 None if way == "ingress" && ["hold", "held"].contains(&name.as_str()) => true,
                 None => answer.body.contains(&format!("\npvswitch_{way}_{base}")),
             };
@@ -140,7 +140,7 @@ fn metrics_parse_and_agree_with_stats() {
 }
 
 #[test]
-fn json_is_that_of_ctl_and_the_page_stands_alone() {
+fn json_equals_that_of_ctl_and_the_page_has_no_external_resources() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &["--http", "127.0.0.1:0"], &["n=null".into()]);
     let address = address(&switch);
@@ -164,7 +164,7 @@ fn json_is_that_of_ctl_and_the_page_stands_alone() {
 }
 
 #[test]
-fn what_is_not_served_is_told() {
+fn unsupported_requests_are_rejected() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &["--http", "0"], &["n=null".into()]);
     let address = address(&switch);
@@ -191,11 +191,11 @@ fn what_is_not_served_is_told() {
 }
 
 #[test]
-fn slow_clients_are_cut_off_and_others_are_served_then() {
+fn slow_clients_are_disconnected_and_others_are_served() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &["--http", "0"], &["n=null".into()]);
     let address = address(&switch);
-    // As many as there is place for: half a request each, and no more.
+    // As many as the maximum, each with half a request.
     let slow: Vec<_> = (0..16)
         .map(|_| {
             let mut stream = connect(&address);
@@ -205,10 +205,10 @@ fn slow_clients_are_cut_off_and_others_are_served_then() {
         .collect();
     let began = Instant::now();
     assert_eq!(ask(&address, "GET", "/stats").status, 200);
-    assert!(began.elapsed() > Duration::from_secs(1), "there was no bound");
+    assert!(began.elapsed() > Duration::from_secs(1), "clients were not limited");
     for mut stream in slow {
         let mut rest = Vec::new();
-        // Cut off: an end, or a reset.
+        // Disconnected: end of file or a reset.
         let _ = stream.read_to_end(&mut rest);
         assert!(!String::from_utf8_lossy(&rest).contains("200 OK"));
     }
@@ -231,7 +231,7 @@ fn unix_socket_is_served_and_removed() {
 }
 
 #[test]
-fn addresses_that_cannot_be() {
+fn invalid_addresses() {
     let dir = Dir::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
@@ -264,7 +264,7 @@ fn addresses_that_cannot_be() {
 }
 
 #[test]
-fn strangers_are_warned_of() {
+fn remote_access_is_warned_of() {
     let dir = Dir::new();
     let file = dir.text("x.toml");
     std::fs::write(&file, "http = \"0.0.0.0:0\"\n").unwrap();

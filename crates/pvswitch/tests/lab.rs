@@ -1,4 +1,5 @@
-//! `pvswitch lab` runs the `pvswitch-lab` beside it, whose own tests are in its crate.
+//! `pvswitch lab` runs `pvswitch-lab` from the same folder; the tests of that program are in its
+//! crate.
 
 mod common;
 
@@ -11,8 +12,8 @@ use common::{Dir, Switch, pvswitch};
 
 const PVSWITCH: &str = env!("CARGO_BIN_EXE_pvswitch");
 
-/// The program under a second name, in a folder of its own, and the name beside it that it looks
-/// for. Nothing is copied: a file just written cannot be run while another thread forks.
+/// The program under a second name, in its own folder, and the path at which it expects
+/// `pvswitch-lab`. The file is linked: one just written cannot be run while another thread forks.
 fn alone(name: &str) -> (PathBuf, PathBuf) {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&folder);
@@ -40,7 +41,7 @@ fn arguments_and_exit_status_are_passed_as_they_are() {
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     let wanted: String = args.iter().map(|arg| format!("<{arg}>\n")).collect();
     assert_eq!(text(output.stdout), wanted);
-    // It is beside the program, not beside a link to that.
+    // It is in the folder of the program, not of a link to it.
     let link = program.with_file_name("link");
     symlink(&program, &link).unwrap();
     assert_eq!(text(run(&link, &["-c", "echo there"]).stdout), "there\n");
@@ -87,7 +88,7 @@ fn the_real_one_has_its_own_help() {
     assert!(said(&["run", "--help"]).contains("Usage: pvswitch lab run [OPTIONS] <STUDY>"));
 }
 
-/// Guests of a lab that is run without root: root only in a user namespace.
+/// The lab's guests without root: root only in a user namespace.
 #[test]
 fn a_nic_in_a_user_namespace() {
     let unshare = ["--user", "--map-root-user", "--net"];

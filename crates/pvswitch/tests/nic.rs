@@ -1,4 +1,4 @@
-//! `pvswitch nic`, and what it tells of its work.
+//! `pvswitch nic`, and its reports.
 
 mod common;
 
@@ -11,8 +11,8 @@ use common::{Dir, Gen, Process, Switch, pvswitch, wait_for};
 use serde_json::Value;
 use xen_netif::store::Store;
 
-/// A NIC in a network namespace of its own, which prints to this file; none, and the reason
-/// printed, where this machine does not let us.
+/// Starts a NIC in a new network namespace, with output to this file; `None`, and the reason
+/// printed, if this machine does not allow it.
 fn nic(connect: &str, out: &str, args: &[&str]) -> Option<Process> {
     let mut unshare = vec!["--user", "--map-root-user", "--net"];
     if rustix::process::geteuid().is_root() {
@@ -37,15 +37,15 @@ fn lines(out: &str) -> Vec<Value> {
 }
 
 #[test]
-fn what_a_nic_counts_is_told_each_interval_and_at_the_end() {
+fn counters_are_printed_each_interval_and_at_the_end() {
     for kind in ["vhost-user", "xen-local"] {
         let dir = Dir::new();
         let at = |name: &str| format!("{kind}:{}", dir.text(name));
         let ports = [format!("a={}", at("a")), format!("b={}", at("b"))];
         let switch = Switch::start(&dir, &[], &ports);
         let out = dir.text("out");
-        let told = ["--json", "--interval", "0.1", "--poll", "event"];
-        let Some(mut nic) = nic(&at("b"), &out, &told) else { return };
+        let args = ["--json", "--interval", "0.1", "--poll", "event"];
+        let Some(mut nic) = nic(&at("b"), &out, &args) else { return };
         switch.wait_up("b", true);
         let send = ["--rate", "2k", "--duration", "0.3"];
         let sent = Gen::connect(&at("a"), &send).report()["sent_frames"].as_u64().unwrap();
@@ -66,7 +66,7 @@ fn what_a_nic_counts_is_told_each_interval_and_at_the_end() {
 }
 
 #[test]
-fn a_nic_follows_what_it_was_told_when_its_switch_comes_back() {
+fn nic_keeps_its_settings_when_its_switch_restarts() {
     let dir = Dir::new();
     let at = format!("vhost-user:{}", dir.text("b"));
     let port = [format!("b={at},queues=2")];
@@ -80,27 +80,27 @@ fn a_nic_follows_what_it_was_told_when_its_switch_comes_back() {
     };
     let connected = |is: bool| wait_for("its switch", || ctl(&["stats"])["connected"] == is);
     let policies = || {
-        let told = ctl(&["stats"]);
-        assert_eq!(told["guest"], "nic", "{told}");
-        [0, 1].map(|i| ["poll", "kick"].map(|key| told["queues"][i][key].clone()))
+        let stats = ctl(&["stats"]);
+        assert_eq!(stats["guest"], "nic", "{stats}");
+        [0, 1].map(|i| ["poll", "kick"].map(|key| stats["queues"][i][key].clone()))
     };
     connected(true);
     assert_eq!(policies(), [["adaptive", "event"]; 2]);
     assert_eq!(ctl(&["set", "poll=event", "kick=timer:2000"])["ok"], true);
     assert_eq!(ctl(&["set", "1", "poll=coalesce:50,8"])["ok"], true);
-    let told = [["event", "timer:2000"], ["coalesce:50,8", "timer:2000"]];
-    assert_eq!(policies(), told);
+    let want = [["event", "timer:2000"], ["coalesce:50,8", "timer:2000"]];
+    assert_eq!(policies(), want);
     switch.process.kill();
     connected(false);
     assert_eq!(ctl(&["set", "0", "kick=event"])["ok"], true);
     let _switch = Switch::start(&dir, &[], &port);
     connected(true);
-    assert_eq!(policies(), [["event", "event"], told[1]]);
+    assert_eq!(policies(), [["event", "event"], want[1]]);
     assert!(nic.end().success());
-    assert!(!dir.path("guest").exists(), "its socket goes with it");
+    assert!(!dir.path("guest").exists(), "its socket is removed");
 }
 
-/// A command in the NIC's namespace.
+/// Runs a command in the NIC's namespace. Returns its output.
 fn within(nic: &Process, script: &str) -> String {
     let mut command = Command::new("nsenter");
     command.args(["-t", &nic.0.id().to_string(), "-n"]);
@@ -113,25 +113,25 @@ fn within(nic: &Process, script: &str) -> String {
 }
 
 #[test]
-fn the_interface_has_a_carrier_while_the_vif_has() {
+fn interface_has_the_carrier_of_its_vif() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[format!("a=xen-local:{}", dir.text("a"))]);
     let out = dir.text("out");
-    let told = ["--poll", "event"];
-    let Some(mut nic) = nic(&format!("xen-local:{}", dir.text("a")), &out, &told) else { return };
+    let args = ["--poll", "event"];
+    let Some(mut nic) = nic(&format!("xen-local:{}", dir.text("a")), &out, &args) else { return };
     switch.wait_up("a", true);
     let carrier = || !within(&nic, "ip link show pvs0").contains("NO-CARRIER");
     assert!(carrier());
     let store = Store::connect(&dir.path("a").join("xenstored")).unwrap();
     for (cut, there) in [("1", false), ("0", true), ("1", false), ("0", true)] {
-        // As XAPI's toolstack takes the cable out.
+        // As XAPI's toolstack disconnects a cable.
         store.write("/local/domain/1/device/vif/0/disconnect", cut).unwrap();
         wait_for(&format!("disconnect {cut}"), || carrier() == there);
     }
     assert!(nic.end().success());
 }
 
-/// Sends `datagrams` from the NIC's namespace, each of a flow of its own.
+/// Sends `datagrams` from the NIC's namespace, each of a separate flow.
 fn send_from(nic: &Process, datagrams: u32) {
     let script = format!(
         "ip addr add 10.9.0.1/24 dev pvs0 && \
@@ -142,7 +142,7 @@ fn send_from(nic: &Process, datagrams: u32) {
 }
 
 #[test]
-fn of_multicast_only_groups_that_are_listed_reach_the_interface() {
+fn only_listed_multicast_groups_reach_the_interface() {
     let dir = Dir::new();
     let at = |name: &str| format!("xen-local:{}", dir.text(name));
     let ports = ["a", "b"].map(|name| format!("{name}={}", at(name)));
@@ -160,12 +160,12 @@ fn of_multicast_only_groups_that_are_listed_reach_the_interface() {
     let send = |to: &str| {
         within(&sender, &format!("for i in $(seq 20); do echo > /dev/udp/{to}/9; done"));
     };
-    // Of the second round the back end is another, which knows nothing of the first one's list.
+    // In the second round, a new back end has no list yet.
     for round in 0..2 {
         ["a", "b"].iter().for_each(|name| switch.wait_up(name, true));
         let counter = |name| switch.counter("b", "egress", name);
-        // The list comes a moment after the port is up.
-        wait_for("the group that is listed", || {
+        // The list is applied a moment after the port is up.
+        wait_for("the listed group", || {
             let before = counter("frames");
             send("224.0.0.251");
             std::thread::sleep(Duration::from_millis(20));
@@ -173,13 +173,13 @@ fn of_multicast_only_groups_that_are_listed_reach_the_interface() {
         });
         let [passed, dropped] = ["frames", "drops_filtered"].map(counter);
         send("224.0.0.251");
-        wait_for("all of the group", || counter("frames") >= passed + 20);
+        wait_for("all frames of the group", || counter("frames") >= passed + 20);
         assert_eq!(counter("drops_filtered"), dropped, "round {round}");
         let passed = counter("frames");
         send("224.0.0.99");
-        wait_for("all of the other", || counter("drops_filtered") >= dropped + 20);
+        wait_for("all frames of the other group", || counter("drops_filtered") >= dropped + 20);
         assert_eq!(counter("frames"), passed, "round {round}");
-        // It asks everybody who that is.
+        // Broadcast: an ARP request.
         send(&format!("10.9.0.{}", 77 + round));
         wait_for("a broadcast", || counter("frames") > passed);
         if round == 0 {
@@ -201,8 +201,8 @@ fn each_queue_of_the_interface_has_a_queue_pair() {
         let ports = ["a", "b"].map(|name| format!("{name}={},queues=2", at(name)));
         let switch = Switch::start(&dir, &[], &ports);
         let out = dir.text("out");
-        let told = ["--json", "--queues", "2", "--poll", "event"];
-        let Some(mut nic) = nic(&at("b"), &out, &told) else { return };
+        let args = ["--json", "--queues", "2", "--poll", "event"];
+        let Some(mut nic) = nic(&at("b"), &out, &args) else { return };
         switch.wait_up("b", true);
         let frames = |way: &str| {
             let queues = switch.port("stats", "b")[way].as_array().unwrap().clone();
@@ -220,7 +220,7 @@ fn each_queue_of_the_interface_has_a_queue_pair() {
         let last = lines.last().unwrap();
         for (key, least) in [("received_frames", egress), ("sent_frames", ingress)] {
             let queues = [0, 1].map(|i| last["queues"][i][key].as_u64().unwrap());
-            // The kernel may have said more in the meantime.
+            // The kernel may have sent more in the meantime.
             assert!(queues.iter().zip(least).all(|(n, least)| *n >= least), "{kind}: {last}");
             assert_eq!(last[key], queues.iter().sum::<u64>(), "{kind}: {last}");
         }

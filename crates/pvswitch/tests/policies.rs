@@ -1,4 +1,4 @@
-//! Policies of single queues, given at the start and changed while frames pass, on both halves.
+//! Policies of single queues, set at the start and changed under traffic, on both halves.
 
 mod common;
 
@@ -22,24 +22,24 @@ fn json(control: &str, args: &[&str]) -> Value {
     serde_json::from_slice(&out.stdout).unwrap()
 }
 
-/// It is refused, and the reason says `wants`.
+/// Checks that a request is rejected with a message that contains `wants`.
 fn refused(control: &str, args: &[&str], wants: &[&str]) {
     let out = ctl(control, args);
     let error = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(1), "{args:?}: {error}");
     for want in wants {
-        assert!(error.contains(want), "{want:?} is not said for {args:?}: {error}");
+        assert!(error.contains(want), "{want:?} is not in the error for {args:?}: {error}");
     }
 }
 
-/// Answers of a guest that is there.
+/// Waits until a guest is connected; returns its counters.
 fn wait_connected(control: &str) -> Value {
     wait_for("the guest", || ctl(control, &["stats"]).status.success());
     wait_for("a connection", || json(control, &["stats"])["connected"] == true);
     json(control, &["stats"])
 }
 
-/// `key` of each queue of an answer.
+/// `key` of each queue in a reply.
 fn each(queues: &Value, key: &str) -> Vec<Value> {
     queues.as_array().unwrap().iter().map(|queue| queue[key].clone()).collect()
 }
@@ -65,7 +65,7 @@ fn queues_of_the_switch_have_policies_of_their_own_by_option_and_by_file() {
     assert_eq!(policies("a"), want);
     let want = [["event", "spin", "event"], ["napi:8", "napi:8", "coalesce:50,32"]];
     assert_eq!(policies("b"), want);
-    // The same at run time, where the target names the queue.
+    // The same at run time, with the queue in the target.
     let add = format!("c=vhost-user:{},queues=2,poll/1=spin", dir.text("c"));
     switch.json(&["add-port", &add]);
     assert_eq!(policies("c")[0], ["event", "spin"]);
@@ -83,7 +83,7 @@ fn queues_of_the_switch_have_policies_of_their_own_by_option_and_by_file() {
 }
 
 #[test]
-fn what_cannot_be_said_of_queues_is_told() {
+fn invalid_settings_of_queues_are_rejected() {
     let dir = Dir::new();
     let file = dir.text("x.toml");
     for (text, wants) in [
@@ -117,7 +117,7 @@ fn policies_of_a_guest_change_while_frames_pass_and_none_is_lost() {
         let ports = ["a", "b"].map(|name| format!("{name}={},queues=2", at(name)));
         let switch = Switch::start(&dir, &[], &ports);
         let (takes, sends) = (dir.text("takes"), dir.text("sends"));
-        // Of the address that is sent to: what is flooded is not held for a full receiver.
+        // With its address known: flooded frames are not held for a full receiver.
         let mac = "02:00:00:00:00:02";
         let sink = ["--mode", "sink", "--mac", mac, "--queues", "2", "--control", &takes];
         let sink = Gen::connect(&at("b"), &sink);
@@ -129,15 +129,15 @@ fn policies_of_a_guest_change_while_frames_pass_and_none_is_lost() {
         let polls = ["spin", "napi:4", "timer:1000", "coalesce:200,16", "adaptive", "event"];
         for (i, poll) in polls.iter().enumerate() {
             let kick = ["timer:1000", "coalesce:500,64", "event"][i % 3];
-            // All, and then one of them to something else.
+            // All queues, then one of them to another policy.
             json(&takes, &["set", &format!("poll={poll}")]);
             json(&takes, &["set", "1", "poll=timer:2000"]);
             json(&sends, &["set", &format!("kick={kick}"), &format!("poll={poll}")]);
             json(&sends, &["set", "0", "kick=coalesce:100/pending"]);
-            let told = json(&takes, &["stats"]);
-            assert_eq!(each(&told["queues"], "poll"), [*poll, "timer:2000"], "{kind}: {told}");
-            let told = json(&sends, &["stats"]);
-            assert_eq!(each(&told["queues"], "kick"), ["coalesce:100/pending", kick], "{told}");
+            let stats = json(&takes, &["stats"]);
+            assert_eq!(each(&stats["queues"], "poll"), [*poll, "timer:2000"], "{kind}: {stats}");
+            let stats = json(&sends, &["stats"]);
+            assert_eq!(each(&stats["queues"], "kick"), ["coalesce:100/pending", kick], "{stats}");
             let received = || each(&json(&takes, &["stats"])["queues"], "received_frames");
             let before = received();
             wait_for(&format!("{kind} frames on both queues with {poll} and {kick}"), || {
@@ -149,7 +149,7 @@ fn policies_of_a_guest_change_while_frames_pass_and_none_is_lost() {
         }
         let sent = sender.end();
         let frames = sent["sent_frames"].as_u64().unwrap();
-        // A receiver that was kept from its CPU may cost some; what the switch gave it it has.
+        // A receiver without a CPU may lose some at the switch, but none after delivery.
         let total = |name: &str, way: &str, key: &str| {
             let counts = each(&switch.port("stats", name)[way], key);
             counts.iter().map(|n| n.as_u64().unwrap()).sum::<u64>()
@@ -165,12 +165,12 @@ fn policies_of_a_guest_change_while_frames_pass_and_none_is_lost() {
         let got = sink.end();
         assert_eq!(got["received_frames"], given(), "{kind}: {got}");
         assert_eq!(got["late_frames"], 0, "{kind}: {got}");
-        assert_eq!(got["settings"]["poll"], "event", "what it ended with: {got}");
+        assert_eq!(got["settings"]["poll"], "event", "its last settings: {got}");
     }
 }
 
 #[test]
-fn a_kick_policy_of_one_queue_is_that_queues_alone() {
+fn a_kick_policy_of_one_queue_affects_only_that_queue() {
     let dir = Dir::new();
     let ports = [dir.port("a", ",queues=2"), "n=null".into()];
     let switch = Switch::start(&dir, &["--poll", "event"], &ports);
@@ -183,9 +183,9 @@ fn a_kick_policy_of_one_queue_is_that_queues_alone() {
     let number = |value: &Value| value.as_u64().unwrap();
     wait_for("frames", || number(&counted("sent_frames")[1]) > 200);
     let kicks: Vec<_> = counted("kicks_tx").iter().map(number).collect();
-    assert!(kicks[0] > 20, "each burst: {kicks:?}");
+    assert!(kicks[0] > 20, "one per burst: {kicks:?}");
     assert!(kicks[1] < 4, "none before a second or a thousand frames: {kicks:?}");
-    // What was put off is told with the change, and each burst from then on.
+    // Delayed kicks are sent with the change, and for each burst afterwards.
     json(&control, &["set", "1", "kick=event"]);
     wait_for("kicks", || number(&counted("kicks_tx")[1]) > 20);
     assert_eq!(counted("kick"), ["event", "event"]);
@@ -195,7 +195,7 @@ fn a_kick_policy_of_one_queue_is_that_queues_alone() {
 }
 
 #[test]
-fn a_guest_without_traffic_sleeps_and_answers_all_the_same() {
+fn an_idle_guest_sleeps_and_replies_to_requests() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("a", "")]);
     let control = dir.text("guest");
@@ -207,10 +207,10 @@ fn a_guest_without_traffic_sleeps_and_answers_all_the_same() {
     assert_eq!(each(&idle["queues"], "state"), ["cold"], "{idle}");
     json(&control, &["set", "poll=spin"]);
     wait_for("polls", || {
-        let told = json(&control, &["stats"]);
-        told["polls"].as_u64() > Some(1000) && each(&told["queues"], "state") == ["hot"]
+        let stats = json(&control, &["stats"]);
+        stats["polls"].as_u64() > Some(1000) && each(&stats["queues"], "state") == ["hot"]
     });
-    // Under a timer nothing is looked at for long when nothing comes.
+    // Under a timer nothing is polled for long without frames.
     json(&control, &["set", "poll=timer:1000"]);
     wait_for("its sleep", || each(&json(&control, &["stats"])["queues"], "state") == ["cold"]);
     let polls = || json(&control, &["stats"])["polls"].as_u64();
@@ -223,7 +223,7 @@ fn a_guest_without_traffic_sleeps_and_answers_all_the_same() {
 }
 
 #[test]
-fn what_a_guest_is_not_asked_is_told_with_what_it_is() {
+fn unsupported_requests_to_a_guest_are_rejected_with_the_supported_ones() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("a", ",queues=2")]);
     let control = dir.text("guest");
@@ -243,10 +243,10 @@ fn what_a_guest_is_not_asked_is_told_with_what_it_is() {
         let wants = ["name a queue pair, 0 to 1, or none for all of them"];
         refused(&control, &["set", queue, "poll=spin"], &wants);
     }
-    // Nothing of a request is done if a part of it is wrong.
+    // A request with an invalid part changes nothing.
     refused(&control, &["set", "poll=spin", "kick=spn"], &["kick=spn"]);
     assert_eq!(each(&json(&control, &["stats"])["queues"], "poll"), ["event", "event"]);
-    // What is no request does not stop it, nor do clients that say nothing.
+    // Invalid requests and idle clients do not stop it.
     let say = |text: &str| {
         let mut client = UnixStream::connect(&control).unwrap();
         client.write_all(text.as_bytes()).unwrap();
@@ -266,7 +266,7 @@ fn what_a_guest_is_not_asked_is_told_with_what_it_is() {
 }
 
 #[test]
-fn sockets_and_guests_that_cannot_be_controlled() {
+fn invalid_control_sockets_and_modes() {
     let dir = Dir::new();
     let connect = format!("vhost-user:{}", dir.text("a"));
     let nowhere = dir.text("no/such/dir/x");
@@ -287,7 +287,7 @@ fn sockets_and_guests_that_cannot_be_controlled() {
 }
 
 #[test]
-fn a_guest_that_waits_for_its_switch_answers_and_keeps_what_it_was_told() {
+fn a_guest_waiting_for_its_switch_replies_and_keeps_its_settings() {
     let dir = Dir::new();
     let control = dir.text("guest");
     let args = ["--mode", "sink", "--control", &control];
@@ -297,7 +297,7 @@ fn a_guest_that_waits_for_its_switch_answers_and_keeps_what_it_was_told() {
     json(&control, &["set", "poll=coalesce:100,8"]);
     json(&control, &["set", "0", "kick=timer:50"]);
     let _switch = Switch::start(&dir, &[], &[dir.port("a", "")]);
-    let told = wait_connected(&control);
-    assert_eq!(each(&told["queues"], "poll"), ["coalesce:100,8"]);
-    assert_eq!(each(&told["queues"], "kick"), ["timer:50"]);
+    let stats = wait_connected(&control);
+    assert_eq!(each(&stats["queues"], "poll"), ["coalesce:100,8"]);
+    assert_eq!(each(&stats["queues"], "kick"), ["timer:50"]);
 }

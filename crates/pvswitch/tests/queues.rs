@@ -1,5 +1,5 @@
-//! Guests of ours with several queues, as processes of their own: which queue carries what, and
-//! that no flow loses its order.
+//! Our front halves with several queues, as separate processes: the queue that each frame takes,
+//! and the order within each flow.
 
 mod common;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 const KINDS: [&str; 2] = ["vhost-user", "xen-local"];
 
-/// Where port `name` is.
+/// Address of port `name`.
 fn at(dir: &Dir, kind: &str, name: &str) -> String {
     format!("{kind}:{}", dir.text(name))
 }
@@ -19,13 +19,13 @@ fn switch(dir: &Dir, kind: &str) -> Switch {
     Switch::start(dir, &["--workers", "2"], &[port("a"), port("b")])
 }
 
-/// Frames of each queue, as the switch counts them.
+/// Frames of each queue, as counted by the switch.
 fn queues(switch: &Switch, name: &str, way: &str) -> Vec<u64> {
     let stats = switch.port("stats", name);
     stats[way].as_array().unwrap().iter().map(|q| q["frames"].as_u64().unwrap()).collect()
 }
 
-/// Frames of each queue, as the guest counts them.
+/// Frames of each queue, as counted by the guest.
 fn reported(report: &Value, key: &str) -> Vec<u64> {
     let queues = report["queues"].as_array().unwrap();
     let counts: Vec<_> = queues.iter().map(|q| q[key].as_u64().unwrap()).collect();
@@ -34,7 +34,7 @@ fn reported(report: &Value, key: &str) -> Vec<u64> {
 }
 
 #[test]
-fn frames_take_all_queues_both_ways_and_none_is_lost_or_overtaken() {
+fn frames_use_all_queues_in_both_directions_without_loss_or_reordering() {
     for kind in KINDS {
         let dir = Dir::new();
         let switch = switch(&dir, kind);
@@ -60,11 +60,11 @@ fn frames_take_all_queues_both_ways_and_none_is_lost_or_overtaken() {
 }
 
 #[test]
-fn one_flow_has_one_queue_and_fewer_queues_than_offered_are_fine() {
+fn one_flow_uses_one_queue_and_a_guest_may_use_fewer_than_offered() {
     for kind in KINDS {
         let dir = Dir::new();
         let switch = switch(&dir, kind);
-        // With one queue, it is the one that everything comes to.
+        // With a single queue, all frames take that one.
         let sink = Gen::connect(&at(&dir, kind, "b"), &["--mode", "sink"]);
         switch.wait_up("b", true);
         let send = ["--queues", "2", "--rate", "2k", "--duration", "0.3"];
@@ -82,7 +82,7 @@ fn one_flow_has_one_queue_and_fewer_queues_than_offered_are_fine() {
 }
 
 #[test]
-fn as_many_as_pass_stay_in_order_within_their_flows() {
+fn delivered_frames_stay_in_order_within_their_flows() {
     for (kind, set) in KINDS.iter().flat_map(|kind| [(kind, "orphan"), (kind, "on-half-empty")]) {
         let dir = Dir::new();
         let switch = switch(&dir, kind);
@@ -92,7 +92,7 @@ fn as_many_as_pass_stay_in_order_within_their_flows() {
         let send = ["--queues", "2", "--flows", "8", "--duration", "0.3", "--set", &set];
         let sent = Gen::connect(&at(&dir, kind, "a"), &send).report();
         let taken = queues(&switch, "a", "ingress");
-        assert_eq!(reported(&sent, "sent_frames"), taken, "{kind} {set}: none is left behind");
+        assert_eq!(reported(&sent, "sent_frames"), taken, "{kind} {set}: none remain in the ring");
         assert!(taken.iter().all(|frames| *frames > 200), "{kind} {set}: {taken:?}");
         let given = || queues(&switch, "b", "egress");
         let mut before = Vec::new();
@@ -104,7 +104,7 @@ fn as_many_as_pass_stay_in_order_within_their_flows() {
 }
 
 #[test]
-fn every_queue_is_echoed_and_wakes_a_sleeper() {
+fn every_queue_is_echoed_and_wakes_its_sleeping_reader() {
     for kind in KINDS {
         let dir = Dir::new();
         let switch = switch(&dir, kind);
@@ -116,7 +116,7 @@ fn every_queue_is_echoed_and_wakes_a_sleeper() {
         let args = [&ask[..], &["--duration", "0.6"]].concat();
         let asked = Gen::connect(&at(&dir, kind, "a"), &args).report();
         assert!(asked["latency_samples"].as_u64().unwrap() > 20, "{kind}: {asked}");
-        // Answers are for the flow's own queue; a busy machine may be late with one.
+        // Replies arrive on the flow's queue; on a busy machine one may be late.
         assert!(asked["lost_frames"].as_u64().unwrap() <= 2, "{kind}: {asked}");
         for key in ["sent_frames", "received_frames"] {
             assert!(reported(&asked, key).iter().all(|n| *n > 5), "{kind}: {asked}");
@@ -129,7 +129,7 @@ fn every_queue_is_echoed_and_wakes_a_sleeper() {
 }
 
 #[test]
-fn a_guest_with_a_hash_of_its_own_gets_each_address_pair_on_one_queue() {
+fn a_guest_with_its_own_hash_gets_each_address_pair_on_one_queue() {
     let dir = Dir::new();
     let kind = "xen-local";
     let switch = switch(&dir, kind);
@@ -146,7 +146,7 @@ fn a_guest_with_a_hash_of_its_own_gets_each_address_pair_on_one_queue() {
         assert_eq!(got["received_frames"], sent["sent_frames"], "{options}");
         let counts = (&got["lost_frames"], &got["late_frames"]);
         assert_eq!(counts, (&0.into(), &0.into()), "{options}: {got}");
-        // All flows are UDP between two addresses, whose ports a netif hash does not know.
+        // All flows are UDP between two addresses, and the netif hash does not cover UDP ports.
         let used = reported(&got, "received_frames").iter().filter(|frames| **frames > 50).count();
         assert_eq!(used, takes, "{options}: {got}");
         let has = got["features"].as_array().unwrap().iter().any(|name| name == "hash");

@@ -1,4 +1,4 @@
-//! Standard output and the terminal of a switch are not what it lives of.
+//! A switch does not depend on its standard output or its terminal.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::{Dir, wait_for};
 
 /// Issue 14, row 18.
 #[test]
-fn switch_goes_on_when_its_output_is_closed_and_its_terminal_hangs_up() {
+fn switch_continues_when_its_output_is_closed_and_its_terminal_hangs_up() {
     use std::process::Stdio;
     let dir = Dir::new();
     let mut command = common::pvswitch();
@@ -21,10 +21,10 @@ fn switch_goes_on_when_its_output_is_closed_and_its_terminal_hangs_up() {
     };
     wait_for("the switch", || ask(&["show"]));
     common::signal(&process.0, rustix::process::Signal::HUP);
-    // Its hints go nowhere.
+    // Its hints are discarded.
     assert!(ask(&["add-port", &dir.port("b", "")]));
     assert!(ask(&["show"]) && process.lives());
-    // A reader that has enough of an answer is no failure.
+    // A reader that closes the pipe early is not an error.
     let mut command = common::pvswitch();
     command.args(["ctl", "--control", &dir.text("ctl"), "show"]).stdout(Stdio::piped());
     let mut reader = command.spawn().unwrap();

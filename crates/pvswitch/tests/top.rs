@@ -1,4 +1,4 @@
-//! `pvswitch top`, and that what it and `ctl stats` show is explained.
+//! `pvswitch top`, and the documentation of the names shown by it and by `ctl stats`.
 
 mod common;
 
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 const OBSERVABILITY: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/observability.md"));
-/// It explains what guests count.
+/// Documents the counters of guests.
 const SETTINGS: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/settings.md"));
 
 fn top(control: &str, args: &[&str]) -> Command {
@@ -57,7 +57,7 @@ fn once_prints_workers_ports_and_queues_as_text() {
 }
 
 #[test]
-fn switch_that_is_not_there_and_intervals_that_cannot_be() {
+fn missing_switch_and_invalid_intervals_are_reported() {
     let dir = Dir::new();
     let out = top(&dir.text("ctl"), &["--once"]).output().unwrap();
     let error = String::from_utf8(out.stderr).unwrap();
@@ -71,7 +71,7 @@ fn switch_that_is_not_there_and_intervals_that_cannot_be() {
     }
 }
 
-/// `top` on a terminal of its own.
+/// `top` on a pseudo-terminal.
 struct Screen {
     process: Process,
     master: File,
@@ -103,7 +103,7 @@ impl Screen {
         Self { process: Process(child), master, slave, written }
     }
 
-    /// Waits until it wrote `what`, and forgets all up to then.
+    /// Waits for `what` in the output, and drops all output up to it.
     fn wait(&self, what: &str) {
         wait_for(&format!("'{what}' on the screen"), || {
             let mut written = self.written.lock().unwrap();
@@ -121,7 +121,7 @@ impl Screen {
         !tcgetattr(&self.slave).unwrap().local_modes.contains(LocalModes::ICANON)
     }
 
-    /// It ended well, and left the terminal as it was.
+    /// Checks that it exited with success and restored the terminal.
     fn ended(mut self) {
         assert_eq!(self.process.wait().code(), Some(0));
         self.wait("\x1b[?1049l");
@@ -132,7 +132,7 @@ impl Screen {
 const ENTERED: &str = "\x1b[?1049h";
 
 #[test]
-fn terminal_is_given_back_at_the_end_by_key_and_by_signal() {
+fn terminal_is_restored_on_quit_and_on_a_signal() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &["n=null".into()]);
     for end in ["q", "\x03", ""] {
@@ -149,7 +149,7 @@ fn terminal_is_given_back_at_the_end_by_key_and_by_signal() {
 }
 
 #[test]
-fn switch_goes_away_and_comes_back() {
+fn restart_of_the_switch_is_shown() {
     let dir = Dir::new();
     let mut switch = Switch::start(&dir, &[], &["first=null".into()]);
     let mut screen = Screen::start(switch.control());
@@ -160,7 +160,7 @@ fn switch_goes_away_and_comes_back() {
     screen.wait("F/KICK");
     screen.press("qt");
     switch.process.kill();
-    screen.wait("NO ANSWER");
+    screen.wait("NO REPLY");
     let _switch = Switch::start(&dir, &[], &["second=null".into()]);
     screen.wait("second");
     screen.press("q");
@@ -176,7 +176,7 @@ fn frames_that_are_held_are_a_gauge_and_contended_locks_a_rate() {
         &[dir.port("a", ""), dir.port("c", ""), dir.port("sink", ",queues=1")],
     );
     let (mac, stands) = ("02:00:00:00:00:77", dir.text("guest"));
-    // Looks a second apart at first, which no burst waits for: what is sent to it is held.
+    // Polls are a second apart at first, and no burst waits for them: frames are held.
     let args = ["--mode", "sink", "--mac", mac, "--queue-size", "64", "--poll", "timer:20"];
     let _sink = Gen::start(&dir.path("sink"), &[&args[..], &["--control", &stands]].concat());
     switch.wait_up("sink", true);
@@ -196,16 +196,16 @@ fn frames_that_are_held_are_a_gauge_and_contended_locks_a_rate() {
     };
     wait_for("held frames", || {
         let held = column("HELD");
-        // Ports are in the order they were added; nobody sends to the senders.
+        // Ports are in the order in which they were added; nothing is sent to the senders.
         assert_eq!(held[..2], ["0", "0"], "{held:?}");
         held[2].parse::<u64>().is_ok_and(|n| (1..=256).contains(&n))
     });
     let contended = column("CONT/s");
-    assert_eq!(contended[..2], ["0", "0"], "nobody sends to the senders: {contended:?}");
+    assert_eq!(contended[..2], ["0", "0"], "nothing is sent to the senders: {contended:?}");
     assert_ne!(contended[2], "-");
 }
 
-/// Every key of an object, and of those in it.
+/// Every key of an object and of the objects in it.
 fn keys(value: &Value, found: &mut Vec<String>) {
     if let Some(object) = value.as_object() {
         found.extend(object.keys().cloned());
@@ -215,7 +215,7 @@ fn keys(value: &Value, found: &mut Vec<String>) {
 }
 
 #[test]
-fn every_name_of_the_answers_is_explained() {
+fn every_name_in_the_replies_is_documented() {
     let dir = Dir::new();
     let ports = [dir.port("a", ""), "n=null".into()];
     let switch = Switch::start(&dir, &["--http", "0"], &ports);
@@ -245,7 +245,7 @@ fn every_name_of_the_answers_is_explained() {
 }
 
 #[test]
-fn stats_in_words_tell_the_state_of_queues() {
+fn stats_as_text_include_the_state_of_queues() {
     let dir = Dir::new();
     let ports = [dir.port("a", ",poll=event"), dir.port("b", "")];
     let switch = Switch::start(&dir, &[], &ports);

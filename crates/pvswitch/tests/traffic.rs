@@ -1,4 +1,4 @@
-//! The program as its users run it: one switch, guests in processes of their own.
+//! The program as users run it: one switch, and guests as separate processes.
 
 mod common;
 
@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 const SEND: [&str; 6] = ["--rate", "2k", "--duration", "0.4", "--queue-size", "1024"];
 
-/// Sends from a to b and wants every frame there, in order.
+/// Sends from a to b, and checks that every frame arrives in order.
 fn send_all(forward: &str, poll: &str, guest: &[&str]) {
     let dir = Dir::new();
     let ports = [dir.port("a", ""), dir.port("b", "")];
@@ -67,7 +67,7 @@ fn jumbo_frames_are_echoed() {
 }
 
 #[test]
-fn killed_guest_harms_no_other_and_can_come_back() {
+fn killed_guest_affects_no_other_and_can_reconnect() {
     let dir = Dir::new();
     let ports = ["a", "b", "c", "d"].map(|name| dir.port(name, ""));
     let switch = Switch::start(&dir, &["--workers", "2", "--placement", "per-port"], &ports);
@@ -80,7 +80,7 @@ fn killed_guest_harms_no_other_and_can_come_back() {
         wait_for("traffic", || switch.counter("c", "ingress", "frames") > 100);
         sender.0.kill();
         switch.wait_up("c", false);
-        others.go_on(&switch);
+        others.wait_for_replies(&switch);
     }
     others.end();
     assert_eq!(switch.port("show", "c")["connections"], 3);
@@ -88,12 +88,12 @@ fn killed_guest_harms_no_other_and_can_come_back() {
 }
 
 #[test]
-fn switch_in_client_mode_is_killed_and_comes_back() {
+fn switch_in_client_mode_is_killed_and_restarted() {
     let dir = Dir::new();
     let ports = ["a", "b"].map(|name| dir.port(name, ",mode=client"));
     let connect = |name: &str| format!("vhost-user:{},mode=server", dir.text(name));
     for _ in 0..2 {
-        // The switch is there first, and tries for ever.
+        // The switch is started first, and retries indefinitely.
         let mut switch = Switch::start(&dir, &[], &ports);
         let mut sink = Gen::connect(&connect("b"), &["--mode", "sink"]);
         let mut sender = Gen::connect(&connect("a"), &["--rate", "2k"]);
@@ -110,7 +110,7 @@ fn switch_in_client_mode_is_killed_and_comes_back() {
 }
 
 #[test]
-fn waiting_guest_says_so_and_ends_when_asked() {
+fn waiting_guest_logs_it_and_exits_on_a_signal() {
     let dir = Dir::new();
     for mode in ["client", "server"] {
         let connect = format!("vhost-user:{},mode={mode}", dir.text("a"));
@@ -124,7 +124,7 @@ fn waiting_guest_says_so_and_ends_when_asked() {
 }
 
 #[test]
-fn control_socket_answers() {
+fn control_socket_replies() {
     let dir = Dir::new();
     let mut switch = Switch::start(&dir, &[], &[dir.port("a", "")]);
     let show = switch.json(&["show"]);
@@ -164,7 +164,7 @@ fn control_socket_answers() {
 }
 
 #[test]
-fn capture_writes_what_passes_in_a_file_that_wireshark_reads() {
+fn capture_writes_frames_to_a_file_that_wireshark_reads() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);
     let _sink = Gen::start(&dir.path("b"), &["--mode", "sink"]);
@@ -189,7 +189,7 @@ fn capture_writes_what_passes_in_a_file_that_wireshark_reads() {
 }
 
 #[test]
-fn terminated_switch_ends_well_and_removes_its_sockets() {
+fn terminated_switch_exits_with_success_and_removes_its_sockets() {
     for signal_sent in [Signal::TERM, Signal::INT] {
         let dir = Dir::new();
         let mut switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);
@@ -208,15 +208,15 @@ fn terminated_switch_ends_well_and_removes_its_sockets() {
 }
 
 #[test]
-fn second_front_end_is_refused_and_the_first_stays() {
+fn second_front_end_is_rejected_and_the_first_stays() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);
     let first = Bystanders::start(&switch, &dir, "a", "b");
     let mut second = UnixStream::connect(dir.path("a")).unwrap();
     second.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     assert_eq!(second.read(&mut [0]).unwrap(), 0, "closed at once");
-    first.go_on(&switch);
-    assert!(switch.log().contains("a second front-end connected; refused"));
+    first.wait_for_replies(&switch);
+    assert!(switch.log().contains("rejected a second front-end"));
     assert_eq!(switch.port("show", "a")["connections"], 1);
     first.end();
 }

@@ -1,4 +1,4 @@
-//! When queues are polled, by whom, and how fair: the switch as its operators run it.
+//! Polling, placement and fairness: the switch as operators run it.
 
 mod common;
 
@@ -19,18 +19,18 @@ const POLICIES: [&str; 8] = [
     "adaptive:100",
 ];
 
-/// One test at a time: some keep every CPU busy.
+/// Runs one test at a time: some use all CPUs.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A sender and a sink of its own, on ports `NAMEs` and `NAMEd`, with addresses from `n`.
+/// A sender and a sink, on ports `NAMEs` and `NAMEd`, with addresses from `n`.
 struct Flow {
     sender: Gen,
     sink: Gen,
     to: String,
-    /// Frames that others sent there before.
+    /// Frames received before its start.
     before: u64,
 }
 
@@ -54,7 +54,7 @@ impl Flow {
         Self { sender, sink, to, before }
     }
 
-    /// Ends it after some frames; every one arrived, in order.
+    /// Stops it after some frames; checks that all arrived in order.
     fn end_whole(self, switch: &Switch) {
         let passed = || switch.counter(&self.to, "egress", "frames") - self.before;
         wait_for("frames", || passed() > 100);
@@ -64,7 +64,7 @@ impl Flow {
         std::thread::sleep(Duration::from_millis(50));
         let got = self.sink.end();
         assert!(frames > 50, "{sent}");
-        // Other guests' announcements are flooded.
+        // Announcements of other guests are flooded.
         let own = n(&got, "received_frames") - n(&got, "foreign_frames");
         assert_eq!(own, frames, "{got} {}", switch.json(&["stats"]));
         assert_eq!((&got["lost_frames"], &got["late_frames"]), (&0.into(), &0.into()));
@@ -93,14 +93,14 @@ fn policies_are_changed_while_frames_pass_and_none_is_lost() {
         assert_eq!(queue(&switch, "as")["poll"], policy);
         assert_eq!(switch.port("stats", "ad")["egress"][0]["call"], policy);
     }
-    // A queue that went cold under one policy wakes up for the next.
+    // A queue that went cold under one policy is woken for the next.
     flow.end_whole(&switch);
     switch.json(&["set", "poll=spin", "call=event"]);
     assert_eq!(switch.json(&["show"])["poll"], "spin");
 }
 
 #[test]
-fn queue_that_nothing_comes_to_is_cold_and_costs_nothing() {
+fn idle_queue_is_cold_and_costs_nothing() {
     let _alone = alone();
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("a", ",queues=2"), dir.port("b", "")]);
@@ -118,12 +118,12 @@ fn queue_that_nothing_comes_to_is_cold_and_costs_nothing() {
         std::thread::sleep(Duration::from_millis(200));
         let before = sleeps();
         std::thread::sleep(Duration::from_millis(500));
-        assert_eq!(sleeps(), before, "{policy}: woken up for nothing");
+        assert_eq!(sleeps(), before, "{policy}: woken without frames");
     }
 }
 
 #[test]
-fn hot_queue_is_said_to_be_hot_and_counters_add_up() {
+fn hot_queue_is_shown_as_hot_and_counters_add_up() {
     let _alone = alone();
     let dir = Dir::new();
     let switch = Switch::start(&dir, &["--poll", "spin"], &[]);
@@ -142,7 +142,7 @@ fn hot_queue_is_said_to_be_hot_and_counters_add_up() {
 }
 
 #[test]
-fn calls_are_put_off_as_the_call_policy_says() {
+fn calls_are_delayed_by_the_call_policy() {
     let _alone = alone();
     let dir = Dir::new();
     let switch = Switch::start(&dir, &["--call", "coalesce:5000,64"], &[]);
@@ -152,20 +152,20 @@ fn calls_are_put_off_as_the_call_policy_says() {
         (n(&q, "calls"), n(&q, "calls_late"), n(&q, "frames"))
     };
     wait_for("frames", || calls().2 > 2000);
-    let (told, late, frames) = calls();
-    // 25 frames come in 5 ms; a sleeping machine may bunch them, never part them.
-    assert!(late > 0 && told * 10 < frames, "{told} calls, {late} put off, {frames} frames");
+    let (count, late, frames) = calls();
+    // 25 frames arrive in 5 ms; a suspended machine may bunch them, but not spread them.
+    assert!(late > 0 && count * 10 < frames, "{count} calls, {late} delayed, {frames} frames");
     switch.json(&["set", "ad", "call=event"]);
-    let (told, _, frames) = calls();
+    let (count, _, frames) = calls();
     wait_for("calls at once", || {
         let (now, _, passed) = calls();
-        passed > frames + 1000 && (now - told) * 3 > passed - frames
+        passed > frames + 1000 && (now - count) * 3 > passed - frames
     });
     flow.end_whole(&switch);
 }
 
 #[test]
-fn placement_changes_and_ports_come_and_go_while_frames_pass() {
+fn placement_and_ports_change_under_traffic() {
     let _alone = alone();
     let dir = Dir::new();
     let switch = Switch::start(&dir, &["--workers", "3", "--placement", "single"], &[]);
@@ -200,7 +200,7 @@ fn placement_changes_and_ports_come_and_go_while_frames_pass() {
 }
 
 impl Flow {
-    /// Ends well, or is killed.
+    /// Stops it, or kills it.
     fn end_whole_if(mut self, switch: &Switch, well: bool) {
         if well {
             self.sender.0.lives();
@@ -212,19 +212,19 @@ impl Flow {
 }
 
 #[test]
-fn crowded_worker_gives_queues_away_and_quiet_ones_fold() {
+fn overloaded_worker_gives_queues_away_and_idle_ones_return() {
     let _alone = alone();
     if std::thread::available_parallelism().is_ok_and(|n| n.get() < 2) {
         println!("skipped: one CPU");
         return;
     }
     let dir = Dir::new();
-    // Many small frames at full speed: two queues that fill a worker.
+    // Many small frames at full speed: two queues that fully load a worker.
     let args = ["--workers", "2", "--poll", "spin"];
     let switch = Switch::start(&dir, &args, &[]);
     let flows = [("a", 1), ("b", 2)].map(|(name, n)| Flow::start(&switch, &dir, name, n, &[]));
     let on = || ["as", "bs"].map(|port| n(&queue(&switch, port), "worker"));
-    wait_for("the two to part", || on()[0] != on()[1]);
+    wait_for("the two queues on separate workers", || on()[0] != on()[1]);
     assert!(n(&switch.json(&["stats"])["workers"][0], "moves") > 0);
     for flow in flows {
         drop::<Process>(flow.sender.0);
@@ -233,7 +233,7 @@ fn crowded_worker_gives_queues_away_and_quiet_ones_fold() {
     switch.json(&["set", "poll=event"]);
     let little = ["--rate", "500"];
     let flows = [("c", 3), ("d", 4)].map(|(name, n)| Flow::start(&switch, &dir, name, n, &little));
-    wait_for("all to be on worker 0", || {
+    wait_for("all queues on worker 0", || {
         let stats = switch.json(&["stats"]);
         n(&stats["workers"][1], "queues") == 0
     });
@@ -243,16 +243,16 @@ fn crowded_worker_gives_queues_away_and_quiet_ones_fold() {
 }
 
 #[test]
-fn flooding_guest_leaves_its_neighbours_their_share() {
+fn flooding_guest_does_not_reduce_its_neighbours_share() {
     let _alone = alone();
     let dir = Dir::new();
     let switch = Switch::start(&dir, &["--poll", "spin"], &[dir.port("r", ""), dir.port("e", "")]);
     let quiet = Bystanders::start(&switch, &dir, "r", "e");
-    // Jumbo frames: the flooder's bursts are the dearest there are.
+    // Jumbo frames: the flooder's bursts are the most expensive.
     let dear = Flow::start(&switch, &dir, "x", 1, &["--size", "9000"]);
     let cheap = Flow::start(&switch, &dir, "y", 2, &["--size", "60"]);
     wait_for("floods", || n(&queue(&switch, "xs"), "frames") > 10_000);
-    quiet.go_on(&switch);
+    quiet.wait_for_replies(&switch);
     let served = |port: &str| n(&queue(&switch, port), "served_ns");
     let before = ["xs", "ys"].map(served);
     std::thread::sleep(Duration::from_millis(500));
@@ -264,7 +264,7 @@ fn flooding_guest_leaves_its_neighbours_their_share() {
 }
 
 #[test]
-fn guest_that_stops_taking_frames_costs_a_third_nothing() {
+fn stopped_receiver_does_not_slow_other_guests() {
     let _alone = alone();
     let dir = Dir::new();
     let ports = ["r", "e", "s", "d"].map(|name| dir.port(name, ",hold=16"));
@@ -273,9 +273,9 @@ fn guest_that_stops_taking_frames_costs_a_third_nothing() {
     let sink = Gen::start(&dir.path("d"), &["--mode", "sink", "--mac", "02:00:00:00:00:02"]);
     switch.wait_up("d", true);
     let _flood = Gen::start(&dir.path("s"), &["--rate", "50k"]);
-    let answers = || quiet.answers(&switch, Duration::from_millis(250));
+    let answers = || quiet.replies(&switch, Duration::from_millis(250));
     let (mut while_it_takes, mut while_it_does_not) = (0, 0);
-    // In turns: what else the machine does falls on both, though on a busy one not evenly.
+    // Alternately: other load on the machine affects both, though not always evenly.
     for _ in 0..10 {
         let taken = switch.counter("d", "egress", "frames");
         wait_for("frames", || switch.counter("d", "egress", "frames") > taken + 1000);
@@ -286,7 +286,7 @@ fn guest_that_stops_taking_frames_costs_a_third_nothing() {
         while_it_does_not += answers();
         common::signal(&sink.0.0, rustix::process::Signal::CONT);
     }
-    println!("answers: {while_it_takes} while it takes frames, {while_it_does_not} while not");
+    println!("replies: {while_it_takes} while it receives, {while_it_does_not} while stopped");
     assert!(
         while_it_does_not * 2 >= while_it_takes,
         "{while_it_does_not} answers, else {while_it_takes}"
@@ -296,7 +296,7 @@ fn guest_that_stops_taking_frames_costs_a_third_nothing() {
 }
 
 #[test]
-fn settings_that_make_no_sense_change_nothing() {
+fn invalid_settings_change_nothing() {
     let _alone = alone();
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("a", ",queues=2")]);

@@ -1,4 +1,4 @@
-//! Xen ports without Xen: both halves of a vif as processes of their own, over `xen-local`.
+//! Xen ports without Xen: both halves of a vif as separate processes, over `xen-local`.
 
 mod common;
 
@@ -12,16 +12,16 @@ fn vif(dir: &Dir, name: &str, options: &str) -> String {
     format!("{name}=xen-local:{}{options}", dir.text(name))
 }
 
-/// A guest at port `name`, on whatever that is.
+/// A guest at port `name` of any kind.
 fn guest(dir: &Dir, name: &str, kind: &str, args: &[&str]) -> Gen {
-    // A directory takes the front half's own options.
+    // A directory accepts options of the front half.
     let (name, options) = name.split_once(',').unwrap_or((name, ""));
     let comma = if options.is_empty() { "" } else { "," };
     Gen::connect(&format!("{kind}:{}{comma}{options}", dir.text(name)), args)
 }
 
-/// Sends from one port to another and wants every frame there, in order; both reports. A kind may
-/// have options of the guest's.
+/// Sends from one port to another, and checks that every frame arrives in order. Returns both
+/// reports. A kind may include options of the guest.
 fn send_all(from: &str, to: &str, args: &[&str]) -> [serde_json::Value; 2] {
     let dir = Dir::new();
     let [(from, from_options), (to, to_options)] =
@@ -89,11 +89,11 @@ fn frames_of_many_slots_are_echoed() {
 }
 
 #[test]
-fn states_are_told_in_plain_words() {
+fn states_are_shown() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[vif(&dir, "a", "")]);
     let state = |key: &str| switch.port("show", "a")["xen"][key].as_str().unwrap().to_string();
-    assert_eq!(state("state"), "waiting for the toolstack to make vif 1/0");
+    assert_eq!(state("state"), "waiting for the toolstack to create vif 1/0");
     let sink = guest(&dir, "a", "xen-local", &["--mode", "sink"]);
     switch.wait_up("a", true);
     assert_eq!((state("state"), state("front")), ("connected".into(), "Connected".into()));
@@ -110,7 +110,7 @@ fn states_are_told_in_plain_words() {
 }
 
 #[test]
-fn a_killed_guest_harms_no_other_and_can_come_back() {
+fn a_killed_guest_affects_no_other_and_can_reconnect() {
     let dir = Dir::new();
     let ports = [dir.port("a", ""), dir.port("b", ""), vif(&dir, "c", ""), vif(&dir, "d", "")];
     let switch = Switch::start(&dir, &["--workers", "2", "--placement", "per-port"], &ports);
@@ -124,7 +124,7 @@ fn a_killed_guest_harms_no_other_and_can_come_back() {
         wait_for("traffic", || switch.counter("c", "ingress", "frames") > before + 100);
         sender.0.kill();
         switch.wait_up("c", false);
-        others.go_on(&switch);
+        others.wait_for_replies(&switch);
     }
     others.end();
     assert_eq!(switch.port("show", "c")["faults"], 0);
@@ -132,7 +132,7 @@ fn a_killed_guest_harms_no_other_and_can_come_back() {
 }
 
 #[test]
-fn vifs_are_added_and_removed_while_frames_pass() {
+fn vifs_are_added_and_removed_under_traffic() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[dir.port("a", ""), dir.port("b", "")]);
     let others = Bystanders::start(&switch, &dir, "a", "b");
@@ -143,14 +143,14 @@ fn vifs_are_added_and_removed_while_frames_pass() {
         switch.wait_up("c", true);
         wait_for("traffic", || switch.counter("c", "ingress", "frames") > 50);
         assert!(switch.ctl(&["del-port", "c"]).status.success());
-        assert_eq!(sender.0.wait().code(), Some(1), "its back end went");
-        assert!(!dir.path("c").exists(), "sockets and directory went with the port");
-        others.go_on(&switch);
+        assert_eq!(sender.0.wait().code(), Some(1), "its back end was removed");
+        assert!(!dir.path("c").exists(), "sockets and directory are removed with the port");
+        others.wait_for_replies(&switch);
     }
     others.end();
 }
 
-/// Calls to a sink that was sent frames in many small bursts, and how many frames it got.
+/// Number of calls to a sink that received many small bursts, and the number of frames.
 fn calls(port: &str, options: &str, poll: &str) -> (u64, u64, bool) {
     let dir = Dir::new();
     let ports = [dir.port("a", ""), vif(&dir, "b", port)];
@@ -163,7 +163,7 @@ fn calls(port: &str, options: &str, poll: &str) -> (u64, u64, bool) {
     let sent = guest(&dir, "a", "vhost-user", &send).report()["sent_frames"].as_u64().unwrap();
     wait_for("the frames", || switch.counter("b", "egress", "frames") >= sent * 9 / 10);
     let made = switch.counter("b", "egress", "calls");
-    // The timer stops by itself: nothing more is told, and the next frame is.
+    // The timer stops by itself: no more calls are sent, and the next frame causes one.
     std::thread::sleep(Duration::from_millis(400));
     let asleep = switch.counter("b", "egress", "calls");
     guest(&dir, "a", "vhost-user", &["--rate", "100", "--burst", "1", "--duration", "0.05"])
@@ -174,9 +174,9 @@ fn calls(port: &str, options: &str, poll: &str) -> (u64, u64, bool) {
 }
 
 #[test]
-fn smart_poll_takes_the_place_of_events_where_both_sides_have_it() {
+fn smart_poll_replaces_events_if_both_sides_support_it() {
     let (events, _, takes) = calls(",smart-poll=on", "", "event");
-    assert!(!takes, "the front half did not ask for it");
+    assert!(!takes, "the front half did not request it");
     let (polled, sent, takes) = calls(",smart-poll=on", ",smart-poll=on", "timer:1000");
     assert!(takes && sent > 1000);
     assert!(polled * 20 <= events, "{polled} calls, without smart poll {events}, {sent} frames");
@@ -185,7 +185,7 @@ fn smart_poll_takes_the_place_of_events_where_both_sides_have_it() {
 }
 
 #[test]
-fn what_stands_in_the_way_is_told() {
+fn errors_of_a_connection_name_the_cause() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[vif(&dir, "a", "")]);
     let fails = |args: &[&str]| {
@@ -213,9 +213,9 @@ fn what_stands_in_the_way_is_told() {
     assert!(late.contains("serve another front end"), "{late}");
 }
 
-/// `disconnect`, which a toolstack writes to pull the cable.
+/// `disconnect`, which a toolstack writes to disconnect a cable.
 #[test]
-fn a_guest_whose_link_is_down_sends_to_no_one() {
+fn frames_of_a_guest_whose_link_is_down_are_dropped() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[vif(&dir, "a", ""), vif(&dir, "b", "")]);
     let _sink = guest(&dir, "b", "xen-local", &["--mode", "sink"]);
@@ -231,22 +231,22 @@ fn a_guest_whose_link_is_down_sends_to_no_one() {
         let before = got();
         wait_for("frames", || got() > before + 100);
         set("1");
-        wait_for("the link to go", || state() == "connected, link down by the toolstack");
+        wait_for("the link to go down", || state() == "connected, link set down by the toolstack");
         assert_eq!(carrier(), "0");
         let (before, lost) = (got(), dropped());
-        wait_for("frames that go nowhere", || dropped() > lost + 500);
+        wait_for("dropped frames", || dropped() > lost + 500);
         assert_eq!(got(), before);
         let learned = String::from_utf8(switch.ctl(&["fdb"]).stdout).unwrap();
         assert!(!learned.contains("02:00:00:00:00:01"), "{learned}");
         set("0");
-        wait_for("the link", || state() == "connected");
+        wait_for("the link to come up", || state() == "connected");
         assert_eq!(carrier(), "1");
     }
     assert_eq!(switch.port("show", "a")["faults"], 0);
 }
 
 #[test]
-fn a_capture_of_a_vif_holds_what_its_guest_sent() {
+fn a_capture_of_a_vif_contains_the_frames_sent_by_its_guest() {
     let dir = Dir::new();
     let switch = Switch::start(&dir, &[], &[vif(&dir, "a", ""), vif(&dir, "b", "")]);
     let _sink = guest(&dir, "b", "xen-local", &["--mode", "sink"]);
@@ -262,6 +262,6 @@ fn a_capture_of_a_vif_holds_what_its_guest_sent() {
     assert_eq!(capture.wait().code(), Some(0));
     let bytes = std::fs::read(&file).unwrap();
     let frames = bytes.windows(12).filter(|w| *w == [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]).count();
-    // The bytes were copied out of the pages, not shown as they are later.
+    // The bytes were copied from the pages when the frame passed.
     assert!(frames as u64 >= sent["sent_frames"].as_u64().unwrap() * 9 / 10, "{frames} frames");
 }

@@ -71,7 +71,7 @@ pub struct TapIngress {
     left: usize,
     offloads: Offloads,
     /// Offloads requested from the kernel last; frames already queued may still need more.
-    asks: Offloads,
+    requested: Offloads,
     direct: direct::State,
     /// Frames that `burst_into` read since the last burst; `None`: it did not run.
     passed: Option<usize>,
@@ -100,7 +100,7 @@ impl TapIngress {
             taken: Vec::with_capacity(SLOTS),
             left: 0,
             offloads,
-            asks: offloads,
+            requested: offloads,
             direct: direct::State::new(),
             passed: None,
             stats,
@@ -111,16 +111,16 @@ impl TapIngress {
         })
     }
 
-    /// Sets the `offloads` requested from the kernel ([`crate::ask_offloads`]). Frames are read
+    /// Sets the `offloads` requested from the kernel ([`crate::request_offloads`]). Frames are read
     /// directly into a receiver's buffers only if it accepts all of these.
-    pub fn set_asks(&mut self, offloads: Offloads) {
-        self.asks = offloads;
+    pub fn set_offloads(&mut self, offloads: Offloads) {
+        self.requested = offloads;
     }
 
     /// Reads into `memory` from now on, as far as it suffices: the first few buffers, used while
     /// few frames arrive, take [`TapIngress::BUFFER_LEN`] bytes of it each.
-    pub fn lend(&mut self, memory: Private) {
-        self.buffers.lend(memory);
+    pub fn set_memory(&mut self, memory: Private) {
+        self.buffers.set_memory(memory);
     }
 
     /// Bytes of one buffer.
@@ -270,7 +270,7 @@ impl Ingress for TapIngress {
     }
 
     fn burst_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault> {
-        if !to.takes().cover(&self.asks) {
+        if !to.takes().cover(&self.requested) {
             return Ok(0);
         }
         self.read_into(max, to)

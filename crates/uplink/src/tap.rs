@@ -321,7 +321,7 @@ fn attach_error(name: &str, error: io::Error, wanted: u16, given: u16) -> TapErr
 /// Requests all offloads, or all but UDP segmentation from kernels before 6.2. Returns the offloads
 /// that frames read may need, and those that frames written may need.
 fn set_offloads(file: &File) -> io::Result<(Offloads, Offloads)> {
-    let all = ask_offloads(file, &Offloads::ALL)?;
+    let all = request_offloads(file, &Offloads::ALL)?;
     Ok((all, all))
 }
 
@@ -331,7 +331,7 @@ fn set_offloads(file: &File) -> io::Result<(Offloads, Offloads)> {
 ///
 /// # Errors
 /// The interface was removed.
-pub fn ask_offloads(queue: impl AsFd, want: &Offloads) -> io::Result<Offloads> {
+pub fn request_offloads(queue: impl AsFd, want: &Offloads) -> io::Result<Offloads> {
     // No segmentation without checksums, no ECN without TCP, and UDP for both IP versions.
     let tcp = want.csum && (want.tso4 || want.tso6);
     let uso = want.csum && want.uso4 && want.uso6;

@@ -20,11 +20,11 @@ use switch::account::Account;
 use crate::device::{BackendRequests, Device};
 use crate::error::ProtocolError;
 use crate::feature;
+use crate::foreign::ForeignFd;
 use crate::message::{
     CONFIG_MAX, ConfigWindow, FrontendReq, Message, ProtocolFeatures, VringAddr, VringState,
     parse_u64,
 };
-use crate::outside::Outside;
 use os::FdKind;
 use vring::Vring;
 
@@ -57,7 +57,7 @@ pub struct Options {
 
 /// Permissions that an operator gives a front-end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Takes {
+pub struct Permissions {
     /// Memory in any file, also on a file system whose server can block us; otherwise only memfds
     /// and files on tmpfs and hugetlbfs.
     pub any_memory: bool,
@@ -65,7 +65,7 @@ pub struct Takes {
     pub polled: bool,
 }
 
-impl Default for Takes {
+impl Default for Permissions {
     fn default() -> Self {
         Self { any_memory: false, polled: true }
     }
@@ -94,7 +94,7 @@ type Handled = Result<Answer, ProtocolError>;
 pub struct Backend {
     device: Box<dyn Device>,
     account: Arc<Account>,
-    takes: Takes,
+    permissions: Permissions,
     offered: ProtocolFeatures,
     /// Acknowledged, bit 30 included.
     features: u64,
@@ -115,7 +115,7 @@ impl Backend {
         Self {
             device,
             account: options.account,
-            takes: Takes::default(),
+            permissions: Permissions::default(),
             offered: options.protocol_features & PROTOCOL_FEATURES,
             features: 0,
             protocol: ProtocolFeatures::empty(),
@@ -129,8 +129,8 @@ impl Backend {
 
     /// Sets the front-end's permissions, if not the default.
     #[must_use]
-    pub fn taking(self, takes: Takes) -> Self {
-        Self { takes, ..self }
+    pub fn with_permissions(self, permissions: Permissions) -> Self {
+        Self { permissions, ..self }
     }
 
     /// Ends the connection's state: stops every ring, resets the device, and returns it.
@@ -172,7 +172,7 @@ impl Backend {
     pub fn handle(
         &mut self,
         message: &Message,
-        fds: Vec<Outside>,
+        fds: Vec<ForeignFd>,
     ) -> Result<Outcome, ProtocolError> {
         let request = FrontendReq::try_from(message.request).ok();
         let handled = match request {
@@ -202,7 +202,7 @@ impl Backend {
         }
     }
 
-    fn dispatch(&mut self, request: FrontendReq, payload: &[u8], fds: Vec<Outside>) -> Handled {
+    fn dispatch(&mut self, request: FrontendReq, payload: &[u8], fds: Vec<ForeignFd>) -> Handled {
         use FrontendReq as R;
         if let Some(needs) = needs(request) {
             self.require(request, needs)?;
@@ -423,15 +423,15 @@ fn state(request: FrontendReq, payload: &[u8]) -> Result<VringState, ProtocolErr
     VringState::parse(payload).ok_or_else(|| short(request, payload))
 }
 
-fn no_fd(request: FrontendReq, fds: &[Outside]) -> Result<(), ProtocolError> {
+fn no_fd(request: FrontendReq, fds: &[ForeignFd]) -> Result<(), ProtocolError> {
     if fds.is_empty() {
         return Ok(());
     }
     Err(ProtocolError::FdCount { request, want: 0, got: fds.len() })
 }
 
-fn one_fd(request: FrontendReq, fds: Vec<Outside>) -> Result<Outside, ProtocolError> {
-    let [fd] = <[Outside; 1]>::try_from(fds).map_err(|fds| ProtocolError::FdCount {
+fn one_fd(request: FrontendReq, fds: Vec<ForeignFd>) -> Result<ForeignFd, ProtocolError> {
+    let [fd] = <[ForeignFd; 1]>::try_from(fds).map_err(|fds| ProtocolError::FdCount {
         request,
         want: 1,
         got: fds.len(),

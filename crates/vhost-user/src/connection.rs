@@ -11,8 +11,8 @@ use switch::account::defaults::MESSAGE_NS;
 use crate::backend::Backend;
 use crate::device::Device;
 use crate::error::{ConnectionError, ProtocolError};
+use crate::foreign::{self, ForeignFd};
 use crate::message::{FDS_MAX, HEADER_LEN, Header, Message, PAYLOAD_MAX};
-use crate::outside::{self, Outside};
 use os::Received;
 
 /// Messages handled in one call of [`Connection::on_readable`]: a front-end that floods its socket
@@ -31,7 +31,7 @@ pub struct Connection {
 }
 
 /// The connection's socket. Closing it also closes descriptors queued in it.
-struct Socket(Outside);
+struct Socket(ForeignFd);
 
 impl Drop for Socket {
     fn drop(&mut self) {
@@ -60,7 +60,7 @@ struct Assembly {
     payload: Vec<u8>,
     /// Bytes of header and payload received.
     got: usize,
-    fds: Vec<Outside>,
+    fds: Vec<ForeignFd>,
 }
 
 impl Assembly {
@@ -92,7 +92,7 @@ impl Assembly {
         Ok(self.got >= HEADER_LEN && self.room().is_empty())
     }
 
-    fn take(&mut self) -> (Message, Vec<Outside>) {
+    fn take(&mut self) -> (Message, Vec<ForeignFd>) {
         let whole = std::mem::take(self);
         let header = Header::parse(&whole.head);
         let message =
@@ -110,7 +110,7 @@ impl Connection {
 
     /// As [`new`](Self::new), for a stream that was charged before it was accepted.
     pub fn charged(stream: UnixStream, charge: Option<Charge>, backend: Backend) -> Self {
-        let stream = Socket(Outside::charged(stream.into(), charge, backend.account()));
+        let stream = Socket(ForeignFd::charged(stream.into(), charge, backend.account()));
         Self { stream, backend, assembly: Assembly::default(), refusals: Vec::new() }
     }
 
@@ -151,7 +151,7 @@ impl Connection {
         for _ in 0..BURST_MESSAGES {
             if let Some(now_ns) = now_ns {
                 // Room is kept for the descriptors of one message.
-                if outside::unpaid() > 0 {
+                if foreign::unpaid() > 0 {
                     return Ok(Turn::Rest(now_ns.saturating_add(UNPAID_REST_NS)));
                 }
                 // A read that finds nothing is charged like one that does.
@@ -191,7 +191,7 @@ impl Connection {
             let got = os::recv(self.stream.0.as_fd(), self.assembly.room(), &mut fds, FDS_MAX);
             // Before anything else: descriptors over the limit are also closed on the port's lane.
             let account = self.backend.account();
-            let fds: Vec<_> = fds.into_iter().map(|fd| Outside::new(fd, account)).collect();
+            let fds: Vec<_> = fds.into_iter().map(|fd| ForeignFd::new(fd, account)).collect();
             let mut over = None;
             for fd in fds {
                 match fd {

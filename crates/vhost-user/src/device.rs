@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ring::virtq::{Features, Layout, LayoutError};
 use shm::GuestMemory;
 
+use crate::foreign::ForeignFd;
 use crate::message::{BackendReq, Message, VringState};
-use crate::outside::Outside;
 use os::FdKind;
 
 /// One virtio-net device. Every call comes from the thread that drives the connection.
@@ -115,7 +115,7 @@ pub struct RingSetup {
     pub err: Option<Call>,
 }
 
-/// A kick descriptor, of a peer ([`Outside`]) or our own.
+/// A kick descriptor, of a peer ([`ForeignFd`]) or our own.
 pub type KickFd = Arc<dyn AsFd + Send + Sync>;
 
 /// How a driver notifies a device.
@@ -135,7 +135,7 @@ pub enum Call {
     /// An eventfd or a pipe of our own: eight bytes are written.
     Fd(Arc<OwnedFd>),
     /// An eventfd or a pipe that a peer sent.
-    Outside(Arc<Outside>),
+    ForeignFd(Arc<ForeignFd>),
     /// A message to the front-end.
     InBand {
         /// Channel to the front-end.
@@ -154,7 +154,7 @@ impl Call {
     pub fn signal(&self) {
         match self {
             Self::Fd(fd) => os::signal(fd.as_fd()),
-            Self::Outside(fd) => fd.signal(),
+            Self::ForeignFd(fd) => fd.signal(),
             Self::InBand { to, ring, broken } => to.notify(*ring, *broken),
         }
     }
@@ -172,7 +172,7 @@ pub struct BackendRequests {
 #[derive(Debug)]
 struct Channel {
     /// A Unix stream socket; some versions of User-Mode Linux pass a pipe.
-    fd: Outside,
+    fd: ForeignFd,
     calls: AtomicU64,
     faults: AtomicU64,
     config_changed: AtomicU64,
@@ -182,7 +182,7 @@ struct Channel {
 
 impl BackendRequests {
     /// Creates the channel on the `fd` of SET_BACKEND_REQ_FD: a Unix stream socket or a pipe.
-    pub fn new(fd: Outside) -> Self {
+    pub fn new(fd: ForeignFd) -> Self {
         let none = || AtomicU64::new(0);
         let sending = AtomicBool::new(false);
         let channel =

@@ -27,10 +27,10 @@ pub mod error;
 #[cfg(test)]
 mod fake;
 pub mod feature;
+pub mod foreign;
 pub mod frontend;
 pub mod message;
 pub mod net;
-pub mod outside;
 pub mod port;
 
 use os::SocketError;
@@ -39,8 +39,8 @@ use os::SocketError;
 /// appended to the error's own text.
 pub fn advice(error: &SocketError) -> &'static str {
     match error {
-        SocketError::NobodyListens(_) => ", or swap mode=client and mode=server",
-        SocketError::NobodyConnects(_) => "; is the other side in client mode?",
+        SocketError::NoListener(_) => ", or swap mode=client and mode=server",
+        SocketError::NoPeer(_) => "; is the other side in client mode?",
         _ => "",
     }
 }

@@ -21,15 +21,15 @@ pub const PAIRS_MAX: u16 = 16;
 /// Callbacks to a port's owner, which has the threads and descriptors.
 pub trait Host: Send {
     /// A ring was started; `queue` is the pair's index. Poll it, or wait for `kick`.
-    fn started(&mut self, queue: u16, side: Side, kick: Kick);
+    fn start(&mut self, queue: u16, side: Side, kick: Kick);
     /// A ring is about to stop: no kick will come.
-    fn stopped(&mut self, queue: u16, side: Side);
+    fn stop(&mut self, queue: u16, side: Side);
     /// The guest kicked in band.
-    fn kicked(&mut self, queue: u16, side: Side);
+    fn kick(&mut self, queue: u16, side: Side);
     /// The first `queues` egress queues are running and enabled.
-    fn active(&mut self, queues: u16);
+    fn set_active(&mut self, queues: u16);
     /// Features were negotiated.
-    fn negotiated(&mut self, features: u64);
+    fn set_features(&mut self, features: u64);
     /// The guest moved here and cannot announce itself: announce `mac` to the other ports.
     fn announce(&mut self, mac: [u8; 6]);
 }
@@ -137,7 +137,7 @@ impl<H: Host> NetDevice<H> {
 
     fn report_active(&mut self) {
         let up = self.pairs.iter().take_while(|p| lock(&p.egress).is_up()).count();
-        self.host.active(up as u16);
+        self.host.set_active(up as u16);
     }
 }
 
@@ -165,7 +165,7 @@ impl<H: Host> Device for NetDevice<H> {
 
     fn set_features(&mut self, acked: u64) {
         self.acked = acked;
-        self.host.negotiated(acked);
+        self.host.set_features(acked);
     }
 
     fn set_memory(&mut self, memory: Arc<GuestMemory>) {
@@ -189,14 +189,14 @@ impl<H: Host> Device for NetDevice<H> {
                 egress.set_err(setup.err);
             }
         }
-        self.host.started(queue, side, setup.kick);
+        self.host.start(queue, side, setup.kick);
         self.report_active();
         Ok(())
     }
 
     fn stop(&mut self, ring: u16) -> Option<u32> {
         let (queue, side, _) = self.pair(ring)?;
-        self.host.stopped(queue, side);
+        self.host.stop(queue, side);
         let (_, _, pair) = self.pair(ring)?;
         let base = match side {
             Side::Ingress => lock(&pair.ingress).deactivate(),
@@ -214,7 +214,7 @@ impl<H: Host> Device for NetDevice<H> {
         }
         if on {
             // The kicks for buffers made available while the ring was disabled were lost.
-            self.host.kicked(queue, side);
+            self.host.kick(queue, side);
         }
         self.report_active();
     }
@@ -229,7 +229,7 @@ impl<H: Host> Device for NetDevice<H> {
 
     fn kick(&mut self, ring: u16) {
         if let Some((queue, side, _)) = self.pair(ring) {
-            self.host.kicked(queue, side);
+            self.host.kick(queue, side);
         }
     }
 

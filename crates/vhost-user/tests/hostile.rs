@@ -14,8 +14,8 @@ use shm::{GuestMemory, Mapping};
 use vhost_user::backend::{Backend, Options, PROTOCOL_FEATURES};
 use vhost_user::connection::Connection;
 use vhost_user::device::{Call, Device, Refused, RingSetup};
+use vhost_user::foreign;
 use vhost_user::message::{FDS_MAX, MemRegion, Message, VringAddr, VringState};
-use vhost_user::outside;
 
 const SIZE: u64 = 1 << 20;
 /// Rings started in all cases, to know that the test gets that far.
@@ -223,7 +223,7 @@ fn nothing_a_front_end_sends_panics_or_leaks() {
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |(ops in prop::collection::vec(op(), 1..120))| {
         run(&ops, &memory, event.as_fd());
-        prop_assert!(outside::settle(Duration::from_secs(20)));
+        prop_assert!(foreign::settle(Duration::from_secs(20)));
         prop_assert_eq!(open_fds(), before);
     });
     let started = STARTED.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The back end's side of a directory: its sockets, its one guest, and the toolstack's part.
+//! The back end's side of a directory: its sockets, its only guest, and the toolstack's tasks.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,21 +21,21 @@ use super::{
 use crate::Error;
 use crate::store::{Limits, Server};
 
-/// How long the back half has for closing, once its guest is gone.
+/// Maximum time for the back half to close after its guest disconnected.
 const CLOSE_WAIT: Duration = Duration::from_secs(10);
 
 const FRONT_HOME: &str = "/local/domain/1";
 const FRONT_DIR: &str = "/local/domain/1/device/vif/0";
 const BACK_DIR: &str = "/local/domain/0/backend/vif/1/0";
 
-/// The back half's end. Its sockets go with it.
+/// Host interface of the back half. Its sockets are removed on drop.
 pub struct Back {
     shared: Arc<Shared>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     server: Option<Server>,
-    /// The directory, if it was made for this.
-    made: Option<PathBuf>,
+    /// The directory, if it was created here.
+    created: Option<PathBuf>,
 }
 
 #[derive(Default)]
@@ -54,11 +54,11 @@ struct Guest {
     next_port: u32,
 }
 
-/// An event channel that the front end has.
+/// An event channel allocated by the front end.
 struct Port {
     to_front: Arc<OwnedFd>,
     to_back: Arc<OwnedFd>,
-    /// As in Xen, one at a time has it.
+    /// As in Xen, it can be bound only once at a time.
     bound: Arc<AtomicBool>,
 }
 
@@ -69,20 +69,20 @@ impl Drop for Guest {
 }
 
 impl Back {
-    /// Serves `dir`, which is made if it does not exist.
+    /// Serves `dir`, which is created if it does not exist.
     ///
     /// # Errors
-    /// [`Error`]: for instance another back end that serves there.
+    /// [`Error`]: for instance another back end serves the directory.
     pub fn open(dir: &Path) -> Result<Self, Error> {
-        let made = match std::fs::create_dir(dir) {
+        let created = match std::fs::create_dir(dir) {
             Ok(()) => Some(dir.to_path_buf()),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => None,
             Err(error) => return Err(Error::Directory { dir: dir.into(), error }),
         };
         let os = |what| move |error| Error::Os { at: dir.into(), what, error };
         let stop = Arc::new(os::eventfd().map_err(os("eventfd"))?);
-        let mut back = Self { shared: Arc::default(), stop, thread: None, server: None, made };
-        // First this socket, which says whether another back end is here.
+        let mut back = Self { shared: Arc::default(), stop, thread: None, server: None, created };
+        // This socket first: it fails if another back end serves the directory.
         let listener = Listener::bind(&dir.join(HYPERVISOR), Carries::Messages)?;
         let server = Server::start(Limits::XENSTORED)?;
         server.listen(&dir.join(STORE), FRONT)?;
@@ -109,7 +109,7 @@ impl host::Back for Back {
     fn store(&self) -> Result<Store, StoreError> {
         match &self.server {
             Some(server) => server.connect(BACK),
-            None => Err(StoreError::Gone("of our own".into())),
+            None => Err(StoreError::Gone("xen-local".into())),
         }
     }
 
@@ -123,7 +123,7 @@ impl host::Back for Back {
         None
     }
 
-    /// The front end's memory, and where in it the page is.
+    /// The front end's memory, and the page's offset in it.
     fn map_page(
         &self,
         domid: u16,
@@ -142,17 +142,17 @@ impl host::Back for Back {
         let guest = self.shared.lock();
         let guest = guest.as_ref().filter(|_| domid == FRONT).ok_or(HostError::NoDomain(domid))?;
         let bad = |why: &str| HostError::BadPort { domid, port, why: why.into() };
-        let its = guest.ports.get(&port).ok_or_else(|| bad("no such port"))?;
-        if its.bound.swap(true, Ordering::AcqRel) {
-            return Err(bad("it is bound already"));
+        let entry = guest.ports.get(&port).ok_or_else(|| bad("no such port"))?;
+        if entry.bound.swap(true, Ordering::AcqRel) {
+            return Err(bad("already bound"));
         }
-        let bound = Arc::clone(&its.bound);
-        let channel = Channel::eventfds(Arc::clone(&its.to_back), Arc::clone(&its.to_front));
+        let bound = Arc::clone(&entry.bound);
+        let channel = Channel::eventfds(Arc::clone(&entry.to_back), Arc::clone(&entry.to_front));
         Ok(channel.on_close(move || bound.store(false, Ordering::Release)))
     }
 
-    /// A directory has one back end: who comes second cannot open it.
-    fn claimed(&self, _: u16, _: u32) -> Option<String> {
+    /// A directory has one back end: a second one cannot open it.
+    fn claimed_by(&self, _: u16, _: u32) -> Option<String> {
         None
     }
 }
@@ -161,18 +161,18 @@ impl Drop for Back {
     fn drop(&mut self) {
         os::signal(self.stop.as_fd());
         if let Some(thread) = self.thread.take() {
-            // It does not panic; if it did, there is nothing left to stop.
+            // It does not panic; an error would leave nothing to stop.
             let _ = thread.join();
         }
         self.server = None;
-        if let Some(dir) = &self.made {
-            // Not if someone put something else there.
+        if let Some(dir) = &self.created {
+            // Fails if it contains other files.
             let _ = std::fs::remove_dir(dir);
         }
     }
 }
 
-/// An address of the directory's own, in Xen's range, so that two directories differ.
+/// A MAC address derived from the directory's path, in Xen's range.
 fn mac(dir: &Path) -> String {
     let dir = std::fs::canonicalize(dir).unwrap_or_else(|_| dir.into());
     let fnv = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
@@ -185,7 +185,7 @@ const STOP: u64 = 0;
 const LISTENER: u64 = 1;
 const PEER: u64 = 2;
 
-/// What the thread owns.
+/// State of the thread.
 struct Host {
     shared: Arc<Shared>,
     stop: Arc<OwnedFd>,
@@ -198,7 +198,7 @@ struct Host {
 
 impl Host {
     fn run(mut self) {
-        // The set itself failing is a bug of ours; the front end is told by its end closing.
+        // A failing epoll set is our bug; the front end notices that its connection closes.
         while let Ok(ready) = self.epoll.wait(None) {
             for ready in ready {
                 match ready.tag {
@@ -219,13 +219,13 @@ impl Host {
         if let Ok(Some(socket)) = self.listener.accept()
             && self.epoll.add(socket.as_fd(), PEER).is_ok()
         {
-            // A descriptor of the set cannot be refused.
+            // This cannot fail for a descriptor in the set.
             let _ = self.epoll.change(self.listener.as_fd(), LISTENER, false, false);
             self.front = Some(socket);
         }
     }
 
-    /// One message of the front end; `None` when it is to go.
+    /// Handles one message of the front end; `None` if it must be disconnected.
     fn serve(&mut self) -> Option<()> {
         let socket = self.front.as_ref()?;
         let (mut buf, mut fds) = ([0; 64], Vec::new());
@@ -240,23 +240,23 @@ impl Host {
             (HELLO, None) if message.a == VERSION => {
                 *guest = Some(register(message.b, fds)?);
                 drop(guest);
-                // Full, or quotas: what the front end is told is that it may not come.
+                // On an error (quotas), the front end is disconnected.
                 self.create().ok()?;
                 self.reply(Message { what: WELCOME, a: FRONT.into(), b: 0 }, &[])
             }
-            (PORT, Some(its)) if its.ports.len() < PORTS_MAX => {
+            (PORT, Some(front)) if front.ports.len() < PORTS_MAX => {
                 let to_front = Arc::new(os::eventfd().ok()?);
                 let to_back = Arc::new(os::eventfd().ok()?);
-                let port = its.next_port;
-                its.next_port += 1;
+                let port = front.next_port;
+                front.next_port += 1;
                 let fds = [Arc::clone(&to_front), Arc::clone(&to_back)];
-                its.ports.insert(port, Port { to_front, to_back, bound: Arc::default() });
+                front.ports.insert(port, Port { to_front, to_back, bound: Arc::default() });
                 drop(guest);
-                let answer = Message { what: PORT, a: port, b: 0 };
-                self.reply(answer, &fds.each_ref())
+                let reply = Message { what: PORT, a: port, b: 0 };
+                self.reply(reply, &fds.each_ref())
             }
-            (CLOSE, Some(its)) => {
-                its.ports.remove(&message.a);
+            (CLOSE, Some(front)) => {
+                front.ports.remove(&message.a);
                 Some(())
             }
             _ => None,
@@ -269,7 +269,7 @@ impl Host {
         os::send(socket.as_fd(), &message.to_bytes(), &fds).ok()?.then_some(())
     }
 
-    /// The toolstack's part when a domain is made.
+    /// Creates a domain as a toolstack does.
     fn create(&self) -> Result<(), StoreError> {
         let guest = [Perm::new(May::None, FRONT), Perm::new(May::Read, BACK)];
         let ours = [Perm::new(May::None, BACK), Perm::new(May::Read, FRONT)];
@@ -307,7 +307,8 @@ impl Host {
         })
     }
 
-    /// The front end is gone: so is its domain. The back half closes; then the next may come.
+    /// Destroys the domain of a disconnected front end. The next one is accepted after the back
+    /// half closed.
     fn close(&mut self) {
         self.front = None;
         if self.shared.lock().take().is_some() {
@@ -319,7 +320,7 @@ impl Host {
         let _ = self.epoll.change(self.listener.as_fd(), LISTENER, true, false);
     }
 
-    /// Waits for the back half to close, if there is one, as a toolstack does: not for ever.
+    /// Waits for the back half to close, if there is one, for a limited time, as a toolstack does.
     fn wait_closed(&self) {
         const TOKEN: &str = "close";
         let state = format!("{BACK_DIR}/state");
@@ -345,13 +346,13 @@ impl Host {
     }
 }
 
-/// Maps what a front end handed over; `None` if it makes no sense.
+/// Maps a front end's memory and table; `None` if they are invalid.
 fn register(pages: u32, fds: Vec<OwnedFd>) -> Option<Guest> {
     let [memory, table] = <[OwnedFd; 2]>::try_from(fds).ok()?;
     if pages == 0 || pages > PAGES_MAX {
         return None;
     }
-    // A file of a user's file system could make us wait for another process at any access.
+    // A file on a user's file system could block each access.
     if !os::is_memory(memory.as_fd()) || !os::is_memory(table.as_fd()) {
         return None;
     }

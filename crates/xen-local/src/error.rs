@@ -1,4 +1,4 @@
-//! Why a directory cannot be served, or used, and what to do about it.
+//! Errors of a directory, with advice.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,40 +8,40 @@ use shm::MapError;
 use xen_netif::host::HostError;
 use xen_netif::store::StoreError;
 
-/// Why there is no host in a directory, or none any more.
+/// Error of a host in a directory.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// One of its sockets.
+    /// An error of its sockets.
     #[error("xen-local: {0}")]
     Socket(#[from] SocketError),
-    /// The directory could not be made.
-    #[error("xen-local directory {dir}: cannot be made: {error}; choose another")]
+    /// The directory cannot be created.
+    #[error("xen-local directory {dir}: cannot create: {error}; choose another")]
     Directory {
-        /// Which.
+        /// The directory.
         dir: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
-    /// The store.
+    /// An error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The other side does not answer.
-    #[error("xen-local {0}: the back end does not answer; does it serve another front end?")]
-    Silent(PathBuf),
-    /// The other side closed.
-    #[error("xen-local {0}: the back end closed the connection; start it again")]
+    /// The other end does not reply in time.
+    #[error("xen-local {0}: no reply from the back end; does it serve another front end?")]
+    Timeout(PathBuf),
+    /// The other end closed the connection.
+    #[error("xen-local {0}: the back end closed the connection; restart it")]
     Gone(PathBuf),
     /// Memory that cannot be mapped.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// The system refused.
+    /// An error of the system.
     #[error("{at}: {what} failed: {error}")]
     Os {
-        /// Where.
+        /// The file or directory.
         at: PathBuf,
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
 }

@@ -17,12 +17,12 @@ use super::{
 };
 use crate::Error;
 
-/// Pages a front end has: 128 MiB, of which only those in use take memory.
+/// Pages of a front end: 128 MiB, allocated on use.
 const PAGES: u32 = 1 << 15;
-/// Longest wait for the back end: it may be closing what was there before.
-const ANSWER_WAIT: Duration = Duration::from_secs(15);
+/// Maximum time to wait for the back end, which may still be closing the previous vif.
+const REPLY_WAIT: Duration = Duration::from_secs(15);
 
-/// The front half's end.
+/// Host interface of the front half.
 pub struct Front(Arc<Inner>);
 
 struct Inner {
@@ -32,7 +32,7 @@ struct Inner {
     grants: Arc<Table>,
 }
 
-/// Which pages are granted. Outlives the connection where pages do.
+/// The grant table, and which pages are in use. May outlive the connection, like pages.
 struct Table {
     table: Area,
     used: Mutex<Vec<bool>>,
@@ -43,10 +43,10 @@ fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Front {
-    /// Takes the vif that the back end in `dir` offers.
+    /// Connects to the vif that the back end in `dir` serves.
     ///
     /// # Errors
-    /// [`Error`]: nobody serves there, or another front end has it.
+    /// [`Error`]: no back end serves the directory, or it has another front end.
     pub fn open(dir: &Path) -> Result<Self, Error> {
         let socket = os::connect(&dir.join(HYPERVISOR), Carries::Messages)?;
         let memory = Mapping::memfd("xen-local", u64::from(PAGES) * u64::from(GRANT_LEN))?;
@@ -59,14 +59,14 @@ impl Front {
         let hello = Message { what: HELLO, a: VERSION, b: PAGES };
         let fds: Vec<BorrowedFd<'_>> =
             [front.memory.fd(), mapping.fd()].into_iter().flatten().collect();
-        front.ask(hello, &fds, WELCOME)?;
+        front.call(hello, &fds, WELCOME)?;
         Ok(Self(Arc::new(front)))
     }
 }
 
 #[cfg(test)]
 impl Front {
-    /// As [`Table::granted`].
+    /// See [`Table::granted`].
     pub(crate) fn granted(&self, flags: u16) -> Vec<u32> {
         self.0.grants.granted(flags)
     }
@@ -98,7 +98,7 @@ impl host::Front for Front {
                 return Err(error.into());
             }
         };
-        // What was there before is no one's to see.
+        // Cleared, so that the peer cannot read earlier data.
         for i in 0..n {
             if let Some(mut page) = mapping.seg_mut(i * GRANT_LEN as usize, GRANT_LEN) {
                 page.write(&[0; GRANT_LEN as usize]);
@@ -110,12 +110,12 @@ impl host::Front for Front {
     }
 
     fn channel(&self, _: u16) -> Result<(u32, Channel), HostError> {
-        let (answer, fds) = self.0.ask(Message { what: PORT, a: 0, b: 0 }, &[], PORT)?;
-        let port = answer.a;
+        let (reply, fds) = self.0.call(Message { what: PORT, a: 0, b: 0 }, &[], PORT)?;
+        let port = reply.a;
         let Ok([read, write]) = <[OwnedFd; 2]>::try_from(fds) else {
             return Err(Error::Gone(self.0.dir.clone()).into());
         };
-        // A channel that outlives the connection was closed with it.
+        // Channels are closed with the connection.
         let inner = Arc::downgrade(&self.0);
         let close = move || {
             let message = Message { what: CLOSE, a: port, b: 0 };
@@ -128,8 +128,8 @@ impl host::Front for Front {
 }
 
 impl Inner {
-    /// Sends a message and waits for the answer, with its descriptors.
-    fn ask(
+    /// Sends a message. Returns the reply and its descriptors.
+    fn call(
         &self,
         message: Message,
         fds: &[BorrowedFd<'_>],
@@ -139,25 +139,25 @@ impl Inner {
         let socket = lock(&self.socket);
         let sent = os::send(socket.as_fd(), &message.to_bytes(), fds);
         if !sent.map_err(|_| gone())? {
-            return Err(Error::Silent(self.dir.clone()));
+            return Err(Error::Timeout(self.dir.clone()));
         }
-        let deadline = Instant::now() + ANSWER_WAIT;
+        let deadline = Instant::now() + REPLY_WAIT;
         let os = |error| Error::Os { at: self.dir.clone(), what: "poll", error };
         if !os::wait(socket.as_fd(), Until::Readable, deadline).map_err(os)? {
-            return Err(Error::Silent(self.dir.clone()));
+            return Err(Error::Timeout(self.dir.clone()));
         }
         let (mut buf, mut fds) = ([0; 64], Vec::new());
         let got = os::recv(socket.as_fd(), &mut buf, &mut fds, FDS_MAX).map_err(|_| gone())?;
         let Received::Bytes(n) = got else { return Err(gone()) };
         match Message::from_bytes(&buf[..n]) {
-            Some(answer) if answer.what == want => Ok((answer, fds)),
+            Some(reply) if reply.what == want => Ok((reply, fds)),
             _ => Err(gone()),
         }
     }
 }
 
 impl Table {
-    /// The first of `n` free pages in a row.
+    /// Reserves `n` contiguous pages. Returns the first.
     fn reserve(&self, n: usize) -> Option<usize> {
         let mut used = lock(&self.used);
         let (mut first, mut run) = (0, 0);
@@ -174,7 +174,7 @@ impl Table {
         Some(first)
     }
 
-    /// Grants in use with exactly these flags, in the order of their pages.
+    /// Grants in use with exactly these flags, in page order.
     #[cfg(test)]
     fn granted(&self, flags: u16) -> Vec<u32> {
         let is = |gref: &u32| {
@@ -191,7 +191,7 @@ impl Table {
         lock(&self.used)[first..first + n].fill(false);
     }
 
-    /// Grants a page. The flags come last: what the back end finds in use is whole.
+    /// Grants a page. The flags are written last, so that an entry in use is complete.
     fn grant(&self, page: usize, domid: u16, flags: u16) -> u32 {
         let at = (page + GREF_RESERVED as usize) * ENTRY;
         self.table.store_u16(at + 2, domid);

@@ -6,13 +6,13 @@ use shm::{Access, Area, Domain, Failed, GRANT_LEN, Grants, Mapping, Piece, Seg, 
 
 use super::{BACK, ENTRY, GTF_PERMIT_ACCESS, GTF_READONLY};
 
-/// What a front end handed over.
+/// Memory and grant table of a front end.
 pub struct Memory {
     memory: Arc<Mapping>,
     table: Area,
     entries: u32,
     pages: u32,
-    /// Copies made by grant.
+    /// Number of copies by grant.
     #[cfg(test)]
     copies: std::sync::atomic::AtomicU64,
 }
@@ -33,12 +33,12 @@ impl Memory {
         &self.memory
     }
 
-    /// Where the page of a grant is, in bytes; why not, if it may not be used so.
+    /// The offset of a grant's page in the memory, or why it cannot be accessed like this.
     pub fn find(&self, gref: u32, access: Access) -> Result<usize, &'static str> {
         if gref >= self.entries {
             return Err("no such entry in the grant table");
         }
-        // In one piece: the entry that is checked is the one that is used.
+        // In one load: the entry that is checked is the one that is used.
         let entry = self.table.load_u64(gref as usize * ENTRY);
         let (flags, domid, frame) = (entry as u16, (entry >> 16) as u16, (entry >> 32) as u32);
         if flags & 3 != GTF_PERMIT_ACCESS {
@@ -48,10 +48,10 @@ impl Memory {
             return Err("granted to another domain");
         }
         if access == Access::Write && flags & GTF_READONLY != 0 {
-            return Err("granted for reading only");
+            return Err("granted read-only");
         }
         if frame >= self.pages {
-            return Err("a frame that the domain does not have");
+            return Err("a frame outside the domain's memory");
         }
         Ok(frame as usize * GRANT_LEN as usize)
     }
@@ -74,30 +74,30 @@ impl Memory {
     }
 }
 
-/// The offset, if so many bytes from there stay in the page.
+/// The offset, if this many bytes from it are inside the page.
 fn inside(offset: u16, len: u32) -> Option<usize> {
     (u32::from(offset).checked_add(len)? <= GRANT_LEN).then_some(usize::from(offset))
 }
 
-/// All front ends of this process, in whatever directories: copies between any are one batch.
-/// A domain's number here is its place in the list; the front end itself is always domain 1.
+/// All front ends of this process, in any directory: copies between them are one batch. The number
+/// of a domain here is its index; front ends themselves are always domain 1.
 #[derive(Default)]
 pub struct AllGrants(RwLock<Vec<Slot>>);
 
 struct Slot {
     memory: Option<Arc<Memory>>,
-    /// While someone holds it, the place is not used again.
+    /// The index is not reused while this is referenced.
     domain: Weak<Domain>,
 }
 
-/// The one list of this process.
+/// The only list of this process.
 pub fn all() -> &'static Arc<AllGrants> {
     static ALL: OnceLock<Arc<AllGrants>> = OnceLock::new();
     ALL.get_or_init(Arc::default)
 }
 
 impl AllGrants {
-    /// A new domain; `None` when there are as many as there are numbers.
+    /// Adds a domain; `None` if there are no more numbers.
     pub fn add(self: &Arc<Self>, memory: Arc<Memory>) -> Option<Arc<Domain>> {
         let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let free = |s: &Slot| s.memory.is_none() && s.domain.strong_count() == 0;
@@ -113,15 +113,15 @@ impl AllGrants {
         Some(domain)
     }
 
-    /// Copies by grant from and to the domain's pages.
+    /// Number of copies by grant from and to the domain's pages.
     #[cfg(test)]
     pub fn copies(&self, domain: &Domain) -> u64 {
         let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let memory = slots[usize::from(domain.id())].memory.as_ref().expect("it is there");
+        let memory = slots[usize::from(domain.id())].memory.as_ref().expect("the domain exists");
         memory.copies.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// The domain is gone: every copy from or to it fails from now on.
+    /// Removes a domain: all later copies from or to it fail.
     pub fn remove(&self, domain: &Domain) {
         let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = slots.get_mut(usize::from(domain.id())) {

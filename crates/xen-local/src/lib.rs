@@ -1,21 +1,21 @@
 //! A vif without Xen: both halves on this machine, as separate processes, for tests and the lab.
 //!
-//! [`Back`] and [`Front`] are hosts of `xen-netif`, beside real Xen: grants lie in memfds, event
-//! channels are pairs of eventfds, and [`store`] is a xenstore.
+//! [`Back`] and [`Front`] are hosts of `xen-netif`, an alternative to real Xen: grants are in
+//! memfds, event channels are pairs of eventfds, and [`store`] is a xenstore.
 //!
 //! ```text
-//!   DIR/xenstored    the real wire protocol; who connects there acts for domain 1
-//!   DIR/hypervisor   the front end hands over its memory and its grant table, and gets channels
+//!   DIR/xenstored    the real wire protocol; clients act for domain 1
+//!   DIR/hypervisor   the front end sends its memory and its grant table, and gets channels
 //! ```
-//! One DIR is one vif, between domain 0 (who makes the sockets) and domain 1, device 0. The host
-//! plays the toolstack: it writes both directories when a front end comes, and removes them when
-//! it goes and the back half has closed (or ten seconds later).
+//! A DIR is one vif, between domain 0 (which creates the sockets) and domain 1, device 0. The host
+//! acts as the toolstack: it creates both directories when a front end connects, and removes them
+//! when it has disconnected and the back half has closed (at most ten seconds later).
 //!
-//! The grant table has the entries of Xen's version 1, `{flags u16, domid u16, frame u32}`; frames
-//! count pages of the memory. The back end reads an entry in one piece, and checks that one.
+//! The grant table has Xen's version 1 entries, `{flags u16, domid u16, frame u32}`; frames are
+//! pages of the memory. The back end loads an entry once, and checks that copy.
 //!
-//! What it does not do: a front end that revokes a grant while it is mapped is not held back; it
-//! is its own memory, and stays mapped.
+//! Not supported: revoking a grant while it is mapped. The page stays mapped; it is the front end's
+//! own memory.
 
 #![forbid(unsafe_code)]
 
@@ -35,7 +35,7 @@ pub use front::Front;
 const STORE: &str = "xenstored";
 const HYPERVISOR: &str = "hypervisor";
 
-/// Domain of the back end, and of the front end.
+/// Domains of the back end and of the front end.
 const BACK: u16 = 0;
 const FRONT: u16 = 1;
 
@@ -46,11 +46,11 @@ const GTF_READONLY: u16 = 4;
 const GREF_RESERVED: u32 = 8;
 /// Size of a table entry, in bytes.
 const ENTRY: usize = 8;
-/// Most pages a front end may bring: 1 GiB.
+/// Maximum number of pages of a front end: 1 GiB.
 const PAGES_MAX: u32 = 1 << 18;
-/// Most descriptors of one message.
+/// Maximum number of descriptors per message.
 const FDS_MAX: usize = 4;
-/// Most channels at a time.
+/// Maximum number of channels at a time.
 const PORTS_MAX: usize = 256;
 
 /// A message over the hypervisor's socket: four words.
@@ -61,15 +61,15 @@ struct Message {
     b: u32,
 }
 
-/// Front end, with its memory and its table: version, pages.
+/// From the front end, with its memory and its table: version, pages.
 const HELLO: u32 = 1;
-/// Answer: the front end's domain.
+/// Reply: the front end's domain.
 const WELCOME: u32 = 2;
-/// Front end: a port, please. Answer: its number, with what to read and what to write.
+/// From the front end: allocate a port. Reply: its number, and descriptors to read and to write.
 const PORT: u32 = 3;
-/// Front end: a port is closed.
+/// From the front end: a port was closed.
 const CLOSE: u32 = 4;
-/// Of this protocol.
+/// Version of this protocol.
 const VERSION: u32 = 1;
 
 impl Message {
@@ -81,7 +81,7 @@ impl Message {
         bytes
     }
 
-    /// `None` for what is no message.
+    /// `None` if the message is invalid.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: [u8; 16] = bytes.try_into().ok()?;
         let word = |at: usize| bytes[at..at + 4].try_into().map_or(0, u32::from_le_bytes);

@@ -1,18 +1,17 @@
 //! A xenstore server for machines without Xen: the real wire protocol over Unix sockets.
 //!
-//! One thread owns the `tree`, sleeps in epoll, and serves every connection in turn. Each
-//! connection acts for a domain: domain 0 may do everything, others what permissions and
-//! [`Limits`] allow. What a domain's changes make of work for others' watches is done a bounded
-//! piece at a time (`telling`), and the domain is not read from while too much of it waits. What a
-//! client sends never ends the thread: a message that is none closes its connection, everything
-//! else gets its answer.
+//! One thread owns the `tree`, sleeps in epoll, and serves all connections. Each connection acts
+//! for a domain: domain 0 has full access, others are subject to permissions and [`Limits`]. Events
+//! caused by a domain's changes are delivered in parts of limited size (`events`), and no requests
+//! are read from the domain while too many are pending. No client can end the thread: an invalid
+//! message closes its connection, every other one gets a reply.
 //!
-//! What it does not do: nothing is kept on disk, and there is no ring version for kernels.
+//! Not supported: storage on disk, and the shared ring used by kernels.
 
 mod connection;
+mod events;
 mod exchange;
 mod session;
-mod telling;
 mod tree;
 
 use std::collections::BTreeMap;
@@ -28,31 +27,31 @@ use xen_netif::store::{Access, Perm, Store, StoreError};
 pub use self::exchange::{Exchange, Usage};
 
 use self::connection::Connection;
+use self::events::EventQueue;
 use self::session::{Fired, World};
-use self::telling::Telling;
 use self::tree::Tree;
 
-/// What a connection of a domain other than 0 may have. xenstored's own defaults.
+/// Limits of a connection that does not act for domain 0; xenstored's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Nodes a domain may own.
+    /// Nodes owned by a domain.
     pub nodes: usize,
-    /// Watches of one connection.
+    /// Watches of a connection.
     pub watches: usize,
-    /// Transactions of one connection at a time.
+    /// Concurrent transactions of a connection.
     pub transactions: usize,
-    /// Nodes one transaction may touch.
+    /// Nodes touched by a transaction.
     pub touched: usize,
-    /// Longest value, in bytes.
+    /// Length of a value, in bytes.
     pub value_len: usize,
     /// Entries of a node's permissions.
     pub perms: usize,
-    /// Connections of all sockets together.
+    /// Connections of all sockets.
     pub connections: usize,
 }
 
 impl Limits {
-    /// What xenstored grants a guest.
+    /// Limits of xenstored for a guest.
     pub const XENSTORED: Self = Self {
         nodes: 1000,
         watches: 128,
@@ -64,14 +63,14 @@ impl Limits {
     };
 }
 
-/// A running store. It ends, and its sockets go, with this value.
+/// A running store. Its sockets are removed on drop.
 pub struct Server {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Shared {
-    /// Readable when there are commands.
+    /// Readable when commands are pending.
     wake: OwnedFd,
     commands: Mutex<Vec<Command>>,
 }
@@ -86,9 +85,9 @@ impl Server {
     /// Starts an empty store.
     ///
     /// # Errors
-    /// When descriptors or threads ran out.
+    /// Out of descriptors or threads.
     pub fn start(limits: Limits) -> Result<Self, StoreError> {
-        let os = |what| move |error| StoreError::Os { name: "of our own".into(), what, error };
+        let os = |what| move |error| StoreError::Os { name: "xen-local".into(), what, error };
         let wake = os::eventfd().map_err(os("eventfd"))?;
         let epoll = Epoll::new().map_err(os("epoll"))?;
         epoll.add(wake.as_fd(), WAKE).map_err(os("epoll"))?;
@@ -96,8 +95,8 @@ impl Server {
         let service = Service::new(Arc::clone(&shared), epoll, limits);
         let thread = std::thread::Builder::new().name("xenstore".into());
         let run = move || {
-            // A client makes this thread work for milliseconds (a commit of many nodes); workers
-            // that share its CPU preempt it. At worst it runs like any other thread.
+            // A client can keep this thread busy for milliseconds (a commit of many nodes); workers
+            // that share its CPU preempt it. Without the priority it runs like any other thread.
             let _ = rustix::process::nice(10);
             service.run();
         };
@@ -105,22 +104,22 @@ impl Server {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Listens at `path`; who connects there acts for domain `domid`.
+    /// Listens at `path`; clients act for domain `domid`.
     ///
     /// # Errors
-    /// [`StoreError::Socket`] says what stands in the way.
+    /// [`StoreError::Socket`].
     pub fn listen(&self, path: &Path, domid: u16) -> Result<(), StoreError> {
         let listener = Listener::bind(path, Carries::Stream)?;
         self.shared.command(Command::Listen(listener, domid));
         Ok(())
     }
 
-    /// A client in this process that acts for domain `domid`.
+    /// Connects a client in this process that acts for domain `domid`.
     ///
     /// # Errors
-    /// When descriptors ran out.
+    /// Out of descriptors.
     pub fn connect(&self, domid: u16) -> Result<Store, StoreError> {
-        let name = format!("of our own, domain {domid}");
+        let name = format!("xen-local, domain {domid}");
         let (ours, theirs) = os::socketpair().map_err(|error| StoreError::Os {
             name: name.clone(),
             what: "socketpair",
@@ -135,7 +134,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shared.command(Command::Stop);
         if let Some(thread) = self.thread.take() {
-            // It does not panic; if it did, there is nothing left to stop.
+            // It does not panic; an error would leave nothing to stop.
             let _ = thread.join();
         }
     }
@@ -148,10 +147,10 @@ impl Shared {
     }
 }
 
-/// Tag of the wake-up descriptor; sockets get the numbers above.
+/// Tag of the wake-up descriptor; sockets have larger tags.
 const WAKE: u64 = 0;
 
-/// What the thread owns.
+/// State of the thread.
 struct Service {
     shared: Arc<Shared>,
     epoll: Epoll,
@@ -160,7 +159,7 @@ struct Service {
     listeners: BTreeMap<u64, (Listener, u16)>,
     connections: BTreeMap<u64, Connection>,
     next: u64,
-    telling: Telling,
+    events: EventQueue,
 }
 
 impl Service {
@@ -173,16 +172,16 @@ impl Service {
             listeners: BTreeMap::new(),
             connections: BTreeMap::new(),
             next: WAKE + 1,
-            telling: Telling::default(),
+            events: EventQueue::default(),
         }
     }
 
     fn run(mut self) {
-        // The set itself failing is a bug of ours; the clients are told by their ends closing.
-        while let Ok(ready) = self.epoll.wait(self.patience()) {
+        // A failing epoll set is our bug; clients notice that their connections close.
+        while let Ok(ready) = self.epoll.wait(self.timeout()) {
             for ready in ready {
                 if ready.tag == WAKE {
-                    if !self.commands() {
+                    if !self.run_commands() {
                         return;
                     }
                 } else if self.listeners.contains_key(&ready.tag) {
@@ -191,21 +190,21 @@ impl Service {
                     self.serve(ready.tag, ready.readable);
                 }
             }
-            self.tell_some();
+            self.deliver_some();
         }
     }
 
-    /// How long it may sleep: not at all while there are events to be delivered.
-    fn patience(&self) -> Option<Duration> {
-        (!self.telling.is_done()).then_some(Duration::ZERO)
+    /// Maximum time to sleep: none while events are pending.
+    fn timeout(&self) -> Option<Duration> {
+        (!self.events.is_empty()).then_some(Duration::ZERO)
     }
 
-    /// Whether to go on.
-    fn commands(&mut self) -> bool {
+    /// Runs pending commands. Returns whether to continue.
+    fn run_commands(&mut self) -> bool {
         os::drain(self.shared.wake.as_fd());
         let commands = {
-            let mut waiting = self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::take(&mut *waiting)
+            let mut pending = self.shared.commands.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(&mut *pending)
         };
         for command in commands {
             match command {
@@ -240,11 +239,11 @@ impl Service {
         }
     }
 
-    /// Reads, answers and writes; then tells everyone of what changed.
+    /// Reads, runs and replies to requests; then delivers events of their changes.
     fn serve(&mut self, tag: u64, readable: bool) {
         let Some(connection) = self.connections.get_mut(&tag) else { return };
         let domid = connection.domid();
-        if connection.is_listened() && self.telling.is_in_arrears(domid) {
+        if connection.is_listened() && self.events.is_over_limit(domid) {
             return;
         }
         let mut fired = Vec::new();
@@ -252,44 +251,44 @@ impl Service {
         let mut world = World { tree: &mut self.tree, fired: &mut fired, released: &mut released };
         let alive = connection.serve(&mut world, readable);
         for domid in released {
-            fired.extend(self.tree.forget(domid).into_iter().map(Fired::Node));
-            // Whoever acted for it is not to act for the next domain of that number.
+            fired.extend(self.tree.remove_domain(domid).into_iter().map(Fired::Node));
+            // Their connections must not act for the next domain with that number.
             self.connections.retain(|t, c| *t == tag || !c.is_of(domid));
         }
         if !alive {
             self.connections.remove(&tag);
         }
-        self.tell(fired, domid);
+        self.deliver(fired, domid);
         if let Some(connection) = self.connections.get(&tag) {
             connection.poll_for(&self.epoll, tag);
         }
     }
 
-    /// Tells those in this process of what domain `by` changed; others are told later, some at a
-    /// time.
-    fn tell(&mut self, fired: Vec<Fired>, by: u16) {
+    /// Delivers events of changes by domain `by` to clients in this process at once, and queues
+    /// them for others.
+    fn deliver(&mut self, fired: Vec<Fired>, by: u16) {
         if fired.is_empty() {
             return;
         }
         let mut later = Vec::new();
-        let mut told = Vec::new();
+        let mut flushed = Vec::new();
         for (tag, connection) in &mut self.connections {
             if connection.is_listened() {
                 later.push(*tag);
             } else {
                 fired.iter().for_each(|fired| connection.fire(fired));
-                told.push(*tag);
+                flushed.push(*tag);
             }
         }
-        told.into_iter().for_each(|tag| self.flush(tag));
-        self.telling.add(fired, by, later);
+        flushed.into_iter().for_each(|tag| self.flush(tag));
+        self.events.add(fired, by, later);
     }
 
-    /// Goes on with what is to be told; how many steps that were.
-    fn tell_some(&mut self) -> usize {
+    /// Delivers some of the queued events. Returns the number of steps.
+    fn deliver_some(&mut self) -> usize {
         let mut done = 0;
-        while done < telling::STEPS
-            && let Some((tag, fired)) = self.telling.next()
+        while done < events::STEPS
+            && let Some((tag, fired)) = self.events.next()
         {
             let mut cost = 1;
             if let Some(connection) = self.connections.get_mut(&tag) {
@@ -297,7 +296,7 @@ impl Service {
                 connection.fire(fired);
             }
             done += cost;
-            if let Some(tag) = self.telling.advance() {
+            if let Some(tag) = self.events.advance() {
                 self.flush(tag);
             }
         }

@@ -1,4 +1,4 @@
-//! Both halves of a host in one process; and of `xen-netif`, what takes a host to test.
+//! Both halves of a host in one process; and those tests of `xen-netif` that need a host.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -16,14 +16,14 @@ mod home;
 mod plug;
 mod rings;
 
-/// A directory of its own, which the host makes and removes.
+/// A unique directory, created and removed by the host.
 fn dir() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     std::env::temp_dir().join(format!("pvswitch-host-{}-{n}", std::process::id()))
 }
 
-/// The back half's end of a directory.
+/// Host interface of the back half.
 fn back(dir: &Path) -> Arc<dyn host::Back> {
     Arc::new(Back::open(dir).unwrap())
 }
@@ -36,7 +36,7 @@ fn readable(fd: &OwnedFd) -> bool {
 fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !done() {
-        assert!(Instant::now() < end, "waited in vain for {what}");
+        assert!(Instant::now() < end, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -46,7 +46,7 @@ fn why<T, E: std::error::Error>(got: Result<T, E>) -> String {
 }
 
 #[test]
-fn both_halves_meet_and_leave_nothing() {
+fn both_halves_connect_and_clean_up() {
     let dir = dir();
     let back = back(&dir);
     let front = Front::open(&dir).unwrap();
@@ -58,7 +58,7 @@ fn both_halves_meet_and_leave_nothing() {
     fs.write("device/vif/0/state", "4").unwrap();
     let theirs = bs.read(&format!("{peer}/frontend")).unwrap().unwrap();
     assert_eq!(bs.read(&format!("{theirs}/state")).unwrap().as_deref(), Some("4"));
-    assert!(fs.write(&format!("{peer}/state"), "6").is_err(), "the guest may not");
+    assert!(fs.write(&format!("{peer}/state"), "6").is_err(), "not permitted for a guest");
     let mac = fs.read("device/vif/0/mac").unwrap().unwrap();
     assert!(mac.starts_with("00:16:3e:") && mac.len() == 17, "{mac}");
 
@@ -80,11 +80,11 @@ fn both_halves_meet_and_leave_nothing() {
     drop((ours, fs, bs));
     eventually("the port to close", || back.bind(1, port).is_err());
     drop((front, back));
-    assert!(!dir.exists(), "nothing is left");
+    assert!(!dir.exists(), "removed");
 }
 
 #[test]
-fn grants_are_copied_as_the_table_allows() {
+fn grants_are_copied_as_permitted_by_the_table() {
     let dir = dir();
     let back = back(&dir);
     let front = Front::open(&dir).unwrap();
@@ -120,11 +120,11 @@ fn grants_are_copied_as_the_table_allows() {
     assert_eq!(write(writable.grefs[0]), None);
     assert_eq!(read(writable.grefs[0], 4092), Ok(*b"abcd"));
     assert_eq!(write(readonly.grefs[0]), Some(Failed::Destination));
-    assert!(why(back.map(1, readonly.grefs[0])).contains("reading only"));
+    assert!(why(back.map(1, readonly.grefs[0])).contains("read-only"));
     assert!(why(back.map(1, ended)).contains("not in use"));
     assert!(why(back.map(1, others.grefs[0])).contains("another domain"));
     assert!(why(back.map(1, u32::MAX)).contains("no such entry"));
-    assert!(why(back.map(2, 8)).contains("domain 2 is not there"));
+    assert!(why(back.map(2, 8)).contains("domain 2 does not exist"));
     assert!(why(back.bind(1, 77)).contains("no such port"));
 
     let grants = [(writable.grefs[0], false), (readonly.grefs[0], true)];
@@ -136,8 +136,8 @@ fn grants_are_copied_as_the_table_allows() {
     assert!(pages[0].seg(4090, 7).is_none() && pages[0].seg(u16::MAX, u16::MAX).is_none());
     assert!(back.map_static(1, &[grants[0], (readonly.grefs[0], false)]).is_err());
     drop(front);
-    eventually("the domain to go", || back.domain(1).is_err());
-    assert_eq!(read(writable.grefs[0], 100), Err(Failed::Source), "gone with its domain");
+    eventually("the domain to be removed", || back.domain(1).is_err());
+    assert_eq!(read(writable.grefs[0], 100), Err(Failed::Source), "removed with its domain");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn copies_between_two_directories_are_one_batch() {
 }
 
 #[test]
-fn pages_given_back_are_given_out_again_zeroed() {
+fn released_pages_are_zeroed_before_reuse() {
     let dir = dir();
     let _back = back(&dir);
     let front = Front::open(&dir).unwrap();
@@ -173,7 +173,7 @@ fn pages_given_back_are_given_out_again_zeroed() {
     assert!(why(front.alloc(1 << 20, 0, false)).contains("use fewer queues"));
 }
 
-/// A front end that hands over what it likes.
+/// A front end that sends arbitrary messages.
 fn hostile(dir: &Path, bytes: &[u8], fds: &[&OwnedFd]) -> OwnedFd {
     let socket = os::connect(&dir.join("hypervisor"), Carries::Messages).unwrap();
     let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
@@ -188,7 +188,7 @@ fn words(words: [u32; 3]) -> Vec<u8> {
 }
 
 #[test]
-fn front_ends_that_make_no_sense_are_sent_away() {
+fn invalid_front_ends_are_disconnected() {
     let dir = dir();
     let back = back(&dir);
     let memory = || rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::empty()).unwrap();
@@ -217,7 +217,7 @@ fn front_ends_that_make_no_sense_are_sent_away() {
         let got = os::recv(socket.as_fd(), &mut [0; 64], &mut Vec::new(), 0).unwrap();
         assert_eq!(got, os::Received::Closed, "{bytes:?}");
     }
-    // Before and instead of a HELLO, a port.
+    // A request for a port before HELLO.
     let early = hostile(&dir, &words([3, 0, 0]), &[]);
     drop(early);
     let front = Front::open(&dir).unwrap();
@@ -236,14 +236,14 @@ fn a_front_end_that_truncates_its_memory_is_survived() {
         rustix::fs::ftruncate(&fd, 1 << 16).unwrap();
         fd
     });
-    // Entry 8: in use, for domain 0, frame 2. Entry 9: a frame it does not have.
+    // Entry 8: in use, for domain 0, frame 2. Entry 9: a frame outside its memory.
     let entries = [[1_u16, 0, 2, 0], [1, 0, 16, 0]].concat();
     let bytes: Vec<u8> = entries.iter().flat_map(|w| w.to_le_bytes()).collect();
     rustix::io::pwrite(&table, &bytes, 8 * 8).unwrap();
     let _socket = hostile(&dir, &words([1, 1, 16]), &[&memory, &table]);
     eventually("the domain", || back.domain(1).is_ok());
     let ring = back.map(1, 8).unwrap();
-    assert!(why(back.map(1, 9)).contains("does not have"));
+    assert!(why(back.map(1, 9)).contains("outside the domain"));
     let area = ring.area().unwrap();
     area.store_u32(0, 5);
     assert!(!ring.is_lost());
@@ -255,7 +255,7 @@ fn a_front_end_that_truncates_its_memory_is_survived() {
 }
 
 #[test]
-fn a_front_end_that_dies_makes_room_for_the_next() {
+fn a_killed_front_end_makes_room_for_the_next() {
     let dir = dir();
     let back = back(&dir);
     let store = back.store().unwrap();
@@ -264,10 +264,10 @@ fn a_front_end_that_dies_makes_room_for_the_next() {
     store.write(&node("state"), "4").unwrap();
     let old = first.store().unwrap();
     drop(first);
-    // The back half sees it go, and closes before the directory does.
+    // The back half notices, and closes before the directory is removed.
     eventually("online to fall", || store.read(&node("online")).unwrap().as_deref() == Some("0"));
     assert_eq!(store.read("/local/domain/1/device/vif/0/state").unwrap(), None);
-    assert!(old.read("device/vif/0/state").unwrap_err().is_gone(), "its connection went with it");
+    assert!(old.read("device/vif/0/state").unwrap_err().is_gone(), "its connection was closed");
     let next = std::thread::spawn({
         let dir = dir.clone();
         move || Front::open(&dir).map(|f| f.store().unwrap().vifs())
@@ -279,15 +279,15 @@ fn a_front_end_that_dies_makes_room_for_the_next() {
 }
 
 #[test]
-fn directories_that_will_not_do() {
+fn invalid_directories() {
     let dir = dir();
     assert!(why(Front::open(&dir)).contains("start the other side first"));
     let back = back(&dir);
     assert!(why(Back::open(&dir)).contains("another process listens there"));
     assert!(dir.join("xenstored").exists(), "the first one still serves");
     drop(back);
-    assert!(why(Back::open(&dir.join("a/b"))).contains("cannot be made"));
-    // What a killed process left is replaced.
+    assert!(why(Back::open(&dir.join("a/b"))).contains("cannot create"));
+    // Files left by a killed process are replaced.
     std::fs::create_dir(&dir).unwrap();
     for name in ["xenstored", "hypervisor"] {
         drop(std::os::unix::net::UnixListener::bind(dir.join(name)).unwrap());
@@ -297,7 +297,7 @@ fn directories_that_will_not_do() {
     std::fs::remove_dir(&dir).unwrap();
 }
 
-/// As in Xen: two that wait for one channel would take its events from each other.
+/// As in Xen: two readers of one channel would consume each other's events.
 #[test]
 fn a_channel_is_bound_once_at_a_time() {
     let dir = dir();
@@ -305,15 +305,14 @@ fn a_channel_is_bound_once_at_a_time() {
     let front = Front::open(&dir).unwrap();
     let (port, _ours) = front.channel(0).unwrap();
     let first = back.bind(1, port).unwrap();
-    assert!(why(back.bind(1, port)).contains("cannot be bound: it is bound already"));
+    assert!(why(back.bind(1, port)).contains("cannot be bound: already bound"));
     assert!(why(back.bind(1, port + 1)).contains("no such port"));
     drop(first);
     drop(back.bind(1, port).unwrap());
     drop(back.bind(1, port).unwrap());
 }
 
-/// XSA-332 and XSA-391: however many events the other end sends, whoever sleeps is woken once, and
-/// looks once.
+/// XSA-332 and XSA-391: any number of events from the other end wakes a sleeping reader once.
 #[test]
 fn a_storm_of_events_is_one_event() {
     let dir = dir();
@@ -329,21 +328,21 @@ fn a_storm_of_events_is_one_event() {
 }
 
 #[test]
-fn both_halves_of_a_shared_channel_learn_of_every_event() {
+fn both_halves_of_a_shared_channel_get_every_event() {
     use rustix::event::epoll;
     let dir = dir();
     let back = back(&dir);
     let front = Front::open(&dir).unwrap();
     let (port, theirs) = front.channel(0).unwrap();
     let halves = SharedChannel::pair(back.bind(1, port).unwrap()).unwrap();
-    // As workers wait: for edges, and never reading what they wait for.
+    // As in workers: edge-triggered, without reading the descriptor.
     let sets = halves.each_ref().map(|half| {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&set, &*half.fd(), epoll::EventData::new_u64(0), edge).unwrap();
         set
     });
-    let told = |set: &OwnedFd| {
+    let events = |set: &OwnedFd| {
         let mut events = Vec::with_capacity(4);
         let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         epoll::wait(set, rustix::buffer::spare_capacity(&mut events), Some(&none)).unwrap()
@@ -351,19 +350,19 @@ fn both_halves_of_a_shared_channel_learn_of_every_event() {
     use xen_netif::port::Event as _;
     for round in 0..4 {
         theirs.notify();
-        // One takes it before the other even looked.
+        // One consumes it before the other has checked.
         let first = round % 2;
-        assert_eq!(told(&sets[first]), 1, "round {round}");
+        assert_eq!(events(&sets[first]), 1, "round {round}");
         halves[first].ack();
-        assert_eq!(told(&sets[1 - first]), 1, "round {round}: taken from the other");
+        assert_eq!(events(&sets[1 - first]), 1, "round {round}: consumed by the other");
         halves[1 - first].ack();
-        assert_eq!((told(&sets[0]), told(&sets[1])), (0, 0), "round {round}");
+        assert_eq!((events(&sets[0]), events(&sets[1])), (0, 0), "round {round}");
     }
-    // Neither acks between two events: both are told again.
+    // Neither acks between two events: both are notified again.
     theirs.notify();
-    assert_eq!((told(&sets[0]), told(&sets[1])), (1, 1));
+    assert_eq!((events(&sets[0]), events(&sets[1])), (1, 1));
     theirs.notify();
-    assert_eq!((told(&sets[0]), told(&sets[1])), (1, 1));
+    assert_eq!((events(&sets[0]), events(&sets[1])), (1, 1));
     halves[0].notify();
     assert!(readable(&theirs.fd()));
 }

@@ -1,4 +1,4 @@
-//! The store of our own against Debian's xenstore tools (package xenstore-utils).
+//! Our store with Debian's xenstore tools (package xenstore-utils).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use xen_local::store::{Limits, Server};
 use xen_netif::store::Store;
 
-/// Where the tools are, if they are.
+/// Directory of the tools, if they are installed.
 fn tools() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).find(|dir| dir.join("xenstore-ls").exists())
@@ -51,7 +51,7 @@ fn debians_tools_work_on_our_store() {
     let mut watch = Command::new("timeout");
     watch.args(["20", "xenstore-watch", "-n", "3", "/a"]).env("XENSTORED_PATH", &socket);
     let watch = watch.stdout(Stdio::piped()).spawn().unwrap();
-    // It is told at once, then of each change: whatever is written until it ends.
+    // It prints an event at once, then one per change: write until it exits.
     let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let ended = std::sync::Arc::clone(&done);
     let writer = std::thread::spawn(move || {

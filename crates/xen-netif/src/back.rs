@@ -1,14 +1,14 @@
 //! The back half of a vif: its handshake over xenstore.
 //!
-//! * `state`: the states of both ends, and the ways between them
-//! * `keys`: what a back end offers and a front end asks for, checked
+//! * `state`: the states of both ends, and the transitions between them
+//! * `keys`: keys offered by a back end and requested by a front end, validated
 //! * `vif`: one vif's state machine
-//! * `plug`: its rings, plugged into the queue pairs of a port
-//! * `bus`: all vifs of one back-end domain, and those that come and go
-//! * `tree`, `store`: what of xenstore they need, and xenstore
+//! * `plug`: connects its rings to the queue pairs of a port
+//! * `bus`: all vifs of one back-end domain, and changes of their number
+//! * `tree`, `store`: the interface to xenstore, and xenstore
 //!
-//! The state machine decides and writes keys; mapping rings and binding channels is done by a
-//! [`Plug`], all of it or nothing.
+//! The state machine makes decisions and writes keys; rings are mapped and channels bound by a
+//! [`Plug`], all of them or none.
 
 mod bus;
 mod keys;
@@ -24,7 +24,7 @@ pub(crate) mod fake;
 pub use bus::Bus;
 pub(crate) use keys::decimal;
 pub use keys::{
-    CtrlKeys, FEATURES, Offer, QUEUES_MAX, QueueKeys, Refused, Request, Takes, without,
+    CtrlKeys, FEATURES, FrontFeatures, Offer, QUEUES_MAX, QueueKeys, Refused, Request, without,
 };
 pub use plug::{Queues, Socket};
 pub use state::State;
@@ -32,5 +32,5 @@ pub use store::Home;
 pub use tree::{Failure, Tree};
 pub use vif::{Handshake, Plug, Settings, Status, VifId};
 
-/// Largest MTU of a vif, in bytes.
+/// Maximum MTU of a vif, in bytes.
 pub const MTU_MAX: u16 = 9216;

@@ -1,13 +1,13 @@
 //! The front half of a vif: its handshake over xenstore, and its queues with their pages.
 //!
-//! * `step`: what to do next, by the states of both ends
-//! * `keys`: what a back end offers, and what we write for it
+//! * `step`: the next step, from the states of both ends
+//! * `keys`: the back end's offer, and the keys we write
 //! * `vif`: one vif's handshake
 //! * `tx`, `rx`: the rings of one queue, with the pages granted for them
 //! * `ctrl`: the control ring, and static grants over it
-//! * `rings`: what makes all of them
+//! * `rings`: creates all of them
 //!
-//! The handshake decides and writes keys; making rings and channels is done by a [`Rings`].
+//! The handshake makes decisions and writes keys; rings and channels are created by [`Rings`].
 
 mod ctrl;
 mod keys;
@@ -18,9 +18,9 @@ mod tx;
 mod vif;
 
 pub use ctrl::{Ctrl, Kept};
-pub use keys::{Agreed, Wishes};
+pub use keys::{Agreed, FrontOptions};
 pub use rings::{FrontRings, Queue, Sizes};
-pub use rx::{RxDrops, RxQueue, vnet_hdr, wants_head};
+pub use rx::{RxDrops, RxQueue, needs_head, vnet_hdr};
 pub use step::{Step, step};
 pub use tx::{Refused, TxQueue};
 pub use vif::{BACK, Handshake, Named, Rings, Status};

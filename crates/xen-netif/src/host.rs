@@ -1,10 +1,10 @@
-//! What a hypervisor does for the two halves: grants, event channels, and which store.
+//! Interface to the hypervisor for both halves: grants, event channels and the store.
 //!
-//! A host is a [`Back`] and a [`Front`]. Those of this crate are [`xen`]'s: real Xen, through
-//! /dev/xen/{gntdev,gntalloc,evtchn}. The crate `xen-local` has others, for machines without Xen.
+//! A host is a [`Back`] and a [`Front`]. This crate implements them for real Xen in [`xen`], with
+//! /dev/xen/{gntdev,gntalloc,evtchn}; the crate `xen-local` for machines without Xen.
 //!
-//! A host is called when rings are made and ended, never for a frame: what a burst uses is what
-//! it handed out, which are [`Channel`]s, mapped pages, and domains for `shm`'s copies by grant.
+//! A host is called when rings are created and released, never per frame. Bursts use what it
+//! returned: [`Channel`]s, mapped pages, and domains for grant copies in `shm`.
 
 mod channel;
 mod error;
@@ -20,31 +20,31 @@ pub use error::HostError;
 
 use crate::store::{Store, StoreError};
 
-/// A granted page, as a length in memory.
+/// Size of a granted page.
 const PAGE: usize = GRANT_LEN as usize;
 
-/// What the back half of a vif needs.
+/// Host interface of a vif's back half.
 pub trait Back: Send + Sync {
-    /// A connection to the store, as this back end's domain.
+    /// Connects to the store as this back end's domain.
     ///
     /// # Errors
     /// [`StoreError`].
     fn store(&self) -> Result<Store, StoreError>;
 
-    /// The domain that grants come from.
+    /// The domain whose grants are copied.
     ///
     /// # Errors
-    /// [`HostError::NoDomain`], if it does not exist (real Xen is not asked).
+    /// [`HostError::NoDomain`] if it does not exist (not checked on real Xen).
     fn domain(&self, domid: u16) -> Result<Arc<Domain>, HostError>;
 
-    /// At least `len` bytes of private memory that copies to and from grants are faster with;
-    /// `None` if any memory will do, or there is none of that kind.
+    /// At least `len` bytes of private memory that makes grant copies faster; `None` if any memory
+    /// is as fast, or none is left.
     fn private(&self, len: usize) -> Option<Private>;
 
-    /// Maps one granted page; returns the mapping and the page's offset in it.
+    /// Maps one granted page. Returns the mapping and the page's offset in it.
     ///
     /// # Errors
-    /// [`HostError`]: for instance a grant that does not exist, or for reading only.
+    /// [`HostError`]: for instance a missing or read-only grant.
     fn map_page(
         &self,
         domid: u16,
@@ -55,28 +55,28 @@ pub trait Back: Send + Sync {
     /// Binds a domain's event channel.
     ///
     /// # Errors
-    /// [`HostError`]: for instance a port that does not exist.
+    /// [`HostError`]: for instance a missing port.
     fn bind(&self, domid: u16, port: u32) -> Result<Channel, HostError>;
 
-    /// Which other back end serves this vif, and what to do about it; `None`: no other.
-    fn claimed(&self, domid: u16, devid: u32) -> Option<String>;
+    /// The other back end that serves this vif, with advice; `None`: no other.
+    fn claimed_by(&self, domid: u16, devid: u32) -> Option<String>;
 }
 
-/// What the front half of a vif needs.
+/// Host interface of a vif's front half.
 pub trait Front: Send + Sync {
-    /// A connection to the store, as this front end's domain.
+    /// Connects to the store as this front end's domain.
     ///
     /// # Errors
     /// [`StoreError`].
     fn store(&self) -> Result<Store, StoreError>;
 
-    /// `pages` zeroed pages, granted to a back end.
+    /// Allocates `pages` zeroed pages, granted to a back end.
     ///
     /// # Errors
-    /// [`HostError`]: for instance no more pages.
+    /// [`HostError`]: for instance no free pages.
     fn alloc(&self, pages: u32, backend_domid: u16, readonly: bool) -> Result<Pages, HostError>;
 
-    /// A new event channel for a back end to bind: its port, and our end.
+    /// Allocates an event channel for a back end to bind. Returns its port and our end.
     ///
     /// # Errors
     /// [`HostError`].
@@ -93,10 +93,10 @@ impl dyn Back {
         Ok(RingPage { mapping, offset })
     }
 
-    /// Maps pages that stay mapped: (grant reference, for reading only). All or none.
+    /// Maps static grants: (grant reference, whether read-only). All or none.
     ///
     /// # Errors
-    /// As [`map_page`](Back::map_page): it names the grant.
+    /// As [`map_page`](Back::map_page); it names the grant.
     pub fn map_static(
         &self,
         domid: u16,
@@ -111,31 +111,31 @@ impl dyn Back {
     }
 }
 
-/// A granted page of a ring, mapped. Its grant is given back when no [`Area`] of it is left.
+/// A mapped page of a ring. Its grant is released with the last [`Area`] of it.
 pub struct RingPage {
     mapping: Arc<Mapping>,
     offset: usize,
 }
 
 impl RingPage {
-    /// Its words.
+    /// The page as an area.
     pub fn area(&self) -> Option<Area> {
         Area::of(&self.mapping, self.offset, PAGE)
     }
 
-    /// Whether the peer took the memory away: stop the port.
+    /// Whether the peer revoked the memory: the port must be stopped.
     pub fn is_lost(&self) -> bool {
         self.mapping.is_lost()
     }
 }
 
-/// A granted page that stays mapped, to copy from and to. The mapping goes with its last clone.
+/// A statically granted page, to copy from and to. It is unmapped with its last clone.
 #[derive(Clone, Debug)]
 pub struct StaticPage {
     mapping: Arc<Mapping>,
     offset: usize,
     readonly: bool,
-    /// What its guest pays for it.
+    /// Charge to its guest's account.
     _charge: Option<Arc<Charge>>,
 }
 
@@ -145,19 +145,19 @@ impl StaticPage {
         Self { mapping, offset, readonly, _charge: None }
     }
 
-    /// It is paid for by `charge`, which lasts as long as the page.
+    /// Keeps `charge` as long as the page is mapped.
     #[must_use]
-    pub fn paid_by(self, charge: Charge) -> Self {
+    pub fn with_charge(self, charge: Charge) -> Self {
         Self { _charge: Some(Arc::new(charge)), ..self }
     }
 
-    /// `len` bytes to read at `offset` of the page; `None` if they leave it.
+    /// `len` bytes to read at `offset` of the page; `None` if they exceed it.
     #[inline]
     pub fn seg(&self, offset: u16, len: u16) -> Option<Seg<'_>> {
         self.mapping.seg(self.place(offset, len)?, len.into())
     }
 
-    /// `len` bytes to write; `None` if they leave the page, or it may not be written.
+    /// `len` bytes to write; `None` if they exceed the page, or it is read-only.
     #[inline]
     pub fn seg_mut(&self, offset: u16, len: u16) -> Option<SegMut<'_>> {
         let place = self.place(offset, len).filter(|_| !self.readonly)?;
@@ -170,7 +170,7 @@ impl StaticPage {
     }
 }
 
-/// Pages of ours, granted to a back end. The grants end with the memory.
+/// Our pages, granted to a back end. The grants end with the memory.
 pub struct Pages {
     /// The memory; page `i` is at address `i * 4096`.
     pub memory: Arc<GuestMemory>,
@@ -191,7 +191,7 @@ impl Pages {
         Ok(Self { memory: Arc::new(memory), grefs })
     }
 
-    /// The words of page `i`.
+    /// Page `i` as an area.
     pub fn area(&self, i: usize) -> Option<Area> {
         let addr = u64::try_from(i).ok()?.checked_mul(GRANT_LEN.into())?;
         Area::new(&self.memory, addr, PAGE)

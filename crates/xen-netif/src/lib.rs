@@ -1,8 +1,8 @@
-//! Xen netif, both ends: how a Xen guest's rings and grants come to the switch.
+//! Xen netif, both ends: connects a Xen guest's rings and grants to the switch.
 //!
-//! * [`store`]: xenstore's wire protocol, a client, and a server of our own
-//! * [`host`]: grants and event channels, of real Xen or of this machine's own making
-//! * [`back`]: the back half's handshake, one state machine for each vif
+//! * [`store`]: xenstore's wire protocol, and a client
+//! * [`host`]: grants and event channels, of real Xen or of a replacement
+//! * [`back`]: the back half's handshake, one state machine per vif
 //! * [`port`]: its rings as ports of the switch
 //! * [`front`]: the front half, for `nic`, `gen` and tests
 //!

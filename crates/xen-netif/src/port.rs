@@ -1,36 +1,36 @@
 //! The rings of a vif as ports of the switch (`io/netif.h`).
 //!
-//! [`XenIngress`] is the back half of a tx ring, [`XenEgress`] that of an rx ring. What a guest
-//! sends lies in pages it granted, and is copied once, by one call for a burst, straight to where
-//! the receiver wants it: `shm::Copies` gathers, the hypervisor copies. Pages that a guest has
-//! mapped for good, as static grants, are memory as any.
+//! [`XenIngress`] is the back half of a tx ring, [`XenEgress`] that of an rx ring. A guest's frames
+//! are in pages that it granted, and are copied once, by one call per burst, directly to the
+//! receiver: `shm::Copies` collects, the hypervisor copies. Pages with a static grant are mapped,
+//! and used like any memory.
 //!
-//! Both stay in place while the guest comes and goes: they are *activated* with a ring and
-//! *deactivated* again under their lock, by the control thread, between two bursts. What the queues
-//! of one vif share, they share in a [`Vif`].
+//! Both exist before and after the guest is connected: the control thread *activates* them with a
+//! ring and *deactivates* them, under their lock, between two bursts. State shared by the queues of
+//! one vif is in a [`Vif`].
 //!
-//! A guest that [chose a hash](hash) gets each frame on the queue that its table says, from the
-//! burst after the one that learned of it, and the hash with it; cross-connected ports, where no
-//! one looks at frames, do neither.
+//! A guest that [configured a hash](hash) receives each frame on the queue given by its table, and
+//! its hash, from the burst after the configuration. Cross-connected ports, which do not read
+//! headers, do neither.
 //!
-//! A front half that offers no pages costs others nothing, by the switch's own rules for any
-//! receiver, which do what the kernel's netback has two timers for:
+//! A front half that posts no pages does not affect other ports, by the switch's rules for any
+//! receiver. These replace two timers of the kernel's netback:
 //!
 //! | | netback | here |
 //! |---|---|---|
-//! | what waits for it | 512 KiB of frames | some of each sender's, in its own ring |
-//! | those are dropped (*drain*) | after 10 s | after 50 ms if it took none, else 1 s |
-//! | without `feature-rx-notify` | after 30 ms | the same; its ring is looked at meanwhile |
+//! | frames held for it | 512 KiB of frames | some of each sender's, in its own ring |
+//! | they are dropped (*drain*) | after 10 s | after 50 ms if it took none, else 1 s |
+//! | without `feature-rx-notify` | after 30 ms | the same; its ring is polled meanwhile |
 //! | new ones are dropped (*stall*) | after 60 s, by carrier off | from the first drop on |
-//! | that ends | when it has offered enough pages | with the first frame that fits |
-//! | an operator is told | by that, and in the log | after 60 s, in the log and by `ctl show` |
+//! | this ends | when it has posted enough pages | with the first frame that fits |
+//! | reported to operators | by that, and in the log | after 60 s, in the log and by `ctl show` |
 //! | without `feature-rx-notify` | never | never: its ring would have to be watched for the end |
 //!
-//! The kernel takes the carrier off its own interface, so that a bridge sends nothing there; no
-//! front half is told. Here nothing has to be: the pages are looked at for each frame.
+//! The kernel disables the carrier of its own interface, so that a bridge sends nothing to it; the
+//! front half is not notified. Here this is not needed: posted pages are checked for each frame.
 //!
-//! What it does not do: no page flipping, no XDP headroom, no GSO prefix. The hash that a guest
-//! sends with a frame is checked and not passed on: the receiver's own table says what it gets.
+//! Not supported: page flipping, XDP headroom, GSO prefix. The hash that a guest sends with a frame
+//! is validated but not forwarded: the receiver's own table determines its hash.
 
 pub mod control;
 mod egress;
@@ -55,7 +55,7 @@ use switch::vnet::Offloads;
 
 use self::control::Orders;
 
-/// What a front half takes; all absent by default, as where it wrote no key.
+/// Features of a front half; all absent by default, as without keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
     /// `feature-sg`: frames in several slots.
@@ -68,53 +68,53 @@ pub struct Peer {
     pub csum4: bool,
     /// `feature-ipv6-csum-offload`: over IPv6.
     pub csum6: bool,
-    /// `feature-rx-notify`: it notifies when it has offered pages.
+    /// `feature-rx-notify`: it sends an event when it has posted pages.
     pub rx_notify: bool,
 }
 
 impl Peer {
-    /// The same in the switch's words. Those know no one who takes partial checksums over IPv6
-    /// alone; such a one gets none.
-    fn takes(&self) -> Offloads {
+    /// The features as offloads. These have no value for partial checksums over IPv6 only; such a
+    /// guest gets none.
+    fn offloads(&self) -> Offloads {
         Offloads {
             csum: self.csum4,
             csum_v4_only: !self.csum6,
             tso4: self.sg && self.gso4,
             tso6: self.sg && self.gso6,
-            // No extra info says that CWR is for the first segment alone.
+            // No extra info says that CWR is only for the first segment.
             ..Offloads::default()
         }
     }
 }
 
-/// What a ring is used with.
+/// Resources that a ring is used with.
 #[derive(Clone)]
 pub struct Wiring {
     /// Its event channel.
     pub channel: Arc<dyn Event>,
-    /// Whose grants its slots name.
+    /// The domain whose grants its slots name.
     pub domain: Arc<Domain>,
-    /// What the front half takes.
+    /// Features of the front half.
     pub peer: Peer,
-    /// The flag of the rx ring's page, where `feature-smart-poll` was agreed on.
+    /// The flag in the rx ring's page, if both ends support `feature-smart-poll`.
     pub smart_poll: Option<Arc<SmartPoll>>,
-    /// What its queues share.
+    /// State shared by the queues of the vif.
     pub vif: Arc<Vif>,
-    /// What the guest ordered over its control ring; of a guest without one, nothing ever.
+    /// Settings made over the control ring; never any if the guest has none.
     pub orders: Arc<Orders>,
     /// The number of its queue.
     pub queue: usize,
 }
 
 impl Wiring {
-    /// Tells the front half of `answers` that were published: if `needed` or, with smart poll, if
-    /// it does not poll. Returns how many notifications that made.
-    fn tell(&self, answers: bool, needed: bool) -> u64 {
-        let tell = self.smart_poll.as_ref().map_or(needed, |smart| answers && smart.claim());
-        if tell {
+    /// Notifies the front half of published responses: if `needed` or, with smart poll, if it does
+    /// not poll. Returns the number of notifications. `responses`: whether there are any.
+    fn notify(&self, responses: bool, needed: bool) -> u64 {
+        let notify = self.smart_poll.as_ref().map_or(needed, |smart| responses && smart.claim());
+        if notify {
             self.channel.notify();
         }
-        u64::from(tell)
+        u64::from(notify)
     }
 }
 
@@ -122,18 +122,18 @@ fn fault(malformed: Malformed) -> Fault {
     Fault(malformed.to_string())
 }
 
-/// The queues of a port; they outlive what is connected to them.
+/// A port's queue pair; it exists without a guest, too.
 pub type Pair = switch::pair::Pair<XenIngress, XenEgress>;
 
-/// Returns once neither queue of `pair` uses a static grant that its guest has taken back: waits
-/// for the bursts in progress.
-pub fn forget_grants(pair: &Pair) {
-    lock(&pair.ingress).forget_grants();
-    lock(&pair.egress).forget_grants();
+/// Returns when neither queue of `pair` uses a static grant that its guest has removed: waits for
+/// bursts in progress.
+pub fn release_grants(pair: &Pair) {
+    lock(&pair.ingress).release_grants();
+    lock(&pair.egress).release_grants();
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere is our bug and ends the program; the guard is as good as any.
+    // A panic in another thread ends the program; the data is still valid.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

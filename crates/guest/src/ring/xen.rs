@@ -10,7 +10,7 @@ use ::ring::xen::{Armed, PAGE_LEN, RxPacket, RxSlot};
 use shm::{GuestMemory, Seg};
 use switch::frame::HEAD_LEN;
 use switch::vnet::VnetHdr;
-use xen_netif::front::{RxQueue, TxQueue, vnet_hdr, wants_head};
+use xen_netif::front::{RxQueue, TxQueue, needs_head, vnet_hdr};
 use xen_netif::host;
 
 use super::{Buffers, HDR_LEN, Malformed};
@@ -62,7 +62,7 @@ impl XenTx {
     /// Length of the longest frame in one of `buffers` that the ring accepts.
     pub fn longest(&self, buffers: &Buffers) -> u32 {
         let first = u32::from(buffers.offset) + HDR_LEN as u32;
-        if self.queue.takes_sg() { FRAME_MAX } else { u32::from(PAGE_LEN) - first }
+        if self.queue.has_sg() { FRAME_MAX } else { u32::from(PAGE_LEN) - first }
     }
 
     /// Sends the first `len` bytes of buffer `i`, which begin with the header; false: refused.
@@ -139,7 +139,7 @@ impl XenRx {
             frames += 1;
         }
         // No other code publishes these pages, because they belong to no frame.
-        if queue.has_reoffered() {
+        if queue.has_reposted() {
             queue.publish();
             *kicks += u64::from(channel.kick(queue.notify_needed()));
         }
@@ -159,7 +159,7 @@ fn seg<'m>(memory: &'m GuestMemory, slot: &RxSlot) -> Seg<'m> {
 
 /// The header of a packet, by a copy of its first bytes; `None`: invalid.
 fn hdr_of(packet: &RxPacket, memory: &GuestMemory) -> Option<VnetHdr> {
-    if !wants_head(packet) {
+    if !needs_head(packet) {
         return vnet_hdr(packet, &[]);
     }
     let (mut head, mut at) = ([0; HEAD_LEN], 0);

@@ -385,7 +385,7 @@ fn smart_poll_needs_both_sides_and_suppresses_events() {
 fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !done() {
-        assert!(Instant::now() < end, "timed out: {what}");
+        assert!(Instant::now() < end, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -1,4 +1,4 @@
-//! Two guests, of which the first sends to the second: their halves of both rings.
+//! Two guests, the first of which sends to the second: their halves of both rings.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,27 +19,27 @@ use xen_netif::host::{Back, Front, Pages};
 use xen_netif::port::control::{Control, Orders};
 use xen_netif::port::{Event, PageMapper, Pair, Peer, Vif, Wiring};
 
-/// Frames sent at once.
+/// Frames per send.
 pub const FRAMES: usize = 32;
 
-/// A sending queue, a receiving queue, and what the switch has of them.
+/// A sending queue, a receiving queue, and the switch's halves of them.
 pub struct Lane {
     pub ingress: Arc<Mutex<dyn Ingress>>,
     pub ingress_stats: Arc<IngressStats>,
-    /// Until it is a port's.
+    /// Until it is moved to a port.
     pub egress: Option<EgressQueue>,
     pub guests: Box<dyn Guests>,
 }
 
-/// What the guests do.
+/// The guests' work.
 pub trait Guests {
-    /// The first sends [`FRAMES`] frames.
+    /// Sends [`FRAMES`] frames from the first guest.
     fn send(&mut self);
-    /// Takes back what was sent, and takes what came; how many frames came.
+    /// Reclaims sent frames, and receives. Returns the number of frames received.
     fn take(&mut self) -> usize;
 }
 
-/// Start of a frame: IPv4 and UDP, of a flow of its own.
+/// Start of a frame: IPv4 and UDP, of flow `flow`.
 fn head(flow: u16, len: u16) -> Vec<u8> {
     let mut head = [super::MACS[1], super::MACS[0]].concat();
     head.extend([0x08, 0, 0x45, 0]);
@@ -57,7 +57,7 @@ fn head(flow: u16, len: u16) -> Vec<u8> {
 const BUFFER: u64 = 2048;
 const BASE: u64 = 0x10_0000;
 
-/// A guest: its memory and one ring, the driver half of it.
+/// A guest: its memory, and the driver half of one ring.
 struct Half {
     memory: Arc<GuestMemory>,
     driver: DriverQueue,
@@ -154,10 +154,10 @@ impl Guests for Virtio {
 
 // ---- Xen ----
 
-/// Slots of a ring, and so buffers.
+/// Slots of a ring, and number of buffers.
 pub const SLOTS: u16 = 256;
 
-/// Nobody sleeps.
+/// A channel without a peer that sleeps.
 struct Quiet;
 
 impl Event for Quiet {
@@ -174,7 +174,7 @@ struct Xen {
     _keeps: Arc<Keeps>,
 }
 
-/// What both guests live on, in the order it goes.
+/// Resources of both guests, in drop order.
 struct Keeps {
     _pages: Vec<Pages>,
     _domains: [Domain; 2],
@@ -188,7 +188,7 @@ impl Drop for Dir {
     }
 }
 
-/// A domain, its front end and its back end.
+/// A domain with its front end and its back end.
 struct Domain {
     front: xen_local::Front,
     back: Arc<dyn Back>,
@@ -204,12 +204,12 @@ fn domain() -> Domain {
     Domain { front, back, _dir: Dir(dir) }
 }
 
-/// Has the back end map these grants for good, over the control ring.
+/// Has the back end map these grants permanently, over the control ring.
 fn keep(domain: &Domain, orders: &Arc<Orders>, pairs: &[Pair], grants: &[(usize, Vec<u32>)]) {
     let pages = domain.front.alloc(2, 0, false).expect("pages");
     let mut front = FrontCtrl::new(pages.area(0).expect("a page"));
     let ring = domain.back.map(1, pages.grefs[0]).expect("granted").area().expect("a page");
-    let granter = domain.back.domain(1).expect("it is there");
+    let granter = domain.back.domain(1).expect("a domain");
     let mapper = PageMapper::new(Arc::clone(&domain.back), 1, pairs.to_vec(), |e| panic!("{e}"));
     let ring = BackCtrl::attach(ring).expect("a fresh ring");
     let mut control = Control::new(ring, granter, Arc::clone(orders), Some(Box::new(mapper)));
@@ -228,7 +228,7 @@ fn keep(domain: &Domain, orders: &Arc<Orders>, pairs: &[Pair], grants: &[(usize,
     }
 }
 
-/// All queues of two vifs. Grants are copied by memcpy, or with `statics` stay mapped.
+/// All queues of two vifs. Grants are copied by memcpy or, with `statics`, stay mapped.
 pub fn vif(queues: u16, statics: bool, len: u16) -> Vec<Lane> {
     let [a, b] = [domain(), domain()];
     let agreed = Agreed {
@@ -252,7 +252,7 @@ pub fn vif(queues: u16, statics: bool, len: u16) -> Vec<Lane> {
     for (queue, (from, to)) in pairs[0].iter().zip(&pairs[1]).enumerate() {
         let wiring = |side: usize, domain: &Domain| Wiring {
             channel: Arc::new(Quiet),
-            domain: domain.back.domain(1).expect("it is there"),
+            domain: domain.back.domain(1).expect("a domain"),
             peer,
             smart_poll: None,
             vif: Arc::clone(&vifs[side]),
@@ -324,7 +324,7 @@ impl Guests for Xen {
         while self.rx.take(&mut self.packet, 1).expect("well formed") {
             frames += 1;
             for slot in &self.packet.slots {
-                self.rx.offer(slot.request.id);
+                self.rx.post(slot.request.id);
             }
         }
         self.rx.publish();

@@ -1,4 +1,4 @@
-//! The settings of the switch as options of `run`: one for each of the schema.
+//! Options of `run` for the settings of the switch, one for each entry of the schema.
 
 use api::help::{of_run, run_options};
 use api::schema::{Choice, Entry, Type, Value};
@@ -55,7 +55,7 @@ fn option(entry: &'static Entry) -> Arg {
     }
 }
 
-/// Lists of CPUs as one: the option may be repeated.
+/// Joins lists of CPUs: the option may be repeated.
 fn all_cpus<'a>(lists: impl Iterator<Item = &'a Value>) -> Value {
     let cpus = lists.flat_map(|list| match list {
         Value::Cpus(cpus) => cpus.clone(),
@@ -64,7 +64,7 @@ fn all_cpus<'a>(lists: impl Iterator<Item = &'a Value>) -> Value {
     Value::Cpus(cpus.collect())
 }
 
-/// What clap knows of a value, it says by itself: the words, the range.
+/// Values that clap validates and lists itself (choices, ranges) have clap's own parsers.
 fn parser(entry: &'static Entry) -> ValueParser {
     let parse = |text: String| entry.parse(&text);
     match entry.value {

@@ -1,6 +1,6 @@
-//! Numbers as people read them. Whatever comes in, nothing negative and no `NaN` comes out.
+//! Numbers in human-readable form. No input gives a negative number or `NaN`.
 
-/// `amount` with three digits and a prefix: `0`, `950`, `12.3 k`, `3.21 M`.
+/// Formats `amount` with three digits and a prefix: `0`, `950`, `12.3 k`, `3.21 M`.
 pub fn si(amount: f64) -> String {
     let mut amount = sane(amount);
     if amount < 0.95 {
@@ -20,13 +20,13 @@ pub fn si(amount: f64) -> String {
     format!("{}{prefix}", three_digits(amount))
 }
 
-/// A bit rate: `1.54 Gbit/s`.
+/// Formats a bit rate: `1.54 Gbit/s`.
 pub fn bits(per_second: f64) -> String {
     let text = si(per_second);
     if text.contains(' ') { format!("{text}bit/s") } else { format!("{text} bit/s") }
 }
 
-/// A time given in ns: `812 ns`, `25.8 us`, `9.53 ms`, `1.20 s`.
+/// Formats a time given in ns: `812 ns`, `25.8 us`, `9.53 ms`, `1.20 s`.
 pub fn time_ns(ns: f64) -> String {
     let ns = sane(ns);
     if ns < 999.5 {
@@ -40,7 +40,7 @@ pub fn time_ns(ns: f64) -> String {
     format!("{} {unit}", three_digits(amount))
 }
 
-/// A share of one core, given as a fraction: `0 %`, `0.4 %`, `38 %`, `150 %`.
+/// Formats a share of one core, given as a fraction: `0 %`, `0.4 %`, `38 %`, `150 %`.
 pub fn percent(fraction: f64) -> String {
     let percent = sane(fraction) * 100.0;
     match percent {
@@ -52,12 +52,12 @@ pub fn percent(fraction: f64) -> String {
     }
 }
 
-/// `n` with the word for it: `1 core`, `2 cores`.
+/// Formats `n` with its noun: `1 core`, `2 cores`.
 pub fn plural(n: u64, word: &str) -> String {
     if n == 1 { format!("1 {word}") } else { format!("{n} {word}s") }
 }
 
-/// `part / whole`, and 0 where that makes no sense.
+/// Returns `part / whole`, or 0 if the result is not a positive number.
 pub fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { sane(part / whole) } else { 0.0 }
 }
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn times_pick_their_unit() {
+    fn times_have_a_suitable_unit() {
         assert_eq!(time_ns(812.0), "812 ns");
         assert_eq!(time_ns(25_840.0), "25.8 us");
         assert_eq!(time_ns(999_700.0), "1.00 ms");
@@ -108,13 +108,13 @@ mod tests {
     }
 
     #[test]
-    fn shares_show_small_ones_too() {
+    fn small_shares_are_not_rounded_to_zero() {
         let all = [0.0, 0.000_01, 0.004, 0.05, 0.38, 1.5].map(percent);
         assert_eq!(all, ["0 %", "<0.01 %", "0.40 %", "5.0 %", "38 %", "150 %"]);
     }
 
     #[test]
-    fn nonsense_is_nought() {
+    fn invalid_numbers_are_shown_as_zero() {
         for bad in [f64::NAN, f64::INFINITY, -1.0] {
             assert_eq!(
                 (si(bad), time_ns(bad), percent(bad)),

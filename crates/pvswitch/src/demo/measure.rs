@@ -1,4 +1,4 @@
-//! What is measured: the switch's own counters, and what the kernel says of each process.
+//! Measurements: the switch's counters, and the kernel's accounting of each process.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,17 +9,17 @@ use serde_json::Value;
 use super::format::ratio;
 use api::control::{Request, call};
 
-/// What the kernel counted for one process.
+/// Resource usage of one process, as counted by the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// CPU time, in ns.
     pub cpu_ns: u64,
-    /// Times one of its threads gave up the CPU to wait for something.
+    /// Voluntary context switches of its threads.
     pub wakeups: u64,
 }
 
 impl Usage {
-    /// Of process `pid`, all threads; nothing if there is no such process.
+    /// Reads the usage of process `pid`, all threads; zero if the process does not exist.
     pub fn of(pid: u32) -> Self {
         let mut usage = Self::default();
         let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return usage };
@@ -41,7 +41,7 @@ impl Usage {
     }
 }
 
-/// The first figure of a schedstat: CPU time. A kernel built without it shows zeros.
+/// The first field of a schedstat: CPU time. A kernel built without it shows zeros.
 fn schedstat_ns(text: &str) -> Option<u64> {
     let mut words = text.split_whitespace();
     let ns = words.next()?.parse().ok()?;
@@ -49,7 +49,7 @@ fn schedstat_ns(text: &str) -> Option<u64> {
     (slices > 0).then_some(ns)
 }
 
-/// User and system time of a stat, in clock ticks; the name before may hold spaces.
+/// User and system time from a stat file, in clock ticks; the process name may contain spaces.
 fn stat_ns(text: &str) -> Option<u64> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut words = rest.split_whitespace().skip(11);
@@ -63,29 +63,29 @@ fn voluntary_switches(text: &str) -> Option<u64> {
     line.trim().parse().ok()
 }
 
-/// Counters of one port, as the switch has them.
+/// Counters of one port of the switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortCount {
     /// Frames from the guest.
     pub sent: u64,
-    /// Bytes of those.
+    /// Bytes of these frames.
     pub sent_bytes: u64,
     /// Frames to the guest.
     pub received: u64,
-    /// Bytes of those.
+    /// Bytes of these frames.
     pub received_bytes: u64,
-    /// Guest to switch.
+    /// Notifications from the guest.
     pub kicks: u64,
-    /// Switch to guest.
+    /// Notifications to the guest.
     pub calls: u64,
     /// Frames dropped, for any reason.
     pub drops: u64,
-    /// Times the guest broke the protocol.
+    /// Protocol violations of the guest.
     pub faults: u64,
 }
 
 impl PortCount {
-    /// From one port of the answer to `stats`.
+    /// Reads a port from the reply to `stats`.
     fn read(port: &Value) -> Self {
         let sum = |way: &str, counts: &dyn Fn(&str) -> bool| {
             let queues = port[way].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -125,7 +125,7 @@ impl PortCount {
 /// Counters of all ports, by name.
 pub type Ports = BTreeMap<String, PortCount>;
 
-/// Asks the switch at `control`.
+/// Queries the switch at `control`.
 pub fn ports(control: &Path) -> Result<Ports, String> {
     let (answer, _) = call(control, &Request::Stats).map_err(|error| error.to_string())?;
     let ports = answer["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -136,7 +136,7 @@ pub fn ports(control: &Path) -> Result<Ports, String> {
 /// All counters at one time.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// When.
+    /// Time of the snapshot.
     pub at: Instant,
     /// The switch's counters.
     pub ports: Ports,
@@ -146,10 +146,10 @@ pub struct Snapshot {
     pub guests: BTreeMap<String, Usage>,
 }
 
-/// What happened between two snapshots.
+/// Differences between two snapshots.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// How long that was.
+    /// Time between them.
     pub span: Duration,
     ports: Ports,
     /// The switch's process.
@@ -158,11 +158,11 @@ pub struct Change {
 }
 
 impl Change {
-    /// From `before` to `after`.
+    /// Computes the differences from `before` to `after`.
     pub fn between(before: &Snapshot, after: &Snapshot) -> Self {
         let was = |name: &String| before.ports.get(name).copied().unwrap_or_default();
         let ports = after.ports.iter().map(|(n, p)| (n.clone(), p.since(was(n)))).collect();
-        // The time before a guest was started is no use of it.
+        // CPU time of a guest before its first snapshot does not count.
         let was = |name: &String, now: Usage| before.guests.get(name).copied().unwrap_or(now);
         let guests = after.guests.iter().map(|(n, u)| (n.clone(), u.since(was(n, *u)))).collect();
         Self {
@@ -173,22 +173,22 @@ impl Change {
         }
     }
 
-    /// A port's counts.
+    /// Counters of a port.
     pub fn port(&self, name: &str) -> PortCount {
         self.ports.get(name).copied().unwrap_or_default()
     }
 
-    /// `count` a second.
+    /// `count` per second.
     pub fn rate(&self, count: u64) -> f64 {
         ratio(count as f64, self.span.as_secs_f64())
     }
 
-    /// Share of one core that the switch took.
+    /// Share of one core used by the switch.
     pub fn switch_cpu(&self) -> f64 {
         ratio(self.switch.cpu_ns as f64, self.span.as_nanos() as f64)
     }
 
-    /// Share of one core that a guest took.
+    /// Share of one core used by a guest.
     pub fn guest_cpu(&self, port: &str) -> f64 {
         let ns = self.guests.get(port).map_or(0, |usage| usage.cpu_ns);
         ratio(ns as f64, self.span.as_nanos() as f64)
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn proc_files_are_understood() {
+    fn proc_files_are_parsed() {
         assert_eq!(schedstat_ns("123456 789 42\n"), Some(123_456));
         assert_eq!(schedstat_ns("0 0 0\n"), None);
         assert_eq!(schedstat_ns(""), None);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_usage_grows_and_nobody_has_none() {
+    fn usage_of_a_missing_process_is_zero() {
         let before = Usage::of(std::process::id());
         assert!(before.cpu_ns > 0);
         assert_eq!(Usage::of(u32::MAX), Usage::default());
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_over_the_time_that_passed() {
+    fn rates_are_per_second_of_elapsed_time() {
         let start = Instant::now();
         let before = snapshot(start, 100, 1_000);
         let after = snapshot(start + Duration::from_millis(500), 1100, 250_001_000);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_and_counters_that_fall_are_no_rate() {
+    fn no_elapsed_time_or_falling_counters_give_rate_zero() {
         let start = Instant::now();
         let (early, late) = (snapshot(start, 100, 50), snapshot(start, 40, 20));
         let change = Change::between(&early, &late);

@@ -1,4 +1,4 @@
-//! The demo's processes, and the folder for their sockets and logs. Both end with their values.
+//! The demo's processes, and the folder for their sockets and logs. Both are cleaned up on drop.
 
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
@@ -12,22 +12,22 @@ use serde_json::Value;
 
 use super::Fail;
 
-/// Longest folder name that leaves room for sockets' names in a socket address.
+/// Longest folder name that leaves room for file names in a socket address.
 const FOLDER_LEN_MAX: usize = 70;
-/// Time a process has to end after SIGTERM.
+/// Maximum time for a process to exit after SIGTERM.
 const END_MAX: Duration = Duration::from_secs(5);
-/// Lines shown of a failed process's log.
+/// Lines shown of the log of a failed process.
 const LOG_LINES: usize = 6;
 
-/// A private folder below the one for temporary files; removed when dropped.
+/// A private folder in the directory for temporary files; removed on drop.
 #[derive(Debug)]
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Creates one; its name is short enough for sockets in it.
+    /// Creates a folder with a name short enough for sockets in it.
     ///
     /// # Errors
-    /// It cannot be created.
+    /// The folder cannot be created.
     pub fn new() -> std::io::Result<Self> {
         let mut base = std::path::absolute(std::env::temp_dir())?;
         if base.as_os_str().len() > FOLDER_LEN_MAX - 32 {
@@ -35,16 +35,16 @@ impl Folder {
         }
         for n in 0.. {
             let path = base.join(format!("pvd-{}-{n}", std::process::id()));
-            // Fails where anything has that name, a link too: the folder is ours alone.
+            // Fails if the name exists, even as a link: the folder is private.
             match DirBuilder::new().mode(0o700).create(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 made => return made.map(|()| Self(path)),
             }
         }
-        unreachable!("there is no last number")
+        unreachable!("the range is unbounded")
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -56,7 +56,7 @@ impl Drop for Folder {
     }
 }
 
-/// A process of this program; killed when dropped.
+/// A process of this program; killed on drop.
 #[derive(Debug)]
 pub struct Process {
     name: &'static str,
@@ -66,7 +66,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `program`; its output goes to files in `dir`.
+    /// Starts `program`; its output is written to files in `dir`.
     pub fn start(
         dir: &Path,
         name: &'static str,
@@ -83,7 +83,7 @@ impl Process {
             .stdin(Stdio::null())
             .stdout(file(&out)?)
             .stderr(file(&log)?)
-            // Out of the terminal's reach: at Ctrl-C the demo ends its processes in order.
+            // In a separate process group: at Ctrl-C the demo stops its processes in order.
             .process_group(0)
             .spawn()
             .map_err(|error| format!("cannot start {}: {error}", program.display()))?;
@@ -97,11 +97,11 @@ impl Process {
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
-        // Its id is not reused before we wait for it.
+        // The id is not reused before the process is waited for.
         let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
-    /// An error, with the end of its log, if it has ended.
+    /// Returns an error with the end of its log if it has exited.
     pub fn check(&mut self) -> Result<(), Fail> {
         match self.exited()? {
             Some(status) => Err(self.fail(&format!("ended early ({status})"))),
@@ -109,15 +109,15 @@ impl Process {
         }
     }
 
-    /// Ends it with SIGTERM, and waits; an error unless it exits with success.
+    /// Stops it with SIGTERM and waits. Returns an error unless it exits with success.
     pub fn end(&mut self) -> Result<(), Fail> {
         self.signal(Signal::TERM);
         let by = Instant::now() + END_MAX;
         loop {
-            // Read before the check: the machine may have paused in between.
+            // Read before the check: this process may be suspended in between.
             let late = Instant::now() >= by;
             match self.exited()? {
-                None if late => return Err(self.fail("did not end when asked to")),
+                None if late => return Err(self.fail("did not exit after SIGTERM")),
                 None => std::thread::sleep(Duration::from_millis(2)),
                 Some(status) if status.success() => return Ok(()),
                 Some(status) => return Err(self.fail(&format!("failed ({status})"))),
@@ -125,7 +125,7 @@ impl Process {
         }
     }
 
-    /// The last complete line of JSON it printed.
+    /// Returns the last complete line of JSON that it printed.
     pub fn last_json(&self) -> Result<Value, Fail> {
         let text = read(&self.out);
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -135,7 +135,7 @@ impl Process {
 
     fn exited(&mut self) -> Result<Option<ExitStatus>, Fail> {
         let status = self.child.try_wait();
-        status.map_err(|error| self.fail(&format!("cannot be waited for ({error})")))
+        status.map_err(|error| self.fail(&format!(": waiting failed ({error})")))
     }
 
     /// An error about it, with the end of its log, or of its output if it logged nothing.
@@ -147,7 +147,7 @@ impl Process {
         let lines: Vec<_> = text.lines().collect();
         let last = &lines[lines.len().saturating_sub(LOG_LINES)..];
         let mut why = format!("process '{}' {what}", self.name);
-        why += if last.is_empty() { "; it logged nothing" } else { "; the end of its log:" };
+        why += if last.is_empty() { "; it logged nothing" } else { "; end of its log:" };
         last.iter().for_each(|line| why += &format!("\n    | {line}"));
         why.into()
     }
@@ -159,7 +159,7 @@ fn read(path: &Path) -> String {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both do nothing to a process that has ended and was waited for.
+        // Both have no effect on a process that has exited and was waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -185,12 +185,12 @@ mod tests {
     fn text(fail: Fail) -> String {
         match fail {
             Fail::Failed(what) => what,
-            Fail::Interrupted => panic!("nobody interrupted it"),
+            Fail::Interrupted => panic!("it was not interrupted"),
         }
     }
 
     #[test]
-    fn a_process_that_fails_is_named_with_the_end_of_its_log() {
+    fn failed_process_is_reported_with_the_end_of_its_log() {
         let folder = Folder::new().unwrap();
         let script = "for i in 1 2 3 4 5 6 7; do echo line $i >&2; done; exit 3";
         let mut process = shell(&folder, script);

@@ -1,4 +1,4 @@
-//! The scenes: each starts a stage, looks at it for a while, and keeps what it saw.
+//! The scenes: each starts a stage, takes measurements for a while, and keeps the results.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -19,84 +19,84 @@ const ALICE: &str = NAMES[0];
 const BOB: &str = NAMES[1];
 const CAROL: &str = NAMES[2];
 const DAVE: &str = NAMES[3];
-/// How often the demo looks.
+/// Interval between measurements.
 const TICK: Duration = Duration::from_millis(200);
-/// How often it looks whether it is to stop.
+/// Interval between checks for an interrupt.
 const STOP_TICK: Duration = Duration::from_millis(20);
-/// For guests that have just come to come to rest.
+/// Time for new guests to become idle.
 const SETTLE: Duration = Duration::from_millis(300);
-/// The moderate load, in frames a second.
+/// The moderate load, in frames per second.
 pub const MODERATE: u32 = 20_000;
 
-/// Nothing moves.
+/// Result of the idle scene.
 pub struct Idle {
-    /// For how long.
+    /// Length of the measurement.
     pub span: Duration,
-    /// How many guests.
+    /// Number of guests.
     pub guests: usize,
-    /// What the switch used.
+    /// CPU time of the switch.
     pub cpu_ns: u64,
-    /// How often it woke.
+    /// Wake-ups of the switch.
     pub wakeups: u64,
 }
 
-/// As much as goes.
+/// Result of a scene at full speed.
 pub struct Flood {
     /// Frame size.
     pub size: u32,
-    /// Frames delivered a second.
+    /// Frames delivered per second.
     pub rate: f64,
-    /// Bits of those.
+    /// Bits delivered per second.
     pub bits: f64,
-    /// Part of the frames sent that was dropped.
+    /// Fraction of the frames sent that were dropped.
     pub dropped: f64,
-    /// Share of a core the switch took.
+    /// Share of a core used by the switch.
     pub cpu: f64,
-    /// Frames for each notification, in either direction.
+    /// Frames per notification, in either direction.
     pub frames_per_notice: f64,
 }
 
-/// One at a time.
+/// Result of the request-and-response scene.
 pub struct RoundTrips {
-    /// Round trips a second.
+    /// Round trips per second.
     pub rate: f64,
     /// Latency in ns: p50, p99, p99.9.
     pub latency: [f64; 3],
-    /// Share of a core the switch took.
+    /// Share of a core used by the switch.
     pub cpu: f64,
 }
 
-/// One poll policy, idle and under a moderate load.
+/// Result of one poll policy, idle and under a moderate load.
 pub struct PolicyRun {
-    /// Which.
+    /// The policy.
     pub policy: Policy,
-    /// Share of a core the idle switch took.
+    /// Share of a core used by the idle switch.
     pub idle_cpu: f64,
-    /// The same under load.
+    /// Share of a core used under load.
     pub cpu: f64,
-    /// Its wake-ups a second under load.
+    /// Wake-ups of the switch per second under load.
     pub wakeups: f64,
-    /// Frames delivered a second.
+    /// Frames delivered per second.
     pub rate: f64,
     /// Latency from guest to guest in ns: p50, p99.
     pub latency: [f64; 2],
 }
 
-/// A guest misbehaves.
+/// Result of the scene with hostile guests.
 pub struct Hostile {
-    /// Rate of the pair that has nothing to do with it: before, and while each thing happens.
+    /// Frame rate of the unaffected pair: before the faults, and after each of them.
     pub rates: Vec<(&'static str, f64)>,
-    /// Frames of that pair, and how many of them were lost.
+    /// Frames received by that pair.
     pub frames: u64,
-    /// See `frames`.
+    /// Frames of that pair that were lost.
     pub lost: u64,
-    /// Connections with nonsense, and how many of them the switch ended.
-    pub nonsense: (u32, u32),
-    /// Frames a second of the other pair when it was back.
-    pub back: f64,
+    /// Connections with invalid data, and how many of them the switch closed.
+    pub invalid: (u32, u32),
+    /// Frame rate of the other pair after its restart.
+    pub restarted: f64,
 }
 
-/// All that was seen.
+/// Results of all scenes.
 #[derive(Default)]
 pub struct Results {
     /// Scene 1.
@@ -111,26 +111,26 @@ pub struct Results {
     pub hostile: Option<Hostile>,
     /// Scenes that failed, and why.
     pub failures: Vec<(String, String)>,
-    /// It was stopped before its end.
+    /// Whether the demo was interrupted.
     pub interrupted: bool,
 }
 
-/// The demo on its way.
+/// A running demo.
 pub struct Demo<'a> {
     setting: &'a Setting,
     scene: Duration,
     stop: Arc<AtomicBool>,
-    /// What is seen.
+    /// Output.
     pub view: View,
-    /// What was seen.
+    /// Results so far.
     pub results: Results,
     picture: Picture,
-    /// Steps done.
+    /// Completed steps.
     steps: u32,
 }
 
 impl<'a> Demo<'a> {
-    /// Nothing is started yet.
+    /// Creates a demo; nothing is started yet.
     pub fn new(setting: &'a Setting, scene: Duration, stop: Arc<AtomicBool>, view: View) -> Self {
         Self {
             setting,
@@ -143,7 +143,7 @@ impl<'a> Demo<'a> {
         }
     }
 
-    /// All scenes. One that fails is noted, and the next begins.
+    /// Runs all scenes. A failure is recorded, and the next scene begins.
     pub fn play(&mut self) {
         type Scene<'a> = fn(&mut Demo<'a>) -> Result<(), Fail>;
         let scenes: [(&str, u32, Scene<'a>); 5] = [
@@ -151,7 +151,7 @@ impl<'a> Demo<'a> {
             ("full speed", 2, Self::full_speed),
             ("request and response", 1, Self::round_trips),
             ("sleep or poll", 3, Self::policies),
-            ("guests that misbehave", 1, Self::hostile),
+            ("hostile guests", 1, Self::hostile),
         ];
         let mut due = 0;
         for (i, (name, steps, scene)) in scenes.iter().enumerate() {
@@ -185,10 +185,10 @@ impl<'a> Demo<'a> {
         self.view.begin(&self.picture);
     }
 
-    /// The clock: `part` of the current step is over.
+    /// Updates the progress bar: `part` of the current step is done.
     fn progress(&mut self, part: f64) {
         let done = (f64::from(self.steps) + part.clamp(0.0, 1.0)) / f64::from(STEPS);
-        // Each step takes a little longer than its scene: processes start and end.
+        // Each step takes a little longer than its scene, for processes to start and stop.
         let step = self.scene + Duration::from_millis(600);
         self.picture.done = done;
         self.picture.left = (step * STEPS).mul_f64((1.0 - done).max(0.0));
@@ -213,7 +213,7 @@ impl<'a> Demo<'a> {
         stage.join(roles, &move || stop.load(Ordering::Relaxed))
     }
 
-    /// Sleeps, in pieces short enough to stop when asked to.
+    /// Sleeps in steps short enough to react to an interrupt.
     fn sleep(&self, time: Duration) -> Result<(), Fail> {
         let end = Instant::now() + time;
         loop {
@@ -228,18 +228,18 @@ impl<'a> Demo<'a> {
         }
     }
 
-    /// Watches a stage for part of a scene; returns what happened from its start to its end. With
-    /// `ask` off, the switch is not asked for its counters on the way: it would wake.
+    /// Measures a stage for part of a scene. Unless `query` is set, the switch is not queried in
+    /// between, because that would wake it.
     fn watch(
         &mut self,
         stage: &mut Stage<'_>,
-        ask: bool,
+        query: bool,
         parts: std::ops::Range<f64>,
     ) -> Result<Change, Fail> {
         let span = self.scene.mul_f64((parts.end - parts.start).max(0.0));
-        stage.ask()?;
-        if !ask {
-            // The answer's own wake-ups are not to be seen.
+        stage.query()?;
+        if !query {
+            // Excludes the wake-ups of this query.
             self.sleep(Duration::from_millis(20))?;
         }
         let first = stage.snapshot();
@@ -252,8 +252,8 @@ impl<'a> Demo<'a> {
             self.sleep(TICK.min(span - gone).min((span / 4).max(STOP_TICK)))?;
             stage.check()?;
             let mut now = stage.snapshot();
-            if ask {
-                stage.ask()?;
+            if query {
+                stage.query()?;
                 now.at = Instant::now();
                 now.ports = stage.snapshot().ports;
             }
@@ -263,16 +263,16 @@ impl<'a> Demo<'a> {
             last = now;
         }
         let mut end = stage.snapshot();
-        stage.ask()?;
-        let asked = stage.snapshot();
-        if ask {
-            end.at = asked.at;
+        stage.query()?;
+        let last = stage.snapshot();
+        if query {
+            end.at = last.at;
         }
-        end.ports = asked.ports;
+        end.ports = last.ports;
         Ok(Change::between(&first, &end))
     }
 
-    /// Draws what happened since the last look.
+    /// Draws the differences since the last measurement.
     fn paint(&mut self, stage: &Stage<'_>, change: &Change) {
         let row = |port: &&'static str| {
             let count = change.port(port);
@@ -280,7 +280,7 @@ impl<'a> Demo<'a> {
             Row {
                 port: (*port).into(),
                 does: stage.does(port).into(),
-                harmed: stage.harm(port).is_some(),
+                harmed: stage.fault(port).is_some(),
                 sent: change.rate(count.sent),
                 received: change.rate(count.received),
                 bits: change.rate((count.sent_bytes + count.received_bytes) * 8),
@@ -303,10 +303,11 @@ impl<'a> Demo<'a> {
                 None => picture.histories.push((name, vec![rate])),
             }
         }
-        // One that asks knows how long it waits for answers.
-        let asks = |port: &&&str| stage.role(port).is_some_and(|role| role.mode == "rr");
-        if let Some(told) = stage.ports().iter().find(asks).and_then(|port| stage.report(port)) {
-            let [p50, p99] = ["p50", "p99"].map(|q| time_ns(latency(&told, q)));
+        // A guest in request mode reports the latency of its round trips.
+        let requests = |port: &&&str| stage.role(port).is_some_and(|role| role.mode == "rr");
+        let port = stage.ports().iter().find(requests);
+        if let Some(report) = port.and_then(|port| stage.report(port)) {
+            let [p50, p99] = ["p50", "p99"].map(|q| time_ns(latency(&report, q)));
             picture.note = format!("round trips so far: p50 {p50}, p99 {p99}");
         }
         self.view.update(picture);
@@ -316,8 +317,8 @@ impl<'a> Demo<'a> {
 
     fn idle(&mut self) -> Result<(), Fail> {
         self.begin([
-            "Four guests are connected and nothing moves. A switch that polls would burn",
-            "a core now; this one sleeps. Seen from outside, so as not to wake it.",
+            "Four guests are connected and idle. A switch that polls would use a whole",
+            "core; this one sleeps. Measured from outside, so as not to wake it.",
         ]);
         let roles = NAMES.map(|port| Role::sink(port, "waits"));
         let mut stage = self.stage(Policy::ADAPTIVE, &NAMES, &roles)?;
@@ -342,14 +343,14 @@ impl<'a> Demo<'a> {
     fn full_speed(&mut self) -> Result<(), Fail> {
         for (step, size) in [60, 1514].into_iter().enumerate() {
             let about = match size {
-                60 => "Alice sends the smallest frames Ethernet has, as fast as she can; Bob reads",
-                _ => "Now the largest ordinary ones: 1514 bytes. Bob reads",
+                60 => "Alice sends minimum-size Ethernet frames as fast as she can; Bob receives",
+                _ => "Now the largest standard frames: 1514 bytes. Bob receives",
             };
-            self.begin([about, "each. One copy, from her memory into his."]);
+            self.begin([about, "them. Each is copied once, from her memory into his."]);
             let does = if size == 60 { "sends 60 B" } else { "sends 1514 B" };
             let send = sender(ALICE, BOB, size, None, does);
             let mut stage =
-                self.stage(Policy::ADAPTIVE, &[ALICE, BOB], &[Role::sink(BOB, "reads")])?;
+                self.stage(Policy::ADAPTIVE, &[ALICE, BOB], &[Role::sink(BOB, "receives")])?;
             self.join(&mut stage, &[send])?;
             self.sleep(SETTLE.min(self.scene / 4))?;
             let change = self.watch(&mut stage, true, 0.0..1.0)?;
@@ -369,22 +370,22 @@ impl<'a> Demo<'a> {
 
     fn round_trips(&mut self) -> Result<(), Fail> {
         self.begin([
-            "Alice asks, Bob answers, Alice asks again: one frame at a time, so every",
-            "delay on the way shows. There and back is two passes through the switch.",
+            "Alice sends a frame, Bob returns it, Alice sends the next: one at a time, so",
+            "every delay shows. A round trip is two passes through the switch.",
         ]);
-        let echo = Role { mode: "echo", ..Role::sink(BOB, "answers") };
-        let ask = Role { mode: "rr", ..sender(ALICE, BOB, 60, None, "asks") };
+        let echo = Role { mode: "echo", ..Role::sink(BOB, "replies") };
+        let ask = Role { mode: "rr", ..sender(ALICE, BOB, 60, None, "requests") };
         let mut stage = self.stage(Policy::ADAPTIVE, &[ALICE, BOB], &[echo])?;
         self.join(&mut stage, &[ask])?;
         let change = self.watch(&mut stage, true, 0.0..1.0)?;
-        let told = stage.leave(ALICE)?;
+        let report = stage.leave(ALICE)?;
         let trips = RoundTrips {
             rate: change.rate(change.port(ALICE).received),
-            latency: ["p50", "p99", "p999"].map(|q| latency(&told, q)),
+            latency: ["p50", "p99", "p999"].map(|q| latency(&report, q)),
             cpu: change.switch_cpu(),
         };
         if trips.latency[0] <= 0.0 {
-            return Err(String::from("no answer came back").into());
+            return Err(String::from("no reply was received").into());
         }
         let [p50, p99, p999] = trips.latency.map(time_ns);
         let rate = si(trips.rate);
@@ -395,12 +396,12 @@ impl<'a> Demo<'a> {
 
     fn policies(&mut self) -> Result<(), Fail> {
         for (policy, words) in [
-            (Policy::Event, "sleeps whenever it finds nothing to do (--poll event)."),
+            (Policy::Event, "sleeps whenever it is idle (--poll event)."),
             (Policy::ADAPTIVE, "polls, naps or sleeps, whichever costs least (--poll adaptive)."),
-            (Policy::Spin, "never sleeps, as DPDK's do (--poll spin)."),
+            (Policy::Spin, "never sleeps, like those of DPDK (--poll spin)."),
         ] {
             let load =
-                format!("First nothing, then {} frames a second. The switch", si(MODERATE.into()));
+                format!("First idle, then {} frames per second. The switch", si(MODERATE.into()));
             self.begin([&load, words]);
             let run = self.policy(policy)?;
             let [p50, p99] = run.latency.map(time_ns);
@@ -417,9 +418,9 @@ impl<'a> Demo<'a> {
     }
 
     fn policy(&mut self, policy: Policy) -> Result<PolicyRun, Fail> {
-        // The guests are the same for all: they sleep when they have nothing to do.
+        // The guests are the same for all policies: they sleep when idle.
         let poll = Some(Policy::Event);
-        let read = Role { poll, ..Role::sink(BOB, "reads") };
+        let read = Role { poll, ..Role::sink(BOB, "receives") };
         let send = Role { poll, ..sender(ALICE, BOB, 60, Some(MODERATE), "sends 60 B, paced") };
         let mut stage = self.stage(policy, &[ALICE, BOB], &[read])?;
         self.sleep(SETTLE.min(self.scene / 4))?;
@@ -427,7 +428,7 @@ impl<'a> Demo<'a> {
         self.join(&mut stage, &[send])?;
         let busy = self.watch(&mut stage, true, 0.25..1.0)?;
         stage.leave(ALICE)?;
-        let told = stage.leave(BOB)?;
+        let report = stage.leave(BOB)?;
         stage.end()?;
         Ok(PolicyRun {
             policy,
@@ -435,28 +436,28 @@ impl<'a> Demo<'a> {
             cpu: busy.switch_cpu(),
             wakeups: busy.rate(busy.switch.wakeups),
             rate: busy.rate(busy.port(BOB).received),
-            latency: ["p50", "p99"].map(|q| latency(&told, q)),
+            latency: ["p50", "p99"].map(|q| latency(&report, q)),
         })
     }
 
     fn hostile(&mut self) -> Result<(), Fail> {
         self.begin([
-            "Two pairs on one switch. Dave freezes, Carol is killed in mid-traffic, then",
-            "somebody talks nonsense on her socket. Alice and Bob should not notice.",
+            "Two pairs on one switch. Dave freezes, Carol is killed under traffic, then",
+            "invalid data is sent to her socket. Alice and Bob must not be affected.",
         ]);
         let pace = Some(MODERATE / 2);
-        let sinks = [Role::sink(BOB, "reads"), Role::sink(DAVE, "reads")];
+        let sinks = [Role::sink(BOB, "receives"), Role::sink(DAVE, "receives")];
         let carol = sender(CAROL, DAVE, 60, pace, "sends 60 B, paced");
         let senders = [sender(ALICE, BOB, 60, pace, "sends 60 B, paced"), carol];
         let mut stage = self.stage(Policy::ADAPTIVE, &NAMES, &sinks)?;
         self.join(&mut stage, &senders)?;
         let mut rates = Vec::new();
         let rate = |change: &Change, port| change.rate(change.port(port).received);
-        self.picture.note = "all is well".into();
+        self.picture.note = "no fault yet".into();
         let change = self.watch(&mut stage, true, 0.0..0.25)?;
         rates.push(("before", rate(&change, BOB)));
 
-        self.picture.note = "Dave is frozen: he takes nothing any more".into();
+        self.picture.note = "Dave is frozen: he receives nothing".into();
         stage.freeze(DAVE);
         let change = self.watch(&mut stage, true, 0.25..0.45)?;
         rates.push(("while Dave is frozen", rate(&change, BOB)));
@@ -467,30 +468,30 @@ impl<'a> Demo<'a> {
         let change = self.watch(&mut stage, true, 0.45..0.6)?;
         rates.push(("after both are killed", rate(&change, BOB)));
 
-        self.picture.note = "nonsense arrives on Carol's socket".into();
-        let nonsense = self.nonsense(&stage)?;
+        self.picture.note = "invalid data is sent to Carol's socket".into();
+        let invalid = self.send_invalid(&stage)?;
         let change = self.watch(&mut stage, true, 0.6..0.75)?;
-        rates.push(("after the nonsense", rate(&change, BOB)));
+        rates.push(("after the invalid data", rate(&change, BOB)));
 
-        self.picture.note = "Carol and Dave are back, in new processes".into();
-        self.join(&mut stage, &[Role::sink(DAVE, "reads")])?;
+        self.picture.note = "Carol and Dave are restarted".into();
+        self.join(&mut stage, &[Role::sink(DAVE, "receives")])?;
         self.join(&mut stage, &[carol])?;
         let change = self.watch(&mut stage, true, 0.75..1.0)?;
-        rates.push(("with both back", rate(&change, BOB)));
-        let back = rate(&change, DAVE);
+        rates.push(("after their restart", rate(&change, BOB)));
+        let restarted = rate(&change, DAVE);
         stage.leave(ALICE)?;
-        let told = stage.leave(BOB)?;
-        let count = |key: &str| told[key].as_u64().unwrap_or(0);
+        let report = stage.leave(BOB)?;
+        let count = |key: &str| report[key].as_u64().unwrap_or(0);
         let hostile = Hostile {
             rates,
             frames: count("received_frames"),
             lost: count("lost_frames"),
-            nonsense,
-            back,
+            invalid,
+            restarted,
         };
         let slowest = hostile.rates.iter().map(|r| r.1).fold(f64::INFINITY, f64::min);
         self.view.result(&format!(
-            "crash: the other pair never below {} frames/s, {} of {} lost",
+            "faults: the other pair at {} frames/s or more, {} of {} lost",
             si(slowest),
             hostile.lost,
             si(hostile.frames as f64)
@@ -499,32 +500,32 @@ impl<'a> Demo<'a> {
         stage.end()
     }
 
-    /// Says things on a port's socket that are no vhost-user; returns how many, and to how many
-    /// the switch answered by ending the connection.
-    fn nonsense(&self, stage: &Stage<'_>) -> Result<(u32, u32), Fail> {
-        // An unknown request, a size beyond all bounds, plain text, half a header.
+    /// Sends data that is not valid vhost-user to a port's socket. Returns the number of
+    /// connections, and how many of them the switch closed.
+    fn send_invalid(&self, stage: &Stage<'_>) -> Result<(u32, u32), Fail> {
+        // An unknown request, an excessive size, plain text, a truncated message.
         let message = |request: u32, size: u32| {
             [request.to_le_bytes(), 1_u32.to_le_bytes(), size.to_le_bytes()].concat()
         };
-        let said = [
+        let invalid = [
             [message(9999, 8), vec![0xff; 8]].concat(),
             message(1, u32::MAX),
             b"GET / HTTP/1.1\r\nHost: switch\r\n\r\n".to_vec(),
             message(5, 8)[..7].to_vec(),
         ];
         let (mut tried, mut ended) = (0, 0);
-        for bytes in said {
+        for bytes in invalid {
             let mut stream = UnixStream::connect(stage.socket(CAROL))
                 .map_err(|error| format!("{CAROL}'s socket: {error}"))?;
-            // What is under way shows when nothing more comes.
+            // The write side is shut down, so that a truncated message is noticed.
             let _ = stream.write_all(&bytes);
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
             tried += 1;
-            let mut answer = Vec::new();
-            let end = stream.take(4096).read_to_end(&mut answer);
-            let waited = |e: &std::io::Error| e.kind() == std::io::ErrorKind::WouldBlock;
-            ended += u32::from(!end.is_err_and(|e| waited(&e)));
+            let mut reply = Vec::new();
+            let end = stream.take(4096).read_to_end(&mut reply);
+            let timed_out = |e: &std::io::Error| e.kind() == std::io::ErrorKind::WouldBlock;
+            ended += u32::from(!end.is_err_and(|e| timed_out(&e)));
             self.sleep(Duration::ZERO)?;
         }
         Ok((tried, ended))
@@ -555,7 +556,7 @@ fn flood(size: u32, change: &Change) -> Flood {
     }
 }
 
-/// A latency of a generator's report, in ns.
-fn latency(told: &Value, quantile: &str) -> f64 {
-    told[format!("latency_ns_{quantile}")].as_f64().unwrap_or(0.0)
+/// A latency in a generator's report, in ns.
+fn latency(report: &Value, quantile: &str) -> f64 {
+    report[format!("latency_ns_{quantile}")].as_f64().unwrap_or(0.0)
 }

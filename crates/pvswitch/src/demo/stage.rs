@@ -1,4 +1,4 @@
-//! One switch and its guests: each a process, joined by sockets in the demo's directory.
+//! A switch and its guests: processes connected by sockets in the demo's directory.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,53 +15,53 @@ use api::control::{Request, call};
 
 use super::process::Process;
 
-/// Who lives at the ports; the place in this list makes the MAC address.
+/// Names of the ports; the index gives the MAC address.
 pub const NAMES: [&str; 4] = ["alice", "bob", "carol", "dave"];
-/// Longest wait for a process to listen, or to connect.
+/// Maximum time to wait for a process to listen or connect.
 const READY_MAX: Duration = Duration::from_secs(10);
 
-/// What all stages of one demo have in common.
+/// Settings shared by all stages of a demo.
 pub struct Setting {
-    /// Our own program.
+    /// This program.
     pub exe: PathBuf,
     /// Private directory.
     pub dir: PathBuf,
-    /// When guests poll and when they sleep.
+    /// Poll policy of the guests.
     pub guest_poll: Policy,
-    /// The switch's own CPU, and those left to the guests; `None`: all share all.
+    /// The switch's CPU, and those of the guests; `None`: all share one.
     pub cpus: Option<(usize, CpuSet)>,
-    /// After so long every process ends by itself, should the demo be killed.
+    /// Time after which each process exits by itself, in case the demo is killed.
     pub life: Duration,
 }
 
 impl Setting {
-    /// Starts a process of our own program.
+    /// Starts a process of this program.
     fn start(&self, name: &'static str, args: &[String]) -> Result<Process, Fail> {
         Process::start(&self.dir, name, &self.exe, args)
     }
 }
 
-/// What a guest does.
+/// Behaviour of a guest.
 #[derive(Clone, Copy)]
 pub struct Role {
-    /// Whose port it is on.
+    /// Its port.
     pub port: &'static str,
     /// `gen --mode`.
     pub mode: &'static str,
-    /// Whom it sends to.
+    /// Destination port of its frames.
     pub peer: &'static str,
     /// Frame size in bytes.
     pub size: u32,
-    /// Frames a second; `None`: all it can.
+    /// Frames per second; `None`: as many as possible.
     pub rate: Option<u32>,
-    /// When it polls; `None`: as the setting says.
+    /// Poll policy; `None`: that of the setting.
     pub poll: Option<Policy>,
-    /// For people.
+    /// Description on the screen.
     pub does: &'static str,
 }
 
 impl Role {
-    /// A guest that takes what comes.
+    /// A guest that receives frames and drops them.
     pub const fn sink(port: &'static str, does: &'static str) -> Self {
         Self { port, mode: "sink", peer: NAMES[0], size: 60, rate: None, poll: None, does }
     }
@@ -75,15 +75,15 @@ struct Guest {
 /// A running switch with guests.
 pub struct Stage<'a> {
     setting: &'a Setting,
-    /// Its policy.
+    /// The switch's poll policy.
     pub policy: Policy,
     ports: Vec<&'static str>,
     guests: Vec<Guest>,
-    /// What was done to the guests at some ports.
-    harms: BTreeMap<&'static str, &'static str>,
+    /// Faults injected at ports.
+    injected: BTreeMap<&'static str, &'static str>,
     switch: Process,
     control: PathBuf,
-    /// As last told by the switch.
+    /// Counters of the last query.
     known: Ports,
 }
 
@@ -93,7 +93,7 @@ fn mac(name: &str) -> String {
 }
 
 impl<'a> Stage<'a> {
-    /// Starts a switch with these ports and waits until it answers.
+    /// Starts a switch with these ports and waits until it replies.
     pub fn new(
         setting: &'a Setting,
         policy: Policy,
@@ -117,18 +117,18 @@ impl<'a> Stage<'a> {
             policy,
             ports: ports.to_vec(),
             guests: Vec::new(),
-            harms: BTreeMap::new(),
+            injected: BTreeMap::new(),
             switch,
             control,
             known: Ports::new(),
         };
-        stage.wait(stop, "the switch to answer", |stage| {
-            Ok(stage.control.exists() && stage.ask().is_ok())
+        stage.wait(stop, "the switch to reply", |stage| {
+            Ok(stage.control.exists() && stage.query().is_ok())
         })?;
         Ok(stage)
     }
 
-    /// Where a port listens.
+    /// Socket path of a port.
     pub fn socket(&self, port: &str) -> String {
         socket(self.setting, port)
     }
@@ -151,11 +151,11 @@ impl<'a> Stage<'a> {
             }
             let process = self.setting.start(role.port, &args)?;
             if let Some((_, cpus)) = &self.setting.cpus {
-                // If it cannot be, it runs elsewhere, and is slower at most.
+                // Without affinity it is at most slower.
                 let pid = Pid::from_raw(process.id().cast_signed());
                 let _ = sched_setaffinity(pid, cpus);
             }
-            self.harms.remove(role.port);
+            self.injected.remove(role.port);
             self.guests.push(Guest { role: *role, process });
         }
         self.wait(stop, "the guests to connect", |stage| {
@@ -184,25 +184,26 @@ impl<'a> Stage<'a> {
             }
             if Instant::now() > by {
                 let seconds = READY_MAX.as_secs();
-                return Err(format!("waited {seconds} s in vain for {what}").into());
+                return Err(format!("timed out after {seconds} s waiting for {what}").into());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// An error if a process has ended that should not have.
+    /// Returns an error if a process has exited unexpectedly.
     pub fn check(&mut self) -> Result<(), Fail> {
         self.switch.check()?;
         self.guests.iter_mut().try_for_each(|guest| guest.process.check())
     }
 
-    /// Asks the switch for its counters. Wakes its control thread, not its workers.
-    pub fn ask(&mut self) -> Result<(), Fail> {
+    /// Queries the switch for its counters. Wakes its control thread, not its workers.
+    pub fn query(&mut self) -> Result<(), Fail> {
         self.known = measure::ports(&self.control)?;
         Ok(())
     }
 
-    /// Counters now, the ports' as last asked for: looking does not disturb.
+    /// Usage of the processes now, and the ports' counters of the last query; does not wake the
+    /// switch.
     pub fn snapshot(&self) -> Snapshot {
         let of = |g: &Guest| (g.role.port.to_string(), Usage::of(g.process.id()));
         Snapshot {
@@ -218,7 +219,7 @@ impl<'a> Stage<'a> {
         &self.ports
     }
 
-    /// What the guest at a port does.
+    /// Behaviour of the guest at a port.
     pub fn role(&self, port: &str) -> Option<&Role> {
         self.guests.iter().map(|g| &g.role).find(|role| role.port == port)
     }
@@ -227,47 +228,47 @@ impl<'a> Stage<'a> {
         self.guests.iter().find(|g| g.role.port == port).map(|g| &g.process)
     }
 
-    /// What the guest at a port does, or what was done to it.
+    /// Description of the guest at a port, or of the injected fault.
     pub fn does(&self, port: &str) -> &'static str {
-        let does = self.role(port).map_or("not here yet", |role| role.does);
-        self.harm(port).unwrap_or(does)
+        let does = self.role(port).map_or("not started", |role| role.does);
+        self.fault(port).unwrap_or(does)
     }
 
-    /// What was done to the guest at a port.
-    pub fn harm(&self, port: &str) -> Option<&'static str> {
-        self.harms.get(port).copied()
+    /// Fault injected at a port.
+    pub fn fault(&self, port: &str) -> Option<&'static str> {
+        self.injected.get(port).copied()
     }
 
-    /// Stops the guest at `port` where it stands; its connection stays.
+    /// Stops the guest at `port` with SIGSTOP; its connection stays open.
     pub fn freeze(&mut self, port: &'static str) {
         if let Some(guest) = self.guest(port) {
             guest.signal(Signal::STOP);
-            self.harms.insert(port, "frozen");
+            self.injected.insert(port, "frozen");
         }
     }
 
-    /// What the guest at `port` printed last.
+    /// The last JSON that the guest at `port` printed.
     pub fn report(&self, port: &str) -> Option<Value> {
         self.guest(port)?.last_json().ok()
     }
 
-    /// Kills the guest at `port`, without warning.
+    /// Kills the guest at `port` with SIGKILL.
     pub fn kill(&mut self, port: &'static str) {
         self.guests.retain(|g| g.role.port != port);
-        self.harms.insert(port, "killed");
+        self.injected.insert(port, "killed");
     }
 
-    /// Ends the guest at `port`; returns its totals.
+    /// Stops the guest at `port` and returns its totals.
     pub fn leave(&mut self, port: &str) -> Result<Value, Fail> {
         let Some(at) = self.guests.iter().position(|g| g.role.port == port) else {
-            return Err(format!("nobody is at port {port}").into());
+            return Err(format!("no guest at port {port}").into());
         };
         let mut guest = self.guests.remove(at).process;
         guest.end()?;
         guest.last_json()
     }
 
-    /// Ends everything in order; an error if the switch does not like it.
+    /// Stops all processes in order; an error unless the switch exits with success.
     pub fn end(mut self) -> Result<(), Fail> {
         self.guests.clear();
         self.switch.end()

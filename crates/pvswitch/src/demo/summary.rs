@@ -1,4 +1,4 @@
-//! What was seen, in words. Every figure is of this very run.
+//! The summary of a demo. All figures are from this run.
 
 use std::fmt::Write;
 
@@ -10,10 +10,10 @@ use super::{CORES_TO_POLL, Machine};
 use crate::hints;
 use crate::spec::{Kind, PortSpec};
 
-/// Longest line of running text.
+/// Maximum length of running text.
 const WIDTH: usize = 78;
 
-/// The summary.
+/// Writes the summary.
 pub fn text(results: &Results, machine: &Machine, setting: &Setting, view: &View) -> String {
     let mut out = String::new();
     let mut chapter = |name: &str, body: String| {
@@ -25,20 +25,19 @@ pub fn text(results: &Results, machine: &Machine, setting: &Setting, view: &View
     chapter("Full speed", full_speed(&results.floods));
     chapter("Request and response", wrap(&round_trips(results)));
     chapter("Sleep or poll", policies(&results.policies));
-    chapter("Guests that misbehave", results.hostile.as_ref().map_or_else(String::new, hostile));
+    chapter("Hostile guests", results.hostile.as_ref().map_or_else(String::new, hostile));
     for (name, why) in &results.failures {
         chapter(&view.paint("31", &format!("Failed: {name}")), format!("  {why}\n"));
     }
-    let title =
-        if results.interrupted { "Stopped. What was seen until then" } else { "What was seen" };
-    let nothing = results.idle.is_none() && results.failures.is_empty();
-    let seen = if nothing { "\n  Nothing yet.\n".into() } else { out };
-    let mut text = format!("\n{}\n{seen}", view.paint("1;36", title));
-    if !nothing {
+    let title = if results.interrupted { "Interrupted. Results so far" } else { "Results" };
+    let empty = results.idle.is_none() && results.failures.is_empty();
+    let body = if empty { "\n  None yet.\n".into() } else { out };
+    let mut text = format!("\n{}\n{body}", view.paint("1;36", title));
+    if !empty {
         let _ = write!(text, "\n{}\n{}", view.paint("1", "This machine"), this(machine, setting));
     }
     if !results.interrupted {
-        let _ = write!(text, "\n{}\n{}", view.paint("1;36", "What next"), next());
+        let _ = write!(text, "\n{}\n{}", view.paint("1;36", "Next steps"), next());
     }
     text
 }
@@ -47,17 +46,17 @@ fn idle(results: &Results) -> String {
     let Some(idle) = &results.idle else { return String::new() };
     let guests = plural(idle.guests as u64, "connected guest");
     let wakes = match idle.wakeups {
-        0 => "never woke".into(),
+        0 => "did not wake".into(),
         1 => "woke once".into(),
         n => format!("woke {n} times"),
     };
     let cpu = match idle.cpu_ns {
-        0 => "used no CPU time at all".into(),
+        0 => "used no CPU time".into(),
         ns => format!("used {} of CPU time", time_ns(ns as f64)),
     };
     format!(
-        "With {guests} and nothing to do, the switch {wakes} in {:.1} s and {cpu}. All its \
-         threads are counted, by the kernel.",
+        "With {guests} and no traffic, the switch {wakes} in {:.1} s and {cpu}: all its \
+         threads, as counted by the kernel.",
         idle.span.as_secs_f64()
     )
 }
@@ -66,8 +65,8 @@ fn full_speed(floods: &[Flood]) -> String {
     let mut text = String::new();
     for flood in floods {
         let mut words = format!(
-            "{} B: {} frames/s, {}, each frame copied once from guest to guest. The switch took \
-             {} of a core, and {} frames moved for each notification.",
+            "{} B: {} frames/s, {}, each copied once from guest to guest. The switch used \
+             {} of a core; there were {} frames per notification.",
             flood.size,
             si(flood.rate),
             bits(flood.bits),
@@ -76,7 +75,7 @@ fn full_speed(floods: &[Flood]) -> String {
         );
         if flood.dropped > 0.0 {
             let part = percent(flood.dropped);
-            let _ = write!(words, " {part} of the frames sent found the receiver too slow.");
+            let _ = write!(words, " {part} of the frames were dropped: the receiver was too slow.");
         }
         text += &wrap(&words);
     }
@@ -87,9 +86,9 @@ fn round_trips(results: &Results) -> String {
     let Some(trips) = &results.round_trips else { return String::new() };
     let [p50, p99, p999] = trips.latency.map(time_ns);
     format!(
-        "{} round trips a second, one at a time. Half took less than {p50}, 99 of 100 less than \
-         {p99}, 999 of 1000 less than {p999}: twice through the switch, and both guests. The \
-         switch took {} of a core.",
+        "{} round trips per second, one at a time. Latency: p50 {p50}, p99 {p99}, p99.9 \
+         {p999}, for two passes through the switch and both guests. The switch used {} \
+         of a core.",
         si(trips.rate),
         percent(trips.cpu)
     )
@@ -118,7 +117,7 @@ fn policies(runs: &[PolicyRun]) -> String {
     text + &wrap(&verdict(runs))
 }
 
-/// The table above in words, whichever way it came out.
+/// Describes the table in words.
 fn verdict(runs: &[PolicyRun]) -> String {
     let least = |key: fn(&PolicyRun) -> f64| runs.iter().min_by(|a, b| key(a).total_cmp(&key(b)));
     let (Some(cpu), Some(p50), Some(p99)) =
@@ -138,8 +137,8 @@ fn verdict(runs: &[PolicyRun]) -> String {
     if let (Some(adaptive), Some(spin)) = (named("adaptive"), named("spin")) {
         let _ = write!(
             words,
-            " The default, adaptive, took {} of a core idle and {} busy, where spin took {} and \
-             {}; its median latency was {:.1} times that of spin.",
+            " The default, adaptive, used {} of a core idle and {} busy, spin {} and \
+             {}; the median latency of adaptive was {:.1} times that of spin.",
             percent(adaptive.idle_cpu),
             percent(adaptive.cpu),
             percent(spin.idle_cpu),
@@ -152,61 +151,61 @@ fn verdict(runs: &[PolicyRun]) -> String {
 
 fn hostile(seen: &Hostile) -> String {
     let mut text =
-        String::from("  What Bob received from Alice, in frames/s, while it happened:\n");
+        String::from("  Frames that Bob received from Alice, in frames/s, while it happened:\n");
     for (when, rate) in &seen.rates {
         let _ = writeln!(text, "    {when:24}{:>9}", si(*rate));
     }
-    let (said, ended) = seen.nonsense;
+    let (sent, closed) = seen.invalid;
     let lost = match seen.lost {
-        0 => "none was lost".into(),
+        0 => "none were lost".into(),
         n => format!("{n} were lost"),
     };
-    let nonsense = match ended {
-        n if n == said => "all of which the switch hung up on".into(),
-        n => format!("{n} of which the switch hung up on"),
+    let closed = match closed {
+        n if n == sent => "all closed by the switch".into(),
+        n => format!("{n} closed by the switch"),
     };
-    let back = match seen.back {
+    let restarted = match seen.restarted {
         rate if rate > 0.0 => {
-            format!("New guests took the dead ones' ports at once ({} frames/s)", si(rate))
+            format!("New guests on the ports of the killed ones received {} frames/s", si(rate))
         }
-        _ => "New guests at the dead ones' ports received nothing".into(),
+        _ => "New guests on the ports of the killed ones received nothing".into(),
     };
     let words = format!(
-        "Of {} frames between those two {lost}. There were {said} connections with nonsense, \
-         {nonsense}. {back}. It was the same switch process all along.",
+        "Of {} frames between those two, {lost}. There were {sent} connections with invalid \
+         data, {closed}. {restarted}. The switch process ran throughout.",
         si(seen.frames as f64)
     );
     text + &wrap(&words)
 }
 
-/// What the machine means for the figures.
+/// The machine's effect on the figures.
 fn this(machine: &Machine, setting: &Setting) -> String {
     let cores = machine.cores();
     let mut words = format!("{} for the demo: ", plural(cores as u64, "core"));
     words += match &setting.cpus {
-        None => "switch and guests took turns on it.",
+        None => "switch and guests shared it.",
         Some(_) if cores < 3 => {
-            "one for the switch, and one that all guests took turns on. With a core for each \
+            "one for the switch, one shared by all guests. With a core for each \
              guest the figures will differ."
         }
         Some(_) => "one for the switch, the others for the guests.",
     };
     if cores < CORES_TO_POLL {
-        words += " Guests slept whenever they had nothing to do, so latencies contain their \
-                  wake-ups too.";
+        words += " Guests slept when idle, so latencies include their \
+                  wake-ups.";
     }
     if machine.is_busy() {
         let _ = write!(
             words,
-            " Other programs were at work (load {:.1} when it began): expect better figures on \
-             an idle machine, p99 above all.",
+            " Other programs were running (load {:.1} at the start): expect better figures on \
+             an idle machine, above all for p99.",
             machine.load
         );
     }
     wrap(&words)
 }
 
-/// The commands for guests of one's own.
+/// Commands to attach virtual machines.
 fn next() -> String {
     let exe = program();
     let ports = ["vm1", "vm2"].map(|name| format!("{name}=vhost-user:/tmp/{name}.sock"));
@@ -215,16 +214,16 @@ fn next() -> String {
         _ => String::new(),
     };
     format!(
-        "  Two virtual machines on one switch:\n\n\
+        "  To connect two virtual machines:\n\n\
          \x20 {exe} run --port {} \\\n      --port {}\n\n\
-         \x20 It prints what to add for each guest; for vm1 and QEMU, this:\n\n{qemu}\n\
-         \x20 While it runs, in another terminal:\n\n\
+         \x20 It prints the options for each guest; for vm1 and QEMU:\n\n{qemu}\n\
+         \x20 In another terminal, while it runs:\n\n\
          \x20 {exe} ctl stats\n",
         ports[0], ports[1]
     )
 }
 
-/// How to call this program: as it was called, if that was by path.
+/// The command that runs this program: relative to the current directory if it is below it.
 fn program() -> String {
     let exe = std::env::current_exe().unwrap_or_default();
     let short = std::env::current_dir()
@@ -237,7 +236,7 @@ fn program() -> String {
 fn wrap(text: &str) -> String {
     let mut out = String::new();
     let mut line = String::new();
-    // A number stays with its unit.
+    // A number is not separated from its unit.
     for word in glue(text) {
         if !line.is_empty() && line.len() + word.len() + 3 > WIDTH {
             let _ = writeln!(out, "  {line}");
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_follows_the_figures() {
+    fn verdict_follows_from_the_figures() {
         let runs = [
             run(Policy::Event, 0.2, 30e3),
             run(Policy::ADAPTIVE, 0.3, 20e3),

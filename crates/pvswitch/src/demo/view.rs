@@ -1,64 +1,64 @@
-//! What is seen while the demo runs: a screen redrawn in place, or lines for a log.
+//! Output while the demo runs: a screen redrawn in place, or lines for a log.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use super::format::{percent, plural, si};
 
-/// Longest line, so that an 80-column terminal shows it.
+/// Maximum line length, for an 80-column terminal.
 pub const WIDTH: usize = 79;
 /// Time between two lines about the same scene, without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
-/// One port of the table.
+/// A port in the table.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
-    /// Its name.
+    /// Port name.
     pub port: String,
-    /// What its guest does.
+    /// Description of its guest.
     pub does: String,
-    /// Something bad was done to it.
+    /// Whether a fault was injected at it.
     pub harmed: bool,
-    /// Frames a second from the guest.
+    /// Frames per second from the guest.
     pub sent: f64,
-    /// Frames a second to the guest.
+    /// Frames per second to the guest.
     pub received: f64,
-    /// Both together.
+    /// Bits per second in both directions.
     pub bits: f64,
-    /// Notifications a second from the guest.
+    /// Notifications per second from the guest.
     pub kicks: f64,
-    /// Notifications a second to the guest.
+    /// Notifications per second to the guest.
     pub calls: f64,
     /// The guest's share of a core; `None`: there is no guest.
     pub cpu: Option<f64>,
 }
 
-/// All that is on the screen.
+/// Contents of the screen.
 #[derive(Clone, Debug, Default)]
 pub struct Picture {
     /// Scene number and name.
     pub scene: String,
-    /// What happens in it: lines of at most [`WIDTH`].
+    /// Description: lines of at most [`WIDTH`].
     pub about: [String; 2],
-    /// Time until the demo is over.
+    /// Estimated time until the end of the demo.
     pub left: Duration,
-    /// Part of the demo that is over.
+    /// Completed part of the demo.
     pub done: f64,
     /// Ports.
     pub rows: Vec<Row>,
     /// The switch's policy.
     pub policy: String,
-    /// Its share of a core.
+    /// The switch's share of a core.
     pub cpu: f64,
-    /// Its wake-ups a second.
+    /// The switch's wake-ups per second.
     pub wakeups: f64,
-    /// Frames a second between pairs of guests, oldest first.
+    /// Frames per second between pairs of guests, oldest first.
     pub histories: Vec<(String, Vec<f64>)>,
-    /// What is happening now.
+    /// The current event.
     pub note: String,
 }
 
-/// Where it is shown.
+/// Output of the demo.
 pub struct View {
     live: bool,
     utf8: bool,
@@ -66,14 +66,14 @@ pub struct View {
     last_line: Option<Instant>,
     last_note: String,
     scene_started: Instant,
-    /// Nobody reads what is written any more.
+    /// Whether standard output was closed by its reader.
     pub broken: bool,
-    /// Results so far.
-    seen: Vec<String>,
+    /// Results shown.
+    shown: Vec<String>,
 }
 
 impl View {
-    /// For standard output; `plain`: lines whatever it is.
+    /// Creates the view on standard output; `plain`: lines even on a terminal.
     pub fn new(plain: bool) -> Self {
         let env = |name: &str| std::env::var(name).unwrap_or_default();
         let live = !plain && std::io::stdout().is_terminal() && env("TERM") != "dumb";
@@ -87,10 +87,10 @@ impl View {
             last_note: String::new(),
             scene_started: Instant::now(),
             broken: false,
-            seen: Vec::new(),
+            shown: Vec::new(),
         };
         if live {
-            // The other screen, no cursor, no wrapping of long lines.
+            // Alternate screen, no cursor, no wrapping of long lines.
             view.write("\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J");
         }
         view
@@ -103,18 +103,18 @@ impl View {
         }
     }
 
-    /// Writes `text` as it is.
+    /// Writes `text` unchanged.
     pub fn write(&mut self, text: &str) {
         let mut out = std::io::stdout().lock();
         self.broken |= out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err();
     }
 
-    /// `text` in a colour (an ANSI code), where there is colour.
+    /// Returns `text` in a colour (an ANSI code), if colours are enabled.
     pub fn paint(&self, code: &str, text: &str) -> String {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.into() }
     }
 
-    /// A scene begins.
+    /// Shows the start of a scene.
     pub fn begin(&mut self, picture: &Picture) {
         self.scene_started = Instant::now();
         self.last_line = None;
@@ -126,12 +126,12 @@ impl View {
         }
     }
 
-    /// How things stand.
+    /// Shows the current state.
     pub fn update(&mut self, picture: &Picture) {
         if self.live {
             return self.draw(picture);
         }
-        // Something new is told at once; figures after the colon are not.
+        // A new event is shown at once; new figures after its colon are not.
         let note = picture.note.split(':').next().unwrap_or_default();
         let same = self.last_note == note;
         if same && self.last_line.is_some_and(|at| at.elapsed() < LINE_EVERY) {
@@ -143,19 +143,19 @@ impl View {
         self.write(&line);
     }
 
-    /// A result.
+    /// Shows a result.
     pub fn result(&mut self, text: &str) {
         if !self.live {
             self.write(&format!("  => {text}\n"));
         }
-        self.seen.push(text.into());
+        self.shown.push(text.into());
     }
 
     fn draw(&mut self, picture: &Picture) {
         let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
         let height = size.map_or(24, |s| usize::from(s.ws_row)).max(1);
         let lines = self.screen(picture);
-        // Home, each line erased behind its text, the rest of the screen erased.
+        // Cursor home, each line erased after its text, the rest of the screen erased.
         let mut text = String::from("\x1b[H");
         for (i, line) in lines.iter().take(height).enumerate() {
             text.push_str(if i == 0 { "" } else { "\r\n" });
@@ -166,7 +166,7 @@ impl View {
         self.write(&text);
     }
 
-    /// The live screen: at most 23 lines with what the demo shows.
+    /// The live screen: at most 23 lines.
     fn screen(&self, p: &Picture) -> Vec<String> {
         let mut lines = vec![self.title(p), self.bar(p.done), String::new()];
         lines.extend(p.about.iter().map(|line| format!(" {line}")));
@@ -184,9 +184,10 @@ impl View {
         lines.extend(p.histories.iter().map(|(name, history)| self.history(name, history)));
         lines.push(self.paint("33", &format!(" {}", p.note)));
         let show = 23_usize.saturating_sub(lines.len());
-        let skip = self.seen.len().saturating_sub(show);
-        for seen in &self.seen[skip..] {
-            lines.push(format!(" {} {seen}", self.paint("32", if self.utf8 { "✓" } else { "*" })));
+        let skip = self.shown.len().saturating_sub(show);
+        for result in &self.shown[skip..] {
+            let mark = if self.utf8 { "✓" } else { "*" };
+            lines.push(format!(" {} {result}", self.paint("32", mark)));
         }
         lines
     }
@@ -255,7 +256,7 @@ impl Drop for View {
     }
 }
 
-/// One line for a log.
+/// A line of the log.
 fn line(p: &Picture, elapsed: Duration) -> String {
     let pairs = p.histories.iter().map(|(name, history)| {
         format!("{name} {} frames/s", si(history.last().copied().unwrap_or(0.0)))
@@ -284,7 +285,7 @@ mod tests {
             last_note: String::new(),
             scene_started: Instant::now(),
             broken: false,
-            seen: (0..20).map(|i| format!("{:76}", format!("result {i}"))).collect(),
+            shown: (0..20).map(|i| format!("{:76}", format!("result {i}"))).collect(),
         }
     }
 
@@ -301,7 +302,7 @@ mod tests {
             cpu: Some(0.004),
         };
         Picture {
-            scene: "scene 5 of 5: guests that misbehave".into(),
+            scene: "scene 5 of 5: hostile guests".into(),
             about: ["x".repeat(78), "y".repeat(78)],
             rows: vec![row; 4],
             policy: "adaptive".into(),

@@ -1,4 +1,4 @@
-//! `gen --mode hostile`: a peer that misbehaves, for tests of the switch.
+//! `gen --mode hostile`: a peer that violates the protocol, for tests of the switch.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 use crate::cli::{Cases, GenArgs};
 use crate::{AnyError, Usage};
 
-/// How long each case is played when all of them are.
+/// Duration of each case if several are run.
 const EACH: Duration = Duration::from_millis(300);
-/// Of one case: until an interrupt.
+/// Duration of a single case: until interrupted.
 const ENDLESS: Duration = Duration::from_secs(30 * 365 * 86_400);
-/// Descriptors of one port, and what a case may hold beside them.
+/// Descriptors per port, and those that a case may hold in addition.
 const FDS: (u64, u64) = (1024, 1024);
 
-/// The command: plays cases one after another, each as long as `--duration` says.
+/// Runs cases one after another, each for `--duration`.
 pub fn command(
     args: &GenArgs,
     to: &Connect,
@@ -30,18 +30,18 @@ pub fn command(
         (true, true) => &[Ring::Packed],
         (true, false) => &[Ring::Split, Ring::Socket],
     };
-    let wanted = |(ring, case): &(Ring, &Case)| match which {
+    let selected = |(ring, case): &(Ring, &Case)| match which {
         Cases::One(name) => case.name == name,
         Cases::Of(one) => *ring == one,
         Cases::All | Cases::List => true,
     };
-    let wanted: Vec<(Ring, &Case)> = rings
+    let selected: Vec<(Ring, &Case)> = rings
         .iter()
         .flat_map(|ring| cases_of(*ring).map(|case| (*ring, case)))
-        .filter(wanted)
+        .filter(selected)
         .collect();
     if which == Cases::List {
-        list(&wanted, args.json);
+        list(&selected, args.json);
         return Ok(());
     }
     let name = match which {
@@ -49,39 +49,43 @@ pub fn command(
         Cases::Of(ring) => ring.name(),
         Cases::All | Cases::List => "all",
     };
-    if wanted.is_empty() {
+    if selected.is_empty() {
         let rings: Vec<_> = rings.iter().map(|ring| ring.name()).collect();
-        let what = format!("--mode hostile={name}: no case of {}", rings.join(" and "));
+        let what = format!(
+            "--mode hostile={name}: no such case for {}; --mode hostile=list lists the cases",
+            rings.join(" and ")
+        );
         return Err(Usage(what).into());
     }
     if args.connect.connect.contains(",mode=server") {
-        let what = "--mode hostile connects; the switch's port has mode=server, the default";
+        let what = "--mode hostile only connects: the switch's port needs mode=server (default)";
         return Err(Usage(what.into()).into());
     }
     let count = args.count.unwrap_or(1);
     let targets = targets(&args.connect.connect, to, count).map_err(Usage)?;
     raise_limit(u64::from(count) * FDS.0 + FDS.1);
-    let usual = if wanted.len() == 1 { ENDLESS } else { EACH };
-    let each = duration.unwrap_or(usual);
+    let default = if selected.len() == 1 { ENDLESS } else { EACH };
+    let each = duration.unwrap_or(default);
     let mut played = Vec::new();
     let mut result = Ok(());
-    for (ring, case) in wanted {
+    for (ring, case) in selected {
         if !running() {
             break;
         }
         let began = Instant::now();
-        // Each case begins with another port: one that was let wait is not the next one's.
+        // Each case begins at another port, so a port that is suspended does not delay the next
+        // case.
         let from = played.len() % targets.len();
         let (before, after) = targets.split_at(from);
-        let its = after.iter().chain(before).map(Into::into).take(case.ports.into());
-        let mut attack = Attack::new(its.collect(), ring, each, running);
+        let ports = after.iter().chain(before).map(Into::into).take(case.ports.into());
+        let mut attack = Attack::new(ports.collect(), ring, each, running);
         (attack.mac, attack.peer) = (args.mac, args.peer);
         let error = case.play(&mut attack).err().map(|error| error.to_string());
         let report = report_of(case, ring, &attack.tally, began.elapsed(), error.as_deref());
         if !args.json {
             print(&report);
         }
-        // Of several, one that could not even begin is reported, and the others go on.
+        // If several are run, an error of one is only reported.
         if let (Some(error), Cases::One(_)) = (error, which) {
             result = Err(format!("{ring}/{}: {error}", case.name).into());
         }

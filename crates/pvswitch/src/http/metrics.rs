@@ -1,22 +1,21 @@
-//! The counters as Prometheus reads them: text format 0.0.4, made from the answers to `show` and
-//! `stats`.
+//! Counters for Prometheus in text format 0.0.4, made from the replies to `show` and `stats`.
 //!
-//! Names follow from those of `stats`: `pvswitch_ingress_NAME_total`, times in seconds, drops as
-//! one counter with the cause as a label. A counter that is new needs nothing here but its help.
+//! Names follow those of `stats`: `pvswitch_ingress_NAME_total`, times in seconds, drops as one
+//! counter with the cause as a label. A new counter only needs its help text here.
 
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
 
-/// What the text is served as.
+/// Content type of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// One way through the switch.
+/// A direction through the switch, or the workers.
 struct Way {
     name: &'static str,
     /// Counters: name in `stats`, and help.
     helps: &'static [(&'static str, &'static str)],
-    /// What is no counter: name in `stats`, and help.
+    /// Gauges: name in `stats`, and help.
     gauges: &'static [(&'static str, &'static str)],
     drops: &'static str,
 }
@@ -25,69 +24,69 @@ const INGRESS: Way = Way {
     name: "ingress",
     helps: &[
         ("frames", "Frames taken from the guest."),
-        ("bytes", "Bytes of frames taken from the guest, from the destination MAC on."),
-        ("bursts", "Looks at the queue that found something."),
-        ("direct", "Frames read straight into the buffers of the port they go to."),
-        ("polls", "Looks at the queue."),
-        ("polls_empty", "Looks at the queue that found nothing."),
+        ("bytes", "Bytes of frames taken from the guest, from the destination MAC."),
+        ("bursts", "Polls of the queue that found frames."),
+        ("direct", "Frames read directly into the buffers of their destination."),
+        ("polls", "Polls of the queue."),
+        ("polls_empty", "Polls of the queue that found no frames."),
         ("sleeps", "Times the queue was armed and left the poll set."),
-        ("naps", "Times the queue was left alone for a time that was set."),
-        ("wakes", "Sleeps that a notification ended."),
-        ("served_ns", "Time its worker spent on the queue, looks in vain included."),
+        ("naps", "Times the queue was not polled for a set time."),
+        ("wakes", "Sleeps ended by a notification."),
+        ("served_ns", "Worker time spent on the queue, including empty polls."),
         ("kicks", "Notifications from the guest."),
-        ("calls", "Notifications to the guest that its buffers came back."),
-        ("holds", "Frames that were held because their destination was full."),
+        ("calls", "Notifications to the guest of returned buffers."),
+        ("holds", "Frames held because their destination was full."),
         ("pauses", "Bursts not taken because the only destination was full."),
     ],
     gauges: &[
         ("worker", "Number of the worker that serves the queue."),
-        ("weight", "Part of a worker's time for the port, against other ports'."),
+        ("weight", "Share of a worker's time for the port, relative to other ports."),
     ],
-    drops: "Frames from the guest that were dropped, by cause.",
+    drops: "Frames from the guest dropped, by cause.",
 };
 
 const EGRESS: Way = Way {
     name: "egress",
     helps: &[
         ("frames", "Frames delivered to the guest."),
-        ("bytes", "Bytes of frames delivered to the guest, from the destination MAC on."),
+        ("bytes", "Bytes of frames delivered to the guest, from the destination MAC."),
         ("groups", "Groups of frames delivered under one lock."),
-        ("calls", "Notifications to the guest of frames."),
-        ("calls_late", "Notifications to the guest that were put off."),
-        ("kicks", "Notifications from the guest that it made room."),
+        ("calls", "Notifications to the guest of delivered frames."),
+        ("calls_late", "Notifications to the guest that were delayed."),
+        ("kicks", "Notifications from the guest of posted buffers."),
         ("full", "Times a frame did not fit at once."),
-        ("holds", "Frames that were held because the queue was full."),
-        ("lost_no_room", "Frames that senders lost because too many were held already."),
-        ("lost_aged", "Frames that senders lost because they were held for too long."),
-        ("served_ns", "Time workers spent on delivering what was held."),
-        ("contended", "Times another worker had the queue's lock."),
-        ("segmented", "Frames made by segmentation in software."),
+        ("holds", "Frames held because the queue was full."),
+        ("lost_no_room", "Frames of senders lost because too many were held."),
+        ("lost_aged", "Frames of senders lost because they were held for too long."),
+        ("served_ns", "Worker time spent on delivering held frames."),
+        ("contended", "Times the queue's lock was held by another worker."),
+        ("segmented", "Frames created by segmentation in software."),
         ("checksummed", "Frames whose checksum was computed in software."),
     ],
     gauges: &[
-        ("hold", "Most frames that may wait for room in the queue."),
-        ("held", "Frames that wait for room in the queue."),
+        ("hold", "Maximum number of frames held for the queue."),
+        ("held", "Frames held for the queue."),
     ],
-    drops: "Frames to the guest that were dropped, by cause.",
+    drops: "Frames to the guest dropped, by cause.",
 };
 
 const WORKER: Way = Way {
     name: "worker",
     helps: &[
         ("rounds", "Rounds over the hot queues."),
-        ("sleeps", "Times the worker slept until it was woken, or for long."),
-        ("naps", "Times the worker slept for a short time that was set."),
-        ("moves", "Queues the worker gave to another."),
+        ("sleeps", "Times the worker slept until woken, or for a long time."),
+        ("naps", "Times the worker slept for a short set time."),
+        ("moves", "Queues the worker gave to other workers."),
         ("cpu_ns", "CPU time of the worker's thread."),
     ],
     gauges: &[("queues", "Queues the worker serves.")],
     drops: "",
 };
 
-/// Of each first frame after a sleep; told as a summary and a maximum.
+/// Latency of the first frame after each sleep, exported as a summary and a maximum.
 const FIRST: [&str; 3] = ["first_frame_ns", "first_frames", "first_frame_ns_max"];
 
-/// Everything, as of these answers.
+/// All metrics of these replies.
 pub fn text(show: &Value, stats: &Value) -> String {
     let mut out = String::with_capacity(1 << 16);
     about(&mut out, show, stats);
@@ -116,7 +115,7 @@ pub fn text(show: &Value, stats: &Value) -> String {
     for (labels, worker) in &workers {
         load.sample(labels, worker["load"].as_f64().unwrap_or(0.0) / 1000.0);
     }
-    let asleep = "Whether the worker sleeps until it is woken.";
+    let asleep = "Whether the worker sleeps until woken.";
     let mut asleep = Family::new(&mut out, "pvswitch_worker_asleep", "gauge", asleep);
     for (labels, worker) in &workers {
         asleep.sample(labels, f64::from(u8::from(worker["asleep"] == true)));
@@ -124,15 +123,15 @@ pub fn text(show: &Value, stats: &Value) -> String {
     out
 }
 
-const LOAD: &str = "Part of the worker's time spent on frames in the last millisecond it ran.";
+const LOAD: &str = "Share of the worker's time spent on frames in its last millisecond awake.";
 
-/// The switch itself, and its ports.
+/// The switch and its ports.
 fn about(out: &mut String, show: &Value, stats: &Value) {
     let version = escaped(show["version"].as_str().unwrap_or_default());
     Family::new(out, "pvswitch_build_info", "gauge", "Always 1; the version is a label.")
         .sample(&format!("version=\"{version}\""), 1.0);
     let uptime = stats["uptime_ns"].as_f64().unwrap_or(0.0) / 1e9;
-    Family::new(out, "pvswitch_uptime_seconds", "gauge", "Time since the switch was started.")
+    Family::new(out, "pvswitch_uptime_seconds", "gauge", "Time since the switch started.")
         .sample("", uptime);
     let ports: Vec<_> = list(&show["ports"])
         .iter()
@@ -154,12 +153,12 @@ fn about(out: &mut String, show: &Value, stats: &Value) {
     for (name, port) in &ports {
         active.sample(&format!("port=\"{name}\""), port["queues_active"].as_f64().unwrap_or(0.0));
     }
-    let help = "Times the guest broke the protocol.";
+    let help = "Times the guest violated the protocol.";
     let mut faults = Family::new(out, "pvswitch_port_faults_total", "counter", help);
     for (name, port) in &ports {
         faults.sample(&format!("port=\"{name}\""), port["faults"].as_f64().unwrap_or(0.0));
     }
-    let help = "What front-ends did wrong, by cause.";
+    let help = "Errors of front-ends, by cause.";
     let mut errors = Family::new(out, "pvswitch_port_errors_total", "counter", help);
     for (name, port) in &ports {
         for (cause, times) in port["errors"].as_object().into_iter().flatten() {
@@ -176,13 +175,13 @@ fn about(out: &mut String, show: &Value, stats: &Value) {
     }
 }
 
-/// What ports may spend, have spent and were refused; and what all of them may hold together.
+/// Resources used by ports, limits and refusals; and the budgets of all ports together.
 fn accounts(out: &mut String, show: &Value, stats: &Value) {
     let mut entries = Vec::new();
     for port in list(&stats["ports"]) {
         let name = escaped(port["name"].as_str().unwrap_or_default());
         for (resource, entry) in port["account"].as_object().into_iter().flatten() {
-            // Worker time is a number, and that of the queues has a metric of its own.
+            // The time of workers is a number here, and is exported per queue.
             if entry.is_object() {
                 entries.push((format!("port=\"{name}\",resource=\"{resource}\""), entry));
             }
@@ -192,11 +191,11 @@ fn accounts(out: &mut String, show: &Value, stats: &Value) {
     let budgets = budgets.map(|(resource, entry)| (format!("resource=\"{resource}\""), entry));
     let budgets: Vec<_> = budgets.collect();
     for (of, key, kind, help) in [
-        (&entries, "account_used", "gauge", "What the port holds; of rates, has spent so far."),
-        (&entries, "account_limit", "gauge", "What the port may hold; of rates, spend a second."),
-        (&entries, "account_refused_total", "counter", "Times the port was refused more."),
-        (&budgets, "budget_used", "gauge", "What all ports together hold."),
-        (&budgets, "budget_limit", "gauge", "What all ports together may hold."),
+        (&entries, "account_used", "gauge", "Amount that the port holds; of rates, total used."),
+        (&entries, "account_limit", "gauge", "Most that the port may hold; of rates, per second."),
+        (&entries, "account_refused_total", "counter", "Times the port was refused a resource."),
+        (&budgets, "budget_used", "gauge", "Amount that all ports together hold."),
+        (&budgets, "budget_limit", "gauge", "Most that all ports together may hold."),
     ] {
         let field = key.split('_').nth(1).unwrap_or_default();
         let mut family = Family::new(out, &format!("pvswitch_{key}"), kind, help);
@@ -207,7 +206,7 @@ fn accounts(out: &mut String, show: &Value, stats: &Value) {
 }
 
 impl Way {
-    /// Every counter and gauge of these queues or workers.
+    /// Writes all counters and gauges of these queues or workers.
     fn write(&self, out: &mut String, all: &[(String, &Map<String, Value>)]) {
         let Some((_, first)) = all.first() else { return };
         let mut drops = Vec::new();
@@ -251,14 +250,14 @@ fn first_frames(out: &mut String, queues: &[(String, &Map<String, Value>)]) {
     let number = |counters: &Map<String, Value>, key: &str| {
         counters.get(key).and_then(Value::as_f64).unwrap_or(0.0)
     };
-    let help = "Time from a wake-up to its first frame's delivery.";
+    let help = "Time from a wake-up to the delivery of its first frame.";
     let name = "pvswitch_ingress_first_frame_seconds";
     let mut family = Family::new(out, name, "summary", help);
     for (labels, counters) in queues {
         family.part("_sum", labels, number(counters, FIRST[0]) * 1e-9);
         family.part("_count", labels, number(counters, FIRST[1]));
     }
-    let help = "Longest time from a wake-up to its first frame's delivery.";
+    let help = "Maximum time from a wake-up to the delivery of its first frame.";
     let name = "pvswitch_ingress_first_frame_max_seconds";
     let mut family = Family::new(out, name, "gauge", help);
     for (labels, counters) in queues {
@@ -266,11 +265,11 @@ fn first_frames(out: &mut String, queues: &[(String, &Map<String, Value>)]) {
     }
 }
 
-/// What is a word: a queue's state, as one of three that is 1, and its policy, as a label.
+/// Values that are words: a queue's state as one of three gauges that is 1, its policy as a label.
 fn words(out: &mut String, way: &str, queues: &[(String, &Map<String, Value>)]) {
     let with = |key: &str| queues.first().is_some_and(|(_, counters)| counters.contains_key(key));
-    let states = "1 for the state the queue is in: hot is polled, warm now and then, cold armed.";
-    let drains = "1 for what an operator did: off, or no frames are taken from the queue.";
+    let states = "1 for the queue's state: hot is polled, warm polled occasionally, cold armed.";
+    let drains = "1 for the queue's drain state; unless off, no frames are taken from it.";
     for (key, values, help) in [
         ("state", ["hot", "warm", "cold"], states),
         ("drain", ["off", "draining", "drained"], drains),
@@ -299,7 +298,7 @@ fn words(out: &mut String, way: &str, queues: &[(String, &Map<String, Value>)]) 
     }
 }
 
-/// The name without its unit, with the base unit where it has one; and the factor between them.
+/// The name with its base unit, and the factor to that unit.
 fn unit(key: &str) -> (String, f64) {
     match key.strip_suffix("_ns") {
         Some(base) => (format!("{base}_seconds"), 1e-9),
@@ -311,12 +310,12 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-/// As a label's value.
+/// Escapes the value of a label.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// A metric: its head is written once, then its samples.
+/// A metric: its head, written once, and its samples.
 struct Family<'a> {
     out: &'a mut String,
     name: String,

@@ -1,4 +1,4 @@
-//! Accounts of ports, and budgets of the process, as `ctl` shows them.
+//! Accounts of ports and budgets of the process, as shown by `ctl`.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use switch::account::Budgets;
 
 use super::PortState;
 
-/// Each entry by its name, and `served_ns`, the time of workers that went into the port: the sum
-/// of its queues' counters of that name.
+/// Each entry by name, and `served_ns`, the workers' time spent on the port: the sum of its queues'
+/// counters of that name.
 pub(super) fn account(state: &PortState) -> Value {
     let entries = state.port.account.entries().into_iter().map(|entry| {
         let value = json!({
@@ -26,7 +26,7 @@ pub(super) fn account(state: &PortState) -> Value {
     Value::Object(all)
 }
 
-/// Each budget by its name.
+/// Each budget by name.
 pub(super) fn budgets(budgets: &Budgets) -> Value {
     let entry = |(name, budget): (&str, &switch::account::Budget)| {
         (name.to_string(), json!({ "used": budget.used(), "limit": budget.limit() }))
@@ -34,23 +34,23 @@ pub(super) fn budgets(budgets: &Budgets) -> Value {
     budgets.entries().into_iter().map(entry).collect()
 }
 
-/// What a front-end did wrong, over all its connections.
+/// Errors of a front-end, over all its connections.
 #[derive(Default)]
-pub(super) struct Mistakes {
-    /// How often, by cause: as many as there are names of causes.
+pub(super) struct Errors {
+    /// Count by cause; one entry for each known cause.
     counts: BTreeMap<&'static str, u64>,
-    /// The last one, in words.
+    /// Message of the last one.
     last: Option<String>,
 }
 
-impl Mistakes {
-    /// Counts one.
+impl Errors {
+    /// Counts an error.
     pub(super) fn count(&mut self, cause: &'static str, what: String) {
         *self.counts.entry(cause).or_default() += 1;
         self.last = Some(what);
     }
 
-    /// Adds what is shown of a port.
+    /// Adds the errors to a port's JSON.
     pub(super) fn show(&self, port: &mut Value) {
         port["errors"] = self.counts.iter().map(|(cause, n)| (*cause, *n)).collect();
         port["last_error"] = self.last.as_deref().into();

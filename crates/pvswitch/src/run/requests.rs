@@ -1,4 +1,4 @@
-//! What `pvswitch ctl` asks, answered by the control thread.
+//! Requests of `pvswitch ctl`, run by the control thread.
 
 use std::io::{BufReader, ErrorKind, Write};
 use std::os::fd::AsFd;
@@ -14,9 +14,9 @@ use switch::fdb::Mac;
 use switch::tuning::Drain;
 use vhost_user::feature;
 
-use super::{Attach, PortState, RunError, System, What, accounts};
+use super::{Attach, Event, PortState, RunError, System, accounts};
 use crate::capture;
-use crate::http::Asked;
+use crate::http::Query;
 use crate::pool::{Placement, token};
 use crate::spec::{PortSpec, PortTuning};
 use crate::worker::Handle;
@@ -29,7 +29,7 @@ impl System {
             Ok(None) => return,
             Err(error) => {
                 tracing::warn!("{error}");
-                return self.rest(What::ControlListener);
+                return self.suspend(Event::ControlListener);
             }
         };
         if self.clients.len() >= CLIENTS_MAX
@@ -38,7 +38,7 @@ impl System {
             let oldest = *oldest.0;
             self.drop_client(oldest);
         }
-        if let Ok(token) = self.watch(stream.as_fd(), What::Client) {
+        if let Ok(token) = self.watch(stream.as_fd(), Event::Client) {
             let reader = BufReader::with_capacity(REQUEST_MAX, stream);
             self.clients.insert(token, Client { reader, out: Vec::new(), since: Instant::now() });
         }
@@ -46,16 +46,16 @@ impl System {
 
     fn drop_client(&mut self, token: u64) {
         if let Some(client) = self.clients.remove(&token) {
-            self.forget_client(token, &client);
+            self.close_client(token, &client);
         }
     }
 
-    fn forget_client(&mut self, token: u64, client: &Client) {
+    fn close_client(&mut self, token: u64, client: &Client) {
         let _ = self.epoll.remove(client.reader.get_ref().as_fd());
         self.tokens.remove(&token);
     }
 
-    /// Cuts off clients that do not read their answers.
+    /// Disconnects clients that do not read their replies.
     pub(super) fn drop_slow_clients(&mut self) {
         let now = Instant::now();
         let late = self.clients.iter().filter(|(_, c)| c.ends().is_some_and(|end| end <= now));
@@ -64,26 +64,26 @@ impl System {
         }
     }
 
-    /// Reads what a client sent; answers each whole line.
+    /// Reads the data of a client and replies to each request.
     pub(super) fn serve_client(&mut self, token: u64) {
         let Some(mut client) = self.clients.remove(&token) else { return };
-        // No request is read while an answer waits: a client holds one answer at most.
+        // No request is read while a reply is pending: a client holds at most one reply.
         let keep = if client.out.is_empty() {
             client.since = Instant::now();
-            self.hear_client(&mut client)
+            self.serve_request(&mut client)
         } else {
             client.flush()
         };
-        let (fd, hears) = (client.reader.get_ref().as_fd(), client.out.is_empty());
-        if keep && self.epoll.change(fd, token, hears, !hears).is_ok() {
+        let (fd, idle) = (client.reader.get_ref().as_fd(), client.out.is_empty());
+        if keep && self.epoll.change(fd, token, idle, !idle).is_ok() {
             self.clients.insert(token, client);
         } else {
-            self.forget_client(token, &client);
+            self.close_client(token, &client);
         }
     }
 
-    /// Reads and answers one request; whether the client stays.
-    fn hear_client(&mut self, client: &mut Client) -> bool {
+    /// Reads and runs one request. Returns whether the client stays connected.
+    fn serve_request(&mut self, client: &mut Client) -> bool {
         match receive(&mut client.reader) {
             Received::Request(Request::Capture { port }) => self.capture(&port, client),
             Received::Request(request) => client.reply(&self.respond(&request)),
@@ -97,18 +97,18 @@ impl System {
         }
     }
 
-    /// Answers what was asked by HTTP.
+    /// Runs the requests received by HTTP.
     pub(super) fn serve_http(&mut self) {
         let Some(server) = &self.http else { return };
         os::drain(server.as_fd());
-        let asked: Vec<_> = server.asked.try_iter().collect();
-        for Asked { request, answer } in asked {
-            // A client that was cut off meanwhile wants no answer.
-            let _ = answer.send(self.respond(&request));
+        let queries: Vec<_> = server.queries.try_iter().collect();
+        for Query { request, reply } in queries {
+            // The client may have disconnected.
+            let _ = reply.send(self.respond(&request));
         }
     }
 
-    /// Does what a request asks for; the answer.
+    /// Runs a request and returns the reply.
     fn respond(&mut self, request: &Request) -> Value {
         let result = match request {
             Request::Show => Ok(self.show()),
@@ -129,7 +129,7 @@ impl System {
                 Ok(json!({}))
             }
             Request::Capture { .. } => {
-                Err(RunError::Request("a capture needs a connection of its own".into()))
+                Err(RunError::Request("a capture needs a separate connection".into()))
             }
         };
         reply(result)
@@ -183,7 +183,7 @@ impl System {
                 value["connected"] = vhost.connection.is_some().into();
                 value["connections"] = vhost.connections.into();
                 value["features"] = feature::names(guest.features).into();
-                vhost.mistakes.show(&mut value);
+                vhost.errors.show(&mut value);
             }
             Attach::Tap(tap) => {
                 value["created"] = tap.created.into();
@@ -241,10 +241,10 @@ impl System {
         if self.fdb.remove(parse_mac(mac)?.0, vlan_id(vlan)?) {
             return Ok(json!({}));
         }
-        Err(RunError::Request(format!("no entry for {mac} on VLAN {vlan}")))
+        Err(RunError::Request(format!("no entry for {mac} on VLAN {vlan}: see pvswitch ctl fdb")))
     }
 
-    /// Changes settings; all of them or, if one is wrong, none.
+    /// Changes settings: all of them or, if one is invalid, none.
     fn set(&mut self, target: Option<&str>, settings: &[String]) -> Result<Value, RunError> {
         let bad = RunError::Request;
         let (name, queue) = match target.and_then(|target| target.split_once('/')) {
@@ -257,7 +257,8 @@ impl System {
                 let queues = state.port.egress.len();
                 let n = queue.parse::<usize>().ok().filter(|n| *n < queues);
                 let name = &state.spec.name;
-                Some(n.ok_or_else(|| bad(format!("{name}/{queue}: it has {queues} queues")))?)
+                let what = format!("{name}/{queue}: it has {queues} queues, numbered from 0");
+                Some(n.ok_or_else(|| bad(what))?)
             }
             _ => None,
         };
@@ -288,14 +289,14 @@ impl System {
         Ok(json!({}))
     }
 
-    /// Changes what `tuning` names, of one queue or all of a port's.
+    /// Applies the settings in `tuning` to one queue or to all queues of a port.
     fn tune(&self, state: &PortState, only: Option<usize>, tuning: &PortTuning) {
         let of = |queue: usize| only.is_none_or(|only| only == queue);
         for (i, queue) in state.ingress.iter().enumerate().filter(|(i, _)| of(*i)) {
             if let Some(poll) = tuning.poll.all() {
                 queue.tuning.set_poll(poll);
-                // Its worker asks the new policy; the queue may be cold.
-                self.pool.look(token(state.port.id, i as u16, false));
+                // Its worker polls it with the new policy; the queue may be cold.
+                self.pool.poll(token(state.port.id, i as u16, false));
             }
             if let Some(weight) = tuning.weight {
                 queue.tuning.set_weight(weight);
@@ -311,23 +312,23 @@ impl System {
         }
     }
 
-    /// Asks a port's queues for no more frames, or for frames again.
+    /// Requests the drain of a port's queues, or ends it.
     pub(super) fn drain(&self, name: &str, off: bool) -> Result<Value, RunError> {
         let state = self.port(name)?;
         for (i, queue) in state.ingress.iter().enumerate() {
             let token = token(state.port.id, i as u16, false);
             queue.tuning.set_drain(!off);
             if !self.pool.serves(token) {
-                // Its ring was stopped before it was taken from its worker.
+                // Its ring was stopped before the request arrived at its worker.
                 queue.tuning.drained();
             } else if queue.tuning.drain() != Drain::Done {
-                self.pool.look(token);
+                self.pool.poll(token);
             }
         }
         Ok(json!({ "drain": state.drain().name(), "held": state.held() }))
     }
 
-    /// Hands the connection to a capture thread; it is no client any more.
+    /// Hands the connection over to a capture thread; it is no longer a client.
     fn capture(&self, name: &str, client: &mut Client) -> bool {
         let started = self.port(name).map_err(|e| e.to_string()).and_then(|state| {
             let stream = client.reader.get_ref().try_clone().map_err(|e| e.to_string())?;
@@ -351,28 +352,28 @@ fn vlan_id(vlan: u16) -> Result<u16, RunError> {
     Err(RunError::Request(format!("VLAN {vlan}: use 0 (untagged) to 4094")))
 }
 
-/// Most clients at a time; another takes the place of the one that asked longest ago.
+/// Maximum number of clients; a further one replaces the client with the oldest request.
 const CLIENTS_MAX: usize = 64;
-/// How long a client may take to read an answer.
+/// Maximum time for a client to read a reply.
 const CLIENT_TIME: Duration = Duration::from_secs(10);
 
-/// A client of the control socket. Nothing waits for it.
+/// A client of the control socket. Never blocks the control thread.
 pub(super) struct Client {
     reader: BufReader<UnixStream>,
-    /// What it has not read of its answer.
+    /// The unread part of its reply.
     out: Vec<u8>,
-    /// When it last asked.
+    /// Time of its last request.
     since: Instant,
 }
 
 impl Client {
-    /// Answers; whether the client is there.
+    /// Sends a reply. Returns whether the client is connected.
     fn reply(&mut self, answer: &Value) -> bool {
         self.out = line(answer);
         self.flush()
     }
 
-    /// Writes what it takes of its answer; whether it is there.
+    /// Writes as much of the reply as possible. Returns whether the client is connected.
     fn flush(&mut self) -> bool {
         let mut stream = self.reader.get_ref();
         while !self.out.is_empty() {
@@ -386,7 +387,7 @@ impl Client {
         true
     }
 
-    /// When it is cut off, if it does not read.
+    /// When it is disconnected unless it reads.
     pub(super) fn ends(&self) -> Option<Instant> {
         (!self.out.is_empty()).then(|| self.since + CLIENT_TIME)
     }
@@ -403,7 +404,7 @@ fn port_stats(state: &PortState) -> Value {
         value["poll"] = queue.tuning.poll().to_string().into();
         value["weight"] = queue.tuning.weight().into();
         value["drain"] = queue.tuning.drain().name().into();
-        // Where they were before frames were held for their destination.
+        // Also here, for older clients: once, frames were held at the ingress queue.
         if let Some(twin) = state.port.egress.get(i) {
             value["hold"] = twin.hold_max().into();
             value["held"] = twin.held_frames().into();
@@ -443,7 +444,7 @@ fn worker_stats(worker: &Handle) -> Value {
     })
 }
 
-/// CPU time of a thread of ours, in ns (the first figure of its schedstat).
+/// CPU time of a thread of this process, in ns (the first field of its schedstat).
 fn thread_cpu_ns(tid: u64) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
     text.split_whitespace().next()?.parse().ok()

@@ -1,32 +1,32 @@
-//! What a run needs of the system before it starts.
+//! Process-wide preparations before a run.
 
 use switch::account::Budgets;
 
 use super::{RunError, os};
 
-/// Each port takes some descriptors, and front-ends bring more: as many as we may have. What the
-/// system refuses is told when they run out.
+/// Raises the limit on descriptors to its maximum: ports and front-ends need many. If the system
+/// refuses, an error follows when they run out.
 pub(super) fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Nofile).maximum;
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
-/// Makes what the process needs to survive that a peer takes its memory away. Where that cannot be
-/// had, the memory of peers is refused, and ports of other kinds work.
+/// Prepares the process to survive a peer that truncates its memory. Where that fails, memory of
+/// peers is refused; ports of other kinds work.
 pub(super) fn guard_memory() {
     if let Err(error) = shm::prepare() {
         tracing::warn!("{error}");
     }
 }
 
-/// Mappings and descriptors that the process needs for itself. Where there are few, half of them.
+/// Mappings and descriptors reserved for the process itself; at most half of what there is.
 const OWN_MAPPINGS: u64 = 4096;
 const OWN_DESCRIPTORS: u64 = 256;
-/// Mappings of a process where the system does not say (`vm.max_map_count`).
+/// Default of `vm.max_map_count`.
 const MAPPINGS: u64 = 65_530;
 
-/// What the system lets this process have. `None`: it sets no limit.
+/// Limits of the process. `None`: unlimited.
 #[derive(Clone, Copy)]
 struct Limits {
     /// Bytes that the processor can address for a process (47 bits on most).
@@ -43,7 +43,7 @@ impl Limits {
     fn of_this_process() -> Self {
         use rustix::process::{Resource, getrlimit};
         let mappings = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-        // The stack, and so this variable, lies at the upper end.
+        // The stack, and so this variable, is at the upper end of the address space.
         let on_stack = std::process::id();
         Self {
             addressable: (std::ptr::from_ref(&on_stack).addr() as u64).next_power_of_two(),
@@ -53,12 +53,12 @@ impl Limits {
         }
     }
 
-    /// What ports may have of it: bytes mapped, mappings, descriptors.
+    /// Budgets for all ports: bytes mapped, mappings, descriptors.
     fn for_ports(self) -> [u64; 3] {
         let space = self.address_space.unwrap_or(u64::MAX).min(self.addressable);
         let less = |all: u64, own: u64| all - own.min(all / 2);
         [
-            // The rest is for the program, its threads and its own memory, and for gaps.
+            // The rest is for the program, its threads, its own memory and gaps.
             space / 4 * 3,
             less(self.mappings, OWN_MAPPINGS),
             less(self.descriptors.unwrap_or(u64::MAX), OWN_DESCRIPTORS),
@@ -66,13 +66,13 @@ impl Limits {
     }
 }
 
-/// What all ports together may hold, by the limits of the process.
+/// Budgets of all ports together, from the limits of the process.
 pub(super) fn budgets() -> Budgets {
     let [mapped_bytes, mappings, descriptors] = Limits::of_this_process().for_ports();
     Budgets::new(mapped_bytes, mappings, descriptors)
 }
 
-/// A key no guest can know.
+/// Random keys that no guest can predict.
 pub(super) fn random_key() -> Result<[u64; 3], RunError> {
     let mut bytes = [0_u8; 24];
     let file = std::fs::File::open("/dev/urandom")
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_this_process_are_such_that_guests_come_up() {
+    fn limits_of_this_process_suffice_for_guests() {
         let limits = Limits::of_this_process();
         assert!((32..=57).contains(&limits.addressable.trailing_zeros()), "{}", limits.addressable);
         let [bytes, mappings, descriptors] = limits.for_ports();
@@ -120,7 +120,7 @@ mod tests {
 
     /// Issue 14, rows 1 and 7: what one port may hold is far from what all may.
     #[test]
-    fn no_port_alone_reaches_what_all_may_hold() {
+    fn no_single_port_reaches_the_budget_of_all() {
         let [bytes, mappings, _] = USUAL.for_ports();
         assert!(defaults::MAPPED_BYTES * 16 < bytes && defaults::MAPPINGS * 32 < mappings);
     }

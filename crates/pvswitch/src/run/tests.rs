@@ -4,7 +4,7 @@ use switch::port::Fault;
 
 use super::*;
 
-/// A directory, removed with its value.
+/// A directory, removed on drop.
 struct Dir(PathBuf);
 
 impl Drop for Dir {
@@ -13,7 +13,7 @@ impl Drop for Dir {
     }
 }
 
-/// A switch of which a test turns the control thread, and where its sockets are.
+/// A switch whose control thread is driven by the test, and the directory of its sockets.
 fn system(name: &str) -> (System, Dir) {
     let dir = std::env::temp_dir().join(format!("pvs-run-{}-{name}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
@@ -41,7 +41,7 @@ fn add(system: &mut System, dir: &Path, name: &str) {
     system.add_port(&spec.parse().unwrap()).unwrap();
 }
 
-/// A front-end of a port; its epoch.
+/// Connects a front-end to a port. Returns it and its epoch.
 fn attach(system: &mut System, dir: &Path, name: &str) -> (UnixStream, u64) {
     let front = UnixStream::connect(dir.join(name)).unwrap();
     system.accept_guest(name);
@@ -56,7 +56,7 @@ fn is_attached(system: &System, name: &str) -> bool {
     }
 }
 
-/// Workers report so many faults of a port in an epoch.
+/// Reports this many faults of a port in an epoch.
 fn report(system: &mut System, port: PortId, epoch: u64, times: usize) {
     for _ in 0..times {
         let fault = Fault("broken".into());
@@ -67,27 +67,27 @@ fn report(system: &mut System, port: PortId, epoch: u64, times: usize) {
 
 /// Issue 14, row 14.
 #[test]
-fn fault_is_counted_once_a_connection_however_often_and_late_it_is_reported() {
+fn fault_is_counted_once_per_connection() {
     let (mut system, dir) = system("once");
     add(&mut system, &dir.0, "a");
     let id = system.ports["a"].port.id;
     for n in 1..=3 {
         let (_front, epoch) = attach(&mut system, &dir.0, "a");
-        // By both rings, by several workers, before the connection is ended and after.
+        // From both rings, by several workers, before and after the end of the connection.
         report(&mut system, id, epoch, 3);
         assert_eq!((system.ports["a"].faults, is_attached(&system, "a")), (n, false));
         report(&mut system, id, epoch, 1);
         let (_next, _) = attach(&mut system, &dir.0, "a");
         report(&mut system, id, epoch, 2);
         assert_eq!((system.ports["a"].faults, is_attached(&system, "a")), (n, true));
-        system.disconnect("a", "its front-end left");
+        system.disconnect("a", "front-end disconnected");
     }
     system.shutdown();
 }
 
 /// Issue 14, row 14.
 #[test]
-fn fault_of_a_port_that_was_removed_is_not_one_of_the_port_that_has_its_id() {
+fn fault_of_a_removed_port_is_not_charged_to_the_next_port_with_its_id() {
     let (mut system, dir) = system("reused");
     add(&mut system, &dir.0, "a");
     let (_front, epoch) = attach(&mut system, &dir.0, "a");

@@ -1,4 +1,4 @@
-//! vhost-user ports: sockets, connections, and guests that come and go.
+//! vhost-user ports: sockets, connections and guests.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -12,19 +12,19 @@ use switch::fdb::PortId;
 use switch::forward::{Mode, Port};
 use vhost_user::backend::{self, Backend};
 use vhost_user::connection::{Connection, Turn};
+use vhost_user::foreign;
 use vhost_user::net::{NetDevice, NetOptions, Pair, takes};
-use vhost_user::outside;
 
-use super::accounts::Mistakes;
-use super::{Attach, Ingress, PortState, RunError, System, What};
+use super::accounts::Errors;
+use super::{Attach, Event, Ingress, PortState, RunError, System};
 use crate::limit::PortLog;
 use crate::ports::{Guest, PortHost};
 use crate::spec::{PortSpec, Role, VhostUser};
 
-/// A connection that lasted so long was a good one.
+/// A connection that lasted this long resets the back-off.
 const LASTING: Duration = Duration::from_secs(2);
 
-/// A vhost-user port's place in the switch, its ingress queues, and itself.
+/// A vhost-user port, its ingress queues and its state.
 type VhostRef<'a> = (&'a Arc<Port>, &'a [Ingress], &'a mut VhostPort);
 
 pub(super) struct VhostPort {
@@ -37,10 +37,10 @@ pub(super) struct VhostPort {
     pub(super) backoff: Backoff,
     /// When the connection was made.
     pub(super) since: Instant,
-    /// Client mode: when to try again.
+    /// Client mode: when to connect again.
     pub(super) retry: Option<Instant>,
     pub(super) connections: u64,
-    pub(super) mistakes: Mistakes,
+    pub(super) errors: Errors,
 }
 
 impl System {
@@ -56,7 +56,7 @@ impl System {
         let listener = match conf.role {
             Role::Server => {
                 let listener = Listener::bind(&conf.socket, Carries::Stream)?;
-                self.watch(listener.as_fd(), What::Listener(spec.name.clone()))?;
+                self.watch(listener.as_fd(), Event::Listener(spec.name.clone()))?;
                 Some(listener)
             }
             Role::Client => None,
@@ -74,7 +74,7 @@ impl System {
             since: Instant::now(),
             retry: None,
             connections: 0,
-            mistakes: Mistakes::default(),
+            errors: Errors::default(),
         };
         let attach = Attach::VhostUser(Box::new(vhost));
         Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
@@ -92,33 +92,34 @@ impl System {
         let now = self.pool.now();
         let Some((port, _, vhost)) = self.vhost(name) else { return };
         let account = Arc::clone(&port.account);
-        // Charged before it is accepted, so that one port's connections leave room for others'.
+        // Charged before it is accepted, so that the connections of one port leave time for
+        // others'.
         if !account.connections.spend(now) {
             let at = self.instant(account.connections.next_ns(now));
-            return self.rest_until(What::Listener(name.into()), at);
+            return self.suspend_until(Event::Listener(name.into()), at);
         }
         let charge = match account.descriptors.charge(1) {
-            Ok(charge) if outside::unpaid() == 0 => charge,
-            Ok(_) => return self.rest(What::Listener(name.into())),
+            Ok(charge) if foreign::unpaid() == 0 => charge,
+            Ok(_) => return self.suspend(Event::Listener(name.into())),
             Err(over) => {
-                vhost.log.warn(format_args!("no front-end is accepted: {over}"));
-                return self.rest(What::Listener(name.into()));
+                vhost.log.warn(format_args!("cannot accept a front-end: {over}"));
+                return self.suspend(Event::Listener(name.into()));
             }
         };
         let stream = match vhost.listener.as_ref().map(Listener::accept) {
             Some(Ok(Some(socket))) => UnixStream::from(socket),
             Some(Err(error)) => {
                 vhost.log.warn(format_args!("{error}"));
-                self.rest(What::Listener(name.into()));
+                self.suspend(Event::Listener(name.into()));
                 return;
             }
             _ => return,
         };
         if vhost.connection.is_some() {
-            // Closed at once: the front-end sees it, and the guest that is here keeps its port.
-            vhost.log.warn(format_args!("a second front-end connected; refused, one is here"));
+            // Closed at once, so that the front-end notices; the connected guest keeps its port.
+            vhost.log.warn(format_args!("rejected a second front-end: one is connected already"));
             os::shutdown(stream.as_fd());
-            outside::close((stream, charge), &account);
+            foreign::close((stream, charge), &account);
             return;
         }
         self.attach(name, stream, Some(charge));
@@ -139,12 +140,12 @@ impl System {
             mac: vhost.conf.mac,
             without: vhost.conf.without,
         };
-        let takes = vhost.conf.takes;
+        let permissions = vhost.conf.permissions;
         let device = Box::new(NetDevice::new(options, pairs, host));
         let protocol_features = backend::PROTOCOL_FEATURES;
         let backend = Backend::new(device, backend::Options { protocol_features, account });
-        let connection = Connection::charged(stream, charge, backend.taking(takes));
-        if let Err(error) = self.watch(connection.as_fd(), What::Connection(name.into())) {
+        let connection = Connection::charged(stream, charge, backend.with_permissions(permissions));
+        if let Err(error) = self.watch(connection.as_fd(), Event::Connection(name.into())) {
             tracing::error!("port {name}: {error}");
             return;
         }
@@ -163,18 +164,18 @@ impl System {
         let turn = connection.on_readable_at(now);
         for refused in connection.take_refusals() {
             vhost.log.warn(format_args!("refused: {refused}"));
-            vhost.mistakes.count(refused.cause(), refused.to_string());
+            vhost.errors.count(refused.cause(), refused.to_string());
         }
         match turn {
             Err(end) => {
                 if let Some(cause) = end.cause() {
-                    vhost.mistakes.count(cause, end.to_string());
+                    vhost.errors.count(cause, end.to_string());
                 }
                 return self.disconnect(name, &end.to_string());
             }
             Ok(Turn::Rest(until)) => {
                 let at = self.instant(until);
-                self.rest_until(What::Connection(name.into()), at);
+                self.suspend_until(Event::Connection(name.into()), at);
             }
             Ok(Turn::Ready) => {}
         }
@@ -184,8 +185,8 @@ impl System {
         }
     }
 
-    /// Cross-connected, a TAP has one receiver: it asks the kernel for what the guest at the
-    /// other end takes.
+    /// In cross mode a TAP has a single receiver: requests from the kernel the offloads that this
+    /// guest accepts.
     pub(super) fn follow(&mut self, id: PortId) {
         if self.options.mode != Mode::Cross {
             return;
@@ -208,12 +209,12 @@ impl System {
         }
     }
 
-    /// Ends a guest's connection, if there is one; in client mode another is tried.
+    /// Ends a guest's connection, if there is one; in client mode a retry is scheduled.
     pub(super) fn disconnect(&mut self, name: &str, why: &str) {
         let Some((_, _, vhost)) = self.vhost(name) else { return };
         let Some(connection) = vhost.connection.take() else { return };
-        // A connection that did not last is no reason to hurry: a guest whose rings are broken
-        // would be tried in a loop.
+        // After a short connection the back-off stays: a guest with broken rings would otherwise be
+        // connected in a loop.
         if vhost.since.elapsed() > LASTING {
             vhost.backoff.reset();
         }
@@ -223,12 +224,12 @@ impl System {
         if let Ok(mut guest) = vhost.guest.lock() {
             *guest = Guest::default();
         }
-        vhost.log.info(format_args!("front-end left: {why}"));
-        self.unwatch(connection.as_fd(), &What::Connection(name.into()));
+        vhost.log.info(format_args!("front-end disconnected: {why}"));
+        self.unwatch(connection.as_fd(), &Event::Connection(name.into()));
         // Stops its rings.
         drop(connection.close());
         if let Some((port, ingress, _)) = self.vhost(name) {
-            // The next guest's address is another.
+            // The next guest has another address.
             for queue in ingress {
                 let _ = queue.tuning.take_announcement();
             }
@@ -268,7 +269,7 @@ impl System {
     }
 }
 
-/// Spreads reconnects of many ports apart.
+/// Spreads the reconnects of many ports in time.
 pub(super) fn jitter() -> u32 {
     Instant::now().elapsed().subsec_nanos() ^ std::process::id()
 }

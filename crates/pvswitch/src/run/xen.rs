@@ -1,7 +1,7 @@
-//! Xen ports: the hypervisors they are on, and vifs that come and go.
+//! Xen ports: hypervisors, and vifs that are added and removed.
 //!
-//! All ports of real Xen share one [`XenBus`]: one connection to xenstore, one descriptor for
-//! grants. A directory of `xen-local` has one of its own.
+//! All ports of real Xen share one [`XenBus`]: one connection to xenstore and one descriptor for
+//! grants. Each directory of `xen-local` has its own.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ use xen_netif::port::Pair;
 use xen_netif::port::control::STATIC_GRANTS_MAX;
 
 use super::vhost::jitter;
-use super::{Attach, PortState, RunError, System, What};
+use super::{Attach, Event, PortState, RunError, System};
 use vhost_user::device::KickFd;
 
 use crate::limit::PortLog;
@@ -28,13 +28,13 @@ use crate::spec::{Kind, PortSpec, Xen, XenAt};
 use crate::tap::TapQueues;
 use crate::worker::Served;
 
-/// The one vif of a directory: its front end is domain 1, device 0.
+/// The only vif of a directory: its front end is domain 1, device 0.
 const LOCAL: VifId = VifId { domid: 1, devid: 0 };
-/// Between two looks at a control ring. A guest that keeps it full, or tells of it in a loop, must
-/// not take the control thread from others (XSA-332).
-const CONTROL_AGAIN: Duration = Duration::from_millis(1);
+/// Interval between polls of a control ring. A guest that keeps it full or kicks in a loop must not
+/// take the control thread from others (XSA-332).
+const CONTROL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Names a hypervisor.
+/// Identifies a hypervisor.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Hypervisor {
     /// The one this machine runs on.
@@ -43,22 +43,22 @@ pub(super) enum Hypervisor {
     Local(String),
 }
 
-/// A hypervisor, and all of its vifs that are served.
+/// A hypervisor and its vifs.
 pub(super) struct XenBus {
     host: Arc<dyn Back>,
     home: Home,
     bus: Bus<Socket<VifQueues>>,
-    /// Xenstore is to be asked anew.
+    /// When to connect to xenstore again.
     retry: Option<Instant>,
     backoff: Backoff,
-    /// What is wrong with it, told once.
+    /// Last error of xenstore, logged once.
     trouble: Option<Failure>,
 }
 
 impl XenBus {
-    /// Lends memory to what frames for vifs are read into.
-    pub(super) fn lend(&self, tap: &TapQueues) {
-        tap.lend(|len| self.host.private(len));
+    /// Has frames read into memory that can be granted to vifs.
+    pub(super) fn set_tap_memory(&self, tap: &TapQueues) {
+        tap.set_memory(|len| self.host.private(len));
     }
 }
 
@@ -66,22 +66,22 @@ impl XenBus {
 pub(super) struct XenPort {
     of: Hypervisor,
     id: VifId,
-    /// `xen:auto` found it, and it goes with that.
+    /// Added by `xen:auto`, and removed with it.
     found: bool,
     pub(super) log: Arc<PortLog>,
-    /// Until the port is in the switch.
+    /// `None` once the port is in the switch.
     handshake: Option<Box<Handshake<Socket<VifQueues>>>>,
-    /// What was last logged of it.
-    told: String,
-    /// Its control ring, while it has one.
+    /// Last state logged.
+    logged: String,
+    /// Event channel of its control ring, if it has one.
     control: Option<Arc<OwnedFd>>,
-    /// It was looked at, and is not listened to until then.
+    /// When its control ring is polled again; until then, its event channel is not watched.
     control_due: Option<Instant>,
-    /// It held more than one look serves.
+    /// Whether requests remained after the last poll.
     control_more: bool,
 }
 
-/// What a vif's handshake does to workers.
+/// Starts and stops a vif's queues at the workers.
 pub(super) struct VifQueues {
     port: Arc<Port>,
     queues: Vec<(Pair, Arc<Tuning>)>,
@@ -91,7 +91,7 @@ pub(super) struct VifQueues {
 }
 
 impl Queues for VifQueues {
-    fn started(&mut self, queue: u16, tx: Arc<OwnedFd>, rx: Arc<OwnedFd>) {
+    fn start(&mut self, queue: u16, tx: Arc<OwnedFd>, rx: Arc<OwnedFd>) {
         let (pair, tuning) = &self.queues[usize::from(queue)];
         let id = self.port.id;
         let source = Source::new(id, queue, Arc::clone(&pair.ingress_stats), Arc::clone(tuning));
@@ -108,13 +108,13 @@ impl Queues for VifQueues {
         self.pool.watch(token_of(true), Arc::clone(&self.port), queue, Some(rx as KickFd));
     }
 
-    fn stopped(&mut self, queue: u16) {
+    fn stop(&mut self, queue: u16) {
         for egress in [false, true] {
             self.pool.drop_queue(token(self.port.id, queue, egress));
         }
     }
 
-    fn active(&mut self, queues: u16) {
+    fn set_active(&mut self, queues: u16) {
         self.port.set_active(queues);
         if queues == 0 {
             self.fdb.flush_learned(self.port.id);
@@ -123,14 +123,14 @@ impl Queues for VifQueues {
 
     fn log(&self) -> Box<dyn FnMut(HostError) + Send> {
         let log = Arc::clone(&self.log);
-        Box::new(move |error| log.warn(format_args!("static grants are not mapped: {error}")))
+        Box::new(move |error| log.warn(format_args!("cannot map static grants: {error}")))
     }
 }
 
 impl XenBus {
-    /// When it has something to do though nothing is told.
+    /// Time of its next action without an event.
     fn due(&self) -> Option<Instant> {
-        // Without xenstore there is nothing to look at.
+        // Without xenstore, vifs cannot change.
         let vifs = if self.home.is_gone() { None } else { self.bus.due() };
         self.retry.into_iter().chain(vifs).min()
     }
@@ -139,21 +139,21 @@ impl XenBus {
 impl System {
     // ---- ports ----
 
-    /// `xen:auto`: vifs that are there get their ports at the next look at xenstore.
+    /// `xen:auto`: existing vifs are added as ports when xenstore is next read.
     pub(super) fn add_xen_auto(&mut self, spec: &PortSpec) -> Result<(), RunError> {
         if let Some(other) = &self.xen_auto {
-            let what = format!("port '{}' has xen:auto already: one is enough", other.name);
+            let what = format!("xen:auto exists already, as port '{}': use that one", other.name);
             return Err(RunError::Request(what));
         }
         self.open_bus(&Hypervisor::Xen, spec, &XenAt::Auto)?;
         self.xen_auto = Some(spec.clone());
         let bus = self.xen.get_mut(&Hypervisor::Xen).expect("opened above");
         let done = bus.bus.set_auto(&mut bus.home);
-        self.settle_bus(&Hypervisor::Xen, done);
+        self.finish_bus(&Hypervisor::Xen, done);
         Ok(())
     }
 
-    /// No more vifs are looked for, and those found so are no longer served. Their number.
+    /// Stops looking for vifs, and removes the ports of those found. Returns their number.
     pub(super) fn del_xen_auto(&mut self, name: &str) -> Option<usize> {
         self.xen_auto.take_if(|spec| spec.name == name)?;
         if let Some(bus) = self.xen.get_mut(&Hypervisor::Xen) {
@@ -166,7 +166,7 @@ impl System {
         Some(found.len())
     }
 
-    /// Ports of vifs that `xen:auto` found.
+    /// Names of ports added by `xen:auto`.
     fn found(&self) -> Vec<String> {
         let found = |p: &PortState| matches!(&p.attach, Attach::Xen(xen) if xen.found);
         let ports = self.ports.iter().filter(|(_, p)| found(p));
@@ -182,10 +182,10 @@ impl System {
         let (of, vif) = match &conf.at {
             XenAt::Vif(vif) => (Hypervisor::Xen, *vif),
             XenAt::Local(_) => (Hypervisor::Local(spec.name.clone()), LOCAL),
-            XenAt::Auto => return Err(RunError::Request("xen:auto is no port".into())),
+            XenAt::Auto => return Err(RunError::Request("xen:auto is not a single port".into())),
         };
         if let Some(other) = self.port_of(&of, vif) {
-            let what = format!("vif {vif} is served by port '{other}' already");
+            let what = format!("vif {vif} is already served by port '{other}'");
             return Err(RunError::Request(what));
         }
         self.open_bus(&of, spec, &conf.at)?;
@@ -205,7 +205,7 @@ impl System {
             fdb: Arc::clone(&self.fdb),
             log: Arc::clone(&log),
         };
-        // Mapped one by one: a guest's rings, and what each of its queues may keep mapped.
+        // Mapped one by one: a guest's rings, and static grants of each queue.
         let most = u64::from(conf.offer.queues) * (STATIC_GRANTS_MAX as u64 + 2) + 1;
         port.account.set_limit("mappings", most.max(defaults::MAPPINGS));
         let account = Arc::clone(&port.account);
@@ -217,7 +217,7 @@ impl System {
             found: false,
             log,
             handshake: Some(Box::new(handshake)),
-            told: String::new(),
+            logged: String::new(),
             control: None,
             control_due: None,
             control_more: false,
@@ -226,28 +226,28 @@ impl System {
         Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
     }
 
-    /// Begins the handshake of a port that is in the switch now.
+    /// Begins the handshake of a port that has been added to the switch.
     pub(super) fn start_xen(&mut self, name: &str) {
         let Some(xen) = self.xen_port(name) else { return };
         let (of, id) = (xen.of.clone(), xen.id);
         let Some(handshake) = xen.handshake.take() else { return };
         let Some(bus) = self.xen.get_mut(&of) else { return };
         let done = bus.bus.add(&mut bus.home, id, *handshake, Instant::now());
-        self.settle_bus(&of, done);
+        self.finish_bus(&of, done);
     }
 
-    /// Stops serving a port's vif; its front end is left as it is, for whoever comes next.
+    /// Stops serving a port's vif; its front end's state is left for the next back end.
     pub(super) fn del_xen(&mut self, name: &str, port: XenPort) {
         if let Some(bus) = self.xen.get_mut(&port.of) {
             bus.bus.remove(&mut bus.home, port.id);
         }
         if let Some(fd) = port.control {
-            self.unwatch(fd.as_fd(), &What::XenControl(name.into()));
+            self.unwatch(fd.as_fd(), &Event::XenControl(name.into()));
         }
         if port.of != Hypervisor::Xen
             && let Some(bus) = self.xen.remove(&port.of)
         {
-            self.unwatch(bus.home.as_fd(), &What::Xenstore(port.of));
+            self.unwatch(bus.home.as_fd(), &Event::Xenstore(port.of));
         }
     }
 
@@ -283,28 +283,28 @@ impl System {
         };
         for port in self.ports.values() {
             if let Attach::Tap(queues) = &port.attach {
-                bus.lend(queues);
+                bus.set_tap_memory(queues);
             }
         }
         let done = bus.bus.start(&mut bus.home, Instant::now());
         self.xen.insert(of.clone(), bus);
         self.watch_home(of)?;
-        self.settle_bus(of, done);
+        self.finish_bus(of, done);
         Ok(())
     }
 
-    /// Obeys what xenstore told.
+    /// Handles events of xenstore.
     pub(super) fn read_xenstore(&mut self, of: &Hypervisor) {
         let Some(bus) = self.xen.get_mut(of) else { return };
         let done = bus.home.events().and_then(|tokens| {
             let tokens = tokens.iter().map(String::as_str);
             bus.bus.on_events(&mut bus.home, tokens, Instant::now())
         });
-        self.settle_bus(of, done);
+        self.finish_bus(of, done);
     }
 
-    /// After anything that was done with xenstore: ports come and go, and what changed is told.
-    fn settle_bus(&mut self, of: &Hypervisor, done: Result<(), Failure>) {
+    /// Finishes an operation on xenstore: adds and removes ports, and logs changes.
+    fn finish_bus(&mut self, of: &Hypervisor, done: Result<(), Failure>) {
         let found = match (done, self.xen.get_mut(of)) {
             (Ok(()), Some(bus)) => bus.bus.found(&mut bus.home),
             (Err(failure), _) => Err(failure),
@@ -314,8 +314,8 @@ impl System {
             Ok(found) => found.into_iter().for_each(|id| self.add_found(id)),
             Err(failure) => self.lose_xenstore(of, &failure),
         }
-        self.drop_over(of);
-        self.tell_vifs(of);
+        self.remove_gone(of);
+        self.update_vifs(of);
     }
 
     fn add_found(&mut self, id: VifId) {
@@ -334,34 +334,35 @@ impl System {
         }
     }
 
-    /// Removes ports of vifs that `xen:auto` found and that are gone.
-    fn drop_over(&mut self, of: &Hypervisor) {
+    /// Removes ports that `xen:auto` added and whose vifs are gone.
+    fn remove_gone(&mut self, of: &Hypervisor) {
         for name in self.found() {
             let Some(port) = self.xen_port(&name).filter(|port| port.of == *of) else { continue };
             let id = port.id;
-            if self.xen.get_mut(of).and_then(|b| b.bus.vif(id)).is_some_and(|vif| vif.is_over()) {
+            if self.xen.get_mut(of).and_then(|b| b.bus.vif(id)).is_some_and(|vif| vif.is_finished())
+            {
                 let _ = self.del_port(&name);
             }
         }
     }
 
-    /// The vifs keep their rings; frames pass as before.
+    /// Schedules a reconnect. Connected vifs keep their rings and continue.
     fn lose_xenstore(&mut self, of: &Hypervisor, failure: &Failure) {
         let Some(bus) = self.xen.get_mut(of) else { return };
         let wait = bus.backoff.next(jitter()).max(Duration::from_millis(100));
         bus.retry = Some(Instant::now() + wait);
         if bus.trouble.as_ref() != Some(failure) {
-            tracing::warn!("{failure}; connected vifs go on as they are, trying again");
+            tracing::warn!("{failure}; connected vifs continue, retrying");
             bus.trouble = Some(failure.clone());
         }
         if bus.home.is_gone() {
             let Self { epoll, tokens, xen, .. } = self;
             let _ = epoll.remove(xen[of].home.as_fd());
-            tokens.retain(|_, what| *what != What::Xenstore(of.clone()));
+            tokens.retain(|_, what| *what != Event::Xenstore(of.clone()));
         }
     }
 
-    /// Asks xenstore anew, if it is time to.
+    /// Connects to xenstore again, if necessary, and reads it.
     fn retry_xenstore(&mut self, of: &Hypervisor) {
         let Some(bus) = self.xen.get_mut(of) else { return };
         bus.retry = None;
@@ -377,7 +378,7 @@ impl System {
             if let Err(error) = self.watch_home(of) {
                 tracing::error!("xenstore: {error}");
             }
-            tracing::info!("xenstore is back");
+            tracing::info!("xenstore: reconnected");
         }
         let Some(bus) = self.xen.get_mut(of) else { return };
         let done = bus.bus.start(&mut bus.home, Instant::now());
@@ -385,29 +386,29 @@ impl System {
             bus.backoff.reset();
             bus.trouble = None;
         }
-        self.settle_bus(of, done);
+        self.finish_bus(of, done);
     }
 
     fn watch_home(&mut self, of: &Hypervisor) -> Result<(), RunError> {
         let Self { epoll, tokens, next_token, xen, .. } = self;
         let fd = xen[of].home.as_fd();
-        super::watch(epoll, tokens, next_token, fd, What::Xenstore(of.clone())).map(drop)
+        super::watch(epoll, tokens, next_token, fd, Event::Xenstore(of.clone())).map(drop)
     }
 
-    // ---- what vifs need ----
+    // ---- vifs ----
 
-    /// Logs what changed, and watches the control rings that there are.
-    fn tell_vifs(&mut self, of: &Hypervisor) {
+    /// Logs changes and watches the event channels of control rings.
+    fn update_vifs(&mut self, of: &Hypervisor) {
         let Some(bus) = self.xen.get_mut(of) else { return };
         let mut changed = Vec::new();
         for (name, state) in &mut self.ports {
             let Attach::Xen(port) = &mut state.attach else { continue };
             let Some(vif) = bus.bus.vif(port.id).filter(|_| port.of == *of) else { continue };
             let status = vif.status();
-            if port.told != status.text {
+            if port.logged != status.text {
                 let why = status.error.map(|why| format!(": {why}")).unwrap_or_default();
                 port.log.info(format_args!("vif {}: {}{why}", port.id, status.text));
-                port.told = status.text;
+                port.logged = status.text;
             }
             let control = vif.plug().control();
             let same = match (&port.control, &control) {
@@ -419,7 +420,7 @@ impl System {
             }
         }
         for (name, old) in changed {
-            let what = What::XenControl(name.clone());
+            let what = Event::XenControl(name.clone());
             if let Some(old) = old {
                 self.unwatch(old.as_fd(), &what);
             }
@@ -427,18 +428,18 @@ impl System {
                 if let Err(error) = self.watch(new.as_fd(), what) {
                     tracing::error!("port {name}: {error}");
                 }
-                // Requests may wait that were told of before anyone looked.
+                // The event for pending requests may have been consumed by an earlier owner.
                 self.serve_control(&name);
             }
         }
     }
 
-    /// Serves a vif's control ring, which then has a rest.
+    /// Serves a vif's control ring, then suspends it.
     pub(super) fn serve_control(&mut self, name: &str) {
         let Some(port) = self.xen_port(name) else { return };
-        port.control_due = Some(Instant::now() + CONTROL_AGAIN);
+        port.control_due = Some(Instant::now() + CONTROL_INTERVAL);
         let (of, id) = (port.of.clone(), port.id);
-        self.listen_control_ring(name, false);
+        self.watch_control_ring(name, false);
         let Some(vif) = self.xen.get_mut(&of).and_then(|b| b.bus.vif(id)) else { return };
         let served = vif.plug().serve_control();
         if let Some(port) = self.xen_port(name) {
@@ -452,19 +453,19 @@ impl System {
         }
     }
 
-    /// A control ring's rest is over.
+    /// Resumes a suspended control ring.
     fn resume_control(&mut self, name: &str) {
         let Some(port) = self.xen_port(name) else { return };
         port.control_due = None;
         if port.control_more {
             self.serve_control(name);
         } else {
-            self.listen_control_ring(name, true);
+            self.watch_control_ring(name, true);
         }
     }
 
-    fn listen_control_ring(&mut self, name: &str, on: bool) {
-        let what = What::XenControl(name.into());
+    fn watch_control_ring(&mut self, name: &str, on: bool) {
+        let what = Event::XenControl(name.into());
         let token = self.tokens.iter().find(|(_, w)| **w == what).map(|(token, _)| *token);
         let control = self.xen_port(name).and_then(|port| port.control.clone());
         if let Some((control, token)) = control.zip(token) {
@@ -472,26 +473,26 @@ impl System {
         }
     }
 
-    /// A guest broke the protocol: it loses its rings.
+    /// Handles a protocol violation: the guest loses its rings.
     pub(super) fn fault_vif(&mut self, name: &str, why: &str) {
         let Some(port) = self.xen_port(name) else { return };
         let (of, id, log) = (port.of.clone(), port.id, Arc::clone(&port.log));
         let Some(bus) = self.xen.get_mut(&of) else { return };
         let Some(vif) = bus.bus.vif(id) else { return };
-        // Rings that turned to zeroes look like anything; this is what happened.
-        let why = if vif.plug().is_lost() { "it took back the memory of its rings" } else { why };
-        // Once: reports that were on their way find it stopped.
+        // Rings that turned to zeroes cause arbitrary faults; report the actual cause.
+        let why = if vif.plug().is_lost() { "it revoked the memory of its rings" } else { why };
+        // Logged once: later reports find it stopped.
         if vif.status().queues > 0 {
-            log.warn(format_args!("stopped, its guest broke the protocol: {why}"));
+            log.warn(format_args!("stopped: its guest violated the protocol: {why}"));
         }
         let done = vif.fault(&mut bus.home, why, Instant::now());
-        self.settle_bus(&of, done);
+        self.finish_bus(&of, done);
         if let Some(state) = self.ports.get(name) {
             state.port.end_epoch();
         }
     }
 
-    /// When something is due though nothing is told.
+    /// Time of the next action without an event.
     pub(super) fn xen_due(&self) -> Option<Instant> {
         let control = self.ports.values().filter_map(|p| match &p.attach {
             Attach::Xen(port) => port.control_due,
@@ -500,7 +501,7 @@ impl System {
         self.xen.values().filter_map(XenBus::due).chain(control).min()
     }
 
-    /// Does what is due.
+    /// Runs actions that are due.
     pub(super) fn xen_tick(&mut self) {
         let now = Instant::now();
         let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
@@ -512,7 +513,7 @@ impl System {
                 self.retry_xenstore(&of);
             } else {
                 let done = bus.bus.tick(&mut bus.home, now);
-                self.settle_bus(&of, done);
+                self.finish_bus(&of, done);
             }
         }
         let is_due = |p: &PortState| matches!(&p.attach, Attach::Xen(x) if due(x.control_due));
@@ -523,7 +524,7 @@ impl System {
         }
     }
 
-    /// A vif for `ctl show`.
+    /// A vif in `ctl show`.
     pub(super) fn show_xen(&self, state: &PortState, port: &XenPort) -> Value {
         let bus = self.xen.get(&port.of);
         let vif = bus.and_then(|b| b.bus.vifs().find(|(id, _)| *id == port.id));
@@ -534,16 +535,16 @@ impl System {
             "vif": id.to_string(),
             "front": status.front.to_string(),
             "back": status.back.to_string(),
-            "state": stands(status.text, &stalled_s, status.queues),
+            "state": state_text(status.text, &stalled_s, status.queues),
             "error": status.error,
-            "takes": status.takes,
+            "takes": status.features,
             "queues": status.queues,
             "xenstore": if bus.is_some_and(|b| b.retry.is_none()) { "connected" } else { "lost" },
         })
     }
 }
 
-/// The back half's end of real Xen, or of a directory.
+/// Opens the back half's host interface: real Xen, or a directory.
 fn open_host(at: &XenAt) -> Result<Arc<dyn Back>, HostError> {
     match at {
         XenAt::Local(dir) => Ok(Arc::new(xen_local::Back::open(dir)?)),
@@ -551,7 +552,7 @@ fn open_host(at: &XenAt) -> Result<Arc<dyn Back>, HostError> {
             let host = host::xen::Back::open()?;
             if host.private(1).is_none() {
                 tracing::info!(
-                    "no pages to grant ourselves, copies take longer: \
+                    "cannot allocate grantable pages, copies are slower: \
                      modprobe xen-gntalloc limit=16384"
                 );
             }
@@ -564,22 +565,22 @@ fn home(host: &dyn Back) -> Result<Home, HostError> {
     Ok(Home::new(host.store()?)?)
 }
 
-/// How a vif stands, where its driver has given some of its queues no buffers for so many seconds.
-fn stands(text: String, stalled_s: &[u64], queues: usize) -> String {
+/// The state of a vif, and for how many seconds each stalled queue has had no buffers.
+fn state_text(text: String, stalled_s: &[u64], queues: usize) -> String {
     let Some(s) = stalled_s.iter().max() else { return text };
     let stalled = match stalled_s.len() {
-        n if n < queues => format!("{n} of {queues} queues stalled, for {s} s"),
-        _ => format!("stalled for {s} s"),
+        n if n < queues => format!("{n} of {queues} queues stalled for {s} s"),
+        _ => format!("receiver stalled for {s} s"),
     };
-    format!("{text}, but its driver gives no buffers ({stalled})")
+    format!("{text}, {stalled}: its driver posts no buffers")
 }
 
-/// The port's name for a vif that was found, as Linux names its interface.
+/// The port name for a vif added by `xen:auto`, which is also Linux's interface name.
 fn vif_name(id: VifId) -> String {
     format!("vif{}.{}", id.domid, id.devid)
 }
 
-/// The port for a vif that was found.
+/// The port specification for a vif added by `xen:auto`.
 fn found_spec(auto: &PortSpec, id: VifId) -> PortSpec {
     let Kind::Xen(xen) = &auto.kind else { unreachable!("xen:auto is a Xen port") };
     let kind = Kind::Xen(Xen { at: XenAt::Vif(id), offer: xen.offer });

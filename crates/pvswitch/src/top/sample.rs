@@ -1,4 +1,4 @@
-//! Two looks at a switch, and what happened between them.
+//! Samples of a switch, and the differences between two of them.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::demo::format::ratio;
 use api::control::{ControlError, Request, call};
 
-/// What a switch answered.
+/// Replies of a switch.
 #[derive(Clone, Debug)]
 pub struct Sample {
     show: Value,
@@ -15,7 +15,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Asks the switch.
+    /// Queries the switch.
     pub fn take(control: &Path) -> Result<Self, ControlError> {
         let (show, _) = call(control, &Request::Show)?;
         let (stats, _) = call(control, &Request::Stats)?;
@@ -23,12 +23,12 @@ impl Sample {
     }
 }
 
-/// All that is shown. Rates are a second; `None` until there are two looks.
+/// Everything shown. Rates are per second; `None` until there are two samples.
 #[derive(Clone, Debug, Default)]
 pub struct Picture {
-    /// Version, age and settings.
+    /// Version, uptime and settings.
     pub about: String,
-    /// Time between the looks, in seconds; 0: there was one.
+    /// Time between the samples, in seconds; 0: there is only one.
     pub secs: f64,
     pub workers: Vec<Worker>,
     pub ports: Vec<Port>,
@@ -36,15 +36,15 @@ pub struct Picture {
 
 #[derive(Clone, Debug, Default)]
 pub struct Worker {
-    /// Part of a CPU.
+    /// Fraction of a CPU.
     pub cpu: Option<f64>,
-    /// Part of its time spent on the queues it has now.
+    /// Fraction of its time spent on its current queues.
     pub load: Option<f64>,
     pub queues: u64,
     pub rounds: Option<f64>,
     pub sleeps: Option<f64>,
     pub naps: Option<f64>,
-    /// Queues given away so far.
+    /// Total number of queues given to other workers.
     pub moves: u64,
     pub asleep: bool,
 }
@@ -56,7 +56,7 @@ pub struct Port {
     pub up: bool,
     /// `off`, `draining` or `drained`.
     pub drain: String,
-    /// Whether there is a front-end; `None`: its kind has none.
+    /// Whether a front-end is connected; `None`: this kind has none.
     pub connected: Option<bool>,
     pub queues_active: u64,
     pub queues: u64,
@@ -67,13 +67,13 @@ pub struct Port {
     pub in_bits: Option<f64>,
     pub out_frames: Option<f64>,
     pub out_bits: Option<f64>,
-    /// Frames that wait because its queues are full.
+    /// Frames held because its queues are full.
     pub held: u64,
-    /// Frames that were held for them.
+    /// Frames that became held for its queues.
     pub holds: Option<f64>,
-    /// Locks of its egress queues that somebody else had.
+    /// Attempts to lock its egress queues that found them locked.
     pub contended: Option<f64>,
-    /// Causes that there were.
+    /// Causes with at least one frame.
     pub drops: Vec<Drop>,
     pub ingress: Vec<Queue>,
     pub egress: Vec<Egress>,
@@ -83,13 +83,13 @@ pub struct Port {
 #[derive(Clone, Debug, Default)]
 pub struct Drop {
     pub cause: String,
-    /// From the guest; otherwise to it.
+    /// Dropped on the way from the guest; otherwise, to it.
     pub ingress: bool,
     pub rate: Option<f64>,
     pub total: u64,
 }
 
-/// An ingress queue, with what its egress twin is called for.
+/// An ingress queue.
 #[derive(Clone, Debug, Default)]
 pub struct Queue {
     /// `hot`, `warm` or `cold`.
@@ -99,19 +99,19 @@ pub struct Queue {
     pub weight: Option<u64>,
     pub frames: Option<f64>,
     pub polls: Option<f64>,
-    /// Part of the polls that found nothing.
+    /// Fraction of polls that found no frames.
     pub empty: Option<f64>,
     pub sleeps: Option<f64>,
     pub naps: Option<f64>,
     pub kicks: Option<f64>,
     pub frames_per_kick: Option<f64>,
-    /// Notifications to the guest of its buffers.
+    /// Notifications to the guest about used transmit buffers.
     pub calls: Option<f64>,
     pub frames_per_burst: Option<f64>,
-    /// Part of a CPU spent on it.
+    /// Fraction of a CPU spent on it.
     pub served: Option<f64>,
-    /// Time to the first frame after a sleep, in ns: mean since the last look, or if there was
-    /// none, since the beginning; and the longest ever.
+    /// Latency of the first frame after a sleep, in ns: the mean since the last sample or, if there
+    /// was none, since the start; and the maximum since the start.
     pub first_ns: Option<f64>,
     pub first_ns_max: Option<f64>,
 }
@@ -125,7 +125,7 @@ pub struct Egress {
     pub calls_late: Option<f64>,
     pub kicks: Option<f64>,
     pub full: Option<f64>,
-    /// Frames that wait for room.
+    /// Frames held for it.
     pub held: Option<u64>,
     pub contended: Option<f64>,
     pub segmented: Option<f64>,
@@ -140,12 +140,12 @@ impl Drop {
 }
 
 impl Port {
-    /// Frames dropped in a second, for all causes.
+    /// Frames dropped per second, all causes.
     pub fn drop_rate(&self) -> Option<f64> {
         self.drops.iter().map(|drop| drop.rate).sum::<Option<f64>>().or(Some(0.0))
     }
 
-    /// Its state in a word.
+    /// State in one word.
     pub fn state(&self) -> &'static str {
         match self.drain.as_str() {
             _ if !self.up => "down",
@@ -156,34 +156,34 @@ impl Port {
     }
 }
 
-/// Counters of one queue, port or worker, at both looks.
+/// Counters of one queue, port or worker, in both samples.
 #[derive(Clone, Copy)]
 struct Pair<'a> {
     new: &'a Value,
-    /// Null: it was not there.
+    /// Null: not in the old sample.
     old: &'a Value,
-    /// 0: there was one look.
+    /// 0: there is only one sample.
     secs: f64,
 }
 
 impl Pair<'_> {
-    /// By how much a counter grew. One that went back belongs to something new of the same name.
-    fn grown(&self, counter: &str) -> f64 {
+    /// Increase of a counter. A counter that decreased belongs to a new object of the same name.
+    fn increase(&self, counter: &str) -> f64 {
         let new = self.new[counter].as_u64().unwrap_or(0);
         let old = self.old[counter].as_u64().unwrap_or(0);
         (if new >= old { new - old } else { new }) as f64
     }
 
-    /// That in a second; `None`: not known.
+    /// Increase per second; `None`: unknown.
     fn rate(&self, counter: &str) -> Option<f64> {
         let known = self.secs > 0.0 && self.new[counter].is_u64();
-        known.then(|| self.grown(counter) / self.secs)
+        known.then(|| self.increase(counter) / self.secs)
     }
 
-    /// How many of one for each of another; `None`: there was none of the other.
+    /// Ratio of two increases; `None`: the second is 0.
     fn per(&self, part: &str, whole: &str) -> Option<f64> {
-        let whole = self.grown(whole);
-        (self.secs > 0.0 && whole > 0.0).then(|| ratio(self.grown(part), whole))
+        let whole = self.increase(whole);
+        (self.secs > 0.0 && whole > 0.0).then(|| ratio(self.increase(part), whole))
     }
 }
 
@@ -195,7 +195,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().into()
 }
 
-/// What happened between two looks; `old` may be missing, or of a switch that is no more.
+/// Computes what is shown; `old` may be missing, or of a switch that has ended.
 pub fn picture(old: Option<&Sample>, new: &Sample) -> Picture {
     let same = |old: &&Sample| old.show["pid"] == new.show["pid"];
     let uptime = |sample: &Sample| sample.stats["uptime_ns"].as_f64().unwrap_or(0.0) / 1e9;
@@ -261,14 +261,14 @@ fn port(pair: Pair<'_>, shown: &Value) -> Port {
     };
     let total = |way: &'static str, counter: &str| {
         let rates = queues(way).map(|queue| queue.rate(counter));
-        // A port without queues of one way has no traffic that way.
+        // A port without queues in one direction has no traffic in it.
         rates.sum::<Option<f64>>().filter(|_| secs > 0.0)
     };
     let mut all: Vec<_> = ["ingress", "egress"]
         .into_iter()
         .flat_map(|way| drops(&queues(way).collect::<Vec<_>>(), way == "ingress"))
         .collect();
-    // Those of now first.
+    // Current drops first.
     all.sort_by(|a, b| b.rate.unwrap_or(0.0).total_cmp(&a.rate.unwrap_or(0.0)));
     let features: Vec<_> = list(&shown["features"]).iter().map(text).collect();
     Port {
@@ -294,7 +294,7 @@ fn port(pair: Pair<'_>, shown: &Value) -> Port {
     }
 }
 
-/// Causes for which these queues dropped anything.
+/// Causes of drops in these queues.
 fn drops(queues: &[Pair<'_>], ingress: bool) -> Vec<Drop> {
     let first = queues.first().and_then(|queue| queue.new.as_object());
     let names = first.into_iter().flat_map(|counters| counters.keys());
@@ -410,7 +410,7 @@ pub mod tests {
     }
 
     #[test]
-    fn rates_are_differences_over_the_switchs_own_time() {
+    fn rates_are_differences_over_the_switchs_clock() {
         let picture = picture(Some(&sample(1, 10, 2, 2)), &sample(1, 12, 2, 2));
         assert_eq!(picture.secs, 2.0);
         let (port, worker) = (&picture.ports[1], &picture.workers[0]);
@@ -424,24 +424,24 @@ pub mod tests {
         assert_eq!((queue.empty, queue.frames_per_kick), (Some(0.25), Some(1234.567)));
         assert_eq!((queue.first_ns, queue.first_ns_max), (Some(12_300.0), Some(1.5e6)));
         assert_eq!(port.egress[0].frames_per_call, Some(250.0));
-        // A gauge, and what both queues counted a second.
+        // A gauge, and a rate summed over both queues.
         assert_eq!((port.held, port.contended), (4 + 4, Some(80.0)));
     }
 
     #[test]
-    fn first_look_has_no_rates_and_a_switch_that_was_started_again_none_either() {
+    fn first_sample_and_a_restarted_switch_have_no_rates() {
         let new = sample(2, 3, 1, 1);
         let before = [None, Some(sample(1, 10, 1, 1)), Some(sample(2, 3, 1, 1))];
         for old in before {
             let picture = picture(old.as_ref(), &new);
             assert_eq!((picture.secs, picture.ports[0].in_frames), (0.0, None));
             assert_eq!(picture.workers[0].cpu, None);
-            assert_eq!(picture.ports[0].ingress[0].state, "hot", "what is no rate is known");
+            assert_eq!(picture.ports[0].ingress[0].state, "hot", "only rates are unknown");
         }
     }
 
     #[test]
-    fn port_that_is_drained_says_so_while_it_is_up() {
+    fn drain_is_shown_while_the_port_is_up() {
         let mut sample = sample(1, 1, 4, 1);
         for (i, drain) in ["off", "draining", "drained", "drained"].iter().enumerate() {
             sample.show["ports"][i]["drain"] = (*drain).into();
@@ -451,13 +451,13 @@ pub mod tests {
     }
 
     #[test]
-    fn port_that_came_meanwhile_counts_from_nothing() {
+    fn port_added_between_samples_counts_from_zero() {
         let picture = picture(Some(&sample(1, 1, 1, 1)), &sample(1, 2, 2, 1));
         assert_eq!(picture.ports[1].in_frames, Some(2.0 * 1_234_567.0));
     }
 
     #[test]
-    fn switch_without_ports_or_with_unknown_answers_does_no_harm() {
+    fn empty_or_unknown_replies_are_accepted() {
         let empty = Sample { show: json!({}), stats: json!({"ports": [{}], "workers": [{}]}) };
         let picture = picture(Some(&empty), &empty);
         assert_eq!((picture.ports.len(), picture.workers.len()), (1, 1));

@@ -1,5 +1,5 @@
-//! Tables of text: columns that keep their places while numbers change, and give way where a
-//! terminal is narrow.
+//! Tables of text: columns stay in place while numbers change, and are narrowed or hidden on a
+//! narrow terminal.
 
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
@@ -8,11 +8,11 @@ use ratatui::text::{Line, Span};
 #[derive(Clone, Copy)]
 pub struct Column {
     pub head: &'static str,
-    /// Narrowest and widest.
+    /// Minimum and maximum width.
     pub width: (usize, usize),
-    /// Numbers stand to the right.
+    /// Numbers are aligned to the right.
     pub right: bool,
-    /// Where there is no room, columns of the highest rank go first; those of rank 0 never.
+    /// If there is no room, columns of the highest rank are hidden first; rank 0 never.
     pub rank: u8,
 }
 
@@ -26,15 +26,15 @@ pub const fn word(head: &'static str, least: usize, most: usize, rank: u8) -> Co
     Column { head, width: (least, most), right: false, rank }
 }
 
-/// What stands in a column.
+/// Contents of a cell.
 pub type Cell = (String, Style);
 
-/// How many columns a text takes.
+/// Terminal columns of a text.
 fn columns_of(text: &str) -> usize {
     text.chars().count()
 }
 
-/// `text` in `width` columns at most; a `~` stands for what was cut off.
+/// Cuts `text` to `width` columns; `~` marks a cut.
 pub fn cut(text: &str, width: usize) -> String {
     if columns_of(text) <= width {
         return text.into();
@@ -43,8 +43,8 @@ pub fn cut(text: &str, width: usize) -> String {
     format!("{kept}{}", if width > 0 { "~" } else { "" })
 }
 
-/// The lines of a table: its head, then one for each row. `width` columns at most, the first
-/// `indent` of them empty.
+/// The lines of a table: its head and one for each row. At most `width` columns, the first `indent`
+/// of them empty.
 pub fn lines(
     columns: &[Column],
     rows: &[Vec<Cell>],
@@ -71,7 +71,7 @@ pub fn lines(
     std::iter::once(&heads).chain(rows).map(line).collect()
 }
 
-/// Width of each column; 0: it is not shown.
+/// Width of each column; 0: hidden.
 fn widths(columns: &[Column], rows: &[Vec<Cell>], width: usize) -> Vec<usize> {
     let widest = |(i, column): (usize, &Column)| {
         let cells = rows.iter().filter_map(|row| row.get(i)).map(|cell| columns_of(&cell.0));
@@ -85,9 +85,9 @@ fn widths(columns: &[Column], rows: &[Vec<Cell>], width: usize) -> Vec<usize> {
         let Some(excess) = total.checked_sub(width).filter(|excess| *excess > 0) else {
             return widths;
         };
-        let there = (0..columns.len()).filter(|i| widths[*i] > 0 && columns[*i].rank > 0);
-        let Some(last) = there.max_by_key(|i| columns[*i].rank) else { return widths };
-        // One that can be narrower is, before it goes.
+        let hideable = (0..columns.len()).filter(|i| widths[*i] > 0 && columns[*i].rank > 0);
+        let Some(last) = hideable.max_by_key(|i| columns[*i].rank) else { return widths };
+        // A column is narrowed before it is hidden.
         let least = columns[last].width.0;
         let narrower = widths[last].saturating_sub(excess);
         widths[last] = if narrower >= least && least > 0 { narrower } else { 0 };
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_narrow_and_then_go_by_rank() {
+    fn columns_are_narrowed_and_then_hidden_by_rank() {
         let columns = [word("NAME", 4, 8, 0), number("RATE/s", 6, 1), word("KIND", 4, 99, 2)];
         let cell = |text: &str| (text.to_string(), Style::new());
         let rows = [vec![cell("longer-than-8"), cell("12.3k"), cell("vhost-user:/tmp/a")]];

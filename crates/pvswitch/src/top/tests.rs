@@ -27,7 +27,7 @@ fn press(app: &mut App, code: KeyCode) -> bool {
 }
 
 #[test]
-fn all_that_matters_fits_80_columns_and_24_rows() {
+fn main_columns_fit_80_columns_and_24_rows() {
     let mut app = app(3, 1);
     let text = screen(&mut app, 80, 24).join("\n");
     for want in
@@ -61,10 +61,10 @@ fn selected_port_stays_on_the_screen() {
 fn every_page_survives_every_size() {
     for (ports, queues) in [(0, 0), (1, 1), (40, 16)] {
         let mut app = app(ports, queues);
-        app.silent = Some(("gone".into(), Instant::now()));
+        app.unreachable = Some(("error".into(), Instant::now()));
         for (width, height) in [(1, 1), (2, 3), (20, 5), (80, 24), (300, 100)] {
             for page in [Page::Ports, Page::Port, Page::Help] {
-                app.turn_to(page);
+                app.open(page);
                 app.queues = !app.queues;
                 screen(&mut app, width, height);
                 press(&mut app, KeyCode::End);
@@ -75,19 +75,19 @@ fn every_page_survives_every_size() {
 }
 
 #[test]
-fn silence_is_said_and_ends() {
+fn missing_replies_are_reported_until_one_arrives() {
     let mut app = app(2, 1);
-    app.answered(Err(ControlError::Refused("it is gone".into())));
+    app.record(Err(ControlError::Refused("no switch".into())));
     let text = screen(&mut app, 80, 24).join("\n");
-    assert!(text.contains("NO ANSWER for 0 s, trying on. it is gone"), "{text}");
-    assert!(text.contains("vm1"), "the last picture stays: {text}");
-    app.answered(Ok(sample(2, 1, 1, 1)));
+    assert!(text.contains("NO REPLY for 0 s, retrying: no switch"), "{text}");
+    assert!(text.contains("vm1"), "the last sample stays: {text}");
+    app.record(Ok(sample(2, 1, 1, 1)));
     let text = screen(&mut app, 80, 24).join("\n");
-    assert!(!text.contains("NO ANSWER") && !text.contains("vm1"), "{text}");
+    assert!(!text.contains("NO REPLY") && !text.contains("vm1"), "{text}");
 }
 
 #[test]
-fn keys_lead_there_and_back() {
+fn keys_open_pages_and_return() {
     let mut app = app(3, 1);
     screen(&mut app, 80, 24);
     press(&mut app, KeyCode::Down);

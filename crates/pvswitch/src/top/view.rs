@@ -1,4 +1,4 @@
-//! What is shown, as lines of text with colours. A live terminal and `--once` show the same lines.
+//! Lines of text with colours; a live terminal and `--once` show the same ones.
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
@@ -13,10 +13,10 @@ const PLAIN: Style = Style::new();
 const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 const GOOD: Style = Style::new().fg(Color::Green);
 
-/// What ports are sorted by.
+/// Sort key of the list of ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sort {
-    /// The order they were added in.
+    /// In the order in which they were added.
     #[default]
     Added,
     Name,
@@ -33,7 +33,7 @@ impl Sort {
         Self::ALL[(at + 1) % Self::ALL.len()]
     }
 
-    /// As the footer shows it.
+    /// Name in the footer.
     pub fn name(self) -> &'static str {
         match self {
             Self::Added => "as added",
@@ -64,7 +64,7 @@ fn cell(text: impl Into<String>) -> Cell {
     (text.into(), PLAIN)
 }
 
-/// Number without space before its prefix; nothing is faint.
+/// A number without a space before its prefix; 0 is faint.
 fn amount(n: Option<f64>) -> Cell {
     match n {
         None => ("-".into(), FAINT),
@@ -100,7 +100,7 @@ fn state(state: &str) -> Cell {
 
 // ---- the switch and its workers ----
 
-/// The first line: the switch, and how often it is looked at.
+/// The first line: the switch, and the interval.
 pub fn title(picture: &Picture, width: usize, right: &str) -> Line<'static> {
     let room = width.saturating_sub(right.len() + 1);
     let left = cut(&picture.about, room);
@@ -137,7 +137,7 @@ fn worker(i: usize, worker: &Worker) -> Vec<Cell> {
     ]
 }
 
-/// The workers, `most` lines at most, head included.
+/// The workers, at most `most` lines including the head.
 pub fn workers(picture: &Picture, width: usize, most: usize) -> Vec<Line<'static>> {
     let all = picture.workers.iter().enumerate();
     let rows: Vec<_> = all.map(|(i, one)| worker(i, one)).collect();
@@ -166,7 +166,7 @@ const PORTS: [Column; 11] = [
     word("KIND", 8, 60, 5),
 ];
 
-/// What is dropped now and why; what was dropped before is faint.
+/// Current drops and their cause; earlier drops are faint.
 fn drops(port: &Port) -> Cell {
     let now = port.drops.iter().filter(|drop| drop.rate.is_some_and(|rate| rate > 0.0)).count();
     match port.drops.first() {
@@ -242,7 +242,7 @@ fn queues(port: &Port, width: usize) -> Vec<Line<'static>> {
     table::lines(&QUEUES, &rows, width, 0, FAINT)
 }
 
-/// The queues of all ports, one a line.
+/// The queues of all ports, one per line.
 fn all_queues(ports: &[Port], width: usize) -> Vec<Line<'static>> {
     let columns: Vec<_> = [word("PORT", 4, 15, 0)].into_iter().chain(QUEUES).collect();
     let of = |port: &Port| {
@@ -254,15 +254,15 @@ fn all_queues(ports: &[Port], width: usize) -> Vec<Line<'static>> {
     table::lines(&columns, &rows, width, 0, HEAD)
 }
 
-/// A line of the list of ports, and the port it belongs to.
+/// A line of the list of ports, and the index of its port.
 pub type PortLine = (usize, Line<'static>);
 
-/// The heads of the list of ports, and its lines; with `open`, those of their queues too.
+/// The heads and the lines of the list of ports; with `open`, including their queues.
 pub fn ports(ports: &[Port], width: usize, open: bool) -> (Vec<Line<'static>>, Vec<PortLine>) {
     let rows: Vec<_> = ports.iter().map(port).collect();
     let mut lines = table::lines(&PORTS, &rows, width, 0, HEAD).into_iter();
     let mut heads: Vec<_> = lines.next().into_iter().collect();
-    // One table, so that columns are below each other.
+    // A single table, so that columns are aligned.
     let rows = ports
         .iter()
         .flat_map(|port| port.ingress.iter().enumerate().map(move |(i, one)| queue(i, port, one)));
@@ -284,7 +284,7 @@ const DROPS: [Column; 4] = [
     word("DROPS", 16, 24, 0),
     word("WAY", 10, 10, 0),
     number("NOW/s", 8, 0),
-    number("SO FAR", 8, 0),
+    number("TOTAL", 8, 0),
 ];
 
 const OUT: [Column; 11] = [
@@ -313,7 +313,7 @@ const IN: [Column; 9] = [
     number("CPU", 5, 0),
 ];
 
-/// All that is known of one port.
+/// Details of one port.
 pub fn detail(port: &Port, width: usize) -> Vec<Line<'static>> {
     let front_end = match port.connected {
         Some(true) => ", front-end connected",
@@ -339,7 +339,7 @@ pub fn detail(port: &Port, width: usize) -> Vec<Line<'static>> {
         format!("{way} {} frames/s {} bit/s", amount(frames).0, amount(bits).0)
     });
     let (held, holds) = (port.held, amount(port.holds).0);
-    lines.push(Line::raw(format!("{}   held {held}, {holds} more/s", rates.join("   "))));
+    lines.push(Line::raw(format!("{}   held {held}, newly {holds}/s", rates.join("   "))));
     let section = |name: &str| [Line::raw(""), Line::styled(name.to_string(), HEAD)];
     if !port.ingress.is_empty() {
         lines.extend(section("From the guest"));
@@ -379,7 +379,7 @@ pub fn detail(port: &Port, width: usize) -> Vec<Line<'static>> {
     lines.extend(table::lines(&OUT, &rows.collect::<Vec<_>>(), width, 0, FAINT));
     lines.push(Line::raw(""));
     if port.drops.is_empty() {
-        lines.push(Line::styled("Nothing dropped", GOOD));
+        lines.push(Line::styled("No drops", GOOD));
         return lines;
     }
     let rows = port.drops.iter().map(|drop| {
@@ -411,32 +411,32 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
 
 // ---- help, and plain text ----
 
-/// What keys do and what columns mean.
+/// Help page: keys and columns.
 pub fn help() -> Vec<Line<'static>> {
     const TEXT: &str = "\
-q         quit (Ctrl-C too); from here and from a port's page, back
-up down   choose a port (k and j too; PgUp, PgDn, Home, End)
-Enter     the port's page, and back
-t         queues of all ports in the list, or not
-s         sort by the next of: as added, name, frames in, frames out, drops
-?         this page, and back
+q         quit (Ctrl-C too); on this page and a port's page: back
+up down   select a port (also k and j, PgUp, PgDn, Home, End)
+Enter     open or close the port's page
+t         show or hide the queues of all ports
+s         next sort key: as added, name, frames in, frames out, drops
+?         open or close this page
 
 IN, OUT   from the guest into the switch, from the switch to the guest: frames
-          and bits a second; drops marked to: happened on the way OUT
-HELD      frames from there that wait now because their destination is full
-CONT/s    times a worker waited for another one that was giving this port frames
-STATE     of a queue: hot, polled in every round; warm, looked at now and then;
+          and bits per second; drops with the prefix to: occurred on the way OUT
+HELD      frames held now because the port's queues are full
+CONT/s    lock contentions per second between workers delivering to this port
+STATE     of a queue: hot, polled in every round; warm, polled occasionally;
           cold, armed and asleep until its guest kicks
-EMPTY     part of the polls that found nothing
-F/KICK    frames from the guest for each of its kicks
-F/CALL    frames to the guest for each call (interrupt) it gets
-1ST       from waking up to the delivery of the first frame: mean, longest
-LOAD      part of the worker's time spent on its queues
-CPU       part of one core";
+EMPTY     share of polls that found no frames
+F/KICK    frames from the guest per kick
+F/CALL    frames to the guest per call (interrupt)
+1ST       time from wake-up to delivery of the first frame: mean, maximum
+LOAD      share of the worker's time spent on its queues
+CPU       share of one core";
     TEXT.lines().map(Line::raw).collect()
 }
 
-/// A whole picture as text, `width` columns wide: workers, ports and all queues.
+/// A sample as text, `width` columns wide: workers, ports and all queues.
 pub fn plain(picture: &Picture, width: usize) -> String {
     let mut lines = vec![
         Line::raw(picture.about.clone()),

@@ -1,4 +1,4 @@
-//! A worker as others see it: what it can be told, what it tells, and its counters.
+//! A worker as seen by other threads: its commands, its reports and its counters.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,30 +19,30 @@ pub(super) const WAKE: u64 = u64::MAX;
 
 /// A queue to serve.
 pub struct Served {
-    /// Names the queue; unique among all queues of the program.
+    /// Identifies the queue; unique in the process.
     pub token: u64,
-    /// Where its frames come from.
+    /// Origin of its frames.
     pub source: Source,
     /// The queue.
     pub ingress: Arc<Mutex<dyn Ingress>>,
-    /// Becomes readable when the peer notifies.
+    /// Becomes readable when the peer kicks.
     pub kick: Option<KickFd>,
-    /// Whether the peer can notify, by `kick` or otherwise. If not, the queue is always polled.
+    /// Whether the peer can kick, by `kick` or otherwise. If not, the queue is always polled.
     pub notifies: bool,
 }
 
-/// What a worker is asked to do between two rounds.
+/// Command to a worker, carried out between two rounds.
 pub(super) enum Command {
     Serve(Served),
     Drop(u64),
     /// Gives a queue to another worker.
-    Away(u64, usize),
-    /// An egress queue whose peer kicks when it makes room.
+    GiveAway(u64, usize),
+    /// Watches an egress queue whose peer kicks when it has posted buffers.
     Watch(u64, Watched),
-    Kicked(u64),
-    /// Something about a queue was changed that it may have to be looked at for.
-    Look(u64),
-    /// A destination that frames are held for has room.
+    Kick(u64),
+    /// Polls a queue whose settings were changed.
+    Poll(u64),
+    /// Retries held frames: their destination has room.
     Retry,
     Table(Arc<Table>),
     Stop,
@@ -51,27 +51,27 @@ pub(super) enum Command {
 pub(super) struct Watched {
     pub port: Arc<Port>,
     pub queue: u16,
-    /// `None`: its peer kicks by other means.
+    /// `None`: the peer kicks by other means.
     pub kick: Option<KickFd>,
 }
 
-/// What a worker is asked about one queue. Later requests take the place of earlier ones, so that
-/// a peer that has its queues started and stopped in a loop makes no list longer, and no descriptor
-/// wait in it, but those of its queues.
+/// Pending commands of one queue. Later commands replace earlier ones, so a peer that starts and
+/// stops its queues in a loop neither lengthens the list nor keeps more descriptors in it than
+/// those of its queues.
 #[derive(Default)]
-pub(super) struct Wishes {
+pub(super) struct QueueCommands {
     drop: bool,
     begin: Option<Command>,
     away: Option<usize>,
-    look: bool,
-    kicked: bool,
+    poll: bool,
+    kick: bool,
 }
 
-/// Commands between two rounds of a worker.
+/// Pending commands of a worker.
 #[derive(Default)]
-pub(super) struct Inbox {
+pub(super) struct Commands {
     order: VecDeque<Next>,
-    of: HashMap<u64, Wishes>,
+    of: HashMap<u64, QueueCommands>,
     retry: bool,
     stop: bool,
     /// The latest table, and its number.
@@ -84,15 +84,15 @@ enum Next {
     Table(u64),
 }
 
-impl Inbox {
+impl Commands {
     fn push(&mut self, command: Command) {
         let token = match &command {
             Command::Serve(served) => served.token,
             Command::Watch(token, _)
             | Command::Drop(token)
-            | Command::Away(token, _)
-            | Command::Kicked(token)
-            | Command::Look(token) => *token,
+            | Command::GiveAway(token, _)
+            | Command::Kick(token)
+            | Command::Poll(token) => *token,
             Command::Retry => return self.retry = true,
             Command::Stop => return self.stop = true,
             Command::Table(_) => {
@@ -103,58 +103,58 @@ impl Inbox {
             }
         };
         let order = &mut self.order;
-        let wishes = self.of.entry(token).or_insert_with(|| {
+        let pending = self.of.entry(token).or_insert_with(|| {
             order.push_back(Next::Token(token));
-            Wishes::default()
+            QueueCommands::default()
         });
         match command {
-            Command::Serve(_) | Command::Watch(..) => wishes.begin = Some(command),
+            Command::Serve(_) | Command::Watch(..) => pending.begin = Some(command),
             Command::Drop(_) => {
-                // It was never served: as if it had been, and was dropped.
-                if let Some(Command::Serve(served)) = &wishes.begin {
-                    served.stopped();
+                // It was not served yet: treat it as served and dropped.
+                if let Some(Command::Serve(served)) = &pending.begin {
+                    served.mark_stopped();
                 }
-                *wishes = Wishes { drop: true, ..Wishes::default() };
+                *pending = QueueCommands { drop: true, ..QueueCommands::default() };
             }
-            Command::Away(_, to) => wishes.away = Some(to),
-            Command::Look(_) => wishes.look = true,
-            _ => wishes.kicked = true,
+            Command::GiveAway(_, to) => pending.away = Some(to),
+            Command::Poll(_) => pending.poll = true,
+            _ => pending.kick = true,
         }
     }
 
-    /// The next few commands, in order: those of at most `tokens` queues.
+    /// Takes the next commands, in order: those of at most `tokens` queues.
     pub(super) fn take(&mut self, tokens: usize) -> Vec<Command> {
         let mut commands = Vec::new();
         for _ in 0..tokens {
             let token = match self.order.pop_front() {
                 Some(Next::Token(token)) => token,
                 Some(Next::Table(n)) => {
-                    // Only the latest counts.
+                    // Only the latest table counts.
                     let table = self.table.take_if(|_| n == self.tables);
                     commands.extend(table.map(Command::Table));
                     continue;
                 }
                 None => break,
             };
-            let Some(wishes) = self.of.remove(&token) else { continue };
-            commands.extend(wishes.drop.then_some(Command::Drop(token)));
-            commands.extend(wishes.begin);
-            commands.extend(wishes.away.map(|to| Command::Away(token, to)));
-            commands.extend(wishes.look.then_some(Command::Look(token)));
-            commands.extend(wishes.kicked.then_some(Command::Kicked(token)));
+            let Some(pending) = self.of.remove(&token) else { continue };
+            commands.extend(pending.drop.then_some(Command::Drop(token)));
+            commands.extend(pending.begin);
+            commands.extend(pending.away.map(|to| Command::GiveAway(token, to)));
+            commands.extend(pending.poll.then_some(Command::Poll(token)));
+            commands.extend(pending.kick.then_some(Command::Kick(token)));
         }
         commands.extend(std::mem::take(&mut self.retry).then_some(Command::Retry));
         commands.extend(std::mem::take(&mut self.stop).then_some(Command::Stop));
         commands
     }
 
-    /// Whether there are more.
+    /// Whether no commands of queues or tables are pending.
     pub(super) fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
 }
 
-/// What a served queue is for its worker's scheduler.
+/// A served queue's descriptors and ring, as its worker's scheduler keeps them.
 pub(super) struct Io {
     pub ingress: Arc<Mutex<dyn Ingress>>,
     pub kick: Option<KickFd>,
@@ -175,38 +175,38 @@ impl From<schedule::Served<Io>> for Served {
 }
 
 impl Served {
-    /// It is not served any more: nothing is held, nothing is to be drained.
-    pub(super) fn stopped(&self) {
+    /// Resets the state of a queue that is not served any more: it is cold and drained.
+    pub(super) fn mark_stopped(&self) {
         let tuning = &self.source.tuning;
         tuning.set_state(State::Cold);
         tuning.drained();
     }
 }
 
-/// Something a worker tells the control thread.
+/// Report of a worker to the control thread.
 pub enum Report {
-    /// Forwarding found something about a port.
+    /// An event of a port that forwarding found.
     Port(PortEvent),
-    /// A queue's kicks cannot be waited for.
-    Deaf(PortId, std::io::Error),
+    /// Kicks of a queue cannot be waited for: its descriptor failed.
+    KickFdFailed(PortId, std::io::Error),
 }
 
-/// What a worker did, for people.
+/// Counters of a worker.
 #[derive(Default)]
 pub struct WorkerStats {
     /// Rounds over the hot queues.
     pub rounds: AtomicU64,
-    /// Times it slept until it was woken, or to try held frames again.
+    /// Sleeps until woken or until held frames are retried.
     pub sleeps: AtomicU64,
-    /// Times it slept for a time that was set.
+    /// Sleeps until a set time.
     pub naps: AtomicU64,
-    /// Queues it gave to another worker.
+    /// Queues given to other workers.
     pub moves: AtomicU64,
-    /// Queues it serves.
+    /// Queues that it serves.
     pub queues: AtomicU32,
-    /// Part of its time spent on frames, in thousandths, when last measured.
+    /// Share of its time spent on frames when last measured, in thousandths.
     pub load: AtomicU32,
-    /// Whether it sleeps, and no time is set for it to look at a queue.
+    /// Whether it sleeps without a set time for its next poll.
     pub asleep: AtomicBool,
     /// Thread id, for its CPU time.
     pub tid: AtomicU64,
@@ -217,7 +217,7 @@ pub struct Handle {
     pub(super) index: u8,
     pub(super) epoll: OwnedFd,
     pub(super) wake: OwnedFd,
-    pub(super) commands: Mutex<Inbox>,
+    pub(super) commands: Mutex<Commands>,
     pub(super) has_commands: AtomicBool,
     /// Its counters.
     pub stats: WorkerStats,
@@ -229,7 +229,7 @@ pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Handle {
-    /// For worker number `index`, which does not run yet.
+    /// Creates the handle of worker number `index`, which does not run yet.
     pub fn new(index: u8) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -243,8 +243,8 @@ impl Handle {
             thread: Mutex::new(None),
         };
         handle.add(handle.wake.as_fd(), WAKE)?;
-        // epoll_pwait2: naps are shorter than a millisecond. A kernel before Linux 5.11 is told
-        // here, at start.
+        // epoll_pwait2: naps are shorter than a millisecond. A kernel before Linux 5.11 fails here,
+        // at start.
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut none = Vec::<epoll::Event>::with_capacity(1);
         epoll::wait(&handle.epoll, rustix::buffer::spare_capacity(&mut none), Some(&zero))?;
@@ -263,40 +263,40 @@ impl Handle {
         self.send(Command::Serve(served));
     }
 
-    /// Edge-triggered: a kick need not be read, so it costs the wake-up and no more. By the worker
-    /// alone, as it obeys: the descriptor of a queue that is dropped and served again is often the
-    /// same, and must not be taken out after it was put in.
+    /// Edge-triggered: kicks are not read, so each costs only the wake-up. Called by the worker
+    /// alone, in the order of its commands: a queue that is dropped and served again often has the
+    /// same descriptor, which must not be removed after it was added.
     pub(super) fn add(&self, fd: BorrowedFd<'_>, token: u64) -> std::io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
     }
 
-    /// Stops serving or watching a queue. It may be served for the length of one round more.
+    /// Stops serving or watching a queue. It may be served for one more round.
     pub fn drop_queue(&self, token: u64) {
         self.send(Command::Drop(token));
     }
 
-    /// Gives a queue to another worker.
-    pub fn send_away(&self, token: u64, to: usize) {
-        self.send(Command::Away(token, to));
+    /// Has a queue given to another worker.
+    pub fn give_away(&self, token: u64, to: usize) {
+        self.send(Command::GiveAway(token, to));
     }
 
-    /// Watches an egress queue for its peer's kick.
+    /// Watches an egress queue for kicks of its peer.
     pub fn watch(&self, token: u64, port: Arc<Port>, queue: u16, kick: Option<KickFd>) {
         self.send(Command::Watch(token, Watched { port, queue, kick }));
     }
 
-    /// A queue was kicked by other means than its descriptor.
-    pub fn kicked(&self, token: u64) {
-        self.send(Command::Kicked(token));
+    /// Delivers a kick that did not arrive by the queue's descriptor.
+    pub fn kick(&self, token: u64) {
+        self.send(Command::Kick(token));
     }
 
-    /// Something about a queue was changed: it is looked at, wherever its policy had it wait.
-    pub fn look(&self, token: u64) {
-        self.send(Command::Look(token));
+    /// Has a queue polled after a change of its settings, even if its policy is waiting.
+    pub fn poll(&self, token: u64) {
+        self.send(Command::Poll(token));
     }
 
-    /// A destination made room.
+    /// Has held frames retried: a destination has room.
     pub fn retry(&self) {
         self.send(Command::Retry);
     }
@@ -314,7 +314,7 @@ impl Handle {
         }
     }
 
-    /// Its load, in thousandths; none while it sleeps, but for naps.
+    /// Load, in thousandths; 0 while it sleeps, except for naps.
     pub fn load(&self) -> u32 {
         if self.stats.asleep.load(Ordering::Relaxed) {
             return 0;

@@ -26,18 +26,18 @@ use crate::pool::Common;
 
 const TOKEN: u64 = 4;
 
-/// What a guest's transmit queue is for a worker: frames that wait.
+/// State of a guest's transmit queue.
 #[derive(Default)]
 struct Guest {
-    /// Frames it made available that were not taken.
+    /// Number of frames available and not taken.
     waiting: AtomicUsize,
     taken: AtomicUsize,
-    /// Its frames are shown to the switch; those of others are no one's.
+    /// Its frames are passed to the switch; those of other guests are dropped.
     is_shown: AtomicBool,
     bursts: AtomicUsize,
 }
 
-/// Takes so long.
+/// Busy-waits for this long.
 fn spin(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
@@ -134,14 +134,14 @@ fn reporting(
     Pool::start(workers, &[], placement, common).unwrap()
 }
 
-/// A worker in the test's own hands.
+/// A worker run by the test itself.
 fn worker_of(pool: Arc<Pool>) -> Worker {
-    // The threads are done with; the pool knows its queues and its loads.
+    // The threads have ended; the pool keeps its queues and loads.
     pool.stop();
     Worker::new(Arc::new(Handle::new(0).unwrap()), pool)
 }
 
-/// What a worker does in a round, up to the next or to sleep.
+/// Runs a worker's round, up to the next one or to sleep.
 fn round(worker: &mut Worker) {
     let mut begun = false;
     loop {
@@ -182,18 +182,18 @@ impl Rig {
 
     fn drain(&self, on: bool) {
         self.tuning.set_drain(on);
-        self.pool.look(TOKEN);
+        self.pool.poll(TOKEN);
     }
 
     fn wait_for(&self, what: &str, done: impl Fn(&Self) -> bool) {
         let end = Instant::now() + Duration::from_secs(20);
         while !done(self) {
-            assert!(Instant::now() < end, "waited in vain for {what}");
+            assert!(Instant::now() < end, "timed out waiting for {what}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Until its worker has nothing to do.
+    /// Waits until its worker is idle.
     fn wait_for_sleep(&self) {
         let stats = &self.pool.workers()[0].stats;
         self.wait_for("the worker to sleep", |_| {
@@ -223,7 +223,7 @@ impl std::ops::Drop for Rig {
 }
 
 #[test]
-fn drained_queue_wakes_no_one_however_often_its_guest_kicks() {
+fn kicks_of_a_drained_queue_wake_no_worker() {
     for policy in ["event", "napi:8", "timer:1000", "coalesce:200,16", "spin", "adaptive"] {
         let rig = Rig::new(policy.parse().unwrap(), Guest::default());
         rig.guest.waiting.store(5, Ordering::SeqCst);
@@ -237,7 +237,7 @@ fn drained_queue_wakes_no_one_however_often_its_guest_kicks() {
             let rounds = stats.rounds.load(Ordering::SeqCst);
             (rounds, bursts.load(Ordering::SeqCst), taken.load(Ordering::SeqCst))
         };
-        // Wake-ups from before the queue was drained may still be on their way.
+        // Wake-ups from before the drain may still be pending.
         rig.wait_for("rest", |_| {
             let before = counts();
             std::thread::sleep(Duration::from_millis(20));
@@ -252,7 +252,7 @@ fn drained_queue_wakes_no_one_however_often_its_guest_kicks() {
         assert_eq!(counts(), before, "{policy}");
         rig.drain(false);
         rig.wait_for("the frames that waited", |rig| rig.taken() == 505);
-        // And it is heard again.
+        // Its kicks are handled again.
         rig.guest.waiting.store(1, Ordering::SeqCst);
         rig.kick();
         rig.wait_for("a frame", |rig| rig.taken() == 506);
@@ -260,13 +260,13 @@ fn drained_queue_wakes_no_one_however_often_its_guest_kicks() {
 }
 
 #[test]
-fn queue_that_is_taken_away_is_drained_and_stays_so_when_it_comes_back() {
+fn queue_stays_drained_when_it_is_dropped_and_served_again() {
     let rig = Rig::new(Policy::Event, Guest::default());
     rig.drain(true);
     rig.pool.drop_queue(TOKEN);
     rig.wait_for("the queue to be drained", Rig::is_drained);
     assert!(!rig.pool.serves(TOKEN));
-    // Its guest was restarted: new frames wait.
+    // Its guest restarts, with new frames pending.
     rig.guest.waiting.store(2, Ordering::SeqCst);
     let polls = rig.stats.polls.get();
     rig.serve();

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Longest wait for anything; machines can be busy.
+/// Maximum time to wait for any condition; machines can be busy.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A directory for sockets; removed with its value.
+/// A directory for sockets; removed on drop.
 pub struct Dir(PathBuf);
 
 impl Dir {
@@ -55,7 +55,7 @@ pub fn pvswitch() -> Command {
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !done() {
-        assert!(Instant::now() < end, "waited in vain for {what}");
+        assert!(Instant::now() < end, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -64,11 +64,11 @@ pub fn signal(child: &Child, signal: Signal) {
     let _ = kill_process(Pid::from_child(child), signal);
 }
 
-/// A process, killed with its value.
+/// A process, killed on drop.
 pub struct Process(pub Child);
 
 impl Process {
-    /// Asks it to end, and waits.
+    /// Terminates it with a signal, and waits.
     pub fn end(&mut self) -> ExitStatus {
         signal(&self.0, Signal::TERM);
         self.wait()
@@ -107,7 +107,7 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Starts it with `args` and these ports, and waits until it answers.
+    /// Starts it with `args` and these ports, and waits until it replies.
     pub fn start(dir: &Dir, args: &[&str], ports: &[String]) -> Self {
         let (control, log) = (dir.text("ctl"), dir.path("log"));
         let mut command = pvswitch();
@@ -127,7 +127,7 @@ impl Switch {
         pvswitch().args(["ctl", "--control", &self.control]).args(args).output().unwrap()
     }
 
-    /// The answer to a request that must succeed.
+    /// The reply to a request that must succeed.
     pub fn json(&self, args: &[&str]) -> Value {
         let out = self.ctl(&[args, &["--json"]].concat());
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
@@ -142,7 +142,7 @@ impl Switch {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// What `ctl show` or `ctl stats` says of a port.
+    /// A port's entry in `ctl show` or `ctl stats`.
     pub fn port(&self, what: &str, name: &str) -> Value {
         let all = self.json(&[what]);
         let ports = all["ports"].as_array().unwrap();
@@ -163,7 +163,7 @@ impl Switch {
     }
 }
 
-/// A `pvswitch gen` whose report is read at its end.
+/// A `pvswitch gen` that prints a report at its end.
 pub struct Gen(pub Process);
 
 impl Gen {
@@ -182,7 +182,7 @@ impl Gen {
         Self(Process(command.spawn().unwrap()))
     }
 
-    /// Waits for its end; the report.
+    /// Waits for its end. Returns the report.
     pub fn report(mut self) -> Value {
         let status = self.0.wait();
         let text = std::io::read_to_string(self.0.0.stdout.take().unwrap()).unwrap();
@@ -190,14 +190,14 @@ impl Gen {
         serde_json::from_str(text.lines().last().unwrap()).unwrap()
     }
 
-    /// Ends it; the report.
+    /// Terminates it. Returns the report.
     pub fn end(self) -> Value {
         signal(&self.0.0, Signal::TERM);
         self.report()
     }
 }
 
-/// `gen rr` to `gen echo`, to see that a pair keeps its traffic. Addresses end in a1 and a2.
+/// `gen rr` and `gen echo`, to check that a pair keeps its traffic. Addresses end in a1 and a2.
 pub struct Bystanders {
     rr: Gen,
     _echo: Gen,
@@ -209,7 +209,7 @@ impl Bystanders {
         Self::asking(switch, dir, [rr, echo], &["--rate", "2k"])
     }
 
-    /// Asks again as soon as it was answered: how often tells how long answers take.
+    /// Sends each request at once after the last reply: their number shows the latency.
     pub fn eager(switch: &Switch, dir: &Dir, rr: &'static str, echo: &'static str) -> Self {
         Self::asking(switch, dir, [rr, echo], &[])
     }
@@ -224,27 +224,27 @@ impl Bystanders {
         let rr_gen = Gen::start(&dir.path(rr), &[&args, how].concat());
         switch.wait_up(rr, true);
         let pair = Self { rr: rr_gen, _echo: echo_gen, port: rr };
-        pair.go_on(switch);
+        pair.wait_for_replies(switch);
         pair
     }
 
-    /// How many answers come in so long.
-    pub fn answers(&self, switch: &Switch, time: Duration) -> u64 {
+    /// Number of replies in this time.
+    pub fn replies(&self, switch: &Switch, time: Duration) -> u64 {
         let answers = || switch.counter(self.port, "egress", "frames");
         let before = answers();
         std::thread::sleep(time);
         answers() - before
     }
 
-    /// Waits for twenty more answers.
-    pub fn go_on(&self, switch: &Switch) {
+    /// Waits for twenty more replies.
+    pub fn wait_for_replies(&self, switch: &Switch) {
         let before = switch.counter(self.port, "egress", "frames");
-        wait_for("answers to bystanders", || {
+        wait_for("replies to bystanders", || {
             switch.counter(self.port, "egress", "frames") >= before + 20
         });
     }
 
-    /// Few were lost: a busy machine may lose one now and then.
+    /// Checks that few were lost: a busy machine may lose one occasionally.
     pub fn end(self) {
         let report = self.rr.end();
         let lost = report["lost_frames"].as_u64().unwrap();

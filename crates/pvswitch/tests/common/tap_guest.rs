@@ -1,5 +1,5 @@
-//! A TAP cross-connected to a guest's ring in one thread: what is written into one interface of a
-//! bridge comes out of the other, into the port, and lies in the guest's memory.
+//! A TAP cross-connected to a guest's ring in one thread: frames written to one interface of a
+//! bridge leave by the other, enter the port, and end in the guest's memory.
 #![allow(dead_code)]
 
 use std::collections::HashMap;
@@ -27,11 +27,11 @@ const BASE: u64 = 0x10_0000;
 const BUFFERS: u64 = BASE + 0x1_0000;
 const MEMORY_LEN: u64 = 0x1_0000 + SIZE as u64 * 0x1_2000;
 
-/// A namespace, gone when dropped.
+/// A network namespace, removed on drop.
 pub struct Netns(String);
 
 impl Netns {
-    /// `None`, and the reason printed, where this machine does not let us.
+    /// `None`, and the reason printed, if this machine does not allow it.
     pub fn new() -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -42,12 +42,12 @@ impl Netns {
             if args == "-n" {
                 command.args(["link", "add", "br0", "type", "bridge", "mcast_snooping", "0"]);
             }
-            let told = command.output().map_or_else(
+            let error = command.output().map_or_else(
                 |error| error.to_string(),
                 |o| if o.status.success() { String::new() } else { format!("{o:?}") },
             );
-            if !told.is_empty() {
-                println!("skipped: {command:?}: {told}");
+            if !error.is_empty() {
+                println!("skipped: {command:?}: {error}");
                 return None;
             }
         }
@@ -89,7 +89,7 @@ impl Drop for Netns {
     }
 }
 
-/// How a guest's ring is.
+/// Layout of a guest's ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     pub features: Features,
@@ -112,7 +112,7 @@ pub struct Guest {
     pub file: File,
     driver: DriverQueue,
     kind: Kind,
-    /// Chains by id, and places no chain has.
+    /// Chains by id, and slots without a chain.
     posted: HashMap<u16, Vec<Buf>>,
     free: Vec<u64>,
 }
@@ -138,7 +138,7 @@ impl Guest {
         (Self { memory, file, driver, kind, posted: HashMap::new(), free }, device)
     }
 
-    /// Posts up to `n` chains; returns how many.
+    /// Posts up to `n` chains. Returns their number.
     pub fn post(&mut self, n: usize) -> usize {
         let mut posted = 0;
         while posted < n && usize::from(self.driver.free()) >= self.kind.chain.len() {
@@ -146,7 +146,7 @@ impl Guest {
             let mut addr = place;
             let buf = |len: &u32| {
                 let buf = Buf { addr, len: *len, write: true };
-                // A gap, so that parts do not lie side by side by chance.
+                // A gap, so that parts are not adjacent by chance.
                 addr += u64::from(*len) + 16;
                 buf
             };
@@ -159,7 +159,7 @@ impl Guest {
         posted
     }
 
-    /// Frames that were published since the last look, with their headers; posts nothing.
+    /// Frames published since the last call, with their headers; posts no chains.
     pub fn found(&mut self) -> Vec<(VnetHdr, Vec<u8>)> {
         let mut used = Vec::new();
         self.driver.take_used(usize::MAX, &mut used).unwrap();
@@ -188,15 +188,15 @@ impl Guest {
         frames
     }
 
-    /// Gives all used chains back to the ring without a look at them; returns how many.
+    /// Returns all used chains to the ring unread. Returns their number.
     pub fn recycle(&mut self) -> usize {
         let mut used = Vec::new();
         self.driver.take_used(usize::MAX, &mut used).unwrap();
-        // All first: the ids are free again, and may be given anew.
+        // All are taken first: then their ids are free and may be reused.
         let chains = used.iter().map(|u| self.posted.remove(&u.id).expect("posted"));
         let chains: Vec<_> = chains.collect();
         for bufs in chains {
-            let id = self.driver.add(&bufs).expect("it was there");
+            let id = self.driver.add(&bufs).expect("it was posted before");
             self.posted.insert(id, bufs);
         }
         self.driver.publish();
@@ -225,11 +225,11 @@ impl World {
     pub fn new(kind: Kind, mode: Mode, batching: Batching) -> Option<Self> {
         let netns = Netns::new()?;
         let (outside, tap) = (netns.tap("outside"), netns.tap("inside"));
-        let asks = uplink::ask_offloads(&*tap.queues[0], &kind.takes).unwrap();
+        let asks = uplink::request_offloads(&*tap.queues[0], &kind.takes).unwrap();
         let seen = Arc::new(IngressStats::default());
         let fd = TapFd::new(Arc::clone(&tap.queues[0]), batching);
         let mut ingress = TapIngress::new(fd, tap.offloads_read, Arc::clone(&seen)).unwrap();
-        ingress.set_asks(asks);
+        ingress.set_offloads(asks);
         let into = TapFd::new(Arc::clone(&outside.queues[0]), Batching::Plain);
         let pair = Pair::new();
         let got = Arc::clone(&pair.egress_stats);
@@ -283,18 +283,18 @@ impl World {
         self.ports[1].set_active(1);
     }
 
-    /// The guest goes away, between two rounds.
+    /// Disconnects the guest between two rounds.
     pub fn leave(&mut self) {
         self.ports[1].set_active(0);
         self.pair.egress.lock().unwrap().deactivate();
     }
 
-    /// The guest goes away as the ring sees it; the switch has not heard.
-    pub fn leave_unheard(&mut self) {
+    /// Disconnects the guest at the ring; the switch is not notified.
+    pub fn leave_unnoticed(&mut self) {
         self.pair.egress.lock().unwrap().deactivate();
     }
 
-    /// Another guest comes.
+    /// Connects another guest.
     pub fn come(&mut self, kind: Kind) {
         let (guest, device) = Guest::new(kind);
         self.guest = guest;
@@ -314,8 +314,8 @@ impl World {
         }
     }
 
-    /// One round of a worker. Returns how many frames came; `direct` says whether it may read
-    /// straight into the guest.
+    /// Runs one round of a worker. Returns the number of frames; `direct`: whether it may read
+    /// directly into the guest's buffers.
     pub fn round(&mut self, direct: bool) -> usize {
         let Self { ingress, forwarder, source, scratch, .. } = self;
         self.now_ns += 1000;
@@ -332,18 +332,18 @@ impl World {
         ingress.burst(max, now, scratch, forward).unwrap()
     }
 
-    /// The kernel was asked for `offloads`.
-    pub fn set_asks(&mut self, offloads: Offloads) {
-        self.ingress.set_asks(offloads);
+    /// Records the `offloads` requested from the kernel.
+    pub fn set_offloads(&mut self, offloads: Offloads) {
+        self.ingress.set_offloads(offloads);
     }
 
-    /// Rounds until nothing comes any more.
+    /// Runs rounds until no more frames arrive.
     pub fn drain(&mut self) {
         while self.round(true) > 0 {}
     }
 }
 
-/// A frame of `len` bytes that asks for nothing, told apart by `n`.
+/// A frame of `len` bytes without offloads, identified by `n`.
 pub fn plain(len: usize, n: u32) -> (VnetHdr, Vec<u8>) {
     let mut frame = vec![0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
     frame.extend(n.to_be_bytes());
@@ -351,7 +351,7 @@ pub fn plain(len: usize, n: u32) -> (VnetHdr, Vec<u8>) {
     (VnetHdr::NONE, frame)
 }
 
-/// TCP over IPv4 of `len` bytes, to be cut into segments of 1448.
+/// TCP over IPv4 of `len` bytes, for segments of 1448 bytes.
 pub fn tso(len: usize, n: u32) -> (VnetHdr, Vec<u8>) {
     let (_, mut frame) = plain(len, n);
     frame[12..14].copy_from_slice(&[8, 0]);
@@ -368,7 +368,8 @@ pub fn tso(len: usize, n: u32) -> (VnetHdr, Vec<u8>) {
     (VnetHdr { flags, gso_type, hdr_len: 54, gso_size, csum_start: 34, csum_offset: 16 }, frame)
 }
 
-/// The same as far as a kernel between may not change it: it works out `hdr_len` itself.
+/// Whether they are equal, except for fields that the kernel may change: it computes `hdr_len`
+/// itself.
 pub fn same(sent: &(VnetHdr, Vec<u8>), found: &(VnetHdr, Vec<u8>)) -> bool {
     let hdr = VnetHdr { hdr_len: found.0.hdr_len, ..sent.0 };
     let gso = sent.0.gso_type != GSO_NONE;

@@ -6,43 +6,43 @@ use shm::Private;
 
 use super::{SLOTS, STRIDE};
 
-/// Buffers of [`STRIDE`] bytes, by number. The first few may be in memory that was lent.
+/// Buffers of [`STRIDE`] bytes, by number. The first few may be in supplied memory.
 pub(super) struct Buffers {
     own: Private,
-    lent: Private,
+    supplied: Private,
     /// Memory to use when no buffer is in use.
     next: Option<Private>,
 }
 
 impl Buffers {
     pub fn new() -> io::Result<Self> {
-        Ok(Self { own: Private::plain(SLOTS * STRIDE)?, lent: Private::default(), next: None })
+        Ok(Self { own: Private::plain(SLOTS * STRIDE)?, supplied: Private::default(), next: None })
     }
 
     /// Puts the first buffers into `memory`, from the next time that [none is in
     /// use](Self::settle).
-    pub fn lend(&mut self, memory: Private) {
+    pub fn set_memory(&mut self, memory: Private) {
         self.next = Some(memory);
     }
 
-    /// Switches to memory that was lent; no buffer may be in use.
+    /// Switches to supplied memory; no buffer may be in use.
     #[inline]
     pub fn settle(&mut self) {
         if let Some(memory) = self.next.take() {
-            self.lent = memory;
+            self.supplied = memory;
         }
     }
 
     #[inline]
     pub fn of(&self, slot: usize) -> &[u8] {
         let at = slot * STRIDE;
-        self.lent.get(at..at + STRIDE).unwrap_or_else(|| &self.own[at..at + STRIDE])
+        self.supplied.get(at..at + STRIDE).unwrap_or_else(|| &self.own[at..at + STRIDE])
     }
 
     #[inline]
     pub fn of_mut(&mut self, slot: usize) -> &mut [u8] {
         let at = slot * STRIDE;
-        match self.lent.get_mut(at..at + STRIDE) {
+        match self.supplied.get_mut(at..at + STRIDE) {
             Some(buffer) => buffer,
             None => &mut self.own[at..at + STRIDE],
         }
@@ -50,9 +50,9 @@ impl Buffers {
 
     /// All buffers, in order.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut [u8])> {
-        let lent = self.lent.chunks_exact_mut(STRIDE);
-        let own = self.own.chunks_exact_mut(STRIDE).skip(lent.len());
-        lent.chain(own).take(SLOTS).enumerate()
+        let supplied = self.supplied.chunks_exact_mut(STRIDE);
+        let own = self.own.chunks_exact_mut(STRIDE).skip(supplied.len());
+        supplied.chain(own).take(SLOTS).enumerate()
     }
 }
 
@@ -76,13 +76,13 @@ mod tests {
         // Three whole ones, and an unused rest.
         let mut memory = Private::plain(4 * STRIDE - 1).unwrap();
         memory.fill(200);
-        buffers.lend(memory);
+        buffers.set_memory(memory);
         assert_eq!(numbers(&mut buffers)[..4], [1, 2, 3, 4]);
         buffers.settle();
         assert_eq!(numbers(&mut buffers)[..4], [200, 200, 200, 4]);
         assert_eq!(numbers(&mut buffers).len(), SLOTS);
         // More than the number of buffers.
-        buffers.lend(Private::plain((SLOTS + 1) * STRIDE).unwrap());
+        buffers.set_memory(Private::plain((SLOTS + 1) * STRIDE).unwrap());
         buffers.settle();
         assert_eq!(numbers(&mut buffers), [0; SLOTS]);
     }

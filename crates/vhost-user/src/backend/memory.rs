@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use shm::{GuestMemory, Mapping, Region};
 
-use super::{Backend, Done, Handled, Takes, one_fd, short};
+use super::{Backend, Done, Handled, Permissions, one_fd, short};
 use crate::error::ProtocolError;
+use crate::foreign::ForeignFd;
 use crate::message::{FrontendReq, MemRegion, REGIONS_MAX};
-use crate::outside::Outside;
 use os::FdKind;
 
 /// Memory slots offered (GET_MAX_MEM_SLOTS): what QEMU and rust-vmm can use.
@@ -30,7 +30,7 @@ impl Slot {
 }
 
 impl Backend {
-    pub(super) fn set_mem_table(&mut self, payload: &[u8], fds: Vec<Outside>) -> Handled {
+    pub(super) fn set_mem_table(&mut self, payload: &[u8], fds: Vec<ForeignFd>) -> Handled {
         let request = FrontendReq::SET_MEM_TABLE;
         let count = MemRegion::announced(payload).ok_or_else(|| short(request, payload))?;
         let want = usize::try_from(count).unwrap_or(usize::MAX);
@@ -41,13 +41,13 @@ impl Backend {
         if fds.len() != want {
             return Err(ProtocolError::FdCount { request, want, got: fds.len() });
         }
-        fds.iter().try_for_each(|fd| check_kind(request, fd, self.takes))?;
+        fds.iter().try_for_each(|fd| check_kind(request, fd, self.permissions))?;
         let slots = regions.iter().zip(&fds).map(|(region, fd)| self.map(region, fd));
         let slots = slots.collect::<Result<Vec<Slot>, ProtocolError>>()?;
         self.install(slots)
     }
 
-    pub(super) fn add_mem_reg(&mut self, payload: &[u8], fds: Vec<Outside>) -> Handled {
+    pub(super) fn add_mem_reg(&mut self, payload: &[u8], fds: Vec<ForeignFd>) -> Handled {
         let request = FrontendReq::ADD_MEM_REG;
         let region = MemRegion::parse_single(payload).ok_or_else(|| short(request, payload))?;
         let fd = one_fd(request, fds)?;
@@ -58,14 +58,14 @@ impl Backend {
         if self.slots.len() >= SLOTS_MAX {
             return Err(ProtocolError::NoSlot);
         }
-        check_kind(request, &fd, self.takes)?;
+        check_kind(request, &fd, self.permissions)?;
         let slot = self.map(&region, &fd)?;
         let mut slots = self.slots.clone();
         slots.push(slot);
         self.install(slots)
     }
 
-    pub(super) fn rem_mem_reg(&mut self, payload: &[u8], fds: Vec<Outside>) -> Handled {
+    pub(super) fn rem_mem_reg(&mut self, payload: &[u8], fds: Vec<ForeignFd>) -> Handled {
         let request = FrontendReq::REM_MEM_REG;
         let gone = MemRegion::parse_single(payload).ok_or_else(|| short(request, payload))?;
         // "For compatibility with existing incorrect implementations, the back-end MAY accept
@@ -104,7 +104,7 @@ impl Backend {
 
     /// Maps a region. It is charged before the mapping and until its last user drops it: during a
     /// replacement both tables are charged.
-    fn map(&self, region: &MemRegion, fd: &Outside) -> Result<Slot, ProtocolError> {
+    fn map(&self, region: &MemRegion, fd: &ForeignFd) -> Result<Slot, ProtocolError> {
         let MemRegion { guest_addr, size, user_addr, mmap_offset } = *region;
         let failed = |error| ProtocolError::Map { guest_addr, error };
         let bytes = Mapping::len_for(fd.as_fd(), mmap_offset, size).map_err(failed)?;
@@ -120,9 +120,13 @@ impl Backend {
 
 /// Checks the kind of a memory file. On any file but the kernel's own shared memory, `fstat`,
 /// `mmap` and reads may block as long as its server likes.
-fn check_kind(request: FrontendReq, fd: &Outside, takes: Takes) -> Result<(), ProtocolError> {
+fn check_kind(
+    request: FrontendReq,
+    fd: &ForeignFd,
+    permissions: Permissions,
+) -> Result<(), ProtocolError> {
     let kind = fd.kind();
-    if kind == FdKind::Memory || takes.any_memory {
+    if kind == FdKind::Memory || permissions.any_memory {
         return Ok(());
     }
     let want = "use a memfd, or a file on tmpfs (/dev/shm) or hugetlbfs; memory=any takes any file";

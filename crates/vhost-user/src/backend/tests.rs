@@ -71,7 +71,7 @@ impl Rig {
 
     fn send(&mut self, request: R, payload: Vec<u8>, fds: Vec<OwnedFd>) -> Result<Vec<u8>, E> {
         let account = Arc::clone(self.backend.account());
-        let outside = |fd| Outside::new(fd, &account).unwrap();
+        let outside = |fd| ForeignFd::new(fd, &account).unwrap();
         let fds = fds.into_iter().map(outside).collect();
         let outcome = self.backend.handle(&Message::request(request, payload, false), fds)?;
         assert!(outcome.refused.is_none(), "{:?}", outcome.refused);
@@ -187,7 +187,7 @@ fn without_in_band_notifications_no_descriptor_means_polling() {
     rig.send(R::SET_VRING_CALL, u(0), vec![event()]).unwrap();
     assert_eq!(rig.fake.did(), [Did::SetCall(0, true)]);
     rig.send(R::SET_VRING_ERR, u(0), vec![event()]).unwrap();
-    assert!(matches!(rig.fake.state().setups[&0].err, Some(Call::Outside(_))));
+    assert!(matches!(rig.fake.state().setups[&0].err, Some(Call::ForeignFd(_))));
 }
 
 #[test]
@@ -530,7 +530,8 @@ fn in_band_kicks_start_rings_and_calls_go_to_the_front_end() {
 #[test]
 fn descriptors_of_a_kind_that_may_block_are_refused() {
     let mut rig = Rig::ready(feature::VERSION_1);
-    rig.backend = rig.backend.taking(Takes { polled: false, ..Takes::default() });
+    rig.backend =
+        rig.backend.with_permissions(Permissions { polled: false, ..Permissions::default() });
     let tcp = || {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         OwnedFd::from(std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap())
@@ -556,7 +557,7 @@ fn descriptors_of_a_kind_that_may_block_are_refused() {
         }
     }
     // Memory in any file is a setting; a file that cannot be mapped is still refused.
-    rig.backend = rig.backend.taking(Takes { any_memory: true, polled: false });
+    rig.backend = rig.backend.with_permissions(Permissions { any_memory: true, polled: false });
     let error = rig.send(R::SET_MEM_TABLE, one, vec![tcp()]).unwrap_err();
     assert!(matches!(error, E::Map { .. }), "{error}");
 }
@@ -565,7 +566,8 @@ fn descriptors_of_a_kind_that_may_block_are_refused() {
 #[test]
 fn ring_without_a_kick_is_refused_if_the_operator_forbids_polling() {
     let mut rig = Rig::ready(feature::VERSION_1);
-    rig.backend = rig.backend.taking(Takes { polled: false, ..Takes::default() });
+    rig.backend =
+        rig.backend.with_permissions(Permissions { polled: false, ..Permissions::default() });
     rig.ok(R::SET_PROTOCOL_FEATURES, u(0));
     rig.ring(1, 256, 0);
     rig.fake.did();
@@ -577,7 +579,7 @@ fn ring_without_a_kick_is_refused_if_the_operator_forbids_polling() {
 #[test]
 fn in_band_calls_on_a_full_channel_stay_pending() {
     let (read, write) = UnixStream::pair().unwrap();
-    let requests = BackendRequests::new(Outside::new(write.into(), &Arc::default()).unwrap());
+    let requests = BackendRequests::new(ForeignFd::new(write.into(), &Arc::default()).unwrap());
     for _ in 0..10_000 {
         requests.notify(3, false);
     }

@@ -7,8 +7,8 @@ use ring::virtq::{Layout, SIZE_MAX};
 use super::{Backend, Done, Handled, Payload, bad_value, no_fd, number, one_fd};
 use crate::device::{Call, Kick, KickFd, RingSetup};
 use crate::error::ProtocolError;
+use crate::foreign::ForeignFd;
 use crate::message::{FrontendReq, NO_FD, VringAddr, VringState};
-use crate::outside::Outside;
 use crate::{feature, ring_features};
 use os::FdKind;
 
@@ -44,7 +44,7 @@ enum Notify {
     /// Not at all: the driver polls.
     No,
     /// Through a descriptor.
-    Fd(Arc<Outside>),
+    Fd(Arc<ForeignFd>),
 }
 
 impl Backend {
@@ -119,7 +119,7 @@ impl Backend {
         &mut self,
         request: FrontendReq,
         payload: &[u8],
-        fds: Vec<Outside>,
+        fds: Vec<ForeignFd>,
     ) -> Handled {
         let value = number(request, payload)?;
         if value & !(NO_FD | 0xff) != 0 {
@@ -155,7 +155,7 @@ impl Backend {
                 // a core.
                 let without = if self.in_band() { Kick::InBand } else { Kick::Poll };
                 let kick = fd.map_or(without, |fd| Kick::Fd(fd as KickFd));
-                if matches!(kick, Kick::Poll) && !self.takes.polled && self.serves(ring) {
+                if matches!(kick, Kick::Poll) && !self.permissions.polled && self.serves(ring) {
                     self.stop(ring);
                     return Err(ProtocolError::Polled { ring: name(ring) });
                 }
@@ -284,7 +284,7 @@ impl Backend {
     fn call_for(&self, ring: usize, broken: bool) -> Option<Call> {
         let v = &self.rings[ring];
         match if broken { &v.err } else { &v.call } {
-            Notify::Fd(fd) => Some(Call::Outside(Arc::clone(fd))),
+            Notify::Fd(fd) => Some(Call::ForeignFd(Arc::clone(fd))),
             Notify::No => None,
             Notify::Unset => {
                 let to = Arc::clone(self.requests.as_ref().filter(|_| self.in_band())?);

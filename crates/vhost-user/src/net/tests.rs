@@ -32,19 +32,19 @@ impl Log {
 }
 
 impl Host for Log {
-    fn started(&mut self, queue: u16, side: Side, _: Kick) {
+    fn start(&mut self, queue: u16, side: Side, _: Kick) {
         self.note(Event::Started(queue, side));
     }
-    fn stopped(&mut self, queue: u16, side: Side) {
+    fn stop(&mut self, queue: u16, side: Side) {
         self.note(Event::Stopped(queue, side));
     }
-    fn kicked(&mut self, queue: u16, side: Side) {
+    fn kick(&mut self, queue: u16, side: Side) {
         self.note(Event::Kicked(queue, side));
     }
-    fn active(&mut self, queues: u16) {
+    fn set_active(&mut self, queues: u16) {
         self.note(Event::Active(queues));
     }
-    fn negotiated(&mut self, features: u64) {
+    fn set_features(&mut self, features: u64) {
         self.note(Event::Negotiated(features));
     }
     fn announce(&mut self, mac: [u8; 6]) {

@@ -372,7 +372,7 @@ impl VirtioEgress {
                 self.stats.frames.add(1);
                 self.stats.bytes.add(u64::from(len));
             }
-            End::Outside => self.stats.drops_bad_addr.add(1),
+            End::ForeignFd => self.stats.drops_bad_addr.add(1),
             End::TooManySegs => self.stats.drops_too_many_segs.add(1),
         }
         Ok(true)
@@ -414,7 +414,7 @@ fn fill<'b, 'm>(
 enum End {
     Whole,
     /// A buffer was outside memory.
-    Outside,
+    ForeignFd,
     /// Buffers were in too many regions.
     TooManySegs,
 }
@@ -491,7 +491,7 @@ impl<'b, 'm, I: Iterator<Item = &'b Buf>> Room<'_, 'm, I> {
         };
         *self.segs = left;
         let Some(n) = self.memory.span(addr, len).filter(|n| *n < len) else {
-            self.end = End::Outside;
+            self.end = End::ForeignFd;
             return;
         };
         self.seg = self.memory.seg_mut(addr, n, self.hint);

@@ -6,10 +6,10 @@ use super::Limits;
 use super::session::{Fired, Session, World};
 use os::{Epoll, Received};
 
-/// One client's socket.
+/// Connection of one client.
 pub struct Connection {
     socket: OwnedFd,
-    /// It came over a socket with a name, so another process has it.
+    /// Whether it was accepted from a listener, so that the client is another process.
     listened: bool,
     session: Session,
 }
@@ -24,44 +24,44 @@ impl Connection {
         self.session.domid()
     }
 
-    /// Whether another process has it.
+    /// Whether the client is another process.
     pub fn is_listened(&self) -> bool {
         self.listened
     }
 
-    /// How many watches it has.
+    /// Number of its watches.
     pub fn watches(&self) -> usize {
         self.session.watches()
     }
 
-    /// Whether another process acts for this domain through it.
+    /// Whether the client is another process that acts for this domain.
     pub fn is_of(&self, domid: u16) -> bool {
         self.listened && self.session.domid() == domid
     }
 
-    /// Reads, answers and writes; whether it is still alive.
+    /// Reads, runs and replies to requests. Returns whether the connection is open.
     pub fn serve(&mut self, world: &mut World<'_>, readable: bool) -> bool {
-        if !self.flush() || !self.answer_all(world) {
+        if !self.flush() || !self.serve_all(world) {
             return false;
         }
-        if readable && self.session.listens() {
+        if readable && self.session.accepts_input() {
             let mut buf = [0; 16 * 1024];
             match os::read(self.socket.as_fd(), &mut buf) {
                 Ok(Received::Bytes(n)) => self.session.push(&buf[..n]),
                 Ok(Received::Nothing) => {}
                 Ok(Received::Closed | Received::Truncated) | Err(_) => return false,
             }
-            if !self.answer_all(world) {
+            if !self.serve_all(world) {
                 return false;
             }
         }
         self.flush()
     }
 
-    /// Answers what has come whole, as long as the client takes answers.
-    fn answer_all(&mut self, world: &mut World<'_>) -> bool {
-        while self.session.listens() {
-            match self.session.answer_next(world) {
+    /// Serves all complete requests, as long as the client reads replies.
+    fn serve_all(&mut self, world: &mut World<'_>) -> bool {
+        while self.session.accepts_input() {
+            match self.session.serve_next(world) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(_) => return false,
@@ -73,7 +73,7 @@ impl Connection {
         true
     }
 
-    /// Writes what there is room for; whether the client is still there.
+    /// Writes as much as possible. Returns whether the connection is open.
     pub fn flush(&mut self) -> bool {
         loop {
             while !self.session.unsent.is_empty() {
@@ -89,15 +89,15 @@ impl Connection {
         }
     }
 
-    /// Notes what happened, for each watch that is to hear of it.
+    /// Queues events of a change for matching watches.
     pub fn fire(&mut self, fired: &Fired) {
         self.session.fire(fired);
     }
 
-    /// Has epoll report what is of use now.
+    /// Has epoll report the events that are of use now.
     pub fn poll_for(&self, epoll: &Epoll, tag: u64) {
         let unsent = !self.session.unsent.is_empty();
-        // A descriptor of the set cannot be refused.
-        let _ = epoll.change(self.socket.as_fd(), tag, self.session.listens(), unsent);
+        // This cannot fail for a descriptor in the set.
+        let _ = epoll.change(self.socket.as_fd(), tag, self.session.accepts_input(), unsent);
     }
 }

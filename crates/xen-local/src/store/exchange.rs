@@ -1,70 +1,70 @@
-//! A store without a thread and without sockets: who has it carries the bytes.
+//! A store without a thread and without sockets: the caller transfers the bytes.
 
 use super::Limits;
 use super::session::{Fired, Session, World};
 use super::tree::Tree;
 use xen_netif::store::wire::{Access, Perm};
 
-/// What a client has of what [`Limits`] are for, and of what else takes memory.
+/// Resources of a client that are subject to [`Limits`] or take memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Nodes its domain owns.
+    /// Nodes owned by its domain.
     pub nodes: usize,
     /// Its watches.
     pub watches: usize,
     /// Its transactions.
     pub transactions: usize,
-    /// Most nodes that one of them touched.
+    /// Nodes touched by a transaction, maximum.
     pub touched: usize,
-    /// Most that one of them would change, or tell of.
+    /// Nodes changed or reported by a transaction, maximum.
     pub changed: usize,
-    /// Events it has still to be sent.
+    /// Pending events.
     pub events: usize,
-    /// Bytes of answers it has still to be sent.
+    /// Bytes of unsent replies.
     pub unsent: usize,
-    /// Bytes of its own that make no whole message yet.
+    /// Bytes of an incomplete message.
     pub unread: usize,
 }
 
-/// The store's part of the protocol alone, for tests and fuzzers.
+/// The protocol of the store alone, for tests and fuzzers.
 pub struct Exchange {
     tree: Tree,
     limits: Limits,
-    /// `None`: what the client said closed its connection.
+    /// `None`: the connection was closed after invalid data.
     clients: Vec<Option<Session>>,
 }
 
 impl Exchange {
-    /// An empty store.
+    /// Creates an empty store.
     pub fn new(limits: Limits) -> Self {
         Self { tree: Tree::new(&[Perm::new(Access::Read, 0)]), limits, clients: Vec::new() }
     }
 
-    /// A client that acts for domain `domid`; its number.
+    /// Adds a client that acts for domain `domid`. Returns its number.
     pub fn connect(&mut self, domid: u16) -> usize {
         self.clients.push(Some(Session::new(domid, self.limits)));
         self.clients.len() - 1
     }
 
-    /// Takes what `client` sends, unless it has too many answers to [`hear`](Self::hear) first, and
-    /// answers what is whole; false: its connection is closed.
-    pub fn say(&mut self, client: usize, bytes: &[u8]) -> bool {
+    /// Sends bytes from `client`, unless it has too many replies to [`receive`](Self::receive), and
+    /// serves complete requests; false: its connection is closed.
+    pub fn send(&mut self, client: usize, bytes: &[u8]) -> bool {
         let Some(session) = self.clients.get_mut(client).and_then(Option::as_mut) else {
             return false;
         };
         let (mut fired, mut released) = (Vec::new(), Vec::new());
         let mut world = World { tree: &mut self.tree, fired: &mut fired, released: &mut released };
-        let mut alive = answer_all(session, &mut world);
-        // As from a socket: not before what came is answered.
-        if alive && session.listens() {
+        let mut alive = serve_all(session, &mut world);
+        // As with a socket: pending requests are served first.
+        if alive && session.accepts_input() {
             session.push(bytes);
-            alive = answer_all(session, &mut world);
+            alive = serve_all(session, &mut world);
         }
         if !alive {
             self.clients[client] = None;
         }
         for domid in released {
-            fired.extend(self.tree.forget(domid).into_iter().map(Fired::Node));
+            fired.extend(self.tree.remove_domain(domid).into_iter().map(Fired::Node));
         }
         for session in self.clients.iter_mut().flatten() {
             fired.iter().for_each(|fired| session.fire(fired));
@@ -72,8 +72,8 @@ impl Exchange {
         alive
     }
 
-    /// All that `client` is to be sent.
-    pub fn hear(&mut self, client: usize) -> Vec<u8> {
+    /// Takes all bytes to be sent to `client`.
+    pub fn receive(&mut self, client: usize) -> Vec<u8> {
         let Some(session) = self.clients.get_mut(client).and_then(Option::as_mut) else {
             return Vec::new();
         };
@@ -81,7 +81,7 @@ impl Exchange {
         std::mem::take(&mut session.unsent)
     }
 
-    /// What `client` has.
+    /// Resources of `client`.
     pub fn usage(&self, client: usize) -> Usage {
         let Some(session) = self.clients.get(client).and_then(Option::as_ref) else {
             return Usage::default();
@@ -90,9 +90,9 @@ impl Exchange {
     }
 }
 
-fn answer_all(session: &mut Session, world: &mut World<'_>) -> bool {
-    while session.listens() {
-        match session.answer_next(world) {
+fn serve_all(session: &mut Session, world: &mut World<'_>) -> bool {
+    while session.accepts_input() {
+        match session.serve_next(world) {
             Ok(true) => {}
             Ok(false) => break,
             Err(_) => return false,

@@ -1,6 +1,6 @@
-//! One client's talk: its requests, watches and transactions, and what it has still to be sent.
+//! State of one client: its requests, watches and transactions, and its unsent data.
 //!
-//! Bytes in, bytes out: whose socket they go through is the `connection`'s to know.
+//! It takes and returns bytes; sockets are handled by `connection`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,43 +10,43 @@ use xen_netif::store::wire::{
     self, Access, Decoder, Errno, Kind, Message, Oversized, PAYLOAD_MAX, Perm,
 };
 
-/// Answers that a client does not take: beyond this, in bytes, it is not listened to.
+/// Maximum length of unsent replies, in bytes; beyond it, no requests are read from the client.
 const UNSENT_MAX: usize = 64 * 1024;
-/// Events that a client does not take: beyond this they are told of the watched node only.
+/// Maximum number of pending events of a client; beyond it, events only name the watched node.
 const PENDING_MAX: usize = 1024;
 
-/// What happened.
+/// Cause of events.
 pub enum Fired {
-    /// To a node.
+    /// A change of a node.
     Node(Change),
-    /// To a domain: `@introduceDomain` or `@releaseDomain`.
+    /// A change of domains: `@introduceDomain` or `@releaseDomain`.
     Special(&'static str),
 }
 
 struct Watch {
-    /// As the client said it.
-    said: String,
-    /// As an absolute path, or a special one.
+    /// Path as given by the client.
+    name: String,
+    /// Absolute or special path.
     path: String,
     token: Vec<u8>,
 }
 
-/// One client.
+/// State of one client.
 pub struct Session {
     domid: u16,
     limits: Limits,
     decoder: Decoder,
-    /// What is to be sent next.
+    /// Bytes to be sent next.
     pub unsent: Vec<u8>,
     watches: Vec<Watch>,
-    /// Events to be sent, as payloads, in order and each once.
+    /// Pending events as payloads, in order and without duplicates.
     pending: VecDeque<Vec<u8>>,
     is_pending: BTreeSet<Vec<u8>>,
     transactions: BTreeMap<u32, Transaction>,
     next_transaction: u32,
 }
 
-/// What a request did to the world around the tree.
+/// The tree, and other effects of requests.
 pub struct World<'a> {
     pub tree: &'a mut Tree,
     pub fired: &'a mut Vec<Fired>,
@@ -72,31 +72,31 @@ impl Session {
         self.domid
     }
 
-    /// How many watches it has.
+    /// Number of its watches.
     pub fn watches(&self) -> usize {
         self.watches.len()
     }
 
-    /// Whether the client takes its answers, so that it is listened to.
-    pub fn listens(&self) -> bool {
+    /// Whether requests are read from the client: it reads its replies.
+    pub fn accepts_input(&self) -> bool {
         self.unsent.len() < UNSENT_MAX
     }
 
-    /// Takes bytes of the client's.
+    /// Adds bytes received from the client.
     pub fn push(&mut self, bytes: &[u8]) {
         self.decoder.push(bytes);
     }
 
-    /// Answers the next message that has come whole; false: there is none.
-    pub fn answer_next(&mut self, world: &mut World<'_>) -> Result<bool, Oversized> {
+    /// Serves the next complete request; false: there is none.
+    pub fn serve_next(&mut self, world: &mut World<'_>) -> Result<bool, Oversized> {
         let message = self.decoder.take()?;
         if let Some(message) = &message {
-            self.answer(message, world);
+            self.serve(message, world);
         }
         Ok(message.is_some())
     }
 
-    /// Puts the next event to what is unsent; false: there is none.
+    /// Appends the next event to the unsent bytes; false: there is none.
     pub fn next_event(&mut self) -> bool {
         let Some(event) = self.pending.pop_front() else { return false };
         self.is_pending.remove(&event);
@@ -104,7 +104,7 @@ impl Session {
         true
     }
 
-    /// What it has of what the limits are for.
+    /// Resources that are subject to limits.
     pub fn usage(&self) -> Usage {
         let most =
             |of: fn(&Transaction) -> usize| self.transactions.values().map(of).max().unwrap_or(0);
@@ -122,35 +122,35 @@ impl Session {
 
     // ---- events ----
 
-    /// Notes what happened, for each watch that is to hear of it.
+    /// Queues events of a change for matching watches.
     pub fn fire(&mut self, fired: &Fired) {
         let (path, exact) = match fired {
-            Fired::Node(change) if !self.may_hear(change) => return,
+            Fired::Node(change) if !self.may_read(change) => return,
             Fired::Node(change) => (change.path.as_str(), change.exact),
             Fired::Special(name) => (*name, true),
         };
-        let hears = |w: &&Watch| {
+        let matches = |w: &&Watch| {
             if exact { w.path == path } else { wire::is_under(path, &w.path) }
         };
         let full = self.pending.len() >= PENDING_MAX;
         let home = self.home();
         let mut events = Vec::new();
-        for watch in self.watches.iter().filter(hears) {
-            let said = if full || exact {
-                watch.said.as_str()
-            } else if watch.said.starts_with('/') {
+        for watch in self.watches.iter().filter(matches) {
+            let name = if full || exact {
+                watch.name.as_str()
+            } else if watch.name.starts_with('/') {
                 path
             } else {
                 path.strip_prefix(home.as_str()).map_or(path, |p| p.trim_start_matches('/'))
             };
-            events.push(event(said, &watch.token));
+            events.push(event(name, &watch.token));
         }
         for event in events {
             self.post(event);
         }
     }
 
-    fn may_hear(&self, change: &Change) -> bool {
+    fn may_read(&self, change: &Change) -> bool {
         change.readers.iter().any(|node| node.access(self.domid).reads())
     }
 
@@ -162,7 +162,7 @@ impl Session {
 
     // ---- requests ----
 
-    fn answer(&mut self, message: &Message, world: &mut World<'_>) {
+    fn serve(&mut self, message: &Message, world: &mut World<'_>) {
         let header = message.header;
         let watch_before = self.watches.len();
         let done = match message.kind() {
@@ -181,11 +181,11 @@ impl Session {
         let len = u32::try_from(payload.len()).unwrap_or(0);
         let header = wire::Header { kind, len, ..header };
         Message { header, payload }.encode(&mut self.unsent);
-        // A new watch fires once, after its answer.
+        // A new watch fires once, after the reply.
         if self.watches.len() > watch_before
             && let Some(watch) = self.watches.last()
         {
-            let event = event(&watch.said, &watch.token);
+            let event = event(&watch.name, &watch.token);
             self.post(event);
         }
     }
@@ -228,7 +228,7 @@ impl Session {
         }
     }
 
-    /// Requests about one node.
+    /// Runs a request about one node.
     fn node(
         &mut self,
         kind: Kind,
@@ -249,7 +249,7 @@ impl Session {
             );
         }
         let (domid, limits) = (self.domid, self.limits);
-        // By itself a request is bounded by its node; what removes many may touch as many.
+        // Without a transaction, the number of nodes is not limited: a removal may touch many.
         let limits = Limits { touched: usize::MAX, ..limits };
         let mut transaction = Transaction::default();
         let mut view = View { tree: world.tree, transaction: &mut transaction, domid, limits };
@@ -290,14 +290,14 @@ impl Session {
     }
 
     fn watch(&mut self, payload: &[u8]) -> Result<Vec<u8>, Errno> {
-        let (said, path, token) = self.watched(payload)?;
+        let (name, path, token) = self.watched(payload)?;
         if self.watches.iter().any(|w| w.path == path && w.token == token) {
             return Err(Errno::Eexist);
         }
         if self.domid != 0 && self.watches.len() >= self.limits.watches {
             return Err(Errno::E2big);
         }
-        self.watches.push(Watch { said, path, token });
+        self.watches.push(Watch { name, path, token });
         Ok(b"OK\0".to_vec())
     }
 
@@ -308,20 +308,20 @@ impl Session {
         Ok(b"OK\0".to_vec())
     }
 
-    /// What a watch is called, its path, and its token.
+    /// Parses a watch: its path as given, its absolute path, and its token.
     fn watched(&self, payload: &[u8]) -> Result<(String, String, Vec<u8>), Errno> {
         let strings = wire::strings(payload).ok_or(Errno::Einval)?;
-        let [said, token] = strings[..] else { return Err(Errno::Einval) };
-        let special = [b"@introduceDomain".as_slice(), b"@releaseDomain"].contains(&said);
-        let path = if special { text(said)? } else { self.path(said)? };
-        // An event repeats both.
-        if said.len() + token.len() + 2 > PAYLOAD_MAX - wire::ABS_PATH_MAX {
+        let [name, token] = strings[..] else { return Err(Errno::Einval) };
+        let special = [b"@introduceDomain".as_slice(), b"@releaseDomain"].contains(&name);
+        let path = if special { text(name)? } else { self.path(name)? };
+        // Events contain both.
+        if name.len() + token.len() + 2 > PAYLOAD_MAX - wire::ABS_PATH_MAX {
             return Err(Errno::E2big);
         }
-        Ok((text(said)?, path, token.to_vec()))
+        Ok((text(name)?, path, token.to_vec()))
     }
 
-    /// The toolstack's requests; `IsDomainIntroduced` and the rest are domain 0's alone.
+    /// Runs a toolstack's request; reserved for domain 0.
     fn domain(
         &mut self,
         kind: Kind,
@@ -351,7 +351,7 @@ impl Session {
                 world.released.push(domid);
                 world.fired.push(Fired::Special("@releaseDomain"));
             }
-            // Nothing stops here when a domain is suspended.
+            // Suspend and resume have no effect here.
             _ => {}
         }
         Ok(b"OK\0".to_vec())
@@ -361,16 +361,16 @@ impl Session {
         format!("/local/domain/{}", self.domid)
     }
 
-    /// The absolute path of what a client said.
-    fn path(&self, said: &[u8]) -> Result<String, Errno> {
-        let path = if said.starts_with(b"/") {
-            text(said)?
-        } else if said.len() > wire::REL_PATH_MAX {
+    /// The absolute path of a path given by a client.
+    fn path(&self, name: &[u8]) -> Result<String, Errno> {
+        let path = if name.starts_with(b"/") {
+            text(name)?
+        } else if name.len() > wire::REL_PATH_MAX {
             return Err(Errno::Einval);
-        } else if said.is_empty() {
+        } else if name.is_empty() {
             self.home()
         } else {
-            format!("{}/{}", self.home(), text(said)?)
+            format!("{}/{}", self.home(), text(name)?)
         };
         if wire::is_node(path.as_bytes()) { Ok(path) } else { Err(Errno::Einval) }
     }
@@ -395,7 +395,7 @@ fn number(digits: &[u8]) -> Result<u16, Errno> {
     digits.parse().map_err(|_| Errno::Einval)
 }
 
-/// One request about one node.
+/// Runs a request about one node.
 fn node(view: &mut View<'_>, kind: Kind, path: &str, rest: &[u8]) -> Result<Vec<u8>, Errno> {
     let done = match kind {
         Kind::Read => return Ok(view.get(path, Access::Read)?.value.clone()),

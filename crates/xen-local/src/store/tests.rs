@@ -10,7 +10,7 @@ fn server() -> Server {
     Server::start(Limits::XENSTORED).unwrap()
 }
 
-/// Dom0, and a guest with a directory of its own.
+/// Dom0, and a guest with its own directory.
 fn pair(server: &Server) -> (Store, Store) {
     let (dom0, guest) = (server.connect(0).unwrap(), server.connect(1).unwrap());
     dom0.mkdir("/local/domain/1").unwrap();
@@ -22,8 +22,8 @@ fn refused<R: std::fmt::Debug>(got: Result<R, StoreError>) -> Option<Errno> {
     got.unwrap_err().errno()
 }
 
-/// Events of a store, waited for.
-fn told(store: &Store) -> Vec<(String, String)> {
+/// Waits for events of a store.
+fn wait_events(store: &Store) -> Vec<(String, String)> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         assert!(os::wait(store.as_fd(), Until::Readable, deadline).unwrap(), "no event");
@@ -34,7 +34,7 @@ fn told(store: &Store) -> Vec<(String, String)> {
     }
 }
 
-/// A client that sends what it likes.
+/// A client that sends arbitrary messages.
 struct Raw(OwnedFd, Decoder);
 
 impl Raw {
@@ -54,11 +54,11 @@ impl Raw {
     fn ask(&mut self, kind: u32, tx_id: u32, payload: &[u8]) -> Message {
         let header = Header { kind, req_id: 77, tx_id, len: payload.len() as u32 };
         self.send(&[&header.to_bytes(), payload].concat());
-        self.answer().expect("an answer")
+        self.receive().expect("a reply")
     }
 
-    /// The next message; `None` when the server closed.
-    fn answer(&mut self) -> Option<Message> {
+    /// The next message; `None` if the server closed the connection.
+    fn receive(&mut self) -> Option<Message> {
         loop {
             if let Some(message) = self.1.take().unwrap() {
                 return Some(message);
@@ -75,9 +75,9 @@ impl Raw {
     }
 
     fn error(&mut self, kind: Kind, payload: &[u8]) -> Option<Errno> {
-        let answer = self.ask(kind.to_wire(), 0, payload);
-        assert_eq!(answer.header.req_id, 77);
-        (answer.kind() == Some(Kind::Error)).then(|| Errno::from_wire(&answer.payload))
+        let reply = self.ask(kind.to_wire(), 0, payload);
+        assert_eq!(reply.header.req_id, 77);
+        (reply.kind() == Some(Kind::Error)).then(|| Errno::from_wire(&reply.payload))
     }
 }
 
@@ -143,7 +143,7 @@ fn a_guest_stays_within_its_permissions() {
 }
 
 #[test]
-fn a_permission_refused_says_what_to_look_at() {
+fn a_refused_permission_says_what_to_check() {
     let server = server();
     let (_dom0, guest) = pair(&server);
     let text = guest.write("/local/domain/0/x", "1").unwrap_err().to_string();
@@ -151,7 +151,7 @@ fn a_permission_refused_says_what_to_look_at() {
 }
 
 #[test]
-fn paths_that_climb_or_are_none_are_refused() {
+fn invalid_paths_are_rejected() {
     let server = server();
     let mut raw = Raw::new(&server, 1);
     let long = format!("/{}\0", "a".repeat(3072));
@@ -164,7 +164,7 @@ fn paths_that_climb_or_are_none_are_refused() {
 }
 
 #[test]
-fn transactions_that_meet_are_done_again() {
+fn conflicting_transactions_are_repeated() {
     let server = server();
     let (a, b) = (server.connect(0).unwrap(), server.connect(0).unwrap());
     a.write("/n", "0").unwrap();
@@ -188,7 +188,7 @@ fn transactions_that_meet_are_done_again() {
 }
 
 #[test]
-fn a_transaction_is_seen_whole_or_not_at_all() {
+fn a_transaction_is_visible_completely_or_not_at_all() {
     let server = server();
     let (a, b) = (server.connect(0).unwrap(), server.connect(0).unwrap());
     a.transaction(|t| {
@@ -210,14 +210,14 @@ fn a_transaction_is_seen_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_transaction_that_changes_a_node_many_times_takes_no_more_memory_and_tells_who_saw_it_first() {
+fn repeated_changes_in_a_transaction_take_no_memory_and_notify_first_readers() {
     let mut store = Exchange::new(Limits::XENSTORED);
     let clients = [0, 1, 2, 3].map(|domid| store.connect(domid));
     let mut ask = |client: usize, kind: Kind, tx_id: u32, payload: &str| {
         let mut bytes = Vec::new();
         Message::new(kind, 9, tx_id, payload.into()).encode(&mut bytes);
-        assert!(store.say(clients[client], &bytes));
-        (store.hear(clients[client]), store.usage(clients[client]))
+        assert!(store.send(clients[client], &bytes));
+        (store.receive(clients[client]), store.usage(clients[client]))
     };
     ask(0, Kind::Write, 0, "/local/domain/1\0");
     ask(0, Kind::SetPerms, 0, "/local/domain/1\0n1\0");
@@ -227,7 +227,7 @@ fn a_transaction_that_changes_a_node_many_times_takes_no_more_memory_and_tells_w
         ask(watcher, Kind::Watch, 0, "/local/domain/1/x\0t\0");
     }
     ask(1, Kind::TransactionStart, 0, "\0");
-    // The third may see it in between, that is never.
+    // The third client may read it only in between, which is never visible.
     for (value, perms) in [("a", "n1\0r3\0"), ("b", "r1\0"), ("c", "n1\0")] {
         for _ in 0..1000 {
             ask(1, Kind::Write, 1, &format!("x\0{value}"));
@@ -236,34 +236,34 @@ fn a_transaction_that_changes_a_node_many_times_takes_no_more_memory_and_tells_w
         }
     }
     assert!(ask(1, Kind::TransactionEnd, 1, "T\0").0.ends_with(b"OK\0"));
-    let told = [2, 3].map(|watcher| {
-        let (heard, _) = ask(watcher, Kind::GetDomainPath, 0, "1\0");
-        heard.windows(5).filter(|w| w == b"/x\0t\0").count()
+    let events = [2, 3].map(|watcher| {
+        let (received, _) = ask(watcher, Kind::GetDomainPath, 0, "1\0");
+        received.windows(5).filter(|w| w == b"/x\0t\0").count()
     });
-    assert_eq!(told, [1, 0]);
+    assert_eq!(events, [1, 0]);
 }
 
 #[test]
-fn watches_tell_of_what_is_below_once() {
+fn watches_report_changes_below_a_node_once() {
     let server = server();
     let (dom0, watcher) = (server.connect(0).unwrap(), server.connect(0).unwrap());
     watcher.watch("/w", "t").unwrap();
     watcher.watch("@releaseDomain", "gone").unwrap();
-    let mut first = told(&watcher);
+    let mut first = wait_events(&watcher);
     while first.len() < 2 {
-        first.extend(told(&watcher));
+        first.extend(wait_events(&watcher));
     }
     for _ in 0..100 {
         dom0.write("/w/a", "1").unwrap();
         dom0.write("/elsewhere", "1").unwrap();
     }
-    // A request picks the events up; the descriptor is readable all the same.
+    // A request receives the events; the descriptor is still readable.
     watcher.read("/w/a").unwrap();
-    assert_eq!(told(&watcher), [("/w".to_string(), "t".to_string())]);
+    assert_eq!(wait_events(&watcher), [("/w".to_string(), "t".to_string())]);
     dom0.introduce(9).unwrap();
     assert!(dom0.is_introduced(9).unwrap());
     dom0.release(9).unwrap();
-    assert_eq!(told(&watcher), [("@releaseDomain".to_string(), "gone".to_string())]);
+    assert_eq!(wait_events(&watcher), [("@releaseDomain".to_string(), "gone".to_string())]);
     watcher.unwatch("/w", "t").unwrap();
     dom0.rm("/w").unwrap();
     watcher.read("/w").unwrap();
@@ -272,31 +272,31 @@ fn watches_tell_of_what_is_below_once() {
 }
 
 #[test]
-fn removing_a_tree_tells_watches_inside_it() {
+fn removing_a_tree_fires_watches_inside_it() {
     let server = server();
     let (dom0, watcher) = (server.connect(0).unwrap(), server.connect(0).unwrap());
     dom0.write("/t/a/state", "1").unwrap();
     watcher.watch("/t/a/state", "s").unwrap();
-    told(&watcher);
+    wait_events(&watcher);
     dom0.rm("/t").unwrap();
-    assert_eq!(told(&watcher), [("/t/a/state".to_string(), "s".to_string())]);
+    assert_eq!(wait_events(&watcher), [("/t/a/state".to_string(), "s".to_string())]);
 }
 
 #[test]
-fn nobody_hears_of_what_he_may_not_read() {
+fn changes_of_unreadable_nodes_are_not_reported() {
     let server = server();
     let (dom0, guest) = pair(&server);
     dom0.set_perms("/", &[Perm::new(Access::None, 0)]).unwrap();
     dom0.write("/hidden", "1").unwrap();
     guest.watch("/hidden", "h").unwrap();
     guest.watch("mine", "m").unwrap();
-    let mut first = told(&guest);
+    let mut first = wait_events(&guest);
     while first.len() < 2 {
-        first.extend(told(&guest));
+        first.extend(wait_events(&guest));
     }
     dom0.write("/hidden", "2").unwrap();
     guest.write("mine", "1").unwrap();
-    assert_eq!(told(&guest), [("mine".to_string(), "m".to_string())]);
+    assert_eq!(wait_events(&guest), [("mine".to_string(), "m".to_string())]);
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn quotas_hold_for_guests() {
     let (dom0, guest) = pair(&server);
     let full = (0..2000).find_map(|i| guest.mkdir(&format!("n{i}")).err());
     assert_eq!(full.and_then(|e| e.errno()), Some(Errno::Enospc));
-    // Not by a transaction either.
+    // Also in a transaction.
     let more = guest.transaction(|t| (0..50).try_for_each(|i| t.mkdir(&format!("m{i}"))));
     assert_eq!(refused(more), Some(Errno::Enospc));
     guest.rm("n0").unwrap();
@@ -318,36 +318,36 @@ fn quotas_hold_for_guests() {
     let mut raw = Raw::new(&server, 1);
     let begun = (0..20).find_map(|_| raw.error(Kind::TransactionStart, b"\0"));
     assert_eq!(begun, Some(Errno::Enospc));
-    // Domain 0 has none, and all this is gone with the domain.
+    // Domain 0 has no quotas, and all nodes are removed with the domain.
     dom0.introduce(1).unwrap();
     dom0.release(1).unwrap();
     assert_eq!(dom0.read("/local/domain/1").unwrap(), None);
 }
 
 #[test]
-fn messages_that_are_none() {
+fn invalid_messages() {
     let server = server();
     let store = server.connect(0).unwrap();
     for kind in [20, 23, 0, 15, 16, 0xffff, u32::MAX] {
         let mut raw = Raw::new(&server, 1);
-        let answer = raw.ask(kind, 0, b"/\0");
-        assert_eq!(answer.kind(), Some(Kind::Error), "{kind}");
-        assert_eq!(Errno::from_wire(&answer.payload), Errno::Enosys, "{kind}");
+        let reply = raw.ask(kind, 0, b"/\0");
+        assert_eq!(reply.kind(), Some(Kind::Error), "{kind}");
+        assert_eq!(Errno::from_wire(&reply.payload), Errno::Enosys, "{kind}");
     }
     let mut raw = Raw::new(&server, 1);
     for kind in Kind::ALL {
         for payload in [&b""[..], b"\0", b"\0\0\0", b"x", &[0xff; 4096]] {
-            let answer = raw.ask(kind.to_wire(), 0, payload);
-            assert!(answer.kind().is_some(), "{kind:?}");
+            let reply = raw.ask(kind.to_wire(), 0, payload);
+            assert!(reply.kind().is_some(), "{kind:?}");
             let missing = raw.ask(kind.to_wire(), 0xdead, payload);
             assert_eq!(missing.kind(), Some(Kind::Error), "{kind:?}");
-            // Watches on odd paths may have been taken; their events are not answers.
+            // Watches on odd paths may have been registered; their events are not replies.
             raw.ask(Kind::ResetWatches.to_wire(), 0, b"\0");
         }
     }
     let mut oversized = Raw::new(&server, 1);
     oversized.send(&Header { kind: 2, req_id: 1, tx_id: 0, len: 4097 }.to_bytes());
-    assert_eq!(oversized.answer(), None, "closed");
+    assert_eq!(oversized.receive(), None, "closed");
     let truncated = Raw::new(&server, 1);
     truncated.send(&Header { kind: 2, req_id: 1, tx_id: 0, len: 9 }.to_bytes()[..11]);
     drop(truncated);
@@ -355,7 +355,7 @@ fn messages_that_are_none() {
 }
 
 #[test]
-fn a_client_that_takes_no_answers_is_not_listened_to() {
+fn no_requests_are_read_from_a_client_that_reads_no_replies() {
     let server = server();
     let store = server.connect(0).unwrap();
     store.write("/big", &"x".repeat(4000)).unwrap();
@@ -367,13 +367,14 @@ fn a_client_that_takes_no_answers_is_not_listened_to() {
     while Instant::now() < end {
         sent += os::write(raw.0.as_fd(), &request).unwrap();
     }
-    // Each request is answered by 200 times its length; what is accepted ends with the sockets.
+    // Each reply is 200 times as long as its request; only as many are accepted as the sockets
+    // hold.
     assert!(sent < 2 << 20, "{sent} bytes of requests were taken");
     store.write("/alive", "1").unwrap();
 }
 
 #[test]
-fn a_flood_of_events_that_no_one_reads_is_bounded() {
+fn unread_events_are_limited() {
     let server = server();
     let dom0 = server.connect(0).unwrap();
     let mut lazy = Raw::new(&server, 1);
@@ -385,7 +386,7 @@ fn a_flood_of_events_that_no_one_reads_is_bounded() {
     lazy.send(&Header { kind: 10, req_id: 5, tx_id: 0, len: 2 }.to_bytes());
     lazy.send(b"1\0");
     let (mut events, mut last) = (0, Vec::new());
-    while let Some(message) = lazy.answer() {
+    while let Some(message) = lazy.receive() {
         if message.kind() == Some(Kind::GetDomainPath) {
             break;
         }
@@ -397,7 +398,7 @@ fn a_flood_of_events_that_no_one_reads_is_bounded() {
 }
 
 #[test]
-fn a_server_that_goes_is_told_and_leaves_no_socket() {
+fn the_end_of_a_server_is_reported_and_removes_its_socket() {
     let dir = std::env::temp_dir().join(format!("pvswitch-store-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let path = dir.join("xenstored");
@@ -419,21 +420,21 @@ fn a_server_that_goes_is_told_and_leaves_no_socket() {
 }
 
 #[test]
-fn a_client_that_gave_a_store_up_says_so_to_who_waits_for_events() {
+fn an_abandoned_connection_is_reported_to_waiting_threads() {
     let (ours, theirs) = os::socketpair().unwrap();
-    let store = Store::over(ours, "of no use".into()).unwrap();
+    let store = Store::over(ours, "invalid".into()).unwrap();
     assert!(store.events().unwrap().is_empty());
     let header = Header { kind: 2, req_id: 1, tx_id: 0, len: 4097 };
     assert_eq!(os::write(theirs.as_fd(), &header.to_bytes()).unwrap(), 16);
     assert!(store.read("x").is_err());
-    // Its end is open, and says nothing more.
+    // The other end is open, but sends nothing more.
     assert!(matches!(store.events(), Err(StoreError::Gone(_))));
     assert!(matches!(store.read("x"), Err(StoreError::Gone(_))));
     drop(theirs);
 }
 
-/// A service without its thread, with connections of another process for domain 1, and one of
-/// ours for domain 0; the other ends.
+/// A service without its thread, with connections of another process for domain 1 and an internal
+/// one for domain 0. Returns the other ends.
 fn service_with(connections: usize) -> (Service, Vec<OwnedFd>) {
     let epoll = Epoll::new().unwrap();
     let wake = os::eventfd().unwrap();
@@ -449,7 +450,7 @@ fn service_with(connections: usize) -> (Service, Vec<OwnedFd>) {
     (service, ends)
 }
 
-/// Sends, and has the service serve it, until it was answered.
+/// Sends a request, and has the service handle it.
 fn ask(service: &mut Service, ends: &[OwnedFd], n: usize, (kind, tx_id): (u32, u32), body: &[u8]) {
     let header = Header { kind, req_id: 1, tx_id, len: body.len() as u32 };
     assert_eq!(os::write(ends[n].as_fd(), &header.to_bytes()).unwrap(), 16);
@@ -457,8 +458,8 @@ fn ask(service: &mut Service, ends: &[OwnedFd], n: usize, (kind, tx_id): (u32, u
     service.serve(WAKE + 1 + n as u64, true);
 }
 
-/// Answers and events that have come, as kinds.
-fn heard(end: &OwnedFd) -> Vec<u32> {
+/// Types of the replies and events received.
+fn received(end: &OwnedFd) -> Vec<u32> {
     let (mut bytes, mut all) = ([0; 65_536], Vec::new());
     while let Ok(Received::Bytes(n)) = os::read(end.as_fd(), &mut bytes) {
         all.extend_from_slice(&bytes[..n]);
@@ -472,20 +473,20 @@ fn heard(end: &OwnedFd) -> Vec<u32> {
     kinds
 }
 
-/// Whether an end hears a message of this kind, when what is unsent is written as it reads.
-fn hears(service: &mut Service, ends: &[OwnedFd], n: usize, kind: u32) -> bool {
+/// Whether a message of this type is received, while the service writes and the test reads.
+fn receives(service: &mut Service, ends: &[OwnedFd], n: usize, kind: u32) -> bool {
     (0..100).any(|_| {
         service.serve(WAKE + 1 + n as u64, false);
-        heard(&ends[n]).contains(&kind)
+        received(&ends[n]).contains(&kind)
     })
 }
 
 /// Issue 14, row 12.
 #[test]
-fn a_commit_that_many_watch_is_told_in_pieces_and_its_domain_waits() {
+fn events_of_a_large_commit_are_delivered_in_parts_and_its_domain_waits() {
     const EVENT: u32 = 15;
     let (mut service, ends) = service_with(62);
-    // Whoever is in this process hears at once.
+    // Clients in this process are notified at once.
     ask(&mut service, &ends, 0, (4, 0), b"/x\0t\0");
     ask(&mut service, &ends, 0, (11, 0), b"/x\0");
     ask(&mut service, &ends, 0, (14, 0), b"/x\0n1\0");
@@ -493,38 +494,38 @@ fn a_commit_that_many_watch_is_told_in_pieces_and_its_domain_waits() {
         for watch in 0..128 {
             ask(&mut service, &ends, n, (4, 0), format!("/x\0{watch}\0").as_bytes());
         }
-        heard(&ends[n]);
+        received(&ends[n]);
     }
-    while !service.telling.is_done() {
-        service.tell_some();
+    while !service.events.is_empty() {
+        service.deliver_some();
     }
-    heard(&ends[0]);
+    received(&ends[0]);
     ask(&mut service, &ends, 1, (6, 0), b"\0");
     for node in 0..900 {
         ask(&mut service, &ends, 1, (11, 1), format!("/x/{node}\0v").as_bytes());
     }
-    assert!(service.telling.is_done(), "nothing was committed");
+    assert!(service.events.is_empty(), "nothing was committed");
     ask(&mut service, &ends, 1, (7, 1), b"T\0");
-    assert!(heard(&ends[0]).contains(&EVENT), "domain 0 hears of it at once");
-    assert!(service.telling.is_in_arrears(1) && !service.telling.is_in_arrears(0));
-    // One piece is bounded, whatever there is to tell.
-    let most = telling::STEPS + Limits::XENSTORED.watches + 1;
-    assert!((1..=most).contains(&service.tell_some()));
-    // The domain that did it is not read from; the other one is.
-    heard(&ends[2]);
+    assert!(received(&ends[0]).contains(&EVENT), "domain 0 is notified at once");
+    assert!(service.events.is_over_limit(1) && !service.events.is_over_limit(0));
+    // Each part is limited.
+    let most = events::STEPS + Limits::XENSTORED.watches + 1;
+    assert!((1..=most).contains(&service.deliver_some()));
+    // No requests are read from the domain that made the changes; others are served.
+    received(&ends[2]);
     ask(&mut service, &ends, 2, (10, 0), b"1\0");
-    assert!(!heard(&ends[2]).contains(&10));
+    assert!(!received(&ends[2]).contains(&10));
     ask(&mut service, &ends, 0, (10, 0), b"1\0");
-    assert!(hears(&mut service, &ends, 0, 10));
-    let mut pieces = 1;
-    while !service.telling.is_done() {
-        assert!(service.tell_some() <= most);
-        pieces += 1;
+    assert!(receives(&mut service, &ends, 0, 10));
+    let mut parts = 1;
+    while !service.events.is_empty() {
+        assert!(service.deliver_some() <= most);
+        parts += 1;
     }
-    assert!(pieces > 1000, "{pieces} pieces for 7 million comparisons");
-    // Everyone heard, and the domain is read from again.
-    assert!(ends[3..].iter().all(|end| heard(end).contains(&EVENT)));
-    assert!(!service.telling.is_in_arrears(1));
+    assert!(parts > 1000, "{parts} parts for 7 million comparisons");
+    // All watchers were notified, and the domain is served again.
+    assert!(ends[3..].iter().all(|end| received(end).contains(&EVENT)));
+    assert!(!service.events.is_over_limit(1));
     service.serve(WAKE + 3, true);
-    assert!(hears(&mut service, &ends, 2, 10));
+    assert!(receives(&mut service, &ends, 2, 10));
 }

@@ -1,8 +1,8 @@
 //! The nodes, and transactions over them.
 //!
-//! A transaction remembers every node as it first saw it, and what it wants in its place. It is
-//! committed if all that it saw is still there unchanged, else it is to be done again (EAGAIN).
-//! A request outside of any is a transaction of its own, which no one can get into.
+//! A transaction records each node as first read, and its replacement. It is committed if all nodes
+//! read are unchanged; otherwise it fails and must be retried (EAGAIN). A request without a
+//! transaction is a transaction of its own without conflicts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ impl Node {
         self.perms.first().map_or(0, |p| p.domid)
     }
 
-    /// What a domain may do with it.
+    /// Access of a domain to it.
     pub fn access(&self, domid: u16) -> Access {
         if domid == 0 || domid == self.owner() {
             return Access::Both;
@@ -35,50 +35,50 @@ impl Node {
     }
 }
 
-/// A node that changed, and who may hear of it: those who may read any of these.
+/// A changed node, and the versions that decide who may be notified: readers of any of them.
 #[derive(Debug)]
 pub struct Change {
     pub path: String,
-    /// Only watches of this very node hear of it: it went together with one above.
+    /// Only watches of exactly this node are notified: it was removed with a parent.
     pub exact: bool,
     pub readers: Vec<Arc<Node>>,
-    /// How many of them are those of the first time; the others are those of the last.
+    /// Number of versions from the first change; the others are from the last one.
     first: usize,
 }
 
-/// What a transaction saw and wants.
+/// Nodes read and replaced by a transaction.
 #[derive(Debug, Default)]
 pub struct Transaction {
     seen: BTreeMap<String, Option<Arc<Node>>>,
-    wanted: BTreeMap<String, Option<Arc<Node>>>,
-    /// Each once, however often a node is changed.
+    replaced: BTreeMap<String, Option<Arc<Node>>>,
+    /// One entry per node, however often it was changed.
     changes: Vec<Change>,
-    /// Where in them (path, exact) is.
+    /// Index of (path, exact) in `changes`.
     places: BTreeMap<(String, bool), usize>,
 }
 
 impl Transaction {
-    /// How many nodes it saw.
+    /// Number of nodes read.
     pub fn touched(&self) -> usize {
         self.seen.len()
     }
 
-    /// How many it wants to be others, or has something to tell of.
+    /// Number of nodes to replace or to report.
     pub fn changed(&self) -> usize {
-        self.wanted.len().max(self.changes.len())
+        self.replaced.len().max(self.changes.len())
     }
 }
 
 /// All nodes.
 pub struct Tree {
     nodes: BTreeMap<String, Arc<Node>>,
-    /// How many each domain owns.
+    /// Number of nodes owned by each domain.
     owned: BTreeMap<u16, usize>,
     introduced: BTreeSet<u16>,
     generation: u64,
 }
 
-/// One request's view: the tree through a transaction, as a domain.
+/// View of one request: the tree through a transaction, as a domain.
 pub struct View<'a> {
     pub tree: &'a mut Tree,
     pub transaction: &'a mut Transaction,
@@ -98,7 +98,7 @@ impl Tree {
         Self { nodes, owned: BTreeMap::from([(0, 1)]), introduced: BTreeSet::new(), generation: 0 }
     }
 
-    /// Notes that a domain is there; whether it is new.
+    /// Records a domain. Returns whether it is new.
     pub fn introduce(&mut self, domid: u16) -> bool {
         self.introduced.insert(domid)
     }
@@ -107,12 +107,12 @@ impl Tree {
         self.introduced.contains(&domid)
     }
 
-    /// How many nodes a domain owns.
+    /// Number of nodes owned by a domain.
     pub fn owned(&self, domid: u16) -> usize {
         self.owned.get(&domid).copied().unwrap_or(0)
     }
 
-    /// Puts what a transaction wants in place; what changed.
+    /// Applies a transaction. Returns the changes.
     pub fn commit(
         &mut self,
         transaction: Transaction,
@@ -132,13 +132,13 @@ impl Tree {
         if domid != 0 && self.owned_with(&transaction, domid) > limits.nodes {
             return Err(Errno::Enospc);
         }
-        for (path, wanted) in transaction.wanted {
-            self.put(path, wanted);
+        for (path, replaced) in transaction.replaced {
+            self.replace(path, replaced);
         }
         Ok(transaction.changes)
     }
 
-    fn put(&mut self, path: String, node: Option<Arc<Node>>) {
+    fn replace(&mut self, path: String, node: Option<Arc<Node>>) {
         if let Some(node) = &node {
             *self.owned.entry(node.owner()).or_default() += 1;
         }
@@ -156,32 +156,32 @@ impl Tree {
         }
     }
 
-    /// How many nodes a domain would own with a transaction in place.
+    /// Number of nodes that a domain would own after a transaction.
     fn owned_with(&self, transaction: &Transaction, domid: u16) -> usize {
         let mut owned = self.owned(domid);
-        let is_its =
+        let is_owned =
             |node: Option<&Arc<Node>>| usize::from(node.is_some_and(|n| n.owner() == domid));
-        for (path, wanted) in &transaction.wanted {
-            owned = owned + is_its(wanted.as_ref()) - is_its(self.nodes.get(path)).min(owned);
+        for (path, replaced) in &transaction.replaced {
+            owned = owned + is_owned(replaced.as_ref()) - is_owned(self.nodes.get(path)).min(owned);
         }
         owned
     }
 
-    /// A domain is gone: so are its nodes, and what others allowed it.
-    pub fn forget(&mut self, domid: u16) -> Vec<Change> {
+    /// Removes a domain's nodes and its entries in permissions.
+    pub fn remove_domain(&mut self, domid: u16) -> Vec<Change> {
         self.introduced.remove(&domid);
-        let its = self.nodes.iter().filter(|(_, n)| n.owner() == domid).map(|(p, _)| p.clone());
-        let its: Vec<String> = its.collect();
+        let owned = self.nodes.iter().filter(|(_, n)| n.owner() == domid).map(|(p, _)| p.clone());
+        let owned: Vec<String> = owned.collect();
         let mut transaction = Transaction::default();
         let limits = Limits { touched: usize::MAX, ..Limits::XENSTORED };
         let mut view = View { tree: self, transaction: &mut transaction, domid: 0, limits };
-        for path in its {
-            // Gone already with one above, or the root, which domain 0 owns.
+        for path in owned {
+            // Removed with a parent already, or the root, which domain 0 owns.
             let _ = view.rm(&path);
         }
         let changes = self.commit(transaction, 0, limits).unwrap_or_default();
-        let names_it = |node: &Node| node.perms.iter().skip(1).any(|p| p.domid == domid);
-        for node in self.nodes.values_mut().filter(|n| names_it(n)) {
+        let names_domain = |node: &Node| node.perms.iter().skip(1).any(|p| p.domid == domid);
+        for node in self.nodes.values_mut().filter(|n| names_domain(n)) {
             let node = Arc::make_mut(node);
             let mut first = true;
             node.perms.retain(|p| std::mem::take(&mut first) || p.domid != domid);
@@ -191,10 +191,10 @@ impl Tree {
 }
 
 impl View<'_> {
-    /// A node as this transaction sees it.
-    fn look(&mut self, path: &str) -> Result<Option<Arc<Node>>, Errno> {
-        if let Some(wanted) = self.transaction.wanted.get(path) {
-            return Ok(wanted.clone());
+    /// A node as seen by this transaction.
+    fn node(&mut self, path: &str) -> Result<Option<Arc<Node>>, Errno> {
+        if let Some(replaced) = self.transaction.replaced.get(path) {
+            return Ok(replaced.clone());
         }
         if let Some(seen) = self.transaction.seen.get(path) {
             return Ok(seen.clone());
@@ -207,18 +207,18 @@ impl View<'_> {
         Ok(node)
     }
 
-    fn want(&mut self, path: &str, node: Option<Node>) -> Option<Arc<Node>> {
+    fn set(&mut self, path: &str, node: Option<Node>) -> Option<Arc<Node>> {
         self.tree.generation += 1;
         let generation = self.tree.generation;
         let node = node.map(|node| Arc::new(Node { generation, ..node }));
-        self.transaction.wanted.insert(path.into(), node.clone());
+        self.transaction.replaced.insert(path.into(), node.clone());
         node
     }
 
-    /// A node the domain may read, or write.
+    /// A node that the domain may read, or write.
     pub fn get(&mut self, path: &str, need: Access) -> Result<Arc<Node>, Errno> {
-        let Some(node) = self.look(path)? else {
-            // Whether it is there is told to those who may see what is above it.
+        let Some(node) = self.node(path)? else {
+            // Existence is only revealed to domains that may read the parent.
             let (_, above) = self.nearest(path)?;
             let known = above.access(self.domid).reads();
             return Err(if known { Errno::Enoent } else { Errno::Eacces });
@@ -231,11 +231,11 @@ impl View<'_> {
         if granted { Ok(node) } else { Err(Errno::Eacces) }
     }
 
-    /// The lowest node that exists above `path`.
+    /// The lowest existing node above `path`.
     fn nearest(&mut self, path: &str) -> Result<(String, Arc<Node>), Errno> {
         let mut at = path;
         while let Some(above) = parent(at) {
-            if let Some(node) = self.look(above)? {
+            if let Some(node) = self.node(above)? {
                 return Ok((above.into(), node));
             }
             at = above;
@@ -246,13 +246,13 @@ impl View<'_> {
     fn change(&mut self, path: &str, exact: bool, also: Vec<Arc<Node>>) {
         let mut readers = also;
         for path in [Some(path), parent(path)].into_iter().flatten() {
-            readers.extend(self.look(path).ok().flatten());
+            readers.extend(self.node(path).ok().flatten());
         }
         let Transaction { changes, places, .. } = &mut *self.transaction;
         let at = *places.entry((path.into(), exact)).or_insert(changes.len());
         match changes.get_mut(at) {
             Some(change) => {
-                // What a transaction had in between no one ever sees.
+                // Intermediate versions in a transaction are never visible.
                 change.readers.truncate(change.first);
                 change.readers.extend(readers);
             }
@@ -267,10 +267,10 @@ impl View<'_> {
         if self.domid != 0 && value.len() > self.limits.value_len {
             return Err(Errno::Enospc);
         }
-        match self.look(path)? {
+        match self.node(path)? {
             Some(_) => {
                 let node = self.get(path, Access::Write)?;
-                self.want(path, Some(Node { value: value.to_vec(), ..Node::clone(&node) }));
+                self.set(path, Some(Node { value: value.to_vec(), ..Node::clone(&node) }));
             }
             None => self.create(path, value)?,
         }
@@ -279,7 +279,7 @@ impl View<'_> {
     }
 
     pub fn mkdir(&mut self, path: &str) -> Result<(), Errno> {
-        if self.look(path)?.is_some() {
+        if self.node(path)?.is_some() {
             return self.get(path, Access::Write).map(drop);
         }
         self.create(path, &[])?;
@@ -287,8 +287,8 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Makes a node that is not there, with all that are missing above it. They get the
-    /// permissions of the lowest that is there, and belong to who makes them.
+    /// Creates a node with all missing parents. They get the permissions of the lowest existing
+    /// node, and belong to their creator.
     fn create(&mut self, path: &str, value: &[u8]) -> Result<(), Errno> {
         let (mut above, node) = self.nearest(path)?;
         if !node.access(self.domid).writes() {
@@ -313,12 +313,12 @@ impl View<'_> {
         for (i, name) in names.iter().enumerate() {
             let mut with = Node::clone(&node);
             with.children.insert((*name).into());
-            self.want(&above, Some(with));
+            self.set(&above, Some(with));
             let child = if above == "/" { format!("/{name}") } else { format!("{above}/{name}") };
             let value = if i + 1 == names.len() { value.to_vec() } else { Vec::new() };
-            let made =
+            let created =
                 Node { value, perms: perms.clone(), children: BTreeSet::new(), generation: 0 };
-            node = self.want(&child, Some(made)).ok_or(Errno::Eio)?;
+            node = self.set(&child, Some(created)).ok_or(Errno::Eio)?;
             above = child;
         }
         Ok(())
@@ -326,28 +326,28 @@ impl View<'_> {
 
     pub fn rm(&mut self, path: &str) -> Result<(), Errno> {
         let Some(up) = parent(path) else { return Err(Errno::Einval) };
-        if self.look(path)?.is_none() {
-            // What is not there, below what is, counts as removed.
+        if self.node(path)?.is_none() {
+            // A missing node below an existing one counts as removed.
             return self.get(up, Access::Read).map(drop);
         }
         let node = self.get(path, Access::Write)?;
-        let above = self.look(up)?.ok_or(Errno::Eio)?;
+        let above = self.node(up)?.ok_or(Errno::Eio)?;
         let mut gone = vec![(path.to_string(), node)];
         let mut next = 0;
         while let Some((at, node)) = gone.get(next) {
             let children: Vec<String> =
                 node.children.iter().map(|name| format!("{at}/{name}")).collect();
             for child in children {
-                let node = self.look(&child)?.ok_or(Errno::Eio)?;
+                let node = self.node(&child)?.ok_or(Errno::Eio)?;
                 gone.push((child, node));
             }
             next += 1;
         }
         let mut without = Node::clone(&above);
         without.children.remove(path.rsplit('/').next().unwrap_or_default());
-        self.want(up, Some(without));
+        self.set(up, Some(without));
         for (i, (path, node)) in gone.into_iter().enumerate() {
-            self.want(&path, None);
+            self.set(&path, None);
             self.change(&path, i > 0, vec![node]);
         }
         Ok(())
@@ -369,7 +369,7 @@ impl View<'_> {
         if perms.is_empty() {
             return Err(Errno::Einval);
         }
-        self.want(path, Some(Node { perms, ..Node::clone(&node) }));
+        self.set(path, Some(Node { perms, ..Node::clone(&node) }));
         self.change(path, false, vec![node]);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Rings plugged into the queue pairs of a port.
+//! Rings connected to the queue pairs of a port.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -7,7 +7,7 @@ use switch::account::Account;
 use switch::frame::Burst;
 use switch::port::{Egress, Ingress};
 use switch::vnet::{Offloads, VnetHdr};
-use xen_netif::back::{Plug, QueueKeys, Queues, Request, Settings, Socket, Takes, VifId};
+use xen_netif::back::{FrontFeatures, Plug, QueueKeys, Queues, Request, Settings, Socket, VifId};
 use xen_netif::host::{Channel, Pages};
 use xen_netif::port::{Pair, Rate};
 
@@ -16,18 +16,18 @@ use super::*;
 const ID: VifId = VifId { domid: 1, devid: 0 };
 const UP: Settings = Settings { rate: None, mtu: None, multicast_control: false, link: true };
 
-/// How many queues frames may go to, each time that it was told.
+/// Records the number of active queues at each change.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<u16>>>);
+struct Activity(Arc<Mutex<Vec<u16>>>);
 
 fn lock<T>(queue: &Mutex<T>) -> MutexGuard<'_, T> {
     queue.lock().unwrap()
 }
 
-impl Queues for Told {
-    fn started(&mut self, _: u16, _: Arc<OwnedFd>, _: Arc<OwnedFd>) {}
-    fn stopped(&mut self, _: u16) {}
-    fn active(&mut self, queues: u16) {
+impl Queues for Activity {
+    fn start(&mut self, _: u16, _: Arc<OwnedFd>, _: Arc<OwnedFd>) {}
+    fn stop(&mut self, _: u16) {}
+    fn set_active(&mut self, queues: u16) {
         lock(&self.0).push(queues);
     }
     fn log(&self) -> Box<dyn FnMut(HostError) + Send> {
@@ -35,10 +35,10 @@ impl Queues for Told {
     }
 }
 
-/// A guest of two queues, and the socket that its rings are plugged into.
+/// A guest with two queues, and the socket of its rings.
 struct Bench {
-    socket: Socket<Told>,
-    told: Told,
+    socket: Socket<Activity>,
+    activity: Activity,
     pairs: Vec<Pair>,
     rings: Vec<(FrontTx, Pages)>,
     rx: Vec<FrontRx>,
@@ -53,13 +53,13 @@ impl Bench {
         Self::charged(|socket| socket)
     }
 
-    fn charged(charge: impl FnOnce(Socket<Told>) -> Socket<Told>) -> Self {
+    fn charged(charge: impl FnOnce(Socket<Activity>) -> Socket<Activity>) -> Self {
         let dir = dir();
         let host = back(&dir);
         let front = Front::open(&dir).unwrap();
         let pairs: Vec<Pair> = (0..2).map(|_| Pair::new()).collect();
-        let told = Told::default();
-        let socket = charge(Socket::new(host, ID, pairs.clone(), told.clone()));
+        let activity = Activity::default();
+        let socket = charge(Socket::new(host, ID, pairs.clone(), activity.clone()));
         let (mut rings, mut rx) = (Vec::new(), Vec::new());
         let (mut queues, mut channels) = (Vec::new(), Vec::new());
         for _ in 0..2 {
@@ -72,12 +72,12 @@ impl Bench {
             rings.push((tx, pages));
             channels.push(channel);
         }
-        let request = Request { queues, ctrl: None, takes: Takes::default() };
-        Self { socket, told, pairs, rings, rx, request, _channels: channels, _front: front }
+        let request = Request { queues, ctrl: None, features: FrontFeatures::default() };
+        Self { socket, activity, pairs, rings, rx, request, _channels: channels, _front: front }
     }
 
-    /// Sends 200 frames of 1500 bytes over each queue that has none; how many bytes the switch took
-    /// of each.
+    /// Sends 200 frames of 1500 bytes on each queue without pending frames. Returns the bytes taken
+    /// from each.
     fn send(&mut self) -> Vec<u64> {
         for (tx, pages) in &mut self.rings {
             while tx.take_response().unwrap().is_some() {}
@@ -95,7 +95,7 @@ impl Bench {
             tx.publish();
         }
         let before: Vec<_> = self.pairs.iter().map(|p| p.ingress_stats.bytes.get()).collect();
-        // In turn, as a worker does; no time passes.
+        // Alternately, as in a worker; the clock does not advance.
         for pair in (0..8).flat_map(|_| &self.pairs) {
             lock(&pair.ingress).burst(64, 0, &mut Burst::default(), &mut |_| ()).unwrap();
         }
@@ -103,10 +103,10 @@ impl Bench {
         after.zip(before).map(|(after, before)| after - before).collect()
     }
 
-    /// Whether the guest gets a frame of `len` bytes for `mac` that goes to a queue.
+    /// Whether the guest gets a frame of `len` bytes for `mac` sent to a queue.
     fn gets(&mut self, queue: usize, mac: [u8; 6], len: usize) -> bool {
         let (rx, gref) = (&mut self.rx[queue], self.rings[queue].1.grefs[2]);
-        // What is in it does not matter here: one page for all.
+        // Contents do not matter: all frames use one page.
         while rx.room() > 0 {
             assert!(rx.post(RxRequest { id: 0, gref }));
         }
@@ -122,12 +122,12 @@ impl Bench {
         got.is_some()
     }
 
-    fn told(&self) -> Vec<u16> {
-        std::mem::take(&mut lock(&self.told.0))
+    fn changes(&self) -> Vec<u16> {
+        std::mem::take(&mut lock(&self.activity.0))
     }
 }
 
-/// Ring pages are the guest's to pay for, as long as it is connected.
+/// Ring pages are charged to the guest's port while it is connected.
 #[test]
 fn a_guests_rings_are_charged_to_its_port() {
     let account = Arc::new(Account::default());
@@ -136,46 +136,46 @@ fn a_guests_rings_are_charged_to_its_port() {
     let refused = bench.socket.connect(&bench.request).unwrap_err();
     assert!(refused.text.contains("mappings: 4 more than the 0 in use"), "{}", refused.text);
     account.set_limit("mappings", 4);
-    // Again, while the first rings are there.
+    // Again, with the first rings connected.
     (0..2).for_each(|_| bench.socket.connect(&bench.request).unwrap());
     assert_eq!(account.mappings.used(), 4);
     bench.socket.disconnect();
     assert_eq!(account.mappings.used(), 0);
 }
 
-/// Each on its own the queues would send twice the bucket.
+/// Separately, the queues would send twice the bucket.
 #[test]
-fn queues_of_a_vif_share_the_rate_that_they_begin_with() {
+fn queues_of_a_vif_share_their_initial_rate() {
     let mut bench = Bench::new();
     bench.socket.set(&Settings { rate: Some(Rate { bytes: 1000, usecs: 1_000_000 }), ..UP });
     bench.socket.connect(&bench.request).unwrap();
-    assert_eq!(bench.told(), [0; 0], "nothing goes to it before it is told so");
+    assert_eq!(bench.changes(), [0; 0], "not active before its settings");
     let sent = bench.send();
     assert_eq!(sent.iter().sum::<u64>(), 131_072 / 1500 * 1500, "{sent:?}: one bucket");
     assert!(sent.iter().all(|sent| *sent > 0), "{sent:?}");
-    // The same again is no new bucket; another rate is.
+    // Setting the same rate does not refill the bucket; another rate does.
     bench.socket.set(&Settings { rate: Some(Rate { bytes: 1000, usecs: 1_000_000 }), ..UP });
-    assert_eq!((bench.told(), bench.send()), (vec![2], vec![0, 0]));
+    assert_eq!((bench.changes(), bench.send()), (vec![2], vec![0, 0]));
     bench.socket.set(&UP);
     assert!(bench.send().iter().sum::<u64>() > 131_072);
-    assert_eq!(bench.told(), [0; 0]);
+    assert_eq!(bench.changes(), [0; 0]);
 }
 
 #[test]
-fn a_guest_without_link_neither_gets_nor_sends() {
+fn a_guest_without_link_neither_receives_nor_sends() {
     let mut bench = Bench::new();
     for _ in 0..2 {
         bench.socket.set(&Settings { link: false, ..UP });
         bench.socket.connect(&bench.request).unwrap();
         assert_eq!(bench.send(), [0, 0], "not even at first");
         bench.socket.set(&UP);
-        assert_eq!((bench.told(), bench.send()), (vec![2], vec![300_000; 2]));
+        assert_eq!((bench.changes(), bench.send()), (vec![2], vec![300_000; 2]));
         bench.socket.set(&Settings { link: false, ..UP });
-        assert_eq!((bench.told(), bench.send()), (vec![0], vec![0, 0]));
+        assert_eq!((bench.changes(), bench.send()), (vec![0], vec![0, 0]));
         bench.socket.set(&Settings { link: false, mtu: Some(1400), ..UP });
-        assert_eq!(bench.told(), [0; 0], "told of changes only");
+        assert_eq!(bench.changes(), [0; 0], "only on changes");
         bench.socket.disconnect();
-        bench.told();
+        bench.changes();
         for (tx, pages) in &mut bench.rings {
             *tx = FrontTx::new(pages.area(0).unwrap());
         }
@@ -197,7 +197,7 @@ fn mtu_and_multicast_control_hold_from_the_first_frame_and_change_with_the_setti
     assert!(tx.add(TxRequest { gref, ..TxRequest::default() }, &[Extra::McastAdd(ASKED)], &[]));
     tx.publish();
     lock(&bench.pairs[0].ingress).burst(64, 0, &mut Burst::default(), &mut |_| ()).unwrap();
-    // It asked on one queue, and is asked for on both.
+    // Requested on one queue, delivered on both.
     for queue in 0..2 {
         assert!(bench.gets(queue, ASKED, 60) && !bench.gets(queue, OTHER, 60));
         // With link header and tag.
@@ -219,8 +219,8 @@ fn mtu_and_multicast_control_hold_from_the_first_frame_and_change_with_the_setti
 }
 
 #[test]
-fn what_a_front_end_takes_is_what_its_port_takes_each_by_itself() {
-    const NOTHING: Takes = Takes {
+fn each_front_end_feature_becomes_an_offload_of_its_port() {
+    const NOTHING: FrontFeatures = FrontFeatures {
         sg: false,
         gso_tcpv4: false,
         gso_tcpv6: false,
@@ -230,28 +230,31 @@ fn what_a_front_end_takes_is_what_its_port_takes_each_by_itself() {
         smart_poll: false,
     };
     let none = Offloads { csum_v4_only: true, ..Offloads::default() };
-    for (takes, offloads) in [
+    for (features, offloads) in [
         (NOTHING, none),
-        (Takes { sg: true, ..NOTHING }, none),
-        (Takes { gso_tcpv4: true, gso_tcpv6: true, ..NOTHING }, none),
-        (Takes { sg: true, gso_tcpv4: true, ..NOTHING }, Offloads { tso4: true, ..none }),
-        (Takes { sg: true, gso_tcpv6: true, ..NOTHING }, Offloads { tso6: true, ..none }),
-        (Takes { no_csum_offload: false, ..NOTHING }, Offloads { csum: true, ..none }),
-        (Takes { ipv6_csum_offload: true, ..NOTHING }, Offloads { csum_v4_only: false, ..none }),
-        (Takes { rx_notify: true, ..NOTHING }, none),
+        (FrontFeatures { sg: true, ..NOTHING }, none),
+        (FrontFeatures { gso_tcpv4: true, gso_tcpv6: true, ..NOTHING }, none),
+        (FrontFeatures { sg: true, gso_tcpv4: true, ..NOTHING }, Offloads { tso4: true, ..none }),
+        (FrontFeatures { sg: true, gso_tcpv6: true, ..NOTHING }, Offloads { tso6: true, ..none }),
+        (FrontFeatures { no_csum_offload: false, ..NOTHING }, Offloads { csum: true, ..none }),
+        (
+            FrontFeatures { ipv6_csum_offload: true, ..NOTHING },
+            Offloads { csum_v4_only: false, ..none },
+        ),
+        (FrontFeatures { rx_notify: true, ..NOTHING }, none),
     ] {
         let mut bench = Bench::new();
-        bench.request.takes = takes;
+        bench.request.features = features;
         bench.socket.connect(&bench.request).unwrap();
         for (queue, pair) in bench.pairs.clone().iter().enumerate() {
             let mut egress = lock(&pair.egress);
-            assert_eq!(egress.offloads(), offloads, "{takes:?}");
-            // It has offered no pages: without the feature nobody may sleep until it does.
-            assert_eq!(egress.arm(), takes.rx_notify, "{takes:?}");
+            assert_eq!(egress.offloads(), offloads, "{features:?}");
+            // It has posted no pages: without the feature, sleep until it does is not allowed.
+            assert_eq!(egress.arm(), features.rx_notify, "{features:?}");
             drop(egress);
             assert!(bench.gets(queue, [2, 0, 0, 0, 0, 1], 4096));
-            assert_eq!(bench.gets(queue, [2, 0, 0, 0, 0, 1], 5000), takes.sg, "{takes:?}");
-            assert_eq!(pair.egress_stats.drops_too_long.get(), u64::from(!takes.sg));
+            assert_eq!(bench.gets(queue, [2, 0, 0, 0, 0, 1], 5000), features.sg, "{features:?}");
+            assert_eq!(pair.egress_stats.drops_too_long.get(), u64::from(!features.sg));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Both halves of a vif, each over its own connection to the store: handshakes, rings, frames.
+//! Both halves of a vif, each with its own connection to the store: handshakes, rings, frames.
 
 use ring::xen::{Multicast, RxPacket};
 use shm::GRANT_LEN;
@@ -6,7 +6,7 @@ use switch::frame::{BURST_MAX, Burst};
 use switch::port::{Egress, Ingress};
 use switch::vnet::VnetHdr;
 use xen_netif::back::{Handshake as BackHalf, Home, Offer, Queues, Socket, VifId, without};
-use xen_netif::front::{FrontRings, Handshake, Kept, Queue, Sizes, Status, Wishes};
+use xen_netif::front::{FrontOptions, FrontRings, Handshake, Kept, Queue, Sizes, Status};
 use xen_netif::port::Pair;
 
 use super::*;
@@ -17,9 +17,9 @@ const SIZES: Sizes = Sizes { tx_buffers: 8, tx_pages_each: 2, rx_pages: 32 };
 struct Nobody;
 
 impl Queues for Nobody {
-    fn started(&mut self, _: u16, _: Arc<OwnedFd>, _: Arc<OwnedFd>) {}
-    fn stopped(&mut self, _: u16) {}
-    fn active(&mut self, _: u16) {}
+    fn start(&mut self, _: u16, _: Arc<OwnedFd>, _: Arc<OwnedFd>) {}
+    fn stop(&mut self, _: u16) {}
+    fn set_active(&mut self, _: u16) {}
 
     fn log(&self) -> Box<dyn FnMut(HostError) + Send> {
         Box::new(|error| panic!("{error}"))
@@ -34,17 +34,17 @@ struct Bench {
     back_home: Home,
     pairs: Vec<Pair>,
     host: Arc<dyn host::Back>,
-    /// The front half's end, to grant other pages.
+    /// Host interface of the front half, to grant other pages.
     guest: Arc<Front>,
     now: Instant,
 }
 
 impl Bench {
-    fn offering(lacks: &str, wishes: Wishes) -> Self {
-        Self::sized(lacks, wishes, SIZES)
+    fn offering(lacks: &str, options: FrontOptions) -> Self {
+        Self::sized(lacks, options, SIZES)
     }
 
-    fn sized(lacks: &str, wishes: Wishes, sizes: Sizes) -> Self {
+    fn sized(lacks: &str, options: FrontOptions, sizes: Sizes) -> Self {
         let dir = dir();
         let host = back(&dir);
         let guest = Arc::new(Front::open(&dir).unwrap());
@@ -60,7 +60,7 @@ impl Bench {
         let mut back = BackHalf::new(id, offer, socket, now);
         back.start(&mut back_home, now).unwrap();
         let rings = FrontRings::new(Arc::<Front>::clone(&guest), 0, sizes);
-        let front = Handshake::new(DIR.into(), wishes, rings);
+        let front = Handshake::new(DIR.into(), options, rings);
         Self { front, front_home, back, back_home, pairs, host, guest, now }
     }
 
@@ -68,14 +68,14 @@ impl Bench {
         let mut status = Status::Waiting;
         for _ in 0..8 {
             self.now += Duration::from_secs(1);
-            status = self.front.look(&mut self.front_home).unwrap();
-            self.back.look(&mut self.back_home, self.now).unwrap();
+            status = self.front.poll(&mut self.front_home).unwrap();
+            self.back.poll(&mut self.back_home, self.now).unwrap();
         }
         status
     }
 
-    fn up(lacks: &str, wishes: Wishes) -> (Self, Queue) {
-        let mut bench = Self::offering(lacks, wishes);
+    fn up(lacks: &str, options: FrontOptions) -> (Self, Queue) {
+        let mut bench = Self::offering(lacks, options);
         assert_eq!(bench.run(), Status::Up);
         let mut queues = bench.front.rings().take().unwrap();
         assert!(bench.front.rings().take().is_none(), "they are taken once");
@@ -84,12 +84,12 @@ impl Bench {
         (bench, queue)
     }
 
-    /// What the front half sent on its first queue comes back to it; how many frames.
+    /// Returns frames sent by the front half on its first queue to it. Returns their number.
     fn turn_around(&mut self) -> usize {
         self.carry(0, 0)
     }
 
-    /// What it sent on queue `from` goes to queue `to`.
+    /// Delivers frames sent on queue `from` to queue `to`.
     fn carry(&mut self, from: usize, to: usize) -> usize {
         let mut ingress = self.pairs[from].ingress.lock().unwrap();
         let mut egress = self.pairs[to].egress.lock().unwrap();
@@ -105,7 +105,7 @@ impl Bench {
         frames
     }
 
-    /// Both halves work on the control ring until the front half has no more to ask.
+    /// Runs both halves on the control ring until the front half has no more requests.
     fn settle(&mut self) -> Kept {
         while !self.front.rings().ctrl().unwrap().step().unwrap() {
             assert_eq!(self.back.plug().serve_control(), Ok(false));
@@ -118,17 +118,17 @@ impl Bench {
         self.settle()
     }
 
-    /// Copies that the back half made by grant, so far.
+    /// Number of copies by grant in the back half.
     fn copies(&self) -> u64 {
         grants::all().copies(&self.host.domain(1).unwrap())
     }
 
-    /// Grants that the front half has in use for reading only, in the order of its pages.
+    /// Read-only grants in use in the front half, in page order.
     fn readonly(&self) -> Vec<u32> {
         self.guest.granted(GTF_PERMIT_ACCESS | GTF_READONLY)
     }
 
-    /// Grants and ports that the front half has; none that a back end could use means none.
+    /// Whether a back end can map the grant in this key.
     fn mapped(&self, key: &str) -> bool {
         let gref: u32 = self.host_key(key).parse().unwrap();
         self.host.map(1, gref).is_ok()
@@ -140,7 +140,7 @@ impl Bench {
     }
 }
 
-const PLAIN: Wishes = Wishes {
+const PLAIN: FrontOptions = FrontOptions {
     queues: 1,
     fewest: 1,
     split: true,
@@ -169,16 +169,16 @@ fn receive(queue: &mut Queue) -> Vec<u8> {
         let mut part = vec![0; slot.len.into()];
         queue.rx_memory.seg(at, slot.len.into(), &mut 0).unwrap().read(&mut part);
         bytes.extend(part);
-        queue.rx.offer(slot.request.id);
+        queue.rx.post(slot.request.id);
     }
     queue.rx.publish();
     bytes
 }
 
 #[test]
-fn frames_go_out_and_come_back_with_channels_split_or_shared() {
+fn frames_are_echoed_with_split_and_shared_channels() {
     for (split, lacks) in [(true, ""), (false, ""), (true, "split-event-channels")] {
-        let (mut bench, mut queue) = Bench::up(lacks, Wishes { split, ..PLAIN });
+        let (mut bench, mut queue) = Bench::up(lacks, FrontOptions { split, ..PLAIN });
         let apart = split && lacks.is_empty();
         assert_eq!(Arc::ptr_eq(&queue.tx_channel, &queue.rx_channel), !apart);
         for len in [60, 4084, 5000] {
@@ -194,15 +194,15 @@ fn frames_go_out_and_come_back_with_channels_split_or_shared() {
         assert_eq!(queue.rx.arm(), ring::xen::Armed::Armed);
         send(&mut queue, 0, 60);
         bench.turn_around();
-        assert!(queue.rx_channel.ack(), "we are told of it");
+        assert!(queue.rx_channel.ack(), "an event was sent");
     }
 }
 
 #[test]
-fn grants_last_until_the_back_end_let_go_and_end_with_the_memory() {
+fn grants_last_until_the_back_end_unmapped_and_end_with_the_memory() {
     let (mut bench, queue) = Bench::up("", PLAIN);
     assert!(bench.mapped("tx-ring-ref") && bench.mapped("rx-ring-ref"));
-    // The user drops the rings first: their memory is the back end's for as long as it has them.
+    // The user drops the rings first: the back end may still have their memory mapped.
     drop(queue);
     assert!(bench.mapped("tx-ring-ref"));
     bench.front.leave();
@@ -218,13 +218,13 @@ fn grants_last_until_the_back_end_let_go_and_end_with_the_memory() {
 }
 
 #[test]
-fn a_back_end_that_begins_anew_stops_the_queue_and_gets_no_other() {
+fn a_restarted_back_end_stops_the_taken_queue_and_gets_no_other() {
     let (mut bench, queue) = Bench::up("", PLAIN);
     assert!(!bench.front.rings().is_stopped());
     let store = bench.host.store().unwrap();
     let mut looks = ["5", "6", "2"].map(|state| {
         store.write("/local/domain/0/backend/vif/1/0/state", state).unwrap();
-        let status = bench.front.look(&mut bench.front_home);
+        let status = bench.front.poll(&mut bench.front_home);
         assert!(bench.front.rings().is_stopped());
         status
     });
@@ -235,27 +235,27 @@ fn a_back_end_that_begins_anew_stops_the_queue_and_gets_no_other() {
 }
 
 #[test]
-fn a_back_end_that_begins_anew_before_the_queue_is_taken_gets_another() {
+fn a_back_end_restarted_before_the_queue_is_taken_gets_another() {
     let mut bench = Bench::offering("", PLAIN);
     assert_eq!(bench.run(), Status::Up);
     let store = bench.host.store().unwrap();
     for state in ["5", "6", "2", "4"] {
         store.write("/local/domain/0/backend/vif/1/0/state", state).unwrap();
-        bench.front.look(&mut bench.front_home).unwrap();
+        bench.front.poll(&mut bench.front_home).unwrap();
     }
     assert!(bench.front.rings().take().is_some() && !bench.front.rings().is_stopped());
 }
 
 #[test]
-fn transmit_buffers_cannot_be_written_and_are_fewer_where_pages_are_short() {
-    // The host has 32768 pages: a quarter of the buffers have room.
+fn transmit_buffers_are_read_only_and_fewer_if_pages_are_short() {
+    // The host has 32768 pages: enough for a quarter of the buffers.
     let sizes = Sizes { tx_buffers: 4096, tx_pages_each: 17, ..SIZES };
     let mut bench = Bench::sized("", PLAIN, sizes);
     assert_eq!(bench.run(), Status::Up);
     assert_eq!(bench.front.rings().take().unwrap()[0].tx_buffers, 1024);
     let grefs = bench.readonly();
     assert_eq!(grefs.len(), 1024 * 17);
-    assert!(bench.host.map(1, grefs[0]).is_err(), "for reading only");
+    assert!(bench.host.map(1, grefs[0]).is_err(), "read-only");
 
     let sizes = Sizes { tx_buffers: 256, tx_pages_each: 17, ..SIZES };
     let mut bench = Bench::sized("", PLAIN, sizes);
@@ -265,17 +265,17 @@ fn transmit_buffers_cannot_be_written_and_are_fewer_where_pages_are_short() {
 
     let mut bench = Bench::sized("", PLAIN, sizes);
     let _kept = bench.guest.alloc(32_700, 0, true).unwrap();
-    bench.back.look(&mut bench.back_home, bench.now).unwrap();
-    let why = bench.front.look(&mut bench.front_home).unwrap_err().to_string();
-    assert!(why.contains("pages cannot be granted"), "{why}");
+    bench.back.poll(&mut bench.back_home, bench.now).unwrap();
+    let why = bench.front.poll(&mut bench.front_home).unwrap_err().to_string();
+    assert!(why.contains("cannot grant"), "{why}");
 }
 
-const STATICS: Wishes = Wishes { ctrl: true, ..PLAIN };
-/// Two slots' worth of buffers, and the rx pages.
+const STATICS: FrontOptions = FrontOptions { ctrl: true, ..PLAIN };
+/// Buffers of two slots, and the rx pages.
 const ALL_KEPT: Kept = Kept { grants: 8 * 2 + 32, of: 8 * 2 + 32, refusals: 0 };
 
 #[test]
-fn with_static_grants_frames_pass_and_none_is_copied_by_grant() {
+fn frames_with_static_grants_are_not_copied_by_grant() {
     let (mut bench, mut queue) = Bench::up("", STATICS);
     let round = |bench: &mut Bench, queue: &mut Queue| {
         let before = bench.copies();
@@ -295,13 +295,13 @@ fn with_static_grants_frames_pass_and_none_is_copied_by_grant() {
     bench.front.rings().ctrl().unwrap().forget();
     assert_eq!(bench.settle().grants, 0);
     assert!(round(&mut bench, &mut queue) >= 6, "by grant again");
-    // And once more, as the same back end may be asked again.
+    // Again, as the same back end may be requested again.
     assert_eq!(bench.keep(), ALL_KEPT);
     assert_eq!(round(&mut bench, &mut queue), 0);
 }
 
 #[test]
-fn grants_that_a_back_end_keeps_end_when_it_lets_go() {
+fn grants_kept_by_a_back_end_end_when_it_unmaps_them() {
     for forget in [true, false] {
         let (mut bench, queue) = Bench::up("", STATICS);
         assert_eq!(bench.keep(), ALL_KEPT);
@@ -315,7 +315,7 @@ fn grants_that_a_back_end_keeps_end_when_it_lets_go() {
             bench.front.rings().ctrl().unwrap().forget();
             assert_eq!(bench.settle().grants, 0);
         }
-        // A back end that was not told lets go of them with the rings.
+        // A back end without such a request unmaps them with the rings.
         assert!(bench.mapped("ctrl-ring-ref"));
         bench.front.leave();
         assert_eq!(bench.run(), Status::Over);
@@ -326,7 +326,7 @@ fn grants_that_a_back_end_keeps_end_when_it_lets_go() {
 }
 
 #[test]
-fn without_a_control_ring_there_is_none_to_ask() {
+fn without_a_control_ring_no_grant_is_kept() {
     let (mut bench, mut queue) = Bench::up("ctrl-ring", STATICS);
     assert!(!bench.front.agreed().unwrap().ctrl);
     assert!(bench.front.rings().ctrl().is_none());
@@ -336,7 +336,7 @@ fn without_a_control_ring_there_is_none_to_ask() {
 }
 
 #[test]
-fn more_than_a_back_end_keeps_is_copied_by_grant() {
+fn pages_above_the_back_ends_limit_are_copied_by_grant() {
     // Of 1200 tx pages and 32 rx pages it keeps 1024.
     let mut bench = Bench::sized("", STATICS, Sizes { tx_buffers: 600, ..SIZES });
     assert_eq!(bench.run(), Status::Up);
@@ -346,16 +346,16 @@ fn more_than_a_back_end_keeps_is_copied_by_grant() {
     let before = bench.copies();
     send(&mut queue, 599, 60);
     assert_eq!((bench.turn_around(), receive(&mut queue).len()), (1, 60));
-    assert_eq!(bench.copies(), before, "the first page of each is kept");
+    assert_eq!(bench.copies(), before, "the first page of each buffer is kept");
     send(&mut queue, 598, 5000);
     assert_eq!((bench.turn_around(), receive(&mut queue).len()), (1, 5000));
     assert!(bench.copies() > before);
 }
 
 #[test]
-fn two_queues_pass_frames_each_on_its_own_rings() {
-    for wishes in [STATICS, Wishes { split: false, ..PLAIN }] {
-        let mut bench = Bench::offering("", Wishes { queues: 2, ..wishes });
+fn each_of_two_queues_uses_its_own_rings() {
+    for options in [STATICS, FrontOptions { split: false, ..PLAIN }] {
+        let mut bench = Bench::offering("", FrontOptions { queues: 2, ..options });
         assert_eq!(bench.run(), Status::Up);
         assert_eq!(bench.front.agreed().unwrap().queues, 2);
         assert_eq!(bench.host_key("multi-queue-num-queues"), "2");
@@ -365,7 +365,7 @@ fn two_queues_pass_frames_each_on_its_own_rings() {
         let mut queues = bench.front.rings().take().unwrap();
         assert_eq!(queues.len(), 2);
         let mut copies = [0; 2];
-        for kept in [false, wishes.ctrl] {
+        for kept in [false, options.ctrl] {
             if kept {
                 assert_eq!(bench.keep().grants, 2 * ALL_KEPT.grants);
             }
@@ -390,7 +390,7 @@ fn two_queues_pass_frames_each_on_its_own_rings() {
 }
 
 #[test]
-fn of_multicast_only_what_is_listed_comes() {
+fn only_listed_multicast_is_received() {
     let mac = |n| [1, 0, 0x5e, 0, 0, n];
     let frame = |queue: &mut Queue, to: [u8; 6]| {
         queue.tx.reclaim(&mut Vec::new()).unwrap();
@@ -398,9 +398,9 @@ fn of_multicast_only_what_is_listed_comes() {
         queue.tx.send(0, 0, 60, &VnetHdr::NONE).unwrap();
         queue.tx.publish();
     };
-    // (offered, wanted): without both, all of it comes.
+    // (offered, requested): without both, all multicast is received.
     for (lacks, multicast) in [("", true), ("", false), ("multicast-control", true)] {
-        let (mut bench, mut queue) = Bench::up(lacks, Wishes { multicast, ..PLAIN });
+        let (mut bench, mut queue) = Bench::up(lacks, FrontOptions { multicast, ..PLAIN });
         let filters = multicast && lacks.is_empty();
         assert_eq!(bench.front.agreed().unwrap().multicast, filters);
         for n in 0..65 {
@@ -412,7 +412,7 @@ fn of_multicast_only_what_is_listed_comes() {
             assert_eq!(bench.turn_around(), 0, "no frames");
             queue.tx.reclaim(&mut Vec::new()).unwrap();
         }
-        assert_eq!(queue.tx.take_refused(), [mac(64)], "it keeps 64");
+        assert_eq!(queue.tx.take_refused(), [mac(64)], "the list has 64 entries");
         for (to, listed) in [
             (mac(3), true),
             (mac(9), false),
@@ -430,10 +430,10 @@ fn of_multicast_only_what_is_listed_comes() {
     }
 }
 
-/// Sends Ethernet, IPv4 and TCP of this flow; the frame.
+/// Sends Ethernet, IPv4 and TCP of this flow. Returns the frame.
 ///
-/// Flows differ in many bits: Toeplitz is linear, and one key in 64 has every one of six bits
-/// left out of the last of the hash.
+/// Flows differ in many bits: Toeplitz is linear, and with one key in 64 the last bit of the hash
+/// does not depend on any of six bits.
 fn flow(queue: &mut Queue, buffer: u16, number: u64) -> Vec<u8> {
     queue.tx.reclaim(&mut Vec::new()).unwrap();
     let mut frame = vec![0; 60];
@@ -449,19 +449,19 @@ fn flow(queue: &mut Queue, buffer: u16, number: u64) -> Vec<u8> {
 }
 
 #[test]
-fn with_a_hash_each_frame_comes_on_the_queue_of_its_place_in_the_table() {
-    let mut bench = Bench::offering("", Wishes { queues: 2, hash: true, ..PLAIN });
+fn with_a_hash_each_frame_arrives_on_the_queue_given_by_the_table() {
+    let mut bench = Bench::offering("", FrontOptions { queues: 2, hash: true, ..PLAIN });
     assert_eq!(bench.run(), Status::Up);
-    assert!(bench.front.agreed().unwrap().ctrl, "it takes a control ring");
+    assert!(bench.front.agreed().unwrap().ctrl, "it needs a control ring");
     let mut queues = bench.front.rings().take().unwrap();
     let steer = |bench: &Bench| bench.pairs[0].egress.lock().unwrap().steer();
     flow(&mut queues[0], 0, 1);
     assert_eq!((bench.carry(0, 0), receive(&mut queues[0]).len()), (1, 60));
-    assert!(steer(&bench).is_none(), "unless it is asked for");
+    assert!(steer(&bench).is_none(), "unless requested");
     bench.front.rings().ctrl().unwrap().hash();
     assert_eq!(bench.settle().refusals, 0);
     assert!(bench.front.rings().ctrl().unwrap().is_hashed());
-    // The burst that learns of it.
+    // The burst in which the port reads it.
     for to in 0..2 {
         flow(&mut queues[0], 0, 1);
         assert_eq!((bench.carry(0, to), receive(&mut queues[to]).len()), (1, 60));
@@ -472,11 +472,11 @@ fn with_a_hash_each_frame_comes_on_the_queue_of_its_place_in_the_table() {
         let to = usize::from(steer(&bench).unwrap().queue(&frame, 2));
         assert_eq!(bench.carry(0, to), 1);
         assert_eq!(queues[to].rx.take(&mut packet, 64), Ok(true));
-        let hash = packet.hash.expect("it is told with the frame");
+        let hash = packet.hash.expect("it is sent with the frame");
         assert_eq!((hash.kind, hash.algorithm), (1, 1), "IPv4 and TCP, Toeplitz");
         assert_eq!(hash.value as usize % 128 % 2, to, "our table: {hash:?}");
         came[to] += 1;
-        packet.slots.iter().for_each(|slot| queues[to].rx.offer(slot.request.id));
+        packet.slots.iter().for_each(|slot| queues[to].rx.post(slot.request.id));
         queues[to].rx.publish();
     }
     assert!(came.iter().all(|frames| *frames > 5), "{came:?}");

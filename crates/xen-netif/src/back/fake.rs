@@ -1,5 +1,4 @@
-//! Xenstore and rings for tests: a tree in memory that remembers what was written, and a plug that
-//! counts.
+//! Xenstore and rings for tests: a tree in memory that records writes, and a plug that counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,15 +11,15 @@ use super::vif::{Plug, Settings};
 pub struct Fake {
     pub nodes: BTreeMap<String, String>,
     pub watches: BTreeSet<(String, String)>,
-    /// States that were written to the back end's directory, in order.
+    /// States written to the back end's directory, in order.
     pub states: Vec<u32>,
-    /// Every transaction's keys.
+    /// Keys of each transaction.
     pub transactions: Vec<Vec<String>>,
-    /// Reads so far.
+    /// Number of reads.
     pub reads: usize,
-    /// Fails this many operations from now; the last of them and all later ones.
+    /// Fails the operation after this many, and all later ones.
     pub fail_after: Option<usize>,
-    /// Refuses everything below this path.
+    /// Refuses all operations below this path.
     pub refuse: Option<String>,
     /// Removes this directory just before the next transaction.
     pub race: Option<String>,
@@ -40,7 +39,7 @@ impl Fake {
         self.nodes.retain(|p, _| p != path && !p.starts_with(&below));
     }
 
-    /// What a toolstack writes for a vif.
+    /// Writes a vif's keys as a toolstack does.
     pub fn make_vif(&mut self, domid: u16, devid: u32) {
         let (back, front) = (back(domid, devid), front(domid, devid));
         for (key, value) in [
@@ -59,7 +58,7 @@ impl Fake {
         }
     }
 
-    /// What a front end with one queue and one channel writes.
+    /// Writes keys as a front end with one queue and one channel does.
     pub fn name_rings(&mut self, front: &str) {
         for (key, value) in [
             ("tx-ring-ref", "8"),
@@ -129,7 +128,7 @@ impl Tree for Fake {
         Ok(true)
     }
 
-    fn note(&mut self, path: &str, value: &str) -> Result<(), Failure> {
+    fn write_key(&mut self, path: &str, value: &str) -> Result<(), Failure> {
         self.operation(path)?;
         self.set(path, value);
         Ok(())
@@ -162,28 +161,28 @@ impl Tree for Fake {
     }
 }
 
-/// Rings that are counted.
+/// A plug that counts.
 #[derive(Default)]
 pub struct Counted {
-    /// What is held: queues and control ring.
+    /// Number of queues and control rings held.
     pub held: usize,
     pub connects: usize,
-    /// Of rings that were there.
+    /// Settings set while rings were connected.
     pub settings: Vec<Settings>,
-    /// What the next rings begin with, and what the last began with.
+    /// Settings for the next rings, and those of the last rings at their start.
     pub next: Option<Settings>,
     pub began: Option<Settings>,
     pub refuses: Option<Refused>,
-    pub claimed: Option<String>,
+    pub claimed_by: Option<String>,
 }
 
 impl Plug for Counted {
-    fn claimed(&mut self) -> Option<String> {
-        self.claimed.clone()
+    fn claimed_by(&mut self) -> Option<String> {
+        self.claimed_by.clone()
     }
 
     fn connect(&mut self, request: &Request) -> Result<(), Refused> {
-        assert_eq!(self.held, 0, "rings are given back before others are taken");
+        assert_eq!(self.held, 0, "rings are released before others are connected");
         self.connects += 1;
         if let Some(refused) = &self.refuses {
             return Err(refused.clone());

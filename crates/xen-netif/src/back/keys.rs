@@ -1,6 +1,6 @@
-//! The keys of a vif's handshake: what a back end offers, what a front end asks for.
+//! Keys of a vif's handshake: offered by a back end, requested by a front end.
 //!
-//! Everything a guest wrote is checked here, once; what comes out is plain.
+//! All keys written by a guest are validated here, once; the results are trusted.
 
 use std::fmt;
 
@@ -9,19 +9,19 @@ use rustix::io::Errno;
 use super::MTU_MAX;
 use super::tree::{Failure, Tree};
 
-/// Most queues that a vif can be offered.
+/// Maximum number of queues offered for a vif.
 pub const QUEUES_MAX: u16 = 16;
 
-/// What a back end can be told not to offer, by the names of its keys.
+/// Features offered, by the names of their keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// `multi-queue-max-queues`, 1 to [`QUEUES_MAX`].
     pub queues: u16,
-    /// Bits by position in [`FEATURES`] that are written as 0.
+    /// Bits of features written as 0, by position in [`FEATURES`].
     pub without: u32,
 }
 
-/// Features by the names of their keys, less `feature-`, in the order they are written.
+/// Names of features without `feature-`, in the order in which they are written.
 pub const FEATURES: [&str; 9] = [
     "sg",
     "gso-tcpv4",
@@ -34,7 +34,7 @@ pub const FEATURES: [&str; 9] = [
     "smart-poll",
 ];
 
-/// Parses `sg+ctrl-ring` to bits of [`Offer::without`]; the error is the word that is none.
+/// Parses `sg+ctrl-ring` to bits of [`Offer::without`]; the error is the unknown word.
 pub fn without(names: &str) -> Result<u32, String> {
     names.split('+').try_fold(0, |bits, word| {
         let name = word.strip_prefix("feature-").unwrap_or(word);
@@ -44,7 +44,7 @@ pub fn without(names: &str) -> Result<u32, String> {
 }
 
 impl Offer {
-    /// Whether a feature is offered. One that needs another is not offered without it.
+    /// Whether a feature is offered. A feature that depends on another is not offered without it.
     pub fn has(&self, name: &str) -> bool {
         let bit = FEATURES.iter().position(|f| *f == name).expect("a feature's name");
         let needs = match name {
@@ -55,14 +55,14 @@ impl Offer {
         self.without & 1 << bit == 0 && needs
     }
 
-    /// The block of keys that goes before InitWait. "0" and "1" exactly: Windows reads them as
+    /// The keys written before InitWait. Values are exactly "0" and "1": Windows reads them as
     /// binary numbers.
     pub fn keys(&self) -> Vec<(String, String)> {
         let mut keys: Vec<_> = FEATURES
             .iter()
             .map(|name| (format!("feature-{name}"), u8::from(self.has(name)).to_string()))
             .collect();
-        // Linux fronts refuse a back end that does not copy; page flipping is dead.
+        // Linux front ends reject a back end that does not copy; page flipping is obsolete.
         keys.push(("feature-rx-copy".into(), "1".into()));
         keys.push(("feature-rx-flip".into(), "0".into()));
         keys.push(("multi-queue-max-queues".into(), self.queues.to_string()));
@@ -70,7 +70,7 @@ impl Offer {
     }
 }
 
-/// One queue's rings and channels, as the front named them.
+/// Rings and channels of one queue, as named by the front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueKeys {
     /// `tx-ring-ref`
@@ -83,7 +83,7 @@ pub struct QueueKeys {
     pub rx_port: Option<u32>,
 }
 
-/// The control ring, as the front named it.
+/// The control ring, as named by the front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CtrlKeys {
     /// `ctrl-ring-ref`
@@ -92,9 +92,9 @@ pub struct CtrlKeys {
     pub port: u32,
 }
 
-/// What a front end takes; all absent by default.
+/// Features of a front end; all absent by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Takes {
+pub struct FrontFeatures {
     /// Packets in several slots.
     pub sg: bool,
     /// GSO TCPv4.
@@ -105,14 +105,14 @@ pub struct Takes {
     pub no_csum_offload: bool,
     /// IPv6 checksums may be blank.
     pub ipv6_csum_offload: bool,
-    /// It notifies when it has posted buffers.
+    /// It sends an event when it has posted buffers.
     pub rx_notify: bool,
-    /// Both ends take part in smart poll.
+    /// Both ends support smart poll.
     pub smart_poll: bool,
 }
 
-impl Takes {
-    /// Names of what is there, for people.
+impl FrontFeatures {
+    /// Names of the features present.
     pub fn names(&self) -> Vec<&'static str> {
         let all = [
             (self.sg, "sg"),
@@ -127,18 +127,18 @@ impl Takes {
     }
 }
 
-/// All that a front end asks for at Connected.
+/// Request of a front end at Connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Its queues, one at least.
+    /// Its queues, at least one.
     pub queues: Vec<QueueKeys>,
-    /// Its control ring.
+    /// Its control ring, if any.
     pub ctrl: Option<CtrlKeys>,
-    /// What it takes.
-    pub takes: Takes,
+    /// Its features.
+    pub features: FrontFeatures,
 }
 
-/// Why a front end's keys cannot be used: an errno, as the `error` node wants one, and a text.
+/// Reason to reject a front end's keys: an errno, for the `error` node, and a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// For the `error` node.
@@ -148,7 +148,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// Invalid, and why.
+    /// Invalid input, with a reason.
     pub fn invalid(text: String) -> Self {
         Self { errno: Errno::INVAL, text }
     }
@@ -161,12 +161,12 @@ impl fmt::Display for Refused {
     }
 }
 
-/// Why keys could not be read: the guest's fault, or xenstore's.
+/// Error while reading keys: of the guest, or of xenstore.
 #[derive(Debug)]
 pub enum ReadError {
-    /// The guest's.
+    /// An error of the guest.
     Refused(Refused),
-    /// Xenstore is gone.
+    /// Xenstore failed.
     Store(Failure),
 }
 
@@ -180,21 +180,21 @@ fn refused<T>(text: String) -> Result<T, ReadError> {
     Err(ReadError::Refused(Refused::invalid(text)))
 }
 
-/// Longest value shown in a message: a guest may write 4 KiB of anything.
+/// Maximum length of a value in a message: a guest may write 4 KiB of arbitrary data.
 const SHOWN_MAX: usize = 32;
 
-/// A value for people: printable and short.
-pub fn shown(value: &str) -> String {
+/// Escapes and shortens a value for a message.
+pub fn printable(value: &str) -> String {
     value.chars().take(SHOWN_MAX).flat_map(char::escape_debug).collect()
 }
 
-/// A decimal number. Spaces around it are ignored, as Linux does.
+/// Parses a decimal number. Surrounding spaces are ignored, as in Linux.
 pub fn decimal(value: &str) -> Option<u32> {
     let value = value.trim();
     value.bytes().all(|b| b.is_ascii_digit()).then(|| value.parse().ok()).flatten()
 }
 
-/// A key that says yes with anything but 0; missing or garbled, it says no.
+/// Reads a boolean key: true unless it is 0, missing or invalid.
 pub fn flag<T: Tree>(store: &mut T, path: &str) -> Result<bool, Failure> {
     Ok(store.read(path)?.and_then(|value| decimal(&value)).is_some_and(|n| n != 0))
 }
@@ -212,7 +212,9 @@ impl<T: Tree> Keys<'_, T> {
             None => Ok(None),
             Some(value) => match decimal(&value) {
                 Some(n) => Ok(Some(n)),
-                None => refused(format!("{path} is '{}', which is no number", shown(&value))),
+                None => {
+                    refused(format!("{path} is '{}', which is not a number", printable(&value)))
+                }
             },
         }
     }
@@ -231,7 +233,7 @@ impl<T: Tree> Keys<'_, T> {
     fn queue(&mut self, split: bool) -> Result<QueueKeys, ReadError> {
         let tx_ref = self.required("tx-ring-ref")?;
         let rx_ref = self.required("rx-ring-ref")?;
-        // Split channels only if they were offered, and then both or none.
+        // Split channels only if offered, and then both or none.
         if split && let Some(tx_port) = self.optional("event-channel-tx")? {
             let rx_port = Some(self.required("event-channel-rx")?);
             return Ok(QueueKeys { tx_ref, rx_ref, tx_port, rx_port });
@@ -241,8 +243,8 @@ impl<T: Tree> Keys<'_, T> {
     }
 }
 
-/// Whether a front end has named its rings: fronts that write Initialised may do so before.
-pub fn named<T: Tree>(store: &mut T, front: &str) -> Result<bool, Failure> {
+/// Whether a front end has named its rings: those that write Initialised may do so before.
+pub fn has_rings<T: Tree>(store: &mut T, front: &str) -> Result<bool, Failure> {
     for key in ["tx-ring-ref", "queue-0/tx-ring-ref"] {
         if store.read(&format!("{front}/{key}"))?.is_some() {
             return Ok(true);
@@ -251,7 +253,7 @@ pub fn named<T: Tree>(store: &mut T, front: &str) -> Result<bool, Failure> {
     Ok(false)
 }
 
-/// Reads what the front end at `front` asks for, and checks it against what was offered.
+/// Reads and validates the request of the front end at `front` against the offer.
 pub fn read<T: Tree>(store: &mut T, front: &str, offer: &Offer) -> Result<Request, ReadError> {
     let mut top = Keys { store, dir: front.into() };
     let count = top.optional("multi-queue-num-queues")?.unwrap_or(1);
@@ -265,7 +267,7 @@ pub fn read<T: Tree>(store: &mut T, front: &str, offer: &Offer) -> Result<Reques
     if !top.flag("request-rx-copy")? {
         return Err(ReadError::Refused(Refused {
             errno: Errno::OPNOTSUPP,
-            text: format!("{front}/request-rx-copy is not 1: pages are not flipped any more"),
+            text: format!("{front}/request-rx-copy is not 1: page flipping is not supported"),
         }));
     }
     let split = offer.has("split-event-channels");
@@ -283,7 +285,7 @@ pub fn read<T: Tree>(store: &mut T, front: &str, offer: &Offer) -> Result<Reques
         }
         _ => None,
     };
-    let takes = Takes {
+    let features = FrontFeatures {
         sg: top.flag("feature-sg")?,
         gso_tcpv4: top.flag("feature-gso-tcpv4")?,
         gso_tcpv6: top.flag("feature-gso-tcpv6")?,
@@ -292,10 +294,10 @@ pub fn read<T: Tree>(store: &mut T, front: &str, offer: &Offer) -> Result<Reques
         rx_notify: top.flag("feature-rx-notify")?,
         smart_poll: offer.has("smart-poll") && top.flag("feature-smart-poll")?,
     };
-    Ok(Request { queues, ctrl, takes })
+    Ok(Request { queues, ctrl, features })
 }
 
-/// What an `mtu` key says, if it can be one.
+/// Parses an `mtu` key; `None` if it is out of range.
 pub fn mtu(value: &str) -> Option<u16> {
     let mtu = decimal(value).and_then(|n| u16::try_from(n).ok())?;
     (68..=MTU_MAX).contains(&mtu).then_some(mtu)

@@ -1,4 +1,4 @@
-//! Where a vif's rings go: the queue pairs of a port.
+//! Connects a vif's rings to the queue pairs of a port.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -7,26 +7,27 @@ use ring::xen::{Armed, AttachError, BackCtrl, BackRx, BackTx, Malformed};
 use rustix::io::Errno;
 use switch::account::{Account, Charge};
 
-use super::keys::{CtrlKeys, QueueKeys, Refused, Request, Takes};
+use super::keys::{CtrlKeys, FrontFeatures, QueueKeys, Refused, Request};
 use super::vif::{Plug, Settings, VifId};
 use crate::host::{Back, Channel, HostError, RingPage, SharedChannel};
 use crate::port::control::{Control, Orders};
 use crate::port::{Event, PageMapper, Pair, Peer, Vif, Wiring};
 
-/// What the owner of a port is told of its queues.
+/// Callbacks to a port's owner.
 pub trait Queues {
-    /// A queue has rings. `tx` becomes readable when its front half sent, `rx` when it offers
-    /// pages: edges, to be waited for and not read.
-    fn started(&mut self, queue: u16, tx: Arc<OwnedFd>, rx: Arc<OwnedFd>);
-    /// It has none any more.
-    fn stopped(&mut self, queue: u16);
-    /// Frames may go to so many of them, from the first on.
-    fn active(&mut self, queues: u16);
-    /// Takes why static grants could not be mapped; a guest can have that as often as it likes.
+    /// Starts a queue. `tx` becomes readable when its front half sends, `rx` when it posts pages:
+    /// edge-triggered, to be waited for and not read.
+    fn start(&mut self, queue: u16, tx: Arc<OwnedFd>, rx: Arc<OwnedFd>);
+    /// Stops a queue.
+    fn stop(&mut self, queue: u16);
+    /// Sets the number of queues, from the first, to which frames may be delivered.
+    fn set_active(&mut self, queues: u16);
+    /// Returns a function that logs why static grants could not be mapped; a guest can cause any
+    /// number of calls.
     fn log(&self) -> Box<dyn FnMut(HostError) + Send>;
 }
 
-/// The queue pairs of one port, and what is plugged into them.
+/// The queue pairs of one port, and the rings connected to them.
 pub struct Socket<Q: Queues> {
     host: Arc<dyn Back>,
     id: VifId,
@@ -34,19 +35,19 @@ pub struct Socket<Q: Queues> {
     queues: Q,
     account: Arc<Account>,
     rings: Option<Rings>,
-    /// Of the rings that are there, or of those that come.
+    /// Settings of the current rings, or of the next ones.
     settings: Option<Settings>,
 }
 
-/// Dropped only after the pairs let go of them.
+/// Dropped only after the pairs have released them.
 struct Rings {
     count: u16,
-    /// Frames may go to so many of them.
+    /// Number of queues to which frames may be delivered.
     active: u16,
     vif: Arc<Vif>,
     ctrl: Option<Ctrl>,
     pages: Vec<RingPage>,
-    /// For `pages`.
+    /// Charge for `pages`.
     _charge: Charge,
 }
 
@@ -55,10 +56,10 @@ struct Ctrl {
     channel: Channel,
 }
 
-/// A ring's event channel, and what to wait for.
+/// A ring's event channel, and the descriptor to wait for.
 type End = (Arc<dyn Event>, Arc<OwnedFd>);
 
-/// One queue, all of it there.
+/// A complete queue.
 struct Queue {
     tx: BackTx,
     rx: BackRx,
@@ -67,16 +68,16 @@ struct Queue {
 }
 
 impl<Q: Queues> Socket<Q> {
-    /// Nothing plugged in yet.
+    /// Creates a socket without rings.
     pub fn new(host: Arc<dyn Back>, id: VifId, pairs: Vec<Pair>, queues: Q) -> Self {
-        // Whose account is not known: what is mapped is counted, without limit.
+        // Without an account, mappings are counted but not limited.
         let account = Account::default();
         account.set_limit("mappings", u64::MAX);
         let account = Arc::new(account);
         Self { host, id, pairs, queues, account, rings: None, settings: None }
     }
 
-    /// Charges what its guest has mapped to `account`.
+    /// Charges mappings of its guest to `account`.
     #[must_use]
     pub fn charged_to(mut self, account: Arc<Account>) -> Self {
         self.account = account;
@@ -88,16 +89,16 @@ impl<Q: Queues> Socket<Q> {
         Some(self.rings.as_ref()?.ctrl.as_ref()?.channel.fd())
     }
 
-    /// Serves the control ring, a ring's worth at most. Whether there is more: then it must be
-    /// called again, for nobody will tell.
+    /// Serves at most a ring of control requests. Returns whether there are more: it must then be
+    /// called again, without an event.
     ///
     /// # Errors
-    /// [`Malformed`]: the vif is at fault.
+    /// [`Malformed`]: a protocol violation by the guest.
     pub fn serve_control(&mut self) -> Result<bool, Malformed> {
         let Some(ctrl) = self.rings.as_mut().and_then(|r| r.ctrl.as_mut()) else {
             return Ok(false);
         };
-        // Before the look: an event that comes after it is told again.
+        // Before the ring is read: a later event is then delivered again.
         ctrl.channel.ack();
         if ctrl.control.serve()? {
             ctrl.channel.notify();
@@ -105,7 +106,7 @@ impl<Q: Queues> Socket<Q> {
         Ok(ctrl.control.arm() != Armed::Armed)
     }
 
-    /// Whether a ring's memory was taken away.
+    /// Whether the peer revoked a ring's memory.
     pub fn is_lost(&self) -> bool {
         self.rings.as_ref().is_some_and(|r| r.pages.iter().any(RingPage::is_lost))
     }
@@ -154,25 +155,26 @@ impl<Q: Queues> Socket<Q> {
         Ok(Ctrl { control, channel })
     }
 
-    /// Lets frames pass, or not, as the settings say.
+    /// Starts or stops delivery, as set.
     fn open(&mut self) {
         let Some(rings) = &mut self.rings else { return };
         let link = rings.vif.has_link();
         if !link {
-            // Bursts in progress may have found it up; what they taught is forgotten below.
+            // Bursts in progress may have seen the link up; addresses they learned are flushed
+            // below.
             self.pairs.iter().for_each(|pair| drop(lock(&pair.ingress)));
         }
         let active = if link { rings.count } else { 0 };
         if std::mem::replace(&mut rings.active, active) != active {
-            self.queues.active(active);
+            self.queues.set_active(active);
         }
     }
 
     fn end(&mut self) {
         let Some(rings) = self.rings.take() else { return };
-        self.queues.active(0);
+        self.queues.set_active(0);
         for (queue, pair) in (0..rings.count).zip(&self.pairs) {
-            self.queues.stopped(queue);
+            self.queues.stop(queue);
             lock(&pair.ingress).deactivate();
             lock(&pair.egress).deactivate();
         }
@@ -191,10 +193,10 @@ fn bad_host(error: &HostError) -> Refused {
     Refused { errno: Errno::IO, text: error.to_string() }
 }
 
-/// Gives what queues share the settings that changed.
+/// Applies changed settings to the vif shared by its queues.
 fn apply(vif: &Vif, old: Option<Settings>, new: &Settings) {
     vif.set_link(new.link);
-    // The bucket is full again.
+    // Resets the token bucket.
     if old.is_none_or(|old| old.rate != new.rate) {
         vif.set_rate(new.rate);
     }
@@ -202,26 +204,26 @@ fn apply(vif: &Vif, old: Option<Settings>, new: &Settings) {
     vif.set_mtu(new.mtu.unwrap_or(0));
 }
 
-/// What a front end takes, in the words of its port.
-fn peer(takes: &Takes) -> Peer {
+/// A front end's features as options of its port.
+fn peer(features: &FrontFeatures) -> Peer {
     Peer {
-        sg: takes.sg,
-        gso4: takes.gso_tcpv4,
-        gso6: takes.gso_tcpv6,
-        csum4: !takes.no_csum_offload,
-        csum6: takes.ipv6_csum_offload,
-        rx_notify: takes.rx_notify,
+        sg: features.sg,
+        gso4: features.gso_tcpv4,
+        gso6: features.gso_tcpv6,
+        csum4: !features.no_csum_offload,
+        csum6: features.ipv6_csum_offload,
+        rx_notify: features.rx_notify,
     }
 }
 
 impl<Q: Queues> Plug for Socket<Q> {
-    fn claimed(&mut self) -> Option<String> {
-        self.host.claimed(self.id.domid, self.id.devid)
+    fn claimed_by(&mut self) -> Option<String> {
+        self.host.claimed_by(self.id.domid, self.id.devid)
     }
 
     fn connect(&mut self, request: &Request) -> Result<(), Refused> {
         self.end();
-        // Two pages a queue, and the control ring's.
+        // Two pages per queue, and one for the control ring.
         let all = 2 * request.queues.len() as u64 + u64::from(request.ctrl.is_some());
         let over = |error| bad_host(&HostError::OverLimit { domid: self.id.domid, error });
         let charge = self.account.mappings.charge(all).map_err(over)?;
@@ -238,11 +240,11 @@ impl<Q: Queues> Plug for Socket<Q> {
         let count = u16::try_from(queues.len()).expect("16 at most");
         for ((number, pair), queue) in (0..count).zip(&self.pairs).zip(queues) {
             let Queue { tx, rx, tx_end, rx_end } = queue;
-            let smart_poll = request.takes.smart_poll.then(|| Arc::new(rx.smart_poll()));
+            let smart_poll = request.features.smart_poll.then(|| Arc::new(rx.smart_poll()));
             let wiring = |channel| Wiring {
                 channel,
                 domain: Arc::clone(&domain),
-                peer: peer(&request.takes),
+                peer: peer(&request.features),
                 smart_poll: smart_poll.clone(),
                 vif: Arc::clone(&vif),
                 orders: Arc::clone(&orders),
@@ -250,7 +252,7 @@ impl<Q: Queues> Plug for Socket<Q> {
             };
             lock(&pair.ingress).activate(tx, wiring(tx_end.0));
             lock(&pair.egress).activate(rx, wiring(rx_end.0));
-            self.queues.started(number, tx_end.1, rx_end.1);
+            self.queues.start(number, tx_end.1, rx_end.1);
         }
         self.rings = Some(Rings { count, active: 0, vif, ctrl, pages, _charge: charge });
         Ok(())

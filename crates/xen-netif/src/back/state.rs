@@ -1,4 +1,4 @@
-//! The states of a vif's two ends, and the ways between them (`io/xenbus.h`; Linux netback's
+//! The states of a vif's two ends, and the transitions between them (`io/xenbus.h`; Linux netback's
 //! `set_backend_state`).
 //!
 //! ```text
@@ -9,21 +9,21 @@
 //!        ▲ └───────────▶ │
 //!        └───────────────┘
 //! ```
-//! A state is reached by the shortest way, and each one on the way is written: the other end may
-//! wait for any of them.
+//! A state is reached by the shortest path, and each state on the path is written: the other end
+//! may wait for any of them.
 
 use std::fmt;
 
 /// `XenbusState`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// 0, and any directory without a state: not there.
+    /// 0, and any directory without a state: does not exist.
     Unknown,
-    /// 1: made by the toolstack.
+    /// 1: created by the toolstack.
     Initialising,
-    /// 2: the back end wrote what it offers, and waits for the front.
+    /// 2: the back end has written its offer, and waits for the front end.
     InitWait,
-    /// 3: some front ends write it before Connected.
+    /// 3: written by some front ends before Connected.
     Initialised,
     /// 4
     Connected,
@@ -31,16 +31,16 @@ pub enum State {
     Closing,
     /// 6
     Closed,
-    /// 7: the front wants something changed while connected.
+    /// 7: the front end requests a change while connected.
     Reconfiguring,
-    /// 8: the back's answer.
+    /// 8: the back end's reply.
     Reconfigured,
 }
 
 use State::*;
 
 impl State {
-    /// Every state, by number.
+    /// All states, by number.
     pub const ALL: [Self; 9] = [
         Unknown,
         Initialising,
@@ -52,16 +52,16 @@ impl State {
         Reconfiguring,
         Reconfigured,
     ];
-    /// States that a back end of ours is in.
+    /// States of our back end.
     pub const BACK: [Self; 5] = [Initialising, InitWait, Connected, Closing, Closed];
 
-    /// What a `state` key says; `None`: nothing that is a state.
+    /// Parses a `state` key; `None`: not a state.
     pub fn parse(value: &str) -> Option<Self> {
         let n: usize = value.trim().parse().ok()?;
         Self::ALL.get(n).copied()
     }
 
-    /// As the key has it.
+    /// Number in the key.
     pub fn number(self) -> u32 {
         self as u32
     }
@@ -73,29 +73,29 @@ impl fmt::Display for State {
     }
 }
 
-/// Where a back end in `back` goes, once it has seen its front in `front`; `None`: it stays.
+/// Next target of a back end in `back` whose front end is in `front`; `None`: it stays.
 pub fn target(back: State, front: State) -> Option<State> {
     let to = match front {
         Unknown | Closed => Closed,
         Initialising => InitWait,
-        // Written by fronts that have their rings ready; Linux ignores it, BSD connects.
+        // Written by front ends whose rings are ready; Linux ignores it, BSD connects.
         Initialised | Connected => Connected,
         Closing => Closing,
-        // No front should be there. One that is waits for what we offer.
+        // Unexpected: a front end in this state waits for our offer.
         InitWait | Reconfiguring | Reconfigured if back == Initialising => InitWait,
         InitWait | Reconfiguring | Reconfigured => return None,
     };
     (to != back).then_some(to)
 }
 
-/// The next state on the shortest way from `at` to `to`, both states of a back end.
+/// The next state on the shortest path from `at` to `to`, both states of a back end.
 pub fn next(at: State, to: State) -> State {
     match (at, to) {
         (Initialising, Closed) | (Closing, _) => Closed,
         (Initialising, _) | (Closed, InitWait | Connected) => InitWait,
         (InitWait, Connected) => Connected,
         (InitWait | Connected | Closed, _) => Closing,
-        _ => unreachable!("a back end is never {at}"),
+        _ => unreachable!("not a state of a back end: {at}"),
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// Every step that exists.
+    /// All transitions.
     const STEPS: [(State, State); 8] = [
         (Initialising, InitWait),
         (Initialising, Closed),
@@ -132,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn every_way_is_made_of_steps_and_is_the_shortest() {
+    fn every_path_is_made_of_transitions_and_is_the_shortest() {
         for from in State::BACK {
             for to in State::BACK.into_iter().filter(|to| *to != from && *to != Initialising) {
                 let (mut at, mut steps) = (from, 0);
                 while at != to {
                     let step = next(at, to);
-                    assert!(STEPS.contains(&(at, step)), "{at} to {step} on the way to {to}");
+                    assert!(STEPS.contains(&(at, step)), "{at} to {step} on the path to {to}");
                     (at, steps) = (step, steps + 1);
                 }
                 assert_eq!(Some(steps), distance(from, to), "{from} to {to}");
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_back_end_follows_its_front() {
-        // Rows: the front's state. Columns: the back's, as in State::BACK. A dot stays.
+        // Rows: the front end's state. Columns: the back end's, as in State::BACK. A dot: it stays.
         let table = "
             Unknown       6 6 6 6 .
             Initialising  2 . 2 2 2
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_say_states_or_nothing() {
+    fn only_valid_states_are_parsed() {
         for state in State::ALL {
             assert_eq!(State::parse(&state.number().to_string()), Some(state));
         }

@@ -1,12 +1,12 @@
-//! Xenstore as the handshakes use it.
+//! Xenstore as used by the handshakes.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::tree::{Failure, Tree};
 use crate::store::{Errno, Store, StoreError};
 
-/// A store, and our own domain's directory in it: the real xenstored's socket knows of no "own",
-/// so every path is sent whole.
+/// A store, and our domain's directory in it. The socket of the real xenstored has no "own" domain,
+/// so all paths are sent in full.
 pub struct Home {
     store: Store,
     dir: String,
@@ -14,8 +14,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// Asks the store which domain we are. Where it does not say, and there is but one domain that
-    /// it would not tell (dom0, over the socket), it is 0.
+    /// Queries our domain id. Only dom0 on the socket gets no reply; it is 0.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -25,10 +24,10 @@ impl Home {
         Ok(Self { store, dir, gone: false })
     }
 
-    /// The tokens of watches under which something happened.
+    /// Tokens of the watches that fired.
     ///
     /// # Errors
-    /// [`Failure`]: the store is gone.
+    /// [`Failure`]: the store has disconnected.
     pub fn events(&mut self) -> Result<Vec<String>, Failure> {
         let events = self.store.events();
         let events = events.map_err(|error| self.fail(&error))?;
@@ -37,18 +36,18 @@ impl Home {
 
     fn whole(&self, path: &str) -> String {
         match path.as_bytes().first() {
-            // @releaseDomain is nobody's.
+            // @releaseDomain is not in a directory.
             Some(b'/' | b'@') => path.into(),
             _ => format!("{}/{path}", self.dir),
         }
     }
 
     fn fail(&mut self, error: &StoreError) -> Failure {
-        self.gone |= error.is_gone() || matches!(error, StoreError::Silent(..));
+        self.gone |= error.is_gone() || matches!(error, StoreError::Timeout(..));
         Failure(error.to_string())
     }
 
-    /// `None` for what is not ours.
+    /// `None` if permission was denied.
     fn permitted<R>(&mut self, got: Result<R, StoreError>) -> Result<Option<R>, Failure> {
         match got {
             Ok(got) => Ok(Some(got)),
@@ -62,7 +61,7 @@ fn is_permission(error: &StoreError) -> bool {
     matches!(error.errno(), Some(Errno::Eacces | Errno::Eperm))
 }
 
-/// Readable when [`Home::events`] has something to tell.
+/// Readable when [`Home::events`] has events.
 impl AsFd for Home {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.store.as_fd()
@@ -96,7 +95,7 @@ impl Tree for Home {
         done.map_err(|error| self.fail(&error))
     }
 
-    fn note(&mut self, path: &str, value: &str) -> Result<(), Failure> {
+    fn write_key(&mut self, path: &str, value: &str) -> Result<(), Failure> {
         let done = self.store.write(&self.whole(path), value);
         self.permitted(done).map(drop)
     }
@@ -118,7 +117,7 @@ impl Tree for Home {
 
     fn unwatch(&mut self, path: &str, token: &str) -> Result<(), Failure> {
         match self.store.unwatch(&self.whole(path), token) {
-            // Its domain went, and with it the watch.
+            // Its domain was destroyed, and the watch with it.
             Err(error) if error.errno() == Some(Errno::Enoent) => Ok(()),
             done => done.map_err(|error| self.fail(&error)),
         }

@@ -1,21 +1,20 @@
-//! What the handshake needs of xenstore: a seam, so that every order of events is tested without
-//! sockets.
+//! Interface of the handshake to xenstore, so that any order of events is tested without sockets.
 
-/// Xenstore refuses, or does not answer any more: [`Tree::is_gone`] says which.
+/// A request that xenstore refused, or a lost connection: see [`Tree::is_gone`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Failure(pub String);
 
-/// A tree of keys. Paths that do not start with a slash are below our own domain's directory.
+/// A tree of keys. Paths without a leading slash are relative to our domain's directory.
 pub trait Tree {
-    /// Whether the connection is lost: everything else was a refusal, of that one request.
+    /// Whether the connection is lost; otherwise, single requests were refused.
     fn is_gone(&self) -> bool;
 
-    /// The value at `path`; `None`: there is none, or it is not ours to read.
+    /// The value at `path`; `None`: it does not exist, or we may not read it.
     fn read(&mut self, path: &str) -> Result<Option<String>, Failure>;
 
-    /// Writes all of `keys` below `dir` in one transaction, if `dir/anchor` exists; returns
-    /// whether it did. A directory that its toolstack removed must not come back by our writing.
+    /// Writes all of `keys` below `dir` in one transaction, if `dir/anchor` exists. Returns whether
+    /// it does. A directory that the toolstack removed must not be created again.
     fn write(
         &mut self,
         dir: &str,
@@ -23,18 +22,18 @@ pub trait Tree {
         keys: &[(String, String)],
     ) -> Result<bool, Failure>;
 
-    /// Writes one key that stands alone, as far as that is permitted.
-    fn note(&mut self, path: &str, value: &str) -> Result<(), Failure>;
+    /// Writes a single key, if permitted.
+    fn write_key(&mut self, path: &str, value: &str) -> Result<(), Failure>;
 
     /// Removes a key or directory, if it exists.
     fn remove(&mut self, path: &str) -> Result<(), Failure>;
 
-    /// The names directly below `dir`; none, if there is no such directory.
+    /// Names directly below `dir`; empty if it does not exist.
     fn list(&mut self, dir: &str) -> Result<Vec<String>, Failure>;
 
-    /// Asks to be told of changes at and below `path`, with `token`.
+    /// Registers a watch with `token` on changes at and below `path`.
     fn watch(&mut self, path: &str, token: &str) -> Result<(), Failure>;
 
-    /// Ends a watch.
+    /// Removes a watch.
     fn unwatch(&mut self, path: &str, token: &str) -> Result<(), Failure>;
 }

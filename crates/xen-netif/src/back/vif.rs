@@ -1,19 +1,19 @@
 //! One vif's back end: follows its front end through the states of xenstore.
 //!
-//! [`Handshake::look`] reads what both directories say now and does what is due; events are hints
-//! to look, no more, so any number of them may be lost in one. What is written:
+//! [`Handshake::poll`] reads the current keys of both directories and acts on them. Events only
+//! cause a poll, so any number of them may be merged. Keys written:
 //!
-//! | state | on the way in | here |
+//! | state | on entry | meaning |
 //! |---|---|---|
-//! | Initialising | nothing | a vif that was found; its front was not looked at |
-//! | InitWait | what we offer, one transaction | a front may name its rings |
+//! | Initialising | none | a vif was found; its front end has not been read |
+//! | InitWait | our offer, in one transaction | a front end may name its rings |
 //! | Connected | rings mapped, channels bound, then `carrier`, `hotplug-status` | frames pass |
-//! | Closing | rings given back first | |
-//! | Closed | | the front may start anew; with `online` 0 we are done |
+//! | Closing | rings are released before | |
+//! | Closed | | the front end may start again; with `online` 0 the vif is finished |
 //!
-//! A front end that asks for what cannot be gets an `error` node and Closing, once, and is not
-//! tried again until it leaves Connected. One that breaks the ring protocol loses its rings and
-//! carrier, and keeps its state until it closes.
+//! A front end with an invalid request gets an `error` node and Closing, once, and is not retried
+//! until it leaves Connected. One that violates the ring protocol loses its rings and carrier, and
+//! keeps its state until it closes.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use super::state::{self, State};
 use super::tree::{Failure, Tree};
 use crate::port::Rate;
 
-/// Names a vif of our back-end domain.
+/// Identifies a vif of our back-end domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VifId {
     /// The guest.
@@ -35,7 +35,7 @@ pub struct VifId {
 }
 
 impl VifId {
-    /// Its back-end directory, below our own domain's.
+    /// Its back-end directory, relative to our domain's.
     pub fn back(self) -> String {
         format!("backend/vif/{}/{}", self.domid, self.devid)
     }
@@ -47,34 +47,35 @@ impl fmt::Display for VifId {
     }
 }
 
-/// What can change while a vif is connected.
+/// Settings that can change while a vif is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How much the guest may send; `None`: no limit.
+    /// Rate limit of the guest; `None`: no limit.
     pub rate: Option<Rate>,
-    /// The MTU that the toolstack set.
+    /// MTU set by the toolstack.
     pub mtu: Option<u16>,
-    /// Multicast frames only to addresses that the guest asked for.
+    /// Whether only multicast frames to addresses listed by the guest are delivered.
     pub multicast_control: bool,
-    /// Whether frames may pass at all (`disconnect`).
+    /// Whether frames may pass (`disconnect`).
     pub link: bool,
 }
 
-/// What a vif's rings are plugged into.
+/// Destination of a vif's rings.
 pub trait Plug {
-    /// Why the vif is not ours to serve: another back end has it.
-    fn claimed(&mut self) -> Option<String>;
-    /// Maps rings, binds channels, starts queues with the settings last told: all of them, or none
-    /// and says why. What guests send is taken from here on; nothing goes to them before `set`.
+    /// The other back end that serves the vif, if any.
+    fn claimed_by(&mut self) -> Option<String>;
+    /// Maps rings, binds channels and starts queues with the last settings: all of them, or none
+    /// with a reason. Frames of the guest are taken from now on; none are delivered to it before
+    /// `set`.
     fn connect(&mut self, request: &Request) -> Result<(), Refused>;
-    /// Says what the next rings begin with, or, while connected, what changes; frames may then go
-    /// to the guest.
+    /// Sets the settings of the next rings or, while connected, of the current ones; frames are
+    /// then delivered to the guest.
     fn set(&mut self, settings: &Settings);
-    /// Stops queues and gives all back. Also when there is nothing to give back.
+    /// Stops queues and releases all resources, if there are any.
     fn disconnect(&mut self);
 }
 
-/// Times that something a guest can cause is done at once, and then how often.
+/// Token bucket for actions that a guest can cause.
 #[derive(Debug)]
 struct Bucket {
     tokens: u32,
@@ -88,7 +89,7 @@ impl Bucket {
         Self { tokens: max, max, every, filled: now }
     }
 
-    /// Takes one; if there is none, the time when there is.
+    /// Takes a token; the error is the time of the next one.
     fn take(&mut self, now: Instant) -> Result<(), Instant> {
         let passed = now.saturating_duration_since(self.filled).as_nanos() / self.every.as_nanos();
         let due = u32::try_from(passed).unwrap_or(u32::MAX).min(self.max);
@@ -108,30 +109,30 @@ impl Bucket {
     }
 }
 
-/// Looks at once, and then every so often: a guest that rewrites its keys in a loop (XSA-349) must
-/// not take the control thread from others.
-const LOOKS: (u32, Duration) = (64, Duration::from_millis(20));
-/// What the store refused is tried again after so long, then after twice as long, and so on.
-const AGAIN: Duration = Duration::from_secs(1);
-/// So often twice as long.
-const AGAIN_MAX: u32 = 6;
-/// Connects at once, and then every so often: each maps and unmaps pages.
+/// Polls in a burst, and the interval between later ones: a guest that rewrites its keys in a loop
+/// (XSA-349) must not take the control thread from others.
+const POLLS: (u32, Duration) = (64, Duration::from_millis(20));
+/// First delay before a refused request to the store is retried; it doubles each time.
+const RETRY: Duration = Duration::from_secs(1);
+/// Maximum number of doublings.
+const RETRY_DOUBLINGS: u32 = 6;
+/// Connects in a burst, and the interval between later ones: each maps and unmaps pages.
 const CONNECTS: (u32, Duration) = (8, Duration::from_secs(1));
 
-/// A vif as people want to know it.
+/// State of a vif for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// State of the front end, as last seen.
+    /// State of the front end, as last read.
     pub front: State,
-    /// State of ours.
+    /// State of the back end.
     pub back: State,
-    /// Both in plain words.
+    /// Both states as text.
     pub text: String,
-    /// What was last wrong.
+    /// The last error.
     pub error: Option<String>,
-    /// Names of what the front end takes.
-    pub takes: Vec<&'static str>,
-    /// Its queues; 0 when it is not connected.
+    /// Names of the front end's features.
+    pub features: Vec<&'static str>,
+    /// Number of its queues; 0 while not connected.
     pub queues: usize,
 }
 
@@ -146,26 +147,26 @@ pub struct Handshake<P> {
     state: State,
     front_state: State,
     online: bool,
-    /// The rings of this request are plugged.
+    /// The request whose rings are connected.
     plugged: Option<Request>,
     settings: Option<Settings>,
     /// Multicast control as sampled at Connected.
     multicast: bool,
-    /// Connecting failed: not again until the front end leaves Connected.
+    /// Connecting failed: not retried until the front end leaves Connected.
     refused: bool,
-    /// The front end broke the ring protocol: it has no rings until it starts anew.
+    /// The front end violated the ring protocol: it has no rings until it starts again.
     broken: bool,
-    claimed: Option<String>,
+    claimed_by: Option<String>,
     waits: Option<&'static str>,
     error: Option<String>,
-    /// The store was asked to tell of the directories that are there.
+    /// Whether watches on the known directories are registered.
     watched: bool,
-    /// What it refused, and how often in a row.
-    trouble: Option<(Failure, u32)>,
-    /// Reconfigured was answered.
+    /// The store's last refusal, and the number of retries.
+    store_error: Option<(Failure, u32)>,
+    /// Whether Reconfigured was written.
     reconfigured: bool,
-    seen: bool,
-    looks: Bucket,
+    has_been_read: bool,
+    polls: Bucket,
     connects: Bucket,
     due: Option<Instant>,
 }
@@ -175,7 +176,7 @@ fn pair(key: &str, value: impl ToString) -> (String, String) {
 }
 
 impl<P: Plug> Handshake<P> {
-    /// For a vif that may or may not exist yet. `now` is any time before those of looks.
+    /// Creates the handshake of a vif that may not exist yet. `now` is not later than any poll.
     pub fn new(id: VifId, offer: Offer, plug: P, now: Instant) -> Self {
         assert!((1..=keys::QUEUES_MAX).contains(&offer.queues));
         Self {
@@ -192,20 +193,20 @@ impl<P: Plug> Handshake<P> {
             multicast: false,
             refused: false,
             broken: false,
-            claimed: None,
+            claimed_by: None,
             waits: None,
             error: None,
             watched: false,
-            trouble: None,
+            store_error: None,
             reconfigured: false,
-            seen: false,
-            looks: Bucket::new(LOOKS.0, LOOKS.1, now),
+            has_been_read: false,
+            polls: Bucket::new(POLLS.0, POLLS.1, now),
             connects: Bucket::new(CONNECTS.0, CONNECTS.1, now),
             due: None,
         }
     }
 
-    /// Token of events in our own directory.
+    /// Token of events in our directory.
     pub fn back_token(&self) -> String {
         format!("b{}", self.id)
     }
@@ -215,45 +216,46 @@ impl<P: Plug> Handshake<P> {
         format!("f{}", self.id)
     }
 
-    /// What its rings are plugged into.
+    /// The destination of its rings.
     pub fn plug(&mut self) -> &mut P {
         &mut self.plug
     }
 
-    /// Starts to follow the vif; anew, if xenstore was away: it knows of no watch any more. As
-    /// [`look`](Self::look).
+    /// Starts to follow the vif; also after a reconnect to xenstore, which has dropped all watches.
+    /// Then as [`poll`](Self::poll).
     pub fn start<T: Tree>(&mut self, store: &mut T, now: Instant) -> Result<(), Failure> {
         self.watched = false;
-        self.look(store, now)
+        self.poll(store, now)
     }
 
-    /// When to look again though nothing is told.
+    /// Time of the next poll without an event.
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Whether the toolstack or the guest's end is done with the vif: its port may go.
-    pub fn is_over(&self) -> bool {
-        let known = self.seen && self.trouble.is_none();
+    /// Whether the toolstack or the guest has finished with the vif: its port can be removed.
+    pub fn is_finished(&self) -> bool {
+        let known = self.has_been_read && self.store_error.is_none();
         known && (self.front.is_none() || (self.state == State::Closed && !self.online))
     }
 
-    /// Looks at both ends and does what is due. What the store refuses is tried again in time.
+    /// Reads the keys of both ends and acts on them. A request that the store refuses is retried
+    /// later.
     ///
     /// # Errors
-    /// [`Failure`]: the store is gone, for all vifs.
-    pub fn look<T: Tree>(&mut self, store: &mut T, now: Instant) -> Result<(), Failure> {
+    /// [`Failure`]: the store has disconnected, for all vifs.
+    pub fn poll<T: Tree>(&mut self, store: &mut T, now: Instant) -> Result<(), Failure> {
         self.due = None;
-        if let Err(at) = self.looks.take(now) {
+        if let Err(at) = self.polls.take(now) {
             self.due = Some(at);
             return Ok(());
         }
-        let done = self.attend(store, now);
-        self.excuse(store, done, now)
+        let done = self.update(store, now);
+        self.retry_later(store, done, now)
     }
 
-    /// A refusal is this vif's trouble alone.
-    fn excuse<T: Tree>(
+    /// Schedules a retry: a refusal affects only this vif.
+    fn retry_later<T: Tree>(
         &mut self,
         store: &T,
         done: Result<(), Failure>,
@@ -261,20 +263,21 @@ impl<P: Plug> Handshake<P> {
     ) -> Result<(), Failure> {
         match done {
             Err(failure) if !store.is_gone() => {
-                let times = self.trouble.take().map_or(0, |(_, times)| times + 1).min(AGAIN_MAX);
-                self.due = Some(now + AGAIN * (1 << times));
-                self.trouble = Some((failure, times));
+                let times =
+                    self.store_error.take().map_or(0, |(_, times)| times + 1).min(RETRY_DOUBLINGS);
+                self.due = Some(now + RETRY * (1 << times));
+                self.store_error = Some((failure, times));
                 Ok(())
             }
             Err(gone) => Err(gone),
             Ok(()) => {
-                self.trouble = None;
+                self.store_error = None;
                 Ok(())
             }
         }
     }
 
-    fn attend<T: Tree>(&mut self, store: &mut T, now: Instant) -> Result<(), Failure> {
+    fn update<T: Tree>(&mut self, store: &mut T, now: Instant) -> Result<(), Failure> {
         if !self.watched {
             store.watch(&self.back, &self.back_token())?;
             if let Some(front) = self.front.clone() {
@@ -283,18 +286,18 @@ impl<P: Plug> Handshake<P> {
             self.watched = true;
         }
         let Some(front) = store.read(&format!("{}/frontend", self.back))? else {
-            return self.vanish(store);
+            return self.reset(store);
         };
         if self.front.as_ref() != Some(&front) {
-            self.adopt(store, &front)?;
+            self.set_front(store, &front)?;
         }
         if self.state == State::Initialising {
-            self.claimed = self.plug.claimed();
-            if self.claimed.is_some() || !self.check_domain(store)? {
+            self.claimed_by = self.plug.claimed_by();
+            if self.claimed_by.is_some() || !self.check_domain(store)? {
                 return Ok(());
             }
         }
-        self.see(store, &front)?;
+        self.read_states(store, &front)?;
         self.follow(store, &front, now)?;
         if self.plugged.is_some() && self.state == State::Connected {
             self.refresh(store, &front)?;
@@ -302,8 +305,8 @@ impl<P: Plug> Handshake<P> {
         Ok(())
     }
 
-    /// The front end's directory is another than before, or the first.
-    fn adopt<T: Tree>(&mut self, store: &mut T, front: &str) -> Result<(), Failure> {
+    /// Follows the front end's directory, which is new or has changed.
+    fn set_front<T: Tree>(&mut self, store: &mut T, front: &str) -> Result<(), Failure> {
         self.unplug();
         let token = self.front_token();
         if let Some(old) = self.front.take() {
@@ -315,16 +318,16 @@ impl<P: Plug> Handshake<P> {
         self.front_state = State::Unknown;
         (self.refused, self.broken, self.reconfigured) = (false, false, false);
         (self.error, self.waits) = (None, None);
-        self.seen = true;
+        self.has_been_read = true;
         Ok(())
     }
 
-    /// The toolstack removed our directory.
-    fn vanish<T: Tree>(&mut self, store: &mut T) -> Result<(), Failure> {
+    /// Resets the handshake: the toolstack removed our directory.
+    fn reset<T: Tree>(&mut self, store: &mut T) -> Result<(), Failure> {
         self.unplug();
         self.state = State::Initialising;
         self.front_state = State::Unknown;
-        self.claimed = None;
+        self.claimed_by = None;
         (self.error, self.waits) = (None, None);
         if let Some(front) = self.front.take() {
             store.unwatch(&front, &self.front_token())?;
@@ -332,26 +335,26 @@ impl<P: Plug> Handshake<P> {
         Ok(())
     }
 
-    /// The directory's name and its key must name the same guest: grants are mapped from it.
+    /// The directory's name and its key must name the same guest: its grants are mapped.
     fn check_domain<T: Tree>(&mut self, store: &mut T) -> Result<bool, Failure> {
         let path = format!("{}/frontend-id", self.back);
         let value = store.read(&path)?.unwrap_or_default();
         if keys::decimal(&value) == Some(self.id.domid.into()) {
             return Ok(true);
         }
-        let text = format!("{path} is '{}', not {}", keys::shown(&value), self.id.domid);
-        self.tell(store, &Refused::invalid(text))?;
+        let text = format!("{path} is '{}', not {}", keys::printable(&value), self.id.domid);
+        self.report_error(store, &Refused::invalid(text))?;
         Ok(false)
     }
 
     /// Reads the states of both ends.
-    fn see<T: Tree>(&mut self, store: &mut T, front: &str) -> Result<(), Failure> {
+    fn read_states<T: Tree>(&mut self, store: &mut T, front: &str) -> Result<(), Failure> {
         self.online = keys::flag(store, &format!("{}/online", self.back))?;
         let value = store.read(&format!("{front}/state"))?;
         self.front_state = match value.as_deref().map(State::parse) {
             None => State::Unknown,
             Some(Some(state)) => state,
-            // Written by the guest: it ends what it had.
+            // Written by the guest: treated as closing.
             Some(None) => State::Closed,
         };
         if !matches!(self.front_state, State::Connected | State::Initialised) {
@@ -360,11 +363,11 @@ impl<P: Plug> Handshake<P> {
         Ok(())
     }
 
-    /// Where to go, by what was seen.
+    /// The target state, from the states read.
     fn target<T: Tree>(&self, store: &mut T, front: &str) -> Result<Option<State>, Failure> {
         let to = state::target(self.state, self.front_state);
         if !self.online && self.plugged.is_none() && self.state != State::Closed {
-            // Detached before, or without, a driver in the guest: nobody there will close.
+            // Detached before, or without, a driver in the guest: no front end will close.
             let own = store.read(&format!("{}/state", self.back))?;
             if own.as_deref().and_then(State::parse) == Some(State::Closing)
                 && self.state != State::Closing
@@ -376,10 +379,10 @@ impl<P: Plug> Handshake<P> {
             return Ok(to);
         }
         if self.refused {
-            // It is there already, unless the store refused that.
+            // Closed already, unless the store refused that.
             return Ok((self.state == State::InitWait).then_some(State::Closing));
         }
-        if self.front_state == State::Initialised && !keys::named(store, front)? {
+        if self.front_state == State::Initialised && !keys::has_rings(store, front)? {
             return Ok((self.state != State::InitWait).then_some(State::InitWait));
         }
         Ok(to)
@@ -400,12 +403,16 @@ impl<P: Plug> Handshake<P> {
         self.reconfigure(store)
     }
 
-    /// Writes keys into our directory, unless its toolstack removed it.
-    fn put<T: Tree>(&mut self, store: &mut T, keys: &[(String, String)]) -> Result<bool, Failure> {
+    /// Writes keys to our directory, unless the toolstack removed it.
+    fn write_keys<T: Tree>(
+        &mut self,
+        store: &mut T,
+        keys: &[(String, String)],
+    ) -> Result<bool, Failure> {
         if store.write(&self.back, "frontend", keys)? {
             return Ok(true);
         }
-        self.vanish(store)?;
+        self.reset(store)?;
         Ok(false)
     }
 
@@ -413,13 +420,13 @@ impl<P: Plug> Handshake<P> {
         let mut keys = self.offer.keys();
         keys.push(pair("carrier", 0));
         keys.push(pair("state", State::InitWait.number()));
-        if self.put(store, &keys)? {
+        if self.write_keys(store, &keys)? {
             self.state = State::InitWait;
         }
         Ok(())
     }
 
-    /// Whether it is connected now. If not, it waits, or closes.
+    /// Connects. Returns whether it is connected; if not, it waits or closes.
     fn connect<T: Tree>(
         &mut self,
         store: &mut T,
@@ -429,12 +436,12 @@ impl<P: Plug> Handshake<P> {
         let hotplug = store.read(&format!("{}/hotplug-status", self.back))?;
         if matches!(hotplug.as_deref(), Some("error" | "busy")) {
             let why = store.read(&format!("{}/hotplug-error", self.back))?.unwrap_or_default();
-            self.waits = Some("its hotplug script failed");
-            self.error = Some(format!("hotplug script: {}", keys::shown(&why)));
+            self.waits = Some("the hotplug script failed");
+            self.error = Some(format!("hotplug script: {}", keys::printable(&why)));
             return Ok(false);
         }
         if let Err(at) = self.connects.take(now) {
-            self.waits = Some("it reconnects too often");
+            self.waits = Some("the guest reconnects too often");
             self.due = Some(at);
             return Ok(false);
         }
@@ -458,7 +465,7 @@ impl<P: Plug> Handshake<P> {
         connected
     }
 
-    /// Tells both sides that the rings are served.
+    /// Reports to both sides that the rings are served.
     fn publish<T: Tree>(
         &mut self,
         store: &mut T,
@@ -467,11 +474,11 @@ impl<P: Plug> Handshake<P> {
     ) -> Result<bool, Failure> {
         let mut keys = vec![pair("carrier", u8::from(settings.link))];
         if hotplug != Some("connected") {
-            // There is no interface for a script to set up: what waits for one need not.
+            // There is no interface for a hotplug script to set up: nothing waits for one.
             keys.push(pair("hotplug-status", "connected"));
         }
         keys.push(pair("state", State::Connected.number()));
-        if !self.put(store, &keys)? {
+        if !self.write_keys(store, &keys)? {
             return Ok(false);
         }
         self.state = State::Connected;
@@ -488,28 +495,28 @@ impl<P: Plug> Handshake<P> {
         format!("error/{}", self.back)
     }
 
-    /// Says what is wrong where a toolstack's user looks for it.
-    fn tell<T: Tree>(&mut self, store: &mut T, refused: &Refused) -> Result<(), Failure> {
+    /// Writes an error where a toolstack's users look for it.
+    fn report_error<T: Tree>(&mut self, store: &mut T, refused: &Refused) -> Result<(), Failure> {
         if self.error.as_ref() != Some(&refused.text) {
-            // Known here also where the store does not take it.
+            // Also kept here, in case the store refuses it.
             self.error = Some(refused.text.clone());
-            store.note(&format!("{}/error", self.error_dir()), &refused.to_string())?;
+            store.write_key(&format!("{}/error", self.error_dir()), &refused.to_string())?;
         }
         Ok(())
     }
 
-    /// The front end cannot be served; nothing of it is held.
+    /// Rejects the front end; none of its resources are held.
     fn refuse<T: Tree>(&mut self, store: &mut T, refused: &Refused) -> Result<bool, Failure> {
         self.refused = true;
-        let told = self.tell(store, refused);
+        let reported = self.report_error(store, refused);
         self.close(store, State::Closing)?;
-        told.map(|()| false)
+        reported.map(|()| false)
     }
 
     fn close<T: Tree>(&mut self, store: &mut T, to: State) -> Result<(), Failure> {
-        // Before the state says so: the front may free its pages when it does.
+        // Before the state is written: the front end may then free its pages.
         self.unplug();
-        if self.put(store, &[pair("carrier", 0), pair("state", to.number())])? {
+        if self.write_keys(store, &[pair("carrier", 0), pair("state", to.number())])? {
             self.state = to;
         }
         Ok(())
@@ -529,7 +536,7 @@ impl<P: Plug> Handshake<P> {
             _ => return Ok(()),
         };
         self.reconfigured = answer == State::Reconfigured;
-        self.put(store, &[pair("state", answer.number())]).map(|_| ())
+        self.write_keys(store, &[pair("state", answer.number())]).map(|_| ())
     }
 
     fn read_settings<T: Tree>(&self, store: &mut T, front: &str) -> Result<Settings, Failure> {
@@ -547,12 +554,12 @@ impl<P: Plug> Handshake<P> {
         })
     }
 
-    /// Follows what may change while connected.
+    /// Applies settings that may change while connected.
     fn refresh<T: Tree>(&mut self, store: &mut T, front: &str) -> Result<(), Failure> {
         let settings = self.read_settings(store, front)?;
         let Some(old) = self.settings.replace(settings) else { return Ok(()) };
         if old.link != settings.link
-            && !self.put(store, &[pair("carrier", u8::from(settings.link))])?
+            && !self.write_keys(store, &[pair("carrier", u8::from(settings.link))])?
         {
             return Ok(());
         }
@@ -562,10 +569,10 @@ impl<P: Plug> Handshake<P> {
         Ok(())
     }
 
-    /// The front end broke the ring protocol: it loses its rings, and is told by its carrier.
+    /// Handles a violation of the ring protocol: the front end loses its rings and its carrier.
     ///
     /// # Errors
-    /// [`Failure`]: the store is gone.
+    /// [`Failure`]: the store has disconnected.
     pub fn fault<T: Tree>(
         &mut self,
         store: &mut T,
@@ -577,67 +584,67 @@ impl<P: Plug> Handshake<P> {
         }
         self.unplug();
         self.broken = true;
-        let put = self.put(store, &[pair("carrier", 0)]).map(|_| ());
-        let told = self.tell(store, &Refused { errno: Errno::PROTO, text: why.into() });
-        self.excuse(store, put.and(told), now)
+        let put = self.write_keys(store, &[pair("carrier", 0)]).map(|_| ());
+        let reported = self.report_error(store, &Refused { errno: Errno::PROTO, text: why.into() });
+        self.retry_later(store, put.and(reported), now)
     }
 
-    /// Gives the rings back and lets the front end be: whoever serves the vif next goes on with
-    /// them where they stand.
+    /// Releases the rings and leaves the front end's state: the next back end of the vif continues
+    /// from it.
     pub fn leave<T: Tree>(&mut self, store: &mut T) {
         self.unplug();
-        // Xenstore that went away holds no watches.
+        // A disconnected store holds no watches.
         let _ = store.unwatch(&self.back, &self.back_token());
         if let Some(front) = &self.front {
             let _ = store.unwatch(front, &self.front_token());
         }
     }
 
-    /// How it stands.
+    /// The current state, for operators.
     pub fn status(&self) -> Status {
         Status {
             front: self.front_state,
             back: self.state,
             text: self.text(),
-            error: self.trouble.as_ref().map(|(why, _)| why.0.clone()).or(self.error.clone()),
-            takes: self.plugged.as_ref().map(|r| r.takes.names()).unwrap_or_default(),
+            error: self.store_error.as_ref().map(|(why, _)| why.0.clone()).or(self.error.clone()),
+            features: self.plugged.as_ref().map(|r| r.features.names()).unwrap_or_default(),
             queues: self.plugged.as_ref().map_or(0, |r| r.queues.len()),
         }
     }
 
     fn text(&self) -> String {
-        let text = self.stands();
-        if self.trouble.is_none() {
+        let text = self.state_text();
+        if self.store_error.is_none() {
             text
         } else {
-            format!("{text}; xenstore refused what it needs, trying again")
+            format!("{text}; xenstore refused a request, retrying")
         }
     }
 
-    fn stands(&self) -> String {
-        if let Some(who) = &self.claimed {
-            return format!("not ours: {who}");
+    fn state_text(&self) -> String {
+        if let Some(who) = &self.claimed_by {
+            return format!("not served: {who}");
         }
         if self.front.is_none() {
-            return format!("waiting for the toolstack to make vif {}", self.id);
+            return format!("waiting for the toolstack to create vif {}", self.id);
         }
         match (self.state, self.waits) {
-            (State::Initialising, _) => "found, not to be used".into(),
+            (State::Initialising, _) => "found, not usable".into(),
             (State::InitWait, Some(why)) => format!("waiting: {why}"),
             (State::InitWait, None) => "waiting for the guest's driver".into(),
             (State::Connected, _) if self.broken => {
-                "stopped, the guest's driver broke the protocol; waiting for it to close".into()
+                "stopped: the guest's driver violated the protocol; waiting for it to close".into()
             }
             (State::Connected, _) if self.settings.is_some_and(|s| !s.link) => {
-                "connected, link down by the toolstack".into()
+                "connected, link set down by the toolstack".into()
             }
             (State::Connected, _) => "connected".into(),
             (State::Closing, _) if self.refused => {
-                "refused; waiting for the guest's driver to close".into()
+                "rejected; waiting for the guest's driver to close".into()
             }
             (State::Closing, _) => "the guest's driver is closing".into(),
             (_, _) if !self.online => "closed, being removed by the toolstack".into(),
-            (_, _) => "closed; the guest's driver may come back".into(),
+            (_, _) => "closed; the guest's driver may reconnect".into(),
         }
     }
 }

@@ -1,14 +1,14 @@
-//! The control ring of a vif, and what is asked for over it: static grants, and a hash.
+//! The control ring of a vif, and the requests over it: static grants, and a hash.
 //!
 //! ```text
 //!   hash:    algorithm ──▶ key ──▶ table... (`hash`)
-//!   keep:    how many of queue 0? ──▶ list, list... ──▶ how many of queue 1? ──▶ ...
+//!   keep:    limit of queue 0? ──▶ list, list... ──▶ limit of queue 1? ──▶ ...
 //!   forget:  list, list... of queue 0 ──▶ list, list... of queue 1 ──▶ ...
 //! ```
-//! Each request waits for the answer to the one before it: there is one page for lists, and it is
-//! the back end's until it answers. A back end that refuses is asked for no more; what it does not
-//! keep mapped it copies by grant as ever. Its answers are believed as far as they cost nothing:
-//! that it let go of a page ends no grant, its memory does.
+//! Each request waits for the response to the previous one: there is a single page for lists, which
+//! belongs to the back end until it responds. After a refusal no more requests are sent; pages
+//! without a static grant are copied by grant as usual. Responses are trusted only where that is
+//! harmless: grants end with their memory, not when the back end reports that it unmapped them.
 
 mod hash;
 
@@ -25,23 +25,23 @@ use crate::back::CtrlKeys;
 use crate::host::{Channel, Front, HostError, Pages};
 use os::Until;
 
-/// Most entries of one list: a page's.
+/// Maximum number of entries of one list, which is a page.
 const LIST_MAX: usize = PAGE_LEN as usize / GREF_ENTRY_LEN;
 
 /// The grants of one queue's pages.
 #[derive(Debug, Default)]
 pub(super) struct Grants {
-    /// All that may stay mapped, (reference, readonly), the most useful first.
+    /// All grants that may be static, (reference, readonly), the most useful first.
     wanted: Vec<(u32, bool)>,
-    /// How many of them the back end would keep, once it said so.
+    /// Maximum that the back end keeps mapped, once it has reported it.
     most: Option<usize>,
-    /// How many it keeps, from the first on.
+    /// Number of grants kept mapped, from the first.
     kept: usize,
 }
 
 impl Grants {
-    /// Of transmit buffers of `each` pages, which are for reading only, and of rx pages. First
-    /// those that every frame is in.
+    /// Grants of transmit buffers of `each` pages, which are read-only, and of rx pages. Pages used
+    /// by every frame come first.
     pub fn new(tx: &[u32], each: u16, rx: &[u32]) -> Self {
         let each = usize::from(each);
         let page_of = |n: usize| tx.iter().skip(n).step_by(each).map(|gref| (*gref, true));
@@ -59,29 +59,29 @@ impl Grants {
     }
 }
 
-/// What a back end keeps mapped.
+/// Static grants of a back end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// So many grants.
+    /// Number kept mapped.
     pub grants: usize,
-    /// Of so many.
+    /// Number available.
     pub of: usize,
-    /// Requests that it refused.
+    /// Number of refused requests.
     pub refusals: u64,
 }
 
-/// A request that was not answered yet.
+/// A request without a response.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct Pending {
     id: u16,
     kind: u16,
     about: About,
 }
 
-/// What a request is about.
+/// Subject of a request.
 #[derive(Clone, Copy, Debug)]
 enum About {
-    /// A list of so many grants of a queue.
+    /// A list of this many grants of a queue.
     Grants {
         queue: usize,
         entries: usize,
@@ -91,32 +91,32 @@ enum About {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Goal {
-    /// Nothing more is asked.
-    Rest,
-    /// What we receive is to be spread by a hash.
+    /// No more requests.
+    Idle,
+    /// Received frames are to be spread by a hash.
     Hash,
-    /// Grants are to stay mapped.
+    /// Grants are to be kept mapped.
     Keep,
-    /// None is.
+    /// All static grants are to be unmapped.
     Forget,
 }
 
 /// A vif's control ring.
 pub struct Ctrl {
     ring: FrontCtrl,
-    /// The ring, and the list.
+    /// The ring and the list.
     pages: Pages,
     channel: Channel,
     queues: Vec<Grants>,
     hashing: Hashing,
-    asked: Option<Asked>,
+    pending: Option<Pending>,
     next_id: u16,
     goal: Goal,
     refusals: u64,
 }
 
 impl Ctrl {
-    /// A fresh ring for queues with these grants, and its keys.
+    /// Creates a ring for queues with these grants, and its keys.
     pub(super) fn new(
         front: &dyn Front,
         backend_domid: u16,
@@ -128,9 +128,9 @@ impl Ctrl {
         };
         let (port, channel) = front.channel(backend_domid)?;
         let (ring, ring_ref) = (FrontCtrl::new(area), pages.grefs[0]);
-        let (asked, goal, next_id, refusals) = (None, Goal::Rest, 0, 0);
+        let (pending, goal, next_id, refusals) = (None, Goal::Idle, 0, 0);
         let hashing = Hashing::new(u32::try_from(queues.len()).unwrap_or(u32::MAX).max(1));
-        let ctrl = Self { ring, pages, channel, queues, hashing, asked, next_id, goal, refusals };
+        let ctrl = Self { ring, pages, channel, queues, hashing, pending, next_id, goal, refusals };
         Ok((ctrl, CtrlKeys { ring_ref, port }))
     }
 
@@ -139,71 +139,71 @@ impl Ctrl {
         self.pages
     }
 
-    /// Has the back end spread what we receive over the queues by a hash that it tells with each
-    /// frame, as far as it can; otherwise as [`keep`](Self::keep). Another back end is to
-    /// be asked again.
+    /// Requests that the back end spreads received frames over the queues by a hash that it reports
+    /// with each frame; see [`keep`](Self::keep) for the rest. Must be called again for a new back
+    /// end.
     pub fn hash(&mut self) {
         self.goal = Goal::Hash;
-        self.hashing.begin(matches!(self.asked, Some(Asked { about: About::Hash, .. })));
+        self.hashing.begin(matches!(self.pending, Some(Pending { about: About::Hash, .. })));
     }
 
-    /// Whether it does.
+    /// Whether received frames are spread by the hash.
     pub fn is_hashed(&self) -> bool {
         self.hashing.is_on
     }
 
-    /// Has the back end keep as many grants mapped as it would. Before it is Connected it answers
-    /// nothing. To be followed by [`step`](Self::step) or [`finish`](Self::finish).
+    /// Requests that the back end keeps as many grants mapped as it allows. There are no responses
+    /// before it is Connected. Then call [`step`](Self::step) or [`finish`](Self::finish).
     pub fn keep(&mut self) {
         self.goal = Goal::Keep;
     }
 
-    /// Has it let go of all that it keeps; otherwise as [`keep`](Self::keep). How many it would
-    /// keep is asked again before it is to keep any: it may be another one by then.
+    /// Requests that it unmaps all static grants; see [`keep`](Self::keep) for the rest. Its limit
+    /// is queried again before the next `keep`, because the back end may have changed.
     pub fn forget(&mut self) {
         self.goal = Goal::Forget;
         self.queues.iter_mut().for_each(|queue| queue.most = None);
     }
 
-    /// What it keeps by now.
+    /// Grants kept mapped so far.
     pub fn kept(&self) -> Kept {
         let sum = |of: fn(&Grants) -> usize| self.queues.iter().map(of).sum();
         Kept { grants: sum(|q| q.kept), of: sum(|q| q.wanted.len()), refusals: self.refusals }
     }
 
-    /// Takes an answer and asks what is next; whether there is nothing more to ask.
+    /// Handles a response and sends the next request. Returns whether there are no more.
     ///
     /// # Errors
-    /// [`Malformed`]: the ring is to be abandoned.
+    /// [`Malformed`]: the ring must be abandoned.
     pub fn step(&mut self) -> Result<bool, Malformed> {
-        if let Some(asked) = self.asked {
-            let Some(answer) = self.ring.take()? else { return Ok(false) };
-            if (answer.id, answer.kind) != (asked.id, asked.kind) {
-                return Err(Malformed::ResponseId(answer.id));
+        if let Some(pending) = self.pending {
+            let Some(response) = self.ring.take()? else { return Ok(false) };
+            if (response.id, response.kind) != (pending.id, pending.kind) {
+                return Err(Malformed::ResponseId(response.id));
             }
-            self.asked = None;
-            self.hear(asked, answer);
+            self.pending = None;
+            self.handle_response(pending, response);
         }
         match self.goal {
-            Goal::Rest => {}
+            Goal::Idle => {}
             Goal::Hash => self.hash_next(),
             Goal::Keep => self.keep_next(),
             Goal::Forget => self.forget_next(),
         }
-        Ok(self.asked.is_none())
+        Ok(self.pending.is_none())
     }
 
-    /// Goes all the way, sleeping in between; false: the back end takes longer than `limit`.
+    /// Runs all steps, sleeping in between; false: the back end takes longer than `limit`.
     ///
     /// # Errors
-    /// [`Malformed`]: the ring is to be abandoned.
+    /// [`Malformed`]: the ring must be abandoned.
     pub fn finish(&mut self, limit: Duration) -> Result<bool, Malformed> {
         let deadline = Instant::now() + limit;
         while !self.step()? {
             if self.ring.arm() != Armed::Armed {
                 continue;
             }
-            // Events without answers are no reason to wait longer.
+            // Events without responses do not extend the limit.
             let wait = os::wait(self.channel.fd().as_fd(), Until::Readable, deadline);
             if !wait.unwrap_or(false) || Instant::now() >= deadline {
                 return self.step();
@@ -213,28 +213,28 @@ impl Ctrl {
         Ok(true)
     }
 
-    fn hear(&mut self, asked: Asked, answer: CtrlResponse) {
-        let done = answer.status == ctrl_status::SUCCESS;
-        let (queue, entries) = match asked.about {
+    fn handle_response(&mut self, pending: Pending, response: CtrlResponse) {
+        let done = response.status == ctrl_status::SUCCESS;
+        let (queue, entries) = match pending.about {
             About::Grants { queue, entries } => (&mut self.queues[queue], entries),
             About::Hash => {
-                let goes_on = self.hashing.hear(done.then_some(answer.data));
-                self.refusals += u64::from(!goes_on);
+                let continues = self.hashing.handle_response(done.then_some(response.data));
+                self.refusals += u64::from(!continues);
                 return;
             }
         };
-        match asked.kind {
-            // Whether it knew of them or not: it was told.
+        match pending.kind {
+            // Unmapped now, even if the back end had not mapped them.
             ctrl_type::DEL_GREF_MAPPING => queue.kept -= entries,
             ctrl_type::ADD_GREF_MAPPING if done => queue.kept += entries,
             ctrl_type::GET_GREF_MAPPING_SIZE if done => {
-                let most = usize::try_from(answer.data).unwrap_or(usize::MAX);
+                let most = usize::try_from(response.data).unwrap_or(usize::MAX);
                 queue.most = Some(most.min(queue.wanted.len()));
             }
             _ => {
                 self.refusals += 1;
                 if self.goal == Goal::Keep {
-                    self.goal = Goal::Rest;
+                    self.goal = Goal::Idle;
                 }
             }
         }
@@ -243,17 +243,17 @@ impl Ctrl {
     fn hash_next(&mut self) {
         let Some(Order { kind, data, page }) = self.hashing.next() else { return };
         let data = if page.is_empty() { [data, 0, 0] } else { [self.list(&page), data, 0] };
-        self.ask(kind, data, About::Hash);
+        self.send(kind, data, About::Hash);
     }
 
     fn keep_next(&mut self) {
         for number in 0..self.queues.len() {
             let Grants { most, kept, .. } = self.queues[number];
             match most {
-                None => return self.ask_of(ctrl_type::GET_GREF_MAPPING_SIZE, number, 0..0),
+                None => return self.send_of(ctrl_type::GET_GREF_MAPPING_SIZE, number, 0..0),
                 Some(most) if kept < most => {
                     let to = most.min(kept + LIST_MAX);
-                    return self.ask_of(ctrl_type::ADD_GREF_MAPPING, number, kept..to);
+                    return self.send_of(ctrl_type::ADD_GREF_MAPPING, number, kept..to);
                 }
                 Some(_) => {}
             }
@@ -264,39 +264,39 @@ impl Ctrl {
         if let Some(number) = self.queues.iter().position(|queue| queue.kept > 0) {
             let kept = self.queues[number].kept;
             let from = kept.saturating_sub(LIST_MAX);
-            self.ask_of(ctrl_type::DEL_GREF_MAPPING, number, from..kept);
+            self.send_of(ctrl_type::DEL_GREF_MAPPING, number, from..kept);
         }
     }
 
-    /// Asks something of a queue; `list`: which of its grants it is about.
-    fn ask_of(&mut self, kind: u16, queue: usize, list: std::ops::Range<usize>) {
+    /// Sends a request about a queue; `list`: the range of its grants.
+    fn send_of(&mut self, kind: u16, queue: usize, list: std::ops::Range<usize>) {
         let entries = list.len();
         let entry = |(gref, readonly): &(u32, bool)| {
             GrefEntry { gref: *gref, readonly: *readonly, status: 0 }.encode()
         };
         let bytes: Vec<u8> = self.queues[queue].wanted[list].iter().flat_map(entry).collect();
-        let number = u32::try_from(queue).expect("a vif has few queues");
-        let data = match u32::try_from(entries).expect("a page's") {
+        let number = u32::try_from(queue).expect("queue numbers are small");
+        let data = match u32::try_from(entries).expect("entries of a page") {
             0 => [number, 0, 0],
             entries => [number, self.list(&bytes), entries],
         };
-        self.ask(kind, data, About::Grants { queue, entries });
+        self.send(kind, data, About::Grants { queue, entries });
     }
 
-    /// Puts these bytes into the page for lists, which is nobody's now; its grant.
+    /// Writes these bytes to the page for lists, which is not in use. Returns its grant.
     fn list(&self, bytes: &[u8]) -> u32 {
         let len = u32::try_from(bytes.len()).expect("a page");
         let page = self.pages.memory.seg_mut(PAGE_LEN.into(), len, &mut 0);
-        page.expect("a page of our own").write(bytes);
+        page.expect("our own page").write(bytes);
         self.pages.grefs[1]
     }
 
-    fn ask(&mut self, kind: u16, data: [u32; 3], about: About) {
+    fn send(&mut self, kind: u16, data: [u32; 3], about: About) {
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
         let put = self.ring.put(CtrlRequest { id, kind, data });
         assert!(put, "one request at a time");
-        self.asked = Some(Asked { id, kind, about });
+        self.pending = Some(Pending { id, kind, about });
         self.ring.publish();
         if self.ring.notify_needed() {
             self.channel.notify();

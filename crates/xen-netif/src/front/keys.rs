@@ -1,40 +1,40 @@
-//! The keys of a front end's handshake: what is offered, checked; and what we write.
+//! The keys of a front end's handshake: the back end's offer, validated, and the keys we write.
 
 use switch::vnet::Offloads;
 
 use crate::back::{CtrlKeys, Failure, QueueKeys, Tree, decimal};
 
-/// What we would have, if it is offered.
+/// Options of a front end, used if the back end offers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wishes {
-    /// Queues.
+pub struct FrontOptions {
+    /// Number of queues.
     pub queues: u16,
-    /// Fewest queues that are any use.
+    /// Minimum number of queues.
     pub fewest: u16,
-    /// One event channel for each ring.
+    /// Separate event channels for both rings.
     pub split: bool,
     /// A control ring.
     pub ctrl: bool,
     /// `feature-smart-poll`.
     pub smart_poll: bool,
-    /// What we receive spread over the queues by a hash, which takes a control ring.
+    /// Whether received frames are spread over the queues by a hash, which needs a control ring.
     pub hash: bool,
-    /// Of multicast only what we list ([`change`](super::TxQueue::change)).
+    /// Whether only listed multicast is received ([`change`](super::TxQueue::change)).
     pub multicast: bool,
 }
 
-/// What both sides can.
+/// Features of both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
-    /// Queues, 1 at least.
+    /// Number of queues, at least 1.
     pub queues: u16,
-    /// One event channel for each ring.
+    /// Separate event channels for both rings.
     pub split: bool,
-    /// There is a control ring.
+    /// Whether there is a control ring.
     pub ctrl: bool,
-    /// The smart poll flag is kept by both sides.
+    /// Whether both ends use the smart poll flag.
     pub smart_poll: bool,
-    /// Of multicast only what we list comes.
+    /// Whether only listed multicast is received.
     pub multicast: bool,
     /// Packets of several slots may be sent.
     pub sg: bool,
@@ -50,20 +50,20 @@ pub struct Agreed {
     pub trusted: bool,
 }
 
-/// A number; missing or garbled, `default`: a back end is no reason to fail.
+/// Reads a number; `default` if it is missing or invalid: an invalid key is not an error here.
 pub fn number<T: Tree>(store: &mut T, path: &str, default: u32) -> Result<u32, Failure> {
     let value = store.read(path)?;
     Ok(value.and_then(|value| decimal(&value)).unwrap_or(default))
 }
 
 impl Agreed {
-    /// Reads what the back end in `back` offers to us in `front`. `None`: it would flip pages,
-    /// which nobody can any more.
+    /// Reads the offer of the back end in `back` to the front end in `front`. `None`: it flips
+    /// pages, which is not supported.
     pub fn read<T: Tree>(
         store: &mut T,
         front: &str,
         back: &str,
-        wishes: &Wishes,
+        options: &FrontOptions,
     ) -> Result<Option<Self>, Failure> {
         let mut offers = |name: &str| -> Result<bool, Failure> {
             Ok(number(store, &format!("{back}/feature-{name}"), 0)? != 0)
@@ -74,10 +74,10 @@ impl Agreed {
         let sg = offers("sg")?;
         let agreed = Self {
             queues: 1,
-            split: offers("split-event-channels")? && wishes.split,
-            ctrl: offers("ctrl-ring")? && (wishes.ctrl || wishes.hash),
-            smart_poll: offers("smart-poll")? && wishes.smart_poll,
-            multicast: offers("multicast-control")? && wishes.multicast,
+            split: offers("split-event-channels")? && options.split,
+            ctrl: offers("ctrl-ring")? && (options.ctrl || options.hash),
+            smart_poll: offers("smart-poll")? && options.smart_poll,
+            multicast: offers("multicast-control")? && options.multicast,
             sg,
             gso_tcpv4: sg && offers("gso-tcpv4")?,
             gso_tcpv6: sg && offers("gso-tcpv6")?,
@@ -86,21 +86,21 @@ impl Agreed {
             trusted: true,
         };
         let most = number(store, &format!("{back}/multi-queue-max-queues"), 1)?;
-        let queues = u32::from(wishes.queues).min(most).max(1);
+        let queues = u32::from(options.queues).min(most).max(1);
         let trusted = number(store, &format!("{front}/trusted"), 1)? != 0;
         Ok(Some(Self { queues: u16::try_from(queues).unwrap_or(1), trusted, ..agreed }))
     }
 
-    /// What frames to the back end may leave undone. Whether a blank checksum is of IPv6 no header
-    /// tells: it takes both.
-    pub fn takes(&self) -> Offloads {
+    /// Offloads of frames to the back end. The vnet header does not show whether a blank checksum
+    /// is of IPv6, so both protocols are needed.
+    pub fn offloads(&self) -> Offloads {
         let csum = self.csum4 && self.csum6;
         let (tso4, tso6) = (csum && self.gso_tcpv4, csum && self.gso_tcpv6);
-        // No extra info says that CWR is for the first segment alone.
+        // No extra info says that CWR is only for the first segment.
         Offloads { csum, tso4, tso6, ..Offloads::default() }
     }
 
-    /// Names of what was agreed on, for people.
+    /// Names of the features.
     pub fn names(&self) -> Vec<&'static str> {
         let all = [
             (self.sg, "sg"),
@@ -118,10 +118,10 @@ impl Agreed {
     }
 }
 
-/// Asks the back end to pass of multicast only what is on its list.
+/// Requests only multicast on our list.
 pub const FILTER: &str = "request-multicast-control";
 
-/// Keys that an earlier front end may have left and that would say something else now.
+/// Keys that an earlier front end may have left, and that would be wrong now.
 pub const STALE: [&str; 7] = [
     "tx-ring-ref",
     "rx-ring-ref",
@@ -132,8 +132,8 @@ pub const STALE: [&str; 7] = [
     "event-channel-ctrl",
 ];
 
-/// What goes before Connected, in one transaction.
-pub fn written(
+/// The keys written before Connected, in one transaction.
+pub fn connected_keys(
     agreed: &Agreed,
     queues: &[QueueKeys],
     ctrl: Option<&CtrlKeys>,
@@ -165,7 +165,7 @@ pub fn written(
         put(format!("feature-{name}"), 1);
     }
     put("feature-smart-poll".into(), u32::from(agreed.smart_poll));
-    // Also as 0: an earlier front end may have left a 1, and its list went with it.
+    // Also written as 0: an earlier front end may have left a 1, and its list is lost.
     put(FILTER.into(), u32::from(agreed.multicast));
     keys
 }

@@ -1,11 +1,11 @@
-//! The rings of a vif, with their pages and channels, of either host.
+//! The rings of a vif, with their pages and channels, for any host.
 //!
 //! ```text
-//!   prepare ──▶ take: the user's ──▶ stop: not to be used any more ──▶ release: grants end
+//!   prepare ──▶ take, by the user ──▶ stop: no more use ──▶ release: grants end
 //! ```
-//! Queues are taken once, and none is made after them: who had them begins a handshake of its own.
-//! Memory lives until both the user has let go and [`release`](Rings::release) was called, which is
-//! when the back end has; the grants end with it.
+//! Queues are taken once, and are not created again: their user starts another handshake. Their
+//! memory lives until the user has dropped it and [`release`](Rings::release) was called, after the
+//! back end has unmapped it; the grants end with the memory.
 
 use std::sync::Arc;
 
@@ -16,81 +16,81 @@ use super::{Agreed, Named, Rings, RxQueue, TxQueue};
 use crate::back::{Failure, QueueKeys};
 use crate::host::{Channel, Front, HostError, Pages};
 
-/// Fewest transmit buffers that are made do with where pages are short.
+/// Minimum number of transmit buffers if pages are short.
 const TX_BUFFERS_MIN: u16 = 32;
 
-/// How much memory a queue gets.
+/// Memory of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Transmit buffers; fewer are made where the host has fewer pages.
+    /// Number of transmit buffers; reduced if the host has fewer pages.
     pub tx_buffers: u16,
-    /// Pages of each.
+    /// Pages per buffer.
     pub tx_pages_each: u16,
-    /// Pages to receive into.
+    /// Number of receive pages.
     pub rx_pages: u16,
 }
 
-/// A queue that was prepared.
+/// A prepared queue.
 pub struct Queue {
     /// Its tx ring.
     pub tx: TxQueue,
     /// Its rx ring.
     pub rx: RxQueue,
-    /// The transmit buffers, from address 0 on; the back end can read them.
+    /// The transmit buffers, from address 0; readable by the back end.
     pub tx_memory: Arc<GuestMemory>,
-    /// How many there are.
+    /// Number of transmit buffers.
     pub tx_buffers: u16,
-    /// The pages received into, from address 0 on.
+    /// The receive pages, from address 0.
     pub rx_memory: Arc<GuestMemory>,
     /// The channel of the tx ring.
     pub tx_channel: Arc<Channel>,
-    /// The channel of the rx ring; the same one where they are not split.
+    /// The channel of the rx ring; the same as the tx ring's if not split.
     pub rx_channel: Arc<Channel>,
 }
 
-/// What the rings of a vif are made of.
+/// Creates the rings of a vif.
 pub struct FrontRings {
     front: Arc<dyn Front>,
     backend_domid: u16,
     sizes: Sizes,
     prepared: Option<Vec<Queue>>,
     ctrl: Option<Ctrl>,
-    /// What the back end may have mapped.
+    /// Pages that the back end may have mapped.
     held: Vec<Pages>,
     taken: bool,
     stopped: bool,
 }
 
-/// The two pages of a queue's rings, and its rx pages.
+/// The two ring pages of a queue, and its rx pages.
 struct Bare {
     rings: Pages,
     rx: Pages,
 }
 
 impl FrontRings {
-    /// For a vif whose back end is in domain `backend_domid`. `sizes` are those of each queue.
+    /// For a vif whose back end is in domain `backend_domid`. `sizes` apply to each queue.
     pub fn new(front: Arc<dyn Front>, backend_domid: u16, sizes: Sizes) -> Self {
         let (prepared, ctrl, held) = (None, None, Vec::new());
         Self { front, backend_domid, sizes, prepared, ctrl, held, taken: false, stopped: false }
     }
 
-    /// The queues that were prepared, in order, once.
+    /// The prepared queues, in order; only once.
     pub fn take(&mut self) -> Option<Vec<Queue>> {
         self.taken |= self.prepared.is_some();
         self.prepared.take()
     }
 
-    /// Whether the queues that were taken are not to be used any more.
+    /// Whether the taken queues must not be used any more.
     pub fn is_stopped(&self) -> bool {
         self.stopped
     }
 
-    /// The control ring, if there is one in use.
+    /// The control ring, if there is one.
     pub fn ctrl(&mut self) -> Option<&mut Ctrl> {
         self.ctrl.as_mut()
     }
 
-    fn make(&mut self, agreed: &Agreed) -> Result<Named, HostError> {
+    fn create(&mut self, agreed: &Agreed) -> Result<Named, HostError> {
         let bare: Vec<_> = (0..agreed.queues).map(|_| self.bare()).collect::<Result<_, _>>()?;
         let (tx_pages, tx_buffers) = self.tx_pages(bare.len())?;
         let each = self.sizes.tx_pages_each;
@@ -104,9 +104,9 @@ impl FrontRings {
         };
         let (mut queues, mut keys, mut held) = (Vec::new(), Vec::new(), Vec::new());
         for (Bare { rings, rx }, tx) in bare.into_iter().zip(tx_pages) {
-            let (queue, its_keys) = self.queue(agreed, &rings, &rx, &tx, tx_buffers)?;
+            let (queue, queue_keys) = self.queue(agreed, &rings, &rx, &tx, tx_buffers)?;
             queues.push(queue);
-            keys.push(its_keys);
+            keys.push(queue_keys);
             held.extend([rings, rx, tx]);
         }
         (self.prepared, self.ctrl, self.held) = (Some(queues), ctrl, held);
@@ -118,7 +118,7 @@ impl FrontRings {
         Ok(Bare { rings: alloc(2)?, rx: alloc(self.sizes.rx_pages.into())? })
     }
 
-    /// One queue of these pages.
+    /// Creates one queue from these pages.
     fn queue(
         &self,
         agreed: &Agreed,
@@ -153,8 +153,8 @@ impl FrontRings {
         Ok((queue, QueueKeys { tx_ref, rx_ref, tx_port, rx_port }))
     }
 
-    /// For each of so many queues, pages of as many buffers as wanted, or of a half, a quarter...:
-    /// real Xen's limit is a parameter of a module, and low unless it is set.
+    /// Allocates each queue's transmit buffers: as many as configured, or half, a quarter and so
+    /// on. The limit of real Xen is a module parameter with a low default.
     fn tx_pages(&self, queues: usize) -> Result<(Vec<Pages>, u16), HostError> {
         let Sizes { tx_buffers: mut n, tx_pages_each: each, .. } = self.sizes;
         loop {
@@ -171,10 +171,11 @@ impl FrontRings {
 impl Rings for FrontRings {
     fn prepare(&mut self, agreed: &Agreed) -> Result<Named, Failure> {
         if self.taken {
-            // Their user has yet to learn that they are stopped, and would find another's events.
-            return Err(Failure("the queues before these are still in use".into()));
+            // Their user has not noticed that they are stopped, and would consume events of new
+            // ones.
+            return Err(Failure("the previous queues are still in use".into()));
         }
-        self.make(agreed).map_err(|error| Failure(error.to_string()))
+        self.create(agreed).map_err(|error| Failure(error.to_string()))
     }
 
     fn stop(&mut self) {

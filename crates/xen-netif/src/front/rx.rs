@@ -9,74 +9,74 @@ use switch::vnet::{DATA_VALID, GSO_NONE, GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, Offlo
 
 use super::TxQueue;
 
-/// Packets that were not shown, by cause; their pages were offered again.
+/// Dropped packets by cause; their pages were posted again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxDrops {
-    /// The back end said so.
+    /// Error status of the back end.
     pub status: u64,
-    /// Bytes beyond the end of a page.
+    /// Bytes that cross the end of a page.
     pub crosses_page: u64,
-    /// More slots than a packet may have.
+    /// More slots than allowed.
     pub slots: u64,
     /// An extra info of unknown type.
     pub extra: u64,
-    /// GSO that makes no sense.
+    /// Invalid GSO.
     pub gso: u64,
     /// Shorter than an Ethernet header.
     pub short: u64,
-    /// A checksum that is blank where there is none, or GSO without one.
+    /// A blank checksum in a packet without one, or GSO without a blank checksum.
     pub csum: u64,
 }
 
 impl RxDrops {
-    /// All of them.
+    /// Sum of all causes.
     pub fn total(&self) -> u64 {
         let Self { status, crosses_page, slots, extra, gso, short, csum } = self;
         status + crosses_page + slots + extra + gso + short + csum
     }
 }
 
-/// Receives into pages that are offered one by one; the id of each is its number.
+/// Receives into pages that are posted one by one; the id of each is its number.
 pub struct RxQueue {
     ring: FrontRx,
     /// Grants of the pages.
     grefs: Vec<u32>,
-    /// Pages were offered again and not published.
-    reoffered: bool,
-    /// What was not shown.
+    /// Pages were posted again but not published.
+    reposted: bool,
+    /// Dropped packets.
     pub drops: RxDrops,
 }
 
 impl RxQueue {
-    /// A fresh ring in `area` that offers all pages of `grefs`, as far as it has room.
+    /// Creates a ring in `area`, with all pages of `grefs` posted, up to its room.
     pub fn new(area: Area, grefs: Vec<u32>) -> Self {
         let mut queue =
-            Self { ring: FrontRx::new(area), grefs, reoffered: false, drops: RxDrops::default() };
+            Self { ring: FrontRx::new(area), grefs, reposted: false, drops: RxDrops::default() };
         let room = usize::try_from(queue.ring.room()).unwrap_or(usize::MAX);
         let pages = u16::try_from(queue.grefs.len().min(room)).unwrap_or(u16::MAX);
-        (0..pages).for_each(|page| queue.offer(page));
+        (0..pages).for_each(|page| queue.post(page));
         queue.ring.publish();
         queue
     }
 
-    /// Offers page `page`, which is not on the ring. Visible at [`publish`](Self::publish).
-    pub fn offer(&mut self, page: u16) {
+    /// Posts page `page`, which is not on the ring. Visible at [`publish`](Self::publish).
+    pub fn post(&mut self, page: u16) {
         let posted = self.ring.post(RxRequest { id: page, gref: self.grefs[usize::from(page)] });
         assert!(posted, "no more pages than slots");
     }
 
-    /// Takes the next packet, if there is one; its pages are the caller's until it offers them
-    /// again. At most `max` bad ones are passed over in one call.
+    /// Takes the next packet, if there is one; its pages belong to the caller until it posts them
+    /// again. At most `max` invalid packets are skipped per call.
     ///
     /// # Errors
-    /// [`Malformed`]: the ring is to be abandoned.
+    /// [`Malformed`]: the ring must be abandoned.
     pub fn take(&mut self, packet: &mut RxPacket, max: usize) -> Result<bool, Malformed> {
         for _ in 0..max {
             let Some(verdict) = self.ring.take(packet)? else { return Ok(false) };
             for spare in packet.spare.drain(..) {
-                self.reoffered = true;
+                self.reposted = true;
                 let posted = self.ring.post(spare);
-                assert!(posted, "it was just taken");
+                assert!(posted, "its slot was just taken");
             }
             let Err(refusal) = verdict else { return Ok(true) };
             let drops = &mut self.drops;
@@ -92,26 +92,26 @@ impl RxQueue {
         Ok(false)
     }
 
-    /// Drops a packet that was taken, for its checksum: all its pages are offered again.
+    /// Drops a taken packet with an invalid checksum: all its pages are posted again.
     pub fn reject(&mut self, packet: &RxPacket) {
-        self.reoffered = true;
+        self.reposted = true;
         self.drops.csum += 1;
-        packet.slots.iter().for_each(|slot| self.offer(slot.request.id));
+        packet.slots.iter().for_each(|slot| self.post(slot.request.id));
     }
 
-    /// Whether [`take`](Self::take) or [`reject`](Self::reject) offered pages again that are not
-    /// yet published: those of bad packets, and those under extra infos.
-    pub fn has_reoffered(&self) -> bool {
-        self.reoffered
+    /// Whether [`take`](Self::take) or [`reject`](Self::reject) posted pages again that are not
+    /// published yet: those of invalid packets, and those under extra infos.
+    pub fn has_reposted(&self) -> bool {
+        self.reposted
     }
 
-    /// Shows the back end what was offered.
+    /// Publishes posted pages to the back end.
     pub fn publish(&mut self) {
-        self.reoffered = false;
+        self.reposted = false;
         self.ring.publish();
     }
 
-    /// Whether the back end wants to be told of it.
+    /// Whether the back end must be notified of them.
     #[must_use]
     pub fn notify_needed(&mut self) -> bool {
         self.ring.notify_needed()
@@ -122,23 +122,23 @@ impl RxQueue {
         self.ring.has_responses()
     }
 
-    /// Before sleeping: asks for an event. Only [`Armed::Armed`] allows sleep.
+    /// Requests an event, before sleeping. Only [`Armed::Armed`] allows sleep.
     pub fn arm(&mut self) -> Armed {
         self.ring.arm()
     }
 
-    /// With smart poll agreed on, before the timer stops: clears the flag and looks at both rings
-    /// of the queue again. Only [`Armed::Armed`] allows to stop.
+    /// With smart poll: clears the flag and re-checks both rings of the queue, before the timer
+    /// stops. Only [`Armed::Armed`] allows it to stop.
     pub fn stop_polling(&self, tx: &TxQueue) -> Armed {
         tx.stop_polling(&self.ring)
     }
 }
 
-/// What a packet whose first bytes are `head` asks for. netif says *that* a checksum is blank, and
-/// not where. `None`: it makes no sense, and is to be dropped.
+/// The virtio-net header of a packet whose first bytes are `head`. netif only says *that* a
+/// checksum is blank, not where it is. `None`: invalid, to be dropped.
 pub fn vnet_hdr(packet: &RxPacket, head: &[u8]) -> Option<VnetHdr> {
     let valid = if packet.flags & rx_flag::DATA_VALIDATED != 0 { DATA_VALID } else { 0 };
-    if !wants_head(packet) {
+    if !needs_head(packet) {
         return Some(VnetHdr { flags: valid, ..VnetHdr::NONE });
     }
     let (csum_start, csum_offset) = flow::csum_place(head)?;
@@ -153,8 +153,8 @@ pub fn vnet_hdr(packet: &RxPacket, head: &[u8]) -> Option<VnetHdr> {
     hdr.check(packet.len, Offloads::ALL).ok()
 }
 
-/// Whether the head of a packet must be looked at to know what it asks for.
-pub fn wants_head(packet: &RxPacket) -> bool {
+/// Whether the head of a packet is needed for its virtio-net header.
+pub fn needs_head(packet: &RxPacket) -> bool {
     packet.flags & rx_flag::CSUM_BLANK != 0 || packet.gso.is_some()
 }
 

@@ -1,58 +1,59 @@
-//! What a front end does next, by the states of both ends: pure, so that every pair is tested.
+//! The next step of a front end, from the states of both ends: a pure function, so that every pair
+//! is tested.
 //!
 //! ```text
-//!            back InitWait            back Closing, Closed        back let go
+//!            back InitWait            back Closing, Closed      back has unmapped
 //!   Initialising ──▶ Connected ───────────▶ Closing ─────────────▶ Closed
-//!        ▲               └─ back Initialising: it began anew          │
+//!        ▲               └─ back Initialising: it restarted           │
 //!        └────────────────┴───────────────────────────────────────────┘ back Closed, online
 //! ```
-//! A state of ours that is none of these was left by another front end: it is closed first.
+//! Any other state of ours was left by another front end: it is closed first.
 
 use crate::back::State::{self, *};
 
-/// What to do.
+/// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing, until something changes.
+    /// Wait for a change.
     Wait,
-    /// Make rings, name them, and write Connected.
+    /// Create rings, name them, and write Connected.
     Connect,
     /// Frames pass.
     Up,
     /// Stop using the rings, and write Closing.
     Close,
-    /// The back end has let go: give the rings back, and write Closed.
+    /// The back end has unmapped the rings: release them, and write Closed.
     Closed,
-    /// Begin: give back what there may be, and write Initialising.
+    /// Start: release old rings, if any, and write Initialising.
     Begin,
-    /// Closed for good, as we wanted.
+    /// Closed on our request.
     Over,
-    /// There is no such vif any more.
+    /// The vif does not exist any more.
     Gone,
 }
 
-/// The next step of a front end in `ours` whose back end is in `back`. `rings`: we have made
-/// rings; `online`: the toolstack wants the vif to be; `leaving`: we want to close.
+/// The next step of a front end in `ours` whose back end is in `back`. `rings`: rings were created;
+/// `online`: the vif is online in xenstore; `leaving`: to be closed.
 pub fn step(ours: State, back: State, rings: bool, online: bool, leaving: bool) -> Step {
     match (ours, back) {
         (Unknown, _) => Step::Gone,
         (Initialising, _) if leaving => Step::Closed,
         (Initialising, InitWait) => Step::Connect,
-        // A back end that is still connected sees that we began anew, and does so itself.
+        // A back end that is still connected notices the restart, and restarts, too.
         (Initialising, _) => Step::Wait,
         (Connected, _) if leaving || !rings => Step::Close,
         (Connected, State::Connected) => Step::Up,
-        // Restarted, it waits for us to be what we are; or has answered a request of others.
+        // It restarted and waits for our state, or replied to another request.
         (Connected, InitWait | Initialised | Reconfiguring | Reconfigured) => Step::Wait,
         (Connected, Initialising) => Step::Begin,
         (Connected, State::Closing | State::Closed | Unknown) => Step::Close,
         (State::Closing, State::Closing | State::Closed | Unknown | Initialising) => Step::Closed,
-        // A back end in InitWait never took our rings.
+        // A back end in InitWait has not mapped our rings.
         (State::Closing, InitWait) => Step::Closed,
         (State::Closing, _) => Step::Wait,
         (State::Closed, _) if leaving && matches!(back, State::Closed | Unknown) => Step::Over,
         (State::Closed, Unknown) => Step::Gone,
-        // Some back ends go on to InitWait by themselves.
+        // Some back ends continue to InitWait by themselves.
         (State::Closed, State::Closed | InitWait | Initialising) if online && !leaving => {
             Step::Begin
         }
@@ -78,7 +79,7 @@ mod tests {
         }
     }
 
-    /// One row for each state of ours, one column for each of the back's, by number.
+    /// One row per state of ours, one column per state of the back end, by number.
     fn table(rings: bool, online: bool, leaving: bool) -> Vec<String> {
         let cell = |ours, back: &State| letter(step(ours, *back, rings, online, leaving));
         let row = |ours: &State| State::ALL.iter().map(|back| cell(*ours, back)).collect();
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn every_pair_of_states_has_its_step() {
+    fn every_pair_of_states_has_a_step() {
         // Rows and columns: Unknown, Initialising, InitWait, Initialised, Connected, Closing,
         // Closed, Reconfiguring, Reconfigured.
         let with_rings = [
@@ -104,7 +105,7 @@ mod tests {
         let foreign = table(false, true, false);
         assert_eq!(foreign[4], "555555555", "rings of another front end are closed first");
         let offline = table(true, false, false);
-        assert_eq!(offline[6], "G........", "a vif being removed is not begun again");
+        assert_eq!(offline[6], "G........", "a vif being removed is not started again");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The tx ring of one queue, with the pages granted for it: buffers of as many pages each as the
-//! longest frame needs. Changes of the list of multicast addresses go over it, too, with no buffer.
+//! The tx ring of one queue, with the pages granted for it: buffers with enough pages for the
+//! longest frame. Changes of the multicast list are sent over it, too, without a buffer.
 
 use ring::xen::{
     Armed, Extra, FrontRx, FrontTx, Gso, Malformed, Multicast, PAGE_LEN, SLOTS_PORTABLE, TxRequest,
@@ -10,18 +10,18 @@ use switch::vnet::{DATA_VALID, GSO_NONE, GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, VnetH
 
 use super::Agreed;
 
-/// Why a frame cannot be sent; its buffer is free again at once.
+/// Reason to reject a frame; its buffer is free at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// Shorter than an Ethernet header.
     Short,
-    /// Longer than a request says, or, without sg, than a page.
+    /// Longer than a request can express or, without sg, than a page.
     Long,
-    /// Asks for an offload that the back end does not take.
+    /// Needs an offload that the back end does not support.
     Offload,
 }
 
-/// Sends from buffers that lie one behind the other in granted pages.
+/// Sends from contiguous buffers in granted pages.
 pub struct TxQueue {
     ring: FrontTx,
     /// Grants of the pages, in order.
@@ -29,22 +29,22 @@ pub struct TxQueue {
     pages_each: u16,
     agreed: Agreed,
     free_ids: Vec<u16>,
-    /// The buffer behind each id that is in flight and not in `changes`.
+    /// The buffer of each id that is in flight and not in `changes`.
     buffer_of: Vec<u16>,
-    /// Changes of the multicast list not answered, by id.
+    /// Changes of the multicast list without a response, by id.
     changes: Vec<(u16, Multicast)>,
     refused: Vec<[u8; 6]>,
-    /// Answers that each buffer waits for.
+    /// Number of responses outstanding for each buffer.
     awaited: Vec<u16>,
     in_flight: usize,
-    /// Frames that the back end answered with an error.
+    /// Frames with an error response.
     pub errors: u64,
-    /// Frames that it dropped.
+    /// Frames with a dropped response.
     pub dropped: u64,
 }
 
 impl TxQueue {
-    /// A fresh ring in `area`. The pages of `grefs` make buffers of `pages_each`.
+    /// Creates a ring in `area`. The pages of `grefs` form buffers of `pages_each`.
     pub fn new(area: Area, grefs: Vec<u32>, pages_each: u16, agreed: &Agreed) -> Self {
         assert!((1..SLOTS_PORTABLE).contains(&usize::from(pages_each)));
         let ring = FrontTx::new(area);
@@ -66,21 +66,21 @@ impl TxQueue {
         }
     }
 
-    /// Whether the back end takes the pages of a frame one by one.
-    pub fn takes_sg(&self) -> bool {
+    /// Whether the back end accepts frames in several slots.
+    pub fn has_sg(&self) -> bool {
         self.agreed.sg
     }
 
-    /// How many frames the ring has room for, however long they are.
+    /// Number of frames of any length that the ring has room for.
     pub fn frames_free(&self) -> usize {
-        // One slot more for how to cut it.
+        // One more slot for the GSO extra info.
         self.ring.room() as usize / (usize::from(self.pages_each) + 1)
     }
 
     /// Sends the `len` bytes at `offset` of `buffer`, which must be free.
     ///
     /// # Errors
-    /// [`Refused`]: nothing was done.
+    /// [`Refused`]: the frame was not sent.
     pub fn send(
         &mut self,
         buffer: u16,
@@ -98,7 +98,7 @@ impl TxQueue {
         if end > page * u32::from(self.pages_each) || (end > page && !self.agreed.sg) {
             return Err(Refused::Long);
         }
-        let (flags, gso) = self.asks(hdr)?;
+        let (flags, gso) = self.request_flags(hdr)?;
         let mut requests = [TxRequest::default(); SLOTS_PORTABLE];
         let (mut at, mut n) = (u32::from(offset), 0);
         while at < end {
@@ -109,7 +109,7 @@ impl TxQueue {
                 offset: (at % page) as u16,
                 flags: if n == 0 { flags } else { 0 },
                 id: self.free_ids.pop().expect("as many ids as slots"),
-                // The first says the length of all.
+                // The first request has the length of the packet.
                 size: if n == 0 { size } else { (to - at) as u16 },
             };
             self.buffer_of[usize::from(requests[n].id)] = buffer;
@@ -117,37 +117,36 @@ impl TxQueue {
         }
         let extra = gso.map(Extra::Gso);
         let added = self.ring.add(requests[0], extra.as_slice(), &requests[1..n]);
-        assert!(added, "callers ask for room first");
+        assert!(added, "callers check the room first");
         self.awaited[usize::from(buffer)] = n as u16;
         self.in_flight += 1;
         Ok(())
     }
 
-    /// Flags and GSO of a frame; netif says that a checksum is blank, not where.
-    fn asks(&self, hdr: &VnetHdr) -> Result<(u16, Option<Gso>), Refused> {
+    /// Flags and GSO of a frame; netif only says that a checksum is blank, not where it is.
+    fn request_flags(&self, hdr: &VnetHdr) -> Result<(u16, Option<Gso>), Refused> {
         let blank = hdr.flags & NEEDS_CSUM != 0;
         let flags = match (blank, hdr.flags & DATA_VALID != 0) {
             (true, _) => tx_flag::CSUM_BLANK | tx_flag::DATA_VALIDATED,
             (false, true) => tx_flag::DATA_VALIDATED,
             (false, false) => 0,
         };
-        // Whether it is IPv6, the header tells only of GSO: others need both.
-        let (kind, takes) = match hdr.gso_type {
+        // The vnet header shows IPv6 only with GSO: other frames need both features.
+        let (kind, accepted) = match hdr.gso_type {
             GSO_NONE => (None, !blank || (self.agreed.csum4 && self.agreed.csum6)),
             GSO_TCPV4 => (Some(gso_type::TCPV4), self.agreed.gso_tcpv4 && self.agreed.csum4),
             GSO_TCPV6 => (Some(gso_type::TCPV6), self.agreed.gso_tcpv6 && self.agreed.csum6),
             _ => (None, false),
         };
         //= netif.h: GSO takes csum_blank, and a size.
-        if !takes || (kind.is_some() && (!blank || hdr.gso_size == 0)) {
+        if !accepted || (kind.is_some() && (!blank || hdr.gso_size == 0)) {
             return Err(Refused::Offload);
         }
         Ok((flags, kind.map(|kind| Gso { size: hdr.gso_size, kind, features: 0 })))
     }
 
-    /// Asks for a change of the list of multicast addresses that come to us; false, and nothing
-    /// done: the ring has no room now. What the back end says to it is seen by
-    /// [`reclaim`](Self::reclaim).
+    /// Requests a change of the list of multicast addresses that we receive; false: not sent, the
+    /// ring has no room. The response is handled by [`reclaim`](Self::reclaim).
     pub fn change(&mut self, change: Multicast) -> bool {
         let extra = match change {
             Multicast::Add(mac) => Extra::McastAdd(mac),
@@ -164,25 +163,25 @@ impl TxQueue {
         added
     }
 
-    /// Whether the back end has yet to answer a change.
+    /// Whether a change has no response yet.
     pub fn is_changing(&self) -> bool {
         !self.changes.is_empty()
     }
 
-    /// The addresses that it did not add to its list since this was last asked.
+    /// Takes the addresses that the back end did not add since the last call.
     pub fn take_refused(&mut self) -> Vec<[u8; 6]> {
         std::mem::take(&mut self.refused)
     }
 
-    /// Adds to `free` the buffers all of whose requests were answered; how many.
+    /// Adds to `free` the buffers with all responses. Returns their number.
     ///
     /// # Errors
-    /// [`Malformed`]: the ring is to be abandoned.
+    /// [`Malformed`]: the ring must be abandoned.
     pub fn reclaim(&mut self, free: &mut Vec<u16>) -> Result<usize, Malformed> {
         let before = free.len();
         while let Some(response) = self.ring.take_response()? {
             self.free_ids.push(response.id);
-            // Nearly always there are none.
+            // Usually empty.
             if let Some(at) = self.changes.iter().position(|(id, _)| *id == response.id) {
                 if let (_, Multicast::Add(mac)) = self.changes.swap_remove(at)
                     && response.status != status::OKAY
@@ -194,7 +193,7 @@ impl TxQueue {
             self.errors += u64::from(response.status == status::ERROR);
             self.dropped += u64::from(response.status == status::DROPPED);
             let buffer = self.buffer_of[usize::from(response.id)];
-            // An id is answered once, or the ring would have said so.
+            // The ring guarantees one response per id.
             let awaited = &mut self.awaited[usize::from(buffer)];
             *awaited -= 1;
             if *awaited == 0 {
@@ -205,39 +204,39 @@ impl TxQueue {
         Ok(free.len() - before)
     }
 
-    /// Shows the back end what was sent.
+    /// Publishes sent frames to the back end.
     pub fn publish(&mut self) {
         self.ring.publish();
     }
 
-    /// Whether the back end wants to be told of it.
+    /// Whether the back end must be notified of them.
     #[must_use]
     pub fn notify_needed(&mut self) -> bool {
         self.ring.notify_needed()
     }
 
-    /// Whether `frames` frames were answered, as near as one load tells: exactly for all that are
-    /// in flight, else by slots, of which a frame has one at least.
+    /// Whether `frames` frames have responses, as far as one load shows: exact for all frames in
+    /// flight, otherwise by slots, of which each frame has at least one.
     pub fn has_used_many(&self, frames: usize) -> bool {
         self.ring.has_responses_many(self.slots_of(frames))
     }
 
-    /// Before sleeping: asks for an event when `frames` frames were answered, or earlier. Only
+    /// Requests an event when `frames` frames have responses, or earlier, before sleeping. Only
     /// [`Armed::Armed`] allows sleep.
     pub fn arm_after(&mut self, frames: usize) -> Armed {
-        // Before there is room for one frame more nobody has a use for it.
+        // An event before there is room for one more frame is of no use.
         let lacking = (u32::from(self.pages_each) + 1).saturating_sub(self.ring.room());
         self.ring.arm_after(self.slots_of(frames).max(lacking))
     }
 
-    /// Slots that are answered when `frames` frames are, at least.
+    /// Minimum number of slots with responses if `frames` frames have them.
     fn slots_of(&self, frames: usize) -> u32 {
         let all = self.ring.size() - self.ring.room();
         if frames >= self.in_flight { all } else { all.min(frames as u32) }
     }
 
-    /// With smart poll agreed on, before sleeping: clears the flag in the page of `rx` and looks
-    /// at both rings again.
+    /// With smart poll: clears the flag in the page of `rx` and re-checks both rings, before
+    /// sleeping.
     pub fn stop_polling(&self, rx: &FrontRx) -> Armed {
         rx.stop_polling(&self.ring)
     }

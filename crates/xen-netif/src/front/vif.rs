@@ -1,51 +1,52 @@
 //! One vif's front end: follows its back end through the states of xenstore.
 //!
-//! [`Handshake::look`] reads what both directories say now and does what is due; events are hints
-//! to look, no more.
+//! [`Handshake::poll`] reads the current states of both directories and takes the steps that are
+//! due; events only cause a poll.
 
-use super::keys::{self, Agreed, Wishes};
+use super::keys::{self, Agreed, FrontOptions};
 use super::step::{Step, step};
 use crate::back::{CtrlKeys, Failure, QueueKeys, State, Tree};
 
 /// Token of the watch on the back end's state.
 pub const BACK: &str = "back";
-/// Token of the watches on what says whether there is a carrier.
+/// Token of the watches on keys that affect the carrier.
 const LINK: &str = "link";
-/// Steps of one look: no chain of ours is longer, and a back end that flaps is looked at again.
+/// Maximum number of steps per poll: no regular sequence is longer, and a flapping back end causes
+/// more polls.
 const STEPS_MAX: usize = 8;
 
-/// Rings as they are named in xenstore.
+/// Rings as named in xenstore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// One for each queue.
+    /// Keys of each queue.
     pub queues: Vec<QueueKeys>,
-    /// The control ring.
+    /// Keys of the control ring.
     pub ctrl: Option<CtrlKeys>,
 }
 
-/// What makes a vif's rings.
+/// Creates a vif's rings.
 pub trait Rings {
-    /// Makes rings, grants them, and makes channels: all of them, or none and says why.
+    /// Creates rings, grants and channels: all of them, or none with a reason.
     fn prepare(&mut self, agreed: &Agreed) -> Result<Named, Failure>;
-    /// Ends their use. The back end may still have them mapped. Also when there are none.
+    /// Ends the use of rings, if there are any. The back end may still have them mapped.
     fn stop(&mut self);
-    /// Gives them back: the back end has let go. Also when there are none.
+    /// Releases rings, if there are any: the back end has unmapped them.
     fn release(&mut self);
 }
 
-/// How a vif is.
+/// State of a vif.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// Waiting for its back end.
     Waiting,
-    /// It offers so many queues and no more, fewer than we can do with: no ring was made for it,
-    /// and nothing written.
+    /// The back end offers only this many queues, fewer than the minimum: no ring was created and
+    /// no key written.
     Few(u16),
     /// Frames pass.
     Up,
-    /// Closed, as we wanted.
+    /// Closed on our request.
     Over,
-    /// It does not exist any more.
+    /// The vif does not exist any more.
     Gone,
 }
 
@@ -53,7 +54,7 @@ pub enum Status {
 pub struct Handshake<R> {
     front: String,
     back: Option<String>,
-    wishes: Wishes,
+    options: FrontOptions,
     rings: R,
     agreed: Option<Agreed>,
     carrier: bool,
@@ -62,53 +63,53 @@ pub struct Handshake<R> {
 }
 
 impl<R: Rings> Handshake<R> {
-    /// For the vif whose own directory is `front`.
-    pub fn new(front: String, wishes: Wishes, rings: R) -> Self {
+    /// Creates the handshake of the vif in directory `front`.
+    pub fn new(front: String, options: FrontOptions, rings: R) -> Self {
         let (back, agreed, mtu, leaving) = (None, None, None, false);
-        Self { front, back, wishes, rings, agreed, carrier: true, mtu, leaving }
+        Self { front, back, options, rings, agreed, carrier: true, mtu, leaving }
     }
 
-    /// What makes the rings.
+    /// The creator of the rings.
     pub fn rings(&mut self) -> &mut R {
         &mut self.rings
     }
 
-    /// What was agreed on, while there are rings.
+    /// Features of both ends, while there are rings.
     pub fn agreed(&self) -> Option<&Agreed> {
         self.agreed.as_ref()
     }
 
-    /// Whether there is a carrier, as of the last look: the back end says so, or nothing, and the
-    /// toolstack does not say that we are cut off (`disconnect`, of XAPI).
+    /// Whether there is a carrier, as of the last poll: the back end does not deny it, and the
+    /// toolstack has not disconnected us (`disconnect`, of XAPI).
     pub fn carrier(&self) -> bool {
         self.carrier
     }
 
-    /// Longest packet behind an Ethernet header that the toolstack set for this vif, if it did, as
-    /// of the last look.
+    /// Maximum packet length after the Ethernet header, if the toolstack set it, as of the last
+    /// poll.
     pub fn mtu(&self) -> Option<u16> {
         self.mtu
     }
 
-    /// Closes from the next look on.
+    /// Closes from the next poll on.
     pub fn leave(&mut self) {
         self.leaving = true;
     }
 
-    /// Reads both states, and does what is due.
+    /// Reads both states, and takes the steps that are due.
     ///
     /// # Errors
-    /// [`Failure`]: xenstore is gone, or rings could not be made.
-    pub fn look<T: Tree>(&mut self, store: &mut T) -> Result<Status, Failure> {
+    /// [`Failure`]: xenstore has disconnected, or rings could not be created.
+    pub fn poll<T: Tree>(&mut self, store: &mut T) -> Result<Status, Failure> {
         for _ in 0..STEPS_MAX {
             let ours = state(store, &self.front)?;
-            let (back, online) = self.see_back(store)?;
+            let (back, online) = self.read_back(store)?;
             match step(ours, back, self.agreed.is_some(), online, self.leaving) {
                 Step::Wait => return Ok(Status::Waiting),
                 Step::Up => return Ok(Status::Up),
                 Step::Over => return Ok(Status::Over),
                 Step::Gone => {
-                    self.give_back();
+                    self.release();
                     return Ok(Status::Gone);
                 }
                 Step::Connect => {
@@ -118,28 +119,28 @@ impl<R: Rings> Handshake<R> {
                 }
                 Step::Close => {
                     self.rings.stop();
-                    self.say(store, State::Closing)?;
+                    self.write_state(store, State::Closing)?;
                 }
                 Step::Closed => {
-                    // The next front end may not know of it, and would hear no multicast.
+                    // The next front end may not know this key, and would receive no multicast.
                     if self.agreed.is_some_and(|agreed| agreed.multicast) {
                         store.remove(&format!("{}/{}", self.front, keys::FILTER))?;
                     }
-                    self.give_back();
-                    self.say(store, State::Closed)?;
+                    self.release();
+                    self.write_state(store, State::Closed)?;
                 }
                 Step::Begin => {
-                    self.give_back();
-                    self.say(store, State::Initialising)?;
+                    self.release();
+                    self.write_state(store, State::Initialising)?;
                 }
             }
         }
         Ok(Status::Waiting)
     }
 
-    /// The back end's state, and whether it is to be. Our directory names its, anew after a
-    /// migration.
-    fn see_back<T: Tree>(&mut self, store: &mut T) -> Result<(State, bool), Failure> {
+    /// Reads the back end's state, and whether the vif is online. Our directory names its
+    /// directory, a new one after a migration.
+    fn read_back<T: Tree>(&mut self, store: &mut T) -> Result<(State, bool), Failure> {
         let back = store.read(&format!("{}/backend", self.front))?;
         if back != self.back {
             let cut = format!("{}/disconnect", self.front);
@@ -165,14 +166,14 @@ impl<R: Rings> Handshake<R> {
         Ok((state(store, back)?, online.is_none_or(|online| online.trim() != "0")))
     }
 
-    /// How many queues there are, if they are too few.
+    /// Connects. Returns the number of queues offered if it is too small.
     fn connect<T: Tree>(&mut self, store: &mut T) -> Result<Option<u16>, Failure> {
         let back = self.back.clone().unwrap_or_default();
-        let Some(agreed) = Agreed::read(store, &self.front, &back, &self.wishes)? else {
-            let text = format!("{back}/feature-rx-copy is not 1: pages are not flipped any more");
+        let Some(agreed) = Agreed::read(store, &self.front, &back, &self.options)? else {
+            let text = format!("{back}/feature-rx-copy is not 1: page flipping is not supported");
             return Err(Failure(text));
         };
-        if agreed.queues < self.wishes.fewest {
+        if agreed.queues < self.options.fewest {
             return Ok(Some(agreed.queues));
         }
         let named = self.rings.prepare(&agreed)?;
@@ -181,20 +182,20 @@ impl<R: Rings> Handshake<R> {
         }
         store.remove(&format!("{}/multi-queue-num-queues", self.front))?;
         self.agreed = Some(agreed);
-        let keys = keys::written(&agreed, &named.queues, named.ctrl.as_ref());
+        let keys = keys::connected_keys(&agreed, &named.queues, named.ctrl.as_ref());
         store.write(&self.front, "backend", &keys)?;
-        self.say(store, State::Connected)?;
+        self.write_state(store, State::Connected)?;
         Ok(None)
     }
 
-    fn give_back(&mut self) {
+    fn release(&mut self) {
         self.rings.stop();
         self.rings.release();
         self.agreed = None;
     }
 
-    /// Writes our state, if our directory is still there.
-    fn say<T: Tree>(&self, store: &mut T, state: State) -> Result<(), Failure> {
+    /// Writes our state, if our directory still exists.
+    fn write_state<T: Tree>(&self, store: &mut T, state: State) -> Result<(), Failure> {
         let key = ("state".to_string(), state.number().to_string());
         store.write(&self.front, "backend", &[key])?;
         Ok(())

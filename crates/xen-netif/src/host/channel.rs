@@ -1,11 +1,12 @@
 //! Our end of an event channel.
 //!
-//! Where both rings of a queue share one channel, two threads may sleep for it, and whoever takes
-//! an event takes it from the other. So each has a [`SharedChannel`], which tells the other:
+//! Two threads may wait on a channel shared by both rings of a queue, and an event consumed by one
+//! is lost to the other. So each thread has a [`SharedChannel`], which forwards events to the
+//! other:
 //!
 //! ```text
-//!   channel ──┬─▶ half of tx ── took one ──┐        each waits for the channel and for what
-//!             └─▶ half of rx ◀─────────────┘ tells  the other half tells, and acks both
+//!   channel ──┬─▶ half of tx ── consumed ──┐       each waits for the channel and for events
+//!             └─▶ half of rx ◀──── signal ─┘       of the other half, and acks both
 //! ```
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,42 +16,42 @@ use super::HostError;
 use super::xen::sys as xen;
 use os::Epoll;
 
-/// The event channel of a ring, as far as its port uses it.
+/// The event channel of a ring, as used by its port.
 pub trait Event: Send + Sync {
-    /// Tells the peer.
+    /// Sends an event to the peer.
     fn notify(&self);
-    /// Takes what the peer told, so that it can tell again.
+    /// Consumes pending events, so that the next one is delivered.
     fn ack(&self);
 }
 
-/// Our end of an event channel. The other end learns nothing of when this one looks.
+/// Our end of an event channel. The peer does not see when events are consumed.
 pub struct Channel {
-    /// Becomes readable when an event came.
+    /// Becomes readable when an event arrives.
     fd: Arc<OwnedFd>,
     end: End,
-    /// Called when it is closed.
+    /// Called on drop.
     closed: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
 enum End {
-    /// The same descriptor, and the port on it.
+    /// The same descriptor, and its port.
     Xen(u32),
     /// The eventfd that the other end reads.
     Eventfd(Arc<OwnedFd>),
 }
 
 impl Channel {
-    /// A port of an evtchn descriptor of its own.
+    /// A port on its own evtchn descriptor.
     pub(super) fn xen(fd: OwnedFd, port: u32) -> Self {
         Self { fd: Arc::new(fd), end: End::Xen(port), closed: None }
     }
 
-    /// Two eventfds: the one we read, and the one that the other end reads.
+    /// Two eventfds: one that we read, and one that the peer reads.
     pub fn eventfds(ours: Arc<OwnedFd>, theirs: Arc<OwnedFd>) -> Self {
         Self { fd: ours, end: End::Eventfd(theirs), closed: None }
     }
 
-    /// Has `then` called when it is closed.
+    /// Has `then` called on drop.
     #[must_use]
     pub fn on_close(mut self, then: impl FnOnce() + Send + Sync + 'static) -> Self {
         self.closed = Some(Box::new(then));
@@ -62,7 +63,7 @@ impl Channel {
         Arc::clone(&self.fd)
     }
 
-    /// Sends an event. One system call; that the other end is gone is told by the store.
+    /// Sends an event, with one system call. A lost peer is reported by the store, not here.
     #[inline]
     pub fn notify(&self) {
         match &self.end {
@@ -71,9 +72,8 @@ impl Channel {
         }
     }
 
-    /// Takes a pending event, so that the next one is told again; whether there was one. To be
-    /// called before the look that decides to sleep, not after: an event between the two would be
-    /// taken with it.
+    /// Consumes a pending event, so that the next one is delivered. Returns whether there was one.
+    /// Must be called before the ring is checked, not after: an event in between would be lost.
     pub fn ack(&self) -> bool {
         match &self.end {
             End::Xen(port) => xen::evtchn_ack(self.fd.as_fd(), *port),
@@ -95,31 +95,32 @@ impl Event for Channel {
 /// One of two ends of a channel that both rings of a queue share.
 pub struct SharedChannel {
     channel: Arc<Channel>,
-    /// The other half took an event.
-    told: Arc<OwnedFd>,
-    /// Says so to the other.
+    /// Signalled when the other half consumed an event.
+    signalled: Arc<OwnedFd>,
+    /// Signals the other half.
     other: Arc<OwnedFd>,
-    /// The channel, and `told`.
+    /// Waits for the channel and for `signalled`.
     either: Arc<OwnedFd>,
 }
 
 impl SharedChannel {
-    /// Both of them.
+    /// Creates both ends.
     ///
     /// # Errors
-    /// [`HostError::Os`]: no descriptors are left.
+    /// [`HostError::Os`]: out of descriptors.
     pub fn pair(channel: Channel) -> Result<[Self; 2], HostError> {
         let os = |error| HostError::Os { at: "channel".into(), what: "epoll", error };
         let channel = Arc::new(channel);
-        let told = [Arc::new(os::eventfd().map_err(os)?), Arc::new(os::eventfd().map_err(os)?)];
+        let signalled =
+            [Arc::new(os::eventfd().map_err(os)?), Arc::new(os::eventfd().map_err(os)?)];
         let half = |mine: usize| {
             let epoll = Epoll::new()?;
             epoll.add(channel.fd.as_fd(), 0)?;
-            epoll.add(told[mine].as_fd(), 1)?;
-            let other = Arc::clone(&told[1 - mine]);
+            epoll.add(signalled[mine].as_fd(), 1)?;
+            let other = Arc::clone(&signalled[1 - mine]);
             let channel = Arc::clone(&channel);
             let either = Arc::new(OwnedFd::from(epoll));
-            Ok(Self { channel, told: Arc::clone(&told[mine]), other, either })
+            Ok(Self { channel, signalled: Arc::clone(&signalled[mine]), other, either })
         };
         Ok([half(0).map_err(os)?, half(1).map_err(os)?])
     }
@@ -136,8 +137,8 @@ impl Event for SharedChannel {
     }
 
     fn ack(&self) {
-        // First what the other told: it told of an event that is taken already.
-        os::drain(self.told.as_fd());
+        // Signals of the other half first: their events are consumed already.
+        os::drain(self.signalled.as_fd());
         if self.channel.ack() {
             os::signal(self.other.as_fd());
         }
@@ -147,7 +148,8 @@ impl Event for SharedChannel {
 impl Drop for Channel {
     fn drop(&mut self) {
         if let End::Xen(port) = self.end {
-            // Others may hold the descriptor, so closing it may not do. There is no other way.
+            // Closing may not suffice: other processes may hold the descriptor. Errors cannot be
+            // handled.
             let _ = xen::ioctl::unbind(self.fd.as_fd(), port);
         }
         if let Some(closed) = self.closed.take() {

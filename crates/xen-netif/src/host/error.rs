@@ -1,4 +1,4 @@
-//! What a host can refuse, and what to do about it.
+//! Errors of a host, with advice.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,64 +8,64 @@ use switch::account::OverLimit;
 
 use crate::store::StoreError;
 
-/// Why a host did not do as asked.
+/// Error of a host.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// A device node is not there.
+    /// A device node does not exist.
     #[error(
-        "{node} is not there: is this a Xen domain? If so, load its module (modprobe {module}); \
-         without Xen use xen-local"
+        "{node} does not exist: if this is a Xen domain, load its module (modprobe {module}); \
+         without Xen, use xen-local"
     )]
     NoNode {
-        /// Which.
+        /// The node.
         node: PathBuf,
-        /// Whose it is.
+        /// Its kernel module.
         module: &'static str,
     },
-    /// There is a device node but no device.
-    #[error("{0}: no such device: this machine does not run under Xen; without Xen use xen-local")]
+    /// The device node has no device.
+    #[error("{0}: no such device: this machine does not run under Xen; without Xen, use xen-local")]
     NoDevice(PathBuf),
-    /// A device node is not for us.
-    #[error("{0}: permission denied; run as root, or give this user read and write to it")]
+    /// Permission denied for a device node.
+    #[error("{0}: permission denied; run as root, or give this user read and write permission")]
     NotAllowed(PathBuf),
-    /// The store.
+    /// An error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// No front end is there.
-    #[error("domain {0} is not there: its front end has gone")]
+    /// The domain does not exist.
+    #[error("domain {0} does not exist: its front end has disconnected")]
     NoDomain(u16),
-    /// A grant that is not there, not for us, or not for writing.
+    /// A grant that does not exist, is not for this domain, or is read-only.
     #[error("domain {domid}: grant {gref} cannot be mapped: {why}")]
     BadGrant {
-        /// Whose.
+        /// The granting domain.
         domid: u16,
-        /// Which.
+        /// The grant reference.
         gref: u32,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// More pages than the guest's port may have mapped.
-    #[error("domain {domid}: its pages are not mapped: {error}")]
+    /// The limit of the port's account.
+    #[error("domain {domid}: cannot map its pages: {error}")]
     OverLimit {
-        /// Whose.
+        /// The granting domain.
         domid: u16,
-        /// How many, and whose limit.
+        /// The number of pages, and the limit.
         error: OverLimit,
     },
-    /// A port that is not there, or not for us.
+    /// An event channel that does not exist or is not for this domain.
     #[error("domain {domid}: event channel {port} cannot be bound: {why}")]
     BadPort {
-        /// Whose.
+        /// The remote domain.
         domid: u16,
-        /// Which.
+        /// Its port.
         port: u32,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// No more pages to grant.
-    #[error("{pages} more pages cannot be granted: {advice}")]
+    /// No pages can be granted.
+    #[error("cannot grant {pages} more pages: {advice}")]
     NoPages {
-        /// How many were asked for.
+        /// Number of pages requested.
         pages: u32,
         /// What to do.
         advice: &'static str,
@@ -73,26 +73,26 @@ pub enum HostError {
     /// Memory that cannot be mapped.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// Pages that make no memory.
+    /// Pages that do not form a memory table.
     #[error(transparent)]
     Table(TableError),
-    /// What only another host than Xen can refuse.
+    /// An error of another host.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
-    /// The system refused.
+    /// An error of the system.
     #[error("{at}: {what} failed: {error}")]
     Os {
-        /// Where.
+        /// The file or device.
         at: PathBuf,
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
 }
 
 impl HostError {
-    /// A device node could not be opened.
+    /// Error of opening a device node.
     pub(super) fn of_node(node: &Path, module: &'static str, error: io::Error) -> Self {
         const ENODEV: i32 = libc::ENODEV;
         const ENXIO: i32 = libc::ENXIO;

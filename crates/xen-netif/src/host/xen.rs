@@ -17,7 +17,7 @@ use crate::store::{Store, StoreError};
 const GNTDEV: &str = "/dev/xen/gntdev";
 const GNTALLOC: &str = "/dev/xen/gntalloc";
 const EVTCHN: &str = "/dev/xen/evtchn";
-/// Vifs of this domain's back end, as Linux knows them.
+/// Vifs of this domain's kernel back end.
 const DEVICES: &str = "/sys/bus/xen-backend/devices";
 
 fn open(node: &str, module: &'static str) -> Result<OwnedFd, HostError> {
@@ -29,10 +29,10 @@ fn evtchn() -> Result<OwnedFd, HostError> {
     open(EVTCHN, "xen-evtchn")
 }
 
-/// The back half's end.
+/// Host interface of the back half.
 pub struct Back {
     gntdev: Arc<Gntdev>,
-    /// All domains share it, so that copies between them are one call.
+    /// Shared by all domains, so that copies between them are one call.
     grants: Arc<dyn Grants>,
 }
 
@@ -42,15 +42,15 @@ struct Gntdev {
     own: Option<Own>,
 }
 
-/// Grants pages of ours to ourselves: copies to and from them need no look at our page tables,
-/// which costs more than the copy.
+/// Grants our pages to our own domain: copies to and from them need no page-table walk, which costs
+/// more than the copy.
 struct Own {
     gntalloc: Arc<OwnedFd>,
     domid: u16,
 }
 
 impl Own {
-    /// `None` if this domain has no gntalloc, or does not know itself.
+    /// `None` if this domain has no gntalloc, or its id is unknown.
     fn open() -> Option<Self> {
         let gntalloc = Arc::new(open(GNTALLOC, "xen-gntalloc").ok()?);
         let domid = Store::of_this_domain().ok()?.read("domid").ok()??.parse().ok()?;
@@ -75,24 +75,24 @@ impl Back {
     /// Opens the device nodes.
     ///
     /// # Errors
-    /// [`HostError`]: a device node that is missing, or not for us.
+    /// [`HostError`]: a device node that is missing, or permission denied.
     pub fn open() -> Result<Self, HostError> {
         let fd = open(GNTDEV, "xen-gntdev")?;
         let gntdev = Arc::new(Gntdev { fd, mapped: Arc::default(), own: Own::open() });
-        // One for each channel will be needed; that there are any is told at once.
+        // Each channel needs one later; a missing device is reported now.
         evtchn()?;
         let grants = Arc::clone(&gntdev);
         Ok(Self { gntdev, grants })
     }
 
-    /// One grant by a call and an mmap of its own, so that each goes by itself.
+    /// Maps one grant by a separate call and mmap, so that it can be unmapped alone.
     fn map(&self, domid: u16, gref: u32, access: Access) -> Result<Mapping, HostError> {
         let bad = |why: String| HostError::BadGrant { domid, gref, why };
         let gntdev = Arc::clone(&self.gntdev);
         let index = ioctl::map_grant_ref(gntdev.fd.as_fd(), domid, gref);
         let index = index.map_err(|error| bad(error.to_string()))?;
         let release = move || {
-            // There is nobody to tell; the kernel gives it back with the descriptor.
+            // Errors cannot be handled; the kernel releases it with the descriptor.
             let _ = ioctl::unmap_grant_ref(gntdev.fd.as_fd(), index);
         };
         let fd = self.gntdev.fd.as_fd();
@@ -104,7 +104,7 @@ impl Back {
             }
         };
         let granted = Granted { domid, grefs: [gref].into() };
-        Ok(sys::known(mapping, &self.gntdev.mapped, granted).on_unmap(release))
+        Ok(sys::register(mapping, &self.gntdev.mapped, granted).on_unmap(release))
     }
 }
 
@@ -138,23 +138,23 @@ impl super::Back for Back {
         Ok(Channel::xen(fd, ours.map_err(why)?))
     }
 
-    fn claimed(&self, domid: u16, devid: u32) -> Option<String> {
+    fn claimed_by(&self, domid: u16, devid: u32) -> Option<String> {
         claimed_by(Path::new(DEVICES), domid, devid)
     }
 }
 
-/// Who in this domain's kernel serves the vif, if someone does.
+/// The driver of this domain's kernel that serves the vif, if any.
 fn claimed_by(devices: &Path, domid: u16, devid: u32) -> Option<String> {
     let driver = devices.join(format!("vif-{domid}-{devid}")).join("driver");
     let driver = std::fs::read_link(driver).ok()?;
     let name = driver.file_name().unwrap_or(driver.as_os_str()).to_string_lossy().into_owned();
     Some(format!(
-        "this kernel's driver '{name}' has it; unbind it, or keep the module xen-netback away \
+        "this kernel's driver '{name}' serves it; unbind it, or do not load the module xen-netback \
          (see docs/xen.md)"
     ))
 }
 
-/// The front half's end.
+/// Host interface of the front half.
 pub struct Front {
     gntalloc: Arc<OwnedFd>,
 }
@@ -163,7 +163,7 @@ impl Front {
     /// Opens the device nodes.
     ///
     /// # Errors
-    /// [`HostError`]: a device node that is missing, or not for us.
+    /// [`HostError`]: a device node that is missing, or permission denied.
     pub fn open() -> Result<Self, HostError> {
         let gntalloc = Arc::new(open(GNTALLOC, "xen-gntalloc")?);
         evtchn()?;

@@ -1,11 +1,10 @@
-//! The control ring's service: hash, queue table and static grants, as a guest orders them.
+//! Service of the control ring: hash, queue table and static grants, as requested by a guest.
 //!
 //! ```text
-//!   front ── control ring ──▶ Control (control thread) ── publishes ──▶ Orders ◀── ports look
+//!   front ── control ring ──▶ Control (control thread) ── publishes ──▶ Orders ◀── read by ports
 //! ```
-//! What a guest wrote is copied to private memory, checked there, and only then put in the place
-//! of what was: a request that fails changes nothing. The ports see whole tables, never one in
-//! the making.
+//! Data of a guest is copied to private memory and validated before it replaces the current state:
+//! a failed request changes nothing. Ports read complete tables only.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,25 +21,25 @@ use shm::{Domain, Seg, SegMut};
 use super::hash::{KEY_LEN_MAX, MAPPING_MAX, Steering, algorithm, hash_type};
 use crate::host::StaticPage;
 
-/// Most static grants of one queue: two rings' worth of buffers, twice.
+/// Maximum number of static grants of one queue: two rings of buffers, twice.
 pub const STATIC_GRANTS_MAX: usize = 1024;
-/// Widest span of references that are looked up by an index.
+/// Maximum span of references for lookup by an index.
 const NEAR_MAX: u32 = 4 * STATIC_GRANTS_MAX as u32;
-/// Most entries of one list of grants: a page's.
+/// Maximum number of entries of one list of grants, which is a page.
 const LIST_MAX: u32 = PAGE_LEN as u32 / GREF_ENTRY_LEN as u32;
-/// Most entries of one piece of the hash table: a page's.
+/// Maximum number of entries of one part of the hash table, which is a page.
 const PIECE_MAX: u32 = PAGE_LEN as u32 / 4;
-/// Most work of one look, in requests; a front half that asks for more waits for the next.
+/// Maximum work per call of `serve`, in requests; further requests wait for the next call.
 const WORK_MAX: u32 = 128;
-/// Grants whose mapping counts as a request: each may be a call to the hypervisor.
+/// Number of grants whose mapping counts as one request: each may be a hypercall.
 const GRANTS_EACH: u32 = 8;
 
-/// The static grants of one queue. A grant that is not here is copied from and to as any.
+/// The static grants of one queue. Other grants are copied by the hypervisor.
 #[derive(Clone, Debug, Default)]
 pub struct StaticGrants {
     pages: BTreeMap<u32, StaticPage>,
-    /// The same by their distance from the first, where they lie near to each other, as most
-    /// guests' do: ports look for each slot, and an index takes 2 ns where the map takes 20.
+    /// The same, indexed by distance from the first reference, if they are close together, as with
+    /// most guests: ports look up each slot, and an index takes 2 ns where the map takes 20.
     near: Vec<Option<StaticPage>>,
     first: u32,
 }
@@ -57,7 +56,7 @@ impl StaticGrants {
         Self { pages, near, first }
     }
 
-    /// The page of a grant, if it stays mapped.
+    /// The page of a grant, if it is static.
     #[inline]
     pub fn get(&self, gref: u32) -> Option<&StaticPage> {
         match self.near.get(gref.wrapping_sub(self.first) as usize) {
@@ -67,7 +66,7 @@ impl StaticGrants {
         }
     }
 
-    /// How many there are.
+    /// Number of static grants.
     pub fn len(&self) -> usize {
         self.pages.len()
     }
@@ -78,16 +77,16 @@ impl StaticGrants {
     }
 }
 
-/// What a guest ordered over its control ring, for the ports of its vif.
+/// Settings made over a control ring, for the ports of its vif.
 pub struct Orders {
     steering: Mutex<Arc<Steering>>,
-    /// By queue.
+    /// Indexed by queue.
     grants: Vec<Mutex<Arc<StaticGrants>>>,
     changes: AtomicU64,
 }
 
 impl Orders {
-    /// Nothing ordered yet, by a vif of `queues` queues.
+    /// Creates empty settings for a vif of `queues` queues.
     pub fn new(queues: usize) -> Self {
         let grants = (0..queues).map(|_| Mutex::default()).collect();
         Self { steering: Mutex::default(), grants, changes: AtomicU64::new(0) }
@@ -98,26 +97,26 @@ impl Orders {
         self.grants.len()
     }
 
-    /// Grows by one with every change; a port that kept a table looks here whether it is the
-    /// latest.
+    /// Number of changes; a port that caches a table compares it to see whether its copy is
+    /// current.
     #[inline]
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// How to spread frames over the queues.
+    /// Hash and table that spread frames over the queues.
     pub fn steering(&self) -> Arc<Steering> {
         Arc::clone(&self.steering.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The static grants of `queue`; none, for one that is not there.
+    /// The static grants of `queue`; empty if it does not exist.
     pub fn grants(&self, queue: usize) -> Arc<StaticGrants> {
         let lock =
             |m: &Mutex<Arc<_>>| Arc::clone(&m.lock().unwrap_or_else(PoisonError::into_inner));
         self.grants.get(queue).map(lock).unwrap_or_default()
     }
 
-    /// As the control ring does it.
+    /// Sets static grants as the control ring does.
     #[cfg(test)]
     pub(super) fn set_grants(
         &self,
@@ -127,14 +126,14 @@ impl Orders {
         self.set(&self.grants[queue], StaticGrants::of(pages.into_iter().collect()));
     }
 
-    /// As the control ring does it.
+    /// Sets the steering as the control ring does.
     #[cfg(test)]
     pub(super) fn set_steering(&self, steering: Steering) {
         self.set(&self.steering, steering);
     }
 
     fn set<T>(&self, place: &Mutex<Arc<T>>, new: T) {
-        // What was is dropped here, outside the lock: that may unmap.
+        // The old value is dropped outside the lock, because that may unmap pages.
         let old = std::mem::replace(
             &mut *place.lock().unwrap_or_else(PoisonError::into_inner),
             Arc::new(new),
@@ -151,15 +150,15 @@ impl fmt::Debug for Orders {
     }
 }
 
-/// Who maps static grants.
+/// Maps static grants.
 pub trait StaticHost: Send {
-    /// Maps all of `grants` (whether readonly beside each), or, `None`, not one of them. Why not,
-    /// the host logs; the guest is only told that it failed.
+    /// Maps all of `grants` (each with its readonly flag), or none and returns `None`. The host
+    /// logs the reason; the guest only gets an error status.
     fn map(&mut self, grants: &[(u32, bool)]) -> Option<Vec<StaticPage>>;
 
-    /// Returns once the ports of `queue` have let go of the table they had: a grant may be told
-    /// to be unmapped only when it is.
-    fn settle(&mut self, queue: usize);
+    /// Returns when the ports of `queue` have released the previous table: only then may the guest
+    /// be notified that a grant is unmapped.
+    fn wait_released(&mut self, queue: usize);
 }
 
 /// Serves a vif's control ring.
@@ -171,8 +170,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Serves `ring` of `domain`, for the ports that look at `orders`. Without a `host` there are
-    /// no static grants.
+    /// Serves `ring` of `domain`, for the ports that read `orders`. Without a `host` there are no
+    /// static grants.
     pub fn new(
         ring: BackCtrl,
         domain: Arc<Domain>,
@@ -182,10 +181,10 @@ impl Control {
         Self { ring, domain, orders, host }
     }
 
-    /// Serves what is there, a look's worth at most, and whether to notify the front half.
+    /// Serves pending requests, up to the maximum. Returns whether to notify the front half.
     ///
     /// # Errors
-    /// [`Malformed`]: the vif is to be stopped.
+    /// [`Malformed`]: the vif must be stopped.
     pub fn serve(&mut self) -> Result<bool, Malformed> {
         let mut left = WORK_MAX;
         while left > 0 {
@@ -193,8 +192,8 @@ impl Control {
                 break;
             };
             left = left.saturating_sub(work(&request));
-            let answer = self.answer(&request);
-            let (status, data) = answer.map_or_else(|status| (status, 0), |data| (SUCCESS, data));
+            let reply = self.run(&request);
+            let (status, data) = reply.map_or_else(|status| (status, 0), |data| (SUCCESS, data));
             let CtrlRequest { id, kind, .. } = request;
             self.ring.put(CtrlResponse { id, kind, status, data });
         }
@@ -202,19 +201,18 @@ impl Control {
         Ok(self.ring.notify_needed())
     }
 
-    /// Asks to be notified of the next request, and looks a last time. Only [`Armed::Armed`]
-    /// allows sleep.
+    /// Requests an event for the next request, and re-checks. Only [`Armed::Armed`] allows sleep.
     pub fn arm(&mut self) -> Armed {
         self.ring.arm()
     }
 
-    /// Whether there is something to serve.
+    /// Whether requests are pending.
     pub fn has_work(&self) -> bool {
         self.ring.has_work()
     }
 
-    /// The answer's data, or the status that says why not.
-    fn answer(&mut self, request: &CtrlRequest) -> Result<u32, u32> {
+    /// Runs a request. Returns the data of its response, or an error status.
+    fn run(&mut self, request: &CtrlRequest) -> Result<u32, u32> {
         let [a, b, c] = request.data;
         match request.kind {
             ctrl_type::SET_HASH_ALGORITHM => self.set_algorithm(a),
@@ -233,7 +231,7 @@ impl Control {
         }
     }
 
-    /// Puts a changed copy of the steering into its place.
+    /// Publishes a changed copy of the steering.
     fn steer(&self, change: impl FnOnce(&mut Steering)) {
         let mut new = Steering::clone(&self.orders.steering());
         change(&mut new);
@@ -280,7 +278,7 @@ impl Control {
         Ok(0)
     }
 
-    /// Replaces `len` entries from `offset` on.
+    /// Replaces `len` entries from `offset`.
     fn set_mapping(&self, gref: u32, len: u32, offset: u32) -> Result<u32, u32> {
         let end = offset.checked_add(len).filter(|_| len <= PIECE_MAX).ok_or(INVALID)?;
         if end as usize > MAPPING_MAX {
@@ -301,7 +299,7 @@ impl Control {
         Ok(0)
     }
 
-    /// The number of a queue that can have static grants.
+    /// The index of a queue that may have static grants.
     fn static_queue(&self, queue: u32) -> Result<usize, u32> {
         if self.host.is_none() {
             return Err(NOT_SUPPORTED);
@@ -310,7 +308,7 @@ impl Control {
         if queue < self.orders.queues() { Ok(queue) } else { Err(INVALID) }
     }
 
-    /// All of a list or none of it.
+    /// Adds all grants of a list, or none.
     fn add_grants(&mut self, queue: u32, gref: u32, len: u32) -> Result<u32, u32> {
         let queue = self.static_queue(queue)?;
         let list = self.list(gref, len)?;
@@ -318,7 +316,7 @@ impl Control {
         if new.len() + list.len() > STATIC_GRANTS_MAX {
             return Err(INVALID);
         }
-        // Twice in the list, or there already: which of two pages should it be?
+        // A duplicate in the list, or with the table, is ambiguous.
         let mut grants: Vec<_> = list.iter().map(|e| (e.gref, e.readonly)).collect();
         grants.sort_unstable();
         let twice = grants.windows(2).any(|pair| pair[0].0 == pair[1].0);
@@ -338,7 +336,7 @@ impl Control {
         Ok(0)
     }
 
-    /// Those of a list that are there; each entry is told whether it was. How many there were.
+    /// Removes the grants of a list that exist; each entry gets a status. Returns their number.
     fn del_grants(&mut self, queue: u32, gref: u32, len: u32) -> Result<u32, u32> {
         let queue = self.static_queue(queue)?;
         let mut list = self.list(gref, len)?;
@@ -351,11 +349,11 @@ impl Control {
             entry.status = u16::try_from(status).expect("small");
         }
         if removed > 0 {
-            // Kept until the ports have let go of it, so that what is unmapped is unmapped here.
+            // Kept until the ports have released it, so that pages are unmapped here.
             let old = self.orders.grants(queue);
             self.orders.set(&self.orders.grants[queue], StaticGrants::of(new));
             if let Some(host) = &mut self.host {
-                host.settle(queue);
+                host.wait_released(queue);
             }
             drop(old);
         }
@@ -364,7 +362,7 @@ impl Control {
         Ok(removed)
     }
 
-    /// A private copy of a list of grants.
+    /// Copies a list of grants to private memory.
     fn list(&self, gref: u32, len: u32) -> Result<Vec<GrefEntry>, u32> {
         if len > LIST_MAX {
             return Err(INVALID);
@@ -395,7 +393,7 @@ impl Control {
     }
 }
 
-/// What a request costs at most.
+/// Maximum cost of a request.
 fn work(request: &CtrlRequest) -> u32 {
     let [_, _, len] = request.data;
     match request.kind {

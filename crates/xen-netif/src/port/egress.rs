@@ -19,8 +19,8 @@ use super::{Wiring, fault};
 /// Back half of a guest's rx ring: frames out of the switch.
 pub struct XenEgress {
     active: Option<Active>,
-    /// Answers that wait for the copies to be done.
-    answers: Vec<Answer>,
+    /// Responses that wait for the copies.
+    responses: Vec<Response>,
     /// Kept for its allocation.
     copies: Copies<'static>,
     stats: Arc<EgressStats>,
@@ -30,29 +30,29 @@ struct Active {
     ring: BackRx,
     wiring: Wiring,
     pages: Pages,
-    /// How the guest wants frames spread, if it said so; it is then told the hash of each.
+    /// The guest's steering, if it configured one; it then gets the hash of each frame.
     steering: Option<Arc<Steering>>,
-    /// The fewest pages that a frame lacked, since [`arm`](Egress::arm) last found room.
+    /// Fewest pages missing for a frame since [`arm`](Egress::arm) last found room.
     short_of: Option<u32>,
-    /// A notification may have come since the last was taken.
+    /// A notification may have arrived since the last one was consumed.
     armed: bool,
-    /// Slots were answered since the front half was last told.
-    answers: bool,
+    /// There are responses since the front half was last notified.
+    responses: bool,
 }
 
-/// What goes into one slot.
+/// Contents of one slot.
 #[derive(Clone, Copy)]
-enum Answer {
-    /// Of the frame with this tag.
+enum Response {
+    /// Data of the frame with this tag.
     Data(RxResponse, u16),
-    /// And whether another follows.
+    /// An extra info, and whether another follows.
     Extra(Extra, bool),
 }
 
 /// A frame to be copied.
 struct Job<'m> {
     head: &'m [u8],
-    /// What follows the head, once its first `skip` bytes are skipped.
+    /// The segments after the head, once their first `skip` bytes are skipped.
     body: &'m [Seg<'m>],
     skip: u32,
     len: u32,
@@ -60,12 +60,12 @@ struct Job<'m> {
     tag: u16,
 }
 
-/// What became of a frame.
+/// Result for a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Laid {
+enum Placed {
     Copied,
     Dropped,
-    NotNow,
+    NoRoom,
 }
 
 impl From<Arc<EgressStats>> for XenEgress {
@@ -75,48 +75,48 @@ impl From<Arc<EgressStats>> for XenEgress {
 }
 
 impl XenEgress {
-    /// An inactive queue.
+    /// Creates an inactive queue.
     pub fn new(stats: Arc<EgressStats>) -> Self {
-        Self { active: None, answers: Vec::new(), copies: Copies::new(), stats }
+        Self { active: None, responses: Vec::new(), copies: Copies::new(), stats }
     }
 
-    /// Puts a ring to work.
+    /// Activates it with a ring.
     pub fn activate(&mut self, ring: BackRx, wiring: Wiring) {
         assert!(self.active.is_none(), "a ring is activated once");
         let (pages, steering) = (Pages::new(&wiring), steering(&wiring));
         let active =
-            Active { ring, wiring, pages, steering, short_of: None, armed: true, answers: false };
+            Active { ring, wiring, pages, steering, short_of: None, armed: true, responses: false };
         self.active = Some(active);
     }
 
-    /// Takes the ring away. False: there was none.
+    /// Removes the ring. False: there was none.
     pub fn deactivate(&mut self) -> bool {
         let Some(mut active) = self.active.take() else { return false };
         active.ring.publish();
         let needed = active.ring.notify_needed();
-        self.stats.calls.add(active.wiring.tell(active.answers, needed));
+        self.stats.calls.add(active.wiring.notify(active.responses, needed));
         true
     }
 
-    /// Lets go of static grants that the guest has taken back.
-    pub(super) fn forget_grants(&mut self) {
+    /// Releases static grants that the guest has removed.
+    pub(super) fn release_grants(&mut self) {
         if let Some(active) = &mut self.active {
             active.refresh();
         }
     }
 
-    /// As [`Wiring`] has it from the start.
+    /// Sets the flag of [`Wiring`] later.
     #[cfg(test)]
     pub(super) fn set_smart_poll(&mut self, flag: Arc<ring::xen::SmartPoll>) {
         self.active.as_mut().expect("active").wiring.smart_poll = Some(flag);
     }
 
-    /// Whether the guest has a ring here.
+    /// Whether there is a ring.
     pub fn is_up(&self) -> bool {
         self.active.is_some()
     }
 
-    /// Tells the copies, then answers the slots: of a frame that failed, with ERROR.
+    /// Completes the copies, then puts responses into the slots: ERROR for a failed frame.
     fn finish(&mut self, mut copies: Copies<'_>, mut source_failed: impl FnMut(u16)) {
         let (mut failed, mut refused) = (0_u64, 0_u64);
         copies.finish(|tag, whose| {
@@ -128,20 +128,20 @@ impl XenEgress {
         });
         self.copies = copies.recycle();
         let Some(active) = &mut self.active else { return };
-        active.answers |= !self.answers.is_empty();
+        active.responses |= !self.responses.is_empty();
         let (mut frames, mut bytes) = (0, 0);
-        for answer in self.answers.drain(..) {
-            match answer {
-                // One of its slots names no grant; perhaps another was no page to write to.
-                Answer::Data(response, tag) if response.status < 0 => {
+        for response in self.responses.drain(..) {
+            match response {
+                // One of its slots has an invalid grant; a copy to another may have failed, too.
+                Response::Data(response, tag) if response.status < 0 => {
                     refused |= 1 << tag;
                     active.ring.put(response);
                 }
-                Answer::Extra(extra, more) => active.ring.put_extra(extra, more),
-                Answer::Data(response, tag) if failed & 1 << tag != 0 => {
+                Response::Extra(extra, more) => active.ring.put_extra(extra, more),
+                Response::Data(response, tag) if failed & 1 << tag != 0 => {
                     active.ring.put(RxResponse { status: status::ERROR, ..response });
                 }
-                Answer::Data(response, _) => {
+                Response::Data(response, _) => {
                     frames += u64::from(response.flags & rx_flag::MORE_DATA == 0);
                     bytes += u64::from(response.status.unsigned_abs());
                     active.ring.put(response);
@@ -155,73 +155,73 @@ impl XenEgress {
 }
 
 impl Active {
-    /// Looks what the guest ordered.
+    /// Reads changed settings of the guest.
     fn refresh(&mut self) {
         if self.pages.refresh(&self.wiring) {
             self.steering = steering(&self.wiring);
         }
     }
 
-    /// Slots that a frame takes, with its extra infos.
+    /// Slots of a frame, including its extra infos.
     fn slots_for(len: u32, extras: usize) -> u32 {
         len.div_ceil(GRANT_LEN) + extras as u32
     }
 
-    /// Whether the guest takes a frame like that at all.
+    /// Whether the guest can receive such a frame at all.
     fn fits_ever(&self, len: u32, extras: usize, gso: bool) -> bool {
         let mtu = u32::from(self.wiring.vif.mtu());
-        // An MTU is for frames without link header (14) and tag (4).
+        // An MTU does not include the link header (14) and tag (4).
         let short = gso || mtu == 0 || len <= mtu + 18;
         let one = self.wiring.peer.sg || len <= GRANT_LEN;
         short && one && Self::slots_for(len, extras) <= self.ring.size()
     }
 
-    fn wants(&self, head: &[u8], body: &[Seg<'_>]) -> bool {
+    fn accepts(&self, head: &[u8], body: &[Seg<'_>]) -> bool {
         if !self.wiring.vif.is_filtering() {
             return true;
         }
         let mut mac = [0; 6];
         match flow::dst_mac(head) {
             Some(dst) => mac = dst,
-            // Nothing was looked at on the way here.
+            // No header was read on the path of a cross-connected frame.
             None => {
                 if let Some(seg) = body.first() {
                     seg.read(&mut mac);
                 }
             }
         }
-        self.wiring.vif.wants(mac)
+        self.wiring.vif.accepts(mac)
     }
 }
 
-/// How the guest wants frames spread, if it said so.
+/// The guest's steering, if it configured one.
 fn steering(wiring: &Wiring) -> Option<Arc<Steering>> {
     Some(wiring.orders.steering()).filter(|steering| steering.is_set())
 }
 
-/// Gives a frame its slots and orders its copies. `ready`: slots known to be there; the ring is
-/// asked when they do not suffice.
-fn lay<'m>(
+/// Places a frame into slots and collects its copies. `ready`: slots known to be available; the
+/// ring is read when they do not suffice.
+fn place<'m>(
     active: &mut Active,
     pages: &'m Pages,
     job: &Job<'m>,
     copies: &mut Copies<'m>,
-    (answers, ready): (&mut Vec<Answer>, &mut u32),
+    (responses, ready): (&mut Vec<Response>, &mut u32),
     stats: &EgressStats,
-) -> Result<Laid, Fault> {
-    let takes_csum = active.wiring.peer.takes().csum;
-    let (flags, gso) = to_rx(&job.hdr, takes_csum);
+) -> Result<Placed, Fault> {
+    let accepts_csum = active.wiring.peer.offloads().csum;
+    let (flags, gso) = to_rx(&job.hdr, accepts_csum);
     let hash = active.steering.as_ref().and_then(|steering| steering.hash(job.head));
     let extras = [gso.map(Extra::Gso), hash.map(Extra::Hash)];
     let mut extras = extras.into_iter().flatten().peekable();
     let extra_count = extras.clone().count();
     if !active.fits_ever(job.len, extra_count, gso.is_some()) {
         stats.drops_too_long.add(1);
-        return Ok(Laid::Dropped);
+        return Ok(Placed::Dropped);
     }
-    if !active.wants(job.head, job.body) {
+    if !active.accepts(job.head, job.body) {
         stats.drops_filtered.add(1);
-        return Ok(Laid::Dropped);
+        return Ok(Placed::Dropped);
     }
     let need = Active::slots_for(job.len, extra_count);
     if *ready < need {
@@ -229,7 +229,7 @@ fn lay<'m>(
     }
     if *ready < need {
         active.short_of = Some(active.short_of.map_or(need, |n| n.min(need)));
-        return Ok(Laid::NotNow);
+        return Ok(Placed::NoRoom);
     }
     *ready -= need;
     let mut segs = std::iter::once(Seg::of(job.head)).chain(after(job.body, job.skip));
@@ -254,23 +254,23 @@ fn lay<'m>(
         let extra = if first && extra_count > 0 { rx_flag::EXTRA_INFO } else { 0 };
         let flags = more | extra | if first { flags } else { 0 };
         let response = RxResponse { id: request.id, offset: 0, flags, status: n as i16 };
-        answers.push(Answer::Data(response, job.tag));
+        responses.push(Response::Data(response, job.tag));
         while let Some(extra) = extras.next() {
             if active.ring.take().is_some() {
-                answers.push(Answer::Extra(extra, extras.peek().is_some()));
+                responses.push(Response::Extra(extra, extras.peek().is_some()));
             }
         }
     }
     if bad {
-        refuse(answers, job.tag);
+        fail(responses, job.tag);
     }
-    Ok(if bad { Laid::Dropped } else { Laid::Copied })
+    Ok(if bad { Placed::Dropped } else { Placed::Copied })
 }
 
-/// One of a frame's slots names no grant: none of them holds a frame.
-fn refuse(answers: &mut [Answer], frame: u16) {
-    for answer in answers {
-        if let Answer::Data(response, tag) = answer
+/// Marks all slots of a frame as failed: one of them has an invalid grant.
+fn fail(responses: &mut [Response], frame: u16) {
+    for slot in responses {
+        if let Response::Data(response, tag) = slot
             && *tag == frame
         {
             response.status = status::ERROR;
@@ -289,7 +289,7 @@ fn after<'m>(body: &'m [Seg<'m>], mut skip: u32) -> impl Iterator<Item = Seg<'m>
 
 impl Egress for XenEgress {
     fn offloads(&self) -> Offloads {
-        self.active.as_ref().map_or(Offloads::ALL, |a| a.wiring.peer.takes())
+        self.active.as_ref().map_or(Offloads::ALL, |a| a.wiring.peer.offloads())
     }
 
     fn takes_granted(&self) -> bool {
@@ -303,7 +303,7 @@ impl Egress for XenEgress {
         };
         self.stats.groups.add(1);
         active.refresh();
-        // What the segments to write to borrow from.
+        // The destination segments borrow from it.
         let pages = active.pages.clone();
         let mut copies = std::mem::take(&mut self.copies).recycle();
         let (mut done, mut ready) = (Ok(picks.len()), 0);
@@ -318,15 +318,15 @@ impl Egress for XenEgress {
                 hdr: frame.hdr,
                 tag: *pick,
             };
-            let lists = (&mut self.answers, &mut ready);
-            match lay(active, &pages, &job, &mut copies, lists, &self.stats) {
-                Ok(Laid::NotNow) => {
+            let lists = (&mut self.responses, &mut ready);
+            match place(active, &pages, &job, &mut copies, lists, &self.stats) {
+                Ok(Placed::NoRoom) => {
                     self.stats.full.add(1);
                     done = Ok(i);
                     break;
                 }
                 Ok(_) => {}
-                // Told again at the next call; those before were delivered.
+                // Reported again at the next call; earlier frames were delivered.
                 Err(_) if i > 0 => {
                     done = Ok(i);
                     break;
@@ -347,15 +347,15 @@ impl Egress for XenEgress {
             return Ok(true);
         };
         active.refresh();
-        // What the segments to write to borrow from.
+        // The destination segments borrow from it.
         let pages = active.pages.clone();
         let mut copies = std::mem::take(&mut self.copies).recycle();
         let len = head.len() as u32 + body.iter().map(|s| s.len()).sum::<u32>();
         let job = Job { head, body, skip: 0, len, hdr: *hdr, tag: 0 };
-        let lists = (&mut self.answers, &mut 0);
-        let laid = lay(active, &pages, &job, &mut copies, lists, &self.stats);
+        let lists = (&mut self.responses, &mut 0);
+        let placed = place(active, &pages, &job, &mut copies, lists, &self.stats);
         self.finish(copies, |_| {});
-        laid.map(|laid| laid != Laid::NotNow)
+        placed.map(|placed| placed != Placed::NoRoom)
     }
 
     fn room(&mut self, len: u32, limit: usize) -> Result<usize, Fault> {
@@ -368,7 +368,7 @@ impl Egress for XenEgress {
         }
         let frames = usize::try_from(available / need).unwrap_or(usize::MAX);
         if frames < limit {
-            // As many as can ever be, if more are wanted than that.
+            // At most the size of the ring.
             let wanted = u32::try_from(limit).unwrap_or(u32::MAX).saturating_mul(need);
             let wanted = wanted.min(active.ring.size());
             active.short_of = Some(active.short_of.map_or(wanted, |n| n.min(wanted)));
@@ -394,16 +394,17 @@ impl Egress for XenEgress {
     fn notify(&mut self) {
         let Some(active) = &mut self.active else { return };
         let needed = active.ring.notify_needed();
-        let answers = std::mem::take(&mut active.answers);
-        self.stats.calls.add(active.wiring.tell(answers, needed));
+        let responses = std::mem::take(&mut active.responses);
+        self.stats.calls.add(active.wiring.notify(responses, needed));
     }
 
     fn arm(&mut self) -> bool {
         let Some(active) = &mut self.active else { return true };
         let need = active.short_of.unwrap_or(1);
-        // One that does not tell of the pages it offers is looked at until the frames are too old.
-        let tells = active.wiring.peer.rx_notify;
-        let full = tells && !active.ring.has_room(need) && {
+        // A guest that does not send events for posted pages is polled until the frames are too
+        // old.
+        let notifies = active.wiring.peer.rx_notify;
+        let full = notifies && !active.ring.has_room(need) && {
             if std::mem::take(&mut active.armed) {
                 active.wiring.channel.ack();
             }

@@ -1,28 +1,28 @@
-//! The Toeplitz hash by which a guest spreads what it receives over its queues.
+//! The Toeplitz hash by which a guest's received frames are spread over its queues.
 //!
-//! A guest sets algorithm, types of hash, key and table over the control ring
-//! ([`control`](super::control)); the ports see an immutable [`Steering`]. Types, key and table
-//! are bounded as in Linux's netback.
+//! A guest sets algorithm, types, key and table over the control ring
+//! ([`control`](super::control)); ports read an immutable [`Steering`]. Limits are those of Linux's
+//! netback.
 
 use ring::xen::Hash;
 use switch::port::Steer;
 
-/// Longest key, in bytes (`XEN_NETBK_MAX_HASH_KEY_SIZE`).
+/// Maximum length of a key, in bytes (`XEN_NETBK_MAX_HASH_KEY_SIZE`).
 pub const KEY_LEN_MAX: usize = 40;
-/// Most entries of the table from hash to queue (`XEN_NETBK_MAX_HASH_MAPPING_SIZE`).
+/// Maximum length of the table from hash to queue (`XEN_NETBK_MAX_HASH_MAPPING_SIZE`).
 pub const MAPPING_MAX: usize = 128;
 
 /// Types of hash, as bits (`XEN_NETIF_CTRL_HASH_TYPE_*`).
 pub mod hash_type {
     /// IPv4 source and destination address.
     pub const IPV4: u32 = 1 << 0;
-    /// The same, and the ports of TCP.
+    /// The same and the TCP ports.
     pub const IPV4_TCP: u32 = 1 << 1;
     /// IPv6 source and destination address.
     pub const IPV6: u32 = 1 << 2;
-    /// The same, and the ports of TCP.
+    /// The same and the TCP ports.
     pub const IPV6_TCP: u32 = 1 << 3;
-    /// All there are.
+    /// All types.
     pub const ALL: u32 = IPV4 | IPV4_TCP | IPV6 | IPV6_TCP;
 }
 
@@ -34,16 +34,16 @@ pub mod algorithm {
     pub const TOEPLITZ: u8 = 1;
 }
 
-/// How a guest wants what it receives spread over its queues. Immutable once published.
+/// How a guest's received frames are spread over its queues. Immutable once published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Steering {
     /// An [`algorithm`].
     pub algorithm: u8,
     /// [`hash_type`]s to calculate.
     pub types: u32,
-    /// Bytes beyond those given are zero.
+    /// Unset bytes are zero.
     pub key: [u8; KEY_LEN_MAX],
-    /// Queue of each hash, modulo its length; empty: the hash modulo the number of queues.
+    /// Queue by hash modulo the table's length; empty: the hash modulo the number of queues.
     pub mapping: Vec<u32>,
 }
 
@@ -59,14 +59,14 @@ impl Default for Steering {
 }
 
 impl Steering {
-    /// Whether the guest has set one; else the switch chooses queues as it likes.
+    /// Whether the guest configured a hash; otherwise the switch selects queues.
     #[inline]
     pub fn is_set(&self) -> bool {
         self.algorithm == algorithm::TOEPLITZ && self.types != 0
     }
 
-    /// The hash of a frame, from (a private copy of) its first bytes; `None` where no type that
-    /// the guest set fits it.
+    /// The hash of a frame, from its first bytes in private memory; `None` if no configured type
+    /// matches.
     pub fn hash(&self, head: &[u8]) -> Option<Hash> {
         if !self.is_set() {
             return None;
@@ -76,14 +76,15 @@ impl Steering {
         Some(Hash { kind, algorithm: self.algorithm, value })
     }
 
-    /// The queue of a frame with this hash, out of `queues`. What has none goes where 0 would.
+    /// The queue of a frame with this hash, out of `queues`. Frames without a hash are treated as
+    /// hash 0.
     pub fn queue(&self, hash: Option<Hash>, queues: u32) -> u32 {
         let value = hash.map_or(0, |hash| hash.value);
         let queues = queues.max(1);
         let Ok(len @ 1..) = u32::try_from(self.mapping.len()) else {
             return value % queues;
         };
-        // Checked when set; a guest that came back with fewer queues has set nothing yet.
+        // Validated when set; after a reconnect with fewer queues no table is set.
         self.mapping[(value % len) as usize] % queues
     }
 }
@@ -100,10 +101,10 @@ const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 const ETHERTYPE_VLAN: u16 = 0x8100;
 const ETHERTYPE_QINQ: u16 = 0x88a8;
-/// Bytes of the longest input: IPv6 addresses and ports.
+/// Length of the longest input: IPv6 addresses and ports.
 const INPUT_LEN_MAX: usize = 36;
 
-/// Which of `types` fits the frame (its number), what it hashes and how long that is.
+/// The type of `types` that matches the frame (its number), the input of the hash, and its length.
 fn input(head: &[u8], types: u32) -> Option<(u8, [u8; INPUT_LEN_MAX], usize)> {
     let mut at = 12;
     let mut ethertype = word(head, at)?;
@@ -122,7 +123,7 @@ fn input(head: &[u8], types: u32) -> Option<(u8, [u8; INPUT_LEN_MAX], usize)> {
     let mut input = [0; INPUT_LEN_MAX];
     let len = addresses.len();
     input[..len].copy_from_slice(addresses);
-    // The largest type that fits and is set.
+    // The most specific type that matches and is set.
     if let Some(ports) = ports.filter(|_| types & 1 << with_ports != 0) {
         input[len..len + 4].copy_from_slice(ports);
         return Some((with_ports, input, len + 4));
@@ -130,7 +131,7 @@ fn input(head: &[u8], types: u32) -> Option<(u8, [u8; INPUT_LEN_MAX], usize)> {
     (types & 1 << without != 0).then_some((without, input, len))
 }
 
-/// The ports of TCP; a fragment has none.
+/// The TCP ports; a fragment has none.
 fn ipv4_ports(ip: &[u8]) -> Option<&[u8]> {
     let len = usize::from(ip.first()? & 15) * 4;
     let fragment = word(ip, 6)? & 0x3fff != 0;
@@ -140,7 +141,7 @@ fn ipv4_ports(ip: &[u8]) -> Option<&[u8]> {
     ip.get(len..len + 4)
 }
 
-/// The same, behind extension headers.
+/// The TCP ports after extension headers.
 fn ipv6_ports(ip: &[u8]) -> Option<&[u8]> {
     const HOP_BY_HOP: u8 = 0;
     const ROUTING: u8 = 43;
@@ -163,11 +164,11 @@ fn word(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]))
 }
 
-/// The hash of `data`: for each bit that is set, the 32 bits of the key that begin there. A key
-/// is followed by zeroes.
+/// The hash of `data`: the exclusive or, over all bits set, of the 32 key bits at that position.
+/// The key is padded with zeroes.
 pub fn toeplitz(key: &[u8], data: &[u8]) -> u32 {
     let byte = |i: usize| u64::from(key.get(i).copied().unwrap_or(0));
-    // The key's 8 bytes from the current one of data on; its upper half is what a bit adds.
+    // The key's 8 bytes from the current byte of data; the upper half is XORed for a bit.
     let mut window = (0..8).fold(0, |window, i| window << 8 | byte(i));
     let mut hash = 0;
     for (i, data) in data.iter().enumerate() {

@@ -11,19 +11,19 @@ use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
 use switch::vnet::VnetHdr;
 
-use super::offload::{from_tx, lacks_partial, looks};
+use super::offload::{from_tx, lacks_partial, needs_head};
 use super::pages::Pages;
 use super::{Wiring, fault};
 
-/// Longest time that the rest of a packet may take, in ns. Front halves push whole packets; one
-/// that does not stops what is behind it, so it is no use to wait for ever.
+/// Maximum time to wait for the rest of a packet, in ns. Front halves publish complete packets; one
+/// that does not blocks later packets, so the wait is limited.
 const PARTIAL_NS_MAX: u64 = 10_000_000_000;
-/// After so many bursts for receivers that cannot take grants, the next is taken to be one.
-const FETCHED_BEFORE: u8 = 4;
-/// Room for the heads of a burst's frames: whole pages.
+/// After this many bursts to receivers without grants, the next one is assumed to be such, too.
+const FETCH_AFTER: u8 = 4;
+/// Space for the heads of a burst's frames: whole pages.
 const HEADS_LEN: usize = BURST_MAX * HEAD_LEN;
-/// Room for a burst's frames: it ends with the frame that passes `BURST_BYTES`. And for each a page
-/// less a byte, by which it is shifted so that pages lie on pages.
+/// Space for a burst's frames, which ends with the frame that exceeds `BURST_BYTES`, and a page
+/// less a byte for each, to align pages with pages.
 const ARENA_LEN: usize = BURST_BYTES as usize + GSO_LEN_MAX as usize + BURST_MAX * 4095;
 
 /// Back half of a guest's tx ring: frames into the switch.
@@ -32,9 +32,10 @@ pub struct XenIngress {
     packet: TxPacket,
     /// Packets of the current burst.
     taken: Vec<Taken>,
-    /// Where heads go, and after them frames that a receiver cannot take from the guest's pages.
+    /// Memory for heads, and for frames to receivers that cannot copy from the guest's pages.
     arena: Private,
-    /// Bursts in a row all of whose frames went there; from a few on, they do so at once.
+    /// Number of consecutive bursts with all frames copied there; from a threshold on, this is done
+    /// at once.
     fetched: u8,
     stats: Arc<IngressStats>,
 }
@@ -43,26 +44,26 @@ pub(super) struct Active {
     ring: BackTx,
     pub(super) wiring: Wiring,
     pages: Pages,
-    /// Since when a packet's rest is waited for.
+    /// Time since which a packet's rest is missing.
     partial_ns: Option<u64>,
-    /// The rate kept a packet from being taken, until this time, in ns; no one tells of that.
+    /// Until this time, in ns, the rate limit keeps a packet from being taken; there is no event.
     limited_ns: Option<u64>,
-    /// A notification may have come since the last was taken.
+    /// A notification may have arrived since the last one was consumed.
     armed: bool,
 }
 
 /// A packet taken in this burst.
 struct Taken {
-    /// How to answer it, if it has no frame.
+    /// Status of its response, if it has no frame.
     status: i16,
     frame: Option<usize>,
-    /// Why it has none, to be counted once it is known that it stays in the burst.
+    /// Why it has no frame; counted once it is certain that it stays in the burst.
     bad: Option<Bad>,
     flags: u16,
     gso: Option<Gso>,
 }
 
-/// Why a packet is no frame.
+/// Reason that a packet has no frame.
 #[derive(Clone, Copy)]
 enum Bad {
     Refused(Refusal),
@@ -78,7 +79,7 @@ impl From<Arc<IngressStats>> for XenIngress {
 }
 
 impl XenIngress {
-    /// An inactive queue.
+    /// Creates an inactive queue.
     pub fn new(stats: Arc<IngressStats>) -> Self {
         Self {
             active: None,
@@ -90,10 +91,10 @@ impl XenIngress {
         }
     }
 
-    /// Puts a ring to work. It may hold packets already, of which no one will be notified.
+    /// Activates it with a ring, which may contain packets without an event.
     pub fn activate(&mut self, ring: BackTx, wiring: Wiring) {
         assert!(self.active.is_none(), "a ring is activated once");
-        // Without memory, frames for who cannot take them from the guest's pages are given up.
+        // Without memory, frames to receivers that cannot copy from the guest's pages are dropped.
         self.arena = wiring.domain.private(HEADS_LEN + ARENA_LEN).unwrap_or_default();
         let pages = Pages::new(&wiring);
         let (partial_ns, limited_ns) = (None, None);
@@ -101,26 +102,25 @@ impl XenIngress {
         self.active = Some(active);
     }
 
-    /// Takes the ring away, every packet of which that was taken is answered. False: there was
-    /// none.
+    /// Removes the ring; all taken packets have responses. False: there was none.
     pub fn deactivate(&mut self) -> bool {
         self.arena = Private::default();
         self.active.take().is_some()
     }
 
-    /// Lets go of static grants that the guest has taken back.
-    pub(super) fn forget_grants(&mut self) {
+    /// Releases static grants that the guest has removed.
+    pub(super) fn release_grants(&mut self) {
         if let Some(active) = &mut self.active {
             active.pages.refresh(&active.wiring);
         }
     }
 
-    /// Whether the guest has a ring here.
+    /// Whether there is a ring.
     pub fn is_up(&self) -> bool {
         self.active.is_some()
     }
 
-    /// Takes packets and makes frames of them. Whether it ended for their length.
+    /// Takes packets and pushes their frames. Returns whether the burst is full by bytes.
     fn collect<'m>(
         (ring, wiring, limited_ns): (&mut BackTx, &Wiring, &mut Option<u64>),
         pages: &'m Pages,
@@ -135,7 +135,7 @@ impl XenIngress {
             }
             let Some(kind) = ring.take(packet).map_err(fault)? else { break };
             if matches!(kind, Packet::Frame)
-                && let Err(due_ns) = wiring.vif.pay(packet.len, now_ns)
+                && let Err(due_ns) = wiring.vif.charge(packet.len, now_ns)
             {
                 ring.untake(1);
                 *limited_ns = Some(due_ns);
@@ -177,7 +177,7 @@ impl XenIngress {
     }
 }
 
-/// Pushes a frame that lies in `slots`; false: one of them has the reference of no grant.
+/// Pushes a frame from `slots`; false: one of them has an invalid grant reference.
 fn push<'m>(
     burst: &mut Burst<'m>,
     pages: &'m Pages,
@@ -206,7 +206,7 @@ fn change_multicast(wiring: &Wiring, change: Multicast) -> i16 {
     status::OKAY
 }
 
-/// Counts what of a burst is no frame. Who calls this gave back what was left.
+/// Counts packets without a frame, after unprocessed packets were returned to the ring.
 fn count_bad(burst: &Burst<'_>, taken: &[Taken], stats: &IngressStats) {
     for bad in taken.iter().filter_map(|new| new.bad) {
         match bad {
@@ -224,10 +224,10 @@ fn count_bad(burst: &Burst<'_>, taken: &[Taken], stats: &IngressStats) {
     }
 }
 
-/// Puts packets back into the ring whose frames are not among the first `end`: the next burst takes
+/// Returns packets to the ring whose frames are not among the first `end`; the next burst takes
 /// them again.
 #[cold]
-fn give_back(
+fn return_packets(
     ring: &mut BackTx,
     wiring: &Wiring,
     taken: &mut Vec<Taken>,
@@ -238,14 +238,14 @@ fn give_back(
     let Some(first) = taken.iter().position(is_left) else { return };
     ring.untake(taken.len() - first);
     for i in taken.drain(first..).filter_map(|new| new.frame) {
-        // As it was paid: a frame is as long as its packet.
+        // As charged: a frame has the length of its packet.
         wiring.vif.refund(u16::try_from(burst.frames[i].len).unwrap_or(u16::MAX));
     }
 }
 
-/// Gives new frames the header that their flags stand for. One that cannot be is refused.
-fn understand(burst: &mut Burst<'_>, taken: &[Taken]) {
-    if !taken.iter().any(|t| t.frame.is_some() && looks(t.flags, t.gso)) {
+/// Sets the headers of new frames from their flags. Frames with invalid flags are refused.
+fn set_headers(burst: &mut Burst<'_>, taken: &[Taken]) {
+    if !taken.iter().any(|t| t.frame.is_some() && needs_head(t.flags, t.gso)) {
         for new in taken {
             if let Some(i) = new.frame
                 && let Some(hdr) = from_tx(new.flags, None, &[], 0)
@@ -266,13 +266,13 @@ fn understand(burst: &mut Burst<'_>, taken: &[Taken]) {
             }
         }
         if lacks_partial(new.flags, new.gso) {
-            mend(burst, i);
+            add_partial_csum(burst, i);
         }
     }
 }
 
-/// Puts the partial checksum that frame `i` lacks, in its private head, or refuses it.
-fn mend(burst: &mut Burst<'_>, i: usize) {
+/// Adds the missing partial checksum of frame `i` to its private head, or refuses the frame.
+fn add_partial_csum(burst: &mut Burst<'_>, i: usize) {
     burst.snapshot();
     let len = burst.frames[i].len;
     if !burst.is_out(i) && !put_partial(burst.head_mut(i), len) {
@@ -307,22 +307,22 @@ impl Ingress for XenIngress {
                 *scratch = burst.recycle();
                 return Err(fault);
             }
-            // Reported at the next call; first what came before.
+            // Reported at the next call, after earlier packets.
             Err(_) => false,
         };
         if taken.is_empty() {
             *scratch = burst.recycle();
             return active.check_partial(now_ns).map(|()| 0);
         }
-        // It moves: what is unfinished now came after.
+        // Progress was made: an incomplete packet now is a later one.
         *partial_ns = None;
 
-        // One call to the hypervisor in place of two, where heads alone would not do. Wrong once
-        // when the guest turns to another receiver: that burst is copied twice.
-        if *fetched >= FETCHED_BEFORE {
+        // One hypercall instead of two if the heads alone are not enough. Wrong for one burst when
+        // the guest switches to another receiver: that burst is copied twice.
+        if *fetched >= FETCH_AFTER {
             burst.fetch_ahead();
         }
-        understand(&mut burst, taken);
+        set_headers(&mut burst, taken);
         let (mut frames, mut bytes) = (0, 0);
         for frame in &burst.frames {
             frames += 1;
@@ -336,20 +336,20 @@ impl Ingress for XenIngress {
             let end = burst.frames.len() - burst.left();
             frames -= burst.left() as u64;
             bytes -= burst.frames[end..].iter().map(|f| u64::from(f.len)).sum::<u64>();
-            give_back(ring, wiring, taken, &burst, end);
+            return_packets(ring, wiring, taken, &burst, end);
             *limited_ns = None;
             more = true;
         }
         count_bad(&burst, taken, stats);
         let failed = |i: usize| if burst.is_out(i) { status::ERROR } else { status::OKAY };
         let statuses = taken.iter().map(|new| new.frame.map_or(new.status, failed));
-        answer(ring, wiring, statuses, stats);
+        respond(ring, wiring, statuses, stats);
         *scratch = burst.recycle();
         stats.frames.add(frames);
         stats.bytes.add(bytes);
         stats.bursts.add(1);
         let taken = taken.len();
-        // Perhaps no burst comes that finds nothing: the ring is armed beyond what is unfinished.
+        // There may be no empty burst: the ring is armed beyond an incomplete packet.
         self.active.as_mut().map_or(Ok(()), |active| active.check_partial(now_ns))?;
         Ok(if more { max.max(taken) } else { taken })
     }
@@ -368,7 +368,7 @@ impl Ingress for XenIngress {
 
     fn due(&self) -> Option<u64> {
         let active = self.active.as_ref()?;
-        // A rest that never comes tells no one: it is looked for when its time is over.
+        // There is no event for a missing rest: it is checked after its time.
         let late = active.partial_ns.map(|since| since.saturating_add(PARTIAL_NS_MAX));
         active.limited_ns.into_iter().chain(late).min()
     }
@@ -382,11 +382,11 @@ impl Ingress for XenIngress {
 
 impl Active {
     fn arm(&mut self) -> bool {
-        // What is there is nothing until then, and so is what comes meanwhile.
+        // Packets are not taken until then.
         if self.limited_ns.is_some() {
             return true;
         }
-        // Before the last look: what is told after it is told again.
+        // Before the re-check: later events are delivered again.
         if std::mem::take(&mut self.armed) {
             self.wiring.channel.ack();
         }
@@ -394,7 +394,7 @@ impl Active {
         self.ring.arm() == Armed::Armed
     }
 
-    /// Whether a packet's rest is missing, and that for too long.
+    /// Returns an error if a packet's rest has been missing for too long.
     fn check_partial(&mut self, now_ns: u64) -> Result<(), Fault> {
         if !self.ring.is_partial() {
             self.partial_ns = None;
@@ -402,14 +402,14 @@ impl Active {
         }
         let since = *self.partial_ns.get_or_insert(now_ns);
         if now_ns.saturating_sub(since) >= PARTIAL_NS_MAX {
-            return Err(Fault("a packet whose last slots never came".into()));
+            return Err(Fault("a packet's last slots were not published in time".into()));
         }
         Ok(())
     }
 }
 
-/// Answers packets, in order.
-fn answer(
+/// Puts responses of packets, in order.
+fn respond(
     ring: &mut BackTx,
     wiring: &Wiring,
     statuses: impl Iterator<Item = i16>,
@@ -418,5 +418,5 @@ fn answer(
     statuses.for_each(|status| ring.put(status));
     ring.publish();
     let needed = ring.notify_needed();
-    stats.calls.add(wiring.tell(true, needed));
+    stats.calls.add(wiring.notify(true, needed));
 }

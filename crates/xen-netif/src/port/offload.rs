@@ -1,7 +1,7 @@
-//! Checksum and GSO, between netif's words and the virtio-net header's.
+//! Conversion of checksum and GSO between netif and the virtio-net header.
 //!
-//! netif says *that* a checksum is blank and not where it is: who wants to know looks at the
-//! headers, in the private head. The two bits differ between the rings: tx's first is rx's second.
+//! netif only says *that* a checksum is blank, not where it is; its place is found in the headers,
+//! in the private head. The two flag bits are swapped between tx and rx rings.
 
 use ring::xen::{Gso, gso_type, rx_flag, tx_flag};
 use switch::flow;
@@ -9,24 +9,24 @@ use switch::vnet::{
     DATA_VALID, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, Offloads, VnetHdr,
 };
 
-/// What a guest may ask of us.
+/// Offloads that a guest may request of us.
 const SENDS: Offloads = Offloads { ecn: false, uso4: false, uso6: false, ..Offloads::ALL };
 
-/// Whether the head must be looked at to know what a packet asks for.
-pub(super) fn looks(flags: u16, gso: Option<Gso>) -> bool {
+/// Whether the head of a packet is needed for its virtio-net header.
+pub(super) fn needs_head(flags: u16, gso: Option<Gso>) -> bool {
     flags & tx_flag::CSUM_BLANK != 0 || gso.is_some()
 }
 
-/// Whether a packet has a whole checksum, or none at all, where it should have a partial one. Some
-/// front halves forget the flag; as in Linux, the sum is then put there, whatever it was.
+/// Whether a packet lacks the partial checksum that it should have. Some front halves forget the
+/// flag; as in Linux, the checksum is then added, whatever the field contains.
 pub(super) fn lacks_partial(flags: u16, gso: Option<Gso>) -> bool {
     gso.is_some() && flags & tx_flag::CSUM_BLANK == 0
 }
 
-/// The header of a packet that was sent with `flags`; `None` if it makes no sense.
+/// The header of a packet sent with `flags`; `None` if it is invalid.
 pub(super) fn from_tx(flags: u16, gso: Option<Gso>, head: &[u8], len: u32) -> Option<VnetHdr> {
     let valid = if flags & tx_flag::DATA_VALIDATED != 0 { DATA_VALID } else { 0 };
-    if !looks(flags, gso) {
+    if !needs_head(flags, gso) {
         return Some(VnetHdr { flags: valid, ..VnetHdr::NONE });
     }
     let (csum_start, csum_offset) = flow::csum_place(head)?;
@@ -41,7 +41,7 @@ pub(super) fn from_tx(flags: u16, gso: Option<Gso>, head: &[u8], len: u32) -> Op
     hdr.check(len, SENDS).ok()
 }
 
-/// Flags and GSO of a packet to a guest; `csum`: it takes partial checksums.
+/// Flags and GSO of a packet to a guest; `csum`: it accepts partial checksums.
 pub(super) fn to_rx(hdr: &VnetHdr, csum: bool) -> (u16, Option<Gso>) {
     let blank = csum && hdr.flags & NEEDS_CSUM != 0;
     let flags = match (blank, hdr.flags & DATA_VALID != 0) {
@@ -61,7 +61,7 @@ pub(super) fn to_rx(hdr: &VnetHdr, csum: bool) -> (u16, Option<Gso>) {
 mod tests {
     use super::*;
 
-    /// Ethernet, `tags`, and IPv4 with TCP or IPv6 with UDP behind a hop-by-hop header.
+    /// Ethernet, `tags`, and IPv4 with TCP, or IPv6 with UDP after a hop-by-hop header.
     fn packet(tags: usize, v6: bool) -> Vec<u8> {
         let mut p = vec![0; 12];
         (0..tags).for_each(|_| p.extend([0x81, 0, 0, 5]));
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn blank_checksum_is_found_behind_tags_and_extension_headers() {
+    fn blank_checksum_is_found_after_tags_and_extension_headers() {
         let flags = tx_flag::CSUM_BLANK | tx_flag::DATA_VALIDATED;
         for tags in 0..3 {
             for (v6, start, offset) in [(false, 34, 16), (true, 62, 6)] {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn blank_checksum_of_what_has_none_is_refused() {
+    fn blank_checksum_in_a_packet_without_one_is_rejected() {
         let mut arp = packet(0, false);
         (arp[12], arp[13]) = (8, 6);
         let mut fragment = packet(0, false);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn gso_asks_for_a_partial_checksum_whatever_the_flags() {
+    fn gso_needs_a_partial_checksum_with_any_flags() {
         let mut arp = packet(0, false);
         (arp[12], arp[13]) = (8, 6);
         let mut tcp6 = packet(0, true);

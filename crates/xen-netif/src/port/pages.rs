@@ -1,12 +1,12 @@
-//! Where a guest's slots lie: in pages that stay mapped, or behind grants.
+//! Memory of a guest's slots: mapped pages, or grants.
 //!
 //! ```text
 //!   slot's gref ── in the table of static grants ──▶ mapped: memcpy
 //!        └──────── else ──────────────────────────▶ granted: the hypervisor copies
 //! ```
-//! A port keeps the table from burst to burst and looks once a burst whether it is the latest. It
-//! falls back to the grant for whatever a mapping does not serve, also for writing into a page
-//! that stays mapped for reading only: whether the grant allows it, the hypervisor knows.
+//! A port caches the table and checks once per burst whether it is current. If a mapping cannot
+//! serve an access, for instance a write to a page mapped read-only, the grant is used, and the
+//! hypervisor decides.
 
 use std::sync::Arc;
 
@@ -17,25 +17,25 @@ use super::control::{StaticGrants, StaticHost};
 use super::{Pair, Wiring};
 use crate::host::{Back, HostError, StaticPage};
 
-/// A guest's pages, as a port keeps them.
+/// A guest's pages, as cached by a port.
 #[derive(Clone)]
 pub(super) struct Pages {
     domain: Arc<Domain>,
     grants: Arc<StaticGrants>,
-    /// Changes of the orders before this was taken.
+    /// Number of changes when the table was read.
     changes: u64,
 }
 
 impl Pages {
-    /// As they are now.
+    /// Reads the current table.
     pub fn new(wiring: &Wiring) -> Self {
-        // In this order: what changes meanwhile is looked at again.
+        // In this order: later changes are noticed at the next check.
         let changes = wiring.orders.changes();
         let grants = wiring.orders.grants(wiring.queue);
         Self { domain: Arc::clone(&wiring.domain), grants, changes }
     }
 
-    /// Lets go of a table that may not be the latest; whether it did.
+    /// Reads the table again if it may have changed. Returns whether it did.
     #[inline]
     pub fn refresh(&mut self, wiring: &Wiring) -> bool {
         let changed = self.changes != wiring.orders.changes();
@@ -64,17 +64,17 @@ impl Pages {
 pub struct PageMapper {
     host: Arc<dyn Back>,
     domid: u16,
-    /// Its queues.
+    /// Its queue pairs.
     pairs: Vec<Pair>,
-    /// Is told why grants could not be mapped; a guest can have that as often as it likes.
+    /// Called if grants could not be mapped; a guest can cause any number of calls.
     failed: Box<dyn FnMut(HostError) + Send>,
-    /// What each page that stays mapped is charged to.
+    /// Account of mapped pages.
     mappings: Option<Arc<Stock>>,
 }
 
 impl PageMapper {
-    /// For domain `domid`, whose queues are `pairs`. `failed` is told why grants could not be
-    /// mapped, and bounds what it writes of that.
+    /// Maps for domain `domid` with queue pairs `pairs`. `failed` gets the error if grants could
+    /// not be mapped, and must limit its output.
     pub fn new(
         host: Arc<dyn Back>,
         domid: u16,
@@ -84,13 +84,13 @@ impl PageMapper {
         Self { host, domid, pairs, failed: Box::new(failed), mappings: None }
     }
 
-    /// Charges each page that stays mapped to `mappings`, and maps none that cannot be paid for.
+    /// Charges each mapped page to `mappings`; pages above its limit are not mapped.
     #[must_use]
     pub fn charged_to(self, mappings: &Arc<Stock>) -> Self {
         Self { mappings: Some(Arc::clone(mappings)), ..self }
     }
 
-    /// All or none, as the pages are mapped.
+    /// Charges all pages, or none.
     fn charge(&self, pages: usize) -> Result<Vec<Charge>, HostError> {
         let Some(mappings) = &self.mappings else { return Ok(Vec::new()) };
         let over = |error| HostError::OverLimit { domid: self.domid, error };
@@ -101,7 +101,7 @@ impl PageMapper {
         let mut charges = self.charge(grants.len())?.into_iter();
         let pages = self.host.map_static(self.domid, grants)?.into_iter();
         let paid = |page: StaticPage| match charges.next() {
-            Some(charge) => page.paid_by(charge),
+            Some(charge) => page.with_charge(charge),
             None => page,
         };
         Ok(pages.map(paid).collect())
@@ -113,9 +113,9 @@ impl StaticHost for PageMapper {
         self.map_charged(grants).map_err(&mut self.failed).ok()
     }
 
-    fn settle(&mut self, queue: usize) {
+    fn wait_released(&mut self, queue: usize) {
         if let Some(pair) = self.pairs.get(queue) {
-            super::forget_grants(pair);
+            super::release_grants(pair);
         }
     }
 }

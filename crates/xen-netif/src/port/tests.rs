@@ -1,4 +1,4 @@
-//! Both rings of a vif as ports, against front halves, honest and not.
+//! Both rings of a vif as ports, with correct and hostile front halves.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,12 +18,12 @@ mod statics;
 mod steering;
 mod switched;
 
-/// Start near the end of the indices: they wrap in every test that is long enough.
+/// Initial index, close to the maximum: indices wrap in every long enough test.
 const START: u32 = u32::MAX - 3;
 const READ_ONLY: u32 = 300;
 const NO_SUCH: u32 = 999;
 
-/// Pages that one guest granted, by reference.
+/// Pages granted by one guest, by reference.
 #[derive(Default)]
 struct Host {
     pages: Mutex<BTreeMap<(u16, u32), Arc<Mapping>>>,
@@ -90,7 +90,7 @@ impl Event for Channel {
 const ALL: Peer =
     Peer { sg: true, gso4: true, gso6: true, csum4: true, csum6: true, rx_notify: true };
 
-/// A tx ring, written by hand: our front half would send nothing of what a hostile one does.
+/// A tx ring written directly: our front half would not send invalid requests.
 struct Tx {
     page: Area,
     req_prod: u32,
@@ -144,7 +144,7 @@ impl Tx {
         self.page.sync_store_u32(0, self.req_prod, shm::sync::Ordering::Release);
     }
 
-    /// The status of every slot answered since the last time.
+    /// The status of every response since the last call.
     fn responses(&mut self) -> Vec<i16> {
         let mut all = Vec::new();
         while self.rsp_cons != self.page.sync_load_u32(8, shm::sync::Ordering::Acquire) {
@@ -178,7 +178,7 @@ impl Guest {
         Self::queue(id, host, peer, Arc::new(Orders::new(1)), 0)
     }
 
-    /// One queue of a vif that may have several.
+    /// One queue of a vif with several.
     fn queue(id: u16, host: &Arc<Host>, peer: Peer, orders: Arc<Orders>, queue: usize) -> Self {
         let (tx_page, rx_page) = (area(), area());
         let tx = Tx::new(tx_page.clone());
@@ -224,14 +224,14 @@ impl Guest {
         self.tx.add(first, extras, rest);
     }
 
-    /// Shows what was sent to `see`; its verdicts are the burst's.
+    /// Passes sent packets to `see` as one burst.
     fn burst(&mut self, now_ns: u64, mut see: impl FnMut(&mut Burst<'_>)) -> Result<usize, Fault> {
         let mut scratch = Burst::default();
         let mut ingress = self.pair.ingress.lock().unwrap();
         ingress.burst(64, now_ns, &mut scratch, &mut |burst| see(burst))
     }
 
-    /// Everything sent, as private bytes; what cannot be read is left out.
+    /// All packets sent, as private bytes; unreadable ones are left out.
     fn received(&mut self) -> Result<Vec<(VnetHdr, Vec<u8>)>, Fault> {
         let mut all = Vec::new();
         self.burst(0, |burst| {
@@ -283,7 +283,7 @@ fn tcp(len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The same over IPv6.
+/// A TCP frame over IPv6.
 fn tcp6(len: usize) -> Vec<u8> {
     let mut bytes = tcp(len);
     bytes[12..22].copy_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 20, 6, 64]);
@@ -296,7 +296,7 @@ fn two() -> (Guest, Guest) {
     (Guest::new(1, &host, ALL), Guest::new(2, &host, ALL))
 }
 
-/// Sends what `a` has to `b`, as the forwarder would; returns how many frames it took.
+/// Delivers `a`'s packets to `b` as the forwarder does. Returns the number of frames.
 fn carry(a: &mut Guest, b: &mut Guest) -> usize {
     let egress = b.pair.egress.clone();
     let mut took = 0;
@@ -314,14 +314,14 @@ fn carry(a: &mut Guest, b: &mut Guest) -> usize {
 }
 
 #[test]
-fn frames_go_from_grant_to_grant_in_two_calls_a_burst() {
+fn frames_are_copied_between_grants_in_two_calls_per_burst() {
     let (mut a, mut b) = two();
     b.post(100..164);
     for round in 0..5_usize {
         (0..8).for_each(|n| a.send(&tcp(60 + 100 * n + round), &[60 + 100 * n + round], 0, &[]));
         a.host.calls.store(0, Ordering::Relaxed);
         assert_eq!(carry(&mut a, &mut b), 8);
-        assert_eq!(a.host.calls.load(Ordering::Relaxed), 2, "heads, and all the rest");
+        assert_eq!(a.host.calls.load(Ordering::Relaxed), 2, "one for heads, one for the rest");
         assert_eq!(a.responses(), [status::OKAY; 8]);
         for n in 0..8 {
             assert_eq!(b.take().unwrap().unwrap().1, tcp(60 + 100 * n + round));
@@ -330,7 +330,7 @@ fn frames_go_from_grant_to_grant_in_two_calls_a_burst() {
 }
 
 #[test]
-fn packet_of_many_slots_with_gso_arrives_whole_with_its_flags() {
+fn packet_of_many_slots_with_gso_arrives_complete_with_its_flags() {
     let (mut a, mut b) = two();
     b.post(100..130);
     for (kind, bytes) in [(gso_type::TCPV4, tcp(30_000)), (gso_type::TCPV6, tcp6(30_000))] {
@@ -361,10 +361,10 @@ fn blank_checksum_is_found_in_headers_split_over_slots() {
     assert_eq!(bytes, &tcp(100));
 }
 
-/// XSA-423 and XSA-432: headers are put together before anything looks at them, over as many slots
-/// as there may be, all of which together are shorter than what is put together.
+/// XSA-423 and XSA-432: headers are assembled before they are read, from as many slots as allowed,
+/// which together are shorter than the head.
 #[test]
-fn headers_in_eighteen_tiny_slots_arrive_whole() {
+fn headers_in_eighteen_tiny_slots_arrive_complete() {
     let (mut a, mut b) = two();
     b.post(100..140);
     let tiny = [&[1; 13][..], &[0], &[3], &[0], &[10, 34]].concat();
@@ -396,9 +396,9 @@ fn gso_without_a_partial_checksum_gets_one() {
         let mut want = tcp(6000);
         want[50..52].copy_from_slice(&sum.fold());
         assert!(bytes == want);
-        assert_eq!(b.take().unwrap().unwrap().1, tcp(60), "nothing else is touched");
+        assert_eq!(b.take().unwrap().unwrap().1, tcp(60), "nothing else is changed");
     }
-    // Headers that go on beyond the head, and such as cannot have one.
+    // Headers that exceed the head, and packets that cannot have a checksum.
     let mut options = tcp(6000);
     options[12..22].copy_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 100, 60, 64]);
     options[54..56].copy_from_slice(&[6, 9]);
@@ -412,13 +412,13 @@ fn gso_without_a_partial_checksum_gets_one() {
 }
 
 #[test]
-fn bad_grant_costs_its_own_packet_and_is_answered_with_error() {
+fn bad_grant_fails_only_its_own_packet() {
     let (mut a, mut b) = two();
     b.post(100..110);
     a.send(&tcp(60), &[60], 0, &[]);
     a.raw(TxRequest { gref: NO_SUCH, offset: 0, flags: 0, id: 210, size: 60 }, &[], &[]);
     a.raw(TxRequest { gref: u32::MAX, offset: 0, flags: 0, id: 211, size: 60 }, &[], &[]);
-    // Its first slot is good, so its head is; the second is not.
+    // Its first slot is valid, so its head is readable; the second is not.
     let first = TxRequest { gref: 8, offset: 16, flags: 0, id: 212, size: 500 };
     a.raw(first, &[], &[TxRequest { gref: NO_SUCH, offset: 0, flags: 0, id: 213, size: 300 }]);
     a.send(&tcp(61), &[61], 0, &[]);
@@ -432,12 +432,12 @@ fn bad_grant_costs_its_own_packet_and_is_answered_with_error() {
 }
 
 #[test]
-fn receivers_bad_page_costs_its_own_frame() {
+fn receivers_bad_page_fails_only_its_own_frame() {
     let (mut a, mut b) = two();
     b.post([READ_ONLY, 101, NO_SUCH, 103]);
     (0..4).for_each(|n| a.send(&tcp(60 + n), &[60 + n], 0, &[]));
     assert_eq!(carry(&mut a, &mut b), 4);
-    assert_eq!(a.responses(), [status::OKAY; 4], "the sender did nothing wrong");
+    assert_eq!(a.responses(), [status::OKAY; 4], "the sender is not at fault");
     let error = RxRefusal::Status(status::ERROR);
     assert_eq!(b.take().unwrap().unwrap_err(), error);
     assert_eq!(b.take().unwrap().unwrap().1, tcp(61));
@@ -449,7 +449,7 @@ fn receivers_bad_page_costs_its_own_frame() {
 #[test]
 fn frame_with_two_bad_pages_is_counted_once() {
     let (mut a, mut b) = two();
-    // One that cannot be written, and one that is no grant's.
+    // A page that cannot be written, and an invalid grant.
     b.post([READ_ONLY, u32::MAX, 102]);
     a.send(&tcp(6000), &[4000, 2000], 0, &[]);
     a.send(&tcp(60), &[60], 0, &[]);
@@ -461,7 +461,7 @@ fn frame_with_two_bad_pages_is_counted_once() {
 }
 
 #[test]
-fn what_is_decided_on_is_what_arrives_whatever_the_guest_writes_meanwhile() {
+fn delivered_headers_are_those_checked_despite_concurrent_writes() {
     let (mut a, mut b) = two();
     b.post(100..102);
     a.send(&tcp(600), &[600], 0, &[]);
@@ -480,7 +480,7 @@ fn what_is_decided_on_is_what_arrives_whatever_the_guest_writes_meanwhile() {
 }
 
 #[test]
-fn refused_packets_are_answered_with_error_and_the_rest_goes_on() {
+fn refused_packets_get_an_error_and_others_are_delivered() {
     let (mut a, _) = two();
     let slot = |id, size| TxRequest { gref: 8, offset: 0, flags: 0, id, size };
     a.raw(slot(200, 13), &[], &[]);
@@ -492,7 +492,7 @@ fn refused_packets_are_answered_with_error_and_the_rest_goes_on() {
     a.raw(slot(202, 100), &[], &[slot(203, 101)]);
     let rest: Vec<_> = (0..3).map(|_| slot(204, 4000)).collect();
     a.raw(slot(204, 13_000), &[], &rest);
-    // A blank checksum of a frame that has none.
+    // A blank checksum of a frame without one.
     a.write(8, 0, &[0; 100]);
     a.raw(TxRequest { flags: tx_flag::CSUM_BLANK, ..slot(205, 60) }, &[], &[]);
     a.send(&tcp(60), &[60], 0, &[]);
@@ -506,7 +506,7 @@ fn refused_packets_are_answered_with_error_and_the_rest_goes_on() {
 }
 
 #[test]
-fn malformed_packets_stop_their_own_port_after_what_came_before() {
+fn malformed_packets_stop_their_port_after_earlier_packets() {
     let slot = |size| TxRequest { gref: 8, offset: 0, flags: 0, id: 200, size };
     let gso = |size, kind| Extra::Gso(Gso { size, kind, features: 0 });
     let crossing = TxRequest { offset: 4000, ..slot(200) };
@@ -527,23 +527,23 @@ fn malformed_packets_stop_their_own_port_after_what_came_before() {
         assert_eq!(a.responses(), [status::OKAY]);
         a.received().unwrap_err();
         a.received().unwrap_err();
-        // A second stop finds none, and the next ring is another.
+        // A second deactivation finds no ring, and the next ring is separate.
         for queue_was_there in [true, false] {
             assert_eq!(a.pair.ingress.lock().unwrap().deactivate(), queue_was_there);
             assert_eq!(a.pair.egress.lock().unwrap().deactivate(), queue_was_there);
         }
         assert_eq!((a.received().unwrap(), a.responses()), (vec![], vec![]));
-        assert_eq!(b.received().unwrap().len(), 1, "others notice nothing");
+        assert_eq!(b.received().unwrap().len(), 1, "others are not affected");
     }
 }
 
 #[test]
-fn packets_are_answered_in_order_whatever_becomes_of_them() {
+fn packets_get_responses_in_order() {
     let (mut a, mut b) = two();
     b.post(100..102);
     (0..5).for_each(|n| a.send(&tcp(60 + n), &[60 + n], 0, &[]));
     assert_eq!(carry(&mut a, &mut b), 2);
-    assert_eq!(a.responses(), [status::OKAY; 5], "its pages are not what others wait with");
+    assert_eq!(a.responses(), [status::OKAY; 5], "its pages are not held");
     assert!(b.pair.egress.lock().unwrap().arm(), "full");
     b.post(102..104);
     assert!(!b.pair.egress.lock().unwrap().arm());
@@ -554,7 +554,7 @@ fn packets_are_answered_in_order_whatever_becomes_of_them() {
 }
 
 #[test]
-fn front_without_scatter_gather_gets_one_page_at_most() {
+fn front_end_without_scatter_gather_gets_at_most_one_page() {
     let host = Arc::new(Host::default());
     let mut a = Guest::new(1, &host, ALL);
     let mut b = Guest::new(2, &host, Peer { sg: false, ..ALL });
@@ -570,7 +570,7 @@ fn front_without_scatter_gather_gets_one_page_at_most() {
 }
 
 #[test]
-fn rate_is_kept_before_a_packet_is_taken() {
+fn rate_is_checked_before_a_packet_is_taken() {
     let (mut a, _) = two();
     a.vif.set_rate(Some(Rate { bytes: 1000, usecs: 1000 }));
     (0..200).for_each(|_| a.send(&tcp(1000), &[1000], 0, &[]));
@@ -585,21 +585,21 @@ fn rate_is_kept_before_a_packet_is_taken() {
         let mut ingress = a.pair.ingress.lock().unwrap();
         (ingress.arm(), ingress.due())
     };
-    // Something is there, and nothing to do before its time, whatever else comes.
+    // Packets are pending, but must wait, whatever events arrive.
     assert_eq!(rests(&a), (true, Some(928_000)), "72 bytes were left");
     a.send(&tcp(60), &[60], 0, &[]);
     assert_eq!((a.burst(927_999, |_| ()), rests(&a)), (Ok(0), (true, Some(928_000))));
-    assert_eq!(a.channel.acked.load(Ordering::Relaxed), 0, "nor is anything to be told");
+    assert_eq!(a.channel.acked.load(Ordering::Relaxed), 0, "no event is consumed");
     assert_eq!((a.burst(928_000, |_| ()), rests(&a).1), (Ok(1), Some(1_928_000)));
     assert_eq!((a.burst(60_928_000, |_| ()), a.responses().len()), (Ok(60), 61));
     a.vif.set_rate(None);
     assert_eq!(a.burst(60_928_001, |_| ()), Ok(9));
-    assert_eq!(rests(&a), (true, None), "armed as any");
+    assert_eq!(rests(&a), (true, None), "armed as usual");
     assert_eq!(a.channel.acked.load(Ordering::Relaxed), 1);
 }
 
 #[test]
-fn what_a_guest_without_link_sends_is_taken_and_goes_nowhere() {
+fn frames_of_a_guest_without_link_are_taken_and_dropped() {
     let (mut a, mut b) = two();
     a.vif.set_link(false);
     b.post(100..110);
@@ -611,9 +611,9 @@ fn what_a_guest_without_link_sends_is_taken_and_goes_nowhere() {
     assert!(a.responses().iter().all(|s| *s == status::OKAY || *s == status::NULL));
     let stats = &a.pair.ingress_stats;
     assert_eq!((stats.drops_down.get(), stats.frames.get()), (3, 0));
-    // What it orders is obeyed, and what breaks the protocol is its fault, as ever.
+    // Its requests are run, and protocol violations are faults, as usual.
     a.vif.filter_multicast(true);
-    assert!(a.vif.wants([1, 0, 0x5e, 0, 0, 7]));
+    assert!(a.vif.accepts([1, 0, 0x5e, 0, 0, 7]));
     a.vif.set_link(true);
     a.send(&tcp(61), &[61], 0, &[]);
     assert_eq!((carry(&mut a, &mut b), a.responses()), (1, vec![status::OKAY]));
@@ -632,7 +632,7 @@ fn frames_longer_than_the_mtu_do_not_reach_the_guest() {
     b.vif.set_mtu(1000);
     b.post(100..110);
     let gso = Gso { size: 900, kind: gso_type::TCPV4, features: 0 };
-    // With link header and tag; one byte more; and one that the guest cuts itself.
+    // With link header and tag; one byte more; and a GSO frame.
     a.send(&tcp(1018), &[1018], 0, &[]);
     a.send(&tcp(1019), &[1019], 0, &[]);
     a.send(&tcp(4000), &[4000], tx_flag::CSUM_BLANK, &[Extra::Gso(gso)]);
@@ -643,11 +643,11 @@ fn frames_longer_than_the_mtu_do_not_reach_the_guest() {
     b.vif.set_mtu(0);
     a.send(&tcp(1019), &[1019], 0, &[]);
     assert_eq!(carry(&mut a, &mut b), 1);
-    assert_eq!(b.take().unwrap().unwrap().1, tcp(1019), "none was set");
+    assert_eq!(b.take().unwrap().unwrap().1, tcp(1019), "no MTU is set");
 }
 
 #[test]
-fn multicast_is_filtered_by_the_list_that_the_guest_keeps() {
+fn multicast_is_filtered_by_the_guests_list() {
     let (mut a, mut b) = two();
     b.vif.filter_multicast(true);
     b.post(100..120);
@@ -669,7 +669,7 @@ fn multicast_is_filtered_by_the_list_that_the_guest_keeps() {
 }
 
 #[test]
-fn notified_once_a_burst_and_not_while_the_front_polls() {
+fn notified_once_per_burst_and_not_while_the_front_half_polls() {
     let (mut a, _) = two();
     (0..3).for_each(|_| a.send(&tcp(60), &[60], 0, &[]));
     a.received().unwrap();
@@ -685,8 +685,8 @@ fn notified_once_a_burst_and_not_while_the_front_polls() {
     assert_eq!(a.channel.acked.load(Ordering::Relaxed), 1);
 }
 
-/// With smart poll a notification sets the flag as well, so that the next one, which is needed,
-/// might not be made.
+/// With smart poll a notification also sets the flag, so an early one would suppress the next,
+/// needed one.
 #[test]
 fn smart_poll_is_claimed_only_for_what_was_published() {
     let host = Arc::new(Host::default());
@@ -698,10 +698,10 @@ fn smart_poll_is_claimed_only_for_what_was_published() {
         guest.pair.egress.lock().unwrap().set_smart_poll(flag.clone());
         flag
     });
-    let told = |guest: &Guest| guest.channel.notified.load(Ordering::Relaxed);
+    let notified = |guest: &Guest| guest.channel.notified.load(Ordering::Relaxed);
     let see = |a: &mut Guest, b: &mut Guest| {
         carry(a, b);
-        [(told(a), flags[0].is_active()), (told(b), flags[1].is_active())]
+        [(notified(a), flags[0].is_active()), (notified(b), flags[1].is_active())]
     };
     (0..3).for_each(|_| a.send(&tcp(60), &[60], 0, &[]));
     assert_eq!(see(&mut a, &mut b), [(1, true), (0, false)], "no page to put them into");
@@ -710,12 +710,12 @@ fn smart_poll_is_claimed_only_for_what_was_published() {
     assert_eq!(see(&mut a, &mut b), [(1, true); 2]);
     b.post(102..103);
     a.send(&tcp(60), &[60], 0, &[]);
-    assert_eq!(see(&mut a, &mut b), [(1, true); 2], "they poll");
+    assert_eq!(see(&mut a, &mut b), [(1, true); 2], "both poll");
     flags.iter().for_each(|flag| flag.set(false));
     assert_eq!(see(&mut a, &mut b), [(1, false); 2], "nothing new");
     assert!(a.pair.ingress.lock().unwrap().deactivate());
     assert!(b.pair.egress.lock().unwrap().deactivate());
-    assert_eq!([told(&a), told(&b)], [1; 2]);
+    assert_eq!([notified(&a), notified(&b)], [1; 2]);
 }
 
 #[test]
@@ -737,7 +737,7 @@ fn made_frames_and_room_for_them() {
 }
 
 #[test]
-fn packet_whose_rest_never_comes_stops_the_port_in_the_end() {
+fn packet_with_a_missing_rest_stops_the_port_after_a_time() {
     let (mut a, _) = two();
     let page = area();
     let mut tx = Tx::new(page.clone());
@@ -755,7 +755,7 @@ fn packet_whose_rest_never_comes_stops_the_port_in_the_end() {
         let mut ingress = a.pair.ingress.lock().unwrap();
         (ingress.arm(), ingress.due())
     };
-    // No one tells of what does not come: who sleeps looks again in time.
+    // There is no event for a missing rest: the port is polled in time.
     assert_eq!(rests(&a), (true, Some(10_000_000_001)));
     assert_eq!(a.burst(9_000_000_000, |_| ()), Ok(0));
     assert_eq!(rests(&a), (true, Some(10_000_000_001)));
@@ -763,7 +763,7 @@ fn packet_whose_rest_never_comes_stops_the_port_in_the_end() {
 }
 
 #[test]
-fn rest_that_is_missing_behind_a_frame_is_waited_for_as_well() {
+fn missing_rest_after_a_frame_is_waited_for() {
     let (mut a, mut b) = two();
     b.post(100..110);
     let slot = TxRequest { gref: 8, offset: 0, flags: 0, id: 1, size: 120 };
@@ -777,5 +777,5 @@ fn rest_that_is_missing_behind_a_frame_is_waited_for_as_well() {
     assert_eq!(due(&a), Some(10_000_000_001));
     a.tx.page.sync_store_u32(0, whole, shm::sync::Ordering::Release);
     assert_eq!(carry(&mut a, &mut b), 1);
-    assert_eq!(due(&a), None, "it came");
+    assert_eq!(due(&a), None, "it arrived");
 }

@@ -1,29 +1,29 @@
-//! What the queues of one vif share: its link, its rate, its multicast list, its MTU.
+//! State shared by the queues of one vif: its link, its rate, its multicast list, its MTU.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Longest multicast list of a guest, as in Linux's netback.
+/// Maximum length of a guest's multicast list, as in Linux's netback.
 const MULTICAST_MAX: usize = 64;
-/// What may be sent at once however low the rate: a whole GSO frame, twice.
+/// Minimum burst at any rate: two GSO frames of maximum size.
 const BURST_BYTES_MIN: u64 = 131_072;
-/// A guest that may not send is looked at again with this much more to send, in ns, if the bucket
-/// holds that much.
+/// A rate-limited guest is polled again when it may send for this much more time, in ns, if the
+/// bucket holds that much.
 const DUE_NS_MIN: u128 = 1_000_000;
-/// And in this time, in ns, however low its rate: by then it may have another.
+/// Maximum time until it is polled again, in ns, at any rate: its rate may have changed by then.
 const DUE_NS_MAX: u64 = 1_000_000_000;
 
-/// How much a guest may send: `rate` in its back end's directory.
+/// Rate limit of a guest: `rate` in its back end's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Bytes for each interval.
+    /// Bytes per interval.
     pub bytes: u64,
     /// The interval, in microseconds; not 0.
     pub usecs: u64,
 }
 
 impl Rate {
-    /// From xenstore: `BYTES,USECS`. Zero of either, or anything else, is no limit.
+    /// Parses `BYTES,USECS` from xenstore. Zero or invalid values mean no limit.
     pub fn parse(text: &str) -> Option<Self> {
         let (bytes, usecs) = text.split_once(',')?;
         let rate = Self { bytes: bytes.trim().parse().ok()?, usecs: usecs.trim().parse().ok()? };
@@ -31,12 +31,12 @@ impl Rate {
     }
 }
 
-/// A token bucket. One for all queues, or a guest would get its rate as often as it has queues.
+/// A token bucket, shared by all queues of the guest.
 #[derive(Debug)]
 struct Bucket {
     rate: Rate,
     tokens: u64,
-    /// Up to when tokens were handed out, in ns.
+    /// Time up to which tokens were added, in ns.
     filled_ns: u64,
 }
 
@@ -45,7 +45,7 @@ impl Bucket {
         self.rate.bytes.max(BURST_BYTES_MIN)
     }
 
-    /// Takes `len` tokens, or says when to ask again, in ns.
+    /// Takes `len` tokens; the error is the time to ask again, in ns.
     fn take(&mut self, len: u64, now_ns: u64) -> Result<(), u64> {
         let elapsed = u128::from(now_ns.saturating_sub(self.filled_ns));
         let interval_ns = u128::from(self.rate.usecs) * 1000;
@@ -64,8 +64,8 @@ impl Bucket {
         Ok(())
     }
 
-    /// When there are tokens for `len` bytes; or for what comes in `DUE_NS_MIN`, if that is more:
-    /// a wake-up for each packet would cost more than the packets.
+    /// Time at which there are tokens for `len` bytes, or for `DUE_NS_MIN` if that is later: a
+    /// wake-up per packet would cost more than the packets.
     fn due(&self, len: u64, now_ns: u64) -> u64 {
         let interval_ns = u128::from(self.rate.usecs) * 1000;
         let bytes = u128::from(self.rate.bytes);
@@ -76,16 +76,16 @@ impl Bucket {
     }
 }
 
-/// What the queues of one vif share. Set by the control thread, or by the guest's own requests.
+/// State shared by the queues of one vif. Set by the control thread or by the guest's requests.
 #[derive(Debug, Default)]
 pub struct Vif {
     limited: AtomicBool,
     bucket: Mutex<Option<Bucket>>,
     filtering: AtomicBool,
     multicast: Mutex<Vec<[u8; 6]>>,
-    /// 0: none was set.
+    /// 0: not set.
     mtu: AtomicU16,
-    /// Nothing passes, either way.
+    /// No frames pass in either direction.
     down: AtomicBool,
 }
 
@@ -95,7 +95,7 @@ impl Vif {
         Self::default()
     }
 
-    /// Limits what the guest sends; a full bucket to begin with.
+    /// Limits the guest's sending rate; the bucket starts full.
     pub fn set_rate(&self, rate: Option<Rate>) {
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
         *bucket = rate.map(|rate| Bucket { rate, tokens: 0, filled_ns: 0 });
@@ -105,12 +105,12 @@ impl Vif {
         self.limited.store(rate.is_some(), Ordering::Release);
     }
 
-    /// Pays for a frame of `len` bytes that is sent now.
+    /// Charges a frame of `len` bytes that is sent now.
     ///
     /// # Errors
-    /// It may not be sent now; ask again at this time, in ns.
+    /// The frame may not be sent now; retry at this time, in ns.
     #[inline]
-    pub(super) fn pay(&self, len: u16, now_ns: u64) -> Result<(), u64> {
+    pub(super) fn charge(&self, len: u16, now_ns: u64) -> Result<(), u64> {
         if !self.limited.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -118,7 +118,7 @@ impl Vif {
         bucket.as_mut().map_or(Ok(()), |bucket| bucket.take(len.into(), now_ns))
     }
 
-    /// Gives back what was paid for a frame of `len` bytes that is sent later.
+    /// Refunds a frame of `len` bytes that is sent later.
     #[cold]
     pub(super) fn refund(&self, len: u16) {
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,8 +127,8 @@ impl Vif {
         }
     }
 
-    /// `request-multicast-control`: only multicast that the guest asked for goes to it. The list
-    /// is the guest's: it may name addresses before anyone saw its key.
+    /// `request-multicast-control`: only listed multicast is delivered. The list is separate:
+    /// addresses may be added before the key is read.
     pub fn filter_multicast(&self, on: bool) {
         self.filtering.store(on, Ordering::Release);
     }
@@ -146,7 +146,7 @@ impl Vif {
         true
     }
 
-    /// Removes an address, if it is there.
+    /// Removes an address, if it is listed.
     pub(super) fn del_multicast(&self, mac: [u8; 6]) {
         let mut list = self.multicast.lock().unwrap_or_else(PoisonError::into_inner);
         list.retain(|m| *m != mac);
@@ -158,29 +158,29 @@ impl Vif {
         self.filtering.load(Ordering::Acquire)
     }
 
-    /// Whether a frame to `mac` is wanted. Broadcast always is.
-    pub(super) fn wants(&self, mac: [u8; 6]) -> bool {
+    /// Whether a frame to `mac` is to be delivered. Broadcast always is.
+    pub(super) fn accepts(&self, mac: [u8; 6]) -> bool {
         let group = mac[0] & 1 != 0 && mac != [0xff; 6];
         !group || self.multicast.lock().unwrap_or_else(PoisonError::into_inner).contains(&mac)
     }
 
-    /// Whether frames may pass at all. What the guest sends otherwise is taken and dropped.
+    /// Enables or disables all frames. While disabled, frames of the guest are taken and dropped.
     pub fn set_link(&self, up: bool) {
         self.down.store(!up, Ordering::Release);
     }
 
-    /// As [`set_link`](Self::set_link) had it; up at first.
+    /// Whether frames may pass; initially true.
     #[inline]
     pub fn has_link(&self) -> bool {
         !self.down.load(Ordering::Acquire)
     }
 
-    /// Longest packet behind an Ethernet header, in bytes; 0: whatever there is.
+    /// Sets the maximum length of a packet after the Ethernet header, in bytes; 0: no limit.
     pub fn set_mtu(&self, mtu: u16) {
         self.mtu.store(mtu, Ordering::Relaxed);
     }
 
-    /// As [`set_mtu`](Self::set_mtu) had it.
+    /// Maximum length of a packet after the Ethernet header, in bytes; 0: no limit.
     pub fn mtu(&self) -> u16 {
         self.mtu.load(Ordering::Relaxed)
     }
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rate_is_read_as_the_toolstack_writes_it() {
+    fn rate_has_the_toolstacks_format() {
         assert_eq!(Rate::parse("125000,50000"), Some(Rate { bytes: 125_000, usecs: 50_000 }));
         assert_eq!(Rate::parse(" 1 , 2 "), Some(Rate { bytes: 1, usecs: 2 }));
         let too_long = "1,18446744073709551616";
@@ -201,45 +201,45 @@ mod tests {
     }
 
     #[test]
-    fn rate_holds_over_time_and_whatever_the_queues() {
+    fn rate_holds_over_time_for_all_queues_together() {
         let vif = Vif::new();
-        assert!((0..10_000).all(|_| vif.pay(u16::MAX, 0).is_ok()), "no limit");
+        assert!((0..10_000).all(|_| vif.charge(u16::MAX, 0).is_ok()), "no limit");
         vif.set_rate(Some(Rate { bytes: 1_000_000, usecs: 1_000_000 }));
         let mut sent = 0;
         for us in 0..3_000_000_u64 {
-            sent += u64::from(us % 7 == 0 && vif.pay(1000, us * 1000).is_ok()) * 1000;
+            sent += u64::from(us % 7 == 0 && vif.charge(1000, us * 1000).is_ok()) * 1000;
         }
-        // Three seconds' worth, and the bucket that was full.
+        // Three seconds of tokens, and a full bucket at the start.
         assert!((3_999_000..=4_001_000).contains(&sent), "{sent}");
         vif.set_rate(None);
-        assert!((0..100).all(|_| vif.pay(u16::MAX, 0).is_ok()));
+        assert!((0..100).all(|_| vif.charge(u16::MAX, 0).is_ok()));
     }
 
     #[test]
     fn largest_frame_passes_at_the_lowest_rate() {
         let vif = Vif::new();
         vif.set_rate(Some(Rate { bytes: 1, usecs: 1 }));
-        assert!(vif.pay(u16::MAX, 0).is_ok() && vif.pay(u16::MAX, 0).is_ok());
-        // Two bytes were left.
-        assert_eq!(vif.pay(u16::MAX, 0), Err(65_533_000));
-        assert_eq!(vif.pay(u16::MAX, 65_533_000), Ok(()));
-        // One byte an hour: looked at again within a second, for there may be another by then.
+        assert!(vif.charge(u16::MAX, 0).is_ok() && vif.charge(u16::MAX, 0).is_ok());
+        // Two bytes remained.
+        assert_eq!(vif.charge(u16::MAX, 0), Err(65_533_000));
+        assert_eq!(vif.charge(u16::MAX, 65_533_000), Ok(()));
+        // One byte per hour: polled again within a second, because the rate may have changed.
         vif.set_rate(Some(Rate { bytes: 1, usecs: 3_600_000_000 }));
-        assert!(vif.pay(u16::MAX, 0).is_ok() && vif.pay(u16::MAX, 0).is_ok());
-        assert_eq!(vif.pay(60, 5), Err(1_000_000_005));
+        assert!(vif.charge(u16::MAX, 0).is_ok() && vif.charge(u16::MAX, 0).is_ok());
+        assert_eq!(vif.charge(60, 5), Err(1_000_000_005));
     }
 
     #[test]
-    fn rate_is_reached_by_looking_when_told_and_seldom() {
+    fn rate_is_reached_with_few_polls() {
         for (bytes, usecs) in [(125_000_000, 1_000_000), (125_000, 100), (1_250, 50_000)] {
             let vif = Vif::new();
             vif.set_rate(Some(Rate { bytes, usecs }));
             let (mut now, mut sent, mut looks) = (0, 0, 0);
             while now < 2_000_000_000 {
-                match vif.pay(1500, now) {
+                match vif.charge(1500, now) {
                     Ok(()) => sent += 1500,
                     Err(due) => {
-                        assert!(due > now, "or it would be asked for ever");
+                        assert!(due > now, "or it would be polled indefinitely");
                         (now, looks) = (due, looks + 1);
                     }
                 }
@@ -248,21 +248,21 @@ mod tests {
             let most = bytes.max(BURST_BYTES_MIN);
             assert!((want..=want + 2 * most).contains(&sent), "{bytes}: {sent}, not {want}");
             let naps = (want / (most / 2)).max(2_000);
-            // What was left of the last time shortens a nap a little.
+            // Tokens left from the previous poll shorten a nap a little.
             assert!(looks <= naps * 102 / 100 + 1, "{bytes}: {looks}");
         }
     }
 
     #[test]
-    fn multicast_addresses_that_come_before_the_filter_stay() {
+    fn multicast_addresses_added_before_the_filter_stay() {
         let (vif, mac) = (Vif::new(), [1, 0, 0x5e, 0, 0, 9]);
         assert!(vif.add_multicast(mac) && !vif.is_filtering());
         vif.filter_multicast(true);
-        assert!(vif.is_filtering() && vif.wants(mac) && !vif.wants([1, 0, 0x5e, 0, 0, 8]));
-        // Off and on again: Linux's netback keeps the list, too, until the guest disconnects.
+        assert!(vif.is_filtering() && vif.accepts(mac) && !vif.accepts([1, 0, 0x5e, 0, 0, 8]));
+        // Off and on again: Linux's netback also keeps the list until the guest disconnects.
         vif.filter_multicast(false);
         vif.filter_multicast(true);
-        assert!(vif.wants(mac));
+        assert!(vif.accepts(mac));
     }
 
     #[test]
@@ -272,9 +272,9 @@ mod tests {
         let mac = |n| [1, 0, 0x5e, 0, 0, n];
         assert!((0..64).all(|n| vif.add_multicast(mac(n))));
         assert!(!vif.add_multicast(mac(64)) && vif.add_multicast(mac(3)), "full, but known");
-        assert!(vif.wants(mac(63)) && !vif.wants(mac(64)));
-        assert!(vif.wants([0xff; 6]) && vif.wants([2, 0, 0, 0, 0, 1]));
+        assert!(vif.accepts(mac(63)) && !vif.accepts(mac(64)));
+        assert!(vif.accepts([0xff; 6]) && vif.accepts([2, 0, 0, 0, 0, 1]));
         vif.del_multicast(mac(63));
-        assert!(!vif.wants(mac(63)) && vif.add_multicast(mac(64)));
+        assert!(!vif.accepts(mac(63)) && vif.add_multicast(mac(64)));
     }
 }

@@ -1,14 +1,14 @@
 //! A client of a store: one connection, one request at a time.
 //!
-//! Watch events may come at any moment, also before the answer to a request. Each sets the one bit
-//! of its watch, so that a peer who rewrites its nodes all day costs no memory (XSA-349). A request
-//! that picks up an event makes the client's descriptor readable by other means, so that whoever
-//! sleeps on it misses nothing:
+//! Watch events may arrive at any time, also before the reply to a request. Each sets a bit of its
+//! watch, so a peer that rewrites its nodes in a loop costs no memory (XSA-349). A request that
+//! receives an event makes the client's descriptor readable by an eventfd, so that a sleeping
+//! thread misses no event:
 //!
 //! ```text
 //!   connection ─┐
 //!               ├─ epoll ── as_fd()     readable: call events()
-//!   eventfd ────┘  (a request met an event)
+//!   eventfd ────┘  (a request received an event)
 //! ```
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,24 +20,24 @@ use super::error::StoreError;
 use super::wire::{self, Decoder, Errno, Kind, Message, Perm};
 use os::{Carries, Epoll, Received, Until};
 
-/// Longest wait for an answer.
-const ANSWER_WAIT: Duration = Duration::from_secs(10);
-/// How often a transaction is tried.
+/// Maximum time to wait for a reply.
+const REPLY_WAIT: Duration = Duration::from_secs(10);
+/// Maximum number of attempts of a transaction.
 const TRIES: u32 = 32;
-/// Most reads of one look for events: a peer that keeps writing does not keep us.
+/// Maximum number of reads per call of `events`: a peer that keeps writing does not block us.
 const READS_MAX: u32 = 16;
 
-/// Where xenstored listens in dom0, and what other domains have.
+/// Sockets of xenstored in dom0, and the device of other domains.
 const SOCKETS: [&str; 2] = ["/run/xenstored/socket", "/var/run/xenstored/socket"];
 const DEVICE: &str = "/dev/xen/xenbus";
 
-/// A connection to a store. Requests wait for their answer; any thread may make them.
+/// A connection to a store. Requests wait for their reply; any thread may send them.
 pub struct Store {
     name: String,
     fd: OwnedFd,
-    /// Readable when a request picked up an event.
-    picked_up: OwnedFd,
-    /// Both of them.
+    /// Readable when a request received an event.
+    event_seen: OwnedFd,
+    /// Waits for both.
     either: Epoll,
     link: Mutex<Link>,
 }
@@ -52,14 +52,14 @@ struct Link {
 struct Watch {
     path: String,
     token: String,
-    /// Something happened there since the last look.
+    /// An event arrived since the last call of `events`.
     pending: bool,
 }
 
-/// Requests that belong together: they take effect all at once, or not at all.
+/// A transaction: its requests take effect together or not at all.
 pub struct Transaction<'s> {
     store: &'s Store,
-    /// 0: none, each request by itself.
+    /// 0: no transaction; each request takes effect alone.
     id: u32,
 }
 
@@ -67,7 +67,7 @@ impl Store {
     /// Connects to the socket at `path`.
     ///
     /// # Errors
-    /// [`StoreError::Socket`] says what stands in the way.
+    /// [`StoreError::Socket`].
     pub fn connect(path: &Path) -> Result<Self, StoreError> {
         let fd = os::connect(path, Carries::Stream)?;
         Self::over(fd, path.display().to_string())
@@ -76,7 +76,7 @@ impl Store {
     /// Opens the device node at `path`, such as /dev/xen/xenbus.
     ///
     /// # Errors
-    /// [`StoreError`]: no such node, no permission, or what the system says.
+    /// [`StoreError`]: no such node, no permission, or an error of the system.
     pub fn device(path: &Path) -> Result<Self, StoreError> {
         let name = path.display().to_string();
         let fd = os::open_device(path).map_err(|error| match error.kind() {
@@ -87,8 +87,8 @@ impl Store {
         Self::over(fd, name)
     }
 
-    /// The store of this Xen domain: xenstored's socket where there is one, else the kernel's
-    /// device. The device would not tell that xenstored is dead: its answers would not come.
+    /// The store of this Xen domain: xenstored's socket if it exists, otherwise the kernel's
+    /// device. The device does not report that xenstored has died: replies just do not arrive.
     ///
     /// # Errors
     /// As [`connect`](Self::connect) and [`device`](Self::device).
@@ -99,22 +99,22 @@ impl Store {
         }
     }
 
-    /// A connection that exists already, non-blocking; `name` is for messages.
+    /// Uses an existing non-blocking connection; `name` is for messages.
     ///
     /// # Errors
-    /// When descriptors ran out.
+    /// Out of descriptors.
     pub fn over(fd: OwnedFd, name: String) -> Result<Self, StoreError> {
         let os = |error| StoreError::Os { name: name.clone(), what: "epoll", error };
-        let picked_up = os::eventfd().map_err(os)?;
+        let event_seen = os::eventfd().map_err(os)?;
         let either = Epoll::new().map_err(os)?;
         either.add(fd.as_fd(), 0).map_err(os)?;
-        either.add(picked_up.as_fd(), 1).map_err(os)?;
+        either.add(event_seen.as_fd(), 1).map_err(os)?;
         let link =
             Link { decoder: Decoder::default(), next_req_id: 1, watches: Vec::new(), gone: false };
-        Ok(Self { name, fd, picked_up, either, link: Mutex::new(link) })
+        Ok(Self { name, fd, event_seen, either, link: Mutex::new(link) })
     }
 
-    /// The numbers of this domain's vifs, in order; vif `N` is at `device/vif/N`.
+    /// The numbers of this domain's vifs, sorted; vif `N` is at `device/vif/N`.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -125,7 +125,7 @@ impl Store {
         Ok(vifs)
     }
 
-    /// The value of a node, `None` if there is no such node. Bytes that are no text are replaced.
+    /// The value of a node; `None` if it does not exist. Invalid UTF-8 is replaced.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -133,7 +133,7 @@ impl Store {
         self.outside().read(path)
     }
 
-    /// Writes a node; it and those above are made as needed.
+    /// Writes a node; it and its parents are created as needed.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -141,7 +141,7 @@ impl Store {
         self.outside().write(path, value)
     }
 
-    /// Makes a node, and those above as needed.
+    /// Creates a node and its parents as needed.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -149,7 +149,7 @@ impl Store {
         self.outside().mkdir(path)
     }
 
-    /// Removes a node and all below. One that is not there is no error.
+    /// Removes a node and its children, if it exists.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -157,7 +157,7 @@ impl Store {
         self.outside().rm(path)
     }
 
-    /// The names below a node; none if there is no such node.
+    /// The names of a node's children; empty if it does not exist.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -165,7 +165,7 @@ impl Store {
         self.outside().list(dir)
     }
 
-    /// Who may do what with a node.
+    /// The permissions of a node.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -173,7 +173,7 @@ impl Store {
         self.outside().perms(path)
     }
 
-    /// Says who may do what with a node; the first entry names its owner.
+    /// Sets the permissions of a node; the first entry names its owner.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -181,8 +181,8 @@ impl Store {
         self.outside().set_perms(path, perms)
     }
 
-    /// Asks to be told of changes of a node and of all below. The first event comes at once. The
-    /// special nodes `@introduceDomain` and `@releaseDomain` tell of domains.
+    /// Registers a watch on a node and its children. The first event arrives at once. The special
+    /// nodes `@introduceDomain` and `@releaseDomain` report domains.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -194,63 +194,62 @@ impl Store {
         self.lock().watches.push(watch);
         let done = self.request(Kind::Watch, "watch", 0, path, &[token.as_bytes(), &[0]]);
         if done.is_err() {
-            self.forget(path, token);
+            self.remove_watch(path, token);
         }
         done.map(drop)
     }
 
-    /// No longer tells of changes there.
+    /// Removes a watch.
     ///
     /// # Errors
     /// [`StoreError`].
     pub fn unwatch(&self, path: &str, token: &str) -> Result<(), StoreError> {
-        self.forget(path, token);
+        self.remove_watch(path, token);
         self.request(Kind::Unwatch, "unwatch", 0, path, &[token.as_bytes(), &[0]]).map(drop)
     }
 
-    fn forget(&self, path: &str, token: &str) {
+    fn remove_watch(&self, path: &str, token: &str) {
         self.lock().watches.retain(|w| w.path != path || w.token != token);
     }
 
-    /// The watches something happened under since the last call, as (path, token): each once,
-    /// however often it happened. Does not wait.
+    /// The watches with events since the last call, as (path, token), each once. Does not block.
     ///
     /// # Errors
-    /// [`StoreError::Gone`] and its like, once all that came before has been told.
+    /// [`StoreError::Gone`] and similar, after all earlier events were returned.
     pub fn events(&self) -> Result<Vec<(String, String)>, StoreError> {
         let mut link = self.lock();
-        os::drain(self.picked_up.as_fd());
-        let mut trouble = None;
+        os::drain(self.event_seen.as_fd());
+        let mut failure = None;
         for _ in 0..READS_MAX {
             match self.receive(&mut link) {
-                Ok(true) => while let Some(_late) = self.next_answer(&mut link)? {},
+                Ok(true) => while let Some(_late) = self.next_reply(&mut link)? {},
                 Ok(false) => break,
                 Err(error) => {
-                    trouble = Some(error);
+                    failure = Some(error);
                     break;
                 }
             }
         }
-        if link.gone && trouble.is_none() {
-            // Given up for what it said, though its end may still be open.
-            trouble = Some(StoreError::Gone(self.name.clone()));
+        if link.gone && failure.is_none() {
+            // Abandoned after a protocol error; the connection may still be open.
+            failure = Some(StoreError::Gone(self.name.clone()));
         }
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         for watch in link.watches.iter_mut().filter(|w| w.pending) {
             watch.pending = false;
-            told.push((watch.path.clone(), watch.token.clone()));
+            events.push((watch.path.clone(), watch.token.clone()));
         }
-        match trouble {
-            Some(error) if told.is_empty() => Err(error),
-            _ => Ok(told),
+        match failure {
+            Some(error) if events.is_empty() => Err(error),
+            _ => Ok(events),
         }
     }
 
-    /// Runs `body` in a transaction until no one else was in the way. What `body` did besides is
-    /// done again each time.
+    /// Runs `body` in a transaction, repeatedly until there is no conflict. Side effects of `body`
+    /// are repeated each time.
     ///
     /// # Errors
-    /// What `body` fails with (nothing is changed then), [`StoreError::Conflict`] after many tries.
+    /// Errors of `body` (nothing is changed then), [`StoreError::Conflict`] after many attempts.
     pub fn transaction<R>(
         &self,
         mut body: impl FnMut(&Transaction<'_>) -> Result<R, StoreError>,
@@ -259,7 +258,7 @@ impl Store {
             let begun = self.request(Kind::TransactionStart, "transaction", 0, "", &[])?;
             let text = String::from_utf8_lossy(&begun);
             let id = text.trim_end_matches('\0').parse::<u32>().ok().filter(|id| *id != 0);
-            let id = id.ok_or_else(|| self.nonsense(format!("transaction {text:?}")))?;
+            let id = id.ok_or_else(|| self.malformed(format!("transaction {text:?}")))?;
             let done = body(&Transaction { store: self, id });
             let verdict: &[u8] = if done.is_ok() { b"T\0" } else { b"F\0" };
             let end = self.end(id, verdict);
@@ -276,7 +275,7 @@ impl Store {
         self.raw(Kind::TransactionEnd, "transaction", id, "", verdict.to_vec()).map(drop)
     }
 
-    /// Where a domain's nodes are: `/local/domain/DOMID`.
+    /// The directory of a domain's nodes: `/local/domain/DOMID`.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -286,7 +285,7 @@ impl Store {
         Ok(text(&got))
     }
 
-    /// Tells the store of a domain (the toolstack's to do).
+    /// Introduces a domain to the store (as a toolstack does).
     ///
     /// # Errors
     /// [`StoreError`].
@@ -294,7 +293,7 @@ impl Store {
         self.request(Kind::Introduce, "introduce", 0, &domid.to_string(), &[b"0\x001\0"]).map(drop)
     }
 
-    /// Tells the store that a domain is gone (the toolstack's to do).
+    /// Reports to the store that a domain was destroyed (as a toolstack does).
     ///
     /// # Errors
     /// [`StoreError`].
@@ -302,7 +301,7 @@ impl Store {
         self.request(Kind::Release, "release", 0, &domid.to_string(), &[]).map(drop)
     }
 
-    /// Whether the store knows the domain.
+    /// Whether the domain was introduced.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -320,11 +319,11 @@ impl Store {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn nonsense(&self, what: String) -> StoreError {
-        StoreError::Nonsense { name: self.name.clone(), what }
+    fn malformed(&self, what: String) -> StoreError {
+        StoreError::Malformed { name: self.name.clone(), what }
     }
 
-    /// One request whose payload is a path, its zero byte (for none, nothing), and `rest`.
+    /// Sends a request with a path, its zero byte, and `rest` as payload.
     fn request(
         &self,
         kind: Kind,
@@ -360,31 +359,31 @@ impl Store {
         link.next_req_id = req_id.wrapping_add(1);
         let mut bytes = Vec::with_capacity(wire::HEADER_LEN + payload.len());
         Message::new(kind, req_id, tx_id, payload).encode(&mut bytes);
-        let answer = self.exchange(&mut link, &bytes, req_id)?;
-        match answer.kind() {
+        let reply = self.exchange(&mut link, &bytes, req_id)?;
+        match reply.kind() {
             Some(Kind::Error) => {
-                let error = Errno::from_wire(&answer.payload);
+                let error = Errno::from_wire(&reply.payload);
                 Err(StoreError::Refused { what, path: path.into(), error })
             }
-            Some(same) if same == kind => Ok(answer.payload),
-            _ => Err(self.nonsense(format!("answer of kind {} to {kind:?}", answer.header.kind))),
+            Some(same) if same == kind => Ok(reply.payload),
+            _ => Err(self.malformed(format!("reply of kind {} to {kind:?}", reply.header.kind))),
         }
     }
 
-    /// Sends a request and waits for its answer.
+    /// Sends a request and waits for its reply.
     fn exchange(&self, link: &mut Link, bytes: &[u8], req_id: u32) -> Result<Message, StoreError> {
-        let deadline = Instant::now() + ANSWER_WAIT;
+        let deadline = Instant::now() + REPLY_WAIT;
         self.send(link, bytes, deadline)?;
         loop {
             let mut found = None;
-            // To the end of what came: an event behind the answer is to be noted now, for no one
-            // will find the connection readable because of it.
-            while let Some(answer) = self.next_answer(link)? {
-                // Any other is late: its asker gave up.
-                found = found.or((answer.header.req_id == req_id).then_some(answer));
+            // Decodes all data received: an event after the reply must be recorded now, because the
+            // connection will not become readable for it.
+            while let Some(reply) = self.next_reply(link)? {
+                // Other replies are late: their requests timed out.
+                found = found.or((reply.header.req_id == req_id).then_some(reply));
             }
-            if let Some(answer) = found {
-                return Ok(answer);
+            if let Some(reply) = found {
+                return Ok(reply);
             }
             if !self.receive(link)? {
                 self.wait(Until::Readable, deadline)?;
@@ -395,7 +394,7 @@ impl Store {
     fn send(&self, link: &mut Link, bytes: &[u8], deadline: Instant) -> Result<(), StoreError> {
         let mut rest = bytes;
         while !rest.is_empty() {
-            let took = os::write(self.fd.as_fd(), rest).map_err(|error| {
+            let written = os::write(self.fd.as_fd(), rest).map_err(|error| {
                 link.gone = true;
                 match error.kind() {
                     std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset => {
@@ -404,11 +403,11 @@ impl Store {
                     _ => StoreError::Os { name: self.name.clone(), what: "write", error },
                 }
             })?;
-            rest = &rest[took..];
-            if took == 0 {
+            rest = &rest[written..];
+            if written == 0 {
                 let waited = self.wait(Until::Writable, deadline);
                 if waited.is_err() && rest.len() < bytes.len() {
-                    // Half a message is out; nothing sensible can follow it.
+                    // A partial message was sent; the connection is unusable.
                     link.gone = true;
                 }
                 waited?;
@@ -421,12 +420,12 @@ impl Store {
         let name = || self.name.clone();
         match os::wait(self.fd.as_fd(), until, deadline) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(StoreError::Silent(name(), ANSWER_WAIT.as_secs())),
+            Ok(false) => Err(StoreError::Timeout(name(), REPLY_WAIT.as_secs())),
             Err(error) => Err(StoreError::Os { name: name(), what: "poll", error }),
         }
     }
 
-    /// Reads once what is there; whether there was anything.
+    /// Reads available data once. Returns whether there was any.
     fn receive(&self, link: &mut Link) -> Result<bool, StoreError> {
         let mut buf = [0; 16 * 1024];
         match os::read(self.fd.as_fd(), &mut buf) {
@@ -446,26 +445,26 @@ impl Store {
         }
     }
 
-    /// The next message that is no event; events are noted on the way.
-    fn next_answer(&self, link: &mut Link) -> Result<Option<Message>, StoreError> {
+    /// The next message that is not an event; events are recorded.
+    fn next_reply(&self, link: &mut Link) -> Result<Option<Message>, StoreError> {
         loop {
             let message = match link.decoder.take() {
                 Ok(Some(message)) => message,
                 Ok(None) => return Ok(None),
                 Err(wire::Oversized(len)) => {
                     link.gone = true;
-                    return Err(self.nonsense(format!("a message of {len} bytes")));
+                    return Err(self.malformed(format!("a message of {len} bytes")));
                 }
             };
             if message.kind() != Some(Kind::WatchEvent) {
                 return Ok(Some(message));
             }
-            self.note(link, &message.payload);
+            self.record_event(link, &message.payload);
         }
     }
 
-    /// Sets the bit of the watch an event is for. An event of a watch that is no more is nothing.
-    fn note(&self, link: &mut Link, payload: &[u8]) {
+    /// Sets the bit of an event's watch. Events of removed watches are ignored.
+    fn record_event(&self, link: &mut Link, payload: &[u8]) {
         let Some([path, token, ..]) = wire::strings(payload).as_deref().map(|s| {
             [s.first().copied().unwrap_or_default(), s.get(1).copied().unwrap_or_default()]
         }) else {
@@ -475,13 +474,13 @@ impl Store {
         let is_for = |w: &&mut Watch| w.token == token && wire::is_under(&path, &w.path);
         if let Some(watch) = link.watches.iter_mut().find(is_for) {
             watch.pending = true;
-            os::signal(self.picked_up.as_fd());
+            os::signal(self.event_seen.as_fd());
         }
     }
 }
 
 impl AsFd for Store {
-    /// Readable when [`events`](Store::events) has something to tell.
+    /// Readable when [`events`](Store::events) has events.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.either.as_fd()
     }
@@ -493,12 +492,12 @@ impl std::fmt::Debug for Store {
     }
 }
 
-/// A payload that is one string.
+/// A payload that is a single string.
 fn text(payload: &[u8]) -> String {
     String::from_utf8_lossy(payload.strip_suffix(&[0]).unwrap_or(payload)).into_owned()
 }
 
-/// `Ok(None)` for a node that is not there.
+/// `Ok(None)` if the node does not exist.
 fn unless_missing<R>(got: Result<R, StoreError>) -> Result<Option<R>, StoreError> {
     match got {
         Ok(got) => Ok(Some(got)),
@@ -555,8 +554,8 @@ impl Transaction<'_> {
         Ok(names.map(|name| String::from_utf8_lossy(name).into_owned()).collect())
     }
 
-    /// The names below a node that has more of them than a message holds. Each part begins with
-    /// the node's generation: when that changes, the parts do not fit together.
+    /// The names of a node's children if they exceed one message. Each part begins with the node's
+    /// generation: when it changes, the parts are inconsistent.
     fn list_in_parts(&self, dir: &str) -> Result<Vec<u8>, StoreError> {
         for _ in 0..TRIES {
             let mut names = Vec::new();
@@ -587,7 +586,7 @@ impl Transaction<'_> {
     pub fn perms(&self, path: &str) -> Result<Vec<Perm>, StoreError> {
         let got = self.request(Kind::GetPerms, "perms", path, &[])?;
         let perms = wire::strings(&got).and_then(|s| s.into_iter().map(Perm::parse).collect());
-        perms.ok_or_else(|| self.store.nonsense(format!("permissions {:?}", text(&got))))
+        perms.ok_or_else(|| self.store.malformed(format!("permissions {:?}", text(&got))))
     }
 
     /// See [`Store::set_perms`].

@@ -1,4 +1,4 @@
-//! What can go wrong with a store, and what to do about it.
+//! Errors of a store, with advice.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,79 +6,79 @@ use std::path::PathBuf;
 use super::wire::Errno;
 use os::SocketError;
 
-/// Why a store could not be had, or did not do as asked.
+/// Error of a store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Its socket.
+    /// An error of its socket.
     #[error("xenstore: {0}")]
     Socket(#[from] SocketError),
-    /// Its device node is not there.
+    /// Its device node does not exist.
     #[error(
-        "xenstore: there is neither xenstored's socket nor {0}: is this a Xen domain? In dom0 \
-         start xenstored, elsewhere load the module xenfs (modprobe xenfs)"
+        "xenstore: neither xenstored's socket nor {0} exists: if this is dom0, start xenstored; in \
+         another Xen domain, load the module xenfs (modprobe xenfs)"
     )]
     NoNode(PathBuf),
-    /// Its device node is not for us.
+    /// Permission denied for its device node.
     #[error(
-        "xenstore: {0}: permission denied; run as root, or give this user read and write to it"
+        "xenstore: {0}: permission denied; run as root, or give this user read and write permission"
     )]
     NotAllowed(PathBuf),
-    /// The system refused.
+    /// An error of the system.
     #[error("xenstore {name}: {what} failed: {error}")]
     Os {
-        /// Which store.
+        /// Name of the store.
         name: String,
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
     /// The connection ended.
-    #[error("xenstore {0}: it closed the connection; is it still running?")]
+    #[error("xenstore {0}: connection closed; is it still running?")]
     Gone(String),
-    /// No answer.
-    #[error("xenstore {0}: no answer within {1} s; is it hung?")]
-    Silent(String, u64),
-    /// What came is not the protocol.
-    #[error("xenstore {name}: {what}; is this a xenstore at all?")]
-    Nonsense {
-        /// Which store.
+    /// No reply in time.
+    #[error("xenstore {0}: no reply within {1} s; does it hang?")]
+    Timeout(String, u64),
+    /// Data that violates the protocol.
+    #[error("xenstore {name}: malformed reply: {what}; is this a xenstore?")]
+    Malformed {
+        /// Name of the store.
         name: String,
-        /// What came.
+        /// The invalid data.
         what: String,
     },
     /// A path that cannot be sent.
-    #[error("xenstore path {0:?}: not a path; use letters, digits and -/_@, 3072 bytes at most")]
+    #[error("xenstore path {0:?}: invalid; use letters, digits and -/_@, at most 3072 bytes")]
     BadPath(String),
-    /// More than a message holds.
+    /// A message that is too long.
     #[error("xenstore {path}: {len} bytes do not fit a message, which holds {max}")]
     TooLong {
-        /// The node.
+        /// The path.
         path: String,
-        /// Path and value, in bytes.
+        /// Length of path and value, in bytes.
         len: usize,
-        /// Most, in bytes.
+        /// Maximum, in bytes.
         max: usize,
     },
-    /// The store does not grant it.
+    /// A request that the store refused.
     #[error("xenstore {path}: {what} refused: {error}{}", advice(*error))]
     Refused {
-        /// What was asked for.
+        /// The operation.
         what: &'static str,
-        /// The node.
+        /// The path.
         path: String,
-        /// Why not.
+        /// The store's error.
         error: Errno,
     },
-    /// A transaction never got through.
+    /// A transaction that conflicted every time.
     #[error(
-        "xenstore {name}: a transaction met with others {tries} times; does someone rewrite the \
-         same nodes all the time?"
+        "xenstore {name}: a transaction conflicted {tries} times; are the same nodes rewritten all \
+         the time?"
     )]
     Conflict {
-        /// Which store.
+        /// Name of the store.
         name: String,
-        /// How often.
+        /// Number of attempts.
         tries: u32,
     },
 }
@@ -96,7 +96,7 @@ fn advice(error: Errno) -> &'static str {
 }
 
 impl StoreError {
-    /// What the store answered, if it answered.
+    /// The store's error, if it replied with one.
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Refused { error, .. } => Some(*error),
@@ -104,8 +104,8 @@ impl StoreError {
         }
     }
 
-    /// Whether the store is lost, so that nothing else will work either.
+    /// Whether the store is lost, so that all later requests fail, too.
     pub fn is_gone(&self) -> bool {
-        matches!(self, Self::Gone(_) | Self::Os { .. } | Self::Nonsense { .. })
+        matches!(self, Self::Gone(_) | Self::Os { .. } | Self::Malformed { .. })
     }
 }

@@ -1,25 +1,25 @@
-//! The wire protocol of xenstore, as `io/xs_wire.h` and `docs/misc/xenstore.txt` have it.
+//! The wire protocol of xenstore, as specified in `io/xs_wire.h` and `docs/misc/xenstore.txt`.
 //!
 //! ```text
 //!   0      4        8       12      16                16 + len
-//!   ├ type ┼ req_id ┼ tx_id ┼ len   ┼ payload ... ────┤    words in the machine's own order
+//!   ├ type ┼ req_id ┼ tx_id ┼ len   ┼ payload ... ────┤    words in native byte order
 //! ```
 //! Payloads are strings that end in zero bytes; the last one of WRITE and READ is raw bytes.
 
 use std::fmt;
 
-/// Longest payload, in bytes (`XENSTORE_PAYLOAD_MAX`).
+/// Maximum length of a payload, in bytes (`XENSTORE_PAYLOAD_MAX`).
 pub const PAYLOAD_MAX: usize = 4096;
-/// Longest absolute path, in bytes (`XENSTORE_ABS_PATH_MAX`).
+/// Maximum length of an absolute path, in bytes (`XENSTORE_ABS_PATH_MAX`).
 pub const ABS_PATH_MAX: usize = 3072;
-/// Longest relative path, in bytes (`XENSTORE_REL_PATH_MAX`).
+/// Maximum length of a relative path, in bytes (`XENSTORE_REL_PATH_MAX`).
 pub const REL_PATH_MAX: usize = 2048;
-/// Length of a message's head, in bytes.
+/// Length of a message's header, in bytes.
 pub const HEADER_LEN: usize = 16;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $value:literal,)*) => {
-        /// What a message is (`enum xsd_sockmsg_type`).
+        /// Type of a message (`enum xsd_sockmsg_type`).
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u32)]
         pub enum Kind {
@@ -27,10 +27,10 @@ macro_rules! kinds {
         }
 
         impl Kind {
-            /// All of them.
+            /// All types.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// The kind with this number, if there is one.
+            /// The type with this number, if it is known.
             pub fn from_wire(value: u32) -> Option<Self> {
                 match value {
                     $($value => Some(Self::$name),)*
@@ -38,7 +38,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Its number.
+            /// Number of the type.
             pub fn to_wire(self) -> u32 {
                 match self {
                     $(Self::$name => $value,)*
@@ -55,49 +55,49 @@ kinds! {
     Directory = 1,
     /// Reads a value.
     Read = 2,
-    /// Who may do what.
+    /// Gets permissions.
     GetPerms = 3,
-    /// Asks to be told of changes.
+    /// Registers a watch.
     Watch = 4,
-    /// No longer.
+    /// Removes a watch.
     Unwatch = 5,
     /// Begins a transaction.
     TransactionStart = 6,
-    /// Commits or drops it.
+    /// Commits or aborts a transaction.
     TransactionEnd = 7,
-    /// A domain is there.
+    /// Introduces a domain.
     Introduce = 8,
-    /// It is gone.
+    /// Reports that a domain was destroyed.
     Release = 9,
-    /// Where a domain's nodes are.
+    /// Gets the directory of a domain.
     GetDomainPath = 10,
     /// Writes a value.
     Write = 11,
-    /// Makes a node.
+    /// Creates a node.
     Mkdir = 12,
-    /// Removes a node and all below.
+    /// Removes a node and its children.
     Rm = 13,
-    /// Says who may do what.
+    /// Sets permissions.
     SetPerms = 14,
-    /// Something changed.
+    /// Event of a watch.
     WatchEvent = 15,
-    /// A request failed.
+    /// Reply to a failed request.
     Error = 16,
-    /// Whether a domain was introduced.
+    /// Queries whether a domain was introduced.
     IsDomainIntroduced = 17,
-    /// A domain goes on after suspend.
+    /// Resumes a domain after suspend.
     Resume = 18,
-    /// A domain acts for another.
+    /// Lets a domain act for another.
     SetTarget = 19,
-    /// Drops all watches and transactions of the connection.
+    /// Removes all watches and aborts all transactions of the connection.
     ResetWatches = 21,
-    /// Lists children, in parts.
+    /// Lists children in parts.
     DirectoryPart = 22,
 }
 
 macro_rules! errors {
     ($($name:ident = $text:literal,)*) => {
-        /// What a store answers to a request it does not grant (`xsd_errors`).
+        /// Error of a refused request (`xsd_errors`).
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(missing_docs, reason = "the names of errno.h")]
         pub enum Errno {
@@ -105,10 +105,10 @@ macro_rules! errors {
         }
 
         impl Errno {
-            /// All of them.
+            /// All errors.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// Its name on the wire.
+            /// Name on the wire.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)*
@@ -138,7 +138,7 @@ errors! {
 }
 
 impl Errno {
-    /// The error a payload names; what no one has heard of is EIO.
+    /// The error named by a payload; EIO if it is unknown.
     pub fn from_wire(payload: &[u8]) -> Self {
         let name = payload.strip_suffix(&[0]).unwrap_or(payload);
         Self::ALL.iter().copied().find(|e| e.name().as_bytes() == name).unwrap_or(Self::Eio)
@@ -151,21 +151,21 @@ impl fmt::Display for Errno {
     }
 }
 
-/// A message's head. `kind` is as it came: a peer may write any number.
+/// Header of a message. `kind` is not validated: a peer may send any number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// See [`Kind`].
     pub kind: u32,
-    /// Chosen by the asker, repeated by the answer.
+    /// Chosen by the sender of a request, repeated in the reply.
     pub req_id: u32,
-    /// Transaction, 0 for none.
+    /// Transaction, or 0.
     pub tx_id: u32,
     /// Length of the payload, in bytes.
     pub len: u32,
 }
 
 impl Header {
-    /// As on the wire.
+    /// Encodes it for the wire.
     pub fn to_bytes(self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         let words = [self.kind, self.req_id, self.tx_id, self.len];
@@ -175,7 +175,7 @@ impl Header {
         bytes
     }
 
-    /// From the wire; any bytes are a head.
+    /// Decodes it from the wire; any bytes are valid.
     pub fn from_bytes(bytes: [u8; HEADER_LEN]) -> Self {
         let mut words = bytes.chunks_exact(4).map(|w| w.try_into().map_or(0, u32::from_ne_bytes));
         let mut next = || words.next().unwrap_or(0);
@@ -183,64 +183,64 @@ impl Header {
     }
 }
 
-/// A whole message.
+/// A complete message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Its head.
+    /// Its header.
     pub header: Header,
-    /// What it says.
+    /// Its payload.
     pub payload: Vec<u8>,
 }
 
 impl Message {
-    /// A message of this kind; `payload` is cut to what a message holds, which callers check.
+    /// Creates a message; `payload` is truncated to the maximum, which callers check.
     pub fn new(kind: Kind, req_id: u32, tx_id: u32, mut payload: Vec<u8>) -> Self {
         payload.truncate(PAYLOAD_MAX);
         let len = u32::try_from(payload.len()).unwrap_or(0);
         Self { header: Header { kind: kind.to_wire(), req_id, tx_id, len }, payload }
     }
 
-    /// Its kind, if it is one.
+    /// Its type, if it is known.
     pub fn kind(&self) -> Option<Kind> {
         Kind::from_wire(self.header.kind)
     }
 
-    /// Adds it to `out` as on the wire.
+    /// Appends it to `out`, encoded for the wire.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.header.to_bytes());
         out.extend_from_slice(&self.payload);
     }
 }
 
-/// The peer claims a payload longer than [`PAYLOAD_MAX`]: what follows cannot be understood.
+/// A payload longer than [`PAYLOAD_MAX`]: the rest of the stream cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Oversized(pub u32);
 
-/// Makes messages of bytes as they come.
+/// Decodes messages from a byte stream.
 #[derive(Debug, Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
-    /// How many of them are used up.
+    /// Number of bytes already decoded.
     done: usize,
 }
 
 impl Decoder {
-    /// Adds bytes that came.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.done);
         self.done = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// How many bytes came that were not taken.
+    /// Number of bytes not decoded yet.
     pub fn unread(&self) -> usize {
         self.bytes.len() - self.done
     }
 
-    /// The next whole message, if it is there.
+    /// Takes the next message, if it is complete.
     ///
     /// # Errors
-    /// [`Oversized`]: close the connection.
+    /// [`Oversized`]: the connection must be closed.
     pub fn take(&mut self) -> Result<Option<Message>, Oversized> {
         let rest = &self.bytes[self.done..];
         let Some((head, rest)) = rest.split_first_chunk::<HEADER_LEN>() else { return Ok(None) };
@@ -256,7 +256,7 @@ impl Decoder {
     }
 }
 
-/// The strings of a payload, each of which must end in a zero byte; `None` if the last does not.
+/// The strings of a payload, each terminated by a zero byte; `None` if the last one is not.
 pub fn strings(payload: &[u8]) -> Option<Vec<&[u8]>> {
     if payload.is_empty() {
         return Some(Vec::new());
@@ -264,36 +264,36 @@ pub fn strings(payload: &[u8]) -> Option<Vec<&[u8]>> {
     Some(payload.strip_suffix(&[0])?.split(|b| *b == 0).collect())
 }
 
-/// What a domain may do with a node (`r`, `w`, `b`, `n` on the wire).
+/// Access of a domain to a node (`r`, `w`, `b`, `n` on the wire).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing.
+    /// No access.
     None,
-    /// Read.
+    /// Read access.
     Read,
-    /// Write.
+    /// Write access.
     Write,
-    /// Both.
+    /// Read and write access.
     Both,
 }
 
-/// One entry of a node's permissions. The first names the owner, who may do everything, and says
-/// what everyone may who is not named after it.
+/// An entry of a node's permissions. The first entry names the owner, who has full access, and the
+/// access of domains without an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Perm {
-    /// What.
+    /// The access.
     pub access: Access,
-    /// Who.
+    /// The domain.
     pub domid: u16,
 }
 
 impl Perm {
-    /// An entry.
+    /// Creates an entry.
     pub const fn new(access: Access, domid: u16) -> Self {
         Self { access, domid }
     }
 
-    /// From a string of the wire, such as `r5`.
+    /// Parses an entry from the wire, such as `r5`.
     pub fn parse(text: &[u8]) -> Option<Self> {
         let (letter, domid) = text.split_first()?;
         let access = match letter {
@@ -304,7 +304,7 @@ impl Perm {
             _ => return None,
         };
         let digits = std::str::from_utf8(domid).ok()?;
-        // Rust's own parser takes a plus sign.
+        // Rust's parser also accepts a plus sign.
         let plain = digits.bytes().all(|b| b.is_ascii_digit());
         Some(Self { access, domid: digits.parse().ok().filter(|_| plain)? })
     }
@@ -334,8 +334,8 @@ impl Access {
     }
 }
 
-/// Whether `path` is an absolute path of a node: letters, digits and `-/_@`, no empty part. Dots
-/// are no part of a name, so there is nothing to climb with.
+/// Whether `path` is a valid absolute path: letters, digits and `-/_@`, without empty names. Names
+/// contain no dots, so there is no parent reference.
 pub fn is_node(path: &[u8]) -> bool {
     let Some(rest) = path.strip_prefix(b"/") else { return false };
     let name = |part: &[u8]| {
@@ -352,7 +352,7 @@ pub fn is_under(path: &str, parent: &str) -> bool {
     path.strip_prefix(parent).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The node that holds `path`; `None` for the root.
+/// The parent of `path`; `None` for the root.
 pub fn parent(path: &str) -> Option<&str> {
     match path.rsplit_once('/')? {
         (_, "") => None,

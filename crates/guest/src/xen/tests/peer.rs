@@ -55,7 +55,7 @@ pub struct Raw {
 }
 
 impl Plug for Raw {
-    fn claimed(&mut self) -> Option<String> {
+    fn claimed_by(&mut self) -> Option<String> {
         None
     }
 
@@ -72,7 +72,7 @@ impl Plug for Raw {
             tx_channel: bind(keys.tx_port)?,
             rx_channel: keys.rx_port.map(bind).transpose()?,
             domain: self.host.domain(1).map_err(gone)?,
-            smart: request.takes.smart_poll,
+            smart: request.features.smart_poll,
             held: 0,
             ctrl: match request.ctrl {
                 Some(keys) => Some(CtrlEnd {
@@ -190,7 +190,7 @@ impl Peer {
                 let soon = Instant::now() + Duration::from_millis(5);
                 let _ = os::wait(home.as_fd(), Until::Readable, soon);
                 home.events().unwrap();
-                vif.look(&mut home, Instant::now()).unwrap();
+                vif.poll(&mut home, Instant::now()).unwrap();
                 raw.serve_control();
                 raw.serve_list();
             }

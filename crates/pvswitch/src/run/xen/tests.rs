@@ -13,7 +13,7 @@ use super::*;
 use crate::pool::Placement;
 use crate::run::Options;
 
-/// A switch of which these tests turn the control thread.
+/// A switch whose control thread is driven by the tests.
 fn system(control: PathBuf) -> System {
     System::new(Options {
         ports: Vec::new(),
@@ -25,7 +25,7 @@ fn system(control: PathBuf) -> System {
         mode: Mode::Switch,
         control: Some(control),
         http: None,
-        // What is waited for longer does not come.
+        // Limits the time to wait for an event.
         duration: Some(Duration::from_secs(20)),
         ageing_s: 300,
         addresses_per_port: 16,
@@ -37,11 +37,11 @@ fn system(control: PathBuf) -> System {
 
 fn show(system: &System) -> Value {
     let state = &system.ports["a"];
-    let Attach::Xen(port) = &state.attach else { panic!("it is a vif's") };
+    let Attach::Xen(port) = &state.attach else { panic!("the port is a vif") };
     system.show_xen(state, port)
 }
 
-/// Turns until xenstore is as told, and the guest, or it is gone with its queues.
+/// Runs rounds until xenstore is in this state and the guest is connected or gone.
 fn turn(system: &mut System, xenstore: &str, guest: bool) {
     let (queues, front) = if guest { (1, "Connected") } else { (0, "Unknown") };
     loop {
@@ -49,12 +49,12 @@ fn turn(system: &mut System, xenstore: &str, guest: bool) {
         if shown["xenstore"] == xenstore && shown["queues"] == queues && shown["front"] == front {
             return;
         }
-        assert!(!system.stop, "waited in vain for {xenstore}, {front}: {shown}");
+        assert!(!system.stop, "timed out waiting for {xenstore}, {front}: {shown}");
         system.round().unwrap();
     }
 }
 
-/// A guest that connects, and leaves when it is told to.
+/// A guest that connects, and disconnects on a message.
 fn guest(dir: &Path) -> (mpsc::Sender<()>, JoinHandle<()>) {
     let args = ConnectOptions {
         connect: format!("xen-local:{}", dir.display()),
@@ -68,22 +68,22 @@ fn guest(dir: &Path) -> (mpsc::Sender<()>, JoinHandle<()>) {
         costs: || Costs::TYPICAL,
     };
     let to = Connect::try_from(&args).unwrap();
-    let (leave, told) = mpsc::channel();
+    let (leave, left) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         let end = Instant::now() + Duration::from_secs(20);
         let _guest = connect(&to, Some(&|| Instant::now() < end)).unwrap();
-        let _ = told.recv();
+        let _ = left.recv();
     });
     (leave, thread)
 }
 
-/// Puts the switch on a store that ends at once. Its own is that of its host, which stays.
+/// Replaces the switch's xenstore by one that ends at once. Its host keeps the original.
 fn end_xenstore(system: &mut System, of: &Hypervisor) {
     let server = Server::start(Limits::XENSTORED).unwrap();
     let home = Home::new(server.connect(0).unwrap()).unwrap();
     let bus = system.xen.get_mut(of).unwrap();
     let old = std::mem::replace(&mut bus.home, home);
-    system.unwatch(old.as_fd(), &What::Xenstore(of.clone()));
+    system.unwatch(old.as_fd(), &Event::Xenstore(of.clone()));
     system.watch_home(of).unwrap();
 }
 
@@ -92,20 +92,20 @@ fn front_state(store: &Store) -> Option<String> {
 }
 
 #[test]
-fn a_xenstore_that_goes_away_costs_no_rings_and_is_followed_again_when_it_is_back() {
+fn rings_survive_a_restart_of_xenstore_and_changes_are_read_afterwards() {
     let dir = std::env::temp_dir().join(format!("pvs-gone-{}", std::process::id()));
     let of = Hypervisor::Local("a".into());
     let mut system = system(dir.with_extension("ctl"));
     system.add_port(&format!("a=xen-local:{}", dir.display()).parse().unwrap()).unwrap();
     let store = system.xen[&of].host.store().unwrap();
-    // The second time is as the first.
+    // Twice, to cover a repeated loss.
     for _ in 0..2 {
         let (leave, thread) = guest(&dir);
         turn(&mut system, "connected", true);
         end_xenstore(&mut system, &of);
         turn(&mut system, "lost", true);
         assert!(system.xen[&of].home.is_gone() && system.xen[&of].trouble.is_some());
-        // What happens meanwhile nobody tells of later: it is looked for.
+        // No event is delivered for changes in this time: they are read after the reconnect.
         leave.send(()).unwrap();
         while front_state(&store).as_deref() == Some("4") {
             assert!(!thread.is_finished());
@@ -125,11 +125,11 @@ fn a_xenstore_that_goes_away_costs_no_rings_and_is_followed_again_when_it_is_bac
 }
 
 #[test]
-fn driver_that_gives_no_buffers_is_told_in_plain_words() {
-    let of = |stalled_s: &[u64], queues| stands("connected".into(), stalled_s, queues);
+fn state_says_that_a_receiver_is_stalled() {
+    let of = |stalled_s: &[u64], queues| state_text("connected".into(), stalled_s, queues);
     assert_eq!(of(&[], 1), "connected");
-    let words = "connected, but its driver gives no buffers";
-    assert_eq!(of(&[75], 1), format!("{words} (stalled for 75 s)"));
-    assert_eq!(of(&[75, 80], 2), format!("{words} (stalled for 80 s)"));
-    assert_eq!(of(&[75, 61], 4), format!("{words} (2 of 4 queues stalled, for 75 s)"));
+    let why = ": its driver posts no buffers";
+    assert_eq!(of(&[75], 1), format!("connected, receiver stalled for 75 s{why}"));
+    assert_eq!(of(&[75, 80], 2), format!("connected, receiver stalled for 80 s{why}"));
+    assert_eq!(of(&[75, 61], 4), format!("connected, 2 of 4 queues stalled for 75 s{why}"));
 }

@@ -16,7 +16,7 @@ fn plain_text_keeps_its_width_and_shows_every_queue() {
 }
 
 #[test]
-fn ports_are_sorted_by_what_is_wanted() {
+fn ports_are_sorted_by_the_selected_key() {
     let port = |name: &str, frames: f64| Port {
         name: name.into(),
         in_frames: Some(frames),

@@ -10,7 +10,7 @@ use super::*;
 use crate::pool::token;
 use crate::worker::COMMANDS_MAX;
 
-/// A queue of which nothing comes.
+/// A queue without frames.
 struct Idle;
 
 impl Ingress for Idle {
@@ -43,7 +43,7 @@ impl Ingress for Idle {
     fn disarm(&mut self) {}
 }
 
-/// A descriptor, and how many of them are open.
+/// Weak references to descriptors, to count those that are open.
 #[derive(Default)]
 struct Kicks(Vec<Weak<OwnedFd>>);
 
@@ -68,56 +68,60 @@ fn serve(port: u16, queue: u16, kick: Option<KickFd>) -> Command {
     Command::Serve(Served { token, source, ingress, kick, notifies: true })
 }
 
-/// Issue 14, row 10: rings started, kicked and stopped in a loop, faster than their worker can
-/// obey, make its list no longer than they are many, and no descriptor wait that is out of use.
+/// Issue 14, row 10: a peer that starts, kicks and stops rings in a loop, faster than the worker
+/// runs commands, lengthens its list only by the number of rings, and no unused descriptor stays in
+/// it.
 #[test]
-fn commands_about_a_ports_queues_and_their_descriptors_are_bounded() {
+fn pending_commands_and_descriptors_of_a_port_are_bounded() {
     const QUEUES: u16 = 16;
-    let (mut inbox, mut kicks) = (Inbox::default(), Kicks::default());
+    let (mut pending, mut kicks) = (Commands::default(), Kicks::default());
     let port = Arc::new(Port::new(PortId(7), "p".into(), Vec::new()));
     for _ in 0..300 {
         for queue in 0..QUEUES {
             let (rx, tx) = (token(port.id, queue, true), token(port.id, queue, false));
-            inbox.push(serve(7, queue, kicks.new_one()));
+            pending.push(serve(7, queue, kicks.new_one()));
             let watched = Watched { port: Arc::clone(&port), queue, kick: kicks.new_one() };
-            inbox.push(Command::Watch(rx, watched));
+            pending.push(Command::Watch(rx, watched));
             for token in [rx, tx] {
-                inbox.push(Command::Kicked(token));
-                inbox.push(Command::Look(token));
-                inbox.push(Command::Drop(token));
+                pending.push(Command::Kick(token));
+                pending.push(Command::Poll(token));
+                pending.push(Command::Drop(token));
             }
-            inbox.push(Command::Away(tx, 1));
-            inbox.push(Command::Retry);
+            pending.push(Command::GiveAway(tx, 1));
+            pending.push(Command::Retry);
         }
-        // Started once more, with other descriptors; and again.
+        // Started again with other descriptors, twice.
         for queue in 0..QUEUES {
-            inbox.push(serve(7, queue, kicks.new_one()));
-            inbox.push(serve(7, queue, kicks.new_one()));
+            pending.push(serve(7, queue, kicks.new_one()));
+            pending.push(serve(7, queue, kicks.new_one()));
         }
         let queues = usize::from(QUEUES);
-        assert_eq!((inbox.order.len(), inbox.of.len(), kicks.open()), (2 * queues, 2 * queues, 16));
+        assert_eq!(
+            (pending.order.len(), pending.of.len(), kicks.open()),
+            (2 * queues, 2 * queues, 16)
+        );
     }
-    let commands = inbox.take(usize::MAX);
-    // Of each: dropped, begun, given away.
+    let commands = pending.take(usize::MAX);
+    // For each queue: drop, serve, give away.
     assert!(commands.len() <= 2 * usize::from(QUEUES) * 3 + 1, "{}", commands.len());
     let drops = commands.iter().filter(|command| matches!(command, Command::Drop(_)));
     assert_eq!((drops.count(), kicks.open()), (2 * usize::from(QUEUES), 16));
     drop(commands);
-    assert_eq!((inbox.is_empty(), kicks.open()), (true, 0));
+    assert_eq!((pending.is_empty(), kicks.open()), (true, 0));
 }
 
 /// Issue 14, row 10.
 #[test]
-fn commands_of_many_queues_are_carried_out_a_few_at_a_time_and_none_is_lost() {
-    let mut inbox = Inbox::default();
+fn commands_of_many_queues_are_run_in_batches_and_none_is_lost() {
+    let mut pending = Commands::default();
     const QUEUES: u16 = 500;
     for port in 0..QUEUES {
-        inbox.push(serve(port, 0, None));
-        inbox.push(Command::Kicked(token(PortId(port), 0, false)));
+        pending.push(serve(port, 0, None));
+        pending.push(Command::Kick(token(PortId(port), 0, false)));
     }
     let mut begun = Vec::new();
-    while !inbox.is_empty() {
-        let commands = inbox.take(COMMANDS_MAX);
+    while !pending.is_empty() {
+        let commands = pending.take(COMMANDS_MAX);
         let new = commands.iter().filter_map(|command| match command {
             Command::Serve(served) => Some(served.source.port.0),
             _ => None,

@@ -1,4 +1,4 @@
-//! Addresses that are announced for guests (SEND_RARP).
+//! Announcements of guests' addresses (SEND_RARP).
 
 use switch::flow::rarp;
 use switch::forward::{EgressQueue, Port};
@@ -12,7 +12,7 @@ use crate::limit::PortLog;
 use crate::pool::token;
 use crate::ports::PortHost;
 
-/// Takes everything, and keeps the heads.
+/// Accepts all frames, and keeps their heads.
 #[derive(Default)]
 struct Receive(Vec<Vec<u8>>);
 
@@ -57,7 +57,7 @@ impl Egress for Receive {
     fn disarm(&mut self) {}
 }
 
-/// A queue whose burst ends when it is opened: its worker does nothing else meanwhile.
+/// A queue whose burst ends when the gate opens; its worker is blocked until then.
 #[derive(Default)]
 struct Gate {
     is_open: AtomicBool,
@@ -100,7 +100,7 @@ impl Ingress for Gated {
     fn disarm(&mut self) {}
 }
 
-/// A guest at port 0 beside two others, its front-end, and port 3, which keeps their worker busy.
+/// A guest at port 0, its front-end, two other guests, and port 3, which blocks their worker.
 struct Announcer {
     rig: Rig,
     gate: Arc<Gate>,
@@ -179,7 +179,7 @@ impl Announcer {
 
 impl std::ops::Drop for Announcer {
     fn drop(&mut self) {
-        // The worker is to end, also where a test fails.
+        // Unblocks the worker, also if a test fails.
         self.gate.is_open.store(true, Ordering::SeqCst);
     }
 }
@@ -191,7 +191,7 @@ fn address_is_announced_by_the_worker_of_its_port_and_charged_to_that_port() {
     all.serve();
     all.keep_busy();
     all.announce(&MACS[..1]);
-    // A busy worker does it, and no one else.
+    // Sent by the worker only, once it is free.
     all.wait_for(&[]);
     all.gate.is_open.store(true, Ordering::SeqCst);
     all.wait_for(&[rarp(MACS[0])]);
@@ -200,20 +200,20 @@ fn address_is_announced_by_the_worker_of_its_port_and_charged_to_that_port() {
     assert_eq!((stats.frames.get(), stats.bytes.get()), (1, 60));
     assert_eq!(all.port.account.announcements.spent(), 1);
     let at = all.rig.pool.common.fdb.lookup(MACS[0], 0, 1);
-    assert_eq!(at, Some(PortId(0)), "what comes for the guest finds it");
+    assert_eq!(at, Some(PortId(0)), "frames to the guest reach its port");
 }
 
 /// Issue 14, row 10.
 #[test]
-fn addresses_that_wait_to_be_announced_are_one_a_port_and_the_latest() {
+fn only_the_latest_announcement_of_a_port_is_pending() {
     let mut all = Announcer::new();
     all.serve();
     all.keep_busy();
     all.announce(&MACS);
-    // No more than before: it waits already.
+    // The number of commands is unchanged: an announcement is pending already.
     all.announce(&MACS[2..]);
     assert_eq!(all.port.account.announcements.spent(), 3);
-    // Beyond its rate nothing takes the place of what waits.
+    // Above the rate, the pending announcement is not replaced.
     assert!(all.port.account.set_limit("announcements", 0));
     all.announce(&MACS[..2]);
     assert_eq!(all.port.account.announcements.refused(), 2);
@@ -237,12 +237,12 @@ fn address_is_announced_once_its_guest_is_served_and_not_while_it_is_drained() {
     all.wait_for(&[rarp(MACS[0])]);
     let name = token(PortId(0), 0, false);
     all.rig.tuning.set_drain(true);
-    all.rig.pool.look(name);
+    all.rig.pool.poll(name);
     all.rig.wait_for("the queue to be drained", Rig::is_drained);
     all.announce(&MACS[1..2]);
     all.rig.wait_for_sleep();
     assert_eq!(all.rig.stats.frames.get(), 1);
     all.rig.tuning.set_drain(false);
-    all.rig.pool.look(name);
+    all.rig.pool.poll(name);
     all.wait_for(&[rarp(MACS[0]), rarp(MACS[1])]);
 }

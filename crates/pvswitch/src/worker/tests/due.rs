@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::pool::token;
 
-/// Has nothing before its next time, and no one who would tell of it.
+/// A queue with a due time and no kick.
 struct Slow {
     every_ns: u64,
     next_ns: u64,
-    /// When it was looked at, in ns.
+    /// Times of polls, in ns.
     looks: Vec<u64>,
     found: usize,
 }
@@ -50,7 +50,7 @@ impl Ingress for Slow {
 }
 
 #[test]
-fn queue_that_is_due_at_a_time_is_slept_for_until_then() {
+fn worker_sleeps_until_a_queue_is_due() {
     let pool = pool(1, Placement::Single, Costs::TYPICAL);
     let slow = Arc::new(Mutex::new(Slow {
         every_ns: 20_000_000,
@@ -77,12 +77,13 @@ fn queue_that_is_due_at_a_time_is_slept_for_until_then() {
     }
     pool.stop();
     let slow = slow.lock().unwrap();
-    assert!(slow.found >= 10, "looked at when it is due");
-    // Times that are set are naps, however long; without one it sleeps before it is given a queue.
+    assert!(slow.found >= 10, "polled when due");
+    // Sleeps until a set time count as naps, however long; without one it sleeps before it gets a
+    // queue.
     let stats = &pool.workers()[0].stats;
     let (naps, sleeps) = (&stats.naps, &stats.sleeps);
     let (naps, sleeps) = (naps.load(Ordering::SeqCst), sleeps.load(Ordering::SeqCst));
     assert!(naps >= 9 && sleeps <= 2, "{naps} naps, {sleeps} sleeps");
-    // The first look; then two each time, one that finds and one that comes before it sleeps.
-    assert!(slow.looks.len() <= 2 * slow.found + 3, "and seldom else: {:?}", slow.looks);
+    // The first poll; then two each time: one that finds a frame, one before it sleeps.
+    assert!(slow.looks.len() <= 2 * slow.found + 3, "and rarely otherwise: {:?}", slow.looks);
 }

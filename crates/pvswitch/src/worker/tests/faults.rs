@@ -1,4 +1,4 @@
-//! Faults that are reported: of which connection they are.
+//! Reported faults and the connections that they belong to.
 
 use switch::forward::{EgressQueue, Port, PortEvent};
 use switch::port::{Egress, Steer};
@@ -8,7 +8,7 @@ use switch::vnet::Offloads;
 use super::*;
 use crate::pool::token;
 
-/// Breaks its protocol when it is given a frame.
+/// Reports a fault when it gets a frame.
 struct Broken;
 
 impl Egress for Broken {
@@ -51,7 +51,7 @@ impl Egress for Broken {
     fn disarm(&mut self) {}
 }
 
-/// Sends a frame to a receiver whose connection ends before its sender's burst does.
+/// Sends a frame to a receiver whose connection ends during the burst.
 struct Late(Arc<Port>);
 
 impl Ingress for Late {
@@ -91,7 +91,7 @@ impl Ingress for Late {
 
 /// Issue 14, row 14.
 #[test]
-fn fault_of_a_receiver_that_left_meanwhile_is_not_its_successors() {
+fn late_fault_is_not_charged_to_the_next_connection() {
     let (reports, reported) = mpsc::channel();
     let mut worker = worker_of(reporting(reports, Mode::Cross, 1, Placement::Single, COSTS));
     let queue = EgressQueue::new(Arc::new(Mutex::new(Broken)), Arc::<EgressStats>::default());

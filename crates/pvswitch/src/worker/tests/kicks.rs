@@ -1,22 +1,22 @@
-//! What counts as a kick, and what policies and counters are told of it.
+//! Which events count as kicks, for policies and counters.
 
 use super::*;
 
 #[test]
-fn first_frame_is_timed_from_the_kick_that_told_of_it() {
+fn first_frame_is_timed_from_its_kick() {
     let rig = Rig::new(Policy::Event, Guest::default());
     rig.wait_for_sleep();
-    // Polled from here on; what comes later did not wait for that.
+    // Polled from now on; later frames are not preceded by a sleep.
     rig.tuning.set_poll(Policy::Spin);
-    rig.pool.look(TOKEN);
+    rig.pool.poll(TOKEN);
     rig.wait_for("polls", |rig| rig.bursts() > 1000);
     std::thread::sleep(Duration::from_millis(300));
     rig.guest.waiting.store(1, Ordering::SeqCst);
     rig.wait_for("a frame", |rig| rig.taken() == 1);
     assert_eq!((rig.stats.first_frames.get(), rig.stats.first_frame_ns_max.get()), (0, 0));
-    // A kick for nothing, then a frame; then a kick with one.
+    // A kick without a frame, then a frame; then a kick with one.
     rig.tuning.set_poll(Policy::Timer { hz: 100 });
-    rig.pool.look(TOKEN);
+    rig.pool.poll(TOKEN);
     rig.wait_for_sleep();
     rig.tuning.set_poll(Policy::Spin);
     rig.kick();
@@ -37,28 +37,28 @@ fn first_frame_is_timed_from_the_kick_that_told_of_it() {
 }
 
 #[test]
-fn operators_are_no_guests_kicks() {
+fn polls_by_an_operator_are_not_counted_as_kicks() {
     let rig = Rig::new(Policy::Event, Guest::default());
     let counts = || (rig.stats.kicks.get(), rig.stats.wakes.get());
     rig.wait_for_sleep();
     for policy in ["spin", "adaptive", "event"] {
         let bursts = rig.bursts();
         rig.tuning.set_poll(policy.parse().unwrap());
-        rig.pool.look(TOKEN);
-        rig.wait_for("a look", |rig| rig.bursts() > bursts);
+        rig.pool.poll(TOKEN);
+        rig.wait_for("a poll", |rig| rig.bursts() > bursts);
     }
     rig.wait_for_sleep();
     rig.drain(true);
     rig.wait_for("the queue to be drained", Rig::is_drained);
     let bursts = rig.bursts();
     rig.drain(false);
-    rig.wait_for("a look", |rig| rig.bursts() > bursts);
+    rig.wait_for("a poll", |rig| rig.bursts() > bursts);
     assert_eq!(counts(), (0, 0));
     rig.wait_for_sleep();
     rig.kick();
     rig.wait_for("a kick", |_| counts() == (1, 1));
-    // By other means than its descriptor.
+    // Not by its descriptor.
     rig.wait_for_sleep();
-    rig.pool.kicked(TOKEN);
+    rig.pool.kick(TOKEN);
     rig.wait_for("a kick", |_| counts() == (2, 2));
 }

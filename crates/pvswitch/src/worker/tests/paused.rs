@@ -1,4 +1,4 @@
-//! Queues that wait for a full destination.
+//! Queues paused because their destination is full.
 
 use switch::forward::{EgressQueue, Port};
 use switch::poll::State;
@@ -9,7 +9,7 @@ use switch::vnet::Offloads;
 use super::*;
 use crate::pool::token;
 
-/// A receiver with room for so many frames, and those that it took.
+/// A receiver with room for this many frames, and the number of frames received.
 #[derive(Default)]
 struct Receiver {
     room: AtomicUsize,
@@ -66,7 +66,7 @@ impl Egress for Receive {
     }
 }
 
-/// A sender, port 0, wired to a receiver, port 1.
+/// A sender, port 0, cross-connected to a receiver, port 1.
 struct Wired {
     rig: Rig,
     receiver: Arc<Receiver>,
@@ -97,7 +97,7 @@ impl Wired {
         self.rig.kick();
     }
 
-    /// The receiver adds buffers, and notifies if it was asked to.
+    /// The receiver adds buffers, and notifies if requested.
     fn offer(&self, buffers: usize) {
         self.receiver.room.fetch_add(buffers, Ordering::SeqCst);
         if self.receiver.armed.load(Ordering::SeqCst) {
@@ -105,39 +105,40 @@ impl Wired {
         }
     }
 
-    fn took(&self) -> usize {
+    fn delivered(&self) -> usize {
         self.receiver.took.load(Ordering::SeqCst)
     }
 }
 
 #[test]
-fn sender_of_a_full_destination_loses_nothing_and_goes_on_as_there_is_room() {
+fn sender_of_a_full_destination_loses_nothing_and_resumes_when_there_is_room() {
     for policy in ["event", "napi:8", "timer:1000", "coalesce:200,16", "spin", "adaptive"] {
         let wired = Wired::new(policy);
         wired.send(1000);
-        // Frames are given up after 200 ms: buffers come steadily, as from a slow receiver.
+        // Held frames are dropped after 200 ms: buffers are added steadily, as by a slow receiver.
         let mut offered = 0;
-        while wired.took() < 1000 {
+        while wired.delivered() < 1000 {
             wired.offer(20);
             offered += 20;
             let end = Instant::now() + Duration::from_secs(20);
-            while wired.took() < offered.min(1000) && wired.rig.stats.drops_no_room.get() == 0 {
-                assert!(Instant::now() < end, "{policy}: {} of {offered}", wired.took());
+            while wired.delivered() < offered.min(1000) && wired.rig.stats.drops_no_room.get() == 0
+            {
+                assert!(Instant::now() < end, "{policy}: {} of {offered}", wired.delivered());
                 std::thread::yield_now();
             }
-            // A machine that paused us for so long gave frames up.
+            // If this machine was suspended for that long, frames were dropped.
             if wired.rig.stats.drops_no_room.get() > 0 {
                 break;
             }
         }
         let lost = wired.rig.stats.drops_no_room.get();
         assert_eq!(wired.rig.taken().min(1000), wired.rig.taken());
-        assert!(lost > 0 || wired.took() == 1000, "{policy}");
+        assert!(lost > 0 || wired.delivered() == 1000, "{policy}");
     }
 }
 
 #[test]
-fn paused_queue_takes_no_more_than_a_burst_and_lets_its_worker_sleep() {
+fn paused_queue_takes_at_most_a_burst_and_its_worker_sleeps() {
     let wired = Wired::new("event");
     wired.send(1000);
     wired.rig.wait_for("a pause", |rig| rig.stats.pauses.get() > 0);
@@ -151,15 +152,15 @@ fn paused_queue_takes_no_more_than_a_burst_and_lets_its_worker_sleep() {
 }
 
 #[test]
-fn room_at_a_receiver_teaches_adaptive_nothing() {
-    // After a frame it polls on for as long as a sleep costs.
+fn room_at_a_receiver_does_not_train_adaptive() {
+    // After a frame it polls for as long as a sleep costs.
     let costs = Costs { wake_ns: 20_000_000, ..COSTS };
     let wired = Wired::costing(costs, "adaptive");
     let cold = |rig: &Rig| rig.tuning.state() == State::Cold;
     let polls = |rig: &Rig| rig.stats.polls.get();
     wired.send(64);
     wired.rig.wait_for("frames", |rig| rig.taken() == 64);
-    // One more, and the destination is full.
+    // One more frame, and the destination is full.
     wired.send(1);
     wired.rig.wait_for("a pause", |rig| rig.stats.pauses.get() > 0);
     wired.rig.wait_for("the queue to be cold", cold);
@@ -168,7 +169,7 @@ fn room_at_a_receiver_teaches_adaptive_nothing() {
         wired.rig.pool.wake(1);
         std::thread::sleep(Duration::from_millis(1));
         wired.rig.wait_for("the queue to be cold", cold);
-        // Full destinations are tried each 12.5 ms besides.
+        // Full destinations are also retried every 12.5 ms.
         assert!(polls(&wired.rig) < before + 50, "{} polls", polls(&wired.rig) - before);
     }
 }

@@ -1,4 +1,4 @@
-//! Two workers' time, shared among floods.
+//! Fair shares of two workers' time among floods.
 
 use super::weights::Flood;
 use super::*;
@@ -11,7 +11,7 @@ fn evenness(served: &[u64]) -> f64 {
     sum * sum / (served.len() as f64 * squares)
 }
 
-/// Floods that begin on the first of two workers, and how long each was served.
+/// Floods that start on the first of two workers, and the time that each was served.
 struct Floods {
     pool: Arc<Pool>,
     stats: Vec<Arc<IngressStats>>,
@@ -43,11 +43,11 @@ impl Floods {
     }
 }
 
-/// Issue 14, row 16: time served is counted by the workers' clock, so that both are full however
-/// busy the machine is.
+/// Issue 14, row 16: service is measured by the workers' clock, so both are fully loaded on any
+/// machine.
 #[test]
 fn floods_on_two_workers_are_served_for_the_same_time() {
-    // Even splits, and those where queues have to take turns.
+    // Even splits, and some where queues must take turns.
     for count in [2, 3, 5, 10, 11, 20] {
         let floods = Floods::new(count);
         let end = Instant::now() + Duration::from_secs(60);
@@ -55,7 +55,7 @@ fn floods_on_two_workers_are_served_for_the_same_time() {
             assert!(Instant::now() < end, "not all are served: {:?}", floods.served());
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Where the CPU was taken from a queue, that is made up for later.
+        // Time that the CPU took from a queue is compensated later.
         let before = (floods.served(), floods.moves());
         loop {
             std::thread::sleep(Duration::from_millis(100));

@@ -1,9 +1,9 @@
-//! One worker's time, shared by weight among floods.
+//! Shares of one worker's time by weight, among floods.
 
 use super::*;
 use crate::pool::token;
 
-/// Always has frames; each burst takes so long.
+/// Always has frames; each burst takes this long.
 pub struct Flood(pub Duration);
 
 impl Ingress for Flood {
@@ -40,7 +40,7 @@ impl Ingress for Flood {
 #[test]
 fn equal_floods_are_served_by_weight() {
     let pool = pool(1, Placement::Single, COSTS);
-    // The third has two queues that share its part; short bursts or long make no difference.
+    // The third port has two queues that share its weight; the length of bursts does not matter.
     let floods = [(0, 0, 1, 4), (1, 0, 3, 4), (2, 0, 3, 9), (2, 1, 3, 4)];
     let stats: Vec<Arc<IngressStats>> = floods.map(|_| Arc::default()).to_vec();
     for ((port, queue, weight, us), stats) in floods.into_iter().zip(&stats) {
@@ -58,7 +58,7 @@ fn equal_floods_are_served_by_weight() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let before = served();
-    // Where the CPU was taken from a queue, that is made up for in the rounds after.
+    // Time that the CPU took from a queue is compensated in later rounds.
     let mut parts = vec![1; floods.len()];
     let is_by_weight = |parts: &[u64]| {
         [(1, 3.0), (2, 1.5), (3, 1.5)].into_iter().all(|(i, times)| {

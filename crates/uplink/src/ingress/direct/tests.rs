@@ -201,7 +201,7 @@ fn receiver_without_the_offloads_is_not_read_into() {
     rig.send(TSO, &frame(20_000, 1));
     assert_eq!(rig.round().len(), 1);
     assert!(rig.to.lent.is_empty());
-    rig.ingress.set_asks(rig.to.takes);
+    rig.ingress.set_offloads(rig.to.takes);
     rig.send(TSO, &frame(20_000, 2));
     assert_eq!((rig.round().len(), rig.to.got.len()), (0, 1));
 }

@@ -11,7 +11,7 @@ use std::time::Instant;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use super::*;
-use crate::outside::Outside;
+use crate::foreign::ForeignFd;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Operations of FUSE's protocol, version 7 (`linux/fuse.h`).
@@ -112,7 +112,7 @@ fn files_of_a_server_that_never_replies_delay_no_other_port() {
     assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
     // Another port's descriptors are closed as usual.
     let other = Arc::new(Account::default());
-    drop(Outside::new(event(), &other).unwrap());
+    drop(ForeignFd::new(event(), &other).unwrap());
     wait(|| other.descriptors.used() == 0);
     wait(|| server.asked().contains(&FLUSH));
     assert_eq!(server.asked(), [INIT, OPEN, FLUSH]);

@@ -1,6 +1,6 @@
 //! A front-end's memory is charged to its port, and bounded.
 
-use crate::outside::Outside;
+use crate::foreign::ForeignFd;
 use switch::account::{Budgets, Entry, defaults};
 
 use super::*;
@@ -93,7 +93,7 @@ fn memory_beyond_the_ports_limit_is_refused_and_the_table_stays() {
     assert!(rig.backend.account().set_limit("mapped-bytes", 4 * SIZE));
     let more = region(GUEST + 8 * SIZE, USER + 8 * SIZE, 4 * SIZE);
     let message = Message::request(R::ADD_MEM_REG, more.to_single_bytes(), true);
-    let fd = Outside::new(sparse(4 * SIZE), rig.backend.account()).unwrap();
+    let fd = ForeignFd::new(sparse(4 * SIZE), rig.backend.account()).unwrap();
     let outcome = rig.backend.handle(&message, vec![fd]).unwrap();
     assert_eq!(outcome.reply.unwrap().payload, u(1), "the error is returned");
     let said = outcome.refused.unwrap().to_string();

@@ -10,7 +10,7 @@ fn id(domid: u16, devid: u32) -> VifId {
     VifId { domid, devid }
 }
 
-/// Serves what was found; the ids.
+/// Serves the vifs found. Returns their ids.
 fn serve(bus: &mut Bus<Counted>, store: &mut Fake, now: Instant) -> Vec<VifId> {
     let found = bus.found(store).unwrap();
     for id in &found {
@@ -21,7 +21,7 @@ fn serve(bus: &mut Bus<Counted>, store: &mut Fake, now: Instant) -> Vec<VifId> {
 }
 
 #[test]
-fn vifs_come_and_go() {
+fn vifs_are_added_and_removed() {
     let (mut store, now) = (Fake::default(), Instant::now());
     let mut bus = Bus::default();
     bus.start(&mut store, now).unwrap();
@@ -30,10 +30,10 @@ fn vifs_come_and_go() {
     store.make_vif(3, 1);
     store.make_vif(3, 0);
     store.make_vif(12, 0);
-    // What is no vif is no reason to stop.
+    // Invalid names are skipped.
     store.set("backend/vif/garbage/0/online", "1");
     store.set("backend/vif/70000/0/online", "1");
-    assert_eq!(serve(&mut bus, &mut store, now), [], "nothing was told");
+    assert_eq!(serve(&mut bus, &mut store, now), [], "no event");
     bus.on_events(&mut store, ["vifs"].into_iter(), now).unwrap();
     let mut found = serve(&mut bus, &mut store, now);
     found.sort_unstable();
@@ -43,18 +43,18 @@ fn vifs_come_and_go() {
     store.set(&format!("{}/online", back(12, 0)), "0");
     store.set(&format!("{}/state", front(12, 0)), "6");
     bus.on_events(&mut store, ["b3/0", "f12/0", "vifs"].into_iter(), now).unwrap();
-    assert_eq!(bus.over(), [id(3, 0), id(12, 0)]);
-    for gone in bus.over() {
+    assert_eq!(bus.finished(), [id(3, 0), id(12, 0)]);
+    for gone in bus.finished() {
         bus.remove(&mut store, gone);
     }
-    assert_eq!(serve(&mut bus, &mut store, now), [], "offline ones are not taken up again");
+    assert_eq!(serve(&mut bus, &mut store, now), [], "offline vifs are not added");
     assert_eq!(bus.vifs().map(|(id, _)| id).collect::<Vec<_>>(), [id(3, 1)]);
     let tokens: Vec<_> = store.watches.iter().map(|(_, token)| token.as_str()).collect();
     assert_eq!(tokens, ["f3/1", "release", "vifs", "b3/1"]);
 }
 
 #[test]
-fn many_events_of_a_vif_are_one_look() {
+fn many_events_of_a_vif_cause_one_poll() {
     let (mut store, now) = (Fake::default(), Instant::now());
     store.make_vif(1, 0);
     let mut bus = Bus::default();
@@ -68,7 +68,7 @@ fn many_events_of_a_vif_are_one_look() {
 }
 
 #[test]
-fn a_domain_that_is_gone_is_looked_for_everywhere() {
+fn a_destroyed_domain_causes_a_poll_of_all_vifs() {
     let (mut store, now) = (Fake::default(), Instant::now());
     store.make_vif(1, 0);
     let mut bus = Bus::default();
@@ -81,7 +81,7 @@ fn a_domain_that_is_gone_is_looked_for_everywhere() {
 }
 
 #[test]
-fn tokens_that_are_nobodys() {
+fn unknown_tokens_are_ignored() {
     let (mut store, now) = (Fake::default(), Instant::now());
     let mut bus = Bus::<Counted>::default();
     bus.start(&mut store, now).unwrap();
@@ -95,7 +95,7 @@ fn tokens_that_are_nobodys() {
 }
 
 #[test]
-fn what_a_flood_left_is_looked_at_in_time() {
+fn changes_during_a_flood_are_read_in_time() {
     let (mut store, now) = (Fake::default(), Instant::now());
     store.make_vif(1, 0);
     let mut bus = Bus::default();
@@ -114,12 +114,12 @@ fn what_a_flood_left_is_looked_at_in_time() {
 }
 
 #[test]
-fn a_vif_that_xenstore_refuses_something_stops_no_other() {
+fn a_refusal_for_one_vif_affects_no_other() {
     let (mut store, now) = (Fake::default(), Instant::now());
     let mut bus = Bus::default();
     bus.set_auto(&mut store).unwrap();
     (1..=3).for_each(|domid| store.make_vif(domid, 0));
-    // The first in line, its watches first of all.
+    // The first vif, from its watches on.
     store.refuse = Some(back(1, 0));
     let ids = [id(1, 0), id(2, 0), id(3, 0)];
     for id in ids {
@@ -134,11 +134,11 @@ fn a_vif_that_xenstore_refuses_something_stops_no_other() {
     let step = Duration::from_millis(100);
     bus.on_events(&mut store, ["f1/0", "f2/0", "release"].into_iter(), now + step).unwrap();
     assert_eq!(store.states, [2, 2, 4, 4]);
-    // Xenstore is back: all are asked for anew, and it refuses again.
+    // Xenstore is reconnected: all watches are registered again, and it refuses again.
     bus.start(&mut store, now + 2 * step).unwrap();
     let held = |bus: &mut Bus<Counted>| ids.map(|id| bus.vif(id).unwrap().plug().held);
     assert_eq!(held(&mut bus), [0, 1, 1]);
-    assert!(bus.over().is_empty());
+    assert!(bus.finished().is_empty());
     store.refuse = None;
     let due = bus.due().unwrap();
     bus.tick(&mut store, due).unwrap();
@@ -146,12 +146,12 @@ fn a_vif_that_xenstore_refuses_something_stops_no_other() {
         (held(&mut bus), bus.vifs().filter(|(_, v)| v.due().is_some()).count()),
         ([1; 3], 0)
     );
-    // What is for all may be refused as well: then it is told, and vifs are started all the same.
+    // Watches for all vifs may be refused, too: this is reported, and vifs are still started.
     store.watches.clear();
     store.refuse = Some("@releaseDomain".into());
     bus.start(&mut store, due).unwrap_err();
     assert_eq!(store.watches.len(), 6);
-    // One that is gone is gone for all.
+    // A disconnect affects all vifs.
     store.fail_after = Some(1);
     bus.start(&mut store, due).unwrap_err();
     assert!(

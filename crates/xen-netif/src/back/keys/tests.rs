@@ -25,7 +25,7 @@ fn front(queues: u32) -> Fake {
 fn refused(store: &mut Fake, offer: &Offer) -> String {
     match read(store, FRONT, offer) {
         Err(ReadError::Refused(refused)) => refused.to_string(),
-        other => panic!("not refused: {other:?}"),
+        other => panic!("not rejected: {other:?}"),
     }
 }
 
@@ -37,7 +37,7 @@ fn one_queue_is_flat_and_several_are_not() {
     assert_eq!(three.queues.len(), 3);
     let last = QueueKeys { tx_ref: 200, rx_ref: 201, tx_port: 202, rx_port: Some(203) };
     assert_eq!(three.queues[2], last);
-    assert_eq!((three.ctrl, three.takes), (None, Takes::default()));
+    assert_eq!((three.ctrl, three.features), (None, FrontFeatures::default()));
     let mut counted = front(1);
     counted.set(&format!("{FRONT}/multi-queue-num-queues"), "1");
     assert_eq!(read(&mut counted, FRONT, &OFFER).unwrap(), one);
@@ -58,7 +58,7 @@ fn one_channel_for_both_rings() {
 }
 
 #[test]
-fn queue_counts_that_cannot_be() {
+fn invalid_queue_counts() {
     for bad in ["0", "5", "4294967295"] {
         let mut store = front(1);
         store.set(&format!("{FRONT}/multi-queue-num-queues"), bad);
@@ -68,12 +68,12 @@ fn queue_counts_that_cannot_be() {
     for bad in ["", "two", "-1", "4294967296", "2 2"] {
         let mut store = front(1);
         store.set(&format!("{FRONT}/multi-queue-num-queues"), bad);
-        assert!(refused(&mut store, &OFFER).contains("no number"), "{bad:?}");
+        assert!(refused(&mut store, &OFFER).contains("not a number"), "{bad:?}");
     }
 }
 
 #[test]
-fn every_key_that_is_missing_or_garbled_is_named() {
+fn every_missing_or_invalid_key_is_named() {
     for queues in [1, 2] {
         let all: Vec<_> = front(queues).nodes.keys().cloned().collect();
         let rings = all.iter().filter(|p| p.contains("ring-ref") || p.ends_with("-rx"));
@@ -83,7 +83,7 @@ fn every_key_that_is_missing_or_garbled_is_named() {
             assert_eq!(refused(&mut store, &OFFER), format!("22 {path} is missing"));
             store.set(path, "x\u{7}\n");
             let text = refused(&mut store, &OFFER);
-            assert!(text.contains(&format!("{path} is 'x\\u{{7}}\\n', which is no")), "{text}");
+            assert!(text.contains(&format!("{path} is 'x\\u{{7}}\\n', which is not a")), "{text}");
             store.set(path, &"9".repeat(4096));
             assert!(refused(&mut store, &OFFER).len() < 200, "messages are short");
         }
@@ -91,7 +91,7 @@ fn every_key_that_is_missing_or_garbled_is_named() {
 }
 
 #[test]
-fn pages_are_copied_or_nothing_is() {
+fn front_ends_without_rx_copy_are_rejected() {
     for bad in [None, Some("0"), Some("yes")] {
         let mut store = front(1);
         store.rm(&format!("{FRONT}/request-rx-copy"));
@@ -116,14 +116,14 @@ fn control_ring_and_features() {
     let request = read(&mut store, FRONT, &OFFER).unwrap();
     assert_eq!(request.ctrl, Some(CtrlKeys { ring_ref: 11, port: 12 }));
     let names = ["sg", "gso-tcpv4", "ipv6-csum-offload", "rx-notify", "smart-poll"];
-    assert_eq!(request.takes.names(), names);
+    assert_eq!(request.features.names(), names);
     let less = Offer { without: without("ctrl-ring+feature-smart-poll").unwrap(), ..OFFER };
     let request = read(&mut store, FRONT, &less).unwrap();
-    assert!(request.ctrl.is_none() && !request.takes.smart_poll);
+    assert!(request.ctrl.is_none() && !request.features.smart_poll);
 }
 
 #[test]
-fn an_offer_says_0_and_1_and_nothing_without_what_it_needs() {
+fn an_offer_has_0_and_1_and_no_feature_without_its_dependency() {
     let keys = |without: &str| -> Vec<(String, String)> {
         Offer { queues: 2, without: super::without(without).unwrap() }.keys()
     };
@@ -140,7 +140,7 @@ fn an_offer_says_0_and_1_and_nothing_without_what_it_needs() {
 }
 
 #[test]
-fn xenstore_that_goes_away_is_nobodys_fault() {
+fn loss_of_xenstore_is_not_the_guests_fault() {
     let total = {
         let mut store = front(2);
         read(&mut store, FRONT, &OFFER).unwrap();

@@ -4,13 +4,13 @@ use super::*;
 const ID: VifId = VifId { domid: 1, devid: 0 };
 const OFFER: Offer = Offer { queues: 4, without: 0 };
 
-/// A vif, the xenstore it lives in, and a time that only tests move.
+/// A vif, its xenstore, and a clock moved by tests.
 struct Bench {
     store: Fake,
     vif: Handshake<Counted>,
     now: Instant,
-    /// States written before this many were looked at.
-    looked: usize,
+    /// Number of states already read by the test.
+    read: usize,
 }
 
 impl Bench {
@@ -23,7 +23,7 @@ impl Bench {
         let mut store = Fake::default();
         store.make_vif(1, 0);
         let vif = Handshake::new(ID, offer, Counted::default(), now);
-        Self { store, vif, now, looked: 0 }
+        Self { store, vif, now, read: 0 }
     }
 
     fn connected() -> Self {
@@ -40,27 +40,27 @@ impl Bench {
         self.news()
     }
 
-    fn look(&mut self) -> Vec<u32> {
+    fn poll(&mut self) -> Vec<u32> {
         self.now += Duration::from_secs(1);
-        self.vif.look(&mut self.store, self.now).unwrap();
+        self.vif.poll(&mut self.store, self.now).unwrap();
         self.news()
     }
 
     fn news(&mut self) -> Vec<u32> {
-        let news = self.store.states[self.looked..].to_vec();
-        self.looked = self.store.states.len();
+        let news = self.store.states[self.read..].to_vec();
+        self.read = self.store.states.len();
         news
     }
 
-    /// The front end writes a state; what the back end writes then.
+    /// The front end writes a state. Returns the states that the back end writes.
     fn front(&mut self, state: u32) -> Vec<u32> {
         self.store.set(&format!("{}/state", front(1, 0)), &state.to_string());
-        self.look()
+        self.poll()
     }
 
     fn toolstack(&mut self, key: &str, value: &str) -> Vec<u32> {
         self.store.set(&format!("{}/{key}", back(1, 0)), value);
-        self.look()
+        self.poll()
     }
 
     fn held(&mut self) -> usize {
@@ -80,7 +80,7 @@ impl Bench {
     }
 }
 
-/// A bench whose back end is in `state`, by the ways that lead there.
+/// A bench whose back end is in `state`, reached by valid transitions.
 fn in_state(state: State) -> Bench {
     let mut bench = Bench::new();
     bench.store.name_rings(&front(1, 0));
@@ -99,8 +99,8 @@ fn in_state(state: State) -> Bench {
 }
 
 #[test]
-fn every_front_state_meets_every_back_state_by_the_shortest_way() {
-    // What is written, front state by row and back state by column.
+fn every_pair_of_states_takes_the_shortest_path() {
+    // States written, by the front end's state (rows) and the back end's (columns).
     let table: [(u32, [&[u32]; 5]); 9] = [
         (0, [&[6], &[5, 6], &[5, 6], &[6], &[]]),
         (1, [&[2], &[], &[5, 6, 2], &[6, 2], &[2]]),
@@ -121,14 +121,14 @@ fn every_front_state_meets_every_back_state_by_the_shortest_way() {
             assert_eq!(bench.held(), usize::from(connected), "front {front}, back {state}");
             let written = want.last().is_none_or(|s| *s == bench.vif.state.number() || *s == 8);
             assert!(written, "front {front}, back {state}: at {}", bench.vif.state);
-            // It has arrived: looking again writes nothing.
-            assert_eq!(bench.look(), [0; 0], "front {front}, back {state}");
+            // It has arrived: another poll writes nothing.
+            assert_eq!(bench.poll(), [0; 0], "front {front}, back {state}");
         }
     }
 }
 
 #[test]
-fn what_is_offered_goes_in_one_transaction_with_the_state() {
+fn the_offer_is_written_in_one_transaction_with_the_state() {
     let mut bench = Bench::new();
     assert_eq!(bench.start(), [2]);
     let [keys] = bench.store.transactions.as_slice() else { panic!("one transaction") };
@@ -142,24 +142,24 @@ fn what_is_offered_goes_in_one_transaction_with_the_state() {
 }
 
 #[test]
-fn connected_says_so_and_no_script_is_waited_for() {
+fn connected_is_reported_without_a_hotplug_script() {
     let bench = Bench::connected();
     assert_eq!(bench.key("hotplug-status"), Some("connected"));
     assert_eq!(bench.key("carrier"), Some("1"));
     let status = bench.vif.status();
     assert_eq!((status.text.as_str(), status.queues), ("connected", 1));
-    assert_eq!(status.takes, ["sg", "rx-notify"]);
+    assert_eq!(status.features, ["sg", "rx-notify"]);
     assert_eq!(bench.vif.plug.settings.len(), 1);
 }
 
 #[test]
-fn a_script_that_failed_is_waited_for() {
+fn a_failed_hotplug_script_is_waited_for() {
     let mut bench = Bench::new();
     bench.store.name_rings(&front(1, 0));
     bench.toolstack("hotplug-status", "error");
     bench.toolstack("hotplug-error", "no bridge");
     assert_eq!(bench.front(4), [0; 0]);
-    assert_eq!(bench.text(), "waiting: its hotplug script failed");
+    assert_eq!(bench.text(), "waiting: the hotplug script failed");
     assert_eq!(bench.vif.status().error.unwrap(), "hotplug script: no bridge");
     assert_eq!(bench.held(), 0);
     assert_eq!(bench.toolstack("hotplug-status", "connected"), [4]);
@@ -174,8 +174,8 @@ fn a_guest_reboots_and_reconnects() {
         assert_eq!(bench.held(), 0);
         assert_eq!(bench.key("carrier"), Some("0"));
         assert_eq!(bench.front(6), [6]);
-        assert!(!bench.vif.is_over(), "online: it may come back");
-        assert_eq!(bench.text(), "closed; the guest's driver may come back");
+        assert!(!bench.vif.is_finished(), "online: it may reconnect");
+        assert_eq!(bench.text(), "closed; the guest's driver may reconnect");
         assert_eq!(bench.front(1), [2]);
         assert_eq!(bench.front(4), [4]);
         assert_eq!(bench.held(), 1);
@@ -183,8 +183,8 @@ fn a_guest_reboots_and_reconnects() {
 }
 
 #[test]
-fn a_kexec_walks_its_front_through_the_states() {
-    // The new kernel waits for each answer (xenbus_reset_frontend).
+fn a_kexec_takes_its_front_end_through_the_states() {
+    // The new kernel waits for each reply (xenbus_reset_frontend).
     let mut bench = Bench::connected();
     let answers: Vec<_> = [5, 6, 1].into_iter().flat_map(|s| bench.front(s)).collect();
     assert_eq!(answers, [5, 6, 2]);
@@ -194,7 +194,7 @@ fn a_kexec_walks_its_front_through_the_states() {
 #[test]
 fn a_guest_that_resumes_starts_from_initialising_at_once() {
     let mut bench = Bench::connected();
-    // Linux writes Initialising while we are Connected; each state between is written.
+    // Linux writes Initialising while we are Connected; each state in between is written.
     assert_eq!(bench.front(1), [5, 6, 2]);
     assert_eq!(bench.held(), 0);
     bench.store.set(&format!("{}/tx-ring-ref", front(1, 0)), "77");
@@ -206,7 +206,7 @@ fn a_guest_that_resumes_starts_from_initialising_at_once() {
 #[test]
 fn a_suspend_that_is_cancelled_changes_nothing() {
     let mut bench = Bench::connected();
-    assert_eq!(bench.look(), [0; 0]);
+    assert_eq!(bench.poll(), [0; 0]);
     assert_eq!((bench.held(), bench.vif.plug.connects), (1, 1));
 }
 
@@ -224,13 +224,13 @@ fn a_restored_guest_has_a_new_directory() {
 
 #[test]
 fn windows_closes_first_and_then_starts() {
-    // xenvif finds a back end that its emulated device's driver, or its own last life, used.
+    // xenvif finds a back end used by its emulated device's driver, or by itself before.
     let mut bench = Bench::connected();
     assert_eq!(bench.front(5), [5]);
     assert_eq!(bench.front(6), [6]);
     assert_eq!(bench.front(1), [2]);
     assert_eq!(bench.front(4), [4]);
-    // And one that was only offered: Closing, Closed, Initialising all the same.
+    // And one that was only offered: also Closing, Closed, Initialising.
     let mut bench = Bench::new();
     assert_eq!(bench.start(), [2]);
     assert_eq!((bench.front(5), bench.front(6), bench.front(1)), (vec![5], vec![6], vec![2]));
@@ -248,69 +248,69 @@ fn mirage_goes_straight_to_closed() {
 fn initialised_connects_once_the_rings_are_named() {
     let mut bench = Bench::new();
     assert_eq!(bench.front(3), [2]);
-    assert_eq!(bench.look(), [0; 0], "no rings, no error");
+    assert_eq!(bench.poll(), [0; 0], "no rings, no error");
     assert_eq!(bench.error(), None);
     bench.store.name_rings(&front(1, 0));
-    assert_eq!(bench.look(), [4]);
+    assert_eq!(bench.poll(), [4]);
     assert_eq!(bench.front(4), [0; 0]);
     assert_eq!(bench.vif.plug.connects, 1);
 }
 
 #[test]
-fn reconfiguring_is_answered_once() {
+fn reconfiguring_gets_one_reply() {
     let mut bench = Bench::connected();
     assert_eq!(bench.front(7), [8]);
-    assert_eq!(bench.look(), [0; 0]);
+    assert_eq!(bench.poll(), [0; 0]);
     assert_eq!(bench.front(4), [4]);
     assert_eq!((bench.held(), bench.vif.plug.connects), (1, 1), "the rings stay");
 }
 
 #[test]
-fn a_toolstack_detaches_a_driver_that_answers() {
+fn a_toolstack_detaches_a_running_driver() {
     let mut bench = Bench::connected();
     bench.store.set(&format!("{}/online", back(1, 0)), "0");
     assert_eq!(bench.toolstack("state", "5"), [0; 0], "the guest closes first");
     assert_eq!(bench.held(), 1);
     assert_eq!(bench.front(5), [5]);
-    assert!(!bench.vif.is_over());
+    assert!(!bench.vif.is_finished());
     assert_eq!(bench.front(6), [6]);
-    assert!(bench.vif.is_over());
+    assert!(bench.vif.is_finished());
     assert_eq!(bench.text(), "closed, being removed by the toolstack");
 }
 
 #[test]
-fn a_toolstack_detaches_where_there_is_no_driver() {
+fn a_toolstack_detaches_without_a_driver() {
     let mut bench = Bench::new();
     bench.start();
     bench.store.set(&format!("{}/online", back(1, 0)), "0");
     assert_eq!(bench.toolstack("state", "5"), [5, 6]);
-    assert!(bench.vif.is_over());
+    assert!(bench.vif.is_finished());
 }
 
 #[test]
-fn directories_that_vanish() {
+fn removed_directories() {
     // The guest's: destroyed.
     let mut bench = Bench::connected();
     bench.store.rm(&front(1, 0));
-    assert_eq!(bench.look(), [5, 6]);
+    assert_eq!(bench.poll(), [5, 6]);
     assert_eq!(bench.held(), 0);
-    // Ours: forced removal. Nothing is written that would bring it back.
+    // Ours: forced removal. No write may create it again.
     let mut bench = Bench::connected();
     bench.store.rm(&back(1, 0));
-    assert_eq!(bench.look(), [0; 0]);
+    assert_eq!(bench.poll(), [0; 0]);
     assert_eq!(bench.held(), 0);
-    assert!(bench.vif.is_over());
+    assert!(bench.vif.is_finished());
     assert!(bench.store.nodes.keys().all(|path| !path.starts_with("backend")));
-    assert_eq!(bench.store.watches.len(), 1, "ours, for the next one");
-    assert_eq!(bench.text(), "waiting for the toolstack to make vif 1/0");
-    // And the next one.
+    assert_eq!(bench.store.watches.len(), 1, "ours, for the next vif");
+    assert_eq!(bench.text(), "waiting for the toolstack to create vif 1/0");
+    // And the next vif.
     bench.store.make_vif(1, 0);
-    assert_eq!(bench.look(), [2]);
-    assert!(!bench.vif.is_over());
+    assert_eq!(bench.poll(), [2]);
+    assert!(!bench.vif.is_finished());
 }
 
 #[test]
-fn a_directory_that_vanishes_while_it_is_written_stays_gone() {
+fn a_directory_removed_during_a_write_is_not_created_again() {
     for state in [State::Initialising, State::InitWait, State::Connected] {
         let mut bench = in_state(state);
         let to = if state == State::Connected { 5 } else { 4 };
@@ -323,22 +323,22 @@ fn a_directory_that_vanishes_while_it_is_written_stays_gone() {
 }
 
 #[test]
-fn bad_keys_are_told_once_and_tried_again_when_the_front_starts_anew() {
+fn bad_keys_are_reported_once_and_retried_when_the_front_restarts() {
     let mut bench = Bench::new();
     bench.start();
     assert_eq!(bench.front(4), [5]);
     let error = bench.error().unwrap().to_string();
     assert!(error.starts_with("95 ") && error.contains("request-rx-copy"), "{error}");
-    assert_eq!(bench.text(), "refused; waiting for the guest's driver to close");
+    assert_eq!(bench.text(), "rejected; waiting for the guest's driver to close");
     bench.store.name_rings(&front(1, 0));
-    assert_eq!(bench.look(), [0; 0], "not while it stays Connected");
+    assert_eq!(bench.poll(), [0; 0], "not while it stays Connected");
     assert_eq!((bench.front(6), bench.front(1)), (vec![6], vec![2]));
     assert_eq!(bench.front(4), [4]);
-    assert_eq!(bench.error(), None, "an error that is over is taken away");
+    assert_eq!(bench.error(), None, "a resolved error is removed");
 }
 
 #[test]
-fn rings_that_cannot_be_mapped_leave_nothing_behind() {
+fn rings_that_cannot_be_mapped_leave_no_resources_held() {
     let mut bench = Bench::new();
     bench.store.name_rings(&front(1, 0));
     bench.vif.plug().refuses = Some(Refused::invalid("queue 0: tx-ring-ref 8: bad grant".into()));
@@ -350,15 +350,15 @@ fn rings_that_cannot_be_mapped_leave_nothing_behind() {
 }
 
 #[test]
-fn a_guest_that_breaks_the_protocol_keeps_its_state_until_it_closes() {
+fn a_guest_that_violates_the_protocol_keeps_its_state_until_it_closes() {
     let mut bench = Bench::connected();
     bench.vif.fault(&mut bench.store, "tx: req_prod is beyond the ring", bench.now).unwrap();
     assert_eq!(bench.held(), 0);
     assert_eq!((bench.key("state"), bench.key("carrier")), (Some("4"), Some("0")));
     assert_eq!(bench.error(), Some("71 tx: req_prod is beyond the ring"));
-    assert!(bench.text().starts_with("stopped, the guest's driver broke"));
-    assert_eq!(bench.look(), [0; 0]);
-    // Reports that were on their way find it stopped.
+    assert!(bench.text().starts_with("stopped: the guest's driver violated"));
+    assert_eq!(bench.poll(), [0; 0]);
+    // Later reports find it stopped.
     bench.vif.fault(&mut bench.store, "again", bench.now).unwrap();
     assert_eq!(bench.error(), Some("71 tx: req_prod is beyond the ring"));
     assert_eq!((bench.front(5), bench.front(6), bench.front(1)), (vec![5], vec![6], vec![2]));
@@ -377,25 +377,25 @@ fn settings_follow_their_keys() {
     bench.toolstack("mtu", "9000");
     assert_eq!(last(&bench).mtu, Some(9000));
     bench.store.set(&format!("{}/request-multicast-control", front(1, 0)), "1");
-    bench.look();
+    bench.poll();
     assert!(last(&bench).multicast_control);
     bench.store.set(&format!("{}/disconnect", front(1, 0)), "1");
-    bench.look();
+    bench.poll();
     assert!(!last(&bench).link);
     assert_eq!(bench.key("carrier"), Some("0"));
-    assert_eq!(bench.text(), "connected, link down by the toolstack");
+    assert_eq!(bench.text(), "connected, link set down by the toolstack");
     bench.store.set(&format!("{}/disconnect", front(1, 0)), "0");
-    bench.look();
+    bench.poll();
     assert_eq!(bench.key("carrier"), Some("1"));
-    let told = bench.vif.plug.settings.len();
-    bench.look();
-    assert_eq!(bench.vif.plug.settings.len(), told, "told of changes only");
+    let count = bench.vif.plug.settings.len();
+    bench.poll();
+    assert_eq!(bench.vif.plug.settings.len(), count, "set on changes only");
 }
 
-/// A ring that is served before its settings are known is served without them, and that as often
-/// as the guest reconnects.
+/// A ring served before its settings are known would have no limits, each time the guest
+/// reconnects.
 #[test]
-fn settings_are_there_before_the_rings() {
+fn settings_are_set_before_the_rings() {
     let mut bench = Bench::new();
     bench.start();
     for (key, value) in [("rate", "1000,50000"), ("mtu", "1400")] {
@@ -432,19 +432,19 @@ fn static_multicast_control_is_sampled_at_connected() {
     bench.store.set(&key, "1");
     assert_eq!(bench.front(4), [2, 4]);
     bench.store.set(&key, "0");
-    bench.look();
+    bench.poll();
     assert!(bench.vif.settings.unwrap().multicast_control);
 }
 
 #[test]
-fn a_vif_that_another_back_end_has_is_left_alone() {
+fn a_vif_served_by_another_back_end_is_not_touched() {
     let mut bench = Bench::new();
-    bench.vif.plug().claimed = Some("the kernel's xen-netback has it".into());
+    bench.vif.plug().claimed_by = Some("the kernel's xen-netback serves it".into());
     assert_eq!(bench.start(), [0; 0]);
     assert_eq!(bench.front(4), [0; 0]);
-    assert_eq!(bench.text(), "not ours: the kernel's xen-netback has it");
+    assert_eq!(bench.text(), "not served: the kernel's xen-netback serves it");
     assert!(bench.store.transactions.is_empty());
-    bench.vif.plug().claimed = None;
+    bench.vif.plug().claimed_by = None;
     assert_eq!(bench.front(1), [2]);
 }
 
@@ -460,29 +460,29 @@ fn grants_are_mapped_from_the_domain_that_the_toolstack_named() {
 }
 
 #[test]
-fn a_state_that_is_none_closes() {
+fn an_invalid_state_closes() {
     let mut bench = Bench::connected();
     bench.store.set(&format!("{}/state", front(1, 0)), "tomorrow");
-    assert_eq!(bench.look(), [5, 6]);
+    assert_eq!(bench.poll(), [5, 6]);
     assert_eq!(bench.held(), 0);
-    assert!(!bench.vif.is_over());
+    assert!(!bench.vif.is_finished());
 }
 
 #[test]
-fn a_flood_of_events_is_looked_at_now_and_then() {
+fn a_flood_of_events_is_polled_at_a_limited_rate() {
     let mut bench = Bench::connected();
-    bench.look();
+    bench.poll();
     let before = bench.store.reads;
     for _ in 0..10_000 {
-        bench.vif.look(&mut bench.store, bench.now).unwrap();
+        bench.vif.poll(&mut bench.store, bench.now).unwrap();
     }
     let once = 12;
     assert!(bench.store.reads - before <= 64 * once, "{}", bench.store.reads - before);
     let due = bench.vif.due().unwrap();
-    assert!(due > bench.now && due <= bench.now + LOOKS.1);
-    // What the flood ended with is not lost.
+    assert!(due > bench.now && due <= bench.now + POLLS.1);
+    // The last change of the flood is not lost.
     bench.store.set(&format!("{}/state", front(1, 0)), "5");
-    bench.vif.look(&mut bench.store, due).unwrap();
+    bench.vif.poll(&mut bench.store, due).unwrap();
     assert_eq!(bench.news(), [5]);
 }
 
@@ -496,40 +496,40 @@ fn a_guest_that_reconnects_in_a_loop_waits() {
         for value in ["1", "4"] {
             bench.now += step;
             bench.store.set(&state, value);
-            bench.vif.look(&mut bench.store, bench.now).unwrap();
+            bench.vif.poll(&mut bench.store, bench.now).unwrap();
         }
     }
     let connects = bench.vif.plug.connects;
     assert!((8..=13).contains(&connects), "{connects} connects in 3.6 s");
-    assert_eq!(bench.text(), "waiting: it reconnects too often");
+    assert_eq!(bench.text(), "waiting: the guest reconnects too often");
     let due = bench.vif.due().unwrap();
-    bench.vif.look(&mut bench.store, due).unwrap();
+    bench.vif.poll(&mut bench.store, due).unwrap();
     assert_eq!((bench.text().as_str(), bench.held()), ("connected", 1));
 }
 
 #[test]
-fn leaving_lets_the_guest_be() {
+fn leave_does_not_change_the_guests_state() {
     let mut bench = Bench::connected();
     bench.vif.leave(&mut bench.store);
     assert_eq!((bench.held(), bench.news()), (0, vec![]));
     assert_eq!(bench.key("state"), Some("4"));
     assert!(bench.store.watches.is_empty());
-    // Whoever comes next finds both ends Connected and goes on.
+    // The next back end finds both ends Connected and continues.
     bench.vif = Handshake::new(ID, OFFER, Counted::default(), bench.now);
     assert_eq!(bench.start(), [2, 4]);
     assert_eq!(bench.held(), 1);
 }
 
-/// A quota of a driver domain, say.
+/// For example a driver domain's quota.
 #[test]
-fn what_xenstore_refuses_is_tried_again_later_and_later() {
-    // Watches, what is offered, rings that are served, an error that is told.
+fn refused_requests_are_retried_with_increasing_delay() {
+    // Watches, the offer, connected rings, a reported error.
     for path in ["backend/vif/1/0", "/local/domain/1/device", "error"] {
         let mut bench = Bench::new();
         bench.store.refuse = Some(path.into());
         let refused_at = if path == "error" {
             bench.start();
-            assert_eq!(bench.front(4), [5], "told or not, it closes");
+            assert_eq!(bench.front(4), [5], "reported or not, it closes");
             bench.now
         } else {
             bench.store.name_rings(&front(1, 0));
@@ -537,16 +537,16 @@ fn what_xenstore_refuses_is_tried_again_later_and_later() {
             assert_eq!(bench.start(), [0; 0]);
             bench.now
         };
-        assert!(bench.text().ends_with("; xenstore refused what it needs, trying again"));
+        assert!(bench.text().ends_with("; xenstore refused a request, retrying"));
         assert!(bench.vif.status().error.unwrap().contains("over a quota"), "{path}");
-        assert!(!bench.vif.is_over());
+        assert!(!bench.vif.is_finished());
         let mut waits = Vec::new();
         let mut last = refused_at;
         for _ in 0..8 {
             let due = bench.vif.due().unwrap();
             waits.push((due - last).as_secs());
             last = due;
-            bench.vif.look(&mut bench.store, due).unwrap();
+            bench.vif.poll(&mut bench.store, due).unwrap();
             if path == "error" {
                 break;
             }
@@ -558,20 +558,20 @@ fn what_xenstore_refuses_is_tried_again_later_and_later() {
             continue;
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 64], "{path}");
-        assert_eq!(bench.look(), [2, 4], "{path}");
+        assert_eq!(bench.poll(), [2, 4], "{path}");
         assert_eq!((bench.text().as_str(), bench.vif.due()), ("connected", None));
         assert_eq!(bench.store.watches.len(), 2, "{path}");
     }
 }
 
 #[test]
-fn xenstore_that_goes_away_at_any_moment_leaves_nothing_behind() {
+fn loss_of_xenstore_at_any_moment_leaves_no_resources_held() {
     let run = |bench: &mut Bench| -> Result<(), Failure> {
         let state = format!("{}/state", front(1, 0));
         for value in ["1", "4", "5", "6", "1", "4"] {
             bench.store.set(&state, value);
             bench.now += Duration::from_secs(1);
-            bench.vif.look(&mut bench.store, bench.now)?;
+            bench.vif.poll(&mut bench.store, bench.now)?;
         }
         Ok(())
     };
@@ -586,11 +586,11 @@ fn xenstore_that_goes_away_at_any_moment_leaves_nothing_behind() {
         failures += 1;
         let serves = bench.vif.state == State::Connected;
         assert_eq!(bench.held(), usize::from(serves && bench.vif.plugged.is_some()), "{after}");
-        // It comes back: the vif ends where its front is.
+        // It reconnects: the vif follows its front end again.
         bench.store.fail_after = None;
         bench.store.set(&format!("{}/state", front(1, 0)), "1");
         bench.start();
-        bench.look();
+        bench.poll();
         assert_eq!(bench.front(4).last(), Some(&4), "{after}");
         assert_eq!(bench.held(), 1, "{after}");
     }

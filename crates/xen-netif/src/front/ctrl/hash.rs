@@ -1,12 +1,12 @@
-//! What is asked so that the back end spreads what we receive by a hash of ours.
+//! Requests for a hash by which the back end spreads received frames.
 //!
 //! ```text
 //!   algorithm ─▶ which types? ─▶ key ─▶ how long a table? ─▶ its length ─▶ table ─▶ types
 //!       ▲                                                                            │
-//!       └──────────────── a refusal of anything but this: none ◀─────────────────────┘
+//!       └──────────── a refusal of any other request: algorithm NONE ◀───────────────┘
 //! ```
-//! Types come last: before there are any nothing is hashed, and so none by half of what we want. A
-//! back end that does not go all the way has its choice of queues back.
+//! Types come last: nothing is hashed before they are set, so never by an incomplete configuration.
+//! If a request is refused, the back end selects queues itself.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -14,7 +14,7 @@ use ring::xen::ctrl_type;
 
 use crate::port::hash::{KEY_LEN_MAX, MAPPING_MAX, algorithm, hash_type};
 
-/// What was answered so far.
+/// The next request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
     #[default]
@@ -25,54 +25,56 @@ enum Stage {
     Length,
     Table,
     On,
-    /// The algorithm is to be taken back.
+    /// Resets the algorithm.
     Undo,
     Over,
 }
 
-/// A request, and what is to lie in the page that it names.
+/// A request, and the contents of the page that it names.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Order {
     /// Its type.
     pub kind: u16,
-    /// Its data; with `page`, behind the grant's reference.
+    /// Its data, after the grant reference if there is a page.
     pub data: u32,
-    /// What goes into the page; empty: none is named.
+    /// Contents of the page; empty: no page.
     pub page: Vec<u8>,
 }
 
-/// The orders of one vif.
+/// The hash configuration of one vif.
 #[derive(Debug)]
 pub struct Hashing {
     stage: Stage,
     key: [u8; KEY_LEN_MAX],
     queues: u32,
-    /// The types that we asked of the back end.
+    /// The types requested.
     types: u32,
     table: u32,
-    /// The next answer is to an order of before.
-    deaf: bool,
-    /// Whether the back end took them all.
+    /// Whether the next response belongs to an earlier configuration.
+    ignores_next: bool,
+    /// Whether the configuration is complete.
     pub is_on: bool,
 }
 
 impl Hashing {
-    /// Over so many queues, by a key of its own: who could guess it could send everything to one.
+    /// Over this many queues, by a random key: with a known key, a sender could direct all frames
+    /// to one queue.
     pub fn new(queues: u32) -> Self {
         let mut key = [0; KEY_LEN_MAX];
         for part in key.chunks_mut(8) {
             let random = RandomState::new().build_hasher().finish();
             part.copy_from_slice(&random.to_le_bytes()[..part.len()]);
         }
-        Self { stage: Stage::default(), key, queues, types: 0, table: 0, deaf: false, is_on: false }
+        let stage = Stage::default();
+        Self { stage, key, queues, types: 0, table: 0, ignores_next: false, is_on: false }
     }
 
-    /// From the first order on. `on_its_way`: one of before was not answered yet.
-    pub fn begin(&mut self, on_its_way: bool) {
-        (self.stage, self.is_on, self.deaf) = (Stage::Algorithm, false, on_its_way);
+    /// Starts again. `pending`: a response to an earlier request is outstanding.
+    pub fn begin(&mut self, pending: bool) {
+        (self.stage, self.is_on, self.ignores_next) = (Stage::Algorithm, false, pending);
     }
 
-    /// What to ask next.
+    /// The next request.
     pub fn next(&self) -> Option<Order> {
         let order = |kind, data| Some(Order { kind, data, page: Vec::new() });
         match self.stage {
@@ -95,9 +97,9 @@ impl Hashing {
         }
     }
 
-    /// The answer to it; `None`: a refusal. Whether all goes on as we wanted.
-    pub fn hear(&mut self, data: Option<u32>) -> bool {
-        if std::mem::take(&mut self.deaf) {
+    /// Handles a response; `None`: a refusal. Returns whether the configuration continues.
+    pub fn handle_response(&mut self, data: Option<u32>) -> bool {
+        if std::mem::take(&mut self.ignores_next) {
             return true;
         }
         let Some(data) = data else {
@@ -117,7 +119,7 @@ impl Hashing {
             }
             Stage::Key => Stage::Longest,
             Stage::Longest => {
-                // As long for one queue as for another; without a table it is a remainder.
+                // A multiple of the number of queues; without a table, the remainder is used.
                 let longest = data.min(MAPPING_MAX as u32);
                 self.table = longest - longest % self.queues;
                 Stage::Length

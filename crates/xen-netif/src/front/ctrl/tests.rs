@@ -9,14 +9,14 @@ use super::*;
 use crate::host::StaticPage;
 use crate::store::{Store, StoreError};
 
-/// What is granted first.
+/// First grant reference and event channel.
 const RING_REF: u32 = 8;
 const PORT: u32 = 1;
 
-/// A guest with two pages and one event channel, whose back half is in this process too.
+/// A guest with two pages and one event channel, whose back half is in this process, too.
 struct Guest {
     memory: Arc<Mapping>,
-    /// Ours, and the back half's.
+    /// Both ends of the channel.
     ends: [Arc<OwnedFd>; 2],
 }
 
@@ -27,7 +27,7 @@ impl Guest {
         Self { memory: Arc::new(memory), ends }
     }
 
-    /// Its page `i`, as the back half maps it.
+    /// Its page `i`, as mapped by the back half.
     fn page(&self, i: usize) -> StaticPage {
         StaticPage::new(Arc::clone(&self.memory), i * PAGE_LEN as usize, false)
     }
@@ -51,17 +51,17 @@ impl Front for Guest {
     }
 }
 
-/// A control ring with its back half, worked by hand.
+/// A control ring and its back half, operated by the test.
 struct Bench {
     ctrl: Ctrl,
     back: BackCtrl,
-    /// The ring, as anyone may write it.
+    /// The ring, writable by the test.
     raw: Area,
     guest: Guest,
     list_ref: u32,
 }
 
-/// What was asked: (type, queue, the list as (reference, readonly)).
+/// A request: (type, queue, the list as (reference, readonly)).
 type Order = (u16, u32, Vec<(u32, bool)>);
 
 impl Bench {
@@ -75,7 +75,7 @@ impl Bench {
         Self { ctrl, back, raw, guest, list_ref }
     }
 
-    /// The next request, unanswered.
+    /// The next request, without a response.
     fn take(&mut self) -> Option<(CtrlRequest, Order)> {
         let request = self.back.take().unwrap()?;
         let [queue, gref, len] = request.data;
@@ -100,11 +100,11 @@ impl Bench {
         self.back.publish();
     }
 
-    /// Answers all that is asked, as `answer` says; what was asked, and whether it came to an end.
+    /// Responds to all requests by `answer`. Returns the requests.
     fn serve(&mut self, mut answer: impl FnMut(&Order) -> (u32, u32)) -> Vec<Order> {
         let mut orders = Vec::new();
         while !self.ctrl.step().unwrap() {
-            assert!(!self.ctrl.step().unwrap(), "it waits for the answer");
+            assert!(!self.ctrl.step().unwrap(), "it waits for the response");
             let (request, order) = self.take().expect("it was published");
             assert!(self.take().is_none(), "one at a time");
             let (status, data) = answer(&order);
@@ -128,7 +128,7 @@ fn list(grants: std::ops::Range<u32>) -> Vec<(u32, bool)> {
 }
 
 #[test]
-fn pages_that_every_frame_is_in_come_first() {
+fn pages_used_by_every_frame_come_first() {
     let grants = Grants::new(&[10, 11, 12, 13, 14, 15], 3, &[90, 91, 92]);
     let (r, w) = (true, false);
     let all = [(10, r), (90, w), (13, r), (91, w), (92, w), (11, r), (14, r), (12, r), (15, r)];
@@ -136,11 +136,11 @@ fn pages_that_every_frame_is_in_come_first() {
 }
 
 #[test]
-fn as_many_as_the_back_end_would_keep_are_listed_a_page_at_a_time_and_taken_back() {
+fn grants_up_to_the_back_ends_limit_are_kept_and_unmapped_in_lists() {
     let mut bench = Bench::new(vec![queue(1000, 1100), queue(5000, 600)]);
-    assert!(bench.serve(|_| unreachable!()).is_empty(), "nothing is asked for unbidden");
+    assert!(bench.serve(|_| unreachable!()).is_empty(), "no request without a goal");
     bench.ctrl.keep();
-    // Of the first queue all, more than there are; of the second fewer.
+    // Of the first queue all grants, below the limit; of the second, fewer.
     let orders = bench.serve(|(kind, queue, _)| match *kind {
         GET_GREF_MAPPING_SIZE => (SUCCESS, [u32::MAX, 3][*queue as usize]),
         _ => (SUCCESS, 0),
@@ -156,7 +156,7 @@ fn as_many_as_the_back_end_would_keep_are_listed_a_page_at_a_time_and_taken_back
     assert_eq!(orders, want);
     assert_eq!(bench.ctrl.kept(), Kept { grants: 1103, of: 1700, refusals: 0 });
     bench.ctrl.forget();
-    // One answer says that nothing was there: it is not asked again.
+    // One response reports that nothing was mapped: it is not repeated.
     let orders = bench.serve(|(_, queue, _)| ([SUCCESS, INVALID_PARAMETER][*queue as usize], 0));
     let want: [Order; 4] = [
         (DEL_GREF_MAPPING, 0, list(1_588..2_100)),
@@ -169,7 +169,7 @@ fn as_many_as_the_back_end_would_keep_are_listed_a_page_at_a_time_and_taken_back
 }
 
 #[test]
-fn a_back_end_that_refuses_is_asked_for_no_more_and_keeps_what_it_has() {
+fn a_refusal_ends_requests_and_keeps_earlier_grants() {
     for status in [NOT_SUPPORTED, INVALID_PARAMETER, BUFFER_OVERFLOW, 77] {
         let mut bench = Bench::new(vec![queue(8, 10), queue(100, 10)]);
         bench.ctrl.keep();
@@ -208,24 +208,24 @@ fn a_hostile_back_end_loses_the_control_ring() {
     assert_eq!(bench.ctrl.step(), Err(Malformed::ResponseId(request.id.wrapping_add(1))));
     let (mut bench, request) = asking();
     bench.put(request.id, ADD_GREF_MAPPING, SUCCESS, 10);
-    assert!(bench.ctrl.finish(Duration::from_secs(5)).is_err(), "an answer to something else");
+    assert!(bench.ctrl.finish(Duration::from_secs(5)).is_err(), "a response to another request");
     for rsp_prod in [2, 257, u32::MAX, 1 << 31] {
         let (mut bench, _) = asking();
         bench.raw.store_u32(RSP_PROD, rsp_prod);
         assert!(bench.ctrl.finish(Duration::from_secs(5)).is_err(), "{rsp_prod}");
-        assert!(bench.ctrl.step().is_err(), "{rsp_prod}, and for ever");
+        assert!(bench.ctrl.step().is_err(), "{rsp_prod}, permanently");
         assert_eq!(bench.ctrl.kept().grants, 0);
     }
 }
 
 #[test]
-fn a_back_end_that_says_nothing_is_waited_for_no_longer_than_that() {
+fn a_back_end_without_responses_is_waited_for_up_to_the_limit() {
     let mut bench = Bench::new(vec![queue(8, 10)]);
     let [to_front, to_back] = bench.guest.ends.each_ref().map(Arc::clone);
     let channel = Channel::eventfds(to_back, to_front);
     bench.ctrl.keep();
     let before = Instant::now();
-    // Events without answers.
+    // Events without responses.
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let noise = std::thread::spawn(move || {
@@ -239,7 +239,7 @@ fn a_back_end_that_says_nothing_is_waited_for_no_longer_than_that() {
     noise.join().unwrap();
     assert_eq!(done, Ok(false));
     assert!(took >= Duration::from_millis(50) && took < Duration::from_secs(5), "{took:?}");
-    // It answers when we leave: then that is heard first, and what it keeps is taken back.
+    // It responds while we leave: this is handled first, and its grants are unmapped.
     bench.ctrl.forget();
     assert_eq!(bench.ctrl.step(), Ok(false));
     let (request, _) = bench.take().unwrap();
@@ -254,21 +254,21 @@ fn a_back_end_that_says_nothing_is_waited_for_no_longer_than_that() {
 }
 
 impl Bench {
-    /// Answers all hash orders, as `answer` says to (their number, their type); what was asked, as
-    /// (type, data, what lies in the page that is named).
-    fn serve_hash(&mut self, answer: impl Fn(usize, u16) -> (u32, u32)) -> Vec<Asks> {
+    /// Responds to all hash requests by `answer`, a function of their number and type. Returns the
+    /// requests as (type, data, contents of the page).
+    fn serve_hash(&mut self, answer: impl Fn(usize, u16) -> (u32, u32)) -> Vec<Decoded> {
         let mut orders = Vec::new();
         while !self.ctrl.step().unwrap() {
             let request = self.back.take().unwrap().expect("it was published");
             assert!(self.back.take().unwrap().is_none(), "one at a time");
-            orders.push(self.asks(request));
+            orders.push(self.decode(request));
             let (status, data) = answer(orders.len() - 1, request.kind);
             self.put(request.id, request.kind, status, data);
         }
         orders
     }
 
-    fn asks(&self, request: CtrlRequest) -> Asks {
+    fn decode(&self, request: CtrlRequest) -> Decoded {
         let [a, b, c] = request.data;
         assert_eq!(c, 0, "a table goes as one piece");
         let each = match request.kind {
@@ -288,12 +288,12 @@ impl Bench {
     }
 }
 
-type Asks = (u16, u32, Vec<u8>);
+type Decoded = (u16, u32, Vec<u8>);
 
-/// As a back end answers that has tables of so many entries.
+/// Responds like a back end with tables of this length.
 fn hashes(longest: u32) -> impl Fn(usize, u16) -> (u32, u32) {
     move |_, kind| match kind {
-        // One type more than there are.
+        // Includes an unknown type.
         GET_HASH_FLAGS => (SUCCESS, 0b11111),
         GET_HASH_MAPPING_SIZE => (SUCCESS, longest),
         _ => (SUCCESS, 0),
@@ -301,7 +301,7 @@ fn hashes(longest: u32) -> impl Fn(usize, u16) -> (u32, u32) {
 }
 
 #[test]
-fn a_hash_is_ordered_in_full_before_there_is_a_type_of_it() {
+fn a_hash_is_configured_completely_before_its_types_are_set() {
     let three = || Bench::new((0..3).map(|n| queue(n * 100 + 8, 4)).collect());
     let mut bench = three();
     bench.ctrl.hash();
@@ -310,7 +310,7 @@ fn a_hash_is_ordered_in_full_before_there_is_a_type_of_it() {
     assert!(bench.ctrl.is_hashed() && bench.ctrl.step() == Ok(true));
     let key = orders[2].2.clone();
     let table: Vec<u8> = (0..126_u32).flat_map(|n| (n % 3).to_le_bytes()).collect();
-    let want: [Asks; 7] = [
+    let want: [Decoded; 7] = [
         (SET_HASH_ALGORITHM, 1, vec![]),
         (GET_HASH_FLAGS, 0, vec![]),
         (SET_HASH_KEY, 40, key.clone()),
@@ -320,7 +320,7 @@ fn a_hash_is_ordered_in_full_before_there_is_a_type_of_it() {
         (SET_HASH_FLAGS, 0b1111, vec![]),
     ];
     assert_eq!(orders, want);
-    // Each vif has a key of its own; a back end without tables goes by the remainder.
+    // Each vif has its own key; a back end without tables uses the remainder.
     let mut other = three();
     other.ctrl.hash();
     let orders = other.serve_hash(hashes(0));
@@ -332,7 +332,7 @@ fn a_hash_is_ordered_in_full_before_there_is_a_type_of_it() {
 }
 
 #[test]
-fn a_back_end_that_refuses_a_hash_has_its_choice_back_and_goes_on_without() {
+fn a_refused_hash_is_reset_and_the_vif_continues_without() {
     for refused in 0..7 {
         for status in [NOT_SUPPORTED, INVALID_PARAMETER, BUFFER_OVERFLOW, 77] {
             let mut bench = Bench::new(vec![queue(8, 4), queue(100, 4)]);
@@ -343,17 +343,17 @@ fn a_back_end_that_refuses_a_hash_has_its_choice_back_and_goes_on_without() {
                 false => answer(n, kind),
             });
             assert!(!bench.ctrl.is_hashed(), "{refused}");
-            // Whoever does not know of algorithms has none to take back.
-            let undone: &[Asks] =
+            // A refused algorithm is not reset.
+            let undone: &[Decoded] =
                 if refused == 0 { &[] } else { &[(SET_HASH_ALGORITHM, 0, vec![])] };
             assert_eq!(orders[refused + 1..], *undone, "{refused}");
             assert_eq!(bench.ctrl.kept().refusals, 1);
             bench.ctrl.keep();
             assert_eq!(bench.serve(|_| (SUCCESS, 4)).len(), 4);
-            assert_eq!(bench.ctrl.kept().grants, 8, "static grants are another thing");
+            assert_eq!(bench.ctrl.kept().grants, 8, "static grants are not affected");
         }
     }
-    // One that hashes nothing, and will not take it back either.
+    // A back end without hash types, which also refuses the reset.
     let mut bench = Bench::new(vec![queue(8, 4)]);
     bench.ctrl.hash();
     let orders = bench.serve_hash(|n, _| ([SUCCESS, SUCCESS, NOT_SUPPORTED][n], 0));
@@ -361,7 +361,7 @@ fn a_back_end_that_refuses_a_hash_has_its_choice_back_and_goes_on_without() {
 }
 
 #[test]
-fn an_order_that_another_back_end_answers_late_is_not_taken_for_the_first() {
+fn a_late_response_to_an_earlier_configuration_is_ignored() {
     let mut bench = Bench::new(vec![queue(8, 4), queue(100, 4)]);
     bench.ctrl.hash();
     assert_eq!(bench.ctrl.step(), Ok(false));
@@ -372,5 +372,5 @@ fn an_order_that_another_back_end_answers_late_is_not_taken_for_the_first() {
     assert_eq!((kinds.len(), kinds[0]), (7, SET_HASH_ALGORITHM));
     assert!(bench.ctrl.is_hashed());
     bench.ctrl.hash();
-    assert_eq!(bench.serve_hash(hashes(128)).len(), 7, "and again, of the next one");
+    assert_eq!(bench.serve_hash(hashes(128)).len(), 7, "and again, with the next back end");
 }

@@ -4,7 +4,7 @@ use switch::poll::{Action, Costs, Policy, Poller};
 use super::super::tx::tests::{ALL, page};
 use super::*;
 
-/// A queue's two rings as the front half has them, and the back's half of its rx ring.
+/// Both rings of a queue in the front half, and the back half of its rx ring.
 fn pair() -> (RxQueue, TxQueue, BackRx, Area) {
     let [ours, theirs] = page();
     let [tx_page, _] = page();
@@ -13,7 +13,7 @@ fn pair() -> (RxQueue, TxQueue, BackRx, Area) {
     (rx, tx, BackRx::attach(theirs.clone()).unwrap(), theirs)
 }
 
-fn answer(back: &mut BackRx, flags: u16, offset: u16, status: i16) {
+fn respond(back: &mut BackRx, flags: u16, offset: u16, status: i16) {
     back.available().unwrap();
     let id = back.take().unwrap().id;
     back.put(RxResponse { id, offset, flags, status });
@@ -21,7 +21,7 @@ fn answer(back: &mut BackRx, flags: u16, offset: u16, status: i16) {
 
 fn offer_all(rx: &mut RxQueue, packet: &mut RxPacket) {
     for slot in packet.slots.drain(..) {
-        rx.offer(slot.request.id);
+        rx.post(slot.request.id);
     }
     rx.publish();
 }
@@ -32,11 +32,11 @@ fn a_packet_of_several_pages_is_shown_with_its_offloads() {
     {
         let (mut rx, _, mut back, _) = pair();
         let more = rx_flag::MORE_DATA;
-        answer(&mut back, more | rx_flag::EXTRA_INFO | rx_flag::CSUM_BLANK, 0, 4096);
+        respond(&mut back, more | rx_flag::EXTRA_INFO | rx_flag::CSUM_BLANK, 0, 4096);
         back.available().unwrap();
         back.take().unwrap();
         back.put_extra(Extra::Gso(Gso { size: 1448, kind, features: 0 }), false);
-        answer(&mut back, 0, 16, 1000);
+        respond(&mut back, 0, 16, 1000);
         back.publish();
         let mut packet = RxPacket::new();
         assert_eq!(rx.take(&mut packet, 64), Ok(true));
@@ -54,43 +54,43 @@ fn a_packet_of_several_pages_is_shown_with_its_offloads() {
         let want = VnetHdr { csum_start: at, csum_offset: 16, ..want };
         assert_eq!(vnet_hdr(&packet, &head), Some(want));
         offer_all(&mut rx, &mut packet);
-        assert_eq!(back.available(), Ok(256), "no page is lost");
+        assert_eq!(back.available(), Ok(256), "all pages are posted");
     }
 }
 
 #[test]
-fn bad_packets_are_counted_by_cause_and_their_pages_offered_again() {
+fn invalid_packets_are_counted_by_cause_and_their_pages_posted_again() {
     let (mut rx, _, mut back, raw) = pair();
     let mut packet = RxPacket::new();
-    answer(&mut back, 0, 0, -1);
-    answer(&mut back, 0, 4000, 97);
-    answer(&mut back, 0, 0, 13);
+    respond(&mut back, 0, 0, -1);
+    respond(&mut back, 0, 4000, 97);
+    respond(&mut back, 0, 0, 13);
     for i in 0..20 {
-        answer(&mut back, if i < 19 { rx_flag::MORE_DATA } else { 0 }, 0, 60);
+        respond(&mut back, if i < 19 { rx_flag::MORE_DATA } else { 0 }, 0, 60);
     }
-    answer(&mut back, rx_flag::EXTRA_INFO, 0, 60);
+    respond(&mut back, rx_flag::EXTRA_INFO, 0, 60);
     back.take().unwrap();
     back.put_extra(Extra::Gso(Gso { size: 0, kind: gso_type::TCPV4, features: 0 }), false);
-    answer(&mut back, rx_flag::EXTRA_INFO, 0, 60);
+    respond(&mut back, rx_flag::EXTRA_INFO, 0, 60);
     back.take().unwrap();
     back.put_extra(Extra::McastAdd([0; 6]), false);
-    // A type that does not exist, and that no half of ours writes.
+    // An unknown type, which our back half never writes.
     raw.store_u64(64 + 8 * 26, 9);
-    answer(&mut back, 0, 0, 60);
+    respond(&mut back, 0, 0, 60);
     back.publish();
     assert_eq!(rx.take(&mut packet, 64), Ok(true));
-    assert_eq!(packet.slots.len(), 1, "what comes after them is received");
+    assert_eq!(packet.slots.len(), 1, "later packets are received");
     let one = RxDrops { status: 1, crosses_page: 1, slots: 1, extra: 1, gso: 1, short: 1, csum: 0 };
     assert_eq!((rx.drops, rx.drops.total()), (one, 6));
-    assert!(rx.has_reoffered(), "their pages are to be published");
+    assert!(rx.has_reposted(), "their pages are to be published");
     offer_all(&mut rx, &mut packet);
     assert_eq!(back.available(), Ok(256));
 }
 
 #[test]
-fn bad_packets_without_end_do_not_keep_the_front_half() {
+fn endless_invalid_packets_do_not_block_the_front_half() {
     let (mut rx, _, mut back, _) = pair();
-    (0..100).for_each(|_| answer(&mut back, 0, 0, -1));
+    (0..100).for_each(|_| respond(&mut back, 0, 0, -1));
     back.publish();
     assert_eq!(rx.take(&mut RxPacket::new(), 64), Ok(false));
     assert_eq!(rx.drops.status, 64);
@@ -104,21 +104,21 @@ fn a_hostile_back_end_loses_the_ring() {
         raw.store_u32(8, rsp_prod);
         let mut packet = RxPacket::new();
         assert!(rx.take(&mut packet, 64).is_err(), "{rsp_prod}");
-        assert!(rx.take(&mut packet, 64).is_err(), "{rsp_prod}, and for ever");
+        assert!(rx.take(&mut packet, 64).is_err(), "{rsp_prod}, permanently");
     }
     let (mut rx, _, mut back, raw) = pair();
-    answer(&mut back, 0, 0, 60);
-    answer(&mut back, 0, 0, 60);
+    respond(&mut back, 0, 0, 60);
+    respond(&mut back, 0, 0, 60);
     back.publish();
     assert_eq!(rx.take(&mut RxPacket::new(), 64), Ok(true));
     raw.store_u32(8, 0);
     let mut next = RxPacket::new();
     let verdicts = [rx.take(&mut next, 64), rx.take(&mut next, 64)];
-    assert!(verdicts[1].is_err(), "rsp_prod went back: {verdicts:?}");
+    assert!(verdicts[1].is_err(), "rsp_prod decreased: {verdicts:?}");
 }
 
-/// Events that reach the front half in `ms` of virtual time, of which traffic (one packet every
-/// 4 us) fills the first `busy_ms`; and when it last looked without being told to.
+/// Number of events that the front half gets in `ms` of virtual time, of which traffic (one packet
+/// every 4 us) fills the first `busy_ms`, and the time of its last poll without an event.
 fn events(policy: Policy, smart: bool, busy_ms: u64, ms: u64) -> (u64, u64) {
     const STEP: u64 = 4_000;
     let (mut rx, tx, mut back, _) = pair();
@@ -128,7 +128,7 @@ fn events(policy: Policy, smart: bool, busy_ms: u64, ms: u64) -> (u64, u64) {
     let mut received = 0;
     for now in (0..ms * 1_000_000).step_by(STEP as usize) {
         if now < busy_ms * 1_000_000 {
-            answer(&mut back, 0, 0, 60);
+            respond(&mut back, 0, 0, 60);
             back.publish();
             let plain = back.notify_needed();
             let notify = if smart { back.smart_poll().claim() } else { plain };
@@ -162,38 +162,38 @@ fn events(policy: Policy, smart: bool, busy_ms: u64, ms: u64) -> (u64, u64) {
             resting = if asleep { Action::Arm } else { Action::Poll };
         }
     }
-    assert_eq!(received, busy_ms * 1_000_000 / STEP, "{policy}: all were received");
+    assert_eq!(received, busy_ms * 1_000_000 / STEP, "{policy}: all received");
     (events, last_look)
 }
 
 #[test]
-fn smart_poll_takes_95_of_100_events_away_and_its_timer_stops() {
+fn smart_poll_saves_95_of_100_events_and_its_timer_stops() {
     let timer = Policy::Timer { hz: 1000 };
     let (plain, _) = events(Policy::Event, false, 400, 800);
     let (smart, last_look) = events(timer, true, 400, 800);
-    assert_eq!(plain, 100_000, "one event for each packet that comes alone");
-    assert!(smart * 20 <= plain, "{smart} of {plain} events are left");
+    assert_eq!(plain, 100_000, "one event per separate packet");
+    assert!(smart * 20 <= plain, "{smart} of {plain} events remain");
     let idle_ms = last_look / 1_000_000 - 400;
     assert!((100..200).contains(&idle_ms), "the timer ran {idle_ms} ms after the last packet");
-    // The protocol's own way, leaving the event un-armed, does as well with every peer.
+    // Without arming the event, as in the protocol, the result is the same with any peer.
     let (unarmed, last_look) = events(timer, false, 400, 800);
-    assert!(unarmed * 20 <= plain, "{unarmed} of {plain} events are left");
+    assert!(unarmed * 20 <= plain, "{unarmed} of {plain} events remain");
     assert!(last_look / 1_000_000 - 400 < 200);
 }
 
 #[test]
-fn a_response_between_the_last_look_and_the_cleared_flag_is_found() {
+fn a_response_before_the_flag_is_cleared_is_found() {
     let (mut rx, tx, mut back, _) = pair();
     let mut packet = RxPacket::new();
     back.smart_poll().set(true);
     assert_eq!(rx.take(&mut packet, 64), Ok(false));
-    answer(&mut back, 0, 0, 60);
+    respond(&mut back, 0, 0, 60);
     back.publish();
-    assert!(!back.smart_poll().claim(), "we are taken to be polling: no event");
+    assert!(!back.smart_poll().claim(), "we are expected to poll: no event");
     assert_eq!(rx.stop_polling(&tx), Armed::WorkPending);
     assert_eq!(rx.take(&mut packet, 64), Ok(true));
     assert_eq!(rx.stop_polling(&tx), Armed::Armed);
-    answer(&mut back, 0, 0, 60);
+    respond(&mut back, 0, 0, 60);
     back.publish();
-    assert!(back.smart_poll().claim(), "and the next one is told");
+    assert!(back.smart_poll().claim(), "the next one causes an event");
 }

@@ -29,7 +29,7 @@ const TSO: VnetHdr = VnetHdr {
 
 const TSO6: VnetHdr = VnetHdr { gso_type: GSO_TCPV6, hdr_len: 74, csum_start: 54, ..TSO };
 
-/// Two views of a page that both halves share.
+/// Two views of a page shared by both halves.
 pub fn page() -> [Area; 2] {
     let mapping = Arc::new(Mapping::memfd("ring", 4096).unwrap());
     let region = Region { guest_addr: 0, user_addr: 0, len: 4096, offset: 0, mapping };
@@ -45,7 +45,7 @@ fn pair(pages: u32, each: u16, agreed: &Agreed) -> (TxQueue, BackTx, [Area; 2]) 
 }
 
 #[test]
-fn a_long_frame_takes_a_slot_for_each_page_and_is_free_when_all_are_answered() {
+fn a_long_frame_takes_a_slot_per_page_and_is_free_after_all_responses() {
     let (mut tx, mut back, _) = pair(34, 17, &ALL);
     for (hdr, kind) in [(TSO, gso_type::TCPV4), (TSO6, gso_type::TCPV6)] {
         tx.send(1, 100, 60_000, &hdr).unwrap();
@@ -90,7 +90,7 @@ fn the_ring_is_filled_and_emptied_many_times_over() {
 }
 
 #[test]
-fn what_the_back_end_does_not_take_is_not_sent() {
+fn frames_that_the_back_end_does_not_support_are_rejected() {
     let plain = Agreed { sg: false, gso_tcpv4: false, csum6: false, ..ALL };
     let (mut tx, mut back, _) = pair(17, 17, &plain);
     let blank = VnetHdr { gso_type: GSO_NONE, gso_size: 0, ..TSO };
@@ -109,7 +109,7 @@ fn what_the_back_end_does_not_take_is_not_sent() {
         assert_eq!(tx.send(0, 0, 3000, &VnetHdr { flags: 0, ..tso }), Err(Refused::Offload));
     }
     assert_eq!(tx.send(0, 0, 3000, &blank), Ok(()));
-    // What one protocol lacks says nothing of the other.
+    // A missing feature of one protocol does not affect the other.
     for (agreed, v4) in [
         (Agreed { gso_tcpv4: false, ..ALL }, true),
         (Agreed { csum4: false, ..ALL }, true),
@@ -162,7 +162,7 @@ fn a_change_of_the_multicast_list_is_a_dummy_request_and_an_extra_info() {
 }
 
 #[test]
-fn answers_to_changes_tell_what_was_refused_and_are_no_frames() {
+fn responses_to_changes_report_refusals_and_are_not_frames() {
     let (mut tx, mut back, _) = pair(2, 1, &ALL);
     let mac = |n| [1, 0, 0x5e, 0, 0, n];
     let (mut free, mut packet) = (Vec::new(), TxPacket::new());
@@ -176,12 +176,12 @@ fn answers_to_changes_tell_what_was_refused_and_are_no_frames() {
             back.put(answer);
         }
         back.publish();
-        assert_eq!(tx.reclaim(&mut free), Ok(1), "the frame's buffer alone");
+        assert_eq!(tx.reclaim(&mut free), Ok(1), "only the frame's buffer");
         assert!(!tx.is_changing());
     }
     assert_eq!((tx.errors, tx.dropped, tx.free_ids.len()), (0, 0, 256));
     assert_eq!((tx.take_refused(), tx.take_refused()), (vec![mac(2), mac(3)], vec![]));
-    // Both slots answered with NULL: the ring is lost, as with a frame.
+    // NULL responses to both slots: the ring is abandoned, as with a frame.
     assert!(tx.change(Multicast::Add(MDNS)));
     tx.publish();
     assert!(back.take(&mut packet).unwrap().is_some());
@@ -210,9 +210,9 @@ fn changes_wait_for_room_on_the_ring() {
 #[test]
 fn a_hostile_back_end_loses_the_ring() {
     for (rsp_prod, id, what) in [
-        (2_u32, 255_u32, "more answers than requests"),
-        (257, 255, "more answers than slots"),
-        (u32::MAX, 255, "answers that go back"),
+        (2_u32, 255_u32, "more responses than requests"),
+        (257, 255, "more responses than slots"),
+        (u32::MAX, 255, "a decreasing index"),
         (1, 7, "an id that is not in flight"),
         (1, 0xffff, "an id outside the ring"),
     ] {
@@ -223,14 +223,13 @@ fn a_hostile_back_end_loses_the_ring() {
         raw.store_u32(RSP_PROD, rsp_prod);
         let mut free = Vec::new();
         assert!(tx.reclaim(&mut free).is_err(), "{what}");
-        assert!(tx.reclaim(&mut free).is_err() && free.is_empty(), "{what}, and for ever");
+        assert!(tx.reclaim(&mut free).is_err() && free.is_empty(), "{what}, permanently");
     }
 }
 
-/// Buffers of many pages have more of them than there are ids: each id that got lost would be
-/// missed in the end.
+/// There are more buffers than ids: a lost id would be noticed in the end.
 #[test]
-fn a_back_end_that_tells_nothing_loses_the_ring() {
+fn a_back_end_with_null_responses_loses_the_ring() {
     let (mut tx, _, [raw, _]) = pair(64 * 17, 17, &ALL);
     for buffer in 0..64_u32 {
         if tx.frames_free() == 0 {
@@ -246,5 +245,5 @@ fn a_back_end_that_tells_nothing_loses_the_ring() {
             return;
         }
     }
-    panic!("it went on");
+    panic!("the ring was not abandoned");
 }

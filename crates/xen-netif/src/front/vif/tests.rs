@@ -4,7 +4,7 @@ use super::*;
 use crate::back::fake::{Counted, Fake, back, front};
 use crate::back::{Handshake as BackHalf, Offer, VifId, without};
 
-const WISHES: Wishes = Wishes {
+const OPTIONS: FrontOptions = FrontOptions {
     queues: 2,
     fewest: 1,
     split: true,
@@ -14,7 +14,7 @@ const WISHES: Wishes = Wishes {
     multicast: false,
 };
 
-/// Rings that are counted.
+/// A creator of rings that counts.
 #[derive(Default)]
 struct Made {
     used: bool,
@@ -24,7 +24,7 @@ struct Made {
 
 impl Rings for Made {
     fn prepare(&mut self, agreed: &Agreed) -> Result<Named, Failure> {
-        assert!(!self.held, "rings are given back before others are made");
+        assert!(!self.held, "rings are released before others are created");
         (self.used, self.held) = (true, true);
         self.prepared += 1;
         let queue = |n: u16| {
@@ -41,12 +41,12 @@ impl Rings for Made {
     }
 
     fn release(&mut self) {
-        assert!(!self.used, "rings in use are not given back");
+        assert!(!self.used, "rings in use are not released");
         self.held = false;
     }
 }
 
-/// Both halves over one xenstore: the back half is the one that guests meet.
+/// Both halves over one xenstore, with the production back half.
 struct Bench {
     store: Fake,
     front: Handshake<Made>,
@@ -60,7 +60,7 @@ impl Bench {
         let mut store = Fake::default();
         store.make_vif(1, 0);
         store.set(&format!("{}/backend", front(1, 0)), &back(1, 0));
-        let front = Handshake::new(front(1, 0), WISHES, Made::default());
+        let front = Handshake::new(front(1, 0), OPTIONS, Made::default());
         let mut bench = Self { store, front, back: back_half(offer, now), now };
         bench.back.start(&mut bench.store, now).unwrap();
         bench
@@ -72,13 +72,13 @@ impl Bench {
         bench
     }
 
-    /// Both look in turn, until they stay as they are.
+    /// Polls both ends alternately until they are stable.
     fn run(&mut self) -> Status {
         let mut status = Status::Waiting;
         for _ in 0..8 {
             self.now += Duration::from_secs(1);
-            status = self.front.look(&mut self.store).unwrap();
-            self.back.look(&mut self.store, self.now).unwrap();
+            status = self.front.poll(&mut self.store).unwrap();
+            self.back.poll(&mut self.store, self.now).unwrap();
         }
         status
     }
@@ -97,7 +97,7 @@ fn back_half(offer: Offer, now: Instant) -> BackHalf<Counted> {
 }
 
 #[test]
-fn both_halves_come_up_with_all_that_both_can() {
+fn both_halves_connect_with_all_common_features() {
     let mut bench = Bench::up();
     assert_eq!(bench.back.plug().held, 2 + 1, "two queues and a control ring");
     let agreed = *bench.front.agreed().unwrap();
@@ -108,30 +108,30 @@ fn both_halves_come_up_with_all_that_both_can() {
 }
 
 #[test]
-fn fewer_queues_than_are_any_use_make_no_ring() {
+fn too_few_queues_create_no_ring() {
     let mut bench = Bench::offering(Offer { queues: 1, without: 0 });
-    bench.front.wishes.fewest = 2;
+    bench.front.options.fewest = 2;
     assert_eq!(bench.run(), Status::Few(1));
-    // As its toolstack made it: it neither comes nor goes.
+    // As its toolstack created it: no keys were written.
     assert_eq!((bench.front.rings().prepared, bench.ours("state")), (0, Some("1")));
     assert_eq!(bench.ours("tx-ring-ref"), None);
     assert_eq!(bench.back.plug().connects, 0);
     for (said, more) in [("many", None), ("0", None), ("2", Some(Status::Up))] {
         bench.set_back("multi-queue-max-queues", said);
-        let status = bench.front.look(&mut bench.store).unwrap();
+        let status = bench.front.poll(&mut bench.store).unwrap();
         assert_eq!(status == Status::Few(1), more.is_none(), "'{said}'");
     }
     assert_eq!((bench.front.rings().prepared, bench.ours("state")), (1, Some("4")));
 }
 
 #[test]
-fn what_is_not_offered_is_not_used() {
+fn features_not_offered_are_not_used() {
     let none = without("split-event-channels+ctrl-ring+smart-poll+sg").unwrap();
     let mut bench = Bench::offering(Offer { queues: 1, without: none });
     assert_eq!(bench.run(), Status::Up);
     let agreed = bench.front.agreed().unwrap();
     assert!(!(agreed.split || agreed.ctrl || agreed.smart_poll));
-    assert!(!(agreed.sg || agreed.gso_tcpv4 || agreed.gso_tcpv6), "GSO takes sg");
+    assert!(!(agreed.sg || agreed.gso_tcpv4 || agreed.gso_tcpv6), "GSO needs sg");
     assert_eq!(bench.ours("event-channel"), Some("3"));
     assert_eq!(bench.ours("feature-smart-poll"), Some("0"));
     assert_eq!(bench.back.plug().held, 1);
@@ -140,23 +140,23 @@ fn what_is_not_offered_is_not_used() {
 #[test]
 fn a_front_end_that_does_not_want_smart_poll_gets_plain_events() {
     let mut bench = Bench::offering(Offer { queues: 1, without: 0 });
-    bench.front.wishes.smart_poll = false;
+    bench.front.options.smart_poll = false;
     assert_eq!(bench.run(), Status::Up);
     assert!(!bench.front.agreed().unwrap().smart_poll);
     assert_eq!(bench.ours("feature-smart-poll"), Some("0"));
 }
 
 #[test]
-fn multicast_control_is_asked_for_where_it_is_offered_and_not_left_behind() {
+fn multicast_control_is_requested_if_offered_and_removed_afterwards() {
     let key = "request-multicast-control";
     for (lacks, wanted, asked) in
         [("sg", true, "1"), ("multicast-control", true, "0"), ("sg", false, "0")]
     {
         let offer = Offer { queues: 1, without: without(lacks).unwrap() };
         let mut bench = Bench::offering(offer);
-        // Of a front end that had no time to take it away.
+        // Left by a front end that did not close.
         bench.store.set(&format!("{}/{key}", front(1, 0)), "1");
-        bench.front.wishes.multicast = wanted;
+        bench.front.options.multicast = wanted;
         assert_eq!(bench.run(), Status::Up);
         assert_eq!(bench.ours(key), Some(asked), "{lacks}, {wanted}");
         let agreed = bench.front.agreed().unwrap();
@@ -168,57 +168,57 @@ fn multicast_control_is_asked_for_where_it_is_offered_and_not_left_behind() {
 }
 
 #[test]
-fn a_back_end_that_closes_and_comes_back_is_followed() {
+fn a_back_end_that_closes_and_reconnects_is_followed() {
     let mut bench = Bench::up();
     bench.set_back("state", "5");
-    assert_eq!(bench.front.look(&mut bench.store).unwrap(), Status::Waiting);
+    assert_eq!(bench.front.poll(&mut bench.store).unwrap(), Status::Waiting);
     assert!(!bench.front.rings().held);
     assert_eq!(bench.ours("state"), Some("6"));
     bench.set_back("state", "6");
-    bench.front.look(&mut bench.store).unwrap();
+    bench.front.poll(&mut bench.store).unwrap();
     assert_eq!(bench.ours("state"), Some("1"));
     bench.set_back("state", "2");
-    bench.front.look(&mut bench.store).unwrap();
+    bench.front.poll(&mut bench.store).unwrap();
     bench.set_back("state", "4");
-    assert_eq!(bench.front.look(&mut bench.store).unwrap(), Status::Up);
+    assert_eq!(bench.front.poll(&mut bench.store).unwrap(), Status::Up);
     assert_eq!(bench.front.rings().prepared, 2);
 }
 
 #[test]
-fn a_back_end_that_was_restarted_finds_the_same_rings() {
+fn a_restarted_back_end_finds_the_same_rings() {
     let mut bench = Bench::up();
     bench.set_back("state", "2");
-    assert_eq!(bench.front.look(&mut bench.store).unwrap(), Status::Waiting);
+    assert_eq!(bench.front.poll(&mut bench.store).unwrap(), Status::Waiting);
     bench.set_back("state", "4");
-    assert_eq!(bench.front.look(&mut bench.store).unwrap(), Status::Up);
+    assert_eq!(bench.front.poll(&mut bench.store).unwrap(), Status::Up);
     assert_eq!(bench.front.rings().prepared, 1);
 }
 
 #[test]
-fn rings_that_another_front_end_left_are_closed_first() {
+fn rings_left_by_another_front_end_are_closed_first() {
     let mut bench = Bench::up();
-    bench.front = Handshake::new(front(1, 0), WISHES, Made::default());
+    bench.front = Handshake::new(front(1, 0), OPTIONS, Made::default());
     assert_eq!(bench.run(), Status::Up);
     assert_eq!(bench.front.rings().prepared, 1);
-    assert_eq!(bench.back.plug().connects, 2, "the back half let the old ones go");
+    assert_eq!(bench.back.plug().connects, 2, "the back half released the old ones");
 }
 
 #[test]
-fn a_vif_that_is_taken_away_is_closed_and_not_begun_again() {
+fn a_removed_vif_is_closed_and_not_started_again() {
     let mut bench = Bench::up();
     bench.set_back("online", "0");
     bench.set_back("state", "5");
-    assert_eq!(bench.front.look(&mut bench.store).unwrap(), Status::Waiting);
+    assert_eq!(bench.front.poll(&mut bench.store).unwrap(), Status::Waiting);
     bench.set_back("state", "6");
-    assert_eq!(bench.front.look(&mut bench.store).unwrap(), Status::Waiting);
+    assert_eq!(bench.front.poll(&mut bench.store).unwrap(), Status::Waiting);
     assert_eq!(bench.ours("state"), Some("6"));
     bench.store.rm(&front(1, 0));
-    assert_eq!(bench.front.look(&mut bench.store).unwrap(), Status::Gone);
+    assert_eq!(bench.front.poll(&mut bench.store).unwrap(), Status::Gone);
     assert_eq!(bench.store.nodes.keys().filter(|k| k.starts_with(&front(1, 0))).count(), 0);
 }
 
 #[test]
-fn leaving_closes_both_halves_and_gives_all_back() {
+fn leave_closes_both_halves_and_releases_all_resources() {
     let mut bench = Bench::up();
     bench.front.leave();
     assert_eq!(bench.run(), Status::Over);
@@ -227,16 +227,16 @@ fn leaving_closes_both_halves_and_gives_all_back() {
 }
 
 #[test]
-fn a_back_end_that_would_flip_pages_is_refused() {
+fn a_back_end_that_flips_pages_is_rejected() {
     let mut bench = Bench::offering(Offer { queues: 1, without: 0 });
     bench.set_back("feature-rx-copy", "0");
-    let failure = bench.front.look(&mut bench.store).unwrap_err();
+    let failure = bench.front.poll(&mut bench.store).unwrap_err();
     assert!(failure.0.contains("feature-rx-copy"), "{failure}");
     assert_eq!(bench.front.rings().prepared, 0);
 }
 
 #[test]
-fn an_untrusted_back_end_is_known_as_one() {
+fn an_untrusted_back_end_is_reported() {
     let mut bench = Bench::offering(Offer { queues: 1, without: 0 });
     bench.store.set(&format!("{}/trusted", front(1, 0)), "0");
     assert_eq!(bench.run(), Status::Up);
@@ -244,9 +244,9 @@ fn an_untrusted_back_end_is_known_as_one() {
 }
 
 #[test]
-fn a_carrier_is_there_unless_either_end_takes_it_away() {
+fn there_is_a_carrier_unless_either_end_denies_it() {
     let mut bench = Bench::up();
-    assert!(bench.front.carrier(), "nobody says otherwise");
+    assert!(bench.front.carrier(), "no key denies it");
     let watched = |bench: &Bench, path: String| bench.store.watches.contains(&(path, LINK.into()));
     assert!(watched(&bench, format!("{}/carrier", back(1, 0))));
     assert!(watched(&bench, format!("{}/disconnect", front(1, 0))));
@@ -259,26 +259,26 @@ fn a_carrier_is_there_unless_either_end_takes_it_away() {
     ] {
         bench.set_back("carrier", carrier);
         bench.store.set(&format!("{}/disconnect", front(1, 0)), disconnect);
-        assert_eq!(bench.front.look(&mut bench.store), Ok(Status::Up), "frames may pass");
+        assert_eq!(bench.front.poll(&mut bench.store), Ok(Status::Up), "frames may pass");
         assert_eq!(bench.front.carrier(), there, "carrier {carrier}, disconnect {disconnect}");
     }
-    // It moved to another back end, which says nothing.
+    // It moved to another back end, which has no such key.
     bench.set_back("carrier", "0");
-    bench.front.look(&mut bench.store).unwrap();
+    bench.front.poll(&mut bench.store).unwrap();
     bench.store.set(&format!("{}/backend", front(1, 0)), &back(1, 7));
-    bench.front.look(&mut bench.store).unwrap();
+    bench.front.poll(&mut bench.store).unwrap();
     assert!(bench.front.carrier() && watched(&bench, format!("{}/carrier", back(1, 7))));
     assert!(!watched(&bench, format!("{}/carrier", back(1, 0))));
-    assert!(watched(&bench, format!("{}/disconnect", front(1, 0))), "that is ours still");
+    assert!(watched(&bench, format!("{}/disconnect", front(1, 0))), "our own watch stays");
 }
 
 #[test]
-fn the_mtu_that_the_toolstack_sets_is_known() {
+fn the_mtu_set_by_the_toolstack_is_read() {
     let mut bench = Bench::up();
     assert_eq!(bench.front.mtu(), None);
     for (said, mtu) in [("9000", Some(9000)), ("0", None), ("65536", None), ("big", None)] {
         bench.store.set(&format!("{}/mtu", front(1, 0)), said);
-        bench.front.look(&mut bench.store).unwrap();
+        bench.front.poll(&mut bench.store).unwrap();
         assert_eq!(bench.front.mtu(), mtu, "'{said}'");
     }
 }

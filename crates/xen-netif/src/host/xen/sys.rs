@@ -1,4 +1,4 @@
-//! The ioctls of Xen's device nodes: the only `unsafe` of this room.
+//! Ioctls of Xen's device nodes: the only `unsafe` code of this crate.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -12,9 +12,8 @@ use self::ioctl::{CopyPtr, CopySegment, Foreign};
 
 /// Calls an ioctl with one argument structure.
 ///
-/// # Safety
-/// `number` is one of [`ioctl`]'s whose argument is laid out as `T` (which may be the head of a
-/// longer array that `argument` points to), and pointers inside it are valid for what it does.
+/// `number` is one of [`ioctl`]'s whose argument has the layout of `T` (or `T` is the head of a
+/// longer array at `argument`), and pointers inside it are valid for the operation.
 unsafe fn call<T>(fd: BorrowedFd<'_>, number: u32, argument: *mut T) -> io::Result<u32> {
     loop {
         // SAFETY: the caller's contract.
@@ -31,14 +30,14 @@ unsafe fn call<T>(fd: BorrowedFd<'_>, number: u32, argument: *mut T) -> io::Resu
     }
 }
 
-/// Takes the events of an evtchn descriptor and has its one port told again; whether there were
-/// any.
+/// Consumes the events of an evtchn descriptor and unmasks its only port. Returns whether there
+/// were any.
 pub fn evtchn_ack(evtchn: BorrowedFd<'_>, port: u32) -> bool {
     let mut ports = [0_u8; 64];
     match rustix::io::read(evtchn, &mut ports) {
         Ok(0) => return false,
         Ok(_) => {}
-        // More came than its ring holds: it tells of none until this is cleared.
+        // Overflow of its ring: no events are delivered until it is reset.
         Err(Errno::FBIG) => drop(ioctl::reset(evtchn)),
         Err(_) => return false,
     }
@@ -46,50 +45,50 @@ pub fn evtchn_ack(evtchn: BorrowedFd<'_>, port: u32) -> bool {
     true
 }
 
-/// Copies done by one call.
+/// Maximum number of copies per call.
 const COPIES: usize = 64;
 
-/// Pages that are mapped here and have grants, by where they are: whose, and which.
+/// Grants of pages mapped here, by address.
 ///
-/// The hypervisor copies to and from memory only if it is the caller's own, which pages that others
-/// granted are not, mapped or not: between such a page and another grant it is told of both grants.
-/// And of pages of our own that have grants it is told those, for memory it is told by its address
-/// has to be looked up page by page.
+/// The hypervisor copies by address only to and from the caller's own memory. Pages granted by
+/// others are not, although mapped: between such a page and another grant, both are passed as
+/// grants. Our own granted pages are passed as grants, too, because an address needs a page-table
+/// walk.
 #[derive(Debug, Default)]
 pub struct MappedGrants {
-    /// Address and pages, in the order of addresses.
+    /// Address and pages, ordered by address.
     ranges: Vec<(usize, Granted)>,
 }
 
-/// Pages that lie one after the other.
+/// Contiguous pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// Whose.
+    /// The granting domain.
     pub domid: u16,
-    /// The grant of each.
+    /// The grant reference of each page.
     pub grefs: Box<[u32]>,
 }
 
 impl MappedGrants {
-    /// Pages are mapped from `at` on, now.
+    /// Registers pages mapped at `at`.
     pub fn insert(&mut self, at: usize, granted: Granted) {
         let i = self.ranges.partition_point(|(first, _)| *first < at);
         self.ranges.insert(i, (at, granted));
     }
 
-    /// They will not be for long.
+    /// Removes pages that are about to be unmapped.
     pub fn remove(&mut self, at: usize) {
         if let Ok(i) = self.ranges.binary_search_by_key(&at, |(first, _)| *first) {
             self.ranges.remove(i);
         }
     }
 
-    /// The grant of `len` bytes at `at`, if they have one, and where in the page they are. What
-    /// goes on in the next page has two: the address says it better. `last` is the range that was
-    /// found last, and nearly always the next one, too.
+    /// The grant of `len` bytes at `at`, and their offset in its page; `None` if there is none, or
+    /// if they span two pages. `last` caches the index of the last range found, which is usually
+    /// the next one, too.
     #[inline]
     fn find(&self, at: usize, len: u16, last: &mut usize) -> Option<Foreign> {
-        // Before its first page the difference is beyond its last.
+        // For an address below the range, the wrapped difference is beyond its last page.
         let in_range = |(first, granted): &(usize, Granted)| {
             let page = at.wrapping_sub(*first) / GRANT_LEN as usize;
             granted.grefs.get(page).map(|gref| (*gref, granted.domid))
@@ -109,15 +108,15 @@ fn change(mapped: &RwLock<MappedGrants>, change: impl FnOnce(&mut MappedGrants))
     change(&mut mapped.write().unwrap_or_else(PoisonError::into_inner));
 }
 
-/// Has `mapping`'s pages known by their grants, as long as they are mapped.
-pub fn known(mapping: Mapping, mapped: &Arc<RwLock<MappedGrants>>, granted: Granted) -> Mapping {
+/// Registers `mapping`'s grants as long as it is mapped.
+pub fn register(mapping: Mapping, mapped: &Arc<RwLock<MappedGrants>>, granted: Granted) -> Mapping {
     let at = mapping.seg(0, GRANT_LEN).map_or(0, |page| page.as_iovec().iov_base.addr());
     change(mapped, |mapped| mapped.insert(at, granted));
     let mapped = Arc::clone(mapped);
     mapping.before_unmap(move || change(&mapped, |mapped| mapped.remove(at)))
 }
 
-/// Fresh pages, granted to `domid`: where they are mapped, and their grants, which end with that.
+/// Allocates pages granted to `domid`. Returns the mapping and the grants, which end with it.
 pub fn fresh_pages(
     gntalloc: &Arc<OwnedFd>,
     (domid, flags): (u16, u16),
@@ -127,7 +126,7 @@ pub fn fresh_pages(
         ioctl::alloc_gref(gntalloc.as_fd(), domid, flags, pages).map_err(|_| GrantError::Full)?;
     let fd = Arc::clone(gntalloc);
     let release = move || {
-        // The kernel keeps pages that someone else still maps (XSA-396).
+        // The kernel keeps pages that another domain still maps (XSA-396).
         let _ = ioctl::dealloc_gref(fd.as_fd(), index, pages);
     };
     let len = u64::from(pages) * u64::from(GRANT_LEN);
@@ -140,8 +139,8 @@ pub fn fresh_pages(
     }
 }
 
-/// Private memory: `pages` fresh ones, granted to this domain itself, `domid`, and known by that;
-/// `None`: there are no more.
+/// Allocates private memory: `pages` pages granted to this domain, `domid`, and registered as such;
+/// `None`: out of grants.
 pub fn own_pages(
     gntalloc: &Arc<OwnedFd>,
     domid: u16,
@@ -150,20 +149,20 @@ pub fn own_pages(
 ) -> Option<Private> {
     let flags = ioctl::GNTALLOC_FLAG_WRITABLE;
     let (mapping, grefs) = fresh_pages(gntalloc, (domid, flags), pages).ok()?;
-    let mapping = known(mapping, mapped, Granted { domid, grefs: grefs.into() });
+    let mapping = register(mapping, mapped, Granted { domid, grefs: grefs.into() });
     // SAFETY: fresh pages, mapped here only and granted to this domain only, where only this
     // process knows their references: it copies to them where its copies say so.
     unsafe { Private::mapped(mapping) }
 }
 
-/// Why there are no fresh pages.
+/// Error of allocating pages.
 pub enum GrantError {
-    /// The limit of gntalloc, or of the domain.
+    /// The limit of gntalloc or of the domain is reached.
     Full,
     Map(MapError),
 }
 
-/// Has the hypervisor do `pieces`, and tells each how it went.
+/// Has the hypervisor do the copies in `pieces`, and sets each one's result.
 pub fn grant_copy(gntdev: BorrowedFd<'_>, mapped: &MappedGrants, pieces: &mut [Piece<'_>]) {
     let mut last = 0;
     for pieces in pieces.chunks_mut(COPIES) {
@@ -174,7 +173,7 @@ pub fn grant_copy(gntdev: BorrowedFd<'_>, mapped: &MappedGrants, pieces: &mut [P
         let segments = &mut segments[..pieces.len()];
         // SAFETY: `segment_of` took the addresses from segments that live as long as the pieces.
         if unsafe { ioctl::grant_copy(gntdev, segments) }.is_err() {
-            // One of them is bad as a call, and those after it were not done: each by itself.
+            // One of them is invalid for the call, and later ones were not done: retry each alone.
             for segment in &mut *segments {
                 segment.status = ioctl::GNTST_GENERAL_ERROR;
                 let one = std::slice::from_mut(segment);
@@ -200,7 +199,7 @@ const EMPTY: CopySegment = CopySegment {
 
 #[inline]
 fn segment_of(piece: &mut Piece<'_>, mapped: &MappedGrants, last: &mut usize) -> CopySegment {
-    // A piece lies inside one page of a guest's.
+    // A piece does not cross a guest's page.
     let len = u16::try_from(piece.len()).unwrap_or(0);
     let mut memory = |at: *mut libc::c_void| match mapped.find(at.addr(), len, last) {
         Some(foreign) => Err(foreign),
@@ -223,8 +222,8 @@ fn segment_of(piece: &mut Piece<'_>, mapped: &MappedGrants, last: &mut usize) ->
     CopySegment { source, dest, len, flags: from | to, ..EMPTY }
 }
 
-/// How a copy went. Where both sides are grants the status does not say which was bad: one byte is
-/// read from the source to find out.
+/// The result of a copy. If both sides are grants, the status does not tell which one was bad: one
+/// byte is read from the source to find out.
 fn verdict(gntdev: BorrowedFd<'_>, segment: &CopySegment) -> Result<(), Failed> {
     if segment.status == ioctl::GNTST_OKAY {
         return Ok(());
@@ -281,15 +280,15 @@ pub mod ioctl {
     #[repr(C)]
     #[derive(Debug, Default)]
     pub struct MapGrantRef {
-        /// How many references.
+        /// Number of references.
         pub count: u32,
-        /// Nothing.
+        /// Unused.
         pub pad: u32,
-        /// Where to mmap them, in bytes.
+        /// Offset for mmap, in bytes.
         pub index: u64,
-        /// Whose grant.
+        /// The granting domain.
         pub domid: u32,
-        /// Which grant.
+        /// The grant reference.
         pub gref: u32,
     }
 
@@ -297,33 +296,33 @@ pub mod ioctl {
     #[repr(C)]
     #[derive(Debug, Default)]
     pub struct Release {
-        /// What the other call gave out.
+        /// Offset returned by the first call.
         pub index: u64,
-        /// How many pages.
+        /// Number of pages.
         pub count: u32,
-        /// Nothing.
+        /// Unused.
         pub pad: u32,
     }
 
-    /// One side of a copy: an address of ours, or a place in a grant.
+    /// One side of a copy: a local address, or an offset in a grant.
     #[repr(C)]
     #[derive(Clone, Copy)]
     pub union CopyPtr {
-        /// An address of ours.
+        /// An offset in a grant.
         pub virt: *mut libc::c_void,
         /// A place in a grant.
         pub foreign: Foreign,
     }
 
-    /// A place in a grant.
+    /// An offset in a grant.
     #[repr(C)]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Foreign {
-        /// Which grant.
+        /// The grant reference.
         pub gref: u32,
-        /// Where in its page, in bytes.
+        /// Offset in its page, in bytes.
         pub offset: u16,
-        /// Whose grant.
+        /// The granting domain.
         pub domid: u16,
     }
 
@@ -331,15 +330,15 @@ pub mod ioctl {
     #[repr(C)]
     #[derive(Clone, Copy)]
     pub struct CopySegment {
-        /// Where from.
+        /// Source.
         pub source: CopyPtr,
-        /// Where to.
+        /// Destination.
         pub dest: CopyPtr,
-        /// How many bytes.
+        /// Number of bytes.
         pub len: u16,
         /// [`GNTCOPY_SOURCE_GREF`], [`GNTCOPY_DEST_GREF`].
         pub flags: u16,
-        /// How it went, `GNTST_*`.
+        /// Result, `GNTST_*`.
         pub status: i16,
     }
 
@@ -349,15 +348,15 @@ pub mod ioctl {
     pub const GNTCOPY_DEST_GREF: u16 = 2;
     /// `GNTST_okay`
     pub const GNTST_OKAY: i16 = 0;
-    /// `GNTST_general_error`: the status of a segment that nobody looked at.
+    /// `GNTST_general_error`: the initial status of a segment.
     pub const GNTST_GENERAL_ERROR: i16 = -1;
 
     /// `struct ioctl_gntdev_grant_copy`
     #[repr(C)]
     pub struct GrantCopy {
-        /// How many segments.
+        /// Number of segments.
         pub count: u32,
-        /// Where they are.
+        /// Their address.
         pub segments: *mut CopySegment,
     }
 
@@ -365,33 +364,33 @@ pub mod ioctl {
     #[repr(C)]
     #[derive(Clone, Copy, Debug, Default)]
     pub struct AllocGref {
-        /// Who may use them.
+        /// The domain that may map them.
         pub domid: u16,
         /// [`GNTALLOC_FLAG_WRITABLE`].
         pub flags: u16,
-        /// How many.
+        /// Number of pages.
         pub count: u32,
-        /// Where to mmap them, in bytes.
+        /// Offset for mmap, in bytes.
         pub index: u64,
     }
 
-    /// They may be written.
+    /// The grants are writable.
     pub const GNTALLOC_FLAG_WRITABLE: u16 = 1;
 
     /// `struct ioctl_evtchn_bind_interdomain`
     #[repr(C)]
     #[derive(Debug)]
     pub struct BindInterdomain {
-        /// Whose port.
+        /// The remote domain.
         pub remote_domain: u32,
-        /// Which port.
+        /// Its port.
         pub remote_port: u32,
     }
 
-    /// Asks gntdev for a range to map one grant at.
+    /// Allocates a range of gntdev to map one grant.
     ///
     /// # Errors
-    /// Whatever the device says.
+    /// Any error of the device.
     pub fn map_grant_ref(gntdev: BorrowedFd<'_>, domid: u16, gref: u32) -> io::Result<u64> {
         let mut map = MapGrantRef { count: 1, domid: domid.into(), gref, ..Default::default() };
         // SAFETY: the argument is that of the number.
@@ -399,23 +398,23 @@ pub mod ioctl {
         Ok(map.index)
     }
 
-    /// Gives a range back, after its munmap.
+    /// Releases a range, after its munmap.
     ///
     /// # Errors
-    /// Whatever the device says.
+    /// Any error of the device.
     pub fn unmap_grant_ref(gntdev: BorrowedFd<'_>, index: u64) -> io::Result<()> {
         let mut unmap = Release { index, count: 1, pad: 0 };
         // SAFETY: the argument is that of the number.
         unsafe { call(gntdev, GNTDEV_UNMAP_GRANT_REF, &raw mut unmap) }.map(drop)
     }
 
-    /// Copies between grants and memory; each segment says how it went.
+    /// Copies between grants and memory; each segment has a status.
     ///
     /// # Errors
-    /// The call as a whole: some segments may have been copied.
+    /// The call failed: some segments may have been copied.
     ///
     /// # Safety
-    /// An address in a segment is readable or writable, as its side asks, for `len` bytes.
+    /// An address in a segment is readable or writable for `len` bytes, according to its side.
     pub unsafe fn grant_copy(
         gntdev: BorrowedFd<'_>,
         segments: &mut [CopySegment],
@@ -423,14 +422,14 @@ pub mod ioctl {
         let count = u32::try_from(segments.len()).unwrap_or(u32::MAX);
         let mut copy = GrantCopy { count, segments: segments.as_mut_ptr() };
         // SAFETY: the argument is that of the number; it points to `count` segments, whose
-        // addresses are the caller's to answer for.
+        // addresses the caller guarantees.
         unsafe { call(gntdev, GNTDEV_GRANT_COPY, &raw mut copy) }.map(drop)
     }
 
-    /// Grants `count` fresh pages: where to mmap them, and their references.
+    /// Grants `count` new pages. Returns the offset for mmap and the references.
     ///
     /// # Errors
-    /// Whatever the device says.
+    /// Any error of the device.
     pub fn alloc_gref(
         gntalloc: BorrowedFd<'_>,
         domid: u16,
@@ -459,37 +458,37 @@ pub mod ioctl {
     /// Ends grants.
     ///
     /// # Errors
-    /// Whatever the device says.
+    /// Any error of the device.
     pub fn dealloc_gref(gntalloc: BorrowedFd<'_>, index: u64, count: u32) -> io::Result<()> {
         let mut release = Release { index, count, pad: 0 };
         // SAFETY: the argument is that of the number.
         unsafe { call(gntalloc, GNTALLOC_DEALLOC_GREF, &raw mut release) }.map(drop)
     }
 
-    /// Binds a port of another domain; returns ours.
+    /// Binds a port of another domain. Returns the local port.
     ///
     /// # Errors
-    /// Whatever the device says.
+    /// Any error of the device.
     pub fn bind_interdomain(evtchn: BorrowedFd<'_>, domid: u16, port: u32) -> io::Result<u32> {
         let mut bind = BindInterdomain { remote_domain: domid.into(), remote_port: port };
         // SAFETY: the argument is that of the number.
         unsafe { call(evtchn, EVTCHN_BIND_INTERDOMAIN, &raw mut bind) }
     }
 
-    /// A port that domain `domid` may bind.
+    /// Allocates a port that domain `domid` may bind.
     ///
     /// # Errors
-    /// Whatever the device says.
+    /// Any error of the device.
     pub fn bind_unbound_port(evtchn: BorrowedFd<'_>, domid: u16) -> io::Result<u32> {
         let mut domid = u32::from(domid);
         // SAFETY: the argument is that of the number: one word.
         unsafe { call(evtchn, EVTCHN_BIND_UNBOUND_PORT, &raw mut domid) }
     }
 
-    /// Gives a port back.
+    /// Releases a port.
     ///
     /// # Errors
-    /// Whatever the device says.
+    /// Any error of the device.
     pub fn unbind(evtchn: BorrowedFd<'_>, port: u32) -> io::Result<()> {
         let mut port = port;
         // SAFETY: the argument is that of the number: one word.
@@ -499,17 +498,17 @@ pub mod ioctl {
     /// Sends an event.
     ///
     /// # Errors
-    /// Whatever the device says.
+    /// Any error of the device.
     pub fn notify(evtchn: BorrowedFd<'_>, port: u32) -> io::Result<()> {
         let mut port = port;
         // SAFETY: the argument is that of the number: one word.
         unsafe { call(evtchn, EVTCHN_NOTIFY, &raw mut port) }.map(drop)
     }
 
-    /// Clears the overflow of a ring of events that nobody read.
+    /// Clears the overflow of an event ring.
     ///
     /// # Errors
-    /// Whatever the device says.
+    /// Any error of the device.
     pub fn reset(evtchn: BorrowedFd<'_>) -> io::Result<()> {
         // SAFETY: the number takes no argument.
         unsafe { call::<u8>(evtchn, EVTCHN_RESET, std::ptr::null_mut()) }.map(drop)

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn device_nodes_that_are_not_there_say_what_to_do() {
+fn errors_of_device_nodes_say_what_to_do() {
     use std::io::Error;
     let of = |errno| {
         let error = Error::from_raw_os_error(errno);
@@ -18,11 +18,11 @@ fn device_nodes_that_are_not_there_say_what_to_do() {
 }
 
 #[test]
-fn a_vif_that_the_kernel_serves_is_not_ours() {
+fn a_vif_served_by_the_kernel_is_claimed() {
     let devices = std::env::temp_dir().join(format!("pvs-claimed-{}", std::process::id()));
     let vif = devices.join("vif-3-0");
     std::fs::create_dir_all(&vif).unwrap();
-    assert_eq!(claimed_by(&devices, 3, 0), None, "there, but no driver has it");
+    assert_eq!(claimed_by(&devices, 3, 0), None, "it has no driver");
     std::os::unix::fs::symlink("../../drivers/vif", vif.join("driver")).unwrap();
     let why = claimed_by(&devices, 3, 0).unwrap();
     assert!(why.contains("driver 'vif'") && why.contains("docs/xen.md"), "{why}");

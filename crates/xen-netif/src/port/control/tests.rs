@@ -7,7 +7,7 @@ use shm::{Area, Failed, Grants, Mapping, Piece, Side};
 
 use super::*;
 
-/// Pages that a guest granted, and which of them it may be written to.
+/// Pages granted by a guest, and whether they are writable.
 #[derive(Default)]
 struct Pages(Mutex<BTreeMap<u32, ([u8; 4096], bool)>>);
 
@@ -33,7 +33,7 @@ impl Grants for Pages {
     }
 }
 
-/// Maps grants 1000 to 3000; knows what was settled, and the pages of each call.
+/// Maps grants 1000 to 3000; records released queues, and the pages of each call.
 #[derive(Clone, Default)]
 struct Mapper {
     settled: Arc<Mutex<Vec<usize>>>,
@@ -53,13 +53,13 @@ impl StaticHost for Mapper {
         Some(grants.iter().enumerate().map(page).collect())
     }
 
-    fn settle(&mut self, queue: usize) {
+    fn wait_released(&mut self, queue: usize) {
         self.settled.lock().unwrap().push(queue);
     }
 }
 
 const QUEUES: usize = 4;
-/// A page of the guest's, and one that may not be written.
+/// A page of the guest, and a read-only one.
 const PAGE: u32 = 8;
 const READONLY: u32 = 9;
 const NO_PAGE: u32 = 77;
@@ -97,13 +97,13 @@ impl Rig {
         assert!(self.front.put(CtrlRequest { id: self.id, kind, data }));
         self.front.publish();
         let _ = self.front.arm();
-        assert!(self.control.serve().unwrap(), "whoever waits is notified");
+        assert!(self.control.serve().unwrap(), "the front half must be notified");
         let answer = self.front.take().unwrap().unwrap();
         assert_eq!((answer.id, answer.kind), (self.id, kind));
         (answer.status, answer.data)
     }
 
-    /// Puts bytes into the guest's page.
+    /// Writes bytes to the guest's page.
     fn page(&self, gref: u32, bytes: &[u8]) {
         let mut pages = self.pages.0.lock().unwrap();
         pages.get_mut(&gref).unwrap().0[..bytes.len()].copy_from_slice(bytes);
@@ -133,7 +133,7 @@ const NONE: (u32, u32) = (NOT_SUPPORTED, 0);
 const OVERFLOW: (u32, u32) = (ctrl_status::BUFFER_OVERFLOW, 0);
 
 #[test]
-fn requests_that_do_not_exist_are_not_supported() {
+fn unknown_requests_are_not_supported() {
     let mut rig = Rig::new(false);
     for kind in [0, 8, 9, 10, 11, 0xffff] {
         assert_eq!(rig.ask(kind, [0, PAGE, 0]), NONE, "{kind}");
@@ -148,7 +148,7 @@ fn flags_need_an_algorithm() {
     assert_eq!(rig.ask(ctrl_type::SET_HASH_FLAGS, [1, 0, 0]), BAD);
     assert_eq!(rig.ask(ctrl_type::SET_HASH_ALGORITHM, [2, 0, 0]), BAD);
     assert_eq!(rig.ask(ctrl_type::SET_HASH_ALGORITHM, [0x101, 0, 0]), BAD);
-    assert_eq!(rig.orders.changes(), 0, "what failed changed nothing");
+    assert_eq!(rig.orders.changes(), 0, "a failed request changes nothing");
     assert_eq!(rig.ask(ctrl_type::SET_HASH_ALGORITHM, [1, 0, 0]), OK);
     assert_eq!(rig.ask(ctrl_type::GET_HASH_FLAGS, [0; 3]), (SUCCESS, 15));
     assert_eq!(rig.ask(ctrl_type::SET_HASH_FLAGS, [16, 0, 0]), BAD);
@@ -171,18 +171,18 @@ fn key_of_every_length() {
         assert_eq!(rig.ask(ctrl_type::SET_HASH_KEY, [READONLY, len, 0]), OVERFLOW);
     }
     assert_eq!(rig.ask(ctrl_type::SET_HASH_KEY, [NO_PAGE, 16, 0]), BAD);
-    assert_eq!(rig.orders.steering().key, [0xab; 40], "what failed changed nothing");
+    assert_eq!(rig.orders.steering().key, [0xab; 40], "a failed request changes nothing");
     assert_eq!(rig.ask(ctrl_type::SET_HASH_KEY, [READONLY, 3, 0]), OK);
     let mut short = [0; 40];
     short[..3].fill(0xab);
     assert_eq!(rig.orders.steering().key, short);
-    // Cleared; the page is not looked at.
+    // Cleared; the page is not read.
     assert_eq!(rig.ask(ctrl_type::SET_HASH_KEY, [NO_PAGE, 0, 0]), OK);
     assert_eq!(rig.orders.steering().key, [0; 40]);
 }
 
 #[test]
-fn mapping_is_checked_before_it_is_used() {
+fn mapping_is_validated_before_use() {
     let mut rig = Rig::new(false);
     let set = ctrl_type::SET_HASH_MAPPING;
     assert_eq!(rig.ask(ctrl_type::GET_HASH_MAPPING_SIZE, [0; 3]), (SUCCESS, 128));
@@ -194,7 +194,7 @@ fn mapping_is_checked_before_it_is_used() {
     rig.words(PAGE, &[3, 2, 1, 0]);
     assert_eq!(rig.ask(set, [PAGE, 4, 0]), OK);
     assert_eq!(rig.orders.steering().mapping, [3, 2, 1, 0]);
-    // A piece, and the rest as it was.
+    // A part; the rest is unchanged.
     assert_eq!(rig.ask(set, [PAGE, 1, 3]), OK);
     assert_eq!(rig.orders.steering().mapping, [3, 2, 1, 3]);
     let before = rig.orders.changes();
@@ -204,13 +204,13 @@ fn mapping_is_checked_before_it_is_used() {
     }
     assert_eq!(rig.ask(set, [PAGE, 129, 0]), OVERFLOW);
     assert_eq!(rig.ask(set, [PAGE, 1024, 0]), OVERFLOW);
-    // A queue that is not there, last in the list.
+    // An invalid queue, last in the list.
     rig.words(PAGE, &[0, 0, 0, QUEUES as u32]);
     assert_eq!(rig.ask(set, [PAGE, 4, 0]), BAD);
     assert_eq!(rig.ask(set, [NO_PAGE, 4, 0]), BAD);
-    assert_eq!(rig.orders.steering().mapping, [3, 2, 1, 3], "what failed changed nothing");
+    assert_eq!(rig.orders.steering().mapping, [3, 2, 1, 3], "a failed request changes nothing");
     assert_eq!(rig.orders.changes(), before);
-    // A new size forgets the table.
+    // A new size clears the table.
     assert_eq!(rig.ask(ctrl_type::SET_HASH_MAPPING_SIZE, [2, 0, 0]), OK);
     assert_eq!(rig.orders.steering().mapping, [0, 0]);
 }
@@ -229,13 +229,13 @@ fn static_grants_are_added_all_or_none() {
     assert_eq!(rig.ask(add, [1, PAGE, 3]), OK);
     assert_eq!(rig.orders.grants(1).len(), 3);
     assert!(rig.orders.grants(0).is_empty() && rig.orders.grants(99).is_empty());
-    // There already, twice in the list, or one that cannot be mapped.
+    // Existing, twice in the list, or not mappable.
     for bad in [&[1002, 1003], &[1003, 1003], &[1003, 999_u32]] {
         rig.list(PAGE, bad);
         assert_eq!(rig.ask(add, [1, PAGE, 2]), BAD, "{bad:?}");
     }
     assert_eq!(rig.orders.grants(1).len(), 3);
-    // Up to the limit and not beyond.
+    // Up to the limit.
     let many: Vec<u32> = (1100..1612).collect();
     rig.list(PAGE, &many);
     assert_eq!(rig.ask(add, [1, PAGE, 512]), OK);
@@ -246,7 +246,7 @@ fn static_grants_are_added_all_or_none() {
 }
 
 #[test]
-fn static_grants_are_found_however_far_apart() {
+fn static_grants_are_found_for_any_span() {
     let mapping = Arc::new(Mapping::memfd("static", 4096).unwrap());
     let page = || StaticPage::new(Arc::clone(&mapping), 0, true);
     let near: Vec<u32> = (8..40).step_by(3).collect();
@@ -260,7 +260,7 @@ fn static_grants_are_found_however_far_apart() {
 }
 
 #[test]
-fn static_pages_are_bounded_and_readonly_ones_not_written() {
+fn static_pages_have_bounds_and_readonly_ones_are_not_written() {
     let mut rig = Rig::new(true);
     rig.list(PAGE, &[1000, 1001]);
     assert_eq!(rig.ask(ctrl_type::ADD_GREF_MAPPING, [0, PAGE, 2]), OK);
@@ -283,11 +283,11 @@ fn static_grants_are_removed_one_by_one() {
     rig.list(PAGE, &[1000, 1001, 1002]);
     assert_eq!(rig.ask(add, [2, PAGE, 3]), OK);
     let kept = Weak::clone(&rig.mapper.mapped.lock().unwrap()[0]);
-    // Not there, there, and there no more.
+    // Missing, present, and removed before.
     rig.list(PAGE, &[5, 1001, 1001, 1000]);
     assert_eq!(rig.ask(del, [2, PAGE, 4]), (SUCCESS, 2));
     assert_eq!(rig.statuses(PAGE, 4), [2, 0, 2, 0]);
-    assert_eq!(*rig.mapper.settled.lock().unwrap(), [2], "ports have let go before the answer");
+    assert_eq!(*rig.mapper.settled.lock().unwrap(), [2], "released before the response");
     // Of another queue.
     rig.list(PAGE, &[1002]);
     assert_eq!(rig.ask(del, [0, PAGE, 1]), OK);
@@ -297,7 +297,7 @@ fn static_grants_are_removed_one_by_one() {
     assert_eq!(rig.ask(del, [2, PAGE, 513]), BAD);
     assert_eq!(rig.ask(del, [2, NO_PAGE, 1]), BAD);
     assert!(kept.upgrade().is_some());
-    // Statuses that cannot be written: the grants are gone all the same.
+    // Statuses that cannot be written: the grants are removed anyway.
     rig.list(READONLY, &[1002]);
     assert_eq!(rig.ask(del, [2, READONLY, 1]), BAD);
     assert!(rig.orders.grants(2).is_empty());
@@ -325,7 +325,7 @@ fn ring_full_of_requests_is_served_at_once_and_a_jump_stops_it() {
 }
 
 #[test]
-fn long_lists_of_grants_are_served_a_few_at_a_time() {
+fn long_lists_of_grants_are_served_in_parts() {
     let mut rig = Rig::new(true);
     let grefs: Vec<u32> = (1000..1512).collect();
     rig.list(PAGE, &grefs);
@@ -337,8 +337,8 @@ fn long_lists_of_grants_are_served_a_few_at_a_time() {
     for look in 1..=10 {
         rig.control.serve().unwrap();
         let mapped = rig.mapper.mapped.lock().unwrap().len();
-        assert_eq!(mapped, look, "one list is mapped, and given back, in a look");
-        // Who has more is not waited for.
+        assert_eq!(mapped, look, "one list is mapped and unmapped per call");
+        // The call does not wait for further requests.
         let more = if look < 10 { Armed::WorkPending } else { Armed::Armed };
         assert_eq!(rig.control.arm(), more, "{look}");
     }

@@ -56,7 +56,7 @@ fn known_hashes() {
 }
 
 #[test]
-fn largest_type_that_is_set_and_fits() {
+fn most_specific_configured_type_is_used() {
     let tcp = ethernet(ETHERTYPE_IPV4, &ipv4(6, 0, 0));
     let udp = ethernet(ETHERTYPE_IPV4, &ipv4(17, 0, 0));
     let kind = |types, frame: &[u8]| value(types, frame).map(|v| v.0);
@@ -69,12 +69,12 @@ fn largest_type_that_is_set_and_fits() {
 }
 
 #[test]
-fn fragments_have_no_ports_and_options_are_passed_over() {
+fn fragments_have_no_ports_and_options_are_skipped() {
     for fragment in [0x2000, 1, 0x1fff] {
         let frame = ethernet(ETHERTYPE_IPV4, &ipv4(6, fragment, 0));
         assert_eq!(value(hash_type::ALL, &frame), Some((0, 0x323e_8fc2)), "{fragment:#x}");
     }
-    // "Don't fragment" is no fragment.
+    // "Don't fragment" is not a fragment.
     let whole = ethernet(ETHERTYPE_IPV4, &ipv4(6, 0x4000, 0));
     assert_eq!(value(hash_type::ALL, &whole), Some((1, 0x51cc_c178)));
     let options = ethernet(ETHERTYPE_IPV4, &ipv4(6, 0, 3));
@@ -87,7 +87,7 @@ fn fragments_have_no_ports_and_options_are_passed_over() {
 }
 
 #[test]
-fn vlan_tags_are_passed_over() {
+fn vlan_tags_are_skipped() {
     let ip = ipv4(6, 0, 0);
     let tagged = |tags: &[u16]| {
         let mut frame = vec![2; 12];
@@ -105,7 +105,7 @@ fn vlan_tags_are_passed_over() {
 }
 
 #[test]
-fn no_length_of_any_frame_panics() {
+fn frames_of_any_length_do_not_panic() {
     let behind = [43, 255, 0, 0, 0, 0, 0, 0];
     for frame in [
         ethernet(ETHERTYPE_IPV4, &ipv4(6, 0, 10)),
@@ -123,7 +123,7 @@ fn no_length_of_any_frame_panics() {
 }
 
 #[test]
-fn key_is_followed_by_zeroes_and_an_empty_one_hashes_to_zero() {
+fn key_is_padded_with_zeroes_and_an_empty_one_hashes_to_zero() {
     let data = [0xff; 36];
     assert_eq!(toeplitz(&[], &data), 0);
     let mut long = [0; 40];
@@ -132,7 +132,7 @@ fn key_is_followed_by_zeroes_and_an_empty_one_hashes_to_zero() {
     assert_ne!(toeplitz(&KEY, &data), toeplitz(&long, &data));
 }
 
-/// The rule of netif.h a second time, with the key as one long shift register.
+/// The rule of netif.h implemented differently, with the key as one long shift register.
 #[test]
 fn hash_equals_that_of_the_shift_register() {
     for len in [0, 1, 8, 12, 32, 36] {
@@ -160,5 +160,5 @@ fn queues_by_table_or_modulo() {
     assert_eq!((s.queue(hash(7), 4), s.queue(None, 4), s.queue(hash(7), 0)), (3, 0, 0));
     s.mapping = vec![2, 0, 1];
     assert_eq!((s.queue(hash(4), 3), s.queue(hash(5), 3), s.queue(None, 3)), (0, 1, 2));
-    assert_eq!(s.queue(None, 1), 0, "never a queue that is not there");
+    assert_eq!(s.queue(None, 1), 0, "always an existing queue");
 }

@@ -1,4 +1,4 @@
-//! Static grants: pages of a guest that stay mapped.
+//! Static grants: pages of a guest that are kept mapped.
 
 use std::os::fd::AsFd;
 use std::sync::mpsc;
@@ -12,7 +12,7 @@ use crate::host::{self, HostError, StaticPage};
 use crate::port::control::StaticHost;
 use crate::store::{Store, StoreError};
 
-/// What [`PageMapper`] needs of a host: pages by grant reference.
+/// A host for [`PageMapper`]: pages by grant reference.
 impl host::Back for Host {
     fn store(&self) -> Result<Store, StoreError> {
         Err(StoreError::Gone("of a test".into()))
@@ -40,13 +40,13 @@ impl host::Back for Host {
         Err(HostError::BadPort { domid, port, why: "no such port".into() })
     }
 
-    fn claimed(&self, _: u16, _: u32) -> Option<String> {
+    fn claimed_by(&self, _: u16, _: u32) -> Option<String> {
         None
     }
 }
 
 impl Guest {
-    /// Has these grants mapped: (reference, readonly).
+    /// Adds static grants: (reference, readonly).
     fn keep(&self, grefs: impl IntoIterator<Item = (u32, bool)>) {
         let page = |(gref, readonly)| {
             let page = self.host.page(self.id, gref).unwrap();
@@ -61,7 +61,7 @@ impl Guest {
 }
 
 #[test]
-fn pages_that_stay_mapped_need_no_call_to_the_hypervisor() {
+fn static_pages_need_no_hypercall() {
     let (mut a, mut b) = two();
     a.keep((8..208).map(|gref| (gref, true)));
     b.keep((100..200).map(|gref| (gref, false)));
@@ -78,9 +78,9 @@ fn pages_that_stay_mapped_need_no_call_to_the_hypervisor() {
 }
 
 #[test]
-fn what_is_not_mapped_is_copied_by_its_grant() {
+fn pages_not_mapped_are_copied_by_their_grants() {
     let (mut a, mut b) = two();
-    // Of each frame's pages some; of the receiver's the first for reading only.
+    // Some pages of each frame; of the receiver's, the first one read-only.
     a.keep([(8, true), (10, true)]);
     b.keep([(100, true), (READ_ONLY, true), (103, false)]);
     b.post([100, READ_ONLY, 102, 103]);
@@ -88,12 +88,12 @@ fn what_is_not_mapped_is_copied_by_its_grant() {
         a.send(&tcp(800 + n), &[500, 300 + n], 0, &[]);
     }
     assert_eq!(carry(&mut a, &mut b), 4);
+    assert_eq!(b.take().unwrap().unwrap().1, tcp(800), "the grant allows more than the mapping");
     assert_eq!(
-        b.take().unwrap().unwrap().1,
-        tcp(800),
-        "the grant allows what the mapping does not"
+        b.take().unwrap().unwrap_err(),
+        RxRefusal::Status(status::ERROR),
+        "the grant does not, either"
     );
-    assert_eq!(b.take().unwrap().unwrap_err(), RxRefusal::Status(status::ERROR), "nor the grant");
     assert_eq!(b.take().unwrap().unwrap().1, tcp(802));
     assert_eq!(b.take().unwrap().unwrap().1, tcp(803));
     assert_eq!(a.responses(), [status::OKAY; 8]);
@@ -101,7 +101,7 @@ fn what_is_not_mapped_is_copied_by_its_grant() {
 }
 
 #[test]
-fn grants_are_let_go_of_when_the_guest_takes_them_back() {
+fn grants_are_released_when_the_guest_removes_them() {
     let (mut a, mut b) = two();
     a.keep([(8, true), (9, true)]);
     b.keep([(100, false), (101, false)]);
@@ -111,9 +111,9 @@ fn grants_are_let_go_of_when_the_guest_takes_them_back() {
     assert_eq!((carry(&mut a, &mut b), a.calls()), (1, 0));
     a.keep([(9, true)]);
     b.keep([]);
-    assert!(tables.iter().all(|table| table.upgrade().is_some()), "as of the last burst");
-    forget_grants(&a.pair);
-    forget_grants(&b.pair);
+    assert!(tables.iter().all(|table| table.upgrade().is_some()), "held since the last burst");
+    release_grants(&a.pair);
+    release_grants(&b.pair);
     assert!(tables.iter().all(|table| table.upgrade().is_none()));
     a.keep([]);
     b.post(101..102);
@@ -123,11 +123,11 @@ fn grants_are_let_go_of_when_the_guest_takes_them_back() {
     assert_eq!(b.take().unwrap().unwrap().1, tcp(201));
     assert_eq!((a.responses(), a.calls()), (vec![status::OKAY; 2], 2));
     assert!(a.pair.ingress.lock().unwrap().deactivate());
-    forget_grants(&a.pair);
+    release_grants(&a.pair);
 }
 
 #[test]
-fn grants_are_not_let_go_of_in_the_middle_of_a_burst() {
+fn grants_are_not_released_during_a_burst() {
     let (mut a, _) = two();
     a.keep([(8, true)]);
     a.send(&tcp(200), &[200], 0, &[]);
@@ -138,7 +138,7 @@ fn grants_are_not_let_go_of_in_the_middle_of_a_burst() {
         orders.set_grants(0, []);
         let (pair, said) = (pair.clone(), said.clone());
         waiting = Some(std::thread::spawn(move || {
-            forget_grants(&pair);
+            release_grants(&pair);
             said.send(()).unwrap();
         }));
         assert!(heard.recv_timeout(Duration::from_millis(50)).is_err(), "still in use");
@@ -152,18 +152,18 @@ fn grants_are_not_let_go_of_in_the_middle_of_a_burst() {
 }
 
 #[test]
-fn a_vifs_pages_are_mapped_through_its_host_or_it_is_told_why_not() {
+fn a_vifs_pages_are_mapped_by_its_host_or_the_error_is_logged() {
     const GREFS: [u32; 2] = [50, 51];
     let (mut a, _) = two();
     let (said, heard) = mpsc::channel();
-    let told = move |error: HostError| said.send(error.to_string()).unwrap();
+    let failed = move |error: HostError| said.send(error.to_string()).unwrap();
     let paid = Arc::new(Stock::new("mappings", 3, None));
-    let mapper = PageMapper::new(a.host.clone(), 1, vec![a.pair.clone()], told);
+    let mapper = PageMapper::new(a.host.clone(), 1, vec![a.pair.clone()], failed);
     let mut mapper = mapper.charged_to(&paid);
     let grants = [(GREFS[0], true), (GREFS[1], false)];
     let mapped = mapper.map(&grants).unwrap();
     assert!(heard.try_recv().is_err() && paid.used() == 2);
-    // More than its port may have, and nothing of it.
+    // Above its port's limit: none of them is mapped.
     assert!(mapper.map(&grants).is_none() && paid.used() == 2);
     assert!(heard.try_recv().unwrap().contains("mappings: 1 more than the 3 in use"));
     assert!(mapper.map(&[(NO_SUCH, false)]).is_none() && paid.used() == 2);
@@ -177,16 +177,16 @@ fn a_vifs_pages_are_mapped_through_its_host_or_it_is_told_why_not() {
     assert_eq!(a.received().unwrap()[0].1, tcp(200));
     let table = Arc::downgrade(&a.orders.grants(0));
     a.orders.set_grants(0, []);
-    mapper.settle(7);
-    assert!(table.upgrade().is_some(), "another queue's");
-    mapper.settle(0);
+    mapper.wait_released(7);
+    assert!(table.upgrade().is_some(), "of another queue");
+    mapper.wait_released(0);
     assert!(table.upgrade().is_none() && paid.used() == 0);
 }
 
 #[test]
-fn a_guest_that_truncates_its_mapped_pages_loses_its_own_frames_only() {
+fn a_guest_that_truncates_its_mapped_pages_loses_only_its_own_frames() {
     let (mut a, mut b) = two();
-    // Not sealed, as ours are.
+    // Not sealed, unlike ours.
     let fd = rustix::fs::memfd_create("shrinks", rustix::fs::MemfdFlags::empty()).unwrap();
     rustix::fs::ftruncate(&fd, 4096 * 2).unwrap();
     let memory = Arc::new(Mapping::new(fd.as_fd(), 0, 4096 * 2).unwrap());

@@ -1,4 +1,4 @@
-//! A guest's hash: which of its queues a frame goes to, and what the guest is told of it.
+//! A guest's hash: the queue of each frame, and the hash that the guest gets with it.
 
 use ring::xen::Hash;
 use switch::fdb::{Fdb, PortId};
@@ -25,7 +25,7 @@ fn flow(n: u8, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn guest_that_chose_a_hash_is_told_it_with_each_frame() {
+fn guest_that_configured_a_hash_gets_it_with_each_frame() {
     let (mut a, mut b) = two();
     b.orders.set_steering(toeplitz(&[]));
     b.post(100..120);
@@ -40,7 +40,7 @@ fn guest_that_chose_a_hash_is_told_it_with_each_frame() {
     let got: Vec<_> = std::iter::from_fn(|| b.take()).map(Result::unwrap).collect();
     assert_eq!((got[0].0.hash, got[0].0.gso), (Some(want(1)), Some(gso)), "both extra infos");
     assert_eq!((got[1].0.hash, got[1].0.gso), (Some(want(2)), None));
-    assert_eq!(got[2].0.hash, None, "no type that it chose fits");
+    assert_eq!(got[2].0.hash, None, "no configured type matches");
     assert!(want(1).value != want(2).value && (want(1).kind, want(1).algorithm) == (1, 1));
     assert_eq!([9000, 60, 60], [0, 1, 2].map(|i: usize| got[i].1.len()));
     // Five slots, two, and one.
@@ -48,12 +48,12 @@ fn guest_that_chose_a_hash_is_told_it_with_each_frame() {
     b.orders.set_steering(Steering::default());
     a.send(&flow(1, 60), &[60], 0, &[]);
     assert_eq!(carry(&mut a, &mut b), 1);
-    assert_eq!(b.take().unwrap().unwrap().0.hash, None, "it is not asked for any more");
+    assert_eq!(b.take().unwrap().unwrap().0.hash, None, "no longer configured");
     assert_eq!(b.pair.egress.lock().unwrap().room(1500, 99), Ok(11));
 }
 
 #[test]
-fn frame_waits_until_its_hash_has_a_slot_too() {
+fn frame_is_held_until_there_is_a_slot_for_its_hash() {
     let (mut a, mut b) = two();
     b.orders.set_steering(toeplitz(&[]));
     b.post(100..101);
@@ -68,7 +68,7 @@ fn frame_waits_until_its_hash_has_a_slot_too() {
 }
 
 #[test]
-fn frames_go_to_the_queue_that_the_guests_table_says() {
+fn frames_go_to_the_queue_given_by_the_guests_table() {
     const QUEUES: usize = 3;
     let host = Arc::new(Host::default());
     let mut a = Guest::new(1, &host, ALL);
@@ -104,8 +104,11 @@ fn frames_go_to_the_queue_that_the_guests_table_says() {
         queues.iter_mut().map(flows).collect::<Vec<_>>()
     };
     let free = send(&mut queues);
-    assert!(free.iter().filter(|got| !got.is_empty()).count() > 1, "as the switch likes: {free:?}");
-    // The table has no queue 1; then none but queue 1.
+    assert!(
+        free.iter().filter(|got| !got.is_empty()).count() > 1,
+        "chosen by the switch: {free:?}"
+    );
+    // The table has no queue 1; then only queue 1.
     let steering = toeplitz(&[2, 0, 0, 2, 2]);
     orders.set_steering(steering.clone());
     send(&mut queues);

@@ -10,7 +10,7 @@ use switch::tuning::Tuning;
 
 use super::*;
 
-/// A sender, port 0, and receivers behind it; the MAC of port `n` ends in `n`.
+/// A sender, port 0, and its receivers; the MAC of port `n` ends in `n`.
 struct Net {
     forwarder: Forwarder,
     table: Arc<Table>,
@@ -41,7 +41,7 @@ impl Net {
         Self { forwarder, table, source, found: Findings::default(), now_ns: 1_000_000_000 }
     }
 
-    /// Serves the sender after `ns`, and tries what is held; how much that is then.
+    /// Serves the sender after `ns`, and retries held frames. Returns the number still held.
     fn serve(&mut self, sender: &mut Guest, ns: u64) -> usize {
         self.now_ns += ns;
         let (forwarder, source, now_ns) = (&mut self.forwarder, &self.source, self.now_ns);
@@ -61,8 +61,8 @@ impl Net {
         self.table[n].as_ref().unwrap()
     }
 
-    /// How long port 1 has starved, and what was told of it since this was last asked.
-    fn starves(&mut self) -> (Option<u64>, Vec<bool>) {
+    /// How long port 1 has been stalled, and the reports since the last call.
+    fn stalled(&mut self) -> (Option<u64>, Vec<bool>) {
         let events = std::mem::take(&mut self.found.events).into_iter();
         let begins = events.map(|event| match event {
             PortEvent::Starved { port: PortId(1), queue: 0, begins } => begins,
@@ -72,7 +72,7 @@ impl Net {
         (self.port(1).egress[0].starved_ns(self.now_ns), begins)
     }
 
-    /// A frame for port 1, or for all, every second for so long.
+    /// Sends a frame to port 1, or to all ports, every second for this time.
     fn stream(&mut self, a: &mut Guest, flood: bool, lasts_s: u64) {
         for _ in 0..lasts_s {
             a.send(&if flood { flooded() } else { to(1, 60) }, &[60], 0, &[]);
@@ -97,23 +97,23 @@ fn to(n: u8, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn front_that_always_lacks_a_page_is_given_up_and_comes_back() {
+fn frames_for_a_front_half_short_of_a_page_are_dropped_until_it_recovers() {
     for peer in [ALL, Peer { rx_notify: false, ..ALL }] {
         let host = Arc::new(Host::default());
         let mut a = Guest::new(1, &host, ALL);
         let (mut b, mut c) = (Guest::new(2, &host, peer), Guest::new(3, &host, ALL));
         let mut net = Net::new(&[&b, &c]);
-        // One page is there, and two are needed.
+        // One page is posted, and two are needed.
         b.post(100..101);
         c.post(100..110);
         a.send(&to(1, 6000), &[4000, 2000], 0, &[]);
         assert_eq!(net.serve(&mut a, 0), 1);
         a.send(&to(2, 60), &[60], 0, &[]);
         assert_eq!(net.serve(&mut a, 1), 1);
-        assert_eq!(c.take().unwrap().unwrap().1, to(2, 60), "others wait for no one");
-        // The worker sleeps until it is notified of a page, if it ever is.
+        assert_eq!(c.take().unwrap().unwrap().1, to(2, 60), "others do not wait");
+        // The worker sleeps until it is notified of a page.
         assert_eq!(net.forwarder.arm_blocked().full, peer.rx_notify);
-        assert_eq!(a.responses(), [status::OKAY; 3], "nothing of a sender's waits");
+        assert_eq!(a.responses(), [status::OKAY; 3], "no frame of the sender is held");
         assert_eq!((net.serve(&mut a, WAIT_NS_MAX - 1), net.drops()), (1, 0));
         assert_eq!((net.serve(&mut a, 1), net.drops()), (0, 1));
         b.post(101..106);
@@ -128,7 +128,7 @@ fn front_that_always_lacks_a_page_is_given_up_and_comes_back() {
 }
 
 #[test]
-fn front_without_pages_starves_after_its_time_and_until_it_offers_some() {
+fn front_half_without_pages_is_stalled_after_a_time_until_it_posts_some() {
     for flood in [false, true] {
         let host = Arc::new(Host::default());
         let (mut a, mut b) = (Guest::new(1, &host, ALL), Guest::new(2, &host, ALL));
@@ -138,90 +138,91 @@ fn front_without_pages_starves_after_its_time_and_until_it_offers_some() {
         net.stream(&mut a, flood, 1);
         let dropped_ns = net.now_ns;
         net.stream(&mut a, flood, 59);
-        assert_eq!(net.starves(), (None, vec![]), "{flood}");
+        assert_eq!(net.stalled(), (None, vec![]), "{flood}");
         a.send(&if flood { flooded() } else { to(1, 60) }, &[60], 0, &[]);
         net.serve(&mut a, SECOND - 1);
-        assert_eq!((net.now_ns - dropped_ns, net.starves()), (STARVED_NS - 1, (None, vec![])));
+        assert_eq!((net.now_ns - dropped_ns, net.stalled()), (STARVED_NS - 1, (None, vec![])));
         a.send(&if flood { flooded() } else { to(1, 60) }, &[60], 0, &[]);
         net.serve(&mut a, 1);
-        assert_eq!(net.starves(), (Some(STARVED_NS), vec![true]));
+        assert_eq!(net.stalled(), (Some(STARVED_NS), vec![true]));
         net.stream(&mut a, flood, 20);
-        assert_eq!(net.starves(), (Some(80 * SECOND), vec![]), "once");
-        // It kicks without cause, then with.
+        assert_eq!(net.stalled(), (Some(80 * SECOND), vec![]), "once");
+        // It kicks without pages, then with some.
         assert!(!net.port(1).egress[0].recovers());
         b.post(101..103);
         assert!(net.port(1).egress[0].recovers());
-        assert_eq!(net.starves(), (None, vec![]), "though no frame came");
+        assert_eq!(net.stalled(), (None, vec![]), "without a frame");
         net.stream(&mut a, flood, 2);
-        assert_eq!(net.starves(), (None, vec![]));
-        // Once more, and a frame is there before its kick.
+        assert_eq!(net.stalled(), (None, vec![]));
+        // Again, and a frame arrives before its kick.
         net.stream(&mut a, flood, 63);
-        let (starves, told) = net.starves();
-        assert!(starves >= Some(STARVED_NS) && told == [true], "{starves:?} {told:?}");
+        let (stalled_ns, reports) = net.stalled();
+        assert!(stalled_ns >= Some(STARVED_NS) && reports == [true], "{stalled_ns:?} {reports:?}");
         b.post(103..104);
         net.stream(&mut a, flood, 1);
-        assert_eq!(net.starves(), (None, vec![false]));
-        assert!(!net.port(1).egress[0].recovers(), "told already");
+        assert_eq!(net.stalled(), (None, vec![false]));
+        assert!(!net.port(1).egress[0].recovers(), "reported already");
     }
 }
 
 #[test]
-fn front_that_nothing_comes_for_does_not_starve() {
+fn front_half_without_traffic_is_not_stalled() {
     let host = Arc::new(Host::default());
     let (mut a, mut b) = (Guest::new(1, &host, ALL), Guest::new(2, &host, ALL));
     let mut net = Net::new(&[&b]);
     net.serve(&mut a, 1000 * SECOND);
-    assert_eq!(net.starves(), (None, vec![]));
-    // A frame now and then is dropped, and between those others are taken.
+    assert_eq!(net.stalled(), (None, vec![]));
+    // Occasional frames are dropped, and others in between are accepted.
     for n in 0..20 {
         net.stream(&mut a, true, 1);
         b.post(100 + n..101 + n);
         net.stream(&mut a, true, 2);
         net.now_ns += 50 * SECOND;
-        assert_eq!(net.starves(), (None, vec![]));
+        assert_eq!(net.stalled(), (None, vec![]));
     }
-    // Another driver: what the last one lacked is not held against it.
+    // A new driver: the state of the previous one is reset.
     b.post(120..121);
     net.stream(&mut a, true, 1);
     net.stream(&mut a, true, 10);
     [0, 1].into_iter().for_each(|queues| net.port(1).set_active(queues));
     net.stream(&mut a, true, 60);
-    assert_eq!(net.starves(), (None, vec![]));
+    assert_eq!(net.stalled(), (None, vec![]));
     net.stream(&mut a, true, 1);
-    assert_eq!(net.starves(), (Some(STARVED_NS), vec![true]));
+    assert_eq!(net.stalled(), (Some(STARVED_NS), vec![true]));
     [0, 1].into_iter().for_each(|queues| net.port(1).set_active(queues));
-    assert_eq!(net.starves(), (None, vec![]));
+    assert_eq!(net.stalled(), (None, vec![]));
 }
 
 #[test]
-fn front_starves_though_it_refuses_what_it_does_not_want() {
+fn front_half_is_stalled_although_it_rejects_filtered_frames() {
     let host = Arc::new(Host::default());
     let (mut a, b) = (Guest::new(1, &host, ALL), Guest::new(2, &host, ALL));
     let mut net = Net::new(&[&b]);
     b.vif.filter_multicast(true);
     let mut multicast = flooded();
     multicast[..6].copy_from_slice(&[1, 0, 0x5e, 0, 0, 9]);
-    for told in [vec![true], vec![]] {
+    for reports in [vec![true], vec![]] {
         for _ in 0..61 {
             a.send(&multicast, &[60], 0, &[]);
             net.stream(&mut a, true, 1);
         }
-        assert_eq!(net.starves().1, told);
+        assert_eq!(net.stalled().1, reports);
     }
     assert_eq!(b.pair.egress_stats.drops_filtered.get(), 122);
 }
 
 #[test]
-fn front_that_does_not_notify_of_pages_is_not_said_to_starve() {
+fn front_half_without_rx_notify_is_not_reported_as_stalled() {
     let host = Arc::new(Host::default());
     let peer = Peer { rx_notify: false, ..ALL };
     let (mut a, b) = (Guest::new(1, &host, ALL), Guest::new(2, &host, peer));
     let mut net = Net::new(&[&b]);
     net.stream(&mut a, true, 200);
-    assert_eq!(net.starves(), (None, vec![]));
+    assert_eq!(net.stalled(), (None, vec![]));
 }
 
-/// A UDP frame over IPv6 to port 1, its checksum blank: the pseudo-header's sum, and complete.
+/// A UDP frame over IPv6 to port 1 with a blank checksum (the sum of the pseudo-header), or
+/// complete.
 fn udp6(blank: bool) -> Vec<u8> {
     let mut bytes = to(1, 60);
     bytes.truncate(12);
@@ -243,11 +244,11 @@ fn udp6(blank: bool) -> Vec<u8> {
 }
 
 #[test]
-fn front_that_takes_blank_checksums_over_one_version_gets_the_others_complete() {
+fn front_half_with_blank_checksums_of_one_ip_version_gets_others_complete() {
     let host = Arc::new(Host::default());
     let gso = Gso { size: 1448, kind: gso_type::TCPV4, features: 0 };
     let blank = rx_flag::CSUM_BLANK | rx_flag::DATA_VALIDATED;
-    // What netif's oldest front halves take, all, nothing, and only the newer.
+    // Features of netif's oldest front halves, all, none, and only the newer one.
     for (csum4, csum6) in [(true, false), (true, true), (false, false), (false, true)] {
         let mut a = Guest::new(1, &host, ALL);
         let mut b = Guest::new(2, &host, Peer { csum4, csum6, ..ALL });
@@ -269,7 +270,7 @@ fn front_that_takes_blank_checksums_over_one_version_gets_the_others_complete() 
 }
 
 #[test]
-fn frames_for_the_host_are_copied_with_one_call_once_that_is_known() {
+fn frames_for_the_host_are_copied_with_one_call_after_some_bursts() {
     let (mut a, _) = two();
     let mut calls_of = |fetches: bool| {
         let before = a.host.calls.load(Ordering::Relaxed);
@@ -296,20 +297,21 @@ fn frames_for_the_host_are_copied_with_one_call_once_that_is_known() {
         assert_eq!(calls_of(true), 2, "the head, and the frame");
     }
     assert_eq!((calls_of(true), calls_of(true)), (1, 1));
-    assert_eq!(calls_of(false), 1, "ahead, and in vain");
-    assert_eq!((calls_of(false), calls_of(true)), (1, 2), "the head alone");
+    assert_eq!(calls_of(false), 1, "fetched ahead, for no use");
+    assert_eq!((calls_of(false), calls_of(true)), (1, 2), "only the head");
 }
 
 /// Issue 14, row 8.
 #[test]
-fn frames_that_a_burst_leaves_go_back_into_the_ring() {
+fn unprocessed_frames_of_a_burst_are_returned_to_the_ring() {
     let host = Arc::new(Host::default());
     let plain = Peer { gso4: false, csum4: false, ..ALL };
     let mut a = Guest::new(1, &host, ALL);
     let (b, c) = (Guest::new(2, &host, plain), Guest::new(3, &host, plain));
     let mut net = Net::new(&[&b, &c]);
     a.vif.set_rate(Some(Rate { bytes: 200_000, usecs: 1_000_000 }));
-    // 225 segments for each of two: two such frames are a burst's. Behind each, one that is none.
+    // 225 segments for each of two: two such frames fill a burst. Each is followed by a packet
+    // without a frame.
     let mut bytes = to(1, 18_000);
     bytes[..6].fill(0xff);
     let gso = Extra::Gso(Gso { size: 80, kind: gso_type::TCPV4, features: 0 });
@@ -320,19 +322,23 @@ fn frames_that_a_burst_leaves_go_back_into_the_ring() {
     let stats = Arc::clone(&a.pair.ingress_stats);
     let mut answers = Vec::new();
     for (frames, runts) in [(2, 2), (4, 4), (5, 5)] {
-        assert_eq!(net.serve(&mut a, 1) as u64, 2 * frames, "at both, which have no pages");
+        assert_eq!(
+            net.serve(&mut a, 1) as u64,
+            2 * frames,
+            "for both receivers, which have no pages"
+        );
         assert_eq!((stats.frames.get(), stats.bytes.get()), (frames, 18_000 * frames));
         assert_eq!(stats.drops_runt.get(), runts);
         answers.extend(a.responses());
-        assert_eq!(answers.len() as u64, 7 * frames, "answered as they are dealt with");
+        assert_eq!(answers.len() as u64, 7 * frames, "responses in processing order");
     }
     let ends = [status::OKAY, status::NULL].into_iter().chain([status::OKAY; 4]);
     let packet: Vec<_> = ends.chain([status::ERROR]).collect();
     assert_eq!(answers, packet.repeat(5), "in order");
     assert_eq!(net.source.stats.drops_made_limit.get(), 0);
-    // What was left was paid once: there is as much for others as there would have been.
+    // Returned frames were charged once: the others have as many tokens as without them.
     let rest = 200_000 - 5 * 18_000;
-    assert_eq!(a.vif.pay(60_000, net.now_ns), Ok(()));
-    assert!(a.vif.pay((rest - 60_000 + 100) as u16, net.now_ns).is_err());
-    assert_eq!(a.vif.pay((rest - 60_000) as u16, net.now_ns), Ok(()));
+    assert_eq!(a.vif.charge(60_000, net.now_ns), Ok(()));
+    assert!(a.vif.charge((rest - 60_000 + 100) as u16, net.now_ns).is_err());
+    assert_eq!(a.vif.charge((rest - 60_000) as u16, net.now_ns), Ok(()));
 }

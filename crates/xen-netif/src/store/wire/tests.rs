@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 
 #[test]
-fn paths_that_are_nodes_and_paths_that_are_not() {
+fn valid_and_invalid_paths() {
     for good in ["/", "/a", "/local/domain/1/device/vif/0", "/a-b_c@d/9"] {
         assert!(is_node(good.as_bytes()), "{good}");
     }
@@ -14,14 +14,14 @@ fn paths_that_are_nodes_and_paths_that_are_not() {
 }
 
 #[test]
-fn what_is_under_what() {
+fn paths_below_others() {
     assert!(is_under("/a/b", "/a") && is_under("/a", "/a") && is_under("/a", "/"));
     assert!(!is_under("/ab", "/a") && !is_under("/a", "/a/b"));
     assert_eq!([parent("/a/b"), parent("/a"), parent("/")], [Some("/a"), Some("/"), None]);
 }
 
 #[test]
-fn a_claim_of_more_than_a_message_holds_is_told_before_the_payload_comes() {
+fn oversized_length_is_reported_before_the_payload_arrives() {
     let header = Header { kind: 2, req_id: 1, tx_id: 0, len: 4097 };
     let mut decoder = Decoder::default();
     decoder.push(&header.to_bytes());
@@ -30,7 +30,7 @@ fn a_claim_of_more_than_a_message_holds_is_told_before_the_payload_comes() {
 
 #[test]
 fn numbers_are_those_of_the_header() {
-    // enum xsd_sockmsg_type: 20 was XS_RESTRICT and is no more.
+    // enum xsd_sockmsg_type: 20 was XS_RESTRICT, which was removed.
     let numbers: Vec<u32> = Kind::ALL.iter().map(|k| k.to_wire()).collect();
     let want: Vec<u32> = (0..=22).filter(|n| *n != 20).collect();
     assert_eq!(numbers, want);
@@ -38,7 +38,7 @@ fn numbers_are_those_of_the_header() {
 }
 
 #[test]
-fn permissions_that_make_no_sense() {
+fn invalid_permissions() {
     for bad in ["", "r", "x1", "r-1", "r+1", "r65536", "r1 ", "1r"] {
         assert_eq!(Perm::parse(bad.as_bytes()), None, "{bad}");
     }
@@ -47,7 +47,7 @@ fn permissions_that_make_no_sense() {
 
 proptest! {
     #[test]
-    fn messages_come_whole_however_they_are_cut(
+    fn messages_are_decoded_from_any_fragments(
         messages in prop::collection::vec((0_u32..30, any::<u32>(), any::<u32>(),
             prop::collection::vec(any::<u8>(), 0..200)), 0..12),
         cuts in prop::collection::vec(1_usize..50, 1..20),

@@ -1,4 +1,4 @@
-//! Numbers and layouts against the headers of this machine (package linux-libc-dev).
+//! Numbers and layouts compared with the headers of this machine (package linux-libc-dev).
 
 use std::fs::File;
 use std::mem::offset_of;
@@ -112,7 +112,7 @@ fn numbers_and_layouts_are_those_of_the_headers() {
     assert_eq!(ours, theirs);
 }
 
-/// A device that knows none of our calls.
+/// A device that rejects our calls.
 struct Refuses(OwnedFd);
 
 impl Grants for Refuses {
@@ -121,15 +121,15 @@ impl Grants for Refuses {
     }
 }
 
-/// XSA-367: a segment's status says nothing where the call itself failed.
+/// XSA-367: a segment's status is undefined if the call failed.
 #[test]
-fn a_call_that_fails_is_a_failure_of_every_piece() {
+fn a_failed_call_fails_every_piece() {
     let null = File::options().read(true).write(true).open("/dev/null").unwrap();
     let domain = Domain::new(1, Arc::new(Refuses(null.into())));
     let mut bytes = [0xaa; 100];
     assert_eq!(Seg::granted(&domain, 8, 0, 100).unwrap().read(&mut bytes), 0);
     assert_eq!(SegMut::granted(&domain, 8, 0, 100).unwrap().write(&bytes), 0);
-    // More than go into one call; from grants, to grants, and between grants.
+    // More than one call takes; from grants, to grants, and between grants.
     let memory = Mapping::memfd("pieces", 4096).unwrap();
     let mut copies = Copies::new();
     for tag in 0..64 {
@@ -147,7 +147,7 @@ fn a_call_that_fails_is_a_failure_of_every_piece() {
     assert_eq!((sources, destinations), (2 * 64, 64));
 }
 
-/// Tells which sides of each piece the hypervisor would be given as grants.
+/// Records which sides of each piece are passed to the hypervisor as grants.
 struct Flags {
     mapped: MappedGrants,
     seen: Mutex<Vec<u16>>,
@@ -163,10 +163,10 @@ impl Grants for Flags {
     }
 }
 
-/// The hypervisor refuses to copy to or from memory that is not the caller's own, even where the
-/// caller has it mapped.
+/// The hypervisor does not copy to or from memory that is not the caller's own, even if it is
+/// mapped.
 #[test]
-fn between_a_page_that_stays_mapped_and_a_grant_both_are_told_as_grants() {
+fn copies_between_a_static_page_and_a_grant_pass_both_as_grants() {
     let page = Mapping::memfd("static", 4096).unwrap();
     let own = Mapping::memfd("own", 4096).unwrap();
     let at = page.seg(0, 4096).unwrap().as_iovec().iov_base.addr();
@@ -191,14 +191,14 @@ fn between_a_page_that_stays_mapped_and_a_grant_both_are_told_as_grants() {
 }
 
 #[test]
-fn pages_are_found_by_where_they_are_while_they_are_mapped() {
+fn pages_are_found_by_address_while_they_are_mapped() {
     let page = |n: usize| n * 4096;
     let ranges: [(usize, &[u32]); 3] = [(30, &[7, 8, 9]), (10, &[5]), (20, &[3, 2])];
     let mut mapped = MappedGrants::default();
     for (at, grefs) in ranges {
         mapped.insert(page(at), Granted { domid: at as u16, grefs: grefs.into() });
     }
-    // Whichever range was found last, or was there then.
+    // For any cached range, valid or not.
     let found = |mapped: &MappedGrants, at| {
         let find = |mut last| mapped.find(at, 1, &mut last).map(|f| (f.domid, f.gref, f.offset));
         assert!((1..5).all(|last| find(last) == find(0)), "{at:#x}");

@@ -6,7 +6,7 @@
 //! every close happens on a thread for this purpose only.
 //!
 //! ```text
-//!   received ── charged to `account.descriptors` ── Outside ── dropped anywhere
+//!   received ── charged to `account.descriptors` ── ForeignFd ── dropped anywhere
 //!                                                      └─ its port's lane: closed, then released
 //! ```
 //! A lane is a port's list of calls that may block. A lane is served by at most one thread, and
@@ -30,7 +30,7 @@ const STACK_BYTES: usize = 128 << 10;
 
 /// A descriptor from a peer. Closed on its port's lane.
 #[derive(Debug)]
-pub struct Outside {
+pub struct ForeignFd {
     /// `None` only during drop.
     fd: Option<OwnedFd>,
     kind: FdKind,
@@ -43,7 +43,7 @@ pub struct Outside {
 /// Number of descriptors over their ports' limits, until they are closed.
 static UNPAID: AtomicUsize = AtomicUsize::new(0);
 
-impl Outside {
+impl ForeignFd {
     /// Charges `fd` to `account`, and finds its kind.
     ///
     /// # Errors
@@ -96,13 +96,13 @@ impl Outside {
     }
 }
 
-impl AsFd for Outside {
+impl AsFd for ForeignFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_ref().expect("present until it is dropped").as_fd()
     }
 }
 
-impl Drop for Outside {
+impl Drop for ForeignFd {
     fn drop(&mut self) {
         let (fd, charge) = (self.fd.take(), self.charge.take());
         later(&self.account, move || {
@@ -118,7 +118,7 @@ pub fn unpaid() -> usize {
     UNPAID.load(Ordering::Acquire)
 }
 
-/// Closes, on the port's lane, what is not an [`Outside`]: a listener with queued connections, a
+/// Closes, on the port's lane, what is not an [`ForeignFd`]: a listener with queued connections, a
 /// socket that was not charged.
 pub fn close<T: Send + 'static>(what: T, account: &Arc<Account>) {
     later(account, move || drop(what));
@@ -254,11 +254,11 @@ mod tests {
         close(Blocks(blocks), &stuck);
         let event = || os::eventfd().unwrap();
         for _ in 0..2 {
-            drop(Outside::new(event(), &stuck).unwrap());
+            drop(ForeignFd::new(event(), &stuck).unwrap());
         }
-        assert_eq!(Outside::new(event(), &stuck).unwrap_err().limit, 2);
+        assert_eq!(ForeignFd::new(event(), &stuck).unwrap_err().limit, 2);
         for _ in 0..100 {
-            drop(Outside::new(event(), &others).unwrap());
+            drop(ForeignFd::new(event(), &others).unwrap());
             wait(|| others.descriptors.used() == 0);
         }
         assert_eq!((stuck.descriptors.used(), stuck.descriptors.refused()), (2, 1));
@@ -287,7 +287,7 @@ mod tests {
         use rustix::event::{EventfdFlags, eventfd};
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        let outside = Arc::new(Outside::new(event, &account(2)).unwrap());
+        let outside = Arc::new(ForeignFd::new(event, &account(2)).unwrap());
         let (done, ends) = channel();
         std::thread::spawn(move || {
             // More than the queue of completions holds.
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn pipe_is_signalled_on_the_lane() {
         let (read, write) = os::pipe().unwrap();
-        let pipe = Arc::new(Outside::new(write, &account(2)).unwrap());
+        let pipe = Arc::new(ForeignFd::new(write, &account(2)).unwrap());
         assert_eq!(pipe.kind(), FdKind::Pipe);
         pipe.signal();
         assert!(os::wait_readable(read.as_fd(), PATIENCE).unwrap());
