@@ -319,10 +319,9 @@ impl Worker {
             rustix::buffer::spare_capacity(&mut self.events),
             timeout.as_ref(),
         );
-        // Once for all kicks: where the clock is a system call, each counts.
-        if timeout_ns != Some(0) || !self.events.is_empty() {
-            self.time = self.now();
-        }
+        // Once for all kicks, and without any: a worker that is kept awake by a full destination
+        // that does not notify reads it nowhere else.
+        self.time = self.now();
         if polled.is_err() {
             return;
         }
