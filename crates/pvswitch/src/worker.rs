@@ -244,16 +244,10 @@ impl Worker {
             return;
         }
         let is_balanced = pool.placement() == Placement::Balanced;
-        if ends_period {
-            let elsewhere = if is_balanced {
-                pool.level(usize::from(handle.index), || scheduler.end_period(*time))
-            } else {
-                Some(Vec::new())
-            };
-            // Where another worker reports at this moment, the period goes on for a measurement.
-            if let Some(elsewhere) = elsewhere {
-                scheduler.begin_period(elsewhere, *time);
-            }
+        if ends_period && is_balanced {
+            pool.level(|leveller, asleep| scheduler.level(leveller, *time, asleep));
+        } else if ends_period {
+            scheduler.skip_period(*time);
         }
         if is_balanced {
             scheduler.balance(pool.workers().iter().map(|worker| worker.load()));

@@ -87,9 +87,8 @@ pub enum Effect<Q> {
     },
     /// Wake other workers (one bit each): destinations that they wait for may have room.
     Wake(u64),
-    /// A load measurement ended: publish it. At the end of a period, exchange
-    /// [`Scheduler::end_period`] for [`Scheduler::begin_period`]. Then, if queues move by load,
-    /// [`Scheduler::balance`].
+    /// A load measurement ended: publish it. If queues move by load, [`Scheduler::level`] at the
+    /// end of a period, and then [`Scheduler::balance`]; otherwise [`Scheduler::skip_period`].
     Measure {
         /// Part of the time that was spent on frames, in thousandths.
         load: u32,
