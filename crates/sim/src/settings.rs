@@ -71,6 +71,10 @@ impl Operators {
         if self.plain {
             return Policy::Event;
         }
+        if self.flooded {
+            // Less than a ring holds: it is not found empty.
+            return Policy::Napi { budget: random.within(4..9) as u16 };
+        }
         if self.prompt {
             return match random.within(0..6) {
                 0 | 1 => Policy::Event,

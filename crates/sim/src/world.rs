@@ -282,11 +282,9 @@ impl World {
     /// Two guests send so much that their queues are never empty for many periods, one of them on
     /// two queues, if it has as many.
     fn flood(&mut self) {
-        let guests = self.guests.len();
-        let prompt = (0..guests).find(|i| self.guests[*i].kind == Kind::Honest);
-        let Some(to) = prompt.filter(|_| guests > 2) else { return };
-        let first = (to + 1 + self.random.index(guests - 1)) % guests;
-        let second = (0..guests).find(|i| ![to, first].contains(i)).expect("three guests");
+        let prompt = |i: &usize| self.guests[*i].kind == Kind::Honest;
+        let prompt: Vec<usize> = (0..self.guests.len()).filter(prompt).collect();
+        let [to, first, second, ..] = prompt[..] else { return };
         for (from, flow) in [(first, 0), (first, 1), (second, 0)] {
             let frames = self.random.within(FLOOD / 2..FLOOD);
             self.at(0, Event::App { from, to: To::One(to), flow, frames });
