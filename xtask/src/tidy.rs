@@ -45,7 +45,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
             "os",
         ],
     ),
-    ("sim", &["vhost-user", "ring", "switch", "shm", "os"]),
+    ("sim", &["vhost-user", "xen-netif", "uplink", "ring", "switch", "shm", "os"]),
     ("xtask", &["api"]),
 ];
 const TESTS_ONLY: &str = "sim";

@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
 
-use switch::fair::level::{Leveller, Report as Period};
+use switch::fair::level::Leveller;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Mode, Port, Table};
 use switch::poll::Costs;
@@ -248,19 +248,20 @@ impl Pool {
         self.workers[to].serve(served);
     }
 
-    /// Reports a period of worker `me`, computed by `period`, and starts the moves that fair shares
-    /// over all workers require. Returns its ports that have queues with backlog on other workers,
-    /// and how many. `None`: another worker is reporting; nothing is reported.
-    pub fn level(&self, me: usize, period: impl FnOnce() -> Period) -> Option<Vec<(u32, u32)>> {
+    /// Ends a period of a worker by `level`, which gets the accounts of all workers and a predicate
+    /// of sleeping workers, and returns the queues to move. Not called while another worker does so:
+    /// the period is then extended by one measurement.
+    pub fn level(
+        &self,
+        level: impl FnOnce(&mut Leveller, &dyn Fn(usize) -> bool) -> Vec<(u64, usize)>,
+    ) {
         // Does not block: the holder of the lock may have lost its CPU.
         let mut leveller = match self.leveller.try_lock() {
             Ok(leveller) => leveller,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
+            Err(TryLockError::WouldBlock) => return,
         };
-        let asleep = |w: usize| self.workers[w].stats.asleep.load(Ordering::Relaxed);
-        let moves = leveller.report(me, period(), asleep);
-        let elsewhere = leveller.elsewhere(me);
+        let moves = level(&mut leveller, &|w| self.workers[w].stats.asleep.load(Ordering::Relaxed));
         drop(leveller);
         if !moves.is_empty() {
             let homes = self.homes();
@@ -271,7 +272,6 @@ impl Pool {
                 }
             }
         }
-        Some(elsewhere)
     }
 
     /// Wakes the workers (one bit each) that hold frames for a destination that has room.

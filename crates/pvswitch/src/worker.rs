@@ -241,16 +241,10 @@ impl Worker {
             return;
         }
         let is_balanced = pool.placement() == Placement::Balanced;
-        if ends_period {
-            let elsewhere = if is_balanced {
-                pool.level(usize::from(handle.index), || scheduler.end_period(*time))
-            } else {
-                Some(Vec::new())
-            };
-            // While another worker reports, the period is extended by one measurement.
-            if let Some(elsewhere) = elsewhere {
-                scheduler.begin_period(elsewhere, *time);
-            }
+        if ends_period && is_balanced {
+            pool.level(|leveller, asleep| scheduler.level(leveller, *time, asleep));
+        } else if ends_period {
+            scheduler.skip_period(*time);
         }
         if is_balanced {
             scheduler.balance(pool.workers().iter().map(|worker| worker.load()));
@@ -318,10 +312,9 @@ impl Worker {
             rustix::buffer::spare_capacity(&mut self.events),
             timeout.as_ref(),
         );
-        // Once for all kicks: where reading the clock is a system call, each one is expensive.
-        if timeout_ns != Some(0) || !self.events.is_empty() {
-            self.time = self.now();
-        }
+        // Once for all kicks, and without any: a worker that a full destination without
+        // notifications keeps awake reads the clock nowhere else.
+        self.time = self.now();
         if polled.is_err() {
             return;
         }

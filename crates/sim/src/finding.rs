@@ -29,6 +29,8 @@ pub enum Finding {
     Homeless(String),
     /// A queue got more or less than its share of a worker's time.
     Unfair(String),
+    /// A worker has too much to do, another nothing, and no queue moves.
+    Unbalanced(String),
     /// A receiver that takes nothing for a minute, or does again, was not reported once.
     Starved(String),
     /// Frames were taken from a queue that is drained.
@@ -52,6 +54,7 @@ impl fmt::Display for Finding {
             Self::Uncalled(what) => write!(f, "not called in time: {what}"),
             Self::Homeless(what) => write!(f, "not served by one worker: {what}"),
             Self::Unfair(what) => write!(f, "unfair: {what}"),
+            Self::Unbalanced(what) => write!(f, "unbalanced: {what}"),
             Self::Starved(what) => write!(f, "starved: {what}"),
             Self::Drained(what) => write!(f, "taken from a drained queue: {what}"),
             Self::Spins(what) => write!(f, "spins: {what}"),

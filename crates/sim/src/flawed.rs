@@ -9,10 +9,13 @@ use switch::frame::Burst;
 use switch::port::{Egress, Fault, Ingress, Steer};
 use switch::vnet::{Offloads, VnetHdr};
 
+use crate::around::Hooks;
+
 /// A mistake to make on purpose; the simulation must notice each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mistake {
     /// None.
+    #[default]
     None,
     /// Arms an ingress queue and does not look again.
     NeverRechecks,
@@ -58,64 +61,68 @@ pub enum Mistake {
     ForgetsPaused,
     /// Tries a full destination again only when it notifies.
     NeverRetries,
+    /// Gives no queue away, whatever its load.
+    NeverBalances,
+    /// Arms the ingress queue of a TAP and does not look again: a read that came up short counts
+    /// as the last.
+    TapNeverRechecks,
+    /// Takes a full TAP for one that says when it has room.
+    TapAwaitsRoom,
+    /// Reads frames directly into a receiver's buffers, and does not show them to it.
+    ForgetsDirectFlush,
+    /// A driver half goes to sleep without asking for calls.
+    DriverNeverArms,
+    /// Goes to sleep on a Xen guest's tx ring without setting `req_event`.
+    XenNeverArms,
+    /// Sets `req_event` of a tx ring and does not look again.
+    XenNeverRechecks,
+    /// The same of an rx ring that is full.
+    XenNeverRechecksRoom,
+    /// Never takes an event from its channel, which tells of no other then.
+    XenNeverAcks,
+    /// Does not send events to Xen guests.
+    XenDropsEvents,
+    /// Uses a guest's page after it was answered.
+    XenTouchesAnswered,
+    /// The front half goes to sleep without setting `rsp_event`.
+    XenForgetsRspEvent,
 }
 
-/// A port's queue with a mistake.
-pub(crate) struct Flawed<Q> {
-    pub queue: Q,
-    mistake: Mistake,
-    /// Spaces out what would be noticed at once.
-    count: u64,
-}
+/// A mistake about an ingress queue.
+pub(crate) struct Flaw(pub Mistake);
 
-impl<Q> Flawed<Q> {
-    pub fn new(queue: Q, mistake: Mistake) -> Self {
-        Self { queue, mistake, count: 0 }
-    }
-
-    fn strikes(&mut self, mistake: Mistake) -> bool {
-        self.count += 1;
-        self.mistake == mistake && self.count.is_multiple_of(7)
-    }
-}
-
-impl<Q: Ingress> Ingress for Flawed<Q> {
-    fn burst(
-        &mut self,
-        max: usize,
-        now_ns: u64,
-        burst: &mut Burst<'static>,
-        forward: &mut dyn FnMut(&mut Burst<'_>),
-    ) -> Result<usize, Fault> {
-        self.queue.burst(max, now_ns, burst, forward)
-    }
-
-    fn goes_direct(&self) -> bool {
-        self.queue.goes_direct()
-    }
-
-    fn burst_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault> {
-        self.queue.burst_into(max, to)
-    }
-
-    fn arm(&mut self) -> bool {
-        if self.mistake == Mistake::NeverArms {
+impl Hooks for Flaw {
+    fn arm(&mut self, queue: &mut (impl Ingress + ?Sized)) -> bool {
+        if self.0 == Mistake::NeverArms {
             return true;
         }
-        let nothing = self.queue.arm();
-        match self.mistake {
+        let nothing = queue.arm();
+        match self.0 {
             Mistake::NeverRechecks => true,
             Mistake::NeverSleeps => false,
             _ => nothing,
         }
     }
+}
 
-    fn due(&self) -> Option<u64> {
-        self.queue.due()
+/// An egress queue with a mistake.
+pub(crate) struct Flawed<Q> {
+    pub queue: Q,
+    mistake: Mistake,
+    /// Spaces out what would be noticed at once.
+    count: u64,
+    /// Its buffers were lent.
+    lent: bool,
+}
+
+impl<Q> Flawed<Q> {
+    pub fn new(queue: Q, mistake: Mistake) -> Self {
+        Self { queue, mistake, count: 0, lent: false }
     }
 
-    fn disarm(&mut self) {
-        self.queue.disarm();
+    fn strikes(&mut self, mistake: Mistake) -> bool {
+        self.count += 1;
+        self.mistake == mistake && self.count.is_multiple_of(7)
     }
 }
 
@@ -165,6 +172,7 @@ impl<Q: Egress> Egress for Flawed<Q> {
     }
 
     fn direct(&mut self) -> Option<&mut dyn Direct> {
+        self.lent = true;
         self.queue.direct()
     }
 
@@ -173,7 +181,10 @@ impl<Q: Egress> Egress for Flawed<Q> {
     }
 
     fn flush(&mut self) {
-        self.queue.flush();
+        let lent = std::mem::take(&mut self.lent);
+        if !(lent && self.mistake == Mistake::ForgetsDirectFlush) {
+            self.queue.flush();
+        }
     }
 
     fn notify(&mut self) {

@@ -302,6 +302,39 @@ impl Ledger {
         }
     }
 
+    /// Before a queue reads directly into the buffers of its partner.
+    pub fn before_direct(&self) -> (u64, u64) {
+        (self.direct(), self.fates())
+    }
+
+    fn direct(&self) -> u64 {
+        self.ingress.iter().flatten().map(|book| book.stats.direct.get()).sum()
+    }
+
+    /// After that: as many frames as it says met their one end, and were the next ones sent.
+    /// Returns how many.
+    pub fn after_direct(
+        &mut self,
+        (port, queue): (usize, usize),
+        (direct, fates): (u64, u64),
+        now_ns: u64,
+    ) -> u64 {
+        let count = self.direct() - direct;
+        let fates = self.fates() - fates;
+        self.sync(Some(port), now_ns);
+        let book = &mut self.ingress[port][queue];
+        book.shown += count;
+        let sent = book.log.drain(..(count as usize).min(book.log.len())).count() as u64;
+        self.progress += count;
+        if (sent, fates) != (count, count) {
+            self.found(Finding::Lost(format!(
+                "queue {queue} of port {port} read {count} frames directly, of {sent} sent, and \
+                 {fates} were delivered"
+            )));
+        }
+        count
+    }
+
     /// How many chains of a queue may be given back: those shown.
     pub fn returnable(&self, port: usize, queue: usize) -> u64 {
         self.ingress[port][queue].shown

@@ -3,9 +3,13 @@
 //! ```text
 //!   guests (honest, slow, deaf, hostile)         the product's ports, forwarder and scheduler
 //!     driver halves ── kick, late ──▶ latch ──▶ workers: effects, carried out one by one
-//!     asleep until  ◀── call, late ──────────── device halves
+//!     asleep until  ◀── call, late ──────────── device and back halves, TAPs
 //!                          ledger: every frame, from sender to end
 //! ```
+//! Guests have virtqueues, or Xen's rings with grants and event channels (`hypervisor.rs` is what
+//! is left of Xen), or are the host behind a TAP (a pair of datagram sockets). On both sides of
+//! each ring is the product's own half of it.
+//!
 //! Phase 1, safety: whatever the guests do, frames arrive whole and in order within their flow,
 //! where they belong, losses are counted, and a hostile guest stops no port but its own. Phase 2,
 //! healing: traffic ends, slow guests turn fast, deaf ones listen, hostile ones fall silent, and
@@ -17,6 +21,8 @@
 //! - a guest that sleeps was called by the time that the call policy gives;
 //! - each queue is served by one worker, which never finds work and then does none, and takes
 //!   nothing from it while it is drained;
+//! - a page of a Xen guest is used only while it is granted;
+//! - where queues move by load, a full worker gives one away while another is idle;
 //! - a receiver that takes nothing for a minute is reported, once, and once when it does again;
 //! - a queue that never runs empty had its share of the worker's time.
 //!
@@ -31,12 +37,17 @@
 //! altered, and ports that do something wrong.
 #![forbid(unsafe_code)]
 
+mod around;
+mod balance;
+mod cast;
 mod finding;
 mod flawed;
 mod frame;
 mod guest;
+mod hypervisor;
 mod ledger;
 mod paced;
+mod port;
 mod random;
 mod settings;
 mod shares;

@@ -20,16 +20,35 @@ pub(crate) struct Operators {
     patient: bool,
     /// They have everything done at once, and change nothing.
     plain: bool,
+    /// Queues move between workers by load.
+    balanced: bool,
+    /// Some guests send dear frames without end.
+    flooded: bool,
 }
 
 impl Operators {
     pub fn new(random: &mut Random) -> Self {
-        Self { prompt: random.one_in(3), patient: random.one_in(8), plain: false }
+        let balanced = random.one_in(3);
+        Self {
+            prompt: random.one_in(3),
+            patient: random.one_in(8),
+            plain: false,
+            balanced,
+            flooded: balanced && random.one_in(5),
+        }
+    }
+
+    pub fn is_balanced(self) -> bool {
+        self.balanced
+    }
+
+    pub fn is_flooded(self) -> bool {
+        self.flooded
     }
 
     /// Of a run that is long, and in which little happens.
     pub fn plain(self) -> Self {
-        Self { plain: true, ..self }
+        Self { plain: true, flooded: false, ..self }
     }
 
     /// A delay in us.
@@ -51,6 +70,10 @@ impl Operators {
         };
         if self.plain {
             return Policy::Event;
+        }
+        if self.flooded {
+            // Less than a ring holds: it is not found empty.
+            return Policy::Napi { budget: random.within(4..9) as u16 };
         }
         if self.prompt {
             return match random.within(0..6) {

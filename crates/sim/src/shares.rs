@@ -35,6 +35,8 @@ pub(crate) struct Shares {
     turn: Option<(u64, u64)>,
     /// A burst found nothing.
     ran_empty: bool,
+    /// How many queues of a port with backlog other workers serve.
+    elsewhere: BTreeMap<u32, u64>,
 }
 
 impl Shares {
@@ -60,6 +62,12 @@ impl Shares {
         }
     }
 
+    /// What it learned of other workers: queues of a port share its quantum with those there.
+    pub fn set_elsewhere(&mut self, elsewhere: Vec<(u32, u32)>) {
+        self.elsewhere = elsewhere.into_iter().map(|(port, n)| (port, n.into())).collect();
+        self.accounts.clear();
+    }
+
     /// At the end of a round: what is unfair.
     pub fn end_round(&mut self, queues: &[Queue]) -> Option<String> {
         let hot = || queues.iter().filter(|queue| queue.is_listed());
@@ -74,7 +82,10 @@ impl Shares {
         }
         self.ran_empty = false;
         self.accounts = hot().map(|queue| (queue.served.token, Account::new(queue))).collect();
-        let of_port = |port| self.accounts.values().filter(|a| a.port == port).count() as u64;
+        let of_port = |port: u16| {
+            let here = self.accounts.values().filter(|a| a.port == port).count() as u64;
+            here + self.elsewhere.get(&port.into()).copied().unwrap_or_default()
+        };
         let parts: Vec<u64> = self.accounts.values().map(|a| of_port(a.port)).collect();
         for (account, queues) in self.accounts.values_mut().zip(parts) {
             account.quantum_ns = u64::from(QUANTUM_NS) * u64::from(account.weight) / queues;

@@ -1,42 +1,40 @@
-//! An ingress queue, each burst of which goes into the books.
+//! Each burst of an ingress queue goes into the books.
 
 use switch::direct::Direct;
 use switch::frame::Burst;
 use switch::port::{Fault, Ingress};
 
+use crate::around::{Around, Forward, Hooks};
 use crate::ledger::Ledger;
 use crate::worker::Name;
 
 pub(crate) struct Shown<'a> {
+    name: Name,
+    ledger: &'a mut Ledger,
+    now_ns: u64,
+    /// Frames that were shown, or went directly.
+    pub frames: u64,
+}
+
+/// A queue for one burst, at `now_ns`.
+pub(crate) fn shown<'a>(
     queue: &'a mut dyn Ingress,
     name: Name,
     ledger: &'a mut Ledger,
     now_ns: u64,
-    /// Frames that were shown.
-    pub frames: u64,
+) -> Around<&'a mut dyn Ingress, Shown<'a>> {
+    Around { queue, hooks: Shown { name, ledger, now_ns, frames: 0 } }
 }
 
-impl<'a> Shown<'a> {
-    /// For one burst, at `now_ns`.
-    pub fn new(
-        queue: &'a mut dyn Ingress,
-        name: Name,
-        ledger: &'a mut Ledger,
-        now_ns: u64,
-    ) -> Self {
-        Self { queue, name, ledger, now_ns, frames: 0 }
-    }
-}
-
-impl Ingress for Shown<'_> {
+impl Hooks for Shown<'_> {
     fn burst(
         &mut self,
-        max: usize,
-        now_ns: u64,
+        queue: &mut (impl Ingress + ?Sized),
+        (max, now_ns): (usize, u64),
         burst: &mut Burst<'static>,
-        forward: &mut dyn FnMut(&mut Burst<'_>),
+        forward: &mut Forward<'_>,
     ) -> Result<usize, Fault> {
-        let Self { queue, name: (port, index), ledger, now_ns: at_ns, frames } = self;
+        let Self { name: (port, index), ledger, now_ns: at_ns, frames } = self;
         queue.burst(max, now_ns, burst, &mut |burst| {
             // What was held may have been delivered before.
             ledger.sync(None, *at_ns);
@@ -47,23 +45,17 @@ impl Ingress for Shown<'_> {
         })
     }
 
-    fn goes_direct(&self) -> bool {
-        self.queue.goes_direct()
-    }
-
-    fn burst_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault> {
-        self.queue.burst_into(max, to)
-    }
-
-    fn arm(&mut self) -> bool {
-        self.queue.arm()
-    }
-
-    fn due(&self) -> Option<u64> {
-        self.queue.due()
-    }
-
-    fn disarm(&mut self) {
-        self.queue.disarm();
+    fn burst_into(
+        &mut self,
+        queue: &mut (impl Ingress + ?Sized),
+        max: usize,
+        to: &mut dyn Direct,
+    ) -> Result<usize, Fault> {
+        let (port, index) = self.name;
+        self.ledger.sync(None, self.now_ns);
+        let before = self.ledger.before_direct();
+        let done = queue.burst_into(max, to);
+        self.frames += self.ledger.after_direct((port, index), before, self.now_ns);
+        done
     }
 }

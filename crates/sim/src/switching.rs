@@ -1,49 +1,25 @@
 //! The product's switch on simulated guests: its ports, its forwarder, and workers that drive them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::Read;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use ring::virtq::DeviceQueue;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
 use switch::hold::HOLD_DEFAULT;
-use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
-use switch::tuning::{Drain, Tuning};
-use vhost_user::device::Call;
-use vhost_user::port::{VirtioEgress, VirtioIngress};
+use switch::tuning::Drain;
+use xen_netif::port::Vif;
 
+use crate::balance::Balance;
 use crate::finding::Finding;
-use crate::flawed::{Flawed, Mistake};
+use crate::flawed::Mistake;
 use crate::frame::mac;
 use crate::guest::{Link, Ring};
 use crate::ledger::Ledger;
-use crate::paced::{PAUSE_NS_MAX, Paced};
+use crate::port::{self, Pair};
 use crate::random::Random;
 use crate::settings::{Operators, costs, delay_ns_max, weight};
-use crate::worker::{Command, Name, Served, Then, Token, Worker, lock, served};
-
-/// A ring's call descriptor, and how many calls its counter told of so far.
-struct Calls {
-    fd: File,
-    seen: u64,
-}
-
-/// Both directions of a queue pair.
-struct Pair {
-    ingress: Arc<Mutex<Flawed<Paced<VirtioIngress>>>>,
-    ingress_stats: Arc<IngressStats>,
-    ingress_calls: Calls,
-    egress: Arc<Mutex<Flawed<VirtioEgress>>>,
-    egress_stats: Arc<EgressStats>,
-    egress_calls: Calls,
-    tuning: Arc<Tuning>,
-    /// Which worker looks after kicks of the egress queue.
-    watcher: usize,
-}
+use crate::worker::{Command, Name, Served, Then, Token, Worker, name_of, served};
 
 pub(crate) struct Switching {
     pub workers: Vec<Worker>,
@@ -52,69 +28,15 @@ pub(crate) struct Switching {
     table: Arc<Table>,
     /// Which worker serves an ingress queue.
     homes: BTreeMap<Name, usize>,
-    /// Ingress queues whose kick descriptors were written to, and are never read.
-    kicked: BTreeSet<Name>,
     mistake: Mistake,
+    balance: Balance,
     /// Queues that went from one worker to another.
     pub moves: u64,
+    /// Queues that were to move so that shares are fair.
+    pub levelled: u64,
     /// Egress queues that are reported to take nothing, and how many ever were.
     pub starved: BTreeSet<Name>,
     pub reported: u64,
-}
-
-fn call() -> (Call, Calls) {
-    let fd: OwnedFd = os::eventfd().expect("an eventfd");
-    let fd = Arc::new(fd);
-    let file = File::from(fd.try_clone().expect("a descriptor"));
-    (Call::Fd(fd), Calls { fd: file, seen: 0 })
-}
-
-impl Calls {
-    /// Calls since the last look. What is counted must be what was made.
-    fn new_since(&mut self, counted: u64) -> u64 {
-        let new = counted - self.seen;
-        if new > 0 {
-            let mut made = [0; 8];
-            self.fd.read_exact(&mut made).expect("as many calls as counted");
-            assert_eq!(u64::from_ne_bytes(made), new, "as many calls as counted");
-        }
-        self.seen = counted;
-        new
-    }
-}
-
-impl Pair {
-    fn new(
-        (link, q): (&Link, usize),
-        mistake: Mistake,
-        policy: Policy,
-        watcher: usize,
-        random: &mut Random,
-    ) -> Self {
-        let ring = |ring: usize| {
-            let (layout, base) = link.pairs[q][ring];
-            DeviceQueue::new(&link.memory, &layout, link.features, base).expect("a legal layout")
-        };
-        let (ingress_stats, egress_stats) = <(Arc<IngressStats>, Arc<EgressStats>)>::default();
-        let mut ingress = VirtioIngress::new(Arc::clone(&ingress_stats));
-        let (to_call, ingress_calls) = call();
-        ingress.activate(ring(0), Arc::clone(&link.memory), Some(to_call), link.format);
-        ingress.enable(true);
-        let mut egress = VirtioEgress::new(Arc::clone(&egress_stats));
-        let (to_call, egress_calls) = call();
-        egress.activate(ring(1), Arc::clone(&link.memory), Some(to_call), link.format);
-        egress.enable(true);
-        Self {
-            ingress: Arc::new(Mutex::new(Flawed::new(Paced::new(ingress, random), mistake))),
-            ingress_stats,
-            ingress_calls,
-            egress: Arc::new(Mutex::new(Flawed::new(egress, mistake))),
-            egress_stats,
-            egress_calls,
-            tuning: Arc::new(Tuning::new(policy)),
-            watcher,
-        }
-    }
 }
 
 impl Switching {
@@ -128,14 +50,17 @@ impl Switching {
         operators: Operators,
         random: &mut Random,
     ) -> Self {
-        let count = random.within(1..4) as usize;
-        let pair = |link: &Link, q, random: &mut Random| {
+        let count = random.within(if operators.is_balanced() { 2 } else { 1 }..4) as usize;
+        let pair = |link: &Link, q, vif: &Arc<Vif>, random: &mut Random| {
             let (policy, watcher) = (operators.policy(random), random.index(count));
-            Pair::new((link, q), mistake, policy, watcher, random)
+            Pair::new((link, q, vif), mistake, (policy, watcher), random)
         };
         let ports: Vec<Vec<Pair>> = links
             .iter()
-            .map(|link| (0..link.pairs.len()).map(|q| pair(link, q, random)).collect())
+            .map(|link| {
+                let vif = port::vif(link);
+                (0..link.queues()).map(|q| pair(link, q, &vif, random)).collect()
+            })
             .collect();
         let table = Arc::new(table(&ports, mistake));
         let fdb = Arc::new(Fdb::new(4096, [random.bits(), random.bits()], 300, 1024));
@@ -161,9 +86,10 @@ impl Switching {
             ports,
             table,
             homes: BTreeMap::new(),
-            kicked: BTreeSet::new(),
             mistake,
+            balance: Balance::new(count, operators.is_balanced()),
             moves: 0,
+            levelled: 0,
             starved: BTreeSet::new(),
             reported: 0,
         };
@@ -176,7 +102,11 @@ impl Switching {
         for (port, pairs) in self.ports.iter().enumerate() {
             let weight = weight(random);
             // Some guests' frames are dear.
-            let frame_ns = if random.one_in(4) { random.within(0..500) } else { 20 };
+            let frame_ns = match operators.is_flooded() {
+                true => random.within(3000..7000),
+                false if random.one_in(4) => random.within(0..500),
+                false => 20,
+            };
             for (queue, pair) in pairs.iter().enumerate() {
                 pair.tuning.set_weight(weight);
                 if random.one_in(2) {
@@ -191,7 +121,9 @@ impl Switching {
                 );
                 let name = (port, queue);
                 let served = served(name, source, pair.ingress.clone(), frame_ns);
-                let to = random.index(self.workers.len());
+                // Those that move by load begin together.
+                let all = if operators.is_balanced() { 1 } else { self.workers.len() };
+                let to = random.index(all);
                 self.homes.insert(name, to);
                 self.workers[to].adopt(served, 0);
             }
@@ -200,7 +132,10 @@ impl Switching {
 
     /// A step of a worker.
     pub fn step(&mut self, worker: usize, now_ns: u64) -> Result<Then, Finding> {
-        let then = self.workers[worker].step(now_ns, &mut self.ledger);
+        for (load, worker) in self.balance.loads.iter_mut().zip(&self.workers) {
+            load.1 = worker.rests();
+        }
+        let then = self.workers[worker].step(now_ns, &mut self.ledger, &mut self.balance);
         let finding = self.ledger.finding.take().or(self.workers[worker].finding.take());
         for (name, begins) in std::mem::take(&mut self.workers[worker].starved) {
             let is_new =
@@ -223,8 +158,16 @@ impl Switching {
         }
         for (port, queue) in std::mem::take(&mut self.workers[from].unmuted) {
             // A descriptor that is readable when it is added is an event.
-            if self.kicked.contains(&(port, queue)) {
+            if self.ports[port][queue].is_kicked() {
                 self.workers[from].pending.insert(Token::Ingress(port, queue));
+            }
+        }
+        for (token, to) in std::mem::take(&mut self.balance.moves) {
+            let name = name_of(token);
+            // One that was dropped meanwhile, or is on its way, stays where it is.
+            if self.homes.get(&name).is_some_and(|home| *home != to) {
+                self.levelled += 1;
+                woken.extend(self.away(name, to));
             }
         }
         for (served, to) in std::mem::take(&mut self.workers[from].given) {
@@ -252,7 +195,7 @@ impl Switching {
         let worker = &mut self.workers[to];
         worker.commands.push(Command::Serve(served));
         // A descriptor that is readable when it is added is an event.
-        if self.kicked.contains(&name) {
+        if self.ports[name.0][name.1].is_kicked() {
             worker.pending.insert(token);
         }
         Some(to)
@@ -309,12 +252,14 @@ impl Switching {
 
     /// The longest that any look or call may be put off, as things are, in ns.
     pub fn delay_ns_max(&self) -> u64 {
-        let looks = self.ports.iter().flatten().map(|pair| pair.tuning.poll());
+        let pairs = || self.ports.iter().flatten();
+        let looks = pairs().map(|pair| pair.tuning.poll());
         let queues = self.table.iter().flatten().flat_map(|port| &port.egress);
         let calls = queues.map(EgressQueue::call);
         let [looks, calls] = [looks.map(delay_ns_max).max(), calls.map(delay_ns_max).max()]
             .map(Option::unwrap_or_default);
-        looks.max(PAUSE_NS_MAX) + calls
+        let pauses = pairs().map(|pair| pair.pause_ns).max().unwrap_or_default();
+        looks.max(pauses) + calls
     }
 
     /// A queue must be served by the worker that is its home, and by no other.
@@ -349,25 +294,40 @@ impl Switching {
         }
     }
 
-    /// A guest writes to a kick descriptor.
-    pub fn kick(&mut self, port: usize, queue: usize, ring: Ring) {
-        if ring == Ring::Tx {
-            self.kicked.insert((port, queue));
-        }
+    /// A guest's kick arrives. False: nobody learns of it now.
+    pub fn kick(&mut self, port: usize, queue: usize, ring: Ring) -> bool {
+        self.ports[port][queue].kick(ring)
+    }
+
+    /// Kicks that nobody learned of when they came, and that are to arrive now.
+    pub fn kicks_again(&self) -> Vec<(usize, usize, Ring)> {
+        let ports = self.ports.iter().enumerate();
+        let pairs = ports.flat_map(|(port, pairs)| {
+            pairs.iter().enumerate().map(move |(queue, pair)| (port, queue, pair))
+        });
+        let again = |(port, queue, pair): (usize, usize, &Pair)| {
+            pair.kicks_again().map(|ring| (port, queue, ring))
+        };
+        pairs.filter_map(again).collect()
     }
 
     /// Calls to a port's guest since the last look.
     pub fn calls(&mut self, port: usize) -> u64 {
         let mut all = 0;
         for (q, pair) in self.ports[port].iter_mut().enumerate() {
-            all += pair.ingress_calls.new_since(pair.ingress_stats.calls.get());
-            let new = pair.egress_calls.new_since(pair.egress_stats.calls.get());
+            let [ingress, new] = pair.calls();
+            all += ingress;
             if new > 0 {
                 self.ledger.egress(port, q).call_by_ns = u64::MAX;
             }
             all += new;
         }
         all
+    }
+
+    /// The longest time that a queue's guest may send nothing, in ns.
+    pub fn pause_ns(&self, (port, queue): Name) -> u64 {
+        self.ports[port][queue].pause_ns
     }
 
     pub fn stats(&self, port: usize, queue: usize) -> (&IngressStats, &EgressStats) {
@@ -389,8 +349,7 @@ impl Switching {
         self.starved.retain(|(of, _)| *of != port);
         for queue in 0..self.ports[port].len() {
             let pair = &self.ports[port][queue];
-            lock(&pair.ingress).queue.queue.deactivate();
-            lock(&pair.egress).queue.deactivate();
+            pair.stop();
             let name = (port, queue);
             woken.extend(self.command(name, Command::Drop(name)));
             self.homes.remove(&name);

@@ -15,12 +15,13 @@ use switch::port::{Fault, Ingress};
 use switch::schedule::{self, Effect, KICK_NS, Scheduler, Took, Why};
 use switch::tuning::Drain;
 
+use crate::balance::{Balance, Burden};
 use crate::finding::Finding;
 use crate::flawed::Mistake;
 use crate::ledger::Ledger;
 use crate::random::Random;
 use crate::shares::Shares;
-use crate::shown::Shown;
+use crate::shown::shown;
 
 /// Polls that find nothing after which a queue counts as quiet.
 const QUIET_POLLS: u32 = 2;
@@ -35,6 +36,11 @@ pub(crate) type Name = (usize, usize);
 /// The same, for a scheduler.
 pub(crate) fn token((port, queue): Name) -> u64 {
     (port as u64) << 32 | queue as u64
+}
+
+/// The name that a token stands for.
+pub(crate) fn name_of(token: u64) -> Name {
+    ((token >> 32) as usize, (token as u32) as usize)
 }
 
 /// What a worker's epoll set tells.
@@ -162,6 +168,13 @@ pub(crate) struct Worker {
     /// Rounds in which nothing happened.
     idle_rounds: u32,
     pub naps: u64,
+    burden: Burden,
+    /// It sleeps only until a time that is set, and is as loaded as before.
+    naps_now: bool,
+    /// Queues that it was asked to give away.
+    asked: BTreeSet<u64>,
+    /// Queues that it gave away for its load.
+    pub by_load: u64,
     /// What was found wrong.
     pub finding: Option<Finding>,
 }
@@ -208,6 +221,10 @@ impl Worker {
             progress_ns: 0,
             idle_rounds: 0,
             naps: 0,
+            burden: Burden::default(),
+            naps_now: false,
+            asked: BTreeSet::new(),
+            by_load: 0,
             finding: None,
         }
     }
@@ -220,6 +237,11 @@ impl Worker {
     pub fn names(&self) -> impl Iterator<Item = Name> {
         let leaving = self.scheduler.leaving().map(|served| served.of.name);
         self.queues().iter().map(|queue| queue.served.of.name).chain(leaving)
+    }
+
+    /// Whether it sleeps until something wakes it.
+    pub fn rests(&self) -> bool {
+        self.is_asleep() && !self.naps_now
     }
 
     pub fn is_asleep(&self) -> bool {
@@ -249,7 +271,8 @@ impl Worker {
             return false;
         }
         let told = self.commands.is_empty() && self.pending.is_empty();
-        let polls = |q: &&Queue| q.is_listed() || q.state() == State::Warm;
+        let naps = |q: &Queue| q.state() == State::Warm && is_soon(q.nap_until_ns(), now_ns);
+        let polls = |q: &&Queue| q.is_listed() || naps(q);
         let is_quiet = |q: &Queue| self.notes[&q.served.token].quiet >= QUIET_POLLS;
         let quiet = self.queues().iter().filter(polls).all(is_quiet);
         let polling = self.queues().iter().any(|q| polls(&q));
@@ -295,14 +318,14 @@ impl Worker {
     // ---- steps ----
 
     /// One step.
-    pub fn step(&mut self, now_ns: u64, ledger: &mut Ledger) -> Then {
+    pub fn step(&mut self, now_ns: u64, ledger: &mut Ledger, balance: &mut Balance) -> Then {
         match self.phase {
             Phase::Go => {
                 if std::mem::take(&mut self.reads_clock) {
                     self.shares.end_turn(now_ns);
                     self.time_ns = now_ns;
                 }
-                self.go_on(now_ns, ledger);
+                self.go_on(now_ns, ledger, balance);
             }
             Phase::Arm(at, frames) => self.arm(at, frames, ledger),
             Phase::Wait(timeout_ns) => {
@@ -321,7 +344,7 @@ impl Worker {
     }
 
     /// Up to the next effect that takes time or touches what others see.
-    fn go_on(&mut self, now_ns: u64, ledger: &mut Ledger) {
+    fn go_on(&mut self, now_ns: u64, ledger: &mut Ledger, balance: &mut Balance) {
         loop {
             let effect = self.scheduler.next(self.time_ns, &self.forwarder);
             if !is_asked_for(&effect) && std::mem::take(&mut self.begins) {
@@ -333,6 +356,9 @@ impl Worker {
                 Effect::Measure { .. } => true,
                 _ => false,
             };
+            if let Effect::Measure { load, ends_period } = effect {
+                self.measure(load, ends_period, balance);
+            }
             self.carry_out(effect, now_ns, ledger);
             if !is_own || self.finding.is_some() {
                 break;
@@ -372,6 +398,7 @@ impl Worker {
             Effect::Give { queues, to } => {
                 for served in queues {
                     self.forget(&served);
+                    self.by_load += u64::from(!self.asked.remove(&served.token));
                     self.given.push((served, to));
                 }
             }
@@ -385,8 +412,36 @@ impl Worker {
                 };
                 self.scheduler.record_arm_full(armed);
             }
-            Effect::Wait { timeout_ns, .. } => self.wait(timeout_ns, now_ns),
+            Effect::Wait { timeout_ns, naps } => {
+                self.naps_now = naps;
+                self.wait(timeout_ns, now_ns);
+            }
         }
+    }
+
+    /// A load measurement ended.
+    fn measure(&mut self, load: u32, ends_period: bool, balance: &mut Balance) {
+        let Self { scheduler, shares, burden, time_ns, mistake, .. } = self;
+        let me = usize::from(self.index);
+        balance.loads[me].0 = load;
+        if !balance.is_on {
+            if ends_period {
+                scheduler.skip_period(*time_ns);
+            }
+            return;
+        }
+        if ends_period && balance.may_report() {
+            let Balance { leveller, loads, moves, .. } = balance;
+            moves.extend(scheduler.level(leveller, *time_ns, |w| loads[w].1));
+            shares.set_elsewhere(leveller.elsewhere(me));
+        }
+        if *mistake != Mistake::NeverBalances {
+            scheduler.balance(balance.loads());
+        }
+        let others = balance.loads().enumerate().filter(|(w, _)| *w != me);
+        let least = others.map(|(_, load)| load).min().unwrap_or(u32::MAX);
+        let heavy = burden.judge((load, least), scheduler.queues(), *time_ns);
+        self.found(heavy.map(Finding::Unbalanced));
     }
 
     fn end_round(&mut self, now_ns: u64, ledger: &Ledger) {
@@ -418,7 +473,10 @@ impl Worker {
                         served.source.tuning.drained();
                     }
                 }
-                Command::Away(name, to) => self.scheduler.give_away(token(name), to),
+                Command::Away(name, to) => {
+                    self.asked.insert(token(name));
+                    self.scheduler.give_away(token(name), to);
+                }
                 Command::Poll(name) => {
                     self.scheduler.poll(token(name));
                     self.note(name).quiet = 0;
@@ -453,13 +511,13 @@ impl Worker {
             return;
         }
         let mut ingress = lock(&of.ingress);
-        let mut shown = Shown::new(&mut *ingress, name, ledger, now_ns);
+        let mut shown = shown(&mut *ingress, name, ledger, now_ns);
         let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
         let drained = source.tuning.drain() != Drain::Off;
         let mut took = schedule::burst(source, max, &mut shown, forwarder, scratch, self.time_ns);
-        let shown_frames = shown.frames;
+        let shown_frames = shown.hooks.frames;
         self.extra_ns += shown_frames * of.frame_ns;
-        let is_due = ingress.due().is_some();
+        let is_due = ingress.due().is_some_and(|at_ns| is_soon(at_ns, now_ns));
         drop(ingress);
         ledger.sync(None, now_ns);
         notes.quiet = if took.frames > 0 || is_due { 0 } else { notes.quiet + 1 };
@@ -559,9 +617,7 @@ impl Worker {
     fn kicks(&mut self, now_ns: u64) {
         self.signalled = false;
         let kicks = std::mem::take(&mut self.pending);
-        if !kicks.is_empty() {
-            self.time_ns = now_ns;
-        }
+        self.time_ns = now_ns;
         for kick in kicks {
             match kick {
                 Token::Ingress(port, queue) => {
@@ -600,10 +656,15 @@ impl Worker {
     }
 
     fn end_wait(&mut self, now_ns: u64) {
-        (self.phase, self.time_ns) = (Phase::Go, now_ns);
+        self.phase = Phase::Go;
         self.kicks(now_ns);
         self.scheduler.record_wait(true);
     }
+}
+
+/// Whether a time is near enough to wait for it. The rest of a packet that never comes is not.
+fn is_soon(at_ns: u64, now_ns: u64) -> bool {
+    at_ns < now_ns + 1_000_000_000
 }
 
 /// Whether an event asked for an effect, which comes before all others.

@@ -1,28 +1,34 @@
 //! Virtual time: everyone acts in small steps, in an order that the seed decides, and after each
 //! step all must be well.
 
+mod checks;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::sync::Arc;
 
 use switch::forward::{Mode, STARVED_NS};
 use switch::hold::{RETRY_NS, WAIT_NS_MAX};
-use switch::poll::{State, TIMER_IDLE_NS};
+use switch::poll::TIMER_IDLE_NS;
 use switch::tuning::Drain;
 
+use crate::cast::{Cast, starving};
 use crate::finding::Finding;
 use crate::flawed::Mistake;
 use crate::frame::To;
-use crate::guest::{Guest, Kind, Link, Next, Ring};
-use crate::paced::PAUSE_NS_MAX;
+use crate::guest::{Guest, Kind, Next, Ring};
+use crate::hypervisor::Hypervisor;
 use crate::random::Random;
-use crate::settings::{Operators, delay_ns_max};
+use crate::settings::Operators;
 use crate::switching::Switching;
-use crate::worker::{Name, Queue, Then, Wake, Worker};
+use crate::worker::{Name, Then, Wake};
 
 /// How long the applications want frames sent, in ns.
 const TRAFFIC_NS: u64 = 3_000_000;
 /// Most frames of a guest that storms.
 const STORM: u64 = 1000;
+/// Most frames of a guest that floods.
+const FLOOD: u64 = 8000;
 /// After healing: so many times a little traffic, and then all must drain again. Each is another
 /// chance for a wake-up to be lost with nothing behind it that would hide the loss.
 const WAVES: u64 = 14;
@@ -35,8 +41,10 @@ const DRAIN_NS: u64 = 10_000_000;
 const SETTLE_NS: u64 = 5_000_000_000;
 /// Times that the longest delay of the policies may add to it, one after another.
 const PATIENCE: u64 = 200;
-/// How long a worker may be busy with other things when something is to be done, in ns.
+/// How long a worker may be busy with other things when something is to be done, in ns; and where
+/// frames are dear.
 const BUSY_NS: u64 = 3_000_000;
+const FLOODED_NS: u64 = 20_000_000;
 /// Events after which a run that should have come to rest has not.
 const EVENTS_MAX: u64 = 2_000_000;
 
@@ -61,6 +69,10 @@ pub struct Report {
     pub naps: u64,
     /// Queues that went from one worker to another.
     pub moves: u64,
+    /// Those of them that went by load.
+    pub by_load: u64,
+    /// Queues that were to move so that shares are fair over all workers.
+    pub levelled: u64,
     /// Settings changed while frames passed.
     pub tunes: u64,
     /// Queues that were drained.
@@ -131,6 +143,7 @@ pub(crate) struct World {
     /// Events under way that are not a worker's own.
     others: u64,
     guests: Vec<Guest>,
+    hypervisor: Arc<Hypervisor>,
     actors: Vec<Actor>,
     switch: Switching,
     /// Kicks under way, by port, queue and ring.
@@ -157,23 +170,8 @@ pub(crate) struct World {
 /// [`Finding`]: what is wrong with the switch, its ports, or the rings.
 pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
     let mut random = Random::new(seed);
-    let count = random.within(3..7) as usize;
-    let kind = |i, random: &mut Random| match random.within(0..8) {
-        // Two at least keep the protocol.
-        0 | 1 if i >= 2 => Kind::Hostile,
-        2 => Kind::Slow,
-        3 => Kind::Deaf,
-        _ => Kind::Honest,
-    };
-    // A guest whom the others like most, and who has little room.
-    let hub = random.one_in(2).then(|| random.index(count));
-    let made = (0..count).map(|i| {
-        let is_hub = hub == Some(i);
-        let kind = if is_hub { Kind::Slow } else { kind(i, &mut random) };
-        Guest::new(i, kind, is_hub, &mut random)
-    });
-    let (guests, links): (Vec<Guest>, Vec<Link>) = made.unzip();
-    let mode = if random.one_in(5) { Mode::Cross } else { Mode::Switch };
+    let Cast { guests, links, hypervisor, hub, mode } = Cast::new(mistake, &mut random);
+    let count = guests.len();
     let tags = guests.iter().map(|g| g.is_honest().then_some(g.tag)).collect();
     let static_addresses = random.one_in(2);
     let hostile = guests.iter().any(|g| !g.is_honest());
@@ -195,6 +193,7 @@ pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
         others: 0,
         actors: vec![Actor::default(); count],
         guests,
+        hypervisor,
         kicks: BTreeMap::new(),
         pokes: vec![0; switch.workers.len()],
         switch,
@@ -219,19 +218,15 @@ pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
     Ok(world.report())
 }
 
-/// Of two guests that keep the protocol: one that stops taking frames, and one that sends to it.
-fn starving(guests: &[Guest], mode: Mode) -> Option<(usize, usize)> {
-    let deaf = guests.iter().position(|guest| guest.kind == Kind::Deaf)?;
-    let sends = |i: &usize| guests[*i].is_honest() && (mode == Mode::Switch || *i == deaf ^ 1);
-    let from = (0..guests.len()).filter(|i| *i != deaf).find(sends)?;
-    Some((from, deaf))
-}
-
 impl World {
     fn at(&mut self, delay_ns: u64, event: Event) {
         self.made += 1;
         self.others += u64::from(event.is_other());
         self.events.push(Reverse((self.now_ns + delay_ns, self.made, event)));
+    }
+
+    fn busy_ns(&self) -> u64 {
+        if self.operators.is_flooded() { FLOODED_NS } else { BUSY_NS }
     }
 
     /// How long a kick or a call takes to arrive, in ns.
@@ -267,6 +262,9 @@ impl World {
             let (from, when) = (self.random.index(guests), self.random.within(0..heal));
             self.wish(from, &all, 3, when);
         }
+        if self.operators.is_flooded() {
+            self.flood();
+        }
         let until = heal.min(2 * TRAFFIC_NS);
         for _ in 0..self.random.within(0..12) {
             self.meddle(until);
@@ -278,6 +276,18 @@ impl World {
                 let (to, flow) = (To::One(200), self.random.within(0..4) as u16);
                 self.at(0, Event::App { from, to, flow, frames });
             }
+        }
+    }
+
+    /// Two guests send so much that their queues are never empty for many periods, one of them on
+    /// two queues, if it has as many.
+    fn flood(&mut self) {
+        let prompt = |i: &usize| self.guests[*i].kind == Kind::Honest;
+        let prompt: Vec<usize> = (0..self.guests.len()).filter(prompt).collect();
+        let [to, first, second, ..] = prompt[..] else { return };
+        for (from, flow) in [(first, 0), (first, 1), (second, 0)] {
+            let frames = self.random.within(FLOOD / 2..FLOOD);
+            self.at(0, Event::App { from, to: To::One(to), flow, frames });
         }
     }
 
@@ -400,8 +410,9 @@ impl World {
             }
             Event::Kick(port, queue, ring) => {
                 *self.kicks.get_mut(&(port, queue, ring)).expect("under way") -= 1;
-                self.switch.kick(port, queue, ring);
-                if let Some((worker, token)) = self.switch.kicked(port, queue, ring) {
+                if self.switch.kick(port, queue, ring)
+                    && let Some((worker, token)) = self.switch.kicked(port, queue, ring)
+                {
                     self.rouse(worker, Wake::Kick(token));
                 }
             }
@@ -433,12 +444,12 @@ impl World {
             Event::Drain(name) => {
                 let woken = self.switch.drain(name, true);
                 self.poke(woken);
-                let lasts_ns = self.random.within(500..2 * BUSY_NS);
+                let lasts_ns = self.random.within(500..2 * self.busy_ns());
                 self.at(lasts_ns, Event::Undrain(name, lasts_ns));
             }
             Event::Undrain(name, lasted_ns) => {
                 let drain = self.switch.drained(name);
-                if drain == Some(Drain::Requested) && lasted_ns > BUSY_NS {
+                if drain == Some(Drain::Requested) && lasted_ns > self.busy_ns() {
                     let what = format!("queue {name:?} is not drained after {lasted_ns} ns");
                     return Err(Finding::Late(what));
                 }
@@ -481,6 +492,10 @@ impl World {
         let then = self.switch.step(worker, self.now_ns)?;
         let woken = self.switch.pass(worker);
         self.poke(woken);
+        for (port, queue, ring) in self.switch.kicks_again() {
+            self.kick(port, queue, ring);
+        }
+        self.check_grants()?;
         for (port, fault) in std::mem::take(&mut self.switch.workers[worker].faults) {
             if self.guests[port].is_honest() {
                 return Err(Finding::Blamed(format!("guest {port}: {fault}")));
@@ -514,9 +529,7 @@ impl World {
         let next = self.guests[i].step(&mut self.random, &mut kicks)?;
         for (queue, ring) in kicks {
             self.report.wakes += 1;
-            *self.kicks.entry((i, queue, ring)).or_default() += 1;
-            let delay = self.latency();
-            self.at(delay, Event::Kick(i, queue, ring));
+            self.kick(i, queue, ring);
         }
         if self.guests[i].is_honest() {
             self.book(i)?;
@@ -533,9 +546,16 @@ impl World {
         Ok(())
     }
 
+    /// A kick is on its way.
+    fn kick(&mut self, port: usize, queue: usize, ring: Ring) {
+        *self.kicks.entry((port, queue, ring)).or_default() += 1;
+        let delay = self.latency();
+        self.at(delay, Event::Kick(port, queue, ring));
+    }
+
     /// What guest `i` sent, found, and got back goes into the books.
     fn book(&mut self, i: usize) -> Result<(), Finding> {
-        for (q, pair) in self.guests[i].pairs.iter_mut().enumerate() {
+        for (q, pair) in self.guests[i].apps.iter_mut().enumerate() {
             let ledger = &mut self.switch.ledger;
             ledger.sent(i, q, std::mem::take(&mut pair.log));
             for bytes in pair.inbox.drain(..) {
@@ -568,211 +588,17 @@ impl World {
         }
     }
 
-    /// Whether a kick of a ring is still to come, or to be looked at.
-    fn is_kicked(&self, port: usize, queue: usize, ring: Ring) -> bool {
-        let due = self.guests[port].pairs[queue].kick_due[usize::from(ring == Ring::Rx)];
-        let under_way = self.kicks.get(&(port, queue, ring)).is_some_and(|n| *n > 0);
-        due || under_way
-            || self
-                .switch
-                .kicked(port, queue, ring)
-                .is_some_and(|(worker, token)| self.switch.workers[worker].pending.contains(&token))
-    }
-
-    /// No queue may be cold that has something to do, and no worker sleep that could go on, unless
-    /// a kick is on its way.
-    fn check_wakes(&self) -> Result<(), Finding> {
-        for (w, worker) in self.switch.workers.iter().enumerate() {
-            if worker.is_asleep() && !worker.commands.is_empty() && self.pokes[w] == 0 {
-                return Err(Finding::Asleep(format!("worker {w} has commands")));
-            }
-            let poked = self.pokes[w] > 0
-                || !worker.commands.is_empty()
-                || self.switch.workers.iter().any(|other| other.will_wake(w));
-            let is_honest = |q: &&Queue| self.guests[q.served.of.name.0].is_honest();
-            for queue in worker.queues().iter().filter(is_honest) {
-                let (port, index) = queue.served.of.name;
-                if queue.state() == State::Warm && !queue.is_listed() {
-                    self.check_nap(worker, queue)?;
-                }
-                let drained = queue.served.source.tuning.drain() != Drain::Off;
-                let polled = drained || worker.will_poll((port, index));
-                if queue.state() == State::Cold && !queue.is_paused() && !polled {
-                    self.check_cold(port, index)?;
-                }
-                if worker.is_asleep()
-                    && !poked
-                    && queue.is_paused()
-                    && let Some((to, q, len)) = queue.served.source.backpressure.waits_for()
-                    && self.switch.held_len(to.0.into(), q.into()).is_none()
-                    && self.has_room(to.0.into(), q.into(), len.into())
-                {
-                    let what = format!("queue {index} of port {port} waits for {to:?} {q}");
-                    return Err(Finding::Asleep(what));
-                }
-            }
-            if worker.is_asleep() && !poked {
-                self.check_held(worker)?;
-            }
-        }
-        self.check_waits()
-    }
-
-    /// No worker sleeps that could deliver what waits.
-    fn check_held(&self, worker: &Worker) -> Result<(), Finding> {
-        for (to, queue) in self.queues() {
-            if worker.waits_for(to, queue)
-                && let Some(len) = self.switch.held_len(to, queue)
-                && self.has_room(to, queue, len.into())
-            {
-                let what = format!("a frame waits for queue {queue} of {to}, which has room");
-                return Err(Finding::Asleep(what));
-            }
-        }
-        Ok(())
-    }
-
-    /// Whatever waits, some worker tries again.
-    fn check_waits(&self) -> Result<(), Finding> {
-        for (to, queue) in self.queues() {
-            let egress = self.switch.ledger.egress_book(to, queue);
-            if egress.waits_ns(self.now_ns).is_some()
-                && !self.switch.workers.iter().any(|worker| worker.waits_for(to, queue))
-            {
-                let what = format!("a frame waits for queue {queue} of {to}, and no worker does");
-                return Err(Finding::Asleep(what));
-            }
-        }
-        Ok(())
-    }
-
-    /// All queues of all guests.
-    fn queues(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        let guests = self.guests.iter().enumerate();
-        guests.flat_map(|(i, guest)| (0..guest.pairs.len()).map(move |q| (i, q)))
-    }
-
-    /// A queue that naps is polled when its time has come, which is not far off.
-    fn check_nap(&self, worker: &Worker, queue: &Queue) -> Result<(), Finding> {
-        let until = queue.nap_until_ns();
-        let latest = self.now_ns + delay_ns_max(queue.poller().policy()).max(PAUSE_NS_MAX);
-        let late = worker.began_ns >= until || self.now_ns > until.saturating_add(BUSY_NS);
-        if late || until > latest {
-            let name = queue.served.of.name;
-            let what = format!("queue {name:?} until {until}, and it is {}", self.now_ns);
-            return Err(Finding::Overslept(what));
-        }
-        Ok(())
-    }
-
-    /// A cold queue has nothing to do, or a kick is on its way.
-    fn check_cold(&self, port: usize, queue: usize) -> Result<(), Finding> {
-        let sent = self.guests[port].pairs[queue].sent;
-        let book = self.switch.ledger.ingress(port, queue);
-        if sent > book.shown && !self.is_kicked(port, queue, Ring::Tx) {
-            let what = format!("queue {queue} of port {port}: {sent} sent, {} taken", book.shown);
-            return Err(Finding::Asleep(what));
-        }
-        Ok(())
-    }
-
-    /// Frames for a guest that takes nothing are given up in time.
-    fn check_stalls(&self) -> Result<(), Finding> {
-        let limit_ns = WAIT_NS_MAX + 2 * RETRY_NS + BUSY_NS + self.switch.delay_ns_max();
-        for (to, queue) in self.queues() {
-            let waits_ns = self.switch.ledger.egress_book(to, queue).waits_ns(self.now_ns);
-            if let Some(ns) = waits_ns.filter(|ns| *ns > limit_ns) {
-                let what = format!("a frame for queue {queue} of {to} has waited for {ns} ns");
-                return Err(Finding::Late(what));
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether guest `to`, which keeps the protocol, certainly has room for a frame on a queue, and
-    /// has no kick on its way that says so.
-    fn has_room(&self, to: usize, queue: usize, len: u64) -> bool {
-        let guest = &self.guests[to];
-        let total = len + u64::from(guest.format.hdr_len);
-        let need = if guest.format.mergeable { total.div_ceil(guest.rx_len) } else { 1 };
-        guest.is_honest()
-            && guest.waiting(queue).is_some_and(|n| n >= need)
-            && !self.is_kicked(to, queue, Ring::Rx)
-    }
-
-    /// Guests that sleep are told in time of frames that arrived.
-    fn check_calls(&mut self) -> Result<(), Finding> {
-        for (i, guest) in self.guests.iter().enumerate().filter(|(_, g)| g.is_honest()) {
-            for q in 0..guest.pairs.len() {
-                let book = self.switch.ledger.egress(i, q);
-                if book.call_by_ns == u64::MAX {
-                    continue;
-                }
-                if self.actors[i].awake || !guest.waits_for_call(q) {
-                    // It looks before it sleeps.
-                    book.call_by_ns = u64::MAX;
-                } else if self.now_ns > book.call_by_ns + BUSY_NS {
-                    let what = format!("guest {i} on queue {q}, by {}", book.call_by_ns);
-                    return Err(Finding::Uncalled(what));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// All is quiet. Is all well with guest `i`?
-    fn judge(&self, i: usize) -> Result<(), Finding> {
-        let guest = &self.guests[i];
-        if let Some(left) = guest.unfinished() {
-            let books = (0..guest.pairs.len()).filter_map(|q| self.switch.ledger.left(i, q));
-            let books = books.collect::<Vec<_>>().join("; ");
-            return Err(Finding::Hang(format!("guest {i} has {left} ({books})")));
-        }
-        for (q, pair) in guest.pairs.iter().enumerate() {
-            if let Some(left) = self.switch.ledger.left(i, q) {
-                return Err(Finding::Hang(format!("of queue {q} of port {i} {left}")));
-            }
-            let (ingress, egress) = self.switch.stats(i, q);
-            let counted = [
-                ("frames sent", pair.sent, ingress.frames.get()),
-                ("bytes sent", pair.sent_bytes, ingress.bytes.get()),
-                ("frames received", pair.received, egress.frames.get()),
-                ("bytes received", pair.received_bytes, egress.bytes.get()),
-            ];
-            for (what, is, counted) in counted {
-                if is != counted {
-                    let what = format!("queue {q} of guest {i}: {is} {what}, {counted} counted");
-                    return Err(Finding::Lost(what));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Who is not done, for people.
-    fn state(&self) -> String {
-        let guests = self.guests.iter().enumerate().filter(|(_, g)| g.is_honest());
-        let left = guests.filter_map(|(i, g)| Some(format!("guest {i} has {}", g.unfinished()?)));
-        let workers = self.switch.workers.iter().enumerate();
-        let awake = workers.filter(|(_, w)| !w.is_idle(self.now_ns));
-        let awake = awake.map(|(w, _)| format!("worker {w} is awake"));
-        let held = self.queues().filter_map(|(to, queue)| {
-            let ns = self.switch.ledger.egress_book(to, queue).waits_ns(self.now_ns)?;
-            Some(format!("a frame has waited for queue {queue} of {to} for {ns} ns"))
-        });
-        let all = left.chain(awake).chain(held).collect::<Vec<_>>().join("; ");
-        format!("{all}; {} events are to come, at {} ns", self.others, self.now_ns)
-    }
-
     fn report(mut self) -> Report {
         self.report.moves = self.switch.moves;
         self.report.starved = self.switch.reported;
+        self.report.levelled = self.switch.levelled;
+        self.report.by_load = self.switch.workers.iter().map(|w| w.by_load).sum();
         self.report.naps = self.switch.workers.iter().map(|w| w.naps).sum();
         for (port, guest) in self.guests.iter().enumerate() {
             let honest = u64::from(guest.is_honest());
             self.report.honest += honest;
             self.report.hostile += 1 - honest;
-            for q in 0..guest.pairs.len() {
+            for q in 0..guest.apps.len() {
                 let (ingress, egress) = self.switch.stats(port, q);
                 let ingress = ingress.all().map(|(name, n)| (format!("ingress {name}"), n));
                 let egress = egress.all().map(|(name, n)| (format!("egress {name}"), n));

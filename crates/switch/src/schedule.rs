@@ -85,9 +85,8 @@ pub enum Effect<Q> {
     },
     /// Wake other workers (one bit each): destinations that they wait for may have room.
     Wake(u64),
-    /// A load measurement ended: publish it. At the end of a period, exchange
-    /// [`Scheduler::end_period`] for [`Scheduler::begin_period`]. Then, if queues move by load,
-    /// [`Scheduler::balance`].
+    /// A load measurement ended: publish it. If queues move by load, [`Scheduler::level`] at the
+    /// end of a period, and then [`Scheduler::balance`]; otherwise [`Scheduler::skip_period`].
     Measure {
         /// Part of the time that was spent on frames, in thousandths.
         load: u32,
@@ -102,7 +101,8 @@ pub enum Effect<Q> {
         to: usize,
     },
     /// Take the kicks that came, without waiting: [`Scheduler::kick`] or
-    /// [`Scheduler::kick_room`] for each.
+    /// [`Scheduler::kick_room`] for each. Read the clock, too: a worker that only waits for a full
+    /// destination that does not notify has no other occasion.
     PollKicks,
     /// Ask full destinations to notify ([`Forwarder::arm_blocked`]); then
     /// [`Scheduler::record_arm_full`].
@@ -161,6 +161,8 @@ enum Step {
     ArmingBusy,
     Recheck,
     ArmingIdle,
+    /// Kicks are to be polled: a full destination that does not notify keeps the worker awake.
+    Poll,
     Wait,
     AfterWait,
 }
@@ -315,6 +317,10 @@ impl<Q> Scheduler<Q> {
                         self.step = Step::ArmingIdle;
                         return Effect::ArmFull;
                     }
+                }
+                Step::Poll => {
+                    (self.polled_ns, self.step) = (now_ns, Step::AfterWait);
+                    return Effect::PollKicks;
                 }
                 Step::Wait => return self.wait(now_ns, forwarder),
                 Step::AfterWait => {
@@ -543,8 +549,12 @@ impl<Q> Scheduler<Q> {
     pub fn record_arm_full(&mut self, armed: ArmedFull) {
         let ArmedFull { full, wake } = armed;
         self.wake(wake);
-        let idle = self.step == Step::ArmingIdle;
-        self.step = if full && idle { Step::Wait } else { Step::Commands };
+        self.step = match self.step {
+            Step::ArmingIdle if full => Step::Wait,
+            // Not to be left out: the next round may come here again, until the frames are dropped.
+            Step::ArmingIdle => Step::Poll,
+            _ => Step::Commands,
+        };
         if !full {
             self.wake(1 << self.index);
         }
@@ -572,7 +582,7 @@ impl<Q> Scheduler<Q> {
         Some(Effect::ArmFull)
     }
 
-    /// After a sleep: retries all full destinations if it is time to, whatever ended the sleep.
+    /// After a sleep, or where one was not allowed: retries all full destinations if it is time to.
     fn retry_late(&mut self, now_ns: u64, forwarder: &Forwarder) -> Option<Effect<Q>> {
         let due = now_ns.saturating_sub(self.retried_ns) >= RETRY_NS;
         (forwarder.is_blocked() && due).then(|| {

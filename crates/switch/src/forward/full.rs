@@ -96,7 +96,11 @@ impl Forwarder {
             }
             let mut queue = egress.lock();
             let is_free = !egress.is_holding() || self.send_held(port, at.1, &mut *queue, now_ns);
-            let room = if is_free { queue.room(len, max).unwrap_or(max) } else { 0 };
+            let mut room = if is_free { queue.room(len, max).unwrap_or(max) } else { 0 };
+            if is_free && room == 0 {
+                // Asked for one frame, for it notifies when it has the room it was last asked for.
+                room = queue.room(len, 1).unwrap_or(1);
+            }
             drop(queue);
             (most, least) = (most.max(room), least.min(room));
             if room == 0 {

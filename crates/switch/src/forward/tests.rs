@@ -25,6 +25,8 @@ struct FakeEgress {
     room: usize,
     /// Most frames for which it can report room.
     looks: usize,
+    /// The frames for which room was last asked.
+    asked: usize,
     /// Frames taken before the fault.
     fault_after: usize,
     got: Vec<Vec<u8>>,
@@ -92,6 +94,7 @@ impl Egress for FakeEgress {
     }
 
     fn room(&mut self, _: u32, limit: usize) -> Result<usize, Fault> {
+        self.asked = limit;
         Ok(if self.room >= self.looks { limit } else { self.room.min(limit) })
     }
 
@@ -239,6 +242,7 @@ fn fake() -> (Arc<Mutex<FakeEgress>>, Arc<EgressStats>) {
         takes: Offloads::ALL,
         room: ENDLESS,
         looks: ENDLESS,
+        asked: 0,
         fault_after: ENDLESS,
         got: Vec::new(),
         hdrs: Vec::new(),

@@ -3,7 +3,7 @@
 //! Costs nothing for queues that were not served meanwhile, however many there are.
 
 use super::{Effect, Scheduler};
-use crate::fair::level::{Claim, PERIOD_NS, Report};
+use crate::fair::level::{Claim, Leveller, PERIOD_NS, Report};
 use crate::fair::{self, Move};
 
 /// A worker's part in fair shares over all workers: what it reports at the end of each period, and
@@ -49,8 +49,30 @@ impl<Q> Scheduler<Q> {
         Effect::Measure { load, ends_period: now_ns / PERIOD_NS != self.period.number }
     }
 
+    /// At the end of a period: reports it to `leveller`, and learns which other workers serve
+    /// queues of the same ports. Returns the queues to move so that shares are fair over all
+    /// workers, each with its new worker; others may serve them. `asleep`: workers that sleep until
+    /// woken.
+    pub fn level(
+        &mut self,
+        leveller: &mut Leveller,
+        now_ns: u64,
+        asleep: impl Fn(usize) -> bool,
+    ) -> Vec<(u64, usize)> {
+        let report = self.end_period(now_ns);
+        let me = usize::from(self.index);
+        let moves = leveller.report(me, report, asleep);
+        self.begin_period(leveller.elsewhere(me), now_ns);
+        moves
+    }
+
+    /// The same where queues do not move by load.
+    pub fn skip_period(&mut self, now_ns: u64) {
+        self.begin_period(Vec::new(), now_ns);
+    }
+
     /// The queues that had backlog in the period that ends now.
-    pub fn end_period(&mut self, now_ns: u64) -> Report {
+    fn end_period(&mut self, now_ns: u64) -> Report {
         let Self { queues, hot, period, .. } = self;
         let claims = hot.iter().filter_map(|at| {
             let queue = &mut queues[*at];
@@ -67,7 +89,7 @@ impl<Q> Scheduler<Q> {
 
     /// Begins another period. `elsewhere`: the ports that have queues with backlog on other
     /// workers, and how many.
-    pub fn begin_period(&mut self, elsewhere: Vec<(u32, u32)>, now_ns: u64) {
+    fn begin_period(&mut self, elsewhere: Vec<(u32, u32)>, now_ns: u64) {
         let period = &mut self.period;
         period.spread.drain(..).for_each(|port| period.elsewhere[port] = 0);
         for (port, queues) in elsewhere {

@@ -94,6 +94,8 @@ struct Receiver {
     took: AtomicUsize,
     /// How long it takes to put a group, in ns.
     takes_ns: AtomicU64,
+    /// It does not notify when it has room.
+    silent: AtomicBool,
 }
 
 struct Receive(Arc<Receiver>, Clock);
@@ -136,7 +138,7 @@ impl Egress for Receive {
     fn notify(&mut self) {}
 
     fn arm(&mut self) -> bool {
-        self.0.room.load(Ordering::Relaxed) == 0
+        self.0.room.load(Ordering::Relaxed) == 0 && !self.0.silent.load(Ordering::Relaxed)
     }
 
     fn disarm(&mut self) {}

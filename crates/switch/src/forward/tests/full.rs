@@ -44,6 +44,19 @@ fn frames_for_a_full_destination_are_held_in_order_and_their_sender_paused() {
 }
 
 #[test]
+fn paused_sender_waits_for_the_room_of_one_frame_and_not_of_a_burst() {
+    let mut rig = switch();
+    rig.port(1).room = 0;
+    rig.send(0, &to(1, 0..1));
+    rig.port(1).room = 1;
+    // The held frame takes that room. A port notifies when it has the room it was last asked for.
+    assert_eq!(rig.budget(0), 0);
+    assert_eq!((rig.held(1), rig.port(1).asked), (0, 1));
+    rig.port(1).room = ENDLESS;
+    assert_eq!((rig.budget(0), rig.port(1).asked), (BURST_MAX, BURST_MAX));
+}
+
+#[test]
 fn destination_is_armed_once_until_its_retry() {
     let mut rig = switch();
     rig.port(1).room = 0;

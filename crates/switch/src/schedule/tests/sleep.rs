@@ -1,6 +1,7 @@
 //! When a worker sleeps, until when, and what it does about full destinations around that.
 
 use super::*;
+use crate::hold::WAIT_NS_MAX;
 
 #[test]
 fn worker_sleeps_until_the_earliest_of_what_is_to_be_done() {
@@ -71,6 +72,34 @@ fn busy_worker_retries_full_destinations_that_do_not_notify() {
         retries += worker.log.iter().filter(is_retry).count();
     }
     assert!((9..=10).contains(&retries), "{retries}");
+}
+
+#[test]
+fn idle_worker_kept_awake_by_a_receiver_that_does_not_notify_polls_kicks_and_retries_all() {
+    let mut worker = Worker::new();
+    let (guest, _) = worker.add(0, Policy::Event, true);
+    let (receiver, port) = worker.receive();
+    receiver.silent.store(true, Ordering::Relaxed);
+    guest.waiting.store(4, Ordering::Relaxed);
+    worker.round();
+    let (mut polls, mut retries) = (0, 0);
+    for _ in 0..100 {
+        // As much as the clock moves while nothing is served.
+        worker.pass(RETRY_NS / 10 + 1);
+        worker.log.clear();
+        worker.round();
+        assert!(!worker.log.iter().any(|effect| matches!(effect, Effect::Wait { .. })));
+        let is_poll = |effect: &&Effect<Io>| matches!(effect, Effect::PollKicks);
+        let is_retry = |effect: &&Effect<Io>| matches!(effect, Effect::Retry { all: true, .. });
+        polls += worker.log.iter().filter(is_poll).count();
+        retries += worker.log.iter().filter(is_retry).count();
+    }
+    assert!(polls >= 99, "{polls}");
+    assert!((9..=10).contains(&retries), "{retries}");
+    // Frames are held for so long, and no longer: then it sleeps.
+    worker.pass(WAIT_NS_MAX);
+    assert_eq!(worker.until_wait(), (None, false));
+    assert_eq!(port.egress[0].held_frames(), 0);
 }
 
 #[test]

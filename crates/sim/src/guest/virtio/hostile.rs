@@ -1,7 +1,7 @@
 //! What a hostile guest does to its rings, buffers and frames.
 
-use super::{GUEST_ADDR, Guest, Kick, POOL_LEN, POOLS, RING_LEN, ROOM, Ring, SLOTS, buf, write};
-use crate::frame::mac;
+use super::{GUEST_ADDR, POOL_LEN, POOLS, RING_LEN, SLOTS, Virtio, buf, write};
+use crate::guest::{App, Kick, ROOM, Ring, lie};
 use crate::random::Random;
 
 const NEXT: u16 = 1;
@@ -16,19 +16,23 @@ fn offset(addr: u64) -> usize {
     (addr - GUEST_ADDR) as usize
 }
 
-impl Guest {
+impl Virtio {
     /// Breaks something, now and then.
-    pub(super) fn misbehave(&mut self, random: &mut Random, kicks: &mut Vec<Kick>) {
+    pub(super) fn break_something(
+        &mut self,
+        apps: &mut [App],
+        random: &mut Random,
+        kicks: &mut Vec<Kick>,
+    ) {
         let q = random.index(self.pairs.len());
         let ring = if random.one_in(2) { Ring::Rx } else { Ring::Tx };
         if random.one_in(4) {
-            // Some are careful never to be stopped.
-            let careful = self.tag & 3 == 0;
+            let careful = self.careful;
             match random.within(0..16) {
                 0 if !careful => self.scribble(random),
                 1 if !careful => self.jump(q, ring, random),
                 2 => self.lie_about_events(q, ring, random),
-                _ => self.forge(q, ring, careful, random),
+                _ => self.forge(&mut apps[q], q, ring, random),
             }
         }
         if random.one_in(4) {
@@ -92,7 +96,7 @@ impl Guest {
     }
 
     /// Makes one buffer available that is wrong in one way.
-    fn forge(&mut self, q: usize, ring: Ring, careful: bool, random: &mut Random) {
+    fn forge(&mut self, app: &mut App, q: usize, ring: Ring, random: &mut Random) {
         let pair = &mut self.pairs[q];
         let (free, tx) = match ring {
             Ring::Tx => (&mut pair.tx_free, true),
@@ -106,13 +110,13 @@ impl Guest {
         free.pop();
         let flight = if tx { &mut pair.tx_flight } else { &mut pair.rx_flight };
         flight.insert(id, slot);
-        pair.kick_due[usize::from(!tx)] = true;
+        app.kick_due[usize::from(!tx)] = true;
         let bytes = if tx { self.lie(len as usize, random) } else { Vec::new() };
         write(&self.memory, slot, &bytes);
         let start = Self::ring_at(q, ring);
         let mut slots = (0..self.size(q, ring)).map(|i| start + 16 * i);
         if let Some(at) = slots.find(|at| self.all.load_u64(*at) == slot) {
-            if careful || random.one_in(2) {
+            if self.careful || random.one_in(2) {
                 self.bad_buffer(at, random);
             } else {
                 self.bad_chain(at, q, ring, random);
@@ -122,24 +126,12 @@ impl Guest {
 
     /// A frame (with header) that lies about its offloads, its sender or its length.
     fn lie(&self, len: usize, random: &mut Random) -> Vec<u8> {
-        let mut bytes: Vec<u8> = (0..len).map(|_| random.bits() as u8).collect();
         let hdr_len = self.format.hdr_len as usize;
-        if !random.one_in(4) {
-            bytes[..hdr_len].fill(0);
+        let mut bytes = vec![0; hdr_len];
+        if random.one_in(4) {
+            bytes.fill_with(|| random.bits() as u8);
         }
-        let mut address = || match random.within(0..8) {
-            0 => [0; 6],
-            1 => [0xff; 6],
-            2 => [1, 0x80, 0xc2, 0, 0, random.within(0..32) as u8],
-            3 => mac(self.index),
-            4 => random.bits().to_le_bytes()[..6].try_into().expect("6 bytes"),
-            _ => mac(random.within(0..6) as usize),
-        };
-        bytes[hdr_len..hdr_len + 6].copy_from_slice(&address());
-        bytes[hdr_len + 6..hdr_len + 12].copy_from_slice(&address());
-        let kinds: [u16; 4] = [0x0800, 0x86dd, 0x8100, 0x88a8];
-        let kind = kinds[random.index(4)].to_be_bytes();
-        bytes[hdr_len + 12..hdr_len + 14].copy_from_slice(&kind);
+        bytes.extend(lie(self.index, len - hdr_len, random));
         bytes
     }
 
@@ -167,7 +159,7 @@ impl Guest {
     fn bad_chain(&self, at: usize, q: usize, ring: Ring, random: &mut Random) {
         let size = self.size(q, ring) as u64;
         let table = POOLS + (2 * q as u64 + u64::from(ring == Ring::Rx)) * POOL_LEN;
-        match random.within(0..6) {
+        match random.within(0..7) {
             // On to another descriptor, itself perhaps, or outside the table.
             0 => {
                 self.flip(at, NEXT);
@@ -179,7 +171,7 @@ impl Guest {
                 }
             }
             // Written first, read then.
-            1 => {
+            1 | 6 => {
                 self.flip(at, NEXT);
                 if !self.features.packed {
                     let other = random.within(0..size) as usize;

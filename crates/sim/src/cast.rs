@@ -1,0 +1,69 @@
+//! Who takes part in a run.
+
+use std::sync::Arc;
+
+use switch::forward::Mode;
+
+use crate::flawed::Mistake;
+use crate::guest::{Attached, Guest, Kind, Link};
+use crate::hypervisor::Hypervisor;
+use crate::random::Random;
+
+/// Who takes part in a run.
+pub(crate) struct Cast {
+    pub guests: Vec<Guest>,
+    pub links: Vec<Link>,
+    pub hypervisor: Arc<Hypervisor>,
+    /// A guest whom the others like most, and who has little room.
+    pub hub: Option<usize>,
+    pub mode: Mode,
+}
+
+impl Cast {
+    pub fn new(mistake: Mistake, random: &mut Random) -> Self {
+        let count = random.within(3..7) as usize;
+        let mixed = random.one_in(2);
+        let hub = random.one_in(2).then(|| random.index(count));
+        let hypervisor = Hypervisor::new(mistake);
+        let made = (0..count).map(|i| {
+            let is_hub = hub == Some(i);
+            let attached = if mixed { attached(random) } else { Attached::Virtio };
+            let kind = if is_hub { Kind::Slow } else { kind(i, attached, random) };
+            Guest::new(i, (attached, kind), is_hub, &hypervisor, (mistake, random))
+        });
+        let (guests, links): (Vec<Guest>, Vec<Link>) = made.unzip();
+        let is_tap = |guest: &Guest| guest.attached == Attached::Tap;
+        // What a TAP does directly, it does there.
+        let cross = random.one_in(if guests.iter().any(is_tap) { 3 } else { 5 });
+        let mode = if cross { Mode::Cross } else { Mode::Switch };
+        Self { guests, links, hypervisor, hub, mode }
+    }
+}
+
+fn attached(random: &mut Random) -> Attached {
+    match random.within(0..3) {
+        0 => Attached::Virtio,
+        1 => Attached::Xen,
+        _ => Attached::Tap,
+    }
+}
+
+/// How guest `i` behaves. Two at least keep the protocol, and the host does.
+fn kind(i: usize, attached: Attached, random: &mut Random) -> Kind {
+    match random.within(0..8) {
+        0 | 1 if i >= 2 && attached != Attached::Tap => Kind::Hostile,
+        2 => Kind::Slow,
+        3 => Kind::Deaf,
+        _ => Kind::Honest,
+    }
+}
+
+/// Of two guests that keep the protocol: one that stops taking frames, and one that sends to it.
+pub(crate) fn starving(guests: &[Guest], mode: Mode) -> Option<(usize, usize)> {
+    // A TAP says of no one that it starves: it does not say when it has room, either.
+    let is_deaf = |guest: &Guest| guest.kind == Kind::Deaf && guest.attached != Attached::Tap;
+    let deaf = guests.iter().position(is_deaf)?;
+    let sends = |i: &usize| guests[*i].is_honest() && (mode == Mode::Switch || *i == deaf ^ 1);
+    let from = (0..guests.len()).filter(|i| *i != deaf).find(sends)?;
+    Some((from, deaf))
+}
