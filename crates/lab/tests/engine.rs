@@ -70,12 +70,12 @@ fn an_unknown_name_comes_with_the_nearest_one() {
 }
 
 #[test]
-fn what_cannot_be_is_told() {
+fn invalid_requests_are_rejected() {
     says(&usage(|ask| ask.guest = Some("kvm".into())), &["--guest kvm", "netns, uml, qemu"]);
     says(&usage(|ask| ask.kernel = Some("/k".into())), &["--kernel /k", "--guest qemu"]);
     let xen = |ask: &mut Ask| (ask.guest, ask.proto) = (Some("uml".into()), Some("xen".into()));
-    says(&usage(xen), &["--guest uml", "speaks virtio", "--proto virtio"]);
-    says(&usage(|ask| ask.switch_cpus = vec![1000]), &["--switch-cpus 1000", "there are"]);
+    says(&usage(xen), &["--guest uml", "supports virtio", "--proto virtio"]);
+    says(&usage(|ask| ask.switch_cpus = vec![1000]), &["--switch-cpus 1000", "no such CPU"]);
     says(&usage(|ask| ask.guest_cpus = vec![1000]), &["--guest-cpus 1000"]);
     says(&usage(|ask| ask.repeats = Some(0)), &["repeats = 0", "use 1 to"]);
     says(&usage(|ask| ask.seconds = Some(f64::NAN)), &["seconds = NaN"]);
