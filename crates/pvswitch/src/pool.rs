@@ -249,8 +249,8 @@ impl Pool {
     }
 
     /// Ends a period of a worker by `level`, which gets the accounts of all workers and a predicate
-    /// of sleeping workers, and returns the queues to move. Not called while another worker does so:
-    /// the period is then extended by one measurement.
+    /// of sleeping workers, and returns the queues to move. Not called while another worker does
+    /// so: the period is then extended by one measurement.
     pub fn level(
         &self,
         level: impl FnOnce(&mut Leveller, &dyn Fn(usize) -> bool) -> Vec<(u64, usize)>,
