@@ -34,7 +34,7 @@ pub struct Guest {
     smart_poll: bool,
     /// Counters of sleeps.
     pub counts: SleepCounts,
-    /// [`WaitFor::control`] was readable in the last sleep.
+    /// The control socket was readable in the last sleep.
     pub control_ready: bool,
     /// Current settings, after negotiation and changes.
     pub settings: Settings,

@@ -194,7 +194,7 @@ fn guests_that_cannot_connect() {
         ("01:00:5e:00:00", "'01:00:5e:00:00' is no address; use multicast="),
         ("02:00:00:00:00:01", "is not a multicast address"),
         ("33:33:00:00:00:01+33:33:00:00:00:01", "is there twice; name it once"),
-        (&many.join("+"), "65 addresses, and back ends list 64; name fewer"),
+        (&many.join("+"), "65 addresses, but back ends list at most 64; name fewer"),
     ] {
         let connect = format!("xen-local:/tmp/x,multicast={groups}");
         let wants = ["--connect xen-local:/tmp/x,multicast=", want];

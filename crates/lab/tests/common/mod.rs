@@ -139,7 +139,9 @@ pub fn ask(out: &Path) -> Ask {
 
 /// A folder of its own, empty.
 pub fn folder(name: &str) -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("lab-{name}"));
+    // Programs of tests run side by side.
+    let name = format!("{}-{name}", env!("CARGO_CRATE_NAME"));
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&path);
     std::fs::create_dir_all(&path).unwrap();
     path

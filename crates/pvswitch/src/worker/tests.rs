@@ -1,5 +1,6 @@
 mod announce;
 mod due;
+mod fakes;
 mod faults;
 mod kicks;
 mod paused;
@@ -12,15 +13,15 @@ use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
-use switch::direct::Direct;
 use switch::fdb::Fdb;
 use switch::forward::{Mode, Source};
 use switch::poll::{Costs, Policy};
-use switch::port::{Fault, Ingress};
+use switch::port::Fault;
 use switch::stats::IngressStats;
 use switch::tuning::{Drain, Tuning};
 use switch::vnet::VnetHdr;
 
+use self::fakes::{Fake, Receives, Transmits};
 use super::*;
 use crate::pool::Common;
 
@@ -49,7 +50,7 @@ static FRAME: [u8; 60] = [2; 60];
 
 struct Transmit(Arc<Guest>);
 
-impl Ingress for Transmit {
+impl Transmits for Transmit {
     fn burst(
         &mut self,
         max: usize,
@@ -73,23 +74,9 @@ impl Ingress for Transmit {
         Ok(new)
     }
 
-    fn goes_direct(&self) -> bool {
-        false
-    }
-
-    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
-        Ok(0)
-    }
-
     fn arm(&mut self) -> bool {
         self.0.waiting.load(Ordering::SeqCst) == 0
     }
-
-    fn due(&self) -> Option<u64> {
-        None
-    }
-
-    fn disarm(&mut self) {}
 }
 
 /// A worker with one queue.
@@ -171,7 +158,7 @@ impl Rig {
 
     fn serve(&self) {
         let source = Source::new(PortId(0), 0, Arc::clone(&self.stats), Arc::clone(&self.tuning));
-        let ingress = Arc::new(Mutex::new(Transmit(Arc::clone(&self.guest))));
+        let ingress = Arc::new(Mutex::new(Fake(Transmit(Arc::clone(&self.guest)))));
         let kick = Some(Arc::clone(&self.kick) as KickFd);
         self.pool.serve(Served { token: TOKEN, source, ingress, kick, notifies: true });
     }

@@ -1,47 +1,11 @@
 use std::sync::Weak;
 
-use switch::direct::Direct;
-use switch::frame::Burst;
 use switch::poll::Policy;
-use switch::port::Fault;
 use switch::tuning::Tuning;
 
 use super::*;
 use crate::pool::token;
 use crate::worker::COMMANDS_MAX;
-
-/// A queue without frames.
-struct Idle;
-
-impl Ingress for Idle {
-    fn burst(
-        &mut self,
-        _: usize,
-        _: u64,
-        _: &mut Burst<'static>,
-        _: &mut dyn FnMut(&mut Burst<'_>),
-    ) -> Result<usize, Fault> {
-        Ok(0)
-    }
-
-    fn goes_direct(&self) -> bool {
-        false
-    }
-
-    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
-        Ok(0)
-    }
-
-    fn arm(&mut self) -> bool {
-        true
-    }
-
-    fn due(&self) -> Option<u64> {
-        None
-    }
-
-    fn disarm(&mut self) {}
-}
 
 /// Weak references to descriptors, to count those that are open.
 #[derive(Default)]
@@ -63,7 +27,7 @@ impl Kicks {
 fn serve(port: u16, queue: u16, kick: Option<KickFd>) -> Command {
     let tuning = Arc::new(Tuning::new(Policy::Event));
     let source = Source::new(PortId(port), queue, Arc::default(), tuning);
-    let ingress = Arc::new(Mutex::new(Idle));
+    let ingress = Arc::new(Mutex::new(uplink::NullIngress));
     let token = token(PortId(port), queue, false);
     Command::Serve(Served { token, source, ingress, kick, notifies: true })
 }

@@ -2,9 +2,7 @@
 
 use switch::flow::rarp;
 use switch::forward::{EgressQueue, Port};
-use switch::port::{Egress, Steer};
 use switch::stats::EgressStats;
-use switch::vnet::Offloads;
 use vhost_user::net::{Host, Pair};
 
 use super::*;
@@ -16,45 +14,11 @@ use crate::ports::PortHost;
 #[derive(Default)]
 struct Receive(Vec<Vec<u8>>);
 
-impl Egress for Receive {
-    fn offloads(&self) -> Offloads {
-        Offloads::ALL
-    }
-
-    fn takes_granted(&self) -> bool {
-        false
-    }
-
+impl Receives for Receive {
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
         self.0.extend(picks.iter().map(|pick| burst.head((*pick).into()).to_vec()));
         Ok(picks.len())
     }
-
-    fn put_made(&mut self, _: &[u8], _: &[shm::Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
-        Ok(true)
-    }
-
-    fn room(&mut self, _: u32, limit: usize) -> Result<usize, Fault> {
-        Ok(limit)
-    }
-
-    fn direct(&mut self) -> Option<&mut dyn Direct> {
-        None
-    }
-
-    fn steer(&self) -> Option<Arc<dyn Steer>> {
-        None
-    }
-
-    fn flush(&mut self) {}
-
-    fn notify(&mut self) {}
-
-    fn arm(&mut self) -> bool {
-        false
-    }
-
-    fn disarm(&mut self) {}
 }
 
 /// A queue whose burst ends when the gate opens; its worker is blocked until then.
@@ -66,7 +30,7 @@ struct Gate {
 
 struct Gated(Arc<Gate>);
 
-impl Ingress for Gated {
+impl Transmits for Gated {
     fn burst(
         &mut self,
         _: usize,
@@ -80,31 +44,13 @@ impl Ingress for Gated {
         }
         Ok(0)
     }
-
-    fn goes_direct(&self) -> bool {
-        false
-    }
-
-    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
-        Ok(0)
-    }
-
-    fn arm(&mut self) -> bool {
-        true
-    }
-
-    fn due(&self) -> Option<u64> {
-        None
-    }
-
-    fn disarm(&mut self) {}
 }
 
 /// A guest at port 0, its front-end, two other guests, and port 3, which blocks their worker.
 struct Announcer {
     rig: Rig,
     gate: Arc<Gate>,
-    receivers: [Arc<Mutex<Receive>>; 2],
+    receivers: [Arc<Mutex<Fake<Receive>>>; 2],
     port: Arc<Port>,
     host: PortHost,
 }
@@ -114,7 +60,7 @@ const MACS: [[u8; 6]; 3] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], [0; 6]];
 impl Announcer {
     fn new() -> Self {
         let pool = pool_of(Mode::Switch, 1, Placement::Single, COSTS);
-        let receivers: [Arc<Mutex<Receive>>; 2] = Default::default();
+        let receivers: [Arc<Mutex<Fake<Receive>>>; 2] = Default::default();
         let port = |id: u16, queues| {
             let port = Arc::new(Port::new(PortId(id), id.to_string(), queues));
             port.set_active(port.egress.len() as u16);
@@ -124,7 +70,7 @@ impl Announcer {
         let mut table = vec![Some(Arc::clone(&guest))];
         for (id, receiver) in (1..).zip(&receivers) {
             let stats = Arc::new(EgressStats::default());
-            let queue = EgressQueue::new(Arc::<Mutex<Receive>>::clone(receiver), stats);
+            let queue = EgressQueue::new(Arc::<Mutex<Fake<Receive>>>::clone(receiver), stats);
             table.push(Some(port(id, vec![queue])));
         }
         pool.set_table(&Arc::new(table));
@@ -139,7 +85,7 @@ impl Announcer {
         );
         let source =
             Source::new(PortId(3), 0, Arc::default(), Arc::new(Tuning::new(Policy::Event)));
-        let ingress = Arc::new(Mutex::new(Gated(Arc::clone(&gate))));
+        let ingress = Arc::new(Mutex::new(Fake(Gated(Arc::clone(&gate)))));
         let name = token(PortId(3), 0, false);
         pool.serve(Served { token: name, source, ingress, kick: None, notifies: true });
         let rig = Rig { pool, guest: Arc::default(), kick: event(), tuning, stats: Arc::default() };
@@ -149,7 +95,7 @@ impl Announcer {
     fn serve(&self) {
         let Rig { pool, guest, stats, tuning, .. } = &self.rig;
         let source = Source::new(PortId(0), 0, Arc::clone(stats), Arc::clone(tuning));
-        let ingress = Arc::new(Mutex::new(Transmit(Arc::clone(guest))));
+        let ingress = Arc::new(Mutex::new(Fake(Transmit(Arc::clone(guest)))));
         let name = token(PortId(0), 0, false);
         pool.serve(Served { token: name, source, ingress, kick: None, notifies: true });
     }
@@ -163,7 +109,7 @@ impl Announcer {
     }
 
     fn got(&self) -> [Vec<Vec<u8>>; 2] {
-        [0, 1].map(|i| lock(&self.receivers[i]).0.clone())
+        [0, 1].map(|i| lock(&self.receivers[i]).0.0.clone())
     }
 
     /// Waits until each of the others has `frames`.

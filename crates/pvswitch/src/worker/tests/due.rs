@@ -13,7 +13,7 @@ struct Slow {
     found: usize,
 }
 
-impl Ingress for Slow {
+impl Transmits for Slow {
     fn burst(
         &mut self,
         _: usize,
@@ -30,34 +30,20 @@ impl Ingress for Slow {
         Ok(1)
     }
 
-    fn goes_direct(&self) -> bool {
-        false
-    }
-
-    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
-        Ok(0)
-    }
-
-    fn arm(&mut self) -> bool {
-        true
-    }
-
     fn due(&self) -> Option<u64> {
         Some(self.next_ns)
     }
-
-    fn disarm(&mut self) {}
 }
 
 #[test]
 fn worker_sleeps_until_a_queue_is_due() {
     let pool = pool(1, Placement::Single, Costs::TYPICAL);
-    let slow = Arc::new(Mutex::new(Slow {
+    let slow = Arc::new(Mutex::new(Fake(Slow {
         every_ns: 20_000_000,
         next_ns: 20_000_000,
         looks: Vec::new(),
         found: 0,
-    }));
+    })));
     let source = Source::new(
         PortId(0),
         0,
@@ -67,16 +53,16 @@ fn worker_sleeps_until_a_queue_is_due() {
     pool.serve(Served {
         token: token(PortId(0), 0, false),
         source,
-        ingress: Arc::<Mutex<Slow>>::clone(&slow),
+        ingress: Arc::<Mutex<Fake<Slow>>>::clone(&slow),
         kick: None,
         notifies: true,
     });
     let deadline = Instant::now() + Duration::from_secs(60);
-    while slow.lock().unwrap().found < 10 && Instant::now() < deadline {
+    while slow.lock().unwrap().0.found < 10 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
     pool.stop();
-    let slow = slow.lock().unwrap();
+    let slow = &slow.lock().unwrap().0;
     assert!(slow.found >= 10, "polled when due");
     // Sleeps until a set time count as naps, however long; without one it sleeps before it gets a
     // queue.

@@ -2,9 +2,7 @@
 
 use switch::forward::{EgressQueue, Port};
 use switch::poll::State;
-use switch::port::{Egress, Steer};
 use switch::stats::EgressStats;
-use switch::vnet::Offloads;
 
 use super::*;
 use crate::pool::token;
@@ -20,15 +18,7 @@ struct Receiver {
 
 struct Receive(Arc<Receiver>);
 
-impl Egress for Receive {
-    fn offloads(&self) -> Offloads {
-        Offloads::ALL
-    }
-
-    fn takes_granted(&self) -> bool {
-        false
-    }
-
+impl Receives for Receive {
     fn put(&mut self, _: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
         let done = picks.len().min(self.0.room.load(Ordering::SeqCst));
         self.0.room.fetch_sub(done, Ordering::SeqCst);
@@ -36,25 +26,9 @@ impl Egress for Receive {
         Ok(done)
     }
 
-    fn put_made(&mut self, _: &[u8], _: &[shm::Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
-        Ok(true)
+    fn room(&mut self, limit: usize) -> usize {
+        limit.min(self.0.room.load(Ordering::SeqCst))
     }
-
-    fn room(&mut self, _: u32, limit: usize) -> Result<usize, Fault> {
-        Ok(limit.min(self.0.room.load(Ordering::SeqCst)))
-    }
-
-    fn direct(&mut self) -> Option<&mut dyn Direct> {
-        None
-    }
-
-    fn steer(&self) -> Option<Arc<dyn Steer>> {
-        None
-    }
-
-    fn flush(&mut self) {}
-
-    fn notify(&mut self) {}
 
     fn arm(&mut self) -> bool {
         self.0.armed.store(true, Ordering::SeqCst);
@@ -82,7 +56,7 @@ impl Wired {
         let guest = Guest { is_shown: AtomicBool::new(true), ..Guest::default() };
         let rig = Rig::costing(costs, policy.parse().unwrap(), guest);
         let (receiver, kick) = (Arc::new(Receiver::default()), event());
-        let queue = Arc::new(Mutex::new(Receive(Arc::clone(&receiver))));
+        let queue = Arc::new(Mutex::new(Fake(Receive(Arc::clone(&receiver)))));
         let queue = EgressQueue::new(queue, Arc::new(EgressStats::default()));
         let port = Arc::new(Port::new(PortId(1), "r".into(), vec![queue]));
         port.set_active(1);

@@ -6,7 +6,7 @@ use crate::pool::token;
 /// Always has frames; each burst takes this long.
 pub struct Flood(pub Duration);
 
-impl Ingress for Flood {
+impl Transmits for Flood {
     fn burst(
         &mut self,
         max: usize,
@@ -18,23 +18,9 @@ impl Ingress for Flood {
         Ok(max)
     }
 
-    fn goes_direct(&self) -> bool {
-        false
-    }
-
-    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
-        Ok(0)
-    }
-
     fn arm(&mut self) -> bool {
         false
     }
-
-    fn due(&self) -> Option<u64> {
-        None
-    }
-
-    fn disarm(&mut self) {}
 }
 
 #[test]
@@ -47,7 +33,7 @@ fn equal_floods_are_served_by_weight() {
         let tuning = Arc::new(Tuning::new(Policy::Event));
         tuning.set_weight(weight);
         let source = Source::new(PortId(port), queue, Arc::clone(stats), tuning);
-        let ingress = Arc::new(Mutex::new(Flood(Duration::from_micros(us))));
+        let ingress = Arc::new(Mutex::new(Fake(Flood(Duration::from_micros(us)))));
         let token = token(PortId(port), queue, false);
         pool.serve(Served { token, source, ingress, kick: None, notifies: true });
     }
