@@ -140,7 +140,7 @@ fn others_are_seen_from_inside() {
     busy.kill().unwrap();
     busy.wait().unwrap();
     let text = words(&output.unwrap());
-    assert!(text.contains("disturbed: others used"), "{text}");
+    assert!(text.contains("disturbed: other programs used"), "{text}");
 }
 
 fn a_signal_leaves_what_is_done() {

@@ -294,6 +294,13 @@ fn lines(switch: &Switch, what: &str) -> usize {
     switch.log().lines().filter(|line| line.contains(what)).count()
 }
 
+/// Number of lines of the log once it has the one of port `bad`'s connection: its guest may see the
+/// new state before.
+fn lines_once_connected(switch: &Switch) -> usize {
+    wait_for("the log", || lines(switch, "port bad: vif 1/0: connected") == 1);
+    switch.log().lines().count()
+}
+
 /// Runs `act` in a loop for a second. Returns how often.
 fn storm(mut act: impl FnMut(u32)) -> u32 {
     let end = Instant::now() + Duration::from_secs(1);
@@ -503,7 +510,7 @@ fn a_storm_of_events_delays_no_other_port() {
     let (switch, others) = rig(&dir);
     let vif = Vif::add(&switch, &dir, "bad");
     let mut guest = Guest::started(&vif.dir);
-    let log = switch.log().lines().count();
+    let log = lines_once_connected(&switch);
     for (which, what) in [(TX, "tx"), (RX, "rx"), (CTRL, "ctrl")] {
         let channel = &guest.channels[which];
         let (n, control, time) = under_storm((&switch, &others), |_| channel.notify());
@@ -524,7 +531,7 @@ fn a_flood_of_watch_events_is_read_at_a_limited_rate() {
     let (switch, others) = rig(&dir);
     let vif = Vif::add(&switch, &dir, "bad");
     let mut guest = Guest::started(&vif.dir);
-    let log = switch.log().lines().count();
+    let log = lines_once_connected(&switch);
     let store = &guest.store;
     let write = |n: u32| store.write(&format!("{FRONT}/feature-sg"), &n.to_string()).unwrap();
     let (n, control, time) = under_storm((&switch, &others), write);
@@ -558,7 +565,7 @@ fn a_flood_of_control_requests_delays_no_other_port() {
     let (switch, others) = rig(&dir);
     let vif = Vif::add(&switch, &dir, "bad");
     let mut guest = Guest::started(&vif.dir);
-    let log = switch.log().lines().count();
+    let log = lines_once_connected(&switch);
     // Lists of 512 invalid grants, of an invalid queue, and invalid keys and tables.
     let list = GREF + DATA;
     let orders: [(u16, [u32; 3]); 6] = [

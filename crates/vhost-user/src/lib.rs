@@ -13,7 +13,7 @@
 //! * [`device`]: the interface it drives
 //! * [`frontend`]: the other end, for `nic`, `gen`, fake guests and tests
 //! * [`net`] and [`port`]: the virtio-net device and its rings, as ports of the switch
-//! * [`outside`]: descriptors from a peer, their kinds and where they are closed
+//! * [`foreign`]: descriptors from a peer, their kinds and where they are closed
 //!
 //! Names and numbers are those of QEMU's `docs/interop/vhost-user.rst`; its sections are quoted
 //! where they are implemented. Dirty logging, post-copy, IOMMU and in-flight tracking are not
