@@ -93,7 +93,7 @@ fn discard(guest: &mut Guest) -> Result<usize, Malformed> {
 /// Targets of `count` guests: `{}` or `%` in the path is replaced by the guest's number.
 ///
 /// # Errors
-/// The target has no path, or no placeholder for several guests.
+/// The target has no path, or neither mark although there are several guests.
 pub fn targets(connect: &str, to: &Connect, count: u32) -> Result<Vec<String>, String> {
     let Some(path) = to.target.path() else {
         return Err(format!(
