@@ -66,7 +66,7 @@ pub fn write(folder: &Path, document: &Document) -> Result<PathBuf, Error> {
     std::fs::create_dir_all(&plots)
         .map_err(|source| Error::Write { path: plots.clone(), source })?;
     for plot in document.plots() {
-        let scene = plot::draw(plot, plot::Room::Alone);
+        let scene = plot::draw(plot, plot::Target::File);
         let file = svg::file(&scene);
         replace(&plots.join(format!("{}.svg", plot.file)), file.as_bytes())?;
         replace(&plots.join(format!("{}.png", plot.file)), &png::file(&file))?;

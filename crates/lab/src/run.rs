@@ -92,7 +92,7 @@ fn described(study: &dyn Study) -> serde_json::Value {
 pub fn run(ask: &Ask, studies: Studies) -> Result<u8, Error> {
     let side = isolate::side()?;
     let order = Order::of(ask, studies)?;
-    let there = store::look(&order.out, &order.plan, order.study)?;
+    let there = store::existing_runs(&order.out, &order.plan, order.study)?;
     if ask.dry_run {
         print(&order.described(&there, ask.json));
         return Ok(0);

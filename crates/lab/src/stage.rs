@@ -7,9 +7,9 @@
 //!     └ control socket: Snapshot, Window
 //! ```
 //!
-//! All of it is in the namespaces of the lab's own process, and ends with the values here: dropping
-//! a [`Process`] kills it, and a namespace ends with its last process. Errors include the end of
-//! the log of the process concerned.
+//! Everything runs in the namespaces of the lab's own process and lives as long as the values here:
+//! dropping a [`Process`] kills it, and a namespace ends with its last process. Errors include the
+//! end of the log of the process concerned.
 
 mod control;
 mod cpu;
@@ -55,7 +55,7 @@ pub enum Proto {
 }
 
 impl Proto {
-    /// Kind of port and of connection, as the command line has it.
+    /// Kind of port and of connection on the command line.
     pub fn kind(self) -> &'static str {
         match self {
             Self::Virtio => "vhost-user",
@@ -80,27 +80,27 @@ impl FromStr for Proto {
         match s {
             "virtio" => Ok(Self::Virtio),
             "xen" => Ok(Self::Xen),
-            _ => Err(format!("{s}: no such protocol; there are virtio and xen")),
+            _ => Err(format!("unknown protocol '{s}': use virtio or xen")),
         }
     }
 }
 
-/// The environment that all runs of a study share.
+/// Environment shared by all runs of a study.
 #[derive(Debug)]
 pub struct Stage {
     /// The program measured.
     pub program: PathBuf,
-    /// Runs commands in virtual machines, at both ends: `pvswitch-lab`.
+    /// `pvswitch-lab`, which runs commands in virtual machines (on the host and in the guest).
     pub agent: PathBuf,
-    /// CPUs of the switch's workers, in order.
+    /// CPUs of the switch's workers, in this order.
     pub switch_cpus: Vec<usize>,
     /// CPUs of guests.
     pub guest_cpus: Vec<usize>,
     /// Protocol of guests, unless it is an axis of the study.
     pub proto: Proto,
-    /// What each [`Nic`] is.
+    /// Kind of guest of each [`Nic`].
     pub guest: GuestKind,
-    /// Folder of a stock kernel for guests: `boot/vmlinuz-VERSION`, `lib/modules/VERSION`.
+    /// Folder with a stock kernel for guests: `boot/vmlinuz-VERSION`, `lib/modules/VERSION`.
     pub kernel: PathBuf,
     image: OnceLock<vm::Image>,
     dir: TempDir,
@@ -110,13 +110,13 @@ pub struct Stage {
     real_time: OnceLock<bool>,
 }
 
-/// Shared by a stage and its switches.
+/// Features that guests negotiated; shared by a stage and its switches.
 #[derive(Clone, Debug, Default)]
 struct Negotiated(Arc<Mutex<Features>>);
 
 impl Negotiated {
-    /// `show` is the answer of a switch whose ports are up.
-    fn note(&self, show: &serde_json::Value) {
+    /// Records the features in `show`, the reply of a switch whose ports are up.
+    fn record(&self, show: &serde_json::Value) {
         let words = |list: &serde_json::Value| {
             let words = list.as_array()?.iter().filter_map(|word| word.as_str());
             Some(words.collect::<Vec<_>>().join(" "))
@@ -132,7 +132,10 @@ impl Negotiated {
 }
 
 impl Stage {
-    /// One that runs `program`; its folder goes when it is dropped.
+    /// Creates a stage that runs `program`. Its folder is removed when it is dropped.
+    ///
+    /// # Errors
+    /// The folder cannot be created.
     pub fn new(
         program: &Path,
         switch_cpus: &[usize],
@@ -158,22 +161,22 @@ impl Stage {
         })
     }
 
-    /// What guests have negotiated with this stage's switches.
+    /// Returns the features that guests negotiated with this stage's switches.
     pub fn features(&self) -> Features {
         self.negotiated.0.lock().map(|all| all.clone()).unwrap_or_default()
     }
 
-    /// How many virtual machines were started.
+    /// Number of virtual machines started so far.
     pub fn machines(&self) -> u32 {
         self.machines.load(Ordering::Relaxed)
     }
 
-    /// Where the processes' logs and sockets are.
+    /// Folder of the processes' logs and sockets.
     pub fn folder(&self) -> &Path {
         self.dir.path()
     }
 
-    /// CPUs of switch and guests: for tools that are neither.
+    /// CPUs of switch and guests, for tools that are neither; sorted.
     pub fn all_cpus(&self) -> Vec<usize> {
         let mut all = [&self.switch_cpus[..], &self.guest_cpus].concat();
         all.sort_unstable();
@@ -181,13 +184,13 @@ impl Stage {
         all
     }
 
-    /// Whether a process may get real-time priority.
-    fn has_real_time(&self) -> bool {
+    /// Whether processes may run in a real-time scheduling class.
+    fn allows_real_time(&self) -> bool {
         let words = ["--rr", "1", "true"].map(String::from);
         *self.real_time.get_or_init(|| output("chrt", &words, &Place::default()).is_ok())
     }
 
-    /// A unique name within this stage.
+    /// Returns a name that is unique within this stage.
     pub fn unique(&self, name: &str) -> String {
         format!("{name}-{}", self.next.fetch_add(1, Ordering::Relaxed))
     }
@@ -203,7 +206,7 @@ impl Stage {
         self.start(name, &program, args, place)
     }
 
-    /// Starts a process; what it prints goes to files in our folder.
+    /// Starts a process; its output goes to files in the stage's folder.
     pub fn start(
         &self,
         name: &str,
@@ -226,9 +229,9 @@ mod tests {
         let negotiated = Negotiated::default();
         let port = |kind: &str, features: &[&str]| json!({"kind": kind, "features": features});
         let xen = json!({"kind": "xen-local:/x", "xen": {"takes": ["sg", "gso"]}});
-        negotiated.note(&json!({"ports": [port("vhost-user:/a", &["CSUM", "TSO"]), xen]}));
-        negotiated.note(&json!({"ports": [port("vhost-user:/b", &["CSUM"]), {"kind": "null"}]}));
-        negotiated.note(&json!({"ports": [port("vhost-user:/a", &["CSUM", "TSO"])]}));
+        negotiated.record(&json!({"ports": [port("vhost-user:/a", &["CSUM", "TSO"]), xen]}));
+        negotiated.record(&json!({"ports": [port("vhost-user:/b", &["CSUM"]), {"kind": "null"}]}));
+        negotiated.record(&json!({"ports": [port("vhost-user:/a", &["CSUM", "TSO"])]}));
         let all = negotiated.0.lock().unwrap().clone();
         assert_eq!(
             json!(all),

@@ -1,28 +1,28 @@
-//! Medians, spread, and whether two sets of runs differ.
+//! Medians, percentiles, fairness, and a test of whether two samples differ.
 
-/// What a set of values comes to.
+/// Summary statistics of a sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// How many.
+    /// Number of values.
     pub count: usize,
-    /// The median.
+    /// Median.
     pub median: f64,
-    /// The least.
+    /// Minimum.
     pub low: f64,
-    /// The most.
+    /// Maximum.
     pub high: f64,
-    /// A quarter is below.
+    /// First quartile.
     pub quartile_low: f64,
-    /// A quarter is above.
+    /// Third quartile.
     pub quartile_high: f64,
-    /// The mean.
+    /// Arithmetic mean.
     pub mean: f64,
-    /// One standard deviation of a sample; 0 of a single value.
+    /// Sample standard deviation; 0 for a single value.
     pub deviation: f64,
 }
 
 impl Summary {
-    /// Of all values; none of none.
+    /// Returns the summary of a sample; `None` if it is empty.
     pub fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -30,48 +30,49 @@ impl Summary {
         let mean = sorted.iter().sum::<f64>() / count as f64;
         let squares: f64 = sorted.iter().map(|value| (value - mean).powi(2)).sum();
         let deviation = if count > 1 { (squares / (count - 1) as f64).sqrt() } else { 0.0 };
-        let part = |part| of_sorted(&sorted, part);
+        let quantile = |p| of_sorted(&sorted, p);
         Some(Self {
             count,
-            median: part(0.5),
+            median: quantile(0.5),
             low,
             high,
-            quartile_low: part(0.25),
-            quartile_high: part(0.75),
+            quartile_low: quantile(0.25),
+            quartile_high: quantile(0.75),
             mean,
             deviation,
         })
     }
 }
 
-/// The value that a part of all values, 0 to 1, is below: between two of them in proportion, as R
-/// and `NumPy` do by default; none of none.
-pub fn percentile(values: &[f64], part: f64) -> Option<f64> {
+/// Returns the `p`-quantile (0 to 1) of a sample, with linear interpolation as by default in R and
+/// `NumPy`; `None` if it is empty.
+pub fn percentile(values: &[f64], p: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    (!sorted.is_empty()).then(|| of_sorted(&sorted, part))
+    (!sorted.is_empty()).then(|| of_sorted(&sorted, p))
 }
 
-fn of_sorted(sorted: &[f64], part: f64) -> f64 {
-    let at = part.clamp(0.0, 1.0) * (sorted.len() - 1) as f64;
+fn of_sorted(sorted: &[f64], p: f64) -> f64 {
+    let at = p.clamp(0.0, 1.0) * (sorted.len() - 1) as f64;
     let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
     below + (above - below) * at.fract()
 }
 
-/// Jain's index of fairness: 1 where all have the same, 1/n where one of n has all; none of none.
+/// Returns Jain's fairness index: 1 if all shares are equal, 1/n if one of n has everything; `None`
+/// if all are 0.
 pub fn jain(shares: &[f64]) -> Option<f64> {
     let sum: f64 = shares.iter().sum();
     let squares: f64 = shares.iter().map(|share| share * share).sum();
     (squares > 0.0).then(|| sum * sum / (shares.len() as f64 * squares))
 }
 
-/// Up to so many values all orders are counted; beyond, the normal distribution is near enough.
+/// Largest number of values for the exact test; beyond, the normal approximation is used.
 const EXACT_MAX: usize = 40;
 
-/// How often chance alone gives two sets of values at least as different as these: the test of
-/// Mann and Whitney, two-sided. 1 where one of them is empty.
+/// Returns the p-value of the two-sided Mann-Whitney U test; 1 if a sample is empty.
 ///
-/// Exact up to 40 values, ties included: all ways to choose as many ranks are counted.
+/// It is exact, with ties, for up to 40 values in total; beyond, a normal approximation with
+/// continuity and tie correction.
 pub fn mann_whitney(a: &[f64], b: &[f64]) -> f64 {
     if a.is_empty() || b.is_empty() {
         return 1.0;
@@ -85,14 +86,14 @@ pub fn mann_whitney(a: &[f64], b: &[f64]) -> f64 {
     }
 }
 
-/// The least that [`mann_whitney`] can give for so many values without ties: where every value of
-/// one set is above all of the other.
-pub fn mann_whitney_least(a: usize, b: usize) -> f64 {
+/// Returns the smallest p-value of [`mann_whitney`] for sample sizes `a` and `b` without ties: that
+/// of samples that do not overlap.
+pub fn mann_whitney_min(a: usize, b: usize) -> f64 {
     let orders = (1..=a).fold(1.0, |orders, i| orders * (b + i) as f64 / i as f64);
     f64::min(1.0, 2.0 / orders)
 }
 
-/// Twice the rank of each value among all, those of `a` first; ties share the mean of their ranks.
+/// Returns twice the rank of each value of `a`, then of `b`; ties share the mean of their ranks.
 fn doubled_ranks(a: &[f64], b: &[f64]) -> Vec<usize> {
     let all = [a, b].concat();
     let rank = |value: &f64| {
@@ -103,9 +104,10 @@ fn doubled_ranks(a: &[f64], b: &[f64]) -> Vec<usize> {
     all.iter().map(rank).collect()
 }
 
+/// Counts all choices of `chosen` ranks whose sum deviates from the mean at least as far as `sum`.
 fn exact(ranks: &[usize], chosen: usize, sum: usize) -> f64 {
     let most: usize = ranks.iter().sum();
-    // ways[k][s]: in how many ways k of the ranks seen so far add up to s.
+    // ways[k][s]: number of ways in which k of the ranks so far add up to s.
     let mut ways = vec![vec![0.0_f64; most + 1]; chosen + 1];
     ways[0][0] = 1.0;
     for rank in ranks {
@@ -116,11 +118,11 @@ fn exact(ranks: &[usize], chosen: usize, sum: usize) -> f64 {
             }
         }
     }
-    // In whole numbers: twice the distance from the mean, times the number of values.
-    let far = |s: usize| (s * ranks.len()).abs_diff(chosen * most);
+    // Deviation from the mean, times the number of values to keep it an integer.
+    let deviation = |s: usize| (s * ranks.len()).abs_diff(chosen * most);
     let all: f64 = ways[chosen].iter().sum();
-    let as_far = ways[chosen].iter().enumerate().filter(|(s, _)| far(*s) >= far(sum));
-    as_far.map(|(_, ways)| ways).sum::<f64>() / all
+    let extreme = ways[chosen].iter().enumerate().filter(|(s, _)| deviation(*s) >= deviation(sum));
+    extreme.map(|(_, ways)| ways).sum::<f64>() / all
 }
 
 fn normal(ranks: &[usize], chosen: usize, sum: usize) -> f64 {
@@ -141,7 +143,8 @@ fn normal(ranks: &[usize], chosen: usize, sum: usize) -> f64 {
     f64::min(1.0, 2.0 * upper_tail(z))
 }
 
-/// Part of the normal distribution above `z` >= 0: Abramowitz and Stegun 26.2.17, to 7.5e-8.
+/// Returns the upper tail of the standard normal distribution at `z` >= 0 (Abramowitz and Stegun
+/// 26.2.17, error below 7.5e-8).
 fn upper_tail(z: f64) -> f64 {
     let t = 1.0 / (1.0 + 0.231_641_9 * z);
     let terms = [0.319_381_530, -0.356_563_782, 1.781_477_937, -1.821_255_978, 1.330_274_429];

@@ -1,7 +1,6 @@
-//! The letters of plots: Roboto, as it was before it could vary, cut down to what plots say
-//! (Latin, signs of arithmetic). It is under the Apache Licence 2.0, which `LICENSE-APACHE` has;
-//! the file differs from Google's in that it has fewer letters and no hints. Words are measured
-//! with it before they are set, and PNG is drawn with it: no machine needs fonts.
+//! The font of plots: the static (not variable) Roboto, a subset of Latin letters and arithmetic
+//! signs without hints. It is under the Apache Licence 2.0, see `LICENSE-APACHE`. Text is measured
+//! and PNG is rendered with it, so that no font has to be installed.
 
 use std::sync::LazyLock;
 
@@ -9,33 +8,33 @@ use ttf_parser::{Face, GlyphId};
 
 /// Its name in style sheets.
 pub const NAME: &str = "Roboto";
-/// The file.
+/// Contents of the font file.
 pub const FILE: &[u8] = include_bytes!("roboto.ttf");
 
 static FACE: LazyLock<Face<'static>> =
-    LazyLock::new(|| Face::parse(FILE, 0).expect("our own font can be read"));
+    LazyLock::new(|| Face::parse(FILE, 0).expect("our own font is valid"));
 
-/// The letters of a text in order: glyph and width in the font's units.
+/// Returns glyph and advance width, in font units, of each character.
 fn glyphs(text: &str) -> impl Iterator<Item = (GlyphId, u16)> {
-    // Words from elsewhere may hold what the font does not: a box is shown.
+    // Characters that the font lacks are shown as a box.
     text.chars().map(|c| {
         let glyph = FACE.glyph_index(c).unwrap_or(GlyphId(0));
         (glyph, FACE.glyph_hor_advance(glyph).unwrap_or_default())
     })
 }
 
-/// The text with letters that the font has: it has no arrows.
+/// Replaces characters that the font lacks: arrows.
 pub fn spelled(text: &str) -> String {
     text.replace('→', "->").replace('←', "<-")
 }
 
-/// How wide a text is. Where a browser takes another font it may be a little more.
+/// Returns the width of a text; a browser that uses another font may need slightly more.
 pub fn width(text: &str, size: f32) -> f32 {
     let units: f32 = glyphs(text).map(|(_, width)| f32::from(width)).sum();
     units * size / f32::from(FACE.units_per_em())
 }
 
-/// The text in lines no wider than asked; a word that is wider stays whole.
+/// Wraps a text to lines of at most `wide`; a longer word is not broken.
 pub fn wrap(text: &str, size: f32, wide: f32) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -55,9 +54,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_that_plots_say_is_in_the_font() {
-        let said = "AZaz09 .,:;%/()+-−–—×±µσ²≤≥~'\"’“”<>=_[]{}|&→←";
-        assert!(glyphs(&spelled(said)).all(|(glyph, width)| glyph.0 != 0 && width > 0));
+    fn the_font_has_all_characters_of_plots() {
+        let text = "AZaz09 .,:;%/()+-−–—×±µσ²≤≥~'\"’“”<>=_[]{}|&→←";
+        assert!(glyphs(&spelled(text)).all(|(glyph, width)| glyph.0 != 0 && width > 0));
         assert_eq!(glyphs("\u{4e2d}").map(|(glyph, _)| glyph.0).collect::<Vec<_>>(), [0]);
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::plot::{self, Room};
+use super::plot::{self, Target};
 use super::scene::COLOURS;
 use super::words::escape;
 use super::{Document, PLOTS, Part, Plot, Table, Warning, svg, table};
@@ -196,7 +196,7 @@ fn plot_part(html: &mut String, name: &str, it: &Plot) {
          </figcaption>"
     );
     paragraphs(html, &it.note, " class=\"note\"");
-    html.push_str(&svg::inline(&plot::draw(it, Room::Page), "plot"));
+    html.push_str(&svg::inline(&plot::draw(it, Target::Page), "plot"));
     let _ = write!(
         html,
         "</div>\n<details class=\"figures\"><summary>The figures of this plot</summary>\n{}\

@@ -1,4 +1,4 @@
-//! A plot laid out: title, legend above what it names, axes, and what is between them.
+//! Lays out plots: title, legend, axes, and marks between the axes.
 
 mod frame;
 mod legend;
@@ -10,94 +10,96 @@ use super::{Plot, Point, Series, font};
 
 use frame::Frame;
 
-/// Where a plot is shown.
+/// Destination of a plot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
-    /// In a file of its own, with its title.
-    Alone,
-    /// In the page, whose width scales it.
+pub enum Target {
+    /// A separate file, with its title.
+    File,
+    /// The page, scaled to its width.
     Page,
 }
 
-/// Sizes, in pixels.
+/// Dimensions, in pixels.
 #[derive(Clone, Copy, Debug)]
-struct Look {
-    /// Of the whole.
+struct Style {
+    /// Width of the plot.
     width: f32,
-    /// Of what is between the axes.
+    /// Height of the area between the axes.
     height: f32,
-    /// Of letters.
-    letters: f32,
-    /// Of the letters of the title; 0 for no title.
-    title: f32,
-    /// About what is written.
+    /// Font size.
+    font_px: f32,
+    /// Font size of the title; 0: no title.
+    title_px: f32,
+    /// Space around text.
     gap: f32,
 }
 
-impl Look {
-    fn of(room: Room) -> Self {
-        match room {
-            Room::Alone => {
-                Self { width: 880.0, height: 380.0, letters: 13.0, title: 17.0, gap: 8.0 }
+impl Style {
+    fn of(target: Target) -> Self {
+        match target {
+            Target::File => {
+                Self { width: 880.0, height: 380.0, font_px: 13.0, title_px: 17.0, gap: 8.0 }
             }
-            Room::Page => Self { width: 860.0, height: 360.0, letters: 13.0, title: 0.0, gap: 8.0 },
+            Target::Page => {
+                Self { width: 860.0, height: 360.0, font_px: 13.0, title_px: 0.0, gap: 8.0 }
+            }
         }
     }
 }
 
-/// The whole plot.
-pub fn draw(plot: &Plot, room: Room) -> Scene {
-    let look = Look::of(room);
-    let suffix = match room {
-        Room::Alone => "file",
-        Room::Page => "page",
+/// Draws a plot.
+pub fn draw(plot: &Plot, target: Target) -> Scene {
+    let style = Style::of(target);
+    let suffix = match target {
+        Target::File => "file",
+        Target::Page => "page",
     };
     let name = format!("plot-{}-{suffix}", plot.file);
     let mut scene =
         Scene { title: plot.title.clone(), about: about(plot), name, ..Scene::default() };
-    let mut top = look.gap * 1.5;
-    if look.title > 0.0 {
-        for line in font::wrap(&plot.title, look.title, look.width - 4.0 * look.gap) {
-            top += look.title * 1.1;
-            scene.words(&line, (2.0 * look.gap, top), Anchor::Start, look.title, Ink::Text);
+    let mut top = style.gap * 1.5;
+    if style.title_px > 0.0 {
+        for line in font::wrap(&plot.title, style.title_px, style.width - 4.0 * style.gap) {
+            top += style.title_px * 1.1;
+            scene.words(&line, (2.0 * style.gap, top), Anchor::Start, style.title_px, Ink::Text);
         }
-        top += look.gap;
+        top += style.gap;
     }
-    top = legend::draw(&mut scene, plot, &look, top) + look.gap * 1.5;
-    let frame = Frame::of(plot, &look, top);
-    let bottom = frame.draw(&mut scene, plot, &look);
-    marks::draw(&mut scene, plot, &look, &frame);
-    scene.size = (look.width, footnote(&mut scene, plot, &look, bottom) + look.gap);
+    top = legend::draw(&mut scene, plot, &style, top) + style.gap * 1.5;
+    let frame = Frame::of(plot, &style, top);
+    let bottom = frame.draw(&mut scene, plot, &style);
+    marks::draw(&mut scene, plot, &style, &frame);
+    scene.size = (style.width, footnote(&mut scene, plot, &style, bottom) + style.gap);
     scene
 }
 
-/// What cannot be seen, said below. Returns where it ends.
-fn footnote(scene: &mut Scene, plot: &Plot, look: &Look, bottom: f32) -> f32 {
-    let lost = plot.series.iter().map(|series| lost(plot, series)).sum::<usize>();
+/// Adds a note below `bottom` if points are not shown; returns its lower end.
+fn footnote(scene: &mut Scene, plot: &Plot, style: &Style, bottom: f32) -> f32 {
+    let hidden = plot.series.iter().map(|series| hidden(plot, series)).sum::<usize>();
     let drawn = plot.series.iter().flat_map(|s| &s.points).filter(|p| p.y.is_finite()).count();
-    let said = match (drawn, lost) {
+    let note = match (drawn, hidden) {
         (0, _) => "Nothing was measured.".into(),
         (_, 0) => return bottom,
         (_, 1) => "One point at or below zero has no place on a logarithmic axis.".into(),
         (_, n) => format!("{n} points at or below zero have no place on a logarithmic axis."),
     };
-    let mut bottom = bottom + look.gap;
-    for line in font::wrap(&said, look.letters, look.width - 4.0 * look.gap) {
-        bottom += look.letters * 1.2;
-        scene.words(&line, (2.0 * look.gap, bottom), Anchor::Start, look.letters, Ink::Muted);
+    let mut bottom = bottom + style.gap;
+    for line in font::wrap(&note, style.font_px, style.width - 4.0 * style.gap) {
+        bottom += style.font_px * 1.2;
+        scene.words(&line, (2.0 * style.gap, bottom), Anchor::Start, style.font_px, Ink::Muted);
     }
     bottom
 }
 
-/// How many points have no place on a logarithmic axis.
-fn lost(plot: &Plot, series: &Series) -> usize {
+/// Number of points that have no position on a logarithmic axis.
+fn hidden(plot: &Plot, series: &Series) -> usize {
     let (log_x, log_y) = plot.log;
     let (log_x, log_y) = (log_x && plot.categories.is_empty(), log_y && !series.right);
-    let lost = |p: &&Point| log_x && p.x <= 0.0 || log_y && p.y <= 0.0;
-    series.points.iter().filter(lost).count()
+    let hidden = |p: &&Point| log_x && p.x <= 0.0 || log_y && p.y <= 0.0;
+    series.points.iter().filter(hidden).count()
 }
 
-/// The plot in words, for those who do not see it.
+/// Describes the plot in words, for screen readers.
 fn about(plot: &Plot) -> String {
     let mut about = format!("{} by {}.", plot.y, plot.x);
     if !plot.right.is_empty() {
@@ -119,8 +121,8 @@ fn about(plot: &Plot) -> String {
     about
 }
 
-/// What is at a place of the x axis.
-pub fn place(plot: &Plot, x: f64) -> String {
+/// Returns the label of a value of x.
+pub fn x_label(plot: &Plot, x: f64) -> String {
     let category = || plot.categories.get(x as usize).filter(|_| x >= 0.0 && x.fract() == 0.0);
     category().cloned().unwrap_or_else(|| short(x))
 }

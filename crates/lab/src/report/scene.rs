@@ -1,27 +1,27 @@
-//! What a plot is drawn of: lines, dots and words in colours that have a meaning. Where it ends
-//! up, page or file, decides what the colours are.
+//! Primitives of a plot: shapes and text in colours by use. The destination, page or file, maps
+//! them to actual colours.
 
 use super::font;
 
 /// Use of a colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ink {
-    /// Behind everything.
+    /// Background.
     Paper,
-    /// Words.
+    /// Text.
     Text,
-    /// Words that matter less.
+    /// Less important text.
     Muted,
     /// Axes.
     Axis,
-    /// Lines to read values by.
+    /// Grid lines.
     Grid,
-    /// A subject's, counted from 0; after the last one they begin again.
+    /// Colour of a subject, by number from 0; repeats after [`SUBJECTS`].
     Subject(usize),
 }
 
-/// The colours: name, on light paper, on dark. They are distinguishable with colour blindness
-/// (after Okabe and Ito), and have a contrast of 3:1 to either paper.
+/// Colours: name, value on light background, value on dark background. They are distinguishable
+/// with colour blindness (after Okabe and Ito), with a contrast of 3:1 to the background.
 pub const COLOURS: [(&str, u32, u32); 13] = [
     ("paper", 0xffffff, 0x16191d),
     ("text", 0x1c2126, 0xe6e9ec),
@@ -37,12 +37,12 @@ pub const COLOURS: [(&str, u32, u32); 13] = [
     ("c6", 0x5c6670, 0xb6bfc8),
     ("c7", 0xb3202c, 0xff7f86),
 ];
-/// How many of them are subjects'.
+/// Number of colours for subjects.
 pub const SUBJECTS: usize = 8;
 
 impl Ink {
-    /// Its place in [`COLOURS`].
-    fn place(self) -> usize {
+    /// Its index in [`COLOURS`].
+    fn index(self) -> usize {
         match self {
             Self::Paper => 0,
             Self::Text => 1,
@@ -55,100 +55,100 @@ impl Ink {
 
     /// Its name in style sheets.
     pub fn name(self) -> &'static str {
-        COLOURS[self.place()].0
+        COLOURS[self.index()].0
     }
 }
 
-/// Right and down from the upper left corner, in pixels.
+/// A position: right and down from the upper left corner, in pixels.
 pub type Spot = (f32, f32);
 
 /// The outline of a shape.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outline {
-    /// From spot to spot.
+    /// An open path.
     Line(Vec<Spot>),
-    /// The same, and back to the first.
+    /// A closed path.
     Area(Vec<Spot>),
-    /// A centre and a radius.
+    /// Centre and radius.
     Circle(Spot, f32),
 }
 
-/// A line's looks.
+/// Style of a line.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stroke {
     /// Its colour.
     pub ink: Ink,
     /// Its width.
     pub width: f32,
-    /// Whether it has gaps.
+    /// Whether it is dashed.
     pub dashed: bool,
 }
 
-/// Strokes and gaps of a dashed line.
+/// Lengths of dashes and gaps of a dashed line.
 pub const DASHES: [f32; 2] = [6.0, 4.0];
 
-/// Something drawn.
+/// A shape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Where.
+    /// Its outline.
     pub outline: Outline,
-    /// Its line, if it has one.
+    /// Its stroke, if any.
     pub stroke: Option<Stroke>,
-    /// What fills it, and how much of what is behind it that hides (0 to 1).
+    /// Its fill and opacity (0 to 1), if any.
     pub fill: Option<(Ink, f32)>,
-    /// What it says when pointed at; may be empty.
+    /// Its tooltip; may be empty.
     pub hint: String,
 }
 
-/// Which end of a text its spot is.
+/// The part of a text that is at its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
-    /// The left one.
+    /// The left end.
     Start,
     /// The middle.
     Middle,
-    /// The right one.
+    /// The right end.
     End,
 }
 
-/// Words on one line.
+/// A line of text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Words {
-    /// On its base line.
+    /// Its position, on the baseline.
     pub at: Spot,
-    /// Which end of the text that is.
+    /// The part of the text at that position.
     pub anchor: Anchor,
-    /// Degrees it is turned, clockwise, about the spot.
+    /// Clockwise rotation about the position, in degrees.
     pub turn: f32,
-    /// Height of the letters.
+    /// Font size.
     pub size: f32,
     /// Its colour.
     pub ink: Ink,
-    /// What it says.
+    /// The text.
     pub text: String,
 }
 
-/// One thing in a scene.
+/// An item of a scene.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
-    /// A line, an area or a dot.
+    /// A shape.
     Shape(Shape),
     /// Text.
     Words(Words),
 }
 
-/// All that is drawn, from back to front.
+/// A drawing.
 #[derive(Clone, Debug, Default)]
 pub struct Scene {
-    /// For those who do not see it: what it is.
+    /// Title, for screen readers.
     pub title: String,
-    /// And what it shows.
+    /// Description, for screen readers.
     pub about: String,
-    /// Name that no other scene of the page has, of letters that identifiers may have.
+    /// Identifier, unique in a page.
     pub name: String,
     /// Width and height.
     pub size: Spot,
-    /// From back to front.
+    /// Items, from back to front.
     pub items: Vec<Item>,
 }
 
@@ -160,12 +160,12 @@ impl Scene {
         self.items.push(Item::Shape(Shape { outline, stroke, fill: None, hint: String::new() }));
     }
 
-    /// Adds words.
+    /// Adds horizontal text.
     pub fn words(&mut self, text: &str, at: Spot, anchor: Anchor, size: f32, ink: Ink) {
         self.turned(text, at, anchor, size, ink, 0.0);
     }
 
-    /// Adds words that do not run from left to right.
+    /// Adds rotated text.
     pub fn turned(&mut self, text: &str, at: Spot, anchor: Anchor, size: f32, ink: Ink, turn: f32) {
         let text = font::spelled(text);
         self.items.push(Item::Words(Words { at, anchor, turn, size, ink, text }));
@@ -176,7 +176,7 @@ impl Scene {
 mod tests {
     use super::*;
 
-    /// As WCAG 2 has it.
+    /// Contrast ratio as defined by WCAG 2.
     fn contrast(one: u32, other: u32) -> f64 {
         let light = |rgb: u32| {
             let [_, rgb @ ..] = rgb.to_be_bytes();
@@ -191,8 +191,8 @@ mod tests {
     }
 
     #[test]
-    fn colours_stand_out_from_either_paper() {
-        let (_, light, dark) = COLOURS[Ink::Paper.place()];
+    fn colours_contrast_with_the_background() {
+        let (_, light, dark) = COLOURS[Ink::Paper.index()];
         for (name, on_light, on_dark) in COLOURS {
             let least = match name {
                 "paper" | "grid" => 1.0,
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn subjects_begin_again() {
+    fn colours_of_subjects_repeat() {
         assert_eq!(Ink::Subject(0).name(), "c0");
         assert_eq!(Ink::Subject(SUBJECTS + 1), Ink::Subject(SUBJECTS + 1));
         assert_eq!(Ink::Subject(SUBJECTS + 1).name(), "c1");

@@ -1,15 +1,15 @@
-//! Scenes as SVG: inside a page, whose style sheet has the colours, or as a file of its own.
+//! Writes scenes as SVG: inline in a page, whose style sheet has the colours, or as a file.
 
 use std::fmt::Write as _;
 
 use super::scene::{Anchor, COLOURS, DASHES, Ink, Item, Outline, Scene, Shape, Spot, Words};
 use super::words::escape;
 
-/// Faces of about the width that words were measured with.
-const FACES: &str = "Roboto,Inter,&quot;Helvetica Neue&quot;,Arial,&quot;Liberation Sans&quot;,\
+/// Fonts of about the width of the one that text was measured with.
+const FONTS: &str = "Roboto,Inter,&quot;Helvetica Neue&quot;,Arial,&quot;Liberation Sans&quot;,\
                      sans-serif";
 
-/// A file of its own, light or dark as its reader's system is.
+/// Returns an SVG file, light or dark by the reader's preference.
 pub fn file(scene: &Scene) -> String {
     let (wide, high) = scene.size;
     let mut svg = format!(
@@ -24,18 +24,19 @@ pub fn file(scene: &Scene) -> String {
     svg
 }
 
-/// Part of a page that has [`style`] in its style sheet.
+/// Returns inline SVG for a page with [`style`] in its style sheet.
 pub fn inline(scene: &Scene, class: &str) -> String {
     let mut svg = format!("<svg class=\"{class}\" {}", head(scene));
     body(&mut svg, scene);
     svg
 }
 
-/// Classes that give scenes in a page the page's colours.
+/// Returns the classes of inline SVG, with the page's colours.
 pub fn style() -> String {
     classes(|n| format!("var(--{})", COLOURS[n].0))
 }
 
+/// Returns classes for fill (`f-`) and stroke (`s-`) in each colour.
 fn classes(colour: impl Fn(usize) -> String) -> String {
     let mut css = String::new();
     for (n, (name, ..)) in COLOURS.iter().enumerate() {
@@ -45,12 +46,12 @@ fn classes(colour: impl Fn(usize) -> String) -> String {
     css
 }
 
-/// The rest of the first tag, and what a screen reader says.
+/// Returns attributes of the first tag, and title and description for screen readers.
 fn head(scene: &Scene) -> String {
     let (name, (wide, high)) = (escape(&scene.name), scene.size);
     format!(
         "viewBox=\"0 0 {wide} {high}\" role=\"img\" aria-labelledby=\"{name}-t {name}-d\" \
-         font-family=\"{FACES}\" fill=\"none\" stroke-linejoin=\"round\" \
+         font-family=\"{FONTS}\" fill=\"none\" stroke-linejoin=\"round\" \
          stroke-linecap=\"butt\">\n<title id=\"{name}-t\">{}</title>\n<desc id=\"{name}-d\">{}\
          </desc>\n",
         escape(&scene.title),
@@ -136,7 +137,7 @@ fn words(svg: &mut String, words: &Words) {
     let _ = write!(svg, ">{}</text>", escape(&words.text));
 }
 
-/// A length, to a tenth of a pixel.
+/// Rounds a length to a tenth of a pixel.
 fn tenths(length: f32) -> f32 {
     (length * 10.0).round() / 10.0
 }

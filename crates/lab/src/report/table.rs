@@ -1,23 +1,23 @@
-//! Tables as HTML: columns that sort, figures of others set apart, what is missing with its
-//! reason below.
+//! Tables as HTML: sortable columns, published figures shaded, and the reasons of missing values
+//! below the table.
 
 use std::fmt::Write as _;
 
 use super::words::{escape, number};
 use super::{Plot, Series, Table, Value};
 
-/// What is known of a column.
+/// Contents of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Column {
-    /// Words, set from the left.
+    /// Text, aligned left.
     Words,
-    /// Figures, set from the right.
+    /// Numbers, aligned right.
     Figures,
-    /// Figures of others, and nothing else.
+    /// Only figures of an original study.
     Original,
 }
 
-/// The table in its box, with notes below; `small`: what the small figures beside others are.
+/// Returns the table with its notes; `small` describes the ranges in small print.
 pub fn html(table: &Table, name: &str, small: &str) -> String {
     let columns: Vec<Column> = (0..table.columns.len()).map(|n| column(table, n)).collect();
     let mut reasons: Vec<&str> = Vec::new();
@@ -100,7 +100,7 @@ fn cell<'a>(
             write!(html, "<{open} class=\"n original\" data-v=\"{exact}\">{shown}</{close}>")
         }
         Value::Missing(why) => {
-            let mark = mark(why, reasons);
+            let mark = footnote(why, reasons);
             let why = escape(why);
             write!(
                 html,
@@ -110,17 +110,17 @@ fn cell<'a>(
     };
 }
 
-/// The number of a reason below the table; the same reason has one number.
-fn mark<'a>(why: &'a str, reasons: &mut Vec<&'a str>) -> String {
+/// Returns the footnote reference of a reason; equal reasons share a number.
+fn footnote<'a>(why: &'a str, reasons: &mut Vec<&'a str>) -> String {
     if why.is_empty() {
         return String::new();
     }
     let known = reasons.iter().position(|reason| *reason == why);
-    let place = known.unwrap_or_else(|| {
+    let index = known.unwrap_or_else(|| {
         reasons.push(why);
         reasons.len() - 1
     });
-    format!("<sup>{}</sup>", place + 1)
+    format!("<sup>{}</sup>", index + 1)
 }
 
 fn notes(html: &mut String, table: &Table, reasons: &[&str], small: &str) {
@@ -147,34 +147,34 @@ fn notes(html: &mut String, table: &Table, reasons: &[&str], small: &str) {
     }
 }
 
-/// What a plot shows, as a table.
+/// Returns the data of a plot as a table.
 pub fn of_plot(plot: &Plot) -> Table {
     let points = || plot.series.iter().flat_map(|s| &s.points);
-    let mut places: Vec<f64> = points().map(|p| p.x).filter(|x| x.is_finite()).collect();
-    places.sort_by(f64::total_cmp);
-    places.dedup();
+    let mut xs: Vec<f64> = points().map(|p| p.x).filter(|x| x.is_finite()).collect();
+    xs.sort_by(f64::total_cmp);
+    xs.dedup();
     let mut columns = vec![plot.x.clone()];
     columns.extend(plot.series.iter().map(|series| {
         let unit = if series.right { &plot.right } else { &plot.y };
         if unit.is_empty() { series.name.clone() } else { format!("{}: {unit}", series.name) }
     }));
-    let x_digits = digits(places.iter().copied());
+    let x_digits = digits(xs.iter().copied());
     let mut rows = Vec::new();
-    for x in places {
-        let place = plot.categories.get(x as usize).filter(|_| x >= 0.0);
-        let mut row = vec![match place {
+    for x in xs {
+        let category = plot.categories.get(x as usize).filter(|_| x >= 0.0);
+        let mut row = vec![match category {
             Some(name) => Value::Text(name.clone()),
             None => Value::Number(x, x_digits),
         }];
-        row.extend(plot.series.iter().map(|series| figure(series, x)));
+        row.extend(plot.series.iter().map(|series| value_at(series, x)));
         rows.push(row);
     }
     let title = format!("Figures of: {}", plot.title);
     Table { title, columns, rows, ..Table::default() }
 }
 
-/// What a series has at a place.
-fn figure(series: &Series, x: f64) -> Value {
+/// Returns the value of a series at `x`.
+fn value_at(series: &Series, x: f64) -> Value {
     let digits = digits(series.points.iter().map(|p| p.y));
     match series.points.iter().find(|p| p.x == x && p.y.is_finite()) {
         None => Value::Missing(String::new()),
@@ -185,7 +185,7 @@ fn figure(series: &Series, x: f64) -> Value {
     }
 }
 
-/// Digits behind the point that tell about four of the greatest of these numbers.
+/// Decimal places for four significant digits of the largest number.
 fn digits(values: impl Iterator<Item = f64> + Clone) -> usize {
     let finite = values.filter(|value| value.is_finite());
     let most = finite.clone().map(f64::abs).fold(0.0, f64::max);
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_of_a_plot_have_the_digits_they_need() {
+    fn figures_of_a_plot_have_four_significant_digits() {
         assert_eq!(digits([1.0, 12.0].into_iter()), 0);
         assert_eq!(digits([1.0, 12.5, f64::NAN].into_iter()), 2);
         assert_eq!(digits([0.0123].into_iter()), 5);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_a_plot_are_by_place() {
+    fn figures_of_a_plot_are_sorted_by_x() {
         let point = |x: f64, y: f64, error: f64| Point { x, y, low: y - error, high: y + error };
         let series = |name: &str, points: Vec<Point>| Series {
             name: name.into(),

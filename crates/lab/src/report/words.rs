@@ -1,7 +1,7 @@
-//! Numbers and words as they are shown, and as markup.
+//! Formats numbers, and escapes text for markup.
 
-/// Text that can stand anywhere in HTML and XML: between tags and in quotes. What XML has no way
-/// to say (control characters) becomes a mark that something was there.
+/// Escapes text for HTML and XML, also in quoted attributes. Characters that XML does not allow
+/// (control characters) become U+FFFD.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -20,7 +20,8 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// A number with so many digits behind the point, thousands set apart from 10,000 on.
+/// Formats a number with `digits` decimal places, and with thousands separators from 10,000; a dash
+/// if it is not finite.
 pub fn number(value: f64, digits: usize) -> String {
     if !value.is_finite() {
         return "\u{2014}".into();
@@ -44,14 +45,14 @@ pub fn number(value: f64, digits: usize) -> String {
     shown
 }
 
-/// A number with about four digits that count, for hints and lists of what a plot shows.
+/// Formats a number with about four significant digits, for tooltips and descriptions of plots.
 pub fn short(value: f64) -> String {
     let digits = match value.abs() {
         size if size == 0.0 || size >= 1000.0 => 0,
         size if size >= 100.0 => 1,
         size if size >= 10.0 => 2,
         size if size >= 0.1 => 3,
-        _ => return plain(value),
+        _ => return small(value),
     };
     let shown = number(value, digits);
     if digits == 0 {
@@ -60,7 +61,7 @@ pub fn short(value: f64) -> String {
     shown.trim_end_matches('0').trim_end_matches('.').into()
 }
 
-/// A number for where there is little room: three digits that count, thousands as `k`.
+/// Formats a number with three significant digits and an SI prefix, for labels of bars.
 pub fn brief(value: f64) -> String {
     let (unit, letter) = match value.abs() {
         size if size >= 1e9 => (1e9, "G"),
@@ -78,8 +79,8 @@ pub fn brief(value: f64) -> String {
     number(value / unit, digits) + letter
 }
 
-/// Four digits that count of a small number.
-fn plain(value: f64) -> String {
+/// Formats a number below 0.1 with four significant digits.
+fn small(value: f64) -> String {
     let digits = (4.0 - value.abs().log10().ceil()).clamp(0.0, 12.0);
     let shown = number(value, digits as usize);
     shown.trim_end_matches('0').trim_end_matches('.').into()
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_gets_out_of_quotes_or_tags() {
+    fn markup_and_control_characters_are_escaped() {
         assert_eq!(escape("<a b=\"c\" d='e'>&"), "&lt;a b=&quot;c&quot; d=&#39;e&#39;&gt;&amp;");
         assert_eq!(
             escape("a\u{0}b\u{1b}c\u{ffff}\u{7f}\n"),
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_read_well() {
+    fn numbers_have_separators_and_signs() {
         assert_eq!(number(1234.5, 1), "1234.5");
         assert_eq!(number(12345.0, 0), "12,345");
         assert_eq!(number(-1_234_567.891, 2), "\u{2212}1,234,567.89");
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn short_numbers_keep_what_counts() {
+    fn short_numbers_have_four_digits() {
         let shown: Vec<String> =
             [0.0, 1.0, 0.25, 12.3456, 123.456, 98765.4, 0.000_123_456, -2.5].map(short).into();
         assert_eq!(

@@ -11,7 +11,7 @@ use super::this_program;
 use crate::error::Error;
 use crate::machine::allowed_cpus;
 use crate::plan::{Axis, Plan, Scale, Turn};
-use crate::stage::vm::kernel_below;
+use crate::stage::vm::newest_kernel;
 use crate::stage::{GuestKind, Proto, need};
 use crate::store::Done;
 use crate::study::Studies;
@@ -303,7 +303,7 @@ fn kernel(ask: &Ask, guest: GuestKind) -> Result<PathBuf, Error> {
         return Err(bad(format!("guests are {guest}: it is for --guest qemu")));
     }
     let folder = std::path::absolute(folder).map_err(|error| bad(error.to_string()))?;
-    kernel_below(&folder).map_err(|error| bad(error.to_string()))?;
+    newest_kernel(&folder).map_err(|error| bad(error.to_string()))?;
     Ok(folder)
 }
 

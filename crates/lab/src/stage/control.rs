@@ -1,5 +1,5 @@
-//! The control socket of a switch, kept open: no process is started for a question, so that
-//! nobody who is measured is disturbed.
+//! Connection to the control socket of a switch. It is kept open, so that a request starts no
+//! process that would disturb a measurement.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -8,34 +8,34 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// Longest wait for an answer.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// Longest wait for a reply.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection.
+/// A connection to a control socket.
 #[derive(Debug)]
 pub struct Control(BufReader<UnixStream>);
 
 impl Control {
-    /// Connects to a socket that is there.
+    /// Connects to an existing socket.
     pub fn open(path: &Path) -> std::io::Result<Self> {
         let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(ANSWER_MAX))?;
+        stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// The answer to `cmd`, which must be a good one; `more` holds its other fields.
-    pub fn ask(&mut self, cmd: &str, more: Value) -> Result<Value, String> {
+    /// Sends request `cmd` with the fields of `fields`; returns the reply, or the error in it.
+    pub fn ask(&mut self, cmd: &str, fields: Value) -> Result<Value, String> {
         let mut request = json!({ "cmd": cmd });
-        if let (Some(all), Value::Object(more)) = (request.as_object_mut(), more) {
-            all.extend(more);
+        if let (Some(all), Value::Object(fields)) = (request.as_object_mut(), fields) {
+            all.extend(fields);
         }
         let mut line = String::new();
-        let answer = self.0.get_mut().write_all(format!("{request}\n").as_bytes());
-        answer.and_then(|()| self.0.read_line(&mut line)).map_err(|e| format!("{cmd}: {e}"))?;
-        let answer: Value = serde_json::from_str(&line).map_err(|e| format!("{cmd}: {e}"))?;
-        match answer["ok"].as_bool() {
-            Some(true) => Ok(answer),
-            _ => Err(format!("{cmd}: {}", answer["error"].as_str().unwrap_or("no reason given"))),
+        let sent = self.0.get_mut().write_all(format!("{request}\n").as_bytes());
+        sent.and_then(|()| self.0.read_line(&mut line)).map_err(|e| format!("{cmd}: {e}"))?;
+        let reply: Value = serde_json::from_str(&line).map_err(|e| format!("{cmd}: {e}"))?;
+        match reply["ok"].as_bool() {
+            Some(true) => Ok(reply),
+            _ => Err(format!("{cmd}: {}", reply["error"].as_str().unwrap_or("no reason given"))),
         }
     }
 }

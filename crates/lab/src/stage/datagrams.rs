@@ -1,5 +1,5 @@
-//! Datagrams of a thread, paced or as fast as a socket takes them: what enters a switch from a
-//! network of the kernel's.
+//! A thread that sends UDP datagrams, paced or as fast as its socket accepts them: traffic that
+//! enters a switch from the kernel's network stack.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
@@ -13,36 +13,36 @@ use rustix::thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched
 use super::Namespace;
 use crate::error::Fail;
 
-/// The least that an Ethernet frame holds: 18 bytes beside the headers of IPv4 and UDP.
+/// Payload of the shortest Ethernet frame: 18 bytes after the headers of IPv4 and UDP.
 const PAYLOAD: [u8; 18] = [0; 18];
 
-/// How often a paced sender sends.
-const TURN: Duration = Duration::from_millis(1);
+/// Interval at which a paced sender sends.
+const SEND_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A thread in a namespace that sends the shortest datagrams until it is dropped.
+/// A thread in a namespace that sends minimum-size datagrams until this is dropped.
 #[derive(Debug)]
 pub struct Datagrams {
-    on: Arc<AtomicBool>,
+    running: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Datagrams {
-    /// To these addresses in turn, on these CPUs; `rate` datagrams a second, or as many as pass.
-    /// What the kernel does not take is lost, as it would be from a program that does not wait.
+    /// Sends to the addresses round-robin on `cpus`: `rate` datagrams per second, or as many as
+    /// the socket accepts. Datagrams that the kernel rejects are lost.
     ///
     /// # Errors
     ///
-    /// The namespace cannot be entered, or has no way to one of them.
+    /// The namespace cannot be entered, or has no route to one of the addresses.
     pub fn start(
         netns: &Namespace,
         cpus: &[usize],
         to: &[SocketAddr],
         rate: Option<u32>,
     ) -> Result<Self, Fail> {
-        let on = Arc::new(AtomicBool::new(true));
-        let (goes_on, cpus, to) = (on.clone(), cpus.to_vec(), to.to_vec());
+        let running = Arc::new(AtomicBool::new(true));
+        let (keep_running, cpus, to) = (running.clone(), cpus.to_vec(), to.to_vec());
         let path = netns.path();
-        let (ready, is_ready) = std::sync::mpsc::channel();
+        let (ready, started) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || match sockets(&path, &cpus, &to) {
             Err(error) => drop(ready.send(Err(error))),
             Ok(sockets) => {
@@ -51,9 +51,9 @@ impl Datagrams {
                 for socket in sockets.iter().cycle() {
                     let due = rate.map(|rate| began.elapsed().as_secs_f64() * f64::from(rate));
                     if due.is_some_and(|due| sent as f64 > due) {
-                        std::thread::sleep(TURN);
+                        std::thread::sleep(SEND_INTERVAL);
                     }
-                    if !goes_on.load(Ordering::Relaxed) {
+                    if !keep_running.load(Ordering::Relaxed) {
                         break;
                     }
                     let _ = socket.send(&PAYLOAD);
@@ -61,14 +61,14 @@ impl Datagrams {
                 }
             }
         });
-        let started = Self { on, thread: Some(thread) };
-        let begun = is_ready.recv().unwrap_or_else(|_| Err("its thread ended".into()));
-        begun.map_err(|why| Fail::Cell(format!("datagrams in {}: {why}", netns.path())))?;
-        Ok(started)
+        let datagrams = Self { running, thread: Some(thread) };
+        let result = started.recv().unwrap_or_else(|_| Err("its thread ended".into()));
+        result.map_err(|why| Fail::Cell(format!("datagrams in {}: {why}", netns.path())))?;
+        Ok(datagrams)
     }
 }
 
-/// Moves the calling thread into a namespace; a socket there for each address.
+/// Moves the calling thread into a namespace and opens a socket there for each address.
 fn sockets(path: &str, cpus: &[usize], to: &[SocketAddr]) -> Result<Vec<UdpSocket>, String> {
     let text = |error: std::io::Error| error.to_string();
     let namespace = std::fs::File::open(path).map_err(text)?;
@@ -89,7 +89,7 @@ fn sockets(path: &str, cpus: &[usize], to: &[SocketAddr]) -> Result<Vec<UdpSocke
 
 impl Drop for Datagrams {
     fn drop(&mut self) {
-        self.on.store(false, Ordering::Relaxed);
+        self.running.store(false, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

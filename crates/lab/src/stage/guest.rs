@@ -1,4 +1,4 @@
-//! Who is attached to a switch: namespaces with a NIC, generators, and the network outside.
+//! Peers of a switch: guests with a NIC, traffic generators, and the external network.
 
 use std::cell::RefCell;
 
@@ -8,31 +8,31 @@ use super::switch::Port;
 use super::{GuestKind, Namespace, Place, Process, Proto, Stage, wait_for};
 use crate::error::Fail;
 
-/// How a guest's NIC or generator works. [`NicOptions::new`] is the program's own way; fields are
-/// changed from there.
+/// Options of a guest's NIC or generator. [`NicOptions::new`] has the defaults of the program;
+/// studies change single fields.
 #[derive(Clone, Debug)]
 pub struct NicOptions {
     /// `--poll`; empty: the program's default.
     pub poll: String,
     /// `--kick`.
     pub kick: String,
-    /// `--set` of each.
+    /// Arguments of `--set`, one for each.
     pub set: Vec<String>,
-    /// Options of the connection, each with its comma: `,smart-poll=on,static=on`.
+    /// Options of the connection, each after a comma: `,smart-poll=on,static=on`.
     pub connect: String,
-    /// Offloads of the interface to turn off, by `ethtool`'s short names: `tso gso gro tx`.
+    /// Offloads of the interface to turn off, by their names in `ethtool -K`: `tso gso gro tx`.
     pub without: String,
     /// MTU of the interface.
     pub mtu: u16,
-    /// Further options, as they are: `--queue-size`, `--packed`.
+    /// Further options, passed unchanged: `--queue-size`, `--packed`.
     pub more: Vec<String>,
 }
 
-/// Frames in a ring that is replayed: its guest looks a few times in the time they take.
+/// Size of a replayed ring: so large that its guest polls only a few times per pass.
 const REPLAY_RING: &str = "8192";
 
 impl NicOptions {
-    /// The program's defaults; MTU 1500 and all offloads.
+    /// Returns the defaults of the program with a poll policy; MTU 1500, all offloads.
     pub fn new(poll: &str) -> Self {
         Self {
             poll: poll.into(),
@@ -45,10 +45,13 @@ impl NicOptions {
         }
     }
 
-    /// Of a generator that takes next to no CPU: `gen --replay`.
+    /// Returns options of a generator that uses almost no CPU: `gen --replay`.
+    ///
+    /// # Errors
+    /// Guests of the stage are not virtio.
     pub fn replay(stage: &Stage) -> Result<Self, Fail> {
         if stage.proto != Proto::Virtio {
-            return Err(Fail::Missing("only virtqueues can be replayed: --proto virtio".into()));
+            return Err(Fail::Missing("--replay needs virtqueues: use --proto virtio".into()));
         }
         let more = ["--replay", "--queue-size", REPLAY_RING].map(String::from);
         Ok(Self { more: more.into(), ..Self::new("") })
@@ -67,7 +70,7 @@ impl NicOptions {
     }
 }
 
-/// Address of guest `i` on the link: `10.9.0.10` and on; the wire has [`Wire::ADDRESS`].
+/// Address of guest `i` on the link, from `10.9.0.10`; the wire has [`Wire::ADDRESS`].
 fn address_of(i: usize) -> String {
     format!("10.9.{}.{}", i / 200, 10 + i % 200)
 }
@@ -77,31 +80,31 @@ fn mac_of(i: usize) -> String {
     format!("02:00:00:09:{:02x}:{:02x}", i / 256, i % 256)
 }
 
-/// A guest with a kernel's network: a namespace with an interface that `pvswitch nic` serves from
-/// within, or a virtual machine with a driver of its kernel's, as [`Stage::guest`] says. The
-/// machine boots while others are started; whoever runs something in it waits for it.
+/// A guest with a kernel's network stack, of the kind in [`Stage::guest`]: a namespace with a TAP
+/// interface served by `pvswitch nic`, or a virtual machine with its kernel's driver. A machine
+/// boots in the background; commands in it wait until it is up.
 #[derive(Debug)]
 pub struct Nic {
     /// Its address on the link.
     pub address: String,
     /// Its MAC address.
     pub mac: String,
-    /// What serves its interface; a virtual machine does that itself.
+    /// `pvswitch nic`; `None` for a virtual machine.
     process: Option<RefCell<Process>>,
-    /// Where it is; the tools that run in it count as the guest's.
+    /// Its namespace; tools that run in it are accounted to the guest.
     pub netns: Namespace,
 }
 
 impl Nic {
-    /// The interface.
+    /// Name of its interface.
     pub const DEVICE: &str = super::vm::DEVICE;
 
-    /// Guest `i` at a port, on the guests' CPUs, all of them on one link.
+    /// Starts guest `i` at a port, on the guests' CPUs, with an address on the common link.
     pub fn start(stage: &Stage, i: usize, port: &Port, options: &NicOptions) -> Result<Self, Fail> {
         Self::start_at(stage, i, port, options, &format!("{}/16", address_of(i)))
     }
 
-    /// The same with an address of its own, `10.1.0.2/24`.
+    /// The same with another address: `10.1.0.2/24`.
     pub fn start_at(
         stage: &Stage,
         i: usize,
@@ -110,10 +113,10 @@ impl Nic {
         address: &str,
     ) -> Result<Self, Fail> {
         let mac = mac_of(i);
-        let bare = || address.split('/').next().unwrap_or_default().to_string();
+        let ip = || address.split('/').next().unwrap_or_default().to_string();
         if stage.guest != GuestKind::Netns {
-            let netns = Namespace::of_machine(stage, port, options, (address, &mac))?;
-            return Ok(Self { address: bare(), mac, process: None, netns });
+            let netns = Namespace::of_vm(stage, port, options, (address, &mac))?;
+            return Ok(Self { address: ip(), mac, process: None, netns });
         }
         let netns = Namespace::new(stage, &port.name)?;
         let mtu = options.mtu.to_string();
@@ -126,16 +129,16 @@ impl Nic {
         let mut process = stage.start_program(&name, &args, &netns.on(&stage.guest_cpus))?;
         wait_for(&format!("the interface of {name}"), 20.0, || {
             process.check()?;
-            Ok(netns.has(Self::DEVICE))
+            Ok(netns.has_device(Self::DEVICE))
         })?;
-        netns.address(Self::DEVICE, address)?;
+        netns.add_address(Self::DEVICE, address)?;
         if !options.without.is_empty() {
-            netns.offloads(Self::DEVICE, &options.without, false)?;
+            netns.set_offloads(Self::DEVICE, &options.without, false)?;
         }
-        Ok(Self { address: bare(), mac, process: Some(process.into()), netns })
+        Ok(Self { address: ip(), mac, process: Some(process.into()), netns })
     }
 
-    /// An error, with the end of its log, if its NIC's process has ended.
+    /// Fails, with the end of its log, if the process of its NIC has ended.
     pub fn check(&self) -> Result<(), Fail> {
         match &self.process {
             Some(process) => process.borrow_mut().check(),
@@ -143,8 +146,8 @@ impl Nic {
         }
     }
 
-    /// Ends its NIC's process; what that counted, as `nic --json` prints it. A stock driver has no
-    /// such counters.
+    /// Ends the process of its NIC; returns its counters as printed by `nic --json`. `None` for a
+    /// stock driver.
     pub fn end(&self) -> Result<Option<Value>, Fail> {
         let Some(process) = &self.process else { return Ok(None) };
         let mut process = process.borrow_mut();
@@ -153,31 +156,31 @@ impl Nic {
     }
 }
 
-/// When a process runs, of those that want to run on its CPU.
+/// Scheduling class of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// In turn with others.
-    Usual,
-    /// Before them: in the real-time class. As usual where that is not allowed, as it is not for
-    /// whoever is root of a user namespace only.
-    First,
-    /// When no other wants to.
-    Last,
+    /// `SCHED_OTHER`.
+    Normal,
+    /// `SCHED_RR`; `SCHED_OTHER` where real-time scheduling is not permitted (root in a user
+    /// namespace lacks the privilege).
+    RealTime,
+    /// `SCHED_IDLE`.
+    Idle,
 }
 
 impl Class {
-    /// Words for `chrt` before the program; none for none.
-    fn words(self, stage: &Stage) -> &'static [&'static str] {
+    /// Arguments of `chrt` before the program; empty: `chrt` is not needed.
+    fn chrt_args(self, stage: &Stage) -> &'static [&'static str] {
         match self {
-            Self::Usual => &[],
-            Self::First if !stage.has_real_time() => &[],
-            Self::First => &["--rr", "1"],
-            Self::Last => &["--idle", "0"],
+            Self::Normal => &[],
+            Self::RealTime if !stage.allows_real_time() => &[],
+            Self::RealTime => &["--rr", "1"],
+            Self::Idle => &["--idle", "0"],
         }
     }
 }
 
-/// A guest that makes or takes frames of exact sizes and rates: `pvswitch gen`.
+/// A guest that sends or receives frames of exact sizes and rates: `pvswitch gen`.
 #[derive(Debug)]
 pub struct Gen {
     /// Its MAC address.
@@ -186,8 +189,8 @@ pub struct Gen {
 }
 
 impl Gen {
-    /// Guest `i` at a port, on the guests' CPUs. `mode` and the options behind it are `gen`'s own:
-    /// `send --size 60 --rate 10k --duration 3`.
+    /// Starts guest `i` at a port, on the guests' CPUs. `mode` is the argument of `gen --mode` with
+    /// further options: `send --size 60 --rate 10k --duration 3`.
     pub fn start(
         stage: &Stage,
         i: usize,
@@ -195,10 +198,10 @@ impl Gen {
         options: &NicOptions,
         mode: &str,
     ) -> Result<Self, Fail> {
-        Self::start_as(stage, i, port, options, mode, Class::Usual)
+        Self::start_as(stage, i, port, options, mode, Class::Normal)
     }
 
-    /// The same before or after others that want to run on its CPU.
+    /// The same in another scheduling class.
     pub fn start_as(
         stage: &Stage,
         i: usize,
@@ -207,10 +210,10 @@ impl Gen {
         mode: &str,
         class: Class,
     ) -> Result<Self, Fail> {
-        Self::start_there(stage, &stage.guest_cpus, i, port, options, mode, class)
+        Self::start_in(stage, &stage.guest_cpus, i, port, options, mode, class)
     }
 
-    /// The same as [`start`](Self::start) on other CPUs.
+    /// Like [`start`](Self::start), on other CPUs.
     pub fn start_on(
         stage: &Stage,
         cpus: &[usize],
@@ -219,10 +222,10 @@ impl Gen {
         options: &NicOptions,
         mode: &str,
     ) -> Result<Self, Fail> {
-        Self::start_there(stage, cpus, i, port, options, mode, Class::Usual)
+        Self::start_in(stage, cpus, i, port, options, mode, Class::Normal)
     }
 
-    fn start_there(
+    fn start_in(
         stage: &Stage,
         cpus: &[usize],
         i: usize,
@@ -237,7 +240,7 @@ impl Gen {
         args.extend(mode.split_whitespace().map(String::from));
         let place = Place { netns: None, cpus };
         let name = format!("gen-{}", port.name);
-        let process = match class.words(stage) {
+        let process = match class.chrt_args(stage) {
             [] => stage.start_program(&name, &args, &place)?,
             words => {
                 let program = stage.program.display().to_string();
@@ -258,104 +261,106 @@ impl Gen {
         self.process.id()
     }
 
-    /// An error, with the end of its log, if it has ended.
+    /// Fails, with the end of its log, if it has ended.
     pub fn check(&mut self) -> Result<(), Fail> {
         self.process.check()
     }
 
-    /// What it has counted so far, if it was started with `--interval` and is connected.
+    /// Returns its latest counters; it must be connected and started with `--interval`.
     pub fn latest(&self) -> Result<Value, Fail> {
         self.process.last_json()
     }
 
-    /// What it counted, once it has come to its own end.
+    /// Waits at most `seconds` for it to end; returns its counters.
     pub fn report(mut self, seconds: f64) -> Result<Value, Fail> {
         self.process.finish(seconds)?;
         self.process.last_json()
     }
 
-    /// Asks it to end; what it counted.
+    /// Ends it; returns its counters.
     pub fn end(mut self) -> Result<Value, Fail> {
         self.process.end()?;
         self.process.last_json()
     }
 }
 
-/// Frames that arrive at once behind [`Link::Gigabit`].
-const CARD_FRAMES: u32 = 4;
+/// Segments of the largest GSO packet on [`Link::Gigabit`].
+const GSO_SEGS_MAX: u32 = 4;
 
-/// The bucket of [`Link::Gigabit`]: what is sent at no more than this rate, in bursts of up to
-/// 2 ms, does not wait, and needs no timer of the kernel's; a queue of 1 ms, which TCP fills.
-const BUCKET: &str = "rate 1gbit burst 250000 limit 125000";
+/// Token bucket filter of [`Link::Gigabit`]: 2 ms of burst, so that traffic below the rate is not
+/// delayed and arms no timer; a queue of 1 ms, which TCP fills.
+const TBF: &str = "rate 1gbit burst 250000 limit 125000";
 
-/// How the network outside is attached.
+/// How the external network is attached to the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// The switch's own TAP interface is there: as fast as the machine, and the peer is the host's
-    /// own network, as dom0's was.
-    Free,
-    /// A link of 1 Gbit/s each way, with frames of at most the MTU, as from a network card: the
-    /// switch's interface is on a bridge in a namespace between, and a pair of virtual interfaces
-    /// with a token bucket at each end leads to the peer. Both ends are needed, as a bucket delays
-    /// only what leaves. The bridge keeps what the switch sees apart from the buckets' queues.
+    /// Directly: the switch's TAP interface is in the namespace. No rate limit; the peer is the
+    /// host's network stack (as dom0 in the original studies).
+    Tap,
+    /// By a link of 1 Gbit/s in each direction, with frames of at most the MTU, like those of a
+    /// network card: the TAP interface is a port of a bridge in a namespace of its own, and a veth
+    /// pair with a token bucket filter at each end (it shapes egress only) leads to the peer. The
+    /// bridge separates the TAP interface from the queues of the filters.
     ///
-    /// Whoever sends had better stay below the limit by itself: a bucket that is empty sends by a
-    /// timer, at the expense of whom that interrupts.
+    /// Senders should stay below the limit: an empty bucket sends from a timer interrupt, whose
+    /// time is charged to the interrupted process.
     Gigabit {
-        /// Traffic is to guests: what they answer is taken in by a thread of the kernel's. Else
-        /// the switch would pay for the peer's network, which sends when an answer comes.
-        /// Traffic from guests cannot have it without doing without TSO.
+        /// Traffic flows to guests: a kernel thread (threaded NAPI) receives their replies.
+        /// Otherwise the switch would be charged for the peer's network stack, which sends when
+        /// an acknowledgement arrives. Threaded NAPI needs TSO off, so it is not used for traffic
+        /// from guests.
         to_guests: bool,
     },
 }
 
-/// The network outside: a namespace behind a TAP port of the switch.
+/// The external network: a namespace behind a TAP port of the switch.
 #[derive(Debug)]
 pub struct Wire {
-    /// Where it is; the tools that run in it are the peers of the guests.
+    /// Its namespace; tools that run in it are the peers of the guests.
     pub netns: Namespace,
-    middle: Option<Namespace>,
+    /// Namespace of the bridge of [`Link::Gigabit`].
+    bridge: Option<Namespace>,
     link: Link,
 }
 
 impl Wire {
     /// Its address on the link.
     pub const ADDRESS: &str = "10.9.255.1";
-    /// Its port of the switch.
+    /// Name of the switch's port.
     pub const PORT: &str = "up";
     const TAP: &str = "up0";
 
-    /// Makes the namespaces; the switch is to be started with [`Wire::port`], then [`Wire::up`].
+    /// Creates the namespaces. Start the switch with [`Wire::port`], then call [`Wire::up`].
     pub fn new(stage: &Stage, link: Link) -> Result<Self, Fail> {
         let netns = Namespace::new(stage, "wire")?;
-        let middle = match link {
-            Link::Free => None,
-            Link::Gigabit { .. } => Some(Namespace::new(stage, "middle")?),
+        let bridge = match link {
+            Link::Tap => None,
+            Link::Gigabit { .. } => Some(Namespace::new(stage, "bridge")?),
         };
-        Ok(Self { netns, middle, link })
+        Ok(Self { netns, bridge, link })
     }
 
-    /// The port that leads there.
+    /// Returns the port of the switch that leads to it.
     pub fn port(&self, options: &str) -> Port {
-        Port::tap(Self::PORT, Self::TAP, self.middle.as_ref().unwrap_or(&self.netns), options)
+        Port::tap(Self::PORT, Self::TAP, self.bridge.as_ref().unwrap_or(&self.netns), options)
     }
 
-    /// The interface with the wire's address.
+    /// Name of the interface with [`Wire::ADDRESS`].
     pub fn device(&self) -> &'static str {
-        if self.middle.is_some() { "eth0" } else { Self::TAP }
+        if self.bridge.is_some() { "eth0" } else { Self::TAP }
     }
 
-    /// Sets it up, once the switch runs.
+    /// Configures the interfaces; the switch must be running.
     pub fn up(&self) -> Result<(), Fail> {
         let address = format!("{}/16", Self::ADDRESS);
-        let there = self.middle.as_ref().unwrap_or(&self.netns);
-        wait_for("the switch's interface", 20.0, || Ok(there.has(Self::TAP)))?;
-        let Some(middle) = &self.middle else {
-            return self.netns.address(Self::TAP, &address);
+        let of_tap = self.bridge.as_ref().unwrap_or(&self.netns);
+        wait_for("the switch's interface", 20.0, || Ok(of_tap.has_device(Self::TAP)))?;
+        let Some(bridge) = &self.bridge else {
+            return self.netns.add_address(Self::TAP, &address);
         };
-        // No rules are asked, whatever the host has set.
-        middle.set("net.bridge.bridge-nf-call-iptables", "0")?;
-        middle.ip(&format!(
+        // No netfilter rules on the bridge, whatever the host's setting.
+        bridge.set_sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
+        bridge.ip(&format!(
             "link add br0 type bridge
              link add far type veth peer name eth0 netns {}
              link set far master br0 up
@@ -364,16 +369,16 @@ impl Wire {
             self.netns.pid(),
             Self::TAP,
         ))?;
-        // What the switch sees are frames of at most the MTU, up to four at a time.
-        self.netns.ip(&format!("link set eth0 gso_max_segs {CARD_FRAMES}"))?;
-        middle.offloads(Self::TAP, "tso gso", false)?;
-        for (netns, device) in [(&self.netns, "eth0"), (middle, "far")] {
-            netns.run("tc", &format!("qdisc add dev {device} root tbf {BUCKET}"))?;
+        // The switch receives frames of at most the MTU, up to four at once.
+        self.netns.ip(&format!("link set eth0 gso_max_segs {GSO_SEGS_MAX}"))?;
+        bridge.set_offloads(Self::TAP, "tso gso", false)?;
+        for (netns, device) in [(&self.netns, "eth0"), (bridge, "far")] {
+            netns.run("tc", &format!("qdisc add dev {device} root tbf {TBF}"))?;
         }
-        self.netns.address("eth0", &address)?;
+        self.netns.add_address("eth0", &address)?;
         if self.link == (Link::Gigabit { to_guests: true }) {
-            middle.offloads("far", "tso", false)?;
-            self.netns.threaded("eth0")?;
+            bridge.set_offloads("far", "tso", false)?;
+            self.netns.enable_threaded_napi("eth0")?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Programs that the lab starts: where they are, and what to install.
+//! Programs that the lab starts: their paths and Debian packages.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use rustix::fs::Access;
 
 use crate::error::Fail;
 
-/// Programs that may not be installed, and the Debian package of each.
+/// Programs that may be missing, and the Debian package of each.
 const PACKAGES: [(&str, &str); 20] = [
     ("iperf3", "iperf3"),
     ("ping", "iputils-ping"),
@@ -30,14 +30,14 @@ const PACKAGES: [(&str, &str); 20] = [
     ("busybox", "busybox-static"),
 ];
 
-/// Where a program is.
+/// Path of a program; `None` if it is not installed.
 pub(super) fn find(program: &str) -> Option<PathBuf> {
     let runs = |path: &PathBuf| rustix::fs::access(path, Access::EXEC_OK).is_ok();
-    // A path with a folder is taken as it is.
+    // `join` with an absolute path yields that path.
     search_path().into_iter().map(|folder| folder.join(program)).find(runs)
 }
 
-/// An error that names the package, if a program is not installed.
+/// Fails with the name of the package if a program is not installed.
 pub fn need(program: &str) -> Result<(), Fail> {
     if find(program).is_some() {
         return Ok(());
@@ -45,11 +45,11 @@ pub fn need(program: &str) -> Result<(), Fail> {
     let package = PACKAGES.iter().find(|(name, _)| *name == program).map(|(_, package)| package);
     Err(Fail::Missing(match package {
         Some(package) => format!("{program} is not installed (Debian package {package})"),
-        None => format!("{program}: there is no such program"),
+        None => format!("{program} is not installed"),
     }))
 }
 
-/// Where programs are looked for. What sets networks up is not where everybody looks.
+/// Folders to search for programs. Network tools are in `sbin`, which `PATH` may lack.
 pub(super) fn search_path() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).collect()

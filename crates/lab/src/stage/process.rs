@@ -1,4 +1,4 @@
-//! Processes and the folder they share. Both end with the values that stand for them.
+//! Processes and their folder: dropping their values kills the process or removes the folder.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -14,21 +14,21 @@ use super::Namespace;
 use super::installed::{need, search_path};
 use crate::error::Fail;
 
-/// Longest folder name that leaves room for the sockets' names in a socket address.
+/// Longest folder name that leaves room for a socket's name in `sun_path`.
 const DIR_LEN_MAX: usize = 70;
-/// How long a process may take to end when asked to.
-const END_MAX: Duration = Duration::from_secs(5);
-/// The same in a virtual machine, when nobody is interested in it any more.
-const FAR_END_MAX: Duration = Duration::from_millis(500);
-/// Lines of a failed process's log that are shown.
+/// Longest wait for a process to end after `SIGTERM`.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same for a command in a virtual machine, when its process is dropped.
+const VM_END_TIMEOUT: Duration = Duration::from_millis(500);
+/// Lines of a failed process's log that are included in the error.
 const TAIL_LINES: usize = 6;
 
-/// Lets so many seconds pass.
+/// Sleeps for some seconds.
 pub fn sleep(seconds: f64) {
     std::thread::sleep(Duration::from_secs_f64(seconds));
 }
 
-/// Waits until `done`, at most `seconds`; `what` is what is waited for.
+/// Polls `done` until it is true, for at most `seconds`; `what` describes it in the error.
 pub fn wait_for(
     what: &str,
     seconds: f64,
@@ -37,18 +37,18 @@ pub fn wait_for(
     let by = Instant::now() + Duration::from_secs_f64(seconds);
     while !done()? {
         if Instant::now() > by {
-            return Err(Fail::Cell(format!("waited {seconds:.0} s without result for {what}")));
+            return Err(Fail::Cell(format!("timed out after {seconds:.0} s waiting for {what}")));
         }
         std::thread::sleep(Duration::from_millis(3));
     }
     Ok(())
 }
 
-/// A private folder below the system's for temporary files, with a name short enough for sockets in
-/// it; removed with all in it when dropped.
+/// Creates a private temporary folder with a path short enough for Unix sockets; it is removed when
+/// dropped.
 ///
 /// # Errors
-/// It cannot be made.
+/// The folder cannot be created.
 pub fn folder() -> std::io::Result<TempDir> {
     let mut base = std::env::temp_dir();
     if base.as_os_str().len() > DIR_LEN_MAX - 32 {
@@ -60,29 +60,29 @@ pub fn folder() -> std::io::Result<TempDir> {
 /// Where a process runs.
 #[derive(Clone, Copy, Default)]
 pub struct Place<'a> {
-    /// Its network namespace; the lab's own if none.
+    /// Its network namespace; `None`: the lab's own.
     pub netns: Option<&'a Namespace>,
-    /// CPUs it may use; any if empty.
+    /// CPUs it may use; empty: any.
     pub cpus: &'a [usize],
 }
 
 impl Place<'_> {
     /// Waits until commands can run there.
-    fn ready(&self) -> Result<(), Fail> {
-        self.netns.map_or(Ok(()), Namespace::ready)
+    fn wait_ready(&self) -> Result<(), Fail> {
+        self.netns.map_or(Ok(()), Namespace::wait_ready)
     }
 
-    /// `program`, to be started there. Both helpers turn into it, so that its process id is the
-    /// child's.
+    /// Returns the command that runs `program` there. `nsenter` and `taskset` exec it, so it has
+    /// the child's process id.
     fn command(&self, program: &str, args: &[String]) -> Command {
         let mut words = Vec::new();
         let vm = self.netns.and_then(Namespace::vm);
         if let Some(vm) = vm {
-            words.extend(vm.words());
+            words.extend(vm.command_prefix());
         } else if let Some(netns) = self.netns {
             words.extend(["nsenter".into(), format!("--net={}", netns.path()), "--".into()]);
         }
-        // A virtual machine has the CPUs that it was started on.
+        // The CPUs of a virtual machine are set when it is started.
         if !self.cpus.is_empty() && vm.is_none() {
             words.extend(["taskset".into(), "--cpu-list".into(), crate::machine::list(self.cpus)]);
         }
@@ -96,37 +96,37 @@ impl Place<'_> {
     }
 }
 
-/// Runs a program to its end, which must be a good one; what it printed.
+/// Runs a program and returns its standard output; fails if its exit status is not 0.
 pub(super) fn output(program: &str, args: &[String], place: &Place) -> Result<String, Fail> {
     need(program)?;
-    place.ready()?;
+    place.wait_ready()?;
     let done = place.command(program, args).output();
     let what = || format!("{program} {}", args.join(" "));
     let done = done.map_err(|error| Fail::Cell(format!("{}: {error}", what())))?;
     if done.status.success() {
         return Ok(String::from_utf8_lossy(&done.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&done.stderr);
-    Err(Fail::Cell(format!("{}: {} ({})", what(), said.trim(), done.status)))
+    let error = String::from_utf8_lossy(&done.stderr);
+    Err(Fail::Cell(format!("{}: {} ({})", what(), error.trim(), done.status)))
 }
 
 /// A process; killed when dropped.
 #[derive(Debug)]
 pub struct Process {
-    /// What it is called in messages.
+    /// Its name in messages.
     pub name: String,
     child: Child,
     out: PathBuf,
     log: PathBuf,
-    /// What it stands for runs in a virtual machine, and has to be ended there.
-    far: bool,
+    /// The command runs in a virtual machine and must be ended there.
+    in_vm: bool,
 }
 
 impl Process {
-    /// Starts one. What it prints goes to files in `dir`.
+    /// Starts a process; its standard output and standard error go to files in `dir`.
     ///
     /// # Errors
-    /// [`Fail`]: it is not installed, or could not be started.
+    /// The program is not installed, or cannot be started.
     pub fn start(
         dir: &Path,
         name: &str,
@@ -135,7 +135,7 @@ impl Process {
         place: &Place,
     ) -> Result<Self, Fail> {
         need(program)?;
-        place.ready()?;
+        place.wait_ready()?;
         let (out, log) = (dir.join(format!("{name}.out")), dir.join(format!("{name}.log")));
         let file = |path: &Path| {
             File::create(path).map_err(|error| Fail::Over(format!("{}: {error}", path.display())))
@@ -143,16 +143,16 @@ impl Process {
         let child = place
             .command(program, args)
             .env("RUST_LOG", "info")
-            // Kept open, and silent: some end with their input.
+            // Some programs end when their standard input is closed.
             .stdin(Stdio::piped())
             .stdout(file(&out)?)
             .stderr(file(&log)?)
-            // Out of the terminal's reach: at Ctrl-C the lab stops, and then it stops the others.
+            // Ctrl-C must reach the lab only, which then ends its processes.
             .process_group(0)
             .spawn()
             .map_err(|error| Fail::Cell(format!("cannot start {program}: {error}")))?;
-        let far = place.netns.is_some_and(|netns| netns.vm().is_some());
-        Ok(Self { name: name.into(), child, out, log, far })
+        let in_vm = place.netns.is_some_and(|netns| netns.vm().is_some());
+        Ok(Self { name: name.into(), child, out, log, in_vm })
     }
 
     /// Process id.
@@ -160,7 +160,7 @@ impl Process {
         self.child.id()
     }
 
-    /// An error, with the end of its log, if it has ended.
+    /// Fails, with the end of its log, if the process has ended.
     pub fn check(&mut self) -> Result<(), Fail> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
@@ -171,19 +171,19 @@ impl Process {
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
-        // It may have ended; then there is nothing to tell it. Its id is not free before we wait.
+        // Fails if it has ended. Its id is not reused before it is waited for.
         let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
-    /// Asks it to end, and waits until it has; how it did.
+    /// Sends `SIGTERM` and waits for the process to end; returns its exit status.
     pub fn end(&mut self) -> Result<ExitStatus, Fail> {
         self.signal(Signal::TERM);
-        let by = Instant::now() + END_MAX;
+        let by = Instant::now() + END_TIMEOUT;
         loop {
-            // Asked for before the look: the machine may have stood still between.
+            // Read before `try_wait`: the machine may be suspended in between.
             let late = Instant::now() >= by;
             match self.child.try_wait() {
-                Ok(None) if late => return Err(self.fail("did not end when asked to")),
+                Ok(None) if late => return Err(self.fail("did not end after SIGTERM")),
                 Ok(None) => std::thread::sleep(Duration::from_millis(2)),
                 Ok(Some(status)) => return Ok(status),
                 Err(error) => return Err(self.fail(&format!("cannot be waited for ({error})"))),
@@ -191,7 +191,7 @@ impl Process {
         }
     }
 
-    /// Waits until it ends by itself, at most `seconds`, with success.
+    /// Waits at most `seconds` for the process to exit; fails if its exit status is not 0.
     pub fn finish(&mut self, seconds: f64) -> Result<(), Fail> {
         let what = format!("process '{}' to end{}", self.name, self.tail());
         let mut status = None;
@@ -205,22 +205,22 @@ impl Process {
         }
     }
 
-    /// The file of what it logs.
+    /// Path of its log (standard error).
     pub(super) fn log(&self) -> &Path {
         &self.log
     }
 
-    /// What it printed.
+    /// Returns its standard output so far.
     pub fn printed(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.out).unwrap_or_default()).into_owned()
     }
 
-    /// What it logged.
+    /// Returns its log (standard error) so far.
     pub fn logged(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// The last whole line of JSON it printed.
+    /// Returns the last complete line that it printed, as JSON.
     pub fn last_json(&self) -> Result<Value, Fail> {
         let text = self.printed();
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -228,12 +228,12 @@ impl Process {
         serde_json::from_str(last).map_err(|error| self.fail(&format!("printed no JSON ({error})")))
     }
 
-    /// An error about it, with the end of its log.
+    /// Returns an error about the process, with the end of its log.
     pub fn fail(&self, what: &str) -> Fail {
         Fail::Cell(format!("process '{}' {what}{}", self.name, self.tail()))
     }
 
-    /// The last lines of its log, to be put behind a message; of what it printed, if it has none.
+    /// Returns the last lines of its log to append to a message; of its output if the log is empty.
     fn tail(&self) -> String {
         let mut text = self.logged();
         if text.trim().is_empty() {
@@ -242,7 +242,7 @@ impl Process {
         let lines: Vec<_> = text.lines().collect();
         let last = &lines[lines.len().saturating_sub(TAIL_LINES)..];
         if last.is_empty() {
-            return "; it logged nothing".into();
+            return "; its log is empty".into();
         }
         let last: String = last.iter().map(|line| format!("\n    | {line}")).collect();
         format!("; the end of its log:{last}")
@@ -251,14 +251,14 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        if self.far && matches!(self.child.try_wait(), Ok(None)) {
+        if self.in_vm && matches!(self.child.try_wait(), Ok(None)) {
             self.signal(Signal::TERM);
-            let by = Instant::now() + FAR_END_MAX;
+            let by = Instant::now() + VM_END_TIMEOUT;
             while Instant::now() < by && matches!(self.child.try_wait(), Ok(None)) {
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
-        // Both do nothing to a process that has ended and was waited for.
+        // Both are no-ops if the process was waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_fails_is_named_with_the_end_of_its_log() {
+    fn an_error_has_the_name_of_the_process_and_the_end_of_its_log() {
         let dir = folder().unwrap();
         let mut process = shell(&dir, "for i in 1 2 3 4 5 6 7; do echo line $i >&2; done; exit 3");
         let error = process.finish(10.0).unwrap_err().to_string();
@@ -284,16 +284,16 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_does_not_end_is_waited_for_in_vain() {
+    fn waiting_for_a_process_times_out() {
         let dir = folder().unwrap();
         let mut process = shell(&dir, "exec sleep 60");
         let error = process.finish(0.05).unwrap_err().to_string();
-        assert!(error.contains("without result") && error.contains("'sh' to end"), "{error}");
+        assert!(error.contains("timed out") && error.contains("'sh' to end"), "{error}");
         process.end().unwrap();
     }
 
     #[test]
-    fn only_whole_lines_are_read() {
+    fn an_incomplete_line_is_ignored() {
         let dir = folder().unwrap();
         let process = shell(&dir, r#"printf '{"a":1}\n{"a":2}\n{"a'; exec sleep 60"#);
         let second = || Ok(process.last_json().is_ok_and(|json| json["a"] == 2));
@@ -301,14 +301,14 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_is_told_with_its_package() {
+    fn a_missing_program_is_reported() {
         let missing = need("no-such-program").unwrap_err();
         assert!(matches!(&missing, Fail::Missing(words) if words.contains("no-such-program")));
         assert!(need("sh").is_ok());
     }
 
     #[test]
-    fn nothing_is_left_behind() {
+    fn dropping_removes_process_and_folder() {
         let dir = folder().unwrap();
         let path = dir.path().to_path_buf();
         let process = shell(&dir, "exec sleep 60");
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_are_those_given() {
+    fn a_process_is_pinned_to_its_cpus() {
         let dir = folder().unwrap();
         let args = ["-c", "grep Cpus_allowed_list /proc/self/status"].map(String::from);
         let place = Place { netns: None, cpus: &[0] };

@@ -1,4 +1,4 @@
-//! A switch, and what it counts over a window of time.
+//! A switch, and its counters over a window of time.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,27 +11,28 @@ use super::{
 };
 use crate::error::Fail;
 
-/// A port: its specification, and how a guest connects to it.
+/// A port: its specification, and the argument with which a guest connects to it.
 #[derive(Clone, Debug)]
 pub struct Port {
     /// Its name.
     pub name: String,
-    /// `NAME=KIND:ARG...`, for the switch.
+    /// Argument of the switch's `--port`: `NAME=KIND:ARG...`.
     pub spec: String,
-    /// `KIND:ARG`, for the guest; empty for a port without one.
+    /// Argument of the guest's `--connect`: `KIND:ARG`; empty for a port without guest.
     pub connect: String,
 }
 
 impl Port {
-    /// A port for a guest. `options` is empty or begins with a comma: `,queues=2,poll=spin`.
+    /// Returns a port for a guest. `options` is empty or starts with a comma:
+    /// `,queues=2,poll=spin`.
     pub fn guest(stage: &Stage, name: &str, proto: Proto, options: &str) -> Self {
         let path = stage.folder().join(stage.unique(name));
         let connect = format!("{}:{}", proto.kind(), path.display());
         Self { name: name.into(), spec: format!("{name}={connect}{options}"), connect }
     }
 
-    /// So many ports for guests, `NAME0` and on, and one that stands for all of them to a guest
-    /// that plays them all (`gen --mode idle --count N`).
+    /// Returns `count` ports for guests, named from `NAME0`, and one whose `connect` is the pattern
+    /// of all of them, for a process that acts as all guests (`gen --mode idle --count N`).
     pub fn many(
         stage: &Stage,
         name: &str,
@@ -49,20 +50,19 @@ impl Port {
         Ok((ports.collect(), port(name.into(), "{}")))
     }
 
-    /// A TAP interface in a namespace, made by the switch.
+    /// Returns a port with a TAP interface in a namespace, created by the switch.
     pub fn tap(name: &str, device: &str, netns: &Namespace, options: &str) -> Self {
         let spec = format!("{name}=tap:{device},netns={}{options}", netns.path());
         Self { name: name.into(), spec, connect: String::new() }
     }
 
-    /// One that drops everything.
+    /// Returns a port that drops all frames.
     pub fn null(name: &str) -> Self {
         Self { name: name.into(), spec: format!("{name}=null"), connect: String::new() }
     }
 }
 
-/// How a switch runs. [`SwitchOptions::new`] is what most studies want; fields are changed from
-/// there.
+/// Options of a switch. [`SwitchOptions::new`] suits most studies; others change single fields.
 #[derive(Clone, Debug)]
 pub struct SwitchOptions {
     /// `--poll`.
@@ -75,14 +75,15 @@ pub struct SwitchOptions {
     pub placement: String,
     /// `--forward`.
     pub forward: String,
-    /// CPUs of its workers, in order; not pinned if empty.
+    /// CPUs of its workers, in this order; empty: not pinned.
     pub cpus: Vec<usize>,
-    /// Further options of `pvswitch run`, as they are.
+    /// Further options of `pvswitch run`, passed unchanged.
     pub more: Vec<String>,
 }
 
 impl SwitchOptions {
-    /// One worker on the switch's first CPU; this poll policy, calls at once.
+    /// Returns options with one worker on the switch's first CPU, this poll policy, and calls
+    /// without coalescing.
     pub fn new(stage: &Stage, poll: &str) -> Self {
         Self {
             poll: poll.into(),
@@ -122,17 +123,17 @@ pub struct Switch {
     process: RefCell<Process>,
     control: RefCell<Control>,
     negotiated: Negotiated,
-    /// How long a guest takes to start.
+    /// Boot time of a guest.
     boot_s: f64,
 }
 
 impl Switch {
-    /// Starts one and waits until it answers.
+    /// Starts a switch and waits for its control socket.
     pub fn start(stage: &Stage, options: &SwitchOptions, ports: &[Port]) -> Result<Self, Fail> {
         let socket = stage.folder().join(stage.unique("ctl"));
         let mut args = options.args(ports);
         args.extend(["--control".into(), socket.display().to_string()]);
-        // On all CPUs: it measures at start what a wake-up from another one costs.
+        // Not pinned: at start it measures the cost of a wake-up by another CPU.
         let mut process = stage.start_program("switch", &args, &Place::default())?;
         let mut control = None;
         wait_for("the switch's control socket", 20.0, || {
@@ -156,36 +157,37 @@ impl Switch {
         self.process.borrow().id()
     }
 
-    /// An error, with the end of its log, if it has ended.
+    /// Fails, with the end of its log, if it has ended.
     pub fn check(&self) -> Result<(), Fail> {
         self.process.borrow_mut().check()
     }
 
-    /// What it has logged so far.
+    /// Returns its log so far.
     pub fn logged(&self) -> String {
         self.process.borrow().logged()
     }
 
-    /// The answer to a request on its control socket: `show`, `stats`, `fdb`, `set`, ...
-    pub fn ask(&self, cmd: &str, more: Value) -> Result<Value, Fail> {
-        let answer = self.control.borrow_mut().ask(cmd, more);
-        answer.map_err(|error| match self.check() {
+    /// Sends a request (`show`, `stats`, `fdb`, `set`, ...) with `fields` to its control socket;
+    /// returns the reply.
+    pub fn ask(&self, cmd: &str, fields: Value) -> Result<Value, Fail> {
+        let reply = self.control.borrow_mut().ask(cmd, fields);
+        reply.map_err(|error| match self.check() {
             Err(ended) => ended,
             Ok(()) => Fail::Cell(format!("the switch's control socket: {error}")),
         })
     }
 
-    /// Changes settings as `ctl set` does: of a port, a queue (`p0/0`), or of all (`None`).
+    /// Changes settings like `ctl set`: of a port, of a queue (`p0/0`), or of all (`None`).
     pub fn set(&self, target: Option<&str>, settings: &[&str]) -> Result<(), Fail> {
         self.ask("set", json!({ "target": target, "settings": settings })).map(|_| ())
     }
 
-    /// Adds a static address, for ports whose guest does not tell its own.
-    pub fn address(&self, mac: &str, port: &str) -> Result<(), Fail> {
+    /// Adds a static FDB entry, for a port whose guest does not announce its address.
+    pub fn add_static_mac(&self, mac: &str, port: &str) -> Result<(), Fail> {
         self.ask("fdb-add", json!({ "mac": mac, "port": port, "vlan": 0 })).map(|_| ())
     }
 
-    /// What a guest negotiated.
+    /// Returns a port as in the reply to `show`.
     pub fn port(&self, name: &str) -> Result<Value, Fail> {
         let show = self.ask("show", Value::Null)?;
         let mut ports = show["ports"].as_array().into_iter().flatten();
@@ -193,19 +195,18 @@ impl Switch {
         found.ok_or_else(|| Fail::Cell(format!("the switch has no port {name}")))
     }
 
-    /// Waits until so many ports have their guests.
+    /// Waits until `count` ports are up.
     pub fn wait_up(&self, count: usize) -> Result<(), Fail> {
         self.wait_up_while(count, || Ok(()))
     }
 
-    /// The same as long as `guests` is no error: one that has ended will not come any more, and
-    /// said why.
+    /// The same, but fails as soon as `guests` does: a guest that has ended will not connect.
     pub fn wait_up_while(
         &self,
         count: usize,
         mut guests: impl FnMut() -> Result<(), Fail>,
     ) -> Result<(), Fail> {
-        // A thousand take some seconds, on a busy machine many; virtual machines boot first.
+        // 1000 guests take some seconds, more on a busy machine; virtual machines boot first.
         let seconds = 30.0 + count as f64 * (0.1 + 3.0 * self.boot_s);
         wait_for(&format!("{count} ports to be up"), seconds, || {
             guests()?;
@@ -213,11 +214,11 @@ impl Switch {
             let ports = stats["ports"].as_array().into_iter().flatten();
             Ok(ports.filter(|port| port["up"] == true).count() >= count)
         })?;
-        self.negotiated.note(&self.ask("show", Value::Null)?);
+        self.negotiated.record(&self.ask("show", Value::Null)?);
         Ok(())
     }
 
-    /// All counters now, and the CPU time of those who play `roles`.
+    /// Reads all counters, and the CPU time of each namespace in `roles`.
     pub fn snapshot(&self, roles: &[&Namespace]) -> Result<Snapshot, Fail> {
         Ok(Snapshot {
             switch_ns: cpu_ns(self.id()),
@@ -229,18 +230,18 @@ impl Switch {
     }
 }
 
-/// Counters at one moment.
+/// Counters at one point in time.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     switch_ns: u64,
     waited_ns: u64,
     roles_ns: Vec<u64>,
     busy_ns: u64,
-    /// The switch's own, as `ctl stats --json` has them.
+    /// Counters of the switch, as printed by `ctl stats --json`.
     pub stats: Value,
 }
 
-/// Counts between two moments.
+/// A measured window of time.
 pub struct Window<'a> {
     switch: &'a Switch,
     roles: Vec<&'a Namespace>,
@@ -248,19 +249,19 @@ pub struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    /// Begins one. CPU time is accounted to the switch and to each role: a guest is a namespace
-    /// with its NIC's process and all tools in it.
+    /// Starts a window. CPU time is accounted to the switch and to each role: a guest is a
+    /// namespace with the process of its NIC and all tools in it.
     pub fn open(switch: &'a Switch, roles: &[&'a Namespace]) -> Result<Self, Fail> {
         Ok(Self { switch, roles: roles.into(), before: switch.snapshot(roles)? })
     }
 
-    /// A counter of what guests got up to its beginning, over all ports whose name begins so.
+    /// Egress counter at its start, summed over the ports whose names start with `ports`.
     pub fn total(&self, ports: &str, counter: &str) -> f64 {
-        let none = Snapshot { stats: Value::Null, ..self.before.clone() };
-        Count::between(&none, &self.before).egress(ports, counter)
+        let zero = Snapshot { stats: Value::Null, ..self.before.clone() };
+        Count::between(&zero, &self.before).egress(ports, counter)
     }
 
-    /// Ends it. Processes that ended meanwhile are not in their role's CPU time.
+    /// Ends the window. The CPU time of processes that ended in it is not counted.
     pub fn close(self) -> Result<Count, Fail> {
         Ok(Count::between(&self.before, &self.switch.snapshot(&self.roles)?))
     }
@@ -268,27 +269,27 @@ impl<'a> Window<'a> {
 
 type Counters = BTreeMap<String, u64>;
 
-/// What was counted in a window.
+/// Counts in a window.
 #[derive(Clone, Debug)]
 pub struct Count {
-    /// How long it was.
+    /// Length of the window.
     pub seconds: f64,
     /// CPU time of the switch, all threads, in ns.
     pub switch_ns: u64,
-    /// How long its threads waited for a CPU, in ns.
+    /// Time that its threads were runnable and waited for a CPU, in ns.
     pub waited_ns: u64,
-    /// CPU time of each role, in ns, in the order given.
+    /// CPU time of each role, in ns, in the order of [`Window::open`].
     pub roles_ns: Vec<u64>,
-    /// Time that all CPUs together were not idle, in ns; in steps of 10 ms.
+    /// Sum of the busy time of all CPUs, in ns; in steps of 10 ms.
     pub busy_ns: u64,
-    /// Of all workers: `sleeps`, `naps`, `rounds`, `moves`, `cpu_ns`.
+    /// Sums over all workers: `sleeps`, `naps`, `rounds`, `moves`, `cpu_ns`.
     pub workers: Counters,
-    /// By port: ingress, egress; all queues together.
+    /// By port: ingress and egress, summed over queues.
     ports: BTreeMap<String, [Counters; 2]>,
 }
 
-/// `after` less `before`; a counter never falls, a gauge may.
-fn difference(after: &Value, before: &Value, sum: &mut Counters) {
+/// Adds `after` - `before` to `sum`. The difference saturates at 0, because a gauge may decrease.
+fn add_difference(after: &Value, before: &Value, sum: &mut Counters) {
     for (name, value) in after.as_object().into_iter().flatten() {
         let Some(value) = value.as_u64() else { continue };
         let more = value.saturating_sub(before[name].as_u64().unwrap_or(0));
@@ -309,14 +310,14 @@ impl Count {
             let mut sums = [Counters::new(), Counters::new()];
             for (side, sum) in ["ingress", "egress"].into_iter().zip(&mut sums) {
                 for (i, queue) in port[side].as_array().into_iter().flatten().enumerate() {
-                    difference(queue, &old[side][i], sum);
+                    add_difference(queue, &old[side][i], sum);
                 }
             }
             ports.insert(port["name"].as_str().unwrap_or_default().into(), sums);
         }
         let mut workers = Counters::new();
         for (i, worker) in after.stats["workers"].as_array().into_iter().flatten().enumerate() {
-            difference(worker, &before.stats["workers"][i], &mut workers);
+            add_difference(worker, &before.stats["workers"][i], &mut workers);
         }
         let roles = after.roles_ns.iter().zip(&before.roles_ns);
         Self {
@@ -336,28 +337,28 @@ impl Count {
         ports.map(|(_, sides)| sides[side].get(counter).copied().unwrap_or(0) as f64).sum()
     }
 
-    /// A counter of what guests sent, over all ports whose name begins so.
+    /// Ingress counter, summed over the ports whose names start with `ports`.
     pub fn ingress(&self, ports: &str, counter: &str) -> f64 {
         self.sum(0, ports, counter)
     }
 
-    /// A counter of what guests got.
+    /// The same of an egress counter.
     pub fn egress(&self, ports: &str, counter: &str) -> f64 {
         self.sum(1, ports, counter)
     }
 
-    /// Notifications from guests, of both rings.
+    /// Kicks by guests, of ingress and egress queues.
     pub fn kicks(&self, ports: &str) -> f64 {
         self.ingress(ports, "kicks") + self.egress(ports, "kicks")
     }
 
-    /// Notifications to guests, of both rings.
+    /// Calls to guests, of ingress and egress queues.
     pub fn calls(&self, ports: &str) -> f64 {
         self.ingress(ports, "calls") + self.egress(ports, "calls")
     }
 
-    /// Frames lost on the way from ports to ports. Copies of a flooded frame that others had no
-    /// room for are not among them.
+    /// Frames dropped at ingress of ports `from` or at egress of ports `to` (prefixes). It does not
+    /// include copies of a flooded frame that were dropped at other ports.
     pub fn drops(&self, from: &str, to: &str) -> f64 {
         let at = |side: usize, ports: &str| -> u64 {
             let ports = self.ports.iter().filter(|(name, _)| name.starts_with(ports));
@@ -367,12 +368,12 @@ impl Count {
         (at(0, from) + at(1, to)) as f64
     }
 
-    /// So many in the window, as a rate.
+    /// Converts a count in the window to a rate, in 1/s.
     pub fn per_second(&self, n: f64) -> f64 {
         n / self.seconds
     }
 
-    /// CPU time in the window, in per cent of one CPU.
+    /// Converts CPU time in the window to per cent of one CPU.
     pub fn percent(&self, ns: u64) -> f64 {
         ns as f64 / self.seconds / 1e7
     }
@@ -412,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_came_meanwhile_counts_from_zero() {
+    fn a_port_added_in_the_window_counts_from_zero() {
         let mut before = snapshot(0, 0, 0);
         before.stats["ports"] = json!([]);
         let count = Count::between(&before, &snapshot(1, 7, 0));

@@ -1,35 +1,35 @@
-//! The tools that make traffic of a kernel's network: iperf3 and ping.
+//! Tools that generate traffic by a kernel's network stack: iperf3 and ping.
 
 use serde_json::Value;
 
 use super::{Namespace, Place, Process, Stage, wait_for};
 use crate::error::Fail;
 
-/// A flow of iperf3's, from its client to its server.
+/// A flow of iperf3 from its client to its server.
 #[derive(Clone, Debug)]
 pub struct Iperf {
     /// Address of the server.
     pub to: String,
-    /// Its port: one for each flow, as a server serves one client at a time.
+    /// Port of the server; one for each flow, because a server serves one client at a time.
     pub port: u16,
-    /// How long, in seconds.
+    /// Duration, in seconds.
     pub seconds: f64,
-    /// UDP in place of TCP.
+    /// UDP instead of TCP.
     pub udp: bool,
-    /// Bytes of a write, and of a datagram's payload; 0: iperf3's own.
+    /// Bytes of a write, or of a datagram's payload; 0: iperf3's default.
     pub len: u32,
     /// From server to client.
     pub reverse: bool,
-    /// Streams at once.
+    /// Number of parallel streams.
     pub streams: u32,
-    /// Bits a second and stream, of payload; 0: as many as pass.
+    /// Payload bit rate of each stream, in bit/s; 0: unlimited.
     pub rate: f64,
-    /// Further options of the client, as they are.
+    /// Further options of the client, passed unchanged.
     pub more: Vec<String>,
 }
 
 impl Iperf {
-    /// One TCP stream.
+    /// Returns a flow of one TCP stream.
     pub fn tcp(to: &str, port: u16, seconds: f64) -> Self {
         Self {
             to: to.into(),
@@ -44,13 +44,12 @@ impl Iperf {
         }
     }
 
-    /// Datagrams with so many bytes of payload.
+    /// Returns a flow of UDP datagrams with `len` bytes of payload.
     pub fn udp(to: &str, port: u16, seconds: f64, len: u32) -> Self {
         Self { udp: true, len, ..Self::tcp(to, port, seconds) }
     }
 
-    /// Starts the server, and waits until it listens. It serves any number of clients, one after
-    /// the other.
+    /// Starts a server and waits until it listens. It serves any number of clients, one at a time.
     pub fn server(
         stage: &Stage,
         netns: &Namespace,
@@ -62,7 +61,7 @@ impl Iperf {
             stage.start(&format!("iperf3-s{port}"), "iperf3", &args, &netns.on(cpus))?;
         wait_for(&format!("iperf3 to listen at port {port}"), 10.0, || {
             server.check()?;
-            Ok(listens(&format!("{}{}", netns.read("tcp"), netns.read("tcp6")), port))
+            Ok(has_listener(&format!("{}{}", netns.read("tcp"), netns.read("tcp6")), port))
         })?;
         Ok(server)
     }
@@ -96,8 +95,8 @@ impl Iperf {
     }
 }
 
-/// Whether a table of sockets has a listener at a port.
-fn listens(table: &str, port: u16) -> bool {
+/// Whether a table of sockets (`/proc/net/tcp`) has a listener at a port.
+fn has_listener(table: &str, port: u16) -> bool {
     const LISTEN: &str = "0A";
     let end = format!(":{port:04X}");
     table.lines().any(|line| {
@@ -106,7 +105,7 @@ fn listens(table: &str, port: u16) -> bool {
     })
 }
 
-/// A running client.
+/// A running iperf3 client.
 #[derive(Debug)]
 pub struct Flow {
     /// Its process; the flow ends with it.
@@ -115,10 +114,10 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Waits for its end; what came of it.
+    /// Waits for it to end; returns its results.
     pub fn report(mut self) -> Result<Traffic, Fail> {
         let ended = self.process.finish(self.seconds + 20.0);
-        // It may write errors only to its report; then the log is empty.
+        // Some errors are in its report only, not in its log.
         let text = self.process.printed();
         let report: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
         if let Some(error) = report["error"].as_str() {
@@ -129,18 +128,18 @@ impl Flow {
     }
 }
 
-/// What a flow came to.
+/// Results of a flow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Traffic {
-    /// Payload that arrived, in bits a second, over the whole flow.
+    /// Received payload, in bit/s, averaged over the whole flow.
     pub bits_per_s: f64,
-    /// Payload that was sent.
+    /// Sent payload, in bit/s.
     pub sent_bits_per_s: f64,
-    /// TCP segments sent again.
+    /// Retransmitted TCP segments.
     pub retransmits: f64,
-    /// Datagrams sent, and those of them that did not arrive.
+    /// Datagrams sent.
     pub packets: f64,
-    /// Of these.
+    /// Datagrams sent and not received.
     pub lost: f64,
 }
 
@@ -152,7 +151,7 @@ impl Traffic {
         let (packets, lost) = (number("sum", "packets"), number("sum", "lost_packets"));
         let mut bits_per_s = number("sum_received", "bits_per_second");
         if packets > 0.0 {
-            // Some versions count what was sent as received.
+            // Some versions count sent datagrams as received.
             bits_per_s = bits_per_s.min(number("sum", "bits_per_second") * (1.0 - lost / packets));
         }
         let retransmits = number("sum_sent", "retransmits");
@@ -160,7 +159,7 @@ impl Traffic {
     }
 }
 
-/// A run of pings.
+/// A running ping.
 #[derive(Debug)]
 pub struct Ping {
     process: Process,
@@ -168,8 +167,8 @@ pub struct Ping {
 }
 
 impl Ping {
-    /// Pings an address every `interval_ms`, `count` times, with so many bytes behind the header.
-    /// Within 10 ms of the next one `ping` does not sleep, and keeps its CPU from others.
+    /// Pings an address `count` times, every `interval_ms`, with `size` bytes after the header.
+    /// `ping` busy-waits for the last 10 ms of an interval.
     pub fn start(
         stage: &Stage,
         place: &Place,
@@ -183,14 +182,14 @@ impl Ping {
         Ok(Self { process, seconds: f64::from(count) * interval_ms / 1e3 })
     }
 
-    /// Sends the next ping when the last was answered, or after 10 ms: a flood of `count`.
+    /// Pings an address `count` times, each after the reply to the previous one or after 10 ms.
     pub fn flood(stage: &Stage, place: &Place, to: &str, count: u32) -> Result<Self, Fail> {
         let args = ["-n", "-q", "-f", "-W", "1", "-c", &count.to_string(), to].map(String::from);
         let process = stage.start("ping", "ping", &args, place)?;
         Ok(Self { process, seconds: f64::from(count) * 0.01 })
     }
 
-    /// Waits for its end; what came back. None lost is not asked for: see [`Pings::received`].
+    /// Waits for it to end; returns its results. Lost replies are no error.
     pub fn report(mut self) -> Result<Pings, Fail> {
         let what = format!("process '{}' to end", self.process.name);
         let by = self.seconds + 15.0;
@@ -199,9 +198,9 @@ impl Ping {
         Pings::read(&text).ok_or_else(|| self.process.fail("printed no summary"))
     }
 
-    /// Pings until an answer comes, at most 10 s: addresses are resolved and learned then.
+    /// Pings until a reply arrives, for at most 10 s, so that addresses are resolved and learned.
     pub fn until_answered(netns: &Namespace, to: &str) -> Result<(), Fail> {
-        wait_for(&format!("an answer of {to} to a ping"), 10.0, || {
+        wait_for(&format!("{to} to answer a ping"), 10.0, || {
             match netns.run("ping", &format!("-n -q -c 1 -W 1 {to}")) {
                 Err(missing @ Fail::Missing(_)) => Err(missing),
                 answered => Ok(answered.is_ok()),
@@ -210,18 +209,18 @@ impl Ping {
     }
 }
 
-/// What pings came to.
+/// Results of pings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pings {
-    /// Requests.
+    /// Requests sent.
     pub sent: u64,
-    /// Answers.
+    /// Replies received.
     pub received: u64,
-    /// Time from the first request to the end, in seconds.
+    /// Time since the first request, in seconds.
     pub seconds: f64,
-    /// Mean round trip, in us.
+    /// Mean round-trip time, in us.
     pub mean_us: f64,
-    /// Round trips in us, sorted; none of a flood.
+    /// Round-trip times in us, sorted; empty for a flood.
     times_us: Vec<f64>,
 }
 
@@ -244,10 +243,10 @@ impl Pings {
         Some(Self { sent, received, seconds, mean_us: mean.unwrap_or(0.0) * 1e3, times_us })
     }
 
-    /// The round trip that a part of them (0.5, 0.99) stayed within, in us; none without times.
-    pub fn quantile_us(&self, part: f64) -> Option<f64> {
+    /// Returns a quantile (`p`: 0.5, 0.99) of the round-trip times, in us; `None` for a flood.
+    pub fn quantile_us(&self, p: f64) -> Option<f64> {
         let last = self.times_us.len().checked_sub(1)?;
-        let i = (part * self.times_us.len() as f64).ceil() as usize;
+        let i = (p * self.times_us.len() as f64).ceil() as usize;
         Some(self.times_us[i.saturating_sub(1).min(last)])
     }
 }
@@ -276,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_has_a_summary_alone() {
+    fn a_flood_has_only_a_summary() {
         let text = "\n--- 127.0.0.1 ping statistics ---\n\
             500 packets transmitted, 500 received, 0% packet loss, time 25ms\n\
             rtt min/avg/max/mdev = 0.012/0.034/0.150/0.012 ms, ipg/ewma 0.050/0.034 ms\n";
@@ -303,11 +302,11 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_is_told_from_a_connection() {
+    fn listeners_are_distinguished_from_connections() {
         let table = "sl local_address rem_address st\n\
             0: 00000000:1451 00000000:0000 0A 00000000:00000000\n\
             1: 0100007F:1452 0100007F:9999 01 00000000:00000000\n";
-        assert!(listens(table, 0x1451));
-        assert!(!listens(table, 0x1452));
+        assert!(has_listener(table, 0x1451));
+        assert!(!has_listener(table, 0x1452));
     }
 }

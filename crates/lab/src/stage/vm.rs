@@ -1,15 +1,15 @@
-//! Guests with a kernel of their own, and the network driver that it comes with.
+//! Virtual machines: guests with a kernel of their own and its network driver.
 //!
 //! ```text
 //!   lab ── Process ── `guest run FOLDER CMD` ══ two named pipes ══ `guest serve` ── CMD
-//!                     (host: prints what CMD prints)                (first program in it)
+//!                     (host: prints the output of CMD)              (init of the guest)
 //! ```
 //!
 //! Both ends of the pipes are `pvswitch-lab`, with hidden subcommands.
 //!
-//! A virtual machine is the only thing in its network namespace on the host: what runs in it, and
-//! the machine itself, is what that namespace's processes cost. Its root is the host's file system,
-//! read-only, so all tools are there.
+//! A virtual machine has a network namespace of its own on the host: the CPU time of that
+//! namespace's processes is the machine's, with everything that runs in it. Its root is the host's
+//! file system, read-only, so it has the same tools.
 
 use std::cell::Cell;
 use std::fmt;
@@ -39,33 +39,33 @@ mod uml;
 pub use self::agent::{DEVICE, serve};
 pub use self::channel::relay;
 pub(super) use self::image::Image;
-pub use self::image::kernel_below;
+pub use self::image::newest_kernel;
 
-/// Longest time that a guest takes to start, beside others that do the same.
-const BOOT_MAX: Duration = Duration::from_secs(300);
+/// Longest boot time of a guest while others boot, too.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What a guest with a kernel's network is.
+/// Kind of guest with a kernel's network stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GuestKind {
-    /// A network namespace, and our own front end with a TAP interface.
+    /// A network namespace, with our own front-end and a TAP interface.
     #[default]
     Netns,
-    /// User-Mode Linux with its own virtio-net driver.
+    /// User-Mode Linux with its virtio-net driver.
     Uml,
-    /// A stock kernel with its own virtio-net driver, in QEMU's software emulation.
+    /// A stock kernel with its virtio-net driver, in QEMU (software emulation).
     Qemu,
 }
 
 impl GuestKind {
-    /// All of them, by name.
+    /// Names of all kinds.
     pub const NAMES: [&str; 3] = ["netns", "uml", "qemu"];
 
-    /// Whether guests of that name are virtual machines, with a stock driver.
+    /// Whether the kind of that name is a virtual machine, with a stock driver.
     pub fn is_machine(name: &str) -> bool {
         name.parse().is_ok_and(|kind: Self| kind != Self::Netns)
     }
 
-    /// What a run takes longer for each of its guests, in seconds.
+    /// Boot time that each guest adds to a run, in seconds.
     pub fn boot_s(self) -> f64 {
         match self {
             Self::Netns => 0.0,
@@ -93,60 +93,60 @@ impl FromStr for GuestKind {
             "netns" => Ok(Self::Netns),
             "uml" => Ok(Self::Uml),
             "qemu" => Ok(Self::Qemu),
-            _ => Err(format!("{s}: no such guests; there are {}", Self::NAMES.join(", "))),
+            _ => Err(format!("unknown kind of guest '{s}': use one of {}", Self::NAMES.join(", "))),
         }
     }
 }
 
-/// What there is of a virtual machine beside its process.
+/// The host's end of a virtual machine, apart from its process.
 #[derive(Debug)]
 pub(super) struct Vm {
-    /// Of its channels.
+    /// Folder of its channels.
     folder: PathBuf,
-    /// Starts commands in it.
+    /// `pvswitch-lab`, which relays commands.
     agent: PathBuf,
-    /// Whether it has answered.
+    /// Whether it is known to have booted.
     ready: Cell<bool>,
 }
 
 impl Vm {
     /// Waits until it has booted.
-    pub fn ready(&self) -> Result<(), String> {
+    pub fn wait_ready(&self) -> Result<(), String> {
         if !self.ready.get() {
-            channel::read(&self.folder, "/proc/version", BOOT_MAX)?;
+            channel::read(&self.folder, "/proc/version", BOOT_TIMEOUT)?;
             self.ready.set(true);
         }
         Ok(())
     }
 
-    /// A file of its.
+    /// Returns a file in it.
     pub fn read(&self, file: &str) -> Result<String, String> {
-        channel::read(&self.folder, file, channel::ANSWER_MAX)
+        channel::read(&self.folder, file, channel::REPLY_TIMEOUT)
     }
 
-    /// The words that run what follows them in it.
-    pub fn words(&self) -> [String; 4] {
+    /// Returns the words that, put before a command, run it in the machine.
+    pub fn command_prefix(&self) -> [String; 4] {
         let path = |path: &Path| path.display().to_string();
         [path(&self.agent), "guest".into(), "run".into(), path(&self.folder)]
     }
 
-    /// Starts one; it boots meanwhile.
+    /// Starts a machine with an IP address and a MAC address. It boots in the background.
     pub fn start(
         stage: &Stage,
         port: &Port,
         options: &NicOptions,
         (address, mac): (&str, &str),
     ) -> Result<(Self, Process), Fail> {
-        has_no(options).map_or(Ok(()), |what| {
-            Err(Fail::Missing(format!("stock driver: has no {what} (--guest {})", stage.guest)))
+        unsupported(options).map_or(Ok(()), |what| {
+            Err(Fail::Missing(format!("--guest {}: its driver lacks {what}", stage.guest)))
         })?;
         let Some(socket) = port.connect.strip_prefix("vhost-user:") else {
-            let what = format!("stock driver: speaks virtio only (--guest {})", stage.guest);
+            let what = format!("--guest {}: its driver supports virtio only", stage.guest);
             return Err(Fail::Missing(what));
         };
         let folder = stage.folder().join(stage.unique(&format!("vm-{}", port.name)));
         let failed = |error: std::io::Error| Fail::Over(format!("{}: {error}", folder.display()));
-        channel::make(&folder).map_err(failed)?;
+        channel::create(&folder).map_err(failed)?;
         let (mut console, to_console) = std::io::pipe().map_err(failed)?;
         let to_console = File::from(std::os::fd::OwnedFd::from(to_console));
         let plan = Plan {
@@ -157,9 +157,9 @@ impl Vm {
             },
             socket,
             folder: &folder,
-            console: inherited(to_console).map_err(failed)?,
+            console: inheritable(to_console).map_err(failed)?,
             channels: (1..=CHANNELS)
-                .map(|n| open(&folder, n))
+                .map(|n| open_pipes(&folder, n))
                 .collect::<std::io::Result<_>>()
                 .map_err(failed)?,
             setup: Setup {
@@ -171,15 +171,15 @@ impl Vm {
             },
         };
         let words = match stage.guest {
-            GuestKind::Qemu => qemu::words(&plan),
-            GuestKind::Netns | GuestKind::Uml => uml::words(&plan),
+            GuestKind::Qemu => qemu::command_line(&plan),
+            GuestKind::Netns | GuestKind::Uml => uml::command_line(&plan),
         }?;
         let mut args: Vec<String> = ["--net", "--"].map(String::from).into();
         args.extend(words);
         let place = Place { netns: None, cpus: &stage.guest_cpus };
         let process = stage.start(&format!("vm-{}", port.name), "unshare", &args, &place)?;
         drop(plan);
-        // What the kernel says goes to the log of its process.
+        // The console goes to the log of the machine's process.
         let mut log = OpenOptions::new().append(true).open(process.log()).map_err(failed)?;
         std::thread::spawn(move || std::io::copy(&mut console, &mut log));
         stage.machines.fetch_add(1, Ordering::Relaxed);
@@ -188,7 +188,7 @@ impl Vm {
     }
 }
 
-/// The image of a stage, made once.
+/// Returns the image of a stage; it is made once.
 fn image_of(stage: &Stage) -> Result<&Image, Fail> {
     if let Some(image) = stage.image.get() {
         return Ok(image);
@@ -197,24 +197,24 @@ fn image_of(stage: &Stage) -> Result<&Image, Fail> {
     Ok(stage.image.get_or_init(|| image))
 }
 
-/// The pipes of a channel, kept open in the machine's process. For both ways each: so there is a
-/// reader from the start and until it ends, and without a writer it would take a pipe for done.
-fn open(folder: &Path, n: u32) -> std::io::Result<[File; 2]> {
+/// Opens the pipes of a channel for the machine's process, each for reading and writing: opening
+/// the other end then never blocks, and the machine never reads an end of file.
+fn open_pipes(folder: &Path, n: u32) -> std::io::Result<[File; 2]> {
     let both = |path: &PathBuf| OpenOptions::new().read(true).write(true).open(path);
     let [to, from] = channel::pipes(folder, n);
-    Ok([inherited(both(&to)?)?, inherited(both(&from)?)?])
+    Ok([inheritable(both(&to)?)?, inheritable(both(&from)?)?])
 }
 
-/// The same, kept open in processes that are started.
-fn inherited(file: File) -> std::io::Result<File> {
+/// Clears close-on-exec.
+fn inheritable(file: File) -> std::io::Result<File> {
     fcntl_setfd(&file, FdFlags::empty())?;
     Ok(file)
 }
 
-/// What is asked of an interface that a stock driver cannot do.
-fn has_no(options: &NicOptions) -> Option<String> {
+/// Returns the first option that a stock driver does not support.
+fn unsupported(options: &NicOptions) -> Option<String> {
     let NicOptions { poll, kick, set, connect, without: _, mtu: _, more } = options;
-    // What it does is what event is: it takes interrupts, and polls while there is more.
+    // A stock driver uses NAPI: interrupts, then polling until the ring is empty.
     if !matches!(poll.as_str(), "" | "event" | "napi") {
         return Some(format!("poll policy '{poll}'"));
     }

@@ -1,24 +1,24 @@
-//! Each value of the last axis against the base, within each other cell.
+//! Comparison of the values of the last axis with its base, within cells that are otherwise equal.
 
 use std::fmt;
 
 use super::{Done, Results};
 use crate::plan::Cell;
-use crate::stats::{Summary, mann_whitney, mann_whitney_least};
+use crate::stats::{Summary, mann_whitney, mann_whitney_min};
 
-/// Two sets of runs are different where chance alone gives such a difference less often.
-pub const CHANCE: f64 = 0.05;
+/// Level of significance: samples differ if the p-value is lower.
+pub const SIGNIFICANCE: f64 = 0.05;
 
-/// What became of one comparison.
+/// Result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// More than the base.
     More,
     /// Less than the base.
     Less,
-    /// There are enough runs, and no significant difference.
+    /// No significant difference, with enough runs to detect one.
     NoDifference,
-    /// Whatever they measured, so few runs cannot tell.
+    /// Too few runs for a significant difference, whatever their values.
     TooFewRuns,
 }
 
@@ -33,34 +33,34 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// One measure of one value of the last axis against its base.
+/// Comparison of a measure at one value of the last axis with its base.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
-    /// What both have in common: all axes but the last.
+    /// Common values: all axes but the last.
     pub cell: Cell,
-    /// The last axis.
+    /// Name of the last axis.
     pub axis: String,
-    /// Its first value.
+    /// Base: the first value of the axis that has runs.
     pub base: String,
-    /// The value compared with it.
+    /// Value compared with the base.
     pub value: String,
-    /// Of what.
+    /// Name of the measure.
     pub measure: String,
-    /// Median of the value by that of the base; none where the latter is 0.
+    /// Median divided by that of the base; `None` if the latter is 0.
     pub ratio: Option<f64>,
-    /// The least and the greatest ratio of two runs that were measured side by side.
+    /// Minimum and maximum ratio of pairs: runs of the same repeat.
     pub range: Option<(f64, f64)>,
-    /// How many runs of the value, and of the base.
+    /// Number of runs of the value and of the base.
     pub runs: (usize, usize),
-    /// How often chance alone gives such a difference, by Mann and Whitney's test of two sides.
+    /// p-value of the two-sided Mann-Whitney U test.
     pub p: f64,
-    /// What that says.
+    /// Result.
     pub outcome: Outcome,
 }
 
 impl Results {
-    /// All comparisons of a measure, in the order of the cells. The base of a cell is the first
-    /// value of the last axis that it has runs of.
+    /// Returns all comparisons of a measure, in the order of the cells. The base is the first value
+    /// of the last axis that has runs.
     pub fn compare(&self, measure: &str) -> Vec<Comparison> {
         let Some(axis) = self.plan.axes.last() else { return Vec::new() };
         let used = self.used();
@@ -99,18 +99,18 @@ fn compare(runs: &[&Done], base: &[&Done], measure: &str) -> Comparison {
     let figures = |runs: &[&Done]| runs.iter().map(|run| run.figures[measure]).collect::<Vec<_>>();
     let (ours, theirs) = (figures(runs), figures(base));
     let median = |values: &[f64]| Summary::of(values).map_or(0.0, |summary| summary.median);
-    let by = |a: f64, b: f64| (b != 0.0).then(|| a / b);
+    let ratio = |a: f64, b: f64| (b != 0.0).then(|| a / b);
     let pairs = runs.iter().filter_map(|run| {
-        let beside = base.iter().find(|other| other.repeat == run.repeat)?;
-        by(run.figures[measure], beside.figures[measure])
+        let paired = base.iter().find(|other| other.repeat == run.repeat)?;
+        ratio(run.figures[measure], paired.figures[measure])
     });
     let range = Summary::of(&pairs.collect::<Vec<_>>()).map(|ratios| (ratios.low, ratios.high));
     let p = mann_whitney(&ours, &theirs);
-    let outcome = if p < CHANCE {
-        // By ranks, not by medians: it is the ranks that differ.
+    let outcome = if p < SIGNIFICANCE {
+        // The direction is that of the ranks, which were tested, not of the medians.
         let above = ours.iter().flat_map(|a| theirs.iter().map(move |b| a.total_cmp(b) as i32));
         if above.sum::<i32>() > 0 { Outcome::More } else { Outcome::Less }
-    } else if mann_whitney_least(ours.len(), theirs.len()) >= CHANCE {
+    } else if mann_whitney_min(ours.len(), theirs.len()) >= SIGNIFICANCE {
         Outcome::TooFewRuns
     } else {
         Outcome::NoDifference
@@ -121,7 +121,7 @@ fn compare(runs: &[&Done], base: &[&Done], measure: &str) -> Comparison {
         base: String::new(),
         value: String::new(),
         measure: String::new(),
-        ratio: by(median(&ours), median(&theirs)),
+        ratio: ratio(median(&ours), median(&theirs)),
         range,
         runs: (ours.len(), theirs.len()),
         p,

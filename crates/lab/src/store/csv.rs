@@ -1,16 +1,16 @@
-//! Comma-separated values (RFC 4180), each record one line of its file: no value of ours has a line
-//! break in it, and a file that was cut off lacks the end of its last line only.
+//! Comma-separated values (RFC 4180). Values contain no line break, so each record is one line, and
+//! of a truncated file only the last line is incomplete.
 
-/// One line, with its end.
+/// Returns a line with its line break. Line breaks in values become blanks.
 pub fn line<'a>(values: impl IntoIterator<Item = &'a str>) -> String {
     let mut writer = ::csv::Writer::from_writer(Vec::new());
     let flat = values.into_iter().map(|value| value.replace(['\n', '\r'], " "));
-    writer.write_record(flat).expect("memory takes it");
-    let bytes = writer.into_inner().expect("memory takes it");
-    String::from_utf8(bytes).expect("what was text is text")
+    writer.write_record(flat).expect("writing to memory cannot fail");
+    let bytes = writer.into_inner().expect("writing to memory cannot fail");
+    String::from_utf8(bytes).expect("the values were UTF-8")
 }
 
-/// The values of one line without its end.
+/// Parses a line without its line break.
 pub fn values(line: &str) -> Option<Vec<String>> {
     let reader = ::csv::ReaderBuilder::new().has_headers(false).from_reader(line.as_bytes());
     let record = reader.into_records().next()?.ok()?;
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn lines_round_trip() {
         for row in [
             vec!["a", "b"],
             vec!["", ""],

@@ -1,4 +1,4 @@
-//! The folder of results: what is in it is never overwritten by a run that does not belong there.
+//! The folder of results. Results of another plan, version or machine are never overwritten.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -14,23 +14,23 @@ use crate::plan::{Cell, Plan};
 use crate::study::Study;
 
 /// Columns of `runs.csv` between axes and measures.
-const OF_EACH_RUN: [&str; 3] = ["repeat", "distance_ns", "others_percent"];
+const RUN_COLUMNS: [&str; 3] = ["repeat", "distance_ns", "others_percent"];
 const PLAN: &str = "plan.toml";
 const RUNS: &str = "runs.csv";
 const FAILED: &str = "failed.csv";
 const MACHINE: &str = "machine.json";
 const SUMMARY: &str = "summary.json";
 
-/// A folder of results that is being filled.
+/// A folder of results, opened to add runs.
 pub struct Folder {
     path: PathBuf,
     runs: File,
     columns: Columns,
-    /// Keeps others out as long as it is open.
+    /// Locks the folder while open.
     _lock: File,
 }
 
-/// What the columns of `runs.csv` are.
+/// Columns of `runs.csv`.
 #[derive(Clone, Debug)]
 struct Columns {
     axes: Vec<String>,
@@ -46,7 +46,7 @@ impl Columns {
 
     fn header(&self) -> String {
         let (axes, measures) = (self.axes.iter(), self.measures.iter());
-        let axes = axes.map(String::as_str).chain(OF_EACH_RUN);
+        let axes = axes.map(String::as_str).chain(RUN_COLUMNS);
         csv::line(axes.chain(measures.map(String::as_str)))
     }
 
@@ -63,11 +63,11 @@ impl Columns {
 
     fn parse(&self, line: &str) -> Option<Done> {
         let values = csv::values(line)?;
-        if values.len() != self.axes.len() + OF_EACH_RUN.len() + self.measures.len() {
+        if values.len() != self.axes.len() + RUN_COLUMNS.len() + self.measures.len() {
             return None;
         }
         let (axes, rest) = values.split_at(self.axes.len());
-        let (of_run, measures) = rest.split_at(OF_EACH_RUN.len());
+        let (of_run, measures) = rest.split_at(RUN_COLUMNS.len());
         let cell = Cell(self.axes.iter().cloned().zip(axes.iter().cloned()).collect());
         let mut figures = BTreeMap::new();
         for (name, value) in
@@ -85,10 +85,10 @@ impl Columns {
     }
 }
 
-/// What `runs.csv` holds.
+/// Contents of `runs.csv`.
 struct Read {
     runs: Vec<Done>,
-    /// Length of all whole lines, where a piece of one comes after them.
+    /// Length of the complete lines if an incomplete one follows.
     whole: Option<u64>,
 }
 
@@ -100,39 +100,38 @@ fn read_runs(path: &Path, columns: &Columns) -> Result<Read, Error> {
     let bytes = fs::read(path).map_err(|error| failed(path, error))?;
     let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let text = std::str::from_utf8(&bytes[..end])
-        .map_err(|_| failed(path, "not text: damaged; take it away, or name another --out"))?;
+        .map_err(|_| failed(path, "damaged: not UTF-8; remove it, or use another --out"))?;
     let whole = (end < bytes.len()).then_some(end as u64);
     let mut lines = text.lines();
     match lines.next() {
         None => return Ok(Read { runs: Vec::new(), whole }),
         Some(header) if format!("{header}\n") == columns.header() => {}
         Some(_) => {
-            let what = "its columns are not those that this version of pvswitch measures; nothing \
-                        was changed: name another --out, or use the version that wrote it";
+            let what = "its columns differ from those of this version of pvswitch; nothing was \
+                        changed: use another --out, or the version that wrote it";
             return Err(failed(path, what));
         }
     }
     let mut runs = Vec::new();
     for (i, line) in lines.enumerate() {
         let run = columns.parse(line).ok_or_else(|| {
-            failed(
-                path,
-                format!("line {}: no run can be read from it; take it away, then go on", i + 2),
-            )
+            failed(path, format!("line {}: not a run; remove the line, then resume", i + 2))
         })?;
         runs.push(run);
     }
     Ok(Read { runs, whole })
 }
 
-/// What is in a folder already, without changing anything: runs that a measurement of this plan can
-/// go on from. An error where it holds something else.
-pub fn look(path: &Path, plan: &Plan, study: &dyn Study) -> Result<Vec<Done>, Error> {
+/// Returns the runs in a folder that a measurement of this plan can resume from; changes nothing.
+///
+/// # Errors
+/// The folder has other contents.
+pub fn existing_runs(path: &Path, plan: &Plan, study: &dyn Study) -> Result<Vec<Done>, Error> {
     if !path.exists() {
         return Ok(Vec::new());
     }
-    let mut entries = fs::read_dir(path)
-        .map_err(|error| failed(path, format!("{error}; name another folder with --out")))?;
+    let mut entries =
+        fs::read_dir(path).map_err(|error| failed(path, format!("{error}; use another --out")))?;
     let file = path.join(PLAN);
     if !file.exists() {
         if entries.next().is_none() {
@@ -140,15 +139,15 @@ pub fn look(path: &Path, plan: &Plan, study: &dyn Study) -> Result<Vec<Done>, Er
         }
         let what = format!(
             "has files, but no {PLAN}: not results of the lab. Nothing was changed; \
-                            name another folder with --out"
+             use another --out"
         );
         return Err(failed(path, what));
     }
-    let there = Plan::read(&file).map_err(|error| Error::Failed(error.to_string()))?;
-    if let Some(difference) = there.differs(plan) {
+    let existing = Plan::read(&file).map_err(|error| Error::Failed(error.to_string()))?;
+    if let Some(difference) = existing.differs(plan) {
         let what = format!(
-            "holds results of another plan: {difference}. Nothing was changed; name \
-                            another folder with --out, or go on with --plan {}",
+            "holds results of another plan: {difference}. Nothing was changed; use \
+             another --out, or resume with --plan {}",
             file.display()
         );
         return Err(failed(path, what));
@@ -169,7 +168,7 @@ impl Folder {
         machine: &Machine,
         say: &mut dyn FnMut(String),
     ) -> Result<(Self, Vec<Done>), Error> {
-        look(path, plan, study)?;
+        existing_runs(path, plan, study)?;
         fs::create_dir_all(path).map_err(|error| failed(path, error))?;
         let plan_file = path.join(PLAN);
         if !plan_file.exists() {
@@ -179,7 +178,7 @@ impl Folder {
         if lock.try_lock().is_err() {
             return Err(failed(
                 path,
-                "another run of the lab is at work in it; wait, or name another --out",
+                "another run of the lab is using it; wait, or use another --out",
             ));
         }
         let columns = Columns::of(plan, study);
@@ -190,14 +189,14 @@ impl Folder {
             if let Some(whole) = read.whole {
                 let kept = repair(&runs_file, whole)?;
                 say(format!(
-                    "{}: its last line is incomplete and was dropped; the file as it was: {}",
+                    "{}: its last line was incomplete and removed; the original file: {}",
                     runs_file.display(),
                     kept.display()
                 ));
             }
             runs = read.runs;
         }
-        same_machine(path, machine, !runs.is_empty())?;
+        check_machine(path, machine, !runs.is_empty())?;
         let mut file = OpenOptions::new()
             .create(true)
             .append(true)
@@ -210,18 +209,18 @@ impl Folder {
         Ok((Self { path: path.into(), runs: file, columns, _lock: lock }, runs))
     }
 
-    /// Adds a finished run; it is on disk when this returns.
+    /// Adds a finished run and syncs it to disk.
     pub fn add(&mut self, done: &Done) -> Result<(), Error> {
-        let stray = done.figures.keys().find(|name| !self.columns.measures.contains(name));
-        if let Some(name) = stray {
-            return Err(failed(&self.path, format!("'{name}' is no measure of this study")));
+        let unknown = done.figures.keys().find(|name| !self.columns.measures.contains(name));
+        if let Some(name) = unknown {
+            return Err(failed(&self.path, format!("the study has no measure '{name}'")));
         }
         let line = self.columns.line(done);
         let written = self.runs.write_all(line.as_bytes()).and_then(|()| self.runs.sync_data());
         written.map_err(|error| failed(&self.path.join(RUNS), error))
     }
 
-    /// Notes a run that failed.
+    /// Adds a failed run.
     pub fn add_failed(&self, cell: &Cell, repeat: u32, why: &str) -> Result<(), Error> {
         let path = self.path.join(FAILED);
         let axes = self.columns.axes.iter().map(String::as_str);
@@ -236,7 +235,7 @@ impl Folder {
             .map_err(|error| failed(&path, error))
     }
 
-    /// Adds to `machine.json` what guests negotiated.
+    /// Adds features that guests negotiated to `machine.json`.
     pub fn add_features(&self, features: Features) -> Result<(), Error> {
         let mut machine = read_machine(&self.path)?;
         for (kind, lists) in features {
@@ -252,25 +251,25 @@ pub fn write_summary(path: &Path, summary: &serde_json::Value) -> Result<(), Err
     write(&path.join(SUMMARY), &text)
 }
 
-/// Keeps the file beside itself, then cuts it after its last whole line.
+/// Truncates the file after its last complete line; returns the path of a copy of the original.
 fn repair(path: &Path, whole: u64) -> Result<PathBuf, Error> {
     let names = (1..).map(|n| path.with_extension(format!("csv.damaged-{n}")));
-    let kept = names.into_iter().find(|name| !name.exists()).expect("there is no last number");
+    let kept = names.into_iter().find(|name| !name.exists()).expect("numbers are unlimited");
     fs::copy(path, &kept).map_err(|error| failed(&kept, error))?;
     let file = OpenOptions::new().write(true).open(path);
     file.and_then(|file| file.set_len(whole)).map_err(|error| failed(path, error))?;
     Ok(kept)
 }
 
-/// `machine.json`: written at the first run, compared from then on.
-fn same_machine(path: &Path, machine: &Machine, has_runs: bool) -> Result<(), Error> {
+/// Writes `machine.json` before the first run; compares it with `machine` afterwards.
+fn check_machine(path: &Path, machine: &Machine, has_runs: bool) -> Result<(), Error> {
     let file = path.join(MACHINE);
-    if let (true, Ok(there)) = (has_runs, read_machine(path))
-        && let Some(difference) = there.differs(machine)
+    if let (true, Ok(existing)) = (has_runs, read_machine(path))
+        && let Some(difference) = existing.differs(machine)
     {
         let what = format!(
             "holds results of another machine, or other settings of it: {difference}. \
-                            Nothing was changed; name another folder with --out"
+             Nothing was changed; use another --out"
         );
         return Err(failed(path, what));
     }
@@ -291,7 +290,7 @@ fn read_machine(path: &Path) -> Result<Machine, Error> {
     serde_json::from_str(&text).map_err(|error| failed(&file, error))
 }
 
-/// Whole or not at all.
+/// Replaces a file atomically.
 fn write(path: &Path, text: &str) -> Result<(), Error> {
     let new = path.with_extension("new");
     let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
@@ -309,7 +308,7 @@ impl Results {
         let file = path.join(RUNS);
         let Read { mut runs, whole } = read_runs(&file, &Columns::of(&plan, study))?;
         if whole.is_some() {
-            say(format!("{}: its last line is incomplete and left out", file.display()));
+            say(format!("{}: its last line is incomplete and ignored", file.display()));
         }
         let mut seen = BTreeSet::new();
         runs.retain(|run| seen.insert((run.cell.clone(), run.repeat)));
@@ -334,7 +333,7 @@ fn read_failed(path: &Path, plan: &Plan) -> Vec<(Cell, u32, String)> {
     text.lines().skip(1).filter_map(parse).collect()
 }
 
-/// The plan that a folder holds the results of.
+/// Returns the plan of the results in a folder.
 pub fn plan_of(path: &Path) -> Result<Plan, Error> {
     let file = path.join(PLAN);
     if !file.exists() {

@@ -1,4 +1,4 @@
-//! `summary.json`: what the runs come to. Fields are only ever added.
+//! `summary.json`: statistics of the runs. Fields are added, never removed or changed.
 //!
 //! ```json
 //! {"format": 1, "study": "polling", "command": "pvswitch lab run polling --quick",
@@ -15,11 +15,11 @@
 //!  "machine": {"cpu": "..."}}
 //! ```
 //!
-//! `complete`: whether every run of the plan is there. `used`: runs that medians are of, see
-//! [`Results::used`]. `ratio` and its range are `null` where the base is 0. `outcome`: `more`,
-//! `less`, `no difference` or `too few runs to tell`, by Mann and Whitney's test of two sides at
-//! 5 %; nothing is done about many comparisons giving a few false ones. `holds` is `null` where
-//! this machine, or this plan, cannot tell.
+//! `complete`: whether all runs of the plan are present. `used`: number of runs that statistics are
+//! computed from, see [`Results::used`]. `ratio` and its range are `null` if the base is 0.
+//! `outcome`: `more`, `less`, `no difference` or `too few runs to tell`, by a two-sided
+//! Mann-Whitney U test at 5 %, without correction for multiple comparisons. `holds` is `null` if
+//! this machine or plan cannot decide it.
 
 use serde_json::{Map, Value, json};
 
@@ -27,7 +27,7 @@ use super::Results;
 use crate::plan::{Cell, FORMAT};
 use crate::study::Study;
 
-/// The summary of all runs there are.
+/// Returns the summary of all runs.
 pub fn of(results: &Results, study: &dyn Study) -> Value {
     let used = results.used();
     let cells = results.cells().into_iter().map(|cell| {

@@ -1,5 +1,5 @@
-//! Bulk traffic between guests and the network outside, through one switch: what `polling` and
-//! `fairness` have in common.
+//! Bulk traffic between guests and the external network through one switch; common to `polling`,
+//! `fairness` and `coalescing`.
 
 use crate::error::Fail;
 use crate::stage::{
@@ -7,86 +7,87 @@ use crate::stage::{
     Switch, SwitchOptions, Window, Wire, sleep, wait_for,
 };
 
-/// Traffic before a window, once all guests have some.
+/// Warm-up before a window, once every guest has traffic, in seconds.
 const WARM_S: f64 = 0.5;
-/// Longest wait for that.
+/// Longest wait for traffic of every guest, in seconds.
 const START_MAX_S: f64 = 15.0;
-/// Payload that is more than the tools' words to each other before they start, in bits.
+/// Payload that exceeds the tools' control messages, in bits.
 const START_BITS: f64 = 160_000.0;
-/// Time from ping to ping, in ms: `ping` sleeps between them, if an answer takes no longer than 10.
+/// Interval of pings, in ms: `ping` sleeps in between, except for the last 10 ms.
 const PING_MS: f64 = 20.0;
-/// Bytes of the headers of an IP packet with TCP, with its time stamps.
+/// Bytes of the IP and TCP headers, with the timestamp option.
 const TCP_HEADERS: f64 = 52.0;
 
-/// What runs.
+/// A bulk transfer.
 pub struct Bulk<'a> {
-    /// What guests speak.
+    /// Protocol of guests.
     pub proto: Proto,
-    /// How many.
+    /// Number of guests.
     pub guests: usize,
-    /// Options of each guest's port of the switch, as [`Port::guest`] has them.
+    /// Options of the guests' ports, as for [`Port::guest`].
     pub port: &'a str,
-    /// Options of the port that leads outside, likewise.
+    /// Options of the port of the external network, likewise.
     pub outside: &'a str,
-    /// How guests' NICs work. Offloads that they go without, the network outside goes without, too.
+    /// Options of the guests' NICs. Offloads in `without` are also turned off in the external
+    /// network.
     pub nic: NicOptions,
-    /// How the switch works.
+    /// Options of the switch.
     pub switch: SwitchOptions,
-    /// How the network outside is attached.
+    /// How the external network is attached.
     pub link: Link,
-    /// From guests to outside, in place of to them.
+    /// Whether guests send; otherwise they receive.
     pub from_guests: bool,
-    /// UDP in place of TCP.
+    /// UDP instead of TCP.
     pub udp: bool,
-    /// Bytes of payload of a datagram, and of a write with TCP; 0: the tool's own.
+    /// Bytes of a datagram's payload, or of a TCP write; 0: the tool's default.
     pub len: u32,
-    /// Payload of all guests together, in bits a second; 0: as much as passes.
+    /// Offered load: payload of all guests, in bit/s; 0: unlimited.
     pub bits_per_s: f64,
-    /// Streams to or from each guest.
+    /// Number of streams per guest.
     pub streams: u32,
-    /// Whether the first guest is pinged meanwhile.
+    /// Whether the first guest is pinged in the window.
     pub ping: bool,
 }
 
-/// What came of it, in one window.
+/// Results of a transfer in one window.
 pub struct Done {
-    /// Counters of the switch, and CPU time of the host's side and then of each guest.
+    /// Counters of the switch, and CPU time of the external network and of each guest.
     pub count: Count,
-    /// Payload that each guest got, or sent, in bits a second.
+    /// Payload that each guest received or sent, in bit/s.
     pub bits_per_s: Vec<f64>,
-    /// Payload that arrived, in bits a second.
+    /// Received payload of all streams, in bit/s.
     pub arrived_bits_per_s: f64,
-    /// Datagrams that were sent and did not arrive, in per cent.
+    /// Lost datagrams, in per cent of those sent.
     pub lost_percent: f64,
-    /// TCP segments that were sent again.
+    /// Retransmitted TCP segments.
     pub retransmits: f64,
-    /// Pings beside it.
+    /// Results of the pings, if any.
     pub pings: Option<Pings>,
 }
 
 impl Done {
-    /// CPU of all guests together, in per cent of one CPU.
+    /// CPU time of all guests, in per cent of one CPU.
     pub fn guests_percent(&self) -> f64 {
         self.count.percent(self.count.roles_ns.iter().skip(1).sum())
     }
 
-    /// CPU of the tools outside.
+    /// CPU time of the external network, in per cent of one CPU.
     pub fn host_percent(&self) -> f64 {
         self.count.percent(self.count.roles_ns.first().copied().unwrap_or(0))
     }
 }
 
-/// The kernel's counters of one namespace, at a moment.
+/// Protocol counters of a namespace.
 type Counters = std::collections::BTreeMap<String, u64>;
 
-/// How much more of a counter there is.
-fn more(before: &Counters, after: &Counters, name: &str) -> f64 {
+/// Returns the increase of a counter.
+fn increase(before: &Counters, after: &Counters, name: &str) -> f64 {
     let at = |counters: &Counters| counters.get(name).copied().unwrap_or(0);
     at(after).saturating_sub(at(before)) as f64
 }
 
 impl Bulk<'_> {
-    /// Sets it up, lets it run for `seconds` once it is warm, and takes it down.
+    /// Sets everything up, warms up, measures a window of `seconds`, and ends everything.
     pub fn run(&self, stage: &Stage, seconds: f64) -> Result<Done, Fail> {
         let wire = Wire::new(stage, self.link)?;
         let guest = |i: usize| Port::guest(stage, &format!("g{i}"), self.proto, self.port);
@@ -101,17 +102,17 @@ impl Bulk<'_> {
         for nic in &nics {
             Ping::until_answered(&nic.netns, Wire::ADDRESS)?;
         }
-        go_without(&wire, &nics, &self.nic.without)?;
+        disable_offloads(&wire, &nics, &self.nic.without)?;
         let mut namespaces = vec![&wire.netns];
         namespaces.extend(nics.iter().map(|nic| &nic.netns));
         let counters = || namespaces.iter().map(|netns| netns.counters()).collect::<Vec<_>>();
-        let quiet = counters();
-        // Longer than the window may come to: it is ended with the rest.
+        let initial = counters();
+        // Longer than the window can be; it is killed at the end.
         let mut traffic = self.traffic(stage, &wire, &nics, seconds + 60.0)?;
         wait_for("traffic of every guest", START_MAX_S, || {
             traffic.iter_mut().try_for_each(Process::check)?;
             let now = counters();
-            let enough = |i| self.payload(&quiet[i], &now[i], !self.from_guests) > START_BITS;
+            let enough = |i| self.payload(&initial[i], &now[i], !self.from_guests) > START_BITS;
             Ok((1..now.len()).all(enough))
         })?;
         sleep(WARM_S);
@@ -132,7 +133,7 @@ impl Bulk<'_> {
         Ok(self.done(count, &before, &after, pings))
     }
 
-    /// Starts a server and a client for each guest; they go with what is returned.
+    /// Starts an iperf3 server and client for each guest.
     fn traffic(
         &self,
         stage: &Stage,
@@ -162,24 +163,24 @@ impl Bulk<'_> {
         (flow.udp, flow.len, flow.streams) = (self.udp, self.len, self.streams);
         flow.rate = self.bits_per_s / self.guests as f64 / f64::from(self.streams);
         if flow.rate > 0.0 {
-            // Sent in step with 5 kHz, not 1 kHz.
+            // Paced at 5 kHz instead of 1 kHz.
             flow.more.extend(["--pacing-timer", "200"].map(String::from));
         }
         if self.udp {
-            // Twice the usual socket buffer: the most without changing the machine's settings.
+            // Twice the default socket buffer: the maximum without changing sysctls.
             flow.more.extend(["-w", "208K"].map(String::from));
         }
         flow
     }
 
-    /// What passed a namespace's IP layer in one direction, as payload in bits.
+    /// Returns the payload that a namespace received or sent, in bits, by its IP counters.
     fn payload(&self, before: &Counters, after: &Counters, arrived: bool) -> f64 {
         let (datagrams, octets, packets) = if arrived {
             ("Udp.InDatagrams", "IpExt.InOctets", "Ip.InReceives")
         } else {
             ("Udp.OutDatagrams", "IpExt.OutOctets", "Ip.OutRequests")
         };
-        let n = |name: &str| more(before, after, name);
+        let n = |name: &str| increase(before, after, name);
         8.0 * if self.udp {
             n(datagrams) * f64::from(self.len)
         } else {
@@ -205,49 +206,49 @@ impl Bulk<'_> {
         };
         let (sent, arrived) = (side(self.from_guests, false), side(!self.from_guests, true));
         let lost = if self.udp && sent > 0.0 { 1.0 - arrived / sent } else { 0.0 };
-        let again = (0..before.len()).map(|i| more(&before[i], &after[i], "Tcp.RetransSegs"));
+        let resent = (0..before.len()).map(|i| increase(&before[i], &after[i], "Tcp.RetransSegs"));
         let each = guests.clone().map(|i| count.per_second(payload(i, !self.from_guests)));
         Done {
             bits_per_s: each.collect(),
             arrived_bits_per_s: count.per_second(arrived),
             lost_percent: 100.0 * lost.max(0.0),
-            retransmits: again.sum(),
+            retransmits: resent.sum(),
             pings,
             count,
         }
     }
 }
 
-/// Turns offloads of both ends off. Once frames pass, and not before: interfaces get all that was
-/// negotiated back when their guests connect, whatever was turned off by then.
-pub fn go_without(wire: &Wire, nics: &[Nic], offloads: &str) -> Result<(), Fail> {
+/// Turns offloads off at both ends. Guests must be connected: a new connection turns all negotiated
+/// offloads of an interface on again.
+pub fn disable_offloads(wire: &Wire, nics: &[Nic], offloads: &str) -> Result<(), Fail> {
     if offloads.is_empty() {
         return Ok(());
     }
-    nics.iter().try_for_each(|nic| nic.netns.offloads(Nic::DEVICE, offloads, false))?;
-    wire.netns.offloads(wire.device(), offloads, false)
+    nics.iter().try_for_each(|nic| nic.netns.set_offloads(Nic::DEVICE, offloads, false))?;
+    wire.netns.set_offloads(wire.device(), offloads, false)
 }
 
-/// Bits a second of a link of 1 Gbit/s.
-const LINK: f64 = 1e9;
-/// Between frames on a wire, in bytes: check sequence, preamble, and the gap to the next.
-const APART: u32 = 24;
+/// Rate of a gigabit link, in bit/s.
+const LINK_BITS_PER_S: f64 = 1e9;
+/// Overhead of a frame on the wire, in bytes: check sequence, preamble and inter-frame gap.
+const FRAME_OVERHEAD: u32 = 24;
 
-/// Payload of TCP that such a link carries, in bits a second.
+/// Returns the maximum TCP payload on a gigabit link, in bit/s.
 pub fn gigabit_tcp() -> f64 {
-    LINK * (1500.0 - TCP_HEADERS) / f64::from(14 + 1500 + APART)
+    LINK_BITS_PER_S * (1500.0 - TCP_HEADERS) / f64::from(14 + 1500 + FRAME_OVERHEAD)
 }
 
-/// The same in datagrams of so many bytes, with fragments above the MTU of 1500.
+/// The same for datagrams of `len` bytes, which are fragmented above an MTU of 1500.
 pub fn gigabit_udp(len: u32) -> f64 {
     let mut left = len + 8;
     let mut octets = 0;
     while left > 0 {
         let fragment = left.min(1480);
-        octets += (14 + 20 + fragment).max(60) + APART;
+        octets += (14 + 20 + fragment).max(60) + FRAME_OVERHEAD;
         left -= fragment;
     }
-    LINK * f64::from(len) / f64::from(octets)
+    LINK_BITS_PER_S * f64::from(len) / f64::from(octets)
 }
 
 #[cfg(test)]
@@ -255,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gigabit_holds_what_it_did_for_the_seed() {
+    fn gigabit_limits_agree_with_the_original_study() {
         // The original table has 949.32, 908.94 and, short of CPU, 83.25 Mbit/s; 928.23 of TCP.
         assert!((gigabit_udp(1472) / 1e6 - 957.0).abs() < 1.0);
         assert!((gigabit_udp(1500) / 1e6 - 924.0).abs() < 2.0);

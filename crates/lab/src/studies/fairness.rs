@@ -140,7 +140,7 @@ impl Study for Fairness {
             outside: "",
             nic: NicOptions::new("event"),
             switch,
-            link: Link::Free,
+            link: Link::Tap,
             from_guests: cell.get("direction") == "from-guest",
             udp: false,
             len: 0,

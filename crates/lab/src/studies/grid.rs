@@ -1,35 +1,35 @@
-//! Tables and plots of one measure over two axes: policies down, something else across.
+//! Tables and plots of a measure over two axes of a plan.
 
 use crate::plan::Cell;
 use crate::report::{Part, Plot, Point, Series, Table, Value};
 use crate::stats::Summary;
 use crate::store::Results;
 
-/// Cells of a study that have these values.
+/// A selection of cells, arranged by two axes.
 pub struct Grid<'a> {
-    /// All of them.
+    /// Results of the study.
     pub results: &'a Results,
-    /// Values that all have: axis and value.
+    /// Values of other axes that all cells have: axis and value.
     pub fixed: &'a [(&'a str, &'a str)],
-    /// The axis whose values are rows, and lines of a plot.
+    /// Axis of the rows of a table, and of the series of a plot.
     pub rows: &'a str,
-    /// The axis whose values are columns, and points of a line.
+    /// Axis of the columns of a table, and of the points of a series.
     pub columns: &'a str,
 }
 
-/// The plan's values of an axis.
+/// Returns the plan's values of an axis.
 pub fn values<'a>(results: &'a Results, axis: &str) -> &'a [String] {
     let found = results.plan.axes.iter().find(|known| known.name == axis);
     found.map_or(&[], |axis| &axis.values)
 }
 
-/// Median and spread over the cells that have all these values.
+/// Returns statistics of a measure over the cells with all these values.
 pub fn summary(results: &Results, pairs: &[(&str, &str)], measure: &str) -> Option<Summary> {
     let wanted = |cell: &Cell| pairs.iter().all(|(axis, value)| cell.get(axis) == *value);
     Summary::of(&results.values(wanted, measure))
 }
 
-/// A summary as a table shows it.
+/// Returns the value of a table for a summary.
 pub fn shown(found: Option<Summary>) -> Value {
     match found {
         None => Value::Missing("not measured".into()),
@@ -44,7 +44,7 @@ pub fn shown(found: Option<Summary>) -> Value {
     }
 }
 
-/// Three figures of a number, more or less.
+/// Decimal places for about three significant digits.
 fn digits(value: f64) -> usize {
     match value.abs() {
         0.0 => 0,
@@ -62,7 +62,7 @@ impl Grid<'_> {
         summary(self.results, &pairs, measure)
     }
 
-    /// Columns with a value in any row.
+    /// Returns the columns with a value in any row.
     fn known(&self, measure: &str) -> Vec<&str> {
         let rows = values(self.results, self.rows);
         let known = |column: &&String| rows.iter().any(|r| self.at(r, column, measure).is_some());
@@ -75,7 +75,7 @@ impl Grid<'_> {
         format!("pvswitch lab run {}{all}", self.results.plan.study)
     }
 
-    /// A table of a measure; none where nothing was measured.
+    /// Returns a table of a measure; `None` if it has no values.
     pub fn table(&self, title: &str, note: &str, measure: &str) -> Option<Part> {
         let columns = self.known(measure);
         let rows = values(self.results, self.rows).iter().map(|row| {
@@ -92,8 +92,8 @@ impl Grid<'_> {
         (!columns.is_empty()).then_some(Part::Table(table))
     }
 
-    /// A plot of a measure, with its range as error bars, on a logarithmic axis; none where nothing
-    /// was measured.
+    /// Returns a plot of a measure on a logarithmic axis, with ranges as error bars; `None` if it
+    /// has no values.
     pub fn plot(
         &self,
         (title, file): (&str, &str),

@@ -209,10 +209,10 @@ fn measure(run: &Run) -> Result<Figures, Trouble> {
         Err(ended) => Trouble::Switch(ended.to_string()),
         Ok(()) => Trouble::Switch(fail.to_string()),
     };
-    switch.address(NOWHERE, "null")?;
+    switch.add_static_mac(NOWHERE, "null")?;
     // One that says nothing is not known by itself.
     if !attacks {
-        switch.address(&Gen::mac(ATTACKER), &ports[0].name)?;
+        switch.add_static_mac(&Gen::mac(ATTACKER), &ports[0].name)?;
     }
     let roomy = guest(&["--queue-size", "1024"]);
     let first = receiver_class(stage);

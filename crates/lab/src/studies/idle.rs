@@ -1,4 +1,4 @@
-//! `idle`: what connected ports cost that do nothing, alone and beside a pair that is busy.
+//! `idle`: cost of connected idle ports, alone and beside a busy pair.
 
 use super::grid::{Grid, summary, values};
 use super::pair::{
@@ -32,7 +32,7 @@ const OWN: [Measure; 2] = [
     ),
 ];
 
-/// All measures: those of its own first, as those of a pair are no counts of idle ports.
+/// All measures: those of idle ports, then those of a pair.
 const ALL: [Measure; OWN.len() + MEASURES.len()] = {
     let mut all = [OWN[0]; OWN.len() + MEASURES.len()];
     all[1] = OWN[1];
@@ -84,7 +84,7 @@ impl Study for Idle {
     }
 
     fn has(&self, cell: &Cell) -> bool {
-        // Without ports there is no cost; one port beside a pair shows no more than none.
+        // Zero ports cost nothing; one port beside a pair makes no difference.
         match cell.get("traffic") {
             "alone" => cell.number("ports") > 0.0,
             _ => cell.number("ports") != 1.0,
@@ -119,7 +119,7 @@ impl Study for Idle {
 
     fn report(&self, results: &Results) -> Vec<Part> {
         let mut parts = vec![Part::Text { title: "How to read this".into(), body: ABOUT.into() }];
-        parts.extend(tax(results));
+        parts.extend(kept_rate(results));
         let fixed = [("traffic", "alone")];
         let alone = Grid { results, fixed: &fixed, rows: "policy", columns: "ports" };
         for (title, measure) in [
@@ -151,8 +151,8 @@ impl Study for Idle {
     }
 }
 
-/// What a pair keeps of its rate.
-fn tax(results: &Results) -> Option<Part> {
+/// Returns the table of the rate that a pair keeps beside idle ports.
+fn kept_rate(results: &Results) -> Option<Part> {
     let counts: Vec<&String> =
         values(results, "ports").iter().filter(|ports| *ports != "0" && *ports != "1").collect();
     let rate = |policy: &str, ports: &str| {
@@ -183,7 +183,7 @@ fn tax(results: &Results) -> Option<Part> {
     (!table.rows.is_empty()).then_some(Part::Table(table))
 }
 
-/// Private memory of a process; 0: unknown.
+/// Returns the private memory of a process, in KiB; 0: unknown.
 fn private_kib(pid: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let private = text.lines().filter(|line| line.starts_with("Private_"));

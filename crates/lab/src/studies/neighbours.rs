@@ -1,5 +1,5 @@
-//! `neighbours`: guests that ask and wait beside one that floods, and how equal floods share a
-//! worker that is short of time.
+//! `neighbours`: request-response guests beside a flooding guest, and how equal floods share an
+//! overloaded worker.
 
 use super::grid::{Grid, values};
 use super::pair::{self, FEW, POLICIES, WARM_IDLE_S, number, worker_percent};
@@ -15,24 +15,24 @@ use crate::stats::{Summary, jain};
 use crate::store::Results;
 use crate::study::{Better, Figures, Measure, Run, Study};
 
-/// Guests that ask, and how often a second each does.
-const QUIET: usize = 8;
-const ASKED: u32 = 200;
-/// Frames of equal floods, in bytes.
+/// Number of request-response guests, and requests per second of each.
+const CLIENTS: usize = 8;
+const REQUESTS: u32 = 200;
+/// Frame sizes of the floods of load `shares`, in bytes.
 const SIZES: [u32; 4] = [60, 300, 800, 1514];
-/// The address behind the port that drops everything.
-const NOWHERE: &str = "02:00:00:00:0f:ff";
-/// So many equal floods on two workers.
-const EQUAL: [usize; 5] = [2, 3, 5, 10, 20];
-/// Jain's index of the time that equal floods are served, at least; and what a verdict on it needs.
-const JAIN_LEAST: f64 = 0.98;
-const REPEATS: usize = 5;
-/// What the guest that got least got, at least, of the mean.
-const SHARE_LEAST: f64 = 0.1;
-/// What became of a flooder's neighbour, at least: answers of the mean.
-const ANSWERS_LEAST: f64 = 0.5;
-/// How much longer a quiet guest's p99 may be beside a flooder.
-const LONGER: f64 = 2.0;
+/// MAC address of the port that drops all frames.
+const NULL_MAC: &str = "02:00:00:00:0f:ff";
+/// Numbers of equal floods on two workers.
+const FLOODS: [usize; 5] = [2, 3, 5, 10, 20];
+/// Smallest accepted Jain's index of equal floods by worker time, and runs that a verdict needs.
+const JAIN_MIN: f64 = 0.98;
+const JAIN_RUNS_MIN: usize = 5;
+/// Smallest accepted share of a flood, relative to the mean.
+const FLOOD_SHARE_MIN: f64 = 0.1;
+/// Smallest accepted number of replies to a guest beside a flooder, relative to the mean.
+const REPLY_SHARE_MIN: f64 = 0.5;
+/// Largest accepted ratio of a guest's p99 beside a flooder to that without.
+const P99_RATIO_MAX: f64 = 2.0;
 
 const ABOUT: &str = "\
 alone: each of eight guests sends 200 requests per second to another and waits for the echo. \
@@ -99,7 +99,7 @@ impl Study for Neighbours {
                     ["alone", "flooder", "shares"]
                         .map(String::from)
                         .into_iter()
-                        .chain(EQUAL.map(load_of)),
+                        .chain(FLOODS.map(load_of)),
                 ),
                 Axis::new("placement", placements),
                 Axis::new("policy", policies),
@@ -119,24 +119,24 @@ impl Study for Neighbours {
     fn run(&self, run: &Run) -> Result<Figures, Fail> {
         let options = options(run)?;
         if let Some(floods) = equal(run.cell) {
-            return equals(run, &options, floods);
+            return equal_floods(run, &options, floods);
         }
         match run.cell.get("load") {
-            "alone" => quiet(run, &options, false),
-            "flooder" => quiet(run, &options, true),
+            "alone" => requests(run, &options, false),
+            "flooder" => requests(run, &options, true),
             "shares" => shares(run, &options),
-            other => Err(Fail::Cell(format!("load {other}: there is none"))),
+            other => Err(Fail::Cell(format!("unknown load {other}"))),
         }
     }
 
     fn report(&self, results: &Results) -> Vec<Part> {
         let mut parts = vec![Part::Text { title: "How to read this".into(), body: ABOUT.into() }];
-        parts.extend(beside(results));
-        parts.extend(evened(results));
+        parts.extend(p99_table(results));
+        parts.extend(jain_table(results));
         for (load, title, measures) in [
-            ("alone", "Alone", &ASKING[..]),
-            ("flooder", "Beside a flooder", &ASKING[..]),
-            ("shares", "Equal floods", &SHARING[..]),
+            ("alone", "Alone", &REQUEST_TABLES[..]),
+            ("flooder", "Beside a flooder", &REQUEST_TABLES[..]),
+            ("shares", "Equal floods", &FLOOD_TABLES[..]),
         ] {
             let fixed = [("load", load)];
             let grid = Grid { results, fixed: &fixed, rows: "policy", columns: "placement" };
@@ -151,8 +151,8 @@ impl Study for Neighbours {
 
     fn judge(&self, results: &Results) -> Vec<Verdict> {
         let judged = [
-            ("flooder", ANSWERS_LEAST, "beside a flooder every guest that asks is answered"),
-            ("shares", SHARE_LEAST, "of equal floods none is left out"),
+            ("flooder", REPLY_SHARE_MIN, "beside a flooder every guest that asks is answered"),
+            ("shares", FLOOD_SHARE_MIN, "of equal floods none is left out"),
         ];
         let verdicts = judged.into_iter().filter_map(|(load, least, what)| {
             let wanted = |cell: &Cell| cell.get("load") == load;
@@ -168,47 +168,49 @@ impl Study for Neighbours {
                 holds: Some(seen.low >= least),
             })
         });
-        verdicts.chain(fair(results)).collect()
+        verdicts.chain(jain_verdict(results)).collect()
     }
 }
 
-/// The load of so many equal floods.
+/// Returns the load with that many equal floods.
 fn load_of(floods: usize) -> String {
     format!("equal-{floods}")
 }
 
-/// How many equal floods a cell has; none for one of another load.
+/// Returns the number of equal floods of a cell; `None` for another load.
 fn equal(cell: &Cell) -> Option<usize> {
     cell.get("load").strip_prefix("equal-")?.parse().ok()
 }
 
-/// Jain's index by time served, of each number of equal floods.
-fn even(results: &Results) -> Vec<(usize, Summary)> {
+/// Returns Jain's index by worker time for each number of equal floods.
+fn jain_by_floods(results: &Results) -> Vec<(usize, Summary)> {
     let of = |floods: usize| {
         let values = results.values(|cell| equal(cell) == Some(floods), "jain_cycles");
         Some((floods, Summary::of(&values)?))
     };
-    EQUAL.into_iter().filter_map(of).collect()
+    FLOODS.into_iter().filter_map(of).collect()
 }
 
-fn fair(results: &Results) -> Option<Verdict> {
-    let seen = even(results);
+/// Judges whether equal floods are served for equal time.
+fn jain_verdict(results: &Results) -> Option<Verdict> {
+    let seen = jain_by_floods(results);
     let runs = seen.iter().map(|(_, jain)| jain.count).min()?;
     let each = |(floods, jain): &(usize, Summary)| {
         format!("{floods}: {:.3} ({:.3} to {:.3})", jain.median, jain.low, jain.high)
     };
-    let holds = seen.iter().all(|(_, jain)| jain.median >= JAIN_LEAST);
+    let holds = seen.iter().all(|(_, jain)| jain.median >= JAIN_MIN);
     Some(Verdict {
         what: format!(
-            "equal floods on two workers get equal time: Jain's index {JAIN_LEAST} or \
+            "equal floods on two workers get equal time: Jain's index {JAIN_MIN} or \
              more, median of {runs} runs; {}",
             seen.iter().map(each).collect::<Vec<_>>().join(", ")
         ),
-        holds: (runs >= REPEATS).then_some(holds),
+        holds: (runs >= JAIN_RUNS_MIN).then_some(holds),
     })
 }
 
-fn evened(results: &Results) -> Option<Part> {
+/// Returns the table of equal floods.
+fn jain_table(results: &Results) -> Option<Part> {
     let of = |floods: usize, measure: &str| {
         super::grid::shown(Summary::of(
             &results.values(|cell| equal(cell) == Some(floods), measure),
@@ -226,7 +228,7 @@ fn evened(results: &Results) -> Option<Part> {
             of(floods, "waited"),
         ]
     };
-    let rows: Vec<_> = even(results).into_iter().map(row).collect();
+    let rows: Vec<_> = jain_by_floods(results).into_iter().map(row).collect();
     let columns = [
         "floods",
         "Jain's index, time served",
@@ -243,14 +245,14 @@ fn evened(results: &Results) -> Option<Part> {
         rows,
         command: format!(
             "pvswitch lab run neighbours --only load={}",
-            EQUAL.map(load_of).join(",")
+            FLOODS.map(load_of).join(",")
         ),
     };
     (!table.rows.is_empty()).then_some(Part::Table(table))
 }
 
-/// What is reported of guests that ask.
-const ASKING: [(&str, &str); 6] = [
+/// Tables of request-response guests: title and measure.
+const REQUEST_TABLES: [(&str, &str); 6] = [
     ("p99 there and back, the median guest, us", "p99"),
     ("p99 there and back, the worst guest, us", "p99_worst"),
     ("answers a second", "answers"),
@@ -258,8 +260,8 @@ const ASKING: [(&str, &str); 6] = [
     ("CPU of the workers, % of one CPU", "cpu"),
     ("frames a second of the flood", "flood"),
 ];
-/// What is reported of floods.
-const SHARING: [(&str, &str); 5] = [
+/// Tables of floods: title and measure.
+const FLOOD_TABLES: [(&str, &str); 5] = [
     ("Jain's index by frames", "jain_frames"),
     ("Jain's index by bytes", "jain_bytes"),
     ("Jain's index by the worker's time", "jain_cycles"),
@@ -267,23 +269,23 @@ const SHARING: [(&str, &str); 5] = [
     ("CPU of the workers, % of one CPU", "cpu"),
 ];
 
-/// A switch with the policy and placement of a cell.
+/// Returns options of a switch with the policy and placement of a cell.
 fn options(run: &Run) -> Result<SwitchOptions, Fail> {
     let mut options = pair::switch_options(run.stage, run.cell.get("policy"));
     let placement = run.cell.get("placement");
     options.workers = match placement {
         "single" => 1,
         "per-port" | "balanced" => 2,
-        other => return Err(Fail::Cell(format!("placement {other}: there is none"))),
+        other => return Err(Fail::Cell(format!("unknown placement {other}"))),
     };
     options.placement = placement.into();
-    // The guests' where the switch has one alone.
+    // The second worker uses a CPU of the guests if the switch has only one.
     let all = run.stage.switch_cpus.iter().chain(&run.stage.guest_cpus);
     options.cpus = all.copied().take(options.workers).collect();
     Ok(options)
 }
 
-/// A switch with so many guests' ports, and the port that drops everything.
+/// Starts a switch with ports for guests and a port that drops all frames.
 fn switch(
     stage: &Stage,
     options: &SwitchOptions,
@@ -293,11 +295,11 @@ fn switch(
     let ports: Vec<Port> = (0..guests).map(port).collect();
     let all = [&ports[..], &[Port::null("null")]].concat();
     let switch = Switch::start(stage, options, &all)?;
-    switch.address(NOWHERE, "null")?;
+    switch.add_static_mac(NULL_MAC, "null")?;
     Ok((switch, ports))
 }
 
-/// Figures of every cell.
+/// Returns the figures of every cell.
 fn common(count: &Count, waited: u64) -> Figures {
     Figures::from([
         ("cpu", worker_percent(count)),
@@ -307,33 +309,33 @@ fn common(count: &Count, waited: u64) -> Figures {
     ])
 }
 
-/// The least of them over their mean.
+/// Returns the minimum divided by the mean; `None` if the mean is 0.
 fn least_share(each: &[f64]) -> Option<f64> {
     let mean = each.iter().sum::<f64>() / each.len() as f64;
     let least = each.iter().copied().min_by(f64::total_cmp)?;
     (mean > 0.0).then_some(least / mean)
 }
 
-/// Some ask one that answers.
-fn quiet(run: &Run, options: &SwitchOptions, flood: bool) -> Result<Figures, Fail> {
+/// Measures request-response guests, whose requests another guest answers.
+fn requests(run: &Run, options: &SwitchOptions, flood: bool) -> Result<Figures, Fail> {
     let (stage, guest) = (run.stage, pair::guest_options());
-    let (switch, ports) = switch(stage, options, 1 + QUIET + usize::from(flood))?;
-    let first = pair::receiver_class(stage);
-    let _echo = Gen::start_as(stage, 0, &ports[0], &guest, "echo", first)?;
-    // With the port that drops everything, which is always up.
+    let (switch, ports) = switch(stage, options, 1 + CLIENTS + usize::from(flood))?;
+    let class = pair::receiver_class(stage);
+    let _echo = Gen::start_as(stage, 0, &ports[0], &guest, "echo", class)?;
+    // One of the two is the null port, which is always up.
     switch.wait_up(2)?;
-    // Until they are ended: on a busy machine it may take long until all are there.
-    let ask = format!("rr --peer {} --rate {ASKED}", Gen::mac(0));
-    let asking = (1..=QUIET).map(|i| Gen::start_as(stage, i, &ports[i], &guest, &ask, first));
-    let mut asking: Vec<Gen> = asking.collect::<Result<_, _>>()?;
-    let flooder = ports.get(1 + QUIET).map(|port| {
-        let mode = format!("send --peer {NOWHERE}");
-        let class = if stage.guest_cpus.len() < 2 { Class::Last } else { Class::Usual };
-        Gen::start_as(stage, 1 + QUIET, port, &guest, &mode, class)
+    // Without a duration: on a busy machine it may take long until all are connected.
+    let mode = format!("rr --peer {} --rate {REQUESTS}", Gen::mac(0));
+    let clients = (1..=CLIENTS).map(|i| Gen::start_as(stage, i, &ports[i], &guest, &mode, class));
+    let mut clients: Vec<Gen> = clients.collect::<Result<_, _>>()?;
+    let flooder = ports.get(1 + CLIENTS).map(|port| {
+        let mode = format!("send --peer {NULL_MAC}");
+        let class = if stage.guest_cpus.len() < 2 { Class::Idle } else { Class::Normal };
+        Gen::start_as(stage, 1 + CLIENTS, port, &guest, &mode, class)
     });
     let mut flooder = flooder.transpose()?;
     switch.wait_up_while(1 + ports.len(), || {
-        asking.iter_mut().chain(&mut flooder).try_for_each(Gen::check)
+        clients.iter_mut().chain(&mut flooder).try_for_each(Gen::check)
     })?;
     sleep(WARM_IDLE_S);
     let waited = waited_ns(switch.id());
@@ -343,10 +345,10 @@ fn quiet(run: &Run, options: &SwitchOptions, flood: bool) -> Result<Figures, Fai
     let waited = waited_ns(switch.id()).saturating_sub(waited);
     let mut figures = common(&count, waited);
     if flooder.is_some() {
-        let name = &ports[1 + QUIET].name;
+        let name = &ports[1 + CLIENTS].name;
         figures.insert("flood", count.per_second(count.ingress(name, "frames")));
     }
-    let reports = asking.into_iter().map(Gen::end);
+    let reports = clients.into_iter().map(Gen::end);
     let reports: Vec<_> = reports.collect::<Result<_, _>>()?;
     switch.check()?;
     let each = |name: &str| reports.iter().map(|report| number(report, name)).collect::<Vec<_>>();
@@ -354,17 +356,17 @@ fn quiet(run: &Run, options: &SwitchOptions, flood: bool) -> Result<Figures, Fai
     figures.insert("lost", each("lost_frames").iter().sum());
     figures.extend(least_share(&each("received_frames")).map(|share| ("least_share", share)));
     if each("latency_samples").iter().all(|samples| *samples > 0.0) {
-        let waits = Summary::of(&each("latency_ns_p99"));
-        figures.extend(waits.map(|all| ("p99", all.median / 1e3)));
-        figures.extend(waits.map(|all| ("p99_worst", all.high / 1e3)));
-        let waits = Summary::of(&each("latency_ns_p50"));
-        figures.extend(waits.map(|all| ("p50", all.median / 1e3)));
+        let p99 = Summary::of(&each("latency_ns_p99"));
+        figures.extend(p99.map(|all| ("p99", all.median / 1e3)));
+        figures.extend(p99.map(|all| ("p99_worst", all.high / 1e3)));
+        let p50 = Summary::of(&each("latency_ns_p50"));
+        figures.extend(p50.map(|all| ("p50", all.median / 1e3)));
     }
     Ok(figures)
 }
 
-/// Floods of frames of different sizes at workers that have half a CPU each: generators cost
-/// more than the switch, so a worker with a CPU for itself would never be short.
+/// Measures floods of different frame sizes. CPU hogs leave each worker half a CPU: generators use
+/// more time than the switch, so a worker with a whole CPU would not be overloaded.
 fn shares(run: &Run, options: &SwitchOptions) -> Result<Figures, Fail> {
     let hogs = options.cpus.iter().map(|cpu| {
         let args = ["-c", "while :; do :; done"].map(String::from);
@@ -374,12 +376,12 @@ fn shares(run: &Run, options: &SwitchOptions) -> Result<Figures, Fail> {
     floods(run, options, &pair::guest_options(), &SIZES, hogs)
 }
 
-/// Equal floods of guests that cost next to nothing: workers are never short of frames.
-fn equals(run: &Run, options: &SwitchOptions, count: usize) -> Result<Figures, Fail> {
+/// Measures equal floods of guests that use almost no CPU, so that workers always have frames.
+fn equal_floods(run: &Run, options: &SwitchOptions, count: usize) -> Result<Figures, Fail> {
     floods(run, options, &NicOptions::replay(run.stage)?, &vec![60; count], || Ok(Vec::new()))
 }
 
-/// A flood of frames of each size; `hogs` come when all of them are there.
+/// Measures floods, one of each frame size; `hogs` are started once all floods are connected.
 fn floods(
     run: &Run,
     options: &SwitchOptions,
@@ -390,7 +392,7 @@ fn floods(
     let stage = run.stage;
     let (switch, ports) = switch(stage, options, sizes.len())?;
     let floods = sizes.iter().zip(&ports).enumerate().map(|(i, (size, port))| {
-        let mode = format!("send --peer {NOWHERE} --size {size}");
+        let mode = format!("send --peer {NULL_MAC} --size {size}");
         Gen::start(stage, i, port, guest, &mode)
     });
     let mut floods: Vec<Gen> = floods.collect::<Result<_, _>>()?;
@@ -403,7 +405,7 @@ fn floods(
     let count = window.close()?;
     let waited = waited_ns(switch.id()).saturating_sub(waited);
     switch.check()?;
-    // No name of a port may be the beginning of another's.
+    // Counters are summed by prefix: no port's name is a prefix of another's.
     let each = |counter: &str| -> Vec<f64> {
         ports.iter().map(|port| count.ingress(&port.name, counter)).collect()
     };
@@ -419,8 +421,8 @@ fn floods(
     Ok(figures)
 }
 
-/// How much longer a quiet guest waits beside a flooder.
-fn beside(results: &Results) -> Option<Part> {
+/// Returns the table of p99 alone and beside a flooder.
+fn p99_table(results: &Results) -> Option<Part> {
     let mut rows = Vec::new();
     for placement in values(results, "placement") {
         for policy in values(results, "policy") {
@@ -430,7 +432,7 @@ fn beside(results: &Results) -> Option<Part> {
             };
             let (Some(alone), Some(flooder)) = (p99("alone"), p99("flooder")) else { continue };
             let ratio = flooder.median / alone.median;
-            let kept = if ratio < LONGER { "yes" } else { "no" };
+            let kept = if ratio < P99_RATIO_MAX { "yes" } else { "no" };
             rows.push(vec![
                 Value::Text(policy.clone()),
                 Value::Text(placement.clone()),
@@ -457,7 +459,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_share_is_that_of_the_poorest() {
+    fn the_least_share_is_relative_to_the_mean() {
         assert_eq!(least_share(&[1.0, 3.0]), Some(0.5));
         assert_eq!(least_share(&[0.0, 3.0]), Some(0.0));
         assert_eq!(least_share(&[0.0, 0.0]), None);

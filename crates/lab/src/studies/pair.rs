@@ -1,5 +1,5 @@
-//! One guest that sends to another, frame by frame, through a switch: what `policies`, `latency`
-//! and `idle` have in common. Guests are generators, so that sizes and rates are exact.
+//! A guest that sends frames to another through a switch; common to `policies`, `latency` and
+//! `idle`. Guests are generators, so that sizes and rates are exact.
 
 use serde_json::Value;
 
@@ -13,14 +13,14 @@ use crate::stage::{
 use crate::store::Results;
 use crate::study::{Better, Figures, Measure};
 
-/// Traffic before a window.
+/// Length of the warm-up before a window, in seconds.
 pub const WARM_S: f64 = 0.3;
-/// The same where there is none: `timer` goes on for 0.1 s, `adaptive` learns what sleep costs.
+/// The same without traffic: `timer` stops after 0.1 s, and `adaptive` learns the cost of sleeping.
 pub const WARM_IDLE_S: f64 = 0.5;
-/// A run of a pair beyond its window: what is above, starting and ending.
+/// Overhead of a run beyond its window: warm-up, start and end, in seconds.
 pub const OVERHEAD_S: f64 = 1.0;
 
-/// All policies, the base first.
+/// All poll policies, the base first.
 pub const POLICIES: [&str; 9] = [
     "event",
     "napi",
@@ -32,12 +32,12 @@ pub const POLICIES: [&str; 9] = [
     "adaptive",
     "adaptive:200",
 ];
-/// Those that differ most.
+/// The policies that differ most.
 pub const FEW: [&str; 4] = ["event", "timer:1000", "spin", "adaptive"];
-/// Those whose counts are judged: `spin` has none that could be.
+/// The policies of [`FEW`] that are judged by counts, which do not apply to `spin`.
 pub const JUDGED: [&str; 3] = ["event", "timer:1000", "adaptive"];
 
-/// What a pair measures.
+/// Measures of a pair.
 pub const MEASURES: [Measure; 19] = [
     Measure::new("cpu", "%", Better::Less, "CPU time of the worker, of one CPU"),
     Measure::new(
@@ -75,25 +75,25 @@ pub const MEASURES: [Measure; 19] = [
     ),
 ];
 
-/// A switch for a policy; `P+C` is poll policy P with call policy C.
+/// Returns options of a switch for a policy; `P+C` is poll policy P with call policy C.
 pub fn switch_options(stage: &Stage, policy: &str) -> SwitchOptions {
     let (poll, call) = policy.split_once('+').unwrap_or((policy, "event"));
     SwitchOptions { call: call.into(), ..SwitchOptions::new(stage, poll) }
 }
 
-/// How all guests here work, whatever the switch does.
+/// Returns the options of all guests, whatever the policy of the switch.
 pub fn guest_options() -> NicOptions {
     NicOptions::new("event")
 }
 
-/// The class of those who answer or receive: where they share a CPU with a sender, which spins
-/// before a frame is due, they go first. Without that a kernel with lazy preemption lets them run
-/// at the next tick, and the tail of every latency is the length of a tick.
+/// Returns the scheduling class of receivers: real-time if they share a CPU with a sender, which
+/// spins until a frame is due. Otherwise a kernel with lazy preemption runs them at the next tick,
+/// whose length would be the tail of every latency.
 pub fn receiver_class(stage: &Stage) -> Class {
-    if stage.guest_cpus.len() < 2 { Class::First } else { Class::Usual }
+    if stage.guest_cpus.len() < 2 { Class::RealTime } else { Class::Normal }
 }
 
-/// So many guests that do nothing, behind ports of their own.
+/// Idle guests, each at its own port.
 pub struct Idle {
     /// Their ports.
     pub ports: Vec<Port>,
@@ -101,13 +101,13 @@ pub struct Idle {
 }
 
 impl Idle {
-    /// Ports for them.
+    /// Returns `count` idle guests; they are not started.
     pub fn new(stage: &Stage, count: usize) -> Result<Self, Fail> {
         let (ports, guest) = Port::many(stage, "i", stage.proto, count)?;
         Ok(Self { ports, guest })
     }
 
-    /// One process that is all of them; none for none.
+    /// Starts one process for all of them; `None` if there are none.
     pub fn start(&self, stage: &Stage) -> Result<Option<Gen>, Fail> {
         if self.ports.is_empty() {
             return Ok(None);
@@ -117,7 +117,7 @@ impl Idle {
     }
 }
 
-/// Sleeps and naps of all workers.
+/// Number of sleeps and naps of all workers.
 pub fn woken(count: &Count) -> f64 {
     let of = |name: &str| count.workers.get(name).copied().unwrap_or(0) as f64;
     of("sleeps") + of("naps")
@@ -132,7 +132,7 @@ fn worker_ns(count: &Count) -> u64 {
     count.workers.get("cpu_ns").copied().unwrap_or(0)
 }
 
-/// A number of a guest's report.
+/// Returns a number of a guest's report; 0 if it is missing.
 pub fn number(report: &Value, name: &str) -> f64 {
     report[name].as_f64().unwrap_or(0.0)
 }
@@ -141,16 +141,16 @@ pub fn number(report: &Value, name: &str) -> f64 {
 pub struct Pair<'a> {
     /// Poll policy of the switch.
     pub policy: &'a str,
-    /// How the sender sends, as `gen` has it: `--rate 1k`; empty: as fast as it can.
+    /// Options of the sender, as for `gen`: `--rate 1k`; empty: as fast as it can.
     pub traffic: &'a str,
-    /// Idle ports beside it.
+    /// Number of idle ports beside it.
     pub idle: usize,
-    /// Traffic before the window.
+    /// Length of the warm-up before the window, in seconds.
     pub warm_s: f64,
 }
 
 impl Pair<'_> {
-    /// One window in the middle of it.
+    /// Runs the pair; returns the figures of a window of `seconds`.
     pub fn run(&self, stage: &Stage, seconds: f64) -> Result<Figures, Fail> {
         let port = |name| Port::guest(stage, name, stage.proto, "");
         let (from, to) = (port("g0"), port("g1"));
@@ -162,7 +162,7 @@ impl Pair<'_> {
         let first = receiver_class(stage);
         let mut sink = Gen::start_as(stage, 1, &to, &guest_options(), "sink", first)?;
         switch.wait_up_while(1 + self.idle, || sink.check())?;
-        // Until it is ended: on a busy machine it may take long until it is there.
+        // Without a duration: on a busy machine it may take long to connect.
         let mode = format!("send --peer {} {}", Gen::mac(1), self.traffic);
         let mut sender = Gen::start(stage, 0, &from, &guest_options(), &mode)?;
         switch.wait_up_while(2 + self.idle, || sender.check())?;
@@ -174,7 +174,7 @@ impl Pair<'_> {
         let count = window.close()?;
         let after = (guests_ns(), waited_ns(switch.id()));
         let sent = sender.end()?;
-        sleep(0.1); // frames held, and late calls
+        sleep(0.1); // held frames and delayed calls
         let all = all.close()?;
         let received = sink.end()?;
         switch.check()?;
@@ -185,8 +185,8 @@ impl Pair<'_> {
         Ok(figures)
     }
 
-    /// A pair without traffic.
-    pub fn silent(stage: &Stage, policy: &str, seconds: f64) -> Result<Figures, Fail> {
+    /// Runs a pair without traffic; returns the figures of a window of `seconds`.
+    pub fn idle(stage: &Stage, policy: &str, seconds: f64) -> Result<Figures, Fail> {
         let ports = ["g0", "g1"].map(|name| Port::guest(stage, name, stage.proto, ""));
         let switch = Switch::start(stage, &switch_options(stage, policy), &ports)?;
         let sink = |i: usize| Gen::start(stage, i, &ports[i], &guest_options(), "sink");
@@ -201,7 +201,7 @@ impl Pair<'_> {
     }
 }
 
-/// What the switch counted.
+/// Returns figures of the switch's counters.
 pub fn of_window(count: &Count) -> Figures {
     let frames = count.ingress("g", "frames");
     let mut figures = Figures::from([
@@ -220,7 +220,7 @@ pub fn of_window(count: &Count) -> Figures {
     figures
 }
 
-/// What both guests counted, and where every frame went.
+/// Returns figures of the guests' counters, and accounts for every frame.
 fn of_guests(all: &Count, sent: &Value, received: &Value) -> Figures {
     let (frames, got) = (number(sent, "sent_frames"), number(received, "received_frames"));
     let drops = all.drops("g0", "g1");
@@ -247,22 +247,22 @@ fn of_guests(all: &Count, sent: &Value, received: &Value) -> Figures {
     figures
 }
 
-/// Every frame sent was received, or is in exactly one drop counter.
+/// Judges that every frame sent is received or in exactly one drop counter.
 pub fn accounted(results: &Results) -> Option<Verdict> {
     let unaccounted = results.values(|_| true, "unaccounted");
     let frames: f64 = results.values(|_| true, "sent").iter().sum();
-    let astray = unaccounted.iter().filter(|n| **n != 0.0).count();
+    let wrong = unaccounted.iter().filter(|n| **n != 0.0).count();
     (!unaccounted.is_empty()).then(|| Verdict {
         what: format!(
-            "every frame is received, or in one drop counter: {frames} frames in {} runs, {astray} \
+            "every frame is received, or in one drop counter: {frames} frames in {} runs, {wrong} \
              runs in which that is not so",
             unaccounted.len()
         ),
-        holds: Some(astray == 0),
+        holds: Some(wrong == 0),
     })
 }
 
-/// Without traffic a worker sleeps, whatever its policy and however many ports there are.
+/// Judges that a worker without traffic sleeps, with any policy but `spin`.
 pub fn nothing_wakes(
     results: &Results,
     what: &str,

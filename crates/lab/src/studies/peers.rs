@@ -1,4 +1,4 @@
-//! `peers`: rivals under the same load, as far as they are installed.
+//! `peers`: other switches under the same load, if they are installed.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,19 @@ mod ends;
 
 use self::ends::{Nets, Sockets, spent};
 
-/// Load before a window.
+/// Length of the load before a window, in seconds.
 const WARM_S: f64 = 0.5;
-/// Load behind it: until the last look is over.
+/// Length of the load after it, for the last reading of counters, in seconds.
 const TAIL_S: f64 = 1.0;
-/// How long a generator may take to be connected; DPDK maps a guest's memory page by page.
+/// Longest wait for a generator to connect, in seconds; DPDK maps a guest's memory page by page.
 const CONNECT_MAX_S: f64 = 10.0;
-/// Where iperf3 listens.
+/// Port of iperf3.
 const PORT: u16 = 5201;
-/// Time from ping to ping, in ms: `ping` sleeps between them.
+/// Interval of pings, in ms: `ping` sleeps in between, except for the last 10 ms.
 const PING_MS: f64 = 20.0;
-/// Those that join namespaces, and those that join rings in shared memory.
+/// Peers that connect namespaces.
 const NETS: [&str; 4] = ["pvswitch", "bridge", "vde", "rust-vmm"];
+/// Peers that connect rings in shared memory.
 const RINGS: [&str; 7] = [
     "pvswitch",
     "pvswitch-spin",
@@ -35,8 +36,9 @@ const RINGS: [&str; 7] = [
     "ovs-dpdk-sleep",
     "rust-vmm",
 ];
-/// Loads of each.
+/// Loads between namespaces.
 const NET_LOADS: [&str; 3] = ["tcp", "ping", "idle-net"];
+/// Loads between rings.
 const RING_LOADS: [&str; 8] = ["replay", "replay-1514", "max", "1M", "100k", "10k", "1k", "idle"];
 
 const ABOUT: &str = "\
@@ -165,37 +167,37 @@ impl Study for Peers {
         let Some(most) = idle.into_iter().max_by(f64::total_cmp) else { return Vec::new() };
         vec![Verdict {
             what: format!(
-                "an idle pvswitch sleeps: {IDLE_WAKES_MOST} wake-ups a second or fewer; {most:.1}"
+                "an idle pvswitch sleeps: {IDLE_WAKES_MAX} wake-ups a second or fewer; {most:.1}"
             ),
-            holds: Some(most <= IDLE_WAKES_MOST),
+            holds: Some(most <= IDLE_WAKES_MAX),
         }]
     }
 }
 
-/// Wake-ups a second of a switch that has nothing to do: its control socket's are among them.
-const IDLE_WAKES_MOST: f64 = 20.0;
+/// Largest accepted rate of wake-ups of an idle switch, with those of its control thread, in 1/s.
+const IDLE_WAKES_MAX: f64 = 20.0;
 
-/// What a window comes to, whatever runs in it.
+/// A window of time: CPU time and wake-ups.
 struct Window {
     busy_ns: u64,
     spent: (u64, u64),
-    at: std::time::Instant,
+    start: std::time::Instant,
 }
 
 impl Window {
-    fn open(backs: &[u32]) -> Self {
-        Self { busy_ns: busy_ns(), spent: spent(backs), at: std::time::Instant::now() }
+    fn open(backends: &[u32]) -> Self {
+        Self { busy_ns: busy_ns(), spent: spent(backends), start: std::time::Instant::now() }
     }
 
-    fn close(&self, backs: &[u32]) -> Figures {
-        let seconds = self.at.elapsed().as_secs_f64();
-        let (cpu, switches) = spent(backs);
+    fn close(&self, backends: &[u32]) -> Figures {
+        let seconds = self.start.elapsed().as_secs_f64();
+        let (cpu, switches) = spent(backends);
         let percent = |ns: u64| ns as f64 / seconds / 1e7;
         let mut figures = BTreeMap::from([
             ("backend_cpu", percent(cpu.saturating_sub(self.spent.0))),
             ("all_cpu", percent(busy_ns().saturating_sub(self.busy_ns))),
         ]);
-        if !backs.is_empty() {
+        if !backends.is_empty() {
             let wakes = switches.saturating_sub(self.spent.1) as f64 / seconds;
             figures.insert("wakeups", wakes);
         }
@@ -209,9 +211,9 @@ fn over_nets(stage: &Stage, nets: &Nets, load: &str, seconds: f64) -> Result<Fig
     Ping::until_answered(from, address)?;
     let cpus = stage.all_cpus();
     let window = |seconds: f64| {
-        let window = Window::open(&nets.backs);
+        let window = Window::open(&nets.backends);
         sleep(seconds);
-        window.close(&nets.backs)
+        window.close(&nets.backends)
     };
     match load {
         "tcp" => {
@@ -234,7 +236,7 @@ fn over_nets(stage: &Stage, nets: &Nets, load: &str, seconds: f64) -> Result<Fig
             Ok(figures)
         }
         _ => {
-            // What was sent to build it has come to rest.
+            // Until the packets of the set-up have passed.
             sleep(WARM_S);
             Ok(window(seconds))
         }
@@ -259,11 +261,11 @@ fn over_rings(stage: &Stage, ends: &Sockets, load: &str, seconds: f64) -> Result
     let sender = Gen::start(stage, 0, &ends.ports[0], &options, &mode)?;
     wait_for("the other generator", CONNECT_MAX_S, || Ok(sender.latest().is_ok()))?;
     sleep(WARM_S);
-    // By its own clock, which stands beside its counters.
+    // Rates are by the sink's clock, which is reported with its counters.
     let before = sink.latest()?;
-    let window = Window::open(&[ends.back]);
+    let window = Window::open(&[ends.backend]);
     sleep(seconds);
-    let mut figures = window.close(&[ends.back]);
+    let mut figures = window.close(&[ends.backend]);
     if load == "idle" {
         return Ok(figures);
     }
@@ -273,7 +275,7 @@ fn over_rings(stage: &Stage, ends: &Sockets, load: &str, seconds: f64) -> Result
     let more = |key: &str| number(&after, key) - number(&before, key);
     let frames = more("received_frames") / more("duration_s");
     if !frames.is_finite() || frames < 1.0 {
-        return Err(Fail::Cell("no frame came through".into()));
+        return Err(Fail::Cell("no frame was received".into()));
     }
     figures.insert("frames", frames);
     figures.insert("throughput", frames * f64::from(size) * 8.0 / 1e9);
@@ -288,10 +290,12 @@ fn over_rings(stage: &Stage, ends: &Sockets, load: &str, seconds: f64) -> Result
     Ok(figures)
 }
 
+/// Returns a number of a generator's report; 0 if it is missing.
 fn number(report: &serde_json::Value, key: &str) -> f64 {
     report[key].as_f64().unwrap_or(0.0)
 }
 
+/// Returns the table of a load.
 fn table(results: &Results, load: &str) -> Table {
     let peers = results.plan.axes.iter().find(|axis| axis.name == "peer");
     let peers = peers.map_or(&[][..], |axis| &axis.values);
@@ -307,7 +311,7 @@ fn table(results: &Results, load: &str) -> Table {
         }
     };
     let peers: Vec<&String> = peers.iter().filter(|peer| Peers.has(&cell(peer))).collect();
-    // A load has not all figures; throughput of short frames says nothing that frames do not.
+    // Only measures with values; for frames of one size, throughput is redundant.
     let has_figures = |measure: &&(Measure, usize)| {
         let mut runs = peers.iter().filter_map(|peer| results.summary(&cell(peer), measure.0.name));
         runs.next().is_some() && !(measure.0.name == "throughput" && RING_LOADS.contains(&load))
@@ -335,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_load_has_at_least_ours_and_two_rivals() {
+    fn each_load_has_at_least_four_peers() {
         let cells = Peers.plan(Scale::Usual).cells(&Peers);
         for load in NET_LOADS.into_iter().chain(RING_LOADS) {
             let of = cells.iter().filter(|cell| cell.get("load") == load);

@@ -69,7 +69,7 @@ impl Study for Policies {
     fn run(&self, run: &Run) -> Result<Figures, Fail> {
         let policy = run.cell.get("policy");
         let traffic = match run.cell.get("rate") {
-            "0" => return Pair::silent(run.stage, policy, run.seconds),
+            "0" => return Pair::idle(run.stage, policy, run.seconds),
             "max" => String::new(),
             rate => format!("--rate {rate}"),
         };

@@ -190,7 +190,7 @@ impl Study for Polling {
             nic,
             // Like netback: woken by each event, and notifies at once.
             switch: SwitchOptions::new(run.stage, "event"),
-            link: if limited { Link::Gigabit { to_guests: !send } } else { Link::Free },
+            link: if limited { Link::Gigabit { to_guests: !send } } else { Link::Tap },
             from_guests: send,
             udp,
             len: size,

@@ -1,5 +1,4 @@
-//! `receivers`: what a receiver that is slow, or takes nothing, costs another receiver of the same
-//! sender.
+//! `receivers`: effect of a slow or stalled receiver on another receiver of the same sender.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -15,20 +14,20 @@ use crate::stats::Summary;
 use crate::store::{Comparison, Results};
 use crate::study::{Better, Figures, Measure, Run, Study};
 
-/// Guests by number: who sends, who receives as it should, and the other.
+/// Numbers of the guests: sender, fast receiver, other receiver.
 const SENDER: usize = 0;
 const FAST: usize = 1;
 const OTHER: usize = 2;
-/// The port of the other receiver.
+/// Name of the other receiver's port.
 const PORT: &str = "other0";
-/// Of so many frames one goes to the one receiver, where nine of ten go to the other.
-const TENTH: usize = 10;
-/// Frames a second of a sender that is paced: of a guest, and of the kernel.
-const PACED: (u32, u32) = (200_000, 40_000);
-/// What the fast receiver keeps at least of what it gets beside one as good.
-const KEEPS: f64 = 0.9;
-/// Pairs of runs that a verdict on a rate needs.
-const PAIRS: usize = 3;
+/// Frames in a cycle of the sender if a share is 10 or 90 %.
+const CYCLE: usize = 10;
+/// Rate of a paced sender, in frames per second: of a guest, and of the kernel.
+const PACED_RATES: (u32, u32) = (200_000, 40_000);
+/// Smallest share of its rate beside another fast receiver that the fast receiver must keep.
+const KEPT_MIN: f64 = 0.9;
+/// Pairs of runs that a verdict needs.
+const PAIRS_MIN: usize = 3;
 
 const ABOUT: &str = "\
 One sender, two receivers. The sender sends frames of 60 bytes, paced (200,000 per second, the \
@@ -120,28 +119,28 @@ impl Study for Receivers {
     }
 }
 
-/// Port, protocol and options of the guests of a cell.
+/// Returns protocol and options of the guests of a cell.
 fn guests(cell: &Cell) -> Result<(Proto, NicOptions), Fail> {
     let guest = pair::guest_options();
     match cell.get("sender") {
         "split" | "tap" => Ok((Proto::Virtio, guest)),
         "packed" => Ok((Proto::Virtio, NicOptions { more: vec!["--packed".into()], ..guest })),
         "xen" => Ok((Proto::Xen, guest)),
-        sender => Err(Fail::Cell(format!("sender {sender}: there is none"))),
+        sender => Err(Fail::Cell(format!("unknown sender {sender}"))),
     }
 }
 
-/// Of how many frames the first go to the fast receiver, and how many then to the other.
+/// Returns how many frames per cycle go to the fast receiver and to the other.
 fn parts(cell: &Cell) -> Result<(usize, usize), Fail> {
     match cell.get("share") {
-        "10" => Ok((TENTH - 1, 1)),
+        "10" => Ok((CYCLE - 1, 1)),
         "50" => Ok((1, 1)),
-        "90" => Ok((1, TENTH - 1)),
-        share => Err(Fail::Cell(format!("share {share}: there are 10, 50 and 90"))),
+        "90" => Ok((1, CYCLE - 1)),
+        share => Err(Fail::Cell(format!("unknown share {share}: use 10, 50 or 90"))),
     }
 }
 
-/// The case of `gen --mode hostile` that a receiver plays; none for one that does not misbehave.
+/// Returns the case of `gen --mode hostile` for the other receiver; `None` if it is well-behaved.
 fn case(cell: &Cell) -> Option<String> {
     let name = match cell.get("other") {
         "null" | "sink" => return None,
@@ -154,7 +153,7 @@ fn measure(run: &Run) -> Result<Figures, Fail> {
     let (stage, cell) = (run.stage, run.cell);
     let ((proto, guest), parts) = (guests(cell)?, parts(cell)?);
     let paced = cell.get("load") == "paced";
-    let wire = if cell.get("sender") == "tap" { Some(Wire::new(stage, Link::Free)?) } else { None };
+    let wire = if cell.get("sender") == "tap" { Some(Wire::new(stage, Link::Tap)?) } else { None };
     let from = match &wire {
         Some(wire) => wire.port(""),
         None => Port::guest(stage, "from", proto, ""),
@@ -168,9 +167,9 @@ fn measure(run: &Run) -> Result<Figures, Fail> {
     };
     let ports = [&[from.clone(), fast.clone()], &others[..]].concat();
     let switch = Switch::start(stage, &pair::switch_options(stage, "adaptive"), &ports)?;
-    // One that says nothing is not known by itself.
-    switch.address(&Gen::mac(OTHER), PORT)?;
-    switch.address(&Gen::mac(FAST), "fast")?;
+    // A receiver that sends nothing is not learned.
+    switch.add_static_mac(&Gen::mac(OTHER), PORT)?;
+    switch.add_static_mac(&Gen::mac(FAST), "fast")?;
     let class = receiver_class(stage);
     let mut receivers = vec![Gen::start_as(stage, FAST, &fast, &guest, "sink", class)?];
     if let Some(case) = case(cell) {
@@ -182,7 +181,7 @@ fn measure(run: &Run) -> Result<Figures, Fail> {
     }
     let up = 2 + usize::from(wire.is_some());
     switch.wait_up_while(up, || receivers.iter_mut().try_for_each(Gen::check))?;
-    // Both send until they are dropped.
+    // Each sends until it is dropped.
     let (mut _kernel, mut _guest) = (None, None);
     if let Some(wire) = &wire {
         _kernel = Some(datagrams(stage, wire, parts, paced)?);
@@ -207,10 +206,10 @@ fn measure(run: &Run) -> Result<Figures, Fail> {
     ]))
 }
 
-/// How `gen` sends so many frames to the one receiver, then so many to the other.
+/// Returns the mode of `gen` that sends `fast` frames to one receiver, then `other` to the other.
 fn mode((fast, other): (usize, usize), paced: bool) -> String {
     let (fast_mac, other_mac) = (Gen::mac(FAST), Gen::mac(OTHER));
-    let rate = if paced { format!(" --rate {}", PACED.0) } else { String::new() };
+    let rate = if paced { format!(" --rate {}", PACED_RATES.0) } else { String::new() };
     if fast >= other {
         format!("send --peer {fast_mac} --also {other_mac},{fast}{rate}")
     } else {
@@ -218,7 +217,7 @@ fn mode((fast, other): (usize, usize), paced: bool) -> String {
     }
 }
 
-/// The same from the kernel.
+/// Starts the same traffic from the kernel.
 fn datagrams(
     stage: &Stage,
     wire: &Wire,
@@ -233,9 +232,10 @@ fn datagrams(
     }
     let to = |guest: usize| SocketAddr::from((address(guest), 9));
     let turn = [vec![to(FAST); fast], vec![to(OTHER); other]].concat();
-    Datagrams::start(&wire.netns, &stage.guest_cpus, &turn, paced.then_some(PACED.1))
+    Datagrams::start(&wire.netns, &stage.guest_cpus, &turn, paced.then_some(PACED_RATES.1))
 }
 
+/// Whether the other receiver is slow or stalled.
 fn is_slow(comparison: &Comparison) -> bool {
     !["null", "sink"].contains(&comparison.value.as_str())
 }
@@ -246,22 +246,22 @@ fn judged(results: &Results, load: &str) -> Option<Verdict> {
     let ratios: Vec<f64> = slow.iter().filter_map(|comparison| comparison.ratio).collect();
     let of = Summary::of(&ratios)?;
     let pairs = slow.iter().map(|comparison| comparison.runs.0).min().unwrap_or(0);
-    let bad = slow.iter().filter(|comparison| comparison.ratio.is_none_or(|is| is < KEEPS));
+    let bad = slow.iter().filter(|comparison| comparison.ratio.is_none_or(|is| is < KEPT_MIN));
     let bad: Vec<String> =
         bad.map(|comparison| format!("{} {}", comparison.cell, comparison.value)).collect();
     Some(Verdict {
         what: format!(
             "{load}: beside a slow receiver a fast one keeps {:.0} % or more of what it gets \
              beside another fast one: medians of {pairs} pairs in {} places, {:.2} to {:.2}{}{}{}",
-            100.0 * KEEPS,
+            100.0 * KEPT_MIN,
             of.count,
             of.low,
             of.high,
             if bad.is_empty() { "" } else { "; not so: " },
             bad.join(", "),
-            if pairs < PAIRS { "; too few pairs for a verdict" } else { "" },
+            if pairs < PAIRS_MIN { "; too few pairs for a verdict" } else { "" },
         ),
-        holds: (pairs >= PAIRS).then_some(bad.is_empty()),
+        holds: (pairs >= PAIRS_MIN).then_some(bad.is_empty()),
     })
 }
 
@@ -280,7 +280,7 @@ fn table(results: &Results) -> Option<Part> {
             (Some(median), Some((low, high))) => Value::Spread { median, low, high, digits: 2 },
             _ => Value::Missing("nothing to compare with".into()),
         };
-        let is_kept = comparison.ratio.is_some_and(|ratio| ratio >= KEEPS);
+        let is_kept = comparison.ratio.is_some_and(|ratio| ratio >= KEPT_MIN);
         rows.push(vec![
             Value::Text(comparison.cell.get("sender").into()),
             Value::Text(comparison.cell.get("load").into()),
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_of_the_frames_that_are_sent() {
+    fn shares_are_fractions_of_the_sent_frames() {
         for (share, other) in [("10", 0.1), ("50", 0.5), ("90", 0.9)] {
             let (fast, slow) = parts(&cell("split", share, "slow")).unwrap();
             assert!((slow as f64 / (fast + slow) as f64 - other).abs() < 1e-9, "{share}");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn every_receiver_that_misbehaves_plays_a_case_of_its_ring() {
+    fn every_slow_receiver_is_a_hostile_case_of_its_ring() {
         let plan = Receivers.plan(Scale::Full);
         for (sender, ring) in [("split", "split"), ("packed", "packed"), ("xen", "xen")] {
             let ring = ring.parse().unwrap();

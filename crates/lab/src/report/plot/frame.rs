@@ -1,40 +1,40 @@
-//! Axes with their marks, and where a value is between them.
+//! Axes with their ticks and labels, and the position of values between them.
 
 use super::super::axis::Axis;
 use super::super::scene::{Anchor, Ink, Scene, Spot};
 use super::super::{Plot, Series, font};
-use super::Look;
+use super::Style;
 
-/// Length of a mark.
-const MARK: f32 = 5.0;
+/// Length of a tick.
+const TICK: f32 = 5.0;
 
-/// Where everything is.
+/// Axes and their positions.
 #[derive(Clone, Debug)]
 pub struct Frame {
     /// The x axis.
     pub x: Axis,
     /// The left axis.
     pub left: Axis,
-    /// The right one, if there is one.
+    /// The right axis, if any.
     pub right: Option<Axis>,
-    /// Its left, upper, right and lower edge.
+    /// Left, upper, right and lower edge of the area between the axes.
     pub edges: [f32; 4],
-    /// How far inside the edges the ends of the x axis are.
+    /// Distance of the ends of the x axis from the left and right edge.
     inset: [f32; 2],
-    /// How the marks of x are written.
-    below: Below,
+    /// Labels of the x axis.
+    labels: Labels,
 }
 
-/// How the marks of the x axis are written.
+/// Labels of the ticks of the x axis.
 #[derive(Clone, Debug)]
-enum Below {
-    /// In lines.
+enum Labels {
+    /// Horizontal, in several lines.
     Lines(Vec<Vec<String>>),
-    /// Slanting, each on one line.
-    Slanting(Vec<String>),
+    /// Slanted, each on one line.
+    Slanted(Vec<String>),
 }
 
-/// All ends of what a side's series show.
+/// Returns the values and ends of error bars of all series on the left or right axis.
 fn values<'a>(plot: &'a Plot, right: bool) -> impl Iterator<Item = f64> + 'a {
     let side = plot.series.iter().filter(move |s: &&Series| s.right == right);
     side.flat_map(|s| &s.points).flat_map(|p| [p.low, p.y, p.high])
@@ -56,33 +56,33 @@ fn axes(plot: &Plot) -> (Axis, Option<Axis>) {
 }
 
 impl Frame {
-    /// Of a plot, with its upper edge at `top`.
-    pub fn of(plot: &Plot, look: &Look, top: f32) -> Self {
+    /// Lays out the axes of a plot, with the upper edge at `top`.
+    pub fn of(plot: &Plot, style: &Style, top: f32) -> Self {
         let bars = plot.series.iter().any(|s| s.bars);
-        let places = plot.series.iter().flat_map(|s| &s.points).map(|p| p.x);
-        let places: Vec<f64> = places.collect();
+        let x_values = plot.series.iter().flat_map(|s| &s.points).map(|p| p.x);
+        let x_values: Vec<f64> = x_values.collect();
         let x = match plot.categories.is_empty() {
-            true => Axis::of_places(&places, plot.log.0, !bars),
+            true => Axis::of_x(&x_values, plot.log.0, !bars),
             false => Axis::of_categories(&plot.categories),
         };
         let (left, right) = axes(plot);
         let widest = |axis: &Axis| {
-            let widths = axis.marks.iter().map(|(_, text)| font::width(text, look.letters));
-            widths.fold(0.0, f32::max) + MARK + look.gap * 0.5
+            let widths = axis.ticks.iter().map(|(_, text)| font::width(text, style.font_px));
+            widths.fold(0.0, f32::max) + TICK + style.gap * 0.5
         };
-        let titled = |label: &str| if label.is_empty() { 0.0 } else { look.letters * 1.6 };
-        // The first and the last number below may reach beyond the axis.
-        let beyond = |mark: Option<&(f64, String)>| match plot.categories.is_empty() {
-            true => mark.map_or(0.0, |(_, text)| font::width(text, look.letters) / 2.0),
+        let titled = |label: &str| if label.is_empty() { 0.0 } else { style.font_px * 1.6 };
+        // The first and last label of the x axis may extend beyond it.
+        let beyond = |tick: Option<&(f64, String)>| match plot.categories.is_empty() {
+            true => tick.map_or(0.0, |(_, text)| font::width(text, style.font_px) / 2.0),
             false => 0.0,
         };
         let to_left = titled(&plot.y) + widest(&left);
-        let to_right = right.as_ref().map_or(look.gap, |r| titled(&plot.right) + widest(r));
+        let to_right = right.as_ref().map_or(style.gap, |r| titled(&plot.right) + widest(r));
         let edges = [
-            look.gap + to_left.max(beyond(x.marks.first())),
+            style.gap + to_left.max(beyond(x.ticks.first())),
             top,
-            look.width - look.gap - to_right.max(beyond(x.marks.last())),
-            top + look.height,
+            style.width - style.gap - to_right.max(beyond(x.ticks.last())),
+            top + style.height,
         ];
         let inset = match (plot.categories.is_empty(), bars) {
             (true, true) => [(edges[2] - edges[0]) * 0.07; 2],
@@ -90,153 +90,170 @@ impl Frame {
             (false, _) => [0.0; 2],
         };
         let room = (edges[2] - edges[0]) / plot.categories.len().max(1) as f32;
-        let below = Below::of(&x, look, if plot.categories.is_empty() { 60.0 } else { room });
-        let mut frame = Self { x, left, right, edges, inset, below };
-        frame.make_room(look);
+        let labels = Labels::of(&x, style, if plot.categories.is_empty() { 60.0 } else { room });
+        let mut frame = Self { x, left, right, edges, inset, labels };
+        frame.widen_left(style);
         frame
     }
 
-    /// Moves the left edge so that no slanting label begins outside.
-    fn make_room(&mut self, look: &Look) {
-        let Below::Slanting(labels) = &self.below else { return };
-        let starts = self.x.marks.iter().zip(labels).filter_map(|((value, _), label)| {
-            let wide = font::width(label, look.letters) * SLANT.to_radians().cos();
-            Some(self.across(*value)? - wide * SLACK)
+    /// Moves the left edge so that no slanted label starts outside.
+    fn widen_left(&mut self, style: &Style) {
+        let Labels::Slanted(labels) = &self.labels else { return };
+        let starts = self.x.ticks.iter().zip(labels).filter_map(|((value, _), label)| {
+            let wide = font::width(label, style.font_px) * SLANT.to_radians().cos();
+            Some(self.x_px(*value)? - wide * SLACK)
         });
-        let short = look.gap - starts.fold(f32::MAX, f32::min);
-        self.edges[0] += short.clamp(0.0, look.width / 4.0);
+        let short = style.gap - starts.fold(f32::MAX, f32::min);
+        self.edges[0] += short.clamp(0.0, style.width / 4.0);
     }
 
-    /// Where an x is.
-    pub fn across(&self, x: f64) -> Option<f32> {
+    /// Returns the horizontal position of a value of x.
+    pub fn x_px(&self, x: f64) -> Option<f32> {
         let (from, to) = (self.edges[0] + self.inset[0], self.edges[2] - self.inset[1]);
         Some(from + self.x.at(x)? * (to - from))
     }
 
-    /// Where a y is, on the left or the right axis.
-    pub fn down(&self, y: f64, right: bool) -> Option<f32> {
+    /// Returns the vertical position of a value on the left or right axis.
+    pub fn y_px(&self, y: f64, right: bool) -> Option<f32> {
         let axis = self.side(right);
         Some(self.edges[3] - axis.at(y)? * (self.edges[3] - self.edges[1]))
     }
 
-    /// The left or the right axis.
+    /// Returns the left or right axis.
     pub fn side(&self, right: bool) -> &Axis {
         self.right.as_ref().filter(|_| right).unwrap_or(&self.left)
     }
 
-    /// Draws lines to read by, axes, marks and labels; returns how far down that goes.
-    pub fn draw(&self, scene: &mut Scene, plot: &Plot, look: &Look) -> f32 {
+    /// Draws grid lines, axes, ticks and labels; returns their lower end.
+    pub fn draw(&self, scene: &mut Scene, plot: &Plot, style: &Style) -> f32 {
         let [left, top, right, bottom] = self.edges;
-        for (value, _) in &self.left.marks {
-            let Some(y) = self.down(*value, false) else { continue };
+        for (value, _) in &self.left.ticks {
+            let Some(y) = self.y_px(*value, false) else { continue };
             scene.line(vec![(left, y), (right, y)], Ink::Grid, 1.0, false);
         }
-        self.draw_side(scene, look, false, left);
+        self.draw_side(scene, style, false, left);
         if self.right.is_some() {
-            self.draw_side(scene, look, true, right);
+            self.draw_side(scene, style, true, right);
             scene.line(vec![(right, top), (right, bottom)], Ink::Axis, 1.0, false);
         }
         scene.line(vec![(left, top), (left, bottom), (right, bottom)], Ink::Axis, 1.0, false);
-        let zero = self.down(0.0, false).filter(|y| *y < bottom - 1.0 && *y > top);
+        let zero = self.y_px(0.0, false).filter(|y| *y < bottom - 1.0 && *y > top);
         if let Some(y) = zero {
             scene.line(vec![(left, y), (right, y)], Ink::Axis, 1.0, false);
         }
-        self.labels(scene, plot, look);
-        self.draw_below(scene, plot, look)
+        self.draw_titles(scene, plot, style);
+        self.draw_below(scene, plot, style)
     }
 
-    fn draw_side(&self, scene: &mut Scene, look: &Look, right: bool, x: f32) {
+    fn draw_side(&self, scene: &mut Scene, style: &Style, right: bool, x: f32) {
         let (away, anchor) = if right { (1.0, Anchor::Start) } else { (-1.0, Anchor::End) };
-        for (value, text) in &self.side(right).marks {
-            let Some(y) = self.down(*value, right) else { continue };
-            scene.line(vec![(x, y), (x + away * MARK, y)], Ink::Axis, 1.0, false);
-            let at = (x + away * (MARK + look.gap * 0.5), y + look.letters * 0.35);
-            scene.words(text, at, anchor, look.letters, Ink::Muted);
+        for (value, text) in &self.side(right).ticks {
+            let Some(y) = self.y_px(*value, right) else { continue };
+            scene.line(vec![(x, y), (x + away * TICK, y)], Ink::Axis, 1.0, false);
+            let at = (x + away * (TICK + style.gap * 0.5), y + style.font_px * 0.35);
+            scene.words(text, at, anchor, style.font_px, Ink::Muted);
         }
     }
 
-    /// What the axes at the sides are; the right one in its series' colour, if that is but one.
-    fn labels(&self, scene: &mut Scene, plot: &Plot, look: &Look) {
+    /// Draws the titles of the left and right axis, the latter in the colour of its series if all
+    /// have the same.
+    fn draw_titles(&self, scene: &mut Scene, plot: &Plot, style: &Style) {
         let [_, top, _, bottom] = self.edges;
         let middle = f32::midpoint(top, bottom);
-        let size = look.letters;
+        let size = style.font_px;
         let mut label = |text: &str, x: f32, turn: f32, ink: Ink| {
             let fits = font::width(text, size) <= bottom - top;
             let size = if fits { size } else { size * 0.8 };
             scene.turned(text, (x, middle), Anchor::Middle, size, ink, turn);
         };
-        label(&plot.y, look.gap + size * 0.8, -90.0, Ink::Text);
+        label(&plot.y, style.gap + size * 0.8, -90.0, Ink::Text);
         if self.right.is_some() {
             let mut colours = plot.series.iter().filter(|s| s.right).map(|s| s.colour);
             let first = colours.next().unwrap_or_default();
             let ink = if colours.all(|c| c == first) { Ink::Subject(first) } else { Ink::Text };
-            label(&plot.right, look.width - look.gap - size * 0.8, 90.0, ink);
+            label(&plot.right, style.width - style.gap - size * 0.8, 90.0, ink);
         }
     }
 
-    fn draw_below(&self, scene: &mut Scene, plot: &Plot, look: &Look) -> f32 {
+    /// Draws ticks, labels and title of the x axis; returns their lower end.
+    fn draw_below(&self, scene: &mut Scene, plot: &Plot, style: &Style) -> f32 {
         let bottom = self.edges[3];
-        let size = look.letters;
-        for (value, _) in &self.x.marks {
-            let Some(x) = self.across(*value) else { continue };
-            scene.line(vec![(x, bottom), (x, bottom + MARK)], Ink::Axis, 1.0, false);
+        let size = style.font_px;
+        for (value, _) in &self.x.ticks {
+            let Some(x) = self.x_px(*value) else { continue };
+            scene.line(vec![(x, bottom), (x, bottom + TICK)], Ink::Axis, 1.0, false);
         }
-        let spots = self.x.marks.iter().map(|(value, _)| self.across(*value).unwrap_or_default());
+        let spots = self.x.ticks.iter().map(|(value, _)| self.x_px(*value).unwrap_or_default());
         let spots: Vec<f32> = spots.collect();
-        let first = bottom + MARK + look.gap * 0.5 + size * 0.8;
-        let mut end = match &self.below {
-            Below::Lines(labels) => lines(scene, look, &spots, labels, first),
-            Below::Slanting(labels) => slanting(scene, look, &spots, labels, bottom + MARK),
+        let first = bottom + TICK + style.gap * 0.5 + size * 0.8;
+        let mut end = match &self.labels {
+            Labels::Lines(labels) => draw_lines(scene, style, &spots, labels, first),
+            Labels::Slanted(labels) => draw_slanted(scene, style, &spots, labels, bottom + TICK),
         };
         if !plot.x.is_empty() {
-            end += look.gap * 0.5 + size;
+            end += style.gap * 0.5 + size;
             let middle = f32::midpoint(self.edges[0], self.edges[2]);
             scene.words(&plot.x, (middle, end), Anchor::Middle, size, Ink::Text);
         }
-        end + look.gap
+        end + style.gap
     }
 }
 
-fn lines(scene: &mut Scene, look: &Look, spots: &[f32], labels: &[Vec<String>], first: f32) -> f32 {
-    let step = look.letters * 1.2;
+/// Draws horizontal labels, the first line at `first`; returns their lower end.
+fn draw_lines(
+    scene: &mut Scene,
+    style: &Style,
+    spots: &[f32],
+    labels: &[Vec<String>],
+    first: f32,
+) -> f32 {
+    let step = style.font_px * 1.2;
     let mut free = f32::MIN;
     for (x, label) in spots.iter().zip(labels) {
-        let widest = label.iter().map(|l| font::width(l, look.letters)).fold(0.0, f32::max);
-        // A number that would run into the one before it is left out; its mark stays.
+        let widest = label.iter().map(|l| font::width(l, style.font_px)).fold(0.0, f32::max);
+        // A label that would overlap the previous one is omitted; its tick is not.
         if x - widest / 2.0 < free {
             continue;
         }
-        free = x + widest / 2.0 + look.gap * 0.5;
+        free = x + widest / 2.0 + style.gap * 0.5;
         for (n, line) in label.iter().enumerate() {
             let at = (*x, first + n as f32 * step);
-            scene.words(line, at, Anchor::Middle, look.letters, Ink::Muted);
+            scene.words(line, at, Anchor::Middle, style.font_px, Ink::Muted);
         }
     }
     let most = labels.iter().map(Vec::len).max().unwrap_or(1).max(1);
-    first + (most - 1) as f32 * step + look.letters * 0.3
+    first + (most - 1) as f32 * step + style.font_px * 0.3
 }
 
-fn slanting(scene: &mut Scene, look: &Look, spots: &[f32], labels: &[String], top: f32) -> f32 {
+/// Draws slanted labels below `top`; returns their lower end.
+fn draw_slanted(
+    scene: &mut Scene,
+    style: &Style,
+    spots: &[f32],
+    labels: &[String],
+    top: f32,
+) -> f32 {
     let mut deepest = 0.0_f32;
     for (x, label) in spots.iter().zip(labels) {
-        let at: Spot = (x + look.letters * 0.4, top + look.letters * 0.8);
-        scene.turned(label, at, Anchor::End, look.letters, Ink::Muted, -SLANT);
-        deepest = deepest.max(font::width(label, look.letters));
+        let at: Spot = (x + style.font_px * 0.4, top + style.font_px * 0.8);
+        scene.turned(label, at, Anchor::End, style.font_px, Ink::Muted, -SLANT);
+        deepest = deepest.max(font::width(label, style.font_px));
     }
-    top + look.letters * 1.2 + deepest * SLANT.to_radians().sin()
+    top + style.font_px * 1.2 + deepest * SLANT.to_radians().sin()
 }
 
-/// Room for letters that are wider than ours.
+/// Factor for the width of text, for fonts that are wider than ours.
 pub const SLACK: f32 = 1.1;
-/// Degrees.
+/// Angle of slanted labels, in degrees.
 const SLANT: f32 = 40.0;
 
-impl Below {
-    /// In as few lines as `room` for each allows; slanting where a word is wider than that.
-    fn of(axis: &Axis, look: &Look, room: f32) -> Self {
-        let room = room - look.gap;
-        let size = look.letters;
-        let wrapped = axis.marks.iter().map(|(_, text)| font::wrap(text, size, room));
+impl Labels {
+    /// Wraps labels to lines of width `room`; slants them if a word is wider or there are more than
+    /// three lines.
+    fn of(axis: &Axis, style: &Style, room: f32) -> Self {
+        let room = room - style.gap;
+        let size = style.font_px;
+        let wrapped = axis.ticks.iter().map(|(_, text)| font::wrap(text, size, room));
         let wrapped: Vec<Vec<String>> = wrapped.collect();
         let fits = |lines: &Vec<String>| {
             lines.len() <= 3 && lines.iter().all(|line| font::width(line, size) <= room)
@@ -244,17 +261,17 @@ impl Below {
         if wrapped.iter().all(fits) {
             Self::Lines(wrapped)
         } else {
-            Self::Slanting(axis.marks.iter().map(|(_, text)| shorten(text)).collect())
+            Self::Slanted(axis.ticks.iter().map(|(_, text)| shorten(text)).collect())
         }
     }
 }
 
-/// No more than a label may take of a plot's height.
+/// Shortens a slanted label, with an ellipsis.
 fn shorten(text: &str) -> String {
-    const MOST: usize = 32;
-    if text.chars().count() <= MOST {
+    const CHARS_MAX: usize = 32;
+    if text.chars().count() <= CHARS_MAX {
         return text.into();
     }
-    let kept: String = text.chars().take(MOST - 1).collect();
+    let kept: String = text.chars().take(CHARS_MAX - 1).collect();
     kept.trim_end().to_owned() + "…"
 }

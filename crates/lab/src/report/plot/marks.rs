@@ -1,18 +1,18 @@
-//! Lines, bars, dots and error bars.
+//! Draws lines, bars, dots and error bars.
 
 use super::super::scene::{Ink, Item, Outline, Scene, Shape, Spot, Stroke};
 use super::super::words::{brief, short};
 use super::super::{Plot, Point, Series, font};
 use super::frame::{Frame, SLACK};
-use super::{Anchor, Look, place};
+use super::{Anchor, Style, x_label};
 
-/// Half the width of a dot.
+/// Radius of a dot.
 const DOT: f32 = 4.2;
-/// How much of a gap between places bars take.
+/// Share of the distance between x values that bars fill.
 const BARS: f32 = 0.78;
 
-/// All series: bars behind lines, dots in front.
-pub fn draw(scene: &mut Scene, plot: &Plot, look: &Look, frame: &Frame) {
+/// Draws all series: bars behind lines, dots in front.
+pub fn draw(scene: &mut Scene, plot: &Plot, style: &Style, frame: &Frame) {
     let bars: Vec<&Series> = plot.series.iter().filter(|s| s.bars).collect();
     let width = bar_width(plot, frame, bars.len());
     let mut tops = Vec::new();
@@ -20,11 +20,11 @@ pub fn draw(scene: &mut Scene, plot: &Plot, look: &Look, frame: &Frame) {
         let shift = (n as f32 - (bars.len() - 1) as f32 / 2.0) * width;
         draw_bars(scene, plot, frame, series, (shift, width), &mut tops);
     }
-    // Lines would run through the numbers.
+    // Lines would cross the numbers.
     if bars.len() == plot.series.len() {
-        number_bars(scene, look, &tops, width);
+        label_bars(scene, style, &tops, width);
     }
-    // What is ours, or the point of the plot, lies above what is dashed.
+    // Solid series, the subjects of the plot, are drawn above dashed ones.
     let mut lines: Vec<(usize, &Series)> =
         plot.series.iter().enumerate().filter(|(_, s)| !s.bars).collect();
     lines.sort_by_key(|(_, series)| !series.dashed);
@@ -36,7 +36,7 @@ pub fn draw(scene: &mut Scene, plot: &Plot, look: &Look, frame: &Frame) {
             let Some(at) = spot(frame, point, series.right) else { continue };
             let mut dot = dot(plot, n, at, DOT, hint(plot, series, point));
             if series.model {
-                // Seen by the pointer only.
+                // Invisible, but with a tooltip.
                 (dot.stroke, dot.fill) = (None, Some((Ink::Paper, 0.0)));
             }
             scene.items.push(Item::Shape(dot));
@@ -44,8 +44,8 @@ pub fn draw(scene: &mut Scene, plot: &Plot, look: &Look, frame: &Frame) {
     }
 }
 
-/// What stands for a series in the legend, its left end's middle at `at`.
-pub fn sample(scene: &mut Scene, plot: &Plot, n: usize, at: Spot, wide: f32) {
+/// Draws the legend key of a series, with the middle of its left edge at `at`.
+pub fn legend_key(scene: &mut Scene, plot: &Plot, n: usize, at: Spot, wide: f32) {
     let series = &plot.series[n];
     if series.bars {
         let (left, right) = (at.0, at.0 + wide);
@@ -64,20 +64,21 @@ pub fn sample(scene: &mut Scene, plot: &Plot, n: usize, at: Spot, wide: f32) {
     }
 }
 
-/// Where a point is; none where the axes have no such place.
+/// Returns the position of a point; `None` if an axis has none for it.
 fn spot(frame: &Frame, point: &Point, right: bool) -> Option<Spot> {
-    Some((frame.across(point.x)?, frame.down(point.y, right)?))
+    Some((frame.x_px(point.x)?, frame.y_px(point.y, right)?))
 }
 
+/// Returns the tooltip of a point.
 fn hint(plot: &Plot, series: &Series, point: &Point) -> String {
-    let mut hint = format!("{}, {}: {}", series.name, place(plot, point.x), short(point.y));
+    let mut hint = format!("{}, {}: {}", series.name, x_label(plot, point.x), short(point.y));
     if point.low < point.y || point.high > point.y {
         hint.push_str(&format!(" ({} to {})", short(point.low), short(point.high)));
     }
     hint
 }
 
-/// Straight from point to point; broken where one is missing.
+/// Draws the line of a series, interrupted at missing points, and its error bars.
 fn draw_line(scene: &mut Scene, frame: &Frame, series: &Series) {
     let ink = Ink::Subject(series.colour);
     let mut run = Vec::new();
@@ -95,13 +96,13 @@ fn draw_line(scene: &mut Scene, frame: &Frame, series: &Series) {
     }
 }
 
-/// A line of fewer than two points.
+/// Whether it is a line of fewer than two points.
 fn is_empty(item: &Item) -> bool {
     let Item::Shape(Shape { outline: Outline::Line(spots), .. }) = item else { return false };
     spots.len() < 2
 }
 
-/// From its low to its high end, with a cap at each; `(where, half a cap's width)`.
+/// Draws an error bar at `x`, with caps of half width `cap`.
 fn error_bar(
     scene: &mut Scene,
     frame: &Frame,
@@ -111,29 +112,30 @@ fn error_bar(
     ink: Ink,
 ) {
     let axis = frame.side(series.right);
-    let ends = [point.low, point.high].map(|end| frame.down(axis.within(end), series.right));
+    let ends = [point.low, point.high].map(|end| frame.y_px(axis.clamp(end), series.right));
     let [Some(low), Some(high)] = ends else { return };
     if low - high < 0.5 {
         return;
     }
     scene.line(vec![(x, low), (x, high)], ink, 1.3, false);
     for (y, end) in [(low, point.low), (high, point.high)] {
-        // No cap where the bar goes on beyond the axis.
-        if axis.within(end) == end {
+        // No cap at an end beyond the axis.
+        if axis.clamp(end) == end {
             scene.line(vec![(x - cap, y), (x + cap, y)], ink, 1.3, false);
         }
     }
 }
 
-/// A series' dot: shape by colour, another for a second line of the same looks; hollow if dashed.
+/// Returns a dot of a series: hollow if dashed, with a symbol by colour, and another symbol if an
+/// earlier series has the same colour and dashes.
 fn dot(plot: &Plot, n: usize, at: Spot, size: f32, hint: String) -> Shape {
     let series = &plot.series[n];
-    let like = |s: &&Series| !s.bars && (s.colour, s.dashed) == (series.colour, series.dashed);
-    let before = plot.series[..n].iter().filter(like).count();
+    let alike = |s: &&Series| !s.bars && (s.colour, s.dashed) == (series.colour, series.dashed);
+    let before = plot.series[..n].iter().filter(alike).count();
     let ink = Ink::Subject(series.colour);
     let (line, fill) = if series.dashed { (ink, Ink::Paper) } else { (Ink::Paper, ink) };
     Shape {
-        outline: outline(series.colour + 4 * before, at, size),
+        outline: symbol(series.colour + 4 * before, at, size),
         stroke: Some(Stroke {
             ink: line,
             width: if series.dashed { 1.7 } else { 1.0 },
@@ -144,9 +146,9 @@ fn dot(plot: &Plot, n: usize, at: Spot, size: f32, hint: String) -> Shape {
     }
 }
 
-/// One of eight shapes of about the same size.
-fn outline(kind: usize, (x, y): Spot, size: f32) -> Outline {
-    let around = |corners: usize, first: f32, radius: f32| {
+/// Returns one of eight symbols of similar size.
+fn symbol(kind: usize, (x, y): Spot, size: f32) -> Outline {
+    let polygon = |corners: usize, first: f32, radius: f32| {
         let corner = |n: usize| {
             let angle = (first + 360.0 * n as f32 / corners as f32).to_radians();
             (x + radius * angle.sin(), y - radius * angle.cos())
@@ -155,17 +157,17 @@ fn outline(kind: usize, (x, y): Spot, size: f32) -> Outline {
     };
     match kind % 8 {
         0 => Outline::Circle((x, y), size),
-        1 => around(4, 45.0, size * 1.3),
-        2 => around(3, 0.0, size * 1.45),
-        3 => around(4, 0.0, size * 1.35),
-        4 => around(3, 180.0, size * 1.45),
+        1 => polygon(4, 45.0, size * 1.3),
+        2 => polygon(3, 0.0, size * 1.45),
+        3 => polygon(4, 0.0, size * 1.35),
+        4 => polygon(3, 180.0, size * 1.45),
         5 => cross((x, y), size * 1.15),
-        6 => around(6, 0.0, size * 1.2),
-        _ => around(5, 0.0, size * 1.25),
+        6 => polygon(6, 0.0, size * 1.2),
+        _ => polygon(5, 0.0, size * 1.25),
     }
 }
 
-/// A plus sign.
+/// Returns a plus sign.
 fn cross((x, y): Spot, size: f32) -> Outline {
     let third = size / 2.6;
     let corners = [
@@ -185,25 +187,27 @@ fn cross((x, y): Spot, size: f32) -> Outline {
     Outline::Area(corners.map(|(right, down)| (x + right, y + down)).into())
 }
 
+/// Returns the width of each of `count` bars at the same x value.
 fn bar_width(plot: &Plot, frame: &Frame, count: usize) -> f32 {
-    let mut places: Vec<f32> = plot
+    let mut xs: Vec<f32> = plot
         .series
         .iter()
         .filter(|s| s.bars)
         .flat_map(|s| &s.points)
-        .filter_map(|p| frame.across(p.x))
+        .filter_map(|p| frame.x_px(p.x))
         .collect();
-    places.sort_by(f32::total_cmp);
+    xs.sort_by(f32::total_cmp);
     let wide = frame.edges[2] - frame.edges[0];
     let most = match plot.categories.len() {
         0 => wide * 0.12,
         n => wide / n as f32,
     };
-    let gaps = places.windows(2).map(|two| two[1] - two[0]).filter(|gap| *gap > 0.5);
+    let gaps = xs.windows(2).map(|two| two[1] - two[0]).filter(|gap| *gap > 0.5);
     let gap = gaps.fold(most, f32::min);
     (gap * BARS / count.max(1) as f32).min(72.0)
 }
 
+/// Returns a bar of a series.
 fn bar(series: &Series, area: Vec<Spot>, hint: String) -> Shape {
     let ink = Ink::Subject(series.colour);
     let (line, cover) = if series.dashed { (1.5, 0.15) } else { (1.0, 0.85) };
@@ -215,7 +219,8 @@ fn bar(series: &Series, area: Vec<Spot>, hint: String) -> Shape {
     }
 }
 
-/// A series' bars; adds where each ends, with its error bar, and its value to `tops`.
+/// Draws the bars of a series, moved by `shift`; adds upper end (of bar and error bar) and value of
+/// each to `tops`.
 fn draw_bars(
     scene: &mut Scene,
     plot: &Plot,
@@ -225,7 +230,7 @@ fn draw_bars(
     tops: &mut Vec<(Spot, f64)>,
 ) {
     let axis = frame.side(series.right);
-    let base = frame.down(axis.within(0.0), series.right).unwrap_or(frame.edges[3]);
+    let base = frame.y_px(axis.clamp(0.0), series.right).unwrap_or(frame.edges[3]);
     let inner = (width * 0.92).max(1.0);
     for point in &series.points {
         let Some((x, y)) = spot(frame, point, series.right) else { continue };
@@ -234,14 +239,14 @@ fn draw_bars(
         let area = vec![(left, base), (left, y), (right, y), (right, base)];
         scene.items.push(Item::Shape(bar(series, area, hint(plot, series, point))));
         error_bar(scene, frame, series, point, (x, (inner / 4.0).min(5.0)), Ink::Text);
-        let top = frame.down(axis.within(point.high.max(point.y)), series.right).unwrap_or(y);
+        let top = frame.y_px(axis.clamp(point.high.max(point.y)), series.right).unwrap_or(y);
         tops.push(((x, top.min(base)), point.y));
     }
 }
 
-/// Above each bar its value, if there is room for all of them.
-fn number_bars(scene: &mut Scene, look: &Look, tops: &[(Spot, f64)], width: f32) {
-    let size = look.letters * 0.85;
+/// Draws the value of each bar above it, if there is space for all of them.
+fn label_bars(scene: &mut Scene, style: &Style, tops: &[(Spot, f64)], width: f32) {
+    let size = style.font_px * 0.85;
     let wide = |value: f64| font::width(&brief(value), size) * SLACK;
     if tops.iter().any(|(_, value)| wide(*value) > width) {
         return;
@@ -249,7 +254,7 @@ fn number_bars(scene: &mut Scene, look: &Look, tops: &[(Spot, f64)], width: f32)
     let mut taken: Vec<Spot> = Vec::new();
     for ((x, top), value) in tops {
         let at = (*x, top - 4.0);
-        // Bars of one series at the same place, or nearly so.
+        // A number at nearly the same position: points with the same x.
         let near = |t: &Spot| (t.0 - at.0).abs() < width - 0.5 && (t.1 - at.1).abs() < size * 1.1;
         if taken.iter().any(near) {
             continue;

@@ -1,9 +1,9 @@
-//! That nothing is drawn over something else, or outside, whatever a study asks for.
+//! Tests that no text overlaps other text and that nothing is drawn outside, for random plots.
 
 use super::super::scene::{Item, Shape, Words};
 use super::*;
 
-/// Left, upper, right, lower edge of words that run along an axis; none of those that slant.
+/// Returns the left, upper, right and lower edge of text; `None` if it is slanted.
 fn extent(words: &Words) -> Option<[f32; 4]> {
     let (x, y) = words.at;
     let wide = font::width(&words.text, words.size);
@@ -28,31 +28,31 @@ fn words(scene: &Scene) -> impl Iterator<Item = &Words> {
     })
 }
 
-fn check(plot: &Plot, room: Room) {
-    let scene = draw(plot, room);
+fn check(plot: &Plot, target: Target) {
+    let scene = draw(plot, target);
     let shown: Vec<(&str, [f32; 4])> =
         words(&scene).filter_map(|w| Some((w.text.as_str(), extent(w)?))).collect();
     let (wide, high) = scene.size;
     for (n, (text, [left, top, right, bottom])) in shown.iter().enumerate() {
         let inside = *left >= 0.0 && *top >= 0.0 && *right <= wide && *bottom <= high;
-        assert!(inside, "{room:?} {}: '{text}' goes outside", plot.file);
+        assert!(inside, "{target:?} {}: '{text}' goes outside", plot.file);
         for (other, [l, t, r, b]) in &shown[n + 1..] {
             let apart = right <= l || r <= left || bottom <= t || b <= top;
-            assert!(apart, "{room:?} {}: '{text}' and '{other}' overlap", plot.file);
+            assert!(apart, "{target:?} {}: '{text}' and '{other}' overlap", plot.file);
         }
     }
-    for slanting in words(&scene).filter(|w| extent(w).is_none()) {
-        let long = font::width(&slanting.text, slanting.size);
-        let (down, back) = slanting.turn.to_radians().sin_cos();
-        let (x, y) = (slanting.at.0 - long * back, slanting.at.1 - long * down);
+    for slanted in words(&scene).filter(|w| extent(w).is_none()) {
+        let long = font::width(&slanted.text, slanted.size);
+        let (down, back) = slanted.turn.to_radians().sin_cos();
+        let (x, y) = (slanted.at.0 - long * back, slanted.at.1 - long * down);
         let inside = (0.0..=wide).contains(&x) && (0.0..=high).contains(&y);
-        assert!(inside, "{room:?} {}: '{}' starts outside", plot.file, slanting.text);
+        assert!(inside, "{target:?} {}: '{}' starts outside", plot.file, slanted.text);
     }
     for item in &scene.items {
         let Item::Shape(Shape { outline, .. }) = item else { continue };
         for (x, y) in spots(outline) {
             let inside = (0.0..=wide).contains(&x) && (0.0..=high).contains(&y);
-            assert!(inside, "{room:?} {}: ({x}, {y}) is outside", plot.file);
+            assert!(inside, "{target:?} {}: ({x}, {y}) is outside", plot.file);
         }
     }
 }
@@ -65,7 +65,7 @@ fn spots(outline: &super::super::scene::Outline) -> Vec<(f32, f32)> {
     }
 }
 
-/// Numbers that look random, the same each time.
+/// Pseudo-random numbers (a linear congruential generator).
 struct Numbers(u64);
 
 impl Numbers {
@@ -137,14 +137,14 @@ fn any_plot(seed: u64) -> Plot {
 fn nothing_overlaps_or_goes_outside() {
     for seed in 0..3000 {
         let plot = any_plot(seed);
-        for room in [Room::Alone, Room::Page] {
-            check(&plot, room);
+        for target in [Target::File, Target::Page] {
+            check(&plot, target);
         }
     }
 }
 
 #[test]
-fn every_series_can_be_told_from_the_others() {
+fn every_series_has_a_distinct_symbol() {
     let series = |n: usize| Series {
         name: format!("series {n}"),
         colour: n % 4,
@@ -153,14 +153,14 @@ fn every_series_can_be_told_from_the_others() {
         ..Series::default()
     };
     let plot = Plot { series: (0..8).map(series).collect(), ..Plot::default() };
-    let scene = draw(&plot, Room::Alone);
+    let scene = draw(&plot, Target::File);
     let mut dots: Vec<String> = Vec::new();
     for item in &scene.items {
         let Item::Shape(shape) = item else { continue };
         if shape.hint.is_empty() {
             continue;
         }
-        // Shape and filling without colour and place.
+        // Shape and fill, regardless of colour and position.
         let kind = match spots(&shape.outline).len() {
             2 => "circle".into(),
             corners => {

@@ -1,8 +1,8 @@
-//! First program of a guest: brings its interface up, then runs what is asked for on its channels.
+//! Init of a guest: brings its interface up, then runs the commands that arrive on its channels.
 //!
-//! Lines of JSON on each channel, one command at a time:
-//! `{"run":[ARG...]}`, `{"read":FILE}`, `{"signal":N}`, `{"reset":N}` come;
-//! `{"out":TEXT}`, `{"err":TEXT}`, `{"exit":N}`, and `{"done":N}` for a reset go.
+//! A channel carries lines of JSON and runs one command at a time.
+//! Requests: `{"run":[ARG...]}`, `{"read":FILE}`, `{"signal":N}`, `{"reset":N}`.
+//! Replies: `{"out":TEXT}`, `{"err":TEXT}`, `{"exit":N}`, and `{"done":N}` to a reset.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,21 +21,21 @@ use serde_json::{Value, json};
 use super::channel::{self, CHANNELS};
 use crate::error::Error;
 
-/// A guest's interface.
+/// Name of a guest's interface.
 pub const DEVICE: &str = "eth0";
-/// Where files can be written: nothing that the lab needs is below it.
-const FILES: &str = "/run";
-/// Search path of tools; a kernel sets none for its first program.
+/// Mount point of a tmpfs for writable files; the lab needs nothing that it hides.
+const TMPFS: &str = "/run";
+/// Search path of tools; the kernel sets none for init.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Major number of a terminal.
-const TTY: u32 = 4;
-/// Ports of a virtio-serial device, where there is one.
+/// Major number of terminals.
+const TTY_MAJOR: u32 = 4;
+/// Ports of the virtio-serial device, if there is one.
 const PORTS: &str = "/sys/class/virtio-ports";
 
 /// Start parameters of a guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Setup {
-    /// Of its interface: `10.9.0.10/16`.
+    /// Address of its interface: `10.9.0.10/16`.
     pub address: String,
     /// MAC address of its interface.
     pub mac: String,
@@ -43,13 +43,13 @@ pub(super) struct Setup {
     pub mtu: u16,
     /// Offloads to turn off.
     pub without: String,
-    /// Modules of the kernel, in the order to load them.
+    /// Kernel modules to load, in this order.
     pub modules: Vec<String>,
 }
 
 impl Setup {
-    /// As arguments without blanks.
-    pub fn words(&self) -> Vec<String> {
+    /// Returns the parameters as arguments for the kernel command line (no blanks).
+    pub fn args(&self) -> Vec<String> {
         let list = |words: &mut dyn Iterator<Item = &str>| words.collect::<Vec<_>>().join(",");
         vec![
             format!("address={}", self.address),
@@ -60,10 +60,10 @@ impl Setup {
         ]
     }
 
-    /// From these arguments; what else the kernel hands over is left alone.
-    pub fn read(words: &[String]) -> Self {
+    /// Parses these arguments; ignores others that the kernel passes.
+    pub fn parse(args: &[String]) -> Self {
         let mut setup = Self::default();
-        for (key, value) in words.iter().filter_map(|word| word.split_once('=')) {
+        for (key, value) in args.iter().filter_map(|arg| arg.split_once('=')) {
             match key {
                 "address" => setup.address = value.into(),
                 "mac" => setup.mac = value.into(),
@@ -80,40 +80,40 @@ impl Setup {
     }
 }
 
-/// Serves as a guest's first program; does not return while the guest lives.
-pub fn serve(words: &[String]) -> Result<u8, Error> {
+/// Runs as init of a guest; returns only on error.
+pub fn serve(args: &[String]) -> Result<u8, Error> {
     if std::process::id() != 1 {
-        return Err(Error::usage("this is the first program of a guest; nobody else needs it"));
+        return Err(Error::usage("guest serve: runs only as init (process 1) of a guest"));
     }
     let failed = |what: String| Error::failed(what);
-    let setup = Setup::read(words);
-    prepare(&setup).map_err(failed)?;
+    let setup = Setup::parse(args);
+    set_up(&setup).map_err(failed)?;
     for n in 1..=CHANNELS {
-        let path = format!("{FILES}/{}", channel::name(n));
+        let path = format!("{TMPFS}/{}", channel::name(n));
         let device = open(&path, n).map_err(|error| failed(format!("{path}: {error}")))?;
-        let answers = device.try_clone().map_err(|error| failed(format!("{path}: {error}")))?;
-        std::thread::spawn(move || Channel::new(answers).serve(device));
+        let writer = device.try_clone().map_err(|error| failed(format!("{path}: {error}")))?;
+        std::thread::spawn(move || Channel::new(writer).serve(device));
     }
     loop {
         std::thread::sleep(Duration::from_secs(3600));
     }
 }
 
-/// A channel's device: the port of its name, else the terminal of its number.
+/// Opens a channel's device: the virtio-serial port of its name, else the terminal of its number.
 fn open(path: &str, n: u32) -> std::io::Result<File> {
-    let port = port(Path::new(PORTS), &channel::name(n));
-    let (major, minor) = port.unwrap_or((TTY, n));
+    let port = port_device(Path::new(PORTS), &channel::name(n));
+    let (major, minor) = port.unwrap_or((TTY_MAJOR, n));
     let device = makedev(major, minor);
     mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(0o600), device)?;
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     if port.is_none() {
-        raw(&file)?;
+        set_raw(&file)?;
     }
     Ok(file)
 }
 
-/// Numbers of the device of a port, by its name.
-pub(super) fn port(ports: &Path, name: &str) -> Option<(u32, u32)> {
+/// Returns the device numbers of the virtio-serial port of that name.
+pub(super) fn port_device(ports: &Path, name: &str) -> Option<(u32, u32)> {
     let mut folders = fs::read_dir(ports).ok()?.flatten().map(|entry| entry.path());
     let of = |folder: &Path, file: &str| fs::read_to_string(folder.join(file)).unwrap_or_default();
     let folder = folders.find(|folder| of(folder, "name").trim() == name)?;
@@ -122,15 +122,16 @@ pub(super) fn port(ports: &Path, name: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Bytes as they are: no echo, no lines.
-fn raw(tty: &File) -> rustix::io::Result<()> {
-    let mut how = tcgetattr(tty)?;
-    how.make_raw();
-    tcsetattr(tty, OptionalActions::Now, &how)
+/// Sets a terminal to raw mode.
+fn set_raw(tty: &File) -> rustix::io::Result<()> {
+    let mut termios = tcgetattr(tty)?;
+    termios.make_raw();
+    tcsetattr(tty, OptionalActions::Now, &termios)
 }
 
-fn prepare(setup: &Setup) -> Result<(), String> {
-    for (kind, at) in [("proc", "/proc"), ("sysfs", "/sys"), ("tmpfs", FILES)] {
+/// Mounts file systems, loads modules and configures the interface.
+fn set_up(setup: &Setup) -> Result<(), String> {
+    for (kind, at) in [("proc", "/proc"), ("sysfs", "/sys"), ("tmpfs", TMPFS)] {
         mount(kind, at, kind, MountFlags::empty(), None)
             .map_err(|error| format!("mount -t {kind} {at}: {error}"))?;
     }
@@ -139,7 +140,7 @@ fn prepare(setup: &Setup) -> Result<(), String> {
         rustix::system::finit_module(&file, c"", 0)
             .map_err(|error| format!("{module}: {error}"))?;
     }
-    // As in the namespaces of other guests.
+    // The same settings as in the namespaces of other guests.
     for (key, value) in [
         ("ipv6/conf/all/disable_ipv6", "1"),
         ("ipv6/conf/default/disable_ipv6", "1"),
@@ -167,40 +168,40 @@ fn prepare(setup: &Setup) -> Result<(), String> {
         let done = Command::new(program).args(words).env("PATH", PATH).output();
         let done = done.map_err(|error| format!("{line}: {error}"))?;
         if !done.status.success() {
-            let said = String::from_utf8_lossy(&done.stderr);
-            return Err(format!("{line}: {} ({})", said.trim(), done.status));
+            let error = String::from_utf8_lossy(&done.stderr);
+            return Err(format!("{line}: {} ({})", error.trim(), done.status));
         }
     }
     Ok(())
 }
 
-/// What a channel's command is known by, while it runs.
+/// Process id of a channel's command while it runs.
 type Running = Arc<Mutex<Option<Pid>>>;
 
-/// One command at a time.
+/// The guest's end of a channel, which runs one command at a time.
 pub(super) struct Channel<W> {
-    answers: Arc<Mutex<W>>,
+    writer: Arc<Mutex<W>>,
     running: Running,
 }
 
 impl<W: Write + Send + 'static> Channel<W> {
-    /// One that answers there.
-    pub fn new(answers: W) -> Self {
-        Self { answers: Arc::new(Mutex::new(answers)), running: Running::default() }
+    /// Creates a channel that writes its replies to `writer`.
+    pub fn new(writer: W) -> Self {
+        Self { writer: Arc::new(Mutex::new(writer)), running: Running::default() }
     }
 
-    /// Until there is nothing more to read.
+    /// Serves requests until the end of `requests`.
     pub fn serve(&self, requests: impl Read) {
         let mut worker = None;
         for line in BufReader::new(requests).lines() {
             let Ok(line) = line else { return };
-            // What is no request was cut off when its sender was killed.
+            // An incomplete request: its sender was killed.
             let Ok(request) = serde_json::from_str::<Value>(&line) else { continue };
             if let Some(n) = request["signal"].as_i64() {
                 self.signal(i32::try_from(n).ok().and_then(Signal::from_named_raw));
             } else if let Some(path) = request["read"].as_str() {
-                say(&self.answers, &json!({ "out": fs::read_to_string(path).unwrap_or_default() }));
-                say(&self.answers, &json!({ "exit": 0 }));
+                send(&self.writer, &json!({ "out": fs::read_to_string(path).unwrap_or_default() }));
+                send(&self.writer, &json!({ "exit": 0 }));
             } else if let Some(words) = request["run"].as_array() {
                 let words: Vec<String> =
                     words.iter().filter_map(|word| Some(word.as_str()?.into())).collect();
@@ -210,7 +211,7 @@ impl<W: Write + Send + 'static> Channel<W> {
                 if let Some(worker) = worker.take() {
                     let _: std::thread::Result<()> = worker.join();
                 }
-                say(&self.answers, &json!({ "done": n }));
+                send(&self.writer, &json!({ "done": n }));
             }
         }
     }
@@ -222,16 +223,16 @@ impl<W: Write + Send + 'static> Channel<W> {
         }
     }
 
-    /// Starts a command; a thread sends its output and exit status.
+    /// Starts a command. The returned thread sends its exit status, after its output.
     fn run(&self, words: &[String]) -> Option<std::thread::JoinHandle<()>> {
         let (program, args) = words.split_first()?;
         let mut command = Command::new(program);
-        command.args(args).env("PATH", PATH).env("TMPDIR", FILES).stdin(Stdio::null());
+        command.args(args).env("PATH", PATH).env("TMPDIR", TMPFS).stdin(Stdio::null());
         let mut child = match command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
             Ok(child) => child,
             Err(error) => {
-                say(&self.answers, &json!({ "err": format!("{program}: {error}\n") }));
-                say(&self.answers, &json!({ "exit": 127 }));
+                send(&self.writer, &json!({ "err": format!("{program}: {error}\n") }));
+                send(&self.writer, &json!({ "exit": 127 }));
                 return None;
             }
         };
@@ -239,11 +240,11 @@ impl<W: Write + Send + 'static> Channel<W> {
         if let Ok(mut running) = self.running.lock() {
             *running = Some(pid);
         }
-        let out = child.stdout.take().map(|pipe| self.tell("out", pipe));
-        let err = child.stderr.take().map(|pipe| self.tell("err", pipe));
-        let (answers, running) = (Arc::clone(&self.answers), Arc::clone(&self.running));
+        let out = child.stdout.take().map(|pipe| self.forward("out", pipe));
+        let err = child.stderr.take().map(|pipe| self.forward("err", pipe));
+        let (writer, running) = (Arc::clone(&self.writer), Arc::clone(&self.running));
         Some(std::thread::spawn(move || {
-            // Its id is not free before it is waited for below: no other one gets a signal.
+            // Not reaped before `running` is cleared: no signal can reach a reused id.
             let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
             for thread in [out, err].into_iter().flatten() {
                 let _: std::thread::Result<()> = thread.join();
@@ -255,30 +256,30 @@ impl<W: Write + Send + 'static> Channel<W> {
             let code = status.and_then(|status| {
                 status.code().or_else(|| status.signal().map(|signal| 128 + signal))
             });
-            say(&answers, &json!({ "exit": code.unwrap_or(1) }));
+            send(&writer, &json!({ "exit": code.unwrap_or(1) }));
         }))
     }
 
-    /// Sends the output of a pipe until its end. Tools write plain ASCII; of anything else a
-    /// letter at the end of a piece is lost.
-    fn tell(
+    /// Sends the output in a pipe until its end. It is expected to be ASCII: other characters are
+    /// replaced if a read splits them.
+    fn forward(
         &self,
         key: &'static str,
         mut pipe: impl Read + Send + 'static,
     ) -> std::thread::JoinHandle<()> {
-        let answers = Arc::clone(&self.answers);
+        let writer = Arc::clone(&self.writer);
         std::thread::spawn(move || {
             let mut bytes = [0; 2048];
             while let Ok(n @ 1..) = pipe.read(&mut bytes) {
-                say(&answers, &json!({ key: String::from_utf8_lossy(&bytes[..n]) }));
+                send(&writer, &json!({ key: String::from_utf8_lossy(&bytes[..n]) }));
             }
         })
     }
 }
 
-/// A whole line at once. Where nobody listens any more there is nobody to tell of it.
-fn say<W: Write>(answers: &Mutex<W>, what: &Value) {
-    if let Ok(mut answers) = answers.lock() {
-        let _ = answers.write_all(format!("{what}\n").as_bytes());
+/// Sends a reply as one line. Errors are ignored: the receiver has closed the channel.
+fn send<W: Write>(writer: &Mutex<W>, reply: &Value) {
+    if let Ok(mut writer) = writer.lock() {
+        let _ = writer.write_all(format!("{reply}\n").as_bytes());
     }
 }

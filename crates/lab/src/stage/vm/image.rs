@@ -1,5 +1,5 @@
-//! What a stock kernel boots from: the kernel itself, unpacked, and an archive with the modules
-//! that it needs to reach the host's file system, in which everything else is.
+//! Boot files of a guest with a stock kernel: the kernel, decompressed, and an initramfs with the
+//! modules that it needs to mount the host's file system as its root.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -12,52 +12,52 @@ use cpio::newc;
 use super::super::installed::{find, need};
 use crate::error::Fail;
 
-/// Loaded in this order, each after those that it needs.
+/// Modules to load, in this order, each after its dependencies.
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_net", "virtio_console", "9pnet_virtio", "9p"];
 const BUSYBOX: &str = "busybox";
 const PACKAGE: &str = "Debian package linux-image-amd64";
-/// Kinds of file, as their modes tell them.
-const FILE: u32 = 0o100_000;
-const FOLDER: u32 = 0o040_000;
-const CHARACTERS: u32 = 0o020_000;
+/// File types in a mode.
+const S_IFREG: u32 = 0o100_000;
+const S_IFDIR: u32 = 0o040_000;
+const S_IFCHR: u32 = 0o020_000;
 const ELF: &[u8] = b"\x7fELF";
-/// How files are packed: their first bytes, and what unpacks them. Kernels have their unpacked
-/// length behind the last byte, so not all of these end well.
-const PACKED: [(&[u8], &str, &[&str]); 4] = [
+/// Compression formats: magic bytes, and the tool and arguments to decompress. A kernel's length
+/// follows its compressed data, so some tools report an error at the end.
+const COMPRESSIONS: [(&[u8], &str, &[&str]); 4] = [
     (b"\xfd7zXZ\0", "xz", &["-dc", "--single-stream"]),
     (b"\x28\xb5\x2f\xfd", "zstd", &["-dcq"]),
     (b"\x1f\x8b", "gzip", &["-dcq"]),
     (b"\x02\x21\x4c\x18", "lz4", &["-dcq"]),
 ];
 
-/// Both, as files of a stage; made once, when the first guest is started.
+/// Paths of both files, in the folder of a stage; made once, for its first guest.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// For `-kernel`.
+    /// Argument of `-kernel`.
     pub(super) kernel: PathBuf,
-    /// For `-initrd`.
-    pub(super) archive: PathBuf,
+    /// Argument of `-initrd`.
+    pub(super) initramfs: PathBuf,
 }
 
 impl Image {
-    /// The name of the host's file system among 9p's.
+    /// 9p mount tag of the host's file system.
     pub(super) const ROOT_TAG: &str = "host";
 
-    /// Makes it of the kernel below `root`.
+    /// Writes the boot files of the newest kernel below `root` to `folder`.
     pub(super) fn make(root: &Path, folder: &Path) -> Result<Self, Fail> {
         need(BUSYBOX)?;
         let busybox = find(BUSYBOX).unwrap_or_else(|| BUSYBOX.into());
         let busybox = read(&busybox)?;
         if is_dynamic(&busybox) {
-            let what = "busybox needs libraries, which a guest does not have before its root";
+            let what = "busybox is dynamically linked: an initramfs needs a static one";
             return Err(Fail::Missing(format!("{what} (Debian package busybox-static)")));
         }
-        let (kernel, modules) = kernel_below(root)?;
-        let modules = Modules::below(&modules, folder)?.in_order(&MODULES)?;
-        let image = Self { kernel: folder.join("vmlinux"), archive: folder.join("guest.cpio") };
-        let archive = archive(&busybox, &modules)
-            .map_err(|error| Fail::Over(at_path(&image.archive, &error)))?;
-        for (path, bytes) in [(&image.kernel, plain(&kernel, folder)?), (&image.archive, archive)] {
+        let (kernel, modules) = newest_kernel(root)?;
+        let modules = Modules::below(&modules, folder)?.with_dependencies(&MODULES)?;
+        let image = Self { kernel: folder.join("vmlinux"), initramfs: folder.join("guest.cpio") };
+        let cpio = initramfs(&busybox, &modules)
+            .map_err(|error| Fail::Over(at_path(&image.initramfs, &error)))?;
+        for (path, bytes) in [(&image.kernel, unpack(&kernel, folder)?), (&image.initramfs, cpio)] {
             fs::write(path, bytes).map_err(|error| Fail::Over(at_path(path, &error)))?;
         }
         Ok(image)
@@ -72,8 +72,8 @@ fn read(path: &Path) -> Result<Vec<u8>, Fail> {
     fs::read(path).map_err(|error| Fail::Cell(at_path(path, &error)))
 }
 
-/// The newest kernel that has its modules: both paths.
-pub fn kernel_below(root: &Path) -> Result<(PathBuf, PathBuf), Fail> {
+/// Returns the paths of the newest kernel below `root` that has modules, and of its modules.
+pub fn newest_kernel(root: &Path) -> Result<(PathBuf, PathBuf), Fail> {
     let boot = root.join("boot");
     let names = fs::read_dir(&boot).into_iter().flatten().flatten();
     let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -91,35 +91,35 @@ pub fn kernel_below(root: &Path) -> Result<(PathBuf, PathBuf), Fail> {
     found.sort();
     found.pop().map(|(_, kernel, modules)| (kernel, modules)).ok_or_else(|| {
         Fail::Missing(format!(
-            "{}: no kernel vmlinuz-VERSION there with lib/modules/VERSION ({PACKAGE}; \
-             --kernel DIR names a folder that it is unpacked in)",
+            "{}: no kernel vmlinuz-VERSION with modules in lib/modules/VERSION ({PACKAGE}; \
+             --kernel DIR is a folder with an unpacked package)",
             boot.display()
         ))
     })
 }
 
-/// The ELF image inside of a kernel file, which a guest in emulation takes longer to unpack than to
-/// boot. The file as it is where nothing here can unpack it.
+/// Returns the ELF image in a bzImage, because a guest in emulation takes longer to decompress it
+/// than to boot; the unchanged file if it cannot be decompressed here.
 ///
-/// Setup sectors at 0x1f1, offset and length of what is packed at 0x248 (x86 boot protocol).
-fn plain(kernel: &Path, folder: &Path) -> Result<Vec<u8>, Fail> {
-    let packed = read(kernel)?;
+/// x86 boot protocol: `setup_sects` at 0x1f1, `payload_offset` and `payload_length` at 0x248.
+fn unpack(kernel: &Path, folder: &Path) -> Result<Vec<u8>, Fail> {
+    let file = read(kernel)?;
     let number = |at: usize| {
-        let bytes = packed.get(at..at + 4)?.try_into().ok()?;
+        let bytes = file.get(at..at + 4)?.try_into().ok()?;
         usize::try_from(u32::from_le_bytes(bytes)).ok()
     };
-    let inner = || {
-        let sectors = usize::from(*packed.get(0x1f1)?) + 1;
+    let payload = || {
+        let sectors = usize::from(*file.get(0x1f1)?) + 1;
         let start = (sectors * 512).checked_add(number(0x248)?)?;
-        packed.get(start..start.checked_add(number(0x24c)?)?)
+        file.get(start..start.checked_add(number(0x24c)?)?)
     };
-    let image = inner().and_then(|inner| unpacked(inner, folder));
-    Ok(image.filter(|image| image.starts_with(ELF)).unwrap_or(packed))
+    let image = payload().and_then(|payload| decompressed(payload, folder));
+    Ok(image.filter(|image| image.starts_with(ELF)).unwrap_or(file))
 }
 
-/// What comes out of a tool; none where these bytes are not packed, or the tool is not there.
-fn unpacked(bytes: &[u8], folder: &Path) -> Option<Vec<u8>> {
-    let (_, tool, args) = PACKED.iter().find(|(magic, ..)| bytes.starts_with(magic))?;
+/// Returns decompressed bytes; `None` if the format is unknown or its tool is missing.
+fn decompressed(bytes: &[u8], folder: &Path) -> Option<Vec<u8>> {
+    let (_, tool, args) = COMPRESSIONS.iter().find(|(magic, ..)| bytes.starts_with(magic))?;
     let path = folder.join("packed");
     fs::write(&path, bytes).ok()?;
     let done = Command::new(tool)
@@ -131,7 +131,7 @@ fn unpacked(bytes: &[u8], folder: &Path) -> Option<Vec<u8>> {
     Some(done.ok()?.stdout)
 }
 
-/// Whether a program asks for a loader of libraries (ELF, `PT_INTERP`).
+/// Whether a program is dynamically linked (ELF `PT_INTERP`).
 fn is_dynamic(elf: &[u8]) -> bool {
     const PT_INTERP: usize = 3;
     let number = |at: usize, size: usize| -> Option<usize> {
@@ -148,21 +148,21 @@ fn is_dynamic(elf: &[u8]) -> bool {
 struct Modules<'a> {
     /// Paths by name, with `_` for `-`.
     paths: BTreeMap<String, PathBuf>,
-    /// Names of those that are part of the kernel.
+    /// Contents of `modules.builtin`.
     built_in: String,
     root: &'a Path,
-    /// For what has to be unpacked.
+    /// Folder for temporary files.
     scratch: &'a Path,
 }
 
-/// A file's name as a module's: `virtio-rng.ko.xz` is `virtio_rng`.
+/// Returns the name of the module in a file: `virtio_rng` of `virtio-rng.ko.xz`.
 fn module_name(file: &str) -> Option<String> {
     let name = file.split_once(".ko")?.0;
     Some(name.rsplit('/').next()?.replace('-', "_"))
 }
 
 impl<'a> Modules<'a> {
-    /// All in a folder `lib/modules/VERSION/kernel`.
+    /// Lists the modules in a folder `lib/modules/VERSION/kernel`.
     fn below(root: &'a Path, scratch: &'a Path) -> Result<Self, Fail> {
         let mut paths = BTreeMap::new();
         let mut folders = vec![root.to_path_buf()];
@@ -181,8 +181,8 @@ impl<'a> Modules<'a> {
         Ok(Self { paths, built_in: built_in.unwrap_or_default(), root, scratch })
     }
 
-    /// These and all that they need, each behind what it needs.
-    fn in_order(&self, names: &[&str]) -> Result<Vec<(String, Vec<u8>)>, Fail> {
+    /// Returns modules by name and contents, each after its dependencies.
+    fn with_dependencies(&self, names: &[&str]) -> Result<Vec<(String, Vec<u8>)>, Fail> {
         let mut order = Vec::new();
         names.iter().try_for_each(|name| self.add(name, &mut order))?;
         Ok(order)
@@ -195,29 +195,29 @@ impl<'a> Modules<'a> {
                 return Ok(());
             }
             let root = self.root.display();
-            return Err(Fail::Missing(format!("{root}: no module {name} there ({PACKAGE})")));
+            return Err(Fail::Missing(format!("{root}: no module {name} ({PACKAGE})")));
         };
         if order.iter().any(|(known, _)| known == name) {
             return Ok(());
         }
         let bytes = read(path)?;
-        let bytes = unpacked(&bytes, self.scratch).unwrap_or(bytes);
+        let bytes = decompressed(&bytes, self.scratch).unwrap_or(bytes);
         if !bytes.starts_with(ELF) {
-            let what = "is packed in a way that no tool here unpacks (xz, zstd, gzip)";
+            let what = "cannot be decompressed: install xz, zstd or gzip";
             return Err(Fail::Missing(format!("{} {what}", path.display())));
         }
-        // No module of a kernel's own needs itself, by whatever way.
-        for needed in needs(&bytes) {
-            self.add(&needed.replace('-', "_"), order)?;
+        // Dependencies of modules have no cycles.
+        for name in dependencies(&bytes) {
+            self.add(&name.replace('-', "_"), order)?;
         }
         order.push((name.into(), bytes));
         Ok(())
     }
 }
 
-/// What a module says that it needs, in its section `.modinfo`. A package that is only unpacked has
-/// no `modules.dep`.
-fn needs(module: &[u8]) -> Vec<String> {
+/// Returns the dependencies of a module from its section `.modinfo`: an unpacked package has no
+/// `modules.dep`.
+fn dependencies(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = module.windows(KEY.len()).position(|bytes| bytes == KEY) else {
         return Vec::new();
@@ -228,9 +228,9 @@ fn needs(module: &[u8]) -> Vec<String> {
     names.split(',').filter(|name| !name.is_empty()).map(String::from).collect()
 }
 
-/// The first program loads the modules, and goes on with the program named by its first argument
-/// on the host's root.
-fn archive(busybox: &[u8], modules: &[(String, Vec<u8>)]) -> std::io::Result<Vec<u8>> {
+/// Returns the initramfs. Its init loads the modules, mounts the host's file system and executes
+/// its arguments there.
+fn initramfs(busybox: &[u8], modules: &[(String, Vec<u8>)]) -> std::io::Result<Vec<u8>> {
     let mut archive = Vec::new();
     let mut add = |path: &str, mode, bytes: &[u8], (major, minor)| {
         let entry = newc::Builder::new(path).mode(mode).rdev_major(major).rdev_minor(minor);
@@ -241,19 +241,19 @@ fn archive(busybox: &[u8], modules: &[(String, Vec<u8>)]) -> std::io::Result<Vec
     };
     let none = (0, 0);
     for folder in ["dev", "modules", "root"] {
-        add(folder, FOLDER | 0o755, &[], none)?;
+        add(folder, S_IFDIR | 0o755, &[], none)?;
     }
-    add("dev/console", CHARACTERS | 0o600, &[], (5, 1))?;
-    add("busybox", FILE | 0o755, busybox, none)?;
+    add("dev/console", S_IFCHR | 0o600, &[], (5, 1))?;
+    add("busybox", S_IFREG | 0o755, busybox, none)?;
     let mut script = String::from("#!/busybox sh\n");
     for (name, bytes) in modules {
-        add(&format!("modules/{name}.ko"), FILE | 0o644, bytes, none)?;
+        add(&format!("modules/{name}.ko"), S_IFREG | 0o644, bytes, none)?;
         script += &format!("/busybox insmod /modules/{name}.ko || exit 1\n");
     }
-    let how = "trans=virtio,version=9p2000.L,ro,cache=loose,msize=262144";
-    script += &format!("/busybox mount -t 9p -o {how} {} /root || exit 1\n", Image::ROOT_TAG);
+    let options = "trans=virtio,version=9p2000.L,ro,cache=loose,msize=262144";
+    script += &format!("/busybox mount -t 9p -o {options} {} /root || exit 1\n", Image::ROOT_TAG);
     script += "exec /busybox switch_root /root \"$@\"\n";
-    add("init", FILE | 0o755, script.as_bytes(), none)?;
+    add("init", S_IFREG | 0o755, script.as_bytes(), none)?;
     newc::trailer(&mut archive)?;
     Ok(archive)
 }
@@ -263,38 +263,38 @@ mod tests {
     use super::*;
     use crate::stage::folder;
 
-    /// A module, as far as anybody here looks.
-    fn module(needs: &str) -> Vec<u8> {
-        [ELF, b"...\0license=GPL\0depends=", needs.as_bytes(), b"\0name=x\0"].concat()
+    /// A module with as much of its contents as is read here.
+    fn module(depends: &str) -> Vec<u8> {
+        [ELF, b"...\0license=GPL\0depends=", depends.as_bytes(), b"\0name=x\0"].concat()
     }
 
     #[test]
-    fn modules_come_behind_what_they_need() {
+    fn modules_follow_their_dependencies() {
         let dir = folder().unwrap();
         let root = dir.path().join("kernel");
         fs::create_dir_all(root.join("net")).unwrap();
         fs::write(dir.path().join("modules.builtin"), "kernel/lib/part-of-it.ko\n").unwrap();
-        for (name, needs) in
+        for (name, depends) in
             [("a.ko", "b-c,part_of_it"), ("net/b-c.ko", "d"), ("d.ko", ""), ("e.ko", "d")]
         {
-            fs::write(root.join(name), module(needs)).unwrap();
+            fs::write(root.join(name), module(depends)).unwrap();
         }
         let modules = Modules::below(&root, dir.path()).unwrap();
-        let order = modules.in_order(&["a", "e"]).unwrap();
+        let order = modules.with_dependencies(&["a", "e"]).unwrap();
         let names: Vec<_> = order.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["d", "b_c", "a", "e"]);
-        let missing = modules.in_order(&["f"]).err().unwrap();
+        let missing = modules.with_dependencies(&["f"]).err().unwrap();
         assert!(matches!(&missing, Fail::Missing(what) if what.contains("no module f")));
-        fs::write(root.join("g.ko"), "nothing known").unwrap();
+        fs::write(root.join("g.ko"), "unknown format").unwrap();
         let modules = Modules::below(&root, dir.path()).unwrap();
-        assert!(matches!(modules.in_order(&["g"]), Err(Fail::Missing(_))));
+        assert!(matches!(modules.with_dependencies(&["g"]), Err(Fail::Missing(_))));
     }
 
     #[test]
     fn the_newest_kernel_with_modules_is_taken() {
         let dir = folder().unwrap();
         let root = dir.path();
-        let none = kernel_below(root).unwrap_err().to_string();
+        let none = newest_kernel(root).unwrap_err().to_string();
         assert!(none.contains("linux-image-amd64") && none.contains("--kernel"), "{none}");
         fs::create_dir(root.join("boot")).unwrap();
         for version in ["6.1.0-9-amd64", "6.1.0-10-amd64", "6.12.1-1-amd64"] {
@@ -304,17 +304,17 @@ mod tests {
                 fs::create_dir_all(modules).unwrap();
             }
         }
-        let (kernel, modules) = kernel_below(root).unwrap();
+        let (kernel, modules) = newest_kernel(root).unwrap();
         assert!(kernel.ends_with("boot/vmlinuz-6.1.0-10-amd64"), "{}", kernel.display());
         assert!(modules.ends_with("lib/modules/6.1.0-10-amd64/kernel"), "{}", modules.display());
     }
 
     #[test]
-    fn a_kernel_is_unpacked_or_left_as_it_is() {
+    fn a_kernel_is_decompressed_if_possible() {
         let dir = folder().unwrap();
-        let inner = [ELF, &[7; 5000]].concat();
+        let image = [ELF, &[7; 5000]].concat();
         let raw = dir.path().join("raw");
-        fs::write(&raw, &inner).unwrap();
+        fs::write(&raw, &image).unwrap();
         let gzip = Command::new("gzip").arg("-c").stdin(File::open(&raw).unwrap()).output();
         let packed = gzip.unwrap().stdout;
         let mut kernel = vec![0; 1024];
@@ -325,15 +325,15 @@ mod tests {
         kernel.extend([[0; 100].as_slice(), &packed, b"behind it"].concat());
         let path = dir.path().join("vmlinuz");
         fs::write(&path, &kernel).unwrap();
-        assert_eq!(plain(&path, dir.path()).unwrap(), inner);
-        // What it says of itself is beyond its end.
+        assert_eq!(unpack(&path, dir.path()).unwrap(), image);
+        // A payload length beyond the end of the file.
         kernel[0x24c..0x250].copy_from_slice(&u32::MAX.to_le_bytes());
         fs::write(&path, &kernel).unwrap();
-        assert_eq!(plain(&path, dir.path()).unwrap(), kernel);
+        assert_eq!(unpack(&path, dir.path()).unwrap(), kernel);
     }
 
     #[test]
-    fn a_program_that_needs_libraries_is_seen() {
+    fn dynamic_linking_is_detected() {
         let mut elf = vec![0; 200];
         elf[32] = 64;
         elf[54] = 56;

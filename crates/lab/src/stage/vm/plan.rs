@@ -1,4 +1,4 @@
-//! What a machine is started with.
+//! Start parameters of a virtual machine.
 
 use std::fs::File;
 use std::path::Path;
@@ -6,19 +6,20 @@ use std::path::Path;
 use super::agent::Setup;
 use super::image::Image;
 
-/// What a machine is made of; its process has all files here open.
+/// Start parameters of a virtual machine; its process inherits the files.
 pub(super) struct Plan<'a> {
-    /// The program that is its first process.
+    /// Path of its init.
     pub agent: &'a Path,
-    /// What QEMU boots.
+    /// Boot files; QEMU only.
     pub image: Option<&'a Image>,
-    /// Of the switch's port.
+    /// Socket of the switch's port.
     pub socket: &'a str,
-    /// Of its channels.
+    /// Folder of its channels.
     pub folder: &'a Path,
-    /// Takes what its kernel says.
+    /// Its kernel's console.
     pub console: File,
-    /// To it and from it, of each channel.
+    /// Pipes to it and from it, of each channel.
     pub channels: Vec<[File; 2]>,
+    /// Parameters of its init.
     pub setup: Setup,
 }

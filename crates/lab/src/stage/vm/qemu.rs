@@ -1,7 +1,7 @@
-//! QEMU in software emulation, with a stock kernel. Ports of a virtio-serial device are the
-//! channels; the root is the host's file system over 9p.
+//! Guests in QEMU (software emulation) with a stock kernel. Channels are ports of a virtio-serial
+//! device; the root is the host's file system over 9p.
 //!
-//! Never with KVM: what a guest costs would then depend on what the lab itself runs in.
+//! KVM is not used: the cost of a guest would depend on whether the lab runs in a virtual machine.
 
 use std::os::fd::AsRawFd;
 
@@ -11,25 +11,25 @@ use super::image::Image;
 use super::plan::Plan;
 use crate::error::Fail;
 
-/// Time that a guest takes to start, in seconds of one CPU.
+/// Boot time of a guest, in seconds of CPU time.
 pub(super) const BOOT_S: f64 = 5.0;
 const PROGRAM: &str = "qemu-system-x86_64";
 const MEMORY: &str = "256M";
 
-/// The program and its arguments.
-pub(super) fn words(plan: &Plan) -> Result<Vec<String>, Fail> {
+/// Returns the program and its arguments.
+pub(super) fn command_line(plan: &Plan) -> Result<Vec<String>, Fail> {
     need(PROGRAM)?;
-    let image = plan.image.expect("QEMU boots one");
+    let image = plan.image.expect("QEMU needs boot files");
     let lines = [
-        // What the machine is. With `-no-reboot` a kernel that panics ends it.
+        // With `-no-reboot`, a kernel panic ends the machine.
         format!("{PROGRAM} -nodefaults -no-user-config -display none -no-reboot"),
         format!("-machine q35,memory-backend=memory -accel tcg -cpu max -smp 1 -m {MEMORY}"),
-        // The switch maps it.
+        // Shared: the switch maps the guest's memory.
         format!("-object memory-backend-memfd,id=memory,size={MEMORY},share=on"),
         format!("-chardev socket,id=port,path={}", plan.socket),
         "-netdev vhost-user,id=net,chardev=port".into(),
-        // `vectors=0`, no MSI-X: with it QEMU 7.2 dies when a guest in emulation brings a
-        // vhost-user device up. Nothing boots from it: no option ROM.
+        // `vectors=0` disables MSI-X: with it, QEMU 7.2 crashes when an emulated guest brings a
+        // vhost-user device up. `romfile=`: no option ROM, as nothing boots from the network.
         format!("-device virtio-net-pci,netdev=net,mac={},vectors=0,romfile=", plan.setup.mac),
         "-fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap".into(),
         format!("-device virtio-9p-pci,fsdev=host,mount_tag={}", Image::ROOT_TAG),
@@ -48,11 +48,11 @@ pub(super) fn words(plan: &Plan) -> Result<Vec<String>, Fail> {
     let append = [
         &["console=ttyS0 loglevel=4 panic=-1 mitigations=off --".into(), agent][..],
         &["guest", "serve"].map(String::from),
-        &plan.setup.words(),
+        &plan.setup.args(),
     ];
     for (key, value) in [
         ("-kernel", image.kernel.display().to_string()),
-        ("-initrd", image.archive.display().to_string()),
+        ("-initrd", image.initramfs.display().to_string()),
         ("-append", append.concat().join(" ")),
     ] {
         words.extend([key.into(), value]);

@@ -1,4 +1,4 @@
-//! User-Mode Linux: a kernel that is a process. Its terminals are the channels.
+//! Guests in User-Mode Linux. Channels are terminals.
 
 use std::os::fd::AsRawFd;
 
@@ -7,15 +7,15 @@ use super::agent::Setup;
 use super::plan::Plan;
 use crate::error::Fail;
 
-/// Time that a guest takes to start, in seconds of one CPU.
+/// Boot time of a guest, in seconds of CPU time.
 pub(super) const BOOT_S: f64 = 2.0;
 const PROGRAM: &str = "linux.uml";
 const MODULES_DIR: &str = "/usr/lib/uml/modules";
 const MODULES: [&str; 3] =
     ["net/core/failover.ko", "drivers/net/net_failover.ko", "drivers/net/virtio_net.ko"];
 
-/// The program and its arguments.
-pub(super) fn words(plan: &Plan) -> Result<Vec<String>, Fail> {
+/// Returns the program and its arguments.
+pub(super) fn command_line(plan: &Plan) -> Result<Vec<String>, Fail> {
     need(PROGRAM)?;
     let setup = Setup { modules: modules()?, ..plan.setup.clone() };
     let lines = [
@@ -32,10 +32,10 @@ pub(super) fn words(plan: &Plan) -> Result<Vec<String>, Fail> {
         format!("con{}=fd:{},fd:{}", i + 1, to.as_raw_fd(), from.as_raw_fd())
     });
     let serve = ["--", "guest", "serve"].map(String::from);
-    Ok(words.chain(channels).chain(serve).chain(setup.words()).collect())
+    Ok(words.chain(channels).chain(serve).chain(setup.args()).collect())
 }
 
-/// The driver's, from the package of the kernel.
+/// Returns the paths of the modules of the network driver.
 fn modules() -> Result<Vec<String>, Fail> {
     let kernels = std::fs::read_dir(MODULES_DIR).into_iter().flatten().flatten();
     for kernel in kernels {
@@ -45,6 +45,6 @@ fn modules() -> Result<Vec<String>, Fail> {
         }
     }
     Err(Fail::Missing(format!(
-        "{MODULES_DIR}: no virtio_net there (Debian package user-mode-linux)"
+        "{MODULES_DIR}: no module virtio_net (Debian package user-mode-linux)"
     )))
 }

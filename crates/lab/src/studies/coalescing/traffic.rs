@@ -1,5 +1,5 @@
-//! What is measured: bulk and pings between a kernel's guest and the host, and frames between two
-//! generators.
+//! Traffic of the study: TCP and pings between a guest with a kernel and the host, and frames
+//! between two generators.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -12,23 +12,23 @@ use crate::stage::{
     Count, Gen, Link, Nic, NicOptions, Ping, Port, Stage, Switch, SwitchOptions, Window, Wire,
     sleep,
 };
-use crate::studies::bulk::{Bulk, go_without};
+use crate::studies::bulk::{Bulk, disable_offloads};
 use crate::study::Figures;
 
 /// 1 GB, in bits.
 const GB_BITS: f64 = 8e9;
-/// As many as the seed sent.
+/// Pings of the original study.
 const PINGS: f64 = 1e6;
-/// Pings that tell how many fill a window; they warm up, too.
+/// Pings of the warm-up, whose rate sets the number of pings that fill a window.
 const PINGS_FIRST: u32 = 200;
-/// Segments are cut by whoever sends them, and not put together again.
+/// Offloads to turn off: senders segment, receivers do not merge segments.
 const WITHOUT: &str = "tso gso gro";
-/// Bytes of a write, as the original study's.
+/// Bytes of a write, as in the original study.
 const WRITE: u32 = 65_536;
-/// Longest frame that an MTU of 1500 lets pass.
+/// Longest frame with an MTU of 1500, in bytes.
 const FRAME_MAX: f64 = 1514.0;
-/// Frames before a window, and after it, in seconds.
-const AROUND_S: f64 = 0.3;
+/// Traffic before and after a window, in seconds.
+const MARGIN_S: f64 = 0.3;
 
 fn nic() -> NicOptions {
     NicOptions { without: WITHOUT.into(), ..NicOptions::new("event") }
@@ -42,8 +42,8 @@ fn outside(timeout: &Timeout) -> String {
     format!(",poll={}", timeout.outside)
 }
 
-/// What both kinds of traffic with a guest of a kernel have in common.
-fn counted(count: &Count) -> Figures {
+/// Returns the figures that TCP and pings have in common.
+fn common(count: &Count) -> Figures {
     let frames = count.egress("g", "frames");
     let both = frames + count.ingress("g", "frames");
     BTreeMap::from([
@@ -56,7 +56,7 @@ fn counted(count: &Count) -> Figures {
     ])
 }
 
-/// An error if segments were left for others to cut: frames would say little then.
+/// Fails if frames exceed the MTU: with segmentation offload, counts of frames mean little.
 fn check_lengths(count: &Count) -> Result<(), Fail> {
     let mean = |bytes: f64, frames: f64| if frames > 0.0 { bytes / frames } else { 0.0 };
     let sent = mean(count.ingress("g", "bytes"), count.ingress("g", "frames"));
@@ -68,7 +68,7 @@ fn check_lengths(count: &Count) -> Result<(), Fail> {
     Ok(())
 }
 
-/// TCP between the host and a guest, as much as passes.
+/// Measures TCP between the host and a guest.
 pub fn tcp(stage: &Stage, seconds: f64, name: &str, from_guests: bool) -> Result<Figures, Fail> {
     let timeout = Timeout::of(name)?;
     let bulk = Bulk {
@@ -78,7 +78,7 @@ pub fn tcp(stage: &Stage, seconds: f64, name: &str, from_guests: bool) -> Result
         outside: &outside(timeout),
         nic: nic(),
         switch: switch(stage, timeout),
-        link: Link::Free,
+        link: Link::Tap,
         from_guests,
         udp: false,
         len: WRITE,
@@ -88,16 +88,16 @@ pub fn tcp(stage: &Stage, seconds: f64, name: &str, from_guests: bool) -> Result
     };
     let done = bulk.run(stage, seconds)?;
     check_lengths(&done.count)?;
-    let mut figures = counted(&done.count);
+    let mut figures = common(&done.count);
     figures.insert("seconds_1_gb", GB_BITS / done.arrived_bits_per_s);
     figures.insert("retransmits", done.count.per_second(done.retransmits));
     Ok(figures)
 }
 
-/// Pings of the host, the next one when the last is answered.
+/// Measures pings from the host, each sent after the reply to the previous one.
 pub fn pings(stage: &Stage, seconds: f64, name: &str) -> Result<Figures, Fail> {
     let timeout = Timeout::of(name)?;
-    let wire = Wire::new(stage, Link::Free)?;
+    let wire = Wire::new(stage, Link::Tap)?;
     let port = Port::guest(stage, "g0", stage.proto, "");
     let ports = [wire.port(&outside(timeout)), port.clone()];
     let switch = Switch::start(stage, &switch(stage, timeout), &ports)?;
@@ -105,7 +105,7 @@ pub fn pings(stage: &Stage, seconds: f64, name: &str) -> Result<Figures, Fail> {
     let guest = Nic::start(stage, 0, &port, &nic())?;
     switch.wait_up(ports.len())?;
     Ping::until_answered(&wire.netns, &guest.address)?;
-    go_without(&wire, std::slice::from_ref(&guest), WITHOUT)?;
+    disable_offloads(&wire, std::slice::from_ref(&guest), WITHOUT)?;
     let all_cpus = stage.all_cpus();
     let flood =
         |count| Ping::flood(stage, &wire.netns.on(&all_cpus), &guest.address, count)?.report();
@@ -115,7 +115,7 @@ pub fn pings(stage: &Stage, seconds: f64, name: &str) -> Result<Figures, Fail> {
     let pings = flood((seconds / each).clamp(10.0, PINGS) as u32)?;
     let count = window.close()?;
     guest.check()?;
-    let mut figures = counted(&count);
+    let mut figures = common(&count);
     let answered = pings.received as f64;
     figures.insert("seconds_1m_pings", PINGS * pings.seconds / answered);
     figures.insert("lost", 100.0 * (1.0 - answered / pings.sent as f64));
@@ -123,30 +123,30 @@ pub fn pings(stage: &Stage, seconds: f64, name: &str) -> Result<Figures, Fail> {
     Ok(figures)
 }
 
-/// Frames of 60 bytes from one generator to another, as many as pass or at a rate.
+/// Measures frames of 60 bytes between generators, at `rate` per second or unlimited.
 pub fn frames(stage: &Stage, seconds: f64, name: &str, rate: Option<u32>) -> Result<Figures, Fail> {
     let setting = Setting::of(name)?;
     setting.check(stage.proto)?;
     let ports = ["p0", "p1"].map(|name| Port::guest(stage, name, stage.proto, ""));
     let switch = Switch::start(stage, &setting.of_switch(stage), &ports)?;
-    switch.address(&Gen::mac(1), "p1")?;
+    switch.add_static_mac(&Gen::mac(1), "p1")?;
     let options = setting.of_drivers();
     let sink = Gen::start(stage, 1, &ports[1], &options, "sink")?;
     if stage.guest_cpus.len() < 2 {
-        goes_first(sink.id());
+        set_real_time(sink.id());
     }
     switch.wait_up(1)?;
     let rate = rate.map_or_else(String::new, |rate| format!(" --rate {rate}"));
-    let long = seconds + 2.0 * AROUND_S;
+    let long = seconds + 2.0 * MARGIN_S;
     let mode = format!("send --peer {} --duration {long}{rate}", Gen::mac(1));
     let sender = Gen::start(stage, 0, &ports[0], &options, &mode)?;
     switch.wait_up(2)?;
-    sleep(AROUND_S);
+    sleep(MARGIN_S);
     let window = Window::open(&switch, &[])?;
     sleep(seconds);
     let count = window.close()?;
     let sent = sender.report(long + 20.0)?;
-    // The last frames, which a policy of calls may still be holding back.
+    // Wait until delayed calls have delivered the last frames.
     let mut before = Value::Null;
     for _ in 0..50 {
         let now = switch.snapshot(&[])?.stats["ports"][1]["egress"][0]["frames"].clone();
@@ -179,9 +179,9 @@ fn of_generators(count: &Count, sent: &Value, got: &Value) -> Figures {
     ])
 }
 
-/// On a CPU that both guests share, who receives must not wait for who sends, or it is their turns
-/// that are measured. Without the right to do so all is as it was.
-fn goes_first(pid: u32) {
+/// Gives a process real-time priority, if permitted: on a CPU that both guests share, the receiver
+/// must preempt the sender, or the scheduler's time slices are measured.
+fn set_real_time(pid: u32) {
     let args = ["--rr", "--all-tasks", "--pid", "1", &pid.to_string()].map(String::from);
     let _ = Command::new("chrt").args(args).stdout(Stdio::null()).stderr(Stdio::null()).status();
 }

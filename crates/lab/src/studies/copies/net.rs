@@ -134,8 +134,8 @@ impl Net {
     pub fn build(stage: &Stage, plan: &Plan) -> Result<Self, Fail> {
         let host = Namespace::new(stage, "host")?;
         // No packet of the bridge meets the filter where there is none.
-        host.set("net.bridge.bridge-nf-call-iptables", if plan.filter { "1" } else { "0" })?;
-        host.set("net.ipv4.ip_forward", "1")?;
+        host.set_sysctl("net.bridge.bridge-nf-call-iptables", if plan.filter { "1" } else { "0" })?;
+        host.set_sysctl("net.ipv4.ip_forward", "1")?;
         if plan.filter {
             host.run("nft", FILTER)?;
         }
@@ -167,10 +167,10 @@ impl Net {
             // Not before frames pass: interfaces get all that was negotiated back when their
             // guests connect, whatever was turned off by then.
             for tap in plan.taps() {
-                net.host.offloads(tap, SEGMENTING, false)?;
+                net.host.set_offloads(tap, SEGMENTING, false)?;
             }
             for nic in &net.nics {
-                nic.netns.offloads(Nic::DEVICE, SEGMENTING, false)?;
+                nic.netns.set_offloads(Nic::DEVICE, SEGMENTING, false)?;
             }
         }
         Ok(net)
@@ -251,17 +251,17 @@ impl Plan {
     fn addresses_of_host(&self, host: &Namespace) -> Result<(), Fail> {
         let taps = self.taps();
         for tap in &taps {
-            wait_for("the switch's interface", 20.0, || Ok(host.has(tap)))?;
+            wait_for("the switch's interface", 20.0, || Ok(host.has_device(tap)))?;
         }
         if self.is_one_switch() || self.router {
             let mut all = taps.iter().enumerate();
-            return all.try_for_each(|(i, tap)| host.address(tap, &self.addresses(i).0));
+            return all.try_for_each(|(i, tap)| host.add_address(tap, &self.addresses(i).0));
         }
         host.ip("link add br0 type bridge")?;
         for tap in &taps {
             host.ip(&format!("link set {tap} master br0 up"))?;
         }
-        host.address("br0", &self.addresses(0).0)
+        host.add_address("br0", &self.addresses(0).0)
     }
 }
 

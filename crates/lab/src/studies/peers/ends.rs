@@ -1,4 +1,4 @@
-//! What is between two guests: ours, or a rival.
+//! Back-ends that connect two guests: ours and other switches.
 
 use std::path::Path;
 
@@ -11,46 +11,46 @@ use crate::stage::{
 
 const OVS_DPDK: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 const OVS_SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
-/// The longest sleep that Open vSwitch's busy thread is allowed where it may sleep.
+/// `pmd-maxsleep` of Open vSwitch where its poll thread may sleep, in us.
 const OVS_SLEEP_US: u32 = 500;
-/// `rust-vmm`'s crate as a program, one port to one TAP.
+/// Program of rust-vmm's vhost-user back-end: one port to one TAP interface.
 const RUST_VMM: &str = "vhost_user_net";
-/// Huge pages of 2 MiB that a DPDK program takes.
+/// Number of 2 MiB huge pages that a DPDK program needs.
 const HUGE_PAGES: u64 = 300;
 
-/// Two guests with a kernel's network, and what joins them.
+/// Two guests with a kernel's network stack, connected by a peer.
 pub struct Nets {
     nics: Vec<Nic>,
-    spaces: Vec<Namespace>,
-    /// Their addresses.
+    namespaces: Vec<Namespace>,
+    /// Addresses of the guests.
     pub addresses: [String; 2],
-    /// Processes of the back end; none of a kernel's bridge.
-    pub backs: Vec<u32>,
+    /// Process ids of the back-end; empty for the kernel's bridge.
+    pub backends: Vec<u32>,
     _parts: Vec<Part>,
 }
 
-/// What has only to live.
+/// Part of a set-up that is kept only to be dropped at its end.
 enum Part {
     Process { _it: Process },
     Switch { _it: Switch },
-    Middle { _it: Namespace },
+    Bridge { _it: Namespace },
 }
 
 impl Nets {
-    /// Joins two namespaces by `peer`.
+    /// Connects two namespaces by `peer`.
     pub fn build(stage: &Stage, peer: &str) -> Result<Self, Fail> {
         match peer {
             "pvswitch" => Self::ours(stage, peer),
             "bridge" => Self::bridge(stage),
             "vde" => Self::vde(stage),
             "rust-vmm" => Err(rust_vmm()),
-            _ => Err(Fail::Cell(format!("peer {peer}: it joins no namespaces"))),
+            _ => Err(Fail::Cell(format!("peer {peer} does not connect namespaces"))),
         }
     }
 
-    /// Guest `i`.
+    /// Returns the namespace of guest `i`.
     pub fn guest(&self, i: usize) -> &Namespace {
-        self.nics.get(i).map_or_else(|| &self.spaces[i], |nic| &nic.netns)
+        self.nics.get(i).map_or_else(|| &self.namespaces[i], |nic| &nic.netns)
     }
 
     fn addresses() -> [String; 2] {
@@ -68,29 +68,29 @@ impl Nets {
         let nics = nics.map(|(i, port)| Nic::start(stage, i, port, &NicOptions::new("")));
         let nics = nics.collect::<Result<Vec<_>, _>>()?;
         switch.wait_up(2)?;
-        let backs = vec![switch.id()];
+        let backends = vec![switch.id()];
         let parts = vec![Part::Switch { _it: switch }];
-        let (spaces, addresses) = (Vec::new(), Self::addresses());
-        Ok(Self { nics, spaces, addresses, backs, _parts: parts })
+        let (namespaces, addresses) = (Vec::new(), Self::addresses());
+        Ok(Self { nics, namespaces, addresses, backends, _parts: parts })
     }
 
     fn bridge(stage: &Stage) -> Result<Self, Fail> {
-        let middle = Namespace::new(stage, "bridge")?;
+        let bridge = Namespace::new(stage, "bridge")?;
         let guests = Self::namespaces(stage)?;
         let addresses = Self::addresses();
-        // As the host has it or not, the same everywhere: without a filter.
-        middle.set("net.bridge.bridge-nf-call-iptables", "0")?;
-        middle.ip("link add br0 type bridge\nlink set br0 up")?;
+        // No netfilter rules on the bridge, whatever the host's setting.
+        bridge.set_sysctl("net.bridge.bridge-nf-call-iptables", "0")?;
+        bridge.ip("link add br0 type bridge\nlink set br0 up")?;
         for (i, (guest, address)) in guests.iter().zip(&addresses).enumerate() {
             let pid = guest.pid();
-            middle.ip(&format!(
+            bridge.ip(&format!(
                 "link add p{i} type veth peer name eth0 netns {pid}\nlink set p{i} master br0 up"
             ))?;
-            guest.address("eth0", &format!("{address}/16"))?;
+            guest.add_address("eth0", &format!("{address}/16"))?;
         }
-        let parts = vec![Part::Middle { _it: middle }];
-        let (nics, backs) = (Vec::new(), Vec::new());
-        Ok(Self { nics, spaces: guests, addresses, backs, _parts: parts })
+        let parts = vec![Part::Bridge { _it: bridge }];
+        let (nics, backends) = (Vec::new(), Vec::new());
+        Ok(Self { nics, namespaces: guests, addresses, backends, _parts: parts })
     }
 
     fn vde(stage: &Stage) -> Result<Self, Fail> {
@@ -104,29 +104,29 @@ impl Nets {
         })?;
         let guests = Self::namespaces(stage)?;
         let addresses = Self::addresses();
-        let (mut backs, mut parts) = (vec![switch.id()], vec![Part::Process { _it: switch }]);
+        let (mut backends, mut parts) = (vec![switch.id()], vec![Part::Process { _it: switch }]);
         for (guest, address) in guests.iter().zip(&addresses) {
             let args = ["-s", &control, "tap0"].map(String::from);
             let place = guest.on(&stage.guest_cpus);
             let mut plug = stage.start("vde_plug", "vde_plug2tap", &args, &place)?;
             wait_for("the interface of vde_plug2tap", 10.0, || {
                 plug.check()?;
-                Ok(guest.has("tap0"))
+                Ok(guest.has_device("tap0"))
             })?;
-            guest.address("tap0", &format!("{address}/16"))?;
-            backs.push(plug.id());
+            guest.add_address("tap0", &format!("{address}/16"))?;
+            backends.push(plug.id());
             parts.push(Part::Process { _it: plug });
         }
-        Ok(Self { nics: Vec::new(), spaces: guests, addresses, backs, _parts: parts })
+        Ok(Self { nics: Vec::new(), namespaces: guests, addresses, backends, _parts: parts })
     }
 }
 
-/// Two sockets that generators connect to, and what joins them.
+/// Two sockets for generators, connected by a peer.
 pub struct Sockets {
-    /// For generators.
+    /// Ports for generators.
     pub ports: Vec<Port>,
-    /// Its process.
-    pub back: u32,
+    /// Process id of the back-end.
+    pub backend: u32,
     _parts: Vec<Part>,
 }
 
@@ -137,18 +137,18 @@ impl Sockets {
             "pvswitch" | "pvswitch-spin" | "pvswitch-cross" => {
                 let ports = guest_ports(stage);
                 let switch = start_ours(stage, peer, &ports)?;
-                let back = switch.id();
-                Ok(Self { ports, back, _parts: vec![Part::Switch { _it: switch }] })
+                let backend = switch.id();
+                Ok(Self { ports, backend, _parts: vec![Part::Switch { _it: switch }] })
             }
             "testpmd" => Self::testpmd(stage),
             "ovs-dpdk" => Self::ovs(stage, 0),
             "ovs-dpdk-sleep" => Self::ovs(stage, OVS_SLEEP_US),
             "rust-vmm" => Err(rust_vmm()),
-            _ => Err(Fail::Cell(format!("peer {peer}: it has no sockets for guests"))),
+            _ => Err(Fail::Cell(format!("peer {peer} has no vhost-user sockets"))),
         }
     }
 
-    /// Where a peer is to listen, and how a generator connects.
+    /// Returns the paths of a peer's sockets, and ports for generators.
     fn ports(stage: &Stage) -> Vec<(String, Port)> {
         let port = |i: usize| {
             let path = stage.folder().join(stage.unique(&format!("v{i}"))).display().to_string();
@@ -178,12 +178,12 @@ impl Sockets {
             process.check()?;
             Ok(ports.iter().all(|(path, _)| Path::new(path).exists()))
         })?;
-        let back = process.id();
+        let backend = process.id();
         let ports = ports.into_iter().map(|(_, port)| port).collect();
-        Ok(Self { ports, back, _parts: vec![Part::Process { _it: process }] })
+        Ok(Self { ports, backend, _parts: vec![Part::Process { _it: process }] })
     }
 
-    /// Open vSwitch; its busy thread may sleep so long, in us, when it finds nothing.
+    /// Starts Open vSwitch; `sleep_us` is its `pmd-maxsleep`, the longest sleep of its poll thread.
     fn ovs(stage: &Stage, sleep_us: u32) -> Result<Self, Fail> {
         need(OVS_DPDK)?;
         let folder = stage.folder().join(stage.unique("ovs"));
@@ -212,7 +212,7 @@ impl Sockets {
         let (back, main) = (cpu(&stage.switch_cpus), cpu(&stage.guest_cpus));
         let settings = [
             ("dpdk-init", "true".into()),
-            // Else it asks for 700 MiB at once, and for as much again when a guest comes.
+            // Otherwise it allocates 700 MiB at start, and again when a guest connects.
             ("per-port-memory", "true".into()),
             ("dpdk-lcore-mask", format!("{:#x}", 1_u64 << main)),
             ("pmd-cpu-mask", format!("{:#x}", 1_u64 << back)),
@@ -226,7 +226,7 @@ impl Sockets {
         ctl(&set)?;
         let (control, log) = (format!("--unixctl={dir}/ovs.ctl"), format!("--log-file={dir}/log"));
         let mut daemon = run("ovs", &[OVS_DPDK, &remote, &control, &log])?;
-        // Its sockets are in its folder, and have its ports' names.
+        // Sockets are in its run folder, with the names of their ports.
         let paths = [0, 1].map(|i| folder.join(format!("v{i}")));
         let mut add: Vec<String> =
             "add-br br0 -- set bridge br0 datapath_type=netdev fail-mode=standalone"
@@ -238,7 +238,7 @@ impl Sockets {
             add.extend(words.split_whitespace().map(String::from));
         }
         let added = ctl(&add.iter().map(String::as_str).collect::<Vec<_>>());
-        // If it has ended, its reason is the better one.
+        // If the daemon has ended, report that error.
         daemon.check()?;
         added?;
         wait_for("Open vSwitch's sockets", 30.0, || {
@@ -251,9 +251,9 @@ impl Sockets {
             connect: format!("vhost-user:{}", path.display()),
         });
         let ports = ports.collect();
-        let back = daemon.id();
+        let backend = daemon.id();
         let parts = vec![Part::Process { _it: daemon }, Part::Process { _it: server }];
-        Ok(Self { ports, back, _parts: parts })
+        Ok(Self { ports, backend, _parts: parts })
     }
 }
 
@@ -263,37 +263,37 @@ fn guest_ports(stage: &Stage) -> Vec<Port> {
 
 fn start_ours(stage: &Stage, peer: &str, ports: &[Port]) -> Result<Switch, Fail> {
     let poll = if peer == "pvswitch-spin" { "spin" } else { "adaptive" };
-    let mut how = SwitchOptions::new(stage, poll);
+    let mut options = SwitchOptions::new(stage, poll);
     if peer == "pvswitch-cross" {
-        how.forward = "cross".into();
+        options.forward = "cross".into();
     }
-    Switch::start(stage, &how, ports)
+    Switch::start(stage, &options, ports)
 }
 
 fn cpu(cpus: &[usize]) -> usize {
     cpus.first().copied().unwrap_or(0)
 }
 
-/// Options for DPDK's memory: huge pages where enough are free. The machine's settings stay.
+/// Returns memory options of DPDK: huge pages if enough are free, which the lab does not change.
 fn memory() -> &'static str {
     let huge = huge_pages_free() >= HUGE_PAGES && std::fs::metadata("/dev/hugepages").is_ok();
     if huge { "--in-memory -m 512" } else { "--no-huge --legacy-mem --no-shconf -m 512" }
 }
 
-/// It cannot join two guests by itself, and comes in no package.
+/// Returns the reason why rust-vmm cannot be measured.
 fn rust_vmm() -> Fail {
-    let there = need(RUST_VMM).is_ok();
-    Fail::Missing(if there {
-        format!("{RUST_VMM} has one guest and one TAP only: not two guests as the others")
+    let installed = need(RUST_VMM).is_ok();
+    Fail::Missing(if installed {
+        format!("{RUST_VMM} connects a guest and a TAP interface, not two guests")
     } else {
         format!(
-            "{RUST_VMM}, rust-vmm's vhost-user-backend as a program, is not installed; it is in no \
-             package: in the sources of cloud-hypervisor, `cargo build --release -p {RUST_VMM}`"
+            "{RUST_VMM} (rust-vmm's vhost-user-backend) is not installed; no package has it: in \
+             the sources of cloud-hypervisor, run `cargo build --release -p {RUST_VMM}`"
         )
     })
 }
 
-/// CPU time and voluntary switches of all threads of some processes.
+/// Returns CPU time, in ns, and voluntary context switches of all threads of some processes.
 pub fn spent(processes: &[u32]) -> (u64, u64) {
     let switches = |pid: &u32| -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
