@@ -5,6 +5,7 @@
 //! ```
 
 use switch::poll::{Action, Costs, Notifier, Notify, Policy, Poller};
+use switch::time::{Instant, Ns};
 
 use crate::Bytes;
 
@@ -26,15 +27,15 @@ pub fn run(data: &[u8]) {
     let _ = explore(data);
 }
 
-/// Longest wait of a policy, in ns.
-fn longest(policy: Policy) -> u64 {
+/// Longest wait of a policy.
+fn longest(policy: Policy) -> Ns {
     match policy {
-        Policy::Event | Policy::Napi { .. } | Policy::Spin => 0,
-        Policy::Timer { hz } => (1_000_000_000 / u64::from(hz.max(1))).max(1),
+        Policy::Event | Policy::Napi { .. } | Policy::Spin => Ns::ZERO,
+        Policy::Timer { hz } => (Ns::from_secs(1) / u64::from(hz.max(1))).max(Ns::new(1)),
         Policy::Coalesce { usecs, .. } | Policy::CoalescePending { usecs } => {
-            u64::from(usecs) * 1000
+            Ns::from_us(usecs.into())
         }
-        Policy::Adaptive { latency_us } => u64::from(latency_us) * 1000,
+        Policy::Adaptive { latency_us } => Ns::from_us(latency_us.into()),
     }
 }
 
@@ -58,18 +59,17 @@ fn policy(bytes: &mut Bytes<'_>) -> Policy {
     }
 }
 
-fn after(time: u64, now: u64, longest: u64) {
-    assert!(time > now || time == u64::MAX, "{time} is not after {now}");
+fn after(time: Instant, now: Instant, longest: Ns) {
+    assert!(time > now || time == Instant::NEVER, "{time} is not after {now}");
     assert!(time - now <= longest, "{time} is too long after {now}");
 }
 
 /// As [`run`]; returns what happened.
 pub fn explore(data: &[u8]) -> Seen {
     let (mut bytes, mut seen) = (Bytes(data), Seen::default());
-    let mut cost = || u64::from(bytes.u8()) << (bytes.u8() % 40);
-    let costs =
-        Costs { wake_ns: cost(), wake_late_ns: cost(), nap_ns: cost(), nap_late_ns: cost() };
-    let mut now = 0_u64;
+    let mut cost = || Ns::new(u64::from(bytes.u8()) << (bytes.u8() % 40));
+    let costs = Costs { wake: cost(), wake_late: cost(), nap: cost(), nap_late: cost() };
+    let mut now = Instant::START;
     let mut of_poller = policy(&mut bytes);
     assert_eq!(Policy::from_bits(of_poller.to_bits()), of_poller);
     let mut poller = Poller::new(of_poller, costs, now);
@@ -83,10 +83,10 @@ pub fn explore(data: &[u8]) -> Seen {
         let frames = usize::from(amount % 65) << (amount / 128 * (what / 64) * 20);
         match what % 16 {
             // Time passes, by little, by much, or to its end.
-            0 | 1 => now = now.saturating_add(u64::from(amount)),
-            2 | 3 => now = now.saturating_add(u64::from(amount) << 10),
-            4 => now = now.saturating_add(u64::from(amount) << 18),
-            5 => now = now.saturating_add(u64::from(amount) << (what / 4)),
+            0 | 1 => now += Ns::new(u64::from(amount)),
+            2 | 3 => now += Ns::new(u64::from(amount) << 10),
+            4 => now += Ns::new(u64::from(amount) << 18),
+            5 => now += Ns::new(u64::from(amount) << (what / 4)),
             6 => poller.wake(now),
             7 if amount > 250 => {
                 of_poller = policy(&mut bytes);
@@ -125,7 +125,7 @@ pub fn explore(data: &[u8]) -> Seen {
                     puts_off = longest(of_notifier);
                 }
                 Notify::At(at) => {
-                    assert!(Notifier::waits(of_notifier));
+                    assert!(Notifier::delays(of_notifier));
                     after(at, now, puts_off);
                     assert!(asked.is_none_or(|before| at < before), "not earlier than before");
                     (pending, asked) = (true, Some(at));
@@ -151,7 +151,7 @@ pub fn explore(data: &[u8]) -> Seen {
                         let took = match of_poller {
                             Policy::Event | Policy::Napi { .. } => true,
                             // On one CPU.
-                            Policy::Adaptive { .. } => costs.wake_ns == 0,
+                            Policy::Adaptive { .. } => costs.wake == Ns::ZERO,
                             _ => false,
                         };
                         assert!(frames == 0 || took, "{of_poller} slept after {frames} frames");

@@ -21,8 +21,8 @@ use vhost_user::backend::{Backend, Options, PROTOCOL_FEATURES};
 use vhost_user::connection::Connection;
 use vhost_user::device::{Call, Device, Refused, RingSetup};
 use vhost_user::feature;
-use vhost_user::message::{Message, ProtocolFeatures};
 use vhost_user::foreign::ForeignFd;
+use vhost_user::message::{Message, ProtocolFeatures};
 
 use crate::Bytes;
 

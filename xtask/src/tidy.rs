@@ -122,13 +122,14 @@ const GLOSSARY: [(&str, &str); 24] = [
 const NOTIFY: &str = "notify (a peer), report (to an operator), log, return, reject";
 const RECHECK: &str = "re-check, poll again";
 /// Where the glossary applies; to be extended.
-const GLOSSARY_IN: [&str; 29] = [
+const GLOSSARY_IN: [&str; 30] = [
     "crates/ring/",
     "crates/shm/",
     "crates/hostile/",
     "crates/vhost-user/",
     "crates/os/",
     "crates/uplink/",
+    "crates/sim/",
     "crates/switch/",
     "crates/api/",
     "crates/guest/",

@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::BufReader;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -14,28 +14,28 @@ use std::time::Duration;
 use api::PerQueue;
 use api::control::{MALFORMED, REQUEST_MAX, Received, Request, failure, receive, reply, write};
 use api::set::{Change, Target, changes};
-use os::{Carries, Listener};
-use rustix::event::{Timespec, epoll};
+use os::{Carries, Epoll, Listener};
 use serde_json::{Value, json};
 use switch::poll::Policy;
+use switch::time::{Instant, Ns};
 
 use crate::error::Error;
-use crate::guest::{Guest, now_ns};
+use crate::guest::{Guest, now};
 use crate::report::Report;
 use crate::settings::policy;
 
 /// Most clients at once; others wait.
 const CLIENTS_MAX: usize = 16;
-/// Interval at which a guest that never sleeps serves clients, in ns.
-const SERVE_EVERY_NS: u64 = 10_000_000;
-/// Back-off after a failed accept, in ns.
-const BACK_OFF_NS: u64 = 1_000_000_000;
+/// Interval at which a guest that never sleeps serves clients.
+const SERVE_INTERVAL: Ns = Ns::from_ms(10);
+/// Back-off after a failed accept.
+const BACK_OFF: Ns = Ns::from_secs(1);
 /// Token of the listener.
 const LISTENER: u64 = 0;
 
 /// A guest's control socket. Readable when a client needs service.
 pub struct Control {
-    epoll: OwnedFd,
+    epoll: Epoll,
     server: RefCell<Server>,
 }
 
@@ -43,14 +43,14 @@ struct Server {
     /// The command that owns it: `nic` or `gen`.
     who: &'static str,
     queues: u16,
-    started_ns: u64,
+    started: Instant,
     listener: Listener,
     /// Whether the listener is in the epoll set.
     listens: bool,
     /// End of the listener's back-off.
-    listens_at: u64,
+    listens_at: Instant,
     /// When clients are served next, even if none ended a sleep.
-    serves_at: u64,
+    serves_at: Instant,
     clients: HashMap<u64, BufReader<UnixStream>>,
     next_token: u64,
     /// Policies changed so far; they are applied after a reconnect.
@@ -70,38 +70,33 @@ impl Control {
         let server = Server {
             who,
             queues,
-            started_ns: now_ns(),
+            started: now(),
             listener,
             listens: false,
-            listens_at: 0,
-            serves_at: 0,
+            listens_at: Instant::START,
+            serves_at: Instant::START,
             clients: HashMap::new(),
             next_token: LISTENER + 1,
             poll: PerQueue::default(),
             kick: PerQueue::default(),
         };
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        let epoll = Epoll::new()?;
         let control = Self { epoll, server: RefCell::new(server) };
-        control.serve(now_ns(), true, None);
+        control.serve(now(), true, None);
         Ok(Some(control))
     }
 
     /// Serves clients, between two rounds; `ready`: the last sleep found the socket readable.
-    pub fn serve(&self, now: u64, ready: bool, mut guest: Option<&mut Guest>) {
+    pub fn serve(&self, now: Instant, ready: bool, mut guest: Option<&mut Guest>) {
         let mut server = self.server.borrow_mut();
         if !ready && now < server.serves_at {
             return;
         }
-        server.serves_at = now + SERVE_EVERY_NS;
+        server.serves_at = now + SERVE_INTERVAL;
         server.listen(&self.epoll, now);
-        let mut events = Vec::with_capacity(CLIENTS_MAX + 1);
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let buffer = rustix::buffer::spare_capacity(&mut events);
-        // If interrupted, the next call finds the same events.
-        let _ = epoll::wait(&self.epoll, buffer, Some(&at_once));
-        for event in &events {
-            let event: &epoll::Event = event;
-            match event.data.u64() {
+        // After an error, the next call finds the same events.
+        for ready in self.epoll.wait(Some(Duration::ZERO)).unwrap_or_default() {
+            match ready.tag {
                 LISTENER => server.accept(&self.epoll, now),
                 token => server.serve(token, guest.as_deref_mut()),
             }
@@ -134,32 +129,30 @@ fn each(policies: &PerQueue<Policy>) -> impl Iterator<Item = (Option<usize>, Pol
 
 impl Server {
     /// Adds the listener to the epoll set while there is room for clients, else removes it.
-    fn listen(&mut self, epoll: &OwnedFd, now: u64) {
+    fn listen(&mut self, epoll: &Epoll, now: Instant) {
         let wants = self.clients.len() < CLIENTS_MAX && now >= self.listens_at;
         if wants != self.listens {
-            let data = epoll::EventData::new_u64(LISTENER);
             let done = match wants {
-                true => epoll::add(epoll, &self.listener, data, epoll::EventFlags::IN),
-                false => epoll::delete(epoll, &self.listener),
+                true => epoll.add(self.listener.as_fd(), LISTENER),
+                false => epoll.remove(self.listener.as_fd()),
             };
             self.listens = if done.is_ok() { wants } else { self.listens };
         }
     }
 
-    fn accept(&mut self, epoll: &OwnedFd, now: u64) {
+    fn accept(&mut self, epoll: &Epoll, now: Instant) {
         let stream = match self.listener.accept() {
             Ok(Some(socket)) => UnixStream::from(socket),
             Ok(None) => return,
             Err(error) => {
                 tracing::warn!("{error}");
-                self.listens_at = now + BACK_OFF_NS;
+                self.listens_at = now + BACK_OFF;
                 return self.listen(epoll, now);
             }
         };
         let token = self.next_token;
         self.next_token += 1;
-        let data = epoll::EventData::new_u64(token);
-        if epoll::add(epoll, &stream, data, epoll::EventFlags::IN).is_ok() {
+        if epoll.add(stream.as_fd(), token).is_ok() {
             self.clients.insert(token, BufReader::with_capacity(REQUEST_MAX, stream));
             self.listen(epoll, now);
         }
@@ -205,13 +198,13 @@ impl Server {
     }
 
     fn stats(&self, guest: Option<&mut Guest>) -> Value {
-        let uptime_ns = now_ns() - self.started_ns;
+        let uptime = now() - self.started;
         let connected = guest.is_some();
-        let counted = guest.map(|guest| Report::new(guest, Duration::from_nanos(uptime_ns)).json());
+        let counted = guest.map(|guest| Report::new(guest, uptime.into()).json());
         let mut value = counted.unwrap_or_else(|| json!({ "queues": [] }));
         value["guest"] = self.who.into();
         value["connected"] = connected.into();
-        value["uptime_ns"] = uptime_ns.into();
+        value["uptime_ns"] = uptime.get().into();
         value
     }
 

@@ -28,10 +28,11 @@ use self::replay::Replay;
 use crate::connect::{Connect, connect};
 use crate::control::Control;
 use crate::error::Error;
-use crate::guest::{Guest, Pair, WaitFor, cpu_time, now_ns};
+use crate::guest::{Guest, Pair, WaitFor, now};
 use crate::report::Report;
 use crate::ring::{HDR_LEN, Malformed};
 use crate::tx::Tx;
+use switch::time::{Instant, Ns};
 
 pub use self::frame::{Aside, Size, parse_also};
 pub use self::idle::{Idle, raise_limit, run as run_idle, targets};
@@ -41,12 +42,12 @@ pub use self::pace::{Burst, OnOff, parse_rate};
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// Frames handled at once.
 const BATCH: usize = 64;
-/// Time after which an answer counts as lost, in ns.
-const ANSWER_MAX_NS: u64 = 100_000_000;
-/// Longest sleep, in ns: a signal just before a sleep does not end it.
-const SLEEP_MAX_NS: u64 = 100_000_000;
-/// Minimum and maximum time for which a sender spins before a frame is due, in ns.
-const SPIN_NS: (u64, u64) = (50_000, 2_000_000);
+/// Time after which an answer counts as lost.
+const ANSWER_MAX: Ns = Ns::from_ms(100);
+/// Longest sleep: a signal just before a sleep does not end it.
+const SLEEP_MAX: Ns = Ns::from_ms(100);
+/// Minimum and maximum time for which a sender spins before a frame is due.
+const SPIN: (Ns, Ns) = (Ns::from_us(50), Ns::from_ms(2));
 
 /// Totals of a run.
 #[derive(Default)]
@@ -121,8 +122,8 @@ pub struct Options {
     pub control: Option<PathBuf>,
     /// Print totals as JSON.
     pub json: bool,
-    /// Delay after which a timed sleep ends late on this machine, in ns.
-    pub nap_late_ns: u64,
+    /// Delay after which a timed sleep ends late on this machine.
+    pub nap_late: Ns,
 }
 
 impl Options {
@@ -164,7 +165,7 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
     let control = Control::listen(options.control.as_deref(), "gen", to.queues)?;
     let control = control.as_ref();
     let waits = || {
-        control.inspect(|control| control.serve(now_ns(), true, None));
+        control.inspect(|control| control.serve(now(), true, None));
         running()
     };
     let mut guest = connect(&to, Some(&waits))?;
@@ -179,8 +180,7 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
     if options.replay {
         generator.prepare_replay()?;
     }
-    let ns = |d: Duration| d.as_nanos() as u64;
-    generator.run(options.duration.map(ns), options.interval.map(ns), control, running)
+    generator.run(options.duration.map(Ns::from), options.interval.map(Ns::from), control, running)
 }
 
 /// Checks that rate, burst and on-off times are compatible.
@@ -192,7 +192,7 @@ pub fn check_pace(
     burst: Option<Burst>,
     on_off: Option<OnOff>,
 ) -> Result<(), Error> {
-    Pace::new(0, rate, burst, on_off).map(drop).map_err(Error::Usage)
+    Pace::new(Instant::START, rate, burst, on_off).map(drop).map_err(Error::Usage)
 }
 
 /// Binds this thread to a CPU.
@@ -218,8 +218,8 @@ struct Generator {
     /// The next queue to send.
     turn: usize,
     pace: Pace,
-    /// Time before a frame is due in which a sender does not sleep, in ns.
-    spin_ns: u64,
+    /// Time before a frame is due in which a sender does not sleep.
+    spin: Ns,
     mac: [u8; 6],
     peer: [u8; 6],
     totals: Totals,
@@ -228,7 +228,7 @@ struct Generator {
     check: bool,
     also: Option<Aside>,
     /// Request/response: the awaited answer, and since when.
-    awaiting: Option<(u64, u64)>,
+    awaiting: Option<(u64, Instant)>,
     replay: Option<Replay>,
     cpu_before: Duration,
     json: bool,
@@ -246,16 +246,16 @@ impl Generator {
     /// Runs until the deadline, a signal, or the end of the switch; prints totals.
     fn run(
         &mut self,
-        duration: Option<u64>,
-        interval: Option<u64>,
+        duration: Option<Ns>,
+        interval: Option<Ns>,
         control: Option<&Control>,
         running: &dyn Fn() -> bool,
     ) -> Result<(), Error> {
-        let started = now_ns();
+        let started = now();
         let end = duration.map(|d| started + d);
         let mut report_at = interval.map(|i| started + i);
         let result = loop {
-            let now = now_ns();
+            let now = now();
             if end.is_some_and(|end| now >= end) || !running() {
                 break Ok(());
             }
@@ -267,14 +267,14 @@ impl Generator {
                 control.serve(now, self.guest.control_ready, Some(&mut self.guest));
             }
             // A slice of work, then checks of the clock and the flags.
-            let deadline = [end, report_at, Some(now + SLEEP_MAX_NS)].into_iter().flatten().min();
+            let deadline = [end, report_at, Some(now + SLEEP_MAX)].into_iter().flatten().min();
             match self.slice(deadline, control) {
                 Ok(true) => {}
                 Ok(false) => break Err(Error::Failed("the switch closed the connection".into())),
                 Err(error) => break Err(error.into()),
             }
         };
-        let elapsed = now_ns() - started;
+        let elapsed = now() - started;
         if result.is_ok() && self.replay.is_none() {
             self.drain()?;
         }
@@ -293,8 +293,8 @@ impl Generator {
             sizes: args.size.0.clone(),
             flows: flows_of(args.flows.max(1).into(), guest.pairs.len()),
             turn: 0,
-            pace: Pace::new(now_ns(), args.rate, args.burst, args.on_off).map_err(Error::Usage)?,
-            spin_ns: (2 * args.nap_late_ns).clamp(SPIN_NS.0, SPIN_NS.1),
+            pace: Pace::new(now(), args.rate, args.burst, args.on_off).map_err(Error::Usage)?,
+            spin: (2 * args.nap_late).clamp(SPIN.0, SPIN.1),
             mac: args.mac,
             peer: args.peer,
             totals: Totals::new(),
@@ -303,7 +303,7 @@ impl Generator {
             also: args.also,
             awaiting: None,
             replay: None,
-            cpu_before: cpu_time(),
+            cpu_before: os::process_cpu_time(),
             json: args.json,
             guest,
         })
@@ -311,13 +311,12 @@ impl Generator {
 
     /// Waits until the switch has taken all frames sent, at most [`DRAIN_MAX`].
     fn drain(&mut self) -> Result<(), Malformed> {
-        let end = now_ns() + DRAIN_MAX.as_nanos() as u64;
+        let end = now() + Ns::from(DRAIN_MAX);
         let Guest { link, pairs, .. } = &mut self.guest;
         for pair in &mut *pairs {
             pair.tx.kick_now();
         }
-        while pairs.iter().any(|pair| pair.tx.in_flight() > 0) && !link.is_gone() && now_ns() < end
-        {
+        while pairs.iter().any(|pair| pair.tx.in_flight() > 0) && !link.is_gone() && now() < end {
             for pair in &mut *pairs {
                 pair.tx.reclaim()?;
             }
@@ -330,14 +329,14 @@ impl Generator {
     /// switch is gone.
     fn slice(
         &mut self,
-        deadline: Option<u64>,
+        deadline: Option<Instant>,
         control: Option<&Control>,
     ) -> Result<bool, Malformed> {
         if self.replay.is_some() {
             return self.replay(deadline);
         }
         for _ in 0..256 {
-            let now = now_ns();
+            let now = now();
             let polls = self.guest.begin(now)?;
             if polls && self.mode != Mode::Echo {
                 self.receive(now)?;
@@ -350,10 +349,10 @@ impl Generator {
             };
             self.guest.end(now);
             let next = if round.blocked { None } else { self.next_due(now) };
-            if next.is_some_and(|at| at > now && at < now + self.spin_ns) {
+            if next.is_some_and(|at| at > now && at < now + self.spin) {
                 continue;
             }
-            let until = next.map(|at| if at > now { at - self.spin_ns } else { now });
+            let until = next.map(|at| if at > now { at - self.spin } else { now });
             let also = WaitFor {
                 sources: &[],
                 more: next == Some(now),
@@ -372,10 +371,10 @@ impl Generator {
     }
 
     /// When to send next, `now` if at once; `None`: only after receiving a frame.
-    fn next_due(&self, now: u64) -> Option<u64> {
+    fn next_due(&self, now: Instant) -> Option<Instant> {
         match (self.mode, self.awaiting) {
             (Mode::Send, _) => Some(self.pace.next(now)),
-            (Mode::Rr, Some((_, since))) => Some(since + ANSWER_MAX_NS),
+            (Mode::Rr, Some((_, since))) => Some(since + ANSWER_MAX),
             (Mode::Rr, None) => Some(self.pace.next(now)),
             _ => None,
         }
@@ -389,17 +388,17 @@ impl Generator {
         let frame = switch::flow::rarp(self.mac);
         tx.plain(i).write(&frame);
         let sent = tx.send(i, (HDR_LEN + frame.len()) as u32);
-        tx.publish(usize::from(sent), now_ns());
+        tx.publish(usize::from(sent), now());
         tx.kick_now();
     }
 
-    fn send_due(&mut self, now: u64) -> Result<Round, Malformed> {
+    fn send_due(&mut self, now: Instant) -> Result<Round, Malformed> {
         let due = usize::try_from(self.pace.due(now)).unwrap_or(BATCH).min(BATCH);
         self.send(due, now)
     }
 
     /// Sends up to `n` frames, spread evenly over queues with flows, limited by free buffers.
-    fn send(&mut self, n: usize, now: u64) -> Result<Round, Malformed> {
+    fn send(&mut self, n: usize, now: Instant) -> Result<Round, Malformed> {
         if n == 0 {
             return Ok(Round::default());
         }
@@ -423,7 +422,7 @@ impl Generator {
     }
 
     /// Sends up to `n` frames of a queue's flows, in turn; returns how many found buffers.
-    fn send_on(&mut self, queue: usize, n: usize, now: u64) -> Result<usize, Malformed> {
+    fn send_on(&mut self, queue: usize, n: usize, now: Instant) -> Result<usize, Malformed> {
         let (queues, flows) = (self.guest.pairs.len() as u64, self.flows[queue]);
         let tx = &mut self.guest.pairs[queue].tx;
         let free = tx.room(n)?;
@@ -463,8 +462,8 @@ impl Generator {
     }
 
     /// Request/response: sends the next request after the last answer.
-    fn send_request(&mut self, now: u64) -> Result<Round, Malformed> {
-        if self.awaiting.is_some_and(|(_, since)| now < since + ANSWER_MAX_NS) {
+    fn send_request(&mut self, now: Instant) -> Result<Round, Malformed> {
+        if self.awaiting.is_some_and(|(_, since)| now < since + ANSWER_MAX) {
             return Ok(Round::default());
         }
         if self.awaiting.take().is_some() {
@@ -480,7 +479,7 @@ impl Generator {
     }
 
     /// Echoes received frames on the same queue, limited by free buffers.
-    fn echo(&mut self, now: u64) -> Result<Round, Malformed> {
+    fn echo(&mut self, now: Instant) -> Result<Round, Malformed> {
         let Self { guest, totals, mac, .. } = self;
         let mut round = Round::default();
         for Pair { rx, tx, blocked, rx_blocked, poll_max, .. } in &mut guest.pairs {
@@ -516,7 +515,7 @@ impl Generator {
         Ok(round)
     }
 
-    fn receive(&mut self, now: u64) -> Result<(), Malformed> {
+    fn receive(&mut self, now: Instant) -> Result<(), Malformed> {
         let Self { guest, mode, totals, latency_ns, awaiting, check, .. } = self;
         for pair in guest.pairs.iter_mut().filter(|pair| pair.poll_max > 0) {
             let frames = pair.rx.receive(BATCH.min(pair.poll_max), |segs| {
@@ -529,7 +528,7 @@ impl Generator {
                 }
                 let stamp = &head[HDR_LEN + HEADERS..];
                 let word = |i: usize| u64::from_le_bytes(std::array::from_fn(|b| stamp[i + b]));
-                let (seq, sent) = (word(2), word(10));
+                let (seq, sent) = (word(2), Instant::from_ns(word(10)));
                 totals.corrupt += u64::from(*check && !is_whole(segs, HDR_LEN, seq));
                 if *mode != Mode::Rr {
                     totals.order(flow_of(&head), seq);
@@ -537,7 +536,7 @@ impl Generator {
                     return;
                 }
                 *awaiting = None;
-                let _ = latency_ns.record(now.saturating_sub(sent).max(1));
+                let _ = latency_ns.record((now - sent).get().max(1));
             })?;
             if frames > 0 {
                 pair.rx.refill();
@@ -546,13 +545,13 @@ impl Generator {
         Ok(())
     }
 
-    fn print(&mut self, elapsed_ns: u64) {
-        let elapsed = Duration::from_nanos(elapsed_ns);
+    fn print(&mut self, elapsed: Ns) {
+        let elapsed = Duration::from(elapsed);
         let report = Report::new(&mut self.guest, elapsed);
         let t = &self.totals;
         let secs = elapsed.as_secs_f64().max(1e-9);
         let q = |p: f64| self.latency_ns.value_at_quantile(p);
-        let cpu = (cpu_time() - self.cpu_before).as_secs_f64();
+        let cpu = (os::process_cpu_time() - self.cpu_before).as_secs_f64();
         let settings = self.guest.settings.pairs();
         let settings: Value = settings
             .into_iter()

@@ -11,6 +11,7 @@ mod tests;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use switch::poll::{Action, Costs, Policy, State};
+use switch::time::{Instant, Ns};
 
 use crate::connect::Link;
 use crate::judge::{Activity, Judge};
@@ -19,8 +20,8 @@ use crate::rx::Rx;
 use crate::settings::{Settings, Suppress};
 use crate::tx::{SleepMode, Tx};
 
-/// Interval of polls for free buffers where smart poll suppresses their calls, in ns.
-const SMART_TICK_NS: u64 = 1_000_000;
+/// Interval of polls for free buffers where smart poll suppresses their calls.
+const SMART_TICK: Ns = Ns::from_ms(1);
 
 /// A connected guest.
 pub struct Guest {
@@ -71,8 +72,8 @@ pub struct SleepCounts {
     pub sleeps: u64,
     /// Sleeps with no receive ring armed.
     pub naps: u64,
-    /// Time in both, in ns.
-    pub asleep_ns: u64,
+    /// Time in both.
+    pub asleep: Ns,
 }
 
 /// Events that a guest waits for, in addition to its rings.
@@ -83,8 +84,8 @@ pub struct WaitFor<'a> {
     pub sources: &'a [BorrowedFd<'a>],
     /// There may be frames to send at once.
     pub more: bool,
-    /// When to return at the latest, in ns.
-    pub until: Option<u64>,
+    /// When to return at the latest.
+    pub until: Option<Instant>,
     /// Readable when the control socket needs service: [`Guest::control_ready`].
     pub control: Option<BorrowedFd<'a>>,
 }
@@ -207,7 +208,7 @@ impl Guest {
             let has = |judges: &[Judge]| judges.iter().position(|judge| judge.policy() == policy);
             pair.judge = has(&self.judges).unwrap_or_else(|| {
                 let known = has(&before).map(|known| before.swap_remove(known));
-                self.judges.push(known.unwrap_or_else(|| Judge::new(policy, self.costs, now_ns())));
+                self.judges.push(known.unwrap_or_else(|| Judge::new(policy, self.costs, now())));
                 self.judges.len() - 1
             });
             let judge = &mut self.judges[pair.judge];
@@ -221,7 +222,7 @@ impl Guest {
 
     /// Begins a round: does due work, and sets [`poll_max`](Pair::poll_max) of each pair by its
     /// poll policy. Returns whether any receive ring is to be polled.
-    pub fn begin(&mut self, now: u64) -> Result<bool, Malformed> {
+    pub fn begin(&mut self, now: Instant) -> Result<bool, Malformed> {
         for pair in &mut self.pairs {
             (pair.blocked, pair.rx_blocked) = (false, false);
             pair.tx.tick(now)?;
@@ -244,7 +245,7 @@ impl Guest {
     }
 
     /// Ends a round: reports the activity of its queues to the judges.
-    pub fn end(&mut self, now: u64) {
+    pub fn end(&mut self, now: Instant) {
         let mut sent = 0;
         for (i, judge) in self.judges.iter_mut().enumerate() {
             let mine = self.pairs.iter_mut().filter(|pair| pair.judge == i);
@@ -302,8 +303,8 @@ impl Guest {
         Ok(true)
     }
 
-    /// Time of a judge's next poll, in ns, unless all its pairs are `rx_blocked`.
-    fn nap(&self, judge: usize) -> Option<u64> {
+    /// Time of a judge's next poll, unless all its pairs are `rx_blocked`.
+    fn nap(&self, judge: usize) -> Option<Instant> {
         let can_receive = self.pairs.iter().any(|pair| pair.judge == judge && !pair.rx_blocked);
         self.judges[judge].nap().filter(|_| can_receive)
     }
@@ -318,16 +319,16 @@ impl Guest {
 
     /// Sleeps; returns whether the switch is gone.
     fn sleep(&mut self, also: &WaitFor<'_>) -> bool {
-        let before = now_ns();
+        let before = now();
         // With smart poll and its flag set, there are no calls for free buffers.
         let smart = self.smart_poll;
         let ticks = smart && self.pairs.iter().any(|pair| pair.tx_calls && !pair.armed);
-        let tick = ticks.then_some(before + SMART_TICK_NS);
+        let tick = ticks.then_some(before + SMART_TICK);
         let due = self.pairs.iter().filter_map(|pair| pair.tx.deadline()).min();
         let nap = (0..self.judges.len()).filter_map(|judge| self.nap(judge)).min();
         let until = [nap, tick, also.until, due].into_iter().flatten().min();
-        let timeout = until.map(|at| at.saturating_sub(before));
-        if timeout == Some(0) {
+        let timeout = until.map(|at| at - before);
+        if timeout == Some(Ns::ZERO) {
             return false;
         }
         let sources = self.pairs.iter().enumerate();
@@ -341,11 +342,11 @@ impl Guest {
             fds.extend(pair.armed.then(|| pair.rx.ring.call()));
             fds.extend(pair.tx_calls.then(|| pair.tx.ring.call()));
         }
-        let ready = readable(&fds, timeout);
-        let now = now_ns();
+        let ready = os::poll_readable(&fds, timeout.map(Into::into));
+        let now = now();
         let armed = self.pairs.iter().any(|pair| pair.armed);
         *(if armed { &mut self.counts.sleeps } else { &mut self.counts.naps }) += 1;
-        self.counts.asleep_ns += now.saturating_sub(before);
+        self.counts.asleep += now - before;
         let mut ready = ready.into_iter();
         let mut next = |was_waited_for| was_waited_for && ready.next() == Some(true);
         let gone = next(true);
@@ -382,15 +383,15 @@ impl Guest {
     }
 }
 
-/// Sleeps until a call to one of many guests with armed receive rings, at most `timeout_ns`.
+/// Sleeps until a call to one of many guests with armed receive rings, at most `timeout`.
 /// Returns false if a switch is gone.
-pub fn wait_many(guests: &mut [Guest], timeout_ns: u64) -> bool {
+pub fn wait_many(guests: &mut [Guest], timeout: Ns) -> bool {
     let mut fds = Vec::with_capacity(2 * guests.len());
     for guest in &*guests {
         fds.push(guest.link.as_fd());
         fds.extend(guest.pairs.iter().map(|pair| pair.rx.ring.call()));
     }
-    let mut ready = readable(&fds, Some(timeout_ns)).into_iter();
+    let mut ready = os::poll_readable(&fds, Some(timeout.into())).into_iter();
     let mut next = || ready.next() == Some(true);
     let mut gone = false;
     for guest in guests {
@@ -404,31 +405,7 @@ pub fn wait_many(guests: &mut [Guest], timeout_ns: u64) -> bool {
     !gone
 }
 
-fn timespec(ns: u64) -> rustix::event::Timespec {
-    rustix::event::Timespec {
-        tv_sec: (ns / 1_000_000_000).try_into().unwrap_or(i64::MAX),
-        tv_nsec: (ns % 1_000_000_000) as i64,
-    }
-}
-
-/// Sleeps until one of `fds` is readable, at most `timeout_ns`; returns which are.
-pub fn readable(fds: &[BorrowedFd<'_>], timeout_ns: Option<u64>) -> Vec<bool> {
-    use rustix::event::{PollFd, PollFlags, poll};
-    let mut all: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-    let timeout = timeout_ns.map(timespec);
-    // An interrupt ends the sleep.
-    let _ = poll(&mut all, timeout.as_ref());
-    all.iter().map(|fd| !fd.revents().is_empty()).collect()
-}
-
-/// The machine's monotonic clock, in ns: comparable between processes.
-pub fn now_ns() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
-}
-
-/// CPU time of this process.
-pub fn cpu_time() -> std::time::Duration {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    std::time::Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec.unsigned_abs() as u32)
+/// The machine's monotonic clock: comparable between processes.
+pub fn now() -> Instant {
+    Instant::START + Ns::from(os::monotonic())
 }

@@ -3,6 +3,7 @@
 use std::iter::Sum;
 
 use switch::poll::{Action, Costs, Policy, Poller, State};
+use switch::time::Instant;
 
 /// A poll policy, and its last action.
 pub(super) struct Judge {
@@ -42,8 +43,8 @@ impl Sum for Activity {
 }
 
 impl Judge {
-    /// For rings that are polled from `now` on, in ns.
-    pub(super) fn new(policy: Policy, costs: fn() -> Costs, now: u64) -> Self {
+    /// For rings that are polled from `now` on.
+    pub(super) fn new(policy: Policy, costs: fn() -> Costs, now: Instant) -> Self {
         let costs = match policy {
             Policy::Adaptive { .. } => costs(),
             _ => Costs::TYPICAL,
@@ -71,8 +72,8 @@ impl Judge {
         matches!(self.poller.policy(), Policy::Adaptive { .. })
     }
 
-    /// Time of the next poll, if any, in ns.
-    pub(super) fn nap(&self) -> Option<u64> {
+    /// Time of the next poll, if any.
+    pub(super) fn nap(&self) -> Option<Instant> {
         match self.resting {
             Action::Until(at) => Some(at),
             Action::Poll | Action::Arm => None,
@@ -80,7 +81,7 @@ impl Judge {
     }
 
     /// Passes the activity of a round to the policy.
-    pub(super) fn observe(&mut self, activity: Activity, now: u64) {
+    pub(super) fn observe(&mut self, activity: Activity, now: Instant) {
         let sent = if self.serves_both() { activity.sent } else { 0 };
         let frames = activity.received + sent;
         if activity.looks > 0 || frames > 0 {
@@ -90,7 +91,7 @@ impl Judge {
     }
 
     /// Records that a notification ended a sleep.
-    pub(super) fn wake(&mut self, now: u64) {
+    pub(super) fn wake(&mut self, now: Instant) {
         self.poller.wake(now);
         self.resting = Action::Poll;
     }

@@ -13,7 +13,7 @@ mod retry;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use shm::Seg;
@@ -24,16 +24,17 @@ use self::retry::Retry;
 use crate::connect::{Connect, connect};
 use crate::control::Control;
 use crate::error::Error;
-use crate::guest::{Guest, WaitFor, cpu_time, now_ns, readable};
+use crate::guest::{Guest, WaitFor, now};
 use crate::report::Report;
 use crate::ring::Malformed;
 use crate::rx::Rx;
 use crate::tx::Tx;
+use switch::time::{Instant, Ns};
 
 /// Frames moved in one batch.
 const BATCH: usize = 64;
-/// Longest sleep, in ns.
-const SLEEP_MAX_NS: u64 = 1_000_000_000;
+/// Longest sleep.
+const SLEEP_MAX: Ns = Ns::from_secs(1);
 
 /// Options of a NIC.
 #[derive(Clone, Debug)]
@@ -70,12 +71,12 @@ pub fn run(options: &Options, running: &dyn Fn() -> bool) -> Result<(), Error> {
     let fd = Arc::clone(&tap.queues[0]);
     let mut taps: Vec<_> = tap.queues.iter().map(TapQueue::new).collect();
     let sources: Vec<_> = tap.queues.iter().map(|fd| fd.as_fd()).collect();
-    let end = options.duration.map(|d| Instant::now() + d);
-    let go_on = || running() && end.is_none_or(|end| Instant::now() < end);
+    let end = options.duration.map(|d| now() + Ns::from(d));
+    let go_on = || running() && end.is_none_or(|end| now() < end);
     let control = Control::listen(options.control.as_deref(), "nic", queues)?;
     let control = control.as_ref();
     let waits = || {
-        control.inspect(|control| control.serve(now_ns(), true, None));
+        control.inspect(|control| control.serve(now(), true, None));
         go_on()
     };
     let (mut retry, mut carrier) = (Retry::new(), Carrier::default());
@@ -139,31 +140,31 @@ impl TapQueue {
 struct Reporter<'a> {
     tap: &'a str,
     json: bool,
-    started_ns: u64,
+    started: Instant,
     cpu_before: Duration,
-    interval_ns: u64,
-    /// Time of the next report; the maximum: never.
-    next_ns: u64,
+    interval: Ns,
+    /// Time of the next report.
+    next: Instant,
 }
 
 impl<'a> Reporter<'a> {
     fn new(tap: &'a str, interval: Option<Duration>, json: bool) -> Self {
-        let started_ns = now_ns();
-        let interval_ns = interval.map_or(u64::MAX, |interval| interval.as_nanos() as u64);
-        let next_ns = started_ns.saturating_add(interval_ns);
-        Self { tap, json, started_ns, cpu_before: cpu_time(), interval_ns, next_ns }
+        let started = now();
+        let interval = interval.map_or(Ns::MAX, Ns::from);
+        let next = started + interval;
+        Self { tap, json, started, cpu_before: os::process_cpu_time(), interval, next }
     }
 
-    fn due(&mut self, now: u64) -> bool {
-        let due = now >= self.next_ns;
+    fn due(&mut self, now: Instant) -> bool {
+        let due = now >= self.next;
         if due {
-            self.next_ns = self.next_ns.saturating_add(self.interval_ns).max(now);
+            self.next = (self.next + self.interval).max(now);
         }
         due
     }
 
     fn report(&self, guest: &mut Guest) {
-        let elapsed = Duration::from_nanos(now_ns() - self.started_ns);
+        let elapsed = Duration::from(now() - self.started);
         let report = Report::new(guest, elapsed);
         if self.json {
             let mut value = json!({
@@ -172,7 +173,7 @@ impl<'a> Reporter<'a> {
                 "duration_s": elapsed.as_secs_f64(),
                 "sent_frames": report.frames()[0],
                 "received_frames": report.frames()[1],
-                "cpu_s": (cpu_time() - self.cpu_before).as_secs_f64(),
+                "cpu_s": (os::process_cpu_time() - self.cpu_before).as_secs_f64(),
             });
             if let (Some(all), Value::Object(more)) = (value.as_object_mut(), report.json()) {
                 all.extend(more);
@@ -194,7 +195,7 @@ fn serve(
 ) -> Result<(), Malformed> {
     let mut rounds = 0_u32;
     loop {
-        let now = now_ns();
+        let now = now();
         if reporter.due(now) {
             reporter.report(guest);
         }
@@ -211,7 +212,8 @@ fn serve(
                 deliver(&mut pair.rx, &mut tap.writes, pair.poll_max.min(BATCH))?;
             }
             // Without a buffer, whether a frame waits decides how to sleep.
-            pair.blocked = room == 0 && readable(&[tap.reads.as_fd()], Some(0))[0];
+            pair.blocked =
+                room == 0 && os::poll_readable(&[tap.reads.as_fd()], Some(Duration::ZERO))[0];
         }
         guest.end(now);
         rounds = rounds.wrapping_add(1);
@@ -219,7 +221,7 @@ fn serve(
             return Ok(());
         }
         // A signal just before a sleep does not end it.
-        let until = Some(reporter.next_ns.min(now + SLEEP_MAX_NS));
+        let until = Some(reporter.next.min(now + SLEEP_MAX));
         let control = control.map(AsFd::as_fd);
         let also = WaitFor { sources, more: sent > 0, until, control };
         let slept = guest.counts.sleeps + guest.counts.naps;
@@ -235,7 +237,7 @@ fn serve(
 /// TAP to ring: one batch, slightly larger than the number of frames found last time. On an idle
 /// TAP, a large batch would cost more than moving a few frames. Returns how many there was room
 /// for.
-fn send(tx: &mut Tx, tap: &mut TapQueue, now: u64) -> Result<usize, Malformed> {
+fn send(tx: &mut Tx, tap: &mut TapQueue, now: Instant) -> Result<usize, Malformed> {
     let want = (tap.last * 2).clamp(1, BATCH);
     tap.last = 0;
     let room = tx.room(want)?;

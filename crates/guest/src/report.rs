@@ -94,7 +94,7 @@ impl Report {
             "polls_empty": self.rx.polls_empty,
             "sleeps": self.sleep.sleeps,
             "naps": self.sleep.naps,
-            "asleep_s": self.sleep.asleep_ns as f64 / 1e9,
+            "asleep_s": self.sleep.asleep.get() as f64 / 1e9,
             "kicks": self.kicks[0] + self.kicks[1],
             "kicks_tx": self.kicks[0],
             "kicks_rx": self.kicks[1],
@@ -144,7 +144,7 @@ impl fmt::Display for Report {
             kicks[1],
             sleep.sleeps,
             sleep.naps,
-            sleep.asleep_ns as f64 / 1e9,
+            sleep.asleep.get() as f64 / 1e9,
         )?;
         if tx.refused + lost[0] + lost[1] > 0 {
             let [sent, received] = lost;

@@ -4,6 +4,7 @@ use std::ops::AddAssign;
 
 use shm::SegMut;
 use switch::poll::{Notifier, Notify, Policy, tick_after};
+use switch::time::Instant;
 
 use crate::ring::{HDR_LEN, Malformed, Ring};
 use crate::settings::{Completion, Full, Settings};
@@ -18,9 +19,9 @@ pub struct Tx {
     burst: usize,
     notifier: Notifier,
     /// When to make a delayed kick.
-    kick_at: Option<u64>,
+    kick_at: Option<Instant>,
     /// `tx-completion=timer`: the next tick, while anything is in flight.
-    reclaim_at: Option<u64>,
+    reclaim_at: Option<Instant>,
     /// No frame has been sent since one found no buffer.
     stopped: bool,
     /// Counters.
@@ -97,7 +98,7 @@ impl Tx {
     }
 
     /// Does work due at `now`: a delayed kick, a tick of the completion timer.
-    pub fn tick(&mut self, now: u64) -> Result<(), Malformed> {
+    pub fn tick(&mut self, now: Instant) -> Result<(), Malformed> {
         if self.kick_at.is_some_and(|at| at <= now) {
             self.kick_now();
         }
@@ -110,14 +111,14 @@ impl Tx {
     }
 
     /// Starts the completion timer, if there is one and it is stopped.
-    fn start_timer(&mut self, now: u64) {
+    fn start_timer(&mut self, now: Instant) {
         if let (Completion::Timer { hz }, None) = (self.completion, self.reclaim_at) {
             self.reclaim_at = (self.in_flight() > 0).then(|| tick_after(now, hz));
         }
     }
 
     /// When [`tick`](Self::tick) must be called.
-    pub fn deadline(&self) -> Option<u64> {
+    pub fn deadline(&self) -> Option<Instant> {
         [self.kick_at, self.reclaim_at].into_iter().flatten().min()
     }
 
@@ -187,7 +188,7 @@ impl Tx {
     }
 
     /// Publishes the `frames` sent, and kicks now or later, by the kick policy.
-    pub fn publish(&mut self, frames: usize, now: u64) {
+    pub fn publish(&mut self, frames: usize, now: Instant) {
         self.ring.publish();
         self.counts.frames += frames as u64;
         self.stopped = false;

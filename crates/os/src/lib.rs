@@ -2,7 +2,8 @@
 //!
 //! * `socket`: Unix sockets by name, and messages with descriptors (SCM_RIGHTS)
 //! * `event`: eventfds and pipes as signals
-//! * `poll`: waiting for one descriptor, and [`Epoll`] for many
+//! * `poll`: waiting for one descriptor or a few, and [`Epoll`] for many
+//! * `time`: clocks that processes share, CPU time, precise timers
 //! * `fd`: the kind of a descriptor, and reads and writes that do not block
 //! * `backoff`: when to retry a lost connection
 //! * `sys`: notification of an eventfd shared with a peer, the only call here that needs `unsafe`
@@ -11,8 +12,7 @@
 //! descriptor never block: socket calls carry MSG_DONTWAIT, and an eventfd that a peer shares is
 //! signalled by [`signal_event`].
 //!
-//! Not in this crate: ioctls of one crate's devices, which are in that crate's `sys.rs`, and the
-//! workers' epoll loop, which is edge-triggered and has time-outs below a millisecond.
+//! Not in this crate: ioctls of one crate's devices, which are in that crate's `sys.rs`.
 #![deny(unsafe_code)]
 
 mod backoff;
@@ -21,13 +21,15 @@ mod fd;
 mod poll;
 mod socket;
 mod sys;
+mod time;
 
 pub use backoff::{Backoff, delay};
 pub use event::{drain, eventfd, pipe, signal, write_whole};
 pub use fd::{FdKind, fd_kind, is_memory, open_device, read, set_nonblocking, write};
-pub use poll::{Epoll, Ready, Until, wait, wait_readable};
+pub use poll::{Epoll, Ready, Until, poll_readable, wait, wait_readable};
 pub use socket::{
     Carries, Listener, PATH_MAX, Received, SCM_MAX_FD, SocketError, connect, recv, send, shutdown,
     socketpair,
 };
 pub use sys::signal_event;
+pub use time::{monotonic, precise_timers, process_cpu_time, thread_cpu_time};

@@ -47,12 +47,21 @@ pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> 
     wait(fd, Until::Readable, Instant::now() + timeout)
 }
 
+/// Waits until any of `fds` is readable, or closed by the peer, at most `limit` (`None`:
+/// indefinitely); returns which are. A signal ends the wait.
+pub fn poll_readable(fds: &[BorrowedFd<'_>], limit: Option<Duration>) -> Vec<bool> {
+    let mut all: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let _ = rustix::event::poll(&mut all, limit.map(timespec).as_ref());
+    all.iter().map(|fd| !fd.revents().is_empty()).collect()
+}
+
 fn timespec(limit: Duration) -> Timespec {
     let seconds = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
     Timespec { tv_sec: seconds, tv_nsec: i64::from(limit.subsec_nanos()) }
 }
 
-/// Epoll set, level-triggered.
+/// Epoll set, level-triggered unless a descriptor is added otherwise. Time-outs have the resolution
+/// of a nanosecond (epoll_pwait2, Linux 5.11).
 #[derive(Debug)]
 pub struct Epoll(OwnedFd);
 
@@ -91,6 +100,16 @@ impl Epoll {
         Ok(epoll::add(&self.0, fd, data, epoll::EventFlags::IN)?)
     }
 
+    /// As [`add`](Self::add), but edge-triggered: reported once for each time that it becomes
+    /// readable, without being read.
+    ///
+    /// # Errors
+    /// Errors of the system call.
+    pub fn add_edge(&self, fd: BorrowedFd<'_>, tag: u64) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        Ok(epoll::add(&self.0, fd, epoll::EventData::new_u64(tag), flags)?)
+    }
+
     /// Changes the events for which `fd` is reported. A hang-up is always reported.
     ///
     /// # Errors
@@ -121,23 +140,37 @@ impl Epoll {
     /// # Errors
     /// Errors of the system call, except EINTR, which returns an empty list.
     pub fn wait(&self, limit: Option<Duration>) -> io::Result<Vec<Ready>> {
+        let mut ready = Vec::new();
+        self.wait_each(limit, |event| ready.push(event))?;
+        Ok(ready)
+    }
+
+    /// As [`wait`](Self::wait), without a list: calls `each` for every descriptor.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait); EINTR ends the wait.
+    pub fn wait_each(
+        &self,
+        limit: Option<Duration>,
+        mut each: impl FnMut(Ready),
+    ) -> io::Result<()> {
         let limit = limit.map(timespec);
         let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; READY_MAX];
         let events = match epoll::wait(&self.0, &mut events, limit.as_ref()) {
             Ok((events, _)) => events,
-            Err(Errno::INTR) => return Ok(Vec::new()),
+            Err(Errno::INTR) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let ready = events.iter().map(|event| {
+        for event in events {
             let flags = event.flags;
             let broken = epoll::EventFlags::ERR | epoll::EventFlags::HUP;
-            Ready {
+            each(Ready {
                 tag: event.data.u64(),
                 readable: flags.intersects(epoll::EventFlags::IN | broken),
                 writable: flags.intersects(epoll::EventFlags::OUT | broken),
-            }
-        });
-        Ok(ready.collect())
+            });
+        }
+        Ok(())
     }
 }
 
@@ -170,6 +203,34 @@ mod tests {
         epoll.remove(ours.as_fd()).unwrap();
         assert!(ready().is_empty() && epoll.remove(ours.as_fd()).is_err());
         assert!(epoll.change(ours.as_fd(), 9, true, false).is_err());
+    }
+
+    #[test]
+    fn edge_is_reported_once_and_again_after_the_next_signal() {
+        let epoll = Epoll::new().unwrap();
+        let ready = || epoll.wait(Some(Duration::ZERO)).unwrap().len();
+        let event = eventfd().unwrap();
+        epoll.add_edge(event.as_fd(), 7).unwrap();
+        assert_eq!(ready(), 0);
+        for _ in 0..2 {
+            signal(event.as_fd());
+            assert_eq!((ready(), ready()), (1, 0), "without being read");
+        }
+        assert_eq!(poll_readable(&[event.as_fd()], None), [true]);
+        assert!(drain(event.as_fd()));
+        assert_eq!(poll_readable(&[event.as_fd()], Some(Duration::ZERO)), [false]);
+    }
+
+    #[test]
+    fn time_outs_are_shorter_than_a_millisecond() {
+        let (epoll, mut best) = (Epoll::new().unwrap(), Duration::MAX);
+        crate::precise_timers();
+        for _ in 0..1000 {
+            let before = Instant::now();
+            assert!(epoll.wait(Some(Duration::from_micros(20))).unwrap().is_empty());
+            best = best.min(before.elapsed());
+        }
+        assert!(best >= Duration::from_micros(20) && best < Duration::from_millis(1), "{best:?}");
     }
 
     #[test]

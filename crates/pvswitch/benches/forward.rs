@@ -20,6 +20,7 @@ use guests::{FRAMES, Lane};
 
 /// Frames per case and turn.
 const TURN: u64 = 100_000;
+const NOW: switch::time::Instant = switch::time::Instant::from_ns(1);
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 
 /// Two guests on one switch; the first one sends.
@@ -67,8 +68,8 @@ impl Case {
             for (lane, source) in self.lanes.iter_mut().zip(&self.sources) {
                 let mut ingress = lane.ingress.lock().expect("no panic before");
                 let forwarder = &mut self.forwarder;
-                let each = &mut |burst: &mut Burst<'_>| _ = forwarder.forward(source, burst, 1);
-                ingress.burst(BURST_MAX, 1, &mut self.scratch, each).expect("no fault");
+                let each = &mut |burst: &mut Burst<'_>| _ = forwarder.forward(source, burst, NOW);
+                ingress.burst(BURST_MAX, NOW, &mut self.scratch, each).expect("no fault");
             }
             spent += start.elapsed().as_nanos();
             let arrived: usize = self.lanes.iter_mut().map(|lane| lane.guests.take()).sum();

@@ -40,7 +40,7 @@ pub fn start(port: Arc<Port>, client: UnixStream, epoch: Instant) -> Result<(), 
                         let way =
                             if frame.ingress { Direction::Ingress } else { Direction::Egress };
                         let len = frame.bytes.len() as u32;
-                        pcap.frame(way, epoch_ns + frame.at_ns, len, &frame.bytes)?;
+                        pcap.frame(way, epoch_ns + frame.at.ns(), len, &frame.bytes)?;
                         seen += 1;
                     }
                     Err(RecvTimeoutError::Timeout) => {

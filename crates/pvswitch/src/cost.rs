@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use switch::poll::Costs;
+use switch::time::Ns;
 
 /// Sleeps of each kind.
 const ROUNDS: usize = 48;
@@ -22,12 +23,12 @@ const ENOUGH: usize = 8;
 /// Time for the sleeper to fall asleep.
 const SETTLE: Duration = Duration::from_micros(60);
 /// Length of a measured nap.
-const NAP_NS: u64 = 50_000;
+const NAP: Ns = Ns::from_us(50);
 /// Maximum time for the sleeps of one kind, on a busy machine.
 const LONGEST: Duration = Duration::from_millis(200);
 
-/// CPU time and lateness of each sleep of a kind, in ns.
-type Sleeps = Vec<(u64, u64)>;
+/// CPU time and lateness of each sleep of a kind.
+type Sleeps = Vec<(Ns, Ns)>;
 
 /// The costs of this machine; the first call measures them, in about 20 ms.
 pub fn costs() -> Costs {
@@ -45,12 +46,13 @@ pub fn costs_on(cpu: Option<usize>) -> Costs {
         if let Some(doubt) = doubt {
             tracing::warn!("{doubt}; policy 'adaptive' uses typical costs");
         }
+        let us = Ns::from_us(1);
         tracing::debug!(
             "a wake-up costs {} us and is {} us late; a nap costs {} us and is {} us late",
-            costs.wake_ns / 1000,
-            costs.wake_late_ns / 1000,
-            costs.nap_ns / 1000,
-            costs.nap_late_ns / 1000
+            costs.wake.times(us),
+            costs.wake_late.times(us),
+            costs.nap.times(us),
+            costs.nap_late.times(us)
         );
         costs
     })
@@ -79,19 +81,19 @@ fn evaluate(naps: Sleeps, wakes: Option<Sleeps>) -> (Costs, Option<String>) {
             seen.1.unwrap_or(ROUNDS)
         )
     });
-    let (nap_ns, nap_late_ns) = medians(naps).unwrap_or((usual.nap_ns, usual.nap_late_ns));
+    let (nap, nap_late) = medians(naps).unwrap_or((usual.nap, usual.nap_late));
     let wakes = medians(wakes.unwrap_or_default());
-    let (wake_ns, wake_late_ns) = wakes.unwrap_or((usual.wake_ns, usual.wake_late_ns));
-    (Costs { wake_ns, wake_late_ns, nap_ns, nap_late_ns }, doubt)
+    let (wake, wake_late) = wakes.unwrap_or((usual.wake, usual.wake_late));
+    (Costs { wake, wake_late, nap, nap_late }, doubt)
 }
 
 /// Medians; `None` if there were too few sleeps. Never 0, which would mean a machine with one CPU.
-fn medians(sleeps: Sleeps) -> Option<(u64, u64)> {
+fn medians(sleeps: Sleeps) -> Option<(Ns, Ns)> {
     if sleeps.len() < ENOUGH {
         return None;
     }
     let (costs, lates) = sleeps.into_iter().unzip();
-    Some((median(costs).max(1), median(lates)))
+    Some((median(costs).max(Ns::new(1)), median(lates)))
 }
 
 /// CPUs of the sleeper and of the thread that wakes it.
@@ -129,36 +131,26 @@ fn one_cpu(online: &str) -> bool {
     online.trim().parse::<u32>().is_ok()
 }
 
-/// Asks the kernel not to delay this thread's timers to save wake-ups.
-pub fn precise_timers() {
-    let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+/// CPU time of this thread.
+fn cpu_time() -> Ns {
+    os::thread_cpu_time().into()
 }
 
-/// CPU time of this thread, in ns.
-fn cpu_ns() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
-}
-
-fn median(mut all: Vec<u64>) -> u64 {
+fn median(mut all: Vec<Ns>) -> Ns {
     all.sort_unstable();
-    all.get(all.len() / 2).copied().unwrap_or(0)
-}
-
-fn ns(d: Duration) -> u64 {
-    u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
+    all.get(all.len() / 2).copied().unwrap_or_default()
 }
 
 fn naps(longest: Duration, cpus: &Cpus) -> Sleeps {
     let nap = || {
         keep_to(&cpus.sleeper);
-        precise_timers();
+        os::precise_timers();
         let end = Instant::now() + longest;
         let mut sleeps = Vec::new();
         while sleeps.len() < ROUNDS && Instant::now() < end {
-            let (cpu, start) = (cpu_ns(), Instant::now());
-            let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: NAP_NS as i64 }));
-            sleeps.push((cpu_ns() - cpu, ns(start.elapsed()).saturating_sub(NAP_NS)));
+            let (cpu, start) = (cpu_time(), Instant::now());
+            let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: NAP.get() as i64 }));
+            sleeps.push((cpu_time() - cpu, Ns::from(start.elapsed()) - NAP));
         }
         sleeps
     };
@@ -180,17 +172,17 @@ fn wakes(longest: Duration, cpus: &Cpus) -> std::io::Result<Sleeps> {
     let (epoch, woken) = (Instant::now(), Woken::default());
     let sleep = || {
         keep_to(&cpus.sleeper);
-        precise_timers();
-        let mut cpu = cpu_ns();
+        os::precise_timers();
+        let mut cpu = cpu_time();
         while !woken.stop.load(Ordering::Relaxed) {
             let mut fds = [PollFd::new(&kick, PollFlags::IN)];
             let most = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
             let _ = poll(&mut fds, Some(&most));
             if !fds[0].revents().is_empty() {
-                woken.at_ns.store(ns(epoch.elapsed()).max(1), Ordering::Release);
+                woken.at_ns.store(Ns::from(epoch.elapsed()).get().max(1), Ordering::Release);
                 os::drain(kick.as_fd());
-                let now = cpu_ns();
-                woken.used_ns.store((now - cpu).max(1), Ordering::Release);
+                let now = cpu_time();
+                woken.used_ns.store((now - cpu).get().max(1), Ordering::Release);
                 cpu = now;
             }
         }
@@ -200,25 +192,25 @@ fn wakes(longest: Duration, cpus: &Cpus) -> std::io::Result<Sleeps> {
     let wait = if cpus.alone { std::thread::yield_now } else { std::hint::spin_loop };
     let wake = || {
         keep_to(&cpus.waker);
-        precise_timers();
+        os::precise_timers();
         let end = Instant::now() + longest;
         let mut sleeps = Vec::new();
         while sleeps.len() < ROUNDS && Instant::now() < end {
             woken.at_ns.store(0, Ordering::Relaxed);
             woken.used_ns.store(0, Ordering::Relaxed);
             std::thread::sleep(SETTLE);
-            let (start, before) = (ns(epoch.elapsed()), cpu_ns());
+            let (start, before) = (Ns::from(epoch.elapsed()), cpu_time());
             os::signal(kick.as_fd());
-            let mine = cpu_ns() - before;
+            let mine = cpu_time() - before;
             while woken.used_ns.load(Ordering::Acquire) == 0 && Instant::now() < end {
                 wait();
             }
-            let used = woken.used_ns.load(Ordering::Acquire);
-            if used == 0 {
+            let used = Ns::new(woken.used_ns.load(Ordering::Acquire));
+            if used == Ns::ZERO {
                 // Cut off: no result.
                 break;
             }
-            let late = woken.at_ns.load(Ordering::Acquire).saturating_sub(start);
+            let late = Ns::new(woken.at_ns.load(Ordering::Acquire)) - start;
             sleeps.push((mine + used, late));
         }
         woken.stop.store(true, Ordering::Relaxed);
@@ -244,35 +236,40 @@ mod tests {
     fn a_machine_has_costs_and_they_are_measured_once() {
         let costs = costs();
         let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-        let wakes = [costs.wake_ns, costs.wake_late_ns];
+        let wakes = [costs.wake, costs.wake_late];
         let wakes = wakes.into_iter().filter(|_| !one_cpu(&online));
-        for ns in wakes.chain([costs.nap_ns, costs.nap_late_ns]) {
-            assert!((100..50_000_000).contains(&ns), "{costs:?}");
+        for cost in wakes.chain([costs.nap, costs.nap_late]) {
+            assert!((100..50_000_000).contains(&cost.get()), "{costs:?}");
         }
         assert_eq!(costs, super::costs());
     }
 
     #[test]
     fn too_few_sleeps_give_typical_costs() {
-        let all = |n: usize, each: (u64, u64)| vec![each; n];
+        let all = |n, (cost, late)| vec![(Ns::new(cost), Ns::new(late)); n];
         let (costs, doubt) = evaluate(all(48, (7, 8)), Some(all(48, (9, 10))));
-        let seen = Costs { wake_ns: 9, wake_late_ns: 10, nap_ns: 7, nap_late_ns: 8 };
+        let seen = Costs {
+            wake: Ns::new(9),
+            wake_late: Ns::new(10),
+            nap: Ns::new(7),
+            nap_late: Ns::new(8),
+        };
         assert_eq!((costs, doubt), (seen, None));
         // Naps took all the time, or wake-ups were never completed.
         for wakes in [0, ENOUGH - 1] {
             let (costs, doubt) = evaluate(all(48, (7, 8)), Some(all(wakes, (9, 10))));
-            let Costs { wake_ns, wake_late_ns, .. } = Costs::TYPICAL;
-            assert_eq!(costs, Costs { wake_ns, wake_late_ns, ..seen });
+            let Costs { wake, wake_late, .. } = Costs::TYPICAL;
+            assert_eq!(costs, Costs { wake, wake_late, ..seen });
             let want = format!("48 of 48 naps and {wakes} of 48 wake-ups");
             assert!(doubt.unwrap().contains(&want), "{want}");
         }
         let (costs, doubt) = evaluate(all(3, (7, 8)), Some(all(ENOUGH, (0, 0))));
-        let Costs { nap_ns, nap_late_ns, .. } = Costs::TYPICAL;
+        let Costs { nap, nap_late, .. } = Costs::TYPICAL;
         // A clock that is too coarse does not make it a machine with one CPU, either.
-        assert_eq!(costs, Costs { wake_ns: 1, wake_late_ns: 0, nap_ns, nap_late_ns });
+        assert_eq!(costs, Costs { wake: Ns::new(1), wake_late: Ns::ZERO, nap, nap_late });
         assert!(doubt.is_some());
         let (costs, doubt) = evaluate(all(48, (7, 8)), None);
-        assert_eq!((costs.wake_ns, costs.nap_ns, doubt), (0, 7, None));
+        assert_eq!((costs.wake, costs.nap, doubt), (Ns::ZERO, Ns::new(7), None));
     }
 
     #[test]
@@ -284,7 +281,10 @@ mod tests {
         let cpus = Cpus::of(None).unwrap();
         for us in (20..2000).step_by(20) {
             let sleeps = wakes(Duration::from_micros(us), &cpus).unwrap();
-            assert!(sleeps.iter().all(|(cost, late)| *cost > 0 && *late > 0), "{sleeps:?}");
+            assert!(
+                sleeps.iter().all(|(cost, late)| *cost > Ns::ZERO && *late > Ns::ZERO),
+                "{sleeps:?}"
+            );
         }
     }
 
@@ -299,7 +299,7 @@ mod tests {
             assert_eq!(Cpus::of(none).unwrap().sleeper, all);
         }
         let (costs, _) = measure(LONGEST, Some(first)).unwrap();
-        assert!(costs.nap_ns > 0);
+        assert!(costs.nap > Ns::ZERO);
         assert_eq!(sched_getaffinity(None).unwrap(), all, "the caller's affinity is unchanged");
     }
 }

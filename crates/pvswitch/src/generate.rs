@@ -30,7 +30,7 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
         return Err(Usage("--count: only with --mode idle and hostile".into()).into());
     }
     // Measured on the CPUs of this process, before it is pinned to one.
-    let nap_late_ns = cost::costs().nap_late_ns;
+    let nap_late = cost::costs().nap_late;
     let options = Options {
         to,
         mode,
@@ -49,9 +49,9 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
         interval,
         control: args.control.clone(),
         json: args.json,
-        nap_late_ns,
+        nap_late,
     };
-    cost::precise_timers();
+    os::precise_timers();
     generate::run(&options, &running).map_err(guest_error)
 }
 
@@ -70,7 +70,7 @@ fn many(
         return Err(Usage(what.into()).into());
     }
     generate::check_pace(args.rate, args.burst, args.on_off).map_err(guest_error)?;
-    cost::precise_timers();
+    os::precise_timers();
     if let Some(cpu) = args.cpu {
         generate::pin(cpu).map_err(guest_error)?;
     }

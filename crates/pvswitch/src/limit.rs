@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use switch::account::Account;
+use switch::time::{self, Ns};
 
 /// Log of one port: lines that its guest causes are charged to the port's account.
 pub struct PortLog {
@@ -41,7 +42,7 @@ impl PortLog {
     }
 
     fn allow(&self) -> Option<Suppressed> {
-        let now = u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let now = time::Instant::START + Ns::from(self.epoch.elapsed());
         if self.account.log_lines.spend(now) {
             return Some(Suppressed(self.suppressed.swap(0, Ordering::Relaxed)));
         }

@@ -34,7 +34,7 @@ pub fn command(args: &NicArgs) -> Result<(), AnyError> {
         interval: args.interval.map(interval).transpose()?,
         duration: args.duration.map(time).transpose()?,
     };
-    cost::precise_timers();
+    os::precise_timers();
     if options.control.is_some() {
         // Measured now, not in the middle of traffic that is to be polled.
         cost::costs();

@@ -5,12 +5,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Instant;
 
 use switch::fair::level::Leveller;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Mode, Port, Table};
 use switch::poll::Costs;
+use switch::time::{Instant, Ns};
 use vhost_user::device::KickFd;
 
 use crate::worker::{self, Handle, Report, Served};
@@ -64,7 +64,7 @@ pub struct Common {
     /// Wakes the reader of reports.
     pub reports_wake: Arc<OwnedFd>,
     /// Epoch of the clock that policies see.
-    pub epoch: Instant,
+    pub epoch: std::time::Instant,
 }
 
 /// The worker threads, and which of them serves each queue.
@@ -117,10 +117,10 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Time since the epoch, in ns.
+    /// Time on the clock that policies see.
     #[inline]
-    pub fn now(&self) -> u64 {
-        u64::try_from(self.common.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    pub fn now(&self) -> Instant {
+        Instant::START + Ns::from(self.common.epoch.elapsed())
     }
 
     /// All workers, by number.

@@ -21,10 +21,11 @@ use api::near::did_you_mean;
 use os::{Carries, Epoll, Listener, SocketError};
 use switch::account::{Account, Budgets};
 use switch::fdb::{Fdb, Mac, PortId};
-use switch::forward::{EgressQueue, Mode, Port, PortEvent, STARVED_NS, Source, Table};
+use switch::forward::{EgressQueue, Mode, Port, PortEvent, STARVED_AFTER, Source, Table};
 use switch::hold::HOLD_DEFAULT;
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
+use switch::time::{self, Ns};
 use switch::tuning::{Drain, Tuning};
 use vhost_user::device::KickFd;
 use vhost_user::foreign;
@@ -158,7 +159,7 @@ impl PortState {
     fn log_stall(&self, queue: u16, begins: bool) {
         let Some(log) = self.log() else { return };
         if begins {
-            let s = STARVED_NS / 1_000_000_000;
+            let s = STARVED_AFTER.times(Ns::from_secs(1));
             log.warn(format_args!(
                 "queue {queue}: receiver stalled: its driver has posted no buffers for {s} s"
             ));
@@ -168,9 +169,9 @@ impl PortState {
     }
 
     /// How long each stalled queue has been without buffers, in seconds.
-    fn stalled_s(&self, now_ns: u64) -> Vec<u64> {
-        let stalled = self.port.egress.iter().filter_map(|queue| queue.starved_ns(now_ns));
-        stalled.map(|ns| ns / 1_000_000_000).collect()
+    fn stalled_s(&self, now: time::Instant) -> Vec<u64> {
+        let stalled = self.port.egress.iter().filter_map(|queue| queue.starved_for(now));
+        stalled.map(|time| time.times(Ns::from_secs(1))).collect()
     }
 
     /// Number of frames held because its queues are full.
@@ -591,10 +592,10 @@ impl System {
         self.suspended.push((at, what));
     }
 
-    /// Converts a time of the accounts, in ns, to an instant at most a second from now.
-    fn instant(&self, at_ns: u64) -> Instant {
-        let now = Instant::now();
-        (self.started + Duration::from_nanos(at_ns.min(self.pool.now() + 1_000_000_000))).max(now)
+    /// Converts a time of the accounts to an instant at most a second from now.
+    fn instant(&self, at: time::Instant) -> Instant {
+        let at = at.min(self.pool.now() + Ns::from_secs(1));
+        (self.started + Duration::from(at - time::Instant::START)).max(Instant::now())
     }
 
     fn resume_due(&mut self) {

@@ -13,15 +13,14 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::event::{Timespec, epoll};
 use switch::fdb::PortId;
 use switch::forward::{Findings, Forwarder, PortEvent, Table};
 use switch::frame::Burst;
 use switch::schedule::{self, Effect, Scheduler, Then};
+use switch::time::{Instant, Ns};
 use vhost_user::device::KickFd;
 
 use self::handle::{Command, Io, WAKE, Watched, lock};
-use crate::cost;
 use crate::pool::{self, Placement, Pool};
 
 /// Maximum number of queues whose commands are carried out between two rounds: frames are not
@@ -40,7 +39,7 @@ pub fn spawn(index: usize, cpu: Option<usize>, pool: Arc<Pool>) -> std::io::Resu
                 tracing::warn!("worker {index} could not be pinned to CPU {cpu}: {error}");
             }
         }
-        cost::precise_timers();
+        os::precise_timers();
         Worker::new(mine, pool).run();
     })?;
     *lock(&handle.thread) = Some(thread);
@@ -54,9 +53,10 @@ struct Worker {
     forwarder: Forwarder,
     watched: HashMap<u64, Watched>,
     scratch: Burst<'static>,
-    events: Vec<epoll::Event>,
-    /// Last clock reading, in ns.
-    time: u64,
+    /// Tokens of the kicks of one poll.
+    kicked: Vec<u64>,
+    /// Last clock reading.
+    time: Instant,
     stop: bool,
 }
 
@@ -74,13 +74,13 @@ impl Worker {
             pool,
             watched: HashMap::new(),
             scratch: Burst::default(),
-            events: Vec::with_capacity(64),
-            time: 0,
+            kicked: Vec::with_capacity(64),
+            time: Instant::START,
             stop: false,
         }
     }
 
-    fn now(&self) -> u64 {
+    fn now(&self) -> Instant {
         self.pool.now()
     }
 
@@ -90,7 +90,7 @@ impl Worker {
             let effect = self.scheduler.next(self.time, &self.forwarder);
             self.carry_out(effect);
         }
-        self.forwarder.notify_late(u64::MAX, true);
+        self.forwarder.notify_due(Instant::NEVER, true);
     }
 
     #[inline]
@@ -103,13 +103,13 @@ impl Worker {
                     self.run_commands();
                 }
             }
-            Effect::NotifyLate { rests } => self.forwarder.notify_late(self.time, rests),
+            Effect::NotifyDue { rests } => self.forwarder.notify_due(self.time, rests),
             Effect::Disarm { at } => lock(&self.scheduler.queue(at).served.of.ingress).disarm(),
             Effect::Retry { all, .. } => self.retry(all),
             Effect::Wake(workers) => self.pool.wake(workers),
-            Effect::PollKicks => self.poll_kicks(Some(0)),
+            Effect::PollKicks => self.poll_kicks(Some(Ns::ZERO)),
             Effect::ArmFull => self.scheduler.record_arm_full(self.forwarder.arm_blocked()),
-            Effect::Wait { timeout_ns, naps } => self.wait(timeout_ns, naps),
+            Effect::Wait { timeout, naps } => self.wait(timeout, naps),
             Effect::Measure { load, ends_period } => self.measure(load, ends_period),
             Effect::Give { queues, to } => self.give(queues, to),
             Effect::Mute { at } => self.mute(&self.scheduler.queue(at).served),
@@ -147,10 +147,10 @@ impl Worker {
         if self.forwarder.is_blocked() {
             let mut began = self.now();
             let Self { forwarder, scheduler, pool, time, .. } = self;
-            found = forwarder.retry_each(all, *time, |(port, queue), egress| {
+            found = forwarder.retry_with(all, *time, |(port, queue), egress| {
                 let end = pool.now();
-                let took = end.saturating_sub(std::mem::replace(&mut began, end));
-                egress.stats.served_ns.add(took);
+                let took = end - std::mem::replace(&mut began, end);
+                egress.stats.served_ns.add(took.get());
                 scheduler.record_delivery(pool::token(port, queue, false), took);
             });
         }
@@ -220,7 +220,7 @@ impl Worker {
             self.mute(&served);
             Served::from(served).mark_stopped();
         } else if let Some(Watched { kick: Some(kick), .. }) = self.watched.remove(&token) {
-            let _ = epoll::delete(&self.handle.epoll, kick.as_fd());
+            let _ = self.handle.epoll.remove(kick.as_fd());
         }
     }
 
@@ -262,7 +262,7 @@ impl Worker {
 
     fn mute(&self, served: &schedule::Served<Io>) {
         if let Some(kick) = &served.of.kick {
-            let _ = epoll::delete(&self.handle.epoll, kick.as_fd());
+            let _ = self.handle.epoll.remove(kick.as_fd());
         }
     }
 
@@ -287,45 +287,34 @@ impl Worker {
     }
 
     /// Sleeps; the only function that does.
-    fn wait(&mut self, timeout_ns: Option<u64>, naps: bool) {
+    fn wait(&mut self, timeout: Option<Ns>, naps: bool) {
         // Remaining commands cause no further wake-up.
         let sleeps = !self.handle.has_commands.load(Ordering::Acquire);
         if sleeps {
             let stats = &self.handle.stats;
             if naps { &stats.naps } else { &stats.sleeps }.fetch_add(1, Ordering::Relaxed);
             stats.asleep.store(!naps, Ordering::Relaxed);
-            self.poll_kicks(timeout_ns);
+            self.poll_kicks(timeout);
             self.handle.stats.asleep.store(false, Ordering::Relaxed);
         }
         self.scheduler.record_wait(sleeps);
     }
 
     /// Collects pending kicks; with a time-out other than 0, waits for one.
-    fn poll_kicks(&mut self, timeout_ns: Option<u64>) {
-        let timeout = timeout_ns.map(|ns| Timespec {
-            tv_sec: (ns / 1_000_000_000) as i64,
-            tv_nsec: (ns % 1_000_000_000) as i64,
+    fn poll_kicks(&mut self, timeout: Option<Ns>) {
+        let mut kicked = std::mem::take(&mut self.kicked);
+        kicked.clear();
+        // On an error there is none; the next poll has it again.
+        let _ = self.handle.epoll.wait_each(timeout.map(Into::into), |ready| {
+            if ready.tag != WAKE {
+                kicked.push(ready.tag);
+            }
         });
-        self.events.clear();
-        let polled = epoll::wait(
-            &self.handle.epoll,
-            rustix::buffer::spare_capacity(&mut self.events),
-            timeout.as_ref(),
-        );
         // Once for all kicks, and without any: a worker that a full destination without
         // notifications keeps awake reads the clock nowhere else.
         self.time = self.now();
-        if polled.is_err() {
-            return;
-        }
-        let events = std::mem::take(&mut self.events);
-        for event in &events {
-            let token = event.data.u64();
-            if token != WAKE {
-                self.kick(token);
-            }
-        }
-        self.events = events;
+        kicked.iter().for_each(|token| self.kick(*token));
+        self.kicked = kicked;
     }
 }
 

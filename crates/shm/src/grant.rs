@@ -14,12 +14,10 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::copy::{Seg, SegMut};
-use crate::private::Private;
 
 /// Size of a granted page, in bytes, independent of the local page size.
 pub const GRANT_LEN: u32 = 4096;
@@ -30,12 +28,6 @@ pub trait Grants: Send + Sync {
     /// Copies every piece and [sets its result](Piece::set): an invalid grant, or one that forbids
     /// the access, fails its piece only.
     fn copy(&self, pieces: &mut [Piece<'_>]);
-
-    /// Returns at least `len` bytes of private memory that this host copies to and from faster;
-    /// `None` if it has none.
-    fn private(&self, _len: usize) -> Option<Private> {
-        None
-    }
 }
 
 /// A domain whose grants are copied from and to. Segments refer to it.
@@ -61,14 +53,6 @@ impl Domain {
     /// Domain `id` of `host`.
     pub fn new(id: u16, host: Arc<dyn Grants>) -> Self {
         Self { id, host }
-    }
-
-    /// Returns at least `len` bytes of private memory, of the kind preferred by its host.
-    ///
-    /// # Errors
-    /// Out of memory.
-    pub fn private(&self, len: usize) -> io::Result<Private> {
-        self.host.private(len).map_or_else(|| Private::plain(len), Ok)
     }
 
     /// Domain id.

@@ -9,8 +9,8 @@ use crate::mapping::{Access, Mapping};
 use crate::sys;
 
 /// Zeroed memory without access by peers: for frames that must be parsed, or passed to a receiver
-/// without access to a peer's memory. A [host](crate::Grants::private) may offer memory that it
-/// copies to and from faster.
+/// without access to a peer's memory. A host of grants may offer memory that it copies to and from
+/// faster.
 pub struct Private {
     at: NonNull<u8>,
     len: usize,

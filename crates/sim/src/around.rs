@@ -1,45 +1,46 @@
-//! An ingress queue, and someone who sees or alters what it does.
+//! A wrapper of ingress queues, with hooks that observe or alter them.
 
 use std::ops::DerefMut;
 
 use switch::direct::Direct;
 use switch::frame::Burst;
 use switch::port::{Fault, Ingress};
+use switch::time::Instant;
 
-/// Where a burst goes.
+/// Destination of a burst.
 pub(crate) type Forward<'f> = dyn FnMut(&mut Burst<'_>) + 'f;
 
-/// What is done about a queue; by default what it does by itself.
+/// Hooks of an ingress queue. By default each one calls the queue's own method.
 pub(crate) trait Hooks: Send {
     fn burst(
         &mut self,
         queue: &mut (impl Ingress + ?Sized),
-        (max, now_ns): (usize, u64),
+        (max, now): (usize, Instant),
         burst: &mut Burst<'static>,
         forward: &mut Forward<'_>,
     ) -> Result<usize, Fault> {
-        queue.burst(max, now_ns, burst, forward)
+        queue.burst(max, now, burst, forward)
     }
 
-    fn burst_into(
+    fn read_into(
         &mut self,
         queue: &mut (impl Ingress + ?Sized),
         max: usize,
         to: &mut dyn Direct,
     ) -> Result<usize, Fault> {
-        queue.burst_into(max, to)
+        queue.read_into(max, to)
     }
 
     fn arm(&mut self, queue: &mut (impl Ingress + ?Sized)) -> bool {
         queue.arm()
     }
 
-    fn due(&self, queue: &(impl Ingress + ?Sized)) -> Option<u64> {
+    fn due(&self, queue: &(impl Ingress + ?Sized)) -> Option<Instant> {
         queue.due()
     }
 }
 
-/// A queue with hooks.
+/// An ingress queue with hooks.
 pub(crate) struct Around<Q, H> {
     pub queue: Q,
     pub hooks: H,
@@ -53,26 +54,26 @@ where
     fn burst(
         &mut self,
         max: usize,
-        now_ns: u64,
+        now: Instant,
         burst: &mut Burst<'static>,
         forward: &mut Forward<'_>,
     ) -> Result<usize, Fault> {
-        self.hooks.burst(&mut *self.queue, (max, now_ns), burst, forward)
+        self.hooks.burst(&mut *self.queue, (max, now), burst, forward)
     }
 
-    fn goes_direct(&self) -> bool {
-        self.queue.goes_direct()
+    fn supports_direct(&self) -> bool {
+        self.queue.supports_direct()
     }
 
-    fn burst_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault> {
-        self.hooks.burst_into(&mut *self.queue, max, to)
+    fn read_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault> {
+        self.hooks.read_into(&mut *self.queue, max, to)
     }
 
     fn arm(&mut self) -> bool {
         self.hooks.arm(&mut *self.queue)
     }
 
-    fn due(&self) -> Option<u64> {
+    fn due(&self) -> Option<Instant> {
         self.hooks.due(&*self.queue)
     }
 

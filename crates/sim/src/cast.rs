@@ -1,4 +1,4 @@
-//! Who takes part in a run.
+//! The guests of a run.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use crate::guest::{Attached, Guest, Kind, Link};
 use crate::hypervisor::Hypervisor;
 use crate::random::Random;
 
-/// Who takes part in a run.
+/// The guests of a run, and how they are connected.
 pub(crate) struct Cast {
     pub guests: Vec<Guest>,
     pub links: Vec<Link>,
     pub hypervisor: Arc<Hypervisor>,
-    /// A guest whom the others like most, and who has little room.
+    /// A preferred destination, slow and with few receive buffers.
     pub hub: Option<usize>,
     pub mode: Mode,
 }
@@ -33,7 +33,7 @@ impl Cast {
         });
         let (guests, links): (Vec<Guest>, Vec<Link>) = made.unzip();
         let is_tap = |guest: &Guest| guest.attached == Attached::Tap;
-        // What a TAP does directly, it does there.
+        // Only the cross-connect has direct reads, which TAPs support.
         let cross = random.one_in(if guests.iter().any(is_tap) { 3 } else { 5 });
         let mode = if cross { Mode::Cross } else { Mode::Switch };
         Self { guests, links, hypervisor, hub, mode }
@@ -48,22 +48,22 @@ fn attached(random: &mut Random) -> Attached {
     }
 }
 
-/// How guest `i` behaves. Two at least keep the protocol, and the host does.
+/// Random behaviour of guest `i`. At least two guests are honest, and so is the host.
 fn kind(i: usize, attached: Attached, random: &mut Random) -> Kind {
     match random.within(0..8) {
         0 | 1 if i >= 2 && attached != Attached::Tap => Kind::Hostile,
         2 => Kind::Slow,
-        3 => Kind::Deaf,
+        3 => Kind::Stalled,
         _ => Kind::Honest,
     }
 }
 
-/// Of two guests that keep the protocol: one that stops taking frames, and one that sends to it.
+/// An honest guest that can send to a stalling one, and that one.
 pub(crate) fn starving(guests: &[Guest], mode: Mode) -> Option<(usize, usize)> {
-    // A TAP says of no one that it starves: it does not say when it has room, either.
-    let is_deaf = |guest: &Guest| guest.kind == Kind::Deaf && guest.attached != Attached::Tap;
-    let deaf = guests.iter().position(is_deaf)?;
-    let sends = |i: &usize| guests[*i].is_honest() && (mode == Mode::Switch || *i == deaf ^ 1);
-    let from = (0..guests.len()).filter(|i| *i != deaf).find(sends)?;
-    Some((from, deaf))
+    // Starvation of a TAP is not reported: it does not notify of room.
+    let is_stalled = |guest: &Guest| guest.kind == Kind::Stalled && guest.attached != Attached::Tap;
+    let stalled = guests.iter().position(is_stalled)?;
+    let sends = |i: &usize| guests[*i].is_honest() && (mode == Mode::Switch || *i == stalled ^ 1);
+    let from = (0..guests.len()).filter(|i| *i != stalled).find(sends)?;
+    Some((from, stalled))
 }

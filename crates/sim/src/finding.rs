@@ -1,58 +1,58 @@
-//! What a run may find wrong.
+//! Violations that a run may find.
 
 use std::fmt;
 
-/// What a run found wrong. The seed brings it back.
+/// A violation found by a run. The same seed reproduces it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// Someone sleeps who has something to do, and nothing is on its way to wake him.
-    Asleep(String),
-    /// All is quiet, and something is not done.
+    /// A worker sleeps or a queue is cold although there is work, and no wake-up is in flight.
+    LostWakeup(String),
+    /// Everything is idle, and work is left.
     Hang(String),
-    /// It does not come to rest in time.
+    /// Work is not completed in time.
     Late(String),
-    /// A frame that no guest sent, or not as it was sent, or half of one.
+    /// A frame that no guest sent, or that was altered or truncated.
     Corrupt(String),
-    /// A frame overtook another of its flow, or arrived twice.
+    /// A frame overtook another one of its flow, or arrived twice.
     Reordered(String),
-    /// A frame went back to its sender, or to a guest that it is not for.
+    /// A frame went back to its sender, or to a guest other than its destination.
     Misdelivered(String),
-    /// What was sent, delivered and dropped does not add up.
+    /// Frames sent, delivered and dropped do not add up.
     Lost(String),
-    /// A guest that kept the protocol was stopped.
+    /// The port of an honest guest was stopped.
     Blamed(String),
-    /// A queue that naps was not looked at when its time had come, or has none.
-    Overslept(String),
-    /// A guest sleeps, and was not told in time of frames that arrived.
-    Uncalled(String),
+    /// A warm queue was not polled at its time, or its time is too late.
+    PollMissed(String),
+    /// A sleeping guest was not called in time for received frames.
+    CallMissed(String),
     /// A queue is served by two workers, or by none.
-    Homeless(String),
+    Ownership(String),
     /// A queue got more or less than its share of a worker's time.
     Unfair(String),
-    /// A worker has too much to do, another nothing, and no queue moves.
+    /// One worker is overloaded, another is idle, and no queue moves.
     Unbalanced(String),
-    /// A receiver that takes nothing for a minute, or does again, was not reported once.
+    /// A receiver's starvation, or its end, was not reported exactly once.
     Starved(String),
-    /// Frames were taken from a queue that is drained.
+    /// Frames were taken from a drained queue.
     Drained(String),
-    /// A worker finds work again and again, and does none.
+    /// A worker repeatedly finds work without doing any.
     Spins(String),
 }
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Asleep(what) => write!(f, "asleep: {what}"),
-            Self::Hang(what) => write!(f, "all is quiet, but {what}"),
-            Self::Late(what) => write!(f, "does not come to rest in time: {what}"),
+            Self::LostWakeup(what) => write!(f, "lost wake-up: {what}"),
+            Self::Hang(what) => write!(f, "hang: {what}"),
+            Self::Late(what) => write!(f, "not completed in time: {what}"),
             Self::Corrupt(what) => write!(f, "corrupt: {what}"),
             Self::Reordered(what) => write!(f, "reordered or duplicated: {what}"),
             Self::Misdelivered(what) => write!(f, "misdelivered: {what}"),
-            Self::Lost(what) => write!(f, "does not add up: {what}"),
-            Self::Blamed(what) => write!(f, "stopped without cause: {what}"),
-            Self::Overslept(what) => write!(f, "overslept: {what}"),
-            Self::Uncalled(what) => write!(f, "not called in time: {what}"),
-            Self::Homeless(what) => write!(f, "not served by one worker: {what}"),
+            Self::Lost(what) => write!(f, "counts differ: {what}"),
+            Self::Blamed(what) => write!(f, "honest port stopped: {what}"),
+            Self::PollMissed(what) => write!(f, "not polled in time: {what}"),
+            Self::CallMissed(what) => write!(f, "not called in time: {what}"),
+            Self::Ownership(what) => write!(f, "queue without one owner: {what}"),
             Self::Unfair(what) => write!(f, "unfair: {what}"),
             Self::Unbalanced(what) => write!(f, "unbalanced: {what}"),
             Self::Starved(what) => write!(f, "starved: {what}"),

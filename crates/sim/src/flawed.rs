@@ -1,5 +1,4 @@
-//! Mistakes made on purpose, around the product's ports: each must be found, or the oracles are
-//! no good.
+//! Defects injected into the product's ports, to test the oracles: each must be found.
 
 use std::sync::Arc;
 
@@ -11,84 +10,83 @@ use switch::vnet::{Offloads, VnetHdr};
 
 use crate::around::Hooks;
 
-/// A mistake to make on purpose; the simulation must notice each.
+/// An injected defect, which the simulation must find.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mistake {
     /// None.
     #[default]
     None,
-    /// Arms an ingress queue and does not look again.
+    /// Arms an ingress queue without a re-check.
     NeverRechecks,
-    /// Goes to sleep on an ingress queue without asking for a kick.
+    /// Sleeps without arming an ingress queue.
     NeverArms,
-    /// Arms a full egress queue and does not look again.
+    /// Arms a full egress queue without a re-check.
     NeverRechecksRoom,
-    /// While it is busy, does not try full destinations again.
+    /// Does not retry full destinations while busy.
     BusyForgetsHeld,
-    /// Does not call when buffers come back, now and then.
+    /// Omits some calls.
     ForgetsCalls,
     /// Delivers the frames of a group in the wrong order.
     Reorders,
-    /// Says that it delivered a frame, and did not.
+    /// Reports a frame as delivered that was not.
     DropsUncounted,
     /// Delivers a frame twice.
     Duplicates,
-    /// Delivers one wrong byte.
+    /// Delivers a frame with one wrong byte.
     Corrupts,
-    /// Delivers to the port next to the right one.
+    /// Delivers to the next port.
     Misdelivers,
-    /// Stops the sender when the destination breaks the protocol.
+    /// Stops the sender's port when the destination violates the protocol.
     BlamesSender,
-    /// Always finds something to do.
+    /// Reports work at each re-check.
     NeverSleeps,
-    /// Lets a queue nap without end, now and then.
-    NapsForEver,
-    /// Sleeps without minding the queues that nap.
+    /// Sometimes sleeps without the timer of a warm queue.
+    NapsForever,
+    /// Always sleeps without the timer of a warm queue.
     ForgetsNaps,
-    /// Never makes a call that was put off.
+    /// Never makes a delayed call.
     ForgetsLateCalls,
-    /// Does not look at a queue that another worker gave it, until it is kicked.
+    /// Does not poll a queue received from another worker until it is kicked.
     AdoptsCold,
-    /// Gives a queue away, and lets its kicks come as before.
-    ForgetsHome,
-    /// Gives a queue away to no one, now and then.
+    /// Gives a queue away, but its kicks still go to the old worker.
+    ForgetsOwner,
+    /// Sometimes loses a queue that is given away.
     LosesQueues,
-    /// Forgives what a queue was served beyond its due.
+    /// Forgives a queue's debt of service time.
     IgnoresDebt,
-    /// Tries full destinations again only after a sleep that nothing ended.
-    GivesUpInSilence,
-    /// Does not go on with a queue that was paused for a full destination.
+    /// Retries full destinations only after a sleep that timed out.
+    RetriesAfterTimeoutOnly,
+    /// Does not resume a queue that was paused for a full destination.
     ForgetsPaused,
-    /// Tries a full destination again only when it notifies.
+    /// Retries a full destination only when it notifies.
     NeverRetries,
-    /// Gives no queue away, whatever its load.
+    /// Gives no queue away, whatever the load.
     NeverBalances,
-    /// Arms the ingress queue of a TAP and does not look again: a read that came up short counts
-    /// as the last.
+    /// Arms the ingress queue of a TAP without a re-check, as if a short read were the last.
     TapNeverRechecks,
-    /// Takes a full TAP for one that says when it has room.
+    /// Waits for a full TAP to notify of room, which it never does.
     TapAwaitsRoom,
-    /// Reads frames directly into a receiver's buffers, and does not show them to it.
+    /// Does not publish frames read directly into a receiver's buffers.
     ForgetsDirectFlush,
-    /// A driver half goes to sleep without asking for calls.
+    /// A driver half sleeps without arming its rings.
     DriverNeverArms,
-    /// Goes to sleep on a Xen guest's tx ring without setting `req_event`.
+    /// Sleeps without setting `req_event` of a Xen guest's tx ring.
     XenNeverArms,
-    /// Sets `req_event` of a tx ring and does not look again.
+    /// Sets `req_event` of a tx ring without a re-check.
     XenNeverRechecks,
-    /// The same of an rx ring that is full.
+    /// Sets `req_event` of a full rx ring without a re-check.
     XenNeverRechecksRoom,
-    /// Never takes an event from its channel, which tells of no other then.
+    /// Never acknowledges an event: its channel stays masked.
     XenNeverAcks,
     /// Does not send events to Xen guests.
     XenDropsEvents,
-    /// Uses a guest's page after it was answered.
-    XenTouchesAnswered,
-    /// The front half goes to sleep without setting `rsp_event`.
+    /// Accesses a guest's page after the response.
+    XenUsesAfterResponse,
+    /// A front half sleeps without setting `rsp_event`.
     XenForgetsRspEvent,
 }
 
-/// A mistake about an ingress queue.
+/// Hooks that inject a mistake into an ingress queue.
 pub(crate) struct Flaw(pub Mistake);
 
 impl Hooks for Flaw {
@@ -109,9 +107,9 @@ impl Hooks for Flaw {
 pub(crate) struct Flawed<Q> {
     pub queue: Q,
     mistake: Mistake,
-    /// Spaces out what would be noticed at once.
+    /// Calls so far: some mistakes are made only in one call out of several.
     count: u64,
-    /// Its buffers were lent.
+    /// Its buffers were lent for direct reads since the last flush.
     lent: bool,
 }
 
@@ -120,7 +118,7 @@ impl<Q> Flawed<Q> {
         Self { queue, mistake, count: 0, lent: false }
     }
 
-    fn strikes(&mut self, mistake: Mistake) -> bool {
+    fn makes(&mut self, mistake: Mistake) -> bool {
         self.count += 1;
         self.mistake == mistake && self.count.is_multiple_of(7)
     }
@@ -131,20 +129,20 @@ impl<Q: Egress> Egress for Flawed<Q> {
         self.queue.offloads()
     }
 
-    fn takes_granted(&self) -> bool {
-        self.queue.takes_granted()
+    fn accepts_granted(&self) -> bool {
+        self.queue.accepts_granted()
     }
 
     fn put(&mut self, burst: &Burst<'_>, picks: &[u16]) -> Result<usize, Fault> {
         let (last, before) = picks.split_last().expect("a group has frames");
-        if self.strikes(Mistake::DropsUncounted) {
+        if self.makes(Mistake::DropsUncounted) {
             let put = if before.is_empty() { 0 } else { self.queue.put(burst, before)? };
             return Ok(if put == before.len() { picks.len() } else { put });
         }
-        if self.strikes(Mistake::Duplicates) {
+        if self.makes(Mistake::Duplicates) {
             self.queue.put(burst, &picks[..1])?;
         }
-        if self.strikes(Mistake::Corrupts) {
+        if self.makes(Mistake::Corrupts) {
             let frame = &burst.frames[usize::from(*last)];
             let mut bytes = vec![0; frame.len as usize];
             let mut at = 0;
@@ -153,7 +151,7 @@ impl<Q: Egress> Egress for Flawed<Q> {
             }
             *bytes.last_mut().expect("a frame") ^= 1;
             let put = if before.is_empty() { 0 } else { self.queue.put(burst, before)? };
-            let all = put == before.len() && self.queue.put_made(&bytes, &[], &frame.hdr)?;
+            let all = put == before.len() && self.queue.put_parts(&bytes, &[], &frame.hdr)?;
             return Ok(if all { picks.len() } else { put });
         }
         if self.mistake == Mistake::Reorders {
@@ -163,8 +161,8 @@ impl<Q: Egress> Egress for Flawed<Q> {
         self.queue.put(burst, picks)
     }
 
-    fn put_made(&mut self, head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr) -> Result<bool, Fault> {
-        self.queue.put_made(head, body, hdr)
+    fn put_parts(&mut self, head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr) -> Result<bool, Fault> {
+        self.queue.put_parts(head, body, hdr)
     }
 
     fn room(&mut self, len: u32, limit: usize) -> Result<usize, Fault> {

@@ -1,48 +1,48 @@
-//! Frames that tell who sent them, and whether they arrived whole.
+//! Frames that identify their sender, and whose contents can be verified.
 
-/// Ethernet, IPv4 and UDP headers, so that the switch sees flows; then tag and number.
+/// Ethernet, IPv4 and UDP headers, so that the switch sees flows; tag and number follow.
 const HEADERS_LEN: usize = 14 + 20 + 8;
-/// All before the payload.
+/// Length of all that precedes the payload.
 pub const FIXED_LEN: usize = HEADERS_LEN + 16;
 
-/// Who a frame is for.
+/// Destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum To {
-    /// One guest, as an index.
+    /// One guest, by index.
     One(usize),
-    /// Everyone else.
+    /// Broadcast.
     All,
 }
 
-/// What a frame says of itself.
+/// Contents of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
     pub to: To,
-    /// Sender, as an index of guests.
+    /// Index of the sender.
     pub from: usize,
-    /// One of the flows between the two; the UDP source port.
+    /// Flow between sender and destination: the UDP source port.
     pub flow: u16,
-    /// The sender's secret.
+    /// Secret of the sender.
     pub tag: u64,
-    /// Number among all that the sender sent, from 0 on.
+    /// Sequence number among all frames of the sender, from 0.
     pub number: u64,
-    /// Payload bytes after the fixed part.
+    /// Length of the payload, after the fixed part.
     pub payload: usize,
 }
 
-/// The MAC of guest `index`.
+/// MAC address of guest `index`.
 pub fn mac(index: usize) -> [u8; 6] {
     [2, 0, 0, 0, 0, index as u8]
 }
 
-/// The guest whose MAC `bytes` begin with.
+/// The guest whose MAC address is at the start of `bytes`.
 pub fn guest_of(bytes: &[u8]) -> Option<usize> {
     let mac = bytes.get(..6)?;
     (mac[..5] == [2, 0, 0, 0, 0]).then(|| usize::from(mac[5]))
 }
 
 impl Frame {
-    /// The bytes, from the destination MAC on.
+    /// Encodes the frame, from the destination MAC on.
     pub fn bytes(&self) -> Vec<u8> {
         let mut b = Vec::with_capacity(FIXED_LEN + self.payload);
         let (to_mac, to_ip) = match self.to {
@@ -68,7 +68,7 @@ impl Frame {
         b
     }
 
-    /// Reads what [`bytes`](Self::bytes) made; `None` when it is not exactly that.
+    /// Decodes a frame; `None` unless it is exactly what [`bytes`](Self::bytes) encodes.
     pub fn parse(frame: &[u8]) -> Option<Self> {
         let le = |at: usize| {
             frame.get(at..at + 8).map(|b| u64::from_le_bytes(b.try_into().expect("8 bytes")))
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parse_reads_what_bytes_made_and_nothing_else() {
+    fn parse_accepts_only_what_bytes_encodes() {
         for to in [To::One(3), To::All] {
             let tag = 0x1234_5678_9abc;
             let frame = Frame { to, from: 7, flow: 9, tag, number: 5, payload: 100 };

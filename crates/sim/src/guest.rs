@@ -1,4 +1,4 @@
-//! Guests: an application that sends, and a driver half on each of their rings.
+//! Guests: an application that sends, and a driver half for each ring.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use crate::flawed::Mistake;
 use crate::frame::{FIXED_LEN, Frame, To, mac};
 use crate::hypervisor::Hypervisor;
 use crate::random::Random;
+use switch::time::Ns;
 
 pub(crate) mod tap;
 pub(crate) mod virtio;
@@ -18,13 +19,13 @@ pub(crate) mod xen;
 /// One of the two rings of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Ring {
-    /// What the guest sends.
+    /// Frames that the guest sends.
     Tx,
-    /// What it receives.
+    /// Frames that it receives.
     Rx,
 }
 
-/// What the switch learns of a guest when it connects.
+/// The switch's view of a guest at connection.
 pub(crate) enum Link {
     Virtio(virtio::Link),
     Xen(xen::Link),
@@ -32,7 +33,7 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub fn queues(&self) -> usize {
         match self {
             Self::Virtio(link) => link.pairs.len(),
@@ -54,52 +55,53 @@ pub(crate) enum Attached {
 /// How a guest behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Quick, and by the book.
+    /// Fast, follows the protocol.
     Honest,
-    /// By the book, but many times slower, until healed.
+    /// Follows the protocol, but is many times slower until healed.
     Slow,
-    /// By the book, but takes no frames from some moment on, until healed.
-    Deaf,
-    /// Writes whatever it likes into its rings, until healed.
+    /// Follows the protocol, but stops taking frames at some time, until healed.
+    Stalled,
+    /// Violates the protocol until healed.
     Hostile,
 }
 
-/// What a guest does after a step.
+/// A guest's next action after a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     Again,
     Sleep,
 }
 
-/// A kick: which pair, which of its rings.
+/// A kick: queue pair and ring.
 pub(crate) type Kick = (usize, Ring);
 
 /// Most queue pairs of a guest.
 pub(crate) const PAIRS_MAX: u64 = 3;
-/// What no frame exceeds together with a header of its ring.
+/// Most bytes of a frame with its header.
 pub(crate) const ROOM: u64 = 4096;
-/// The longest header of a ring.
+/// Longest header of a frame.
 pub(crate) const HDR_MAX: usize = 12;
 
-/// What a driver half found broken.
+/// A violation by the switch that a driver half found.
 pub(crate) enum Broken {
-    /// A ring: it cannot be used any more.
+    /// A ring is corrupt and cannot be used any more.
     Ring(Ring),
-    /// A frame that should not look like that.
+    /// A frame or its header is invalid.
     Frame(String),
 }
 
-/// A driver half on the rings of all queues of a guest.
+/// The driver halves of all rings of a guest.
 pub(crate) trait Driver {
-    /// Whether the switch wants to be kicked for what was published on a ring.
+    /// Whether the switch needs a kick for what was published on a ring.
     fn kick_needed(&mut self, q: usize, ring: Ring) -> bool;
-    /// Asks for a call, and looks again.
+    /// Requests a call, and re-checks.
     fn arm(&mut self, q: usize, ring: Ring) -> Armed;
-    /// Asks for no calls.
+    /// Suppresses calls.
     fn disarm(&mut self, q: usize);
-    /// Takes transmit buffers back: frames of which it has all, and whether there were any.
+    /// Takes used transmit buffers. Returns the number of frames that are complete, and whether
+    /// there were any buffers.
     fn collect_tx(&mut self, q: usize) -> Result<(u64, bool), Broken>;
-    /// Takes up to `budget` buffers of received frames; whether there were any. Whole frames go
+    /// Takes up to `budget` received buffers; returns whether there were any. Complete frames go
     /// into `inbox`.
     fn collect_rx(
         &mut self,
@@ -107,35 +109,35 @@ pub(crate) trait Driver {
         budget: usize,
         inbox: &mut Vec<Vec<u8>>,
     ) -> Result<bool, Broken>;
-    /// Gives receive buffers out; whether it published any.
+    /// Posts receive buffers; returns whether it published any.
     fn refill(&mut self, q: usize) -> bool;
-    /// Adds a frame, which is made known by `publish`; false: there is no room.
+    /// Adds a frame, to be made visible by `publish`; false: there is no room.
     fn send(&mut self, q: usize, frame: &[u8], random: &mut Random) -> bool;
     fn publish(&mut self, q: usize);
-    /// Whether received frames wait that it has not looked at.
+    /// Whether there are received frames that it has not taken.
     fn has_received(&self, q: usize) -> bool;
-    /// What is not as it is when nothing is under way.
+    /// Notes whatever differs from an idle state.
     fn unfinished(&self, q: usize, note: &mut dyn FnMut(String));
-    /// Whether there certainly is room for a frame of `len` bytes.
+    /// Whether there certainly is room to receive a frame of `len` bytes.
     fn has_room(&self, q: usize, len: u64) -> bool;
-    /// (Hostile) breaks something, now and then.
+    /// (Hostile) sometimes violates the protocol.
     fn misbehave(&mut self, apps: &mut [App], random: &mut Random, kicks: &mut Vec<Kick>);
 }
 
 /// The application's part of a queue.
 #[derive(Default)]
 pub(crate) struct App {
-    /// Published, and not yet looked whether a kick is wanted: transmit and receive ring.
+    /// Published without a check whether to kick yet: transmit and receive ring.
     pub kick_due: [bool; 2],
-    /// What the application wants sent, oldest first.
+    /// Frames to send, oldest first: destination and flow.
     outbox: VecDeque<(To, u16)>,
-    /// Frames sent since the world last looked.
+    /// Frames sent and not yet recorded in the ledger.
     pub log: Vec<Frame>,
     pub sent: u64,
     pub sent_bytes: u64,
-    /// Transmit buffers that came back.
+    /// Frames whose transmit buffers were returned.
     pub returned: u64,
-    /// What arrived since the world last looked, in order.
+    /// Frames received and not yet recorded in the ledger, in order.
     pub inbox: Vec<Vec<u8>>,
     pub received: u64,
     pub received_bytes: u64,
@@ -143,47 +145,48 @@ pub(crate) struct App {
 
 pub(crate) struct Guest {
     pub kind: Kind,
-    /// Its secret, in each of its frames.
+    /// A secret in each of its frames.
     pub tag: u64,
     pub apps: Vec<App>,
     driver: Box<dyn Driver>,
     pub attached: Attached,
     pub healed: bool,
-    /// Does not ask to be called when transmit buffers come back, unless it is out of them.
+    /// Arms transmit rings only when it is out of buffers.
     pub lazy: bool,
     index: usize,
     number: u64,
-    /// (Slow) how many times slower it is.
+    /// (Slow) factor by which it is slower.
     slowness: u64,
-    /// Most payload of its frames, but for few.
+    /// Most payload of most of its frames.
     payload_max: u64,
-    /// (Deaf) frames it takes before it stops.
-    hears: u64,
+    /// (Stalled) number of frames after which it stops taking them.
+    stall_after: u64,
     arming: bool,
     mistake: Mistake,
-    /// (Hostile) its own driver half has lost track.
-    confused: bool,
+    /// (Hostile) its own driver half has lost track of a ring.
+    out_of_sync: bool,
 }
 
 impl Guest {
-    /// `short`: of room for what it receives.
+    /// Creates guest `index`; `few_buffers`: with little room to receive.
     pub fn new(
         index: usize,
         (attached, kind): (Attached, Kind),
-        short: bool,
+        few_buffers: bool,
         hypervisor: &Arc<Hypervisor>,
         (mistake, random): (Mistake, &mut Random),
     ) -> (Self, Link) {
         let tag = random.bits();
-        // Some are careful never to be stopped.
+        // Some hostile guests commit only violations for which their port is not stopped.
         let careful = tag & 3 == 0;
         let (driver, link): (Box<dyn Driver>, _) = match attached {
             Attached::Virtio => {
-                let (driver, link) = virtio::new(index, careful, short, random);
+                let (driver, link) = virtio::new(index, careful, few_buffers, random);
                 (Box::new(driver), Link::Virtio(link))
             }
             Attached::Xen => {
-                let (driver, link) = xen::new(index, (careful, short), hypervisor, mistake, random);
+                let (driver, link) =
+                    xen::new(index, (careful, few_buffers), hypervisor, mistake, random);
                 (Box::new(driver), Link::Xen(link))
             }
             Attached::Tap => {
@@ -204,10 +207,10 @@ impl Guest {
             number: 0,
             slowness: [10, 30, 100][random.index(3)],
             payload_max: [50, 300, 1430, long][random.index(4)],
-            hears: random.within(0..100),
+            stall_after: random.within(0..100),
             arming: false,
             mistake,
-            confused: false,
+            out_of_sync: false,
         };
         (guest, link)
     }
@@ -216,40 +219,40 @@ impl Guest {
         self.kind != Kind::Hostile
     }
 
-    /// How long a step takes, in ns.
-    pub fn delay(&self, random: &mut Random) -> u64 {
+    /// Random duration of a step.
+    pub fn delay(&self, random: &mut Random) -> Ns {
         let factor = if self.kind == Kind::Slow && !self.healed { self.slowness } else { 1 };
-        random.within(100..3000) * factor
+        Ns::new(random.within(100..3000)) * factor
     }
 
-    /// The application wants `frames` frames sent.
-    pub fn want(&mut self, to: To, flow: u16, frames: u64) {
+    /// Queues `frames` frames of the application.
+    pub fn enqueue(&mut self, to: To, flow: u16, frames: u64) {
         // A flow stays on one queue, as in any driver.
         let queues = self.apps.len();
         let app = &mut self.apps[usize::from(flow) % queues];
         app.outbox.extend((0..frames).map(|_| (to, flow)));
     }
 
-    /// Something woke it.
+    /// Wakes it.
     pub fn wake(&mut self) {
         self.arming = false;
     }
 
-    /// One step. Kicks go into `kicks`.
+    /// Takes one step. Kicks go into `kicks`.
     ///
     /// # Errors
-    /// [`Finding`]: the switch broke a ring, or a header.
+    /// [`Finding`]: the switch corrupted a ring or a frame.
     pub fn step(&mut self, random: &mut Random, kicks: &mut Vec<Kick>) -> Result<Next, Finding> {
         if !self.is_honest() {
             if self.healed {
                 return Ok(Next::Sleep);
             }
             self.driver.misbehave(&mut self.apps, random, kicks);
-            if self.confused {
+            if self.out_of_sync {
                 return Ok(Next::Again);
             }
         }
-        // Between publishing and looking whether a kick is wanted much may happen.
+        // A step of its own: others may act between publishing and the check whether to kick.
         if self.kick_one(kicks) {
             return Ok(Next::Again);
         }
@@ -266,7 +269,7 @@ impl Guest {
         let mut busy = false;
         for q in 0..self.apps.len() {
             busy |= self.collect_tx(q)?;
-            if !self.is_deaf() {
+            if !self.is_stalled() {
                 busy |= self.collect_rx(q, random)?;
                 if self.driver.refill(q) {
                     self.apps[q].kick_due[1] = true;
@@ -282,12 +285,12 @@ impl Guest {
         Ok(Next::Again)
     }
 
-    fn is_deaf(&self) -> bool {
+    fn is_stalled(&self) -> bool {
         let received: u64 = self.apps.iter().map(|app| app.received).sum();
-        self.kind == Kind::Deaf && !self.healed && received >= self.hears
+        self.kind == Kind::Stalled && !self.healed && received >= self.stall_after
     }
 
-    /// Kicks for one ring that it published something on, if that is wanted; false: for none.
+    /// Kicks for one ring with new publications, if needed; false: there is no such ring.
     fn kick_one(&mut self, kicks: &mut Vec<Kick>) -> bool {
         for (q, app) in self.apps.iter_mut().enumerate() {
             for (ring, due) in [Ring::Tx, Ring::Rx].into_iter().zip(&mut app.kick_due) {
@@ -303,14 +306,14 @@ impl Guest {
     }
 
     fn arm(&mut self) -> Armed {
-        let deaf = self.is_deaf();
+        let stalled = self.is_stalled();
         let mut all = Armed::Armed;
         if self.mistake == Mistake::DriverNeverArms {
             return all;
         }
         for (q, app) in self.apps.iter().enumerate() {
             let waits = !self.lazy || self.healed || !app.outbox.is_empty();
-            let pending = !deaf && self.driver.arm(q, Ring::Rx) == Armed::WorkPending
+            let pending = !stalled && self.driver.arm(q, Ring::Rx) == Armed::WorkPending
                 || waits && self.driver.arm(q, Ring::Tx) == Armed::WorkPending;
             if pending {
                 all = Armed::WorkPending;
@@ -319,29 +322,29 @@ impl Guest {
         all
     }
 
-    /// Its driver half says that the switch broke something.
-    fn broken(&mut self, q: usize, what: Broken) -> Result<bool, Finding> {
+    /// Handles a violation that its driver half found.
+    fn handle_broken(&mut self, q: usize, what: Broken) -> Result<bool, Finding> {
         if self.is_honest() {
             let what = match what {
                 Broken::Ring(ring) => {
                     format!("ring {ring:?} {q} of guest {} is broken", self.index)
                 }
-                Broken::Frame(what) => format!("guest {} got {what}", self.index),
+                Broken::Frame(what) => format!("guest {} received {what}", self.index),
             };
             return Err(Finding::Corrupt(what));
         }
-        self.confused |= matches!(what, Broken::Ring(_));
+        self.out_of_sync |= matches!(what, Broken::Ring(_));
         Ok(true)
     }
 
-    /// Takes transmit buffers back.
+    /// Takes used transmit buffers.
     fn collect_tx(&mut self, q: usize) -> Result<bool, Finding> {
         match self.driver.collect_tx(q) {
             Ok((frames, busy)) => {
                 self.apps[q].returned += frames;
                 Ok(busy)
             }
-            Err(broken) => self.broken(q, broken),
+            Err(broken) => self.handle_broken(q, broken),
         }
     }
 
@@ -355,10 +358,10 @@ impl Guest {
             app.received += 1;
             app.received_bytes += frame.len() as u64;
         }
-        busy.or_else(|broken| self.broken(q, broken))
+        busy.or_else(|broken| self.handle_broken(q, broken))
     }
 
-    /// Sends what the application wants sent, as far as there is room.
+    /// Sends queued frames while there is room.
     fn send(&mut self, q: usize, random: &mut Random) -> bool {
         let app = &mut self.apps[q];
         let mut busy = false;
@@ -386,12 +389,12 @@ impl Guest {
         busy
     }
 
-    /// Whether received frames wait that it has not looked at, and that it asked to be told of.
+    /// Whether there are received frames for which it needs a call.
     pub fn waits_for_call(&self, q: usize) -> bool {
-        !self.is_deaf() && self.driver.has_received(q)
+        !self.is_stalled() && self.driver.has_received(q)
     }
 
-    /// What it still waits for; `None` when it has everything back.
+    /// Describes what is left; `None`: it is idle.
     pub fn unfinished(&self) -> Option<String> {
         let mut left = Vec::new();
         for (q, app) in self.apps.iter().enumerate() {
@@ -404,14 +407,14 @@ impl Guest {
         (!left.is_empty()).then(|| left.join(", "))
     }
 
-    /// Whether it certainly has room for a frame of `len` bytes on queue `q`.
+    /// Whether it certainly has room to receive a frame of `len` bytes on queue `q`.
     pub fn has_room(&self, q: usize, len: u64) -> bool {
         self.driver.has_room(q, len)
     }
 }
 
-/// A frame that lies about its sender, its type and its contents.
-fn lie(index: usize, len: usize, random: &mut Random) -> Vec<u8> {
+/// Returns a frame with forged addresses and type, and random contents.
+fn forged_frame(index: usize, len: usize, random: &mut Random) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..len).map(|_| random.bits() as u8).collect();
     let mut address = || match random.within(0..8) {
         0 => [0; 6],

@@ -1,10 +1,10 @@
-//! What a hypervisor does for Xen guests, in virtual time: grants and event channels.
+//! A simulated hypervisor for Xen guests: grants and event channels.
 //!
 //! ```text
-//!   notify ──▶ masked? ── no ──▶ an event, and masked
+//!   raise ──▶ masked? ── no ──▶ event, masked
 //!                └────── yes ─▶ pending ── ack ──▶ unmasked; if pending, another event
 //! ```
-//! An event channel tells once, and again only when what it told was taken (`ack`), as Xen's does.
+//! As in Xen, an event channel is masked from an event to its `ack`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use xen_netif::port::Event;
 use crate::flawed::Mistake;
 use crate::worker::lock;
 
-/// Names a grant: domain and reference.
+/// Identifies a grant: domain and reference.
 type Name = (u16, u32);
 
 /// A granted page.
@@ -27,13 +27,13 @@ struct Grant {
     readonly: bool,
 }
 
-/// Grants of all domains.
+/// The grants of all domains.
 #[derive(Default)]
 pub(crate) struct Hypervisor {
     grants: Mutex<BTreeMap<Name, Grant>>,
-    /// Uses of pages that were not granted, or not like that.
+    /// Accesses without a matching grant.
     refused: Mutex<Vec<Name>>,
-    /// The page that was written last.
+    /// The page written last.
     written: Mutex<Option<Name>>,
     mistake: Mistake,
 }
@@ -43,13 +43,13 @@ impl Hypervisor {
         Arc::new(Self { mistake, ..Self::default() })
     }
 
-    /// Domain `id`.
+    /// Returns domain `id`.
     pub fn domain(self: &Arc<Self>, id: u16) -> Arc<Domain> {
         let host: Arc<dyn Grants> = Arc::<Self>::clone(self);
         Arc::new(Domain::new(id, host))
     }
 
-    /// A new event channel, closed.
+    /// Creates an event channel.
     pub fn channel(&self) -> Arc<Channel> {
         Arc::new(Channel { mistake: self.mistake, ..Channel::default() })
     }
@@ -57,19 +57,19 @@ impl Hypervisor {
     pub fn grant(&self, name: Name, (memory, at): (&Arc<Mapping>, usize), readonly: bool) {
         let grant = Grant { memory: Arc::clone(memory), at, readonly };
         let before = lock(&self.grants).insert(name, grant);
-        assert!(before.is_none(), "a reference is used once");
+        assert!(before.is_none(), "a grant reference is not reused");
     }
 
     pub fn revoke(&self, name: Name) {
         lock(&self.grants).remove(&name);
     }
 
-    /// How many pages a domain grants.
+    /// Number of pages that a domain grants.
     pub fn grants(&self, domid: u16) -> usize {
         lock(&self.grants).range((domid, 0)..=(domid, u32::MAX)).count()
     }
 
-    /// The pages that were used without a grant since this was last asked.
+    /// Takes the accesses without a matching grant since the last call.
     pub fn take_refused(&self) -> Vec<Name> {
         std::mem::take(&mut lock(&self.refused))
     }
@@ -86,7 +86,7 @@ impl Hypervisor {
         grant
     }
 
-    fn one(&self, piece: &mut Piece<'_>) -> Result<(), Failed> {
+    fn copy_one(&self, piece: &mut Piece<'_>) -> Result<(), Failed> {
         let len = piece.len();
         let held;
         let from = match piece.src() {
@@ -112,52 +112,52 @@ impl Hypervisor {
 impl Grants for Hypervisor {
     fn copy(&self, pieces: &mut [Piece<'_>]) {
         if let Some(written) = lock(&self.written).take()
-            && self.mistake == Mistake::XenTouchesAnswered
+            && self.mistake == Mistake::XenUsesAfterResponse
         {
             self.find_named(written, true);
         }
         for piece in pieces {
-            let result = self.one(piece);
+            let result = self.copy_one(piece);
             piece.set(result);
         }
     }
 }
 
-/// An event channel, as the back half has it.
+/// An event channel.
 #[derive(Default)]
 pub(crate) struct Channel {
-    /// Events to the front half.
-    told: AtomicU64,
-    /// An event to the back half was not taken.
+    /// Events for the front half since last taken.
+    events: AtomicU64,
+    /// An event for the back half is not acknowledged yet.
     masked: AtomicBool,
-    /// Another came since.
+    /// Another event was raised meanwhile.
     pending: AtomicBool,
-    /// It is to be told now.
-    again: AtomicBool,
+    /// The pending event is to be delivered.
+    deferred: AtomicBool,
     mistake: Mistake,
 }
 
 impl Channel {
-    /// The front half's event arrives. False: the back half has not taken the one before.
+    /// Delivers an event to the back half; false: masked, so it stays pending.
     pub fn raise(&self) -> bool {
         let masked = self.masked.swap(true, Ordering::Relaxed);
         self.pending.fetch_or(masked, Ordering::Relaxed);
         !masked
     }
 
-    /// Whether an event that came was not taken.
+    /// Whether an event is not acknowledged yet.
     pub fn is_raised(&self) -> bool {
         self.masked.load(Ordering::Relaxed)
     }
 
-    /// Whether an event that had to wait is on its way now.
-    pub fn take_again(&self) -> bool {
-        self.again.swap(false, Ordering::Relaxed)
+    /// Whether a pending event was unmasked since the last call, and is to be delivered.
+    pub fn take_deferred(&self) -> bool {
+        self.deferred.swap(false, Ordering::Relaxed)
     }
 
-    /// Events to the front half since the last look.
-    pub fn take_told(&self) -> u64 {
-        self.told.swap(0, Ordering::Relaxed)
+    /// Takes the number of events for the front half since the last call.
+    pub fn take_events(&self) -> u64 {
+        self.events.swap(0, Ordering::Relaxed)
     }
 }
 
@@ -166,7 +166,7 @@ impl Event for Channel {
         if self.mistake == Mistake::XenDropsEvents {
             return;
         }
-        self.told.fetch_add(1, Ordering::Relaxed);
+        self.events.fetch_add(1, Ordering::Relaxed);
     }
 
     fn ack(&self) {
@@ -175,6 +175,6 @@ impl Event for Channel {
         }
         self.masked.store(false, Ordering::Relaxed);
         let pending = self.pending.swap(false, Ordering::Relaxed);
-        self.again.fetch_or(pending, Ordering::Relaxed);
+        self.deferred.fetch_or(pending, Ordering::Relaxed);
     }
 }

@@ -1,14 +1,14 @@
-//! The books: every frame from its sender to its end, checked at each step.
+//! The ledger: accounts for each frame from its sender to its delivery or drop, at each step.
 //!
 //! ```text
-//!   guest ── log ──▶ ingress ── shown ──▶ forwarder ── fates ──▶ egress ── origins ──▶ guest
+//!   guest ── log ──▶ ingress ── shown ──▶ forwarder ─ outcomes ─▶ egress ── origins ──▶ guest
 //! ```
-//! What an ingress queue shows must be what its guest sent next, in order. What the forwarder is
-//! given must meet as many ends (a delivery, a place among the frames that wait for a full
-//! destination, or a drop that some counter tells) as it has destinations, by a model of what the
-//! switch has learned; and what waits, one end more. What a guest finds
-//! must be what its sender sent: since each delivery's origin is known, a hostile guest's garbage
-//! is never an excuse.
+//! An ingress queue *shows* frames when it passes them to the forwarder: these must be the next
+//! ones that its guest sent, in order. Each frame shown must have one outcome (delivered, held, or
+//! dropped and counted) for each of its destinations, by a model of the addresses that the switch
+//! has learned. A held frame must later be delivered or dropped. A frame received by a guest must
+//! be one that its sender sent: the origin of each delivery is known, so that corruption is never
+//! mistaken for invalid frames of a hostile guest.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -18,35 +18,35 @@ use switch::forward::{Mode, Table};
 use switch::frame::Burst;
 use switch::poll::{Policy, tick_after};
 use switch::stats::{EgressStats, IngressStats};
+use switch::time::{Instant, Ns};
 
 use crate::finding::Finding;
 use crate::frame::{Frame, To, guest_of};
 
-/// One ingress queue.
+/// Ledger entries of an ingress queue.
 pub(crate) struct IngressBook {
     pub stats: Arc<IngressStats>,
-    /// Sent, and not yet shown by the ingress queue.
+    /// Frames sent by the guest and not yet shown.
     log: VecDeque<Frame>,
-    /// New frames shown.
+    /// Number of frames shown.
     pub shown: u64,
 }
 
-/// One egress queue.
+/// Ledger entries of an egress queue.
 pub(crate) struct EgressBook {
     pub stats: Arc<EgressStats>,
-    /// The ports that delivered frames come from, or may come from; the guest has not found these
-    /// yet.
+    /// Possible source ports of each frame that was delivered and not yet received by the guest.
     origins: VecDeque<Vec<usize>>,
-    /// The ports that frames come from which wait for room, and since when they do.
-    held: VecDeque<(usize, u64)>,
-    /// Counters as of the last look: frames, holds, aged, given up as it went down, other drops.
-    was: [u64; 5],
-    /// When the guest is to be called at the latest, if it sleeps; `u64::MAX`: need not be.
-    pub call_by_ns: u64,
+    /// Source port of each held frame, and since when it is held.
+    held: VecDeque<(usize, Instant)>,
+    /// Counters at the last sync: frames, holds, aged, dropped as the port went down, other drops.
+    last: [u64; 5],
+    /// Time by which the guest must be called if it sleeps; [`Instant::NEVER`]: no call is due.
+    pub call_by: Instant,
 }
 
 impl EgressBook {
-    /// The counters that say what became of frames, as in `was`.
+    /// Counters of the outcomes of frames, in the order of `last`.
     fn counters(&self) -> [u64; 5] {
         let stats = &self.stats;
         let aged = stats.lost_aged.get() + stats.drops_aged.get();
@@ -56,9 +56,9 @@ impl EgressBook {
         [stats.frames.get(), stats.holds.get(), aged, down, other]
     }
 
-    /// How long the oldest frame has waited for room.
-    pub fn waits_ns(&self, now_ns: u64) -> Option<u64> {
-        self.held.front().map(|(_, since_ns)| now_ns - since_ns)
+    /// Time for which the oldest held frame has been held.
+    pub fn oldest_wait(&self, now: Instant) -> Option<Ns> {
+        self.held.front().map(|(_, since)| now - *since)
     }
 }
 
@@ -66,48 +66,48 @@ fn drops(all: &mut dyn Iterator<Item = (&'static str, u64)>) -> u64 {
     all.filter(|(name, _)| name.starts_with("drops")).map(|(_, n)| n).sum()
 }
 
-/// What the switch must know to be right.
+/// Accounts of all frames, and a model of the learned addresses.
 pub(crate) struct Ledger {
     mode: Mode,
     table: Arc<Table>,
-    /// The guests that keep the protocol, and their secrets.
+    /// Secret of each honest guest; `None`: hostile.
     honest: Vec<Option<u64>>,
     ingress: Vec<Vec<IngressBook>>,
     egress: Vec<Vec<EgressBook>>,
-    /// Guests whose addresses the switch has learned.
-    known: Vec<bool>,
-    /// Frames (sender and number) that were shown to everyone.
+    /// Whether the switch has learned the address of each guest.
+    learned: Vec<bool>,
+    /// Flooded frames: sender and number.
     flooded: BTreeSet<(usize, u64)>,
-    /// Frames that were held, where addresses may move: others may have gone another way since.
-    /// `None` where they stay.
-    waited: Option<BTreeSet<(usize, u64)>>,
-    /// Number of the last frame that arrived, by sender, destination, flow and receiver.
+    /// Frames (sender and number) that were held: later ones may overtake them if an address moves.
+    /// `None` where addresses do not move.
+    reorderable: Option<BTreeSet<(usize, u64)>>,
+    /// Number of the last frame received, by sender, destination, flow and receiver.
     arrived: BTreeMap<(usize, To, u16, usize), u64>,
-    /// Counts new frames, and those done with.
+    /// Frames shown, delivered and dropped so far: unchanged if there was no progress.
     pub progress: u64,
-    /// What was found wrong within a burst.
+    /// The first violation within a burst.
     pub finding: Option<Finding>,
 }
 
-/// A burst on its way through the forwarder.
+/// A burst shown to the forwarder.
 pub(crate) struct Shown {
     port: usize,
     queue: usize,
-    /// The frames and how many destinations each has; none for a hostile port.
+    /// Each frame, its number of destinations, and whether it is flooded. Empty for a hostile port.
     frames: Vec<(Frame, u64, bool)>,
-    fates: u64,
+    outcomes: u64,
     holds: u64,
 }
 
-/// When a peer is to be told at the latest of what was published at `now_ns`.
-fn call_by(policy: Policy, now_ns: u64) -> u64 {
+/// Time by which a peer must be notified of frames published at `now`.
+fn call_by(policy: Policy, now: Instant) -> Instant {
     match policy {
-        Policy::Timer { hz } => tick_after(now_ns, hz),
+        Policy::Timer { hz } => tick_after(now, hz),
         Policy::Coalesce { usecs, .. } | Policy::CoalescePending { usecs } => {
-            now_ns + u64::from(usecs) * 1000
+            now + Ns::from_us(usecs.into())
         }
-        Policy::Adaptive { latency_us } => now_ns + u64::from(latency_us) * 1000,
-        Policy::Event | Policy::Napi { .. } | Policy::Spin => now_ns,
+        Policy::Adaptive { latency_us } => now + Ns::from_us(latency_us.into()),
+        Policy::Event | Policy::Napi { .. } | Policy::Spin => now,
     }
 }
 
@@ -129,25 +129,25 @@ impl Ledger {
             stats: Arc::clone(stats),
             origins: VecDeque::new(),
             held: VecDeque::new(),
-            was: [0; 5],
-            call_by_ns: u64::MAX,
+            last: [0; 5],
+            call_by: Instant::NEVER,
         };
         Self {
             mode,
             table,
-            known: vec![static_addresses; honest.len()],
+            learned: vec![static_addresses; honest.len()],
             honest,
             ingress: stats.iter().map(|p| p.iter().map(|(i, _)| ingress(i)).collect()).collect(),
             egress: stats.iter().map(|p| p.iter().map(|(_, e)| egress(e)).collect()).collect(),
             flooded: BTreeSet::new(),
-            waited: spoofed.then(BTreeSet::new),
+            reorderable: spoofed.then(BTreeSet::new),
             arrived: BTreeMap::new(),
             progress: 0,
             finding: None,
         }
     }
 
-    /// Whether the guest at `port` keeps the protocol.
+    /// Whether the guest at `port` is honest.
     pub fn is_honest(&self, port: usize) -> bool {
         self.honest[port].is_some()
     }
@@ -164,17 +164,17 @@ impl Ledger {
         &self.ingress[port][queue]
     }
 
-    /// A guest sent `frames` on a queue.
-    pub fn sent(&mut self, port: usize, queue: usize, frames: Vec<Frame>) {
+    /// Records that the guest sent `frames` on a queue.
+    pub fn record_sent(&mut self, port: usize, queue: usize, frames: Vec<Frame>) {
         self.ingress[port][queue].log.extend(frames);
     }
 
-    fn found(&mut self, finding: Finding) {
+    fn record_finding(&mut self, finding: Finding) {
         self.finding.get_or_insert(finding);
     }
 
-    /// Ends that frames have met so far, as counted, and places where they wait.
-    fn fates(&self) -> u64 {
+    /// Outcomes so far: frames delivered, dropped and held.
+    fn outcomes(&self) -> u64 {
         let ends = |book: &EgressBook| book.stats.frames.get() + drops(&mut book.stats.all());
         let egress: u64 = self.egress.iter().flatten().map(ends).sum();
         let ingress = self.ingress.iter().flatten();
@@ -187,21 +187,21 @@ impl Ledger {
         self.egress.iter().flatten().map(|book| book.stats.holds.get()).sum()
     }
 
-    /// After the forwarder did something, for a burst of port `from` or for what waits: which
-    /// frames left those that wait, and which were delivered.
-    pub fn sync(&mut self, from: Option<usize>, now_ns: u64) {
+    /// Reads the counters after the forwarder ran, for a burst of port `from` or for held frames:
+    /// records which frames were held, delivered and dropped.
+    pub fn sync(&mut self, from: Option<usize>, now: Instant) {
         for (to, queues) in self.egress.iter_mut().enumerate() {
             let table = self.table[to].as_ref().expect("ports stay");
             for (book, queue) in queues.iter_mut().zip(&table.egress) {
-                let now = book.counters();
+                let counters = book.counters();
                 let [delivered, holds, aged, down, dropped] =
-                    std::array::from_fn(|i| now[i] - book.was[i]);
-                book.was = now;
+                    std::array::from_fn(|i| counters[i] - book.last[i]);
+                book.last = counters;
                 let left = queue.held_frames() as u64;
                 let gone = (book.held.len() as u64 + holds).checked_sub(left);
                 let Some(sent) = gone.and_then(|gone| gone.checked_sub(aged + down)) else {
                     self.finding.get_or_insert(Finding::Lost(format!(
-                        "{left} frames wait for port {to}, more than were held"
+                        "{left} frames are held for port {to}, more than were counted"
                     )));
                     continue;
                 };
@@ -209,29 +209,29 @@ impl Ledger {
                 let sent: Vec<usize> =
                     book.held.drain(..(sent as usize).min(book.held.len())).map(|h| h.0).collect();
                 book.held.drain(..(down as usize).min(book.held.len()));
-                book.held.extend((0..holds).filter_map(|_| Some((from?, now_ns))));
+                book.held.extend((0..holds).filter_map(|_| Some((from?, now))));
                 if dropped == 0 {
                     let direct = (delivered as usize).saturating_sub(sent.len());
                     let direct = (0..direct).filter_map(|_| from);
                     book.origins.extend(sent.into_iter().chain(direct).map(|port| vec![port]));
                 } else {
-                    // Which of them were dropped is not known.
+                    // It is unknown which of them were dropped.
                     let may_be: Vec<usize> = sent.into_iter().chain(from).collect();
                     book.origins.extend((0..delivered).map(|_| may_be.clone()));
                 }
                 if delivered > 0 {
-                    book.call_by_ns = book.call_by_ns.min(call_by(queue.call(), now_ns));
+                    book.call_by = book.call_by.min(call_by(queue.call(), now));
                 }
                 self.progress += aged + down + delivered;
             }
         }
     }
 
-    /// How many ports `frame` is for, and whether it is flooded.
+    /// Number of destination ports of `frame`, and whether it is flooded.
     fn destinations(&self, port: usize, frame: &Frame) -> (u64, bool) {
         match frame.to {
             _ if self.mode == Mode::Cross => (1, false),
-            To::One(to) if self.known.get(to) == Some(&true) => (1, false),
+            To::One(to) if self.learned.get(to) == Some(&true) => (1, false),
             _ => {
                 let others = self.table.iter().flatten().filter(|p| usize::from(p.id.0) != port);
                 (others.filter(|p| p.active() > 0).count() as u64, true)
@@ -239,8 +239,8 @@ impl Ledger {
         }
     }
 
-    /// Before the forwarder sees a burst.
-    pub fn before(&mut self, port: usize, queue: usize, burst: &Burst<'_>) -> Shown {
+    /// Records the frames of a burst before it is forwarded.
+    pub fn begin_burst(&mut self, port: usize, queue: usize, burst: &Burst<'_>) -> Shown {
         let mut frames = Vec::new();
         for shown in &burst.frames {
             let mut bytes = vec![0; shown.len as usize];
@@ -248,11 +248,13 @@ impl Ledger {
             for seg in burst.segs(shown) {
                 at += seg.read(&mut bytes[at..]);
             }
-            // Learned before the next is looked up.
+            // The switch learns the address before it looks up the next frame.
             let from = guest_of(bytes.get(6..).unwrap_or_default());
-            let plain = flow::vlan_id(&bytes) == 0;
-            if let Some(known) = from.filter(|_| plain).and_then(|from| self.known.get_mut(from)) {
-                *known = true;
+            let untagged = flow::vlan_id(&bytes) == 0;
+            if let Some(learned) =
+                from.filter(|_| untagged).and_then(|from| self.learned.get_mut(from))
+            {
+                *learned = true;
             }
             if self.honest[port].is_none() {
                 continue;
@@ -263,26 +265,26 @@ impl Ledger {
             let expected = book.log.pop_front();
             let is = Frame::parse(&bytes);
             let Some(frame) = is.filter(|_| is == expected) else {
-                self.found(Finding::Corrupt(format!(
-                    "queue {queue} of port {port} shows {is:?}, its guest sent {expected:?}"
+                self.record_finding(Finding::Corrupt(format!(
+                    "queue {queue} of port {port} shows {is:?}, but its guest sent {expected:?}"
                 )));
                 continue;
             };
             let (destinations, flooded) = self.destinations(port, &frame);
             frames.push((frame, destinations, flooded));
         }
-        let (fates, holds) = (self.fates(), self.holds());
-        Shown { port, queue, frames, fates, holds }
+        let (outcomes, holds) = (self.outcomes(), self.holds());
+        Shown { port, queue, frames, outcomes, holds }
     }
 
-    /// After the forwarder dealt with it.
-    pub fn after(&mut self, shown: &Shown, now_ns: u64) {
+    /// Checks the outcomes of a burst after it was forwarded.
+    pub fn end_burst(&mut self, shown: &Shown, now: Instant) {
         let Shown { port, queue, .. } = *shown;
-        self.sync(Some(port), now_ns);
+        self.sync(Some(port), now);
         if self.honest[port].is_none() || self.finding.is_some() {
             return;
         }
-        let fates = self.fates().checked_sub(shown.fates);
+        let outcomes = self.outcomes().checked_sub(shown.outcomes);
         let held = self.holds() > shown.holds;
         let mut expected = 0;
         for (frame, destinations, flooded) in &shown.frames {
@@ -290,60 +292,60 @@ impl Ledger {
             if *flooded {
                 self.flooded.insert((frame.from, frame.number));
             }
-            if let Some(waited) = self.waited.as_mut().filter(|_| held) {
-                waited.insert((frame.from, frame.number));
+            if let Some(frames) = self.reorderable.as_mut().filter(|_| held) {
+                frames.insert((frame.from, frame.number));
             }
         }
-        if fates != Some(expected) {
-            self.found(Finding::Lost(format!(
-                "frames of queue {queue} of port {port} had {expected} destinations, and {fates:?} \
-                 deliveries, counted drops, and places to wait at"
+        if outcomes != Some(expected) {
+            self.record_finding(Finding::Lost(format!(
+                "frames of queue {queue} of port {port} have {expected} destinations, but \
+                 {outcomes:?} outcomes (delivered, held, dropped and counted)"
             )));
         }
     }
 
-    /// Before a queue reads directly into the buffers of its partner.
-    pub fn before_direct(&self) -> (u64, u64) {
-        (self.direct(), self.fates())
+    /// Counters before a queue reads directly into its partner's buffers.
+    pub fn begin_direct(&self) -> (u64, u64) {
+        (self.direct(), self.outcomes())
     }
 
     fn direct(&self) -> u64 {
         self.ingress.iter().flatten().map(|book| book.stats.direct.get()).sum()
     }
 
-    /// After that: as many frames as it says met their one end, and were the next ones sent.
-    /// Returns how many.
-    pub fn after_direct(
+    /// Checks the direct reads since [`begin_direct`](Self::begin_direct): each frame has one
+    /// outcome, and was sent. Returns their number.
+    pub fn end_direct(
         &mut self,
         (port, queue): (usize, usize),
-        (direct, fates): (u64, u64),
-        now_ns: u64,
+        (direct, outcomes): (u64, u64),
+        now: Instant,
     ) -> u64 {
         let count = self.direct() - direct;
-        let fates = self.fates() - fates;
-        self.sync(Some(port), now_ns);
+        let outcomes = self.outcomes() - outcomes;
+        self.sync(Some(port), now);
         let book = &mut self.ingress[port][queue];
         book.shown += count;
         let sent = book.log.drain(..(count as usize).min(book.log.len())).count() as u64;
         self.progress += count;
-        if (sent, fates) != (count, count) {
-            self.found(Finding::Lost(format!(
-                "queue {queue} of port {port} read {count} frames directly, of {sent} sent, and \
-                 {fates} were delivered"
+        if (sent, outcomes) != (count, count) {
+            self.record_finding(Finding::Lost(format!(
+                "queue {queue} of port {port} read {count} frames directly, but {sent} were sent, \
+                 and {outcomes} delivered"
             )));
         }
         count
     }
 
-    /// How many chains of a queue may be given back: those shown.
+    /// Number of buffers of a queue that the switch may have returned: those of frames shown.
     pub fn returnable(&self, port: usize, queue: usize) -> u64 {
         self.ingress[port][queue].shown
     }
 
-    /// A frame arrived at guest `to`, which keeps the protocol.
-    pub fn arrival(&mut self, to: usize, queue: usize, bytes: &[u8]) -> Result<(), Finding> {
+    /// Records that the honest guest `to` received a frame.
+    pub fn record_arrival(&mut self, to: usize, queue: usize, bytes: &[u8]) -> Result<(), Finding> {
         let Some(origins) = self.egress[to][queue].origins.pop_front() else {
-            return Err(Finding::Corrupt(format!("guest {to} got a frame that no one sent it")));
+            return Err(Finding::Corrupt(format!("guest {to} received a frame not sent to it")));
         };
         let of = Frame::parse(bytes).map(|frame| frame.from);
         let is_known = |port: &&usize| Some(**port) == of || self.honest[**port].is_none();
@@ -351,13 +353,13 @@ impl Ledger {
         let Some(tag) = self.honest[from] else { return Ok(()) };
         let corrupt = |what: &str| Err(Finding::Corrupt(format!("guest {to} got {what} {from}")));
         let Some(frame) = Frame::parse(bytes) else {
-            return corrupt("something else than was sent by");
+            return corrupt("an altered frame of guest");
         };
         if frame.from != from || frame.tag != tag {
-            return corrupt("a frame of another than its sender");
+            return corrupt("a frame with a wrong sender, of guest");
         }
         if from == to {
-            return Err(Finding::Misdelivered(format!("guest {to} got its own {frame:?}")));
+            return Err(Finding::Misdelivered(format!("guest {to} received its own {frame:?}")));
         }
         let flooded = self.flooded.contains(&(from, frame.number));
         let right = match self.mode {
@@ -365,26 +367,26 @@ impl Ledger {
             Mode::Switch => frame.to == To::One(to) || flooded,
         };
         if !right {
-            return Err(Finding::Misdelivered(format!("guest {to} got {frame:?}")));
+            return Err(Finding::Misdelivered(format!("guest {to} received {frame:?}")));
         }
-        if self.waited.as_ref().is_some_and(|waited| waited.contains(&(from, frame.number))) {
+        if self.reorderable.as_ref().is_some_and(|frames| frames.contains(&(from, frame.number))) {
             return Ok(());
         }
         let flow = (from, frame.to, frame.flow, to);
         match self.arrived.insert(flow, frame.number) {
             Some(last) if last >= frame.number => {
-                let what = format!("{} from {from} at {to} after {last}", frame.number);
+                let what = format!("{} of guest {from} at guest {to}, after {last}", frame.number);
                 Err(Finding::Reordered(what))
             }
             _ => Ok(()),
         }
     }
 
-    /// What is left of queue `queue` of `port` in the books, when all should be over.
-    pub fn left(&self, port: usize, queue: usize) -> Option<String> {
+    /// Describes the entries left for queue `queue` of `port`; `None`: all are settled.
+    pub fn remaining(&self, port: usize, queue: usize) -> Option<String> {
         let (ingress, egress) = (&self.ingress[port][queue], &self.egress[port][queue]);
         let (log, held, origins) = (ingress.log.len(), egress.held.len(), egress.origins.len());
         (log + held + origins > 0)
-            .then(|| format!("{log} frames not shown, {held} held, {origins} not found"))
+            .then(|| format!("{log} frames not shown, {held} held, {origins} not received"))
     }
 }

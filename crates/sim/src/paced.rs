@@ -1,24 +1,25 @@
-//! A guest that may send only so many frames at a time, and then no more for a while: what waits
-//! meanwhile is announced by no kick.
+//! A rate limit of a guest: frames beyond it must wait, and no kick announces them when they are
+//! due.
 
 use switch::frame::Burst;
 use switch::port::{Fault, Ingress};
+use switch::time::{Instant, Ns};
 
 use crate::around::{Forward, Hooks};
 use crate::random::Random;
 
-/// The longest time without frames, in ns.
-pub(crate) const PAUSE_NS_MAX: u64 = 60_000;
+/// Longest pause of a rate-limited queue.
+pub(crate) const PAUSE_MAX: Ns = Ns::from_us(60);
 
-/// What the guest of a queue may send.
+/// Rate limit of a queue's guest.
 pub(crate) struct Pace {
-    /// Frames that may be taken, and for how long none may after that many; `None`: no limit.
-    limit: Option<(usize, u64)>,
-    /// Frames that may be taken still.
+    /// Frames per period, and the pause after each period; `None`: no limit.
+    limit: Option<(usize, Ns)>,
+    /// Frames left in this period.
     left: usize,
-    /// When more may be taken.
-    next_ns: u64,
-    /// A burst took nothing because of that.
+    /// Start of the next period.
+    next: Instant,
+    /// The last burst took nothing because of the limit.
     limited: bool,
 }
 
@@ -26,9 +27,9 @@ impl Pace {
     pub fn new(random: &mut Random) -> Self {
         let limit = random
             .one_in(8)
-            .then(|| (random.within(3..100) as usize, random.within(1_000..PAUSE_NS_MAX)));
+            .then(|| (random.within(3..100) as usize, random.time(Ns::from_us(1)..PAUSE_MAX)));
         let left = limit.map_or(usize::MAX, |(frames, _)| frames);
-        Self { limit, left, next_ns: 0, limited: false }
+        Self { limit, left, next: Instant::START, limited: false }
     }
 }
 
@@ -36,32 +37,32 @@ impl Hooks for Pace {
     fn burst(
         &mut self,
         queue: &mut (impl Ingress + ?Sized),
-        (max, now_ns): (usize, u64),
+        (max, now): (usize, Instant),
         burst: &mut Burst<'static>,
         forward: &mut Forward<'_>,
     ) -> Result<usize, Fault> {
-        let Some((frames, pause_ns)) = self.limit else {
-            return queue.burst(max, now_ns, burst, forward);
+        let Some((frames, pause)) = self.limit else {
+            return queue.burst(max, now, burst, forward);
         };
-        self.limited = self.left == 0 && now_ns < self.next_ns;
+        self.limited = self.left == 0 && now < self.next;
         if self.limited {
             return Ok(0);
         }
         if self.left == 0 {
             self.left = frames;
         }
-        let took = queue.burst(max.min(self.left), now_ns, burst, forward)?;
+        let took = queue.burst(max.min(self.left), now, burst, forward)?;
         self.left -= took.min(self.left);
-        self.next_ns = now_ns + pause_ns;
+        self.next = now + pause;
         Ok(took)
     }
 
     fn arm(&mut self, queue: &mut (impl Ingress + ?Sized)) -> bool {
-        // What is there counts for nothing until then, and so does what comes meanwhile.
+        // Frames that may not be taken yet are no work, nor are those that arrive meanwhile.
         self.limited || queue.arm()
     }
 
-    fn due(&self, _: &(impl Ingress + ?Sized)) -> Option<u64> {
-        self.limited.then_some(self.next_ns)
+    fn due(&self, _: &(impl Ingress + ?Sized)) -> Option<Instant> {
+        self.limited.then_some(self.next)
     }
 }

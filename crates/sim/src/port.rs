@@ -1,4 +1,4 @@
-//! The queues of the switch's ports: the product's own, of each kind.
+//! Queues of the switch's ports: the product's own, of each kind.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex};
 
 use ring::virtq::DeviceQueue;
 use ring::xen::{BackRx, BackTx};
+use shm::Private;
 use switch::poll::Policy;
 use switch::port::{Egress, Ingress};
 use switch::stats::{EgressStats, IngressStats};
+use switch::time::Ns;
 use switch::tuning::Tuning;
 use switch::vnet::Offloads;
 use uplink::{Batching, TapEgress, TapFd, TapIngress};
@@ -22,57 +24,57 @@ use crate::around::Around;
 use crate::flawed::{Flaw, Flawed, Mistake};
 use crate::guest::{Attached, Link, Ring, tap, virtio, xen};
 use crate::hypervisor::Channel;
-use crate::paced::{PAUSE_NS_MAX, Pace};
+use crate::paced::{PAUSE_MAX, Pace};
 use crate::random::Random;
 use crate::worker::lock;
 
-/// Both directions of a queue pair, as the switch has them.
+/// The switch's side of a queue pair.
 pub(crate) struct Pair {
     pub ingress: Arc<Mutex<dyn Ingress>>,
     pub ingress_stats: Arc<IngressStats>,
     pub egress: Arc<Mutex<dyn Egress>>,
     pub egress_stats: Arc<EgressStats>,
     pub tuning: Arc<Tuning>,
-    /// Which worker looks after kicks of the egress queue.
+    /// The worker that handles kicks of the egress queue.
     pub watcher: usize,
-    /// The longest time that its guest may send nothing, in ns.
-    pub pause_ns: u64,
+    /// Longest pause by a rate limit of the guest.
+    pub pause: Ns,
     wires: Wires,
-    /// Takes its rings away.
+    /// Deactivates its rings.
     stop: Box<dyn Fn()>,
 }
 
-/// Queues, and what their kind adds.
+/// Parts of a [`Pair`] that depend on the kind of port.
 struct Made {
     ingress: Arc<Mutex<dyn Ingress>>,
     egress: Arc<Mutex<dyn Egress>>,
-    pause_ns: u64,
+    pause: Ns,
     wires: Wires,
     stop: Box<dyn Fn()>,
 }
 
-/// How kicks and calls travel.
+/// Transport of kicks and calls.
 enum Wires {
     /// Calls by descriptors.
     Virtio {
         calls: [Calls; 2],
-        /// Its kick descriptor was written to; it is never read.
+        /// The kick descriptor was written; it is never read.
         kicked: bool,
     },
-    /// Both by event channels, of the tx and the rx ring.
+    /// Event channels of the tx and the rx ring, for both.
     Xen([Arc<Channel>; 2]),
-    /// What can be read is the kick; whatever is read or written, the call: of that, the frames
-    /// seen so far.
+    /// A readable descriptor is a kick; frames read or written are calls: `seen` counts those
+    /// reported so far.
     Tap { fd: Arc<OwnedFd>, seen: [u64; 2] },
 }
 
-/// A ring's call descriptor, and how many calls its counter told of so far.
+/// A ring's call descriptor, and the number of calls read from it.
 struct Calls {
     fd: File,
     seen: u64,
 }
 
-/// What a mistake is for the queues of a port that is attached like this.
+/// Translates the mistake of one kind of port for the queues of a port of kind `attached`.
 fn at(mistake: Mistake, attached: Attached) -> Mistake {
     match (mistake, attached) {
         (Mistake::XenNeverArms, Attached::Xen) => Mistake::NeverArms,
@@ -88,7 +90,7 @@ fn at(mistake: Mistake, attached: Attached) -> Mistake {
 type Stats = (Arc<IngressStats>, Arc<EgressStats>);
 
 impl Pair {
-    /// Queue `q` of a guest; `vif` is what those of a Xen guest share.
+    /// Creates queue pair `q` of a guest; `vif` is shared by all those of a Xen guest.
     pub fn new(
         (link, q, vif): (&Link, usize, &Arc<Vif>),
         mistake: Mistake,
@@ -96,27 +98,17 @@ impl Pair {
         random: &mut Random,
     ) -> Self {
         let stats = Stats::default();
-        let Made { ingress, egress, pause_ns, wires, stop } = match link {
+        let Made { ingress, egress, pause, wires, stop } = match link {
             Link::Virtio(link) => virtio((link, q), &stats, mistake, random),
             Link::Xen(link) => xen((link, q, vif), &stats, mistake),
             Link::Tap(link) => tap((link, q), &stats, mistake),
         };
         let (ingress_stats, egress_stats) = stats;
         let tuning = Arc::new(Tuning::new(policy));
-        Self {
-            ingress,
-            ingress_stats,
-            egress,
-            egress_stats,
-            tuning,
-            watcher,
-            pause_ns,
-            wires,
-            stop,
-        }
+        Self { ingress, ingress_stats, egress, egress_stats, tuning, watcher, pause, wires, stop }
     }
 
-    /// A kick arrives. False: nobody learns of it now.
+    /// Delivers a kick; false: it is masked and stays pending.
     pub fn kick(&mut self, ring: Ring) -> bool {
         match &mut self.wires {
             Wires::Virtio { kicked, .. } => *kicked |= ring == Ring::Tx,
@@ -126,14 +118,14 @@ impl Pair {
         true
     }
 
-    /// Whether a kick that nobody learned of is to arrive now.
-    pub fn kicks_again(&self) -> Option<Ring> {
+    /// The ring of a pending kick that is unmasked now.
+    pub fn take_deferred_kick(&self) -> Option<Ring> {
         let Wires::Xen(channels) = &self.wires else { return None };
-        let again = channels.iter().position(|channel| channel.take_again())?;
-        Some([Ring::Tx, Ring::Rx][again])
+        let deferred = channels.iter().position(|channel| channel.take_deferred())?;
+        Some([Ring::Tx, Ring::Rx][deferred])
     }
 
-    /// Whether the ingress queue's descriptor is readable: an event for who begins to wait for it.
+    /// Whether the ingress queue's descriptor is readable: adding it to an epoll set is an event.
     pub fn is_kicked(&self) -> bool {
         match &self.wires {
             Wires::Virtio { kicked, .. } => *kicked,
@@ -142,14 +134,14 @@ impl Pair {
         }
     }
 
-    /// Calls of each direction since this was last asked.
+    /// Calls of each direction since the last call of this.
     pub fn calls(&mut self) -> [u64; 2] {
         let counted = [self.ingress_stats.calls.get(), self.egress_stats.calls.get()];
         match &mut self.wires {
             Wires::Virtio { calls: [ingress, egress], .. } => {
                 [ingress.new_since(counted[0]), egress.new_since(counted[1])]
             }
-            Wires::Xen(channels) => std::array::from_fn(|i| channels[i].take_told()),
+            Wires::Xen(channels) => std::array::from_fn(|i| channels[i].take_events()),
             Wires::Tap { seen, .. } => {
                 let now = [self.ingress_stats.frames.get(), self.egress_stats.frames.get()];
                 let before = std::mem::replace(seen, now);
@@ -171,7 +163,7 @@ fn call() -> (Call, Calls) {
 }
 
 impl Calls {
-    /// Calls since the last look. What is counted must be what was made.
+    /// Calls since the last time. The number counted must be the number made.
     fn new_since(&mut self, counted: u64) -> u64 {
         let new = counted - self.seen;
         if new > 0 {
@@ -193,7 +185,7 @@ fn virtio(
     let mistake = at(mistake, Attached::Virtio);
     let ring = |ring: usize| {
         let (layout, base) = link.pairs[q][ring];
-        DeviceQueue::new(&link.memory, &layout, link.features, base).expect("a legal layout")
+        DeviceQueue::new(&link.memory, &layout, link.features, base).expect("a valid layout")
     };
     let mut ingress = VirtioIngress::new(Arc::clone(&stats.0));
     let (to_call, ingress_calls) = call();
@@ -216,13 +208,13 @@ fn virtio(
     Made {
         ingress,
         egress,
-        pause_ns: PAUSE_NS_MAX,
+        pause: PAUSE_MAX,
         wires: Wires::Virtio { calls, kicked: false },
         stop: Box::new(stop),
     }
 }
 
-/// What the queues of a Xen guest share.
+/// State shared by the queues of a Xen guest.
 pub(crate) fn vif(link: &Link) -> Arc<Vif> {
     let vif = Vif::new();
     if let Link::Xen(link) = link {
@@ -246,7 +238,8 @@ fn xen((link, q, vif): (&xen::Link, usize, &Arc<Vif>), stats: &Stats, mistake: M
         queue: q,
     };
     let mut ingress = XenIngress::new(Arc::clone(&stats.0));
-    ingress.activate(BackTx::attach(tx.clone()).expect("a fresh ring"), wiring(tx_channel));
+    let arena = Private::plain(XenIngress::ARENA_LEN).expect("memory");
+    ingress.activate(BackTx::attach(tx.clone()).expect("a fresh ring"), wiring(tx_channel), arena);
     let mut egress = XenEgress::new(Arc::clone(&stats.1));
     egress.activate(BackRx::attach(rx.clone()).expect("a fresh ring"), wiring(rx_channel));
     let ingress = Around { queue: Box::new(ingress), hooks: Flaw(mistake) };
@@ -260,7 +253,7 @@ fn xen((link, q, vif): (&xen::Link, usize, &Arc<Vif>), stats: &Stats, mistake: M
     Made {
         ingress,
         egress,
-        pause_ns: link.rate.map_or(0, |_| 2 * xen::RATE_NS),
+        pause: link.rate.map_or(Ns::ZERO, |_| 2 * xen::RATE),
         wires: Wires::Xen([tx_channel, rx_channel].map(Arc::clone)),
         stop: Box::new(stop),
     }
@@ -277,7 +270,7 @@ fn tap((link, q): (&tap::Link, usize), stats: &Stats, mistake: Mistake) -> Made 
     Made {
         ingress: Arc::new(Mutex::new(ingress)),
         egress: Arc::new(Mutex::new(Flawed::new(egress, mistake))),
-        pause_ns: 0,
+        pause: Ns::ZERO,
         wires: Wires::Tap { fd: Arc::clone(fd), seen: [0; 2] },
         stop: Box::new(|| unreachable!("the host is trusted")),
     }

@@ -1,11 +1,13 @@
-//! Numbers from a seed.
+//! Random numbers from a seed.
+
+use switch::time::Ns;
 
 /// A reproducible sequence (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of `seed`.
+    /// Creates the sequence of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -19,17 +21,22 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number from `range`, which is not empty.
+    /// A number within `range`, which must not be empty.
     pub fn within(&mut self, range: std::ops::Range<u64>) -> u64 {
         range.start + self.bits() % (range.end - range.start)
     }
 
-    /// True once in `n` times.
+    /// A time within `range`, which must not be empty.
+    pub fn time(&mut self, range: std::ops::Range<Ns>) -> Ns {
+        Ns::new(self.within(range.start.get()..range.end.get()))
+    }
+
+    /// True with probability `1 / n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.bits().is_multiple_of(n)
     }
 
-    /// An index into something of `len`.
+    /// An index below `len`.
     pub fn index(&mut self, len: usize) -> usize {
         (self.bits() % len as u64) as usize
     }

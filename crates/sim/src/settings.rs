@@ -1,28 +1,33 @@
-//! What operators set, and what machines cost: drawn by the seed, and changed while frames pass.
+//! Settings of operators and costs of machines, drawn from the seed. Settings change under traffic.
 
 use switch::fair::WEIGHT_MAX;
 use switch::frame::BURST_MAX;
 use switch::poll::{Costs, Policy, TIMER_HZ_MAX};
+use switch::time::Ns;
 use switch::tuning::Tuning;
 
 use crate::random::Random;
 
-/// Of a virtual machine in a virtual machine: each sleep costs as much as ten frames' delivery.
-const NESTED: Costs =
-    Costs { wake_ns: 60_000, wake_late_ns: 90_000, nap_ns: 25_000, nap_late_ns: 70_000 };
+/// Costs in a nested virtual machine: a sleep costs as much as the delivery of ten frames.
+const NESTED: Costs = Costs {
+    wake: Ns::from_us(60),
+    wake_late: Ns::from_us(90),
+    nap: Ns::from_us(25),
+    nap_late: Ns::from_us(70),
+};
 
-/// What the operators of a run are like.
+/// Kinds of settings used in a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operators {
-    /// They let nothing wait: then all must drain before any timer could save it.
-    prompt: bool,
-    /// They like long delays.
-    patient: bool,
-    /// They have everything done at once, and change nothing.
-    plain: bool,
+    /// No polls or calls are delayed: all must drain before a timer could hide a lost wake-up.
+    no_delays: bool,
+    /// Delays are long.
+    long_delays: bool,
+    /// All poll and call policies are `event`.
+    event_only: bool,
     /// Queues move between workers by load.
     balanced: bool,
-    /// Some guests send dear frames without end.
+    /// Some guests keep sending frames that are expensive to forward.
     flooded: bool,
 }
 
@@ -30,9 +35,9 @@ impl Operators {
     pub fn new(random: &mut Random) -> Self {
         let balanced = random.one_in(3);
         Self {
-            prompt: random.one_in(3),
-            patient: random.one_in(8),
-            plain: false,
+            no_delays: random.one_in(3),
+            long_delays: random.one_in(8),
+            event_only: false,
             balanced,
             flooded: balanced && random.one_in(5),
         }
@@ -46,36 +51,36 @@ impl Operators {
         self.flooded
     }
 
-    /// Of a run that is long, and in which little happens.
-    pub fn plain(self) -> Self {
-        Self { plain: true, flooded: false, ..self }
+    /// Settings of a long run with little traffic.
+    pub fn event_only(self) -> Self {
+        Self { event_only: true, flooded: false, ..self }
     }
 
-    /// A delay in us.
+    /// A random delay in us.
     fn usecs(self, random: &mut Random) -> u32 {
-        let max = if self.patient { 3000 } else { 120 };
+        let max = if self.long_delays { 3000 } else { 120 };
         random.within(0..max) as u32
     }
 
     fn hz(self, random: &mut Random) -> u32 {
-        let least = if self.patient { 200 } else { 4000 };
+        let least = if self.long_delays { 200 } else { 4000 };
         random.within(least..u64::from(TIMER_HZ_MAX) + 1) as u32
     }
 
-    /// A policy: when to look, or when to call.
+    /// A random poll or call policy.
     pub fn policy(self, random: &mut Random) -> Policy {
         let budget = |random: &mut Random| {
             let max = if random.one_in(2) { 4 } else { BURST_MAX as u64 };
             Policy::Napi { budget: random.within(1..max + 1) as u16 }
         };
-        if self.plain {
+        if self.event_only {
             return Policy::Event;
         }
         if self.flooded {
-            // Less than a ring holds: it is not found empty.
+            // Less than a ring holds, so that polls do not find it empty.
             return Policy::Napi { budget: random.within(4..9) as u16 };
         }
-        if self.prompt {
+        if self.no_delays {
             return match random.within(0..6) {
                 0 | 1 => Policy::Event,
                 2 => budget(random),
@@ -100,7 +105,7 @@ impl Operators {
         }
     }
 
-    /// Changes one of a queue's settings.
+    /// Changes one setting of a queue.
     pub fn tune(self, tuning: &Tuning, random: &mut Random) {
         match random.within(0..8) {
             0 | 1 => tuning.set_weight(weight(random)),
@@ -114,28 +119,28 @@ pub(crate) fn weight(random: &mut Random) -> u32 {
     random.within(1..max) as u32
 }
 
-/// What sleeping costs on the machine.
+/// Random cost of sleeping on the machine.
 pub(crate) fn costs(random: &mut Random) -> Costs {
     match random.within(0..3) {
         0 => Costs::TYPICAL,
         1 => NESTED,
         _ => Costs {
-            wake_ns: random.within(500..100_000),
-            wake_late_ns: random.within(500..100_000),
-            nap_ns: random.within(500..50_000),
-            nap_late_ns: random.within(500..50_000),
+            wake: Ns::new(random.within(500..100_000)),
+            wake_late: Ns::new(random.within(500..100_000)),
+            nap: Ns::new(random.within(500..50_000)),
+            nap_late: Ns::new(random.within(500..50_000)),
         },
     }
 }
 
-/// The longest that `policy` lets something wait, in ns.
-pub(crate) fn delay_ns_max(policy: Policy) -> u64 {
+/// Longest delay of a poll or call under `policy`.
+pub(crate) fn delay_max(policy: Policy) -> Ns {
     match policy {
-        Policy::Timer { hz } => 1_000_000_000 / u64::from(hz),
+        Policy::Timer { hz } => Ns::from_secs(1) / u64::from(hz),
         Policy::Coalesce { usecs, .. } | Policy::CoalescePending { usecs } => {
-            u64::from(usecs) * 1000
+            Ns::from_us(usecs.into())
         }
-        Policy::Adaptive { latency_us } => u64::from(latency_us) * 1000,
-        Policy::Event | Policy::Napi { .. } | Policy::Spin => 0,
+        Policy::Adaptive { latency_us } => Ns::from_us(latency_us.into()),
+        Policy::Event | Policy::Napi { .. } | Policy::Spin => Ns::ZERO,
     }
 }

@@ -1,74 +1,75 @@
-//! Whether the queues of a worker that never run empty get equal shares of its time, by weight.
+//! Checks that queues of a worker that never run empty get shares of its time by weight.
 //!
-//! As long as the same queues are served in each round, and each burst finds frames, what they were
-//! served differs by no more than a burst and two quanta, whatever their bursts cost.
+//! While the same queues are served in each round, and each burst finds frames, the times that they
+//! were served differ by at most a burst and two quanta, whatever their bursts cost.
 
 use std::collections::BTreeMap;
 
-use switch::fair::QUANTUM_NS;
+use switch::fair::QUANTUM;
+use switch::time::{Instant, Ns};
 
 use crate::worker::Queue;
 
-/// What a queue was served since the set of queues last changed.
+/// Account of a queue since the set of hot queues last changed.
 struct Account {
     port: u16,
     weight: u32,
-    /// Times that it left the hot queues.
+    /// Number of times that it left the hot queues.
     leaves: u64,
-    /// Its part of a round, in ns.
-    quantum_ns: u64,
-    /// What it owed before, in ns.
-    owed_ns: u64,
-    /// Time served since, in ns.
-    served_ns: u64,
-    /// What it was charged besides at most, in ns.
-    charged_ns: u64,
-    /// The longest burst, in ns.
-    burst_ns_max: u64,
+    /// Its quantum per round.
+    quantum: Ns,
+    /// Debt at the start.
+    owed: Ns,
+    /// Time served.
+    served: Ns,
+    /// Most time that it was charged apart from bursts.
+    charged: Ns,
+    /// Longest burst.
+    burst_max: Ns,
 }
 
 /// The accounts of one worker.
 #[derive(Default)]
 pub(crate) struct Shares {
     accounts: BTreeMap<u64, Account>,
-    /// A burst that is under way: its queue, and when it began.
-    turn: Option<(u64, u64)>,
+    /// Current burst: its queue and start.
+    turn: Option<(u64, Instant)>,
     /// A burst found nothing.
     ran_empty: bool,
-    /// How many queues of a port with backlog other workers serve.
+    /// By port, the number of its backlogged queues at other workers.
     elsewhere: BTreeMap<u32, u64>,
 }
 
 impl Shares {
-    /// A burst of a queue found so many frames.
-    pub fn begin_turn(&mut self, token: u64, frames: usize, now_ns: u64) {
+    /// Records a burst of a queue, which found `frames` frames.
+    pub fn begin_turn(&mut self, token: u64, frames: usize, now: Instant) {
         self.ran_empty |= frames == 0;
-        self.turn = Some((token, now_ns));
+        self.turn = Some((token, now));
     }
 
-    pub fn end_turn(&mut self, now_ns: u64) {
-        let Some((token, began_ns)) = self.turn.take() else { return };
+    pub fn end_turn(&mut self, now: Instant) {
+        let Some((token, began)) = self.turn.take() else { return };
         if let Some(account) = self.accounts.get_mut(&token) {
-            let took_ns = now_ns - began_ns;
-            account.served_ns += took_ns;
-            account.burst_ns_max = account.burst_ns_max.max(took_ns);
+            let took = now - began;
+            account.served += took;
+            account.burst_max = account.burst_max.max(took);
         }
     }
 
-    /// A queue is charged for something else than a burst.
-    pub fn charge(&mut self, token: u64, ns: u64) {
+    /// Records a charge apart from bursts.
+    pub fn charge(&mut self, token: u64, time: Ns) {
         if let Some(account) = self.accounts.get_mut(&token) {
-            account.charged_ns += ns;
+            account.charged += time;
         }
     }
 
-    /// What it learned of other workers: queues of a port share its quantum with those there.
+    /// Sets the queues at other workers, which share the quantum of their port.
     pub fn set_elsewhere(&mut self, elsewhere: Vec<(u32, u32)>) {
         self.elsewhere = elsewhere.into_iter().map(|(port, n)| (port, n.into())).collect();
         self.accounts.clear();
     }
 
-    /// At the end of a round: what is unfair.
+    /// Ends a round; returns a description of any unfairness.
     pub fn end_round(&mut self, queues: &[Queue]) -> Option<String> {
         let hot = || queues.iter().filter(|queue| queue.is_listed());
         let is_same = |queue: &Queue| {
@@ -78,7 +79,7 @@ impl Shares {
         };
         let same = hot().count() == self.accounts.len() && hot().all(is_same);
         if same && !self.ran_empty {
-            return self.judge();
+            return self.check();
         }
         self.ran_empty = false;
         self.accounts = hot().map(|queue| (queue.served.token, Account::new(queue))).collect();
@@ -88,29 +89,28 @@ impl Shares {
         };
         let parts: Vec<u64> = self.accounts.values().map(|a| of_port(a.port)).collect();
         for (account, queues) in self.accounts.values_mut().zip(parts) {
-            account.quantum_ns = u64::from(QUANTUM_NS) * u64::from(account.weight) / queues;
+            account.quantum = QUANTUM * u64::from(account.weight) / queues;
         }
         None
     }
 
-    fn judge(&self) -> Option<String> {
-        // How many rounds there were at least, and at most, going by what a queue was served. One
-        // that was not may still be working off what it owed.
+    fn check(&self) -> Option<String> {
+        // Bounds on the number of rounds, by the time that each queue was served. A queue that was
+        // not served may still be paying off its debt.
+        let rounds_of = |time: Ns, a: &Account| time.get() as f64 / a.quantum.get() as f64;
         let least = |a: &Account| {
-            let ns = (a.owed_ns + a.served_ns).saturating_sub(a.burst_ns_max);
-            if a.served_ns > 0 { ns as f64 / a.quantum_ns as f64 - 2.0 } else { 0.0 }
+            let time = a.owed + a.served - a.burst_max;
+            if a.served > Ns::ZERO { rounds_of(time, a) - 2.0 } else { 0.0 }
         };
-        let most = |a: &Account| {
-            (a.owed_ns + a.served_ns + a.charged_ns) as f64 / a.quantum_ns as f64 + 2.0
-        };
+        let most = |a: &Account| rounds_of(a.owed + a.served + a.charged, a) + 2.0;
         let all = || self.accounts.iter();
         let (over, a) = all().max_by(|a, b| least(a.1).total_cmp(&least(b.1)))?;
         let (under, b) = all().min_by(|a, b| most(a.1).total_cmp(&most(b.1)))?;
         let (rounds, at_most) = (least(a), most(b));
         (rounds > at_most).then(|| {
             format!(
-                "queue {over:#x} was served for {rounds:.1} rounds at least, {under:#x} for \
-                 {at_most:.1} at most"
+                "queue {over:#x} was served for at least {rounds:.1} rounds, {under:#x} for at \
+                 most {at_most:.1}"
             )
         })
     }
@@ -124,11 +124,11 @@ impl Account {
             port: source.port.0,
             weight: source.tuning.weight(),
             leaves,
-            quantum_ns: 0,
-            owed_ns: queue.owed_ns(),
-            served_ns: 0,
-            charged_ns: 0,
-            burst_ns_max: 0,
+            quantum: Ns::ZERO,
+            owed: queue.owed(),
+            served: Ns::ZERO,
+            charged: Ns::ZERO,
+            burst_max: Ns::ZERO,
         }
     }
 }

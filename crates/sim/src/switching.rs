@@ -1,4 +1,4 @@
-//! The product's switch on simulated guests: its ports, its forwarder, and workers that drive them.
+//! The product's switch with simulated guests: its ports, its forwarder, and simulated workers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source, Table};
 use switch::hold::HOLD_DEFAULT;
 use switch::stats::{EgressStats, IngressStats};
+use switch::time::{Instant, Ns};
 use switch::tuning::Drain;
 use xen_netif::port::Vif;
 
@@ -18,7 +19,7 @@ use crate::guest::{Link, Ring};
 use crate::ledger::Ledger;
 use crate::port::{self, Pair};
 use crate::random::Random;
-use crate::settings::{Operators, costs, delay_ns_max, weight};
+use crate::settings::{Operators, costs, delay_max, weight};
 use crate::worker::{Command, Name, Served, Then, Token, Worker, name_of, served};
 
 pub(crate) struct Switching {
@@ -26,22 +27,23 @@ pub(crate) struct Switching {
     pub ledger: Ledger,
     ports: Vec<Vec<Pair>>,
     table: Arc<Table>,
-    /// Which worker serves an ingress queue.
-    homes: BTreeMap<Name, usize>,
+    /// The worker that serves each ingress queue.
+    owners: BTreeMap<Name, usize>,
     mistake: Mistake,
     balance: Balance,
-    /// Queues that went from one worker to another.
+    /// Moves of queues between workers.
     pub moves: u64,
-    /// Queues that were to move so that shares are fair.
+    /// Moves requested to level shares.
     pub levelled: u64,
-    /// Egress queues that are reported to take nothing, and how many ever were.
+    /// Egress queues reported as starved.
     pub starved: BTreeSet<Name>,
+    /// Number of such reports so far.
     pub reported: u64,
 }
 
 impl Switching {
-    /// Serves `links`. `tags` are the secrets of the guests that keep the protocol; `spoofed`:
-    /// others may send from their addresses.
+    /// Creates the switch with a port for each of `links`. `tags`: the secrets of honest guests;
+    /// `spoofed`: hostile guests may move their addresses.
     pub fn new(
         links: &[Link],
         tags: Vec<Option<u64>>,
@@ -85,7 +87,7 @@ impl Switching {
             ledger,
             ports,
             table,
-            homes: BTreeMap::new(),
+            owners: BTreeMap::new(),
             mistake,
             balance: Balance::new(count, operators.is_balanced()),
             moves: 0,
@@ -97,16 +99,16 @@ impl Switching {
         switching
     }
 
-    /// Gives every queue to a worker.
+    /// Assigns each queue to a worker.
     fn serve_all(&mut self, operators: Operators, random: &mut Random) {
         for (port, pairs) in self.ports.iter().enumerate() {
             let weight = weight(random);
-            // Some guests' frames are dear.
-            let frame_ns = match operators.is_flooded() {
+            // Frames of some guests are expensive to forward.
+            let frame = Ns::new(match operators.is_flooded() {
                 true => random.within(3000..7000),
                 false if random.one_in(4) => random.within(0..500),
                 false => 20,
-            };
+            });
             for (queue, pair) in pairs.iter().enumerate() {
                 pair.tuning.set_weight(weight);
                 if random.one_in(2) {
@@ -120,28 +122,28 @@ impl Switching {
                     Arc::clone(&pair.tuning),
                 );
                 let name = (port, queue);
-                let served = served(name, source, pair.ingress.clone(), frame_ns);
-                // Those that move by load begin together.
+                let served = served(name, source, pair.ingress.clone(), frame);
+                // Queues that move by load start on one worker.
                 let all = if operators.is_balanced() { 1 } else { self.workers.len() };
                 let to = random.index(all);
-                self.homes.insert(name, to);
-                self.workers[to].adopt(served, 0);
+                self.owners.insert(name, to);
+                self.workers[to].adopt(served, Instant::START);
             }
         }
     }
 
-    /// A step of a worker.
-    pub fn step(&mut self, worker: usize, now_ns: u64) -> Result<Then, Finding> {
+    /// Takes one step of a worker.
+    pub fn step(&mut self, worker: usize, now: Instant) -> Result<Then, Finding> {
         for (load, worker) in self.balance.loads.iter_mut().zip(&self.workers) {
-            load.1 = worker.rests();
+            load.1 = worker.sleeps_until_woken();
         }
-        let then = self.workers[worker].step(now_ns, &mut self.ledger, &mut self.balance);
+        let then = self.workers[worker].step(now, &mut self.ledger, &mut self.balance);
         let finding = self.ledger.finding.take().or(self.workers[worker].finding.take());
         for (name, begins) in std::mem::take(&mut self.workers[worker].starved) {
             let is_new =
                 if begins { self.starved.insert(name) } else { self.starved.remove(&name) };
             if !is_new {
-                let what = format!("queue {name:?} is reported twice ({begins})");
+                let what = format!("queue {name:?} is reported twice (begins: {begins})");
                 return Err(Finding::Starved(what));
             }
             self.reported += u64::from(begins);
@@ -149,8 +151,8 @@ impl Switching {
         finding.map_or(Ok(then), Err)
     }
 
-    /// Passes on what worker `from` has for others; returns whom to wake.
-    pub fn pass(&mut self, from: usize) -> Vec<usize> {
+    /// Delivers commands and queues of worker `from` to others; returns the workers to wake.
+    pub fn dispatch(&mut self, from: usize) -> Vec<usize> {
         let mut woken = Vec::new();
         for (to, command) in std::mem::take(&mut self.workers[from].sends) {
             self.workers[to].commands.push(command);
@@ -164,10 +166,10 @@ impl Switching {
         }
         for (token, to) in std::mem::take(&mut self.balance.moves) {
             let name = name_of(token);
-            // One that was dropped meanwhile, or is on its way, stays where it is.
-            if self.homes.get(&name).is_some_and(|home| *home != to) {
+            // One that was dropped meanwhile, or is there already, does not move.
+            if self.owners.get(&name).is_some_and(|owner| *owner != to) {
                 self.levelled += 1;
-                woken.extend(self.away(name, to));
+                woken.extend(self.give_away(name, to));
             }
         }
         for (served, to) in std::mem::take(&mut self.workers[from].given) {
@@ -176,20 +178,20 @@ impl Switching {
         woken
     }
 
-    /// Moves a queue that worker `from` has stopped serving to worker `to`.
+    /// Moves a queue that worker `from` stopped serving to worker `to`.
     fn hand_over(&mut self, from: usize, to: usize, served: Served) -> Option<usize> {
         let name = served.of.name;
         let token = Token::Ingress(name.0, name.1);
-        // Dropped meanwhile: the command is on its way.
-        if self.homes.get(&name) != Some(&from) {
+        // Dropped meanwhile.
+        if self.owners.get(&name) != Some(&from) {
             return None;
         }
         self.moves += 1;
         if self.mistake == Mistake::LosesQueues && self.moves.is_multiple_of(7) {
             return None;
         }
-        if self.mistake != Mistake::ForgetsHome {
-            self.homes.insert(name, to);
+        if self.mistake != Mistake::ForgetsOwner {
+            self.owners.insert(name, to);
         }
         served.source.tuning.set_worker(to as u8);
         let worker = &mut self.workers[to];
@@ -201,19 +203,19 @@ impl Switching {
         Some(to)
     }
 
-    /// Sends a command to the worker that serves a queue; returns whom to wake.
+    /// Sends a command to the worker that serves a queue; returns the worker to wake.
     fn command(&mut self, name: Name, command: Command) -> Option<usize> {
-        let worker = *self.homes.get(&name)?;
+        let worker = *self.owners.get(&name)?;
         self.workers[worker].commands.push(command);
         Some(worker)
     }
 
-    /// Asks for a queue to be moved; returns whom to wake.
-    pub fn away(&mut self, name: Name, to: usize) -> Option<usize> {
-        self.command(name, Command::Away(name, to % self.workers.len()))
+    /// Requests the move of a queue; returns the worker to wake.
+    pub fn give_away(&mut self, name: Name, to: usize) -> Option<usize> {
+        self.command(name, Command::GiveAway(name, to % self.workers.len()))
     }
 
-    /// An operator changes something about a queue; returns whom to wake.
+    /// Changes a setting of a queue, as an operator; returns the worker to wake.
     pub fn tune(
         &mut self,
         (port, queue): Name,
@@ -234,36 +236,36 @@ impl Switching {
         self.command((port, queue), Command::Poll((port, queue)))
     }
 
-    /// An operator has a queue drained, or ends that; returns whom to wake.
+    /// Begins or ends a drain of a queue, as an operator; returns the worker to wake.
     pub fn drain(&mut self, name: Name, on: bool) -> Option<usize> {
         self.ports[name.0][name.1].tuning.set_drain(on);
         self.command(name, Command::Poll(name))
     }
 
-    /// Whether a queue is drained; `None`: no worker has it.
+    /// Drain state of a queue; `None`: no worker serves it.
     pub fn drained(&self, name: Name) -> Option<Drain> {
-        self.homes.get(&name).map(|_| self.ports[name.0][name.1].tuning.drain())
+        self.owners.get(&name).map(|_| self.ports[name.0][name.1].tuning.drain())
     }
 
-    /// A name for `n`, whatever it is.
+    /// The queue of `port` with index `n`, modulo their number.
     pub fn name(&self, port: usize, n: usize) -> Name {
         (port, n % self.ports[port].len())
     }
 
-    /// The longest that any look or call may be put off, as things are, in ns.
-    pub fn delay_ns_max(&self) -> u64 {
+    /// Longest delay of any poll and call under the current settings.
+    pub fn delay_max(&self) -> Ns {
         let pairs = || self.ports.iter().flatten();
-        let looks = pairs().map(|pair| pair.tuning.poll());
+        let polls = pairs().map(|pair| pair.tuning.poll());
         let queues = self.table.iter().flatten().flat_map(|port| &port.egress);
         let calls = queues.map(EgressQueue::call);
-        let [looks, calls] = [looks.map(delay_ns_max).max(), calls.map(delay_ns_max).max()]
-            .map(Option::unwrap_or_default);
-        let pauses = pairs().map(|pair| pair.pause_ns).max().unwrap_or_default();
-        looks.max(pauses) + calls
+        let [polls, calls] =
+            [polls.map(delay_max).max(), calls.map(delay_max).max()].map(Option::unwrap_or_default);
+        let pauses = pairs().map(|pair| pair.pause).max().unwrap_or_default();
+        polls.max(pauses) + calls
     }
 
-    /// A queue must be served by the worker that is its home, and by no other.
-    pub fn check_homes(&self) -> Result<(), Finding> {
+    /// Checks that each queue is served by exactly one worker.
+    pub fn check_owners(&self) -> Result<(), Finding> {
         let mut served = BTreeMap::new();
         for (w, worker) in self.workers.iter().enumerate() {
             let coming = worker.commands.iter().filter_map(|command| match command {
@@ -273,61 +275,61 @@ impl Switching {
             for name in worker.names().chain(coming) {
                 if let Some(other) = served.insert(name, w) {
                     let what = format!("queue {name:?} is served by workers {w} and {other}");
-                    return Err(Finding::Homeless(what));
+                    return Err(Finding::Ownership(what));
                 }
             }
         }
-        let lost = self.homes.iter().find(|(name, _)| !served.contains_key(name));
+        let lost = self.owners.iter().find(|(name, _)| !served.contains_key(name));
         lost.map_or(Ok(()), |(name, _)| {
-            Err(Finding::Homeless(format!("no worker serves queue {name:?}")))
+            Err(Finding::Ownership(format!("no worker serves queue {name:?}")))
         })
     }
 
-    /// Whom a kick of a ring reaches, and as what.
-    pub fn kicked(&self, port: usize, queue: usize, ring: Ring) -> Option<(usize, Token)> {
+    /// The worker that a kick of a ring reaches, and its token there.
+    pub fn kick_target(&self, port: usize, queue: usize, ring: Ring) -> Option<(usize, Token)> {
         match ring {
             Ring::Tx => {
-                let home = *self.homes.get(&(port, queue))?;
-                Some((home, Token::Ingress(port, queue)))
+                let owner = *self.owners.get(&(port, queue))?;
+                Some((owner, Token::Ingress(port, queue)))
             }
             Ring::Rx => Some((self.ports[port][queue].watcher, Token::Egress(port, queue))),
         }
     }
 
-    /// A guest's kick arrives. False: nobody learns of it now.
+    /// Delivers a guest's kick; false: it is masked and stays pending.
     pub fn kick(&mut self, port: usize, queue: usize, ring: Ring) -> bool {
         self.ports[port][queue].kick(ring)
     }
 
-    /// Kicks that nobody learned of when they came, and that are to arrive now.
-    pub fn kicks_again(&self) -> Vec<(usize, usize, Ring)> {
+    /// Pending kicks that were unmasked, and are to be delivered now.
+    pub fn deferred_kicks(&self) -> Vec<(usize, usize, Ring)> {
         let ports = self.ports.iter().enumerate();
         let pairs = ports.flat_map(|(port, pairs)| {
             pairs.iter().enumerate().map(move |(queue, pair)| (port, queue, pair))
         });
-        let again = |(port, queue, pair): (usize, usize, &Pair)| {
-            pair.kicks_again().map(|ring| (port, queue, ring))
+        let deferred = |(port, queue, pair): (usize, usize, &Pair)| {
+            pair.take_deferred_kick().map(|ring| (port, queue, ring))
         };
-        pairs.filter_map(again).collect()
+        pairs.filter_map(deferred).collect()
     }
 
-    /// Calls to a port's guest since the last look.
+    /// Number of calls to a port's guest since the last time.
     pub fn calls(&mut self, port: usize) -> u64 {
         let mut all = 0;
         for (q, pair) in self.ports[port].iter_mut().enumerate() {
             let [ingress, new] = pair.calls();
             all += ingress;
             if new > 0 {
-                self.ledger.egress(port, q).call_by_ns = u64::MAX;
+                self.ledger.egress(port, q).call_by = Instant::NEVER;
             }
             all += new;
         }
         all
     }
 
-    /// The longest time that a queue's guest may send nothing, in ns.
-    pub fn pause_ns(&self, (port, queue): Name) -> u64 {
-        self.ports[port][queue].pause_ns
+    /// Longest pause of a queue by a rate limit.
+    pub fn pause(&self, (port, queue): Name) -> Ns {
+        self.ports[port][queue].pause
     }
 
     pub fn stats(&self, port: usize, queue: usize) -> (&IngressStats, &EgressStats) {
@@ -335,16 +337,16 @@ impl Switching {
         (&pair.ingress_stats, &pair.egress_stats)
     }
 
-    /// Length of the frame that has waited longest for a queue.
+    /// Length of the oldest frame held for a queue.
     pub fn held_len(&self, port: usize, queue: usize) -> Option<u32> {
         self.table[port].as_ref().expect("ports stay").egress[queue].held_len()
     }
 
-    /// Stops a port, as the control thread does when its guest broke the protocol; returns whom to
+    /// Stops a port, as the control thread does after a fault of its guest; returns the workers to
     /// wake.
-    pub fn stop(&mut self, port: usize, now_ns: u64) -> Vec<usize> {
+    pub fn stop(&mut self, port: usize, now: Instant) -> Vec<usize> {
         self.table[port].as_ref().expect("ports stay").set_active(0);
-        self.ledger.sync(None, now_ns);
+        self.ledger.sync(None, now);
         let mut woken = Vec::new();
         self.starved.retain(|(of, _)| *of != port);
         for queue in 0..self.ports[port].len() {
@@ -352,7 +354,7 @@ impl Switching {
             pair.stop();
             let name = (port, queue);
             woken.extend(self.command(name, Command::Drop(name)));
-            self.homes.remove(&name);
+            self.owners.remove(&name);
         }
         woken
     }

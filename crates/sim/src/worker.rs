@@ -1,8 +1,8 @@
 //! Workers in virtual time: the program's scheduler on the product's ports and forwarder.
 //!
 //! Nothing is decided here. Each step carries out one effect of [`Scheduler`], or a part of one, as
-//! the program's worker does; between two steps the others act. Most [`Mistake`]s are effects that
-//! are dropped or altered here.
+//! the program's worker does; others act between two steps. Most [`Mistake`]s are effects dropped
+//! or altered here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,10 +12,11 @@ use switch::forward::{ArmedFull, Forwarder, PortEvent, Source, Table};
 use switch::frame::Burst;
 use switch::poll::{Costs, State};
 use switch::port::{Fault, Ingress};
-use switch::schedule::{self, Effect, KICK_NS, Scheduler, Took, Why};
+use switch::schedule::{self, BurstResult, Effect, KICK_COST, Scheduler, Why};
+use switch::time::{Instant, Ns};
 use switch::tuning::Drain;
 
-use crate::balance::{Balance, Burden};
+use crate::balance::{Balance, LoadCheck};
 use crate::finding::Finding;
 use crate::flawed::Mistake;
 use crate::ledger::Ledger;
@@ -23,27 +24,27 @@ use crate::random::Random;
 use crate::shares::Shares;
 use crate::shown::shown;
 
-/// Polls that find nothing after which a queue counts as quiet.
-const QUIET_POLLS: u32 = 2;
-/// Times in a row that arming may say there is work and a burst then do nothing.
-const VAIN_MAX: u32 = 3;
-/// What trying a full destination again takes, in ns.
-const RETRY_TAKES_NS: u64 = 400;
+/// Consecutive empty polls after which a queue counts as idle.
+const EMPTY_POLLS_MIN: u32 = 2;
+/// Most consecutive times that arming may report work when a burst does none.
+const SPURIOUS_MAX: u32 = 3;
+/// Duration of a retry of a full destination.
+const RETRY_TAKES: Ns = Ns::new(400);
 
-/// Names an ingress queue: port and queue.
+/// An ingress queue: port and index.
 pub(crate) type Name = (usize, usize);
 
-/// The same, for a scheduler.
+/// Token of a queue for the scheduler.
 pub(crate) fn token((port, queue): Name) -> u64 {
     (port as u64) << 32 | queue as u64
 }
 
-/// The name that a token stands for.
+/// Queue of a token.
 pub(crate) fn name_of(token: u64) -> Name {
     ((token >> 32) as usize, (token as u32) as usize)
 }
 
-/// What a worker's epoll set tells.
+/// An event of a worker's epoll set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Token {
     /// An ingress queue was kicked.
@@ -52,35 +53,37 @@ pub(crate) enum Token {
     Egress(usize, usize),
 }
 
-/// What ends a worker's sleep.
+/// Reason for which a worker is woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
     /// A descriptor.
     Kick(Token),
-    /// It was sent a command.
+    /// It has commands.
     Command,
-    /// Its time is up.
+    /// Its timer expired.
     Timer,
 }
 
-/// What a worker is asked to do between two rounds.
+/// A command for a worker, run between two rounds.
 pub(crate) enum Command {
+    /// Begins to serve a queue.
     Serve(Served),
+    /// Stops serving a queue.
     Drop(Name),
     /// Gives a queue to another worker.
-    Away(Name, usize),
-    /// A queue's settings changed.
+    GiveAway(Name, usize),
+    /// Polls a queue: its settings changed.
     Poll(Name),
-    /// A destination that frames are held for has room.
+    /// Retries destinations for which it holds frames: one of them has room.
     Retry,
 }
 
-/// What an ingress queue is for a worker here.
+/// The simulation's part of an ingress queue.
 pub(crate) struct Io {
     pub name: Name,
     pub ingress: Arc<Mutex<dyn Ingress>>,
-    /// What a burst costs for each frame, in ns.
-    pub frame_ns: u64,
+    /// Cost of a burst per frame.
+    pub frame: Ns,
 }
 
 /// An ingress queue to serve.
@@ -89,35 +92,36 @@ pub(crate) type Served = schedule::Served<Io>;
 /// A served queue and its state.
 pub(crate) type Queue = schedule::Queue<Io>;
 
-/// What is seen of a queue.
+/// Observations of a queue.
 #[derive(Default)]
 struct Notes {
-    /// Polls in vain since anything happened elsewhere.
-    quiet: u32,
-    /// Times in a row that there was work, and none was done.
-    vain: u32,
+    /// Consecutive empty polls since the last external event.
+    empty_polls: u32,
+    /// Consecutive times that arming reported work when the burst had done none.
+    spurious: u32,
+    /// Frames shown when it was last armed.
     shown: u64,
-    /// It came from another worker, and was not polled yet.
+    /// Received from another worker and not polled yet.
     is_new: bool,
 }
 
-/// What a worker wants after a step.
+/// A worker's next action after a step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Then {
-    /// Another step.
+    /// Takes another step.
     Go,
-    /// Sleep, for so long at most.
-    Sleep(Option<u64>),
+    /// Sleeps, at most for the given time.
+    Sleep(Option<Ns>),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// The scheduler's next effect.
+    /// Carries out the scheduler's next effect.
     Go,
-    /// A queue is to be armed; its burst found so many frames.
+    /// Arms a queue, given its index and the number of frames of its burst.
     Arm(usize, usize),
-    /// About to sleep, for so long at most.
-    Wait(Option<u64>),
+    /// About to sleep, at most for the given time.
+    Wait(Option<Ns>),
     Asleep,
     Woken,
 }
@@ -130,52 +134,55 @@ pub(crate) struct Worker {
     mistake: Mistake,
     notes: BTreeMap<u64, Notes>,
     shares: Shares,
-    /// Kicks that it has not seen.
+    /// Kicks not handled yet.
     pub pending: BTreeSet<Token>,
-    /// Queues whose kicks it does not wait for.
+    /// Queues whose kicks are muted.
     muted: BTreeSet<Name>,
-    /// Those of them that it waits for again since the last step.
+    /// Queues unmuted since the last step.
     pub unmuted: Vec<Name>,
     pub commands: Vec<Command>,
-    /// Someone wrote to its own descriptor since it last polled.
+    /// It was notified of commands since it last polled.
     signalled: bool,
-    /// Ports whose guests broke the protocol.
+    /// Ports whose guests violated the protocol.
     pub faults: Vec<(usize, Fault)>,
-    /// Egress queues that take nothing for long, or (false) do again.
+    /// Egress queues whose starvation began, or (false) ended.
     pub starved: Vec<(Name, bool)>,
     /// Commands for other workers.
     pub sends: Vec<(usize, Command)>,
-    /// Queues that it stopped serving, and who is to get them.
+    /// Queues given away, and their new workers.
     pub given: Vec<(Served, usize)>,
-    /// Which of its timers counts.
+    /// Number of its current sleep: timers of earlier sleeps are ignored.
     pub timer: u64,
     phase: Phase,
-    /// The clock as it last read it; whether a turn is over, and it is to be read.
-    time_ns: u64,
+    /// Time when it last read the clock.
+    time: Instant,
+    /// A turn is over: it reads the clock next.
     reads_clock: bool,
     scratch: Burst<'static>,
-    /// Nothing but its timer ended the last sleep.
+    /// The last sleep was ended by its timer.
     timed_out: bool,
     /// A round is about to begin.
     begins: bool,
-    /// When the last one began, by its clock.
-    pub began_ns: u64,
-    /// What the last step cost beyond what every step costs.
-    extra_ns: u64,
-    /// The books' progress when this round began.
+    /// Start of the last round, by its clock.
+    pub began: Instant,
+    /// Duration of the last step beyond that of every step.
+    extra: Ns,
+    /// The ledger's progress when this round began.
     progress: u64,
-    progress_ns: u64,
-    /// Rounds in which nothing happened.
+    /// Time of the last progress.
+    progressed: Instant,
+    /// Consecutive rounds without progress.
     idle_rounds: u32,
+    /// Sleeps with a warm queue.
     pub naps: u64,
-    burden: Burden,
-    /// It sleeps only until a time that is set, and is as loaded as before.
+    load_check: LoadCheck,
+    /// Its sleep ends at a set time, so it counts as loaded as before.
     naps_now: bool,
-    /// Queues that it was asked to give away.
-    asked: BTreeSet<u64>,
-    /// Queues that it gave away for its load.
+    /// Queues that it gives away by command.
+    requested: BTreeSet<u64>,
+    /// Number of queues given away by load.
     pub by_load: u64,
-    /// What was found wrong.
+    /// The first violation in a step.
     pub finding: Option<Finding>,
 }
 
@@ -210,20 +217,20 @@ impl Worker {
             given: Vec::new(),
             timer: 0,
             phase: Phase::Go,
-            time_ns: 0,
+            time: Instant::START,
             reads_clock: false,
             scratch: Burst::default(),
             timed_out: false,
             begins: false,
-            began_ns: 0,
-            extra_ns: 0,
+            began: Instant::START,
+            extra: Ns::ZERO,
             progress: 0,
-            progress_ns: 0,
+            progressed: Instant::START,
             idle_rounds: 0,
             naps: 0,
-            burden: Burden::default(),
+            load_check: LoadCheck::default(),
             naps_now: false,
-            asked: BTreeSet::new(),
+            requested: BTreeSet::new(),
             by_load: 0,
             finding: None,
         }
@@ -233,14 +240,14 @@ impl Worker {
         self.scheduler.queues()
     }
 
-    /// Names of the queues that it serves, or is about to give away.
+    /// Queues that it serves or is about to give away.
     pub fn names(&self) -> impl Iterator<Item = Name> {
         let leaving = self.scheduler.leaving().map(|served| served.of.name);
         self.queues().iter().map(|queue| queue.served.of.name).chain(leaving)
     }
 
-    /// Whether it sleeps until something wakes it.
-    pub fn rests(&self) -> bool {
+    /// Whether it sleeps without a nap timer.
+    pub fn sleeps_until_woken(&self) -> bool {
         self.is_asleep() && !self.naps_now
     }
 
@@ -248,50 +255,53 @@ impl Worker {
         self.phase == Phase::Asleep
     }
 
-    /// Whether it found room for frames that worker `other` holds, and will wake it.
+    /// Whether it found room for frames held by worker `other`, and will wake that one.
     pub fn will_wake(&self, other: usize) -> bool {
         self.scheduler.wakes() & 1 << other != 0
     }
 
-    /// Whether it waits for queue `queue` of `port`.
+    /// Whether it retries queue `queue` of `port`, for which it holds frames or paused queues.
     pub fn waits_for(&self, port: usize, queue: usize) -> bool {
         self.forwarder.is_blocked_by(PortId(port as u16), queue as u16)
     }
 
-    /// Whether it is about to poll a queue, as someone asked it to.
+    /// Whether it has a command to poll a queue.
     pub fn will_poll(&self, name: Name) -> bool {
-        let asks = |command: &Command| matches!(command, Command::Poll(of) if *of == name);
-        self.commands.iter().any(asks)
+        let is_poll = |command: &Command| matches!(command, Command::Poll(of) if *of == name);
+        self.commands.iter().any(is_poll)
     }
 
-    /// Whether nothing more will come of it by itself.
-    pub fn is_idle(&self, now_ns: u64) -> bool {
-        // Held frames are delivered or given up at some time, or else forgotten.
-        if self.forwarder.is_blocked() && now_ns.saturating_sub(self.progress_ns) < 2_000_000_000 {
+    /// Whether it does nothing more without an external event.
+    pub fn is_idle(&self, now: Instant) -> bool {
+        // Held frames are delivered or age; without progress for long, they were forgotten.
+        if self.forwarder.is_blocked() && now - self.progressed < Ns::from_secs(2) {
             return false;
         }
-        let told = self.commands.is_empty() && self.pending.is_empty();
-        let naps = |q: &Queue| q.state() == State::Warm && is_soon(q.nap_until_ns(), now_ns);
-        let polls = |q: &&Queue| q.is_listed() || naps(q);
-        let is_quiet = |q: &Queue| self.notes[&q.served.token].quiet >= QUIET_POLLS;
-        let quiet = self.queues().iter().filter(polls).all(is_quiet);
-        let polling = self.queues().iter().any(|q| polls(&q));
-        told && quiet && self.forwarder.late().is_none() && (self.is_asleep() || polling)
+        let no_input = self.commands.is_empty() && self.pending.is_empty();
+        let naps = |q: &Queue| q.state() == State::Warm && is_soon(q.nap_until(), now);
+        let is_polled = |q: &&Queue| q.is_listed() || naps(q);
+        let is_empty = |q: &Queue| self.notes[&q.served.token].empty_polls >= EMPTY_POLLS_MIN;
+        let all_empty = self.queues().iter().filter(is_polled).all(is_empty);
+        let polling = self.queues().iter().any(|q| is_polled(&q));
+        no_input
+            && all_empty
+            && self.forwarder.next_notification().is_none()
+            && (self.is_asleep() || polling)
     }
 
-    /// Something happened that it may be concerned with.
-    pub fn disturb(&mut self) {
-        self.notes.values_mut().for_each(|notes| notes.quiet = 0);
+    /// Resets the counts of empty polls after an external event.
+    pub fn reset_empty_polls(&mut self) {
+        self.notes.values_mut().for_each(|notes| notes.empty_polls = 0);
     }
 
-    /// How long the last step took, in ns.
-    pub fn delay(&mut self, random: &mut Random) -> u64 {
-        // A round that finds nothing may as well be a long one.
+    /// Random duration of the last step.
+    pub fn delay(&mut self, random: &mut Random) -> Ns {
+        // Longer steps in idle rounds save events.
         let least = random.within(100..1500) << self.idle_rounds.min(4);
-        least + std::mem::take(&mut self.extra_ns)
+        Ns::new(least) + std::mem::take(&mut self.extra)
     }
 
-    /// Something wakes it, if it sleeps. Returns whether it does.
+    /// Delivers a kick, notification or timer. Returns whether it ends a sleep.
     pub fn wake(&mut self, wake: Wake) -> bool {
         match wake {
             Wake::Kick(Token::Ingress(port, queue)) if self.muted.contains(&(port, queue)) => {
@@ -309,49 +319,49 @@ impl Worker {
     }
 
     /// Begins to serve a queue.
-    pub fn adopt(&mut self, served: Served, now_ns: u64) {
-        let notes = Notes { is_new: now_ns > 0, ..Notes::default() };
+    pub fn adopt(&mut self, served: Served, now: Instant) {
+        let notes = Notes { is_new: now > Instant::START, ..Notes::default() };
         self.notes.insert(served.token, notes);
-        self.scheduler.add(served, now_ns);
+        self.scheduler.add(served, now);
     }
 
     // ---- steps ----
 
-    /// One step.
-    pub fn step(&mut self, now_ns: u64, ledger: &mut Ledger, balance: &mut Balance) -> Then {
+    /// Takes one step.
+    pub fn step(&mut self, now: Instant, ledger: &mut Ledger, balance: &mut Balance) -> Then {
         match self.phase {
             Phase::Go => {
                 if std::mem::take(&mut self.reads_clock) {
-                    self.shares.end_turn(now_ns);
-                    self.time_ns = now_ns;
+                    self.shares.end_turn(now);
+                    self.time = now;
                 }
-                self.go_on(now_ns, ledger, balance);
+                self.run_effects(now, ledger, balance);
             }
             Phase::Arm(at, frames) => self.arm(at, frames, ledger),
-            Phase::Wait(timeout_ns) => {
+            Phase::Wait(timeout) => {
                 if self.pending.is_empty() && !self.signalled {
                     self.phase = Phase::Asleep;
                     self.timer += 1;
-                    return Then::Sleep(timeout_ns);
+                    return Then::Sleep(timeout);
                 }
                 self.timed_out = false;
-                self.end_wait(now_ns);
+                self.end_wait(now);
             }
-            Phase::Woken => self.end_wait(now_ns),
-            Phase::Asleep => unreachable!("wake comes first"),
+            Phase::Woken => self.end_wait(now),
+            Phase::Asleep => unreachable!("it is woken before its next step"),
         }
         Then::Go
     }
 
-    /// Up to the next effect that takes time or touches what others see.
-    fn go_on(&mut self, now_ns: u64, ledger: &mut Ledger, balance: &mut Balance) {
+    /// Carries out effects up to the next one that takes time or is visible to others.
+    fn run_effects(&mut self, now: Instant, ledger: &mut Ledger, balance: &mut Balance) {
         loop {
-            let effect = self.scheduler.next(self.time_ns, &self.forwarder);
-            if !is_asked_for(&effect) && std::mem::take(&mut self.begins) {
-                self.began_ns = self.time_ns;
+            let effect = self.scheduler.next(self.time, &self.forwarder);
+            if !follows_event(&effect) && std::mem::take(&mut self.begins) {
+                self.began = self.time;
             }
             let commands = !self.commands.is_empty();
-            let is_own = match effect {
+            let is_private = match effect {
                 Effect::RunCommands => !commands,
                 Effect::Measure { .. } => true,
                 _ => false,
@@ -359,23 +369,23 @@ impl Worker {
             if let Effect::Measure { load, ends_period } = effect {
                 self.measure(load, ends_period, balance);
             }
-            self.carry_out(effect, now_ns, ledger);
-            if !is_own || self.finding.is_some() {
+            self.carry_out(effect, now, ledger);
+            if !is_private || self.finding.is_some() {
                 break;
             }
         }
     }
 
-    fn carry_out(&mut self, effect: Effect<Io>, now_ns: u64, ledger: &mut Ledger) {
+    fn carry_out(&mut self, effect: Effect<Io>, now: Instant, ledger: &mut Ledger) {
         match effect {
             Effect::RunCommands => {
-                self.end_round(now_ns, ledger);
-                self.run_commands(now_ns);
+                self.end_round(now, ledger);
+                self.run_commands(now);
             }
-            Effect::Serve { at, max } => self.serve(at, max, now_ns, ledger),
-            Effect::NotifyLate { rests } => {
+            Effect::Serve { at, max } => self.serve(at, max, now, ledger),
+            Effect::NotifyDue { rests } => {
                 if self.mistake != Mistake::ForgetsLateCalls {
-                    self.forwarder.notify_late(self.time_ns, rests);
+                    self.forwarder.notify_due(self.time, rests);
                 }
             }
             Effect::Disarm { at } => lock(&self.scheduler.queue(at).served.of.ingress).disarm(),
@@ -389,7 +399,7 @@ impl Worker {
                 self.muted.remove(&name);
                 self.unmuted.push(name);
             }
-            Effect::Retry { all, why } => self.retry(all, why, now_ns, ledger),
+            Effect::Retry { all, why } => self.retry(all, why, now, ledger),
             Effect::Wake(workers) => {
                 let others = (0..64).filter(|w| workers & 1 << w != 0);
                 self.sends.extend(others.map(|w| (w, Command::Retry)));
@@ -398,11 +408,11 @@ impl Worker {
             Effect::Give { queues, to } => {
                 for served in queues {
                     self.forget(&served);
-                    self.by_load += u64::from(!self.asked.remove(&served.token));
+                    self.by_load += u64::from(!self.requested.remove(&served.token));
                     self.given.push((served, to));
                 }
             }
-            Effect::PollKicks => self.kicks(now_ns),
+            Effect::PollKicks => self.take_kicks(now),
             Effect::ArmFull => {
                 let busy = self.queues().iter().any(Queue::is_listed);
                 let skips = busy && self.mistake == Mistake::BusyForgetsHeld;
@@ -412,27 +422,27 @@ impl Worker {
                 };
                 self.scheduler.record_arm_full(armed);
             }
-            Effect::Wait { timeout_ns, naps } => {
+            Effect::Wait { timeout, naps } => {
                 self.naps_now = naps;
-                self.wait(timeout_ns, now_ns);
+                self.wait(timeout, now);
             }
         }
     }
 
-    /// A load measurement ended.
+    /// Publishes a load measurement, and moves queues by load.
     fn measure(&mut self, load: u32, ends_period: bool, balance: &mut Balance) {
-        let Self { scheduler, shares, burden, time_ns, mistake, .. } = self;
+        let Self { scheduler, shares, load_check, time, mistake, .. } = self;
         let me = usize::from(self.index);
         balance.loads[me].0 = load;
         if !balance.is_on {
             if ends_period {
-                scheduler.skip_period(*time_ns);
+                scheduler.skip_period(*time);
             }
             return;
         }
         if ends_period && balance.may_report() {
             let Balance { leveller, loads, moves, .. } = balance;
-            moves.extend(scheduler.level(leveller, *time_ns, |w| loads[w].1));
+            moves.extend(scheduler.level(leveller, *time, |w| loads[w].1));
             shares.set_elsewhere(leveller.elsewhere(me));
         }
         if *mistake != Mistake::NeverBalances {
@@ -440,46 +450,46 @@ impl Worker {
         }
         let others = balance.loads().enumerate().filter(|(w, _)| *w != me);
         let least = others.map(|(_, load)| load).min().unwrap_or(u32::MAX);
-        let heavy = burden.judge((load, least), scheduler.queues(), *time_ns);
-        self.found(heavy.map(Finding::Unbalanced));
+        let overload = load_check.check((load, least), scheduler.queues(), *time);
+        self.record_finding(overload.map(Finding::Unbalanced));
     }
 
-    fn end_round(&mut self, now_ns: u64, ledger: &Ledger) {
+    fn end_round(&mut self, now: Instant, ledger: &Ledger) {
         self.begins = true;
         self.idle_rounds += 1;
         if self.progress != ledger.progress {
-            (self.progress, self.progress_ns, self.idle_rounds) = (ledger.progress, now_ns, 0);
+            (self.progress, self.progressed, self.idle_rounds) = (ledger.progress, now, 0);
         }
         let unfair = self.shares.end_round(self.scheduler.queues());
-        self.found(unfair.map(Finding::Unfair));
+        self.record_finding(unfair.map(Finding::Unfair));
     }
 
-    fn found(&mut self, finding: Option<Finding>) {
+    fn record_finding(&mut self, finding: Option<Finding>) {
         if self.finding.is_none() {
             self.finding = finding;
         }
     }
 
-    fn run_commands(&mut self, now_ns: u64) {
+    fn run_commands(&mut self, now: Instant) {
         if !self.commands.is_empty() {
-            self.time_ns = now_ns;
+            self.time = now;
         }
         for command in std::mem::take(&mut self.commands) {
             match command {
-                Command::Serve(served) => self.adopt(served, now_ns),
+                Command::Serve(served) => self.adopt(served, now),
                 Command::Drop(name) => {
                     if let Some(served) = self.scheduler.remove(token(name)) {
                         self.forget(&served);
-                        served.source.tuning.drained();
+                        served.source.tuning.complete_drain();
                     }
                 }
-                Command::Away(name, to) => {
-                    self.asked.insert(token(name));
+                Command::GiveAway(name, to) => {
+                    self.requested.insert(token(name));
                     self.scheduler.give_away(token(name), to);
                 }
                 Command::Poll(name) => {
                     self.scheduler.poll(token(name));
-                    self.note(name).quiet = 0;
+                    self.note(name).empty_polls = 0;
                 }
                 Command::Retry => self.scheduler.wake(1 << self.index),
             }
@@ -497,36 +507,36 @@ impl Worker {
         self.notes.entry(token(name)).or_default()
     }
 
-    /// One burst.
-    fn serve(&mut self, at: usize, max: usize, now_ns: u64, ledger: &mut Ledger) {
+    /// Serves one burst.
+    fn serve(&mut self, at: usize, max: usize, now: Instant, ledger: &mut Ledger) {
         let queue = self.scheduler.queue(at);
         let schedule::Served { source, of, token, .. } = &queue.served;
         let notes = self.notes.get_mut(token).expect("it is served");
         let (token, name) = (*token, of.name);
         if std::mem::take(&mut notes.is_new) && self.mistake == Mistake::AdoptsCold {
             self.reads_clock = true;
-            if self.scheduler.record_burst(&Took::default()) == schedule::Then::Arm {
+            if self.scheduler.record_burst(&BurstResult::default()) == schedule::Then::Arm {
                 self.scheduler.record_arm(true, None);
             }
             return;
         }
         let mut ingress = lock(&of.ingress);
-        let mut shown = shown(&mut *ingress, name, ledger, now_ns);
+        let mut shown = shown(&mut *ingress, name, ledger, now);
         let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
         let drained = source.tuning.drain() != Drain::Off;
-        let mut took = schedule::burst(source, max, &mut shown, forwarder, scratch, self.time_ns);
+        let mut took = schedule::burst(source, max, &mut shown, forwarder, scratch, self.time);
         let shown_frames = shown.hooks.frames;
-        self.extra_ns += shown_frames * of.frame_ns;
-        let is_due = ingress.due().is_some_and(|at_ns| is_soon(at_ns, now_ns));
+        self.extra += of.frame * shown_frames;
+        let is_due = ingress.due().is_some_and(|at| is_soon(at, now));
         drop(ingress);
-        ledger.sync(None, now_ns);
-        notes.quiet = if took.frames > 0 || is_due { 0 } else { notes.quiet + 1 };
-        self.shares.begin_turn(token, took.frames, self.time_ns);
+        ledger.sync(None, now);
+        notes.empty_polls = if took.frames > 0 || is_due { 0 } else { notes.empty_polls + 1 };
+        self.shares.begin_turn(token, took.frames, self.time);
         let events = std::mem::take(&mut took.findings.events);
         self.blame(source.port, took.fault.take(), events);
         let frames = took.frames;
         if drained && (shown_frames, frames) != (0, 0) {
-            self.found(Some(Finding::Drained(format!("queue {name:?}: {frames} frames"))));
+            self.record_finding(Some(Finding::Drained(format!("queue {name:?}: {frames} frames"))));
         }
         if self.mistake == Mistake::IgnoresDebt {
             took.frames = 0;
@@ -537,7 +547,7 @@ impl Worker {
         }
     }
 
-    /// Ports whose guests broke the protocol, `fault` that of the sender `from`.
+    /// Records the events of a burst, and the fault of its sender `from`.
     fn blame(&mut self, from: PortId, fault: Option<Fault>, mut events: Vec<PortEvent>) {
         if self.mistake == Mistake::BlamesSender {
             for event in &mut events {
@@ -563,7 +573,7 @@ impl Worker {
         }
     }
 
-    /// Arms the queue just served; if there is work, it is polled on.
+    /// Arms the queue just served; it stays hot if there is work.
     fn arm(&mut self, at: usize, frames: usize, ledger: &Ledger) {
         (self.phase, self.reads_clock) = (Phase::Go, true);
         let queue = self.scheduler.queue(at);
@@ -573,38 +583,38 @@ impl Worker {
         self.scheduler.record_arm(nothing, due);
         let notes = self.notes.get_mut(&token).expect("it is served");
         let shown = ledger.ingress(port, index).shown;
-        let vain = !nothing && frames == 0 && shown == notes.shown;
-        notes.vain = if vain { notes.vain + 1 } else { 0 };
+        let spurious = !nothing && frames == 0 && shown == notes.shown;
+        notes.spurious = if spurious { notes.spurious + 1 } else { 0 };
         notes.shown = shown;
-        if notes.vain > VAIN_MAX && ledger.is_honest(port) {
-            let what = format!("queue {index} of port {port} has work, and a burst does none");
-            self.found(Some(Finding::Spins(what)));
+        if notes.spurious > SPURIOUS_MAX && ledger.is_honest(port) {
+            let what = format!("queue {index} of port {port} has work, but bursts do none");
+            self.record_finding(Some(Finding::Spins(what)));
         }
     }
 
-    /// Delivers what is held for destinations that may have room.
-    fn retry(&mut self, all: bool, why: Why, now_ns: u64, ledger: &mut Ledger) {
+    /// Retries destinations that may have room.
+    fn retry(&mut self, all: bool, why: Why, now: Instant, ledger: &mut Ledger) {
         let skips = match self.mistake {
             Mistake::NeverRetries => all,
             Mistake::BusyForgetsHeld => why == Why::Busy,
-            Mistake::GivesUpInSilence => why == Why::Late && !self.timed_out,
+            Mistake::RetriesAfterTimeoutOnly => why == Why::Late && !self.timed_out,
             _ => false,
         };
         if skips {
             return;
         }
-        let Self { forwarder, scheduler, shares, extra_ns, .. } = self;
-        let findings = forwarder.retry_each(all, self.time_ns, |(port, queue), _| {
+        let Self { forwarder, scheduler, shares, extra, .. } = self;
+        let findings = forwarder.retry_with(all, self.time, |(port, queue), _| {
             let payer = token((port.0.into(), queue.into()));
-            scheduler.record_delivery(payer, RETRY_TAKES_NS);
-            shares.charge(payer, RETRY_TAKES_NS);
-            *extra_ns += RETRY_TAKES_NS;
+            scheduler.record_delivery(payer, RETRY_TAKES);
+            shares.charge(payer, RETRY_TAKES);
+            *extra += RETRY_TAKES;
         });
-        ledger.sync(None, now_ns);
-        // Whose fault it is has nothing to do with who sends.
+        ledger.sync(None, now);
+        // These faults are of destinations, whoever the senders are.
         self.record_events(findings.events);
         if self.mistake != Mistake::ForgetsPaused {
-            self.disturb();
+            self.reset_empty_polls();
             self.scheduler.record_retry(all, findings.wake, &self.forwarder);
         } else {
             self.scheduler.wake(findings.wake);
@@ -613,19 +623,19 @@ impl Worker {
 
     // ---- kicks and sleep ----
 
-    /// Sees all kicks that arrived.
-    fn kicks(&mut self, now_ns: u64) {
+    /// Handles all kicks that arrived.
+    fn take_kicks(&mut self, now: Instant) {
         self.signalled = false;
         let kicks = std::mem::take(&mut self.pending);
-        self.time_ns = now_ns;
+        self.time = now;
         for kick in kicks {
             match kick {
                 Token::Ingress(port, queue) => {
-                    // It may have moved on.
+                    // The queue may have moved to another worker.
                     let token = token((port, queue));
-                    if self.scheduler.kick(token, now_ns) {
-                        self.shares.charge(token, KICK_NS);
-                        self.note((port, queue)).quiet = 0;
+                    if self.scheduler.kick(token, now) {
+                        self.shares.charge(token, KICK_COST);
+                        self.note((port, queue)).empty_polls = 0;
                     }
                 }
                 Token::Egress(port, queue) => {
@@ -634,13 +644,13 @@ impl Worker {
                     if self.scheduler.kick_room(egress, payer) {
                         self.starved.push(((port, queue), false));
                     }
-                    self.shares.charge(payer, KICK_NS);
+                    self.shares.charge(payer, KICK_COST);
                 }
             }
         }
     }
 
-    fn wait(&mut self, timeout_ns: Option<u64>, now_ns: u64) {
+    fn wait(&mut self, timeout: Option<Ns>, now: Instant) {
         if !self.commands.is_empty() {
             self.scheduler.record_wait(false);
             return;
@@ -648,38 +658,38 @@ impl Worker {
         let naps = self.queues().iter().any(|queue| queue.state() == State::Warm);
         let forgets = match self.mistake {
             Mistake::ForgetsNaps => naps,
-            Mistake::NapsForEver => naps && now_ns.is_multiple_of(3),
+            Mistake::NapsForever => naps && now.ns().is_multiple_of(3),
             _ => false,
         };
         self.naps += u64::from(naps);
-        self.phase = Phase::Wait(timeout_ns.filter(|_| !forgets));
+        self.phase = Phase::Wait(timeout.filter(|_| !forgets));
     }
 
-    fn end_wait(&mut self, now_ns: u64) {
+    fn end_wait(&mut self, now: Instant) {
         self.phase = Phase::Go;
-        self.kicks(now_ns);
+        self.take_kicks(now);
         self.scheduler.record_wait(true);
     }
 }
 
-/// Whether a time is near enough to wait for it. The rest of a packet that never comes is not.
-fn is_soon(at_ns: u64, now_ns: u64) -> bool {
-    at_ns < now_ns + 1_000_000_000
+/// Whether a time is near. The timeout of an incomplete packet is not.
+fn is_soon(at: Instant, now: Instant) -> bool {
+    at < now + Ns::from_secs(1)
 }
 
-/// Whether an event asked for an effect, which comes before all others.
-fn is_asked_for(effect: &Effect<Io>) -> bool {
+/// Whether an effect follows from an event, and so precedes all others.
+fn follows_event(effect: &Effect<Io>) -> bool {
     use Effect::{Disarm, Give, Mute, Retry, Unmute, Wake};
     let room = matches!(effect, Retry { why: Why::Room, .. });
     room || matches!(effect, Disarm { .. } | Mute { .. } | Unmute { .. } | Give { .. } | Wake(_))
 }
 
-/// Where a queue's frames come from.
+/// Describes an ingress queue for the scheduler.
 pub(crate) fn served(
     name: Name,
     source: Source,
     ingress: Arc<Mutex<dyn Ingress>>,
-    frame_ns: u64,
+    frame: Ns,
 ) -> Served {
-    Served { token: token(name), source, notifies: true, of: Io { name, ingress, frame_ns } }
+    Served { token: token(name), source, notifies: true, of: Io { name, ingress, frame } }
 }

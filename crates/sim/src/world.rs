@@ -1,5 +1,5 @@
-//! Virtual time: everyone acts in small steps, in an order that the seed decides, and after each
-//! step all must be well.
+//! Virtual time: guests and workers act in small steps, in an order drawn from the seed. All
+//! invariants are checked after each step.
 
 mod checks;
 
@@ -7,9 +7,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
-use switch::forward::{Mode, STARVED_NS};
-use switch::hold::{RETRY_NS, WAIT_NS_MAX};
-use switch::poll::TIMER_IDLE_NS;
+use switch::forward::{Mode, STARVED_AFTER};
+use switch::hold::{RETRY_INTERVAL, WAIT_MAX};
+use switch::poll::TIMER_IDLE;
+use switch::time::{Instant, Ns};
 use switch::tuning::Drain;
 
 use crate::cast::{Cast, starving};
@@ -23,63 +24,63 @@ use crate::settings::Operators;
 use crate::switching::Switching;
 use crate::worker::{Name, Then, Wake};
 
-/// How long the applications want frames sent, in ns.
-const TRAFFIC_NS: u64 = 3_000_000;
-/// Most frames of a guest that storms.
+/// Time in which the applications send frames.
+const TRAFFIC: Ns = Ns::from_ms(3);
+/// Most frames of a storm: frames to an unknown address, or to a stalled receiver.
 const STORM: u64 = 1000;
-/// Most frames of a guest that floods.
+/// Most frames of a flood on one queue.
 const FLOOD: u64 = 8000;
-/// After healing: so many times a little traffic, and then all must drain again. Each is another
-/// chance for a wake-up to be lost with nothing behind it that would hide the loss.
+/// Waves of little traffic after healing; all must drain after each. In each one, a wake-up may be
+/// lost without later traffic to hide the loss.
 const WAVES: u64 = 14;
-/// How long the traffic of a wave lasts, at most, in ns.
-const WAVE_NS: u64 = 40_000;
-/// How long after the last wish of a wave all must be done, in ns: less than the timer that saves
-/// frames when a wake-up was lost.
-const DRAIN_NS: u64 = 10_000_000;
-/// The same where guests may still wait for others that never take anything.
-const SETTLE_NS: u64 = 5_000_000_000;
-/// Times that the longest delay of the policies may add to it, one after another.
-const PATIENCE: u64 = 200;
-/// How long a worker may be busy with other things when something is to be done, in ns; and where
-/// frames are dear.
-const BUSY_NS: u64 = 3_000_000;
-const FLOODED_NS: u64 = 20_000_000;
-/// Events after which a run that should have come to rest has not.
+/// Longest time of a wave's traffic.
+const WAVE: Ns = Ns::from_us(40);
+/// Time from the end of a wave's traffic by which all must be drained: shorter than the timer that
+/// would make up for a lost wake-up.
+const DRAIN: Ns = Ns::from_ms(10);
+/// The same while frames may be held for guests that take none.
+const SETTLE: Ns = Ns::from_secs(5);
+/// Number of the policies' longest delays that may add up to it.
+const DELAYS_MAX: u64 = 200;
+/// Longest time in which a worker may be busy with other work; the second one where frames are
+/// expensive to forward.
+const BUSY: Ns = Ns::from_ms(3);
+const BUSY_FLOODED: Ns = Ns::from_ms(20);
+/// Most events of a run.
 const EVENTS_MAX: u64 = 2_000_000;
 
-/// What a run did, to see that it did something.
+/// What happened in a run, to check the coverage of the seeds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Guests that kept the protocol.
+    /// Honest guests: those that follow the protocol.
     pub honest: u64,
-    /// Guests that did not.
+    /// Hostile guests.
     pub hostile: u64,
-    /// Why those of them that were stopped were, and how often.
+    /// Faults for which ports were stopped, with their number. Digits are left out.
     pub faults: BTreeMap<String, u64>,
-    /// Every counter of every queue, summed up by direction and name.
+    /// Sums of the counters of all queues, by direction and name.
     pub counters: BTreeMap<String, u64>,
-    /// Frames that arrived at honest guests.
+    /// Frames received by honest guests.
     pub frames: u64,
     /// Kicks and calls.
     pub wakes: u64,
-    /// Times that a worker slept.
+    /// Sleeps of workers.
     pub sleeps: u64,
-    /// Times that a queue was left alone for a time.
+    /// Sleeps of workers that had a warm queue.
     pub naps: u64,
-    /// Queues that went from one worker to another.
+    /// Moves of queues between workers.
     pub moves: u64,
-    /// Those of them that went by load.
+    /// Those of them by load.
     pub by_load: u64,
-    /// Queues that were to move so that shares are fair over all workers.
+    /// Moves requested to level shares over all workers.
     pub levelled: u64,
-    /// Settings changed while frames passed.
+    /// Settings changed under traffic.
     pub tunes: u64,
-    /// Queues that were drained.
+    /// Completed drains of queues.
     pub drains: u64,
-    /// Receivers that were reported to take nothing.
+    /// Receivers reported as starved.
     pub starved: u64,
-    /// Steps of everyone.
+    /// Events processed.
     pub events: u64,
 }
 
@@ -87,46 +88,47 @@ pub struct Report {
 enum Event {
     /// A step of a worker.
     Work(usize),
-    /// A worker has slept for as long as it wanted.
+    /// The timer of a worker's sleep expires.
     Timer(usize, u64),
-    /// A worker is told that a receiver made room.
-    Poke(usize),
+    /// A worker is notified of commands.
+    Notify(usize),
     /// A kick reaches a worker.
     Kick(usize, usize, Ring),
     /// A guest's step.
     Step(usize),
-    /// A call reaches a guest, or its application wants something.
+    /// A call reaches a guest, or its application wakes it.
     Call(usize),
-    /// The application of a guest wants frames sent.
+    /// The application of a guest sends frames.
     App {
         from: usize,
         to: To,
         flow: u16,
         frames: u64,
     },
-    /// A port is stopped, because of its guest's fault.
+    /// A port is stopped after a fault of its guest.
     Stop(usize),
     /// A queue moves to another worker.
     Move(Name, usize),
-    /// An operator changes settings of a queue.
+    /// An operator changes a setting of a queue.
     Tune(Name),
-    /// An operator has a queue drained; and ends that, so long after.
+    /// An operator drains a queue, and ends that after the given time.
     Drain(Name),
-    Undrain(Name, u64),
-    /// Nothing happens for a while.
-    Rest,
-    /// Slow guests become quick, hostile ones silent.
+    Undrain(Name, Ns),
+    /// The end of a time without traffic.
+    Idle,
+    /// Slow guests become fast, stalled ones take frames again, hostile ones go idle.
     Heal,
 }
 
 impl Event {
-    /// Whether it is not a worker's own: these know by themselves whether they are done.
-    fn is_other(&self) -> bool {
+    /// Whether it is anything but a step or timer of a worker. A run ends when no external event is
+    /// left and all workers are idle.
+    fn is_external(&self) -> bool {
         !matches!(self, Self::Work(_) | Self::Timer(..))
     }
 }
 
-/// Whether a guest acts, and whether a call waits for it.
+/// Whether a guest is awake, and whether a call arrived meanwhile.
 #[derive(Clone, Copy, Default)]
 struct Actor {
     awake: bool,
@@ -136,38 +138,36 @@ struct Actor {
 /// A run: guests, the switch, and time.
 pub(crate) struct World {
     random: Random,
-    now_ns: u64,
-    /// Earliest first; those at the same time in the order they were made.
-    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    made: u64,
-    /// Events under way that are not a worker's own.
-    others: u64,
+    now: Instant,
+    /// Earliest first; events of the same time in the order in which they were scheduled.
+    events: BinaryHeap<Reverse<(Instant, u64, Event)>>,
+    scheduled: u64,
+    /// Number of external events scheduled ([`Event::is_external`]).
+    external: u64,
     guests: Vec<Guest>,
     hypervisor: Arc<Hypervisor>,
     actors: Vec<Actor>,
     switch: Switching,
-    /// Kicks under way, by port, queue and ring.
+    /// Kicks in flight, by port, queue and ring.
     kicks: BTreeMap<(usize, usize, Ring), u64>,
-    /// Wake-ups of workers under way.
-    pokes: Vec<u64>,
-    /// Ports that are being stopped.
+    /// Notifications in flight, by worker.
+    notifications: Vec<u64>,
+    /// Ports being stopped.
     stopping: BTreeSet<usize>,
     hub: Option<usize>,
-    /// Of each queue that holds frames: which is the oldest, how many its receiver took, and since
-    /// when that is so.
-    /// Frames of honest guests may have to wait for a hostile one that fell silent.
-    tied: bool,
-    /// Someone sends to someone who takes nothing for more than a minute.
+    /// Frames of honest guests may be held for a hostile one that went idle.
+    slow_drain: bool,
+    /// A sender, and a receiver that takes nothing for more than a minute.
     starving: Option<(usize, usize)>,
     operators: Operators,
     mistake: Mistake,
     report: Report,
 }
 
-/// Runs the simulation of `seed` with a mistake in it.
+/// Runs the simulation of `seed` with an injected mistake.
 ///
 /// # Errors
-/// [`Finding`]: what is wrong with the switch, its ports, or the rings.
+/// [`Finding`]: a violation by the switch, its ports, or the rings.
 pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
     let mut random = Random::new(seed);
     let Cast { guests, links, hypervisor, hub, mode } = Cast::new(mistake, &mut random);
@@ -176,139 +176,138 @@ pub fn run(seed: u64, mistake: Mistake) -> Result<Report, Finding> {
     let static_addresses = random.one_in(2);
     let hostile = guests.iter().any(|g| !g.is_honest());
     let spoofed = hostile && mode == Mode::Switch && !static_addresses;
-    let tied = hostile && mode == Mode::Cross || spoofed;
+    let slow_drain = hostile && mode == Mode::Cross || spoofed;
     let mut operators = Operators::new(&mut random);
-    // Hostile guests never rest.
+    // Not with hostile guests: they are never idle, and this run is long.
     let starving = starving(&guests, mode).filter(|_| !hostile && random.one_in(5));
     if starving.is_some() {
-        operators = operators.plain();
+        operators = operators.event_only();
     }
     let modes = (mode, static_addresses, spoofed);
     let switch = Switching::new(&links, tags, modes, mistake, operators, &mut random);
     let mut world = World {
         random,
-        now_ns: 0,
+        now: Instant::START,
         events: BinaryHeap::new(),
-        made: 0,
-        others: 0,
+        scheduled: 0,
+        external: 0,
         actors: vec![Actor::default(); count],
         guests,
         hypervisor,
         kicks: BTreeMap::new(),
-        pokes: vec![0; switch.workers.len()],
+        notifications: vec![0; switch.workers.len()],
         switch,
         stopping: BTreeSet::new(),
         hub,
-        tied,
+        slow_drain,
         starving,
         operators,
         mistake,
         report: Report::default(),
     };
     world.begin();
-    let starved_ns = if starving.is_some() { 2 * STARVED_NS } else { 0 };
-    world.settle(SETTLE_NS + starved_ns)?;
+    let starved_for = if starving.is_some() { 2 * STARVED_AFTER } else { Ns::ZERO };
+    world.settle(SETTLE + starved_for)?;
     for _ in 0..WAVES {
-        let lasts_ns = world.wave();
-        world.settle(lasts_ns + if world.tied { SETTLE_NS } else { DRAIN_NS })?;
+        let lasts = world.schedule_wave();
+        world.settle(lasts + if world.slow_drain { SETTLE } else { DRAIN })?;
     }
     if let Some(queue) = world.switch.starved.first() {
-        return Err(Finding::Starved(format!("queue {queue:?}, which has room")));
+        return Err(Finding::Starved(format!("queue {queue:?} is still reported, but has room")));
     }
     Ok(world.report())
 }
 
 impl World {
-    fn at(&mut self, delay_ns: u64, event: Event) {
-        self.made += 1;
-        self.others += u64::from(event.is_other());
-        self.events.push(Reverse((self.now_ns + delay_ns, self.made, event)));
+    fn schedule(&mut self, delay: Ns, event: Event) {
+        self.scheduled += 1;
+        self.external += u64::from(event.is_external());
+        self.events.push(Reverse((self.now + delay, self.scheduled, event)));
     }
 
-    fn busy_ns(&self) -> u64 {
-        if self.operators.is_flooded() { FLOODED_NS } else { BUSY_NS }
+    fn busy(&self) -> Ns {
+        if self.operators.is_flooded() { BUSY_FLOODED } else { BUSY }
     }
 
-    /// How long a kick or a call takes to arrive, in ns.
-    fn latency(&mut self) -> u64 {
+    /// Latency of a kick, call or notification.
+    fn latency(&mut self) -> Ns {
         let max = if self.random.one_in(30) { 200_000 } else { 5000 };
-        self.random.within(200..max)
+        Ns::new(self.random.within(200..max))
     }
 
-    /// Everyone gets up, and the applications' wishes are laid out in time.
+    /// Schedules the first step of each worker and guest, the traffic, and the changes of settings.
     fn begin(&mut self) {
         for worker in 0..self.switch.workers.len() {
-            self.at(0, Event::Work(worker));
+            self.schedule(Ns::ZERO, Event::Work(worker));
         }
-        // Some runs last longer than frames are held.
+        // Some runs last longer than a frame may be held.
         let long = self.random.one_in(4);
-        let heal = if long { 2 * WAIT_NS_MAX } else { TRAFFIC_NS };
-        let heal = if self.starving.is_some() { self.starve() } else { heal };
-        self.at(heal, Event::Heal);
+        let heal = if long { 2 * WAIT_MAX } else { TRAFFIC };
+        let heal = if self.starving.is_some() { self.schedule_starvation() } else { heal };
+        self.schedule(heal, Event::Heal);
         let guests = self.guests.len();
         for from in 0..guests {
-            self.at(0, Event::Call(from));
-            // Some runs are busy to the end, some quiet long before it.
-            let until = self.random.within(1000..TRAFFIC_NS);
+            self.schedule(Ns::ZERO, Event::Call(from));
+            // Some guests send until the end, others stop long before it.
+            let until = self.random.time(Ns::from_us(1)..TRAFFIC);
             for _ in 0..self.random.within(1..30) {
                 let all: Vec<usize> = (0..guests).collect();
-                let when = self.random.within(0..until);
-                self.wish(from, &all, 17, when);
+                let when = self.random.time(Ns::ZERO..until);
+                self.schedule_frames(from, &all, 17, when);
             }
         }
-        // Someone always wakes the workers.
+        // Sparse traffic wakes the workers throughout a long run.
         for _ in 0..if long { self.random.within(0..500) } else { 0 } {
             let all: Vec<usize> = (0..guests).collect();
-            let (from, when) = (self.random.index(guests), self.random.within(0..heal));
-            self.wish(from, &all, 3, when);
+            let (from, when) = (self.random.index(guests), self.random.time(Ns::ZERO..heal));
+            self.schedule_frames(from, &all, 3, when);
         }
         if self.operators.is_flooded() {
-            self.flood();
+            self.schedule_flood();
         }
-        let until = heal.min(2 * TRAFFIC_NS);
+        let until = heal.min(2 * TRAFFIC);
         for _ in 0..self.random.within(0..12) {
-            self.meddle(until);
+            self.schedule_change(until);
         }
-        // Frames that no one waits for: nothing keeps their senders from sending more.
+        // Frames to an unknown address are flooded: no backpressure limits their senders.
         if self.random.one_in(4) {
             for from in 0..guests {
                 let frames = self.random.within(200..STORM);
                 let (to, flow) = (To::One(200), self.random.within(0..4) as u16);
-                self.at(0, Event::App { from, to, flow, frames });
+                self.schedule(Ns::ZERO, Event::App { from, to, flow, frames });
             }
         }
     }
 
-    /// Two guests send so much that their queues are never empty for many periods, one of them on
-    /// two queues, if it has as many.
-    fn flood(&mut self) {
-        let prompt = |i: &usize| self.guests[*i].kind == Kind::Honest;
-        let prompt: Vec<usize> = (0..self.guests.len()).filter(prompt).collect();
-        let [to, first, second, ..] = prompt[..] else { return };
+    /// Schedules a flood: two guests send so much that their queues stay backlogged for many load
+    /// periods, one of them on two queues, if it has that many.
+    fn schedule_flood(&mut self) {
+        let fast = |i: &usize| self.guests[*i].kind == Kind::Honest;
+        let fast: Vec<usize> = (0..self.guests.len()).filter(fast).collect();
+        let [to, first, second, ..] = fast[..] else { return };
         for (from, flow) in [(first, 0), (first, 1), (second, 0)] {
             let frames = self.random.within(FLOOD / 2..FLOOD);
-            self.at(0, Event::App { from, to: To::One(to), flow, frames });
+            self.schedule(Ns::ZERO, Event::App { from, to: To::One(to), flow, frames });
         }
     }
 
-    /// Frames for someone who takes none, now and then for more than a minute; returns when that
-    /// is over.
-    fn starve(&mut self) -> u64 {
-        let Some((from, deaf)) = self.starving else { return 0 };
-        let every_ns = STARVED_NS / 10;
+    /// Schedules frames for a stalled receiver over more than a minute; returns that time.
+    fn schedule_starvation(&mut self) -> Ns {
+        let Some((from, stalled)) = self.starving else { return Ns::ZERO };
+        let every = STARVED_AFTER / 10;
         for i in 0..12 {
             let frames = if i == 0 { STORM } else { self.random.within(1..5) };
-            let app = Event::App { from, to: To::One(deaf), flow: 0, frames };
-            self.at(i * every_ns, app);
+            let app = Event::App { from, to: To::One(stalled), flow: 0, frames };
+            self.schedule(i * every, app);
         }
-        12 * every_ns
+        12 * every
     }
 
-    /// An operator changes something, or a queue moves, within `until_ns`.
-    fn meddle(&mut self, until_ns: u64) {
+    /// Schedules a change of settings, a drain or a move of a queue, before `until`.
+    fn schedule_change(&mut self, until: Ns) {
         let (port, queue) = (self.random.index(self.guests.len()), self.random.index(8));
         let name = self.switch.name(port, queue);
-        let when = self.random.within(0..until_ns);
+        let when = self.random.time(Ns::ZERO..until);
         let event = if self.random.one_in(6) {
             Event::Drain(name)
         } else if self.random.one_in(2) {
@@ -316,11 +315,12 @@ impl World {
         } else {
             Event::Move(name, self.random.index(8))
         };
-        self.at(when, event);
+        self.schedule(when, event);
     }
 
-    /// Some frames of guest `from` to one of `among`, to everyone, or to no one.
-    fn wish(&mut self, from: usize, among: &[usize], max: u64, when: u64) {
+    /// Schedules frames of guest `from`, at `when`: to one of `among`, to all, or to an unknown
+    /// address.
+    fn schedule_frames(&mut self, from: usize, among: &[usize], max: u64, when: Ns) {
         let others: Vec<usize> = among.iter().copied().filter(|to| *to != from).collect();
         let to = match self.random.within(0..16) {
             0 => To::All,
@@ -333,65 +333,65 @@ impl World {
         };
         let flow = self.random.within(0..4) as u16;
         let frames = self.random.within(1..max);
-        self.at(when, Event::App { from, to, flow, frames });
+        self.schedule(when, Event::App { from, to, flow, frames });
     }
 
-    /// A little traffic between guests that keep the protocol. Returns how long it lasts, in ns.
-    fn wave(&mut self) -> u64 {
+    /// Schedules a little traffic between honest guests; returns its duration.
+    fn schedule_wave(&mut self) -> Ns {
         let honest: Vec<usize> =
             (0..self.guests.len()).filter(|i| self.guests[*i].is_honest()).collect();
         for _ in 0..self.random.within(1..5) {
             let from = honest[self.random.index(honest.len())];
-            let when = self.random.within(0..WAVE_NS);
-            self.wish(from, &honest, 20, when);
+            let when = self.random.time(Ns::ZERO..WAVE);
+            self.schedule_frames(from, &honest, 20, when);
         }
         for _ in 0..self.random.within(0..3) {
-            self.meddle(WAVE_NS);
+            self.schedule_change(WAVE);
         }
-        // Time for all to fall asleep, whatever their policy.
+        // Long enough for all queues to go cold, whatever their policy.
         if self.random.one_in(20) {
-            let rest_ns = TIMER_IDLE_NS + TIMER_IDLE_NS / 5;
-            self.at(rest_ns, Event::Rest);
-            return rest_ns;
+            let idle = TIMER_IDLE + TIMER_IDLE / 5;
+            self.schedule(idle, Event::Idle);
+            return idle;
         }
-        WAVE_NS
+        WAVE
     }
 
-    /// Lets everyone act until no one does any more; then all must be well.
-    fn settle(&mut self, bound_ns: u64) -> Result<(), Finding> {
-        let started_ns = self.now_ns;
-        while self.others > 0 || !self.switch.workers.iter().all(|w| w.is_idle(self.now_ns)) {
+    /// Processes events, with all checks, until all is idle; fails if that exceeds `bound`.
+    fn settle(&mut self, bound: Ns) -> Result<(), Finding> {
+        let started = self.now;
+        while self.external > 0 || !self.switch.workers.iter().all(|w| w.is_idle(self.now)) {
             let Some(Reverse((at, _, event))) = self.events.pop() else {
                 return Err(self.stuck());
             };
-            self.now_ns = at;
+            self.now = at;
             self.report.events += 1;
-            if event.is_other() {
-                self.others -= 1;
-                self.switch.workers.iter_mut().for_each(|w| w.disturb());
+            if event.is_external() {
+                self.external -= 1;
+                self.switch.workers.iter_mut().for_each(|w| w.reset_empty_polls());
             }
-            // Frames for a guest that takes none wait until they are given up.
-            let patience_ns = PATIENCE * self.switch.delay_ns_max() + WAIT_NS_MAX + 2 * RETRY_NS;
-            if self.report.events > EVENTS_MAX || at - started_ns > bound_ns + patience_ns {
+            // Frames for a guest that takes none are held until they age.
+            let slack = DELAYS_MAX * self.switch.delay_max() + WAIT_MAX + 2 * RETRY_INTERVAL;
+            if self.report.events > EVENTS_MAX || at - started > bound + slack {
                 return Err(Finding::Late(self.state()));
             }
             self.act(event)?;
-            self.calls();
+            self.schedule_calls();
             self.check_wakes()?;
             self.check_calls()?;
             self.check_stalls()?;
             if matches!(event, Event::Work(_) | Event::Move(..)) {
-                self.switch.check_homes()?;
+                self.switch.check_owners()?;
             }
         }
         (0..self.guests.len())
             .filter(|i| self.guests[*i].is_honest())
-            .try_for_each(|i| self.judge(i))
+            .try_for_each(|i| self.check_drained(i))
     }
 
-    /// Someone has something to do, and nothing will ever remind him.
+    /// Returns the violation of a run that is not idle, but has no event left.
     fn stuck(&mut self) -> Finding {
-        self.now_ns += SETTLE_NS;
+        self.now += SETTLE;
         let found = self.check_wakes().and_then(|()| self.check_calls());
         found.err().unwrap_or_else(|| Finding::Hang(self.state()))
     }
@@ -401,19 +401,19 @@ impl World {
             Event::Work(worker) => self.work(worker)?,
             Event::Timer(worker, timer) => {
                 if self.switch.workers[worker].timer == timer {
-                    self.rouse(worker, Wake::Timer);
+                    self.wake(worker, Wake::Timer);
                 }
             }
-            Event::Poke(worker) => {
-                self.pokes[worker] -= 1;
-                self.rouse(worker, Wake::Command);
+            Event::Notify(worker) => {
+                self.notifications[worker] -= 1;
+                self.wake(worker, Wake::Command);
             }
             Event::Kick(port, queue, ring) => {
-                *self.kicks.get_mut(&(port, queue, ring)).expect("under way") -= 1;
+                *self.kicks.get_mut(&(port, queue, ring)).expect("a kick in flight") -= 1;
                 if self.switch.kick(port, queue, ring)
-                    && let Some((worker, token)) = self.switch.kicked(port, queue, ring)
+                    && let Some((worker, token)) = self.switch.kick_target(port, queue, ring)
                 {
-                    self.rouse(worker, Wake::Kick(token));
+                    self.wake(worker, Wake::Kick(token));
                 }
             }
             Event::Step(i) => self.step(i)?,
@@ -422,48 +422,48 @@ impl World {
                 self.actors[i].awake = true;
                 self.guests[i].wake();
                 let delay = self.guests[i].delay(&mut self.random);
-                self.at(delay, Event::Step(i));
+                self.schedule(delay, Event::Step(i));
             }
             Event::App { from, to, flow, frames } => {
-                self.guests[from].want(to, flow, frames);
-                self.at(0, Event::Call(from));
+                self.guests[from].enqueue(to, flow, frames);
+                self.schedule(Ns::ZERO, Event::Call(from));
             }
             Event::Stop(port) => {
-                let woken = self.switch.stop(port, self.now_ns);
-                self.poke(woken);
+                let woken = self.switch.stop(port, self.now);
+                self.notify(woken);
             }
             Event::Move(name, to) => {
-                let woken = self.switch.away(name, to);
-                self.poke(woken);
+                let woken = self.switch.give_away(name, to);
+                self.notify(woken);
             }
             Event::Tune(name) => {
                 self.report.tunes += 1;
                 let woken = self.switch.tune(name, self.operators, &mut self.random);
-                self.poke(woken);
+                self.notify(woken);
             }
             Event::Drain(name) => {
                 let woken = self.switch.drain(name, true);
-                self.poke(woken);
-                let lasts_ns = self.random.within(500..2 * self.busy_ns());
-                self.at(lasts_ns, Event::Undrain(name, lasts_ns));
+                self.notify(woken);
+                let lasts = self.random.time(Ns::new(500)..2 * self.busy());
+                self.schedule(lasts, Event::Undrain(name, lasts));
             }
-            Event::Undrain(name, lasted_ns) => {
+            Event::Undrain(name, lasted) => {
                 let drain = self.switch.drained(name);
-                if drain == Some(Drain::Requested) && lasted_ns > self.busy_ns() {
-                    let what = format!("queue {name:?} is not drained after {lasted_ns} ns");
+                if drain == Some(Drain::Requested) && lasted > self.busy() {
+                    let what = format!("queue {name:?} is not drained after {lasted}");
                     return Err(Finding::Late(what));
                 }
                 self.report.drains += u64::from(drain == Some(Drain::Done));
                 let woken = self.switch.drain(name, false);
-                self.poke(woken);
+                self.notify(woken);
             }
-            Event::Rest => {}
+            Event::Idle => {}
             Event::Heal => {
                 for i in 0..self.guests.len() {
                     self.guests[i].healed = true;
-                    // Only those wake who want to be told something they did not before.
-                    if self.guests[i].lazy || self.guests[i].kind == Kind::Deaf {
-                        self.at(0, Event::Call(i));
+                    // Only these arm more rings once healed.
+                    if self.guests[i].lazy || self.guests[i].kind == Kind::Stalled {
+                        self.schedule(Ns::ZERO, Event::Call(i));
                     }
                 }
             }
@@ -471,28 +471,28 @@ impl World {
         Ok(())
     }
 
-    /// Something wakes a worker, if it sleeps.
-    fn rouse(&mut self, worker: usize, wake: Wake) {
+    /// Wakes a worker, if it sleeps.
+    fn wake(&mut self, worker: usize, wake: Wake) {
         if self.switch.workers[worker].wake(wake) {
             let delay = self.latency();
-            self.at(delay, Event::Work(worker));
+            self.schedule(delay, Event::Work(worker));
         }
     }
 
-    /// Workers were sent commands.
-    fn poke(&mut self, woken: impl IntoIterator<Item = usize>) {
+    /// Notifies workers of their commands.
+    fn notify(&mut self, woken: impl IntoIterator<Item = usize>) {
         for worker in woken {
-            self.pokes[worker] += 1;
+            self.notifications[worker] += 1;
             let delay = self.latency();
-            self.at(delay, Event::Poke(worker));
+            self.schedule(delay, Event::Notify(worker));
         }
     }
 
     fn work(&mut self, worker: usize) -> Result<(), Finding> {
-        let then = self.switch.step(worker, self.now_ns)?;
-        let woken = self.switch.pass(worker);
-        self.poke(woken);
-        for (port, queue, ring) in self.switch.kicks_again() {
+        let then = self.switch.step(worker, self.now)?;
+        let woken = self.switch.dispatch(worker);
+        self.notify(woken);
+        for (port, queue, ring) in self.switch.deferred_kicks() {
             self.kick(port, queue, ring);
         }
         self.check_grants()?;
@@ -501,23 +501,23 @@ impl World {
                 return Err(Finding::Blamed(format!("guest {port}: {fault}")));
             }
             if self.stopping.insert(port) {
-                // Numbers aside, to see what kinds there were.
+                // Without digits, to count faults of the same kind together.
                 let why = fault.0.replace(|c: char| c.is_ascii_digit(), "");
                 *self.report.faults.entry(why).or_default() += 1;
-                let delay = self.random.within(1000..100_000);
-                self.at(delay, Event::Stop(port));
+                let delay = Ns::new(self.random.within(1000..100_000));
+                self.schedule(delay, Event::Stop(port));
             }
         }
         match then {
             Then::Go => {
                 let delay = self.switch.workers[worker].delay(&mut self.random);
-                self.at(delay, Event::Work(worker));
+                self.schedule(delay, Event::Work(worker));
             }
             Then::Sleep(most) => {
                 self.report.sleeps += 1;
                 if let Some(most) = most {
                     let timer = self.switch.workers[worker].timer;
-                    self.at(most, Event::Timer(worker, timer));
+                    self.schedule(most, Event::Timer(worker, timer));
                 }
             }
         }
@@ -532,40 +532,40 @@ impl World {
             self.kick(i, queue, ring);
         }
         if self.guests[i].is_honest() {
-            self.book(i)?;
+            self.record_guest(i)?;
         }
         let delay = self.guests[i].delay(&mut self.random);
         if next == Next::Again {
-            self.at(delay, Event::Step(i));
+            self.schedule(delay, Event::Step(i));
         } else if std::mem::take(&mut self.actors[i].latched) {
             self.guests[i].wake();
-            self.at(delay, Event::Step(i));
+            self.schedule(delay, Event::Step(i));
         } else {
             self.actors[i].awake = false;
         }
         Ok(())
     }
 
-    /// A kick is on its way.
+    /// Sends a kick.
     fn kick(&mut self, port: usize, queue: usize, ring: Ring) {
         *self.kicks.entry((port, queue, ring)).or_default() += 1;
         let delay = self.latency();
-        self.at(delay, Event::Kick(port, queue, ring));
+        self.schedule(delay, Event::Kick(port, queue, ring));
     }
 
-    /// What guest `i` sent, found, and got back goes into the books.
-    fn book(&mut self, i: usize) -> Result<(), Finding> {
+    /// Records in the ledger what guest `i` sent, received and got back.
+    fn record_guest(&mut self, i: usize) -> Result<(), Finding> {
         for (q, pair) in self.guests[i].apps.iter_mut().enumerate() {
             let ledger = &mut self.switch.ledger;
-            ledger.sent(i, q, std::mem::take(&mut pair.log));
+            ledger.record_sent(i, q, std::mem::take(&mut pair.log));
             for bytes in pair.inbox.drain(..) {
                 self.report.frames += 1;
-                ledger.arrival(i, q, &bytes)?;
+                ledger.record_arrival(i, q, &bytes)?;
             }
             let returnable = ledger.returnable(i, q);
             if pair.returned > returnable {
                 let what = format!(
-                    "queue {q} of port {i} gave {} buffers back, and was done with {returnable}",
+                    "queue {q} of port {i} returned {} buffers, but only {returnable} were shown",
                     pair.returned
                 );
                 return Err(Finding::Lost(what));
@@ -574,8 +574,8 @@ impl World {
         Ok(())
     }
 
-    /// Calls that the switch made since the last look are on their way.
-    fn calls(&mut self) {
+    /// Sends the calls that the switch made since the last step.
+    fn schedule_calls(&mut self) {
         for port in 0..self.guests.len() {
             for _ in 0..self.switch.calls(port) {
                 self.report.wakes += 1;
@@ -583,7 +583,7 @@ impl World {
                     continue;
                 }
                 let delay = self.latency();
-                self.at(delay, Event::Call(port));
+                self.schedule(delay, Event::Call(port));
             }
         }
     }

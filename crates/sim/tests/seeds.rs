@@ -1,13 +1,13 @@
-//! Seeds through the simulation. A failing one prints itself; `SEED=N cargo test -p pvswitch-sim`
-//! runs that one alone, `SEEDS=N` so many from 0 on.
+//! Runs the simulation with many seeds. Failing seeds are printed. `SEED=N cargo test -p
+//! pvswitch-sim` runs a single one; `SEEDS=N` runs the first N.
 
 use std::ops::Range;
 
 use sim::{Finding, Mistake, Report, run};
 
-/// Seeds of a plain run.
+/// Number of seeds without a mistake.
 const SEEDS: u64 = 320;
-/// Seeds in which a mistake must show itself.
+/// Number of seeds within which a mistake must be found.
 const CANARY_SEEDS: u64 = 3 * SEEDS;
 
 fn from_env(name: &str) -> Option<u64> {
@@ -41,14 +41,14 @@ fn add(sum: &mut Report, report: Report) {
     }
 }
 
-/// Runs `seeds`, and tells those that failed.
+/// Runs `seeds`; returns the sum of the reports, and the failures.
 fn all(seeds: Range<u64>) -> (Report, Vec<String>) {
     let (mut sum, mut failed) = (Report::default(), Vec::new());
     for seed in seeds {
         match std::panic::catch_unwind(|| one(seed, Mistake::None)) {
             Ok(Ok(report)) => add(&mut sum, report),
             Ok(Err(finding)) => failed.push(format!("SEED={seed}: {finding}")),
-            // The panic printed itself.
+            // The panic message was printed.
             Err(_) => failed.push(format!("SEED={seed}: panic")),
         }
         if failed.len() >= 20 {
@@ -72,7 +72,7 @@ fn every_seed_is_safe_and_drains() {
     if alone {
         return;
     }
-    // The simulation reaches what it is for.
+    // Coverage: each of these must occur in some seed.
     for counter in [
         "ingress holds",
         "ingress drops_no_room",
@@ -117,18 +117,18 @@ fn every_seed_is_safe_and_drains() {
         "crosses the end of its page",
         "extra info of unknown type",
     ] {
-        assert!(sum.faults.keys().any(|why| why.contains(fault)), "no guest: {fault}");
+        assert!(sum.faults.keys().any(|why| why.contains(fault)), "no fault: {fault}");
     }
 }
 
 #[test]
-fn a_seed_gives_the_same_run_twice() {
+fn a_seed_is_reproducible() {
     for seed in 0..5 {
         assert_eq!(one(seed, Mistake::None), one(seed, Mistake::None));
     }
 }
 
-/// Finds `mistake` in one of the canary seeds, as what it is.
+/// Asserts that one of the canary seeds finds `mistake`, as the expected kind of finding.
 fn assert_found(mistake: Mistake, is: fn(&Finding) -> bool) {
     let seeds = from_env("SEEDS").unwrap_or(CANARY_SEEDS);
     let mut others = Vec::new();
@@ -143,26 +143,26 @@ fn assert_found(mistake: Mistake, is: fn(&Finding) -> bool) {
 
 #[test]
 fn canary_arm_without_recheck_is_found() {
-    assert_found(Mistake::NeverRechecks, |f| matches!(f, Finding::Asleep(_)));
+    assert_found(Mistake::NeverRechecks, |f| matches!(f, Finding::LostWakeup(_)));
 }
 
 #[test]
 fn canary_sleep_without_arming_is_found() {
-    assert_found(Mistake::NeverArms, |f| matches!(f, Finding::Asleep(_)));
+    assert_found(Mistake::NeverArms, |f| matches!(f, Finding::LostWakeup(_)));
 }
 
 #[test]
 fn canary_room_without_recheck_is_found() {
-    assert_found(Mistake::NeverRechecksRoom, |f| matches!(f, Finding::Asleep(_)));
+    assert_found(Mistake::NeverRechecksRoom, |f| matches!(f, Finding::LostWakeup(_)));
 }
 
 #[test]
-fn canary_held_frames_forgotten_by_a_busy_worker_are_found() {
+fn canary_busy_worker_without_retries_is_found() {
     assert_found(Mistake::BusyForgetsHeld, |f| matches!(f, Finding::Hang(_) | Finding::Late(_)));
 }
 
 #[test]
-fn canary_forgotten_calls_hang() {
+fn canary_omitted_calls_are_found() {
     assert_found(Mistake::ForgetsCalls, |f| matches!(f, Finding::Hang(_)));
 }
 
@@ -192,7 +192,7 @@ fn canary_wrong_ports_are_found() {
 }
 
 #[test]
-fn canary_stopping_the_wrong_guest_is_found() {
+fn canary_stop_of_the_wrong_port_is_found() {
     assert_found(Mistake::BlamesSender, |f| matches!(f, Finding::Blamed(_)));
 }
 
@@ -202,33 +202,33 @@ fn canary_never_sleeping_is_found() {
 }
 
 #[test]
-fn canary_naps_without_end_are_found() {
-    assert_found(Mistake::NapsForEver, |f| matches!(f, Finding::Overslept(_)));
+fn canary_sleep_sometimes_without_nap_timer_is_found() {
+    assert_found(Mistake::NapsForever, |f| matches!(f, Finding::PollMissed(_)));
 }
 
 #[test]
-fn canary_naps_that_sleep_forgets_are_found() {
-    assert_found(Mistake::ForgetsNaps, |f| matches!(f, Finding::Overslept(_)));
+fn canary_sleep_without_nap_timer_is_found() {
+    assert_found(Mistake::ForgetsNaps, |f| matches!(f, Finding::PollMissed(_)));
 }
 
 #[test]
-fn canary_forgotten_late_calls_are_found() {
-    assert_found(Mistake::ForgetsLateCalls, |f| matches!(f, Finding::Uncalled(_)));
+fn canary_omitted_delayed_calls_are_found() {
+    assert_found(Mistake::ForgetsLateCalls, |f| matches!(f, Finding::CallMissed(_)));
 }
 
 #[test]
-fn canary_moved_queue_that_is_not_looked_at_is_found() {
-    assert_found(Mistake::AdoptsCold, |f| matches!(f, Finding::Asleep(_)));
+fn canary_moved_queue_not_polled_is_found() {
+    assert_found(Mistake::AdoptsCold, |f| matches!(f, Finding::LostWakeup(_)));
 }
 
 #[test]
-fn canary_moved_queue_whose_kicks_stay_behind_is_found() {
-    assert_found(Mistake::ForgetsHome, |f| matches!(f, Finding::Asleep(_)));
+fn canary_moved_queue_with_kicks_to_old_worker_is_found() {
+    assert_found(Mistake::ForgetsOwner, |f| matches!(f, Finding::LostWakeup(_)));
 }
 
 #[test]
-fn canary_queues_lost_on_the_way_are_found() {
-    assert_found(Mistake::LosesQueues, |f| matches!(f, Finding::Homeless(_)));
+fn canary_queues_lost_in_a_move_are_found() {
+    assert_found(Mistake::LosesQueues, |f| matches!(f, Finding::Ownership(_)));
 }
 
 #[test]
@@ -237,76 +237,76 @@ fn canary_forgiven_debt_is_found() {
 }
 
 #[test]
-fn canary_destinations_that_do_not_notify_are_found_to_be_forgotten() {
+fn canary_destinations_retried_only_when_notified_are_found() {
     assert_found(Mistake::NeverRetries, |f| matches!(f, Finding::Late(_) | Finding::Hang(_)));
 }
 
 #[test]
-fn canary_paused_queues_that_are_forgotten_are_found() {
-    assert_found(Mistake::ForgetsPaused, |f| matches!(f, Finding::Asleep(_)));
+fn canary_paused_queues_not_resumed_are_found() {
+    assert_found(Mistake::ForgetsPaused, |f| matches!(f, Finding::LostWakeup(_)));
 }
 
 #[test]
-fn canary_held_frames_kept_for_as_long_as_others_are_awake_are_found() {
-    assert_found(Mistake::GivesUpInSilence, |f| matches!(f, Finding::Late(_)));
+fn canary_retry_only_after_a_timeout_is_found() {
+    assert_found(Mistake::RetriesAfterTimeoutOnly, |f| matches!(f, Finding::Late(_)));
 }
 
 #[test]
-fn canary_short_read_of_a_tap_that_counts_as_the_last_is_found() {
-    assert_found(Mistake::TapNeverRechecks, |f| matches!(f, Finding::Asleep(_)));
+fn canary_tap_armed_after_a_short_read_without_recheck_is_found() {
+    assert_found(Mistake::TapNeverRechecks, |f| matches!(f, Finding::LostWakeup(_)));
 }
 
 #[test]
-fn canary_full_tap_that_is_waited_for_is_found() {
-    assert_found(Mistake::TapAwaitsRoom, |f| matches!(f, Finding::Asleep(_)));
+fn canary_wait_for_a_full_tap_to_notify_is_found() {
+    assert_found(Mistake::TapAwaitsRoom, |f| matches!(f, Finding::LostWakeup(_)));
 }
 
 #[test]
-fn canary_frames_read_directly_and_not_shown_are_found() {
+fn canary_direct_reads_not_published_are_found() {
     assert_found(Mistake::ForgetsDirectFlush, |f| matches!(f, Finding::Hang(_)));
 }
 
 #[test]
-fn canary_driver_that_sleeps_without_arming_is_found() {
-    assert_found(Mistake::DriverNeverArms, |f| matches!(f, Finding::Uncalled(_)));
+fn canary_driver_sleep_without_arming_is_found() {
+    assert_found(Mistake::DriverNeverArms, |f| matches!(f, Finding::CallMissed(_)));
 }
 
 #[test]
 fn canary_tx_ring_without_req_event_is_found() {
-    assert_found(Mistake::XenNeverArms, |f| matches!(f, Finding::Asleep(_)));
+    assert_found(Mistake::XenNeverArms, |f| matches!(f, Finding::LostWakeup(_)));
 }
 
 #[test]
 fn canary_tx_ring_without_recheck_is_found() {
-    assert_found(Mistake::XenNeverRechecks, |f| matches!(f, Finding::Asleep(_)));
+    assert_found(Mistake::XenNeverRechecks, |f| matches!(f, Finding::LostWakeup(_)));
 }
 
 #[test]
 fn canary_full_rx_ring_without_recheck_is_found() {
-    assert_found(Mistake::XenNeverRechecksRoom, |f| matches!(f, Finding::Asleep(_)));
+    assert_found(Mistake::XenNeverRechecksRoom, |f| matches!(f, Finding::LostWakeup(_)));
 }
 
 #[test]
-fn canary_events_that_are_never_taken_are_found() {
-    assert_found(Mistake::XenNeverAcks, |f| matches!(f, Finding::Asleep(_)));
+fn canary_events_never_acknowledged_are_found() {
+    assert_found(Mistake::XenNeverAcks, |f| matches!(f, Finding::LostWakeup(_)));
 }
 
 #[test]
-fn canary_events_that_are_not_sent_are_found() {
-    assert_found(Mistake::XenDropsEvents, |f| matches!(f, Finding::Uncalled(_)));
+fn canary_events_not_sent_are_found() {
+    assert_found(Mistake::XenDropsEvents, |f| matches!(f, Finding::CallMissed(_)));
 }
 
 #[test]
-fn canary_pages_used_after_they_were_answered_are_found() {
-    assert_found(Mistake::XenTouchesAnswered, |f| matches!(f, Finding::Corrupt(_)));
+fn canary_page_used_after_its_response_is_found() {
+    assert_found(Mistake::XenUsesAfterResponse, |f| matches!(f, Finding::Corrupt(_)));
 }
 
 #[test]
-fn canary_front_half_that_sleeps_without_rsp_event_is_found() {
-    assert_found(Mistake::XenForgetsRspEvent, |f| matches!(f, Finding::Uncalled(_)));
+fn canary_front_half_sleep_without_rsp_event_is_found() {
+    assert_found(Mistake::XenForgetsRspEvent, |f| matches!(f, Finding::CallMissed(_)));
 }
 
 #[test]
-fn canary_worker_that_keeps_its_load_is_found() {
+fn canary_overloaded_worker_that_keeps_its_queues_is_found() {
     assert_found(Mistake::NeverBalances, |f| matches!(f, Finding::Unbalanced(_)));
 }

@@ -19,6 +19,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::time::{Instant, Ns};
+
 /// Limits on the cost of one burst, independent of its frames.
 pub mod burst {
     /// Descriptors walked in one burst of one ring.
@@ -188,9 +190,9 @@ pub struct Rate {
     name: &'static str,
     /// Limit per second; 0: none permitted.
     limit: AtomicU64,
-    /// Length of a burst at the limit, in ns: a change of the limit scales the burst.
-    room_ns: u64,
-    /// Time at which the bucket is full again (theoretical arrival time), in ns.
+    /// Length of a burst at the limit: a change of the limit scales the burst.
+    room: Ns,
+    /// Time at which the bucket is full again (theoretical arrival time); an [`Instant`].
     full_ns: AtomicU64,
     spent: AtomicU64,
     refused: AtomicU64,
@@ -201,20 +203,19 @@ impl Rate {
     /// the burst, which is at least one.
     pub fn new(name: &'static str, limit: u64, burst: u64) -> Self {
         let zero = || AtomicU64::new(0);
-        let each_ns = 1_000_000_000_u64.checked_div(limit).unwrap_or(0);
-        let (limit, room_ns) = (AtomicU64::new(limit), each_ns.saturating_mul(burst));
-        Self { name, limit, room_ns, full_ns: zero(), spent: zero(), refused: zero() }
+        let room = each(limit).unwrap_or(Ns::ZERO) * burst;
+        let limit = AtomicU64::new(limit);
+        Self { name, limit, room, full_ns: zero(), spent: zero(), refused: zero() }
     }
 
-    /// Spends one, if available at `now_ns` (any monotonic clock, always the same one). A refusal
+    /// Spends one, if available at `now` (any monotonic clock, always the same one). A refusal
     /// is counted.
-    pub fn spend(&self, now_ns: u64) -> bool {
+    pub fn spend(&self, now: Instant) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
-        let each_ns = 1_000_000_000_u64.checked_div(limit).unwrap_or(u64::MAX);
-        let room_ns = self.room_ns.max(each_ns);
         let spend = |full: u64| {
-            let next = full.max(now_ns).checked_add(each_ns)?;
-            (next - now_ns <= room_ns && limit > 0).then_some(next)
+            let each = each(limit)?;
+            let next = Instant::from_ns(full).max(now) + each;
+            (next - now <= self.room.max(each)).then_some(next.ns())
         };
         let spent = self.full_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok();
         let count = if spent { &self.spent } else { &self.refused };
@@ -223,21 +224,20 @@ impl Rate {
     }
 
     /// Spends `count` more unconditionally, for work that was more expensive than expected.
-    pub fn charge(&self, count: u64, now_ns: u64) {
+    pub fn charge(&self, count: u64, now: Instant) {
         let limit = self.limit.load(Ordering::Relaxed);
-        let each_ns = 1_000_000_000_u64.checked_div(limit).unwrap_or(0);
-        let add = each_ns.saturating_mul(count);
-        let owe = |full: u64| Some(full.max(now_ns).saturating_add(add));
+        let add = each(limit).unwrap_or(Ns::ZERO) * count;
+        let owe = |full: u64| Some((Instant::from_ns(full).max(now) + add).ns());
         let _ = self.full_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, owe);
         self.spent.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Time at which one is available, in ns; not later than `now_ns` if one is available now.
-    pub fn next_ns(&self, now_ns: u64) -> u64 {
+    /// Time at which one is available; not later than `now` if one is available now.
+    pub fn next(&self, now: Instant) -> Instant {
         let limit = self.limit.load(Ordering::Relaxed);
-        let Some(each_ns) = 1_000_000_000_u64.checked_div(limit) else { return u64::MAX };
-        let full = self.full_ns.load(Ordering::Relaxed).max(now_ns);
-        (full + each_ns).saturating_sub(self.room_ns.max(each_ns)).max(now_ns)
+        let Some(each) = each(limit) else { return Instant::NEVER };
+        let full = Instant::from_ns(self.full_ns.load(Ordering::Relaxed)).max(now);
+        (full + each - self.room.max(each)).max(now)
     }
 
     /// Number spent.
@@ -249,6 +249,11 @@ impl Rate {
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
+}
+
+/// The time for one at `limit` per second. `None`: none is permitted.
+fn each(limit: u64) -> Option<Ns> {
+    1_000_000_000_u64.checked_div(limit).map(Ns::new)
 }
 
 /// One entry of an account, for display.
@@ -338,6 +343,8 @@ pub struct Account {
 
 /// Default limits, for a switch of up to 4096 ports.
 pub mod defaults {
+    use crate::time::Ns;
+
     /// Bytes mapped: 4 TiB, more than the largest virtual machines have.
     pub const MAPPED_BYTES: u64 = 1 << 42;
     /// Mappings: twice the number of memory slots, for a table that replaces another.
@@ -350,9 +357,8 @@ pub mod defaults {
     pub const HELD_BYTES: u64 = 1 << 20;
     /// Messages per second, and burst. A front-end of 16 queue pairs needs about 150 to start.
     pub const MESSAGES: (u64, u64) = (4000, 8000);
-    /// A longer message is charged one for each such time, in ns: at the default rate a tenth of a
-    /// CPU.
-    pub const MESSAGE_NS: u64 = 25_000;
+    /// A longer message is charged one for each such time: at the default rate a tenth of a CPU.
+    pub const MESSAGE_TIME: Ns = Ns::from_us(25);
     /// Connections per second, and burst.
     pub const CONNECTIONS: (u64, u64) = (10, 50);
     /// Announcements per second, and burst. QEMU sends five after a migration.

@@ -4,9 +4,10 @@
 pub mod level;
 
 use crate::frame::BURST_MAX;
+use crate::time::{Instant, Ns};
 
-/// Time that one port is served in one round at weight 1, in ns: some bursts of small frames.
-pub const QUANTUM_NS: u32 = 10_000;
+/// Time that one port is served in one round at weight 1: some bursts of small frames.
+pub const QUANTUM: Ns = Ns::from_us(10);
 /// Highest weight.
 pub const WEIGHT_MAX: u32 = 100;
 
@@ -27,14 +28,14 @@ impl Share {
         self.skip(1, weight, queues);
     }
 
-    /// The time that it owes, in ns.
-    pub fn owed_ns(&self) -> u64 {
-        self.credit_ns.min(0).unsigned_abs()
+    /// The time that it owes.
+    pub fn owed(&self) -> Ns {
+        Ns::new(self.credit_ns.min(0).unsigned_abs())
     }
 
     /// Number of rounds, from the next on, in which it cannot be served.
-    pub fn waits(&self, weight: u32, queues: usize) -> u64 {
-        self.owed_ns() / quantum(weight, queues).unsigned_abs()
+    pub fn rounds_in_debt(&self, weight: u32, queues: usize) -> u64 {
+        self.owed().times(Ns::new(quantum(weight, queues).unsigned_abs()))
     }
 
     /// Skips rounds in which no queue can be served. After a long burst, or when its worker lost
@@ -47,34 +48,34 @@ impl Share {
 
     /// Whether it may be served.
     #[inline]
-    pub fn may(&self) -> bool {
+    pub fn has_credit(&self) -> bool {
         self.credit_ns > 0
     }
 
     /// Charges the time for which it was served.
     #[inline]
-    pub fn charge(&mut self, ns: u64) {
-        self.credit_ns = self.credit_ns.saturating_sub_unsigned(ns);
+    pub fn charge(&mut self, time: Ns) {
+        self.credit_ns = self.credit_ns.saturating_sub_unsigned(time.get());
     }
 
     /// Charges time spent on frames to its guest, which is outside its turn. This debt is limited
     /// to one round's quantum, so that a guest can reply while frames arrive.
-    pub fn charge_aside(&mut self, ns: u64) {
-        let least = self.credit_ns.min(-i64::from(QUANTUM_NS));
-        self.credit_ns = self.credit_ns.saturating_sub_unsigned(ns).max(least);
+    pub fn charge_outside_turn(&mut self, time: Ns) {
+        let least = self.credit_ns.min(-quantum(1, 1));
+        self.credit_ns = self.credit_ns.saturating_sub_unsigned(time.get()).max(least);
     }
 
     /// Clears the debt: no other queue has work.
     #[inline]
-    pub fn forgive(&mut self) {
+    pub fn clear_debt(&mut self) {
         self.credit_ns = 0;
     }
 }
 
-/// Duration from which a burst counts as long, in ns.
-const LONG_NS: u64 = 200_000;
-/// Time without a long burst, in ns, after which the limit of frames doubles.
-const GROWS_NS: u64 = 5_000_000;
+/// Duration from which a burst counts as long.
+const LONG: Ns = Ns::from_us(200);
+/// Time without a long burst after which the limit of frames doubles.
+const GROWS_AFTER: Ns = Ns::from_ms(5);
 
 /// Limit of frames per burst of a queue. The cost of a frame is known only after it was handled
 /// (page faults, pieces, segments), and others wait for a burst to end: so each long burst halves
@@ -82,13 +83,13 @@ const GROWS_NS: u64 = 5_000_000;
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct Pace {
     frames: usize,
-    /// Time of the last change or long burst, in ns.
-    since_ns: u64,
+    /// Time of the last change or long burst.
+    since: Instant,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { frames: BURST_MAX, since_ns: 0 }
+        Self { frames: BURST_MAX, since: Instant::START }
     }
 }
 
@@ -99,20 +100,20 @@ impl Pace {
         self.frames
     }
 
-    /// Records a burst of `frames` that took `took_ns` and ended now.
+    /// Records a burst of `frames` that took `took` and ended now.
     #[inline]
-    pub fn record(&mut self, frames: usize, took_ns: u64, now_ns: u64) {
-        if took_ns > LONG_NS || self.frames < BURST_MAX {
-            self.change(frames, took_ns, now_ns);
+    pub fn record(&mut self, frames: usize, took: Ns, now: Instant) {
+        if took > LONG || self.frames < BURST_MAX {
+            self.change(frames, took, now);
         }
     }
 
     #[cold]
-    fn change(&mut self, frames: usize, took_ns: u64, now_ns: u64) {
-        if took_ns > LONG_NS && frames > 0 {
-            (self.frames, self.since_ns) = (self.frames.min(frames).div_ceil(2), now_ns);
-        } else if now_ns.saturating_sub(self.since_ns) > GROWS_NS {
-            (self.frames, self.since_ns) = ((2 * self.frames).min(BURST_MAX), now_ns);
+    fn change(&mut self, frames: usize, took: Ns, now: Instant) {
+        if took > LONG && frames > 0 {
+            (self.frames, self.since) = (self.frames.min(frames).div_ceil(2), now);
+        } else if now - self.since > GROWS_AFTER {
+            (self.frames, self.since) = ((2 * self.frames).min(BURST_MAX), now);
         }
     }
 }
@@ -120,7 +121,7 @@ impl Pace {
 /// Time of a queue in each round, in ns.
 #[inline]
 fn quantum(weight: u32, queues: usize) -> i64 {
-    let quantum = i64::from(QUANTUM_NS) * i64::from(weight.clamp(1, WEIGHT_MAX));
+    let quantum = QUANTUM.get() as i64 * i64::from(weight.clamp(1, WEIGHT_MAX));
     (quantum / queues.max(1) as i64).max(1)
 }
 
@@ -206,8 +207,8 @@ mod tests {
         for _ in 0..rounds {
             for (i, share) in shares.iter_mut().enumerate() {
                 share.grant(weight[i], 1);
-                while share.may() {
-                    share.charge(cost[i]);
+                while share.has_credit() {
+                    share.charge(Ns::new(cost[i]));
                     spent[i] += cost[i];
                 }
             }
@@ -237,54 +238,54 @@ mod tests {
         for _ in 0..100 {
             share.grant(1, 1);
         }
-        share.charge(u64::from(QUANTUM_NS));
-        assert!(!share.may());
-        share.charge(u64::MAX);
-        share.forgive();
+        share.charge(QUANTUM);
+        assert!(!share.has_credit());
+        share.charge(Ns::MAX);
+        share.clear_debt();
         share.grant(1, 1);
-        assert!(share.may());
+        assert!(share.has_credit());
     }
 
     #[test]
     fn what_a_guest_receives_costs_it_one_turn_at_most() {
         let mut share = Share::default();
         share.grant(1, 1);
-        share.charge_aside(u64::from(QUANTUM_NS) / 2);
-        assert!(share.may(), "half of its turn");
-        for ns in [2 * u64::from(QUANTUM_NS), 1_000_000_000, u64::MAX] {
-            share.charge_aside(ns);
-            assert_eq!(share.waits(1, 1), 1, "{ns}");
+        share.charge_outside_turn(QUANTUM / 2);
+        assert!(share.has_credit(), "half of its turn");
+        for time in [2 * QUANTUM, Ns::from_secs(1), Ns::MAX] {
+            share.charge_outside_turn(time);
+            assert_eq!(share.rounds_in_debt(1, 1), 1, "{time:?}");
         }
         // The debt for its own bursts does not change.
-        share.charge(9 * u64::from(QUANTUM_NS));
-        share.charge_aside(u64::MAX);
-        assert_eq!(share.waits(1, 1), 10);
+        share.charge(9 * QUANTUM);
+        share.charge_outside_turn(Ns::MAX);
+        assert_eq!(share.rounds_in_debt(1, 1), 10);
     }
 
     #[test]
     fn long_bursts_are_halved_to_single_frames_and_grow_again_when_they_are_short() {
         let mut pace = Pace::default();
-        pace.record(64, LONG_NS, 0);
+        pace.record(64, LONG, Instant::START);
         assert_eq!(pace.frames(), BURST_MAX, "not long");
         // A burst holds two expensive frames only.
-        pace.record(2, 2_600_000, 10_000_000);
+        pace.record(2, Ns::from_us(2_600), Instant::START + Ns::from_ms(10));
         assert_eq!(pace.frames(), 1);
         for ms in 11..100 {
-            pace.record(1, 1_300_000, ms * 1_000_000);
+            pace.record(1, Ns::from_us(1_300), Instant::START + Ns::from_ms(ms));
             assert_eq!(pace.frames(), 1, "while they are expensive");
         }
         let mut bursts = 0;
-        let mut now_ns = 100_000_000;
+        let mut now = Instant::START + Ns::from_ms(100);
         while pace.frames() < BURST_MAX {
             let frames = pace.frames();
-            now_ns += 1_000_000;
-            pace.record(frames, 5_000, now_ns);
+            now += Ns::from_ms(1);
+            pace.record(frames, Ns::from_us(5), now);
             assert!(pace.frames() == frames || pace.frames() == 2 * frames);
             bursts += 1;
         }
         assert!((30..40).contains(&bursts), "{bursts} ms");
         // A burst in which the worker lost its CPU.
-        pace.record(64, 10_000_000, now_ns);
+        pace.record(64, Ns::from_ms(10), now);
         assert_eq!(pace.frames(), 32);
     }
 
@@ -293,17 +294,17 @@ mod tests {
         for owes in [0, 1, 9_999, 10_000, 10_001, 3_000_000, u64::MAX >> 1] {
             for (weight, queues) in [(1, 1), (3, 2), (1, 7)] {
                 let mut share = Share::default();
-                share.charge(owes);
-                let waits = share.waits(weight, queues);
+                share.charge(Ns::new(owes));
+                let waits = share.rounds_in_debt(weight, queues);
                 let mut skipped = share;
                 skipped.skip(waits, weight, queues);
-                assert_eq!(skipped.waits(weight, queues), 0, "{owes} {weight} {queues}");
+                assert_eq!(skipped.rounds_in_debt(weight, queues), 0, "{owes} {weight} {queues}");
                 skipped.grant(weight, queues);
-                assert!(skipped.may());
+                assert!(skipped.has_credit());
                 if waits > 0 {
                     share.skip(waits - 1, weight, queues);
                     share.grant(weight, queues);
-                    assert!(!share.may(), "{owes}: one round earlier");
+                    assert!(!share.has_credit(), "{owes}: one round earlier");
                 }
             }
         }
@@ -313,8 +314,8 @@ mod tests {
     fn queues_of_one_port_share_its_quantum() {
         let mut share = Share::default();
         share.grant(1, 4);
-        share.charge(u64::from(QUANTUM_NS) / 4);
-        assert!(!share.may());
+        share.charge(QUANTUM / 4);
+        assert!(!share.has_credit());
     }
 
     fn give(queues: &[usize], to: usize) -> Option<Move> {

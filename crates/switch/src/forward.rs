@@ -21,7 +21,7 @@ pub use self::full::ArmedFull;
 use self::full::Senders;
 pub use self::mirror::{Captured, Mirror};
 pub use self::queue::EgressQueue;
-pub use self::starved::STARVED_NS;
+pub use self::starved::STARVED_AFTER;
 use crate::account::Account;
 use crate::fdb::{Fdb, Learned, PortId};
 use crate::flow;
@@ -31,6 +31,7 @@ use crate::offload;
 use crate::port::{Egress, Fault, Steer};
 use crate::stats::IngressStats;
 use crate::steering::Steering;
+use crate::time::{Instant, Ns};
 use crate::tuning::Tuning;
 use crate::vnet::{GSO_NONE, Offloads, VnetHdr};
 
@@ -220,7 +221,7 @@ pub enum PortEvent {
         /// The violation.
         fault: Fault,
     },
-    /// An egress queue became [starved](EgressQueue::starved_ns), or recovered.
+    /// An egress queue became [starved](EgressQueue::starved_for), or recovered.
     Starved {
         /// The receiver's port.
         port: PortId,
@@ -254,10 +255,10 @@ pub struct Forwarder {
     blocked: BTreeMap<(PortId, u16), bool>,
     /// Findings of the call in progress.
     findings: Findings,
-    /// Queues with a delayed notification, and its time in ns; unordered.
-    late: Vec<(u64, PortId, u16)>,
+    /// Queues with a delayed notification, and its time; unordered.
+    late: Vec<(Instant, PortId, u16)>,
     /// The earliest of these times.
-    late_ns: u64,
+    late_at: Instant,
     /// Time of the table's last sweep.
     aged_s: u32,
     last_learned: Option<([u8; 6], u16, PortId, u32)>,
@@ -285,7 +286,7 @@ impl Forwarder {
             blocked: BTreeMap::new(),
             findings: Findings::default(),
             late: Vec::new(),
-            late_ns: u64::MAX,
+            late_at: Instant::NEVER,
             aged_s: 0,
             last_learned: None,
             last_found: None,
@@ -306,14 +307,14 @@ impl Forwarder {
         self.last_learned = None;
     }
 
-    /// Delivers, holds or drops each frame of a burst. `now_ns` is any monotonic time.
-    pub fn forward(&mut self, from: &Source, burst: &mut Burst<'_>, now_ns: u64) -> Findings {
+    /// Delivers, holds or drops each frame of a burst. `now` is any monotonic time.
+    pub fn forward(&mut self, from: &Source, burst: &mut Burst<'_>, now: Instant) -> Findings {
         debug_assert_eq!(self.findings, Findings::default(), "the call before returned its own");
         self.groups_used = 0;
         self.bursts += 1;
         self.made = bounds::Made::default();
         match self.mode {
-            Mode::Switch => self.switch(from, burst, (now_ns / 1_000_000_000) as u32),
+            Mode::Switch => self.switch(from, burst, now.periods(Ns::from_secs(1)) as u32),
             Mode::Cross => self.cross(from, burst),
         }
         if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref)
@@ -322,14 +323,14 @@ impl Forwarder {
             // Frames left are shown again.
             let new = 0..burst.frames.len() - burst.left();
             burst.fetch(new.clone());
-            port.mirror.copy(burst, new, true, now_ns);
+            port.mirror.copy(burst, new, true, now);
         }
         for i in 0..self.groups_used {
             let mut group = std::mem::take(&mut self.groups[i]);
-            self.deliver(from, &mut group, burst, now_ns);
+            self.deliver(from, &mut group, burst, now);
             self.groups[i] = group;
         }
-        if burst.is_lent() {
+        if burst.permits_granted() {
             from.stats.drops_bad_grant.add(u64::from(burst.unreadable()));
         }
         std::mem::take(&mut self.findings)
@@ -381,7 +382,7 @@ impl Forwarder {
         // Destination of the previous frame; its group, if all frames for that port are in it.
         let mut last: Option<(PortId, Option<usize>)> = None;
         for i in 0..burst.frames.len() {
-            if burst.is_out(i) {
+            if burst.is_excluded(i) {
                 continue;
             }
             let head = burst.head(i);
@@ -555,7 +556,7 @@ impl Forwarder {
     }
 
     /// Delivers a group to its queue, under one lock.
-    fn deliver(&mut self, from: &Source, group: &mut Group, burst: &mut Burst<'_>, now_ns: u64) {
+    fn deliver(&mut self, from: &Source, group: &mut Group, burst: &mut Burst<'_>, now: Instant) {
         let table = Arc::clone(&self.table);
         let Some(port) = table.get(usize::from(group.port.0)).and_then(Option::as_ref) else {
             from.stats.drops_no_port.add(group.picks.len() as u64);
@@ -566,16 +567,15 @@ impl Forwarder {
         if self.made.exceeds() {
             self.limit_copies(from, group, burst, &queue.offloads());
         }
-        if burst.is_lent() {
-            let as_it_is = queue.takes_granted() && !port.mirror.is_on();
+        if burst.permits_granted() {
+            let as_it_is = queue.accepts_granted() && !port.mirror.is_on();
             fetch(burst, group, &queue.offloads(), as_it_is);
         }
         if group.floods.count_ones() < group.picks.len() as u32 {
-            from.backpressure.sends_to((group.port, group.queue), now_ns);
+            from.backpressure.record_destination((group.port, group.queue), now);
         }
         // After the held frames.
-        let is_free =
-            !egress.is_holding() || self.send_held(port, group.queue, &mut *queue, now_ns);
+        let is_free = !egress.is_holding() || self.send_held(port, group.queue, &mut *queue, now);
         let (mut done, fault) = if is_free {
             self.put(&mut *queue, egress, &Senders::One(&from.stats), &group.picks, burst)
         } else {
@@ -587,7 +587,7 @@ impl Forwarder {
         }
         let full = done < group.picks.len();
         if done > 0
-            && let Some(at) = egress.notify(&mut *queue, done, full, now_ns)
+            && let Some(at) = egress.notify(&mut *queue, done, full, now)
         {
             self.schedule_notify(at, group.port, group.queue);
         }
@@ -596,12 +596,12 @@ impl Forwarder {
             egress.stats.drops_down.add((group.picks.len() - done) as u64);
             done = group.picks.len();
         } else if full {
-            self.refused(from, port, group, done, burst, (&mut *queue, now_ns));
+            self.hold_or_drop(from, port, group, done, burst, (&mut *queue, now));
         }
         drop(queue);
         if port.mirror.is_on() {
             let picks = group.picks[..done].iter().map(|i| usize::from(*i));
-            port.mirror.copy(burst, picks, false, now_ns);
+            port.mirror.copy(burst, picks, false, now);
         }
         if done > 0 {
             self.record_progress((group.port, group.queue), egress);
@@ -671,7 +671,7 @@ impl Forwarder {
         offload::after(burst.segs(frame), head.len(), &mut body);
         let (mut fault, mut cut) = (None, false);
         let mut emit = |head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr| {
-            let fits = queue.put_made(head, body, hdr).unwrap_or_else(|f| {
+            let fits = queue.put_parts(head, body, hdr).unwrap_or_else(|f| {
                 fault = Some(f);
                 false
             });
@@ -695,36 +695,36 @@ impl Forwarder {
     }
 
     /// Schedules a delayed notification of a queue's peer.
-    fn schedule_notify(&mut self, at: u64, port: PortId, queue: u16) {
+    fn schedule_notify(&mut self, at: Instant, port: PortId, queue: u16) {
         self.late.push((at, port, queue));
-        self.late_ns = self.late_ns.min(at);
+        self.late_at = self.late_at.min(at);
     }
 
-    /// Time of the next call of [`notify_late`](Self::notify_late), in ns.
-    pub fn late(&self) -> Option<u64> {
-        (!self.late.is_empty()).then_some(self.late_ns)
+    /// Time of the next call of [`notify_due`](Self::notify_due).
+    pub fn next_notification(&self) -> Option<Instant> {
+        (!self.late.is_empty()).then_some(self.late_at)
     }
 
-    /// Sends delayed notifications, at the end of a round: those whose time has come (`u64::MAX`:
-    /// all). If the worker `rests` (found nothing, or goes to sleep), also those that only gather
-    /// more frames.
-    pub fn notify_late(&mut self, now_ns: u64, rests: bool) {
-        if self.late.is_empty() || !rests && self.late_ns > now_ns {
+    /// Sends delayed notifications, at the end of a round: those whose time has come (all at
+    /// [`Instant::NEVER`]). If the worker `rests` (found nothing, or goes to sleep), also those
+    /// that only gather more frames.
+    pub fn notify_due(&mut self, now: Instant, rests: bool) {
+        if self.late.is_empty() || !rests && self.late_at > now {
             return;
         }
         let table = &self.table;
-        let mut next = u64::MAX;
+        let mut next = Instant::NEVER;
         self.late.retain_mut(|(at, port, queue)| {
             let port = table.get(usize::from(port.0)).and_then(Option::as_ref);
             let egress = port.and_then(|port| port.egress.get(usize::from(*queue)));
-            let Some(again) = egress.and_then(|e| e.notify_if_due(*at, rests, now_ns)) else {
+            let Some(again) = egress.and_then(|e| e.notify_if_due(*at, rests, now)) else {
                 return false;
             };
             *at = again;
             next = next.min(again);
             true
         });
-        self.late_ns = next;
+        self.late_at = next;
     }
 }
 
@@ -741,8 +741,8 @@ fn fetch(burst: &mut Burst<'_>, group: &mut Group, takes: &Offloads, as_it_is: b
         wanted |= u64::from(!as_it_is || needs_work(burst, i)) << i;
     }
     burst.fetch((0..burst.frames.len()).filter(|i| wanted & 1 << i != 0));
-    if burst.any_out() {
-        group.retain(|i| !burst.is_out(i));
+    if burst.any_excluded() {
+        group.retain(|i| !burst.is_excluded(i));
     }
 }
 

@@ -94,7 +94,7 @@ impl<'m> Burst<'m> {
     /// Permits granted segments: [`snapshot`](Self::snapshot) copies to `heads`, one for each
     /// frame, and [`fetch`](Self::fetch) to `arena`, which must hold all frames. Call it before
     /// adding frames.
-    pub fn lend(&mut self, heads: &'m mut [[u8; HEAD_LEN]], arena: &'m mut [u8]) {
+    pub fn permit_granted(&mut self, heads: &'m mut [[u8; HEAD_LEN]], arena: &'m mut [u8]) {
         self.lent = true;
         self.heads_lent = heads;
         self.arena = arena;
@@ -102,7 +102,7 @@ impl<'m> Burst<'m> {
 
     /// Whether segments may be granted.
     #[inline]
-    pub fn is_lent(&self) -> bool {
+    pub fn permits_granted(&self) -> bool {
         self.lent
     }
 
@@ -116,13 +116,13 @@ impl<'m> Burst<'m> {
     }
 
     /// Fetches all frames in advance, heads included, with one host call: for a port whose frames
-    /// [all needed that](Self::all_asked) recently.
+    /// [all needed that](Self::all_fetched) recently.
     pub fn fetch_ahead(&mut self) {
         self.fetch_uncounted(0..self.frames.len());
     }
 
     /// Whether a receiver requested the fetch of every frame.
-    pub fn all_asked(&self) -> bool {
+    pub fn all_fetched(&self) -> bool {
         self.fetch_requested.count_ones() as usize >= self.frames.len()
     }
 
@@ -210,13 +210,13 @@ impl<'m> Burst<'m> {
 
     /// Whether frame `i` cannot be read or was refused: it is not delivered.
     #[inline]
-    pub fn is_out(&self, i: usize) -> bool {
+    pub fn is_excluded(&self, i: usize) -> bool {
         (self.unreadable.get() | self.refused) & 1 << i != 0
     }
 
-    /// Whether any frame [is out](Self::is_out).
+    /// Whether any frame [is out](Self::is_excluded).
     #[inline]
-    pub fn any_out(&self) -> bool {
+    pub fn any_excluded(&self) -> bool {
         self.unreadable.get() | self.refused != 0
     }
 

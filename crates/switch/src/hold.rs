@@ -8,7 +8,7 @@
 //! A sender is also *paused* while all its recent destinations are full ([`Backpressure`]): its
 //! ring is read only as far as one of them has room, so that a fast sender and a slow receiver lose
 //! no frames. It does not wait while any of them has room, nor for a destination that accepts less
-//! than [`PAUSE_FRAMES_MIN`] frames in [`PAUSE_NS`].
+//! than [`PAUSE_FRAMES_MIN`] frames in [`PAUSE_WINDOW`].
 //!
 //! ```text
 //!   sender's ring ──burst──▶ destination's ring          it has room
@@ -26,26 +26,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::account::Account;
 use crate::fdb::PortId;
 use crate::stats::{EgressStats, IngressStats};
+use crate::time::{Instant, Ns};
 use crate::vnet::VnetHdr;
 
 /// Largest limit of frames held for one queue.
 pub const HOLD_MAX: u16 = 1024;
 /// Default limit of frames held for one queue: four bursts.
 pub const HOLD_DEFAULT: u16 = 256;
-/// Longest time that a frame is held, in ns. A TCP sender retransmits it by then (RFC 6298: 1 s,
+/// Longest time that a frame is held. A TCP sender retransmits it by then (RFC 6298: 1 s,
 /// Linux: 200 ms).
-pub const WAIT_NS_MAX: u64 = 200_000_000;
-/// Interval at which a worker re-checks full destinations that do not notify, in ns.
-pub const RETRY_NS: u64 = 12_500_000;
-/// A destination for which senders are paused must take [`PAUSE_FRAMES_MIN`] frames in this time,
-/// in ns. Long enough for a receiver that lost its CPU on a busy machine.
-pub const PAUSE_NS: u64 = 50_000_000;
-/// See [`PAUSE_NS`].
+pub const WAIT_MAX: Ns = Ns::from_ms(200);
+/// Interval at which a worker re-checks full destinations that do not notify.
+pub const RETRY_INTERVAL: Ns = Ns::from_us(12_500);
+/// A destination for which senders are paused must take [`PAUSE_FRAMES_MIN`] frames in this time.
+/// Long enough for a receiver that lost its CPU on a busy machine.
+pub const PAUSE_WINDOW: Ns = Ns::from_ms(50);
+/// See [`PAUSE_WINDOW`].
 pub const PAUSE_FRAMES_MIN: u64 = 16;
-/// Time without pauses for a destination that took fewer, in ns.
-const SLOW_NS: u64 = 1_000_000_000;
-/// Time for which a destination counts as recent after its last frame, in ns.
-const RECENT_NS: u64 = 1_000_000_000;
+/// Time without pauses for a destination that took fewer.
+const SLOW_FOR: Ns = Ns::from_secs(1);
+/// Time for which a destination counts as recent after its last frame.
+const RECENT: Ns = Ns::from_secs(1);
 /// Recent destinations tracked per sender. A sender to more never waits.
 const RECENT_MAX: usize = 8;
 
@@ -53,7 +54,7 @@ const RECENT_MAX: usize = 8;
 pub(crate) struct HeldFrame {
     pub bytes: Box<[u8]>,
     pub hdr: VnetHdr,
-    pub since_ns: u64,
+    pub since: Instant,
     /// The sender's counters: losses are counted there, too. `None` for a flooded frame, of which
     /// others have a copy.
     pub from: Option<Arc<IngressStats>>,
@@ -110,9 +111,9 @@ impl Hold {
     }
 
     /// Drops the frames held for too long; returns their number.
-    pub fn expire(&mut self, now_ns: u64, stats: &EgressStats) -> u64 {
+    pub fn expire(&mut self, now: Instant, stats: &EgressStats) -> u64 {
         let mut given_up = 0;
-        let late = |frame: &mut HeldFrame| now_ns.saturating_sub(frame.since_ns) > WAIT_NS_MAX;
+        let late = |frame: &mut HeldFrame| now - frame.since > WAIT_MAX;
         while let Some(frame) = self.frames.pop_front_if(late) {
             give_back(&self.account, &frame);
             given_up += 1;
@@ -168,24 +169,24 @@ pub(crate) struct PauseMeter {
 
 impl PauseMeter {
     /// Whether it is too slow for senders to wait for it.
-    pub fn is_slow(&self, now_ns: u64) -> bool {
-        now_ns < self.slow_until_ns.load(Ordering::Relaxed)
+    pub fn is_slow(&self, now: Instant) -> bool {
+        now.ns() < self.slow_until_ns.load(Ordering::Relaxed)
     }
 
-    /// Records a pause at `now_ns`, with the number of frames `delivered` so far.
-    pub fn paused(&self, delivered: u64, now_ns: u64) {
-        let last = self.last_ns.swap(now_ns, Ordering::Relaxed);
-        let since = self.since_ns.load(Ordering::Relaxed);
-        if now_ns.saturating_sub(last) <= PAUSE_NS {
-            if now_ns.saturating_sub(since) <= PAUSE_NS {
+    /// Records a pause at `now`, with the number of frames `delivered` so far.
+    pub fn paused(&self, delivered: u64, now: Instant) {
+        let last = Instant::from_ns(self.last_ns.swap(now.ns(), Ordering::Relaxed));
+        let since = Instant::from_ns(self.since_ns.load(Ordering::Relaxed));
+        if now - last <= PAUSE_WINDOW {
+            if now - since <= PAUSE_WINDOW {
                 return;
             }
             let moved = delivered.wrapping_sub(self.delivered.load(Ordering::Relaxed));
             if moved < PAUSE_FRAMES_MIN {
-                self.slow_until_ns.store(now_ns.saturating_add(SLOW_NS), Ordering::Relaxed);
+                self.slow_until_ns.store((now + SLOW_FOR).ns(), Ordering::Relaxed);
             }
         }
-        self.since_ns.store(now_ns, Ordering::Relaxed);
+        self.since_ns.store(now.ns(), Ordering::Relaxed);
         self.delivered.store(delivered, Ordering::Relaxed);
     }
 }
@@ -197,9 +198,9 @@ pub(crate) type QueueOf = (PortId, u16);
 #[derive(Clone, Debug, Default)]
 pub struct Backpressure {
     /// Destinations of unicast frames, each with the time of the last; the latest first.
-    recent: RefCell<Vec<(QueueOf, u64)>>,
+    recent: RefCell<Vec<(QueueOf, Instant)>>,
     /// Time at which a recent destination was dropped from the list for lack of room.
-    forgot_ns: Cell<Option<u64>>,
+    forgot: Cell<Option<Instant>>,
     /// The full queue, and the length of the frame that did not fit.
     full: Cell<Option<(PortId, u16, u32)>>,
 }
@@ -207,31 +208,31 @@ pub struct Backpressure {
 impl Backpressure {
     /// Records that frames are for a queue.
     #[inline]
-    pub(crate) fn sends_to(&self, to: QueueOf, now_ns: u64) {
+    pub(crate) fn record_destination(&self, to: QueueOf, now: Instant) {
         let mut recent = self.recent.borrow_mut();
         match recent.first_mut() {
-            Some((last, when)) if *last == to => *when = now_ns,
-            _ => self.turns_to(&mut recent, to, now_ns),
+            Some((last, when)) if *last == to => *when = now,
+            _ => self.add_destination(&mut recent, to, now),
         }
     }
 
     #[cold]
-    fn turns_to(&self, recent: &mut Vec<(QueueOf, u64)>, to: QueueOf, now_ns: u64) {
-        recent.retain(|(other, when)| *other != to && is_recent(*when, now_ns));
+    fn add_destination(&self, recent: &mut Vec<(QueueOf, Instant)>, to: QueueOf, now: Instant) {
+        recent.retain(|(other, when)| *other != to && is_recent(*when, now));
         if recent.len() == RECENT_MAX {
             recent.pop();
-            self.forgot_ns.set(Some(now_ns));
+            self.forgot.set(Some(now));
         }
-        recent.insert(0, (to, now_ns));
+        recent.insert(0, (to, now));
     }
 
     /// Its recent destinations; `None`: more than are tracked.
-    pub(crate) fn recent(&self, now_ns: u64) -> Option<Vec<QueueOf>> {
-        if self.forgot_ns.get().is_some_and(|at| is_recent(at, now_ns)) {
+    pub(crate) fn recent(&self, now: Instant) -> Option<Vec<QueueOf>> {
+        if self.forgot.get().is_some_and(|at| is_recent(at, now)) {
             return None;
         }
         let recent = self.recent.borrow();
-        let recent = recent.iter().filter(|(_, when)| is_recent(*when, now_ns));
+        let recent = recent.iter().filter(|(_, when)| is_recent(*when, now));
         Some(recent.map(|(to, _)| *to).collect())
     }
 
@@ -241,7 +242,7 @@ impl Backpressure {
     }
 
     /// The full queue it waits for, and the length of the frame that did not fit, in bytes.
-    pub fn waits_for(&self) -> Option<(PortId, u16, u32)> {
+    pub fn blocked_on(&self) -> Option<(PortId, u16, u32)> {
         self.full.get()
     }
 
@@ -250,8 +251,8 @@ impl Backpressure {
     }
 }
 
-fn is_recent(when: u64, now_ns: u64) -> bool {
-    now_ns.saturating_sub(when) < RECENT_NS
+fn is_recent(when: Instant, now: Instant) -> bool {
+    now - when < RECENT
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@
 //! * [`fair`]: fair sharing of workers' time between ports
 //! * [`schedule`]: all that a worker decides, without clock, descriptor or thread
 //! * [`tuning`]: run-time settings of a queue
+//! * [`time`]: lengths and points of time, as types
 //! * [`stats`]: counters, one for each cause
 #![forbid(unsafe_code)]
 
@@ -35,5 +36,6 @@ pub mod port;
 pub mod schedule;
 pub mod stats;
 mod steering;
+pub mod time;
 pub mod tuning;
 pub mod vnet;

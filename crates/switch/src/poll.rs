@@ -12,31 +12,37 @@ pub use adaptive::Adaptive;
 pub use notifier::{Notifier, Notify};
 pub use policy::{DEFAULT_LATENCY_US, POLICIES, Policy, TIMER_HZ_MAX};
 
-/// Longest time that `timer` polls without traffic, in ns.
-pub const TIMER_IDLE_NS: u64 = 100_000_000;
+use crate::time::{Instant, Ns};
+
+/// Longest time that `timer` polls without traffic.
+pub const TIMER_IDLE: Ns = Ns::from_ms(100);
 
 /// Cost of sleeping on this machine, measured at start: it differs a hundredfold between bare metal
 /// and a nested virtual machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Costs {
-    /// CPU time of one sleep that ends by a notification, including the peer's part, in ns; 0:
+    /// CPU time of one sleep that ends by a notification, including the peer's part; zero:
     /// polling saves nothing.
-    pub wake_ns: u64,
-    /// Time from a notification until the sleeper runs, in ns.
-    pub wake_late_ns: u64,
-    /// CPU time of one sleep that ends by a timer, in ns.
-    pub nap_ns: u64,
-    /// Time from a timer's expiry until the sleeper runs, in ns.
-    pub nap_late_ns: u64,
+    pub wake: Ns,
+    /// Time from a notification until the sleeper runs.
+    pub wake_late: Ns,
+    /// CPU time of one sleep that ends by a timer.
+    pub nap: Ns,
+    /// Time from a timer's expiry until the sleeper runs.
+    pub nap_late: Ns,
 }
 
 impl Costs {
     /// Costs on bare metal, for tests and until measured.
-    pub const TYPICAL: Self =
-        Self { wake_ns: 6_000, wake_late_ns: 5_000, nap_ns: 4_000, nap_late_ns: 5_000 };
+    pub const TYPICAL: Self = Self {
+        wake: Ns::from_us(6),
+        wake_late: Ns::from_us(5),
+        nap: Ns::from_us(4),
+        nap_late: Ns::from_us(5),
+    };
 
     /// Costs with one CPU: polling there keeps the peer from running.
-    pub const ONE_CPU: Self = Self { wake_ns: 0, wake_late_ns: 0, ..Self::TYPICAL };
+    pub const ONE_CPU: Self = Self { wake: Ns::ZERO, wake_late: Ns::ZERO, ..Self::TYPICAL };
 }
 
 /// Current state of a queue.
@@ -67,8 +73,8 @@ impl State {
 pub enum Action {
     /// Poll in the next round.
     Poll,
-    /// Poll at this time, in ns; notifications stay suppressed.
-    Until(u64),
+    /// Poll at this time; notifications stay suppressed.
+    Until(Instant),
     /// Arm, re-check, and leave the poll set.
     Arm,
 }
@@ -78,19 +84,19 @@ pub enum Action {
 pub struct Poller {
     policy: Policy,
     /// Time at which the queue last had frames, or was woken.
-    busy_ns: u64,
+    busy: Instant,
     adaptive: Adaptive,
 }
 
 impl Poller {
-    /// Creates the state of a queue polled from `now_ns` on.
-    pub fn new(policy: Policy, costs: Costs, now_ns: u64) -> Self {
+    /// Creates the state of a queue polled from `now` on.
+    pub fn new(policy: Policy, costs: Costs, now: Instant) -> Self {
         let latency_us = match policy {
             Policy::Adaptive { latency_us } => latency_us,
             _ => DEFAULT_LATENCY_US,
         };
-        let adaptive = Adaptive::new(u64::from(latency_us) * 1000, costs, now_ns);
-        Self { policy, busy_ns: now_ns, adaptive }
+        let adaptive = Adaptive::new(Ns::from_us(latency_us.into()), costs, now);
+        Self { policy, busy: now, adaptive }
     }
 
     /// The policy it was made with.
@@ -115,32 +121,32 @@ impl Poller {
     }
 
     /// Records that a notification ended the queue's sleep.
-    pub fn wake(&mut self, now_ns: u64) {
-        self.busy_ns = now_ns;
-        self.adaptive.wake(now_ns);
+    pub fn wake(&mut self, now: Instant) {
+        self.busy = now;
+        self.adaptive.wake(now);
     }
 
-    /// Takes the result of a poll at `now_ns`; returns the next action.
+    /// Takes the result of a poll at `now`; returns the next action.
     #[inline]
-    pub fn next(&mut self, frames: usize, now_ns: u64) -> Action {
-        let empty_ns = now_ns.saturating_sub(self.busy_ns);
+    pub fn next(&mut self, frames: usize, now: Instant) -> Action {
+        let empty = now - self.busy;
         if frames > 0 {
-            self.busy_ns = now_ns;
+            self.busy = now;
         }
         match self.policy {
-            Policy::Adaptive { .. } => self.adaptive.next(frames, now_ns),
+            Policy::Adaptive { .. } => self.adaptive.next(frames, now),
             Policy::Spin => Action::Poll,
             Policy::Event => Action::Arm,
             Policy::Napi { .. } if frames >= self.budget() => Action::Poll,
             Policy::Napi { .. } => Action::Arm,
             Policy::Timer { hz } => {
-                if frames == 0 && empty_ns >= TIMER_IDLE_NS {
+                if frames == 0 && empty >= TIMER_IDLE {
                     return Action::Arm;
                 }
                 if frames >= crate::frame::BURST_MAX {
                     return Action::Poll;
                 }
-                Action::Until(tick_after(now_ns, hz))
+                Action::Until(tick_after(now, hz))
             }
             Policy::Coalesce { usecs: 0, .. } | Policy::CoalescePending { usecs: 0 } => {
                 if frames > 0 { Action::Poll } else { Action::Arm }
@@ -148,23 +154,24 @@ impl Poller {
             Policy::Coalesce { usecs, frames: most } => match frames {
                 0 => Action::Arm,
                 n if n >= usize::from(most) => Action::Poll,
-                _ => Action::Until(now_ns.saturating_add(u64::from(usecs) * 1000)),
+                _ => Action::Until(now + Ns::from_us(usecs.into())),
             },
             Policy::CoalescePending { usecs } => match frames {
                 0 => Action::Arm,
                 n => {
-                    let nap_ns = u64::from(usecs) * 1000 / n as u64;
-                    Action::Until(now_ns.saturating_add(nap_ns.max(1)))
+                    let nap = Ns::from_us(usecs.into()) / n as u64;
+                    Action::Until(now + nap.max(Ns::new(1)))
                 }
             },
         }
     }
 }
 
-/// The first tick after `now_ns` of a timer of `hz`; all queues of one frequency share the ticks.
-pub fn tick_after(now_ns: u64, hz: u32) -> u64 {
-    let period = (1_000_000_000 / u64::from(hz.max(1))).max(1);
-    (now_ns / period).saturating_add(1).saturating_mul(period)
+/// The first tick after `now` of a timer of `hz`; all queues of one frequency share the ticks.
+pub fn tick_after(now: Instant, hz: u32) -> Instant {
+    let period = Ns::from_secs(1) / u64::from(hz.max(1));
+    let ticks = now.periods(period);
+    Instant::START + period.max(Ns::new(1)) * ticks.saturating_add(1)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use crate::direct::Direct;
 use crate::frame::Burst;
+use crate::time::Instant;
 use crate::vnet::{Offloads, VnetHdr};
 
 /// Receives frames from a peer.
@@ -26,29 +27,29 @@ pub trait Ingress: Send {
     fn burst(
         &mut self,
         max: usize,
-        now_ns: u64,
+        now: Instant,
         burst: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault>;
 
     /// Whether new frames can be read directly into buffers of the one port they all go to: a
-    /// cross-connect then calls [`burst_into`](Self::burst_into) before each `burst`.
-    fn goes_direct(&self) -> bool;
+    /// cross-connect then calls [`read_into`](Self::read_into) before each `burst`.
+    fn supports_direct(&self) -> bool;
 
     /// Reads up to `max` frames directly into the buffers of `to`; returns the number it accepted.
     /// The next `burst` passes the other frames read, and reads no more if there are any.
     ///
     /// # Errors
     /// [`Fault`] of `to`, not of this port: `burst` returns faults of this port.
-    fn burst_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault>;
+    fn read_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault>;
 
     /// Requests notifications and re-checks. True: nothing to do, sleeping is safe. False: there is
     /// work.
     fn arm(&mut self) -> bool;
 
     /// After [`arm`](Self::arm) was true: the time of work without a notification, such as frames
-    /// that may not be sent yet; on the clock passed to bursts, in ns.
-    fn due(&self) -> Option<u64>;
+    /// that may not be sent yet; on the clock passed to bursts.
+    fn due(&self) -> Option<Instant>;
 
     /// Suppresses notifications: the queue is being polled.
     fn disarm(&mut self);
@@ -62,7 +63,7 @@ pub trait Egress: Send {
     /// Whether frames may be in granted memory (see [`shm::Copies`]). Such a port copies a burst's
     /// frames with one host call, and [marks](Burst::mark_unreadable) those it could not read;
     /// others get frames in private memory.
-    fn takes_granted(&self) -> bool;
+    fn accepts_granted(&self) -> bool;
 
     /// Copies the frames `picks` (indices into `burst.frames`) to the peer, in order, headers from
     /// the private copies. Stops at the first that does not fit now. Returns the number handled:
@@ -79,7 +80,7 @@ pub trait Egress: Send {
     ///
     /// # Errors
     /// [`Fault`], as for `put`.
-    fn put_made(
+    fn put_parts(
         &mut self,
         head: &[u8],
         body: &[shm::Seg<'_>],

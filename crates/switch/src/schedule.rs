@@ -1,7 +1,7 @@
 //! All that a worker decides, without a clock, a descriptor or a thread: events in, effects out.
 //!
 //! ```text
-//!   RunCommands ─▶ Serve, arm ─▶ ... ─▶ NotifyLate ─▶ Measure ─┬─▶ PollKicks, ArmFull ─┐
+//!   RunCommands ─▶ Serve, arm ─▶ ... ─▶ NotifyDue ─▶ Measure ─┬─▶ PollKicks, ArmFull ─┐
 //!        ▲         one round over the hot queues               └─▶ ArmFull, Wait ──────┤
 //!        └─────────────────────────────────────────────────────────────────────────────┘
 //! ```
@@ -24,21 +24,22 @@ use std::hash::{Hash, Hasher};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-pub use self::burst::{Took, arm, burst};
+pub use self::burst::{BurstResult, arm, burst};
 use self::load::Period;
 pub use self::queue::{Queue, Served};
 use self::round::{Round, Turn};
 use crate::forward::{ArmedFull, EgressQueue, Forwarder};
-use crate::hold::RETRY_NS;
+use crate::hold::RETRY_INTERVAL;
 use crate::poll::{Costs, State};
+use crate::time::{Instant, Ns};
 use crate::tuning::Drain;
 
-/// How often a busy worker polls for kicks of cold queues, in ns.
-pub const POLL_KICKS_NS: u64 = 20_000;
-/// What a kick costs a worker apart from what it finds, in ns: charged to the port.
-pub const KICK_NS: u64 = 500;
-/// Length of a load measurement, in ns.
-const WINDOW_NS: u64 = 1_000_000;
+/// How often a busy worker polls for kicks of cold queues.
+pub const POLL_KICKS_INTERVAL: Ns = Ns::from_us(20);
+/// What a kick costs a worker apart from what it finds: charged to the port.
+pub const KICK_COST: Ns = Ns::new(500);
+/// Length of a load measurement.
+const WINDOW: Ns = Ns::from_ms(1);
 /// After a queue was added or given away, as many measurements are made before another is given.
 const SETTLE: u32 = 3;
 
@@ -70,12 +71,12 @@ pub enum Effect<Q> {
         /// The queue.
         at: usize,
     },
-    /// Notify the peers whose time has come ([`Forwarder::notify_late`]).
-    NotifyLate {
+    /// Notify the peers whose time has come ([`Forwarder::notify_due`]).
+    NotifyDue {
         /// The worker found nothing, or has no hot queue left.
         rests: bool,
     },
-    /// Deliver held frames ([`Forwarder::retry_each`]), with [`Scheduler::record_delivery`] for
+    /// Deliver held frames ([`Forwarder::retry_with`]), with [`Scheduler::record_delivery`] for
     /// each destination; then [`Scheduler::record_retry`].
     Retry {
         /// For every full destination; otherwise for those that made room.
@@ -111,7 +112,7 @@ pub enum Effect<Q> {
     /// [`Effect::PollKicks`], and [`Scheduler::record_wait`]. Not at all if commands wait already.
     Wait {
         /// How long at most; `None`: indefinitely.
-        timeout_ns: Option<u64>,
+        timeout: Option<Ns>,
         /// The time-out is when a queue is to be polled or a peer to be notified. The worker is
         /// then as loaded as when that was last measured.
         naps: bool,
@@ -187,8 +188,8 @@ pub struct Scheduler<Q> {
     hot: Vec<usize>,
     /// Indices of those that are left alone until a time that is set.
     warm: Vec<usize>,
-    /// The earliest of those times, in ns.
-    warm_ns: u64,
+    /// The earliest of those times.
+    warm_at: Instant,
     /// Hot queues of each port.
     hot_of: Vec<u16>,
     /// Indices of the queues that are paused for a full destination.
@@ -196,10 +197,10 @@ pub struct Scheduler<Q> {
     step: Step,
     round: Round,
     turn: Turn,
-    /// When kicks of cold queues were last polled, in ns.
-    polled_ns: u64,
-    /// When all full destinations were last retried, in ns.
-    retried_ns: u64,
+    /// When kicks of cold queues were last polled.
+    polled: Instant,
+    /// When all full destinations were last retried.
+    retried: Instant,
     /// Whether the worker slept since the last round.
     slept: bool,
     /// All hot queues owed time in the last round: none was served.
@@ -210,8 +211,8 @@ pub struct Scheduler<Q> {
     gives: VecDeque<(Vec<Served<Q>>, usize)>,
     /// A destination that this worker waits for may have room; so may those of others.
     woken: u64,
-    /// Load measurement: its start, and time spent on frames since, in ns.
-    window: (u64, u64),
+    /// Load measurement: its start, and time spent on frames since.
+    window: (Instant, Ns),
     /// Indices of the queues that were served in it.
     served: Vec<usize>,
     /// Those of the last measurement, and their loads in thousandths.
@@ -233,21 +234,21 @@ impl<Q> Scheduler<Q> {
             by_token: HashMap::new(),
             hot: Vec::new(),
             warm: Vec::new(),
-            warm_ns: u64::MAX,
+            warm_at: Instant::NEVER,
             hot_of: Vec::new(),
             paused: Vec::new(),
             step: Step::Commands,
             round: Round::default(),
             turn: Turn::default(),
-            polled_ns: 0,
-            retried_ns: 0,
+            polled: Instant::START,
+            retried: Instant::START,
             slept: false,
             owing: false,
             is_pending: false,
             todo: VecDeque::new(),
             gives: VecDeque::new(),
             woken: 0,
-            window: (0, 0),
+            window: (Instant::START, Ns::ZERO),
             served: Vec::new(),
             measured: Vec::new(),
             settle: SETTLE,
@@ -255,10 +256,10 @@ impl<Q> Scheduler<Q> {
         }
     }
 
-    /// The effect to carry out next. `now_ns`: any monotonic time, read after the last burst or
+    /// The effect to carry out next. `now`: any monotonic time, read after the last burst or
     /// wait.
     #[inline]
-    pub fn next(&mut self, now_ns: u64, forwarder: &Forwarder) -> Effect<Q> {
+    pub fn next(&mut self, now: Instant, forwarder: &Forwarder) -> Effect<Q> {
         if self.is_pending
             && let Some(effect) = self.next_pending()
         {
@@ -270,9 +271,9 @@ impl<Q> Scheduler<Q> {
                     self.step = Step::Begin;
                     return Effect::RunCommands;
                 }
-                Step::Begin => self.begin_round(now_ns),
-                Step::Book => self.book(now_ns),
-                Step::Pick => match self.pick(now_ns) {
+                Step::Begin => self.begin_round(now),
+                Step::Book => self.book(now),
+                Step::Pick => match self.pick(now) {
                     Some(effect) => return effect,
                     None => self.step = Step::Woken,
                 },
@@ -288,24 +289,24 @@ impl<Q> Scheduler<Q> {
                 Step::Late => {
                     self.step = Step::Load;
                     let rests = !self.round.found || self.hot.is_empty();
-                    if forwarder.late().is_some_and(|at| rests || at <= now_ns) {
-                        return Effect::NotifyLate { rests };
+                    if forwarder.next_notification().is_some_and(|at| rests || at <= now) {
+                        return Effect::NotifyDue { rests };
                     }
                 }
                 Step::Load => {
                     self.step = Step::Part;
-                    if now_ns.saturating_sub(self.window.0) >= WINDOW_NS {
-                        return self.measure(now_ns);
+                    if now - self.window.0 >= WINDOW {
+                        return self.measure(now);
                     }
                 }
                 Step::Part if self.hot.is_empty() => self.step = Step::Recheck,
-                Step::Part if now_ns.saturating_sub(self.polled_ns) > POLL_KICKS_NS => {
-                    (self.polled_ns, self.step) = (now_ns, Step::RetryBusy);
+                Step::Part if now - self.polled > POLL_KICKS_INTERVAL => {
+                    (self.polled, self.step) = (now, Step::RetryBusy);
                     return Effect::PollKicks;
                 }
                 Step::Part => self.step = Step::Commands,
                 Step::RetryBusy => {
-                    if let Some(effect) = self.retry_busy(now_ns, forwarder) {
+                    if let Some(effect) = self.retry_busy(now, forwarder) {
                         return effect;
                     }
                 }
@@ -319,13 +320,13 @@ impl<Q> Scheduler<Q> {
                     }
                 }
                 Step::Poll => {
-                    (self.polled_ns, self.step) = (now_ns, Step::AfterWait);
+                    (self.polled, self.step) = (now, Step::AfterWait);
                     return Effect::PollKicks;
                 }
-                Step::Wait => return self.wait(now_ns, forwarder),
+                Step::Wait => return self.wait(now, forwarder),
                 Step::AfterWait => {
                     self.step = Step::Commands;
-                    if let Some(effect) = self.retry_late(now_ns, forwarder) {
+                    if let Some(effect) = self.retry_late(now, forwarder) {
                         return effect;
                     }
                 }
@@ -388,21 +389,21 @@ impl<Q> Scheduler<Q> {
     }
 
     /// Begins to serve a queue, whose kicks are waited for from now on.
-    pub fn add(&mut self, served: Served<Q>, now_ns: u64) {
+    pub fn add(&mut self, served: Served<Q>, now: Instant) {
         let (token, at) = (served.token, self.queues.len());
         self.set_ports(usize::from(served.source.port.0) + 1);
         self.by_token.insert(token, at);
-        self.queues.push(Queue::new(served, self.costs, now_ns));
+        self.queues.push(Queue::new(served, self.costs, now));
         self.settle = SETTLE;
         // The peer may have made frames available before anyone waited for its kicks.
-        self.heat(at);
+        self.make_hot(at);
     }
 
     /// Stops serving a queue.
     pub fn remove(&mut self, token: u64) -> Option<Served<Q>> {
         let at = *self.by_token.get(&token)?;
-        let served = self.take_out(at);
-        self.list_again();
+        let served = self.remove_at(at);
+        self.rebuild_lists();
         Some(served)
     }
 
@@ -416,15 +417,15 @@ impl<Q> Scheduler<Q> {
     fn give(&mut self, mut queues: Vec<usize>, to: usize) {
         // Taking one out moves but the last of them.
         queues.sort_unstable_by_key(|at| std::cmp::Reverse(*at));
-        let given = queues.into_iter().map(|at| self.take_out(at)).collect();
-        self.list_again();
+        let given = queues.into_iter().map(|at| self.remove_at(at)).collect();
+        self.rebuild_lists();
         self.settle = SETTLE;
         self.gives.push_back((given, to));
         self.is_pending = true;
     }
 
-    /// Takes a queue out; [`list_again`](Self::list_again) is to follow.
-    fn take_out(&mut self, at: usize) -> Served<Q> {
+    /// Takes a queue out; [`rebuild_lists`](Self::rebuild_lists) is to follow.
+    fn remove_at(&mut self, at: usize) -> Served<Q> {
         let queue = self.queues.swap_remove(at);
         self.by_token.remove(&queue.served.token);
         if let Some(moved) = self.queues.get(at) {
@@ -437,7 +438,7 @@ impl<Q> Scheduler<Q> {
     }
 
     /// Queues have other indices than before: makes every list of them anew.
-    fn list_again(&mut self) {
+    fn rebuild_lists(&mut self) {
         for list in [&mut self.hot, &mut self.warm, &mut self.paused, &mut self.served] {
             list.clear();
         }
@@ -453,7 +454,7 @@ impl<Q> Scheduler<Q> {
             if queue.paused {
                 self.paused.push(i);
             }
-            if queue.busy_ns > 0 {
+            if queue.busy > Ns::ZERO {
                 self.served.push(i);
             }
         }
@@ -462,17 +463,17 @@ impl<Q> Scheduler<Q> {
     // ---- events ----
 
     /// A queue was kicked. False: it is not served here.
-    pub fn kick(&mut self, token: u64, now_ns: u64) -> bool {
+    pub fn kick(&mut self, token: u64, now: Instant) -> bool {
         let Some(&at) = self.by_token.get(&token) else { return false };
         let queue = &mut self.queues[at];
-        queue.share.charge(KICK_NS);
+        queue.share.charge(KICK_COST);
         queue.kicked = true;
         let stats = &queue.served.source.stats;
         stats.kicks.add(1);
         stats.wakes.add(u64::from(queue.state == State::Cold));
         if queue.served.source.tuning.drain() != Drain::Done {
-            queue.woke_ns = (queue.state == State::Cold).then_some(now_ns);
-            queue.poller.wake(now_ns);
+            queue.woke = (queue.state == State::Cold).then_some(now);
+            queue.poller.wake(now);
         }
         self.poll_at(at);
         true
@@ -492,7 +493,7 @@ impl<Q> Scheduler<Q> {
             self.mute(at);
         }
         if drain != Drain::Done {
-            self.heat(at);
+            self.make_hot(at);
         }
     }
 
@@ -500,10 +501,10 @@ impl<Q> Scheduler<Q> {
     /// for it. True: the peer gave no buffers for long, and does again.
     pub fn kick_room(&mut self, egress: &EgressQueue, payer: u64) -> bool {
         egress.stats.kicks.add(1);
-        self.charge_aside(payer, KICK_NS);
+        self.charge_outside_turn(payer, KICK_COST);
         // Without the event index the guest would kick for each buffer from now on.
         egress.queue.lock().unwrap_or_else(PoisonError::into_inner).disarm();
-        let recovers = egress.recovers();
+        let recovers = egress.end_starvation();
         self.wake(egress.waiters.swap(0, Ordering::AcqRel));
         recovers
     }
@@ -520,17 +521,17 @@ impl<Q> Scheduler<Q> {
     }
 
     /// Charges a queue for time that was spent on what its guest receives, outside of its turn.
-    fn charge_aside(&mut self, token: u64, ns: u64) {
+    fn charge_outside_turn(&mut self, token: u64, time: Ns) {
         if let Some(&at) = self.by_token.get(&token) {
-            self.queues[at].share.charge_aside(ns);
+            self.queues[at].share.charge_outside_turn(time);
         }
     }
 
     /// A full destination was retried, which took so long: charged to the ingress queue `payer` of
     /// the same guest.
-    pub fn record_delivery(&mut self, payer: u64, took_ns: u64) {
-        self.window.1 += took_ns;
-        self.charge_aside(payer, took_ns);
+    pub fn record_delivery(&mut self, payer: u64, took: Ns) {
+        self.window.1 += took;
+        self.charge_outside_turn(payer, took);
     }
 
     /// Held frames were delivered: goes on with the queues that are paused for a destination that
@@ -539,8 +540,8 @@ impl<Q> Scheduler<Q> {
         self.wake(wake);
         for i in 0..self.paused.len() {
             let at = self.paused[i];
-            if all || forwarder.may_go_on(&self.queues[at].served.source) {
-                self.heat(at);
+            if all || forwarder.may_resume(&self.queues[at].served.source) {
+                self.make_hot(at);
             }
         }
     }
@@ -568,14 +569,14 @@ impl<Q> Scheduler<Q> {
     // ---- before sleep, and after ----
 
     /// A busy worker never sleeps: who waits for a full destination would wait until it did.
-    fn retry_busy(&mut self, now_ns: u64, forwarder: &Forwarder) -> Option<Effect<Q>> {
+    fn retry_busy(&mut self, now: Instant, forwarder: &Forwarder) -> Option<Effect<Q>> {
         self.step = Step::Commands;
         if !forwarder.is_blocked() {
-            self.retried_ns = now_ns;
+            self.retried = now;
             return None;
         }
-        if now_ns.saturating_sub(self.retried_ns) > RETRY_NS {
-            self.retried_ns = now_ns;
+        if now - self.retried > RETRY_INTERVAL {
+            self.retried = now;
             return Some(Effect::Retry { all: true, why: Why::Busy });
         }
         self.step = Step::ArmingBusy;
@@ -583,26 +584,26 @@ impl<Q> Scheduler<Q> {
     }
 
     /// After a sleep, or where one was not allowed: retries all full destinations if it is time to.
-    fn retry_late(&mut self, now_ns: u64, forwarder: &Forwarder) -> Option<Effect<Q>> {
-        let due = now_ns.saturating_sub(self.retried_ns) >= RETRY_NS;
+    fn retry_late(&mut self, now: Instant, forwarder: &Forwarder) -> Option<Effect<Q>> {
+        let due = now - self.retried >= RETRY_INTERVAL;
         (forwarder.is_blocked() && due).then(|| {
-            self.retried_ns = now_ns;
+            self.retried = now;
             Effect::Retry { all: true, why: Why::Late }
         })
     }
 
     /// Until a kick, a command, or the earliest of the times when a warm queue is to be polled, a
     /// peer to be notified, and full destinations to be retried.
-    fn wait(&mut self, now_ns: u64, forwarder: &Forwarder) -> Effect<Q> {
-        let held = forwarder.is_blocked().then_some(RETRY_NS);
-        let warm = (!self.warm.is_empty()).then(|| self.warm_ns.saturating_sub(now_ns));
-        let late = forwarder.late().map(|at| at.saturating_sub(now_ns));
-        let timeout_ns = [held, warm, late].into_iter().flatten().min();
+    fn wait(&mut self, now: Instant, forwarder: &Forwarder) -> Effect<Q> {
+        let held = forwarder.is_blocked().then_some(RETRY_INTERVAL);
+        let warm = (!self.warm.is_empty()).then(|| self.warm_at - now);
+        let late = forwarder.next_notification().map(|at| at - now);
+        let timeout = [held, warm, late].into_iter().flatten().min();
         self.step = Step::AfterWait;
-        if timeout_ns == Some(0) {
+        if timeout == Some(Ns::ZERO) {
             return Effect::PollKicks;
         }
-        Effect::Wait { timeout_ns, naps: warm.or(late).is_some() }
+        Effect::Wait { timeout, naps: warm.or(late).is_some() }
     }
 }
 
@@ -610,10 +611,10 @@ impl<Q> Scheduler<Q> {
 /// a search that differ in nothing of this have the same future.
 impl<Q> Hash for Scheduler<Q> {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Self { queues, hot, warm, warm_ns, paused, step, round, turn, .. } = self;
-        (queues, hot, warm, warm_ns, paused, step, round, turn).hash(state);
-        let Self { polled_ns, retried_ns, slept, owing, todo, woken, .. } = self;
-        (polled_ns, retried_ns, slept, owing, todo, woken).hash(state);
+        let Self { queues, hot, warm, warm_at, paused, step, round, turn, .. } = self;
+        (queues, hot, warm, warm_at, paused, step, round, turn).hash(state);
+        let Self { polled, retried, slept, owing, todo, woken, .. } = self;
+        (polled, retried, slept, owing, todo, woken).hash(state);
         let Self { window, served, measured, settle, period, .. } = self;
         (window, served, measured, settle, period).hash(state);
     }

@@ -99,7 +99,7 @@ impl Tuning {
     }
 
     /// Set by the queue's worker: it has taken no frames since the request.
-    pub fn drained(&self) {
+    pub fn complete_drain(&self) {
         // Not if the drain was ended in between.
         let _ = self.swap_drain(Drain::Requested, Drain::Done);
     }

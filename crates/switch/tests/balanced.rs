@@ -7,8 +7,9 @@
 #[path = "common/random.rs"]
 mod random;
 
-use switch::fair::level::{Backlog, Claim, Leveller, PERIOD_NS, Report};
+use switch::fair::level::{Backlog, Claim, Leveller, PERIOD, Report};
 use switch::fair::{self, Move, Share};
+use switch::time::{Instant, Ns};
 
 use random::Random;
 
@@ -169,23 +170,23 @@ impl Machine {
             let sharing = own + others.map_or(0, |(_, n)| *n as usize);
             let queue = &mut self.queues[at];
             if mine.len() == 1 {
-                queue.share.forgive();
+                queue.share.clear_debt();
             }
             queue.share.grant(queue.weight, sharing);
-            while queue.share.may() {
+            while queue.share.has_credit() {
                 let mut took = queue.burst(now, &mut self.random);
                 if took > 0 && self.preempts && self.random.within(2_000) == 0 {
                     took += self.random.within(8_000_000);
                 }
                 now += took + POLL_NS;
                 queue.served_ns += took;
-                queue.backlog.looked(took > 0, now);
+                queue.backlog.update(took > 0, Instant::from_ns(now));
                 if took == 0 {
                     break;
                 }
                 queue.busy_ns += took + POLL_NS;
                 self.workers[me].window.1 += took + POLL_NS;
-                queue.share.charge(took + POLL_NS);
+                queue.share.charge(Ns::new(took + POLL_NS));
                 if mine.len() == 1 {
                     break;
                 }
@@ -215,10 +216,15 @@ impl Machine {
         for at in &served {
             let queue = &mut self.queues[*at];
             let busy = std::mem::take(&mut queue.busy_ns);
-            queue.backlog.measured(period, began, now, busy);
+            queue.backlog.add_measurement(
+                period,
+                Instant::from_ns(began),
+                Instant::from_ns(now),
+                Ns::new(busy),
+            );
             loads.push(part(busy));
         }
-        if now / PERIOD_NS != period && self.balance == Balance::Levels {
+        if now / PERIOD.get() != period && self.balance == Balance::Levels {
             self.report(me);
         }
         if settled {
@@ -236,21 +242,21 @@ impl Machine {
 
     fn report(&mut self, me: usize) {
         let (period, began_ns, busy_ns) = self.workers[me].period;
-        let now_ns = self.workers[me].now;
+        let (began, now) = (Instant::from_ns(began_ns), Instant::from_ns(self.workers[me].now));
         let mut claims = Vec::new();
         for at in self.mine(me) {
             let queue = &mut self.queues[at];
-            if let Some((served_ns, length_ns)) = queue.backlog.end(period, began_ns, now_ns) {
+            if let Some((served, length)) = queue.backlog.end(period, began, now) {
                 let (port, weight) = (queue.port as u32, queue.weight);
-                claims.push(Claim { queue: at as u64, port, weight, served_ns, length_ns });
+                claims.push(Claim { queue: at as u64, port, weight, served, length });
             }
         }
-        let report = Report { now_ns, length_ns: now_ns - began_ns, busy_ns, claims };
+        let report = Report { now, length: now - began, busy: Ns::new(busy_ns), claims };
         let asleep: Vec<bool> = self.workers.iter().map(|w| w.asleep).collect();
         let moves = self.leveller.report(me, report, |w| asleep[w]);
         let elsewhere = self.leveller.elsewhere(me);
         let worker = &mut self.workers[me];
-        (worker.period, worker.elsewhere) = ((now_ns / PERIOD_NS, now_ns, 0), elsewhere);
+        (worker.period, worker.elsewhere) = ((now.periods(PERIOD), now.ns(), 0), elsewhere);
         moves.into_iter().for_each(|(queue, to)| self.give(queue as usize, to));
     }
 

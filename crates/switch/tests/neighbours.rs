@@ -12,8 +12,9 @@ mod random;
 
 use std::collections::VecDeque;
 
-use switch::fair::{QUANTUM_NS, Share};
+use switch::fair::{QUANTUM, Share};
 use switch::frame::BURST_MAX;
+use switch::time::Ns;
 
 use random::Random;
 
@@ -102,7 +103,7 @@ fn run(load: Load, flood_frame_ns: Option<u64>, turns: Turns) -> Seen {
         for port in &mut ports {
             port.share.grant(1, 1);
             let mut bursts = 0;
-            while turns != Turns::ByShare || port.share.may() {
+            while turns != Turns::ByShare || port.share.has_credit() {
                 port.come(load, now, &mut random);
                 let (empty, began) = (port.frames.is_empty(), now);
                 now = port.burst(load, now);
@@ -110,7 +111,7 @@ fn run(load: Load, flood_frame_ns: Option<u64>, turns: Turns) -> Seen {
                 if empty || matches!(turns, Turns::Bursts(most) if bursts >= most) {
                     break;
                 }
-                port.share.charge(now - began);
+                port.share.charge(Ns::new(now - began));
             }
         }
         let Some(share) = &mut flooder else { continue };
@@ -118,10 +119,10 @@ fn run(load: Load, flood_frame_ns: Option<u64>, turns: Turns) -> Seen {
         let took = POLL_NS + BURST_MAX as u64 * flood_frame_ns.unwrap_or(0);
         let mut bursts = 0;
         while match turns {
-            Turns::ByShare => share.may(),
+            Turns::ByShare => share.has_credit(),
             Turns::Bursts(most) => bursts < most,
         } {
-            share.charge(took);
+            share.charge(Ns::new(took));
             now += took;
             flooder_ns += took;
             bursts += 1;
@@ -176,7 +177,7 @@ fn a_single_frame_waits_for_one_turn_of_the_flooder() {
     for flood in FLOODS {
         let (alone, beside) = beside(LONE, flood);
         // Its last burst starts within the quantum.
-        let turn = u64::from(QUANTUM_NS) + POLL_NS + BURST_MAX as u64 * flood;
+        let turn = QUANTUM.get() + POLL_NS + BURST_MAX as u64 * flood;
         assert!(beside.max <= alone.max + turn, "{} {} {turn}", beside.max, alone.max);
     }
 }
@@ -196,5 +197,5 @@ fn canary_turns_by_bursts_are_neither_fair_nor_short() {
     let (alone, beside) = (run(BUSY, None, turns), run(BUSY, Some(FLOODS[0]), turns));
     assert!(beside.p99 > 2 * alone.p99, "{} {}", beside.p99, alone.p99);
     let lone = run(LONE, Some(FLOODS[1]), turns);
-    assert!(lone.max > u64::from(QUANTUM_NS) + POLL_NS + BURST_MAX as u64 * FLOODS[1]);
+    assert!(lone.max > QUANTUM.get() + POLL_NS + BURST_MAX as u64 * FLOODS[1]);
 }

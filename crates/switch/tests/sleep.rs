@@ -23,7 +23,8 @@ use std::sync::Arc;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Forwarder, Mode, Source, Table};
 use switch::poll::{Costs, Policy, State};
-use switch::schedule::{Effect, Scheduler, Served, Then, Took};
+use switch::schedule::{BurstResult, Effect, Scheduler, Served, Then};
+use switch::time::{Instant, Ns};
 use switch::tuning::Tuning;
 
 const POLICIES: [&str; 13] = [
@@ -42,15 +43,16 @@ const POLICIES: [&str; 13] = [
     "adaptive:200",
 ];
 
-/// Time that a burst may take: none to speak of; more than a wake-up costs; more than a
-/// window of `adaptive`, or than `timer` waits. Policies without a clock get the first.
-fn passes_ns(policy: Policy) -> &'static [u64] {
-    match policy {
-        Policy::Event | Policy::Napi { .. } | Policy::Spin => &[100],
-        Policy::Coalesce { .. } | Policy::CoalescePending { .. } => &[100, 60_000],
-        Policy::Timer { .. } => &[100, 101_000_000],
-        Policy::Adaptive { .. } => &[100, 30_000, 9_000_000],
-    }
+/// Times that a burst may take: none to speak of; more than a wake-up costs; more than a window of
+/// `adaptive`, or than `timer` waits. Policies without a clock get the first.
+fn passes(policy: Policy) -> Vec<Ns> {
+    let longer = match policy {
+        Policy::Event | Policy::Napi { .. } | Policy::Spin => [None, None],
+        Policy::Coalesce { .. } | Policy::CoalescePending { .. } => [Some(Ns::from_us(60)), None],
+        Policy::Timer { .. } => [Some(Ns::from_ms(101)), None],
+        Policy::Adaptive { .. } => [Some(Ns::from_us(30)), Some(Ns::from_ms(9))],
+    };
+    [Ns::new(100)].into_iter().chain(longer.into_iter().flatten()).collect()
 }
 
 /// How effects are carried out wrongly.
@@ -66,7 +68,7 @@ enum Broken {
     /// It takes its asking back after it went cold.
     DisarmsLate,
     /// It sleeps on when a nap ends.
-    NapsForEver,
+    NapsForever,
 }
 
 /// How a peer learns whether to kick.
@@ -114,16 +116,16 @@ enum Next {
     /// Takes its asking back; whether the re-check found something.
     TakeBack(usize, bool),
     /// For so long at most.
-    Wait(Option<u64>),
+    Wait(Option<Ns>),
 }
 
 #[derive(Clone, Debug)]
 struct World {
     broken: Broken,
     asking: Asking,
-    now: u64,
-    /// See [`passes_ns`].
-    passes_ns: &'static [u64],
+    now: Instant,
+    /// See [`passes`].
+    passes: Arc<[Ns]>,
     /// Bursts to come: the bound of the search.
     bursts: u8,
     scheduler: Scheduler<()>,
@@ -181,15 +183,15 @@ impl Ring {
     }
 }
 
-/// Longest nap of a policy, in ns; 0: it takes none.
-fn nap_ns_max(policy: Policy) -> u64 {
+/// Longest nap of a policy; zero: it takes none.
+fn nap_max(policy: Policy) -> Ns {
     match policy {
-        Policy::Event | Policy::Napi { .. } | Policy::Spin => 0,
-        Policy::Timer { hz } => 1_000_000_000 / u64::from(hz),
+        Policy::Event | Policy::Napi { .. } | Policy::Spin => Ns::ZERO,
+        Policy::Timer { hz } => Ns::from_secs(1) / u64::from(hz),
         Policy::Coalesce { usecs, .. } | Policy::CoalescePending { usecs } => {
-            u64::from(usecs) * 1000
+            Ns::from_us(usecs.into())
         }
-        Policy::Adaptive { latency_us } => u64::from(latency_us) * 1000,
+        Policy::Adaptive { latency_us } => Ns::from_us(latency_us.into()),
     }
 }
 
@@ -209,13 +211,13 @@ impl World {
     fn check(&self) -> Result<(), String> {
         for queue in self.scheduler.queues() {
             let ring = &self.rings[queue.served.token as usize];
-            let until = queue.nap_until_ns();
+            let until = queue.nap_until();
             match queue.state() {
                 State::Cold if ring.pending() && !ring.kick_is_on_its_way(self.asking) => {
                     return Err("cold with a frame, and no kick is on its way".into());
                 }
-                State::Warm if until > self.now + nap_ns_max(queue.poller().policy()) => {
-                    return Err(format!("naps from {} to {until}", self.now));
+                State::Warm if until > self.now + nap_max(queue.poller().policy()) => {
+                    return Err(format!("naps from {:?} to {until:?}", self.now));
                 }
                 _ => (),
             }
@@ -280,7 +282,7 @@ impl World {
         match self.next {
             Next::Effect => steps.push(("goes on", self.with(|w| w.go_on(forwarder, seen)))),
             Next::Serve(at, max) if self.bursts > 0 => {
-                for pass in self.passes_ns {
+                for pass in &*self.passes {
                     steps.push(("serves", self.with(|w| w.serve(at, max, *pass))));
                 }
             }
@@ -319,7 +321,7 @@ impl World {
             Next::Wait(timeout) => {
                 if self.rings.iter().any(|ring| ring.kicked) {
                     seen.woken += 1;
-                    steps.push(("sees kicks", self.with(|w| w.wake(0))));
+                    steps.push(("sees kicks", self.with(|w| w.wake(Ns::ZERO))));
                 } else if let Some(timeout) = timeout {
                     steps.push(("wakes up by itself", self.with(|w| w.wake(timeout))));
                 } else {
@@ -339,10 +341,10 @@ impl World {
                     return self.rings[ring].flag = false;
                 }
                 Effect::PollKicks => return self.kicks(),
-                Effect::Wait { timeout_ns, .. } => {
-                    seen.napped += u64::from(timeout_ns.is_some());
-                    let broken = self.broken == Broken::NapsForEver;
-                    return self.next = Next::Wait(timeout_ns.filter(|_| !broken));
+                Effect::Wait { timeout, .. } => {
+                    seen.napped += u64::from(timeout.is_some());
+                    let broken = self.broken == Broken::NapsForever;
+                    return self.next = Next::Wait(timeout.filter(|_| !broken));
                 }
                 Effect::RunCommands | Effect::Measure { .. } => {}
                 other => panic!("no reason for {other:?}"),
@@ -350,12 +352,14 @@ impl World {
         }
     }
 
-    fn serve(&mut self, at: usize, max: usize, pass: u64) {
+    fn serve(&mut self, at: usize, max: usize, pass: Ns) {
         self.bursts -= 1;
         let ring = self.ring(at);
         let frames = self.rings[ring].take(max);
         self.next = Next::Effect;
-        if self.scheduler.record_burst(&Took { frames, ..Took::default() }) == Then::Arm {
+        if self.scheduler.record_burst(&BurstResult { frames, ..BurstResult::default() })
+            == Then::Arm
+        {
             let first = self.broken == Broken::ChecksBeforeAsking;
             self.next = if first { Next::Recheck(at) } else { Next::Ask(at) };
         }
@@ -376,8 +380,8 @@ impl World {
         }
     }
 
-    fn wake(&mut self, slept_ns: u64) {
-        self.now += slept_ns;
+    fn wake(&mut self, slept: Ns) {
+        self.now += slept;
         self.kicks();
         self.scheduler.record_wait(true);
         self.next = Next::Effect;
@@ -434,13 +438,15 @@ fn worlds(policy: Policy, broken: Broken, asking: Asking, queues: usize) -> Vec<
         ],
         _ => &[&[]],
     };
-    let passes_ns = passes_ns(policy);
+    let mut passes = passes(policy);
+    passes.truncate(if queues == 1 { 3 } else { 2 });
+    let passes: Arc<[Ns]> = passes.into();
     let world = |costs, life: &[(u64, u64)]| {
         let mut world = World {
             broken,
             asking,
-            now: 1_000,
-            passes_ns: &passes_ns[..passes_ns.len().min(if queues == 1 { 3 } else { 2 })],
+            now: Instant::from_ns(1_000),
+            passes: passes.clone(),
             bursts: if queues == 1 && !adaptive { 5 } else { 4 },
             scheduler: Scheduler::new(0, costs),
             rings: vec![Ring::new(); queues],
@@ -468,7 +474,7 @@ impl World {
         let forwarder = forwarder();
         let mut came = self.now;
         for (gap, count) in life {
-            came = if *gap > 0 { came.max(self.now) } else { self.now + 3_000 };
+            came = if *gap > 0 { came.max(self.now) } else { self.now + Ns::from_us(3) };
             let (mut left, mut polls) = (*count, 0);
             while left > 0 || *count == 0 && polls < 10_000 {
                 match self.scheduler.next(self.now, &forwarder) {
@@ -477,10 +483,15 @@ impl World {
                         let found = left > 0 && self.ring(at) as u64 == token && came <= self.now;
                         if found {
                             left -= 1;
-                            came = if *gap > 0 { came + gap } else { self.now + 3_000 };
+                            came = if *gap > 0 {
+                                came + Ns::new(*gap)
+                            } else {
+                                self.now + Ns::from_us(3)
+                            };
                         }
-                        let took = Took { frames: usize::from(found), ..Took::default() };
-                        self.now += 100;
+                        let took =
+                            BurstResult { frames: usize::from(found), ..BurstResult::default() };
+                        self.now += Ns::new(100);
                         if self.scheduler.record_burst(&took) == Then::Arm {
                             let ring = self.ring(at);
                             self.rings[ring].ask();
@@ -491,13 +502,13 @@ impl World {
                         let ring = self.ring(at);
                         self.rings[ring].flag = false;
                     }
-                    Effect::Wait { timeout_ns: Some(ns), .. } => {
-                        self.now += ns + 5_000;
+                    Effect::Wait { timeout: Some(length), .. } => {
+                        self.now += length + Ns::from_us(5);
                         self.scheduler.record_wait(true);
                     }
-                    Effect::Wait { timeout_ns: None, .. } if left == 0 => return,
-                    Effect::Wait { timeout_ns: None, .. } => {
-                        self.now = self.now.max(came) + 5_000;
+                    Effect::Wait { timeout: None, .. } if left == 0 => return,
+                    Effect::Wait { timeout: None, .. } => {
+                        self.now = self.now.max(came) + Ns::from_us(5);
                         self.scheduler.kick(token, self.now);
                         self.scheduler.record_wait(true);
                     }
@@ -530,7 +541,7 @@ fn no_policy_sleeps_on_a_frame() {
         let policy: Policy = policy.parse().unwrap();
         assert_eq!(*slept > 0, policy != Policy::Spin);
         assert_eq!(*recheck_found > 0, policy != Policy::Spin);
-        assert_eq!(*napped > 0, nap_ns_max(policy) > 0 && policy.to_string() != "adaptive:0");
+        assert_eq!(*napped > 0, nap_max(policy) > Ns::ZERO && policy.to_string() != "adaptive:0");
     }
 }
 
@@ -552,7 +563,7 @@ fn canary_every_broken_worker_is_caught() {
         (Broken::ChecksBeforeAsking, &sleeps[1..]),
         (Broken::StaysDisarmed, &sleeps[1..]),
         (Broken::DisarmsLate, &sleeps[1..]),
-        (Broken::NapsForEver, &naps[..]),
+        (Broken::NapsForever, &naps[..]),
     ] {
         for policy in policies {
             let found = search(policy, broken, 1);

@@ -31,7 +31,7 @@ fn end(netns: &str, batching: Batching) -> Result<End, Box<dyn std::error::Error
 /// Moves one burst from `from` to `to`; returns the number of frames.
 fn pass(from: &mut End, to: &mut End, burst: &mut Burst<'static>) -> usize {
     let picks: [u16; 64] = std::array::from_fn(|i| i as u16);
-    let shown = from.ingress.burst(64, 0, burst, &mut |burst| {
+    let shown = from.ingress.burst(64, switch::time::Instant::START, burst, &mut |burst| {
         burst.snapshot();
         let n = burst.frames.len();
         to.egress.put(burst, &picks[..n]).expect("the interface exists");

@@ -117,7 +117,7 @@ impl Egress for TapEgress {
         self.offloads
     }
 
-    fn takes_granted(&self) -> bool {
+    fn accepts_granted(&self) -> bool {
         false
     }
 
@@ -134,7 +134,7 @@ impl Egress for TapEgress {
         Ok(done)
     }
 
-    fn put_made(&mut self, head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr) -> Result<bool, Fault> {
+    fn put_parts(&mut self, head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr) -> Result<bool, Fault> {
         let len = head.len() as u32 + body.iter().map(|seg| seg.len()).sum::<u32>();
         fill(&mut self.starts[0], hdr, len);
         let mut batch = self.fd.writes();

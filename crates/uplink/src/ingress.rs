@@ -13,6 +13,7 @@ use switch::direct::Direct;
 use switch::frame::{Burst, FRAME_LEN_MAX, GSO_LEN_MAX};
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
+use switch::time::Instant;
 use switch::vnet::{GSO_NONE, Offloads, VnetHdr};
 
 use self::buffers::Buffers;
@@ -65,7 +66,7 @@ pub struct TapIngress {
     buffers: Buffers,
     /// One bit for each free buffer.
     free: u64,
-    /// Frames in buffers, oldest first: between bursts those that `burst_into` could not deliver.
+    /// Frames in buffers, oldest first: between bursts those that `read_into` could not deliver.
     taken: Vec<Taken>,
     /// The number of these, at the end, that the last burst left: they count as new.
     left: usize,
@@ -73,7 +74,7 @@ pub struct TapIngress {
     /// Offloads requested from the kernel last; frames already queued may still need more.
     requested: Offloads,
     direct: direct::State,
-    /// Frames that `burst_into` read since the last burst; `None`: it did not run.
+    /// Frames that `read_into` read since the last burst; `None`: it did not run.
     passed: Option<usize>,
     stats: Arc<IngressStats>,
     /// Frames to request after the first one: the mean of the recent batches.
@@ -231,7 +232,7 @@ impl Ingress for TapIngress {
     fn burst(
         &mut self,
         max: usize,
-        _now_ns: u64,
+        _now: Instant,
         burst: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
@@ -265,11 +266,11 @@ impl Ingress for TapIngress {
         Ok(if self.left > 0 { max.max(shown) } else { shown.max(came) })
     }
 
-    fn goes_direct(&self) -> bool {
+    fn supports_direct(&self) -> bool {
         self.taken.is_empty() && !self.direct.expects_small()
     }
 
-    fn burst_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault> {
+    fn read_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault> {
         if !to.takes().cover(&self.requested) {
             return Ok(0);
         }
@@ -280,7 +281,7 @@ impl Ingress for TapIngress {
         self.empty && self.left == 0
     }
 
-    fn due(&self) -> Option<u64> {
+    fn due(&self) -> Option<Instant> {
         None
     }
 

@@ -7,6 +7,7 @@ use switch::direct::Direct;
 use switch::frame::Burst;
 use switch::port::{Egress, Fault, Ingress, Steer};
 use switch::stats::EgressStats;
+use switch::time::Instant;
 use switch::vnet::{Offloads, VnetHdr};
 
 /// A source without frames.
@@ -28,18 +29,18 @@ impl Ingress for NullIngress {
     fn burst(
         &mut self,
         _max: usize,
-        _now_ns: u64,
+        _now: Instant,
         _burst: &mut Burst<'static>,
         _forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
         Ok(0)
     }
 
-    fn goes_direct(&self) -> bool {
+    fn supports_direct(&self) -> bool {
         false
     }
 
-    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+    fn read_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
         Ok(0)
     }
 
@@ -47,7 +48,7 @@ impl Ingress for NullIngress {
         true
     }
 
-    fn due(&self) -> Option<u64> {
+    fn due(&self) -> Option<Instant> {
         None
     }
 
@@ -59,7 +60,7 @@ impl Egress for NullEgress {
         Offloads::ALL
     }
 
-    fn takes_granted(&self) -> bool {
+    fn accepts_granted(&self) -> bool {
         false
     }
 
@@ -71,7 +72,7 @@ impl Egress for NullEgress {
         Ok(picks.len())
     }
 
-    fn put_made(&mut self, head: &[u8], body: &[Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
+    fn put_parts(&mut self, head: &[u8], body: &[Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
         let body: u64 = body.iter().map(|seg| u64::from(seg.len())).sum();
         self.stats.frames.add(1);
         self.stats.bytes.add(head.len() as u64 + body);
@@ -115,7 +116,7 @@ mod tests {
         }
         assert_eq!(egress.put(&burst, &[0, 1]), Ok(2));
         assert_eq!(egress.room(1500, 9), Ok(9));
-        assert_eq!(egress.put_made(&[0; 54], &[Seg::of(&[0; 46])], &VnetHdr::NONE), Ok(true));
+        assert_eq!(egress.put_parts(&[0; 54], &[Seg::of(&[0; 46])], &VnetHdr::NONE), Ok(true));
         assert_eq!((stats.frames.get(), stats.bytes.get()), (3, 1660));
         assert!(NullIngress.arm());
     }

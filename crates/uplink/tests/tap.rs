@@ -12,6 +12,7 @@ use common::{Netns, Port, bytes, mac, poll_until, port, udp_frame, udp_payload};
 use shm::{GuestMemory, Mapping, Region, Seg, SegMut};
 use switch::frame::Burst;
 use switch::port::{Egress, Ingress};
+use switch::time::Instant;
 use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 use uplink::{Batching, TapFd, VNET_LEN};
 
@@ -109,7 +110,7 @@ fn frames_arrive_in_order_for_any_burst_size() {
         }
         // The queue is empty, which one poll detects.
         let mut burst = Burst::default();
-        assert_eq!(ingress.burst(64, 0, &mut burst, &mut |_| ()), Ok(0));
+        assert_eq!(ingress.burst(64, Instant::START, &mut burst, &mut |_| ()), Ok(0));
         assert!(ingress.arm(), "no frame left");
         assert!(seen.frames.get() >= u64::from(next));
     }
@@ -201,7 +202,7 @@ fn picked_and_made_frames_are_delivered_and_no_others() {
     assert_eq!(egress.put(&burst, &[1, 3]), Ok(2));
     let made = udp_frame(&[9; 300]);
     let body = Seg::of(&made[54..]);
-    let put = egress.put_made(&made[..54], &[body.take(17), body.skip(17)], &VnetHdr::NONE);
+    let put = egress.put_parts(&made[..54], &[body.take(17), body.skip(17)], &VnetHdr::NONE);
     assert_eq!(put, Ok(true));
     assert_eq!(egress.room(1514, 45), Ok(45));
     assert!(!egress.arm());
@@ -223,7 +224,7 @@ fn down_interface_drops_and_counts_then_works_again() {
         let burst = burst_of([&frame[..], &frame]);
         assert_eq!(egress.put(&burst, &[0, 1]), Ok(2));
         assert_eq!((sent.drops_down.get(), sent.frames.get()), (2, 0));
-        assert_eq!(ingress.burst(64, 0, &mut Burst::default(), &mut |_| ()), Ok(0));
+        assert_eq!(ingress.burst(64, Instant::START, &mut Burst::default(), &mut |_| ()), Ok(0));
         netns.ip("link set t0 up");
         let socket = socket(&netns);
         assert_eq!(egress.put(&burst, &[0]), Ok(1));
@@ -240,7 +241,8 @@ fn removed_interface_is_a_fault_of_the_port() {
         let frame = udp_frame(b"hello");
         let fault = egress.put(&burst_of([&frame[..]]), &[0]).unwrap_err();
         assert!(fault.0.contains("removed"), "{fault}");
-        let fault = ingress.burst(64, 0, &mut Burst::default(), &mut |_| ()).unwrap_err();
+        let fault =
+            ingress.burst(64, Instant::START, &mut Burst::default(), &mut |_| ()).unwrap_err();
         assert!(fault.0.contains("removed"), "{fault}");
     }
 }
@@ -348,7 +350,7 @@ fn forward(mut from: Port, mut to: Port, stop: &AtomicBool) -> u32 {
     let mut burst = Burst::default();
     let mut longest = 0;
     while !stop.load(Ordering::Relaxed) {
-        let shown = from.ingress.burst(64, 0, &mut burst, &mut |burst| {
+        let shown = from.ingress.burst(64, Instant::START, &mut burst, &mut |burst| {
             burst.snapshot();
             let picks: Vec<u16> = (0..burst.frames.len() as u16).collect();
             let done = to.egress.put(burst, &picks).unwrap();
@@ -421,7 +423,7 @@ fn queues_of_one_interface_work_side_by_side() {
     let mut got = Vec::new();
     for port in &mut ports {
         let mut burst = Burst::default();
-        while port.ingress.burst(64, 0, &mut burst, &mut |_| ()).unwrap() > 0 {}
+        while port.ingress.burst(64, Instant::START, &mut burst, &mut |_| ()).unwrap() > 0 {}
         got.push(port.seen.frames.get());
     }
     assert_eq!(got.iter().sum::<u64>(), 64, "{got:?}");
@@ -449,7 +451,8 @@ fn small_frames_leave_the_staging_memory_alone() {
         for i in 0..2000_u32 {
             socket.send_to(&i.to_be_bytes(), "10.9.0.2:4000").unwrap();
             if i % 100 == 99 {
-                while port.ingress.burst(64, 0, &mut burst, &mut |_| ()).unwrap() > 0 {}
+                while port.ingress.burst(64, Instant::START, &mut burst, &mut |_| ()).unwrap() > 0 {
+                }
             }
         }
     }

@@ -3,10 +3,10 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
 
 use switch::account::Charge;
-use switch::account::defaults::MESSAGE_NS;
+use switch::account::defaults::MESSAGE_TIME;
+use switch::time::{Instant, Ns};
 
 use crate::backend::Backend;
 use crate::device::Device;
@@ -45,12 +45,12 @@ impl Drop for Socket {
 pub enum Turn {
     /// When it is readable.
     Ready,
-    /// Its front-end exceeds its message rate: not before this time, in ns.
-    Rest(u64),
+    /// Its front-end exceeds its message rate: not before this time.
+    Rest(Instant),
 }
 
-/// Delay of reads while unpaid descriptors wait to be closed, in ns.
-const UNPAID_REST_NS: u64 = 10_000_000;
+/// Delay of reads while unpaid descriptors wait to be closed.
+const UNPAID_REST: Ns = Ns::from_ms(10);
 
 /// A message being received. Never reads beyond its end, so that descriptors belong to the message
 /// they came with.
@@ -138,37 +138,37 @@ impl Connection {
         self.read(None).map(|_| ())
     }
 
-    /// Reads and handles available messages at `now_ns`, any monotonic time. Messages are charged
+    /// Reads and handles available messages at `now`, any monotonic time. Messages are charged
     /// to the account before they are read; beyond the rate, nothing is read.
     ///
     /// # Errors
     /// As [`on_readable`](Self::on_readable).
-    pub fn on_readable_at(&mut self, now_ns: u64) -> Result<Turn, ConnectionError> {
-        self.read(Some(now_ns))
+    pub fn on_readable_at(&mut self, now: Instant) -> Result<Turn, ConnectionError> {
+        self.read(Some(now))
     }
 
-    fn read(&mut self, now_ns: Option<u64>) -> Result<Turn, ConnectionError> {
+    fn read(&mut self, now: Option<Instant>) -> Result<Turn, ConnectionError> {
         for _ in 0..BURST_MESSAGES {
-            if let Some(now_ns) = now_ns {
+            if let Some(now) = now {
                 // Room is kept for the descriptors of one message.
                 if foreign::unpaid() > 0 {
-                    return Ok(Turn::Rest(now_ns.saturating_add(UNPAID_REST_NS)));
+                    return Ok(Turn::Rest(now + UNPAID_REST));
                 }
                 // A read that finds nothing is charged like one that does.
                 let messages = &self.backend.account().messages;
-                if !messages.spend(now_ns) {
-                    return Ok(Turn::Rest(messages.next_ns(now_ns)));
+                if !messages.spend(now) {
+                    return Ok(Turn::Rest(messages.next(now)));
                 }
             }
             if !self.read_message()? {
                 return Ok(Turn::Ready);
             }
             let (message, fds) = self.assembly.take();
-            let began = Instant::now();
+            let began = std::time::Instant::now();
             let outcome = self.backend.handle(&message, fds)?;
-            if let Some(now_ns) = now_ns {
-                let took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-                self.backend.account().messages.charge(took_ns / MESSAGE_NS, now_ns);
+            if let Some(now) = now {
+                let messages = Ns::from(began.elapsed()).times(MESSAGE_TIME);
+                self.backend.account().messages.charge(messages, now);
             }
             if let Some(error) = outcome.refused
                 && self.refusals.len() < REFUSALS_MAX

@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use shm::Seg;
+use switch::time::Instant;
 
 /// Ethernet, IPv4 and UDP headers.
 pub const HEADERS: usize = 14 + 20 + 8;
@@ -85,11 +86,11 @@ pub fn headers(src: [u8; 6], dst: [u8; 6], size: u32, flow: u16) -> [u8; HEADERS
 }
 
 /// The first bytes of the payload.
-pub fn stamp(seq: u64, now: u64) -> [u8; STAMP] {
+pub fn stamp(seq: u64, now: Instant) -> [u8; STAMP] {
     let mut s = [0; STAMP];
     s[..2].copy_from_slice(&MARK);
     s[2..10].copy_from_slice(&seq.to_le_bytes());
-    s[10..].copy_from_slice(&now.to_le_bytes());
+    s[10..].copy_from_slice(&now.ns().to_le_bytes());
     s
 }
 
@@ -184,7 +185,7 @@ mod tests {
         let size = 700;
         let mut frame = vec![9; 12];
         frame.extend(headers([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], size, 3));
-        frame.extend(stamp(77, 5));
+        frame.extend(stamp(77, Instant::from_ns(5)));
         frame.extend(fill(77).into_iter().cycle().take((size - SIZE_MIN) as usize));
         let whole = |frame: &[u8], seq| {
             let (a, b) = frame.split_at(300);

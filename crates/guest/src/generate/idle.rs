@@ -8,14 +8,15 @@ use serde_json::json;
 use super::BATCH;
 use crate::connect::{Connect, connect};
 use crate::error::Error;
-use crate::guest::{Guest, cpu_time, now_ns, wait_many};
+use crate::guest::{Guest, now, wait_many};
 use crate::ring::Malformed;
+use switch::time::Ns;
 
 /// Descriptors of one queue of a guest, and of connecting. vhost-user: socket, memory, two kicks,
 /// two calls. Xen: host, store, memory, two for each of two channels.
 const FDS_EACH: u64 = 16;
-/// Longest sleep, in ns.
-const SLEEP_MAX_NS: u64 = 1_000_000_000;
+/// Longest sleep.
+const SLEEP_MAX: Ns = Ns::from_secs(1);
 
 /// Options of idle guests.
 #[derive(Clone, Debug)]
@@ -45,18 +46,18 @@ pub fn run(idle: &Idle, running: &dyn Fn() -> bool) -> Result<(), Error> {
     if !idle.json {
         eprintln!("{count} ports connected");
     }
-    let (started, cpu_before) = (now_ns(), cpu_time());
-    let end = idle.duration.map(|d| started + d.as_nanos() as u64);
+    let (started, cpu_before) = (now(), os::process_cpu_time());
+    let end = idle.duration.map(|d| started + Ns::from(d));
     let (mut received, mut sleeps) = (0, 0_u64);
     let result = loop {
-        let now = now_ns();
+        let now = now();
         if end.is_some_and(|end| now >= end) || !running() {
             break Ok(());
         }
         for guest in &mut guests {
             received += discard(guest)?;
         }
-        let left = end.map_or(SLEEP_MAX_NS, |end| (end - now).min(SLEEP_MAX_NS));
+        let left = end.map_or(SLEEP_MAX, |end| (end - now).min(SLEEP_MAX));
         sleeps += 1;
         if !wait_many(&mut guests, left) {
             break Err(Error::Failed("the switch closed a connection".into()));
@@ -65,10 +66,10 @@ pub fn run(idle: &Idle, running: &dyn Fn() -> bool) -> Result<(), Error> {
     let value = json!({
         "mode": "idle",
         "ports": count,
-        "duration_s": (now_ns() - started) as f64 / 1e9,
+        "duration_s": (now() - started).get() as f64 / 1e9,
         "received_frames": received,
         "sleeps": sleeps,
-        "cpu_s": (cpu_time() - cpu_before).as_secs_f64(),
+        "cpu_s": (os::process_cpu_time() - cpu_before).as_secs_f64(),
     });
     if idle.json {
         println!("{value}");

@@ -1,10 +1,11 @@
 //! Timing of `gen`: rates, bursts, alternating traffic and pauses.
 
 use std::str::FromStr;
+use switch::time::{Instant, Ns};
 
-/// Delay that a sender makes up for in one burst, in ns; for longer delays it catches up at
+/// Delay that a sender makes up for in one burst; for longer delays it catches up at
 /// [`CATCH_UP`] times its rate.
-const CATCH_UP_WINDOW_NS: u64 = 10_000;
+const CATCH_UP_WINDOW: Ns = Ns::from_us(10);
 /// Factor over its rate of a sender that catches up.
 const CATCH_UP: f64 = 4.0;
 
@@ -47,10 +48,10 @@ impl FromStr for Burst {
 /// `--on-off ON_MS,OFF_MS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnOff {
-    /// Time with traffic, in ns.
-    pub on_ns: u64,
-    /// Time without, in ns.
-    pub off_ns: u64,
+    /// Time with traffic.
+    pub on: Ns,
+    /// Time without.
+    pub off: Ns,
 }
 
 impl FromStr for OnOff {
@@ -60,27 +61,27 @@ impl FromStr for OnOff {
         let error = || format!("invalid times '{s}': use ON_MS,OFF_MS; at least 0.01");
         let number = |s: &str| {
             let ms = s.parse().ok().filter(|ms: &f64| (0.01..=1e9).contains(ms));
-            ms.map(|ms| (ms * 1e6) as u64).ok_or_else(error)
+            ms.map(|ms| Ns::new((ms * 1e6) as u64)).ok_or_else(error)
         };
         let (on, off) = s.split_once(',').ok_or_else(error)?;
-        Ok(Self { on_ns: number(on)?, off_ns: number(off)? })
+        Ok(Self { on: number(on)?, off: number(off)? })
     }
 }
 
-/// Computes how many frames are due. All times in ns.
+/// Computes how many frames are due.
 #[derive(Clone, Debug)]
 pub struct Pace {
-    start: u64,
-    /// From one burst to the next; `None`: unlimited.
+    start: Instant,
+    /// From one burst to the next, in ns; `None`: unlimited.
     period: Option<f64>,
     burst: u64,
-    /// Time with traffic, and the whole period.
+    /// Time with traffic, and the whole period, in ns.
     on_off: Option<(u64, u64)>,
     /// Bursts started.
     begun: u64,
     /// Unsent frames of the last burst.
     left: u64,
-    not_before: u64,
+    not_before: Instant,
 }
 
 impl Pace {
@@ -89,7 +90,7 @@ impl Pace {
     /// # Errors
     /// Rate and burst are not compatible; the error says what to write.
     pub fn new(
-        start: u64,
+        start: Instant,
         rate: Option<f64>,
         burst: Option<Burst>,
         on_off: Option<OnOff>,
@@ -104,13 +105,21 @@ impl Pace {
             }
             (None, None) => None,
         };
-        let on_off = on_off.map(|p| (p.on_ns, p.on_ns + p.off_ns));
-        Ok(Self { start, period, burst: frames, on_off, begun: 0, left: 0, not_before: 0 })
+        let on_off = on_off.map(|p| (p.on.get(), (p.on + p.off).get()));
+        Ok(Self {
+            start,
+            period,
+            burst: frames,
+            on_off,
+            begun: 0,
+            left: 0,
+            not_before: Instant::START,
+        })
     }
 
     /// Time with traffic up to `now`; `None` while there is none.
-    fn active(&self, now: u64) -> Option<u64> {
-        let since = now.saturating_sub(self.start);
+    fn active(&self, now: Instant) -> Option<u64> {
+        let since = (now - self.start).get();
         match self.on_off {
             None => Some(since),
             Some((on, both)) if since % both < on => Some(since / both * on + since % both),
@@ -119,19 +128,19 @@ impl Pace {
     }
 
     /// Frames that may be sent at `now`.
-    pub fn due(&self, now: u64) -> u64 {
+    pub fn due(&self, now: Instant) -> u64 {
         let Some(active) = self.active(now) else { return 0 };
         let Some(period) = self.period else { return u64::MAX };
         if self.left > 0 || now < self.not_before {
             return self.left;
         }
         let behind = ((active as f64 / period) as u64 + 1).saturating_sub(self.begun);
-        let back = (now - self.not_before).min(CATCH_UP_WINDOW_NS);
+        let back = (now - self.not_before).min(CATCH_UP_WINDOW).get();
         behind.min((back as f64 / (period / CATCH_UP)) as u64 + 1) * self.burst
     }
 
     /// Records `frames` sent at `now`.
-    pub fn record_sent(&mut self, frames: u64, now: u64) {
+    pub fn record_sent(&mut self, frames: u64, now: Instant) {
         let Some(period) = self.period.filter(|_| frames > 0) else { return };
         if self.left > 0 {
             self.left = self.left.saturating_sub(frames);
@@ -140,24 +149,26 @@ impl Pace {
         let bursts = frames.div_ceil(self.burst);
         self.begun += bursts;
         self.left = bursts * self.burst - frames;
-        self.not_before = now + (period / CATCH_UP) as u64;
+        self.not_before = now + Ns::new((period / CATCH_UP) as u64);
     }
 
     /// When the next frame is due; `now` if one is.
-    pub fn next(&self, now: u64) -> u64 {
+    pub fn next(&self, now: Instant) -> Instant {
         if self.due(now) > 0 {
             return now;
         }
-        let since = now.saturating_sub(self.start);
+        let since = (now - self.start).get();
         let next = match (self.on_off, self.period) {
             (None, None) => now,
-            (None, Some(period)) => self.start + (self.begun as f64 * period).ceil() as u64,
+            (None, Some(period)) => {
+                self.start + Ns::new((self.begun as f64 * period).ceil() as u64)
+            }
             (Some((on, both)), period) => {
                 // First in active time, then converted to the clock.
                 let at = period.map_or(0, |period| (self.begun as f64 * period).ceil() as u64);
                 let cycle = if since % both < on { since / both } else { since / both + 1 };
                 let at = at.max(cycle * on);
-                self.start + at / on * both + at % on
+                self.start + Ns::new(at / on * both + at % on)
             }
         };
         next.max(self.not_before)
@@ -168,17 +179,22 @@ impl Pace {
 mod tests {
     use super::*;
 
+    /// So many nanoseconds after the start.
+    fn at(ns: u64) -> Instant {
+        Instant::from_ns(ns)
+    }
+
     /// Send times of a sender that wakes every `every` ns until `end`.
     fn run(pace: &mut Pace, every: u64, end: u64) -> Vec<u64> {
         let mut sent = Vec::new();
         let mut now = 0;
         while now < end {
-            let n = pace.due(now).min(64);
+            let n = pace.due(at(now)).min(64);
             if n == 0 {
-                let next = pace.next(now);
-                assert!(next > now, "at {now} nothing is due, but {next} is next");
+                let next = pace.next(at(now));
+                assert!(next > at(now), "at {now} nothing is due, but {next:?} is next");
             }
-            pace.record_sent(n, now);
+            pace.record_sent(n, at(now));
             sent.extend((0..n).map(|_| now));
             now += every;
         }
@@ -188,7 +204,7 @@ mod tests {
     fn pace(rate: Option<f64>, burst: Option<&str>, on_off: Option<&str>) -> Pace {
         let (burst, on_off) =
             (burst.map(|s| s.parse().unwrap()), on_off.map(|s| s.parse().unwrap()));
-        Pace::new(0, rate, burst, on_off).unwrap()
+        Pace::new(at(0), rate, burst, on_off).unwrap()
     }
 
     #[test]
@@ -217,13 +233,13 @@ mod tests {
         let mut now = 20_000_000;
         let mut last = 0;
         while now < 40_000_000 {
-            let n = pace.due(now);
+            let n = pace.due(at(now));
             assert!(n <= 1);
             if n > 0 {
                 assert!(now - last >= 24_000);
                 last = now;
             }
-            pace.record_sent(n, now);
+            pace.record_sent(n, at(now));
             now += 1_000;
         }
         assert_eq!(pace.begun, 400);
@@ -238,11 +254,11 @@ mod tests {
         }
         // Frames that do not fit follow later.
         let mut pace = pace(None, Some("100,1000"), None);
-        assert_eq!(pace.due(0), 100);
-        pace.record_sent(64, 0);
-        assert_eq!((pace.due(100), pace.next(100)), (36, 100));
-        pace.record_sent(36, 100);
-        assert_eq!((pace.due(200), pace.next(200)), (0, 1_000_000));
+        assert_eq!(pace.due(at(0)), 100);
+        pace.record_sent(64, at(0));
+        assert_eq!((pace.due(at(100)), pace.next(at(100))), (36, at(100)));
+        pace.record_sent(36, at(100));
+        assert_eq!((pace.due(at(200)), pace.next(at(200))), (0, at(1_000_000)));
     }
 
     #[test]
@@ -251,12 +267,15 @@ mod tests {
         let sent = run(&mut pace, 500, 30_000_000);
         assert!((2_990..=3_010).contains(&sent.len()), "{}", sent.len());
         assert!(sent.iter().all(|at| at % 10_000_000 < 1_000_000));
-        assert_eq!(pace.next(31_500_000), 40_000_000);
+        assert_eq!(pace.next(at(31_500_000)), at(40_000_000));
         let flood = super::tests::pace(None, None, Some("2,3"));
-        assert_eq!((flood.due(1_999_999), flood.due(2_000_000)), (u64::MAX, 0));
-        assert_eq!((flood.next(2_000_000), flood.next(6_000_000)), (5_000_000, 6_000_000));
+        assert_eq!((flood.due(at(1_999_999)), flood.due(at(2_000_000))), (u64::MAX, 0));
+        assert_eq!(
+            (flood.next(at(2_000_000)), flood.next(at(6_000_000))),
+            (at(5_000_000), at(6_000_000))
+        );
         let short = super::tests::pace(None, None, Some("0.5,0.25"));
-        assert_eq!((short.next(500_000), short.next(750_000)), (750_000, 750_000));
+        assert_eq!((short.next(at(500_000)), short.next(at(750_000))), (at(750_000), at(750_000)));
     }
 
     #[test]
@@ -268,8 +287,8 @@ mod tests {
             assert!(bad.parse::<OnOff>().unwrap_err().contains("ON_MS,OFF_MS"), "{bad}");
         }
         let burst = Some("4".parse().unwrap());
-        assert!(Pace::new(0, None, burst, None).unwrap_err().contains("--rate"));
+        assert!(Pace::new(at(0), None, burst, None).unwrap_err().contains("--rate"));
         let burst = Some("4,9".parse().unwrap());
-        assert!(Pace::new(0, Some(1.0), burst, None).unwrap_err().contains("give one"));
+        assert!(Pace::new(at(0), Some(1.0), burst, None).unwrap_err().contains("give one"));
     }
 }

@@ -8,11 +8,12 @@ use std::os::fd::AsFd;
 
 use serde_json::{Map, Value};
 
-use super::{Generator, Mode, SLEEP_MAX_NS};
+use super::{Generator, Mode, SLEEP_MAX};
 use crate::connect::Connect;
 use crate::error::Error;
-use crate::guest::{now_ns, readable};
+use crate::guest::now;
 use crate::ring::Malformed;
+use switch::time::{Instant, Ns};
 
 /// Target share of a ring used between two polls: low, so that a poll never finds all used.
 const WANTED: f64 = 0.25;
@@ -77,7 +78,7 @@ impl Generator {
             // Only once: the switch may already be taking frames.
             let mut left = usize::from(self.guest.pairs[queue].tx.ring.size());
             while left > 0 {
-                left -= self.send_on(queue, left, now_ns())?;
+                left -= self.send_on(queue, left, now())?;
             }
             let tx = &mut self.guest.pairs[queue].tx;
             tx.kick_now();
@@ -98,11 +99,11 @@ impl Generator {
     }
 
     /// Replays until `deadline`; returns false if the switch is gone.
-    pub(super) fn replay(&mut self, deadline: Option<u64>) -> Result<bool, Malformed> {
+    pub(super) fn replay(&mut self, deadline: Option<Instant>) -> Result<bool, Malformed> {
         let Self { guest, totals, sizes, replay: Some(replay), .. } = self else {
             unreachable!("was prepared");
         };
-        let deadline = deadline.unwrap_or_else(|| now_ns() + SLEEP_MAX_NS);
+        let deadline = deadline.unwrap_or_else(|| now() + SLEEP_MAX);
         let mean = sizes.iter().map(|size| u64::from(*size)).sum::<u64>() / sizes.len() as u64;
         loop {
             let mut share: f64 = 0.0;
@@ -121,16 +122,16 @@ impl Generator {
                 share = share.max(replay.record_poll(n, pair.rx.ring.size()));
             }
             replay.adapt(share);
-            let now = now_ns();
-            if now >= deadline {
+            let before = now();
+            if before >= deadline {
                 return Ok(!guest.is_gone());
             }
             guest.counts.naps += 1;
-            let nap = (replay.nap_ns as u64).min(deadline - now);
-            if readable(&[guest.link.as_fd()], Some(nap))[0] && guest.is_gone() {
+            let nap = Ns::new(replay.nap_ns as u64).min(deadline - before);
+            if os::poll_readable(&[guest.link.as_fd()], Some(nap.into()))[0] && guest.is_gone() {
                 return Ok(false);
             }
-            guest.counts.asleep_ns += now_ns() - now;
+            guest.counts.asleep += now() - before;
         }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use ::ring::virtq::{Chain, DeviceQueue, DriverQueue, Features, Layout, Taken};
 use shm::{GuestMemory, Mapping, Region};
 use switch::poll::Policy;
+use switch::time::{Instant, Ns};
 use vhost_user::frontend::Queue;
 
 use super::*;
@@ -14,7 +15,12 @@ use crate::settings::Setting;
 const MEMORY: u64 = 1 << 20;
 const BUFFERS: u64 = 0x10000;
 const SIZE: u16 = 8;
-const MS: u64 = 1_000_000;
+const MS: Ns = Ns::from_ms(1);
+
+/// So long after the start.
+fn after(time: Ns) -> Instant {
+    Instant::START + time
+}
 
 /// The switch's half of one ring.
 struct Device {
@@ -102,7 +108,7 @@ fn tx_pair(features: Features, kick: &str, sets: &[&str]) -> (Tx, Device) {
     (Tx::new(Ring::virtio(queue, memory, buffers), &settings), device)
 }
 
-fn send(tx: &mut Tx, frames: usize, now: u64) {
+fn send(tx: &mut Tx, frames: usize, now: Instant) {
     for _ in 0..frames {
         let i = tx.free().next().unwrap();
         tx.send(i, 72);
@@ -113,7 +119,7 @@ fn send(tx: &mut Tx, frames: usize, now: u64) {
 #[test]
 fn before_tx_always_reclaims_buffers() {
     let (mut tx, mut device) = tx_pair(EVENT, "event", &["tx-completion=before-tx"]);
-    send(&mut tx, 2, 0);
+    send(&mut tx, 2, Instant::START);
     device.take();
     device.use_one(0);
     assert_eq!((tx.room(1).unwrap(), tx.in_flight()), (1, 1));
@@ -123,14 +129,14 @@ fn before_tx_always_reclaims_buffers() {
 #[test]
 fn orphan_reclaims_only_when_a_burst_finds_too_few_buffers() {
     let (mut tx, mut device) = tx_pair(EVENT, "event", &[]);
-    send(&mut tx, 6, 0);
+    send(&mut tx, 6, Instant::START);
     device.take();
     device.use_one(0);
     assert_eq!((tx.room(2).unwrap(), tx.in_flight()), (2, 6));
     assert_eq!((tx.room(3).unwrap(), tx.in_flight()), (3, 5));
     // A sleeper waits only if it has no room, for the next buffer.
     assert_eq!(tx.prepare_sleep(false).unwrap(), SleepMode::Unarmed);
-    send(&mut tx, 3, 0);
+    send(&mut tx, 3, Instant::START);
     assert_eq!(tx.room(1).unwrap(), 0);
     assert_eq!(tx.prepare_sleep(true).unwrap(), SleepMode::Armed);
     assert!(device.use_one(0));
@@ -142,20 +148,20 @@ fn orphan_reclaims_only_when_a_burst_finds_too_few_buffers() {
 fn the_completion_timer_runs_while_frames_are_in_flight_and_reclaims_at_ticks() {
     let (mut tx, mut device) = tx_pair(EVENT, "event", &["tx-completion=timer:1000"]);
     assert_eq!(tx.deadline(), None);
-    send(&mut tx, 8, 10 * MS + 1);
+    send(&mut tx, 8, after(10 * MS + Ns::new(1)));
     device.take();
     device.use_one(0);
-    assert_eq!((tx.room(1).unwrap(), tx.deadline()), (0, Some(11 * MS)));
+    assert_eq!((tx.room(1).unwrap(), tx.deadline()), (0, Some(after(11 * MS))));
     assert!(!tx.stop());
     assert_eq!(tx.prepare_sleep(true).unwrap(), SleepMode::Unarmed, "the tick ends the sleep");
-    tx.tick(11 * MS - 1).unwrap();
+    tx.tick(after(11 * MS - Ns::new(1))).unwrap();
     assert_eq!(tx.in_flight(), 8);
-    tx.tick(11 * MS + 7).unwrap();
-    assert_eq!((tx.in_flight(), tx.deadline()), (7, Some(12 * MS)));
+    tx.tick(after(11 * MS + Ns::new(7))).unwrap();
+    assert_eq!((tx.in_flight(), tx.deadline()), (7, Some(after(12 * MS))));
     for _ in 0..7 {
         device.use_one(0);
     }
-    tx.tick(12 * MS).unwrap();
+    tx.tick(after(12 * MS)).unwrap();
     assert_eq!((tx.in_flight(), tx.deadline()), (0, None));
 }
 
@@ -163,7 +169,7 @@ fn the_completion_timer_runs_while_frames_are_in_flight_and_reclaims_at_ticks() 
 fn calls(features: Features, completion: &str, sent: usize) -> Vec<(usize, u64)> {
     let set = format!("tx-completion={completion}");
     let (mut tx, mut device) = tx_pair(features, "event", &[&set]);
-    send(&mut tx, sent, 0);
+    send(&mut tx, sent, Instant::START);
     device.take();
     let mut calls = Vec::new();
     assert_eq!(tx.prepare_sleep(false).unwrap(), SleepMode::Armed);
@@ -190,7 +196,7 @@ fn on_half_empty_is_called_when_half_are_free() {
     assert_eq!(calls(FLAGS, "on-half-empty", 6)[..2], [(1, 0), (2, 2)]);
     // With half of them free, no call is enabled.
     let (mut tx, _) = tx_pair(EVENT, "event", &["tx-completion=on-half-empty"]);
-    send(&mut tx, 4, 0);
+    send(&mut tx, 4, Instant::START);
     assert_eq!(tx.prepare_sleep(false).unwrap(), SleepMode::Unarmed);
 }
 
@@ -199,7 +205,7 @@ fn awake_senders_reclaim_at_the_same_points() {
     for (completion, point) in [("on-empty", 8), ("on-half-empty", 4), ("orphan", 1)] {
         let set = format!("tx-completion={completion}");
         let (mut tx, mut device) = tx_pair(EVENT, "event", &[&set]);
-        send(&mut tx, 8, 0);
+        send(&mut tx, 8, Instant::START);
         device.take();
         for used in 1..=point {
             device.use_one(0);
@@ -215,7 +221,7 @@ fn every_completion_wakes_a_blocked_sender_on_every_ring() {
         for completion in ["orphan", "before-tx", "timer:1000", "on-empty", "on-half-empty"] {
             let set = format!("tx-completion={completion}");
             let (mut tx, mut device) = tx_pair(features, "event", &[&set]);
-            send(&mut tx, 8, 0);
+            send(&mut tx, 8, Instant::START);
             device.take();
             let mut asleep = true;
             for used in 0..8 {
@@ -228,7 +234,7 @@ fn every_completion_wakes_a_blocked_sender_on_every_ring() {
                 asleep = !called && tx.deadline().is_none();
                 assert!(!asleep || used < 7, "{completion} {features:?} sleeps indefinitely");
             }
-            tx.tick(2 * MS).unwrap();
+            tx.tick(after(2 * MS)).unwrap();
             assert!(!asleep || completion.starts_with("timer"), "{completion} {features:?}");
             assert!(tx.room(8).unwrap() > 0 || tx.prepare_sleep(true).unwrap() == SleepMode::Awake);
             assert!(tx.room(1).unwrap() > 0, "{completion} {features:?}");
@@ -246,13 +252,13 @@ fn check_no_lost_wakeup(features: Features, kick: &str, sets: &[&str], seed: u64
         random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         (random >> 33) % n
     };
-    let (mut now, mut left) = (1, 200);
+    let (mut now, mut left) = (after(Ns::new(1)), 200);
     let (mut device_asleep, mut taken) = (false, 0);
     let mut rounds = 0;
     while taken < 200 {
         rounds += 1;
         assert!(rounds < 100_000, "{what}: the switch is not notified");
-        now += next(3) * 1000;
+        now += Ns::from_us(next(3));
         // The switch: one step if it is awake.
         device_asleep &= !device.kicked();
         if !device_asleep && next(2) == 0 {
@@ -327,12 +333,12 @@ fn nobody_sleeps_with_work_pending() {
 #[test]
 fn a_full_ring_stops_a_sender_or_makes_it_retry() {
     let (mut tx, mut device) = tx_pair(EVENT, "event", &[]);
-    send(&mut tx, 8, 0);
+    send(&mut tx, 8, Instant::START);
     device.take();
     assert_eq!((tx.stop(), tx.stop()), (false, false));
     assert_eq!((tx.counts.stops, tx.counts.busy), (1, 0), "it stopped once");
     let (mut tx, mut device) = tx_pair(EVENT, "event", &["tx-full=busy-retry"]);
-    send(&mut tx, 8, 0);
+    send(&mut tx, 8, Instant::START);
     device.take();
     assert_eq!((tx.stop(), tx.stop()), (true, true));
     assert_eq!((tx.counts.stops, tx.counts.busy), (0, 2));
@@ -341,15 +347,16 @@ fn a_full_ring_stops_a_sender_or_makes_it_retry() {
 #[test]
 fn kicks_are_delayed_by_the_policy_and_no_longer() {
     let (mut tx, device) = tx_pair(EVENT, "event", &[]);
-    send(&mut tx, 1, 0);
+    send(&mut tx, 1, Instant::START);
     assert!(device.kicked());
     for (kick, at) in
         [("coalesce:100,4", MS / 10), ("coalesce:100/pending", MS / 10), ("timer:1000", MS)]
+            .map(|(kick, time)| (kick, after(time)))
     {
         let (mut tx, mut device) = tx_pair(EVENT, kick, &[]);
-        send(&mut tx, 1, 0);
+        send(&mut tx, 1, Instant::START);
         assert_eq!((device.kicked(), tx.deadline()), (false, Some(at)), "{kick}");
-        tx.tick(at - 1).unwrap();
+        tx.tick(at - Ns::new(1)).unwrap();
         assert!(!device.kicked());
         tx.tick(at).unwrap();
         assert_eq!((device.kicked(), tx.deadline()), (true, None), "{kick}");
@@ -362,9 +369,9 @@ fn kicks_are_delayed_by_the_policy_and_no_longer() {
         assert_eq!((device.kicked(), tx.deadline()), (true, None), "{kick}");
     }
     let (mut tx, device) = tx_pair(EVENT, "coalesce:100,4", &[]);
-    send(&mut tx, 3, 0);
+    send(&mut tx, 3, Instant::START);
     assert!(!device.kicked());
-    send(&mut tx, 1, 1);
+    send(&mut tx, 1, after(Ns::new(1)));
     assert!(device.kicked());
     assert_eq!(tx.ring.kicks, 1);
 }
@@ -374,8 +381,8 @@ fn delayed_kicks_are_made_when_the_policy_changes() {
     let (mut tx, device) = tx_pair(EVENT, "coalesce:1000,64", &[]);
     tx.set_kick_policy("timer:1000".parse().unwrap());
     assert_eq!((tx.ring.kicks, tx.deadline()), (0, None), "no kick was delayed");
-    send(&mut tx, 1, 0);
-    assert_eq!((device.kicked(), tx.deadline()), (false, Some(MS)));
+    send(&mut tx, 1, Instant::START);
+    assert_eq!((device.kicked(), tx.deadline()), (false, Some(after(MS))));
     tx.set_kick_policy(Policy::Event);
     assert_eq!((device.kicked(), tx.deadline()), (true, None));
 }
@@ -383,7 +390,7 @@ fn delayed_kicks_are_made_when_the_policy_changes() {
 #[test]
 fn header_and_offset_settings_define_the_layout_of_buffers() {
     let (mut tx, mut device) = tx_pair(EVENT, "event", &["offset=6"]);
-    send(&mut tx, 1, 0);
+    send(&mut tx, 1, Instant::START);
     device.take();
     assert_eq!(device.bufs[0], [(BUFFERS + 6, 72)]);
     let ip = BUFFERS + 6 + HDR_LEN as u64 + 14;
@@ -392,7 +399,7 @@ fn header_and_offset_settings_define_the_layout_of_buffers() {
     assert_eq!(tx.ring.size(), SIZE / 2, "two descriptors per frame");
     let mut to = tx.plain(0);
     to.write(&[7; 60]);
-    send(&mut tx, 1, 0);
+    send(&mut tx, 1, Instant::START);
     device.take();
     assert_eq!(device.bufs[0], [(BUFFERS, 12), (BUFFERS + 64 + 2, 60)]);
     let frame = device.memory.seg(BUFFERS + 66, 60, &mut 0).unwrap();

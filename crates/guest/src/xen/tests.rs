@@ -4,12 +4,13 @@ use std::sync::atomic::Ordering;
 
 use ::ring::xen::{Gso, Multicast, ctrl_type, gso_type, rx_flag, status, tx_flag};
 use switch::poll::Policy;
+use switch::time::Ns;
 use switch::vnet::{DATA_VALID, GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, Offloads, VnetHdr};
 
 use self::peer::{Ends, Peer, args, reach};
 use super::*;
 use crate::connect::{Connect, ConnectError, ConnectOptions, Link, connect};
-use crate::guest::{Guest, WaitFor, now_ns};
+use crate::guest::{Guest, WaitFor, now};
 use crate::tx::SleepMode;
 
 /// A frame of Ethernet, IPv4 and TCP, `len` bytes in all, with distinct bytes.
@@ -47,7 +48,7 @@ fn send(guest: &mut Guest, hdr: &VnetHdr, frame: &[u8]) -> bool {
     to.write(&[0, 0]);
     to.write(frame);
     let sent = guest.pairs[0].tx.send(i, (HDR_LEN + frame.len()) as u32);
-    guest.pairs[0].tx.publish(usize::from(sent), now_ns());
+    guest.pairs[0].tx.publish(usize::from(sent), now());
     sent
 }
 
@@ -205,7 +206,7 @@ fn every_completion_wakes_a_blocked_sender() {
                 called_at.get_or_insert(used);
             }
         }
-        guest.pairs[0].tx.tick(now_ns() + 2_000_000).unwrap();
+        guest.pairs[0].tx.tick(now() + Ns::from_ms(2)).unwrap();
         assert!(guest.pairs[0].tx.room(1).unwrap() > 0, "{completion}");
         match completion {
             "on-empty" => assert_eq!(called_at, Some(sent)),
@@ -228,12 +229,13 @@ fn check_no_lost_wakeup(peer: &Peer, kick: &str, completion: &str, seed: u64) {
         (random >> 33) % n
     };
     const FRAMES: usize = 800;
-    let (mut now, mut left, mut taken, mut switch_asleep) = (1, FRAMES, 0, false);
+    let (mut left, mut taken, mut switch_asleep) = (FRAMES, 0, false);
+    let mut now = switch::time::Instant::from_ns(1);
     let mut rounds = 0;
     while taken < FRAMES {
         rounds += 1;
         assert!(rounds < 200_000, "{what}: the switch is not notified");
-        now += next(3) * 1000;
+        now += Ns::from_us(next(3));
         let answers = next(60) as usize;
         peer.with(|ends| {
             switch_asleep &= !ends.tx_channel.ack();
@@ -306,13 +308,13 @@ fn nobody_sleeps_with_work_pending() {
 
 /// Sleeps as in a round, with the pair blocked or not; whether a notification ended the sleep.
 fn sleeps_until_notified(guest: &mut Guest, (blocked, rx_blocked): (bool, bool)) -> bool {
-    const LONG_NS: u64 = 20_000_000_000;
-    let begun = now_ns();
+    const LONG: Ns = Ns::from_secs(20);
+    let begun = now();
     guest.begin(begun).unwrap();
     (guest.pairs[0].blocked, guest.pairs[0].rx_blocked) = (blocked, rx_blocked);
     guest.end(begun);
-    assert!(guest.wait(&WaitFor { until: Some(begun + LONG_NS), ..WaitFor::default() }).unwrap());
-    now_ns() < begun + LONG_NS / 2
+    assert!(guest.wait(&WaitFor { until: Some(begun + LONG), ..WaitFor::default() }).unwrap());
+    now() < begun + LONG / 2
 }
 
 #[test]

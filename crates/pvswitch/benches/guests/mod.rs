@@ -7,7 +7,7 @@ use ring::virtq::{Buf, DeviceQueue, DriverQueue, Features, Layout, Used};
 use ring::xen::{
     BackCtrl, BackRx, BackTx, CtrlRequest, FrontCtrl, GrefEntry, RxPacket, ctrl_status, ctrl_type,
 };
-use shm::{GuestMemory, Mapping, Region};
+use shm::{GuestMemory, Mapping, Private, Region};
 use switch::forward::EgressQueue;
 use switch::frame::FRAME_LEN_MAX;
 use switch::port::Ingress;
@@ -17,7 +17,7 @@ use vhost_user::port::Format;
 use xen_netif::front::{Agreed, RxQueue, TxQueue};
 use xen_netif::host::{Back, Front, Pages};
 use xen_netif::port::control::{Control, Orders};
-use xen_netif::port::{Event, PageMapper, Pair, Peer, Vif, Wiring};
+use xen_netif::port::{Event, PageMapper, Pair, Peer, Vif, Wiring, XenIngress};
 
 /// Frames per send.
 pub const FRAMES: usize = 32;
@@ -273,7 +273,8 @@ pub fn vif(queues: u16, statics: bool, len: u16) -> Vec<Lane> {
             seg.write(&head((queue as u16) << 10 | i, len));
         }
         let attached = BackTx::attach(theirs).expect("a fresh ring");
-        from.ingress.lock().expect("fresh").activate(attached, wiring(0, &a));
+        let arena = Private::plain(XenIngress::ARENA_LEN).expect("memory");
+        from.ingress.lock().expect("fresh").activate(attached, wiring(0, &a), arena);
         grants[0].push((queue, buffers.grefs.clone()));
         pages.extend([page, buffers]);
         let (page, buffers, theirs) = ring(&b);

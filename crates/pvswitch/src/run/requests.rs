@@ -152,10 +152,10 @@ impl System {
             "workers": self.pool.workers().len(),
             "placement": self.pool.placement().name(),
             "costs_ns": {
-                "wake": costs.wake_ns,
-                "wake_late": costs.wake_late_ns,
-                "nap": costs.nap_ns,
-                "nap_late": costs.nap_late_ns,
+                "wake": costs.wake.get(),
+                "wake_late": costs.wake_late.get(),
+                "nap": costs.nap.get(),
+                "nap_late": costs.nap_late.get(),
             },
             "http": self.http.as_ref().map(|server| server.url.as_str()),
             "xen_auto": self.xen_auto.as_ref().map(|spec| spec.name.as_str()),
@@ -320,7 +320,7 @@ impl System {
             queue.tuning.set_drain(!off);
             if !self.pool.serves(token) {
                 // Its ring was stopped before the request arrived at its worker.
-                queue.tuning.drained();
+                queue.tuning.complete_drain();
             } else if queue.tuning.drain() != Drain::Done {
                 self.pool.poll(token);
             }

@@ -95,7 +95,7 @@ impl System {
         // Charged before it is accepted, so that the connections of one port leave time for
         // others'.
         if !account.connections.spend(now) {
-            let at = self.instant(account.connections.next_ns(now));
+            let at = self.instant(account.connections.next(now));
             return self.suspend_until(Event::Listener(name.into()), at);
         }
         let charge = match account.descriptors.charge(1) {

@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use os::Epoll;
 use switch::fdb::PortId;
 use switch::forward::{Port, PortEvent, Source, Table};
 use switch::poll::State;
@@ -179,7 +180,7 @@ impl Served {
     pub(super) fn mark_stopped(&self) {
         let tuning = &self.source.tuning;
         tuning.set_state(State::Cold);
-        tuning.drained();
+        tuning.complete_drain();
     }
 }
 
@@ -215,7 +216,7 @@ pub struct WorkerStats {
 /// Handle to a worker thread; outlives it.
 pub struct Handle {
     pub(super) index: u8,
-    pub(super) epoll: OwnedFd,
+    pub(super) epoll: Epoll,
     pub(super) wake: OwnedFd,
     pub(super) commands: Mutex<Commands>,
     pub(super) has_commands: AtomicBool,
@@ -231,8 +232,7 @@ pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Handle {
     /// Creates the handle of worker number `index`, which does not run yet.
     pub fn new(index: u8) -> std::io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let (epoll, wake) = (Epoll::new()?, os::eventfd()?);
         let handle = Self {
             index,
             epoll,
@@ -245,9 +245,7 @@ impl Handle {
         handle.add(handle.wake.as_fd(), WAKE)?;
         // epoll_pwait2: naps are shorter than a millisecond. A kernel before Linux 5.11 fails here,
         // at start.
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut none = Vec::<epoll::Event>::with_capacity(1);
-        epoll::wait(&handle.epoll, rustix::buffer::spare_capacity(&mut none), Some(&zero))?;
+        handle.epoll.wait(Some(Duration::ZERO))?;
         Ok(handle)
     }
 
@@ -267,8 +265,7 @@ impl Handle {
     /// alone, in the order of its commands: a queue that is dropped and served again often has the
     /// same descriptor, which must not be removed after it was added.
     pub(super) fn add(&self, fd: BorrowedFd<'_>, token: u64) -> std::io::Result<()> {
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
+        self.epoll.add_edge(fd, token)
     }
 
     /// Stops serving or watching a queue. It may be served for one more round.

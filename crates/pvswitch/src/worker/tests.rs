@@ -18,6 +18,7 @@ use switch::forward::{Mode, Source};
 use switch::poll::{Costs, Policy};
 use switch::port::Fault;
 use switch::stats::IngressStats;
+use switch::time::Ns;
 use switch::tuning::{Drain, Tuning};
 use switch::vnet::VnetHdr;
 
@@ -54,7 +55,7 @@ impl Transmits for Transmit {
     fn burst(
         &mut self,
         max: usize,
-        _now_ns: u64,
+        _now: switch::time::Instant,
         burst: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
@@ -92,7 +93,10 @@ fn event() -> Arc<OwnedFd> {
     Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap())
 }
 
-const COSTS: Costs = Costs { wake_ns: 5000, wake_late_ns: 5000, nap_ns: 5000, nap_late_ns: 5000 };
+const COSTS: Costs = {
+    let time = Ns::from_us(5);
+    Costs { wake: time, wake_late: time, nap: time, nap_late: time }
+};
 
 fn pool(workers: u8, placement: Placement, costs: Costs) -> Arc<Pool> {
     pool_of(Mode::Cross, workers, placement, costs)

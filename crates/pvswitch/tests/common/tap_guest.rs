@@ -17,6 +17,7 @@ use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source};
 use switch::frame::{Burst, FRAME_LEN_MAX};
 use switch::port::Ingress;
 use switch::stats::{EgressStats, IngressStats};
+use switch::time::{Instant, Ns};
 use switch::vnet::{GSO_NONE, GSO_TCPV4, NEEDS_CSUM, Offloads, VnetHdr};
 use uplink::{Batching, NullEgress, Tap, TapFd, TapIngress, TapOptions};
 use vhost_user::net::Pair;
@@ -217,7 +218,7 @@ pub struct World {
     into: TapFd,
     source: Source,
     scratch: Burst<'static>,
-    now_ns: u64,
+    now: Instant,
     _netns: Netns,
 }
 
@@ -252,7 +253,7 @@ impl World {
         let forwarder = Forwarder::new(mode, 0, fdb, table, 3);
         let (guest, device) = Guest::new(kind);
         let scratch = Burst::default();
-        let (now_ns, _netns) = (1_000_000_000, netns);
+        let (now, _netns) = (Instant::from_ns(1_000_000_000), netns);
         let mut world = Self {
             guest,
             ingress,
@@ -265,7 +266,7 @@ impl World {
             into,
             source,
             scratch,
-            now_ns,
+            now,
             _netns,
         };
         world.connect(device);
@@ -318,8 +319,8 @@ impl World {
     /// directly into the guest's buffers.
     pub fn round(&mut self, direct: bool) -> usize {
         let Self { ingress, forwarder, source, scratch, .. } = self;
-        self.now_ns += 1000;
-        let now = self.now_ns;
+        self.now += Ns::from_us(1);
+        let now = self.now;
         let _ = forwarder.retry(true, now);
         let max = forwarder.budget(source, 64, now).0;
         if max == 0 {

@@ -1,12 +1,12 @@
-//! The host behind a TAP: a pair of datagram sockets stands for each of its queues.
+//! The host behind a TAP: a pair of datagram sockets simulates each queue.
 //!
 //! ```text
-//!   the host's socket ── frames with header ──▶ the switch's, read and written by the port
-//!            ◀── EAGAIN to whom the other lets wait: send buffers have a bound ──▶
+//!   the host's socket ◀── frames with header ──▶ the switch's, read and written by the port
+//!             ◀── EAGAIN for the sender when a send buffer is full ──▶
 //! ```
-//! A datagram socket gives one frame for each read, in order, and refuses what does not fit, as a
-//! TAP does. Both ends are used by one thread, one call after the other, so that the world alone
-//! decides when. A frame that arrives is an edge on the descriptor, each time; nobody can mute it.
+//! Like a TAP, a datagram socket returns one frame per read, in order, and rejects those that do
+//! not fit. One thread uses both ends, so that all timing is up to the simulation. Each frame that
+//! arrives is an edge on the descriptor, which cannot be suppressed.
 
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
@@ -22,9 +22,9 @@ use uplink::VNET_LEN;
 use super::{App, Broken, Driver, Kick, PAIRS_MAX, ROOM, Ring};
 use crate::random::Random;
 
-/// What the switch learns of a TAP.
+/// The switch's view of a TAP.
 pub(crate) struct Link {
-    /// Its queues' descriptors.
+    /// Descriptors of its queues.
     pub queues: Vec<Arc<OwnedFd>>,
 }
 
@@ -33,13 +33,13 @@ pub(crate) struct Tap {
     queues: Vec<UnixDatagram>,
 }
 
-/// A TAP of some queues, the bounds of which are anything.
+/// Creates a TAP with a random number of queues and random limits of them.
 pub(crate) fn new(random: &mut Random) -> (Tap, Link) {
     let queue = |random: &mut Random| {
         let (host, switch) = UnixDatagram::pair().expect("a pair of sockets");
         for end in [&host, &switch] {
             end.set_nonblocking(true).expect("a socket");
-            // From four frames on.
+            // Room for at least four frames.
             let bytes = 4096 << random.within(0..6);
             set_socket_send_buffer_size(end, bytes).expect("a socket");
         }
@@ -50,25 +50,25 @@ pub(crate) fn new(random: &mut Random) -> (Tap, Link) {
     (Tap { queues: host }, Link { queues })
 }
 
-/// Whether there is anything to read.
+/// Whether there is a frame to read.
 pub(crate) fn is_readable(fd: &OwnedFd) -> bool {
     recv(fd, &mut [0_u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok()
 }
 
-/// Whether a header asks for nothing. A guest's claim that a checksum is valid is passed on; the
-/// kernel takes no notice of it.
+/// Whether a header requests no offload. A guest's `DATA_VALID` is passed on; the kernel ignores
+/// it.
 fn is_plain(hdr: &[u8]) -> bool {
     hdr[0] & !DATA_VALID == 0 && hdr[1..10] == [0; 9]
 }
 
 impl Driver for Tap {
     fn kick_needed(&mut self, _: usize, ring: Ring) -> bool {
-        // Nor does anyone learn that it made room.
+        // A TAP does not notify of room.
         ring == Ring::Tx
     }
 
     fn arm(&mut self, q: usize, ring: Ring) -> Armed {
-        // It is called for whatever is read or written.
+        // It is called for each read and write.
         let pending = ring == Ring::Rx && self.has_received(q);
         if pending { Armed::WorkPending } else { Armed::Armed }
     }

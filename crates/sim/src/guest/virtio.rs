@@ -14,12 +14,12 @@ use crate::random::Random;
 
 mod hostile;
 
-/// What the switch learns of such a guest.
+/// The switch's view of such a guest.
 pub(crate) struct Link {
     pub memory: Arc<GuestMemory>,
     pub features: Features,
     pub format: Format,
-    /// Of each queue pair: layout and start of the transmit ring, then of the receive ring.
+    /// For each queue pair, layout and start index of the transmit ring and of the receive ring.
     pub pairs: Vec<[(Layout, u32); 2]>,
 }
 
@@ -32,7 +32,7 @@ const POOLS: u64 = GUEST_ADDR + 2 * PAIRS_MAX * RING_LEN;
 const SLOTS: u64 = POOLS + 2 * PAIRS_MAX * POOL_LEN;
 const MEMORY: u64 = SLOTS - GUEST_ADDR + 2 * PAIRS_MAX * SLOTS_LEN;
 
-/// One queue pair as its guest sees it.
+/// The guest's side of a queue pair.
 struct Pair {
     tx: DriverQueue,
     rx: DriverQueue,
@@ -42,28 +42,28 @@ struct Pair {
     tx_flight: BTreeMap<u16, u64>,
     rx_idle: Vec<u64>,
     rx_flight: BTreeMap<u16, u64>,
-    /// A frame of which some buffers are still to come, and how many.
+    /// An incomplete frame, and the number of its missing buffers.
     partial: Option<(Vec<u8>, u16)>,
 }
 
-/// All of them.
+/// The guest's side of all queue pairs.
 pub(crate) struct Virtio {
     index: usize,
     pairs: Vec<Pair>,
     format: Format,
     features: Features,
     memory: Arc<GuestMemory>,
-    /// Its rings and tables, for hostile hands.
-    all: Area,
-    /// (Hostile) does nothing that would have it stopped.
+    /// All rings and indirect tables, for violations.
+    rings: Area,
+    /// (Hostile) commits no violation for which its port is stopped.
     careful: bool,
-    /// Each receive buffer is made of so many pieces.
+    /// Descriptors of each receive buffer.
     rx_pieces: u64,
     /// Bytes of a receive buffer.
     rx_len: u64,
-    /// Receive buffers are given out when so many are idle, so many in one step.
+    /// Number of idle receive buffers from which they are posted, and most posted in one step.
     rx_batch: usize,
-    rx_drip: usize,
+    rx_refill_max: usize,
 }
 
 fn buf(addr: u64, len: u64, write: bool) -> Buf {
@@ -71,7 +71,7 @@ fn buf(addr: u64, len: u64, write: bool) -> Buf {
 }
 
 fn layout(at: u64, packed: bool, random: &mut Random) -> (Layout, u32) {
-    // Small rings mostly: they fill up and wrap often.
+    // Mostly small rings, which fill up and wrap often.
     let max = if random.one_in(8) { SIZE_MAX } else { 64 };
     let size = (1 + random.within(0..max) * random.within(1..65) / 64) as u16;
     let size = if packed { size } else { size.next_power_of_two() };
@@ -81,13 +81,13 @@ fn layout(at: u64, packed: bool, random: &mut Random) -> (Layout, u32) {
         let half = u32::from(size - 1 - start % size) | wrap;
         half | half << 16
     } else {
-        // Some starts below the wrap, some above.
+        // Starts before and after the wrap.
         u32::from(start.wrapping_sub(5))
     };
     (Layout { size, desc: at, driver: at + 0x1000, device: at + 0x1800 }, base)
 }
 
-/// All of a guest's memory; mostly in two regions, whose border some buffer lies across.
+/// Creates a guest's memory: mostly two regions, whose border may lie within a buffer.
 fn memory(random: &mut Random) -> Arc<GuestMemory> {
     let mapping = Arc::new(Mapping::memfd("sim", MEMORY).expect("memory for a guest"));
     let region = |offset: u64, len: u64| {
@@ -102,7 +102,7 @@ fn memory(random: &mut Random) -> Arc<GuestMemory> {
     } else {
         vec![region(0, border), region(border, MEMORY - border)]
     };
-    Arc::new(GuestMemory::new(regions).expect("regions side by side"))
+    Arc::new(GuestMemory::new(regions).expect("adjacent regions"))
 }
 
 fn format(random: &mut Random) -> Format {
@@ -116,8 +116,13 @@ fn format(random: &mut Random) -> Format {
     }
 }
 
-/// Guest `index`. `short`: of room for what it receives.
-pub(crate) fn new(index: usize, careful: bool, short: bool, random: &mut Random) -> (Virtio, Link) {
+/// Creates guest `index`; `few_buffers`: with little room to receive.
+pub(crate) fn new(
+    index: usize,
+    careful: bool,
+    few_buffers: bool,
+    random: &mut Random,
+) -> (Virtio, Link) {
     let memory = memory(random);
     let features = Features {
         packed: random.one_in(2),
@@ -126,10 +131,10 @@ pub(crate) fn new(index: usize, careful: bool, short: bool, random: &mut Random)
         in_order: random.one_in(4),
     };
     let mut format = format(random);
-    if short {
+    if few_buffers {
         (format.mergeable, format.hdr_len) = (true, 12);
     }
-    let rx_pieces = if short { 1 } else { random.within(1..4) };
+    let rx_pieces = if few_buffers { 1 } else { random.within(1..4) };
     let count = random.within(1..PAIRS_MAX + 1);
     let pairs: Vec<[(Layout, u32); 2]> = (0..count)
         .map(|i| {
@@ -141,12 +146,12 @@ pub(crate) fn new(index: usize, careful: bool, short: bool, random: &mut Random)
     let rx_pieces = rx_pieces.min(least);
     let chains = least / rx_pieces;
     let rx_len = if format.mergeable {
-        // All buffers together take any frame, or, but for descriptors that are left over, the
-        // switch sees that they never will; else it would wait for ever.
+        // All buffers together hold any frame, or every descriptor is in a buffer, so that the
+        // switch sees that they never will. Otherwise it would wait indefinitely for room.
         let most = [2048, 400][random.index(2)];
         let all = if rx_pieces == 1 && random.one_in(2) { 0 } else { ROOM.div_ceil(chains) };
         random
-            .within(100..if short { 200 } else { most })
+            .within(100..if few_buffers { 200 } else { most })
             .max(all)
             .next_multiple_of(rx_pieces)
             .min(ROOM)
@@ -156,20 +161,20 @@ pub(crate) fn new(index: usize, careful: bool, short: bool, random: &mut Random)
     let link = Link { memory: Arc::clone(&memory), features, format, pairs: pairs.clone() };
     let pair = |(i, layouts)| Pair::new(i, layouts, &memory, features, rx_pieces);
     let pairs = (0_u64..).zip(pairs).map(pair).collect();
-    let all = Area::new(&memory, GUEST_ADDR, (SLOTS - GUEST_ADDR) as usize);
+    let rings = Area::new(&memory, GUEST_ADDR, (SLOTS - GUEST_ADDR) as usize);
     let guest = Virtio {
         index,
         pairs,
         format,
         features,
         memory,
-        all: all.expect("rings and tables lie in the first region"),
+        rings: rings.expect("rings and tables lie in the first region"),
         careful,
         rx_pieces,
         rx_len,
         rx_batch: random.within(1..9) as usize,
-        rx_drip: match random.within(0..4) {
-            0 | 1 if !short => usize::MAX,
+        rx_refill_max: match random.within(0..4) {
+            0 | 1 if !few_buffers => usize::MAX,
             n => n as usize % 2 + 1,
         },
     };
@@ -177,7 +182,7 @@ pub(crate) fn new(index: usize, careful: bool, short: bool, random: &mut Random)
 }
 
 impl Virtio {
-    /// One received buffer: a frame, or a part of one. Returns the frame that it completes.
+    /// Adds a received buffer: a frame, or a part of one. Returns the frame that it completes.
     fn assemble(&mut self, q: usize, bytes: &[u8]) -> Result<Option<Vec<u8>>, String> {
         let (format, rx_len, pair) = (&self.format, self.rx_len, &mut self.pairs[q]);
         let hdr_len = format.hdr_len as usize;
@@ -189,7 +194,7 @@ impl Virtio {
             None => {
                 let hdr = bytes.get(..hdr_len).ok_or("a frame without header")?;
                 if hdr[..10] != [0; 10] {
-                    return Err(format!("offloads it did not negotiate: {hdr:?}"));
+                    return Err(format!("offloads that were not negotiated: {hdr:?}"));
                 }
                 let count = hdr.get(10..).filter(|n| !n.is_empty());
                 let count = count.map_or(1, |n| u16::from_le_bytes([n[0], n[1]]));
@@ -201,7 +206,7 @@ impl Virtio {
         };
         if left > 0 {
             if bytes.len() as u64 != rx_len {
-                return Err(format!("{} of {rx_len} bytes, and more elsewhere", bytes.len()));
+                return Err(format!("{} of {rx_len} bytes before the last buffer", bytes.len()));
             }
             pair.partial = Some((frame, left));
             return Ok(None);
@@ -266,13 +271,13 @@ impl Driver for Virtio {
 
     fn refill(&mut self, q: usize) -> bool {
         let (rx_len, pieces, pair) = (self.rx_len, self.rx_pieces, &mut self.pairs[q]);
-        // In batches, but never with less at hand than the longest frame needs.
+        // In batches, unless the longest frame would not fit into the buffers posted.
         let enough = pair.rx_flight.len() as u64 * rx_len >= ROOM;
         if pair.rx_idle.len() < self.rx_batch && enough {
             return false;
         }
         let before = pair.rx_idle.len();
-        for _ in 0..self.rx_drip {
+        for _ in 0..self.rx_refill_max {
             let Some(slot) = pair.rx_idle.last().copied() else { break };
             let len = rx_len / pieces;
             let ends = (1..=pieces).map(|i| if i == pieces { rx_len } else { i * len });
@@ -331,10 +336,10 @@ impl Driver for Virtio {
             }
         };
         let flight = pair.tx_flight.len();
-        note(flight > 0, format!("{flight} transmit buffers not back"));
-        note(pair.tx.has_used(), "used transmit buffers not collected".into());
-        note(pair.rx.has_used(), "received frames not collected".into());
-        note(pair.partial.is_some(), "half a frame".into());
+        note(flight > 0, format!("{flight} transmit buffers not returned"));
+        note(pair.tx.has_used(), "used transmit buffers not taken".into());
+        note(pair.rx.has_used(), "received frames not taken".into());
+        note(pair.partial.is_some(), "an incomplete frame".into());
         let (free, size) = (pair.tx.free(), pair.tx.size());
         note(free != size, format!("{free} of {size} descriptors free"));
     }
@@ -343,12 +348,12 @@ impl Driver for Virtio {
         let pair = &self.pairs[q];
         let total = len + u64::from(self.format.hdr_len);
         let need = if self.format.mergeable { total.div_ceil(self.rx_len) } else { 1 };
-        // With used ones that it has not looked at, it does not know.
+        // Used buffers that it has not taken make that uncertain.
         !pair.rx.has_used() && pair.rx_flight.len() as u64 >= need
     }
 
     fn misbehave(&mut self, apps: &mut [App], random: &mut Random, kicks: &mut Vec<Kick>) {
-        self.break_something(apps, random, kicks);
+        self.inject_violation(apps, random, kicks);
     }
 }
 
@@ -362,7 +367,7 @@ impl Pair {
     ) -> Self {
         let half = |(layout, base): (Layout, u32), ring: u64| {
             let pool = IndirectPool::new(memory, POOLS + ring * POOL_LEN, layout.size, 4);
-            DriverQueue::new(memory, &layout, features, base, pool).expect("a legal layout")
+            DriverQueue::new(memory, &layout, features, base, pool).expect("a valid layout")
         };
         let slots =
             |ring: u64, n: u64| (0..n).map(|i| SLOTS + ring * SLOTS_LEN + i * ROOM).collect();

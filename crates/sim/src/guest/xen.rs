@@ -1,7 +1,7 @@
-//! A Xen guest: the front halves of its rings, over pages that it grants one by one.
+//! A Xen guest: the front halves of its rings, and the pages that it grants.
 //!
-//! Each buffer is granted when it is sent or offered, with a reference that never comes again, and
-//! the grant ends when the buffer is answered: whoever uses a page before or after finds no grant.
+//! Each buffer is granted from its request to its response, with a reference that is not reused, so
+//! that any earlier or later access finds no grant.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,29 +18,30 @@ use super::{App, Broken, Driver, Kick, PAIRS_MAX, ROOM, Ring};
 use crate::flawed::Mistake;
 use crate::hypervisor::{Channel, Hypervisor};
 use crate::random::Random;
+use switch::time::Ns;
 
 mod hostile;
 
-/// What the switch learns of such a guest.
+/// The switch's view of such a guest.
 pub(crate) struct Link {
     pub domain: Arc<Domain>,
     pub peer: Peer,
     pub rate: Option<Rate>,
     pub mtu: u16,
-    /// Of each queue: the pages of its tx ring and its rx ring, and their event channels.
+    /// For each queue, the page and event channel of the tx ring and of the rx ring.
     pub queues: Vec<[(Area, Arc<Channel>); 2]>,
 }
 
-/// Indices before the first slot of a ring.
+/// Offset of the first slot of a ring; the indices precede it.
 const SLOTS_AT: usize = 64;
 const PAGE: usize = PAGE_LEN as usize;
-/// Pages of each ring.
+/// Buffer pages per ring.
 const PAGES: usize = 64;
-/// The longest time that a rate has its guest wait, in ns, and how much it may send in it.
-pub(crate) const RATE_NS: u64 = 1_000_000;
+/// Period of a rate limit, and most bytes per period.
+pub(crate) const RATE: Ns = Ns::from_ms(1);
 const RATE_BYTES: u64 = 200_000;
 
-/// A transmit buffer: its page, grant and frame.
+/// A transmit buffer in flight: page, grant, and number of its frame.
 struct Sent {
     page: usize,
     gref: u32,
@@ -50,17 +51,17 @@ struct Sent {
 struct Queue {
     tx: FrontTx,
     rx: FrontRx,
-    /// Words of both pages, for hostile hands.
+    /// Pages of both rings, for violations.
     areas: [Area; 2],
-    /// Free pages of the tx ring, and free ids.
+    /// Free transmit pages, and free request ids.
     tx_idle: Vec<usize>,
     tx_ids: Vec<u16>,
     tx_flight: BTreeMap<u16, Sent>,
-    /// Of each frame not yet answered, the slots that are to come.
+    /// For each frame in flight, the number of responses that are missing.
     awaited: BTreeMap<u64, usize>,
     frames: u64,
     rx_idle: Vec<usize>,
-    /// Pages offered, by grant.
+    /// Pages posted, by grant.
     rx_flight: BTreeMap<u32, usize>,
     packet: RxPacket,
 }
@@ -76,22 +77,22 @@ pub(crate) struct Xen {
     mistake: Mistake,
     /// Most slots of a frame.
     tx_slots_max: usize,
-    /// Receive buffers are offered when so many are idle, so many in one step.
+    /// Number of idle receive buffers from which they are posted, and most posted in one step.
     rx_batch: usize,
-    rx_drip: usize,
+    rx_refill_max: usize,
 }
 
-/// A ring's own page, with as many slots as a part of it holds: small ones fill up and wrap often.
+/// Creates a ring's page with a random number of slots: small rings fill up and wrap often.
 fn area(slot_len: usize, random: &mut Random) -> Area {
     let page = Arc::new(Mapping::memfd("ring", u64::from(PAGE_LEN)).expect("a page"));
     let slots = 1 << random.within(0..7);
     Area::of(&page, 0, SLOTS_AT + slots * slot_len).expect("within the page")
 }
 
-/// Guest `index`. `short`: of room for what it receives.
+/// Creates guest `index`; `few_buffers`: with little room to receive.
 pub(crate) fn new(
     index: usize,
-    (careful, short): (bool, bool),
+    (careful, few_buffers): (bool, bool),
     hypervisor: &Arc<Hypervisor>,
     mistake: Mistake,
     random: &mut Random,
@@ -99,7 +100,7 @@ pub(crate) fn new(
     let count = random.within(1..PAIRS_MAX + 1) as usize;
     let memory = Mapping::memfd("sim", (2 * count * PAGES * PAGE) as u64);
     let memory = Arc::new(memory.expect("memory for a guest"));
-    let queues: Vec<Queue> = (0..count).map(|q| Queue::new(q, short, random)).collect();
+    let queues: Vec<Queue> = (0..count).map(|q| Queue::new(q, few_buffers, random)).collect();
     let link = Link {
         domain: hypervisor.domain(index as u16),
         peer: Peer {
@@ -111,7 +112,7 @@ pub(crate) fn new(
         },
         rate: random.one_in(6).then(|| Rate {
             bytes: random.within(RATE_BYTES / 4..RATE_BYTES),
-            usecs: RATE_NS / 1000,
+            usecs: RATE.times(Ns::from_us(1)),
         }),
         mtu: if random.one_in(4) { 1500 } else { 0 },
         queues: queues
@@ -130,8 +131,8 @@ pub(crate) fn new(
         mistake,
         tx_slots_max: random.within(1..5) as usize,
         rx_batch: random.within(1..9) as usize,
-        rx_drip: match random.within(0..4) {
-            0 | 1 if !short => usize::MAX,
+        rx_refill_max: match random.within(0..4) {
+            0 | 1 if !few_buffers => usize::MAX,
             n => n as usize % 2 + 1,
         },
     };
@@ -139,13 +140,13 @@ pub(crate) fn new(
 }
 
 impl Queue {
-    fn new(q: usize, short: bool, random: &mut Random) -> Self {
+    fn new(q: usize, few_buffers: bool, random: &mut Random) -> Self {
         let areas = [area(TX_SLOT_LEN, random), area(RX_SLOT_LEN, random)];
-        // Some starts below the wrap, some above.
+        // Starts before and after the wrap.
         let mut start = || (random.within(0..8) as u32).wrapping_sub(5);
         let tx = FrontTx::starting_at(areas[0].clone(), start());
         let rx = FrontRx::starting_at(areas[1].clone(), start());
-        let most = if short { 4 } else { PAGES };
+        let most = if few_buffers { 4 } else { PAGES };
         let rx_pages = most.min(rx.size() as usize);
         let first = 2 * q * PAGES;
         Self {
@@ -176,14 +177,14 @@ impl Xen {
         self.hypervisor.revoke((self.domid, gref));
     }
 
-    /// Bytes of a frame that lies in the slots of `packet`, whose pages are idle again.
+    /// Reads the frame in the slots of `packet`.
     fn read(&self, packet: &RxPacket) -> Vec<u8> {
         let mut bytes = Vec::new();
         for slot in &packet.slots {
             let page = usize::from(slot.request.id) * PAGE + usize::from(slot.offset);
             let at = bytes.len();
             bytes.resize(at + usize::from(slot.len), 0);
-            let seg = self.memory.seg(page, slot.len.into()).expect("a page of ours");
+            let seg = self.memory.seg(page, slot.len.into()).expect("a page of its own");
             seg.read(&mut bytes[at..]);
         }
         bytes
@@ -230,7 +231,7 @@ impl Driver for Xen {
             };
             queue.tx_ids.push(response.id);
             queue.tx_idle.push(page);
-            let left = queue.awaited.get_mut(&frame).expect("its slots are in flight");
+            let left = queue.awaited.get_mut(&frame).expect("a frame in flight");
             *left -= 1;
             if *left == 0 {
                 queue.awaited.remove(&frame);
@@ -238,7 +239,7 @@ impl Driver for Xen {
             }
             self.revoke(gref);
             if response.status != status::OKAY {
-                let what = format!("status {} for a frame that it sent", response.status);
+                let what = format!("status {} for a frame sent", response.status);
                 return Err(Broken::Frame(what));
             }
         }
@@ -269,9 +270,9 @@ impl Driver for Xen {
             }
             match verdict {
                 Ok(()) => inbox.push(bytes),
-                // A frame whose sender took its page away on the way here.
+                // The sender revoked the grant of the frame meanwhile.
                 Err(RxRefusal::Status(status::ERROR)) => {}
-                Err(why) => return Err(Broken::Frame(format!("a frame that is none: {why:?}"))),
+                Err(why) => return Err(Broken::Frame(format!("an invalid packet: {why:?}"))),
             }
         }
         Ok(busy)
@@ -284,11 +285,11 @@ impl Driver for Xen {
         {
             return false;
         }
-        for _ in 0..self.rx_drip {
+        for _ in 0..self.rx_refill_max {
             let Some(page) = self.queues[q].rx_idle.pop() else { break };
             let gref = self.grant(page, false);
             let queue = &mut self.queues[q];
-            // Buffers are found by their slots: any id will do.
+            // Responses are matched by slot: any id will do.
             let posted = queue.rx.post(RxRequest { id: page as u16, gref });
             assert!(posted, "no more pages than slots");
             queue.rx_flight.insert(gref, page);
@@ -313,8 +314,8 @@ impl Driver for Xen {
             let gref = self.grant(page, true);
             let offset = random.within(0..(PAGE - part.len()) as u64 + 1) as usize;
             let seg = self.memory.seg_mut(page * PAGE + offset, part.len() as u32);
-            seg.expect("a page of ours").write(part);
-            // The first says the length of all.
+            seg.expect("a page of its own").write(part);
+            // The size of the first request is that of the packet.
             let size = if requests.is_empty() { frame.len() } else { part.len() } as u16;
             requests.push(TxRequest { gref, offset: offset as u16, flags: 0, id, size });
             let queue = &mut self.queues[q];
@@ -344,17 +345,17 @@ impl Driver for Xen {
             }
         };
         let flight = queue.tx_flight.len();
-        note(flight > 0, format!("{flight} transmit buffers not back"));
-        note(queue.tx.has_responses(), "responses to transmit buffers not collected".into());
-        note(queue.rx.has_responses(), "received frames not collected".into());
-        note(queue.rx.is_partial(), "half a frame".into());
+        note(flight > 0, format!("{flight} transmit buffers not returned"));
+        note(queue.tx.has_responses(), "transmit responses not taken".into());
+        note(queue.rx.has_responses(), "received frames not taken".into());
+        note(queue.rx.is_partial(), "an incomplete frame".into());
         let (free, size) = (queue.tx.room(), queue.tx.size());
         note(free != size, format!("{free} of {size} slots free"));
         if q == 0 {
-            // Those of receive buffers that wait are all that is left.
+            // Only those of posted receive buffers are left.
             let grants = self.hypervisor.grants(self.domid);
-            let offered: usize = self.queues.iter().map(|queue| queue.rx_flight.len()).sum();
-            note(grants != offered, format!("{grants} grants for {offered} buffers"));
+            let posted: usize = self.queues.iter().map(|queue| queue.rx_flight.len()).sum();
+            note(grants != posted, format!("{grants} grants for {posted} buffers"));
         }
     }
 
@@ -365,6 +366,6 @@ impl Driver for Xen {
     }
 
     fn misbehave(&mut self, apps: &mut [App], random: &mut Random, kicks: &mut Vec<Kick>) {
-        self.break_something(apps, random, kicks);
+        self.inject_violation(apps, random, kicks);
     }
 }

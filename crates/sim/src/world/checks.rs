@@ -1,44 +1,45 @@
-//! What must be so after each step, and when all is quiet.
+//! Invariants after each step, and when all is idle.
 
-use switch::hold::{RETRY_NS, WAIT_NS_MAX};
+use switch::hold::{RETRY_INTERVAL, WAIT_MAX};
 use switch::poll::State;
+use switch::time::Instant;
 use switch::tuning::Drain;
 
 use super::World;
 use crate::finding::Finding;
 use crate::guest::Ring;
-use crate::settings::delay_ns_max;
+use crate::settings::delay_max;
 use crate::worker::{Queue, Worker};
 
 impl World {
-    /// No page of a guest that keeps the protocol was used while it was not granted.
+    /// Checks that pages of honest guests were accessed only while granted.
     pub(super) fn check_grants(&self) -> Result<(), Finding> {
         let refused = self.hypervisor.take_refused().into_iter();
         let mut honest = refused.filter(|(port, _)| self.guests[usize::from(*port)].is_honest());
         honest.next().map_or(Ok(()), |(port, gref)| {
-            Err(Finding::Corrupt(format!("grant {gref} of guest {port} was used, and is none")))
+            Err(Finding::Corrupt(format!("grant {gref} of guest {port} was used after its end")))
         })
     }
 
-    /// Whether a kick of a ring is still to come, or to be looked at.
+    /// Whether a kick of a ring is due, in flight, or not yet handled.
     pub(super) fn is_kicked(&self, port: usize, queue: usize, ring: Ring) -> bool {
         let due = self.guests[port].apps[queue].kick_due[usize::from(ring == Ring::Rx)];
-        let under_way = self.kicks.get(&(port, queue, ring)).is_some_and(|n| *n > 0);
-        due || under_way
+        let in_flight = self.kicks.get(&(port, queue, ring)).is_some_and(|n| *n > 0);
+        due || in_flight
             || self
                 .switch
-                .kicked(port, queue, ring)
+                .kick_target(port, queue, ring)
                 .is_some_and(|(worker, token)| self.switch.workers[worker].pending.contains(&token))
     }
 
-    /// No queue may be cold that has something to do, and no worker sleep that could go on, unless
-    /// a kick is on its way.
+    /// Checks that no queue with frames is cold, and no worker with work sleeps, unless a wake-up
+    /// is in flight.
     pub(super) fn check_wakes(&self) -> Result<(), Finding> {
         for (w, worker) in self.switch.workers.iter().enumerate() {
-            if worker.is_asleep() && !worker.commands.is_empty() && self.pokes[w] == 0 {
-                return Err(Finding::Asleep(format!("worker {w} has commands")));
+            if worker.is_asleep() && !worker.commands.is_empty() && self.notifications[w] == 0 {
+                return Err(Finding::LostWakeup(format!("worker {w} has commands")));
             }
-            let poked = self.pokes[w] > 0
+            let notified = self.notifications[w] > 0
                 || !worker.commands.is_empty()
                 || self.switch.workers.iter().any(|other| other.will_wake(w));
             let is_honest = |q: &&Queue| self.guests[q.served.of.name.0].is_honest();
@@ -53,134 +54,134 @@ impl World {
                     self.check_cold(port, index)?;
                 }
                 if worker.is_asleep()
-                    && !poked
+                    && !notified
                     && queue.is_paused()
-                    && let Some((to, q, len)) = queue.served.source.backpressure.waits_for()
+                    && let Some((to, q, len)) = queue.served.source.backpressure.blocked_on()
                     && self.switch.held_len(to.0.into(), q.into()).is_none()
                     && self.has_room(to.0.into(), q.into(), len.into())
                 {
-                    let what = format!("queue {index} of port {port} waits for {to:?} {q}");
-                    return Err(Finding::Asleep(what));
+                    let what = format!("queue {index} of port {port} is paused for {to:?} {q}");
+                    return Err(Finding::LostWakeup(what));
                 }
             }
-            if worker.is_asleep() && !poked {
+            if worker.is_asleep() && !notified {
                 self.check_held(worker)?;
             }
         }
-        self.check_waits()
+        self.check_retries()
     }
 
-    /// No worker sleeps that could deliver what waits.
+    /// Checks that a sleeping worker could not deliver held frames.
     pub(super) fn check_held(&self, worker: &Worker) -> Result<(), Finding> {
         for (to, queue) in self.queues() {
             if worker.waits_for(to, queue)
                 && let Some(len) = self.switch.held_len(to, queue)
                 && self.has_room(to, queue, len.into())
             {
-                let what = format!("a frame waits for queue {queue} of {to}, which has room");
-                return Err(Finding::Asleep(what));
+                let what = format!("a frame is held for queue {queue} of {to}, which has room");
+                return Err(Finding::LostWakeup(what));
             }
         }
         Ok(())
     }
 
-    /// Whatever waits, some worker tries again.
-    pub(super) fn check_waits(&self) -> Result<(), Finding> {
+    /// Checks that some worker retries each destination with held frames.
+    pub(super) fn check_retries(&self) -> Result<(), Finding> {
         for (to, queue) in self.queues() {
             let egress = self.switch.ledger.egress_book(to, queue);
-            if egress.waits_ns(self.now_ns).is_some()
+            if egress.oldest_wait(self.now).is_some()
                 && !self.switch.workers.iter().any(|worker| worker.waits_for(to, queue))
             {
-                let what = format!("a frame waits for queue {queue} of {to}, and no worker does");
-                return Err(Finding::Asleep(what));
+                let what = format!("a frame is held for queue {queue} of {to}, and not retried");
+                return Err(Finding::LostWakeup(what));
             }
         }
         Ok(())
     }
 
-    /// All queues of all guests.
+    /// The queues of all guests.
     pub(super) fn queues(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let guests = self.guests.iter().enumerate();
         guests.flat_map(|(i, guest)| (0..guest.apps.len()).map(move |q| (i, q)))
     }
 
-    /// A queue that naps is polled when its time has come, which is not far off.
+    /// Checks that a warm queue is polled at its time, which is within the delay of its policy.
     pub(super) fn check_nap(&self, worker: &Worker, queue: &Queue) -> Result<(), Finding> {
-        let until = queue.nap_until_ns();
-        let pause_ns = self.switch.pause_ns(queue.served.of.name);
-        let latest = self.now_ns + delay_ns_max(queue.poller().policy()).max(pause_ns);
-        let late = worker.began_ns >= until || self.now_ns > until.saturating_add(self.busy_ns());
+        let until = queue.nap_until();
+        let pause = self.switch.pause(queue.served.of.name);
+        let latest = self.now + delay_max(queue.poller().policy()).max(pause);
+        let late = worker.began >= until || self.now > until + self.busy();
         if late || until > latest {
             let name = queue.served.of.name;
-            let what = format!("queue {name:?} until {until}, and it is {}", self.now_ns);
-            return Err(Finding::Overslept(what));
+            let what = format!("queue {name:?} was due at {until}, now {}", self.now);
+            return Err(Finding::PollMissed(what));
         }
         Ok(())
     }
 
-    /// A cold queue has nothing to do, or a kick is on its way.
+    /// Checks that a cold queue has no frames, or a kick in flight.
     pub(super) fn check_cold(&self, port: usize, queue: usize) -> Result<(), Finding> {
         let sent = self.guests[port].apps[queue].sent;
         let book = self.switch.ledger.ingress(port, queue);
         if sent > book.shown && !self.is_kicked(port, queue, Ring::Tx) {
             let what = format!("queue {queue} of port {port}: {sent} sent, {} taken", book.shown);
-            return Err(Finding::Asleep(what));
+            return Err(Finding::LostWakeup(what));
         }
         Ok(())
     }
 
-    /// Frames for a guest that takes nothing are given up in time.
+    /// Checks that frames are not held for too long.
     pub(super) fn check_stalls(&self) -> Result<(), Finding> {
-        let limit_ns = WAIT_NS_MAX + 2 * RETRY_NS + self.busy_ns() + self.switch.delay_ns_max();
+        let limit = WAIT_MAX + 2 * RETRY_INTERVAL + self.busy() + self.switch.delay_max();
         for (to, queue) in self.queues() {
-            let waits_ns = self.switch.ledger.egress_book(to, queue).waits_ns(self.now_ns);
-            if let Some(ns) = waits_ns.filter(|ns| *ns > limit_ns) {
-                let what = format!("a frame for queue {queue} of {to} has waited for {ns} ns");
+            let oldest_wait = self.switch.ledger.egress_book(to, queue).oldest_wait(self.now);
+            if let Some(ns) = oldest_wait.filter(|ns| *ns > limit) {
+                let what = format!("a frame for queue {queue} of {to} was held for {ns} ns");
                 return Err(Finding::Late(what));
             }
         }
         Ok(())
     }
 
-    /// Whether guest `to`, which keeps the protocol, certainly has room for a frame on a queue, and
-    /// has no kick on its way that says so.
+    /// Whether guest `to` is honest, certainly has room for a frame on a queue, and has no kick in
+    /// flight.
     pub(super) fn has_room(&self, to: usize, queue: usize, len: u64) -> bool {
         let guest = &self.guests[to];
         guest.is_honest() && guest.has_room(queue, len) && !self.is_kicked(to, queue, Ring::Rx)
     }
 
-    /// Guests that sleep are told in time of frames that arrived.
+    /// Checks that sleeping guests are called in time for received frames.
     pub(super) fn check_calls(&mut self) -> Result<(), Finding> {
-        let busy_ns = self.busy_ns();
+        let busy = self.busy();
         for (i, guest) in self.guests.iter().enumerate().filter(|(_, g)| g.is_honest()) {
             for q in 0..guest.apps.len() {
                 let book = self.switch.ledger.egress(i, q);
-                if book.call_by_ns == u64::MAX {
+                if book.call_by == Instant::NEVER {
                     continue;
                 }
                 if self.actors[i].awake || !guest.waits_for_call(q) {
-                    // It looks before it sleeps.
-                    book.call_by_ns = u64::MAX;
-                } else if self.now_ns > book.call_by_ns + busy_ns {
-                    let what = format!("guest {i} on queue {q}, by {}", book.call_by_ns);
-                    return Err(Finding::Uncalled(what));
+                    // It re-checks before it sleeps.
+                    book.call_by = Instant::NEVER;
+                } else if self.now > book.call_by + busy {
+                    let what = format!("guest {i} on queue {q}, by {}", book.call_by);
+                    return Err(Finding::CallMissed(what));
                 }
             }
         }
         Ok(())
     }
 
-    /// All is quiet. Is all well with guest `i`?
-    pub(super) fn judge(&self, i: usize) -> Result<(), Finding> {
+    /// Checks that guest `i` has nothing left, and that its counters agree with the switch's.
+    pub(super) fn check_drained(&self, i: usize) -> Result<(), Finding> {
         let guest = &self.guests[i];
         if let Some(left) = guest.unfinished() {
-            let books = (0..guest.apps.len()).filter_map(|q| self.switch.ledger.left(i, q));
+            let books = (0..guest.apps.len()).filter_map(|q| self.switch.ledger.remaining(i, q));
             let books = books.collect::<Vec<_>>().join("; ");
             return Err(Finding::Hang(format!("guest {i} has {left} ({books})")));
         }
         for (q, pair) in guest.apps.iter().enumerate() {
-            if let Some(left) = self.switch.ledger.left(i, q) {
-                return Err(Finding::Hang(format!("of queue {q} of port {i} {left}")));
+            if let Some(left) = self.switch.ledger.remaining(i, q) {
+                return Err(Finding::Hang(format!("queue {q} of port {i}: {left}")));
             }
             let (ingress, egress) = self.switch.stats(i, q);
             let counted = [
@@ -199,18 +200,18 @@ impl World {
         Ok(())
     }
 
-    /// Who is not done, for people.
+    /// Describes what is not idle.
     pub(super) fn state(&self) -> String {
         let guests = self.guests.iter().enumerate().filter(|(_, g)| g.is_honest());
         let left = guests.filter_map(|(i, g)| Some(format!("guest {i} has {}", g.unfinished()?)));
         let workers = self.switch.workers.iter().enumerate();
-        let awake = workers.filter(|(_, w)| !w.is_idle(self.now_ns));
+        let awake = workers.filter(|(_, w)| !w.is_idle(self.now));
         let awake = awake.map(|(w, _)| format!("worker {w} is awake"));
         let held = self.queues().filter_map(|(to, queue)| {
-            let ns = self.switch.ledger.egress_book(to, queue).waits_ns(self.now_ns)?;
-            Some(format!("a frame has waited for queue {queue} of {to} for {ns} ns"))
+            let ns = self.switch.ledger.egress_book(to, queue).oldest_wait(self.now)?;
+            Some(format!("a frame for queue {queue} of {to} is held for {ns} ns"))
         });
         let all = left.chain(awake).chain(held).collect::<Vec<_>>().join("; ");
-        format!("{all}; {} events are to come, at {} ns", self.others, self.now_ns)
+        format!("{all}; {} events scheduled, at {}", self.external, self.now)
     }
 }

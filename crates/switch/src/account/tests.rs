@@ -1,7 +1,8 @@
 use super::*;
 use proptest::prelude::*;
 
-const SECOND: u64 = 1_000_000_000;
+/// A second after the start.
+const SECOND: Instant = Instant::from_ns(1_000_000_000);
 
 #[test]
 fn stock_is_charged_up_to_its_limit_and_released() {
@@ -35,18 +36,20 @@ fn one_port_cannot_use_up_what_others_need_to_start() {
 #[test]
 fn rate_permits_a_burst_and_then_its_limit_per_second() {
     let rate = Rate::new("messages", 10, 5);
-    let spend = |from: u64, to: u64| (from..to).filter(|ms| rate.spend(ms * 1_000_000)).count();
+    let spend = |from: u64, to: u64| {
+        (from..to).filter(|ms| rate.spend(Instant::START + Ns::from_ms(*ms))).count()
+    };
     assert_eq!(spend(1000, 1050), 5);
     assert_eq!(spend(1050, 3050), 20);
     assert_eq!((rate.spent(), rate.refused()), (25, 2025));
     // It returns when one is available again.
-    let now = 3050 * 1_000_000;
-    let next = rate.next_ns(now);
-    assert!(next > now && !rate.spend(next - 1) && rate.spend(next));
+    let now = Instant::START + Ns::from_ms(3050);
+    let next = rate.next(now);
+    assert!(next > now && !rate.spend(next - Ns::new(1)) && rate.spend(next));
     // After an idle time a burst is available again, not more.
-    assert_eq!((0..20).filter(|_| rate.spend(100 * SECOND)).count(), 5);
+    assert_eq!((0..20).filter(|_| rate.spend(SECOND + Ns::from_secs(99))).count(), 5);
     let none = Rate::new("messages", 0, 5);
-    assert!(!none.spend(SECOND) && none.next_ns(SECOND) == u64::MAX);
+    assert!(!none.spend(SECOND) && none.next(SECOND) == Instant::NEVER);
 }
 
 #[test]
@@ -71,7 +74,7 @@ fn burst_of_a_rate_follows_its_limit() {
     let (limit, burst) = defaults::MESSAGES;
     for (limit, burst) in [(limit, burst), (limit / 100, burst / 100), (1, burst / limit)] {
         assert!(account.set_limit("messages", limit));
-        let now = account.messages.full_ns.load(Ordering::Relaxed) + SECOND;
+        let now = SECOND + Ns::new(account.messages.full_ns.load(Ordering::Relaxed));
         let spent = (0..2 * burst).filter(|_| account.messages.spend(now)).count() as u64;
         assert_eq!(spent, burst, "at {limit} a second");
     }
@@ -89,9 +92,9 @@ fn expensive_work_delays_the_next_spend() {
     assert_eq!(rate.spent(), 501);
     assert!(!rate.spend(SECOND));
     // Half a second for the charge, less the burst.
-    let next = rate.next_ns(SECOND);
-    assert_eq!(next, SECOND + SECOND / 1000 * (500 + 1 + 1 - 10));
-    assert!(!rate.spend(next - 1) && rate.spend(next));
+    let next = rate.next(SECOND);
+    assert_eq!(next, SECOND + Ns::from_ms(500 + 1 + 1 - 10));
+    assert!(!rate.spend(next - Ns::new(1)) && rate.spend(next));
 }
 
 #[test]
@@ -114,8 +117,8 @@ proptest! {
         let rate = Rate::new("messages", limit, burst);
         let (mut now, mut spent) = (SECOND, Vec::new());
         for gap in gaps {
-            now += gap;
-            let next = rate.next_ns(now);
+            now += Ns::new(gap);
+            let next = rate.next(now);
             let got = rate.spend(now);
             prop_assert_eq!(got, next <= now);
             if got {
@@ -123,7 +126,8 @@ proptest! {
             }
         }
         for (i, start) in spent.iter().enumerate() {
-            let within = spent[i..].iter().filter(|at| **at < start + SECOND).count() as u64;
+            let end = *start + Ns::from_secs(1);
+            let within = spent[i..].iter().filter(|at| **at < end).count() as u64;
             prop_assert!(within <= limit + burst + 1, "{} in a second", within);
         }
     }

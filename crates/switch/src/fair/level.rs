@@ -12,8 +12,10 @@
 
 use std::collections::HashMap;
 
-/// Length of a period, in ns: there is at most one decision per period.
-pub const PERIOD_NS: u64 = 16_000_000;
+use crate::time::{Instant, Ns};
+
+/// Length of a period: there is at most one decision per period.
+pub const PERIOD: Ns = Ns::from_ms(16);
 /// Time constant in ns with which lags decay; lags are relative to what is due in it.
 const FADE_NS: f64 = 1e9;
 /// Time ahead for which lags are predicted, in parts of [`FADE_NS`].
@@ -34,57 +36,57 @@ const SWAPPED_MAX: usize = 64;
 /// Whether a queue has backlog: its worker never found it empty.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct Backlog {
-    /// Start of the backlog, in ns; `u64::MAX`: none.
-    since_ns: u64,
+    /// Start of the backlog; [`Instant::NEVER`]: none.
+    since: Instant,
     /// The period of the sums.
     period: u64,
-    served_ns: u64,
-    length_ns: u64,
+    served: Ns,
+    length: Ns,
 }
 
 impl Default for Backlog {
     /// No backlog.
     fn default() -> Self {
-        Self { since_ns: u64::MAX, period: 0, served_ns: 0, length_ns: 0 }
+        Self { since: Instant::NEVER, period: 0, served: Ns::ZERO, length: Ns::ZERO }
     }
 }
 
 impl Backlog {
     /// Records the end of a burst. `more`: it took frames, and the queue will be served again.
     #[inline]
-    pub fn looked(&mut self, more: bool, now_ns: u64) {
+    pub fn update(&mut self, more: bool, now: Instant) {
         if !more {
-            self.since_ns = u64::MAX;
-        } else if self.since_ns == u64::MAX {
-            self.since_ns = now_ns;
+            self.since = Instant::NEVER;
+        } else if self.since == Instant::NEVER {
+            self.since = now;
         }
     }
 
-    /// Records the end of a load measurement, in which the queue was served for `served_ns`.
-    pub fn measured(&mut self, period: u64, began_ns: u64, now_ns: u64, served_ns: u64) {
+    /// Records the end of a load measurement, in which the queue was served for `served`.
+    pub fn add_measurement(&mut self, period: u64, began: Instant, now: Instant, served: Ns) {
         if self.period != period {
-            (self.period, self.served_ns, self.length_ns) = (period, 0, 0);
+            (self.period, self.served, self.length) = (period, Ns::ZERO, Ns::ZERO);
         }
-        if self.since_ns <= began_ns {
-            self.served_ns += served_ns;
-            self.length_ns += now_ns.saturating_sub(began_ns);
+        if self.since <= began {
+            self.served += served;
+            self.length += now - began;
         }
     }
 
     /// Ends a period. Returns the time the queue was served while it had backlog, and the time it
-    /// had backlog, in ns. `None`: less than half of the period.
-    pub fn end(&mut self, period: u64, began_ns: u64, now_ns: u64) -> Option<(u64, u64)> {
-        let (mut served_ns, mut length_ns) = (self.served_ns, self.length_ns);
+    /// had backlog. `None`: less than half of the period.
+    pub fn end(&mut self, period: u64, began: Instant, now: Instant) -> Option<(Ns, Ns)> {
+        let (mut served, mut length) = (self.served, self.length);
         if self.period != period {
-            (served_ns, length_ns) = (0, 0);
+            (served, length) = (Ns::ZERO, Ns::ZERO);
         }
-        (self.served_ns, self.length_ns) = (0, 0);
-        let all_ns = now_ns.saturating_sub(began_ns);
-        if self.since_ns <= began_ns {
+        (self.served, self.length) = (Ns::ZERO, Ns::ZERO);
+        let all = now - began;
+        if self.since <= began {
             // Measurements in which it was not served, because of its debt, count as well.
-            length_ns = all_ns;
+            length = all;
         }
-        (length_ns > all_ns / 2).then_some((served_ns, length_ns))
+        (length > all / 2).then_some((served, length))
     }
 }
 
@@ -97,21 +99,21 @@ pub struct Claim {
     pub port: u32,
     /// The port's weight.
     pub weight: u32,
-    /// Time it was served while it had backlog, in ns.
-    pub served_ns: u64,
-    /// Time it had backlog, in ns.
-    pub length_ns: u64,
+    /// Time it was served while it had backlog.
+    pub served: Ns,
+    /// Time it had backlog.
+    pub length: Ns,
 }
 
 /// Report of a worker on a period.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// End of the period, in ns.
-    pub now_ns: u64,
-    /// Length of the period, in ns.
-    pub length_ns: u64,
-    /// Time spent on frames of all queues, in ns.
-    pub busy_ns: u64,
+    /// End of the period.
+    pub now: Instant,
+    /// Length of the period.
+    pub length: Ns,
+    /// Time spent on frames of all queues.
+    pub busy: Ns,
     /// The queues that had backlog.
     pub claims: Vec<Claim>,
 }
@@ -119,7 +121,7 @@ pub struct Report {
 /// The latest report of a worker.
 #[derive(Clone, Debug, Default)]
 struct Latest {
-    now_ns: u64,
+    now: Instant,
     /// Whether it was reported after the last decision.
     fresh: bool,
     /// Fraction of its time available to queues with backlog.
@@ -134,7 +136,7 @@ pub struct Leveller {
     workers: Vec<Latest>,
     /// Account of each port that has, or had, backlog.
     accounts: HashMap<u32, PortAccount>,
-    decided_ns: u64,
+    decided: Instant,
     /// Number of decisions.
     turn: usize,
 }
@@ -205,7 +207,7 @@ impl Leveller {
     /// Creates the accounts for `workers` workers.
     pub fn new(workers: usize) -> Self {
         let workers = vec![Latest::default(); workers];
-        Self { workers, accounts: HashMap::new(), decided_ns: 0, turn: 0 }
+        Self { workers, accounts: HashMap::new(), decided: Instant::START, turn: 0 }
     }
 
     /// Takes the report of worker `me`; returns the queues to move, each with its new worker. They
@@ -218,30 +220,29 @@ impl Leveller {
         asleep: impl Fn(usize) -> bool,
     ) -> Vec<(u64, usize)> {
         let Some(latest) = self.workers.get_mut(me) else { return Vec::new() };
-        let now_ns = report.now_ns;
-        let part = |ns: u64, of: u64| ns as f64 / of.max(1) as f64;
+        let now = report.now;
+        let part = |time: Ns, of: Ns| time.get() as f64 / of.get().max(1) as f64;
         let claims = report.claims.into_iter();
-        latest.claims =
-            claims.map(|claim| (claim, part(claim.served_ns, claim.length_ns))).collect();
-        let claimed: u64 = latest.claims.iter().map(|(claim, _)| claim.served_ns).sum();
-        let others = part(report.busy_ns.saturating_sub(claimed), report.length_ns);
+        latest.claims = claims.map(|claim| (claim, part(claim.served, claim.length))).collect();
+        let claimed: Ns = latest.claims.iter().map(|(claim, _)| claim.served).sum();
+        let others = part(report.busy - claimed, report.length);
         latest.room = (1.0 - others).clamp(0.01, 1.0);
-        (latest.now_ns, latest.fresh) = (now_ns, true);
+        (latest.now, latest.fresh) = (now, true);
         let mut waits = false;
         for (i, worker) in self.workers.iter_mut().enumerate() {
             if asleep(i) && i != me {
                 // Asleep: drop its last report.
-                *worker = Latest { now_ns, fresh: true, room: 1.0, claims: Vec::new() };
+                *worker = Latest { now, fresh: true, room: 1.0, claims: Vec::new() };
             }
             // A worker in a long nap, or without CPU, is left out of the decision.
-            waits |= !worker.fresh && worker.now_ns + 3 * PERIOD_NS >= now_ns;
+            waits |= !worker.fresh && worker.now + PERIOD * 3 >= now;
         }
         if waits {
             return Vec::new();
         }
-        let moves = self.decide(now_ns);
+        let moves = self.decide(now);
         self.workers.iter_mut().for_each(|worker| worker.fresh = false);
-        self.decided_ns = now_ns;
+        self.decided = now;
         self.turn += 1;
         moves
     }
@@ -261,12 +262,12 @@ impl Leveller {
         others.collect()
     }
 
-    fn decide(&mut self, now_ns: u64) -> Vec<(u64, usize)> {
+    fn decide(&mut self, now: Instant) -> Vec<(u64, usize)> {
         let (mut ports, index) = self.claimants();
         // The total served, shared out by weight: lags sum to 0.
         let served = ports.iter().map(|port| port.served).sum();
         share_out(&mut ports, served);
-        let passed_ns = now_ns.saturating_sub(self.decided_ns).min(4 * PERIOD_NS) as f64;
+        let passed_ns = (now - self.decided).min(PERIOD * 4).get() as f64;
         self.book(&mut ports, passed_ns);
         let room = |latest: &Latest| if latest.fresh { latest.room } else { 0.0 };
         share_out(&mut ports, self.workers.iter().map(room).sum());
@@ -424,21 +425,21 @@ fn swap(queues: &[Placed], sums: &[Sum]) -> Option<Change> {
 mod tests {
     use super::*;
 
-    /// A period in which `queues` queues of port 7 had backlog.
-    fn report(now_ns: u64, queues: u64) -> Report {
-        report_of(now_ns, queues, |_| 7)
+    /// The period number `end`, in which `queues` queues of port 7 had backlog.
+    fn report(end: u64, queues: u64) -> Report {
+        report_of(end, queues, |_| 7)
     }
 
-    fn report_of(now_ns: u64, queues: u64, port: impl Fn(u64) -> u32) -> Report {
+    fn report_of(end: u64, queues: u64, port: impl Fn(u64) -> u32) -> Report {
         let claim = |queue| Claim {
             queue,
             port: port(queue),
             weight: 1,
-            served_ns: PERIOD_NS / queues.max(1),
-            length_ns: PERIOD_NS,
+            served: PERIOD / queues.max(1),
+            length: PERIOD,
         };
         let claims = (0..queues).map(claim).collect();
-        Report { now_ns, length_ns: PERIOD_NS, busy_ns: PERIOD_NS, claims }
+        Report { now: Instant::START + end * PERIOD, length: PERIOD, busy: PERIOD, claims }
     }
 
     #[test]
@@ -446,13 +447,13 @@ mod tests {
         let mut leveller = Leveller::new(2);
         let awake = |_| false;
         // Worker 0 has none, worker 1 has two.
-        leveller.report(0, report(PERIOD_NS, 0), awake);
-        leveller.report(1, report(PERIOD_NS, 2), awake);
+        leveller.report(0, report(1, 0), awake);
+        leveller.report(1, report(1, 2), awake);
         assert_eq!(leveller.elsewhere(0), []);
         // Worker 1 decided; now worker 0 has three, and worker 1 did not report yet.
-        leveller.report(0, report(2 * PERIOD_NS, 3), awake);
+        leveller.report(0, report(2, 3), awake);
         assert_eq!(leveller.elsewhere(0), []);
-        leveller.report(1, report(2 * PERIOD_NS, 2), awake);
+        leveller.report(1, report(2, 2), awake);
         assert_eq!((leveller.elsewhere(0), leveller.elsewhere(1)), (vec![(7, 2)], vec![(7, 3)]));
     }
 
@@ -460,7 +461,7 @@ mod tests {
     fn worker_without_a_report_neither_loses_queues_nor_gets_any() {
         let mut leveller = Leveller::new(2);
         for period in 10..100 {
-            let report = report_of(period * PERIOD_NS, 4, |queue| queue as u32);
+            let report = report_of(period, 4, |queue| queue as u32);
             let moves = leveller.report(0, report, |_| false);
             assert_eq!(moves, []);
         }
@@ -468,19 +469,20 @@ mod tests {
 
     #[test]
     fn backlog_is_what_was_never_found_empty() {
-        let ms = 1_000_000;
+        let ms = |ms| Instant::START + Ns::from_ms(ms);
+        let spent = Ns::new(500);
         let mut backlog = Backlog::default();
-        assert_eq!(backlog.end(0, 0, 16 * ms), None);
-        backlog.looked(true, 16 * ms);
-        backlog.measured(1, 16 * ms, 17 * ms, 500);
+        assert_eq!(backlog.end(0, ms(0), ms(16)), None);
+        backlog.update(true, ms(16));
+        backlog.add_measurement(1, ms(16), ms(17), spent);
         // While it pays its debt it is not served, and has backlog.
-        assert_eq!(backlog.end(1, 16 * ms, 32 * ms), Some((500, 16 * ms)));
-        backlog.looked(false, 33 * ms);
-        backlog.measured(2, 32 * ms, 33 * ms, 500);
-        backlog.looked(true, 33 * ms);
-        backlog.measured(2, 33 * ms, 45 * ms, 700);
-        assert_eq!(backlog.end(2, 32 * ms, 45 * ms), Some((700, 12 * ms)));
-        backlog.looked(false, 50 * ms);
-        assert_eq!(backlog.end(3, 45 * ms, 61 * ms), None);
+        assert_eq!(backlog.end(1, ms(16), ms(32)), Some((spent, Ns::from_ms(16))));
+        backlog.update(false, ms(33));
+        backlog.add_measurement(2, ms(32), ms(33), spent);
+        backlog.update(true, ms(33));
+        backlog.add_measurement(2, ms(33), ms(45), Ns::new(700));
+        assert_eq!(backlog.end(2, ms(32), ms(45)), Some((Ns::new(700), Ns::from_ms(12))));
+        backlog.update(false, ms(50));
+        assert_eq!(backlog.end(3, ms(45), ms(61)), None);
     }
 }

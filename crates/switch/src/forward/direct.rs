@@ -6,20 +6,21 @@ use super::{Findings, Forwarder, Mode, PortEvent, Source};
 use crate::fdb::PortId;
 use crate::frame::BURST_MAX;
 use crate::port::Ingress;
+use crate::time::Instant;
 
 impl Forwarder {
     /// Reads, before a burst of `ingress`, directly into the buffers of its partner port, if
     /// possible. Otherwise (a learning switch, a partner that is down or has no buffers, a capture
     /// of either port, held frames) nothing is read here and the burst handles all frames.
     #[inline]
-    pub fn direct(&mut self, from: &Source, ingress: &mut dyn Ingress, now_ns: u64) -> Findings {
-        if self.mode == Mode::Cross && ingress.goes_direct() {
-            self.read_into_partner(from, ingress, now_ns);
+    pub fn direct(&mut self, from: &Source, ingress: &mut dyn Ingress, now: Instant) -> Findings {
+        if self.mode == Mode::Cross && ingress.supports_direct() {
+            self.read_into_partner(from, ingress, now);
         }
         std::mem::take(&mut self.findings)
     }
 
-    fn read_into_partner(&mut self, from: &Source, ingress: &mut dyn Ingress, now_ns: u64) {
+    fn read_into_partner(&mut self, from: &Source, ingress: &mut dyn Ingress, now: Instant) {
         let table = Arc::clone(&self.table);
         let port = |id: PortId| table.get(usize::from(id.0)).and_then(Option::as_ref);
         let to = PortId(from.port.0 ^ 1);
@@ -34,11 +35,11 @@ impl Forwarder {
         }
         let mut queue = egress.lock();
         let Some(direct) = queue.direct() else { return };
-        let done = ingress.burst_into(BURST_MAX, direct);
+        let done = ingress.read_into(BURST_MAX, direct);
         let mut late = None;
         if done != Ok(0) {
             queue.flush();
-            late = egress.notify(&mut *queue, done.as_ref().map_or(1, |n| *n), false, now_ns);
+            late = egress.notify(&mut *queue, done.as_ref().map_or(1, |n| *n), false, now);
         }
         let epoch = partner.epoch();
         drop(queue);

@@ -9,6 +9,7 @@ use crate::frame::{BURST_MAX, Burst, Frame};
 use crate::hold::{HeldFrame, Hold};
 use crate::port::{Egress, Fault};
 use crate::stats::IngressStats;
+use crate::time::Instant;
 
 /// Whose counter counts a frame that cannot be segmented.
 pub(super) enum Senders<'a> {
@@ -75,19 +76,19 @@ impl Forwarder {
     /// A destination that is down, or without a hold queue, is ignored; one that accepts almost
     /// nothing is not waited for.
     #[inline]
-    pub fn budget(&mut self, from: &Source, max: usize, now_ns: u64) -> (usize, Findings) {
-        let Some((_, _, len)) = from.backpressure.waits_for() else {
+    pub fn budget(&mut self, from: &Source, max: usize, now: Instant) -> (usize, Findings) {
+        let Some((_, _, len)) = from.backpressure.blocked_on() else {
             return (max, Findings::default());
         };
-        (self.room_for(from, len, max, now_ns), std::mem::take(&mut self.findings))
+        (self.room_for(from, len, max, now), std::mem::take(&mut self.findings))
     }
 
     #[cold]
-    fn room_for(&mut self, from: &Source, len: u32, max: usize, now_ns: u64) -> usize {
+    fn room_for(&mut self, from: &Source, len: u32, max: usize, now: Instant) -> usize {
         let table = Arc::clone(&self.table);
         let (mut most, mut least, mut waits) = (0, usize::MAX, false);
         let mut full = Vec::new();
-        for at in from.backpressure.recent(now_ns).into_iter().flatten() {
+        for at in from.backpressure.recent(now).into_iter().flatten() {
             let port = table.get(usize::from(at.0.0)).and_then(Option::as_ref);
             let Some(port) = port.filter(|port| port.active() > at.1) else { continue };
             let egress = &port.egress[usize::from(at.1)];
@@ -95,7 +96,7 @@ impl Forwarder {
                 continue;
             }
             let mut queue = egress.lock();
-            let is_free = !egress.is_holding() || self.send_held(port, at.1, &mut *queue, now_ns);
+            let is_free = !egress.is_holding() || self.send_held(port, at.1, &mut *queue, now);
             let mut room = if is_free { queue.room(len, max).unwrap_or(max) } else { 0 };
             if is_free && room == 0 {
                 // Asked for one frame, for it notifies when it has the room it was last asked for.
@@ -104,7 +105,7 @@ impl Forwarder {
             drop(queue);
             (most, least) = (most.max(room), least.min(room));
             if room == 0 {
-                waits |= !egress.meter.is_slow(now_ns);
+                waits |= !egress.meter.is_slow(now);
                 full.push((at, egress));
             }
         }
@@ -119,7 +120,7 @@ impl Forwarder {
         if most == 0 {
             from.stats.pauses.add(1);
             for (at, egress) in full {
-                egress.meter.paused(egress.stats.frames.get(), now_ns);
+                egress.meter.paused(egress.stats.frames.get(), now);
                 self.block(at, egress);
             }
         }
@@ -129,14 +130,14 @@ impl Forwarder {
     /// Handles frames of a group that did not fit, from `done` on: held by their destination, or
     /// dropped. Under the queue's lock.
     #[cold]
-    pub(super) fn refused(
+    pub(super) fn hold_or_drop(
         &mut self,
         from: &Source,
         port: &Port,
         group: &Group,
         done: usize,
         burst: &mut Burst<'_>,
-        (queue, now_ns): (&mut dyn Egress, u64),
+        (queue, now): (&mut dyn Egress, Instant),
     ) {
         let egress = &port.egress[usize::from(group.queue)];
         // Granted frames are copied with one call.
@@ -145,7 +146,7 @@ impl Forwarder {
         let (mut kept, mut lost, mut lost_floods, mut len) = (0, 0, 0, 0);
         for (n, pick) in group.picks.iter().enumerate().skip(done) {
             let i = usize::from(*pick);
-            if burst.is_out(i) {
+            if burst.is_excluded(i) {
                 continue;
             }
             let frame = burst.frames[i];
@@ -153,7 +154,7 @@ impl Forwarder {
             if hold.charge(frame.len, egress.hold_max()) {
                 let bytes = copy_of(burst, i, &frame);
                 let sender = (!is_flood).then(|| Arc::clone(&from.stats));
-                hold.push(HeldFrame { bytes, hdr: frame.hdr, since_ns: now_ns, from: sender });
+                hold.push(HeldFrame { bytes, hdr: frame.hdr, since: now, from: sender });
                 kept += 1;
             } else if is_flood {
                 lost_floods += 1;
@@ -174,7 +175,7 @@ impl Forwarder {
         if len > 0 {
             from.backpressure.set_full(Some((group.port, group.queue, len)));
         }
-        self.record_full((group.port, group.queue), egress, queue, now_ns);
+        self.record_full((group.port, group.queue), egress, queue, now);
         if egress.is_holding() {
             self.block((group.port, group.queue), egress);
         }
@@ -188,17 +189,17 @@ impl Forwarder {
         port: &Port,
         queue: u16,
         to: &mut dyn Egress,
-        now_ns: u64,
+        now: Instant,
     ) -> bool {
         let egress = &port.egress[usize::from(queue)];
         let mut hold = egress.held();
-        let late = hold.expire(now_ns, &egress.stats);
+        let late = hold.expire(now, &egress.stats);
         let first = hold.iter().next().map(|held| held.bytes.len() as u32);
         // Cheap if it is still full: senders that do not wait call this with each burst.
         let fits = first.is_some_and(|len| to.room(len, 1) != Ok(0));
         let (mut sent, mut fault) = (0, None);
         if fits {
-            (sent, fault) = self.send_oldest(port, egress, &hold, to, now_ns);
+            (sent, fault) = self.send_oldest(port, egress, &hold, to, now);
             hold.remove(sent);
         }
         if let Some(fault) = fault {
@@ -210,14 +211,14 @@ impl Forwarder {
         drop(hold);
         if sent > 0 {
             to.flush();
-            let late = egress.notify(to, sent, !is_free, now_ns);
+            let late = egress.notify(to, sent, !is_free, now);
             if let Some(at) = late {
                 self.schedule_notify(at, port.id, queue);
             }
             self.record_progress((port.id, queue), egress);
         }
         if late > 0 {
-            self.record_full((port.id, queue), egress, to, now_ns);
+            self.record_full((port.id, queue), egress, to, now);
         }
         is_free
     }
@@ -229,7 +230,7 @@ impl Forwarder {
         egress: &EgressQueue,
         hold: &Hold,
         to: &mut dyn Egress,
-        now_ns: u64,
+        now: Instant,
     ) -> (usize, Option<Fault>) {
         let n = hold.len().min(BURST_MAX);
         let mut burst = Burst::default();
@@ -243,7 +244,7 @@ impl Forwarder {
         let picks: Vec<u16> = (0..n as u16).collect();
         let (done, fault) = self.put(to, egress, &Senders::Held(&senders), &picks, &burst);
         if port.mirror.is_on() {
-            port.mirror.copy(&burst, 0..done, false, now_ns);
+            port.mirror.copy(&burst, 0..done, false, now);
         }
         (done, fault)
     }
@@ -256,7 +257,7 @@ impl Forwarder {
     }
 
     /// Whether frames are held by this worker, or senders paused: it must then
-    /// [`retry`](Self::retry) every [`RETRY_NS`](crate::hold::RETRY_NS).
+    /// [`retry`](Self::retry) every [`RETRY_INTERVAL`](crate::hold::RETRY_INTERVAL).
     pub fn is_blocked(&self) -> bool {
         !self.blocked.is_empty()
     }
@@ -268,8 +269,8 @@ impl Forwarder {
 
     /// Whether `from` may take frames again: one of its destinations has signalled room, or it
     /// waits for none.
-    pub fn may_go_on(&self, from: &Source) -> bool {
-        from.backpressure.waits_for().is_none() || from.backpressure.any(|at| self.has_news(at))
+    pub fn may_resume(&self, from: &Source) -> bool {
+        from.backpressure.blocked_on().is_none() || from.backpressure.any(|at| self.has_news(at))
     }
 
     /// Whether a destination signalled room since this worker's last retry, or was removed.
@@ -283,17 +284,17 @@ impl Forwarder {
     }
 
     /// Delivers frames held for destinations that have signalled room. `all`: also for the others,
-    /// every [`RETRY_NS`](crate::hold::RETRY_NS): for those that do not notify, and to drop frames
-    /// held for too long.
-    pub fn retry(&mut self, all: bool, now_ns: u64) -> Findings {
-        self.retry_each(all, now_ns, |_, _| {})
+    /// every [`RETRY_INTERVAL`](crate::hold::RETRY_INTERVAL): for those that do not notify, and to
+    /// drop frames held for too long.
+    pub fn retry(&mut self, all: bool, now: Instant) -> Findings {
+        self.retry_with(all, now, |_, _| {})
     }
 
     /// The same. `done` is called after each destination, so that the caller can charge its time.
-    pub fn retry_each(
+    pub fn retry_with(
         &mut self,
         all: bool,
-        now_ns: u64,
+        now: Instant,
         mut done: impl FnMut((PortId, u16), &EgressQueue),
     ) -> Findings {
         let table = Arc::clone(&self.table);
@@ -305,7 +306,7 @@ impl Forwarder {
             let Some(port) = port.filter(|port| port.active() > at.1) else { continue };
             let egress = &port.egress[usize::from(at.1)];
             let mut queue = egress.lock();
-            if egress.is_holding() && !self.send_held(port, at.1, &mut *queue, now_ns) {
+            if egress.is_holding() && !self.send_held(port, at.1, &mut *queue, now) {
                 self.block(at, egress);
             }
             drop(queue);

@@ -5,14 +5,15 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Mutex, PoisonError};
 
 use crate::frame::Burst;
+use crate::time::Instant;
 
 /// A frame copied for a capture.
 #[derive(Debug)]
 pub struct Captured {
     /// Direction: from the port into the switch, or out of it.
     pub ingress: bool,
-    /// Time of `forward`, in ns.
-    pub at_ns: u64,
+    /// Time of `forward`.
+    pub at: Instant,
     /// The frame, before segmentation and checksums.
     pub bytes: Vec<u8>,
 }
@@ -46,18 +47,18 @@ impl Mirror {
         burst: &Burst<'_>,
         picks: impl Iterator<Item = usize>,
         ingress: bool,
-        at_ns: u64,
+        at: Instant,
     ) {
         let sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(sink) = sink.as_ref() else { return };
         for i in picks {
             let frame = &burst.frames[i];
             let mut bytes = vec![0; frame.len as usize];
-            let mut at = 0;
+            let mut done = 0;
             for seg in burst.segs(frame) {
-                at += seg.read(&mut bytes[at..]);
+                done += seg.read(&mut bytes[done..]);
             }
-            if sink.try_send(Captured { ingress, at_ns, bytes }).is_err() {
+            if sink.try_send(Captured { ingress, at, bytes }).is_err() {
                 self.lost.fetch_add(1, Ordering::Relaxed);
             }
         }

@@ -7,6 +7,7 @@ use crate::hold::{HOLD_DEFAULT, Hold, PauseMeter};
 use crate::poll::{Notifier, Notify, Policy};
 use crate::port::Egress;
 use crate::stats::EgressStats;
+use crate::time::Instant;
 
 /// One egress queue, shared by all workers.
 pub struct EgressQueue {
@@ -28,7 +29,7 @@ pub struct EgressQueue {
     pub(super) full_ns: AtomicU64,
     /// Number of frames delivered by then.
     pub(super) full_at: AtomicU64,
-    /// Whether that was `STARVED_NS` ago and was reported to the operator.
+    /// Whether that was `STARVED_AFTER` ago and was reported to the operator.
     pub(super) starved: AtomicBool,
     /// Call policy and pending notification.
     call: AtomicU64,
@@ -85,21 +86,21 @@ impl EgressQueue {
         queue: &mut dyn Egress,
         frames: usize,
         full: bool,
-        now_ns: u64,
-    ) -> Option<u64> {
+        now: Instant,
+    ) -> Option<Instant> {
         let policy = self.call();
-        if !Notifier::waits(policy) {
+        if !Notifier::delays(policy) {
             queue.notify();
             return None;
         }
         let mut notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner);
         notifier.set_policy(policy);
         if full {
-            notifier.record_notified(now_ns);
+            notifier.record_notified(now);
             queue.notify();
             return None;
         }
-        let decision = notifier.published(frames, now_ns);
+        let decision = notifier.published(frames, now);
         if decision == Notify::Now {
             queue.notify();
             return None;
@@ -113,16 +114,16 @@ impl EgressQueue {
 
     /// Notifies the peer if the time `at` has come, or the worker `rests`. Returns the new time, if
     /// it is to be notified later.
-    pub(super) fn notify_if_due(&self, at: u64, rests: bool, now_ns: u64) -> Option<u64> {
+    pub(super) fn notify_if_due(&self, at: Instant, rests: bool, now: Instant) -> Option<Instant> {
         let rests = rests && Notifier::gathers(self.call());
-        if at > now_ns && !rests {
+        if at > now && !rests {
             return Some(at);
         }
         let mut queue = self.lock();
         let mut notifier = self.notifier.lock().unwrap_or_else(PoisonError::into_inner);
         notifier.set_policy(self.call());
         let decision =
-            if rests { notifier.flush().then_some(Notify::Now) } else { notifier.due(at, now_ns) };
+            if rests { notifier.flush().then_some(Notify::Now) } else { notifier.due(at, now) };
         match decision {
             Some(Notify::At(at)) => return Some(at),
             Some(Notify::Now) => queue.notify(),

@@ -8,20 +8,20 @@ use std::sync::atomic::Ordering;
 use super::{EgressQueue, Forwarder, PortEvent};
 use crate::fdb::PortId;
 use crate::port::Egress;
+use crate::time::{Instant, Ns};
 
-/// Time without room after which a destination is starved (netback: `rx_stall_timeout_msecs`), in
-/// ns.
-pub const STARVED_NS: u64 = 60_000_000_000;
+/// Time without room after which a destination is starved (netback: `rx_stall_timeout_msecs`).
+pub const STARVED_AFTER: Ns = Ns::from_secs(60);
 
 impl EgressQueue {
-    /// Time since a frame last had room, if at least [`STARVED_NS`] and frames kept arriving.
-    pub fn starved_ns(&self, now_ns: u64) -> Option<u64> {
-        let since = self.full_ns.load(Ordering::Relaxed);
-        self.starved.load(Ordering::Relaxed).then(|| now_ns.saturating_sub(since))
+    /// Time since a frame last had room, if at least [`STARVED_AFTER`] and frames kept arriving.
+    pub fn starved_for(&self, now: Instant) -> Option<Ns> {
+        let since = Instant::from_ns(self.full_ns.load(Ordering::Relaxed));
+        self.starved.load(Ordering::Relaxed).then(|| now - since)
     }
 
     /// Checks for recovery when its peer kicks. True: it was starved, and has room again.
-    pub fn recovers(&self) -> bool {
+    pub fn end_starvation(&self) -> bool {
         if !self.starved.load(Ordering::Relaxed) || self.lock().arm() {
             return false;
         }
@@ -44,16 +44,16 @@ impl Forwarder {
         at: (PortId, u16),
         egress: &EgressQueue,
         queue: &mut dyn Egress,
-        now_ns: u64,
+        now: Instant,
     ) {
         let since = egress.full_ns.load(Ordering::Relaxed);
         let frames = egress.stats.frames.get();
         if since == 0 || egress.full_at.load(Ordering::Relaxed) != frames {
-            egress.full_ns.store(now_ns.max(1), Ordering::Relaxed);
+            egress.full_ns.store(now.ns().max(1), Ordering::Relaxed);
             egress.full_at.store(frames, Ordering::Relaxed);
             return;
         }
-        if now_ns.saturating_sub(since) < STARVED_NS || egress.starved.load(Ordering::Relaxed) {
+        if now - Instant::from_ns(since) < STARVED_AFTER || egress.starved.load(Ordering::Relaxed) {
             return;
         }
         // Its kick ends the starvation, even if no frame arrives. A destination that does not kick
@@ -64,7 +64,7 @@ impl Forwarder {
                 self.findings.events.push(PortEvent::Starved { port, queue, begins: true });
             }
         } else {
-            egress.full_ns.store(now_ns, Ordering::Relaxed);
+            egress.full_ns.store(now.ns(), Ordering::Relaxed);
             // Frames of other workers may fit, too, and no further kick wakes these.
             self.findings.wake |= egress.waiters.swap(0, Ordering::AcqRel);
         }

@@ -13,8 +13,8 @@ use crate::poll::Policy;
 use crate::stats::EgressStats;
 use crate::vnet::{GSO_TCPV4, NEEDS_CSUM, Offloads};
 
-const SECOND: u64 = 1_000_000_000;
-const MS: u64 = 1_000_000;
+const SECOND: Ns = Ns::from_secs(1);
+const MS: Ns = Ns::from_ms(1);
 /// More than any ring of these tests holds.
 const ENDLESS: usize = usize::MAX;
 
@@ -70,7 +70,7 @@ impl Egress for FakeEgress {
         self.takes
     }
 
-    fn takes_granted(&self) -> bool {
+    fn accepts_granted(&self) -> bool {
         false
     }
 
@@ -89,7 +89,7 @@ impl Egress for FakeEgress {
         Ok(picks.len())
     }
 
-    fn put_made(&mut self, head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr) -> Result<bool, Fault> {
+    fn put_parts(&mut self, head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr) -> Result<bool, Fault> {
         self.take(bytes_of(head, body, 0), *hdr)
     }
 
@@ -128,7 +128,7 @@ struct Rig {
     sources: Vec<Source>,
     /// Findings that no test has taken.
     found: Findings,
-    now_ns: u64,
+    now: Instant,
 }
 
 impl Rig {
@@ -158,7 +158,7 @@ impl Rig {
             egress,
             sources: (0..ports).map(source).collect(),
             found: Findings::default(),
-            now_ns: SECOND,
+            now: Instant::START + SECOND,
         }
     }
 
@@ -174,11 +174,11 @@ impl Rig {
     }
 
     fn forward(&mut self, port: usize, burst: &mut Burst<'_>) {
-        self.found.merge(self.forwarder.forward(&self.sources[port], burst, self.now_ns));
+        self.found.merge(self.forwarder.forward(&self.sources[port], burst, self.now));
     }
 
     fn retry(&mut self) {
-        self.found.merge(self.forwarder.retry(true, self.now_ns));
+        self.found.merge(self.forwarder.retry(true, self.now));
     }
 
     /// Ports whose peers broke the protocol.
@@ -226,7 +226,7 @@ impl Rig {
 
     /// Number of frames that `port` may send next.
     fn budget(&mut self, port: usize) -> usize {
-        let (frames, found) = self.forwarder.budget(&self.sources[port], BURST_MAX, self.now_ns);
+        let (frames, found) = self.forwarder.budget(&self.sources[port], BURST_MAX, self.now);
         self.found.merge(found);
         frames
     }
@@ -336,10 +336,10 @@ fn moved_address_is_followed_at_once() {
 fn idle_address_expires_and_is_flooded_to_again() {
     let mut rig = Rig::new(Mode::Switch, 3, 1);
     rig.send(1, &[frame(BROADCAST, mac(1), 1)]);
-    rig.now_ns += 299 * SECOND;
+    rig.now += 299 * SECOND;
     rig.send(0, &[frame(mac(1), mac(5), 2)]);
     assert_eq!((serials(&rig.got(1)), serials(&rig.got(2))), (vec![2], vec![1]));
-    rig.now_ns += 2 * SECOND;
+    rig.now += 2 * SECOND;
     rig.send(0, &[frame(mac(1), mac(5), 3)]);
     assert_eq!((serials(&rig.got(1)), serials(&rig.got(2))), (vec![3], vec![3]));
 }
@@ -446,7 +446,7 @@ fn frames_to_a_flow_use_the_queue_it_is_sent_on() {
     assert_eq!(come(&mut rig, 20..40), by_hash);
     // So do the others, even if sent on another queue now, until they were idle.
     for later in [1, 4, 5] {
-        rig.now_ns += later * SECOND;
+        rig.now += later * SECOND;
         let moved = |flow| if later == 5 { sent_on(flow) } else { 3 - sent_on(flow) };
         (0..40).for_each(|flow| send(&mut rig, flow, moved(flow)));
         assert_eq!(come(&mut rig, 0..20), steered, "{later} s later");
@@ -696,7 +696,7 @@ fn model(mode: Mode, ops: &[Op]) -> Result<(), TestCaseError> {
     for op in ops {
         match op {
             Op::Room(port, room) => rig.port(*port).room = *room,
-            Op::Wait(ms) => rig.now_ns += ms * MS,
+            Op::Wait(ms) => rig.now += *ms * MS,
             Op::Retry => rig.retry(),
             Op::Active(port, up) => {
                 rig.table[*port].as_ref().unwrap().set_active(u16::from(*up));

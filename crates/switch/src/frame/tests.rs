@@ -63,7 +63,7 @@ fn snapshot_and_fetch(heads: &mut [[u8; HEAD_LEN]]) {
     let page = |gref, len| Seg::granted(&domain, gref, 0, len).unwrap();
     let mut arena = [0xee; 2000];
     let mut burst = Burst::default();
-    burst.lend(heads, &mut arena);
+    burst.permit_granted(heads, &mut arena);
     push(&mut burst, &[page(8, 20), page(9, 500)]);
     push(&mut burst, &[page(100, 60)]);
     push(&mut burst, &[Seg::of(&[5; 200])]);
@@ -73,7 +73,7 @@ fn snapshot_and_fetch(heads: &mut [[u8; HEAD_LEN]]) {
     assert_eq!(std::mem::take(&mut *fake.calls.lock().unwrap()), [4]);
     assert_eq!(burst.head(0), [&[8; 20][..], &[9; 108]].concat());
     assert_eq!((burst.head(2), burst.head(3)), (&[5; 128][..], &[10; 128][..]));
-    assert!((0..4).map(|i| burst.is_out(i)).eq([false, true, false, false]));
+    assert!((0..4).map(|i| burst.is_excluded(i)).eq([false, true, false, false]));
     assert!(lent.is_none_or(|first| first == burst.head(0).as_ptr()));
     burst.head_mut(2)[127] = 6;
     assert_eq!(burst.head(2)[126..], [5, 6]);
@@ -81,12 +81,12 @@ fn snapshot_and_fetch(heads: &mut [[u8; HEAD_LEN]]) {
     assert_eq!(std::mem::take(&mut *fake.calls.lock().unwrap()), [4]);
     assert_eq!(bytes(&burst, 0), [&[8; 20][..], &[9; 500]].concat());
     assert_eq!(bytes(&burst, 2), [5; 200]);
-    assert!(burst.is_out(3), "its second page is invalid");
+    assert!(burst.is_excluded(3), "its second page is invalid");
     assert_eq!(bytes(&burst, 3), [&[10; 200][..], &[0; 200]].concat());
     burst.fetch(0..4);
     assert_eq!(fake.calls.lock().unwrap()[..], [1], "all but frame 1 were fetched already");
     let burst = burst.recycle();
-    assert_eq!((burst.unreadable(), burst.is_lent()), (0, false));
+    assert_eq!((burst.unreadable(), burst.permits_granted()), (0, false));
 }
 
 #[test]
@@ -95,12 +95,12 @@ fn frame_longer_than_the_arena_is_dropped() {
     let page = |gref, len| Seg::granted(&domain, gref, 0, len).unwrap();
     let mut arena = [0; 100];
     let mut burst = Burst::default();
-    burst.lend(&mut [], &mut arena);
+    burst.permit_granted(&mut [], &mut arena);
     push(&mut burst, &[page(8, 60)]);
     push(&mut burst, &[page(9, 60)]);
     burst.fetch(0..2);
     assert_eq!(bytes(&burst, 0), [8; 60]);
-    assert!(!burst.is_out(0) && burst.is_out(1));
+    assert!(!burst.is_excluded(0) && burst.is_excluded(1));
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn fetched_pages_are_page_aligned_if_there_is_room() {
     for arena_len in [3 * 20_000, 3 * 20_000 + 3 * 4095] {
         let mut arena = vec![0; arena_len];
         let mut burst = Burst::default();
-        burst.lend(&mut [], &mut arena);
+        burst.permit_granted(&mut [], &mut arena);
         for n in 0..3 {
             // As Linux sends them: headers, then whole pages, then the rest.
             let whole: Vec<_> = (1..5).map(|page| seg(page, 0, 4096)).collect();
@@ -127,7 +127,7 @@ fn fetched_pages_are_page_aligned_if_there_is_room() {
             assert!(bytes[..66].iter().all(|b| *b == 9) && bytes[66] == 1 && bytes[19_999] == 5);
             aligned += usize::from(fetched.skip(66).page_offset() == 0);
         }
-        assert!(!burst.any_out());
+        assert!(!burst.any_excluded());
         let room = arena_len > 3 * 20_000;
         assert!(if room { aligned == 3 } else { aligned < 3 }, "{aligned} with room: {room}");
     }

@@ -1,9 +1,16 @@
 use super::*;
 
-const MS: u64 = 1_000_000;
+use crate::time::{Instant, Ns};
 
-fn frame(len: usize, since_ns: u64, from: Option<&Arc<IngressStats>>) -> HeldFrame {
-    HeldFrame { bytes: vec![0; len].into(), hdr: VnetHdr::NONE, since_ns, from: from.cloned() }
+const MS: Ns = Ns::from_ms(1);
+
+/// So long after the start.
+fn after(time: Ns) -> Instant {
+    Instant::START + time
+}
+
+fn frame(len: usize, since: Instant, from: Option<&Arc<IngressStats>>) -> HeldFrame {
+    HeldFrame { bytes: vec![0; len].into(), hdr: VnetHdr::NONE, since, from: from.cloned() }
 }
 
 #[test]
@@ -14,7 +21,7 @@ fn frames_are_charged_to_the_destination_and_released() {
     let used = || (account.held_frames.used(), account.held_bytes.used());
     for _ in 0..2 {
         assert!(hold.charge(100, 9));
-        hold.push(frame(100, 0, None));
+        hold.push(frame(100, Instant::START, None));
     }
     assert!(!hold.charge(100, 9), "its bytes");
     assert!(!hold.charge(10, 2), "its frames");
@@ -34,10 +41,10 @@ fn frames_held_too_long_are_counted_at_both_ends() {
     let mut hold = Hold::new(Arc::default());
     for (since, from) in [(1, Some(&sender)), (2, None), (3, Some(&sender))] {
         assert!(hold.charge(60, 9));
-        hold.push(frame(60, since, from));
+        hold.push(frame(60, after(Ns::new(since)), from));
     }
-    assert_eq!(hold.expire(1 + WAIT_NS_MAX, &stats), 0);
-    assert_eq!(hold.expire(3 + WAIT_NS_MAX, &stats), 2);
+    assert_eq!(hold.expire(after(Ns::new(1) + WAIT_MAX), &stats), 0);
+    assert_eq!(hold.expire(after(Ns::new(3) + WAIT_MAX), &stats), 2);
     let counted = (sender.drops_no_room.get(), stats.lost_aged.get(), stats.drops_aged.get());
     assert_eq!((counted, hold.len()), ((1, 1, 1), 1));
     hold.clear(&stats);
@@ -47,40 +54,40 @@ fn frames_held_too_long_are_counted_at_both_ends() {
 #[test]
 fn destinations_are_tracked_for_a_second_and_an_overflow_is_detected() {
     let sender = Backpressure::default();
-    let second = 1_000_000_000;
+    let second = Ns::from_secs(1);
     let at = |port| (PortId(port), 0);
     for ms in 1..5 {
-        sender.sends_to(at(1), ms * MS);
+        sender.record_destination(at(1), after(ms * MS));
     }
-    sender.sends_to(at(2), 6 * MS);
-    sender.sends_to((PortId(2), 1), 7 * MS);
-    sender.sends_to(at(1), 8 * MS);
-    assert_eq!(sender.recent(9 * MS), Some(vec![at(1), (PortId(2), 1), at(2)]));
-    assert_eq!(sender.recent(6 * MS + second), Some(vec![at(1), (PortId(2), 1)]));
+    sender.record_destination(at(2), after(6 * MS));
+    sender.record_destination((PortId(2), 1), after(7 * MS));
+    sender.record_destination(at(1), after(8 * MS));
+    assert_eq!(sender.recent(after(9 * MS)), Some(vec![at(1), (PortId(2), 1), at(2)]));
+    assert_eq!(sender.recent(after(6 * MS + second)), Some(vec![at(1), (PortId(2), 1)]));
     // After an idle time it sends to another one.
-    sender.sends_to(at(3), 3 * second);
-    assert_eq!(sender.recent(3 * second), Some(vec![at(3)]));
-    (10..18).for_each(|port| sender.sends_to(at(port), 3 * second + 1));
-    assert_eq!(sender.recent(3 * second + 1), None);
-    assert_eq!(sender.recent(4 * second + 1), Some(vec![]));
+    sender.record_destination(at(3), after(3 * second));
+    assert_eq!(sender.recent(after(3 * second)), Some(vec![at(3)]));
+    (10..18).for_each(|port| sender.record_destination(at(port), after(3 * second) + Ns::new(1)));
+    assert_eq!(sender.recent(after(3 * second + Ns::new(1))), None);
+    assert_eq!(sender.recent(after(4 * second + Ns::new(1))), Some(vec![]));
 }
 
 #[test]
 fn no_sender_waits_for_a_destination_that_is_too_slow() {
     let meter = PauseMeter::default();
-    let start = 1_000 * MS;
+    let start = after(1_000 * MS);
     // A frame every 45 ms.
     let slow = (0..200).find(|ms| {
-        meter.paused(ms / 45, start + ms * MS);
-        meter.is_slow(start + ms * MS)
+        meter.paused(ms / 45, start + *ms * MS);
+        meter.is_slow(start + *ms * MS)
     });
     assert_eq!(slow, Some(51));
     assert!(meter.is_slow(start + 1050 * MS) && !meter.is_slow(start + 1051 * MS));
     // Again, for as long as a pause lasts.
     let from = start + 2000 * MS;
     let slow = (0..200).find(|ms| {
-        meter.paused(100 + ms / 45, from + ms * MS);
-        meter.is_slow(from + ms * MS)
+        meter.paused(100 + ms / 45, from + *ms * MS);
+        meter.is_slow(from + *ms * MS)
     });
     assert_eq!(slow, Some(51));
 }
@@ -90,11 +97,11 @@ fn senders_wait_for_a_destination_that_is_slower_or_lost_its_cpu() {
     let meter = PauseMeter::default();
     for ms in 0..5000 {
         // A burst of frames every 40 ms.
-        meter.paused(ms / 40 * 32, ms * MS);
-        assert!(!meter.is_slow(ms * MS), "{ms}");
+        meter.paused(ms / 40 * 32, after(ms * MS));
+        assert!(!meter.is_slow(after(ms * MS)), "{ms}");
     }
     // No pause for a while: that time does not count against it.
-    meter.paused(10_000, 9000 * MS);
-    meter.paused(10_000, 9049 * MS);
-    assert!(!meter.is_slow(9049 * MS));
+    meter.paused(10_000, after(9000 * MS));
+    meter.paused(10_000, after(9049 * MS));
+    assert!(!meter.is_slow(after(9049 * MS)));
 }

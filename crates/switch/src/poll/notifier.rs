@@ -1,14 +1,15 @@
 //! Call policies: when to notify the peer of published frames.
 
 use super::{Policy, tick_after};
+use crate::time::{Instant, Ns};
 
 /// Decision after a publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
     /// Notify the peer now, if it wants notifications.
     Now,
-    /// Call [`Notifier::due`] at this time, in ns.
-    At(u64),
+    /// Call [`Notifier::due`] at this time.
+    At(Instant),
     /// An earlier returned time is still valid.
     Later,
 }
@@ -35,11 +36,11 @@ pub struct Notifier {
     /// Frames without a notification so far.
     pending: u32,
     /// Publication time of the first of them.
-    since_ns: u64,
-    /// The last returned time, until it is reached; `u64::MAX`: none.
-    asked_ns: u64,
+    since: Instant,
+    /// The last returned time, until it is reached; [`Instant::NEVER`]: none.
+    asked: Instant,
     /// Time of the last notification.
-    notified_ns: u64,
+    notified: Instant,
     window: Window,
 }
 
@@ -47,7 +48,7 @@ pub struct Notifier {
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     /// Start of the count.
-    since_ns: u64,
+    since: Instant,
     frames: u64,
     /// Whether the previous window had many frames.
     many: bool,
@@ -61,15 +62,15 @@ impl Notifier {
         Self {
             policy,
             pending: 0,
-            since_ns: 0,
-            asked_ns: u64::MAX,
-            notified_ns: 0,
+            since: Instant::START,
+            asked: Instant::NEVER,
+            notified: Instant::START,
             window: Window::default(),
         }
     }
 
     /// Whether the policy ever delays notifications. If not, it needs no state.
-    pub fn waits(policy: Policy) -> bool {
+    pub fn delays(policy: Policy) -> bool {
         match policy {
             Policy::Timer { .. } => true,
             Policy::Coalesce { usecs, frames } => usecs > 0 && frames > 1,
@@ -95,55 +96,55 @@ impl Notifier {
         self.policy = policy;
     }
 
-    /// Records a publication of `frames` at `now_ns`.
-    pub fn published(&mut self, frames: usize, now_ns: u64) -> Notify {
+    /// Records a publication of `frames` at `now`.
+    pub fn published(&mut self, frames: usize, now: Instant) -> Notify {
         if self.pending == 0 {
-            self.since_ns = now_ns;
+            self.since = now;
         }
         self.pending = self.pending.saturating_add(u32::try_from(frames).unwrap_or(u32::MAX));
         if let Policy::Adaptive { latency_us } = self.policy {
-            self.count(frames as u64, u64::from(latency_us) * 1000, now_ns);
+            self.count(frames as u64, Ns::from_us(latency_us.into()), now);
         }
-        let at = self.wanted(now_ns);
-        if at <= now_ns {
-            self.record_notified(now_ns);
+        let at = self.wanted(now);
+        if at <= now {
+            self.record_notified(now);
             return Notify::Now;
         }
-        if at >= self.asked_ns {
+        if at >= self.asked {
             return Notify::Later;
         }
-        self.asked_ns = at;
+        self.asked = at;
         Notify::At(at)
     }
 
     /// Decides at the returned time `at`: notify, call again later, or nothing.
-    pub fn due(&mut self, at: u64, now_ns: u64) -> Option<Notify> {
-        if at != self.asked_ns {
+    pub fn due(&mut self, at: Instant, now: Instant) -> Option<Notify> {
+        if at != self.asked {
             // An earlier time was returned since.
             return None;
         }
-        self.asked_ns = u64::MAX;
+        self.asked = Instant::NEVER;
         if self.pending == 0 {
             return None;
         }
-        let at = self.wanted(now_ns);
-        if at <= now_ns {
-            self.record_notified(now_ns);
+        let at = self.wanted(now);
+        if at <= now {
+            self.record_notified(now);
             return Some(Notify::Now);
         }
-        self.asked_ns = at;
+        self.asked = at;
         Some(Notify::At(at))
     }
 
     /// Records that the peer was notified, independent of the policy.
-    pub fn record_notified(&mut self, now_ns: u64) {
+    pub fn record_notified(&mut self, now: Instant) {
         self.pending = 0;
-        self.notified_ns = now_ns;
+        self.notified = now;
     }
 
     /// Clears the returned time. True: notify the peer now. False: nothing is pending.
     pub fn flush(&mut self) -> bool {
-        self.asked_ns = u64::MAX;
+        self.asked = Instant::NEVER;
         let pending = std::mem::take(&mut self.pending) > 0;
         if pending {
             (self.window.many, self.window.rest) = (false, REST_WINDOWS);
@@ -152,32 +153,31 @@ impl Notifier {
     }
 
     /// Time at which the peer must be notified of the pending frames.
-    fn wanted(&self, now_ns: u64) -> u64 {
-        let after = |ns: u64, usecs: u32| ns.saturating_add(u64::from(usecs) * 1000);
+    fn wanted(&self, now: Instant) -> Instant {
+        let after = |start: Instant, usecs: u32| start + Ns::from_us(usecs.into());
         match self.policy {
-            Policy::Timer { hz } => tick_after(self.since_ns, hz),
-            Policy::Coalesce { frames, .. } if self.pending >= u32::from(frames) => now_ns,
-            Policy::Coalesce { usecs, .. } => after(self.since_ns, usecs),
+            Policy::Timer { hz } => tick_after(self.since, hz),
+            Policy::Coalesce { frames, .. } if self.pending >= u32::from(frames) => now,
+            Policy::Coalesce { usecs, .. } => after(self.since, usecs),
             Policy::CoalescePending { usecs } => {
-                let wait_ns = u64::from(usecs) * 1000 / u64::from(self.pending.max(1));
-                self.since_ns.saturating_add(wait_ns)
+                self.since + Ns::from_us(usecs.into()) / u64::from(self.pending.max(1))
             }
             Policy::Adaptive { latency_us } if self.window.many && self.pending < GATHERED_MAX => {
-                after(self.notified_ns, latency_us)
+                after(self.notified, latency_us)
             }
-            _ => now_ns,
+            _ => now,
         }
     }
 
-    /// Counts frames in windows of `length_ns` or more.
-    fn count(&mut self, frames: u64, length_ns: u64, now_ns: u64) {
+    /// Counts frames in windows of `length` or more.
+    fn count(&mut self, frames: u64, length: Ns, now: Instant) {
         let window = &mut self.window;
-        let took_ns = now_ns.saturating_sub(window.since_ns);
-        if took_ns >= length_ns {
-            let many = window.frames.saturating_mul(length_ns) >= took_ns.saturating_mul(MANY);
-            window.many = many && length_ns > 0 && window.rest == 0;
+        let took = now - window.since;
+        if took >= length {
+            let many = length * window.frames >= took * MANY;
+            window.many = many && length > Ns::ZERO && window.rest == 0;
             window.rest = window.rest.saturating_sub(1);
-            (window.since_ns, window.frames) = (now_ns, 0);
+            (window.since, window.frames) = (now, 0);
         }
         window.frames = window.frames.saturating_add(frames);
     }

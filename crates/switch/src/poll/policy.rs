@@ -23,7 +23,7 @@ pub enum Policy {
         budget: u16,
     },
     /// Smart poll: polls at a fixed rate from the first traffic on, until idle for
-    /// [`TIMER_IDLE_NS`](super::TIMER_IDLE_NS).
+    /// [`TIMER_IDLE`](super::TIMER_IDLE).
     Timer {
         /// Polls per second, 1 to [`TIMER_HZ_MAX`].
         hz: u32,

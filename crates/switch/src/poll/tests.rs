@@ -2,14 +2,20 @@ use super::*;
 
 const COSTS: Costs = Costs::TYPICAL;
 
+/// So many nanoseconds after the start.
+fn at(ns: u64) -> Instant {
+    Instant::from_ns(ns)
+}
+
 fn adaptive(latency_us: u32) -> Poller {
-    Poller::new(Policy::Adaptive { latency_us }, COSTS, 0)
+    Poller::new(Policy::Adaptive { latency_us }, COSTS, Instant::START)
 }
 
 /// Feeds `p` frames every `gap` ns for `until` ns as a worker would, with a poll every 100 ns while
 /// hot; returns (time polled, wakes, naps).
 fn feed(p: &mut Poller, gap: u64, until: u64) -> (u64, u64, u64) {
-    let (mut now, mut arrival) = (0, gap);
+    let (gap, until, poll) = (Ns::new(gap), at(until), Ns::new(100));
+    let (mut now, mut arrival) = (Instant::START, Instant::START + gap);
     let (mut polled, mut wakes, mut naps) = (0, 0, 0);
     while now < until {
         let mut frames = 0;
@@ -19,17 +25,17 @@ fn feed(p: &mut Poller, gap: u64, until: u64) -> (u64, u64, u64) {
         }
         match p.next(frames, now) {
             Action::Poll => {
-                now += 100;
+                now += poll;
                 polled += 100;
             }
-            Action::Until(at) => {
-                assert!(at > now);
-                now = at + COSTS.nap_late_ns;
+            Action::Until(until) => {
+                assert!(until > now);
+                now = until + COSTS.nap_late;
                 naps += 1;
             }
-            Action::Arm if arrival <= now => now += 100,
+            Action::Arm if arrival <= now => now += poll,
             Action::Arm => {
-                now = arrival + COSTS.wake_late_ns;
+                now = arrival + COSTS.wake_late;
                 wakes += 1;
                 p.wake(now);
             }
@@ -40,48 +46,51 @@ fn feed(p: &mut Poller, gap: u64, until: u64) -> (u64, u64, u64) {
 
 #[test]
 fn event_always_arms_and_spin_never_does() {
-    let mut event = Poller::new(Policy::Event, COSTS, 0);
+    let mut event = Poller::new(Policy::Event, COSTS, Instant::START);
     assert!(!event.disarms());
-    assert_eq!((event.next(9, 0), event.next(0, 1)), (Action::Arm, Action::Arm));
-    let mut spin = Poller::new(Policy::Spin, COSTS, 0);
-    assert_eq!((spin.next(0, 0), spin.next(0, u64::MAX)), (Action::Poll, Action::Poll));
+    assert_eq!((event.next(9, at(0)), event.next(0, at(1))), (Action::Arm, Action::Arm));
+    let mut spin = Poller::new(Policy::Spin, COSTS, Instant::START);
+    assert_eq!((spin.next(0, at(0)), spin.next(0, Instant::NEVER)), (Action::Poll, Action::Poll));
 }
 
 #[test]
 fn napi_polls_while_its_budget_is_used_up() {
-    let mut p = Poller::new(Policy::Napi { budget: 16 }, COSTS, 0);
+    let mut p = Poller::new(Policy::Napi { budget: 16 }, COSTS, Instant::START);
     assert_eq!(p.budget(), 16);
-    assert_eq!((p.next(16, 0), p.next(15, 1)), (Action::Poll, Action::Arm));
+    assert_eq!((p.next(16, at(0)), p.next(15, at(1))), (Action::Poll, Action::Arm));
 }
 
 #[test]
 fn timer_polls_at_ticks_and_stops_a_tenth_of_a_second_after_the_last_frame() {
-    let mut p = Poller::new(Policy::Timer { hz: 1000 }, COSTS, 0);
-    p.wake(1_234_567);
-    assert_eq!(p.next(1, 1_234_567), Action::Until(2_000_000));
-    assert_eq!(p.next(0, 2_000_100), Action::Until(3_000_000));
-    assert_eq!(p.next(64, 3_000_000), Action::Poll);
-    assert_eq!(p.next(0, 3_000_100), Action::Until(4_000_000));
-    assert_eq!(p.next(0, 103_000_000), Action::Arm);
+    let mut p = Poller::new(Policy::Timer { hz: 1000 }, COSTS, Instant::START);
+    p.wake(at(1_234_567));
+    assert_eq!(p.next(1, at(1_234_567)), Action::Until(at(2_000_000)));
+    assert_eq!(p.next(0, at(2_000_100)), Action::Until(at(3_000_000)));
+    assert_eq!(p.next(64, at(3_000_000)), Action::Poll);
+    assert_eq!(p.next(0, at(3_000_100)), Action::Until(at(4_000_000)));
+    assert_eq!(p.next(0, at(103_000_000)), Action::Arm);
 }
 
 #[test]
 fn queues_of_one_frequency_share_their_ticks() {
-    assert_eq!(tick_after(10, 20_000), 50_000);
-    assert_eq!(tick_after(49_999, 20_000), 50_000);
-    assert_eq!(tick_after(50_000, 20_000), 100_000);
+    assert_eq!(tick_after(at(10), 20_000), at(50_000));
+    assert_eq!(tick_after(at(49_999), 20_000), at(50_000));
+    assert_eq!(tick_after(at(50_000), 20_000), at(100_000));
 }
 
 #[test]
 fn coalesce_waits_its_delay_but_not_after_enough_frames() {
-    let mut p = Poller::new(Policy::Coalesce { usecs: 30, frames: 8 }, COSTS, 0);
-    assert_eq!(p.next(7, 1000), Action::Until(31_000));
-    assert_eq!(p.next(8, 31_000), Action::Poll);
-    assert_eq!(p.next(0, 31_100), Action::Arm);
-    let mut p = Poller::new(Policy::CoalescePending { usecs: 30 }, COSTS, 0);
-    assert_eq!((p.next(1, 0), p.next(6, 0)), (Action::Until(30_000), Action::Until(5_000)));
-    let mut p = Poller::new(Policy::CoalescePending { usecs: 0 }, COSTS, 0);
-    assert_eq!((p.next(1, 0), p.next(0, 0)), (Action::Poll, Action::Arm));
+    let mut p = Poller::new(Policy::Coalesce { usecs: 30, frames: 8 }, COSTS, Instant::START);
+    assert_eq!(p.next(7, at(1000)), Action::Until(at(31_000)));
+    assert_eq!(p.next(8, at(31_000)), Action::Poll);
+    assert_eq!(p.next(0, at(31_100)), Action::Arm);
+    let mut p = Poller::new(Policy::CoalescePending { usecs: 30 }, COSTS, Instant::START);
+    assert_eq!(
+        (p.next(1, at(0)), p.next(6, at(0))),
+        (Action::Until(at(30_000)), Action::Until(at(5_000)))
+    );
+    let mut p = Poller::new(Policy::CoalescePending { usecs: 0 }, COSTS, Instant::START);
+    assert_eq!((p.next(1, at(0)), p.next(0, at(0))), (Action::Poll, Action::Arm));
 }
 
 #[test]
@@ -110,21 +119,22 @@ fn adaptive_at_full_load_polls() {
 fn adaptive_does_not_nap_between_a_request_and_its_reply() {
     // The next frame comes 3 us after the one before was taken: naps would slow it down.
     let mut p = adaptive(50);
-    let (mut now, mut arrival, mut naps, mut served) = (0, 0, 0_u64, 0_u64);
-    while now < 1_000_000_000 {
+    let (mut now, mut arrival) = (Instant::START, Instant::START);
+    let (mut naps, mut served) = (0_u64, 0_u64);
+    while now < at(1_000_000_000) {
         let frames = usize::from(arrival <= now);
         if frames > 0 {
             served += 1;
-            arrival = now + 3_000;
+            arrival = now + Ns::from_us(3);
         }
         match p.next(frames, now) {
-            Action::Poll => now += 100,
-            Action::Until(at) => {
+            Action::Poll => now += Ns::new(100),
+            Action::Until(until) => {
                 naps += 1;
-                now = at + COSTS.nap_late_ns;
+                now = until + COSTS.nap_late;
             }
             Action::Arm => {
-                now = now.max(arrival) + COSTS.wake_late_ns;
+                now = now.max(arrival) + COSTS.wake_late;
                 p.wake(now);
             }
         }
@@ -136,38 +146,42 @@ fn adaptive_does_not_nap_between_a_request_and_its_reply() {
 #[test]
 fn adaptive_keeps_polling_if_sleeping_cannot_meet_its_target() {
     let mut p = adaptive(2);
-    assert_eq!((p.next(1, 1000), p.next(0, 900_000)), (Action::Poll, Action::Poll));
-    assert_eq!(p.next(0, 1_001_000), Action::Arm);
+    assert_eq!((p.next(1, at(1000)), p.next(0, at(900_000))), (Action::Poll, Action::Poll));
+    assert_eq!(p.next(0, at(1_001_000)), Action::Arm);
 }
 
 #[test]
 fn notifier_notifies_at_once_or_after_its_policys_delay() {
     for policy in ["event", "spin", "napi", "adaptive:0"] {
         let policy = policy.parse().unwrap();
-        assert!(!Notifier::waits(policy));
-        assert_eq!(Notifier::new(policy).published(1, 5), Notify::Now);
+        assert!(!Notifier::delays(policy));
+        assert_eq!(Notifier::new(policy).published(1, at(5)), Notify::Now);
     }
     let mut n = Notifier::new(Policy::Coalesce { usecs: 10, frames: 4 });
-    assert_eq!(n.published(1, 1_000), Notify::At(11_000));
-    assert_eq!(n.published(2, 5_000), Notify::Later);
-    assert_eq!(n.published(1, 6_000), Notify::Now);
-    assert_eq!(n.published(1, 7_000), Notify::Later, "the returned time is not reached yet");
-    assert_eq!(n.due(11_000, 11_000), Some(Notify::At(17_000)), "not before its own time");
-    assert_eq!(n.due(17_000, 17_500), Some(Notify::Now));
-    assert_eq!(n.published(1, 20_000), Notify::At(30_000));
-    n.record_notified(20_500);
-    assert_eq!(n.due(30_000, 30_000), None, "it was notified since");
-    assert_eq!(n.published(1, 31_000), Notify::At(41_000));
+    assert_eq!(n.published(1, at(1_000)), Notify::At(at(11_000)));
+    assert_eq!(n.published(2, at(5_000)), Notify::Later);
+    assert_eq!(n.published(1, at(6_000)), Notify::Now);
+    assert_eq!(n.published(1, at(7_000)), Notify::Later, "the returned time is not reached yet");
+    assert_eq!(
+        n.due(at(11_000), at(11_000)),
+        Some(Notify::At(at(17_000))),
+        "not before its own time"
+    );
+    assert_eq!(n.due(at(17_000), at(17_500)), Some(Notify::Now));
+    assert_eq!(n.published(1, at(20_000)), Notify::At(at(30_000)));
+    n.record_notified(at(20_500));
+    assert_eq!(n.due(at(30_000), at(30_000)), None, "it was notified since");
+    assert_eq!(n.published(1, at(31_000)), Notify::At(at(41_000)));
     assert!(n.flush());
     assert!(!n.flush());
-    assert_eq!(n.due(41_000, 41_000), None);
+    assert_eq!(n.due(at(41_000), at(41_000)), None);
     let mut n = Notifier::new(Policy::CoalescePending { usecs: 12 });
-    assert_eq!(n.published(1, 0), Notify::At(12_000));
-    assert_eq!(n.published(2, 1_000), Notify::At(4_000));
-    assert_eq!(n.published(9, 1_500), Notify::Now);
-    assert_eq!(n.due(12_000, 12_000), None, "an earlier time was returned");
+    assert_eq!(n.published(1, at(0)), Notify::At(at(12_000)));
+    assert_eq!(n.published(2, at(1_000)), Notify::At(at(4_000)));
+    assert_eq!(n.published(9, at(1_500)), Notify::Now);
+    assert_eq!(n.due(at(12_000), at(12_000)), None, "an earlier time was returned");
     let mut n = Notifier::new(Policy::Timer { hz: 1000 });
-    assert_eq!(n.published(1, 1_500_000), Notify::At(2_000_000));
+    assert_eq!(n.published(1, at(1_500_000)), Notify::At(at(2_000_000)));
 }
 
 #[test]
@@ -175,14 +189,14 @@ fn adaptive_gathers_at_high_rates_only() {
     // Request and reply at the highest rate: notified at once, every time.
     let mut n = Notifier::new(Policy::ADAPTIVE);
     for turn in 1..1000 {
-        assert_eq!(n.published(1, turn * 8_000), Notify::Now, "turn {turn}");
+        assert_eq!(n.published(1, at(turn * 8_000)), Notify::Now, "turn {turn}");
     }
     // A flood of a frame per us: one notification per 50 us, and per 64 frames.
     let mut n = Notifier::new(Policy::ADAPTIVE);
-    let (mut calls, mut due) = (0, u64::MAX);
-    for now in (0..1_000_000).step_by(1_000) {
+    let (mut calls, mut due) = (0, Instant::NEVER);
+    for now in (0..1_000_000).step_by(1_000).map(at) {
         if due <= now {
-            match n.due(std::mem::replace(&mut due, u64::MAX), now) {
+            match n.due(std::mem::replace(&mut due, Instant::NEVER), now) {
                 Some(Notify::Now) => calls += 1,
                 Some(Notify::At(at)) => due = at,
                 Some(Notify::Later) | None => {}
@@ -191,12 +205,12 @@ fn adaptive_gathers_at_high_rates_only() {
         match n.published(1, now) {
             Notify::Now => calls += 1,
             Notify::At(at) => due = at,
-            Notify::Later => assert_ne!(due, u64::MAX, "a time must be set"),
+            Notify::Later => assert_ne!(due, Instant::NEVER, "a time must be set"),
         }
     }
     assert!((50 + 19..=50 + 22).contains(&calls), "{calls} calls in a ms, 50 in the first window");
     // After an idle time the first is notified at once.
-    assert_eq!(n.published(1, 3_000_000), Notify::Now);
+    assert_eq!(n.published(1, at(3_000_000)), Notify::Now);
 }
 
 #[test]
@@ -236,13 +250,13 @@ fn names_and_words_round_trip_and_errors_list_the_forms() {
 #[test]
 fn adaptive_arms_at_once_with_one_cpu() {
     for latency_us in [0, 50, 200] {
-        let mut p = Poller::new(Policy::Adaptive { latency_us }, Costs::ONE_CPU, 0);
-        let mut now = 0;
+        let mut p = Poller::new(Policy::Adaptive { latency_us }, Costs::ONE_CPU, Instant::START);
+        let mut now = Instant::START;
         for n in 0..10_000_usize {
-            now += [100, 1_000, 20_000, 2_000_000][n % 4];
+            now += Ns::new([100, 1_000, 20_000, 2_000_000][n % 4]);
             p.wake(now);
             assert_eq!(p.next(64, now), Action::Arm, "adaptive:{latency_us}");
-            assert_eq!(p.next(n % 3, now + 500), Action::Arm, "adaptive:{latency_us}");
+            assert_eq!(p.next(n % 3, now + Ns::new(500)), Action::Arm, "adaptive:{latency_us}");
         }
     }
 }

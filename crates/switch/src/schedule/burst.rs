@@ -4,11 +4,12 @@ use crate::flow::rarp;
 use crate::forward::{Findings, Forwarder, Source};
 use crate::frame::Burst;
 use crate::port::{Fault, Ingress};
+use crate::time::Instant;
 use crate::tuning::Drain;
 
 /// What came of a burst.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Took {
+pub struct BurstResult {
     /// New frames that were shown.
     pub frames: usize,
     /// Nothing was taken: all destinations that it waits for are full.
@@ -32,23 +33,24 @@ pub fn burst(
     ingress: &mut dyn Ingress,
     forwarder: &mut Forwarder,
     scratch: &mut Burst<'static>,
-    now_ns: u64,
-) -> Took {
+    now: Instant,
+) -> BurstResult {
     let drained = source.tuning.drain() != Drain::Off;
     let (max, findings) = match drained {
         true => (0, Findings::default()),
-        false => forwarder.budget(source, max, now_ns),
+        false => forwarder.budget(source, max, now),
     };
-    let mut took = Took { drained, paused: !drained && max == 0, findings, ..Took::default() };
+    let mut took =
+        BurstResult { drained, paused: !drained && max == 0, findings, ..BurstResult::default() };
     if !drained && source.tuning.announcement().is_some() {
-        took.announced = announce(forwarder, source, &mut took.findings, now_ns);
+        took.announced = announce(forwarder, source, &mut took.findings, now);
     }
     let got = if max == 0 {
         Ok(0)
     } else {
-        took.findings.merge(forwarder.direct(source, ingress, now_ns));
-        ingress.burst(max, now_ns, scratch, &mut |burst| {
-            took.findings.merge(forwarder.forward(source, burst, now_ns));
+        took.findings.merge(forwarder.direct(source, ingress, now));
+        ingress.burst(max, now, scratch, &mut |burst| {
+            took.findings.merge(forwarder.forward(source, burst, now));
         })
     };
     source.stats.polls.add(1);
@@ -63,7 +65,7 @@ pub fn burst(
         source.stats.polls_empty.add(1);
     }
     if drained {
-        source.tuning.drained();
+        source.tuning.complete_drain();
         // Its frames are no reason to stay awake, nor for its guest to kick.
         ingress.disarm();
     }
@@ -74,7 +76,7 @@ pub fn burst(
 /// queue that `disarms` takes it back. Returns whether there is nothing, and when there is work
 /// that no kick announces.
 #[inline]
-pub fn arm(ingress: &mut dyn Ingress, disarms: bool) -> (bool, Option<u64>) {
+pub fn arm(ingress: &mut dyn Ingress, disarms: bool) -> (bool, Option<Instant>) {
     if ingress.arm() {
         return (true, ingress.due());
     }
@@ -91,12 +93,12 @@ fn announce(
     forwarder: &mut Forwarder,
     source: &Source,
     findings: &mut Findings,
-    now_ns: u64,
+    now: Instant,
 ) -> bool {
     let Some(mac) = source.tuning.take_announcement() else { return false };
     let frame = rarp(mac);
     source.stats.frames.add(1);
     source.stats.bytes.add(frame.len() as u64);
-    findings.merge(forwarder.forward(source, &mut Burst::of(&frame), now_ns));
+    findings.merge(forwarder.forward(source, &mut Burst::of(&frame), now));
     true
 }

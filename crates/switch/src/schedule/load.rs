@@ -3,8 +3,9 @@
 //! Costs nothing for queues that were not served meanwhile, however many there are.
 
 use super::{Effect, Scheduler};
-use crate::fair::level::{Claim, Leveller, PERIOD_NS, Report};
+use crate::fair::level::{Claim, Leveller, PERIOD, Report};
 use crate::fair::{self, Move};
+use crate::time::{Instant, Ns};
 
 /// A worker's part in fair shares over all workers: what it reports at the end of each period, and
 /// what it learns then.
@@ -12,9 +13,9 @@ use crate::fair::{self, Move};
 pub(super) struct Period {
     /// Its number: periods of all workers end together.
     number: u64,
-    began_ns: u64,
+    began: Instant,
     /// Time spent on frames.
-    busy_ns: u64,
+    busy: Ns,
     /// Of each port the queues with backlog that other workers serve.
     elsewhere: Vec<u16>,
     /// The ports that have any.
@@ -32,21 +33,21 @@ impl Period {
 impl<Q> Scheduler<Q> {
     /// At the end of a load measurement.
     #[cold]
-    pub(super) fn measure(&mut self, now_ns: u64) -> Effect<Q> {
-        let length = now_ns.saturating_sub(self.window.0).max(1);
-        let part = |ns: u64| (ns.saturating_mul(1000) / length).min(1000) as u32;
+    pub(super) fn measure(&mut self, now: Instant) -> Effect<Q> {
+        let length = now - self.window.0;
+        let part = |time: Ns| (time * 1000).times(length).min(1000) as u32;
         let load = part(self.window.1);
-        let (began, busy) = std::mem::replace(&mut self.window, (now_ns, 0));
-        self.period.busy_ns += busy;
+        let (began, busy) = std::mem::replace(&mut self.window, (now, Ns::ZERO));
+        self.period.busy += busy;
         self.settle = self.settle.saturating_sub(1);
         self.measured.clear();
         for at in self.served.drain(..) {
             let queue = &mut self.queues[at];
-            let busy = std::mem::take(&mut queue.busy_ns);
-            queue.backlog.measured(self.period.number, began, now_ns, busy);
+            let busy = std::mem::take(&mut queue.busy);
+            queue.backlog.add_measurement(self.period.number, began, now, busy);
             self.measured.push((at, part(busy)));
         }
-        Effect::Measure { load, ends_period: now_ns / PERIOD_NS != self.period.number }
+        Effect::Measure { load, ends_period: now.periods(PERIOD) != self.period.number }
     }
 
     /// At the end of a period: reports it to `leveller`, and learns which other workers serve
@@ -56,40 +57,39 @@ impl<Q> Scheduler<Q> {
     pub fn level(
         &mut self,
         leveller: &mut Leveller,
-        now_ns: u64,
+        now: Instant,
         asleep: impl Fn(usize) -> bool,
     ) -> Vec<(u64, usize)> {
-        let report = self.end_period(now_ns);
+        let report = self.end_period(now);
         let me = usize::from(self.index);
         let moves = leveller.report(me, report, asleep);
-        self.begin_period(leveller.elsewhere(me), now_ns);
+        self.begin_period(leveller.elsewhere(me), now);
         moves
     }
 
     /// The same where queues do not move by load.
-    pub fn skip_period(&mut self, now_ns: u64) {
-        self.begin_period(Vec::new(), now_ns);
+    pub fn skip_period(&mut self, now: Instant) {
+        self.begin_period(Vec::new(), now);
     }
 
     /// The queues that had backlog in the period that ends now.
-    fn end_period(&mut self, now_ns: u64) -> Report {
+    fn end_period(&mut self, now: Instant) -> Report {
         let Self { queues, hot, period, .. } = self;
         let claims = hot.iter().filter_map(|at| {
             let queue = &mut queues[*at];
-            let (served_ns, length_ns) =
-                queue.backlog.end(period.number, period.began_ns, now_ns)?;
+            let (served, length) = queue.backlog.end(period.number, period.began, now)?;
             let source = &queue.served.source;
             let (port, weight) = (u32::from(source.port.0), source.tuning.weight());
-            Some(Claim { queue: queue.served.token, port, weight, served_ns, length_ns })
+            Some(Claim { queue: queue.served.token, port, weight, served, length })
         });
         let claims = claims.collect();
-        let length_ns = now_ns.saturating_sub(period.began_ns);
-        Report { now_ns, length_ns, busy_ns: period.busy_ns, claims }
+        let length = now - period.began;
+        Report { now, length, busy: period.busy, claims }
     }
 
     /// Begins another period. `elsewhere`: the ports that have queues with backlog on other
     /// workers, and how many.
-    fn begin_period(&mut self, elsewhere: Vec<(u32, u32)>, now_ns: u64) {
+    fn begin_period(&mut self, elsewhere: Vec<(u32, u32)>, now: Instant) {
         let period = &mut self.period;
         period.spread.drain(..).for_each(|port| period.elsewhere[port] = 0);
         for (port, queues) in elsewhere {
@@ -98,7 +98,7 @@ impl<Q> Scheduler<Q> {
             period.elsewhere[port] = queues.try_into().unwrap_or(u16::MAX);
             period.spread.push(port);
         }
-        (period.number, period.began_ns, period.busy_ns) = (now_ns / PERIOD_NS, now_ns, 0);
+        (period.number, period.began, period.busy) = (now.periods(PERIOD), now, Ns::ZERO);
     }
 
     /// After a measurement: gives queues to another worker if that is better. `workers`: the loads

@@ -6,6 +6,7 @@ use crate::fair::level::Backlog;
 use crate::fair::{Pace, Share};
 use crate::forward::Source;
 use crate::poll::{Costs, Policy, Poller, State};
+use crate::time::{Instant, Ns};
 use crate::tuning::Drain;
 
 use super::{Scheduler, Todo};
@@ -34,8 +35,8 @@ pub struct Queue<Q> {
     pub(super) state: State,
     /// In the list of queues to be served in this round, or the next.
     pub(super) listed: bool,
-    /// Warm: since when, and until when it is left alone, in ns.
-    pub(super) nap: (u64, u64),
+    /// Warm: since when, and until when it is left alone.
+    pub(super) nap: (Instant, Instant),
     /// Not served until the destination that it waits for has room.
     pub(super) paused: bool,
     /// Drained: its kicks are not waited for.
@@ -46,31 +47,31 @@ pub struct Queue<Q> {
     /// Kicked since it was last polled.
     pub(super) kicked: bool,
     /// When a kick woke it, until it is polled: if that finds nothing, no frame was why.
-    pub(super) woke_ns: Option<u64>,
-    /// Time spent on its frames in this load measurement, in ns.
-    pub(super) busy_ns: u64,
+    pub(super) woke: Option<Instant>,
+    /// Time spent on its frames in this load measurement.
+    pub(super) busy: Ns,
     /// Whether it was never found empty.
     pub(super) backlog: Backlog,
 }
 
 impl<Q> Queue<Q> {
     /// Just given to a worker: cold, and armed by no one.
-    pub(super) fn new(served: Served<Q>, costs: Costs, now_ns: u64) -> Self {
+    pub(super) fn new(served: Served<Q>, costs: Costs, now: Instant) -> Self {
         let policy = served.source.tuning.poll();
         Self {
-            poller: Poller::new(effective(policy, served.notifies), costs, now_ns),
+            poller: Poller::new(effective(policy, served.notifies), costs, now),
             served,
             policy,
             state: State::Cold,
             listed: false,
-            nap: (now_ns, now_ns),
+            nap: (now, now),
             paused: false,
             muted: false,
             share: Share::default(),
             pace: Pace::default(),
             kicked: false,
-            woke_ns: None,
-            busy_ns: 0,
+            woke: None,
+            busy: Ns::ZERO,
             backlog: Backlog::default(),
         }
     }
@@ -90,8 +91,8 @@ impl<Q> Queue<Q> {
         self.listed
     }
 
-    /// Warm: until when it is left alone, in ns.
-    pub fn nap_until_ns(&self) -> u64 {
+    /// Warm: until when it is left alone.
+    pub fn nap_until(&self) -> Instant {
         self.nap.1
     }
 
@@ -100,9 +101,9 @@ impl<Q> Queue<Q> {
         self.paused
     }
 
-    /// The time that it owes to others, in ns.
-    pub fn owed_ns(&self) -> u64 {
-        self.share.owed_ns()
+    /// The time that it owes to others.
+    pub fn owed(&self) -> Ns {
+        self.share.owed()
     }
 
     /// The index of its port.
@@ -120,19 +121,19 @@ impl<Q> Queue<Q> {
 
     /// Takes over the policy that the operator wants by now.
     #[inline]
-    pub(super) fn follow(&mut self, costs: Costs, now_ns: u64) {
+    pub(super) fn follow(&mut self, costs: Costs, now: Instant) {
         let policy = self.served.source.tuning.poll();
         if policy != self.policy {
             self.policy = policy;
-            self.poller = Poller::new(effective(policy, self.served.notifies), costs, now_ns);
+            self.poller = Poller::new(effective(policy, self.served.notifies), costs, now);
         }
     }
 
     /// It was polled: if a kick had ended its sleep, the time since is that of its first frame.
     #[inline]
-    pub(super) fn record_first_frame(&mut self, frames: usize, now_ns: u64) {
-        if let Some(woke) = self.woke_ns.take().filter(|_| frames > 0) {
-            let (stats, ns) = (&self.served.source.stats, now_ns.saturating_sub(woke));
+    pub(super) fn record_first_frame(&mut self, frames: usize, now: Instant) {
+        if let Some(woke) = self.woke.take().filter(|_| frames > 0) {
+            let (stats, ns) = (&self.served.source.stats, (now - woke).get());
             stats.first_frames.add(1);
             stats.first_frame_ns.add(ns);
             stats.first_frame_ns_max.raise(ns);
@@ -144,8 +145,8 @@ impl<Q> Hash for Queue<Q> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self { served, poller, policy, state: now, listed, nap, paused, muted, .. } = self;
         (served.token, poller, policy, now, listed, nap, paused, muted).hash(state);
-        let Self { share, pace, kicked, woke_ns, busy_ns, backlog, .. } = self;
-        (share, pace, kicked, woke_ns, busy_ns, backlog).hash(state);
+        let Self { share, pace, kicked, woke, busy, backlog, .. } = self;
+        (share, pace, kicked, woke, busy, backlog).hash(state);
     }
 }
 
@@ -167,7 +168,7 @@ impl<Q> Scheduler<Q> {
 
     /// Makes a queue hot: it was kicked, or may have work for another reason. Only a kick says when
     /// a frame came; policies learn from nothing else.
-    pub(super) fn heat(&mut self, at: usize) {
+    pub(super) fn make_hot(&mut self, at: usize) {
         let queue = &mut self.queues[at];
         let was = queue.state;
         queue.set_state(State::Hot);

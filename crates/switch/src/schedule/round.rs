@@ -1,8 +1,9 @@
 //! One round over the hot queues: deficit round-robin in measured time.
 
-use super::{Effect, Scheduler, Step, Then, Took};
+use super::{BurstResult, Effect, Scheduler, Step, Then};
 use crate::frame::BURST_MAX;
 use crate::poll::{Action, Policy, State};
+use crate::time::{Instant, Ns};
 
 /// Where a round is.
 #[derive(Clone, Copy, Debug, Default, Hash)]
@@ -26,7 +27,7 @@ pub(super) struct Round {
 /// A burst that is being served, or whose time is to be known.
 #[derive(Clone, Copy, Debug, Hash)]
 pub(super) struct Turn {
-    began_ns: u64,
+    began: Instant,
     /// Most frames that the policy takes at once.
     budget: usize,
     /// Most that were asked for.
@@ -39,15 +40,15 @@ pub(super) struct Turn {
 impl Default for Turn {
     fn default() -> Self {
         let action = Action::Poll;
-        Self { began_ns: 0, budget: 0, max: 0, frames: 0, announced: false, action }
+        Self { began: Instant::START, budget: 0, max: 0, frames: 0, announced: false, action }
     }
 }
 
 impl<Q> Scheduler<Q> {
     #[inline]
-    pub(super) fn begin_round(&mut self, now_ns: u64) {
+    pub(super) fn begin_round(&mut self, now: Instant) {
         if !self.warm.is_empty() {
-            self.end_naps(now_ns);
+            self.end_naps(now);
         }
         let alone = self.hot.len() == 1;
         if self.owing {
@@ -59,24 +60,24 @@ impl<Q> Scheduler<Q> {
 
     /// Lists the warm queues whose time has come. After a sleep, `adaptive` ones whose time has
     /// half come too: queues that nap are polled together, so that they share their wake-ups.
-    fn end_naps(&mut self, now_ns: u64) {
+    fn end_naps(&mut self, now: Instant) {
         let slept = std::mem::take(&mut self.slept);
-        if now_ns < self.warm_ns && !slept {
+        if now < self.warm_at && !slept {
             return;
         }
-        self.warm_ns = u64::MAX;
+        self.warm_at = Instant::NEVER;
         let mut i = 0;
         while i < self.warm.len() {
             let at = self.warm[i];
             let queue = &self.queues[at];
             let (since, until) = queue.nap;
             let early = slept && matches!(queue.policy, Policy::Adaptive { .. });
-            let due = if early { since.midpoint(until) } else { until };
-            if now_ns >= due {
+            let due = if early { since + (until - since) / 2 } else { until };
+            if now >= due {
                 self.warm.swap_remove(i);
                 self.list(at);
             } else {
-                self.warm_ns = self.warm_ns.min(until);
+                self.warm_at = self.warm_at.min(until);
                 i += 1;
             }
         }
@@ -87,7 +88,7 @@ impl<Q> Scheduler<Q> {
     fn skip_rounds(&mut self) {
         let waits = self.hot.iter().map(|at| {
             let (weight, queues) = self.terms(*at);
-            self.queues[*at].share.waits(weight, queues)
+            self.queues[*at].share.rounds_in_debt(weight, queues)
         });
         let rounds = waits.min().unwrap_or(0);
         for i in 0..self.hot.len() {
@@ -109,23 +110,23 @@ impl<Q> Scheduler<Q> {
     /// The next burst of the round: of the same queue while it has credit and frames, then of the
     /// next. `None`: the round is over.
     #[inline]
-    pub(super) fn pick(&mut self, now_ns: u64) -> Option<Effect<Q>> {
+    pub(super) fn pick(&mut self, now: Instant) -> Option<Effect<Q>> {
         while let Some(&at) = self.hot.get(self.round.i) {
             if !self.round.granted {
                 let (weight, queues) = self.terms(at);
                 let queue = &mut self.queues[at];
                 if self.round.alone {
-                    queue.share.forgive();
+                    queue.share.clear_debt();
                 }
                 queue.share.grant(weight, queues);
                 (self.round.granted, self.round.more, self.round.stays) = (true, true, true);
             }
             let queue = &mut self.queues[at];
-            if self.round.more && queue.share.may() {
-                queue.follow(self.costs, now_ns);
+            if self.round.more && queue.share.has_credit() {
+                queue.follow(self.costs, now);
                 let budget = queue.poller.budget().min(BURST_MAX);
                 let max = budget.min(queue.pace.frames());
-                self.turn = Turn { began_ns: now_ns, budget, max, ..Turn::default() };
+                self.turn = Turn { began: now, budget, max, ..Turn::default() };
                 (self.round.served, self.step) = (true, Step::Serving);
                 return Some(Effect::Serve { at, max });
             }
@@ -142,7 +143,7 @@ impl<Q> Scheduler<Q> {
 
     /// What came of [`Effect::Serve`].
     #[inline]
-    pub fn record_burst(&mut self, took: &Took) -> Then {
+    pub fn record_burst(&mut self, took: &BurstResult) -> Then {
         assert_eq!(self.step, Step::Serving, "a burst that was not asked for");
         let at = self.hot[self.round.i];
         let queue = &mut self.queues[at];
@@ -166,7 +167,7 @@ impl<Q> Scheduler<Q> {
         // A burst that only its pace kept short was a full one: there may be more.
         let found =
             if took.frames >= turn.max { took.frames.max(turn.budget) } else { took.frames };
-        turn.action = queue.poller.next(found, turn.began_ns);
+        turn.action = queue.poller.next(found, turn.began);
         // What a paused queue waits for notifies, and there may well be more to take.
         if turn.action == Action::Arm && !took.paused {
             self.step = Step::Arming;
@@ -176,13 +177,13 @@ impl<Q> Scheduler<Q> {
     }
 
     /// What came of [`Then::Arm`]: whether there is `nothing` to take, and when there will be
-    /// work that no kick announces, in ns. The time that is passed next is the end of the turn.
+    /// work that no kick announces. The time that is passed next is the end of the turn.
     #[inline]
-    pub fn record_arm(&mut self, nothing: bool, due: Option<u64>) {
+    pub fn record_arm(&mut self, nothing: bool, due: Option<Instant>) {
         assert_eq!(self.step, Step::Arming, "an arming that was not asked for");
         self.turn.action = match due {
             _ if !nothing => Action::Poll,
-            Some(at_ns) => Action::Until(at_ns),
+            Some(at) => Action::Until(at),
             None => Action::Arm,
         };
         self.step = Step::Book;
@@ -190,14 +191,14 @@ impl<Q> Scheduler<Q> {
 
     /// A turn is over: books what it cost, and follows the policy.
     #[inline]
-    pub(super) fn book(&mut self, now_ns: u64) {
+    pub(super) fn book(&mut self, now: Instant) {
         let at = self.hot[self.round.i];
         let queue = &mut self.queues[at];
-        let Turn { began_ns, frames, announced, action, .. } = self.turn;
-        let took = now_ns.saturating_sub(began_ns);
-        queue.served.source.stats.served_ns.add(took);
-        queue.record_first_frame(frames, now_ns);
-        queue.backlog.looked(frames > 0 && action == Action::Poll, now_ns);
+        let Turn { began, frames, announced, action, .. } = self.turn;
+        let took = now - began;
+        queue.served.source.stats.served_ns.add(took.get());
+        queue.record_first_frame(frames, now);
+        queue.backlog.update(frames > 0 && action == Action::Poll, now);
         self.round.found |= frames > 0;
         // A peer that cannot notify, did so without effect, or had an address announced, pays for
         // a poll that finds nothing.
@@ -205,21 +206,21 @@ impl<Q> Scheduler<Q> {
         if frames == 0 && (kicked || announced || !queue.served.notifies) {
             queue.share.charge(took);
         }
-        queue.pace.record(frames, took, now_ns);
-        if frames > 0 && took > 0 {
-            if queue.busy_ns == 0 {
+        queue.pace.record(frames, took, now);
+        if frames > 0 && took > Ns::ZERO {
+            if queue.busy == Ns::ZERO {
                 self.served.push(at);
             }
             self.window.1 += took;
-            queue.busy_ns += took;
+            queue.busy += took;
             queue.share.charge(took);
         }
         // Kicks and commands are polled between two bursts of a queue that is alone.
         self.round.more = frames > 0 && !self.round.alone;
         match action {
             Action::Poll => queue.set_state(State::Hot),
-            Action::Until(at_ns) => {
-                queue.nap = (now_ns, at_ns);
+            Action::Until(at) => {
+                queue.nap = (now, at);
                 queue.set_state(State::Warm);
                 (self.round.more, self.round.stays) = (false, false);
             }
@@ -239,7 +240,7 @@ impl<Q> Scheduler<Q> {
         let stats = &queue.served.source.stats;
         if queue.state == State::Warm {
             stats.naps.add(1);
-            self.warm_ns = self.warm_ns.min(queue.nap.1);
+            self.warm_at = self.warm_at.min(queue.nap.1);
             self.warm.push(at);
         } else {
             stats.sleeps.add(1);

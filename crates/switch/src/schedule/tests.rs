@@ -46,7 +46,7 @@ impl Ingress for Transmit {
     fn burst(
         &mut self,
         max: usize,
-        _: u64,
+        _: Instant,
         burst: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
@@ -64,11 +64,11 @@ impl Ingress for Transmit {
         Ok(new)
     }
 
-    fn goes_direct(&self) -> bool {
+    fn supports_direct(&self) -> bool {
         false
     }
 
-    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+    fn read_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
         Ok(0)
     }
 
@@ -77,8 +77,8 @@ impl Ingress for Transmit {
         self.0.waiting.load(Ordering::Relaxed) == 0
     }
 
-    fn due(&self) -> Option<u64> {
-        Some(self.0.due_ns.load(Ordering::Relaxed)).filter(|ns| *ns > 0)
+    fn due(&self) -> Option<Instant> {
+        Some(self.0.due_ns.load(Ordering::Relaxed)).filter(|ns| *ns > 0).map(Instant::from_ns)
     }
 
     fn disarm(&mut self) {
@@ -105,7 +105,7 @@ impl Egress for Receive {
         Offloads::ALL
     }
 
-    fn takes_granted(&self) -> bool {
+    fn accepts_granted(&self) -> bool {
         false
     }
 
@@ -117,7 +117,7 @@ impl Egress for Receive {
         Ok(done)
     }
 
-    fn put_made(&mut self, _: &[u8], _: &[shm::Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
+    fn put_parts(&mut self, _: &[u8], _: &[shm::Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
         Ok(true)
     }
 
@@ -173,12 +173,12 @@ impl Worker {
         }
     }
 
-    fn now(&self) -> u64 {
-        self.clock.load(Ordering::Relaxed)
+    fn now(&self) -> Instant {
+        Instant::from_ns(self.clock.load(Ordering::Relaxed))
     }
 
-    fn pass(&self, ns: u64) {
-        self.clock.fetch_add(ns, Ordering::Relaxed);
+    fn pass(&self, time: Ns) {
+        self.clock.fetch_add(time.get(), Ordering::Relaxed);
     }
 
     /// Serves a queue of port `port`.
@@ -219,14 +219,14 @@ impl Worker {
                 return true;
             }
             Effect::Disarm { at } => lock(&self.scheduler.queue(*at).served.of).disarm(),
-            Effect::NotifyLate { rests } => self.forwarder.notify_late(now, *rests),
+            Effect::NotifyDue { rests } => self.forwarder.notify_due(now, *rests),
             Effect::Retry { all, .. } => {
                 let mut began = now;
                 let Self { forwarder, scheduler, clock, .. } = self;
-                let found = forwarder.retry_each(*all, now, |(port, _), egress| {
-                    let end = clock.load(Ordering::Relaxed);
+                let found = forwarder.retry_with(*all, now, |(port, _), egress| {
+                    let end = Instant::from_ns(clock.load(Ordering::Relaxed));
                     let took = end - std::mem::replace(&mut began, end);
-                    egress.stats.served_ns.add(took);
+                    egress.stats.served_ns.add(took.get());
                     scheduler.record_delivery(token(port.0), took);
                 });
                 self.scheduler.record_retry(*all, found.wake, &self.forwarder);
@@ -264,22 +264,22 @@ impl Worker {
 
     /// The rounds that each queue is not served in, for what it owes.
     fn owed(&self) -> Vec<u64> {
-        self.scheduler.queues.iter().map(|queue| queue.share.waits(1, 1)).collect()
+        self.scheduler.queues.iter().map(|queue| queue.share.rounds_in_debt(1, 1)).collect()
     }
 
-    fn forgive(&mut self) {
+    fn clear_debt(&mut self) {
         self.scheduler.queues.iter_mut().for_each(|queue| queue.share = Default::default());
     }
 
     /// The wait that the worker ends in, after whatever it does before.
-    fn until_wait(&mut self) -> (Option<u64>, bool) {
+    fn until_wait(&mut self) -> (Option<Ns>, bool) {
         for _ in 0..1000 {
             if !self.step() {
                 break;
             }
         }
         match self.log.last() {
-            Some(Effect::Wait { timeout_ns, naps }) => (*timeout_ns, *naps),
+            Some(Effect::Wait { timeout, naps }) => (*timeout, *naps),
             other => panic!("no wait, but {other:?}"),
         }
     }

@@ -9,6 +9,7 @@ use std::fmt::{self, Display, Formatter};
 
 use load::{Load, Shape, Think};
 use switch::poll::{Costs, DEFAULT_LATENCY_US, Policy};
+use switch::time::Ns;
 use world::{Armed, Seen};
 
 /// Costs on bare metal, and in a nested virtual machine.
@@ -16,7 +17,12 @@ const MACHINES: [(&str, Costs); 2] = [
     ("bare", Costs::TYPICAL),
     (
         "nested",
-        Costs { wake_ns: 22_000, wake_late_ns: 32_000, nap_ns: 33_000, nap_late_ns: 37_000 },
+        Costs {
+            wake: Ns::from_us(22),
+            wake_late: Ns::from_us(32),
+            nap: Ns::from_us(33),
+            nap_late: Ns::from_us(37),
+        },
     ),
 ];
 const POLICIES: [&str; 12] = [
@@ -174,8 +180,8 @@ impl Block {
 
     /// Latest time that `adaptive` may serve a frame, in us.
     fn target(&self) -> f64 {
-        let late_ns = self.costs.nap_late_ns.max(self.costs.wake_late_ns);
-        f64::from(DEFAULT_LATENCY_US) + late_ns as f64 / 1000.0
+        let late = self.costs.nap_late.max(self.costs.wake_late);
+        f64::from(DEFAULT_LATENCY_US) + late.get() as f64 / 1000.0
     }
 
     /// The cheapest policy of those that serve in time and as many frames as `adaptive`.
@@ -302,7 +308,7 @@ fn blocks(machine: &'static str, costs: Costs) -> Vec<Block> {
         let row = |policy| Row::new(policy, costs, run(policy, costs, &case));
         Block { machine, costs, rows: POLICIES.map(row).into(), case }
     };
-    cases(costs.wake_ns).into_iter().map(block).collect()
+    cases(costs.wake.get()).into_iter().map(block).collect()
 }
 
 #[test]
@@ -344,7 +350,7 @@ const BLESS: &str = "if that is intended: BLESS=1 cargo test -p pvswitch-switch 
 #[test]
 fn canary_frames_are_left_without_a_recheck() {
     let costs = Costs::TYPICAL;
-    let mut cases = cases(costs.wake_ns);
+    let mut cases = cases(costs.wake.get());
     // A timer stops after 100 ms without a frame: one of these arrives just then.
     cases.extend((0..25_000).map(|n| {
         let gap = 100 * MS + n * (world::POLL_NS - 1);

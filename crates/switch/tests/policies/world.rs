@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use switch::poll::{Action, Costs, Notifier, Notify, Policy, Poller};
+use switch::time::{Instant, Ns};
 
 use crate::load::Load;
 
@@ -45,8 +46,8 @@ impl Seen {
 
     /// CPU time, in ns.
     pub fn cpu_ns(&self, costs: Costs) -> u64 {
-        let waits = self.wakes * costs.wake_ns + self.naps * costs.nap_ns;
-        self.polled_ns + self.served * FRAME_NS + waits
+        let waits = costs.wake * self.wakes + costs.nap * self.naps;
+        self.polled_ns + self.served * FRAME_NS + waits.get()
     }
 }
 
@@ -64,14 +65,14 @@ struct World {
     costs: Costs,
     armed: Armed,
     load: Load,
-    now: u64,
+    now: Instant,
     /// Arrival time of each waiting frame.
-    ring: VecDeque<u64>,
+    ring: VecDeque<Instant>,
     notifier: Notifier,
     /// Time at which to notify the next peer.
-    due: u64,
+    due: Instant,
     /// Forwarding times of frames without a notification yet.
-    unnotified: Vec<u64>,
+    unnotified: Vec<Instant>,
     napped: bool,
     seen: Seen,
 }
@@ -83,24 +84,25 @@ pub fn run(policy: Policy, costs: Costs, armed: Armed, load: Load, length_ns: u6
         costs,
         armed,
         load,
-        now: 0,
+        now: Instant::START,
         ring: VecDeque::new(),
         notifier: Notifier::new(policy),
-        due: u64::MAX,
+        due: Instant::NEVER,
         unnotified: Vec::new(),
         napped: false,
         seen: Seen { length_ns, ..Seen::default() },
     };
-    let mut poller = Poller::new(policy, costs, 0);
-    while world.now < length_ns {
+    let mut poller = Poller::new(policy, costs, Instant::START);
+    let end = Instant::from_ns(length_ns);
+    while world.now < end {
         let (frames, polled) = world.poll(poller.budget());
         match poller.next(frames, polled) {
-            Action::Poll if policy == Policy::Spin => world.skip(length_ns),
+            Action::Poll if policy == Policy::Spin => world.skip(end),
             // Draining frames of a nap counts as part of the nap.
             Action::Poll if frames == 0 => world.turn(false),
             Action::Poll => (),
-            Action::Until(at) => world.nap(at.min(length_ns)),
-            Action::Arm => world.arm(&mut poller, length_ns),
+            Action::Until(at) => world.nap(at.min(end)),
+            Action::Arm => world.arm(&mut poller, end),
         }
     }
     world.seen.left = world.ring.len();
@@ -108,11 +110,16 @@ pub fn run(policy: Policy, costs: Costs, armed: Armed, load: Load, length_ns: u6
 }
 
 impl World {
+    /// When the next frame arrives.
+    fn next(&self) -> Instant {
+        Instant::from_ns(self.load.peek())
+    }
+
     /// Adds frames that have arrived by now.
     fn come(&mut self) {
-        while self.load.peek() <= self.now {
+        while self.next() <= self.now {
             if self.ring.len() < RING {
-                self.ring.push_back(self.load.peek());
+                self.ring.push_back(self.next());
             } else {
                 self.seen.lost += 1;
             }
@@ -121,16 +128,16 @@ impl World {
     }
 
     /// Takes and forwards pending frames; returns their number, and the time.
-    fn poll(&mut self, budget: usize) -> (usize, u64) {
+    fn poll(&mut self, budget: usize) -> (usize, Instant) {
         self.come();
         let polled = self.now;
         let frames = self.ring.len().min(budget);
         for came in self.ring.drain(..frames) {
-            self.seen.late.push(u32::try_from(polled - came).unwrap_or(u32::MAX));
+            self.seen.late.push(u32::try_from((polled - came).get()).unwrap_or(u32::MAX));
         }
         self.seen.served += frames as u64;
         self.seen.polled_ns += POLL_NS;
-        self.now += POLL_NS + frames as u64 * FRAME_NS;
+        self.now += Ns::new(POLL_NS + frames as u64 * FRAME_NS);
         if frames > 0 {
             self.unnotified.extend(std::iter::repeat_n(self.now, frames));
             match self.notifier.published(frames, self.now) {
@@ -149,8 +156,8 @@ impl World {
     fn notify(&mut self) {
         self.seen.calls += 1;
         for passed in self.unnotified.drain(..) {
-            self.seen.notified.push(u32::try_from(self.now - passed).unwrap_or(u32::MAX));
-            self.load.record_reply(self.now);
+            self.seen.notified.push(u32::try_from((self.now - passed).get()).unwrap_or(u32::MAX));
+            self.load.record_reply(self.now.ns());
         }
     }
 
@@ -158,7 +165,7 @@ impl World {
         if self.due > self.now {
             return;
         }
-        match self.notifier.due(std::mem::replace(&mut self.due, u64::MAX), self.now) {
+        match self.notifier.due(std::mem::replace(&mut self.due, Instant::NEVER), self.now) {
             Some(Notify::Now) => self.notify(),
             Some(Notify::At(at)) => self.due = at,
             Some(Notify::Later) | None => {}
@@ -168,7 +175,7 @@ impl World {
     /// No more frames arrive: a policy that gathers only while there is work notifies now.
     fn notify_gathered(&mut self) {
         if Notifier::gathers(self.policy) {
-            self.due = u64::MAX;
+            self.due = Instant::NEVER;
             if self.notifier.flush() {
                 self.notify();
             }
@@ -182,31 +189,31 @@ impl World {
     }
 
     /// Polls an empty ring until a frame arrives.
-    fn skip(&mut self, end: u64) {
-        let until = self.load.peek().min(self.due).min(end);
+    fn skip(&mut self, end: Instant) {
+        let until = self.next().min(self.due).min(end);
         if self.ring.is_empty() && until > self.now {
-            let polls = (until - self.now).div_ceil(POLL_NS);
-            self.now += polls * POLL_NS;
+            let polls = (until - self.now).get().div_ceil(POLL_NS);
+            self.now += Ns::new(polls * POLL_NS);
             self.seen.polled_ns += polls * POLL_NS;
         }
     }
 
-    fn nap(&mut self, at: u64) {
+    fn nap(&mut self, at: Instant) {
         if at > self.now {
             self.turn(true);
             self.notify_gathered();
         }
         while at > self.now {
             self.seen.naps += 1;
-            self.now = at.min(self.due).max(self.now) + self.costs.nap_late_ns;
+            self.now = at.min(self.due).max(self.now) + self.costs.nap_late;
             self.notify_if_due();
         }
     }
 
     /// Arms, re-checks and sleeps until a frame arrives.
-    fn arm(&mut self, poller: &mut Poller, end: u64) {
+    fn arm(&mut self, poller: &mut Poller, end: Instant) {
         self.seen.polled_ns += POLL_NS;
-        self.now += POLL_NS;
+        self.now += Ns::new(POLL_NS);
         self.come();
         // The event is the frame after the last one taken: if that one has already arrived, no
         // later frame causes a notification.
@@ -217,17 +224,17 @@ impl World {
         self.notify_gathered();
         self.seen.sleeps += 1;
         loop {
-            let next = if missed { u64::MAX } else { self.load.peek() };
+            let next = if missed { Instant::NEVER } else { self.next() };
             if self.due <= next.min(end) {
                 self.seen.naps += 1;
-                self.now = self.now.max(self.due) + self.costs.nap_late_ns;
+                self.now = self.now.max(self.due) + self.costs.nap_late;
                 self.notify_if_due();
                 if next > self.now {
                     continue;
                 }
             } else if next <= end {
                 self.seen.wakes += 1;
-                self.now = self.now.max(next) + self.costs.wake_late_ns;
+                self.now = self.now.max(next) + self.costs.wake_late;
             } else {
                 self.now = end;
                 self.come();

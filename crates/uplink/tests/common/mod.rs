@@ -139,7 +139,7 @@ pub fn poll_until(
     let mut burst = Burst::default();
     while !enough() {
         assert!(Instant::now() < end, "no more frames within five seconds");
-        if ingress.burst(64, 0, &mut burst, &mut each).unwrap() > 0 {
+        if ingress.burst(64, switch::time::Instant::START, &mut burst, &mut each).unwrap() > 0 {
             end = Instant::now() + patience;
         }
     }

@@ -4,6 +4,7 @@ use ring::virtq::{Buf, DriverQueue, Features, Layout};
 use shm::{Mapping, Region};
 use switch::frame::Burst;
 use switch::port::Ingress;
+use switch::time::Instant;
 
 use super::*;
 
@@ -216,7 +217,7 @@ fn ring_continues_at_its_position_in_new_memory() {
     let burst = || {
         let mut shown = 0;
         let forward = &mut |burst: &mut Burst<'_>| shown = burst.frames.len();
-        lock(&pair.ingress).burst(64, 1, &mut Burst::default(), forward).unwrap();
+        lock(&pair.ingress).burst(64, Instant::from_ns(1), &mut Burst::default(), forward).unwrap();
         shown
     };
     let send = |driver: &mut DriverQueue, n: usize| {

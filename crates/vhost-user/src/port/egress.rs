@@ -504,7 +504,7 @@ impl Egress for VirtioEgress {
         self.ring.active.as_ref().map_or(Offloads::ALL, |a| a.format.takes)
     }
 
-    fn takes_granted(&self) -> bool {
+    fn accepts_granted(&self) -> bool {
         true
     }
 
@@ -516,7 +516,7 @@ impl Egress for VirtioEgress {
         self.stats.groups.add(1);
         self.check_lost()?;
         self.refill(picks.len())?;
-        if burst.is_lent() {
+        if burst.permits_granted() {
             return self.put_granted(burst, picks);
         }
         let mut done = 0;
@@ -531,7 +531,7 @@ impl Egress for VirtioEgress {
         Ok(picks.len())
     }
 
-    fn put_made(&mut self, head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr) -> Result<bool, Fault> {
+    fn put_parts(&mut self, head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr) -> Result<bool, Fault> {
         if !self.is_up() {
             self.stats.drops_down.add(1);
             return Ok(true);

@@ -9,6 +9,7 @@ use switch::direct::Direct;
 use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, SEGS_MAX};
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
+use switch::time::Instant;
 use switch::vnet::VnetHdr;
 
 use super::{Active, Format, Ring};
@@ -234,7 +235,7 @@ impl Ingress for VirtioIngress {
     fn burst(
         &mut self,
         max: usize,
-        _now_ns: u64,
+        _now: Instant,
         scratch: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
@@ -292,11 +293,11 @@ impl Ingress for VirtioIngress {
         Ok(if more { max.max(taken) } else { taken })
     }
 
-    fn goes_direct(&self) -> bool {
+    fn supports_direct(&self) -> bool {
         false
     }
 
-    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+    fn read_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
         Ok(0)
     }
 
@@ -304,7 +305,7 @@ impl Ingress for VirtioIngress {
         self.ring.up().is_none_or(|active| active.queue.arm() == Armed::Armed)
     }
 
-    fn due(&self) -> Option<u64> {
+    fn due(&self) -> Option<Instant> {
         None
     }
 

@@ -10,6 +10,7 @@ use shm::Seg;
 use switch::frame::{BURST_BYTES, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, SEGS_MAX};
 use switch::port::{Egress, Ingress};
 use switch::stats::{EgressStats, IngressStats};
+use switch::time::Instant;
 use switch::vnet::VnetHdr;
 
 use super::*;
@@ -23,7 +24,7 @@ const BUFFERS: u64 = BASE + 0x10_0000;
 const SIZE: u16 = 128;
 const LAYOUT: Layout =
     Layout { size: SIZE, desc: BASE, driver: BASE + 0x2000, device: BASE + 0x4000 };
-const NOW: u64 = 1_000_000_000;
+const NOW: Instant = Instant::from_ns(1_000_000_000);
 
 fn files() -> (Arc<GuestMemory>, [File; 2]) {
     let mut regions = Vec::new();
@@ -126,7 +127,7 @@ struct Tx {
     ingress: VirtioIngress,
     stats: Arc<IngressStats>,
     scratch: Burst<'static>,
-    now_ns: u64,
+    now: Instant,
 }
 
 /// A frame as the switch saw it.
@@ -143,7 +144,7 @@ impl Tx {
         let mut ingress = VirtioIngress::new(Arc::clone(&stats));
         ingress.activate(device, Arc::clone(&guest.memory), guest.call(), format);
         ingress.enable(true);
-        Self { guest, ingress, stats, scratch: Burst::default(), now_ns: NOW }
+        Self { guest, ingress, stats, scratch: Burst::default(), now: NOW }
     }
 
     fn new() -> Self {
@@ -179,7 +180,7 @@ impl Tx {
     /// One burst.
     fn burst(&mut self) -> Result<Vec<Seen>, Fault> {
         let mut seen = Vec::new();
-        let shown = self.ingress.burst(64, self.now_ns, &mut self.scratch, &mut |burst| {
+        let shown = self.ingress.burst(64, self.now, &mut self.scratch, &mut |burst| {
             for i in 0..burst.frames.len() {
                 let frame = burst.frames[i];
                 let mut bytes = Vec::new();

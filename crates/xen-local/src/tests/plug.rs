@@ -6,6 +6,7 @@ use ring::xen::{Extra, FrontRx, FrontTx, RxPacket, RxRequest, TxRequest};
 use switch::account::Account;
 use switch::frame::Burst;
 use switch::port::{Egress, Ingress};
+use switch::time::Instant;
 use switch::vnet::{Offloads, VnetHdr};
 use xen_netif::back::{FrontFeatures, Plug, QueueKeys, Queues, Request, Settings, Socket, VifId};
 use xen_netif::host::{Channel, Pages};
@@ -97,7 +98,9 @@ impl Bench {
         let before: Vec<_> = self.pairs.iter().map(|p| p.ingress_stats.bytes.get()).collect();
         // Alternately, as in a worker; the clock does not advance.
         for pair in (0..8).flat_map(|_| &self.pairs) {
-            lock(&pair.ingress).burst(64, 0, &mut Burst::default(), &mut |_| ()).unwrap();
+            lock(&pair.ingress)
+                .burst(64, Instant::START, &mut Burst::default(), &mut |_| ())
+                .unwrap();
         }
         let after = self.pairs.iter().map(|p| p.ingress_stats.bytes.get());
         after.zip(before).map(|(after, before)| after - before).collect()
@@ -114,7 +117,7 @@ impl Bench {
         let mut frame = vec![0; len];
         frame[..6].copy_from_slice(&mac);
         let mut egress = lock(&self.pairs[queue].egress);
-        assert_eq!(egress.put_made(&frame, &[], &VnetHdr::NONE), Ok(true));
+        assert_eq!(egress.put_parts(&frame, &[], &VnetHdr::NONE), Ok(true));
         egress.flush();
         let mut packet = RxPacket::new();
         let got = rx.take(&mut packet).unwrap();
@@ -196,7 +199,9 @@ fn mtu_and_multicast_control_hold_from_the_first_frame_and_change_with_the_setti
     let gref = pages.grefs[2];
     assert!(tx.add(TxRequest { gref, ..TxRequest::default() }, &[Extra::McastAdd(ASKED)], &[]));
     tx.publish();
-    lock(&bench.pairs[0].ingress).burst(64, 0, &mut Burst::default(), &mut |_| ()).unwrap();
+    lock(&bench.pairs[0].ingress)
+        .burst(64, Instant::START, &mut Burst::default(), &mut |_| ())
+        .unwrap();
     // Requested on one queue, delivered on both.
     for queue in 0..2 {
         assert!(bench.gets(queue, ASKED, 60) && !bench.gets(queue, OTHER, 60));

@@ -101,7 +101,9 @@ impl Bench {
             egress.flush();
             egress.notify();
         };
-        ingress.burst(BURST_MAX, 0, &mut Burst::default(), &mut forward).unwrap();
+        ingress
+            .burst(BURST_MAX, switch::time::Instant::START, &mut Burst::default(), &mut forward)
+            .unwrap();
         frames
     }
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use ring::xen::{Armed, AttachError, BackCtrl, BackRx, BackTx, Malformed};
 use rustix::io::Errno;
+use shm::Private;
 use switch::account::{Account, Charge};
 
 use super::keys::{CtrlKeys, FrontFeatures, QueueKeys, Refused, Request};
 use super::vif::{Plug, Settings, VifId};
 use crate::host::{Back, Channel, HostError, RingPage, SharedChannel};
 use crate::port::control::{Control, Orders};
-use crate::port::{Event, PageMapper, Pair, Peer, Vif, Wiring};
+use crate::port::{Event, PageMapper, Pair, Peer, Vif, Wiring, XenIngress};
 
 /// Callbacks to a port's owner.
 pub trait Queues {
@@ -75,6 +76,13 @@ impl<Q: Queues> Socket<Q> {
         account.set_limit("mappings", u64::MAX);
         let account = Arc::new(account);
         Self { host, id, pairs, queues, account, rings: None, settings: None }
+    }
+
+    /// Private memory of one ingress queue: of the kind that the host copies to fastest, if it has
+    /// any left.
+    fn arena(&self) -> Private {
+        let preferred = self.host.private(XenIngress::ARENA_LEN);
+        preferred.or_else(|| Private::plain(XenIngress::ARENA_LEN).ok()).unwrap_or_default()
     }
 
     /// Charges mappings of its guest to `account`.
@@ -250,7 +258,7 @@ impl<Q: Queues> Plug for Socket<Q> {
                 orders: Arc::clone(&orders),
                 queue: usize::from(number),
             };
-            lock(&pair.ingress).activate(tx, wiring(tx_end.0));
+            lock(&pair.ingress).activate(tx, wiring(tx_end.0), self.arena());
             lock(&pair.egress).activate(rx, wiring(rx_end.0));
             self.queues.start(number, tx_end.1, rx_end.1);
         }

@@ -63,7 +63,9 @@ impl Grants for Gntdev {
         let mapped = self.mapped.read().unwrap_or_else(PoisonError::into_inner);
         sys::grant_copy(self.fd.as_fd(), &mapped, pieces);
     }
+}
 
+impl Gntdev {
     fn private(&self, len: usize) -> Option<Private> {
         let Own { gntalloc, domid } = self.own.as_ref()?;
         let pages = u32::try_from(len.div_ceil(GRANT_LEN as usize)).ok().filter(|n| *n > 0)?;

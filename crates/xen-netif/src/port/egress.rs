@@ -292,7 +292,7 @@ impl Egress for XenEgress {
         self.active.as_ref().map_or(Offloads::ALL, |a| a.wiring.peer.offloads())
     }
 
-    fn takes_granted(&self) -> bool {
+    fn accepts_granted(&self) -> bool {
         true
     }
 
@@ -341,7 +341,7 @@ impl Egress for XenEgress {
         done
     }
 
-    fn put_made(&mut self, head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr) -> Result<bool, Fault> {
+    fn put_parts(&mut self, head: &[u8], body: &[Seg<'_>], hdr: &VnetHdr) -> Result<bool, Fault> {
         let Some(active) = &mut self.active else {
             self.stats.drops_down.add(1);
             return Ok(true);

@@ -9,22 +9,23 @@ use switch::frame::{BURST_BYTES, BURST_MAX, Burst, FRAME_LEN_MAX, GSO_LEN_MAX, H
 use switch::offload::put_partial;
 use switch::port::{Fault, Ingress};
 use switch::stats::IngressStats;
+use switch::time::{Instant, Ns};
 use switch::vnet::VnetHdr;
 
 use super::offload::{from_tx, lacks_partial, needs_head};
 use super::pages::Pages;
 use super::{Wiring, fault};
 
-/// Maximum time to wait for the rest of a packet, in ns. Front halves publish complete packets; one
+/// Maximum time to wait for the rest of a packet. Front halves publish complete packets; one
 /// that does not blocks later packets, so the wait is limited.
-const PARTIAL_NS_MAX: u64 = 10_000_000_000;
+const PARTIAL_MAX: Ns = Ns::from_secs(10);
 /// After this many bursts to receivers without grants, the next one is assumed to be such, too.
 const FETCH_AFTER: u8 = 4;
 /// Space for the heads of a burst's frames: whole pages.
 const HEADS_LEN: usize = BURST_MAX * HEAD_LEN;
 /// Space for a burst's frames, which ends with the frame that exceeds `BURST_BYTES`, and a page
 /// less a byte for each, to align pages with pages.
-const ARENA_LEN: usize = BURST_BYTES as usize + GSO_LEN_MAX as usize + BURST_MAX * 4095;
+const FRAMES_LEN: usize = BURST_BYTES as usize + GSO_LEN_MAX as usize + BURST_MAX * 4095;
 
 /// Back half of a guest's tx ring: frames into the switch.
 pub struct XenIngress {
@@ -45,9 +46,9 @@ pub(super) struct Active {
     pub(super) wiring: Wiring,
     pages: Pages,
     /// Time since which a packet's rest is missing.
-    partial_ns: Option<u64>,
-    /// Until this time, in ns, the rate limit keeps a packet from being taken; there is no event.
-    limited_ns: Option<u64>,
+    partial: Option<Instant>,
+    /// Until this time the rate limit keeps a packet from being taken; there is no event.
+    limited: Option<Instant>,
     /// A notification may have arrived since the last one was consumed.
     armed: bool,
 }
@@ -91,14 +92,18 @@ impl XenIngress {
         }
     }
 
-    /// Activates it with a ring, which may contain packets without an event.
-    pub fn activate(&mut self, ring: BackTx, wiring: Wiring) {
+    /// Length of the private memory that it needs, in bytes.
+    pub const ARENA_LEN: usize = HEADS_LEN + FRAMES_LEN;
+
+    /// Activates it with a ring, which may contain packets without an event. `arena`: private
+    /// memory of [`ARENA_LEN`](Self::ARENA_LEN) for frames that must be parsed, or whose receivers
+    /// cannot copy from the guest's pages. With less, such frames are dropped.
+    pub fn activate(&mut self, ring: BackTx, wiring: Wiring, arena: Private) {
         assert!(self.active.is_none(), "a ring is activated once");
-        // Without memory, frames to receivers that cannot copy from the guest's pages are dropped.
-        self.arena = wiring.domain.private(HEADS_LEN + ARENA_LEN).unwrap_or_default();
+        self.arena = arena;
         let pages = Pages::new(&wiring);
-        let (partial_ns, limited_ns) = (None, None);
-        let active = Active { ring, wiring, pages, partial_ns, limited_ns, armed: true };
+        let (partial, limited) = (None, None);
+        let active = Active { ring, wiring, pages, partial, limited, armed: true };
         self.active = Some(active);
     }
 
@@ -122,9 +127,9 @@ impl XenIngress {
 
     /// Takes packets and pushes their frames. Returns whether the burst is full by bytes.
     fn collect<'m>(
-        (ring, wiring, limited_ns): (&mut BackTx, &Wiring, &mut Option<u64>),
+        (ring, wiring, limited): (&mut BackTx, &Wiring, &mut Option<Instant>),
         pages: &'m Pages,
-        (most, now_ns): (usize, u64),
+        (most, now): (usize, Instant),
         burst: &mut Burst<'m>,
         (packet, taken): (&mut TxPacket, &mut Vec<Taken>),
     ) -> Result<bool, Fault> {
@@ -135,10 +140,10 @@ impl XenIngress {
             }
             let Some(kind) = ring.take(packet).map_err(fault)? else { break };
             if matches!(kind, Packet::Frame)
-                && let Err(due_ns) = wiring.vif.charge(packet.len, now_ns)
+                && let Err(due) = wiring.vif.charge(packet.len, now)
             {
                 ring.untake(1);
-                *limited_ns = Some(due_ns);
+                *limited = Some(due);
                 break;
             }
             let mut new = Taken {
@@ -218,7 +223,7 @@ fn count_bad(burst: &Burst<'_>, taken: &[Taken], stats: &IngressStats) {
             Bad::Grant => stats.drops_bad_grant.add(1),
         }
     }
-    if burst.any_out() {
+    if burst.any_excluded() {
         let refused = (0..burst.frames.len()).filter(|i| burst.is_refused(*i));
         stats.drops_bad_hdr.add(refused.count() as u64);
     }
@@ -257,7 +262,7 @@ fn set_headers(burst: &mut Burst<'_>, taken: &[Taken]) {
     }
     burst.snapshot();
     for new in taken {
-        let Some(i) = new.frame.filter(|i| !burst.is_out(*i)) else { continue };
+        let Some(i) = new.frame.filter(|i| !burst.is_excluded(*i)) else { continue };
         match from_tx(new.flags, new.gso, burst.head(i), burst.frames[i].len) {
             Some(hdr) => burst.frames[i].hdr = hdr,
             None => {
@@ -275,7 +280,7 @@ fn set_headers(burst: &mut Burst<'_>, taken: &[Taken]) {
 fn add_partial_csum(burst: &mut Burst<'_>, i: usize) {
     burst.snapshot();
     let len = burst.frames[i].len;
-    if !burst.is_out(i) && !put_partial(burst.head_mut(i), len) {
+    if !burst.is_excluded(i) && !put_partial(burst.head_mut(i), len) {
         burst.refuse(i);
     }
 }
@@ -284,23 +289,23 @@ impl Ingress for XenIngress {
     fn burst(
         &mut self,
         max: usize,
-        now_ns: u64,
+        now: Instant,
         scratch: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
         let Self { active, packet, taken, arena, fetched, stats, .. } = self;
         let Some(active) = active else { return Ok(0) };
-        let Active { ring, wiring, pages, limited_ns, partial_ns, .. } = &mut *active;
+        let Active { ring, wiring, pages, limited, partial, .. } = &mut *active;
         pages.refresh(wiring);
         let mut burst: Burst<'_> = std::mem::take(scratch);
         let heads = HEADS_LEN.min(arena.len());
         let (heads, arena) = arena.split_at_mut(heads);
-        burst.lend(heads.as_chunks_mut().0, arena);
+        burst.permit_granted(heads.as_chunks_mut().0, arena);
 
         taken.clear();
-        *limited_ns = None;
-        let most = (max.min(BURST_MAX), now_ns);
-        let source = (&mut *ring, &*wiring, &mut *limited_ns);
+        *limited = None;
+        let most = (max.min(BURST_MAX), now);
+        let source = (&mut *ring, &*wiring, &mut *limited);
         let mut more = match Self::collect(source, pages, most, &mut burst, (packet, taken)) {
             Ok(cut) => cut,
             Err(fault) if taken.is_empty() => {
@@ -312,10 +317,10 @@ impl Ingress for XenIngress {
         };
         if taken.is_empty() {
             *scratch = burst.recycle();
-            return active.check_partial(now_ns).map(|()| 0);
+            return active.check_partial(now).map(|()| 0);
         }
         // Progress was made: an incomplete packet now is a later one.
-        *partial_ns = None;
+        *partial = None;
 
         // One hypercall instead of two if the heads alone are not enough. Wrong for one burst when
         // the guest switches to another receiver: that burst is copied twice.
@@ -330,18 +335,18 @@ impl Ingress for XenIngress {
         }
         if frames > 0 {
             forward(&mut burst);
-            *fetched = if burst.all_asked() { fetched.saturating_add(1) } else { 0 };
+            *fetched = if burst.all_fetched() { fetched.saturating_add(1) } else { 0 };
         }
         if burst.left() > 0 {
             let end = burst.frames.len() - burst.left();
             frames -= burst.left() as u64;
             bytes -= burst.frames[end..].iter().map(|f| u64::from(f.len)).sum::<u64>();
             return_packets(ring, wiring, taken, &burst, end);
-            *limited_ns = None;
+            *limited = None;
             more = true;
         }
         count_bad(&burst, taken, stats);
-        let failed = |i: usize| if burst.is_out(i) { status::ERROR } else { status::OKAY };
+        let failed = |i: usize| if burst.is_excluded(i) { status::ERROR } else { status::OKAY };
         let statuses = taken.iter().map(|new| new.frame.map_or(new.status, failed));
         respond(ring, wiring, statuses, stats);
         *scratch = burst.recycle();
@@ -350,15 +355,15 @@ impl Ingress for XenIngress {
         stats.bursts.add(1);
         let taken = taken.len();
         // There may be no empty burst: the ring is armed beyond an incomplete packet.
-        self.active.as_mut().map_or(Ok(()), |active| active.check_partial(now_ns))?;
+        self.active.as_mut().map_or(Ok(()), |active| active.check_partial(now))?;
         Ok(if more { max.max(taken) } else { taken })
     }
 
-    fn goes_direct(&self) -> bool {
+    fn supports_direct(&self) -> bool {
         false
     }
 
-    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+    fn read_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
         Ok(0)
     }
 
@@ -366,11 +371,11 @@ impl Ingress for XenIngress {
         self.active.as_mut().is_none_or(Active::arm)
     }
 
-    fn due(&self) -> Option<u64> {
+    fn due(&self) -> Option<Instant> {
         let active = self.active.as_ref()?;
         // There is no event for a missing rest: it is checked after its time.
-        let late = active.partial_ns.map(|since| since.saturating_add(PARTIAL_NS_MAX));
-        active.limited_ns.into_iter().chain(late).min()
+        let late = active.partial.map(|since| since + PARTIAL_MAX);
+        active.limited.into_iter().chain(late).min()
     }
 
     fn disarm(&mut self) {
@@ -383,7 +388,7 @@ impl Ingress for XenIngress {
 impl Active {
     fn arm(&mut self) -> bool {
         // Packets are not taken until then.
-        if self.limited_ns.is_some() {
+        if self.limited.is_some() {
             return true;
         }
         // Before the re-check: later events are delivered again.
@@ -395,13 +400,13 @@ impl Active {
     }
 
     /// Returns an error if a packet's rest has been missing for too long.
-    fn check_partial(&mut self, now_ns: u64) -> Result<(), Fault> {
+    fn check_partial(&mut self, now: Instant) -> Result<(), Fault> {
         if !self.ring.is_partial() {
-            self.partial_ns = None;
+            self.partial = None;
             return Ok(());
         }
-        let since = *self.partial_ns.get_or_insert(now_ns);
-        if now_ns.saturating_sub(since) >= PARTIAL_NS_MAX {
+        let since = *self.partial.get_or_insert(now);
+        if now - since >= PARTIAL_MAX {
             return Err(Fault("a packet's last slots were not published in time".into()));
         }
         Ok(())

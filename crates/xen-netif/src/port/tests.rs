@@ -7,9 +7,10 @@ use ring::xen::{
     BackRx, BackTx, Extra, FrontRx, Gso, RxPacket, RxRefusal, RxRequest, TxRequest, gso_type,
     rx_flag, status, tx_flag,
 };
-use shm::{Area, Failed, Grants, Mapping, Piece, Seg, Side};
+use shm::{Area, Failed, Grants, Mapping, Piece, Private, Seg, Side};
 use switch::frame::Burst;
 use switch::port::{Egress, Ingress};
+use switch::time::Instant;
 use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, VnetHdr};
 
 use super::*;
@@ -156,6 +157,16 @@ impl Tx {
     }
 }
 
+/// Private memory of an ingress queue.
+fn arena() -> Private {
+    Private::plain(XenIngress::ARENA_LEN).unwrap()
+}
+
+/// So many nanoseconds after the start.
+fn at(ns: u64) -> Instant {
+    Instant::from_ns(ns)
+}
+
 /// One vif: both halves of both its rings.
 struct Guest {
     id: u16,
@@ -195,7 +206,11 @@ impl Guest {
             orders: orders.clone(),
             queue,
         };
-        pair.ingress.lock().unwrap().activate(BackTx::attach(tx_page).unwrap(), wiring.clone());
+        pair.ingress.lock().unwrap().activate(
+            BackTx::attach(tx_page).unwrap(),
+            wiring.clone(),
+            arena(),
+        );
         pair.egress.lock().unwrap().activate(BackRx::attach(rx_page).unwrap(), wiring);
         Self { id, host: host.clone(), tx, rx, channel, vif, orders, pair, next: 0 }
     }
@@ -225,19 +240,19 @@ impl Guest {
     }
 
     /// Passes sent packets to `see` as one burst.
-    fn burst(&mut self, now_ns: u64, mut see: impl FnMut(&mut Burst<'_>)) -> Result<usize, Fault> {
+    fn burst(&mut self, now: Instant, mut see: impl FnMut(&mut Burst<'_>)) -> Result<usize, Fault> {
         let mut scratch = Burst::default();
         let mut ingress = self.pair.ingress.lock().unwrap();
-        ingress.burst(64, now_ns, &mut scratch, &mut |burst| see(burst))
+        ingress.burst(64, now, &mut scratch, &mut |burst| see(burst))
     }
 
     /// All packets sent, as private bytes; unreadable ones are left out.
     fn received(&mut self) -> Result<Vec<(VnetHdr, Vec<u8>)>, Fault> {
         let mut all = Vec::new();
-        self.burst(0, |burst| {
+        self.burst(at(0), |burst| {
             burst.snapshot();
             burst.fetch(0..burst.frames.len());
-            for i in (0..burst.frames.len()).filter(|i| !burst.is_out(*i)) {
+            for i in (0..burst.frames.len()).filter(|i| !burst.is_excluded(*i)) {
                 let frame = &burst.frames[i];
                 let mut bytes = vec![0; frame.len as usize];
                 let mut at = 0;
@@ -300,9 +315,9 @@ fn two() -> (Guest, Guest) {
 fn carry(a: &mut Guest, b: &mut Guest) -> usize {
     let egress = b.pair.egress.clone();
     let mut took = 0;
-    let shown = a.burst(1, |burst| {
+    let shown = a.burst(at(1), |burst| {
         burst.snapshot();
-        let picks = (0..burst.frames.len() as u16).filter(|i| !burst.is_out((*i).into()));
+        let picks = (0..burst.frames.len() as u16).filter(|i| !burst.is_excluded((*i).into()));
         let picks: Vec<u16> = picks.collect();
         let mut egress = egress.lock().unwrap();
         took = egress.put(burst, &picks).unwrap();
@@ -467,7 +482,7 @@ fn delivered_headers_are_those_checked_despite_concurrent_writes() {
     a.send(&tcp(600), &[600], 0, &[]);
     let page = a.host.page(1, 8).unwrap();
     let egress = b.pair.egress.clone();
-    a.burst(0, |burst| {
+    a.burst(at(0), |burst| {
         burst.snapshot();
         page.seg_mut(16, 600).unwrap().write(&[0xee; 600]);
         let mut egress = egress.lock().unwrap();
@@ -576,24 +591,24 @@ fn rate_is_checked_before_a_packet_is_taken() {
     (0..200).for_each(|_| a.send(&tcp(1000), &[1000], 0, &[]));
     let mut shown = 0;
     for _ in 0..4 {
-        shown += a.burst(0, |burst| assert!(!burst.frames.is_empty())).unwrap();
+        shown += a.burst(at(0), |burst| assert!(!burst.frames.is_empty())).unwrap();
         a.responses();
     }
     assert_eq!(shown, 131, "the bucket");
-    assert_eq!(a.burst(0, |_| ()), Ok(0));
+    assert_eq!(a.burst(at(0), |_| ()), Ok(0));
     let rests = |a: &Guest| {
         let mut ingress = a.pair.ingress.lock().unwrap();
         (ingress.arm(), ingress.due())
     };
     // Packets are pending, but must wait, whatever events arrive.
-    assert_eq!(rests(&a), (true, Some(928_000)), "72 bytes were left");
+    assert_eq!(rests(&a), (true, Some(at(928_000))), "72 bytes were left");
     a.send(&tcp(60), &[60], 0, &[]);
-    assert_eq!((a.burst(927_999, |_| ()), rests(&a)), (Ok(0), (true, Some(928_000))));
+    assert_eq!((a.burst(at(927_999), |_| ()), rests(&a)), (Ok(0), (true, Some(at(928_000)))));
     assert_eq!(a.channel.acked.load(Ordering::Relaxed), 0, "no event is consumed");
-    assert_eq!((a.burst(928_000, |_| ()), rests(&a).1), (Ok(1), Some(1_928_000)));
-    assert_eq!((a.burst(60_928_000, |_| ()), a.responses().len()), (Ok(60), 61));
+    assert_eq!((a.burst(at(928_000), |_| ()), rests(&a).1), (Ok(1), Some(at(1_928_000))));
+    assert_eq!((a.burst(at(60_928_000), |_| ()), a.responses().len()), (Ok(60), 61));
     a.vif.set_rate(None);
-    assert_eq!(a.burst(60_928_001, |_| ()), Ok(9));
+    assert_eq!(a.burst(at(60_928_001), |_| ()), Ok(9));
     assert_eq!(rests(&a), (true, None), "armed as usual");
     assert_eq!(a.channel.acked.load(Ordering::Relaxed), 1);
 }
@@ -606,7 +621,7 @@ fn frames_of_a_guest_without_link_are_taken_and_dropped() {
     let add = TxRequest { gref: 8, offset: 0, flags: 0, id: 200, size: 0 };
     a.raw(add, &[Extra::McastAdd([1, 0, 0x5e, 0, 0, 7])], &[]);
     (0..3).for_each(|_| a.send(&tcp(60), &[60], 0, &[]));
-    let seen = a.burst(1, |burst| panic!("{} frames", burst.frames.len()));
+    let seen = a.burst(at(1), |burst| panic!("{} frames", burst.frames.len()));
     assert_eq!(seen, Ok(4));
     assert!(a.responses().iter().all(|s| *s == status::OKAY || *s == status::NULL));
     let stats = &a.pair.ingress_stats;
@@ -621,7 +636,7 @@ fn frames_of_a_guest_without_link_are_taken_and_dropped() {
     assert!(b.take().is_none());
     a.vif.set_link(false);
     a.raw(TxRequest { gref: 8, offset: 4000, flags: 0, id: 1, size: 200 }, &[], &[]);
-    a.burst(2, |_| ()).unwrap_err();
+    a.burst(at(2), |_| ()).unwrap_err();
 }
 
 #[test]
@@ -726,9 +741,9 @@ fn made_frames_and_room_for_them() {
     assert_eq!((egress.room(1500, 10), egress.room(5000, 10)), (Ok(4), Ok(2)));
     let hdr = VnetHdr { flags: NEEDS_CSUM, csum_start: 34, csum_offset: 16, ..VnetHdr::NONE };
     let body = tcp(1500);
-    assert_eq!(egress.put_made(&body[..54], &[Seg::of(&body[54..])], &hdr), Ok(true));
+    assert_eq!(egress.put_parts(&body[..54], &[Seg::of(&body[54..])], &hdr), Ok(true));
     let gso = VnetHdr { gso_type: GSO_TCPV4, gso_size: 1000, ..hdr };
-    assert_eq!(egress.put_made(&tcp(9000), &[], &gso), Ok(false), "three pages and an extra");
+    assert_eq!(egress.put_parts(&tcp(9000), &[], &gso), Ok(false), "three pages and an extra");
     egress.flush();
     drop(egress);
     let (packet, bytes) = b.take().unwrap().unwrap();
@@ -748,18 +763,18 @@ fn packet_with_a_missing_rest_stops_the_port_after_a_time() {
     let mut ingress = a.pair.ingress.lock().unwrap();
     let wiring = ingress.active.as_ref().unwrap().wiring.clone();
     ingress.deactivate();
-    ingress.activate(BackTx::attach(page.clone()).unwrap(), wiring);
+    ingress.activate(BackTx::attach(page.clone()).unwrap(), wiring, arena());
     drop(ingress);
-    assert_eq!(a.burst(1, |_| ()), Ok(0));
+    assert_eq!(a.burst(at(1), |_| ()), Ok(0));
     let rests = |a: &Guest| {
         let mut ingress = a.pair.ingress.lock().unwrap();
         (ingress.arm(), ingress.due())
     };
     // There is no event for a missing rest: the port is polled in time.
-    assert_eq!(rests(&a), (true, Some(10_000_000_001)));
-    assert_eq!(a.burst(9_000_000_000, |_| ()), Ok(0));
-    assert_eq!(rests(&a), (true, Some(10_000_000_001)));
-    a.burst(10_000_000_001, |_| ()).unwrap_err();
+    assert_eq!(rests(&a), (true, Some(at(10_000_000_001))));
+    assert_eq!(a.burst(at(9_000_000_000), |_| ()), Ok(0));
+    assert_eq!(rests(&a), (true, Some(at(10_000_000_001))));
+    a.burst(at(10_000_000_001), |_| ()).unwrap_err();
 }
 
 #[test]
@@ -774,7 +789,7 @@ fn missing_rest_after_a_frame_is_waited_for() {
     a.tx.page.sync_store_u32(0, end.wrapping_add(1), shm::sync::Ordering::Release);
     assert_eq!(carry(&mut a, &mut b), 1);
     let due = |a: &Guest| a.pair.ingress.lock().unwrap().due();
-    assert_eq!(due(&a), Some(10_000_000_001));
+    assert_eq!(due(&a), Some(at(10_000_000_001)));
     a.tx.page.sync_store_u32(0, whole, shm::sync::Ordering::Release);
     assert_eq!(carry(&mut a, &mut b), 1);
     assert_eq!(due(&a), None, "it arrived");

@@ -3,15 +3,17 @@
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use switch::time::{Instant, Ns};
+
 /// Maximum length of a guest's multicast list, as in Linux's netback.
 const MULTICAST_MAX: usize = 64;
 /// Minimum burst at any rate: two GSO frames of maximum size.
 const BURST_BYTES_MIN: u64 = 131_072;
-/// A rate-limited guest is polled again when it may send for this much more time, in ns, if the
-/// bucket holds that much.
-const DUE_NS_MIN: u128 = 1_000_000;
-/// Maximum time until it is polled again, in ns, at any rate: its rate may have changed by then.
-const DUE_NS_MAX: u64 = 1_000_000_000;
+/// A rate-limited guest is polled again when it may send for this much more time, if the bucket
+/// holds that much.
+const DUE_MIN: Ns = Ns::from_ms(1);
+/// Maximum time until it is polled again, at any rate: its rate may have changed by then.
+const DUE_MAX: Ns = Ns::from_secs(1);
 
 /// Rate limit of a guest: `rate` in its back end's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,43 +38,44 @@ impl Rate {
 struct Bucket {
     rate: Rate,
     tokens: u64,
-    /// Time up to which tokens were added, in ns.
-    filled_ns: u64,
+    /// Time up to which tokens were added.
+    filled: Instant,
 }
 
 impl Bucket {
+    fn interval(&self) -> Ns {
+        Ns::from_us(self.rate.usecs)
+    }
+
     fn most(&self) -> u64 {
         self.rate.bytes.max(BURST_BYTES_MIN)
     }
 
-    /// Takes `len` tokens; the error is the time to ask again, in ns.
-    fn take(&mut self, len: u64, now_ns: u64) -> Result<(), u64> {
-        let elapsed = u128::from(now_ns.saturating_sub(self.filled_ns));
-        let interval_ns = u128::from(self.rate.usecs) * 1000;
-        let new = elapsed * u128::from(self.rate.bytes) / interval_ns;
+    /// Takes `len` tokens; the error is the time to ask again.
+    fn take(&mut self, len: u64, now: Instant) -> Result<(), Instant> {
+        let interval = self.interval().get();
+        let new = (now - self.filled).scale(self.rate.bytes, interval).get();
         // Time that makes no whole byte is kept for the next time.
         if new > 0 {
-            let used = new * interval_ns / u128::from(self.rate.bytes);
-            self.filled_ns += u64::try_from(used).unwrap_or(u64::MAX);
-            let new = u64::try_from(new).unwrap_or(u64::MAX);
+            self.filled += Ns::new(new).scale(interval, self.rate.bytes);
             self.tokens = self.tokens.saturating_add(new).min(self.most());
         }
         match self.tokens.checked_sub(len) {
             Some(rest) => self.tokens = rest,
-            None => return Err(self.due(len, now_ns)),
+            None => return Err(self.due(len, now)),
         }
         Ok(())
     }
 
-    /// Time at which there are tokens for `len` bytes, or for `DUE_NS_MIN` if that is later: a
+    /// Time at which there are tokens for `len` bytes, or for `DUE_MIN` if that is later: a
     /// wake-up per packet would cost more than the packets.
-    fn due(&self, len: u64, now_ns: u64) -> u64 {
-        let interval_ns = u128::from(self.rate.usecs) * 1000;
+    fn due(&self, len: u64, now: Instant) -> Instant {
+        let interval = u128::from(self.interval().get());
         let bytes = u128::from(self.rate.bytes);
-        let batch = (bytes * DUE_NS_MIN / interval_ns).min(u128::from(self.most() / 2));
+        let batch = (bytes * u128::from(DUE_MIN.get()) / interval).min(u128::from(self.most() / 2));
         let missing = batch.max(len.into()).saturating_sub(self.tokens.into());
-        let ns = u64::try_from((missing * interval_ns).div_ceil(bytes)).unwrap_or(u64::MAX);
-        self.filled_ns.saturating_add(ns).min(now_ns.saturating_add(DUE_NS_MAX))
+        let ns = u64::try_from((missing * interval).div_ceil(bytes)).unwrap_or(u64::MAX);
+        (self.filled + Ns::new(ns)).min(now + DUE_MAX)
     }
 }
 
@@ -98,7 +101,7 @@ impl Vif {
     /// Limits the guest's sending rate; the bucket starts full.
     pub fn set_rate(&self, rate: Option<Rate>) {
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        *bucket = rate.map(|rate| Bucket { rate, tokens: 0, filled_ns: 0 });
+        *bucket = rate.map(|rate| Bucket { rate, tokens: 0, filled: Instant::START });
         if let Some(bucket) = bucket.as_mut() {
             bucket.tokens = bucket.most();
         }
@@ -108,14 +111,14 @@ impl Vif {
     /// Charges a frame of `len` bytes that is sent now.
     ///
     /// # Errors
-    /// The frame may not be sent now; retry at this time, in ns.
+    /// The frame may not be sent now; retry at this time.
     #[inline]
-    pub(super) fn charge(&self, len: u16, now_ns: u64) -> Result<(), u64> {
+    pub(super) fn charge(&self, len: u16, now: Instant) -> Result<(), Instant> {
         if !self.limited.load(Ordering::Acquire) {
             return Ok(());
         }
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        bucket.as_mut().map_or(Ok(()), |bucket| bucket.take(len.into(), now_ns))
+        bucket.as_mut().map_or(Ok(()), |bucket| bucket.take(len.into(), now))
     }
 
     /// Refunds a frame of `len` bytes that is sent later.
@@ -203,30 +206,38 @@ mod tests {
     #[test]
     fn rate_holds_over_time_for_all_queues_together() {
         let vif = Vif::new();
-        assert!((0..10_000).all(|_| vif.charge(u16::MAX, 0).is_ok()), "no limit");
+        assert!((0..10_000).all(|_| vif.charge(u16::MAX, Instant::START).is_ok()), "no limit");
         vif.set_rate(Some(Rate { bytes: 1_000_000, usecs: 1_000_000 }));
         let mut sent = 0;
         for us in 0..3_000_000_u64 {
-            sent += u64::from(us % 7 == 0 && vif.charge(1000, us * 1000).is_ok()) * 1000;
+            sent += u64::from(us % 7 == 0 && vif.charge(1000, Instant::from_ns(us * 1000)).is_ok())
+                * 1000;
         }
         // Three seconds of tokens, and a full bucket at the start.
         assert!((3_999_000..=4_001_000).contains(&sent), "{sent}");
         vif.set_rate(None);
-        assert!((0..100).all(|_| vif.charge(u16::MAX, 0).is_ok()));
+        assert!((0..100).all(|_| vif.charge(u16::MAX, Instant::START).is_ok()));
     }
 
     #[test]
     fn largest_frame_passes_at_the_lowest_rate() {
         let vif = Vif::new();
         vif.set_rate(Some(Rate { bytes: 1, usecs: 1 }));
-        assert!(vif.charge(u16::MAX, 0).is_ok() && vif.charge(u16::MAX, 0).is_ok());
+        assert!(
+            vif.charge(u16::MAX, Instant::START).is_ok()
+                && vif.charge(u16::MAX, Instant::START).is_ok()
+        );
         // Two bytes remained.
-        assert_eq!(vif.charge(u16::MAX, 0), Err(65_533_000));
-        assert_eq!(vif.charge(u16::MAX, 65_533_000), Ok(()));
+        let after = Instant::from_ns(65_533_000);
+        assert_eq!(vif.charge(u16::MAX, Instant::START), Err(after));
+        assert_eq!(vif.charge(u16::MAX, after), Ok(()));
         // One byte per hour: polled again within a second, because the rate may have changed.
         vif.set_rate(Some(Rate { bytes: 1, usecs: 3_600_000_000 }));
-        assert!(vif.charge(u16::MAX, 0).is_ok() && vif.charge(u16::MAX, 0).is_ok());
-        assert_eq!(vif.charge(60, 5), Err(1_000_000_005));
+        assert!(
+            vif.charge(u16::MAX, Instant::START).is_ok()
+                && vif.charge(u16::MAX, Instant::START).is_ok()
+        );
+        assert_eq!(vif.charge(60, Instant::from_ns(5)), Err(Instant::from_ns(1_000_000_005)));
     }
 
     #[test]
@@ -234,8 +245,8 @@ mod tests {
         for (bytes, usecs) in [(125_000_000, 1_000_000), (125_000, 100), (1_250, 50_000)] {
             let vif = Vif::new();
             vif.set_rate(Some(Rate { bytes, usecs }));
-            let (mut now, mut sent, mut looks) = (0, 0, 0);
-            while now < 2_000_000_000 {
+            let (mut now, mut sent, mut looks) = (Instant::START, 0, 0);
+            while now < Instant::START + Ns::from_secs(2) {
                 match vif.charge(1500, now) {
                     Ok(()) => sent += 1500,
                     Err(due) => {

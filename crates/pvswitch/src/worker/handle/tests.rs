@@ -13,7 +13,7 @@ struct Kicks(Vec<Weak<OwnedFd>>);
 
 impl Kicks {
     fn new_one(&mut self) -> Option<KickFd> {
-        let kick = Arc::new(eventfd(0, EventfdFlags::empty()).unwrap());
+        let kick = Arc::new(os::eventfd().unwrap());
         self.0.push(Arc::downgrade(&kick));
         self.0.retain(|kick| kick.strong_count() > 0);
         Some(kick)

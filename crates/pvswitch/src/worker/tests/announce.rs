@@ -34,7 +34,7 @@ impl Transmits for Gated {
     fn burst(
         &mut self,
         _: usize,
-        _: u64,
+        _: switch::time::Instant,
         _: &mut Burst<'static>,
         _: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {

@@ -1,15 +1,16 @@
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::*;
 use crate::pool::token;
+use switch::time::{Instant, Ns};
 
 /// A queue with a due time and no kick.
 struct Slow {
-    every_ns: u64,
-    next_ns: u64,
-    /// Times of polls, in ns.
-    looks: Vec<u64>,
+    every: Ns,
+    next: Instant,
+    /// Times of polls.
+    looks: Vec<Instant>,
     found: usize,
 }
 
@@ -17,21 +18,21 @@ impl Transmits for Slow {
     fn burst(
         &mut self,
         _: usize,
-        now_ns: u64,
+        now: Instant,
         _: &mut Burst<'static>,
         _: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
-        self.looks.push(now_ns);
-        if now_ns < self.next_ns {
+        self.looks.push(now);
+        if now < self.next {
             return Ok(0);
         }
-        self.next_ns = now_ns + self.every_ns;
+        self.next = now + self.every;
         self.found += 1;
         Ok(1)
     }
 
-    fn due(&self) -> Option<u64> {
-        Some(self.next_ns)
+    fn due(&self) -> Option<Instant> {
+        Some(self.next)
     }
 }
 
@@ -39,8 +40,8 @@ impl Transmits for Slow {
 fn worker_sleeps_until_a_queue_is_due() {
     let pool = pool(1, Placement::Single, Costs::TYPICAL);
     let slow = Arc::new(Mutex::new(Fake(Slow {
-        every_ns: 20_000_000,
-        next_ns: 20_000_000,
+        every: Ns::from_ms(20),
+        next: Instant::START + Ns::from_ms(20),
         looks: Vec::new(),
         found: 0,
     })));
@@ -57,8 +58,8 @@ fn worker_sleeps_until_a_queue_is_due() {
         kick: None,
         notifies: true,
     });
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while slow.lock().unwrap().0.found < 10 && Instant::now() < deadline {
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while slow.lock().unwrap().0.found < 10 && std::time::Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
     pool.stop();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use switch::direct::Direct;
 use switch::frame::Burst;
 use switch::port::{Egress, Fault, Ingress, Steer};
+use switch::time::Instant;
 use switch::vnet::{Offloads, VnetHdr};
 
 /// A guest's transmit queue.
@@ -13,7 +14,7 @@ pub trait Transmits: Send {
     fn burst(
         &mut self,
         max: usize,
-        now_ns: u64,
+        now: Instant,
         burst: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault>;
@@ -24,7 +25,7 @@ pub trait Transmits: Send {
     }
 
     /// As [`Ingress::due`].
-    fn due(&self) -> Option<u64> {
+    fn due(&self) -> Option<Instant> {
         None
     }
 }
@@ -56,18 +57,18 @@ impl<T: Transmits> Ingress for Fake<T> {
     fn burst(
         &mut self,
         max: usize,
-        now_ns: u64,
+        now: Instant,
         burst: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
-        self.0.burst(max, now_ns, burst, forward)
+        self.0.burst(max, now, burst, forward)
     }
 
-    fn goes_direct(&self) -> bool {
+    fn supports_direct(&self) -> bool {
         false
     }
 
-    fn burst_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+    fn read_into(&mut self, _: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
         Ok(0)
     }
 
@@ -75,7 +76,7 @@ impl<T: Transmits> Ingress for Fake<T> {
         self.0.arm()
     }
 
-    fn due(&self) -> Option<u64> {
+    fn due(&self) -> Option<Instant> {
         self.0.due()
     }
 
@@ -87,7 +88,7 @@ impl<T: Receives> Egress for Fake<T> {
         Offloads::ALL
     }
 
-    fn takes_granted(&self) -> bool {
+    fn accepts_granted(&self) -> bool {
         false
     }
 
@@ -95,7 +96,7 @@ impl<T: Receives> Egress for Fake<T> {
         self.0.put(burst, picks)
     }
 
-    fn put_made(&mut self, _: &[u8], _: &[shm::Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
+    fn put_parts(&mut self, _: &[u8], _: &[shm::Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
         Ok(true)
     }
 

@@ -26,7 +26,7 @@ impl Transmits for Late {
     fn burst(
         &mut self,
         _: usize,
-        _: u64,
+        _: switch::time::Instant,
         burst: &mut Burst<'static>,
         forward: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {

@@ -3,6 +3,7 @@
 use switch::forward::{EgressQueue, Port};
 use switch::poll::State;
 use switch::stats::EgressStats;
+use switch::time::Ns;
 
 use super::*;
 use crate::pool::token;
@@ -128,7 +129,7 @@ fn paused_queue_takes_at_most_a_burst_and_its_worker_sleeps() {
 #[test]
 fn room_at_a_receiver_does_not_train_adaptive() {
     // After a frame it polls for as long as a sleep costs.
-    let costs = Costs { wake_ns: 20_000_000, ..COSTS };
+    let costs = Costs { wake: Ns::from_ms(20), ..COSTS };
     let wired = Wired::costing(costs, "adaptive");
     let cold = |rig: &Rig| rig.tuning.state() == State::Cold;
     let polls = |rig: &Rig| rig.stats.polls.get();

@@ -10,7 +10,7 @@ impl Transmits for Flood {
     fn burst(
         &mut self,
         max: usize,
-        _: u64,
+        _: switch::time::Instant,
         _: &mut Burst<'static>,
         _: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {

@@ -1,21 +1,21 @@
-//! What a hostile Xen guest does to its rings, grants and frames.
+//! Protocol violations of a hostile Xen guest, in its rings, grants and frames.
 
 use ring::xen::{RxRequest, TX_SLOT_LEN, TxRequest, tx_flag};
 
 use super::{PAGE, SLOTS_AT, Sent, Xen};
-use crate::guest::{App, Kick, Ring, lie};
+use crate::guest::{App, Kick, Ring, forged_frame};
 use crate::random::Random;
 
-/// Where the indices of a ring lie in its page.
+/// Offsets of the indices in a ring's page.
 const REQ_PROD: usize = 0;
 const REQ_EVENT: usize = 4;
 const RSP_EVENT: usize = 12;
-/// References that no one grants.
+/// References that are never granted.
 const NO_GRANTS: [u32; 3] = [0, 1, u32::MAX];
 
 impl Xen {
-    /// Breaks something, now and then.
-    pub(super) fn break_something(
+    /// Sometimes commits a violation, and sometimes sends a needless kick.
+    pub(super) fn inject_violation(
         &mut self,
         apps: &mut [App],
         random: &mut Random,
@@ -26,10 +26,10 @@ impl Xen {
         if random.one_in(4) {
             match random.within(0..16) {
                 0 if !self.careful => self.scribble(q, ring, random),
-                1 if !self.careful => self.jump(q, ring, random),
-                2 => self.lie_about_events(q, ring, random),
-                3 => self.take_away(q, ring, random),
-                4..=7 => self.offer_nothing(&mut apps[q], q, random),
+                1 if !self.careful => self.jump_index(q, ring, random),
+                2 => self.corrupt_events(q, ring, random),
+                3 => self.revoke_in_use(q, ring, random),
+                4..=7 => self.post_bad_grant(&mut apps[q], q, random),
                 _ => self.forge(&mut apps[q], q, random),
             }
         }
@@ -38,7 +38,7 @@ impl Xen {
         }
     }
 
-    /// Anything, anywhere in a ring.
+    /// Writes a random value into a ring.
     fn scribble(&self, q: usize, ring: Ring, random: &mut Random) {
         let area = &self.queues[q].areas[usize::from(ring == Ring::Rx)];
         let at = random.within(0..area.len() as u64 / 4) as usize * 4;
@@ -47,8 +47,8 @@ impl Xen {
         area.store_u32(at, word);
     }
 
-    /// Makes more available than there is, or takes some back.
-    fn jump(&self, q: usize, ring: Ring, random: &mut Random) {
+    /// Moves `req_prod`: beyond the ring's size, or back.
+    fn jump_index(&self, q: usize, ring: Ring, random: &mut Random) {
         let queue = &self.queues[q];
         let (area, size) = match ring {
             Ring::Tx => (&queue.areas[0], queue.tx.size()),
@@ -63,14 +63,14 @@ impl Xen {
         area.store_u32(REQ_PROD, area.load_u32(REQ_PROD).wrapping_add(by));
     }
 
-    /// Asks for events at moments that make no sense; writes the back half's word, too.
-    fn lie_about_events(&self, q: usize, ring: Ring, random: &mut Random) {
+    /// Writes a random event index: its own, or the back half's.
+    fn corrupt_events(&self, q: usize, ring: Ring, random: &mut Random) {
         let area = &self.queues[q].areas[usize::from(ring == Ring::Rx)];
         area.store_u32([REQ_EVENT, RSP_EVENT][random.index(2)], random.bits() as u32);
     }
 
-    /// Ends a grant that is in use.
-    fn take_away(&self, q: usize, ring: Ring, random: &mut Random) {
+    /// Revokes a grant in use.
+    fn revoke_in_use(&self, q: usize, ring: Ring, random: &mut Random) {
         let queue = &self.queues[q];
         let gref = match ring {
             Ring::Tx => queue.tx_flight.values().next().map(|sent| sent.gref),
@@ -79,8 +79,8 @@ impl Xen {
         gref.into_iter().for_each(|gref| self.revoke(gref));
     }
 
-    /// Offers to receive into a page that it does not grant, or for reading only.
-    fn offer_nothing(&mut self, app: &mut App, q: usize, random: &mut Random) {
+    /// Posts a receive buffer that is not granted, or granted read-only.
+    fn post_bad_grant(&mut self, app: &mut App, q: usize, random: &mut Random) {
         let Some(page) = self.queues[q].rx_idle.pop() else { return };
         let gref = if random.one_in(2) { self.grant(page, true) } else { random.bits() as u32 };
         let queue = &mut self.queues[q];
@@ -93,7 +93,7 @@ impl Xen {
         app.kick_due[1] = true;
     }
 
-    /// Sends a packet that is wrong in one way.
+    /// Sends a packet with one violation.
     fn forge(&mut self, app: &mut App, q: usize, random: &mut Random) {
         let queue = &mut self.queues[q];
         if queue.tx.room() == 0 {
@@ -102,10 +102,10 @@ impl Xen {
         let (Some(page), Some(id)) = (queue.tx_idle.pop(), queue.tx_ids.pop()) else { return };
         let at = (queue.areas[0].load_u32(REQ_PROD) % queue.tx.size()) as usize;
         let frame = queue.frames;
-        let bytes = lie(self.index, random.within(14..1500) as usize, random);
+        let bytes = forged_frame(self.index, random.within(14..1500) as usize, random);
         let gref = self.grant(page, true);
         let seg = self.memory.seg_mut(page * PAGE, bytes.len() as u32);
-        seg.expect("a page of ours").write(&bytes);
+        seg.expect("a page of its own").write(&bytes);
         let size = bytes.len() as u16;
         let mut request = TxRequest { gref, offset: 0, flags: 0, id, size };
         match random.within(0..8) {
@@ -126,7 +126,7 @@ impl Xen {
         queue.awaited.insert(frame, 1);
         queue.frames += 1;
         if !self.careful && random.one_in(8) {
-            // More of it is to come, or an extra info.
+            // Announces another request, or an extra info, that does not follow.
             let flags = [tx_flag::MORE_DATA, tx_flag::EXTRA_INFO][random.index(2)];
             let word = SLOTS_AT + TX_SLOT_LEN * at + 4;
             let area = &queue.areas[0];

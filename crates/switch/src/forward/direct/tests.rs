@@ -24,7 +24,7 @@ impl Egress for Receiver {
         Offloads::ALL
     }
 
-    fn takes_granted(&self) -> bool {
+    fn accepts_granted(&self) -> bool {
         false
     }
 
@@ -32,7 +32,7 @@ impl Egress for Receiver {
         Ok(picks.len())
     }
 
-    fn put_made(&mut self, _: &[u8], _: &[Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
+    fn put_parts(&mut self, _: &[u8], _: &[Seg<'_>], _: &VnetHdr) -> Result<bool, Fault> {
         Ok(true)
     }
 
@@ -91,18 +91,18 @@ impl Ingress for Sender {
     fn burst(
         &mut self,
         _: usize,
-        _: u64,
+        _: Instant,
         _: &mut Burst<'static>,
         _: &mut dyn FnMut(&mut Burst<'_>),
     ) -> Result<usize, Fault> {
         Ok(0)
     }
 
-    fn goes_direct(&self) -> bool {
+    fn supports_direct(&self) -> bool {
         self.direct
     }
 
-    fn burst_into(&mut self, max: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
+    fn read_into(&mut self, max: usize, _: &mut dyn Direct) -> Result<usize, Fault> {
         assert_eq!(max, BURST_MAX);
         self.asked += 1;
         self.reads.clone()
@@ -112,7 +112,7 @@ impl Ingress for Sender {
         true
     }
 
-    fn due(&self) -> Option<u64> {
+    fn due(&self) -> Option<Instant> {
         None
     }
 
@@ -154,7 +154,7 @@ impl Rig {
         let tuning = Arc::new(crate::tuning::Tuning::new(crate::poll::Policy::Event));
         let from = Source::new(PortId(0), queue, Arc::default(), tuning);
         let before = self.sender.asked;
-        let found = self.forwarder.direct(&from, &mut self.sender, 5);
+        let found = self.forwarder.direct(&from, &mut self.sender, Instant::START);
         (self.sender.asked - before, found)
     }
 

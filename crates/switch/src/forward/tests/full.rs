@@ -1,7 +1,7 @@
 //! Full destinations, and their senders.
 
 use super::*;
-use crate::hold::{PAUSE_NS, WAIT_NS_MAX};
+use crate::hold::{PAUSE_WINDOW, WAIT_MAX};
 
 fn to(port: u8, serials: std::ops::Range<u32>) -> Vec<Vec<u8>> {
     serials.map(|n| frame(mac(port), mac(0), n)).collect()
@@ -85,7 +85,7 @@ fn sender_of_several_destinations_never_waits_for_one_of_them() {
         assert_eq!(rig.budget(0), BURST_MAX, "burst {burst}");
         rig.send(0, &[to(1, 0..50), to(2, sent..sent + 14)].concat());
         sent += 14;
-        rig.now_ns += MS / 10;
+        rig.now += MS / 10;
     }
     assert_eq!(serials(&rig.got(2)), (0..sent).collect::<Vec<_>>());
     let held = rig.held(1) as u64;
@@ -109,7 +109,7 @@ fn sender_waits_while_all_its_destinations_are_full_and_takes_what_one_has_room_
     // One of them is too slow: it is ignored now, and the other is not.
     rig.port(2).room = ENDLESS;
     assert_eq!(rig.budget(0), BURST_MAX);
-    rig.now_ns += 2 * SECOND;
+    rig.now += 2 * SECOND;
     assert_eq!(rig.budget(0), BURST_MAX, "it has sent to none of them recently");
 }
 
@@ -129,20 +129,21 @@ fn sender_of_one_destination_waits_at_most_until_that_is_found_too_slow() {
     let mut rig = switch();
     rig.port(1).room = 0;
     rig.send(0, &to(1, 0..10));
-    let start = rig.now_ns;
+    let start = rig.now;
     while rig.budget(0) == 0 {
-        rig.now_ns += MS;
-        if ((rig.now_ns - start) / MS).is_multiple_of(45) {
+        rig.now += MS;
+        if (rig.now - start).times(MS).is_multiple_of(45) {
             rig.port(1).room += 1;
             rig.retry();
         }
     }
-    assert!((rig.now_ns - start).abs_diff(PAUSE_NS) <= 2 * MS);
+    let paused = rig.now - start;
+    assert!(paused + 2 * MS >= PAUSE_WINDOW && paused <= PAUSE_WINDOW + 2 * MS);
     // Now it continues, even if its frames are dropped.
     for _ in 0..900 {
         rig.send(0, &to(1, 0..64));
         assert_eq!(rig.budget(0), BURST_MAX);
-        rig.now_ns += MS;
+        rig.now += MS;
     }
 }
 
@@ -152,7 +153,7 @@ fn frame_held_too_long_is_dropped_even_if_its_destination_accepts_some() {
     rig.port(1).room = 0;
     rig.send(0, &to(1, 0..64));
     for _ in 0..10 {
-        rig.now_ns += WAIT_NS_MAX / 9;
+        rig.now += WAIT_MAX / 9;
         rig.port(1).room = 1;
         rig.retry();
     }
@@ -187,7 +188,7 @@ fn flooded_frames_are_held_too_but_pause_no_sender() {
     assert_eq!((rig.held(1), rig.budget(0)), (2, BURST_MAX));
     rig.port(1).room = 1;
     rig.retry();
-    rig.now_ns += WAIT_NS_MAX + 1;
+    rig.now += WAIT_MAX + Ns::new(1);
     rig.retry();
     assert_eq!((serials(&rig.got(1)), serials(&rig.got(2))), (vec![0, 1], vec![0, 1, 2]));
     assert_eq!((rig.port(1).stats.drops_aged.get(), rig.stats(0).drops_no_room.get()), (1, 0));
@@ -263,7 +264,11 @@ fn counters_of_a_full_queue_add_up_with_concurrent_floods() {
                         burst.segs.push(Seg::of(bytes));
                         burst.push_at(i, 1, bytes.len() as u32, VnetHdr::NONE);
                     }
-                    let _ = forwarder.forward(&source, &mut burst, SECOND + n);
+                    let _ = forwarder.forward(
+                        &source,
+                        &mut burst,
+                        Instant::START + SECOND + Ns::new(n),
+                    );
                 }
                 (source.stats.holds.get(), source.stats.drops_no_room.get())
             })

@@ -42,7 +42,7 @@ fn send(rig: &mut Rig, frames: &[(u32, &[u8], VnetHdr)]) -> usize {
     let domain = Domain::new(1, host.clone());
     let mut arena = vec![0xee; 100_000];
     let mut burst = Burst::default();
-    burst.lend(&mut [], &mut arena);
+    burst.permit_granted(&mut [], &mut arena);
     for (gref, bytes, hdr) in frames {
         let len = bytes.len() as u16;
         burst.segs.push(Seg::granted(&domain, *gref, 0, 10).unwrap());

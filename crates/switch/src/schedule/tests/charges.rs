@@ -1,11 +1,11 @@
 //! Whom a worker charges for what it does: what a queue owes is in the rounds that it waits.
 
 use super::*;
-use crate::fair::QUANTUM_NS;
+use crate::fair::QUANTUM;
 
-/// What one burst takes, in ns, and how many rounds that is.
-const BURST_NS: u64 = 2_000_000;
-const ROUNDS: u64 = BURST_NS / QUANTUM_NS as u64;
+/// What one burst takes, and how many rounds that is.
+const BURST: Ns = Ns::from_ms(2);
+const ROUNDS: u64 = BURST.times(QUANTUM);
 
 /// A worker with queues that are never left alone and take long to poll, of ports from 0 on;
 /// whether each can notify.
@@ -13,7 +13,7 @@ fn worker<const N: usize>(queues: [bool; N]) -> Worker {
     let mut worker = Worker::new();
     for (port, notifies) in (0..).zip(queues) {
         let (guest, _) = worker.add(port, Policy::Spin, notifies);
-        guest.takes_ns.store(BURST_NS, Ordering::Relaxed);
+        guest.takes_ns.store(BURST.get(), Ordering::Relaxed);
     }
     worker
 }
@@ -30,7 +30,7 @@ fn poll_in_vain_is_charged_to_a_queue_that_cannot_notify_and_to_no_other() {
         let stats = worker.scheduler.queues.iter().map(|queue| &queue.served.source.stats);
         stats.map(|stats| (stats.served_ns.get(), stats.polls.get())).collect::<Vec<_>>()
     };
-    assert_eq!(stats(&worker), [(BURST_NS, 1); 3]);
+    assert_eq!(stats(&worker), [(BURST.get(), 1); 3]);
     // It is not polled before the others had their time.
     for _ in 0..3 {
         worker.round();
@@ -44,16 +44,16 @@ fn poll_in_vain_is_charged_to_a_queue_that_cannot_notify_and_to_no_other() {
 fn kicks_and_the_polls_in_vain_after_them_are_charged_to_who_kicked() {
     let mut worker = worker([true, true]);
     // The kicks alone.
-    for _ in 0..100 * u64::from(QUANTUM_NS) / KICK_NS {
-        assert!(worker.scheduler.kick(token(1), 0));
+    for _ in 0..(100 * QUANTUM).times(KICK_COST) {
+        assert!(worker.scheduler.kick(token(1), Instant::START));
     }
     assert_eq!(worker.owed(), [0, 100]);
-    worker.forgive();
+    worker.clear_debt();
     // And one poll for all of them: the next is the operator's again.
     worker.round();
     let after = worker.owed();
     assert!(after[0] == 0 && after[1] >= ROUNDS - 1, "{after:?}");
-    worker.forgive();
+    worker.clear_debt();
     worker.round();
     assert_eq!(worker.owed(), [0, 0]);
 }
@@ -74,7 +74,7 @@ fn delivery_of_held_frames_is_charged_to_the_receiver_that_was_full() {
     guest.waiting.store(4, Ordering::Relaxed);
     worker.round();
     assert_eq!(port.egress[0].held_frames(), 4);
-    worker.forgive();
+    worker.clear_debt();
     let busy = worker.scheduler.window.1;
     receiver.takes_ns.store(5_000_000, Ordering::Relaxed);
     receiver.room.store(4, Ordering::Relaxed);
@@ -82,7 +82,11 @@ fn delivery_of_held_frames_is_charged_to_the_receiver_that_was_full() {
     worker.settle();
     assert_eq!((receiver.took.load(Ordering::Relaxed), port.egress[0].held_frames()), (4, 0));
     assert_eq!(port.egress[0].stats.served_ns.get(), 5_000_000);
-    assert_eq!(worker.scheduler.window.1 - busy, 5_000_000, "it is a part of the worker's load");
+    assert_eq!(
+        worker.scheduler.window.1 - busy,
+        Ns::from_ms(5),
+        "it is a part of the worker's load"
+    );
     // One round, however long it took: its guest can answer.
     assert_eq!(worker.owed(), [0, 1]);
 }
@@ -92,8 +96,8 @@ fn delivery_of_held_frames_is_charged_to_the_receiver_that_was_full() {
 fn kicks_for_room_are_charged_to_the_receiver_one_round_at_most() {
     let (mut worker, _, _, port) = pair();
     worker.round();
-    worker.forgive();
-    for _ in 0..10 * u64::from(QUANTUM_NS) / KICK_NS {
+    worker.clear_debt();
+    for _ in 0..(10 * QUANTUM).times(KICK_COST) {
         worker.scheduler.kick_room(&port.egress[0], token(1));
     }
     assert_eq!(worker.owed(), [0, 1]);
@@ -103,7 +107,7 @@ fn kicks_for_room_are_charged_to_the_receiver_one_round_at_most() {
 #[test]
 fn announcement_is_charged_to_the_queue_that_it_is_made_for() {
     let (mut worker, _, receiver, _) = pair();
-    receiver.takes_ns.store(BURST_NS, Ordering::Relaxed);
+    receiver.takes_ns.store(BURST.get(), Ordering::Relaxed);
     receiver.room.store(1, Ordering::Relaxed);
     worker.scheduler.queues[0].served.source.tuning.announce([2; 6]);
     worker.round();

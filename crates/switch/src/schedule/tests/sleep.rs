@@ -1,27 +1,27 @@
 //! When a worker sleeps, until when, and what it does about full destinations around that.
 
 use super::*;
-use crate::hold::WAIT_NS_MAX;
+use crate::hold::WAIT_MAX;
 
 #[test]
 fn worker_sleeps_until_the_earliest_of_what_is_to_be_done() {
     let mut worker = Worker::new();
-    worker.pass(1_000);
+    worker.pass(Ns::new(1_000));
     let (idle, _) = worker.add(0, Policy::Event, true);
     assert_eq!(worker.until_wait(), (None, false));
     assert!(idle.armed.load(Ordering::Relaxed));
     // A nap.
     let (napping, _) = worker.add(2, Policy::Coalesce { usecs: 50, frames: 9 }, true);
     napping.waiting.store(1, Ordering::Relaxed);
-    assert_eq!(worker.until_wait(), (Some(50_000), true));
+    assert_eq!(worker.until_wait(), (Some(Ns::new(50_000)), true));
     // Work that no kick announces.
-    idle.due_ns.store(worker.now() + 20_000, Ordering::Relaxed);
+    idle.due_ns.store(worker.now().ns() + 20_000, Ordering::Relaxed);
     worker.scheduler.kick(token(0), worker.now());
-    assert_eq!(worker.until_wait(), (Some(20_000), true));
-    worker.pass(20_000);
+    assert_eq!(worker.until_wait(), (Some(Ns::new(20_000)), true));
+    worker.pass(Ns::new(20_000));
     idle.due_ns.store(0, Ordering::Relaxed);
     worker.scheduler.record_wait(true);
-    assert_eq!(worker.until_wait(), (Some(30_000), true));
+    assert_eq!(worker.until_wait(), (Some(Ns::new(30_000)), true));
     let polls = worker.scheduler.find(token(0)).unwrap().served.source.stats.polls.get();
     assert_eq!(polls, 3);
 }
@@ -29,21 +29,21 @@ fn worker_sleeps_until_the_earliest_of_what_is_to_be_done() {
 #[test]
 fn full_destinations_are_armed_before_sleep_and_retried_in_time() {
     let mut worker = Worker::new();
-    worker.pass(1);
+    worker.pass(Ns::new(1));
     let (guest, _) = worker.add(0, Policy::Event, true);
     let (receiver, port) = worker.receive();
     guest.waiting.store(4, Ordering::Relaxed);
-    assert_eq!(worker.until_wait(), (Some(RETRY_NS), false));
+    assert_eq!(worker.until_wait(), (Some(RETRY_INTERVAL), false));
     assert!(worker.log.iter().any(|effect| matches!(effect, Effect::ArmFull)));
     worker.log.clear();
     // Nothing ended the sleep.
-    worker.pass(RETRY_NS);
+    worker.pass(RETRY_INTERVAL);
     worker.scheduler.record_wait(true);
     worker.step();
     assert!(matches!(worker.log[0], Effect::Retry { all: true, why: Why::Late }));
     worker.until_wait();
     // Room that came before it was asked for.
-    worker.pass(10);
+    worker.pass(Ns::new(10));
     worker.scheduler.record_wait(true);
     guest.waiting.store(1, Ordering::Relaxed);
     worker.scheduler.kick(token(0), worker.now());
@@ -64,7 +64,7 @@ fn busy_worker_retries_full_destinations_that_do_not_notify() {
     worker.round();
     let mut retries = 0;
     for _ in 0..100 {
-        worker.pass(RETRY_NS / 10 + 1);
+        worker.pass(RETRY_INTERVAL / 10 + Ns::new(1));
         worker.log.clear();
         worker.round();
         let is_retry =
@@ -85,7 +85,7 @@ fn idle_worker_kept_awake_by_a_receiver_that_does_not_notify_polls_kicks_and_ret
     let (mut polls, mut retries) = (0, 0);
     for _ in 0..100 {
         // As much as the clock moves while nothing is served.
-        worker.pass(RETRY_NS / 10 + 1);
+        worker.pass(RETRY_INTERVAL / 10 + Ns::new(1));
         worker.log.clear();
         worker.round();
         assert!(!worker.log.iter().any(|effect| matches!(effect, Effect::Wait { .. })));
@@ -97,7 +97,7 @@ fn idle_worker_kept_awake_by_a_receiver_that_does_not_notify_polls_kicks_and_ret
     assert!(polls >= 99, "{polls}");
     assert!((9..=10).contains(&retries), "{retries}");
     // Frames are held for so long, and no longer: then it sleeps.
-    worker.pass(WAIT_NS_MAX);
+    worker.pass(WAIT_MAX);
     assert_eq!(worker.until_wait(), (None, false));
     assert_eq!(port.egress[0].held_frames(), 0);
 }

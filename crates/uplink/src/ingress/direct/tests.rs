@@ -7,6 +7,7 @@ use std::sync::Arc;
 use switch::frame::Burst;
 use switch::port::Ingress;
 use switch::stats::IngressStats;
+use switch::time::Instant;
 use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, Offloads, VnetHdr};
 
 use super::*;
@@ -106,11 +107,11 @@ impl Rig {
 
     /// A round as in a worker; returns the frames that were copied.
     fn round(&mut self) -> Vec<Vec<u8>> {
-        if self.ingress.goes_direct() {
-            self.ingress.burst_into(64, &mut self.to).unwrap();
+        if self.ingress.supports_direct() {
+            self.ingress.read_into(64, &mut self.to).unwrap();
         }
         let mut shown = Vec::new();
-        let burst = self.ingress.burst(64, 0, &mut self.scratch, &mut |burst| {
+        let burst = self.ingress.burst(64, Instant::START, &mut self.scratch, &mut |burst| {
             for frame in &burst.frames {
                 let mut bytes = vec![0; frame.len as usize];
                 let mut at = 0;
@@ -228,5 +229,5 @@ fn frame_without_a_buffer_is_first_in_the_next_burst() {
     rig.send(TSO, &frame(20_000, 2));
     assert!(rig.round() == [frame(20_000, 1), frame(20_000, 2)]);
     rig.to.chains = 200;
-    assert!(rig.ingress.goes_direct());
+    assert!(rig.ingress.supports_direct());
 }

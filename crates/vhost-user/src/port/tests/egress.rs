@@ -228,7 +228,7 @@ fn disabled_ring_drops_and_leaves_its_buffers() {
     rx.post(&[100]);
     rx.egress.enable(false);
     assert_eq!(rx.one(frame(60, 1)), 1);
-    assert_eq!(rx.egress.put_made(&frame(60, 1), &[], &VnetHdr::NONE), Ok(true));
+    assert_eq!(rx.egress.put_parts(&frame(60, 1), &[], &VnetHdr::NONE), Ok(true));
     assert_eq!((rx.stats.drops_down.get(), rx.egress.room(60, 5)), (2, Ok(5)));
     assert!(rx.egress.arm() && rx.guest.used().is_empty());
     rx.egress.enable(true);
@@ -294,8 +294,8 @@ fn made_frames_are_copied_from_after_their_head() {
     rx.post(&[200]);
     let bytes = frame(100, 5);
     let body = [Seg::of(&bytes[40..60]), Seg::of(&bytes[60..])];
-    assert_eq!(rx.egress.put_made(&bytes[..40], &body, &TSO), Ok(true));
-    assert_eq!(rx.egress.put_made(&bytes[..40], &body, &TSO), Ok(false));
+    assert_eq!(rx.egress.put_parts(&bytes[..40], &body, &TSO), Ok(true));
+    assert_eq!(rx.egress.put_parts(&bytes[..40], &body, &TSO), Ok(false));
     assert!(rx.guest.used().is_empty(), "nothing is visible before the flush");
     rx.egress.flush();
     rx.egress.notify();
@@ -333,7 +333,7 @@ fn malformed_ring_is_a_fault_once_the_valid_buffers_are_used() {
     assert_eq!(rx.found(12).len(), 1);
     assert!(rx.put(&frames[1..], true).unwrap_err().0.contains("outside the table"));
     assert!(rx.egress.room(60, 1).is_err());
-    assert!(rx.egress.put_made(&frame(60, 1), &[], &VnetHdr::NONE).is_err());
+    assert!(rx.egress.put_parts(&frame(60, 1), &[], &VnetHdr::NONE).is_err());
     assert_eq!(rx.egress.deactivate(), Some(1));
 }
 
@@ -403,9 +403,9 @@ fn taken_buffers_are_not_read_again() {
     let desc = Area::new(&rx.guest.memory, BASE, 16 * usize::from(SIZE)).unwrap();
     desc.store_u32(8, 100);
     let bytes = frame(1500, 1);
-    assert_eq!(rx.egress.put_made(&bytes, &[], &VnetHdr::NONE), Ok(false));
+    assert_eq!(rx.egress.put_parts(&bytes, &[], &VnetHdr::NONE), Ok(false));
     rx.post(&[1000]);
-    assert_eq!(rx.egress.put_made(&bytes, &[], &VnetHdr::NONE), Ok(true));
+    assert_eq!(rx.egress.put_parts(&bytes, &[], &VnetHdr::NONE), Ok(true));
     rx.egress.flush();
     rx.egress.notify();
     assert_eq!(rx.guest.used().iter().map(|u| u.1).collect::<Vec<_>>(), [1000, 512]);

@@ -1,5 +1,6 @@
 use ring::xen::{BackRx, Extra, Gso, RxResponse, gso_type, rx_flag};
 use switch::poll::{Action, Costs, Policy, Poller};
+use switch::time::{Instant, Ns};
 
 use super::super::tx::tests::{ALL, page};
 use super::*;
@@ -119,15 +120,16 @@ fn a_hostile_back_end_loses_the_ring() {
 
 /// Number of events that the front half gets in `ms` of virtual time, of which traffic (one packet
 /// every 4 us) fills the first `busy_ms`, and the time of its last poll without an event.
-fn events(policy: Policy, smart: bool, busy_ms: u64, ms: u64) -> (u64, u64) {
+fn events(policy: Policy, smart: bool, busy_ms: u64, ms: u64) -> (u64, Instant) {
     const STEP: u64 = 4_000;
     let (mut rx, tx, mut back, _) = pair();
     let mut packet = RxPacket::new();
-    let mut poller = Poller::new(policy, Costs::TYPICAL, 0);
-    let (mut resting, mut asleep, mut events, mut last_look) = (Action::Poll, false, 0, 0);
+    let mut poller = Poller::new(policy, Costs::TYPICAL, Instant::START);
+    let (mut resting, mut asleep, mut events, mut last_look) =
+        (Action::Poll, false, 0, Instant::START);
     let mut received = 0;
-    for now in (0..ms * 1_000_000).step_by(STEP as usize) {
-        if now < busy_ms * 1_000_000 {
+    for now in (0..ms * 1_000_000).step_by(STEP as usize).map(Instant::from_ns) {
+        if now < Instant::START + Ns::from_ms(busy_ms) {
             respond(&mut back, 0, 0, 60);
             back.publish();
             let plain = back.notify_needed();
@@ -173,12 +175,12 @@ fn smart_poll_saves_95_of_100_events_and_its_timer_stops() {
     let (smart, last_look) = events(timer, true, 400, 800);
     assert_eq!(plain, 100_000, "one event per separate packet");
     assert!(smart * 20 <= plain, "{smart} of {plain} events remain");
-    let idle_ms = last_look / 1_000_000 - 400;
+    let idle_ms = last_look.periods(Ns::from_ms(1)) - 400;
     assert!((100..200).contains(&idle_ms), "the timer ran {idle_ms} ms after the last packet");
     // Without arming the event, as in the protocol, the result is the same with any peer.
     let (unarmed, last_look) = events(timer, false, 400, 800);
     assert!(unarmed * 20 <= plain, "{unarmed} of {plain} events remain");
-    assert!(last_look / 1_000_000 - 400 < 200);
+    assert!(last_look.periods(Ns::from_ms(1)) - 400 < 200);
 }
 
 #[test]

@@ -134,7 +134,7 @@ fn grants_are_not_released_during_a_burst() {
     let (pair, orders) = (a.pair.clone(), a.orders.clone());
     let (said, heard) = mpsc::channel();
     let mut waiting = None;
-    a.burst(0, |burst| {
+    a.burst(at(0), |burst| {
         orders.set_grants(0, []);
         let (pair, said) = (pair.clone(), said.clone());
         waiting = Some(std::thread::spawn(move || {

@@ -95,7 +95,7 @@ fn frames_go_to_the_queue_given_by_the_guests_table() {
             queue.post((0..40).map(|n| 300 + 100 * q as u32 + n + 1));
         }
         (0..16).for_each(|n| a.send(&flow(n, 60), &[60], 0, &[]));
-        a.burst(0, |burst| _ = forwarder.forward(&source, burst, 0)).unwrap();
+        a.burst(at(0), |burst| _ = forwarder.forward(&source, burst, at(0))).unwrap();
         assert_eq!(a.responses(), [status::OKAY; 16]);
         let flows = |queue: &mut Guest| {
             let frames = std::iter::from_fn(|| queue.take());

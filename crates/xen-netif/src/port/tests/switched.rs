@@ -2,10 +2,11 @@
 
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{
-    EgressQueue, Findings, Forwarder, Mode, Port, PortEvent, STARVED_NS, Source, Table,
+    EgressQueue, Findings, Forwarder, Mode, Port, PortEvent, STARVED_AFTER, Source, Table,
 };
-use switch::hold::WAIT_NS_MAX;
+use switch::hold::WAIT_MAX;
 use switch::poll::Policy;
+use switch::time::Ns;
 use switch::tuning::Tuning;
 
 use super::*;
@@ -17,7 +18,7 @@ struct Net {
     source: Source,
     /// Findings that no test has taken.
     found: Findings,
-    now_ns: u64,
+    now: Instant,
 }
 
 impl Net {
@@ -38,17 +39,17 @@ impl Net {
         let tuning = Arc::new(Tuning::new(Policy::Event));
         let source = Source::new(PortId(0), 0, Arc::default(), tuning);
         let forwarder = Forwarder::new(Mode::Switch, 0, fdb, Arc::clone(&table), 7);
-        Self { forwarder, table, source, found: Findings::default(), now_ns: 1_000_000_000 }
+        Self { forwarder, table, source, found: Findings::default(), now: Instant::START + SECOND }
     }
 
-    /// Serves the sender after `ns`, and retries held frames. Returns the number still held.
-    fn serve(&mut self, sender: &mut Guest, ns: u64) -> usize {
-        self.now_ns += ns;
-        let (forwarder, source, now_ns) = (&mut self.forwarder, &self.source, self.now_ns);
+    /// Serves the sender after `time`, and retries held frames. Returns the number still held.
+    fn serve(&mut self, sender: &mut Guest, time: Ns) -> usize {
+        self.now += time;
+        let (forwarder, source, now) = (&mut self.forwarder, &self.source, self.now);
         let found = &mut self.found;
-        let forward = |burst: &mut Burst<'_>| found.merge(forwarder.forward(source, burst, now_ns));
-        sender.burst(now_ns, forward).unwrap();
-        self.found.merge(forwarder.retry(true, now_ns));
+        let forward = |burst: &mut Burst<'_>| found.merge(forwarder.forward(source, burst, now));
+        sender.burst(now, forward).unwrap();
+        self.found.merge(forwarder.retry(true, now));
         let ports = self.table.iter().flatten();
         ports.map(|port| port.egress[0].held_frames()).sum()
     }
@@ -62,14 +63,14 @@ impl Net {
     }
 
     /// How long port 1 has been stalled, and the reports since the last call.
-    fn stalled(&mut self) -> (Option<u64>, Vec<bool>) {
+    fn stalled(&mut self) -> (Option<Ns>, Vec<bool>) {
         let events = std::mem::take(&mut self.found.events).into_iter();
         let begins = events.map(|event| match event {
             PortEvent::Starved { port: PortId(1), queue: 0, begins } => begins,
             other => panic!("{other:?}"),
         });
         let begins = begins.collect();
-        (self.port(1).egress[0].starved_ns(self.now_ns), begins)
+        (self.port(1).egress[0].starved_for(self.now), begins)
     }
 
     /// Sends a frame to port 1, or to all ports, every second for this time.
@@ -82,7 +83,7 @@ impl Net {
     }
 }
 
-const SECOND: u64 = 1_000_000_000;
+const SECOND: Ns = Ns::from_secs(1);
 
 fn flooded() -> Vec<u8> {
     let mut bytes = to(1, 60);
@@ -107,23 +108,23 @@ fn frames_for_a_front_half_short_of_a_page_are_dropped_until_it_recovers() {
         b.post(100..101);
         c.post(100..110);
         a.send(&to(1, 6000), &[4000, 2000], 0, &[]);
-        assert_eq!(net.serve(&mut a, 0), 1);
+        assert_eq!(net.serve(&mut a, Ns::ZERO), 1);
         a.send(&to(2, 60), &[60], 0, &[]);
-        assert_eq!(net.serve(&mut a, 1), 1);
+        assert_eq!(net.serve(&mut a, Ns::new(1)), 1);
         assert_eq!(c.take().unwrap().unwrap().1, to(2, 60), "others do not wait");
         // The worker sleeps until it is notified of a page.
         assert_eq!(net.forwarder.arm_blocked().full, peer.rx_notify);
         assert_eq!(a.responses(), [status::OKAY; 3], "no frame of the sender is held");
-        assert_eq!((net.serve(&mut a, WAIT_NS_MAX - 1), net.drops()), (1, 0));
-        assert_eq!((net.serve(&mut a, 1), net.drops()), (0, 1));
+        assert_eq!((net.serve(&mut a, WAIT_MAX - Ns::new(1)), net.drops()), (1, 0));
+        assert_eq!((net.serve(&mut a, Ns::new(1)), net.drops()), (0, 1));
         b.post(101..106);
         a.send(&to(1, 6000), &[4000, 2000], 0, &[]);
         a.send(&to(1, 61), &[61], 0, &[]);
-        assert_eq!((net.serve(&mut a, 1), net.drops()), (0, 1));
+        assert_eq!((net.serve(&mut a, Ns::new(1)), net.drops()), (0, 1));
         assert_eq!(b.take().unwrap().unwrap().1, to(1, 6000));
         assert_eq!(b.take().unwrap().unwrap().1, to(1, 61));
         (0..3).for_each(|_| a.send(&to(1, 6000), &[4000, 2000], 0, &[]));
-        assert_eq!((net.serve(&mut a, 1), net.drops()), (2, 1));
+        assert_eq!((net.serve(&mut a, Ns::new(1)), net.drops()), (2, 1));
     }
 }
 
@@ -136,32 +137,35 @@ fn front_half_without_pages_is_stalled_after_a_time_until_it_posts_some() {
         b.post(100..101);
         net.stream(&mut a, flood, 1);
         net.stream(&mut a, flood, 1);
-        let dropped_ns = net.now_ns;
+        let dropped = net.now;
         net.stream(&mut a, flood, 59);
         assert_eq!(net.stalled(), (None, vec![]), "{flood}");
         a.send(&if flood { flooded() } else { to(1, 60) }, &[60], 0, &[]);
-        net.serve(&mut a, SECOND - 1);
-        assert_eq!((net.now_ns - dropped_ns, net.stalled()), (STARVED_NS - 1, (None, vec![])));
+        net.serve(&mut a, SECOND - Ns::new(1));
+        assert_eq!(
+            (net.now - dropped, net.stalled()),
+            (STARVED_AFTER - Ns::new(1), (None, vec![]))
+        );
         a.send(&if flood { flooded() } else { to(1, 60) }, &[60], 0, &[]);
-        net.serve(&mut a, 1);
-        assert_eq!(net.stalled(), (Some(STARVED_NS), vec![true]));
+        net.serve(&mut a, Ns::new(1));
+        assert_eq!(net.stalled(), (Some(STARVED_AFTER), vec![true]));
         net.stream(&mut a, flood, 20);
         assert_eq!(net.stalled(), (Some(80 * SECOND), vec![]), "once");
         // It kicks without pages, then with some.
-        assert!(!net.port(1).egress[0].recovers());
+        assert!(!net.port(1).egress[0].end_starvation());
         b.post(101..103);
-        assert!(net.port(1).egress[0].recovers());
+        assert!(net.port(1).egress[0].end_starvation());
         assert_eq!(net.stalled(), (None, vec![]), "without a frame");
         net.stream(&mut a, flood, 2);
         assert_eq!(net.stalled(), (None, vec![]));
         // Again, and a frame arrives before its kick.
         net.stream(&mut a, flood, 63);
-        let (stalled_ns, reports) = net.stalled();
-        assert!(stalled_ns >= Some(STARVED_NS) && reports == [true], "{stalled_ns:?} {reports:?}");
+        let (stalled, reports) = net.stalled();
+        assert!(stalled >= Some(STARVED_AFTER) && reports == [true], "{stalled:?} {reports:?}");
         b.post(103..104);
         net.stream(&mut a, flood, 1);
         assert_eq!(net.stalled(), (None, vec![false]));
-        assert!(!net.port(1).egress[0].recovers(), "reported already");
+        assert!(!net.port(1).egress[0].end_starvation(), "reported already");
     }
 }
 
@@ -177,7 +181,7 @@ fn front_half_without_traffic_is_not_stalled() {
         net.stream(&mut a, true, 1);
         b.post(100 + n..101 + n);
         net.stream(&mut a, true, 2);
-        net.now_ns += 50 * SECOND;
+        net.now += 50 * SECOND;
         assert_eq!(net.stalled(), (None, vec![]));
     }
     // A new driver: the state of the previous one is reset.
@@ -188,7 +192,7 @@ fn front_half_without_traffic_is_not_stalled() {
     net.stream(&mut a, true, 60);
     assert_eq!(net.stalled(), (None, vec![]));
     net.stream(&mut a, true, 1);
-    assert_eq!(net.stalled(), (Some(STARVED_NS), vec![true]));
+    assert_eq!(net.stalled(), (Some(STARVED_AFTER), vec![true]));
     [0, 1].into_iter().for_each(|queues| net.port(1).set_active(queues));
     assert_eq!(net.stalled(), (None, vec![]));
 }
@@ -256,7 +260,7 @@ fn front_half_with_blank_checksums_of_one_ip_version_gets_others_complete() {
         b.post(100..110);
         a.send(&udp6(true), &[50, 112], tx_flag::CSUM_BLANK, &[]);
         a.send(&to(1, 2000), &[2000], tx_flag::CSUM_BLANK, &[Extra::Gso(gso)]);
-        assert_eq!(net.serve(&mut a, 0), 0);
+        assert_eq!(net.serve(&mut a, Ns::ZERO), 0);
         let (packet, bytes) = b.take().unwrap().unwrap();
         let takes6 = csum4 && csum6;
         assert!(bytes == udp6(takes6), "{csum4} {csum6}");
@@ -278,7 +282,7 @@ fn frames_for_the_host_are_copied_with_one_call_after_some_bursts() {
         a.send(&frame, &[500, 400], 0, &[]);
         let mut scratch = Burst::default();
         let mut ingress = a.pair.ingress.lock().unwrap();
-        let seen = ingress.burst(64, 1, &mut scratch, &mut |burst| {
+        let seen = ingress.burst(64, at(1), &mut scratch, &mut |burst| {
             burst.snapshot();
             assert_eq!(burst.head(0)[..64], frame[..64]);
             if fetches {
@@ -323,7 +327,7 @@ fn unprocessed_frames_of_a_burst_are_returned_to_the_ring() {
     let mut answers = Vec::new();
     for (frames, runts) in [(2, 2), (4, 4), (5, 5)] {
         assert_eq!(
-            net.serve(&mut a, 1) as u64,
+            net.serve(&mut a, Ns::new(1)) as u64,
             2 * frames,
             "for both receivers, which have no pages"
         );
@@ -338,7 +342,7 @@ fn unprocessed_frames_of_a_burst_are_returned_to_the_ring() {
     assert_eq!(net.source.stats.drops_made_limit.get(), 0);
     // Returned frames were charged once: the others have as many tokens as without them.
     let rest = 200_000 - 5 * 18_000;
-    assert_eq!(a.vif.charge(60_000, net.now_ns), Ok(()));
-    assert!(a.vif.charge((rest - 60_000 + 100) as u16, net.now_ns).is_err());
-    assert_eq!(a.vif.charge((rest - 60_000) as u16, net.now_ns), Ok(()));
+    assert_eq!(a.vif.charge(60_000, net.now), Ok(()));
+    assert!(a.vif.charge((rest - 60_000 + 100) as u16, net.now).is_err());
+    assert_eq!(a.vif.charge((rest - 60_000) as u16, net.now), Ok(()));
 }

@@ -51,7 +51,7 @@ fn put(rx: &mut Rx, frames: &[(u32, u32)]) -> (Vec<Found>, Vec<bool>, usize) {
     let domain = Domain::new(1, host.clone());
     let mut arena = [];
     let mut burst = Burst::default();
-    burst.lend(&mut [], &mut arena);
+    burst.permit_granted(&mut [], &mut arena);
     for (first, rest) in frames {
         burst.segs.push(Seg::granted(&domain, *first, 0, FIRST).unwrap());
         burst.segs.push(Seg::granted(&domain, *rest, FIRST, REST).unwrap());
@@ -59,9 +59,9 @@ fn put(rx: &mut Rx, frames: &[(u32, u32)]) -> (Vec<Found>, Vec<bool>, usize) {
     }
     burst.snapshot();
     let picks: Vec<u16> = (0..frames.len() as u16).collect();
-    assert!(rx.egress.takes_granted());
+    assert!(rx.egress.accepts_granted());
     assert_eq!(rx.egress.put(&burst, &picks), Ok(frames.len()));
-    let bad = (0..frames.len()).map(|i| burst.is_out(i)).collect();
+    let bad = (0..frames.len()).map(|i| burst.is_excluded(i)).collect();
     rx.egress.flush();
     let calls = *host.calls.lock().unwrap();
     (rx.found(12), bad, calls)

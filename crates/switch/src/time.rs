@@ -1,0 +1,245 @@
+//! Time: lengths and points of it, which cannot be mixed up. Nothing here reads a clock.
+//!
+//! All arithmetic saturates: a point that is later than expected, as clocks of two CPUs give it, is
+//! a length of zero, and what never happens is [`Instant::NEVER`].
+
+use std::fmt;
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Div, Mul, Sub, SubAssign};
+use std::time::Duration;
+
+/// A length of time, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct Ns(u64);
+
+impl Ns {
+    /// None.
+    pub const ZERO: Self = Self(0);
+    /// The longest, 584 years.
+    pub const MAX: Self = Self(u64::MAX);
+
+    /// This many nanoseconds.
+    #[inline]
+    pub const fn new(ns: u64) -> Self {
+        Self(ns)
+    }
+
+    /// This many microseconds.
+    #[inline]
+    pub const fn from_us(us: u64) -> Self {
+        Self(us.saturating_mul(1_000))
+    }
+
+    /// This many milliseconds.
+    #[inline]
+    pub const fn from_ms(ms: u64) -> Self {
+        Self(ms.saturating_mul(1_000_000))
+    }
+
+    /// This many seconds.
+    #[inline]
+    pub const fn from_secs(secs: u64) -> Self {
+        Self(secs.saturating_mul(1_000_000_000))
+    }
+
+    /// The number of nanoseconds.
+    #[inline]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// How often `part` fits; as if `part` were 1 ns where it is zero.
+    #[inline]
+    pub const fn times(self, part: Self) -> u64 {
+        match part.0 {
+            0 => self.0,
+            part => self.0 / part,
+        }
+    }
+
+    /// `self * times / over`, without overflow in between; `over` is at least 1.
+    #[inline]
+    pub fn scale(self, times: u64, over: u64) -> Self {
+        let scaled = u128::from(self.0) * u128::from(times) / u128::from(over.max(1));
+        Self(u64::try_from(scaled).unwrap_or(u64::MAX))
+    }
+}
+
+/// A point of time on a monotonic clock: nanoseconds since its start. All of one switch are of the
+/// same clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct Instant(u64);
+
+impl Instant {
+    /// The start of the clock.
+    pub const START: Self = Self(0);
+    /// Later than anything that happens.
+    pub const NEVER: Self = Self(u64::MAX);
+
+    /// The point that is this many nanoseconds after the start.
+    #[inline]
+    pub const fn from_ns(ns: u64) -> Self {
+        Self(ns)
+    }
+
+    /// Nanoseconds since the start.
+    #[inline]
+    pub const fn ns(self) -> u64 {
+        self.0
+    }
+
+    /// How many whole lengths of `period` have passed since the start.
+    #[inline]
+    pub const fn periods(self, period: Ns) -> u64 {
+        Ns(self.0).times(period)
+    }
+}
+
+impl fmt::Display for Ns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ns", self.0)
+    }
+}
+
+impl fmt::Display for Instant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ns", self.0)
+    }
+}
+
+impl Add for Ns {
+    type Output = Self;
+
+    #[inline]
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl Sub for Ns {
+    type Output = Self;
+
+    #[inline]
+    fn sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+}
+
+impl AddAssign for Ns {
+    #[inline]
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+impl SubAssign for Ns {
+    #[inline]
+    fn sub_assign(&mut self, other: Self) {
+        *self = *self - other;
+    }
+}
+
+impl Mul<u64> for Ns {
+    type Output = Self;
+
+    #[inline]
+    fn mul(self, times: u64) -> Self {
+        Self(self.0.saturating_mul(times))
+    }
+}
+
+impl Mul<Ns> for u64 {
+    type Output = Ns;
+
+    #[inline]
+    fn mul(self, length: Ns) -> Ns {
+        length * self
+    }
+}
+
+impl Div<u64> for Ns {
+    type Output = Self;
+
+    /// Panics where `parts` is zero.
+    #[inline]
+    fn div(self, parts: u64) -> Self {
+        Self(self.0 / parts)
+    }
+}
+
+impl Sum for Ns {
+    fn sum<I: Iterator<Item = Self>>(lengths: I) -> Self {
+        lengths.fold(Self::ZERO, Add::add)
+    }
+}
+
+impl From<Duration> for Ns {
+    fn from(duration: Duration) -> Self {
+        Self(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+impl From<Ns> for Duration {
+    fn from(length: Ns) -> Self {
+        Self::from_nanos(length.0)
+    }
+}
+
+impl Sub for Instant {
+    type Output = Ns;
+
+    /// The time since `earlier`; none if that is later.
+    #[inline]
+    fn sub(self, earlier: Self) -> Ns {
+        Ns(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Ns> for Instant {
+    type Output = Self;
+
+    #[inline]
+    fn add(self, length: Ns) -> Self {
+        Self(self.0.saturating_add(length.0))
+    }
+}
+
+impl Sub<Ns> for Instant {
+    type Output = Self;
+
+    #[inline]
+    fn sub(self, length: Ns) -> Self {
+        Self(self.0.saturating_sub(length.0))
+    }
+}
+
+impl AddAssign<Ns> for Instant {
+    #[inline]
+    fn add_assign(&mut self, length: Ns) {
+        *self = *self + length;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What never happens does not become soon, and clocks that disagree give no long time.
+    #[test]
+    fn saturates_at_both_ends() {
+        let (start, second) = (Instant::START, Ns::from_secs(1));
+        assert_eq!(Instant::NEVER + second, Instant::NEVER);
+        assert_eq!((start - second, start - (start + second)), (start, Ns::ZERO));
+        assert_eq!((start + second) - start, second);
+        assert_eq!(
+            (Ns::MAX + second, Ns::ZERO - second, Ns::MAX * 2),
+            (Ns::MAX, Ns::ZERO, Ns::MAX)
+        );
+        assert_eq!(Ns::from_secs(u64::MAX), Ns::MAX);
+        assert_eq!((second.times(Ns::from_ms(3)), Ns::new(7).times(Ns::ZERO)), (333, 7));
+        assert_eq!(Ns::from(Duration::MAX), Ns::MAX);
+        assert_eq!(Duration::from(Ns::from_us(1500)), Duration::from_micros(1500));
+    }
+}
