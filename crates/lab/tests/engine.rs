@@ -65,7 +65,7 @@ fn an_unknown_name_comes_with_the_nearest_one() {
     says(&usage(|ask| ask.only = vec!["poll=".into()]), &["no value ''"]);
     says(&usage(|ask| ask.only = vec!["load=1,1".into()]), &["'1' is there twice"]);
     says(&usage(|ask| ask.only = vec!["load=-1".into()]), &["no value '-1'"]);
-    says(&usage(|ask| ask.proto = Some("xenn".into())), &["--proto", "virtio and xen"]);
+    says(&usage(|ask| ask.proto = Some("xenn".into())), &["--proto", "use virtio or xen"]);
     says(&usage(|ask| ask.guest = Some("umll".into())), &["mean 'uml'"]);
 }
 

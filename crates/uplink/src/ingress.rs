@@ -274,7 +274,7 @@ impl Ingress for TapIngress {
         if !to.takes().cover(&self.requested) {
             return Ok(0);
         }
-        self.read_into(max, to)
+        self.read_direct(max, to)
     }
 
     fn arm(&mut self) -> bool {

@@ -80,7 +80,7 @@ impl State {
 impl TapIngress {
     /// Reads up to `max` frames into buffers of `to`; no frame may be left over. Returns the number
     /// accepted.
-    pub(super) fn read_into(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault> {
+    pub(super) fn read_direct(&mut self, max: usize, to: &mut dyn Direct) -> Result<usize, Fault> {
         let room = max.min(self.burst_frames).min(BURST_MAX);
         let (mut came, mut accepted) = (0, 0);
         let mut more = self.more;
