@@ -214,7 +214,7 @@ impl<'m> Burst<'m> {
         (self.unreadable.get() | self.refused) & 1 << i != 0
     }
 
-    /// Whether any frame [is out](Self::is_excluded).
+    /// Whether any frame [is excluded](Self::is_excluded).
     #[inline]
     pub fn any_excluded(&self) -> bool {
         self.unreadable.get() | self.refused != 0

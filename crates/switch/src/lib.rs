@@ -17,7 +17,7 @@
 //! * [`fair`]: fair sharing of workers' time between ports
 //! * [`schedule`]: all that a worker decides, without clock, descriptor or thread
 //! * [`tuning`]: run-time settings of a queue
-//! * [`time`]: lengths and points of time, as types
+//! * [`time`]: durations and instants as types
 //! * [`stats`]: counters, one for each cause
 #![forbid(unsafe_code)]
 

@@ -211,7 +211,7 @@ pub struct Scheduler<Q> {
     gives: VecDeque<(Vec<Served<Q>>, usize)>,
     /// A destination that this worker waits for may have room; so may those of others.
     woken: u64,
-    /// Load measurement: its start, and time spent on frames since.
+    /// Load measurement: its start, and the time spent on frames since then.
     window: (Instant, Ns),
     /// Indices of the queues that were served in it.
     served: Vec<usize>,

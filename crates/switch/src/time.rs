@@ -1,22 +1,22 @@
-//! Time: lengths and points of it, which cannot be mixed up. Nothing here reads a clock.
+//! Durations and instants as distinct types. Nothing here reads a clock.
 //!
-//! All arithmetic saturates: a point that is later than expected, as clocks of two CPUs give it, is
-//! a length of zero, and what never happens is [`Instant::NEVER`].
+//! All arithmetic saturates: the time since a later instant is zero (clocks of two CPUs may differ
+//! slightly), and [`Instant::NEVER`] plus any duration is [`Instant::NEVER`].
 
 use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Sub, SubAssign};
 use std::time::Duration;
 
-/// A length of time, in nanoseconds.
+/// A duration, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Ns(u64);
 
 impl Ns {
-    /// None.
+    /// No time.
     pub const ZERO: Self = Self(0);
-    /// The longest, 584 years.
+    /// The longest duration, 584 years.
     pub const MAX: Self = Self(u64::MAX);
 
     /// This many nanoseconds.
@@ -49,7 +49,7 @@ impl Ns {
         self.0
     }
 
-    /// How often `part` fits; as if `part` were 1 ns where it is zero.
+    /// Quotient of two durations, rounded down; a `part` of zero counts as 1 ns.
     #[inline]
     pub const fn times(self, part: Self) -> u64 {
         match part.0 {
@@ -58,7 +58,7 @@ impl Ns {
         }
     }
 
-    /// `self * times / over`, without overflow in between; `over` is at least 1.
+    /// `self * times / over` without intermediate overflow; an `over` of 0 counts as 1.
     #[inline]
     pub fn scale(self, times: u64, over: u64) -> Self {
         let scaled = u128::from(self.0) * u128::from(times) / u128::from(over.max(1));
@@ -66,8 +66,8 @@ impl Ns {
     }
 }
 
-/// A point of time on a monotonic clock: nanoseconds since its start. All of one switch are of the
-/// same clock.
+/// An instant of a monotonic clock, in nanoseconds since the clock's start. All instants of one
+/// switch are of the same clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Instant(u64);
@@ -78,7 +78,7 @@ impl Instant {
     /// Later than anything that happens.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// The point that is this many nanoseconds after the start.
+    /// The instant this many nanoseconds after the start.
     #[inline]
     pub const fn from_ns(ns: u64) -> Self {
         Self(ns)
@@ -90,7 +90,7 @@ impl Instant {
         self.0
     }
 
-    /// How many whole lengths of `period` have passed since the start.
+    /// Number of whole periods since the start.
     #[inline]
     pub const fn periods(self, period: Ns) -> u64 {
         Ns(self.0).times(period)
@@ -190,7 +190,7 @@ impl From<Ns> for Duration {
 impl Sub for Instant {
     type Output = Ns;
 
-    /// The time since `earlier`; none if that is later.
+    /// The time since `earlier`; zero if that is later.
     #[inline]
     fn sub(self, earlier: Self) -> Ns {
         Ns(self.0.saturating_sub(earlier.0))
@@ -226,7 +226,6 @@ impl AddAssign<Ns> for Instant {
 mod tests {
     use super::*;
 
-    /// What never happens does not become soon, and clocks that disagree give no long time.
     #[test]
     fn saturates_at_both_ends() {
         let (start, second) = (Instant::START, Ns::from_secs(1));
