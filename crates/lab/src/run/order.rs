@@ -126,7 +126,7 @@ impl Order {
         }
         let mut proto = Proto::Virtio;
         if let Some(name) = &ask.proto {
-            let known = name.parse().map_err(|what| Error::usage(format!("--proto {what}")))?;
+            let known = name.parse().map_err(|what| Error::usage(format!("--proto: {what}")))?;
             let has_axis = plan.axes.iter().any(|axis| axis.name == "proto");
             if study.takes_proto() && !has_axis {
                 proto = known;
