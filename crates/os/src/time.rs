@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Time of the machine's monotonic clock, which all processes share.
+#[inline]
 pub fn monotonic() -> Duration {
     of(ClockId::Monotonic)
 }
@@ -20,6 +21,7 @@ pub fn thread_cpu_time() -> Duration {
     of(ClockId::ThreadCPUTime)
 }
 
+#[inline]
 fn of(clock: ClockId) -> Duration {
     let t = clock_gettime(clock);
     Duration::new(t.tv_sec.unsigned_abs(), u32::try_from(t.tv_nsec).unwrap_or(0))

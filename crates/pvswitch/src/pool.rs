@@ -71,6 +71,8 @@ pub struct Common {
 pub struct Pool {
     /// State shared by all workers.
     pub common: Common,
+    /// [`Common::epoch`] on the machine's monotonic clock.
+    started: Ns,
     workers: Vec<Arc<Handle>>,
     /// Which worker serves or watches a queue, by token. This lock is held while a queue is given
     /// to a worker or taken from it, so a queue is never lost between two workers.
@@ -103,8 +105,10 @@ impl Pool {
     ) -> std::io::Result<Arc<Self>> {
         let workers = (0..count).map(|i| Ok(Arc::new(Handle::new(i)?)));
         let workers = workers.collect::<std::io::Result<Vec<_>>>()?;
+        let started = Ns::from(os::monotonic()) - Ns::from(common.epoch.elapsed());
         let pool = Arc::new(Self {
             common,
+            started,
             workers,
             homes: Mutex::default(),
             placement: AtomicU8::new(placement as u8),
@@ -117,10 +121,11 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Time on the clock that policies see.
+    /// Time on the clock that policies see. A worker reads it after each poll, so it does without
+    /// the checks of [`std::time::Instant`].
     #[inline]
     pub fn now(&self) -> Instant {
-        Instant::START + Ns::from(self.common.epoch.elapsed())
+        Instant::START + (Ns::from(os::monotonic()) - self.started)
     }
 
     /// All workers, by number.

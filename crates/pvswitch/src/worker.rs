@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use switch::fdb::PortId;
-use switch::forward::{Findings, Forwarder, PortEvent, Table};
+use switch::forward::{Events, Findings, Forwarder, PortEvent, Table};
 use switch::frame::Burst;
 use switch::schedule::{self, Effect, Scheduler, Then};
 use switch::time::{Instant, Ns};
@@ -98,8 +98,12 @@ impl Worker {
         match effect {
             Effect::Serve { at, max } => self.serve(at, max),
             Effect::RunCommands => {
-                self.handle.stats.rounds.fetch_add(1, Ordering::Relaxed);
-                if self.handle.has_commands.swap(false, Ordering::Acquire) {
+                // This thread alone writes it.
+                let rounds = &self.handle.stats.rounds;
+                rounds.store(rounds.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+                // In two steps: a swap in each round costs as much as a part of an empty poll.
+                let waiting = &self.handle.has_commands;
+                if waiting.load(Ordering::Relaxed) && waiting.swap(false, Ordering::Acquire) {
                     self.run_commands();
                 }
             }
@@ -119,8 +123,18 @@ impl Worker {
 
     // ---- bursts ----
 
+    /// Serves a burst, and those that follow it in the round.
     #[inline]
     fn serve(&mut self, at: usize, max: usize) {
+        let mut next = Some((at, max));
+        while let Some((at, max)) = next {
+            self.burst(at, max);
+            next = self.scheduler.next_burst(self.time);
+        }
+    }
+
+    #[inline]
+    fn burst(&mut self, at: usize, max: usize) {
         let schedule::Served { source, of, .. } = &self.scheduler.queue(at).served;
         let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
         let taken =
@@ -130,11 +144,6 @@ impl Worker {
             let disarms = queue.poller().disarms();
             let (nothing, due) = schedule::arm(&mut *lock(&queue.served.of.ingress), disarms);
             self.scheduler.record_arm(nothing, due);
-        }
-        if let Some(fault) = taken.fault {
-            let port = self.scheduler.queue(at).served.source.port;
-            let epoch = self.forwarder.port(port).map_or(0, |port| port.epoch());
-            self.pool.report(Report::Port(PortEvent::Fault { port, epoch, fault }));
         }
         self.time = self.now();
         self.report(taken.findings.events);
@@ -160,9 +169,9 @@ impl Worker {
 
     /// Reports faults and stalled receivers that the forwarder found.
     #[inline]
-    fn report(&self, events: Vec<PortEvent>) {
-        for event in events {
-            self.pool.report(Report::Port(event));
+    fn report(&self, events: Events) {
+        if !events.is_empty() {
+            events.into_iter().for_each(|event| self.pool.report(Report::Port(event)));
         }
     }
 

@@ -533,7 +533,7 @@ impl Worker {
         notes.empty_polls = if took.frames > 0 || is_due { 0 } else { notes.empty_polls + 1 };
         self.shares.begin_turn(token, took.frames, self.time);
         let events = std::mem::take(&mut took.findings.events);
-        self.blame(source.port, took.fault.take(), events);
+        self.blame(source.port, events.into_iter().collect());
         let frames = took.frames;
         if drained && (shown_frames, frames) != (0, 0) {
             self.record_finding(Some(Finding::Drained(format!("queue {name:?}: {frames} frames"))));
@@ -547,8 +547,8 @@ impl Worker {
         }
     }
 
-    /// Records the events of a burst, and the fault of its sender `from`.
-    fn blame(&mut self, from: PortId, fault: Option<Fault>, mut events: Vec<PortEvent>) {
+    /// Records the events of a burst from `from`.
+    fn blame(&mut self, from: PortId, mut events: Vec<PortEvent>) {
         if self.mistake == Mistake::BlamesSender {
             for event in &mut events {
                 if let PortEvent::Fault { port, .. } = event {
@@ -557,10 +557,9 @@ impl Worker {
             }
         }
         self.record_events(events);
-        self.faults.extend(fault.map(|fault| (usize::from(from.0), fault)));
     }
 
-    fn record_events(&mut self, events: Vec<PortEvent>) {
+    fn record_events(&mut self, events: impl IntoIterator<Item = PortEvent>) {
         for event in events {
             match event {
                 PortEvent::Fault { port, fault, .. } => {

@@ -195,7 +195,7 @@ pub struct Findings {
     /// room for theirs; while disarmed, it sends no kick.
     pub wake: u64,
     /// Events of ports, in order.
-    pub events: Vec<PortEvent>,
+    pub events: Events,
 }
 
 impl Findings {
@@ -203,9 +203,53 @@ impl Findings {
     #[inline]
     pub fn merge(&mut self, later: Self) {
         self.wake |= later.wake;
-        if !later.events.is_empty() {
-            self.events.extend(later.events);
+        self.events.append(later.events);
+    }
+}
+
+/// Events of ports, in order: nearly always none, so none takes one word, which each burst returns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Events(
+    #[expect(clippy::box_collection, reason = "a Vec is three words")] Option<Box<Vec<PortEvent>>>,
+);
+
+impl Events {
+    /// Appends an event.
+    #[cold]
+    pub fn push(&mut self, event: PortEvent) {
+        self.0.get_or_insert_default().push(event);
+    }
+
+    /// Appends later events.
+    #[inline]
+    pub fn append(&mut self, later: Self) {
+        match &mut self.0 {
+            None => self.0 = later.0,
+            Some(events) => events.extend(later.0.into_iter().flat_map(|events| *events)),
         }
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl FromIterator<PortEvent> for Events {
+    fn from_iter<I: IntoIterator<Item = PortEvent>>(events: I) -> Self {
+        let mut all = Self::default();
+        events.into_iter().for_each(|event| all.push(event));
+        all
+    }
+}
+
+impl IntoIterator for Events {
+    type Item = PortEvent;
+    type IntoIter = std::vec::IntoIter<PortEvent>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.map_or_else(Vec::new, |events| *events).into_iter()
     }
 }
 
@@ -339,6 +383,12 @@ impl Forwarder {
     fn record_fault(&mut self, port: &Port, fault: Fault) {
         let fault = PortEvent::Fault { port: port.id, epoch: port.epoch(), fault };
         self.findings.events.push(fault);
+    }
+
+    /// The fault of a port as it is now.
+    #[cold]
+    pub(crate) fn fault(&self, port: PortId, fault: Fault) -> PortEvent {
+        PortEvent::Fault { port, epoch: self.port(port).map_or(0, |port| port.epoch()), fault }
     }
 
     fn cross(&mut self, from: &Source, burst: &mut Burst<'_>) {

@@ -272,11 +272,11 @@ impl<Q> Scheduler<Q> {
                     return Effect::RunCommands;
                 }
                 Step::Begin => self.begin_round(now),
-                Step::Book => self.book(now),
-                Step::Pick => match self.pick(now) {
-                    Some(effect) => return effect,
-                    None => self.step = Step::Woken,
-                },
+                Step::Book | Step::Pick => {
+                    if let Some((at, max)) = self.go_on(now) {
+                        return Effect::Serve { at, max };
+                    }
+                }
                 Step::Woken => {
                     self.step = Step::Late;
                     if self.woken != 0 {
@@ -335,6 +335,27 @@ impl<Q> Scheduler<Q> {
                 }
             }
         }
+    }
+
+    /// After a burst: the queue and the size of the next burst of the same round, if nothing else
+    /// is to be done before. It is what [`next`](Self::next) would return, at the price of a burst
+    /// and not of an effect.
+    #[inline]
+    pub fn next_burst(&mut self, now: Instant) -> Option<(usize, usize)> {
+        if self.is_pending { None } else { self.go_on(now) }
+    }
+
+    /// Books the burst before, and picks the next one of the round.
+    #[inline]
+    fn go_on(&mut self, now: Instant) -> Option<(usize, usize)> {
+        if self.step == Step::Book {
+            self.book(now);
+        }
+        let picked = self.pick(now);
+        if picked.is_none() {
+            self.step = Step::Woken;
+        }
+        picked
     }
 
     /// Effects that events asked for.

@@ -177,7 +177,7 @@ impl Sum for Ns {
 
 impl From<Duration> for Ns {
     fn from(duration: Duration) -> Self {
-        Self(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+        Self::from_secs(duration.as_secs()) + Self(duration.subsec_nanos().into())
     }
 }
 

@@ -59,7 +59,13 @@ impl Tuning {
     /// Poll policy.
     #[inline]
     pub fn poll(&self) -> Policy {
-        Policy::from_bits(self.poll.load(Ordering::Relaxed))
+        Policy::from_bits(self.poll_bits())
+    }
+
+    /// [`poll`](Self::poll) as [`Policy::to_bits`] has it.
+    #[inline]
+    pub(crate) fn poll_bits(&self) -> u64 {
+        self.poll.load(Ordering::Relaxed)
     }
 
     /// Sets [`poll`](Self::poll). Notify the queue's worker if the queue may be cold.

@@ -14,9 +14,10 @@ impl Forwarder {
     /// of either port, held frames) nothing is read here and the burst handles all frames.
     #[inline]
     pub fn direct(&mut self, from: &Source, ingress: &mut dyn Ingress, now: Instant) -> Findings {
-        if self.mode == Mode::Cross && ingress.supports_direct() {
-            self.read_into_partner(from, ingress, now);
+        if self.mode != Mode::Cross || !ingress.supports_direct() {
+            return Findings::default();
         }
+        self.read_into_partner(from, ingress, now);
         std::mem::take(&mut self.findings)
     }
 

@@ -3,7 +3,7 @@
 use crate::flow::rarp;
 use crate::forward::{Findings, Forwarder, Source};
 use crate::frame::Burst;
-use crate::port::{Fault, Ingress};
+use crate::port::Ingress;
 use crate::time::Instant;
 use crate::tuning::Drain;
 
@@ -18,8 +18,9 @@ pub struct BurstResult {
     pub drained: bool,
     /// An address was announced for the queue's peer.
     pub announced: bool,
-    /// The peer broke its protocol; the port is to be stopped.
-    pub fault: Option<Fault>,
+    /// The queue's peer broke its protocol: nothing was taken, and the port is to be stopped. The
+    /// fault is the last of the events found.
+    pub faulty: bool,
     /// What forwarding found.
     pub findings: Findings,
 }
@@ -57,7 +58,8 @@ pub fn burst(
     match got {
         Ok(frames) => took.frames = frames,
         Err(fault) => {
-            took.fault = Some(fault);
+            took.faulty = true;
+            took.findings.events.push(forwarder.fault(source.port, fault));
             return took;
         }
     }

@@ -32,6 +32,8 @@ pub struct Queue<Q> {
     pub(super) poller: Poller,
     /// What the operator wants; the poller follows it.
     pub(super) policy: Policy,
+    /// The same as [`Tuning`](crate::tuning::Tuning) has it: cheaper to compare.
+    policy_bits: u64,
     pub(super) state: State,
     /// In the list of queues to be served in this round, or the next.
     pub(super) listed: bool,
@@ -62,6 +64,7 @@ impl<Q> Queue<Q> {
             poller: Poller::new(effective(policy, served.notifies), costs, now),
             served,
             policy,
+            policy_bits: policy.to_bits(),
             state: State::Cold,
             listed: false,
             nap: (now, now),
@@ -122,9 +125,10 @@ impl<Q> Queue<Q> {
     /// Takes over the policy that the operator wants by now.
     #[inline]
     pub(super) fn follow(&mut self, costs: Costs, now: Instant) {
-        let policy = self.served.source.tuning.poll();
-        if policy != self.policy {
-            self.policy = policy;
+        let bits = self.served.source.tuning.poll_bits();
+        if bits != self.policy_bits {
+            let policy = Policy::from_bits(bits);
+            (self.policy, self.policy_bits) = (policy, bits);
             self.poller = Poller::new(effective(policy, self.served.notifies), costs, now);
         }
     }

@@ -1,6 +1,6 @@
 //! One round over the hot queues: deficit round-robin in measured time.
 
-use super::{BurstResult, Effect, Scheduler, Step, Then};
+use super::{BurstResult, Scheduler, Step, Then};
 use crate::frame::BURST_MAX;
 use crate::poll::{Action, Policy, State};
 use crate::time::{Instant, Ns};
@@ -110,7 +110,7 @@ impl<Q> Scheduler<Q> {
     /// The next burst of the round: of the same queue while it has credit and frames, then of the
     /// next. `None`: the round is over.
     #[inline]
-    pub(super) fn pick(&mut self, now: Instant) -> Option<Effect<Q>> {
+    pub(super) fn pick(&mut self, now: Instant) -> Option<(usize, usize)> {
         while let Some(&at) = self.hot.get(self.round.i) {
             if !self.round.granted {
                 let (weight, queues) = self.terms(at);
@@ -128,7 +128,7 @@ impl<Q> Scheduler<Q> {
                 let max = budget.min(queue.pace.frames());
                 self.turn = Turn { began: now, budget, max, ..Turn::default() };
                 (self.round.served, self.step) = (true, Step::Serving);
-                return Some(Effect::Serve { at, max });
+                return Some((at, max));
             }
             self.round.granted = false;
             if self.round.stays {
@@ -158,7 +158,7 @@ impl<Q> Scheduler<Q> {
         let turn = &mut self.turn;
         turn.announced = took.announced;
         self.step = Step::Book;
-        if took.drained || took.fault.is_some() {
+        if took.drained || took.faulty {
             // Not armed: no frame of its peer is waited for.
             turn.action = Action::Arm;
             return Then::Over;

@@ -2,6 +2,7 @@
 
 mod charges;
 mod lists;
+mod short_way;
 mod sleep;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};

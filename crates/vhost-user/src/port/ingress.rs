@@ -241,21 +241,17 @@ impl Ingress for VirtioIngress {
     ) -> Result<usize, Fault> {
         let Some(active) = self.ring.up() else { return Ok(0) };
         active.check_lost()?;
-        let mut burst: Burst<'_> = std::mem::take(scratch);
         let Active { queue, memory, format, hint, .. } = active;
         let memory: &GuestMemory = memory;
         let taken = match queue.take(memory, max.min(BURST_MAX), &mut self.taken) {
             Ok(taken) => taken,
-            Err(malformed) => {
-                *scratch = burst.recycle();
-                return Err(active.fault(malformed));
-            }
+            Err(malformed) => return Err(active.fault(malformed)),
         };
         if taken == 0 {
-            *scratch = burst.recycle();
             // It may be empty because its memory was lost just now, and not be polled again.
             return active.check_lost().map(|()| 0);
         }
+        let mut burst: Burst<'_> = std::mem::take(scratch);
         let back = give_back(queue, &mut self.taken, BURST_BYTES);
         let taken = taken - back;
 
