@@ -322,12 +322,20 @@ class Process:
         """SIGTERM and its exit status; SIGKILL if it does not listen, and None."""
         if self.alive():
             self._signal_group(signal.SIGTERM)
+            self.go_on()
             try:
                 self.popen.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 self.kill()
                 return None
         return self.popen.returncode
+
+    def pause(self):
+        """Stops it where it is, until `go_on`."""
+        self._signal_group(signal.SIGSTOP)
+
+    def go_on(self):
+        self._signal_group(signal.SIGCONT)
 
     def cpu_seconds(self):
         return cpu_seconds(self.pid)
