@@ -37,7 +37,7 @@ enum Kind {
 
 const NO_ENV: &[(&str, &str)] = &[];
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 10] = [
     step("fmt", 5, "cargo fmt --all --check", NO_ENV, "Cargo.toml", Kind::Quiet),
     step("tidy", 5, "cargo xtask tidy", NO_ENV, "Cargo.toml", Kind::Quiet),
     step(
@@ -71,14 +71,6 @@ const STEPS: [Step; 11] = [
         "cargo test -p pvswitch-ring --features audit --test audit*",
         NO_ENV,
         "crates/ring/tests/audit.rs",
-        Kind::Tests,
-    ),
-    step(
-        "fuzz",
-        15,
-        "cargo test --manifest-path fuzz/Cargo.toml --target-dir target/fuzz",
-        NO_ENV,
-        "fuzz/Cargo.toml",
         Kind::Tests,
     ),
     step(

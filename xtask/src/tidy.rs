@@ -13,7 +13,7 @@ use crate::licence::is_permissive;
 use crate::text::{code_of, has_word};
 
 /// Crates (by folder name: rooms) that each crate may use. Tests of any crate may use `sim`.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 16] = [
     ("shm", &[]),
     ("ring", &["shm"]),
     ("switch", &["shm"]),
@@ -46,6 +46,7 @@ const ARROWS: [(&str, &[&str]); 15] = [
         ],
     ),
     ("sim", &["vhost-user", "xen-netif", "uplink", "ring", "switch", "shm", "os"]),
+    ("fuzz", &["xen-netif", "xen-local", "vhost-user", "ring", "switch", "shm", "os"]),
     ("xtask", &["api"]),
 ];
 const TESTS_ONLY: &str = "sim";
