@@ -1,7 +1,8 @@
-//! Project tasks: `cargo xtask ci`, `cargo xtask lab`, `cargo xtask test`, `cargo xtask settings`
-//! and `cargo xtask tidy`.
+//! Project tasks: `cargo xtask bench`, `cargo xtask ci`, `cargo xtask lab`, `cargo xtask test`,
+//! `cargo xtask settings` and `cargo xtask tidy`.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod ci;
 mod cycles;
 mod lab;
@@ -14,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: cargo xtask ci [STEP...]    runs all steps of CI, or those named
+usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree beside a commit's
+       cargo xtask ci [STEP...]    runs all steps of CI, or those named
        cargo xtask lab [STUDY...]  runs all studies in their smallest form, or those named
        cargo xtask test            runs the tests of the workspace, several programs in parallel
        cargo xtask settings        writes the tables of docs/settings.md from the schema
@@ -33,6 +35,13 @@ fn main() -> ExitCode {
                 }
             }
         }
+        Some((task, words)) if task == "bench" => match bench::run(&root(), words) {
+            Ok(()) => true,
+            Err(why) => {
+                eprintln!("cargo xtask bench: {why}");
+                return ExitCode::from(2);
+            }
+        },
         Some((task, [])) if task == "test" => match test::run(&root()) {
             Ok(passed) => passed,
             Err(why) => {

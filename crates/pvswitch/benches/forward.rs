@@ -7,9 +7,10 @@
 //! disturbances affect all alike; output: median, and quartiles in brackets.
 
 mod guests;
+mod worker;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ring::virtq::Features;
 use switch::fdb::{Fdb, PortId};
@@ -17,8 +18,9 @@ use switch::forward::{Forwarder, Mode, Port, Source};
 use switch::frame::{BURST_MAX, Burst};
 
 use guests::{FRAMES, Lane};
+use worker::Worker;
 
-/// Frames per case and turn.
+/// Frames, or polls, per case and turn: whole bursts.
 const TURN: u64 = 100_000;
 const NOW: switch::time::Instant = switch::time::Instant::from_ns(1);
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
@@ -78,14 +80,62 @@ impl Case {
         }
         self.results.push(spent as f64 / frames as f64);
     }
+}
 
-    fn print(&mut self) {
-        self.results.sort_by(f64::total_cmp);
-        let at = |part: usize| self.results[(self.results.len() - 1) * part / 4];
-        let (low, ns, high) = (at(1), at(2), at(3));
-        let name = &self.name;
-        println!("{name:40} {ns:6.1} ns a frame ({low:.1}-{high:.1}), {:5.2} M/s", 1e3 / ns);
+/// A worker's loop over queues that all have frames, or none.
+struct Loop {
+    name: String,
+    unit: &'static str,
+    worker: Worker,
+    results: Vec<f64>,
+}
+
+impl Loop {
+    fn turn(&mut self) {
+        let spent = match self.unit {
+            "a poll" => {
+                let start = Instant::now();
+                self.worker.run_bursts(TURN);
+                start.elapsed()
+            }
+            _ => {
+                let mut spent = Duration::ZERO;
+                for _ in 0..TURN / FRAMES as u64 {
+                    self.worker.guests[0].send();
+                    let start = Instant::now();
+                    self.worker.run_frames(FRAMES as u64);
+                    spent += start.elapsed();
+                    assert_eq!(self.worker.guests[0].take(), FRAMES, "{}: all arrive", self.name);
+                }
+                spent
+            }
+        };
+        self.results.push(spent.as_nanos() as f64 / TURN as f64);
     }
+}
+
+fn loops(words: &[String]) -> Vec<Loop> {
+    let split = Features { event_idx: true, indirect: true, ..Features::default() };
+    let lane = || guests::virtio(split, false, (0, 1024), 60);
+    let mut loops = Vec::new();
+    for (mode_name, mode) in [("cross", Mode::Cross), ("switch", Mode::Switch)] {
+        for (unit, pairs) in [("a poll", 1), ("a poll", 8), ("a frame", 1)] {
+            let kind = if unit == "a poll" { "idle" } else { "busy" };
+            let name = format!("worker {kind} {mode_name} {} queues", pairs * 2);
+            if words.iter().all(|word| name.contains(word)) {
+                let worker = Worker::new(mode, (0..pairs).map(|_| (lane(), lane())).collect());
+                loops.push(Loop { name, unit, worker, results: Vec::new() });
+            }
+        }
+    }
+    loops
+}
+
+fn print(name: &str, unit: &str, results: &mut [f64]) {
+    results.sort_by(f64::total_cmp);
+    let at = |part: usize| results[(results.len() - 1) * part / 4];
+    let (low, ns, high) = (at(1), at(2), at(3));
+    println!("{name:40} {ns:6.1} ns {unit} ({low:.1}-{high:.1}), {:5.2} M/s", 1e3 / ns);
 }
 
 fn main() {
@@ -122,8 +172,11 @@ fn main() {
             case(name("static"), mode, &|| guests::vif(queues, true, len));
         }
     }
+    let mut loops = loops(&words);
     for _ in 0..turns {
         cases.iter_mut().for_each(Case::turn);
+        loops.iter_mut().for_each(Loop::turn);
     }
-    cases.iter_mut().for_each(Case::print);
+    cases.iter_mut().for_each(|case| print(&case.name, "a frame", &mut case.results));
+    loops.iter_mut().for_each(|case| print(&case.name, case.unit, &mut case.results));
 }

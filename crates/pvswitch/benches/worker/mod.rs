@@ -1,0 +1,119 @@
+//! The worker's loop without its thread: scheduler, bursts and clock, on queues that have frames or
+//! none.
+
+use std::sync::{Arc, Mutex};
+
+use switch::fdb::{Fdb, PortId};
+use switch::forward::{EgressQueue, Forwarder, Mode, Port, Source};
+use switch::frame::Burst;
+use switch::poll::{Costs, Policy};
+use switch::port::Ingress;
+use switch::schedule::{self, Effect, Scheduler, Served, Then};
+use switch::time::{Instant, Ns};
+use switch::tuning::Tuning;
+
+use super::MACS;
+use super::guests::{Guests, Lane};
+
+type Queue = Arc<Mutex<dyn Ingress>>;
+
+/// A worker that spins on one queue of each of its ports.
+pub struct Worker {
+    scheduler: Scheduler<Queue>,
+    forwarder: Forwarder,
+    scratch: Burst<'static>,
+    /// The clock is the program's: [`std::time::Instant`] since its start.
+    epoch: std::time::Instant,
+    time: Instant,
+    /// Number of bursts, and of their frames.
+    bursts: u64,
+    frames: u64,
+    pub guests: Vec<Box<dyn Guests>>,
+}
+
+impl Worker {
+    /// The guest of the first port of each pair sends to the second.
+    pub fn new(mode: Mode, pairs: Vec<(Lane, Lane)>) -> Self {
+        let mut scheduler = Scheduler::new(0, Costs::TYPICAL);
+        let (mut table, mut guests) = (Vec::new(), Vec::new());
+        for (a, b) in pairs {
+            // A lane has what its first guest sends, and what its second one receives.
+            let (egress, back) = (a.egress.expect("fresh"), b.egress.expect("fresh"));
+            let ends = [(a.ingress, a.ingress_stats, back), (b.ingress, b.ingress_stats, egress)];
+            for (ingress, stats, egress) in ends {
+                let port = PortId(table.len() as u16);
+                table.push(Some(Arc::new(active(port, egress))));
+                let source = Source::new(port, 0, stats, Arc::new(Tuning::new(Policy::Spin)));
+                let token = u64::from(port.0);
+                let served = Served { token, source, notifies: true, of: ingress };
+                scheduler.add(served, Instant::START);
+            }
+            guests.extend([a.guests, b.guests]);
+        }
+        let fdb = Arc::new(Fdb::new(65536, [1, 2], 300, 4096));
+        fdb.learn(MACS[1], 0, PortId(1), 0);
+        let forwarder = Forwarder::new(mode, 0, fdb, Arc::new(table), 3);
+        let (scratch, epoch, time) = (Burst::default(), std::time::Instant::now(), Instant::START);
+        Self { scheduler, forwarder, scratch, epoch, time, bursts: 0, frames: 0, guests }
+    }
+
+    fn now(&self) -> Instant {
+        Instant::START + Ns::from(self.epoch.elapsed())
+    }
+
+    /// Serves `count` bursts, empty or not.
+    #[inline(never)]
+    pub fn run_bursts(&mut self, count: u64) {
+        let end = self.bursts + count;
+        while self.bursts < end {
+            self.step();
+        }
+    }
+
+    /// Serves until `count` more frames were taken.
+    #[inline(never)]
+    pub fn run_frames(&mut self, count: u64) {
+        let end = self.frames + count;
+        while self.frames < end {
+            self.step();
+        }
+    }
+
+    fn step(&mut self) {
+        match self.scheduler.next(self.time, &self.forwarder) {
+            Effect::Serve { at, max } => self.serve(at, max),
+            Effect::NotifyDue { rests } => self.forwarder.notify_due(self.time, rests),
+            Effect::PollKicks => self.time = self.now(),
+            Effect::ArmFull => self.scheduler.record_arm_full(self.forwarder.arm_blocked()),
+            Effect::Wait { .. } => self.scheduler.record_wait(true),
+            _ => {}
+        }
+    }
+
+    fn serve(&mut self, at: usize, max: usize) {
+        let mut next = Some((at, max));
+        while let Some((at, max)) = next {
+            self.burst(at, max);
+            next = self.scheduler.next_burst(self.time);
+        }
+    }
+
+    fn burst(&mut self, at: usize, max: usize) {
+        let Served { source, of, .. } = &self.scheduler.queue(at).served;
+        let mut ingress = of.lock().expect("no panic before");
+        let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
+        let taken = schedule::burst(source, max, &mut *ingress, forwarder, scratch, self.time);
+        drop(ingress);
+        let then = self.scheduler.record_burst(&taken);
+        assert_eq!(then, Then::Over, "a queue that is spun on is not armed");
+        self.bursts += 1;
+        self.frames += taken.frames as u64;
+        self.time = self.now();
+    }
+}
+
+fn active(id: PortId, egress: EgressQueue) -> Port {
+    let port = Port::new(id, "p".into(), vec![egress]);
+    port.set_active(1);
+    port
+}

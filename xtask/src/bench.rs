@@ -1,0 +1,310 @@
+//! `cargo xtask bench --before COMMIT`: this tree beside another commit, run for run.
+//!
+//! Both are built in release form, the commit in a worktree under `target/before`. A pair is three
+//! runs of `bench forward`: of the commit, of this tree, and of the commit again, which shows how
+//! far equals differ. Each run has its own copy of the program: where a file lies in the page cache
+//! is worth several per cent. Then empty polls of a worker that spins on two queues, as the daemon
+//! itself counts them, and with valgrind the instructions of each frame in `Ingress::burst`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const USAGE: &str = "usage: cargo xtask bench --before COMMIT [--pairs N] [--cpu N] [WORDS...]\n\
+    Cases of `bench forward` whose names contain all WORDS; 10 pairs on CPU 1 by default.";
+/// Turns of each case in a run.
+const TURNS: &str = "5";
+/// Frames of each case in a turn.
+const FRAMES: f64 = 100_000.0;
+/// For how long polls are counted.
+const POLLED: Duration = Duration::from_secs(2);
+
+struct Options {
+    before: String,
+    pairs: usize,
+    cpu: String,
+    words: Vec<String>,
+}
+
+/// One build: the daemon and the benchmark.
+struct Build {
+    daemon: PathBuf,
+    bench: PathBuf,
+}
+
+/// What was measured of one case: in each pair, of the commit, of this tree, of the commit again.
+type Pairs = BTreeMap<String, Vec<[Option<f64>; 3]>>;
+
+/// Runs it.
+///
+/// # Errors
+/// What is wrong with the arguments; a program that cannot be built or run.
+pub fn run(root: &Path, arguments: &[String]) -> Result<(), String> {
+    let options = parse(arguments)?;
+    let folder = root.join("target/before").join(&options.before);
+    if !folder.join("Cargo.toml").exists() {
+        let add = ["worktree", "add", "--force", "--detach"];
+        let mut git = Command::new("git");
+        succeed(git.current_dir(root).args(add).arg(&folder).arg(&options.before))?;
+    }
+    let builds = [build(&folder)?, build(root)?];
+    let runs = [(&builds[0], "before"), (&builds[1], "now"), (&builds[0], "again")];
+
+    let mut frames = Pairs::new();
+    let mut polls = Pairs::new();
+    for pair in 0..options.pairs {
+        println!("pair {} of {}", pair + 1, options.pairs);
+        for (i, (build, _)) in runs.iter().enumerate() {
+            let copy = Copy::of(root, &build.bench)?;
+            for (name, ns) in forward(&copy.0, &options)? {
+                let all = frames.entry(name).or_insert_with(|| vec![[None; 3]; options.pairs]);
+                all[pair][i] = Some(ns);
+            }
+            let copy = Copy::of(root, &build.daemon)?;
+            let name = "empty poll of the daemon".to_string();
+            let all = polls.entry(name).or_insert_with(|| vec![[None; 3]; options.pairs]);
+            all[pair][i] = Some(empty_poll(&copy.0, &options.cpu)?);
+        }
+    }
+    println!("\nns, median; rate of this tree over {}: median (least to greatest)", options.before);
+    println!("{:40} {:>8} {:>8}  {:20} the commit over itself", "", "before", "now", "ratio");
+    for (name, pairs) in frames.iter().chain(&polls) {
+        println!("{}", row(name, pairs));
+    }
+    instructions(&builds, frames.keys(), &options)
+}
+
+fn parse(arguments: &[String]) -> Result<Options, String> {
+    let mut options =
+        Options { before: String::new(), pairs: 10, cpu: "1".into(), words: Vec::new() };
+    let mut left = arguments.iter();
+    while let Some(word) = left.next() {
+        let mut value =
+            || left.next().ok_or_else(|| format!("{word}: a value is missing\n{USAGE}"));
+        match word.as_str() {
+            "--before" => options.before = value()?.clone(),
+            "--cpu" => options.cpu = value()?.clone(),
+            "--pairs" => {
+                let n = value()?;
+                let pairs = n.parse().ok().filter(|n| *n > 0);
+                options.pairs =
+                    pairs.ok_or_else(|| format!("--pairs {n}: not a number above 0"))?;
+            }
+            _ if word.starts_with('-') => return Err(format!("{word}: unknown\n{USAGE}")),
+            _ => options.words.push(word.clone()),
+        }
+    }
+    if options.before.is_empty() {
+        return Err(USAGE.into());
+    }
+    Ok(options)
+}
+
+fn succeed(command: &mut Command) -> Result<String, String> {
+    let ran = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let ran = ran.map_err(|error| format!("cannot run {command:?}: {error}"))?;
+    if !ran.status.success() {
+        return Err(format!("{command:?}: {}", ran.status));
+    }
+    Ok(String::from_utf8_lossy(&ran.stdout).into_owned())
+}
+
+fn build(folder: &Path) -> Result<Build, String> {
+    println!("building {}", folder.display());
+    let json = ["--message-format", "json-render-diagnostics"];
+    let built = |words: &[&str]| {
+        let mut cargo = Command::new(crate::tidy::cargo());
+        let cargo = cargo.current_dir(folder).args(words).args(json);
+        // Of its own: this program runs under cargo.
+        let messages = succeed(cargo.env_remove("CARGO_TARGET_DIR"))?;
+        let messages = messages.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
+        let last = messages.filter_map(|m| m["executable"].as_str().map(PathBuf::from)).next_back();
+        last.ok_or_else(|| format!("{}: {words:?} built no program", folder.display()))
+    };
+    Ok(Build {
+        daemon: built(&["build", "--release", "--bin", "pvswitch"])?,
+        bench: built(&["bench", "--no-run", "-p", "pvswitch", "--bench", "forward"])?,
+    })
+}
+
+/// A program's copy, in a fresh file.
+struct Copy(PathBuf);
+
+impl Copy {
+    fn of(root: &Path, program: &Path) -> Result<Self, String> {
+        let path = root.join("target").join(format!("bench-{}", std::process::id()));
+        let copied = std::fs::copy(program, &path);
+        copied.map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// One run of the benchmark: cases and their ns.
+fn forward(bench: &Path, options: &Options) -> Result<Vec<(String, f64)>, String> {
+    let mut command = Command::new("taskset");
+    command.args(["-c", &options.cpu]).arg(bench).args(&options.words).env("TURNS", TURNS);
+    Ok(succeed(&mut command)?.lines().filter_map(case).collect())
+}
+
+/// Reads `NAME  12.3 ns a frame (...`.
+fn case(line: &str) -> Option<(String, f64)> {
+    let (before, _) = line.split_once(" ns a")?;
+    let (name, ns) = before.rsplit_once(' ')?;
+    Some((name.trim().into(), ns.parse().ok()?))
+}
+
+/// Ended with the run.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Nanoseconds for each poll of two queues of guests that only receive.
+fn empty_poll(daemon: &Path, cpu: &str) -> Result<f64, String> {
+    let at = |name: &str| daemon.with_extension(name).display().to_string();
+    let (a, b, control) = (at("a"), at("b"), at("ctl"));
+    let start = |words: &[&str]| {
+        let mut command = Command::new(daemon);
+        command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().map(Running).map_err(|error| format!("{}: {error}", daemon.display()))
+    };
+    let spins = ["run", "--quiet", "--forward", "cross", "--poll", "spin", "--workers", "1"];
+    let ports = [format!("a=vhost-user:{a}"), format!("b=vhost-user:{b}")];
+    let more = ["--cpus", cpu, "--control", &control, "--port", &ports[0], "--port", &ports[1]];
+    let _switch = start(&[&spins[..], &more].concat())?;
+    let stats = || {
+        let mut ctl = Command::new(daemon);
+        ctl.args(["ctl", "--control", &control, "stats", "--json"]).stderr(Stdio::null());
+        let stats = serde_json::from_slice::<Value>(&ctl.output().ok()?.stdout).ok()?;
+        let ports = stats["ports"].as_array()?;
+        let queues = ports.iter().flat_map(|port| port["ingress"].as_array().into_iter().flatten());
+        let polls: u64 = queues.filter_map(|queue| queue["polls"].as_u64()).sum();
+        Some((Instant::now(), polls))
+    };
+    wait_for("a control socket", || stats().is_some())?;
+    let sink = |socket: &str| {
+        start(&["gen", "--mode", "sink", "--connect", &format!("vhost-user:{socket}")])
+    };
+    let _guests = [sink(&a)?, sink(&b)?];
+    let mut last = 0;
+    wait_for("polls of two guests", || {
+        let now = stats().map_or(0, |(_, polls)| polls);
+        now - std::mem::replace(&mut last, now) > 100_000
+    })?;
+    let before = stats().ok_or("no counters")?;
+    std::thread::sleep(POLLED);
+    let after = stats().ok_or("no counters")?;
+    Ok((after.0 - before.0).as_nanos() as f64 / (after.1 - before.1).max(1) as f64)
+}
+
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) -> Result<(), String> {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        if Instant::now() > end {
+            return Err(format!("{what}: none within 20 s"));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+fn row(name: &str, pairs: &[[Option<f64>; 3]]) -> String {
+    let of = |i: usize| median(pairs.iter().filter_map(|pair| pair[i]).collect());
+    let ratio = |i: usize| {
+        let ratios = pairs.iter().filter_map(|pair| Some(pair[0]? / pair[i]?));
+        let mut ratios: Vec<f64> = ratios.collect();
+        ratios.sort_by(f64::total_cmp);
+        let (Some(least), Some(most)) = (ratios.first(), ratios.last()) else {
+            return "-".to_string();
+        };
+        format!("{:.3} ({least:.2} to {most:.2})", median(ratios.clone()).unwrap_or(0.0))
+    };
+    let ns = |value: Option<f64>| value.map_or("-".into(), |ns| format!("{ns:.1}"));
+    format!("{name:40} {:>8} {:>8}  {:20} {}", ns(of(0)), ns(of(1)), ratio(1), ratio(2))
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let (low, high) =
+        (values.get(values.len().checked_sub(1)? / 2)?, values.get(values.len() / 2)?);
+    Some(f64::midpoint(*low, *high))
+}
+
+/// Instructions for each frame in `Ingress::burst`, or for each poll in the worker's loop.
+fn instructions<'a>(
+    builds: &[Build; 2],
+    cases: impl Iterator<Item = &'a String>,
+    options: &Options,
+) -> Result<(), String> {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        println!("\ninstructions: not counted, as there is no valgrind");
+        return Ok(());
+    }
+    println!("\n{:40} {:>8} {:>8}  instructions", "", "before", "now");
+    for name in cases.filter(|name| options.words.iter().all(|word| name.contains(word))) {
+        let count = |build: &Build| -> Result<String, String> {
+            let loops = name.starts_with("worker");
+            let within = if loops { "*Worker*run_*" } else { "*Ingress>::burst*" };
+            let mut valgrind = Command::new("valgrind");
+            valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+            valgrind.arg(format!("--toggle-collect={within}")).arg(&build.bench).arg(name);
+            let ran = valgrind.env("TURNS", "1").stdin(Stdio::null()).output();
+            let ran = ran.map_err(|error| format!("valgrind: {error}"))?;
+            let has_case = String::from_utf8_lossy(&ran.stdout).lines().any(|l| case(l).is_some());
+            let text = String::from_utf8_lossy(&ran.stderr).into_owned();
+            let refs = text.lines().find_map(|line| line.split_once("refs:").map(|(_, n)| n));
+            let refs = refs.and_then(|n| n.trim().replace(',', "").parse::<f64>().ok());
+            Ok(refs.filter(|_| has_case).map_or("-".into(), |n| format!("{:.0}", n / FRAMES)))
+        };
+        println!("{name:40} {:>8} {:>8}", count(&builds[0])?, count(&builds[1])?);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_benchmark_are_parsed() {
+        let line = "split cross plain 60                       52.1 ns a frame (51-53), 19.19 M/s";
+        assert_eq!(case(line), Some(("split cross plain 60".into(), 52.1)));
+        assert_eq!(case("warning: unused"), None);
+    }
+
+    #[test]
+    fn pairs_stay_pairs() {
+        let pairs = [[Some(10.0), Some(5.0), Some(10.0)], [Some(30.0), Some(10.0), Some(20.0)]];
+        let row = row("a", &pairs);
+        assert!(
+            row.contains("2.500 (2.00 to 3.00)") && row.ends_with("1.250 (1.00 to 1.50)"),
+            "{row}"
+        );
+        let one_side = [[None, Some(5.0), None]];
+        assert!(super::row("a", &one_side).ends_with('-'));
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(Vec::new()), None);
+    }
+
+    #[test]
+    fn arguments_are_checked() {
+        let parse = |words: &str| parse(&words.split(' ').map(String::from).collect::<Vec<_>>());
+        assert_eq!(parse("--before HEAD --pairs 3 split 60").unwrap().words, ["split", "60"]);
+        for bad in ["", "--before", "--before HEAD --pairs 0", "--before HEAD --turns 3"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}
