@@ -1,6 +1,8 @@
 //! `cargo xtask ci`: runs every step, also after a failure, so that one run reports all failures.
 //! The last line counts steps, studies of the lab and rigs: `N passed, N failed, N skipped`.
 //!
+//! The rig of Xen emulates one processor for a third of an hour: it runs beside the steps after it.
+//!
 //! No step reads input. With `CI` set in the environment, a step that exceeds its time limit is
 //! killed with its process group; otherwise an interrupt at the terminal ends all processes.
 
@@ -23,6 +25,8 @@ struct Step {
     /// The step is skipped if this file is missing.
     needs: &'static str,
     kind: Kind,
+    /// It runs beside the steps after it; its output is shown in one piece at its end.
+    beside: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,7 +41,7 @@ enum Kind {
 
 const NO_ENV: &[(&str, &str)] = &[];
 
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 11] = [
     step("fmt", 5, "cargo fmt --all --check", NO_ENV, "Cargo.toml", Kind::Quiet),
     step("tidy", 5, "cargo xtask tidy", NO_ENV, "Cargo.toml", Kind::Quiet),
     step(
@@ -49,6 +53,16 @@ const STEPS: [Step; 10] = [
         Kind::Quiet,
     ),
     step("test", 25, "cargo xtask test", NO_ENV, "Cargo.toml", Kind::Tests),
+    step(
+        "demo",
+        10,
+        "cargo run --quiet --release -- demo --plain --scene 0.3",
+        NO_ENV,
+        "Cargo.toml",
+        Kind::Quiet,
+    ),
+    // After the release build that `demo` makes.
+    step("xen", 60, "rigs/run --quick xen", NO_ENV, "rigs/run", Kind::Rigs).beside(),
     step(
         "doc",
         10,
@@ -73,16 +87,8 @@ const STEPS: [Step; 10] = [
         "crates/ring/tests/audit.rs",
         Kind::Tests,
     ),
-    step(
-        "demo",
-        10,
-        "cargo run --quiet --release -- demo --plain --scene 0.3",
-        NO_ENV,
-        "Cargo.toml",
-        Kind::Quiet,
-    ),
-    step("lab", 10, "cargo xtask lab", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs),
-    step("rigs", 60, "rigs/run --quick --jobs 2", NO_ENV, "rigs/run", Kind::Rigs),
+    step("lab", 15, "cargo xtask lab", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs),
+    step("rigs", 40, "rigs/run --quick --except xen", NO_ENV, "rigs/run", Kind::Rigs),
 ];
 
 const fn step(
@@ -93,7 +99,7 @@ const fn step(
     needs: &'static str,
     kind: Kind,
 ) -> Step {
-    Step { name, limit_min, command, env, needs, kind }
+    Step { name, limit_min, command, env, needs, kind, beside: false }
 }
 
 /// Results of steps, studies and rigs.
@@ -155,13 +161,24 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
     let limited = std::env::var_os("CI").is_some_and(|ci| !ci.is_empty() && ci != "false");
     let mut counts = Counts::default();
     let mut failures = Vec::new();
-    for step in STEPS.iter().filter(|s| wanted.is_empty() || wanted.iter().any(|w| w == s.name)) {
-        let outcome = step.run(root, limited);
-        if outcome.counts.failed > 0 {
-            failures.push((step.name, outcome.parts));
+    let steps = STEPS.iter().filter(|s| wanted.is_empty() || wanted.iter().any(|w| w == s.name));
+    std::thread::scope(|scope| {
+        let (mut beside, mut outcomes) = (Vec::new(), Vec::new());
+        for step in steps {
+            match step.beside {
+                true => beside.push((step, scope.spawn(move || step.run(root, limited)))),
+                false => outcomes.push((step, step.run(root, limited))),
+            }
         }
-        counts.add(outcome.counts);
-    }
+        let ended = |run: std::thread::ScopedJoinHandle<'_, _>| run.join().expect("no panic");
+        outcomes.extend(beside.into_iter().map(|(step, run)| (step, ended(run))));
+        for (step, outcome) in outcomes {
+            if outcome.counts.failed > 0 {
+                failures.push((step.name, outcome.parts));
+            }
+            counts.add(outcome.counts);
+        }
+    });
     println!();
     // Failures again, for a reader of only the end of the output.
     for (step, parts) in failures {
@@ -175,13 +192,19 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
 }
 
 impl Step {
+    const fn beside(mut self) -> Self {
+        self.beside = true;
+        self
+    }
+
     /// Runs it; `limited`: kills its process group after the time limit.
     fn run(&self, root: &Path, limited: bool) -> Outcome {
         if !root.join(self.needs).exists() {
             println!("-- {:8} skipped: there is no {}", self.name, self.needs);
             return SKIPPED.into();
         }
-        println!("-- {:8} {}", self.name, self.command);
+        let how = if self.beside { " (beside the next steps)" } else { "" };
+        println!("-- {:8} {}{how}", self.name, self.command);
         let begun = Instant::now();
         let ran = match self.kind {
             Kind::Rigs => self.stream(root, limited),
@@ -234,7 +257,8 @@ impl Step {
         }
     }
 
-    /// Runs with output shown at once; takes counts from the last line that has them.
+    /// Runs with output shown at once, or at the end of a step beside others; takes counts from the
+    /// last line that has them.
     fn stream(&self, root: &Path, limited: bool) -> Result<(Outcome, String), String> {
         let mut child = self
             .command(root, limited)
@@ -242,19 +266,22 @@ impl Step {
             .spawn()
             .map_err(|error| format!("cannot run {}: {error}", self.command))?;
         let out = child.stdout.take().expect("piped");
+        let at_once = !self.beside;
         let reader = std::thread::spawn(move || {
-            let (mut counts, mut parts) = (None, Vec::new());
+            let (mut counts, mut parts, mut later) = (None, Vec::new(), String::new());
             for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line);
                 match Counts::parse(&line) {
                     // Not printed: the last line of all steps is the only one with counts.
                     Some(n) => counts = Some(n),
-                    None => println!("   {line}"),
+                    None if at_once => println!("   {line}"),
+                    None => later += &format!("   {line}\n"),
                 }
                 if line.starts_with("failed ") {
                     parts.push(line.into_owned());
                 }
             }
+            print!("{later}");
             (counts, parts)
         });
         let ended = self.wait(child, limited);

@@ -21,7 +21,7 @@ fn decisions(by_next_burst: bool) -> Vec<String> {
                     log.push(format!("{effect:?}"));
                     match effect {
                         Effect::Wait { timeout, .. } => {
-                            now = now + timeout.unwrap_or(Ns::from_us(50));
+                            now += timeout.unwrap_or(Ns::from_us(50));
                             scheduler.kick(token(log.len() as u16 % 6), now);
                             scheduler.record_wait(true);
                         }
@@ -41,7 +41,7 @@ fn decisions(by_next_burst: bool) -> Vec<String> {
             1 => scheduler.wake(1 << 3),
             _ => {}
         }
-        now = now + Ns::new(300 + 1_000 * frames as u64);
+        now += Ns::new(300 + 1_000 * frames as u64);
         let took = BurstResult { frames, ..BurstResult::default() };
         if scheduler.record_burst(&took) == Then::Arm {
             scheduler.record_arm(true, None);
