@@ -141,7 +141,7 @@ impl<Q> Scheduler<Q> {
         None
     }
 
-    /// What came of [`Effect::Serve`].
+    /// What came of [`Effect::Serve`](super::Effect::Serve).
     #[inline]
     pub fn record_burst(&mut self, took: &BurstResult) -> Then {
         assert_eq!(self.step, Step::Serving, "a burst that was not asked for");
