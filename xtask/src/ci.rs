@@ -87,7 +87,7 @@ const STEPS: [Step; 11] = [
         "crates/ring/tests/audit.rs",
         Kind::Tests,
     ),
-    step("lab", 15, "cargo xtask lab", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs),
+    step("lab", 30, "cargo xtask lab", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs),
     step("rigs", 40, "rigs/run --quick --except xen", NO_ENV, "rigs/run", Kind::Rigs),
 ];
 
