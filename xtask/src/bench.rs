@@ -115,18 +115,19 @@ fn succeed(command: &mut Command) -> Result<String, String> {
 fn build(folder: &Path) -> Result<Build, String> {
     println!("building {}", folder.display());
     let json = ["--message-format", "json-render-diagnostics"];
-    let built = |words: &[&str]| {
+    let built = |words: &[&str], target: &str| {
         let mut cargo = Command::new(crate::tidy::cargo());
         let cargo = cargo.current_dir(folder).args(words).args(json);
         // Of its own: this program runs under cargo.
         let messages = succeed(cargo.env_remove("CARGO_TARGET_DIR"))?;
         let messages = messages.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
-        let last = messages.filter_map(|m| m["executable"].as_str().map(PathBuf::from)).next_back();
-        last.ok_or_else(|| format!("{}: {words:?} built no program", folder.display()))
+        let of_target = messages.filter(|message| message["target"]["name"] == target);
+        let mut programs = of_target.filter_map(|m| m["executable"].as_str().map(PathBuf::from));
+        programs.next().ok_or_else(|| format!("{}: {words:?} built no {target}", folder.display()))
     };
     Ok(Build {
-        daemon: built(&["build", "--release", "--bin", "pvswitch"])?,
-        bench: built(&["bench", "--no-run", "-p", "pvswitch", "--bench", "forward"])?,
+        daemon: built(&["build", "--release", "--bin", "pvswitch"], "pvswitch")?,
+        bench: built(&["bench", "--no-run", "-p", "pvswitch", "--bench", "forward"], "forward")?,
     })
 }
 

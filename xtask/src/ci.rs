@@ -1,7 +1,7 @@
 //! `cargo xtask ci`: runs every step, also after a failure, so that one run reports all failures.
 //! The last line counts steps, studies of the lab and rigs: `N passed, N failed, N skipped`.
 //!
-//! The rig of Xen emulates one processor for a third of an hour: it runs beside the steps after it.
+//! Two steps at a time: those `beside` the others, one after another, need the release build only.
 //!
 //! No step reads input. With `CI` set in the environment, a step that exceeds its time limit is
 //! killed with its process group; otherwise an interrupt at the terminal ends all processes.
@@ -19,13 +19,13 @@ struct Step {
     name: &'static str,
     /// Time limit in CI, in minutes.
     limit_min: u64,
-    /// Program and arguments; `cargo` is the cargo that runs this program.
+    /// Program and arguments; `cargo` is the cargo that runs this program, `xtask` this program.
     command: &'static str,
     env: &'static [(&'static str, &'static str)],
     /// The step is skipped if this file is missing.
     needs: &'static str,
     kind: Kind,
-    /// It runs beside the steps after it; its output is shown in one piece at its end.
+    /// It runs beside the others; its output is shown in one piece at its end.
     beside: bool,
 }
 
@@ -41,28 +41,38 @@ enum Kind {
 
 const NO_ENV: &[(&str, &str)] = &[];
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 12] = [
+    step(
+        "build",
+        20,
+        "cargo build --quiet --release -p pvswitch -p pvswitch-lab",
+        NO_ENV,
+        "Cargo.toml",
+        Kind::Quiet,
+    )
+    .beside(),
+    step(
+        "demo",
+        5,
+        "cargo run --quiet --release -- demo --plain --scene 0.3",
+        NO_ENV,
+        "Cargo.toml",
+        Kind::Quiet,
+    )
+    .beside(),
+    step("xen", 60, "rigs/run --quick xen", NO_ENV, "rigs/run", Kind::Rigs).beside(),
+    step("lab", 30, "xtask lab", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs).beside(),
     step("fmt", 5, "cargo fmt --all --check", NO_ENV, "Cargo.toml", Kind::Quiet),
-    step("tidy", 5, "cargo xtask tidy", NO_ENV, "Cargo.toml", Kind::Quiet),
+    step("tidy", 5, "xtask tidy", NO_ENV, "Cargo.toml", Kind::Quiet),
     step(
         "clippy",
-        15,
+        20,
         "cargo clippy --quiet --workspace --all-targets -- -D warnings",
         NO_ENV,
         "Cargo.toml",
         Kind::Quiet,
     ),
-    step("test", 25, "cargo xtask test", NO_ENV, "Cargo.toml", Kind::Tests),
-    step(
-        "demo",
-        10,
-        "cargo run --quiet --release -- demo --plain --scene 0.3",
-        NO_ENV,
-        "Cargo.toml",
-        Kind::Quiet,
-    ),
-    // After the release build that `demo` makes.
-    step("xen", 60, "rigs/run --quick xen", NO_ENV, "rigs/run", Kind::Rigs).beside(),
+    step("test", 40, "xtask test", NO_ENV, "Cargo.toml", Kind::Tests),
     step(
         "doc",
         10,
@@ -73,9 +83,9 @@ const STEPS: [Step; 11] = [
     ),
     step(
         "loom",
-        15,
+        20,
         "cargo test -p pvswitch-ring --test loom* --release --target-dir target/loom",
-        &[("RUSTFLAGS", "--cfg loom")],
+        &[("RUSTFLAGS", "--cfg loom"), ("CARGO_PROFILE_RELEASE_LTO", "off")],
         "crates/ring/tests/loom.rs",
         Kind::Tests,
     ),
@@ -87,7 +97,6 @@ const STEPS: [Step; 11] = [
         "crates/ring/tests/audit.rs",
         Kind::Tests,
     ),
-    step("lab", 30, "cargo xtask lab", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs),
     step("rigs", 40, "rigs/run --quick --except xen", NO_ENV, "rigs/run", Kind::Rigs),
 ];
 
@@ -161,24 +170,23 @@ pub fn run(root: &Path, wanted: &[String]) -> Result<bool, String> {
     let limited = std::env::var_os("CI").is_some_and(|ci| !ci.is_empty() && ci != "false");
     let mut counts = Counts::default();
     let mut failures = Vec::new();
-    let steps = STEPS.iter().filter(|s| wanted.is_empty() || wanted.iter().any(|w| w == s.name));
-    std::thread::scope(|scope| {
-        let (mut beside, mut outcomes) = (Vec::new(), Vec::new());
-        for step in steps {
-            match step.beside {
-                true => beside.push((step, scope.spawn(move || step.run(root, limited)))),
-                false => outcomes.push((step, step.run(root, limited))),
-            }
-        }
-        let ended = |run: std::thread::ScopedJoinHandle<'_, _>| run.join().expect("no panic");
-        outcomes.extend(beside.into_iter().map(|(step, run)| (step, ended(run))));
-        for (step, outcome) in outcomes {
-            if outcome.counts.failed > 0 {
-                failures.push((step.name, outcome.parts));
-            }
-            counts.add(outcome.counts);
-        }
+    let run_those = |beside: bool| -> Vec<(&str, Outcome)> {
+        let wanted = |s: &&Step| wanted.is_empty() || wanted.iter().any(|name| name == s.name);
+        let steps = STEPS.iter().filter(|step| step.beside == beside).filter(wanted);
+        steps.map(|step| (step.name, step.run(root, limited))).collect()
+    };
+    let outcomes = std::thread::scope(|scope| {
+        let beside = scope.spawn(|| run_those(true));
+        let mut outcomes = run_those(false);
+        outcomes.extend(beside.join().expect("it does not panic"));
+        outcomes
     });
+    for (name, outcome) in outcomes {
+        if outcome.counts.failed > 0 {
+            failures.push((name, outcome.parts));
+        }
+        counts.add(outcome.counts);
+    }
     println!();
     // Failures again, for a reader of only the end of the output.
     for (step, parts) in failures {
@@ -203,7 +211,7 @@ impl Step {
             println!("-- {:8} skipped: there is no {}", self.name, self.needs);
             return SKIPPED.into();
         }
-        let how = if self.beside { " (beside the next steps)" } else { "" };
+        let how = if self.beside { " (beside others)" } else { "" };
         println!("-- {:8} {}{how}", self.name, self.command);
         let begun = Instant::now();
         let ran = match self.kind {
@@ -222,6 +230,8 @@ impl Step {
         let program = words.next().expect("a command has a program");
         let mut command = match program {
             "cargo" => Command::new(crate::tidy::cargo()),
+            // Not through cargo, which would wait for the build of a step beside it.
+            "xtask" => Command::new(std::env::current_exe().unwrap_or_else(|_| "xtask".into())),
             path => Command::new(root.join(path)),
         };
         command.args(words).envs(self.env.iter().copied()).current_dir(root).stdin(Stdio::null());
