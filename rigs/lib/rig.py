@@ -520,6 +520,32 @@ def overruns(snmp):
     return int(values[names.index("RcvbufErrors")])
 
 
+def check_udp(r, words, address, *options, netns=None, receiver=None, devices, switch):
+    """UDP at 100 Mbit/s: no datagram is lost but where a full queue counted it, because its reader had no CPU.
+
+    `receiver` is the namespace of the receiving end, `devices` are pairs of a namespace and an interface on
+    the way, `switch` is the program and its control socket.
+    """
+
+    def losses():
+        snmp = run(["cat", "/proc/net/snmp"], netns=receiver).stdout
+        file = "/sys/class/net/{}/statistics/tx_dropped"
+        dropped = [run(["cat", file.format(device)], netns=where).stdout for where, device in devices]
+        program, control = switch
+        shown = json.loads(run([program, "ctl", "--control", control, "--json", "stats"]).stdout)
+        queues = [queue for port in shown["ports"] for queue in port["egress"]]
+        return {"in the receiver's socket": overruns(snmp), "in interfaces": sum(map(int, dropped)),
+                "in the switch": sum(queue["lost_no_room"] + queue["lost_aged"] for queue in queues)}  # fmt: skip
+
+    before = losses()
+    result = iperf3(address, "-u", "-b", "100M", "-l", "1400", *options, seconds=2, netns=netns)
+    lost = {place: count - before[place] for place, count in losses().items()}
+    counted = ", ".join(f"{count} {place}" for place, count in lost.items() if count)
+    r.check(f"{words} at 100 Mbit/s: none lost but where a full queue counted it",
+            result["packets"] > 0 and result["lost"] <= sum(lost.values()),
+            f"{iperf3_words(result)}; counted: {counted or 'none'}")  # fmt: skip
+
+
 def iperf3_words(result):
     """One line for people."""
     words = f"{rate(result['bits_per_s'])}"

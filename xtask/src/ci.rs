@@ -1,7 +1,7 @@
 //! `cargo xtask ci`: runs every step, also after a failure, so that one run reports all failures.
 //! The last line counts steps, studies of the lab and rigs: `N passed, N failed, N skipped`.
 //!
-//! Two steps at a time: those `beside` the others, one after another, need the release build only.
+//! Two steps at a time: those `beside` the others, one after another, build in release form.
 //!
 //! No step reads input. With `CI` set in the environment, a step that exceeds its time limit is
 //! killed with its process group; otherwise an interrupt at the terminal ends all processes.
@@ -62,6 +62,15 @@ const STEPS: [Step; 12] = [
     .beside(),
     step("xen", 60, "rigs/run --quick xen", NO_ENV, "rigs/run", Kind::Rigs).beside(),
     step("lab", 30, "xtask lab", NO_ENV, "crates/lab/Cargo.toml", Kind::Rigs).beside(),
+    step(
+        "loom",
+        20,
+        "cargo test -p pvswitch-ring --test loom* --release --target-dir target/loom",
+        &[("RUSTFLAGS", "--cfg loom"), ("CARGO_PROFILE_RELEASE_LTO", "off")],
+        "crates/ring/tests/loom.rs",
+        Kind::Tests,
+    )
+    .beside(),
     step("fmt", 5, "cargo fmt --all --check", NO_ENV, "Cargo.toml", Kind::Quiet),
     step("tidy", 5, "xtask tidy", NO_ENV, "Cargo.toml", Kind::Quiet),
     step(
@@ -80,14 +89,6 @@ const STEPS: [Step; 12] = [
         &[("RUSTDOCFLAGS", "-D warnings")],
         "Cargo.toml",
         Kind::Quiet,
-    ),
-    step(
-        "loom",
-        20,
-        "cargo test -p pvswitch-ring --test loom* --release --target-dir target/loom",
-        &[("RUSTFLAGS", "--cfg loom"), ("CARGO_PROFILE_RELEASE_LTO", "off")],
-        "crates/ring/tests/loom.rs",
-        Kind::Tests,
     ),
     step(
         "audit",
@@ -236,7 +237,8 @@ impl Step {
         };
         command.args(words).envs(self.env.iter().copied()).current_dir(root).stdin(Stdio::null());
         if limited {
-            command.process_group(0);
+            // Nothing is built a second time.
+            command.env("CARGO_INCREMENTAL", "0").process_group(0);
         }
         command
     }

@@ -114,6 +114,9 @@ pub struct Options {
     pub also: Option<Aside>,
     /// CPU to run on.
     pub cpu: Option<usize>,
+    /// Frames to send, requests included, or to receive; those to a second address are not counted.
+    /// `None`: unlimited.
+    pub frames: Option<u64>,
     /// Duration; `None`: until `running` returns false.
     pub duration: Option<Duration>,
     /// Interval of reports.
@@ -138,6 +141,9 @@ impl Options {
         if self.control.is_some() && self.replay {
             let what = "--control: not with --replay or --mode idle, which use no policies";
             return Err(Error::Usage(what.into()));
+        }
+        if self.frames.is_some() && self.mode == Mode::Echo {
+            return Err(Error::Usage("--frames: only with --mode send, sink and rr".into()));
         }
         check_pace(self.rate, self.burst, self.on_off)
     }
@@ -227,6 +233,8 @@ struct Generator {
     /// Fill frames from their number, and check received ones.
     check: bool,
     also: Option<Aside>,
+    /// Frames to send or, for a sink, to receive.
+    frames: u64,
     /// Request/response: the awaited answer, and since when.
     awaiting: Option<(u64, Instant)>,
     replay: Option<Replay>,
@@ -256,7 +264,7 @@ impl Generator {
         let mut report_at = interval.map(|i| started + i);
         let result = loop {
             let now = now();
-            if end.is_some_and(|end| now >= end) || !running() {
+            if end.is_some_and(|end| now >= end) || self.is_done() || !running() {
                 break Ok(());
             }
             if report_at.is_some_and(|at| now >= at) {
@@ -301,6 +309,7 @@ impl Generator {
             latency_ns: Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("constant bounds"),
             check: args.check,
             also: args.also,
+            frames: args.frames.unwrap_or(u64::MAX),
             awaiting: None,
             replay: None,
             cpu_before: os::process_cpu_time(),
@@ -336,6 +345,9 @@ impl Generator {
             return self.replay(deadline);
         }
         for _ in 0..256 {
+            if self.is_done() {
+                return Ok(true);
+            }
             let now = now();
             let polls = self.guest.begin(now)?;
             if polls && self.mode != Mode::Echo {
@@ -370,6 +382,13 @@ impl Generator {
         Ok(!self.guest.is_gone())
     }
 
+    /// Whether all frames were sent, and the last request replied to, or all were received.
+    fn is_done(&self) -> bool {
+        let Totals { sent, received, .. } = self.totals;
+        let frames = if self.mode == Mode::Sink { received } else { sent };
+        frames >= self.frames && self.awaiting.is_none()
+    }
+
     /// When to send next, `now` if at once; `None`: only after receiving a frame.
     fn next_due(&self, now: Instant) -> Option<Instant> {
         match (self.mode, self.awaiting) {
@@ -399,6 +418,8 @@ impl Generator {
 
     /// Sends up to `n` frames, spread evenly over queues with flows, limited by free buffers.
     fn send(&mut self, n: usize, now: Instant) -> Result<Round, Malformed> {
+        let left = self.frames.saturating_sub(self.totals.sent);
+        let n = n.min(usize::try_from(left).unwrap_or(usize::MAX));
         if n == 0 {
             return Ok(Round::default());
         }

@@ -166,7 +166,7 @@ pub enum XenError {
         by: String,
     },
     /// Its back end has fewer queues than requested.
-    #[error("{wanted} queues wanted, the back end has {has}: ask for fewer (--queues {has})")]
+    #[error("{wanted} queues requested, the back end has {has}: request fewer (--queues {has})")]
     Queues {
         /// Requested.
         wanted: u16,

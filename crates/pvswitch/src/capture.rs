@@ -6,18 +6,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use switch::forward::Port;
 use uplink::{Direction, PcapWriter};
 
 use api::control::{ControlError, Request, call};
 
+use crate::clock::Clock;
+
 /// Maximum number of frames queued for the reader; further frames are lost and counted.
 const QUEUE_FRAMES: usize = 4096;
 
 /// Streams `port`'s frames to `client` until it disconnects. Runs in the switch.
-pub fn start(port: Arc<Port>, client: UnixStream, epoch: Instant) -> Result<(), String> {
+pub fn start(port: Arc<Port>, client: UnixStream, clock: Clock) -> Result<(), String> {
     if port.mirror.is_on() {
         return Err(format!("port '{}' is already being captured", port.name));
     }
@@ -25,7 +27,7 @@ pub fn start(port: Arc<Port>, client: UnixStream, epoch: Instant) -> Result<(), 
     client.set_nonblocking(false).map_err(error)?;
     let (sink, frames) = sync_channel(QUEUE_FRAMES);
     let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    let epoch_ns = (wall_ns - epoch.elapsed().as_nanos()) as u64;
+    let epoch_ns = (wall_ns - clock.elapsed().as_nanos()) as u64;
     let lost_before = port.mirror.lost.load(Ordering::Relaxed);
     port.mirror.set(Some(sink));
     let thread = std::thread::Builder::new().name("capture".into()).spawn(move || {
@@ -47,7 +49,7 @@ pub fn start(port: Arc<Port>, client: UnixStream, epoch: Instant) -> Result<(), 
                         pcap.flush()?;
                         if closed(&client) {
                             let lost = port.mirror.lost.load(Ordering::Relaxed) - lost_before;
-                            let now = epoch_ns + epoch.elapsed().as_nanos() as u64;
+                            let now = epoch_ns + clock.now().ns();
                             pcap.finish(now, seen, lost)?;
                             return Ok(());
                         }

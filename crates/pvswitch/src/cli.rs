@@ -383,6 +383,10 @@ pub struct GenArgs {
     /// port's number, from 0
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub count: Option<u32>,
+    /// Stop after sending this many frames or requests, or receiving this many with --mode sink
+    /// [default: unlimited]
+    #[arg(long, value_name = "N", conflicts_with = "replay")]
+    pub frames: Option<u64>,
     /// Stop after this many seconds [default: when interrupted]
     #[arg(long, value_name = "SECS")]
     pub duration: Option<f64>,

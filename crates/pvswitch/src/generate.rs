@@ -45,6 +45,7 @@ pub fn command(args: &GenArgs) -> Result<(), AnyError> {
         check: args.check,
         also: args.also,
         cpu: args.cpu,
+        frames: args.frames,
         duration,
         interval,
         control: args.control.clone(),
@@ -64,6 +65,9 @@ fn many(
 ) -> Result<(), AnyError> {
     if args.replay {
         return Err(Usage("--replay: only with --mode send and --mode sink".into()).into());
+    }
+    if args.frames.is_some() {
+        return Err(Usage("--frames: only with --mode send, sink and rr".into()).into());
     }
     if args.control.is_some() {
         let what = "--control: not with --replay or --mode idle, which use no policies";

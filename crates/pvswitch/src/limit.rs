@@ -3,17 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use switch::account::Account;
-use switch::time::{self, Ns};
+
+use crate::clock::Clock;
 
 /// Log of one port: lines that its guest causes are charged to the port's account.
 pub struct PortLog {
     name: String,
     account: Arc<Account>,
-    /// Epoch of the account's clock.
-    epoch: Instant,
+    clock: Clock,
     /// Number of lines suppressed since the last line.
     suppressed: AtomicU64,
 }
@@ -32,8 +31,8 @@ impl fmt::Display for Suppressed {
 
 impl PortLog {
     /// Creates the log of the named port.
-    pub fn new(name: &str, account: Arc<Account>, epoch: Instant) -> Self {
-        Self { name: name.into(), account, epoch, suppressed: AtomicU64::new(0) }
+    pub fn new(name: &str, account: Arc<Account>, clock: Clock) -> Self {
+        Self { name: name.into(), account, clock, suppressed: AtomicU64::new(0) }
     }
 
     /// The port's account.
@@ -42,8 +41,7 @@ impl PortLog {
     }
 
     fn allow(&self) -> Option<Suppressed> {
-        let now = time::Instant::START + Ns::from(self.epoch.elapsed());
-        if self.account.log_lines.spend(now) {
+        if self.account.log_lines.spend(self.clock.now()) {
             return Some(Suppressed(self.suppressed.swap(0, Ordering::Relaxed)));
         }
         self.suppressed.fetch_add(1, Ordering::Relaxed);
@@ -72,7 +70,7 @@ mod tests {
     #[test]
     fn flood_of_lines_is_suppressed_and_the_next_line_has_the_number() {
         let account = Arc::new(Account::default());
-        let mut log = PortLog::new("a", Arc::clone(&account), Instant::now());
+        let mut log = PortLog::new("a", Arc::clone(&account), Clock::start());
         let passed = (0..400).filter(|_| log.allow().is_some()).count();
         assert!((16..400).contains(&passed), "{passed}");
         let refused = account.log_lines.refused();

@@ -2,6 +2,7 @@
 
 mod capture;
 mod cli;
+mod clock;
 mod cost;
 mod ctl;
 mod demo;

@@ -10,9 +10,10 @@ use switch::fair::level::Leveller;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Mode, Port, Table};
 use switch::poll::Costs;
-use switch::time::{Instant, Ns};
+use switch::time::Instant;
 use vhost_user::device::KickFd;
 
+use crate::clock::Clock;
 use crate::worker::{self, Handle, Report, Served};
 
 /// Which worker serves which queue.
@@ -63,16 +64,14 @@ pub struct Common {
     pub reports: Sender<Report>,
     /// Wakes the reader of reports.
     pub reports_wake: Arc<OwnedFd>,
-    /// Epoch of the clock that policies see.
-    pub epoch: std::time::Instant,
+    /// The clock of policies and accounts.
+    pub clock: Clock,
 }
 
 /// The worker threads, and which of them serves each queue.
 pub struct Pool {
     /// State shared by all workers.
     pub common: Common,
-    /// [`Common::epoch`] on the machine's monotonic clock.
-    started: Ns,
     workers: Vec<Arc<Handle>>,
     /// Which worker serves or watches a queue, by token. This lock is held while a queue is given
     /// to a worker or taken from it, so a queue is never lost between two workers.
@@ -105,10 +104,8 @@ impl Pool {
     ) -> std::io::Result<Arc<Self>> {
         let workers = (0..count).map(|i| Ok(Arc::new(Handle::new(i)?)));
         let workers = workers.collect::<std::io::Result<Vec<_>>>()?;
-        let started = Ns::from(os::monotonic()) - Ns::from(common.epoch.elapsed());
         let pool = Arc::new(Self {
             common,
-            started,
             workers,
             homes: Mutex::default(),
             placement: AtomicU8::new(placement as u8),
@@ -121,11 +118,10 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Time on the clock that policies see. A worker reads it after each poll, so it does without
-    /// the checks of [`std::time::Instant`].
+    /// Time on [`Common::clock`].
     #[inline]
     pub fn now(&self) -> Instant {
-        Instant::START + (Ns::from(os::monotonic()) - self.started)
+        self.common.clock.now()
     }
 
     /// All workers, by number.

@@ -34,6 +34,7 @@ use xen_netif::host::HostError;
 use self::requests::Client;
 use self::vhost::VhostPort;
 use self::xen::{Hypervisor, XenBus, XenPort};
+use crate::clock::Clock;
 use crate::hints;
 use crate::http;
 use crate::limit::PortLog;
@@ -239,7 +240,6 @@ struct System {
     suspended: Vec<(Instant, Event)>,
     /// Readable on SIGHUP.
     hangups: UnixStream,
-    started: Instant,
     stop: bool,
 }
 
@@ -281,7 +281,6 @@ pub fn run(options: Options) -> Result<(), RunError> {
 
 impl System {
     fn new(options: Options) -> Result<Self, RunError> {
-        let started = Instant::now();
         let [k0, k1, flow_key] = setup::random_key()?;
         let (ageing, limit) = (options.ageing_s, options.addresses_per_port);
         let fdb = Arc::new(Fdb::new(FDB_ENTRIES, [k0, k1], ageing, limit));
@@ -294,7 +293,7 @@ impl System {
             costs: crate::cost::costs_on(options.cpus.first().copied()),
             reports: reports_tx,
             reports_wake: Arc::clone(&wake),
-            epoch: started,
+            clock: Clock::start(),
         };
         let pool = Pool::start(options.workers, &options.cpus, options.placement, common)
             .map_err(os("worker thread"))?;
@@ -320,7 +319,6 @@ impl System {
             budgets: setup::budgets(),
             suspended: Vec::new(),
             hangups,
-            started,
             stop: false,
         };
         system.watch(wake.as_fd(), Event::Reports)?;
@@ -521,8 +519,13 @@ impl System {
         Ok(())
     }
 
+    fn clock(&self) -> Clock {
+        self.pool.common.clock
+    }
+
     fn round(&mut self) -> Result<(), RunError> {
-        let end = self.options.duration.map(|d| self.started + d);
+        let end = self.options.duration.map(Ns::from);
+        let end = end.map(|duration| self.clock().to_std(time::Instant::START + duration));
         let retries = self.ports.values().filter_map(|p| match &p.attach {
             Attach::VhostUser(v) => v.retry,
             _ => None,
@@ -595,7 +598,7 @@ impl System {
     /// Converts a time of the accounts to an instant at most a second from now.
     fn instant(&self, at: time::Instant) -> Instant {
         let at = at.min(self.pool.now() + Ns::from_secs(1));
-        (self.started + Duration::from(at - time::Instant::START)).max(Instant::now())
+        self.clock().to_std(at)
     }
 
     fn resume_due(&mut self) {

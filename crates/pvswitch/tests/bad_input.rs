@@ -201,7 +201,7 @@ fn guests_that_cannot_connect() {
         fails(command(&["gen", "--connect", &connect]), USAGE, &wants);
         fails(command(&["nic", "--tap", "x", "--connect", &connect]), USAGE, &wants);
     }
-    let bad: [(&[&str], &str); 23] = [
+    let bad: [(&[&str], &str); 25] = [
         (&["--queues", "0"], "0 is not in 1..=16"),
         (&["--queues", "17"], "17 is not in 1..=16"),
         (&["--burst", "0"], "FRAMES,GAP_US"),
@@ -222,6 +222,8 @@ fn guests_that_cannot_connect() {
         (&["--mode", "hostile=commits"], "no such case for split and socket"),
         (&["--also", "02:00:00:00:00:01,0"], "use MAC,N"),
         (&["--mode", "shout"], "possible values: send, sink, echo, rr, idle"),
+        (&["--mode", "echo", "--frames", "9"], "--frames: only with --mode send, sink and rr"),
+        (&["--mode", "idle", "--frames", "9"], "--frames: only with --mode send, sink and rr"),
         (&["--interval=-1"], "invalid duration"),
         (&["--interval=0"], "--interval 0"),
         (&["--duration=nan"], "invalid duration"),
@@ -242,7 +244,7 @@ fn more_queues_than_a_port_has() {
             let wants = if name == "a" {
                 [format!("{wanted} queue pairs requested"), format!("has {has}: request fewer")]
             } else {
-                [format!("{wanted} queues wanted"), format!("has {has}: ask for fewer")]
+                [format!("{wanted} queues requested"), format!("has {has}: request fewer")]
             };
             let wants = wants.each_ref().map(String::as_str);
             fails(command(&[&sink[..], &[wanted]].concat()), FAILURE, &wants);

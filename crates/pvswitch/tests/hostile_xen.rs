@@ -289,6 +289,38 @@ impl<'a> Vif<'a> {
     }
 }
 
+/// A vif `bad` beside two ports with traffic between them.
+struct Scene<'a> {
+    dir: &'a Dir,
+    switch: &'a Switch,
+    others: &'a Bystanders,
+    vif: &'a Vif<'a>,
+}
+
+impl Scene<'_> {
+    /// Checks something while another port floods frames to unknown addresses.
+    fn under_flood(&self, rate: &str, check: impl FnOnce()) {
+        let Self { dir, switch, .. } = self;
+        switch.json(&["add-port", &dir.port("z", "")]);
+        let unknown = ["--peer", "02:00:00:00:00:bb", "--rate", rate];
+        let flood = Gen::start(&dir.path("z"), &unknown);
+        check();
+        flood.end();
+        switch.json(&["del-port", "z"]);
+    }
+}
+
+/// Runs a test, at whose end the guest of the vif is gone: the next one is served, and the other
+/// ports have lost nothing.
+fn beside_others(test: impl FnOnce(&Scene<'_>)) {
+    let dir = Dir::new();
+    let (switch, others) = rig(&dir);
+    let vif = Vif::add(&switch, &dir, "bad");
+    test(&Scene { dir: &dir, switch: &switch, others: &others, vif: &vif });
+    vif.recovers();
+    others.end();
+}
+
 /// Number of lines of the log that contain `what`.
 fn lines(switch: &Switch, what: &str) -> usize {
     switch.log().lines().filter(|line| line.contains(what)).count()
@@ -411,222 +443,196 @@ fn broken_rings_stop_their_port_only() {
 
 #[test]
 fn a_broken_receive_ring_stops_its_port_only() {
-    let dir = Dir::new();
-    let (switch, others) = rig(&dir);
-    let vif = Vif::add(&switch, &dir, "bad");
-    let guest = Guest::started(&vif.dir);
-    switch.wait_up("bad", true);
-    guest.area(RX).sync_store_u32(REQ_PROD, 30_000, Ordering::Release);
-    guest.channels[RX].notify();
-    // It receives a flooded frame.
-    switch.json(&["add-port", &dir.port("z", "")]);
-    let flood = Gen::start(&dir.path("z"), &["--peer", "02:00:00:00:00:bb", "--rate", "100"]);
-    switch.wait_up("bad", false);
-    others.wait_for_replies(&switch);
-    let what = "violated the protocol: req_prod jumped to 30000, with requests taken up to 0";
-    assert_eq!(lines(&switch, what), 1, "{}", switch.log());
-    flood.end();
-    switch.json(&["del-port", "z"]);
-    drop(guest);
-    vif.recovers();
-    others.end();
+    beside_others(|scene| {
+        let Scene { switch, others, vif, .. } = scene;
+        let guest = Guest::started(&vif.dir);
+        switch.wait_up("bad", true);
+        guest.area(RX).sync_store_u32(REQ_PROD, 30_000, Ordering::Release);
+        guest.channels[RX].notify();
+        // It receives a flooded frame.
+        scene.under_flood("100", || {
+            switch.wait_up("bad", false);
+            others.wait_for_replies(switch);
+            let what =
+                "violated the protocol: req_prod jumped to 30000, with requests taken up to 0";
+            assert_eq!(lines(switch, what), 1, "{}", switch.log());
+        });
+    });
 }
 
 #[test]
 fn refused_packets_get_responses_and_their_port_continues() {
-    let dir = Dir::new();
-    let (switch, others) = rig(&dir);
-    let vif = Vif::add(&switch, &dir, "bad");
-    let mut guest = Guest::started(&vif.dir);
-    let counter = |name: &str| switch.counter("bad", "ingress", name);
-    // A ring full of invalid grants: not in the table, and beyond it.
-    for i in 0..RING_SIZE {
-        let gref = if i % 2 == 0 { i % GREF } else { u32::MAX - i };
-        guest.request(gref, 0, 0, 60);
-    }
-    guest.push();
-    assert_eq!(guest.statuses(RING_SIZE), [status::ERROR; RING_SIZE as usize]);
-    assert_eq!(counter("drops_bad_grant"), u64::from(RING_SIZE));
-    others.wait_for_replies(&switch);
-    // Shorter than a header; more slots than allowed; a later slot longer than the packet.
-    guest.request(GREF + DATA, 0, 0, 13);
-    guest.push();
-    assert_eq!((guest.statuses(1), counter("drops_runt")), (vec![status::ERROR], 1));
-    guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 300);
-    (1..20).for_each(|i| guest.request(GREF + DATA, 0, tx_flag::MORE_DATA * u16::from(i < 19), 10));
-    guest.push();
-    assert_eq!((guest.statuses(20), counter("drops_too_many_segs")), (vec![status::ERROR; 20], 1));
-    guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 100);
-    guest.request(GREF + DATA, 0, 0, 101);
-    guest.push();
-    assert_eq!((guest.statuses(2), counter("drops_too_long")), (vec![status::ERROR; 2], 1));
-    // Headers spread over many slots, some of them empty, are a valid packet.
-    guest.write_frame(0x98);
-    let before = counter("frames");
-    guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 60);
-    for n in 0..6 {
-        guest.request(GREF + DATA, n, tx_flag::MORE_DATA, n % 2);
-    }
-    guest.request(GREF + DATA, 3, 0, 57);
-    guest.push();
-    assert_eq!(guest.statuses(8), [status::OKAY; 8]);
-    assert_eq!(counter("frames"), before + 1);
-    others.wait_for_replies(&switch);
-    assert!(switch.is_up("bad"));
-    assert_eq!(vif.faults(), 0);
-    drop(guest);
-    vif.recovers();
-    others.end();
+    beside_others(|Scene { switch, others, vif, .. }| {
+        let mut guest = Guest::started(&vif.dir);
+        let counter = |name: &str| switch.counter("bad", "ingress", name);
+        // A ring full of invalid grants: not in the table, and beyond it.
+        for i in 0..RING_SIZE {
+            let gref = if i % 2 == 0 { i % GREF } else { u32::MAX - i };
+            guest.request(gref, 0, 0, 60);
+        }
+        guest.push();
+        assert_eq!(guest.statuses(RING_SIZE), [status::ERROR; RING_SIZE as usize]);
+        assert_eq!(counter("drops_bad_grant"), u64::from(RING_SIZE));
+        others.wait_for_replies(switch);
+        // Shorter than a header; more slots than allowed; a later slot longer than the packet.
+        guest.request(GREF + DATA, 0, 0, 13);
+        guest.push();
+        assert_eq!((guest.statuses(1), counter("drops_runt")), (vec![status::ERROR], 1));
+        guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 300);
+        for i in 1..20 {
+            guest.request(GREF + DATA, 0, tx_flag::MORE_DATA * u16::from(i < 19), 10);
+        }
+        guest.push();
+        assert_eq!(guest.statuses(20), [status::ERROR; 20]);
+        assert_eq!(counter("drops_too_many_segs"), 1);
+        guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 100);
+        guest.request(GREF + DATA, 0, 0, 101);
+        guest.push();
+        assert_eq!((guest.statuses(2), counter("drops_too_long")), (vec![status::ERROR; 2], 1));
+        // Headers spread over many slots, some of them empty, are a valid packet.
+        guest.write_frame(0x98);
+        let before = counter("frames");
+        guest.request(GREF + DATA, 0, tx_flag::MORE_DATA, 60);
+        for n in 0..6 {
+            guest.request(GREF + DATA, n, tx_flag::MORE_DATA, n % 2);
+        }
+        guest.request(GREF + DATA, 3, 0, 57);
+        guest.push();
+        assert_eq!(guest.statuses(8), [status::OKAY; 8]);
+        assert_eq!(counter("frames"), before + 1);
+        others.wait_for_replies(switch);
+        assert!(switch.is_up("bad"));
+        assert_eq!(vif.faults(), 0);
+    });
 }
 
 #[test]
 fn invalid_grants_of_receive_buffers_lose_only_the_guests_own_frames() {
-    let dir = Dir::new();
-    let (switch, others) = rig(&dir);
-    let vif = Vif::add(&switch, &dir, "bad");
-    let guest = Guest::started(&vif.dir);
-    let mut rx = FrontRx::new(guest.area(RX));
-    for id in 0..64 {
-        rx.post(RxRequest { id, gref: u32::MAX - u32::from(id) });
-    }
-    rx.publish();
-    guest.channels[RX].notify();
-    switch.json(&["add-port", &dir.port("z", "")]);
-    let flood = Gen::start(&dir.path("z"), &["--peer", "02:00:00:00:00:bb", "--rate", "2k"]);
-    wait_for("bad grants", || switch.counter("bad", "egress", "drops_bad_grant") >= 64);
-    others.wait_for_replies(&switch);
-    assert!(switch.is_up("bad"));
-    assert_eq!(vif.faults(), 0);
-    flood.end();
-    switch.json(&["del-port", "z"]);
-    drop(guest);
-    vif.recovers();
-    others.end();
+    beside_others(|scene| {
+        let Scene { switch, others, vif, .. } = scene;
+        let guest = Guest::started(&vif.dir);
+        let mut rx = FrontRx::new(guest.area(RX));
+        for id in 0..64 {
+            rx.post(RxRequest { id, gref: u32::MAX - u32::from(id) });
+        }
+        rx.publish();
+        guest.channels[RX].notify();
+        scene.under_flood("2k", || {
+            wait_for("bad grants", || switch.counter("bad", "egress", "drops_bad_grant") >= 64);
+            others.wait_for_replies(switch);
+            assert!(switch.is_up("bad"));
+            assert_eq!(vif.faults(), 0);
+        });
+    });
 }
 
 #[test]
 fn a_storm_of_events_delays_no_other_port() {
-    let dir = Dir::new();
-    let (switch, others) = rig(&dir);
-    let vif = Vif::add(&switch, &dir, "bad");
-    let mut guest = Guest::started(&vif.dir);
-    let log = lines_once_connected(&switch);
-    for (which, what) in [(TX, "tx"), (RX, "rx"), (CTRL, "ctrl")] {
-        let channel = &guest.channels[which];
-        let (n, control, time) = under_storm((&switch, &others), |_| channel.notify());
-        eprintln!("{what}: {n} events, {control:?} of the control thread in {time:?}");
-        assert!(n > 1000, "{n} events are no storm");
-        assert!(control < time / 4, "{control:?} of {time:?}");
-    }
-    guest.is_served();
-    assert_eq!(switch.log().lines().count(), log, "{}", switch.log());
-    drop(guest);
-    vif.recovers();
-    others.end();
+    beside_others(|Scene { switch, others, vif, .. }| {
+        let mut guest = Guest::started(&vif.dir);
+        let log = lines_once_connected(switch);
+        for (which, what) in [(TX, "tx"), (RX, "rx"), (CTRL, "ctrl")] {
+            let channel = &guest.channels[which];
+            let (n, control, time) = under_storm((switch, others), |_| channel.notify());
+            eprintln!("{what}: {n} events, {control:?} of the control thread in {time:?}");
+            assert!(n > 1000, "{n} events are no storm");
+            assert!(control < time / 4, "{control:?} of {time:?}");
+        }
+        guest.is_served();
+        assert_eq!(switch.log().lines().count(), log, "{}", switch.log());
+    });
 }
 
 #[test]
 fn a_flood_of_watch_events_is_read_at_a_limited_rate() {
-    let dir = Dir::new();
-    let (switch, others) = rig(&dir);
-    let vif = Vif::add(&switch, &dir, "bad");
-    let mut guest = Guest::started(&vif.dir);
-    let log = lines_once_connected(&switch);
-    let store = &guest.store;
-    let write = |n: u32| store.write(&format!("{FRONT}/feature-sg"), &n.to_string()).unwrap();
-    let (n, control, time) = under_storm((&switch, &others), write);
-    eprintln!("{n} writes, {control:?} of the control thread in {time:?}");
-    assert!(n > 200, "{n} writes are no flood");
-    assert!(control < time / 2, "{control:?} of {time:?}");
-    assert_eq!(switch.log().lines().count(), log, "{}", switch.log());
-    // Keys that change the state, which is logged.
-    let keys = [("state", "4"), ("disconnect", "1"), ("state", "7"), ("disconnect", "0")];
-    let write = |n: u32| {
-        let (key, value) = keys[n as usize % keys.len()];
-        store.write(&format!("{FRONT}/{key}"), value).unwrap();
-    };
-    let (n, control, time) = under_storm((&switch, &others), write);
-    eprintln!("{n} changes, {control:?} of the control thread in {time:?}");
-    assert!(control < time / 2, "{control:?} of {time:?}");
-    let more = switch.log().lines().count() - log;
-    assert!(more < 30, "{more} lines\n{}", switch.log());
-    guest.set("disconnect", 0);
-    guest.set("state", 4);
-    guest.is_served();
-    assert_eq!(lines(&switch, "retrying"), 0, "xenstore still works\n{}", switch.log());
-    drop(guest);
-    vif.recovers();
-    others.end();
+    beside_others(|Scene { switch, others, vif, .. }| {
+        let mut guest = Guest::started(&vif.dir);
+        let log = lines_once_connected(switch);
+        let store = &guest.store;
+        let write = |n: u32| store.write(&format!("{FRONT}/feature-sg"), &n.to_string()).unwrap();
+        let (n, control, time) = under_storm((switch, others), write);
+        eprintln!("{n} writes, {control:?} of the control thread in {time:?}");
+        assert!(n > 200, "{n} writes are no flood");
+        assert!(control < time / 2, "{control:?} of {time:?}");
+        assert_eq!(switch.log().lines().count(), log, "{}", switch.log());
+        // Keys that change the state, which is logged.
+        let keys = [("state", "4"), ("disconnect", "1"), ("state", "7"), ("disconnect", "0")];
+        let write = |n: u32| {
+            let (key, value) = keys[n as usize % keys.len()];
+            store.write(&format!("{FRONT}/{key}"), value).unwrap();
+        };
+        let (n, control, time) = under_storm((switch, others), write);
+        eprintln!("{n} changes, {control:?} of the control thread in {time:?}");
+        assert!(control < time / 2, "{control:?} of {time:?}");
+        let more = switch.log().lines().count() - log;
+        assert!(more < 30, "{more} lines\n{}", switch.log());
+        guest.set("disconnect", 0);
+        guest.set("state", 4);
+        guest.is_served();
+        assert_eq!(lines(switch, "retrying"), 0, "xenstore still works\n{}", switch.log());
+    });
 }
 
 #[test]
 fn a_flood_of_control_requests_delays_no_other_port() {
-    let dir = Dir::new();
-    let (switch, others) = rig(&dir);
-    let vif = Vif::add(&switch, &dir, "bad");
-    let mut guest = Guest::started(&vif.dir);
-    let log = lines_once_connected(&switch);
-    // Lists of 512 invalid grants, of an invalid queue, and invalid keys and tables.
-    let list = GREF + DATA;
-    let orders: [(u16, [u32; 3]); 6] = [
-        (ctrl_type::ADD_GREF_MAPPING, [0, list, 512]),
-        (ctrl_type::ADD_GREF_MAPPING, [17, list, u32::MAX]),
-        (ctrl_type::DEL_GREF_MAPPING, [0, list, 512]),
-        (ctrl_type::SET_HASH_KEY, [list, u32::MAX, 0]),
-        (ctrl_type::SET_HASH_MAPPING, [list, 1024, u32::MAX]),
-        (u16::MAX, [0; 3]),
-    ];
-    let mut ring = FrontCtrl::new(guest.area(CTRL));
-    let (channel, mut answers) = (&guest.channels[CTRL], 0);
-    let ask = |n: u32| {
-        let (kind, data) = orders[n as usize % orders.len()];
-        while ring.put(CtrlRequest { id: n as u16, kind, data }) {}
-        ring.publish();
-        channel.notify();
-        while ring.take().unwrap().is_some() {
-            answers += 1;
-        }
-    };
-    let (_, control, time) = under_storm((&switch, &others), ask);
-    eprintln!("{answers} responses, {control:?} of the control thread in {time:?}");
-    assert!(answers > 300, "{answers} responses are no flood");
-    assert!(control < time / 4, "{control:?} of {time:?}");
-    let more = switch.log().lines().count() - log;
-    assert!(more < 30, "{more} lines\n{}", switch.log());
-    guest.is_served();
-    assert_eq!(vif.faults(), 0);
-    drop(guest);
-    vif.recovers();
-    others.end();
+    beside_others(|Scene { switch, others, vif, .. }| {
+        let mut guest = Guest::started(&vif.dir);
+        let log = lines_once_connected(switch);
+        // Lists of 512 invalid grants, of an invalid queue, and invalid keys and tables.
+        let list = GREF + DATA;
+        let orders: [(u16, [u32; 3]); 6] = [
+            (ctrl_type::ADD_GREF_MAPPING, [0, list, 512]),
+            (ctrl_type::ADD_GREF_MAPPING, [17, list, u32::MAX]),
+            (ctrl_type::DEL_GREF_MAPPING, [0, list, 512]),
+            (ctrl_type::SET_HASH_KEY, [list, u32::MAX, 0]),
+            (ctrl_type::SET_HASH_MAPPING, [list, 1024, u32::MAX]),
+            (u16::MAX, [0; 3]),
+        ];
+        let mut ring = FrontCtrl::new(guest.area(CTRL));
+        let (channel, mut answers) = (&guest.channels[CTRL], 0);
+        let ask = |n: u32| {
+            let (kind, data) = orders[n as usize % orders.len()];
+            while ring.put(CtrlRequest { id: n as u16, kind, data }) {}
+            ring.publish();
+            channel.notify();
+            while ring.take().unwrap().is_some() {
+                answers += 1;
+            }
+        };
+        let (_, control, time) = under_storm((switch, others), ask);
+        eprintln!("{answers} responses, {control:?} of the control thread in {time:?}");
+        assert!(answers > 300, "{answers} responses are no flood");
+        assert!(control < time / 4, "{control:?} of {time:?}");
+        let more = switch.log().lines().count() - log;
+        assert!(more < 30, "{more} lines\n{}", switch.log());
+        guest.is_served();
+        assert_eq!(vif.faults(), 0);
+    });
 }
 
 #[test]
 fn invalid_numbers_of_queues() {
-    let dir = Dir::new();
-    let (switch, others) = rig(&dir);
-    let vif = Vif::add(&switch, &dir, "bad");
-    let guest = Guest::new(&vif.dir);
-    guest.offer_rings();
-    for count in ["0", "17", "4294967296", "-1", "two"] {
-        guest.wait_back("2");
-        guest.set("multi-queue-num-queues", count);
-        guest.set("state", 4);
-        guest.wait_back("5");
-        assert!(vif.xen("error").contains("multi-queue-num-queues is"), "{}", vif.xen("error"));
-        assert!(vif.xen("state").starts_with("rejected"), "{}", vif.xen("state"));
-        others.wait_for_replies(&switch);
-        guest.set("state", 6);
-        guest.wait_back("6");
-        guest.set("state", 1);
-    }
-    // No ring was mapped: it is served with one queue.
-    let mut guest = guest;
-    guest.set("multi-queue-num-queues", 1);
-    guest.connect();
-    guest.is_served();
-    drop(guest);
-    vif.recovers();
-    others.end();
+    beside_others(|Scene { switch, others, vif, .. }| {
+        let guest = Guest::new(&vif.dir);
+        guest.offer_rings();
+        for count in ["0", "17", "4294967296", "-1", "two"] {
+            guest.wait_back("2");
+            guest.set("multi-queue-num-queues", count);
+            guest.set("state", 4);
+            guest.wait_back("5");
+            assert!(vif.xen("error").contains("multi-queue-num-queues is"), "{}", vif.xen("error"));
+            assert!(vif.xen("state").starts_with("rejected"), "{}", vif.xen("state"));
+            others.wait_for_replies(switch);
+            guest.set("state", 6);
+            guest.wait_back("6");
+            guest.set("state", 1);
+        }
+        // No ring was mapped: it is served with one queue.
+        let mut guest = guest;
+        guest.set("multi-queue-num-queues", 1);
+        guest.connect();
+        guest.is_served();
+    });
 }
 
 /// Only some resources of a queue are available: those acquired are released.
@@ -670,80 +676,69 @@ fn invalid_keys_leave_no_resources_held() {
 /// All three rings in one page: the effects are limited to this guest.
 #[test]
 fn overlapping_rings() {
-    let dir = Dir::new();
-    let (switch, others) = rig(&dir);
-    let vif = Vif::add(&switch, &dir, "bad");
-    let mut guest = Guest::new(&vif.dir);
-    guest.offer_rings();
-    ["rx-ring-ref", "ctrl-ring-ref"].iter().for_each(|key| guest.set(key, GREF));
-    guest.connect();
-    switch.wait_up("bad", true);
-    switch.json(&["add-port", &dir.port("z", "")]);
-    let flood = Gen::start(&dir.path("z"), &["--peer", "02:00:00:00:00:bb", "--rate", "2k"]);
-    for n in 0..10 {
-        (0..20).for_each(|i| guest.request(GREF + (i + n) % 3, 0, 0, 60));
-        guest.push();
-        guest.channels.iter().for_each(Channel::notify);
-        others.wait_for_replies(&switch);
-    }
-    flood.end();
-    switch.json(&["del-port", "z"]);
-    drop(guest);
-    vif.recovers();
-    others.end();
+    beside_others(|scene| {
+        let Scene { switch, others, vif, .. } = scene;
+        let mut guest = Guest::new(&vif.dir);
+        guest.offer_rings();
+        ["rx-ring-ref", "ctrl-ring-ref"].iter().for_each(|key| guest.set(key, GREF));
+        guest.connect();
+        switch.wait_up("bad", true);
+        scene.under_flood("2k", || {
+            for n in 0..10 {
+                (0..20).for_each(|i| guest.request(GREF + (i + n) % 3, 0, 0, 60));
+                guest.push();
+                guest.channels.iter().for_each(Channel::notify);
+                others.wait_for_replies(switch);
+            }
+        });
+    });
 }
 
 #[test]
 fn states_in_any_order() {
-    let dir = Dir::new();
-    let (switch, others) = rig(&dir);
-    let vif = Vif::add(&switch, &dir, "bad");
-    let mut guest = Guest::started(&vif.dir);
-    let states = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "", "four"];
-    for from in states {
-        for to in states {
-            guest.set("state", from);
-            guest.set("state", to);
+    beside_others(|Scene { switch, others, vif, .. }| {
+        let mut guest = Guest::started(&vif.dir);
+        let states = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "", "four"];
+        for from in states {
+            for to in states {
+                guest.set("state", from);
+                guest.set("state", to);
+            }
+            others.wait_for_replies(switch);
         }
-        others.wait_for_replies(&switch);
-    }
-    // And slowly, so that each state is read.
-    for state in states.into_iter().rev() {
-        guest.set("state", state);
-        std::thread::sleep(Duration::from_millis(30));
-    }
-    others.wait_for_replies(&switch);
-    // A correct handshake still succeeds.
-    guest.set("state", 6);
-    guest.wait_back("6");
-    guest.set("state", 1);
-    guest.offer_rings();
-    guest.tx_prod = 0;
-    guest.connect();
-    guest.is_served();
-    assert_eq!(vif.faults(), 0);
-    assert_eq!(lines(&switch, "retrying"), 0, "xenstore still works\n{}", switch.log());
-    drop(guest);
-    vif.recovers();
-    others.end();
+        // And slowly, so that each state is read.
+        for state in states.into_iter().rev() {
+            guest.set("state", state);
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        others.wait_for_replies(switch);
+        // A correct handshake still succeeds.
+        guest.set("state", 6);
+        guest.wait_back("6");
+        guest.set("state", 1);
+        guest.offer_rings();
+        guest.tx_prod = 0;
+        guest.connect();
+        guest.is_served();
+        assert_eq!(vif.faults(), 0);
+        assert_eq!(lines(switch, "retrying"), 0, "xenstore still works\n{}", switch.log());
+    });
 }
 
 #[test]
 fn a_guest_killed_in_its_handshake_leaves_no_resources_held() {
-    let dir = Dir::new();
-    let (switch, others) = rig(&dir);
-    let vif = Vif::add(&switch, &dir, "bad");
-    for _ in 0..3 {
-        let before = switch.counter("bad", "ingress", "frames");
-        let mut sender = Gen::connect(&format!("xen-local:{}", vif.dir.display()), &[]);
-        switch.wait_up("bad", true);
-        wait_for("frames", || switch.counter("bad", "ingress", "frames") > before + 100);
-        sender.0.kill();
-        vif.recovers();
-        others.wait_for_replies(&switch);
-    }
-    assert_eq!(vif.faults(), 0);
-    others.end();
+    beside_others(|Scene { switch, others, vif, .. }| {
+        for _ in 0..3 {
+            let before = switch.counter("bad", "ingress", "frames");
+            let mut sender = Gen::connect(&format!("xen-local:{}", vif.dir.display()), &[]);
+            switch.wait_up("bad", true);
+            wait_for("frames", || switch.counter("bad", "ingress", "frames") > before + 100);
+            sender.0.kill();
+            vif.recovers();
+            others.wait_for_replies(switch);
+        }
+        assert_eq!(vif.faults(), 0);
+    });
 }
 
 #[test]

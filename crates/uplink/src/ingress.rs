@@ -299,7 +299,7 @@ mod tests {
     use super::*;
     use switch::vnet::{GSO_TCPV4, NEEDS_CSUM};
 
-    const TSO: VnetHdr = VnetHdr {
+    pub(super) const TSO: VnetHdr = VnetHdr {
         flags: NEEDS_CSUM,
         gso_type: GSO_TCPV4,
         hdr_len: 54,

@@ -55,18 +55,18 @@ mod tests {
     #[test]
     fn an_error_is_logged_once_and_retries_back_off() {
         let mut retry = Retry::new();
-        let (news, mut before) = retry.record_failure("2 queues wanted");
-        assert!(news.unwrap().starts_with("2 queues wanted; retrying"));
+        let (news, mut before) = retry.record_failure("2 queues requested");
+        assert!(news.unwrap().starts_with("2 queues requested; retrying"));
         let mut all = before;
         for _ in 0..20 {
-            let (news, wait) = retry.record_failure("2 queues wanted");
+            let (news, wait) = retry.record_failure("2 queues requested");
             assert_eq!(news, None);
             assert!(wait == LONGEST || wait == before * 2, "{wait:?}");
             (before, all) = (wait, all + wait);
         }
         assert!(all > Duration::from_secs(200), "{all:?} for 21 attempts");
         assert!(retry.record_failure("something else").0.is_some(), "a different error is logged");
-        assert_eq!(Retry::new().record_failure("2 queues wanted").1, FIRST);
+        assert_eq!(Retry::new().record_failure("2 queues requested").1, FIRST);
     }
 
     #[test]

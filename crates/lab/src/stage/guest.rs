@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use serde_json::Value;
 
 use super::switch::Port;
-use super::{GuestKind, Namespace, Place, Process, Proto, Stage, wait_for};
+use super::{GuestKind, Namespace, Place, Process, Proto, START_MAX_S, Stage, wait_for};
 use crate::error::Fail;
 
 /// Options of a guest's NIC or generator. [`NicOptions::new`] has the defaults of the program;
@@ -127,7 +127,7 @@ impl Nic {
         args.push("--json".into());
         let name = format!("nic-{}", port.name);
         let mut process = stage.start_program(&name, &args, &netns.on(&stage.guest_cpus))?;
-        wait_for(&format!("the interface of {name}"), 20.0, || {
+        wait_for(&format!("the interface of {name}"), START_MAX_S, || {
             process.check()?;
             Ok(netns.has_device(Self::DEVICE))
         })?;
@@ -354,7 +354,7 @@ impl Wire {
     pub fn up(&self) -> Result<(), Fail> {
         let address = format!("{}/16", Self::ADDRESS);
         let of_tap = self.bridge.as_ref().unwrap_or(&self.netns);
-        wait_for("the switch's interface", 20.0, || Ok(of_tap.has_device(Self::TAP)))?;
+        wait_for("the switch's interface", START_MAX_S, || Ok(of_tap.has_device(Self::TAP)))?;
         let Some(bridge) = &self.bridge else {
             return self.netns.add_address(Self::TAP, &address);
         };

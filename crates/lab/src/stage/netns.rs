@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::process::output;
 use super::vm::Vm;
-use super::{NicOptions, Place, Port, Process, Stage, cpu_ns, wait_for};
+use super::{NicOptions, Place, Port, Process, START_MAX_S, Stage, cpu_ns, wait_for};
 use crate::error::Fail;
 
 /// A network namespace; drop the processes in it first.
@@ -59,7 +59,7 @@ impl Namespace {
     fn of(mut holder: Process, vm: Option<Vm>) -> Result<Self, Fail> {
         let ours = namespace_of("self");
         let mut id = None;
-        wait_for("a network namespace", 10.0, || {
+        wait_for("a network namespace", START_MAX_S, || {
             holder.check()?;
             id = namespace_of(&holder.id().to_string()).filter(|id| Some(id) != ours.as_ref());
             Ok(id.is_some())

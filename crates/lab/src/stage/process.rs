@@ -16,6 +16,8 @@ use crate::error::Fail;
 
 /// Longest folder name that leaves room for a socket's name in `sun_path`.
 const DIR_LEN_MAX: usize = 70;
+/// Longest wait for something to start or to appear, in seconds: guests on a busy machine are slow.
+pub const START_MAX_S: f64 = 60.0;
 /// Longest wait for a process to end after `SIGTERM`.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same for a command in a virtual machine, when its process is dropped.

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::{
-    Control, Namespace, Negotiated, Place, Process, Proto, Stage, busy_ns, cpu_ns, wait_for,
-    waited_ns,
+    Control, Namespace, Negotiated, Place, Process, Proto, START_MAX_S, Stage, busy_ns, cpu_ns,
+    wait_for, waited_ns,
 };
 use crate::error::Fail;
 
@@ -136,7 +136,7 @@ impl Switch {
         // Not pinned: at start it measures the cost of a wake-up by another CPU.
         let mut process = stage.start_program("switch", &args, &Place::default())?;
         let mut control = None;
-        wait_for("the switch's control socket", 20.0, || {
+        wait_for("the switch's control socket", START_MAX_S, || {
             process.check()?;
             control = Control::open(&socket).ok();
             Ok(control.is_some())
@@ -207,7 +207,7 @@ impl Switch {
         mut guests: impl FnMut() -> Result<(), Fail>,
     ) -> Result<(), Fail> {
         // 1000 guests take some seconds, more on a busy machine; virtual machines boot first.
-        let seconds = 30.0 + count as f64 * (0.1 + 3.0 * self.boot_s);
+        let seconds = START_MAX_S + count as f64 * (0.1 + 3.0 * self.boot_s);
         wait_for(&format!("{count} ports to be up"), seconds, || {
             guests()?;
             let stats = self.ask("stats", Value::Null)?;

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Namespace, Place, Process, Stage, wait_for};
+use super::{Namespace, Place, Process, START_MAX_S, Stage, wait_for};
 use crate::error::Fail;
 
 /// A flow of iperf3 from its client to its server.
@@ -59,7 +59,7 @@ impl Iperf {
         let args = ["-s", "-p", &port.to_string()].map(String::from);
         let mut server =
             stage.start(&format!("iperf3-s{port}"), "iperf3", &args, &netns.on(cpus))?;
-        wait_for(&format!("iperf3 to listen at port {port}"), 10.0, || {
+        wait_for(&format!("iperf3 to listen at port {port}"), START_MAX_S, || {
             server.check()?;
             Ok(has_listener(&format!("{}{}", netns.read("tcp"), netns.read("tcp6")), port))
         })?;
@@ -198,9 +198,9 @@ impl Ping {
         Pings::read(&text).ok_or_else(|| self.process.fail("printed no summary"))
     }
 
-    /// Pings until a reply arrives, for at most 10 s, so that addresses are resolved and learned.
+    /// Pings until a reply arrives, so that addresses are resolved and learned.
     pub fn until_answered(netns: &Namespace, to: &str) -> Result<(), Fail> {
-        wait_for(&format!("{to} to answer a ping"), 10.0, || {
+        wait_for(&format!("{to} to answer a ping"), START_MAX_S, || {
             match netns.run("ping", &format!("-n -q -c 1 -W 1 {to}")) {
                 Err(missing @ Fail::Missing(_)) => Err(missing),
                 answered => Ok(answered.is_ok()),

@@ -3,14 +3,12 @@
 
 use crate::error::Fail;
 use crate::stage::{
-    Count, Iperf, Link, Namespace, Nic, NicOptions, Ping, Pings, Port, Process, Proto, Stage,
-    Switch, SwitchOptions, Window, Wire, sleep, wait_for,
+    Count, Iperf, Link, Namespace, Nic, NicOptions, Ping, Pings, Port, Process, Proto, START_MAX_S,
+    Stage, Switch, SwitchOptions, Window, Wire, sleep, wait_for,
 };
 
 /// Warm-up before a window, once every guest has traffic, in seconds.
 const WARM_S: f64 = 0.5;
-/// Longest wait for traffic of every guest, in seconds.
-const START_MAX_S: f64 = 15.0;
 /// Payload that exceeds the tools' control messages, in bits.
 const START_BITS: f64 = 160_000.0;
 /// Interval of pings, in ms: `ping` sleeps in between, except for the last 10 ms.

@@ -7,7 +7,7 @@ use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
 use crate::report::{Original, Verdict};
-use crate::stage::{Iperf, sleep, wait_for};
+use crate::stage::{Iperf, START_MAX_S, sleep, wait_for};
 use crate::store::Results;
 use crate::study::{Better, Figures, Measure, Run, Study};
 
@@ -143,7 +143,7 @@ impl Study for Copies {
         // Longer than the window; it is ended with the rest.
         let flow = Iperf::tcp(&address, PORT, run.seconds + 30.0);
         let _flow = flow.start(stage, &sender.on(cpus(from)))?;
-        wait_for(&format!("traffic from {pair}"), 20.0, || {
+        wait_for(&format!("traffic from {pair}"), START_MAX_S, || {
             Ok(net.watch(0.05)?.payload_per_s(from, to) > KB)
         })?;
         sleep(WARM_S);

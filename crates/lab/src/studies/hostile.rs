@@ -282,7 +282,7 @@ fn measure(run: &Run) -> Result<Figures, Trouble> {
 
 /// Waits until a port has its guest.
 fn wait_known(switch: &Switch, name: &str) -> Result<(), Fail> {
-    crate::stage::wait_for(&format!("port {name} to be up"), 30.0, || {
+    crate::stage::wait_for(&format!("port {name} to be up"), crate::stage::START_MAX_S, || {
         Ok(switch.port(name)?["up"] == true)
     })
 }
@@ -290,7 +290,7 @@ fn wait_known(switch: &Switch, name: &str) -> Result<(), Fail> {
 /// Waits until what is held was delivered: nothing more comes to the receiver.
 fn settle(switch: &Switch) -> Result<(), Fail> {
     let mut last = -1.0;
-    crate::stage::wait_for("frames to be delivered", 30.0, || {
+    crate::stage::wait_for("frames to be delivered", crate::stage::START_MAX_S, || {
         sleep(0.15);
         let now = Window::open(switch, &[])?.total("g1", "frames");
         let same = now == last;

@@ -6,7 +6,7 @@ use crate::error::Fail;
 use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Verdict;
 use crate::report::{Part, Table, Value};
-use crate::stage::{Gen, Iperf, NicOptions, Ping, Stage, busy_ns, sleep, wait_for};
+use crate::stage::{Gen, Iperf, NicOptions, Ping, START_MAX_S, Stage, busy_ns, sleep, wait_for};
 use crate::store::Results;
 use crate::study::{Better, Figures, Measure, Run, Study};
 
@@ -18,8 +18,6 @@ use self::ends::{Nets, Sockets, spent};
 const WARM_S: f64 = 0.5;
 /// Length of the load after it, for the last reading of counters, in seconds.
 const TAIL_S: f64 = 1.0;
-/// Longest wait for a generator to connect, in seconds; DPDK maps a guest's memory page by page.
-const CONNECT_MAX_S: f64 = 10.0;
 /// Port of iperf3.
 const PORT: u16 = 5201;
 /// Interval of pings, in ms: `ping` sleeps in between, except for the last 10 ms.
@@ -248,7 +246,7 @@ fn over_rings(stage: &Stage, ends: &Sockets, load: &str, seconds: f64) -> Result
     let options = if replay { NicOptions::replay(stage)? } else { NicOptions::new("") };
     let size = if load == "replay-1514" { 1514 } else { 60 };
     let sink = Gen::start(stage, 1, &ends.ports[1], &options, "sink --interval 0.1")?;
-    wait_for("the sink to be connected", CONNECT_MAX_S, || Ok(sink.latest().is_ok()))?;
+    wait_for("the sink to be connected", START_MAX_S, || Ok(sink.latest().is_ok()))?;
     let length = WARM_S + seconds + TAIL_S;
     let peer = Gen::mac(1);
     let full = replay || load == "max";
@@ -259,7 +257,7 @@ fn over_rings(stage: &Stage, ends: &Sockets, load: &str, seconds: f64) -> Result
         format!("send --size {size}{rate} --peer {peer} --duration {length} --interval 0.1")
     };
     let sender = Gen::start(stage, 0, &ends.ports[0], &options, &mode)?;
-    wait_for("the other generator", CONNECT_MAX_S, || Ok(sender.latest().is_ok()))?;
+    wait_for("the other generator", START_MAX_S, || Ok(sender.latest().is_ok()))?;
     sleep(WARM_S);
     // Rates are by the sink's clock, which is reported with its counters.
     let before = sink.latest()?;

@@ -10,8 +10,8 @@ use crate::plan::{Axis, Cell, Plan, Scale};
 use crate::report::Part;
 use crate::report::{Original, Verdict};
 use crate::stage::{
-    Count, Gen, NicOptions, Port, Snapshot, Stage, Switch, SwitchOptions, Window, cpu_ns, sleep,
-    wait_for,
+    Count, Gen, NicOptions, Port, START_MAX_S, Snapshot, Stage, Switch, SwitchOptions, Window,
+    cpu_ns, sleep, wait_for,
 };
 use crate::stats::{Summary, jain};
 use crate::store::Results;
@@ -260,7 +260,7 @@ impl<'a> Case<'a> {
         let mut guests: Vec<Gen> = guests.collect::<Result<_, _>>()?;
         switch.wait_up_while(self.pairs, || guests.iter_mut().try_for_each(Gen::check))?;
         // Guests announce their addresses: frames for an unknown address are flooded.
-        wait_for("the guests' addresses", 20.0, || Ok(addresses(&switch)? >= self.pairs))?;
+        wait_for("the guests' addresses", START_MAX_S, || Ok(addresses(&switch)? >= self.pairs))?;
         let quiet = switch.ask("stats", Value::Null)?;
         let clients = to_clients.iter().enumerate();
         let clients =
@@ -358,7 +358,7 @@ fn losses(
     // Held frames are delivered, or dropped and counted, within 200 ms.
     let mut seen = None;
     let mut stats = Value::Null;
-    wait_for("the switch to be empty", 10.0, || {
+    wait_for("the switch to be empty", START_MAX_S, || {
         sleep(0.06);
         stats = switch.ask("stats", Value::Null)?;
         let held = list(&stats["ports"]).flat_map(|port| list(&port["egress"]));

@@ -142,7 +142,7 @@ impl System {
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
-            "uptime_s": self.started.elapsed().as_secs(),
+            "uptime_s": self.clock().elapsed().as_secs(),
             "forward": match self.options.mode {
                 switch::forward::Mode::Switch => "switch",
                 switch::forward::Mode::Cross => "cross",
@@ -200,14 +200,14 @@ impl System {
         ports.sort_by_key(|p| p.port.id.0);
         let workers: Vec<_> = self.pool.workers().iter().map(|w| worker_stats(w)).collect();
         json!({
-            "uptime_ns": u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            "uptime_ns": self.clock().now().ns(),
             "ports": ports.into_iter().map(port_stats).collect::<Vec<_>>(),
             "workers": workers,
         })
     }
 
     fn fdb(&self) -> Value {
-        let now = u32::try_from(self.started.elapsed().as_secs()).unwrap_or(u32::MAX);
+        let now = u32::try_from(self.clock().elapsed().as_secs()).unwrap_or(u32::MAX);
         let name = |id: u16| {
             let port = self.table.get(usize::from(id)).and_then(Option::as_ref);
             port.map_or_else(|| format!("#{id}"), |p| p.name.clone())
@@ -231,7 +231,7 @@ impl System {
 
     fn fdb_add(&self, mac: &str, port: &str, vlan: u16) -> Result<Value, RunError> {
         let id = self.port(port)?.port.id;
-        let now = u32::try_from(self.started.elapsed().as_secs()).unwrap_or(u32::MAX);
+        let now = u32::try_from(self.clock().elapsed().as_secs()).unwrap_or(u32::MAX);
         let added = self.fdb.add_static(parse_mac(mac)?.0, vlan_id(vlan)?, id, now);
         added.map_err(|error| RunError::Request(error.to_string()))?;
         Ok(json!({}))
@@ -332,7 +332,7 @@ impl System {
     fn capture(&self, name: &str, client: &mut Client) -> bool {
         let started = self.port(name).map_err(|e| e.to_string()).and_then(|state| {
             let stream = client.reader.get_ref().try_clone().map_err(|e| e.to_string())?;
-            capture::start(Arc::clone(&state.port), stream, self.started)
+            capture::start(Arc::clone(&state.port), stream, self.clock())
         });
         match started {
             Ok(()) => false,

@@ -67,7 +67,7 @@ impl System {
             conf: conf.clone(),
             pairs,
             guest: Arc::default(),
-            log: Arc::new(PortLog::new(&spec.name, Arc::clone(&port.account), self.started)),
+            log: Arc::new(PortLog::new(&spec.name, Arc::clone(&port.account), self.clock())),
             listener,
             connection: None,
             backoff: Backoff::default(),

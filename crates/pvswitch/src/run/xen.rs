@@ -197,7 +197,7 @@ impl System {
         let ingress: Vec<_> =
             ingress.map(|(i, p)| self.ingress(spec, i, &p.ingress_stats)).collect();
         let tuning = ingress.iter().map(|q| Arc::clone(&q.tuning));
-        let log = Arc::new(PortLog::new(&spec.name, Arc::clone(&port.account), self.started));
+        let log = Arc::new(PortLog::new(&spec.name, Arc::clone(&port.account), self.clock()));
         let queues = VifQueues {
             port: Arc::clone(&port),
             queues: pairs.iter().cloned().zip(tuning).collect(),

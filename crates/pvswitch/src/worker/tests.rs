@@ -24,6 +24,7 @@ use switch::vnet::VnetHdr;
 
 use self::fakes::{Fake, Receives, Transmits};
 use super::*;
+use crate::clock::Clock;
 use crate::pool::Common;
 
 const TOKEN: u64 = 4;
@@ -120,7 +121,7 @@ fn reporting(
         costs,
         reports,
         reports_wake: event(),
-        epoch: Instant::now(),
+        clock: Clock::start(),
     };
     Pool::start(workers, &[], placement, common).unwrap()
 }

@@ -10,8 +10,8 @@
 use crate::error::Fail;
 use crate::plan::Cell;
 use crate::stage::{
-    Count, GuestKind, Namespace, Nic, NicOptions, Ping, Port, Proto, Stage, Switch, SwitchOptions,
-    Window, sleep, wait_for,
+    Count, GuestKind, Namespace, Nic, NicOptions, Ping, Port, Proto, START_MAX_S, Stage, Switch,
+    SwitchOptions, Window, sleep, wait_for,
 };
 
 /// Guest A and its interface of the host.
@@ -251,7 +251,7 @@ impl Plan {
     fn addresses_of_host(&self, host: &Namespace) -> Result<(), Fail> {
         let taps = self.taps();
         for tap in &taps {
-            wait_for("the switch's interface", 20.0, || Ok(host.has_device(tap)))?;
+            wait_for("the switch's interface", START_MAX_S, || Ok(host.has_device(tap)))?;
         }
         if self.is_one_switch() || self.router {
             let mut all = taps.iter().enumerate();

@@ -5,8 +5,8 @@ use std::path::Path;
 use crate::error::Fail;
 use crate::machine::huge_pages_free;
 use crate::stage::{
-    Namespace, Nic, NicOptions, Place, Port, Process, Stage, Switch, SwitchOptions, cpu_ns, need,
-    wait_for,
+    Namespace, Nic, NicOptions, Place, Port, Process, START_MAX_S, Stage, Switch, SwitchOptions,
+    cpu_ns, need, wait_for,
 };
 
 const OVS_DPDK: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
@@ -98,7 +98,7 @@ impl Nets {
         let args = ["-s", &control].map(String::from);
         let place = Place { netns: None, cpus: &stage.switch_cpus };
         let mut switch = stage.start("vde_switch", "vde_switch", &args, &place)?;
-        wait_for("vde_switch's socket", 10.0, || {
+        wait_for("vde_switch's socket", START_MAX_S, || {
             switch.check()?;
             Ok(Path::new(&control).join("ctl").exists())
         })?;
@@ -109,7 +109,7 @@ impl Nets {
             let args = ["-s", &control, "tap0"].map(String::from);
             let place = guest.on(&stage.guest_cpus);
             let mut plug = stage.start("vde_plug", "vde_plug2tap", &args, &place)?;
-            wait_for("the interface of vde_plug2tap", 10.0, || {
+            wait_for("the interface of vde_plug2tap", START_MAX_S, || {
                 plug.check()?;
                 Ok(guest.has_device("tap0"))
             })?;
@@ -174,7 +174,7 @@ impl Sockets {
         words += " -- --forward-mode=io --auto-start --nb-cores=1 --total-num-mbufs=16384";
         let args: Vec<String> = words.split_whitespace().map(String::from).collect();
         let mut process = stage.start("testpmd", "dpdk-testpmd", &args, &Place::default())?;
-        wait_for("testpmd's sockets", 30.0, || {
+        wait_for("testpmd's sockets", START_MAX_S, || {
             process.check()?;
             Ok(ports.iter().all(|(path, _)| Path::new(path).exists()))
         })?;
@@ -200,7 +200,7 @@ impl Sockets {
         run("ovsdb-tool", &["ovsdb-tool", "create", &database, OVS_SCHEMA])?.finish(20.0)?;
         let (listen, control) = (format!("--remote=p{remote}"), format!("--unixctl={dir}/db.ctl"));
         let mut server = run("ovsdb", &["ovsdb-server", &database, &listen, &control])?;
-        wait_for("ovsdb-server's socket", 20.0, || {
+        wait_for("ovsdb-server's socket", START_MAX_S, || {
             server.check()?;
             Ok(folder.join("db.sock").exists())
         })?;
@@ -241,7 +241,7 @@ impl Sockets {
         // If the daemon has ended, report that error.
         daemon.check()?;
         added?;
-        wait_for("Open vSwitch's sockets", 30.0, || {
+        wait_for("Open vSwitch's sockets", START_MAX_S, || {
             daemon.check()?;
             Ok(paths.iter().all(|path| path.exists()))
         })?;

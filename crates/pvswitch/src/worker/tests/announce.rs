@@ -81,7 +81,7 @@ impl Announcer {
             vec![Arc::clone(&tuning)],
             Arc::clone(&pool),
             Arc::default(),
-            Arc::new(PortLog::new("guest", Arc::clone(&guest.account), Instant::now())),
+            Arc::new(PortLog::new("guest", Arc::clone(&guest.account), Clock::start())),
         );
         let source =
             Source::new(PortId(3), 0, Arc::default(), Arc::new(Tuning::new(Policy::Event)));

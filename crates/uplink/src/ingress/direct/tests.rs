@@ -8,9 +8,10 @@ use switch::frame::Burst;
 use switch::port::Ingress;
 use switch::stats::IngressStats;
 use switch::time::Instant;
-use switch::vnet::{GSO_TCPV4, NEEDS_CSUM, Offloads, VnetHdr};
+use switch::vnet::{Offloads, VnetHdr};
 
 use super::*;
+use crate::ingress::tests::TSO;
 use crate::{Batching, TapFd};
 
 /// A receiver with chains of `chain` bytes, all adjacent.
@@ -86,15 +87,6 @@ fn rig(chain: usize, chains: usize) -> Rig {
     let to = Receiver { memory, chain, next, chains, takes, accepts, got, lent };
     Rig { ingress, stats, sender, to, scratch: Burst::default() }
 }
-
-const TSO: VnetHdr = VnetHdr {
-    flags: NEEDS_CSUM,
-    gso_type: GSO_TCPV4,
-    hdr_len: 54,
-    gso_size: 1448,
-    csum_start: 34,
-    csum_offset: 16,
-};
 
 fn frame(len: usize, n: u8) -> Vec<u8> {
     (0..len).map(|i| (i * 7) as u8 ^ n).collect()
