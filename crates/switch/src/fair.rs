@@ -77,23 +77,31 @@ const LONG: Ns = Ns::from_us(200);
 /// Time without a long burst after which the limit of frames doubles.
 const GROWS_AFTER: Ns = Ns::from_ms(5);
 
+/// Time of long bursts that has no effect yet.
+const LONG_MAX: Ns = Ns::from_ms(3);
+/// Part of all time that long bursts may take without effect: one in this many.
+const LONG_SHARE: u64 = 16;
+
 /// Limit of frames per burst of a queue. The cost of a frame is known only after it was handled
-/// (page faults, pieces, segments), and others wait for a burst to end: so each long burst halves
-/// the limit, but for a first one. A worker that lost its CPU takes long, too, some ten times a
-/// second on a shared machine, and short bursts cost a DPDK guest 5 % of its rate.
+/// (page faults, pieces, segments), and others wait for a burst to end: so long bursts halve the
+/// limit once they take more than their share of time. Below that they may be those in which the
+/// worker lost its CPU, tens of times a second on a shared machine: smaller bursts after each of
+/// them cost a DPDK guest 5 % of its rate.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct Pace {
     frames: usize,
-    /// The next long burst halves the limit: the limit is reduced, or was [`GROWS_AFTER`] ago, or
-    /// there was a long burst since.
-    watched: bool,
+    /// Time of long bursts, less [`LONG_SHARE`] of the time since.
+    spent: Ns,
+    /// Time of the last long burst.
+    long: Instant,
     /// Time of the last change or long burst.
     since: Instant,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { frames: BURST_MAX, watched: false, since: Instant::START }
+        let start = Instant::START;
+        Self { frames: BURST_MAX, spent: Ns::ZERO, long: start, since: start }
     }
 }
 
@@ -107,7 +115,7 @@ impl Pace {
     /// Records a burst of `frames` that took `took` and ended now.
     #[inline]
     pub fn record(&mut self, frames: usize, took: Ns, now: Instant) {
-        if took > LONG || self.watched {
+        if took > LONG || self.frames < BURST_MAX {
             self.change(frames, took, now);
         }
     }
@@ -115,12 +123,13 @@ impl Pace {
     #[cold]
     fn change(&mut self, frames: usize, took: Ns, now: Instant) {
         if took > LONG && frames > 0 {
-            if self.watched {
+            let forgiven = (now - self.long).get() / LONG_SHARE;
+            self.spent = Ns::new(self.spent.get().saturating_sub(forgiven)) + took;
+            if self.spent > LONG_MAX {
                 self.frames = self.frames.min(frames).div_ceil(2);
             }
-            (self.watched, self.since) = (true, now);
+            (self.long, self.since) = (now, now);
         } else if now - self.since > GROWS_AFTER {
-            self.watched = self.frames < BURST_MAX;
             (self.frames, self.since) = ((2 * self.frames).min(BURST_MAX), now);
         }
     }
@@ -279,7 +288,7 @@ mod tests {
         assert_eq!(pace.frames(), BURST_MAX, "not long");
         // A burst holds two expensive frames only.
         pace.record(2, Ns::from_us(2_600), Instant::START + Ns::from_ms(9));
-        assert_eq!(pace.frames(), BURST_MAX, "the first may be one that lost its CPU");
+        assert_eq!(pace.frames(), BURST_MAX, "its worker may have lost its CPU");
         pace.record(2, Ns::from_us(2_600), Instant::START + Ns::from_ms(10));
         assert_eq!(pace.frames(), 1);
         for ms in 11..100 {
@@ -296,29 +305,26 @@ mod tests {
             bursts += 1;
         }
         assert!((30..40).contains(&bursts), "{bursts} ms");
-        // A burst in which the worker lost its CPU, soon after.
+        // Long enough by itself.
         pace.record(64, Ns::from_ms(10), now);
         assert_eq!(pace.frames(), 32);
     }
 
     #[test]
-    fn a_long_burst_now_and_then_leaves_the_limit_as_it_is_and_two_in_a_row_do_not() {
+    fn long_bursts_within_their_share_of_time_leave_the_limit_and_more_of_them_do_not() {
         let mut pace = Pace::default();
         let mut now = Instant::START;
-        for _ in 0..50 {
-            now += Ns::from_ms(4);
-            pace.record(64, Ns::from_ms(4), now);
-            assert_eq!(pace.frames(), BURST_MAX);
-            for _ in 0..6 {
-                now += Ns::from_ms(1);
-                pace.record(64, Ns::from_us(5), now);
-            }
+        for _ in 0..500 {
+            now += Ns::from_ms(10);
+            pace.record(64, Ns::from_us(500), now);
+            assert_eq!(pace.frames(), BURST_MAX, "a twentieth of the time");
         }
-        // However long the queue waits for its next turn: its debt is as long as its burst.
-        pace.record(64, Ns::from_ms(4), now);
-        now += Ns::from_ms(400);
-        pace.record(64, Ns::from_ms(4), now);
-        assert_eq!(pace.frames(), 32);
+        // However long a queue waits for its turn, as long as it was served or longer.
+        for _ in 0..20 {
+            now += Ns::from_us(1_000);
+            pace.record(64, Ns::from_us(250), now);
+        }
+        assert!(pace.frames() < BURST_MAX, "a quarter of the time");
     }
 
     #[test]
