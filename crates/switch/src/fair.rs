@@ -77,31 +77,29 @@ const LONG: Ns = Ns::from_us(200);
 /// Time without a long burst after which the limit of frames doubles.
 const GROWS_AFTER: Ns = Ns::from_ms(5);
 
-/// Time of long bursts that has no effect yet.
-const LONG_MAX: Ns = Ns::from_ms(3);
-/// Part of all time that long bursts may take without effect: one in this many.
+/// Part of the time that long bursts may take without effect: one in this many.
 const LONG_SHARE: u64 = 16;
+/// Time that long bursts may take beyond their share.
+const LONG_EXCESS: Ns = Ns::from_ms(3);
 
 /// Limit of frames per burst of a queue. The cost of a frame is known only after it was handled
 /// (page faults, pieces, segments), and others wait for a burst to end: so long bursts halve the
-/// limit once they take more than their share of time. Below that they may be those in which the
-/// worker lost its CPU, tens of times a second on a shared machine: smaller bursts after each of
-/// them cost a DPDK guest 5 % of its rate.
+/// limit once they exceed their share of the time. Below that they may be those in which the
+/// worker lost its CPU, tens of times a second on a shared machine: halving after each of them cost
+/// a DPDK guest 5 % of its rate.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct Pace {
     frames: usize,
-    /// Time of long bursts, less [`LONG_SHARE`] of the time since.
-    spent: Ns,
-    /// Time of the last long burst.
-    long: Instant,
+    /// Time at which the share of long bursts covers those so far (theoretical arrival time, as in
+    /// [`account::Rate`](crate::account::Rate), which many threads share).
+    covered: Instant,
     /// Time of the last change or long burst.
     since: Instant,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        let start = Instant::START;
-        Self { frames: BURST_MAX, spent: Ns::ZERO, long: start, since: start }
+        Self { frames: BURST_MAX, covered: Instant::START, since: Instant::START }
     }
 }
 
@@ -123,12 +121,14 @@ impl Pace {
     #[cold]
     fn change(&mut self, frames: usize, took: Ns, now: Instant) {
         if took > LONG && frames > 0 {
-            let forgiven = (now - self.long).get() / LONG_SHARE;
-            self.spent = Ns::new(self.spent.get().saturating_sub(forgiven)) + took;
-            if self.spent > LONG_MAX {
+            let excess = LONG_EXCESS * LONG_SHARE;
+            let covered = self.covered.max(now) + took * LONG_SHARE;
+            if covered - now > excess {
                 self.frames = self.frames.min(frames).div_ceil(2);
             }
-            (self.long, self.since) = (now, now);
+            // Minutes of long bursts must not count for longer than 0.1 s.
+            self.covered = covered.min(now + excess * 2);
+            self.since = now;
         } else if now - self.since > GROWS_AFTER {
             (self.frames, self.since) = ((2 * self.frames).min(BURST_MAX), now);
         }
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(pace.frames(), BURST_MAX, "not long");
         // A burst holds two expensive frames only.
         pace.record(2, Ns::from_us(2_600), Instant::START + Ns::from_ms(9));
-        assert_eq!(pace.frames(), BURST_MAX, "its worker may have lost its CPU");
+        assert_eq!(pace.frames(), BURST_MAX, "the worker may have lost its CPU");
         pace.record(2, Ns::from_us(2_600), Instant::START + Ns::from_ms(10));
         assert_eq!(pace.frames(), 1);
         for ms in 11..100 {
@@ -319,12 +319,28 @@ mod tests {
             pace.record(64, Ns::from_us(500), now);
             assert_eq!(pace.frames(), BURST_MAX, "a twentieth of the time");
         }
-        // However long a queue waits for its turn, as long as it was served or longer.
         for _ in 0..20 {
             now += Ns::from_us(1_000);
             pace.record(64, Ns::from_us(250), now);
         }
         assert!(pace.frames() < BURST_MAX, "a quarter of the time");
+    }
+
+    #[test]
+    fn minutes_of_long_bursts_are_forgotten_within_a_tenth_of_a_second() {
+        let mut pace = Pace::default();
+        let mut now = Instant::START;
+        for _ in 0..60_000 {
+            now += Ns::from_ms(2);
+            pace.record(64, Ns::from_ms(2), now);
+        }
+        assert_eq!(pace.frames(), 32);
+        for _ in 0..20 {
+            now += Ns::from_ms(5) + Ns::new(1);
+            pace.record(32, Ns::from_us(5), now);
+        }
+        pace.record(64, Ns::from_us(500), now);
+        assert_eq!(pace.frames(), BURST_MAX, "one after 0.1 s");
     }
 
     #[test]
