@@ -46,6 +46,11 @@ pub fn spawn(index: usize, cpu: Option<usize>, pool: Arc<Pool>) -> std::io::Resu
     Ok(())
 }
 
+/// CPU time of this thread.
+fn cpu_time() -> Ns {
+    os::thread_cpu_time().into()
+}
+
 struct Worker {
     handle: Arc<Handle>,
     pool: Arc<Pool>,
@@ -135,10 +140,12 @@ impl Worker {
 
     #[inline]
     fn burst(&mut self, at: usize, max: usize) {
-        let schedule::Served { source, of, .. } = &self.scheduler.queue(at).served;
-        let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
+        let queue = self.scheduler.queue(at);
+        let cpu = queue.is_watched().then_some(&cpu_time as &dyn Fn() -> Ns);
+        let schedule::Served { source, of, .. } = &queue.served;
+        let (forwarder, scratch, now) = (&mut self.forwarder, &mut self.scratch, self.time);
         let taken =
-            schedule::burst(source, max, &mut *lock(&of.ingress), forwarder, scratch, self.time);
+            schedule::burst(source, max, &mut *lock(&of.ingress), forwarder, scratch, now, cpu);
         if self.scheduler.record_burst(&taken) == Then::Arm {
             let queue = self.scheduler.queue(at);
             let disarms = queue.poller().disarms();

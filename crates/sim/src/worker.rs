@@ -524,7 +524,8 @@ impl Worker {
         let mut shown = shown(&mut *ingress, name, ledger, now);
         let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
         let drained = source.tuning.drain() != Drain::Off;
-        let mut took = schedule::burst(source, max, &mut shown, forwarder, scratch, self.time);
+        let mut took =
+            schedule::burst(source, max, &mut shown, forwarder, scratch, self.time, None);
         let shown_frames = shown.hooks.frames;
         self.extra += of.frame * shown_frames;
         let is_due = ingress.due().is_some_and(|at| is_soon(at, now));

@@ -7,7 +7,7 @@
 //! * a [`Stock`] is held and released: mapped bytes, mappings, descriptors, held frames. It has its
 //!   own limit and a share of a [`Budget`] of the process, of which a part is reserved for ports
 //!   that use little, so that one port cannot prevent another from starting.
-//! * a [`Rate`] is spent: messages, connections, announcements, log lines. It is a token bucket
+//! * a [`Rate`] is spent: messages, connections, announcements, log lines, flooded copies. It is a token bucket
 //!   (GCRA, ITU-T I.371 annex A) with a rate per second and a burst.
 //!
 //! The cost of a burst (descriptors walked, segments translated, frames made) is bounded by the
@@ -211,15 +211,22 @@ impl Rate {
     /// Spends one, if available at `now` (any monotonic clock, always the same one). A refusal
     /// is counted.
     pub fn spend(&self, now: Instant) -> bool {
+        self.spend_together(1, now)
+    }
+
+    /// Spends `count` that cannot be separated, if one is available at `now`: the others may exceed
+    /// the burst, and delay later ones. A refusal is counted as `count`.
+    pub fn spend_together(&self, count: u64, now: Instant) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let spend = |full: u64| {
             let each = each(limit)?;
-            let next = Instant::from_ns(full).max(now) + each;
-            (next - now <= self.room.max(each)).then_some(next.ns())
+            let full = Instant::from_ns(full).max(now);
+            let is_available = full + each - now <= self.room.max(each);
+            is_available.then_some((full + each * count).ns())
         };
         let spent = self.full_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_ok();
-        let count = if spent { &self.spent } else { &self.refused };
-        count.fetch_add(1, Ordering::Relaxed);
+        let total = if spent { &self.spent } else { &self.refused };
+        total.fetch_add(count, Ordering::Relaxed);
         spent
     }
 
@@ -306,7 +313,7 @@ impl Budgets {
 }
 
 /// The names of an account's entries, in order: stocks, then rates.
-pub const NAMES: [&str; 9] = [
+pub const NAMES: [&str; 10] = [
     "mapped-bytes",
     "mappings",
     "descriptors",
@@ -316,6 +323,7 @@ pub const NAMES: [&str; 9] = [
     "connections",
     "announcements",
     "log-lines",
+    "flood-copies",
 ];
 
 /// A port's account.
@@ -339,6 +347,8 @@ pub struct Account {
     pub announcements: Rate,
     /// Log lines caused by the peer.
     pub log_lines: Rate,
+    /// Copies of flooded frames, except one of each frame.
+    pub flood_copies: Rate,
 }
 
 /// Default limits, for a switch of up to 4096 ports.
@@ -365,6 +375,9 @@ pub mod defaults {
     pub const ANNOUNCEMENTS: (u64, u64) = (10, 20);
     /// Log lines per second, and burst.
     pub const LOG_LINES: (u64, u64) = (2, 16);
+    /// Copies of flooded frames per second, and burst: a port sends 244 broadcasts per second to
+    /// 4096 ports, or 10,000 to 100.
+    pub const FLOOD_COPIES: (u64, u64) = (1_000_000, 1_000_000);
 }
 
 impl Default for Account {
@@ -381,7 +394,8 @@ impl Account {
     }
 
     fn with(budgets: Option<&Budgets>) -> Self {
-        let [bytes, maps, fds, frames, held, messages, connections, announcements, lines] = NAMES;
+        let [bytes, maps, fds, frames, held, messages, connections, announcements, lines, copies] =
+            NAMES;
         let of = |pick: fn(&Budgets) -> &Arc<Budget>| budgets.map(|all| Arc::clone(pick(all)));
         let stock = |name, limit, budget| Arc::new(Stock::new(name, limit, budget));
         let rate = |name, (limit, burst)| Rate::new(name, limit, burst);
@@ -395,6 +409,7 @@ impl Account {
             connections: rate(connections, defaults::CONNECTIONS),
             announcements: rate(announcements, defaults::ANNOUNCEMENTS),
             log_lines: rate(lines, defaults::LOG_LINES),
+            flood_copies: rate(copies, defaults::FLOOD_COPIES),
         }
     }
 
@@ -403,8 +418,9 @@ impl Account {
         [mapped_bytes, mappings, descriptors, held_frames, held_bytes]
     }
 
-    fn rates(&self) -> [&Rate; 4] {
-        [&self.messages, &self.connections, &self.announcements, &self.log_lines]
+    fn rates(&self) -> [&Rate; 5] {
+        let Self { messages, connections, announcements, log_lines, flood_copies, .. } = self;
+        [messages, connections, announcements, log_lines, flood_copies]
     }
 
     /// All entries.

@@ -82,11 +82,30 @@ const LONG_SHARE: u64 = 16;
 /// Time that long bursts may take beyond their share.
 const LONG_EXCESS: Ns = Ns::from_ms(3);
 
+/// Part of the time that guests may take whose memory makes bursts of single frames long: one in
+/// this many. A frame of their neighbours waits for one of these bursts less often than a p99.9.
+const SLOW_SHARE: u64 = 1024;
+/// Time after such a burst in which another one needs no further proof.
+const SLOW_FOR: Ns = Ns::from_secs(10);
+
+/// CPU time of a burst.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CpuTime {
+    /// Until its frames were forwarded: spent on the ring and the memory of the sender alone.
+    pub own: Ns,
+    /// In total.
+    pub all: Ns,
+}
+
 /// Limit of frames per burst of a queue. The cost of a frame is known only after it was handled
-/// (page faults, pieces, segments), and others wait for a burst to end: so long bursts halve the
-/// limit once they exceed their share of the time. Below that they may be those in which the
-/// worker lost its CPU, tens of times a second on a shared machine: halving after each of them cost
-/// a DPDK guest 5 % of its rate.
+/// (page faults, pieces, segments), and others wait for a burst to end.
+///
+/// Long bursts halve the limit once they exceed their share of the time. Below that they may be
+/// those in which the worker lost its CPU, tens of times a second on a shared machine: halving
+/// after each of them cost a DPDK guest 5 % of its rate. A queue with a lower limit is *watched*:
+/// its bursts are measured in CPU time. If the memory of its guest makes even a burst of one frame
+/// long, the queue is *slow*: after each such burst it [waits](Self::record), which bounds what it
+/// costs others.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct Pace {
     frames: usize,
@@ -95,11 +114,14 @@ pub struct Pace {
     covered: Instant,
     /// Time of the last change or long burst.
     since: Instant,
+    /// Time until which the queue is slow.
+    slow_until: Instant,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { frames: BURST_MAX, covered: Instant::START, since: Instant::START }
+        let start = Instant::START;
+        Self { frames: BURST_MAX, covered: start, since: start, slow_until: start }
     }
 }
 
@@ -110,19 +132,39 @@ impl Pace {
         self.frames
     }
 
-    /// Records a burst of `frames` that took `took` and ended now.
+    /// Whether bursts are to be measured in CPU time.
     #[inline]
-    pub fn record(&mut self, frames: usize, took: Ns, now: Instant) {
-        if took > LONG || self.frames < BURST_MAX {
-            self.change(frames, took, now);
+    pub fn is_watched(&self) -> bool {
+        self.frames < BURST_MAX
+    }
+
+    /// Whether the queue's single frames make long bursts.
+    #[inline]
+    pub fn is_slow(&self, now: Instant) -> bool {
+        self.is_watched() && now < self.slow_until
+    }
+
+    /// Records a burst of `frames` that took `took` and ended now; `cpu`: if it was measured.
+    /// Returns the time for which slow queues of its worker are not to be served.
+    #[inline]
+    pub fn record(&mut self, frames: usize, took: Ns, cpu: Option<CpuTime>, now: Instant) -> Ns {
+        if took > LONG || self.is_watched() {
+            let cpu = cpu.unwrap_or(CpuTime { own: Ns::ZERO, all: took });
+            return self.change(frames, cpu, now);
         }
+        Ns::ZERO
     }
 
     #[cold]
-    fn change(&mut self, frames: usize, took: Ns, now: Instant) {
-        if took > LONG && frames > 0 {
+    fn change(&mut self, frames: usize, cpu: CpuTime, now: Instant) -> Ns {
+        if frames > 0 && cpu.own > LONG && (self.frames == 1 || now < self.slow_until) {
+            (self.frames, self.since) = (1, now);
+            self.slow_until = now + SLOW_FOR;
+            return cpu.own * (SLOW_SHARE - 1);
+        }
+        if cpu.all > LONG && frames > 0 {
             let excess = LONG_EXCESS * LONG_SHARE;
-            let covered = self.covered.max(now) + took * LONG_SHARE;
+            let covered = self.covered.max(now) + cpu.all * LONG_SHARE;
             if covered - now > excess {
                 self.frames = self.frames.min(frames).div_ceil(2);
             }
@@ -130,8 +172,11 @@ impl Pace {
             self.covered = covered.min(now + excess * 2);
             self.since = now;
         } else if now - self.since > GROWS_AFTER {
-            (self.frames, self.since) = ((2 * self.frames).min(BURST_MAX), now);
+            // While slow it stays watched: otherwise its next long burst would not be measured.
+            let most = if now < self.slow_until { BURST_MAX / 2 } else { BURST_MAX };
+            (self.frames, self.since) = ((2 * self.frames).min(most), now);
         }
+        Ns::ZERO
     }
 }
 
@@ -284,15 +329,15 @@ mod tests {
     #[test]
     fn long_bursts_are_halved_to_single_frames_and_grow_again_when_they_are_short() {
         let mut pace = Pace::default();
-        pace.record(64, LONG, Instant::START);
+        assert_eq!(pace.record(64, LONG, None, Instant::START), Ns::ZERO);
         assert_eq!(pace.frames(), BURST_MAX, "not long");
         // A burst holds two expensive frames only.
-        pace.record(2, Ns::from_us(2_600), Instant::START + Ns::from_ms(9));
+        pace.record(2, Ns::from_us(2_600), None, Instant::START + Ns::from_ms(9));
         assert_eq!(pace.frames(), BURST_MAX, "the worker may have lost its CPU");
-        pace.record(2, Ns::from_us(2_600), Instant::START + Ns::from_ms(10));
+        pace.record(2, Ns::from_us(2_600), None, Instant::START + Ns::from_ms(10));
         assert_eq!(pace.frames(), 1);
         for ms in 11..100 {
-            pace.record(1, Ns::from_us(1_300), Instant::START + Ns::from_ms(ms));
+            pace.record(1, Ns::from_us(1_300), None, Instant::START + Ns::from_ms(ms));
             assert_eq!(pace.frames(), 1, "while they are expensive");
         }
         let mut bursts = 0;
@@ -300,13 +345,13 @@ mod tests {
         while pace.frames() < BURST_MAX {
             let frames = pace.frames();
             now += Ns::from_ms(1);
-            pace.record(frames, Ns::from_us(5), now);
+            pace.record(frames, Ns::from_us(5), None, now);
             assert!(pace.frames() == frames || pace.frames() == 2 * frames);
             bursts += 1;
         }
         assert!((30..40).contains(&bursts), "{bursts} ms");
         // Long enough by itself.
-        pace.record(64, Ns::from_ms(10), now);
+        pace.record(64, Ns::from_ms(10), None, now);
         assert_eq!(pace.frames(), 32);
     }
 
@@ -316,14 +361,66 @@ mod tests {
         let mut now = Instant::START;
         for _ in 0..500 {
             now += Ns::from_ms(10);
-            pace.record(64, Ns::from_us(500), now);
+            pace.record(64, Ns::from_us(500), None, now);
             assert_eq!(pace.frames(), BURST_MAX, "a twentieth of the time");
         }
         for _ in 0..20 {
             now += Ns::from_us(1_000);
-            pace.record(64, Ns::from_us(250), now);
+            pace.record(64, Ns::from_us(250), None, now);
         }
         assert!(pace.frames() < BURST_MAX, "a quarter of the time");
+    }
+
+    /// A burst of one frame, measured.
+    fn one(pace: &mut Pace, wall: Ns, own: Ns, all: Ns, now: Instant) -> Ns {
+        pace.record(1, wall, Some(CpuTime { own, all }), now)
+    }
+
+    #[test]
+    fn single_frames_slow_by_the_senders_memory_make_a_queue_wait() {
+        let mut pace = Pace::default();
+        let mut now = Instant::START + Ns::from_ms(1);
+        let long = Ns::from_ms(3);
+        // Not yet measured, then not yet of single frames.
+        while pace.frames() > 1 {
+            now += long;
+            assert_eq!(pace.record(2, long, None, now), Ns::ZERO);
+        }
+        assert_eq!(one(&mut pace, long, LONG, long, now), Ns::ZERO, "not by its memory");
+        assert!(!pace.is_slow(now));
+        assert_eq!(one(&mut pace, long, long, long, now), long * (SLOW_SHARE - 1));
+        assert!(pace.is_slow(now));
+        // Short bursts let the limit grow, but the next long one needs no proof.
+        for _ in 0..100 {
+            now += Ns::from_ms(6);
+            assert_eq!(one(&mut pace, Ns::new(500), Ns::new(400), Ns::new(500), now), Ns::ZERO);
+        }
+        assert_eq!(pace.frames(), BURST_MAX / 2);
+        assert!(pace.is_watched(), "the next burst is measured, too");
+        let cpu = Some(CpuTime { own: long, all: long });
+        assert_eq!(pace.record(32, long, cpu, now), long * (SLOW_SHARE - 1));
+        assert_eq!(pace.frames(), 1);
+        // Forgotten.
+        now += SLOW_FOR + Ns::new(1);
+        assert!(!pace.is_slow(now));
+        while pace.is_watched() {
+            now += Ns::from_ms(6);
+            let _ = one(&mut pace, Ns::new(500), Ns::new(400), Ns::new(500), now);
+        }
+    }
+
+    #[test]
+    fn a_worker_that_loses_its_cpu_makes_no_queue_slow() {
+        let mut pace = Pace::default();
+        let mut now = Instant::START + Ns::from_ms(1);
+        let (wall, cpu) = (Ns::from_ms(3), Ns::from_us(10));
+        // Half of the time is another thread's.
+        for _ in 0..1000 {
+            now += wall * 2;
+            let cpu = pace.is_watched().then_some(CpuTime { own: cpu, all: cpu });
+            assert_eq!(pace.record(64.min(pace.frames()), wall, cpu, now), Ns::ZERO);
+            assert!(pace.frames() >= BURST_MAX / 4, "{}", pace.frames());
+        }
     }
 
     #[test]
@@ -332,14 +429,14 @@ mod tests {
         let mut now = Instant::START;
         for _ in 0..60_000 {
             now += Ns::from_ms(2);
-            pace.record(64, Ns::from_ms(2), now);
+            pace.record(64, Ns::from_ms(2), None, now);
         }
         assert_eq!(pace.frames(), 1);
         for _ in 0..20 {
             now += Ns::from_ms(5) + Ns::new(1);
-            pace.record(1, Ns::from_us(5), now);
+            pace.record(1, Ns::from_us(5), None, now);
         }
-        pace.record(64, Ns::from_us(500), now);
+        pace.record(64, Ns::from_us(500), None, now);
         assert_eq!(pace.frames(), BURST_MAX, "one after 0.1 s");
     }
 

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex};
 
 use shm::Seg;
 
+use self::bounds::MayFlood;
 pub use self::full::ArmedFull;
 use self::full::Senders;
 pub use self::mirror::{Captured, Mirror};
@@ -358,7 +359,7 @@ impl Forwarder {
         self.bursts += 1;
         self.made = bounds::Made::default();
         match self.mode {
-            Mode::Switch => self.switch(from, burst, now.periods(Ns::from_secs(1)) as u32),
+            Mode::Switch => self.switch(from, burst, now),
             Mode::Cross => self.cross(from, burst),
         }
         if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref)
@@ -424,7 +425,8 @@ impl Forwarder {
         }
     }
 
-    fn switch(&mut self, from: &Source, burst: &mut Burst<'_>, now_s: u32) {
+    fn switch(&mut self, from: &Source, burst: &mut Burst<'_>, now: Instant) {
+        let now_s = now.periods(Ns::from_secs(1)) as u32;
         burst.snapshot();
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
         let sender = sender.filter(|port| port.active() > 1).cloned();
@@ -471,7 +473,7 @@ impl Forwarder {
                     };
                     self.groups[at].picks.push(i as u16);
                 }
-                None if self.flood(from, (i, &burst.frames[i]), &mut flow) => {}
+                None if self.flood(from, (i, &burst.frames[i]), &mut flow, now) => {}
                 None => {
                     left = Some(i);
                     break;
@@ -551,9 +553,17 @@ impl Forwarder {
     /// Adds frame `i` to a group of each other port; false: it must be left.
     #[cold]
     #[inline(never)]
-    fn flood(&mut self, from: &Source, (i, frame): (usize, &Frame), flow: &mut Flow<'_>) -> bool {
-        if !self.may_flood(from.port, frame, i == 0) {
-            return false;
+    fn flood(
+        &mut self,
+        from: &Source,
+        (i, frame): (usize, &Frame),
+        flow: &mut Flow<'_>,
+        now: Instant,
+    ) -> bool {
+        match self.may_flood(from, frame, i == 0, now) {
+            MayFlood::Yes => {}
+            MayFlood::Later => return false,
+            MayFlood::No => return true,
         }
         let table = Arc::clone(&self.table);
         for port in table.iter().flatten() {

@@ -268,6 +268,20 @@ impl<'m> Burst<'m> {
         self.snapshot_of = self.frames.len();
     }
 
+    /// Reads a byte of each page of all frames in the sender's memory, so that it is resident when
+    /// they are copied.
+    #[cold]
+    pub fn touch(&self) {
+        for seg in self.segs.iter().filter(|seg| !seg.is_granted()) {
+            let mut rest = *seg;
+            while !rest.is_empty() {
+                std::hint::black_box(rest.first::<1>());
+                let to_page_end = GRANT_LEN - u32::from(rest.page_offset());
+                rest = rest.skip(to_page_end.min(rest.len()));
+            }
+        }
+    }
+
     /// The private copy of frame `i`'s first bytes; empty if no snapshot was taken.
     #[inline]
     pub fn head(&self, i: usize) -> &[u8] {

@@ -190,6 +190,8 @@ pub struct Scheduler<Q> {
     warm: Vec<usize>,
     /// The earliest of those times.
     warm_at: Instant,
+    /// When slow queues may be served again, one of them.
+    slow_from: Instant,
     /// Hot queues of each port.
     hot_of: Vec<u16>,
     /// Indices of the queues that are paused for a full destination.
@@ -235,6 +237,7 @@ impl<Q> Scheduler<Q> {
             hot: Vec::new(),
             warm: Vec::new(),
             warm_at: Instant::NEVER,
+            slow_from: Instant::START,
             hot_of: Vec::new(),
             paused: Vec::new(),
             step: Step::Commands,
@@ -496,7 +499,9 @@ impl<Q> Scheduler<Q> {
             queue.woke = (queue.state == State::Cold).then_some(now);
             queue.poller.wake(now);
         }
-        self.poll_at(at);
+        if queue.state != State::Warm || !queue.waits_slow(self.slow_from, now) {
+            self.poll_at(at);
+        }
         true
     }
 
@@ -632,8 +637,8 @@ impl<Q> Scheduler<Q> {
 /// a search that differ in nothing of this have the same future.
 impl<Q> Hash for Scheduler<Q> {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Self { queues, hot, warm, warm_at, paused, step, round, turn, .. } = self;
-        (queues, hot, warm, warm_at, paused, step, round, turn).hash(state);
+        let Self { queues, hot, warm, warm_at, slow_from, paused, step, round, turn, .. } = self;
+        (queues, hot, warm, warm_at, slow_from, paused, step, round, turn).hash(state);
         let Self { polled, retried, slept, owing, todo, woken, .. } = self;
         (polled, retried, slept, owing, todo, woken).hash(state);
         let Self { window, served, measured, settle, period, .. } = self;

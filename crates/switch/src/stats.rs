@@ -131,6 +131,8 @@ counters! {
         drops_bad_gso,
         /// Copies of a flooded frame not made, because of the burst's bound.
         drops_made_limit,
+        /// Copies of frames not flooded, because of the port's limit of copies per second.
+        drops_flood_limit,
     }
 }
 

@@ -314,6 +314,14 @@ pub const TABLE: &[Entry] = &[
         "log lines caused by the port's peer",
         "not written; the next line gives the number of missing lines",
     ),
+    limit(
+        "limit-flood-copies",
+        COUNT,
+        "1000000 per second, as many at once",
+        "copies of frames that the port's guest floods (broadcast, multicast, unknown addresses), \
+         except one of each frame; a GSO frame counts once per segment",
+        "not flooded: `drops_flood_limit` of this port, per copy",
+    ),
 ];
 
 /// Longest socket path that fits `sockaddr_un`.

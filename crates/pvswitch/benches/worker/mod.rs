@@ -102,7 +102,8 @@ impl Worker {
         let Served { source, of, .. } = &self.scheduler.queue(at).served;
         let mut ingress = of.lock().expect("no panic before");
         let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
-        let taken = schedule::burst(source, max, &mut *ingress, forwarder, scratch, self.time);
+        let taken =
+            schedule::burst(source, max, &mut *ingress, forwarder, scratch, self.time, None);
         drop(ingress);
         let then = self.scheduler.record_burst(&taken);
         assert_eq!(then, Then::Over, "a queue that is spun on is not armed");

@@ -98,6 +98,17 @@ fn expensive_work_delays_the_next_spend() {
 }
 
 #[test]
+fn what_is_spent_together_needs_one_and_owes_the_rest() {
+    let rate = Rate::new("flood-copies", 1000, 10);
+    assert!(rate.spend_together(500, SECOND));
+    assert!(!rate.spend_together(3, SECOND));
+    assert_eq!((rate.spent(), rate.refused()), (500, 3));
+    let next = rate.next(SECOND);
+    assert_eq!(next, SECOND + Ns::from_ms(500 + 1 - 10));
+    assert!(!rate.spend_together(7, next - Ns::new(1)) && rate.spend_together(7, next));
+}
+
+#[test]
 fn budgets_are_named_like_the_entries_that_share_them() {
     let budgets = Budgets::new(1 << 46, 60_000, 100_000);
     let account = Account::new(&budgets);

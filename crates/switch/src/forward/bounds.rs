@@ -6,12 +6,16 @@
 //! that would exceed a bound; that frame and those after it are [left](Burst::leave) for the next
 //! burst, and nothing is lost. Only a frame that exceeds a bound alone loses copies, counted at the
 //! sender.
+//!
+//! Receivers pay for the copies, too, and cannot refuse them. So their number per second is charged
+//! to the sender's [account](crate::account::Account::flood_copies); beyond its limit, a frame is
+//! not flooded.
 
 use super::{Forwarder, Group, Source};
 use crate::account::burst::{FLOOD_BYTES_MAX, FRAME_FLOOD_BYTES_MAX, MADE_MAX};
-use crate::fdb::PortId;
 use crate::frame::{Burst, Frame};
 use crate::offload;
+use crate::time::Instant;
 use crate::vnet::{GSO_NONE, Offloads};
 
 /// Cost of the frames of a burst processed so far.
@@ -27,6 +31,16 @@ pub(super) struct Made {
     exceeds: bool,
     /// Copies of that frame that were segmented, and their bytes.
     copied: (usize, u64),
+}
+
+/// Whether a frame is flooded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MayFlood {
+    Yes,
+    /// It must be left for the next burst.
+    Later,
+    /// It was dropped.
+    No,
 }
 
 /// Largest number of frames that `frame` is segmented into.
@@ -73,13 +87,31 @@ impl Made {
 }
 
 impl Forwarder {
-    /// Counts frame `i` of a burst, which will be flooded; false: it must be left.
-    pub(super) fn may_flood(&mut self, from: PortId, frame: &Frame, first: bool) -> bool {
+    /// Counts a frame of a burst that is to be flooded, and charges its copies to the sender.
+    pub(super) fn may_flood(
+        &mut self,
+        from: &Source,
+        frame: &Frame,
+        first: bool,
+        now: Instant,
+    ) -> MayFlood {
         let table = &self.table;
         let ports = *self.made.ports.get_or_insert_with(|| {
-            table.iter().flatten().filter(|port| port.id != from && port.active() > 0).count()
+            table.iter().flatten().filter(|port| port.id != from.port && port.active() > 0).count()
         });
-        self.made.floods(frame, ports, first)
+        if !self.made.floods(frame, ports, first) {
+            return MayFlood::Later;
+        }
+        let copies = (segments(frame) * ports).min(MADE_MAX.max(ports));
+        let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
+        if copies > 1
+            && let Some(sender) = sender
+            && !sender.account.flood_copies.spend_together(copies as u64 - 1, now)
+        {
+            from.stats.drops_flood_limit.add(ports as u64);
+            return MayFlood::No;
+        }
+        MayFlood::Yes
     }
 
     /// Drops the flooded copies beyond the bound, for a frame that exceeds it alone.

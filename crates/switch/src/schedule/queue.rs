@@ -104,6 +104,18 @@ impl<Q> Queue<Q> {
         self.paused
     }
 
+    /// Whether it is slow, and slow queues are not served before `slow_from`.
+    #[inline]
+    pub(super) fn waits_slow(&self, slow_from: Instant, now: Instant) -> bool {
+        self.pace.is_slow(now) && now < slow_from
+    }
+
+    /// Whether its bursts are to be measured in CPU time: see [`burst`](super::burst).
+    #[inline]
+    pub fn is_watched(&self) -> bool {
+        self.pace.is_watched()
+    }
+
     /// The time that it owes to others.
     pub fn owed(&self) -> Ns {
         self.share.owed()

@@ -1,6 +1,7 @@
 //! One round over the hot queues: deficit round-robin in measured time.
 
 use super::{BurstResult, Scheduler, Step, Then};
+use crate::fair::CpuTime;
 use crate::frame::BURST_MAX;
 use crate::poll::{Action, Policy, State};
 use crate::time::{Instant, Ns};
@@ -35,12 +36,15 @@ pub(super) struct Turn {
     frames: usize,
     announced: bool,
     action: Action,
+    /// CPU time of the burst, of a watched queue.
+    cpu: Option<CpuTime>,
 }
 
 impl Default for Turn {
     fn default() -> Self {
         let action = Action::Poll;
-        Self { began: Instant::START, budget: 0, max: 0, frames: 0, announced: false, action }
+        let (began, cpu) = (Instant::START, None);
+        Self { began, budget: 0, max: 0, frames: 0, announced: false, action, cpu }
     }
 }
 
@@ -122,7 +126,11 @@ impl<Q> Scheduler<Q> {
                 (self.round.granted, self.round.more, self.round.stays) = (true, true, true);
             }
             let queue = &mut self.queues[at];
-            if self.round.more && queue.share.has_credit() {
+            if queue.waits_slow(self.slow_from, now) {
+                queue.nap = (now, self.slow_from);
+                queue.set_state(State::Warm);
+                self.round.stays = false;
+            } else if self.round.more && queue.share.has_credit() {
                 queue.follow(self.costs, now);
                 let budget = queue.poller.budget().min(BURST_MAX);
                 let max = budget.min(queue.pace.frames());
@@ -156,7 +164,7 @@ impl<Q> Scheduler<Q> {
         }
         self.woken |= took.findings.wake;
         let turn = &mut self.turn;
-        turn.announced = took.announced;
+        (turn.announced, turn.cpu) = (took.announced, took.cpu);
         self.step = Step::Book;
         if took.drained || took.faulty {
             // Not armed: no frame of its peer is waited for.
@@ -194,7 +202,7 @@ impl<Q> Scheduler<Q> {
     pub(super) fn book(&mut self, now: Instant) {
         let at = self.hot[self.round.i];
         let queue = &mut self.queues[at];
-        let Turn { began, frames, announced, action, .. } = self.turn;
+        let Turn { began, frames, announced, action, cpu, .. } = self.turn;
         let took = now - began;
         queue.served.source.stats.served_ns.add(took.get());
         queue.record_first_frame(frames, now);
@@ -206,7 +214,10 @@ impl<Q> Scheduler<Q> {
         if frames == 0 && (kicked || announced || !queue.served.notifies) {
             queue.share.charge(took);
         }
-        queue.pace.record(frames, took, now);
+        let rest = queue.pace.record(frames, took, cpu, now);
+        if rest > Ns::ZERO {
+            self.slow_from = now + rest;
+        }
         if frames > 0 && took > Ns::ZERO {
             if queue.busy == Ns::ZERO {
                 self.served.push(at);

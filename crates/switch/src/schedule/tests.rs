@@ -4,6 +4,7 @@ mod charges;
 mod lists;
 mod short_way;
 mod sleep;
+mod slow;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -208,9 +209,12 @@ impl Worker {
         let effect = self.scheduler.next(now, &self.forwarder);
         match &effect {
             Effect::Serve { at, max } => {
-                let Served { source, of, .. } = &self.scheduler.queue(*at).served;
+                let queue = self.scheduler.queue(*at);
+                let cpu = || Ns::new(self.clock.load(Ordering::Relaxed));
+                let cpu = queue.is_watched().then_some(&cpu as &dyn Fn() -> Ns);
+                let Served { source, of, .. } = &queue.served;
                 let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
-                let took = burst(source, *max, &mut *lock(of), forwarder, scratch, now);
+                let took = burst(source, *max, &mut *lock(of), forwarder, scratch, now, cpu);
                 if self.scheduler.record_burst(&took) == Then::Arm {
                     let queue = self.scheduler.queue(*at);
                     let disarms = queue.poller().disarms();

@@ -132,6 +132,31 @@ fn floods_of_long_frames_end_their_burst_for_their_bytes() {
 }
 
 #[test]
+fn floods_beyond_the_ports_rate_are_dropped_and_nothing_else_is() {
+    let mut rig = rig(Mode::Switch, 21, 21);
+    rig.fdb.add_static(mac(1), 0, PortId(1), 0).unwrap();
+    let account = Arc::clone(&rig.table[0].as_ref().unwrap().account);
+    assert!(account.set_limit("flood-copies", 100));
+    let mut flooded = 0;
+    for n in 0..100 {
+        assert_eq!(offer(&mut rig, 0, &[plain(BROADCAST, 60, n), plain(mac(1), 60, n)]), 2);
+        let got: Vec<_> = (1..21).map(|port| rig.got(port).len()).collect();
+        assert_eq!(got[0], 1 + got[1], "its unicast frames arrive");
+        assert!(got[1..].iter().all(|n| *n == got[1]), "all or none: {got:?}");
+        flooded += got[1] as u64;
+    }
+    // 100 in the burst, by 19 each: the sixth one is the last, and owes the rest.
+    assert_eq!(flooded, 6);
+    assert_eq!(rig.stats(0).drops_flood_limit.get(), (100 - flooded) * 20);
+    assert_eq!(account.flood_copies.refused(), (100 - flooded) * 19);
+    // With one other port a flood is one copy, which is free.
+    let mut pair = self::rig(Mode::Switch, 2, 2);
+    assert!(pair.table[0].as_ref().unwrap().account.set_limit("flood-copies", 0));
+    assert_eq!(offer(&mut pair, 0, &[plain(BROADCAST, 60, 1)]), 1);
+    assert_eq!((pair.got(1).len(), drops_of(&pair)), (1, 0));
+}
+
+#[test]
 fn frames_left_for_the_next_burst_are_captured_once() {
     let mut rig = rig(Mode::Switch, 21, 0);
     let (sink, captured) = sync_channel(1000);
