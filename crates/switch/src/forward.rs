@@ -402,7 +402,7 @@ impl Forwarder {
         let queue = from.queue % active;
         let at = self.group_for(to, queue);
         let picks = &mut self.groups[at].picks;
-        let (mut plain, mut left) = (true, None);
+        let mut left = None;
         for (i, frame) in burst.frames.iter().enumerate() {
             if frame.len < ETHERNET_LEN {
                 from.stats.drops_runt.add(1);
@@ -412,7 +412,6 @@ impl Forwarder {
                 left = Some(i);
                 break;
             }
-            plain &= frame.hdr.is_plain();
             picks.push(i as u16);
         }
         if let Some(i) = left {
@@ -420,7 +419,7 @@ impl Forwarder {
         }
         // Nothing is parsed, so no head is copied, except of frames that may need offloads in
         // software; such a frame's header is then checked in and delivered from the same copy.
-        if !plain {
+        if burst.has_offloads() {
             burst.snapshot();
         }
     }
@@ -684,6 +683,12 @@ impl Forwarder {
             let hdr = &burst.frames[i].hdr;
             !hdr.is_plain() && offload::needs_work(burst.head(i), hdr, &takes)
         };
+        if !burst.has_offloads() && !picks.is_empty() {
+            return match queue.put(burst, picks) {
+                Ok(done) => (done, None),
+                Err(fault) => (0, Some(fault)),
+            };
+        }
         let mut done = 0;
         while done < picks.len() {
             let plain = picks[done..].iter().position(needs_work).unwrap_or(picks.len() - done);

@@ -63,6 +63,8 @@ pub struct Burst<'m> {
     fetch_requested: u64,
     /// Number of frames at the end that were [left](Self::leave).
     left: usize,
+    /// Whether a frame has offloads.
+    has_offloads: bool,
 }
 
 /// Capacity for segments kept between bursts: enough for the largest burst of any port.
@@ -81,7 +83,20 @@ impl<'m> Burst<'m> {
     #[inline]
     pub fn push_at(&mut self, first: usize, count: usize, len: u32, hdr: VnetHdr) {
         let (seg_first, seg_count) = (first as u32, count as u16);
+        self.has_offloads |= !hdr.is_plain();
         self.frames.push(Frame { seg_first, seg_count, len, hdr });
+    }
+
+    /// Replaces the header of frame `i`.
+    pub fn set_hdr(&mut self, i: usize, hdr: VnetHdr) {
+        self.has_offloads |= !hdr.is_plain();
+        self.frames[i].hdr = hdr;
+    }
+
+    /// Whether a frame may need offloads in software: its header is not plain.
+    #[inline]
+    pub fn has_offloads(&self) -> bool {
+        self.has_offloads
     }
 
     /// The segments of `frame`.

@@ -22,8 +22,7 @@ const HDR_RUNT: u32 = 12 + 14;
 pub struct VirtioIngress {
     ring: Ring,
     taken: Taken,
-    /// Index in `taken.chains` of each frame of the current burst.
-    chain_of: Vec<u16>,
+    scratch: Scratch,
     stats: Arc<IngressStats>,
 }
 
@@ -39,7 +38,10 @@ impl VirtioIngress {
         Self {
             ring: Ring::default(),
             taken: Taken::bounded(BURST_MAX, DESCS_MAX).for_reading(),
-            chain_of: Vec::with_capacity(BURST_MAX),
+            scratch: Scratch {
+                chain_of: Vec::with_capacity(BURST_MAX),
+                scattered: Vec::with_capacity(BURST_MAX),
+            },
             stats,
         }
     }
@@ -80,6 +82,14 @@ impl VirtioIngress {
     pub fn is_up(&self) -> bool {
         self.ring.is_up()
     }
+}
+
+/// Of the current burst; kept for its allocations.
+struct Scratch {
+    /// Index in `taken.chains` of each frame.
+    chain_of: Vec<u16>,
+    /// Chains that are not one segment: the first segment, their number, and their length in bytes.
+    scattered: Vec<(usize, usize, u64)>,
 }
 
 /// Reason why a chain is not a valid frame. The chain is returned at once.
@@ -252,13 +262,9 @@ impl Ingress for VirtioIngress {
             return active.check_lost().map(|()| 0);
         }
         let mut burst: Burst<'_> = std::mem::take(scratch);
-        let back = give_back(queue, &mut self.taken, BURST_BYTES);
-        let taken = taken - back;
-
-        self.chain_of.clear();
         let (kept, refused) =
-            collect(&self.taken, memory, hint, format, &mut burst, &mut self.chain_of);
-        let mut more = back > 0 || kept < taken;
+            collect(&self.taken, memory, hint, format, &mut burst, &mut self.scratch);
+        let mut more = kept < taken;
         keep(queue, &mut self.taken, kept);
         let (mut frames, mut bytes) = (0, 0);
         for frame in &burst.frames {
@@ -274,7 +280,7 @@ impl Ingress for VirtioIngress {
                 frames -= 1;
                 bytes -= u64::from(frame.len);
             }
-            let kept = self.chain_of.get(dealt_with).copied();
+            let kept = self.scratch.chain_of.get(dealt_with).copied();
             keep(queue, &mut self.taken, kept.map_or(usize::MAX, usize::from));
             more = true;
         }
@@ -310,24 +316,6 @@ impl Ingress for VirtioIngress {
     }
 }
 
-/// Untakes the chains beyond `most` bytes, but not the first one; returns their number.
-#[inline]
-fn give_back(queue: &mut DeviceQueue, taken: &mut Taken, most: u64) -> usize {
-    let all: u64 = taken.bufs.iter().map(|buf| u64::from(buf.len)).sum();
-    if all <= most {
-        return 0;
-    }
-    let mut bytes = 0_u64;
-    let fits = taken.chains.iter().take_while(|chain| {
-        bytes += taken.reads(chain).iter().map(|buf| u64::from(buf.len)).sum::<u64>();
-        bytes <= most
-    });
-    let fits = fits.count().max(1);
-    let back = taken.chains.len().saturating_sub(fits);
-    keep(queue, taken, fits);
-    back
-}
-
 /// Untakes all chains but the first `n`.
 #[inline]
 fn keep(queue: &mut DeviceQueue, taken: &mut Taken, n: usize) {
@@ -337,8 +325,8 @@ fn keep(queue: &mut DeviceQueue, taken: &mut Taken, n: usize) {
     }
 }
 
-/// Makes frames of the chains taken, up to the limit of segments in a burst; returns the number of
-/// chains processed, and those without a frame.
+/// Makes frames of the chains taken, up to the limits of segments and bytes in a burst, the latter
+/// without the first chain; returns the number of chains processed, and those without a frame.
 #[inline]
 fn collect<'m>(
     taken: &Taken,
@@ -346,59 +334,78 @@ fn collect<'m>(
     hint: &mut usize,
     format: &Format,
     burst: &mut Burst<'m>,
-    chain_of: &mut Vec<u16>,
+    scratch: &mut Scratch,
 ) -> (usize, Refused) {
+    let Scratch { chain_of, scattered } = scratch;
+    chain_of.clear();
+    scattered.clear();
     // Two passes, so that the first bytes of all frames are prefetched before any is read.
-    let mut parts = [(0_u32, 0_u32, 0_u64); BURST_MAX];
     let mut refused = Refused { bits: 0, why: [Bad::Runt; BURST_MAX] };
-    let (mut kept, mut wasted) = (taken.chains.len(), 0);
-    for (i, (chain, part)) in taken.chains.iter().zip(&mut parts).enumerate() {
+    // Chains that are not one segment, one bit each.
+    let mut unusual = 0_u64;
+    let (mut kept, mut wasted, mut bytes) = (0, 0, 0_u64);
+    for chain in &taken.chains {
         let first = burst.segs.len();
         let bufs = taken.reads(chain);
         // Nearly every frame is in one buffer, in the last region used.
         if let [buf] = bufs
-            && first < TAKEN_SEGS_MAX
+            && first + wasted < TAKEN_SEGS_MAX
             && let Some(seg) = memory.seg(buf.addr, buf.len, hint)
         {
+            bytes += u64::from(buf.len);
+            if bytes > BURST_BYTES && kept > 0 {
+                break;
+            }
             seg.prefetch();
             burst.segs.push(seg);
-            *part = (first as u32, 1, u64::from(buf.len));
+            kept += 1;
             continue;
+        }
+        bytes += bufs.iter().map(|buf| u64::from(buf.len)).sum::<u64>();
+        if bytes > BURST_BYTES && kept > 0 {
+            break;
         }
         // Segments of invalid chains count as work, too.
         let most = TAKEN_SEGS_MAX.saturating_sub(first + wasted).min(SEGS_MAX);
         match translate(memory, bufs, most, hint, &mut burst.segs) {
-            Ok((count, len)) => *part = (first as u32, count as u32, len),
+            Ok((count, len)) => scattered.push((first, count, len)),
             Err(Bad::TooManySegs) if most < SEGS_MAX => {
                 burst.segs.truncate(first);
-                kept = i;
                 break;
             }
             Err(why) => {
                 wasted += burst.segs.len() - first;
                 burst.segs.truncate(first);
-                refused.add(i, why);
+                refused.add(kept, why);
             }
         }
+        unusual |= 1 << kept;
+        kept += 1;
     }
-    for (i, &(first, count, len)) in parts[..kept].iter().enumerate() {
-        if refused.bits & 1 << i != 0 {
-            continue;
-        }
-        // Nearly every frame has no offload: a header of zeroes. (Empty buffers outside memory get
-        // no segment.)
-        if count == 1
-            && let seg = &mut burst.segs[first as usize]
-            && seg.first() == Some([0; VnetHdr::LEN])
-            && (HDR_RUNT..=FRAME_LEN_MAX).contains(&seg.len())
-        {
-            *seg = seg.skip(format.hdr_len);
+    let (mut at, mut parts) = (0, scattered.iter().copied());
+    for i in 0..kept {
+        let (first, count, len) = if unusual & 1 << i == 0 {
+            let (first, seg) = (at, &mut burst.segs[at]);
+            at += 1;
             let len = seg.len();
-            burst.push_at(first as usize, 1, len, VnetHdr::NONE);
-            chain_of.push(i as u16);
+            // Nearly every frame has no offload: a header of zeroes. (Empty buffers outside memory
+            // get no segment.)
+            if seg.first() == Some([0; VnetHdr::LEN]) && (HDR_RUNT..=FRAME_LEN_MAX).contains(&len) {
+                *seg = seg.skip(format.hdr_len);
+                burst.push_at(first, 1, len - format.hdr_len, VnetHdr::NONE);
+                chain_of.push(i as u16);
+                continue;
+            }
+            (first, 1, u64::from(len))
+        } else if refused.bits & 1 << i == 0
+            && let Some(part) = parts.next()
+        {
+            at = part.0 + part.1;
+            part
+        } else {
             continue;
-        }
-        match finish(burst, first as usize, count as usize, len, format) {
+        };
+        match finish(burst, first, count, len, format) {
             Ok(()) => chain_of.push(i as u16),
             Err(why) => refused.add(i, why),
         }

@@ -255,7 +255,7 @@ fn set_headers(burst: &mut Burst<'_>, taken: &[Taken]) {
             if let Some(i) = new.frame
                 && let Some(hdr) = from_tx(new.flags, None, &[], 0)
             {
-                burst.frames[i].hdr = hdr;
+                burst.set_hdr(i, hdr);
             }
         }
         return;
@@ -264,7 +264,7 @@ fn set_headers(burst: &mut Burst<'_>, taken: &[Taken]) {
     for new in taken {
         let Some(i) = new.frame.filter(|i| !burst.is_excluded(*i)) else { continue };
         match from_tx(new.flags, new.gso, burst.head(i), burst.frames[i].len) {
-            Some(hdr) => burst.frames[i].hdr = hdr,
+            Some(hdr) => burst.set_hdr(i, hdr),
             None => {
                 burst.refuse(i);
                 continue;
