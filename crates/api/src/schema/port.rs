@@ -239,6 +239,7 @@ pub const TABLE: &[Entry] = &[
         .per_queue()
         .live(Live::Queue),
     Entry::new("weight", Type::Number(1, 100), "1", "share of a worker's time, 1 to 100")
+        .per_queue()
         .live(Live::Queue)
         .more(", relative to other ports"),
     Entry::new(
@@ -247,6 +248,7 @@ pub const TABLE: &[Entry] = &[
         "256",
         "most frames held for each full queue to the guest, 0 to 1024",
     )
+    .per_queue()
     .live(Live::Queue)
     .more(
         "; further frames are dropped, and counted at both ends. 0: frames that do not fit are \

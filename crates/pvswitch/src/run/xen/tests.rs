@@ -9,14 +9,19 @@ use xen_local::store::{Limits, Server};
 use xen_netif::back::Tree;
 use xen_netif::store::Store;
 
+use api::Config;
+
 use super::*;
+use crate::config::Origin;
 use crate::pool::Placement;
 use crate::run::Options;
 
 /// A switch whose control thread is driven by the tests.
 fn system(control: PathBuf) -> System {
     System::new(Options {
-        ports: Vec::new(),
+        config: Config::default(),
+        origin: Origin::default(),
+        include: None,
         policy: Policy::Event,
         call: Policy::Event,
         workers: 1,
@@ -29,7 +34,6 @@ fn system(control: PathBuf) -> System {
         duration: Some(Duration::from_secs(20)),
         ageing_s: 300,
         addresses_per_port: 16,
-        static_addresses: Vec::new(),
         hints: false,
     })
     .unwrap()
