@@ -534,4 +534,3 @@ fn report(diff: &Diff) -> Value {
         "static_removed": diff.statics_removed,
     })
 }
-

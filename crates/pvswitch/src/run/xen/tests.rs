@@ -98,7 +98,7 @@ fn front_state(store: &Store) -> Option<String> {
 #[test]
 fn rings_survive_a_restart_of_xenstore_and_changes_are_read_afterwards() {
     let dir = std::env::temp_dir().join(format!("pvs-gone-{}", std::process::id()));
-    let of = Hypervisor::Local("a".into());
+    let of = Hypervisor::Local(dir.clone());
     let mut system = system(dir.with_extension("ctl"));
     system.add_port(&format!("a=xen-local:{}", dir.display()).parse().unwrap()).unwrap();
     let store = system.xen[&of].host.store().unwrap();
