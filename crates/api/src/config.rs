@@ -140,6 +140,20 @@ impl Config {
         }
     }
 
+    /// Checks that a port can be added.
+    ///
+    /// # Errors
+    /// Its name or its peer is that of another one.
+    pub fn check_new(&self, port: &PortText) -> Result<(), String> {
+        let mut all = self.clone();
+        all.ports.push(port.clone());
+        let part = Part::Port(port.name.clone());
+        match all.conflicts().into_iter().find(|(of, _)| *of == part) {
+            Some((_, what)) => Err(what),
+            None => Ok(()),
+        }
+    }
+
     /// Finds parts that are valid by themselves, but not together.
     pub fn conflicts(&self) -> Vec<(Part, String)> {
         let mut found = Vec::new();

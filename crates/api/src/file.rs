@@ -66,7 +66,7 @@ struct Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.file.display(), self.line, self.column)
+        write!(f, "{}:{}:{}", name(&self.file), self.line, self.column)
     }
 }
 
@@ -89,8 +89,8 @@ pub struct Problem {
 impl Problem {
     /// An error without a position; `file` is for programs, the text names it itself.
     pub fn new(file: Option<&Path>, what: impl Into<String>) -> Self {
-        let file = file.map(|file| file.display().to_string());
-        Self { file, line: None, column: None, what: what.into() }
+        let file = file.map(name);
+        Self { file, line: None, column: None, what: clean(&what.into()) }
     }
 }
 
@@ -204,12 +204,9 @@ impl File {
             statics: [statics, command_line.statics].concat(),
         };
         let located = |(part, what): (Part, String)| match places.get(&part) {
-            Some(Place { file, line, column }) => Problem {
-                file: Some(file.display().to_string()),
-                line: Some(*line),
-                column: Some(*column),
-                what,
-            },
+            Some(Place { file, line, column }) => {
+                Problem { file: Some(name(file)), line: Some(*line), column: Some(*column), what }
+            }
             None => Problem::new(None, what),
         };
         let problems: Vec<_> =
@@ -243,10 +240,15 @@ impl File {
             };
             let what = clean(&what);
             let (line, column) = (Some(line), Some(column));
-            let file = Some(file.display().to_string());
+            let file = Some(name(&file));
             problems.push(Problem { file, line, column, what });
         }
     }
+}
+
+/// A file's name in messages.
+fn name(file: &Path) -> String {
+    clean(&file.display().to_string())
 }
 
 /// Escapes control characters: keys and values may have any.

@@ -70,11 +70,13 @@ pub fn check(args: &CheckArgs) -> Result<bool, AnyError> {
             Ok(true)
         }
         Ok((config, included)) => {
+            let count =
+                |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
             let include = match included {
                 0 => String::new(),
-                n => format!(", {n} included files"),
+                n => format!(", {}", count(n, "included file")),
             };
-            println!("{file}: valid, {} ports{include}", config.ports.len());
+            println!("{file}: valid, {}{include}", count(config.ports.len(), "port"));
             Ok(true)
         }
         Err(Problems(problems)) => {

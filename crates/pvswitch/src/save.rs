@@ -25,11 +25,18 @@ struct SaveError {
 
 /// Runs `pvswitch ctl save`.
 pub fn command(control: &Path, file: Option<&Path>, json: bool) -> Result<(), AnyError> {
-    let (answer, _) = call(control, &Request::Config)?;
+    let (answer, connection) = call(control, &Request::Config)?;
     let text = answer["config"].as_str().ok_or("the answer has no configuration")?;
     if file == Some(Path::new("-")) {
         std::io::stdout().write_all(text.as_bytes())?;
         return Ok(());
+    }
+    let peer = rustix::net::sockopt::socket_peercred(connection.get_ref())?.uid;
+    if file.is_none() && peer != rustix::process::geteuid() {
+        // It could name any file that we may write.
+        let what =
+            format!("the switch is run by user {}: name a file, ctl save FILE", peer.as_raw());
+        return Err(Usage(what).into());
     }
     let path = match (file, answer["file"].as_str(), answer["include"].as_str()) {
         (Some(file), ..) => file.to_path_buf(),

@@ -148,7 +148,7 @@ fn check_reports_all_errors_and_opens_nothing() {
     let valid = write(&dir, "x.toml", &vhost("a", ""));
     let out = check(&[&valid.display().to_string()]);
     assert_eq!(out.status.code(), Some(0));
-    assert!(String::from_utf8(out.stdout).unwrap().ends_with("x.toml: valid, 1 ports\n"));
+    assert!(String::from_utf8(out.stdout).unwrap().ends_with("x.toml: valid, 1 port\n"));
     assert!(!dir.path("a").exists());
     let text = "workers = 0\n[port.a]\nkind = \"null\"\nwait = 3\n";
     let invalid = write(&dir, "y.toml", text).display().to_string();
@@ -279,6 +279,12 @@ fn changes_at_run_time_are_undone_by_a_reload_and_kept_by_save() {
     change(&["add-port", &dir.port("x", ",queues=2,poll/1=spin")]);
     change(&["add-port", "y=null"]);
     change(&["del-port", "y"]);
+    let out = switch.ctl(&["add-port", &dir.port("x", "").replacen('x', "z", 1)]);
+    let error = String::from_utf8(out.stderr).unwrap();
+    assert!(
+        error.contains("port 'z': socket") && error.contains("that of port 'x', too"),
+        "{error}"
+    );
     change(&["set", "a", "weight=7", "limit-messages=5"]);
     change(&["set", "x/1", "weight=3", "call=event"]);
     change(&["set", "placement=single", "poll=napi"]);
@@ -424,7 +430,7 @@ fn sighup_reloads_the_file() {
     signal(&world.switch.process.0, Signal::HUP);
     wait_for("the new port", || world.switch.port("show", "b")["name"] == "b");
     assert_eq!(world.tuning()[0], json!(["a", [["adaptive", 4]], [["event", 256]]]));
-    assert!(world.switch.log().contains("1 ports added, 1 changed"), "{}", world.switch.log());
+    assert!(world.switch.log().contains("ports added: 1, changed: 1"), "{}", world.switch.log());
     world.write("workers = x\n");
     signal(&world.switch.process.0, Signal::HUP);
     let wanted = "SIGHUP: nothing was changed: ";
@@ -554,7 +560,8 @@ fn taps_are_replaced_with_the_interface_in_place() {
     let name = format!("pvsr{}", std::process::id() % 100_000);
     let tap = |options: &str| {
         format!(
-            "[port.t]\nkind = \"tap\"\ninterface = \"{name}\"\n{options}\n[port.n]\nkind = \"null\"\n"
+            "[port.n]\nkind = \"null\"\n\
+             [port.t]\nkind = \"tap\"\ninterface = \"{name}\"\n{options}\n"
         )
     };
     let sys = |what: &str| {

@@ -50,7 +50,7 @@ fn the_schema_accepts_every_form_of_a_value() {
         "workers = \"2\"\ncpus = 1\nhttp = 9000\n",
         "cpus = [\"1\", 2]\ncontrol = \"/run/x\"\n",
         "[port.a]\nkind = \"xen\"\nvif = \"auto\"\nsmart_poll = true\n",
-        "[port.a]\nkind = \"null\"\nlimit-held-bytes = \"4k\"\n\"poll/15\" = \"napi:5\"\nhold = 0\n",
+        "[port.a]\nkind = \"null\"\nlimit-held-bytes = \"4k\"\n\"poll/15\" = \"napi:5\"\n",
         "[static]\n\"02:00:00:00:00:01/5\" = \"a\"\n",
     ] {
         // Queue 15 does not exist: the schema does not count queues.

@@ -343,10 +343,16 @@ fn socket(path: &str) -> Result<(), String> {
 }
 
 fn interface(name: &str) -> Result<(), String> {
-    if (1..=IFNAME_MAX).contains(&name.len()) {
+    let bad = |c: char| c.is_whitespace() || c.is_control() || "/:%".contains(c);
+    let is_path = name == "." || name == "..";
+    if (1..=IFNAME_MAX).contains(&name.len()) && !name.contains(bad) && !is_path {
         return Ok(());
     }
-    Err(format!("interface name '{name}' must have 1 to {IFNAME_MAX} characters"))
+    Err(format!(
+        "interface name '{}' must have 1 to {IFNAME_MAX} characters, without white space, '/', ':' \
+         and '%'",
+        name.escape_debug()
+    ))
 }
 
 fn directory(path: &str) -> Result<(), String> {

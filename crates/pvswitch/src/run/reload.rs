@@ -56,7 +56,7 @@ pub(super) struct Leaving {
 #[derive(Default)]
 struct Undo {
     ports: Vec<Prepared>,
-    /// Directories of xen-local opened.
+    /// Hypervisors opened.
     opened: Vec<Hypervisor>,
     /// Interfaces whose MTU was set: name, namespace, and MTU before.
     mtus: Vec<(String, Option<String>, u32)>,
@@ -203,7 +203,9 @@ impl System {
                 return Err(RunError::DuplicatePort(text.name.clone()));
             }
             if is_auto(&spec) {
+                let is_open = self.xen.contains_key(&Hypervisor::Xen);
                 self.open_auto(&spec)?;
+                undo.opened.extend((!is_open).then_some(Hypervisor::Xen));
                 continue;
             }
             let id = self.free_id(text, leaving, wanted, &taken)?;
@@ -256,6 +258,7 @@ impl System {
             Kind::Xen(Xen { at: XenAt::Local(directory), .. }) => {
                 Some(Hypervisor::Local(directory.clone()))
             }
+            Kind::Xen(_) => Some(Hypervisor::Xen),
             _ => None,
         };
         let opened = of.filter(|of| !self.xen.contains_key(of));
@@ -505,15 +508,15 @@ fn summary(diff: &Diff) -> String {
         return "no difference".into();
     }
     let counts = [
-        (diff.added.len(), "ports added"),
-        (diff.removed.len(), "removed"),
-        (diff.replaced.len(), "replaced"),
-        (diff.changed.len(), "changed"),
-        (diff.settings.len(), "settings of the switch changed"),
-        (diff.statics.len() + diff.statics_removed.len(), "static addresses changed"),
+        ("ports added", diff.added.len()),
+        ("removed", diff.removed.len()),
+        ("replaced", diff.replaced.len()),
+        ("changed", diff.changed.len()),
+        ("settings of the switch", diff.settings.len()),
+        ("static addresses", diff.statics.len() + diff.statics_removed.len()),
     ];
-    let counts = counts.into_iter().filter(|(n, _)| *n > 0);
-    counts.map(|(n, what)| format!("{n} {what}")).collect::<Vec<_>>().join(", ")
+    let counts = counts.into_iter().filter(|(_, n)| *n > 0);
+    counts.map(|(what, n)| format!("{what}: {n}")).collect::<Vec<_>>().join(", ")
 }
 
 fn report(diff: &Diff) -> Value {

@@ -119,6 +119,7 @@ impl System {
                 .parse::<PortText>()
                 .map_err(|error| RunError::Request(error.to_string()))
                 .and_then(|text| {
+                    self.config.check_new(&text).map_err(RunError::Request)?;
                     self.add_port(&PortSpec::from(&text))?;
                     self.config.ports.push(text);
                     Ok(json!({}))

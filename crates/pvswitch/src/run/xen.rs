@@ -253,16 +253,15 @@ impl System {
         if let Some(fd) = port.control {
             self.unwatch(fd.as_fd(), &Event::XenControl(name.into()));
         }
-        if !leaving.directories.contains(&port.of) {
+        // That of real Xen stays open.
+        if port.of != Hypervisor::Xen && !leaving.directories.contains(&port.of) {
             self.close_bus(&port.of);
         }
     }
 
-    /// Closes the xenstore of a directory. That of real Xen stays open.
+    /// Closes a hypervisor without ports.
     pub(super) fn close_bus(&mut self, of: &Hypervisor) {
-        if *of != Hypervisor::Xen
-            && let Some(bus) = self.xen.remove(of)
-        {
+        if let Some(bus) = self.xen.remove(of) {
             self.unwatch(bus.home.as_fd(), &Event::Xenstore(of.clone()));
         }
     }
