@@ -222,7 +222,9 @@ impl File {
         of: Option<&Path>,
         problems: &mut Vec<Problem>,
     ) {
-        let mut parser = Parser { path, text, file: self, wrong: Vec::new() };
+        let lines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+        let lines = std::iter::once(0).chain(lines.map(|(at, _)| at + 1)).collect();
+        let mut parser = Parser { path, text, lines, file: self, wrong: Vec::new() };
         let (table, errors) = Table::parse_recoverable(text);
         // Keys after an error of syntax may be in the wrong table.
         if errors.is_empty() {
@@ -264,16 +266,18 @@ fn clean(text: &str) -> String {
 struct Parser<'a> {
     path: &'a Path,
     text: &'a str,
+    /// Where each line begins.
+    lines: Vec<usize>,
     file: &'a mut File,
     wrong: Vec<Wrong>,
 }
 
 impl Parser<'_> {
     fn place(&self, at: &Range<usize>) -> Place {
-        let before = &self.text.as_bytes()[..at.start.min(self.text.len())];
-        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
-        let begin = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |n| n + 1);
-        let column = String::from_utf8_lossy(&before[begin..]).chars().count() + 1;
+        let at = at.start.min(self.text.len());
+        let line = self.lines.partition_point(|begin| *begin <= at);
+        let before = &self.text.as_bytes()[self.lines[line - 1]..at];
+        let column = String::from_utf8_lossy(before).chars().count() + 1;
         Place { file: self.path.into(), line, column }
     }
 

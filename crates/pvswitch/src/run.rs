@@ -433,7 +433,7 @@ impl System {
         let id = u16::try_from(free).ok().filter(|id| *id < PORTS_MAX);
         let id = PortId(id.ok_or(RunError::TooManyPorts(PORTS_MAX))?);
         let prepared = self.prepare_port(spec, id, &Leaving::default())?;
-        self.install(prepared);
+        self.install(vec![prepared]);
         Ok(())
     }
 
@@ -462,27 +462,35 @@ impl System {
         Ok(prepared)
     }
 
-    /// Adds a prepared port to the switch, and starts it.
-    fn install(&mut self, prepared: Prepared) {
-        let Prepared { state, served } = prepared;
-        let (name, id) = (state.spec.name.clone(), state.port.id);
-        let client = matches!(&state.spec.kind, Kind::VhostUser(c) if c.role == Role::Client);
-        let at = usize::from(id.0);
-        if at >= self.table.len() {
-            self.table.resize(at + 1, None);
+    /// Adds prepared ports to the switch, and starts them.
+    fn install(&mut self, all: Vec<Prepared>) {
+        for Prepared { state, .. } in &all {
+            let at = usize::from(state.port.id.0);
+            if at >= self.table.len() {
+                self.table.resize(at + 1, None);
+            }
+            self.table[at] = Some(Arc::clone(&state.port));
         }
-        self.table[at] = Some(Arc::clone(&state.port));
         self.publish_table();
-        self.ports.insert(name.clone(), state);
-        self.rename_event(&Event::Prepared(name.clone()), &Event::Listener(name.clone()));
-        for served in served {
-            self.pool.serve(served);
+        let suspended = self.suspended.iter_mut().map(|(_, what)| what);
+        for what in self.tokens.values_mut().chain(suspended) {
+            if let Event::Prepared(name) = what {
+                *what = Event::Listener(std::mem::take(name));
+            }
         }
-        self.follow(id);
-        if client {
-            self.connect(&name);
+        for Prepared { state, served } in all {
+            let (name, id) = (state.spec.name.clone(), state.port.id);
+            let client = matches!(&state.spec.kind, Kind::VhostUser(c) if c.role == Role::Client);
+            self.ports.insert(name.clone(), state);
+            for served in served {
+                self.pool.serve(served);
+            }
+            self.follow(id);
+            if client {
+                self.connect(&name);
+            }
+            self.start_xen(&name);
         }
-        self.start_xen(&name);
     }
 
     /// Has the descriptor of one event cause another.

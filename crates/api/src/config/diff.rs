@@ -1,5 +1,7 @@
 //! The difference between the running configuration and a wanted one.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::{Config, Static};
@@ -48,6 +50,10 @@ pub struct SettingDiff {
 }
 
 impl Config {
+    fn by_name(&self) -> BTreeMap<&str, &PortText> {
+        self.ports.iter().map(|port| (port.name.as_str(), port)).collect()
+    }
+
     /// Compares this, the running configuration, with the wanted one.
     pub fn diff(&self, wanted: &Self) -> Diff {
         let mut diff = Diff::default();
@@ -59,13 +65,14 @@ impl Config {
             let list = if entry.live == Live::No { &mut diff.restart } else { &mut diff.settings };
             list.extend(setting(entry, None, from, to));
         }
+        let (old, new) = (self.by_name(), wanted.by_name());
         for port in &wanted.ports {
-            match self.port(&port.name) {
+            match old.get(port.name.as_str()) {
                 None => diff.added.push(port.clone()),
                 Some(old) => diff.compare(old, port),
             }
         }
-        let gone = |port: &&PortText| wanted.port(&port.name).is_none();
+        let gone = |port: &&PortText| !new.contains_key(port.name.as_str());
         diff.removed = self.ports.iter().filter(gone).map(|port| port.name.clone()).collect();
         let missing = |from: &Self, to: &Self| {
             let missing = from.statics.iter().filter(|entry| !to.statics.contains(entry));
@@ -118,7 +125,10 @@ impl Diff {
 /// Options of two ports of one kind that differ, and whether all can be changed at run time.
 fn options(old: &PortText, new: &PortText) -> (Vec<SettingDiff>, bool) {
     let (mut found, mut live) = (Vec::new(), true);
-    for entry in new.kind.options() {
+    let is_given = |port: &PortText, entry: &Entry| {
+        port.options.iter().any(|given| given.entry.name == entry.name)
+    };
+    for entry in new.kind.options().filter(|entry| is_given(old, entry) || is_given(new, entry)) {
         let all = |port: &PortText| {
             port.given(entry.name, None).cloned().or_else(|| entry.default_value())
         };

@@ -194,7 +194,7 @@ impl System {
         wanted: &Config,
         undo: &mut Undo,
     ) -> Result<(), RunError> {
-        let mut taken = BTreeSet::new();
+        let mut free = self.free_ids(diff).into_iter();
         for text in added(diff) {
             let spec = PortSpec::from(text);
             let is_new = !leaving.ports.contains(&text.name);
@@ -208,38 +208,34 @@ impl System {
                 undo.opened.extend((!is_open).then_some(Hypervisor::Xen));
                 continue;
             }
-            let id = self.free_id(text, leaving, wanted, &taken)?;
-            taken.insert(id);
+            let id = self.next_id(text, wanted, &mut free)?;
             self.prepare_one(spec, PortId(id), leaving, undo)?;
         }
         self.prepare_mtus(undo)?;
         self.prepare_statics(wanted, undo)
     }
 
-    /// The number for a port: that of the port it replaces, or a free one.
-    fn free_id(
+    /// Numbers that no port will have: unused ones first, then those of ports that are removed.
+    fn free_ids(&self, diff: &Diff) -> Vec<u16> {
+        let is_unused = |id: &u16| self.table.get(usize::from(*id)).is_none_or(Option::is_none);
+        let removed = diff.removed.iter().filter_map(|name| self.ports.get(name));
+        let removed = removed.map(|port| port.port.id.0);
+        (0..PORTS_MAX).filter(is_unused).chain(removed).collect()
+    }
+
+    /// The number of a port: that of the port it replaces, or a free one.
+    fn next_id(
         &self,
         port: &PortText,
-        leaving: &Leaving,
         wanted: &Config,
-        taken: &BTreeSet<u16>,
+        free: &mut impl Iterator<Item = u16>,
     ) -> Result<u16, RunError> {
         if self.options.mode == Mode::Cross && self.xen_auto.is_none() {
             let at = wanted.ports.iter().position(|other| other.name == port.name);
             return Ok(at.map_or(0, |at| at as u16));
         }
-        let id = |name: &String| self.ports.get(name).map(|port| port.port.id.0);
-        if let Some(id) = id(&port.name) {
-            return Ok(id);
-        }
-        let replaced: BTreeSet<_> =
-            leaving.ports.iter().filter(|name| wanted.port(name).is_some()).collect();
-        let removed = leaving.ports.iter().filter(|name| !replaced.contains(name));
-        let removed: Vec<_> = removed.filter_map(id).collect();
-        let unused = (0..PORTS_MAX)
-            .filter(|id| self.table.get(usize::from(*id)).is_none_or(Option::is_none));
-        let mut free = unused.chain(removed).filter(|id| !taken.contains(id));
-        free.next().ok_or(RunError::TooManyPorts(PORTS_MAX))
+        let own = self.ports.get(&port.name).map(|port| port.port.id.0);
+        own.or_else(|| free.next()).ok_or(RunError::TooManyPorts(PORTS_MAX))
     }
 
     fn prepare_one(
@@ -379,7 +375,7 @@ impl System {
     }
 
     /// Applies a difference that has been prepared.
-    fn commit(&mut self, diff: &Diff, leaving: &Leaving, ports: Vec<Prepared>, wanted: Config) {
+    fn commit(&mut self, diff: &Diff, leaving: &Leaving, mut ports: Vec<Prepared>, wanted: Config) {
         let mut listeners = BTreeMap::new();
         for name in &leaving.ports {
             if self.del_xen_auto(name).is_none()
@@ -392,13 +388,14 @@ impl System {
         for gone in diff.statics_removed.iter().filter(|e| addresses().all(|a| a != e.address)) {
             self.fdb.remove(gone.address.mac, gone.address.vlan);
         }
-        for mut prepared in ports {
+        for prepared in &mut ports {
             give_listener(&mut prepared.state, &mut listeners);
-            let spec = prepared.state.spec.clone();
-            self.install(prepared);
-            if self.options.hints && diff.added.iter().any(|port| port.name == spec.name) {
-                hints::print(&spec);
-            }
+        }
+        if !ports.is_empty() {
+            self.install(ports);
+        }
+        if self.options.hints {
+            diff.added.iter().for_each(|port| hints::print(&PortSpec::from(port)));
         }
         for spec in added(diff).map(PortSpec::from).filter(is_auto) {
             // What can fail has been opened.
