@@ -24,7 +24,7 @@ use super::xen::Hypervisor;
 use super::{Attach, Event, PortState, RunError, System};
 use crate::hints;
 use crate::pool::{Placement, token};
-use crate::spec::{Kind, PortSpec, PortTuning, Xen, XenAt, policy};
+use crate::spec::{Kind, PortSpec, PortTuning, Role, Xen, XenAt, policy};
 use crate::worker::Served;
 
 /// A port that is not in the switch yet.
@@ -171,10 +171,10 @@ impl System {
         let mut needed = BTreeSet::new();
         for port in added(diff) {
             match PortSpec::from(port).kind {
-                Kind::VhostUser(conf) if conf.role == crate::spec::Role::Server => {
-                    if sockets.contains(&conf.socket) {
-                        leaving.sockets.insert(conf.socket, port.name.clone());
-                    }
+                Kind::VhostUser(conf)
+                    if conf.role == Role::Server && sockets.contains(&conf.socket) =>
+                {
+                    leaving.sockets.insert(conf.socket, port.name.clone());
                 }
                 Kind::Xen(Xen { at: XenAt::Local(directory), .. }) => {
                     needed.insert(Hypervisor::Local(directory));
@@ -479,7 +479,7 @@ impl System {
 fn give_listener(state: &mut PortState, listeners: &mut BTreeMap<PathBuf, Listener>) {
     if let Attach::VhostUser(vhost) = &mut state.attach
         && vhost.listener.is_none()
-        && vhost.conf.role == crate::spec::Role::Server
+        && vhost.conf.role == Role::Server
     {
         vhost.listener = listeners.remove(&vhost.conf.socket);
     }
