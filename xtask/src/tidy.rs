@@ -604,7 +604,7 @@ mod tests {
         assert_eq!(count("docs/design/0001-x.md", "It waits for ever, and looks again.\n"), 2);
         assert_eq!(count("crates/ring/src/x.rs", "//= virtio-v1.3 2.7: the driver is told.\n"), 0);
         assert_eq!(count("crates/ring/src/x.rs", "fn controlled(untolded: u8) {}\n"), 0);
-        assert_eq!(count("examples/x.rs", "/// Peers are told.\n"), 0);
+        assert_eq!(count("benches/x.rs", "/// Peers are told.\n"), 0);
         for (word, _) in GLOSSARY {
             assert_eq!(count("rigs/x.md", word), 1, "{word}");
         }

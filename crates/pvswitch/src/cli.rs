@@ -124,7 +124,8 @@ Examples:
 
 const SAVE_HELP: &str = "\
 The file is written beside FILE and renamed. Comments are lost. Without FILE, a configuration with
-an include directory is refused: the directory's files would no longer be read.
+an include directory is refused, because the directory's files would no longer be read, and one with
+ports of the command line, because they would be in the file, too.
 Examples:
   pvswitch ctl save
   pvswitch ctl save /etc/pvswitch.new.toml

@@ -8,7 +8,7 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use api::control::{Request, call};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::error::{AnyError, Usage};
 
@@ -38,20 +38,9 @@ pub fn command(control: &Path, file: Option<&Path>, json: bool) -> Result<(), An
             format!("the switch is run by user {}: name a file, ctl save FILE", peer.as_raw());
         return Err(Usage(what).into());
     }
-    let path = match (file, answer["file"].as_str(), answer["include"].as_str()) {
-        (Some(file), ..) => file.to_path_buf(),
-        (None, Some(own), None) => PathBuf::from(own),
-        (None, None, _) => {
-            let what = "the switch was started without --config: name a file, ctl save FILE";
-            return Err(Usage(what.into()).into());
-        }
-        (None, Some(own), Some(include)) => {
-            let what = format!(
-                "{own} includes the files of {include}, which would no longer be read: name a \
-                 file, ctl save FILE"
-            );
-            return Err(Usage(what).into());
-        }
+    let path = match file {
+        Some(file) => file.to_path_buf(),
+        None => own_file(&answer).map_err(Usage)?,
     };
     let at = |what: String| SaveError { path: path.display().to_string(), what };
     write(&path, text).map_err(|error| at(error.to_string()))?;
@@ -62,6 +51,27 @@ pub fn command(control: &Path, file: Option<&Path>, json: bool) -> Result<(), An
         println!("{}: saved", path.display());
     }
     Ok(())
+}
+
+/// The file that the switch was started from, if it may be overwritten.
+fn own_file(answer: &Value) -> Result<PathBuf, String> {
+    let name_one = "name a file, ctl save FILE";
+    let own = answer["file"].as_str();
+    let own = own.ok_or(format!("the switch was started without --config: {name_one}"))?;
+    if let Some(include) = answer["include"].as_str() {
+        return Err(format!(
+            "{own} includes the files of {include}, which would no longer be read: {name_one}"
+        ));
+    }
+    let ports = answer["command_line"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let ports: Vec<_> = ports.iter().filter_map(Value::as_str).collect();
+    if !ports.is_empty() {
+        return Err(format!(
+            "the ports of the command line of `run` ({}) would be in {own}, too: {name_one}",
+            ports.join(", ")
+        ));
+    }
+    Ok(own.into())
 }
 
 /// Writes a file by way of a temporary one: a reader sees the earlier text or the whole new one.

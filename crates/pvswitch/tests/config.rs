@@ -2,11 +2,12 @@
 
 mod common;
 
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use common::{Dir, Gen, Switch, pvswitch, signal, wait_for};
+use common::{Dir, Gen, Process, Switch, pvswitch, signal, wait_for};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -348,11 +349,45 @@ fn save_overwrites_only_what_it_is_allowed_to() {
     fails(&switch, &["save"], "includes the files of");
     assert!(switch.ctl(&["save", &dir.text("all.toml")]).status.success());
     assert_eq!(check(&[&dir.text("all.toml")]).status.code(), Some(0));
+    // A port of the command line would be added twice at the next start.
+    drop(switch);
+    let file = dir.text("all.toml");
+    let switch = Switch::start(&dir, &["--config", &file], &[dir.port("c1", "")]);
+    fails(&switch, &["save"], "the ports of the command line of `run` (c1) would be in");
     // In cross mode a file connects ports in the order of their names.
     drop(switch);
     let ports = [dir.port("b", ""), dir.port("a", "")];
     let switch = Switch::start(&dir, &["--forward", "cross"], &ports);
     fails(&switch, &["save", "-"], "forward=cross connects the ports of a file in the order");
+}
+
+#[test]
+fn save_does_not_let_a_switch_of_another_user_choose_the_file() {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::process::CommandExt as _;
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let dir = Dir::new();
+    let all = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(dir.path(""), all).unwrap();
+    let control = dir.text("ctl");
+    let file = write(&dir, "x.toml", "[port.n]\nkind = \"null\"\n").display().to_string();
+    let mut nobody = pvswitch();
+    nobody.args(["run", "--quiet", "--control", &control, "--config", &file]);
+    let Ok(child) = nobody.uid(65534).gid(65534).spawn() else {
+        eprintln!("skipped: user nobody cannot run the program");
+        return;
+    };
+    let _switch = Process(child);
+    let ctl = |args: &[&str]| pvswitch().args(["ctl", "--control", &control]).args(args).output();
+    wait_for("the switch", || ctl(&["show"]).unwrap().status.success());
+    let out = ctl(&["save"]).unwrap();
+    let error = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(2), "{error}");
+    assert!(error.contains("the switch is run by user 65534: name a file"), "{error}");
+    assert!(ctl(&["save", &dir.text("y.toml")]).unwrap().status.success());
 }
 
 #[test]
@@ -436,6 +471,13 @@ fn sighup_reloads_the_file() {
     let wanted = "SIGHUP: nothing was changed: ";
     wait_for("an error", || world.switch.log().contains(wanted));
     assert!(world.switch.log().contains("x.toml:1:"), "{}", world.switch.log());
+    // On the socket, programs get the position.
+    let mut socket = UnixStream::connect(world.switch.control()).unwrap();
+    socket.write_all(b"{\"cmd\":\"reload\"}\n").unwrap();
+    let mut reply = String::new();
+    BufReader::new(socket).read_line(&mut reply).unwrap();
+    let reply: Value = serde_json::from_str(&reply).unwrap();
+    assert_eq!((&reply["ok"], &reply["problems"][0]["line"]), (&false.into(), &1.into()));
 }
 
 #[test]

@@ -74,26 +74,27 @@ impl System {
 
     /// Returns the running configuration as a file.
     pub(super) fn saved(&self) -> Result<Value, RunError> {
-        let sorted = self.config.ports.iter().map(|port| &port.name).collect::<BTreeSet<_>>();
-        let ordered = self.is_in_order(sorted.into_iter());
-        if !ordered {
+        let names = self.config.ports.iter().map(|port| &port.name).collect::<BTreeSet<_>>();
+        let mut ids = names.into_iter().map(|name| self.ports.get(name).map(|port| port.port.id.0));
+        let mut at = 0..;
+        if self.is_numbered() && !ids.all(|id| id == at.next()) {
             let what = "forward=cross connects the ports of a file in the order of their names, \
                         which differs from that of the running ports: give them other names";
             return Err(RunError::Request(what.into()));
         }
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let own = &self.options.origin.command_line.ports;
         Ok(json!({
+            "command_line": own.iter().map(|port| &port.name).collect::<Vec<_>>(),
             "config": self.config.to_toml(),
             "file": path(&self.options.origin.file),
             "include": path(&self.options.include),
         }))
     }
 
-    /// In cross mode, whether these are the ports by number; otherwise true.
-    fn is_in_order<'a>(&self, mut names: impl Iterator<Item = &'a String>) -> bool {
-        let id = |name: &String| self.ports.get(name).map(|port| usize::from(port.port.id.0));
-        let mut at = 0..;
-        self.options.mode != Mode::Cross || names.all(|name| id(name) == at.next())
+    /// Whether the numbers of ports follow from the file. Vifs found by xen:auto get any number.
+    fn is_numbered(&self) -> bool {
+        self.options.mode == Mode::Cross && self.xen_auto.is_none()
     }
 
     /// Reads the file again and applies what differs, or only reports it.
@@ -134,7 +135,7 @@ impl System {
 
     /// In cross mode a port is connected by its number, which must be that of a fresh start.
     fn check_order(&self, diff: &Diff, wanted: &Config) -> Result<(), RunError> {
-        if self.options.mode != Mode::Cross {
+        if !self.is_numbered() {
             return Ok(());
         }
         let added: BTreeSet<_> = diff.added.iter().map(|port| &port.name).collect();
@@ -230,7 +231,7 @@ impl System {
         wanted: &Config,
         free: &mut impl Iterator<Item = u16>,
     ) -> Result<u16, RunError> {
-        if self.options.mode == Mode::Cross && self.xen_auto.is_none() {
+        if self.is_numbered() {
             let at = wanted.ports.iter().position(|other| other.name == port.name);
             return Ok(at.map_or(0, |at| at as u16));
         }
