@@ -13,6 +13,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use api::config::{Diff, PortDiff, SettingDiff};
+use api::file::Problems;
 use api::{Config, PORTS_MAX, PortText};
 use os::Listener;
 use serde_json::{Value, json};
@@ -67,8 +68,17 @@ impl System {
     pub(super) fn reload_on_signal(&mut self) {
         if self.options.origin.file.is_none() {
             tracing::info!("SIGHUP ignored: there is no configuration file (run --config FILE)");
-        } else if let Err(error) = self.reload(false) {
-            tracing::error!("SIGHUP: nothing was changed: {error}");
+            return;
+        }
+        match self.reload(false) {
+            Ok(_) => {}
+            // One line each.
+            Err(RunError::Config(Problems(problems))) => {
+                for problem in problems {
+                    tracing::error!("SIGHUP: nothing was changed: {problem}");
+                }
+            }
+            Err(error) => tracing::error!("SIGHUP: nothing was changed: {error}"),
         }
     }
 
