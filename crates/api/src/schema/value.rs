@@ -1,5 +1,6 @@
 //! Types of settings' values, their text forms, and errors in a text.
 
+use std::fmt;
 use std::time::Duration;
 
 use super::policy;
@@ -208,6 +209,31 @@ impl Value {
         match self {
             Self::Policy(text) | Self::Text(text) => Some(text),
             _ => None,
+        }
+    }
+}
+
+/// The text that [`Type::parse`] converts to this value.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |items: Vec<String>, between: &str| items.join(between);
+        match self {
+            Self::Number(n) => write!(f, "{n}"),
+            Self::Choice(word, None) => f.write_str(word),
+            Self::Choice(word, Some(n)) => write!(f, "{word}:{n}"),
+            Self::Policy(text) | Self::Text(text) => f.write_str(text),
+            Self::Mac([a, b, c, d, e, g]) => {
+                write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+            }
+            Self::Names(names) => {
+                f.write_str(&list(names.iter().map(ToString::to_string).collect(), "+"))
+            }
+            Self::Cpus(cpus) => {
+                f.write_str(&list(cpus.iter().map(ToString::to_string).collect(), ","))
+            }
+            Self::Seconds(duration) => write!(f, "{}", duration.as_secs_f64()),
+            Self::Address(address) => write!(f, "{address}"),
+            Self::Flag => f.write_str("on"),
         }
     }
 }
