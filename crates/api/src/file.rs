@@ -162,6 +162,9 @@ fn value(entry: &Entry, key: &str, item: &Item<'_>) -> Result<Value, Wrong> {
 fn text(wanted: &Type, key: &str, item: &Item<'_>) -> Result<String, Wrong> {
     let plain = |item: &Item<'_>| match item.get_ref() {
         DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(n) if matches!(wanted, Type::Mode) && n.radix() == 8 => {
+            Some(n.as_str().to_string())
+        }
         _ if wanted.is_text() => None,
         DeValue::Integer(n) => {
             let number = i128::from_str_radix(n.as_str(), n.radix());
@@ -181,7 +184,12 @@ fn text(wanted: &Type, key: &str, item: &Item<'_>) -> Result<String, Wrong> {
             parts.map(|parts| parts.join(",")).map_err(|item| wrong_type(key, item, "number"))
         }
         _ => plain(item).ok_or_else(|| {
-            wrong_type(key, item, if wanted.is_text() { "string" } else { "number or string" })
+            let form = match wanted {
+                Type::Mode => "string in octal, such as \"0660\"",
+                _ if wanted.is_text() => "string",
+                _ => "number or string",
+            };
+            wrong_type(key, item, form)
         }),
     }
 }

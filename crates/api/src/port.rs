@@ -11,6 +11,9 @@ use crate::schema::{Entry, Value, find, unknown_hint};
 /// Longest port name: that of a Linux interface, so that tools can use the same name.
 const NAME_MAX: usize = 15;
 
+/// Prefix of options of the socket that a port listens at.
+const SOCKET: &str = "socket-";
+
 /// An option that was given, with its value.
 #[derive(Clone, Debug)]
 pub struct Given {
@@ -134,6 +137,16 @@ impl PortText {
     pub fn check(&self) -> Result<(), String> {
         check_name(&self.name)?;
         (self.kind.entry().check)(&self.arg)?;
+        if self.word("mode") == Some("client")
+            && let Some(given) =
+                self.options.iter().find(|given| given.entry.name.starts_with(SOCKET))
+        {
+            let name = given.entry.name;
+            return Err(format!(
+                "{name}: with mode=client the front-end makes the socket; set its permissions \
+                 there, or use mode=server"
+            ));
+        }
         let queues = self.number("queues").unwrap_or(1) as u16;
         for Given { entry, queue, .. } in &self.options {
             if let Some(queue) = queue.filter(|queue| *queue >= usize::from(queues)) {

@@ -30,7 +30,7 @@ mod users;
 pub use backoff::{Backoff, delay};
 pub use event::{drain, eventfd, pipe, signal, write_whole};
 pub use fd::{FdKind, fd_kind, is_memory, open_device, read, set_nonblocking, write};
-pub use listen::{Listener, Permissions};
+pub use listen::{Listener, Permissions, create_directory};
 pub use poll::{Epoll, Ready, Until, poll_readable, wait, wait_readable};
 pub use socket::{
     Carries, PATH_MAX, Received, SCM_MAX_FD, SocketError, connect, recv, send, shutdown, socketpair,

@@ -6,14 +6,14 @@
 //! ```text
 //!   bind .NAME.RANDOM, mode 0600 ─▶ group ─▶ mode ─▶ listen ─▶ rename to NAME
 //! ```
-//! The last step fails if NAME exists. The socket of a dead process is removed first, by one process
-//! at a time. A name without a listener is thus always that of a dead process.
+//! The last step fails if NAME exists. The socket of a dead process is removed first, by one
+//! process at a time. A name without a listener is thus always that of a dead process.
 
 use std::ffi::{OsStr, OsString};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -54,6 +54,26 @@ impl Permissions {
     pub fn is_for_all(&self) -> bool {
         self.mode & OTHERS_WRITE != 0
     }
+}
+
+/// Creates a directory in which those who have these permissions on a socket can reach it. Returns
+/// whether it was created; an existing one is not changed.
+///
+/// # Errors
+/// Errors of the system call.
+pub fn create_directory(path: &Path, permissions: &Permissions) -> std::io::Result<bool> {
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(false),
+        result => result?,
+    }
+    if let Some(group) = &permissions.group {
+        std::os::unix::fs::chown(path, None, Some(group.id))?;
+    }
+    // Whoever may write to a socket may list and search its directory.
+    let others = (permissions.mode & 0o022) >> 1;
+    let mode = 0o700 | others | (others << 2);
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    Ok(true)
 }
 
 /// A listening socket; its name is removed with it.

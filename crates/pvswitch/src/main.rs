@@ -31,7 +31,7 @@ use cli::{Cli, Command, RunArgs};
 pub use error::{AnyError, Usage};
 use pool::Placement;
 use run::Options;
-use spec::PortSpec;
+use spec::{Access, PortSpec};
 use switch::fdb::Mac;
 use switch::forward::Mode;
 
@@ -118,6 +118,21 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
                     see pvswitch run --help"
             .into());
     }
+    let access = |socket: &str| Access {
+        mode: settings.number(&format!("{socket}-mode")).map(|mode| mode as u32),
+        group: settings.text(&format!("{socket}-group")).map(Into::into),
+    };
+    let (control_access, http_access) = (access("control"), access("http"));
+    let control_write = settings.word("control-write") == Some("group");
+    if control_write && control_access.group.is_none() {
+        return Err("--control-write group: name the group with --control-group GROUP".into());
+    }
+    let http = settings.address("http");
+    if http_access != Access::default() && !matches!(http, Some(api::Address::Unix(_))) {
+        return Err(
+            "--http-mode and --http-group are for a Unix socket: use --http unix:PATH".into()
+        );
+    }
     let number = |name: &str| settings.number(name).expect("has a default");
     let policy = |name: &str| spec::policy(&settings.policy(name).expect("has a default"));
     Ok(Options {
@@ -132,7 +147,10 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
             _ => Mode::Switch,
         },
         control,
-        http: settings.address("http"),
+        control_access,
+        control_write,
+        http,
+        http_access,
         duration: settings.seconds("duration"),
         ageing_s: number("ageing") as u32,
         addresses_per_port: number("addresses_per_port") as u32,

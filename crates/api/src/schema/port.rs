@@ -105,6 +105,9 @@ const VHOST_USER: &[Kind] = &[Kind::VhostUser];
 const TAP: &[Kind] = &[Kind::Tap];
 const XEN: &[Kind] = &[Kind::Xen, Kind::XenLocal];
 
+/// Kinds with a Unix socket.
+const SOCKET: &[Kind] = &[Kind::VhostUser, Kind::XenLocal];
+
 const QUEUES: Type = Type::Number(1, QUEUES_MAX as u64);
 const ON_OFF: Type = Type::Choice(&[Choice::word("on", ""), Choice::word("off", "")]);
 
@@ -212,6 +215,23 @@ pub const TABLE: &[Entry] = &[
     Entry::new("polled", ON_OFF, "on", "off refuses rings without a kick descriptor")
         .of(VHOST_USER)
         .more(", which are polled continuously"),
+    Entry::new(
+        "socket-mode",
+        Type::Mode,
+        "0600; with a group 0660",
+        "who may connect to its socket: permissions in octal",
+    )
+    .of(SOCKET)
+    .more(
+        "; independent of the umask. `xen-local`: of its sockets, and of its directory if that is \
+         created",
+    ),
+    Entry::new("socket-group", Type::Text("GROUP"), "unchanged", "group of its socket")
+        .of(SOCKET)
+        .more(
+            ", a name or number: that of the hypervisor's user, for example `kvm`. Only root may \
+             use a group that the switch's user is not in",
+        ),
     Entry::new("netns", Type::Text("NAME"), "current", "network namespace, a name or a path")
         .of(TAP),
     Entry::new("queues", QUEUES, "1", "queues of the interface, 1 to 16")

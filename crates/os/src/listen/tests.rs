@@ -252,3 +252,19 @@ fn a_busy_socket_names_its_process() {
     assert!(other.to_string().contains("another process listens there (pid 1); stop it"));
     std::fs::remove_dir_all(dir).unwrap();
 }
+
+#[test]
+fn directories_are_searched_by_those_who_may_connect() {
+    let dir = dir("create");
+    for (socket, want) in [(0o600, 0o700), (0o660, 0o750), (0o666, 0o755), (0o602, 0o705)] {
+        let path = dir.join("d");
+        let permissions = Permissions { mode: socket, group: None };
+        assert!(create_directory(&path, &permissions).unwrap());
+        assert_eq!(mode(&path), want);
+        assert!(!create_directory(&path, &Permissions::OWNER).unwrap(), "it exists");
+        assert_eq!(mode(&path), want, "and keeps its mode");
+        std::fs::remove_dir(path).unwrap();
+    }
+    assert!(create_directory(&dir.join("no/d"), &Permissions::OWNER).is_err());
+    std::fs::remove_dir_all(dir).unwrap();
+}

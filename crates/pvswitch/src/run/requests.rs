@@ -32,6 +32,8 @@ impl System {
                 return self.suspend(Event::ControlListener);
             }
         };
+        // Without credentials nothing is permitted.
+        let Ok(peer) = os::peer(stream.as_fd()) else { return };
         if self.clients.len() >= CLIENTS_MAX
             && let Some(oldest) = self.clients.iter().min_by_key(|(_, client)| client.since)
         {
@@ -40,7 +42,8 @@ impl System {
         }
         if let Ok(token) = self.watch(stream.as_fd(), Event::Client) {
             let reader = BufReader::with_capacity(REQUEST_MAX, stream);
-            self.clients.insert(token, Client { reader, out: Vec::new(), since: Instant::now() });
+            let (out, since) = (Vec::new(), Instant::now());
+            self.clients.insert(token, Client { reader, peer, out, since });
         }
     }
 
@@ -85,6 +88,11 @@ impl System {
     /// Reads and runs one request. Returns whether the client stays connected.
     fn serve_request(&mut self, client: &mut Client) -> bool {
         match receive(&mut client.reader) {
+            Received::Request(request)
+                if let Err(error) = self.rights.check(&client.peer, &request) =>
+            {
+                client.reply(&failure(&error))
+            }
             Received::Request(Request::Capture { port }) => self.capture(&port, client),
             Received::Request(request) => client.reply(&self.respond(&request)),
             Received::Unknown(why) => client.reply(&failure(&why)),
@@ -360,6 +368,8 @@ const CLIENT_TIME: Duration = Duration::from_secs(10);
 /// A client of the control socket. Never blocks the control thread.
 pub(super) struct Client {
     reader: BufReader<UnixStream>,
+    /// Its process, when it connected.
+    peer: os::Peer,
     /// The unread part of its reply.
     out: Vec<u8>,
     /// Time of its last request.

@@ -55,7 +55,12 @@ impl System {
         let port = Arc::new(self.make_port(id, &spec.name, egress));
         let listener = match conf.role {
             Role::Server => {
-                let listener = Listener::bind(&conf.socket, Carries::Stream)?;
+                if let Some(by) = self.listens_at(&conf.socket) {
+                    let (name, socket) = (spec.name.clone(), conf.socket.clone());
+                    return Err(RunError::OwnSocket { name, socket, by });
+                }
+                let permissions = super::permissions(&spec.name, &conf.access)?;
+                let listener = Listener::bind(&conf.socket, Carries::Stream, &permissions)?;
                 self.watch(listener.as_fd(), Event::Listener(spec.name.clone()))?;
                 Some(listener)
             }

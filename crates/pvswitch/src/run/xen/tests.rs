@@ -25,6 +25,9 @@ fn system(control: PathBuf) -> System {
         mode: Mode::Switch,
         control: Some(control),
         http: None,
+        control_access: Access::default(),
+        control_write: false,
+        http_access: Access::default(),
         // Limits the time to wait for an event.
         duration: Some(Duration::from_secs(20)),
         ageing_s: 300,
