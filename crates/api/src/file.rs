@@ -216,7 +216,7 @@ fn ports(item: &Item<'_>) -> Result<Vec<PortText>, Wrong> {
 fn port(name: &str, item: &Item<'_>) -> Result<PortText, Wrong> {
     let table = table(name, item)?;
     let whole = |what: String| Wrong::new(item.span(), what);
-    let word = table.get("kind").ok_or_else(|| whole("missing field `kind`".into()))?;
+    let word = table.get("kind").ok_or_else(|| kind_missing(table, item))?;
     let kind = kind_of(word)?;
     let entry = kind.entry();
     let own = ["kind", entry.file];
@@ -230,12 +230,38 @@ fn port(name: &str, item: &Item<'_>) -> Result<PortText, Wrong> {
     // After the options: a key that is misspelt is both unknown and missing.
     let arg = match (entry.args, table.get(entry.file)) {
         ([], _) => "",
-        (_, Some(item)) => string(entry.file, item)?,
+        (_, Some(item)) => {
+            let arg = string(entry.file, item)?;
+            (entry.check)(arg).map_err(|what| Wrong::new(item.span(), what))?;
+            arg
+        }
         (_, None) => return Err(whole(format!("missing field `{}`", entry.file))),
     };
     let port = PortText { name: name.into(), kind, arg: arg.into(), options };
     port.check().map_err(whole)?;
     Ok(port)
+}
+
+/// Error for a table without a kind: at the key that was probably meant.
+fn kind_missing(table: &Table<'_>, whole: &Item<'_>) -> Wrong {
+    const KIND: &str = "kind";
+    let misspelt = table.keys().find(|key| {
+        let own = KINDS.iter().any(|entry| {
+            let mut options = entry.kind.options();
+            entry.file == key.get_ref() || options.any(|option| option.file == key.get_ref())
+        });
+        !own && nearest(key.get_ref(), [KIND]).is_some()
+    });
+    match misspelt {
+        Some(key) => {
+            let what = format!("unknown field `{}` (did you mean `{KIND}`?)", key.get_ref());
+            Wrong::new(key.span(), what)
+        }
+        None => {
+            let names = KINDS.map(|entry| format!("\"{}\"", entry.name)).join(", ");
+            Wrong::new(whole.span(), format!("missing field `{KIND}`: use one of {names}"))
+        }
+    }
 }
 
 fn kind_of(item: &Item<'_>) -> Result<Kind, Wrong> {

@@ -106,10 +106,18 @@ pub fn kind(name: &str) -> Result<Kind, String> {
 /// The kind has no such option, or the value is invalid; the error says what to write.
 pub fn option(kind: Kind, key: &str, value: &str) -> Result<Given, String> {
     let Some((entry, queue)) = find(kind.options(), key) else {
-        let hint = unknown_hint(key, kind.options());
         let known: Vec<_> = kind.options().map(|entry| entry.name).collect();
-        let (kind, known) = (kind.entry().name, known.join(", "));
-        return Err(format!("unknown option '{key}' of kind {kind}{hint}; known: {known}"));
+        let (name, known) = (kind.entry().name, known.join(", "));
+        let others = KINDS.iter().filter(|other| find(other.kind.options(), key).is_some());
+        let others: Vec<_> = others.map(|other| other.name).collect();
+        if !others.is_empty() {
+            let others = others.join(", ");
+            return Err(format!(
+                "option '{key}' is not one of kind {name} but of {others}; known: {known}"
+            ));
+        }
+        let hint = unknown_hint(key, kind.options());
+        return Err(format!("unknown option '{key}' of kind {name}{hint}; known: {known}"));
     };
     let at = |error| format!("{key}={value}: {error}");
     let queue = queue.map(|queue| queue_number(entry.name, queue).map_err(at)).transpose()?;

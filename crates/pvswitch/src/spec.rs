@@ -452,9 +452,16 @@ mod tests {
         assert!(error("a=vhost-user:/tmp/a,mode=sever").contains("did you mean 'server'?"));
         assert!(error("a=vhost-user:/tmp/a,mode").contains("has no value"));
         assert!(error("a=vhost-user:/tmp/a,mtu=20").contains("68 to 9216"));
-        assert!(error("a=vhost-user:/tmp/a,mac=ff:ff:ff:ff:ff:ff").contains("not a MAC"));
+        assert!(error("a=vhost-user:/tmp/a,mac=ff:ff:ff:ff:ff:ff").contains("the broadcast"));
         assert!(error("a=vhost-user:").contains("no socket path"));
         assert!(error(&format!("a=vhost-user:/{}", "x".repeat(107))).contains("108 bytes long"));
+        let other = error("a=null,netns=blue");
+        assert!(
+            other.contains("option 'netns' is not one of kind null but of tap; known: "),
+            "{other}"
+        );
+        let others = error("a=tap:t0,without=CSUM");
+        assert!(others.contains("kind tap but of vhost-user, xen, xen-local;"), "{others}");
         assert!(error("a=null,weight=0").contains("use 1 to 100"));
         assert!(error("a=null,poll=evnt").contains("use one of event"));
         let feature = error("a=vhost-user:/tmp/a,without=event-id");
