@@ -43,11 +43,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run_command(args),
         Command::Top(args) => top::command(args),
         Command::Ctl(args) => ctl::command(args).map_err(Into::into),
-        Command::Capture(args) => {
-            let control = args.control.map_or_else(api::control::default_path, Ok);
-            let captured = control.and_then(|at| capture::command(&at, &args.port, &args.write));
-            captured.map_err(Into::into)
-        }
+        Command::Capture(args) => capture::command(args.control, &args.port, &args.write),
         Command::Nic(args) => nic::command(&args),
         Command::Gen(args) => generate::command(&args),
         Command::Demo(args) => demo::command(args),

@@ -37,6 +37,7 @@ use self::rights::Rights;
 use self::vhost::VhostPort;
 use self::xen::{Hypervisor, XenBus, XenPort};
 use crate::clock::Clock;
+use crate::demo::format::plural;
 use crate::hints;
 use crate::http;
 use crate::limit::PortLog;
@@ -295,9 +296,9 @@ pub fn run(options: Options) -> Result<(), RunError> {
     system.watch(system.hangups.try_clone().map_err(os("signal pipe"))?.as_fd(), Event::Hangup)?;
     system.start_ports()?;
     tracing::info!(
-        "switching between {} ports with {} workers, poll {}",
-        system.ports.len(),
-        system.pool.workers().len(),
+        "switching between {} with {}, poll {}",
+        plural(system.ports.len() as u64, "port"),
+        plural(system.pool.workers().len() as u64, "worker"),
         system.options.policy
     );
     while !system.stop {

@@ -140,6 +140,8 @@ pub struct Tap {
     pub queues: u16,
     /// MTU to set, in bytes.
     pub mtu: Option<u16>,
+    /// Whether it stays when the switch ends; `None`: unchanged.
+    pub persist: Option<bool>,
 }
 
 /// A port for a vif, or for all vifs.
@@ -251,6 +253,11 @@ fn kind(text: &PortText) -> Kind {
             netns: text.text("netns"),
             queues,
             mtu: mtu(),
+            persist: match text.word("persist") {
+                Some("on") => Some(true),
+                Some("off") => Some(false),
+                _ => None,
+            },
         }),
         port::Kind::Xen | port::Kind::XenLocal => {
             let mut without = text.names("without");

@@ -238,6 +238,22 @@ pub const TABLE: &[Entry] = &[
         .of(TAP)
         .more("; an existing interface needs `multi_queue` for more than one"),
     Entry::new("mtu", Type::Number(68, 65_535), "unchanged", "MTU to set").of(TAP),
+    Entry::new(
+        "persist",
+        Type::Choice(&[
+            Choice::word("unchanged", "only if it did before"),
+            Choice::word("on", "it keeps its addresses"),
+            Choice::word("off", "it is removed"),
+        ]),
+        "unchanged",
+        "whether the interface stays when the switch ends",
+    )
+    .of(TAP)
+    .more(
+        ": `unchanged`: one that the switch creates is removed, with its addresses, and another \
+         one is not; `on`: it stays, and addresses, routes and bridges survive a restart; `off`: \
+         it is removed",
+    ),
     Entry::new("queues", QUEUES, "4", "queues offered to a Xen guest, 1 to 16")
         .of(XEN)
         .more("; it uses at most one per CPU ([Xen](xen.md))"),

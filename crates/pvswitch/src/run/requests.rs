@@ -149,6 +149,7 @@ impl System {
         let costs = self.pool.common.costs;
         json!({
             "version": env!("CARGO_PKG_VERSION"),
+            "commit": env!("PVSWITCH_COMMIT"),
             "pid": std::process::id(),
             "uptime_s": self.clock().elapsed().as_secs(),
             "forward": match self.options.mode {
@@ -168,8 +169,26 @@ impl System {
             "http": self.http.as_ref().map(|server| server.url.as_str()),
             "xen_auto": self.xen_auto.as_ref().map(|spec| spec.name.as_str()),
             "budgets": accounts::budgets(&self.budgets),
+            "fdb": {
+                "learned": self.fdb.learned(),
+                "static": self.fdb.statics(),
+                "capacity": self.fdb.capacity(),
+            },
             "ports": ports.into_iter().map(|port| self.show_port(port)).collect::<Vec<_>>(),
         })
+    }
+
+    /// State of a port in one word.
+    fn state_of(&self, state: &PortState) -> &'static str {
+        let drain = state.drain();
+        match &state.attach {
+            _ if state.port.active() > 0 && drain != Drain::Off => drain.name(),
+            _ if !state.stalled_s(self.pool.now()).is_empty() => "stalled",
+            _ if state.port.active() > 0 => "up",
+            Attach::VhostUser(vhost) if vhost.connection.is_none() => "unconnected",
+            Attach::VhostUser(_) => "no-driver",
+            _ => "down",
+        }
     }
 
     fn show_port(&self, state: &PortState) -> Value {
@@ -178,6 +197,9 @@ impl System {
             "id": state.port.id.0,
             "kind": state.spec.kind.to_string(),
             "up": state.port.active() > 0,
+            "state": self.state_of(state),
+            "addresses": self.fdb.learned_from(state.port.id),
+            "addresses_limit": self.fdb.port_limit(),
             "queues": state.port.egress.len(),
             "queues_active": state.port.active(),
             "faults": state.faults,

@@ -12,6 +12,7 @@ use xen_netif::store::Store;
 use super::*;
 use crate::pool::Placement;
 use crate::run::Options;
+use crate::spec::Access;
 
 /// A switch whose control thread is driven by the tests.
 fn system(control: PathBuf) -> System {
