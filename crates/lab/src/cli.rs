@@ -19,7 +19,7 @@ Examples:
   pvswitch lab list
   pvswitch lab run polling --quick
       Under five minutes; the report is pvswitch-lab-polling/report.html
-  pvswitch lab run polling --only guests=1,3 --only policy=event,adaptive --repeats 5 --dry-run
+  pvswitch lab run polling --only guests=1,3 --only variant=event,adaptive --repeats 5 --dry-run
       Prints the cells, and how long they would take
   pvswitch lab run fairness --full --out results
       With the matrix of the original study; if interrupted, the same command resumes it

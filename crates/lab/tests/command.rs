@@ -112,6 +112,23 @@ fn help_is_that_of_pvswitch_lab_with_a_blank() {
     assert_eq!(lab(&[]).status.code(), Some(2));
 }
 
+/// Issue 16, row 5: an example of the help that fails teaches nobody.
+#[test]
+fn every_example_of_the_help_is_accepted() {
+    let dir = folder("examples").display().to_string();
+    let help = output_of(&["--help"]);
+    let examples = help.lines().filter_map(|line| line.trim().strip_prefix("pvswitch lab run "));
+    let examples: Vec<Vec<_>> = examples.map(|args| args.split_whitespace().collect()).collect();
+    assert!(examples.len() >= 3, "{help}");
+    for example in examples {
+        let own = example.iter().filter(|arg| **arg != "--dry-run").copied();
+        // The folder of results need not exist, and its name is not ours.
+        let own: Vec<_> = own.take_while(|arg| *arg != "--out").collect();
+        let args = [&["run"], &own[..], &["--dry-run", "--out", &dir]].concat();
+        assert!(!output_of(&args).is_empty(), "{example:?}");
+    }
+}
+
 /// It under a second name, in a folder of its own: nothing to measure is beside it.
 #[test]
 fn without_pvswitch_beside_it_a_run_is_refused_and_a_list_is_not() {

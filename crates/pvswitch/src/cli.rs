@@ -354,7 +354,8 @@ pub struct GenArgs {
     /// Frame size in bytes without FCS: N, MIN-MAX, or imix
     #[arg(long, default_value = "60")]
     pub size: Size,
-    /// Frames per second (suffix k or M); unlimited by default
+    /// Frames per second (suffix k or M); unlimited by default. Gaps too short for a timer are
+    /// waited for by polling, which uses a core; with --burst 32 it sleeps between bursts
     #[arg(long, value_name = "PPS", value_parser = parse_rate)]
     pub rate: Option<f64>,
     /// Send the same frames repeatedly and return receive buffers unread, at little CPU cost, so

@@ -387,7 +387,7 @@ mod tests {
         assert!(client.contains("socket-group: with mode=client the front-end makes"), "{client}");
         assert!(error_of_client("socket-mode=0660").contains("socket-mode: with mode=client"));
         assert!(error("a=vhost-user:/a,socket-mode=0060").contains("socket-mode=0060: use perm"));
-        assert!(error("a=tap:t0,socket-mode=0660").contains("unknown option 'socket-mode'"));
+        assert!(error("a=tap:t0,socket-mode=0660").contains("but of vhost-user, xen-local;"));
     }
 
     fn error_of_client(option: &str) -> String {
