@@ -47,8 +47,11 @@ pub enum Command {
     /// Run a study, and write a report
     #[command(after_help = RUN_HELP)]
     Run(Box<RunArgs>),
-    /// Rewrite the report of results; for several machines, into the first folder
+    /// Rewrite the report of results; for several machines, into a folder of its own
     Report {
+        /// Folder of the report of several [default: pvswitch-lab-STUDY-all]
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
         /// Folders of results of one study
         #[arg(required = true, value_name = "DIR")]
         folders: Vec<PathBuf>,
