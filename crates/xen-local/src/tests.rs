@@ -284,7 +284,8 @@ fn invalid_directories() {
     assert!(why(Front::open(&dir)).contains("start the other side first"));
     let back = back(&dir);
     assert!(
-        why(Back::open(&dir, &os::Permissions::OWNER)).contains("another process listens there")
+        why(Back::open(&dir, &os::Permissions::OWNER))
+            .contains("this process listens there already")
     );
     assert!(dir.join("xenstored").exists(), "the first one still serves");
     drop(back);
