@@ -382,7 +382,7 @@ impl Parser<'_> {
             let typo = nearest(field, keys).map(|near| format!(" (is `{near}` a typo?)"));
             whole(format!("missing field `{field}`{}", typo.unwrap_or_default()))
         };
-        let word = self.keep(table.get("kind").ok_or_else(|| missing("kind")))?;
+        let word = self.keep(table.get("kind").ok_or_else(|| kind_missing(table, item)))?;
         let kind = self.keep(kind_of(word))?;
         let entry = kind.entry();
         let own = ["kind", entry.file];
@@ -449,6 +449,9 @@ fn value(entry: &Entry, key: &str, item: &Item<'_>) -> Result<Value, Wrong> {
 fn text(wanted: &Type, key: &str, item: &Item<'_>) -> Result<String, Wrong> {
     let plain = |item: &Item<'_>| match item.get_ref() {
         DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(n) if matches!(wanted, Type::Mode) && n.radix() == 8 => {
+            Some(n.as_str().to_string())
+        }
         _ if wanted.is_text() => None,
         DeValue::Integer(n) => {
             let number = i128::from_str_radix(n.as_str(), n.radix());
@@ -468,8 +471,35 @@ fn text(wanted: &Type, key: &str, item: &Item<'_>) -> Result<String, Wrong> {
             parts.map(|parts| parts.join(",")).map_err(|item| wrong_type(key, item, "number"))
         }
         _ => plain(item).ok_or_else(|| {
-            wrong_type(key, item, if wanted.is_text() { "string" } else { "number or string" })
+            let form = match wanted {
+                Type::Mode => "string in octal, such as \"0660\"",
+                _ if wanted.is_text() => "string",
+                _ => "number or string",
+            };
+            wrong_type(key, item, form)
         }),
+    }
+}
+
+/// Error for a table without a kind: at the key that was probably meant.
+fn kind_missing(table: &Table<'_>, whole: &Item<'_>) -> Wrong {
+    const KIND: &str = "kind";
+    let misspelt = table.keys().find(|key| {
+        let own = KINDS.iter().any(|entry| {
+            let mut options = entry.kind.options();
+            entry.file == key.get_ref() || options.any(|option| option.file == key.get_ref())
+        });
+        !own && nearest(key.get_ref(), [KIND]).is_some()
+    });
+    match misspelt {
+        Some(key) => {
+            let what = format!("unknown field `{}` (did you mean `{KIND}`?)", key.get_ref());
+            Wrong::new(key.span(), what)
+        }
+        None => {
+            let names = KINDS.map(|entry| format!("\"{}\"", entry.name)).join(", ");
+            Wrong::new(whole.span(), format!("missing field `{KIND}`: use one of {names}"))
+        }
     }
 }
 

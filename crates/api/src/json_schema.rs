@@ -150,6 +150,7 @@ fn of_type(value: &Type) -> Value {
             { "type": "string", "minLength": 1 },
         ]}),
         Type::Text(_) | Type::Table(_) => json!({ "type": "string" }),
+        Type::Mode => pattern("0?[0-7]{3}"),
         Type::Flag => json!({ "type": "boolean" }),
     }
 }

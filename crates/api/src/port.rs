@@ -11,6 +11,9 @@ use crate::schema::{Entry, Value, find, unknown_hint};
 /// Longest port name: that of a Linux interface, so that tools can use the same name.
 const NAME_MAX: usize = 15;
 
+/// Prefix of options of the socket that a port listens at.
+const SOCKET: &str = "socket-";
+
 /// An option that was given, with its value.
 #[derive(Clone, Debug)]
 pub struct Given {
@@ -103,10 +106,18 @@ pub fn kind(name: &str) -> Result<Kind, String> {
 /// The kind has no such option, or the value is invalid; the error says what to write.
 pub fn option(kind: Kind, key: &str, value: &str) -> Result<Given, String> {
     let Some((entry, queue)) = find(kind.options(), key) else {
-        let hint = unknown_hint(key, kind.options());
         let known: Vec<_> = kind.options().map(|entry| entry.name).collect();
-        let (kind, known) = (kind.entry().name, known.join(", "));
-        return Err(format!("unknown option '{key}' of kind {kind}{hint}; known: {known}"));
+        let (name, known) = (kind.entry().name, known.join(", "));
+        let others = KINDS.iter().filter(|other| find(other.kind.options(), key).is_some());
+        let others: Vec<_> = others.map(|other| other.name).collect();
+        if !others.is_empty() {
+            let others = others.join(", ");
+            return Err(format!(
+                "option '{key}' is not one of kind {name} but of {others}; known: {known}"
+            ));
+        }
+        let hint = unknown_hint(key, kind.options());
+        return Err(format!("unknown option '{key}' of kind {name}{hint}; known: {known}"));
     };
     let at = |error| format!("{key}={value}: {error}");
     let queue = queue.map(|queue| queue_number(entry.name, queue).map_err(at)).transpose()?;
@@ -149,6 +160,16 @@ impl PortText {
         check_name(&self.name)?;
         check_text(&self.arg)?;
         (self.kind.entry().check)(&self.arg)?;
+        if self.word("mode") == Some("client")
+            && let Some(given) =
+                self.options.iter().find(|given| given.entry.name.starts_with(SOCKET))
+        {
+            let name = given.entry.name;
+            return Err(format!(
+                "{name}: with mode=client the front-end makes the socket; set its permissions \
+                 there, or use mode=server"
+            ));
+        }
         let queues = self.number("queues").unwrap_or(1) as u16;
         for Given { entry, queue, value } in &self.options {
             check_text(value.text().unwrap_or_default())

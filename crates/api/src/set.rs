@@ -45,8 +45,12 @@ impl Target<'_> {
 /// Parses a list of `KEY=VALUE`.
 ///
 /// # Errors
-/// One is invalid; the error, of the first, says what to write.
+/// One is invalid, or there is none; the error, of the first, says what to write.
 pub fn changes(target: Target<'_>, settings: &[String]) -> Result<Vec<Change>, String> {
+    if settings.is_empty() {
+        let known: Vec<_> = target.known().iter().map(|entry| entry.name).collect();
+        return Err(format!("no setting given: use KEY=VALUE; known here: {}", known.join(", ")));
+    }
     settings.iter().map(|setting| change(target, setting)).collect()
 }
 

@@ -407,7 +407,7 @@ fn try_once(to: &Connect, kept: &mut Option<Retained>) -> Result<Guest, ConnectE
         Target::VhostUser { socket, listens: true } => {
             let listener = match kept.take() {
                 Some(Retained::Listener(listener)) => listener,
-                _ => os::Listener::bind(socket, Carries::Stream)?,
+                _ => os::Listener::bind(socket, Carries::Stream, &os::Permissions::OWNER)?,
             };
             let accepted = listener.accept_within(RETRY_EVERY);
             *kept = Some(Retained::Listener(listener));

@@ -14,7 +14,7 @@ use std::time::Duration;
 use api::PerQueue;
 use api::control::{MALFORMED, REQUEST_MAX, Received, Request, failure, receive, reply, write};
 use api::set::{Change, Target, changes};
-use os::{Carries, Epoll, Listener};
+use os::{Carries, Epoll, Listener, Permissions};
 use serde_json::{Value, json};
 use switch::poll::Policy;
 use switch::time::{Instant, Ns};
@@ -66,7 +66,8 @@ impl Control {
         queues: u16,
     ) -> Result<Option<Self>, Error> {
         let Some(path) = path else { return Ok(None) };
-        let listener = Listener::bind_private(path, Carries::Stream).map_err(Error::Control)?;
+        let listener = Listener::bind(path, Carries::Stream, &Permissions::OWNER);
+        let listener = listener.map_err(Error::Control)?;
         let server = Server {
             who,
             queues,

@@ -19,7 +19,7 @@ Examples:
   pvswitch lab list
   pvswitch lab run polling --quick
       Under five minutes; the report is pvswitch-lab-polling/report.html
-  pvswitch lab run polling --only guests=1,3 --only policy=event,adaptive --repeats 5 --dry-run
+  pvswitch lab run polling --only guests=1,3 --only variant=event,adaptive --repeats 5 --dry-run
       Prints the cells, and how long they would take
   pvswitch lab run fairness --full --out results
       With the matrix of the original study; if interrupted, the same command resumes it
@@ -47,8 +47,11 @@ pub enum Command {
     /// Run a study, and write a report
     #[command(after_help = RUN_HELP)]
     Run(Box<RunArgs>),
-    /// Rewrite the report of results; for several machines, into the first folder
+    /// Rewrite the report of results; for several machines, into a folder of its own
     Report {
+        /// Folder of the report of several [default: pvswitch-lab-STUDY-all]
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
         /// Folders of results of one study
         #[arg(required = true, value_name = "DIR")]
         folders: Vec<PathBuf>,

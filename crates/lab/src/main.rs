@@ -18,7 +18,7 @@ fn main() -> ExitCode {
             Ok(0)
         }
         Command::Run(args) => run::run(&ask(*args), studies::ALL),
-        Command::Report { folders } => show(&folders, studies::ALL).map(|page| {
+        Command::Report { folders, out } => show(&folders, out, studies::ALL).map(|page| {
             print(&format!("{}\n", page.display()));
             0
         }),

@@ -160,9 +160,9 @@ fn stage(order: &Order) -> Result<Stage, Error> {
     Ok(stage)
 }
 
-/// Writes the summary of each folder of results, and the report of all, of one study, into the
-/// first; returns its page.
-pub fn show(folders: &[PathBuf], studies: Studies) -> Result<PathBuf, Error> {
+/// Writes the summary of each folder of results, and the report of all, of one study: of a single
+/// folder into that, of several into `out`, so that none loses its own. Returns the page.
+pub fn show(folders: &[PathBuf], out: Option<PathBuf>, studies: Studies) -> Result<PathBuf, Error> {
     let Some(first) = folders.first() else {
         return Err(Error::usage("report: give a folder of results"));
     };
@@ -180,7 +180,12 @@ pub fn show(folders: &[PathBuf], studies: Studies) -> Result<PathBuf, Error> {
         store::write_summary(folder, &store::summary::of(&results, study))?;
         all.push(results);
     }
-    page::write(first, &all, study)
+    let into = match out {
+        Some(out) => out,
+        None if folders.len() == 1 => first.clone(),
+        None => format!("pvswitch-lab-{}-all", study.name()).into(),
+    };
+    page::write(&into, &all, study)
 }
 
 /// Path of this program.

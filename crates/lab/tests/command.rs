@@ -112,6 +112,80 @@ fn help_is_that_of_pvswitch_lab_with_a_blank() {
     assert_eq!(lab(&[]).status.code(), Some(2));
 }
 
+/// Issue 16, row 5: an example of the help that fails teaches nobody.
+#[test]
+fn every_example_of_the_help_is_accepted() {
+    let dir = folder("examples").display().to_string();
+    let help = output_of(&["--help"]);
+    let examples = help.lines().filter_map(|line| line.trim().strip_prefix("pvswitch lab run "));
+    let examples: Vec<Vec<_>> = examples.map(|args| args.split_whitespace().collect()).collect();
+    assert!(examples.len() >= 3, "{help}");
+    for example in examples {
+        let own = example.iter().filter(|arg| **arg != "--dry-run").copied();
+        // The folder of results need not exist, and its name is not ours.
+        let own: Vec<_> = own.take_while(|arg| *arg != "--out").collect();
+        let args = [&["run"], &own[..], &["--dry-run", "--out", &dir]].concat();
+        assert!(!output_of(&args).is_empty(), "{example:?}");
+    }
+}
+
+/// Committed results of a study, copied: a folder with nothing but them.
+fn results(name: &str) -> PathBuf {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results").join(name);
+    let to = folder(&format!("results-{name}"));
+    for file in std::fs::read_dir(from).unwrap().flatten() {
+        if file.path().is_file() {
+            std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+    }
+    to
+}
+
+/// Commands on a page.
+fn commands(page: &Path) -> Vec<String> {
+    let html = std::fs::read_to_string(page).unwrap();
+    let codes = html.split("<code>pvswitch lab ").skip(1);
+    let codes = codes.map(|rest| rest.split_once("</code>").unwrap().0.replace("&amp;", "&"));
+    codes.collect()
+}
+
+/// Issue 16, row 5: what a report says repeats it has the plan of what was run.
+#[test]
+fn commands_of_a_report_repeat_what_was_run() {
+    for name in ["lab-idle", "lab-fairness", "lab-polling", "lab-copies", "lab-hostile"] {
+        let dir = results(name);
+        output_of(&["report", &dir.display().to_string()]);
+        let commands = commands(&dir.join("report.html"));
+        assert!(commands.len() > 1, "{name}: {commands:?}");
+        for command in commands {
+            assert!(command.contains(" --plan plan.toml"), "{name}: {command}");
+            assert!(command.ends_with(" --out again"), "{name}: {command}");
+            let args: Vec<_> = command.split_whitespace().chain(["--dry-run"]).collect();
+            let output = Command::new(LAB).args(&args).current_dir(&dir).output().unwrap();
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{name}: {command}: {error}");
+        }
+    }
+}
+
+/// Issue 16, row 5: a report of two folders leaves theirs as they are.
+#[test]
+fn a_report_of_several_folders_has_a_folder_of_its_own() {
+    let (one, two) = (results("lab-idle"), results("lab-idle-10s"));
+    let all = folder("several");
+    let paths = [&one, &two, &all].map(|path| path.display().to_string());
+    let [a, b, out] = paths.each_ref().map(String::as_str);
+    output_of(&["report", a]);
+    let before = std::fs::read(one.join("report.html")).unwrap();
+    let page = output_of(&["report", a, b, "--out", out]);
+    assert_eq!(Path::new(page.trim()), all.join("report.html"));
+    assert_eq!(std::fs::read(one.join("report.html")).unwrap(), before);
+    let output = Command::new(LAB).args(["report", a, b]).current_dir(&all).output().unwrap();
+    let page = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(page.trim(), "pvswitch-lab-idle-all/report.html");
+    assert!(all.join(page.trim()).exists());
+}
+
 /// It under a second name, in a folder of its own: nothing to measure is beside it.
 #[test]
 fn without_pvswitch_beside_it_a_run_is_refused_and_a_list_is_not() {

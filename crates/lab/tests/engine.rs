@@ -307,8 +307,8 @@ fn results_of_another_plan_version_or_machine_are_left_alone() {
         assert!(was.contains(from));
         fs::write(out.join(file), was.replace(from, to)).unwrap();
         let message = refused(&ask);
-        let shown =
-            pvswitch_lab::show(std::slice::from_ref(&out), STUDIES).map_err(|e| e.to_string());
+        let shown = pvswitch_lab::show(std::slice::from_ref(&out), None, STUDIES)
+            .map_err(|e| e.to_string());
         fs::write(out.join(file), was).unwrap();
         (message, shown)
     };
@@ -338,7 +338,7 @@ fn a_folder_of_something_else_is_left_alone() {
         other => panic!("{other:?}"),
     };
     says(&message, &["thesis.tex", "Not a directory"]);
-    let message = pvswitch_lab::show(&[out], STUDIES).unwrap_err().to_string();
+    let message = pvswitch_lab::show(&[out], None, STUDIES).unwrap_err().to_string();
     says(&message, &["no plan.toml", "not results of the lab"]);
 }
 
@@ -357,9 +357,9 @@ fn reports_of_two_machines_are_one_page() {
     let before = derived.map(|file| text(&one, file));
     derived.iter().for_each(|file| fs::remove_file(one.join(file)).unwrap());
     // All that is derived is made again from what was measured.
-    pvswitch_lab::show(std::slice::from_ref(&one), STUDIES).unwrap();
+    pvswitch_lab::show(std::slice::from_ref(&one), None, STUDIES).unwrap();
     assert_eq!(derived.map(|file| text(&one, file)), before);
-    let page = pvswitch_lab::show(&[one.clone(), two], STUDIES).unwrap();
+    let page = pvswitch_lab::show(&[one.clone(), two], Some(one.clone()), STUDIES).unwrap();
     assert_eq!(page, one.join("report.html"));
     says(&text(&one, "report.html"), &["Machine 1", "Machine 2"]);
 }

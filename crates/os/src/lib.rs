@@ -1,12 +1,14 @@
 //! System calls that several crates need: sockets, descriptors, eventfds, epoll, back-off.
 //!
-//! * `socket`: Unix sockets by name, and messages with descriptors (SCM_RIGHTS)
+//! * `socket`: Unix sockets, and messages with descriptors (SCM_RIGHTS)
+//! * `listen`: listening sockets with a group and a mode, made without a race
+//! * `users`: groups by name, and the user of a socket's peer
 //! * `event`: eventfds and pipes as signals
 //! * `poll`: waiting for one descriptor or a few, and [`Epoll`] for many
 //! * `time`: clocks that processes share, CPU time, precise timers
 //! * `fd`: the kind of a descriptor, and reads and writes that do not block
 //! * `backoff`: when to retry a lost connection
-//! * `sys`: notification of an eventfd shared with a peer, the only call here that needs `unsafe`
+//! * `sys`: the calls that need `unsafe`: notification of an eventfd shared with a peer, groups
 //!
 //! Every socket, eventfd and pipe made here is non-blocking and close-on-exec. Calls on a peer's
 //! descriptor never block: socket calls carry MSG_DONTWAIT, and an eventfd that a peer shares is
@@ -18,18 +20,21 @@
 mod backoff;
 mod event;
 mod fd;
+mod listen;
 mod poll;
 mod socket;
 mod sys;
 mod time;
+mod users;
 
 pub use backoff::{Backoff, delay};
 pub use event::{drain, eventfd, pipe, signal, write_whole};
 pub use fd::{FdKind, fd_kind, is_memory, open_device, read, set_nonblocking, write};
+pub use listen::{Listener, Permissions, create_directory};
 pub use poll::{Epoll, Ready, Until, poll_readable, wait, wait_readable};
 pub use socket::{
-    Carries, Listener, PATH_MAX, Received, SCM_MAX_FD, SocketError, connect, recv, send, shutdown,
-    socketpair,
+    Carries, PATH_MAX, Received, SCM_MAX_FD, SocketError, connect, recv, send, shutdown, socketpair,
 };
 pub use sys::signal_event;
 pub use time::{monotonic, precise_timers, process_cpu_time, thread_cpu_time};
+pub use users::{Group, Peer, peer};

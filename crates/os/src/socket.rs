@@ -3,10 +3,8 @@
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -14,14 +12,10 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use crate::poll::{Until, wait};
-
 /// Most descriptors that one message of a socket carries (Linux: SCM_MAX_FD).
 pub const SCM_MAX_FD: usize = 253;
 /// Longest socket path, in bytes, without the final zero (`struct sockaddr_un`).
 pub const PATH_MAX: usize = 107;
-/// Limit of connections not accepted yet.
-const BACKLOG: i32 = 128;
 
 /// Error of a socket.
 #[derive(Debug)]
@@ -30,8 +24,27 @@ pub enum SocketError {
     PathTooLong(PathBuf),
     /// The directory does not exist.
     NoDirectory(PathBuf),
-    /// Another process listens at the path.
-    Busy(PathBuf),
+    /// A process listens at the path.
+    Busy {
+        /// The path.
+        path: PathBuf,
+        /// The process, if it is known.
+        pid: Option<u32>,
+    },
+    /// Another user has the name, in a directory that anyone can write to.
+    Taken {
+        /// The path.
+        path: PathBuf,
+        /// The user.
+        uid: u32,
+    },
+    /// The process may not give the socket to the group.
+    NotOfGroup {
+        /// The path.
+        path: PathBuf,
+        /// The group.
+        group: String,
+    },
     /// The path is not a socket.
     NotASocket(PathBuf),
     /// No process listens at the path (yet).
@@ -66,10 +79,42 @@ impl fmt::Display for SocketError {
             Self::Os { what, path, error } => {
                 return write!(f, "socket {}: {what} failed: {error}", path.display());
             }
-            Self::NoDirectory(path) => (path, "its directory does not exist; create it first"),
-            Self::Busy(path) => {
-                (path, "another process listens there; stop it or choose another path")
+            Self::Busy { path, pid } => {
+                let path = path.display();
+                let who = match pid {
+                    Some(pid) if *pid == std::process::id() => {
+                        return write!(
+                            f,
+                            "socket {path}: this process listens there already; \
+                                          choose another path"
+                        );
+                    }
+                    Some(pid) => format!(" (pid {pid})"),
+                    None => String::new(),
+                };
+                return write!(
+                    f,
+                    "socket {path}: another process listens there{who}; stop it or \
+                                  choose another path"
+                );
             }
+            Self::Taken { path, uid } => {
+                return write!(
+                    f,
+                    "socket {}: user {uid} has taken that name, in a directory that anyone can \
+                     write to; choose a path in a directory of your own, such as /run/pvswitch",
+                    path.display()
+                );
+            }
+            Self::NotOfGroup { path, group } => {
+                return write!(
+                    f,
+                    "socket {}: cannot give it to group {group}: only root and members of the \
+                     group may; add the switch's user to it, or choose another group",
+                    path.display()
+                );
+            }
+            Self::NoDirectory(path) => (path, "its directory does not exist; create it first"),
             Self::NotASocket(path) => {
                 (path, "something else has that name; remove it or choose another path")
             }
@@ -105,140 +150,20 @@ impl Carries {
     }
 }
 
-/// A listening socket; its name is removed with it.
-#[derive(Debug)]
-pub struct Listener {
-    socket: OwnedFd,
-    path: PathBuf,
-    /// Device and inode of our name, so that another's is not removed.
-    made: Option<(u64, u64)>,
-}
-
-impl Listener {
-    /// Listens at `path`. A socket left by a dead process is replaced.
-    ///
-    /// # Errors
-    /// [`SocketError`] with the reason.
-    pub fn bind(path: &Path, carries: Carries) -> Result<Self, SocketError> {
-        Self::bind_as(path, carries, None)
-    }
-
-    /// As [`bind`](Self::bind), accessible only to its owner, independent of the umask.
-    ///
-    /// # Errors
-    /// As [`bind`](Self::bind).
-    pub fn bind_private(path: &Path, carries: Carries) -> Result<Self, SocketError> {
-        Self::bind_as(path, carries, Some(0o600))
-    }
-
-    /// The name has the socket's mode, less the umask, from its creation (Linux): there is no time
-    /// with another mode.
-    fn bind_as(path: &Path, carries: Carries, mode: Option<u32>) -> Result<Self, SocketError> {
-        let os = |error| os("listen", path, error);
-        let address = address(path)?;
-        let socket = socket(carries).map_err(os)?;
-        if let Some(mode) = mode {
-            let mode = rustix::fs::Mode::from_raw_mode(mode);
-            rustix::fs::fchmod(&socket, mode).map_err(os)?;
-        }
-        match rustix::net::bind(&socket, &address) {
-            Ok(()) => {}
-            Err(Errno::ADDRINUSE) => {
-                clear_name(path, carries)?;
-                rustix::net::bind(&socket, &address).map_err(os)?;
-            }
-            Err(Errno::NOENT) => return Err(SocketError::NoDirectory(path.into())),
-            Err(Errno::ACCESS) => return Err(SocketError::NotAllowed(path.into())),
-            Err(error) => return Err(os(error)),
-        }
-        rustix::net::listen(&socket, BACKLOG).map_err(os)?;
-        let made = std::fs::symlink_metadata(path).ok().map(|m| (m.dev(), m.ino()));
-        Ok(Self { socket, path: path.into(), made })
-    }
-
-    /// The path it listens at.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Accepts the next connection, non-blocking; `None` if there is none.
-    ///
-    /// # Errors
-    /// [`SocketError::Os`], for example out of descriptors.
-    pub fn accept(&self) -> Result<Option<OwnedFd>, SocketError> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        match rustix::net::accept_with(&self.socket, flags) {
-            Ok(socket) => Ok(Some(socket)),
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
-            Err(error) => Err(os("accept", &self.path, error)),
-        }
-    }
-
-    /// Waits for the next connection.
-    ///
-    /// # Errors
-    /// [`SocketError::NoPeer`] after `timeout`; or as [`accept`](Self::accept).
-    pub fn accept_within(&self, timeout: Duration) -> Result<OwnedFd, SocketError> {
-        let deadline = Instant::now() + timeout;
-        loop {
-            if let Some(socket) = self.accept()? {
-                return Ok(socket);
-            }
-            let ready = wait(self.socket.as_fd(), Until::Readable, deadline);
-            let os = |error| SocketError::Os { what: "accept", path: self.path.clone(), error };
-            if !ready.map_err(os)? {
-                return Err(SocketError::NoPeer(self.path.clone()));
-            }
-        }
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        let there = std::fs::symlink_metadata(&self.path).ok().map(|m| (m.dev(), m.ino()));
-        if there.is_some() && there == self.made {
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
-fn os(what: &'static str, path: &Path, error: Errno) -> SocketError {
+pub(crate) fn os(what: &'static str, path: &Path, error: Errno) -> SocketError {
     SocketError::Os { what, path: path.into(), error: error.into() }
 }
 
-fn address(path: &Path) -> Result<SocketAddrUnix, SocketError> {
+pub(crate) fn address(path: &Path) -> Result<SocketAddrUnix, SocketError> {
     if path.as_os_str().len() > PATH_MAX {
         return Err(SocketError::PathTooLong(path.into()));
     }
     SocketAddrUnix::new(path).map_err(|error| os("connect", path, error))
 }
 
-fn socket(carries: Carries) -> Result<OwnedFd, Errno> {
+pub(crate) fn socket(carries: Carries) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, carries.kind(), flags, None)
-}
-
-/// Frees a name that is in use: by a live process, by a dead one's socket, or by another file.
-fn clear_name(path: &Path, carries: Carries) -> Result<(), SocketError> {
-    let os = |error| SocketError::Os { what: "listen", path: path.into(), error };
-    let kind = std::fs::symlink_metadata(path).map_err(os)?;
-    if !kind.file_type().is_socket() {
-        return Err(SocketError::NotASocket(path.into()));
-    }
-    let address = address(path)?;
-    let probe = socket(carries).map_err(|error| os(error.into()))?;
-    // AGAIN: a process listens, and its backlog is full. PROTOTYPE: a process listens with the
-    // other type.
-    match rustix::net::connect(&probe, &address) {
-        Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(os),
-        _ => Err(SocketError::Busy(path.into())),
-    }
 }
 
 /// Connects to the socket at `path`, without waiting; the descriptor is non-blocking. A listener
@@ -350,11 +275,12 @@ pub fn shutdown(socket: BorrowedFd<'_>) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::Carries::{Messages, Stream};
     use super::*;
-    use std::os::unix::net::UnixListener;
 
-    use crate::{eventfd, wait_readable};
+    use crate::{Listener, Permissions, eventfd};
 
     fn dir(name: &str) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("pvswitch-os-{name}-{}", std::process::id()));
@@ -363,106 +289,14 @@ mod tests {
     }
 
     #[test]
-    fn invalid_socket_paths() {
-        let dir = dir("paths");
-        let long = dir.join("x".repeat(120));
-        assert!(matches!(Listener::bind(&long, Stream), Err(SocketError::PathTooLong(_))));
-        assert!(matches!(connect(&long, Stream), Err(SocketError::PathTooLong(_))));
-        let nowhere = dir.join("nowhere/s");
-        assert!(matches!(Listener::bind(&nowhere, Stream), Err(SocketError::NoDirectory(_))));
-        assert!(matches!(connect(&nowhere, Stream), Err(SocketError::NoListener(_))));
-        let file = dir.join("file");
-        std::fs::write(&file, "x").unwrap();
-        assert!(matches!(Listener::bind(&file, Stream), Err(SocketError::NotASocket(_))));
-        assert!(matches!(
-            connect(&dir, Stream),
-            Err(SocketError::NoListener(_) | SocketError::Os { .. })
-        ));
-        std::fs::remove_dir_all(dir).unwrap();
-    }
-
-    #[test]
-    fn private_listener_is_its_owners_alone() {
-        use std::os::unix::fs::PermissionsExt;
-        let dir = dir("private");
-        let path = dir.join("s");
-        let listener = Listener::bind_private(&path, Stream).unwrap();
-        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
-        drop(connect(&path, Stream).unwrap());
-        assert!(listener.accept().unwrap().is_some());
-        drop(listener);
-        std::fs::remove_dir_all(dir).unwrap();
-    }
-
-    #[test]
-    fn a_living_listener_is_busy_and_a_dead_ones_socket_is_replaced() {
-        let dir = dir("busy");
-        let path = dir.join("s");
-        let first = Listener::bind(&path, Stream).unwrap();
-        assert_eq!(first.path(), path);
-        assert!(matches!(Listener::bind(&path, Stream), Err(SocketError::Busy(_))));
-        drop(first);
-        assert!(!path.exists(), "the name is removed with the listener");
-        drop(UnixListener::bind(&path).unwrap());
-        assert!(path.exists(), "a dead process leaves its name");
-        let second = Listener::bind(&path, Stream).unwrap();
-        assert!(second.accept().unwrap().is_none());
-        let client = connect(&path, Stream).unwrap();
-        let server = second.accept_within(Duration::from_secs(5)).unwrap();
-        send(client.as_fd(), b"hello", &[]).unwrap();
-        let mut buf = [0; 8];
-        assert!(wait_readable(server.as_fd(), Duration::from_secs(5)).unwrap());
-        let got = recv(server.as_fd(), &mut buf, &mut Vec::new(), 0).unwrap();
-        assert_eq!(got, Received::Bytes(5));
-        drop(client);
-        let got = recv(server.as_fd(), &mut buf, &mut Vec::new(), 0).unwrap();
-        assert_eq!(got, Received::Closed);
-        drop(second);
-        std::fs::remove_dir_all(dir).unwrap();
-    }
-
-    #[test]
-    fn no_connection_is_an_error_after_the_timeout() {
-        let dir = dir("timeout");
-        let listener = Listener::bind(&dir.join("s"), Stream).unwrap();
-        let error = listener.accept_within(Duration::from_millis(5)).unwrap_err();
-        assert!(matches!(error, SocketError::NoPeer(_)), "{error}");
-        drop(listener);
-        std::fs::remove_dir_all(dir).unwrap();
-    }
-
-    #[test]
-    fn a_listener_with_a_full_backlog_does_not_block_us() {
-        let dir = dir("backlog");
-        let path = dir.join("s");
-        let full = socket(Stream).unwrap();
-        rustix::net::bind(&full, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        rustix::net::listen(&full, 1).unwrap();
-        let waiting: Vec<_> = (0..100).map_while(|_| connect(&path, Stream).ok()).collect();
-        assert!(waiting.len() < 100);
-        let error = connect(&path, Stream).unwrap_err();
-        assert!(matches!(error, SocketError::NoListener(_)), "{error}");
-        assert!(matches!(Listener::bind(&path, Stream), Err(SocketError::Busy(_))));
-        std::fs::remove_dir_all(dir).unwrap();
-    }
-
-    #[test]
-    fn a_listener_that_cannot_accept_is_an_os_error() {
-        let dir = dir("accept");
-        let listener = Listener { socket: socket(Stream).unwrap(), path: dir.clone(), made: None };
-        let error = listener.accept().unwrap_err();
-        assert!(matches!(error, SocketError::Os { what: "accept", .. }), "{error}");
-        std::fs::remove_dir_all(dir).unwrap();
-    }
-
-    #[test]
     fn errors_say_what_where_and_what_to_do() {
         let path = PathBuf::from("/run/s");
         let all = [
             SocketError::PathTooLong(path.clone()),
             SocketError::NoDirectory(path.clone()),
-            SocketError::Busy(path.clone()),
+            SocketError::Busy { path: path.clone(), pid: None },
+            SocketError::Taken { path: path.clone(), uid: 7 },
+            SocketError::NotOfGroup { path: path.clone(), group: "kvm".into() },
             SocketError::NotASocket(path.clone()),
             SocketError::NoListener(path.clone()),
             SocketError::NoPeer(path.clone()),
@@ -478,9 +312,10 @@ mod tests {
     fn messages_keep_their_boundaries_and_a_long_one_is_truncated() {
         let dir = dir("messages");
         let path = dir.join("s");
-        let listener = Listener::bind(&path, Messages).unwrap();
+        let listener = Listener::bind(&path, Messages, &Permissions::OWNER).unwrap();
         assert!(matches!(connect(&path, Stream), Err(SocketError::Os { what: "connect", .. })));
-        assert!(matches!(Listener::bind(&path, Stream), Err(SocketError::Busy(_))));
+        let busy = Listener::bind(&path, Stream, &Permissions::OWNER);
+        assert!(matches!(busy, Err(SocketError::Busy { .. })));
         let client = connect(&path, Messages).unwrap();
         let server = listener.accept().unwrap().unwrap();
         let get = || {

@@ -1,7 +1,9 @@
-//! Notification of an eventfd shared with a peer, without blocking: by Linux asynchronous I/O, for
-//! which `rustix` has no safe function.
+//! Calls for which `rustix` has no safe function: notification of an eventfd shared with a peer,
+//! without blocking, by Linux asynchronous I/O; groups by name, and those of a socket's peer.
 #![allow(unsafe_code)]
 
+use std::ffi::CString;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use crate::event::signal;
@@ -116,6 +118,60 @@ pub fn signal_event(event: BorrowedFd<'_>) {
     if done != Ok(true) {
         set_nonblocking(event);
         signal(event);
+    }
+}
+
+/// Largest entry of the group database, in bytes: a group with many members.
+const GROUP_MAX: usize = 1 << 20;
+/// Most groups of a process (Linux: NGROUPS_MAX).
+const GROUPS_MAX: usize = 65_536;
+
+/// Number of the group of this name.
+pub fn group_id(name: &str) -> Option<u32> {
+    let name = CString::new(name).ok()?;
+    let mut buffer = vec![0_u8; 4096];
+    loop {
+        let mut group = std::mem::MaybeUninit::<libc::group>::uninit();
+        let mut found = std::ptr::null_mut();
+        let (at, len) = (buffer.as_mut_ptr().cast(), buffer.len());
+        // SAFETY: the name is a C string; the entry, the buffer of `len` bytes and the pointer to
+        // the result are ours.
+        let error =
+            unsafe { libc::getgrnam_r(name.as_ptr(), group.as_mut_ptr(), at, len, &raw mut found) };
+        if error == libc::ERANGE && buffer.len() < GROUP_MAX {
+            buffer.resize(2 * buffer.len(), 0);
+            continue;
+        }
+        if error != 0 || found.is_null() {
+            return None;
+        }
+        // SAFETY: a result that is not null points to the entry, which the call has written.
+        return Some(unsafe { (*found).gr_gid });
+    }
+}
+
+/// Supplementary groups of a Unix socket's peer.
+pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let mut groups = vec![0_u32; 64];
+    loop {
+        let mut len = std::mem::size_of_val(&groups[..]) as libc::socklen_t;
+        let (fd, at) = (socket.as_raw_fd(), groups.as_mut_ptr().cast());
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERGROUPS);
+        // SAFETY: the kernel writes at most `len` bytes to the vector, which has as many, and the
+        // length to `len`.
+        let result = unsafe { libc::getsockopt(fd, level, name, at, &raw mut len) };
+        let count = len as usize / size_of::<u32>();
+        if result == 0 {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::ERANGE)
+            || !(groups.len()..=GROUPS_MAX).contains(&count)
+        {
+            return Err(error);
+        }
+        groups.resize(count, 0);
     }
 }
 

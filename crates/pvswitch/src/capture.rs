@@ -1,19 +1,22 @@
 //! `pvswitch capture`: a port's frames as pcapng, to a file or a pipe.
 
-use std::io::{BufWriter, Read, Write};
+use std::fs::File;
+use std::io::{BufWriter, IsTerminal, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use switch::forward::Port;
-use uplink::{Direction, PcapWriter};
+use uplink::{Direction, PcapCount, PcapWriter};
 
-use api::control::{ControlError, Request, call};
+use api::control::{Request, call, default_path};
 
 use crate::clock::Clock;
+use crate::demo::format::plural;
+use crate::{AnyError, Usage};
 
 /// Maximum number of frames queued for the reader; further frames are lost and counted.
 const QUEUE_FRAMES: usize = 4096;
@@ -76,33 +79,103 @@ fn closed(client: &UnixStream) -> bool {
     matches!(got, Ok(0))
 }
 
-/// Copies the stream to `to` (`-`: standard output) until interrupted.
-pub fn command(control: &Path, port: &str, to: &str) -> Result<(), ControlError> {
-    let (_, mut stream) = call(control, &Request::Capture { port: port.into() })?;
+/// Copies the stream to `to` (`-`: standard output) until interrupted, and prints a count.
+pub fn command(control: Option<PathBuf>, port: &str, to: &str) -> Result<(), AnyError> {
+    if to == "-" && std::io::stdout().is_terminal() {
+        let what = format!(
+            "a capture is binary, and standard output is a terminal: use -w FILE, or a pipe: \
+             pvswitch capture {port} | wireshark -k -i -"
+        );
+        return Err(Usage(what).into());
+    }
+    let control = control.map_or_else(default_path, Ok)?;
+    let out = Output::open(to).map_err(|error| no_file(to, &error))?;
+    let (_, mut stream) = match call(&control, &Request::Capture { port: port.into() }) {
+        Ok(started) => started,
+        Err(error) => {
+            out.undo();
+            return Err(error.into());
+        }
+    };
+    out.begin().map_err(|error| no_file(to, &error))?;
+    let mut out = out.writer;
     stream.get_ref().set_read_timeout(None)?;
     let signal_end = stream.get_ref().try_clone()?;
     // An interrupt shuts down our end; the switch then sends the closing block, which is still
     // read.
-    let ends = crate::signals::readable().map_err(ControlError::Io)?;
+    let ends = crate::signals::readable()?;
     std::thread::spawn(move || {
         let _ = (&ends).read(&mut [0]);
         let _ = signal_end.shutdown(std::net::Shutdown::Write);
     });
-    let mut out: Box<dyn Write> = if to == "-" {
-        Box::new(std::io::stdout().lock())
-    } else {
-        Box::new(std::fs::File::create(to)?)
-    };
+    let mut count = PcapCount::default();
     let mut buffer = [0; 65536];
     loop {
         let n = stream.read(&mut buffer)?;
         if n == 0 {
-            return Ok(());
+            break;
         }
+        count.take(&buffer[..n]);
         match out.write_all(&buffer[..n]).and_then(|()| out.flush()) {
             // The reader of our pipe (Wireshark) was closed: the usual end of a capture.
-            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
-            result => result?,
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => break,
+            result => result.map_err(|error| no_file(to, &error))?,
         }
     }
+    let place = if to == "-" { String::new() } else { format!(" to {to}") };
+    let frames = plural(count.frames, "frame");
+    match count.lost {
+        Some(0) => eprintln!("captured {frames}{place}"),
+        Some(lost) => eprintln!(
+            "captured {frames}{place}; lost {}, which came faster than they were read",
+            plural(lost, "frame")
+        ),
+        None => eprintln!("captured {frames}{place}; the number of lost frames is not known"),
+    }
+    Ok(())
+}
+
+/// Where a capture goes. The file is opened before the capture starts and emptied after: neither a
+/// wrong path nor a wrong port changes anything.
+struct Output {
+    writer: Box<dyn Write>,
+    /// The regular file to empty.
+    file: Option<File>,
+    /// The file, if it was created here.
+    created: Option<PathBuf>,
+}
+
+impl Output {
+    fn open(to: &str) -> std::io::Result<Self> {
+        if to == "-" {
+            return Ok(Self { writer: Box::new(std::io::stdout()), file: None, created: None });
+        }
+        let created = (!Path::new(to).exists()).then(|| to.into());
+        let file = File::options().write(true).create(true).truncate(false).open(to)?;
+        let regular = file.metadata()?.is_file();
+        let copy = if regular { Some(file.try_clone()?) } else { None };
+        Ok(Self { writer: Box::new(file), file: copy, created })
+    }
+
+    fn begin(&self) -> std::io::Result<()> {
+        self.file.as_ref().map_or(Ok(()), |file| file.set_len(0))
+    }
+
+    fn undo(&self) {
+        if let Some(path) = &self.created {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Error for a file that cannot be written.
+fn no_file(path: &str, error: &std::io::Error) -> AnyError {
+    use std::io::ErrorKind::{IsADirectory, NotFound, PermissionDenied, StorageFull};
+    let advice = match error.kind() {
+        NotFound => "; its directory does not exist: create it, or choose another path",
+        PermissionDenied | IsADirectory => "; choose another path",
+        StorageFull => "; free some space; the file ends in the middle of a frame",
+        _ => "",
+    };
+    format!("-w {path}: cannot write this file: {error}{advice}").into()
 }

@@ -15,7 +15,8 @@ use crate::spec::PortSpec;
 
 /// Network back-end and virtual switch for virtual machines.
 #[derive(Parser)]
-#[command(name = "pvswitch", version, about, max_term_width = 100, after_help = EXAMPLES)]
+#[command(name = "pvswitch", version = env!("PVSWITCH_VERSION"), about)]
+#[command(max_term_width = 100, after_help = EXAMPLES)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -100,6 +101,7 @@ Runs pvswitch-lab, installed in the same folder: pvswitch lab --help";
 const CTL_EXAMPLES: &str = "\
 Examples:
   pvswitch ctl show
+  pvswitch ctl show vm1
   pvswitch ctl stats --json
   pvswitch ctl add-port vm3=vhost-user:/tmp/vm3.sock
   pvswitch ctl fdb add 02:00:00:00:00:01 vm1
@@ -191,7 +193,7 @@ pub struct TopArgs {
 /// `ctl`.
 #[derive(Args)]
 pub struct CtlArgs {
-    /// Control socket [default: $XDG_RUNTIME_DIR/pvswitch.sock, or /run/pvswitch.sock for root]
+    /// Control socket [default: $XDG_RUNTIME_DIR/pvswitch.sock, else /run/pvswitch/control.sock]
     #[arg(long, value_name = "PATH", global = true)]
     pub control: Option<PathBuf>,
     /// Print JSON
@@ -206,9 +208,15 @@ pub struct CtlArgs {
 #[derive(Subcommand)]
 pub enum CtlCommand {
     /// Ports, their state, and what their guests negotiated
-    Show,
+    Show {
+        /// Only this port, and what its account holds [default: all]
+        name: Option<String>,
+    },
     /// Counters of every queue and worker
-    Stats,
+    Stats {
+        /// Only this port [default: all]
+        name: Option<String>,
+    },
     /// Add a port: NAME=KIND:ARG[,key=value]...
     AddPort {
         /// As for `run --port`
@@ -408,7 +416,8 @@ pub struct GenArgs {
     /// Frame size in bytes without FCS: N, MIN-MAX, or imix
     #[arg(long, default_value = "60")]
     pub size: Size,
-    /// Frames per second (suffix k or M); unlimited by default
+    /// Frames per second (suffix k or M); unlimited by default. Gaps too short for a timer are
+    /// waited for by polling, which uses a core; with --burst 32 it sleeps between bursts
     #[arg(long, value_name = "PPS", value_parser = parse_rate)]
     pub rate: Option<f64>,
     /// Send the same frames repeatedly and return receive buffers unread, at little CPU cost, so

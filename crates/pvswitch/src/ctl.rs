@@ -4,12 +4,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use api::control::{ControlError, Request, call, default_path};
+use api::near::did_you_mean;
 use api::schema::port::{LIMIT, common};
 use api::schema::{Type, bytes_text};
 use serde_json::Value;
 
 use crate::cli::{CtlArgs, CtlCommand, FdbCommand};
-use crate::demo::format::time_ns;
+use crate::demo::format::{plural, time_ns};
 use crate::error::AnyError;
 
 /// Maximum time to wait for a port to be drained.
@@ -20,9 +21,13 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(5);
 /// Runs `pvswitch ctl`.
 pub fn command(args: CtlArgs) -> Result<(), AnyError> {
     let path = args.control.map_or_else(default_path, Ok)?;
+    let only = match &args.what {
+        CtlCommand::Show { name } | CtlCommand::Stats { name } => name.clone(),
+        _ => None,
+    };
     let request = match args.what {
-        CtlCommand::Show => Request::Show,
-        CtlCommand::Stats => Request::Stats,
+        CtlCommand::Show { .. } => Request::Show,
+        CtlCommand::Stats { .. } => Request::Stats,
         CtlCommand::AddPort { port } => Request::AddPort { port: port.0 },
         CtlCommand::DelPort { name } => Request::DelPort { name },
         CtlCommand::Fdb { what: None } => Request::Fdb,
@@ -43,16 +48,19 @@ pub fn command(args: CtlArgs) -> Result<(), AnyError> {
         }
         CtlCommand::Shutdown => Request::Shutdown,
     };
-    let answer = match &request {
+    let mut answer = match &request {
         Request::Drain { name, .. } => drain(&path, &request, name)?,
         _ => call(&path, &request)?.0,
     };
+    if let Some(name) = &only {
+        select(&mut answer, name)?;
+    }
     if args.json {
         println!("{answer}");
         return Ok(());
     }
     match request {
-        Request::Show => show(&answer),
+        Request::Show => show(&answer, only.is_some()),
         Request::Stats if answer["guest"].is_string() => guest_stats(&answer),
         Request::Stats => stats(&answer),
         Request::Fdb => fdb(&answer),
@@ -99,6 +107,39 @@ fn reload(answer: &Value) {
     lines.iter().for_each(|line| println!("{line}"));
 }
 
+/// Keeps only this port in a reply.
+fn select(answer: &mut Value, name: &str) -> Result<(), ControlError> {
+    let named = |port: &Value| port["name"] == name;
+    if !list(answer, "ports").any(named) {
+        let hint = did_you_mean(name, list(answer, "ports").map(|port| text(&port["name"])));
+        return Err(ControlError::Refused(format!("no port '{name}'{hint}")));
+    }
+    if let Some(ports) = answer["ports"].as_array_mut() {
+        ports.retain(named);
+    }
+    Ok(())
+}
+
+/// Aligns cells in columns two spaces apart, numbers (all but those of `left`) to the right.
+fn columns(rows: &[Vec<String>], left: &[usize]) -> Vec<String> {
+    let widest = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0)
+    };
+    let widths: Vec<_> = (0..rows.first().map_or(0, Vec::len)).map(widest).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).enumerate();
+        let cells = cells.map(|(i, (cell, width))| match left.contains(&i) {
+            true => format!("{cell:width$}"),
+            false => format!("{cell:>width$}"),
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
+    };
+    rows.iter().map(line).collect()
+}
+
+/// Indent of lines that belong to a port.
+const INDENT: &str = "    ";
+
 /// Repeats the request until the port is drained, up to [`DRAIN_MAX`].
 fn drain(path: &Path, request: &Request, name: &str) -> Result<Value, ControlError> {
     let end = Instant::now() + DRAIN_MAX;
@@ -126,45 +167,92 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-fn show(answer: &Value) {
+fn show(answer: &Value, details: bool) {
     println!(
-        "pvswitch {}, pid {}, up {} s, forward {}, poll {}, {} workers",
+        "pvswitch {}, pid {}, up {} s, forward {}, poll {}, {}",
         text(&answer["version"]),
         answer["pid"],
         answer["uptime_s"],
         text(&answer["forward"]),
         text(&answer["poll"]),
-        answer["workers"],
+        plural(answer["workers"].as_u64().unwrap_or(0), "worker"),
     );
     if let Some(name) = answer["xen_auto"].as_str() {
         println!("{name}: each vif of this domain is added as a port (xen:auto)");
     }
-    println!("{:15} {:8} {:>6} {:>6}  KIND", "PORT", "STATE", "QUEUES", "FAULTS");
-    for port in list(answer, "ports") {
-        let state = match (&port["up"], text(&port["drain"])) {
-            (Value::Bool(true), drain @ ("draining" | "drained")) => drain,
-            (Value::Bool(true), _) => "up",
-            _ => "down",
-        };
-        let queues = format!("{}/{}", port["queues_active"], port["queues"]);
-        let (name, kind) = (text(&port["name"]), text(&port["kind"]));
-        println!("{name:15} {state:8} {queues:>6} {:>6}  {kind}", port["faults"].to_string());
-        let features: Vec<_> = list(port, "features").map(text).collect();
-        if !features.is_empty() {
-            println!("{:15} {}", "", features.join(" "));
+    if let Some(fdb) = addresses(&answer["fdb"]) {
+        println!("{fdb}");
+    }
+    let heads = ["PORT", "STATE", "QUEUES", "FAULTS", "KIND"].map(String::from).to_vec();
+    let row = |port: &Value| {
+        let fallback = if port["up"] == true { "up" } else { "down" };
+        vec![
+            text(&port["name"]).into(),
+            port["state"].as_str().unwrap_or(fallback).into(),
+            format!("{}/{}", port["queues_active"], port["queues"]),
+            port["faults"].to_string(),
+            text(&port["kind"]).into(),
+        ]
+    };
+    let rows: Vec<_> = std::iter::once(heads).chain(list(answer, "ports").map(row)).collect();
+    let mut lines = columns(&rows, &[0, 1, 4]).into_iter();
+    lines.next().iter().for_each(|heads| println!("{heads}"));
+    for (port, line) in list(answer, "ports").zip(lines) {
+        println!("{line}");
+        about_port(port, details).iter().for_each(|line| println!("{INDENT}{line}"));
+    }
+}
+
+/// How full the table of addresses is.
+fn addresses(fdb: &Value) -> Option<String> {
+    let capacity = fdb["capacity"].as_u64()?;
+    let (learned, fixed) = (&fdb["learned"], &fdb["static"]);
+    Some(format!("addresses: {learned} learned and {fixed} static, of at most {capacity}"))
+}
+
+/// What there is to say of a port beyond its row.
+fn about_port(port: &Value, details: bool) -> Vec<String> {
+    let mut lines = Vec::new();
+    let features: Vec<_> = list(port, "features").map(text).collect();
+    if !features.is_empty() {
+        lines.push(features.join(" "));
+    }
+    match text(&port["state"]) {
+        _ if !details => {}
+        "unconnected" => lines.push("no front-end is connected to its socket".into()),
+        "no-driver" => {
+            lines.push("a front-end is connected; its guest has no driver for it yet".into());
         }
-        if port["xen"].is_object() {
-            println!("{:15} {}", "", vif(&port["xen"]));
-        } else if let Some(s) = port["stalled_s"].as_u64() {
-            println!("{:15} receiver stalled for {s} s: its driver posts no buffers", "");
-        }
-        if let Some(errors) = errors(port) {
-            println!("{:15} errors   {errors}", "");
-        }
-        if let Some(refused) = refused(&port["account"]) {
-            println!("{:15} refused  {refused}", "");
+        _ => {}
+    }
+    if port["xen"].is_object() {
+        lines.push(vif(&port["xen"]));
+    } else if let Some(s) = port["stalled_s"].as_u64() {
+        lines.push(format!("receiver stalled for {s} s: its driver posts no buffers"));
+    }
+    lines.extend(errors(port).map(|errors| format!("errors   {errors}")));
+    lines.extend(refused(&port["account"]).map(|refused| format!("refused  {refused}")));
+    if details {
+        lines.extend(account(port));
+    }
+    lines
+}
+
+/// What the port's peer uses, and its limits.
+fn account(port: &Value) -> Vec<String> {
+    let mut rows = vec![["RESOURCE", "USED", "LIMIT"].map(String::from).to_vec()];
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    if let Some(limit) = port["addresses_limit"].as_u64() {
+        rows.push(vec!["addresses".into(), port["addresses"].to_string(), limit.to_string()]);
+    }
+    for (name, entry) in port["account"].as_object().into_iter().flatten() {
+        if entry.is_object() {
+            let per = if entry["per_second"] == true { "/s" } else { "" };
+            let limit = format!("{}{per}", limit_text(name, number(&entry["limit"])));
+            rows.push(vec![name.clone(), limit_text(name, number(&entry["used"])), limit]);
         }
     }
+    columns(&rows, &[0])
 }
 
 /// A front-end's errors, counted by cause, and the last one; `None`: no errors.
@@ -225,15 +313,11 @@ fn sum(queues: &Value, counter: &str) -> u64 {
 }
 
 fn stats(answer: &Value) {
-    println!(
-        "{:15} {:>12} {:>15} {:>12} {:>15} {:>9} {:>9} {:>9}",
-        "PORT", "IN FRAMES", "IN BYTES", "OUT FRAMES", "OUT BYTES", "KICKS", "CALLS", "HELD"
-    );
-    for port in list(answer, "ports") {
+    const HEADS: [&str; 8] =
+        ["PORT", "IN FRAMES", "IN BYTES", "OUT FRAMES", "OUT BYTES", "KICKS", "CALLS", "HELD"];
+    let row = |port: &Value| {
         let (i, e) = (&port["ingress"], &port["egress"]);
-        println!(
-            "{:15} {:>12} {:>15} {:>12} {:>15} {:>9} {:>9} {:>9}",
-            text(&port["name"]),
+        let counts = [
             sum(i, "frames"),
             sum(i, "bytes"),
             sum(e, "frames"),
@@ -241,32 +325,50 @@ fn stats(answer: &Value) {
             sum(i, "kicks") + sum(e, "kicks"),
             sum(i, "calls") + sum(e, "calls"),
             sum(e, "held"),
-        );
+        ];
+        let counts = counts.iter().map(u64::to_string);
+        std::iter::once(text(&port["name"]).into()).chain(counts).collect::<Vec<_>>()
+    };
+    let heads = HEADS.map(String::from).to_vec();
+    let rows: Vec<_> = std::iter::once(heads).chain(list(answer, "ports").map(row)).collect();
+    let mut lines = columns(&rows, &[0]).into_iter();
+    lines.next().iter().for_each(|heads| println!("{heads}"));
+    for (port, line) in list(answer, "ports").zip(lines) {
+        println!("{line}");
         if port["up"] == true {
-            list(port, "ingress")
-                .enumerate()
-                .for_each(|(n, queue)| println!("{}", brief(n, queue)));
-        }
-        for (way, queues) in [("from guest", i), ("to guest", e)] {
-            let first = queues.as_array().and_then(|q| q.first()).and_then(Value::as_object);
-            let names = first.into_iter().flat_map(|q| q.keys());
-            for name in names.filter(|n| n.starts_with("drops_")) {
-                let drops = sum(queues, name);
-                if drops > 0 {
-                    println!("{:15}   {name} ({way}): {drops}", "");
-                }
+            for (n, queue) in list(port, "ingress").enumerate() {
+                println!("{INDENT}{}", brief(n, queue));
             }
         }
+        losses(port).iter().for_each(|line| println!("{INDENT}{line}"));
     }
     for (i, worker) in list(answer, "workers").enumerate() {
         let cpu = worker["cpu_ns"].as_u64().unwrap_or(0) as f64 / 1e9;
         let (sleeps, naps) = (&worker["sleeps"], &worker["naps"]);
-        let (moves, queues) = (&worker["moves"], &worker["queues"]);
+        let queues = |key: &str| plural(worker[key].as_u64().unwrap_or(0), "queue");
+        let (queues, moves) = (queues("queues"), queues("moves"));
         println!(
-            "worker {i}: {cpu:.2} s of CPU, {queues} queues, {sleeps} sleeps, {naps} naps, \
-             {moves} queues given away"
+            "worker {i}: {cpu:.2} s of CPU, {queues}, {sleeps} sleeps, {naps} naps, {moves} given \
+             away"
         );
     }
+}
+
+/// Frames that the port lost, or made its senders lose, by cause.
+fn losses(port: &Value) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (way, queues) in [("from guest", &port["ingress"]), ("to guest", &port["egress"])] {
+        let first = queues.as_array().and_then(|q| q.first()).and_then(Value::as_object);
+        let names = first.into_iter().flat_map(|q| q.keys());
+        for name in names.filter(|n| n.starts_with("drops_") || n.starts_with("lost_")) {
+            let frames = sum(queues, name);
+            if frames > 0 {
+                let whose = if name.starts_with("lost_") { "of senders, " } else { "" };
+                lines.push(format!("{name} ({whose}{way}): {frames}"));
+            }
+        }
+    }
+    lines
 }
 
 /// Prints counters of a front half (`nic` or `gen`).
@@ -305,15 +407,17 @@ fn brief(n: usize, queue: &Value) -> String {
     } else {
         String::new()
     };
-    format!("{:15}   queue {n}: {state}, worker {}, {poll}{first}", "", queue["worker"])
+    format!("queue {n}: {state}, worker {}, {poll}{first}", queue["worker"])
 }
 
 fn fdb(answer: &Value) {
-    println!("{:17} {:>5} {:15} {:>6}", "ADDRESS", "VLAN", "PORT", "AGE S");
-    for e in list(answer, "entries") {
+    let heads = ["ADDRESS", "VLAN", "PORT", "AGE S"].map(String::from).to_vec();
+    let row = |e: &Value| {
         let age = if e["static"] == true { "static".into() } else { e["age_s"].to_string() };
-        println!("{:17} {:>5} {:15} {:>6}", text(&e["mac"]), e["vlan"], text(&e["port"]), age);
-    }
+        vec![text(&e["mac"]).into(), e["vlan"].to_string(), text(&e["port"]).into(), age]
+    };
+    let rows: Vec<_> = std::iter::once(heads).chain(list(answer, "entries").map(row)).collect();
+    columns(&rows, &[0, 2]).iter().for_each(|line| println!("{line}"));
 }
 
 #[cfg(test)]
@@ -324,6 +428,27 @@ mod tests {
 
     fn entry(refused: u64, limit: u64, per_second: bool) -> Value {
         json!({ "used": 1, "limit": limit, "refused": refused, "per_second": per_second })
+    }
+
+    /// Issue 16, row 7: a column is as wide as its widest cell.
+    #[test]
+    fn columns_are_aligned() {
+        let rows = [["ADDRESS", "VLAN", "PORT"], ["02:00:00:00:00:01", "4094", "vm1"]];
+        let rows = rows.map(|row| row.map(String::from).to_vec());
+        let lines = columns(&rows, &[0, 2]);
+        assert_eq!(lines, ["ADDRESS            VLAN  PORT", "02:00:00:00:00:01  4094  vm1"]);
+        assert!(columns(&[], &[]).is_empty());
+    }
+
+    /// Issue 16, row 8: the receiver shows what its senders lost because of it.
+    #[test]
+    fn losses_name_the_cause_and_whose_frames_they_are() {
+        let port = json!({
+            "ingress": [{ "frames": 9, "drops_runt": 1 }, { "frames": 9, "drops_runt": 2 }],
+            "egress": [{ "lost_no_room": 7, "lost_aged": 0, "drops_down": 0 }],
+        });
+        let want = ["drops_runt (from guest): 3", "lost_no_room (of senders, to guest): 7"];
+        assert_eq!(losses(&port), want);
     }
 
     #[test]

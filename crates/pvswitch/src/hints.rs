@@ -69,14 +69,24 @@ fn text(name: &str, conf: &VhostUser) -> String {
     let ch_queues = if queues > 1 { format!(",num_queues={}", 2 * queues) } else { String::new() };
     let ch_mode = if listens { ",vhost_mode=server" } else { "" };
     let mac = mac(name);
+    // Only a client reconnects; libvirt refuses the element in a server.
+    let source = if listens {
+        format!("<source type='unix' path='{socket}' mode='{mode}'/>")
+    } else {
+        format!(
+            "<source type='unix' path='{socket}' mode='{mode}'><reconnect enabled='yes' \
+             timeout='1'/></source>"
+        )
+    };
     format!(
         "\
 # attach a guest to port {name}:
-#   QEMU
+#   QEMU (without KVM, -accel tcg: add ,vectors=0 to -device, or QEMU 7.2 ends with SIGSEGV; its
+#   warning about VHOST_USER_PROTOCOL_F_CONFIG is harmless: other front-ends use that feature)
 {qemu}#   libvirt (with <memoryBacking><source type='memfd'/>\
 <access mode='shared'/></memoryBacking>)
   <interface type='vhostuser'><mac address='{mac}'/>\
-<source type='unix' path='{socket}' mode='{mode}'/><model type='virtio'/>{driver}</interface>
+{source}<model type='virtio'/>{driver}</interface>
 #   Cloud Hypervisor
   --memory size=1G,shared=on --net vhost_user=true,socket={socket},mac={mac}{ch_queues}{ch_mode}
 "
@@ -116,9 +126,15 @@ mod tests {
         assert!(lines.contains("id=chr-vm-1,path=/tmp/a,reconnect=1"));
         assert!(lines.contains("chardev=chr-vm-1,queues=4") && lines.contains("vectors=10"));
         assert!(lines.contains("mode='client'") && lines.contains("num_queues=8"));
+        // Issue 16, row 4: what libvirt and emulation need.
+        let reconnect = "mode='client'><reconnect enabled='yes' timeout='1'/></source><model";
+        assert!(lines.contains(reconnect) && lines.contains("-accel tcg: add ,vectors=0"));
+        assert!(lines.contains("VHOST_USER_PROTOCOL_F_CONFIG is harmless"), "{lines}");
+        assert!(lines.lines().all(|line| line.len() < 240), "{lines}");
         let spec: PortSpec = "v=vhost-user:/tmp/a,mode=client".parse().unwrap();
         let Kind::VhostUser(conf) = &spec.kind else { panic!("a vhost-user port") };
         let lines = text(&spec.name, conf);
         assert!(lines.contains("server=on,wait=off") && lines.contains("vhost_mode=server"));
+        assert!(lines.contains("mode='server'/><model") && !lines.contains("<reconnect"));
     }
 }

@@ -23,7 +23,7 @@ use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE,
 use hyper::service::service_fn;
 use hyper::{Method, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use os::{Carries, Listener, SocketError};
+use os::{Carries, Listener, Permissions, SocketError};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -86,8 +86,8 @@ pub struct Server {
     wake: Arc<OwnedFd>,
     /// URL for the log.
     pub url: String,
-    /// Removes the socket's path on drop.
-    _socket: Option<Listener>,
+    /// The Unix socket, if it serves one; removes its path on drop.
+    pub socket: Option<Listener>,
 }
 
 impl AsFd for Server {
@@ -98,11 +98,11 @@ impl AsFd for Server {
 }
 
 impl Server {
-    /// Binds the address and starts the server's thread.
+    /// Binds the address and starts the server's thread. A Unix socket has these permissions.
     ///
     /// # Errors
     /// [`HttpError`]: the address, the socket or the thread.
-    pub fn start(address: &Address) -> Result<Self, HttpError> {
+    pub fn start(address: &Address, permissions: &Permissions) -> Result<Self, HttpError> {
         let listen = |error| HttpError::Listen { address: address.clone(), error };
         let (acceptor, url, socket) = match address {
             Address::Tcp(host, port) => {
@@ -112,7 +112,13 @@ impl Server {
                 (Acceptor::Tcp(listener), format!("http://{at}/"), None)
             }
             Address::Unix(path) => {
-                let socket = Listener::bind(path, Carries::Stream)?;
+                let socket = Listener::bind(path, Carries::Stream, permissions)?;
+                if permissions.is_for_all() {
+                    tracing::warn!(
+                        "HTTP at {address} can be read by every user of this machine: names, \
+                         sockets and counters of all ports; restrict it with --http-mode"
+                    );
+                }
                 let listener = UnixListener::from(socket.as_fd().try_clone_to_owned()?);
                 (Acceptor::Unix(listener), address.to_string(), Some(socket))
             }
@@ -127,7 +133,7 @@ impl Server {
             }
         })?;
         tracing::info!("HTTP at {url}");
-        Ok(Self { queries, wake, url, _socket: socket })
+        Ok(Self { queries, wake, url, socket })
     }
 }
 

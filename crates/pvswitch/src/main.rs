@@ -34,6 +34,7 @@ use config::Origin;
 pub use error::{AnyError, Usage};
 use pool::Placement;
 use run::Options;
+use spec::Access;
 use switch::forward::Mode;
 
 fn main() -> ExitCode {
@@ -48,11 +49,7 @@ fn main() -> ExitCode {
         },
         Command::Top(args) => top::command(args),
         Command::Ctl(args) => ctl::command(args),
-        Command::Capture(args) => {
-            let control = args.control.map_or_else(api::control::default_path, Ok);
-            let captured = control.and_then(|at| capture::command(&at, &args.port, &args.write));
-            captured.map_err(Into::into)
-        }
+        Command::Capture(args) => capture::command(args.control, &args.port, &args.write),
         Command::Nic(args) => nic::command(&args),
         Command::Gen(args) => generate::command(&args),
         Command::Demo(args) => demo::command(args),
@@ -115,6 +112,21 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
     let origin = Origin { file, command_line };
     let (config, include) = origin.load()?;
     let settings = &config.settings;
+    let access = |socket: &str| Access {
+        mode: settings.number(&format!("{socket}-mode")).map(|mode| mode as u32),
+        group: settings.text(&format!("{socket}-group")).map(Into::into),
+    };
+    let (control_access, http_access) = (access("control"), access("http"));
+    let control_write = settings.word("control-write") == Some("group");
+    if control_write && control_access.group.is_none() {
+        return Err("--control-write group: name the group with --control-group GROUP".into());
+    }
+    let http = settings.address("http");
+    if http_access != Access::default() && !matches!(http, Some(api::Address::Unix(_))) {
+        return Err(
+            "--http-mode and --http-group are for a Unix socket: use --http unix:PATH".into()
+        );
+    }
     let number = |name: &str| settings.number(name).expect("has a default");
     let policy = |name: &str| spec::policy(&settings.policy(name).expect("has a default"));
     Ok(Options {
@@ -128,7 +140,10 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
             _ => Mode::Switch,
         },
         control: settings.text("control").map(PathBuf::from),
-        http: settings.address("http"),
+        control_access,
+        control_write,
+        http,
+        http_access,
         duration,
         ageing_s: number("ageing") as u32,
         addresses_per_port: number("addresses_per_port") as u32,

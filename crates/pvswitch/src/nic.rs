@@ -24,6 +24,7 @@ pub fn command(args: &NicArgs) -> Result<(), AnyError> {
             netns: args.netns.clone(),
             queues: NonZeroU16::new(args.connect.queues).unwrap_or(NonZeroU16::MIN),
             create: true,
+            persist: None,
             up: true,
             mtu: args.mtu.map(u32::from),
             mac: args.mac,

@@ -6,6 +6,7 @@
 mod accounts;
 mod reload;
 mod requests;
+mod rights;
 mod setup;
 mod vhost;
 mod xen;
@@ -13,7 +14,7 @@ mod xen;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -36,15 +37,17 @@ use xen_netif::host::HostError;
 
 use self::reload::{Leaving, Prepared};
 use self::requests::Client;
+use self::rights::Rights;
 use self::vhost::VhostPort;
 use self::xen::{Hypervisor, XenBus, XenPort};
 use crate::clock::Clock;
 use crate::config::Origin;
+use crate::demo::format::plural;
 use crate::hints;
 use crate::http;
 use crate::limit::PortLog;
 use crate::pool::{Common, Placement, Pool, token};
-use crate::spec::{Kind, PortSpec, Role, Tap, Xen, XenAt};
+use crate::spec::{Access, Kind, PortSpec, Role, Tap, Xen, XenAt};
 use crate::tap::TapQueues;
 use crate::worker::{Report, Served};
 
@@ -78,8 +81,14 @@ pub struct Options {
     pub mode: Mode,
     /// Control socket; `None`: the default path, if it is free.
     pub control: Option<PathBuf>,
+    /// Who may connect to the control socket.
+    pub control_access: Access,
+    /// Whether members of the control socket's group may change the switch.
+    pub control_write: bool,
     /// Address of the HTTP server.
     pub http: Option<api::Address>,
+    /// Who may connect to the HTTP server's Unix socket.
+    pub http_access: Access,
     /// Time after which the switch stops.
     pub duration: Option<Duration>,
     /// Seconds without a frame after which a learned address is removed.
@@ -102,6 +111,19 @@ pub enum RunError {
     /// The socket cannot be created.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// The socket is one of this switch.
+    #[error(
+        "port '{name}': socket {} is that of {by}; give each port a path of its own",
+        socket.display()
+    )]
+    OwnSocket {
+        /// The port.
+        name: String,
+        /// Its socket.
+        socket: PathBuf,
+        /// What listens there.
+        by: String,
+    },
     /// The TAP cannot be opened.
     #[error("port '{name}': {error}")]
     Tap {
@@ -142,6 +164,12 @@ pub enum RunError {
 
 fn os(what: &'static str) -> impl Fn(std::io::Error) -> RunError {
     move |error| RunError::Os { what, error }
+}
+
+/// Permissions of a port's socket.
+fn permissions(port: &str, access: &Access) -> Result<os::Permissions, RunError> {
+    let permissions = access.permissions("socket");
+    permissions.map_err(|error| RunError::Request(format!("port '{port}': {error}")))
 }
 
 /// A port and its attachment.
@@ -251,6 +279,7 @@ struct System {
     xen_auto: Option<PortSpec>,
     clients: HashMap<u64, Client>,
     control: Option<Listener>,
+    rights: Rights,
     http: Option<http::Server>,
     /// Budgets of all ports together.
     budgets: Budgets,
@@ -285,9 +314,9 @@ pub fn run(options: Options) -> Result<(), RunError> {
     system.watch(system.hangups.try_clone().map_err(os("signal pipe"))?.as_fd(), Event::Hangup)?;
     system.start_ports()?;
     tracing::info!(
-        "switching between {} ports with {} workers, poll {}",
-        system.ports.len(),
-        system.pool.workers().len(),
+        "switching between {} with {}, poll {}",
+        plural(system.ports.len() as u64, "port"),
+        plural(system.pool.workers().len() as u64, "worker"),
         system.options.policy
     );
     while !system.stop {
@@ -334,6 +363,7 @@ impl System {
             xen_auto: None,
             clients: HashMap::new(),
             control: None,
+            rights: Rights::new(None, false),
             http: None,
             budgets: setup::budgets(),
             suspended: Vec::new(),
@@ -357,15 +387,18 @@ impl System {
 
     fn listen_control(&mut self) -> Result<(), RunError> {
         let explicit = self.options.control.clone();
-        let path = match explicit.clone().map_or_else(api::control::default_path, Ok) {
+        let permissions = self.options.control_access.permissions("control");
+        let permissions = permissions.map_err(RunError::Request)?;
+        let path = match explicit.clone().map_or_else(api::control::listen_path, Ok) {
             Ok(path) => path,
             Err(error) => {
                 tracing::warn!("no control socket: {error}");
                 return Ok(());
             }
         };
-        match Listener::bind_private(&path, Carries::Stream) {
+        match Listener::bind(&path, Carries::Stream, &permissions) {
             Ok(listener) => {
+                self.rights = Rights::new(permissions.group, self.options.control_write);
                 self.watch(listener.as_fd(), Event::ControlListener)?;
                 self.control = Some(listener);
                 Ok(())
@@ -381,7 +414,8 @@ impl System {
 
     fn start_http(&mut self) -> Result<(), RunError> {
         let Some(address) = &self.options.http else { return Ok(()) };
-        let server = http::Server::start(address)?;
+        let permissions = self.options.http_access.permissions("http");
+        let server = http::Server::start(address, &permissions.map_err(RunError::Request)?)?;
         self.watch(server.as_fd(), Event::Http)?;
         self.http = Some(server);
         Ok(())
@@ -626,6 +660,22 @@ impl System {
         self.xen_tick();
         self.stop |= end.is_some_and(|end| Instant::now() >= end);
         Ok(())
+    }
+
+    /// What listens at `path` in this switch.
+    fn listens_at(&self, path: &Path) -> Option<String> {
+        let is_at = |listener: Option<&Listener>| listener.is_some_and(|l| l.is_at(path));
+        if is_at(self.control.as_ref()) {
+            return Some("the control socket".into());
+        }
+        if is_at(self.http.as_ref().and_then(|http| http.socket.as_ref())) {
+            return Some("--http".into());
+        }
+        let of = |state: &&PortState| match &state.attach {
+            Attach::VhostUser(vhost) => is_at(vhost.listener.as_ref()),
+            _ => false,
+        };
+        self.ports.values().find(of).map(|state| format!("port '{}'", state.spec.name))
     }
 
     fn listener(&self, what: &Event) -> Option<&Listener> {

@@ -9,6 +9,7 @@ use api::port::Given;
 use api::schema::port::{self, LIMIT, vif};
 use api::schema::{Entry, Value};
 use api::{PerQueue, PortError, PortText};
+use os::{Group, Permissions as SocketPermissions};
 use switch::account::{Account, NAMES};
 use switch::poll::Policy;
 use vhost_user::backend::Permissions;
@@ -124,6 +125,8 @@ pub struct VhostUser {
     pub without: u64,
     /// Permissions of its front-end.
     pub permissions: Permissions,
+    /// Who may connect.
+    pub access: Access,
 }
 
 /// A TAP port.
@@ -137,6 +140,8 @@ pub struct Tap {
     pub queues: u16,
     /// MTU to set, in bytes.
     pub mtu: Option<u16>,
+    /// Whether it stays when the switch ends; `None`: unchanged.
+    pub persist: Option<bool>,
 }
 
 /// A port for a vif, or for all vifs.
@@ -146,6 +151,41 @@ pub struct Xen {
     pub at: XenAt,
     /// Features and queues offered by the back half.
     pub offer: Offer,
+    /// Who may connect, without Xen.
+    pub access: Access,
+}
+
+/// Who may connect to a socket, as given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Name or number of a group.
+    pub group: Option<String>,
+}
+
+/// Mode of a socket that only its owner may use, and of one with a group.
+const MODE_OWNER: u32 = 0o600;
+const MODE_GROUP: u32 = 0o660;
+
+impl Access {
+    /// Permissions of the socket. `what` names the socket in messages: the prefix of its settings.
+    ///
+    /// # Errors
+    /// There is no such group; the error says what to write.
+    pub fn permissions(&self, what: &str) -> Result<SocketPermissions, String> {
+        let find = |name: &String| {
+            Group::find(name).ok_or_else(|| {
+                format!(
+                    "{what}-group={name}: this machine has no such group; use a name or number \
+                     that `getent group` lists"
+                )
+            })
+        };
+        let group = self.group.as_ref().map(find).transpose()?;
+        let default = if group.is_some() { MODE_GROUP } else { MODE_OWNER };
+        Ok(SocketPermissions { mode: self.mode.unwrap_or(default), group })
+    }
 }
 
 /// Address of a vif.
@@ -190,6 +230,10 @@ impl From<&PortText> for PortSpec {
 fn kind(text: &PortText) -> Kind {
     let queues = text.number("queues").unwrap_or(1) as u16;
     let mtu = || text.number("mtu").map(|mtu| mtu as u16);
+    let access = Access {
+        mode: text.number("socket-mode").map(|mode| mode as u32),
+        group: text.text("socket-group"),
+    };
     match text.kind {
         port::Kind::VhostUser => Kind::VhostUser(VhostUser {
             socket: text.arg.clone().into(),
@@ -202,12 +246,18 @@ fn kind(text: &PortText) -> Kind {
                 any_memory: text.word("memory") == Some("any"),
                 polled: text.word("polled") == Some("on"),
             },
+            access,
         }),
         port::Kind::Tap => Kind::Tap(Tap {
             ifname: text.arg.clone(),
             netns: text.text("netns"),
             queues,
             mtu: mtu(),
+            persist: match text.word("persist") {
+                Some("on") => Some(true),
+                Some("off") => Some(false),
+                _ => None,
+            },
         }),
         port::Kind::Xen | port::Kind::XenLocal => {
             let mut without = text.names("without");
@@ -219,7 +269,8 @@ fn kind(text: &PortText) -> Kind {
                 Ok(Some((domid, devid))) => XenAt::Vif(VifId { domid, devid }),
                 Ok(None) | Err(_) => XenAt::Auto,
             };
-            Kind::Xen(Xen { at, offer: Offer { queues, without: bits(&without, back::without) } })
+            let offer = Offer { queues, without: bits(&without, back::without) };
+            Kind::Xen(Xen { at, offer, access })
         }
         port::Kind::Null => Kind::Null,
     }
@@ -294,6 +345,7 @@ mod tests {
             mac: Some([2, 0, 0, 0, 0, 10]),
             without: feature::EVENT_IDX | feature::IN_ORDER,
             permissions: Permissions { any_memory: true, polled: false },
+            access: Access::default(),
         };
         assert_eq!(port.kind, Kind::VhostUser(want));
         let poll = Policy::Coalesce { usecs: 50, frames: 32 };
@@ -310,8 +362,36 @@ mod tests {
         let port: PortSpec = "x=xen-local:/run/v,smart-poll=on".parse().unwrap();
         assert_eq!(port.kind.to_string(), "xen-local:/run/v");
         assert!(matches!(&port.kind, Kind::Xen(xen) if xen.offer.has("smart-poll")));
+        let port: PortSpec =
+            "x=xen-local:/run/v,socket-mode=0660,socket-group=kvm".parse().unwrap();
+        let access = Access { mode: Some(0o660), group: Some("kvm".into()) };
+        assert!(matches!(&port.kind, Kind::Xen(xen) if xen.access == access));
         assert_eq!("x=xen:auto".parse::<PortSpec>().unwrap().kind.to_string(), "xen:auto");
         assert_eq!("n=null".parse::<PortSpec>().unwrap().kind, Kind::Null);
+    }
+
+    #[test]
+    fn permissions_of_sockets_do_not_depend_on_the_umask() {
+        let of = |options: &str| {
+            let port: PortSpec = format!("a=vhost-user:/tmp/a{options}").parse().unwrap();
+            let Kind::VhostUser(conf) = port.kind else { panic!("a vhost-user port") };
+            conf.access.permissions("socket").map(|p| (p.mode, p.group.map(|group| group.id)))
+        };
+        assert_eq!(of(""), Ok((0o600, None)));
+        assert_eq!(of(",socket-group=36"), Ok((0o660, Some(36))));
+        assert_eq!(of(",socket-group=36,socket-mode=0640"), Ok((0o640, Some(36))));
+        assert_eq!(of(",socket-mode=666"), Ok((0o666, None)));
+        let none = of(",socket-group=pvs-none").unwrap_err();
+        assert!(none.contains("socket-group=pvs-none: this machine has no such group"), "{none}");
+        let client = error_of_client("socket-group=kvm");
+        assert!(client.contains("socket-group: with mode=client the front-end makes"), "{client}");
+        assert!(error_of_client("socket-mode=0660").contains("socket-mode: with mode=client"));
+        assert!(error("a=vhost-user:/a,socket-mode=0060").contains("socket-mode=0060: use perm"));
+        assert!(error("a=tap:t0,socket-mode=0660").contains("but of vhost-user, xen-local;"));
+    }
+
+    fn error_of_client(option: &str) -> String {
+        error(&format!("a=vhost-user:/tmp/a,mode=client,{option}"))
     }
 
     #[test]
@@ -380,9 +460,16 @@ mod tests {
         assert!(error("a=vhost-user:/tmp/a,mode=sever").contains("did you mean 'server'?"));
         assert!(error("a=vhost-user:/tmp/a,mode").contains("has no value"));
         assert!(error("a=vhost-user:/tmp/a,mtu=20").contains("68 to 9216"));
-        assert!(error("a=vhost-user:/tmp/a,mac=ff:ff:ff:ff:ff:ff").contains("not a MAC"));
+        assert!(error("a=vhost-user:/tmp/a,mac=ff:ff:ff:ff:ff:ff").contains("the broadcast"));
         assert!(error("a=vhost-user:").contains("no socket path"));
         assert!(error(&format!("a=vhost-user:/{}", "x".repeat(107))).contains("108 bytes long"));
+        let other = error("a=null,netns=blue");
+        assert!(
+            other.contains("option 'netns' is not one of kind null but of tap; known: "),
+            "{other}"
+        );
+        let others = error("a=tap:t0,without=CSUM");
+        assert!(others.contains("kind tap but of vhost-user, xen, xen-local;"), "{others}");
         assert!(error("a=null,weight=0").contains("use 1 to 100"));
         assert!(error("a=null,poll=evnt").contains("use one of event"));
         let feature = error("a=vhost-user:/tmp/a,without=event-id");

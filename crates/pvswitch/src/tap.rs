@@ -105,6 +105,7 @@ pub fn options(conf: &Tap) -> TapOptions {
         netns: conf.netns.clone(),
         queues: NonZeroU16::new(conf.queues).unwrap_or(NonZeroU16::MIN),
         create: true,
+        persist: conf.persist,
         up: true,
         mtu: conf.mtu.map(u32::from),
         mac: None,

@@ -30,6 +30,8 @@ use view::Sort;
 const INTERVAL_S: (f64, f64) = (0.1, 3600.0);
 /// Width of `--once` without a terminal.
 const PLAIN_WIDTH: usize = 120;
+/// Minimum number of lines for the selected port's page beneath the list.
+const BENEATH_MIN: usize = 14;
 /// Maximum share of the screen for workers.
 const WORKERS_SHARE: usize = 3;
 
@@ -281,7 +283,9 @@ impl App {
                 let (heads, lines) = view::ports(&ports, width, self.queues);
                 let room = room.saturating_sub(heads.len());
                 top.extend(heads);
-                return self.list(&ports, lines, room);
+                let mut lines = self.list(&ports, lines, room, width);
+                lines.extend(self.beneath(&ports, width, room.saturating_sub(lines.len())));
+                return lines;
             }
         };
         self.room = room;
@@ -295,6 +299,7 @@ impl App {
         ports: &[sample::Port],
         mut lines: Vec<view::PortLine>,
         room: usize,
+        width: usize,
     ) -> Vec<Line<'static>> {
         if ports.is_empty() {
             return vec![Line::raw("No ports: pvswitch ctl add-port NAME=KIND:ARG")];
@@ -304,13 +309,23 @@ impl App {
         let first = lines.iter().position(mine).unwrap_or(0);
         let last = lines.iter().rposition(mine).unwrap_or(0);
         if let Some((_, line)) = lines.get_mut(first) {
-            line.style = line.style.add_modifier(Modifier::REVERSED);
+            // Colours of cells would make patches, and the row ends at its last cell.
+            let text = format!("{:width$}", line.to_string());
+            *line = Line::styled(text, Style::new().add_modifier(Modifier::REVERSED));
         }
         // The port's last line is shown if possible, its first line in any case.
         self.scroll = self.scroll.max((last + 1).saturating_sub(room)).min(first);
         self.scroll = self.scroll.min(lines.len().saturating_sub(room));
         self.room = room;
         lines.into_iter().map(|(_, line)| line).skip(self.scroll).take(room).collect()
+    }
+
+    /// The selected port's page beneath the list, where the screen has room for most of it.
+    fn beneath(&self, ports: &[sample::Port], width: usize, room: usize) -> Vec<Line<'static>> {
+        let selected = ports.iter().find(|port| port.name == self.selected);
+        let Some(port) = selected.filter(|_| room >= BENEATH_MIN) else { return Vec::new() };
+        let blank = std::iter::once(Line::raw(""));
+        blank.chain(view::detail(port, width)).take(room).collect()
     }
 
     fn foot(&self, width: usize) -> Line<'static> {

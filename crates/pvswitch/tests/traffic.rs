@@ -130,7 +130,7 @@ fn control_socket_replies() {
     let show = switch.json(&["show"]);
     assert_eq!((&show["ok"], &show["ports"][0]["name"]), (&true.into(), &"a".into()));
     let text = |args: &[&str]| String::from_utf8(switch.ctl(args).stdout).unwrap();
-    assert!(text(&["show"]).contains("a               down"), "{}", text(&["show"]));
+    assert!(text(&["show"]).contains("a     unconnected "), "{}", text(&["show"]));
     switch.json(&["add-port", &dir.port("b", ",queues=2")]);
     assert!(dir.path("b").exists());
     switch.json(&["fdb", "add", "02:00:00:00:00:07", "b", "--vlan", "5"]);

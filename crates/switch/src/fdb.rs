@@ -152,6 +152,8 @@ pub struct Fdb {
     sets: Box<[Set]>,
     /// Learned addresses of each port, by port number. Written under `writer` only.
     learned: Box<[AtomicU32]>,
+    /// Static entries. Written under `writer` only.
+    statics: AtomicU32,
     writer: Mutex<Writer>,
     key: [u64; 2],
     ageing_s: AtomicU32,
@@ -190,6 +192,7 @@ impl Fdb {
         Self {
             sets: (0..sets).map(|_| Set::default()).collect(),
             learned: (0..=u16::MAX).map(|_| AtomicU32::new(0)).collect(),
+            statics: AtomicU32::new(0),
             writer: Mutex::new(Writer { ports_active: 0 }),
             key,
             ageing_s: AtomicU32::new(ageing_s),
@@ -286,6 +289,21 @@ impl Fdb {
     #[inline]
     pub fn learned_from(&self, port: PortId) -> u32 {
         self.learned[usize::from(port.0)].load(Ordering::Relaxed)
+    }
+
+    /// Number of learned addresses in the table, of all ports.
+    pub fn learned(&self) -> u32 {
+        self.learned.iter().map(|of_port| of_port.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Number of static entries in the table.
+    pub fn statics(&self) -> u32 {
+        self.statics.load(Ordering::Relaxed)
+    }
+
+    /// Most addresses learned from one port.
+    pub fn port_limit(&self) -> u32 {
+        self.port_limit
     }
 
     /// Capacity in entries.
@@ -502,7 +520,9 @@ impl Fdb {
     /// Updates the counts of learned addresses.
     fn count(&self, writer: &mut Writer, value: Value, added: bool) {
         if value.is_static() {
-            return;
+            let before = self.statics.load(Ordering::Relaxed);
+            let after = if added { before + 1 } else { before - 1 };
+            return self.statics.store(after, Ordering::Relaxed);
         }
         let count = &self.learned[usize::from(value.port().0)];
         let before = count.load(Ordering::Relaxed);

@@ -4,7 +4,7 @@
 //! * [`TapFd`] moves batches of frames through one queue, many per system call, directly from and
 //!   into the caller's memory. All frames to and from a TAP use it.
 //! * [`TapIngress`] and [`TapEgress`] make a switch port of a queue.
-//! * [`PcapWriter`] writes captured frames as pcapng.
+//! * [`PcapWriter`] writes captured frames as pcapng; [`PcapCount`] counts those of a stream.
 //! * [`NullIngress`] and [`NullEgress`]: receive nothing, drop everything.
 //!
 //! This crate has no thread, timer or epoll set; the program waits on the descriptors (of
@@ -26,7 +26,7 @@ pub use fd::{Batching, TapFd};
 pub use ingress::TapIngress;
 pub use netns::in_netns;
 pub use null::{NullEgress, NullIngress};
-pub use pcap::{Direction, PcapWriter};
+pub use pcap::{Direction, PcapCount, PcapWriter};
 pub use sys::{Io, ReadBatch, WriteBatch};
 pub use tap::{Tap, TapError, TapOptions, open, request_offloads, set_carrier, set_mtu};
 

@@ -165,6 +165,78 @@ impl<W: Write> PcapWriter<W> {
     }
 }
 
+/// Bytes of a block's type and length.
+const HEAD: usize = 8;
+/// Longest block of which the body is kept: the statistics of an interface.
+const KEPT_MAX: usize = 128;
+/// Bytes before the options of an interface's statistics: type, length, interface, time.
+const STATISTICS_HEAD: usize = 20;
+
+/// Counts the frames of a stream that a [`PcapWriter`] made, while it passes.
+#[derive(Debug, Default)]
+pub struct PcapCount {
+    /// Frames so far.
+    pub frames: u64,
+    /// Frames not captured; `None`: the stream has not ended yet.
+    pub lost: Option<u64>,
+    /// The block's bytes so far, at most [`KEPT_MAX`].
+    block: Vec<u8>,
+    /// Bytes of the block that are to be skipped.
+    skip: usize,
+}
+
+impl PcapCount {
+    /// Takes the next bytes of the stream.
+    pub fn take(&mut self, mut bytes: &[u8]) {
+        loop {
+            let skipped = self.skip.min(bytes.len());
+            self.skip -= skipped;
+            bytes = &bytes[skipped..];
+            // Type and length first, then what is kept of the rest.
+            let kept = self.block_len().map_or(HEAD, |len| len.clamp(HEAD, KEPT_MAX));
+            let more = (kept - self.block.len()).min(bytes.len());
+            self.block.extend_from_slice(&bytes[..more]);
+            bytes = &bytes[more..];
+            match self.block_len() {
+                Some(len) if self.block.len() >= len.min(KEPT_MAX) => self.end_block(len),
+                _ if bytes.is_empty() => return,
+                _ => {}
+            }
+        }
+    }
+
+    /// Length of the block, if its bytes so far contain it.
+    fn block_len(&self) -> Option<usize> {
+        let len = self.block.get(4..HEAD)?.try_into().expect("four bytes");
+        Some(u32::from_le_bytes(len) as usize)
+    }
+
+    fn end_block(&mut self, len: usize) {
+        let kind = u32::from_le_bytes(self.block[..4].try_into().expect("four bytes"));
+        self.skip = len.saturating_sub(self.block.len());
+        if kind == ENHANCED_PACKET {
+            self.frames += 1;
+        } else if kind == INTERFACE_STATISTICS {
+            self.lost = self.option(ISB_IFDROP);
+        }
+        self.block.clear();
+    }
+
+    /// A number among the options of the statistics.
+    fn option(&self, wanted: u16) -> Option<u64> {
+        let mut options = self.block.get(STATISTICS_HEAD..)?;
+        loop {
+            let code = u16::from_le_bytes(options.get(..2)?.try_into().ok()?);
+            let len = usize::from(u16::from_le_bytes(options.get(2..4)?.try_into().ok()?));
+            let value = options.get(4..4 + len)?;
+            if code == wanted {
+                return Some(u64::from_le_bytes(value.try_into().ok()?));
+            }
+            options = options.get(4 + len.next_multiple_of(4)..)?;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,6 +283,19 @@ mod tests {
         let end = blocks[4].1;
         assert_eq!(end[16..24], 5_u64.to_le_bytes());
         assert_eq!(end[28..36], 3_u64.to_le_bytes());
+    }
+
+    #[test]
+    fn frames_of_a_stream_are_counted_in_pieces_of_any_size() {
+        let file = capture();
+        for piece in [1, 3, 7, 64, 4096] {
+            let mut count = PcapCount::default();
+            let end = file.len() - 1;
+            file[..end].chunks(piece).for_each(|bytes| count.take(bytes));
+            assert_eq!((count.frames, count.lost), (2, None), "pieces of {piece}");
+            count.take(&file[end..]);
+            assert_eq!((count.frames, count.lost), (2, Some(3)), "pieces of {piece}");
+        }
     }
 
     #[test]

@@ -368,6 +368,14 @@ pub(crate) fn tun_set_vnet_le(fd: impl AsFd) -> io::Result<()> {
     ioctl_int(fd, libc::TUNSETVNETLE, 1)
 }
 
+/// TUNSETPERSIST: whether the interface stays when its last queue is closed.
+pub(crate) fn tun_set_persist(fd: impl AsFd, on: bool) -> io::Result<()> {
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: TUNSETPERSIST takes its argument by value.
+    let rc = unsafe { libc::ioctl(fd, libc::TUNSETPERSIST, libc::c_ulong::from(on)) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// TUNSETCARRIER: whether the interface's cable is plugged in, as programs see it.
 pub(crate) fn tun_set_carrier(fd: impl AsFd, on: bool) -> io::Result<()> {
     ioctl_int(fd, libc::TUNSETCARRIER, on.into())

@@ -31,8 +31,10 @@ pub struct TapOptions {
     /// Queues requested. An existing interface made without `multi_queue` has one.
     pub queues: NonZeroU16,
     /// Whether to create it if it does not exist. A created interface is removed when its last
-    /// queue is closed.
+    /// queue is closed, unless it is to persist.
     pub create: bool,
+    /// Whether it stays, with its addresses, when its last queue is closed; `None`: unchanged.
+    pub persist: Option<bool>,
     /// Whether to set it up.
     pub up: bool,
     /// MTU to set.
@@ -251,6 +253,9 @@ fn open_here(device: &Path, options: &TapOptions) -> Result<Tap, TapError> {
     if let Some(frames) = options.queue_len {
         let set = netlink::set_queue_len(&socket, name, frames);
         set.map_err(|e| os("set the queue length of interface", e))?;
+    }
+    if let Some(on) = options.persist {
+        sys::tun_set_persist(first, on).map_err(|e| os("set the persistence of interface", e))?;
     }
     if options.up {
         sys::if_set_up(&socket, name).map_err(|e| os("set up interface", e))?;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use os::{Carries, Epoll, Listener, Received};
+use os::{Carries, Epoll, Listener, Permissions, Received};
 use shm::{Access, Area, Domain, GRANT_LEN, Mapping, Private};
 use xen_netif::host::{self, Channel, HostError};
 use xen_netif::store::{Access as May, Perm, Store, StoreError};
@@ -69,23 +69,23 @@ impl Drop for Guest {
 }
 
 impl Back {
-    /// Serves `dir`, which is created if it does not exist.
+    /// Serves `dir`, which is created if it does not exist. Its sockets, and the directory if it is
+    /// created, have these permissions.
     ///
     /// # Errors
     /// [`Error`]: for instance another back end serves the directory.
-    pub fn open(dir: &Path) -> Result<Self, Error> {
-        let created = match std::fs::create_dir(dir) {
-            Ok(()) => Some(dir.to_path_buf()),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => None,
+    pub fn open(dir: &Path, permissions: &Permissions) -> Result<Self, Error> {
+        let created = match os::create_directory(dir, permissions) {
+            Ok(created) => created.then(|| dir.to_path_buf()),
             Err(error) => return Err(Error::Directory { dir: dir.into(), error }),
         };
         let os = |what| move |error| Error::Os { at: dir.into(), what, error };
         let stop = Arc::new(os::eventfd().map_err(os("eventfd"))?);
         let mut back = Self { shared: Arc::default(), stop, thread: None, server: None, created };
         // This socket first: it fails if another back end serves the directory.
-        let listener = Listener::bind(&dir.join(HYPERVISOR), Carries::Messages)?;
+        let listener = Listener::bind(&dir.join(HYPERVISOR), Carries::Messages, permissions)?;
         let server = Server::start(Limits::XENSTORED)?;
-        server.listen(&dir.join(STORE), FRONT)?;
+        server.listen(&dir.join(STORE), FRONT, permissions)?;
         let epoll = Epoll::new().map_err(os("epoll"))?;
         epoll.add(back.stop.as_fd(), STOP).map_err(os("epoll"))?;
         epoll.add(listener.as_fd(), LISTENER).map_err(os("epoll"))?;

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use os::{Carries, Epoll, Listener};
+use os::{Carries, Epoll, Listener, Permissions};
 use xen_netif::store::{Access, Perm, Store, StoreError};
 
 pub use self::exchange::{Exchange, Usage};
@@ -108,8 +108,13 @@ impl Server {
     ///
     /// # Errors
     /// [`StoreError::Socket`].
-    pub fn listen(&self, path: &Path, domid: u16) -> Result<(), StoreError> {
-        let listener = Listener::bind(path, Carries::Stream)?;
+    pub fn listen(
+        &self,
+        path: &Path,
+        domid: u16,
+        permissions: &Permissions,
+    ) -> Result<(), StoreError> {
+        let listener = Listener::bind(path, Carries::Stream, permissions)?;
         self.shared.command(Command::Listen(listener, domid));
         Ok(())
     }

@@ -25,7 +25,7 @@ fn dir() -> PathBuf {
 
 /// Host interface of the back half.
 fn back(dir: &Path) -> Arc<dyn host::Back> {
-    Arc::new(Back::open(dir).unwrap())
+    Arc::new(Back::open(dir, &os::Permissions::OWNER).unwrap())
 }
 
 fn readable(fd: &OwnedFd) -> bool {
@@ -283,16 +283,19 @@ fn invalid_directories() {
     let dir = dir();
     assert!(why(Front::open(&dir)).contains("start the other side first"));
     let back = back(&dir);
-    assert!(why(Back::open(&dir)).contains("another process listens there"));
+    assert!(
+        why(Back::open(&dir, &os::Permissions::OWNER))
+            .contains("this process listens there already")
+    );
     assert!(dir.join("xenstored").exists(), "the first one still serves");
     drop(back);
-    assert!(why(Back::open(&dir.join("a/b"))).contains("cannot create"));
+    assert!(why(Back::open(&dir.join("a/b"), &os::Permissions::OWNER)).contains("cannot create"));
     // Files left by a killed process are replaced.
     std::fs::create_dir(&dir).unwrap();
     for name in ["xenstored", "hypervisor"] {
         drop(std::os::unix::net::UnixListener::bind(dir.join(name)).unwrap());
     }
-    drop(Back::open(&dir).unwrap());
+    drop(Back::open(&dir, &os::Permissions::OWNER).unwrap());
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
     std::fs::remove_dir(&dir).unwrap();
 }

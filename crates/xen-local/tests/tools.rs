@@ -30,7 +30,7 @@ fn debians_tools_work_on_our_store() {
     std::fs::create_dir_all(&dir).unwrap();
     let socket = dir.join("xenstored");
     let server = Server::start(Limits::XENSTORED).unwrap();
-    server.listen(&socket, 0).unwrap();
+    server.listen(&socket, 0, &os::Permissions::OWNER).unwrap();
     let store = Store::connect(&socket).unwrap();
     let ok = |tool: &str, args: &[&str]| {
         let (ok, text) = run(&socket, tool, args);

@@ -35,6 +35,7 @@ fn text_of(value: Type) -> BoxedStrategy<String> {
                 policy::Args::Pending(n) => format!("{}:{}/pending", form.word, n.min),
             })
             .boxed(),
+        Type::Mode => (0..0o200_u64).prop_map(|n| format!("{:04o}", 0o600 | n)).boxed(),
         Type::Mac => any::<[u8; 6]>()
             .prop_map(|mut mac| {
                 mac[0] &= 0xfe;

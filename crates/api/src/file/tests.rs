@@ -97,10 +97,11 @@ fn invalid_values_are_rejected() {
         ("[static]\nx = \"a\"\n", "2:1", "'x' is not a MAC address"),
         ("port = 1\n", "1:8", "port: invalid type: integer, expected a table"),
         ("[port.a]\nsocket = \"a\"\n", "1:", "port 'a': missing field `kind`"),
+        ("[port.a]\nqueues = 2\nknd = \"tap\"\n", "3:1", "port 'a': unknown field `knd` (did you"),
         ("[port.a]\nkind = \"tap\"\n", "1:", "port 'a': missing field `interface`"),
         ("[port.a]\nkind = 1\n", "2:8", "port 'a': kind: invalid type: integer, expected a string"),
-        ("[port.a]\nkind = \"tap\"\ninterface = \"\"\n", "1:", "port 'a': interface name ''"),
-        ("[port.a]\nkind = \"xen\"\nvif = \"x\"\n", "1:", "use xen:DOMID/DEVID"),
+        ("[port.a]\nkind = \"tap\"\ninterface = \"\"\n", "3:13", "port 'a': interface name ''"),
+        ("[port.a]\nkind = \"xen\"\nvif = \"x\"\n", "3:7", "use xen:DOMID/DEVID"),
         ("[port.a]\nkind = \"null\"\n[port.a]\nkind = \"null\"\n", "3:", "duplicate"),
         ("[port.'a/b']\nkind = \"null\"\n", "1:", "letters, digits"),
     ] {

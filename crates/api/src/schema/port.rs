@@ -105,6 +105,9 @@ const VHOST_USER: &[Kind] = &[Kind::VhostUser];
 const TAP: &[Kind] = &[Kind::Tap];
 const XEN: &[Kind] = &[Kind::Xen, Kind::XenLocal];
 
+/// Kinds with a Unix socket.
+const SOCKET: &[Kind] = &[Kind::VhostUser, Kind::XenLocal];
+
 const QUEUES: Type = Type::Number(1, QUEUES_MAX as u64);
 const ON_OFF: Type = Type::Choice(&[Choice::word("on", ""), Choice::word("off", "")]);
 
@@ -212,12 +215,45 @@ pub const TABLE: &[Entry] = &[
     Entry::new("polled", ON_OFF, "on", "off refuses rings without a kick descriptor")
         .of(VHOST_USER)
         .more(", which are polled continuously"),
+    Entry::new(
+        "socket-mode",
+        Type::Mode,
+        "0600; with a group 0660",
+        "who may connect to its socket: permissions in octal",
+    )
+    .of(SOCKET)
+    .more(
+        "; independent of the umask. `xen-local`: of its sockets, and of its directory if that is \
+         created",
+    ),
+    Entry::new("socket-group", Type::Text("GROUP"), "unchanged", "group of its socket")
+        .of(SOCKET)
+        .more(
+            ", a name or number: that of the hypervisor's user, for example `kvm`. Only root may \
+             use a group that the switch's user is not in",
+        ),
     Entry::new("netns", Type::Text("NAME"), "current", "network namespace, a name or a path")
         .of(TAP),
     Entry::new("queues", QUEUES, "1", "queues of the interface, 1 to 16")
         .of(TAP)
         .more("; an existing interface needs `multi_queue` for more than one"),
     Entry::new("mtu", Type::Number(68, 65_535), "unchanged", "MTU to set").of(TAP),
+    Entry::new(
+        "persist",
+        Type::Choice(&[
+            Choice::word("unchanged", "only if it did before"),
+            Choice::word("on", "it keeps its addresses"),
+            Choice::word("off", "it is removed"),
+        ]),
+        "unchanged",
+        "whether the interface stays when the switch ends",
+    )
+    .of(TAP)
+    .more(
+        ": `unchanged`: one that the switch creates is removed, with its addresses, and another \
+         one is not; `on`: it stays, and addresses, routes and bridges survive a restart; `off`: \
+         it is removed",
+    ),
     Entry::new("queues", QUEUES, "4", "queues offered to a Xen guest, 1 to 16")
         .of(XEN)
         .more("; it uses at most one per CPU ([Xen](xen.md))"),

@@ -48,10 +48,27 @@ pub const TABLE: &[Entry] = &[
     Entry::new(
         "control",
         Type::Text("PATH"),
-        "`$XDG_RUNTIME_DIR/pvswitch.sock`, root: `/run/pvswitch.sock`, else none",
+        "`/run/pvswitch/control.sock` or `$XDG_RUNTIME_DIR/pvswitch.sock`, below",
         "socket of ctl, top and capture",
     )
     .more("; if it is in use, the default causes a warning, a given path an error"),
+    Entry::new(
+        "control-mode",
+        Type::Mode,
+        "0600; with a group 0660",
+        "who may connect to the control socket: permissions in octal",
+    ),
+    Entry::new("control-group", Type::Text("GROUP"), "unchanged", "group of the control socket")
+        .more(", a name or number; its members may read: `show`, `stats`, `fdb`, `top`"),
+    Entry::new(
+        "control-write",
+        Type::Choice(&[
+            Choice::word("owner", "its user and root"),
+            Choice::word("group", "members of control-group, too"),
+        ]),
+        "owner",
+        "who may change the switch and capture frames",
+    ),
     Entry::new(
         "http",
         Type::Address,
@@ -59,6 +76,14 @@ pub const TABLE: &[Entry] = &[
         "counters and state by HTTP, at HOST:PORT, PORT (on 127.0.0.1) or unix:PATH",
     )
     .more("; no authentication ([observability](observability.md#http))"),
+    Entry::new(
+        "http-mode",
+        Type::Mode,
+        "0600; with a group 0660",
+        "who may connect to --http unix:PATH: permissions in octal",
+    ),
+    Entry::new("http-group", Type::Text("GROUP"), "unchanged", "group of --http unix:PATH")
+        .more(", a name or number: that of a proxy, for example"),
     Entry::new("duration", Type::Seconds, "indefinitely", "stop after this many seconds")
         .given(Given::CommandLine),
     Entry::new("quiet", Type::Flag, "off", "do not print how to attach guests")

@@ -30,6 +30,8 @@ pub enum Type {
     Policy,
     /// A MAC address.
     Mac,
+    /// Permission bits of a socket, in octal; in the file a string or `0o660`.
+    Mode,
     /// Names from a list, separated by `+`.
     Names(&'static [&'static str]),
     /// Numbers of CPUs, separated by `,`; in the file a list.
@@ -95,6 +97,8 @@ impl Choice {
 pub enum Value {
     /// A number, or a number of bytes.
     Number(u64),
+    /// Permissions of a file.
+    Mode(u64),
     /// A word, and the number after it.
     Choice(&'static str, Option<u32>),
     /// The text of a valid policy.
@@ -131,6 +135,7 @@ impl Type {
             Self::Choice(_) => "WORD",
             Self::Policy => "POLICY",
             Self::Mac => "MAC",
+            Self::Mode => "MODE",
             Self::Names(_) => "FEATURE+...",
             Self::Cpus => "LIST",
             Self::Seconds => "SECS",
@@ -142,7 +147,10 @@ impl Type {
 
     /// Whether the file must have a string for it: a number would be an error.
     pub fn is_text(&self) -> bool {
-        matches!(self, Self::Policy | Self::Mac | Self::Names(_) | Self::Text(_) | Self::Table(_))
+        matches!(
+            self,
+            Self::Policy | Self::Mac | Self::Mode | Self::Names(_) | Self::Text(_) | Self::Table(_)
+        )
     }
 
     /// Parses a value of setting `key`.
@@ -170,6 +178,11 @@ impl Type {
             Self::Mac => {
                 crate::mac(text).map(Value::Mac).map_err(|error| format!("{key}: {error}"))
             }
+            Self::Mode => mode(text).map(Value::Mode).ok_or_else(|| {
+                bad("use permissions in octal, with read and write for the owner: 0600 for the \
+                     owner alone, 0660 for the group, 0666 for everyone"
+                    .into())
+            }),
             Self::Names(known) => names(text, known).map(Value::Names).map_err(|word| {
                 let hint = hint(&word, known);
                 format!("{key}: unknown feature '{word}'{hint}; known: {}", known.join(" "))
@@ -190,7 +203,7 @@ impl Value {
     /// A number, or the number after a word.
     pub fn number(&self) -> Option<u64> {
         match self {
-            Self::Number(n) => Some(*n),
+            Self::Number(n) | Self::Mode(n) => Some(*n),
             Self::Choice(_, n) => n.map(u64::from),
             _ => None,
         }
@@ -219,6 +232,7 @@ impl fmt::Display for Value {
         let list = |items: Vec<String>, between: &str| items.join(between);
         match self {
             Self::Number(n) => write!(f, "{n}"),
+            Self::Mode(mode) => write!(f, "{mode:04o}"),
             Self::Choice(word, None) => f.write_str(word),
             Self::Choice(word, Some(n)) => write!(f, "{word}:{n}"),
             Self::Policy(text) | Self::Text(text) => f.write_str(text),
@@ -304,6 +318,14 @@ fn cpus(text: &str) -> Result<Vec<usize>, String> {
     text.split(',').filter(|part| !part.is_empty()).map(one).collect()
 }
 
+/// Permission bits of a socket that its owner can use.
+fn mode(text: &str) -> Option<u64> {
+    const OWNER: u64 = 0o600;
+    let octal = (3..=4).contains(&text.len()) && text.bytes().all(|b| (b'0'..=b'7').contains(&b));
+    let mode = u64::from_str_radix(text, 8).ok().filter(|_| octal)?;
+    (mode <= 0o777 && mode & OWNER == OWNER).then_some(mode)
+}
+
 fn bytes(text: &str) -> Option<u64> {
     let unit = |(unit, shift): (char, u32)| {
         let digits = text.strip_suffix([unit, unit.to_ascii_lowercase()])?;
@@ -346,6 +368,20 @@ mod tests {
         let written = [(1 << 42, "4T"), (512 << 10, "512K"), (1000, "1000"), (0, "0")];
         for (n, want) in written {
             assert_eq!(bytes_text(n), want);
+        }
+    }
+
+    #[test]
+    fn modes_are_octal_and_leave_the_owner_its_socket() {
+        let mode = |text: &str| Type::Mode.parse("socket-mode", text);
+        for (text, want) in [("0660", 0o660), ("600", 0o600), ("0777", 0o777)] {
+            assert_eq!(mode(text), Ok(Value::Mode(want)));
+            assert_eq!(mode(&Value::Mode(want).to_string()), Ok(Value::Mode(want)));
+        }
+        for text in ["", "66", "0060", "0400", "1660", "00660", "0668", "rw", "+660", "0o660"] {
+            let error = mode(text).unwrap_err();
+            let want = format!("socket-mode={text}: use permissions in octal, with read and write");
+            assert!(error.starts_with(&want), "{error}");
         }
     }
 

@@ -561,7 +561,7 @@ fn refused_multicast_groups_are_recorded() {
 #[test]
 fn an_absent_back_end_is_awaited_and_named() {
     let dir = std::env::temp_dir().join(format!("pvs-vif-none-{}", std::process::id()));
-    let _host = xen_local::Back::open(&dir).unwrap();
+    let _host = xen_local::Back::open(&dir, &os::Permissions::OWNER).unwrap();
     let to = args(&format!("xen-local:{}", dir.display()), None, "event", &[]);
     let error = connect(&Connect::try_from(&to).unwrap(), None).err().unwrap();
     let what = "its back end /local/domain/0/backend/vif/1/0 is in state Initialising";

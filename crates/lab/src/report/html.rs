@@ -79,7 +79,7 @@ fn header(html: &mut String, document: &Document) {
             escape(original.source),
         );
     }
-    command(html, &document.command, "All of it again");
+    command(html, &document.command, "All of it again, in this folder");
     html.push_str("</header>\n");
 }
 
@@ -184,7 +184,7 @@ fn table_part(html: &mut String, name: &str, it: &Table) {
     let _ = writeln!(html, "<section class=\"table\">\n<h3 id=\"{name}\">{title}</h3>");
     paragraphs(html, &it.note, " class=\"note\"");
     html.push_str(&table::html(it, name, "least and most of the runs that the median is of"));
-    command(html, &it.command, "Repeat");
+    command(html, &it.command, "Repeat, in this folder");
     html.push_str("</section>\n");
 }
 
@@ -204,7 +204,7 @@ fn plot_part(html: &mut String, name: &str, it: &Plot) {
          <a href=\"{PLOTS}/{file}.png\">PNG</a></p>\n",
         table::html(&table::of_plot(it), name, "ends of the error bars"),
     );
-    command(html, &it.command, "Repeat");
+    command(html, &it.command, "Repeat, in this folder");
     html.push_str("</figure>\n");
 }
 

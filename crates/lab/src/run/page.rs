@@ -43,9 +43,23 @@ fn document(all: &[Results], study: &dyn Study) -> Document {
                 body: format!("{}, {} CPUs", results.machine.cpu, results.machine.cpus),
             });
         } else {
-            document.command.clone_from(&results.command);
+            document.command = repeat("", results, study);
         }
         let mut parts = study.report(results);
+        for part in &mut parts {
+            let command = match part {
+                Part::Table(table) => &mut table.command,
+                Part::Plot(plot) => &mut plot.command,
+                Part::Text { .. } => continue,
+            };
+            // The plans of several folders are not beside the page.
+            let all = format!("pvswitch lab run {}", study.name());
+            *command = match command.strip_prefix(&all) {
+                Some(_) if several => String::new(),
+                Some(only) => repeat(only, results, study),
+                None => command.clone(),
+            };
+        }
         // Names of files are unique within one set of results only.
         if i > 0 {
             for part in &mut parts {
@@ -57,6 +71,22 @@ fn document(all: &[Results], study: &dyn Study) -> Document {
         document.parts.append(&mut parts);
     }
     document
+}
+
+/// Command that repeats these results, or those that `only` selects, in their folder: with their
+/// plan, and into a new folder, since their own would be resumed.
+fn repeat(only: &str, results: &Results, study: &dyn Study) -> String {
+    let Machine { proto, guest, .. } = &results.machine;
+    let has_axis = results.plan.axes.iter().any(|axis| axis.name == "proto");
+    let proto = match study.takes_proto() && !has_axis && !proto.is_empty() {
+        true => format!(" --proto {proto}"),
+        false => String::new(),
+    };
+    let guest = match guest.as_str() {
+        "" | "netns" => String::new(),
+        guest => format!(" --guest {guest}"),
+    };
+    format!("pvswitch lab run {} --plan plan.toml{only}{proto}{guest} --out again", study.name())
 }
 
 fn machine(machine: &Machine) -> Vec<(String, String)> {
@@ -118,6 +148,10 @@ fn warnings(results: &Results, study: &dyn Study) -> Vec<Warning> {
         } else if !results.runs.iter().any(|run| run.cell == cell && results.is_quiet(run)) {
             rows.push(warning(cell.to_string(), "all runs far or disturbed by other programs"));
         }
+    }
+    if results.plan.repeats == 1 && !has.is_empty() {
+        let why = "each cell was measured once: there is no spread, and a difference may be chance";
+        rows.push(warning(String::new(), why));
     }
     rows.extend(results.failed.iter().map(|(cell, why)| warning(cell.to_string(), why)));
     let unique: BTreeSet<Warning> = rows.drain(..).collect();

@@ -209,10 +209,13 @@ impl Study for Fairness {
                 ),
                 holds: Some(shares.low >= SHARE_LEAST),
             });
+            let hardest = hardest(results, variant).map_or_else(String::new, |(cell, jain)| {
+                format!("; least even: {jain:.3}, {cell}")
+            });
             verdicts.push(Verdict {
                 what: format!(
                     "{variant}: bytes are shared evenly: the median of Jain's index is at least \
-                     {JAIN_LEAST}; {:.3}, {:.3} to {:.3}",
+                     {JAIN_LEAST}; {:.3}, {:.3} to {:.3}{hardest}",
                     jains.median, jains.low, jains.high
                 ),
                 holds: Some(jains.median >= JAIN_LEAST),
@@ -230,6 +233,18 @@ impl Study for Fairness {
         }
         verdicts
     }
+}
+
+/// The cell of several guests with the lowest median of Jain's index, and that median: a median of
+/// all cells hides it.
+fn hardest<'a>(results: &'a Results, variant: &str) -> Option<(&'a Cell, f64)> {
+    let cells = results.cells().into_iter();
+    let cells = cells.filter(|c| c.number("guests") > 1.0 && c.get("variant") == variant);
+    let medians = cells.filter_map(|cell| {
+        let median = Summary::of(&results.values(|other| *other == *cell, "jain"))?.median;
+        Some((cell, median))
+    });
+    medians.min_by(|(_, a), (_, b)| a.total_cmp(b))
 }
 
 /// One of the wiki's plots: a direction and a number of streams.

@@ -43,7 +43,7 @@ fn report(folder: &str) -> PathBuf {
     for file in ["plan.toml", "machine.json", "runs.csv"] {
         std::fs::copy(root().join("docs/results").join(folder).join(file), out.join(file)).unwrap();
     }
-    show(std::slice::from_ref(&out), studies::ALL).unwrap();
+    show(std::slice::from_ref(&out), None, studies::ALL).unwrap();
     out
 }
 

@@ -199,7 +199,7 @@ fn domain() -> Domain {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let dir = std::env::temp_dir().join(format!("pvs-bench-{}-{n}", std::process::id()));
-    let back = Arc::new(xen_local::Back::open(&dir).expect("a directory"));
+    let back = Arc::new(xen_local::Back::open(&dir, &os::Permissions::OWNER).expect("a directory"));
     let front = xen_local::Front::open(&dir).expect("a back end");
     Domain { front, back, _dir: Dir(dir) }
 }

@@ -128,8 +128,18 @@ const LOAD: &str = "Share of the worker's time spent on frames in its last milli
 /// The switch and its ports.
 fn about(out: &mut String, show: &Value, stats: &Value) {
     let version = escaped(show["version"].as_str().unwrap_or_default());
-    Family::new(out, "pvswitch_build_info", "gauge", "Always 1; the version is a label.")
-        .sample(&format!("version=\"{version}\""), 1.0);
+    let commit = escaped(show["commit"].as_str().unwrap_or_default());
+    let help = "Always 1; version and commit are labels.";
+    Family::new(out, "pvswitch_build_info", "gauge", help)
+        .sample(&format!("version=\"{version}\",commit=\"{commit}\""), 1.0);
+    let fdb = &show["fdb"];
+    let help = "Entries of the table of addresses.";
+    let mut entries = Family::new(out, "pvswitch_fdb_entries", "gauge", help);
+    for kind in ["learned", "static"] {
+        entries.sample(&format!("kind=\"{kind}\""), fdb[kind].as_f64().unwrap_or(0.0));
+    }
+    Family::new(out, "pvswitch_fdb_capacity", "gauge", "Most entries of the table of addresses.")
+        .sample("", fdb["capacity"].as_f64().unwrap_or(0.0));
     let uptime = stats["uptime_ns"].as_f64().unwrap_or(0.0) / 1e9;
     Family::new(out, "pvswitch_uptime_seconds", "gauge", "Time since the switch started.")
         .sample("", uptime);
@@ -147,6 +157,27 @@ fn about(out: &mut String, show: &Value, stats: &Value) {
     let mut up = Family::new(out, "pvswitch_port_up", "gauge", help);
     for (name, port) in &ports {
         up.sample(&format!("port=\"{name}\""), f64::from(u8::from(port["up"] == true)));
+    }
+    let help = "Whether a front-end is connected to the port.";
+    let mut connected = Family::new(out, "pvswitch_port_connected", "gauge", help);
+    for (name, port) in &ports {
+        if let Some(is) = port["connected"].as_bool() {
+            connected.sample(&format!("port=\"{name}\""), f64::from(u8::from(is)));
+        }
+    }
+    let help = "Time for which the receiver has posted no buffers; 0: it is not stalled.";
+    let mut stalled = Family::new(out, "pvswitch_port_stalled_seconds", "gauge", help);
+    for (name, port) in &ports {
+        stalled.sample(&format!("port=\"{name}\""), port["stalled_s"].as_f64().unwrap_or(0.0));
+    }
+    for (key, metric, help) in [
+        ("addresses", "pvswitch_port_addresses", "Addresses learned from the port."),
+        ("addresses_limit", "pvswitch_port_addresses_limit", "Most addresses learned from it."),
+    ] {
+        let mut family = Family::new(out, metric, "gauge", help);
+        for (name, port) in &ports {
+            family.sample(&format!("port=\"{name}\""), port[key].as_f64().unwrap_or(0.0));
+        }
     }
     let help = "Queue pairs the guest has enabled.";
     let mut active = Family::new(out, "pvswitch_port_queues_active", "gauge", help);
@@ -364,8 +395,9 @@ mod tests {
     fn labels_are_escaped_and_times_are_seconds() {
         let show = json!({"version": "1", "budgets": {"mappings": {"used": 9, "limit": 61434}},
             "ports": [
-            {"name": "a", "kind": "tap:\"x\\y\"\n", "up": true, "faults": 3, "errors": {"map": 2}},
-        ]});
+            {"name": "a", "kind": "tap:\"x\\y\"\n", "up": true, "faults": 3, "errors": {"map": 2},
+             "connected": true, "stalled_s": 61, "addresses": 7, "addresses_limit": 4096},
+        ], "fdb": {"learned": 7, "static": 1, "capacity": 65536}});
         let stats = json!({"uptime_ns": 1_500_000_000_u64, "ports": [{"name": "a",
             "ingress": [{"frames": 5, "served_ns": 2_000, "drops_runt": 7, "state": "warm",
                          "first_frame_ns": 4_000, "first_frames": 2, "first_frame_ns_max": 3_000,
@@ -390,6 +422,13 @@ mod tests {
             r#"pvswitch_account_used{port="a",resource="mappings"} 4"#,
             r#"pvswitch_account_limit{port="a",resource="mappings"} 1018"#,
             r#"pvswitch_account_refused_total{port="a",resource="mappings"} 2"#,
+            r#"pvswitch_port_connected{port="a"} 1"#,
+            r#"pvswitch_port_stalled_seconds{port="a"} 61"#,
+            r#"pvswitch_port_addresses{port="a"} 7"#,
+            r#"pvswitch_port_addresses_limit{port="a"} 4096"#,
+            r#"pvswitch_fdb_entries{kind="learned"} 7"#,
+            r#"pvswitch_fdb_entries{kind="static"} 1"#,
+            "pvswitch_fdb_capacity 65536",
             r#"pvswitch_budget_used{resource="mappings"} 9"#,
             r#"pvswitch_budget_limit{resource="mappings"} 61434"#,
         ] {

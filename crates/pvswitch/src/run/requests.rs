@@ -34,6 +34,8 @@ impl System {
                 return self.suspend(Event::ControlListener);
             }
         };
+        // Without credentials nothing is permitted.
+        let Ok(peer) = os::peer(stream.as_fd()) else { return };
         if self.clients.len() >= CLIENTS_MAX
             && let Some(oldest) = self.clients.iter().min_by_key(|(_, client)| client.since)
         {
@@ -42,7 +44,8 @@ impl System {
         }
         if let Ok(token) = self.watch(stream.as_fd(), Event::Client) {
             let reader = BufReader::with_capacity(REQUEST_MAX, stream);
-            self.clients.insert(token, Client { reader, out: Vec::new(), since: Instant::now() });
+            let (out, since) = (Vec::new(), Instant::now());
+            self.clients.insert(token, Client { reader, peer, out, since });
         }
     }
 
@@ -87,6 +90,11 @@ impl System {
     /// Reads and runs one request. Returns whether the client stays connected.
     fn serve_request(&mut self, client: &mut Client) -> bool {
         match receive(&mut client.reader) {
+            Received::Request(request)
+                if let Err(error) = self.rights.check(&client.peer, &request) =>
+            {
+                client.reply(&failure(&error))
+            }
             Received::Request(Request::Capture { port }) => self.capture(&port, client),
             Received::Request(request) => client.reply(&self.respond(&request)),
             Received::Unknown(why) => client.reply(&failure(&why)),
@@ -160,6 +168,7 @@ impl System {
         let costs = self.pool.common.costs;
         json!({
             "version": env!("CARGO_PKG_VERSION"),
+            "commit": env!("PVSWITCH_COMMIT"),
             "pid": std::process::id(),
             "uptime_s": self.clock().elapsed().as_secs(),
             "forward": match self.options.mode {
@@ -179,8 +188,26 @@ impl System {
             "http": self.http.as_ref().map(|server| server.url.as_str()),
             "xen_auto": self.xen_auto.as_ref().map(|spec| spec.name.as_str()),
             "budgets": accounts::budgets(&self.budgets),
+            "fdb": {
+                "learned": self.fdb.learned(),
+                "static": self.fdb.statics(),
+                "capacity": self.fdb.capacity(),
+            },
             "ports": ports.into_iter().map(|port| self.show_port(port)).collect::<Vec<_>>(),
         })
+    }
+
+    /// State of a port in one word.
+    fn state_of(&self, state: &PortState) -> &'static str {
+        let drain = state.drain();
+        match &state.attach {
+            _ if state.port.active() > 0 && drain != Drain::Off => drain.name(),
+            _ if !state.stalled_s(self.pool.now()).is_empty() => "stalled",
+            _ if state.port.active() > 0 => "up",
+            Attach::VhostUser(vhost) if vhost.connection.is_none() => "unconnected",
+            Attach::VhostUser(_) => "no-driver",
+            _ => "down",
+        }
     }
 
     fn show_port(&self, state: &PortState) -> Value {
@@ -189,6 +216,9 @@ impl System {
             "id": state.port.id.0,
             "kind": state.spec.kind.to_string(),
             "up": state.port.active() > 0,
+            "state": self.state_of(state),
+            "addresses": self.fdb.learned_from(state.port.id),
+            "addresses_limit": self.fdb.port_limit(),
             "queues": state.port.egress.len(),
             "queues_active": state.port.active(),
             "faults": state.faults,
@@ -381,6 +411,8 @@ const CLIENT_TIME: Duration = Duration::from_secs(10);
 /// A client of the control socket. Never blocks the control thread.
 pub(super) struct Client {
     reader: BufReader<UnixStream>,
+    /// Its process, when it connected.
+    peer: os::Peer,
     /// The unread part of its reply.
     out: Vec<u8>,
     /// Time of its last request.

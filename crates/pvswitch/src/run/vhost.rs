@@ -59,7 +59,12 @@ impl System {
             // It gets the listener of a port that is being removed.
             Role::Server if leaving.sockets.contains_key(&conf.socket) => None,
             Role::Server => {
-                let listener = Listener::bind(&conf.socket, Carries::Stream)?;
+                if let Some(by) = self.listens_at(&conf.socket) {
+                    let (name, socket) = (spec.name.clone(), conf.socket.clone());
+                    return Err(RunError::OwnSocket { name, socket, by });
+                }
+                let permissions = super::permissions(&spec.name, &conf.access)?;
+                let listener = Listener::bind(&conf.socket, Carries::Stream, &permissions)?;
                 self.watch(listener.as_fd(), Event::Prepared(spec.name.clone()))?;
                 Some(listener)
             }

@@ -157,7 +157,8 @@ impl System {
 
     /// Opens what `xen:auto` needs: all of it that can fail.
     pub(super) fn open_auto(&mut self, spec: &PortSpec) -> Result<(), RunError> {
-        self.open_bus(&Hypervisor::Xen, spec, &XenAt::Auto)
+        let Kind::Xen(conf) = &spec.kind else { unreachable!("xen:auto is a Xen port") };
+        self.open_bus(&Hypervisor::Xen, spec, conf)
     }
 
     /// Stops looking for vifs, and removes the ports of those found. Returns their number.
@@ -197,7 +198,7 @@ impl System {
             let what = format!("vif {vif} is already served by port '{other}'");
             return Err(RunError::Request(what));
         }
-        self.open_bus(&of, spec, &conf.at)?;
+        self.open_bus(&of, spec, conf)?;
         let host = Arc::clone(&self.xen[&of].host);
         let pairs: Vec<Pair> = (0..conf.offer.queues).map(|_| Pair::new()).collect();
         let egress = pairs.iter().map(Pair::egress_queue).collect();
@@ -281,12 +282,13 @@ impl System {
 
     // ---- xenstore ----
 
-    fn open_bus(&mut self, of: &Hypervisor, spec: &PortSpec, at: &XenAt) -> Result<(), RunError> {
+    fn open_bus(&mut self, of: &Hypervisor, spec: &PortSpec, conf: &Xen) -> Result<(), RunError> {
         if self.xen.contains_key(of) {
             return Ok(());
         }
         let error = |error| RunError::Xen { name: spec.name.clone(), error };
-        let host = open_host(at).map_err(error)?;
+        let permissions = super::permissions(&spec.name, &conf.access)?;
+        let host = open_host(&conf.at, &permissions).map_err(error)?;
         let home = home(&*host).map_err(error)?;
         let mut bus = XenBus {
             host,
@@ -560,9 +562,9 @@ impl System {
 }
 
 /// Opens the back half's host interface: real Xen, or a directory.
-fn open_host(at: &XenAt) -> Result<Arc<dyn Back>, HostError> {
+fn open_host(at: &XenAt, permissions: &os::Permissions) -> Result<Arc<dyn Back>, HostError> {
     match at {
-        XenAt::Local(dir) => Ok(Arc::new(xen_local::Back::open(dir)?)),
+        XenAt::Local(dir) => Ok(Arc::new(xen_local::Back::open(dir, permissions)?)),
         XenAt::Vif(_) | XenAt::Auto => {
             let host = host::xen::Back::open()?;
             if host.private(1).is_none() {
@@ -598,7 +600,7 @@ fn vif_name(id: VifId) -> String {
 /// The port specification for a vif added by `xen:auto`.
 fn found_spec(auto: &PortSpec, id: VifId) -> PortSpec {
     let Kind::Xen(xen) = &auto.kind else { unreachable!("xen:auto is a Xen port") };
-    let kind = Kind::Xen(Xen { at: XenAt::Vif(id), offer: xen.offer });
+    let kind = Kind::Xen(Xen { at: XenAt::Vif(id), ..xen.clone() });
     PortSpec { name: vif_name(id), kind, tuning: auto.tuning }
 }
 

@@ -54,8 +54,8 @@ pub struct Port {
     pub name: String,
     pub kind: String,
     pub up: bool,
-    /// `off`, `draining` or `drained`.
-    pub drain: String,
+    /// State in one word.
+    pub state: String,
     /// Whether a front-end is connected; `None`: this kind has none.
     pub connected: Option<bool>,
     pub queues_active: u64,
@@ -143,16 +143,6 @@ impl Port {
     /// Frames dropped per second, all causes.
     pub fn drop_rate(&self) -> Option<f64> {
         self.drops.iter().map(|drop| drop.rate).sum::<Option<f64>>().or(Some(0.0))
-    }
-
-    /// State in one word.
-    pub fn state(&self) -> &'static str {
-        match self.drain.as_str() {
-            _ if !self.up => "down",
-            "draining" => "draining",
-            "drained" => "drained",
-            _ => "up",
-        }
     }
 }
 
@@ -275,7 +265,10 @@ fn port(pair: Pair<'_>, shown: &Value) -> Port {
         name: text(&new["name"]),
         kind: text(&shown["kind"]),
         up: new["up"] == true,
-        drain: text(&shown["drain"]),
+        state: shown["state"]
+            .as_str()
+            .unwrap_or(if new["up"] == true { "up" } else { "down" })
+            .into(),
         connected: shown["connected"].as_bool(),
         queues_active: shown["queues_active"].as_u64().unwrap_or(0),
         queues: shown["queues"].as_u64().unwrap_or(0),
@@ -298,9 +291,15 @@ fn port(pair: Pair<'_>, shown: &Value) -> Port {
 fn drops(queues: &[Pair<'_>], ingress: bool) -> Vec<Drop> {
     let first = queues.first().and_then(|queue| queue.new.as_object());
     let names = first.into_iter().flat_map(|counters| counters.keys());
-    let causes = names.filter_map(|name| Some((name, name.strip_prefix("drops_")?)));
+    // Frames lost because the port was full are drops of their senders, but this port's doing.
+    let cause = |name: &str| {
+        name.strip_prefix("drops_")
+            .or_else(|| name.starts_with("lost_").then_some(name))
+            .map(String::from)
+    };
+    let causes = names.filter_map(|name| Some((name, cause(name)?)));
     let drops = causes.map(|(name, cause)| Drop {
-        cause: cause.into(),
+        cause,
         ingress,
         rate: queues.iter().map(|queue| queue.rate(name)).sum(),
         total: queues.iter().filter_map(|queue| queue.new[name].as_u64()).sum(),
@@ -441,13 +440,23 @@ pub mod tests {
     }
 
     #[test]
-    fn drain_is_shown_while_the_port_is_up() {
+    fn state_is_that_of_the_switch_or_for_an_older_one_up_or_down() {
         let mut sample = sample(1, 1, 4, 1);
-        for (i, drain) in ["off", "draining", "drained", "drained"].iter().enumerate() {
-            sample.show["ports"][i]["drain"] = (*drain).into();
-        }
-        let states: Vec<_> = picture(None, &sample).ports.iter().map(Port::state).collect();
-        assert_eq!(states, ["up", "draining", "drained", "down"]);
+        sample.show["ports"][1]["state"] = "draining".into();
+        let states: Vec<_> =
+            picture(None, &sample).ports.into_iter().map(|port| port.state).collect();
+        assert_eq!(states, ["up", "draining", "up", "down"]);
+    }
+
+    /// Issue 16, row 8: what a full port makes its senders lose is shown at that port.
+    #[test]
+    fn losses_of_a_full_receiver_are_shown_at_the_receiver() {
+        let (mut old, mut new) = (sample(1, 1, 2, 1), sample(1, 2, 2, 1));
+        old.stats["ports"][1]["egress"][0]["lost_no_room"] = 10.into();
+        new.stats["ports"][1]["egress"][0]["lost_no_room"] = 5_010.into();
+        let port = &picture(Some(&old), &new).ports[1];
+        assert_eq!(port.drops[0].name(), "to:lost_no_room");
+        assert_eq!((port.drops[0].rate, port.drops[0].total), (Some(5_000.0), 5_010));
     }
 
     #[test]

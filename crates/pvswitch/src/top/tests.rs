@@ -57,6 +57,25 @@ fn selected_port_stays_on_the_screen() {
     assert_eq!(app.selected, "vm39");
 }
 
+/// Issue 16, row 7: one colour over the whole width, and no empty half of a large screen.
+#[test]
+fn the_selected_row_is_whole_and_its_port_fills_a_large_screen() {
+    let mut app = app(3, 1);
+    press(&mut app, KeyCode::Down);
+    let mut terminal = Terminal::new(TestBackend::new(160, 50)).unwrap();
+    terminal.draw(|frame| app.draw(frame)).unwrap();
+    let buffer = terminal.backend().buffer().clone();
+    let starts = |y: u16| (0..4).map(|x| buffer[(x, y)].symbol()).collect::<String>() == "vm1 ";
+    let row = (0..50).find(|y| starts(*y)).expect("its row");
+    let style = buffer[(0, row)].style();
+    assert!(style.add_modifier.contains(Modifier::REVERSED));
+    assert!((0..160).all(|x| buffer[(x, row)].style() == style), "patches");
+    let text = screen(&mut app, 160, 50).join("\n");
+    assert!(text.contains("Port vm1") && text.contains("From the guest"), "{text}");
+    let text = screen(&mut app, 80, 24).join("\n");
+    assert!(!text.contains("From the guest"), "no room: {text}");
+}
+
 #[test]
 fn every_page_survives_every_size() {
     for (ports, queues) in [(0, 0), (1, 1), (40, 16)] {

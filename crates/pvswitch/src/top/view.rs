@@ -154,7 +154,7 @@ pub fn workers(picture: &Picture, width: usize, most: usize) -> Vec<Line<'static
 
 const PORTS: [Column; 11] = [
     word("PORT", 4, 15, 0),
-    word("LINK", 4, 8, 0),
+    word("STATE", 5, 11, 0),
     number("IN/s", 5, 0),
     number("IN b/s", 6, 1),
     number("OUT/s", 5, 0),
@@ -179,12 +179,21 @@ fn drops(port: &Port) -> Cell {
     }
 }
 
+/// Style of a port's state.
+fn link(port: &Port) -> Style {
+    match port.state.as_str() {
+        "stalled" => BAD,
+        _ if port.up => GOOD,
+        _ => FAINT,
+    }
+}
+
 fn port(port: &Port) -> Vec<Cell> {
-    let up = if port.up { GOOD } else { FAINT };
+    let up = link(port);
     let faults = if port.faults > 0 { BAD } else { FAINT };
     vec![
         cell(port.name.clone()),
-        (port.state().into(), up),
+        (port.state.clone(), up),
         amount(port.in_frames),
         amount(port.in_bits),
         amount(port.out_frames),
@@ -320,7 +329,7 @@ pub fn detail(port: &Port, width: usize) -> Vec<Line<'static>> {
         Some(false) => ", no front-end",
         None => "",
     };
-    let up = if port.up { GOOD } else { FAINT };
+    let up = link(port);
     let about = format!(
         "{front_end}, {} of {} queues active, {} faults",
         port.queues_active, port.queues, port.faults
@@ -328,7 +337,7 @@ pub fn detail(port: &Port, width: usize) -> Vec<Line<'static>> {
     let mut lines = vec![
         Line::from(vec![
             Span::styled(format!("Port {}  ", port.name), HEAD),
-            Span::styled(port.state(), up),
+            Span::styled(port.state.clone(), up),
             Span::raw(about),
         ]),
         Line::raw(cut(&port.kind, width)),
@@ -421,8 +430,11 @@ t         show or hide the queues of all ports
 s         next sort key: as added, name, frames in, frames out, drops
 ?         open or close this page
 
+STATE     of a port: up; unconnected, no front-end; no-driver, a front-end whose
+          guest has no driver yet; stalled, posts no buffers; draining, drained
 IN, OUT   from the guest into the switch, from the switch to the guest: frames
-          and bits per second; drops with the prefix to: occurred on the way OUT
+          and bits per second; drops with the prefix to: occurred on the way OUT,
+          to:lost_ of senders because this port was full
 HELD      frames held now because the port's queues are full
 CONT/s    lock contentions per second between workers delivering to this port
 STATE     of a queue: hot, polled in every round; warm, polled occasionally;

@@ -74,6 +74,7 @@ impl Netns {
             netns: Some(self.0.clone()),
             queues: NonZeroU16::MIN,
             create: true,
+            persist: None,
             up: true,
             mtu: Some(9000),
             mac: None,

@@ -131,6 +131,8 @@ fn model(capacity: usize, limit: u32, key: [u64; 2], ops: &[Op]) {
         }
         let active = (0..4).filter(|p| oracle.learned_from(*p) > 0).count();
         assert_eq!(fdb.lock().ports_active as usize, active);
+        let statics = oracle.known.values().filter(|known| known.is_static).count();
+        assert_eq!(fdb.statics() as usize, statics);
     }
 }
 

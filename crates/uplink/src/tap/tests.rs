@@ -49,6 +49,7 @@ fn options(name: &str) -> TapOptions {
         netns: None,
         queues: NonZeroU16::MIN,
         create: true,
+        persist: None,
         up: false,
         mtu: None,
         mac: None,

@@ -60,6 +60,7 @@ impl Netns {
             netns: Some(self.0.clone()),
             queues: NonZeroU16::new(queues).unwrap(),
             create: true,
+            persist: None,
             up: true,
             mtu: None,
             mac: Some(mac(host)),

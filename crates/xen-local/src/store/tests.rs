@@ -403,9 +403,9 @@ fn the_end_of_a_server_is_reported_and_removes_its_socket() {
     std::fs::create_dir_all(&dir).unwrap();
     let path = dir.join("xenstored");
     let server = server();
-    server.listen(&path, 0).unwrap();
-    let text = self::server().listen(&path, 0).unwrap_err().to_string();
-    assert!(text.contains("another process listens there"), "{text}");
+    server.listen(&path, 0, &os::Permissions::OWNER).unwrap();
+    let text = self::server().listen(&path, 0, &os::Permissions::OWNER).unwrap_err().to_string();
+    assert!(text.contains("this process listens there already"), "{text}");
     let store = Store::connect(&path).unwrap();
     store.write("/a", "1").unwrap();
     drop(server);

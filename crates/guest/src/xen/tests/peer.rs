@@ -167,7 +167,8 @@ impl Peer {
     }
 
     pub fn at(dir: PathBuf, lacks: &str) -> Self {
-        let host = std::sync::Arc::new(xen_local::Back::open(&dir).unwrap());
+        let host =
+            std::sync::Arc::new(xen_local::Back::open(&dir, &os::Permissions::OWNER).unwrap());
         let (ends, connects, keeps, lists, changes) = Default::default();
         let raw = Raw { host, ends, connects, keeps, lists, changes };
         let stop = std::sync::Arc::default();

@@ -15,6 +15,7 @@ use super::*;
 use crate::config::Origin;
 use crate::pool::Placement;
 use crate::run::Options;
+use crate::spec::Access;
 
 /// A switch whose control thread is driven by the tests.
 fn system(control: PathBuf) -> System {
@@ -30,6 +31,9 @@ fn system(control: PathBuf) -> System {
         mode: Mode::Switch,
         control: Some(control),
         http: None,
+        control_access: Access::default(),
+        control_write: false,
+        http_access: Access::default(),
         // Limits the time to wait for an event.
         duration: Some(Duration::from_secs(20)),
         ageing_s: 300,
