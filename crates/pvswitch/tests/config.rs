@@ -545,6 +545,14 @@ fn a_replaced_port_keeps_its_socket_and_ports_may_exchange_theirs() {
 }
 
 #[test]
+fn a_socket_that_stays_keeps_its_permissions() {
+    let world = World::new(&vhost("a", ""));
+    let error = world.refused(&vhost("a", "socket-mode = \"0666\""));
+    assert!(error.contains("a reload cannot change socket-mode or socket-group of"), "{error}");
+    assert!(error.contains("ctl del-port"), "{error}");
+}
+
+#[test]
 fn ports_of_other_kinds_are_replaced_and_undone() {
     let local = |name: &str, dir: &str, options: &str| {
         format!("[port.{name}]\nkind = \"xen-local\"\ndirectory = \"{{dir}}/{dir}\"\n{options}\n")

@@ -261,6 +261,7 @@ impl System {
             // Set when all else has succeeded.
             tap.mtu = None;
         }
+        self.check_access(&spec, leaving)?;
         let of = match &spec.kind {
             Kind::Xen(Xen { at: XenAt::Local(directory), .. }) => {
                 Some(Hypervisor::Local(directory.clone()))
@@ -275,6 +276,28 @@ impl System {
         prepared.state.spec = spec;
         undo.ports.push(prepared);
         Ok(())
+    }
+
+    /// A socket that stays keeps its mode and group: refuses others.
+    fn check_access(&self, spec: &PortSpec, leaving: &Leaving) -> Result<(), RunError> {
+        let Kind::VhostUser(conf) = &spec.kind else { return Ok(()) };
+        let user = leaving.ports.iter().filter_map(|name| self.ports.get(name)).find(|port| {
+            let Attach::VhostUser(vhost) = &port.attach else { return false };
+            vhost.listener.as_ref().is_some_and(|listener| listener.path() == conf.socket)
+        });
+        match user.map(|port| &port.spec.kind) {
+            Some(Kind::VhostUser(before))
+                if conf.role == Role::Server && before.access != conf.access =>
+            {
+                Err(RunError::Request(format!(
+                    "port '{}': a reload cannot change socket-mode or socket-group of {}, which \
+                     stays open: remove the port first (ctl del-port)",
+                    spec.name,
+                    conf.socket.display()
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Names the port of this switch that has the only queue of an interface.
