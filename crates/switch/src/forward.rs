@@ -6,10 +6,12 @@
 
 mod bounds;
 mod direct;
+mod findings;
 mod full;
 mod mirror;
 mod queue;
 mod starved;
+mod tenants;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -18,6 +20,7 @@ use std::sync::{Arc, Mutex};
 use shm::Seg;
 
 use self::bounds::MayFlood;
+pub use self::findings::{Events, Findings, PortEvent};
 pub use self::full::ArmedFull;
 use self::full::Senders;
 pub use self::mirror::{Captured, Mirror};
@@ -32,6 +35,7 @@ use crate::offload;
 use crate::port::{Egress, Fault, Steer};
 use crate::stats::IngressStats;
 use crate::steering::Steering;
+use crate::tenant::{Admitted, Tenants};
 use crate::time::{Instant, Ns};
 use crate::tuning::Tuning;
 use crate::vnet::{GSO_NONE, Offloads, VnetHdr};
@@ -188,95 +192,6 @@ impl Flow<'_> {
     }
 }
 
-/// What forwarding found out that its caller must act on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[must_use]
-pub struct Findings {
-    /// Workers (one bit each) to wake: they wait for a destination that took frames, so it may have
-    /// room for theirs; while disarmed, it sends no kick.
-    pub wake: u64,
-    /// Events of ports, in order.
-    pub events: Events,
-}
-
-impl Findings {
-    /// Appends later findings.
-    #[inline]
-    pub fn merge(&mut self, later: Self) {
-        self.wake |= later.wake;
-        self.events.append(later.events);
-    }
-}
-
-/// Events of ports, in order: nearly always none, so none takes one word, which each burst returns.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Events(
-    #[expect(clippy::box_collection, reason = "a Vec is three words")] Option<Box<Vec<PortEvent>>>,
-);
-
-impl Events {
-    /// Appends an event.
-    #[cold]
-    pub fn push(&mut self, event: PortEvent) {
-        self.0.get_or_insert_default().push(event);
-    }
-
-    /// Appends later events.
-    #[inline]
-    pub fn append(&mut self, later: Self) {
-        match &mut self.0 {
-            None => self.0 = later.0,
-            Some(events) => events.extend(later.0.into_iter().flat_map(|events| *events)),
-        }
-    }
-
-    /// Whether there is none.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_none()
-    }
-}
-
-impl FromIterator<PortEvent> for Events {
-    fn from_iter<I: IntoIterator<Item = PortEvent>>(events: I) -> Self {
-        let mut all = Self::default();
-        events.into_iter().for_each(|event| all.push(event));
-        all
-    }
-}
-
-impl IntoIterator for Events {
-    type Item = PortEvent;
-    type IntoIter = std::vec::IntoIter<PortEvent>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.map_or_else(Vec::new, |events| *events).into_iter()
-    }
-}
-
-/// An event of a port that the operator or the port's owner must know of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PortEvent {
-    /// The peer broke its protocol; the port is to be stopped.
-    Fault {
-        /// The peer's port.
-        port: PortId,
-        /// The port's [epoch](Port::epoch) at the time of the fault.
-        epoch: u64,
-        /// The violation.
-        fault: Fault,
-    },
-    /// An egress queue became [starved](EgressQueue::starved_for), or recovered.
-    Starved {
-        /// The receiver's port.
-        port: PortId,
-        /// The queue's index.
-        queue: u16,
-        /// False: it recovered.
-        begins: bool,
-    },
-}
-
 /// One worker's forwarding state.
 pub struct Forwarder {
     mode: Mode,
@@ -294,6 +209,10 @@ pub struct Forwarder {
     /// How each port's peer wants frames spread, as of its last frames.
     steer: Vec<Option<Arc<dyn Steer>>>,
     scratch: offload::Scratch,
+    /// Rules of ports, if any port has some.
+    tenants: Option<Arc<Tenants>>,
+    /// Kept for their allocations.
+    retagged: tenants::Retagged,
     /// Cost of the burst so far.
     made: bounds::Made,
     /// Full destinations to retry, each with whether it was armed since the last retry.
@@ -327,6 +246,8 @@ impl Forwarder {
             group_of,
             steer: Vec::new(),
             scratch: offload::Scratch::default(),
+            tenants: None,
+            retagged: tenants::Retagged::default(),
             made: bounds::Made::default(),
             blocked: BTreeMap::new(),
             findings: Findings::default(),
@@ -352,15 +273,24 @@ impl Forwarder {
         self.last_learned = None;
     }
 
+    /// Replaces the rules of ports; `None`: no port has any.
+    pub fn set_tenants(&mut self, tenants: Option<Arc<Tenants>>) {
+        self.tenants = tenants;
+        self.last_found = None;
+        self.last_learned = None;
+    }
+
     /// Delivers, holds or drops each frame of a burst. `now` is any monotonic time.
     pub fn forward(&mut self, from: &Source, burst: &mut Burst<'_>, now: Instant) -> Findings {
         debug_assert_eq!(self.findings, Findings::default(), "the call before returned its own");
         self.groups_used = 0;
         self.bursts += 1;
         self.made = bounds::Made::default();
-        match self.mode {
-            Mode::Switch => self.switch(from, burst, now),
-            Mode::Cross => self.cross(from, burst),
+        match (self.mode, self.tenants.clone()) {
+            (Mode::Switch, None) => self.switch::<false>(from, burst, None, now),
+            (Mode::Switch, tenants) => self.switch::<true>(from, burst, tenants.as_deref(), now),
+            (Mode::Cross, None) => self.cross(from, burst),
+            (Mode::Cross, Some(tenants)) => self.cross_ruled(from, burst, &tenants),
         }
         if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref)
             && port.mirror.is_on()
@@ -424,7 +354,15 @@ impl Forwarder {
         }
     }
 
-    fn switch(&mut self, from: &Source, burst: &mut Burst<'_>, now: Instant) {
+    /// `RULED`: there are `tenants`. Without them, the loop has no trace of rules.
+    fn switch<const RULED: bool>(
+        &mut self,
+        from: &Source,
+        burst: &mut Burst<'_>,
+        tenants: Option<&Tenants>,
+        now: Instant,
+    ) {
+        let tenants = if RULED { tenants } else { None };
         let now_s = now.periods(Ns::from_secs(1)) as u32;
         burst.snapshot();
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
@@ -441,8 +379,17 @@ impl Forwarder {
                 from.stats.drops_runt.add(1);
                 continue;
             };
-            let vlan = flow::vlan_id(head);
-            self.learn(src, vlan, from.port, now_s);
+            let (vlan, vid) = match tenants {
+                None => (flow::vlan_id(head), 0),
+                Some(rules) => match rules.admit(from.port, head, &burst.frames[i], &from.stats) {
+                    Some(Admitted { key, vid }) => (key, vid),
+                    None => continue,
+                },
+            };
+            if !self.learn(src, vlan, from.port, now_s) {
+                from.stats.drops_bad_source.add(1);
+                continue;
+            }
             let mut flow = Flow { head, hash: None, now_s };
             if let Some(sender) = &sender {
                 let _ = sender.steering.queue(flow.hash(self.flow_key), from.queue, now_s);
@@ -454,6 +401,7 @@ impl Forwarder {
             let to = if flow::is_multicast(dst) { None } else { self.find(dst, vlan, now_s) };
             match to {
                 Some(to) if to == from.port => from.stats.drops_same_port.add(1),
+                Some(to) if tenants.is_some_and(|t| !t.may_reach(from, to, vid)) => {}
                 Some(to) => {
                     if !self.made.takes(&burst.frames[i], i == 0) {
                         left = Some(i);
@@ -472,7 +420,13 @@ impl Forwarder {
                     };
                     self.groups[at].picks.push(i as u16);
                 }
-                None if self.flood(from, (i, &burst.frames[i]), &mut flow, now) => {}
+                None if self.flood(
+                    from,
+                    (i, &burst.frames[i]),
+                    &mut flow,
+                    tenants.map(|t| (t, vid)),
+                    now,
+                ) => {}
                 None => {
                     left = Some(i);
                     break;
@@ -484,11 +438,15 @@ impl Forwarder {
         }
     }
 
+    /// Learns a source address; false: it is none, and the frame must be dropped.
     #[inline]
-    fn learn(&mut self, src: [u8; 6], vlan: u16, port: PortId, now_s: u32) {
+    fn learn(&mut self, src: [u8; 6], vlan: u16, port: PortId, now_s: u32) -> bool {
         let fact = Some((src, vlan, port, now_s));
-        if self.last_learned == fact || flow::is_multicast(src) {
-            return;
+        if self.last_learned == fact {
+            return true;
+        }
+        if flow::is_multicast(src) || src == [0; 6] {
+            return false;
         }
         let learned = self.fdb.learn(src, vlan, port, now_s);
         self.last_learned = fact;
@@ -501,6 +459,7 @@ impl Forwarder {
             self.aged_s = now_s;
             self.fdb.age(now_s);
         }
+        true
     }
 
     #[inline]
@@ -549,7 +508,8 @@ impl Forwarder {
         self.steer[at] = steer;
     }
 
-    /// Adds frame `i` to a group of each other port; false: it must be left.
+    /// Adds frame `i` to a group of each other port, of those that rules permit for its VLAN;
+    /// false: it must be left.
     #[cold]
     #[inline(never)]
     fn flood(
@@ -557,16 +517,24 @@ impl Forwarder {
         from: &Source,
         (i, frame): (usize, &Frame),
         flow: &mut Flow<'_>,
+        rules: Option<(&Tenants, u16)>,
         now: Instant,
     ) -> bool {
-        match self.may_flood(from, frame, i == 0, now) {
+        let table = Arc::clone(&self.table);
+        let reaches = |port: &Port| {
+            let permits = |(rules, vid): (&Tenants, u16)| rules.reaches(from.port, port.id, vid);
+            port.id != from.port && port.active() > 0 && rules.is_none_or(permits)
+        };
+        let ports = || table.iter().flatten().filter(|port| reaches(port)).count();
+        // With rules, the number depends on the frame's VLAN.
+        let ports = if rules.is_none() { self.made.ports(ports) } else { ports() };
+        match self.may_flood(from, frame, i == 0, ports, now) {
             MayFlood::Yes => {}
             MayFlood::Later => return false,
             MayFlood::No => return true,
         }
-        let table = Arc::clone(&self.table);
         for port in table.iter().flatten() {
-            if port.id != from.port && port.active() > 0 {
+            if reaches(port) {
                 let queue = self.queue_of(port.id, flow);
                 let at = self.group_for(port.id, queue);
                 let group = &mut self.groups[at];
@@ -614,8 +582,25 @@ impl Forwarder {
         })
     }
 
-    /// Delivers a group to its queue, under one lock.
+    /// Delivers a group, with the tags that its port wants.
+    #[inline]
     fn deliver(&mut self, from: &Source, group: &mut Group, burst: &mut Burst<'_>, now: Instant) {
+        if self.tenants.as_ref().is_some_and(|tenants| tenants.has_vlans())
+            && self.deliver_retagged(from, group, burst, now)
+        {
+            return;
+        }
+        self.deliver_as_is(from, group, burst, now);
+    }
+
+    /// Delivers a group to its queue, under one lock.
+    fn deliver_as_is(
+        &mut self,
+        from: &Source,
+        group: &mut Group,
+        burst: &mut Burst<'_>,
+        now: Instant,
+    ) {
         let table = Arc::clone(&self.table);
         let Some(port) = table.get(usize::from(group.port.0)).and_then(Option::as_ref) else {
             from.stats.drops_no_port.add(group.picks.len() as u64);
