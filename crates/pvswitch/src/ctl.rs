@@ -115,6 +115,9 @@ fn show(answer: &Value) {
         } else if let Some(s) = port["stalled_s"].as_u64() {
             println!("{:15} receiver stalled for {s} s: its driver posts no buffers", "");
         }
+        if let Some(rules) = rules(port) {
+            println!("{:15} rules    {rules}", "");
+        }
         if let Some(errors) = errors(port) {
             println!("{:15} errors   {errors}", "");
         }
@@ -122,6 +125,13 @@ fn show(answer: &Value) {
             println!("{:15} refused  {refused}", "");
         }
     }
+}
+
+/// A port's rules, as options; `None`: it has none.
+fn rules(port: &Value) -> Option<String> {
+    let all = port["rules"].as_object()?.iter();
+    let all: Vec<_> = all.map(|(name, value)| format!("{name}={}", text(value))).collect();
+    Some(all.join(" "))
 }
 
 /// A front-end's errors, counted by cause, and the last one; `None`: no errors.

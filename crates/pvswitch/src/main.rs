@@ -19,6 +19,7 @@ mod run;
 mod signals;
 mod spec;
 mod tap;
+mod tenant;
 mod top;
 mod worker;
 

@@ -6,6 +6,7 @@
 mod accounts;
 mod requests;
 mod setup;
+mod tenants;
 mod vhost;
 mod xen;
 
@@ -25,6 +26,7 @@ use switch::forward::{EgressQueue, Mode, Port, PortEvent, STARVED_AFTER, Source,
 use switch::hold::HOLD_DEFAULT;
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
+use switch::tenant::Rules;
 use switch::time::{self, Ns};
 use switch::tuning::{Drain, Tuning};
 use vhost_user::device::KickFd;
@@ -227,6 +229,8 @@ struct System {
     fdb: Arc<Fdb>,
     reports: Receiver<Report>,
     table: Table,
+    /// Rules of ports, by id.
+    rules: Vec<Option<Arc<Rules>>>,
     ports: BTreeMap<String, PortState>,
     xen: BTreeMap<Hypervisor, XenBus>,
     /// The `xen:auto` specification, if there is one.
@@ -310,6 +314,7 @@ impl System {
             fdb,
             reports,
             table: Table::new(),
+            rules: Vec::new(),
             ports: BTreeMap::new(),
             xen: BTreeMap::new(),
             xen_auto: None,
@@ -374,7 +379,7 @@ impl System {
         }
         for (mac, name) in std::mem::take(&mut self.options.static_addresses) {
             let id = self.port(&name)?.port.id;
-            let added = self.fdb.add_static(mac.0, 0, id, 0);
+            let added = self.fdb.add_static(mac.0, self.vlan_key(id, 0), id, 0);
             added.map_err(|error| RunError::Request(error.to_string()))?;
         }
         Ok(())
@@ -413,12 +418,15 @@ impl System {
         let free = self.table.iter().position(Option::is_none).unwrap_or(self.table.len());
         let id = u16::try_from(free).ok().filter(|id| *id < PORTS_MAX);
         let id = PortId(id.ok_or(RunError::TooManyPorts(PORTS_MAX))?);
+        // Before anything from its peer is read.
+        self.set_rules(id, spec.tuning.tenant.rules());
         let state = match &spec.kind {
-            Kind::VhostUser(conf) => self.add_vhost_user(spec, conf, id)?,
-            Kind::Tap(conf) => self.add_tap(spec, conf, id)?,
-            Kind::Xen(conf) => self.add_xen(spec, conf, id)?,
-            Kind::Null => add_null(spec, id),
+            Kind::VhostUser(conf) => self.add_vhost_user(spec, conf, id),
+            Kind::Tap(conf) => self.add_tap(spec, conf, id),
+            Kind::Xen(conf) => self.add_xen(spec, conf, id),
+            Kind::Null => Ok(add_null(spec, id)),
         };
+        let state = state.inspect_err(|_| self.set_rules(id, None))?;
         for (i, queue) in state.port.egress.iter().enumerate() {
             queue.set_call(spec.tuning.call.of(i).unwrap_or(self.options.call));
             queue.set_hold_max(spec.tuning.hold.unwrap_or(HOLD_DEFAULT));
@@ -514,6 +522,7 @@ impl System {
         }
         self.table[usize::from(id.0)] = None;
         self.publish_table();
+        self.set_rules(id, None);
         self.fdb.flush_port(id);
         tracing::info!("port {name}: removed");
         Ok(())

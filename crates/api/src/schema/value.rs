@@ -1,8 +1,9 @@
 //! Types of settings' values, their text forms, and errors in a text.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
-use super::policy;
+use super::{list, policy};
 use crate::Address;
 use crate::near::did_you_mean;
 
@@ -27,8 +28,14 @@ pub enum Type {
     Choice(&'static [Choice]),
     /// A poll, call or kick policy ([`policy::FORMS`]).
     Policy,
-    /// A MAC address.
-    Mac,
+    /// MAC addresses, separated by `+`, or `none`.
+    Macs,
+    /// IP addresses, separated by `+`, or `none`.
+    Ips,
+    /// A VLAN, or `none`.
+    Vlan,
+    /// VLANs and ranges of them, separated by `+`, or `none`.
+    Vlans,
     /// Names from a list, separated by `+`.
     Names(&'static [&'static str]),
     /// Numbers of CPUs, separated by `,`; in the file a list.
@@ -98,8 +105,14 @@ pub enum Value {
     Choice(&'static str, Option<u32>),
     /// The text of a valid policy.
     Policy(String),
-    /// A MAC address.
-    Mac([u8; 6]),
+    /// MAC addresses.
+    Macs(Vec<[u8; 6]>),
+    /// IP addresses.
+    Ips(Vec<IpAddr>),
+    /// A VLAN.
+    Vlan(Option<u16>),
+    /// VLANs, in order.
+    Vlans(Vec<u16>),
     /// Names, spelt as in the list.
     Names(Vec<&'static str>),
     /// Numbers of CPUs.
@@ -129,7 +142,10 @@ impl Type {
             Self::Number(..) | Self::Bytes(_) => "N",
             Self::Choice(_) => "WORD",
             Self::Policy => "POLICY",
-            Self::Mac => "MAC",
+            Self::Macs => "MAC+...",
+            Self::Ips => "ADDR+...",
+            Self::Vlan => "N",
+            Self::Vlans => "N+M-K",
             Self::Names(_) => "FEATURE+...",
             Self::Cpus => "LIST",
             Self::Seconds => "SECS",
@@ -141,7 +157,8 @@ impl Type {
 
     /// Whether the file must have a string for it: a number would be an error.
     pub fn is_text(&self) -> bool {
-        matches!(self, Self::Policy | Self::Mac | Self::Names(_) | Self::Text(_) | Self::Table(_))
+        matches!(self, Self::Policy | Self::Names(_) | Self::Text(_) | Self::Table(_))
+            || matches!(self, Self::Macs | Self::Ips)
     }
 
     /// Parses a value of setting `key`.
@@ -166,9 +183,10 @@ impl Type {
                 Ok(()) => Ok(Value::Policy(text.into())),
                 Err(error) => Err(bad(error)),
             },
-            Self::Mac => {
-                crate::mac(text).map(Value::Mac).map_err(|error| format!("{key}: {error}"))
-            }
+            Self::Macs => list::macs(text).map(Value::Macs).map_err(bad),
+            Self::Ips => list::ips(text).map(Value::Ips).map_err(bad),
+            Self::Vlan => list::vlan(text).map(Value::Vlan).map_err(bad),
+            Self::Vlans => list::vlans(text).map(Value::Vlans).map_err(bad),
             Self::Names(known) => names(text, known).map(Value::Names).map_err(|word| {
                 let hint = hint(&word, known);
                 format!("{key}: unknown feature '{word}'{hint}; known: {}", known.join(" "))
@@ -200,6 +218,38 @@ impl Value {
         match self {
             Self::Choice(word, _) => Some(word),
             _ => None,
+        }
+    }
+
+    /// MAC addresses; empty for other values.
+    pub fn macs(&self) -> &[[u8; 6]] {
+        if let Self::Macs(macs) = self { macs } else { &[] }
+    }
+
+    /// IP addresses; empty for other values.
+    pub fn ips(&self) -> &[IpAddr] {
+        if let Self::Ips(ips) = self { ips } else { &[] }
+    }
+
+    /// A VLAN.
+    pub fn vlan(&self) -> Option<u16> {
+        if let Self::Vlan(vlan) = self { *vlan } else { None }
+    }
+
+    /// VLANs, in order; empty for other values.
+    pub fn vlans(&self) -> &[u16] {
+        if let Self::Vlans(vids) = self { vids } else { &[] }
+    }
+
+    /// The text of a list, of a VLAN or of a word, as it is given; empty for other values.
+    pub fn list_text(&self) -> String {
+        match self {
+            Self::Macs(macs) => list::macs_text(macs),
+            Self::Ips(ips) => list::ips_text(ips),
+            Self::Vlan(vlan) => list::vlans_text(vlan.as_slice()),
+            Self::Vlans(vids) => list::vlans_text(vids),
+            Self::Choice(word, _) => (*word).into(),
+            _ => String::new(),
         }
     }
 

@@ -14,7 +14,7 @@ use switch::fdb::Mac;
 use switch::tuning::Drain;
 use vhost_user::feature;
 
-use super::{Attach, Event, PortState, RunError, System, accounts};
+use super::{Attach, Event, PortState, RunError, System, accounts, tenants};
 use crate::capture;
 use crate::http::Query;
 use crate::pool::{Placement, token};
@@ -175,6 +175,7 @@ impl System {
             "faults": state.faults,
             "drain": state.drain().name(),
             "stalled_s": state.stalled_s(self.pool.now()).iter().max(),
+            "rules": tenants::show(state),
             "account": accounts::account(state),
         });
         match &state.attach {
@@ -232,7 +233,8 @@ impl System {
     fn fdb_add(&self, mac: &str, port: &str, vlan: u16) -> Result<Value, RunError> {
         let id = self.port(port)?.port.id;
         let now = u32::try_from(self.clock().elapsed().as_secs()).unwrap_or(u32::MAX);
-        let added = self.fdb.add_static(parse_mac(mac)?.0, vlan_id(vlan)?, id, now);
+        let vlan = self.vlan_key(id, vlan_id(vlan)?);
+        let added = self.fdb.add_static(parse_mac(mac)?.0, vlan, id, now);
         added.map_err(|error| RunError::Request(error.to_string()))?;
         Ok(json!({}))
     }
@@ -272,8 +274,14 @@ impl System {
         changes.iter().for_each(|Change { entry, value }| tuning.set(entry, None, value));
         match state {
             Some(state) => {
+                // The only change that may be refused: before the others.
+                let tenant = Self::changed_tenant(state, &tuning.tenant)?;
                 self.tune(state, queue, &tuning);
                 tuning.limits.apply(&state.port.account);
+                if let Some(tenant) = tenant {
+                    let name = state.spec.name.clone();
+                    self.set_tenant(&name, tenant);
+                }
             }
             None => {
                 self.ports.values().for_each(|state| self.tune(state, None, &tuning));

@@ -92,9 +92,18 @@ impl Vlan {
         let tag = tci(head).map_or(0, |tci| tci & 0xfff);
         match self {
             Self::Transparent => Some(tag),
-            Self::Access(vid) => (tag == 0).then_some(*vid),
-            Self::Trunk { native, .. } if tag == 0 => *native,
+            _ if tag == 0 => self.untagged(),
+            Self::Access(_) => None,
             Self::Trunk { .. } => self.carries(tag).then_some(tag),
+        }
+    }
+
+    /// VLAN of untagged frames, if the port accepts them and has VLANs.
+    pub fn untagged(&self) -> Option<u16> {
+        match self {
+            Self::Transparent => None,
+            Self::Access(vid) => Some(*vid),
+            Self::Trunk { native, .. } => *native,
         }
     }
 
