@@ -401,7 +401,8 @@ impl Forwarder {
             let to = if flow::is_multicast(dst) { None } else { self.find(dst, vlan, now_s) };
             match to {
                 Some(to) if to == from.port => from.stats.drops_same_port.add(1),
-                Some(to) if tenants.is_some_and(|t| !t.may_reach(from, to, vid)) => {}
+                Some(to)
+                    if tenants.is_some_and(|t| !t.may_reach(from.port, to, vid, &from.stats)) => {}
                 Some(to) => {
                     if !self.made.takes(&burst.frames[i], i == 0) {
                         left = Some(i);

@@ -6,8 +6,8 @@
 //! sender's memory ([0020](../../../docs/design/0020-ports-as-tenants.md)).
 //!
 //! ```text
-//!   frame ─▶ source address ─▶ VLAN ─▶ port security ─▶ learn, look up ─▶ isolation, VLAN ─▶ (un)tag
-//!            every port         rules of the ingress port                 rules of both ports
+//!   frame ─▶ VLAN, port security ─▶ learn, look up ─▶ isolation, VLAN ─▶ tag or untag
+//!            of the ingress port                      of both ports      for each egress port
 //! ```
 
 mod security;
@@ -20,7 +20,6 @@ pub(crate) use self::vlan::RETAGGED_LEN;
 pub use self::vlan::{Tagging, Vids, Vlan};
 use crate::fdb::PortId;
 use crate::flow;
-use crate::forward::Source;
 use crate::frame::Frame;
 use crate::stats::IngressStats;
 
@@ -109,13 +108,19 @@ impl Tenants {
     }
 
     /// The same for a frame to one port: if not, it is counted as dropped.
-    pub(crate) fn may_reach(&self, from: &Source, to: PortId, vid: u16) -> bool {
-        if self.isolates(from.port, to) {
-            from.stats.drops_isolated.add(1);
+    pub(crate) fn may_reach(
+        &self,
+        from: PortId,
+        to: PortId,
+        vid: u16,
+        stats: &IngressStats,
+    ) -> bool {
+        if self.isolates(from, to) {
+            stats.drops_isolated.add(1);
             return false;
         }
         let carries = self.vlan(to).carries(vid);
-        from.stats.drops_vlan.add(u64::from(!carries));
+        stats.drops_vlan.add(u64::from(!carries));
         carries
     }
 

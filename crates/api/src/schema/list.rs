@@ -202,7 +202,8 @@ mod tests {
             unicast.dedup();
             let parsed = macs(&macs_text(&unicast)).unwrap();
             prop_assert_eq!(macs(&macs_text(&parsed)), Ok(parsed));
-            let addresses: Vec<_> = v4.into_iter().map(|ip| IpAddr::from(ip.to_be_bytes())).collect();
+            let addresses = v4.into_iter().map(|ip| IpAddr::from(ip.to_be_bytes()));
+            let addresses: Vec<_> = addresses.collect();
             prop_assert_eq!(ips(&ips_text(&addresses)), Ok(addresses));
         }
 

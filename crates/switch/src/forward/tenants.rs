@@ -52,7 +52,7 @@ impl Forwarder {
             }
             let admitted = tenants.admit(from.port, head, frame, &from.stats);
             let Some(Admitted { vid, .. }) = admitted else { continue };
-            if !tenants.may_reach(from, to, vid) {
+            if !tenants.may_reach(from.port, to, vid, &from.stats) {
                 continue;
             }
             if !self.made.takes(frame, i == 0) {
