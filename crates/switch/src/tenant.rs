@@ -72,10 +72,6 @@ impl Tenants {
         self.ports.get(usize::from(port.0))?.as_deref()
     }
 
-    fn vlan(&self, port: PortId) -> &Vlan {
-        self.of(port).map_or(&Vlan::Transparent, |rules| &rules.vlan)
-    }
-
     /// Applies the rules of the ingress port to a frame; `None`: it is dropped and counted.
     pub(crate) fn admit(
         &self,
@@ -136,11 +132,17 @@ impl Tenants {
         self.vlans
     }
 
-    /// The change of tag that a frame needs, which was admitted from `from`.
-    pub(crate) fn tagging(&self, from: PortId, to: PortId, head: &[u8]) -> Tagging {
-        let vid = self.vlan(from).classify(head);
-        vid.map_or(Tagging::Keep, |vid| self.vlan(to).tagging(vid, head))
+    /// VLANs of a port.
+    pub(crate) fn vlan(&self, port: PortId) -> &Vlan {
+        self.of(port).map_or(&Vlan::Transparent, |rules| &rules.vlan)
     }
+}
+
+/// The change of tag that a frame needs, which a port with VLANs `from` was permitted to send to
+/// one with VLANs `to`.
+#[inline]
+pub(crate) fn tagging(from: &Vlan, to: &Vlan, head: &[u8]) -> Tagging {
+    from.classify(head).map_or(Tagging::Keep, |vid| to.tagging(vid, head))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::fdb::PortId;
 use crate::flow;
 use crate::frame::Burst;
 use crate::offload;
-use crate::tenant::{Admitted, RETAGGED_LEN, Tagging, Tenants};
+use crate::tenant::{Admitted, RETAGGED_LEN, Tagging, Tenants, Vlan, tagging};
 use crate::time::Instant;
 use crate::vnet::VnetHdr;
 
@@ -65,7 +65,6 @@ impl Forwarder {
 
     /// Delivers a group of which some frames need another tag: as a burst of its own, whose heads
     /// are private. False: no frame needs one, and nothing was done.
-    #[cold]
     pub(super) fn deliver_retagged(
         &mut self,
         from: &Source,
@@ -74,8 +73,11 @@ impl Forwarder {
         now: Instant,
     ) -> bool {
         let Some(tenants) = self.tenants.clone() else { return false };
-        let tagging =
-            |i: usize, burst: &Burst<'_>| tenants.tagging(from.port, group.port, burst.head(i));
+        let (own, to) = (tenants.vlan(from.port), tenants.vlan(group.port));
+        let tagging = |i: usize, burst: &Burst<'_>| tagging(own, to, burst.head(i));
+        if *own == Vlan::Transparent && *to == Vlan::Transparent {
+            return false;
+        }
         let picks = || group.picks.iter().map(|pick| usize::from(*pick));
         if picks().all(|i| tagging(i, burst) == Tagging::Keep) {
             return false;

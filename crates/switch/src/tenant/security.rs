@@ -118,7 +118,33 @@ impl Security {
     ///
     /// # Errors
     /// [`Refusal`]: the frame is to be dropped.
+    #[inline]
     pub fn check(&self, head: &[u8], len: u32, hdr: &VnetHdr) -> Result<(), Refusal> {
+        if self.is_usual(head, hdr) { Ok(()) } else { self.check_all(head, len, hdr) }
+    }
+
+    /// Whether a frame is of the kind that most are, and permitted: untagged TCP or UDP over IPv4
+    /// from the first addresses, without offloads, options, fragments or ports of DHCP.
+    #[inline]
+    fn is_usual(&self, head: &[u8], hdr: &VnetHdr) -> bool {
+        let Some(head) = head.first_chunk::<38>() else { return false };
+        let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+        let mac_is_first = self.macs.first().is_none_or(|mac| *mac == head[6..12]);
+        let ip = [head[26], head[27], head[28], head[29]];
+        let ip_is_first = match self.v4.first() {
+            Some(first) => *first == u32::from_be_bytes(ip),
+            None => !self.locks_ip,
+        };
+        let has_usual_form = head[12..15] == [8, 0, 0x45] && word(20) & 0x3fff == 0;
+        let proto = head[23];
+        // 67 and 68 are the only ports with a rule.
+        let has_usual_ports = proto == PROTO_TCP
+            || proto == PROTO_UDP && !matches!(word(34), 67 | 68) && !matches!(word(36), 67 | 68);
+        mac_is_first && ip_is_first && has_usual_form && has_usual_ports && hdr.is_plain()
+    }
+
+    #[inline(never)]
+    fn check_all(&self, head: &[u8], len: u32, hdr: &VnetHdr) -> Result<(), Refusal> {
         let src = src_mac(head).ok_or(Refusal::Unchecked)?;
         if !self.permits_mac(src) {
             return Err(Refusal::Mac);

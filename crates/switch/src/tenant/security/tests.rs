@@ -70,7 +70,12 @@ fn check(rules: &Security, frame: &[u8]) -> Result<(), Refusal> {
 }
 
 fn check_with(rules: &Security, frame: &[u8], hdr: &VnetHdr) -> Result<(), Refusal> {
-    rules.check(&frame[..frame.len().min(HEAD_LEN)], frame.len() as u32, hdr)
+    let head = &frame[..frame.len().min(HEAD_LEN)];
+    let checked = rules.check_all(head, frame.len() as u32, hdr);
+    // The short check accepts only what the long one does.
+    assert!(checked.is_ok() || !rules.is_usual(head, hdr));
+    assert_eq!(rules.check(head, frame.len() as u32, hdr), checked);
+    checked
 }
 
 /// Whether the rules accept a frame, and what their MACs, addresses and servers make of it.
@@ -352,6 +357,19 @@ fn each_refusal_has_a_counter_of_its_own() {
     }
     let counted = stats.all().filter(|(_, n)| *n == 1).count();
     assert_eq!(counted, 8);
+}
+
+#[test]
+fn usual_frames_need_the_short_check_only() {
+    let usual = |rules: &Security, packet: &[u8]| rules.is_usual(&ip_frame(packet), &VnetHdr::NONE);
+    for rules in [locked(), Security::new(&[MAC], &[], false, false)] {
+        assert!(usual(&rules, &v4(IP, UDP, 0, &udp(1, 2))));
+        assert!(usual(&rules, &v4(IP, TCP, 0x4000, &[0; 20])));
+        assert!(!usual(&rules, &v4(IP, UDP, 0, &udp(68, 67))));
+        assert!(!usual(&rules, &v4(IP, UDP, 0x2000, &udp(1, 2))));
+        assert!(!usual(&rules, &v6(ip6(1), UDP, &udp(1, 2))));
+    }
+    assert!(!usual(&locked(), &v4(OTHER_IP, TCP, 0, &[0; 20])));
 }
 
 /// Addresses that a frame which passed claims, read in another way than by the rules: from the end
