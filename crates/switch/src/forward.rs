@@ -288,7 +288,7 @@ impl Forwarder {
         self.made = bounds::Made::default();
         match (self.mode, self.tenants.clone()) {
             (Mode::Switch, None) => self.switch::<false>(from, burst, None, now),
-            (Mode::Switch, tenants) => self.switch::<true>(from, burst, tenants.as_deref(), now),
+            (Mode::Switch, Some(tenants)) => self.switch_ruled(from, burst, &tenants, now),
             (Mode::Cross, None) => self.cross(from, burst),
             (Mode::Cross, Some(tenants)) => self.cross_ruled(from, burst, &tenants),
         }
@@ -354,7 +354,20 @@ impl Forwarder {
         }
     }
 
+    /// The loop with rules, out of line: the one without stays as it would be alone.
+    #[inline(never)]
+    fn switch_ruled(
+        &mut self,
+        from: &Source,
+        burst: &mut Burst<'_>,
+        tenants: &Tenants,
+        now: Instant,
+    ) {
+        self.switch::<true>(from, burst, Some(tenants), now);
+    }
+
     /// `RULED`: there are `tenants`. Without them, the loop has no trace of rules.
+    #[inline(always)]
     fn switch<const RULED: bool>(
         &mut self,
         from: &Source,
@@ -440,7 +453,7 @@ impl Forwarder {
     }
 
     /// Learns a source address; false: it is none, and the frame must be dropped.
-    #[inline]
+    #[inline(always)]
     fn learn(&mut self, src: [u8; 6], vlan: u16, port: PortId, now_s: u32) -> bool {
         let fact = Some((src, vlan, port, now_s));
         if self.last_learned == fact {
@@ -463,7 +476,7 @@ impl Forwarder {
         true
     }
 
-    #[inline]
+    #[inline(always)]
     fn find(&mut self, dst: [u8; 6], vlan: u16, now_s: u32) -> Option<PortId> {
         // A cache for a run of frames to the same address; valid for at most a second, so a move
         // seen by another worker is noticed within a second.
@@ -595,6 +608,7 @@ impl Forwarder {
     }
 
     /// Delivers a group to its queue, under one lock.
+    #[inline(always)]
     fn deliver_as_is(
         &mut self,
         from: &Source,
