@@ -19,7 +19,7 @@ usage: cargo xtask bench --before COMMIT   runs the benchmarks of this tree besi
        cargo xtask ci [STEP...]    runs all steps of CI, or those named
        cargo xtask lab [STUDY...]  runs all studies in their smallest form, or those named
        cargo xtask test            runs the tests of the workspace, several programs in parallel
-       cargo xtask settings        writes the tables of docs/settings.md from the schema
+       cargo xtask settings        writes the tables of docs/settings.md and docs/config.schema.json
        cargo xtask tidy            checks house rules that neither rustc nor clippy check";
 
 fn main() -> ExitCode {
@@ -72,11 +72,13 @@ fn main() -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Rewrites the tables of settings.
+/// Rewrites the tables of settings, and the JSON Schema of the file.
 fn settings(root: &Path) -> Result<(), String> {
     let path = root.join(tidy::SETTINGS);
     let text = std::fs::read_to_string(&path).map_err(|error| error.to_string())?;
-    std::fs::write(path, api::docs::fill(&text)?).map_err(|error| error.to_string())
+    std::fs::write(path, api::docs::fill(&text)?).map_err(|error| error.to_string())?;
+    let path = root.join(api::json_schema::PATH);
+    std::fs::write(path, api::json_schema::text()).map_err(|error| error.to_string())
 }
 
 /// The folder of the workspace.

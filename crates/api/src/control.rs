@@ -77,6 +77,14 @@ pub enum Request {
         #[serde(default)]
         off: bool,
     },
+    /// Reads the configuration file again and applies what differs.
+    Reload {
+        /// Only reports what differs.
+        #[serde(default)]
+        dry_run: bool,
+    },
+    /// Returns the running configuration as a file.
+    Config,
     /// Stops the switch.
     Shutdown,
 }

@@ -4,6 +4,7 @@
 //! poll = "adaptive"
 //! workers = 2
 //! forward = "switch"
+//! include = "pvswitch.d"
 //!
 //! [port.vm1]
 //! kind = "vhost-user"
@@ -16,53 +17,114 @@
 //! kind = "tap"
 //! interface = "tap0"
 //! ```
+//! All errors of all files are collected, each with file, line and column.
 
+mod read;
+
+use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::config::{Config, Part, Static, StaticAddress};
 use crate::near::nearest;
-use crate::port::{Given, PortText, kind, option};
+use crate::port::{Given, PortText, check_name, kind, option};
 use crate::schema::port::{KINDS, KINDS_LATER, Kind};
 use crate::schema::{self, Entry, Type, Value, run};
-use crate::{Settings, mac};
 
-/// A parsed file. All of it is valid.
+/// Most errors that are reported.
+const PROBLEMS_MAX: usize = 20;
+/// Keys that a file of the include directory may have.
+const INCLUDED: [&str; 2] = ["port", "static"];
+
+/// A parsed file, with the files that it includes. All of it is valid.
 #[derive(Clone, Debug, Default)]
 pub struct File {
-    /// Settings of the switch as a whole.
-    pub settings: Settings,
-    /// Ports, in the order of their names.
-    pub ports: Vec<PortText>,
-    /// Static addresses and the names of their ports.
-    pub statics: Vec<([u8; 6], String)>,
+    /// Its settings, ports and static addresses.
+    pub config: Config,
+    /// The include directory.
+    pub include: Option<PathBuf>,
+    /// Files included, in the order read.
+    pub included: Vec<PathBuf>,
+    /// Whether it has no key at all: perhaps it is being written.
+    pub empty: bool,
+    /// Where each part was found, to locate errors and duplicates.
+    places: BTreeMap<Part, Place>,
 }
 
-/// Why a file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum FileError {
-    /// It cannot be read.
-    #[error("cannot read configuration {path}: {error}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        error: std::io::Error,
-    },
-    /// It is not TOML, or has an invalid key or value.
-    #[error("{path}:{line}:{column}: {what}")]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-        /// Column, from 1.
-        column: usize,
-        /// What is wrong there.
-        what: String,
-    },
+/// A position in a file.
+#[derive(Clone, Debug)]
+struct Place {
+    file: PathBuf,
+    line: usize,
+    column: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", name(&self.file), self.line, self.column)
+    }
+}
+
+/// An error in a configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// The file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Line, from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<usize>,
+    /// Column, from 1, in characters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub column: Option<usize>,
+    /// What is wrong there.
+    pub what: String,
+}
+
+impl Problem {
+    /// An error without a position; `file` is for programs, the text names it itself.
+    pub fn new(file: Option<&Path>, what: impl Into<String>) -> Self {
+        let file = file.map(name);
+        Self { file, line: None, column: None, what: clean(&what.into()) }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.file, self.line, self.column) {
+            (Some(file), Some(line), Some(column)) => {
+                write!(f, "{file}:{line}:{column}: {}", self.what)
+            }
+            _ => f.write_str(&self.what),
+        }
+    }
+}
+
+/// Why a configuration cannot be used: one or more errors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problems(pub Vec<Problem>);
+
+impl std::error::Error for Problems {}
+
+/// One per line.
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.0.iter().enumerate() {
+            write!(f, "{}{problem}", if i == 0 { "" } else { "\n" })?;
+        }
+        Ok(())
+    }
+}
+
+impl From<Problem> for Problems {
+    fn from(problem: Problem) -> Self {
+        Self(vec![problem])
+    }
 }
 
 /// An error, and its position in the text.
@@ -81,50 +143,275 @@ type Table<'a> = DeTable<'a>;
 type Item<'a> = Spanned<DeValue<'a>>;
 
 impl File {
-    /// Reads and parses `path`.
+    /// Reads and parses `path`, and the files that it includes.
     ///
     /// # Errors
-    /// The file cannot be read, or is invalid; the error has line and column.
-    pub fn load(path: &Path) -> Result<Self, FileError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| FileError::Read { path: path.into(), error })?;
-        Self::parse(path, &text)
+    /// A file cannot be read, or is invalid; errors in files have line and column.
+    pub fn load(path: &Path) -> Result<Self, Problems> {
+        let mut room = read::BYTES_MAX;
+        let text = read::text(path, &mut room).map_err(Problems::from)?;
+        let (mut file, mut problems) = (Self::default(), Vec::new());
+        file.parse_into(path, &text, None, &mut problems);
+        if let Some(directory) = &file.include {
+            match read::directory(directory) {
+                Ok(paths) => file.included = paths,
+                Err(problem) => problems.push(problem),
+            }
+        }
+        for included in file.included.clone() {
+            match read::text(&included, &mut room) {
+                Ok(text) => file.parse_into(&included, &text, Some(path), &mut problems),
+                Err(problem) => problems.push(problem),
+            }
+        }
+        file.finish(problems)
     }
 
-    /// Parses `text`; `path` is for messages.
+    /// Parses `text` of a file that includes none; `path` is for messages.
     ///
     /// # Errors
-    /// The text is invalid; the error has line and column.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, FileError> {
-        let parsed = Table::parse(text)
-            .map_err(|error| Wrong::new(error.span().unwrap_or_default(), error.message()));
-        parsed.and_then(|table| file(table.get_ref())).map_err(|Wrong { at, what }| {
-            let before = &text[..at.start.min(text.len())];
-            FileError::Parse {
-                path: path.into(),
-                line: before.matches('\n').count() + 1,
-                column: before.len() - before.rfind('\n').map_or(0, |n| n + 1) + 1,
-                what,
+    /// The text is invalid; the errors have line and column.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, Problems> {
+        let (mut file, mut problems) = (Self::default(), Vec::new());
+        file.parse_into(path, text, None, &mut problems);
+        file.finish(problems)
+    }
+
+    fn finish(mut self, mut problems: Vec<Problem>) -> Result<Self, Problems> {
+        if problems.is_empty() {
+            self.config.ports.sort_by(|a, b| a.name.cmp(&b.name));
+            return Ok(self);
+        }
+        if problems.len() > PROBLEMS_MAX {
+            let what = format!("{} more errors", problems.len() - PROBLEMS_MAX);
+            problems.truncate(PROBLEMS_MAX);
+            problems.push(Problem::new(None, what));
+        }
+        Err(Problems(problems))
+    }
+
+    /// Adds the command line's settings and ports, which take precedence, and checks that all parts
+    /// are valid together.
+    ///
+    /// # Errors
+    /// They are not; errors in files have line and column.
+    pub fn with(self, command_line: Config) -> Result<Config, Problems> {
+        let Self { config, places, .. } = self;
+        let Config { settings, ports, statics } = config;
+        let whole = Config {
+            settings: command_line.settings.or(settings),
+            ports: [ports, command_line.ports].concat(),
+            statics: [statics, command_line.statics].concat(),
+        };
+        let located = |(part, what): (Part, String)| match places.get(&part) {
+            Some(Place { file, line, column }) => {
+                Problem { file: Some(name(file)), line: Some(*line), column: Some(*column), what }
             }
-        })
+            None => Problem::new(None, what),
+        };
+        let problems: Vec<_> =
+            whole.conflicts().into_iter().take(PROBLEMS_MAX).map(located).collect();
+        if problems.is_empty() { Ok(whole) } else { Err(Problems(problems)) }
+    }
+
+    /// Parses a file; `of` is the file that includes it.
+    fn parse_into(
+        &mut self,
+        path: &Path,
+        text: &str,
+        of: Option<&Path>,
+        problems: &mut Vec<Problem>,
+    ) {
+        let lines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+        let lines = std::iter::once(0).chain(lines.map(|(at, _)| at + 1)).collect();
+        let mut parser = Parser { path, text, lines, file: self, wrong: Vec::new() };
+        let (table, errors) = Table::parse_recoverable(text);
+        // Keys after an error of syntax may be in the wrong table.
+        if errors.is_empty() {
+            parser.table(table.get_ref(), of);
+        }
+        let errors = errors.into_iter().take(PROBLEMS_MAX + 1);
+        parser.wrong.extend(errors.map(|e| Wrong::new(e.span().unwrap_or_default(), e.message())));
+        let mut wrong = std::mem::take(&mut parser.wrong);
+        wrong.sort_by_key(|wrong| wrong.at.start);
+        for (i, Wrong { at, what }) in wrong.into_iter().enumerate() {
+            let Place { file, line, column } = match i {
+                0..=PROBLEMS_MAX => parser.place(&at),
+                // Counted only.
+                _ => Place { file: path.into(), line: 0, column: 0 },
+            };
+            let what = clean(&what);
+            let (line, column) = (Some(line), Some(column));
+            let file = Some(name(&file));
+            problems.push(Problem { file, line, column, what });
+        }
     }
 }
 
-fn file(table: &Table<'_>) -> Result<File, Wrong> {
-    let mut file = File::default();
-    let known = || run::TABLE.iter().filter(|e| e.given != schema::Given::CommandLine);
-    for (key, item) in table {
-        let name: &str = key.get_ref();
-        let entry = known().find(|entry| entry.file == name).ok_or_else(|| {
-            Wrong::new(key.span(), unknown(name, known().map(|entry| entry.file)))
-        })?;
-        match entry.name {
-            "static" => file.statics = statics(item)?,
-            "port" => file.ports = ports(item)?,
-            _ => file.settings.set(entry, value(entry, name, item)?),
+/// A file's name in messages.
+fn name(file: &Path) -> String {
+    clean(&file.display().to_string())
+}
+
+/// Escapes control characters: keys and values may have any.
+fn clean(text: &str) -> String {
+    let escape = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(escape).collect()
+}
+
+/// Parses one file into a [`File`].
+struct Parser<'a> {
+    path: &'a Path,
+    text: &'a str,
+    /// Where each line begins.
+    lines: Vec<usize>,
+    file: &'a mut File,
+    wrong: Vec<Wrong>,
+}
+
+impl Parser<'_> {
+    fn place(&self, at: &Range<usize>) -> Place {
+        let at = at.start.min(self.text.len());
+        let line = self.lines.partition_point(|begin| *begin <= at);
+        let before = &self.text.as_bytes()[self.lines[line - 1]..at];
+        let column = String::from_utf8_lossy(before).chars().count() + 1;
+        Place { file: self.path.into(), line, column }
+    }
+
+    /// Keeps a value, or its error.
+    fn keep<T>(&mut self, result: Result<T, Wrong>) -> Option<T> {
+        result.map_err(|wrong| self.wrong.push(wrong)).ok()
+    }
+
+    /// Records where a part is; if there is one already, that is an error.
+    fn record(&mut self, part: Part, at: &Range<usize>, exists: &str) {
+        if let Some(first) = self.file.places.get(&part) {
+            let what = format!("{exists} exists already, at {first}");
+            return self.wrong.push(Wrong::new(at.clone(), what));
+        }
+        let place = self.place(at);
+        self.file.places.insert(part, place);
+    }
+
+    fn table(&mut self, table: &Table<'_>, of: Option<&Path>) {
+        if of.is_none() {
+            self.file.empty = table.is_empty();
+        }
+        let known = || run::TABLE.iter().filter(|e| e.given != schema::Given::CommandLine);
+        for (key, item) in table {
+            let name: &str = key.get_ref();
+            let entry = known().find(|entry| entry.file == name).ok_or_else(|| {
+                let names = known().map(|entry| entry.file);
+                match of {
+                    Some(_) => Wrong::new(key.span(), unknown(name, INCLUDED.into_iter())),
+                    None => Wrong::new(key.span(), unknown(name, names)),
+                }
+            });
+            let Some(entry) = self.keep(entry) else { continue };
+            if let Some(of) = of.filter(|_| !INCLUDED.contains(&name)) {
+                let what = format!(
+                    "`{name}` is a setting of the switch: write it in {}; an included file has \
+                     [port.NAME] and [static] only",
+                    of.display()
+                );
+                self.wrong.push(Wrong::new(key.span(), what));
+                continue;
+            }
+            match entry.name {
+                "static" => self.statics(item),
+                "port" => self.ports(item),
+                "include" => {
+                    let directory = string(name, item).and_then(|text| match text {
+                        "" => Err(Wrong::new(item.span(), "include: use a directory's name")),
+                        text => Ok(text),
+                    });
+                    let directory = self.keep(directory).map(PathBuf::from);
+                    let beside = self.path.parent().unwrap_or(Path::new(""));
+                    self.file.include = directory.map(|directory| beside.join(directory));
+                }
+                _ => {
+                    if let Some(value) = self.keep(value(entry, name, item)) {
+                        self.file.config.settings.set(entry, value);
+                    }
+                }
+            }
         }
     }
-    Ok(file)
+
+    fn statics(&mut self, item: &Item<'_>) {
+        let Some(table) = self.keep(table("static", item)) else { return };
+        for (key, item) in table {
+            let text: &str = key.get_ref();
+            let address: Result<StaticAddress, _> = text.parse();
+            let address = self.keep(address.map_err(|what| Wrong::new(key.span(), what)));
+            let port = self.keep(string(text, item));
+            let Some((address, port)) = address.zip(port) else { continue };
+            let what = format!("static address {address}");
+            self.record(Part::Static(address), &key.span(), &what);
+            self.file.config.statics.push(Static { address, port: port.into() });
+        }
+    }
+
+    fn ports(&mut self, item: &Item<'_>) {
+        let Some(table) = self.keep(table("port", item)) else { return };
+        for (key, item) in table {
+            let name: &str = key.get_ref();
+            let before = self.wrong.len();
+            let port = self.port(name, item);
+            for Wrong { what, .. } in &mut self.wrong[before..] {
+                *what = format!("port '{name}': {what}");
+            }
+            if self.wrong.len() == before {
+                let part = Part::Port(name.into());
+                self.record(part, &key.span(), &format!("port '{name}'"));
+                self.file.config.ports.extend(port);
+            }
+        }
+    }
+
+    /// Parses a port. `None`: there are errors.
+    fn port(&mut self, name: &str, item: &Item<'_>) -> Option<PortText> {
+        let whole = |what: String| Wrong::new(item.span(), what);
+        let named = self.keep(check_name(name).map_err(whole));
+        let table = self.keep(table(name, item))?;
+        let missing = |field: &str| {
+            let keys = table.keys().map(|key| -> &str { key.get_ref() });
+            let typo = nearest(field, keys).map(|near| format!(" (is `{near}` a typo?)"));
+            whole(format!("missing field `{field}`{}", typo.unwrap_or_default()))
+        };
+        let word = self.keep(table.get("kind").ok_or_else(|| missing("kind")))?;
+        let kind = self.keep(kind_of(word))?;
+        let entry = kind.entry();
+        let own = ["kind", entry.file];
+        let mut options = Vec::new();
+        for (key, item) in table {
+            let name: &str = key.get_ref();
+            if !own.contains(&name) {
+                options.extend(self.keep(port_option(kind, name, key.span(), item)));
+            }
+        }
+        let arg = match (entry.args, table.get(entry.file)) {
+            ([], _) => "",
+            (_, Some(item)) => self.keep(string(entry.file, item))?,
+            (_, None) => {
+                let known = |key: &&str| kind.options().any(|option| option.file == *key);
+                let others = table.keys().map(|key| -> &str { key.get_ref() });
+                // A key that is misspelt has been reported as unknown, with a hint.
+                if nearest(entry.file, others.filter(|key| !known(key))).is_none() {
+                    let missing = missing(entry.file);
+                    self.wrong.push(missing);
+                }
+                return None;
+            }
+        };
+        named?;
+        let port = PortText { name: name.into(), kind, arg: arg.into(), options };
+        self.keep(port.check().map_err(whole))?;
+        Some(port)
+    }
 }
 
 /// Message for an unknown key, with the known ones and the nearest.
@@ -189,50 +476,6 @@ fn text(wanted: &Type, key: &str, item: &Item<'_>) -> Result<String, Wrong> {
             wrong_type(key, item, if wanted.is_text() { "string" } else { "number or string" })
         }),
     }
-}
-
-fn statics(item: &Item<'_>) -> Result<Vec<([u8; 6], String)>, Wrong> {
-    let entries = table("static", item)?.iter().map(|(key, item)| {
-        let mac = mac(key.get_ref()).map_err(|what| Wrong::new(key.span(), what))?;
-        Ok((mac, string(key.get_ref(), item)?.to_string()))
-    });
-    entries.collect()
-}
-
-fn ports(item: &Item<'_>) -> Result<Vec<PortText>, Wrong> {
-    let tables = table("port", item)?.iter().map(|(name, item)| {
-        let name: &str = name.get_ref();
-        port(name, item)
-            .map_err(|Wrong { at, what }| Wrong::new(at, format!("port '{name}': {what}")))
-    });
-    let mut ports = tables.collect::<Result<Vec<_>, _>>()?;
-    ports.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(ports)
-}
-
-fn port(name: &str, item: &Item<'_>) -> Result<PortText, Wrong> {
-    let table = table(name, item)?;
-    let whole = |what: String| Wrong::new(item.span(), what);
-    let word = table.get("kind").ok_or_else(|| whole("missing field `kind`".into()))?;
-    let kind = kind_of(word)?;
-    let entry = kind.entry();
-    let own = ["kind", entry.file];
-    let mut options = Vec::new();
-    for (key, item) in table {
-        let name: &str = key.get_ref();
-        if !own.contains(&name) {
-            options.push(port_option(kind, name, key.span(), item)?);
-        }
-    }
-    // After the options: a key that is misspelt is both unknown and missing.
-    let arg = match (entry.args, table.get(entry.file)) {
-        ([], _) => "",
-        (_, Some(item)) => string(entry.file, item)?,
-        (_, None) => return Err(whole(format!("missing field `{}`", entry.file))),
-    };
-    let port = PortText { name: name.into(), kind, arg: arg.into(), options };
-    port.check().map_err(whole)?;
-    Ok(port)
 }
 
 fn kind_of(item: &Item<'_>) -> Result<Kind, Wrong> {

@@ -7,10 +7,12 @@
 #![forbid(unsafe_code)]
 
 mod address;
+pub mod config;
 pub mod control;
 pub mod docs;
 pub mod file;
 pub mod help;
+pub mod json_schema;
 mod mac;
 pub mod near;
 pub mod port;
@@ -20,6 +22,7 @@ pub mod set;
 mod settings;
 
 pub use self::address::Address;
+pub use self::config::{Config, PORTS_MAX};
 pub use self::mac::mac;
 pub use self::port::{PortError, PortText};
 pub use self::queues::{PerQueue, QUEUES_MAX, no_queue, queue_number};

@@ -120,10 +120,24 @@ pub fn option(kind: Kind, key: &str, value: &str) -> Result<Given, String> {
 /// It is invalid; the error gives the rule.
 pub fn check_name(name: &str) -> Result<(), String> {
     let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if (1..=NAME_MAX).contains(&name.len()) && name.chars().all(legal) {
+    // Neither an option of a command (-x), nor a directory or a hidden file (.., .x).
+    let begins = !name.starts_with(['-', '.']);
+    if (1..=NAME_MAX).contains(&name.len()) && name.chars().all(legal) && begins {
         return Ok(());
     }
-    Err(format!("name '{name}' must be 1 to {NAME_MAX} letters, digits, '-', '_' or '.'"))
+    Err(format!(
+        "name '{}' must be 1 to {NAME_MAX} letters, digits, '-', '_' or '.', and not begin with \
+         '-' or '.'",
+        name.escape_debug()
+    ))
+}
+
+/// Rejects control characters, which could forge a line of a log.
+fn check_text(text: &str) -> Result<(), String> {
+    if text.chars().any(char::is_control) {
+        return Err(format!("'{}' must not have control characters", text.escape_debug()));
+    }
+    Ok(())
 }
 
 impl PortText {
@@ -134,10 +148,13 @@ impl PortText {
     /// One is invalid; the error says what to write.
     pub fn check(&self) -> Result<(), String> {
         check_name(&self.name)?;
+        check_text(&self.arg)?;
         (self.kind.entry().check)(&self.arg)?;
         check_vlans(|name| self.value(name))?;
         let queues = self.number("queues").unwrap_or(1) as u16;
-        for Given { entry, queue, .. } in &self.options {
+        for Given { entry, queue, value } in &self.options {
+            check_text(value.text().unwrap_or_default())
+                .map_err(|error| format!("{}: {error}", entry.name))?;
             if let Some(queue) = queue.filter(|queue| *queue >= usize::from(queues)) {
                 return Err(no_queue(entry.name, queue, queues));
             }
@@ -147,11 +164,39 @@ impl PortText {
 
     /// The value of an option: the last one given, or the default if it is a value.
     fn value(&self, name: &str) -> Option<Value> {
-        let given = self.options.iter().rev().find(|given| given.entry.name == name);
-        given.map(|given| given.value.clone()).or_else(|| {
+        self.given(name, None).cloned().or_else(|| {
             let entry = self.kind.options().find(|entry| entry.name == name)?;
             entry.default_value()
         })
+    }
+
+    /// The value given last for an option: of all queues, or of one.
+    pub fn given(&self, name: &str, queue: Option<usize>) -> Option<&Value> {
+        let mut given = self.options.iter().rev();
+        let given = given.find(|given| given.entry.name == name && given.queue == queue)?;
+        Some(&given.value)
+    }
+
+    /// Sets the value of an option, as `ctl set` does: that of all queues replaces those of single
+    /// queues.
+    pub fn set(&mut self, given: Given) {
+        let name = given.entry.name;
+        let replaced = |old: &Given| given.queue.is_none_or(|queue| old.queue == Some(queue));
+        self.options.retain(|old| old.entry.name != name || !replaced(old));
+        self.options.push(given);
+    }
+
+    /// Options that were given, without those that a later one replaces: of all queues first.
+    pub fn effective(&self) -> Vec<&Given> {
+        let last = |at: usize, given: &Given| {
+            let later = &self.options[at + 1..];
+            !later.iter().any(|l| l.entry.name == given.entry.name && l.queue == given.queue)
+        };
+        let options = self.options.iter().enumerate();
+        let mut kept: Vec<_> =
+            options.filter(|(at, given)| last(*at, given)).map(|(_, given)| given).collect();
+        kept.sort_by_key(|given| (given.queue.is_some(), given.entry.name, given.queue));
+        kept
     }
 
     /// The number of an option, given or default.
@@ -166,8 +211,7 @@ impl PortText {
 
     /// The text of an option, if it was given.
     pub fn text(&self, name: &str) -> Option<String> {
-        let given = self.options.iter().rev().find(|given| given.entry.name == name);
-        given?.value.text().map(Into::into)
+        self.given(name, None)?.text().map(Into::into)
     }
 
     /// The MAC addresses of an option; empty unless given.

@@ -164,7 +164,7 @@ pub(crate) fn unknown_hint<'a>(key: &str, known: impl Iterator<Item = &'a Entry>
     let of_queues = match key.split_once('/') {
         Some((word, _)) if known.iter().any(|entry| entry.name == word) => {
             let single: Vec<_> = known.iter().filter(|e| e.per_queue).map(|e| e.name).collect();
-            format!("; only {} can be set for single queues", single.join(" and "))
+            format!("; only {} can be set for single queues", single.join(", "))
         }
         _ => String::new(),
     };

@@ -27,8 +27,13 @@ impl Settings {
         all
     }
 
+    /// Values that were given.
+    pub fn given(&self) -> impl Iterator<Item = (&'static Entry, &Value)> {
+        self.given.iter().map(|(entry, value)| (*entry, value))
+    }
+
     /// A value: given, or the default if it is a value.
-    fn value(&self, name: &str) -> Option<Value> {
+    pub fn value(&self, name: &str) -> Option<Value> {
         let given = self.given.iter().find(|(entry, _)| entry.name == name);
         given.map(|(_, value)| value.clone()).or_else(|| {
             let entry = run::TABLE.iter().find(|entry| entry.name == name);

@@ -4,7 +4,7 @@ mod settings;
 
 use std::path::PathBuf;
 
-use api::help;
+use api::{PortText, help};
 use clap::{Args, Parser, Subcommand};
 use guest::generate::{Aside, Burst, OnOff, Size, parse_also, parse_rate};
 use guest::{ConnectOptions, Setting};
@@ -38,6 +38,9 @@ pub enum Command {
     /// Run a switch
     #[command(after_help = format!("{}{RUN_EXAMPLES}", help::ports()))]
     Run(RunArgs),
+    /// Check a configuration file as `run` does, without opening anything
+    #[command(after_help = CHECK_HELP)]
+    Check(CheckArgs),
     /// Watch a running switch, live
     #[command(after_help = TOP_HELP)]
     Top(TopArgs),
@@ -105,8 +108,28 @@ Examples:
   pvswitch ctl set vm1 limit-mapped-bytes=16G limit-messages=500
       Limit the resources that its peer may use; ctl show lists what was refused
   pvswitch ctl set placement=single
+  pvswitch ctl reload --dry-run
+  pvswitch ctl save /etc/pvswitch.toml
   pvswitch ctl --control /tmp/nic.sock set kick=coalesce:20,16
       Control a guest: nic and gen with --control PATH accept set and stats";
+
+const RELOAD_HELP: &str = "\
+Afterwards the switch is what the file and the command line of `run` say: ports and settings of
+add-port, del-port, set and fdb that are not in the file are undone (ctl save keeps them).
+Options that `set` changes are changed at run time; other options of a port replace that port; other
+settings of the switch need a restart, and the reload is refused.
+Examples:
+  pvswitch ctl reload --dry-run
+  pvswitch ctl reload --json";
+
+const SAVE_HELP: &str = "\
+The file is written beside FILE and renamed. Comments are lost. Without FILE, a configuration with
+an include directory is refused, because the directory's files would no longer be read, and one with
+ports of the command line, because they would be in the file, too.
+Examples:
+  pvswitch ctl save
+  pvswitch ctl save /etc/pvswitch.new.toml
+  pvswitch ctl save - | diff /etc/pvswitch.toml -";
 
 /// `run`.
 #[derive(Args)]
@@ -116,10 +139,35 @@ pub struct RunArgs {
     pub config: Option<PathBuf>,
     /// A port: NAME=KIND:ARG[,key=value]... (see below); may be repeated
     #[arg(long = "port", value_name = "NAME=KIND:ARG")]
-    pub ports: Vec<PortSpec>,
+    pub ports: Vec<PortText>,
     /// Settings of the switch as a whole.
     #[command(flatten)]
     pub settings: Settings,
+}
+
+const CHECK_HELP: &str = "\
+Exit status: 0 valid, 1 errors or a file that cannot be read, 2 wrong arguments. Ports given by
+--port of `run` are unknown here.
+Examples:
+  pvswitch check /etc/pvswitch.toml
+      Each error with file, line and column
+  pvswitch check --json /etc/pvswitch.toml
+      {\"ok\": false, \"file\": ..., \"problems\": [{\"file\", \"line\", \"column\", \"what\"}]}
+  pvswitch check --schema > pvswitch.schema.json
+      The JSON Schema of the file, for editors";
+
+/// `check`.
+#[derive(Args)]
+pub struct CheckArgs {
+    /// Configuration file in TOML
+    #[arg(value_name = "FILE", required_unless_present = "schema", conflicts_with = "schema")]
+    pub file: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, conflicts_with = "schema")]
+    pub json: bool,
+    /// Print the JSON Schema of the file
+    #[arg(long)]
+    pub schema: bool,
 }
 
 const TOP_HELP: &str = "\
@@ -192,6 +240,20 @@ pub enum CtlCommand {
         /// Take frames from the port again
         #[arg(long)]
         off: bool,
+    },
+    /// Read the file of `run --config` again, as SIGHUP does, and apply what differs: all or
+    /// nothing, without touching other ports
+    #[command(after_help = RELOAD_HELP)]
+    Reload {
+        /// Only show what differs
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Write the running configuration to a file
+    #[command(after_help = SAVE_HELP)]
+    Save {
+        /// File to write, - for standard output [default: that of `run --config`]
+        file: Option<PathBuf>,
     },
     /// Stop the switch
     Shutdown,

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::cli::{CtlArgs, CtlCommand, FdbCommand};
 use crate::demo::format::time_ns;
+use crate::error::AnyError;
 
 /// Maximum time to wait for a port to be drained.
 const DRAIN_MAX: Duration = Duration::from_secs(3);
@@ -17,7 +18,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(3);
 const DRAIN_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Runs `pvswitch ctl`.
-pub fn command(args: CtlArgs) -> Result<(), ControlError> {
+pub fn command(args: CtlArgs) -> Result<(), AnyError> {
     let path = args.control.map_or_else(default_path, Ok)?;
     let request = match args.what {
         CtlCommand::Show => Request::Show,
@@ -36,6 +37,10 @@ pub fn command(args: CtlArgs) -> Result<(), ControlError> {
             Request::Set { target, settings: what }
         }
         CtlCommand::Drain { name, off } => Request::Drain { name, off },
+        CtlCommand::Reload { dry_run } => Request::Reload { dry_run },
+        CtlCommand::Save { file } => {
+            return crate::save::command(&path, file.as_deref(), args.json);
+        }
         CtlCommand::Shutdown => Request::Shutdown,
     };
     let answer = match &request {
@@ -51,9 +56,47 @@ pub fn command(args: CtlArgs) -> Result<(), ControlError> {
         Request::Stats if answer["guest"].is_string() => guest_stats(&answer),
         Request::Stats => stats(&answer),
         Request::Fdb => fdb(&answer),
+        Request::Reload { .. } => reload(&answer),
         _ => {}
     }
     Ok(())
+}
+
+/// What a reload changed, or would change.
+fn reload(answer: &Value) {
+    let settings = |of: &Value, key: &str| {
+        let all = list(of, key).map(|setting| {
+            let [name, from, to] = ["setting", "from", "to"].map(|key| text(&setting[key]));
+            format!("{name} {from} -> {to}")
+        });
+        all.collect::<Vec<_>>().join(", ")
+    };
+    let mut lines = Vec::new();
+    for key in ["removed", "added"] {
+        lines.extend(list(answer, key).map(|name| format!("{key:9} {}", text(name))));
+    }
+    for key in ["replaced", "changed"] {
+        let of = |port: &Value| {
+            format!("{key:9} {}: {}", text(&port["name"]), settings(port, "settings"))
+        };
+        lines.extend(list(answer, key).map(of));
+    }
+    for (key, what) in [("settings", "switch"), ("restart", "restart needed:")] {
+        let all = settings(answer, key);
+        lines.extend((!all.is_empty()).then(|| format!("{what:9} {all}")));
+    }
+    for (key, sign) in [("static_removed", "removed"), ("static", "set to")] {
+        let of =
+            |s: &Value| format!("static    {} {sign} {}", text(&s["address"]), text(&s["port"]));
+        lines.extend(list(answer, key).map(of));
+    }
+    let state = match (lines.is_empty(), answer["dry_run"] == true) {
+        (true, _) => "no difference",
+        (false, true) => "differs, nothing was changed",
+        (false, false) => "reloaded",
+    };
+    println!("{}: {state}", text(&answer["file"]));
+    lines.iter().for_each(|line| println!("{line}"));
 }
 
 /// Repeats the request until the port is drained, up to [`DRAIN_MAX`].

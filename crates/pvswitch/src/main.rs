@@ -3,6 +3,7 @@
 mod capture;
 mod cli;
 mod clock;
+mod config;
 mod cost;
 mod ctl;
 mod demo;
@@ -16,6 +17,7 @@ mod nic;
 mod pool;
 mod ports;
 mod run;
+mod save;
 mod signals;
 mod spec;
 mod tap;
@@ -26,14 +28,13 @@ mod worker;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use api::file::File;
+use api::{Config, Settings};
 use clap::Parser;
 use cli::{Cli, Command, RunArgs};
+use config::Origin;
 pub use error::{AnyError, Usage};
 use pool::Placement;
 use run::Options;
-use spec::PortSpec;
-use switch::fdb::Mac;
 use switch::forward::Mode;
 
 fn main() -> ExitCode {
@@ -42,8 +43,12 @@ fn main() -> ExitCode {
     init_log();
     let result = match cli.command {
         Command::Run(args) => run_command(args),
+        Command::Check(args) => match config::check(&args) {
+            Ok(false) => return ExitCode::FAILURE,
+            result => result.map(drop),
+        },
         Command::Top(args) => top::command(args),
-        Command::Ctl(args) => ctl::command(args).map_err(Into::into),
+        Command::Ctl(args) => ctl::command(args),
         Command::Capture(args) => {
             let control = args.control.map_or_else(api::control::default_path, Ok);
             let captured = control.and_then(|at| capture::command(&at, &args.port, &args.write));
@@ -104,25 +109,16 @@ fn run_command(args: RunArgs) -> Result<(), AnyError> {
 
 /// Merges command line, configuration file and defaults, in this order of precedence.
 fn options(args: RunArgs) -> Result<Options, AnyError> {
-    let file = args.config.as_deref().map(File::load).transpose()?.unwrap_or_default();
-    let mut ports: Vec<_> = file.ports.iter().map(PortSpec::from).collect();
-    ports.extend(args.ports);
-    for (i, port) in ports.iter().enumerate() {
-        if ports[..i].iter().any(|p| p.name == port.name) {
-            return Err(run::RunError::DuplicatePort(port.name.clone()).into());
-        }
-    }
-    let settings = args.settings.0.or(file.settings);
-    let control = settings.text("control").map(PathBuf::from);
-    if ports.is_empty() && control.is_none() {
-        return Err("no ports: add --port NAME=KIND:ARG, or --control PATH to add them later; \
-                    see pvswitch run --help"
-            .into());
-    }
+    let settings: Settings = args.settings.0;
+    let (duration, hints) = (settings.seconds("duration"), !settings.flag("quiet"));
+    let command_line = Config { settings, ports: args.ports, statics: Vec::new() };
+    let file = args.config.map(std::path::absolute).transpose()?;
+    let origin = Origin { file, command_line };
+    let (config, include) = origin.load()?;
+    let settings = &config.settings;
     let number = |name: &str| settings.number(name).expect("has a default");
     let policy = |name: &str| spec::policy(&settings.policy(name).expect("has a default"));
     Ok(Options {
-        ports,
         policy: policy("poll"),
         call: policy("call"),
         workers: number("workers") as u8,
@@ -132,12 +128,14 @@ fn options(args: RunArgs) -> Result<Options, AnyError> {
             Some("cross") => Mode::Cross,
             _ => Mode::Switch,
         },
-        control,
+        control: settings.text("control").map(PathBuf::from),
         http: settings.address("http"),
-        duration: settings.seconds("duration"),
+        duration,
         ageing_s: number("ageing") as u32,
         addresses_per_port: number("addresses_per_port") as u32,
-        static_addresses: file.statics.into_iter().map(|(mac, port)| (Mac(mac), port)).collect(),
-        hints: !settings.flag("quiet"),
+        hints,
+        config,
+        origin,
+        include,
     })
 }

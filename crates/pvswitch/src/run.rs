@@ -4,6 +4,7 @@
 //! sleeps in one epoll set and wakes only for events: an idle switch makes no system calls.
 
 mod accounts;
+mod reload;
 mod requests;
 mod setup;
 mod tenants;
@@ -18,10 +19,12 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use api::file::Problems;
 use api::near::did_you_mean;
+use api::{Config, PORTS_MAX};
 use os::{Carries, Epoll, Listener, SocketError};
 use switch::account::{Account, Budgets};
-use switch::fdb::{Fdb, Mac, PortId};
+use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Mode, Port, PortEvent, STARVED_AFTER, Source, Table};
 use switch::hold::HOLD_DEFAULT;
 use switch::poll::Policy;
@@ -33,10 +36,12 @@ use vhost_user::device::KickFd;
 use vhost_user::foreign;
 use xen_netif::host::HostError;
 
+use self::reload::{Leaving, Prepared};
 use self::requests::Client;
 use self::vhost::VhostPort;
 use self::xen::{Hypervisor, XenBus, XenPort};
 use crate::clock::Clock;
+use crate::config::Origin;
 use crate::hints;
 use crate::http;
 use crate::limit::PortLog;
@@ -45,8 +50,6 @@ use crate::spec::{Kind, PortSpec, Role, Tap, Xen, XenAt};
 use crate::tap::TapQueues;
 use crate::worker::{Report, Served};
 
-/// Maximum number of ports of one switch.
-pub const PORTS_MAX: u16 = 4096;
 /// Maximum number of entries in the FDB.
 const FDB_ENTRIES: usize = 65_536;
 /// How long a listener that failed to accept is suspended.
@@ -57,8 +60,12 @@ const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// Settings of one run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Ports to start with.
-    pub ports: Vec<PortSpec>,
+    /// What the switch starts with; the settings below are those in it.
+    pub config: Config,
+    /// Where it comes from, for a reload.
+    pub origin: Origin,
+    /// The include directory of the file.
+    pub include: Option<PathBuf>,
     /// Poll policy of queues without one of their own.
     pub policy: Policy,
     /// Call policy of queues without one of their own.
@@ -81,8 +88,6 @@ pub struct Options {
     pub ageing_s: u32,
     /// Maximum number of addresses learned from one port.
     pub addresses_per_port: u32,
-    /// Static addresses: (address, port name).
-    pub static_addresses: Vec<(Mac, String)>,
     /// Whether to print how to attach guests.
     pub hints: bool,
 }
@@ -129,6 +134,9 @@ pub enum RunError {
     /// The request is invalid.
     #[error("{0}")]
     Request(String),
+    /// The configuration file is invalid.
+    #[error(transparent)]
+    Config(#[from] Problems),
     /// The HTTP server cannot start.
     #[error(transparent)]
     Http(#[from] http::HttpError),
@@ -142,6 +150,8 @@ fn os(what: &'static str) -> impl Fn(std::io::Error) -> RunError {
 struct PortState {
     spec: PortSpec,
     port: Arc<Port>,
+    /// Limits of its account before its options: name of the entry, and limit.
+    limits: Vec<(&'static str, u64)>,
     ingress: Vec<Ingress>,
     attach: Attach,
     /// Number of faults of this port's guest.
@@ -149,6 +159,10 @@ struct PortState {
 }
 
 impl PortState {
+    fn new(spec: &PortSpec, port: Arc<Port>, ingress: Vec<Ingress>, attach: Attach) -> Self {
+        Self { spec: spec.clone(), port, limits: Vec::new(), ingress, attach, faults: 0 }
+    }
+
     /// The rate-limited log for events that a guest causes; `None`: the port has no guest.
     fn log(&self) -> Option<&PortLog> {
         match &self.attach {
@@ -218,10 +232,14 @@ enum Event {
     Connection(String),
     Xenstore(Hypervisor),
     XenControl(String),
+    /// The listener of a port that is being added, not read yet.
+    Prepared(String),
 }
 
 struct System {
     options: Options,
+    /// The running configuration: the file, and changes at run time.
+    config: Config,
     epoll: Epoll,
     tokens: HashMap<u64, Event>,
     next_token: u64,
@@ -306,6 +324,7 @@ impl System {
             .map_err(os("signal pipe"))?;
         hangups.set_nonblocking(true).map_err(os("signal pipe"))?;
         let mut system = Self {
+            config: options.config.clone(),
             options,
             epoll,
             tokens: HashMap::new(),
@@ -374,12 +393,12 @@ impl System {
     }
 
     fn start_ports(&mut self) -> Result<(), RunError> {
-        for spec in std::mem::take(&mut self.options.ports) {
-            self.add_port(&spec)?;
+        for text in self.config.ports.clone() {
+            self.add_port(&PortSpec::from(&text))?;
         }
-        for (mac, name) in std::mem::take(&mut self.options.static_addresses) {
-            let id = self.port(&name)?.port.id;
-            let added = self.fdb.add_static(mac.0, self.vlan_key(id, 0), id, 0);
+        for entry in self.config.statics.clone() {
+            let id = self.port(&entry.port)?.port.id;
+            let added = self.fdb.add_static(entry.address.mac, entry.address.vlan, id, 0);
             added.map_err(|error| RunError::Request(error.to_string()))?;
         }
         Ok(())
@@ -418,34 +437,77 @@ impl System {
         let free = self.table.iter().position(Option::is_none).unwrap_or(self.table.len());
         let id = u16::try_from(free).ok().filter(|id| *id < PORTS_MAX);
         let id = PortId(id.ok_or(RunError::TooManyPorts(PORTS_MAX))?);
-        // Before anything from its peer is read.
-        self.set_rules(id, spec.tuning.tenant.rules());
-        let state = match &spec.kind {
-            Kind::VhostUser(conf) => self.add_vhost_user(spec, conf, id),
-            Kind::Tap(conf) => self.add_tap(spec, conf, id),
-            Kind::Xen(conf) => self.add_xen(spec, conf, id),
-            Kind::Null => Ok(add_null(spec, id)),
+        let prepared = self.prepare_port(spec, id, &Leaving::default())?;
+        self.install(vec![prepared]);
+        Ok(())
+    }
+
+    /// Makes a port, without a change of the switch or of other ports: all that can fail.
+    fn prepare_port(
+        &mut self,
+        spec: &PortSpec,
+        id: PortId,
+        leaving: &Leaving,
+    ) -> Result<Prepared, RunError> {
+        let mut prepared = match &spec.kind {
+            Kind::VhostUser(conf) => self.add_vhost_user(spec, conf, id, leaving)?,
+            Kind::Tap(conf) => self.add_tap(spec, conf, id)?,
+            Kind::Xen(conf) => Prepared::new(self.add_xen(spec, conf, id, leaving)?),
+            Kind::Null => Prepared::new(add_null(spec, id)),
         };
-        let state = state.inspect_err(|_| self.set_rules(id, None))?;
+        let state = &mut prepared.state;
         for (i, queue) in state.port.egress.iter().enumerate() {
             queue.set_call(spec.tuning.call.of(i).unwrap_or(self.options.call));
-            queue.set_hold_max(spec.tuning.hold.unwrap_or(HOLD_DEFAULT));
+            queue.set_hold_max(spec.tuning.hold.of(i).unwrap_or(HOLD_DEFAULT));
         }
         // After the defaults of its kind, and before anything from its peer is read.
-        spec.tuning.limits.apply(&state.port.account);
-        if free == self.table.len() {
-            self.table.push(None);
+        let account = &state.port.account;
+        state.limits = account.entries().into_iter().map(|e| (e.name, e.limit)).collect();
+        spec.tuning.limits.apply(account);
+        Ok(prepared)
+    }
+
+    /// Adds prepared ports to the switch, and starts them.
+    fn install(&mut self, all: Vec<Prepared>) {
+        for Prepared { state, .. } in &all {
+            let at = usize::from(state.port.id.0);
+            if at >= self.table.len() {
+                self.table.resize(at + 1, None);
+            }
+            self.table[at] = Some(Arc::clone(&state.port));
         }
-        self.table[free] = Some(Arc::clone(&state.port));
+        // Before anything from their peers is read.
+        for Prepared { state, .. } in &all {
+            self.set_rules(state.port.id, state.spec.tuning.tenant.rules());
+        }
         self.publish_table();
-        let client = matches!(&spec.kind, Kind::VhostUser(c) if c.role == Role::Client);
-        self.ports.insert(spec.name.clone(), state);
-        self.follow(id);
-        if client {
-            self.connect(&spec.name);
+        let suspended = self.suspended.iter_mut().map(|(_, what)| what);
+        for what in self.tokens.values_mut().chain(suspended) {
+            if let Event::Prepared(name) = what {
+                *what = Event::Listener(std::mem::take(name));
+            }
         }
-        self.start_xen(&spec.name);
-        Ok(())
+        for Prepared { state, served } in all {
+            let (name, id) = (state.spec.name.clone(), state.port.id);
+            let client = matches!(&state.spec.kind, Kind::VhostUser(c) if c.role == Role::Client);
+            self.ports.insert(name.clone(), state);
+            for served in served {
+                self.pool.serve(served);
+            }
+            self.follow(id);
+            if client {
+                self.connect(&name);
+            }
+            self.start_xen(&name);
+        }
+    }
+
+    /// Has the descriptor of one event cause another.
+    fn rename_event(&mut self, old: &Event, new: &Event) {
+        let suspended = self.suspended.iter_mut().map(|(_, what)| what);
+        for what in self.tokens.values_mut().chain(suspended).filter(|what| *what == old) {
+            *what = new.clone();
+        }
     }
 
     fn publish_table(&mut self) {
@@ -453,7 +515,7 @@ impl System {
         self.pool.set_table(&table);
     }
 
-    fn add_tap(&mut self, spec: &PortSpec, conf: &Tap, id: PortId) -> Result<PortState, RunError> {
+    fn add_tap(&mut self, spec: &PortSpec, conf: &Tap, id: PortId) -> Result<Prepared, RunError> {
         let error = |error| RunError::Tap { name: spec.name.clone(), error };
         let tap = crate::tap::open(conf).map_err(error)?;
         let mut egress = Vec::new();
@@ -476,17 +538,14 @@ impl System {
         }
         let port = Arc::new(self.make_port(id, &spec.name, egress));
         port.set_active(port.egress.len() as u16);
-        for served in served {
-            self.pool.serve(served);
-        }
-        let attach = Attach::Tap(queues);
-        Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
+        let state = PortState::new(spec, port, ingress, Attach::Tap(queues));
+        Ok(Prepared { state, served })
     }
 
     /// Creates the state of ingress queue number `queue` of a new port.
     fn ingress(&self, spec: &PortSpec, queue: usize, stats: &Arc<IngressStats>) -> Ingress {
         let tuning = Tuning::new(spec.tuning.poll.of(queue).unwrap_or(self.options.policy));
-        tuning.set_weight(spec.tuning.weight.unwrap_or(1));
+        tuning.set_weight(spec.tuning.weight.of(queue).unwrap_or(1));
         Ingress { stats: Arc::clone(stats), tuning: Arc::new(tuning) }
     }
 
@@ -496,13 +555,27 @@ impl System {
             return Ok(());
         }
         self.port(name)?;
+        self.take_down(name, &Leaving::default());
+        tracing::info!("port {name}: removed");
+        Ok(())
+    }
+
+    /// Stops a port and removes it from the switch. Its listener or xenstore is returned or kept
+    /// if a port that is being added uses it.
+    fn take_down(&mut self, name: &str, leaving: &Leaving) -> Option<Listener> {
         self.disconnect(name, "port removed");
-        let state = self.ports.remove(name).expect("looked up above");
+        let state = self.ports.remove(name)?;
         let id = state.port.id;
         state.port.set_active(0);
+        let mut kept = None;
         match state.attach {
-            Attach::VhostUser(vhost) => {
-                if let Some(listener) = vhost.listener {
+            Attach::VhostUser(vhost) => match vhost.listener {
+                Some(listener) if leaving.sockets.contains_key(listener.path()) => {
+                    let next = Event::Prepared(leaving.sockets[listener.path()].clone());
+                    self.rename_event(&Event::Listener(name.into()), &next);
+                    kept = Some(listener);
+                }
+                Some(listener) => {
                     self.unwatch(listener.as_fd(), &Event::Listener(name.into()));
                     // Connections queued at the listener close with it, with the data queued in
                     // them.
@@ -511,21 +584,21 @@ impl System {
                         foreign::close(last, &state.port.account);
                     }
                 }
-            }
+                None => {}
+            },
             Attach::Tap(_) => {
                 for queue in 0..state.ingress.len() as u16 {
                     self.pool.drop_queue(token(id, queue, false));
                 }
             }
-            Attach::Xen(port) => self.del_xen(name, *port),
+            Attach::Xen(port) => self.del_xen(name, *port, leaving),
             Attach::Null => {}
         }
         self.table[usize::from(id.0)] = None;
         self.publish_table();
         self.set_rules(id, None);
         self.fdb.flush_port(id);
-        tracing::info!("port {name}: removed");
-        Ok(())
+        kept
     }
 
     fn clock(&self) -> Clock {
@@ -622,7 +695,7 @@ impl System {
             Event::Signal => self.stop = true,
             Event::Hangup => {
                 os::drain(self.hangups.as_fd());
-                tracing::info!("SIGHUP ignored: this version does not reload its configuration");
+                self.reload_on_signal();
             }
             Event::Reports => self.read_reports(),
             Event::ControlListener => self.accept_client(),
@@ -632,6 +705,8 @@ impl System {
             Event::Connection(name) => self.serve_guest(&name),
             Event::Xenstore(of) => self.read_xenstore(&of),
             Event::XenControl(name) => self.serve_control(&name),
+            // Renamed before the next event is read.
+            Event::Prepared(_) => {}
         }
     }
 
@@ -704,13 +779,7 @@ fn add_null(spec: &PortSpec, id: PortId) -> PortState {
     let queue = Arc::new(Mutex::new(uplink::NullEgress::new(Arc::clone(&stats))));
     let port = Port::new(id, spec.name.clone(), vec![EgressQueue::new(queue, stats)]);
     port.set_active(1);
-    PortState {
-        spec: spec.clone(),
-        port: Arc::new(port),
-        ingress: Vec::new(),
-        attach: Attach::Null,
-        faults: 0,
-    }
+    PortState::new(spec, Arc::new(port), Vec::new(), Attach::Null)
 }
 
 #[cfg(test)]

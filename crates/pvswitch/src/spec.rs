@@ -39,9 +39,9 @@ pub struct PortTuning {
     /// Policy for notifying its peer of frames.
     pub call: Policies,
     /// Share of a worker's time, relative to other ports.
-    pub weight: Option<u32>,
-    /// Maximum number of frames held per ingress queue for full destinations.
-    pub hold: Option<u16>,
+    pub weight: PerQueue<u32>,
+    /// Maximum number of frames held for each full queue to its peer.
+    pub hold: PerQueue<u16>,
     /// Limits on the resources that its peer may use.
     pub limits: Limits,
     /// Its rules, if its peer is a tenant.
@@ -78,21 +78,21 @@ impl PortTuning {
             return;
         }
         match entry.name {
-            "poll" => set_policy(&mut self.poll, queue, value),
-            "call" => set_policy(&mut self.call, queue, value),
-            "weight" => self.weight = value.number().map(|n| n as u32),
-            "hold" => self.hold = value.number().map(|n| n as u16),
+            "poll" => set(&mut self.poll, queue, value.text().map(policy)),
+            "call" => set(&mut self.call, queue, value.text().map(policy)),
+            "weight" => set(&mut self.weight, queue, value.number().map(|n| n as u32)),
+            "hold" => set(&mut self.hold, queue, value.number().map(|n| n as u16)),
             _ => {}
         }
     }
 }
 
-/// Sets the policy of one queue, or of all queues.
-fn set_policy(policies: &mut Policies, queue: Option<usize>, value: &Value) {
-    let Some(policy) = value.text().map(policy) else { return };
-    match queue {
-        Some(queue) => policies.set_one(queue, policy),
-        None => policies.extend(&policy.into()),
+/// Sets the value of one queue, or of all queues.
+fn set<T: Copy>(values: &mut PerQueue<T>, queue: Option<usize>, value: Option<T>) {
+    match (queue, value) {
+        (_, None) => {}
+        (Some(queue), Some(value)) => values.set_one(queue, value),
+        (None, Some(value)) => values.extend(&value.into()),
     }
 }
 
@@ -304,7 +304,7 @@ mod tests {
         };
         assert_eq!(port.kind, Kind::VhostUser(want));
         let poll = Policy::Coalesce { usecs: 50, frames: 32 };
-        assert_eq!((port.tuning.poll.all(), port.tuning.weight), (Some(poll), Some(4)));
+        assert_eq!((port.tuning.poll.all(), port.tuning.weight.all()), (Some(poll), Some(4)));
         let limits: Vec<_> = port.tuning.limits.all().collect();
         assert_eq!(limits, [("mapped-bytes", 8 << 30), ("messages", 500)]);
         let port: PortSpec = "h=tap:tap0,netns=blue".parse().unwrap();
@@ -348,8 +348,9 @@ mod tests {
         assert!(policy.contains("call/0=spn: unknown policy 'spn': use one of event"), "{policy}");
         let policy = error("a=tap:t0,call=spn");
         assert!(policy.contains("call=spn: unknown policy 'spn'"), "{policy}");
-        let other = error("a=tap:t0,weight/0=2");
-        assert!(other.contains("only poll and call can be set for single queues"), "{other}");
+        let other = error("a=tap:t0,queues/0=2");
+        let single = "only poll, call, weight, hold can be set for single queues";
+        assert!(other.contains(single), "{other}");
     }
 
     #[test]
@@ -361,7 +362,7 @@ mod tests {
             let range = error(&format!("a={kind},limit-mappings=4K"));
             assert!(range.contains("limit-mappings=4K: use 0 to 1000000000"), "{range}");
             let queue = error(&format!("a={kind},limit-mappings/0=4"));
-            assert!(queue.contains("only poll and call can be set for single queues"), "{queue}");
+            assert!(queue.contains("hold can be set for single queues"), "{queue}");
             assert!(format!("a={kind},limit-log-lines=1").parse::<PortSpec>().is_ok());
         }
         let bytes = error("a=null,limit-held-bytes=4X");

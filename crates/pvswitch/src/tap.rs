@@ -74,6 +74,15 @@ impl TapQueues {
         }
     }
 
+    /// Requests from the kernel the present offloads again: opening the interface once more has
+    /// requested all.
+    pub fn restore_offloads(&self) -> std::io::Result<()> {
+        if self.offloads == self.all {
+            return Ok(());
+        }
+        uplink::request_offloads(&*self.fds[0], &self.offloads).map(drop)
+    }
+
     /// Requests from the kernel the offloads in `accepted` by the only receiver; the kernel then
     /// does the others itself, and no frame needs work in the switch.
     pub fn follow(&mut self, accepted: &Offloads) -> std::io::Result<()> {

@@ -48,7 +48,7 @@ impl Tenant {
 
     /// Options that differ from the default, by name, with their values.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, String)> {
-        self.clone().without_defaults().0.into_iter().map(|(name, value)| (name, value.list_text()))
+        self.clone().without_defaults().0.into_iter().map(|(name, value)| (name, value.to_string()))
     }
 
     /// The rules; `None`: the port has none.

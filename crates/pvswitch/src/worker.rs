@@ -117,6 +117,10 @@ impl Worker {
             Effect::Retry { all, .. } => self.retry(all),
             Effect::Wake(workers) => self.pool.wake(workers),
             Effect::PollKicks => self.poll_kicks(Some(Ns::ZERO)),
+            Effect::Pause => {
+                std::hint::spin_loop();
+                self.time = self.now();
+            }
             Effect::ArmFull => self.scheduler.record_arm_full(self.forwarder.arm_blocked()),
             Effect::Wait { timeout, naps } => self.wait(timeout, naps),
             Effect::Measure { load, ends_period } => self.measure(load, ends_period),

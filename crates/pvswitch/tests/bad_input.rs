@@ -159,7 +159,11 @@ fn configuration_errors_name_line_column_and_the_nearest_key() {
     fails(run(&dir, &twice), USAGE, &["port 'a' exists already: give each port its own name"]);
     std::fs::write(&file, "[static]\n\"02:00:00:00:00:01\" = \"b\"\n[port.bb]\nkind=\"null\"\n")
         .unwrap();
-    fails(run(&dir, &["--config", &file]), FAILURE, &["no port 'b' (did you mean 'bb'?)"]);
+    fails(
+        run(&dir, &["--config", &file]),
+        USAGE,
+        &["x.toml:2:1: ", "no port 'b' (did you mean 'bb'?)"],
+    );
 }
 
 #[test]

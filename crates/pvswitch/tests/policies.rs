@@ -93,7 +93,7 @@ fn invalid_settings_of_queues_are_rejected() {
         ),
         ("\"call/a\" = \"spin\"", &["call/a=spin: use call/QUEUE, a queue pair's number, 0 to"]),
         ("\"call/1\" = \"spn\"", &["call/1=spn: unknown policy 'spn': use one of event, napi"]),
-        ("\"hold/1\" = 3", &["unknown field `hold/1`"]),
+        ("\"queues/1\" = 3", &["unknown field `queues/1`"]),
     ] {
         let port = "kind = \"tap\"\ninterface = \"t\"\nqueues = 2";
         std::fs::write(&file, format!("[port.b]\n{port}\n{text}\n")).unwrap();

@@ -413,6 +413,7 @@ impl Worker {
                 }
             }
             Effect::PollKicks => self.take_kicks(now),
+            Effect::Pause => self.time += Ns::new(100),
             Effect::ArmFull => {
                 let busy = self.queues().iter().any(Queue::is_listed);
                 let skips = busy && self.mistake == Mistake::BusyForgetsHeld;

@@ -7,8 +7,8 @@
 //! * a [`Stock`] is held and released: mapped bytes, mappings, descriptors, held frames. It has its
 //!   own limit and a share of a [`Budget`] of the process, of which a part is reserved for ports
 //!   that use little, so that one port cannot prevent another from starting.
-//! * a [`Rate`] is spent: messages, connections, announcements, log lines, flooded copies.
-//!   It is a token bucket (GCRA, ITU-T I.371 annex A) with a rate per second and a burst.
+//! * a [`Rate`] is spent: messages, connections, announcements, log lines, flooded copies. It is a
+//!   token bucket (GCRA, ITU-T I.371 annex A) with a rate per second and a burst.
 //!
 //! The cost of a burst (descriptors walked, segments translated, frames made) is bounded by the
 //! constants in [`burst`]; its time is charged by the worker ([`fair`](crate::fair)).

@@ -5,10 +5,12 @@
 //! uses both. Neither makes a system call or reads a clock, so that tests run them in virtual time.
 
 mod adaptive;
+mod gather;
 mod notifier;
 mod policy;
 
 pub use adaptive::Adaptive;
+pub use gather::Gather;
 pub use notifier::{Notifier, Notify};
 pub use policy::{DEFAULT_LATENCY_US, POLICIES, Policy, TIMER_HZ_MAX};
 

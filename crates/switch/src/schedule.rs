@@ -105,6 +105,8 @@ pub enum Effect<Q> {
     /// [`Scheduler::kick_room`] for each. Read the clock, too: a worker that only waits for a full
     /// destination that does not notify has no other occasion.
     PollKicks,
+    /// Read the clock: all hot queues are left to gather frames.
+    Pause,
     /// Ask full destinations to notify ([`Forwarder::arm_blocked`]); then
     /// [`Scheduler::record_arm_full`].
     ArmFull,
@@ -307,7 +309,12 @@ impl<Q> Scheduler<Q> {
                     (self.polled, self.step) = (now, Step::RetryBusy);
                     return Effect::PollKicks;
                 }
-                Step::Part => self.step = Step::Commands,
+                Step::Part => {
+                    self.step = Step::Commands;
+                    if self.only_gathered() {
+                        return Effect::Pause;
+                    }
+                }
                 Step::RetryBusy => {
                     if let Some(effect) = self.retry_busy(now, forwarder) {
                         return effect;

@@ -346,6 +346,7 @@ impl World {
                     let broken = self.broken == Broken::NapsForever;
                     return self.next = Next::Wait(timeout.filter(|_| !broken));
                 }
+                Effect::Pause => self.now += Ns::new(100),
                 Effect::RunCommands | Effect::Measure { .. } => {}
                 other => panic!("no reason for {other:?}"),
             }
@@ -512,6 +513,7 @@ impl World {
                         self.scheduler.kick(token, self.now);
                         self.scheduler.record_wait(true);
                     }
+                    Effect::Pause => self.now += Ns::new(100),
                     _ => {}
                 }
             }

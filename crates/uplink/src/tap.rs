@@ -361,6 +361,34 @@ pub fn set_carrier(queue: impl AsFd, on: bool) -> io::Result<()> {
     sys::tun_set_carrier(queue, on)
 }
 
+/// Sets the MTU of an interface; returns the earlier one.
+///
+/// # Errors
+/// [`TapError`] with what failed, where, and what to do.
+pub fn set_mtu(name: &str, netns: Option<&str>, mtu: u32) -> Result<u32, TapError> {
+    let set = || {
+        let os = |error: io::Error| {
+            let what = format!("set MTU {mtu} on interface `{name}`");
+            match error.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    TapError::NoPermission { what, capability: NET_ADMIN }
+                }
+                _ => TapError::Os { what, error },
+            }
+        };
+        let socket = UnixDatagram::unbound().map_err(os)?;
+        let before = sys::if_mtu(&socket, name).map_err(os)?;
+        if before != mtu {
+            sys::if_set_mtu(&socket, name, mtu).map_err(os)?;
+        }
+        Ok(before)
+    };
+    match netns {
+        None => set(),
+        Some(netns) => in_netns(netns, set)?,
+    }
+}
+
 fn offload_bits(offloads: &Offloads) -> libc::c_uint {
     let bits = [
         (offloads.csum, libc::TUN_F_CSUM),

@@ -275,6 +275,7 @@ pub const TABLE: &[Entry] = &[
         .per_queue()
         .live(Live::Queue),
     Entry::new("weight", Type::Number(1, 100), "1", "share of a worker's time, 1 to 100")
+        .per_queue()
         .live(Live::Queue)
         .more(", relative to other ports"),
     Entry::new(
@@ -283,6 +284,7 @@ pub const TABLE: &[Entry] = &[
         "256",
         "most frames held for each full queue to the guest, 0 to 1024",
     )
+    .per_queue()
     .live(Live::Queue)
     .more(
         "; further frames are dropped, and counted at both ends. 0: frames that do not fit are \
@@ -401,10 +403,16 @@ fn socket(path: &str) -> Result<(), String> {
 }
 
 fn interface(name: &str) -> Result<(), String> {
-    if (1..=IFNAME_MAX).contains(&name.len()) {
+    let bad = |c: char| c.is_whitespace() || c.is_control() || "/:%".contains(c);
+    let is_path = name == "." || name == "..";
+    if (1..=IFNAME_MAX).contains(&name.len()) && !name.contains(bad) && !is_path {
         return Ok(());
     }
-    Err(format!("interface name '{name}' must have 1 to {IFNAME_MAX} characters"))
+    Err(format!(
+        "interface name '{}' must have 1 to {IFNAME_MAX} characters, without white space, '/', ':' \
+         and '%'",
+        name.escape_debug()
+    ))
 }
 
 fn directory(path: &str) -> Result<(), String> {

@@ -77,6 +77,12 @@ pub const TABLE: &[Entry] = &[
         "most addresses learned from one port",
     )
     .given(Given::File),
+    Entry::new("include", Type::Text("DIR"), "none", "directory of further files: each `*.toml`")
+        .given(Given::File)
+        .more(
+            ", in the order of their names, with `[port.NAME]` and `[static]`; relative to the \
+             file ([configuration](configuration.md#include-directory))",
+        ),
     Entry::new(
         "static",
         Type::Table("[static]"),
@@ -84,6 +90,9 @@ pub const TABLE: &[Entry] = &[
         "static addresses, never learned or aged",
     )
     .given(Given::File)
-    .more(": `\"02:00:00:00:00:01\" = \"vm1\"` (`ctl fdb add` at run time)"),
+    .more(
+        ": `\"02:00:00:00:00:01\" = \"vm1\"`, on VLAN 5 `\"02:00:00:00:00:01/5\"` (`ctl fdb add` \
+         at run time)",
+    ),
     Entry::new("port", Type::Table("NAME=KIND:ARG"), "none", "a port").more("; may be repeated"),
 ];

@@ -1,5 +1,6 @@
 //! Types of settings' values, their text forms, and errors in a text.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -241,23 +242,37 @@ impl Value {
         if let Self::Vlans(vids) = self { vids } else { &[] }
     }
 
-    /// The text of a list, of a VLAN or of a word, as it is given; empty for other values.
-    pub fn list_text(&self) -> String {
-        match self {
-            Self::Macs(macs) => list::macs_text(macs),
-            Self::Ips(ips) => list::ips_text(ips),
-            Self::Vlan(vlan) => list::vlans_text(vlan.as_slice()),
-            Self::Vlans(vids) => list::vlans_text(vids),
-            Self::Choice(word, _) => (*word).into(),
-            _ => String::new(),
-        }
-    }
-
     /// Text, or the text of a policy.
     pub fn text(&self) -> Option<&str> {
         match self {
             Self::Policy(text) | Self::Text(text) => Some(text),
             _ => None,
+        }
+    }
+}
+
+/// The text that [`Type::parse`] converts to this value.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let joined = |items: Vec<String>, between: &str| items.join(between);
+        match self {
+            Self::Number(n) => write!(f, "{n}"),
+            Self::Choice(word, None) => f.write_str(word),
+            Self::Choice(word, Some(n)) => write!(f, "{word}:{n}"),
+            Self::Policy(text) | Self::Text(text) => f.write_str(text),
+            Self::Macs(macs) => f.write_str(&list::macs_text(macs)),
+            Self::Ips(ips) => f.write_str(&list::ips_text(ips)),
+            Self::Vlan(vlan) => f.write_str(&list::vlans_text(vlan.as_slice())),
+            Self::Vlans(vids) => f.write_str(&list::vlans_text(vids)),
+            Self::Names(names) => {
+                f.write_str(&joined(names.iter().map(ToString::to_string).collect(), "+"))
+            }
+            Self::Cpus(cpus) => {
+                f.write_str(&joined(cpus.iter().map(ToString::to_string).collect(), ","))
+            }
+            Self::Seconds(duration) => write!(f, "{}", duration.as_secs_f64()),
+            Self::Address(address) => write!(f, "{address}"),
+            Self::Flag => f.write_str("on"),
         }
     }
 }

@@ -7,10 +7,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use api::PortText;
+use api::config::StaticAddress;
 use api::control::{MALFORMED, REQUEST_MAX, Received, Request, failure, line, receive, reply};
+use api::file::Problems;
 use api::set::{Change, Target, changes};
 use serde_json::{Value, json};
-use switch::fdb::Mac;
 use switch::tuning::Drain;
 use vhost_user::feature;
 
@@ -114,16 +116,25 @@ impl System {
             Request::Show => Ok(self.show()),
             Request::Stats => Ok(self.stats()),
             Request::AddPort { port } => port
-                .parse::<PortSpec>()
+                .parse::<PortText>()
                 .map_err(|error| RunError::Request(error.to_string()))
-                .and_then(|spec| self.add_port(&spec))
-                .map(|()| json!({})),
-            Request::DelPort { name } => self.del_port(name).map(|()| json!({})),
+                .and_then(|text| {
+                    self.config.check_new(&text).map_err(RunError::Request)?;
+                    self.add_port(&PortSpec::from(&text))?;
+                    self.config.ports.push(text);
+                    Ok(json!({}))
+                }),
+            Request::DelPort { name } => self.del_port(name).map(|()| {
+                self.config.remove_port(name);
+                json!({})
+            }),
             Request::Fdb => Ok(self.fdb()),
             Request::FdbAdd { mac, port, vlan } => self.fdb_add(mac, port, *vlan),
             Request::FdbDel { mac, vlan } => self.fdb_del(mac, *vlan),
             Request::Set { target, settings } => self.set(target.as_deref(), settings),
             Request::Drain { name, off } => self.drain(name, *off),
+            Request::Reload { dry_run } => self.reload(*dry_run),
+            Request::Config => self.saved(),
             Request::Shutdown => {
                 self.stop = true;
                 Ok(json!({}))
@@ -132,7 +143,15 @@ impl System {
                 Err(RunError::Request("a capture needs a separate connection".into()))
             }
         };
-        reply(result)
+        let problems = match &result {
+            Err(RunError::Config(Problems(problems))) => Some(json!(problems)),
+            _ => None,
+        };
+        let mut reply = reply(result);
+        if let Some(problems) = problems {
+            reply["problems"] = problems;
+        }
+        reply
     }
 
     fn show(&self) -> Value {
@@ -230,17 +249,20 @@ impl System {
         json!({ "entries": entries })
     }
 
-    fn fdb_add(&self, mac: &str, port: &str, vlan: u16) -> Result<Value, RunError> {
+    fn fdb_add(&mut self, mac: &str, port: &str, vlan: u16) -> Result<Value, RunError> {
         let id = self.port(port)?.port.id;
+        let address = address(mac, vlan)?;
         let now = u32::try_from(self.clock().elapsed().as_secs()).unwrap_or(u32::MAX);
-        let vlan = self.vlan_key(id, vlan_id(vlan)?);
-        let added = self.fdb.add_static(parse_mac(mac)?.0, vlan, id, now);
+        let added = self.fdb.add_static(address.mac, address.vlan, id, now);
         added.map_err(|error| RunError::Request(error.to_string()))?;
+        self.config.set_static(address, port);
         Ok(json!({}))
     }
 
-    fn fdb_del(&self, mac: &str, vlan: u16) -> Result<Value, RunError> {
-        if self.fdb.remove(parse_mac(mac)?.0, vlan_id(vlan)?) {
+    fn fdb_del(&mut self, mac: &str, vlan: u16) -> Result<Value, RunError> {
+        let address = address(mac, vlan)?;
+        if self.fdb.remove(address.mac, address.vlan) {
+            self.config.remove_static(address);
             return Ok(json!({}));
         }
         Err(RunError::Request(format!("no entry for {mac} on VLAN {vlan}: see pvswitch ctl fdb")))
@@ -294,6 +316,7 @@ impl System {
                 }
             }
         }
+        self.config.set(name, queue, &changes);
         Ok(json!({}))
     }
 
@@ -306,7 +329,7 @@ impl System {
                 // Its worker polls it with the new policy; the queue may be cold.
                 self.pool.poll(token(state.port.id, i as u16, false));
             }
-            if let Some(weight) = tuning.weight {
+            if let Some(weight) = tuning.weight.all() {
                 queue.tuning.set_weight(weight);
             }
         }
@@ -314,7 +337,7 @@ impl System {
             if let Some(call) = tuning.call.all() {
                 queue.set_call(call);
             }
-            if let Some(hold) = tuning.hold {
+            if let Some(hold) = tuning.hold.all() {
                 queue.set_hold_max(hold);
             }
         }
@@ -349,13 +372,10 @@ impl System {
     }
 }
 
-fn parse_mac(mac: &str) -> Result<Mac, RunError> {
-    api::mac(mac).map(Mac).map_err(RunError::Request)
-}
-
-fn vlan_id(vlan: u16) -> Result<u16, RunError> {
+fn address(mac: &str, vlan: u16) -> Result<StaticAddress, RunError> {
+    let mac = api::mac(mac).map_err(RunError::Request)?;
     if vlan < 4095 {
-        return Ok(vlan);
+        return Ok(StaticAddress { mac, vlan });
     }
     Err(RunError::Request(format!("VLAN {vlan}: use 0 (untagged) to 4094")))
 }

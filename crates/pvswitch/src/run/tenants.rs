@@ -54,13 +54,6 @@ impl System {
         let keeps = |mac, vlan| !moved && rules.as_ref().is_none_or(|r| r.may_own(mac, vlan));
         self.fdb.retain_learned(id, keeps);
     }
-
-    /// The VLAN under which the FDB has frames that a port sends with tag `vlan`, or without (0).
-    pub(super) fn vlan_key(&self, id: PortId, vlan: u16) -> u16 {
-        let rules = self.rules.get(usize::from(id.0)).and_then(Option::as_ref);
-        let untagged = rules.and_then(|rules| rules.vlan.untagged());
-        if vlan == 0 { untagged.unwrap_or(0) } else { vlan }
-    }
 }
 
 /// The rules of a port for `ctl show`: options that differ from the default.

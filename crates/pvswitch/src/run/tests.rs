@@ -18,7 +18,9 @@ fn system(name: &str) -> (System, Dir) {
     let dir = std::env::temp_dir().join(format!("pvs-run-{}-{name}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let system = System::new(Options {
-        ports: Vec::new(),
+        config: Config::default(),
+        origin: Origin::default(),
+        include: None,
         policy: Policy::Event,
         call: Policy::Event,
         workers: 1,
@@ -30,7 +32,6 @@ fn system(name: &str) -> (System, Dir) {
         duration: None,
         ageing_s: 300,
         addresses_per_port: 16,
-        static_addresses: Vec::new(),
         hints: false,
     });
     (system.unwrap(), Dir(dir))

@@ -16,6 +16,7 @@ use vhost_user::foreign;
 use vhost_user::net::{NetDevice, NetOptions, Pair, takes};
 
 use super::accounts::Errors;
+use super::reload::{Leaving, Prepared};
 use super::{Attach, Event, Ingress, PortState, RunError, System};
 use crate::limit::PortLog;
 use crate::ports::{Guest, PortHost};
@@ -49,14 +50,17 @@ impl System {
         spec: &PortSpec,
         conf: &VhostUser,
         id: PortId,
-    ) -> Result<PortState, RunError> {
+        leaving: &Leaving,
+    ) -> Result<Prepared, RunError> {
         let pairs: Vec<Pair> = (0..conf.queues).map(|_| Pair::new()).collect();
         let egress = pairs.iter().map(Pair::egress_queue).collect();
         let port = Arc::new(self.make_port(id, &spec.name, egress));
         let listener = match conf.role {
+            // It gets the listener of a port that is being removed.
+            Role::Server if leaving.sockets.contains_key(&conf.socket) => None,
             Role::Server => {
                 let listener = Listener::bind(&conf.socket, Carries::Stream)?;
-                self.watch(listener.as_fd(), Event::Listener(spec.name.clone()))?;
+                self.watch(listener.as_fd(), Event::Prepared(spec.name.clone()))?;
                 Some(listener)
             }
             Role::Client => None,
@@ -77,7 +81,7 @@ impl System {
             errors: Errors::default(),
         };
         let attach = Attach::VhostUser(Box::new(vhost));
-        Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
+        Ok(Prepared::new(PortState::new(spec, port, ingress, attach)))
     }
 
     fn vhost(&mut self, name: &str) -> Option<VhostRef<'_>> {

@@ -4,6 +4,7 @@
 //! grants. Each directory of `xen-local` has its own.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use xen_netif::host::{self, Back, HostError};
 use xen_netif::port::Pair;
 use xen_netif::port::control::STATIC_GRANTS_MAX;
 
+use super::reload::Leaving;
 use super::vhost::jitter;
 use super::{Attach, Event, PortState, RunError, System};
 use vhost_user::device::KickFd;
@@ -39,8 +41,8 @@ const CONTROL_INTERVAL: Duration = Duration::from_millis(1);
 pub(super) enum Hypervisor {
     /// The one this machine runs on.
     Xen,
-    /// The directory of this port.
-    Local(String),
+    /// This directory.
+    Local(PathBuf),
 }
 
 /// A hypervisor and its vifs.
@@ -64,7 +66,7 @@ impl XenBus {
 
 /// A vif as a port.
 pub(super) struct XenPort {
-    of: Hypervisor,
+    pub(super) of: Hypervisor,
     id: VifId,
     /// Added by `xen:auto`, and removed with it.
     found: bool,
@@ -145,12 +147,17 @@ impl System {
             let what = format!("xen:auto exists already, as port '{}': use that one", other.name);
             return Err(RunError::Request(what));
         }
-        self.open_bus(&Hypervisor::Xen, spec, &XenAt::Auto)?;
+        self.open_auto(spec)?;
         self.xen_auto = Some(spec.clone());
         let bus = self.xen.get_mut(&Hypervisor::Xen).expect("opened above");
         let done = bus.bus.set_auto(&mut bus.home);
         self.finish_bus(&Hypervisor::Xen, done);
         Ok(())
+    }
+
+    /// Opens what `xen:auto` needs: all of it that can fail.
+    pub(super) fn open_auto(&mut self, spec: &PortSpec) -> Result<(), RunError> {
+        self.open_bus(&Hypervisor::Xen, spec, &XenAt::Auto)
     }
 
     /// Stops looking for vifs, and removes the ports of those found. Returns their number.
@@ -167,7 +174,7 @@ impl System {
     }
 
     /// Names of ports added by `xen:auto`.
-    fn found(&self) -> Vec<String> {
+    pub(super) fn found(&self) -> Vec<String> {
         let found = |p: &PortState| matches!(&p.attach, Attach::Xen(xen) if xen.found);
         let ports = self.ports.iter().filter(|(_, p)| found(p));
         ports.map(|(name, _)| name.clone()).collect()
@@ -178,13 +185,15 @@ impl System {
         spec: &PortSpec,
         conf: &Xen,
         id: PortId,
+        leaving: &Leaving,
     ) -> Result<PortState, RunError> {
         let (of, vif) = match &conf.at {
             XenAt::Vif(vif) => (Hypervisor::Xen, *vif),
-            XenAt::Local(_) => (Hypervisor::Local(spec.name.clone()), LOCAL),
+            XenAt::Local(directory) => (Hypervisor::Local(directory.clone()), LOCAL),
             XenAt::Auto => return Err(RunError::Request("xen:auto is not a single port".into())),
         };
-        if let Some(other) = self.port_of(&of, vif) {
+        if let Some(other) = self.port_of(&of, vif).filter(|other| !leaving.ports.contains(*other))
+        {
             let what = format!("vif {vif} is already served by port '{other}'");
             return Err(RunError::Request(what));
         }
@@ -223,7 +232,7 @@ impl System {
             control_more: false,
         };
         let attach = Attach::Xen(Box::new(xen));
-        Ok(PortState { spec: spec.clone(), port, ingress, attach, faults: 0 })
+        Ok(PortState::new(spec, port, ingress, attach))
     }
 
     /// Begins the handshake of a port that has been added to the switch.
@@ -237,17 +246,23 @@ impl System {
     }
 
     /// Stops serving a port's vif; its front end's state is left for the next back end.
-    pub(super) fn del_xen(&mut self, name: &str, port: XenPort) {
+    pub(super) fn del_xen(&mut self, name: &str, port: XenPort, leaving: &Leaving) {
         if let Some(bus) = self.xen.get_mut(&port.of) {
             bus.bus.remove(&mut bus.home, port.id);
         }
         if let Some(fd) = port.control {
             self.unwatch(fd.as_fd(), &Event::XenControl(name.into()));
         }
-        if port.of != Hypervisor::Xen
-            && let Some(bus) = self.xen.remove(&port.of)
-        {
-            self.unwatch(bus.home.as_fd(), &Event::Xenstore(port.of));
+        // That of real Xen stays open.
+        if port.of != Hypervisor::Xen && !leaving.directories.contains(&port.of) {
+            self.close_bus(&port.of);
+        }
+    }
+
+    /// Closes a hypervisor without ports.
+    pub(super) fn close_bus(&mut self, of: &Hypervisor) {
+        if let Some(bus) = self.xen.remove(of) {
+            self.unwatch(bus.home.as_fd(), &Event::Xenstore(of.clone()));
         }
     }
 

@@ -1,4 +1,4 @@
-//! What forwarding reports: workers to wake, events of ports.
+//! What forwarding finds out, for its caller to act on.
 
 use crate::fdb::PortId;
 use crate::port::Fault;

@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use crate::fair::level::Backlog;
 use crate::fair::{Pace, Share};
 use crate::forward::Source;
-use crate::poll::{Costs, Policy, Poller, State};
+use crate::poll::{Costs, Gather, Policy, Poller, State};
 use crate::time::{Instant, Ns};
 use crate::tuning::Drain;
 
@@ -46,6 +46,8 @@ pub struct Queue<Q> {
     pub(super) share: Share,
     /// How many frames are taken at once.
     pub(super) pace: Pace,
+    /// When it is polled again under `adaptive`.
+    pub(super) gather: Gather,
     /// Kicked since it was last polled.
     pub(super) kicked: bool,
     /// When a kick woke it, until it is polled: if that finds nothing, no frame was why.
@@ -72,6 +74,7 @@ impl<Q> Queue<Q> {
             muted: false,
             share: Share::default(),
             pace: Pace::default(),
+            gather: Gather::default(),
             kicked: false,
             woke: None,
             busy: Ns::ZERO,
@@ -161,8 +164,8 @@ impl<Q> Hash for Queue<Q> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self { served, poller, policy, state: now, listed, nap, paused, muted, .. } = self;
         (served.token, poller, policy, now, listed, nap, paused, muted).hash(state);
-        let Self { share, pace, kicked, woke, busy, backlog, .. } = self;
-        (share, pace, kicked, woke, busy, backlog).hash(state);
+        let Self { share, pace, gather, kicked, woke, busy, backlog, .. } = self;
+        (share, pace, gather, kicked, woke, busy, backlog).hash(state);
     }
 }
 

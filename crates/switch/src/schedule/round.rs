@@ -23,6 +23,12 @@ pub(super) struct Round {
     served: bool,
     /// Some queue had frames.
     pub found: bool,
+    /// Queues may be left to gather frames. Not while others owe time: rounds repay it.
+    gathers: bool,
+    /// Some queue was.
+    gathered: bool,
+    /// Some queue owed time.
+    owed: bool,
 }
 
 /// A burst that is being served, or whose time is to be known.
@@ -58,7 +64,7 @@ impl<Q> Scheduler<Q> {
         if self.owing {
             self.skip_rounds();
         }
-        self.round = Round { alone, ..Round::default() };
+        self.round = Round { alone, gathers: !self.round.owed, ..Round::default() };
         self.step = Step::Pick;
     }
 
@@ -130,7 +136,11 @@ impl<Q> Scheduler<Q> {
                 queue.nap = (now, self.slow_from);
                 queue.set_state(State::Warm);
                 self.round.stays = false;
-            } else if self.round.more && queue.share.has_credit() {
+            } else if self.round.gathers && queue.gather.is_early(now) {
+                self.round.gathered = true;
+            } else if !queue.share.has_credit() {
+                self.round.owed = true;
+            } else if self.round.more {
                 queue.follow(self.costs, now);
                 let budget = queue.poller.budget().min(BURST_MAX);
                 let max = budget.min(queue.pace.frames());
@@ -145,8 +155,13 @@ impl<Q> Scheduler<Q> {
                 self.leave(at);
             }
         }
-        self.owing = !self.round.served;
+        self.owing = !self.round.served && !self.round.gathered;
         None
+    }
+
+    /// Whether the round served no queue because all gather frames.
+    pub(super) fn only_gathered(&self) -> bool {
+        self.round.gathered && !self.round.served
     }
 
     /// What came of [`Effect::Serve`](super::Effect::Serve).
@@ -213,6 +228,9 @@ impl<Q> Scheduler<Q> {
         let kicked = std::mem::take(&mut queue.kicked);
         if frames == 0 && (kicked || announced || !queue.served.notifies) {
             queue.share.charge(took);
+        }
+        if action == Action::Poll && matches!(queue.policy, Policy::Adaptive { .. }) {
+            queue.gather.record(frames, began);
         }
         let rest = queue.pace.record(frames, took, cpu, now);
         if rest > Ns::ZERO {

@@ -236,6 +236,7 @@ impl Worker {
                 });
                 self.scheduler.record_retry(*all, found.wake, &self.forwarder);
             }
+            Effect::Pause => self.pass(Ns::new(100)),
             Effect::ArmFull => {
                 let armed = self.forwarder.arm_blocked();
                 self.scheduler.record_arm_full(armed);

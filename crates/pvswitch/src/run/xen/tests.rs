@@ -9,14 +9,19 @@ use xen_local::store::{Limits, Server};
 use xen_netif::back::Tree;
 use xen_netif::store::Store;
 
+use api::Config;
+
 use super::*;
+use crate::config::Origin;
 use crate::pool::Placement;
 use crate::run::Options;
 
 /// A switch whose control thread is driven by the tests.
 fn system(control: PathBuf) -> System {
     System::new(Options {
-        ports: Vec::new(),
+        config: Config::default(),
+        origin: Origin::default(),
+        include: None,
         policy: Policy::Event,
         call: Policy::Event,
         workers: 1,
@@ -29,7 +34,6 @@ fn system(control: PathBuf) -> System {
         duration: Some(Duration::from_secs(20)),
         ageing_s: 300,
         addresses_per_port: 16,
-        static_addresses: Vec::new(),
         hints: false,
     })
     .unwrap()
@@ -94,7 +98,7 @@ fn front_state(store: &Store) -> Option<String> {
 #[test]
 fn rings_survive_a_restart_of_xenstore_and_changes_are_read_afterwards() {
     let dir = std::env::temp_dir().join(format!("pvs-gone-{}", std::process::id()));
-    let of = Hypervisor::Local("a".into());
+    let of = Hypervisor::Local(dir.clone());
     let mut system = system(dir.with_extension("ctl"));
     system.add_port(&format!("a=xen-local:{}", dir.display()).parse().unwrap()).unwrap();
     let store = system.xen[&of].host.store().unwrap();

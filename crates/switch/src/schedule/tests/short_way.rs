@@ -25,6 +25,7 @@ fn decisions(by_next_burst: bool) -> Vec<String> {
                             scheduler.kick(token(log.len() as u16 % 6), now);
                             scheduler.record_wait(true);
                         }
+                        Effect::Pause => now += Ns::new(100),
                         Effect::ArmFull => scheduler.record_arm_full(forwarder.arm_blocked()),
                         _ => {}
                     }

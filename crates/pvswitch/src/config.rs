@@ -1,0 +1,91 @@
+//! Where the configuration of a run comes from, and `pvswitch check`.
+
+use std::path::PathBuf;
+
+use api::Config;
+use api::file::{File, Problem, Problems};
+use serde_json::json;
+
+use crate::cli::CheckArgs;
+use crate::error::AnyError;
+
+/// The file and the command line of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Origin {
+    /// The file of `--config`, absolute.
+    pub file: Option<PathBuf>,
+    /// Settings and ports of the command line, which take precedence.
+    pub command_line: Config,
+}
+
+impl Origin {
+    /// Reads the file, and merges it with the command line. Returns the configuration and the
+    /// include directory.
+    pub fn load(&self) -> Result<(Config, Option<PathBuf>), Problems> {
+        let file = self.file.as_deref().map(File::load).transpose()?.unwrap_or_default();
+        self.merge(file)
+    }
+
+    /// As [`load`](Self::load), of a running switch: a file without a key is an error, because it
+    /// is more likely being written than meant to remove all ports.
+    pub fn load_again(
+        &self,
+        path: &std::path::Path,
+    ) -> Result<(Config, Option<PathBuf>), Problems> {
+        let file = File::load(path)?;
+        if file.empty {
+            let what = format!(
+                "{} is empty: is it being written? To remove ports, use ctl del-port",
+                path.display()
+            );
+            return Err(Problem::new(Some(path), what).into());
+        }
+        self.merge(file)
+    }
+
+    fn merge(&self, file: File) -> Result<(Config, Option<PathBuf>), Problems> {
+        let include = file.include.clone();
+        Ok((file.with(self.command_line.clone())?, include))
+    }
+}
+
+/// Runs `pvswitch check`. Returns whether the file is valid.
+pub fn check(args: &CheckArgs) -> Result<bool, AnyError> {
+    let Some(path) = &args.file else {
+        print!("{}", api::json_schema::text());
+        return Ok(true);
+    };
+    let loaded = File::load(path).and_then(|file| {
+        let files = file.included.len();
+        file.with(Config::default()).map(|config| (config, files))
+    });
+    let file = path.display().to_string();
+    match loaded {
+        Ok((config, included)) if args.json => {
+            let ports = config.ports.len();
+            let value = json!({
+                "ok": true, "file": file, "problems": [], "ports": ports, "included": included,
+            });
+            println!("{value}");
+            Ok(true)
+        }
+        Ok((config, included)) => {
+            let count =
+                |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+            let include = match included {
+                0 => String::new(),
+                n => format!(", {}", count(n, "included file")),
+            };
+            println!("{file}: valid, {}{include}", count(config.ports.len(), "port"));
+            Ok(true)
+        }
+        Err(Problems(problems)) => {
+            if args.json {
+                println!("{}", json!({ "ok": false, "file": file, "problems": problems }));
+            } else {
+                problems.iter().for_each(|problem| eprintln!("{problem}"));
+            }
+            Ok(false)
+        }
+    }
+}
