@@ -73,7 +73,7 @@ impl std::str::FromStr for StaticAddress {
 
 impl fmt::Display for StaticAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mac = Value::Mac(self.mac);
+        let mac = Value::Macs(vec![self.mac]);
         match self.vlan {
             0 => write!(f, "{mac}"),
             vlan => write!(f, "{mac}/{vlan}"),

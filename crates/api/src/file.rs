@@ -470,6 +470,11 @@ fn text(wanted: &Type, key: &str, item: &Item<'_>) -> Result<String, Wrong> {
             let parts = parts.collect::<Result<Vec<_>, _>>();
             parts.map(|parts| parts.join(",")).map_err(|item| wrong_type(key, item, "number"))
         }
+        DeValue::Array(list) if matches!(wanted, Type::Macs | Type::Ips | Type::Vlans) => {
+            let parts = list.iter().map(|item| plain(item).ok_or(item));
+            let parts = parts.collect::<Result<Vec<_>, _>>();
+            parts.map(|parts| parts.join("+")).map_err(|item| wrong_type(key, item, "string"))
+        }
         _ => plain(item).ok_or_else(|| {
             let form = match wanted {
                 Type::Mode => "string in octal, such as \"0660\"",

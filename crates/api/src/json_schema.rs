@@ -131,7 +131,10 @@ fn of_type(value: &Type) -> Value {
         ]}),
         Type::Choice(words) => choice(words),
         Type::Policy => pattern(&policy()),
-        Type::Mac => pattern(MAC),
+        Type::Macs => list(MAC),
+        Type::Ips => list("[0-9A-Fa-f.:]+"),
+        Type::Vlan => vlan(),
+        Type::Vlans => vlans(),
         // In either case, with `-` or `_`: the list is in the documentation.
         Type::Names(_) => pattern("[A-Za-z0-9_-]+(\\+[A-Za-z0-9_-]+)*"),
         Type::Cpus => json!({ "anyOf": [
@@ -153,6 +156,31 @@ fn of_type(value: &Type) -> Value {
         Type::Mode => pattern("0?[0-7]{3}"),
         Type::Flag => json!({ "type": "boolean" }),
     }
+}
+
+/// A list, as members joined by `+` or as an array of them.
+fn list(member: &str) -> Value {
+    json!({ "anyOf": [
+        { "type": "array", "items": { "type": "string", "pattern": format!("^{member}$") },
+          "minItems": 1 },
+        { "type": "string", "pattern": format!("^({member}(\\+{member})*|none)$") },
+    ]})
+}
+
+/// VLANs: as `list`, or numbers.
+fn vlans() -> Value {
+    let number = vlan();
+    let mut all = list("[0-9]+(-[0-9]+)?");
+    all["anyOf"][0]["items"] = json!({ "anyOf": [all["anyOf"][0]["items"], number["anyOf"][0]] });
+    json!({ "anyOf": [all["anyOf"][0], all["anyOf"][1], number["anyOf"][0]] })
+}
+
+/// One VLAN.
+fn vlan() -> Value {
+    json!({ "anyOf": [
+        { "type": "integer", "minimum": 1, "maximum": 4094 },
+        { "type": "string", "pattern": "^([0-9]+|none)$" },
+    ]})
 }
 
 /// Words; `on` and `off` may be `true` and `false`.

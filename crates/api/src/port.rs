@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::near::did_you_mean;
 use crate::queues::{no_queue, queue_number};
-use crate::schema::port::{KINDS, KINDS_LATER, Kind};
+use crate::schema::port::{KINDS, KINDS_LATER, Kind, check_vlans};
 use crate::schema::{Entry, Value, find, unknown_hint};
 
 /// Longest port name: that of a Linux interface, so that tools can use the same name.
@@ -152,7 +152,8 @@ fn check_text(text: &str) -> Result<(), String> {
 }
 
 impl PortText {
-    /// Checks the name, the argument, and that queues named by options exist.
+    /// Checks the name, the argument, that queues named by options exist, and that its VLAN options
+    /// agree.
     ///
     /// # Errors
     /// One is invalid; the error says what to write.
@@ -170,6 +171,7 @@ impl PortText {
                  there, or use mode=server"
             ));
         }
+        check_vlans(|name| self.value(name))?;
         let queues = self.number("queues").unwrap_or(1) as u16;
         for Given { entry, queue, value } in &self.options {
             check_text(value.text().unwrap_or_default())
@@ -233,12 +235,9 @@ impl PortText {
         self.given(name, None)?.text().map(Into::into)
     }
 
-    /// The MAC address of an option, if it was given.
-    pub fn mac(&self, name: &str) -> Option<[u8; 6]> {
-        match self.value(name)? {
-            Value::Mac(mac) => Some(mac),
-            _ => None,
-        }
+    /// The MAC addresses of an option; empty unless given.
+    pub fn macs(&self, name: &str) -> Vec<[u8; 6]> {
+        self.value(name).map_or_else(Vec::new, |value| value.macs().to_vec())
     }
 
     /// The names of an option; empty unless given.

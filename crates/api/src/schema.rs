@@ -12,6 +12,7 @@
 //! * [`policy::FORMS`]: poll and call policies
 
 pub mod driver;
+mod list;
 pub mod policy;
 pub mod port;
 pub mod run;

@@ -16,6 +16,7 @@ use ring::virtq::Features;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Forwarder, Mode, Port, Source};
 use switch::frame::{BURST_MAX, Burst};
+use switch::tenant::{Rules, Security, Tenants, Vlan};
 
 use guests::{FRAMES, Lane};
 use worker::Worker;
@@ -23,6 +24,7 @@ use worker::Worker;
 /// Frames, or polls, per case and turn: whole bursts.
 const TURN: u64 = 100_000;
 const NOW: switch::time::Instant = switch::time::Instant::from_ns(1);
+const VLAN: u16 = 5;
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 
 /// Two guests on one switch; the first one sends.
@@ -46,7 +48,9 @@ impl Case {
         };
         let table = vec![port(0, Vec::new()), port(1, queues)];
         let fdb = Arc::new(Fdb::new(65536, [1, 2], 300, 4096));
-        fdb.learn(MACS[1], 0, PortId(1), 0);
+        for vlan in [0, VLAN] {
+            fdb.learn(MACS[1], vlan, PortId(1), 0);
+        }
         let forwarder = Forwarder::new(mode, 0, fdb, Arc::new(table), 3);
         let source = |(queue, lane): (u16, &Lane)| {
             Source::new(
@@ -59,6 +63,19 @@ impl Case {
         let sources = (0..).zip(&lanes).map(source).collect();
         let scratch = Burst::default();
         Self { name, lanes, forwarder, sources, scratch, results: Vec::new() }
+    }
+
+    /// The same with port security and an access VLAN at the sender; the receiver has the same VLAN
+    /// or, `tagged`, is a trunk.
+    fn with_rules(mut self, tagged: bool) -> Self {
+        // A DHCP server may be one: some flows have its ports.
+        let security = Some(Security::new(&MACS[..1], &[[10, 0, 0, 1].into()], true, false));
+        let of = |security, vlan| Some(Arc::new(Rules { security, vlan, isolated: false }));
+        let trunk = Vlan::Trunk { vids: [VLAN].into_iter().collect(), native: None };
+        let to = if tagged { trunk } else { Vlan::Access(VLAN) };
+        let rules = vec![of(security, Vlan::Access(VLAN)), of(None, to)];
+        self.forwarder.set_tenants(Tenants::new(rules));
+        self
     }
 
     fn turn(&mut self) {
@@ -161,6 +178,16 @@ fn main() {
             }
         }
     }
+    let mut ruled = Vec::new();
+    for len in [60, 1514] {
+        for (kind, tagged) in [("security+vlan", false), ("security+tag", true)] {
+            let name = format!("split switch {kind} {len}");
+            if words.iter().all(|word| name.contains(word)) {
+                let lane = guests::virtio(split, false, (0, 1024), len);
+                ruled.push(Case::new(name, Mode::Switch, vec![lane]).with_rules(tagged));
+            }
+        }
+    }
     // As long as a Xen ring.
     for len in [60, 1500] {
         for queues in [1, 2] {
@@ -172,6 +199,7 @@ fn main() {
             case(name("static"), mode, &|| guests::vif(queues, true, len));
         }
     }
+    cases.extend(ruled);
     let mut loops = loops(&words);
     for _ in 0..turns {
         cases.iter_mut().for_each(Case::turn);

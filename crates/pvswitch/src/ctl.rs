@@ -230,6 +230,7 @@ fn about_port(port: &Value, details: bool) -> Vec<String> {
     } else if let Some(s) = port["stalled_s"].as_u64() {
         lines.push(format!("receiver stalled for {s} s: its driver posts no buffers"));
     }
+    lines.extend(rules(port).map(|rules| format!("rules    {rules}")));
     lines.extend(errors(port).map(|errors| format!("errors   {errors}")));
     lines.extend(refused(&port["account"]).map(|refused| format!("refused  {refused}")));
     if details {
@@ -253,6 +254,13 @@ fn account(port: &Value) -> Vec<String> {
         }
     }
     columns(&rows, &[0])
+}
+
+/// A port's rules, as options; `None`: it has none.
+fn rules(port: &Value) -> Option<String> {
+    let all = port["rules"].as_object()?.iter();
+    let all: Vec<_> = all.map(|(name, value)| format!("{name}={}", text(value))).collect();
+    Some(all.join(" "))
 }
 
 /// A front-end's errors, counted by cause, and the last one; `None`: no errors.

@@ -21,6 +21,7 @@ mod save;
 mod signals;
 mod spec;
 mod tap;
+mod tenant;
 mod top;
 mod worker;
 

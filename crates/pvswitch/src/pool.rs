@@ -10,6 +10,7 @@ use switch::fair::level::Leveller;
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{Mode, Port, Table};
 use switch::poll::Costs;
+use switch::tenant::Tenants;
 use switch::time::Instant;
 use vhost_user::device::KickFd;
 
@@ -205,6 +206,13 @@ impl Pool {
     pub fn set_table(&self, table: &Arc<Table>) {
         for worker in &self.workers {
             worker.set_table(Arc::clone(table));
+        }
+    }
+
+    /// Replaces the rules of ports; `None`: no port has any.
+    pub fn set_tenants(&self, tenants: &Option<Arc<Tenants>>) {
+        for worker in &self.workers {
+            worker.set_tenants(tenants.clone());
         }
     }
 

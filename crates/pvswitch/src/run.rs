@@ -8,6 +8,7 @@ mod reload;
 mod requests;
 mod rights;
 mod setup;
+mod tenants;
 mod vhost;
 mod xen;
 
@@ -29,6 +30,7 @@ use switch::forward::{EgressQueue, Mode, Port, PortEvent, STARVED_AFTER, Source,
 use switch::hold::HOLD_DEFAULT;
 use switch::poll::Policy;
 use switch::stats::{EgressStats, IngressStats};
+use switch::tenant::Rules;
 use switch::time::{self, Ns};
 use switch::tuning::{Drain, Tuning};
 use vhost_user::device::KickFd;
@@ -273,6 +275,8 @@ struct System {
     fdb: Arc<Fdb>,
     reports: Receiver<Report>,
     table: Table,
+    /// Rules of ports, by id.
+    rules: Vec<Option<Arc<Rules>>>,
     ports: BTreeMap<String, PortState>,
     xen: BTreeMap<Hypervisor, XenBus>,
     /// The `xen:auto` specification, if there is one.
@@ -358,6 +362,7 @@ impl System {
             fdb,
             reports,
             table: Table::new(),
+            rules: Vec::new(),
             ports: BTreeMap::new(),
             xen: BTreeMap::new(),
             xen_auto: None,
@@ -505,6 +510,10 @@ impl System {
             }
             self.table[at] = Some(Arc::clone(&state.port));
         }
+        // Before anything from their peers is read.
+        for Prepared { state, .. } in &all {
+            self.set_rules(state.port.id, state.spec.tuning.tenant.rules());
+        }
         self.publish_table();
         let suspended = self.suspended.iter_mut().map(|(_, what)| what);
         for what in self.tokens.values_mut().chain(suspended) {
@@ -621,6 +630,7 @@ impl System {
         }
         self.table[usize::from(id.0)] = None;
         self.publish_table();
+        self.set_rules(id, None);
         self.fdb.flush_port(id);
         kept
     }

@@ -16,6 +16,8 @@ use vhost_user::backend::Permissions;
 use vhost_user::feature;
 use xen_netif::back::{self, Offer, VifId};
 
+use crate::tenant::Tenant;
+
 /// Specification of one port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSpec {
@@ -31,7 +33,7 @@ pub struct PortSpec {
 pub type Policies = PerQueue<Policy>;
 
 /// Options of every kind of port, where they differ from the switch's settings.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortTuning {
     /// Policy for polling its ingress queues.
     pub poll: Policies,
@@ -43,6 +45,8 @@ pub struct PortTuning {
     pub hold: PerQueue<u16>,
     /// Limits on the resources that its peer may use.
     pub limits: Limits,
+    /// Its rules, if its peer is a tenant.
+    pub tenant: Tenant,
 }
 
 /// Limits of a port's account that differ from the defaults.
@@ -69,6 +73,9 @@ impl PortTuning {
         let limit = entry.name.strip_prefix(LIMIT);
         if let Some(at) = limit.and_then(|name| NAMES.iter().position(|known| *known == name)) {
             self.limits.0[at] = value.number();
+            return;
+        }
+        if self.tenant.set(entry, value) {
             return;
         }
         match entry.name {
@@ -240,7 +247,7 @@ fn kind(text: &PortText) -> Kind {
             role: if text.word("mode") == Some("client") { Role::Client } else { Role::Server },
             queues,
             mtu: mtu(),
-            mac: text.mac("mac"),
+            mac: text.macs("mac").first().copied(),
             without: bits(&text.names("without"), feature::parse),
             permissions: Permissions {
                 any_memory: text.word("memory") == Some("any"),
@@ -431,7 +438,7 @@ mod tests {
         for kind in ["vhost-user:/tmp/a", "tap:t0", "xen:auto", "xen-local:/tmp/a", "null"] {
             let near = error(&format!("a={kind},limit-mapings=4"));
             assert!(near.contains("(did you mean 'limit-mappings'?); known: "), "{near}");
-            assert!(near.contains("hold, limit-mapped-bytes, limit-mappings,"), "{near}");
+            assert!(near.contains("isolated, limit-mapped-bytes, limit-mappings,"), "{near}");
             let range = error(&format!("a={kind},limit-mappings=4K"));
             assert!(range.contains("limit-mappings=4K: use 0 to 1000000000"), "{range}");
             let queue = error(&format!("a={kind},limit-mappings/0=4"));

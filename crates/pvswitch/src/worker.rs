@@ -216,6 +216,7 @@ impl Worker {
                     self.scheduler.set_ports(table.len());
                     self.forwarder.set_table(table);
                 }
+                Command::Tenants(tenants) => self.forwarder.set_tenants(tenants),
                 Command::Stop => self.stop = true,
             }
         }

@@ -4,7 +4,10 @@
 #[path = "common/tap_guest.rs"]
 mod tap_guest;
 
+use std::sync::Arc;
+
 use switch::forward::Mode;
+use switch::tenant::{Rules, Security, Tenants};
 use switch::vnet::{Offloads, VnetHdr};
 use tap_guest::{KIND, Kind, World, plain, same, tso};
 use uplink::Batching;
@@ -58,6 +61,41 @@ fn kinds() -> impl Iterator<Item = Kind> {
             kind
         })
     })
+}
+
+#[test]
+fn port_with_rules_is_not_read_directly() {
+    let locked = |last| {
+        let security = Some(Security::new(&[[2, 0, 0, 0, 0, last]], &[], false, false));
+        Some(Arc::new(Rules { security, ..Rules::default() }))
+    };
+    for permitted in [true, false] {
+        let Some(mut world) = World::new(KIND, Mode::Cross, Batching::Auto) else { return };
+        let long: Frames = (0..20).map(|n| plain(9014, n)).collect();
+        // After long frames, room for them is expected.
+        pass(&mut world, &long, 20);
+        pass(&mut world, &long, 1);
+        let direct = world.seen.direct.get();
+        assert!(direct > 0);
+        // Frames come from address 1. Rules of the guest's port are about its own frames.
+        let rules = if permitted { [None, locked(9)] } else { [locked(9), None] };
+        world.forwarder.set_tenants(Tenants::new(rules.to_vec()));
+        if permitted {
+            pass(&mut world, &long, 20);
+        } else {
+            world.send(&long);
+            world.guest.post(usize::MAX);
+            while world.seen.drops_spoofed_mac.get() < 20 {
+                world.round(true);
+            }
+            assert!(world.guest.found().is_empty());
+        }
+        assert_eq!(world.seen.direct.get(), direct);
+        world.forwarder.set_tenants(None);
+        pass(&mut world, &long, 20);
+        pass(&mut world, &long, 1);
+        assert!(world.seen.direct.get() > direct);
+    }
 }
 
 #[test]

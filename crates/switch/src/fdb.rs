@@ -273,6 +273,28 @@ impl Fdb {
         self.sweep(|value| value.port() == port && !value.is_static())
     }
 
+    /// Removes the learned entries of `port` that `keep` rejects, by address and VLAN, as when its
+    /// rules change. Returns their number.
+    pub fn retain_learned(&self, port: PortId, keep: impl Fn([u8; 6], u16) -> bool) -> usize {
+        let mut removed = 0;
+        for entry in self.entries(0).iter().filter(|e| e.port == port && !e.is_static) {
+            if !keep(entry.mac.0, entry.vlan) {
+                removed += usize::from(self.remove_learned(entry.mac.0, entry.vlan, port));
+            }
+        }
+        removed
+    }
+
+    fn remove_learned(&self, mac: [u8; 6], vlan: u16, port: PortId) -> bool {
+        let mut writer = self.lock();
+        let found = self.find(pack_key(mac, vlan));
+        let found = found.filter(|(_, value)| value.port() == port && !value.is_static());
+        if let Some((at, _)) = found {
+            self.vacate(&mut writer, at);
+        }
+        found.is_some()
+    }
+
     /// Removes expired addresses. Returns their number. Call it about once a second;
     /// [`lookup`](Self::lookup) ignores expired addresses in any case, but until removed they take
     /// up space and count towards their port's limit.

@@ -8,9 +8,11 @@ mod bounds;
 mod direct;
 mod findings;
 mod full;
+mod late;
 mod mirror;
 mod queue;
 mod starved;
+mod tenants;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -34,6 +36,7 @@ use crate::offload;
 use crate::port::{Egress, Fault, Steer};
 use crate::stats::IngressStats;
 use crate::steering::Steering;
+use crate::tenant::{Admitted, Tenants};
 use crate::time::{Instant, Ns};
 use crate::tuning::Tuning;
 use crate::vnet::{GSO_NONE, Offloads, VnetHdr};
@@ -207,6 +210,10 @@ pub struct Forwarder {
     /// How each port's peer wants frames spread, as of its last frames.
     steer: Vec<Option<Arc<dyn Steer>>>,
     scratch: offload::Scratch,
+    /// Rules of ports, if any port has some.
+    tenants: Option<Arc<Tenants>>,
+    /// Kept for their allocations.
+    retagged: tenants::Retagged,
     /// Cost of the burst so far.
     made: bounds::Made,
     /// Full destinations to retry, each with whether it was armed since the last retry.
@@ -240,6 +247,8 @@ impl Forwarder {
             group_of,
             steer: Vec::new(),
             scratch: offload::Scratch::default(),
+            tenants: None,
+            retagged: tenants::Retagged::default(),
             made: bounds::Made::default(),
             blocked: BTreeMap::new(),
             findings: Findings::default(),
@@ -265,15 +274,24 @@ impl Forwarder {
         self.last_learned = None;
     }
 
+    /// Replaces the rules of ports; `None`: no port has any.
+    pub fn set_tenants(&mut self, tenants: Option<Arc<Tenants>>) {
+        self.tenants = tenants;
+        self.last_found = None;
+        self.last_learned = None;
+    }
+
     /// Delivers, holds or drops each frame of a burst. `now` is any monotonic time.
     pub fn forward(&mut self, from: &Source, burst: &mut Burst<'_>, now: Instant) -> Findings {
         debug_assert_eq!(self.findings, Findings::default(), "the call before returned its own");
         self.groups_used = 0;
         self.bursts += 1;
         self.made = bounds::Made::default();
-        match self.mode {
-            Mode::Switch => self.switch(from, burst, now),
-            Mode::Cross => self.cross(from, burst),
+        match (self.mode, self.tenants.clone()) {
+            (Mode::Switch, None) => self.switch::<false>(from, burst, None, now),
+            (Mode::Switch, Some(tenants)) => self.switch_ruled(from, burst, &tenants, now),
+            (Mode::Cross, None) => self.cross(from, burst),
+            (Mode::Cross, Some(tenants)) => self.cross_ruled(from, burst, &tenants),
         }
         if let Some(port) = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref)
             && port.mirror.is_on()
@@ -337,7 +355,28 @@ impl Forwarder {
         }
     }
 
-    fn switch(&mut self, from: &Source, burst: &mut Burst<'_>, now: Instant) {
+    /// The loop with rules, out of line: the one without stays as it would be alone.
+    #[inline(never)]
+    fn switch_ruled(
+        &mut self,
+        from: &Source,
+        burst: &mut Burst<'_>,
+        tenants: &Tenants,
+        now: Instant,
+    ) {
+        self.switch::<true>(from, burst, Some(tenants), now);
+    }
+
+    /// `RULED`: there are `tenants`. Without them, the loop has no trace of rules.
+    #[inline(always)]
+    fn switch<const RULED: bool>(
+        &mut self,
+        from: &Source,
+        burst: &mut Burst<'_>,
+        tenants: Option<&Tenants>,
+        now: Instant,
+    ) {
+        let tenants = if RULED { tenants } else { None };
         let now_s = now.periods(Ns::from_secs(1)) as u32;
         burst.snapshot();
         let sender = self.table.get(usize::from(from.port.0)).and_then(Option::as_ref);
@@ -354,8 +393,17 @@ impl Forwarder {
                 from.stats.drops_runt.add(1);
                 continue;
             };
-            let vlan = flow::vlan_id(head);
-            self.learn(src, vlan, from.port, now_s);
+            let (vlan, vid) = match tenants {
+                None => (flow::vlan_id(head), 0),
+                Some(rules) => match rules.admit(from.port, head, &burst.frames[i], &from.stats) {
+                    Some(Admitted { key, vid }) => (key, vid),
+                    None => continue,
+                },
+            };
+            if !self.learn(src, vlan, from.port, now_s) {
+                from.stats.drops_bad_source.add(1);
+                continue;
+            }
             let mut flow = Flow { head, hash: None, now_s };
             if let Some(sender) = &sender {
                 let _ = sender.steering.queue(flow.hash(self.flow_key), from.queue, now_s);
@@ -367,6 +415,8 @@ impl Forwarder {
             let to = if flow::is_multicast(dst) { None } else { self.find(dst, vlan, now_s) };
             match to {
                 Some(to) if to == from.port => from.stats.drops_same_port.add(1),
+                Some(to)
+                    if tenants.is_some_and(|t| !t.may_reach(from.port, to, vid, &from.stats)) => {}
                 Some(to) => {
                     if !self.made.takes(&burst.frames[i], i == 0) {
                         left = Some(i);
@@ -385,7 +435,13 @@ impl Forwarder {
                     };
                     self.groups[at].picks.push(i as u16);
                 }
-                None if self.flood(from, (i, &burst.frames[i]), &mut flow, now) => {}
+                None if self.flood(
+                    from,
+                    (i, &burst.frames[i]),
+                    &mut flow,
+                    tenants.map(|t| (t, vid)),
+                    now,
+                ) => {}
                 None => {
                     left = Some(i);
                     break;
@@ -397,11 +453,15 @@ impl Forwarder {
         }
     }
 
-    #[inline]
-    fn learn(&mut self, src: [u8; 6], vlan: u16, port: PortId, now_s: u32) {
+    /// Learns a source address; false: it is none, and the frame must be dropped.
+    #[inline(always)]
+    fn learn(&mut self, src: [u8; 6], vlan: u16, port: PortId, now_s: u32) -> bool {
         let fact = Some((src, vlan, port, now_s));
-        if self.last_learned == fact || flow::is_multicast(src) {
-            return;
+        if self.last_learned == fact {
+            return true;
+        }
+        if flow::is_multicast(src) || src == [0; 6] {
+            return false;
         }
         let learned = self.fdb.learn(src, vlan, port, now_s);
         self.last_learned = fact;
@@ -414,9 +474,10 @@ impl Forwarder {
             self.aged_s = now_s;
             self.fdb.age(now_s);
         }
+        true
     }
 
-    #[inline]
+    #[inline(always)]
     fn find(&mut self, dst: [u8; 6], vlan: u16, now_s: u32) -> Option<PortId> {
         // A cache for a run of frames to the same address; valid for at most a second, so a move
         // seen by another worker is noticed within a second.
@@ -462,7 +523,8 @@ impl Forwarder {
         self.steer[at] = steer;
     }
 
-    /// Adds frame `i` to a group of each other port; false: it must be left.
+    /// Adds frame `i` to a group of each other port, of those that rules permit for its VLAN;
+    /// false: it must be left.
     #[cold]
     #[inline(never)]
     fn flood(
@@ -470,16 +532,24 @@ impl Forwarder {
         from: &Source,
         (i, frame): (usize, &Frame),
         flow: &mut Flow<'_>,
+        rules: Option<(&Tenants, u16)>,
         now: Instant,
     ) -> bool {
-        match self.may_flood(from, frame, i == 0, now) {
+        let table = Arc::clone(&self.table);
+        let reaches = |port: &Port| {
+            let permits = |(rules, vid): (&Tenants, u16)| rules.reaches(from.port, port.id, vid);
+            port.id != from.port && port.active() > 0 && rules.is_none_or(permits)
+        };
+        let ports = || table.iter().flatten().filter(|port| reaches(port)).count();
+        // With rules, the number depends on the frame's VLAN.
+        let ports = if rules.is_none() { self.made.ports(ports) } else { ports() };
+        match self.may_flood(from, frame, i == 0, ports, now) {
             MayFlood::Yes => {}
             MayFlood::Later => return false,
             MayFlood::No => return true,
         }
-        let table = Arc::clone(&self.table);
         for port in table.iter().flatten() {
-            if port.id != from.port && port.active() > 0 {
+            if reaches(port) {
                 let queue = self.queue_of(port.id, flow);
                 let at = self.group_for(port.id, queue);
                 let group = &mut self.groups[at];
@@ -527,8 +597,26 @@ impl Forwarder {
         })
     }
 
-    /// Delivers a group to its queue, under one lock.
+    /// Delivers a group, with the tags that its port wants.
+    #[inline]
     fn deliver(&mut self, from: &Source, group: &mut Group, burst: &mut Burst<'_>, now: Instant) {
+        if self.tenants.as_ref().is_some_and(|tenants| tenants.has_vlans())
+            && self.deliver_retagged(from, group, burst, now)
+        {
+            return;
+        }
+        self.deliver_as_is(from, group, burst, now);
+    }
+
+    /// Delivers a group to its queue, under one lock.
+    #[inline(always)]
+    fn deliver_as_is(
+        &mut self,
+        from: &Source,
+        group: &mut Group,
+        burst: &mut Burst<'_>,
+        now: Instant,
+    ) {
         let table = Arc::clone(&self.table);
         let Some(port) = table.get(usize::from(group.port.0)).and_then(Option::as_ref) else {
             from.stats.drops_no_port.add(group.picks.len() as u64);
@@ -670,39 +758,6 @@ impl Forwarder {
         }
         egress.stats.drops_no_room.add(u64::from(cut));
         Ok(true)
-    }
-
-    /// Schedules a delayed notification of a queue's peer.
-    fn schedule_notify(&mut self, at: Instant, port: PortId, queue: u16) {
-        self.late.push((at, port, queue));
-        self.late_at = self.late_at.min(at);
-    }
-
-    /// Time of the next call of [`notify_due`](Self::notify_due).
-    pub fn next_notification(&self) -> Option<Instant> {
-        (!self.late.is_empty()).then_some(self.late_at)
-    }
-
-    /// Sends delayed notifications, at the end of a round: those whose time has come (all at
-    /// [`Instant::NEVER`]). If the worker `rests` (found nothing, or goes to sleep), also those
-    /// that only gather more frames.
-    pub fn notify_due(&mut self, now: Instant, rests: bool) {
-        if self.late.is_empty() || !rests && self.late_at > now {
-            return;
-        }
-        let table = &self.table;
-        let mut next = Instant::NEVER;
-        self.late.retain_mut(|(at, port, queue)| {
-            let port = table.get(usize::from(port.0)).and_then(Option::as_ref);
-            let egress = port.and_then(|port| port.egress.get(usize::from(*queue)));
-            let Some(again) = egress.and_then(|e| e.notify_if_due(*at, rests, now)) else {
-                return false;
-            };
-            *at = again;
-            next = next.min(again);
-            true
-        });
-        self.late_at = next;
     }
 }
 

@@ -16,6 +16,7 @@
 //! * [`poll`]: when to poll and when to sleep, when to notify
 //! * [`fair`]: fair sharing of workers' time between ports
 //! * [`schedule`]: all that a worker decides, without clock, descriptor or thread
+//! * [`tenant`]: rules of ports: port security, isolation, VLANs
 //! * [`tuning`]: run-time settings of a queue
 //! * [`time`]: durations and instants as types
 //! * [`stats`]: counters, one for each cause
@@ -36,6 +37,7 @@ pub mod port;
 pub mod schedule;
 pub mod stats;
 mod steering;
+pub mod tenant;
 pub mod time;
 pub mod tuning;
 pub mod vnet;

@@ -125,6 +125,29 @@ counters! {
         drops_no_port,
         /// The destination is the port the frame came from.
         drops_same_port,
+        /// The source address is a group address or zero.
+        drops_bad_source,
+        /// Port security: a source MAC that is not one of `mac=`.
+        drops_spoofed_mac,
+        /// Port security: a source address in IPv4 or IPv6 that is not one of `ip=`.
+        drops_spoofed_ip,
+        /// Port security: a sender address in ARP that is not the port's.
+        drops_spoofed_arp,
+        /// Port security: an address in neighbour discovery that is not the port's.
+        drops_spoofed_nd,
+        /// Port security: a reply of a DHCP server, without `dhcp-server=on`.
+        drops_dhcp_server,
+        /// Port security: a router advertisement or redirect, without `ra=on`.
+        drops_ra,
+        /// Port security with `ip=`: a protocol whose addresses cannot be checked.
+        drops_protocol,
+        /// Headers that rules cannot check: malformed, fragmented, beyond the private bytes, or
+        /// with a checksum to be written over them.
+        drops_unchecked,
+        /// The destination is isolated, as is this port.
+        drops_isolated,
+        /// A VLAN that this port, or the destination, does not carry.
+        drops_vlan,
         /// Link-local group address (01:80:c2:00:00:0x), which a bridge must not forward.
         drops_link_local,
         /// Software segmentation found invalid headers.

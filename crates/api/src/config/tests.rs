@@ -36,12 +36,21 @@ fn text_of(value: Type) -> BoxedStrategy<String> {
             })
             .boxed(),
         Type::Mode => (0..0o200_u64).prop_map(|n| format!("{:04o}", 0o600 | n)).boxed(),
-        Type::Mac => any::<[u8; 6]>()
-            .prop_map(|mut mac| {
-                mac[0] &= 0xfe;
-                Value::Mac(mac).to_string()
+        Type::Macs => prop::collection::vec(any::<[u8; 6]>(), 0..3)
+            .prop_map(|mut macs| {
+                // Unicast, and never zero.
+                macs.iter_mut().for_each(|mac| mac[0] = mac[0] & 0xfc | 2);
+                macs.sort_unstable();
+                macs.dedup();
+                Value::Macs(macs).to_string()
             })
             .boxed(),
+        Type::Ips => {
+            let list = vec!["none", "10.0.0.1", "fd00::1", "10.0.0.1+fd00::1+10.0.0.2"];
+            select(list).prop_map(Into::into).boxed()
+        }
+        Type::Vlan => select(vec!["none", "1", "4094"]).prop_map(Into::into).boxed(),
+        Type::Vlans => select(vec!["none", "7", "5+10-20"]).prop_map(Into::into).boxed(),
         Type::Names(names) => {
             subsequence(names, 1..=names.len()).prop_map(|names| names.join("+")).boxed()
         }

@@ -1,6 +1,6 @@
 //! Kinds of ports, and their options.
 
-use super::{Choice, Entry, Live, Type};
+use super::{Choice, Entry, Live, Type, Value};
 use crate::queues::QUEUES_MAX;
 
 /// What a port attaches to.
@@ -110,6 +110,7 @@ const SOCKET: &[Kind] = &[Kind::VhostUser, Kind::XenLocal];
 
 const QUEUES: Type = Type::Number(1, QUEUES_MAX as u64);
 const ON_OFF: Type = Type::Choice(&[Choice::word("on", ""), Choice::word("off", "")]);
+const OFF_ON: Type = Type::Choice(&[Choice::word("off", ""), Choice::word("on", "")]);
 
 /// Features of virtio-net that a port can leave out, as logs and `ctl show` name them.
 pub const VIRTIO_FEATURES: &[&str] = &[
@@ -167,6 +168,44 @@ const fn limit(
     Entry::new(name, value, default, help).live(Live::Whole).more(beyond)
 }
 
+/// A rule of ports whose peers are tenants.
+const fn tenant(
+    name: &'static str,
+    value: Type,
+    default: &'static str,
+    help: &'static str,
+) -> Entry {
+    Entry::new(name, value, default, help).live(Live::Whole)
+}
+
+/// Names of the rules of ports whose peers are tenants.
+pub const TENANT: [&str; 8] =
+    ["mac", "ip", "dhcp-server", "ra", "vlan", "trunk", "native", "isolated"];
+
+/// Checks that the VLAN options of a port agree; `value` returns an option's value.
+///
+/// # Errors
+/// They do not; the error says what to write.
+pub fn check_vlans(value: impl Fn(&str) -> Option<Value>) -> Result<(), String> {
+    let vlan = |name| value(name).and_then(|value| value.vlan());
+    let is_trunk = value("trunk").is_some_and(|value| !value.vlans().is_empty());
+    if let Some(access) = vlan("vlan")
+        && is_trunk
+    {
+        return Err(format!(
+            "vlan={access} and trunk= exclude each other: for untagged frames in VLAN {access} \
+             use native={access} with trunk=, or remove one with trunk=none or vlan=none"
+        ));
+    }
+    match vlan("native") {
+        Some(native) if !is_trunk => Err(format!(
+            "native={native} needs a trunk: add trunk=N+M-K, or use vlan={native} for an access \
+             port; native=none removes it"
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Prefix of the names of limits; the rest is the name of the account's entry.
 pub const LIMIT: &str = "limit-";
 
@@ -192,9 +231,6 @@ pub const TABLE: &[Entry] = &[
     Entry::new("mtu", Type::Number(68, 9216), "none", "MTU offered, 68 to 9216")
         .of(VHOST_USER)
         .more("; longer frames to this guest are dropped and counted"),
-    Entry::new("mac", Type::Mac, "none", "MAC address offered in the configuration space")
-        .of(VHOST_USER)
-        .more("; QEMU uses its own (`-device ...,mac=`)"),
     Entry::new("without", Type::Names(VIRTIO_FEATURES), "none", "features not offered, by name")
         .of(VHOST_USER)
         .more(": `without=event-idx` makes guests use flags, `without=in-order+ring-packed`, ..."),
@@ -290,6 +326,30 @@ pub const TABLE: &[Entry] = &[
         "; further frames are dropped, and counted at both ends. 0: frames that do not fit are \
          dropped, and senders never wait",
     ),
+    tenant("mac", Type::Macs, "none", "source MAC addresses that its peer may use").more(
+        ", with port security ([tenants](#ports-as-tenants)). The first is also offered to a \
+         vhost-user guest in its configuration space, from its next connection on; QEMU uses its \
+         own (`-device ...,mac=`). In the file also a list",
+    ),
+    tenant("ip", Type::Ips, "none", "source IP addresses that its peer may use").more(
+        ", IPv4 and IPv6, in IP, ARP and neighbour discovery, with port security. In the file also \
+         a list",
+    ),
+    tenant(
+        "dhcp-server",
+        OFF_ON,
+        "off",
+        "whether its peer may be a DHCP server, with port security",
+    ),
+    tenant("ra", OFF_ON, "off", "whether its peer may be an IPv6 router, with port security")
+        .more(", which sends router advertisements and redirects"),
+    tenant("vlan", Type::Vlan, "none", "VLAN of an access port, 1 to 4094")
+        .more(": its frames have no tag on this port, and its tag on trunks ([VLANs](#vlans))"),
+    tenant("trunk", Type::Vlans, "none", "VLANs that it carries with tags, like 5+10-20")
+        .more(". In the file also a list"),
+    tenant("native", Type::Vlan, "none", "VLAN of untagged frames of a trunk")
+        .more("; without it they are dropped"),
+    tenant("isolated", OFF_ON, "off", "whether it reaches only ports that are not isolated"),
     limit(
         "limit-mapped-bytes",
         BYTES,

@@ -1,9 +1,10 @@
 //! Types of settings' values, their text forms, and errors in a text.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
-use super::policy;
+use super::{list, policy};
 use crate::Address;
 use crate::near::did_you_mean;
 
@@ -28,10 +29,16 @@ pub enum Type {
     Choice(&'static [Choice]),
     /// A poll, call or kick policy ([`policy::FORMS`]).
     Policy,
-    /// A MAC address.
-    Mac,
     /// Permission bits of a socket, in octal; in the file a string or `0o660`.
     Mode,
+    /// MAC addresses, separated by `+`, or `none`.
+    Macs,
+    /// IP addresses, separated by `+`, or `none`.
+    Ips,
+    /// A VLAN, or `none`.
+    Vlan,
+    /// VLANs and ranges of them, separated by `+`, or `none`.
+    Vlans,
     /// Names from a list, separated by `+`.
     Names(&'static [&'static str]),
     /// Numbers of CPUs, separated by `,`; in the file a list.
@@ -103,8 +110,14 @@ pub enum Value {
     Choice(&'static str, Option<u32>),
     /// The text of a valid policy.
     Policy(String),
-    /// A MAC address.
-    Mac([u8; 6]),
+    /// MAC addresses.
+    Macs(Vec<[u8; 6]>),
+    /// IP addresses.
+    Ips(Vec<IpAddr>),
+    /// A VLAN.
+    Vlan(Option<u16>),
+    /// VLANs, in order.
+    Vlans(Vec<u16>),
     /// Names, spelt as in the list.
     Names(Vec<&'static str>),
     /// Numbers of CPUs.
@@ -134,8 +147,11 @@ impl Type {
             Self::Number(..) | Self::Bytes(_) => "N",
             Self::Choice(_) => "WORD",
             Self::Policy => "POLICY",
-            Self::Mac => "MAC",
             Self::Mode => "MODE",
+            Self::Macs => "MAC+...",
+            Self::Ips => "ADDR+...",
+            Self::Vlan => "N",
+            Self::Vlans => "N+M-K",
             Self::Names(_) => "FEATURE+...",
             Self::Cpus => "LIST",
             Self::Seconds => "SECS",
@@ -149,7 +165,13 @@ impl Type {
     pub fn is_text(&self) -> bool {
         matches!(
             self,
-            Self::Policy | Self::Mac | Self::Mode | Self::Names(_) | Self::Text(_) | Self::Table(_)
+            Self::Policy
+                | Self::Macs
+                | Self::Ips
+                | Self::Mode
+                | Self::Names(_)
+                | Self::Text(_)
+                | Self::Table(_)
         )
     }
 
@@ -175,14 +197,15 @@ impl Type {
                 Ok(()) => Ok(Value::Policy(text.into())),
                 Err(error) => Err(bad(error)),
             },
-            Self::Mac => {
-                crate::mac(text).map(Value::Mac).map_err(|error| format!("{key}: {error}"))
-            }
             Self::Mode => mode(text).map(Value::Mode).ok_or_else(|| {
                 bad("use permissions in octal, with read and write for the owner: 0600 for the \
                      owner alone, 0660 for the group, 0666 for everyone"
                     .into())
             }),
+            Self::Macs => list::macs(text).map(Value::Macs).map_err(bad),
+            Self::Ips => list::ips(text).map(Value::Ips).map_err(bad),
+            Self::Vlan => list::vlan(text).map(Value::Vlan).map_err(bad),
+            Self::Vlans => list::vlans(text).map(Value::Vlans).map_err(bad),
             Self::Names(known) => names(text, known).map(Value::Names).map_err(|word| {
                 let hint = hint(&word, known);
                 format!("{key}: unknown feature '{word}'{hint}; known: {}", known.join(" "))
@@ -217,6 +240,26 @@ impl Value {
         }
     }
 
+    /// MAC addresses; empty for other values.
+    pub fn macs(&self) -> &[[u8; 6]] {
+        if let Self::Macs(macs) = self { macs } else { &[] }
+    }
+
+    /// IP addresses; empty for other values.
+    pub fn ips(&self) -> &[IpAddr] {
+        if let Self::Ips(ips) = self { ips } else { &[] }
+    }
+
+    /// A VLAN.
+    pub fn vlan(&self) -> Option<u16> {
+        if let Self::Vlan(vlan) = self { *vlan } else { None }
+    }
+
+    /// VLANs, in order; empty for other values.
+    pub fn vlans(&self) -> &[u16] {
+        if let Self::Vlans(vids) = self { vids } else { &[] }
+    }
+
     /// Text, or the text of a policy.
     pub fn text(&self) -> Option<&str> {
         match self {
@@ -229,21 +272,22 @@ impl Value {
 /// The text that [`Type::parse`] converts to this value.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |items: Vec<String>, between: &str| items.join(between);
+        let joined = |items: Vec<String>, between: &str| items.join(between);
         match self {
             Self::Number(n) => write!(f, "{n}"),
             Self::Mode(mode) => write!(f, "{mode:04o}"),
             Self::Choice(word, None) => f.write_str(word),
             Self::Choice(word, Some(n)) => write!(f, "{word}:{n}"),
             Self::Policy(text) | Self::Text(text) => f.write_str(text),
-            Self::Mac([a, b, c, d, e, g]) => {
-                write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-            }
+            Self::Macs(macs) => f.write_str(&list::macs_text(macs)),
+            Self::Ips(ips) => f.write_str(&list::ips_text(ips)),
+            Self::Vlan(vlan) => f.write_str(&list::vlans_text(vlan.as_slice())),
+            Self::Vlans(vids) => f.write_str(&list::vlans_text(vids)),
             Self::Names(names) => {
-                f.write_str(&list(names.iter().map(ToString::to_string).collect(), "+"))
+                f.write_str(&joined(names.iter().map(ToString::to_string).collect(), "+"))
             }
             Self::Cpus(cpus) => {
-                f.write_str(&list(cpus.iter().map(ToString::to_string).collect(), ","))
+                f.write_str(&joined(cpus.iter().map(ToString::to_string).collect(), ","))
             }
             Self::Seconds(duration) => write!(f, "{}", duration.as_secs_f64()),
             Self::Address(address) => write!(f, "{address}"),

@@ -461,7 +461,8 @@ impl System {
         if diff.settings.iter().any(|s| ["poll", "call"].contains(&s.setting.as_str())) {
             for state in self.ports.values() {
                 let text = wanted.port(&state.spec.name);
-                let tuning = text.map_or(state.spec.tuning, |text| PortSpec::from(text).tuning);
+                let own = || state.spec.tuning.clone();
+                let tuning = text.map_or_else(own, |text| PortSpec::from(text).tuning);
                 self.retune(state, &tuning);
             }
         }
@@ -476,11 +477,13 @@ impl System {
             self.xen_auto = Some(spec.clone());
         }
         for name in names {
-            if let Some(state) = self.ports.get_mut(&name) {
-                state.spec.tuning = spec.tuning;
-            }
+            let Some(state) = self.ports.get_mut(&name) else { continue };
+            let old = std::mem::replace(&mut state.spec.tuning, spec.tuning.clone());
             if let Some(state) = self.ports.get(&name) {
                 self.retune(state, &spec.tuning);
+            }
+            if old.tenant != spec.tuning.tenant {
+                self.set_tenant(&name, spec.tuning.tenant.clone());
             }
         }
     }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use switch::tuning::Drain;
 use vhost_user::feature;
 
-use super::{Attach, Event, PortState, RunError, System, accounts};
+use super::{Attach, Event, PortState, RunError, System, accounts, tenants};
 use crate::capture;
 use crate::http::Query;
 use crate::pool::{Placement, token};
@@ -224,6 +224,7 @@ impl System {
             "faults": state.faults,
             "drain": state.drain().name(),
             "stalled_s": state.stalled_s(self.pool.now()).iter().max(),
+            "rules": tenants::show(state),
             "account": accounts::account(state),
         });
         match &state.attach {
@@ -325,8 +326,14 @@ impl System {
         changes.iter().for_each(|Change { entry, value }| tuning.set(entry, None, value));
         match state {
             Some(state) => {
+                // The only change that may be refused: before the others.
+                let tenant = Self::changed_tenant(state, &tuning.tenant)?;
                 self.tune(state, queue, &tuning);
                 tuning.limits.apply(&state.port.account);
+                if let Some(tenant) = tenant {
+                    let name = state.spec.name.clone();
+                    self.set_tenant(&name, tenant);
+                }
             }
             None => {
                 self.ports.values().for_each(|state| self.tune(state, None, &tuning));

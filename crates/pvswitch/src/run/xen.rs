@@ -601,7 +601,7 @@ fn vif_name(id: VifId) -> String {
 fn found_spec(auto: &PortSpec, id: VifId) -> PortSpec {
     let Kind::Xen(xen) = &auto.kind else { unreachable!("xen:auto is a Xen port") };
     let kind = Kind::Xen(Xen { at: XenAt::Vif(id), ..xen.clone() });
-    PortSpec { name: vif_name(id), kind, tuning: auto.tuning }
+    PortSpec { name: vif_name(id), kind, tuning: auto.tuning.clone() }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use switch::forward::{Port, PortEvent, Source, Table};
 use switch::poll::State;
 use switch::port::Ingress;
 use switch::schedule;
+use switch::tenant::Tenants;
 use vhost_user::device::KickFd;
 
 /// Epoll token of a worker's own wake-up descriptor.
@@ -46,6 +47,8 @@ pub(super) enum Command {
     /// Retries held frames: their destination has room.
     Retry,
     Table(Arc<Table>),
+    /// Replaces the rules of ports.
+    Tenants(Option<Arc<Tenants>>),
     Stop,
 }
 
@@ -78,6 +81,9 @@ pub(super) struct Commands {
     /// The latest table, and its number.
     table: Option<Arc<Table>>,
     tables: u64,
+    /// The latest rules of ports. Taken before all other commands: a queue is never served under
+    /// older rules than those published before it was given to this worker.
+    tenants: Option<Option<Arc<Tenants>>>,
 }
 
 enum Next {
@@ -102,6 +108,10 @@ impl Commands {
                 self.tables += 1;
                 return self.order.push_back(Next::Table(self.tables));
             }
+            Command::Tenants(_) => {
+                let Command::Tenants(tenants) = command else { return };
+                return self.tenants = Some(tenants);
+            }
         };
         let order = &mut self.order;
         let pending = self.of.entry(token).or_insert_with(|| {
@@ -125,7 +135,7 @@ impl Commands {
 
     /// Takes the next commands, in order: those of at most `tokens` queues.
     pub(super) fn take(&mut self, tokens: usize) -> Vec<Command> {
-        let mut commands = Vec::new();
+        let mut commands = Vec::from_iter(self.tenants.take().map(Command::Tenants));
         for _ in 0..tokens {
             let token = match self.order.pop_front() {
                 Some(Next::Token(token)) => token,
@@ -301,6 +311,11 @@ impl Handle {
     /// Replaces the port table.
     pub fn set_table(&self, table: Arc<Table>) {
         self.send(Command::Table(table));
+    }
+
+    /// Replaces the rules of ports.
+    pub fn set_tenants(&self, tenants: Option<Arc<Tenants>>) {
+        self.send(Command::Tenants(tenants));
     }
 
     /// Ends the thread and waits for it.

@@ -68,6 +68,11 @@ impl Made {
         self.adds(segments(frame) * ports, bytes, first)
     }
 
+    /// Number of ports of each flood of the burst: counted once.
+    pub fn ports(&mut self, count: impl FnOnce() -> usize) -> usize {
+        *self.ports.get_or_insert_with(count)
+    }
+
     /// Whether the first frame exceeds a bound, so that not all of its copies are made.
     #[inline]
     pub fn exceeds(&self) -> bool {
@@ -87,18 +92,15 @@ impl Made {
 }
 
 impl Forwarder {
-    /// Counts a frame of a burst that is to be flooded, and charges its copies to the sender.
+    /// Counts a frame that is to be flooded to `ports`, and charges its copies to the sender.
     pub(super) fn may_flood(
         &mut self,
         from: &Source,
         frame: &Frame,
         first: bool,
+        ports: usize,
         now: Instant,
     ) -> MayFlood {
-        let table = &self.table;
-        let ports = *self.made.ports.get_or_insert_with(|| {
-            table.iter().flatten().filter(|port| port.id != from.port && port.active() > 0).count()
-        });
         if !self.made.floods(frame, ports, first) {
             return MayFlood::Later;
         }

@@ -10,8 +10,8 @@ use crate::time::Instant;
 
 impl Forwarder {
     /// Reads, before a burst of `ingress`, directly into the buffers of its partner port, if
-    /// possible. Otherwise (a learning switch, a partner that is down or has no buffers, a capture
-    /// of either port, held frames) nothing is read here and the burst handles all frames.
+    /// possible. Otherwise (a learning switch, a partner that is down or has no buffers, rules or a
+    /// capture of either port, held frames) nothing is read here and the burst handles all frames.
     #[inline]
     pub fn direct(&mut self, from: &Source, ingress: &mut dyn Ingress, now: Instant) -> Findings {
         if self.mode != Mode::Cross || !ingress.supports_direct() {
@@ -26,6 +26,11 @@ impl Forwarder {
         let port = |id: PortId| table.get(usize::from(id.0)).and_then(Option::as_ref);
         let to = PortId(from.port.0 ^ 1);
         let Some((own, partner)) = port(from.port).zip(port(to)) else { return };
+        // Rules are applied to private heads, which such frames do not have.
+        let ruled = |id| self.tenants.as_ref().is_some_and(|tenants| tenants.of(id).is_some());
+        if ruled(from.port) || ruled(to) {
+            return;
+        }
         let active = partner.active();
         if active == 0 || own.mirror.is_on() || partner.mirror.is_on() {
             return;

@@ -744,3 +744,4 @@ proptest! {
 
 mod bounds;
 mod granted;
+mod tenants;

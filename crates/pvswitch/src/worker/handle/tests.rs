@@ -96,3 +96,20 @@ fn commands_of_many_queues_are_run_in_batches_and_none_is_lost() {
     }
     assert_eq!(begun, (0..QUEUES).collect::<Vec<_>>());
 }
+
+#[test]
+fn rules_of_a_port_apply_before_its_queues_are_served() {
+    let mut pending = Commands::default();
+    pending.push(Command::Poll(1));
+    pending.push(Command::Tenants(None));
+    let rules = Tenants::new(vec![Some(Arc::default())]);
+    pending.push(Command::Table(Arc::new(Table::new())));
+    // The latest only, even if the worker runs few commands at once.
+    pending.push(Command::Tenants(rules.clone()));
+    let first = pending.take(1);
+    let [Command::Tenants(Some(taken)), Command::Poll(1)] = &first[..] else {
+        panic!("rules come first")
+    };
+    assert!(Arc::ptr_eq(taken, rules.as_ref().unwrap()));
+    assert!(matches!(&pending.take(9)[..], [Command::Table(_)]));
+}

@@ -55,7 +55,7 @@ struct Announcer {
     host: PortHost,
 }
 
-const MACS: [[u8; 6]; 3] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], [0; 6]];
+const MACS: [[u8; 6]; 3] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 3]];
 
 impl Announcer {
     fn new() -> Self {

@@ -1,0 +1,40 @@
+//! Notifications of peers that call policies delay.
+
+use super::Forwarder;
+use crate::fdb::PortId;
+use crate::time::Instant;
+
+impl Forwarder {
+    /// Schedules a delayed notification of a queue's peer.
+    pub(super) fn schedule_notify(&mut self, at: Instant, port: PortId, queue: u16) {
+        self.late.push((at, port, queue));
+        self.late_at = self.late_at.min(at);
+    }
+
+    /// Time of the next call of [`notify_due`](Self::notify_due).
+    pub fn next_notification(&self) -> Option<Instant> {
+        (!self.late.is_empty()).then_some(self.late_at)
+    }
+
+    /// Sends delayed notifications, at the end of a round: those whose time has come (all at
+    /// [`Instant::NEVER`]). If the worker `rests` (found nothing, or goes to sleep), also those
+    /// that only gather more frames.
+    pub fn notify_due(&mut self, now: Instant, rests: bool) {
+        if self.late.is_empty() || !rests && self.late_at > now {
+            return;
+        }
+        let table = &self.table;
+        let mut next = Instant::NEVER;
+        self.late.retain_mut(|(at, port, queue)| {
+            let port = table.get(usize::from(port.0)).and_then(Option::as_ref);
+            let egress = port.and_then(|port| port.egress.get(usize::from(*queue)));
+            let Some(again) = egress.and_then(|e| e.notify_if_due(*at, rests, now)) else {
+                return false;
+            };
+            *at = again;
+            next = next.min(again);
+            true
+        });
+        self.late_at = next;
+    }
+}

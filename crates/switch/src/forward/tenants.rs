@@ -1,0 +1,121 @@
+//! Rules of ports in forwarding: the cross-connect with rules, and frames whose tags change.
+
+use shm::Seg;
+
+use super::{ETHERNET_LEN, Forwarder, Group, Source};
+use crate::fdb::PortId;
+use crate::flow;
+use crate::frame::Burst;
+use crate::offload;
+use crate::tenant::{Admitted, RETAGGED_LEN, Tagging, Tenants, Vlan, tagging};
+use crate::time::Instant;
+use crate::vnet::VnetHdr;
+
+/// Memory for frames whose tags change, empty between groups.
+#[derive(Default)]
+pub(super) struct Retagged {
+    burst: Burst<'static>,
+    /// Heads with their new tags.
+    heads: Vec<[u8; RETAGGED_LEN]>,
+    /// For each: index of its frame in the original burst, length, offload request, change.
+    frames: Vec<(usize, usize, VnetHdr, Tagging)>,
+    group: Group,
+}
+
+impl Forwarder {
+    /// As `cross`, with rules: heads are copied and checked, and nothing is learned.
+    #[cold]
+    pub(super) fn cross_ruled(&mut self, from: &Source, burst: &mut Burst<'_>, tenants: &Tenants) {
+        let to = PortId(from.port.0 ^ 1);
+        let port = self.table.get(usize::from(to.0)).and_then(Option::as_ref);
+        let Some(active) = port.map(|p| p.active()).filter(|n| *n > 0) else {
+            from.stats.drops_no_port.add(burst.frames.len() as u64);
+            return;
+        };
+        if tenants.of(from.port).is_none() && tenants.of(to).is_none() {
+            return self.cross(from, burst);
+        }
+        burst.snapshot();
+        let at = self.group_for(to, from.queue % active);
+        for i in 0..burst.frames.len() {
+            if burst.is_excluded(i) {
+                continue;
+            }
+            let (head, frame) = (burst.head(i), &burst.frames[i]);
+            if frame.len < ETHERNET_LEN {
+                from.stats.drops_runt.add(1);
+                continue;
+            }
+            if flow::src_mac(head).is_none_or(|src| flow::is_multicast(src) || src == [0; 6]) {
+                from.stats.drops_bad_source.add(1);
+                continue;
+            }
+            let admitted = tenants.admit(from.port, head, frame, &from.stats);
+            let Some(Admitted { vid, .. }) = admitted else { continue };
+            if !tenants.may_reach(from.port, to, vid, &from.stats) {
+                continue;
+            }
+            if !self.made.takes(frame, i == 0) {
+                burst.leave(i);
+                break;
+            }
+            self.groups[at].picks.push(i as u16);
+        }
+    }
+
+    /// Delivers a group of which some frames need another tag: as a burst of its own, whose heads
+    /// are private. False: no frame needs one, and nothing was done.
+    pub(super) fn deliver_retagged(
+        &mut self,
+        from: &Source,
+        group: &Group,
+        burst: &mut Burst<'_>,
+        now: Instant,
+    ) -> bool {
+        let Some(tenants) = self.tenants.clone() else { return false };
+        let (own, to) = (tenants.vlan(from.port), tenants.vlan(group.port));
+        let tagging = |i: usize, burst: &Burst<'_>| tagging(own, to, burst.head(i));
+        if *own == Vlan::Transparent && *to == Vlan::Transparent {
+            return false;
+        }
+        let picks = || group.picks.iter().map(|pick| usize::from(*pick));
+        if picks().all(|i| tagging(i, burst) == Tagging::Keep) {
+            return false;
+        }
+        burst.fetch(picks());
+        let mut kept = std::mem::take(&mut self.retagged);
+        let Retagged { burst: spare, heads, frames, group: new } = &mut kept;
+        heads.clear();
+        frames.clear();
+        new.picks.clear();
+        (new.port, new.queue, new.floods) = (group.port, group.queue, 0);
+        for (n, i) in picks().enumerate().filter(|(_, i)| !burst.is_excluded(*i)) {
+            let tagging = tagging(i, burst);
+            let mut head = [0; RETAGGED_LEN];
+            let Some((len, hdr)) = tagging.apply(burst.head(i), &burst.frames[i].hdr, &mut head)
+            else {
+                from.stats.drops_unchecked.add(1);
+                continue;
+            };
+            new.floods |= u64::from(group.floods & 1 << n != 0) << new.picks.len();
+            new.picks.push(frames.len() as u16);
+            heads.push(head);
+            frames.push((i, len, hdr, tagging));
+        }
+        let mut made = std::mem::take(spare).recycle();
+        for (head, (i, len, hdr, tagging)) in heads.iter().zip(&*frames) {
+            let frame = &burst.frames[*i];
+            let first = made.segs.len();
+            made.segs.push(Seg::of(&head[..*len]));
+            offload::after(burst.segs(frame), burst.head(*i).len(), &mut made.segs);
+            made.push_at(first, made.segs.len() - first, tagging.grown(frame.len), *hdr);
+        }
+        made.snapshot();
+        if !new.picks.is_empty() {
+            self.deliver_as_is(from, new, &mut made, now);
+        }
+        *spare = made.recycle();
+        self.retagged = kept;
+        true
+    }
+}

@@ -1,0 +1,283 @@
+//! Rules of ports: sources that are never forwarded, port security, isolation, VLANs.
+
+use super::*;
+use crate::tenant::{Rules, Security, Tenants, Vlan};
+
+fn access(vid: u16) -> Option<Rules> {
+    Some(Rules { vlan: Vlan::Access(vid), ..Rules::default() })
+}
+
+fn trunk(vids: &[u16], native: Option<u16>) -> Option<Rules> {
+    let vlan = Vlan::Trunk { vids: vids.iter().copied().collect(), native };
+    Some(Rules { vlan, ..Rules::default() })
+}
+
+fn isolated() -> Option<Rules> {
+    Some(Rules { isolated: true, ..Rules::default() })
+}
+
+fn locked(n: u8) -> Option<Rules> {
+    let security = Some(Security::new(&[mac(n)], &[], false, false));
+    Some(Rules { security, ..Rules::default() })
+}
+
+fn rig(mode: Mode, rules: Vec<Option<Rules>>) -> Rig {
+    let mut rig = Rig::new(mode, rules.len() as u16, 1);
+    let rules = rules.into_iter().map(|rules| rules.map(Arc::new)).collect();
+    rig.forwarder.set_tenants(Tenants::new(rules));
+    rig
+}
+
+/// VLAN of the outermost tag of each frame that a port got; 0: untagged.
+fn vids(rig: &Rig, port: usize) -> Vec<u16> {
+    rig.got(port).iter().map(|frame| flow::vlan_id(frame)).collect()
+}
+
+#[test]
+fn group_and_zero_source_addresses_are_always_dropped() {
+    for rules in [None, locked(1)] {
+        let mut rig = rig(Mode::Switch, vec![None, rules.clone(), None]);
+        let port = usize::from(rules.is_some());
+        for src in [[1, 0, 0x5e, 0, 0, 1], BROADCAST, [0; 6]] {
+            rig.send(port, &[frame(mac(9), src, 1), frame(BROADCAST, src, 2)]);
+        }
+        assert!(rig.got(2).is_empty());
+        let stats = rig.stats(port);
+        assert_eq!(stats.drops_bad_source.get() + stats.drops_spoofed_mac.get(), 6);
+        assert_eq!(rig.fdb.entries(1).len(), 0);
+        rig.send(port, &[frame(BROADCAST, mac(1), 3)]);
+        assert_eq!(serials(&rig.got(2)), [3]);
+    }
+}
+
+#[test]
+fn spoofed_address_is_neither_learned_nor_forwarded() {
+    let mut rig = rig(Mode::Switch, vec![None, None, locked(2)]);
+    rig.send(0, &[frame(BROADCAST, mac(1), 1)]);
+    rig.got(2);
+    rig.send(2, &[frame(BROADCAST, mac(1), 2), frame(mac(1), mac(2), 3)]);
+    assert_eq!(serials(&rig.got(0)), [3]);
+    assert_eq!(rig.stats(2).drops_spoofed_mac.get(), 1);
+    rig.got(1);
+    rig.send(1, &[frame(mac(1), mac(5), 4)]);
+    assert_eq!(serials(&rig.got(0)), [4], "the address has not moved");
+}
+
+#[test]
+fn rules_are_replaced_between_bursts() {
+    let mut rig = rig(Mode::Switch, vec![None, locked(1)]);
+    rig.send(1, &[frame(BROADCAST, mac(2), 1)]);
+    rig.forwarder.set_tenants(None);
+    rig.send(1, &[frame(BROADCAST, mac(2), 2)]);
+    rig.forwarder.set_tenants(Tenants::new(vec![None, locked(1).map(Arc::new)]));
+    // The address was learned a moment ago.
+    rig.send(1, &[frame(BROADCAST, mac(2), 3)]);
+    assert_eq!(serials(&rig.got(0)), [2]);
+    assert_eq!(rig.stats(1).drops_spoofed_mac.get(), 2);
+}
+
+#[test]
+fn isolated_ports_reach_only_others() {
+    let mut rig = rig(Mode::Switch, vec![None, isolated(), isolated()]);
+    for port in 0..3 {
+        rig.send(port, &[frame(BROADCAST, mac(port as u8), port as u32)]);
+    }
+    assert_eq!(serials(&rig.got(0)), [1, 2]);
+    assert_eq!(serials(&rig.got(1)), [0]);
+    assert_eq!(serials(&rig.got(2)), [0]);
+    // Known addresses; an unknown one is flooded.
+    let to = |dst| [frame(mac(dst), mac(1), 10), frame(mac(9), mac(1), 11)];
+    rig.send(1, &to(2));
+    assert_eq!((rig.got(2).len(), serials(&rig.got(0))), (0, vec![11]));
+    assert_eq!(rig.stats(1).drops_isolated.get(), 1);
+    rig.send(1, &to(0));
+    assert_eq!(serials(&rig.got(0)), [10, 11]);
+    rig.send(0, &[frame(mac(2), mac(0), 12)]);
+    assert_eq!(serials(&rig.got(2)), [12]);
+}
+
+#[test]
+fn cross_connect_applies_the_rules_of_both_ports() {
+    let mut rig = rig(
+        Mode::Cross,
+        vec![locked(0), None, isolated(), isolated(), access(5), trunk(&[5], None)],
+    );
+    rig.send(0, &[frame(mac(1), mac(0), 1), frame(mac(1), mac(7), 2), frame(mac(1), [0; 6], 3)]);
+    assert_eq!(serials(&rig.got(1)), [1]);
+    let stats = rig.stats(0);
+    assert_eq!((stats.drops_spoofed_mac.get(), stats.drops_bad_source.get()), (1, 1));
+    rig.send(1, &[frame(mac(0), mac(7), 4)]);
+    assert_eq!(serials(&rig.got(0)), [4], "a port without rules");
+    rig.send(2, &[frame(mac(1), mac(0), 5)]);
+    assert_eq!((rig.got(3).len(), rig.stats(2).drops_isolated.get()), (0, 1));
+    rig.send(4, &[frame(mac(1), mac(0), 6)]);
+    assert_eq!(vids(&rig, 5), [5]);
+    let both = [Some(5), Some(6), None].map(|vlan| tagged(mac(1), mac(0), vlan, 0, 7));
+    rig.send(5, &both);
+    assert_eq!((vids(&rig, 4), rig.stats(5).drops_vlan.get()), (vec![0], 2));
+}
+
+#[test]
+fn floods_stay_in_their_vlan_and_leave_with_its_tag() {
+    let rules =
+        vec![access(5), access(5), access(6), trunk(&[5, 6], Some(7)), trunk(&[7], Some(5)), None];
+    let mut rig = rig(Mode::Switch, rules);
+    rig.send(0, &[frame(BROADCAST, mac(0), 1)]);
+    let got = [1, 2, 3, 4, 5].map(|port| vids(&rig, port));
+    assert_eq!(got, [vec![0], vec![], vec![5], vec![0], vec![5]]);
+    // From the trunk: tagged, native, and not carried.
+    let frames = [Some(6), None, Some(8)].map(|vlan| tagged(BROADCAST, mac(3), vlan, 0, 2));
+    rig.send(3, &frames);
+    let got = [0, 1, 2, 4, 5].map(|port| vids(&rig, port));
+    assert_eq!(got, [vec![], vec![], vec![0], vec![7], vec![6, 7]]);
+    assert_eq!(rig.stats(3).drops_vlan.get(), 1);
+    // A port without VLANs is in all of them, and its untagged frames are in none.
+    rig.send(5, &[frame(BROADCAST, mac(9), 3), tagged(BROADCAST, mac(9), Some(5), 0, 4)]);
+    let got = [0, 1, 2, 3, 4].map(|port| vids(&rig, port));
+    assert_eq!(got, [vec![0], vec![0], vec![], vec![5], vec![0]]);
+}
+
+#[test]
+fn addresses_are_learned_per_vlan() {
+    let mut rig = rig(Mode::Switch, vec![access(5), access(6), trunk(&[5, 6], None), access(6)]);
+    rig.send(0, &[frame(BROADCAST, mac(1), 1)]);
+    rig.send(1, &[frame(BROADCAST, mac(1), 2)]);
+    assert_eq!(vids(&rig, 2), [5, 6]);
+    rig.got(3);
+    let to = |vid| tagged(mac(1), mac(2), Some(vid), 0, u32::from(vid));
+    rig.send(2, &[to(5), to(6)]);
+    assert_eq!((serials(&rig.got(0)), serials(&rig.got(1))), (vec![5], vec![6]));
+    assert!(rig.got(3).is_empty());
+    // A static address in a VLAN that its port does not carry.
+    rig.fdb.add_static(mac(8), 6, PortId(0), 0).unwrap();
+    rig.send(1, &[frame(mac(8), mac(1), 3)]);
+    assert_eq!((rig.got(0).len(), rig.stats(1).drops_vlan.get()), (0, 1));
+}
+
+#[test]
+fn inner_and_service_tags_are_payload() {
+    let mut rig = rig(Mode::Switch, vec![access(5), trunk(&[5], None), access(5)]);
+    let plain = frame(BROADCAST, mac(0), 1);
+    let with = |tags: &[u8]| [&plain[..12], tags, &plain[12..]].concat();
+    let (outer, service, inner) = ([0x81, 0, 0, 5], [0x88, 0xa8, 0, 9], [0x81, 0, 0, 9]);
+    rig.send(0, &[with(&service)]);
+    assert_eq!(rig.got(2), [with(&service)]);
+    assert_eq!(rig.got(1), [with(&[outer, service].concat())]);
+    rig.send(1, &[with(&[outer, inner].concat()), with(&[outer, service].concat())]);
+    assert_eq!(rig.got(0), [with(&inner), with(&service)]);
+    rig.send(0, &[with(&inner)]);
+    assert_eq!(rig.stats(0).drops_vlan.get(), 1, "tagged, at an access port");
+}
+
+/// A long frame with a tag, in two segments: private bytes end within its payload.
+fn tagged_tso(vid: Option<u16>, payload: usize) -> (Vec<u8>, VnetHdr) {
+    let (mut bytes, mut hdr) = tso(mac(1), mac(0), payload, 100);
+    if let Some(vid) = vid {
+        bytes.splice(12..12, [&[0x81, 0][..], &vid.to_be_bytes()].concat());
+        hdr = VnetHdr { hdr_len: 58, csum_start: 38, ..hdr };
+    }
+    (bytes, hdr)
+}
+
+#[test]
+fn offloads_pass_with_the_changed_tag() {
+    let mut rig = rig(Mode::Cross, vec![access(5), trunk(&[5], None)]);
+    rig.send_all(0, vec![tagged_tso(None, 1000)]);
+    let (want, hdr) = tagged_tso(Some(5), 1000);
+    let port = rig.port(1);
+    assert_eq!((&port.got[0], port.hdrs[0]), (&want, hdr));
+    drop(port);
+    rig.send_all(1, vec![tagged_tso(Some(5), 1000)]);
+    let (want, hdr) = tagged_tso(None, 1000);
+    let port = rig.port(0);
+    assert_eq!((&port.got[0], port.hdrs[0]), (&want, hdr));
+}
+
+/// The same frames as without VLANs, but for the tag: lengths, identification, sequence, checksums.
+#[test]
+fn software_segmentation_is_the_same_with_a_changed_tag() {
+    let segments = |rules: Vec<Option<Rules>>, from: usize, vid| {
+        let mut rig = rig(Mode::Cross, rules);
+        rig.port(1 - from).takes = Offloads::default();
+        rig.send_all(from, vec![tagged_tso(vid, 1000)]);
+        let got = rig.got(1 - from);
+        assert_eq!(rig.egress(1 - from).stats.segmented.get(), 10);
+        got
+    };
+    let plain = segments(vec![None, None], 0, None);
+    assert_eq!(plain.len(), 10);
+    let vlans = || vec![access(5), trunk(&[5], None)];
+    let pushed = segments(vlans(), 0, None);
+    let popped = segments(vlans(), 1, Some(5));
+    for ((plain, mut pushed), popped) in plain.into_iter().zip(pushed).zip(popped) {
+        let tag: Vec<u8> = pushed.drain(12..16).collect();
+        assert_eq!(tag, [0x81, 0, 0, 5]);
+        assert_eq!((&pushed, &popped), (&plain, &plain));
+        let mut sum = offload::Sum::default();
+        let tcp = &plain[34..];
+        sum.add(&plain[26..34]);
+        sum.add(&[0, 6]);
+        sum.add(&(tcp.len() as u16).to_be_bytes());
+        sum.add(tcp);
+        assert_eq!(sum.finish_zero(), [0, 0], "the checksum is right");
+    }
+}
+
+#[test]
+fn retagged_frames_are_held_for_a_full_port_and_keep_their_order() {
+    let mut rig = rig(Mode::Switch, vec![access(5), trunk(&[5], None)]);
+    rig.port(1).room = 1;
+    let frames: Vec<_> = (1..4).map(|n| frame(BROADCAST, mac(0), n)).collect();
+    rig.send(0, &frames);
+    assert_eq!((serials(&rig.got(1)), rig.held(1)), (vec![1], 2));
+    rig.port(1).room = ENDLESS;
+    rig.retry();
+    let got = rig.got(1);
+    assert_eq!(serials(&got), [2, 3]);
+    assert!(got.iter().all(|frame| flow::vlan_id(frame) == 5));
+}
+
+#[test]
+fn checksum_that_would_be_written_over_a_tag_is_refused() {
+    let mut rig = rig(Mode::Switch, vec![access(5), trunk(&[5], None)]);
+    let hdr = VnetHdr { flags: NEEDS_CSUM, csum_start: 4, csum_offset: 6, ..VnetHdr::NONE };
+    rig.send_all(0, vec![(frame(BROADCAST, mac(0), 1), hdr)]);
+    assert_eq!((rig.got(1).len(), rig.stats(0).drops_unchecked.get()), (0, 1));
+}
+
+proptest! {
+    /// Each frame reaches exactly the ports that its VLAN and isolation permit, or is counted.
+    #[test]
+    fn floods_reach_members_only(
+        kinds in prop::collection::vec((0..4_u8, 1..4_u16, any::<bool>()), 4),
+        from in 0..4_usize,
+        vid in prop::option::of(0..4_u16),
+    ) {
+        let rules: Vec<_> = kinds.iter().map(|(kind, vid, isolated)| {
+            let vlan = match kind {
+                0 => Vlan::Transparent,
+                1 => Vlan::Access(*vid),
+                2 => Vlan::Trunk { vids: [*vid, 3].into_iter().collect(), native: None },
+                _ => Vlan::Trunk { vids: [1, 2].into_iter().collect(), native: Some(*vid) },
+            };
+            Some(Rules { vlan, isolated: *isolated, security: None })
+        }).collect();
+        let mut rig = rig(Mode::Switch, rules.clone());
+        let sent = tagged(BROADCAST, mac(0), vid, 0, 1);
+        rig.send(from, std::slice::from_ref(&sent));
+        let own = rules[from].as_ref().unwrap();
+        let in_vlan = own.vlan.classify(&sent);
+        prop_assert_eq!(rig.stats(from).drops_vlan.get(), u64::from(in_vlan.is_none()));
+        for (port, to) in rules.iter().flatten().enumerate() {
+            let member = in_vlan.is_some_and(|vid| to.vlan.carries(vid));
+            let want = port != from && member && !(own.isolated && to.isolated);
+            let got = rig.got(port);
+            prop_assert_eq!(got.len(), usize::from(want));
+            for frame in got {
+                // Back at the port that sent it, it would be in the same VLAN.
+                prop_assert_eq!(to.vlan.classify(&frame), in_vlan);
+                prop_assert_eq!(serial(&frame), 1);
+            }
+        }
+    }
+}
