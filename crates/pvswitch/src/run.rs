@@ -4,6 +4,7 @@
 //! sleeps in one epoll set and wakes only for events: an idle switch makes no system calls.
 
 mod accounts;
+mod error;
 mod reload;
 mod requests;
 mod rights;
@@ -20,10 +21,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use api::file::Problems;
 use api::near::did_you_mean;
 use api::{Config, PORTS_MAX};
-use os::{Carries, Epoll, Listener, SocketError};
+use os::{Carries, Epoll, Listener};
 use switch::account::{Account, Budgets};
 use switch::fdb::{Fdb, PortId};
 use switch::forward::{EgressQueue, Mode, Port, PortEvent, STARVED_AFTER, Source, Table};
@@ -35,8 +35,8 @@ use switch::time::{self, Ns};
 use switch::tuning::{Drain, Tuning};
 use vhost_user::device::KickFd;
 use vhost_user::foreign;
-use xen_netif::host::HostError;
 
+pub use self::error::RunError;
 use self::reload::{Leaving, Prepared};
 use self::requests::Client;
 use self::rights::Rights;
@@ -99,69 +99,6 @@ pub struct Options {
     pub addresses_per_port: u32,
     /// Whether to print how to attach guests.
     pub hints: bool,
-}
-
-/// Error that prevents the start of the switch or the addition of a port.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// The name is in use.
-    #[error("port '{0}' exists already: give each port its own name")]
-    DuplicatePort(String),
-    /// The port does not exist.
-    #[error("no port '{0}'{1}")]
-    NoPort(String, String),
-    /// The socket cannot be created.
-    #[error(transparent)]
-    Socket(#[from] SocketError),
-    /// The socket is one of this switch.
-    #[error(
-        "port '{name}': socket {} is that of {by}; give each port a path of its own",
-        socket.display()
-    )]
-    OwnSocket {
-        /// The port.
-        name: String,
-        /// Its socket.
-        socket: PathBuf,
-        /// What listens there.
-        by: String,
-    },
-    /// The TAP cannot be opened.
-    #[error("port '{name}': {error}")]
-    Tap {
-        /// The port.
-        name: String,
-        /// Why.
-        error: uplink::TapError,
-    },
-    /// The hypervisor or its replacement is not available.
-    #[error("port '{name}': {error}")]
-    Xen {
-        /// The port.
-        name: String,
-        /// Why.
-        error: HostError,
-    },
-    /// There are too many ports.
-    #[error("a switch has at most {0} ports: remove one first")]
-    TooManyPorts(u16),
-    /// An unexpected error of a system call.
-    #[error("{what}: {error}")]
-    Os {
-        /// The operation.
-        what: &'static str,
-        /// The system's error.
-        error: std::io::Error,
-    },
-    /// The request is invalid.
-    #[error("{0}")]
-    Request(String),
-    /// The configuration file is invalid.
-    #[error(transparent)]
-    Config(#[from] Problems),
-    /// The HTTP server cannot start.
-    #[error(transparent)]
-    Http(#[from] http::HttpError),
 }
 
 fn os(what: &'static str) -> impl Fn(std::io::Error) -> RunError {
