@@ -395,7 +395,12 @@ impl Parser<'_> {
         }
         let arg = match (entry.args, table.get(entry.file)) {
             ([], _) => "",
-            (_, Some(item)) => self.keep(string(entry.file, item))?,
+            (_, Some(item)) => {
+                let arg = self.keep(string(entry.file, item))?;
+                let at = |what| Wrong::new(item.span(), what);
+                self.keep((entry.check)(arg).map_err(at))?;
+                arg
+            }
             (_, None) => {
                 let known = |key: &&str| kind.options().any(|option| option.file == *key);
                 let others = table.keys().map(|key| -> &str { key.get_ref() });

@@ -1,5 +1,6 @@
 //! Calls for which `rustix` has no safe function: notification of an eventfd shared with a peer,
-//! without blocking, by Linux asynchronous I/O; groups by name, and those of a socket's peer.
+//! without blocking, by Linux asynchronous I/O; groups by name, and those of a socket's peer; page
+//! faults of a thread.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -8,6 +9,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use crate::event::signal;
 use crate::fd::set_nonblocking;
+
+/// Page faults of this thread so far.
+pub fn thread_page_faults() -> u64 {
+    // SAFETY: all fields are integers, for which zeroes are valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: getrusage writes one `rusage` at the address, which we own. With this argument and
+    // address it does not fail.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    let faults = usage.ru_minflt.saturating_add(usage.ru_majflt);
+    faults.unsigned_abs()
+}
 
 /// A thread's queue of asynchronous reads; see [`signal_event`].
 struct Aio {

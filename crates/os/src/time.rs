@@ -39,6 +39,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn page_faults_of_a_thread_are_counted() {
+        let before = crate::thread_page_faults();
+        let pages = vec![1_u8; 64 << 20];
+        let after = crate::thread_page_faults();
+        assert_eq!(pages[pages.len() / 2], 1);
+        // Pages may be large.
+        assert!(after >= before + 32, "{before} {after}");
+    }
+
+    #[test]
     fn clocks_advance_with_the_work_of_this_thread() {
         let before = [monotonic(), process_cpu_time(), thread_cpu_time()];
         while thread_cpu_time() < before[2] + Duration::from_millis(2) {}

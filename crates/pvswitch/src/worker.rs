@@ -13,6 +13,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use switch::fair::Usage;
 use switch::fdb::PortId;
 use switch::forward::{Events, Findings, Forwarder, PortEvent, Table};
 use switch::frame::Burst;
@@ -46,9 +47,9 @@ pub fn spawn(index: usize, cpu: Option<usize>, pool: Arc<Pool>) -> std::io::Resu
     Ok(())
 }
 
-/// CPU time of this thread.
-fn cpu_time() -> Ns {
-    os::thread_cpu_time().into()
+/// What this thread has used.
+fn usage() -> Usage {
+    Usage { cpu: os::thread_cpu_time().into(), faults: os::thread_page_faults() }
 }
 
 struct Worker {
@@ -145,11 +146,11 @@ impl Worker {
     #[inline]
     fn burst(&mut self, at: usize, max: usize) {
         let queue = self.scheduler.queue(at);
-        let cpu = queue.is_watched().then_some(&cpu_time as &dyn Fn() -> Ns);
+        let usage = queue.is_watched().then_some(&usage as &dyn Fn() -> Usage);
         let schedule::Served { source, of, .. } = &queue.served;
         let (forwarder, scratch, now) = (&mut self.forwarder, &mut self.scratch, self.time);
         let taken =
-            schedule::burst(source, max, &mut *lock(&of.ingress), forwarder, scratch, now, cpu);
+            schedule::burst(source, max, &mut *lock(&of.ingress), forwarder, scratch, now, usage);
         if self.scheduler.record_burst(&taken) == Then::Arm {
             let queue = self.scheduler.queue(at);
             let disarms = queue.poller().disarms();

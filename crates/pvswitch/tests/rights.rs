@@ -247,7 +247,7 @@ fn a_second_port_on_an_own_socket_names_the_first() {
     let x = format!("=xen-local:{}", dir.text("x"));
     assert!(switch.ctl(&["add-port", &format!("x{x}")]).status.success());
     let error = stderr(&switch.ctl(&["add-port", &format!("y{x}")]));
-    assert!(error.contains("this process listens there already"), "{error}");
+    assert!(error.contains("is that of port 'x'"), "{error}");
 }
 
 #[test]

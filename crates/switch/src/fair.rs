@@ -85,16 +85,35 @@ const LONG_EXCESS: Ns = Ns::from_ms(3);
 /// Part of the time that guests may take whose memory makes bursts of single frames long: one in
 /// this many. A frame of their neighbours waits for one of these bursts less often than a p99.9.
 const SLOW_SHARE: u64 = 1024;
+/// Page faults from which a long burst of one frame is due to the guest's memory: any other was
+/// long because the worker lost its CPU, perhaps to another virtual machine.
+const SLOW_FAULTS: u64 = 4;
 /// Time after such a burst in which another one needs no further proof.
 const SLOW_FOR: Ns = Ns::from_secs(10);
 
-/// CPU time of a burst.
+/// What a thread has used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct CpuTime {
+pub struct Usage {
+    /// CPU time.
+    pub cpu: Ns,
+    /// Page faults.
+    pub faults: u64,
+}
+
+impl Usage {
+    /// What was used since `before`.
+    pub fn since(self, before: Self) -> Self {
+        Self { cpu: self.cpu - before.cpu, faults: self.faults.saturating_sub(before.faults) }
+    }
+}
+
+/// What a burst used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct BurstUsage {
     /// Until its frames were forwarded: spent on the ring and the memory of the sender alone.
-    pub own: Ns,
+    pub own: Usage,
     /// In total.
-    pub all: Ns,
+    pub all: Usage,
 }
 
 /// Limit of frames per burst of a queue. The cost of a frame is known only after it was handled
@@ -104,7 +123,7 @@ pub struct CpuTime {
 /// those in which the worker lost its CPU, tens of times a second on a shared machine: halving
 /// after each of them cost a DPDK guest 5 % of its rate. A queue with a lower limit is *watched*:
 /// its bursts are measured in CPU time. If the memory of its guest makes even a burst of one frame
-/// long, the queue is *slow*: after each such burst it [waits](Self::record), which bounds what it
+/// long, by page faults, the queue is *slow*: after each such burst it [waits](Self::record), which bounds what it
 /// costs others.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct Pace {
@@ -144,27 +163,36 @@ impl Pace {
         self.is_watched() && now < self.slow_until
     }
 
-    /// Records a burst of `frames` that took `took` and ended now; `cpu`: if it was measured.
+    /// Records a burst of `frames` that took `took` and ended now; `used`: if it was measured.
     /// Returns the time for which slow queues of its worker are not to be served.
     #[inline]
-    pub fn record(&mut self, frames: usize, took: Ns, cpu: Option<CpuTime>, now: Instant) -> Ns {
+    pub fn record(
+        &mut self,
+        frames: usize,
+        took: Ns,
+        used: Option<BurstUsage>,
+        now: Instant,
+    ) -> Ns {
         if took > LONG || self.is_watched() {
-            let cpu = cpu.unwrap_or(CpuTime { own: Ns::ZERO, all: took });
-            return self.change(frames, cpu, now);
+            let all = Usage { cpu: took, faults: 0 };
+            let used = used.unwrap_or(BurstUsage { own: Usage::default(), all });
+            return self.change(frames, used, now);
         }
         Ns::ZERO
     }
 
     #[cold]
-    fn change(&mut self, frames: usize, cpu: CpuTime, now: Instant) -> Ns {
-        if frames > 0 && cpu.own > LONG && (self.frames == 1 || now < self.slow_until) {
+    fn change(&mut self, frames: usize, used: BurstUsage, now: Instant) -> Ns {
+        let (own, took) = (used.own, used.all.cpu);
+        let is_slow = frames > 0 && own.cpu > LONG && own.faults >= SLOW_FAULTS;
+        if is_slow && (self.frames == 1 || now < self.slow_until) {
             (self.frames, self.since) = (1, now);
             self.slow_until = now + SLOW_FOR;
-            return cpu.own * (SLOW_SHARE - 1);
+            return own.cpu * (SLOW_SHARE - 1);
         }
-        if cpu.all > LONG && frames > 0 {
+        if took > LONG && frames > 0 {
             let excess = LONG_EXCESS * LONG_SHARE;
-            let covered = self.covered.max(now) + cpu.all * LONG_SHARE;
+            let covered = self.covered.max(now) + took * LONG_SHARE;
             if covered - now > excess {
                 self.frames = self.frames.min(frames).div_ceil(2);
             }
@@ -371,9 +399,9 @@ mod tests {
         assert!(pace.frames() < BURST_MAX, "a quarter of the time");
     }
 
-    /// A burst of one frame, measured.
-    fn one(pace: &mut Pace, wall: Ns, own: Ns, all: Ns, now: Instant) -> Ns {
-        pace.record(1, wall, Some(CpuTime { own, all }), now)
+    /// What a burst used: CPU time on its sender's memory and in total, and page faults.
+    fn used(own: Ns, all: Ns, faults: u64) -> Option<BurstUsage> {
+        Some(BurstUsage { own: Usage { cpu: own, faults }, all: Usage { cpu: all, faults } })
     }
 
     #[test]
@@ -386,40 +414,47 @@ mod tests {
             now += long;
             assert_eq!(pace.record(2, long, None, now), Ns::ZERO);
         }
-        assert_eq!(one(&mut pace, long, LONG, long, now), Ns::ZERO, "not by its memory");
-        assert!(!pace.is_slow(now));
-        assert_eq!(one(&mut pace, long, long, long, now), long * (SLOW_SHARE - 1));
+        let other = [used(LONG, long, 128), used(long, long, SLOW_FAULTS - 1)];
+        for used in other {
+            assert_eq!(pace.record(1, long, used, now), Ns::ZERO, "not by its memory");
+            assert!(!pace.is_slow(now));
+        }
+        let waits = long * (SLOW_SHARE - 1);
+        assert_eq!(pace.record(1, long, used(long, long, 128), now), waits);
         assert!(pace.is_slow(now));
         // Short bursts let the limit grow, but the next long one needs no proof.
+        let short = used(Ns::new(400), Ns::new(500), 0);
         for _ in 0..100 {
             now += Ns::from_ms(6);
-            assert_eq!(one(&mut pace, Ns::new(500), Ns::new(400), Ns::new(500), now), Ns::ZERO);
+            assert_eq!(pace.record(1, Ns::new(500), short, now), Ns::ZERO);
         }
         assert_eq!(pace.frames(), BURST_MAX / 2);
         assert!(pace.is_watched(), "the next burst is measured, too");
-        let cpu = Some(CpuTime { own: long, all: long });
-        assert_eq!(pace.record(32, long, cpu, now), long * (SLOW_SHARE - 1));
+        assert_eq!(pace.record(32, long, used(long, long, 128), now), waits);
         assert_eq!(pace.frames(), 1);
         // Forgotten.
         now += SLOW_FOR + Ns::new(1);
         assert!(!pace.is_slow(now));
         while pace.is_watched() {
             now += Ns::from_ms(6);
-            let _ = one(&mut pace, Ns::new(500), Ns::new(400), Ns::new(500), now);
+            let _ = pace.record(1, Ns::new(500), short, now);
         }
     }
 
     #[test]
     fn a_worker_that_loses_its_cpu_makes_no_queue_slow() {
-        let mut pace = Pace::default();
-        let mut now = Instant::START + Ns::from_ms(1);
-        let (wall, cpu) = (Ns::from_ms(3), Ns::from_us(10));
-        // Half of the time is another thread's.
-        for _ in 0..1000 {
-            now += wall * 2;
-            let cpu = pace.is_watched().then_some(CpuTime { own: cpu, all: cpu });
-            assert_eq!(pace.record(64.min(pace.frames()), wall, cpu, now), Ns::ZERO);
-            assert!(pace.frames() >= BURST_MAX / 4, "{}", pace.frames());
+        // To another thread, or to another virtual machine, which counts as CPU time.
+        for measured in [Ns::from_us(10), Ns::from_ms(3)] {
+            let mut pace = Pace::default();
+            let mut now = Instant::START + Ns::from_ms(1);
+            let wall = Ns::from_ms(3);
+            for _ in 0..1000 {
+                now += wall * 2;
+                let used = pace.is_watched().then(|| used(measured, measured, 0)).flatten();
+                let frames = pace.frames().min(64);
+                assert_eq!(pace.record(frames, wall, used, now), Ns::ZERO);
+                assert!(pace.frames() >= BURST_MAX / 4 || measured == wall, "{}", pace.frames());
+            }
         }
     }
 

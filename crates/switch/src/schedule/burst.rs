@@ -1,11 +1,11 @@
 //! One burst of an ingress queue, as drivers with real ports serve it.
 
-use crate::fair::CpuTime;
+use crate::fair::{BurstUsage, Usage};
 use crate::flow::rarp;
 use crate::forward::{Findings, Forwarder, Source};
 use crate::frame::Burst;
 use crate::port::Ingress;
-use crate::time::{Instant, Ns};
+use crate::time::Instant;
 use crate::tuning::Drain;
 
 /// What came of a burst.
@@ -22,15 +22,15 @@ pub struct BurstResult {
     /// The queue's peer broke its protocol: nothing was taken, and the port is to be stopped. The
     /// fault is the last of the events found.
     pub faulty: bool,
-    /// CPU time of the burst, if it was measured.
-    pub cpu: Option<CpuTime>,
+    /// What the burst used, if it was measured.
+    pub used: Option<BurstUsage>,
     /// What forwarding found.
     pub findings: Findings,
 }
 
 /// Serves one burst of at most `max` frames from the locked queue `ingress` of `source`, as far as
 /// the queue is not being drained and its destinations have room. `scratch` is given back empty.
-/// `cpu`: the clock of the thread's CPU time, for a [watched](super::Queue::is_watched) queue.
+/// `usage`: what the thread has used, for a [watched](super::Queue::is_watched) queue.
 #[inline]
 pub fn burst(
     source: &Source,
@@ -39,10 +39,10 @@ pub fn burst(
     forwarder: &mut Forwarder,
     scratch: &mut Burst<'static>,
     now: Instant,
-    cpu: Option<&dyn Fn() -> Ns>,
+    usage: Option<&dyn Fn() -> Usage>,
 ) -> BurstResult {
-    let began = cpu.map(|clock| (clock, clock()));
-    let mut own = Ns::ZERO;
+    let began = usage.map(|usage| (usage, usage()));
+    let mut own = Usage::default();
     let drained = source.tuning.drain() != Drain::Off;
     let (max, findings) = match drained {
         true => (0, Findings::default()),
@@ -58,15 +58,15 @@ pub fn burst(
     } else {
         took.findings.merge(forwarder.direct(source, ingress, now));
         ingress.burst(max, now, scratch, &mut |burst| {
-            if let Some((clock, began)) = began {
+            if let Some((usage, began)) = began {
                 // So that none of the sender's page faults counts as work on frames.
                 burst.touch();
-                own = clock() - began;
+                own = usage().since(began);
             }
             took.findings.merge(forwarder.forward(source, burst, now));
         })
     };
-    took.cpu = began.map(|(clock, began)| CpuTime { own, all: clock() - began });
+    took.used = began.map(|(usage, began)| BurstUsage { own, all: usage().since(began) });
     source.stats.polls.add(1);
     match got {
         Ok(frames) => took.frames = frames,

@@ -1,7 +1,7 @@
 //! One round over the hot queues: deficit round-robin in measured time.
 
 use super::{BurstResult, Scheduler, Step, Then};
-use crate::fair::CpuTime;
+use crate::fair::BurstUsage;
 use crate::frame::BURST_MAX;
 use crate::poll::{Action, Policy, State};
 use crate::time::{Instant, Ns};
@@ -42,15 +42,15 @@ pub(super) struct Turn {
     frames: usize,
     announced: bool,
     action: Action,
-    /// CPU time of the burst, of a watched queue.
-    cpu: Option<CpuTime>,
+    /// What the burst of a watched queue used.
+    used: Option<BurstUsage>,
 }
 
 impl Default for Turn {
     fn default() -> Self {
         let action = Action::Poll;
-        let (began, cpu) = (Instant::START, None);
-        Self { began, budget: 0, max: 0, frames: 0, announced: false, action, cpu }
+        let (began, used) = (Instant::START, None);
+        Self { began, budget: 0, max: 0, frames: 0, announced: false, action, used }
     }
 }
 
@@ -179,7 +179,7 @@ impl<Q> Scheduler<Q> {
         }
         self.woken |= took.findings.wake;
         let turn = &mut self.turn;
-        (turn.announced, turn.cpu) = (took.announced, took.cpu);
+        (turn.announced, turn.used) = (took.announced, took.used);
         self.step = Step::Book;
         if took.drained || took.faulty {
             // Not armed: no frame of its peer is waited for.
@@ -217,7 +217,7 @@ impl<Q> Scheduler<Q> {
     pub(super) fn book(&mut self, now: Instant) {
         let at = self.hot[self.round.i];
         let queue = &mut self.queues[at];
-        let Turn { began, frames, announced, action, cpu, .. } = self.turn;
+        let Turn { began, frames, announced, action, used, .. } = self.turn;
         let took = now - began;
         queue.served.source.stats.served_ns.add(took.get());
         queue.record_first_frame(frames, now);
@@ -232,7 +232,7 @@ impl<Q> Scheduler<Q> {
         if action == Action::Poll && matches!(queue.policy, Policy::Adaptive { .. }) {
             queue.gather.record(frames, began);
         }
-        let rest = queue.pace.record(frames, took, cpu, now);
+        let rest = queue.pace.record(frames, took, used, now);
         if rest > Ns::ZERO {
             self.slow_from = now + rest;
         }

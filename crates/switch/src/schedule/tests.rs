@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::*;
 use crate::direct::Direct;
+use crate::fair::Usage;
 use crate::fdb::{Fdb, PortId};
 use crate::forward::{Mode, Port, Source, Table};
 use crate::frame::Burst;
@@ -210,11 +211,15 @@ impl Worker {
         match &effect {
             Effect::Serve { at, max } => {
                 let queue = self.scheduler.queue(*at);
-                let cpu = || Ns::new(self.clock.load(Ordering::Relaxed));
-                let cpu = queue.is_watched().then_some(&cpu as &dyn Fn() -> Ns);
+                // Each microsecond of a burst is a page fault.
+                let usage = || {
+                    let ns = self.clock.load(Ordering::Relaxed);
+                    Usage { cpu: Ns::new(ns), faults: ns / 1_000 }
+                };
+                let usage = queue.is_watched().then_some(&usage as &dyn Fn() -> Usage);
                 let Served { source, of, .. } = &queue.served;
                 let (forwarder, scratch) = (&mut self.forwarder, &mut self.scratch);
-                let took = burst(source, *max, &mut *lock(of), forwarder, scratch, now, cpu);
+                let took = burst(source, *max, &mut *lock(of), forwarder, scratch, now, usage);
                 if self.scheduler.record_burst(&took) == Then::Arm {
                     let queue = self.scheduler.queue(*at);
                     let disarms = queue.poller().disarms();
