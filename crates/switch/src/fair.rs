@@ -123,8 +123,8 @@ pub struct BurstUsage {
 /// those in which the worker lost its CPU, tens of times a second on a shared machine: halving
 /// after each of them cost a DPDK guest 5 % of its rate. A queue with a lower limit is *watched*:
 /// its bursts are measured in CPU time. If the memory of its guest makes even a burst of one frame
-/// long, by page faults, the queue is *slow*: after each such burst it [waits](Self::record), which bounds what it
-/// costs others.
+/// long, by page faults, the queue is *slow*: after each such burst it [waits](Self::record), which
+/// bounds what it costs others.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct Pace {
     frames: usize,

@@ -74,8 +74,7 @@ impl<'m> Burst<'m> {
     /// A burst of one private frame.
     pub fn of(frame: &'m [u8]) -> Self {
         let mut burst = Self::default();
-        burst.segs.push(Seg::of(frame));
-        burst.push_at(0, 1, frame.len() as u32, VnetHdr::NONE);
+        burst.push_private(frame, VnetHdr::NONE);
         burst
     }
 
@@ -283,18 +282,26 @@ impl<'m> Burst<'m> {
         self.snapshot_of = self.frames.len();
     }
 
-    /// Reads a byte of each page of all frames in the sender's memory, so that it is resident when
-    /// they are copied.
-    #[cold]
-    pub fn touch(&self) {
-        for seg in self.segs.iter().filter(|seg| !seg.is_granted()) {
-            let mut rest = *seg;
-            while !rest.is_empty() {
-                std::hint::black_box(rest.first::<1>());
-                let to_page_end = GRANT_LEN - u32::from(rest.page_offset());
-                rest = rest.skip(to_page_end.min(rest.len()));
-            }
+    /// Makes a private copy of frame `i`: its head as it was parsed, and the rest as it is now.
+    pub fn copy_of(&self, i: usize) -> Box<[u8]> {
+        let frame = &self.frames[i];
+        let mut bytes = vec![0; frame.len as usize].into_boxed_slice();
+        let head = self.head(i);
+        bytes[..head.len()].copy_from_slice(head);
+        let (mut at, mut skip) = (head.len(), head.len() as u32);
+        for seg in self.segs(frame) {
+            let rest = seg.skip(skip);
+            skip -= seg.len() - rest.len();
+            at += rest.read(&mut bytes[at..]);
         }
+        bytes
+    }
+
+    /// Adds a frame in private memory.
+    pub fn push_private(&mut self, bytes: &'m [u8], hdr: VnetHdr) {
+        let first = self.segs.len();
+        self.segs.push(Seg::of(bytes));
+        self.push_at(first, 1, bytes.len() as u32, hdr);
     }
 
     /// The private copy of frame `i`'s first bytes; empty if no snapshot was taken.

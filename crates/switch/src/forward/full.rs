@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::{EgressQueue, Findings, Forwarder, Group, Port, Source};
 use crate::fdb::PortId;
-use crate::frame::{BURST_MAX, Burst, Frame};
+use crate::frame::{BURST_MAX, Burst};
 use crate::hold::{HeldFrame, Hold};
 use crate::port::{Egress, Fault};
 use crate::stats::IngressStats;
@@ -152,7 +152,7 @@ impl Forwarder {
             let frame = burst.frames[i];
             let is_flood = group.floods & 1 << n != 0;
             if hold.charge(frame.len, egress.hold_max()) {
-                let bytes = copy_of(burst, i, &frame);
+                let bytes = burst.copy_of(i);
                 let sender = (!is_flood).then(|| Arc::clone(&from.stats));
                 hold.push(HeldFrame { bytes, hdr: frame.hdr, since: now, from: sender });
                 kept += 1;
@@ -235,9 +235,8 @@ impl Forwarder {
         let n = hold.len().min(BURST_MAX);
         let mut burst = Burst::default();
         let mut senders = Vec::with_capacity(n);
-        for (i, held) in hold.iter().take(n).enumerate() {
-            burst.segs.push(shm::Seg::of(&held.bytes));
-            burst.push_at(i, 1, held.bytes.len() as u32, held.hdr);
+        for held in hold.iter().take(n) {
+            burst.push_private(&held.bytes, held.hdr);
             senders.push(held.from.clone());
         }
         burst.snapshot();
@@ -345,18 +344,4 @@ impl Forwarder {
             self.end_starvation(at, egress);
         }
     }
-}
-
-/// Makes a private copy of a frame: its head as it was parsed, and the rest as it is now.
-fn copy_of(burst: &Burst<'_>, i: usize, frame: &Frame) -> Box<[u8]> {
-    let mut bytes = vec![0; frame.len as usize].into_boxed_slice();
-    let head = burst.head(i);
-    bytes[..head.len()].copy_from_slice(head);
-    let (mut at, mut skip) = (head.len(), head.len() as u32);
-    for seg in burst.segs(frame) {
-        let rest = seg.skip(skip);
-        skip -= seg.len() - rest.len();
-        at += rest.read(&mut bytes[at..]);
-    }
-    bytes
 }

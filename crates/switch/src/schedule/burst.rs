@@ -58,12 +58,13 @@ pub fn burst(
     } else {
         took.findings.merge(forwarder.direct(source, ingress, now));
         ingress.burst(max, now, scratch, &mut |burst| {
-            if let Some((usage, began)) = began {
-                // So that none of the sender's page faults counts as work on frames.
-                burst.touch();
-                own = usage().since(began);
-            }
-            took.findings.merge(forwarder.forward(source, burst, now));
+            let found = match began {
+                Some((usage, began)) if !burst.permits_granted() => {
+                    forward_copies(source, burst, forwarder, now, || own = usage().since(began))
+                }
+                _ => forwarder.forward(source, burst, now),
+            };
+            took.findings.merge(found);
         })
     };
     took.used = began.map(|(usage, began)| BurstUsage { own, all: usage().since(began) });
@@ -85,6 +86,29 @@ pub fn burst(
         ingress.disarm();
     }
     took
+}
+
+/// Forwards private copies of a burst's frames, so that no page fault in the sender's memory counts
+/// as work on them; `copied`: called in between.
+#[cold]
+fn forward_copies(
+    source: &Source,
+    burst: &mut Burst<'_>,
+    forwarder: &mut Forwarder,
+    now: Instant,
+    copied: impl FnOnce(),
+) -> Findings {
+    let copies: Vec<_> = (0..burst.frames.len()).map(|i| burst.copy_of(i)).collect();
+    copied();
+    let mut private = Burst::default();
+    for (bytes, frame) in copies.iter().zip(&burst.frames) {
+        private.push_private(bytes, frame.hdr);
+    }
+    let found = forwarder.forward(source, &mut private, now);
+    if private.left() > 0 {
+        burst.leave(private.frames.len() - private.left());
+    }
+    found
 }
 
 /// Asks the queue's peer to notify, and re-checks: see [`Ingress::arm`]. Where there is work, a
