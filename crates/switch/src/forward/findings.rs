@@ -76,12 +76,12 @@ pub enum PortEvent {
     Fault {
         /// The peer's port.
         port: PortId,
-        /// The port's [epoch](Port::epoch) at the time of the fault.
+        /// The port's [epoch](super::Port::epoch) at the time of the fault.
         epoch: u64,
         /// The violation.
         fault: Fault,
     },
-    /// An egress queue became [starved](EgressQueue::starved_for), or recovered.
+    /// An egress queue became [starved](super::EgressQueue::starved_for), or recovered.
     Starved {
         /// The receiver's port.
         port: PortId,

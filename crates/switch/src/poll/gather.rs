@@ -10,7 +10,7 @@ const GATHER_MAX: Ns = Ns::from_us(8);
 ///
 /// A poll fetches the cache line of the ring's index from the peer's CPU, and each burst publishes
 /// to it: with half as many polls, both move half as often. At rates at which a burst takes longer
-/// than [`GATHER_MAX`] nothing is waited for, so that the latency added is below that.
+/// than `GATHER_MAX` nothing is waited for, so that the latency added is below that.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct Gather {
     /// Time of the last poll that found frames.
