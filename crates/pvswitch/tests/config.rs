@@ -545,6 +545,25 @@ fn a_replaced_port_keeps_its_socket_and_ports_may_exchange_theirs() {
 }
 
 #[test]
+fn rules_of_a_port_follow_the_file_while_its_guest_stays_connected() {
+    let world = World::new(&vhost("a", ""));
+    let guest = Gen::start(&world.dir.path("a"), &["--mode", "sink"]);
+    world.switch.wait_up("a", true);
+    let rules = || world.switch.json(&["show"])["ports"][0]["rules"].clone();
+    assert_eq!(rules(), Value::Null);
+    let reply = world.reload(&vhost("a", "ip = \"10.0.0.1\"\nisolated = true\nvlan = 7"));
+    assert_eq!(reply["changed"][0]["name"], "a", "{reply}");
+    assert_eq!(reply["replaced"], json!([]), "{reply}");
+    assert_eq!(rules(), json!({ "ip": "10.0.0.1", "isolated": "on", "vlan": "7" }));
+    let error = world.refused(&vhost("a", "vlan = 7\ntrunk = \"8+9\""));
+    assert!(error.contains("trunk"), "{error}");
+    world.reload(&vhost("a", ""));
+    assert_eq!(rules(), Value::Null);
+    assert!(world.switch.is_up("a"));
+    drop(guest);
+}
+
+#[test]
 fn a_socket_that_stays_keeps_its_permissions() {
     let world = World::new(&vhost("a", ""));
     let error = world.refused(&vhost("a", "socket-mode = \"0666\""));
