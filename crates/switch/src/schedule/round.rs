@@ -230,7 +230,7 @@ impl<Q> Scheduler<Q> {
             queue.share.charge(took);
         }
         if action == Action::Poll && matches!(queue.policy, Policy::Adaptive { .. }) {
-            queue.gather.record(frames, began);
+            queue.gather.record(frames, queue.served.source.stats.bytes.get(), began);
         }
         let rest = queue.pace.record(frames, took, used, now);
         if rest > Ns::ZERO {
