@@ -129,10 +129,10 @@ fn every_example_of_the_help_is_accepted() {
     }
 }
 
-/// Committed results of a study, copied: a folder with nothing but them.
-fn results(name: &str) -> PathBuf {
+/// Committed results of a study, copied: a folder with nothing but them, that no other test has.
+fn results(name: &str, test: &str) -> PathBuf {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results").join(name);
-    let to = folder(&format!("results-{name}"));
+    let to = folder(&format!("results-{name}-for-{test}"));
     for file in std::fs::read_dir(from).unwrap().flatten() {
         if file.path().is_file() {
             std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
@@ -153,7 +153,7 @@ fn commands(page: &Path) -> Vec<String> {
 #[test]
 fn commands_of_a_report_repeat_what_was_run() {
     for name in ["lab-idle", "lab-fairness", "lab-polling", "lab-copies", "lab-hostile"] {
-        let dir = results(name);
+        let dir = results(name, "commands");
         output_of(&["report", &dir.display().to_string()]);
         let commands = commands(&dir.join("report.html"));
         assert!(commands.len() > 1, "{name}: {commands:?}");
@@ -171,7 +171,7 @@ fn commands_of_a_report_repeat_what_was_run() {
 /// Issue 16, row 5: a report of two folders leaves theirs as they are.
 #[test]
 fn a_report_of_several_folders_has_a_folder_of_its_own() {
-    let (one, two) = (results("lab-idle"), results("lab-idle-10s"));
+    let (one, two) = (results("lab-idle", "several"), results("lab-idle-10s", "several"));
     let all = folder("several");
     let paths = [&one, &two, &all].map(|path| path.display().to_string());
     let [a, b, out] = paths.each_ref().map(String::as_str);
