@@ -263,6 +263,15 @@ pub enum CtlCommand {
         /// File to write, - for standard output [default: that of `run --config`]
         file: Option<PathBuf>,
     },
+    /// Why frames do not arrive at a port, or from it: reasons in words, the most important first,
+    /// each with what to do
+    Why {
+        /// Port name
+        name: String,
+        /// Time between two samples of the counters: what is lost now, and what earlier?
+        #[arg(long, value_name = "S", default_value_t = 1.0)]
+        seconds: f64,
+    },
     /// Stop the switch
     Shutdown,
 }

@@ -46,6 +46,9 @@ pub fn command(args: CtlArgs) -> Result<(), AnyError> {
         CtlCommand::Save { file } => {
             return crate::save::command(&path, file.as_deref(), args.json);
         }
+        CtlCommand::Why { name, seconds } => {
+            return crate::why::command(&path, &name, seconds, args.json);
+        }
         CtlCommand::Shutdown => Request::Shutdown,
     };
     let mut answer = match &request {

@@ -23,6 +23,7 @@ mod spec;
 mod tap;
 mod tenant;
 mod top;
+mod why;
 mod worker;
 
 use std::path::PathBuf;

@@ -1,0 +1,198 @@
+//! What each counter of lost frames says about a port, and what to do about it.
+
+/// Direction of the frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the guest into the switch.
+    From,
+    /// From the switch to the guest.
+    To,
+}
+
+impl Way {
+    /// Name of its queues in `stats`.
+    pub fn queues(self) -> &'static str {
+        match self {
+            Self::From => "ingress",
+            Self::To => "egress",
+        }
+    }
+
+    /// Name in the findings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::From => "from its guest",
+            Self::To => "to its guest",
+        }
+    }
+}
+
+/// A counter of lost frames.
+pub struct Cause {
+    /// Its name in `stats`.
+    pub name: &'static str,
+    /// Which frames it counts.
+    pub what: &'static str,
+    /// What to do.
+    pub remedy: &'static str,
+    /// Whether it counts frames on a healthy network, too.
+    pub normal: bool,
+}
+
+const fn cause(name: &'static str, what: &'static str, remedy: &'static str) -> Cause {
+    Cause { name, what, remedy, normal: false }
+}
+
+const fn normal(name: &'static str, what: &'static str, remedy: &'static str) -> Cause {
+    Cause { name, what, remedy, normal: true }
+}
+
+const BROKEN: &str = "its driver is broken or hostile: update it, or remove the port";
+const FULL: &str =
+    "give the receiving guest CPU, or a longer receive ring (QEMU: rx_queue_size=1024), or hold=";
+const RULES: &str = "the guest uses another address, forwards for others, or spoofs: add it \
+     to the rule (`pvswitch ctl set`), or ask its owner";
+const SIZES: &str = "use the same MTU everywhere; with long frames the guest needs MRG_RXBUF";
+
+const FROM: [Cause; 25] = [
+    cause("drops_runt", "are shorter than their headers", BROKEN),
+    cause("drops_too_long", "are above 9234 bytes, or 65,550 with GSO", "lower the guest's MTU"),
+    cause("drops_too_many_segs", "are in more than 256 pieces", BROKEN),
+    cause("drops_bad_hdr", "have an offload request that is invalid or not negotiated", BROKEN),
+    cause(
+        "drops_bad_addr",
+        "are in buffers outside the guest's memory",
+        "after memory hot-plug: restart the guest; otherwise its driver is broken or hostile",
+    ),
+    cause("drops_bad_grant", "are in pages that could not be read", BROKEN),
+    cause("drops_no_room", "found their receiver full", FULL),
+    cause(
+        "drops_down",
+        "were sent while the toolstack had set the link down",
+        "set the link up in the toolstack",
+    ),
+    cause(
+        "drops_no_port",
+        "had no port to go to: cross mode, and the partner is not up",
+        "start the partner's guest",
+    ),
+    normal(
+        "drops_same_port",
+        "are for an address behind this same port",
+        "normal behind a TAP in a bridge; otherwise look for a loop",
+    ),
+    cause("drops_bad_source", "have a group address or zero as source", BROKEN),
+    cause("drops_spoofed_mac", "have a source MAC address that is not in mac=", RULES),
+    cause(
+        "drops_spoofed_ip",
+        "have a source IP address that is not in ip=",
+        "as for MAC addresses; IPv6 privacy addresses must be listed in ip=, or off in the guest",
+    ),
+    cause("drops_spoofed_arp", "are ARP with a sender address that is not in mac= and ip=", RULES),
+    cause("drops_spoofed_nd", "are neighbour discovery with an address not in mac= and ip=", RULES),
+    cause(
+        "drops_dhcp_server",
+        "are replies of a DHCP server",
+        "if the guest is one on purpose: `pvswitch ctl set PORT dhcp-server=on`",
+    ),
+    cause(
+        "drops_ra",
+        "are router advertisements or redirects",
+        "if the guest is a router on purpose: `pvswitch ctl set PORT ra=on`",
+    ),
+    cause(
+        "drops_protocol",
+        "are of a protocol that ip= cannot check",
+        "normal for LLDP and the like; otherwise remove ip= from the port",
+    ),
+    cause(
+        "drops_unchecked",
+        "have headers that rules cannot check: malformed, fragmented or too long",
+        "lower the MTU of the guest, so that it does not fragment",
+    ),
+    cause(
+        "drops_isolated",
+        "are for another isolated port",
+        "if they are to talk: `pvswitch ctl set PORT isolated=off` for one of them",
+    ),
+    cause(
+        "drops_vlan",
+        "are of a VLAN that this port or their destination does not carry",
+        "compare vlan=, trunk= and native= (`pvswitch ctl show`) with the guest's VLANs",
+    ),
+    normal("drops_link_local", "are spanning tree, LLDP and similar", "none: bridges drop them"),
+    cause("drops_bad_gso", "were to be segmented, and have invalid headers", BROKEN),
+    cause(
+        "drops_made_limit",
+        "are copies of floods beyond the bound of a burst",
+        "find out why the destination is unknown (`pvswitch ctl fdb`)",
+    ),
+    cause(
+        "drops_flood_limit",
+        "are copies of floods beyond the port's limit-flood-copies",
+        "add a static address for a receiver that never sends; look for a loop",
+    ),
+];
+
+const TO: [Cause; 11] = [
+    cause(
+        "lost_no_room",
+        "of other ports found this guest's receive ring and hold queue full",
+        FULL,
+    ),
+    cause(
+        "lost_aged",
+        "of other ports waited 200 ms here without a receive buffer",
+        "the guest accepts almost nothing: is its driver running, has it CPU?",
+    ),
+    cause("drops_too_long", "are above its MTU, or above all its receive buffers", SIZES),
+    cause("drops_bad_addr", "found receive buffers outside its memory", BROKEN),
+    cause("drops_too_many_segs", "found receive buffers in too many pieces", BROKEN),
+    cause("drops_bad_grant", "found posted pages that could not be written", BROKEN),
+    normal(
+        "drops_filtered",
+        "are multicast for groups that the guest did not join",
+        "none, unless it should have joined",
+    ),
+    cause(
+        "drops_down",
+        "arrived while its queue was stopped, or its interface down",
+        "normal at boot; a TAP: `ip link set IFNAME up`",
+    ),
+    cause("drops_no_room", "are copies of floods for which there was no room", FULL),
+    cause("drops_aged", "are copies of floods that waited 200 ms for a receive buffer", FULL),
+    normal("drops_held_down", "were waiting when the guest disconnected", "none"),
+];
+
+/// The cause of this name; `None`: this program does not know it.
+pub fn find(way: Way, name: &str) -> Option<&'static Cause> {
+    let all = match way {
+        Way::From => &FROM[..],
+        Way::To => &TO[..],
+    };
+    all.iter().find(|cause| cause.name == name)
+}
+
+/// Whether a counter counts lost frames.
+pub fn is_loss(name: &str) -> bool {
+    name.starts_with("drops_") || name.starts_with("lost_")
+}
+
+#[cfg(test)]
+mod tests {
+    use switch::stats::{EgressStats, IngressStats};
+
+    use super::*;
+
+    #[test]
+    fn every_counter_of_losses_has_a_sentence_and_a_remedy() {
+        let (ingress, egress) = (IngressStats::default(), EgressStats::default());
+        let from = ingress.all().map(|(name, _)| (Way::From, name));
+        for (way, name) in from.chain(egress.all().map(|(name, _)| (Way::To, name))) {
+            if is_loss(name) {
+                let known = find(way, name).is_some_and(|cause| !cause.remedy.is_empty());
+                assert!(known, "{way:?} {name}: add what it means, and what to do about it");
+            }
+        }
+    }
+}

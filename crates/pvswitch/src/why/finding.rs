@@ -1,0 +1,77 @@
+//! One reason why frames do not arrive.
+
+use serde_json::{Value, json};
+
+/// How much a finding explains; the most comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rank {
+    /// No frame arrives.
+    Blocked,
+    /// Frames are lost now.
+    Losing,
+    /// Some frames are refused, or go elsewhere.
+    Limited,
+    /// Frames were lost earlier, and none between the samples.
+    Lost,
+    /// Worth knowing.
+    Note,
+}
+
+impl Rank {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Blocked => "blocked",
+            Self::Losing => "losing",
+            Self::Limited => "limited",
+            Self::Lost => "lost",
+            Self::Note => "note",
+        }
+    }
+}
+
+/// One reason, and what to do about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// How much it explains.
+    pub rank: Rank,
+    /// Name for scripts: that of a counter, or a word.
+    pub cause: String,
+    /// Number of frames, of a cause that counts some.
+    pub frames: Option<u64>,
+    /// Frames per second between the samples.
+    pub per_second: f64,
+    /// What is the case.
+    pub what: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl Finding {
+    /// One that counts no frames.
+    pub fn new(
+        rank: Rank,
+        cause: &str,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        let (what, remedy) = (what.into(), remedy.into());
+        Self { rank, cause: cause.into(), frames: None, per_second: 0.0, what, remedy }
+    }
+
+    /// For scripts.
+    pub fn json(&self) -> Value {
+        json!({
+            "rank": self.rank.name(),
+            "cause": self.cause,
+            "frames": self.frames,
+            "frames_per_second": self.per_second,
+            "what": self.what,
+            "remedy": self.remedy,
+        })
+    }
+
+    /// Two lines.
+    pub fn text(&self) -> String {
+        format!("{:8} {}\n{:8} -> {}\n", self.rank.name(), self.what, "", self.remedy)
+    }
+}

@@ -1,0 +1,457 @@
+//! Findings on one port: a pure function of the replies to `show`, `stats` (twice) and `fdb`.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::causes::{Way, find, is_loss};
+use super::finding::{Finding, Rank};
+use super::vlans::Vlans;
+use crate::demo::format::{percent, plural, si};
+
+/// Replies of a switch.
+#[derive(Clone, Copy)]
+pub struct Seen<'a> {
+    /// Reply to `show`.
+    pub show: &'a Value,
+    /// Reply to `stats`.
+    pub before: &'a Value,
+    /// The same, some time later.
+    pub now: &'a Value,
+    /// Reply to `fdb`.
+    pub fdb: &'a Value,
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn named<'a>(reply: &'a Value, name: &str) -> &'a Value {
+    list(&reply["ports"]).iter().find(|port| port["name"] == name).unwrap_or(&Value::Null)
+}
+
+fn sum(queues: &Value, counter: &str) -> u64 {
+    list(queues).iter().filter_map(|queue| queue[counter].as_u64()).sum()
+}
+
+impl<'a> Seen<'a> {
+    /// The port in `show`.
+    pub fn port(&self, name: &str) -> &'a Value {
+        named(self.show, name)
+    }
+
+    /// Time between the samples, in seconds; 0: the switch was restarted, or they are one.
+    pub fn seconds(&self) -> f64 {
+        let time = |reply: &Value| reply["uptime_ns"].as_f64().unwrap_or(0.0);
+        (time(self.now) - time(self.before)).max(0.0) / 1e9
+    }
+
+    /// Total of a counter of a port, and its increase per second.
+    fn count(&self, name: &str, way: Way, counter: &str) -> (u64, f64) {
+        let of = |reply: &Value| sum(&named(reply, name)[way.queues()], counter);
+        let (total, before, secs) = (of(self.now), of(self.before), self.seconds());
+        let more = total.checked_sub(before).filter(|_| secs > 0.0);
+        (total, more.map_or(0.0, |more| more as f64 / secs))
+    }
+
+    /// Frames per second from the port's guest, and to it.
+    pub fn rates(&self, name: &str) -> (f64, f64) {
+        (self.count(name, Way::From, "frames").1, self.count(name, Way::To, "frames").1)
+    }
+
+    /// Counters of losses with at least one frame: name, total, per second.
+    fn losses(&self, name: &str, way: Way) -> Vec<(&'a str, u64, f64)> {
+        let first = list(&named(self.now, name)[way.queues()]).first();
+        let counters = first.and_then(Value::as_object).into_iter().flatten();
+        let names = counters.map(|(counter, _)| counter.as_str()).filter(|c| is_loss(c));
+        let counts = names.map(|counter| {
+            let (total, rate) = self.count(name, way, counter);
+            (counter, total, rate)
+        });
+        counts.filter(|(_, total, _)| *total > 0).collect()
+    }
+
+    /// The other ports that are up.
+    fn others(&self, name: &str) -> Vec<&'a Value> {
+        let ports = list(&self.show["ports"]).iter();
+        ports.filter(|port| port["name"] != name && port["up"] == true).collect()
+    }
+}
+
+/// Most names in one sentence.
+const NAMES_MAX: usize = 5;
+
+fn names(ports: &[&Value]) -> String {
+    let mut all: Vec<_> = ports.iter().take(NAMES_MAX).map(|port| text(&port["name"])).collect();
+    let more = format!("{} more", ports.len().saturating_sub(NAMES_MAX));
+    if ports.len() > NAMES_MAX {
+        all.push(&more);
+    }
+    all.join(", ")
+}
+
+/// All findings on the port of this name, those that explain most first.
+pub fn all(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
+    let port = seen.port(name);
+    let mut all = link(port);
+    if port["up"] == true {
+        all.extend(reach(seen, name));
+    }
+    all.extend([Way::From, Way::To].into_iter().flat_map(|way| losses(seen, name, way)));
+    all.extend(addresses(seen, name));
+    all.extend(refusals(seen, name));
+    all.extend(errors(port));
+    all.extend(waiting(seen, name));
+    all.extend(elsewhere(seen, name));
+    all.extend(silence(seen, name));
+    all.sort_by(|a, b| a.rank.cmp(&b.rank).then(b.per_second.total_cmp(&a.per_second)));
+    if all.iter().all(|finding| finding.rank == Rank::Note) {
+        let what = "nothing at this switch prevents frames from it, or to it";
+        let remedy = format!("see the frames themselves: `pvswitch capture {name} -w FILE`");
+        all.push(Finding::new(Rank::Note, "none", what, remedy));
+    }
+    all
+}
+
+/// Whether the port's guest takes part at all.
+fn link(port: &Value) -> Vec<Finding> {
+    use Rank::Blocked;
+    let (name, kind) = (text(&port["name"]), text(&port["kind"]));
+    let faults = port["faults"].as_u64().unwrap_or(0);
+    let error = port["last_error"].as_str().map(|e| format!("; its last error: {e}"));
+    let error = error.unwrap_or_default();
+    let one = |cause: &str, what: String, remedy: String| {
+        vec![Finding::new(Blocked, cause, what, remedy)]
+    };
+    match text(&port["state"]) {
+        "unconnected" if kind.ends_with("mode=client") => one(
+            "unconnected",
+            format!("nobody listens at its socket: {kind}{error}"),
+            "start the virtual machine with this socket as the server; the switch keeps trying"
+                .into(),
+        ),
+        "unconnected" => one(
+            "unconnected",
+            format!("no front-end is connected to its socket: {kind}{error}"),
+            "start the virtual machine with this socket; check that its user may open it \
+             (`ls -l`, socket-mode=, socket-group=)"
+                .into(),
+        ),
+        "no-driver" if faults > 0 => one(
+            "fault",
+            format!("its guest broke the protocol, and its rings were stopped{error}"),
+            "restart the guest, or load its network driver again; update the driver".into(),
+        ),
+        "no-driver" => one(
+            "no_driver",
+            format!("a front-end is connected, and its guest has enabled no receive queue{error}"),
+            "wait for the guest to boot; then load its network driver, and set the link up in it"
+                .into(),
+        ),
+        state @ ("draining" | "drained") => one(
+            "drained",
+            format!("no frames are taken from it: it is {state}"),
+            format!("`pvswitch ctl drain {name} --off`"),
+        ),
+        "stalled" => {
+            let secs = port["stalled_s"].as_u64().unwrap_or(0);
+            one(
+                "stalled",
+                format!("its guest has posted no receive buffers for {secs} s"),
+                "is the guest paused, hung or without CPU? Otherwise restart its driver".into(),
+            )
+        }
+        "up" => some_queues(port).into_iter().collect(),
+        _ if port["xen"].is_object() => one(
+            "vif",
+            vif(&port["xen"]),
+            "see docs/xen.md, Troubleshooting: it explains each state".into(),
+        ),
+        state => one(
+            "down",
+            format!("it is {state}: {kind} has no queue enabled"),
+            format!("see the log of the switch, and `pvswitch ctl show {name}`"),
+        ),
+    }
+}
+
+/// Fewer queues than the port has.
+fn some_queues(port: &Value) -> Option<Finding> {
+    let (active, queues) = (&port["queues_active"], &port["queues"]);
+    let what = format!("its guest has enabled {active} of {queues} queues");
+    let remedy = "more speed: `ethtool -L IFNAME combined N` in the guest";
+    let fewer = active.as_u64() < queues.as_u64();
+    fewer.then(|| Finding::new(Rank::Note, "queues", what, remedy))
+}
+
+/// State of a vif's handshake.
+fn vif(xen: &Value) -> String {
+    let word = |key: &str| text(&xen[key]);
+    let why = [word("error"), word("xenstore")].into_iter();
+    let why: String =
+        why.filter(|w| !w.is_empty() && *w != "connected").map(|w| format!("; {w}")).collect();
+    let (vif, state, front, back) = (word("vif"), word("state"), word("front"), word("back"));
+    format!("vif {vif} is {state} (front {front}, back {back}){why}")
+}
+
+/// Whether there is another port for its frames.
+fn reach(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
+    use Rank::Blocked;
+    let (port, others) = (seen.port(name), seen.others(name));
+    let see = "`pvswitch ctl why` for the other port";
+    let one =
+        |cause: &str, what: String, remedy: &str| vec![Finding::new(Blocked, cause, what, remedy)];
+    if text(&seen.show["forward"]) == "cross" {
+        let partner = port["id"].as_u64().map(|id| id ^ 1);
+        let mut all = list(&seen.show["ports"]).iter();
+        let partner = all.find(|other| partner.is_some() && other["id"].as_u64() == partner);
+        return match partner {
+            Some(other) if other["up"] == true => Vec::new(),
+            Some(other) => {
+                let what = format!("its partner {} is {}", text(&other["name"]), other["state"]);
+                one("partner", what.replace('"', ""), see)
+            }
+            None => one(
+                "partner",
+                "cross mode: it has no partner".into(),
+                "add a port: ports 1 and 2, 3 and 4 and so on are partners",
+            ),
+        };
+    }
+    if others.is_empty() {
+        let what = "no other port is up: its frames have nowhere to go";
+        return one("alone", what.into(), see);
+    }
+    isolation(port, &others).into_iter().chain(vlans(port, &others)).collect()
+}
+
+/// Ports that it does not reach because both are isolated.
+fn isolation(port: &Value, others: &[&Value]) -> Option<Finding> {
+    let is_isolated = |port: &Value| port["rules"]["isolated"] == "on";
+    let (isolated, open): (Vec<&Value>, Vec<&Value>) =
+        others.iter().partition(|port| is_isolated(port));
+    if !is_isolated(port) || isolated.is_empty() {
+        return None;
+    }
+    let rank = if open.is_empty() { Rank::Blocked } else { Rank::Note };
+    let what = format!("it is isolated, and so are: {}", names(&isolated));
+    let name = text(&port["name"]);
+    let remedy = format!("to let it reach them: `pvswitch ctl set {name} isolated=off`");
+    Some(Finding::new(rank, "isolated", what, remedy))
+}
+
+/// Ports that it does not reach because of VLANs.
+fn vlans(port: &Value, others: &[&Value]) -> Vec<Finding> {
+    let mut all = Vec::new();
+    let own = Vlans::of(port);
+    let (common, apart): (Vec<&Value>, Vec<&Value>) =
+        others.iter().partition(|other| own.meet(&Vlans::of(other)));
+    if !apart.is_empty() {
+        let of = |port: &&Value| format!("{} has {}", text(&port["name"]), Vlans::of(port).text());
+        let theirs = apart.iter().take(NAMES_MAX).map(of).collect::<Vec<_>>().join(", ");
+        let rank = if common.is_empty() { Rank::Blocked } else { Rank::Note };
+        let what = format!("no frames between its VLANs ({}) and: {theirs}", own.text());
+        let remedy = "compare vlan=, trunk= and native= of these ports: `pvswitch ctl show`";
+        all.push(Finding::new(rank, "vlan", what, remedy));
+    }
+    let differs = |other: &&Value| (own == Vlans::Any) != (Vlans::of(other) == Vlans::Any);
+    if !common.is_empty() && common.iter().all(differs) {
+        let with = if own == Vlans::Any { "with VLAN options" } else { "without VLAN options" };
+        let what = format!(
+            "its VLANs ({}) are shared only with ports {with}: {}; these exchange frames only if \
+             tags agree",
+            own.text(),
+            names(&common)
+        );
+        let remedy = "give all of them vlan= or trunk=, or send tagged frames behind the port \
+                      without VLAN options";
+        all.push(Finding::new(Rank::Limited, "vlan_tags", what, remedy));
+    }
+    all
+}
+
+/// Frames lost from the port, to it, or by others because of it.
+fn losses(seen: &Seen<'_>, name: &str, way: Way) -> Vec<Finding> {
+    let finding = |(counter, total, rate): (&str, u64, f64)| {
+        let cause = find(way, counter);
+        let is_normal = cause.is_some_and(|cause| cause.normal);
+        let rank = match (is_normal, rate > 0.0) {
+            (true, _) => Rank::Note,
+            (false, true) => Rank::Losing,
+            (false, false) => Rank::Lost,
+        };
+        let mut what = format!("{} {}", plural(total, "frame"), way.name());
+        what += &format!(" {}", cause.map_or("were dropped", |cause| cause.what));
+        if counter == "drops_no_room" && way == Way::From {
+            let others = seen.others(name);
+            let full = |port: &&&Value| {
+                let lost = seen.losses(text(&port["name"]), Way::To);
+                lost.iter().any(|(name, ..)| name.starts_with("lost_"))
+            };
+            let full: Vec<_> = others.iter().filter(full).copied().collect();
+            what += &format!(": {}", names(&full));
+        }
+        let rate_text = if rate > 0.0 { format!(", {}/s now", si(rate)) } else { String::new() };
+        what += &format!(" ({counter}{rate_text})");
+        let remedy = cause.map_or("see docs/observability.md", |cause| cause.remedy);
+        let mut finding = Finding::new(rank, counter, what, remedy.replace("PORT", name));
+        (finding.frames, finding.per_second) = (Some(total), rate);
+        finding
+    };
+    seen.losses(name, way).into_iter().map(finding).collect()
+}
+
+/// Where the addresses of the port are.
+fn addresses(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
+    use Rank::{Limited, Note};
+    let port = seen.port(name);
+    let entries = list(&seen.fdb["entries"]);
+    let mut all = Vec::new();
+    let own: BTreeSet<_> = text(&port["rules"]["mac"]).split('+').collect();
+    for entry in entries.iter().filter(|entry| entry["port"] != name) {
+        let (mac, at) = (text(&entry["mac"]), text(&entry["port"]));
+        let here = entries.iter().find(|other| other["mac"] == mac && other["port"] == name);
+        let how = if entry["static"] == true { "static" } else { "learned" };
+        if own.contains(mac) {
+            let what = format!("its address {mac} is at port {at} ({how}): frames for it go there");
+            let remedy = format!(
+                "find out who uses it; lock that port with mac=, then `pvswitch ctl fdb del {mac}`"
+            );
+            all.push(Finding::new(Limited, "address_elsewhere", what, remedy));
+        } else if let Some(here) = here {
+            let (vlan, other) = (&here["vlan"], &entry["vlan"]);
+            let what = format!("{mac} is here in VLAN {vlan}, and at port {at} in VLAN {other}");
+            let remedy = "if that is one guest, one of its ports has the wrong VLAN";
+            all.push(Finding::new(Note, "address_twice", what, remedy));
+        }
+    }
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let (used, limit) = (number(&port["addresses"]), number(&port["addresses_limit"]));
+    if limit > 0 && used >= limit {
+        let what = format!("{used} addresses were learned from it, its limit: no new one is");
+        let remedy = "frames for new ones are flooded; raise addresses_per_port if the guest is a \
+                      bridge, otherwise it floods the table";
+        all.push(Finding::new(Limited, "addresses_limit", what, remedy));
+    }
+    let table = &seen.show["fdb"];
+    let (used, capacity) =
+        (number(&table["learned"]) + number(&table["static"]), number(&table["capacity"]));
+    if capacity > 0 && used >= capacity {
+        let what = format!("the table of addresses is full: {used} of {capacity}");
+        let remedy = "find the port with most addresses: `pvswitch ctl show`";
+        all.push(Finding::new(Limited, "fdb_full", what, remedy));
+    }
+    all
+}
+
+/// Resources that the port was refused.
+fn refusals(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
+    let account = named(seen.now, name)["account"].as_object().into_iter().flatten();
+    let before = &named(seen.before, name)["account"];
+    let finding = |(resource, entry): (&String, &Value)| {
+        let times = entry["refused"].as_u64().filter(|times| *times > 0)?;
+        // Those of copies are counted as drops, too.
+        if resource == "flood-copies" {
+            return None;
+        }
+        let now = times > before[resource]["refused"].as_u64().unwrap_or(0);
+        let rank = if now { Rank::Limited } else { Rank::Note };
+        let per = if entry["per_second"] == true { " per second" } else { "" };
+        let what =
+            format!("it was refused {resource} {times} times (limit {}{per})", entry["limit"]);
+        let remedy = format!(
+            "if its guest is trusted: `pvswitch ctl set {name} limit-{resource}=N`; see accounts \
+             in docs/settings.md"
+        );
+        Some(Finding::new(rank, resource, what, remedy))
+    };
+    account.filter_map(finding).collect()
+}
+
+/// Faults of the guest, and errors of its front-end.
+fn errors(port: &Value) -> Vec<Finding> {
+    let mut all = Vec::new();
+    let last = port["last_error"].as_str().unwrap_or("see the log");
+    let faults = port["faults"].as_u64().unwrap_or(0);
+    if faults > 0 && port["up"] == true {
+        let times = plural(faults, "time");
+        let what = format!("its guest broke the protocol {times}, and recovered; last: {last}");
+        all.push(Finding::new(Rank::Lost, "faults", what, "update the guest's driver"));
+    }
+    let counts = port["errors"].as_object().into_iter().flatten();
+    let counts: Vec<_> = counts.map(|(cause, times)| format!("{cause} {times}")).collect();
+    if !counts.is_empty() {
+        let what = format!("errors of its front-end: {}; last: {last}", counts.join(", "));
+        let remedy = "see errors of front-ends in docs/observability.md";
+        all.push(Finding::new(Rank::Note, "errors", what, remedy));
+    }
+    all
+}
+
+/// Frames that wait.
+fn waiting(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
+    let mut all = Vec::new();
+    let held = seen.count(name, Way::To, "held").0;
+    if held > 0 {
+        let what = format!("{} for its guest wait for a receive buffer", plural(held, "frame"));
+        let remedy = "short bursts are normal; otherwise the guest needs CPU or a longer ring";
+        all.push(Finding::new(Rank::Note, "held", what, remedy));
+    }
+    let served = seen.count(name, Way::From, "served_ns").1 / 1e9;
+    let polls = seen.count(name, Way::From, "polls").1;
+    let empty = seen.count(name, Way::From, "polls_empty").1;
+    let queues = list(&named(seen.now, name)["ingress"]).len().max(1) as f64;
+    if served / queues > 0.9 && empty < polls / 20.0 {
+        let share = percent(served);
+        let what = format!("its workers spend {share} of a CPU on it: it sends all they can take");
+        let remedy = "more --workers and queues=, or accept that it is the limit of one core";
+        all.push(Finding::new(Rank::Limited, "worker_busy", what, remedy));
+    }
+    all
+}
+
+/// Frames that other ports lose now: they may be meant for this one.
+fn elsewhere(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
+    let finding = |other: &Value| {
+        let other = text(&other["name"]);
+        let lost = seen.losses(other, Way::From).into_iter();
+        let abnormal = |(counter, _, rate): &(&str, u64, f64)| {
+            *rate > 0.0 && !find(Way::From, counter).is_some_and(|cause| cause.normal)
+        };
+        let lost: Vec<_> = lost.filter(abnormal).collect();
+        let counts = lost.iter().map(|(counter, _, rate)| format!("{counter} {}/s", si(*rate)));
+        let counts = counts.collect::<Vec<_>>().join(", ");
+        let what = format!("port {other} loses frames, maybe for this one: {counts}");
+        let remedy = format!("`pvswitch ctl why {other}`");
+        (!lost.is_empty()).then(|| Finding::new(Rank::Note, "elsewhere", what, remedy))
+    };
+    seen.others(name).into_iter().filter_map(finding).collect()
+}
+
+/// Ways without any frame since the port was added.
+fn silence(seen: &Seen<'_>, name: &str) -> Vec<Finding> {
+    if seen.port(name)["up"] != true {
+        return Vec::new();
+    }
+    let mut all = Vec::new();
+    let has_queues = !list(&named(seen.now, name)["ingress"]).is_empty();
+    let silent = |way| seen.count(name, way, "frames").0 == 0;
+    if has_queues && silent(Way::From) {
+        let what = "its guest has not sent a frame: no address is known, frames for it are flooded";
+        let remedy = "set the interface up in the guest, give it an address, and ping from it";
+        all.push(Finding::new(Rank::Note, "sent_nothing", what, remedy));
+    }
+    if silent(Way::To) {
+        let what = "no frame was delivered to it";
+        let remedy = "does anybody send to it? `pvswitch ctl stats`, `pvswitch ctl fdb`";
+        all.push(Finding::new(Rank::Note, "got_nothing", what, remedy));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests;
