@@ -123,7 +123,7 @@ const GLOSSARY: [(&str, &str); 24] = [
 const NOTIFY: &str = "notify (a peer), report (to an operator), log, return, reject";
 const RECHECK: &str = "re-check, poll again";
 /// Where the glossary applies; to be extended.
-const GLOSSARY_IN: [&str; 32] = [
+const GLOSSARY_IN: [&str; 34] = [
     "crates/ring/",
     "crates/shm/",
     "crates/hostile/",
@@ -141,6 +141,7 @@ const GLOSSARY_IN: [&str; 32] = [
     "docs/ARCHITECTURE.md",
     "docs/configuration.md",
     "docs/design/",
+    "docs/guests/",
     "docs/observability.md",
     "docs/pictures/README.md",
     "docs/reliability.md",
@@ -155,6 +156,7 @@ const GLOSSARY_IN: [&str; 32] = [
     "SPEC.md",
     "examples/",
     "fuzz/",
+    "plugins/",
     "rigs/",
 ];
 
